@@ -2,7 +2,7 @@
 
 use qgemm_formats::packed_file::k_step;
 use qgemm_formats::prepack::PackedLayout;
-use qgemm_formats::{DType, EXPERT_ROWS, Format, FormatError, PAIR_ROWS};
+use qgemm_formats::{DType, EXPERT_ROWS, Format, FormatError, PAIR_ROWS, XFormat};
 use qgemm_hal::{DeviceInfo, ExpertForm};
 
 use crate::context::Context;
@@ -62,6 +62,7 @@ impl Context {
             k_order: false,
             fits_f16: true,
             fits_f16_scaled: true,
+            stated_x: None,
         };
         let described = DescribedWeight { shape };
         described.checked_bytes().map(|_| described)
@@ -83,6 +84,12 @@ impl DescribedWeight {
     /// With a factor for each row.
     pub fn row_scaled(mut self) -> Self {
         self.shape.row_scale = true;
+        self
+    }
+
+    /// Of a checkpoint that states this format of activations ([`HostWeight::stated_x`](crate::HostWeight::stated_x)).
+    pub fn for_stated_x(mut self, stated: XFormat) -> Self {
+        self.shape.stated_x = Some(stated);
         self
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use qgemm_formats::packed_file::{PackedParts, PackedWeight, k_step, padded_k_order};
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
-use qgemm_formats::{DType, Format, FormatError, HostWeight, SharedBytes};
+use qgemm_formats::{DType, Format, FormatError, HostWeight, SharedBytes, XFormat};
 use qgemm_hal::{Buffer, Device, DeviceId, GemmOperand, Operands, Stream, UnpackOperand};
 
 use crate::error::Error;
@@ -40,14 +40,17 @@ pub(crate) struct WeightShape {
     /// Whether its values fit f16, row scales left out and applied.
     pub fits_f16: bool,
     pub fits_f16_scaled: bool,
+    /// What its checkpoint says that activations are rounded to.
+    pub stated_x: Option<XFormat>,
 }
 
 impl WeightShape {
     /// Whether a plan for a weight like this one may run with `other`: a kernel chosen for values beyond f16's range
-    /// serves all values.
+    /// serves all values, and one that was chosen without a word on activations serves all that is said of them.
     pub(crate) fn serves(&self, other: &WeightShape) -> bool {
-        let (fits_f16, fits_f16_scaled) = (self.fits_f16, self.fits_f16_scaled);
-        *self == WeightShape { fits_f16, fits_f16_scaled, ..*other }
+        let WeightShape { fits_f16, fits_f16_scaled, stated_x, .. } = *self;
+        *self == WeightShape { fits_f16, fits_f16_scaled, stated_x, ..*other }
+            && (stated_x.is_none() || stated_x == other.stated_x)
             && (other.fits_f16 || !fits_f16)
             && (other.fits_f16_scaled || !fits_f16_scaled)
     }
@@ -70,6 +73,9 @@ impl fmt::Display for WeightShape {
         }
         if !self.fits_f16 {
             f.write_str(" with values unfit for f16")?;
+        }
+        if let Some(stated) = self.stated_x {
+            write!(f, " for activations in {stated}")?;
         }
         write!(f, ", layout {:?}, on {}", self.class, self.device)
     }
@@ -137,6 +143,7 @@ impl Weight {
             k_order: k_order.is_some(),
             fits_f16: host.fits_f16(),
             fits_f16_scaled: host.fits_f16_scaled(),
+            stated_x: host.stated_x(),
         };
         Ok(Self { shape, memory: Arc::new(Memory { data, row_scale, k_order }) })
     }
@@ -153,6 +160,7 @@ impl Weight {
             stored_k,
             fits_f16,
             fits_f16_scaled,
+            stated_x,
             ..
         } = &**packed;
         let _span = tracing::info_span!("load packed", %format, n, k).entered();
@@ -180,6 +188,7 @@ impl Weight {
             k_order: permuted,
             fits_f16,
             fits_f16_scaled,
+            stated_x,
         };
         Ok(Self { shape, memory: Arc::new(Memory { data, row_scale, k_order }) })
     }
@@ -191,7 +200,8 @@ impl Weight {
             device.download(stream, buffer.into(), &mut bytes)?;
             Ok(bytes.into())
         };
-        let WeightShape { format, class, rows, n, gated, k, stored_k, fits_f16, fits_f16_scaled, .. } = self.shape;
+        let WeightShape { format, class, rows, n, gated, k, stored_k, fits_f16, fits_f16_scaled, stated_x, .. } =
+            self.shape;
         Ok(PackedWeight::new(PackedParts {
             format,
             class,
@@ -202,6 +212,7 @@ impl Weight {
             stored_k,
             fits_f16,
             fits_f16_scaled,
+            stated_x,
             data: download(&self.memory.data)?,
             row_scale: self.memory.row_scale.as_ref().map(download).transpose()?,
             k_order: self.memory.k_order.as_ref().map(download).transpose()?,
@@ -270,6 +281,12 @@ impl Weight {
     /// chosen.
     pub fn fits_f16(&self) -> bool {
         self.shape.fits_f16
+    }
+
+    /// What its checkpoint says that activations are rounded to ([`HostWeight::stated_x`]): with a format of dynamic scales,
+    /// [`XPrecision::Auto`](crate::XPrecision::Auto) permits it.
+    pub fn stated_x(&self) -> Option<XFormat> {
+        self.shape.stated_x
     }
 
     /// The device it lives on.

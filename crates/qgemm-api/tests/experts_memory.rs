@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use qgemm_api::{Context, Error, HostExperts, HostWeight};
 use qgemm_formats::Format;
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::FragmentLayout;
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Catalog, Device, DeviceInfo, Event, HalError, Stream, noop};
 
 /// A device that has so many bytes in all, and counts what is copied to it.
@@ -57,7 +57,7 @@ impl Device for Small {
     fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration, HalError> {
         self.device.elapsed(start, end)
     }
-    fn pack_class(&self, format: Format) -> PackClass {
+    fn pack_class(&self, format: Format) -> FragmentLayout {
         self.device.pack_class(format)
     }
     fn catalog(&self) -> Catalog {

@@ -150,6 +150,41 @@ fn quantized_activations_are_planned_and_others_than_those_planned_for_are_refus
 }
 
 #[test]
+fn what_a_checkpoint_states_of_activations_is_permitted() {
+    let ctx = Context::open("cpu").expect("always there");
+    let fp8 = |stated: Option<XFormat>| {
+        let (host, _) = quantize(&[1.0; 64 * 256], 64, 256, "fp8_e4m3".parse().expect("a format")).expect("K suits");
+        let weight = ctx.load(&host.with_stated_x(stated)).expect("memory");
+        assert_eq!(weight.stated_x(), stated);
+        weight
+    };
+    let permitted = |weight: &Weight, precision| {
+        ctx.plan(&Problem::new(weight, 2).x_precision(precision)).expect("served").op().x_precision
+    };
+    for (stated, expected) in [
+        (None, XPrecision::Auto),
+        (Some(XFormat::E4M3Token), XPrecision::E4M3),
+        (Some(XFormat::E4M3Block), XPrecision::E4M3),
+        // A factor that was calibrated is the caller's to take.
+        (Some(XFormat::E4M3Tensor), XPrecision::Auto),
+    ] {
+        assert_eq!(permitted(&fp8(stated), XPrecision::Auto), expected, "{stated:?}");
+        assert_eq!(permitted(&fp8(stated), XPrecision::F16), XPrecision::F16, "{stated:?}: the caller's word counts");
+    }
+    // A plan that may round runs only with weights that say so, and any other with all of them.
+    let (silent, dynamic) = (fp8(None), fp8(Some(XFormat::E4M3Block)));
+    let run = |planned: &Weight, with: &Weight| {
+        let plan = ctx.plan(&Problem::new(planned, 2)).expect("served");
+        let x = ctx.allocate(2 * 256 * 4).expect("memory");
+        let mut d = ctx.allocate(2 * 64 * 4).expect("memory");
+        let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("memory");
+        plan.run(&ctx.default_stream(), Args::new(&x, with, &mut d).workspace(&mut workspace))
+    };
+    run(&silent, &dynamic).expect("rounds less");
+    assert!(run(&dynamic, &silent).expect_err("not stated").to_string().contains("e4m3_1x128"));
+}
+
+#[test]
 fn a_precision_is_a_permission_that_the_plan_keeps() {
     let ctx = Context::open("cpu").expect("always there");
     let w = weight(&ctx);

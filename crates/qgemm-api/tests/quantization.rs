@@ -1,6 +1,9 @@
 //! Quantizing through the API: what is refused, and planes of the caller's.
 
-use qgemm_api::{Context, DType, Error, Quantization, QuantizationArgs, QuantizedX, QuantizedXParts, XFormat};
+use qgemm_api::{
+    ActivationFormat, Args, Context, DType, Error, Problem, Quantization, QuantizationArgs, QuantizedX,
+    QuantizedXParts, XFormat, quantize,
+};
 
 fn q8(rows: usize, columns: usize) -> Quantization {
     Quantization::new(rows, columns, DType::F32, XFormat::Q8 { block: 32 })
@@ -74,4 +77,64 @@ fn the_callers_planes_are_checked() {
     let x = QuantizedX::from_parts(&q8(2, 64), planes).expect("as the format has them");
     assert_eq!((x.rows(), x.columns(), x.row_strides()), (2, 64, [64, 8, 0]));
     assert!(x.sums().is_none() && x.token_factors().is_none() && x.scales().is_some());
+}
+
+#[test]
+fn blocks_of_ggml_are_multiplied_as_the_numbers_that_they_hold() {
+    let (m, n, k) = (3, 5, 512);
+    let value = |i: usize| ((i * 37 % 101) as f32 - 50.0) / 16.0;
+    let x: Vec<f32> = (0..m * k).map(value).collect();
+    let w: Vec<f32> = (0..n * k).map(|i| value(i * 3 + 1)).collect();
+    let (host, _) = quantize(&w, n, k, "q4_0".parse().expect("a format")).expect("K suits");
+    let rows: Vec<Vec<f32>> = (0..n).map(|row| host.dequantize_row(row)).collect();
+    let ctx = Context::open("cpu").expect("always there");
+    let weight = ctx.load(&host).expect("memory");
+    for format in ActivationFormat::ALL {
+        let mut blocks = vec![0; m * k / format.block_len() * format.block_bytes()];
+        format.quantize_blocks(&x, &mut blocks);
+        let mut held = vec![0.0; m * k];
+        format.dequantize_blocks(&blocks, &mut held);
+        let given = QuantizedX::from_blocks(&ctx, format, m, k, &blocks).expect("whole rows");
+        assert_eq!((given.format(), given.rows(), given.columns()), (format.x_format(), m, k));
+        assert_eq!(given.sums().is_some(), format == ActivationFormat::Q8_1);
+        let plan = ctx.plan(&Problem::new(&weight, m).x_format(given.format())).expect("served");
+        let config = plan.launch().expect("it launches").config;
+        assert_eq!(config.x_format, given.format(), "codes are multiplied as they are");
+        let mut d = ctx.allocate(m * n * 4).expect("memory");
+        let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("memory");
+        let args = Args::new(&given, &weight, &mut d).workspace(&mut workspace);
+        plan.run(&ctx.default_stream(), args).expect("as planned");
+        for (i, got) in ctx.download::<f32>(&d).expect("fits").into_iter().enumerate() {
+            let products = held[i / n * k..][..k].iter().zip(&rows[i % n]);
+            let terms: Vec<f64> = products.map(|(x, w)| f64::from(*x) * f64::from(*w)).collect();
+            let (expected, size) = (terms.iter().sum::<f64>(), terms.iter().map(|term| term.abs()).sum::<f64>());
+            assert!((f64::from(got) - expected).abs() < 1e-5 * size, "{}: {got}, expected {expected}", format.name());
+        }
+        let short = QuantizedX::from_blocks(&ctx, format, m, k, &blocks[1..]);
+        assert!(matches!(short, Err(Error::WrongLength { got, .. }) if got + 1 == blocks.len()), "{short:?}");
+    }
+    // Behind the last column codes are 0, whatever the blocks hold.
+    let mut block = [0; 36];
+    ActivationFormat::Q8_1.quantize_blocks(&[1.0; 32], &mut block);
+    let ragged = QuantizedX::from_blocks(&ctx, ActivationFormat::Q8_1, 1, 20, &block).expect("one block");
+    let codes = ctx.download::<u8>(ragged.codes()).expect("fits");
+    assert!(codes[..20].iter().all(|&code| code == 127) && codes[20..].iter().all(|&code| code == 0), "{codes:?}");
+}
+
+#[test]
+fn a_transpose_is_quantized_in_blocks_of_128_rows() {
+    let (tokens, features) = (300, 5);
+    let x: Vec<f32> = (0..tokens * features).map(|i| ((i * 61 % 257) as f32 - 128.0) / 7.0).collect();
+    let turned: Vec<f32> = (0..tokens * features).map(|i| x[i % tokens * features + i / tokens]).collect();
+    let ctx = Context::open("cpu").expect("always there");
+    let of = |quantization: &Quantization, x: &[f32]| {
+        let x = ctx.upload(x).expect("memory");
+        let made = ctx.quantize_x(quantization, &x).expect("valid");
+        let scales = ctx.download::<f32>(made.scales().expect("has some")).expect("fits");
+        (ctx.download::<u8>(made.codes()).expect("fits"), scales)
+    };
+    let plain = Quantization::new(features, tokens, DType::F32, XFormat::E4M3Block);
+    let own = of(&plain.clone().x_transposed(), &x);
+    assert_eq!(own, of(&plain, &turned));
+    assert_eq!(own.1.len(), features * tokens.div_ceil(128));
 }

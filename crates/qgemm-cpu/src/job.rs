@@ -8,6 +8,7 @@ use qgemm_hal::{CheckedGemm, Dense, DeviceId, GemmOperand, HalError, HostMemory,
 use rayon::prelude::*;
 
 use crate::arena;
+use crate::given_codes::GivenCodes;
 use crate::operand::{Input, Output, absent, host_bytes};
 use crate::ordered::Ordered;
 use crate::packed::Packed;
@@ -18,7 +19,7 @@ use crate::simd::{BLOCK_ROWS, Epilogue, LANES, OfRows, OfToken, Quantization, Sc
 pub struct Job<'a> {
     op: &'a CheckedGemm,
     simd: &'static Simd,
-    x: Ordered<'a>,
+    x: X<'a>,
     weight: Packed<'a>,
     row_scale: Option<&'a [u8]>,
     c: Option<Input<'a>>,
@@ -29,9 +30,19 @@ pub struct Job<'a> {
     d: Output<'a>,
 }
 
+/// Activations of a job.
+#[derive(Debug)]
+enum X<'a> {
+    /// Plain numbers.
+    Plain(Ordered<'a>),
+    /// Codes and scales, which are multiplied as they are.
+    Codes(GivenCodes<'a>),
+}
+
 /// The bytes of a job's operands; empty where the operation has none.
 pub struct Parts<'a> {
     pub x: &'a [u8],
+    pub x_scales: &'a [u8],
     pub w: &'a [u8],
     pub row_scale: &'a [u8],
     pub k_order: &'a [u8],
@@ -43,14 +54,14 @@ pub struct Parts<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Binds the operands of a launch; `x` is X as the operation describes it.
+    /// Binds the operands of a launch; `x` is X as the operation describes it, where its numbers are plain.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`] for memory that is not the host's, [`HalError::OutOfBounds`] for an operand
     /// shorter than the operation says.
     pub fn new(
         op: &'a CheckedGemm,
-        x: Dense,
+        x: Option<Dense>,
         layout: &'a PackedLayout,
         scales: &'a Scales,
         simd: &'static Simd,
@@ -61,6 +72,7 @@ impl<'a> Job<'a> {
         let mut take = |operand: O| operands.take(operand).map(|view| host_bytes(view, operand.name())).transpose();
         let parts = Parts {
             x: take(O::X)?.unwrap_or_default(),
+            x_scales: take(O::XScales)?.unwrap_or_default(),
             w: take(O::W)?.unwrap_or_default(),
             row_scale: take(O::RowScale)?.unwrap_or_default(),
             k_order: take(O::KOrder)?.unwrap_or_default(),
@@ -79,7 +91,7 @@ impl<'a> Job<'a> {
     /// [`HalError::OutOfBounds`] for an operand shorter than the operation says.
     pub fn of_parts(
         op: &'a CheckedGemm,
-        x: Dense,
+        x: Option<Dense>,
         layout: &'a PackedLayout,
         scales: &'a Scales,
         simd: &'static Simd,
@@ -98,9 +110,17 @@ impl<'a> Job<'a> {
         let k_order = optional(op.k_order, O::KOrder, parts.k_order, op.stored_k * 4)?;
         let bias_bytes = op.bias_len() * op.bias.map_or(0, DType::bytes);
         let features = op.out_features;
+        let x = match (x, &op.x.planes) {
+            (Some(x), _) => X::Plain(Ordered::new(matrix(x, O::X, parts.x, op.k)?, k_order)),
+            (None, Some(planes)) => {
+                let (codes, scales) = ((parts.x, O::X.name()), (parts.x_scales, O::XScales.name()));
+                X::Codes(GivenCodes::new(planes, [op.m, op.k], codes, scales)?)
+            }
+            (None, None) => return Err(absent(O::X.name(), 1)),
+        };
         Ok(Self {
             simd,
-            x: Ordered::new(matrix(x, O::X, parts.x, op.k)?, k_order),
+            x,
             weight: Packed::new(layout, scales, weight, layout.k_tiles(op.stored_k)),
             row_scale: optional(op.row_scale, O::RowScale, parts.row_scale, op.stored_rows * 4)?,
             c: op.c.map(|c| matrix(c, O::C, parts.c, features)).transpose()?,
@@ -137,11 +157,12 @@ impl<'a> Job<'a> {
     /// Converts `tokens` rows of X to f32 in the order of W's stored columns, padded with zeros to
     /// [`Job::row_columns`]; on all threads if `shared`.
     pub fn load_tokens(&self, tokens: Range<usize>, shared: bool, out: &mut [f32]) {
-        let (columns, rows) = (self.row_columns(), Ordered::rows_at_once(self.x.layout()));
+        let X::Plain(x) = &self.x else { unreachable!("codes are multiplied as they are") };
+        let (columns, rows) = (self.row_columns(), Ordered::rows_at_once(x.layout()));
         let out = &mut out[..tokens.len() * columns];
         let load = |(i, out): (usize, &mut [f32])| {
             let first = tokens.start + i * rows;
-            self.x.load(self.simd, first..first + out.len() / columns, 0, out);
+            x.load(self.simd, first..first + out.len() / columns, 0, out);
         };
         if shared {
             out.par_chunks_mut(rows * columns).enumerate().for_each(load);
@@ -150,7 +171,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Quantizes `tokens` rows of X, in the order of W's stored columns and padded as by [`Job::load_tokens`]: `step` columns of all
+    /// Quantizes `tokens` rows of X, where its codes are not given, in the order of W's stored columns and padded as by
+    /// [`Job::load_tokens`]: `step` columns of all
     /// tokens, then the next ones, each in groups of tokens whose words lie side by side ([`Simd::token_groups`]); on all threads if
     /// `shared`.
     pub fn quantize_tokens(
@@ -196,11 +218,15 @@ impl<'a> Job<'a> {
             let (values, words) = scratch.split_at_mut(part.len());
             let words: &mut [u32] = bytemuck::cast_slice_mut(words);
             for (i, token) in tokens.enumerate() {
-                self.x.load(self.simd, token..token + 1, part.start, values);
-                if count == 1 {
-                    self.simd.quantize(how, values, out);
-                } else {
-                    self.simd.quantize(how, values, words);
+                let to = if count == 1 { &mut *out } else { &mut *words };
+                match &self.x {
+                    X::Plain(x) => {
+                        x.load(self.simd, token..token + 1, part.start, values);
+                        self.simd.quantize(how, values, to);
+                    }
+                    X::Codes(codes) => codes.load(how, token, part.start, part.len(), to),
+                }
+                if count > 1 {
                     out[i..].iter_mut().step_by(count).zip(&*words).for_each(|(to, &word)| *to = word);
                 }
             }

@@ -24,6 +24,7 @@ mod arena;
 mod convert;
 mod device;
 mod families;
+mod given_codes;
 mod job;
 mod operand;
 mod ordered;

@@ -266,6 +266,40 @@ pub fn host_bytes<'a>(view: BufferRef<'a>, what: &'static str) -> Result<&'a [u8
     HostMemory::of_device(DeviceId::CPU, view, what)
 }
 
+/// Rows of bytes of a plane to read.
+#[derive(Clone, Copy, Debug)]
+pub struct PlaneRows<'a> {
+    bytes: &'a [u8],
+    row_stride: usize,
+    row_bytes: usize,
+}
+
+impl<'a> PlaneRows<'a> {
+    /// `rows` rows of `row_bytes` bytes, `row_stride` apart; `what` names them in the error.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`] when they leave `bytes`.
+    pub fn new(
+        bytes: &'a [u8],
+        rows: usize,
+        row_stride: u64,
+        row_bytes: usize,
+        what: &'static str,
+    ) -> Result<Self, HalError> {
+        let row_stride = usize::try_from(row_stride).unwrap_or(usize::MAX);
+        let end = rows.saturating_sub(1).saturating_mul(row_stride).saturating_add(row_bytes);
+        match bytes.len() {
+            len if rows > 0 && end > len => Err(HalError::OutOfBounds { what, start: 0, end, len }),
+            _ => Ok(Self { bytes, row_stride, row_bytes }),
+        }
+    }
+
+    /// A row, of those that there are.
+    pub fn row(&self, row: usize) -> &'a [u8] {
+        &self.bytes[row * self.row_stride..][..self.row_bytes]
+    }
+}
+
 /// The error for an operand of `len` bytes at least that is not there.
 pub fn absent(what: &'static str, len: usize) -> HalError {
     HalError::OutOfBounds { what, start: 0, end: len, len: 0 }

@@ -2,7 +2,7 @@
 //! the kernels write is the conformance suite's.
 
 use qgemm_api::tuning::XPrologue;
-use qgemm_api::{Context, DType, Error, HostWeight, NO_COLUMN, Problem, XPrecision};
+use qgemm_api::{Context, DType, Error, HostWeight, NO_COLUMN, Problem, XFormat, XPrecision};
 use qgemm_cuda::{KernelLaunch, convert_sequence};
 use qgemm_hal::{CheckedConvert, Dense, HalError, Kernel, Operands, Stream};
 
@@ -91,6 +91,26 @@ fn which_plans_convert_x() {
     for (device, x_dtype, precision, way, expected) in cases {
         let Some(got) = prologue(device, x_dtype, precision, way) else { return };
         assert_eq!(got, expected, "{device}: {x_dtype} {precision:?} {way:?}");
+    }
+}
+
+#[test]
+fn auto_takes_what_a_checkpoint_states_of_activations() {
+    for device in ["emu:sm80", "emu:sm89", "emu:sm90"] {
+        let Some(ctx) = open("auto_takes_what_a_checkpoint_states_of_activations", device) else { return };
+        for format in ["fp8_e4m3_block128", "fp8_e5m2"] {
+            let weight = ctx.describe_weight(format.parse().unwrap(), 14336, 4096).unwrap();
+            let fastest = |weight: qgemm_api::DescribedWeight| {
+                let candidates = ctx.candidates(&weight.problem(512).x_dtype(DType::F16)).unwrap();
+                candidates[0].launch().config.x_format
+            };
+            let expected = if device == "emu:sm80" { DType::F16.into() } else { XFormat::E4M3Block };
+            for stated in [XFormat::E4M3Token, XFormat::E4M3Block] {
+                assert_eq!(fastest(weight.for_stated_x(stated)), expected, "{device} {format} {stated}");
+            }
+            let others = [weight, weight.for_stated_x(XFormat::E4M3Tensor)];
+            assert!(others.into_iter().all(|weight| fastest(weight) == DType::F16.into()), "{device} {format}");
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 use crate::formats::field;
 use crate::formats::fit::nearest;
 use crate::formats::q8_0;
+use crate::x_format::XFormat;
 
 /// Values in a block of Q8_0 and Q8_1.
 pub const Q8_BLOCK: usize = 32;
@@ -66,19 +67,69 @@ impl ActivationFormat {
         }
     }
 
+    /// The format of activations that holds the same codes and scales in planes of their own.
+    pub const fn x_format(self) -> XFormat {
+        match self {
+            ActivationFormat::Q8_0 => XFormat::Q8 { block: Q8_BLOCK },
+            ActivationFormat::Q8_1 => XFormat::Q8_1,
+            ActivationFormat::Q8K => XFormat::Q8 { block: Q8_K_BLOCK },
+        }
+    }
+
+    /// Codes and scales of blocks in planes of their own, and the sums of [`ActivationFormat::Q8_1`], as
+    /// [`ActivationFormat::x_format`] has them: scales and sums in f32, the values that the blocks have. Those of
+    /// [`ActivationFormat::Q8K`] are left out. A part of a block is left out, too.
+    ///
+    /// ```
+    /// use qgemm_formats::ActivationFormat;
+    /// let mut block = [0; 36];
+    /// ActivationFormat::Q8_1.quantize_blocks(&[2.0; 32], &mut block);
+    /// let planes = ActivationFormat::Q8_1.planes(&block);
+    /// assert_eq!((planes.codes[0], planes.scales.len(), planes.sums[0]), (127, 1, 64.0));
+    /// ```
+    pub fn planes(self, blocks: &[u8]) -> ActivationPlanes {
+        let mut planes = ActivationPlanes::default();
+        for block in blocks.chunks_exact(self.block_bytes()) {
+            let (scale, codes) = self.split(block);
+            planes.scales.push(scale);
+            planes.codes.extend(codes[..self.block_len()].iter().map(|&code| code as i8));
+            if self == ActivationFormat::Q8_1 {
+                planes.sums.push(field::read_f16(block, 2));
+            }
+        }
+        planes
+    }
+
+    /// The scale of a block, and its codes with what stands behind them.
+    fn split(self, block: &[u8]) -> (f32, &[u8]) {
+        match self {
+            ActivationFormat::Q8_0 => (field::read_f16(block, 0), &block[2..]),
+            ActivationFormat::Q8_1 => (field::read_f16(block, 0), &block[4..]),
+            ActivationFormat::Q8K => (f32::from_le_bytes([block[0], block[1], block[2], block[3]]), &block[4..]),
+        }
+    }
+
     /// Decodes blocks to `d · q`.
     pub fn dequantize_blocks(self, blocks: &[u8], out: &mut [f32]) {
         for (block, values) in blocks.chunks_exact(self.block_bytes()).zip(out.chunks_exact_mut(self.block_len())) {
-            let (d, codes) = match self {
-                ActivationFormat::Q8_0 => (field::read_f16(block, 0), &block[2..]),
-                ActivationFormat::Q8_1 => (field::read_f16(block, 0), &block[4..]),
-                ActivationFormat::Q8K => (f32::from_le_bytes([block[0], block[1], block[2], block[3]]), &block[4..]),
-            };
+            let (d, codes) = self.split(block);
             for (value, &code) in values.iter_mut().zip(codes) {
                 *value = d * f32::from(code as i8);
             }
         }
     }
+}
+
+/// What blocks hold, by kinds, in the order of the blocks.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct ActivationPlanes {
+    /// Signed codes.
+    pub codes: Vec<i8>,
+    /// The scale of every block.
+    pub scales: Vec<f32>,
+    /// `scale · Σ codes` of every block, where blocks have that.
+    pub sums: Vec<f32>,
 }
 
 fn encode_q8_1(x: &[f32], block: &mut [u8]) {

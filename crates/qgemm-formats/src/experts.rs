@@ -45,7 +45,9 @@ impl HostExperts {
             false => None,
             true => Some(experts.iter().map(order_of).collect()),
         };
-        Self::build(first, blocks.into(), experts.len(), &scales, k_orders)
+        let stacked = Self::build(first, blocks.into(), experts.len(), &scales, k_orders)?;
+        let stated = HostWeight::stated_by_all(experts.iter());
+        Ok(Self { stacked: stacked.stacked.with_stated_x(stated), ..stacked })
     }
 
     /// Gated pairs (gate, up) of every expert: see [`HostWeight::gated_pair`].
@@ -89,6 +91,7 @@ impl HostExperts {
                 None => HostWeight::new(format, rows, weight.k(), blocks.into())?,
                 Some(order) => HostWeight::with_k_order(format, rows, weight.k(), blocks.into(), order.to_vec())?,
             };
+            let one = one.with_stated_x(weight.stated_x());
             match weight.row_scale() {
                 None => Ok(one),
                 Some(scales) => one.with_row_scale(scales[expert * rows..(expert + 1) * rows].to_vec()),

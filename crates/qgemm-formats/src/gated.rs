@@ -44,7 +44,8 @@ impl HostWeight {
         let pair = match gate.k_order() {
             None => Self::new(format, rows, gate.k(), blocks.into())?,
             Some(order) => Self::with_k_order(format, rows, gate.k(), blocks.into(), order.to_vec())?,
-        };
+        }
+        .with_stated_x(Self::stated_by_all([gate, up].into_iter()));
         if gate.row_scale().is_none() && up.row_scale().is_none() {
             return Ok(pair);
         }

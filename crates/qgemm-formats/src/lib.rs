@@ -24,7 +24,7 @@ mod sub_scale;
 mod weight;
 mod x_format;
 
-pub use activation::{ActivationFormat, QuantizedActivations};
+pub use activation::{ActivationFormat, ActivationPlanes, QuantizedActivations};
 pub use desc::{Encoding, FloatScale, Format, FormatDesc, QuantizeBlocks, QuantizeMatrix, ScalePlane, ScaleType};
 pub use dtype::DType;
 pub use element::Element;

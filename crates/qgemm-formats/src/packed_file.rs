@@ -18,6 +18,7 @@ use crate::error::FormatError;
 use crate::gated::pair_rows;
 use crate::prepack::{FragmentLayout, PackedLayout};
 use crate::weight::{HostWeight, NO_COLUMN, SharedBytes};
+use crate::x_format::XFormat;
 
 const MAGIC: [u8; 8] = *b"qgemm-pw";
 const VERSION: u32 = 1;
@@ -28,6 +29,11 @@ const HAS_K_ORDER: u8 = 2;
 const FITS_F16: u8 = 4;
 const IS_GATED: u8 = 8;
 const FITS_F16_SCALED: u8 = 16;
+/// The bits that say which of [`STATED_X`] is stated.
+const STATES_X: u8 = 32 | 64;
+/// The formats of activations that a checkpoint may state, in the order of their numbers in a file.
+const STATED_X: [Option<XFormat>; 4] =
+    [None, Some(XFormat::E4M3Token), Some(XFormat::E4M3Block), Some(XFormat::E4M3Tensor)];
 /// Rows, and columns, that kernels count in 32 bits.
 const MAX_DIMENSION: usize = u32::MAX as usize;
 /// What error messages call a file.
@@ -59,6 +65,8 @@ pub struct PackedParts {
     pub fits_f16: bool,
     /// What [`HostWeight::fits_f16_scaled`] said of it.
     pub fits_f16_scaled: bool,
+    /// What [`HostWeight::stated_x`] said of it; in files, formats that no checkpoint states are as none.
+    pub stated_x: Option<XFormat>,
     /// K-tiles of the layout, or rows of blocks for [`FragmentLayout::Canonical`].
     pub data: SharedBytes,
     /// The factor of every row, f32.
@@ -121,6 +129,7 @@ impl PackedWeight {
             stored_k: weight.stored_k(),
             fits_f16: weight.fits_f16(),
             fits_f16_scaled: weight.fits_f16_scaled(),
+            stated_x: weight.stated_x(),
             data: layout.map_or_else(|| weight.blocks().to_vec(), |layout| layout.pack(weight)).into(),
             row_scale: row_scale.map(SharedBytes::from),
             k_order: weight.k_order().map(|order| padded_k_order(order, step).into()),
@@ -147,7 +156,8 @@ impl PackedWeight {
             | flag(self.k_order.is_some(), HAS_K_ORDER)
             | flag(self.fits_f16, FITS_F16)
             | flag(self.fits_f16_scaled, FITS_F16_SCALED)
-            | flag(self.gated, IS_GATED);
+            | flag(self.gated, IS_GATED)
+            | stated_flags(self.stated_x);
         let mut header = Vec::with_capacity(HEADER_BYTES + name.len());
         header.extend(MAGIC);
         header.extend(VERSION.to_le_bytes());
@@ -199,7 +209,7 @@ impl PackedWeight {
         if got != expected {
             return Err(FormatError::PackedLayout { format: format.name, class, expected, got });
         }
-        if flags & !(HAS_ROW_SCALE | HAS_K_ORDER | FITS_F16 | IS_GATED | FITS_F16_SCALED) != 0 {
+        if flags & !(HAS_ROW_SCALE | HAS_K_ORDER | FITS_F16 | IS_GATED | FITS_F16_SCALED | STATES_X) != 0 {
             return Err(damaged(format!("flags {flags:#x} are not known")));
         }
         let has = |flag: u8| flags & flag != 0;
@@ -233,6 +243,7 @@ impl PackedWeight {
             stored_k,
             fits_f16,
             fits_f16_scaled,
+            stated_x: STATED_X[usize::from((flags & STATES_X) / 32)],
             data,
             row_scale,
             k_order,
@@ -317,6 +328,11 @@ fn class_of(code: u8) -> Result<FragmentLayout, FormatError> {
     let classes =
         [FragmentLayout::Canonical, FragmentLayout::MmaM16, FragmentLayout::MmaM8N8K4, FragmentLayout::Simd16];
     classes.get(usize::from(code)).copied().ok_or_else(|| damaged(format!("layout {code} is not known")))
+}
+
+/// The bits of [`STATED_X`].
+fn stated_flags(stated: Option<XFormat>) -> u8 {
+    STATED_X.iter().position(|known| *known == stated).unwrap_or(0) as u8 * 32
 }
 
 fn damaged(what: String) -> FormatError {

@@ -11,6 +11,7 @@ use crate::desc::Format;
 use crate::error::FormatError;
 use crate::gated::row_difference;
 use crate::prepack::SHARED_ROWS;
+use crate::x_format::XFormat;
 
 /// Bytes that are owned or borrowed from something shared (a memory-mapped file), cheap to clone and slice.
 #[derive(Clone)]
@@ -72,6 +73,7 @@ pub struct HostWeight {
     blocks: SharedBytes,
     row_scale: Option<Arc<[f32]>>,
     k_order: Option<Arc<[u32]>>,
+    stated_x: Option<XFormat>,
 }
 
 impl HostWeight {
@@ -115,7 +117,7 @@ impl HostWeight {
                 got: blocks.len(),
             });
         }
-        Ok(Self { format, n, k, stored_k, blocks, row_scale: None, k_order: None })
+        Ok(Self { format, n, k, stored_k, blocks, row_scale: None, k_order: None, stated_x: None })
     }
 
     /// Adds the f32 factor of every row.
@@ -163,6 +165,25 @@ impl HostWeight {
         }
         weight.k_order = Some(k_order.into());
         Ok(weight)
+    }
+
+    /// What the checkpoint says that activations are rounded to before this weight multiplies them. It changes no product by itself.
+    pub fn with_stated_x(mut self, stated_x: Option<XFormat>) -> Self {
+        self.stated_x = stated_x;
+        self
+    }
+
+    /// The format of activations that the checkpoint states: [`XFormat::E4M3Block`] or [`XFormat::E4M3Token`] where factors are made of
+    /// each token as it comes (dynamic), [`XFormat::E4M3Tensor`] where one factor was calibrated for all (static), which is a tensor
+    /// beside the weight (`input_scale`). `None` where nothing of the kind is stated.
+    pub fn stated_x(&self) -> Option<XFormat> {
+        self.stated_x
+    }
+
+    /// What all of `parts` state, where that is the same.
+    pub(crate) fn stated_by_all<'a>(mut parts: impl Iterator<Item = &'a HostWeight>) -> Option<XFormat> {
+        let stated = parts.next()?.stated_x;
+        stated.filter(|_| parts.all(|part| part.stated_x == stated))
     }
 
     /// The format of the blocks.
@@ -307,6 +328,7 @@ impl HostWeight {
         parts.iter().for_each(|part| blocks.extend_from_slice(&part.blocks));
         let mut weight = Self::build(format, n, first.k, first.stored_k, blocks.into())?;
         weight.k_order = first.k_order.clone();
+        weight.stated_x = Self::stated_by_all(parts.iter().copied());
         if parts.iter().all(|part| part.row_scale.is_none()) {
             return Ok(weight);
         }

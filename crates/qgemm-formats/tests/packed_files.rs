@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use qgemm_formats::packed_file::{PackedParts, PackedWeight};
 use qgemm_formats::prepack::FragmentLayout;
-use qgemm_formats::{Format, FormatError, HostWeight, NO_COLUMN, SharedBytes};
+use qgemm_formats::{Format, FormatError, HostWeight, NO_COLUMN, SharedBytes, XFormat};
 
 const CLASSES: [FragmentLayout; 3] = [FragmentLayout::Canonical, FragmentLayout::MmaM16, FragmentLayout::MmaM8N8K4];
 
@@ -39,6 +39,11 @@ fn what_is_written_is_read() {
         assert_eq!((got.format, got.class, got.n, got.k), (format, class, 21, 2 * format.block_len));
         assert_eq!((got.stored_k, got.fits_f16), (written.stored_k, written.fits_f16), "{format}");
         assert!(*got.data == *written.data && got.row_scale.is_none() && got.k_order.is_none());
+    }
+    for stated in [None, Some(XFormat::E4M3Token), Some(XFormat::E4M3Block), Some(XFormat::E4M3Tensor)] {
+        let fp8 = weight("fp8_e4m3".parse().expect("a format"), 21, 64).with_stated_x(stated);
+        let written = PackedWeight::pack(&fp8, FragmentLayout::MmaM16).expect("small");
+        assert_eq!(read(file(&written)).expect("valid").stated_x, stated);
     }
     let written = act_order();
     let got = read(file(&written)).expect("valid");

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use qgemm_formats::{
-    ActivationFormat, Encoding, Format, FormatError, HostWeight, NO_COLUMN, QuantizedActivations, ScaleType,
+    ActivationFormat, Encoding, Format, FormatError, HostWeight, NO_COLUMN, QuantizedActivations, ScaleType, XRow,
     format_for_k, quantize_matrix,
 };
 
@@ -19,6 +19,57 @@ fn values(count: usize) -> Vec<f32> {
 fn nmse(a: &[f32], b: &[f32]) -> f64 {
     let error: f64 = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum();
     error / b.iter().map(|b| f64::from(*b).powi(2)).sum::<f64>()
+}
+
+/// Sums of twelve numbers between 0 and 1, less 6: almost normal. With `outliers`, every 97th is 32 times that.
+fn almost_normal(count: usize, outliers: bool) -> Vec<f32> {
+    let mut state = 0u32;
+    let mut uniform = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        f64::from(state >> 8) / f64::from(1 << 24)
+    };
+    let mut value = |i: usize| {
+        let sum: f64 = (0..12).map(|_| uniform()).sum();
+        ((sum - 6.0) * if outliers && i % 97 == 0 { 32.0 } else { 1.0 }) as f32
+    };
+    (0..count).map(|i| value(i)).collect()
+}
+
+/// The losses of ggml's activations, of 64 rows of 1024 such values: `docs/quantized-x.md` says how they were computed.
+#[test]
+fn activations_lose_no_more_than_those_of_ggml() {
+    let golden = [
+        (false, [2.796_540_027e-5, 2.796_540_027e-5, 4.600_043_334e-5]),
+        (true, [1.493_392_875e-4, 1.493_392_875e-4, 9.064_941_965e-4]),
+    ];
+    for (outliers, expected) in golden {
+        let x = almost_normal(64 * 1024, outliers);
+        for (format, expected) in ActivationFormat::ALL.into_iter().zip(expected) {
+            let mut blocks = vec![0; x.len() / format.block_len() * format.block_bytes()];
+            format.quantize_blocks(&x, &mut blocks);
+            let mut decoded = vec![0.0; x.len()];
+            format.dequantize_blocks(&blocks, &mut decoded);
+            let theirs = nmse(&decoded, &x);
+            assert!((theirs / expected - 1.0).abs() < 1e-6, "{}: {theirs:e}, expected {expected:e}", format.name());
+            let parts = format.x_format().parts(false, None).expect("quantized");
+            let own: Vec<f32> = x.chunks_exact(1024).flat_map(|row| requantized(&parts, row)).collect();
+            let ours = nmse(&own, &x);
+            assert!(ours <= expected * 1.0005, "{}: {ours:e}, ggml's {expected:e}", format.x_format());
+            // Blocks in planes are the same numbers.
+            let planes = format.planes(&blocks);
+            let of_planes = planes.codes.iter().enumerate();
+            let of_planes = of_planes.map(|(i, &code)| planes.scales[i / format.block_len()] * f32::from(code));
+            assert!(of_planes.eq(decoded.iter().copied()), "{}", format.name());
+            assert_eq!(planes.sums.len(), if format == ActivationFormat::Q8_1 { planes.scales.len() } else { 0 });
+        }
+    }
+}
+
+fn requantized(parts: &qgemm_formats::XParts, row: &[f32]) -> Vec<f32> {
+    let bytes = [parts.code_bytes(row.len()), parts.scale_bytes(row.len()), 4 * parts.sums(row.len())];
+    let [mut codes, mut scales, mut sums] = bytes.map(|bytes| vec![0; bytes]);
+    parts.quantize_row(row, None, XRow { codes: &mut codes, scales: &mut scales, sums: &mut sums });
+    parts.dequantize_row(&codes, &scales, None, row.len())
 }
 
 #[test]

@@ -5,7 +5,7 @@ struct Params {
     shape: GemmShape,     // of this dispatch: `m` counts its tokens, `stored_rows` ends its rows of W
     modes: u32,           // `mode()` reads it
     x_row: u32,           // elements between rows of X
-    x_col: u32,           // elements between columns of X
+    x_col: u32,           // elements between columns of X, or words between rows of scales of given codes
     c_row: u32,           // elements between rows of C
     d_row: u32,           // elements between rows of D
     residual_row: u32,    // elements between rows of the residual

@@ -1,10 +1,7 @@
 // X quantized to eight bits, bit for bit as `QuantizedActivations` of `qgemm-formats` does it: a block of X_BLOCK
-// columns has the factor `d = max |x| / 127` and codes `round(x * (1 / d))`. A unit of a token is two vectors of codes,
-// in the order in which words of W hold a quad's, and one vector with d and with `d * (sum of codes)` of its spans.
+// columns has the factor `d = max |x| / 127` and codes `round(x * (1 / d))`.
 
-const UNIT_PITCH: u32 = 3u;
 const BLOCK_UNITS: u32 = X_BLOCK / UNIT;
-const CHUNK: u32 = TILE_M * CHUNK_UNITS;
 
 const NAN_BITS: u32 = 0x7fc00000u;
 const INFINITY_BITS: u32 = 0x7f800000u;
@@ -115,22 +112,4 @@ fn codes_of(x: Eight, inverse: f32) -> vec2<u32> {
     let lo = vec4<i32>(round(x.lo * inverse));
     let hi = vec4<i32>(round(x.hi * inverse));
     return vec2<u32>(pack4xI8(lo.xzyw), pack4xI8(hi.xzyw));
-}
-
-// The codes of quad `quad` of a unit, whose vectors of codes are `low` and `high`.
-fn x_quad(low: vec4<u32>, high: vec4<u32>, quad: u32) -> u32 {
-    if (quad < 4u) {
-        return low[quad];
-    }
-    return high[quad - 4u];
-}
-
-// Products of the codes of four rows with those of a quad of X.
-fn dot4(codes: vec4<u32>, x: u32) -> vec4<i32> {
-    return vec4<i32>(
-        dot4I8Packed(codes.x, x),
-        dot4I8Packed(codes.y, x),
-        dot4I8Packed(codes.z, x),
-        dot4I8Packed(codes.w, x),
-    );
 }

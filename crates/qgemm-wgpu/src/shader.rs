@@ -460,6 +460,7 @@ mod tests {
 
     #[test]
     fn every_shader_is_valid() {
+        let x_bytes = [gemv_int8::XBytes::Quantized, gemv_int8::XBytes::Given(32)];
         for (i, format) in Format::all().enumerate() {
             assert!(dequant(format).is_some(), "{format} has no dequant/{}.wgsl", format.dequant);
             let code = WeightCode::new(format).expect("has planes that shaders read");
@@ -469,11 +470,11 @@ mod tests {
                 validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
             }
             for (k, config) in gemv_int8::CONFIGS.iter().enumerate().filter(|_| gemv_int8::holds_bytes(format)) {
-                let part = gemv_int8::part(config, format, (i + k) % 2 == 0);
+                let part = gemv_int8::part(config, format, x_bytes[k % 2], (i + k) % 2 == 0);
                 validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
             }
             for config in int8::CONFIGS.iter().filter(|_| gemv_int8::holds_bytes(format)) {
-                let part = int8::part(config, format);
+                let part = int8::part(config, format, x_bytes[i % 2]);
                 validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
             }
             for config in simt::CONFIGS {

@@ -84,6 +84,7 @@ impl Experts {
             k_order: k_order.is_some(),
             fits_f16: stacked.fits_f16(),
             fits_f16_scaled: stacked.fits_f16_scaled(),
+            stated_x: stacked.stated_x(),
         };
         let shape = ExpertsShape { each, experts: host.experts(), row_pitch: host.row_pitch() };
         Ok(Self { shape, memory: Arc::new(Memory { data, row_scale, k_order }) })

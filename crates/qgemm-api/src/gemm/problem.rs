@@ -1,6 +1,6 @@
 //! [`Problem`]: what is to be multiplied, and its validation into a [`CheckedGemm`].
 
-use qgemm_formats::{DType, XFormat};
+use qgemm_formats::{DType, ScaleSpan, XFormat};
 use qgemm_hal::{
     Activation, CheckedGemm, CheckedQuantize, Dense, Math, NormFunction, NormedX, XOperand, XPlanes, XPrecision,
 };
@@ -377,7 +377,7 @@ impl Problem {
             weight_fits_f16: fits_f16,
             x,
             norm,
-            x_precision: self.x_precision,
+            x_precision: self.permitted(),
             d,
             c: c.filter(|_| beta != 0.0),
             bias: self.bias,
@@ -389,6 +389,16 @@ impl Problem {
             activation,
             batch_invariant: self.batch_invariant,
         })
+    }
+
+    /// How far X may be rounded. Without a word of the caller, that is as far as the weight's checkpoint had it where it states scales
+    /// that are made of the activations; those of 128 columns round no further than those of tokens.
+    fn permitted(&self) -> XPrecision {
+        let is_dynamic = |stated: XFormat| matches!(stated.desc().scale_span, ScaleSpan::Block(_) | ScaleSpan::Token);
+        match self.x_precision {
+            XPrecision::Auto if self.weight.stated_x.is_some_and(is_dynamic) => XPrecision::E4M3,
+            stated => stated,
+        }
     }
 
     /// X of `k` columns.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use qgemm_formats::{XFormat, XParts};
+use qgemm_formats::{ActivationFormat, DType, XFormat, XParts};
 use qgemm_hal::{Buffer, BufferRef, CheckedQuantize, DeviceId, XPlanes};
 
 use super::description::Quantization;
@@ -73,6 +73,44 @@ impl QuantizedX {
             checks.optional(name, plane.as_ref().map(BufferRef::from), extent, why)?;
         }
         Ok(Self { op, planes })
+    }
+
+    /// Rows of ggml's blocks in host memory, one behind the other, each of the blocks that `columns` values fill: codes and scales are
+    /// split into planes here and uploaded, scales (and sums) of f16 becoming f32. Nothing is rounded. Codes behind the last column become 0.
+    ///
+    /// ```
+    /// use qgemm_api::{ActivationFormat, Context, QuantizedX, XFormat};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// let mut blocks = [0; 2 * 3 * 36];
+    /// ActivationFormat::Q8_1.quantize_blocks(&[0.5; 2 * 96], &mut blocks);
+    /// let x = QuantizedX::from_blocks(&ctx, ActivationFormat::Q8_1, 2, 96, &blocks)?;
+    /// assert_eq!((x.format(), x.rows(), x.columns()), (XFormat::Q8_1, 2, 96));
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::WrongLength`] when `blocks` are not those of so many rows and columns; when there is no memory.
+    pub fn from_blocks(
+        ctx: &Context,
+        format: ActivationFormat,
+        rows: usize,
+        columns: usize,
+        blocks: &[u8],
+    ) -> Result<Self, Error> {
+        let op = Quantization::new(rows, columns, DType::F32, format.x_format()).check()?;
+        let of_row = columns.div_ceil(format.block_len());
+        let expected = of_row.saturating_mul(format.block_bytes()).saturating_mul(rows);
+        if blocks.len() != expected {
+            return Err(Error::WrongLength { operand: "blocks of activations", expected, got: blocks.len() });
+        }
+        let planes = format.planes(blocks);
+        let mut codes: Vec<u8> = planes.codes.iter().map(|&code| code as u8).collect();
+        let stored = of_row * format.block_len();
+        codes.chunks_exact_mut(stored.max(1)).for_each(|row| row[columns..].fill(0));
+        let sums = op.parts.sum_span.map(|_| ctx.upload(&planes.sums)).transpose()?;
+        let (codes, scales) = (ctx.upload(&codes)?, Some(ctx.upload(&planes.scales)?));
+        Ok(Self { op, planes: QuantizedXParts { codes, scales, token_factors: None, sums } })
     }
 
     /// That it is what was planned for: the first `m` rows, or more, of `k` columns, in planes like these.

@@ -12,7 +12,7 @@ use qgemm_hal::{
 use rayon::prelude::*;
 
 use crate::device::CpuDevice;
-use crate::operand::{absent, host_bytes};
+use crate::operand::{PlaneRows, absent, host_bytes};
 use crate::pool::Pool;
 use crate::source_hash::SOURCE_HASH;
 
@@ -67,19 +67,6 @@ impl std::fmt::Debug for CpuDequantize {
     }
 }
 
-/// Rows of a plane.
-struct Rows<'a> {
-    bytes: &'a [u8],
-    row_stride: usize,
-    row_bytes: usize,
-}
-
-impl Rows<'_> {
-    fn row(&self, row: usize) -> &[u8] {
-        &self.bytes[row * self.row_stride..][..self.row_bytes]
-    }
-}
-
 impl Kernel for CpuDequantize {
     fn launch(&self, stream: &Stream, mut operands: Operands<'_>) -> Result<(), HalError> {
         use DequantizeOperand as O;
@@ -88,17 +75,12 @@ impl Kernel for CpuDequantize {
         let rows = operands.rows(rows);
         let parts = planes.parts;
         let mut plane = |operand: O, row_stride: u64, row_bytes: usize| {
-            if row_bytes == 0 {
-                return Ok(Rows { bytes: &[], row_stride: 0, row_bytes });
-            }
             let what = qgemm_hal::Operand::name(operand);
-            let bytes = host_bytes(operands.take(operand).ok_or(absent(what, row_bytes))?, what)?;
-            let row_stride = usize::try_from(row_stride).unwrap_or(usize::MAX);
-            let end = (rows - 1).saturating_mul(row_stride).saturating_add(row_bytes);
-            if end > bytes.len() {
-                return Err(HalError::OutOfBounds { what, start: 0, end, len: bytes.len() });
-            }
-            Ok(Rows { bytes, row_stride, row_bytes })
+            let bytes = match row_bytes {
+                0 => &[],
+                _ => host_bytes(operands.take(operand).ok_or(absent(what, row_bytes))?, what)?,
+            };
+            PlaneRows::new(bytes, rows, row_stride, row_bytes, what)
         };
         let codes = plane(O::Codes, planes.codes_row, parts.code_bytes(columns))?;
         let scales = plane(O::Scales, planes.scales_row, parts.scale_bytes(columns))?;

@@ -35,6 +35,7 @@ impl Family<CheckedExperts> for ExpertsFamily {
     }
 
     fn configs(&self, op: &CheckedExperts, info: &DeviceInfo) -> Result<Vec<ExpertsConfig>, Unsupported> {
+        op.each.plain_x()?;
         let tiles = self.0.configs(&CheckedGemm { m: op.mean_rows(), ..op.each.clone() }, info)?;
         let scratch = Scratch::of(op).ok_or_else(|| Unsupported::new("keeps more rows than memory has addresses"))?;
         Ok(tiles.into_iter().map(|tile| ExpertsConfig { tile, grouped: true, scratch_bytes: scratch.bytes }).collect())
@@ -347,6 +348,7 @@ impl CpuExperts {
             k_order: of(read.k_order, layout.k_tiles(each.stored_k) * layout.k_tile * 4),
             bias: of(read.bias, each.bias.map_or(0, |dtype| each.bias_len() * dtype.bytes())),
             x: Default::default(),
+            x_scales: Default::default(),
             c: Default::default(),
             token_scale: Default::default(),
             residual: Default::default(),

@@ -27,6 +27,9 @@ pub struct Quantization {
 }
 
 impl Quantization {
+    /// Columns that may share a factor, longest first.
+    pub const BLOCKS: [usize; 2] = [256, 32];
+
     /// Columns whose products are added up before scales act on them, where sub-blocks are longer.
     pub const MOST_SPAN: usize = 32;
 
@@ -58,6 +61,42 @@ impl Quantization {
     /// The weights' format.
     pub fn format(&self) -> Format {
         self.format
+    }
+
+    /// Writes to `out` the first words of a token of `columns` columns, a multiple of a block and of a quad, that is quantized already: to
+    /// `codes`, zeros behind them, with the factor of the block that begins with a column.
+    pub fn arrange(&self, columns: usize, codes: &[u8], factor: impl Fn(usize) -> f32, out: &mut [u32]) {
+        let row = self.row(columns);
+        let (words, rest) = out[..row.words].split_at_mut(row.flips);
+        let (flips, rest) = rest.split_at_mut(row.factors - row.flips);
+        let (factors, sums) = rest.split_at_mut(row.sums - row.factors);
+        words.fill(0);
+        let (quads, last) = codes.as_chunks::<4>();
+        for (word, &[a, b, c, d]) in words.iter_mut().zip(quads) {
+            *word = u32::from_le_bytes([a, c, b, d]);
+        }
+        if let (Some(word), false) = (words.get_mut(quads.len()), last.is_empty()) {
+            let of = |i: usize| last.get(i).copied().unwrap_or(0);
+            *word = u32::from_le_bytes([of(0), of(2), of(1), of(3)]);
+        }
+        for (block, to) in factors.iter_mut().enumerate() {
+            *to = factor(block * self.block).to_bits();
+        }
+        for (span, (words, sum)) in words.chunks_exact(self.span / 4).zip(&mut *sums).enumerate() {
+            let code_sum = |word: &u32| word.to_le_bytes().iter().map(|&byte| i32::from(byte as i8)).sum::<i32>();
+            let total: i32 = words.iter().map(code_sum).sum();
+            *sum = match self.offset {
+                Some(offset) => total.wrapping_mul(-offset) as u32,
+                None if self.block == self.span => (total as f32 * f32::from_bits(factors[span])).to_bits(),
+                None => (total as f32).to_bits(),
+            };
+        }
+        if self.magnitudes {
+            let quads = self.span / 4;
+            for ((words, flips), sum) in words.chunks_exact_mut(quads).zip(flips.chunks_exact_mut(quads)).zip(sums) {
+                *sum = take_signs(words, flips);
+            }
+        }
     }
 
     /// Where the parts of a row of `columns` columns are.

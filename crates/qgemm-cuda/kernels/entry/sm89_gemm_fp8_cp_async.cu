@@ -1,4 +1,4 @@
-// D[m, n] from E4M3 codes of W and of X with `mma.sync`, Ada and consumer Blackwell. All threads copy stages of 128 columns
+// D[m, n] from E4M3 or E5M2 codes of W and E4M3 codes of X with `mma.sync`, Ada and consumer Blackwell. All threads copy stages of 128 columns
 // with `cp.async`, and multiply codes as they are, tokens as rows.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"

@@ -80,6 +80,11 @@ pub(crate) fn m16n8k32_e5m2(inputs: &WarpWords, outputs: &mut WarpWords, precisi
     mma::<32, 8>(inputs, outputs, M16N8K32, [E5M2; 2], &precision.fp8);
 }
 
+/// `mma.m16n8k32.row.col.f32.e4m3.e5m2.f32`.
+pub(crate) fn m16n8k32_e4m3_e5m2(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
+    mma::<32, 8>(inputs, outputs, M16N8K32, [E4M3, E5M2], &precision.fp8);
+}
+
 /// Types of the operands A and B of `wgmma`; their numbers are those of the emulated atoms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WgmmaOperands {

@@ -105,6 +105,7 @@ pub static COLLECTIVES: &[Collective] = {
         mma("mma_m16n8k32_s8", IntegerMma, integer::M16N8K32, Sm80, integer::m16n8k32),
         mma("mma_m16n8k32_e4m3", FloatMma, float::M16N8K32, Sm89, float::m16n8k32_e4m3),
         mma("mma_m16n8k32_e5m2", FloatMma, float::M16N8K32, Sm89, float::m16n8k32_e5m2),
+        mma("mma_m16n8k32_e4m3_e5m2", FloatMma, float::M16N8K32, Sm89, float::m16n8k32_e4m3_e5m2),
         mma("mma_m16n8k64_mxf4", FloatMma, block_scaled::M16N8K64, Sm120, block_scaled::m16n8k64_mxf4),
         mma("mma_m16n8k64_nvf4", FloatMma, block_scaled::M16N8K64, Sm120, block_scaled::m16n8k64_nvf4),
         mma("mma_m16n8k32_mxf8", FloatMma, block_scaled::M16N8K32, Sm120, block_scaled::m16n8k32_mxf8),

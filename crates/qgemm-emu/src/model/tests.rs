@@ -176,6 +176,17 @@ const SHAPES: &[Shape] = &[
         products: 1,
     },
     Shape {
+        name: "mma_m16n8k32_e4m3_e5m2",
+        m: 16,
+        k: 32,
+        bits: 8,
+        a: a_k32,
+        b: b_k32,
+        d: d16,
+        encode: e4m3_code,
+        products: 1,
+    },
+    Shape {
         name: "mma_m16n8k64_mxf4",
         m: 16,
         k: 64,
@@ -247,6 +258,11 @@ impl Shape {
         self.op().class == Class::IntegerMma
     }
 
+    /// The codes of b, where they are not those of a.
+    fn encode_b(&self) -> fn(i32) -> u32 {
+        if self.name.ends_with("e4m3_e5m2") { e5m2_code } else { self.encode }
+    }
+
     fn scale_words(&self) -> usize {
         if self.bits == 4 || self.name.ends_with("mxf8") { 2 } else { 0 }
     }
@@ -292,7 +308,7 @@ impl Shape {
                 }
                 for i in 0..b_elements {
                     let (row, column) = (self.b)(lane, i);
-                    let code = (self.encode)(b[product][row][column] as i32);
+                    let code = self.encode_b()(b[product][row][column] as i32);
                     words[a_words + i / per_word] |= code << (i % per_word * self.bits);
                 }
                 for i in 0..d_words {

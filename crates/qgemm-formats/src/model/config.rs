@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use crate::error::FormatError;
 use crate::names::printable;
+use crate::x_format::XFormat;
 
 /// The settings that decide how tensors are read. All optional: what the tensors' shapes tell is taken from
 /// them.
@@ -25,6 +26,10 @@ pub(super) struct QuantConfig {
     pub weight_block_size: Option<Vec<usize>>,
     /// `"ue8m0"` where FP8 scales are powers of two, whatever they are stored as.
     pub scale_fmt: Option<String>,
+    /// `"dynamic"` where scales of FP8 activations are made of the activations, `"static"` where they were calibrated.
+    pub activation_scheme: Option<String>,
+    /// Settings of groups of layers, as compressed-tensors has them.
+    pub config_groups: Option<serde_json::Value>,
     /// GPTQ settings that differ by layer; where there are any, `bits` and `group_size` prove nothing.
     pub dynamic: Option<serde_json::Value>,
 }
@@ -55,6 +60,24 @@ impl QuantConfig {
         self.dynamic.as_ref().is_some_and(|dynamic| !dynamic.is_null())
     }
 
+    /// What activations of FP8 layers are stated to be rounded to; `None` also where groups of FP8 layers differ.
+    pub fn stated_x(&self) -> Option<XFormat> {
+        if let Some(scheme) = &self.activation_scheme {
+            // Scales of 128 columns of X go with blocks of W; else a token has one.
+            let dynamic = self.weight_block_size.as_ref().map_or(XFormat::E4M3Token, |_| XFormat::E4M3Block);
+            return match scheme.to_ascii_lowercase().as_str() {
+                "dynamic" => Some(dynamic),
+                "static" => Some(XFormat::E4M3Tensor),
+                _ => None,
+            };
+        }
+        let groups = self.config_groups.as_ref()?.as_object()?.values();
+        let mut stated =
+            groups.filter(|group| is_float8(&group["weights"])).map(|group| x_of(&group["input_activations"]));
+        let first = stated.next()??;
+        stated.all(|other| other == Some(first)).then_some(first)
+    }
+
     /// Whether FP8 scales are stated to be powers of two.
     pub fn has_power_scales(&self) -> bool {
         self.scale_fmt.as_deref().is_some_and(|format| format.eq_ignore_ascii_case("ue8m0"))
@@ -63,5 +86,25 @@ impl QuantConfig {
     /// Whether the method is stated to be `method`.
     pub fn is(&self, method: &str) -> bool {
         self.quant_method.as_deref().is_some_and(|m| m.eq_ignore_ascii_case(method))
+    }
+}
+
+/// Whether arguments of compressed-tensors are those of FP8.
+fn is_float8(arguments: &serde_json::Value) -> bool {
+    arguments["type"].as_str() == Some("float") && arguments["num_bits"].as_u64() == Some(8)
+}
+
+/// What arguments of compressed-tensors for activations come to, where there is a format for it. `dynamic` may be `"local"`, which is
+/// for scales below a factor that was calibrated.
+fn x_of(arguments: &serde_json::Value) -> Option<XFormat> {
+    let is_dynamic = arguments["dynamic"].as_bool().unwrap_or(false);
+    match (arguments["strategy"].as_str()?, is_dynamic, arguments["group_size"].as_u64()) {
+        _ if !is_float8(arguments) => None,
+        ("token", true, _) => Some(XFormat::E4M3Token),
+        ("group", true, Some(128)) => Some(XFormat::E4M3Block),
+        ("tensor", false, _) if arguments["dynamic"].is_boolean() || arguments["dynamic"].is_null() => {
+            Some(XFormat::E4M3Tensor)
+        }
+        _ => None,
     }
 }

@@ -30,6 +30,7 @@ use crate::formats::int_group::{INT8_G128, write_block};
 use crate::formats::int8_channel::{INT8_CHANNEL, ZERO_CODE};
 use crate::formats::mxfp8::{MXFP8, SCALE_BLOCK as MX_BLOCK};
 use crate::weight::{HostWeight, SharedBytes};
+use crate::x_format::XFormat;
 
 /// An INT8 or FP8 layer.
 #[derive(Debug)]
@@ -47,6 +48,8 @@ pub(super) struct EightBitLayer {
     scale_rows: usize,
     /// Whether scales must be powers of two.
     power_scales: bool,
+    /// What the settings say of activations of FP8.
+    stated_x: Option<XFormat>,
 }
 
 impl EightBitLayer {
@@ -95,11 +98,12 @@ impl EightBitLayer {
             }
         }
         let power_scales = by_block.is_some() && (config.has_power_scales() || std::ptr::eq(format, &MXFP8));
+        let stated_x = by_block.and_then(|_| config.stated_x());
         let flip = if weight.dtype == Dtype::I8 { ZERO_CODE } else { 0 };
         let zeros = zero_point.filter(|zero_point| zero_point.bytes.iter().any(|&byte| byte != 0));
         let zeros = zeros.map(|zero_point| zero_codes(&zero_point, &weight, n)).transpose()?;
         let format = Format::new(if zeros.is_some() { &INT8_G128 } else { format });
-        Ok(Self { n, k, weight: weight.bytes, scale, format, flip, zeros, scale_rows, power_scales })
+        Ok(Self { n, k, weight: weight.bytes, scale, format, flip, zeros, scale_rows, power_scales, stated_x })
     }
 
     /// Blocks of integer groups with a scale of 1 and the zero point of their row.
@@ -237,11 +241,13 @@ impl Layer for EightBitLayer {
             let blocks = self.grouped_blocks(zeros)?;
             return HostWeight::new(self.format, self.n, self.k, blocks)?.with_row_scale(self.row_scales()?);
         }
-        match &self.scale {
+        let weight = match &self.scale {
             Some(scale) if !self.format.row_scale => {
-                HostWeight::new(self.format, self.n, self.k, self.scaled_blocks(scale)?)
+                HostWeight::new(self.format, self.n, self.k, self.scaled_blocks(scale)?)?
             }
-            _ => HostWeight::new(self.format, self.n, self.k, self.plain_blocks()?)?.with_row_scale(self.row_scales()?),
-        }
+            _ => HostWeight::new(self.format, self.n, self.k, self.plain_blocks()?)?
+                .with_row_scale(self.row_scales()?)?,
+        };
+        Ok(weight.with_stated_x(self.stated_x))
     }
 }

@@ -3,7 +3,7 @@
 use crate::checkpoint::{Checkpoint, Numbers, values};
 use half::f16;
 use qgemm_formats::float8::{e4m3_to_f32, e5m2_to_f32};
-use qgemm_formats::{DType, Format, FormatError, HostWeight};
+use qgemm_formats::{DType, Format, FormatError, HostWeight, XFormat};
 use safetensors::tensor::Dtype;
 
 const FP4: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
@@ -237,6 +237,57 @@ fn fp8_in_blocks_whose_scales_are_powers_of_two() {
     let error =
         e5m2.add("layer.weight_scale", Dtype::U8, &[64, 2], vec![127; 128]).weight(None).expect_err("not served");
     assert!(error.to_string().contains("layer.weight_scale"), "{error}");
+}
+
+#[test]
+fn what_is_stated_of_activations_is_kept() {
+    let fp8 = |dtype: Dtype, scale: &[usize]| {
+        Checkpoint::default()
+            .add("layer.weight", dtype, &[2, 4], vec![1; 8])
+            .add_f32("layer.weight_scale", scale, &vec![1.0; scale.iter().product()])
+            .add_f32("layer.input_scale", &[1], &[0.5])
+    };
+    let group = |number: u32, strategy: &str, dynamic: &str| {
+        format!(
+            r#""group_{number}": {{"weights": {{"num_bits": 8, "type": "float"}}, "input_activations":
+            {{"num_bits": 8, "type": "float", "strategy": "{strategy}", "group_size": 128, "dynamic": {dynamic}}}}}"#
+        )
+    };
+    let groups = |all: &[String]| {
+        let method = r#""quant_method": "compressed-tensors""#;
+        format!(r#"{{"quantization_config": {{{method}, "config_groups": {{{}}}}}}}"#, all.join(","))
+    };
+    let fp8_method = |rest: &str| format!(r#"{{"quantization_config": {{"quant_method": "fp8"{rest}}}}}"#);
+    let integers = r#""group_9": {"weights": {"num_bits": 4, "type": "int"}, "input_activations": null}"#.to_owned();
+    let (token, block, tensor) = (Some(XFormat::E4M3Token), Some(XFormat::E4M3Block), Some(XFormat::E4M3Tensor));
+    for (config, expected) in [
+        (fp8_method(r#", "activation_scheme": "dynamic""#), token),
+        (fp8_method(r#", "activation_scheme": "dynamic", "weight_block_size": [128, 128]"#), block),
+        (fp8_method(r#", "activation_scheme": "static""#), tensor),
+        (fp8_method(r#", "activation_scheme": "sometimes""#), None),
+        (fp8_method(""), None),
+        (groups(&[group(0, "token", "true")]), token),
+        (groups(&[group(0, "group", "true"), integers.clone()]), block),
+        (groups(&[group(0, "tensor", "false")]), tensor),
+        (groups(&[group(0, "tensor", "true")]), None),
+        (groups(&[group(0, "token", "\"local\"")]), None),
+        (groups(&[group(0, "token", "true"), group(1, "token", "true")]), token),
+        (groups(&[group(0, "token", "true"), group(1, "tensor", "false")]), None),
+        (groups(&[integers.clone()]), None),
+    ] {
+        let scale: &[usize] = if config.contains("weight_block_size") { &[1, 1] } else { &[2] };
+        for dtype in [Dtype::F8_E4M3, Dtype::F8_E5M2] {
+            let weight = fp8(dtype, scale).weight(Some(&config)).expect("loads");
+            assert_eq!(weight.stated_x(), expected, "{config}");
+            let pair = HostWeight::gated_pair(&weight, &weight).expect("alike");
+            let rows = HostWeight::concat_rows(&[&weight, &weight]).expect("alike");
+            assert_eq!([pair.stated_x(), rows.stated_x()], [expected; 2], "{config}");
+            let plain = weight.clone().with_stated_x(None);
+            assert_eq!(HostWeight::concat_rows(&[&weight, &plain]).expect("alike").stated_x(), None);
+        }
+        // What is said of activations is said of FP8 layers.
+        assert_eq!(fp8(Dtype::I8, &[2]).weight(Some(&config)).expect("loads").stated_x(), None, "{config}");
+    }
 }
 
 #[test]

@@ -34,11 +34,12 @@ impl Family<CheckedGemm> for GemmFamily {
     }
 
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
+        check_supported(op)?;
         let of = Traits {
             family: "gemm",
             main_loop: "simd16_fma",
             math: Math::FmaF32,
-            x_format: check_supported(op)?.dtype.into(),
+            x_format: op.plain_x()?.dtype.into(),
             panels: PANEL_TOKENS,
         };
         Ok(configs(of, op, info))

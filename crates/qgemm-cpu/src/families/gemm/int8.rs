@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use qgemm_formats::XFormat;
+use qgemm_formats::{ScaleType, XCode, XFactor, XFormat};
 use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
 };
@@ -54,6 +54,14 @@ impl Family<CheckedGemm> for GemmInt8Family {
 
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
         check_supported(op)?;
+        let offer = |x_format| {
+            let (family, main_loop, math) = ("gemm_int8", "simd16_int8", Math::DotI8);
+            configs(Traits { family, main_loop, math, x_format, panels: PANEL_TOKENS }, op, info)
+        };
+        if op.x.planes.is_some() {
+            let why = || format!("multiplies codes of {} by those of no weights in {}", op.x.format, op.format);
+            return given(op).map(|_| offer(op.x.format)).ok_or_else(|| Unsupported::new(why()));
+        }
         if !op.x_precision.allows_q8() {
             return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
         }
@@ -61,14 +69,7 @@ impl Family<CheckedGemm> for GemmInt8Family {
         Quantization::new(op.format, block).ok_or_else(|| {
             Unsupported::new(format!("multiplies integers of eight bits, which {} does not hold", op.format))
         })?;
-        let of = Traits {
-            family: "gemm_int8",
-            main_loop: "simd16_int8",
-            math: Math::DotI8,
-            x_format: XFormat::Q8 { block },
-            panels: PANEL_TOKENS,
-        };
-        Ok(configs(of, op, info))
+        Ok(offer(XFormat::Q8 { block }))
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
@@ -89,11 +90,23 @@ pub(super) fn quantization(
 ) -> Result<Quantization, HalError> {
     let x_format = config.x_format;
     let how = match x_format {
+        _ if op.x.planes.is_some() => given(op),
         XFormat::Q8 { block } => Quantization::new(op.format, block),
         _ => None,
     };
     let why = || format!("has no products of {} with X in {x_format}", op.format);
     how.ok_or_else(|| unavailable(device, op, config.family, why()))
+}
+
+/// How a quantized X is multiplied as it is: in blocks whose scale X has; `None` where it is no X of signed bytes, or permuted.
+fn given(op: &CheckedGemm) -> Option<Quantization> {
+    let parts = op.x.planes.as_ref().map(|planes| planes.parts)?;
+    if parts.code != XCode::Int8 || parts.scale != Some(ScaleType::F32) || parts.factor != XFactor::None || op.k_order {
+        return None;
+    }
+    let is_of_scale = |block: &usize| parts.block.is_none_or(|columns| columns.is_multiple_of(*block));
+    let blocks = std::iter::once(op.format.activation_block()).chain(Quantization::BLOCKS).filter(is_of_scale);
+    { blocks }.find_map(|block| Quantization::new(op.format, block))
 }
 
 /// The family's main loop.

@@ -28,13 +28,13 @@ pub use int8::{GEMM_INT8, GemmInt8Family};
 /// What the CPU offers.
 pub static FAMILIES: GemmFamilies = &[&GEMM, &GEMM_INT8];
 
-/// What every family needs: weights packed for vectors, and X in plain numbers.
+/// What every family needs: weights packed for vectors.
 ///
 /// # Errors
 /// The reason why the operation is not served.
-fn check_supported(op: &CheckedGemm) -> Result<Dense, Unsupported> {
+fn check_supported(op: &CheckedGemm) -> Result<(), Unsupported> {
     if op.class == FragmentLayout::Simd16 {
-        return op.plain_x();
+        return Ok(());
     }
     Err(Unsupported::new(format!(
         "reads weights packed as {:?}, and these are packed as {:?}",
@@ -121,8 +121,8 @@ fn efficiency(tokens: usize, math: Math, info: &DeviceInfo) -> u32 {
 /// A family's loop made ready for one operation.
 pub(super) struct CpuGemm {
     op: CheckedGemm,
-    /// X as the operation describes it.
-    x: Dense,
+    /// X as the operation describes it, where its numbers are plain.
+    x: Option<Dense>,
     layout: PackedLayout,
     scales: Scales,
     main_loop: Loop,
@@ -168,7 +168,10 @@ impl CpuGemm {
     ) -> Result<Self, HalError> {
         let cpu = CpuDevice::of(device)?;
         let unavailable = |why| unavailable(device, op, config.family, why);
-        let x = op.plain_x().map_err(|unsupported| unavailable(unsupported.why))?;
+        let x = match quantization {
+            Some(_) => op.x.dense(),
+            None => Some(op.plain_x().map_err(|unsupported| unavailable(unsupported.why))?),
+        };
         let layout = PackedLayout::new(op.format, op.class)
             .ok_or_else(|| unavailable(format!("the weight is packed as {:?}", op.class)))?;
         let (parts, columns, simd) = (Parts::new(op, &layout), row_columns(&layout, op.stored_k), cpu.simd());
@@ -212,7 +215,7 @@ impl CpuGemm {
     /// # Errors
     /// [`HalError::OutOfBounds`] for an operand that is too short.
     pub(super) fn multiply(&self, op: &CheckedGemm, x: Dense, parts: JobParts<'_>) -> Result<(), HalError> {
-        self.run(&Job::of_parts(op, x, &self.layout, &self.scales, self.simd, parts)?);
+        self.run(&Job::of_parts(op, Some(x), &self.layout, &self.scales, self.simd, parts)?);
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 // Stages of 128 columns of 8-bit codes, of all tokens and features of a CTA, that all its threads copy with `cp.async`, and
-// the product of a warp: `mma.sync` starts from zero every stage, and its sums are added in f32, times both scales.
+// the product of a warp: `mma.sync` starts from zero every stage, and its sums are added in f32, times both scales. With QG_W_POWERS
+// each row of W has a power of two for 32 columns, which are an instruction's.
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/mma_fp8.cuh"
@@ -10,6 +11,12 @@
 constexpr u32 WARP_M = QG_TILE_M / QG_WARPS_M, WARP_N = QG_TILE_N / QG_WARPS_N;
 constexpr u32 MMA_M = 16, MMA_N = 8, M_TILES = WARP_M / MMA_M, N_TILES = WARP_N / MMA_N;
 static_assert(QG_WARPS_M * QG_WARPS_N * 32 == QG_THREADS, "warps share the tile");
+
+#if QG_W_POWERS
+// Powers of the rows of a row tile for a packed k-block: bytes of row 0, of row 8, of row 1, …, each for 32 columns and the next 32.
+constexpr u32 POWERS_BYTES = 32;
+static_assert(K_TILE_K_BLOCKS == 1, "a k-block's powers stand behind it");
+#endif
 
 // The D registers of the instructions.
 struct Accumulators {
@@ -22,6 +29,9 @@ struct Stage {
     alignas(128) u8 x[QG_TILE_M * STAGE_K];
     u8 w[STAGE_K_BLOCKS][QG_TILE_N * PACKED_K_BLOCK];
     StageScales scales;
+#if QG_W_POWERS
+    alignas(16) u8 powers[STAGE_K_BLOCKS][QG_TILE_N / 16 * POWERS_BYTES];
+#endif
 
     // Starts copying stage `k` of the tile. Bytes outside X, and k-blocks outside W, become zeros.
     QG_DEVICE void copy(Stage& s, const Fp8GemmParams& params, u32 first_token, u32 first_row, u32 k, u32 thread) {
@@ -58,6 +68,14 @@ struct Stage {
                                  row % 16 * PACKED_K_BLOCK + chunk * 16;
                 cp_async_16(s.w[block] + row * PACKED_K_BLOCK + (chunk ^ row / 2 % 4) * 16, from, is_there ? 16 : 0);
             }
+#if QG_W_POWERS
+            if (thread < QG_TILE_N / 16 * (POWERS_BYTES / 16)) {
+                const u32 own = first_tile + thread / 2, tile = own < last ? own : last;
+                const u8* from = w + ((u64)tile * k_tiles + (is_there ? k_tile : 0)) * QG_K_TILE_BYTES +
+                                 QG_SCALE_OFFSET + thread % 2 * 16;
+                cp_async_16(s.powers[block] + thread * 16, from, is_there ? 16 : 0);
+            }
+#endif
         }
     }
 };
@@ -68,6 +86,82 @@ QG_DEVICE void load_w(u32 (&words)[4], const u8* k_block, u32 row, u32 lane) {
     ldmatrix_x4(words, shared_address(k_block) + (row + own) * PACKED_K_BLOCK + (lane / 8 ^ own / 2) * 16);
 }
 
+// D += A · B, codes of X and of W.
+QG_DEVICE void mma_codes(float (&d)[4], const u32 (&x)[4], const u32 (&w)[2]) {
+#if QG_W_E5M2
+    mma_m16n8k32_e4m3_e5m2(d, x, w);
+#else
+    mma_m16n8k32_e4m3(d, x, w);
+#endif
+}
+
+#if QG_W_POWERS
+// The B operands of a packed k-block for the eight features from `row` on, columns in their order: a word for every 16. Lane t has
+// columns 4t..4t+3 of each, which are bytes of two chunks.
+QG_DEVICE void load_ordered_w(u32 (&words)[4], const u8* k_block, u32 row, u32 lane) {
+    const u32 own = lane / 4, t = lane % 4, chunk = t % 2 * 2, swizzle = own / 2;
+    const u8* of_row = k_block + (row + own) * PACKED_K_BLOCK;
+    const u32x4 even = ld_shared(reinterpret_cast<const u32x4*>(of_row + (chunk ^ swizzle) * 16));
+    const u32x4 odd = ld_shared(reinterpret_cast<const u32x4*>(of_row + (chunk + 1 ^ swizzle) * 16));
+    const u32 bytes = t < 2 ? 0x6420 : 0x7531;
+    words[0] = prmt(even.x, odd.x, bytes);
+    words[1] = prmt(even.y, odd.y, bytes);
+    words[2] = prmt(even.z, odd.z, bytes);
+    words[3] = prmt(even.w, odd.w, bytes);
+}
+
+// The number that a power's byte stands for, that of 0 being subnormal.
+QG_DEVICE float power_of(u32 byte) {
+    return bits_to_f32(byte == 0 ? 0x00400000u : byte << 23);
+}
+
+// acc += X · Wᵀ over a stage: sums of 32 columns are added in f32. `token` is the lane's first of the warp's first 16, `row` the warp's
+// first feature.
+QG_DEVICE void multiply_stage(Accumulators& acc, const Stage& s, u32 token, u32, u32 row, u32 lane) {
+    const u32 first_token = token - token_of(lane / 4);
+    float factor[M_TILES][2];
+#pragma unroll
+    for (u32 mt = 0; mt < M_TILES; mt++) StageScales::load_x(s.scales, token + mt * MMA_M, factor[mt]);
+#pragma unroll
+    for (u32 block = 0; block < STAGE_K_BLOCKS; block++) {
+        // Columns in their order, 32 a step; the codes of tokens beyond the last are zeros.
+        u32 x[M_TILES][2][4];
+#pragma unroll
+        for (u32 mt = 0; mt < M_TILES; mt++)
+#pragma unroll
+            for (u32 step = 0; step < 2; step++) {
+                const u32 own = first_token + mt * MMA_M + lane / 8 % 2 * 8 + token_of(lane % 8);
+                const u32 chunk = block * 4 + step * 2 + lane / 16;
+                ldmatrix_x4(x[mt][step], shared_address(s.x) + own * STAGE_K + (chunk ^ own % 8) * 16);
+            }
+#pragma unroll
+        for (u32 nt = 0; nt < N_TILES; nt++) {
+            u32 w[4];
+            load_ordered_w(w, s.w[block], row + nt * MMA_N, lane);
+            // Those of the lane's two features, for the first 32 columns in the low byte.
+            const u32 tile = row / 16 + nt / 2, upper = nt % 2 * 16;
+            const u8* of_lane = s.powers[block] + tile * POWERS_BYTES + lane % 4 * 8;
+            const u32 even = ld_shared(reinterpret_cast<const u32*>(of_lane)) >> upper;
+            const u32 odd = ld_shared(reinterpret_cast<const u32*>(of_lane + 4)) >> upper;
+#pragma unroll
+            for (u32 step = 0; step < 2; step++) {
+                const float of_w[2] = {power_of(even >> step * 8 & 0xff), power_of(odd >> step * 8 & 0xff)};
+#pragma unroll
+                for (u32 mt = 0; mt < M_TILES; mt++) {
+                    float sums[4] = {};
+                    mma_codes(sums, x[mt][step], {w[step * 2], w[step * 2 + 1]});
+#pragma unroll
+                    for (u32 i = 0; i < 4; i++) {
+                        float& d = acc.value[mt][nt][i];
+                        d = fma_f32(factor[mt][i / 2] * of_w[i % 2], sums[i], d);
+                    }
+                }
+            }
+        }
+    }
+}
+static_assert(WARP_N % 16 == 0, "a warp begins with a row tile");
+#else
 // acc += X · Wᵀ over a stage. `token` is the lane's first of the warp's first 16, `row` the warp's first feature.
 QG_DEVICE void multiply_stage(Accumulators& acc, const Stage& s, u32 token, u32 tokens, u32 row, u32 lane) {
     Accumulators sums = {};
@@ -82,8 +176,8 @@ QG_DEVICE void multiply_stage(Accumulators& acc, const Stage& s, u32 token, u32 
             load_w(w, s.w[block], row + nt * MMA_N, lane);
 #pragma unroll
             for (u32 mt = 0; mt < M_TILES; mt++) {
-                mma_m16n8k32_e4m3(sums.value[mt][nt], x[mt].a[block * 2], {w[0], w[1]});
-                mma_m16n8k32_e4m3(sums.value[mt][nt], x[mt].a[block * 2 + 1], {w[2], w[3]});
+                mma_codes(sums.value[mt][nt], x[mt].a[block * 2], {w[0], w[1]});
+                mma_codes(sums.value[mt][nt], x[mt].a[block * 2 + 1], {w[2], w[3]});
             }
         }
     float factor[M_TILES][2];
@@ -103,3 +197,4 @@ QG_DEVICE void multiply_stage(Accumulators& acc, const Stage& s, u32 token, u32 
     }
 }
 static_assert(MMA_N == SCALE_ROWS, "an instruction's features share a record");
+#endif

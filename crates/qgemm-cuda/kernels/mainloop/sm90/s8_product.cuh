@@ -1,6 +1,6 @@
 // The product of a consumer warpgroup with 8-bit integers: 64 tokens of X, which pass through registers, and PARTS times PART_N
 // features of W, which the instructions read from shared memory as they are packed: unsigned, 128 more than they stand for. The
-// sums of X's codes take that away again.
+// sums of X's codes take that away again. Sums of more than FLUSH_STAGES stages are added in f32.
 #pragma once
 #include "atoms/wgmma_s8.cuh"
 #include "mainloop/sm90/consumer_place.cuh"
@@ -10,8 +10,13 @@ static_assert(!HAS_BLOCK_SCALES, "sums are exact, and scaled once");
 // What codes of W are stored plus.
 constexpr i32 W_OFFSET = 128;
 
+// Stages whose products of a byte below 256 and one of at most 128 in magnitude fill 31 bits, and whether registers have room for sums
+// and numbers side by side. Where they have not, the host plans no more stages.
+constexpr u32 FLUSH_STAGES = 65536 / STAGE_K;
+constexpr bool FLUSHES = PARTS * PART_N / 2 <= 64;
+
 // The D registers of the instructions, side by side. Of eight features each, a lane holds two of its first token and two
-// of its second. Sums become numbers in the same registers.
+// of its second. Where sums are not flushed, they become numbers in the same registers.
 struct Accumulators {
     float value[PARTS][PART_N / 2];
 };
@@ -45,13 +50,13 @@ QG_DEVICE void multiply_stage(Sums& sums, const XFragments& x, const Pipeline& p
     for (u32 part = 0; part < PARTS; part++) wgmma_fence_accumulators(sums.value[part]);
 }
 
-// acc = X · Wᵀ over `count` stages, of tokens from `first_token` on.
-QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const Fp8GemmParams& params,
-                             u32 first_token, u32 count, const LanePlace& place, u32 lane) {
+// acc += X · Wᵀ over `count` stages, at most FLUSH_STAGES, but for the factors of tokens.
+template <bool ADDS>
+QG_DEVICE void multiply_stages(Accumulators& acc, Pipeline& pipeline, Position& at, u32 tokens, u32 count,
+                               const LanePlace& place, u32 lane) {
     Sums sums = {};
     // Of the codes of the lane's columns of its two tokens.
     i32 codes[2] = {0, 0};
-    const u32 m = params.gemm.shape.m, tokens = first_token < m ? m - first_token : 0;
 #pragma unroll 1
     for (; count > 0; count--) {
         mbarrier_wait(&pipeline.full[at.stage], at.parity);
@@ -67,8 +72,6 @@ QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at
         Pipeline::release(pipeline, at.stage, lane);
         Position::next(at);
     }
-    float factor[2];
-    load_token_factors(factor, params, first_token + place.token);
 #pragma unroll
     for (u32 token = 0; token < 2; token++) {
         // Four lanes have the columns of a token.
@@ -79,6 +82,31 @@ QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at
 #pragma unroll
     for (u32 part = 0; part < PARTS; part++)
 #pragma unroll
-        for (u32 i = 0; i < PART_N / 2; i++)
-            acc.value[part][i] = (float)(sums.value[part][i] - codes[i / 2 % 2]) * factor[i / 2 % 2];
+        for (u32 i = 0; i < PART_N / 2; i++) {
+            const float sum = (float)(sums.value[part][i] - codes[i / 2 % 2]);
+            acc.value[part][i] = ADDS ? acc.value[part][i] + sum : sum;
+        }
+}
+
+// acc = X · Wᵀ over `count` stages, of tokens from `first_token` on.
+QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const Fp8GemmParams& params,
+                             u32 first_token, u32 count, const LanePlace& place, u32 lane) {
+    const u32 m = params.gemm.shape.m, tokens = first_token < m ? m - first_token : 0;
+    if constexpr (FLUSHES) {
+        acc = {};
+#pragma unroll 1
+        for (; count > 0;) {
+            const u32 stages = count < FLUSH_STAGES ? count : FLUSH_STAGES;
+            multiply_stages<true>(acc, pipeline, at, tokens, stages, place, lane);
+            count -= stages;
+        }
+    } else {
+        multiply_stages<false>(acc, pipeline, at, tokens, count, place, lane);
+    }
+    float factor[2];
+    load_token_factors(factor, params, first_token + place.token);
+#pragma unroll
+    for (u32 part = 0; part < PARTS; part++)
+#pragma unroll
+        for (u32 i = 0; i < PART_N / 2; i++) acc.value[part][i] *= factor[i / 2 % 2];
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
-use qgemm_formats::{DType, Encoding, Format, ScaleType, XCode, XFactor, XFormat};
+use qgemm_formats::{DType, Encoding, Format, ScalePlane, ScaleType, XCode, XFactor, XFormat};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
     CheckedGemm, Dense, GemmOperand, HalError, KernelId, LaunchPlan, Math, Operands, Schedule, Spec, TileConfig,
@@ -23,6 +23,8 @@ use crate::tensor_map::TileMap;
 
 /// Columns of a stage, which share a scale (`STAGE_K`).
 pub(super) const STAGE_K: u32 = 128;
+/// Columns that share a power of two.
+const POWER_K: u32 = 32;
 /// Rows that share a record of scales.
 pub(super) const SCALE_ROWS: u32 = 8;
 /// `sizeof(WarpStaging)` in `epilogue/token_rows_store.cuh`.
@@ -46,11 +48,13 @@ pub(super) struct Fp8Loop {
     pub variants: &'static [Variant],
     /// Whether codes of a weight format are such as it multiplies.
     pub takes: fn(Format) -> bool,
+    /// Whether the kernel of a tile takes rows of W with powers of two for 32 columns each, and fits in registers then.
+    pub takes_powers: fn(&Fp8Tile) -> bool,
     /// Codes of X, and the instructions that multiply both.
     pub x_code: XCode,
     pub math: Math,
     /// Most columns, whose sums have room.
-    pub most_k: usize,
+    pub most_k: fn(&Fp8Tile) -> usize,
     pub tiles: &'static [Fp8Tile],
     /// Whether the kernel of a tile fits in registers on a variant, by what `kernels.lock` said.
     pub fits_registers: fn(&Fp8Tile, Variant) -> bool,
@@ -123,13 +127,15 @@ impl Fp8Loop {
     /// scales that span other values.
     pub(super) fn kernels(&'static self, format: Format, x: XFormat, variant: Variant) -> Vec<Fp8Kernel> {
         let serves = self.variants.contains(&variant) && (self.takes)(format);
-        if !serves || !takes_scales(format) || !takes_activations(x, self.x_code) {
+        let (scaled, powers) = (takes_scales(format), has_powers(format));
+        if !serves || !(scaled || powers) || !takes_activations(x, self.x_code) {
             return Vec::new();
         }
         let Some(layout) = PackedLayout::new(format, FragmentLayout::MmaM16) else { return Vec::new() };
         let kernel =
             |&tile| Fp8Kernel { main_loop: self, format, x, variant, layout: layout.clone(), tile, experts: None };
-        self.tiles.iter().filter(|tile| (self.fits_registers)(tile, variant)).map(kernel).collect()
+        let fits = |tile: &&Fp8Tile| (self.fits_registers)(tile, variant) && (scaled || (self.takes_powers)(tile));
+        self.tiles.iter().filter(fits).map(kernel).collect()
     }
 }
 
@@ -143,6 +149,13 @@ fn takes_scales(format: Format) -> bool {
         }
         _ => false,
     }
+}
+
+/// Whether each row has a power of two for 32 columns, in a byte.
+fn has_powers(format: Format) -> bool {
+    let scales: Vec<_> = format.float_scales.iter().map(|scale| scale.kind).collect();
+    let is_record = |plane: &ScalePlane| (plane.bytes, plane.span, plane.rows) == (1, POWER_K as usize, 1);
+    format.scale_planes.len() == 1 && format.scale_planes.iter().all(is_record) && scales == [ScaleType::E8M0]
 }
 
 fn takes_activations(x: XFormat, code: XCode) -> bool {
@@ -168,11 +181,18 @@ impl Fp8Kernel {
         self.experts.map(|experts| (experts.maps)(&self.layout, &self.tile, x, rows, w))
     }
 
+    /// Whether rows of W have powers of two.
+    fn has_powers(&self) -> bool {
+        has_powers(self.format)
+    }
+
     fn shared_bytes(&self) -> u32 {
-        match self.experts {
-            Some(experts) => (experts.shared_bytes)(&self.tile),
-            None => (self.main_loop.shared_bytes)(&self.tile),
-        }
+        let powers = self.tile.stages * if self.has_powers() { self.tile.features * (STAGE_K / POWER_K) } else { 0 };
+        powers
+            + match self.experts {
+                Some(experts) => (experts.shared_bytes)(&self.tile),
+                None => (self.main_loop.shared_bytes)(&self.tile),
+            }
     }
 
     fn consumers(&self) -> u32 {
@@ -191,7 +211,7 @@ impl Fp8Kernel {
         if op.m.max(op.stored_rows).max(op.stored_k) > MOST_ROWS || op.x.row_stride >= MOST_STRIDE_BYTES {
             return Err(Unsupported::new("TMA reaches 2^31 rows and columns, and 2^40 bytes from a row to the next"));
         }
-        match self.main_loop.most_k {
+        match (self.main_loop.most_k)(&self.tile) {
             most if op.stored_k > most => Err(Unsupported::new(format!("adds up {most} columns at most"))),
             _ => Ok(()),
         }
@@ -253,12 +273,14 @@ impl Fp8Kernel {
         let scales = self.layout.scales.first();
         let all = [("QG_VARIANT", self.variant.number()), ("QG_PARKS_STATE", 1), ("QG_W_E5M2", is_e5m2.into())];
         let integers = [("QG_INTEGERS", 1)].into_iter().filter(|_| self.main_loop.math == Math::TensorS8);
+        let powers = [("QG_W_POWERS", 1)].into_iter().filter(|_| self.has_powers());
         // TMA finds rows of X by their number: no address of X is reckoned with the type that is named here.
         let of_experts = [("QG_EXPERTS", 1), ("QG_EXPERT_TILES", 1), ("QG_X_DTYPE", dtype_code(DType::F16))];
         let clusters = [("QG_CLUSTER", self.tile.cluster)].into_iter().filter(|_| self.tile.cluster > 1);
         for (name, value) in all
             .into_iter()
             .chain(integers)
+            .chain(powers)
             .chain(clusters)
             .chain(of_experts.into_iter().filter(|_| self.experts.is_some()))
         {
@@ -269,7 +291,7 @@ impl Fp8Kernel {
             ("QG_K_TILE", self.layout.k_tile as u32),
             ("QG_K_TILE_BYTES", self.layout.k_tile_bytes as u32),
             ("QG_SCALE_OFFSET", scales.map_or(0, |plane| plane.offset as u32)),
-            ("QG_W_BLOCK_SCALES", scales.is_some().into()),
+            ("QG_W_BLOCK_SCALES", (scales.is_some() && !self.has_powers()).into()),
             ("QG_W_SCALE_ROWS", self.format.scale_planes.first().map_or(1, |plane| plane.rows as u32)),
             ("QG_X_BLOCK_SCALES", self.x.parts(false, None).is_some_and(|parts| parts.block.is_some()).into()),
             ("QG_TILE_M", tokens),

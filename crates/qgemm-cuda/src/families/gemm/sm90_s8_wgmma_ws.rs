@@ -14,10 +14,10 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     arch_specific: true,
     variants: &[Variant::Sm90],
     takes,
+    takes_powers: |_| false,
     x_code: XCode::Int8,
     math: Math::TensorS8,
-    // Products of a byte below 256 and one of at most 128 in magnitude fill 31 bits.
-    most_k: 1 << 16,
+    most_k,
     tiles: &TILES,
     fits_registers: |_, _| true,
     consumers,
@@ -26,6 +26,12 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     experts: None,
     params: mapped,
 };
+
+/// Products of a byte below 256 and one of at most 128 in magnitude fill 31 bits with so many columns. Where registers have room beside
+/// sums, for up to 64 of a lane (`FLUSHES`), these are added in f32 before they can overflow.
+fn most_k(tile: &Fp8Tile) -> usize {
+    if tile.tokens * tile.features / consumers(tile) <= 64 { usize::MAX } else { 1 << 16 }
+}
 
 /// Bytes that stand for 128 less, without scales in the rows (`W_OFFSET`).
 fn takes(format: Format) -> bool {

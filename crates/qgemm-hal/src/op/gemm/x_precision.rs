@@ -20,7 +20,7 @@ use crate::error::HalError;
 #[non_exhaustive]
 pub enum XPrecision {
     /// What costs no speed on the device, and never rounds further than llama.cpp: as [`XPrecision::Int8`] on processors and
-    /// wgpu, and f16 or bf16 on CUDA.
+    /// wgpu, and f16 or bf16 on CUDA. Of FP8 weights whose checkpoint states dynamic FP8 activations, as [`XPrecision::E4M3`].
     #[default]
     Auto,
     /// Not at all.
@@ -39,7 +39,8 @@ pub enum XPrecision {
     /// [`activation_block`](qgemm_formats::FormatDesc::activation_block) columns, on CUDA for every 32, where weights are such
     /// integers, too. Else as [`XPrecision::F16`].
     Int8,
-    /// To integers of eight bits with one factor a token, on CUDA. Else as [`XPrecision::Int8`], which rounds less.
+    /// To integers of eight bits with one factor a token, where kernels multiply such codes with weights that are integers, too. Else as
+    /// [`XPrecision::Int8`], which rounds less.
     Int8Token,
     /// To E4M3, four bits of precision, with a factor for every 128 columns, where a CUDA kernel multiplies such codes with those of FP8
     /// weights (Ada and newer). Else as [`XPrecision::Int8`], which rounds less.

@@ -92,15 +92,15 @@ pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> P
         extensions: "",
         rows: FourRows::OfTiles,
         codes: Codes::Numbers,
-        sources: sources([X_F32, multiply], subgroups),
+        sources: sources(&[X_F32, multiply], subgroups),
         constants,
     }
 }
 
 /// The sources of a shader for few tokens that brings X and multiplies as `own` do.
-pub(super) fn sources(own: [&'static str; 2], subgroups: bool) -> Vec<&'static str> {
-    let [x, multiply] = own;
-    let mut sources = vec!["alias Accumulators = array<vec4<f32>, TILE_M>;", UNITS, MAIN_LOOP, x, multiply];
+pub(super) fn sources(own: &[&'static str], subgroups: bool) -> Vec<&'static str> {
+    let mut sources = vec!["alias Accumulators = array<vec4<f32>, TILE_M>;", UNITS, MAIN_LOOP];
+    sources.extend(own);
     match subgroups {
         true => sources.push(REDUCE_SUBGROUP),
         false => sources.extend([REDUCE_WORKGROUP, ENTRY]),

@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-use qgemm_formats::{Format, XFormat};
+use qgemm_formats::{Format, ScaleType, XCode, XFactor, XFormat};
 use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
 };
@@ -13,9 +13,13 @@ use crate::shader::{Codes, FourRows, Part};
 
 /// Name of the family.
 const NAME: &str = "gemv_int8";
-pub(super) const X_INT8: &str = include_str!("../../../shaders/x_int8.wgsl");
+const X_UNITS: &str = include_str!("../../../shaders/x_units.wgsl");
+const X_INT8: &str = include_str!("../../../shaders/x_int8.wgsl");
+const X_CODES: &str = include_str!("../../../shaders/x_codes.wgsl");
+/// What brings X to workgroup memory.
+pub(super) const X_TEXTS: [&str; 3] = [X_UNITS, X_INT8, X_CODES];
 const INTEGER: &str = include_str!("../../../shaders/gemv/integer.wgsl");
-static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| gemv::source_hash(&[X_INT8, INTEGER]));
+static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| gemv::source_hash(&[&X_TEXTS[..], &[INTEGER]].concat()));
 
 /// Bytes of a unit of X in workgroup memory: 32 codes, their factor and their sums.
 pub(super) const UNIT_BYTES: u32 = 48;
@@ -60,19 +64,52 @@ const fn config(tile_n: u32, tokens: u32, threads: u32, shared_bytes: u32) -> Ti
 }
 
 /// The sources and constants of a configuration.
-pub(crate) fn part(config: &TileConfig, format: Format, subgroups: bool) -> Part {
+pub(crate) fn part(config: &TileConfig, format: Format, x: XBytes, subgroups: bool) -> Part {
     let chunk_units = 1 << (config.shared_bytes / UNIT_BYTES / config.tile_m).ilog2();
     let x_vectors = config.tile_m * chunk_units * (UNIT_BYTES / 16);
     let constants = vec![
         ("TILE_N", config.tile_n),
         ("TILE_M", config.tile_m),
         ("THREADS", config.threads),
-        ("X_BLOCK", format.activation_block() as u32),
+        x.constant(format),
         ("CHUNK_UNITS", chunk_units),
         ("TILE_VECTORS", x_vectors.max(config.threads * config.tile_m)),
     ];
-    let sources = gemv::sources([X_INT8, INTEGER], subgroups);
+    let sources = gemv::sources(&[&x.sources()[..], &[INTEGER]].concat(), subgroups);
     Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources, constants }
+}
+
+/// How X becomes bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum XBytes {
+    /// Kernels quantize it.
+    Quantized,
+    /// It is given so, with a scale for so many columns, 0 for all of a token.
+    Given(u32),
+}
+
+impl XBytes {
+    /// Of `op`; `None` where X is in other codes, or permuted.
+    pub fn of(op: &CheckedGemm) -> Option<Self> {
+        let Some(planes) = op.x.planes else { return Some(Self::Quantized) };
+        let parts = planes.parts;
+        let scaled = parts.scale == Some(ScaleType::F32) && parts.factor == XFactor::None;
+        let serves = parts.code == XCode::Int8 && scaled && !op.k_order;
+        serves.then_some(Self::Given(parts.block.unwrap_or(0) as u32))
+    }
+
+    /// Its texts.
+    pub fn sources(self) -> [&'static str; 2] {
+        [X_UNITS, if self == Self::Quantized { X_INT8 } else { X_CODES }]
+    }
+
+    /// Columns that share a factor.
+    pub fn constant(self, format: Format) -> (&'static str, u32) {
+        match self {
+            Self::Quantized => ("X_BLOCK", format.activation_block() as u32),
+            Self::Given(block) => ("SCALE_BLOCK", block),
+        }
+    }
 }
 
 /// Whether weights of `format` are integers of up to eight bits. Numbers of a table would have to be looked up one by
@@ -81,7 +118,7 @@ pub(crate) fn holds_bytes(format: Format) -> bool {
     format.encoding.is_integer()
 }
 
-/// `configs` for X that kernels quantize themselves.
+/// `configs` for X that kernels quantize themselves, or that is given as bytes.
 ///
 /// # Errors
 /// Why integers may not be multiplied instead of activations and weights.
@@ -89,14 +126,22 @@ pub(super) fn of_quantized_x(
     op: &CheckedGemm,
     configs: impl Iterator<Item = TileConfig>,
 ) -> Result<impl Iterator<Item = TileConfig>, Unsupported> {
-    op.plain_x()?;
-    if !op.x_precision.allows_q8() {
+    let x = XBytes::of(op).ok_or_else(|| {
+        Unsupported::new(format!(
+            "multiplies signed bytes with scales in f32, not permuted, and X is in {}",
+            op.x.format
+        ))
+    })?;
+    if x == XBytes::Quantized && !op.x_precision.allows_q8() {
         return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
     }
     if !holds_bytes(op.format) {
         return Err(Unsupported::new(format!("multiplies integers of eight bits, which {} does not hold", op.format)));
     }
-    let x_format = XFormat::Q8 { block: op.format.activation_block() };
+    let x_format = match x {
+        XBytes::Quantized => XFormat::Q8 { block: op.format.activation_block() },
+        XBytes::Given(_) => op.x.format,
+    };
     Ok(configs.map(move |config| TileConfig { x_format, ..config }))
 }
 
@@ -116,7 +161,7 @@ impl Family<CheckedGemm> for GemvInt8 {
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
         let subgroups = device.info().features.contains("subgroups");
-        super::prepare(device, op, plan, |_, _| Some(part(&plan.config, op.format, subgroups)))
+        super::prepare(device, op, plan, |_, _| Some(part(&plan.config, op.format, XBytes::of(op)?, subgroups)))
     }
 
     fn source_hash(&self, _: &CheckedGemm, _: &TileConfig) -> u64 {
@@ -131,7 +176,7 @@ mod tests {
     #[test]
     fn chunks_of_activations_fit_and_take_all_invocations() {
         for config in CONFIGS {
-            let part = part(config, "q4_k".parse().expect("a format"), true);
+            let part = part(config, "q4_k".parse().expect("a format"), XBytes::Quantized, true);
             let of = |name| part.constants.iter().find(|(n, _)| *n == name).expect("a constant").1;
             // Else invocations would miss barriers while they bring a chunk.
             assert_eq!(of("TILE_M") * of("CHUNK_UNITS") % of("THREADS"), 0, "{config:?}");

@@ -10,14 +10,14 @@ use qgemm_hal::{
 
 use super::CONFIG;
 use super::gemv::UNITS;
-use super::gemv_int8::{UNIT_BYTES, X_INT8, of_quantized_x};
+use super::gemv_int8::{UNIT_BYTES, X_TEXTS, XBytes, of_quantized_x};
 use crate::shader::{Codes, ENTRY, FourRows, Part};
 
 /// Name of the family.
 const NAME: &str = "gemm_int8";
 const MAIN_LOOP: &str = include_str!("../../../shaders/gemm_int8.wgsl");
-const SOURCES: [&str; 4] = [UNITS, X_INT8, MAIN_LOOP, ENTRY];
-static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| super::source_hash(&SOURCES));
+static SOURCE_HASH: LazyLock<u64> =
+    LazyLock::new(|| super::source_hash(&[&X_TEXTS[..], &[UNITS, MAIN_LOOP, ENTRY]].concat()));
 
 /// Tokens of a workgroup.
 const TILE_M: u32 = 32;
@@ -52,18 +52,20 @@ const fn tokens(config: &TileConfig) -> u32 {
 }
 
 /// The sources and constants of a configuration.
-pub(crate) fn part(config: &TileConfig, format: Format) -> Part {
+pub(crate) fn part(config: &TileConfig, format: Format, x: XBytes) -> Part {
     let constants = vec![
         ("TILE_N", config.tile_n),
         ("TILE_M", config.tile_m),
         ("THREADS", config.threads),
         ("TOKENS", tokens(config)),
         ("MOVES", tokens(config) - 1),
-        ("X_BLOCK", format.activation_block() as u32),
+        x.constant(format),
         ("CHUNK_UNITS", CHUNK_UNITS),
         ("TILE_VECTORS", config.shared_bytes / 16),
     ];
-    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources: SOURCES.to_vec(), constants }
+    let [units, load] = x.sources();
+    let sources = vec![UNITS, units, load, MAIN_LOOP, ENTRY];
+    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources, constants }
 }
 
 /// The configurations that an adapter's workgroup memory allows.
@@ -88,7 +90,7 @@ impl Family<CheckedGemm> for GemmInt8 {
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
-        super::prepare(device, op, plan, |_, _| Some(part(&plan.config, op.format)))
+        super::prepare(device, op, plan, |_, _| Some(part(&plan.config, op.format, XBytes::of(op)?)))
     }
 
     fn source_hash(&self, _: &CheckedGemm, _: &TileConfig) -> u64 {

@@ -92,6 +92,7 @@ impl GemmKernel {
             (O::W, true),
             (O::RowScale, op.row_scale),
             (O::KOrder, op.k_order),
+            (O::XScales, op.x.planes.is_some()),
             (O::C, op.c.is_some()),
             (O::Bias, op.bias.is_some()),
             (O::TokenScale, op.token_scale),
@@ -122,7 +123,11 @@ impl GemmKernel {
         // Where an operand is absent, its width is that of any.
         let width = |dtype: Option<DType>| dtype.unwrap_or(op.d.dtype).bytes();
         let dense = |dense: Option<Dense>| width(dense.map(|dense| dense.dtype));
-        let third = if self.x_factor { O::XFactor } else { O::KOrder };
+        let third = match op.x.planes {
+            Some(_) => O::XScales,
+            None if self.x_factor => O::XFactor,
+            None => O::KOrder,
+        };
         let (x, w, row_scale, k_order, c, bias, token_scale, residual, d);
         (x, p.x_base) = touched(O::X, |e| e.x, self.x_width).bind_vectors(shared)?;
         (w, p.w_base) = touched(O::W, |e| e.w, VECTOR as usize).bind_vectors(shared)?;
@@ -185,7 +190,11 @@ fn params(&Product { op, x, .. }: &Product<'_>, launch: &Launch) -> Params {
         },
         modes: modes.packed(),
         x_row: stride(m, x.row_stride),
-        x_col: if op.k > 1 { x.col_stride as u32 } else { 1 },
+        x_col: match op.x.planes {
+            Some(planes) => stride(m, planes.scales_row / 4),
+            None if op.k > 1 => x.col_stride as u32,
+            None => 1,
+        },
         c_row: op.c.map_or(0, |c| stride(m, c.row_stride)),
         d_row: stride(m, op.d.row_stride),
         residual_row: op.residual.map_or(0, |r| stride(m, r.row_stride)),

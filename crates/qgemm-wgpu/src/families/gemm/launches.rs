@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use qgemm_formats::DType;
 use qgemm_formats::prepack::SHARED_ROWS;
 use qgemm_hal::{CheckedGemm, Dense, TileConfig, Unsupported};
 
@@ -12,17 +13,23 @@ use crate::weight_code::WeightCode;
 /// Rows of W that may begin a dispatch: whole tiles of its layout.
 pub(crate) const TILE_ROWS: usize = 2 * SHARED_ROWS;
 
-/// A product as kernels see it: where X is converted first, its X is the result.
+/// A product as kernels see it: where X is converted first, its X is the result; where it is given in codes, rows of their words.
 #[derive(Clone, Copy)]
 pub(super) struct Product<'a> {
     pub op: &'a CheckedGemm,
     pub code: &'a WeightCode,
     pub x: Dense,
+    pub x_columns: usize,
 }
 
 impl<'a> Product<'a> {
     pub fn new(op: &'a CheckedGemm, code: &'a WeightCode) -> Result<Self, Unsupported> {
-        Ok(Self { op, code, x: op.plain_x()? })
+        let Some(planes) = op.x.planes else { return Ok(Self { op, code, x: op.plain_x()?, x_columns: op.k }) };
+        let words = |bytes: u64| bytes / DType::F32.bytes() as u64;
+        let x_columns = words(planes.parts.code_bytes(op.k) as u64) as usize;
+        let row_stride = words(planes.codes_row);
+        let x = Dense { dtype: DType::F32, row_stride, col_stride: 1, aligned16: true };
+        Ok(Self { op, code, x, x_columns })
     }
 }
 
@@ -51,14 +58,14 @@ pub(super) struct Extents {
 
 impl Extents {
     /// Of `launch`, whose operands have been found to fit.
-    pub fn of(&Product { op, code, x }: &Product<'_>, launch: &Launch) -> Self {
+    pub fn of(&Product { op, code, x, x_columns }: &Product<'_>, launch: &Launch) -> Self {
         let m = launch.m.len();
         let dense = |dense: &Dense, columns: usize| {
             let last = (m - 1) as u64 * dense.row_stride + (columns - 1) as u64 * dense.col_stride;
             (last as usize + 1) * dense.dtype.bytes()
         };
         Self {
-            x: dense(&x, op.k),
+            x: dense(&x, x_columns),
             w: launch.rows.len().div_ceil(TILE_ROWS) * code.row_of_tiles_bytes(op.stored_k),
             c: op.c.as_ref().map_or(0, |c| dense(c, op.out_features)),
             residual: op.residual.as_ref().map_or(0, |residual| dense(residual, op.out_features)),
@@ -71,7 +78,12 @@ impl Extents {
     fn of_vectors(op: &CheckedGemm, m: usize) -> Self {
         Self {
             row_scale: if op.row_scale { op.stored_rows * 4 } else { 0 },
-            k_order: if op.k_order { op.stored_k * 4 } else { 0 },
+            k_order: match op.x.planes {
+                // Columns of given codes are in order, so the binding of the order is free for their scales.
+                Some(planes) => (m - 1) * planes.scales_row as usize + planes.parts.scale_bytes(op.k),
+                None if op.k_order => op.stored_k * 4,
+                None => 0,
+            },
             bias: op.bias.map_or(0, |dtype| op.bias_len() * dtype.bytes()),
             token_scale: if op.token_scale { m * 4 } else { 0 },
             ..Self::default()
@@ -79,12 +91,13 @@ impl Extents {
     }
 
     /// What stands before a dispatch's tokens and rows.
-    pub fn before(&Product { op, code, x }: &Product<'_>, launch: &Launch) -> Self {
+    pub fn before(&Product { op, code, x, .. }: &Product<'_>, launch: &Launch) -> Self {
         let tokens = |dense: Dense| launch.m.start * dense.row_stride as usize * dense.dtype.bytes();
         Self {
             x: tokens(x),
             w: launch.rows.start / TILE_ROWS * code.row_of_tiles_bytes(op.stored_k),
             c: op.c.map_or(0, tokens),
+            k_order: op.x.planes.map_or(0, |planes| launch.m.start * planes.scales_row as usize),
             token_scale: launch.m.start * 4,
             residual: op.residual.map_or(0, tokens),
             d: tokens(op.d),
@@ -136,7 +149,7 @@ fn rows_a_launch(
 
 /// Tokens whose rows of X, C, residual and D fit a binding each, and whose tiles fit the grid.
 fn tokens_a_launch(
-    &Product { op, x, .. }: &Product<'_>,
+    &Product { op, x, x_columns, .. }: &Product<'_>,
     config: &TileConfig,
     limit: u64,
 ) -> Result<usize, Unsupported> {
@@ -144,7 +157,7 @@ fn tokens_a_launch(
     let mut tokens = MAX_GROUPS as usize * tile;
     let d_like = |dense| (dense, op.out_features);
     let dense = [
-        ("X", Some((x, op.k))),
+        ("X", Some((x, x_columns))),
         ("C", op.c.map(d_like)),
         ("the residual", op.residual.map(d_like)),
         ("D", Some(d_like(op.d))),
@@ -155,7 +168,7 @@ fn tokens_a_launch(
     let Extents { row_scale, k_order, bias, token_scale, .. } = Extents::of_vectors(op, tokens.min(op.m));
     let whole = [
         ("the row scales", row_scale),
-        ("the column order", k_order),
+        (if op.k_order { "the column order" } else { "the scales of X" }, k_order),
         ("the bias", bias),
         ("the token scales", token_scale),
     ];
@@ -172,7 +185,7 @@ pub(super) mod tests {
     use super::*;
     use crate::families::gemm::{gemv, simt};
     use crate::weight_code::CLASS;
-    use qgemm_formats::{DType, Format};
+    use qgemm_formats::Format;
     use qgemm_hal::{Activation, XPrecision};
 
     pub fn op(m: usize, n: usize, k: usize) -> CheckedGemm {

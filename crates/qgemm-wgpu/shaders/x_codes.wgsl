@@ -1,0 +1,50 @@
+// X given in codes and scales: signed bytes, a row of words `p.x_row` words after the one before, and an f32 for every SCALE_BLOCK
+// columns, or, where that is 0, for all of a token. Scales stand where the column order would, rows `p.x_col` words apart.
+
+// Loads `units` units of X from column `s0` on. Rows of codes are whole units.
+fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
+    for (var i = thread; i < CHUNK; i += THREADS) {
+        let unit = i % CHUNK_UNITS;
+        if (unit < units) {
+            let at = i * UNIT_PITCH;
+            let column = s0 + unit * UNIT;
+            let m = min(m0 + i / CHUNK_UNITS, tokens() - 1u);
+            var codes: array<vec4<u32>, 2>;
+            var d = 0u;
+            if (column < x_columns()) {
+                let word = x_first() + m * p.x_row + column / 4u;
+                #for e 2
+                codes[$e] = in_order(vec4<u32>(
+                    x_word(word + $eu * 4u),
+                    x_word(word + $eu * 4u + 1u),
+                    x_word(word + $eu * 4u + 2u),
+                    x_word(word + $eu * 4u + 3u),
+                ));
+                #end
+                let block = select(0u, column / max(SCALE_BLOCK, 1u), SCALE_BLOCK != 0u);
+                d = k_order[k_order_first() + m * p.x_col + block];
+            }
+            let sums = vec2<i32>(sum_of(codes[0]), sum_of(codes[1]));
+            let scale = bitcast<f32>(d);
+            var spans = vec2<f32>(sums) * scale;
+            if (SPANS == 1u) {
+                spans.x = f32(sums.x + sums.y) * scale;
+            }
+            tile[at] = codes[0];
+            tile[at + 1u] = codes[1];
+            tile[at + 2u] = vec4<u32>(d, bitcast<u32>(spans.x), bitcast<u32>(spans.y), 0u);
+        }
+    }
+}
+
+// Words of four neighbouring columns with the second and the third exchanged.
+fn in_order(words: vec4<u32>) -> vec4<u32> {
+    let outer = words & vec4<u32>(0xff0000ffu);
+    return outer | ((words >> vec4<u32>(8u)) & vec4<u32>(0xff00u)) | ((words << vec4<u32>(8u)) & vec4<u32>(0xff0000u));
+}
+
+fn sum_of(codes: vec4<u32>) -> i32 {
+    let one = 0x01010101u;
+    return dot4I8Packed(codes.x, one) + dot4I8Packed(codes.y, one) + dot4I8Packed(codes.z, one)
+        + dot4I8Packed(codes.w, one);
+}
