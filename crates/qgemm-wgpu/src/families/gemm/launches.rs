@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use qgemm_formats::prepack::SHARED_ROWS;
-use qgemm_hal::{CheckedGemm, Dense, TileConfig, Unsupported};
+use qgemm_hal::{CheckedGemm, Dense, GemmOperand, Operand, TileConfig, Unsupported};
 
 use crate::families::dispatch::{MARGIN, MAX_GROUPS, rows_that_fit, too_large};
 use crate::weight_code::WeightCode;
@@ -33,6 +33,8 @@ pub(super) struct Launch {
     pub m: Range<usize>,
     /// Stored rows of W.
     pub rows: Range<usize>,
+    /// Which output they are of.
+    pub segment: usize,
 }
 
 /// Bytes from the first to the last element that a dispatch touches; 0 for operands that are absent.
@@ -53,6 +55,7 @@ impl Extents {
     /// Of `launch`, whose operands have been found to fit.
     pub fn of(&Product { op, code, x }: &Product<'_>, launch: &Launch) -> Self {
         let m = launch.m.len();
+        let (_, features, of_d) = launch.output(op);
         let dense = |dense: &Dense, columns: usize| {
             let last = (m - 1) as u64 * dense.row_stride + (columns - 1) as u64 * dense.col_stride;
             (last as usize + 1) * dense.dtype.bytes()
@@ -62,7 +65,7 @@ impl Extents {
             w: launch.rows.len().div_ceil(TILE_ROWS) * code.row_of_tiles_bytes(op.stored_k),
             c: op.c.as_ref().map_or(0, |c| dense(c, op.out_features)),
             residual: op.residual.as_ref().map_or(0, |residual| dense(residual, op.out_features)),
-            d: dense(&op.d, op.out_features),
+            d: dense(&of_d, features.len()),
             ..Self::of_vectors(op, m)
         }
     }
@@ -87,13 +90,18 @@ impl Extents {
             c: op.c.map_or(0, tokens),
             token_scale: launch.m.start * 4,
             residual: op.residual.map_or(0, tokens),
-            d: tokens(op.d),
+            d: tokens(launch.output(op).2),
             ..Self::default()
         }
     }
 }
 
 impl Launch {
+    /// The output that it writes: the operand, its features, and its matrix.
+    pub fn output(&self, op: &CheckedGemm) -> (GemmOperand, Range<usize>, Dense) {
+        op.outputs().nth(self.segment).unwrap_or((GemmOperand::D, 0..op.out_features, op.d))
+    }
+
     /// The dispatches that compute `product` with tiles of `config`, where a binding sees at most `limit` bytes.
     ///
     /// # Errors
@@ -109,8 +117,16 @@ impl Launch {
         let rows = rows_a_launch(product, config, limit)?;
         let tokens = tokens_a_launch(product, config, limit)?;
         let ranges = |len: usize, step: usize| (0..len).step_by(step).map(move |at| at..(at + step).min(len));
-        let of_rows = |rows: Range<usize>| ranges(op.m, tokens).map(move |m| Launch { m, rows: rows.clone() });
-        Ok(ranges(op.stored_rows, rows).flat_map(of_rows).collect())
+        // An output is a binding: each segment's has dispatches of its own.
+        let outputs = op.outputs().enumerate().map(|(segment, (_, features, _))| match op.segments.is_empty() {
+            true => (segment, 0..op.stored_rows),
+            false => (segment, features),
+        });
+        let of_output = |(segment, all): (usize, Range<usize>)| {
+            let parts = ranges(all.len(), rows).map(move |part| all.start + part.start..all.start + part.end);
+            parts.flat_map(move |rows| ranges(op.m, tokens).map(move |m| Launch { m, rows: rows.clone(), segment }))
+        };
+        Ok(outputs.flat_map(of_output).collect())
     }
 }
 
@@ -143,13 +159,10 @@ fn tokens_a_launch(
     let tile = config.tile_m as usize;
     let mut tokens = MAX_GROUPS as usize * tile;
     let d_like = |dense| (dense, op.out_features);
-    let dense = [
-        ("X", Some((x, op.k))),
-        ("C", op.c.map(d_like)),
-        ("the residual", op.residual.map(d_like)),
-        ("D", Some(d_like(op.d))),
-    ];
-    for (name, (dense, columns)) in dense.into_iter().filter_map(|(name, dense)| Some((name, dense?))) {
+    let dense = [("X", Some((x, op.k))), ("C", op.c.map(d_like)), ("the residual", op.residual.map(d_like))];
+    let outputs = op.outputs().map(|(operand, features, d)| (output_name(operand), Some((d, features.len()))));
+    let dense = dense.into_iter().chain(outputs);
+    for (name, (dense, columns)) in dense.filter_map(|(name, dense)| Some((name, dense?))) {
         tokens = tokens.min(rows_that_fit(name, &dense, columns, limit)?);
     }
     let Extents { row_scale, k_order, bias, token_scale, .. } = Extents::of_vectors(op, tokens.min(op.m));
@@ -165,6 +178,11 @@ fn tokens_a_launch(
         }
     }
     Ok(if tokens < op.m && tokens > tile { tokens / tile * tile } else { tokens.min(op.m) })
+}
+
+/// What messages call an output.
+fn output_name(operand: GemmOperand) -> &'static str {
+    if operand == GemmOperand::D { "D" } else { operand.name() }
 }
 
 #[cfg(test)]
@@ -197,6 +215,7 @@ pub(super) mod tests {
             bias: Some(DType::BF16),
             token_scale: false,
             residual: None,
+            segments: Vec::new(),
             residual_in_d: false,
             alpha: 1.0,
             beta: 0.0,
@@ -224,7 +243,8 @@ pub(super) mod tests {
     fn extents_count_strides_and_tiles() {
         let op = op(2, 5, 64);
         let code = WeightCode::new(op.format).expect("q4_0");
-        let extents = Extents::of(&Product::new(&op, &code).expect("plain"), &Launch { m: 0..2, rows: 0..5 });
+        let extents =
+            Extents::of(&Product::new(&op, &code).expect("plain"), &Launch { m: 0..2, rows: 0..5, segment: 0 });
         let expected = Extents { x: (67 + 64) * 2, w: 16 * 36, bias: 10, d: 40, ..Extents::default() };
         assert_eq!(extents, expected);
     }
@@ -232,7 +252,10 @@ pub(super) mod tests {
     #[test]
     fn what_fits_is_one_launch_and_what_does_not_is_cut() {
         let (gemm, gemv) = (&simt::CONFIGS[0], &gemv::CONFIGS[0]);
-        assert_eq!(launches(&op(3, 1000, 4096), gemm, 128 << 20), Ok(vec![Launch { m: 0..3, rows: 0..1000 }]));
+        assert_eq!(
+            launches(&op(3, 1000, 4096), gemm, 128 << 20),
+            Ok(vec![Launch { m: 0..3, rows: 0..1000, segment: 0 }])
+        );
         // 2.25 GiB of weights.
         let cut = launches(&op(1, 1 << 20, 4096), gemv, 128 << 20).expect("cut");
         assert_eq!(cut.len(), 19);
