@@ -165,6 +165,7 @@ impl<'a> Launch<'a> {
                 cut_ctas: cut.cut_ctas,
                 cut_k_tiles: cut.cut_k_tiles,
             },
+            segments: [OutputSegment::default(); 3],
         };
         let region =
             |name, buffer: &Buffer, access| Region { name, start: address(buffer) as usize, len: buffer.len(), access };

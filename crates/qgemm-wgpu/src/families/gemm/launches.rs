@@ -191,7 +191,7 @@ pub(super) mod tests {
     use crate::families::gemm::{gemv, simt};
     use crate::weight_code::CLASS;
     use qgemm_formats::{DType, Format};
-    use qgemm_hal::{Activation, XPrecision};
+    use qgemm_hal::{Activation, Operation, Segment, XPrecision};
 
     pub fn op(m: usize, n: usize, k: usize) -> CheckedGemm {
         let dense = |dtype, row_stride| Dense { dtype, row_stride, col_stride: 1, aligned16: false };
@@ -268,6 +268,26 @@ pub(super) mod tests {
         // Less than a workgroup's tile.
         let cut = launches(&op(1, 100, 4096), gemv, 80 << 10).expect("cut");
         assert_eq!(cut.iter().map(|l| l.rows.start).collect::<Vec<_>>(), [0, 32, 64, 96]);
+    }
+
+    #[test]
+    fn segments_have_dispatches_of_their_own() {
+        let mut op = op(2, 70, 64);
+        let wide = |dtype, row_stride| Dense { dtype, row_stride, col_stride: 1, aligned16: false };
+        op.d = wide(DType::F16, 20);
+        op.segments =
+            vec![Segment { first: 16, d: wide(DType::F32, 32) }, Segment { first: 48, d: wide(DType::BF16, 22) }];
+        let all = launches(&op, &simt::CONFIGS[0], 128 << 20).expect("fits");
+        let expected = [(0..16, 0), (16..48, 1), (48..70, 2)];
+        assert_eq!(all, expected.map(|(rows, segment)| Launch { m: 0..2, rows, segment }));
+        let code = WeightCode::new(op.format).expect("q4_0");
+        let product = Product::new(&op, &code).expect("plain");
+        let of_d = |launch: &Launch| (launch.output(&op).0, Extents::of(&product, launch).d);
+        assert_eq!(
+            all.iter().map(of_d).collect::<Vec<_>>(),
+            [(GemmOperand::D, (20 + 16) * 2), (GemmOperand::D2, 64 * 4), (GemmOperand::D3, 44 * 2)]
+        );
+        assert_eq!(op.operands().len(), 6, "{:?}", op.operands());
     }
 
     #[test]
