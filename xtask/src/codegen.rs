@@ -52,9 +52,9 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 
 /// The structs as C++, every offset asserted.
 fn cuda(structs: &[AbiStruct]) -> anyhow::Result<String> {
-    let mut out = format!("{HEADER}#pragma once\n#include \"atoms/types.cuh\"\n");
+    let mut out = format!("{HEADER}#pragma once\n#include \"atoms/types.cuh\"\n\n");
     for s in structs {
-        writeln!(out, "\nstruct {} {{", s.name)?;
+        writeln!(out, "struct {} {{", s.name)?;
         for f in s.fields {
             writeln!(out, "    {} {};  //{}", cuda_type(f.ty)?, f.name, f.doc)?;
         }

@@ -365,8 +365,7 @@ impl Context {
     /// known, as with [`Context::plan`].
     ///
     /// # Errors
-    /// [`Error::GatedGradient`] for a gated pair; when the gradient is not valid, no family serves it, or a kernel cannot be made
-    /// ready.
+    /// When the gradient is not valid, no family serves it, or a kernel cannot be made ready.
     pub fn plan_gradient(&self, weight: &Weight, gradient: &Gradient) -> Result<GradientPlan, Error> {
         GradientPlan::new(&*self.device, self.tuned(), &self.plans, weight.shape(), gradient)
     }

@@ -231,9 +231,6 @@ pub enum Error {
         /// What came.
         got: String,
     },
-    /// The rows of a gated pair alternate between two weights, and its gradient is that of neither.
-    #[error("the weight is a gated pair: expected one weight, load gate and up apart and add their gradients")]
-    GatedGradient,
     /// X is in a format that this operation does not read.
     #[error("X is stated in {got}, which this operation does not read: expected one of {}", names(.served))]
     XFormatNotServed {
@@ -326,6 +323,14 @@ pub enum Error {
         expected: usize,
         /// Bytes that were allowed.
         limit: usize,
+    },
+    /// Something before or after a product has no backward pass here.
+    #[error("{what} has no backward pass here: {instead}")]
+    NoBackward {
+        /// What it is.
+        what: &'static str,
+        /// What to do.
+        instead: &'static str,
     },
     /// The products of parts of K are of matrices that are not stored by rows of K.
     #[error(
@@ -538,6 +543,12 @@ pub enum Error {
         what: &'static str,
         /// The name that came.
         name: String,
+    },
+    /// A step that a plan leaves to the caller, such as a norm, attention, or the backward pass of either, was to be run.
+    #[error("`{step}` is the caller's: the plan names what it reads and writes, and no operation of it")]
+    CallersStep {
+        /// The step.
+        step: String,
     },
     /// Something wrote beyond the end of a region of a plan's arena.
     #[error("{op}: byte {byte} behind the {len} bytes of `{region}` was overwritten")]

@@ -82,7 +82,7 @@ impl Context {
     /// weight, and its prologue what decodes that.
     ///
     /// # Errors
-    /// [`Error::GatedGradient`]; when the gradient is not valid.
+    /// When the gradient is not valid.
     pub fn explain_gradient(&self, weight: &Weight, gradient: &Gradient) -> Result<PlanRecord, Error> {
         self.explain_gradient_by(weight.shape(), gradient)
     }

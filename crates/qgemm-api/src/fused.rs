@@ -5,13 +5,13 @@ use std::fmt;
 use std::ops::Range;
 
 use qgemm_formats::{DType, HostWeight};
-use qgemm_hal::{BufferMut, BufferRef, Stream};
+use qgemm_hal::{BufferMut, BufferRef, GemmOperand, Operand, Segment, Stream};
 
 use crate::context::Context;
 use crate::convert::{Conversion, ConversionArgs, ConversionPlan};
 use crate::error::Error;
 use crate::gemm::{Args, Plan, Problem, XRef};
-use crate::operand::{Checks, WIDE_ACCESS};
+use crate::operand::{Checks, Stored, WIDE_ACCESS};
 use crate::weight::Weight;
 use crate::workspace::Workspace;
 
@@ -68,8 +68,10 @@ struct Output {
 /// The product of X with a [`FusedWeight`], whose segments have outputs of their own; described for
 /// [`Context::plan_fused`](crate::Context::plan_fused).
 ///
-/// Sums of all segments are computed in one pass over X and the weight, in the type of the outputs, or in f32 where these differ; a
-/// step a segment writes them where they belong, rounded once.
+/// One pass over X and the weight writes every output where it belongs, rounded once: on CUDA and the CPU one launch, on wgpu, whose
+/// kernels have one output, a dispatch a segment. Where a segment begins at no multiple of 16 features, or there are more than four, the
+/// product's sums go to the workspace, in the type of the outputs, or in f32 where these differ, and a step a segment writes them from
+/// there.
 #[derive(Clone, Debug)]
 pub struct FusedProblem {
     weight: FusedWeight,
@@ -122,6 +124,14 @@ impl FusedProblem {
 #[derive(Debug)]
 pub struct FusedPlan {
     product: Plan,
+    segments: usize,
+    /// Where the product does not write outputs where they belong.
+    copies: Option<Copies>,
+}
+
+/// Steps that write outputs where they belong, from where the product has left them.
+#[derive(Debug)]
+struct Copies {
     /// Of each segment, with the bytes of a row of all outputs at which its own begin.
     parts: Vec<(ConversionPlan, usize)>,
     /// Where all outputs lie in the workspace.
@@ -187,30 +197,59 @@ impl<'a> FusedArgs<'a> {
 
 impl FusedPlan {
     pub(crate) fn new(ctx: &Context, problem: &FusedProblem) -> Result<Self, Error> {
-        let FusedProblem { weight, m, x_dtype, each, outputs } = problem;
-        let (segments, m) = (weight.segments(), *m);
+        let FusedProblem { weight, x_dtype, each, outputs, .. } = problem;
+        let segments = weight.segments();
         if outputs.len() > segments {
             let (least, most) = (0, segments - 1);
             return Err(Error::OutOfRange { name: "segment", least, most, got: outputs.len() - 1 });
         }
-        let dtypes: Vec<DType> = outputs.iter().map(|output| output.dtype.unwrap_or(*x_dtype)).collect();
-        let common = if dtypes.iter().all(|&dtype| dtype == dtypes[0]) { dtypes[0] } else { DType::F32 };
-        let product = ctx.plan(&each.clone().d_dtype(common))?;
-        let row = product.op().d.row_stride;
-        let overflow = || Error::ExtentOverflow { operand: "D", rows: m as u64, row_stride: row };
-        if row != weight.weight().n() as u64 {
+        let op = each.check()?;
+        if op.d.row_stride != weight.weight().n() as u64 {
             return Err(Error::NotForFused { what: "a row stride of D", why: "state it for each output" });
         }
-        if product.op().residual_in_d {
+        if op.residual_in_d {
             return Err(Error::NotForFused {
                 what: "a residual in D",
                 why: "give the residual as an operand of its own",
             });
         }
+        let dtypes: Vec<DType> = outputs.iter().map(|output| output.dtype.unwrap_or(*x_dtype)).collect();
+        let (_, borders) = weight.ends.split_last().unwrap_or((&0, &[]));
+        let is_direct = segments <= Segment::MOST && borders.iter().all(|border| border.is_multiple_of(Segment::STEP));
+        if is_direct { Self::direct(ctx, problem, &dtypes) } else { Self::with_copies(ctx, problem, &dtypes) }
+    }
+
+    /// The product writes every output where it belongs.
+    fn direct(ctx: &Context, problem: &FusedProblem, dtypes: &[DType]) -> Result<Self, Error> {
+        let FusedProblem { weight, m, each, outputs, .. } = problem;
+        let segment = |(i, operand): (usize, GemmOperand)| {
+            let columns = weight.columns(i).unwrap_or_default();
+            let Output { row_stride, alignment, .. } = outputs[i];
+            let (name, dtype) = (operand.name(), dtypes[i]);
+            let d = Stored { name, rows: *m, columns: columns.len(), dtype, alignment }.check(row_stride)?;
+            Ok(Segment { first: columns.start, d })
+        };
+        let others = (1..weight.segments()).zip(GemmOperand::OF_SEGMENTS).map(segment);
+        let (first, of_first) = (outputs[0], weight.columns(0).unwrap_or_default());
+        let product = (each.clone().segments(others.collect::<Result<_, Error>>()?))
+            .d_dtype(dtypes[0])
+            .d_row_stride(first.row_stride.unwrap_or(of_first.len() as u64))
+            .d_alignment(first.alignment);
+        Ok(Self { product: ctx.plan(&product)?, segments: weight.segments(), copies: None })
+    }
+
+    /// The product writes all outputs into the workspace, where a step for each segment reads them.
+    fn with_copies(ctx: &Context, problem: &FusedProblem, dtypes: &[DType]) -> Result<Self, Error> {
+        let FusedProblem { weight, m, each, outputs, .. } = problem;
+        let (segments, m) = (weight.segments(), *m);
+        let common = if dtypes.iter().all(|&dtype| dtype == dtypes[0]) { dtypes[0] } else { DType::F32 };
+        let product = ctx.plan(&each.clone().d_dtype(common))?;
+        let row = product.op().d.row_stride;
+        let overflow = || Error::ExtentOverflow { operand: "D", rows: m as u64, row_stride: row };
         let bytes = weight.weight().n().checked_mul(m).and_then(|elements| elements.checked_mul(common.bytes()));
         let start = product.workspace_bytes().checked_next_multiple_of(ALIGNMENT).ok_or_else(overflow)?;
         let end = bytes.and_then(|bytes| start.checked_add(bytes)).ok_or_else(overflow)?;
-        let part = |(segment, (output, dtype)): (usize, (&Output, DType))| {
+        let part = |(segment, (output, &dtype)): (usize, (&Output, &DType))| {
             let columns = weight.columns(segment).unwrap_or_default();
             let first = columns.start * common.bytes();
             let mut conversion = Conversion::new(m, columns.len(), common, dtype)
@@ -223,12 +262,12 @@ impl FusedPlan {
             Ok((ctx.plan_conversion(&conversion)?, first))
         };
         let parts = outputs.iter().zip(dtypes).enumerate().map(part).collect::<Result<_, Error>>()?;
-        Ok(Self { product, parts, all: start..end })
+        Ok(Self { product, segments, copies: Some(Copies { parts, all: start..end }) })
     }
 
     /// Bytes of workspace that a run needs.
     pub fn workspace_bytes(&self) -> usize {
-        self.all.end
+        self.copies.as_ref().map_or(self.product.workspace_bytes(), |copies| copies.all.end)
     }
 
     /// The plan of the product of all segments.
@@ -236,38 +275,51 @@ impl FusedPlan {
         &self.product
     }
 
-    /// Submits the product and what writes each output to `stream`. Allocates nothing, waits for nothing and takes no lock, as
-    /// [`Plan::run`].
+    /// Submits the product, and where it does not write each output itself what does, to `stream`. Allocates nothing, waits for nothing
+    /// and takes no lock, as [`Plan::run`].
     ///
     /// # Errors
-    /// As [`Plan::run`]; [`Error::OutputsMismatch`] when there are not as many outputs as segments. Of an output that does not fit, nothing
-    /// is written, nor of those after it.
+    /// As [`Plan::run`]; [`Error::OutputsMismatch`] when there are not as many outputs as segments. Where a step writes each output, nothing
+    /// is written of one that does not fit, nor of those after it.
     pub fn run(&self, stream: &Stream, args: FusedArgs<'_>) -> Result<(), Error> {
         let FusedArgs { x, w, outputs, workspace, c, bias, token_scale, residual, gamma, beta } = args;
-        if outputs.len() != self.parts.len() {
-            return Err(Error::OutputsMismatch { expected: self.parts.len(), got: outputs.len() });
+        let (expected, got) = (self.segments, outputs.len());
+        let [first, others @ ..] = outputs else { return Err(Error::OutputsMismatch { expected, got }) };
+        if expected != got {
+            return Err(Error::OutputsMismatch { expected, got });
         }
+        let optional = [c, bias, token_scale, residual, gamma, beta];
+        let Some(Copies { parts, all }) = &self.copies else {
+            let args = with(Args::new(x, w.weight(), first.reborrow()), optional);
+            let others = others.iter_mut().map(BufferMut::reborrow);
+            return self.product.run_segments(stream, args, others, Some(workspace.view()));
+        };
         let why = "the plan keeps the outputs of all segments";
         let checks = Checks(self.product.device());
-        let Some(workspace) = checks.workspace(Some(workspace.view()), self.all.end, why)? else { return Ok(()) };
-        let (own, all) = workspace.split_at(self.all.start)?;
-        let mut all = all.slice(0..self.all.len())?;
-        let mut args = Args::new(x, w.weight(), all.reborrow());
-        (args.c, args.bias, args.token_scale, args.residual) = (c, bias, token_scale, residual);
-        (args.gamma, args.beta) = (gamma, beta);
+        let Some(workspace) = checks.workspace(Some(workspace.view()), all.end, why)? else { return Ok(()) };
+        let (own, rest) = workspace.split_at(all.start)?;
+        let mut sums = rest.slice(0..all.len())?;
+        let args = with(Args::new(x, w.weight(), sums.reborrow()), optional);
         self.product.run_within(stream, args, Some(own))?;
-        for ((conversion, first), output) in self.parts.iter().zip(outputs) {
-            let from = all.view().slice(*first..self.all.len())?;
+        for ((conversion, first), output) in parts.iter().zip(std::iter::once(first).chain(others)) {
+            let from = sums.view().slice(*first..all.len())?;
             conversion.run(stream, ConversionArgs::new(from, output.reborrow()))?;
         }
         Ok(())
     }
 }
 
-/// The product's launches, then that of each segment.
+/// `args` with C, the bias, the tokens' factors, the residual, gamma and beta.
+fn with<'a>(args: Args<'a>, optional: [Option<BufferRef<'a>>; 6]) -> Args<'a> {
+    let [c, bias, token_scale, residual, gamma, beta] = optional;
+    Args { c, bias, token_scale, residual, gamma, beta, ..args }
+}
+
+/// The product's launches, then those that write outputs where they belong.
 impl fmt::Display for FusedPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.product.fmt(f)?;
-        self.parts.iter().try_for_each(|(conversion, _)| write!(f, "\n{conversion}"))
+        let parts = self.copies.iter().flat_map(|copies| &copies.parts);
+        parts.into_iter().try_for_each(|(conversion, _)| write!(f, "\n{conversion}"))
     }
 }

@@ -570,6 +570,13 @@ fn gradients_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, gate: &Planned
         let expected: f32 = (0..BATCH).map(|t| dy[t * INNER + n] * x[t * HIDDEN + k]).sum();
         assert!((dw[n * HIDDEN + k] - expected).abs() < 1e-4, "{} is not {expected}", dw[n * HIDDEN + k]);
     }
+    // What has no backward here is a step of the caller's, and says so.
+    for what in ["norm backward", "attention backward"] {
+        let mut steps = loaded.exec_plan().barriers.iter().filter_map(|barrier| barrier.step.as_deref());
+        let step = steps.find(|step| step.contains(what)).unwrap_or_else(|| panic!("no {what}"));
+        let refused = loaded.run_gradient(&stream, step, &mut arena, &weight).expect_err("the caller's");
+        assert!(matches!(&refused, Error::CallersStep { step: got } if got == step), "{refused}");
+    }
     assert!(matches!(loaded.run_matmul(&stream, &gate.op_id, &mut arena), Err(Error::NotInPlan { .. })));
 
     let optimizer = ctx.plan_optimizer(&Optimizer::adamw(INNER * HIDDEN)).expect("served");

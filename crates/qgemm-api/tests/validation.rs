@@ -1,8 +1,8 @@
 //! Every kind of nonsense gets its own typed error, and nothing is launched or written. On the no-op device.
 
 use qgemm_api::{
-    Activation, Args, Buffer, Context, DType, DeviceId, DeviceKind, Error, FormatError, HalError, HostWeight, Plan,
-    Problem, Weight, WeightOrder, XPrecision, devices, quantize,
+    Activation, Args, Buffer, Context, DType, DeviceId, DeviceKind, Error, FormatError, Gradient, HalError, HostWeight,
+    NormFunction, Plan, Problem, Weight, WeightOrder, XFormat, XPrecision, devices, quantize,
 };
 
 const N: usize = 5;
@@ -271,6 +271,26 @@ fn operands_that_the_plan_does_not_read_are_refused() {
     operands.run(&ctx, &plan, &w).expect("C may be passed");
     operands.c = None;
     operands.run(&ctx, &plan, &w).expect("C may be left out");
+}
+
+/// A gradient is that of the product alone: what comes before and after it is refused by name.
+#[test]
+fn what_has_no_backward_is_refused() {
+    let ctx = noop();
+    let weight = weight(&ctx);
+    let problem = || Problem::new(&weight, 3).x_dtype(DType::F16).d_dtype(DType::BF16).alpha(2.0);
+    let refused = |problem: Problem| match Gradient::of(&problem).expect_err("no backward") {
+        Error::NoBackward { what, .. } => what,
+        other => panic!("{other}"),
+    };
+    assert_eq!(refused(problem().norm(NormFunction::rms(1e-5))), "a norm of X");
+    assert_eq!(refused(problem().activation(Activation::Silu)), "an activation");
+    assert_eq!(refused(problem().token_scale()), "a factor of each token");
+    assert_eq!(refused(problem().x_transposed()), "a transposed X");
+    let quantized = Gradient::of(&problem().x_format(XFormat::Q8 { block: 32 })).expect_err("codes");
+    assert!(matches!(quantized, Error::XFormatNotServed { .. }), "{quantized}");
+    let gradient = Gradient::of(&problem().bias(DType::F32)).expect("linear");
+    assert_eq!(format!("{gradient:?}"), format!("{:?}", Gradient::new(3, DType::BF16, DType::F16).alpha(2.0)));
 }
 
 #[test]

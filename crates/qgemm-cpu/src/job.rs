@@ -28,6 +28,8 @@ pub struct Job<'a> {
     /// Where it is not what D holds.
     residual: Option<Input<'a>>,
     d: Output<'a>,
+    /// Outputs that lie elsewhere, with their first features.
+    segments: Vec<(usize, Output<'a>)>,
 }
 
 /// Activations of a job.
@@ -51,6 +53,8 @@ pub struct Parts<'a> {
     pub token_scale: &'a [u8],
     pub residual: &'a [u8],
     pub d: &'a mut [u8],
+    /// Of segments.
+    pub others: Vec<&'a mut [u8]>,
 }
 
 impl<'a> Job<'a> {
@@ -68,7 +72,12 @@ impl<'a> Job<'a> {
         mut operands: Operands<'a>,
     ) -> Result<Self, HalError> {
         use GemmOperand as O;
-        let d = operands.take_mut(O::D).ok_or(absent(O::D.name(), 1))?;
+        let mut output = |operand: O| {
+            let view = operands.take_mut(operand).ok_or(absent(operand.name(), 1))?;
+            HostMemory::of_device_mut(DeviceId::CPU, view, operand.name())
+        };
+        let d = output(O::D)?;
+        let others = op.outputs().skip(1).map(|(operand, ..)| output(operand)).collect::<Result<_, _>>()?;
         let mut take = |operand: O| operands.take(operand).map(|view| host_bytes(view, operand.name())).transpose();
         let parts = Parts {
             x: take(O::X)?.unwrap_or_default(),
@@ -80,7 +89,8 @@ impl<'a> Job<'a> {
             bias: take(O::Bias)?.unwrap_or_default(),
             token_scale: take(O::TokenScale)?.unwrap_or_default(),
             residual: take(O::Residual)?.unwrap_or_default(),
-            d: HostMemory::of_device_mut(DeviceId::CPU, d, O::D.name())?,
+            d,
+            others,
         };
         Self::of_parts(op, x, layout, scales, simd, parts)
     }
@@ -118,6 +128,11 @@ impl<'a> Job<'a> {
             }
             (None, None) => return Err(absent(O::X.name(), 1)),
         };
+        let output = |((operand, features, layout), bytes): ((O, Range<usize>, Dense), &'a mut [u8])| {
+            Ok::<_, HalError>((features.start, Output::new(bytes, layout, [op.m, features.len()], operand.name())?))
+        };
+        let (_, d) = output(((O::D, 0..op.outputs().next().map_or(0, |(_, of_d, _)| of_d.end), op.d), parts.d))?;
+        let segments = op.outputs().skip(1).zip(parts.others).map(output).collect::<Result<_, _>>()?;
         Ok(Self {
             simd,
             x,
@@ -129,7 +144,8 @@ impl<'a> Job<'a> {
             residual: (op.residual.filter(|_| !op.residual_in_d))
                 .map(|residual| matrix(residual, O::Residual, parts.residual, features))
                 .transpose()?,
-            d: Output::new(parts.d, op.d, [op.m, features], O::D.name())?,
+            d,
+            segments,
             op,
         })
     }
@@ -278,7 +294,29 @@ impl<'a> Job<'a> {
             };
             self.simd.finish(&how, &of_token, sums);
             // SAFETY: the caller's promise.
-            unsafe { self.d.store_part(token, feature, &sums[..outputs]) };
+            unsafe { self.store_outputs(token, feature, &sums[..outputs]) };
+        }
+    }
+
+    /// Writes outputs of a token from `feature` on, each where its segment lies.
+    ///
+    /// # Safety
+    /// As of [`Job::store`].
+    unsafe fn store_outputs(&self, token: usize, feature: usize, values: &[f32]) {
+        let mut rest = values;
+        // Those of the last segment first.
+        for (first, output) in self.segments.iter().rev() {
+            let end = feature + rest.len();
+            if end > *first && !rest.is_empty() {
+                let from = feature.max(*first);
+                // SAFETY: the caller's promise.
+                unsafe { output.store_part(token, from - first, &rest[from - feature..]) };
+                rest = &rest[..from - feature];
+            }
+        }
+        if !rest.is_empty() {
+            // SAFETY: the caller's promise.
+            unsafe { self.d.store_part(token, feature, rest) };
         }
     }
 

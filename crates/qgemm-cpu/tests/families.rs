@@ -70,6 +70,7 @@ impl Problem {
             bias: None,
             token_scale: false,
             residual: None,
+            segments: Vec::new(),
             residual_in_d: false,
             alpha: 1.0,
             beta: 0.0,

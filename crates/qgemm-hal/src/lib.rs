@@ -49,8 +49,8 @@ pub use op::dequantize::{DequantizeConfig, DequantizeOperand, DequantizePlan, De
 pub use op::expert_lists::{ListedSlots, list_parts};
 pub use op::experts::{Combine, ExpertFault, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig, ExpertsPlan};
 pub use op::gemm::{
-    Activation, GemmOperand, GemmSpec, LaunchPlan, NormedX, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout,
-    XOperand, XPlaneRegions, XPlanes, XPrecision, XPrologue, XRegion,
+    Activation, GemmOperand, GemmSpec, LaunchPlan, NormedX, Schedule, Segment, StreamK, TileConfig, WorkTile,
+    WorkspaceLayout, XOperand, XPlaneRegions, XPlanes, XPrecision, XPrologue, XRegion,
 };
 pub use op::indexer::{
     IndexerConfig, IndexerKeys, IndexerLaunch, IndexerOperand, IndexerResult, IndexerRows, IndexerSpec,

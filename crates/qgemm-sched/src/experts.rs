@@ -189,6 +189,7 @@ mod tests {
             bias: None,
             token_scale: false,
             residual: None,
+            segments: Vec::new(),
             residual_in_d: false,
             alpha: 1.0,
             beta: 0.0,

@@ -44,6 +44,7 @@ mod tests {
     fn a_device_without_families_says_what_was_asked() {
         let op = CheckedUnpack {
             out_features: 8,
+            gated: false,
             k: 64,
             stored_k: 64,
             first: 0,

@@ -21,7 +21,7 @@ macro_rules! conformance {
         $crate::conformance!(@tests $device
             shapes_plain shapes_int_offset shapes_int_affine shapes_int_zero shapes_codebook shapes_float8
             exact values deep_k epilogue scales activations gated layouts act_order x_prologue x_formats norm
-            batch_invariant configurations
+            fused batch_invariant configurations
             convert_types convert_layouts convert_gathered convert_special convert_row_factors
             experts_forms experts_exact experts_epilogue experts_layouts experts_faults experts_grouped experts_shared experts_every_way
             experts_norm experts_x_formats experts_invariant
@@ -34,7 +34,7 @@ macro_rules! conformance {
             norm_sizes norm_types norm_layouts norm_values norm_residual norm_quantized
             kv_append_lengths kv_append_heads kv_append_angles kv_append_layouts
             indexer_lengths indexer_heads indexer_values indexer_best indexer_layouts
-            gradient_formats gradient_exact gradient_parts gradient_order
+            gradient_formats gradient_exact gradient_parts gradient_order gradient_gated
             optimizer_rules optimizer_steps);
     };
     (@tests $device:literal $($group:ident)*) => {

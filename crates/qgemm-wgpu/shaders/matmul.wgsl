@@ -1,6 +1,7 @@
 // D = A * B of matrices in device memory, of any type and layout. A workgroup computes a TILE_M x TILE_N tile of D, and an
 // invocation eight rows of four columns. Every TILE_K values along K are copied to workgroup memory, in f32. Products are
-// added in the order of K, so the bits do not depend on the tile.
+// added in the order of K, so the bits do not depend on the tile. Where K is cut, workgroups of one dispatch add up a part each, and
+// those of the next add the parts up in their order.
 
 const M_VECTORS: u32 = TILE_M / 4u;
 const N_VECTORS: u32 = TILE_N / 4u;
@@ -89,6 +90,19 @@ fn alpha() -> f32 {
     return factor;
 }
 
+// The sums of the first `count` of four neighbouring outputs, of all parts.
+fn sums_of_parts(m: u32, n: u32, count: u32) -> vec4<f32> {
+    let parts = k_parts();
+    var sums = vec4<f32>();
+    for (var part = 0u; part < parts; part++) {
+        let first = p.a_base + ((product * parts + part) * p.shape.m + m) * p.shape.n + n;
+        for (var i = 0u; i < count; i++) {
+            sums[i] += bitcast<f32>(a_words[first + i]);
+        }
+    }
+    return sums;
+}
+
 // Finishes and stores the first `count` of four neighbouring outputs.
 fn store_outputs(m: u32, n: u32, count: u32, sums: vec4<f32>) {
     var value = alpha() * sums;
@@ -122,7 +136,9 @@ fn store_outputs(m: u32, n: u32, count: u32, sums: vec4<f32>) {
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    product = group.z;
+    let parts = k_parts();
+    d_matrix = group.z;
+    product = select(group.z, group.z / parts, phase() == PHASE_PARTS);
     let m0 = group.y * TILE_M;
     let n0 = group.x * TILE_N;
     let tn = thread % N_VECTORS;
@@ -134,6 +150,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         // No offset leads out of K.
         k_first = min(offsets[p.offsets_base + product], p.shape.k);
         k_end = min(offsets[p.offsets_base + product + 1u], p.shape.k);
+    }
+    if (phase() == PHASE_PARTS) {
+        // Parts are whole steps, of which the last may have fewer or none.
+        let steps = (max(k_end, k_first) - k_first + TILE_K - 1u) / TILE_K;
+        let of_part = (steps + parts - 1u) / parts * TILE_K;
+        k_first = min(k_first + group.z % parts * of_part, k_end);
+        k_end = min(k_first + of_part, k_end);
+    }
+    if (phase() == PHASE_SUM) {
+        k_end = k_first;
     }
     for (var k0 = k_first; k0 < k_end; k0 += TILE_K) {
         load_a(m0, k0, thread);
@@ -161,7 +187,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var i = 0u; i < 8u; i++) {
         let m = m0 + tm * 8u + i;
         if (m < p.shape.m) {
-            store_outputs(m, n, min(4u, p.shape.n - n), sums[i]);
+            let count = min(4u, p.shape.n - n);
+            var value = sums[i];
+            if (phase() == PHASE_SUM) {
+                value = sums_of_parts(m, n, count);
+            }
+            store_outputs(m, n, count, value);
         }
     }
 }

@@ -33,9 +33,23 @@ var<immediate> p: Params;
 @group(0) @binding(6) var<storage, read> offsets: array<u32>;
 // Binding 8 is D: `store.wgsl` declares it.
 
-// The product that the workgroup computes a tile of.
+// Phases where K is cut: sums of parts, in f32, are D of one dispatch and A of the next. They stand above all modes.
+const PHASE_PARTS: u32 = 1u;
+const PHASE_SUM: u32 = 2u;
+
+fn phase() -> u32 {
+    return p.modes >> 28u;
+}
+
+// Parts of each product's K, a power of two.
+fn k_parts() -> u32 {
+    return 1u << mode(FORM_MODE);
+}
+
+// The product that the workgroup computes a tile of, and the matrix of D.
 var<private> product: u32;
+var<private> d_matrix: u32;
 
 fn d_first() -> u32 {
-    return p.d_base + product * p.d_batch;
+    return p.d_base + d_matrix * p.d_batch;
 }

@@ -1,6 +1,6 @@
 // Columns of W as rows of plain numbers: D[i, n] = W[n, first + i]. An invocation decodes four rows of W by four columns. Of
 // the parameters of products, those of X say where D's rows stand in W: `x_row` is the input feature of its first row, and
-// `x_col` the stored column where tiles begin, a multiple of four.
+// `x_col` the stored column where tiles begin, a multiple of four. Of a gated pair, D has the columns of the gate, then those of the up.
 
 // The row of D that a stored column is; none where that is not below the number of rows.
 fn written_row(stored: u32) -> u32 {
@@ -14,24 +14,33 @@ fn written_row(stored: u32) -> u32 {
     return k_order[k_order_first() + stored] - p.x_row;
 }
 
+// The column of D that a row of W is, a multiple of four of either weight.
+fn feature_of(row: u32) -> u32 {
+    return select(row, row / 16u * 8u + row % 8u, has(FLAG_GATED));
+}
+
+fn column_of(row: u32) -> u32 {
+    return feature_of(row) + select(0u, p.shape.out_features, has(FLAG_GATED) && row % 16u >= 8u);
+}
+
 fn put(stored: u32, row: u32, count: u32, factors: vec4<f32>, values: vec4<f32>) {
     let d_row = written_row(stored);
     if (d_row < tokens()) {
-        store4(d_row, row, count, values * factors);
+        store4(d_row, column_of(row), count, values * factors);
     }
 }
 
 fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     let row = n0 + thread % (TILE_N / 4u) * 4u;
     let stored = p.x_col + m0 + thread / (TILE_N / 4u) * 4u;
-    if (row >= p.shape.stored_rows || stored >= k_tiles() * PACKED_K) {
+    if (row >= p.shape.stored_rows || feature_of(row) >= p.shape.out_features || stored >= k_tiles() * PACKED_K) {
         return;
     }
     let rows = rows_of(row, stored / PACKED_K);
     let column = stored % PACKED_K;
     let numbers = numbers_of(quad_words(rows, column / 4u));
     let affine = affine(rows, column / SUB_BLOCK);
-    let count = min(4u, p.shape.stored_rows - row);
+    let count = min(4u, p.shape.out_features - feature_of(row));
     var factors = vec4<f32>(1.0);
     if (has(FLAG_ROW_SCALE)) {
         let at = four(row_scale_first() + row, count);

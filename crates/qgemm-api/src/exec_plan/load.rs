@@ -98,7 +98,8 @@ impl LoadedPlan {
     /// products that are alike share it.
     ///
     /// # Errors
-    /// [`Error::NotInPlan`] when there is no such operation, or it is not `gemm`; or when the kernel cannot be made ready.
+    /// [`Error::NotInPlan`] when there is no such operation, or it is not `gemm`, [`Error::CallersStep`] when the plan leaves it to the caller; or
+    /// when the kernel cannot be made ready.
     pub fn product(&self, op_id: &str) -> Result<&Plan, Error> {
         let product = self.products[self.place(op_id)?].as_ref();
         let product = product.ok_or_else(|| Error::NotInPlan { what: "product", name: op_id.to_owned() })?;
@@ -247,7 +248,11 @@ impl LoadedPlan {
 
     fn place(&self, op_id: &str) -> Result<usize, Error> {
         let place = self.plan.ops.iter().position(|op| op.op_id == op_id);
-        place.ok_or_else(|| Error::NotInPlan { what: "operation", name: op_id.to_owned() })
+        place.ok_or_else(|| {
+            let step = op_id.to_owned();
+            let is_callers = self.plan.barriers.iter().any(|barrier| barrier.step.as_deref() == Some(op_id));
+            if is_callers { Error::CallersStep { step } } else { Error::NotInPlan { what: "operation", name: step } }
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use qgemm_formats::DType;
 use qgemm_hal::{
     BufferMut, BufferRef, CheckedGemm, Dense, Device, DeviceId, GemmOperand, KernelId, LaunchPlan, LaunchSequence,
-    Operands, Operation, Stream,
+    Operand, Operands, Operation, Stream,
 };
 use qgemm_sched::gemm::choose;
 use qgemm_sched::{Preferences, TunedTable};
@@ -38,6 +38,8 @@ pub struct Plan {
     /// Of plain numbers; a quantized X is checked by its description.
     x: Option<Extent>,
     d: Extent,
+    /// Of segments.
+    others: Vec<Extent>,
     c: Option<Extent>,
     bias: Option<Extent>,
     token_scale: Option<Extent>,
@@ -193,9 +195,11 @@ impl Plan {
     ) -> Result<Self, Error> {
         let output = |dense: &Dense| Extent::of(dense, op.m, op.out_features);
         let of_columns = |dtype: DType| Extent::of_values(op.k, dtype.bytes());
+        let mut outputs = op.outputs().map(|(_, features, d)| Extent::of(&d, op.m, features.len()));
         Ok(Self {
             x: stored_x(&op).map(|x| Extent::of(&x, op.m, op.k)),
-            d: output(&op.d),
+            d: outputs.next().unwrap_or_else(|| output(&op.d)),
+            others: outputs.collect(),
             c: op.c.as_ref().map(output),
             bias: op.bias.map(|dtype| Extent::of_values(op.bias_len(), dtype.bytes())),
             token_scale: op.token_scale.then(|| Extent::of_values(op.m, F32_BYTES)),
@@ -313,6 +317,17 @@ impl Plan {
         args: Args<'a>,
         workspace: Option<BufferMut<'a>>,
     ) -> Result<(), Error> {
+        self.run_segments(stream, args, std::iter::empty(), workspace)
+    }
+
+    /// [`Plan::run_within`] with the outputs of the segments behind the first, as many as the operation has.
+    pub(crate) fn run_segments<'a>(
+        &self,
+        stream: &Stream,
+        args: Args<'a>,
+        others: impl Iterator<Item = BufferMut<'a>>,
+        workspace: Option<BufferMut<'a>>,
+    ) -> Result<(), Error> {
         let Args { x, x_factor, w, d, c, bias, token_scale, residual, gamma, beta, workspace: _ } = args;
         if !self.weight.serves(w.shape()) {
             return Err(Error::WrongWeight { expected: self.weight.to_string(), got: w.shape().to_string() });
@@ -324,6 +339,10 @@ impl Plan {
         let names = [O::X, O::XScales, O::XPlaneFactors, O::XSums];
         XOf { op: &self.op, rows: self.op.m, plain: self.x }.give(x, x_factor, checks, names, &mut operands)?;
         checks.view("D", d.view(), self.d)?;
+        for ((operand, output), &extent) in O::OF_SEGMENTS.into_iter().zip(others).zip(&self.others) {
+            checks.view(operand.name(), output.view(), extent)?;
+            operands.write(operand, output);
+        }
         // With `beta` 0, a C may come that is not read.
         let c = c.filter(|_| self.c.is_some() || !self.c_stated);
         let c = checks.optional("C", c, self.c, "the problem adds beta · C")?;

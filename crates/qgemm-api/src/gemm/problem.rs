@@ -2,7 +2,8 @@
 
 use qgemm_formats::{DType, ScaleSpan, XFormat};
 use qgemm_hal::{
-    Activation, CheckedGemm, CheckedQuantize, Dense, Math, NormFunction, NormedX, XOperand, XPlanes, XPrecision,
+    Activation, CheckedGemm, CheckedQuantize, Dense, Math, NormFunction, NormedX, Segment, XOperand, XPlanes,
+    XPrecision,
 };
 use qgemm_sched::Preferences;
 
@@ -57,6 +58,8 @@ pub struct Problem {
     d_dtype: Option<DType>,
     d_row_stride: Option<u64>,
     d_alignment: usize,
+    /// Outputs of features that are not in D, of products with fused weights.
+    segments: Vec<Segment>,
     c: Option<(f32, DType)>,
     c_row_stride: Option<u64>,
     c_alignment: usize,
@@ -93,6 +96,7 @@ impl Problem {
             d_dtype: None,
             d_row_stride: None,
             d_alignment: WIDE_ACCESS,
+            segments: Vec::new(),
             c: None,
             c_row_stride: None,
             c_alignment: WIDE_ACCESS,
@@ -313,6 +317,11 @@ impl Problem {
         self
     }
 
+    /// With outputs of some features elsewhere than in D, which has those before. They have been checked.
+    pub(crate) fn segments(self, segments: Vec<Segment>) -> Self {
+        Self { segments, ..self }
+    }
+
     /// Validates everything that does not depend on the buffers of a run.
     pub(crate) fn check(&self) -> Result<CheckedGemm, Error> {
         let WeightShape { format, class, rows, n, gated, k, stored_k, row_scale, k_order, fits_f16, .. } = self.weight;
@@ -353,7 +362,14 @@ impl Problem {
         };
         let output =
             |name, dtype, alignment, stride| Stored { name, rows: self.m, columns: n, dtype, alignment }.check(stride);
-        let d = output("D", self.d_dtype.unwrap_or(x_dtype), self.d_alignment, self.d_row_stride)?;
+        let d = Stored {
+            name: "D",
+            rows: self.m,
+            columns: self.segments.first().map_or(n, |second| second.first),
+            dtype: self.d_dtype.unwrap_or(x_dtype),
+            alignment: self.d_alignment,
+        };
+        let d = d.check(self.d_row_stride)?;
         let c = match c_dtype {
             Some(dtype) => Some(output("C", dtype, self.c_alignment, self.c_row_stride)?),
             None => None,
@@ -379,6 +395,7 @@ impl Problem {
             norm,
             x_precision: self.permitted(),
             d,
+            segments: self.segments.clone(),
             c: c.filter(|_| beta != 0.0),
             bias: self.bias,
             token_scale: self.token_scale,
@@ -442,6 +459,26 @@ impl Problem {
         let op = self.check()?;
         let x = stored_x(&op).ok_or_else(|| not_served(op.x.format))?;
         Ok((Extent::of(&x, op.m, op.k).bytes(), Extent::of(&op.d, op.m, op.out_features).bytes()))
+    }
+
+    /// What a gradient by X has of this product: tokens, the types of X and D, and alpha.
+    pub(crate) fn linear_part(&self) -> Result<(usize, DType, DType, f32), Error> {
+        let no_backward = |what, instead| Err(Error::NoBackward { what, instead });
+        if self.norm.is_some() {
+            return no_backward("a norm of X", "take the gradient by the normalized X, and that of the norm yourself");
+        }
+        if self.activation.is_some_and(|activation| activation != Activation::Identity) {
+            let instead = "multiply dY by the derivative first (`Matmul::through`), of a product that states none";
+            return no_backward("an activation", instead);
+        }
+        if self.token_scale {
+            return no_backward("a factor of each token", "multiply rows of dY with them first");
+        }
+        if self.x_transposed {
+            return no_backward("a transposed X", "describe the gradient of rows of X (`Gradient::new`)");
+        }
+        let x = self.x_format.plain().ok_or_else(|| not_served(self.x_format))?;
+        Ok((self.m, x, self.d_dtype.unwrap_or(x), self.alpha))
     }
 
     /// What the scheduler is asked to respect.

@@ -4,6 +4,7 @@ use qgemm_formats::DType;
 use qgemm_hal::{CheckedMatmul, CheckedUnpack, Dense};
 
 use crate::error::Error;
+use crate::gemm::Problem;
 use crate::matmul::Matmul;
 use crate::operand::{WIDE_ACCESS, check_dimension};
 use crate::weight::WeightShape;
@@ -23,6 +24,9 @@ const SCRATCH_BYTES: usize = 64 << 20;
 /// W is the packed weight that the layer multiplies with, of any format. Parts of it, some input features each, become numbers of the
 /// type of dY in scratch memory, rounded once, and are multiplied there: no second copy of the weight is kept. Weights that f16
 /// has no room or no bits for, row scales applied, are decoded to f32 for a dY in f16. Matrices are row-major without gaps unless said otherwise.
+///
+/// Of a gated pair, dY has the gradients by the gate's sums and, behind these, by the up's: `[tokens, 2 N]`. What they come to is
+/// elementwise work, `dG = dY · up · activation'(gate)` and `dU = dY · activation(gate)`.
 #[derive(Clone, Debug)]
 pub struct Gradient {
     tokens: usize,
@@ -65,7 +69,17 @@ impl Gradient {
         }
     }
 
-    /// Elements from one row of dY to the next: at least the weight's output features.
+    /// That of a product as its problem describes it: its tokens, dX in the type of X, dY in that of D, and its alpha. What is added to the
+    /// product plays no part.
+    ///
+    /// # Errors
+    /// [`Error::NoBackward`] for what has none here, such as a norm of X or an activation; [`Error::XFormatNotServed`] when X is quantized.
+    pub fn of(problem: &Problem) -> Result<Self, Error> {
+        let (tokens, x, d, alpha) = problem.linear_part()?;
+        Ok(Self::new(tokens, d, x).alpha(alpha))
+    }
+
+    /// Elements from one row of dY to the next: at least the weight's output features, of a gated pair those of both weights.
     pub fn dy_row_stride(mut self, elements: u64) -> Self {
         self.dy_row_stride = Some(elements);
         self
@@ -110,14 +124,11 @@ impl Gradient {
     /// Validates everything that does not depend on the buffers of a run, and cuts the product into parts for a weight of `shape`.
     pub(super) fn check(&self, shape: &WeightShape) -> Result<Vec<Part>, Error> {
         check_dimension("M", self.tokens)?;
-        if shape.gated {
-            return Err(Error::GatedGradient);
-        }
         // Validated as a whole, though parts of it are run.
         self.whole(shape)?;
         let dtype = self.decoded(shape);
         // Rows of parts begin at multiples of 16 bytes.
-        let d = Dense::rows_of(dtype, shape.n.next_multiple_of(WIDE_ACCESS));
+        let d = Dense::rows_of(dtype, outputs(shape).next_multiple_of(WIDE_ACCESS));
         let row_bytes = (d.row_stride as usize).saturating_mul(dtype.bytes()).max(1);
         let most = (self.max_scratch / row_bytes / PART_STEP * PART_STEP).max(PART_STEP);
         let count = shape.k.div_ceil(most).max(1);
@@ -126,6 +137,7 @@ impl Gradient {
             let features = features.min(shape.k - first);
             let unpack = CheckedUnpack {
                 out_features: shape.n,
+                gated: shape.gated,
                 k: shape.k,
                 stored_k: shape.stored_k,
                 first,
@@ -147,7 +159,7 @@ impl Gradient {
 
     /// The product with all input features at once.
     pub(super) fn whole(&self, shape: &WeightShape) -> Result<CheckedMatmul, Error> {
-        self.matmul(shape, shape.k, shape.n as u64)
+        self.matmul(shape, shape.k, outputs(shape) as u64)
     }
 
     /// What W becomes for a while.
@@ -165,9 +177,9 @@ impl Gradient {
             let (operand, expected) = ("dX", shape.k as u64);
             return Err(Error::StrideTooSmall { operand, expected, got: dx_row_stride });
         }
-        let mut matmul = Matmul::new([self.tokens, features, shape.n], self.dy, self.decoded(shape), self.dx)
+        let mut matmul = Matmul::new([self.tokens, features, outputs(shape)], self.dy, self.decoded(shape), self.dx)
             .b_transposed()
-            .a_row_stride(self.dy_row_stride.unwrap_or(shape.n as u64))
+            .a_row_stride(self.dy_row_stride.unwrap_or(outputs(shape) as u64))
             .b_row_stride(row_stride)
             .d_row_stride(dx_row_stride)
             .alignment(self.dy_alignment, WIDE_ACCESS)
@@ -178,4 +190,9 @@ impl Gradient {
         }
         matmul.check()
     }
+}
+
+/// Columns of dY.
+pub(super) fn outputs(shape: &WeightShape) -> usize {
+    if shape.gated { 2 * shape.n } else { shape.n }
 }

@@ -3,7 +3,7 @@
 use qgemm_hal::{Catalog, DeviceInfo};
 use qgemm_sched::{Candidates, TunedTable, matmul, unpack};
 
-use super::description::Gradient;
+use super::description::{Gradient, outputs};
 use super::plan::{decoded_bytes, scratch};
 use crate::error::Error;
 use crate::record::{PlanRecord, PrologueRecord, Sizes, WorkspaceRegion, record};
@@ -38,7 +38,7 @@ impl Gradient {
         let mut found = first.unwrap_or_else(|| record(&whole, info, &nothing));
         found.operation = "gradient".into();
         found.problem = format!("dX of {} tokens through {shape}, in {} parts", self.tokens(), parts.len());
-        found.shape = Some(Sizes { m: self.tokens(), n: shape.k, k: shape.n });
+        found.shape = Some(Sizes { m: self.tokens(), n: shape.k, k: outputs(shape) });
         for chosen in found.candidates.iter_mut().filter(|candidate| candidate.chosen) {
             chosen.seconds = seconds + decoding;
             (chosen.cost.prologue, chosen.cost.seconds) = (decoding, seconds + decoding);

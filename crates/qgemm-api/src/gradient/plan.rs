@@ -10,7 +10,7 @@ use qgemm_hal::{
 };
 use qgemm_sched::{TunedTable, matmul, unpack};
 
-use super::description::{Gradient, Part};
+use super::description::{Gradient, Part, outputs};
 use crate::error::Error;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
@@ -69,7 +69,7 @@ struct ReadyPart {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct GradientArgs<'a> {
-    /// The gradient by the layer's output, `[tokens, out_features]`.
+    /// The gradient by the layer's output, `[tokens, out_features]`, of a gated pair `[tokens, 2 · out_features]`.
     pub dy: BufferRef<'a>,
     /// The layer's weight, such as the plan was made for.
     pub weight: &'a Weight,
@@ -114,7 +114,7 @@ impl GradientPlan {
             weight: *weight,
             tokens: gradient.tokens(),
             device: device.info().id,
-            dy: whole.map_or(none, |op| Extent::of_batch(&op.a, op.a.dtype.bytes(), 1, op.m, weight.n)),
+            dy: whole.map_or(none, |op| Extent::of_batch(&op.a, op.a.dtype.bytes(), 1, op.m, outputs(weight))),
             dx: whole.map_or(none, |op| Extent::of_batch(&op.d, op.d.dtype.bytes(), 1, op.m, weight.k)),
             scratch: scratch(products, decoded),
             traffic: parts.iter().map(traffic).sum(),
@@ -248,7 +248,7 @@ pub(super) fn scratch(products: usize, decoded: usize) -> Range<usize> {
 
 /// Bytes of a part as plain numbers.
 pub(super) fn decoded_bytes(op: &CheckedUnpack) -> usize {
-    op.d.extent(op.features, op.out_features).unwrap_or(u64::MAX) as usize * op.d.dtype.bytes()
+    op.d.extent(op.features, op.columns()).unwrap_or(u64::MAX) as usize * op.d.dtype.bytes()
 }
 
 /// What was chosen, and the launches of a run: of the first part with its kernels, geometry and operands.

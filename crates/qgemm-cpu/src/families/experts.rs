@@ -353,6 +353,7 @@ impl CpuExperts {
             token_scale: Default::default(),
             residual: Default::default(),
             d: Default::default(),
+            others: Vec::new(),
         }
     }
 

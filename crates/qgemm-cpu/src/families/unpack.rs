@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use qgemm_formats::DType;
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
+use qgemm_formats::{DType, PAIR_ROWS};
 use qgemm_hal::{
     CheckedUnpack, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream, Kernel, KernelId,
     LaunchSequence, LaunchStep, Name, Operand, Operands, Operation, Spec, Stream, UnpackConfig, UnpackFamilies,
@@ -59,7 +59,7 @@ impl Family<CheckedUnpack> for UnpackFamily {
             CpuUnpack { op: *op, scales: Scales::new(&layout), layout, simd: cpu.simd(), pool: cpu.pool().clone() };
         let scratch = Scratch { tile: kernel.tile_floats(), ..Scratch::default() };
         cpu.pool().reserve(!is_small(op), scratch);
-        let blocks = u32::try_from(op.out_features.div_ceil(BLOCK_ROWS)).unwrap_or(u32::MAX);
+        let blocks = u32::try_from(op.stored_rows().div_ceil(BLOCK_ROWS)).unwrap_or(u32::MAX);
         let geometry = Geometry { grid: [blocks, 1, 1], threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<UnpackOperand>(plan.config.kernel, geometry, Arc::new(kernel));
         let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
@@ -87,7 +87,7 @@ fn layout(op: &CheckedUnpack) -> Result<PackedLayout, Unsupported> {
 
 /// Whether the calling thread works alone.
 fn is_small(op: &CheckedUnpack) -> bool {
-    op.out_features.saturating_mul(op.features) < SERIAL_VALUES
+    op.columns().saturating_mul(op.features) < SERIAL_VALUES
 }
 
 /// The family's loop made ready for one operation.
@@ -118,7 +118,7 @@ impl Kernel for CpuUnpack {
         let job = Job::new(self, operands)?;
         let columns = self.op.stored_columns();
         let k_tiles = columns.start / self.layout.k_tile..columns.end.div_ceil(self.layout.k_tile);
-        let blocks = self.op.out_features.div_ceil(BLOCK_ROWS);
+        let blocks = self.op.stored_rows().div_ceil(BLOCK_ROWS);
         let all = 0..blocks * k_tiles.len();
         let work = |task: usize| job.task(task % blocks * BLOCK_ROWS, k_tiles.start + task / blocks);
         if is_small(&self.op) {
@@ -149,8 +149,8 @@ impl<'a> Job<'a> {
             let bytes = host_bytes(operands.take(operand).ok_or(absent(what, len))?, what)?;
             bytes.get(..len).ok_or(HalError::OutOfBounds { what, start: 0, end: len, len: bytes.len() })
         };
-        let w = read(O::W, layout.bytes(op.out_features, op.stored_k))?;
-        let row_scale = op.row_scale.then(|| read(O::RowScale, op.out_features * 4)).transpose()?;
+        let w = read(O::W, layout.bytes(op.stored_rows(), op.stored_k))?;
+        let row_scale = op.row_scale.then(|| read(O::RowScale, op.stored_rows() * 4)).transpose()?;
         let k_order = op.k_order.then(|| read(O::KOrder, op.stored_k * 4)).transpose()?;
         let d = HostMemory::of_device_mut(DeviceId::CPU, d, O::D.name())?;
         Ok(Self {
@@ -158,14 +158,14 @@ impl<'a> Job<'a> {
             weight: Packed::new(layout, scales, w, layout.k_tiles(op.stored_k)),
             row_scale,
             k_order,
-            d: Output::new(d, op.d, [op.features, op.out_features], O::D.name())?,
+            d: Output::new(d, op.d, [op.features, op.columns()], O::D.name())?,
         })
     }
 
     /// Decodes a k-tile of a block of rows.
     fn task(&self, first_row: usize, k_tile: usize) {
         let CpuUnpack { op, layout, simd, .. } = self.kernel;
-        let rows = BLOCK_ROWS.min(op.out_features - first_row);
+        let rows = BLOCK_ROWS.min(op.stored_rows() - first_row);
         arena::with_tile(self.kernel.tile_floats(), |scratch| {
             let (of_tile, scratch) = scratch.split_at_mut(TILE_STEP);
             let (of_block, scratch) = scratch.split_at_mut(BLOCK_STEP);
@@ -187,11 +187,29 @@ impl<'a> Job<'a> {
                     if self.row_scale.is_some() {
                         values.iter_mut().zip(&*factors).for_each(|(value, factor)| *value *= factor);
                     }
-                    // SAFETY: tasks share no rows of W, or no columns, and an input feature has one column.
-                    unsafe { self.d.store_part(d_row, first_row, &values[..rows]) };
+                    self.store(d_row, first_row, &values[..rows]);
                 }
             }
         });
+    }
+
+    /// Stores a column's values of a block of rows, which no other task has.
+    fn store(&self, d_row: usize, first_row: usize, values: &[f32]) {
+        let CheckedUnpack { gated, out_features, .. } = self.kernel.op;
+        if !gated {
+            // SAFETY: tasks share no rows of W, or no columns, and an input feature has one column.
+            return unsafe { self.d.store_part(d_row, first_row, values) };
+        }
+        for (i, eight) in values.chunks(PAIR_ROWS).enumerate() {
+            let group = first_row / PAIR_ROWS + i;
+            let feature = group / 2 * PAIR_ROWS;
+            let count = eight.len().min(out_features.saturating_sub(feature));
+            let column = feature + if group.is_multiple_of(2) { 0 } else { out_features };
+            if count > 0 {
+                // SAFETY: as above; each row of W has one column of D.
+                unsafe { self.d.store_part(d_row, column, &eight[..count]) };
+            }
+        }
     }
 
     /// The row of D that a stored column is, if it is one.

@@ -46,6 +46,12 @@ QG_DEVICE void decode_k_block(SharedStorage& shared, const KTile& k_tile, const 
     }
 }
 
+// Rows of W as stored. Those of a gated pair stand in groups of 16, eight of the gate and the same eight of the up.
+QG_DEVICE u32 stored_rows(const UnpackParams& p) {
+    const u32 rows = p.shape.out_features;
+    return p.shape.flags & QG_FLAG_GATED ? (rows + 7) / 8 * 16 : rows;
+}
+
 // Stores the columns that D has, from stored column `first_column` on.
 QG_DEVICE void store_k_block(const UnpackParams& p, SharedStorage& shared, u32 first_row, u32 first_column,
                              u32 thread) {
@@ -58,15 +64,19 @@ QG_DEVICE void store_k_block(const UnpackParams& p, SharedStorage& shared, u32 f
                                 : stored;
         // Features before the first wrap, and columns that are none lie behind the last.
         const u32 d_row = feature - p.shape.first;
-        if (d_row >= p.shape.features || row >= p.shape.out_features) continue;
-        const u32 left = p.shape.out_features - row;
+        const bool gated = p.shape.flags & QG_FLAG_GATED;
+        const u32 of_weight = gated ? row / 16 * 8 : row;
+        if (d_row >= p.shape.features || of_weight >= p.shape.out_features) continue;
+        const u32 left = p.shape.out_features - of_weight;
+        // The up's columns are behind all of the gate's.
+        const u32 d_column = of_weight + (gated && row % 16 != 0 ? p.shape.out_features : 0);
         float v[RUN];
 #pragma unroll
         for (u32 e = 0; e < RUN; e += 4) {
             const f32x4 four = ld_shared(reinterpret_cast<const f32x4*>(SharedStorage::at(shared, column, of_cta + e)));
             v[e] = four.x, v[e + 1] = four.y, v[e + 2] = four.z, v[e + 3] = four.w;
         }
-        store_dense_run(p.shape.d_dtype, p.at.d, d_row * p.at.d_row + row, p.shape.flags & QG_FLAG_D_ALIGNED16,
+        store_dense_run(p.shape.d_dtype, p.at.d, d_row * p.at.d_row + d_column, p.shape.flags & QG_FLAG_D_ALIGNED16,
                         left < RUN ? left : RUN, v);
     }
 }
@@ -75,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1) qg_unpack(const __gr
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32, cta = cta_index().x;
     const u32 first_row = cta % p.shape.row_groups * CTA_ROWS, k_tile = p.shape.first_k_tile + cta / p.shape.row_groups;
-    const u32 tiles = (p.shape.out_features + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
+    const u32 rows = stored_rows(p), tiles = (rows + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
     // Warps beyond the last row tile decode that one, and nothing of it is stored.
     const u32 wanted = first_row / QG_TILE_ROWS + warp, tile = wanted < tiles ? wanted : tiles - 1;
 
@@ -87,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1) qg_unpack(const __gr
 #pragma unroll
     for (u32 row = 0; row < LANE_ROWS; row++) {
         const u32 n = tile * QG_TILE_ROWS + (QG_MMA_M8N8K4 ? lane : lane / 4 + row * 8);
-        const bool has = p.shape.flags & QG_FLAG_ROW_SCALE && n < p.shape.out_features;
+        const bool has = p.shape.flags & QG_FLAG_ROW_SCALE && n < rows;
         factor[row] = has ? bits_to_f32(ld_global_u32(reinterpret_cast<const u8*>(p.at.row_scale) + (u64)n * 4)) : 1.0f;
     }
     griddepcontrol_wait();

@@ -36,7 +36,6 @@ static_assert(QG_OFFSET_OF(CudaGemmShape, beta) == 52, "layout");
 static_assert(QG_OFFSET_OF(CudaGemmShape, out_features) == 56, "layout");
 static_assert(QG_OFFSET_OF(CudaGemmShape, residual_dtype) == 60, "layout");
 static_assert(sizeof(CudaGemmShape) == 64, "layout");
-
 struct GemmPointers {
     u64 x;  // X.
     u64 w;  // W.
@@ -73,7 +72,20 @@ static_assert(QG_OFFSET_OF(GemmPointers, d_row) == 112, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, residual_row) == 120, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, x_factor) == 128, "layout");
 static_assert(sizeof(GemmPointers) == 136, "layout");
-
+struct OutputSegment {
+    u64 d;  // Address of the first feature's.
+    u64 d_row;  // Elements from one row to the next.
+    u32 first;  // The first feature; of a segment that is not there, one beyond all.
+    u32 dtype;  // Element type.
+    u32 aligned16;  // 1 where every row begins at a multiple of 16 bytes, else 0.
+    u32 reserved;  // Unused, zero.
+};
+static_assert(QG_OFFSET_OF(OutputSegment, d_row) == 8, "layout");
+static_assert(QG_OFFSET_OF(OutputSegment, first) == 16, "layout");
+static_assert(QG_OFFSET_OF(OutputSegment, dtype) == 20, "layout");
+static_assert(QG_OFFSET_OF(OutputSegment, aligned16) == 24, "layout");
+static_assert(QG_OFFSET_OF(OutputSegment, reserved) == 28, "layout");
+static_assert(sizeof(OutputSegment) == 32, "layout");
 struct TileSchedule {
     u32 n_tiles;  // Tiles along N.
     u32 m_tiles;  // Tiles along M.
@@ -88,7 +100,6 @@ static_assert(QG_OFFSET_OF(TileSchedule, cut_tiles) == 12, "layout");
 static_assert(QG_OFFSET_OF(TileSchedule, cut_ctas) == 16, "layout");
 static_assert(QG_OFFSET_OF(TileSchedule, cut_k_tiles) == 20, "layout");
 static_assert(sizeof(TileSchedule) == 24, "layout");
-
 struct ConvertShape {
     u32 rows;  // Rows of X and D.
     u32 columns;  // Columns of X.
@@ -99,7 +110,6 @@ static_assert(QG_OFFSET_OF(ConvertShape, columns) == 4, "layout");
 static_assert(QG_OFFSET_OF(ConvertShape, d_columns) == 8, "layout");
 static_assert(QG_OFFSET_OF(ConvertShape, flags) == 12, "layout");
 static_assert(sizeof(ConvertShape) == 16, "layout");
-
 struct ConvertPointers {
     u64 x;  // X.
     u64 order;  // Column of D → column of X: as many entries as D has columns.
@@ -116,7 +126,6 @@ static_assert(QG_OFFSET_OF(ConvertPointers, x_row) == 32, "layout");
 static_assert(QG_OFFSET_OF(ConvertPointers, x_col) == 40, "layout");
 static_assert(QG_OFFSET_OF(ConvertPointers, d_row) == 48, "layout");
 static_assert(sizeof(ConvertPointers) == 56, "layout");
-
 struct RoutingShape {
     u32 tokens;  // Tokens.
     u32 experts;  // Experts.
@@ -139,7 +148,6 @@ static_assert(QG_OFFSET_OF(RoutingShape, dtype) == 28, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, chunk_tokens) == 32, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, chunks) == 36, "layout");
 static_assert(sizeof(RoutingShape) == 40, "layout");
-
 struct RoutingPointers {
     u64 logits;  // The logits.
     u64 given_ids;  // Ids that are read.
@@ -164,7 +172,6 @@ static_assert(QG_OFFSET_OF(RoutingPointers, status) == 64, "layout");
 static_assert(QG_OFFSET_OF(RoutingPointers, workspace) == 72, "layout");
 static_assert(QG_OFFSET_OF(RoutingPointers, logits_row) == 80, "layout");
 static_assert(sizeof(RoutingPointers) == 88, "layout");
-
 struct MatmulShape {
     u32 m;  // Rows of A and D.
     u32 n;  // Columns of B and D.
@@ -179,7 +186,6 @@ static_assert(QG_OFFSET_OF(MatmulShape, flags) == 12, "layout");
 static_assert(QG_OFFSET_OF(MatmulShape, alpha) == 16, "layout");
 static_assert(QG_OFFSET_OF(MatmulShape, beta) == 20, "layout");
 static_assert(sizeof(MatmulShape) == 24, "layout");
-
 struct MatmulTypes {
     u32 activation;  // Function applied last: see the `ACTIVATION_` constants.
     u32 d_dtype;  // Element type of D.
@@ -190,7 +196,6 @@ static_assert(QG_OFFSET_OF(MatmulTypes, d_dtype) == 4, "layout");
 static_assert(QG_OFFSET_OF(MatmulTypes, c_dtype) == 8, "layout");
 static_assert(QG_OFFSET_OF(MatmulTypes, bias_dtype) == 12, "layout");
 static_assert(sizeof(MatmulTypes) == 16, "layout");
-
 struct MatmulTiles {
     u32 m_tiles;  // Tiles along M.
     u32 n_tiles;  // Tiles along N.
@@ -205,7 +210,6 @@ static_assert(QG_OFFSET_OF(MatmulTiles, k_tiles) == 12, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, a_aligned16) == 16, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, b_aligned16) == 20, "layout");
 static_assert(sizeof(MatmulTiles) == 24, "layout");
-
 struct MatmulPointers {
     u64 a;  // A.
     u64 b;  // B.
@@ -248,15 +252,14 @@ static_assert(QG_OFFSET_OF(MatmulPointers, offsets) == 136, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, a_scale) == 144, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, b_scale) == 152, "layout");
 static_assert(sizeof(MatmulPointers) == 160, "layout");
-
 struct UnpackShape {
-    u32 out_features;  // Rows of W.
+    u32 out_features;  // Rows of W, or, of a gated pair, those of each weight.
     u32 first;  // The input feature that D's first row is.
     u32 features;  // Rows of D.
     u32 k_tiles;  // K-tiles of a row of W.
     u32 first_k_tile;  // The first k-tile with a column that D may have.
     u32 row_groups;  // Groups of rows of W, a CTA each for every k-tile.
-    u32 flags;  // `ROW_SCALE`, `K_ORDER` and `D_ALIGNED16` of the `FLAG_` constants.
+    u32 flags;  // `ROW_SCALE`, `K_ORDER`, `GATED` and `D_ALIGNED16` of the `FLAG_` constants.
     u32 d_dtype;  // Element type of D.
 };
 static_assert(QG_OFFSET_OF(UnpackShape, first) == 4, "layout");
@@ -267,7 +270,6 @@ static_assert(QG_OFFSET_OF(UnpackShape, row_groups) == 20, "layout");
 static_assert(QG_OFFSET_OF(UnpackShape, flags) == 24, "layout");
 static_assert(QG_OFFSET_OF(UnpackShape, d_dtype) == 28, "layout");
 static_assert(sizeof(UnpackShape) == 32, "layout");
-
 struct UnpackPointers {
     u64 w;  // Packed codes and scales of W.
     u64 row_scale;  // Row factors.
@@ -280,7 +282,6 @@ static_assert(QG_OFFSET_OF(UnpackPointers, k_order) == 16, "layout");
 static_assert(QG_OFFSET_OF(UnpackPointers, d) == 24, "layout");
 static_assert(QG_OFFSET_OF(UnpackPointers, d_row) == 32, "layout");
 static_assert(sizeof(UnpackPointers) == 40, "layout");
-
 struct QuantizeShape {
     u32 rows;  // Rows of X.
     u32 columns;  // Columns of X.
@@ -293,7 +294,6 @@ static_assert(QG_OFFSET_OF(QuantizeShape, stored_columns) == 8, "layout");
 static_assert(QG_OFFSET_OF(QuantizeShape, flags) == 12, "layout");
 static_assert(QG_OFFSET_OF(QuantizeShape, chunks) == 16, "layout");
 static_assert(sizeof(QuantizeShape) == 20, "layout");
-
 struct QuantizePointers {
     u64 x;  // X.
     u64 factor;  // The factor that is given for all of X.
@@ -318,7 +318,6 @@ static_assert(QG_OFFSET_OF(QuantizePointers, codes_row) == 64, "layout");
 static_assert(QG_OFFSET_OF(QuantizePointers, scales_row) == 72, "layout");
 static_assert(QG_OFFSET_OF(QuantizePointers, sums_row) == 80, "layout");
 static_assert(sizeof(QuantizePointers) == 88, "layout");
-
 struct DequantizeShape {
     u32 rows;  // Rows of X.
     u32 columns;  // Columns of codes and of D.
@@ -329,7 +328,6 @@ static_assert(QG_OFFSET_OF(DequantizeShape, columns) == 4, "layout");
 static_assert(QG_OFFSET_OF(DequantizeShape, chunks) == 8, "layout");
 static_assert(QG_OFFSET_OF(DequantizeShape, reserved) == 12, "layout");
 static_assert(sizeof(DequantizeShape) == 16, "layout");
-
 struct DequantizePointers {
     u64 codes;  // Codes.
     u64 scales;  // Scales.
@@ -344,7 +342,6 @@ static_assert(QG_OFFSET_OF(DequantizePointers, d) == 24, "layout");
 static_assert(QG_OFFSET_OF(DequantizePointers, codes_row) == 32, "layout");
 static_assert(QG_OFFSET_OF(DequantizePointers, scales_row) == 40, "layout");
 static_assert(sizeof(DequantizePointers) == 48, "layout");
-
 struct XPlanePointers {
     u64 scales;  // Scales.
     u64 factors;  // Factors of tokens, or the one that is given for all of X.
@@ -361,7 +358,6 @@ static_assert(QG_OFFSET_OF(XPlanePointers, sums_row) == 32, "layout");
 static_assert(QG_OFFSET_OF(XPlanePointers, block_shift) == 40, "layout");
 static_assert(QG_OFFSET_OF(XPlanePointers, reserved) == 44, "layout");
 static_assert(sizeof(XPlanePointers) == 48, "layout");
-
 struct AttentionShape {
     u32 sequences;  // Sequences.
     u32 tokens;  // Query tokens of all sequences.
@@ -396,7 +392,6 @@ static_assert(QG_OFFSET_OF(AttentionShape, dtype) == 52, "layout");
 static_assert(QG_OFFSET_OF(AttentionShape, factor) == 56, "layout");
 static_assert(QG_OFFSET_OF(AttentionShape, soft_cap) == 60, "layout");
 static_assert(sizeof(AttentionShape) == 64, "layout");
-
 struct AttentionPointers {
     u64 q;  // Queries.
     u64 k;  // Keys.
@@ -455,7 +450,6 @@ static_assert(QG_OFFSET_OF(AttentionPointers, part_keys) == 196, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, row_ctas) == 200, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, page_shift) == 204, "layout");
 static_assert(sizeof(AttentionPointers) == 208, "layout");
-
 struct NormShape {
     u32 rows;  // Rows of X and D.
     u32 columns;  // Columns of X.
@@ -474,7 +468,6 @@ static_assert(QG_OFFSET_OF(NormShape, row_threads) == 20, "layout");
 static_assert(QG_OFFSET_OF(NormShape, kept_columns) == 24, "layout");
 static_assert(QG_OFFSET_OF(NormShape, eps) == 28, "layout");
 static_assert(sizeof(NormShape) == 32, "layout");
-
 struct NormPointers {
     u64 x;  // X.
     u64 residual;  // Residual.
@@ -499,7 +492,6 @@ static_assert(QG_OFFSET_OF(NormPointers, residual_row) == 64, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, sum_row) == 72, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, d_row) == 80, "layout");
 static_assert(sizeof(NormPointers) == 88, "layout");
-
 struct KvAppendPointers {
     u64 new_k;  // New keys.
     u64 new_v;  // New values.
@@ -540,7 +532,6 @@ static_assert(QG_OFFSET_OF(KvAppendPointers, splits) == 108, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, lane_heads) == 112, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, amplitude) == 116, "layout");
 static_assert(sizeof(KvAppendPointers) == 120, "layout");
-
 struct IndexerParams {
     u64 q;  // Queries.
     u64 k;  // Keys.
@@ -611,7 +602,6 @@ static_assert(QG_OFFSET_OF(IndexerParams, q_aligned) == 196, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, k_aligned) == 200, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, not_seen) == 204, "layout");
 static_assert(sizeof(IndexerParams) == 208, "layout");
-
 struct OptimizerShape {
     u32 len;  // Parameters, of wgpu those of a dispatch.
     u32 flags;  // `ALIGNED16` and `COPY` of the `FLAG_` constants.
@@ -634,7 +624,6 @@ static_assert(QG_OFFSET_OF(OptimizerShape, gain2) == 28, "layout");
 static_assert(QG_OFFSET_OF(OptimizerShape, eps) == 32, "layout");
 static_assert(QG_OFFSET_OF(OptimizerShape, reserved) == 36, "layout");
 static_assert(sizeof(OptimizerShape) == 40, "layout");
-
 struct OptimizerPointers {
     u64 weights;  // Parameters.
     u64 gradient;  // Gradient.
@@ -651,7 +640,6 @@ static_assert(QG_OFFSET_OF(OptimizerPointers, step) == 32, "layout");
 static_assert(QG_OFFSET_OF(OptimizerPointers, copy) == 40, "layout");
 static_assert(QG_OFFSET_OF(OptimizerPointers, len) == 48, "layout");
 static_assert(sizeof(OptimizerPointers) == 56, "layout");
-
 struct RepackParams {
     u64 rows;  // Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
     u64 packed;  // Address of the packed tiles.
@@ -666,7 +654,6 @@ static_assert(QG_OFFSET_OF(RepackParams, blocks) == 20, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, k_tiles) == 24, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, reserved) == 28, "layout");
 static_assert(sizeof(RepackParams) == 32, "layout");
-
 struct ExpertGroups {
     u64 index;  // Address of the offsets, counts or ids.
     u64 offsets;  // Address of the offsets in the list.
@@ -695,7 +682,6 @@ static_assert(QG_OFFSET_OF(ExpertGroups, form) == 68, "layout");
 static_assert(QG_OFFSET_OF(ExpertGroups, rows) == 72, "layout");
 static_assert(QG_OFFSET_OF(ExpertGroups, x_sharers) == 76, "layout");
 static_assert(sizeof(ExpertGroups) == 80, "layout");
-
 struct ExpertCombine {
     u64 products;  // Address of the slots' products, f32.
     u64 index;  // Address of the slots' ids.
@@ -742,6 +728,7 @@ constexpr u32 QG_FLAG_C_ALIGNED16 = 512;
 constexpr u32 QG_FLAG_RESIDUAL_ALIGNED16 = 1024;
 constexpr u32 QG_FLAG_BIAS_ALIGNED16 = 2048;
 constexpr u32 QG_FLAG_X_FACTOR = 4096;
+constexpr u32 QG_FLAG_SEGMENTS = 8192;
 constexpr u32 QG_FLAG_ROW_IN_SHARED = 8192;
 constexpr u32 QG_FLAG_SIGMOID = 16384;
 constexpr u32 QG_FLAG_RENORMALIZE = 32768;
@@ -773,7 +760,7 @@ constexpr u32 QG_FLAG_BETA_ALIGNED16 = 16777216;
 constexpr u32 QG_FLAG_X_IN_D = 33554432;
 constexpr u32 QG_FLAG_X_IN_SUM = 67108864;
 constexpr u32 QG_FLAG_RESIDUAL_IN_SUM = 134217728;
-constexpr u32 QG_GEMM_FLAGS = 8191;
+constexpr u32 QG_GEMM_FLAGS = 16383;
 constexpr u32 QG_ACTIVATION_IDENTITY = 0;
 constexpr u32 QG_ACTIVATION_RELU = 1;
 constexpr u32 QG_ACTIVATION_SILU = 2;

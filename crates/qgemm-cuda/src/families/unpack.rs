@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
-use qgemm_formats::{Encoding, Format};
+use qgemm_formats::{Encoding, Format, PAIR_ROWS};
 use qgemm_hal::abi::{self, UnpackPointers, UnpackShape, dtype_code};
 use qgemm_hal::{
     CheckedUnpack, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, Name, Operand, Operands,
@@ -132,7 +132,7 @@ fn work(op: &CheckedUnpack, layout: &PackedLayout) -> (u32, u32, u32) {
     let columns = op.stored_columns();
     let first = columns.start / layout.k_tile;
     let end = columns.end.div_ceil(layout.k_tile);
-    ((op.out_features as u32).div_ceil(cta_rows(layout)), first as u32, (end - first) as u32)
+    ((op.stored_rows() as u32).div_ceil(cta_rows(layout)), first as u32, (end - first) as u32)
 }
 
 /// The launch for `op`, whose kernel `make` makes ready.
@@ -147,8 +147,14 @@ pub fn unpack_sequence(
     let found = info.variant.and_then(|variant| Some((variant, layout(op.format, variant)?)));
     let (variant, layout) = found.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
     let (row_groups, first_k_tile, k_tiles) = work(op, &layout);
-    let flags =
-        [(abi::FLAG_ROW_SCALE, op.row_scale), (abi::FLAG_K_ORDER, op.k_order), (abi::FLAG_D_ALIGNED16, op.d.aligned16)];
+    // Runs of the up are stored from its first column on.
+    let aligned = op.d.aligned16 && (!op.gated || op.out_features.is_multiple_of(PAIR_ROWS));
+    let flags = [
+        (abi::FLAG_ROW_SCALE, op.row_scale),
+        (abi::FLAG_K_ORDER, op.k_order),
+        (abi::FLAG_GATED, op.gated),
+        (abi::FLAG_D_ALIGNED16, aligned),
+    ];
     let shape = UnpackShape {
         out_features: op.out_features as u32,
         first: op.first as u32,

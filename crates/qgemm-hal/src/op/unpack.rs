@@ -1,5 +1,6 @@
 //! `unpack`: input features of a packed weight as rows of a plain matrix, for products that add up over the output features.
 
+use qgemm_formats::PAIR_ROWS;
 use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{DType, Format};
 
@@ -7,11 +8,14 @@ use super::dense::Dense;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, Name, spec};
 
-/// `D[i, n] = W[n, first + i]`, row factors applied, rounded to nearest even once; validated by the API. D holds rows of Wᵀ.
+/// `D[i, n] = W[n, first + i]`, row factors applied, rounded to nearest even once; validated by the API. D holds rows of Wᵀ. Of a gated
+/// pair, each has those of the gate, then those of the up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedUnpack {
-    /// Rows of W, the columns of D; at least 1.
+    /// Rows of W, the columns of D, or, of a gated pair, those of each weight; at least 1.
     pub out_features: usize,
+    /// Whether W is a gated pair.
+    pub gated: bool,
     /// Input features of W; at least 1.
     pub k: usize,
     /// Length of a stored row of W (differs from `k` only with act-order padding).
@@ -28,7 +32,7 @@ pub struct CheckedUnpack {
     pub row_scale: bool,
     /// Whether W's columns are permuted (act-order).
     pub k_order: bool,
-    /// D, `[features, out_features]`, row-major.
+    /// D, `[features, columns]`, row-major.
     pub d: Dense,
 }
 
@@ -82,6 +86,16 @@ impl CheckedUnpack {
         format!("{family}_{}_{}", self.format.name, self.d.dtype)
     }
 
+    /// Rows of W as stored.
+    pub fn stored_rows(&self) -> usize {
+        if self.gated { self.out_features.div_ceil(PAIR_ROWS) * 2 * PAIR_ROWS } else { self.out_features }
+    }
+
+    /// Columns of D.
+    pub fn columns(&self) -> usize {
+        if self.gated { 2 * self.out_features } else { self.out_features }
+    }
+
     /// Stored columns of W that D's rows may stand in: those themselves, or all where columns are permuted.
     pub fn stored_columns(&self) -> std::ops::Range<usize> {
         if self.k_order { 0..self.stored_k } else { self.first..self.first + self.features }
@@ -103,9 +117,9 @@ impl Operation for CheckedUnpack {
 
     /// The columns of W, and D, once each.
     fn traffic(&self) -> f64 {
-        let values = |columns: usize| self.out_features as f64 * columns as f64;
+        let values = |columns: usize| self.columns() as f64 * columns as f64;
         let row_bytes = self.format.row_bytes(self.stored_k) as f64 / self.stored_k as f64;
-        let factors = if self.row_scale { self.out_features as f64 * DType::F32.bytes() as f64 } else { 0.0 };
+        let factors = if self.row_scale { self.columns() as f64 * DType::F32.bytes() as f64 } else { 0.0 };
         values(self.stored_columns().len()) * row_bytes + values(self.features) * self.d.dtype.bytes() as f64 + factors
     }
 
@@ -122,6 +136,7 @@ mod tests {
     fn permuted_columns_are_all_read() {
         let op = CheckedUnpack {
             out_features: 10,
+            gated: false,
             k: 256,
             stored_k: 256,
             first: 64,
@@ -135,5 +150,7 @@ mod tests {
         assert_eq!((op.stored_columns(), op.traffic()), (64..96, (10 * 34 + 32 * 10 * 2) as f64));
         let permuted = CheckedUnpack { k_order: true, row_scale: true, ..op };
         assert_eq!((permuted.stored_columns(), permuted.operands().len()), (0..256, 4));
+        let pair = CheckedUnpack { gated: true, ..op };
+        assert_eq!((pair.stored_rows(), pair.columns()), (32, 20));
     }
 }

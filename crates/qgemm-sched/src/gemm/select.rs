@@ -352,6 +352,7 @@ pub(crate) mod tests {
             bias: None,
             token_scale: false,
             residual: None,
+            segments: Vec::new(),
             residual_in_d: false,
             alpha: 1.0,
             beta: 0.0,

@@ -80,7 +80,7 @@ impl Host {
         let mut pairs = Vec::new();
         for weight in &self.weights {
             match weight {
-                HostWeights::One(weight) => plain.push(weight.clone()),
+                HostWeights::One(weight) | HostWeights::Fused { whole: weight, .. } => plain.push(weight.clone()),
                 HostWeights::Pair([gate, up]) => pairs.push((gate.clone(), up.clone())),
             }
         }

@@ -102,6 +102,8 @@ pub struct Case {
     pub act_order: Option<ActOrder>,
     /// Whether W is a gated pair.
     pub gated: bool,
+    /// Weights that W is fused of, each with an output of its own; 0 of a weight that is one.
+    pub segments: usize,
     /// What is done with the product.
     pub epilogue: Epilogue,
     /// Where operands lie.
@@ -137,6 +139,7 @@ impl Case {
             weights: WeightKind::Quantized,
             act_order: None,
             gated: false,
+            segments: 0,
             epilogue: Epilogue::default(),
             layout: Layout::default(),
             batch_invariant: false,
@@ -161,6 +164,15 @@ impl Case {
             x_precision: XPrecision::F16,
             ..self
         }
+    }
+
+    /// Output features of each weight that W is fused of: multiples of 8, and what is left.
+    pub fn segment_sizes(&self) -> Vec<usize> {
+        let Some(others) = self.segments.checked_sub(1) else { return Vec::new() };
+        let size = self.n / self.segments / 8 * 8;
+        let mut sizes = vec![size; others];
+        sizes.push(self.n - others * size);
+        sizes
     }
 
     /// What becomes of rows of X before the product.
@@ -241,6 +253,9 @@ impl fmt::Display for Case {
             if value != 0 {
                 write!(f, " {name}={value}")?;
             }
+        }
+        if self.segments > 0 {
+            write!(f, " segments={}", self.segments)?;
         }
         if self.x_precision != XPrecision::default() {
             write!(f, " x-precision={}", self.x_precision)?;

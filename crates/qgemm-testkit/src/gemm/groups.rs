@@ -50,6 +50,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("x_prologue", "activations converted for matrix instructions", x_prologue),
     group("x_formats", "activations given in codes and scales, of every format", x_formats),
     group("norm", "X that is normalized first", norm),
+    group("fused", "weights fused of several, each with an output of its own", fused),
     group("batch_invariant", "bits that do not depend on the batch", batch_invariant),
     group("configurations", "every tile that could be chosen, whole and cut", configurations),
 ];
@@ -447,6 +448,31 @@ fn norm(format: Format) -> Vec<Case> {
         });
     }
     cases
+}
+
+/// Two to four segments whose borders kernels see, borders that they do not, and more segments than they know.
+fn fused(format: Format) -> Vec<Case> {
+    let k = medium_k(format);
+    let shapes = [(1, 70, 3), (3, 80, 3), (16, 130, 4), (17, 70, 2), (2, 100, 5), (66, 200, 3)];
+    let case = |(i, (m, n, segments)): (usize, (usize, usize, usize))| Case {
+        segments,
+        x_dtype: DType::ALL[i % 3],
+        d_dtype: DType::ALL[(i + 1) % 3],
+        norm: (i % 4 == 3).then_some(NormKind::Rms),
+        epilogue: Epilogue {
+            alpha: 0.5,
+            c: (i % 3 == 1).then_some((0.5, DType::F16)),
+            bias: i.is_multiple_of(2).then_some(DType::F32),
+            channel_scale: i > 2,
+            activation: if i == 2 { Activation::Relu } else { Activation::Identity },
+            residual: (i % 3 == 2).then_some(DType::BF16),
+            ..Epilogue::default()
+        },
+        layout: Layout { d_gap: i % 2 * 8, offset: i / 4, ..Layout::default() },
+        seed: i as u64,
+        ..Case::new(format, m, n, k)
+    };
+    shapes.into_iter().enumerate().map(case).collect()
 }
 
 fn batch_invariant(format: Format) -> Vec<Case> {

@@ -1,6 +1,6 @@
 //! The operands of a case in host memory.
 
-use qgemm_api::{Context, Weight, WeightOrder};
+use qgemm_api::{Context, FusedWeight, Weight, WeightOrder};
 use qgemm_formats::{DType, Encoding, HostWeight};
 
 use super::case::Case;
@@ -9,10 +9,11 @@ use crate::activations::{ActivationKind, activations};
 use crate::norm::normalized_row;
 use crate::weights::{TestWeightError, gated_weights, weight, with_channel_scale};
 
-/// The weight of a case, or both of its gated pair.
+/// The weight of a case, both of its gated pair, or those that it is fused of.
 pub(crate) enum HostWeights {
     One(HostWeight),
     Pair([HostWeight; 2]),
+    Fused { whole: HostWeight, parts: Vec<HostWeight> },
 }
 
 impl HostWeights {
@@ -26,6 +27,12 @@ impl HostWeights {
             true => with_channel_scale(weight, seed),
             false => Ok(weight),
         };
+        if case.segments > 0 {
+            let part = |(seed, rows): (u64, usize)| scaled(weight(weights, format, rows, k, act_order, seed)?, seed);
+            let parts = (seed..).zip(case.segment_sizes()).map(part).collect::<Result<Vec<_>, _>>()?;
+            let whole = HostWeight::concat_rows(&parts.iter().collect::<Vec<_>>())?;
+            return Ok(HostWeights::Fused { whole, parts });
+        }
         Ok(match case.gated {
             false => HostWeights::One(scaled(weight(weights, format, n, k, act_order, seed)?, seed)?),
             true => {
@@ -38,14 +45,16 @@ impl HostWeights {
     /// Permuted columns; both weights of a pair have the same.
     pub fn k_order(&self) -> Option<&[u32]> {
         match self {
-            HostWeights::One(weight) | HostWeights::Pair([weight, _]) => weight.k_order(),
+            HostWeights::One(weight) | HostWeights::Pair([weight, _]) | HostWeights::Fused { whole: weight, .. } => {
+                weight.k_order()
+            }
         }
     }
 
     /// Whether `dtype` holds every value.
     pub fn is_exact_in(&self, dtype: DType) -> bool {
         let weights = match self {
-            HostWeights::One(weight) => std::slice::from_ref(weight),
+            HostWeights::One(weight) | HostWeights::Fused { whole: weight, .. } => std::slice::from_ref(weight),
             HostWeights::Pair(pair) => pair,
         };
         let holds = |row: Vec<f32>| dtype.decode(&dtype.encode(&row)) == row;
@@ -54,14 +63,20 @@ impl HostWeights {
 
     pub fn load(&self, ctx: &Context, transposed: bool) -> Result<Weight, qgemm_api::Error> {
         match self {
-            HostWeights::One(weight) => load(ctx, weight, transposed),
+            HostWeights::One(weight) | HostWeights::Fused { whole: weight, .. } => load(ctx, weight, transposed),
             HostWeights::Pair([gate, up]) => ctx.load_gated(gate, up),
         }
     }
 
+    /// The weights that the case's is fused of, as one with segments; `None` of a weight that is not fused.
+    pub fn load_fused(&self, ctx: &Context) -> Option<Result<FusedWeight, qgemm_api::Error>> {
+        let HostWeights::Fused { parts, .. } = self else { return None };
+        Some(ctx.load_fused(&parts.iter().collect::<Vec<_>>()))
+    }
+
     pub fn multiply<X: Copy + Into<f64>>(&self, x: &[X], added: &Added<'_>) -> Expected {
         match self {
-            HostWeights::One(weight) => multiply(weight, x, added),
+            HostWeights::One(weight) | HostWeights::Fused { whole: weight, .. } => multiply(weight, x, added),
             HostWeights::Pair([gate, up]) => multiply_gated([gate, up], x, added),
         }
     }

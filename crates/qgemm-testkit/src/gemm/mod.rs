@@ -2,6 +2,7 @@
 
 mod activation;
 mod case;
+mod fused;
 mod groups;
 pub(crate) mod host;
 pub(crate) mod launch;

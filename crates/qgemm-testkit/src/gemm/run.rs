@@ -6,8 +6,9 @@ use qgemm_formats::DType;
 use qgemm_hal::{DeviceInfo, LaunchPlan, Math, TileConfig};
 
 use super::case::Case;
+use super::fused::multiply_fused;
 use super::host::{HostOperands, HostWeights};
-use super::launch::{multiply_on, problem, stored_d, stored_x};
+use super::launch::{Runs, multiply_on, problem, stored_d, stored_x};
 use super::normed;
 use super::oracle::Resolution;
 use super::quantized_x::HostX;
@@ -53,6 +54,11 @@ fn judge(ctx: &Context, case: &Case, outcome: &mut Outcome) -> Result<(), Failur
     let host = HostWeights::new(case).map_err(|e| Failure::Weight(e.to_string()))?;
     let loaded = host.load(ctx, case.layout.w_transposed).map_err(|e| Failure::Weight(e.to_string()))?;
     let operands = HostOperands::new(case);
+    if let Some(fused) = host.load_fused(ctx) {
+        let fused = fused.map_err(|e| Failure::Weight(e.to_string()))?;
+        let result = multiply_fused(ctx, &fused, case, &operands)?;
+        return assess(ctx, &host, case, &operands, result, outcome).map(drop);
+    }
     if case.every_configuration {
         // The table shows the one that comes nearest to its limit.
         let mut nearest: Option<Outcome> = None;
@@ -103,6 +109,18 @@ fn check(
     outcome: &mut Outcome,
 ) -> Result<Vec<f32>, Failure> {
     let result = multiply_on(ctx, loaded, case, operands, candidate)?;
+    assess(ctx, host, case, operands, result, outcome)
+}
+
+/// Judges what came of a plan, which is returned.
+fn assess(
+    ctx: &Context,
+    host: &HostWeights,
+    case: &Case,
+    operands: &HostOperands,
+    result: Runs,
+    outcome: &mut Outcome,
+) -> Result<Vec<f32>, Failure> {
     outcome.kernel = Some(result.kernel.clone());
     outcome.kernel_id = result.kernel_id;
     let (math, weights) = result.config.map_or((Math::FmaF32, None), |config| (config.math, config.rounded_weights));

@@ -52,7 +52,7 @@ impl GradientCase {
             activation: Activation::Identity,
             residual: None,
         };
-        let layer = Case { gated: false, batch_invariant: false, epilogue, layout, ..drawn };
+        let layer = Case { batch_invariant: false, epilogue, layout, ..drawn };
         let max_scratch = if seed.is_multiple_of(3) { 0 } else { WHOLE };
         Self { layer, accumulate: c.map(|(beta, _)| beta), max_scratch }
     }

@@ -20,6 +20,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("gradient_exact", "small integers, bit for bit", exact),
     group("gradient_parts", "weights that are decoded in parts, accumulation, leading dimensions", parts),
     group("gradient_order", "permuted columns", order),
+    group("gradient_gated", "gated pairs, whose dY has the gradients by the gate's sums, then by the up's", gated),
 ];
 
 /// Tokens and output features: one, and around tiles of rows.
@@ -76,6 +77,24 @@ fn parts(format: Format) -> Vec<GradientCase> {
         GradientCase { accumulate, max_scratch: 0, ..GradientCase::of(layer).of_types(dtype(i), dtype(i / 2)) }
     };
     layouts.into_iter().enumerate().map(case).collect()
+}
+
+/// One part and several, features that are and are not whole groups of a pair, exact sums among them.
+fn gated(format: Format) -> Vec<GradientCase> {
+    let k = ragged_k(format);
+    let case = |(i, [tokens, n]): (usize, [usize; 2])| {
+        let layout = Layout { x_gap: i % 2 * 8, d_gap: i % 3, ..Layout::default() };
+        let epilogue = Epilogue { channel_scale: i == 1, ..Epilogue::default() };
+        let layer = Case { gated: true, epilogue, layout, seed: i as u64, ..Case::new(format, tokens, n, k) };
+        let layer = if i == 2 { layer.with_exact_sums() } else { layer };
+        let case = GradientCase::of(layer).of_types(dtype(i), dtype(2 * i + 1));
+        GradientCase {
+            accumulate: (i == 3).then_some(1.0),
+            max_scratch: if i == 3 { 0 } else { case.max_scratch },
+            ..case
+        }
+    };
+    [[3, 5], [17, 72], [9, 40], [66, 129]].into_iter().enumerate().map(case).collect()
 }
 
 fn order(format: Format) -> Vec<GradientCase> {

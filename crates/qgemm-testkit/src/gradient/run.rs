@@ -37,11 +37,12 @@ struct Operands {
 impl Operands {
     fn new(case: &GradientCase) -> Self {
         let Case { m, n, k, x_dtype, d_dtype, layout, seed, .. } = case.layer;
+        let outputs = case.layer.bias_rows() * n;
         let kind = if case.layer.sums_are_exact() { ActivationKind::SmallIntegers } else { ActivationKind::Normal };
         Self {
-            dy: activations(case.layer.activations, m, n, x_dtype, seed),
+            dy: activations(case.layer.activations, m, outputs, x_dtype, seed),
             held: activations(kind, m, k, d_dtype, !seed),
-            stored_dy: Operand::new(x_dtype, m, n, layout.x_gap, layout.offset),
+            stored_dy: Operand::new(x_dtype, m, outputs, layout.x_gap, layout.offset),
             stored_dx: Operand::new(d_dtype, m, k, layout.d_gap, layout.offset),
         }
     }
@@ -50,7 +51,10 @@ impl Operands {
 fn judge(ctx: &Context, case: &GradientCase, outcome: &mut Outcome) -> Result<(), Failure> {
     let weights = HostWeights::new(&case.layer).map_err(|e| Failure::Weight(e.to_string()))?;
     let weight = weights.load(ctx, false).map_err(|e| Failure::Weight(e.to_string()))?;
-    let HostWeights::One(host) = &weights else { return Err(Failure::Weight("a gated pair has no gradient".into())) };
+    let host: Vec<&HostWeight> = match &weights {
+        HostWeights::One(weight) | HostWeights::Fused { whole: weight, .. } => vec![weight],
+        HostWeights::Pair(pair) => pair.iter().collect(),
+    };
     let operands = Operands::new(case);
     let plan = ctx.plan_gradient(&weight, &gradient(case, &operands)).map_err(Failure::of_plan)?;
     outcome.kernel = Some(plan.kernel_name().to_owned());
@@ -70,7 +74,7 @@ fn judge(ctx: &Context, case: &GradientCase, outcome: &mut Outcome) -> Result<()
     let mut workspace = ctx.workspace(plan.workspace_bytes()).map_err(Failure::of_run)?;
     let first = run_on(ctx, &plan, &weight, case, &operands, &mut workspace).map_err(Failure::of_run)?;
     let got = operands.stored_dx.decode(&first);
-    let expected = expected(case, host, rounded, &operands, Resolution { nmse, ..Resolution::default() });
+    let expected = expected(case, &host, rounded, &operands, Resolution { nmse, ..Resolution::default() });
     let comparison = compare(&got, &expected, tolerance);
     outcome.comparison = Some(comparison);
     if !comparison.within(tolerance) {
@@ -128,26 +132,28 @@ fn run_on(
     Ok(written)
 }
 
-/// The oracle's dX: the product of dY and a plain weight, the transpose of the layer's, rounded to the type that it is decoded to.
+/// The oracle's dX: the product of dY and a plain weight, the transpose of the layer's, or of both of a pair one below the other, rounded to the type that it is decoded to.
 /// What that rounding costs is the type's. It is not the kernel's error: of equal weights it has one direction, so that sums have
 /// more of it than a limit on random errors allows.
 fn expected(
     case: &GradientCase,
-    weight: &HostWeight,
+    weights: &[&HostWeight],
     rounded: Option<DType>,
     operands: &Operands,
     resolution: Resolution,
 ) -> Expected {
-    let Case { n, k, .. } = case.layer;
+    let k = case.layer.k;
     let decode = |row: Vec<f32>| match rounded {
         Some(dtype) => dtype.decode(&dtype.encode(&row)),
         None => row,
     };
-    let rows: Vec<Vec<f32>> = (0..n).map(|row| decode(weight.dequantize_row(row))).collect();
+    let of_weight =
+        |weight: &&HostWeight| (0..weight.n()).map(|row| decode(weight.dequantize_row(row))).collect::<Vec<_>>();
+    let rows: Vec<Vec<f32>> = weights.iter().flat_map(of_weight).collect();
     let transposed: Vec<f32> = (0..k).flat_map(|column| rows.iter().map(move |row| row[column])).collect();
     let plain: Format = "f32".parse().unwrap_or_else(|_| unreachable!("f32 is a format"));
     let bytes = SharedBytes::new(Arc::new(DType::F32.encode(&transposed)));
-    let weight = HostWeight::new(plain, k, n, bytes).unwrap_or_else(|e| unreachable!("it is a weight: {e}"));
+    let weight = HostWeight::new(plain, k, rows.len(), bytes).unwrap_or_else(|e| unreachable!("it is a weight: {e}"));
     let c = case.accumulate.filter(|beta| *beta != 0.0).map(|beta| (beta, operands.held.as_slice()));
     multiply(&weight, &operands.dy, &Added { alpha: case.layer.epilogue.alpha, c, resolution, ..Added::default() })
 }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use bytemuck::{Pod, Zeroable};
+use qgemm_formats::DType;
 use qgemm_hal::abi::{
     FLAG_A_SCALE, FLAG_ACCUMULATES, FLAG_B_SCALE, FLAG_BIAS, FLAG_C, FLAG_K_GROUPED, FLAG_SLOPE, MatmulShape,
     dtype_code,
@@ -72,6 +73,32 @@ struct Params {
     scale_bases: u32,
 }
 
+/// Most parts that K is cut into.
+const MOST_SPLITS: u32 = 32;
+
+/// What a step of a product does, where K is cut: one adds up each part, another adds the parts up in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// All of it.
+    Whole,
+    /// Sums of so many parts of each product's K, as matrices in f32 that follow one another.
+    Parts(u32),
+    /// The outputs from those.
+    Sum(u32),
+}
+
+impl Phase {
+    /// Its bits of `Params::modes`: the power of two that parts are, where others have `FORM_MODE`, and the number of the phase above.
+    fn packed(self) -> u32 {
+        let (splits, number) = match self {
+            Phase::Whole => (1, 0),
+            Phase::Parts(splits) => (splits, 1),
+            Phase::Sum(splits) => (splits, 2),
+        };
+        splits.ilog2() << 24 | number << 28
+    }
+}
+
 /// The number by which the shader knows the format of a factor: that of the element type, and `E4M3` in `shaders/matmul.wgsl`.
 fn factor_code(format: FactorFormat) -> u32 {
     format.plain().map_or(3, dtype_code)
@@ -87,7 +114,7 @@ impl Family<CheckedMatmul> for Matmul {
     }
 
     fn configs(&self, op: &CheckedMatmul, info: &DeviceInfo) -> Result<Vec<MatmulConfig>, Unsupported> {
-        parts(op, info.max_buffer_bytes)?;
+        let parts = parts(op, info.max_buffer_bytes)?;
         Ok(vec![MatmulConfig {
             kernel: kernel_id(op),
             math: Math::FmaF32,
@@ -95,25 +122,37 @@ impl Family<CheckedMatmul> for Matmul {
             tile_n: TILE,
             tile_k: TILE_K,
             ctas_per_unit: 1,
-            max_splits: 1,
+            max_splits: if parts.len() == 1 { most_splits(op, info.max_buffer_bytes) } else { 1 },
             // There is no other family to rank it against.
             efficiency: 300,
         }])
     }
 
-    fn prepare(&self, device: &dyn Device, op: &CheckedMatmul, _: &MatmulPlan) -> Result<LaunchSequence, HalError> {
+    fn prepare(&self, device: &dyn Device, op: &CheckedMatmul, plan: &MatmulPlan) -> Result<LaunchSequence, HalError> {
         let shared = shared_of(device, "a product of the wgpu backend")?;
         let refused =
             |reason: Unsupported| HalError::Unsupported { device: shared.id, what: NAME.to_owned(), why: reason.why };
         let parts = parts(op, device.info().max_buffer_bytes).map_err(refused)?;
-        let name = op.kernel_name(NAME);
-        let compiled = Compiled::new(shared, &INTERFACE, name, compose_matmul(&CONSTANTS))?;
-        let grid = parts.first().map_or([0; 3], |part| part.grid(op));
-        let geometry = Geometry { grid, threads: THREADS, shared_bytes: 2 * TILE * TILE_K * 4 };
-        let kernel = MatmulKernel { compiled, shared: shared.clone(), op: op.clone(), parts };
-        let step = LaunchStep::new::<MatmulOperand>(kernel_id(op), geometry, Arc::new(kernel));
-        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
-        Ok(LaunchSequence::new::<MatmulOperand>(op.kernel_name(NAME), vec![step]))
+        let step = |phase: Phase| {
+            let compiled = Compiled::new(shared, &INTERFACE, op.kernel_name(NAME), compose_matmul(&CONSTANTS))?;
+            let grid = parts.first().map_or([0; 3], |part| part.grid_of(op, phase));
+            let geometry = Geometry { grid, threads: THREADS, shared_bytes: 2 * TILE * TILE_K * 4 };
+            let kernel = MatmulKernel { compiled, shared: shared.clone(), op: op.clone(), parts: parts.clone(), phase };
+            Ok::<_, HalError>(LaunchStep::new::<MatmulOperand>(kernel_id(op), geometry, Arc::new(kernel)))
+        };
+        use MatmulOperand as O;
+        let steps = if plan.splits > 1 {
+            let first = plan.workspace.partials;
+            let sums = first..first + partial_bytes(op, plan.splits) as usize;
+            let of_factors = |operand: &O| matches!(operand, O::A | O::B | O::Offsets);
+            let (factors, others): (Vec<O>, Vec<O>) = op.operands().into_iter().partition(of_factors);
+            let adds = factors.into_iter().fold(step(Phase::Parts(plan.splits))?, |step, o| step.bind(o, o));
+            let ends = others.into_iter().fold(step(Phase::Sum(plan.splits))?, |step, o| step.bind(o, o));
+            vec![adds.bind_part(O::D, O::Workspace, sums.clone()), ends.bind_part(O::A, O::Workspace, sums)]
+        } else {
+            vec![op.operands().into_iter().fold(step(Phase::Whole)?, |step, operand| step.bind(operand, operand))]
+        };
+        Ok(LaunchSequence::new::<MatmulOperand>(op.kernel_name(NAME), steps))
     }
 
     fn source_hash(&self, _: &CheckedMatmul, _: &MatmulConfig) -> u64 {
@@ -125,6 +164,22 @@ fn kernel_id(op: &CheckedMatmul) -> KernelId {
     let (a, b, layout) = (op.a.dtype, op.b.dtype, MatmulLayout::Any);
     let spec = MatmulSpec { main_loop: Name::new("simt"), a, b, layout, m: TILE, n: TILE, k: TILE_K };
     KernelId::new(NAME, None, Spec::Matmul(spec))
+}
+
+/// Bytes of the sums of `splits` parts of each product.
+fn partial_bytes(op: &CheckedMatmul, splits: u32) -> u64 {
+    let values = (op.batch as u64).saturating_mul(op.m as u64).saturating_mul(op.n as u64);
+    values.saturating_mul(u64::from(splits)).saturating_mul(size_of::<f32>() as u64)
+}
+
+/// Parts that K of `op`, which is one dispatch, may be cut into: as many as have their sums in a binding of `limit` bytes, and workgroups in
+/// a grid.
+fn most_splits(op: &CheckedMatmul, limit: u64) -> u32 {
+    let fits = |&splits: &u32| {
+        let groups = (op.batch as u64).saturating_mul(u64::from(splits));
+        partial_bytes(op, splits).saturating_add(MARGIN) <= limit && groups <= u64::from(MAX_GROUPS)
+    };
+    (0..).map(|power| 1 << power).take_while(|&splits| splits <= MOST_SPLITS).filter(fits).last().unwrap_or(1)
 }
 
 /// What one dispatch computes.
@@ -169,6 +224,15 @@ impl Part {
     fn grid(&self, op: &CheckedMatmul) -> [u32; 3] {
         let tiles = |len: usize| (len as u32).div_ceil(TILE);
         [tiles(op.n), tiles(self.rows.len()), self.products.len() as u32]
+    }
+
+    /// The same of a step of `phase`.
+    fn grid_of(&self, op: &CheckedMatmul, phase: Phase) -> [u32; 3] {
+        let [along_n, along_m, products] = self.grid(op);
+        match phase {
+            Phase::Parts(splits) => [along_n, along_m, products * splits],
+            Phase::Whole | Phase::Sum(_) => [along_n, along_m, products],
+        }
     }
 
     /// Whether a dispatch can reach all of it.
@@ -220,6 +284,7 @@ struct MatmulKernel {
     shared: Arc<Shared>,
     op: CheckedMatmul,
     parts: Vec<Part>,
+    phase: Phase,
 }
 
 impl MatmulKernel {
@@ -254,7 +319,8 @@ impl MatmulKernel {
                 bias: op.bias,
                 ..Modes::default()
             }
-            .packed_with(factor_code(op.a.dtype), factor_code(op.b.dtype)),
+            .packed_with(factor_code(op.a.dtype), factor_code(op.b.dtype))
+                | self.phase.packed(),
             a_row: along(rows, op.a.row_stride),
             a_col: along(op.k, op.a.col_stride),
             a_batch: stride(products, op.a.batch_stride),
@@ -269,10 +335,25 @@ impl MatmulKernel {
         }
     }
 
+    /// The same, of a step that leaves sums of parts.
+    fn params_of_parts(&self, part: &Part) -> Params {
+        let (op, whole) = (&self.op, self.params(part));
+        let shape = MatmulShape { flags: whole.shape.flags & FLAG_K_GROUPED, alpha: 1.0, beta: 0.0, ..whole.shape };
+        let modes = Modes { d: Some(DType::F32), ..Modes::default() };
+        Params {
+            shape,
+            modes: modes.packed_with(factor_code(op.a.dtype), factor_code(op.b.dtype)) | self.phase.packed(),
+            d_row: op.n as u32,
+            d_batch: (op.m * op.n) as u32,
+            ..whole
+        }
+    }
+
     /// What a part binds, and its parameters.
     fn dispatch<'a>(&'a self, part: &Part, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
         use MatmulOperand as O;
-        let (op, shared, mut p) = (&self.op, &self.shared, self.params(part));
+        let (op, shared, phase) = (&self.op, &self.shared, self.phase);
+        let mut p = if matches!(phase, Phase::Parts(_)) { self.params_of_parts(part) } else { self.params(part) };
         let touches = part.touches(op).unwrap_or_else(|| unreachable!("parts were checked"));
         let [of_a, of_b, of_c, of_d] = touches.map(|(operand, bytes)| {
             let width = match operand {
@@ -282,12 +363,24 @@ impl MatmulKernel {
                 _ => op.c.map_or(4, |c| c.dtype.bytes()),
             };
             let bytes = bytes.start as usize..bytes.end as usize;
+            let (bytes, width) = match (phase, operand) {
+                (Phase::Parts(splits), O::D) | (Phase::Sum(splits), O::A) => {
+                    (0..partial_bytes(op, splits) as usize, size_of::<f32>())
+                }
+                (Phase::Parts(_), O::C) | (Phase::Sum(_), O::B) => (0..0, width),
+                _ => (bytes, width),
+            };
             Touched { what: operand.name(), view: operands.get(operand), bytes, width }
         });
+        let finishes = !matches!(phase, Phase::Parts(_));
         let width = op.bias.map_or(4, |dtype| dtype.bytes());
-        let bytes = 0..op.bias.map_or(0, |_| op.n * width);
+        let bytes = 0..op.bias.filter(|_| finishes).map_or(0, |_| op.n * width);
         let of_bias = Touched { what: O::Bias.name(), view: operands.get(O::Bias), bytes, width };
-        let products = if op.k_grouped { part.products.start * 4..(part.products.end + 1) * 4 } else { 0..0 };
+        let products = if op.k_grouped && !matches!(phase, Phase::Sum(_)) {
+            part.products.start * 4..(part.products.end + 1) * 4
+        } else {
+            0..0
+        };
         let of_groups = Touched {
             what: O::Offsets.name(),
             view: operands.get(O::Offsets),
@@ -296,7 +389,7 @@ impl MatmulKernel {
         };
         let of_scale = |scaled: bool, operand: O| {
             let width = size_of::<f32>();
-            let bytes = if scaled { 0..width } else { 0..0 };
+            let bytes = if scaled && finishes { 0..width } else { 0..0 };
             Touched { what: operand.name(), view: operands.get(operand), bytes, width }
         };
         let (a, b, a_scale, b_scale, c, bias, offsets, d);
@@ -311,7 +404,11 @@ impl MatmulKernel {
         (bias, p.bias_base) = of_bias.bind(shared)?;
         (offsets, p.offsets_base) = of_groups.bind(shared)?;
         (d, p.d_base) = of_d.bind_written(shared)?;
-        Ok(Dispatch { params: p, bindings: vec![a, b, a_scale, b_scale, c, bias, offsets, d], grid: part.grid(op) })
+        Ok(Dispatch {
+            params: p,
+            bindings: vec![a, b, a_scale, b_scale, c, bias, offsets, d],
+            grid: part.grid_of(op, phase),
+        })
     }
 }
 
@@ -326,7 +423,6 @@ impl Kernel for MatmulKernel {
 
 #[cfg(test)]
 mod tests {
-    use qgemm_formats::DType;
     use qgemm_hal::{Activation, XPrecision};
 
     use super::*;
@@ -359,6 +455,15 @@ mod tests {
             beta: 0.0,
             activation: Activation::Identity,
         }
+    }
+
+    #[test]
+    fn parts_of_k_are_as_many_as_a_binding_holds() {
+        assert_eq!(most_splits(&op(1, [64, 64, 4096]), u64::MAX), MOST_SPLITS);
+        assert_eq!(most_splits(&op(1, [64, 64, 4096]), (9 * 64 * 64 * 4) + MARGIN), 8);
+        assert_eq!(most_splits(&op(1, [64, 64, 4096]), 0), 1);
+        assert_eq!(most_splits(&op(20_000, [1, 1, 4096]), u64::MAX), 2);
+        assert_eq!((Phase::Whole.packed(), Phase::Sum(4).packed()), (0, 0x2200_0000));
     }
 
     #[test]

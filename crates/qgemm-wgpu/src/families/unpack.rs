@@ -4,7 +4,7 @@
 use std::sync::{Arc, LazyLock};
 
 use qgemm_formats::DType;
-use qgemm_hal::abi::{FLAG_K_ORDER, FLAG_ROW_SCALE, GemmShape};
+use qgemm_hal::abi::{FLAG_GATED, FLAG_K_ORDER, FLAG_ROW_SCALE, GemmShape};
 use qgemm_hal::{
     CheckedUnpack, Device, DeviceInfo, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence, LaunchStep, Name,
     Operand, Operands, Operation, Spec, Stream, UnpackConfig, UnpackFamilies, UnpackOperand, UnpackPlan, UnpackSpec,
@@ -68,7 +68,7 @@ impl Family<CheckedUnpack> for Unpack {
         let compiled = Compiled::new(shared, &INTERFACE, name.clone(), shader::compose(op.format, &code, &part))?;
         let kernel =
             UnpackKernel { compiled, shared: shared.clone(), op: *op, rows, tile_bytes: tile_bytes(op, &code) };
-        let geometry = Geometry { grid: kernel.grid(rows.min(op.out_features)), threads: THREADS, shared_bytes: 0 };
+        let geometry = Geometry { grid: kernel.grid(rows.min(op.stored_rows())), threads: THREADS, shared_bytes: 0 };
         let step = LaunchStep::new::<UnpackOperand>(plan.config.kernel, geometry, Arc::new(kernel));
         let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
         Ok(LaunchSequence::new::<UnpackOperand>(name, vec![step]))
@@ -98,11 +98,11 @@ fn dispatched_rows(op: &CheckedUnpack, code: &WeightCode, limit: u64) -> Result<
     if op.stored_k >= most {
         return Err(Unsupported::new(format!("decodes rows of fewer than {most} columns, not {}", op.stored_k)));
     }
-    if op.features > rows_that_fit("D", &op.d, op.out_features, limit)? {
-        let bytes = op.d.extent(op.features, op.out_features).map_or(u64::MAX, |e| e * op.d.dtype.bytes() as u64);
+    if op.features > rows_that_fit("D", &op.d, op.columns(), limit)? {
+        let bytes = op.d.extent(op.features, op.columns()).map_or(u64::MAX, |e| e * op.d.dtype.bytes() as u64);
         return Err(too_large("D", bytes, limit));
     }
-    let whole = [("the row scales", op.out_features * 4), ("the column order", op.stored_k * 4)];
+    let whole = [("the row scales", op.stored_rows() * 4), ("the column order", op.stored_k * 4)];
     if let Some((name, bytes)) = whole.into_iter().find(|&(_, bytes)| bytes as u64 + MARGIN > limit) {
         return Err(too_large(name, bytes as u64, limit));
     }
@@ -140,7 +140,7 @@ impl UnpackKernel {
     fn dispatch<'a>(&'a self, first: usize, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
         use UnpackOperand as O;
         let (shared, op) = (&self.shared, &self.op);
-        let end = op.out_features.min(first + self.rows);
+        let end = op.stored_rows().min(first + self.rows);
         let touched = |operand: O, bytes: std::ops::Range<usize>, width: usize| Touched {
             what: operand.name(),
             view: operands.get(operand),
@@ -148,7 +148,7 @@ impl UnpackKernel {
             width,
         };
         let none = || Touched { what: "nothing", view: None, bytes: 0..0, width: 4 }.bind(shared);
-        let flags = [(FLAG_ROW_SCALE, op.row_scale), (FLAG_K_ORDER, op.k_order)];
+        let flags = [(FLAG_ROW_SCALE, op.row_scale), (FLAG_K_ORDER, op.k_order), (FLAG_GATED, op.gated)];
         let modes = Modes { d: Some(op.d.dtype), ..Modes::default() };
         let mut p = Params {
             shape: GemmShape {
@@ -168,10 +168,10 @@ impl UnpackKernel {
             ..Params::default()
         };
         let tiles = first / TILE_ROWS * self.tile_bytes..end.div_ceil(TILE_ROWS) * self.tile_bytes;
-        let d_bytes = op.d.extent(op.features, op.out_features).unwrap_or(0) as usize * op.d.dtype.bytes();
+        let d_bytes = op.d.extent(op.features, op.columns()).unwrap_or(0) as usize * op.d.dtype.bytes();
         let (w, row_scale, k_order, d);
         (w, p.w_base) = touched(O::W, tiles, VECTOR as usize).bind_vectors(shared)?;
-        let scales = if op.row_scale { op.out_features * DType::F32.bytes() } else { 0 };
+        let scales = if op.row_scale { op.stored_rows() * DType::F32.bytes() } else { 0 };
         (row_scale, p.row_scale_base) = touched(O::RowScale, 0..scales, 4).bind(shared)?;
         let order = if op.k_order { op.stored_k * 4 } else { 0 };
         (k_order, p.k_order_base) = touched(O::KOrder, 0..order, 4).bind(shared)?;
@@ -186,7 +186,7 @@ impl UnpackKernel {
 impl Kernel for UnpackKernel {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         WgpuStream::check(&self.shared, stream)?;
-        let firsts = (0..self.op.out_features).step_by(self.rows);
+        let firsts = (0..self.op.stored_rows()).step_by(self.rows);
         let dispatches: Vec<_> = firsts.map(|first| self.dispatch(first, &operands)).collect::<Result<_, _>>()?;
         submit(&self.shared, &INTERFACE, &self.compiled, &dispatches)
     }

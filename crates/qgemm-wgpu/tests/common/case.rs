@@ -140,6 +140,7 @@ impl Case {
             bias: options.bias,
             token_scale: false,
             residual: None,
+            segments: Vec::new(),
             residual_in_d: false,
             alpha: if options.c.is_some() { 0.5 } else { 1.0 },
             beta: if options.c.is_some() { -1.5 } else { 0.0 },

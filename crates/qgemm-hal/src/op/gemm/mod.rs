@@ -8,6 +8,7 @@ mod workspace;
 mod x_precision;
 
 use std::hash::{Hash, Hasher};
+use std::ops::Range;
 
 use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{DType, Format, ScaleSpan, XFactor, XFormat};
@@ -66,6 +67,12 @@ operands! {
         Gamma: "gamma" Constant,
         /// What such a norm adds to the columns of X.
         Beta: "beta" Constant,
+        /// The outputs of the second segment, where there are segments.
+        D2: "d of segment 2" Write,
+        /// Those of the third.
+        D3: "d of segment 3" Write,
+        /// Those of the fourth.
+        D4: "d of segment 4" Write,
     }
 }
 
@@ -135,6 +142,28 @@ pub struct NormedX {
     pub x: Dense,
 }
 
+impl GemmOperand {
+    /// The outputs of the segments behind the first, whose outputs are D.
+    pub const OF_SEGMENTS: [Self; Segment::MOST - 1] = [Self::D2, Self::D3, Self::D4];
+}
+
+/// Where the outputs of neighbouring features lie that are not in D.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Segment {
+    /// The first of them, a multiple of [`Segment::STEP`]. They end where the next segment begins, or with the last feature.
+    pub first: usize,
+    /// Their matrix.
+    pub d: Dense,
+}
+
+impl Segment {
+    /// Segments of a product, that of D among them.
+    pub const MOST: usize = 4;
+    /// What borders between segments are multiples of: rows of W that lie together in every layout, whose outputs kernels store
+    /// together.
+    pub const STEP: usize = 16;
+}
+
 /// `D[M, out_features] = activation(v) + residual` with `v = alpha · token_scale · X·Wᵀ + beta · C + bias`, or, of a gated
 /// pair, `activation(v of the gate) · v of the up + residual`; validated by the API.
 #[derive(Clone, Debug, PartialEq)]
@@ -168,8 +197,10 @@ pub struct CheckedGemm {
     pub norm: Option<NormedX>,
     /// How far X may be rounded.
     pub x_precision: XPrecision,
-    /// D.
+    /// D, which has the outputs of all features, or, where there are segments, of those before the first.
     pub d: Dense,
+    /// Outputs that lie elsewhere, at most [`Segment::MOST`]` - 1`, in the order of features; never of a gated pair.
+    pub segments: Vec<Segment>,
     /// C, read only when present; `beta` is 0 otherwise.
     pub c: Option<Dense>,
     /// Element type of the bias: contiguous, one element a feature; of a gated pair the gate's bias, then the up's.
@@ -194,6 +225,14 @@ impl CheckedGemm {
     /// Elements of the bias, where there is one.
     pub fn bias_len(&self) -> usize {
         if self.gated { 2 * self.out_features } else { self.out_features }
+    }
+
+    /// Every output with its features and matrix: D, then those of segments.
+    pub fn outputs(&self) -> impl Iterator<Item = (GemmOperand, Range<usize>, Dense)> + '_ {
+        let end = move |segment: usize| self.segments.get(segment).map_or(self.out_features, |next| next.first);
+        let others = self.segments.iter().zip(GemmOperand::OF_SEGMENTS).enumerate();
+        let others = others.map(move |(i, (segment, operand))| (operand, segment.first..end(i + 1), segment.d));
+        std::iter::once((GemmOperand::D, 0..end(0), self.d)).chain(others)
     }
 
     /// Name of a product of `family` in tables and messages: `gemm_nt_q4_k_f16`.
@@ -324,14 +363,16 @@ impl Operation for CheckedGemm {
         let planes = self.x.planes.iter();
         let planes = planes.flat_map(|planes| planes.operands().filter(move |&operand| is_given(planes, operand)));
         let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
-        [GemmOperand::X, GemmOperand::W, GemmOperand::D].into_iter().chain(planes).chain(given).collect()
+        let others = self.outputs().skip(1).map(|(operand, ..)| operand);
+        [GemmOperand::X, GemmOperand::W, GemmOperand::D].into_iter().chain(planes).chain(given).chain(others).collect()
     }
 
     /// W, X, D, C and the residual once each.
     fn traffic(&self) -> f64 {
-        let output = |dense: &Dense| self.m as f64 * self.out_features as f64 * dense.dtype.bytes() as f64;
-        let read: f64 = self.c.iter().chain(&self.residual).map(output).sum();
-        self.weight_bytes() + self.m as f64 * self.x_row_bytes() + output(&self.d) + read
+        let output = |features: usize, dense: &Dense| self.m as f64 * features as f64 * dense.dtype.bytes() as f64;
+        let read: f64 = self.c.iter().chain(&self.residual).map(|dense| output(self.out_features, dense)).sum();
+        let written: f64 = self.outputs().map(|(_, features, dense)| output(features.len(), &dense)).sum();
+        self.weight_bytes() + self.m as f64 * self.x_row_bytes() + written + read
     }
 
     fn macs(&self) -> f64 {
@@ -347,7 +388,8 @@ impl Hash for CheckedGemm {
         let sizes = (self.m, self.stored_rows, self.out_features, self.k, self.stored_k);
         let weight = (self.format, self.class, self.gated, self.row_scale, self.k_order, self.weight_fits_f16);
         let dense = (self.x, self.norm, self.x_precision, self.d, self.c, self.residual, self.residual_in_d);
-        (sizes, weight, dense, self.bias, self.token_scale, self.activation, self.batch_invariant).hash(state);
+        (sizes, weight, dense, &self.segments, self.bias, self.token_scale, self.activation, self.batch_invariant)
+            .hash(state);
         (self.alpha.to_bits(), self.beta.to_bits()).hash(state);
     }
 }

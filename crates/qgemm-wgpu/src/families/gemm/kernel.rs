@@ -45,6 +45,8 @@ struct Part {
     extents: Extents,
     /// Bytes of an operand that other parts read or write before what is this one's.
     before: Extents,
+    /// What it writes, its first feature there, and the bytes of an element.
+    output: (GemmOperand, u32, usize),
     grid: [u32; 3],
 }
 
@@ -63,6 +65,7 @@ impl GemmKernel {
                 params: params(product, &launch),
                 extents: Extents::of(product, &launch),
                 before: Extents::before(product, &launch),
+                output: output(product.op, &launch),
                 grid: grid(plan, &launch),
             };
             if x_factor {
@@ -86,7 +89,7 @@ impl GemmKernel {
             shared_bytes: plan.config.shared_bytes,
         };
         let op = &self.op;
-        let m = op.m;
+        let (m, outputs) = (op.m, op.outputs().map(|(operand, ..)| operand).collect::<Vec<_>>());
         let own = [
             (O::X, x.is_none()),
             (O::W, true),
@@ -97,11 +100,11 @@ impl GemmKernel {
             (O::Bias, op.bias.is_some()),
             (O::TokenScale, op.token_scale),
             (O::Residual, op.residual.is_some() && !op.residual_in_d),
-            (O::D, true),
         ];
         let id = plan.config.kernel_id(op.format);
         let step = LaunchStep::new::<O>(id, geometry, Arc::new(self));
         let there = own.into_iter().filter_map(|(operand, there)| there.then_some(operand));
+        let there = there.chain(outputs);
         let step = there.fold(step, |step, operand| step.bind(operand, operand));
         let Some(x) = x else { return step };
         let step = step.bind_part(O::X, O::Workspace, x.x_of(m));
@@ -114,7 +117,7 @@ impl GemmKernel {
     /// What a part binds, and its parameters.
     fn dispatch<'a>(&'a self, part: &Part, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
         use GemmOperand as O;
-        let Part { extents, before, grid, .. } = part;
+        let Part { extents, before, grid, output: (of_d, first, d_width), .. } = part;
         let (shared, op, mut p) = (&self.shared, &self.op, part.params);
         let touched = |operand: O, of: fn(&Extents) -> usize, width| {
             let (first, view) = (of(before), operands.get(operand));
@@ -139,7 +142,9 @@ impl GemmKernel {
         // Of D, an invocation reads the elements that it then writes: what it writes is made of them.
         let held = if op.residual_in_d { O::D } else { O::Residual };
         (residual, p.residual_base) = touched(held, |e| e.residual, dense(op.residual)).bind(shared)?;
-        (d, p.d_base) = touched(O::D, |e| e.d, dense(Some(op.d))).bind_written(shared)?;
+        (d, p.d_base) = touched(*of_d, |e| e.d, *d_width).bind_written(shared)?;
+        // Kernels count features of all outputs, in arithmetic that wraps.
+        p.d_base = p.d_base.wrapping_sub(*first);
         let bindings = vec![x, w, row_scale, k_order, c, bias, token_scale, residual, d];
         Ok(Dispatch { params: p, bindings, grid: *grid })
     }
@@ -154,9 +159,15 @@ impl Kernel for GemmKernel {
     }
 }
 
+/// What a launch writes, its first feature there, and the bytes of an element.
+fn output(op: &CheckedGemm, launch: &Launch) -> (GemmOperand, u32, usize) {
+    let (operand, features, d) = launch.output(op);
+    (operand, features.start as u32, d.dtype.bytes())
+}
+
 /// All parameters but the `*_base` fields.
 fn params(&Product { op, x, .. }: &Product<'_>, launch: &Launch) -> Params {
-    let m = launch.m.len();
+    let (m, (_, _, d)) = (launch.m.len(), launch.output(op));
     let flags = [
         (FLAG_ROW_SCALE, op.row_scale),
         (FLAG_K_ORDER, op.k_order),
@@ -171,7 +182,7 @@ fn params(&Product { op, x, .. }: &Product<'_>, launch: &Launch) -> Params {
     let modes = Modes {
         activation: op.activation,
         x: Some(x.dtype),
-        d: Some(op.d.dtype),
+        d: Some(d.dtype),
         c: op.c.map(|c| c.dtype),
         bias: op.bias,
         residual: op.residual.map(|residual| residual.dtype),
@@ -196,7 +207,7 @@ fn params(&Product { op, x, .. }: &Product<'_>, launch: &Launch) -> Params {
             None => 1,
         },
         c_row: op.c.map_or(0, |c| stride(m, c.row_stride)),
-        d_row: stride(m, op.d.row_stride),
+        d_row: stride(m, d.row_stride),
         residual_row: op.residual.map_or(0, |r| stride(m, r.row_stride)),
         n_first: launch.rows.start as u32,
         ..Params::default()

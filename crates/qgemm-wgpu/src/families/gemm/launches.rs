@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use qgemm_formats::DType;
 use qgemm_formats::prepack::SHARED_ROWS;
-use qgemm_hal::{CheckedGemm, Dense, TileConfig, Unsupported};
+use qgemm_hal::{CheckedGemm, Dense, GemmOperand, Operand, TileConfig, Unsupported};
 
 use crate::families::dispatch::{MARGIN, MAX_GROUPS, rows_that_fit, too_large};
 use crate::weight_code::WeightCode;
@@ -40,6 +40,8 @@ pub(super) struct Launch {
     pub m: Range<usize>,
     /// Stored rows of W.
     pub rows: Range<usize>,
+    /// Which output they are of.
+    pub segment: usize,
 }
 
 /// Bytes from the first to the last element that a dispatch touches; 0 for operands that are absent.
@@ -60,6 +62,7 @@ impl Extents {
     /// Of `launch`, whose operands have been found to fit.
     pub fn of(&Product { op, code, x, x_columns }: &Product<'_>, launch: &Launch) -> Self {
         let m = launch.m.len();
+        let (_, features, of_d) = launch.output(op);
         let dense = |dense: &Dense, columns: usize| {
             let last = (m - 1) as u64 * dense.row_stride + (columns - 1) as u64 * dense.col_stride;
             (last as usize + 1) * dense.dtype.bytes()
@@ -69,7 +72,7 @@ impl Extents {
             w: launch.rows.len().div_ceil(TILE_ROWS) * code.row_of_tiles_bytes(op.stored_k),
             c: op.c.as_ref().map_or(0, |c| dense(c, op.out_features)),
             residual: op.residual.as_ref().map_or(0, |residual| dense(residual, op.out_features)),
-            d: dense(&op.d, op.out_features),
+            d: dense(&of_d, features.len()),
             ..Self::of_vectors(op, m)
         }
     }
@@ -100,13 +103,18 @@ impl Extents {
             k_order: op.x.planes.map_or(0, |planes| launch.m.start * planes.scales_row as usize),
             token_scale: launch.m.start * 4,
             residual: op.residual.map_or(0, tokens),
-            d: tokens(op.d),
+            d: tokens(launch.output(op).2),
             ..Self::default()
         }
     }
 }
 
 impl Launch {
+    /// The output that it writes: the operand, its features, and its matrix.
+    pub fn output(&self, op: &CheckedGemm) -> (GemmOperand, Range<usize>, Dense) {
+        op.outputs().nth(self.segment).unwrap_or((GemmOperand::D, 0..op.out_features, op.d))
+    }
+
     /// The dispatches that compute `product` with tiles of `config`, where a binding sees at most `limit` bytes.
     ///
     /// # Errors
@@ -122,8 +130,16 @@ impl Launch {
         let rows = rows_a_launch(product, config, limit)?;
         let tokens = tokens_a_launch(product, config, limit)?;
         let ranges = |len: usize, step: usize| (0..len).step_by(step).map(move |at| at..(at + step).min(len));
-        let of_rows = |rows: Range<usize>| ranges(op.m, tokens).map(move |m| Launch { m, rows: rows.clone() });
-        Ok(ranges(op.stored_rows, rows).flat_map(of_rows).collect())
+        // An output is a binding: each segment's has dispatches of its own.
+        let outputs = op.outputs().enumerate().map(|(segment, (_, features, _))| match op.segments.is_empty() {
+            true => (segment, 0..op.stored_rows),
+            false => (segment, features),
+        });
+        let of_output = |(segment, all): (usize, Range<usize>)| {
+            let parts = ranges(all.len(), rows).map(move |part| all.start + part.start..all.start + part.end);
+            parts.flat_map(move |rows| ranges(op.m, tokens).map(move |m| Launch { m, rows: rows.clone(), segment }))
+        };
+        Ok(outputs.flat_map(of_output).collect())
     }
 }
 
@@ -156,13 +172,10 @@ fn tokens_a_launch(
     let tile = config.tile_m as usize;
     let mut tokens = MAX_GROUPS as usize * tile;
     let d_like = |dense| (dense, op.out_features);
-    let dense = [
-        ("X", Some((x, x_columns))),
-        ("C", op.c.map(d_like)),
-        ("the residual", op.residual.map(d_like)),
-        ("D", Some(d_like(op.d))),
-    ];
-    for (name, (dense, columns)) in dense.into_iter().filter_map(|(name, dense)| Some((name, dense?))) {
+    let dense = [("X", Some((x, x_columns))), ("C", op.c.map(d_like)), ("the residual", op.residual.map(d_like))];
+    let outputs = op.outputs().map(|(operand, features, d)| (output_name(operand), Some((d, features.len()))));
+    let dense = dense.into_iter().chain(outputs);
+    for (name, (dense, columns)) in dense.filter_map(|(name, dense)| Some((name, dense?))) {
         tokens = tokens.min(rows_that_fit(name, &dense, columns, limit)?);
     }
     let Extents { row_scale, k_order, bias, token_scale, .. } = Extents::of_vectors(op, tokens.min(op.m));
@@ -180,13 +193,18 @@ fn tokens_a_launch(
     Ok(if tokens < op.m && tokens > tile { tokens / tile * tile } else { tokens.min(op.m) })
 }
 
+/// What messages call an output.
+fn output_name(operand: GemmOperand) -> &'static str {
+    if operand == GemmOperand::D { "D" } else { operand.name() }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
     use crate::families::gemm::{gemv, simt};
     use crate::weight_code::CLASS;
     use qgemm_formats::Format;
-    use qgemm_hal::{Activation, XPrecision};
+    use qgemm_hal::{Activation, Operation, Segment, XPrecision};
 
     pub fn op(m: usize, n: usize, k: usize) -> CheckedGemm {
         let dense = |dtype, row_stride| Dense { dtype, row_stride, col_stride: 1, aligned16: false };
@@ -210,6 +228,7 @@ pub(super) mod tests {
             bias: Some(DType::BF16),
             token_scale: false,
             residual: None,
+            segments: Vec::new(),
             residual_in_d: false,
             alpha: 1.0,
             beta: 0.0,
@@ -237,7 +256,8 @@ pub(super) mod tests {
     fn extents_count_strides_and_tiles() {
         let op = op(2, 5, 64);
         let code = WeightCode::new(op.format).expect("q4_0");
-        let extents = Extents::of(&Product::new(&op, &code).expect("plain"), &Launch { m: 0..2, rows: 0..5 });
+        let extents =
+            Extents::of(&Product::new(&op, &code).expect("plain"), &Launch { m: 0..2, rows: 0..5, segment: 0 });
         let expected = Extents { x: (67 + 64) * 2, w: 16 * 36, bias: 10, d: 40, ..Extents::default() };
         assert_eq!(extents, expected);
     }
@@ -245,7 +265,10 @@ pub(super) mod tests {
     #[test]
     fn what_fits_is_one_launch_and_what_does_not_is_cut() {
         let (gemm, gemv) = (&simt::CONFIGS[0], &gemv::CONFIGS[0]);
-        assert_eq!(launches(&op(3, 1000, 4096), gemm, 128 << 20), Ok(vec![Launch { m: 0..3, rows: 0..1000 }]));
+        assert_eq!(
+            launches(&op(3, 1000, 4096), gemm, 128 << 20),
+            Ok(vec![Launch { m: 0..3, rows: 0..1000, segment: 0 }])
+        );
         // 2.25 GiB of weights.
         let cut = launches(&op(1, 1 << 20, 4096), gemv, 128 << 20).expect("cut");
         assert_eq!(cut.len(), 19);
@@ -258,6 +281,26 @@ pub(super) mod tests {
         // Less than a workgroup's tile.
         let cut = launches(&op(1, 100, 4096), gemv, 80 << 10).expect("cut");
         assert_eq!(cut.iter().map(|l| l.rows.start).collect::<Vec<_>>(), [0, 32, 64, 96]);
+    }
+
+    #[test]
+    fn segments_have_dispatches_of_their_own() {
+        let mut op = op(2, 70, 64);
+        let wide = |dtype, row_stride| Dense { dtype, row_stride, col_stride: 1, aligned16: false };
+        op.d = wide(DType::F16, 20);
+        op.segments =
+            vec![Segment { first: 16, d: wide(DType::F32, 32) }, Segment { first: 48, d: wide(DType::BF16, 22) }];
+        let all = launches(&op, &simt::CONFIGS[0], 128 << 20).expect("fits");
+        let expected = [(0..16, 0), (16..48, 1), (48..70, 2)];
+        assert_eq!(all, expected.map(|(rows, segment)| Launch { m: 0..2, rows, segment }));
+        let code = WeightCode::new(op.format).expect("q4_0");
+        let product = Product::new(&op, &code).expect("plain");
+        let of_d = |launch: &Launch| (launch.output(&op).0, Extents::of(&product, launch).d);
+        assert_eq!(
+            all.iter().map(of_d).collect::<Vec<_>>(),
+            [(GemmOperand::D, (20 + 16) * 2), (GemmOperand::D2, 64 * 4), (GemmOperand::D3, 44 * 2)]
+        );
+        assert_eq!(op.operands().len(), 6, "{:?}", op.operands());
     }
 
     #[test]

@@ -115,7 +115,8 @@ fn served(
     if op.class != CLASS {
         return Err(Unsupported::new(format!("reads weights packed as {CLASS:?}, and these are {:?}", op.class)));
     }
-    if [Some(op.d), op.c, op.residual].iter().flatten().any(|dense| dense.col_stride != 1) {
+    let mut row_major = op.outputs().map(|(_, _, d)| d).chain([op.c, op.residual].into_iter().flatten());
+    if row_major.any(|dense| dense.col_stride != 1) {
         return Err(Unsupported::new("stores row-major D and reads row-major C and residuals"));
     }
     // The configurations differ in their tiles alone.
