@@ -37,6 +37,8 @@ pub(super) fn random_case(formats: &[Format], seed: u64) -> ExpertCase {
         layout: Layout { x_transposed: false, w_transposed: false, ..drawn.layout },
         epilogue: Epilogue { c: drawn.epilogue.c.filter(|_| !combined), ..drawn.epilogue },
         every_configuration: false,
+        // Products with experts take no norm that writes codes.
+        normed_format: None,
         ..drawn
     };
     let (experts, rows) = (skewed(rng, MAX_EXPERTS), skewed(rng, MAX_ROWS));
