@@ -57,8 +57,8 @@ impl Device for Small {
     fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration, HalError> {
         self.device.elapsed(start, end)
     }
-    fn pack_class(&self, format: Format) -> FragmentLayout {
-        self.device.pack_class(format)
+    fn fragment_layout(&self, format: Format) -> FragmentLayout {
+        self.device.fragment_layout(format)
     }
     fn catalog(&self) -> Catalog {
         self.device.catalog()
