@@ -42,12 +42,9 @@ QG_DEVICE float warp_sum(float value) {
     return value;
 }
 
-// The last expert may be every token's: it has no logit, and the last slot.
+// One more expert may be every token's: it has no logit, and one more slot, the last. The parameter counts it nowhere.
 QG_DEVICE u32 shared_experts(const RoutingParams& p) {
     return p.shape.flags & QG_FLAG_SHARED ? 1 : 0;
-}
-QG_DEVICE u32 logit_experts(const RoutingParams& p) {
-    return p.shape.experts - shared_experts(p);
 }
 
 QG_DEVICE float load_logit(const RoutingParams& p, u64 row, u32 expert) {
@@ -60,7 +57,7 @@ QG_DEVICE float load_logit(const RoutingParams& p, u64 row, u32 expert) {
 // Takes away the keys of all groups but the best, which are those whose two largest keys have the largest sums. `keys` is the
 // warp's shared memory, a word an expert.
 QG_DEVICE void keep_best_groups(const RoutingParams& p, u32 (&key)[PER_LANE], u32* keys) {
-    const u32 lane = thread_index() % 32, experts = logit_experts(p), groups = p.shape.groups;
+    const u32 lane = thread_index() % 32, experts = p.shape.experts, groups = p.shape.groups;
     const u32 size = experts / groups;
 #pragma unroll
     for (u32 i = 0; i < PER_LANE; i++)
@@ -130,7 +127,7 @@ QG_DEVICE void score_logits(const RoutingParams& p, float (&score)[PER_LANE], co
 
 // Writes ids and weights of a token. Returns its first slot without an expert.
 QG_DEVICE u32 route_token(const RoutingParams& p, u32 token, u32* keys) {
-    const u32 lane = thread_index() % 32, experts = logit_experts(p), top_k = p.shape.top_k - shared_experts(p);
+    const u32 lane = thread_index() % 32, experts = p.shape.experts, top_k = p.shape.top_k;
     const u64 row = token * p.at.logits_row;
     float score[PER_LANE];
     u32 key[PER_LANE];
@@ -176,7 +173,7 @@ QG_DEVICE u32 route_token(const RoutingParams& p, u32 token, u32* keys) {
         const float sum = warp_sum(own_score);
         own_score = own_score / (sum > SMALLEST_NORMAL ? sum : SMALLEST_NORMAL);
     }
-    const u32 slots = p.shape.top_k, slot = token * slots + lane;
+    const u32 slots = top_k + shared_experts(p), slot = token * slots + lane;
     if (lane < slots) {
         const bool is_chosen = lane < top_k;
         st_global_u32(word_at(p.at.ids, slot), is_chosen ? own_id : experts);
@@ -188,15 +185,14 @@ QG_DEVICE u32 route_token(const RoutingParams& p, u32 token, u32* keys) {
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_top_k(const __grid_constant__ RoutingParams p) {
     const u32 warp = thread_index() / 32, warps = cta_threads() / 32, chunk = cta_index().x;
-    const u32 experts = p.shape.experts;
-    const ListStorage storage = ListStorage::of(dynamic_shared(), experts, warps);
+    u32* keys = reinterpret_cast<u32*>(dynamic_shared()) + warp * p.shape.experts;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     const u32 first = chunk * p.shape.chunk_tokens, end = first + p.shape.chunk_tokens;
     const u32 last = end < p.shape.tokens ? end : p.shape.tokens;
     u32 bad = NO_SLOT;
     for (u32 token = first + warp; token < last; token += warps) {
-        const u32 missing = route_token(p, token, storage.of_warps + warp * experts);
+        const u32 missing = route_token(p, token, keys);
         bad = missing < bad ? missing : bad;
     }
     const bool is_alone = p.shape.chunks == 1, counts = p.shape.flags & QG_FLAG_COUNTS;
@@ -204,11 +200,15 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_top_k(const 
     if (!is_alone && !counts) return;
     // The ids of all warps are visible, and their keys no longer in use.
     cta_barrier();
+    // Lists have the expert of every token, too.
+    RoutingParams all = p;
+    all.shape.experts += shared_experts(p), all.shape.top_k += shared_experts(p);
+    const ListStorage storage = ListStorage::of(dynamic_shared(), all.shape.experts, warps);
     if (p.shape.flags & QG_FLAG_LISTS) {
         if (counts)
-            count_chunk(p, p.at.ids, chunk, storage);
+            count_chunk(all, p.at.ids, chunk, storage);
         else
-            make_lists(p, p.at.ids, storage);
+            make_lists(all, p.at.ids, storage);
         return;
     }
     bad = least_of_warps(storage, bad);
@@ -216,5 +216,5 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_top_k(const 
     if (counts)
         st_global_u32(chunk_bad(p, chunk), bad);
     else
-        store_status(p, p.at.ids, bad);
+        store_status(all, p.at.ids, bad);
 }

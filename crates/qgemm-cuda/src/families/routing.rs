@@ -199,7 +199,12 @@ impl Params for RoutingParams {
     }
 }
 
-fn params(op: &CheckedRouting, cut: &Cut) -> RoutingParams {
+fn params(op: &CheckedRouting, cut: &Cut, step: RoutingStep) -> RoutingParams {
+    // What chooses counts the expert of every token by itself.
+    let (experts, top_k) = match step {
+        RoutingStep::TopK => (op.logit_experts(), op.chosen()),
+        _ => (op.experts, op.top_k),
+    };
     let flags = [
         (abi::FLAG_BIAS, op.bias),
         (abi::FLAG_SIGMOID, op.scoring == Scoring::Sigmoid),
@@ -211,8 +216,8 @@ fn params(op: &CheckedRouting, cut: &Cut) -> RoutingParams {
     ];
     let shape = RoutingShape {
         tokens: op.tokens as u32,
-        experts: op.experts as u32,
-        top_k: op.top_k as u32,
+        experts: experts as u32,
+        top_k: top_k as u32,
         flags: flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag),
         groups: op.groups.map_or(0, |groups| groups.groups as u32),
         chosen_groups: op.groups.map_or(0, |groups| groups.chosen as u32),
@@ -295,7 +300,6 @@ fn steps(
     make: &mut MakeKernel<'_>,
 ) -> Result<Vec<LaunchStep>, HalError> {
     let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
-    let params = Arc::new(params(op, cut));
     let step = |&kind: &RoutingStep| {
         let spec = spec_of(kind, op);
         let launch = KernelLaunch {
@@ -306,7 +310,7 @@ fn steps(
             starts_early: variant >= Variant::Sm90,
             operands: RoutingOperand::ALL,
             updated: None,
-            params: params.clone(),
+            params: Arc::new(params(op, cut, kind)),
         };
         launch.step::<RoutingOperand>(make)
     };
