@@ -11,6 +11,9 @@ use crate::kv_append::{KvAppend, Rotary, RotaryScaling};
 use crate::norm::Norm;
 use crate::optimizer::Optimizer;
 
+/// A field that names a region, the name, and the bytes that the region has at least; none when these overflow.
+type NamedRegion<'a> = (&'static str, &'a str, Option<usize>);
+
 /// Bytes of a length of a sequence.
 pub(super) const WORD: usize = 4;
 /// Bytes of the numbers of an optimizer's step.
@@ -246,11 +249,11 @@ impl PlannedOp {
     }
 
     /// Regions of an operation between products, beside X and D: their fields, and the bytes that each has at least.
-    pub(super) fn other_regions(&self) -> Result<Vec<(&'static str, &str, Option<usize>)>, Error> {
+    pub(super) fn other_regions(&self) -> Result<Vec<NamedRegion<'_>>, Error> {
         let values = |count: usize, dtype: &str| -> Result<Option<usize>, Error> {
             Ok(count.checked_mul(dtype.parse::<DType>()?.bytes()))
         };
-        let mut found: Vec<(&'static str, &str, Option<usize>)> = Vec::new();
+        let mut found: Vec<NamedRegion<'_>> = Vec::new();
         if let Some(of) = &self.norm {
             found.push(("norm.gamma", &of.gamma, values(self.shape.n, &of.gamma_dtype)?));
             if let (Some(beta), Some(dtype)) = (&of.beta, &of.beta_dtype) {

@@ -84,8 +84,8 @@ pub(super) fn search(ways: &mut impl Timed, limits: &Limits, longest_ready: &mut
     let estimates = ways.estimates();
     let most = estimates.first().map_or(0.0, |first| first * limits.within);
     let worth: Vec<f64> = estimates.into_iter().filter(|seconds| *seconds <= most).take(limits.most).collect();
-    let (mut best, mut measured, mut dropped): (Option<(usize, Interval)>, Vec<(usize, f64)>, usize) =
-        (None, Vec::new(), 0);
+    let mut best: Option<(usize, Interval)> = None;
+    let (mut measured, mut dropped) = (Vec::new(), 0);
     let (mut left_out, mut complete) = (0, true);
     // The most that a way was faster than it should be.
     let mut optimism = f64::INFINITY;
