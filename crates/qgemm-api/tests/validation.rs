@@ -504,6 +504,7 @@ fn every_backend_is_listed_with_a_device_or_a_reason() {
         assert!(listed.iter().any(|l| match l {
             Found(info) => info.id.kind == kind,
             Absent { kind: k, why } => *k == kind && !why.is_empty(),
+            _ => false,
         }));
     }
     for listing in &listed {

@@ -33,6 +33,8 @@ impl Measured for CheckedExperts {
             }
             ExpertForm::Masked { capacity } => format!("{capacity} rows of each"),
             ExpertForm::Contiguous => "sorted".to_owned(),
+            // Tables have no words for other forms.
+            _ => return None,
         };
         let sums = if self.combine.is_some() { ", summed" } else { "" };
         let (tokens, experts) = (last_of_range(self.tokens()), self.experts);

@@ -136,7 +136,7 @@ impl PlannedNorm {
         let function = match kind {
             Some(NormKind::Rms) => NormFunction::rms(self.eps),
             Some(NormKind::Layer) => NormFunction::layer(self.eps),
-            None => return Err(wrong("norm.function", "rms or layer", &self.function)),
+            _ => return Err(wrong("norm.function", "rms or layer", &self.function)),
         };
         let function = function.gamma(self.gamma_dtype.parse()?);
         let function = match &self.beta_dtype {

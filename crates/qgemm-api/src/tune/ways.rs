@@ -155,6 +155,10 @@ impl<'a> Of<'a> {
             ExpertForm::Contiguous => (0..=op.experts).map(|expert| (rows * expert / all) as u32).collect(),
             ExpertForm::Masked { capacity } => vec![capacity as u32; op.experts],
             ExpertForm::Indexed { .. } => (0..rows).map(|slot| (slot % all) as u32).collect(),
+            _ => {
+                let why = "problems are measured with sorted rows, with capacities and with ids";
+                return Err(Error::MissingOperand { operand: "index", why });
+            }
         };
         let (weights, d) = match &op.combine {
             None => (None, Extent::of(&each.d, rows, each.out_features)),
