@@ -34,7 +34,7 @@ fn reading_kernels(criterion: &mut Criterion) {
     let files = std::env::var_os(BUNDLES_VARIABLE).unwrap_or_default();
     let mut files = std::env::split_paths(&files).filter(|path| path.is_file()).peekable();
     if files.peek().is_none() {
-        println!("skipped: no bundle to read kernels from, {BUNDLES_VARIABLE} names no file");
+        eprintln!("skipped: no bundle to read kernels from, {BUNDLES_VARIABLE} names no file");
     }
     for path in files {
         let (bundle, specs, chip) = open(&path);

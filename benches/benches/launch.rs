@@ -11,7 +11,7 @@ use qgemm_benches::{SIZE, weight};
 fn planning(criterion: &mut Criterion) {
     for device in ["noop", "cpu", "emu:sm90"] {
         let Ok(ctx) = Context::open(device) else {
-            println!("skipped: {device} is not there");
+            eprintln!("skipped: {device} is not there");
             continue;
         };
         let weight = ctx.load(&weight("q4_k")).expect("enough memory");

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use qgemm_formats::{DType, HostWeight};
 use qgemm_hal::{BufferMut, BufferRef, GemmOperand, Operand, Segment, Stream};
+use qgemm_sched::SchedError;
 
 use crate::context::Context;
 use crate::convert::{Conversion, ConversionArgs, ConversionPlan};
@@ -68,8 +69,8 @@ struct Output {
 /// The product of X with a [`FusedWeight`], whose segments have outputs of their own; described for
 /// [`Context::plan_fused`](crate::Context::plan_fused).
 ///
-/// One pass over X and the weight writes every output where it belongs, rounded once: on CUDA and the CPU one launch, on wgpu, whose
-/// kernels have one output, a dispatch a segment. Where a segment begins at no multiple of 16 features, or there are more than four, the
+/// One pass over X and the weight writes every output where it belongs, rounded once: on the CPU one launch, on wgpu, whose kernels have
+/// one output, a dispatch a segment. On CUDA, where a segment begins at no multiple of 16 features, or where there are more than four, the
 /// product's sums go to the workspace, in the type of the outputs, or in f32 where these differ, and a step a segment writes them from
 /// there.
 #[derive(Clone, Debug)]
@@ -216,7 +217,11 @@ impl FusedPlan {
         let dtypes: Vec<DType> = outputs.iter().map(|output| output.dtype.unwrap_or(*x_dtype)).collect();
         let (_, borders) = weight.ends.split_last().unwrap_or((&0, &[]));
         let is_direct = segments <= Segment::MOST && borders.iter().all(|border| border.is_multiple_of(Segment::STEP));
-        if is_direct { Self::direct(ctx, problem, &dtypes) } else { Self::with_copies(ctx, problem, &dtypes) }
+        match is_direct.then(|| Self::direct(ctx, problem, &dtypes)) {
+            // Kernels of CUDA have one output.
+            None | Some(Err(Error::Plan(SchedError::NoFamily { .. }))) => Self::with_copies(ctx, problem, &dtypes),
+            Some(direct) => direct,
+        }
     }
 
     /// The product writes every output where it belongs.

@@ -185,10 +185,10 @@ fn planning_costs_little_and_less_when_the_problem_is_known() {
         [("noop", 8, Auto), ("cpu", 8, Auto), ("emu:sm90", 8, Auto), ("emu:sm90", 512, Auto), ("emu:sm90", 512, Int8)];
     for (device, m, permission) in cases {
         let Some([unseen, seen]) = planning(device, m, permission) else {
-            println!("skipped: {device} is not there");
+            eprintln!("skipped: {device} is not there");
             continue;
         };
-        println!("{device}, M={m}, {permission:?}: unseen {unseen:?}, seen {seen:?}");
+        eprintln!("{device}, M={m}, {permission:?}: unseen {unseen:?}, seen {seen:?}");
         assert!(unseen < Duration::from_micros(100), "{device}, M={m}, {permission:?}: {unseen:?}");
         assert!(seen < Duration::from_micros(10), "{device}, M={m}, {permission:?}: {seen:?}");
     }

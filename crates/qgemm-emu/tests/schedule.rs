@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_cuda::KernelSpec;
 use qgemm_emu::{Access, Geometry, Region, device_address, launch_spec, set_block_order};
 use qgemm_formats::{DType, XFormat};
-use qgemm_hal::abi::{CudaGemmShape, GemmPointers, OutputSegment, TileSchedule};
+use qgemm_hal::abi::{CudaGemmShape, GemmPointers, TileSchedule};
 use qgemm_hal::{Buffer, Device, HalError, LaunchPlan, Math, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout};
 
 const THREADS: u32 = 64;
@@ -20,7 +20,6 @@ struct Params {
     shape: CudaGemmShape,
     at: GemmPointers,
     tiles: TileSchedule,
-    segments: [OutputSegment; 3],
 }
 
 /// A launch of `blocks` blocks whose tiles have as many outputs as a block has threads.
@@ -166,7 +165,6 @@ impl<'a> Launch<'a> {
                 cut_ctas: cut.cut_ctas,
                 cut_k_tiles: cut.cut_k_tiles,
             },
-            segments: [OutputSegment::default(); 3],
         };
         let region =
             |name, buffer: &Buffer, access| Region { name, start: address(buffer) as usize, len: buffer.len(), access };

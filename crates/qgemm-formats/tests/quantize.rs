@@ -28,11 +28,11 @@ fn almost_normal(count: usize, outliers: bool) -> Vec<f32> {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         f64::from(state >> 8) / f64::from(1 << 24)
     };
-    let mut value = |i: usize| {
+    let value = |i: usize| {
         let sum: f64 = (0..12).map(|_| uniform()).sum();
-        ((sum - 6.0) * if outliers && i % 97 == 0 { 32.0 } else { 1.0 }) as f32
+        ((sum - 6.0) * if outliers && i.is_multiple_of(97) { 32.0 } else { 1.0 }) as f32
     };
-    (0..count).map(|i| value(i)).collect()
+    (0..count).map(value).collect()
 }
 
 /// The losses of ggml's activations, of 64 rows of 1024 such values: `docs/quantized-x.md` says how they were computed.

@@ -159,25 +159,6 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Where the outputs of features from `first` on lie that are not in D, up to the next such: CUDA only, no part of products with
-    /// experts.
-    pub struct OutputSegment {
-        /// Address of the first feature's.
-        pub d: u64,
-        /// Elements from one row to the next.
-        pub d_row: u64,
-        /// The first feature; of a segment that is not there, one beyond all.
-        pub first: u32,
-        /// Element type.
-        pub dtype: u32,
-        /// 1 where every row begins at a multiple of 16 bytes, else 0.
-        pub aligned16: u32,
-        /// Unused, zero.
-        pub reserved: u32,
-    }
-}
-
-abi_struct! {
     /// Shape of one `convert`: what the kernels of every backend need.
     pub struct ConvertShape {
         /// Rows of X and D.
@@ -424,7 +405,6 @@ pub const SHARED_STRUCTS: &[AbiStruct] = &[
 pub const STRUCTS: &[AbiStruct] = &[
     CudaGemmShape::ABI,
     GemmPointers::ABI,
-    OutputSegment::ABI,
     TileSchedule::ABI,
     ConvertShape::ABI,
     ConvertPointers::ABI,

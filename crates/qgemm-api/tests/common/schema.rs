@@ -1,6 +1,6 @@
 //! What JSON Schema says of a value, as far as the schemas of plans use it.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// That a value is what a schema says: of JSON Schema, the words that ours use.
 pub fn validate(schema: &Value, root: &Value, value: &Value, at: &str) {

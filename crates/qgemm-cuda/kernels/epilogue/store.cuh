@@ -31,36 +31,10 @@ QG_DEVICE float linear_output(const GemmParams& p, u32 token, u32 row, u32 bias_
     return v;
 }
 
-// Where the output of a feature lies: in D, or in that of a segment.
-struct OutputPlace {
-    u64 d, d_row;
-    u32 first, dtype;
-    bool aligned;
-
-    QG_DEVICE OutputPlace of(const GemmParams& p, u32 feature) {
-        OutputPlace at = {p.at.d, p.at.d_row, 0, p.shape.d_dtype, (p.shape.flags & QG_FLAG_D_ALIGNED16) != 0};
-#if !QG_EXPERTS
-        if (p.shape.flags & QG_FLAG_SEGMENTS) {
-#pragma unroll 1
-            for (u32 i = 0; i < SEGMENTS; i++) {
-                const OutputSegment& segment = p.segments[i];
-                if (feature < segment.first) break;
-                at = {segment.d, segment.d_row, segment.first, segment.dtype, segment.aligned16 != 0};
-            }
-        }
-#endif
-        return at;
-    }
-    QG_DEVICE u64 index(const OutputPlace& at, u32 token, u32 feature) {
-        return token * at.d_row + (feature - at.first);
-    }
-};
-
 QG_DEVICE void store_feature(const GemmParams& p, u32 token, u32 feature, float v) {
     if (p.shape.flags & QG_FLAG_RESIDUAL)
         v += load_dense(p.shape.residual_dtype, p.at.residual, token * p.at.residual_row + feature);
-    const OutputPlace at = OutputPlace::of(p, feature);
-    store_dense(at.dtype, at.d, OutputPlace::index(at, token, feature), v);
+    store_dense(p.shape.d_dtype, p.at.d, token * p.at.d_row + feature, v);
 }
 
 // Stores one output of a weight that is no gated pair. Tokens of the tile become rows of D here (`find_row`).
@@ -144,9 +118,7 @@ QG_DEVICE void store_features(const GemmParams& p, u32 token, u32 feature, u32 c
 #pragma unroll
         for (u32 i = 0; i < WIDTH; i++) v[i] += residual[i];
     }
-    // Segments begin at multiples of every run.
-    const OutputPlace at = OutputPlace::of(p, feature);
-    store_dense_run(at.dtype, at.d, OutputPlace::index(at, token, feature), at.aligned, count, v);
+    store_dense_run(p.shape.d_dtype, p.at.d, token * p.at.d_row + feature, flags & QG_FLAG_D_ALIGNED16, count, v);
 }
 
 // Stores a run of outputs of one token, of a weight that is no gated pair. `first_row` is a multiple of the run.

@@ -72,20 +72,6 @@ static_assert(QG_OFFSET_OF(GemmPointers, d_row) == 112, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, residual_row) == 120, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, x_factor) == 128, "layout");
 static_assert(sizeof(GemmPointers) == 136, "layout");
-struct OutputSegment {
-    u64 d;  // Address of the first feature's.
-    u64 d_row;  // Elements from one row to the next.
-    u32 first;  // The first feature; of a segment that is not there, one beyond all.
-    u32 dtype;  // Element type.
-    u32 aligned16;  // 1 where every row begins at a multiple of 16 bytes, else 0.
-    u32 reserved;  // Unused, zero.
-};
-static_assert(QG_OFFSET_OF(OutputSegment, d_row) == 8, "layout");
-static_assert(QG_OFFSET_OF(OutputSegment, first) == 16, "layout");
-static_assert(QG_OFFSET_OF(OutputSegment, dtype) == 20, "layout");
-static_assert(QG_OFFSET_OF(OutputSegment, aligned16) == 24, "layout");
-static_assert(QG_OFFSET_OF(OutputSegment, reserved) == 28, "layout");
-static_assert(sizeof(OutputSegment) == 32, "layout");
 struct TileSchedule {
     u32 n_tiles;  // Tiles along N.
     u32 m_tiles;  // Tiles along M.
@@ -728,7 +714,6 @@ constexpr u32 QG_FLAG_C_ALIGNED16 = 512;
 constexpr u32 QG_FLAG_RESIDUAL_ALIGNED16 = 1024;
 constexpr u32 QG_FLAG_BIAS_ALIGNED16 = 2048;
 constexpr u32 QG_FLAG_X_FACTOR = 4096;
-constexpr u32 QG_FLAG_SEGMENTS = 8192;
 constexpr u32 QG_FLAG_ROW_IN_SHARED = 8192;
 constexpr u32 QG_FLAG_SIGMOID = 16384;
 constexpr u32 QG_FLAG_RENORMALIZE = 32768;
@@ -760,7 +745,7 @@ constexpr u32 QG_FLAG_BETA_ALIGNED16 = 16777216;
 constexpr u32 QG_FLAG_X_IN_D = 33554432;
 constexpr u32 QG_FLAG_X_IN_SUM = 67108864;
 constexpr u32 QG_FLAG_RESIDUAL_IN_SUM = 134217728;
-constexpr u32 QG_GEMM_FLAGS = 16383;
+constexpr u32 QG_GEMM_FLAGS = 8191;
 constexpr u32 QG_ACTIVATION_IDENTITY = 0;
 constexpr u32 QG_ACTIVATION_RELU = 1;
 constexpr u32 QG_ACTIVATION_SILU = 2;

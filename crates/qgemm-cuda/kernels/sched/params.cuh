@@ -15,16 +15,11 @@
 #define QG_CLUSTER 1
 #endif
 
-// Outputs that lie elsewhere than D, at most.
-constexpr u32 SEGMENTS = 3;
-
 struct GemmParams {
     CudaGemmShape shape;
     GemmPointers at;
     TileSchedule tiles;
 #if QG_EXPERTS
     ExpertGroups groups;
-#else
-    OutputSegment segments[SEGMENTS];
 #endif
 };

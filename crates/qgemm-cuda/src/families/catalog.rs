@@ -67,6 +67,9 @@ fn variant_for(op: &CheckedGemm, info: &DeviceInfo) -> Result<Variant, Unsupport
     if op.class != expected {
         return Err(Unsupported::new(format!("reads weights in layout {expected:?}, not {:?}", op.class)));
     }
+    if !op.segments.is_empty() {
+        return Err(Unsupported::new("writes all outputs of a product to one matrix"));
+    }
     Ok(variant)
 }
 

@@ -273,7 +273,7 @@ fn what_is_stated_of_activations_is_kept() {
         (groups(&[group(0, "token", "\"local\"")]), None),
         (groups(&[group(0, "token", "true"), group(1, "token", "true")]), token),
         (groups(&[group(0, "token", "true"), group(1, "tensor", "false")]), None),
-        (groups(&[integers.clone()]), None),
+        (groups(std::slice::from_ref(&integers)), None),
     ] {
         let scale: &[usize] = if config.contains("weight_block_size") { &[1, 1] } else { &[2] };
         for dtype in [Dtype::F8_E4M3, Dtype::F8_E5M2] {

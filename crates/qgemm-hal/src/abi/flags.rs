@@ -29,8 +29,6 @@ pub const FLAG_RESIDUAL_ALIGNED16: u32 = 1024;
 pub const FLAG_BIAS_ALIGNED16: u32 = 2048;
 /// [`GemmShape::flags`]: tokens have a factor each; of `convert`, rows get one.
 pub const FLAG_X_FACTOR: u32 = 4096;
-/// [`GemmShape::flags`]: outputs of some features lie elsewhere, on CUDA.
-pub const FLAG_SEGMENTS: u32 = 8192;
 /// [`ConvertShape::flags`]: a CTA keeps its row of X in shared memory.
 pub const FLAG_ROW_IN_SHARED: u32 = 8192;
 
@@ -99,7 +97,7 @@ pub const FLAG_X_IN_SUM: u32 = 1 << 26;
 pub const FLAG_RESIDUAL_IN_SUM: u32 = 1 << 27;
 
 /// Every flag that a product may have: an epilogue's fast path takes those that it lists away, and serves no other.
-pub const GEMM_FLAGS: u32 = 2 * FLAG_SEGMENTS - 1;
+pub const GEMM_FLAGS: u32 = 2 * FLAG_X_FACTOR - 1;
 
 /// Every flag with its name, for the generators.
 pub const FLAGS: &[(&str, u32)] = &[
@@ -116,7 +114,6 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("RESIDUAL_ALIGNED16", FLAG_RESIDUAL_ALIGNED16),
     ("BIAS_ALIGNED16", FLAG_BIAS_ALIGNED16),
     ("X_FACTOR", FLAG_X_FACTOR),
-    ("SEGMENTS", FLAG_SEGMENTS),
     ("ROW_IN_SHARED", FLAG_ROW_IN_SHARED),
     ("SIGMOID", FLAG_SIGMOID),
     ("RENORMALIZE", FLAG_RENORMALIZE),

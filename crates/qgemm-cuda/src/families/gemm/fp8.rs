@@ -16,7 +16,7 @@ use qgemm_hal::{
 use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::{constant_line, macro_line};
-use super::params::DenseParams;
+use super::params::{Cut, GemmParams, params};
 use crate::source;
 use crate::spec::KernelSpec;
 use crate::tensor_map::TileMap;
@@ -314,7 +314,7 @@ impl Fp8Kernel {
         let x = Dense { dtype: op.d.dtype, row_stride: planes.codes_row, col_stride: 1, aligned16: true };
         Arc::new(Fp8Launch {
             main_loop: self.main_loop,
-            params: DenseParams::new(op, &x, plan),
+            params: params(op, &x, &Cut::of(plan)),
             planes: *planes,
             layout: self.layout.clone(),
             tile: self.tile,
@@ -330,7 +330,7 @@ impl Fp8Kernel {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(super) struct Fp8Params {
-    pub gemm: DenseParams,
+    pub gemm: GemmParams,
     pub x_scales: u64,
     pub x_scale_row: u64,
 }
@@ -339,7 +339,7 @@ pub(super) struct Fp8Params {
 #[derive(Debug)]
 pub(super) struct Fp8Launch {
     main_loop: &'static Fp8Loop,
-    params: DenseParams,
+    params: GemmParams,
     planes: XPlanes,
     pub layout: PackedLayout,
     pub tile: Fp8Tile,

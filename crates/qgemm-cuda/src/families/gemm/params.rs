@@ -2,12 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, XParts};
-use qgemm_hal::abi::{
-    self, CudaGemmShape, GemmPointers, OutputSegment, TileSchedule, XPlanePointers, activation_code, dtype_code,
-};
-use qgemm_hal::{
-    CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, Operands, Segment, StreamK, XPlanes, XPrologue,
-};
+use qgemm_hal::abi::{self, CudaGemmShape, GemmPointers, TileSchedule, XPlanePointers, activation_code, dtype_code};
+use qgemm_hal::{CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, Operands, StreamK, XPlanes, XPrologue};
 
 use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
@@ -15,7 +11,7 @@ use super::common::K_BLOCK;
 use super::instance::{Instance, XAccess};
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
-/// What `GemmParams` in `sched/params.cuh` begins with.
+/// `GemmParams` in `sched/params.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(in crate::families) struct GemmParams {
@@ -24,23 +20,15 @@ pub(in crate::families) struct GemmParams {
     tiles: TileSchedule,
 }
 
-/// `GemmParams` in `sched/params.cuh`, of products without experts.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-pub(in crate::families) struct DenseParams {
-    pub gemm: GemmParams,
-    segments: [OutputSegment; Segment::MOST - 1],
-}
-
 /// Alignment of a tensor map in a kernel's parameter.
 const MAP_ALIGNMENT: usize = 64;
-const PADDING: usize = (size_of::<DenseParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<DenseParams>()) / 8;
+const PADDING: usize = (size_of::<GemmParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<GemmParams>()) / 8;
 
 /// `TmaGemmParams` in `mainloop/tma_params.cuh`: with maps of X for whole tiles of tokens and for the last.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MappedParams {
-    gemm: DenseParams,
+    gemm: GemmParams,
     padding: [u64; PADDING],
     x_maps: [EncodedMap; 2],
 }
@@ -49,14 +37,14 @@ struct MappedParams {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct PlaneParams {
-    gemm: DenseParams,
+    gemm: GemmParams,
     x: XPlanePointers,
 }
 
 /// Everything but the addresses.
 #[derive(Debug)]
 pub(super) struct GemmLaunch {
-    params: DenseParams,
+    params: GemmParams,
     /// Bytes from the gate's bias to the up's, of a gated pair.
     second_bias: u64,
     tile_m: u32,
@@ -72,7 +60,7 @@ impl GemmLaunch {
     /// fit 32 bits.
     pub(super) fn new(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan, instance: &Instance) -> Self {
         Self {
-            params: DenseParams::new(op, x, plan),
+            params: params(op, x, &Cut::of(plan)),
             second_bias: op.bias.filter(|_| op.gated).map_or(0, |dtype| op.out_features * dtype.bytes()) as u64,
             tile_m: plan.config.tile_m,
             x_dtype: x.dtype,
@@ -89,43 +77,6 @@ impl GemmLaunch {
         let row_bytes = at.x_row * self.x_dtype.bytes() as u64;
         let size = [shape.k.into(), shape.m.into()];
         in_place.then(|| TileMap::matrix(at.x, MapElement::Number(self.x_dtype), size, row_bytes, [K_BLOCK, tokens]))
-    }
-}
-
-impl DenseParams {
-    /// Everything but the addresses.
-    pub(super) fn new(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan) -> Self {
-        let mut gemm = params(op, x, &Cut::of(plan));
-        let mut segments = [OutputSegment { first: u32::MAX, ..OutputSegment::default() }; Segment::MOST - 1];
-        for (place, Segment { first, d }) in segments.iter_mut().zip(&op.segments) {
-            gemm.shape.flags |= abi::FLAG_SEGMENTS;
-            *place = OutputSegment {
-                d: 0,
-                d_row: d.row_stride,
-                first: *first as u32,
-                dtype: dtype_code(d.dtype),
-                aligned16: d.aligned16.into(),
-                reserved: 0,
-            };
-        }
-        Self { gemm, segments }
-    }
-
-    /// As [`GemmParams::find`], of segments, too.
-    pub(super) fn find(
-        &mut self,
-        operands: &Operands<'_>,
-        places: &Places<'_>,
-        residual_in_d: bool,
-        second_bias: u64,
-    ) -> Result<(), HalError> {
-        self.gemm.find(operands, places, residual_in_d, second_bias)?;
-        if self.gemm.shape.flags & abi::FLAG_SEGMENTS != 0 {
-            for (segment, operand) in self.segments.iter_mut().zip(GemmOperand::OF_SEGMENTS) {
-                segment.d = places.of(operands, operand)?;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -172,8 +123,8 @@ impl Params for GemmLaunch {
             x.sums = places.of(operands, O::XSums)?;
             // One scale a token is a factor of its accumulators.
             if parts.scale.is_some() && parts.block.is_none() {
-                params.gemm.shape.flags |= abi::FLAG_X_FACTOR;
-                params.gemm.at.x_factor = x.scales;
+                params.shape.flags |= abi::FLAG_X_FACTOR;
+                params.at.x_factor = x.scales;
             }
             let params = PlaneParams { gemm: params, x };
             return Ok(LaunchParams::of(&params));
@@ -181,9 +132,8 @@ impl Params for GemmLaunch {
         if !self.takes_x_map {
             return Ok(LaunchParams::of(&params));
         }
-        let map =
-            |tokens| self.x_map(&params.gemm, tokens).map_or(Ok(EncodedMap::default()), |map| (places.encode)(&map));
-        let tail = match params.gemm.shape.m % self.tile_m {
+        let map = |tokens| self.x_map(&params, tokens).map_or(Ok(EncodedMap::default()), |map| (places.encode)(&map));
+        let tail = match params.shape.m % self.tile_m {
             0 => EncodedMap::default(),
             tokens => map(tokens)?,
         };

@@ -112,10 +112,7 @@ fn prologue_step(
 /// The product's step with what `op`, as its kernel sees it, reads and writes.
 fn bound(step: LaunchStep, op: &CheckedGemm, plan: &LaunchPlan) -> LaunchStep {
     use GemmOperand as O;
-    let mut step = step.bind(O::W, O::W);
-    for (operand, ..) in op.outputs() {
-        step = step.bind(operand, operand);
-    }
+    let mut step = step.bind(O::W, O::W).bind(O::D, O::D);
     for operand in op.x.planes.iter().flat_map(XPlanes::operands) {
         step = step.bind(operand, operand);
     }

@@ -18,7 +18,7 @@ use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude;
 use super::instance::MOST_GRID_Y;
-use super::params::DenseParams;
+use super::params::{Cut, GemmParams, params};
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -162,7 +162,7 @@ impl BlockScaledKernel {
         // The kernel reads no element type of X; rows of codes are that many bytes apart.
         let x = Dense { dtype: op.d.dtype, row_stride: planes.codes_row, col_stride: 1, aligned16: true };
         Arc::new(Launch {
-            params: DenseParams::new(op, &x, plan),
+            params: params(op, &x, &Cut::of(plan)),
             planes: *planes,
             second_bias: op.bias.filter(|_| op.gated).map_or(0, |dtype| op.out_features * dtype.bytes()) as u64,
             residual_in_d: op.residual_in_d,
@@ -174,7 +174,7 @@ impl BlockScaledKernel {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct BlockScaledParams {
-    gemm: DenseParams,
+    gemm: GemmParams,
     x_scales: u64,
     x_scale_row: u64,
     x_given: u64,
@@ -183,7 +183,7 @@ struct BlockScaledParams {
 /// Everything but the addresses.
 #[derive(Debug)]
 struct Launch {
-    params: DenseParams,
+    params: GemmParams,
     planes: XPlanes,
     /// Bytes from the gate's bias to the up's, of a gated pair.
     second_bias: u64,
@@ -200,8 +200,8 @@ impl Params for Launch {
             XFactor::None => {}
             XFactor::Given => x_given = factors,
             XFactor::PerToken => {
-                gemm.gemm.shape.flags |= FLAG_X_FACTOR;
-                gemm.gemm.at.x_factor = factors;
+                gemm.shape.flags |= FLAG_X_FACTOR;
+                gemm.at.x_factor = factors;
             }
         }
         let x_scales = places.of(operands, GemmOperand::XScales)?;

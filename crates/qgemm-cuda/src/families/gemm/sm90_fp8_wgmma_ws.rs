@@ -114,7 +114,7 @@ struct MappedParams {
 }
 
 pub(super) fn mapped(launch: &Fp8Launch, fp8: &Fp8Params, places: &Places<'_>) -> Result<LaunchParams, HalError> {
-    let GemmParams { shape, at, .. } = &fp8.gemm.gemm;
+    let GemmParams { shape, at, .. } = &fp8.gemm;
     let tokens = launch.tile.tokens;
     let x = Fp8Matrix { address: at.x, rows: shape.m.into(), columns: shape.k.into(), row_bytes: at.x_row };
     let tail = match shape.m % tokens {
