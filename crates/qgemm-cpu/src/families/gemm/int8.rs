@@ -62,6 +62,7 @@ impl Family<CheckedGemm> for GemmInt8Family {
             let why = || format!("multiplies codes of {} by those of no weights in {}", op.x.format, op.format);
             return given(op).map(|_| offer(op.x.format)).ok_or_else(|| Unsupported::new(why()));
         }
+        op.plain_x()?;
         if !op.x_precision.allows_q8() {
             return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
         }
