@@ -69,7 +69,11 @@ pub fn gemm_sequence(
     let launch = KernelLaunch {
         id,
         spec,
-        geometry: Geometry { grid: grid(plan), threads: plan.config.threads, shared_bytes: plan.config.shared_bytes },
+        geometry: Geometry {
+            grid: plan.grid_of_ctas(),
+            threads: plan.config.threads,
+            shared_bytes: plan.config.shared_bytes,
+        },
         // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: GemmOperand::ALL,
@@ -78,12 +82,6 @@ pub fn gemm_sequence(
     };
     steps.push(bound(launch.step::<GemmOperand>(make)?, own, plan));
     Ok(LaunchSequence::new::<GemmOperand>(name, steps))
-}
-
-/// The grid: a block of the plan is a cluster of CTAs, where its kernel has clusters.
-fn grid(plan: &LaunchPlan) -> [u32; 3] {
-    let [x, y, z] = plan.grid;
-    [x * plan.config.cluster.max(1), y, z]
 }
 
 /// The launch that writes X into the workspace.

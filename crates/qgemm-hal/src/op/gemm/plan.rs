@@ -127,10 +127,18 @@ pub struct LaunchPlan {
     pub splits: u32,
     /// What is cut, with [`Schedule::StreamK`].
     pub stream_k: Option<StreamK>,
-    /// Grid, x fastest: (n_tiles, m_tiles, splits), or (blocks, 1, 1) with `stream_k`.
+    /// Grid of blocks, x fastest: (n_tiles, m_tiles, splits), or (blocks, 1, 1) with `stream_k`.
     pub grid: [u32; 3],
     /// What lies where in the workspace, whose bytes are zeroed before the first launch.
     pub workspace: WorkspaceLayout,
     /// What the cost model expects, in seconds.
     pub estimate: f64,
+}
+
+impl LaunchPlan {
+    /// The grid that is launched, x fastest: a block of the plan is a cluster of CTAs, where its kernel has clusters.
+    pub fn grid_of_ctas(&self) -> [u32; 3] {
+        let [x, y, z] = self.grid;
+        [x * self.config.cluster.max(1), y, z]
+    }
 }
