@@ -98,7 +98,7 @@ pub struct MoePlan {
 pub struct MoeArgs<'a> {
     /// Activations, `[tokens, K]`.
     pub x: XRef<'a>,
-    /// The factor, an f32, that X was quantized with, where it was given ([`Quantization::given_factor`]).
+    /// The factor, an f32, that X was quantized with, where it was given ([`Quantization::given_factor`](crate::Quantization::given_factor)).
     pub x_factor: Option<BufferRef<'a>>,
     /// Output, `[tokens, N]`.
     pub d: BufferMut<'a>,

@@ -8,7 +8,7 @@ use crate::quantization::Quantization;
 use crate::routing::Routing;
 use crate::weight::Weight;
 
-/// What a [`MoeLayer`](super::MoeLayer) computes beside its products with the experts; stated in [`Context::moe_layer`].
+/// What a [`MoeLayer`](super::MoeLayer) computes beside its products with the experts; stated in [`Context::moe_layer`](crate::Context::moe_layer).
 #[derive(Clone, Debug)]
 pub struct Moe {
     pub(super) experts: usize,
