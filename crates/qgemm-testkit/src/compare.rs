@@ -35,7 +35,7 @@ impl std::fmt::Display for Mismatch {
 /// How far a result is from the oracle. Errors are `Σ(ŷ−y)² / max(Σy², Σ energy)` of a region; infinite where
 /// the region holds a NaN or an infinity that the oracle does not have, or lacks one that it has. Which of the two comes
 /// of infinite activations depends on the order of summation. What the output's type cannot hold is an infinity of its sign,
-/// and near the end of the type's range either that or a number.
+/// and near the end of the type's range either that or a number. Where what cancels leaves the sign open, it is either infinity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
     /// Error of the whole output.
@@ -132,7 +132,8 @@ impl Element {
             return Self { y, ..measures_nothing(!got.is_finite()) };
         }
         let reach = BAD * (tolerance.nmse * energy.max(y * y)).sqrt();
-        if got == f64::INFINITY.copysign(y) && y.abs() + reach >= tolerance.overflow {
+        // What cancels may have either sign within the limit, and beyond the type's range either infinity.
+        if got.is_infinite() && y * got.signum() + reach >= tolerance.overflow {
             return measures_nothing(true);
         }
         if y.abs() - reach >= tolerance.overflow {

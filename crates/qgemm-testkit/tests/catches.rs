@@ -308,3 +308,17 @@ fn an_exact_result_must_be_exact() {
     // The average limit would never have seen it.
     assert!(check(&got, &expected).within(limit()));
 }
+
+#[test]
+fn what_cancels_beyond_f16_may_be_either_infinity() {
+    let limit = Tolerance { nmse: 1e-6, absolute: 0.0, overflow: 65520.0 };
+    let within = |y: f64, energy: f64, got: f32| {
+        let expected = Expected { m: 1, n: 1, values: vec![y], energy: vec![energy], floor: vec![0.0] };
+        compare(&[got], &expected, limit).within(limit)
+    };
+    // Of 1e10 in magnitude, 1e7 may be lost, or ten times that in one element.
+    assert!(within(-1e6, 1e20, f32::NEG_INFINITY) && within(-1e6, 1e20, f32::INFINITY));
+    // Of 1e6 in magnitude nothing that turns the sign.
+    assert!(within(-1e6, 1e12, f32::NEG_INFINITY) && !within(-1e6, 1e12, f32::INFINITY));
+    assert!(!within(1.0, 1.0, f32::INFINITY), "an infinity that is none");
+}
