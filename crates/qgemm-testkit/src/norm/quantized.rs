@@ -9,6 +9,9 @@ use crate::planes::{PLANES, Plane};
 
 /// What a value may be off, as a share of the root of its energy: the root of what a norm's squares may be.
 const SHARE: f64 = 3e-5;
+/// What a value may be off because the mean of its row is one of f32, as a share of the row's root mean square: a value next to the mean is
+/// what is left of two that cancel.
+const MEAN: f64 = f32::EPSILON as f64;
 /// The rounding of a value's quotients by factor and scale.
 const QUOTIENTS: f64 = 1e-6;
 
@@ -31,7 +34,10 @@ pub(super) fn check(
         // Zeros lie behind the last column.
         let stored = parts.columns(columns);
         let mut values = expected.values[of_row.clone()].to_vec();
-        let mut reach: Vec<f64> = of_row.map(|at| SHARE * expected.energy[at].sqrt() + expected.floor[at]).collect();
+        let finite = values.iter().filter(|value| value.is_finite());
+        let of_mean = MEAN * (finite.map(|value| value * value).sum::<f64>() / columns as f64).sqrt();
+        let reach = |at: usize| SHARE * expected.energy[at].sqrt() + expected.floor[at] + of_mean;
+        let mut reach: Vec<f64> = of_row.map(reach).collect();
         values.resize(stored, 0.0);
         reach.resize(stored, 0.0);
         let own = Row { parts, row, values: &values, reach: &reach };
