@@ -139,13 +139,10 @@ impl Element {
         if y.abs() - reach >= tolerance.overflow {
             return Self { y, ..measures_nothing(false) };
         }
-        let error = (got - y).abs();
-        let squared_error = match error <= tolerance.absolute + expected.floor[at] {
-            true => 0.0,
-            false if error.is_finite() => error * error,
-            // NaN would make every comparison with the limit false.
-            false => f64::INFINITY,
-        };
+        // Rounding at the end of the type's range may add what it adds to what the sums are off.
+        let error = ((got - y).abs() - tolerance.absolute - expected.floor[at]).max(0.0);
+        // NaN would make every comparison with the limit false.
+        let squared_error = if (got - y).is_finite() { error * error } else { f64::INFINITY };
         Self { got, y, squared_error, energy }
     }
 

@@ -226,6 +226,17 @@ fn subnormal_outputs_may_be_off_by_their_rounding_only() {
 }
 
 #[test]
+fn the_rounding_of_a_subnormal_output_adds_to_the_error_of_its_sum() {
+    let y = 156.0 * 2.0f64.powi(-24);
+    let expected = Expected { energy: vec![y * y], ..of_values(vec![y]) };
+    let tolerance = Tolerance { absolute: 2.0f64.powi(-25), ..Tolerance::relative(1e-6) };
+    let off =
+        |share: f64| compare(&[(y + 2.0f64.powi(-25) + share * y) as f32], &expected, tolerance).within(tolerance);
+    assert!(off(5e-4));
+    assert!(!off(2e-3));
+}
+
+#[test]
 fn what_a_type_cannot_hold_is_infinite() {
     let tolerance = PATHS[0].tolerance(None, DType::F16);
     let passes = |got: f32, y: f64| {
