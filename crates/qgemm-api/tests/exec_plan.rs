@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use qgemm_api::exec::{ExecPlan, Phase, PlannedOp, Region, RegionKind};
 use qgemm_api::gguf::{GgufHeader, GgufScalar};
+use qgemm_api::tuning::SplitAxis;
 use qgemm_api::{
     Args, Context, DType, Error, Format, Gradient, GradientArgs, HostExperts, HostWeight, LoadedPlan, Model, MoeArgs,
     Optimizer, OptimizerStep, PlanArena, PlanOptions, Problem, half::f16, open_model, quantize,
@@ -185,7 +186,13 @@ fn a_plan_has_every_operation_of_every_layer() {
         let got: Vec<_> = plan.ops.iter().map(|op| (op.op_id.clone(), op.operation.as_str())).collect();
         assert_eq!(got, expected);
         let products = plan.ops.iter().filter(|op| op.operation == "gemm");
-        assert!(products.clone().all(|op| op.dispatch.is_some() && op.reduction.is_some()));
+        assert!(products.clone().all(|op| op.reduction.is_some()));
+        let axis = |op: &PlannedOp| op.dispatch.as_ref().map(|dispatch| dispatch.split_axis);
+        assert!(plan.ops.iter().all(|op| match op.operation.as_str() {
+            "norm" | "kv_append" => axis(op) == Some(SplitAxis::M),
+            "attention" => axis(op) == Some(SplitAxis::Head),
+            _ => axis(op).is_some(),
+        }));
         check_schemas(&plan);
         check_memory(&plan);
         // Exact sizes, and memory that layers share.
@@ -536,6 +543,8 @@ fn what_does_not_fit_is_named() {
         ("/ops/2/source_hash".into(), json!("0123456789abcdef"), "ops[2] (blk.0.attn_k).source_hash"),
         ("/ops/1/kernel_id".into(), json!("gemm:none:-:x"), "ops[1] (blk.0.attn_q).kernel_id"),
         ("/ops/1/dispatch/grid".into(), json!([9, 9, 9]), "ops[1] (blk.0.attn_q).dispatch"),
+        ("/ops/0/dispatch/split_axis".into(), json!("k"), "ops[0] (blk.0.attn_norm).dispatch"),
+        ("/ops/5/dispatch/parts".into(), json!(99), "ops[5] (blk.0.attn).dispatch"),
         ("/ops/1/x".into(), json!("nowhere"), "ops[1] (blk.0.attn_q).x"),
         ("/ops/0/norm/function".into(), json!("batch"), "norm.function"),
         ("/ops/0/norm/gamma".into(), json!("nowhere"), "ops[0] (blk.0.attn_norm).norm.gamma"),

@@ -179,7 +179,7 @@ pub struct PlannedOp {
     /// Experts of a token.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub top_k: Option<usize>,
-    /// How the work is shared; absent of operations that choose it themselves.
+    /// How the work is shared; absent of operations without a kernel of their own.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub dispatch: Option<Dispatch>,
     /// How partial sums come together; absent of operations without sums over CTAs.

@@ -478,7 +478,8 @@ impl OpChecks<'_> {
         self.expect("source_hash", format!("{:016x}", first.source_hash()), &op.source_hash)?;
         let found = of_kernel.iter().find(|c| Some(Dispatch::of(c.launch())) == op.dispatch);
         let Some(&found) = found else {
-            let got = op.dispatch.as_ref().map_or("none".into(), |d| format!("{} CTAs, grid {:?}", d.ctas, d.grid));
+            let got =
+                op.dispatch.as_ref().map_or("none".into(), |d| format!("a grid of {:?}", d.grid.unwrap_or_default()));
             let expected = format!("one of {} ways to share its tiles", of_kernel.len());
             return Err(Error::PlanMismatch { at: format!("{}.dispatch", self.at), expected, got });
         };
@@ -513,6 +514,10 @@ impl OpChecks<'_> {
     fn record(&self, record: &PlanRecord) -> Result<(), Error> {
         self.expect("kernel_id", record.kernel_id.as_deref().unwrap_or("none"), &self.op.kernel_id)?;
         self.expect("source_hash", record.source_hash.as_deref().unwrap_or("none"), &self.op.source_hash)?;
+        let sharing =
+            |dispatch: &Option<Dispatch>, reduction: &Option<Reduction>| format!("{dispatch:?}, {reduction:?}");
+        let here = sharing(&record.dispatch, &record.reduction);
+        self.expect("dispatch", here, sharing(&self.op.dispatch, &self.op.reduction))?;
         self.expect("workspace_bytes", record.workspace_bytes, self.op.workspace_bytes)
     }
 

@@ -2,13 +2,16 @@
 
 use qgemm_hal::{
     AttentionPlan, CheckedAttention, CheckedConvert, CheckedExperts, CheckedIndexer, CheckedKvAppend, CheckedMatmul,
-    CheckedNorm, CheckedOptimizer, CheckedQuantize, CheckedRouting, ConvertPlan, DeviceInfo, ExpertsPlan,
-    IndexerLaunch, IndexerResult, KvAppendLaunch, MatmulPlan, NormLaunch, Operation, OptimizerLaunch, QuantizePlan,
-    RoutingLaunches,
+    CheckedNorm, CheckedOptimizer, CheckedQuantize, CheckedRouting, ConvertPlan, DeviceInfo, DeviceKind, ExpertsPlan,
+    IndexerLaunch, IndexerResult, KvAppendLaunch, MatmulConfig, MatmulPlan, NormLaunch, Operation, OptimizerLaunch,
+    QuantizePlan, RoutingLaunches, Schedule,
 };
 use qgemm_sched::{Candidates, Offered};
 
-use super::parts::{CandidateRecord, DeviceRecord, RefusalRecord, Roof, Sizes, Tile, WorkspaceRegion};
+use super::parts::{
+    CandidateRecord, DeviceRecord, Dispatch, DispatchSchedule, Reduction, ReductionOrder, RefusalRecord, Roof, Sizes,
+    SplitAxis, Tile, WorkspaceRegion,
+};
 use super::{PlanRecord, gemm};
 
 /// What a record needs to know of an operation's plan.
@@ -34,6 +37,12 @@ pub(crate) trait Recorded: Operation {
     /// How a plan cuts the work.
     fn cut(_: &Self::Plan) -> String {
         "whole tiles".into()
+    }
+    /// How a plan shares the work.
+    fn dispatch(&self, plan: &Self::Plan) -> Dispatch;
+    /// How partial results of a plan come together; `None` where there are none.
+    fn reduction(_: &Self::Plan, _: &DeviceInfo) -> Option<Reduction> {
+        None
     }
     /// Size of a plan's workspace, and what lies where in it.
     fn workspace(_: &Self::Plan) -> (usize, Vec<WorkspaceRegion>) {
@@ -79,8 +88,8 @@ pub(crate) fn record<O: Recorded>(op: &O, info: &DeviceInfo, all: &Candidates<'_
         source_hash: first.map(|best| format!("{:016x}", best.family.source_hash(op, O::config(&best.plan)))),
         why,
         tile: first.and_then(|best| O::tile(&best.plan)),
-        dispatch: None,
-        reduction: None,
+        dispatch: first.map(|best| op.dispatch(&best.plan)),
+        reduction: first.and_then(|best| O::reduction(&best.plan, info)),
         prologue: None,
         workspace_bytes,
         workspace,
@@ -112,6 +121,10 @@ impl Recorded for CheckedConvert {
     fn config(plan: &ConvertPlan) -> &Self::Config {
         &plan.config
     }
+
+    fn dispatch(&self, _: &ConvertPlan) -> Dispatch {
+        Dispatch::along(SplitAxis::Range, 1)
+    }
 }
 
 impl Recorded for CheckedRouting {
@@ -132,6 +145,10 @@ impl Recorded for CheckedRouting {
         let bytes = plan.config.workspace_bytes;
         let counts = (bytes > 0).then(|| WorkspaceRegion::new("counts", 0, bytes));
         (bytes, counts.into_iter().collect())
+    }
+
+    fn dispatch(&self, _: &RoutingLaunches) -> Dispatch {
+        Dispatch::along(SplitAxis::M, 1)
     }
 }
 
@@ -167,6 +184,14 @@ impl Recorded for CheckedExperts {
         let regions = parts.into_iter().chain(plain).filter(|(_, _, bytes)| *bytes > 0);
         (plan.workspace_bytes, regions.map(|(name, at, bytes)| WorkspaceRegion::new(name, at, bytes)).collect())
     }
+
+    fn dispatch(&self, plan: &ExpertsPlan) -> Dispatch {
+        let schedule = match plan.config.tile.schedule {
+            Schedule::StreamK => DispatchSchedule::Persistent,
+            Schedule::Grid | Schedule::Threads => DispatchSchedule::Static,
+        };
+        Dispatch { schedule, threads: Some(plan.config.tile.threads), ..Dispatch::along(SplitAxis::N, 1) }
+    }
 }
 
 impl Recorded for CheckedNorm {
@@ -183,6 +208,10 @@ impl Recorded for CheckedNorm {
     fn config(plan: &NormLaunch) -> &Self::Config {
         &plan.config
     }
+
+    fn dispatch(&self, _: &NormLaunch) -> Dispatch {
+        Dispatch::along(SplitAxis::M, 1)
+    }
 }
 
 impl Recorded for CheckedOptimizer {
@@ -198,6 +227,10 @@ impl Recorded for CheckedOptimizer {
 
     fn config(plan: &OptimizerLaunch) -> &Self::Config {
         &plan.config
+    }
+
+    fn dispatch(&self, _: &OptimizerLaunch) -> Dispatch {
+        Dispatch::along(SplitAxis::Range, 1)
     }
 }
 
@@ -217,6 +250,10 @@ impl Recorded for CheckedKvAppend {
 
     fn config(plan: &KvAppendLaunch) -> &Self::Config {
         &plan.config
+    }
+
+    fn dispatch(&self, _: &KvAppendLaunch) -> Dispatch {
+        Dispatch::along(SplitAxis::M, 1)
     }
 }
 
@@ -248,6 +285,10 @@ impl Recorded for CheckedIndexer {
         let parts = (bytes > 0).then(|| WorkspaceRegion::new("scores", 0, bytes));
         (bytes, parts.into_iter().collect())
     }
+
+    fn dispatch(&self, _: &IndexerLaunch) -> Dispatch {
+        Dispatch::along(SplitAxis::M, 1)
+    }
 }
 
 impl Recorded for CheckedQuantize {
@@ -262,6 +303,10 @@ impl Recorded for CheckedQuantize {
 
     fn config(plan: &QuantizePlan) -> &Self::Config {
         &plan.config
+    }
+
+    fn dispatch(&self, _: &QuantizePlan) -> Dispatch {
+        Dispatch::along(SplitAxis::M, 1)
     }
 }
 
@@ -300,6 +345,28 @@ impl Recorded for CheckedMatmul {
             splits => format!("K in {splits} parts"),
         }
     }
+
+    fn dispatch(&self, plan: &MatmulPlan) -> Dispatch {
+        let MatmulConfig { tile_m, tile_n, tile_k, .. } = plan.config;
+        let tiles = |len: usize, tile: u32| len.div_ceil(tile.max(1) as usize);
+        let tiles = Sizes { m: tiles(self.m, tile_m), n: tiles(self.n, tile_n), k: tiles(self.k, tile_k) };
+        let split_axis = match (plan.splits > 1, tiles.n == 1 && tiles.m > 1) {
+            (true, _) => SplitAxis::K,
+            (false, true) => SplitAxis::M,
+            (false, false) => SplitAxis::N,
+        };
+        Dispatch { tiles: Some(tiles), ..Dispatch::along(split_axis, plan.splits) }
+    }
+
+    fn reduction(plan: &MatmulPlan, info: &DeviceInfo) -> Option<Reduction> {
+        let order = match info.id.kind {
+            DeviceKind::Cpu => ReductionOrder::FixedTree,
+            DeviceKind::Wgpu => ReductionOrder::InOrder,
+            _ => ReductionOrder::LastArriverInOrder,
+        };
+        let parts = || Self::workspace(plan).1.into_iter().next();
+        (plan.splits > 1).then(|| Reduction::of_parts(parts(), order))
+    }
 }
 
 impl Recorded for CheckedAttention {
@@ -333,5 +400,14 @@ impl Recorded for CheckedAttention {
         let bytes = plan.config.workspace_bytes;
         let parts = (bytes > 0).then(|| WorkspaceRegion::new("partial results", 0, bytes));
         (bytes, parts.into_iter().collect())
+    }
+
+    fn dispatch(&self, plan: &AttentionPlan) -> Dispatch {
+        Dispatch::along(SplitAxis::Head, plan.config.parts)
+    }
+
+    fn reduction(plan: &AttentionPlan, _: &DeviceInfo) -> Option<Reduction> {
+        let parts = || Self::workspace(plan).1.into_iter().next();
+        (plan.config.parts > 1).then(|| Reduction::of_parts(parts(), ReductionOrder::InOrder))
     }
 }

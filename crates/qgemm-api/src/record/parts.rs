@@ -101,7 +101,7 @@ pub enum SplitAxis {
     K,
     /// Heads of attention.
     Head,
-    /// Ranges of k-tiles over several tiles.
+    /// Ranges of one length: of k-tiles over several tiles, or of elements.
     Range,
 }
 
@@ -124,17 +124,21 @@ pub enum DispatchSchedule {
 pub struct Dispatch {
     /// What it is cut along.
     pub split_axis: SplitAxis,
-    /// Tiles along M, N and K.
-    pub tiles: Sizes,
+    /// Tiles along M, N and K, of operations whose tiles are known before their kernels are.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tiles: Option<Sizes>,
     /// Threads of a CTA.
-    pub threads: u32,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub threads: Option<u32>,
     /// CTAs.
-    pub ctas: u64,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ctas: Option<u64>,
     /// How they come to their tiles.
     pub schedule: DispatchSchedule,
     /// The grid, x fastest.
-    pub grid: [u32; 3],
-    /// CTAs that share a tile's K, at most.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub grid: Option<[u32; 3]>,
+    /// CTAs that share a tile's K, or the keys of attention, at most.
     pub parts: u32,
     /// Of stream-K: tiles that are cut.
     pub cut_tiles: u32,
@@ -145,6 +149,22 @@ pub struct Dispatch {
 }
 
 impl Dispatch {
+    /// A CTA or a thread for each piece along `split_axis`, and for each of `parts` of it.
+    pub(super) fn along(split_axis: SplitAxis, parts: u32) -> Self {
+        Self {
+            split_axis,
+            tiles: None,
+            threads: None,
+            ctas: None,
+            schedule: DispatchSchedule::Static,
+            grid: None,
+            parts,
+            cut_tiles: 0,
+            cut_ctas: 0,
+            swizzle_group: 0,
+        }
+    }
+
     /// Of a launch.
     pub(crate) fn of(plan: &LaunchPlan) -> Self {
         let cut = plan.stream_k.unwrap_or_default();
@@ -163,11 +183,11 @@ impl Dispatch {
         };
         Self {
             split_axis,
-            tiles: Sizes { m: plan.m_tiles as usize, n: plan.n_tiles as usize, k: plan.k_tiles as usize },
-            threads: plan.config.threads,
-            ctas: plan.grid_of_ctas().iter().map(|&g| u64::from(g)).product(),
+            tiles: Some(Sizes { m: plan.m_tiles as usize, n: plan.n_tiles as usize, k: plan.k_tiles as usize }),
+            threads: Some(plan.config.threads),
+            ctas: Some(plan.grid_of_ctas().iter().map(|&g| u64::from(g)).product()),
             schedule,
-            grid: plan.grid_of_ctas(),
+            grid: Some(plan.grid_of_ctas()),
             parts,
             cut_tiles: cut.cut_tiles,
             cut_ctas: cut.cut_ctas,
@@ -208,6 +228,8 @@ pub enum ReductionOrder {
     FixedTree,
     /// The last CTA to arrive adds all of them in the order of their ranges.
     LastArriverInOrder,
+    /// All of them are added in their order, once they are there.
+    InOrder,
 }
 
 /// How partial sums of a tile come together.
@@ -224,6 +246,11 @@ pub struct Reduction {
 }
 
 impl Reduction {
+    /// A sum of what lies in `partial_buffer`.
+    pub(super) fn of_parts(partial_buffer: Option<WorkspaceRegion>, order: ReductionOrder) -> Self {
+        Self { kind: ReductionType::Sum, partial_buffer, order: Some(order) }
+    }
+
     /// Of a launch.
     pub(crate) fn of(plan: &LaunchPlan) -> Self {
         let workspace = &plan.workspace;

@@ -60,17 +60,23 @@ impl fmt::Display for PlanRecord {
                 super::SplitAxis::N => "N",
                 super::SplitAxis::K => "K",
                 super::SplitAxis::Head => "heads",
-                super::SplitAxis::Range => "ranges of k-tiles",
+                super::SplitAxis::Range => "ranges",
             };
-            let (tiles, [x, y, z]) = (&dispatch.tiles, dispatch.grid);
-            write!(f, "dispatch    {schedule}, split along {axis}: {} x {} x {} tiles", tiles.n, tiles.m, tiles.k)?;
-            writeln!(f, " (N x M x K), grid {x} x {y} x {z}, {} CTAs a tile at most", dispatch.parts)?;
+            write!(f, "dispatch    {schedule}, split along {axis}")?;
+            if let Some(tiles) = dispatch.tiles {
+                write!(f, ": {} x {} x {} tiles (N x M x K)", tiles.n, tiles.m, tiles.k)?;
+            }
+            if let Some([x, y, z]) = dispatch.grid {
+                write!(f, ", grid {x} x {y} x {z}")?;
+            }
+            writeln!(f, ", {} CTAs a tile at most", dispatch.parts)?;
         }
         if let Some(reduction) = &self.reduction {
             let order = match reduction.order {
                 None => "none: each output is one thread's or one instruction's sum",
                 Some(super::ReductionOrder::FixedTree) => "sum over the warps of a CTA, fixed tree",
                 Some(super::ReductionOrder::LastArriverInOrder) => "sum over CTAs by the last to arrive, in order",
+                Some(super::ReductionOrder::InOrder) => "sum over parts once all are there, in order",
             };
             writeln!(f, "reduction   {order}")?;
         }
