@@ -115,14 +115,16 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
         let mut scaled_from = 0;
         let min_floats = if shape.minima { SCALES } else { 0 };
         let k_tile_bytes = if shape.unpacked { layout.k_tile * LANES } else { layout.k_tile_bytes };
-        for first_byte in (0..tiles[0].codes.len()).step_by(k_tile_bytes) {
+        let scaled_bytes = SCALED_COLUMNS / layout.k_tile * k_tile_bytes;
+        let mut first_byte = 0;
+        while first_byte < tiles[0].codes.len() {
             let k_tiles: [&[u8]; P] = std::array::from_fn(|tile| tiles[tile].codes.get_unchecked(first_byte..));
             if let (Some(records), Some(own)) = (at.records, &mut own)
                 && !shape.unpacked
                 && column.is_multiple_of(SCALED_COLUMNS)
             {
                 for ((k_tiles, [scales, mins]), scales_at) in k_tiles.iter().zip(own).zip(&mut scales_at) {
-                    let bytes = k_tiles.len().min(SCALED_COLUMNS / layout.k_tile * k_tile_bytes);
+                    let bytes = k_tiles.len().min(scaled_bytes);
                     unpack(
                         records,
                         layout,
@@ -205,6 +207,7 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
             if !shape.unpacked {
                 prefetch.iter().for_each(|prefetch| prefetch.fetch_records(layout));
             }
+            first_byte += k_tile_bytes;
         }
         if !shape.wide {
             for (token, totals) in totals.into_iter().enumerate() {

@@ -57,44 +57,73 @@ pub unsafe fn finish<V: Vector>(how: &Epilogue<'_>, token: &OfToken<'_>, sums: &
 
 #[inline(always)]
 unsafe fn with<V: Vector, F: Function>(how: &Epilogue<'_>, token: &OfToken<'_>, sums: &mut OfRows) {
+    // Neither `map` nor closures, into which compilers do not carry the level's instructions.
     // SAFETY: the caller's promise; every tile lies in its block.
     unsafe {
-        let of_tile = |of_rows: &OfRows, tile: usize| V::load(of_rows.as_ptr().add(tile * LANES));
-        let one = V::splat(1.0);
-        let add = |a: V::Floats, b: V::Floats| V::multiply_add(a, one, b);
-        let before_activation = |sums: &OfRows, tile: usize| {
-            let mut v = of_tile(sums, tile);
-            if let Some(scale) = how.row_scale {
-                v = V::multiply(v, of_tile(scale, tile));
-            }
-            v = V::multiply(V::multiply(V::splat(how.alpha), v), V::splat(token.scale));
-            if let Some(c) = token.c {
-                v = V::multiply_add(V::splat(how.beta), of_tile(c, tile), v);
-            }
-            match how.bias {
-                Some(bias) => add(of_tile(bias, tile), v),
-                None => v,
-            }
-        };
-        let store = |sums: &mut OfRows, tile: usize, mut v: V::Floats| {
-            if let Some(residual) = token.residual {
-                v = add(of_tile(residual, tile), v);
-            }
-            V::store(sums.as_mut_ptr().add(tile * LANES), v);
-        };
         if how.gated {
             // Outputs never lie over what is read next: pairs are twice as long.
             for tile in 0..TILES / 2 {
-                // Not `map`, into which compilers do not carry the level's instructions.
-                let (first, second) = (before_activation(sums, 2 * tile), before_activation(sums, 2 * tile + 1));
+                let first = before_activation::<V>(how, token, sums, 2 * tile);
+                let second = before_activation::<V>(how, token, sums, 2 * tile + 1);
                 let [gate, up] = V::halves(first, second);
-                store(sums, tile, V::multiply(F::of::<V>(gate), up));
+                store::<V>(token, sums, tile, V::multiply(F::of::<V>(gate), up));
             }
         } else {
             for tile in 0..TILES {
-                let v = before_activation(sums, tile);
-                store(sums, tile, F::of::<V>(v));
+                let v = before_activation::<V>(how, token, sums, tile);
+                store::<V>(token, sums, tile, F::of::<V>(v));
             }
         }
     }
+}
+
+/// What a tile's outputs are functions of.
+///
+/// # Safety
+/// As of [`Vector`]'s functions, and the tile lies in its block.
+#[inline(always)]
+unsafe fn before_activation<V: Vector>(
+    how: &Epilogue<'_>,
+    token: &OfToken<'_>,
+    sums: &OfRows,
+    tile: usize,
+) -> V::Floats {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut v = of_tile::<V>(sums, tile);
+        if let Some(scale) = how.row_scale {
+            v = V::multiply(v, of_tile::<V>(scale, tile));
+        }
+        v = V::multiply(V::multiply(V::splat(how.alpha), v), V::splat(token.scale));
+        if let Some(c) = token.c {
+            v = V::multiply_add(V::splat(how.beta), of_tile::<V>(c, tile), v);
+        }
+        match how.bias {
+            Some(bias) => V::multiply_add(of_tile::<V>(bias, tile), V::splat(1.0), v),
+            None => v,
+        }
+    }
+}
+
+/// Writes a tile's outputs, the residual added.
+///
+/// # Safety
+/// As of [`before_activation`].
+#[inline(always)]
+unsafe fn store<V: Vector>(token: &OfToken<'_>, sums: &mut OfRows, tile: usize, mut v: V::Floats) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(residual) = token.residual {
+            v = V::multiply_add(of_tile::<V>(residual, tile), V::splat(1.0), v);
+        }
+        V::store(sums.as_mut_ptr().add(tile * LANES), v);
+    }
+}
+
+/// # Safety
+/// As of [`before_activation`].
+#[inline(always)]
+unsafe fn of_tile<V: Vector>(of_rows: &OfRows, tile: usize) -> V::Floats {
+    // SAFETY: the caller's promise.
+    unsafe { V::load(of_rows.as_ptr().add(tile * LANES)) }
 }

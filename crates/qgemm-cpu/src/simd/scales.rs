@@ -177,28 +177,34 @@ pub unsafe fn unpack<V: Vector>(
     out: &mut [f32],
     mins: &mut [f32],
 ) {
-    let floats = scales.sub_blocks * LANES;
-    let mut mins = mins.chunks_exact_mut(floats);
-    let k_tiles = k_tiles.chunks_exact(layout.k_tile_bytes);
-    let blocks = k_tiles.flat_map(|k_tile| scales.blocks.iter().map(move |block| (k_tile, block)));
-    for ((k_tile, block), out) in blocks.zip(out.chunks_exact_mut(floats)) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let factor = match block.factor {
-                // Decisions in `float` would take longer than the most frequent case.
-                Some((at @ Source { width: Width::Word, .. }, ScaleType::F16)) => {
-                    float::<V>(k_tile, Source { width: Width::Word, ..at }, ScaleType::F16)
+    let (floats, mut out, mut mins, mut rest) = (scales.sub_blocks * LANES, out, mins, k_tiles);
+    // Not chunks of slices: their number is a division, which takes as long as a block.
+    while rest.len() >= layout.k_tile_bytes {
+        let (k_tile, others) = rest.split_at(layout.k_tile_bytes);
+        rest = others;
+        for block in &scales.blocks {
+            let (of_block, other_scales) = std::mem::take(&mut out).split_at_mut(floats);
+            out = other_scales;
+            // SAFETY: the caller's promise.
+            unsafe {
+                let factor = match block.factor {
+                    // Decisions in `float` would take longer than the most frequent case.
+                    Some((at @ Source { width: Width::Word, .. }, ScaleType::F16)) => {
+                        float::<V>(k_tile, Source { width: Width::Word, ..at }, ScaleType::F16)
+                    }
+                    Some((at, kind)) => float::<V>(k_tile, at, kind),
+                    None => V::splat(1.0),
+                };
+                let factor = V::multiply(factor, V::splat(scales.times));
+                match &block.codes {
+                    Some(codes) => integers::<V>(k_tile, codes, factor, of_block),
+                    None => V::store(of_block.as_mut_ptr(), factor),
                 }
-                Some((at, kind)) => float::<V>(k_tile, at, kind),
-                None => V::splat(1.0),
-            };
-            let factor = V::multiply(factor, V::splat(scales.times));
-            match &block.codes {
-                Some(codes) => integers::<V>(k_tile, codes, factor, out),
-                None => V::store(out.as_mut_ptr(), factor),
-            }
-            if let Some(mins) = mins.next() {
-                unpack_mins::<V>(block, k_tile, out, mins);
+                if !mins.is_empty() {
+                    let (mins_of_block, other_mins) = std::mem::take(&mut mins).split_at_mut(floats);
+                    mins = other_mins;
+                    unpack_mins::<V>(block, k_tile, of_block, mins_of_block);
+                }
             }
         }
     }

@@ -183,10 +183,12 @@ impl Int8 {
         let at_once = self.simd.quantized_tokens(false);
         let step = |columns| self.parts.step(columns, self.k_tile);
         if tokens <= (2 * at_once).min(PACKED_TOKENS).max(at_once) {
-            // W is read once, from one end to the other.
+            // W is read once, from one end to the other: tiles are taken together where a step has all of their columns.
             let one_group = tokens <= at_once;
             let step_k_tiles = step(if one_group { LONG_STEP } else { TWO_GROUPS_STEP });
-            Schedule { step_k_tiles, tiles: 1, unpacks: false, unpacks_scales: !one_group }
+            let is_whole = one_group && self.columns <= step_k_tiles * self.k_tile;
+            let tiles = if is_whole { TILES } else { 1 };
+            Schedule { step_k_tiles, tiles, unpacks: false, unpacks_scales: !one_group }
         } else {
             Schedule { step_k_tiles: step(STEP), tiles: TILES, unpacks: true, unpacks_scales: true }
         }
