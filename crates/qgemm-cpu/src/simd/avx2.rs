@@ -215,12 +215,15 @@ impl Vector for Avx2 {
         // SAFETY: as above.
         unsafe {
             let (low, high) = (_mm256_loadu_ps(table.as_ptr()), _mm256_loadu_ps(table.as_ptr().add(8)));
-            words.map(|words| {
+            // Not `map`, into which compilers do not carry the level's instructions.
+            let mut values = [low; 2];
+            for (value, words) in values.iter_mut().zip(words) {
                 // Bit 3 of a code, as the sign, chooses between the table's halves.
                 let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(words));
-                let from = |half| _mm256_permutevar8x32_ps(half, words);
-                _mm256_blendv_ps(from(low), from(high), upper)
-            })
+                let [low, high] = [_mm256_permutevar8x32_ps(low, words), _mm256_permutevar8x32_ps(high, words)];
+                *value = _mm256_blendv_ps(low, high, upper);
+            }
+            values
         }
     }
     #[inline(always)]
@@ -228,7 +231,8 @@ impl Vector for Avx2 {
         // SAFETY: as above.
         unsafe {
             let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
-            words.map(|words| _mm256_shuffle_epi8(table, words))
+            let [a, b] = words;
+            [_mm256_shuffle_epi8(table, a), _mm256_shuffle_epi8(table, b)]
         }
     }
 }

@@ -43,7 +43,11 @@ pub unsafe fn moments<V: Vector>(values: &[f32], scale: f32, mean: f32) -> [f32;
                 first += LANES;
             }
         }
-        std::array::from_fn(|i| total::<V>(V::multiply_add(sums[0][i], one, sums[1][i])) + rest[i])
+        // Not `from_fn`, into which compilers do not carry the level's instructions.
+        let [first, second] = sums;
+        let beside = total::<V>(V::multiply_add(first[0], one, second[0]));
+        let squares = total::<V>(V::multiply_add(first[1], one, second[1]));
+        [beside + rest[0], squares + rest[1]]
     }
 }
 
