@@ -65,15 +65,19 @@ pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const P: 
     sums: &mut [f32],
 ) {
     let (together, rest) = at.tiles.as_chunks();
+    let mut own = at.records.map(|_| [[[0.0; SCALES]; 2]; P]);
+    let mut own = own.as_mut().map(|own| &mut own[..]);
     // SAFETY: the caller's promise.
     unsafe {
         for (i, tiles) in together.iter().enumerate() {
-            multiply_tiles::<V, D, SHAPE, P, T>(at, unpack, tiles, &mut sums[i * P * LANES..]);
+            let own = own.as_deref_mut();
+            multiply_tiles::<V, D, SHAPE, P, T>(at, unpack, tiles, own, &mut sums[i * P * LANES..]);
         }
         if P > 1 {
             for (i, tile) in rest.iter().enumerate() {
                 let first = (together.len() * P + i) * LANES;
-                multiply_tiles::<V, D, SHAPE, 1, T>(at, unpack, std::array::from_ref(tile), &mut sums[first..]);
+                let (tile, own) = (std::array::from_ref(tile), own.as_deref_mut());
+                multiply_tiles::<V, D, SHAPE, 1, T>(at, unpack, tile, own, &mut sums[first..]);
             }
         }
     }
@@ -88,6 +92,7 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
     at: &Operands<'_>,
     unpack: Unpack,
     tiles: &[Tile<'_>; P],
+    mut own: Option<&mut [[[f32; SCALES]; 2]]>,
     sums: &mut [f32],
 ) {
     let shape = const { CodeShape::ALL[SHAPE] };
@@ -109,17 +114,16 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                 *totals = std::array::from_fn(|tile| V::load(sum_at(token, tile)));
             }
         }
-        // Scales and minima of the sub-blocks from column `scaled_from` on.
-        let mut own = at.records.map(|_| [[[0.0; SCALES]; 2]; P]);
+        // Scales and minima of the sub-blocks from column `scaled_from` on, in `own` where they are unpacked here.
         let mut scales_at = tiles.map(|tile| [tile.scales.as_ptr(), tile.mins.as_ptr()]);
         let mut scaled_from = 0;
         let min_floats = if shape.minima { SCALES } else { 0 };
         let k_tile_bytes = if shape.unpacked { layout.k_tile * LANES } else { layout.k_tile_bytes };
-        let scaled_bytes = SCALED_COLUMNS / layout.k_tile * k_tile_bytes;
+        let scaled_bytes = (SCALED_COLUMNS >> layout.k_tile.trailing_zeros()) * k_tile_bytes;
         let mut first_byte = 0;
         while first_byte < tiles[0].codes.len() {
             let k_tiles: [&[u8]; P] = std::array::from_fn(|tile| tiles[tile].codes.get_unchecked(first_byte..));
-            if let (Some(records), Some(own)) = (at.records, &mut own)
+            if let (Some(records), Some(own)) = (at.records, own.as_deref_mut())
                 && !shape.unpacked
                 && column.is_multiple_of(SCALED_COLUMNS)
             {

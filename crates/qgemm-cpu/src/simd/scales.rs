@@ -66,12 +66,26 @@ struct Block {
     min: Min,
 }
 
+impl Block {
+    /// Where the scale begins, if it is a factor in f16 and no more.
+    fn half(&self) -> Option<(usize, u32)> {
+        match self {
+            Self { factor: Some((Source { at, width: Width::Word, shift }, ScaleType::F16)), codes: None, .. } => {
+                Some((*at, *shift))
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Where the scales of every sub-block of a k-tile are: a format's [`SubScales`](qgemm_formats::SubScales) put into the places of
 /// its layout.
 #[derive(Clone, Debug)]
 pub struct Scales {
     format: Format,
     blocks: Vec<Block>,
+    /// Byte and bits at which the factors of blocks begin, where scales are nothing but factors in f16.
+    halves: Option<Vec<(usize, u32)>>,
     sub_blocks: usize,
     times: f32,
 }
@@ -102,8 +116,9 @@ impl Scales {
                 },
             }
         };
-        let blocks = (0..layout.k_tile / format.block_len).map(block).collect();
-        Self { format, blocks, sub_blocks, times: format.sub_scales.times }
+        let blocks: Vec<Block> = (0..layout.k_tile / format.block_len).map(block).collect();
+        let halves = if sub_blocks == 1 { blocks.iter().map(Block::half).collect() } else { None };
+        Self { format, blocks, halves, sub_blocks, times: format.sub_scales.times }
     }
 
     /// Whether they were made for `layout`: of `Simd16`, a format has one.
@@ -177,6 +192,10 @@ pub unsafe fn unpack<V: Vector>(
     out: &mut [f32],
     mins: &mut [f32],
 ) {
+    if let (Some(halves), true) = (&scales.halves, mins.is_empty()) {
+        // SAFETY: the caller's promise.
+        return unsafe { unpack_halves::<V>(halves, scales.times, layout, k_tiles, out) };
+    }
     let (floats, mut out, mut mins, mut rest) = (scales.sub_blocks * LANES, out, mins, k_tiles);
     // Not chunks of slices: their number is a division, which takes as long as a block.
     while rest.len() >= layout.k_tile_bytes {
@@ -206,6 +225,33 @@ pub unsafe fn unpack<V: Vector>(
                     unpack_mins::<V>(block, k_tile, of_block, mins_of_block);
                 }
             }
+        }
+    }
+}
+
+/// [`unpack`] of scales that are factors in f16, as many formats have them: deciding what a block has takes longer than they do.
+///
+/// # Safety
+/// As of [`unpack`].
+#[inline(always)]
+unsafe fn unpack_halves<V: Vector>(
+    halves: &[(usize, u32)],
+    times: f32,
+    layout: &PackedLayout,
+    k_tiles: &[u8],
+    out: &mut [f32],
+) {
+    let (mut rest, mut out) = (k_tiles, out.as_mut_ptr());
+    // SAFETY: the caller's promise: `out` has a vector for each block of each k-tile.
+    unsafe {
+        let times = V::splat(times);
+        while rest.len() >= layout.k_tile_bytes {
+            for &(at, shift) in halves {
+                let words = V::and(V::shift_right(V::load_words(rest.as_ptr().add(at)), shift), 0xffff);
+                V::store(out, V::multiply(V::half_bits_to_floats(words), times));
+                out = out.add(LANES);
+            }
+            rest = rest.get_unchecked(layout.k_tile_bytes..);
         }
     }
 }
