@@ -77,8 +77,8 @@ fn bias_first() -> u32 {
     return p.bias_base;
 }
 
-fn token_scale_first() -> u32 {
-    return p.token_scale_base;
+fn token_scale_of(m: u32) -> f32 {
+    return token_scale[p.token_scale_base + m];
 }
 
 fn residual_first() -> u32 {

@@ -39,6 +39,7 @@ const STORE_WORDS: &str = include_str!("../shaders/store_words.wgsl");
 const STORE_VECTORS: &str = include_str!("../shaders/store_vectors.wgsl");
 const EXPERTS_PARAMS: &str = include_str!("../shaders/experts_params.wgsl");
 const EXPERTS_CHECK: &str = include_str!("../shaders/experts_check.wgsl");
+const EXPERTS_GATHER: &str = include_str!("../shaders/experts_gather.wgsl");
 const EXPERTS_COMBINE: &str = include_str!("../shaders/experts_combine.wgsl");
 /// The entry point of products with experts.
 pub(crate) const EXPERTS_ENTRY: &str = include_str!("../shaders/experts_entry.wgsl");
@@ -113,7 +114,8 @@ pub(crate) const CONVERT_TEXTS: [&str; 11] =
     [ABI, CONVERT_PARAMS, MODES, NUMBERS, X, OPERANDS, HALVES, STORE, STORE_WORDS, STORE_VECTORS, CONVERT];
 
 /// The texts that only products with experts have.
-pub(crate) const EXPERTS_TEXTS: [&str; 4] = [EXPERTS_PARAMS, EXPERTS_ENTRY, EXPERTS_CHECK, EXPERTS_COMBINE];
+pub(crate) const EXPERTS_TEXTS: [&str; 5] =
+    [EXPERTS_PARAMS, EXPERTS_ENTRY, EXPERTS_CHECK, EXPERTS_GATHER, EXPERTS_COMBINE];
 
 /// All texts of products of two matrices in device memory.
 pub(crate) const MATMUL_TEXTS: [&str; 8] = [ABI, MATMUL_PARAMS, MODES, NUMBERS, ACTIVATION, HALVES, STORE, MATMUL];
@@ -252,6 +254,13 @@ pub(crate) fn compose_experts(format: Format, code: &WeightCode, part: &Part) ->
 pub(crate) fn compose_experts_check(threads: u32) -> Shader {
     let prelude = prelude(&[("THREADS", threads)]);
     let source = [prelude.as_str(), ABI, EXPERTS_CHECK].join("\n");
+    Shader { source, prelude }
+}
+
+/// The shader that puts an index beside the factors of rows.
+pub(crate) fn compose_experts_gather(threads: u32) -> Shader {
+    let prelude = prelude(&[("THREADS", threads)]);
+    let source = [prelude.as_str(), EXPERTS_GATHER].join("\n");
     Shader { source, prelude }
 }
 
@@ -501,6 +510,8 @@ mod tests {
             }
         }
         validate(&compose_experts_check(256).source, "the check of an index");
+        validate(&compose_experts_gather(256).source, "an index beside factors");
+        validate(&compose_experts_gather(256).writable().source, "an index beside factors within a buffer");
         validate(&compose_experts_combine(64).source, "the sums of slots");
         for by_vectors in [false, true] {
             let shader = compose_convert(256, by_vectors);
