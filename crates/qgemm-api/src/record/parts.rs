@@ -208,6 +208,8 @@ pub enum ReductionOrder {
     FixedTree,
     /// The last CTA to arrive adds all of them in the order of their ranges.
     LastArriverInOrder,
+    /// A second launch adds all of them in the order of their ranges: on wgpu.
+    SecondLaunchInOrder,
 }
 
 /// How partial sums of a tile come together.
@@ -231,6 +233,8 @@ impl Reduction {
         let (kind, order) = match (plan.shared_tiles(), plan.config.k_groups) {
             (0, 0 | 1) => (ReductionType::None, None),
             (0, _) => (ReductionType::Sum, Some(ReductionOrder::FixedTree)),
+            // CUDA's kernels are of a variant.
+            _ if plan.config.variant.is_none() => (ReductionType::Sum, Some(ReductionOrder::SecondLaunchInOrder)),
             _ => (ReductionType::Sum, Some(ReductionOrder::LastArriverInOrder)),
         };
         Self { kind, partial_buffer: (plan.shared_tiles() > 0).then_some(partials), order }

@@ -71,6 +71,7 @@ impl fmt::Display for PlanRecord {
                 None => "none: each output is one thread's or one instruction's sum",
                 Some(super::ReductionOrder::FixedTree) => "sum over the warps of a CTA, fixed tree",
                 Some(super::ReductionOrder::LastArriverInOrder) => "sum over CTAs by the last to arrive, in order",
+                Some(super::ReductionOrder::SecondLaunchInOrder) => "sum over CTAs by a second launch, in order",
             };
             writeln!(f, "reduction   {order}")?;
         }
