@@ -3,11 +3,11 @@
 
 use qgemm_api::wgpu::wgpu::{self, BufferUsages, Features};
 use qgemm_api::wgpu::{from_device, wrap_buffer};
-use qgemm_api::{Args, Context, DType, Error, Problem, quantize};
+use qgemm_api::{Args, Context, DType, Error, ExpertArgs, ExpertProblem, HostExperts, HostWeight, Problem, quantize};
 
 #[test]
 fn results_are_in_the_callers_buffer_for_what_is_submitted_next() -> Result<(), Error> {
-    let Some((device, queue)) = engine() else { return Ok(()) };
+    let Some((device, queue)) = engine(|_| ()) else { return Ok(()) };
     let ctx = Context::from_device(from_device(&device, &queue)?);
     let (host, _) = quantize(&[0.5; 48 * 128], 48, 128, "q8_0".parse()?)?;
     let weight = ctx.load(&host)?;
@@ -36,8 +36,56 @@ fn results_are_in_the_callers_buffer_for_what_is_submitted_next() -> Result<(), 
     Ok(())
 }
 
+/// Weights of all experts may be larger than a binding: a dispatch sees as many experts as fit, and those of one must.
+#[test]
+fn a_stack_of_experts_may_be_larger_than_a_binding() -> Result<(), Error> {
+    const LIMIT: u64 = 64 << 10;
+    let (experts, n, k, tokens) = (7, 64, 256, 5);
+    let values = |count: usize, seed: usize| -> Vec<f32> {
+        (0..count).map(|i| ((i * 37 + seed * 11) % 101) as f32 / 50.0 - 1.0).collect()
+    };
+    let of_expert = |expert: usize, n: usize| -> Result<HostWeight, Error> {
+        Ok(quantize(&values(n * k, expert), n, k, "q8_0".parse()?)?.0)
+    };
+    let all = |n: usize| -> Result<HostExperts, Error> {
+        let weights: Vec<_> = (0..experts).map(|expert| of_expert(expert, n)).collect::<Result<_, _>>()?;
+        Ok(HostExperts::new(&weights)?)
+    };
+    let ids: Vec<u32> = (0..tokens * 2).map(|slot| (slot as u32 * 5 + 2) % experts as u32).collect();
+    let run = |ctx: &Context, grouped: bool| -> Result<Vec<f32>, Error> {
+        let weights = ctx.load_experts(&all(n)?)?;
+        let each = |each: Problem| each.x_dtype(DType::F32).d_dtype(DType::F32);
+        let (rows, problem) = match grouped {
+            true => (tokens * 2, ExpertProblem::contiguous(&weights, tokens * 2).each(each)),
+            false => (tokens, ExpertProblem::indexed(&weights, tokens, 2).each(each)),
+        };
+        let plan = ctx.plan_experts(&problem)?;
+        let x = ctx.upload(&values(rows * k, 3))?;
+        let offsets: Vec<u32> = (0..=experts as u32).map(|e| (e * 2).min(tokens as u32 * 2)).collect();
+        let index = if grouped { ctx.upload(&offsets)? } else { ctx.upload(&ids)? };
+        let mut d = ctx.allocate(tokens * 2 * n * 4)?;
+        let mut status = ctx.allocate(8)?;
+        let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+        let args = ExpertArgs::new(&x, &weights, &index, &mut d).status(&mut status).workspace(&mut workspace);
+        plan.run(&ctx.default_stream(), args)?;
+        ctx.download(&d)
+    };
+    let Some((device, queue)) = engine(|limits| limits.max_storage_buffer_binding_size = LIMIT) else { return Ok(()) };
+    let (small, whole) = (Context::from_device(from_device(&device, &queue)?), Context::open("wgpu:0")?);
+    for grouped in [false, true] {
+        let got = run(&small, grouped)?;
+        assert!(got.iter().any(|&value| value != 0.0));
+        assert_eq!(got, run(&whole, grouped)?);
+    }
+    // One of them does not fit.
+    let large = small.load_experts(&all(512)?)?;
+    let refused = small.plan_experts(&ExpertProblem::indexed(&large, 1, 1)).expect_err("too large");
+    assert!(refused.to_string().contains("the weight of an expert takes"), "{refused}");
+    Ok(())
+}
+
 /// A device as an engine opens it, or `None` with the reason printed where there is no adapter.
-fn engine() -> Option<(wgpu::Device, wgpu::Queue)> {
+fn engine(change: impl FnOnce(&mut wgpu::Limits)) -> Option<(wgpu::Device, wgpu::Queue)> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
     let adapter = match pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions::default())) {
         Ok(adapter) => adapter,
@@ -46,10 +94,9 @@ fn engine() -> Option<(wgpu::Device, wgpu::Queue)> {
             return None;
         }
     };
-    let descriptor = wgpu::DeviceDescriptor {
-        required_features: Features::IMMEDIATES,
-        required_limits: adapter.limits(),
-        ..Default::default()
-    };
+    let mut required_limits = adapter.limits();
+    change(&mut required_limits);
+    let descriptor =
+        wgpu::DeviceDescriptor { required_features: Features::IMMEDIATES, required_limits, ..Default::default() };
     Some(pollster::block_on(adapter.request_device(&descriptor)).expect("the adapter has them"))
 }

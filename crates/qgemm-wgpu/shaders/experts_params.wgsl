@@ -1,33 +1,30 @@
-// The parameter of products with experts, and what a workgroup's rows and expert make of it. As in `params.wgsl`, with
-// the index where C would be.
+// The parameter of products with experts, and what a workgroup's rows and expert make of it. As in `params.wgsl`, but kernels
+// have a binding less than there are operands: the index is where C would be, and of a product that adds C where the factors of the
+// rows would be, which then follow it in the same memory.
 
 struct Params {
-    shape: GemmShape,     // `m` is the rows of all experts, or with FORM_MASKED the capacity of each
-    modes: u32,           // `mode()` reads it
-    x_row: u32,           // elements between rows of X
-    x_sharers: u32,       // rows of D that share a row of X
+    shape: GemmShape,       // `m` is the rows of all experts, or with FORM_MASKED the capacity of each
+    modes: u32,             // `mode()` reads it
+    x_row: u32,             // elements between rows of X
+    x_sharers: u32,         // rows of D that share a row of X
     experts: u32,
-    d_row: u32,           // elements between rows of D
-    residual_row: u32,    // elements between rows of the residual
-    row_pitch: u32,       // rows of W from one expert to the next: whole tiles
-    x_base: u32,
-    w_base: u32,          // vectors of four words
-    row_scale_base: u32,
-    k_order_base: u32,
-    index_base: u32,
-    bias_base: u32,
+    first_expert: u32,      // of this dispatch, the first whose weight is bound
+    bound_experts: u32,     // and their number
+    d_row: u32,             // elements between rows of D
+    c_row: u32,             // elements between rows of C
+    residual_row: u32,      // elements between rows of the residual
+    row_pitch: u32,         // rows of W from one expert to the next: whole tiles
+    w_base: u32,            // vectors of four words
     token_scale_base: u32,
-    residual_base: u32,
-    d_base: u32,
+    bases: vec2<u32>,       // distances below 256: of X, row scales, column orders and the index, then of the bias, C, the residual and D
 }
 
 var<immediate> p: Params;
 
 @group(0) @binding(2) var<storage, read> row_scale: array<f32>;
-// Products with experts have no C: its place is that of the index.
 @group(0) @binding(4) var<storage, read> c_words: array<u32>;
 @group(0) @binding(5) var<storage, read> bias_words: array<u32>;
-@group(0) @binding(6) var<storage, read> token_scale: array<f32>;
+@group(0) @binding(6) var<storage, read> token_scale_words: array<u32>;
 @group(0) @binding(7) var<storage, read> residual_words: array<u32>;
 
 // The workgroup's rows: all of one expert.
@@ -37,14 +34,27 @@ struct Own {
     rows: u32,
 }
 
+fn base_of(word: u32, place: u32) -> u32 {
+    return (word >> (place * 8u)) & 255u;
+}
+
 var<private> own: Own;
 
 fn index_word(place: u32) -> u32 {
-    return c_words[p.index_base + place];
+    let at = base_of(p.bases.x, 3u) + place;
+    if (has(FLAG_C)) {
+        return token_scale_words[at];
+    }
+    return c_words[at];
 }
 
-// Finds the rows of the workgroups at `place`, TILE_M at most; false where there are none.
+// Finds the rows of the workgroups at `place`, TILE_M at most; false where there are none, or another dispatch has their expert's
+// weight.
 fn take_rows(place: u32) -> bool {
+    return find_rows(place) && own.expert - p.first_expert < p.bound_experts;
+}
+
+fn find_rows(place: u32) -> bool {
     let form = mode(FORM_MODE);
     if (form == FORM_INDEXED) {
         if (place >= p.shape.m) {
@@ -122,7 +132,7 @@ fn rows_first() -> u32 {
 }
 
 fn x_first() -> u32 {
-    return p.x_base + rows_begin() / p.x_sharers * p.x_row;
+    return base_of(p.bases.x, 0u) + rows_begin() / p.x_sharers * p.x_row;
 }
 
 fn x_col() -> u32 {
@@ -135,39 +145,39 @@ fn own_weight() -> u32 {
 }
 
 fn w_first() -> u32 {
-    return p.w_base + own.expert * (p.row_pitch / TILE_ROWS) * k_tiles() * PACKED_VECTORS;
+    return p.w_base + (own.expert - p.first_expert) * (p.row_pitch / TILE_ROWS) * k_tiles() * PACKED_VECTORS;
 }
 
 fn row_scale_first() -> u32 {
-    return p.row_scale_base + own.expert * p.row_pitch;
+    return base_of(p.bases.x, 1u) + own.expert * p.row_pitch;
 }
 
 fn k_order_first() -> u32 {
-    return p.k_order_base + own_weight() * k_tiles() * PACKED_K;
+    return base_of(p.bases.x, 2u) + own_weight() * k_tiles() * PACKED_K;
 }
 
 fn c_first() -> u32 {
-    return 0u;
+    return base_of(p.bases.y, 1u) + rows_begin() * p.c_row;
 }
 
 fn c_row() -> u32 {
-    return 0u;
+    return p.c_row;
 }
 
 fn bias_first() -> u32 {
-    return p.bias_base + own_weight() * p.shape.out_features * select(1u, 2u, has(FLAG_GATED));
+    return base_of(p.bases.y, 0u) + own_weight() * p.shape.out_features * select(1u, 2u, has(FLAG_GATED));
 }
 
-fn token_scale_first() -> u32 {
-    return p.token_scale_base + rows_begin();
+fn token_scale_of(m: u32) -> f32 {
+    return bitcast<f32>(token_scale_words[p.token_scale_base + rows_begin() + m]);
 }
 
 fn residual_first() -> u32 {
-    return p.residual_base + rows_begin() * p.residual_row;
+    return base_of(p.bases.y, 2u) + rows_begin() * p.residual_row;
 }
 
 fn d_first() -> u32 {
-    return p.d_base + rows_begin() * p.d_row;
+    return base_of(p.bases.y, 3u) + rows_begin() * p.d_row;
 }
 
 // Columns of X.

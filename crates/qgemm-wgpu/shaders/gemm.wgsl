@@ -55,7 +55,8 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     var high$v_$i: vec4<f32>;
     #end
     #end
-    for (var s0 = 0u; s0 < p.shape.stored_k; s0 += TILE_K) {
+    let end = min(p.shape.stored_k, end_k_tile() * PACKED_K);
+    for (var s0 = first_k_tile() * PACKED_K; s0 < end; s0 += TILE_K) {
         load_w(n0, s0, thread);
         load_x(m0, s0, thread);
         workgroupBarrier();

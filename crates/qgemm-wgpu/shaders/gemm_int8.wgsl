@@ -40,10 +40,11 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     let lane = thread % LANES;
     let first_token = thread / LANES * TOKENS;
     let rows = rows_of_lane(n0, lane);
-    let units = k_tiles() * PACKED_UNITS;
+    let begin = first_k_tile() * PACKED_UNITS;
+    let units = end_k_tile() * PACKED_UNITS;
     var sums: Accumulators;
-    var w = unit_of(rows, 0u);
-    for (var first = 0u; first < units; first += CHUNK_UNITS) {
+    var w = unit_of(in_k_tile(rows, first_k_tile()), 0u);
+    for (var first = begin; first < units; first += CHUNK_UNITS) {
         workgroupBarrier();
         let end = min(CHUNK_UNITS, units - first);
         load_x(m0, first * UNIT, end, thread);

@@ -3,11 +3,6 @@
 
 const TILE_ROWS: u32 = 16u;
 
-// The first row of W of a workgroup's tile: tiles along N that exceed one grid dimension continue along z.
-fn first_row(group: vec3<u32>, groups: vec3<u32>) -> u32 {
-    return rows_first() + (group.x + group.z * groups.x) * TILE_N;
-}
-
 // The place of the records of a scale plane in a k-tile.
 struct Plane {
     at: u32,     // first byte

@@ -3,7 +3,7 @@
 
 struct Params {
     shape: GemmShape,     // of this dispatch: `m` counts its tokens, `stored_rows` ends its rows of W
-    modes: u32,           // `mode()` reads it
+    modes: u32,           // `mode()` reads it, and `splits()`
     x_row: u32,           // elements between rows of X
     x_col: u32,           // elements between columns of X, or words between rows of scales of given codes
     c_row: u32,           // elements between rows of C
@@ -77,8 +77,8 @@ fn bias_first() -> u32 {
     return p.bias_base;
 }
 
-fn token_scale_first() -> u32 {
-    return p.token_scale_base;
+fn token_scale_of(m: u32) -> f32 {
+    return token_scale[p.token_scale_base + m];
 }
 
 fn residual_first() -> u32 {
@@ -102,6 +102,11 @@ fn x_columns() -> u32 {
 // Columns in the order in which W stores them.
 fn stored_columns() -> u32 {
     return p.shape.stored_k;
+}
+
+// Parts that K is cut into: their number less one stands above the modes.
+fn splits() -> u32 {
+    return (p.modes >> 24u) + 1u;
 }
 
 // Packed k-tiles of a row of W.

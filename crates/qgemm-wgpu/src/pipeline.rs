@@ -143,6 +143,8 @@ pub(crate) fn pipeline(
         // `stored_k`, its entries and other columns of X with K, positions in C, bias, scales, residual and D with the counts
         // of rows, features and tokens. X that is read without comparing columns has whole steps of them:
         // `matrix::x_prologue` has it converted otherwise, to as many columns as `WorkspaceLayout::with_x` makes whole steps.
+        // A part of K has at least a k-tile; its sums are a matrix of whole tiles of rows, of which there are as many as parts
+        // (`gemm/parts.rs`). Of experts: rows and experts that an index names are compared with their counts, the latter with those bound.
         // Of `convert`: rows are compared with their count, columns of X, of D and of the order with theirs, entries of the
         // order with X's; D is written by vectors only where its rows are whole ones (`convert::writes_vectors`).
         // Of `routing`: tokens, slots, chunks and experts are compared with their counts, ids with that of experts; places in the

@@ -7,6 +7,7 @@ use qgemm_formats::{Encoding, Format, ScaleType, XParts};
 use qgemm_hal::RoutingStep;
 use qgemm_hal::op::routing::FLAG_SHARED;
 
+use crate::families::gemm::TILE_ROWS;
 use crate::families::kv_cache::KvNumbers;
 use crate::families::{dequantize, modes};
 use crate::template::expand;
@@ -33,12 +34,16 @@ const X: &str = include_str!("../shaders/x.wgsl");
 const OPERANDS: &str = include_str!("../shaders/operands.wgsl");
 const ACTIVATION: &str = include_str!("../shaders/activation.wgsl");
 const EPILOGUE: &str = include_str!("../shaders/epilogue.wgsl");
+const WHOLE_K: &str = include_str!("../shaders/whole_k.wgsl");
+const PART_OF_K: &str = include_str!("../shaders/part_of_k.wgsl");
+const GEMM_SUM: &str = include_str!("../shaders/gemm_sum.wgsl");
 const HALVES: &str = include_str!("../shaders/halves.wgsl");
 const STORE: &str = include_str!("../shaders/store.wgsl");
 const STORE_WORDS: &str = include_str!("../shaders/store_words.wgsl");
 const STORE_VECTORS: &str = include_str!("../shaders/store_vectors.wgsl");
 const EXPERTS_PARAMS: &str = include_str!("../shaders/experts_params.wgsl");
 const EXPERTS_CHECK: &str = include_str!("../shaders/experts_check.wgsl");
+const EXPERTS_GATHER: &str = include_str!("../shaders/experts_gather.wgsl");
 const EXPERTS_COMBINE: &str = include_str!("../shaders/experts_combine.wgsl");
 /// The entry point of products with experts.
 pub(crate) const EXPERTS_ENTRY: &str = include_str!("../shaders/experts_entry.wgsl");
@@ -83,7 +88,7 @@ const ATTENTION_PLAIN: &str = include_str!("../shaders/attention_plain.wgsl");
 const ATTENTION_CODES: &str = include_str!("../shaders/attention_codes.wgsl");
 
 /// Texts of products that families share.
-const COMMON: [&str; 22] = [
+const COMMON: [&str; 25] = [
     ABI,
     PARAMS,
     MODES,
@@ -106,6 +111,9 @@ const COMMON: [&str; 22] = [
     EPILOGUE,
     HALVES,
     STORE,
+    WHOLE_K,
+    PART_OF_K,
+    GEMM_SUM,
 ];
 
 /// All texts of conversions.
@@ -113,7 +121,8 @@ pub(crate) const CONVERT_TEXTS: [&str; 11] =
     [ABI, CONVERT_PARAMS, MODES, NUMBERS, X, OPERANDS, HALVES, STORE, STORE_WORDS, STORE_VECTORS, CONVERT];
 
 /// The texts that only products with experts have.
-pub(crate) const EXPERTS_TEXTS: [&str; 4] = [EXPERTS_PARAMS, EXPERTS_ENTRY, EXPERTS_CHECK, EXPERTS_COMBINE];
+pub(crate) const EXPERTS_TEXTS: [&str; 5] =
+    [EXPERTS_PARAMS, EXPERTS_ENTRY, EXPERTS_CHECK, EXPERTS_GATHER, EXPERTS_COMBINE];
 
 /// All texts of products of two matrices in device memory.
 pub(crate) const MATMUL_TEXTS: [&str; 8] = [ABI, MATMUL_PARAMS, MODES, NUMBERS, ACTIVATION, HALVES, STORE, MATMUL];
@@ -221,6 +230,7 @@ pub(crate) enum Codes {
 }
 
 /// A family's part of a shader, for one configuration.
+#[derive(Clone)]
 pub(crate) struct Part {
     /// Directives that enable what it uses beyond plain WGSL.
     pub extensions: &'static str,
@@ -240,18 +250,53 @@ impl Part {
 /// A whole shader, entry point `main`. Of its operands it is specialised by the format alone: types and the alignment
 /// of X are looked at where they are read and written, for a shader takes software adapters half a second to compile.
 pub(crate) fn compose(format: Format, code: &WeightCode, part: &Part) -> Shader {
-    compose_with(PARAMS, format, code, part)
+    compose_with(PARAMS, &WITH_EPILOGUE, format, code, part)
 }
+
+/// The shader of the sums of parts of K, of which each begins at a multiple of so many k-tiles.
+pub(crate) fn compose_part_of_k(format: Format, code: &WeightCode, part: &Part) -> Shader {
+    let mut part = part.clone();
+    part.constants.push(("QUANTUM_K_TILES", quantum_k_tiles(code)));
+    compose_with(PARAMS, &[PART_OF_K], format, code, &part)
+}
+
+/// The shader that makes outputs of the sums of parts of K.
+pub(crate) fn compose_gemm_sum(threads: u32) -> Shader {
+    let tile = ("TILE_ROWS", TILE_ROWS as u32);
+    // No weight is read, of which k-tiles would be.
+    let prelude = prelude(&[("THREADS", threads), tile, ("PACKED_K", 1), ("PACKED_VECTORS", 1)]);
+    let mut parts = vec![prelude.as_str(), ABI, PARAMS, MODES, NUMBERS];
+    parts.extend([ACTIVATION, EPILOGUE, HALVES, STORE, GEMM_SUM]);
+    Shader { source: parts.join("\n"), prelude }
+}
+
+/// K-tiles that begin together: as many as the longest block of columns that share a factor of X.
+fn quantum_k_tiles(code: &WeightCode) -> u32 {
+    QUANTUM_COLUMNS.div_ceil(code.k_tile() as u32)
+}
+
+/// What finishes sums: the outputs are made of them.
+const WITH_EPILOGUE: [&str; 5] = [ACTIVATION, EPILOGUE, HALVES, STORE, WHOLE_K];
+
+/// Columns of the longest block that shares a factor of X.
+const QUANTUM_COLUMNS: u32 = 256;
 
 /// The shader of products with experts; `part` has their entry point.
 pub(crate) fn compose_experts(format: Format, code: &WeightCode, part: &Part) -> Shader {
-    compose_with(EXPERTS_PARAMS, format, code, part)
+    compose_with(EXPERTS_PARAMS, &WITH_EPILOGUE, format, code, part)
 }
 
 /// The shader that finds what is wrong with an index.
 pub(crate) fn compose_experts_check(threads: u32) -> Shader {
     let prelude = prelude(&[("THREADS", threads)]);
     let source = [prelude.as_str(), ABI, EXPERTS_CHECK].join("\n");
+    Shader { source, prelude }
+}
+
+/// The shader that puts an index beside the factors of rows.
+pub(crate) fn compose_experts_gather(threads: u32) -> Shader {
+    let prelude = prelude(&[("THREADS", threads)]);
+    let source = [prelude.as_str(), EXPERTS_GATHER].join("\n");
     Shader { source, prelude }
 }
 
@@ -262,7 +307,7 @@ pub(crate) fn compose_experts_combine(threads: u32) -> Shader {
     Shader { source, prelude }
 }
 
-fn compose_with(params: &'static str, format: Format, code: &WeightCode, part: &Part) -> Shader {
+fn compose_with(params: &'static str, ends: &[&'static str], format: Format, code: &WeightCode, part: &Part) -> Shader {
     let mut constants = code.constants();
     constants.extend_from_slice(&part.constants);
     let prelude = prelude(&constants);
@@ -295,7 +340,8 @@ fn compose_with(params: &'static str, format: Format, code: &WeightCode, part: &
         encoding,
         scaling,
     ];
-    parts.extend([dequant(format).unwrap_or_default(), X, OPERANDS, ACTIVATION, EPILOGUE, HALVES, STORE]);
+    parts.extend([dequant(format).unwrap_or_default(), X, OPERANDS]);
+    parts.extend(ends);
     let expanded = expand(&part.sources.join("\n"), &constants, |span, quad, i| code.place(span, quad, i));
     parts.push(&expanded);
     Shader { source: parts.join("\n"), prelude }
@@ -468,6 +514,10 @@ mod tests {
                 // Adapters with subgroups and without take turns.
                 let part = gemv::part(config, &code, (i + k) % 2 == 0);
                 validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
+                validate(
+                    &compose_part_of_k(format, &code, &part).source,
+                    &format!("a part of {config:?} with {format}"),
+                );
             }
             for (k, config) in gemv_int8::CONFIGS.iter().enumerate().filter(|_| gemv_int8::holds_bytes(format)) {
                 let part = gemv_int8::part(config, format, x_bytes[k % 2], (i + k) % 2 == 0);
@@ -475,10 +525,18 @@ mod tests {
             }
             for config in int8::CONFIGS.iter().filter(|_| gemv_int8::holds_bytes(format)) {
                 let part = int8::part(config, format, x_bytes[i % 2]);
+                validate(
+                    &compose_part_of_k(format, &code, &part).source,
+                    &format!("a part of {config:?} with {format}"),
+                );
                 validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
             }
             for config in simt::CONFIGS {
                 let part = simt::part(config);
+                validate(
+                    &compose_part_of_k(format, &code, &part).source,
+                    &format!("a part of {config:?} with {format}"),
+                );
                 let shader = compose(format, &code, &part);
                 validate(&shader.source, &format!("{config:?} with {format}"));
                 validate(&shader.writable().source, &format!("{config:?} with {format} within a buffer"));
@@ -500,7 +558,11 @@ mod tests {
                 validate(&compose_experts(format, &code, &part).source, &format!("experts, {config:?} with {format}"));
             }
         }
+        validate(&compose_gemm_sum(64).source, "the sums of parts");
+        validate(&compose_gemm_sum(64).writable().source, "the sums of parts within a buffer");
         validate(&compose_experts_check(256).source, "the check of an index");
+        validate(&compose_experts_gather(256).source, "an index beside factors");
+        validate(&compose_experts_gather(256).writable().source, "an index beside factors within a buffer");
         validate(&compose_experts_combine(64).source, "the sums of slots");
         for by_vectors in [false, true] {
             let shader = compose_convert(256, by_vectors);

@@ -258,6 +258,8 @@ impl Reduction {
         let (kind, order) = match (plan.shared_tiles(), plan.config.k_groups) {
             (0, 0 | 1) => (ReductionType::None, None),
             (0, _) => (ReductionType::Sum, Some(ReductionOrder::FixedTree)),
+            // CUDA's kernels are of a variant.
+            _ if plan.config.variant.is_none() => (ReductionType::Sum, Some(ReductionOrder::InOrder)),
             _ => (ReductionType::Sum, Some(ReductionOrder::LastArriverInOrder)),
         };
         Self { kind, partial_buffer: (plan.shared_tiles() > 0).then_some(partials), order }

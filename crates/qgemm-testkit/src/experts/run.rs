@@ -1,8 +1,6 @@
 //! Runs one grouped product on a device and judges the result.
 
-use qgemm_api::{
-    Buffer, BufferRef, Context, DeviceKind, ExpertArgs, ExpertPlan, ExpertProblem, Experts, HostExperts, Workspace,
-};
+use qgemm_api::{Buffer, BufferRef, Context, ExpertArgs, ExpertPlan, ExpertProblem, Experts, HostExperts, Workspace};
 use qgemm_formats::DType;
 
 use super::case::{ExpertCase, FormCase};
@@ -20,11 +18,7 @@ use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 
 /// Every exemption. One that no longer holds, because the case can be planned, fails.
-const EXEMPTIONS: &[Exemption<ExpertCase>] = &[Exemption {
-    device: DeviceKind::Wgpu,
-    applies: |case, _| case.each.epilogue.c.is_some_and(|(beta, _)| beta != 0.0),
-    reason: "the index takes the binding of C, of which a kernel has nine",
-}];
+const EXEMPTIONS: &[Exemption<ExpertCase>] = &[];
 
 /// Runs `case` on poisoned memory, twice, and compares with the oracle.
 pub(super) fn run(ctx: &Context, case: &ExpertCase) -> Outcome {

@@ -14,9 +14,9 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     let lane = thread % LANES;
     let slice = thread / LANES;
     let rows = rows_of_lane(n0, lane);
-    let units = k_tiles() * PACKED_UNITS;
+    let units = end_k_tile() * PACKED_UNITS;
     var sums: Accumulators;
-    for (var first = 0u; first < units; first += CHUNK_UNITS) {
+    for (var first = first_k_tile() * PACKED_UNITS; first < units; first += CHUNK_UNITS) {
         workgroupBarrier();
         let end = min(CHUNK_UNITS, units - first);
         load_x(m0, first * UNIT, end, thread);

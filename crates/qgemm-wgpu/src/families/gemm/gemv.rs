@@ -151,7 +151,7 @@ impl Family<CheckedGemm> for Gemv {
 
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
         check_tokens(op)?;
-        super::served(op, info, super::of_plain_x(op, fitting(CONFIGS, op, info))?)
+        super::served_in_parts(op, info, super::of_plain_x(op, fitting(CONFIGS, op, info))?)
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {

@@ -156,7 +156,7 @@ impl Family<CheckedGemm> for GemvInt8 {
 
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
         gemv::check_tokens(op)?;
-        super::served(op, info, of_quantized_x(op, gemv::fitting(CONFIGS, op, info))?)
+        super::served_in_parts(op, info, of_quantized_x(op, gemv::fitting(CONFIGS, op, info))?)
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {

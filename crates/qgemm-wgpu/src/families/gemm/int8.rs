@@ -86,7 +86,7 @@ impl Family<CheckedGemm> for GemmInt8 {
     }
 
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
-        super::served(op, info, of_quantized_x(op, fitting(info))?)
+        super::served_in_parts(op, info, of_quantized_x(op, fitting(info))?)
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {

@@ -1,5 +1,6 @@
 //! A compiled kernel with its parameters: what a launch of any family does.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use qgemm_formats::DType;
@@ -13,6 +14,7 @@ use qgemm_hal::{
 };
 
 use super::launches::{Extents, Launch, Product};
+use super::parts::{Phase, SUM_THREADS, sum_grid, sum_rows};
 use super::{INTERFACE, Params};
 use crate::event::WgpuStream;
 use crate::families::dispatch::{Dispatch, MAX_GROUPS, stride, submit};
@@ -34,6 +36,7 @@ pub(super) struct GemmKernel {
     x_width: usize,
     /// Whether accumulators are multiplied with factors of the tokens, which then stand where the column order would.
     x_factor: bool,
+    phase: Phase,
     parts: Vec<Part>,
 }
 
@@ -50,6 +53,28 @@ struct Part {
     grid: [u32; 3],
 }
 
+impl Part {
+    /// Leaves out what a launch of `phase` does not touch, and puts in the sums of parts of K.
+    fn take_phase(&mut self, op: &CheckedGemm, phase: Phase) {
+        let rows = sum_rows(op);
+        let bytes = |splits: u32| op.m * rows * splits as usize * size_of::<f32>();
+        match phase {
+            Phase::Whole => {}
+            Phase::Parts(splits) => {
+                let Extents { x, w, k_order, .. } = self.extents;
+                self.extents = Extents { x, w, k_order, d: bytes(splits), ..Extents::default() };
+                self.params.d_row = rows as u32;
+                self.output = (GemmOperand::D, 0, size_of::<f32>());
+                self.grid[2] = splits;
+            }
+            Phase::Sum(splits) => {
+                self.extents = Extents { x: bytes(splits), w: 0, k_order: 0, ..self.extents };
+                self.grid = sum_grid(op);
+            }
+        }
+    }
+}
+
 impl GemmKernel {
     /// The kernel for `launches` of `product`. With `x_factor`, its accumulators are multiplied with factors of the tokens.
     pub fn new(
@@ -58,16 +83,19 @@ impl GemmKernel {
         product: &Product<'_>,
         plan: &LaunchPlan,
         x_factor: bool,
-        launches: Vec<Launch>,
+        launches: &[Launch],
+        phase: Phase,
     ) -> Self {
-        let part = |launch: Launch| {
+        let part = |launch: &Launch| {
             let mut part = Part {
-                params: params(product, &launch),
-                extents: Extents::of(product, &launch),
-                before: Extents::before(product, &launch),
-                output: output(product.op, &launch),
-                grid: grid(plan, &launch),
+                params: params(product, launch),
+                extents: Extents::of(product, launch),
+                before: Extents::before(product, launch),
+                output: output(product.op, launch),
+                grid: grid(plan, launch),
             };
+            part.params.modes |= phase.packed();
+            part.take_phase(product.op, phase);
             if x_factor {
                 // Columns of a converted X are in order, so the binding of the order is free.
                 part.params.shape.flags |= FLAG_X_FACTOR;
@@ -76,8 +104,27 @@ impl GemmKernel {
             }
             part
         };
-        let parts = launches.into_iter().map(part).collect();
-        Self { compiled, shared, op: product.op.clone(), x_width: product.x.dtype.bytes(), x_factor, parts }
+        let parts = launches.iter().map(part).collect();
+        let x_width = match phase {
+            Phase::Sum(_) => VECTOR as usize,
+            Phase::Whole | Phase::Parts(_) => product.x.dtype.bytes(),
+        };
+        Self { compiled, shared, op: product.op.clone(), x_width, x_factor, phase, parts }
+    }
+
+    /// The kernel that leaves the sums of parts of K in the part `sums` of the workspace, as a step of a plan.
+    pub fn step_of_parts(self, plan: &LaunchPlan, threads: u32, sums: Range<usize>) -> LaunchStep {
+        use GemmOperand as O;
+        let unused = [O::RowScale, O::C, O::Bias, O::TokenScale, O::Residual];
+        let step = self.step(plan, threads, None);
+        unused.into_iter().fold(step, LaunchStep::unbind).bind_part(O::D, O::Workspace, sums)
+    }
+
+    /// The kernel that makes outputs of those sums, which stand where X would.
+    pub fn step_of_sums(self, plan: &LaunchPlan, sums: Range<usize>) -> LaunchStep {
+        use GemmOperand as O;
+        let step = self.step(plan, SUM_THREADS, None);
+        [O::W, O::KOrder, O::XScales].into_iter().fold(step, LaunchStep::unbind).bind_part(O::X, O::Workspace, sums)
     }
 
     /// The kernel as a step of a plan, with all of its operands bound; `x` is where the workspace holds its X, if it does.
@@ -133,7 +180,11 @@ impl GemmKernel {
         };
         let (x, w, row_scale, k_order, c, bias, token_scale, residual, d);
         (x, p.x_base) = touched(O::X, |e| e.x, self.x_width).bind_vectors(shared)?;
-        (w, p.w_base) = touched(O::W, |e| e.w, VECTOR as usize).bind_vectors(shared)?;
+        (w, p.w_base) = match self.phase {
+            // No weight is read.
+            Phase::Sum(_) => touched(O::W, |e| e.w, VECTOR as usize).bind(shared)?,
+            Phase::Whole | Phase::Parts(_) => touched(O::W, |e| e.w, VECTOR as usize).bind_vectors(shared)?,
+        };
         (row_scale, p.row_scale_base) = touched(O::RowScale, |e| e.row_scale, 4).bind(shared)?;
         (k_order, p.k_order_base) = touched(third, |e| e.k_order, 4).bind(shared)?;
         (c, p.c_base) = touched(O::C, |e| e.c, dense(op.c)).bind(shared)?;

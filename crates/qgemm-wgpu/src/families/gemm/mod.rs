@@ -6,6 +6,7 @@ pub(crate) mod int8;
 mod kernel;
 mod launches;
 pub(crate) mod matrix;
+mod parts;
 pub(crate) mod simt;
 
 use bytemuck::{Pod, Zeroable};
@@ -24,6 +25,7 @@ use crate::weight_code::{CLASS, WeightCode};
 use kernel::GemmKernel;
 pub(crate) use launches::TILE_ROWS;
 use launches::{Launch, Product};
+use parts::{Phase, SUM_THREADS, most_splits, sums};
 
 /// What a wgpu device offers of `gemm`.
 pub(super) const FAMILIES: GemmFamilies =
@@ -131,6 +133,22 @@ fn served(
     Ok(configs)
 }
 
+/// As [`served`], of kernels that take K in parts, too.
+fn served_in_parts(
+    op: &CheckedGemm,
+    info: &DeviceInfo,
+    configs: impl Iterator<Item = TileConfig>,
+) -> Result<Vec<TileConfig>, Unsupported> {
+    let mut configs = served(op, info, configs)?;
+    let code = weight_code(op)?;
+    let product = Product::new(op, &code)?;
+    for config in &mut configs {
+        let launches = Launch::of(&product, config, info.max_buffer_bytes)?;
+        config.max_splits = most_splits(&product, config, &launches, info);
+    }
+    Ok(configs)
+}
+
 pub(super) fn weight_code(op: &CheckedGemm) -> Result<WeightCode, Unsupported> {
     weight_code_of(op.format)
 }
@@ -162,15 +180,32 @@ fn prepare(
     let product = Product::new(multiplied.as_ref().unwrap_or(op), &code).map_err(typed)?;
     let launches = Launch::of(&product, &plan.config, info.max_buffer_bytes).map_err(typed)?;
     let part = part(&code, shared).ok_or_else(|| unsupported("the plan is another device's".to_owned()))?;
-    let (threads, shader) = (part.threads(), shader::compose(op.format, &code, &part));
-    let compiled = Compiled::new(shared, &INTERFACE, name.clone(), shader)?;
+    let threads = part.threads();
     let x_factor = convert.is_some_and(|(convert, _)| convert.row_factors);
-    let kernel = GemmKernel::new(compiled, shared.clone(), &product, plan, x_factor, launches);
+    let kernel = |phase: Phase| {
+        let shader = match phase {
+            Phase::Whole => shader::compose(op.format, &code, &part),
+            Phase::Parts(_) => shader::compose_part_of_k(op.format, &code, &part),
+            Phase::Sum(_) => shader::compose_gemm_sum(SUM_THREADS),
+        };
+        let compiled = Compiled::new(shared, &INTERFACE, name.clone(), shader)?;
+        Ok::<_, HalError>(GemmKernel::new(compiled, shared.clone(), &product, plan, x_factor, &launches, phase))
+    };
     let mut steps = Vec::new();
     if let Some((convert, x)) = convert {
         steps.push(prologue(super::convert::step(device, &convert)?, op, x));
     }
-    steps.push(kernel.step(plan, threads, convert.map(|(_, x)| x)));
+    match plan.splits {
+        0 | 1 => steps.push(kernel(Phase::Whole)?.step(plan, threads, convert.map(|(_, x)| x))),
+        splits => {
+            if launches.len() != 1 || splits > most_splits(&product, &plan.config, &launches, info) {
+                return Err(unsupported(format!("K is not cut into {splits} parts here")));
+            }
+            let sums = sums(op, plan);
+            steps.push(kernel(Phase::Parts(splits))?.step_of_parts(plan, threads, sums.clone()));
+            steps.push(kernel(Phase::Sum(splits))?.step_of_sums(plan, sums));
+        }
+    }
     Ok(LaunchSequence::new::<GemmOperand>(name, steps))
 }
 

@@ -77,7 +77,7 @@ impl Family<CheckedGemm> for Gemm {
     }
 
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
-        super::served(op, info, super::of_plain_x(op, fitting(op, info))?)
+        super::served_in_parts(op, info, super::of_plain_x(op, fitting(op, info))?)
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {

@@ -1,0 +1,100 @@
+//! What kernels of experts touch of their operands, and how much of a stack of weights one dispatch sees.
+
+use qgemm_hal::{CheckedExperts, CheckedGemm, Dense, Unsupported};
+
+use crate::families::dispatch::MARGIN;
+use crate::families::gemm::TILE_ROWS;
+use crate::weight_code::WeightCode;
+
+/// C, where it is added: as in BLAS, it is not read where its factor is 0.
+pub(super) fn added_c(each: &CheckedGemm) -> Option<&Dense> {
+    each.c.as_ref().filter(|_| each.beta != 0.0)
+}
+
+/// Bytes that kernels touch of each operand.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extents {
+    pub x: usize,
+    /// Of the weight of one expert.
+    pub w: usize,
+    pub row_scale: usize,
+    pub k_order: usize,
+    pub index: usize,
+    pub c: usize,
+    pub bias: usize,
+    pub token_scale: usize,
+    pub residual: usize,
+    /// What products are written to.
+    pub d: usize,
+}
+
+impl Extents {
+    pub fn of(op: &CheckedExperts, code: &WeightCode) -> Result<Self, Unsupported> {
+        let each = &op.each;
+        let of_experts = |there: bool, bytes: usize| if there { op.weights().saturating_mul(bytes) } else { 0 };
+        let pitch = if op.row_pitch > 0 { op.row_pitch } else { each.stored_rows.next_multiple_of(TILE_ROWS) };
+        let columns = each.stored_k.next_multiple_of(code.k_tile());
+        let of_weights = Self {
+            x: 0,
+            w: pitch / TILE_ROWS * code.row_of_tiles_bytes(each.stored_k),
+            row_scale: of_experts(each.row_scale, if op.row_pitch > 0 { pitch } else { each.stored_rows } * 4),
+            k_order: of_experts(each.k_order, columns * 4),
+            index: 0,
+            c: 0,
+            bias: of_experts(each.bias.is_some(), each.bias.map_or(0, |dtype| each.bias_len() * dtype.bytes())),
+            token_scale: 0,
+            residual: 0,
+            d: 0,
+        };
+        of_weights.of_portion(op)
+    }
+
+    /// Those of `op`, a portion of the operation that these are of.
+    pub fn of_portion(self, op: &CheckedExperts) -> Result<Self, Unsupported> {
+        let each = &op.each;
+        Ok(Self {
+            x: dense_bytes("X", &each.plain_x()?, op.x_rows(), each.k)?,
+            index: op.index_len() * 4,
+            c: match added_c(each) {
+                Some(c) => dense_bytes("C", c, each.m, each.out_features)?,
+                None => 0,
+            },
+            token_scale: if each.token_scale { each.m * 4 } else { 0 },
+            residual: match &each.residual {
+                Some(residual) => dense_bytes("the residual", residual, each.m, each.out_features)?,
+                None => 0,
+            },
+            d: dense_bytes("D", &each.d, each.m, each.out_features)?,
+            ..self
+        })
+    }
+
+    pub fn all(&self) -> [(&'static str, usize); 10] {
+        [
+            ("X", self.x),
+            ("the weight of an expert", self.w),
+            ("the row scales", self.row_scale),
+            ("the column orders", self.k_order),
+            ("the index", self.index),
+            ("C", self.c),
+            ("the biases", self.bias),
+            ("the row factors", self.token_scale),
+            ("the residual", self.residual),
+            ("D", self.d),
+        ]
+    }
+}
+
+/// Bytes of `rows` rows.
+fn dense_bytes(what: &str, dense: &Dense, rows: usize, columns: usize) -> Result<usize, Unsupported> {
+    let bytes = dense.extent(rows, columns).and_then(|e| e.checked_mul(dense.dtype.bytes() as u64));
+    let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.ok_or_else(|| Unsupported::new(format!("the extent of {what} overflows")))
+}
+
+/// Experts whose weights a binding of `limit` bytes holds, of which one has been found to fit.
+pub(super) fn bound_experts(op: &CheckedExperts, extents: &Extents, limit: u64) -> usize {
+    let fit = limit.saturating_sub(MARGIN) / (extents.w as u64).max(1);
+    // Of one weight for all experts, each binds it.
+    if op.weights() == 1 { op.experts } else { usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, op.experts) }
+}

@@ -1,0 +1,121 @@
+//! K in parts: where few tokens and few rows of W would leave workgroups without work, several share the K of a tile. One launch leaves the
+//! sums of all parts in the workspace, a second adds them up in their order, so that the bits are those of every other run.
+
+use std::ops::Range;
+
+use qgemm_hal::{CheckedGemm, DeviceInfo, LaunchPlan, TileConfig};
+
+use super::launches::{Launch, Product, TILE_ROWS};
+use crate::families::dispatch::{MARGIN, MAX_GROUPS};
+
+/// Most parts.
+const MOST_SPLITS: usize = 32;
+/// Fewest columns of a part: shorter ones take longer to begin and to add up than to multiply.
+const LEAST_COLUMNS: usize = 512;
+/// The same on a software adapter: llvmpipe takes 0.4 ms to begin a workgroup, add up its slices and end it.
+const LEAST_SOFTWARE_COLUMNS: usize = 16384;
+/// Columns of a unit of W, of which each slice of a workgroup has one at a time.
+const UNIT: usize = 32;
+
+/// Invocations of a workgroup that adds parts up.
+pub(super) const SUM_THREADS: u32 = 64;
+
+/// What a launch does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// All of a product.
+    Whole,
+    /// The sums of so many parts of its K.
+    Parts(u32),
+    /// The outputs from those.
+    Sum(u32),
+}
+
+impl Phase {
+    /// Its bits of `Params::modes`, where shaders find how many parts there are.
+    pub fn packed(self) -> u32 {
+        match self {
+            Phase::Whole => 0,
+            Phase::Parts(splits) | Phase::Sum(splits) => (splits - 1) << 24,
+        }
+    }
+}
+
+/// Rows of a matrix of sums: those of whole tiles of W.
+pub(super) fn sum_rows(op: &CheckedGemm) -> usize {
+    op.stored_rows.next_multiple_of(TILE_ROWS)
+}
+
+/// Bytes of the sums of `splits` parts.
+fn sum_bytes(op: &CheckedGemm, splits: usize) -> usize {
+    [op.m, sum_rows(op), splits, size_of::<f32>()].into_iter().fold(1, usize::saturating_mul)
+}
+
+/// Where they lie in the workspace of `plan`.
+pub(super) fn sums(op: &CheckedGemm, plan: &LaunchPlan) -> Range<usize> {
+    let first = plan.workspace.partials;
+    first..first + sum_bytes(op, plan.splits as usize)
+}
+
+/// Parts that K of `product` may be cut into with tiles of `config`: as many as have their sums in a binding. What takes several dispatches
+/// is large enough without.
+pub(super) fn most_splits(product: &Product<'_>, config: &TileConfig, launches: &[Launch], info: &DeviceInfo) -> u32 {
+    let op = product.op;
+    let is_one = launches.len() == 1 && op.segments.is_empty();
+    if !is_one || op.stored_rows.div_ceil(config.tile_n as usize) > MAX_GROUPS as usize {
+        return 1;
+    }
+    let least = if info.features.contains("software-adapter") { LEAST_SOFTWARE_COLUMNS } else { LEAST_COLUMNS };
+    let columns = least.max(config.k_groups as usize * UNIT);
+    let of_bytes = info.max_buffer_bytes.saturating_sub(MARGIN) / sum_bytes(op, 1) as u64;
+    let most = MOST_SPLITS.min(op.stored_k / columns).min(usize::try_from(of_bytes).unwrap_or(usize::MAX));
+    most.max(1) as u32
+}
+
+/// Workgroups that add parts up: an invocation has eight rows of a token.
+pub(super) fn sum_grid(op: &CheckedGemm) -> [u32; 3] {
+    let groups = (op.m * sum_rows(op) / 8).div_ceil(SUM_THREADS as usize);
+    let x = groups.clamp(1, MAX_GROUPS as usize);
+    [x as u32, groups.div_ceil(x) as u32, 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{gemv, launches, simt};
+    use super::*;
+    use crate::weight_code::WeightCode;
+
+    #[test]
+    fn parts_are_long_and_their_sums_fit_a_binding() {
+        let splits = |m: usize, n: usize, k: usize, config: &TileConfig, info: &DeviceInfo| {
+            let limit = info.max_buffer_bytes;
+            let op = launches::tests::op(m, n, k);
+            let code = WeightCode::new(op.format).expect("q4_0");
+            let product = Product::new(&op, &code).expect("plain");
+            let launches = Launch::of(&product, config, limit).expect("fits");
+            let most = most_splits(&product, config, &launches, info);
+            assert!(most == 1 || sum_bytes(&op, most as usize) as u64 + MARGIN <= limit);
+            most
+        };
+        let (gemv, gemm) = (&gemv::CONFIGS[0], &simt::CONFIGS[0]);
+        let none = qgemm_hal::noop::devices().remove(0);
+        let mut info = DeviceInfo { max_buffer_bytes: 128 << 20, ..none };
+        assert_eq!(splits(1, 64, 16384, gemv, &info), 32);
+        assert_eq!(splits(1, 64, 4096, gemv, &info), 8);
+        assert_eq!(splits(1, 64, 512 + 511, gemm, &info), 1);
+        // Several dispatches.
+        assert_eq!(splits(1, 1 << 20, 4096, gemm, &info), 1);
+        assert_eq!(splits(1000, 10_000, 4096, gemm, &info), 3);
+        info.features.insert("software-adapter");
+        assert_eq!(splits(1, 60, 49152, gemm, &info), 3);
+    }
+
+    #[test]
+    fn every_sum_has_an_invocation() {
+        for (m, n) in [(1, 1), (3, 17), (40, 4096)] {
+            let op = launches::tests::op(m, n, 64);
+            let [x, y, _] = sum_grid(&op);
+            assert!((x * y * SUM_THREADS) as usize >= m * sum_rows(&op) / 8 && x <= MAX_GROUPS);
+        }
+    }
+}
