@@ -11,6 +11,8 @@ static_assert(WARPS * WARP_ROWS == ROWS, "each warp has sixteen queries");
 constexpr u32 MMA_K = 16, MMA_N = 8;
 // Sixteen bytes more than a row: eight rows of a matrix then lie in different banks.
 constexpr u32 QK_PITCH = QG_QK * 2 + 16, V_PITCH = QG_V * 2 + 16;
+// Words that have a bit for each key of a tile, and the bits of the last that stand for none.
+constexpr u32 THERE_WORDS = (QG_KEYS + 31) / 32, NO_KEYS = QG_KEYS < 32 ? ~0u << QG_KEYS % 32 : 0;
 constexpr u32 KEY_TILES = QG_KEYS / MMA_N, V_TILES = QG_V / MMA_N;
 
 struct SharedStorage {
@@ -113,7 +115,7 @@ QG_DEVICE void copy_tile(const AttentionParams& p, const Sequence& s, const u8* 
 // Notes which keys of a tile have a page.
 QG_DEVICE void note_pages(const AttentionParams& p, const Sequence& s, u32 tile, const KeyRange& keys,
                           SharedStorage& shared) {
-    if (p.shape.table_width == 0 || thread_index() / 32 >= QG_KEYS / 32) return;
+    if (p.shape.table_width == 0 || thread_index() / 32 >= THERE_WORDS) return;
     const u32 key = tile + thread_index();
     const bool is_seen = key >= keys.first && key < keys.end;
     const u32 there = ballot(is_seen && place_of_key(p, s, key).is_there);
@@ -239,9 +241,9 @@ extern "C" __global__ void QG_BOUNDS
         u32 there[2] = {~0u, ~0u};
         if (p.shape.table_width != 0) {
 #pragma unroll
-            for (u32 i = 0; i < QG_KEYS / 32; i++) {
+            for (u32 i = 0; i < THERE_WORDS; i++) {
                 there[i] = ld_shared(&shared.there[i]);
-                all_seen = all_seen && there[i] == ~0u;
+                all_seen = all_seen && (there[i] | NO_KEYS) == ~0u;
             }
         }
 #ifdef QG_BITS

@@ -2,7 +2,7 @@
 
 use qgemm_hal::MaskBits;
 
-use super::case::AttentionCase;
+use super::case::{AttentionCase, AttentionPlaces};
 
 /// Which bits of a mask are set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,7 +75,10 @@ impl AttentionMask {
 
     /// The mask in memory. Bits behind the last key of a sequence are set, as are those of tokens that are nobody's.
     pub(super) fn words(&self, case: &AttentionCase) -> Vec<u32> {
-        let (heads, row_words) = (if self.bits.is_per_head { case.heads.0 } else { 1 }, MaskBits::words(case.most_keys()));
+        let heads = if self.bits.is_per_head { case.heads.0 } else { 1 };
+        // Rows have bits for as many keys as there is room for.
+        let spare = if let AttentionPlaces::Lengths(spare) = case.places { spare } else { 0 };
+        let row_words = MaskBits::words(case.most_keys() + spare);
         let offsets = case.q_offsets();
         let rows = if self.bits.is_shared { case.most_queries() } else { case.tokens() };
         // The sequence and query of a row.

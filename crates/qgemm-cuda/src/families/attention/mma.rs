@@ -43,8 +43,14 @@ fn dtypes(variant: Variant) -> &'static [DType] {
 }
 
 fn attend_spec(dtype: DType, (qk, v): (u32, u32), is_masked: bool, variant: Variant) -> AttentionSpec {
-    let few = qk > 192 || (qk > 128 && variant < Variant::Sm80);
-    let (kv, keys) = (KvFormat::Plain(dtype), if few { 32 } else { 64 });
+    // Turing has shared memory and registers for fewer.
+    let keys = match qk {
+        193.. if variant < Variant::Sm80 => 16,
+        129.. if variant < Variant::Sm80 => 32,
+        193.. => 32,
+        _ => 64,
+    };
+    let kv = KvFormat::Plain(dtype);
     let step = Name::new(if is_masked { MASKED } else { "attend" });
     AttentionSpec { step, kv, qk, v, rows: ROWS, keys }
 }
@@ -60,7 +66,9 @@ fn shared_bytes(spec: &AttentionSpec) -> u32 {
 /// The kernels of a type that `variant` has room for.
 fn kernels(dtype: DType, is_masked: bool, variant: Variant) -> impl Iterator<Item = AttentionSpec> {
     let all = DIMS.into_iter().map(move |dims| attend_spec(dtype, dims, is_masked, variant));
-    all.filter(move |spec| variant >= Variant::Sm80 || shared_bytes(spec) <= TURING_SHARED_BYTES)
+    // Masks are read in words of 32 keys.
+    let has_words = move |spec: &AttentionSpec| !is_masked || spec.keys.is_multiple_of(32);
+    all.filter(move |spec| variant >= Variant::Sm80 || shared_bytes(spec) <= TURING_SHARED_BYTES).filter(has_words)
 }
 
 /// The kernel for `op`, or why there is none.
