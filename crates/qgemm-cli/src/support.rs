@@ -1,6 +1,7 @@
 //! `qgemm support`: which operations each kind of device has, and which arithmetic serves each format, as the kernel families
 //! themselves offer it.
 
+mod families;
 mod x_formats;
 
 use std::fmt::Write;
@@ -113,7 +114,7 @@ fn rank(math: Math) -> u32 {
     }
 }
 
-/// The kernel families of an operation on a device.
+/// The kernel families of an operation that serve something on a device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Families {
     device: String,
@@ -194,8 +195,11 @@ fn ask_all(devices: &[&str]) -> anyhow::Result<Answers> {
     for device in devices {
         let ctx = Context::open(device).with_context(|| format!("cannot open {device}"))?;
         let operations = ctx.device().catalog().operations().into_iter();
-        let of = |(operation, families)| Families { device: ctx.info().id.to_string(), operation, families };
-        all.operations.extend(operations.map(of));
+        for (operation, families) in operations {
+            let families = families::serving(&ctx, operation, families)
+                .with_context(|| format!("cannot ask the families of {operation} on {device}"))?;
+            all.operations.push(Families { device: ctx.info().id.to_string(), operation, families });
+        }
         for format in Format::all() {
             let host = made_up(format)?;
             let weight = ctx.load(&host).with_context(|| format!("cannot load {format} on {device}"))?;
@@ -341,6 +345,27 @@ mod tests {
             page == expected,
             "docs/support.md is stale: `cargo run -p qgemm-cli -- support --markdown > docs/support.md`"
         );
+    }
+
+    #[test]
+    fn families_are_those_that_serve_something_on_the_chip_and_each_has_one() {
+        let all = DEVICES.into_iter().filter(|device| device.starts_with("emu:"));
+        let mut unserved: Option<Vec<(&str, &str)>> = None;
+        for device in all {
+            let ctx = Context::open(device).expect("emulated chips are always here");
+            let mut not_here = Vec::new();
+            for (operation, families) in ctx.device().catalog().operations() {
+                let serving = families::serving(&ctx, operation, families.clone()).expect("problems are valid");
+                assert!(!serving.is_empty(), "{operation} on {device}");
+                not_here.extend(families.into_iter().filter(|name| !serving.contains(name)).map(|name| (operation, name)));
+            }
+            match &mut unserved {
+                Some(unserved) => unserved.retain(|name| not_here.contains(name)),
+                None => unserved = Some(not_here),
+            }
+        }
+        // A family that no chip has would be one whose problems nobody asks about.
+        assert_eq!(unserved, Some(Vec::new()));
     }
 
     #[test]

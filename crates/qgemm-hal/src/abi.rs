@@ -423,6 +423,7 @@ pub const STRUCTS: &[AbiStruct] = &[
     XPlanePointers::ABI,
     AttentionShape::ABI,
     AttentionPointers::ABI,
+    AttentionBits::ABI,
     NormShape::ABI,
     NormPointers::ABI,
     KvAppendPointers::ABI,

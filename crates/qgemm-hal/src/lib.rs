@@ -42,7 +42,7 @@ pub use kernel_id::{KernelId, KernelIdError, Name, Spec};
 pub use mapped_file::{MappedFile, check_regular};
 pub use op::attention::{
     Addressing, AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, HeadRows, KvFormat, KvPlaces, KvRows,
-    Paging, QueryLengths,
+    MaskBits, Paging, QueryLengths,
 };
 pub use op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
 pub use op::dequantize::{DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec};

@@ -19,9 +19,10 @@ pub fn choose<'f>(
     let Candidates { offered, refusals } = candidates(op, info, families);
     let best = offered.into_iter().next().map(|best| (best.family, best.plan));
     best.ok_or_else(|| {
-        let CheckedAttention { tokens, heads, kv_heads, qk_dim, v_dim, dtype, kv, .. } = op;
+        let CheckedAttention { tokens, heads, kv_heads, qk_dim, v_dim, dtype, kv, mask, .. } = op;
+        let masked = if mask.is_some() { ", with a mask of bits" } else { "" };
         let operation = format!(
-            "attention of {tokens} tokens in {dtype}, {heads} heads of {qk_dim} and {v_dim} features over {kv_heads} in {kv}"
+            "attention of {tokens} tokens in {dtype}, {heads} heads of {qk_dim} and {v_dim} features over {kv_heads} in {kv}{masked}"
         );
         SchedError::NoFamily { device: info.name.clone(), operation, refusals }
     })
@@ -121,6 +122,7 @@ mod tests {
             d: rows,
             causal: true,
             window: None,
+            mask: None,
             scale: 0.1,
             soft_cap: None,
             lse: false,

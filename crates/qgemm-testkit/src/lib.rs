@@ -37,7 +37,7 @@ mod suite;
 mod weights;
 
 pub use activations::{ActivationKind, activations};
-pub use attention::{AttentionCase, AttentionPlaces, AttentionValues, run_attention};
+pub use attention::{AttentionCase, AttentionMask, AttentionPlaces, AttentionValues, MaskPattern, run_attention};
 pub use compare::{Comparison, Mismatch, TILE, compare, first_difference};
 pub use conformance::{check_group, skipped};
 pub use convert::{

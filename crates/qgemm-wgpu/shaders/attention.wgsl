@@ -1,5 +1,6 @@
 // Attention: a workgroup has ROWS rows, each a query of one of the heads that share keys, and goes through the keys that they see, as
-// many at a time as it has invocations. `attention_plain.wgsl` or `attention_codes.wgsl` before this file reads keys and values. Numbers
+// many at a time as it has invocations. `attention_plain.wgsl` or `attention_codes.wgsl` before this file reads keys and values, and
+// `attention_mask.wgsl` or `attention_mask_in_place.wgsl` the mask. Numbers
 // that are not finite are told by their bits, because adapters may calculate as if there were none. Offsets, lengths and tables never lead
 // out of an operand, whatever they hold.
 
@@ -24,6 +25,7 @@ struct Params {
     lse_base: u32,
     k_scales_base: u32,
     v_scales_base: u32,
+    mask_base: u32,
 }
 
 var<immediate> p: Params;
@@ -56,6 +58,9 @@ var<workgroup> kept: array<f32, ROWS>;
 // 1 where a score of the row is NaN or positive infinity: its result is NaN.
 var<workgroup> spoiled: array<atomic<u32>, ROWS>;
 var<workgroup> bounds: vec2<u32>;
+// The mask's two words of each row for the keys of a tile, and whether a bit of them is set.
+var<workgroup> tile_bits: array<u32, 2u * ROWS>;
+var<workgroup> tile_has_bits: u32;
 
 fn beyond(a: u32, b: u32) -> u32 {
     return a - min(a, b);
@@ -176,11 +181,40 @@ fn main(
         sums[r] = vec4<f32>();
     }
     for (var tile = range.x; tile < range.y; tile += THREADS) {
+        if (MASK) {
+            if (thread < 2u * rows) {
+                let row = first_row + thread / 2u;
+                let query = row / GROUP + select(first_token, 0u, MASK_SHARED);
+                let of_head = select(p.tokens, p.most_queries, MASK_SHARED) * (kv_head * GROUP + row % GROUP);
+                let row_words = (p.most_keys + 31u) / 32u;
+                let word = tile / 32u + thread % 2u;
+                var bits = 0u;
+                if (word < row_words) {
+                    bits = mask_word(p.mask_base + (select(0u, of_head, MASK_PER_HEAD) + query) * row_words + word);
+                }
+                tile_bits[thread] = bits;
+            }
+            workgroupBarrier();
+            if (thread == 0u) {
+                var any = 0u;
+                for (var i = 0u; i < 2u * rows; i++) {
+                    any |= tile_bits[i];
+                }
+                tile_has_bits = any;
+            }
+            if (workgroupUniformLoad(&tile_has_bits) == 0u) {
+                continue;
+            }
+        }
         // An invocation a key.
         let key = tile + thread;
         var seen = 0u;
         for (var r = 0u; r < rows; r++) {
-            seen |= u32(key >= first_seen[r] && key < end_seen[r]) << r;
+            var is_seen = key >= first_seen[r] && key < end_seen[r];
+            if (MASK) {
+                is_seen = is_seen && ((tile_bits[2u * r + thread / 32u] >> (thread % 32u)) & 1u) == 1u;
+            }
+            seen |= u32(is_seen) << r;
         }
         var page = sequence;
         var row = key;

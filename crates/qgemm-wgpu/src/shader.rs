@@ -84,6 +84,8 @@ const INDEXER_PARAMS: &str = include_str!("../shaders/indexer_params.wgsl");
 const INDEXER_SCORE: &str = include_str!("../shaders/indexer_score.wgsl");
 const INDEXER_CHOOSE: &str = include_str!("../shaders/indexer_choose.wgsl");
 const ATTENTION: &str = include_str!("../shaders/attention.wgsl");
+const ATTENTION_MASK: &str = include_str!("../shaders/attention_mask.wgsl");
+const ATTENTION_MASK_IN_PLACE: &str = include_str!("../shaders/attention_mask_in_place.wgsl");
 const ATTENTION_PLAIN: &str = include_str!("../shaders/attention_plain.wgsl");
 const ATTENTION_CODES: &str = include_str!("../shaders/attention_codes.wgsl");
 
@@ -139,7 +141,15 @@ pub(crate) const QUANTIZE_TEXTS: [&str; 8] =
 pub(crate) const DEQUANTIZE_TEXTS: [&str; 3] = [ABI, NUMBERS, DEQUANTIZE];
 
 /// All texts of attentions.
-pub(crate) const ATTENTION_TEXTS: [&str; 5] = [NUMBERS, KV_CODES, ATTENTION_PLAIN, ATTENTION_CODES, ATTENTION];
+pub(crate) const ATTENTION_TEXTS: [&str; 7] = [
+    NUMBERS,
+    KV_CODES,
+    ATTENTION_PLAIN,
+    ATTENTION_CODES,
+    ATTENTION_MASK,
+    ATTENTION_MASK_IN_PLACE,
+    ATTENTION,
+];
 
 /// All texts of appending to caches.
 pub(crate) const KV_APPEND_TEXTS: [&str; 7] =
@@ -399,16 +409,19 @@ pub(crate) fn compose_dequantize(threads: u32, parts: &XParts) -> Shader {
     Shader { source, prelude }
 }
 
-/// The shader of an attention with these constants, over a cache of such numbers.
+/// The shader of an attention with these constants, over a cache of such numbers; a mask has a buffer of its own, or takes the place of an
+/// index.
 pub(crate) fn compose_attention(
     words: &[(&'static str, u32)],
     choices: &[(&'static str, bool)],
     numbers: KvNumbers,
+    mask_has_buffer: bool,
 ) -> Shader {
+    let mask = if mask_has_buffer { ATTENTION_MASK } else { ATTENTION_MASK_IN_PLACE };
     match numbers {
-        KvNumbers::Plain => compose_chosen(words, choices, &[ATTENTION_PLAIN, ATTENTION]),
+        KvNumbers::Plain => compose_chosen(words, choices, &[ATTENTION_PLAIN, mask, ATTENTION]),
         KvNumbers::Factors | KvNumbers::Blocks => {
-            compose_chosen(words, choices, &[KV_CODES, ATTENTION_CODES, ATTENTION])
+            compose_chosen(words, choices, &[KV_CODES, ATTENTION_CODES, mask, ATTENTION])
         }
     }
 }

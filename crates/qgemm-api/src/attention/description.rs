@@ -2,7 +2,9 @@
 
 use qgemm_formats::DType;
 use qgemm_hal::op::attention::{HEAD_DIM_STEP, MOST_HEAD_DIM};
-use qgemm_hal::{Addressing, CheckedAttention, HeadRows, KvFormat, KvPlaces, KvRows, Paging, QueryLengths};
+use qgemm_hal::{
+    Addressing, CheckedAttention, HeadRows, KvFormat, KvPlaces, KvRows, MaskBits, Paging, QueryLengths,
+};
 
 use crate::error::Error;
 use crate::operand::WIDE_ACCESS;
@@ -86,7 +88,7 @@ pub struct KvStrides {
 /// Attention of query tokens to the keys of their sequences, described for [`Context::plan_attention`].
 ///
 /// Query `i` of `q_len` in a sequence with `kv_len` keys sees keys `j < kv_len`; with [`causal`](Self::causal) only
-/// `j ≤ kv_len − q_len + i`, so that the last query sees all. The result is `Σ exp(s_j) v_j / Σ exp(s_j)` with
+/// `j ≤ kv_len − q_len + i`, so that the last query sees all; with a [`mask`](Self::mask) only those of them whose bit is set. The result is `Σ exp(s_j) v_j / Σ exp(s_j)` with
 /// `s_j = scale · (q · k_j)`, in f32. A query that sees no key, or none whose `s_j` is above −∞, gets zeros. Heads of queries share heads
 /// of keys in order: head `h` uses `h / (heads / kv_heads)`.
 ///
@@ -109,6 +111,7 @@ pub struct Attention {
     kv_alignment: usize,
     causal: bool,
     window: Option<usize>,
+    mask: Option<MaskBits>,
     scale: Option<f32>,
     soft_cap: Option<f32>,
     lse: bool,
@@ -137,6 +140,7 @@ impl Attention {
             kv_alignment: WIDE_ACCESS,
             causal: false,
             window: None,
+            mask: None,
             scale: None,
             soft_cap: None,
             lse: false,
@@ -201,6 +205,40 @@ impl Attention {
     /// A query sees at most the last `keys` keys up to its own position.
     pub fn window(mut self, keys: usize) -> Self {
         self.window = Some(keys);
+        self
+    }
+
+    /// A query sees, of the keys that it would see otherwise, those whose bit is set in a mask on the device, which a run is given
+    /// ([`AttentionArgs::mask`](crate::AttentionArgs::mask)): trees of guessed tokens, prefixes, documents in one sequence. A row of the mask
+    /// is `⌈keys / 32⌉` little-endian u32, where `keys` is the bound for the keys of one sequence ([`Keys`]); key `j` of the sequence is bit
+    /// `j % 32` of word `j / 32`. [`MaskBits`] says which rows there are. Keys that no query of a tile sees are skipped: neither read nor
+    /// multiplied.
+    ///
+    /// Two tokens and two guesses for the third, of which each sees the first two and itself:
+    ///
+    /// ```
+    /// use qgemm_api::{Attention, AttentionArgs, Context, DType, Keys, MaskBits, Queries};
+    /// let ctx = Context::open("cpu")?;
+    /// let (heads, dim, queries, keys) = (1, 8, 2, 4);
+    /// let attention = Attention::new(DType::F32, heads, heads, dim, Queries::each(1, queries), Keys::each(keys))
+    ///     .mask(MaskBits::of_tokens());
+    /// let plan = ctx.plan_attention(&attention)?;
+    /// let q = ctx.upload(&vec![0f32; queries * dim])?;
+    /// let k = ctx.upload(&vec![1f32; keys * dim])?;
+    /// let values: Vec<f32> = (0..keys).flat_map(|key| vec![key as f32; dim]).collect();
+    /// let v = ctx.upload(&values)?;
+    /// // A word a query: bit 0 is the first key.
+    /// let mask = ctx.upload(&[0b0111u32, 0b1011])?;
+    /// let mut d = ctx.allocate(4 * queries * dim)?;
+    /// let mut args = AttentionArgs::new(&q, &k, &v, &mut d);
+    /// args.mask = Some((&mask).into());
+    /// plan.run(&ctx.default_stream(), args)?;
+    /// let means: Vec<f32> = ctx.download(&d)?;
+    /// assert_eq!((means[0], means[dim]), (1.0, 4.0 / 3.0));
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    pub fn mask(mut self, bits: MaskBits) -> Self {
+        self.mask = Some(bits);
         self
     }
 
@@ -284,11 +322,17 @@ impl Attention {
             d: of_tokens("d", self.d, self.v_dim)?,
             causal: self.causal,
             window: self.window,
+            mask: self.mask,
             scale,
             soft_cap: self.soft_cap,
             lse: self.lse,
             batch_invariant: self.batch_invariant,
         };
+        let words = self.mask.map_or(Some(0), |mask| mask.all_words(&addressing, heads));
+        if words.and_then(|words| words.checked_mul(4)).is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            let row_stride = MaskBits::words(most_keys) as u64;
+            return Err(Error::ExtentOverflow { operand: "mask", rows: tokens as u64, row_stride });
+        }
         if !op.d.is_injective(tokens, heads, self.v_dim) {
             let HeadRows { token_stride, head_stride, .. } = op.d;
             return Err(Error::OverlappingHeads { operand: "d", token_stride, head_stride, columns: self.v_dim });

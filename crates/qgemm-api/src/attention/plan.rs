@@ -69,6 +69,8 @@ pub struct AttentionArgs<'a> {
     pub kv_lengths: Option<BufferRef<'a>>,
     /// The pages of each sequence, for [`Keys::paged`](crate::Keys::paged): u32.
     pub block_table: Option<BufferRef<'a>>,
+    /// Which keys each query sees, for [`Attention::mask`]: u32.
+    pub mask: Option<BufferRef<'a>>,
     /// Written when the attention has a [log-sum-exp](Attention::log_sum_exp): f32, tokens × heads.
     pub lse: Option<BufferMut<'a>>,
     /// At least [`AttentionPlan::workspace_bytes`], when that is not 0.
@@ -96,6 +98,7 @@ impl<'a> AttentionArgs<'a> {
             kv_offsets: None,
             kv_lengths: None,
             block_table: None,
+            mask: None,
             lse: None,
             workspace: None,
         }
@@ -184,7 +187,7 @@ impl AttentionPlan {
         workspace: Option<BufferMut<'_>>,
     ) -> Result<(), Error> {
         use AttentionOperand as O;
-        let AttentionArgs { q, k, v, d, k_factors, v_factors, q_offsets, kv_offsets, kv_lengths, block_table, .. } =
+        let AttentionArgs { q, k, v, d, k_factors, v_factors, q_offsets, kv_offsets, kv_lengths, block_table, mask, .. } =
             args;
         let (op, extents) = (&self.op, &self.extents);
         let checks = Checks(self.device);
@@ -200,6 +203,7 @@ impl AttentionPlan {
         let of_keys = "the attention finds keys by offsets";
         let of_lengths = "keys are as many as lengths say";
         let of_table = "the attention finds keys by a table";
+        let of_mask = "the attention has a mask of bits";
         let index = [
             (O::KFactors, "k factors", k_factors, op.kv_heads, factors),
             (O::VFactors, "v factors", v_factors, op.kv_heads, factors),
@@ -207,6 +211,7 @@ impl AttentionPlan {
             (O::KvOffsets, "kv offsets", kv_offsets, op.sequences + 1, of_keys),
             (O::KvLengths, "kv lengths", kv_lengths, op.sequences, of_lengths),
             (O::BlockTable, "block table", block_table, op.sequences * op.paging().width, of_table),
+            (O::Mask, "mask", mask, op.mask_words(), of_mask),
         ];
         let of_blocks = "the format of the keys and values has scales of blocks";
         let [k_extent, v_extent] = extents.scales.map_or([None; 2], |both| both.map(Some));

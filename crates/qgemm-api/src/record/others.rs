@@ -371,9 +371,10 @@ impl Recorded for CheckedMatmul {
 
 impl Recorded for CheckedAttention {
     fn describe(&self) -> String {
-        let Self { sequences, tokens, heads, kv_heads, qk_dim, v_dim, dtype, kv, .. } = self;
+        let Self { sequences, tokens, heads, kv_heads, qk_dim, v_dim, dtype, kv, mask, .. } = self;
+        let masked = if mask.is_some() { ", with a mask of bits" } else { "" };
         format!(
-            "{tokens} tokens of {sequences} sequences in {dtype}, {heads} heads of {qk_dim} and {v_dim} features over {kv_heads} in {kv}"
+            "{tokens} tokens of {sequences} sequences in {dtype}, {heads} heads of {qk_dim} and {v_dim} features over {kv_heads} in {kv}{masked}"
         )
     }
 

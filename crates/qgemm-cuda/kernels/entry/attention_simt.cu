@@ -1,7 +1,7 @@
 // Attention by FMA, for any number of queries; what decoding runs. A CTA has QG_ROWS rows, each a query of one of the heads that
 // share keys, and a part of the keys. QG_LANES lanes hold a key, eight features each; every such group of lanes has an online
 // softmax of its own over every so many keys, and the CTA adds up those of all groups in order.
-#include "mainloop/attention_keys.cuh"
+#include "mainloop/attention_bits.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, GROUPS_A_WARP = 32 / QG_LANES, GROUPS = WARPS * GROUPS_A_WARP;
 constexpr u32 TILE_KEYS = QG_KEYS;
@@ -39,6 +39,9 @@ struct RowState {
     float q[8], sums[8];
     float largest, total;
     KeyRange seen;
+#ifdef QG_BITS
+    const u8* mask;
+#endif
 };
 
 struct SharedStorage {
@@ -47,7 +50,37 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// One step of the online softmax: products of UNROLL keys with every row, and their values. ALL: every row sees every key.
+#ifdef QG_BITS
+// Keys that a group has in flight are bits of a row, and rows follow one another.
+static_assert(QG_ROWS * UNROLL <= 32, "a word says which rows see which keys");
+constexpr u32 ALL_KEYS = QG_ROWS * UNROLL == 32 ? ~0u : (1u << QG_ROWS * UNROLL % 32) - 1;
+
+// Key `u` as all rows see it.
+QG_DEVICE constexpr u32 key_of_all(u32 u) {
+    u32 bits = 0;
+    for (u32 r = 0; r < QG_ROWS; r++) bits |= 1u << (r * UNROLL + u);
+    return bits;
+}
+
+// Which rows see which keys of a group, of those in `keys`.
+QG_DEVICE u32 keys_of_group(const KernelParams& p, const RowState (&rows)[QG_ROWS], const KeyRange& keys, u32 first_key) {
+    u32 seen = 0;
+#pragma unroll
+    for (u32 u = 0; u < UNROLL; u++) {
+        const u32 key = first_key + u * GROUPS;
+        if (key < keys.first || key >= keys.end) continue;
+#pragma unroll
+        for (u32 r = 0; r < QG_ROWS; r++) {
+            const u32 bits = mask_bits(p, rows[r].mask, rows[r].seen, key / WORD_KEYS * WORD_KEYS);
+            seen |= (bits >> key % WORD_KEYS & 1u) << (r * UNROLL + u);
+        }
+    }
+    return seen;
+}
+#endif
+
+// One step of the online softmax: products of UNROLL keys with every row, and their values. ALL: every row sees every key. `there` says which
+// keys are there, or with a mask which row sees which.
 template <bool ALL>
 QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const KvEight (&k)[UNROLL],
                       const KvEight (&v)[UNROLL], u32 first_key, u32 there) {
@@ -67,9 +100,14 @@ QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const
             scores[r][u] = sum;
         }
     }
-    const auto is_seen = [&](const RowState& row, u32 u) {
+    const auto is_seen = [&](u32 r, u32 u) -> bool {
+#ifdef QG_BITS
+        return there >> (r * UNROLL + u) & 1u;
+#else
+        const RowState& row = rows[r];
         const u32 key = first_key + u * GROUPS;
         return (there >> u & 1u) && key >= row.seen.first && key < row.seen.end;
+#endif
     };
 #pragma unroll
     for (u32 r = 0; r < QG_ROWS; r++) {
@@ -78,7 +116,7 @@ QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
             scores[r][u] = bounded(p, scores[r][u]);
-            if (!ALL && !is_seen(row, u)) scores[r][u] = minus_infinity();
+            if (!ALL && !is_seen(r, u)) scores[r][u] = minus_infinity();
             largest = scores[r][u] > largest ? scores[r][u] : largest;
         }
         // Of minus infinities no power is taken of a difference of two.
@@ -102,7 +140,7 @@ QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const
 #pragma unroll
         for (u32 r = 0; r < QG_ROWS; r++) {
             // A value that is not seen may be no number.
-            if (!ALL && !is_seen(rows[r], u)) continue;
+            if (!ALL && !is_seen(r, u)) continue;
 #pragma unroll
             for (u32 i = 0; i < 8; i++) rows[r].sums[i] = fma_f32(scores[r][u], numbers[i], rows[r].sums[i]);
         }
@@ -117,7 +155,7 @@ QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const
 #endif
 
 extern "C" __global__ void QG_BOUNDS
-    qg_attention_simt(const __grid_constant__ AttentionParams p) {
+    qg_attention_simt(const __grid_constant__ KernelParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 lane = thread_index() % 32, warp = thread_index() / 32;
     const u32 group = warp * GROUPS_A_WARP + lane / QG_LANES, column = lane % QG_LANES * 8;
@@ -153,6 +191,9 @@ extern "C" __global__ void QG_BOUNDS
         const u64 token = s.token + row / heads;
         const u32 head = kv_head * heads + row % heads;
         rows[r].seen = keys_seen(p, s, row / heads);
+#ifdef QG_BITS
+        rows[r].mask = mask_row(p, s, head, row / heads);
+#endif
         rows[r].largest = minus_infinity();
         rows[r].total = 0.0f;
 #pragma unroll
@@ -166,23 +207,42 @@ extern "C" __global__ void QG_BOUNDS
     const bool aligned = p.shape.flags & QG_FLAG_KV_ALIGNED;
     // Tiles begin at multiples of their length: who adds up which keys does not depend on the rows of the CTA.
     for (u32 tile = keys.first / TILE_KEYS * TILE_KEYS; tile < keys.end; tile += TILE_KEYS) {
-        KvEight k[UNROLL], v[UNROLL];
+#ifdef QG_BITS
+        u32 there = keys_of_group(p, rows, keys, tile + group);
+        if (ballot(there != 0) == 0) continue;
+#else
         u32 there = 0;
+#endif
+        KvEight k[UNROLL], v[UNROLL];
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
             const u32 key = tile + u * GROUPS + group;
             k[u] = v[u] = KvEight::zeros();
+#ifdef QG_BITS
+            if ((there & key_of_all(u)) == 0) continue;
+            const KeyPlace at = place_of_key(p, s, key);
+            if (!at.is_there) {
+                there &= ~key_of_all(u);
+                continue;
+            }
+#else
             if (key < keys.first || key >= keys.end) continue;
             const KeyPlace at = place_of_key(p, s, key);
             if (!at.is_there) continue;
             there |= 1u << u;
+#endif
             const u64 k_row = at.page * p.at.k_page + at.row * p.at.k_token;
             const u64 v_row = at.page * p.at.v_page + at.row * p.at.v_token;
             if (column < p.shape.qk_dim) k[u] = KvEight::load(p.at.k, p.at.k_scales, k_first + k_row, aligned);
             if (column < p.shape.v_dim) v[u] = KvEight::load(p.at.v, p.at.v_scales, v_first + v_row, aligned);
         }
+#ifdef QG_BITS
+        const bool all_seen = ballot(there != ALL_KEYS) == 0;
+#else
         const bool all_there = ballot(there != (1u << UNROLL) - 1) == 0;
-        if (all_there && tile >= of_all.first && tile + TILE_KEYS <= of_all.end)
+        const bool all_seen = all_there && tile >= of_all.first && tile + TILE_KEYS <= of_all.end;
+#endif
+        if (all_seen)
             attend<true>(p, rows, k, v, tile + group, there);
         else
             attend<false>(p, rows, k, v, tile + group, there);

@@ -4,13 +4,15 @@
 #include "atoms/cp_async.cuh"
 #include "atoms/ldmatrix.cuh"
 #include "atoms/mma.cuh"
-#include "mainloop/attention_keys.cuh"
+#include "mainloop/attention_tile_bits.cuh"
 
 constexpr u32 ROWS = 64, WARPS = QG_THREADS / 32, WARP_ROWS = 16;
 static_assert(WARPS * WARP_ROWS == ROWS, "each warp has sixteen queries");
 constexpr u32 MMA_K = 16, MMA_N = 8;
 // Sixteen bytes more than a row: eight rows of a matrix then lie in different banks.
 constexpr u32 QK_PITCH = QG_QK * 2 + 16, V_PITCH = QG_V * 2 + 16;
+// Words that have a bit for each key of a tile, and the bits of the last that stand for none.
+constexpr u32 THERE_WORDS = (QG_KEYS + 31) / 32, NO_KEYS = QG_KEYS < 32 ? ~0u << QG_KEYS % 32 : 0;
 constexpr u32 KEY_TILES = QG_KEYS / MMA_N, V_TILES = QG_V / MMA_N;
 
 struct SharedStorage {
@@ -21,6 +23,9 @@ struct SharedStorage {
     u32 there[2];
     // Whether a value of the key is infinite or NaN.
     u32 not_finite[QG_KEYS];
+#ifdef QG_BITS
+    TileBits<ROWS> tiles;
+#endif
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
@@ -110,7 +115,7 @@ QG_DEVICE void copy_tile(const AttentionParams& p, const Sequence& s, const u8* 
 // Notes which keys of a tile have a page.
 QG_DEVICE void note_pages(const AttentionParams& p, const Sequence& s, u32 tile, const KeyRange& keys,
                           SharedStorage& shared) {
-    if (p.shape.table_width == 0 || thread_index() / 32 >= QG_KEYS / 32) return;
+    if (p.shape.table_width == 0 || thread_index() / 32 >= THERE_WORDS) return;
     const u32 key = tile + thread_index();
     const bool is_seen = key >= keys.first && key < keys.end;
     const u32 there = ballot(is_seen && place_of_key(p, s, key).is_there);
@@ -147,7 +152,7 @@ QG_DEVICE void take_not_finite_away(SharedStorage& shared) {
 #endif
 
 extern "C" __global__ void QG_BOUNDS
-    qg_attention_mma(const __grid_constant__ AttentionParams p) {
+    qg_attention_mma(const __grid_constant__ KernelParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 lane = thread_index() % 32, warp = thread_index() / 32;
     // The last queries of a causal sequence see the most keys: those begin first.
@@ -166,7 +171,13 @@ extern "C" __global__ void QG_BOUNDS
     const KeyRange of_all = {keys_seen(p, s, last_query).first, keys_seen(p, s, first_query).end};
     const u8* k_base = reinterpret_cast<const u8*>(p.at.k) + kv_head * p.at.k_head * 2;
     const u8* v_base = reinterpret_cast<const u8*>(p.at.v) + kv_head * p.at.v_head * 2;
+#ifdef QG_BITS
+    const MaskedRows mask_rows = {s, head, first_query, last_query, keys.end};
+#endif
     const auto copy_keys = [&](u32 tile) {
+#ifdef QG_BITS
+        TileBits<ROWS>::note(shared.tiles, p, mask_rows, tile);
+#endif
         note_pages(p, s, tile, keys, shared);
         copy_tile<QG_QK, QK_PITCH>(p, s, k_base, p.at.k_page, p.at.k_token, p.shape.qk_dim, tile, keys, shared.k);
         commit_copies();
@@ -196,9 +207,14 @@ extern "C" __global__ void QG_BOUNDS
     const u32 q_rows = shared_address(shared.q) + (warp * WARP_ROWS + lane % 16) * QK_PITCH + lane / 16 * 16;
     const u32 k_rows = shared_address(shared.k) + (lane / 16 * 8 + lane % 8) * QK_PITCH + lane / 8 % 2 * 16;
     const u8* v_rows = shared.v + lane % 16 * V_PITCH + lane / 16 * 16;
-    u32 tile = keys.first / QG_KEYS * QG_KEYS;
+    u32 tile = keys.first / QG_KEYS * QG_KEYS, next;
+#ifdef QG_BITS
+    tile = TileBits<ROWS>::next(shared.tiles, p, mask_rows, tile, true);
+    if (tile < keys.end) copy_keys(tile);
+#else
     if (keys.first < keys.end) copy_keys(tile);
-    for (; tile < keys.end; tile += QG_KEYS) {
+#endif
+    for (; tile < keys.end; tile = next) {
         wait_for_copies();
         copy_tile<QG_V, V_PITCH>(p, s, v_base, p.at.v_page, p.at.v_token, p.shape.v_dim, tile, keys, shared.v);
         commit_copies();
@@ -217,15 +233,25 @@ extern "C" __global__ void QG_BOUNDS
             }
         }
 
+#ifdef QG_BITS
+        bool all_seen = TileBits<ROWS>::is_full(shared.tiles, tile);
+#else
         bool all_seen = tile >= of_all.first && tile + QG_KEYS <= of_all.end;
+#endif
         u32 there[2] = {~0u, ~0u};
         if (p.shape.table_width != 0) {
 #pragma unroll
-            for (u32 i = 0; i < QG_KEYS / 32; i++) {
+            for (u32 i = 0; i < THERE_WORDS; i++) {
                 there[i] = ld_shared(&shared.there[i]);
-                all_seen = all_seen && there[i] == ~0u;
+                all_seen = all_seen && (there[i] | NO_KEYS) == ~0u;
             }
         }
+#ifdef QG_BITS
+        u32 bits[2][QG_KEYS / WORD_KEYS];
+#pragma unroll
+        for (u32 i = 0; i < 2 * QG_KEYS / WORD_KEYS; i++)
+            bits[i % 2][i / 2] = ld_shared(&shared.tiles.of_row[own_row + 8 * (i % 2)][i / 2]) & there[i / 2];
+#endif
         float above[2] = {largest[0], largest[1]};
 #pragma unroll
         for (u32 n = 0; n < KEY_TILES; n++) {
@@ -233,11 +259,16 @@ extern "C" __global__ void QG_BOUNDS
             for (u32 i = 0; i < 4; i++) {
                 float& score = scores[n][i];
                 score = bounded(p, score * factor);
+#ifdef QG_BITS
+                const u32 column = n * MMA_N + lane % 4 * 2 + i % 2;
+                if (!(bits[i / 2][n * MMA_N / WORD_KEYS] >> column % WORD_KEYS & 1u)) score = minus_infinity();
+#else
                 if (!all_seen) {
                     const u32 column = n * MMA_N + lane % 4 * 2 + i % 2, key = tile + column;
                     const bool is_seen = key >= seen[i / 2].first && key < seen[i / 2].end;
                     if (!is_seen || !(there[column / 32] >> column % 32 & 1u)) score = minus_infinity();
                 }
+#endif
                 above[i / 2] = score > above[i / 2] ? score : above[i / 2];
             }
         }
@@ -270,7 +301,12 @@ extern "C" __global__ void QG_BOUNDS
         }
 
         wait_for_copies();
-        if (tile + QG_KEYS < keys.end) copy_keys(tile + QG_KEYS);
+#ifdef QG_BITS
+        next = TileBits<ROWS>::next(shared.tiles, p, mask_rows, tile + QG_KEYS, false);
+#else
+        next = tile + QG_KEYS;
+#endif
+        if (next < keys.end) copy_keys(next);
         if (!all_seen) {
             take_not_finite_away(shared);
             cta_barrier();
@@ -295,12 +331,25 @@ extern "C" __global__ void QG_BOUNDS
             if (ld_shared(&shared.not_finite[j]) == 0) continue;
             const KeyPlace at = place_of_key(p, s, key);
             const u8* from = v_base + (at.page * p.at.v_page + at.row * p.at.v_token) * 2;
+#ifdef QG_BITS
+            // Of the rows' words in shared memory those of the next tile have taken the place.
+            u32 sees[2];
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                const u8* row = mask_row(p, s, head, least(first_query + own_row + 8 * i, last_query));
+                sees[i] = mask_bits(p, row, seen[i], key / WORD_KEYS * WORD_KEYS) >> key % WORD_KEYS & 1u;
+            }
+#endif
 #pragma unroll
             for (u32 n = 0; n < V_TILES; n++) {
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
                     const u32 column = n * MMA_N + lane % 4 * 2 + i % 2;
+#ifdef QG_BITS
+                    const bool is_seen = sees[i / 2];
+#else
                     const bool is_seen = key >= seen[i / 2].first && key < seen[i / 2].end;
+#endif
                     if (!is_seen || column >= p.shape.v_dim) continue;
                     const u32 half = ld_global_u16(from + column * 2);
                     if (!is_finite(half)) sums[n][i] += QG_KV == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);

@@ -7,6 +7,7 @@
 #include "atoms/mma.cuh"
 #include "atoms/opaque_register.cuh"
 #include "epilogue/attention_store.cuh"
+#include "mainloop/attention_tile_bits.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, ROW_TILES = 2, WARP_ROWS = ROW_TILES * 16, ROWS = WARPS * WARP_ROWS;
 constexpr u32 MMA_K = 16, MMA_N = 8;
@@ -16,7 +17,7 @@ static_assert(QG_QK % 64 == 0 && QG_V % 64 == 0, "eight chunks are exchanged");
 static_assert(QG_KEYS <= 64, "two words say which keys have a page");
 
 struct CpAsyncParams {
-    AttentionParams attention;
+    KernelParams attention;
     // Heads whose keys stay in L2 while CTAs go through their queries.
     u32 heads_together;
     u32 reserved;
@@ -61,6 +62,9 @@ struct SharedStorage {
     u32 there[2];
     // Whether a value of a mixed tile is infinite or NaN.
     u32 not_finite;
+#ifdef QG_BITS
+    TileBits<ROWS> tiles;
+#endif
     Work work;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -131,8 +135,17 @@ QG_DEVICE void copy_tile(const AttentionParams& p, const Work& work, const u8* b
     }
 }
 
-// Begins to copy keys, and notes which of them have a page.
-QG_DEVICE void copy_keys(const AttentionParams& p, const Work& work, SharedStorage& shared, u32 tile) {
+#ifdef QG_BITS
+QG_DEVICE MaskedRows masked_rows(const Work& work) {
+    return {work.s, work.head, work.first_query, work.last_query, work.keys.end};
+}
+#endif
+
+// Begins to copy keys, and notes which of them have a page, and with a mask which query sees which.
+QG_DEVICE void copy_keys(const KernelParams& p, const Work& work, SharedStorage& shared, u32 tile) {
+#ifdef QG_BITS
+    TileBits<ROWS>::note(shared.tiles, p, masked_rows(work), tile);
+#endif
     if (p.shape.table_width != 0 && thread_index() < QG_KEYS) {
         const u32 key = tile + thread_index();
         const bool is_seen = key >= work.keys.first && key < work.keys.end;
@@ -209,6 +222,34 @@ QG_DEVICE void keys_of_lane(KeyRange (&seen)[2], const AttentionParams& p, const
         seen[i] = keys_seen(p, work.s, least(work.first_query + row + 8 * i, work.last_query));
 }
 
+// The tile behind `tile`, or with a mask the next one of which a query sees a key.
+QG_DEVICE u32 tile_behind(const KernelParams& p, const Work& work, SharedStorage& shared, u32 tile) {
+#ifdef QG_BITS
+    return TileBits<ROWS>::next(shared.tiles, p, masked_rows(work), tile + QG_KEYS, false);
+#else
+    return tile + QG_KEYS;
+#endif
+}
+
+#ifdef QG_BITS
+// Takes away the scores of keys that a query does not see, by the mask and otherwise.
+QG_DEVICE void mask_scores_by_bits(float (&scores)[SCORES], const SharedStorage& shared, u32 row_tile) {
+    const u32 row = thread_index() / 32 * WARP_ROWS + row_tile * 16 + thread_index() % 32 / 4;
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+#pragma unroll
+        for (u32 word = 0; word < QG_KEYS / WORD_KEYS; word++) {
+            const u32 bits = ld_shared(&shared.tiles.of_row[row + 8 * i][word]) >> thread_index() % 4 * 2;
+#pragma unroll
+            for (u32 j = 0; j < WORD_KEYS / MMA_N * 2; j++) {
+                float& score = scores[(word * (WORD_KEYS / MMA_N) + j / 2) * 4 + i * 2 + j % 2];
+                if (!(bits >> (j / 2 * MMA_N + j % 2) & 1u)) score = minus_infinity();
+            }
+        }
+    }
+}
+#endif
+
 // Takes away the scores of keys whose page is none.
 QG_DEVICE void mask_pages(float (&scores)[SCORES], const SharedStorage& shared) {
     u32 there[2] = {~0u, ~0u};
@@ -222,8 +263,12 @@ QG_DEVICE void mask_pages(float (&scores)[SCORES], const SharedStorage& shared) 
 }
 
 // Whether some queries see keys of a tile and others do not. A page that is none may be anywhere.
-QG_DEVICE bool is_mixed(const AttentionParams& p, const Work& work, u32 tile) {
+QG_DEVICE bool is_mixed(const KernelParams& p, const Work& work, const SharedStorage& shared, u32 tile) {
+#ifdef QG_BITS
+    return !TileBits<ROWS>::is_full(shared.tiles, tile) || p.shape.table_width != 0;
+#else
     return tile < work.of_all.first || tile + QG_KEYS > work.of_all.end || p.shape.table_width != 0;
+#endif
 }
 
 // Puts zeros in the place of values of a mixed tile that are infinite or NaN, and notes that there are some: those of keys that a query
@@ -248,10 +293,13 @@ QG_DEVICE void take_not_finite_away(SharedStorage& shared) {
 }
 
 // What was taken away reaches the queries that see it: whatever else is added, it decides the sum.
-QG_DEVICE void add_not_finite(Rows& rows, const AttentionParams& p, const Work& work) {
+QG_DEVICE void add_not_finite(Rows& rows, const KernelParams& p, const Work& work, const SharedStorage& shared) {
 #pragma unroll 1
     for (u32 key = work.keys.first; key < work.keys.end; key++) {
-        if (!is_mixed(p, work, key / QG_KEYS * QG_KEYS)) continue;
+#ifndef QG_BITS
+        // With a mask any tile may have been mixed. To add what was not taken away changes nothing: the sum is infinite or NaN.
+        if (!is_mixed(p, work, shared, key / QG_KEYS * QG_KEYS)) continue;
+#endif
         const KeyPlace at = place_of_key(p, work.s, key);
         if (!at.is_there) continue;
         const u8* from = work.v + (at.page * p.at.v_page + at.row * p.at.v_token) * 2;
@@ -259,6 +307,17 @@ QG_DEVICE void add_not_finite(Rows& rows, const AttentionParams& p, const Work& 
         for (u32 row = 0; row < ROW_TILES; row++) {
             KeyRange seen[2];
             keys_of_lane(seen, p, work, row);
+#ifdef QG_BITS
+            // What the mask hides is not seen.
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                const u32 own = thread_index() / 32 * WARP_ROWS + row * 16 + thread_index() % 32 / 4 + 8 * i;
+                const u32 query = least(work.first_query + own, work.last_query);
+                const u8* of_query = mask_row(p, work.s, work.head, query);
+                const u32 bits = mask_bits(p, of_query, seen[i], key / WORD_KEYS * WORD_KEYS);
+                if (!(bits >> key % WORD_KEYS & 1u)) seen[i] = {0, 0};
+            }
+#endif
 #pragma unroll
             for (u32 i = 0; i < SUMS; i++) {
                 const u32 column = i / 4 * 8 + thread_index() % 4 * 2 + i % 2;
@@ -271,9 +330,9 @@ QG_DEVICE void add_not_finite(Rows& rows, const AttentionParams& p, const Work& 
     }
 }
 
-// A tile of keys, which some queries see and others do not if it is MIXED.
+// A tile of keys, which some queries see and others do not if it is MIXED. Returns the next one, whose keys are under way.
 template <bool MIXED>
-QG_DEVICE void step(Rows& rows, const AttentionParams& p, SharedStorage& shared, u32 tile) {
+QG_DEVICE u32 step(Rows& rows, const KernelParams& p, SharedStorage& shared, u32 tile) {
     {
         const Work work = Work::load(shared.work);
         copy_tile<QG_V>(p, work, work.v, p.at.v_page, p.at.v_token, p.shape.v_dim, tile, shared.v);
@@ -289,9 +348,13 @@ QG_DEVICE void step(Rows& rows, const AttentionParams& p, SharedStorage& shared,
             for (u32 i = 0; i < SCORES; i++) scores[row][i] = bounded(p, scores[row][i] * p.shape.factor);
         }
         if constexpr (MIXED) {
+#ifdef QG_BITS
+            mask_scores_by_bits(scores[row], shared, row);
+#else
             KeyRange seen[2];
             keys_of_lane(seen, p, Work::load(shared.work), row);
             mask_scores(scores[row], seen, tile);
+#endif
             if (p.shape.table_width != 0) mask_pages(scores[row], shared);
         }
         float kept[2];
@@ -305,12 +368,14 @@ QG_DEVICE void step(Rows& rows, const AttentionParams& p, SharedStorage& shared,
     }
 
     wait_for_copies();
-    if (tile + QG_KEYS < ld_shared(&shared.work.keys.end)) copy_keys(p, Work::load(shared.work), shared, tile + QG_KEYS);
+    const u32 next = tile_behind(p, Work::load(shared.work), shared, tile);
+    if (next < ld_shared(&shared.work.keys.end)) copy_keys(p, Work::load(shared.work), shared, next);
     if constexpr (MIXED) {
         take_not_finite_away(shared);
         cta_barrier();
     }
     multiply_values(rows, weights, shared);
+    return next;
 }
 
 // Stores the first rows of the lanes, or the second, of every row tile.
@@ -327,7 +392,7 @@ QG_DEVICE void store(const Rows& rows, const AttentionParams& p, const Work& wor
 
 // The work of a CTA, if there is some. The last queries of a causal sequence see the most keys: those of a group of heads begin first.
 QG_DEVICE bool work_of(const CpAsyncParams& params, u32 cta, Work& work) {
-    const AttentionParams& p = params.attention;
+    const KernelParams& p = params.attention;
     const u32 of_head = p.shape.sequences * p.at.row_ctas;
     const u32 first_head = cta / (params.heads_together * of_head) * params.heads_together;
     const u32 heads = least(params.heads_together, p.shape.heads - first_head);
@@ -348,7 +413,7 @@ QG_DEVICE bool work_of(const CpAsyncParams& params, u32 cta, Work& work) {
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_sm80_attention_cp_async(const __grid_constant__ CpAsyncParams params) {
-    const AttentionParams& p = params.attention;
+    const KernelParams& p = params.attention;
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
@@ -362,22 +427,27 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
         copy_queries(p, work, shared);
         tile = work.keys.first / QG_KEYS * QG_KEYS;
+#ifdef QG_BITS
+        tile = TileBits<ROWS>::next(shared.tiles, p, masked_rows(work), tile, true);
+        if (tile < work.keys.end) copy_keys(p, work, shared, tile);
+#else
         if (work.keys.first < work.keys.end) copy_keys(p, work, shared, tile);
+#endif
     }
     Rows rows = {};
 #pragma unroll
     for (u32 i = 0; i < ROW_TILES * 2; i++) rows.largest[i / 2][i % 2] = minus_infinity();
-    for (;; tile += QG_KEYS) {
+    for (;;) {
         wait_for_copies();
         const Work work = Work::load(shared.work);
         if (tile >= work.keys.end) break;
-        if (is_mixed(p, work, tile))
-            step<true>(rows, p, shared, tile);
+        if (is_mixed(p, work, shared, tile))
+            tile = step<true>(rows, p, shared, tile);
         else
-            step<false>(rows, p, shared, tile);
+            tile = step<false>(rows, p, shared, tile);
     }
     const Work work = Work::load(shared.work);
-    if (ld_shared(&shared.not_finite) != 0) add_not_finite(rows, p, work);
+    if (ld_shared(&shared.not_finite) != 0) add_not_finite(rows, p, work, shared);
     store<0>(rows, p, work);
     store<1>(rows, p, work);
 }

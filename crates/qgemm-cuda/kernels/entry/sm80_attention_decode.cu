@@ -3,6 +3,7 @@
 // softmax of its own and a ring of keys and values in flight, and meets the others only at the end, where results are added up in order.
 #include "atoms/cp_async.cuh"
 #include "atoms/ldmatrix.cuh"
+#include "mainloop/attention_bits.cuh"
 #include "mainloop/attention_codes.cuh"
 
 constexpr u32 ROWS = 16, TILE = 16, WARPS = QG_THREADS / 32;
@@ -105,7 +106,7 @@ QG_DEVICE void copy_scales(const u8* base, const u8* from, bool is_there, u32 by
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-    qg_attention_decode(const __grid_constant__ AttentionParams p) {
+    qg_attention_decode(const __grid_constant__ KernelParams p) {
     const u32 lane = thread_index() % 32, warp = thread_index() / 32, g = lane / 4, t = lane % 4;
     u8* ring = reinterpret_cast<u8*>(dynamic_shared()) + warp * RING_BYTES;
     u32 cta = cta_index().x;
@@ -139,11 +140,29 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const bool wide_scales = HAS_SCALES && ((p.at.k_scales | p.at.v_scales) % SCALES_ALIGNED == 0 && all_strides % QG_QK == 0);
     // Which keys of the tiles in flight are there: sixteen bits a stage, the oldest lowest.
     u64 masks = 0;
+#ifdef QG_BITS
+    // Which keys of them the row `lane % 16` sees: as many bits.
+    u64 row_masks = 0;
+    const u32 mask_row_number = least(first_row + lane % ROWS, last_row);
+    const KeyRange mask_seen = keys_seen(p, s, mask_row_number / heads);
+    const u8* mask = mask_row(p, s, kv_head * heads + mask_row_number % heads, mask_row_number / heads);
+#endif
     const u32 first_tile = keys.first / TILE * TILE + warp * TILE;
     const auto copy_tile = [&](u32 tile, u32 slot, u32 place) {
         u64 k_element = 0, v_element = 0;
         const u32 key = tile + lane % TILE;
         bool is_there = key >= keys.first && key < keys.end;
+#ifdef QG_BITS
+        {
+            const u32 first = tile / WORD_KEYS * WORD_KEYS;
+            const u32 own = tile < keys.end ? mask_bits(p, mask, mask_seen, first) >> tile % WORD_KEYS & 0xffffu : 0;
+            row_masks |= (u64)own << (16 * place);
+            u32 any = own;
+#pragma unroll
+            for (u32 distance = 1; distance < ROWS; distance *= 2) any |= shfl_xor_u32(any, distance);
+            is_there = is_there && (any >> lane % TILE & 1u);
+        }
+#endif
         if (is_there) {
             const KeyPlace at = place_of_key(p, s, key);
             is_there = at.is_there;
@@ -172,11 +191,15 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 
     // The rows of this lane, the second eight below the first; those that are not there do as the last one.
     u32 q[QG_QK / MMA_K][4];
+#ifndef QG_BITS
     KeyRange seen[2];
+#endif
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
         const u32 row = least(first_row + g + 8 * i, last_row);
+#ifndef QG_BITS
         seen[i] = keys_seen(p, s, row / heads);
+#endif
         const u64 token = s.token + row / heads;
         const u32 head = kv_head * heads + row % heads;
         const u8* from = reinterpret_cast<const u8*>(p.at.q) + (token * p.at.q_token + head * p.at.q_head) * 2;
@@ -214,11 +237,22 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         copy_tile(tile + (QG_STAGES - 1) * WARPS * TILE, next_slot, QG_STAGES - 1);
         const u32 there = (u32)masks & 0xffffu;
         masks >>= 16;
+#ifdef QG_BITS
+        const u32 own_bits = (u32)row_masks & 0xffffu;
+        row_masks >>= 16;
+#endif
         const u8* k_rows = ring + slot * STAGE_BYTES;
         const u8* v_rows = k_rows + TILE * K_PITCH;
         const u8* k_scales = k_rows + SCALES_AT;
         const u8* v_scales = k_scales + TILE * SCALE_BYTES;
         slot = slot + 1 == QG_STAGES ? 0 : slot + 1;
+#ifdef QG_BITS
+        // No row sees a key of the tile.
+        if (there == 0) continue;
+        u32 row_bits[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) row_bits[i] = shfl_idx_u32(own_bits, g + 8 * i);
+#endif
 
         float scores[2][4] = {};
         if constexpr (HAS_SCALES) {
@@ -270,8 +304,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
 
         // Keys that some rows see and others do not.
+#ifdef QG_BITS
+        const bool is_mixed = ballot((own_bits & there) != there) != 0;
+#else
         const u32 low = most(tile, keys.first), high = least(tile + TILE, keys.end);
         const bool is_mixed = low < of_all.first || high > of_all.end;
+#endif
         const bool is_masked = is_mixed || there != 0xffffu;
         float above[2] = {largest[0], largest[1]};
 #pragma unroll
@@ -281,8 +319,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                 float& score = scores[n][i];
                 score = bounded(p, score * factor);
                 if (is_masked) {
-                    const u32 column = n * MMA_N + t * 2 + i % 2, key = tile + column;
+                    const u32 column = n * MMA_N + t * 2 + i % 2;
+#ifdef QG_BITS
+                    const bool is_seen = row_bits[i / 2] >> column & 1u;
+#else
+                    const u32 key = tile + column;
                     const bool is_seen = key >= seen[i / 2].first && key < seen[i / 2].end;
+#endif
                     if (!is_seen || !(there >> column & 1u)) score = minus_infinity();
                 }
                 above[i / 2] = score > above[i / 2] ? score : above[i / 2];
@@ -341,7 +384,11 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
                         const u32 own = t * 2 + i % 2, column = IS_CODES ? own * V_TILES + m : m * MMA_N + own;
+#ifdef QG_BITS
+                        const bool is_seen = row_bits[i / 2] >> j & 1u;
+#else
                         const bool is_seen = tile + j >= seen[i / 2].first && tile + j < seen[i / 2].end;
+#endif
                         if (is_seen)
                             sums[m][i] = fma_f32(weight[i / 2], value_of(v_rows, v_scales, j, column), sums[m][i]);
                     }

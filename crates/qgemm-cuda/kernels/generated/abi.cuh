@@ -436,6 +436,16 @@ static_assert(QG_OFFSET_OF(AttentionPointers, part_keys) == 196, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, row_ctas) == 200, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, page_shift) == 204, "layout");
 static_assert(sizeof(AttentionPointers) == 208, "layout");
+struct AttentionBits {
+    u64 address;  // The first word of the first row.
+    u64 head_words;  // Words from one head to the next; 0 where all heads have the same rows.
+    u32 row_words;  // Words of a row.
+    u32 is_shared;  // 1 where sequences have the same rows, 0 where each token has one.
+};
+static_assert(QG_OFFSET_OF(AttentionBits, head_words) == 8, "layout");
+static_assert(QG_OFFSET_OF(AttentionBits, row_words) == 16, "layout");
+static_assert(QG_OFFSET_OF(AttentionBits, is_shared) == 20, "layout");
+static_assert(sizeof(AttentionBits) == 24, "layout");
 struct NormShape {
     u32 rows;  // Rows of X and D.
     u32 columns;  // Columns of X.

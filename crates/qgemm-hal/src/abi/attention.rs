@@ -103,3 +103,17 @@ abi_struct! {
         pub page_shift: u32,
     }
 }
+
+abi_struct! {
+    /// Where the bits of a mask lie: CUDA only, and of its kernels those that take a mask.
+    pub struct AttentionBits {
+        /// The first word of the first row.
+        pub address: u64,
+        /// Words from one head to the next; 0 where all heads have the same rows.
+        pub head_words: u64,
+        /// Words of a row.
+        pub row_words: u32,
+        /// 1 where sequences have the same rows, 0 where each token has one.
+        pub is_shared: u32,
+    }
+}

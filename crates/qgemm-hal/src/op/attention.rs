@@ -201,6 +201,56 @@ pub enum KvPlaces {
     },
 }
 
+/// A mask in device memory: a bit for every query and key, set where the query may see the key.
+///
+/// A row is [`MaskBits::words`] u32, little-endian: key `j` of the sequence is bit `j % 32` of word `j / 32`, bits behind the last key are of
+/// no meaning. Rows lie without gaps, a row for each query token of all sequences ([`MaskBits::of_tokens`]), in the order of Q, or one for
+/// each query of a sequence, the same for all of them ([`MaskBits::shared`]). All heads have the same rows unless it is
+/// [`MaskBits::per_head`]; then all rows of a head follow those of the head before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MaskBits {
+    /// Whether all sequences have the same rows.
+    pub is_shared: bool,
+    /// Whether each head of queries has rows of its own.
+    pub is_per_head: bool,
+}
+
+impl MaskBits {
+    /// Keys of a word.
+    pub const WORD_KEYS: usize = 32;
+
+    /// A row for each query token: `[tokens, words]`.
+    pub const fn of_tokens() -> Self {
+        Self { is_shared: false, is_per_head: false }
+    }
+
+    /// A row for each query of a sequence, the same for all sequences: `[most queries of a sequence, words]`.
+    pub const fn shared() -> Self {
+        Self { is_shared: true, is_per_head: false }
+    }
+
+    /// Such rows for each head of queries: `[heads, rows, words]`.
+    pub const fn per_head(self) -> Self {
+        Self { is_per_head: true, ..self }
+    }
+
+    /// Words of a row, for at most so many keys of a sequence.
+    pub const fn words(most_keys: usize) -> usize {
+        most_keys.div_ceil(Self::WORD_KEYS)
+    }
+
+    /// Rows of a head.
+    pub fn rows(&self, addressing: &Addressing) -> usize {
+        if self.is_shared { addressing.most_queries() } else { addressing.tokens }
+    }
+
+    /// Words of all rows; `None` when the count overflows.
+    pub fn all_words(&self, addressing: &Addressing, heads: usize) -> Option<usize> {
+        let rows = self.rows(addressing).checked_mul(if self.is_per_head { heads } else { 1 })?;
+        rows.checked_mul(Self::words(addressing.most_keys))
+    }
+}
+
 /// Sequences with the tokens and keys of each: what kernels find both by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Addressing {
@@ -237,8 +287,8 @@ impl Addressing {
 /// Softmax attention; validated by the API.
 ///
 /// A sequence has `q_len` queries and `kv_len` keys. Its query `i`, in head `h`, sees the keys `j < kv_len` of head
-/// `h / (heads / kv_heads)`; if `causal` only `j ≤ kv_len − q_len + i`, and with a window only the last `window` of those up to that
-/// position. With `s_j = scale · (q · k_j)`, or `cap · tanh(s_j / cap)` of it with a soft cap, the result is
+/// `h / (heads / kv_heads)`; if `causal` only `j ≤ kv_len − q_len + i`, with a window only the last `window` of those up to that
+/// position, and with a mask only those of these whose bit is set. With `s_j = scale · (q · k_j)`, or `cap · tanh(s_j / cap)` of it with a soft cap, the result is
 /// `Σ exp(s_j) v_j / Σ exp(s_j)`, and the log-sum-exp `ln Σ exp(s_j)`. Where no key is seen, or `s_j = −∞` for all of them, the
 /// result is zeros and the log-sum-exp −∞. Keys that are not seen are not read, or play no part whatever they hold.
 ///
@@ -280,6 +330,8 @@ pub struct CheckedAttention {
     pub causal: bool,
     /// How many keys a query sees at most, counted from its own position back.
     pub window: Option<usize>,
+    /// Which of these keys a query sees, where bits say it.
+    pub mask: Option<MaskBits>,
     /// Factor of products.
     pub scale: f32,
     /// What products are bounded by.
@@ -315,6 +367,8 @@ operands! {
         KvLengths: "the lengths" Read,
         /// The pages of each sequence: u32.
         BlockTable: "the block table" Read,
+        /// Which keys each query sees, a bit each: u32.
+        Mask: "the mask" Read,
         /// The results.
         D: "d" Write,
         /// Log-sum-exp of each token and head: f32.
@@ -394,7 +448,13 @@ impl CheckedAttention {
         self.addressing().paging()
     }
 
-    /// Keys that a query sees on average, where all sequences are as long as they may be.
+    /// Words of the mask; 0 where there is none. The API found that their bytes fit the address space.
+    pub fn mask_words(&self) -> usize {
+        let words = |mask: MaskBits| mask.all_words(&self.addressing(), self.heads).unwrap_or(usize::MAX);
+        self.mask.map_or(0, words)
+    }
+
+    /// Keys that a query sees on average, where all sequences are as long as they may be and all bits of a mask are set.
     fn keys_seen(&self) -> f64 {
         let (keys, queries) = (self.most_keys as f64, self.most_queries() as f64);
         let seen = if self.causal { (keys - queries.min(keys) / 2.0).max(keys / 2.0) } else { keys };
@@ -425,7 +485,7 @@ impl Hash for CheckedAttention {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.sequences, self.tokens, self.queries, self.most_keys, self.places).hash(state);
         (self.heads, self.kv_heads, self.qk_dim, self.v_dim, self.dtype, self.kv).hash(state);
-        (self.q, self.k, self.v, self.d, self.causal, self.window).hash(state);
+        (self.q, self.k, self.v, self.d, self.causal, self.window, self.mask).hash(state);
         (self.scale.to_bits(), self.soft_cap.map(f32::to_bits), self.lse, self.batch_invariant).hash(state);
     }
 }
@@ -452,6 +512,7 @@ impl Operation for CheckedAttention {
             (matches!(self.places, KvPlaces::Offsets { .. }), O::KvOffsets),
             (has_table || matches!(self.places, KvPlaces::Pages { lengths: true, .. }), O::KvLengths),
             (has_table, O::BlockTable),
+            (self.mask.is_some(), O::Mask),
             (true, O::D),
             (self.lse, O::Lse),
         ];
@@ -472,7 +533,7 @@ impl Operation for CheckedAttention {
         };
         let kv = keys * self.kv_heads as f64 * dims * self.kv.mean_bytes();
         let lse = if self.lse { rows * 4.0 } else { 0.0 };
-        rows * dims * self.dtype.bytes() as f64 + kv + lse
+        rows * dims * self.dtype.bytes() as f64 + kv + lse + self.mask_words() as f64 * 4.0
     }
 
     fn macs(&self) -> f64 {

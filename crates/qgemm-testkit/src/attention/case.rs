@@ -8,6 +8,7 @@ use qgemm_hal::op::attention::KV_BLOCK;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::mask::AttentionMask;
 use crate::activations::normal;
 
 /// Where keys lie.
@@ -88,6 +89,8 @@ pub struct AttentionCase {
     pub causal: bool,
     /// Keys that a query sees at most.
     pub window: Option<usize>,
+    /// Bits that say which of these keys a query sees.
+    pub mask: Option<AttentionMask>,
     /// Factor of products, where it is stated.
     pub scale: Option<f32>,
     /// What products are bounded by.
@@ -125,6 +128,7 @@ impl AttentionCase {
             kv: KvFormat::Plain(dtype),
             causal: true,
             window: None,
+            mask: None,
             scale: None,
             soft_cap: None,
             lse: true,
@@ -370,6 +374,9 @@ impl fmt::Display for AttentionCase {
         }
         if let Some(window) = self.window {
             write!(f, " window={window}")?;
+        }
+        if let Some(mask) = self.mask {
+            write!(f, " {}", mask.label())?;
         }
         if let Some(scale) = self.scale {
             write!(f, " scale={scale}")?;

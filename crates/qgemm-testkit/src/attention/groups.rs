@@ -1,9 +1,10 @@
 //! The suite of `attention`: which cases a backend must pass.
 
 use qgemm_formats::DType;
-use qgemm_hal::KvFormat;
+use qgemm_hal::{KvFormat, MaskBits};
 
 use super::case::{AttentionCase, AttentionPlaces, AttentionValues};
+use super::mask::{AttentionMask, MaskPattern};
 use crate::suite::{Cases, group};
 
 /// The whole suite.
@@ -23,6 +24,11 @@ pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
         "attention_decode",
         "caches in codes and few queries: parts, groups of heads of every size, large scales",
         decode,
+    ),
+    group(
+        "attention_bits",
+        "masks of bits: trees, prefixes, documents, rows and tiles without a bit, NaN in keys that are masked",
+        bits,
     ),
     group("attention_invariant", "bits of a sequence do not depend on the others", invariant),
 ];
@@ -243,6 +249,61 @@ fn invariant() -> Vec<AttentionCase> {
                 cases.push(AttentionCase { batch_invariant: true, ..case });
             }
         }
+    }
+    numbered(cases)
+}
+
+fn bits() -> Vec<AttentionCase> {
+    let mut cases = Vec::new();
+    let rows = [MaskBits::of_tokens(), MaskBits::shared(), MaskBits::of_tokens().per_head(), MaskBits::shared().per_head()];
+    let patterns = [MaskPattern::Tree, MaskPattern::Random, MaskPattern::Documents(130), MaskPattern::Prefix];
+    let lengths: [&[(usize, usize)]; 4] =
+        [&[(7, 200), (7, 33)], &[(1, 90), (1, 0), (1, 700)], &[(40, 70), (3, 64), (20, 5)], &[(130, 300)]];
+    for (i, pattern) in patterns.into_iter().enumerate() {
+        for (j, lengths) in lengths.into_iter().enumerate() {
+            let mask = Some(AttentionMask { bits: rows[(i + j) % 4], pattern });
+            for (k, dtype) in [DType::F16, types(i + j)].into_iter().enumerate() {
+                let case = AttentionCase::new(lengths, [(4, 1), (4, 2)][(i + k) % 2], [64, 128][(i + j) % 2], dtype);
+                cases.push(AttentionCase {
+                    mask,
+                    causal: (i + j + k) % 3 == 0,
+                    window: ((i + j) % 4 == 3).then_some(50),
+                    soft_cap: (i == 2 && k == 0).then_some(20.0),
+                    places: if (j + k) % 3 == 1 { AttentionPlaces::Paged(24) } else { case.places },
+                    values: if k == 1 { AttentionValues::NotFinite } else { AttentionValues::Normal },
+                    ..case
+                });
+            }
+        }
+    }
+    // Tiles, and blocks of many of them, that nobody sees; more features; parts of the keys.
+    for (i, dims) in [(64, 64), (128, 128), (192, 128), (256, 256), (80, 96), (40, 8)].into_iter().enumerate() {
+        for (j, lengths) in [[(3, 2500)], [(70, 2300)]].into_iter().enumerate() {
+            let pattern = [MaskPattern::Documents(33), MaskPattern::Tree][(i + j) % 2];
+            let mask = Some(AttentionMask { bits: MaskBits::of_tokens(), pattern });
+            let values = [AttentionValues::NotFinite, AttentionValues::Normal][i % 2];
+            let case = AttentionCase::new(&lengths, (2, 1), 8, DType::F16);
+            cases.push(AttentionCase { mask, dims, values, causal: false, ..case });
+        }
+    }
+    for (i, kv) in [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].into_iter().enumerate() {
+        for (j, places) in [AttentionPlaces::Offsets, AttentionPlaces::Paged(16)].into_iter().enumerate() {
+            let mask = Some(AttentionMask { bits: rows[(i + j) % 2], pattern: patterns[(i + j) % 4] });
+            let case = AttentionCase::new(&[(5, 150), (5, 600)], (8, 2), 64, types(i));
+            cases.push(AttentionCase { mask, kv, places, ..case.clone() });
+            cases.push(AttentionCase { mask, kv, places, ragged: true, dtype: DType::BF16, ..case });
+        }
+    }
+    let mask = Some(AttentionMask { bits: MaskBits::of_tokens(), pattern: MaskPattern::Random });
+    for lengths in [[(2, 600), (1, 40)], [(40, 300), (70, 90)]] {
+        let case = AttentionCase::new(&lengths, (4, 2), 64, DType::F16);
+        cases.push(AttentionCase {
+            mask,
+            places: AttentionPlaces::Paged(16),
+            ragged: true,
+            batch_invariant: true,
+            ..case
+        });
     }
     numbered(cases)
 }

@@ -3,6 +3,7 @@
 mod cache;
 mod case;
 mod groups;
+mod mask;
 mod oracle;
 mod run;
 mod stress;
@@ -12,6 +13,7 @@ use qgemm_api::Context;
 pub(crate) use cache::{KvOperand, api_keys, api_queries};
 pub(crate) use case::e4m3;
 pub use case::{AttentionCase, AttentionPlaces, AttentionValues};
+pub use mask::{AttentionMask, MaskPattern};
 pub use run::run as run_attention;
 
 use crate::outcome::Outcome;

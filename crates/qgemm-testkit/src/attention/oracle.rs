@@ -64,7 +64,8 @@ impl Inputs<'_> {
             (!case.causal || key < end) && case.window.is_none_or(|window| key >= end - window as i64)
         };
         let mut scores: Vec<(f64, usize)> = Vec::new();
-        for key in (0..keys).filter(|&key| is_seen(key)) {
+        let is_set = |key: usize| case.mask.is_none_or(|mask| mask.is_set(case, sequence, query, head, key));
+        for key in (0..keys).filter(|&key| is_seen(key) && is_set(key)) {
             let Some(row) = case.row(sequence, key, &self.table) else { continue };
             let k = &self.k[(row * kv_heads + kv_head) * qk..][..qk];
             let product: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();

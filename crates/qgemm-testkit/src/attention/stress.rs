@@ -1,11 +1,12 @@
 //! Random attentions: any lengths, heads, places and masks from one seed.
 
 use qgemm_formats::DType;
-use qgemm_hal::KvFormat;
+use qgemm_hal::{KvFormat, MaskBits};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::case::{AttentionCase, AttentionPlaces, AttentionValues};
+use super::mask::{AttentionMask, MaskPattern};
 use crate::random::{gap, pick, skewed};
 
 const MAX_SEQUENCES: usize = 6;
@@ -53,6 +54,14 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
         AttentionValues::LargeScales => AttentionValues::Normal,
         values => values,
     };
+    let documents = skewed(rng, 300);
+    let mask = AttentionMask {
+        bits: MaskBits { is_shared: rng.random(), is_per_head: rng.random_ratio(1, 3) },
+        pattern: pick(
+            rng,
+            &[MaskPattern::Tree, MaskPattern::Prefix, MaskPattern::Documents(documents), MaskPattern::Random],
+        ),
+    };
     AttentionCase {
         ragged,
         places,
@@ -60,6 +69,7 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
         kv,
         causal: rng.random_ratio(2, 3),
         window: rng.random_ratio(1, 3).then(|| skewed(rng, 300)),
+        mask: rng.random_ratio(1, 3).then_some(mask),
         soft_cap: rng.random_ratio(1, 4).then_some(20.0),
         lse: rng.random(),
         // Keys of a sequence are found wherever it stands among others.

@@ -1,5 +1,6 @@
 //! `attention`: a workgroup for queries of the heads that share keys, which goes through all of their keys. Caches in codes leave a launch
-//! no storage buffer for the log-sum-exp, which has a launch of its own then.
+//! no storage buffer for the log-sum-exp, which has a launch of its own then, nor for a mask, which takes the place of an index that the
+//! attention has not.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -29,6 +30,23 @@ pub(super) const FAMILIES: AttentionFamilies = &[&Attention];
 pub(crate) const INTERFACE: Interface = Interface {
     name: NAME,
     bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, true), (7, true)],
+    params_bytes: size_of::<Params>() as u32,
+};
+
+/// The same with a mask.
+pub(crate) const MASKED_INTERFACE: Interface = Interface {
+    name: "attention_masked",
+    bindings: &[
+        (0, false),
+        (1, false),
+        (2, false),
+        (3, false),
+        (4, false),
+        (5, false),
+        (6, true),
+        (7, true),
+        (8, false),
+    ],
     params_bytes: size_of::<Params>() as u32,
 };
 
@@ -84,6 +102,7 @@ struct Params {
     lse_base: u32,
     k_scales_base: u32,
     v_scales_base: u32,
+    mask_base: u32,
 }
 
 /// The family.
@@ -108,6 +127,31 @@ fn launches(op: &CheckedAttention) -> &'static [Writes] {
         (false, false) => &[Writes::Results],
         (false, true) => &[Writes::LogSumExp, Writes::Results],
     }
+}
+
+/// What kernels of `op` are given.
+fn interface(op: &CheckedAttention) -> &'static Interface {
+    match (op.kv.is_plain(), op.mask.is_some()) {
+        (true, false) => &INTERFACE,
+        (true, true) => &MASKED_INTERFACE,
+        (false, _) => &CODES_INTERFACE,
+    }
+}
+
+/// The index that `op` finds keys by.
+fn has_kv_index(op: &CheckedAttention) -> bool {
+    !matches!(op.places, KvPlaces::Pages { lengths: false, .. })
+}
+
+/// Whether offsets say which queries a sequence of `op` has.
+fn has_q_offsets(op: &CheckedAttention) -> bool {
+    matches!(op.queries, QueryLengths::Offsets { .. })
+}
+
+/// The binding of the mask: of caches in codes that of an index which `op` has not, if there is one.
+fn mask_binding(op: &CheckedAttention) -> Option<u32> {
+    let free = [(8, op.kv.is_plain()), (3, !has_q_offsets(op)), (4, !has_kv_index(op)), (5, op.paging().width == 0)];
+    free.into_iter().find(|(_, is_free)| *is_free).map(|(binding, _)| binding)
 }
 
 /// Rows of a workgroup.
@@ -151,11 +195,17 @@ fn check(op: &CheckedAttention, limit: u64) -> Result<(), Unsupported> {
         ("the result", token_bytes(op, &op.d, op.v_dim)),
         ("the block table", op.sequences * op.paging().width * WORD),
         ("the log-sum-exp", op.tokens * op.heads * WORD),
+        ("the mask", op.mask_words() * WORD),
     ];
     for (name, bytes) in sizes {
         if bytes as u64 + MARGIN > limit {
             return Err(too_large(name, bytes as u64, limit));
         }
+    }
+    if op.mask.is_some() && mask_binding(op).is_none() {
+        let why = "has no storage buffer for a mask beside a cache in codes, offsets of queries and a block table: give one of \
+                   them up, or keep keys and values as plain numbers";
+        return Err(Unsupported::new(why));
     }
     let groups = [op.kv_heads, row_groups(op)].into_iter().try_fold(op.sequences, usize::checked_mul);
     if groups.is_none_or(|groups| groups >= 1 << 31) {
@@ -200,7 +250,7 @@ impl Family<CheckedAttention> for Attention {
         let geometry = Geometry { grid, threads: THREADS, shared_bytes: shared_bytes(rows(op)) };
         let step = |&writes: &Writes| {
             use AttentionOperand as O;
-            let interface = if op.kv.is_plain() { &INTERFACE } else { &CODES_INTERFACE };
+            let interface = interface(op);
             let compiled = Compiled::new(shared, interface, NAME.to_owned(), shader(op, writes))?;
             let kernel = AttentionKernel { compiled, interface, shared: shared.clone(), op: op.clone(), writes, grid };
             let step = LaunchStep::new::<O>(kernel_id(op, writes), geometry, Arc::new(kernel)).of_operation();
@@ -221,7 +271,7 @@ impl Family<CheckedAttention> for Attention {
 
 /// Workgroup memory: `var<workgroup>` of the shader.
 const fn shared_bytes(rows: u32) -> u32 {
-    (rows * (256 + THREADS + 6) + 2 * THREADS + 64 + 2) * 4
+    (rows * (256 + THREADS + 8) + 2 * THREADS + 64 + 3) * 4
 }
 
 /// The shader for what `op` states; what may change between plans of a model is among the parameters.
@@ -247,6 +297,7 @@ fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
         ("V_HEAD", stride(op.v.rows.head_stride)),
         ("D_TOKEN", stride(op.d.token_stride)),
         ("D_HEAD", stride(op.d.head_stride)),
+        ("MASK_AT", mask_binding(op).unwrap_or_default()),
     ];
     let has_table = matches!(op.places, KvPlaces::Table { .. });
     let choices = [
@@ -254,12 +305,15 @@ fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
         ("SOFT_CAP", op.soft_cap.is_some()),
         ("LSE", op.lse && writes != Writes::Results),
         ("RESULTS", writes != Writes::LogSumExp),
-        ("Q_OFFSETS", matches!(op.queries, QueryLengths::Offsets { .. })),
+        ("Q_OFFSETS", has_q_offsets(op)),
         ("KV_OFFSETS", matches!(op.places, KvPlaces::Offsets { .. })),
         ("KV_LENGTHS", has_table || matches!(op.places, KvPlaces::Pages { lengths: true, .. })),
         ("TABLE", has_table),
+        ("MASK", op.mask.is_some()),
+        ("MASK_SHARED", op.mask.is_some_and(|mask| mask.is_shared)),
+        ("MASK_PER_HEAD", op.mask.is_some_and(|mask| mask.is_per_head)),
     ];
-    compose_attention(&words, &choices, KvNumbers::of(op.kv))
+    compose_attention(&words, &choices, KvNumbers::of(op.kv), op.kv.is_plain() && op.mask.is_some())
 }
 
 /// The kernel for one operation. A launch makes no device memory.
@@ -303,8 +357,6 @@ impl AttentionKernel {
         let by_offsets = matches!(op.places, KvPlaces::Offsets { .. });
         let (kv_index, index_len) =
             if by_offsets { (O::KvOffsets, op.sequences + 1) } else { (O::KvLengths, op.sequences) };
-        let has_index = !matches!(op.places, KvPlaces::Pages { lengths: false, .. });
-        let has_offsets = matches!(op.queries, QueryLengths::Offsets { .. });
         let [of_k, of_v] = caches(op);
         // What weighing values reads and writes, which finding the log-sum-exp alone does not.
         let of_results = |bytes: usize| if self.writes == Writes::LogSumExp { 0 } else { bytes };
@@ -312,8 +364,8 @@ impl AttentionKernel {
         (q, p.q_base) = touched(O::Q, 0..token_bytes(op, &op.q, op.qk_dim), op.dtype.bytes()).bind(shared)?;
         (k, p.k_base) = touched(O::K, 0..of_k.bytes(), op.kv.width()).bind(shared)?;
         (v, p.v_base) = touched(O::V, 0..of_results(of_v.bytes()), op.kv.width()).bind(shared)?;
-        (q_offsets, p.q_offsets_base) = words(O::QOffsets, op.sequences + 1, has_offsets)?;
-        (kv_index_bound, p.kv_index_base) = words(kv_index, index_len, has_index)?;
+        (q_offsets, p.q_offsets_base) = words(O::QOffsets, op.sequences + 1, has_q_offsets(op))?;
+        (kv_index_bound, p.kv_index_base) = words(kv_index, index_len, has_kv_index(op))?;
         (table, p.table_base) = words(O::BlockTable, op.sequences * width, width > 0)?;
         (d, p.d_base) =
             touched(O::D, 0..of_results(token_bytes(op, &op.d, op.v_dim)), op.dtype.bytes()).bind_written(shared)?;
@@ -332,6 +384,14 @@ impl AttentionKernel {
             (v_scales, p.v_scales_base) = touched(of_values, 0..of_results(v_bytes), width).bind(shared)?;
             bindings.extend([if self.writes == Writes::LogSumExp { lse } else { d }, k_scales, v_scales]);
         }
+        if let Some(binding) = mask_binding(op).filter(|_| op.mask.is_some()) {
+            let mask;
+            (mask, p.mask_base) = words(O::Mask, op.mask_words(), true)?;
+            match bindings.get_mut(binding as usize) {
+                Some(place) => *place = mask,
+                None => bindings.push(mask),
+            }
+        }
         Ok(Dispatch { params: p, bindings, grid: self.grid })
     }
 }
@@ -348,7 +408,7 @@ impl Kernel for AttentionKernel {
 #[cfg(test)]
 pub(crate) fn all_shaders() -> Vec<Shader> {
     use qgemm_formats::DType;
-    use qgemm_hal::{KvFormat, KvRows};
+    use qgemm_hal::{KvFormat, KvRows, MaskBits};
     let rows = HeadRows { token_stride: 256, head_stride: 64, aligned: true };
     let plain = CheckedAttention {
         sequences: 2,
@@ -368,6 +428,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
         d: rows,
         causal: false,
         window: None,
+        mask: None,
         scale: 0.125,
         soft_cap: None,
         lse: false,
@@ -377,6 +438,11 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
     let chosen = CheckedAttention { places: table, causal: true, soft_cap: Some(30.0), lse: true, ..plain.clone() };
     let f32 = CheckedAttention { dtype: DType::F32, kv: KvFormat::Plain(DType::F32), window: Some(9), ..plain.clone() };
     let codes = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| CheckedAttention { kv, ..chosen.clone() });
-    let all = [plain, chosen, f32].into_iter().chain(codes);
+    let masked = [&plain, &codes[0]].map(|op| CheckedAttention {
+        queries: QueryLengths::Each(2),
+        mask: Some(MaskBits::shared().per_head()),
+        ..op.clone()
+    });
+    let all = [plain, chosen, f32].into_iter().chain(codes).chain(masked);
     all.flat_map(|op| launches(&op).iter().map(|&writes| shader(&op, writes)).collect::<Vec<_>>()).collect()
 }

@@ -3,7 +3,9 @@
 use qgemm_formats::DType;
 use qgemm_formats::float8::e4m3_to_f32;
 use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES};
-use qgemm_hal::{Addressing, CheckedAttention, HalError, KvFormat, KvPlaces, KvRows, Paging, QueryLengths};
+use qgemm_hal::{
+    Addressing, CheckedAttention, HalError, KvFormat, KvPlaces, KvRows, MaskBits, Paging, QueryLengths,
+};
 
 use crate::operand::absent;
 use crate::simd::{LANES, Simd};
@@ -70,6 +72,34 @@ fn span([first, end]: [u32; 2], all: usize) -> (usize, usize) {
     let end = (end as usize).clamp(first, all);
     (first, end - first)
 }
+
+/// A mask of bits, as it was given.
+pub(super) struct Mask<'a> {
+    words: &'a [u32],
+    /// Words of a row.
+    row_words: usize,
+    /// Words from one head to the next.
+    head_words: usize,
+    is_shared: bool,
+}
+
+impl<'a> Mask<'a> {
+    pub fn new(bits: MaskBits, words: &'a [u32], op: &CheckedAttention) -> Self {
+        let row_words = MaskBits::words(op.most_keys);
+        let head_words = if bits.is_per_head { bits.rows(&op.addressing()) * row_words } else { 0 };
+        Self { words, row_words, head_words, is_shared: bits.is_shared }
+    }
+
+    /// Which of the keys of a tile from `first` on query `query` of a head may see: a bit each.
+    pub fn tile(&self, sequence: &Sequence, head: usize, query: usize, first: usize) -> u64 {
+        let row = if self.is_shared { query } else { sequence.token + query };
+        let words = &self.words[head * self.head_words + row * self.row_words..][..self.row_words];
+        let word = |i: usize| words.get(first / MaskBits::WORD_KEYS + i).copied().map_or(0, u64::from);
+        word(0) | word(1) << MaskBits::WORD_KEYS
+    }
+}
+
+const _: () = assert!(TILE_KEYS == 2 * MaskBits::WORD_KEYS);
 
 /// Keys or values in memory.
 pub(super) struct Rows<'a> {

@@ -25,7 +25,7 @@ use crate::operand::{absent, host_bytes};
 use crate::pool::Pool;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
-use keys::{Index, Rows, Sequence, Source, TILE_KEYS};
+use keys::{Index, Mask, Rows, Sequence, Source, TILE_KEYS};
 use rows::{Block, MOST_ROWS, Weights, scratch_len};
 
 /// Multiply-adds below which the calling thread works alone: waking others takes longer.
@@ -151,6 +151,7 @@ struct Job<'a> {
     k_factors: Option<&'a [f32]>,
     v_factors: Option<&'a [f32]>,
     index: Index<'a>,
+    mask: Option<Mask<'a>>,
     d: Written<'a>,
     lse: Option<Written<'a>>,
 }
@@ -190,6 +191,8 @@ impl<'a> Job<'a> {
             lengths: words(O::KvLengths, op.sequences)?,
             table: words(O::BlockTable, op.sequences * op.paging().width)?,
         };
+        let mask_words = words(O::Mask, op.mask_words())?;
+        let mask = op.mask.zip(mask_words).map(|(bits, words)| Mask::new(bits, words, op));
         let mut written = |operand: O, end: usize| -> Result<Written<'a>, HalError> {
             let view = operands.take_mut(operand).ok_or(absent(operand.name(), end))?;
             let bytes = HostMemory::of_device_mut(DeviceId::CPU, view, operand.name())?;
@@ -205,7 +208,7 @@ impl<'a> Job<'a> {
         }
         let d = written(O::D, row_end(&op.d, op, op.v_dim))?;
         let lse = if op.lse { Some(written(O::Lse, op.tokens * op.heads * size_of::<f32>())?) } else { None };
-        Ok(Self { attention, q, k, v, k_factors, v_factors, index, d, lse })
+        Ok(Self { attention, q, k, v, k_factors, v_factors, index, mask, d, lse })
     }
 
     fn run(&self) {
@@ -275,6 +278,7 @@ impl<'a> Job<'a> {
             source: Source { simd, index: &self.index, op, sequence, head },
             k: &self.k,
             v: &self.v,
+            mask: self.mask.as_ref(),
             rows: first..all.min(first + MOST_ROWS),
             keys,
             scale: op.scale * self.k_factors.map_or(1.0, |factors| factors[head]),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use qgemm_hal::CheckedAttention;
 
-use super::keys::{Rows, Source, TILE_KEYS, whole};
+use super::keys::{Mask, Rows, Source, TILE_KEYS, whole};
 
 /// Queries, of all heads that share keys, that are worked on together.
 pub(super) const MOST_ROWS: usize = 32;
@@ -14,6 +14,7 @@ pub(super) struct Block<'a> {
     pub source: Source<'a>,
     pub k: &'a Rows<'a>,
     pub v: &'a Rows<'a>,
+    pub mask: Option<&'a Mask<'a>>,
     /// Rows of the sequence.
     pub rows: Range<usize>,
     /// Keys that are gone through: from a multiple of a tile on, and to the end or another.
@@ -76,6 +77,14 @@ impl Block<'_> {
         first.min(last)..last
     }
 
+    /// Keys of the tile from `first` on that row `row` sees, if they are there: a bit each.
+    fn seen_of_tile(&self, row: usize, first: usize) -> u64 {
+        let Source { op, sequence, head, .. } = &self.source;
+        let (group, seen) = (op.group(), mask_of(self.seen(row), first));
+        let bits = |mask: &Mask<'_>| mask.tile(sequence, head * group + row % group, row / group, first);
+        if seen == 0 { 0 } else { seen & self.mask.map_or(u64::MAX, bits) }
+    }
+
     /// Attends: `load` fills a row of queries in f32, `store` gets the sums of each row's weighed values and what they are weighed with.
     pub fn attend(
         &self,
@@ -106,12 +115,18 @@ impl Block<'_> {
         let all = all.start.max(self.keys.start)..all.end.min(self.keys.end);
         // Tiles begin at multiples of their length, so that sums do not depend on which rows are together.
         for first in (all.start / TILE_KEYS * TILE_KEYS..all.end).step_by(TILE_KEYS) {
+            let mut seen = [0; MOST_ROWS];
+            seen.iter_mut().zip(self.rows.clone()).for_each(|(seen, row)| *seen = self.seen_of_tile(row, first));
+            if self.mask.is_some() && seen.iter().all(|keys| *keys == 0) {
+                continue;
+            }
             let there = self.k.load(&self.source, first, qk, k_tile);
             self.v.load(&self.source, first, v_width, v_tile);
             simd.match_keys(q, k_tile, qk, scores);
             let mut all_seen = true;
-            for (i, row) in self.rows.clone().enumerate() {
-                let mask = mask_of(self.seen(row), first) & there;
+            for (i, keys) in seen[..rows].iter_mut().enumerate() {
+                *keys &= there;
+                let mask = *keys;
                 all_seen &= mask == u64::MAX;
                 let scores = &mut scores[i * TILE_KEYS..][..TILE_KEYS];
                 self.mask(scores, mask);
@@ -128,18 +143,16 @@ impl Block<'_> {
                     sums[i * v_width..][..v_width].iter_mut().for_each(|sum| *sum *= kept);
                 }
             }
-            if all_seen {
+            // Weights of zero do for keys that a row does not see, unless their values are no numbers.
+            if all_seen || (self.mask.is_some() && v_tile.iter().all(|value| value.is_finite())) {
                 simd.add_values(scores, v_tile, v_width, sums);
                 continue;
             }
             // Values that a row does not see may be no numbers: of each row, those that it sees alone.
-            for (i, row) in self.rows.clone().enumerate() {
-                let Range { start, end } = self.seen(row);
-                let keys =
-                    start.max(first).min(first + TILE_KEYS) - first..end.max(first).min(first + TILE_KEYS) - first;
-                if !keys.is_empty() {
-                    let weights = &scores[i * TILE_KEYS..][..TILE_KEYS][keys.clone()];
-                    let v = &v_tile[keys.start * v_width..keys.end * v_width];
+            for (i, keys) in seen[..rows].iter().enumerate() {
+                for run in runs(*keys) {
+                    let weights = &scores[i * TILE_KEYS..][..TILE_KEYS][run.clone()];
+                    let v = &v_tile[run.start * v_width..run.end * v_width];
                     simd.add_values(weights, v, v_width, &mut sums[i * v_width..][..v_width]);
                 }
             }
@@ -170,9 +183,27 @@ fn mask_of(seen: Range<usize>, first: usize) -> u64 {
     below(seen.end) & !below(seen.start)
 }
 
+/// The ranges of bits that are set.
+fn runs(bits: u64) -> impl Iterator<Item = Range<usize>> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let left = bits.checked_shr(start).filter(|left| *left != 0)?;
+        let first = start + left.trailing_zeros();
+        start = first + (bits >> first).trailing_ones();
+        Some(first as usize..start as usize)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runs_are_the_ranges_of_bits_that_are_set() {
+        let of = |bits| runs(bits).collect::<Vec<_>>();
+        assert_eq!((of(0), of(u64::MAX)), (vec![], vec![0..64]));
+        assert_eq!(of(0b1011 | 1 << 63), [0..2, 3..4, 63..64]);
+    }
 
     #[test]
     fn weights_of_parts_add_up_to_those_of_all() {

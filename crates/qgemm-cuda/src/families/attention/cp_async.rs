@@ -12,8 +12,9 @@ use qgemm_hal::{
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::{constant_line, macro_line};
-use super::params::{AttentionParams, is_all, kv_code};
+use super::params::{AttentionParams, MaskedParams, is_all, kv_code};
 use super::simt::ctas;
+use super::{MASKED, mask_line};
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -36,26 +37,42 @@ const EFFICIENCY_ON_HOPPER: (u32, u32) = (750, 330);
 #[derive(Debug)]
 pub(super) struct AttentionCpAsync;
 
+/// The step of kernels with a mask whose exponents are not products times a positive factor.
+const MASKED_BOUNDED: &str = "attend_masked_bounded";
+
 /// `is_bounded`: exponents are not products times a positive factor, but bounded by a soft cap, or turned round.
-fn attend_spec(dtype: DType, dim: u32, is_bounded: bool, variant: Variant) -> AttentionSpec {
-    let step = Name::new(if is_bounded { "attend_bounded" } else { "attend" });
+fn attend_spec(dtype: DType, dim: u32, is_bounded: bool, is_masked: bool, variant: Variant) -> AttentionSpec {
+    let step = match (is_masked, is_bounded) {
+        (false, false) => "attend",
+        (false, true) => "attend_bounded",
+        (true, false) => MASKED,
+        (true, true) => MASKED_BOUNDED,
+    };
+    let step = Name::new(step);
     // Chips of these variants have shared memory for two CTAs only with fewer keys.
     let has_little = matches!(variant, Variant::Sm89 | Variant::Sm120) && dim > 64;
+    // What a mask needs beside accumulators leaves too few registers for more.
+    let has_few_registers = is_masked && dim > 64;
     AttentionSpec {
         step,
         kv: KvFormat::Plain(dtype),
         qk: dim,
         v: dim,
         rows: ROWS,
-        keys: if has_little { 32 } else { 64 },
+        keys: if has_little || has_few_registers { 32 } else { 64 },
     }
+}
+
+fn is_masked(spec: &AttentionSpec) -> bool {
+    [MASKED, MASKED_BOUNDED].contains(&spec.step.as_str())
 }
 
 /// `SharedStorage` of `entry/sm80_attention_cp_async.cu`.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let tiles = (ROWS + spec.keys) * spec.qk * 2 + spec.keys * spec.v * 2;
-    // Which keys have a page, whether values are infinite or NaN, and what the CTA computes.
-    (tiles + 12).next_multiple_of(8).saturating_add(64).next_multiple_of(16)
+    // Which keys have a page, whether values are infinite or NaN, which tiles are masked, and what the CTA computes.
+    let of_mask = if is_masked(spec) { super::tile_bits_bytes(spec) } else { 0 };
+    (tiles + 12 + of_mask).next_multiple_of(8).saturating_add(64).next_multiple_of(16)
 }
 
 /// The kernels on devices of `variant`.
@@ -63,7 +80,8 @@ fn kernels(variant: Variant) -> impl Iterator<Item = AttentionSpec> {
     let dtypes = [DType::F16, DType::BF16].into_iter().filter(move |_| variant >= Variant::Sm80);
     dtypes.flat_map(move |dtype| {
         DIMS.into_iter()
-            .flat_map(move |dim| [false, true].map(|is_bounded| attend_spec(dtype, dim, is_bounded, variant)))
+            .flat_map(move |dim| [(false, false), (false, true), (true, false), (true, true)].map(|both| (dim, both)))
+            .map(move |(dim, (is_masked, is_bounded))| attend_spec(dtype, dim, is_bounded, is_masked, variant))
     })
 }
 
@@ -80,7 +98,7 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     }
     let dim = DIMS.into_iter().find(|&dim| dim as usize >= op.qk_dim.max(op.v_dim));
     let dim = dim.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
-    let spec = attend_spec(dtype, dim, super::is_bounded(op), variant);
+    let spec = attend_spec(dtype, dim, super::is_bounded(op), op.mask.is_some(), variant);
     let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
     if needs > has {
         return Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")));
@@ -103,12 +121,13 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
         ("QG_QK", spec.qk),
         ("QG_V", spec.v),
         ("QG_KEYS", spec.keys),
-        ("QG_BOUNDED", (spec.step.as_str() == "attend_bounded").into()),
+        ("QG_BOUNDED", ["attend_bounded", MASKED_BOUNDED].contains(&spec.step.as_str()).into()),
         ("QG_SHARED_BYTES", shared_bytes(&spec)),
     ];
     for (name, value) in constants {
         constant_line(&mut prelude, name, value);
     }
+    mask_line(&mut prelude, is_masked(&spec));
     let (name, symbol) = (id(spec, variant).to_string(), "qg_sm80_attention_cp_async");
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
 }
@@ -124,6 +143,20 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
 struct CpAsyncParams {
     attention: AttentionParams,
     heads_together: [u32; 2],
+}
+
+/// The same with a mask.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct MaskedCpAsyncParams {
+    attention: MaskedParams,
+    heads_together: [u32; 2],
+}
+
+impl Params for MaskedCpAsyncParams {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        Ok(LaunchParams::of(&Self { attention: self.attention.at(operands, at)?, ..*self }))
+    }
 }
 
 impl Params for CpAsyncParams {
@@ -171,6 +204,14 @@ pub(super) fn sequence(
     let Spec::Attention(spec) = config.kernel.spec else { unreachable!("a configuration is of a kernel of attention") };
     let row_ctas = op.most_queries().div_ceil(ROWS as usize) as u32;
     let of_head = op.sequences as u32 * row_ctas;
+    let attention = AttentionParams::new(op, 1, config.part_keys, row_ctas);
+    let heads_together = [super::heads_together(op.heads, of_head, info.units.max(1) * CTAS_A_UNIT), 0];
+    let params: Arc<dyn Params> = match op.mask {
+        Some(mask) => {
+            Arc::new(MaskedCpAsyncParams { attention: MaskedParams::new(attention, op, mask), heads_together })
+        }
+        None => Arc::new(CpAsyncParams { attention, heads_together }),
+    };
     let launch = KernelLaunch {
         id: config.kernel,
         spec: source(spec, variant),
@@ -183,10 +224,7 @@ pub(super) fn sequence(
         starts_early: variant >= Variant::Sm90,
         operands: O::ALL,
         updated: None,
-        params: Arc::new(CpAsyncParams {
-            attention: AttentionParams::new(op, 1, config.part_keys, row_ctas),
-            heads_together: [super::heads_together(op.heads, of_head, info.units.max(1) * CTAS_A_UNIT), 0],
-        }),
+        params,
     };
     let step = launch.step::<O>(make)?.of_operation().unbind(O::Workspace);
     Ok(LaunchSequence::new::<O>(format!("{NAME}_{}", op.dtype), vec![step]))

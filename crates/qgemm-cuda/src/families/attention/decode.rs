@@ -10,6 +10,7 @@ use qgemm_hal::{
 
 use super::super::kernel_launch::{MakeKernel, load};
 use super::super::prelude::{constant_line, macro_line};
+use super::mask_line;
 use super::params::kv_code;
 use super::simt::{self, Attend, Cut, ctas};
 use crate::source;
@@ -36,9 +37,14 @@ const EFFICIENCY: (u32, u32) = (920, 300);
 #[derive(Debug)]
 pub(super) struct AttentionDecode;
 
-/// The step's name says the type of Q.
-fn attend_spec(x: DType, kv: KvFormat, dim: u32) -> AttentionSpec {
-    let step = Name::new(if x == DType::BF16 { "decode_bf16" } else { "decode_f16" });
+/// Steps of kernels with a mask.
+const MASKED_STEPS: [&str; 2] = ["decode_f16_masked", "decode_bf16_masked"];
+
+/// The step's name says the type of Q, and whether there is a mask.
+fn attend_spec(x: DType, kv: KvFormat, dim: u32, is_masked: bool) -> AttentionSpec {
+    let is_bf16 = x == DType::BF16;
+    let plain = if is_bf16 { "decode_bf16" } else { "decode_f16" };
+    let step = Name::new(if is_masked { MASKED_STEPS[usize::from(is_bf16)] } else { plain });
     AttentionSpec { step, kv, qk: dim, v: dim, rows: ROWS as u32, keys: THREADS / 32 * TILE }
 }
 
@@ -78,7 +84,7 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm80_attention_decode.cu";
-    let x = if spec.step.as_str() == "decode_bf16" { DType::BF16 } else { DType::F16 };
+    let x = if ["decode_bf16", MASKED_STEPS[1]].contains(&spec.step.as_str()) { DType::BF16 } else { DType::F16 };
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
     constant_line(&mut prelude, "QG_THREADS", THREADS);
@@ -89,13 +95,16 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     constant_line(&mut prelude, "QG_STAGES", stages(&spec));
     constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
     macro_line(&mut prelude, "QG_CTAS_PER_SM", &ctas_a_unit(&spec, variant).to_string());
+    mask_line(&mut prelude, MASKED_STEPS.contains(&spec.step.as_str()));
     let (name, symbol) = (id(spec, variant).to_string(), "qg_attention_decode");
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
 }
 
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    let all = formats(variant).flat_map(|(x, kv)| DIMS.map(|dim| attend_spec(x, kv, dim)));
+    let all = formats(variant).flat_map(|(x, kv)| {
+        DIMS.into_iter().flat_map(move |dim| [false, true].map(|is_masked| attend_spec(x, kv, dim, is_masked)))
+    });
     all.map(move |spec| source(spec, variant))
 }
 
@@ -115,7 +124,7 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     }
     let dim = DIMS.into_iter().find(|&dim| dim as usize >= op.qk_dim.max(op.v_dim));
     let dim = dim.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
-    let spec = attend_spec(op.dtype, op.kv, dim);
+    let spec = attend_spec(op.dtype, op.kv, dim, op.mask.is_some());
     let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
     if needs > has {
         return Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")));

@@ -1,7 +1,5 @@
 //! `attention_mma`: by matrix instructions of a warp, a CTA for 64 queries of a head.
 
-use std::sync::Arc;
-
 use qgemm_formats::DType;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
@@ -10,8 +8,9 @@ use qgemm_hal::{
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
 use super::super::prelude::{constant_line, macro_line};
-use super::params::{AttentionParams, is_all, kv_code};
+use super::params::{AttentionParams, for_attend, is_all, kv_code};
 use super::simt::ctas;
+use super::{MASKED, mask_line};
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -43,23 +42,33 @@ fn dtypes(variant: Variant) -> &'static [DType] {
     }
 }
 
-fn attend_spec(dtype: DType, (qk, v): (u32, u32), variant: Variant) -> AttentionSpec {
-    let few = qk > 192 || (qk > 128 && variant < Variant::Sm80);
-    let (kv, keys) = (KvFormat::Plain(dtype), if few { 32 } else { 64 });
-    AttentionSpec { step: Name::new("attend"), kv, qk, v, rows: ROWS, keys }
+fn attend_spec(dtype: DType, (qk, v): (u32, u32), is_masked: bool, variant: Variant) -> AttentionSpec {
+    // Turing has shared memory and registers for fewer.
+    let keys = match qk {
+        193.. if variant < Variant::Sm80 => 16,
+        129.. if variant < Variant::Sm80 => 32,
+        193.. => 32,
+        _ => 64,
+    };
+    let kv = KvFormat::Plain(dtype);
+    let step = Name::new(if is_masked { MASKED } else { "attend" });
+    AttentionSpec { step, kv, qk, v, rows: ROWS, keys }
 }
 
 /// `SharedStorage` of `entry/sm75_attention_mma.cu`.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let (qk_pitch, v_pitch) = (spec.qk * 2 + 16, spec.v * 2 + 16);
-    let bytes = (ROWS + spec.keys) * qk_pitch + spec.keys * v_pitch + (2 + spec.keys) * 4;
+    let of_mask = if spec.step.as_str() == MASKED { super::tile_bits_bytes(spec) } else { 0 };
+    let bytes = (ROWS + spec.keys) * qk_pitch + spec.keys * v_pitch + (2 + spec.keys) * 4 + of_mask;
     bytes.next_multiple_of(4)
 }
 
 /// The kernels of a type that `variant` has room for.
-fn kernels(dtype: DType, variant: Variant) -> impl Iterator<Item = AttentionSpec> {
-    let all = DIMS.into_iter().map(move |dims| attend_spec(dtype, dims, variant));
-    all.filter(move |spec| variant >= Variant::Sm80 || shared_bytes(spec) <= TURING_SHARED_BYTES)
+fn kernels(dtype: DType, is_masked: bool, variant: Variant) -> impl Iterator<Item = AttentionSpec> {
+    let all = DIMS.into_iter().map(move |dims| attend_spec(dtype, dims, is_masked, variant));
+    // Masks are read in words of 32 keys.
+    let has_words = move |spec: &AttentionSpec| !is_masked || spec.keys.is_multiple_of(32);
+    all.filter(move |spec| variant >= Variant::Sm80 || shared_bytes(spec) <= TURING_SHARED_BYTES).filter(has_words)
 }
 
 /// The kernel for `op`, or why there is none.
@@ -74,7 +83,7 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
         return Err(Unsupported::new("reads Q, K and V whose rows begin at multiples of 16 bytes"));
     }
     let fits = |spec: &AttentionSpec| spec.qk as usize >= op.qk_dim && spec.v as usize >= op.v_dim;
-    let spec = kernels(dtype, variant).find(fits);
+    let spec = kernels(dtype, op.mask.is_some(), variant).find(fits);
     let spec = spec.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
     let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
     if needs > has {
@@ -89,7 +98,10 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 
 /// CTAs that an SM needs room for, where the compiler would choose more and spill.
 fn ctas_per_sm(spec: &AttentionSpec, variant: Variant) -> Option<u32> {
+    let is_masked = spec.step.as_str() == MASKED;
     match (spec.qk, spec.v) {
+        (64, 64) if is_masked => Some(3),
+        (80, 80) | (128, 128) if is_masked => Some(2),
         (80, 80) => Some(3),
         (96, 96) if variant < Variant::Sm80 => Some(2),
         (192, 128) => Some(2),
@@ -110,13 +122,16 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     if let Some(ctas) = ctas_per_sm(&spec, variant) {
         macro_line(&mut prelude, "QG_CTAS_PER_SM", &ctas.to_string());
     }
+    mask_line(&mut prelude, spec.step.as_str() == MASKED);
     let (name, symbol) = (id(spec, variant).to_string(), "qg_attention_mma");
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
 }
 
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    let of_type = move |&dtype: &DType| kernels(dtype, variant);
+    let of_type = move |&dtype: &DType| {
+        [false, true].into_iter().flat_map(move |is_masked| kernels(dtype, is_masked, variant))
+    };
     dtypes(variant).iter().flat_map(of_type).map(move |spec| source(spec, variant))
 }
 
@@ -169,7 +184,7 @@ pub(super) fn sequence(
         starts_early: variant >= Variant::Sm90,
         operands: O::ALL,
         updated: None,
-        params: Arc::new(AttentionParams::new(op, 1, config.part_keys, row_ctas as u32)),
+        params: for_attend(op, AttentionParams::new(op, 1, config.part_keys, row_ctas as u32)),
     };
     let step = launch.step::<O>(make)?.of_operation().unbind(O::Workspace);
     Ok(LaunchSequence::new::<O>(format!("{NAME}_{}", op.dtype), vec![step]))

@@ -14,6 +14,7 @@ use qgemm_hal::{
 };
 
 use super::kernel_launch::MakeKernel;
+use super::prelude::macro_line;
 use crate::spec::KernelSpec;
 
 /// What CUDA devices offer.
@@ -28,6 +29,20 @@ pub(super) const FAMILIES: AttentionFamilies = &[
 /// From so many queries on, kernels with many rows serve them, and bits that may not depend on the batch are those of matrix
 /// instructions.
 const LEAST_QUERIES: usize = 17;
+
+/// The step of kernels that take a mask, where it says nothing else.
+const MASKED: &str = "attend_masked";
+/// `TileBits` of `mainloop/attention_tile_bits.cuh`, of four warps: two words of each, and words of 32 keys of each row.
+fn tile_bits_bytes(spec: &AttentionSpec) -> u32 {
+    (4 * 2 + spec.rows * (spec.keys / 32)) * 4
+}
+
+/// Makes a kernel one that takes a mask.
+fn mask_line(prelude: &mut String, is_masked: bool) {
+    if is_masked {
+        macro_line(prelude, "QG_BITS", "1");
+    }
+}
 
 /// Whether exponents are not products times a positive factor, but bounded by a soft cap, or turned round.
 fn is_bounded(op: &CheckedAttention) -> bool {

@@ -2,10 +2,14 @@
 
 use std::f32::consts::LOG2_E;
 
+use std::sync::Arc;
+
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
-use qgemm_hal::abi::{self, AttentionPointers, AttentionShape, dtype_code};
-use qgemm_hal::{AttentionOperand, CheckedAttention, HalError, KvFormat, KvPlaces, Operands, Paging, QueryLengths};
+use qgemm_hal::abi::{self, AttentionBits, AttentionPointers, AttentionShape, dtype_code};
+use qgemm_hal::{
+    AttentionOperand, CheckedAttention, HalError, KvFormat, KvPlaces, MaskBits, Operands, Paging, QueryLengths,
+};
 
 use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
@@ -49,6 +53,49 @@ impl AttentionParams {
 impl Params for AttentionParams {
     fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
         Ok(LaunchParams::of(&self.at(operands, at)?))
+    }
+}
+
+/// `KernelParams` in `mainloop/attention_bits.cuh`, of kernels that take a mask.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(super) struct MaskedParams {
+    attention: AttentionParams,
+    bits: AttentionBits,
+}
+
+impl MaskedParams {
+    /// With where the bits of `mask` lie, but for their address.
+    pub fn new(attention: AttentionParams, op: &CheckedAttention, mask: MaskBits) -> Self {
+        let row_words = MaskBits::words(op.most_keys);
+        let head_words = if mask.is_per_head { mask.rows(&op.addressing()) * row_words } else { 0 };
+        let bits = AttentionBits {
+            address: 0,
+            head_words: head_words as u64,
+            row_words: row_words as u32,
+            is_shared: mask.is_shared.into(),
+        };
+        Self { attention, bits }
+    }
+
+    /// With the operands' addresses.
+    pub fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<Self, HalError> {
+        let address = at.of(operands, AttentionOperand::Mask)?;
+        Ok(Self { attention: self.attention.at(operands, at)?, bits: AttentionBits { address, ..self.bits } })
+    }
+}
+
+impl Params for MaskedParams {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        Ok(LaunchParams::of(&self.at(operands, at)?))
+    }
+}
+
+/// The parameter of a kernel that takes a mask if `op` has one, and nothing more.
+pub(super) fn for_attend(op: &CheckedAttention, attention: AttentionParams) -> Arc<dyn Params> {
+    match op.mask {
+        Some(mask) => Arc::new(MaskedParams::new(attention, op, mask)),
+        None => Arc::new(attention),
     }
 }
 

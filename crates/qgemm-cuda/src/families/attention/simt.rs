@@ -9,9 +9,10 @@ use qgemm_hal::{
     Variant, WorkspaceLayout,
 };
 
-use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
+use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, load};
 use super::super::prelude::{constant_line, macro_line};
-use super::params::{AttentionParams, kv_code};
+use super::params::{AttentionParams, for_attend, kv_code};
+use super::{MASKED, mask_line};
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -21,6 +22,8 @@ pub(super) const NAME: &str = "attention_simt";
 const THREADS: u32 = 128;
 /// Rows of a CTA: queries of the heads that share keys.
 const ROWS: [u32; 3] = [1, 4, 8];
+/// The same of kernels with a mask.
+const MASKED_ROWS: [u32; 1] = [4];
 /// Lanes that hold a key, eight features each.
 const LANES: [u32; 3] = [8, 16, 32];
 /// CTAs that a multiprocessor runs at once: keys are cut into parts until there are so many.
@@ -59,13 +62,21 @@ const fn keys_together(rows: u32) -> u32 {
 
 fn spec_of(op: &CheckedAttention) -> AttentionSpec {
     let (lanes, rows) = (lanes(op), op.most_queries() * op.group());
-    let rows = ROWS.into_iter().find(|&most| most as usize >= rows).unwrap_or(ROWS[2]);
-    attend_spec(op.kv, lanes, rows)
+    let is_masked = op.mask.is_some();
+    let most = rows_of(is_masked);
+    let rows = most.iter().copied().find(|&most| most as usize >= rows).unwrap_or(most[most.len() - 1]);
+    attend_spec(op.kv, lanes, rows, is_masked)
 }
 
-fn attend_spec(kv: KvFormat, lanes: u32, rows: u32) -> AttentionSpec {
+/// Rows of a CTA.
+const fn rows_of(is_masked: bool) -> &'static [u32] {
+    if is_masked { &MASKED_ROWS } else { &ROWS }
+}
+
+fn attend_spec(kv: KvFormat, lanes: u32, rows: u32, is_masked: bool) -> AttentionSpec {
     let (qk, v) = (lanes * 8, lanes * 8);
-    AttentionSpec { step: Name::new("attend"), kv, qk, v, rows, keys: groups(lanes) * keys_together(rows) }
+    let step = Name::new(if is_masked { MASKED } else { "attend" });
+    AttentionSpec { step, kv, qk, v, rows, keys: groups(lanes) * keys_together(rows) }
 }
 
 /// Of the kernel that adds parts up, which serves every format and dimension.
@@ -88,7 +99,7 @@ fn shared_bytes(spec: &AttentionSpec) -> u32 {
 }
 
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
-    let attends = spec.step.as_str() == "attend";
+    let attends = spec.step.as_str() != "combine";
     let (entry, symbol) = match attends {
         true => ("entry/attention_simt.cu", "qg_attention_simt"),
         false => ("entry/attention_combine.cu", "qg_attention_combine"),
@@ -106,6 +117,7 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
         if spec.qk == 256 && spec.rows == 4 {
             macro_line(&mut prelude, "QG_CTAS_PER_SM", "2");
         }
+        mask_line(&mut prelude, spec.step.as_str() == MASKED);
     } else {
         constant_line(&mut prelude, "QG_SHARED_BYTES", COMBINE_SHARED_BYTES);
     }
@@ -115,9 +127,13 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
 
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    let attend = KvFormat::ALL.into_iter().flat_map(|kv| {
-        LANES.into_iter().flat_map(move |lanes| ROWS.into_iter().map(move |rows| attend_spec(kv, lanes, rows)))
-    });
+    let of_lanes = |kv, lanes| {
+        [false, true].into_iter().flat_map(move |is_masked| {
+            rows_of(is_masked).iter().map(move |&rows| attend_spec(kv, lanes, rows, is_masked))
+        })
+    };
+    let attend =
+        KvFormat::ALL.into_iter().flat_map(move |kv| LANES.into_iter().flat_map(move |lanes| of_lanes(kv, lanes)));
     attend.chain([combine_spec()]).map(move |spec| source(spec, variant))
 }
 
@@ -247,8 +263,14 @@ pub(super) fn in_parts(
 ) -> Result<LaunchSequence, HalError> {
     use AttentionOperand as O;
     let Attend { id: attend_id, spec: attend_spec, row_ctas, shared_bytes } = attend;
-    let params = Arc::new(AttentionParams::new(op, config.parts, config.part_keys, row_ctas as u32));
-    let mut step = |id: KernelId, spec: KernelSpec, ctas: usize, shared_bytes: u32| -> Result<LaunchStep, HalError> {
+    let params = AttentionParams::new(op, config.parts, config.part_keys, row_ctas as u32);
+    let of_attend = for_attend(op, params);
+    let mut step = |id: KernelId,
+                    spec: KernelSpec,
+                    ctas: usize,
+                    shared_bytes: u32,
+                    params: Arc<dyn Params>|
+     -> Result<LaunchStep, HalError> {
         let launch = KernelLaunch {
             id,
             spec,
@@ -257,12 +279,12 @@ pub(super) fn in_parts(
             starts_early: variant >= Variant::Sm90,
             operands: O::ALL,
             updated: None,
-            params: params.clone(),
+            params,
         };
         launch.step::<O>(make)
     };
     let parts = config.parts as usize;
-    let attend = step(attend_id, attend_spec, op.sequences * op.kv_heads * row_ctas * parts, shared_bytes)?;
+    let attend = step(attend_id, attend_spec, op.sequences * op.kv_heads * row_ctas * parts, shared_bytes, of_attend)?;
     let workspace = WorkspaceLayout::RESERVED..config.workspace_bytes;
     let name = format!("{family}_{}_{}", op.dtype, op.kv);
     if parts == 1 {
@@ -270,7 +292,7 @@ pub(super) fn in_parts(
     }
     let combine_ctas = op.sequences * op.most_queries() * op.heads;
     let (combine_id, combine) = (id(combine_spec(), variant), source(combine_spec(), variant));
-    let combine = step(combine_id, combine, combine_ctas, COMBINE_SHARED_BYTES)?;
+    let combine = step(combine_id, combine, combine_ctas, COMBINE_SHARED_BYTES, Arc::new(params))?;
     let attend = attend.of_operation().bind_part(O::Workspace, O::Workspace, workspace.clone());
     let combine = [O::QOffsets, O::KvOffsets, O::KvLengths, O::VFactors, O::D, O::Lse]
         .into_iter()

@@ -224,6 +224,9 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     if op.most_queries() < super::LEAST_QUERIES {
         return Err(Unsupported::new(format!("leaves fewer than {} queries to others", super::LEAST_QUERIES)));
     }
+    if op.mask.is_some() {
+        return Err(Unsupported::new("takes no mask of bits, and leaves those to others"));
+    }
     if matches!(op.places, KvPlaces::Table { .. }) {
         return Err(Unsupported::new("reads keys that lie one after another, not in pages"));
     }
