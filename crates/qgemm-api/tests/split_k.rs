@@ -49,7 +49,7 @@ fn parts_of_k_add_up_to_the_whole() {
     let weight = ctx.load(&host).expect("small");
     let mut seen = Vec::new();
     for (tokens, precision) in
-        [(1, XPrecision::Exact), (TOKENS, XPrecision::Exact), (TOKENS, XPrecision::Int8), (40, XPrecision::Int8)]
+        [(1, XPrecision::Exact), (TOKENS, XPrecision::Exact), (TOKENS, XPrecision::Int8), (20, XPrecision::Int8)]
     {
         let all = ctx.candidates(&problem(&weight, tokens, precision)).expect("served");
         for family in ["gemv", "gemm", "gemv_int8", "gemm_int8"] {

@@ -57,12 +57,13 @@ pub(super) fn sums(op: &CheckedGemm, plan: &LaunchPlan) -> Range<usize> {
     first..first + sum_bytes(op, plan.splits as usize)
 }
 
-/// Parts that K of `product` may be cut into with tiles of `config`: as many as have their sums in a binding. What takes several dispatches
-/// is large enough without.
+/// Parts that K of `product` may be cut into with tiles of `config`: as many as have their sums in a binding, where there would be fewer
+/// workgroups than units. What takes several dispatches is large enough without.
 pub(super) fn most_splits(product: &Product<'_>, config: &TileConfig, launches: &[Launch], info: &DeviceInfo) -> u32 {
     let op = product.op;
     let is_one = launches.len() == 1 && op.segments.is_empty();
-    if !is_one || op.stored_rows.div_ceil(config.tile_n as usize) > MAX_GROUPS as usize {
+    let groups = op.stored_rows.div_ceil(config.tile_n as usize) * op.m.div_ceil(config.tile_m as usize);
+    if !is_one || groups > 1 && groups >= info.units.min(MAX_GROUPS) as usize {
         return 1;
     }
     let least = if info.features.contains("software-adapter") { LEAST_SOFTWARE_COLUMNS } else { LEAST_COLUMNS };
@@ -99,11 +100,15 @@ mod tests {
         };
         let (gemv, gemm) = (&gemv::CONFIGS[0], &simt::CONFIGS[0]);
         let none = qgemm_hal::noop::devices().remove(0);
-        let mut info = DeviceInfo { max_buffer_bytes: 128 << 20, ..none };
+        let mut info = DeviceInfo { max_buffer_bytes: 128 << 20, units: 132, ..none };
         assert_eq!(splits(1, 64, 16384, gemv, &info), 32);
         assert_eq!(splits(1, 64, 4096, gemv, &info), 8);
         assert_eq!(splits(1, 64, 512 + 511, gemm, &info), 1);
+        // As many workgroups as units.
+        assert_eq!(splits(1, 64 * 131, 4096, gemv, &info), 8);
+        assert_eq!(splits(1, 64 * 132, 4096, gemv, &info), 1);
         // Several dispatches.
+        info.units = u32::MAX;
         assert_eq!(splits(1, 1 << 20, 4096, gemm, &info), 1);
         assert_eq!(splits(1000, 10_000, 4096, gemm, &info), 3);
         info.features.insert("software-adapter");
