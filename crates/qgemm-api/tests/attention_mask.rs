@@ -66,3 +66,43 @@ fn bits_are_those_of_keys_in_their_order_for_each_head() -> Result<(), Error> {
     assert_eq!(run(&ctx, &masked, Some(&words))?, [0.0, 0.0, 0.5, 0.0, 1.0, 69.0]);
     Ok(())
 }
+
+/// Matrix instructions of an attention of f16 whose queries see the keys of `seen`, of 1024.
+#[cfg(feature = "emu")]
+fn instructions(ctx: &Context, queries: usize, seen: std::ops::Range<usize>) -> Result<u64, Error> {
+    const MANY: usize = 1024;
+    const FEATURES: usize = 64;
+    let problem = Attention::new(DType::F16, 1, 1, FEATURES, Queries::each(1, queries), Keys::each(MANY));
+    let plan = ctx.plan_attention(&problem.mask(MaskBits::of_tokens()))?;
+    let zeros = |rows: usize| ctx.upload(&vec![0u16; rows * FEATURES]);
+    let (q, k, v, mut d) = (zeros(queries)?, zeros(MANY)?, zeros(MANY)?, zeros(queries)?);
+    let bits = |word: usize| (0..32).filter(|bit| seen.contains(&(word * 32 + bit))).map(|bit| 1u32 << bit).sum();
+    let row: Vec<u32> = (0..MANY / 32).map(bits).collect();
+    let mask = ctx.upload(&row.repeat(queries))?;
+    let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+    let mut args = AttentionArgs::new(&q, &k, &v, &mut d);
+    args.mask = Some((&mask).into());
+    args.workspace = Some(&mut workspace);
+    plan.run(&ctx.default_stream(), args)?;
+    let kernels = qgemm_api::emu::take_counters(ctx)?;
+    Ok(kernels.values().flat_map(|kernel| kernel.mma.values()).sum())
+}
+
+#[cfg(feature = "emu")]
+#[test]
+fn tiles_without_a_bit_are_not_multiplied() -> Result<(), Error> {
+    for (device, queries) in [("emu:sm75", 64), ("emu:sm80", 4), ("emu:sm80", 64), ("emu:sm90", 64)] {
+        let ctx = match Context::open(device) {
+            Err(error @ Error::Hal(qgemm_api::HalError::NoDevice { .. })) => {
+                qgemm_testkit::skipped(device, &error.to_string());
+                continue;
+            }
+            ctx => ctx?,
+        };
+        let all = instructions(&ctx, queries, 0..1024)?;
+        assert!(all > 0, "{device}, {queries} queries");
+        assert_eq!(16 * instructions(&ctx, queries, 512..576)?, all, "{device}, {queries} queries");
+        assert_eq!(instructions(&ctx, queries, 0..0)?, 0, "{device}, {queries} queries");
+    }
+    Ok(())
+}

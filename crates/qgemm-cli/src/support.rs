@@ -220,7 +220,11 @@ fn made_up(format: Format) -> anyhow::Result<HostWeight> {
 fn page(devices: &[&str], all: &Answers) -> String {
     let mut page = String::from(HEADER);
     // Writing to a String cannot fail.
-    let _ = writeln!(page, "\n## Operations and their kernel families\n\n{FAMILIES_NOTE}\n\n{}", head("operation", devices));
+    let _ = writeln!(
+        page,
+        "\n## Operations and their kernel families\n\n{FAMILIES_NOTE}\n\n{}",
+        head("operation", devices)
+    );
     let mut operations: Vec<&str> = Vec::new();
     for of in &all.operations {
         if !operations.contains(&of.operation) {
