@@ -74,7 +74,7 @@ fn instructions(ctx: &Context, queries: usize, seen: std::ops::Range<usize>) -> 
     const FEATURES: usize = 64;
     let problem = Attention::new(DType::F16, 1, 1, FEATURES, Queries::each(1, queries), Keys::each(MANY));
     let plan = ctx.plan_attention(&problem.mask(MaskBits::of_tokens()))?;
-    let zeros = |rows: usize| ctx.upload(&vec![0u16; rows * FEATURES]);
+    let zeros = |rows: usize| ctx.upload(&vec![0u8; 2 * rows * FEATURES]);
     let (q, k, v, mut d) = (zeros(queries)?, zeros(MANY)?, zeros(MANY)?, zeros(queries)?);
     let bits = |word: usize| (0..32).filter(|bit| seen.contains(&(word * 32 + bit))).map(|bit| 1u32 << bit).sum();
     let row: Vec<u32> = (0..MANY / 32).map(bits).collect();
