@@ -14,7 +14,7 @@ fn attention() -> Attention {
 /// The means of values that are the numbers of their keys, of keys that all match alike.
 fn run(ctx: &Context, attention: &Attention, mask: Option<&[u32]>) -> Result<Vec<f32>, Error> {
     let plan = ctx.plan_attention(attention)?;
-    let (q, k) = (ctx.upload(&vec![0f32; QUERIES * HEADS * DIM])?, ctx.upload(&vec![1f32; KEYS * HEADS * DIM])?);
+    let (q, k) = (ctx.upload(&[0f32; QUERIES * HEADS * DIM])?, ctx.upload(&[1f32; KEYS * HEADS * DIM])?);
     let values: Vec<f32> = (0..KEYS).flat_map(|key| vec![key as f32; HEADS * DIM]).collect();
     let v = ctx.upload(&values)?;
     let mut d = ctx.allocate(4 * QUERIES * HEADS * DIM)?;
@@ -57,7 +57,7 @@ fn a_mask_of_more_bytes_than_there_are_addresses_is_refused() {
 fn bits_are_those_of_keys_in_their_order_for_each_head() -> Result<(), Error> {
     let ctx = Context::open("cpu")?;
     // The second head sees the last key, the first head one more with each query; causality takes the last one from its first queries.
-    let mut words = vec![0u32; HEADS * QUERIES * 3];
+    let mut words = [0u32; HEADS * QUERIES * 3];
     for query in 0..QUERIES {
         words[query * 3] = (2 << query) - 1;
         words[(QUERIES + query) * 3 + 2] = 1 << (KEYS - 1 - 64);
