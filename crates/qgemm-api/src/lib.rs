@@ -145,8 +145,8 @@ pub use qgemm_formats::{
 };
 pub use qgemm_hal::{
     Activation, Buffer, BufferMut, BufferRef, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault,
-    ExpertGroups, FactorFormat, HalError, KvFormat, MaskBits, MatmulLayout, NormFunction, NormKind, Scoring, Stream, UpdateKind,
-    UpdateRule, XPrecision,
+    ExpertGroups, FactorFormat, HalError, KvFormat, MaskBits, MatmulLayout, NormFunction, NormKind, Scoring, Stream,
+    UpdateKind, UpdateRule, XPrecision,
 };
 pub use qgemm_sched::SchedError;
 

@@ -14,7 +14,7 @@ fn attention() -> Attention {
 /// The means of values that are the numbers of their keys, of keys that all match alike.
 fn run(ctx: &Context, attention: &Attention, mask: Option<&[u32]>) -> Result<Vec<f32>, Error> {
     let plan = ctx.plan_attention(attention)?;
-    let (q, k) = (ctx.upload(&vec![0f32; QUERIES * HEADS * DIM])?, ctx.upload(&vec![1f32; KEYS * HEADS * DIM])?);
+    let (q, k) = (ctx.upload(&[0f32; QUERIES * HEADS * DIM])?, ctx.upload(&[1f32; KEYS * HEADS * DIM])?);
     let values: Vec<f32> = (0..KEYS).flat_map(|key| vec![key as f32; HEADS * DIM]).collect();
     let v = ctx.upload(&values)?;
     let mut d = ctx.allocate(4 * QUERIES * HEADS * DIM)?;
@@ -57,12 +57,52 @@ fn a_mask_of_more_bytes_than_there_are_addresses_is_refused() {
 fn bits_are_those_of_keys_in_their_order_for_each_head() -> Result<(), Error> {
     let ctx = Context::open("cpu")?;
     // The second head sees the last key, the first head one more with each query; causality takes the last one from its first queries.
-    let mut words = vec![0u32; HEADS * QUERIES * 3];
+    let mut words = [0u32; HEADS * QUERIES * 3];
     for query in 0..QUERIES {
         words[query * 3] = (2 << query) - 1;
         words[(QUERIES + query) * 3 + 2] = 1 << (KEYS - 1 - 64);
     }
     let masked = attention().mask(MaskBits::shared().per_head()).causal();
     assert_eq!(run(&ctx, &masked, Some(&words))?, [0.0, 0.0, 0.5, 0.0, 1.0, 69.0]);
+    Ok(())
+}
+
+/// Matrix instructions of an attention of f16 whose queries see the keys of `seen`, of 1024.
+#[cfg(feature = "emu")]
+fn instructions(ctx: &Context, queries: usize, seen: std::ops::Range<usize>) -> Result<u64, Error> {
+    const MANY: usize = 1024;
+    const FEATURES: usize = 64;
+    let problem = Attention::new(DType::F16, 1, 1, FEATURES, Queries::each(1, queries), Keys::each(MANY));
+    let plan = ctx.plan_attention(&problem.mask(MaskBits::of_tokens()))?;
+    let zeros = |rows: usize| ctx.upload(&vec![0u8; 2 * rows * FEATURES]);
+    let (q, k, v, mut d) = (zeros(queries)?, zeros(MANY)?, zeros(MANY)?, zeros(queries)?);
+    let bits = |word: usize| (0..32).filter(|bit| seen.contains(&(word * 32 + bit))).map(|bit| 1u32 << bit).sum();
+    let row: Vec<u32> = (0..MANY / 32).map(bits).collect();
+    let mask = ctx.upload(&row.repeat(queries))?;
+    let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+    let mut args = AttentionArgs::new(&q, &k, &v, &mut d);
+    args.mask = Some((&mask).into());
+    args.workspace = Some(&mut workspace);
+    plan.run(&ctx.default_stream(), args)?;
+    let kernels = qgemm_api::emu::take_counters(ctx)?;
+    Ok(kernels.values().flat_map(|kernel| kernel.mma.values()).sum())
+}
+
+#[cfg(feature = "emu")]
+#[test]
+fn tiles_without_a_bit_are_not_multiplied() -> Result<(), Error> {
+    for (device, queries) in [("emu:sm75", 64), ("emu:sm80", 4), ("emu:sm80", 64), ("emu:sm90", 64)] {
+        let ctx = match Context::open(device) {
+            Err(error @ Error::Hal(qgemm_api::HalError::NoDevice { .. })) => {
+                qgemm_testkit::skipped(device, &error.to_string());
+                continue;
+            }
+            ctx => ctx?,
+        };
+        let all = instructions(&ctx, queries, 0..1024)?;
+        assert!(all > 0, "{device}, {queries} queries");
+        assert_eq!(16 * instructions(&ctx, queries, 512..576)?, all, "{device}, {queries} queries");
+        assert_eq!(instructions(&ctx, queries, 0..0)?, 0, "{device}, {queries} queries");
+    }
     Ok(())
 }

@@ -220,7 +220,11 @@ fn made_up(format: Format) -> anyhow::Result<HostWeight> {
 fn page(devices: &[&str], all: &Answers) -> String {
     let mut page = String::from(HEADER);
     // Writing to a String cannot fail.
-    let _ = writeln!(page, "\n## Operations and their kernel families\n\n{}", head("operation", devices));
+    let _ = writeln!(
+        page,
+        "\n## Operations and their kernel families\n\n{FAMILIES_NOTE}\n\n{}",
+        head("operation", devices)
+    );
     let mut operations: Vec<&str> = Vec::new();
     for of in &all.operations {
         if !operations.contains(&of.operation) {
@@ -270,6 +274,8 @@ const HEADER: &str =
 
 The column wgpu is without the feature `experimental-cooperative-matrix`.
 ";
+
+const FAMILIES_NOTE: &str = "A family that serves nothing on a chip is not in its column.";
 
 const FORMATS_HEADER: &str = "
 ## Products (`gemm`)
@@ -357,7 +363,8 @@ mod tests {
             for (operation, families) in ctx.device().catalog().operations() {
                 let serving = families::serving(&ctx, operation, families.clone()).expect("problems are valid");
                 assert!(!serving.is_empty(), "{operation} on {device}");
-                not_here.extend(families.into_iter().filter(|name| !serving.contains(name)).map(|name| (operation, name)));
+                not_here
+                    .extend(families.into_iter().filter(|name| !serving.contains(name)).map(|name| (operation, name)));
             }
             match &mut unserved {
                 Some(unserved) => unserved.retain(|name| not_here.contains(name)),

@@ -150,7 +150,7 @@ pub(crate) fn pipeline(
         // Of `routing`: tokens, slots, chunks and experts are compared with their counts, ids with that of experts; places in the
         // rows are counts of the slots before them. Of `matmul`: rows, columns and places along K are compared with M, N and K.
         // Of `quantize`: rows and columns are compared with their counts, of which planes
-        // have whole groups. Of `attention`: sequences, rows, keys and pages are compared with their counts,
+        // have whole groups. Of `attention`: sequences, rows, keys, pages and words of masks are compared with their counts,
         // offsets and lengths bounded by what there is; of codes that begin within a word, the next word is read or written only where
         // bytes of it are theirs. Of `kv_append`: the same, and positions compared with the rows of tables. Of `indexer`: queries, keys and pages are compared with their counts, ends bounded by those of keys. Of `norm`: rows and columns are compared with their counts. Workgroup
         // memory is indexed by constants of the tile and by places of invocations. Every loop counts to such a bound in steps

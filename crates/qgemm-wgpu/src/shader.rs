@@ -141,15 +141,8 @@ pub(crate) const QUANTIZE_TEXTS: [&str; 8] =
 pub(crate) const DEQUANTIZE_TEXTS: [&str; 3] = [ABI, NUMBERS, DEQUANTIZE];
 
 /// All texts of attentions.
-pub(crate) const ATTENTION_TEXTS: [&str; 7] = [
-    NUMBERS,
-    KV_CODES,
-    ATTENTION_PLAIN,
-    ATTENTION_CODES,
-    ATTENTION_MASK,
-    ATTENTION_MASK_IN_PLACE,
-    ATTENTION,
-];
+pub(crate) const ATTENTION_TEXTS: [&str; 7] =
+    [NUMBERS, KV_CODES, ATTENTION_PLAIN, ATTENTION_CODES, ATTENTION_MASK, ATTENTION_MASK_IN_PLACE, ATTENTION];
 
 /// All texts of appending to caches.
 pub(crate) const KV_APPEND_TEXTS: [&str; 7] =

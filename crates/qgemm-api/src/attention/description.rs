@@ -2,9 +2,7 @@
 
 use qgemm_formats::DType;
 use qgemm_hal::op::attention::{HEAD_DIM_STEP, MOST_HEAD_DIM};
-use qgemm_hal::{
-    Addressing, CheckedAttention, HeadRows, KvFormat, KvPlaces, KvRows, MaskBits, Paging, QueryLengths,
-};
+use qgemm_hal::{Addressing, CheckedAttention, HeadRows, KvFormat, KvPlaces, KvRows, MaskBits, Paging, QueryLengths};
 
 use crate::error::Error;
 use crate::operand::WIDE_ACCESS;

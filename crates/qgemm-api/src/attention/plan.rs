@@ -187,8 +187,20 @@ impl AttentionPlan {
         workspace: Option<BufferMut<'_>>,
     ) -> Result<(), Error> {
         use AttentionOperand as O;
-        let AttentionArgs { q, k, v, d, k_factors, v_factors, q_offsets, kv_offsets, kv_lengths, block_table, mask, .. } =
-            args;
+        let AttentionArgs {
+            q,
+            k,
+            v,
+            d,
+            k_factors,
+            v_factors,
+            q_offsets,
+            kv_offsets,
+            kv_lengths,
+            block_table,
+            mask,
+            ..
+        } = args;
         let (op, extents) = (&self.op, &self.extents);
         let checks = Checks(self.device);
         checks.device("stream", stream.device())?;

@@ -255,7 +255,8 @@ fn invariant() -> Vec<AttentionCase> {
 
 fn bits() -> Vec<AttentionCase> {
     let mut cases = Vec::new();
-    let rows = [MaskBits::of_tokens(), MaskBits::shared(), MaskBits::of_tokens().per_head(), MaskBits::shared().per_head()];
+    let rows =
+        [MaskBits::of_tokens(), MaskBits::shared(), MaskBits::of_tokens().per_head(), MaskBits::shared().per_head()];
     let patterns = [MaskPattern::Tree, MaskPattern::Random, MaskPattern::Documents(130), MaskPattern::Prefix];
     let lengths: [&[(usize, usize)]; 4] =
         [&[(7, 200), (7, 33)], &[(1, 90), (1, 0), (1, 700)], &[(40, 70), (3, 64), (20, 5)], &[(130, 300)]];

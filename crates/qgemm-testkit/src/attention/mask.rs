@@ -67,7 +67,7 @@ impl AttentionMask {
             MaskPattern::Documents(size) => key_of_head / size == (known + query) / size,
             MaskPattern::Random => {
                 let drawn = |place: usize| hash([case.seed as usize, sequence, head, query, place]);
-                let has_word = !drawn(1 << 40).is_multiple_of(5) && drawn(1 << 41 | key / 96) % 3 > 0;
+                let has_word = !drawn(1 << 40).is_multiple_of(5) && drawn((1 << 41) + key / 96) % 3 > 0;
                 has_word && drawn(key) % 3 > 0
             }
         }
@@ -108,7 +108,7 @@ fn hash(numbers: [usize; 5]) -> u64 {
     let mixed = numbers.into_iter().fold(0x9e37_79b9_7f4a_7c15u64, |hash, number| {
         (hash ^ number as u64).wrapping_mul(0xd6e8_feb8_6659_fd93).rotate_left(29)
     });
-    (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93) >> 32
+    (mixed ^ (mixed >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93) >> 32
 }
 
 #[cfg(test)]

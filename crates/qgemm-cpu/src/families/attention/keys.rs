@@ -3,9 +3,7 @@
 use qgemm_formats::DType;
 use qgemm_formats::float8::e4m3_to_f32;
 use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES};
-use qgemm_hal::{
-    Addressing, CheckedAttention, HalError, KvFormat, KvPlaces, KvRows, MaskBits, Paging, QueryLengths,
-};
+use qgemm_hal::{Addressing, CheckedAttention, HalError, KvFormat, KvPlaces, KvRows, MaskBits, Paging, QueryLengths};
 
 use crate::operand::absent;
 use crate::simd::{LANES, Simd};

@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn runs_are_the_ranges_of_bits_that_are_set() {
         let of = |bits| runs(bits).collect::<Vec<_>>();
-        assert_eq!((of(0), of(u64::MAX)), (vec![], vec![0..64]));
+        assert!(of(0).is_empty() && of(u64::MAX).iter().eq([&(0..64)]));
         assert_eq!(of(0b1011 | 1 << 63), [0..2, 3..4, 63..64]);
     }
 

@@ -129,9 +129,8 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
 
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    let of_type = move |&dtype: &DType| {
-        [false, true].into_iter().flat_map(move |is_masked| kernels(dtype, is_masked, variant))
-    };
+    let of_type =
+        move |&dtype: &DType| [false, true].into_iter().flat_map(move |is_masked| kernels(dtype, is_masked, variant));
     dtypes(variant).iter().flat_map(of_type).map(move |spec| source(spec, variant))
 }
 

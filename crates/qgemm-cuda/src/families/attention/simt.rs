@@ -113,11 +113,13 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
         constant_line(&mut prelude, "QG_ROWS", spec.rows);
         constant_line(&mut prelude, "QG_KEYS", spec.keys);
         constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
-        // For a CTA more the compiler would spill what four rows of 256 features keep.
-        if spec.qk == 256 && spec.rows == 4 {
+        let is_masked = spec.step.as_str() == MASKED;
+        // For a CTA more the compiler would spill what four rows of 256 features keep, or of blocks with a mask.
+        let spills_blocks = is_masked && spec.kv.has_scales() && variant == Variant::Sm120;
+        if (spec.qk == 256 && spec.rows == 4) || spills_blocks {
             macro_line(&mut prelude, "QG_CTAS_PER_SM", "2");
         }
-        mask_line(&mut prelude, spec.step.as_str() == MASKED);
+        mask_line(&mut prelude, is_masked);
     } else {
         constant_line(&mut prelude, "QG_SHARED_BYTES", COMBINE_SHARED_BYTES);
     }
