@@ -6,6 +6,7 @@
 mod bundles;
 #[cfg(feature = "embed-kernels")]
 #[path = "src/hash.rs"]
+#[allow(dead_code, reason = "the library takes more of it")]
 mod hash;
 #[cfg(feature = "embed-kernels")]
 #[path = "src/bundle/layout.rs"]
