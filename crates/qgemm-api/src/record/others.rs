@@ -38,8 +38,10 @@ pub(crate) trait Recorded: Operation {
     fn cut(_: &Self::Plan) -> String {
         "whole tiles".into()
     }
-    /// How a plan shares the work.
-    fn dispatch(&self, plan: &Self::Plan) -> Dispatch;
+    /// How a plan shares the work: by rows, of which most operations have one a token.
+    fn dispatch(&self, _: &Self::Plan) -> Dispatch {
+        Dispatch::along(SplitAxis::M, 1)
+    }
     /// How partial results of a plan come together; `None` where there are none.
     fn reduction(_: &Self::Plan, _: &DeviceInfo) -> Option<Reduction> {
         None
@@ -146,10 +148,6 @@ impl Recorded for CheckedRouting {
         let counts = (bytes > 0).then(|| WorkspaceRegion::new("counts", 0, bytes));
         (bytes, counts.into_iter().collect())
     }
-
-    fn dispatch(&self, _: &RoutingLaunches) -> Dispatch {
-        Dispatch::along(SplitAxis::M, 1)
-    }
 }
 
 impl Recorded for CheckedExperts {
@@ -208,10 +206,6 @@ impl Recorded for CheckedNorm {
     fn config(plan: &NormLaunch) -> &Self::Config {
         &plan.config
     }
-
-    fn dispatch(&self, _: &NormLaunch) -> Dispatch {
-        Dispatch::along(SplitAxis::M, 1)
-    }
 }
 
 impl Recorded for CheckedOptimizer {
@@ -251,10 +245,6 @@ impl Recorded for CheckedKvAppend {
     fn config(plan: &KvAppendLaunch) -> &Self::Config {
         &plan.config
     }
-
-    fn dispatch(&self, _: &KvAppendLaunch) -> Dispatch {
-        Dispatch::along(SplitAxis::M, 1)
-    }
 }
 
 impl Recorded for CheckedIndexer {
@@ -285,10 +275,6 @@ impl Recorded for CheckedIndexer {
         let parts = (bytes > 0).then(|| WorkspaceRegion::new("scores", 0, bytes));
         (bytes, parts.into_iter().collect())
     }
-
-    fn dispatch(&self, _: &IndexerLaunch) -> Dispatch {
-        Dispatch::along(SplitAxis::M, 1)
-    }
 }
 
 impl Recorded for CheckedQuantize {
@@ -303,10 +289,6 @@ impl Recorded for CheckedQuantize {
 
     fn config(plan: &QuantizePlan) -> &Self::Config {
         &plan.config
-    }
-
-    fn dispatch(&self, _: &QuantizePlan) -> Dispatch {
-        Dispatch::along(SplitAxis::M, 1)
     }
 }
 
@@ -364,8 +346,7 @@ impl Recorded for CheckedMatmul {
             DeviceKind::Wgpu => ReductionOrder::InOrder,
             _ => ReductionOrder::LastArriverInOrder,
         };
-        let parts = || Self::workspace(plan).1.into_iter().next();
-        (plan.splits > 1).then(|| Reduction::of_parts(parts(), order))
+        (plan.splits > 1).then(|| Reduction::of_parts(Self::workspace(plan).1, order))
     }
 }
 
@@ -408,7 +389,6 @@ impl Recorded for CheckedAttention {
     }
 
     fn reduction(plan: &AttentionPlan, _: &DeviceInfo) -> Option<Reduction> {
-        let parts = || Self::workspace(plan).1.into_iter().next();
-        (plan.config.parts > 1).then(|| Reduction::of_parts(parts(), ReductionOrder::InOrder))
+        (plan.config.parts > 1).then(|| Reduction::of_parts(Self::workspace(plan).1, ReductionOrder::InOrder))
     }
 }

@@ -246,9 +246,9 @@ pub struct Reduction {
 }
 
 impl Reduction {
-    /// A sum of what lies in `partial_buffer`.
-    pub(super) fn of_parts(partial_buffer: Option<WorkspaceRegion>, order: ReductionOrder) -> Self {
-        Self { kind: ReductionType::Sum, partial_buffer, order: Some(order) }
+    /// A sum of parts, which lie in the first region of a workspace.
+    pub(super) fn of_parts(workspace: Vec<WorkspaceRegion>, order: ReductionOrder) -> Self {
+        Self { kind: ReductionType::Sum, partial_buffer: workspace.into_iter().next(), order: Some(order) }
     }
 
     /// Of a launch.

@@ -9,15 +9,17 @@ use crate::planes::{PLANES, Plane};
 
 /// What a value may be off, as a share of the root of its energy: the root of what a norm's squares may be.
 const SHARE: f64 = 3e-5;
-/// What a value may be off because the mean of its row is one of f32, as a share of the row's root mean square: a value next to the mean is
+/// What a value of a centered row may be off because the row's mean is one of f32, as a share of the row's root mean square: a value next to the mean is
 /// what is left of two that cancel.
 const MEAN: f64 = f32::EPSILON as f64;
 /// The rounding of a value's quotients by factor and scale.
 const QUOTIENTS: f64 = 1e-6;
 
-/// Compares planes with the oracle's rows. Returns the energy of the error over that of the rows; `None` where that is no finite number.
+/// Compares planes with the oracle's rows, from which means were taken if these are centered. Returns the energy of the error over that of the
+/// rows; `None` where that is no finite number.
 pub(super) fn check(
     expected: &Expected,
+    is_centered: bool,
     parts: &XParts,
     given: Option<f32>,
     planes: &[Plane; PLANES],
@@ -35,7 +37,8 @@ pub(super) fn check(
         let stored = parts.columns(columns);
         let mut values = expected.values[of_row.clone()].to_vec();
         let finite = values.iter().filter(|value| value.is_finite());
-        let of_mean = MEAN * (finite.map(|value| value * value).sum::<f64>() / columns as f64).sqrt();
+        let mean = if is_centered { MEAN } else { 0.0 };
+        let of_mean = mean * (finite.map(|value| value * value).sum::<f64>() / columns as f64).sqrt();
         let reach = |at: usize| SHARE * expected.energy[at].sqrt() + expected.floor[at] + of_mean;
         let mut reach: Vec<f64> = of_row.map(reach).collect();
         values.resize(stored, 0.0);
@@ -217,7 +220,7 @@ mod tests {
                 for ((buffer, plane), written) in buffers.iter_mut().zip(&planes).zip(&written) {
                     buffer[plane.row(0)].copy_from_slice(written);
                 }
-                let loss = check(&expected, &parts, given, &planes, &buffers).expect("the reference");
+                let loss = check(&expected, false, &parts, given, &planes, &buffers).expect("the reference");
                 assert!(loss.is_some_and(|loss| loss < 0.05), "{format}: {loss:?}");
                 for plane in 0..PLANES {
                     let range = planes[plane].row(0);
@@ -227,7 +230,10 @@ mod tests {
                     let mut wrong = buffers.clone();
                     wrong[plane][range.start] ^= 0x21;
                     wrong[plane][range.start + 1] ^= 0x21;
-                    assert!(check(&expected, &parts, given, &planes, &wrong).is_err(), "{format}: plane {plane}");
+                    assert!(
+                        check(&expected, false, &parts, given, &planes, &wrong).is_err(),
+                        "{format}: plane {plane}"
+                    );
                 }
             }
         }

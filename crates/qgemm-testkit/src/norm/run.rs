@@ -1,6 +1,6 @@
 //! Runs one norm on a device and judges the result.
 
-use qgemm_api::{Buffer, Context, DeviceKind, Error, Norm, NormArgs, NormPlan, Quantization};
+use qgemm_api::{Buffer, Context, DeviceKind, Error, Norm, NormArgs, NormKind, NormPlan, Quantization};
 use qgemm_formats::{DType, XFactor, XFormat, XParts};
 
 use super::case::{NormCase, NormPlace};
@@ -104,7 +104,8 @@ fn judge(ctx: &Context, case: &NormCase, outcome: &mut Outcome) -> Result<(), Fa
     let oracle = expected(&case.function, &normalized, case.columns, &inputs.gamma, &inputs.beta);
     if let (Some(parts), Some(planes)) = (case.parts(), &stored.planes) {
         let given = given_factor(&parts);
-        outcome.rounding_loss = quantized::check(&oracle, &parts, given, planes, &first.planes)?;
+        let is_centered = case.function.kind == NormKind::Layer;
+        outcome.rounding_loss = quantized::check(&oracle, is_centered, &parts, given, planes, &first.planes)?;
         if ctx.info().id.kind != DeviceKind::Emu {
             let second = run_on(ctx, &plan, case, &stored, &inputs).map_err(Failure::of_run)?;
             for (first, second) in first.planes.iter().zip(&second.planes) {
