@@ -45,15 +45,15 @@ impl Frame {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Part {
     Dictionary,
-    Kernel,
+    Kernels,
 }
 
 impl Part {
     /// The most bytes that its contents may have: a header is no reason to allocate more.
     pub(super) fn limit(self) -> u64 {
         match self {
-            Self::Dictionary => 1 << 20,
-            Self::Kernel => 16 << 20,
+            Self::Dictionary => 2 << 20,
+            Self::Kernels => 16 << 20,
         }
     }
 
@@ -61,7 +61,7 @@ impl Part {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Dictionary => "the dictionary",
-            Self::Kernel => "a kernel",
+            Self::Kernels => "kernels",
         }
     }
 
@@ -88,7 +88,7 @@ impl Unpacker {
     /// From the frame of the dictionary, whose contents have `len` bytes; none when it has 0. `None` when it is damaged.
     pub(super) fn new(dictionary: &[u8], len: u64) -> Option<Self> {
         let mut decoder = FrameDecoder::new();
-        decoder.set_max_window_size(Part::Kernel.limit());
+        decoder.set_max_window_size(Part::Kernels.limit());
         let mut unpacker = Self(decoder);
         if len > 0 {
             let dictionary = unpacker.unpack(dictionary, len)?;

@@ -3,14 +3,15 @@
 //!
 //! ```text
 //! magic | format version | header length | length of the frames | header | hash of the header | frames
-//! header = source hash | NVRTC version | target | dictionary | count | entries
-//! entry  = kernel hash | name | target | resources | frame of the image
+//! header = source hash | NVRTC version | target | dictionary | count | frames | count | entries
+//! entry  = kernel hash | name | target | resources | number of its frame | offset and length in there
 //! dictionary, frame = offset | stored length | hash of the stored bytes | length
 //! ```
 //!
-//! Each image is a Zstandard frame of its own, so that loading one kernel reads and unpacks that one. Kernels of a chip
-//! share most of their text: a dictionary, a frame without one, serves all of them. It is unpacked when the first kernel is
-//! read. PTX is compressed in another form (`registers.rs`).
+//! A Zstandard frame holds a few kernels that are alike, so that loading one reads and unpacks few others; the frame that
+//! was unpacked last is kept, as a plan's kernels are often neighbours. Kernels of a chip share most of their text: a
+//! dictionary, a frame without one, serves all frames. It is unpacked when the first kernel is read. PTX is compressed in
+//! another form (`registers.rs`).
 
 mod embedded;
 mod frame;
@@ -22,6 +23,7 @@ mod write;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -99,7 +101,10 @@ struct Entry {
     key: Sha256Hash,
     target: Target,
     resources: Option<Resources>,
-    frame: Frame,
+    /// Number of its frame.
+    frame: usize,
+    /// Where it is in there.
+    span: Range<usize>,
 }
 
 /// Where the bytes of a bundle are.
@@ -120,9 +125,18 @@ pub struct Bundle {
     nvrtc: String,
     /// Empty where the kernels share none.
     dictionary: Frame,
+    frames: Vec<Frame>,
     entries: Vec<Entry>,
-    /// Made for the first kernel that is read. Absent while a kernel is unpacked, so that none stays that failed.
-    unpacker: Mutex<Option<Unpacker>>,
+    /// Made for the first kernel that is read. Absent while a frame is unpacked, so that none stays that failed.
+    unpacked: Mutex<Option<Unpacked>>,
+}
+
+/// What unpacks frames, and the one that it unpacked last.
+#[derive(Debug)]
+struct Unpacked {
+    unpacker: Unpacker,
+    frame: usize,
+    contents: Vec<u8>,
 }
 
 impl Bundle {
@@ -190,6 +204,11 @@ impl Bundle {
         let target = reader.text()?.parse().ok()?;
         let dictionary = Frame::read(&mut reader, frames)?;
         let count = reader.u32()?;
+        let mut kernels = Vec::new();
+        for _ in 0..count {
+            kernels.push(Frame::read(&mut reader, frames)?);
+        }
+        let count = reader.u32()?;
         let mut entries = Vec::new();
         for _ in 0..count {
             let key = reader.hash()?;
@@ -197,11 +216,16 @@ impl Bundle {
             let target = reader.text()?.parse().ok()?;
             let has_resources = reader.u32()? != 0;
             let resources = Some(Resources::read(&mut reader)?).filter(|_| has_resources);
-            let frame = Frame::read(&mut reader, frames)?;
-            entries.push(Entry { key, target, resources, frame });
+            let frame = reader.u32()? as usize;
+            let (offset, len) = (reader.u64()?, reader.u64()?);
+            let end =
+                offset.checked_add(len).filter(|&end| kernels.get(frame).is_some_and(|frame| end <= frame.len))?;
+            let span = usize::try_from(offset).ok()?..usize::try_from(end).ok()?;
+            entries.push(Entry { key, target, resources, frame, span });
         }
         let path = path.to_path_buf();
-        Some((sources, Self { path, place, target, nvrtc, dictionary, entries, unpacker: Mutex::default() }))
+        let (frames, unpacked) = (kernels, Mutex::default());
+        Some((sources, Self { path, place, target, nvrtc, dictionary, frames, entries, unpacked }))
     }
 
     /// What the bundle was built for.
@@ -228,20 +252,40 @@ impl Bundle {
         let Some(entry) = self.entries.iter().find(|e| e.key == key && e.target.runs_on(chip)) else {
             return Ok(None);
         };
-        let stored = self.stored(&entry.frame, Part::Kernel)?;
-        let mut kept = self.unpacker.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut unpacker = match kept.take() {
-            Some(unpacker) => unpacker,
-            None => self.unpacker()?,
-        };
-        let contents = unpacker.unpack(&stored, entry.frame.len).ok_or_else(|| self.does_not_unpack(Part::Kernel))?;
-        *kept = Some(unpacker);
-        drop(kept);
+        let contents = self.contents(entry)?;
         let image = match entry.target.is_ptx() {
-            true => registers::unpack(&contents).ok_or_else(|| self.does_not_unpack(Part::Kernel))?,
+            true => registers::unpack(&contents).ok_or_else(|| self.does_not_unpack(Part::Kernels))?,
             false => contents,
         };
         Ok(Some(Artifact { target: entry.target, nvrtc: self.nvrtc.clone(), resources: entry.resources, image }))
+    }
+
+    /// What is compressed of `entry`.
+    fn contents(&self, entry: &Entry) -> Result<Vec<u8>, BundleError> {
+        let mut kept = self.unpacked.lock().unwrap_or_else(PoisonError::into_inner);
+        let unpacked = match kept.take() {
+            Some(unpacked) if unpacked.frame == entry.frame => unpacked,
+            other => {
+                let frame = &self.frames[entry.frame];
+                let stored = match self.stored(frame, Part::Kernels) {
+                    Ok(stored) => stored,
+                    Err(damaged) => {
+                        *kept = other;
+                        return Err(damaged);
+                    }
+                };
+                let mut unpacker = match other {
+                    Some(unpacked) => unpacked.unpacker,
+                    None => self.unpacker()?,
+                };
+                let contents = unpacker.unpack(&stored, frame.len);
+                let contents = contents.ok_or_else(|| self.does_not_unpack(Part::Kernels))?;
+                Unpacked { unpacker, frame: entry.frame, contents }
+            }
+        };
+        let own = unpacked.contents[entry.span.clone()].to_vec();
+        *kept = Some(unpacked);
+        Ok(own)
     }
 
     /// What unpacks this bundle's kernels.

@@ -20,7 +20,7 @@ pub(super) fn write(folder: &Path, target: &str, kernels: &[(KernelSpec, Artifac
     path
 }
 
-/// Kernels that share most of what they consist of.
+/// Kernels that share most of what they consist of, and fill several frames.
 fn relatives(target: &str) -> Vec<(KernelSpec, Artifact)> {
     let mut state = 1u32;
     let mut random = || {
@@ -30,7 +30,7 @@ fn relatives(target: &str) -> Vec<(KernelSpec, Artifact)> {
     let fragments: Vec<Vec<u8>> = (0..64).map(|_| (0..256).map(|_| random() as u8).collect()).collect();
     let relative = |i| {
         let (spec, artifact) = kernel(&format!("kernel {i}"), target);
-        let image = (0..40).flat_map(|_| fragments[random() as usize % fragments.len()].clone()).collect();
+        let image = (0..120).flat_map(|_| fragments[random() as usize % fragments.len()].clone()).collect();
         (spec, Artifact { image, ..artifact })
     };
     (0..100).map(relative).collect()
@@ -93,11 +93,11 @@ fn ptx_round_trips() {
     let path = write(folder.path(), "compute_80", &[(spec.clone(), ptx.clone())]);
     let bundle = Bundle::open(&path).unwrap();
     assert_eq!(bundle.read(&spec, 120).unwrap(), Some(ptx));
-    assert!(bundle.entries[0].frame.stored < 500, "{:?}", bundle.entries[0].frame);
+    assert!(bundle.frames[0].stored < 500, "{:?}", bundle.frames[0]);
 }
 
 #[test]
-fn what_kernels_share_is_stored_once_and_each_is_read_alone() {
+fn what_kernels_share_is_stored_once_and_they_are_read_in_any_order() {
     let folder = tempfile::tempdir().unwrap();
     let kernels = relatives("sm_90");
     let path = write(folder.path(), "sm_90", &kernels);
@@ -121,7 +121,7 @@ fn what_kernels_share_is_stored_once_and_each_is_read_alone() {
 }
 
 #[test]
-fn reading_a_kernel_reads_its_frame_alone() {
+fn reading_a_kernel_reads_its_frame_alone_and_keeps_it() {
     let folder = tempfile::tempdir().unwrap();
     let kernels = relatives("sm_90");
     let path = write(folder.path(), "sm_90", &kernels);
@@ -130,7 +130,8 @@ fn reading_a_kernel_reads_its_frame_alone() {
     // Of an open bundle nothing is left but the dictionary and one frame, with which the file ends.
     let wanted = 41;
     let bytes = std::fs::read(&path).unwrap();
-    let own = span(&bundle.entries[wanted].frame);
+    let frame = bundle.entries[wanted].frame;
+    let own = span(&bundle.frames[frame]);
     let mut left = vec![0; own.end];
     for kept in [span(&bundle.dictionary), own] {
         left[kept.clone()].copy_from_slice(&bytes[kept]);
@@ -145,24 +146,28 @@ fn reading_a_kernel_reads_its_frame_alone() {
     io::Write::write_all(&mut file, &[0; 16]).unwrap();
     assert!(bundle.stored(&bundle.dictionary, Part::Dictionary).is_err());
     assert_eq!(bundle.read(spec, 90).unwrap().as_ref(), Some(artifact));
-    let others = (0..kernels.len()).filter(|&i| i != wanted);
-    for (spec, _) in others.map(|i| &kernels[i]) {
-        assert!(bundle.read(spec, 90).is_err());
+    let neighbours = bundle.entries.iter().zip(&kernels).filter(|(entry, _)| entry.frame == frame).count();
+    assert!(neighbours > 1 && neighbours < kernels.len(), "{neighbours} kernels in the frame");
+    for (entry, (spec, artifact)) in bundle.entries.iter().zip(&kernels) {
+        match bundle.read(spec, 90) {
+            Ok(read) => assert_eq!((entry.frame, read.as_ref()), (frame, Some(artifact))),
+            Err(error) => assert_ne!(entry.frame, frame, "{error}"),
+        }
     }
 }
 
 #[test]
-fn a_damaged_kernel_is_refused_and_the_others_are_read() {
+fn damaged_kernels_are_refused_and_those_of_other_frames_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let kernels = relatives("sm_90");
     let path = write(folder.path(), "sm_90", &kernels);
     let mut bytes = std::fs::read(&path).unwrap();
-    bytes[Bundle::open(&path).unwrap().entries[7].frame.offset as usize] ^= 1;
+    bytes[Bundle::open(&path).unwrap().frames[1].offset as usize] ^= 1;
     std::fs::write(&path, &bytes).unwrap();
     let bundle = Bundle::open(&path).unwrap();
-    for (i, (spec, artifact)) in kernels.iter().enumerate() {
+    for (entry, (spec, artifact)) in bundle.entries.iter().zip(&kernels) {
         match bundle.read(spec, 90) {
-            Err(BundleError::Damaged { what, .. }) if i == 7 => assert_eq!(what, "wrong checksum of a kernel"),
+            Err(BundleError::Damaged { what, .. }) if entry.frame == 1 => assert_eq!(what, "wrong checksum of kernels"),
             read => assert_eq!(read.unwrap().as_ref(), Some(artifact)),
         }
     }
@@ -198,10 +203,10 @@ fn lengths_that_are_not_true_are_refused() {
     let path = write(folder.path(), "sm_90", &kernels);
     let good = std::fs::read(&path).unwrap();
     let bundle = Bundle::open(&path).unwrap();
-    for (part, frame) in [(Part::Dictionary, &bundle.dictionary), (Part::Kernel, &bundle.entries[0].frame)] {
+    for (part, frame) in [(Part::Dictionary, &bundle.dictionary), (Part::Kernels, &bundle.frames[0])] {
         let read = |at, value: u64| {
             let bytes = forge(&good, frame, at, &value.to_le_bytes());
-            Bundle::of_program("A", bytes.leak()).unwrap().read(&kernels[0].0, 90).unwrap_err()
+            Bundle::of_program("A", bytes.leak()).and_then(|bundle| bundle.read(&kernels[0].0, 90)).unwrap_err()
         };
         for len in [part.limit() + 1, u64::MAX] {
             let error = read(LEN, len);
@@ -223,7 +228,7 @@ fn lengths_that_are_not_true_are_refused() {
         }
     }
     let (spec, artifact) = kernels[0].clone();
-    let image = vec![0; Part::Kernel.limit() as usize + 1];
+    let image = vec![0; Part::Kernels.limit() as usize + 1];
     let error = Bundle::write(&path, artifact.target, "12.9", &[(spec, Artifact { image, ..artifact })]).unwrap_err();
     assert!(matches!(error, BundleError::TooLarge { .. }), "{error}");
     assert_eq!(std::fs::read(&path).unwrap(), good, "what was there before");

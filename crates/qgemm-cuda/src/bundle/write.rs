@@ -22,6 +22,8 @@ use crate::{replace, source};
 const LEVEL: i32 = 19;
 /// The dictionary has one byte for this many of the kernels, or it would weigh more than it saves.
 const BYTES_PER_DICTIONARY_BYTE: usize = 32;
+/// Kernels share a frame up to this many bytes: what is read and unpacked for one of them.
+const FRAME_BYTES: usize = 1 << 20;
 
 impl Bundle {
     /// Writes the bundle of `target` to `path`, in one step: a failed or interrupted write leaves what was there
@@ -37,10 +39,15 @@ impl Bundle {
     ) -> Result<u64, BundleError> {
         let io = |error| BundleError::Io { path: path.to_path_buf(), error };
         let contents: Vec<Cow<'_, [u8]>> = kernels.iter().map(|(_, artifact)| contents(artifact)).collect();
-        contents.iter().try_for_each(|contents| Part::Kernel.check(contents.len() as u64, path))?;
+        contents.iter().try_for_each(|contents| Part::Kernels.check(contents.len() as u64, path))?;
         let dictionary = dictionary(&contents);
-        let stored_dictionary = compress(&[], &[Cow::Borrowed(dictionary.as_slice())]).map_err(io)?.concat();
-        let images = compress(&dictionary, &contents).map_err(io)?;
+        let stored_dictionary = compress(&[], std::slice::from_ref(&dictionary)).map_err(io)?.concat();
+        let shared = share_frames(kernels, &contents);
+        let together: Vec<Vec<u8>> = shared
+            .iter()
+            .map(|members| members.iter().flat_map(|&at| contents[at].iter().copied()).collect())
+            .collect();
+        let images = compress(&dictionary, &together).map_err(io)?;
 
         let mut end = 0;
         let mut frame = |stored: &[u8], contents: &[u8]| {
@@ -53,14 +60,23 @@ impl Bundle {
         header.text(nvrtc);
         header.text(&target.to_string());
         frame(&stored_dictionary, &dictionary).write(&mut header);
+        header.u32(images.len() as u32);
+        images.iter().zip(&together).for_each(|(image, together)| frame(image, together).write(&mut header));
         header.u32(kernels.len() as u32);
-        for (((spec, artifact), contents), image) in kernels.iter().zip(&contents).zip(&images) {
-            header.hash(spec.key());
-            header.text(&spec.name);
-            header.text(&artifact.target.to_string());
-            header.u32(u32::from(artifact.resources.is_some()));
-            artifact.resources.unwrap_or_default().write(&mut header);
-            frame(image, contents).write(&mut header);
+        for (place, members) in shared.iter().enumerate() {
+            let mut offset = 0;
+            for &at in members {
+                let ((spec, artifact), len) = (&kernels[at], contents[at].len() as u64);
+                header.hash(spec.key());
+                header.text(&spec.name);
+                header.text(&artifact.target.to_string());
+                header.u32(u32::from(artifact.resources.is_some()));
+                artifact.resources.unwrap_or_default().write(&mut header);
+                header.u32(place as u32);
+                header.u64(offset);
+                header.u64(len);
+                offset += len;
+            }
         }
         let mut head = Writer::default();
         head.bytes.extend_from_slice(MAGIC);
@@ -87,6 +103,25 @@ fn contents(artifact: &Artifact) -> Cow<'_, [u8]> {
     }
 }
 
+/// The kernels of each frame. Those whose names begin alike are most alike, so that they follow one another.
+fn share_frames(kernels: &[(KernelSpec, Artifact)], contents: &[Cow<'_, [u8]>]) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..kernels.len()).collect();
+    order.sort_by_key(|&at| &kernels[at].0.name);
+    let mut frames: Vec<Vec<usize>> = Vec::new();
+    let mut len = 0;
+    for at in order {
+        match frames.last_mut() {
+            Some(members) if len + contents[at].len() <= FRAME_BYTES => members.push(at),
+            _ => {
+                frames.push(vec![at]);
+                len = 0;
+            }
+        }
+        len += contents[at].len();
+    }
+    frames
+}
+
 /// What kernels share; empty where training finds that they are too few or too small to share anything.
 fn dictionary(contents: &[Cow<'_, [u8]>]) -> Vec<u8> {
     let len: usize = contents.iter().map(|contents| contents.len()).sum();
@@ -95,7 +130,7 @@ fn dictionary(contents: &[Cow<'_, [u8]>]) -> Vec<u8> {
 }
 
 /// A frame for each of `contents`, made by as many threads as there are processors.
-fn compress(dictionary: &[u8], contents: &[Cow<'_, [u8]>]) -> io::Result<Vec<Vec<u8>>> {
+fn compress(dictionary: &[u8], contents: &[Vec<u8>]) -> io::Result<Vec<Vec<u8>>> {
     let next = AtomicUsize::new(0);
     let work = || -> io::Result<Vec<(usize, Vec<u8>)>> {
         let mut compressor = Compressor::with_dictionary(LEVEL, dictionary)?;
