@@ -338,6 +338,9 @@ pub enum Error {
          `Matmul::b_transposed`)"
     )]
     KGroupedLayout,
+    /// The products of groups of rows are of an A that is not stored by rows.
+    #[error("groups of rows are rows of A as stored: store A as [m, k] (without `Matmul::a_transposed`)")]
+    RowsGroupedLayout,
     /// A factor of plain numbers has a factor of its own.
     #[error("{operand} is {dtype} and has a factor for all of it: only E4M3 has one, fold it into alpha")]
     ScaledPlainFactor {

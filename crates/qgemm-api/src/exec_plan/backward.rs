@@ -123,8 +123,9 @@ impl Builder<'_> {
         let gradient = Gradient::new(dy.rows, dy.dtype, dx.dtype);
         let gradient = if adds { gradient.accumulate(1.0) } else { gradient };
         let ctx = self.ctx;
-        let key = format!("{:?} {gradient:?}", described.shape());
-        let record = known(&mut self.planned, key, || ctx.explain_gradient_by(described.shape(), &gradient))?;
+        let through = (*described.shape()).into();
+        let key = format!("{through:?} {gradient:?}");
+        let record = known(&mut self.planned, key, || ctx.explain_gradient_by(&through, &gradient))?;
         self.out.uses(&dy.name, dy.kind, dy.bytes()?);
         self.out.uses(&weight.region, RegionKind::Weight, weight.bytes);
         let op = PlannedOp {

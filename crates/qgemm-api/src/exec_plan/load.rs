@@ -17,7 +17,7 @@ use crate::described::DescribedWeight;
 use crate::error::Error;
 use crate::experts::{ExpertArgs, ExpertProblem, Experts};
 use crate::gemm::{Args, Candidate, Plan, Problem};
-use crate::gradient::Gradient;
+use crate::gradient::{Gradient, GradientInputs};
 use crate::matmul::{Matmul, MatmulArgs};
 use crate::record::{DeviceRecord, Dispatch, PlanRecord, Reduction, Sizes};
 use crate::routing::{Routing, RoutingArgs};
@@ -158,7 +158,7 @@ impl LoadedPlan {
         arena.arm(device, stream, place)?;
         let workspace = arena.workspace(plan.workspace_bytes())?;
         let ([dy], [dx, workspace]) = arena.parts([arena.range(&op.x)?], [arena.range(&op.d)?, workspace])?;
-        plan.run_within(stream, dy, weight, dx, Some(workspace))?;
+        plan.run_within(stream, GradientInputs { dy, weight: weight.into(), offsets: None }, dx, Some(workspace))?;
         arena.check(device, stream, op_id)
     }
 
@@ -399,7 +399,7 @@ impl OpChecks<'_> {
             ("gradient", Some(weight)) => {
                 let (described, gradient) = (self.weight(weight)?, gradient(op)?);
                 self.expect("weight.bytes", described.bytes(), weight.bytes)?;
-                self.record(&self.ctx.explain_gradient_by(described.shape(), &gradient)?)?;
+                self.record(&self.ctx.explain_gradient_by(&(*described.shape()).into(), &gradient)?)?;
                 None
             }
             ("matmul", None) => {
