@@ -517,12 +517,6 @@ pub enum Error {
         /// What is missing, and what was expected.
         what: String,
     },
-    /// Something of training that plans do not have yet.
-    #[error("a plan with training is not served: {why}")]
-    NoTrainingPlan {
-        /// What is missing.
-        why: &'static str,
-    },
     /// A file with measured configurations is something else.
     #[error(transparent)]
     Tuned(#[from] TunedError),
