@@ -2,95 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use qgemm_api::exec::{ExecPlan, Phase, PlannedOp, Region, RegionKind};
-use qgemm_api::gguf::{GgufHeader, GgufScalar};
 use qgemm_api::tuning::SplitAxis;
 use qgemm_api::{
-    Args, Context, DType, Error, Format, Gradient, GradientArgs, HostExperts, HostWeight, LoadedPlan, Model, MoeArgs,
+    Args, Context, DType, Error, Gradient, GradientArgs, HostExperts, HostWeight, LoadedPlan, Model, MoeArgs,
     Optimizer, OptimizerStep, PlanArena, PlanOptions, Problem, half::f16, open_model, quantize,
 };
 use serde_json::{Value, json};
 
 mod common {
+    pub mod models;
     pub mod schema;
 }
-use common::schema::validate;
-
-const HIDDEN: usize = 64;
-const KV: usize = 32;
-const HEADS: usize = 4;
-const KV_HEADS: usize = 2;
-const HEAD_DIM: usize = HIDDEN / HEADS;
-const CONTEXT: usize = 48;
-const INNER: usize = 96;
-const VOCABULARY: usize = 80;
-const EXPERTS: usize = 4;
-const BATCH: usize = 3;
-
-/// A tensor: name, shape, format.
-type Tensor = (String, Vec<usize>, &'static str);
-
-/// Devices on which plans run: the CPU, and an adapter where there is one.
-fn devices(test: &str) -> Vec<Context> {
-    let mut devices = vec![Context::open("cpu").expect("always there")];
-    match Context::open("wgpu:0") {
-        Ok(ctx) => devices.push(ctx),
-        Err(why) => qgemm_testkit::skipped(test, &format!("on wgpu:0: {why}")),
-    }
-    devices
-}
-
-fn values(count: usize, seed: usize) -> Vec<f32> {
-    (0..count).map(|i| (((i + seed) * 37 % 101) as f32 - 50.0) / 50.0).collect()
-}
-
-fn write(path: &Path, architecture: &str, tensors: &[Tensor], kv_heads: usize) {
-    let mut header = GgufHeader::new();
-    header.metadata("general.architecture", architecture.into()).expect("a new key");
-    let counts = [
-        ("expert_used_count", 2),
-        ("attention.head_count", HEADS),
-        ("attention.head_count_kv", kv_heads),
-        ("context_length", CONTEXT),
-    ];
-    for (name, count) in counts {
-        header.metadata(&format!("{architecture}.{name}"), (count as u32).into()).expect("a new key");
-    }
-    for name in ["layer_norm_rms_epsilon", "layer_norm_epsilon"] {
-        let eps = GgufScalar::F32(1e-5).into();
-        header.metadata(&format!("{architecture}.attention.{name}"), eps).expect("a new key");
-    }
-    let parsed = |format: &str| -> Format { format.parse().expect("a format") };
-    for (name, shape, format) in tensors {
-        header.tensor(name, shape, parsed(format)).expect("it fits");
-    }
-    let mut writer = header.write(fs::File::create(path).expect("writable")).expect("writable");
-    for (seed, (_, shape, format)) in tensors.iter().enumerate() {
-        let (k, rows) = (shape[shape.len() - 1], shape[..shape.len() - 1].iter().product());
-        let (weight, _) = quantize(&values(rows * k, seed), rows, k, parsed(format)).expect("K suits");
-        writer.tensor(weight.blocks()).expect("the right size");
-    }
-    writer.finish().expect("complete");
-}
-
-/// The tensor of a norm.
-fn norm(name: &str, columns: usize) -> Tensor {
-    (format!("{name}.weight"), vec![columns], "f32")
-}
-
-/// Norms of the heads, which qwen3 has.
-fn head_norms(layers: usize) -> Vec<Tensor> {
-    let of_layer = |layer| ["q", "k"].map(|role| norm(&format!("blk.{layer}.attn_{role}_norm"), HEAD_DIM));
-    (0..layers).flat_map(of_layer).collect()
-}
-
-fn attention(layer: usize) -> Vec<Tensor> {
-    let parts =
-        [("attn_q", HIDDEN, HIDDEN), ("attn_k", KV, HIDDEN), ("attn_v", KV, HIDDEN), ("attn_output", HIDDEN, HIDDEN)];
-    parts.map(|(role, n, k)| (format!("blk.{layer}.{role}.weight"), vec![n, k], "q8_0")).to_vec()
-}
+use common::models::*;
 
 fn dense(layers: usize) -> Vec<Tensor> {
     let mut tensors = vec![("token_embd.weight".to_owned(), vec![VOCABULARY, HIDDEN], "q8_0")];
@@ -105,71 +31,8 @@ fn dense(layers: usize) -> Vec<Tensor> {
     tensors
 }
 
-fn of_experts(layers: usize) -> Vec<Tensor> {
-    let mut tensors = vec![("output.weight".to_owned(), vec![VOCABULARY, HIDDEN], "q8_0")];
-    tensors.push(norm("output_norm", HIDDEN));
-    tensors.extend(head_norms(layers));
-    for layer in 0..layers {
-        tensors.extend(attention(layer));
-        tensors.extend(["attn_norm", "ffn_norm"].map(|role| norm(&format!("blk.{layer}.{role}"), HIDDEN)));
-        tensors.push((format!("blk.{layer}.ffn_gate_inp.weight"), vec![EXPERTS, HIDDEN], "f32"));
-        for (role, n, k) in [("ffn_gate", INNER, HIDDEN), ("ffn_up", INNER, HIDDEN), ("ffn_down", HIDDEN, INNER)] {
-            tensors.push((format!("blk.{layer}.{role}_exps.weight"), vec![EXPERTS, n, k], "q4_0"));
-        }
-    }
-    tensors
-}
-
-struct Folder(tempfile::TempDir);
-
-impl Folder {
-    fn new() -> Self {
-        Self(tempfile::tempdir().expect("writable"))
-    }
-
-    fn model(&self, architecture: &str, tensors: &[Tensor]) -> PathBuf {
-        self.file(architecture, tensors, KV_HEADS)
-    }
-
-    fn file(&self, architecture: &str, tensors: &[Tensor], kv_heads: usize) -> PathBuf {
-        let path = self.0.path().join(format!("{architecture}.gguf"));
-        write(&path, architecture, tensors, kv_heads);
-        path
-    }
-}
-
 fn plan(ctx: &Context, path: &Path) -> ExecPlan {
     ctx.plan_model(path, &PlanOptions::new(BATCH)).expect("it is served")
-}
-
-fn region<'p>(plan: &'p ExecPlan, name: &str) -> &'p Region {
-    plan.memory.regions.iter().find(|r| r.name == name).unwrap_or_else(|| panic!("{name} has no region"))
-}
-
-fn check_schemas(plan: &ExecPlan) {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
-    let schema = |name: &str| -> Value {
-        let text = fs::read_to_string(docs.join(name)).expect("it is in the repository");
-        serde_json::from_str(&text).expect("JSON")
-    };
-    let (exec, memory) = (schema("qgemm.exec.v1.schema.json"), schema("qgemm.memory.v1.schema.json"));
-    let value = serde_json::to_value(plan).expect("JSON");
-    validate(&exec, &exec, &value, "plan");
-    validate(&memory, &memory, &value["memory"], "plan.memory");
-}
-
-/// That no two regions that live at the same time have a byte in common, canaries among them.
-fn check_memory(plan: &ExecPlan) {
-    let regions = &plan.memory.regions;
-    for (place, a) in regions.iter().enumerate() {
-        assert!(a.offset + a.reserved <= plan.memory.arena_bytes && a.offset % plan.memory.alignment == 0);
-        assert!(a.reserved >= a.bytes + plan.memory.canary_bytes, "{}", a.name);
-        for b in &regions[place + 1..] {
-            let live = a.first_op <= b.last_op && b.first_op <= a.last_op;
-            let touch = a.offset < b.offset + b.reserved && b.offset < a.offset + a.reserved;
-            assert!(!(live && touch), "{} and {}", a.name, b.name);
-        }
-    }
 }
 
 #[test]
@@ -475,119 +338,6 @@ fn training_goes_back_on(ctx: &Context) {
     wrong["ops"][place]["shape"]["k"] = json!(BATCH + 1);
     let refused = ctx.load_plan(&wrong.to_string(), &open_model(&path).expect("a model"));
     assert!(matches!(refused, Err(Error::PlanMismatch { .. })), "{refused:?}");
-}
-
-/// Rows are sorted by expert, so that products with experts have both gradients, each of its expert's rows.
-#[test]
-fn training_goes_back_through_experts() {
-    for ctx in devices("training_goes_back_through_experts") {
-        training_goes_back_through_experts_on(&ctx);
-    }
-}
-
-fn training_goes_back_through_experts_on(ctx: &Context) {
-    let folder = Folder::new();
-    let mut options = PlanOptions::new(BATCH);
-    options.train = true;
-    let path = folder.model("qwen3moe", &of_experts(2));
-    let plan = ctx.plan_model(&path, &options).expect("it is served");
-    check_schemas(&plan);
-    check_memory(&plan);
-    let ids = |phase: Phase| -> Vec<&str> {
-        let of_layer = plan.ops.iter().filter(|op| op.phase == phase && op.op_id.starts_with("blk.1."));
-        of_layer.map(|op| op.op_id.as_str()).filter(|id| id.contains("ffn_") || id.contains("routing")).collect()
-    };
-    let forward = ["ffn_norm", "ffn_router", "routing", "ffn_gate", "ffn_up", "ffn_down"];
-    assert_eq!(ids(Phase::Forward), forward.map(|role| format!("blk.1.{role}")));
-    let mut backward: Vec<String> = ["ffn_down", "ffn_up", "ffn_gate", "ffn_router"]
-        .iter()
-        .flat_map(|role| ["dx", "dw"].map(|what| format!("blk.1.{role}.{what}")))
-        .collect();
-    let trained = ["ffn_down_exps", "ffn_up_exps", "ffn_gate_exps", "ffn_gate_inp"];
-    backward.extend(trained.map(|tensor| format!("blk.1.{tensor}.weight.optimizer")));
-    assert_eq!(ids(Phase::Backward), backward);
-    let op = |id: &str| plan.ops.iter().find(|op| op.op_id == id).unwrap_or_else(|| panic!("no {id}"));
-    let offsets = Some("blk.0.ffn_offsets");
-    for id in ["ffn_gate", "ffn_down", "ffn_gate.dx", "ffn_down.dw"] {
-        assert_eq!(op(&format!("blk.0.{id}")).offsets.as_deref(), offsets, "{id}");
-    }
-    assert_eq!(region(&plan, "blk.0.ffn_offsets").bytes, (EXPERTS + 1) * 4);
-    // The gate adds to what the up left, and the router to what the sorted rows left.
-    assert!(op("blk.0.ffn_up.dx").residual.is_none() && op("blk.0.ffn_gate.dx").residual.is_some());
-    assert_eq!(op("blk.0.ffn_router.dx").residual.as_deref(), Some("blk.0.ffn_norm.grad"));
-    let (gate, dw) = (op("blk.0.ffn_gate.dx"), op("blk.0.ffn_gate.dw"));
-    assert_eq!((gate.shape.m, gate.shape.n, gate.shape.k), (BATCH * 2, HIDDEN, INNER));
-    assert_eq!((dw.shape.m, dw.shape.n, dw.shape.k, dw.products), (INNER, HIDDEN, BATCH * 2, Some(EXPERTS)));
-    for part in ["grad", "master", "moment1", "moment2"] {
-        assert_eq!(region(&plan, &format!("blk.0.ffn_gate_exps.weight.{part}")).bytes, EXPERTS * INNER * HIDDEN * 4);
-    }
-    let steps = |step: &str| plan.barriers.iter().filter(|b| b.step.as_deref() == Some(step)).count();
-    for step in ["sort rows by expert", "sort rows by expert backward"] {
-        assert_eq!(steps(&format!("{step}: blk.0.ffn_sorted")), 1, "{step}");
-    }
-    assert_eq!(steps("sum of slots: hidden.1") + steps("sum of slots backward: hidden.1"), 2);
-    assert_eq!(steps("routing backward: blk.0.router_weights"), 1);
-    let text = serde_json::to_string(&plan).expect("JSON");
-    let loaded = ctx.load_plan(&text, &open_model(&path).expect("a model")).expect("it fits");
-    experts_gradients_run_in_the_arena(ctx, &loaded, &open_model(&path).expect("a model"));
-    let mut wrong = serde_json::to_value(&plan).expect("JSON");
-    let place = plan.ops.iter().position(|op| op.op_id == "blk.1.ffn_up.dx").expect("above");
-    wrong["ops"][place]["offsets"] = json!("optimizer_step");
-    let refused = ctx.load_plan(&wrong.to_string(), &open_model(&path).expect("a model"));
-    assert!(matches!(refused, Err(Error::PlanMismatch { .. })), "{refused:?}");
-}
-
-/// Forward and backward through the gates of a layer, with one expert that has most rows and one without any.
-fn experts_gradients_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, model: &Model) {
-    const ROWS: usize = BATCH * 2;
-    let stream = ctx.default_stream();
-    let mut arena = loaded.arena().expect("small").check_canaries(true);
-    let gates: Vec<HostWeight> = (0..EXPERTS)
-        .map(|expert| model.stacked_weight("blk.0.ffn_gate_exps.weight", expert).expect("in the model"))
-        .collect();
-    let experts = ctx.load_experts(&HostExperts::new(&gates).expect("alike")).expect("they fit");
-    let put = |arena: &mut PlanArena, name: &str, bytes: &[u8]| {
-        ctx.upload_into(bytes, arena.region_mut(name).expect("planned")).expect("it has room");
-    };
-    let get = |arena: &PlanArena, name: &str| -> Vec<u8> {
-        ctx.download(arena.region(name).expect("planned")).expect("readable")
-    };
-    let offsets = [0u32, 1, 1, 5, 6];
-    let owner = |row: usize| (0..EXPERTS).find(|&e| (offsets[e]..offsets[e + 1]).contains(&(row as u32))).expect("one");
-    let halves = |seed: usize, columns: usize| DType::F16.encode(&values(ROWS * columns, seed));
-    let (x, dy) = (halves(3, HIDDEN), halves(5, INNER));
-    put(&mut arena, "blk.0.ffn_offsets", &offsets.map(u32::to_le_bytes).concat());
-    put(&mut arena, "blk.0.ffn_sorted", &x);
-    loaded.run_experts(&stream, "blk.0.ffn_gate", &mut arena, &experts).expect("planned");
-    let y = DType::F16.decode(&get(&arena, "blk.0.ffn_gated"));
-    put(&mut arena, "blk.0.ffn_gated.grad", &dy);
-    put(&mut arena, "blk.0.ffn_sorted.grad", &vec![0; ROWS * HIDDEN * 2]);
-    loaded.run_gradient(&stream, "blk.0.ffn_gate.dx", &mut arena, &experts).expect("planned");
-    let dx = DType::F16.decode(&get(&arena, "blk.0.ffn_sorted.grad"));
-    loaded.run_matmul(&stream, "blk.0.ffn_gate.dw", &mut arena).expect("planned");
-    let dw: Vec<f32> = DType::F32.decode(&get(&arena, "blk.0.ffn_gate_exps.weight.grad"));
-    let (x, dy) = (DType::F16.decode(&x), DType::F16.decode(&dy));
-    let rows: Vec<Vec<Vec<f32>>> =
-        gates.iter().map(|gate| (0..INNER).map(|row| gate.dequantize_row(row)).collect()).collect();
-    let near = |got: f32, expected: f32, what: &str| {
-        assert!((got - expected).abs() < 0.02 + expected.abs() * 0.02, "{what}: {got} is not {expected}");
-    };
-    for row in 0..ROWS {
-        let w = &rows[owner(row)];
-        for (n, of_n) in w.iter().enumerate() {
-            let sum = (0..HIDDEN).map(|k| x[row * HIDDEN + k] * of_n[k]).sum();
-            near(y[row * INNER + n], sum, "y");
-        }
-        for k in 0..HIDDEN {
-            near(dx[row * HIDDEN + k], (0..INNER).map(|n| dy[row * INNER + n] * w[n][k]).sum(), "dx");
-        }
-    }
-    for (expert, of_expert) in dw.chunks(INNER * HIDDEN).enumerate() {
-        for (i, &got) in of_expert.iter().enumerate() {
-            let of_row = |row: usize| dy[row * INNER + i / HIDDEN] * x[row * HIDDEN + i % HIDDEN];
-            near(got, (0..ROWS).filter(|&row| owner(row) == expert).map(of_row).sum(), "dw");
-        }
-    }
 }
 
 /// `gate` is the gradient by the input of a layer; the same numbers as a plan of its own on buffers of its own gives.

@@ -91,7 +91,7 @@ impl GradientCase {
 
     /// The rows of each weight. No two have one in common: an offset leads nowhere before those that precede it.
     pub(super) fn rows(&self) -> Vec<Range<usize>> {
-        let Some(offsets) = self.offsets() else { return vec![0..self.layer.m] };
+        let Some(offsets) = self.offsets() else { return std::iter::once(0..self.layer.m).collect() };
         let reached = |i: usize| offsets[..=i].iter().map(|&at| (at as usize).min(self.layer.m)).max().unwrap_or(0);
         (0..offsets.len() - 1).map(|expert| reached(expert)..reached(expert + 1)).collect()
     }
