@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::experts::{ExpertPlan, ExpertProblem, Experts, Moe, MoeLayer};
 use crate::fused::{FusedPlan, FusedProblem, FusedWeight};
 use crate::gemm::{Candidate, Linear, Plan, Problem};
-use crate::gradient::{Gradient, GradientPlan};
+use crate::gradient::{Gradient, GradientPlan, GradientWeight};
 use crate::indexer::{Indexer, IndexerPlan};
 use crate::kv_append::{KvAppend, KvAppendPlan};
 use crate::matmul::{Matmul, MatmulPlan};
@@ -361,13 +361,17 @@ impl Context {
         MatmulPlan::new(&*self.device, self.tuned(), &self.plans, matmul)
     }
 
-    /// Chooses kernels for the gradient of a layer with `weight` by its input, and makes them ready. What was planned before is
-    /// known, as with [`Context::plan`].
+    /// Chooses kernels for the gradient of a layer with `weight`, or with experts, by its input, and makes them ready. What was planned
+    /// before is known, as with [`Context::plan`].
     ///
     /// # Errors
     /// When the gradient is not valid, no family serves it, or a kernel cannot be made ready.
-    pub fn plan_gradient(&self, weight: &Weight, gradient: &Gradient) -> Result<GradientPlan, Error> {
-        GradientPlan::new(&*self.device, self.tuned(), &self.plans, weight.shape(), gradient)
+    pub fn plan_gradient<'a>(
+        &self,
+        weight: impl Into<GradientWeight<'a>>,
+        gradient: &Gradient,
+    ) -> Result<GradientPlan, Error> {
+        GradientPlan::new(&*self.device, self.tuned(), &self.plans, &weight.into().shape(), gradient)
     }
 
     /// Chooses a kernel for `quantization` and makes it ready. What was planned before is known, as with [`Context::plan`].

@@ -167,6 +167,10 @@ impl DescribedExperts {
         ExpertProblem::of_shape(self.shape, rows, ExpertForm::Masked { capacity })
     }
 
+    pub(crate) fn shape(&self) -> &ExpertsShape {
+        &self.shape
+    }
+
     /// Bytes that such experts occupy on the device.
     pub fn bytes(&self) -> usize {
         self.checked_bytes().unwrap_or(usize::MAX)

@@ -338,6 +338,9 @@ pub enum Error {
          `Matmul::b_transposed`)"
     )]
     KGroupedLayout,
+    /// The products of groups of rows are of an A that is not stored by rows.
+    #[error("groups of rows are rows of A as stored: store A as [m, k] (without `Matmul::a_transposed`)")]
+    RowsGroupedLayout,
     /// A factor of plain numbers has a factor of its own.
     #[error("{operand} is {dtype} and has a factor for all of it: only E4M3 has one, fold it into alpha")]
     ScaledPlainFactor {
@@ -513,12 +516,6 @@ pub enum Error {
     IncompleteModel {
         /// What is missing, and what was expected.
         what: String,
-    },
-    /// Something of training that plans do not have yet.
-    #[error("a plan with training is not served: {why}")]
-    NoTrainingPlan {
-        /// What is missing.
-        why: &'static str,
     },
     /// A file with measured configurations is something else.
     #[error(transparent)]

@@ -9,7 +9,7 @@ use crate::described::DescribedWeight;
 use crate::error::Error;
 use crate::experts::ExpertProblem;
 use crate::gemm::Problem;
-use crate::gradient::Gradient;
+use crate::gradient::{Gradient, GradientWeight, ThroughShape};
 use crate::indexer::Indexer;
 use crate::kv_append::KvAppend;
 use crate::matmul::Matmul;
@@ -18,7 +18,6 @@ use crate::optimizer::Optimizer;
 use crate::quantization::Quantization;
 use crate::record::{GemmSubject, PlanRecord, record};
 use crate::routing::Routing;
-use crate::weight::{Weight, WeightShape};
 
 impl Context {
     /// What [`Context::plan`] would choose for `problem`, what else there is, and why. Compiles nothing and loads nothing. That no
@@ -83,8 +82,12 @@ impl Context {
     ///
     /// # Errors
     /// When the gradient is not valid.
-    pub fn explain_gradient(&self, weight: &Weight, gradient: &Gradient) -> Result<PlanRecord, Error> {
-        self.explain_gradient_by(weight.shape(), gradient)
+    pub fn explain_gradient<'a>(
+        &self,
+        weight: impl Into<GradientWeight<'a>>,
+        gradient: &Gradient,
+    ) -> Result<PlanRecord, Error> {
+        self.explain_gradient_by(&weight.into().shape(), gradient)
     }
 
     /// The same of a weight that need not be there ([`Context::describe_weight`]).
@@ -92,11 +95,11 @@ impl Context {
     /// # Errors
     /// As [`Context::explain_gradient`].
     pub fn explain_gradient_of(&self, weight: &DescribedWeight, gradient: &Gradient) -> Result<PlanRecord, Error> {
-        self.explain_gradient_by(weight.shape(), gradient)
+        self.explain_gradient_by(&(*weight.shape()).into(), gradient)
     }
 
-    pub(crate) fn explain_gradient_by(&self, weight: &WeightShape, gradient: &Gradient) -> Result<PlanRecord, Error> {
-        self.check_weight(weight.device)?;
+    pub(crate) fn explain_gradient_by(&self, weight: &ThroughShape, gradient: &Gradient) -> Result<PlanRecord, Error> {
+        self.check_weight(weight.each().device)?;
         let device = self.device();
         gradient.explain(weight, device.info(), &device.catalog(), self.tuned())
     }

@@ -117,7 +117,7 @@ pub use experts::{
 };
 pub use fused::{FusedArgs, FusedPlan, FusedProblem, FusedWeight};
 pub use gemm::{Args, Linear, Plan, Problem, XRef};
-pub use gradient::{Gradient, GradientArgs, GradientPlan};
+pub use gradient::{Gradient, GradientArgs, GradientPlan, GradientWeight};
 pub use indexer::{Indexer, IndexerArgs, IndexerPlan};
 pub use kv_append::{KvAppend, KvAppendArgs, KvAppendPlan, Rotary, RotaryScaling};
 pub use matmul::{Matmul, MatmulArgs, MatmulPlan};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use qgemm_formats::packed_file::{PackedParts, PackedWeight, k_step, padded_k_order};
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{DType, Format, FormatError, HostWeight, SharedBytes, XFormat};
-use qgemm_hal::{Buffer, Device, DeviceId, GemmOperand, Operands, Stream, UnpackOperand};
+use qgemm_hal::{Buffer, Device, DeviceId, GemmOperand, Operands, Stream};
 
 use crate::error::Error;
 use crate::experts::Experts;
@@ -312,12 +312,9 @@ impl Weight {
         operands.read_if_any(GemmOperand::KOrder, k_order.as_ref().map(Into::into));
     }
 
-    /// The same for a launch that decodes it.
-    pub(crate) fn give_to_unpack<'a>(&'a self, operands: &mut Operands<'a>) {
-        let Memory { data, row_scale, k_order } = &*self.memory;
-        operands.read(UnpackOperand::W, data.into());
-        operands.read_if_any(UnpackOperand::RowScale, row_scale.as_ref().map(Into::into));
-        operands.read_if_any(UnpackOperand::KOrder, k_order.as_ref().map(Into::into));
+    /// What it is on its device.
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
     }
 }
 

@@ -3,7 +3,10 @@
 
 use qgemm_api::wgpu::wgpu::{self, BufferUsages, Features};
 use qgemm_api::wgpu::{from_device, wrap_buffer};
-use qgemm_api::{Args, Context, DType, Error, ExpertArgs, ExpertProblem, HostExperts, HostWeight, Problem, quantize};
+use qgemm_api::{
+    Args, Context, DType, Error, ExpertArgs, ExpertProblem, HostExperts, HostWeight, Matmul, MatmulArgs, Problem,
+    quantize,
+};
 
 #[test]
 fn results_are_in_the_callers_buffer_for_what_is_submitted_next() -> Result<(), Error> {
@@ -81,6 +84,48 @@ fn a_stack_of_experts_may_be_larger_than_a_binding() -> Result<(), Error> {
     let large = small.load_experts(&all(512)?)?;
     let refused = small.plan_experts(&ExpertProblem::indexed(&large, 1, 1)).expect_err("too large");
     assert!(refused.to_string().contains("the weight of an expert takes"), "{refused}");
+    Ok(())
+}
+
+/// Matrices of all products, and the rows that they share, may be larger than a binding: dispatches see some products and some rows.
+#[test]
+fn groups_of_rows_may_be_larger_than_a_binding() -> Result<(), Error> {
+    const LIMIT: u64 = 64 << 10;
+    let (products, m, n, k) = (6, 700, 40, 48);
+    let values = |count: usize, seed: usize| -> Vec<f32> {
+        (0..count).map(|i| ((i * 37 + seed * 11) % 101) as f32 / 50.0 - 1.0).collect()
+    };
+    // A falling offset among them, rows that no product has, and groups that end within a dispatch and beyond it.
+    let offsets = [5u32, 300, 290, 310, 640, 640, 690];
+    let run = |ctx: &Context| -> Result<Vec<f32>, Error> {
+        let matmul = Matmul::new([m, n, k], DType::F32, DType::F32, DType::F32).b_transposed();
+        let plan = ctx.plan_matmul(&matmul.rows_grouped(products).accumulate(1.0))?;
+        let (a, b) = (ctx.upload(&values(m * k, 1))?, ctx.upload(&values(products * n * k, 2))?);
+        let (offsets, mut d) = (ctx.upload(&offsets)?, ctx.upload(&values(m * n, 3))?);
+        let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+        let args = MatmulArgs::new(&a, &b, &mut d).offsets(&offsets).workspace(&mut workspace);
+        plan.run(&ctx.default_stream(), args)?;
+        ctx.download(&d)
+    };
+    let Some((device, queue)) = engine(|limits| limits.max_storage_buffer_binding_size = LIMIT) else { return Ok(()) };
+    let (small, whole) = (Context::from_device(from_device(&device, &queue)?), Context::open("wgpu:0")?);
+    let (got, held) = (run(&small)?, values(m * n, 3));
+    assert_eq!(got, run(&whole)?);
+    let (a, b) = (values(m * k, 1), values(products * n * k, 2));
+    let ends = [300, 300, 310, 640, 640, 690];
+    for (row, got) in got.chunks(n).enumerate() {
+        let owner = if row < 5 { None } else { ends.iter().position(|&end| row < end) };
+        for (column, &got) in got.iter().enumerate() {
+            let held = held[row * n + column];
+            let Some(product) = owner else {
+                assert_eq!(got, held, "row {row} is no one's");
+                continue;
+            };
+            let b = &b[(product * n + column) * k..][..k];
+            let sum: f32 = a[row * k..][..k].iter().zip(b).map(|(a, b)| a * b).sum();
+            assert!((got - held - sum).abs() < 1e-3, "row {row}, column {column}: {got} is not {held} + {sum}");
+        }
+    }
     Ok(())
 }
 

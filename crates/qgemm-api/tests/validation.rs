@@ -1,8 +1,9 @@
 //! Every kind of nonsense gets its own typed error, and nothing is launched or written. On the no-op device.
 
 use qgemm_api::{
-    Activation, Args, Buffer, Context, DType, DeviceId, DeviceKind, Error, FormatError, Gradient, HalError, HostWeight,
-    NormFunction, Plan, Problem, Weight, WeightOrder, XFormat, XPrecision, devices, quantize,
+    Activation, Args, Buffer, Context, DType, DeviceId, DeviceKind, Error, ExpertProblem, FormatError, Gradient,
+    HalError, HostWeight, Matmul, NormFunction, Plan, Problem, Weight, WeightOrder, XFormat, XPrecision, devices,
+    quantize,
 };
 
 const N: usize = 5;
@@ -291,6 +292,26 @@ fn what_has_no_backward_is_refused() {
     assert!(matches!(quantized, Error::XFormatNotServed { .. }), "{quantized}");
     let gradient = Gradient::of(&problem().bias(DType::F32)).expect("linear");
     assert_eq!(format!("{gradient:?}"), format!("{:?}", Gradient::new(3, DType::BF16, DType::F16).alpha(2.0)));
+}
+
+/// Rows of experts are sorted before they have a gradient.
+#[test]
+fn forms_of_experts_without_backward_are_refused() {
+    let ctx = noop();
+    let experts = weight(&ctx).shared_by(3).expect("some");
+    let typed = |problem: ExpertProblem| problem.each(|each| each.x_dtype(DType::F16).d_dtype(DType::BF16));
+    let refused = |problem: ExpertProblem| match Gradient::of_experts(&problem).expect_err("no backward") {
+        Error::NoBackward { what, .. } => what,
+        other => panic!("{other}"),
+    };
+    assert_eq!(refused(typed(ExpertProblem::masked(&experts, 4))), "a capacity for each expert");
+    assert_eq!(refused(typed(ExpertProblem::indexed(&experts, 4, 2))), "slots in the order of tokens");
+    let sorted = typed(ExpertProblem::contiguous(&experts, 8));
+    assert_eq!(refused(sorted.clone().each(|each| each.activation(Activation::Silu))), "an activation");
+    let gradient = Gradient::of_experts(&sorted).expect("linear");
+    assert_eq!(format!("{gradient:?}"), format!("{:?}", Gradient::new(8, DType::BF16, DType::F16)));
+    let transposed = Matmul::new([4, 4, 4], DType::F32, DType::F32, DType::F32).a_transposed().rows_grouped(2);
+    assert!(matches!(ctx.plan_matmul(&transposed), Err(Error::RowsGroupedLayout)));
 }
 
 #[test]

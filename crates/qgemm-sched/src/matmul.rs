@@ -44,15 +44,9 @@ pub fn candidates<'f>(
     all.measured(op, info, tuned)
 }
 
-/// Tiles of D, of all products.
-fn tiles(op: &CheckedMatmul, config: &MatmulConfig) -> u64 {
-    let along = |len: usize, tile: u32| len.div_ceil(tile.max(1) as usize) as u64;
-    (op.batch as u64).saturating_mul(along(op.m, config.tile_m)).saturating_mul(along(op.n, config.tile_n))
-}
-
 /// Every number of parts worth considering. Parts are powers of two, so that few kernels differ in their bits.
 fn plans(op: &CheckedMatmul, info: &DeviceInfo, config: MatmulConfig) -> Vec<(MatmulPlan, Cost)> {
-    let tiles = tiles(op, &config);
+    let tiles = op.tiles(config.tile_m, config.tile_n);
     let most = config.max_splits.min(u32::try_from(op.k_of_product() / LEAST_PART).unwrap_or(u32::MAX)).max(1);
     let splits = (0..31).map(|power| 1u32 << power).take_while(|&splits| splits <= most);
     let plan = |splits: u32| {
@@ -149,6 +143,7 @@ mod tests {
             c: None,
             slope: false,
             k_grouped: false,
+            rows_grouped: false,
             operand_precision: XPrecision::Exact,
             accumulates: false,
             bias: None,

@@ -62,7 +62,11 @@ impl Measured for CheckedExperts {
 impl Measured for CheckedMatmul {
     fn problem(&self) -> Option<String> {
         let Self { batch, m, n, k, a, b, d, .. } = self;
-        let groups = if self.k_grouped { ", of parts of K" } else { "" };
+        let groups = match (self.k_grouped, self.rows_grouped) {
+            (true, _) => ", of parts of K",
+            (_, true) => ", of groups of rows",
+            _ => "",
+        };
         Some(format!("{batch} x {m} x {n} x {k}, {}, {} by {} to {}{groups}", self.layout(), a.dtype, b.dtype, d.dtype))
     }
 

@@ -48,7 +48,7 @@ pub use gemm::{
     ActOrder, Added, Case, Epilogue, Expected, Layout, Resolution, Rounding, TOKENS, activate, exemptions, multiply,
     multiply_gated, random_case, rounded, run,
 };
-pub use gradient::GradientCase;
+pub use gradient::{GradientCase, GradientExperts, RowGroups};
 pub use indexer::{IndexedKeys, IndexerCase, IndexerValues, run_indexer};
 pub use kv_append::{KvAppendCase, RotaryCase, run_kv_append};
 pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, WEIGHT_ROUNDING, WeightRounding, path};

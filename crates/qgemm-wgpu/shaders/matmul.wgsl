@@ -9,6 +9,8 @@ const N_VECTORS: u32 = TILE_N / 4u;
 // The product's part of K: all of it, unless products have one each.
 var<private> k_first: u32;
 var<private> k_end: u32;
+// Where its rows end: with those of A, unless products share them.
+var<private> m_end: u32;
 
 var<workgroup> a_tile: array<vec4<f32>, TILE_K * M_VECTORS>;  // (TILE_K, TILE_M)
 var<workgroup> b_tile: array<vec4<f32>, TILE_K * N_VECTORS>;  // (TILE_K, TILE_N)
@@ -32,12 +34,12 @@ fn factor_element(word: u32, index: u32, format: u32) -> f32 {
 
 // Neighbouring invocations read what lies side by side in memory.
 fn load_a(m0: u32, k0: u32, thread: u32) {
-    let first = p.a_base + product * p.a_batch;
+    let first = p.a_base + a_matrix * p.a_batch;
     for (var i = thread; i < TILE_M * TILE_K; i += THREADS) {
         let m = select(i % TILE_M, i / TILE_K, p.a_col == 1u);
         let k = select(i / TILE_M, i % TILE_K, p.a_col == 1u);
         var value = 0.0;
-        if (m0 + m < p.shape.m && k0 + k < k_end) {
+        if (m0 + m < m_end && k0 + k < k_end) {
             let index = first + (m0 + m) * p.a_row + (k0 + k) * p.a_col;
             value = factor_element(a_words[factor_word(index, mode(X_MODE))], index, mode(X_MODE));
         }
@@ -109,7 +111,7 @@ fn store_outputs(m: u32, n: u32, count: u32, sums: vec4<f32>) {
     var before_activation = vec4<f32>();
     for (var i = 0u; i < count; i++) {
         if (has(FLAG_C)) {
-            let index = p.c_base + product * p.c_batch + m * p.c_row + n + i;
+            let index = p.c_base + a_matrix * p.c_batch + m * p.c_row + n + i;
             let c = element(c_words[word_of(index, mode(C_MODE))], index, mode(C_MODE));
             if (has(FLAG_SLOPE)) {
                 before_activation[i] = c;
@@ -134,12 +136,46 @@ fn store_outputs(m: u32, n: u32, count: u32, sums: vec4<f32>) {
     store4(m, n, count, value);
 }
 
+// The rows of A and D among those of this dispatch that an offset names; none is beyond them.
+fn row_of_offset(i: u32) -> u32 {
+    let offset = offsets[p.offsets_base + i];
+    return min(max(offset, p.d_batch) - p.d_batch, p.shape.m);
+}
+
+// Finds the product and the first row of tile `place` of those of all products that share rows, and returns the row; that beyond all where
+// there is no such tile. No offset leads before one that precedes it, so that no two products have a row in common.
+fn find_rows(place: u32) -> u32 {
+    var reached = row_of_offset(0u);
+    for (var i = 1u; i <= p.c_batch; i++) {
+        reached = max(reached, row_of_offset(i));
+    }
+    var left = place;
+    for (var i = 0u; i < p.a_batch; i++) {
+        let first = reached;
+        reached = max(reached, row_of_offset(p.c_batch + i + 1u));
+        let tiles = (reached - first + TILE_M - 1u) / TILE_M;
+        if (left < tiles) {
+            product = i;
+            m_end = reached;
+            return first + left * TILE_M;
+        }
+        left -= tiles;
+    }
+    m_end = 0u;
+    return p.shape.m;
+}
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let parts = k_parts();
     d_matrix = group.z;
     product = select(group.z, group.z / parts, phase() == PHASE_PARTS);
-    let m0 = group.y * TILE_M;
+    a_matrix = product;
+    var m0 = group.y * TILE_M;
+    m_end = p.shape.m;
+    if (phase() == PHASE_ROWS) {
+        m0 = find_rows(group.y);
+    }
     let n0 = group.x * TILE_N;
     let tn = thread % N_VECTORS;
     let tm = thread / N_VECTORS;
@@ -158,7 +194,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         k_first = min(k_first + group.z % parts * of_part, k_end);
         k_end = min(k_first + of_part, k_end);
     }
-    if (phase() == PHASE_SUM) {
+    if (phase() == PHASE_SUM || m0 >= m_end) {
         k_end = k_first;
     }
     for (var k0 = k_first; k0 < k_end; k0 += TILE_K) {
@@ -186,7 +222,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     for (var i = 0u; i < 8u; i++) {
         let m = m0 + tm * 8u + i;
-        if (m < p.shape.m) {
+        if (m < m_end) {
             let count = min(4u, p.shape.n - n);
             var value = sums[i];
             if (phase() == PHASE_SUM) {

@@ -36,6 +36,9 @@ var<immediate> p: Params;
 // Phases where K is cut: sums of parts, in f32, are D of one dispatch and A of the next. They stand above all modes.
 const PHASE_PARTS: u32 = 1u;
 const PHASE_SUM: u32 = 2u;
+// Products share the rows of one A, C and D, of which the dispatch sees `m`. In place of the batch strides of A, C and D stand how
+// many products it has, the first of them, and the first row.
+const PHASE_ROWS: u32 = 3u;
 
 fn phase() -> u32 {
     return p.modes >> 28u;
@@ -46,8 +49,9 @@ fn k_parts() -> u32 {
     return 1u << mode(FORM_MODE);
 }
 
-// The product that the workgroup computes a tile of, and the matrix of D.
+// The product that the workgroup computes a tile of, and the matrices of A and C, and of D.
 var<private> product: u32;
+var<private> a_matrix: u32;
 var<private> d_matrix: u32;
 
 fn d_first() -> u32 {

@@ -85,6 +85,11 @@ impl PlanArena {
         Ok(self.bytes_of(region))
     }
 
+    /// The bytes of a region that an operation may have; no byte of the arena where it has none.
+    pub(super) fn given(&self, name: &Option<String>) -> Result<Range<usize>, Error> {
+        name.as_deref().map_or(Ok(0..0), |name| self.range(name))
+    }
+
     /// The workspace of an operation that needs so many bytes of it; no byte of the arena where it needs none.
     pub(super) fn workspace(&self, bytes: usize) -> Result<Range<usize>, Error> {
         if bytes == 0 { Ok(0..0) } else { self.range(WORKSPACE) }

@@ -6,10 +6,11 @@ use qgemm_formats::DType;
 use qgemm_hal::{Activation, XPrecision};
 
 use super::architecture::Matrix;
-use super::build::{Buffer, Builder, describe, known, op};
+use super::build::{Buffer, Builder, describe, known, op, too_large};
 use super::file::{Phase, PlannedOp, PlannedWeight, RegionKind};
+use super::operands::WORD;
 use crate::error::Error;
-use crate::gradient::Gradient;
+use crate::gradient::{Gradient, ThroughShape};
 use crate::matmul::Matmul;
 use crate::record::Sizes;
 
@@ -20,6 +21,8 @@ pub(super) enum Taped {
         op_id: String,
         matrix: Matrix,
         weight: Box<PlannedWeight>,
+        /// Offsets of its rows, of experts.
+        offsets: Option<String>,
         x: Buffer,
         d: Buffer,
         residual: Option<Buffer>,
@@ -73,7 +76,8 @@ impl Builder<'_> {
                     self.step(&format!("{step} backward"), what, &read, &written)?;
                     has_gradient.extend(reads.iter().map(|buffer| buffer.name.clone()));
                 }
-                Taped::Product { op_id, matrix, weight, x, d, residual } => {
+                Taped::Product { op_id, matrix, weight, offsets, x, d, residual } => {
+                    let whose = weight.experts.zip(offsets.as_deref());
                     let dy = self.gradient_of(d);
                     if let Some(residual) = residual {
                         let dr = self.gradient_of(residual);
@@ -82,8 +86,9 @@ impl Builder<'_> {
                             [Some(&dy), adds.then_some(&dr)].into_iter().flatten().cloned().collect();
                         self.step("add", &dr.name, &read, std::slice::from_ref(&dr))?;
                     }
-                    self.input_gradient(op_id, matrix, weight, &dy, x, !has_gradient.insert(x.name.clone()))?;
-                    trained.push(self.weight_gradient(op_id, matrix, &weight.region, &dy, x)?);
+                    let adds = !has_gradient.insert(x.name.clone());
+                    self.input_gradient(op_id, matrix, weight, whose, [&dy, x], adds)?;
+                    trained.push(self.weight_gradient(op_id, matrix, &weight.region, whose, [&dy, x])?);
                     if let Some((bias, _)) = &matrix.bias {
                         let of_bias = Trained { name: bias.clone(), rows: 1, columns: matrix.n, region: bias.clone() };
                         self.step("sum of rows", bias, &[dy], &[of_bias.part("grad", RegionKind::Gradient)])?;
@@ -115,40 +120,54 @@ impl Builder<'_> {
         op_id: &str,
         matrix: &Matrix,
         weight: &PlannedWeight,
-        dy: &Buffer,
-        x: &Buffer,
+        whose: Option<(usize, &str)>,
+        [dy, x]: [&Buffer; 2],
         adds: bool,
     ) -> Result<(), Error> {
         let (dx, described) = (self.gradient_of(x), describe(self.ctx, matrix, false)?);
         let gradient = Gradient::new(dy.rows, dy.dtype, dx.dtype);
         let gradient = if adds { gradient.accumulate(1.0) } else { gradient };
         let ctx = self.ctx;
-        let key = format!("{:?} {gradient:?}", described.shape());
-        let record = known(&mut self.planned, key, || ctx.explain_gradient_by(described.shape(), &gradient))?;
+        let through = match whose {
+            Some((experts, _)) => (*described.experts(experts)?.shape()).into(),
+            None => ThroughShape::from(*described.shape()),
+        };
+        let key = format!("{through:?} {gradient:?}");
+        let record = known(&mut self.planned, key, || ctx.explain_gradient_by(&through, &gradient))?;
         self.out.uses(&dy.name, dy.kind, dy.bytes()?);
         self.out.uses(&weight.region, RegionKind::Weight, weight.bytes);
         let op = PlannedOp {
             phase: Phase::Backward,
             weight: Some(weight.clone()),
             residual: adds.then(|| dx.name.clone()),
+            offsets: self.offsets(whose),
             ..op(format!("{op_id}.dx"), [dy, &dx], (Activation::Identity, XPrecision::Exact), &record)?
         };
-        let reads = if adds { vec![dy.name.clone(), dx.name.clone()] } else { vec![dy.name.clone()] };
+        let mut reads = if adds { vec![dy.name.clone(), dx.name.clone()] } else { vec![dy.name.clone()] };
+        reads.extend(op.offsets.clone());
         self.push(op, &dx, &reads)
     }
 
-    /// `dW = dYᵀ · X` in f32.
+    /// The offsets of experts' rows, which the next operation reads.
+    fn offsets(&mut self, whose: Option<(usize, &str)>) -> Option<String> {
+        let (experts, offsets) = whose?;
+        self.out.uses(offsets, RegionKind::Activation, (experts + 1) * WORD);
+        Some(offsets.to_owned())
+    }
+
+    /// `dW = dYᵀ · X` in f32; of experts, each of its rows.
     fn weight_gradient(
         &mut self,
         op_id: &str,
         matrix: &Matrix,
         region: &str,
-        dy: &Buffer,
-        x: &Buffer,
+        whose: Option<(usize, &str)>,
+        [dy, x]: [&Buffer; 2],
     ) -> Result<Trained, Error> {
-        let tensor =
-            Trained { name: matrix.tensor.clone(), rows: matrix.n, columns: matrix.k, region: region.to_owned() };
-        let product = weight_gradient([matrix.n, matrix.k, dy.rows], dy.dtype, x.dtype);
+        let products = whose.map(|(experts, _)| experts);
+        let rows = matrix.n.checked_mul(products.unwrap_or(1)).ok_or_else(too_large)?;
+        let tensor = Trained { name: matrix.tensor.clone(), rows, columns: matrix.k, region: region.to_owned() };
+        let product = weight_gradient([matrix.n, matrix.k, dy.rows], products, dy.dtype, x.dtype);
         let ctx = self.ctx;
         let record = known(&mut self.planned, format!("{product:?}"), || ctx.explain_matmul(&product))?;
         [dy, x].into_iter().try_for_each(|buffer| {
@@ -161,16 +180,21 @@ impl Builder<'_> {
             shape: Sizes { m: matrix.n, n: matrix.k, k: dy.rows },
             b: Some(x.name.clone()),
             b_dtype: Some(x.dtype.name().to_owned()),
+            offsets: self.offsets(whose),
+            products,
             ..op(format!("{op_id}.dw"), [dy, &dw], (Activation::Identity, XPrecision::Exact), &record)?
         };
-        self.push(op, &dw, &[dy.name.clone(), x.name.clone()])?;
+        let reads: Vec<String> =
+            [Some(&dy.name), Some(&x.name), op.offsets.as_ref()].into_iter().flatten().cloned().collect();
+        self.push(op, &dw, &reads)?;
         Ok(tensor)
     }
 }
 
-/// The product of a weight's gradient: A is dY, `[tokens, n]`, B is X, `[tokens, k]`.
-pub(super) fn weight_gradient(sizes: [usize; 3], dy: DType, x: DType) -> Matmul {
-    Matmul::new(sizes, dy, x, DType::F32).a_transposed()
+/// The product of a weight's gradient: A is dY, `[tokens, n]`, B is X, `[tokens, k]`. Of experts one each.
+pub(super) fn weight_gradient(sizes: [usize; 3], products: Option<usize>, dy: DType, x: DType) -> Matmul {
+    let matmul = Matmul::new(sizes, dy, x, DType::F32).a_transposed();
+    products.map_or(matmul.clone(), |products| matmul.k_grouped(products))
 }
 
 impl Taped {

@@ -62,8 +62,7 @@ impl Context {
     /// Architectures: llama, qwen3, qwen3moe and bert, from GGUF or safetensors.
     ///
     /// # Errors
-    /// [`Error::UnknownArchitecture`], [`Error::IncompleteModel`], [`Error::NoTrainingPlan`], or what opening the model or planning a
-    /// product fails with.
+    /// [`Error::UnknownArchitecture`], [`Error::IncompleteModel`], or what opening the model or planning a product fails with.
     pub fn plan_model(&self, path: impl AsRef<Path>, options: &PlanOptions) -> Result<ExecPlan, Error> {
         check_dimension("batch", options.batch)?;
         if options.batch == 0 {
@@ -199,9 +198,30 @@ pub(super) struct Product<'p> {
 pub(super) struct Routed<'p> {
     pub experts: usize,
     pub top_k: usize,
-    pub ids: &'p str,
-    /// Where a token's slots are added up.
-    pub weights: Option<&'p str>,
+    pub index: Index<'p>,
+}
+
+/// What says which rows are whose.
+#[derive(Clone, Copy)]
+pub(super) enum Index<'p> {
+    /// Ids of each token's slots, and its router weights, where the slots are added up.
+    Ids(&'p str, Option<&'p str>),
+    /// Offsets of rows that are sorted by expert.
+    Offsets(&'p str),
+}
+
+impl<'p> Index<'p> {
+    fn ids(self) -> Option<&'p str> {
+        if let Self::Ids(ids, _) = self { Some(ids) } else { None }
+    }
+
+    fn weights(self) -> Option<&'p str> {
+        if let Self::Ids(_, weights) = self { weights } else { None }
+    }
+
+    fn offsets(self) -> Option<&'p str> {
+        if let Self::Offsets(offsets) = self { Some(offsets) } else { None }
+    }
 }
 
 /// A matrix that is read or written: a region of `rows` rows.
@@ -399,10 +419,13 @@ impl Builder<'_> {
                 let problem = state(described.problem(batch));
                 (known(&mut self.planned, format!("{problem:?}"), || ctx.explain(&problem))?, described.bytes())
             }
-            Some(Routed { experts, top_k, weights, .. }) => {
+            Some(Routed { experts, top_k, index }) => {
                 let experts = described.experts(*experts)?;
-                let problem = experts.indexed(batch, *top_k).each(state);
-                let problem = if weights.is_some() { problem.x_per_slot().combined() } else { problem };
+                let problem = match index {
+                    Index::Ids(_, None) => experts.indexed(batch, *top_k).each(state),
+                    Index::Ids(_, Some(_)) => experts.indexed(batch, *top_k).each(state).x_per_slot().combined(),
+                    Index::Offsets(_) => experts.contiguous(x.rows).each(state),
+                };
                 (known(&mut self.planned, format!("{problem:?}"), || ctx.explain_experts(&problem))?, experts.bytes())
             }
         };
@@ -432,8 +455,10 @@ impl Builder<'_> {
         let status = routed.as_ref().map(|_| format!("{op_id}.status"));
         if let (Some(routed), Some(status)) = (&routed, &status) {
             let slots = batch.checked_mul(routed.top_k * WORD).ok_or_else(too_large)?;
-            self.out.uses(routed.ids, RegionKind::Temporary, slots);
-            routed.weights.iter().for_each(|name| self.out.uses(name, RegionKind::Temporary, slots));
+            let words = if routed.index.offsets().is_some() { (routed.experts + 1) * WORD } else { slots };
+            let (Index::Ids(index, _) | Index::Offsets(index)) = routed.index;
+            self.out.uses(index, RegionKind::Temporary, words);
+            routed.index.weights().iter().for_each(|name| self.out.uses(name, RegionKind::Temporary, slots));
             self.out.uses(status, RegionKind::Temporary, EXPERTS_STATUS_BYTES);
         }
         let op = PlannedOp {
@@ -441,17 +466,20 @@ impl Builder<'_> {
             bias: bias_region,
             bias_dtype: bias.map(|(_, dtype)| dtype.name().to_owned()),
             residual: residual.as_ref().map(|buffer| buffer.name.clone()),
-            ids: routed.as_ref().map(|routed| routed.ids.to_owned()),
-            router_weights: routed.as_ref().and_then(|routed| routed.weights).map(str::to_owned),
+            ids: routed.as_ref().and_then(|routed| routed.index.ids()).map(str::to_owned),
+            offsets: routed.as_ref().and_then(|routed| routed.index.offsets()).map(str::to_owned),
+            router_weights: routed.as_ref().and_then(|routed| routed.index.weights()).map(str::to_owned),
             status,
-            top_k: routed.as_ref().map(|routed| routed.top_k),
+            top_k: routed.as_ref().filter(|routed| routed.index.ids().is_some()).map(|routed| routed.top_k),
             ..op(op_id, [&x, &d], (activation, self.options.x_precision), &record)?
         };
-        let reads = [Some(&x.name), residual.as_ref().map(|r| &r.name), op.ids.as_ref(), op.router_weights.as_ref()];
-        let reads: Vec<String> = reads.into_iter().flatten().cloned().collect();
+        let index = [op.ids.as_ref(), op.offsets.as_ref(), op.router_weights.as_ref()];
+        let reads = [Some(&x.name), residual.as_ref().map(|r| &r.name)].into_iter().chain(index);
+        let reads: Vec<String> = reads.flatten().cloned().collect();
         if let (true, Some(weight)) = (self.options.train, &op.weight) {
             let (op_id, weight, d) = (op.op_id.clone(), Box::new(weight.clone()), d.clone());
-            self.tape.push(Taped::Product { op_id, matrix: matrix.clone(), weight, x, d, residual });
+            let offsets = op.offsets.clone();
+            self.tape.push(Taped::Product { op_id, matrix: matrix.clone(), weight, offsets, x, d, residual });
         }
         self.push(op, &d, &reads)
     }
@@ -493,6 +521,8 @@ fn reason(step: &str) -> &'static str {
         "loss" => "what is trained for is the caller's choice",
         "add" => "the library adds only behind a product or before a norm",
         "sum of rows" => "the library has no sum over tokens",
+        "sort rows by expert" => "plans have no operation that gathers rows",
+        "sum of slots" => "the library adds up slots only behind a product whose rows are not sorted",
         "store" => "the library makes weights of plain numbers on the host",
         step if step.ends_with("backward") => "the library has no backward pass of it",
         _ => "the library applies functions and multiplies pairs only behind a product",
@@ -570,6 +600,8 @@ pub(super) fn op(
         bias_dtype: None,
         residual: None,
         ids: None,
+        offsets: None,
+        products: None,
         router_weights: None,
         status: None,
         activation: activation.name().to_owned(),

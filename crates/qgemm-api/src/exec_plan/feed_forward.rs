@@ -4,7 +4,7 @@ use qgemm_formats::DType;
 use qgemm_hal::{Activation, XPrecision};
 
 use super::architecture::{FeedForward, Matrix};
-use super::build::{Buffer, Builder, Product, Routed, op, too_large};
+use super::build::{Buffer, Builder, Index, Product, Routed, op, too_large};
 use super::file::{PlannedOp, RegionKind};
 use crate::error::Error;
 use crate::record::Sizes;
@@ -36,28 +36,53 @@ impl Builder<'_> {
                 self.product(Product { residual: Some(residual), ..product })?;
                 Ok(d)
             }
-            FeedForward::Experts { .. } if self.options.train => {
-                Err(Error::NoTrainingPlan { why: "there are no gradients through the choice of experts" })
-            }
             FeedForward::Experts { router, gate, up, down, experts, top_k } => {
                 let (experts, top_k) = (*experts, *top_k);
-                let logits = Buffer {
-                    dtype: DType::F32,
-                    kind: RegionKind::Temporary,
-                    ..self.activation(&id("router_logits"), router.n)
-                };
+                let logits = Buffer { dtype: DType::F32, ..self.between(&id("router_logits"), 1, router.n)? };
                 self.product(Product::new(id("ffn_router"), router, x.clone(), logits.clone()))?;
-                let (ids, weights) = (id("router_ids"), id("router_weights"));
-                self.routing(i, logits, experts, top_k, [&ids, &weights])?;
-                let routed = |weights| Routed { experts, top_k, ids: &ids, weights };
-                let inner = self.inner(i, Some(gate), up, x, activation, Some(&|| routed(None)))?;
+                let slots = |builder: &Self, role: &str| {
+                    Ok::<_, Error>(Buffer { dtype: DType::F32, ..builder.between(&id(role), 1, top_k)? })
+                };
+                let (ids, weights) = (slots(self, "router_ids")?, slots(self, "router_weights")?);
+                self.routing(i, &logits, experts, [&ids, &weights])?;
                 let d = out(self, down.n);
-                let product = Product::new(id("ffn_down"), down, inner, d.clone());
-                let routed = Some(routed(Some(&weights)));
-                self.product(Product { residual: Some(residual), routed, ..product })?;
+                if !self.options.train {
+                    let routed = |weights| Routed { experts, top_k, index: Index::Ids(&ids.name, weights) };
+                    let inner = self.inner(i, Some(gate), up, x, activation, Some(&|| routed(None)))?;
+                    let product = Product::new(id("ffn_down"), down, inner, d.clone());
+                    let routed = Some(routed(Some(&weights.name)));
+                    self.product(Product { residual: Some(residual), routed, ..product })?;
+                    return Ok(d);
+                }
+                // Gradients are of rows that are sorted by expert, and what is between them and the tokens has no backward pass here.
+                self.tape("routing", std::slice::from_ref(&logits), &[ids.clone(), weights.clone()], &weights);
+                let order = slots(self, "ffn_order")?;
+                let offsets = Buffer { rows: 1, ..slots(self, "ffn_offsets")? };
+                let offsets = Buffer { columns: experts + 1, ..offsets };
+                let sorted = self.between(&id("ffn_sorted"), top_k, x.columns)?;
+                let made = [sorted.clone(), offsets.clone(), order.clone()];
+                self.step("sort rows by expert", &sorted.name, &[x.clone(), ids], &made)?;
+                self.tape("sort rows by expert", &[x], std::slice::from_ref(&order), &sorted);
+                let routed = || Routed { experts, top_k, index: Index::Offsets(&offsets.name) };
+                let inner = self.inner(i, Some(gate), up, sorted, activation, Some(&routed))?;
+                let each = self.between(&id("ffn_slots"), top_k, down.n)?;
+                let product = Product::new(id("ffn_down"), down, inner, each.clone());
+                self.product(Product { routed: Some(routed()), ..product })?;
+                let added = [each, weights, residual];
+                let mut read = added.to_vec();
+                read.push(order.clone());
+                self.step("sum of slots", &d.name, &read, std::slice::from_ref(&d))?;
+                self.tape("sum of slots", &added, &[order], &d);
                 Ok(d)
             }
         }
+    }
+
+    /// A matrix between products, with `slots` rows for each token. The backward phase wants it, too.
+    fn between(&self, name: &str, slots: usize, columns: usize) -> Result<Buffer, Error> {
+        let rows = self.options.batch.checked_mul(slots).ok_or_else(too_large)?;
+        let kind = if self.options.train { RegionKind::Activation } else { RegionKind::Temporary };
+        Ok(Buffer { kind, rows, ..self.activation(name, columns) })
     }
 
     /// What the feed-forward part has between its products.
@@ -73,19 +98,14 @@ impl Builder<'_> {
         let id = |role: &str| format!("blk.{i}.{role}");
         let routed = || routed.map(|routed| routed());
         let slots = routed().map_or(1, |routed| routed.top_k);
-        let rows = self.options.batch.checked_mul(slots).ok_or_else(too_large)?;
         let train = self.options.train;
-        let temporary = |builder: &Self, role: &str| Buffer {
-            kind: if train { RegionKind::Activation } else { RegionKind::Temporary },
-            rows,
-            ..builder.activation(&id(role), up.n)
-        };
-        let d = temporary(self, "ffn");
+        let temporary = |builder: &Self, role: &str| builder.between(&id(role), slots, up.n);
+        let d = temporary(self, "ffn")?;
         // The backward phase wants what the activation was computed from.
         let fused = if train { Activation::Identity } else { activation };
         match gate {
             None if train => {
-                let upped = temporary(self, "ffn_upped");
+                let upped = temporary(self, "ffn_upped")?;
                 self.product(Product::new(id("ffn_up"), up, x, upped.clone()))?;
                 return self.caller(&id("ffn"), activation.name(), &[upped], |_| d);
             }
@@ -99,7 +119,7 @@ impl Builder<'_> {
             }
             // Weights of two formats are no pair, and no gradient goes through one: two products, which the caller multiplies.
             Some(gate) => {
-                let (gated, upped) = (temporary(self, "ffn_gated"), temporary(self, "ffn_upped"));
+                let (gated, upped) = (temporary(self, "ffn_gated")?, temporary(self, "ffn_upped")?);
                 let product = Product::new(id("ffn_gate"), gate, x.clone(), gated.clone());
                 self.product(Product { activation: fused, routed: routed(), ..product })?;
                 let product = Product::new(id("ffn_up"), up, x, upped.clone());
@@ -114,35 +134,27 @@ impl Builder<'_> {
     fn routing(
         &mut self,
         i: usize,
-        logits: Buffer,
+        logits: &Buffer,
         experts: usize,
-        top_k: usize,
-        [ids, weights]: [&str; 2],
+        [ids, weights]: [&Buffer; 2],
     ) -> Result<(), Error> {
-        let batch = self.options.batch;
+        let (batch, top_k) = (self.options.batch, ids.columns);
         let routing = Routing::from_logits(batch, experts, top_k, DType::F32).renormalized();
         let record = self.ctx.explain_routing(&routing)?;
         self.out.uses(&logits.name, logits.kind, logits.bytes()?);
-        let d = Buffer {
-            name: ids.to_owned(),
-            kind: RegionKind::Temporary,
-            rows: batch,
-            columns: top_k,
-            dtype: DType::F32,
-        };
-        self.out.uses(weights, RegionKind::Temporary, d.bytes()?);
+        self.out.uses(&weights.name, weights.kind, weights.bytes()?);
         let status = format!("blk.{i}.router_status");
         self.out.uses(&status, RegionKind::Temporary, ROUTING_STATUS_BYTES);
         let op = PlannedOp {
             shape: Sizes { m: batch, n: experts, k: top_k },
             d_dtype: "i32".into(),
-            ids: Some(ids.to_owned()),
-            router_weights: Some(weights.to_owned()),
+            ids: Some(ids.name.clone()),
+            router_weights: Some(weights.name.clone()),
             status: Some(status),
             top_k: Some(top_k),
-            ..op(format!("blk.{i}.routing"), [&logits, &d], (Activation::Identity, XPrecision::Exact), &record)?
+            ..op(format!("blk.{i}.routing"), [logits, ids], (Activation::Identity, XPrecision::Exact), &record)?
         };
-        self.out.writers.insert(weights.to_owned(), op.op_id.clone());
-        self.push(op, &d, &[logits.name])
+        self.out.writers.insert(weights.name.clone(), op.op_id.clone());
+        self.push(op, ids, std::slice::from_ref(&logits.name))
     }
 }

@@ -159,6 +159,12 @@ pub struct PlannedOp {
     /// Region of the experts' ids.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ids: Option<String>,
+    /// Region of the offsets of rows that are sorted by expert: u32 each, one more than experts.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub offsets: Option<String>,
+    /// Of `matmul`: products, one an expert, each of its rows.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub products: Option<usize>,
     /// Region of the router's weights.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub router_weights: Option<String>,

@@ -199,7 +199,7 @@ impl Builder<'_> {
     }
 
     /// Of training: work whose backward pass is the caller's.
-    fn tape(&mut self, step: &str, reads: &[Buffer], kept: &[Buffer], made: &Buffer) {
+    pub(super) fn tape(&mut self, step: &str, reads: &[Buffer], kept: &[Buffer], made: &Buffer) {
         if self.options.train {
             let (what, step, reads, kept) = (made.name.clone(), step.to_owned(), reads.to_vec(), kept.to_vec());
             self.tape.push(Taped::Caller { what, step, reads, kept, made: made.clone() });

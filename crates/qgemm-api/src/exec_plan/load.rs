@@ -17,7 +17,7 @@ use crate::described::DescribedWeight;
 use crate::error::Error;
 use crate::experts::{ExpertArgs, ExpertProblem, Experts};
 use crate::gemm::{Args, Candidate, Plan, Problem};
-use crate::gradient::Gradient;
+use crate::gradient::{Gradient, GradientInputs, GradientWeight, ThroughShape};
 use crate::matmul::{Matmul, MatmulArgs};
 use crate::record::{DeviceRecord, Dispatch, PlanRecord, Reduction, Sizes};
 use crate::routing::{Routing, RoutingArgs};
@@ -140,25 +140,28 @@ impl LoadedPlan {
         arena.check(&**device, stream, op_id)
     }
 
-    /// Submits one `gradient` to `stream`: dX through `weight`, in `arena`.
+    /// Submits one `gradient` to `stream`: dX through `weight`, or [`Experts`], in `arena`.
     ///
     /// # Errors
     /// [`Error::NotInPlan`] when there is no such operation, or it is no `gradient`; as [`GradientPlan::run`](crate::GradientPlan::run);
     /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong.
-    pub fn run_gradient(
+    pub fn run_gradient<'w>(
         &self,
         stream: &Stream,
         op_id: &str,
         arena: &mut PlanArena,
-        weight: &Weight,
+        weight: impl Into<GradientWeight<'w>>,
     ) -> Result<(), Error> {
+        let weight = weight.into();
         let (place, op) = self.operation(op_id, "gradient")?;
         let plan = self.ctx.plan_gradient(weight, &gradient(op)?)?;
         let device = &**self.ctx.device();
         arena.arm(device, stream, place)?;
         let workspace = arena.workspace(plan.workspace_bytes())?;
-        let ([dy], [dx, workspace]) = arena.parts([arena.range(&op.x)?], [arena.range(&op.d)?, workspace])?;
-        plan.run_within(stream, dy, weight, dx, Some(workspace))?;
+        let read = [arena.range(&op.x)?, arena.given(&op.offsets)?];
+        let ([dy, offsets], [dx, workspace]) = arena.parts(read, [arena.range(&op.d)?, workspace])?;
+        let offsets = op.offsets.is_some().then_some(offsets);
+        plan.run_within(stream, GradientInputs { dy, weight, offsets }, dx, Some(workspace))?;
         arena.check(device, stream, op_id)
     }
 
@@ -181,7 +184,7 @@ impl LoadedPlan {
         arena.check(device, stream, op_id)
     }
 
-    /// Submits one `experts` to `stream`: rows by the ids that a `routing` wrote, in `arena`.
+    /// Submits one `experts` to `stream`: rows by the ids that a `routing` wrote, or sorted rows by their offsets, in `arena`.
     ///
     /// # Errors
     /// [`Error::NotInPlan`] when there is no such operation, or it is no `experts`; as [`ExpertPlan::run`](crate::ExpertPlan::run);
@@ -196,18 +199,23 @@ impl LoadedPlan {
         let (place, op) = self.operation(op_id, "experts")?;
         let (tokens, top_k) = slots_of(op);
         let stated = OpChecks { ctx: &self.ctx, place, at: op_id.to_owned(), op };
-        let plan = self.ctx.plan_experts(&stated.expert_problem(ExpertProblem::indexed(experts, tokens, top_k))?)?;
+        let problem = match op.offsets {
+            Some(_) => ExpertProblem::contiguous(experts, op.shape.m),
+            None => ExpertProblem::indexed(experts, tokens, top_k),
+        };
+        let plan = self.ctx.plan_experts(&stated.expert_problem(problem)?)?;
         let device = &**self.ctx.device();
         arena.arm(device, stream, place)?;
-        let given = |name: &Option<String>| name.as_deref().map_or(Ok(0..0), |name| arena.range(name));
-        let read = [arena.range(&op.x)?, given(&op.ids)?, given(&op.router_weights)?, given(&op.residual)?];
+        let given = |name: &Option<String>| arena.given(name);
+        let index = if op.offsets.is_some() { &op.offsets } else { &op.ids };
+        let read = [arena.range(&op.x)?, given(index)?, given(&op.router_weights)?, given(&op.residual)?];
         let write = [arena.range(&op.d)?, given(&op.status)?, arena.workspace(plan.workspace_bytes())?];
-        let ([x, ids, weights, residual], [d, status, workspace]) = arena.parts(read, write)?;
+        let ([x, index, weights, residual], [d, status, workspace]) = arena.parts(read, write)?;
         let args = ExpertArgs {
             router_weights: op.router_weights.is_some().then_some(weights),
             residual: op.residual.is_some().then_some(residual),
             status: Some(status),
-            ..ExpertArgs::new(x, experts, ids, d)
+            ..ExpertArgs::new(x, experts, index, d)
         };
         plan.run_within(stream, args, Some(workspace))?;
         arena.check(device, stream, op_id)
@@ -225,8 +233,10 @@ impl LoadedPlan {
         arena.arm(device, stream, place)?;
         let b = arena.range(op.b.as_deref().unwrap_or_default())?;
         let workspace = arena.workspace(plan.workspace_bytes())?;
-        let ([a, b], [d, workspace]) = arena.parts([arena.range(&op.x)?, b], [arena.range(&op.d)?, workspace])?;
-        plan.run_within(stream, MatmulArgs::new(a, b, d), Some(workspace))?;
+        let read = [arena.range(&op.x)?, b, arena.given(&op.offsets)?];
+        let ([a, b, offsets], [d, workspace]) = arena.parts(read, [arena.range(&op.d)?, workspace])?;
+        let offsets = op.offsets.is_some().then_some(offsets);
+        plan.run_within(stream, MatmulArgs { offsets, ..MatmulArgs::new(a, b, d) }, Some(workspace))?;
         arena.check(device, stream, op_id)
     }
 
@@ -338,6 +348,8 @@ fn is_alike(a: &PlannedOp, b: &PlannedOp) -> bool {
     (&a.operation, &a.kernel_id, &a.source_hash, a.shape) == (&b.operation, &b.kernel_id, &b.source_hash, b.shape)
         && types(a) == types(b)
         && same_options(&a.residual, &b.residual)
+        && same_options(&a.offsets, &b.offsets)
+        && a.products == b.products
         && a.b_dtype == b.b_dtype
         && same_options(&a.router_weights, &b.router_weights)
         && (a.top_k, &a.dispatch, &a.reduction) == (b.top_k, &b.dispatch, &b.reduction)
@@ -367,7 +379,7 @@ fn slots_of(op: &PlannedOp) -> (usize, usize) {
 fn matmul(op: &PlannedOp) -> Result<Matmul, Error> {
     let Sizes { m, n, k } = op.shape;
     let b = op.b_dtype.as_deref().ok_or_else(|| Error::NotInPlan { what: "type of B of", name: op.op_id.clone() })?;
-    Ok(weight_gradient([m, n, k], op.x_dtype.parse()?, b.parse()?))
+    Ok(weight_gradient([m, n, k], op.products, op.x_dtype.parse()?, b.parse()?))
 }
 
 /// Checks one operation.
@@ -398,8 +410,15 @@ impl OpChecks<'_> {
             }
             ("gradient", Some(weight)) => {
                 let (described, gradient) = (self.weight(weight)?, gradient(op)?);
-                self.expect("weight.bytes", described.bytes(), weight.bytes)?;
-                self.record(&self.ctx.explain_gradient_by(described.shape(), &gradient)?)?;
+                let (through, bytes) = match weight.experts {
+                    Some(experts) => {
+                        let experts = described.experts(experts)?;
+                        (ThroughShape::from(*experts.shape()), experts.bytes())
+                    }
+                    None => ((*described.shape()).into(), described.bytes()),
+                };
+                self.expect("weight.bytes", bytes, weight.bytes)?;
+                self.record(&self.ctx.explain_gradient_by(&through, &gradient)?)?;
                 None
             }
             ("matmul", None) => {
@@ -493,7 +512,11 @@ impl OpChecks<'_> {
         let (op, described) = (self.op, self.weight(weight)?.experts(weight.experts.unwrap_or(0))?);
         self.expect("weight.bytes", described.bytes(), weight.bytes)?;
         let (tokens, top_k) = slots_of(op);
-        self.record(&self.ctx.explain_experts(&self.expert_problem(described.indexed(tokens, top_k))?)?)
+        let problem = match op.offsets {
+            Some(_) => described.contiguous(op.shape.m),
+            None => described.indexed(tokens, top_k),
+        };
+        self.record(&self.ctx.explain_experts(&self.expert_problem(problem)?)?)
     }
 
     /// Rows of experts with all that the operation states.
@@ -553,6 +576,10 @@ impl OpChecks<'_> {
         let tokens = m / op.top_k.unwrap_or(1).max(1);
         let is_combined = op.router_weights.is_some();
         let (x, d) = match (op.operation.as_str(), is_combined) {
+            ("matmul", _) => {
+                let rows = m.checked_mul(op.products.unwrap_or(1));
+                (matrix(m, k, &op.x_dtype), rows.and_then(|rows| matrix(rows, n, &op.d_dtype)))
+            }
             ("experts", true) => (matrix(m, k, &op.x_dtype), matrix(tokens, n, &op.d_dtype)),
             ("experts", false) => (matrix(tokens, k, &op.x_dtype), matrix(m, n, &op.d_dtype)),
             ("routing", _) => (matrix(m, n, &op.x_dtype), matrix(m, k, &op.d_dtype)),

@@ -274,6 +274,10 @@ impl PlannedOp {
             found.extend(of.new_v.as_deref().map(|name| ("heads.new_v", name, new)));
             found.extend(of.lengths.as_deref().map(|name| ("heads.lengths", name, of.sequences.checked_mul(WORD))));
         }
+        if let Some(name) = &self.offsets {
+            let products = self.products.or(self.weight.as_ref().and_then(|weight| weight.experts)).unwrap_or(1);
+            found.push(("offsets", name, products.checked_add(1).and_then(|count| count.checked_mul(WORD))));
+        }
         if let Some(of) = &self.optimizer {
             let all = self.shape.m.checked_mul(self.shape.n).and_then(|n| n.checked_mul(DType::F32.bytes()));
             found.extend([

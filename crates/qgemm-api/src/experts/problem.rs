@@ -146,6 +146,16 @@ impl ExpertProblem {
         self.each.preferences()
     }
 
+    /// Which rows are whose; with slots added up, the form is indexed.
+    pub(crate) fn form(&self) -> ExpertForm {
+        self.form
+    }
+
+    /// The product of each row.
+    pub(crate) fn each_problem(&self) -> &Problem {
+        &self.each
+    }
+
     pub(crate) fn shape(&self) -> &ExpertsShape {
         &self.shape
     }

@@ -139,6 +139,11 @@ impl Experts {
         &self.shape
     }
 
+    /// What they are on their device.
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     /// Gives a launch what belongs to the weights.
     pub(crate) fn give<'a>(&'a self, operands: &mut Operands<'a>) {
         operands.read(ExpertOperand::W, (&self.memory.data).into());

@@ -3,50 +3,56 @@
 use qgemm_hal::{Catalog, DeviceInfo};
 use qgemm_sched::{Candidates, TunedTable, matmul, unpack};
 
-use super::description::{Gradient, outputs};
-use super::plan::{decoded_bytes, scratch};
+use super::description::Gradient;
+use super::part::Scratch;
+use super::through::ThroughShape;
 use crate::error::Error;
 use crate::record::{PlanRecord, PrologueRecord, Sizes, WorkspaceRegion, record};
-use crate::weight::WeightShape;
 
 impl Gradient {
     /// The record of the product with the first part of a weight of `shape`, with the time of all parts.
     pub(crate) fn explain(
         &self,
-        shape: &WeightShape,
+        shape: &ThroughShape,
         info: &DeviceInfo,
         catalog: &Catalog,
         tuned: &TunedTable,
     ) -> Result<PlanRecord, Error> {
         let parts = self.check(shape)?;
-        let (mut seconds, mut decoding, mut products, mut decoded) = (0.0, 0.0, 0, 0);
+        let (mut seconds, mut decoding, mut products, mut decoded, mut sums) = (0.0, 0.0, 0, 0, 0);
         let mut first = None;
         for part in &parts {
-            if let Some(op) = &part.unpack {
-                decoding += unpack::choose(op, info, catalog.unpack)?.1.estimate;
-                decoded = decoded.max(decoded_bytes(op));
+            if let Some(decode) = &part.decode {
+                let estimate = unpack::choose(&decode.unpack, info, catalog.unpack)?.1.estimate;
+                decoding += decode.copies as f64 * estimate;
             }
-            let candidates = matmul::candidates(&part.matmul, info, catalog.matmul, tuned);
-            if let Some(best) = candidates.offered.first() {
-                seconds += best.measured.unwrap_or(best.cost.seconds);
-                products = products.max(best.plan.workspace.bytes);
+            (decoded, sums) = (decoded.max(part.decoded_bytes()), sums.max(part.sums_bytes()));
+            for product in &part.products {
+                let candidates = matmul::candidates(&product.matmul, info, catalog.matmul, tuned);
+                if let Some(best) = candidates.offered.first() {
+                    seconds += best.measured.unwrap_or(best.cost.seconds);
+                    products = products.max(best.plan.workspace.bytes);
+                }
+                first.get_or_insert_with(|| record(&product.matmul, info, &candidates));
             }
-            first.get_or_insert_with(|| record(&part.matmul, info, &candidates));
         }
         let nothing = Candidates { offered: Vec::new(), refusals: Vec::new() };
         let whole = self.whole(shape)?;
         let mut found = first.unwrap_or_else(|| record(&whole, info, &nothing));
         found.operation = "gradient".into();
         found.problem = format!("dX of {} tokens through {shape}, in {} parts", self.tokens(), parts.len());
-        found.shape = Some(Sizes { m: self.tokens(), n: shape.k, k: outputs(shape) });
+        found.shape = Some(Sizes { m: self.tokens(), n: shape.each().k, k: shape.outputs() });
         for chosen in found.candidates.iter_mut().filter(|candidate| candidate.chosen) {
             chosen.seconds = seconds + decoding;
             (chosen.cost.prologue, chosen.cost.seconds) = (decoding, seconds + decoding);
         }
         if decoded > 0 {
-            let at = scratch(products, decoded);
-            found.workspace_bytes = at.end;
-            found.workspace.push(WorkspaceRegion::new("decoded weight", at.start, decoded));
+            let at = Scratch::new(products, decoded, sums);
+            found.workspace_bytes = at.sums.end;
+            found.workspace.push(WorkspaceRegion::new("decoded weight", at.decoded.start, decoded));
+            if sums > 0 {
+                found.workspace.push(WorkspaceRegion::new("sums of gates", at.sums.start, sums));
+            }
             let x_format = whole.b.dtype.name().to_owned();
             found.prologue = Some(PrologueRecord { name: "unpack_w".into(), x_format, row_factors: false });
         }

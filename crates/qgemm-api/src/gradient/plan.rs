@@ -1,20 +1,19 @@
 //! [`GradientPlan`]: kernels made ready for one gradient and one weight.
 
 use std::fmt;
-use std::ops::Range;
-use std::sync::Arc;
 
 use qgemm_hal::{
-    BufferMut, BufferRef, CheckedMatmul, CheckedUnpack, Device, DeviceId, KernelId, MatmulOperand,
-    MatmulPlan as MatmulLaunch, Operands, Operation, Stream, UnpackOperand, WorkspaceLayout,
+    BufferMut, BufferRef, Device, DeviceId, KernelId, MatmulOperand, MatmulPlan as MatmulLaunch, Stream, UnpackOperand,
+    WorkspaceLayout,
 };
-use qgemm_sched::{TunedTable, matmul, unpack};
+use qgemm_sched::TunedTable;
 
-use super::description::{Gradient, Part, outputs};
+use super::description::Gradient;
+use super::part::{GradientInputs, Part, ReadyPart, Scratch};
+use super::through::{GradientWeight, ThroughShape};
 use crate::error::Error;
 use crate::operand::{Checks, Extent};
-use crate::plan_cache::{PlanCaches, Ready};
-use crate::weight::{Weight, WeightShape};
+use crate::plan_cache::PlanCaches;
 use crate::workspace::Workspace;
 
 /// What parts of a workspace are aligned to.
@@ -25,28 +24,14 @@ const ALIGNMENT: usize = 256;
 /// that decodes it, and the product.
 #[derive(Debug)]
 pub struct GradientPlan {
-    weight: WeightShape,
+    weight: ThroughShape,
     tokens: usize,
     device: DeviceId,
     dy: Extent,
     dx: Extent,
     parts: Vec<ReadyPart>,
-    /// Where decoded parts of the weight lie in the workspace.
-    scratch: Range<usize>,
+    scratch: Scratch,
     traffic: f64,
-}
-
-/// A part with its kernels.
-#[derive(Debug)]
-struct ReadyPart {
-    /// What is computed.
-    of: Part,
-    unpack: Option<Arc<Ready<CheckedUnpack>>>,
-    matmul: Arc<Ready<CheckedMatmul>>,
-    /// Where its columns of dX begin, in bytes.
-    dx_start: usize,
-    /// Bytes of its numbers.
-    decoded_bytes: usize,
 }
 
 /// What one run of a [`GradientPlan`] reads and writes.
@@ -71,18 +56,31 @@ struct ReadyPart {
 pub struct GradientArgs<'a> {
     /// The gradient by the layer's output, `[tokens, out_features]`, of a gated pair `[tokens, 2 · out_features]`.
     pub dy: BufferRef<'a>,
-    /// The layer's weight, such as the plan was made for.
-    pub weight: &'a Weight,
+    /// The layer's weight, such as the plan was made for, or its experts.
+    pub weight: GradientWeight<'a>,
     /// The gradient by its input, `[tokens, in_features]`; read, too, where it [accumulates](Gradient::accumulate).
     pub dx: BufferMut<'a>,
+    /// Through experts, where the rows of each begin, and the last one's end: `u32` each, one more than experts. Rows beyond dX, or
+    /// before those of an expert that precedes, are no one's.
+    pub offsets: Option<BufferRef<'a>>,
     /// At least [`GradientPlan::workspace_bytes`], when that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
 
 impl<'a> GradientArgs<'a> {
     /// What every run has.
-    pub fn new(dy: impl Into<BufferRef<'a>>, weight: &'a Weight, dx: impl Into<BufferMut<'a>>) -> Self {
-        Self { dy: dy.into(), weight, dx: dx.into(), workspace: None }
+    pub fn new(
+        dy: impl Into<BufferRef<'a>>,
+        weight: impl Into<GradientWeight<'a>>,
+        dx: impl Into<BufferMut<'a>>,
+    ) -> Self {
+        Self { dy: dy.into(), weight: weight.into(), dx: dx.into(), offsets: None, workspace: None }
+    }
+
+    /// With the offsets of experts' rows.
+    pub fn offsets(mut self, offsets: impl Into<BufferRef<'a>>) -> Self {
+        self.offsets = Some(offsets.into());
+        self
     }
 
     /// With scratch memory.
@@ -97,34 +95,35 @@ impl GradientPlan {
         device: &dyn Device,
         tuned: &TunedTable,
         caches: &PlanCaches,
-        weight: &WeightShape,
+        weight: &ThroughShape,
         gradient: &Gradient,
     ) -> Result<Self, Error> {
-        Checks(device.info().id).device("weight", weight.device)?;
+        let each = weight.each();
+        Checks(device.info().id).device("weight", each.device)?;
         let parts = gradient.check(weight)?;
-        let _span = tracing::info_span!("plan", tokens = gradient.tokens(), n = weight.n, k = weight.k).entered();
-        let whole = parts.first().map(|part| &part.matmul);
+        let _span = tracing::info_span!("plan", tokens = gradient.tokens(), n = each.n, k = each.k).entered();
+        let whole = if parts.is_empty() { None } else { Some(gradient.whole(weight)?) };
         let none = Extent::of_bytes(0, 1);
         let ready: Vec<ReadyPart> =
             parts.iter().map(|part| ReadyPart::new(device, tuned, caches, part)).collect::<Result<_, Error>>()?;
-        let products = ready.iter().map(|part| part.matmul.plan.workspace.bytes).max().unwrap_or(0);
-        let decoded = ready.iter().map(|part| part.decoded_bytes).max().unwrap_or(0);
-        let traffic = |part: &Part| part.matmul.traffic() + part.unpack.as_ref().map_or(0.0, Operation::traffic);
+        let most = |bytes: fn(&ReadyPart) -> usize| ready.iter().map(bytes).max().unwrap_or(0);
+        let products = most(ReadyPart::workspace_bytes);
+        let (decoded, sums) = (most(|ready| ready.of.decoded_bytes()), most(|ready| ready.of.sums_bytes()));
         Ok(Self {
             weight: *weight,
             tokens: gradient.tokens(),
             device: device.info().id,
-            dy: whole.map_or(none, |op| Extent::of_batch(&op.a, op.a.dtype.bytes(), 1, op.m, outputs(weight))),
-            dx: whole.map_or(none, |op| Extent::of_batch(&op.d, op.d.dtype.bytes(), 1, op.m, weight.k)),
-            scratch: scratch(products, decoded),
-            traffic: parts.iter().map(traffic).sum(),
+            dy: whole.as_ref().map_or(none, |op| Extent::of_batch(&op.a, op.a.dtype.bytes(), 1, op.m, op.k)),
+            dx: whole.as_ref().map_or(none, |op| Extent::of_batch(&op.d, op.d.dtype.bytes(), 1, op.m, op.n)),
+            scratch: Scratch::new(products, decoded, sums),
+            traffic: parts.iter().map(Part::traffic).sum(),
             parts: ready,
         })
     }
 
     /// Bytes of scratch memory that a run needs; 0 where there is nothing to write.
     pub fn workspace_bytes(&self) -> usize {
-        if self.parts.is_empty() { 0 } else { self.scratch.end }
+        if self.parts.is_empty() { 0 } else { self.scratch.sums.end }
     }
 
     /// Parts that the weight is cut into.
@@ -134,7 +133,7 @@ impl GradientPlan {
 
     /// Name of the product's kernel; `none` where there is nothing to write.
     pub fn kernel_name(&self) -> &str {
-        self.parts.first().map_or("none", |part| part.matmul.sequence.name())
+        self.parts.first().and_then(|part| part.products.first()).map_or("none", |ready| ready.sequence.name())
     }
 
     /// Identity of the product's kernel; `None` where there is nothing to write.
@@ -144,7 +143,7 @@ impl GradientPlan {
 
     /// What was chosen for the product; `None` where there is nothing to write.
     pub fn matmul(&self) -> Option<&MatmulLaunch> {
-        self.parts.first().map(|part| &part.matmul.plan)
+        self.parts.first().and_then(|part| part.products.first()).map(|ready| &ready.plan)
     }
 
     /// Bytes that a run must move at least, decoded parts of the weight among them.
@@ -163,92 +162,47 @@ impl GradientPlan {
     /// When an operand is missing, too short, misaligned or on another device, the weight is another than the plan was made for, or
     /// a device error. Nothing has been written then.
     pub fn run(&self, stream: &Stream, args: GradientArgs<'_>) -> Result<(), Error> {
-        let GradientArgs { dy, weight, dx, workspace } = args;
-        self.run_within(stream, dy, weight, dx, workspace.map(Workspace::view))
+        let GradientArgs { dy, weight, dx, offsets, workspace } = args;
+        self.run_within(stream, GradientInputs { dy, weight, offsets }, dx, workspace.map(Workspace::view))
     }
 
     /// [`GradientPlan::run`] with a workspace that may be part of another buffer.
     pub(crate) fn run_within(
         &self,
         stream: &Stream,
-        dy: BufferRef<'_>,
-        weight: &Weight,
+        from: GradientInputs<'_>,
         mut dx: BufferMut<'_>,
         workspace: Option<BufferMut<'_>>,
     ) -> Result<(), Error> {
         let checks = Checks(self.device);
         checks.device("stream", stream.device())?;
-        if !self.weight.serves(weight.shape()) {
-            let (expected, got) = (self.weight.to_string(), weight.shape().to_string());
+        let given = from.weight.shape();
+        if !self.weight.serves(&given) {
+            let (expected, got) = (self.weight.to_string(), given.to_string());
             return Err(Error::WrongWeight { expected, got });
         }
-        checks.view("dY", dy, self.dy)?;
+        checks.view("dY", from.dy, self.dy)?;
         checks.view("dX", dx.view(), self.dx)?;
+        let of_experts = self.weight.experts().map(|experts| Extent::of_values(experts + 1, size_of::<u32>()));
+        checks.optional("offsets", from.offsets, of_experts, "rows are sorted by expert")?;
         let why = "the weight is decoded there";
         let Some(mut workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? else { return Ok(()) };
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
         for part in &self.parts {
-            let (mut products, mut decoded) = workspace.reborrow().split_at(self.scratch.start)?;
-            if let (Some(op), Some(ready)) = (&part.of.unpack, &part.unpack) {
-                let mut operands = Operands::new();
-                weight.give_to_unpack(&mut operands);
-                operands.write(UnpackOperand::D, decoded.reborrow().slice(0..part.decoded_bytes)?);
-                ready.sequence.run_for(op, stream, operands)?;
-            }
-            let mut operands = Operands::new();
-            operands.read(MatmulOperand::A, dy);
-            operands.read(MatmulOperand::B, decoded.view().slice(0..part.decoded_bytes)?);
-            let len = dx.view().len();
-            operands.write(MatmulOperand::D, dx.reborrow().slice(part.dx_start..len)?);
-            let bytes = part.matmul.plan.workspace.bytes;
-            if bytes > 0 {
-                operands.write(MatmulOperand::Workspace, products.reborrow().slice(0..bytes)?);
-            }
-            part.matmul.sequence.run_for(&part.of.matmul, stream, operands)?;
+            part.run(stream, &from, &mut dx, &mut workspace, &self.scratch)?;
         }
         Ok(())
     }
 }
 
-impl ReadyPart {
-    fn new(device: &dyn Device, tuned: &TunedTable, caches: &PlanCaches, part: &Part) -> Result<Self, Error> {
-        let (info, catalog) = (device.info(), device.catalog());
-        let make_unpack = |op: &CheckedUnpack| {
-            let make = || {
-                let (family, plan) = unpack::choose(op, info, catalog.unpack)?;
-                Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, op, &plan)? })
-            };
-            caches.unpack.get_or_make(op, make)
-        };
-        let op = &part.matmul;
-        let make_matmul = || {
-            let (family, plan) = matmul::choose(op, info, catalog.matmul, tuned)?;
-            Ok::<_, Error>(Ready {
-                family,
-                plan,
-                sequence: family.prepare(device, op, &plan)?.with_math(plan.config.math),
-            })
-        };
-        Ok(Self {
-            of: part.clone(),
-            unpack: part.unpack.as_ref().map(make_unpack).transpose()?,
-            matmul: caches.matmul.get_or_make(op, make_matmul)?,
-            dx_start: part.first * op.d.dtype.bytes(),
-            decoded_bytes: part.unpack.as_ref().map_or(0, decoded_bytes),
-        })
+impl Scratch {
+    /// Behind the counters of products, which stand at the start of every workspace, and behind what the products need.
+    pub(super) fn new(products: usize, decoded: usize, sums: usize) -> Self {
+        let start = products.max(WorkspaceLayout::RESERVED).next_multiple_of(ALIGNMENT);
+        let end = start + decoded;
+        let behind = if sums == 0 { end } else { end.next_multiple_of(ALIGNMENT) };
+        Self { decoded: start..end, sums: behind..behind + sums }
     }
-}
-
-/// Where decoded parts of the weight lie: behind the counters of products, which stand at the start of every workspace, and behind what
-/// the products need.
-pub(super) fn scratch(products: usize, decoded: usize) -> Range<usize> {
-    let start = products.max(WorkspaceLayout::RESERVED).next_multiple_of(ALIGNMENT);
-    start..start + decoded
-}
-
-/// Bytes of a part as plain numbers.
-pub(super) fn decoded_bytes(op: &CheckedUnpack) -> usize {
-    op.d.extent(op.features, op.columns()).unwrap_or(u64::MAX) as usize * op.d.dtype.bytes()
 }
 
 /// What was chosen, and the launches of a run: of the first part with its kernels, geometry and operands.
@@ -261,6 +215,9 @@ impl fmt::Display for GradientPlan {
         if let Some(ready) = &part.unpack {
             ready.sequence.display_with(&[UnpackOperand::W, UnpackOperand::D]).fmt(f)?;
         }
-        part.matmul.sequence.display_with(&[MatmulOperand::A, MatmulOperand::B, MatmulOperand::D]).fmt(f)
+        for ready in &part.products {
+            ready.sequence.display_with(&[MatmulOperand::A, MatmulOperand::B, MatmulOperand::D]).fmt(f)?;
+        }
+        Ok(())
     }
 }

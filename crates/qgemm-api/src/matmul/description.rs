@@ -37,6 +37,7 @@ pub struct Matmul {
     activation: Activation,
     slope: bool,
     k_grouped: bool,
+    rows_grouped: bool,
     operand_precision: XPrecision,
 }
 
@@ -114,6 +115,7 @@ impl Matmul {
             activation: Activation::Identity,
             slope: false,
             k_grouped: false,
+            rows_grouped: false,
             operand_precision: XPrecision::Exact,
         }
     }
@@ -182,7 +184,30 @@ impl Matmul {
     /// # Ok::<(), qgemm_api::Error>(())
     /// ```
     pub fn k_grouped(mut self, products: usize) -> Self {
-        (self.batch, self.k_grouped) = (products, true);
+        (self.batch, self.k_grouped, self.rows_grouped) = (products, true, false);
+        self
+    }
+
+    /// So many products, each of rows of its own: A, C and D are one matrix of `m` rows, and product `b` multiplies those from offset `b`
+    /// to offset `b + 1` ([`MatmulArgs::offsets`](crate::MatmulArgs::offsets)), which lie in device memory, with matrix `b` of B: rows sorted
+    /// by expert, each with its expert's matrix, in one launch. Groups may be of any length, and of none. Rows of D that no product has stay
+    /// as they are; offsets beyond `m`, or below one that precedes them, name no rows. A must not be [stored
+    /// transposed](Self::a_transposed). On CUDA, A and B are plain numbers of one type, or A is f16 and B f32.
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, Matmul, MatmulArgs};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// let plan = ctx.plan_matmul(&Matmul::new([3, 1, 1], DType::F32, DType::F32, DType::F32).rows_grouped(2))?;
+    /// let (x, w) = (ctx.upload(&[1.0f32, 2.0, 3.0])?, ctx.upload(&[10.0f32, 100.0])?);
+    /// let offsets = ctx.upload(&[0u32, 1, 3])?;
+    /// let mut d = ctx.allocate(3 * 4)?;
+    /// plan.run(&ctx.default_stream(), MatmulArgs::new(&x, &w, &mut d).offsets(&offsets))?;
+    /// assert_eq!(ctx.download::<f32>(&d)?, [10.0, 200.0, 300.0]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    pub fn rows_grouped(mut self, products: usize) -> Self {
+        (self.batch, self.rows_grouped, self.k_grouped) = (products, true, false);
         self
     }
 
@@ -318,7 +343,7 @@ impl Matmul {
     /// Validates everything that does not depend on the buffers of a run.
     pub(crate) fn check(&self) -> Result<CheckedMatmul, Error> {
         let &Self { m, n, k, batch, alpha, bias, activation, slope, k_grouped, operand_precision, .. } = self;
-        let &Self { a_scaled, b_scaled, .. } = self;
+        let &Self { a_scaled, b_scaled, rows_grouped, .. } = self;
         for (name, got) in [("M", m), ("N", n), ("K", k), ("batch", batch)] {
             check_dimension(name, got)?;
         }
@@ -331,15 +356,19 @@ impl Matmul {
         if k_grouped && (!self.a.transposed || self.b.transposed) {
             return Err(Error::KGroupedLayout);
         }
+        if rows_grouped && self.a.transposed {
+            return Err(Error::RowsGroupedLayout);
+        }
         for (factor, scaled) in [(&self.a, a_scaled), (&self.b, b_scaled)] {
             if let (true, Some(dtype)) = (scaled, factor.dtype.plain()) {
                 return Err(Error::ScaledPlainFactor { operand: factor.name, dtype });
             }
         }
-        // All parts of K are of one matrix.
-        let matrices = if k_grouped { 1 } else { batch };
+        // All parts of K are of one matrix, and all groups of rows.
+        let factors = |grouped: bool| if grouped { 1 } else { batch };
+        let (of_a, of_b, of_d) = (factors(k_grouped || rows_grouped), factors(k_grouped), factors(rows_grouped));
         let c = match self.c {
-            Some((_, c)) => Some(c.check(batch, m, n, false)?),
+            Some((_, c)) => Some(c.check(of_d, m, n, false)?),
             None => None,
         };
         Ok(CheckedMatmul {
@@ -347,11 +376,11 @@ impl Matmul {
             m,
             n,
             k,
-            a: self.a.check(matrices, m, k, false)?,
-            b: self.b.check(matrices, k, n, false)?,
+            a: self.a.check(of_a, m, k, false)?,
+            b: self.b.check(of_b, k, n, false)?,
             a_scaled,
             b_scaled,
-            d: self.d.check(batch, m, n, true)?,
+            d: self.d.check(of_d, m, n, true)?,
             c: c.filter(|_| beta != 0.0),
             accumulates: self.accumulates.is_some() && beta != 0.0,
             bias,
@@ -360,6 +389,7 @@ impl Matmul {
             activation,
             slope,
             k_grouped,
+            rows_grouped,
             operand_precision,
         })
     }

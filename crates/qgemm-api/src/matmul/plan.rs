@@ -58,8 +58,8 @@ pub struct MatmulArgs<'a> {
     pub c: Option<BufferRef<'a>>,
     /// Bias, when the product adds one.
     pub bias: Option<BufferRef<'a>>,
-    /// Where each product's part of K begins, and the last one ends: `u32` each, one more than products, when the products are
-    /// [by parts of K](Matmul::k_grouped).
+    /// Where each product's part of K, or its rows, begin, and the last one's end: `u32` each, one more than products, when the products
+    /// are [by parts of K](Matmul::k_grouped) or [by groups of rows](Matmul::rows_grouped).
     pub offsets: Option<BufferRef<'a>>,
     /// At least [`MatmulPlan::workspace_bytes`], when that is not 0.
     pub workspace: Option<&'a mut Workspace>,
@@ -97,7 +97,7 @@ impl<'a> MatmulArgs<'a> {
         self
     }
 
-    /// With the offsets of products by parts of K.
+    /// With the offsets of products by parts of K or groups of rows.
     pub fn offsets(mut self, offsets: impl Into<BufferRef<'a>>) -> Self {
         self.offsets = Some(offsets.into());
         self
@@ -230,8 +230,10 @@ impl MatmulPlan {
         let c = checks.optional("C", c.filter(|_| of_c.is_some()), of_c, "the product adds C")?;
         let of_bias = op.bias.map(|dtype| Extent::of_values(op.n, dtype.bytes()));
         let bias = checks.optional("bias", bias, of_bias, "the product adds a bias")?;
-        let of_groups = op.k_grouped.then(|| Extent::of_values(op.batch + 1, size_of::<u32>()));
-        let offsets = checks.optional("offsets", offsets, of_groups, "the products are by parts of K")?;
+        let grouped = op.k_grouped || op.rows_grouped;
+        let of_groups = grouped.then(|| Extent::of_values(op.batch + 1, size_of::<u32>()));
+        let offsets =
+            checks.optional("offsets", offsets, of_groups, "the products are by parts of K or groups of rows")?;
         let Some(ready) = &self.ready else { return Ok(()) };
         let mut operands = Operands::new();
         operands.read(O::A, a);

@@ -154,11 +154,11 @@ QG_DEVICE void multiply_stage(float (&acc)[ACCUMULATORS], const Stage& stage, u3
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-    qg_matmul_simt(const __grid_constant__ MatmulParams p) {
+    qg_matmul_simt(const __grid_constant__ MatmulParams given) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const u32 m_lane = warp % 4 * 4 + lane / 8, n_lane = warp / 4 * 8 + lane % 8;
-    const MatmulTile tile = MatmulTile::of_cta(p);
+    QG_TAKE_MATMUL_TILE(p, tile, given);
     const u64 a_first = tile.product * p.at.a_batch + tile.k_first * p.at.a_col;
     const u64 b_first = tile.product * p.at.b_batch + tile.k_first * p.at.b_row;
     const Factor a = {reinterpret_cast<const u8*>(p.at.a) + a_first * CopyA::BYTES,

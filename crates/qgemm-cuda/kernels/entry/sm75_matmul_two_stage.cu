@@ -85,10 +85,10 @@ struct Chunks {
 };
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-    qg_sm75_matmul_two_stage(const __grid_constant__ MatmulParams p) {
+    qg_sm75_matmul_two_stage(const __grid_constant__ MatmulParams given) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
-    const MatmulTile tile = MatmulTile::of_cta(p);
+    QG_TAKE_MATMUL_TILE(p, tile, given);
     SourceA a = source_a(p, tile, thread);
     SourceB b = source_b(p, tile, thread);
     Chunks<SourceA> next_a;

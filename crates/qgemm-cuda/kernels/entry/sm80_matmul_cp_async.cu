@@ -29,10 +29,10 @@ QG_DEVICE void copy_tile(u8* tile, const Source& s, u32 thread) {
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-    qg_sm80_matmul_cp_async(const __grid_constant__ MatmulParams p) {
+    qg_sm80_matmul_cp_async(const __grid_constant__ MatmulParams given) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
-    const MatmulTile tile = MatmulTile::of_cta(p);
+    QG_TAKE_MATMUL_TILE(p, tile, given);
     SourceA a = source_a(p, tile, thread);
     SourceB b = source_b(p, tile, thread);
 

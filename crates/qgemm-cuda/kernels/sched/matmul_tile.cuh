@@ -73,6 +73,16 @@ struct MatmulTile {
     }
 };
 
+// The tile of this CTA, and the problem that it is part of. Where products share rows, that ends with those of one; CTAs without
+// rows end here.
+#if QG_GROUPS_ROWS
+#include "sched/matmul_rows.cuh"
+#else
+#define QG_TAKE_MATMUL_TILE(p, tile, given) \
+    const MatmulParams& p = given;          \
+    const MatmulTile tile = MatmulTile::of_cta(p)
+#endif
+
 // This thread's part of the partial accumulators of a CTA that shares the tile, whose first THREADS threads have COUNT each.
 template <u32 COUNT, u32 THREADS>
 QG_DEVICE f32x4* matmul_partials(const MatmulParams& p, const MatmulTile& t, u32 split, u32 thread) {

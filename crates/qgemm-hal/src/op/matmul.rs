@@ -178,6 +178,9 @@ pub struct CheckedMatmul {
     /// Whether each product has a range of K of its own: A and B are one matrix of `k` columns and rows, and product `b` multiplies
     /// those from offset `b` to offset `b + 1`. A is then stored by columns and B by rows.
     pub k_grouped: bool,
+    /// Whether each product has rows of its own: A, C and D are one matrix of `m` rows, and product `b` multiplies those from offset
+    /// `b` to offset `b + 1` with B `b` ([`CheckedMatmul::groups`]). A is then stored by rows. Rows that no product has stay as they are.
+    pub rows_grouped: bool,
     /// How far factors in f32 may be rounded before they are multiplied.
     pub operand_precision: XPrecision,
 }
@@ -197,7 +200,7 @@ operands! {
         C: "c" Read,
         /// Bias.
         Bias: "the bias" Read,
-        /// Where each product's range of K begins, and the last one ends: `u32` each, one more than products.
+        /// Where each product's range of K, or of rows, begins, and the last one ends: `u32` each, one more than products.
         Offsets: "the offsets" Read,
         /// Output; read where the operation accumulates.
         D: "d" Accumulate,
@@ -332,10 +335,32 @@ impl CheckedMatmul {
         if self.k_grouped { self.k.div_ceil(self.batch.max(1)) } else { self.k }
     }
 
+    /// Tiles of `tile_m` rows by `tile_n` columns that D has: of groups of rows, whose lengths are not known, as many as there may be.
+    pub fn tiles(&self, tile_m: u32, tile_n: u32) -> u64 {
+        let along = |len: usize, tile: u32| len.div_ceil(tile.max(1) as usize) as u64;
+        let (products, along_m) = (self.batch as u64, along(self.m, tile_m));
+        // The last tile of each group may be part of one.
+        let of_rows =
+            if self.rows_grouped { along_m.saturating_add(products) } else { products.saturating_mul(along_m) };
+        of_rows.saturating_mul(along(self.n, tile_n))
+    }
+
+    /// The rows of each product in turn, of which `offset` knows the offsets: none leads out of D, or before one that precedes it, so
+    /// that no two products have a row in common.
+    pub fn groups(&self, offset: impl Fn(usize) -> u32) -> impl Iterator<Item = std::ops::Range<usize>> {
+        let m = self.m;
+        let mut reached = (offset(0) as usize).min(m);
+        (0..self.batch).map(move |product| {
+            let first = reached;
+            reached = reached.max((offset(product + 1) as usize).min(m));
+            first..reached
+        })
+    }
+
     /// How A and B are stored. A matrix of one row or column is stored either way, and counts as stored by rows.
     pub fn layout(&self) -> MatmulLayout {
         // Parts of K are those of A's stored rows, be they of one element.
-        let a_by_rows = self.a.is_row_major() && !self.k_grouped;
+        let a_by_rows = self.rows_grouped || (self.a.is_row_major() && !self.k_grouped);
         MatmulLayout::of(a_by_rows, self.b.is_row_major())
     }
 
@@ -358,7 +383,7 @@ impl Hash for CheckedMatmul {
         (self.batch, self.m, self.n, self.k, self.a, self.b, self.d, self.c).hash(state);
         (self.accumulates, self.bias, self.alpha.to_bits(), self.beta.to_bits(), self.activation, self.slope)
             .hash(state);
-        (self.k_grouped, self.operand_precision, self.a_scaled, self.b_scaled).hash(state);
+        (self.k_grouped, self.rows_grouped, self.operand_precision, self.a_scaled, self.b_scaled).hash(state);
     }
 }
 
@@ -375,7 +400,7 @@ impl Operation for CheckedMatmul {
             (self.b_scaled, O::BScale),
             (self.c.is_some(), O::C),
             (self.bias.is_some(), O::Bias),
-            (self.k_grouped, O::Offsets),
+            (self.k_grouped || self.rows_grouped, O::Offsets),
         ];
         let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
         [O::A, O::B, O::D].into_iter().chain(given).collect()
@@ -393,8 +418,8 @@ impl Operation for CheckedMatmul {
     }
 
     fn macs(&self) -> f64 {
-        // Groups share K out.
-        let products = if self.k_grouped { 1.0 } else { self.batch as f64 };
+        // Groups share K out, or the rows.
+        let products = if self.k_grouped || self.rows_grouped { 1.0 } else { self.batch as f64 };
         products * self.m as f64 * self.n as f64 * self.k as f64
     }
 }

@@ -2,7 +2,7 @@
 
 use qgemm_formats::{DType, Encoding, Format};
 
-use super::case::GradientCase;
+use super::case::{GradientCase, GradientExperts, RowGroups};
 use crate::gemm::{ActOrder, Case, Epilogue, Layout};
 use crate::suite::Group;
 use crate::weights::WeightKind;
@@ -21,6 +21,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("gradient_parts", "weights that are decoded in parts, accumulation, leading dimensions", parts),
     group("gradient_order", "permuted columns", order),
     group("gradient_gated", "gated pairs, whose dY has the gradients by the gate's sums, then by the up's", gated),
+    group("gradient_experts", "dX through stacks of experts, each of which has rows of its own", experts),
 ];
 
 /// Tokens and output features: one, and around tiles of rows.
@@ -95,6 +96,42 @@ fn gated(format: Format) -> Vec<GradientCase> {
         }
     };
     [[3, 5], [17, 72], [9, 40], [66, 129]].into_iter().enumerate().map(case).collect()
+}
+
+/// Plain and gated stacks, shared weights and column orders, parts of features, and every way of giving rows to experts.
+fn experts(format: Format) -> Vec<GradientCase> {
+    let k = ragged_k(format);
+    let sizes = [[40, 24, 5], [130, 67, 3], [9, 40, 12], [1, 16, 2], [70, 33, 4], [25, 72, 1]];
+    let mut cases = Vec::new();
+    for [rows, n, count] in sizes {
+        for gated in [false, true] {
+            let i = cases.len();
+            let layout = Layout { x_gap: i % 2 * 8, d_gap: i % 3 * 3, ..Layout::default() };
+            let epilogue = Epilogue { alpha: [1.0, -0.5][i % 2], channel_scale: i % 4 == 3, ..Epilogue::default() };
+            let layer = Case { gated, epilogue, layout, seed: i as u64, ..Case::new(format, rows, n, k) };
+            let layer = if i % 6 == 4 { layer.with_exact_sums() } else { layer };
+            let case = GradientCase::of(layer).of_types(dtype(i), dtype(i / 2));
+            let groups = RowGroups::ALL[(i + i / 5) % RowGroups::ALL.len()];
+            cases.push(GradientCase {
+                accumulate: [None, None, Some(1.0), Some(-0.5)][(i + i / 4) % 4],
+                max_scratch: if i % 3 == 1 { 0 } else { case.max_scratch },
+                experts: Some(GradientExperts { count, shared: i % 5 == 4, rows: groups }),
+                ..case
+            });
+        }
+    }
+    if format.encoding == Encoding::IntZero {
+        for (i, gated) in [false, true].into_iter().enumerate() {
+            let layer = Case::new(format, 50, 35, 3 * format.block_len + 9);
+            let layer = Case { act_order: Some([ActOrder::Full, ActOrder::Padded][i]), gated, ..layer };
+            let case = GradientCase::of(layer).of_types(dtype(i + 1), dtype(i));
+            for rows in [RowGroups::Even, RowGroups::Wrong] {
+                let experts = Some(GradientExperts { count: 3, shared: false, rows });
+                cases.push(GradientCase { experts, max_scratch: i << 30, ..case });
+            }
+        }
+    }
+    cases
 }
 
 fn order(format: Format) -> Vec<GradientCase> {

@@ -7,7 +7,7 @@ mod run;
 
 use qgemm_api::Context;
 
-pub use case::GradientCase;
+pub use case::{GradientCase, GradientExperts, RowGroups};
 
 use crate::outcome::Outcome;
 use crate::suite::{Group, Selection, Suite, TestCase};

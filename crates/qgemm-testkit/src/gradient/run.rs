@@ -1,8 +1,12 @@
 //! Runs one gradient on a device and judges the result.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use qgemm_api::{Context, DeviceKind, Error, Gradient, GradientArgs, GradientPlan, Weight, Workspace};
+use qgemm_api::{
+    Context, DeviceKind, Error, Experts, Gradient, GradientArgs, GradientPlan, GradientWeight, HostExperts, Weight,
+    Workspace,
+};
 use qgemm_formats::{DType, Format, HostWeight, SharedBytes};
 use qgemm_hal::{Math, Spec};
 
@@ -48,15 +52,64 @@ impl Operands {
     }
 }
 
+/// The weight of a case, or its experts, on the device and in host memory.
+struct Weights {
+    loaded: Loaded,
+    host: Vec<HostWeights>,
+}
+
+enum Loaded {
+    One(Weight),
+    Experts(Experts),
+}
+
+impl Weights {
+    fn new(ctx: &Context, case: &GradientCase) -> Result<Self, Failure> {
+        let failed = |e: &dyn std::fmt::Display| Failure::Weight(e.to_string());
+        let count = case.experts.map_or(1, |experts| experts.count);
+        let host = (0..count).map(|expert| HostWeights::new(&case.layer_of(expert)).map_err(|e| failed(&e)));
+        let host = host.collect::<Result<Vec<_>, _>>()?;
+        let loaded = match case.experts {
+            None => host[0].load(ctx, false).map(Loaded::One),
+            Some(experts) if experts.shared => {
+                host[0].load(ctx, false).and_then(|weight| weight.shared_by(count)).map(Loaded::Experts)
+            }
+            Some(_) => {
+                let (mut plain, mut pairs) = (Vec::new(), Vec::new());
+                for weight in &host {
+                    match weight {
+                        HostWeights::One(weight) | HostWeights::Fused { whole: weight, .. } => {
+                            plain.push(weight.clone())
+                        }
+                        HostWeights::Pair([gate, up]) => pairs.push((gate.clone(), up.clone())),
+                    }
+                }
+                let stack = if pairs.is_empty() { HostExperts::new(&plain) } else { HostExperts::gated(&pairs) };
+                ctx.load_experts(&stack.map_err(|e| failed(&e))?).map(Loaded::Experts)
+            }
+        };
+        Ok(Self { loaded: loaded.map_err(|e| failed(&e))?, host })
+    }
+
+    fn on_device(&self) -> GradientWeight<'_> {
+        match &self.loaded {
+            Loaded::One(weight) => weight.into(),
+            Loaded::Experts(experts) => experts.into(),
+        }
+    }
+
+    fn of_host(&self, expert: usize) -> Vec<&HostWeight> {
+        match &self.host[expert] {
+            HostWeights::One(weight) | HostWeights::Fused { whole: weight, .. } => vec![weight],
+            HostWeights::Pair(pair) => pair.iter().collect(),
+        }
+    }
+}
+
 fn judge(ctx: &Context, case: &GradientCase, outcome: &mut Outcome) -> Result<(), Failure> {
-    let weights = HostWeights::new(&case.layer).map_err(|e| Failure::Weight(e.to_string()))?;
-    let weight = weights.load(ctx, false).map_err(|e| Failure::Weight(e.to_string()))?;
-    let host: Vec<&HostWeight> = match &weights {
-        HostWeights::One(weight) | HostWeights::Fused { whole: weight, .. } => vec![weight],
-        HostWeights::Pair(pair) => pair.iter().collect(),
-    };
+    let weights = Weights::new(ctx, case)?;
     let operands = Operands::new(case);
-    let plan = ctx.plan_gradient(&weight, &gradient(case, &operands)).map_err(Failure::of_plan)?;
+    let plan = ctx.plan_gradient(weights.on_device(), &gradient(case, &operands)).map_err(Failure::of_plan)?;
     outcome.kernel = Some(plan.kernel_name().to_owned());
     outcome.kernel_id = plan.kernel_id();
     let math = plan.matmul().map_or(Math::FmaF32, |launch| launch.config.math);
@@ -65,33 +118,51 @@ fn judge(ctx: &Context, case: &GradientCase, outcome: &mut Outcome) -> Result<()
         Some(Spec::Matmul(spec)) => spec.b.plain().unwrap_or(DType::F32),
         _ => DType::F32,
     };
-    let rounded = (!weights.is_exact_in(decoded)).then_some(decoded);
+    let rounded = (!weights.host.iter().all(|weight| weight.is_exact_in(decoded))).then_some(decoded);
     let exact = case.layer.sums_are_exact() && rounded.is_none();
     let nmse = if exact { EXACT_SUMS } else { path.of_sums(rounded) };
     let tolerance = rounded_to(case.layer.d_dtype, nmse);
     outcome.limit = Some(tolerance.nmse);
 
     let mut workspace = ctx.workspace(plan.workspace_bytes()).map_err(Failure::of_run)?;
-    let first = run_on(ctx, &plan, &weight, case, &operands, &mut workspace).map_err(Failure::of_run)?;
+    let first = run_on(ctx, &plan, weights.on_device(), case, &operands, &mut workspace).map_err(Failure::of_run)?;
     let got = operands.stored_dx.decode(&first);
-    let expected = expected(case, &host, rounded, &operands, Resolution { nmse, ..Resolution::default() });
-    let comparison = compare(&got, &expected, tolerance);
-    outcome.comparison = Some(comparison);
-    if !comparison.within(tolerance) {
-        return Err(Failure::Inaccurate(comparison));
-    }
-    if exact && case.layer.is_exact() {
-        let round = |value| case.layer.d_dtype.decode(&case.layer.d_dtype.encode(&[value]))[0];
-        if let Some(mismatch) = first_difference(&got, &expected, round) {
-            return Err(Failure::NotExact(mismatch));
+    let (k, resolution) = (case.layer.k, Resolution { nmse, ..Resolution::default() });
+    let rows_of_all = case.rows();
+    for (expert, rows) in rows_of_all.iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
+        let got = &got[rows.start * k..rows.end * k];
+        let expected = expected(case, &weights.of_host(expert), rounded, &operands, rows.clone(), resolution);
+        let comparison = compare(got, &expected, tolerance);
+        let known = outcome.comparison.map_or(0.0, |c| c.nmse.max(c.worst_tile));
+        if outcome.comparison.is_none() || comparison.nmse.max(comparison.worst_tile) > known {
+            outcome.comparison = Some(comparison);
         }
+        if !comparison.within(tolerance) {
+            return Err(Failure::Inaccurate(comparison));
+        }
+        if exact && case.layer.is_exact() {
+            let round = |value| case.layer.d_dtype.decode(&case.layer.d_dtype.encode(&[value]))[0];
+            if let Some(mismatch) = first_difference(got, &expected, round) {
+                return Err(Failure::NotExact(mismatch));
+            }
+        }
+    }
+    let before = operands.stored_dx.decode(&held(case, &operands));
+    let is_same = |row: usize| {
+        let [left, right] = [&got, &before].map(|all| &all[row * k..(row + 1) * k]);
+        left.iter().zip(right).all(|(left, right)| left.to_bits() == right.to_bits())
+    };
+    let owned = |row: usize| rows_of_all.iter().any(|rows| rows.contains(&row));
+    if let Some(row) = (0..case.layer.m).find(|&row| !owned(row) && !is_same(row)) {
+        return Err(Failure::WroteOutside(row));
     }
     if let Some(byte) = operands.stored_dx.first_written_outside(&first) {
         return Err(Failure::WroteOutside(byte));
     }
     // An emulated GPU runs its threads in one order.
     if ctx.info().id.kind != DeviceKind::Emu {
-        let second = run_on(ctx, &plan, &weight, case, &operands, &mut workspace).map_err(Failure::of_run)?;
+        let second =
+            run_on(ctx, &plan, weights.on_device(), case, &operands, &mut workspace).map_err(Failure::of_run)?;
         Failure::check_same(&first, &second)?;
     }
     Ok(())
@@ -112,34 +183,40 @@ fn gradient(case: &GradientCase, operands: &Operands) -> Gradient {
 fn run_on(
     ctx: &Context,
     plan: &GradientPlan,
-    weight: &Weight,
+    weight: GradientWeight<'_>,
     case: &GradientCase,
     operands: &Operands,
     workspace: &mut Workspace,
 ) -> Result<Vec<u8>, Error> {
-    let Operands { dy, held, stored_dy, stored_dx } = operands;
+    let Operands { dy, stored_dy, stored_dx, .. } = operands;
     let dy = ctx.upload(&stored_dy.encode(dy))?;
-    // With a factor of 0, what dX holds is poison: it is not read.
-    let held = match case.accumulate {
-        None | Some(0.0) => stored_dx.poison(),
-        Some(_) => stored_dx.encode(held),
-    };
-    let mut dx = ctx.upload(&held)?;
-    let args = GradientArgs::new(dy.slice(stored_dy.range())?, weight, dx.slice_mut(stored_dx.range())?);
+    let mut dx = ctx.upload(&held(case, operands))?;
+    let offsets = case.offsets().map(|offsets| ctx.upload(&offsets)).transpose()?;
+    let mut args = GradientArgs::new(dy.slice(stored_dy.range())?, weight, dx.slice_mut(stored_dx.range())?);
+    args.offsets = offsets.as_ref().map(Into::into);
     plan.run(&ctx.default_stream(), args.workspace(workspace))?;
     let written = ctx.download(&dx)?;
     dx.raw().check_guards()?;
     Ok(written)
 }
 
+/// What is around dX, and in it, before a run. With a factor of 0 that is poison: it is not read.
+fn held(case: &GradientCase, operands: &Operands) -> Vec<u8> {
+    match case.accumulate {
+        None | Some(0.0) => operands.stored_dx.poison(),
+        Some(_) => operands.stored_dx.encode(&operands.held),
+    }
+}
+
 /// The oracle's dX: the product of dY and a plain weight, the transpose of the layer's, or of both of a pair one below the other, rounded to the type that it is decoded to.
 /// What that rounding costs is the type's. It is not the kernel's error: of equal weights it has one direction, so that sums have
-/// more of it than a limit on random errors allows.
+/// more of it than a limit on random errors allows. Of experts, that of one, which has some of the rows.
 fn expected(
     case: &GradientCase,
     weights: &[&HostWeight],
     rounded: Option<DType>,
     operands: &Operands,
+    of_expert: Range<usize>,
     resolution: Resolution,
 ) -> Expected {
     let k = case.layer.k;
@@ -154,6 +231,10 @@ fn expected(
     let plain: Format = "f32".parse().unwrap_or_else(|_| unreachable!("f32 is a format"));
     let bytes = SharedBytes::new(Arc::new(DType::F32.encode(&transposed)));
     let weight = HostWeight::new(plain, k, rows.len(), bytes).unwrap_or_else(|e| unreachable!("it is a weight: {e}"));
-    let c = case.accumulate.filter(|beta| *beta != 0.0).map(|beta| (beta, operands.held.as_slice()));
-    multiply(&weight, &operands.dy, &Added { alpha: case.layer.epilogue.alpha, c, resolution, ..Added::default() })
+    let c = case
+        .accumulate
+        .filter(|beta| *beta != 0.0)
+        .map(|beta| (beta, &operands.held[of_expert.start * k..of_expert.end * k]));
+    let dy = &operands.dy[of_expert.start * rows.len()..of_expert.end * rows.len()];
+    multiply(&weight, dy, &Added { alpha: case.layer.epilogue.alpha, c, resolution, ..Added::default() })
 }

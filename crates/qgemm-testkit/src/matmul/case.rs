@@ -55,6 +55,8 @@ pub struct MatmulCase {
     pub slope: bool,
     /// Whether products are of parts of K: A is stored by columns, B by rows, and each is one matrix.
     pub k_grouped: bool,
+    /// Whether products have rows of one A, C and D, which is stored by rows.
+    pub rows_grouped: bool,
     /// How far factors in f32 may be rounded.
     pub operand_precision: XPrecision,
     /// What A looks like, and B.
@@ -82,6 +84,7 @@ impl MatmulCase {
             activation: Activation::Identity,
             slope: false,
             k_grouped: false,
+            rows_grouped: false,
             operand_precision: XPrecision::Exact,
             values: [ActivationKind::Normal; 2],
             strides: MatmulStrides::default(),
@@ -115,18 +118,27 @@ impl MatmulCase {
         Self { batch: products, k_grouped: true, layout: MatmulLayout::Tn, strides, ..self }
     }
 
-    /// Where parts of K begin, and the last one ends. Seeds decide whether they are alike, whether some are empty, whether they leave
-    /// values out, and whether they lead out of K or fall.
+    /// So many products of groups of rows.
+    pub fn rows_grouped(self, products: usize) -> Self {
+        let layout = MatmulLayout::of(true, self.layout.b_by_rows());
+        let strides = MatmulStrides { one_a: true, one_c: true, d_beside: false, ..self.strides };
+        Self { batch: products, rows_grouped: true, k_grouped: false, layout, strides, ..self }
+    }
+
+    /// Where parts of K or groups of rows begin, and the last one ends. Seeds decide whether they are alike, whether some are empty, whether
+    /// they leave values out, whether they lead out of K or fall, and, of rows, whether one product has all of them.
     pub(super) fn offsets(&self) -> Vec<u32> {
-        let (k, products) = (self.shape[2] as u64, self.batch as u64);
+        let (len, kinds) = if self.rows_grouped { (self.shape[0], 5) } else { (self.shape[2], 4) };
+        let (k, products) = (len as u64, self.batch as u64);
         let drawn = |i: u64| (self.seed.wrapping_mul(31) + i * i * 17) % 5;
         (0..=products)
             .map(|i| {
                 let even = k * i / products.max(1);
-                let at = match self.seed % 4 {
+                let at = match self.seed % kinds {
                     0 => even,
                     1 => k * (i / 2 * 2).min(products) / products.max(1),
                     2 => k / 8 + (k - k / 4) * i / products.max(1),
+                    4 => k * u64::from(i > products / 2),
                     _ if drawn(i) == 0 => k * 2 + 5,
                     _ => k * drawn(i) / 4,
                 };
@@ -146,6 +158,17 @@ impl MatmulCase {
         at(product)..at(product + 1).max(at(product))
     }
 
+    /// The rows of D that a product has. No two have one in common.
+    pub(super) fn rows_of(&self, product: usize) -> std::ops::Range<usize> {
+        let m = self.shape[0];
+        if !self.rows_grouped {
+            return 0..m;
+        }
+        let offsets = self.offsets();
+        let at = |i: usize| offsets[..=i].iter().map(|&offset| (offset as usize).min(m)).max().unwrap_or(0);
+        at(product)..at(product + 1)
+    }
+
     /// A of a product, `[m, k]`.
     pub(super) fn a(&self, product: usize) -> Vec<f32> {
         let [m, _, k] = self.shape;
@@ -163,7 +186,8 @@ impl MatmulCase {
     /// C of a product, or what its D held.
     pub(super) fn c_values(&self, product: usize, dtype: DType) -> Vec<f32> {
         let [m, n, _] = self.shape;
-        let own = if self.strides.one_c && self.c.is_some() { 0 } else { product as u64 };
+        let one = self.rows_grouped || (self.strides.one_c && self.c.is_some());
+        let own = if one { 0 } else { product as u64 };
         activations(self.added(), m, n, dtype, self.seed ^ 0xc000 ^ own << 32)
     }
 
@@ -225,6 +249,9 @@ impl fmt::Display for MatmulCase {
         }
         if self.k_grouped {
             write!(f, " k-grouped")?;
+        }
+        if self.rows_grouped {
+            write!(f, " rows-grouped")?;
         }
         if self.operand_precision != XPrecision::Exact {
             write!(f, " precision={}", self.operand_precision)?;

@@ -19,6 +19,7 @@ pub(super) const GROUPS: &[Cases<MatmulCase>] = &[
     group("matmul_slopes", "gradients by what an activation was applied to", slopes),
     group("matmul_gradients", "dW += dY^T X over many tokens, and dX", gradients),
     group("matmul_k_grouped", "products of parts of K, as gradients of experts' weights are", k_grouped),
+    group("matmul_rows_grouped", "products of groups of rows, as gradients by experts' inputs are", rows_grouped),
     group("matmul_tf32", "factors in f32 that may be rounded to TF32", tf32),
     group("matmul_bf16x3", "factors in f32 that may be split into two bf16 each", bf16x3),
     group("matmul_e4m3", "factors in E4M3, one or both, with a factor for all of each", e4m3),
@@ -315,6 +316,46 @@ fn k_grouped() -> Vec<MatmulCase> {
     cases.extend(DType::ALL.map(|dtype| bad.of_type(dtype).k_grouped(4)));
     let long = MatmulCase { seed: 9, ..MatmulCase::new([40, 40, 9000]) };
     cases.extend(DType::ALL.map(|dtype| MatmulCase { d_dtype: DType::F32, ..long.of_type(dtype) }.k_grouped(3)));
+    cases
+}
+
+/// Groups of rows of any length, around tiles, in the types that gradients have, with everything that is added.
+fn rows_grouped() -> Vec<MatmulCase> {
+    let shapes = [([40, 48, 33], 5), ([300, 72, 70], 3), ([65, 264, 8], 40), ([1, 3, 90], 2), ([7, 5, 0], 3)];
+    let mut cases: Vec<MatmulCase> = Vec::new();
+    let types = DType::ALL.map(|dtype| [dtype; 2]).into_iter().chain([[DType::F16, DType::F32]]);
+    for [a, b] in types {
+        for (shape, products) in shapes {
+            for layout in [MatmulLayout::Nt, MatmulLayout::Nn] {
+                let i = cases.len();
+                let values = [ActivationKind::Normal, ActivationKind::SmallIntegers][i / 2 % 2];
+                let strides = match i % 3 {
+                    0 => MatmulStrides::default(),
+                    1 => MatmulStrides { gaps: [8, 16, 8], between: 8, ..MatmulStrides::default() },
+                    _ => MatmulStrides { gaps: [3, 1, 5], offset: 1, ..MatmulStrides::default() },
+                };
+                let case = MatmulCase { types: [a.into(), b.into()], layout, strides, ..MatmulCase::new(shape) };
+                let case = MatmulCase { values: [values; 2], d_dtype: dtype(i), seed: i as u64, ..case };
+                let added = MatmulCase {
+                    alpha: [1.0, -2.0][i % 2],
+                    c: (i % 4 == 1).then_some((1.0, DType::F32)),
+                    accumulate: (i % 4 == 2).then_some(1.0),
+                    bias: (i % 5 == 3).then(|| dtype(i / 5)),
+                    ..case
+                };
+                cases.push(added.rows_grouped(products));
+            }
+        }
+    }
+    // What is not finite stays in its row, and with its product; and more products than rows, all of which one has.
+    let bad = MatmulCase {
+        values: [ActivationKind::NotFinite; 2],
+        layout: MatmulLayout::Nt,
+        ..MatmulCase::new([70, 40, 64])
+    };
+    cases.extend(DType::ALL.map(|dtype| MatmulCase { seed: 2, ..bad.of_type(dtype) }.rows_grouped(4)));
+    let many = MatmulCase { layout: MatmulLayout::Nt, ..MatmulCase::new([90, 24, 40]) };
+    cases.extend((0..5).map(|seed| MatmulCase { seed, ..many.of_type(DType::F16) }.rows_grouped(300)));
     cases
 }
 

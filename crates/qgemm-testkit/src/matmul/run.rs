@@ -104,7 +104,7 @@ impl Stored {
             bias: Operand::new(case.bias.unwrap_or(DType::F32), 1, n, 0, strides.offset),
             d: match strides.d_beside {
                 true => stack(case.d_dtype.into(), 1, [m, case.batch * n], d_gap),
-                false => stack(case.d_dtype.into(), case.batch, [m, n], d_gap),
+                false => stack(case.d_dtype.into(), several(case.rows_grouped), [m, n], d_gap),
             },
         }
     }
@@ -130,7 +130,11 @@ fn judge(ctx: &Context, case: &MatmulCase, outcome: &mut Outcome) -> Result<(), 
     let tolerance = rounded_to(case.d_dtype, nmse);
     outcome.limit = Some(tolerance.nmse);
     let all = stored.d.operand.decode(&first);
-    for product in 0..case.batch {
+    let held = stored.d.operand.decode(&held(case, &stored));
+    if let Some(row) = unowned_rows(case).find(|&row| !is_same_row(case, &stored, [&all, &held], row)) {
+        return Err(Failure::WroteOutside(row));
+    }
+    for product in (0..case.batch).filter(|&product| !case.rows_of(product).is_empty()) {
         let got = of_product(case, &stored, &all, product);
         let expected = expected(case, product, math, Resolution { nmse, ..Resolution::default() });
         let comparison = compare(&got, &expected, tolerance);
@@ -177,6 +181,9 @@ fn matmul(case: &MatmulCase, stored: &Stored) -> Matmul {
         .alignment(stored.a.operand.alignment(), stored.b.operand.alignment());
     if case.k_grouped {
         matmul = matmul.k_grouped(case.batch);
+    }
+    if case.rows_grouped {
+        matmul = matmul.rows_grouped(case.batch);
     }
     if case.scales[0].is_some() {
         matmul = matmul.a_scaled();
@@ -238,21 +245,11 @@ fn run_on(
         Some(dtype) => Some(ctx.upload(&stored.bias.encode(&case.bias_values(dtype)))?),
         None => None,
     };
-    // With a factor of 0, what D holds is poison: it is not read.
-    let held = match case.accumulate {
-        None | Some(0.0) => stored.d.operand.poison(),
-        Some(_) if case.strides.d_beside => {
-            let all: Vec<Vec<f32>> = (0..case.batch).map(|product| case.c_values(product, case.d_dtype)).collect();
-            stored
-                .d
-                .encode(|_| (0..m).flat_map(|row| all.iter().flat_map(move |d| d[row * n..][..n].to_vec())).collect())
-        }
-        Some(_) => stored.d.encode(|product| case.c_values(product, case.d_dtype)),
-    };
-    let mut d = ctx.upload(&held)?;
+    let mut d = ctx.upload(&held(case, stored))?;
     let range = |stack: &Stack| stack.operand.range();
     let (of_a, of_b) = (a.slice(range(&stored.a))?, b.slice(range(&stored.b))?);
-    let offsets = case.k_grouped.then(|| ctx.upload(&case.offsets())).transpose()?;
+    let grouped = case.k_grouped || case.rows_grouped;
+    let offsets = grouped.then(|| ctx.upload(&case.offsets())).transpose()?;
     let mut args = MatmulArgs::new(of_a, of_b, d.slice_mut(range(&stored.d))?).workspace(workspace);
     let [a_scale, b_scale] = case.scales.map(|scale| scale.map(|scale| ctx.upload(&[scale])).transpose());
     let (a_scale, b_scale) = (a_scale?, b_scale?);
@@ -272,10 +269,40 @@ fn run_on(
     Ok(written)
 }
 
+/// What is around D, and in it, before a run. With a factor of 0 that is poison: it is not read.
+fn held(case: &MatmulCase, stored: &Stored) -> Vec<u8> {
+    let [m, n, _] = case.shape;
+    match case.accumulate {
+        None | Some(0.0) => stored.d.operand.poison(),
+        Some(_) if case.strides.d_beside => {
+            let all: Vec<Vec<f32>> = (0..case.batch).map(|product| case.c_values(product, case.d_dtype)).collect();
+            stored
+                .d
+                .encode(|_| (0..m).flat_map(|row| all.iter().flat_map(move |d| d[row * n..][..n].to_vec())).collect())
+        }
+        Some(_) => stored.d.encode(|product| case.c_values(product, case.d_dtype)),
+    }
+}
+
+/// Rows of D that no product has.
+fn unowned_rows(case: &MatmulCase) -> impl Iterator<Item = usize> {
+    let owned: Vec<_> = (0..case.batch).map(|product| case.rows_of(product)).collect();
+    (0..case.shape[0]).filter(move |row| !owned.iter().any(|rows| rows.contains(row)))
+}
+
+/// Whether a row of the one D has the same bits in both.
+fn is_same_row(case: &MatmulCase, stored: &Stored, both: [&[f32]; 2], row: usize) -> bool {
+    let [_, n, _] = case.shape;
+    let [left, right] = both.map(|all| &stored.d.matrix(all, 0)[row * n..][..n]);
+    left.iter().zip(right).all(|(left, right)| left.to_bits() == right.to_bits())
+}
+
 /// D of a product, without gaps.
 fn of_product(case: &MatmulCase, stored: &Stored, all: &[f32], product: usize) -> Vec<f32> {
     let [_, n, _] = case.shape;
+    let rows = case.rows_of(product);
     match case.strides.d_beside {
+        _ if case.rows_grouped => stored.d.matrix(all, 0)[rows.start * n..rows.end * n].to_vec(),
         true => all.chunks(case.batch * n).flat_map(|row| row[product * n..][..n].to_vec()).collect(),
         false => stored.d.matrix(all, product).to_vec(),
     }
@@ -288,7 +315,9 @@ fn tf32(value: f32) -> f32 {
 
 /// The oracle's D of a product: that of `gemm`, whose weight is B.
 fn expected(case: &MatmulCase, product: usize, math: Math, resolution: Resolution) -> Expected {
-    let [m, n, all_of_k] = case.shape;
+    let [_, n, all_of_k] = case.shape;
+    let rows = case.rows_of(product);
+    let m = rows.len();
     let part = case.k_of(product);
     let k = part.len();
     let of_part = |all: Vec<f32>| -> Vec<f32> {
@@ -298,13 +327,16 @@ fn expected(case: &MatmulCase, product: usize, math: Math, resolution: Resolutio
     // Nothing is added up as one product of zeros.
     let (a, b) = match k {
         0 => (vec![0.0; m], vec![0.0; n]),
-        _ => (of_part(case.a(product)), of_part(case.b(product))),
+        _ => {
+            let a = case.a(product)[rows.start * all_of_k..rows.end * all_of_k].to_vec();
+            (of_part(a), of_part(case.b(product)))
+        }
     };
     let plain: Format = "f32".parse().unwrap_or_else(|_| unreachable!("f32 is a format"));
     let bytes = SharedBytes::new(Arc::new(DType::F32.encode(&b)));
     let weight = HostWeight::new(plain, n, k.max(1), bytes).unwrap_or_else(|e| unreachable!("B is a weight: {e}"));
     let c = case.c.or(case.accumulate.map(|beta| (beta, case.d_dtype))).filter(|(beta, _)| *beta != 0.0);
-    let c = c.map(|(beta, dtype)| (beta, case.c_values(product, dtype)));
+    let c = c.map(|(beta, dtype)| (beta, case.c_values(product, dtype)[rows.start * n..rows.end * n].to_vec()));
     let (c, z) = if case.slope { (None, c.map(|(_, z)| z)) } else { (c, None) };
     let bias = case.bias.map(|dtype| case.bias_values(dtype));
     let added = Added {

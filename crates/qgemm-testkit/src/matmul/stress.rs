@@ -35,6 +35,7 @@ pub(super) fn random_case(seed: u64) -> MatmulCase {
     let values = pick(rng, &[ActivationKind::Normal, ActivationKind::SmallIntegers, ActivationKind::PositiveMean]);
     let case = MatmulCase {
         k_grouped: false,
+        rows_grouped: false,
         operand_precision: [XPrecision::Exact, XPrecision::Tf32, XPrecision::Bf16x3][(seed % 3) as usize],
         shape,
         batch,
@@ -61,5 +62,10 @@ pub(super) fn random_case(seed: u64) -> MatmulCase {
         seed,
     };
     let products = if rng.random_ratio(1, 6) { skewed(rng, 2 * MOST_BATCH) } else { 0 };
-    if products > 0 { case.k_grouped(products) } else { case }
+    match products {
+        0 => case,
+        // Matrices of one plain type are what every device multiplies by groups of rows.
+        _ if same && a.plain().is_some() && seed.is_multiple_of(2) => case.rows_grouped(products),
+        _ => case.k_grouped(products),
+    }
 }

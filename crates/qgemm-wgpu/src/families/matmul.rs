@@ -85,6 +85,8 @@ enum Phase {
     Parts(u32),
     /// The outputs from those.
     Sum(u32),
+    /// All of products that share the rows of A, C and D: there is one of each, and their batch strides say something else.
+    Rows,
 }
 
 impl Phase {
@@ -94,6 +96,7 @@ impl Phase {
             Phase::Whole => (1, 0),
             Phase::Parts(splits) => (splits, 1),
             Phase::Sum(splits) => (splits, 2),
+            Phase::Rows => (1, 3),
         };
         splits.ilog2() << 24 | number << 28
     }
@@ -122,7 +125,7 @@ impl Family<CheckedMatmul> for Matmul {
             tile_n: TILE,
             tile_k: TILE_K,
             ctas_per_unit: 1,
-            max_splits: if parts.len() == 1 { most_splits(op, info.max_buffer_bytes) } else { 1 },
+            max_splits: if parts.len() == 1 && !op.rows_grouped { most_splits(op, info.max_buffer_bytes) } else { 1 },
             // There is no other family to rank it against.
             efficiency: 300,
         }])
@@ -150,7 +153,8 @@ impl Family<CheckedMatmul> for Matmul {
             let ends = others.into_iter().fold(step(Phase::Sum(plan.splits))?, |step, o| step.bind(o, o));
             vec![adds.bind_part(O::D, O::Workspace, sums.clone()), ends.bind_part(O::A, O::Workspace, sums)]
         } else {
-            vec![op.operands().into_iter().fold(step(Phase::Whole)?, |step, operand| step.bind(operand, operand))]
+            let phase = if op.rows_grouped { Phase::Rows } else { Phase::Whole };
+            vec![op.operands().into_iter().fold(step(phase)?, |step, operand| step.bind(operand, operand))]
         };
         Ok(LaunchSequence::new::<MatmulOperand>(op.kernel_name(NAME), steps))
     }
@@ -223,7 +227,9 @@ impl Part {
     /// Workgroups: along N, along M, and products.
     fn grid(&self, op: &CheckedMatmul) -> [u32; 3] {
         let tiles = |len: usize| (len as u32).div_ceil(TILE);
-        [tiles(op.n), tiles(self.rows.len()), self.products.len() as u32]
+        let (rows, products) = (tiles(self.rows.len()), self.products.len() as u32);
+        // Each group may end within a tile.
+        if op.rows_grouped { [tiles(op.n), rows.saturating_add(products), 1] } else { [tiles(op.n), rows, products] }
     }
 
     /// The same of a step of `phase`.
@@ -231,7 +237,7 @@ impl Part {
         let [along_n, along_m, products] = self.grid(op);
         match phase {
             Phase::Parts(splits) => [along_n, along_m, products * splits],
-            Phase::Whole | Phase::Sum(_) => [along_n, along_m, products],
+            Phase::Whole | Phase::Sum(_) | Phase::Rows => [along_n, along_m, products],
         }
     }
 
@@ -335,6 +341,13 @@ impl MatmulKernel {
         }
     }
 
+    /// The same, of products that share rows: in place of the batch strides stand how many there are, and the first of them and of the rows.
+    fn params_of_rows(&self, part: &Part) -> Params {
+        let Part { products, rows } = part;
+        let (a_batch, c_batch, d_batch) = (products.len() as u32, products.start as u32, rows.start as u32);
+        Params { a_batch, c_batch, d_batch, ..self.params(part) }
+    }
+
     /// The same, of a step that leaves sums of parts.
     fn params_of_parts(&self, part: &Part) -> Params {
         let (op, whole) = (&self.op, self.params(part));
@@ -353,7 +366,11 @@ impl MatmulKernel {
     fn dispatch<'a>(&'a self, part: &Part, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
         use MatmulOperand as O;
         let (op, shared, phase) = (&self.op, &self.shared, self.phase);
-        let mut p = if matches!(phase, Phase::Parts(_)) { self.params_of_parts(part) } else { self.params(part) };
+        let mut p = match phase {
+            Phase::Parts(_) => self.params_of_parts(part),
+            Phase::Rows => self.params_of_rows(part),
+            Phase::Whole | Phase::Sum(_) => self.params(part),
+        };
         let touches = part.touches(op).unwrap_or_else(|| unreachable!("parts were checked"));
         let [of_a, of_b, of_c, of_d] = touches.map(|(operand, bytes)| {
             let width = match operand {
@@ -376,10 +393,12 @@ impl MatmulKernel {
         let width = op.bias.map_or(4, |dtype| dtype.bytes());
         let bytes = 0..op.bias.filter(|_| finishes).map_or(0, |_| op.n * width);
         let of_bias = Touched { what: O::Bias.name(), view: operands.get(O::Bias), bytes, width };
-        let products = if op.k_grouped && !matches!(phase, Phase::Sum(_)) {
-            part.products.start * 4..(part.products.end + 1) * 4
-        } else {
-            0..0
+        let products = match op.k_grouped {
+            true if matches!(phase, Phase::Sum(_)) => 0..0,
+            true => part.products.start * 4..(part.products.end + 1) * 4,
+            // Groups of rows begin behind all that precede them.
+            false if op.rows_grouped => 0..(part.products.end + 1) * 4,
+            false => 0..0,
         };
         let of_groups = Touched {
             what: O::Offsets.name(),
@@ -448,6 +467,7 @@ mod tests {
             c: None,
             slope: false,
             k_grouped: false,
+            rows_grouped: false,
             operand_precision: XPrecision::Exact,
             accumulates: false,
             bias: None,

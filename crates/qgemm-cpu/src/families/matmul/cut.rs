@@ -26,6 +26,8 @@ pub struct Cut {
     pub blocks: usize,
     /// Parts of K.
     pub parts: usize,
+    /// Whether products share the rows of one matrix.
+    rows_grouped: bool,
     batch: usize,
     m: usize,
     n: usize,
@@ -46,13 +48,17 @@ pub struct Tile {
 impl Cut {
     /// The tasks of `op` for so many threads.
     pub fn new(op: &CheckedMatmul, threads: usize) -> Self {
-        let &CheckedMatmul { batch, m, n, k, k_grouped, .. } = op;
+        let &CheckedMatmul { batch, m, n, k, k_grouped, rows_grouped, .. } = op;
         let panels = m.div_ceil(PANEL_ROWS);
         let rows = m.div_ceil(panels);
-        let tiles = batch.saturating_mul(panels).saturating_mul(n.div_ceil(BLOCK_ROWS));
-        // What part of K a product has, only a launch knows.
-        let parts = if tiles < FEW_TILES && !k_grouped { (k / LEAST_PART).min(FEW_TILES / tiles).max(1) } else { 1 };
-        let mut cut = Self { rows, blocks: 1, parts, batch, m, n, k };
+        let tiles = op.tiles(PANEL_ROWS as u32, BLOCK_ROWS as u32) as usize;
+        // What part of K a product has, or which rows, only a launch knows.
+        let parts = if tiles < FEW_TILES && !k_grouped && !rows_grouped {
+            (k / LEAST_PART).min(FEW_TILES / tiles).max(1)
+        } else {
+            1
+        };
+        let mut cut = Self { rows, blocks: 1, parts, rows_grouped, batch, m, n, k };
         if parts == 1 {
             // The largest tasks of which there are enough.
             let wanted = threads * TASKS_A_THREAD;
@@ -72,7 +78,8 @@ impl Cut {
     /// Tiles of all products.
     pub fn tiles(&self) -> usize {
         let [along_m, along_n] = self.grid();
-        self.batch * along_m * along_n
+        // Each group may end within a panel.
+        if self.rows_grouped { (along_m + self.batch) * along_n } else { self.batch * along_m * along_n }
     }
 
     /// Tasks: tiles and parts of K.
@@ -87,6 +94,22 @@ impl Cut {
         let (product, row) = (of_products / along_m, of_products % along_m * self.rows);
         let columns = column..self.n.min(column + self.blocks * BLOCK_ROWS);
         Tile { product, rows: row..self.m.min(row + self.rows), columns }
+    }
+
+    /// A tile of products that have the rows of `groups`, one after the other; none beyond the last.
+    pub fn tile_of_groups(&self, tile: usize, groups: impl Iterator<Item = Range<usize>>) -> Option<Tile> {
+        let [_, along_n] = self.grid();
+        let (mut panel, column) = (tile / along_n, tile % along_n * self.blocks * BLOCK_ROWS);
+        for (product, rows) in groups.enumerate() {
+            let panels = rows.len().div_ceil(self.rows);
+            if panel < panels {
+                let first = rows.start + panel * self.rows;
+                let columns = column..self.n.min(column + self.blocks * BLOCK_ROWS);
+                return Some(Tile { product, rows: first..rows.end.min(first + self.rows), columns });
+            }
+            panel -= panels;
+        }
+        None
     }
 
     /// A part of K.
@@ -118,6 +141,7 @@ mod tests {
             c: None,
             slope: false,
             k_grouped: false,
+            rows_grouped: false,
             operand_precision: XPrecision::Exact,
             accumulates: false,
             bias: None,
@@ -136,6 +160,29 @@ mod tests {
                     (0..cut.tiles()).map(|tile| cut.tile(tile)).map(|t| t.rows.len() * t.columns.len()).sum();
                 assert_eq!(outputs, shape[0] * shape[1] * shape[2], "{cut:?}");
                 assert_eq!((0..cut.parts).map(|part| cut.part(part).len()).sum::<usize>(), shape[3], "{cut:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_cover_the_rows_of_every_group_once() {
+        for (offsets, shape) in [
+            (vec![0, 0, 130, 130, 131, 300], [5, 300, 70, 9]),
+            (vec![3, 900, 5, 40, 2000], [4, 1000, 513, 1]),
+            (vec![7, 7], [1, 40, 1, 4]),
+        ] {
+            let op = CheckedMatmul { rows_grouped: true, ..op(shape) };
+            let cut = Cut::new(&op, 3);
+            let mut seen = vec![0; shape[1] * shape[2]];
+            let tiles = (0..cut.tiles()).filter_map(|tile| cut.tile_of_groups(tile, op.groups(|i| offsets[i])));
+            for Tile { product, rows, columns } in tiles {
+                assert!(rows.start >= offsets[product] as usize, "{product} {rows:?}");
+                rows.for_each(|row| columns.clone().for_each(|column| seen[row * shape[2] + column] += 1));
+            }
+            let most = offsets.iter().map(|&offset| (offset as usize).min(shape[1])).max().unwrap_or(0);
+            for (row, of_row) in seen.chunks(shape[2]).enumerate() {
+                let expected = usize::from((offsets[0] as usize..most).contains(&row));
+                assert!(of_row.iter().all(|&count| count == expected), "row {row} of {offsets:?}");
             }
         }
     }

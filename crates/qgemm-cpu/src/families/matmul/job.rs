@@ -5,7 +5,7 @@ use std::ops::Range;
 use qgemm_formats::DType;
 use qgemm_hal::{
     Activation, BatchedDense, CheckedMatmul, Dense, DeviceId, FactorFormat, HalError, HostMemory, MatmulOperand,
-    Operand, Operands,
+    Operand, Operands, Operation,
 };
 use rayon::prelude::*;
 
@@ -34,7 +34,7 @@ pub struct Job<'a> {
     alpha: f32,
     c: Option<Batch<'a, DType>>,
     bias: Option<(&'a [u8], DType)>,
-    /// Where parts of K begin, and the last one ends, where products have one each.
+    /// Where parts of K, or groups of rows, begin, and the last one ends, where products have one each.
     offsets: Option<&'a [u8]>,
     d: OutputBatch<'a>,
 }
@@ -135,7 +135,7 @@ impl<'a> Job<'a> {
             }
             None => None,
         };
-        let offsets = match op.k_grouped {
+        let offsets = match op.k_grouped || op.rows_grouped {
             true => {
                 let (what, end) = (O::Offsets.name(), (batch + 1) * size_of::<u32>());
                 let bytes = host_bytes(operands.take(O::Offsets).ok_or(absent(what, end))?, what)?;
@@ -146,26 +146,41 @@ impl<'a> Job<'a> {
         };
         let d = operands.take_mut(O::D).ok_or(absent(O::D.name(), 1))?;
         let d = HostMemory::of_device_mut(DeviceId::CPU, d, O::D.name())?;
-        let d = OutputBatch::new(d, dense(&op.d, op.d.dtype), [m, n], batch, op.d.batch_stride, O::D.name())?;
+        // Products that share rows write to one matrix.
+        let outputs = if op.rows_grouped { 1 } else { batch };
+        let d = OutputBatch::new(d, dense(&op.d, op.d.dtype), [m, n], outputs, op.d.batch_stride, O::D.name())?;
         Ok(Self { op, cut, simd, a, b, alpha, c, bias, offsets, d })
     }
 
     /// Computes everything.
     pub fn run(&self) {
         match self.cut.parts {
-            1 => self.each(self.cut.tiles(), |tile| self.whole(&self.cut.tile(tile))),
+            1 => self.each(self.cut.tiles(), |tile| self.tile(tile).iter().for_each(|tile| self.whole(tile))),
             _ => self.in_parts(),
         }
     }
 
     /// Calls `work` with every number below `count`, on all threads where it pays.
     fn each(&self, count: usize, work: impl Fn(usize) + Send + Sync) {
-        let CheckedMatmul { batch, m, n, k, .. } = *self.op;
-        if (batch as f64) * (m as f64) * (n as f64) * (k as f64) < SERIAL_MACS {
+        if self.op.macs() < SERIAL_MACS {
             (0..count).for_each(work);
         } else {
             (0..count).into_par_iter().for_each(work);
         }
+    }
+
+    /// The tile of a task, which may find no rows left where products have groups of them.
+    fn tile(&self, tile: usize) -> Option<Tile> {
+        match self.op.rows_grouped {
+            true => self.cut.tile_of_groups(tile, self.op.groups(|i| self.offset(i))),
+            false => Some(self.cut.tile(tile)),
+        }
+    }
+
+    /// An offset; 0 where there are none.
+    fn offset(&self, i: usize) -> u32 {
+        let (words, _) = self.offsets.unwrap_or_default().as_chunks::<4>();
+        words.get(i).map_or(0, |word| u32::from_le_bytes(*word))
     }
 
     /// Computes a tile over all of K.
@@ -181,9 +196,10 @@ impl<'a> Job<'a> {
 
     /// The part of K that a product multiplies. No offset leads out of K, or to fewer than no values.
     fn k_of(&self, product: usize) -> Range<usize> {
-        let Some(offsets) = self.offsets else { return 0..self.op.k };
-        let (words, _) = offsets.as_chunks::<4>();
-        let at = |i: usize| (u32::from_le_bytes(words[i]) as usize).min(self.op.k);
+        if !self.op.k_grouped {
+            return 0..self.op.k;
+        }
+        let at = |i: usize| (self.offset(i) as usize).min(self.op.k);
         let first = at(product);
         first..at(product + 1).max(first)
     }
@@ -301,7 +317,7 @@ impl<'a> Job<'a> {
     /// No other thread may store outputs of the tile.
     unsafe fn store(&self, tile: &Tile, sums: &mut [f32]) {
         let op = self.op;
-        let d = self.d.of(tile.product);
+        let d = self.d.of(if op.rows_grouped { 0 } else { tile.product });
         let c = self.c.as_ref().map(|c| c.input(tile.product, c.layout.dtype));
         for (block, sums) in sums.chunks_mut(tile.rows.len() * BLOCK_ROWS).enumerate() {
             let left = tile.columns.start + block * BLOCK_ROWS;

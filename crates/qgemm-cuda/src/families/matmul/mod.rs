@@ -20,8 +20,8 @@ use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, l
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::{constant_line, macro_line};
 use templates::{
-    BF16X3, BF16X3_SMALL, OF_E4M3, SIMT, SIMT_SMALL, TF32, TF32_SMALL, Template, factor_code, has_instructions,
-    of_instructions,
+    BF16X3, BF16X3_SMALL, CP_ASYNC_ROWS, OF_E4M3, SIMT, SIMT_ROWS, SIMT_SMALL, TF32, TF32_SMALL, TWO_STAGE_ROWS,
+    Template, factor_code, has_instructions, of_instructions,
 };
 use tma::MappedMatmul;
 
@@ -78,6 +78,9 @@ fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec
             ("QG_STAGES", template.stages),
         ]),
     }
+    if template.groups_rows {
+        macro_line(&mut prelude, "QG_GROUPS_ROWS", "1");
+    }
     if template.warps != [0, 0] {
         constants.extend([("QG_WARPS_M", template.warps[0]), ("QG_WARPS_N", template.warps[1])]);
     }
@@ -120,7 +123,46 @@ fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
             all.extend(MatmulLayout::ALL.map(|layout| (template, spec_of(&template, format, format, layout))));
         }
     }
+    all.extend(GROUPED_TYPES.map(|[a, b]| (SIMT_ROWS, spec_of(&SIMT_ROWS, a, b, MatmulLayout::Any))));
+    for dtype in DType::ALL.into_iter().filter(|&dtype| has_instructions(dtype, variant)) {
+        let aligned = if variant >= Variant::Sm80 { &[true, false][..] } else { &[false] };
+        let templates = aligned.iter().map(|&aligned| rows_of_instructions(variant, aligned).on(variant));
+        all.extend(
+            templates.map(|template| (template, spec_of(&template, dtype.into(), dtype.into(), MatmulLayout::Nt))),
+        );
+    }
     all
+}
+
+/// The types of factors whose products may have groups of rows: those of gradients.
+const GROUPED_TYPES: [[FactorFormat; 2]; 4] = {
+    const fn plain(dtype: DType) -> FactorFormat {
+        FactorFormat::Plain(dtype)
+    }
+    [
+        [plain(DType::F32), plain(DType::F32)],
+        [plain(DType::F16), plain(DType::F16)],
+        [plain(DType::BF16), plain(DType::BF16)],
+        [plain(DType::F16), plain(DType::F32)],
+    ]
+};
+
+/// The kernel with matrix instructions for groups of rows.
+fn rows_of_instructions(variant: Variant, aligned: bool) -> Template {
+    if aligned && variant >= Variant::Sm80 { CP_ASYNC_ROWS } else { TWO_STAGE_ROWS }
+}
+
+/// The kernels for products that have groups of rows.
+fn of_rows(op: &CheckedMatmul, variant: Variant) -> Result<Vec<Template>, Unsupported> {
+    let (a, b) = (op.a.dtype, op.b.dtype);
+    if !GROUPED_TYPES.contains(&[a, b]) {
+        let why = format!("multiplies groups of rows of plain numbers of one type, or f16 by f32, not {a} by {b}");
+        return Err(Unsupported::new(why));
+    }
+    let has = a == b && a.plain().is_some_and(|dtype| has_instructions(dtype, variant));
+    let aligned = op.a.aligned16 && op.b.aligned16;
+    let of_instructions = (has && op.layout() == MatmulLayout::Nt).then(|| rows_of_instructions(variant, aligned));
+    Ok(of_instructions.into_iter().chain([SIMT_ROWS]).collect())
 }
 
 /// Every kernel of the family on devices of `variant`.
@@ -179,7 +221,7 @@ impl Params for MatmulParams {
 /// Tiles along M and N, and of all products.
 fn tiles(op: &CheckedMatmul, template: &Template) -> (u32, u32, u64) {
     let (along_m, along_n) = ((op.m as u32).div_ceil(template.m), (op.n as u32).div_ceil(template.n));
-    (along_m, along_n, (op.batch as u64).saturating_mul(u64::from(along_m) * u64::from(along_n)))
+    (along_m, along_n, op.tiles(template.m, template.n))
 }
 
 fn params(op: &CheckedMatmul, template: &Template, plan: &MatmulPlan) -> MatmulParams {
@@ -209,6 +251,8 @@ fn params(op: &CheckedMatmul, template: &Template, plan: &MatmulPlan) -> MatmulP
         bias_dtype: op.bias.map_or(0, dtype_code),
     };
     let (m_tiles, n_tiles, _) = tiles(op, template);
+    // How many tiles groups of rows have is found on the device, from how many there are (`sched/matmul_rows.cuh`).
+    let m_tiles = if op.rows_grouped { op.batch as u32 } else { m_tiles };
     let tiles = MatmulTiles {
         m_tiles,
         n_tiles,
@@ -300,7 +344,11 @@ impl Family<CheckedMatmul> for Matmul {
             _ => &[],
         };
         let simt = if a == b { &[SIMT, SIMT_SMALL][..] } else { &[SIMT_SMALL] };
-        let templates = of_instructions.iter().chain(simt).map(|template| template.on(variant));
+        let templates: Vec<Template> = match op.rows_grouped {
+            true => of_rows(op, variant)?,
+            false => of_instructions.iter().chain(simt).copied().collect(),
+        };
+        let templates = templates.into_iter().map(|template| template.on(variant));
         let fitting = templates
             .filter(|template| template.shared_bytes() <= info.shared_bytes && tiles(op, template).2 <= MOST_TILES)
             .filter(|template| !op.k_grouped || template.may_group_k(spec_of(template, a, b, op.layout()).layout))
@@ -312,7 +360,7 @@ impl Family<CheckedMatmul> for Matmul {
             tile_n: template.n,
             tile_k: template.k,
             ctas_per_unit: template.ctas,
-            max_splits: MOST_SPLITS,
+            max_splits: if template.groups_rows { 1 } else { MOST_SPLITS },
             efficiency: template.efficiency,
         };
         let configs: Vec<_> = fitting.map(config).collect();

@@ -24,6 +24,8 @@ pub(super) struct Template {
     pub ctas: u32,
     /// Share of the arithmetic rate that it should reach, per mille.
     pub efficiency: u32,
+    /// Whether its CTAs find the rows of products that share those of one A and D.
+    pub groups_rows: bool,
 }
 
 pub(super) const SIMT: Template = Template {
@@ -39,6 +41,7 @@ pub(super) const SIMT: Template = Template {
     stages: 2,
     ctas: 2,
     efficiency: 750,
+    groups_rows: false,
 };
 pub(super) const SIMT_SMALL: Template = Template { m: 64, n: 64, threads: 128, ctas: 4, efficiency: 500, ..SIMT };
 
@@ -55,6 +58,7 @@ const CP_ASYNC: Template = Template {
     stages: 4,
     ctas: 2,
     efficiency: 650,
+    groups_rows: false,
 };
 const CP_ASYNC_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 400, ..CP_ASYNC };
@@ -79,6 +83,7 @@ const WGMMA: Template = Template {
     stages: 4,
     ctas: 1,
     efficiency: 800,
+    groups_rows: false,
 };
 const WGMMA_MIDDLE: Template = Template { n: 128, stages: 6, efficiency: 700, ..WGMMA };
 const WGMMA_SMALL: Template = Template { m: 64, n: 128, threads: 256, stages: 8, efficiency: 500, ..WGMMA };
@@ -105,6 +110,13 @@ pub(super) const BF16X3: Template =
 pub(super) const BF16X3_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 3, efficiency: 400, ..BF16X3 };
 
+/// The kernels of products that have rows of one A and D: small tiles, as groups are of any length.
+pub(super) const SIMT_ROWS: Template = Template { main_loop: "simt_rows", groups_rows: true, ..SIMT_SMALL };
+pub(super) const CP_ASYNC_ROWS: Template =
+    Template { main_loop: "sm80_cp_async_rows", groups_rows: true, ..CP_ASYNC_SMALL };
+pub(super) const TWO_STAGE_ROWS: Template =
+    Template { main_loop: "sm75_two_stage_rows", groups_rows: true, ..TWO_STAGE_SMALL };
+
 impl Template {
     /// As chips of `variant` have room for: two CTAs of three stages fit those with 100 KiB.
     pub fn on(self, variant: Variant) -> Self {
@@ -124,6 +136,7 @@ impl Template {
     /// Large tiles have no registers for it, but for those that TMA fills.
     pub fn may_group_k(&self, layout: MatmulLayout) -> bool {
         match layout {
+            _ if self.groups_rows => false,
             MatmulLayout::Any | MatmulLayout::Tn => self.m * self.n < 128 * 128 || self.stays(),
             _ => false,
         }

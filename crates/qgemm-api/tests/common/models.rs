@@ -1,0 +1,148 @@
+//! Files of small models, and what every plan of one keeps to.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use qgemm_api::exec::{ExecPlan, Region};
+use qgemm_api::gguf::{GgufHeader, GgufScalar};
+use qgemm_api::{Context, Format, quantize};
+use serde_json::Value;
+
+use crate::common::schema::validate;
+
+pub const HIDDEN: usize = 64;
+pub const KV: usize = 32;
+pub const HEADS: usize = 4;
+pub const KV_HEADS: usize = 2;
+pub const HEAD_DIM: usize = HIDDEN / HEADS;
+pub const CONTEXT: usize = 48;
+pub const INNER: usize = 96;
+pub const VOCABULARY: usize = 80;
+pub const EXPERTS: usize = 4;
+pub const BATCH: usize = 3;
+
+/// A tensor: name, shape, format.
+pub type Tensor = (String, Vec<usize>, &'static str);
+
+/// Devices on which plans run: the CPU, and an adapter where there is one.
+pub fn devices(test: &str) -> Vec<Context> {
+    let mut devices = vec![Context::open("cpu").expect("always there")];
+    match Context::open("wgpu:0") {
+        Ok(ctx) => devices.push(ctx),
+        Err(why) => qgemm_testkit::skipped(test, &format!("on wgpu:0: {why}")),
+    }
+    devices
+}
+
+pub fn values(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|i| (((i + seed) * 37 % 101) as f32 - 50.0) / 50.0).collect()
+}
+
+fn write(path: &Path, architecture: &str, tensors: &[Tensor], kv_heads: usize) {
+    let mut header = GgufHeader::new();
+    header.metadata("general.architecture", architecture.into()).expect("a new key");
+    let counts = [
+        ("expert_used_count", 2),
+        ("attention.head_count", HEADS),
+        ("attention.head_count_kv", kv_heads),
+        ("context_length", CONTEXT),
+    ];
+    for (name, count) in counts {
+        header.metadata(&format!("{architecture}.{name}"), (count as u32).into()).expect("a new key");
+    }
+    for name in ["layer_norm_rms_epsilon", "layer_norm_epsilon"] {
+        let eps = GgufScalar::F32(1e-5).into();
+        header.metadata(&format!("{architecture}.attention.{name}"), eps).expect("a new key");
+    }
+    let parsed = |format: &str| -> Format { format.parse().expect("a format") };
+    for (name, shape, format) in tensors {
+        header.tensor(name, shape, parsed(format)).expect("it fits");
+    }
+    let mut writer = header.write(fs::File::create(path).expect("writable")).expect("writable");
+    for (seed, (_, shape, format)) in tensors.iter().enumerate() {
+        let (k, rows) = (shape[shape.len() - 1], shape[..shape.len() - 1].iter().product());
+        let (weight, _) = quantize(&values(rows * k, seed), rows, k, parsed(format)).expect("K suits");
+        writer.tensor(weight.blocks()).expect("the right size");
+    }
+    writer.finish().expect("complete");
+}
+
+/// The tensor of a norm.
+pub fn norm(name: &str, columns: usize) -> Tensor {
+    (format!("{name}.weight"), vec![columns], "f32")
+}
+
+/// Norms of the heads, which qwen3 has.
+pub fn head_norms(layers: usize) -> Vec<Tensor> {
+    let of_layer = |layer| ["q", "k"].map(|role| norm(&format!("blk.{layer}.attn_{role}_norm"), HEAD_DIM));
+    (0..layers).flat_map(of_layer).collect()
+}
+
+pub fn attention(layer: usize) -> Vec<Tensor> {
+    let parts =
+        [("attn_q", HIDDEN, HIDDEN), ("attn_k", KV, HIDDEN), ("attn_v", KV, HIDDEN), ("attn_output", HIDDEN, HIDDEN)];
+    parts.map(|(role, n, k)| (format!("blk.{layer}.{role}.weight"), vec![n, k], "q8_0")).to_vec()
+}
+
+pub fn of_experts(layers: usize) -> Vec<Tensor> {
+    let mut tensors = vec![("output.weight".to_owned(), vec![VOCABULARY, HIDDEN], "q8_0")];
+    tensors.push(norm("output_norm", HIDDEN));
+    tensors.extend(head_norms(layers));
+    for layer in 0..layers {
+        tensors.extend(attention(layer));
+        tensors.extend(["attn_norm", "ffn_norm"].map(|role| norm(&format!("blk.{layer}.{role}"), HIDDEN)));
+        tensors.push((format!("blk.{layer}.ffn_gate_inp.weight"), vec![EXPERTS, HIDDEN], "f32"));
+        for (role, n, k) in [("ffn_gate", INNER, HIDDEN), ("ffn_up", INNER, HIDDEN), ("ffn_down", HIDDEN, INNER)] {
+            tensors.push((format!("blk.{layer}.{role}_exps.weight"), vec![EXPERTS, n, k], "q4_0"));
+        }
+    }
+    tensors
+}
+
+pub struct Folder(pub tempfile::TempDir);
+
+impl Folder {
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().expect("writable"))
+    }
+
+    pub fn model(&self, architecture: &str, tensors: &[Tensor]) -> PathBuf {
+        self.file(architecture, tensors, KV_HEADS)
+    }
+
+    pub fn file(&self, architecture: &str, tensors: &[Tensor], kv_heads: usize) -> PathBuf {
+        let path = self.0.path().join(format!("{architecture}.gguf"));
+        write(&path, architecture, tensors, kv_heads);
+        path
+    }
+}
+
+pub fn region<'p>(plan: &'p ExecPlan, name: &str) -> &'p Region {
+    plan.memory.regions.iter().find(|r| r.name == name).unwrap_or_else(|| panic!("{name} has no region"))
+}
+
+pub fn check_schemas(plan: &ExecPlan) {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let schema = |name: &str| -> Value {
+        let text = fs::read_to_string(docs.join(name)).expect("it is in the repository");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let (exec, memory) = (schema("qgemm.exec.v1.schema.json"), schema("qgemm.memory.v1.schema.json"));
+    let value = serde_json::to_value(plan).expect("JSON");
+    validate(&exec, &exec, &value, "plan");
+    validate(&memory, &memory, &value["memory"], "plan.memory");
+}
+
+/// That no two regions that live at the same time have a byte in common, canaries among them.
+pub fn check_memory(plan: &ExecPlan) {
+    let regions = &plan.memory.regions;
+    for (place, a) in regions.iter().enumerate() {
+        assert!(a.offset + a.reserved <= plan.memory.arena_bytes && a.offset % plan.memory.alignment == 0);
+        assert!(a.reserved >= a.bytes + plan.memory.canary_bytes, "{}", a.name);
+        for b in &regions[place + 1..] {
+            let live = a.first_op <= b.last_op && b.first_op <= a.last_op;
+            let touch = a.offset < b.offset + b.reserved && b.offset < a.offset + a.reserved;
+            assert!(!(live && touch), "{} and {}", a.name, b.name);
+        }
+    }
+}
