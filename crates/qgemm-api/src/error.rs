@@ -338,6 +338,12 @@ pub enum Error {
          `Matmul::b_transposed`)"
     )]
     KGroupedLayout,
+    /// A product of factors whose blocks have scales is not of the form that such products have.
+    #[error("a product of factors in e4m3_1x128: {why}")]
+    BlockScaledProduct {
+        /// What it must be.
+        why: &'static str,
+    },
     /// A factor of plain numbers has a factor of its own.
     #[error("{operand} is {dtype} and has a factor for all of it: only E4M3 has one, fold it into alpha")]
     ScaledPlainFactor {

@@ -2,7 +2,7 @@
 
 use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
-use qgemm_hal::{FactorFormat, Math, MatmulLayout, Variant};
+use qgemm_hal::{FactorFormat, Math, MatmulLayout, MatmulSpec, Variant};
 
 /// Outputs that a thread stores together (`RUN` in `epilogue/operands.cuh`).
 const RUN: u32 = 8;
@@ -99,6 +99,9 @@ const TWO_STAGE_SMALL: Template =
 /// Factors in E4M3, which f16 holds exactly.
 pub(super) const OF_E4M3: &[Template] = &[TWO_STAGE, TWO_STAGE_SMALL];
 
+/// The same with scales of blocks, whose sums stand beside those of all.
+const BLOCKS: &[Template] = &[TWO_STAGE, Template { ctas: 3, ..TWO_STAGE_SMALL }];
+
 /// Factors in f32, as two bf16 each.
 pub(super) const BF16X3: Template =
     Template { main_loop: "sm80_two_stage_bf16x3", math: Math::TensorBf16x3, efficiency: 600, ..TWO_STAGE };
@@ -120,11 +123,12 @@ impl Template {
         }
     }
 
-    /// Whether kernels may have parts of K for each product: these begin anywhere, which leaves rows aligned where K is not along them.
-    /// Large tiles have no registers for it, but for those that TMA fills.
-    pub fn may_group_k(&self, layout: MatmulLayout) -> bool {
-        match layout {
-            MatmulLayout::Any | MatmulLayout::Tn => self.m * self.n < 128 * 128 || self.stays(),
+    /// Whether kernels of `spec` may have parts of K for each product: these begin anywhere, which leaves rows aligned where K is not along
+    /// them, or with whole blocks where those have scales. Large tiles have no registers for it, but for those that TMA fills.
+    pub fn may_group_k(&self, spec: &MatmulSpec) -> bool {
+        match spec.layout {
+            MatmulLayout::Nt if !spec.a.has_scales() => false,
+            MatmulLayout::Any | MatmulLayout::Tn | MatmulLayout::Nt => self.m * self.n < 128 * 128 || self.stays(),
             _ => false,
         }
     }
@@ -193,7 +197,16 @@ pub(super) fn of_instructions(variant: Variant, aligned: bool) -> &'static [Temp
     }
 }
 
-/// The number by which kernels know the format of a factor: that of the element type, and `FACTOR_E4M3` in `mainloop/e4m3_factor.cuh`.
+/// The kernels on chips of `variant` for factors whose blocks have scales.
+pub(super) fn of_blocks(variant: Variant) -> &'static [Template] {
+    match variant {
+        Variant::Sm70 => &[SIMT, SIMT_SMALL],
+        _ => BLOCKS,
+    }
+}
+
+/// The number by which kernels know the format of a factor: that of the element type, and `FACTOR_E4M3` and
+/// `FACTOR_E4M3_BLOCK` in `mainloop/e4m3_factor.cuh`.
 pub(super) fn factor_code(format: FactorFormat) -> u32 {
-    format.plain().map_or(3, dtype_code)
+    format.plain().map_or(if format.has_scales() { 4 } else { 3 }, dtype_code)
 }
