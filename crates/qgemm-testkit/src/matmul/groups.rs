@@ -331,12 +331,20 @@ fn e4m3_blocks() -> Vec<MatmulCase> {
     for seed in 0..4 {
         let grouped = MatmulCase { shape: [72, 40, 700], accumulate: (seed % 2 == 0).then_some(1.0), seed, ..of };
         cases.push(grouped.k_grouped(5));
+        let aligned = MatmulStrides { gaps: [4, 20, 0], ..plain };
+        cases.push(MatmulCase { shape: [150, 170, 700], strides: aligned, ..grouped }.k_grouped(5));
         let unaligned = MatmulStrides { gaps: [3, 5, 1], offset: 1, ..plain };
         cases.push(MatmulCase { shape: [130, 66, 1000], strides: unaligned, ..grouped.exact() }.k_grouped(7));
     }
     // What is not finite stays in the parts that have a value of its block; and parts that are cut.
     cases.push(MatmulCase { values: [V::NotFinite; 2], shape: [20, 24, 900], seed: 4, ..of }.k_grouped(6));
-    cases.push(MatmulCase { shape: [40, 40, 9000], seed: 9, ..of }.k_grouped(3));
+    let not_finite = MatmulStrides { gaps: [12, 12, 0], ..plain };
+    cases.push(
+        MatmulCase { values: [V::NotFinite; 2], shape: [20, 24, 900], strides: not_finite, seed: 4, ..of }.k_grouped(6),
+    );
+    for k in [9000, 9008] {
+        cases.push(MatmulCase { shape: [40, 40, k], seed: 9, ..of }.k_grouped(3));
+    }
     cases
 }
 

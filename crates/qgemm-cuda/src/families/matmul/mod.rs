@@ -117,7 +117,7 @@ fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
         all.extend(MatmulLayout::ALL.map(of));
     }
     // Codes lie along K.
-    for template in of_blocks(variant).iter().map(|template| template.on(variant)) {
+    for template in of_blocks(variant, true).iter().map(|template| template.on(variant)) {
         all.push((template, spec_of(&template, FactorFormat::E4M3Block, FactorFormat::E4M3Block, MatmulLayout::Nt)));
     }
     for dtype in DType::ALL.into_iter().filter(|&dtype| has_instructions(dtype, variant)) {
@@ -323,7 +323,7 @@ impl Family<CheckedMatmul> for Matmul {
             F32 if variant >= Variant::Sm80 => of_f32,
             FactorFormat::Plain(dtype) if has_instructions(dtype, variant) => of_instructions(variant, aligned),
             FactorFormat::E4M3 if variant >= Variant::Sm75 => OF_E4M3,
-            FactorFormat::E4M3Block => of_blocks(variant),
+            FactorFormat::E4M3Block => of_blocks(variant, aligned),
             _ => &[],
         };
         let simt = match (a == b, a.has_scales()) {

@@ -100,7 +100,20 @@ const TWO_STAGE_SMALL: Template =
 pub(super) const OF_E4M3: &[Template] = &[TWO_STAGE, TWO_STAGE_SMALL];
 
 /// The same with scales of blocks, whose sums stand beside those of all.
-const BLOCKS: &[Template] = &[TWO_STAGE, Template { ctas: 3, ..TWO_STAGE_SMALL }];
+const BLOCKS: &[Template] = &[TWO_STAGE, BLOCKS_SMALL];
+const BLOCKS_SMALL: Template = Template { ctas: 3, ..TWO_STAGE_SMALL };
+
+/// The same on instructions that multiply codes: rows begin at multiples of 16 bytes.
+const FP8: Template = Template {
+    main_loop: "sm89_cp_async_fp8",
+    math: Math::TensorFp8,
+    k: 64,
+    // Sums of a block stand beside those of all.
+    ctas: 1,
+    efficiency: 500,
+    ..CP_ASYNC
+};
+const FP8_SMALL: Template = Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 3, efficiency: 350, ..FP8 };
 
 /// Factors in f32, as two bf16 each.
 pub(super) const BF16X3: Template =
@@ -127,8 +140,8 @@ impl Template {
     /// them, or with whole blocks where those have scales. Large tiles have no registers for it, but for those that TMA fills.
     pub fn may_group_k(&self, spec: &MatmulSpec) -> bool {
         match spec.layout {
-            MatmulLayout::Nt if !spec.a.has_scales() => false,
-            MatmulLayout::Any | MatmulLayout::Tn | MatmulLayout::Nt => self.m * self.n < 128 * 128 || self.stays(),
+            MatmulLayout::Nt => spec.a.has_scales(),
+            MatmulLayout::Any | MatmulLayout::Tn => self.m * self.n < 128 * 128 || self.stays(),
             _ => false,
         }
     }
@@ -166,6 +179,7 @@ impl Template {
                     Math::TensorTf32 => self.stages * (self.m + self.n) * (self.k + 4) * 4,
                     // Two halves of 16 bits.
                     Math::TensorBf16x3 => self.stages * (self.m + self.n) * self.k * 4,
+                    Math::TensorFp8 => self.stages * (self.m + self.n) * self.k,
                     _ => self.stages * (self.m + self.n) * self.k * 2,
                 };
                 let staging = self.threads / 32 * 16 * (self.n / self.warps[1] + RUN) * 4;
@@ -197,10 +211,11 @@ pub(super) fn of_instructions(variant: Variant, aligned: bool) -> &'static [Temp
     }
 }
 
-/// The kernels on chips of `variant` for factors whose blocks have scales.
-pub(super) fn of_blocks(variant: Variant) -> &'static [Template] {
+/// The kernels on chips of `variant` for factors whose blocks have scales, and whose rows are aligned, or not. Every kernel takes aligned ones.
+pub(super) fn of_blocks(variant: Variant, aligned: bool) -> &'static [Template] {
     match variant {
         Variant::Sm70 => &[SIMT, SIMT_SMALL],
+        Variant::Sm89 | Variant::Sm120 if aligned => &[FP8, FP8_SMALL, TWO_STAGE, BLOCKS_SMALL],
         _ => BLOCKS,
     }
 }
