@@ -63,8 +63,16 @@ struct MatmulTile {
                 k_tiles = (t.k_len + QG_TILE_K - 1) / QG_TILE_K;
             }
         }
+#if QG_BLOCK_SCALED
+        // Parts are whole blocks.
+        constexpr u32 EACH = BLOCK / QG_TILE_K;
+        const u32 blocks = (k_tiles + EACH - 1) / EACH, end = first_k_tile(blocks, p.tiles.splits, split + 1) * EACH;
+        t.begin = first_k_tile(blocks, p.tiles.splits, split) * EACH;
+        t.end = end < k_tiles ? end : k_tiles;
+#else
         t.begin = first_k_tile(k_tiles, p.tiles.splits, split);
         t.end = first_k_tile(k_tiles, p.tiles.splits, split + 1);
+#endif
         return t;
     }
 

@@ -192,6 +192,11 @@ struct BlockScaledParams {
     scales: MatmulScales,
 }
 
+/// Where the scales of `op` lie, whose blocks have some.
+fn scales(op: &CheckedMatmul) -> MatmulScales {
+    MatmulScales { a_row: op.a_scale_row, b_row: op.b_scale_row }
+}
+
 impl Params for BlockScaledParams {
     fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
         Ok(LaunchParams::of(&Self { of_all: self.of_all.at(operands, at)?, ..*self }))
@@ -279,10 +284,7 @@ pub fn matmul_sequence(
     let geometry = Geometry { grid, threads: template.threads, shared_bytes: template.shared_bytes() };
     let params = params(op, &template, plan);
     let params: Arc<dyn Params> = match template.stays() {
-        false if op.has_block_scales() => {
-            let scales = MatmulScales { a_row: op.a_scale_row, b_row: op.b_scale_row };
-            Arc::new(BlockScaledParams { of_all: params, scales })
-        }
+        false if op.has_block_scales() => Arc::new(BlockScaledParams { of_all: params, scales: scales(op) }),
         true => Arc::new(MappedMatmul::new(params, op, &template, [all_tiles as u32, work])),
         false => Arc::new(params),
     };

@@ -83,6 +83,20 @@ const WGMMA: Template = Template {
 const WGMMA_MIDDLE: Template = Template { n: 128, stages: 6, efficiency: 700, ..WGMMA };
 const WGMMA_SMALL: Template = Template { m: 64, n: 128, threads: 256, stages: 8, efficiency: 500, ..WGMMA };
 
+/// The same on codes with scales of blocks, each of which is a stage. One warp of producers copies codes, the others scales.
+const WGMMA_FP8: Template = Template {
+    main_loop: "sm90_fp8_wgmma_ws",
+    entry: "entry/sm90_matmul_fp8_wgmma_ws.cu",
+    symbol: "qg_sm90_matmul_fp8_wgmma_ws",
+    math: Math::TensorFp8,
+    n: 128,
+    k: 128,
+    stages: 6,
+    efficiency: 450,
+    ..WGMMA
+};
+const WGMMA_FP8_SMALL: Template = Template { m: 64, threads: 256, stages: 8, efficiency: 300, ..WGMMA_FP8 };
+
 const TWO_STAGE: Template = Template {
     main_loop: "sm75_two_stage",
     entry: "entry/sm75_matmul_two_stage.cu",
@@ -157,7 +171,7 @@ impl Template {
 
     /// Whether CTAs stay and take work items in turn, which TMA brings. Others take one each.
     pub fn stays(&self) -> bool {
-        self.main_loop == WGMMA.main_loop
+        [WGMMA.main_loop, WGMMA_FP8.main_loop].contains(&self.main_loop)
     }
 
     /// `sizeof(SharedStorage)`, which the kernels assert.
@@ -166,7 +180,12 @@ impl Template {
             // Pitches are padded by four words.
             Math::FmaF32 => (self.stages * self.k * (self.m + 4 + self.n + 4) * 4, 16),
             _ if self.stays() => {
-                let stages = self.stages * (self.m + self.n) * self.k * 2;
+                let of_outer = match self.math {
+                    // Codes of a block, and their scale.
+                    Math::TensorFp8 => self.k + 4,
+                    _ => self.k * 2,
+                };
+                let stages = self.stages * (self.m + self.n) * of_outer;
                 let barriers = self.stages * 2 * 8;
                 // Of each consumer warp: 16 rows of 32 columns and their padding.
                 let staging = (self.threads - 128) / 32 * 16 * (32 + 8) * 4;
@@ -215,6 +234,7 @@ pub(super) fn of_instructions(variant: Variant, aligned: bool) -> &'static [Temp
 pub(super) fn of_blocks(variant: Variant, aligned: bool) -> &'static [Template] {
     match variant {
         Variant::Sm70 => &[SIMT, SIMT_SMALL],
+        Variant::Sm90 if aligned => &[WGMMA_FP8, WGMMA_FP8_SMALL, TWO_STAGE, BLOCKS_SMALL],
         Variant::Sm89 | Variant::Sm120 if aligned => &[FP8, FP8_SMALL, TWO_STAGE, BLOCKS_SMALL],
         _ => BLOCKS,
     }
