@@ -341,6 +341,12 @@ pub enum Error {
     /// The products of groups of rows are of an A that is not stored by rows.
     #[error("groups of rows are rows of A as stored: store A as [m, k] (without `Matmul::a_transposed`)")]
     RowsGroupedLayout,
+    /// A product of factors whose blocks have scales is not of the form that such products have.
+    #[error("a product of factors in e4m3_1x128: {why}")]
+    BlockScaledProduct {
+        /// What it must be.
+        why: &'static str,
+    },
     /// A factor of plain numbers has a factor of its own.
     #[error("{operand} is {dtype} and has a factor for all of it: only E4M3 has one, fold it into alpha")]
     ScaledPlainFactor {

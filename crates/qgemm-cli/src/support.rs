@@ -275,7 +275,9 @@ const HEADER: &str =
 The column wgpu is without the feature `experimental-cooperative-matrix`.
 ";
 
-const FAMILIES_NOTE: &str = "A family that serves nothing on a chip is not in its column.";
+const FAMILIES_NOTE: &str = "\
+A family that serves nothing on a chip is not in its column. `matmul` serves every format of its factors everywhere; codes with scales of 128
+values (`e4m3_1x128`) are multiplied as they are on sm89, sm90 and sm120 where rows are aligned, as f16 on all chips from sm75 on, as f32 elsewhere.";
 
 const FORMATS_HEADER: &str = "
 ## Products (`gemm`)

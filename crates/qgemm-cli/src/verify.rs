@@ -376,7 +376,10 @@ fn matmul_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     let layouts = args.layout.map_or(MatmulLayout::ALL.to_vec(), |layout| vec![layout]);
     for shape in choice::gemm_shapes(&args.shape)? {
         for &layout in &layouts {
-            for format in FactorFormat::ALL {
+            // Codes with scales lie along K.
+            let served =
+                |format: &FactorFormat| !format.has_scales() || (layout == MatmulLayout::Nt && args.batch == 1);
+            for format in FactorFormat::ALL.into_iter().filter(served) {
                 let case = MatmulCase { layout, batch: args.batch, ..MatmulCase::new([shape.m, shape.n, shape.k]) };
                 let d_dtype = format.plain().unwrap_or(DType::F32);
                 cases.push(Box::new(MatmulCase { types: [format; 2], d_dtype, ..case }));

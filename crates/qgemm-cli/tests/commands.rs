@@ -126,9 +126,9 @@ fn bench_measures_routings() {
 #[test]
 fn verify_checks_matmuls_too() {
     let shape = ["verify", "--device", "cpu", "--op", "matmul", "--shape", "19x30x41", "--json"];
-    // Four formats in four layouts.
+    // Four formats in four layouts, and codes with scales in theirs.
     let table = json(&shape);
-    assert_eq!(rows(&table).len(), 16);
+    assert_eq!(rows(&table).len(), 17);
     let one = json(&[&shape[..], &["--layout", "tn", "--batch", "3"]].concat());
     assert!(
         rows(&one).len() == 4 && one[0]["case"].as_str().is_some_and(|case| case.contains("3x 19x30x41 tn")),

@@ -413,6 +413,7 @@ pub const STRUCTS: &[AbiStruct] = &[
     MatmulShape::ABI,
     MatmulTypes::ABI,
     MatmulTiles::ABI,
+    MatmulScales::ABI,
     MatmulPointers::ABI,
     UnpackShape::ABI,
     UnpackPointers::ABI,

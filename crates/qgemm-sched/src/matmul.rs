@@ -139,6 +139,8 @@ mod tests {
             b: dense(n).into(),
             a_scaled: false,
             b_scaled: false,
+            a_scale_row: 0,
+            b_scale_row: 0,
             d: dense(n),
             c: None,
             slope: false,

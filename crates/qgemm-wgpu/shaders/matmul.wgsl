@@ -15,16 +15,18 @@ var<private> m_end: u32;
 var<workgroup> a_tile: array<vec4<f32>, TILE_K * M_VECTORS>;  // (TILE_K, TILE_M)
 var<workgroup> b_tile: array<vec4<f32>, TILE_K * N_VECTORS>;  // (TILE_K, TILE_N)
 
-// The format of a factor that is no element type.
+// The formats of factors that are no element types. Of the second, BLOCK values along K share a scale.
 const E4M3: u32 = 3u;
+const E4M3_BLOCK: u32 = 4u;
+const BLOCK: u32 = 128u;
 
 // The word of an element of a factor, and the element, given the word. NaN is told by its code.
 fn factor_word(index: u32, format: u32) -> u32 {
-    return select(word_of(index, format), index >> 2u, format == E4M3);
+    return select(word_of(index, format), index >> 2u, format >= E4M3);
 }
 
 fn factor_element(word: u32, index: u32, format: u32) -> f32 {
-    if (format != E4M3) {
+    if (format < E4M3) {
         return element(word, index, format);
     }
     let code = (word >> ((index & 3u) * 8u)) & 0xffu;
@@ -34,7 +36,8 @@ fn factor_element(word: u32, index: u32, format: u32) -> f32 {
 
 // Neighbouring invocations read what lies side by side in memory.
 fn load_a(m0: u32, k0: u32, thread: u32) {
-    let first = p.a_base + a_matrix * p.a_batch;
+    let has_scales = mode(X_MODE) == E4M3_BLOCK;
+    let first = p.a_base + select(a_matrix * p.a_batch, 0u, has_scales);
     for (var i = thread; i < TILE_M * TILE_K; i += THREADS) {
         let m = select(i % TILE_M, i / TILE_K, p.a_col == 1u);
         let k = select(i / TILE_M, i % TILE_K, p.a_col == 1u);
@@ -42,13 +45,17 @@ fn load_a(m0: u32, k0: u32, thread: u32) {
         if (m0 + m < m_end && k0 + k < k_end) {
             let index = first + (m0 + m) * p.a_row + (k0 + k) * p.a_col;
             value = factor_element(a_words[factor_word(index, mode(X_MODE))], index, mode(X_MODE));
+            if (has_scales) {
+                value *= a_scale[(p.scale_bases & 0xffffu) + (m0 + m) * p.a_batch + (k0 + k) / BLOCK];
+            }
         }
         a_tile[k * M_VECTORS + m / 4u][m % 4u] = value;
     }
 }
 
 fn load_b(n0: u32, k0: u32, thread: u32) {
-    let first = p.b_base + product * p.b_batch;
+    let has_scales = mode(RESIDUAL_MODE) == E4M3_BLOCK;
+    let first = p.b_base + select(product * p.b_batch, 0u, has_scales);
     for (var i = thread; i < TILE_N * TILE_K; i += THREADS) {
         let n = select(i / TILE_K, i % TILE_N, p.b_col == 1u);
         let k = select(i % TILE_K, i / TILE_N, p.b_col == 1u);
@@ -56,6 +63,9 @@ fn load_b(n0: u32, k0: u32, thread: u32) {
         if (n0 + n < p.shape.n && k0 + k < k_end) {
             let index = first + (k0 + k) * p.b_row + (n0 + n) * p.b_col;
             value = factor_element(b_words[factor_word(index, mode(RESIDUAL_MODE))], index, mode(RESIDUAL_MODE));
+            if (has_scales) {
+                value *= b_scale[(p.scale_bases >> 16u) + (n0 + n) * p.b_batch + (k0 + k) / BLOCK];
+            }
         }
         b_tile[k * N_VECTORS + n / 4u][n % 4u] = value;
     }

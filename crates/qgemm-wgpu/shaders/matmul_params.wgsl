@@ -2,10 +2,10 @@
 
 struct Params {
     shape: MatmulShape,  // of this dispatch: `m` counts its rows
-    modes: u32,          // `mode()` reads it: X is A, and the residual's type is that of B, each of which may be `E4M3`
+    modes: u32,          // `mode()` reads it: X is A, and the residual's type is that of B, each of which may be `E4M3` or `E4M3_BLOCK`
     a_row: u32,          // elements between rows of A
     a_col: u32,          // elements between columns of A
-    a_batch: u32,        // elements between matrices
+    a_batch: u32,        // elements between matrices; where blocks have scales, of which there is one, between rows of scales
     b_row: u32,
     b_col: u32,
     b_batch: u32,
@@ -19,7 +19,7 @@ struct Params {
     bias_base: u32,
     d_base: u32,
     offsets_base: u32,   // of products with parts of K of their own
-    scale_bases: u32,    // of the factor of all of A, in the lower half, and of B, where they have one
+    scale_bases: u32,    // of the factor of all of A, or of its scales, in the lower half, and of B's
 }
 
 var<immediate> p: Params;

@@ -1,10 +1,11 @@
 //! [`Matmul`]: two matrices to be multiplied, and its validation into a [`CheckedMatmul`].
 
-use qgemm_formats::DType;
+use qgemm_formats::{DType, XFormat};
 use qgemm_hal::{Activation, BatchedDense, CheckedMatmul, FactorFormat, XPrecision};
 
 use crate::error::Error;
 use crate::operand::{StoredRows, WIDE_ACCESS, check_dimension};
+use crate::quantization::Quantization;
 
 /// A product of two matrices in device memory, or a batch of such, described for [`Context::plan_matmul`].
 ///
@@ -27,6 +28,8 @@ pub struct Matmul {
     b: Matrices<FactorFormat>,
     a_scaled: bool,
     b_scaled: bool,
+    /// Elements from one row of scales to the next, of factors whose blocks have some.
+    scale_rows: [Option<u64>; 2],
     d: Matrices<DType>,
     /// C and its factor.
     c: Option<(f32, Matrices<DType>)>,
@@ -95,7 +98,8 @@ impl<T: Copy> Matrices<T> {
 
 impl Matmul {
     /// `D[m, n] = A[m, k] · B[k, n]`, with A in `a`, B in `b` and D in `d`. Factors are plain numbers ([`DType`]) or E4M3
-    /// ([`FactorFormat::E4M3`]), whose products are exact in f32, too.
+    /// ([`FactorFormat::E4M3`]), whose products are exact in f32, too. Codes with scales ([`FactorFormat::E4M3Block`]) are both factors or
+    /// neither, and lie along K: [`Matmul::of_quantized`] describes such a product from the quantizations of its factors.
     pub fn new([m, n, k]: [usize; 3], a: impl Into<FactorFormat>, b: impl Into<FactorFormat>, d: DType) -> Self {
         let factor = |name, format: FactorFormat| Matrices::of_width(name, format, format.bytes());
         Self {
@@ -107,6 +111,7 @@ impl Matmul {
             b: factor("B", b.into()),
             a_scaled: false,
             b_scaled: false,
+            scale_rows: [None; 2],
             d: Matrices::new("D", d),
             c: None,
             accumulates: None,
@@ -118,6 +123,63 @@ impl Matmul {
             rows_grouped: false,
             operand_precision: XPrecision::Exact,
         }
+    }
+
+    /// `D[m, n] = A · Bᵀ`, with A `[m, k]` and B `[n, k]` as [`quantize`](crate::Context::plan_quantization) writes them in
+    /// [`XFormat::E4M3Block`](crate::XFormat::E4M3Block): E4M3 codes with an f32 scale for every 128 values along K. Of dY and X,
+    /// [quantized transposed](Quantization::x_transposed), that is the gradient of a weight, `dYᵀ·X`, whose scales are of 128 tokens. A
+    /// run is given both by [`MatmulArgs::of_quantized`](crate::MatmulArgs::of_quantized).
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, Matmul, MatmulArgs, Quantization, XFormat};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// let stream = ctx.default_stream();
+    /// // Of three tokens: dY with two features, and X with one.
+    /// let transposed = |features| Quantization::new(features, 3, DType::F32, XFormat::E4M3Block).x_transposed();
+    /// let (of_dy, of_x) = (transposed(2), transposed(1));
+    /// let (to_dy, to_x) = (ctx.plan_quantization(&of_dy)?, ctx.plan_quantization(&of_x)?);
+    /// let (mut dy8, mut x8) = (ctx.allocate_x(&to_dy)?, ctx.allocate_x(&to_x)?);
+    /// to_dy.run(&stream, dy8.args(&ctx.upload(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0])?))?;
+    /// to_x.run(&stream, x8.args(&ctx.upload(&[1.0f32, 0.5, -1.0])?))?;
+    /// let plan = ctx.plan_matmul(&Matmul::of_quantized(&of_dy, &of_x, DType::F32)?.accumulate(1.0))?;
+    /// let mut dw = ctx.upload(&[10.0f32, 20.0])?;
+    /// plan.run(&stream, MatmulArgs::of_quantized(&dy8, &x8, &mut dw)?)?;
+    /// let dw = ctx.download::<f32>(&dw)?;
+    /// assert!((dw[0] - 7.5).abs() < 0.2 && (dw[1] - 18.0).abs() < 0.2);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::BlockScaledProduct`] when a quantization is to another format, or they have different numbers of columns; when one is
+    /// not valid.
+    pub fn of_quantized(a: &Quantization, b: &Quantization, d: DType) -> Result<Self, Error> {
+        let (a, b) = (a.check()?, b.check()?);
+        let of_blocks = XFormat::E4M3Block;
+        if a.format != of_blocks || b.format != of_blocks {
+            return Err(Error::BlockScaledProduct { why: "both factors must be quantized to e4m3_1x128" });
+        }
+        if a.columns != b.columns {
+            return Err(Error::BlockScaledProduct {
+                why: "both factors must have the same number of columns, along which K lies",
+            });
+        }
+        let (format, words) = (FactorFormat::E4M3Block, size_of::<f32>() as u64);
+        let matmul = Self::new([a.rows, b.rows, a.columns], format, format, d).b_transposed();
+        let scale_rows = [a.scales_row, b.scales_row].map(|bytes| Some(bytes / words));
+        Ok(Self { scale_rows, ..matmul.a_row_stride(a.codes_row).b_row_stride(b.codes_row) })
+    }
+
+    /// Elements from one row of A's scales to the next, where A is [`FactorFormat::E4M3Block`]: without gaps when not given.
+    pub fn a_scale_row_stride(mut self, elements: u64) -> Self {
+        self.scale_rows[0] = Some(elements);
+        self
+    }
+
+    /// The same of the scales of B, a row for every column of B.
+    pub fn b_scale_row_stride(mut self, elements: u64) -> Self {
+        self.scale_rows[1] = Some(elements);
+        self
     }
 
     /// A is stored as `[k, m]`.
@@ -168,7 +230,8 @@ impl Matmul {
     /// So many products, each of a part of K of its own: A and B are one matrix, `[k, m]` and `[k, n]` as stored, and product `b` multiplies
     /// their rows from offset `b` to offset `b + 1` ([`MatmulArgs::offsets`](crate::MatmulArgs::offsets)), which lie in device memory: the
     /// gradients of experts' weights, `dWₑ = dYₑᵀ·Xₑ`, from rows sorted by expert, in one launch. Parts may be of any length, and of none;
-    /// offsets beyond K, or that fall, name no rows. A must be [stored transposed](Self::a_transposed), and B must not.
+    /// offsets beyond K, or that fall, name no rows. A must be [stored transposed](Self::a_transposed), and B must not; of codes with scales, which
+    /// lie along K, B must be and A must not, and parts share the scales of the blocks that they begin or end in.
     ///
     /// ```
     /// use qgemm_api::{Context, DType, Matmul, MatmulArgs};
@@ -353,7 +416,8 @@ impl Matmul {
                 return Err(Error::NonFiniteScalar { name, got });
             }
         }
-        if k_grouped && (!self.a.transposed || self.b.transposed) {
+        let of_blocks = self.has_block_scales()?;
+        if k_grouped && !of_blocks && (!self.a.transposed || self.b.transposed) {
             return Err(Error::KGroupedLayout);
         }
         if rows_grouped && self.a.transposed {
@@ -367,6 +431,15 @@ impl Matmul {
         // All parts of K are of one matrix, and all groups of rows.
         let factors = |grouped: bool| if grouped { 1 } else { batch };
         let (of_a, of_b, of_d) = (factors(k_grouped || rows_grouped), factors(k_grouped), factors(rows_grouped));
+        let [a_scale_row, b_scale_row] = match of_blocks {
+            true => [self.scale_row(0, m)?, self.scale_row(1, n)?],
+            false => [0; 2],
+        };
+        let padded = |factor: &Matrices<FactorFormat>| match of_blocks {
+            // As they are quantized: whole blocks.
+            true => Matrices { row_stride: factor.row_stride.or(Some(whole_blocks(k))), ..*factor },
+            false => *factor,
+        };
         let c = match self.c {
             Some((_, c)) => Some(c.check(of_d, m, n, false)?),
             None => None,
@@ -376,10 +449,12 @@ impl Matmul {
             m,
             n,
             k,
-            a: self.a.check(of_a, m, k, false)?,
-            b: self.b.check(of_b, k, n, false)?,
+            a: padded(&self.a).check(of_a, m, k, false)?,
+            b: padded(&self.b).check(of_b, k, n, false)?,
             a_scaled,
             b_scaled,
+            a_scale_row,
+            b_scale_row,
             d: self.d.check(of_d, m, n, true)?,
             c: c.filter(|_| beta != 0.0),
             accumulates: self.accumulates.is_some() && beta != 0.0,
@@ -393,4 +468,40 @@ impl Matmul {
             operand_precision,
         })
     }
+
+    /// Whether blocks of both factors have scales.
+    ///
+    /// # Errors
+    /// [`Error::BlockScaledProduct`] where those of one have, or the product is not of such a form.
+    fn has_block_scales(&self) -> Result<bool, Error> {
+        let (a, b) = (&self.a, &self.b);
+        let has = [a.dtype.has_scales(), b.dtype.has_scales()];
+        let why = match has {
+            [false, false] if self.scale_rows == [None; 2] => return Ok(false),
+            [false, false] => "row strides of scales are for factors in e4m3_1x128",
+            [true, false] | [false, true] => "both factors must be e4m3_1x128, or neither",
+            _ if a.transposed || !b.transposed => {
+                "codes must lie along K: store A as [m, k], and B as [n, k] (`Matmul::b_transposed`)"
+            }
+            _ if self.a_scaled || self.b_scaled => "blocks have scales: fold a factor of all into alpha",
+            _ if self.rows_grouped || (self.batch != 1 && !self.k_grouped) => {
+                "there is one product, or parts of K (`Matmul::k_grouped`), no batch and no groups of rows"
+            }
+            _ => return Ok(true),
+        };
+        Err(Error::BlockScaledProduct { why })
+    }
+
+    /// Elements between the `rows` rows of scales of a factor.
+    fn scale_row(&self, factor: usize, rows: usize) -> Result<u64, Error> {
+        let operand = ["A's scales", "B's scales"][factor];
+        let columns = self.k.div_ceil(FactorFormat::BLOCK);
+        let stored = StoredRows { name: operand, rows, columns, width: size_of::<f32>(), alignment: size_of::<f32>() };
+        Ok(stored.check(self.scale_rows[factor])?.0)
+    }
+}
+
+/// Values of a row of whole blocks.
+fn whole_blocks(k: usize) -> u64 {
+    (k as u64).next_multiple_of(FactorFormat::BLOCK as u64)
 }

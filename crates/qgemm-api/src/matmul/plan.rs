@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use qgemm_formats::XFormat;
 use qgemm_hal::{
     BufferMut, BufferRef, CheckedMatmul, Device, DeviceId, KernelId, LaunchSequence, MatmulOperand,
     MatmulPlan as Launch, Operands, Operation, Stream,
@@ -14,6 +15,7 @@ use super::description::Matmul;
 use crate::error::Error;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
+use crate::quantization::QuantizedX;
 use crate::workspace::Workspace;
 
 /// A kernel chosen and made ready for one [`Matmul`]; made by [`Context::plan_matmul`](crate::Context::plan_matmul). Its text says what
@@ -50,7 +52,7 @@ pub struct MatmulArgs<'a> {
     pub b: BufferRef<'a>,
     /// The results; read, too, where the product [accumulates](Matmul::accumulate).
     pub d: BufferMut<'a>,
-    /// The factor of all of A, an f32, when [it has one](Matmul::a_scaled).
+    /// The factor of all of A, an f32, when [it has one](Matmul::a_scaled), or the scales of its blocks.
     pub a_scale: Option<BufferRef<'a>>,
     /// That of B.
     pub b_scale: Option<BufferRef<'a>>,
@@ -73,13 +75,27 @@ impl<'a> MatmulArgs<'a> {
         Self { a: a.into(), b: b.into(), d: d.into(), a_scale, b_scale, c, bias, offsets, workspace: None }
     }
 
-    /// With the factor of all of A, an f32.
+    /// Of factors that were quantized to E4M3 with scales of blocks, as [`Matmul::of_quantized`] describes them.
+    ///
+    /// # Errors
+    /// [`Error::BlockScaledProduct`] when one is of another format.
+    pub fn of_quantized(a: &'a QuantizedX, b: &'a QuantizedX, d: impl Into<BufferMut<'a>>) -> Result<Self, Error> {
+        let scales_of = |x: &'a QuantizedX| {
+            x.scales()
+                .filter(|_| x.format() == XFormat::E4M3Block)
+                .ok_or(Error::BlockScaledProduct { why: "both factors must be quantized to e4m3_1x128" })
+        };
+        let (a_scales, b_scales) = (scales_of(a)?, scales_of(b)?);
+        Ok(Self::new(a.codes(), b.codes(), d).a_scale(a_scales).b_scale(b_scales))
+    }
+
+    /// With the factor of all of A, an f32, or, of codes with scales, an f32 for every 128 values along K: rows of them.
     pub fn a_scale(mut self, scale: impl Into<BufferRef<'a>>) -> Self {
         self.a_scale = Some(scale.into());
         self
     }
 
-    /// With the factor of all of B, an f32.
+    /// The same of B.
     pub fn b_scale(mut self, scale: impl Into<BufferRef<'a>>) -> Self {
         self.b_scale = Some(scale.into());
         self
@@ -224,8 +240,19 @@ impl MatmulPlan {
         checks.view("D", d.view(), Extent::of_batch(&op.d, op.d.dtype.bytes(), op.batch, op.m, op.n))?;
         let of_c = op.c.as_ref().map(|c| Extent::of_batch(c, c.dtype.bytes(), op.batch, op.m, op.n));
         let of_scale = |scaled: bool| scaled.then(|| Extent::of_values(1, size_of::<f32>()));
-        let a_scale = checks.optional("A's factor", a_scale, of_scale(op.a_scaled), "all of A has one")?;
-        let b_scale = checks.optional("B's factor", b_scale, of_scale(op.b_scaled), "all of B has one")?;
+        let of_blocks = |outer: usize, scale_row: u64| {
+            let scales = op.scales_extent(outer, scale_row).unwrap_or(u64::MAX) as usize;
+            Some(Extent::of_bytes(scales.saturating_mul(size_of::<f32>()), size_of::<f32>()))
+        };
+        let (a_scale, b_scale) = if op.has_block_scales() {
+            let (of_a, of_b) = (of_blocks(op.m, op.a_scale_row), of_blocks(op.n, op.b_scale_row));
+            let why = "blocks have scales";
+            (checks.optional("A's scales", a_scale, of_a, why)?, checks.optional("B's scales", b_scale, of_b, why)?)
+        } else {
+            let (of_a, of_b) = (of_scale(op.a_scaled), of_scale(op.b_scaled));
+            let a_scale = checks.optional("A's factor", a_scale, of_a, "all of A has one")?;
+            (a_scale, checks.optional("B's factor", b_scale, of_b, "all of B has one")?)
+        };
         // With a factor of 0 a C is no operand, and one that is passed all the same is not looked at.
         let c = checks.optional("C", c.filter(|_| of_c.is_some()), of_c, "the product adds C")?;
         let of_bias = op.bias.map(|dtype| Extent::of_values(op.n, dtype.bytes()));

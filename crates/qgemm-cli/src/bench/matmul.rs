@@ -46,9 +46,14 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     let layouts = args.layout.map_or(MatmulLayout::ALL.to_vec(), |layout| vec![layout]);
     let precision = args.x_precision;
     let factors = args.factors.unwrap_or(args.x_dtype.into());
+    // Codes with scales lie along K.
+    let layouts = if factors.has_scales() { vec![MatmulLayout::Nt] } else { layouts };
+    let is_nt = args.layout.is_none_or(|layout| layout == MatmulLayout::Nt);
+    ensure!(is_nt || !factors.has_scales(), "--layout: {factors} is multiplied NT");
     if let Some(groups) = args.groups {
         ensure!(groups > 0, "--groups: expected a number above 0");
-        let (batch, layout, dtype) = (groups, MatmulLayout::Tn, args.x_dtype);
+        let layout = if factors.has_scales() { MatmulLayout::Nt } else { MatmulLayout::Tn };
+        let (batch, dtype) = (groups, args.x_dtype);
         let of = |shape| Subject { shape, batch, layout, factors, dtype, k_grouped: true, precision };
         return Ok(shapes.into_iter().map(of).collect());
     }
@@ -80,7 +85,9 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
     let plan = ctx.plan_matmul(&matmul)?;
     // Groups share K out.
     let matrices = if k_grouped { 1 } else { batch };
-    let [a_bytes, b_bytes] = [m * k, k * n].map(|values| values * matrices * factors.bytes());
+    // Rows of codes with scales are of whole blocks.
+    let stored_k = if factors.has_scales() { k.next_multiple_of(FactorFormat::BLOCK) } else { k };
+    let [a_bytes, b_bytes] = [m, n].map(|outer| outer * stored_k * matrices * factors.bytes());
     let d_bytes = m * n * batch * d_dtype.bytes();
     let made = |bytes: usize| {
         let value = |i: usize| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as f32 / 128.0 - 1.0;
@@ -92,6 +99,11 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
     let places: Vec<usize> = (0..copies(ctx, a_bytes + b_bytes)).collect();
     let copied = |bytes: &[u8]| places.iter().map(|_| ctx.upload(bytes)).collect::<Result<Vec<Buffer>, _>>();
     let (a, b) = (copied(&a)?, copied(&b)?);
+    let scales = |outer: usize| match factors.has_scales() {
+        true => Ok::<_, anyhow::Error>(Some(ctx.upload(&vec![0.5f32; outer * k.div_ceil(FactorFormat::BLOCK)])?)),
+        false => Ok(None),
+    };
+    let (a_scales, b_scales) = (scales(m)?, scales(n)?);
     let mut d = ctx.allocate(d_bytes)?;
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.new_stream()?;
@@ -100,6 +112,7 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
     let launch = |&place: &usize| {
         let mut args = MatmulArgs::new(&a[place], &b[place], &mut d).workspace(&mut workspace);
         args.offsets = offsets.as_ref().map(Into::into);
+        (args.a_scale, args.b_scale) = (a_scales.as_ref().map(Into::into), b_scales.as_ref().map(Into::into));
         plan.run(&stream, args)
     };
     let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;

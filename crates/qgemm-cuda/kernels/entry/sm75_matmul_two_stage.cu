@@ -1,4 +1,4 @@
-// D = A · B on matrix instructions, from Turing on: factors of 16 bits, E4M3 that becomes f16, or f32 that is split into two bf16, stored by
+// D = A · B on matrix instructions, from Turing on: factors of 16 bits, E4M3 that becomes f16, with scales of blocks, too, or f32 that is split into two bf16, stored by
 // rows or by columns at any alignment. Tiles pass through registers into two stages of shared memory: the next one is in flight while one is multiplied.
 #include "epilogue/matmul_warp_store.cuh"
 #if QG_ELEMENT_BYTES == 1
@@ -8,6 +8,9 @@
 #include "mainloop/matmul_bf16x3.cuh"
 #else
 #include "mainloop/matmul_mma.cuh"
+#endif
+#if QG_BLOCK_SCALED
+#include "mainloop/matmul_blocks.cuh"
 #endif
 
 struct SharedStorage {
@@ -27,14 +30,15 @@ struct Chunks {
 
     u32 word[Source::COUNT][WORDS];
 
-    QG_DEVICE void load(Chunks& chunks, const Source& s, bool aligned) {
+    // Of elements before `k_skip` along K zeros: they are no part of the product.
+    QG_DEVICE void load(Chunks& chunks, const Source& s, bool aligned, u32 k_skip) {
 #pragma unroll
         for (u32 i = 0; i < Source::COUNT; i++) {
             const u32 elements = Source::elements(s, i);
             u32(&word)[WORDS] = chunks.word[i];
 #pragma unroll
             for (u32 w = 0; w < WORDS; w++) word[w] = 0;
-            if (aligned && elements == ELEMENTS) {
+            if (aligned && elements == ELEMENTS && s.k[i] >= k_skip) {
 #pragma unroll
                 for (u32 w = 0; w < WORDS; w += 4) {
                     const u32x4 v = ld_global_v4(s.from[i] + w * 4);
@@ -43,7 +47,7 @@ struct Chunks {
             } else if (elements > 0) {
 #pragma unroll
                 for (u32 e = 0; e < ELEMENTS; e++) {
-                    if (e >= elements) continue;
+                    if (e >= elements || s.k[i] + e < k_skip) continue;
                     if constexpr (BYTES == 4)
                         word[e] = ld_global_u32(s.from[i] + e * 4);
                     else if constexpr (BYTES == 1)
@@ -96,9 +100,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
+#if QG_BLOCK_SCALED
+    const u32 k_skip = tile.k_skip;
+#else
+    constexpr u32 k_skip = 0;
+#endif
     const auto load = [&]() {
-        Chunks<SourceA>::load(next_a, a, p.tiles.a_aligned16 != 0);
-        Chunks<SourceB>::load(next_b, b, p.tiles.b_aligned16 != 0);
+        Chunks<SourceA>::load(next_a, a, p.tiles.a_aligned16 != 0, k_skip);
+        Chunks<SourceB>::load(next_b, b, p.tiles.b_aligned16 != 0, k_skip);
         SourceA::advance(a);
         SourceB::advance(b);
     };
@@ -112,12 +121,23 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     }
     cta_barrier();
     Accumulators acc = {};
+#if QG_BLOCK_SCALED
+    Accumulators of_block = {};
+#endif
     u32 stage = 0;
 #pragma unroll 1
     for (u32 k_tile = tile.begin; k_tile < tile.end; k_tile++) {
         const bool more = k_tile + 1 < tile.end;
         if (more) load();
+#if QG_BLOCK_SCALED
+        const bool ends_block = (k_tile + 1) % (BLOCK / QG_TILE_K) == 0 || !more;
+        LaneScales scales;
+        if (ends_block) LaneScales::load(scales, p, tile, k_tile * QG_TILE_K / BLOCK, warp, lane);
+        multiply_stage(of_block, shared.stage[stage], warp, lane);
+        if (ends_block) add_block(acc, of_block, scales);
+#else
         multiply_stage(acc, shared.stage[stage], warp, lane);
+#endif
         stage ^= 1;
         if (more) store(stage);
         cta_barrier();

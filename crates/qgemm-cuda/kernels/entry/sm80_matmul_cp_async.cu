@@ -1,9 +1,12 @@
 // D = A · B on matrix instructions, from Ampere on: factors of 16 bits, or f32 that is rounded to TF32, whose contiguous parts begin at
-// multiples of 16 bytes, stored by rows or by columns. Tiles pass through a ring of shared memory that `cp.async` fills.
+// multiples of 16 bytes, stored by rows or by columns, and, from Ada on, E4M3 codes along K with scales of blocks. Tiles pass through a ring of shared memory that `cp.async` fills.
 #include "atoms/cp_async.cuh"
 #include "epilogue/matmul_warp_store.cuh"
 #if QG_ELEMENT_BYTES == 4
 #include "mainloop/matmul_tf32.cuh"
+#elif QG_BLOCK_SCALED
+#include "mainloop/matmul_blocks.cuh"
+#include "mainloop/matmul_e4m3_mma.cuh"
 #else
 #include "mainloop/matmul_mma.cuh"
 #endif
@@ -17,11 +20,32 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
+#if QG_BLOCK_SCALED
+// Copies the chunk in which a part of K begins: codes before `k_skip` are zeros.
 template <class Source>
-QG_DEVICE void copy_tile(u8* tile, const Source& s, u32 thread) {
+QG_DEVICE void copy_first_chunk(u8* to, const Source& s, u32 i, u32 elements, u32 k_skip) {
+    u32 word[4] = {};
+#pragma unroll
+    for (u32 e = 0; e < Source::CHUNK; e++)
+        if (e < elements && s.k[i] + e >= k_skip) word[e / 4] |= ld_global_cached_u8(s.from[i] + e) << (8 * (e % 4));
+    st_shared(reinterpret_cast<u32x4*>(to), u32x4{word[0], word[1], word[2], word[3]});
+}
+#endif
+
+template <class Source>
+QG_DEVICE void copy_tile(u8* tile, const Source& s, u32 thread, u32 k_skip) {
 #pragma unroll
     for (u32 i = 0; i < Source::COUNT; i++) {
-        const u32 elements = Source::elements(s, i);
+        u32 elements = Source::elements(s, i);
+#if QG_BLOCK_SCALED
+        if (s.k[i] < k_skip) {
+            if (s.k[i] + Source::CHUNK > k_skip) {
+                copy_first_chunk(tile + Source::to(i, thread), s, i, elements, k_skip);
+                continue;
+            }
+            elements = 0;
+        }
+#endif
         // What is not read has an address all the same.
         cp_async_16(tile + Source::to(i, thread), elements > 0 ? s.from[i] : s.first,
                     elements * Source::ELEMENT_BYTES);
@@ -36,13 +60,19 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     SourceA a = source_a(p, tile, thread);
     SourceB b = source_b(p, tile, thread);
 
+#if QG_BLOCK_SCALED
+    const u32 k_skip = tile.k_skip;
+#else
+    constexpr u32 k_skip = 0;
+#endif
+
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     // Copies k-tile `k_tile` to its stage, where there is one. Every call ends a group of copies.
     const auto copy = [&](u32 k_tile, u32 stage) {
         if (k_tile < tile.end) {
-            copy_tile(shared.stage[stage].a, a, thread);
-            copy_tile(shared.stage[stage].b, b, thread);
+            copy_tile(shared.stage[stage].a, a, thread, k_skip);
+            copy_tile(shared.stage[stage].b, b, thread, k_skip);
             SourceA::advance(a);
             SourceB::advance(b);
         }
@@ -51,6 +81,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
     for (u32 i = 0; i < QG_STAGES - 1; i++) copy(tile.begin + i, i);
     Accumulators acc = {};
+#if QG_BLOCK_SCALED
+    Accumulators of_block = {};
+#endif
     u32 stage = 0, free = QG_STAGES - 1;
 #pragma unroll 1
     for (u32 k_tile = tile.begin; k_tile < tile.end; k_tile++) {
@@ -58,7 +91,15 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         // All see the stage's bytes, and nobody reads the one before any more.
         cta_barrier();
         copy(k_tile + QG_STAGES - 1, free);
+#if QG_BLOCK_SCALED
+        const bool ends_block = (k_tile + 1) % (BLOCK / QG_TILE_K) == 0 || k_tile + 1 == tile.end;
+        LaneScales scales;
+        if (ends_block) LaneScales::load(scales, p, tile, k_tile * QG_TILE_K / BLOCK, warp, lane);
+        multiply_stage(of_block, shared.stage[stage], warp, lane);
+        if (ends_block) add_block(acc, of_block, scales);
+#else
         multiply_stage(acc, shared.stage[stage], warp, lane);
+#endif
         free = stage;
         stage = stage + 1 == QG_STAGES ? 0 : stage + 1;
     }

@@ -196,6 +196,12 @@ static_assert(QG_OFFSET_OF(MatmulTiles, k_tiles) == 12, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, a_aligned16) == 16, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, b_aligned16) == 20, "layout");
 static_assert(sizeof(MatmulTiles) == 24, "layout");
+struct MatmulScales {
+    u64 a_row;  // Elements from one row of A's scales to the next.
+    u64 b_row;  // Elements from the scales of one column of B to those of the next.
+};
+static_assert(QG_OFFSET_OF(MatmulScales, b_row) == 8, "layout");
+static_assert(sizeof(MatmulScales) == 16, "layout");
 struct MatmulPointers {
     u64 a;  // A.
     u64 b;  // B.

@@ -11,13 +11,26 @@ struct MatmulParams {
     MatmulTypes types;
     MatmulTiles tiles;
     MatmulPointers at;
+#if QG_BLOCK_SCALED
+    MatmulScales scales;
+#endif
 };
+
+#if QG_BLOCK_SCALED
+// Values along K that share a scale of a row of A, or of a column of B.
+constexpr u32 BLOCK = 128;
+static_assert(BLOCK % QG_TILE_K == 0, "a k-tile has the scales of one block");
+#endif
 
 struct MatmulTile {
     // The product, its tile's first row and first column, and K-tiles [begin, end) of its part of K.
     u32 product, row, column, begin, end;
     // That part: all of K, unless products have one each.
     u32 k_first, k_len;
+#if QG_BLOCK_SCALED
+    // Values at its beginning that are not the product's: parts begin with whole blocks.
+    u32 k_skip = 0;
+#endif
     // The tile among those of all products, and the CTA's place among those that share it.
     u32 tile, split;
 
@@ -50,8 +63,16 @@ struct MatmulTile {
                 k_tiles = (t.k_len + QG_TILE_K - 1) / QG_TILE_K;
             }
         }
+#if QG_BLOCK_SCALED
+        // Parts are whole blocks.
+        constexpr u32 EACH = BLOCK / QG_TILE_K;
+        const u32 blocks = (k_tiles + EACH - 1) / EACH, end = first_k_tile(blocks, p.tiles.splits, split + 1) * EACH;
+        t.begin = first_k_tile(blocks, p.tiles.splits, split) * EACH;
+        t.end = end < k_tiles ? end : k_tiles;
+#else
         t.begin = first_k_tile(k_tiles, p.tiles.splits, split);
         t.end = first_k_tile(k_tiles, p.tiles.splits, split + 1);
+#endif
         return t;
     }
 
@@ -63,7 +84,13 @@ struct MatmulTile {
         const u32 first = ld_global_u32(at), end = ld_global_u32(at + 4);
         t.k_first = first < p.shape.k ? first : p.shape.k;
         const u32 last = end < p.shape.k ? end : p.shape.k;
+#if QG_BLOCK_SCALED
+        t.k_skip = t.k_first % BLOCK;
+        t.k_first -= t.k_skip;
+        t.k_len = last > t.k_first + t.k_skip ? last - t.k_first : 0;
+#else
         t.k_len = last > t.k_first ? last - t.k_first : 0;
+#endif
     }
 
     // split * k_tiles / splits, in 32 bits.
@@ -81,6 +108,13 @@ struct MatmulTile {
 #define QG_TAKE_MATMUL_TILE(p, tile, given) \
     const MatmulParams& p = given;          \
     const MatmulTile tile = MatmulTile::of_cta(p)
+#endif
+
+#if QG_BLOCK_SCALED
+// Scales of a factor's first row, or column, from the product's first block on.
+QG_DEVICE const u8* block_scales(u64 scales, const MatmulTile& t) {
+    return reinterpret_cast<const u8*>(scales) + (u64)(t.k_first / BLOCK) * 4;
+}
 #endif
 
 // This thread's part of the partial accumulators of a CTA that shares the tile, whose first THREADS threads have COUNT each.

@@ -55,6 +55,16 @@ abi_struct! {
 }
 
 abi_struct! {
+    /// Where the scales of blocks lie, of factors that have some: CUDA only.
+    pub struct MatmulScales {
+        /// Elements from one row of A's scales to the next.
+        pub a_row: u64,
+        /// Elements from the scales of one column of B to those of the next.
+        pub b_row: u64,
+    }
+}
+
+abi_struct! {
     /// Device addresses and 64-bit strides (in elements) of one `matmul`: CUDA only.
     pub struct MatmulPointers {
         /// A.

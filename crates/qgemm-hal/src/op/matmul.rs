@@ -19,22 +19,29 @@ pub enum FactorFormat {
     Plain(DType),
     /// E4M3 numbers, a byte each.
     E4M3,
+    /// E4M3 numbers, a byte each, of which 128 neighbours along K share an f32 scale ([`FactorFormat::BLOCK`]): what `quantize` writes as
+    /// `e4m3_1x128`.
+    E4M3Block,
 }
 
 impl FactorFormat {
     /// Every format.
-    pub const ALL: [FactorFormat; 4] = [
+    pub const ALL: [FactorFormat; 5] = [
         FactorFormat::Plain(DType::F32),
         FactorFormat::Plain(DType::F16),
         FactorFormat::Plain(DType::BF16),
         FactorFormat::E4M3,
+        FactorFormat::E4M3Block,
     ];
+    /// Values along K that share a scale of [`FactorFormat::E4M3Block`].
+    pub const BLOCK: usize = 128;
 
     /// Lower-case name.
     pub const fn name(self) -> &'static str {
         match self {
             FactorFormat::Plain(dtype) => dtype.name(),
             FactorFormat::E4M3 => "e4m3",
+            FactorFormat::E4M3Block => "e4m3_1x128",
         }
     }
 
@@ -42,7 +49,7 @@ impl FactorFormat {
     pub const fn bytes(self) -> usize {
         match self {
             FactorFormat::Plain(dtype) => dtype.bytes(),
-            FactorFormat::E4M3 => 1,
+            FactorFormat::E4M3 | FactorFormat::E4M3Block => 1,
         }
     }
 
@@ -50,11 +57,16 @@ impl FactorFormat {
     pub const fn plain(self) -> Option<DType> {
         match self {
             FactorFormat::Plain(dtype) => Some(dtype),
-            FactorFormat::E4M3 => None,
+            FactorFormat::E4M3 | FactorFormat::E4M3Block => None,
         }
     }
 
-    /// Element `index` of `bytes`.
+    /// Whether blocks of [`FactorFormat::BLOCK`] values along K have a scale. Both factors of a product have, or neither.
+    pub const fn has_scales(self) -> bool {
+        matches!(self, FactorFormat::E4M3Block)
+    }
+
+    /// Element `index` of `bytes`; of blocks with a scale the code's number.
     ///
     /// # Panics
     /// When `bytes` holds fewer than `index + 1` elements.
@@ -62,7 +74,7 @@ impl FactorFormat {
     pub fn read(self, bytes: &[u8], index: usize) -> f32 {
         match self {
             FactorFormat::Plain(dtype) => dtype.read(bytes, index),
-            FactorFormat::E4M3 => e4m3_to_f32(bytes[index]),
+            FactorFormat::E4M3 | FactorFormat::E4M3Block => e4m3_to_f32(bytes[index]),
         }
     }
 
@@ -74,7 +86,7 @@ impl FactorFormat {
     pub fn write(self, bytes: &mut [u8], index: usize, value: f32) {
         match self {
             FactorFormat::Plain(dtype) => dtype.write(bytes, index, value),
-            FactorFormat::E4M3 => bytes[index] = f32_to_e4m3(value),
+            FactorFormat::E4M3 | FactorFormat::E4M3Block => bytes[index] = f32_to_e4m3(value),
         }
     }
 }
@@ -96,7 +108,7 @@ impl std::str::FromStr for FactorFormat {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(text));
-        found.ok_or_else(|| format!("`{text}` is no format of a factor: expected f32, f16, bf16 or e4m3"))
+        found.ok_or_else(|| format!("`{text}` is no format of a factor: expected f32, f16, bf16, e4m3 or e4m3_1x128"))
     }
 }
 
@@ -158,6 +170,10 @@ pub struct CheckedMatmul {
     pub a_scaled: bool,
     /// Whether all of B has one.
     pub b_scaled: bool,
+    /// Elements from one row of A's scales to the next, where blocks have some: an f32 for every [`FactorFormat::BLOCK`] values of K.
+    pub a_scale_row: u64,
+    /// Elements from the scales of one column of B to those of the next.
+    pub b_scale_row: u64,
     /// D, `[m, n]`, row-major; its matrices do not overlap.
     pub d: BatchedDense,
     /// C, `[m, n]`, row-major; `beta` is 0 where there is none.
@@ -176,7 +192,8 @@ pub struct CheckedMatmul {
     /// there. Nothing is then added or applied.
     pub slope: bool,
     /// Whether each product has a range of K of its own: A and B are one matrix of `k` columns and rows, and product `b` multiplies
-    /// those from offset `b` to offset `b + 1`. A is then stored by columns and B by rows.
+    /// those from offset `b` to offset `b + 1`. A is then stored by columns and B by rows; where blocks have scales, A by rows and B by
+    /// columns.
     pub k_grouped: bool,
     /// Whether each product has rows of its own: A, C and D are one matrix of `m` rows, and product `b` multiplies those from offset
     /// `b` to offset `b + 1` with B `b` ([`CheckedMatmul::groups`]). A is then stored by rows. Rows that no product has stay as they are.
@@ -192,9 +209,9 @@ operands! {
         A: "a" Read,
         /// The right factors.
         B: "b" Read,
-        /// The factor of all of A, an f32.
+        /// The factor of all of A, an f32, or the scales of its blocks.
         AScale: "the factor of a" Read,
-        /// The factor of all of B.
+        /// The same of B.
         BScale: "the factor of b" Read,
         /// C.
         C: "c" Read,
@@ -359,9 +376,27 @@ impl CheckedMatmul {
 
     /// How A and B are stored. A matrix of one row or column is stored either way, and counts as stored by rows.
     pub fn layout(&self) -> MatmulLayout {
+        if self.has_block_scales() {
+            return MatmulLayout::Nt;
+        }
         // Parts of K are those of A's stored rows, be they of one element.
         let a_by_rows = self.rows_grouped || (self.a.is_row_major() && !self.k_grouped);
         MatmulLayout::of(a_by_rows, self.b.is_row_major())
+    }
+
+    /// Whether blocks of A and of B have scales.
+    pub fn has_block_scales(&self) -> bool {
+        self.a.dtype.has_scales()
+    }
+
+    /// Elements from the first to the last scale of `outer` rows of A, or columns of B, that lie `scale_row` apart; `None` when the
+    /// count overflows.
+    pub fn scales_extent(&self, outer: usize, scale_row: u64) -> Option<u64> {
+        let blocks = self.k.div_ceil(FactorFormat::BLOCK) as u64;
+        match outer as u64 {
+            outer if outer == 0 || blocks == 0 => Some(0),
+            outer => (outer - 1).checked_mul(scale_row)?.checked_add(blocks),
+        }
     }
 
     /// Name of a product of `family` in tables and messages: `matmul_tn_bf16_bf16`.
@@ -384,6 +419,7 @@ impl Hash for CheckedMatmul {
         (self.accumulates, self.bias, self.alpha.to_bits(), self.beta.to_bits(), self.activation, self.slope)
             .hash(state);
         (self.k_grouped, self.rows_grouped, self.operand_precision, self.a_scaled, self.b_scaled).hash(state);
+        (self.a_scale_row, self.b_scale_row).hash(state);
     }
 }
 
@@ -396,8 +432,8 @@ impl Operation for CheckedMatmul {
     fn operands(&self) -> Vec<MatmulOperand> {
         use MatmulOperand as O;
         let optional = [
-            (self.a_scaled, O::AScale),
-            (self.b_scaled, O::BScale),
+            (self.a_scaled || self.has_block_scales(), O::AScale),
+            (self.b_scaled || self.has_block_scales(), O::BScale),
             (self.c.is_some(), O::C),
             (self.bias.is_some(), O::Bias),
             (self.k_grouped || self.rows_grouped, O::Offsets),
@@ -406,7 +442,7 @@ impl Operation for CheckedMatmul {
         [O::A, O::B, O::D].into_iter().chain(given).collect()
     }
 
-    /// A, B, C and D once each; D twice where it is added to.
+    /// A, B, their scales, C and D once each; D twice where it is added to.
     fn traffic(&self) -> f64 {
         let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
         let of_factor = |dense: &BatchedDense<FactorFormat>, values: f64| {
@@ -414,7 +450,9 @@ impl Operation for CheckedMatmul {
         };
         let bytes = |dense: &BatchedDense, values: f64| self.matrices(dense) * values * dense.dtype.bytes() as f64;
         let d = bytes(&self.d, m * n) * if self.accumulates { 2.0 } else { 1.0 };
-        of_factor(&self.a, m * k) + of_factor(&self.b, k * n) + self.c.map_or(0.0, |c| bytes(&c, m * n)) + d
+        let blocks = if self.has_block_scales() { self.k.div_ceil(FactorFormat::BLOCK) as f64 } else { 0.0 };
+        let scales = (m + n) * blocks * size_of::<f32>() as f64;
+        of_factor(&self.a, m * k) + of_factor(&self.b, k * n) + scales + self.c.map_or(0.0, |c| bytes(&c, m * n)) + d
     }
 
     fn macs(&self) -> f64 {

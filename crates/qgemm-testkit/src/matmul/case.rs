@@ -5,6 +5,7 @@ use std::fmt;
 use qgemm_formats::DType;
 use qgemm_hal::{Activation, FactorFormat, MatmulLayout, XPrecision};
 
+use super::blocks::Blocks;
 use crate::activations::{ActivationKind, activations};
 
 /// Where operands lie.
@@ -115,7 +116,9 @@ impl MatmulCase {
     /// So many products of parts of K.
     pub fn k_grouped(self, products: usize) -> Self {
         let strides = MatmulStrides { one_a: true, one_b: true, between: 0, ..self.strides };
-        Self { batch: products, k_grouped: true, layout: MatmulLayout::Tn, strides, ..self }
+        // Codes with scales lie along K.
+        let layout = if self.has_scales() { MatmulLayout::Nt } else { MatmulLayout::Tn };
+        Self { batch: products, k_grouped: true, layout, strides, ..self }
     }
 
     /// So many products of groups of rows.
@@ -169,9 +172,24 @@ impl MatmulCase {
         at(product)..at(product + 1)
     }
 
+    /// Whether factors are codes whose blocks have scales.
+    pub(super) fn has_scales(&self) -> bool {
+        self.types[0].has_scales()
+    }
+
+    /// Codes and scales of A, and of B transposed, where they have some.
+    pub(super) fn blocks(&self) -> Option<[Blocks; 2]> {
+        let [m, n, k] = self.shape;
+        let of = |i: usize, outer: usize, seed: u64| Blocks::new(self.values[i], [outer, k], seed);
+        self.has_scales().then(|| [of(0, m, self.seed), of(1, n, self.seed ^ 0xb000)])
+    }
+
     /// A of a product, `[m, k]`.
     pub(super) fn a(&self, product: usize) -> Vec<f32> {
         let [m, _, k] = self.shape;
+        if let Some([a, _]) = self.blocks() {
+            return a.values();
+        }
         let own = if self.strides.one_a { 0 } else { product as u64 };
         factor(self.values[0], [m, k], self.types[0], self.seed ^ own << 8)
     }
@@ -179,6 +197,9 @@ impl MatmulCase {
     /// B of a product, transposed: `[n, k]`, so that what is not finite stays in its column of D.
     pub(super) fn b(&self, product: usize) -> Vec<f32> {
         let [_, n, k] = self.shape;
+        if let Some([_, b]) = self.blocks() {
+            return b.values();
+        }
         let own = if self.strides.one_b { 0 } else { product as u64 };
         factor(self.values[1], [n, k], self.types[1], self.seed ^ 0xb000 ^ own << 24)
     }

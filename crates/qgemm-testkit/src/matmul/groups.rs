@@ -23,6 +23,11 @@ pub(super) const GROUPS: &[Cases<MatmulCase>] = &[
     group("matmul_tf32", "factors in f32 that may be rounded to TF32", tf32),
     group("matmul_bf16x3", "factors in f32 that may be split into two bf16 each", bf16x3),
     group("matmul_e4m3", "factors in E4M3, one or both, with a factor for all of each", e4m3),
+    group(
+        "matmul_e4m3_blocks",
+        "factors in E4M3 with a scale for 128 values along K, whole and by parts of K",
+        e4m3_blocks,
+    ),
 ];
 
 /// Rows, columns, and values along K: around vectors, tiles of 64 and 128, and k-tiles of 16 and 32.
@@ -275,6 +280,71 @@ fn e4m3() -> Vec<MatmulCase> {
     for seed in 0..4 {
         let case = MatmulCase { scales: [Some(2.0), None], accumulate: Some(1.0), seed, ..both };
         cases.push(MatmulCase { shape: [72, 40, 700], ..case }.k_grouped(5));
+    }
+    cases
+}
+
+/// Factors in E4M3 whose blocks have scales: around blocks and tiles, at any alignment, cut along K, by parts of K that begin and end
+/// within blocks, with what is not finite.
+fn e4m3_blocks() -> Vec<MatmulCase> {
+    use ActivationKind as V;
+    let plain = MatmulStrides::default();
+    let of = MatmulCase { types: [FactorFormat::E4M3Block; 2], layout: MatmulLayout::Nt, ..MatmulCase::new([1, 1, 1]) };
+    let mut cases: Vec<MatmulCase> = Vec::new();
+    let shapes = [
+        [72, 136, 80],
+        [132, 200, 300],
+        [33, 65, 17],
+        [16, 24, 5000],
+        [7, 5, 0],
+        [160, 48, 129],
+        [1, 1, 1],
+        [1, 70, 128],
+        [65, 1, 255],
+        [64, 64, 256],
+        [130, 130, 384],
+        [40, 40, 2048],
+    ];
+    for shape in shapes {
+        let i = cases.len();
+        for (j, values) in [[V::Normal; 2], [V::SmallIntegers; 2]].into_iter().enumerate() {
+            let strides = match (i + j) % 4 {
+                1 => MatmulStrides { gaps: [16, 48, 0], ..plain },
+                3 => MatmulStrides { gaps: [1, 3, 2], offset: 1 + i % 7, ..plain },
+                _ => plain,
+            };
+            let accumulate = (i % 3 == 1).then_some(1.0);
+            cases.push(MatmulCase { shape, values, strides, accumulate, d_dtype: dtype(i + j), seed: i as u64, ..of });
+        }
+    }
+    let both = MatmulCase { shape: [40, 48, 300], ..of };
+    for values in [
+        [V::NotFinite, V::Normal],
+        [V::Normal, V::NotFinite],
+        [V::MixedMagnitudes, V::Outliers],
+        [V::ConstantRows, V::AllEqual],
+        [V::PositiveMean, V::PositiveMean],
+    ] {
+        cases.push(MatmulCase { values, ..both });
+    }
+    let epilogue = MatmulCase { alpha: -0.25, bias: Some(DType::F32), activation: Activation::Silu, ..both };
+    cases.push(MatmulCase { c: Some((2.0, DType::F16)), ..epilogue });
+    for seed in 0..4 {
+        let grouped = MatmulCase { shape: [72, 40, 700], accumulate: (seed % 2 == 0).then_some(1.0), seed, ..of };
+        cases.push(grouped.k_grouped(5));
+        let aligned = MatmulStrides { gaps: [4, 20, 0], ..plain };
+        cases.push(MatmulCase { shape: [150, 170, 700], strides: aligned, ..grouped }.k_grouped(5));
+        let unaligned = MatmulStrides { gaps: [3, 5, 1], offset: 1, ..plain };
+        cases.push(MatmulCase { shape: [130, 66, 1000], strides: unaligned, ..grouped.exact() }.k_grouped(7));
+    }
+    // What is not finite stays in the parts that have a value of its block; and parts that are cut.
+    cases.push(MatmulCase { values: [V::NotFinite; 2], shape: [20, 24, 900], seed: 4, ..of }.k_grouped(6));
+    let not_finite = MatmulStrides { gaps: [12, 12, 0], ..plain };
+    cases.push(
+        MatmulCase { values: [V::NotFinite; 2], shape: [20, 24, 900], strides: not_finite, seed: 4, ..of }.k_grouped(6),
+    );
+    for k in [9000, 9008] {
+        cases.push(MatmulCase { shape: [40, 40, k], seed: 9, ..of }.k_grouped(3));
     }
     cases
 }

@@ -1,5 +1,6 @@
 //! `matmul`: its cases, and how one is run. Its oracle is that of `gemm`, on B as the weight.
 
+mod blocks;
 mod case;
 mod groups;
 mod run;

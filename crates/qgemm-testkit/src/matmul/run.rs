@@ -81,6 +81,8 @@ impl Stack {
 struct Stored {
     a: Stack,
     b: Stack,
+    /// Of A and of B, whose blocks may have some.
+    scales: [Operand; 2],
     c: Stack,
     bias: Operand,
     d: Stack,
@@ -97,7 +99,10 @@ impl Stored {
         let oriented =
             |by_rows: bool, [rows, columns]: [usize; 2]| if by_rows { [rows, columns] } else { [columns, rows] };
         let (a_shape, b_shape) = (oriented(case.layout.a_by_rows(), [m, k]), oriented(case.layout.b_by_rows(), [k, n]));
+        let blocks = k.div_ceil(FactorFormat::BLOCK);
+        let scales = |outer: usize, gap: usize| Operand::new(DType::F32, outer, blocks, gap, strides.offset);
         Self {
+            scales: [scales(m, a_gap), scales(n, b_gap)],
             a: stack(case.types[0], several(strides.one_a), a_shape, a_gap),
             b: stack(case.types[1], several(strides.one_b), b_shape, b_gap),
             c: stack(case.c.map_or(DType::F32, |(_, dtype)| dtype).into(), several(strides.one_c), [m, n], d_gap),
@@ -185,6 +190,10 @@ fn matmul(case: &MatmulCase, stored: &Stored) -> Matmul {
     if case.rows_grouped {
         matmul = matmul.rows_grouped(case.batch);
     }
+    if case.has_scales() {
+        let [a, b] = stored.scales.map(|scales| scales.row_stride() as u64);
+        matmul = matmul.a_scale_row_stride(a).b_scale_row_stride(b);
+    }
     if case.scales[0].is_some() {
         matmul = matmul.a_scaled();
     }
@@ -228,13 +237,14 @@ fn run_on(
     workspace: &mut Workspace,
 ) -> Result<Vec<u8>, Error> {
     let [m, n, _] = case.shape;
+    let blocks = case.blocks();
     let a = stored.a.encode(|product| match case.layout.a_by_rows() {
-        true => case.a(product),
+        true => blocks.as_ref().map_or_else(|| case.a(product), |[a, _]| a.codes.clone()),
         false => transposed(&case.a(product), m),
     });
     let b = stored.b.encode(|product| match case.layout.b_by_rows() {
         true => transposed(&case.b(product), n),
-        false => case.b(product),
+        false => blocks.as_ref().map_or_else(|| case.b(product), |[_, b]| b.codes.clone()),
     });
     let (a, b) = (ctx.upload(&a)?, ctx.upload(&b)?);
     let c = match case.c {
@@ -254,6 +264,11 @@ fn run_on(
     let [a_scale, b_scale] = case.scales.map(|scale| scale.map(|scale| ctx.upload(&[scale])).transpose());
     let (a_scale, b_scale) = (a_scale?, b_scale?);
     (args.a_scale, args.b_scale) = (a_scale.as_ref().map(Into::into), b_scale.as_ref().map(Into::into));
+    let scales = blocks.map(|[a, b]| [stored.scales[0].encode(&a.scales), stored.scales[1].encode(&b.scales)]);
+    let scales = scales.map(|[a, b]| Ok::<_, Error>([ctx.upload(&a)?, ctx.upload(&b)?])).transpose()?;
+    if let Some([a, b]) = &scales {
+        args = args.a_scale(a.slice(stored.scales[0].range())?).b_scale(b.slice(stored.scales[1].range())?);
+    }
     if let Some(offsets) = &offsets {
         args = args.offsets(offsets);
     }

@@ -22,8 +22,11 @@ pub(super) fn random_case(seed: u64) -> MatmulCase {
     let same = rng.random_ratio(3, 4);
     let a = pick(rng, &FactorFormat::ALL);
     let b = if same { a } else { pick(rng, &FactorFormat::ALL) };
+    // Scales of blocks are both factors'.
+    let (a, b) =
+        if a.has_scales() || b.has_scales() { (FactorFormat::E4M3Block, FactorFormat::E4M3Block) } else { (a, b) };
     let mut scale = |format: FactorFormat| {
-        let scaled = format.plain().is_none() && rng.random();
+        let scaled = format == FactorFormat::E4M3 && rng.random();
         scaled.then(|| pick(rng, &[2.0, -0.5, 0.3]))
     };
     let scales = [scale(a), scale(b)];
@@ -60,6 +63,10 @@ pub(super) fn random_case(seed: u64) -> MatmulCase {
         },
         slope: added == 0 && seed % 4 == 1,
         seed,
+    };
+    let case = match a.has_scales() {
+        true => MatmulCase { batch: 1, layout: MatmulLayout::Nt, ..case },
+        false => case,
     };
     let products = if rng.random_ratio(1, 6) { skewed(rng, 2 * MOST_BATCH) } else { 0 };
     match products {

@@ -102,9 +102,10 @@ impl Phase {
     }
 }
 
-/// The number by which the shader knows the format of a factor: that of the element type, and `E4M3` in `shaders/matmul.wgsl`.
+/// The number by which the shader knows the format of a factor: that of the element type, and `E4M3` and `E4M3_BLOCK` in
+/// `shaders/matmul.wgsl`.
 fn factor_code(format: FactorFormat) -> u32 {
-    format.plain().map_or(3, dtype_code)
+    format.plain().map_or(if format.has_scales() { 4 } else { 3 }, dtype_code)
 }
 
 /// The family.
@@ -147,7 +148,10 @@ impl Family<CheckedMatmul> for Matmul {
         let steps = if plan.splits > 1 {
             let first = plan.workspace.partials;
             let sums = first..first + partial_bytes(op, plan.splits) as usize;
-            let of_factors = |operand: &O| matches!(operand, O::A | O::B | O::Offsets);
+            let of_factors = |operand: &O| match operand {
+                O::AScale | O::BScale => op.has_block_scales(),
+                _ => matches!(operand, O::A | O::B | O::Offsets),
+            };
             let (factors, others): (Vec<O>, Vec<O>) = op.operands().into_iter().partition(of_factors);
             let adds = factors.into_iter().fold(step(Phase::Parts(plan.splits))?, |step, o| step.bind(o, o));
             let ends = others.into_iter().fold(step(Phase::Sum(plan.splits))?, |step, o| step.bind(o, o));
@@ -211,16 +215,27 @@ fn bytes_of<T>(
 }
 
 impl Part {
-    /// The bytes that it touches of A, B, C and D.
-    fn touches(&self, op: &CheckedMatmul) -> Option<[(MatmulOperand, Range<u64>); 4]> {
+    /// The bytes that it touches of A, B, C, D, and of what A and B are scaled by.
+    fn touches(&self, op: &CheckedMatmul) -> Option<[(MatmulOperand, Range<u64>); 6]> {
         use MatmulOperand as O;
         let Self { products, rows } = self;
         let c = op.c.as_ref().map_or(Some(0..0), |c| bytes_of(c, c.dtype.bytes(), products, rows, op.n))?;
+        const WIDTH: u64 = size_of::<f32>() as u64;
+        let scales = |scaled: bool, scale_row: u64, outer: &Range<usize>| match op.has_block_scales() {
+            true => {
+                let first = (outer.start as u64).checked_mul(scale_row)?;
+                let end = first.checked_add(op.scales_extent(outer.len(), scale_row)?)?;
+                Some(first.checked_mul(WIDTH)?..end.checked_mul(WIDTH)?)
+            }
+            false => Some(0..if scaled { WIDTH } else { 0 }),
+        };
         Some([
             (O::A, bytes_of(&op.a, op.a.dtype.bytes(), products, rows, op.k)?),
             (O::B, bytes_of(&op.b, op.b.dtype.bytes(), products, &(0..op.k), op.n)?),
             (O::C, c),
             (O::D, bytes_of(&op.d, op.d.dtype.bytes(), products, rows, op.n)?),
+            (O::AScale, scales(op.a_scaled, op.a_scale_row, rows)?),
+            (O::BScale, scales(op.b_scaled, op.b_scale_row, &(0..op.n))?),
         ])
     }
 
@@ -307,6 +322,11 @@ impl MatmulKernel {
             (FLAG_B_SCALE, op.b_scaled),
         ];
         let (products, rows) = (part.products.len(), part.rows.len());
+        // Of what has scales there is one matrix.
+        let [a_batch, b_batch] = match op.has_block_scales() {
+            true => [stride(rows, op.a_scale_row), stride(op.n, op.b_scale_row)],
+            false => [op.a.batch_stride, op.b.batch_stride].map(|apart| stride(products, apart)),
+        };
         // A stride of 1 says what is contiguous, also of what there is one of.
         let along = |count: usize, by: u64| if by == 1 { 1 } else { stride(count, by) };
         Params {
@@ -329,10 +349,10 @@ impl MatmulKernel {
                 | self.phase.packed(),
             a_row: along(rows, op.a.row_stride),
             a_col: along(op.k, op.a.col_stride),
-            a_batch: stride(products, op.a.batch_stride),
+            a_batch,
             b_row: along(op.k, op.b.row_stride),
             b_col: along(op.n, op.b.col_stride),
-            b_batch: stride(products, op.b.batch_stride),
+            b_batch,
             c_row: op.c.map_or(0, |c| stride(rows, c.row_stride)),
             c_batch: op.c.map_or(0, |c| stride(products, c.batch_stride)),
             d_row: stride(rows, op.d.row_stride),
@@ -372,11 +392,12 @@ impl MatmulKernel {
             Phase::Whole | Phase::Sum(_) => self.params(part),
         };
         let touches = part.touches(op).unwrap_or_else(|| unreachable!("parts were checked"));
-        let [of_a, of_b, of_c, of_d] = touches.map(|(operand, bytes)| {
+        let [of_a, of_b, of_c, of_d, of_a_scale, of_b_scale] = touches.map(|(operand, bytes)| {
             let width = match operand {
                 O::A => op.a.dtype.bytes(),
                 O::B => op.b.dtype.bytes(),
                 O::D => op.d.dtype.bytes(),
+                O::AScale | O::BScale => size_of::<f32>(),
                 _ => op.c.map_or(4, |c| c.dtype.bytes()),
             };
             let bytes = bytes.start as usize..bytes.end as usize;
@@ -385,6 +406,9 @@ impl MatmulKernel {
                     (0..partial_bytes(op, splits) as usize, size_of::<f32>())
                 }
                 (Phase::Parts(_), O::C) | (Phase::Sum(_), O::B) => (0..0, width),
+                // Factors of all act on sums, scales on what is added up.
+                (Phase::Parts(_), O::AScale | O::BScale) if !op.has_block_scales() => (0..0, width),
+                (Phase::Sum(_), O::AScale | O::BScale) if op.has_block_scales() => (0..0, width),
                 _ => (bytes, width),
             };
             Touched { what: operand.name(), view: operands.get(operand), bytes, width }
@@ -406,15 +430,10 @@ impl MatmulKernel {
             bytes: products,
             width: size_of::<u32>(),
         };
-        let of_scale = |scaled: bool, operand: O| {
-            let width = size_of::<f32>();
-            let bytes = if scaled && finishes { 0..width } else { 0..0 };
-            Touched { what: operand.name(), view: operands.get(operand), bytes, width }
-        };
         let (a, b, a_scale, b_scale, c, bias, offsets, d);
         let (a_scale_base, b_scale_base);
-        (a_scale, a_scale_base) = of_scale(op.a_scaled, O::AScale).bind(shared)?;
-        (b_scale, b_scale_base) = of_scale(op.b_scaled, O::BScale).bind(shared)?;
+        (a_scale, a_scale_base) = of_a_scale.bind(shared)?;
+        (b_scale, b_scale_base) = of_b_scale.bind(shared)?;
         // Fewer than lie between two places where a binding may begin.
         p.scale_bases = a_scale_base | b_scale_base << 16;
         (a, p.a_base) = of_a.bind(shared)?;
@@ -463,6 +482,8 @@ mod tests {
             b: dense(k, n).into(),
             a_scaled: false,
             b_scaled: false,
+            a_scale_row: 0,
+            b_scale_row: 0,
             d: dense(m, n),
             c: None,
             slope: false,

@@ -137,6 +137,8 @@ mod tests {
             b: dense.into(),
             a_scaled: false,
             b_scaled: false,
+            a_scale_row: 0,
+            b_scale_row: 0,
             d: dense,
             c: None,
             slope: false,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use qgemm_formats::float8::e4m3_to_f32;
-use qgemm_hal::BatchedDense;
+use qgemm_hal::{BatchedDense, FactorFormat};
 
 use crate::operand::Input;
 use crate::ordered::Ordered;
@@ -13,6 +13,7 @@ use crate::simd::Simd;
 pub enum Factor<'a> {
     Plain(Input<'a>),
     E4M3(Codes<'a>),
+    Blocks(Blocks<'a>),
 }
 
 /// A matrix of E4M3 codes, within whose bytes every element was found to lie.
@@ -33,12 +34,49 @@ impl<'a> Codes<'a> {
     }
 }
 
+/// Rows of A, or columns of B, whose codes are neighbours along K, and of whose blocks each has a scale.
+pub struct Blocks<'a> {
+    codes: &'a [u8],
+    code_row: usize,
+    /// f32 each, in the order of bytes that files have.
+    scales: &'a [u8],
+    scale_row: usize,
+    of_a: bool,
+}
+
+impl<'a> Blocks<'a> {
+    /// Rows of A.
+    pub fn of_a<T>(codes: &'a [u8], layout: &BatchedDense<T>, scales: &'a [u8], scale_row: u64) -> Self {
+        Self { codes, code_row: layout.row_stride as usize, scales, scale_row: scale_row as usize, of_a: true }
+    }
+
+    /// Columns of B.
+    pub fn of_b<T>(codes: &'a [u8], layout: &BatchedDense<T>, scales: &'a [u8], scale_row: u64) -> Self {
+        Self { codes, code_row: layout.col_stride as usize, scales, scale_row: scale_row as usize, of_a: false }
+    }
+
+    /// Numbers of row, or column, `outer` from `first` on, rounded to f32.
+    fn along(&self, outer: usize, first: usize, out: &mut [f32]) {
+        let codes = &self.codes[outer * self.code_row + first..][..out.len()];
+        let scales = self.scales.as_chunks::<4>().0;
+        let mut at = 0;
+        while at < out.len() {
+            let block = (first + at) / FactorFormat::BLOCK;
+            let end = ((block + 1) * FactorFormat::BLOCK - first).min(out.len());
+            let scale = f32::from_le_bytes(scales[outer * self.scale_row + block]);
+            out[at..end].iter_mut().zip(&codes[at..end]).for_each(|(out, &code)| *out = e4m3_to_f32(code) * scale);
+            at = end;
+        }
+    }
+}
+
 impl Factor<'_> {
     /// Whether elements of a row are neighbours.
     pub fn is_row_major(&self) -> bool {
         match self {
             Factor::Plain(input) => input.layout().col_stride == 1,
             Factor::E4M3(codes) => codes.col_stride == 1,
+            Factor::Blocks(blocks) => blocks.of_a,
         }
     }
 
@@ -47,6 +85,7 @@ impl Factor<'_> {
         match self {
             Factor::Plain(input) => Ordered::rows_at_once(input.layout()),
             Factor::E4M3(_) if self.is_row_major() => 1,
+            Factor::Blocks(_) => 1,
             Factor::E4M3(_) => Ordered::MOST_ROWS,
         }
     }
@@ -59,6 +98,11 @@ impl Factor<'_> {
             Factor::E4M3(codes) if self.is_row_major() => {
                 for (row, out) in rows.zip(out.chunks_exact_mut(columns)) {
                     out.iter_mut().zip(k.clone()).for_each(|(out, k)| *out = codes.value(row, k));
+                }
+            }
+            Factor::Blocks(blocks) => {
+                for (row, out) in rows.zip(out.chunks_exact_mut(columns)) {
+                    blocks.along(row, k.start, &mut out[..k.len()]);
                 }
             }
             Factor::E4M3(codes) => {
@@ -78,6 +122,7 @@ impl Factor<'_> {
             Factor::E4M3(codes) => {
                 out.iter_mut().zip(first..).for_each(|(out, column)| *out = codes.value(row, column))
             }
+            Factor::Blocks(blocks) => blocks.along(row, first, out),
         }
     }
 
@@ -86,6 +131,7 @@ impl Factor<'_> {
         match self {
             Factor::Plain(input) => input.down(simd, row, column, out),
             Factor::E4M3(codes) => out.iter_mut().zip(row..).for_each(|(out, row)| *out = codes.value(row, column)),
+            Factor::Blocks(blocks) => blocks.along(column, row, out),
         }
     }
 }

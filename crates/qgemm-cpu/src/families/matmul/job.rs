@@ -10,7 +10,7 @@ use qgemm_hal::{
 use rayon::prelude::*;
 
 use super::cut::{Cut, Tile};
-use super::factor::{Codes, Factor};
+use super::factor::{Blocks, Codes, Factor};
 use super::slope::slope;
 use crate::arena;
 use crate::operand::{Input, OutputBatch, absent, host_bytes};
@@ -32,6 +32,8 @@ pub struct Job<'a> {
     b: Batch<'a, FactorFormat>,
     /// The factor of the product, with those of all of A and of B.
     alpha: f32,
+    /// Scales of blocks of A and of B, where they have some.
+    scales: Option<[&'a [u8]; 2]>,
     c: Option<Batch<'a, DType>>,
     bias: Option<(&'a [u8], DType)>,
     /// Where parts of K, or groups of rows, begin, and the last one ends, where products have one each.
@@ -87,7 +89,7 @@ impl<'a, T: Copy> Batch<'a, T> {
 }
 
 impl<'a> Batch<'a, FactorFormat> {
-    /// The factor of a product.
+    /// The factor of a product, of plain numbers or codes without scales of blocks.
     fn of(&self, product: usize) -> Factor<'a> {
         match self.layout.dtype.plain() {
             Some(dtype) => Factor::Plain(self.input(product, dtype)),
@@ -122,6 +124,17 @@ impl<'a> Job<'a> {
                 alpha *= f32::from_le_bytes(*scale);
             }
         }
+        let mut scales_of = |operand: O, outer: usize, scale_row: u64| {
+            let what = operand.name();
+            let len = op.scales_extent(outer, scale_row).and_then(|len| len.checked_mul(size_of::<f32>() as u64));
+            let end = len.and_then(|len| usize::try_from(len).ok()).unwrap_or(usize::MAX);
+            let all = host_bytes(operands.take(operand).ok_or(absent(what, end))?, what)?;
+            all.get(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len: all.len() })
+        };
+        let scales = match op.has_block_scales() {
+            true => Some([scales_of(O::AScale, m, op.a_scale_row)?, scales_of(O::BScale, n, op.b_scale_row)?]),
+            false => None,
+        };
         let c = match op.c {
             Some(c) => Some(Batch::new(operands.take(O::C), c, c.dtype.bytes(), batch, [m, n], O::C)?),
             None => None,
@@ -149,7 +162,7 @@ impl<'a> Job<'a> {
         // Products that share rows write to one matrix.
         let outputs = if op.rows_grouped { 1 } else { batch };
         let d = OutputBatch::new(d, dense(&op.d, op.d.dtype), [m, n], outputs, op.d.batch_stride, O::D.name())?;
-        Ok(Self { op, cut, simd, a, b, alpha, c, bias, offsets, d })
+        Ok(Self { op, cut, simd, a, b, alpha, scales, c, bias, offsets, d })
     }
 
     /// Computes everything.
@@ -204,6 +217,14 @@ impl<'a> Job<'a> {
         first..at(product + 1).max(first)
     }
 
+    /// The factors of a product.
+    fn factors(&self, product: usize) -> (Factor<'a>, Factor<'a>) {
+        let (a, b) = (&self.a, &self.b);
+        let Some([of_a, of_b]) = self.scales else { return (a.of(product), b.of(product)) };
+        let a = Blocks::of_a(a.bytes_of(product), &a.layout, of_a, self.op.a_scale_row);
+        (Factor::Blocks(a), Factor::Blocks(Blocks::of_b(b.bytes_of(product), &b.layout, of_b, self.op.b_scale_row)))
+    }
+
     /// Computes the parts of K of every tile, then adds them up: the neighbours of every pair, then those of pairs, and so on.
     fn in_parts(&self) {
         let (tiles, parts) = (self.cut.tiles(), self.cut.parts);
@@ -234,7 +255,7 @@ impl<'a> Job<'a> {
         if k.is_empty() {
             return;
         }
-        let (a, b) = (self.a.of(tile.product), self.b.of(tile.product));
+        let (a, b) = self.factors(tile.product);
         let rows = tile.rows.len();
         let chunk = CHUNK.min(k.len().next_multiple_of(STEP));
         arena::with_tile(rows * chunk + BLOCK_ROWS * STEP, |scratch| {

@@ -9,7 +9,7 @@
 #include "atoms/tma_batch.cuh"
 #include "atoms/warp.cuh"
 #include "atoms/wgmma_shared.cuh"
-#include "sched/matmul_tile.cuh"
+#include "mainloop/sm90/matmul_items.cuh"
 
 constexpr u32 BOX = 64, BOX_BYTES = BOX * BOX * 2;
 constexpr u32 K_STEPS = QG_TILE_K / 16;
@@ -18,20 +18,6 @@ constexpr u32 CONSUMERS = WARPGROUPS * 128;
 constexpr u32 ACCUMULATORS = QG_TILE_N / 2;
 static_assert(QG_TILE_K == BOX, "a row of a box is the swizzle's 128 bytes");
 static_assert(QG_THREADS == CONSUMERS + 128, "a warpgroup of producers");
-
-// A batch of matrices as TMA sees it.
-struct alignas(64) BatchMap {
-    u64 word[16];
-};
-
-struct TmaMatmulParams {
-    MatmulParams matmul;
-    // Tiles of all products, and these times the parts of their K.
-    u32 all_tiles, work;
-    // 1 where each product has a matrix of its own, 0 where all share one.
-    u32 a_per_product, b_per_product;
-    BatchMap a_map, b_map;
-};
 
 struct MatmulStage {
     alignas(1024) u8 a[QG_TILE_M / BOX * BOX_BYTES];
@@ -56,15 +42,6 @@ struct MatmulRing {
     QG_DEVICE void release(MatmulRing& ring, u32 stage, u32 lane) {
         warp_barrier();
         if (lane == 0) mbarrier_arrive(&ring.empty[stage]);
-    }
-};
-
-// A position in the ring; the parity says how often it has wrapped, modulo 2.
-struct RingPosition {
-    u32 stage, parity;
-
-    QG_DEVICE void next(RingPosition& at) {
-        if (++at.stage == QG_STAGES) at.stage = 0, at.parity ^= 1;
     }
 };
 

@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
-use qgemm_hal::abi::{self, MatmulPointers, MatmulShape, MatmulTiles, MatmulTypes, activation_code, dtype_code};
+use qgemm_hal::abi::{
+    self, MatmulPointers, MatmulScales, MatmulShape, MatmulTiles, MatmulTypes, activation_code, dtype_code,
+};
 use qgemm_hal::{
     CheckedMatmul, Device, DeviceInfo, FactorFormat, Family, Geometry, HalError, KernelId, LaunchSequence, Math,
     MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec, Name, Operand, Operands, Operation, Spec,
@@ -21,7 +23,7 @@ use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::{constant_line, macro_line};
 use templates::{
     BF16X3, BF16X3_SMALL, CP_ASYNC_ROWS, OF_E4M3, SIMT, SIMT_ROWS, SIMT_SMALL, TF32, TF32_SMALL, TWO_STAGE_ROWS,
-    Template, factor_code, has_instructions, of_instructions,
+    Template, factor_code, has_instructions, of_blocks, of_instructions,
 };
 use tma::MappedMatmul;
 
@@ -57,6 +59,7 @@ fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
     macro_line(&mut prelude, "QG_ELEMENT_BYTES", &spec.a.bytes().to_string());
+    macro_line(&mut prelude, "QG_BLOCK_SCALED", if spec.a.has_scales() { "1" } else { "0" });
     let mut constants = vec![
         ("QG_TILE_M", template.m),
         ("QG_TILE_N", template.n),
@@ -64,8 +67,8 @@ fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec
         ("QG_THREADS", template.threads),
         ("QG_CTAS_PER_SM", template.ctas),
         ("QG_SHARED_BYTES", template.shared_bytes()),
-        ("QG_MAY_GROUP_K", template.may_group_k(spec.layout).into()),
-        ("QG_MAY_SCALE", (spec.a.plain().is_none() || spec.b.plain().is_none()).into()),
+        ("QG_MAY_GROUP_K", template.may_group_k(&spec).into()),
+        ("QG_MAY_SCALE", [spec.a, spec.b].contains(&FactorFormat::E4M3).into()),
     ];
     match template.math {
         Math::FmaF32 => constants.extend([("QG_A_DTYPE", factor_code(spec.a)), ("QG_B_DTYPE", factor_code(spec.b))]),
@@ -102,6 +105,7 @@ fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
     let mut all = Vec::new();
     for template in [SIMT, SIMT_SMALL] {
         let types = FactorFormat::ALL.into_iter().flat_map(|a| FactorFormat::ALL.map(|b| (a, b)));
+        let types = types.filter(|(a, b)| !a.has_scales() && !b.has_scales());
         // Factors of two types are rare: one tile is enough for them.
         for (a, b) in types.filter(|(a, b)| a == b || template == SIMT_SMALL) {
             all.push((template, spec_of(&template, a, b, MatmulLayout::Any)));
@@ -114,6 +118,10 @@ fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
     for template in OF_E4M3.iter().map(|template| template.on(variant)).filter(|_| variant >= Variant::Sm75) {
         let of = |layout| (template, spec_of(&template, FactorFormat::E4M3, FactorFormat::E4M3, layout));
         all.extend(MatmulLayout::ALL.map(of));
+    }
+    // Codes lie along K.
+    for template in of_blocks(variant, true).iter().map(|template| template.on(variant)) {
+        all.push((template, spec_of(&template, FactorFormat::E4M3Block, FactorFormat::E4M3Block, MatmulLayout::Nt)));
     }
     for dtype in DType::ALL.into_iter().filter(|&dtype| has_instructions(dtype, variant)) {
         let aligned = if variant >= Variant::Sm80 { &[true, false][..] } else { &[true] };
@@ -218,6 +226,25 @@ impl Params for MatmulParams {
     }
 }
 
+/// The same of factors whose blocks have scales (`QG_BLOCK_SCALED`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct BlockScaledParams {
+    of_all: MatmulParams,
+    scales: MatmulScales,
+}
+
+/// Where the scales of `op` lie, whose blocks have some.
+fn scales(op: &CheckedMatmul) -> MatmulScales {
+    MatmulScales { a_row: op.a_scale_row, b_row: op.b_scale_row }
+}
+
+impl Params for BlockScaledParams {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        Ok(LaunchParams::of(&Self { of_all: self.of_all.at(operands, at)?, ..*self }))
+    }
+}
+
 /// Tiles along M and N, and of all products.
 fn tiles(op: &CheckedMatmul, template: &Template) -> (u32, u32, u64) {
     let (along_m, along_n) = ((op.m as u32).div_ceil(template.m), (op.n as u32).div_ceil(template.n));
@@ -301,6 +328,7 @@ pub fn matmul_sequence(
     let geometry = Geometry { grid, threads: template.threads, shared_bytes: template.shared_bytes() };
     let params = params(op, &template, plan);
     let params: Arc<dyn Params> = match template.stays() {
+        false if op.has_block_scales() => Arc::new(BlockScaledParams { of_all: params, scales: scales(op) }),
         true => Arc::new(MappedMatmul::new(params, op, &template, [all_tiles as u32, work])),
         false => Arc::new(params),
     };
@@ -341,9 +369,14 @@ impl Family<CheckedMatmul> for Matmul {
             F32 if variant >= Variant::Sm80 => of_f32,
             FactorFormat::Plain(dtype) if has_instructions(dtype, variant) => of_instructions(variant, aligned),
             FactorFormat::E4M3 if variant >= Variant::Sm75 => OF_E4M3,
+            FactorFormat::E4M3Block => of_blocks(variant, aligned),
             _ => &[],
         };
-        let simt = if a == b { &[SIMT, SIMT_SMALL][..] } else { &[SIMT_SMALL] };
+        let simt = match (a == b, a.has_scales()) {
+            (_, true) => &[],
+            (true, false) => &[SIMT, SIMT_SMALL][..],
+            (false, false) => &[SIMT_SMALL],
+        };
         let templates: Vec<Template> = match op.rows_grouped {
             true => of_rows(op, variant)?,
             false => of_instructions.iter().chain(simt).copied().collect(),
@@ -351,7 +384,7 @@ impl Family<CheckedMatmul> for Matmul {
         let templates = templates.into_iter().map(|template| template.on(variant));
         let fitting = templates
             .filter(|template| template.shared_bytes() <= info.shared_bytes && tiles(op, template).2 <= MOST_TILES)
-            .filter(|template| !op.k_grouped || template.may_group_k(spec_of(template, a, b, op.layout()).layout))
+            .filter(|template| !op.k_grouped || template.may_group_k(&spec_of(template, a, b, op.layout())))
             .filter(|template| !template.stays() || (tma::takes(op) && tiles(op, template).2 <= MOST_TILES_OF_WORK));
         let config = |template: Template| MatmulConfig {
             kernel: id(spec_of(&template, a, b, op.layout()), variant),

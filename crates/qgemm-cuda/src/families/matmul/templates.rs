@@ -2,7 +2,7 @@
 
 use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
-use qgemm_hal::{FactorFormat, Math, MatmulLayout, Variant};
+use qgemm_hal::{FactorFormat, Math, MatmulLayout, MatmulSpec, Variant};
 
 /// Outputs that a thread stores together (`RUN` in `epilogue/operands.cuh`).
 const RUN: u32 = 8;
@@ -88,6 +88,20 @@ const WGMMA: Template = Template {
 const WGMMA_MIDDLE: Template = Template { n: 128, stages: 6, efficiency: 700, ..WGMMA };
 const WGMMA_SMALL: Template = Template { m: 64, n: 128, threads: 256, stages: 8, efficiency: 500, ..WGMMA };
 
+/// The same on codes with scales of blocks, each of which is a stage. One warp of producers copies codes, the others scales.
+const WGMMA_FP8: Template = Template {
+    main_loop: "sm90_fp8_wgmma_ws",
+    entry: "entry/sm90_matmul_fp8_wgmma_ws.cu",
+    symbol: "qg_sm90_matmul_fp8_wgmma_ws",
+    math: Math::TensorFp8,
+    n: 128,
+    k: 128,
+    stages: 6,
+    efficiency: 450,
+    ..WGMMA
+};
+const WGMMA_FP8_SMALL: Template = Template { m: 64, threads: 256, stages: 8, efficiency: 300, ..WGMMA_FP8 };
+
 const TWO_STAGE: Template = Template {
     main_loop: "sm75_two_stage",
     entry: "entry/sm75_matmul_two_stage.cu",
@@ -103,6 +117,22 @@ const TWO_STAGE_SMALL: Template =
 
 /// Factors in E4M3, which f16 holds exactly.
 pub(super) const OF_E4M3: &[Template] = &[TWO_STAGE, TWO_STAGE_SMALL];
+
+/// The same with scales of blocks, whose sums stand beside those of all.
+const BLOCKS: &[Template] = &[TWO_STAGE, BLOCKS_SMALL];
+const BLOCKS_SMALL: Template = Template { ctas: 3, ..TWO_STAGE_SMALL };
+
+/// The same on instructions that multiply codes: rows begin at multiples of 16 bytes.
+const FP8: Template = Template {
+    main_loop: "sm89_cp_async_fp8",
+    math: Math::TensorFp8,
+    k: 64,
+    // Sums of a block stand beside those of all.
+    ctas: 1,
+    efficiency: 500,
+    ..CP_ASYNC
+};
+const FP8_SMALL: Template = Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 3, efficiency: 350, ..FP8 };
 
 /// Factors in f32, as two bf16 each.
 pub(super) const BF16X3: Template =
@@ -132,11 +162,12 @@ impl Template {
         }
     }
 
-    /// Whether kernels may have parts of K for each product: these begin anywhere, which leaves rows aligned where K is not along them.
-    /// Large tiles have no registers for it, but for those that TMA fills.
-    pub fn may_group_k(&self, layout: MatmulLayout) -> bool {
-        match layout {
+    /// Whether kernels of `spec` may have parts of K for each product: these begin anywhere, which leaves rows aligned where K is not along
+    /// them, or with whole blocks where those have scales. Large tiles have no registers for it, but for those that TMA fills.
+    pub fn may_group_k(&self, spec: &MatmulSpec) -> bool {
+        match spec.layout {
             _ if self.groups_rows => false,
+            MatmulLayout::Nt => spec.a.has_scales(),
             MatmulLayout::Any | MatmulLayout::Tn => self.m * self.n < 128 * 128 || self.stays(),
             _ => false,
         }
@@ -153,7 +184,7 @@ impl Template {
 
     /// Whether CTAs stay and take work items in turn, which TMA brings. Others take one each.
     pub fn stays(&self) -> bool {
-        self.main_loop == WGMMA.main_loop
+        [WGMMA.main_loop, WGMMA_FP8.main_loop].contains(&self.main_loop)
     }
 
     /// `sizeof(SharedStorage)`, which the kernels assert.
@@ -162,7 +193,12 @@ impl Template {
             // Pitches are padded by four words.
             Math::FmaF32 => (self.stages * self.k * (self.m + 4 + self.n + 4) * 4, 16),
             _ if self.stays() => {
-                let stages = self.stages * (self.m + self.n) * self.k * 2;
+                let of_outer = match self.math {
+                    // Codes of a block, and their scale.
+                    Math::TensorFp8 => self.k + 4,
+                    _ => self.k * 2,
+                };
+                let stages = self.stages * (self.m + self.n) * of_outer;
                 let barriers = self.stages * 2 * 8;
                 // Of each consumer warp: 16 rows of 32 columns and their padding.
                 let staging = (self.threads - 128) / 32 * 16 * (32 + 8) * 4;
@@ -175,6 +211,7 @@ impl Template {
                     Math::TensorTf32 => self.stages * (self.m + self.n) * (self.k + 4) * 4,
                     // Two halves of 16 bits.
                     Math::TensorBf16x3 => self.stages * (self.m + self.n) * self.k * 4,
+                    Math::TensorFp8 => self.stages * (self.m + self.n) * self.k,
                     _ => self.stages * (self.m + self.n) * self.k * 2,
                 };
                 let staging = self.threads / 32 * 16 * (self.n / self.warps[1] + RUN) * 4;
@@ -206,7 +243,18 @@ pub(super) fn of_instructions(variant: Variant, aligned: bool) -> &'static [Temp
     }
 }
 
-/// The number by which kernels know the format of a factor: that of the element type, and `FACTOR_E4M3` in `mainloop/e4m3_factor.cuh`.
+/// The kernels on chips of `variant` for factors whose blocks have scales, and whose rows are aligned, or not. Every kernel takes aligned ones.
+pub(super) fn of_blocks(variant: Variant, aligned: bool) -> &'static [Template] {
+    match variant {
+        Variant::Sm70 => &[SIMT, SIMT_SMALL],
+        Variant::Sm90 if aligned => &[WGMMA_FP8, WGMMA_FP8_SMALL, TWO_STAGE, BLOCKS_SMALL],
+        Variant::Sm89 | Variant::Sm120 if aligned => &[FP8, FP8_SMALL, TWO_STAGE, BLOCKS_SMALL],
+        _ => BLOCKS,
+    }
+}
+
+/// The number by which kernels know the format of a factor: that of the element type, and `FACTOR_E4M3` and
+/// `FACTOR_E4M3_BLOCK` in `mainloop/e4m3_factor.cuh`.
 pub(super) fn factor_code(format: FactorFormat) -> u32 {
-    format.plain().map_or(3, dtype_code)
+    format.plain().map_or(if format.has_scales() { 4 } else { 3 }, dtype_code)
 }

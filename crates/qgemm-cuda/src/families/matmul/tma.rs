@@ -1,17 +1,17 @@
-//! Factors as TMA reads them: `TmaMatmulParams` in `mainloop/sm90/matmul_wgmma.cuh`.
+//! Factors as TMA reads them: `TmaMatmulParams` in `mainloop/sm90/matmul_items.cuh`.
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_formats::DType;
+use qgemm_hal::abi::MatmulScales;
 use qgemm_hal::{BatchedDense, CheckedMatmul, FactorFormat, HalError, Operands};
 
-use super::MatmulParams;
 use super::templates::Template;
+use super::{MatmulParams, scales};
 use crate::families::kernel_launch::{Params, Places};
 use crate::families::launch_params::LaunchParams;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
-/// Values along the contiguous dimension of a box: the swizzle's 128 bytes.
-const BOX: u32 = 64;
+/// Bytes along the contiguous dimension of a box: the swizzle's.
+const BOX_BYTES: u32 = 128;
 /// Most bytes from a row or a matrix to the next (`cuTensorMapEncodeTiled`).
 const MOST_STRIDE_BYTES: u64 = (1 << 40) - 16;
 
@@ -25,11 +25,11 @@ pub(super) fn takes(op: &CheckedMatmul) -> bool {
     op.k > 0 && sizes.iter().all(|&size| i32::try_from(size).is_ok()) && fits(&op.a) && fits(&op.b)
 }
 
-/// A factor: its matrices of `outer` by `k`, boxes of `tile` by 64.
+/// A factor: its matrices of `outer` by `k`, boxes of `tile` by [`BOX_BYTES`].
 #[derive(Clone, Copy, Debug)]
 struct Factor {
     dense: BatchedDense<FactorFormat>,
-    dtype: DType,
+    element: MapElement,
     along_k: bool,
     outer: u64,
     k: u64,
@@ -40,9 +40,10 @@ struct Factor {
 impl Factor {
     /// Its map, where it begins at `address`.
     fn map(&self, address: u64) -> TileMap {
-        let Self { dense, dtype, along_k, outer, k, batch, tile } = *self;
-        let bytes = |elements: u64| elements * dtype.bytes() as u64;
-        let (size, tile) = if along_k { ([k, outer], [BOX, tile]) } else { ([outer, k], [BOX, BOX]) };
+        let Self { dense, element, along_k, outer, k, batch, tile } = *self;
+        let bytes = |elements: u64| elements * element.bytes() as u64;
+        let edge = BOX_BYTES / element.bytes() as u32;
+        let (size, tile) = if along_k { ([k, outer], [edge, tile]) } else { ([outer, k], [edge, edge]) };
         // What lies behind a single row or matrix is never read, whatever the stride says.
         let stride =
             |count: u64, stride: u64| if count > 1 { bytes(stride) } else { bytes(size[0]).next_multiple_of(16) };
@@ -51,7 +52,7 @@ impl Factor {
             true => [batch, bytes(dense.batch_stride)],
             false => [1, stride(1, 0)],
         };
-        let one = TileMap::matrix(address, MapElement::Number(dtype), size, row_bytes, tile);
+        let one = TileMap::matrix(address, element, size, row_bytes, tile);
         let [columns, rows, ..] = one.size;
         TileMap { dimensions: 3, size: [columns, rows, count, 1, 1], strides: [row_bytes, matrix_bytes, 0, 0], ..one }
     }
@@ -70,9 +71,11 @@ pub(super) struct MappedMatmul {
     work: [u32; 2],
     a: Factor,
     b: Factor,
+    /// Where scales of blocks lie, where those have some.
+    scales: Option<MatmulScales>,
 }
 
-/// `TmaMatmulParams` in `mainloop/sm90/matmul_wgmma.cuh`.
+/// `TmaMatmulParams` in `mainloop/sm90/matmul_items.cuh`.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct TmaMatmulParams {
@@ -83,29 +86,42 @@ struct TmaMatmulParams {
     maps: [EncodedMap; 2],
 }
 
+/// The same of factors whose blocks have scales (`QG_BLOCK_SCALED`).
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct BlockScaledTmaParams {
+    matmul: MatmulParams,
+    scales: MatmulScales,
+    work: [u32; 2],
+    per_product: [u32; 2],
+    maps: [EncodedMap; 2],
+}
+
 impl MappedMatmul {
     pub(super) fn new(matmul: MatmulParams, op: &CheckedMatmul, template: &Template, work: [u32; 2]) -> Self {
         let (k, batch) = (op.k as u64, op.batch as u64);
         let factor = |dense: BatchedDense<FactorFormat>, along_k: bool, outer: usize, tile: u32| {
-            let dtype = template.multiplied(dense.dtype);
-            Factor { dense, dtype, along_k, outer: outer as u64, k, batch, tile }
+            let element = match dense.dtype.has_scales() {
+                true => MapElement::Byte,
+                false => MapElement::Number(template.multiplied(dense.dtype)),
+            };
+            Factor { dense, element, along_k, outer: outer as u64, k, batch, tile }
         };
         let a = factor(op.a, op.a.is_row_major(), op.m, template.m);
-        let b = factor(op.b, !op.b.is_row_major(), op.n, template.n);
-        Self { matmul, work, a, b }
+        let b = factor(op.b, op.has_block_scales() || !op.b.is_row_major(), op.n, template.n);
+        Self { matmul, work, a, b, scales: op.has_block_scales().then(|| scales(op)) }
     }
 }
 
 impl Params for MappedMatmul {
     fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
-        let Self { matmul, work, a, b } = self;
-        let matmul = matmul.at(operands, at)?;
-        Ok(LaunchParams::of(&TmaMatmulParams {
-            matmul,
-            work: *work,
-            per_product: [a.per_product().into(), b.per_product().into()],
-            padding: [0; 2],
-            maps: [(at.encode)(&a.map(matmul.at.a))?, (at.encode)(&b.map(matmul.at.b))?],
-        }))
+        let Self { matmul, work, a, b, scales } = self;
+        let (matmul, work) = (matmul.at(operands, at)?, *work);
+        let per_product = [a.per_product().into(), b.per_product().into()];
+        let maps = [(at.encode)(&a.map(matmul.at.a))?, (at.encode)(&b.map(matmul.at.b))?];
+        Ok(match *scales {
+            Some(scales) => LaunchParams::of(&BlockScaledTmaParams { matmul, scales, work, per_product, maps }),
+            None => LaunchParams::of(&TmaMatmulParams { matmul, work, per_product, padding: [0; 2], maps }),
+        })
     }
 }
