@@ -160,7 +160,8 @@ fn codes(
             return refuse("multiplies codes with a scale a token where these lie one behind the other");
         }
         (XCode::Int8, None) => XFormat::Int8Token,
-        _ => return refuse("multiplies no codes but integers"),
+        (XCode::E4M3, _) => op.x.format,
+        _ => return refuse("multiplies no codes but integers and E4M3"),
     };
     if op.k_order {
         return refuse("multiplies no codes of a weight whose columns are permuted");
@@ -213,7 +214,9 @@ impl Family<CheckedGemm> for Gemm {
                     (Ok(staged), Ok(direct)) => Ok(direct.into_iter().chain(staged).collect()),
                     (staged, direct) => direct.or(staged),
                 },
-                XCode::E4M3 | XCode::E2M1 => multiplying_codes(op, variant, info),
+                XCode::E4M3 => multiplying_codes(op, variant, info)
+                    .or_else(|refused| codes(op, planes, variant, info).map_err(|_| refused)),
+                XCode::E2M1 => multiplying_codes(op, variant, info),
             };
         }
         let x = op.plain_x()?;

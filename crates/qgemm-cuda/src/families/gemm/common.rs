@@ -16,6 +16,8 @@ pub(super) const PARKED: u32 = 32 + 2 * 16;
 pub(super) const SUM_PADDING: u32 = 4;
 /// Columns of X in a k-block: what a stage of a ring holds, or several of.
 pub(crate) const K_BLOCK: u32 = 64;
+/// Columns of a stage of codes, which share a scale of X (`STAGE_K`).
+pub(super) const STAGE_K: u32 = 128;
 /// Tiles of so many tokens that pass through a warp's shared memory together on their way to D, where there is room
 /// (`QG_STAGED`).
 pub(super) const STAGED: u32 = 2;

@@ -16,13 +16,12 @@ use qgemm_hal::{
 use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::{constant_line, macro_line};
+use super::common::STAGE_K;
 use super::params::{Cut, GemmParams, params};
 use crate::source;
 use crate::spec::KernelSpec;
 use crate::tensor_map::TileMap;
 
-/// Columns of a stage, which share a scale (`STAGE_K`).
-pub(super) const STAGE_K: u32 = 128;
 /// Columns that share a power of two.
 const POWER_K: u32 = 32;
 /// Rows that share a record of scales.

@@ -57,6 +57,8 @@ pub(crate) enum XAccess {
     Tma,
     /// In codes and scales: the kernel's parameter ends with the places of X's planes.
     Planes,
+    /// The same, codes by TMA: tensor maps of them follow.
+    TmaOfPlanes,
 }
 
 /// Most CTAs along the grid's y axis (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
@@ -75,6 +77,8 @@ pub(crate) struct Instance {
     pub types: Types,
     pub tile_m: u32,
     pub tile_n: u32,
+    /// Columns of a k-tile of the schedule: whole packed ones.
+    pub tile_k: u32,
     pub threads: u32,
     /// Threads that hold the accumulators of a tile in the end.
     pub consumers: u32,
@@ -118,6 +122,7 @@ impl Instance {
             types: types.clone(),
             tile_m,
             tile_n,
+            tile_k: types.tile_k(),
             threads,
             consumers: threads,
             ctas_per_sm: 1,
@@ -166,7 +171,7 @@ impl Instance {
             math: self.math,
             tile_n: self.tile_n,
             tile_m: self.tile_m,
-            tile_k: self.types.tile_k(),
+            tile_k: self.tile_k,
             threads: self.threads,
             ctas_per_unit: self.ctas_per_sm,
             cluster: 1,

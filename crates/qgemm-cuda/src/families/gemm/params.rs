@@ -7,7 +7,7 @@ use qgemm_hal::{CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, Operands,
 
 use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
-use super::common::K_BLOCK;
+use super::common::{K_BLOCK, STAGE_K};
 use super::instance::{Instance, XAccess};
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
@@ -41,6 +41,17 @@ struct PlaneParams {
     x: XPlanePointers,
 }
 
+const PLANE_PADDING: usize = (size_of::<PlaneParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<PlaneParams>()) / 8;
+
+/// `W4A8Params` in `mainloop/sm90/w4a8_pipeline.cuh`: the same with maps of X's codes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct MappedPlaneParams {
+    planes: PlaneParams,
+    padding: [u64; PLANE_PADDING],
+    x_maps: [EncodedMap; 2],
+}
+
 /// Everything but the addresses.
 #[derive(Debug)]
 pub(super) struct GemmLaunch {
@@ -49,7 +60,7 @@ pub(super) struct GemmLaunch {
     second_bias: u64,
     tile_m: u32,
     x_dtype: DType,
-    takes_x_map: bool,
+    x_access: XAccess,
     /// Of a quantized X: its planes, and where they lie.
     planes: Option<(XParts, XPlanePointers)>,
     residual_in_d: bool,
@@ -64,7 +75,7 @@ impl GemmLaunch {
             second_bias: op.bias.filter(|_| op.gated).map_or(0, |dtype| op.out_features * dtype.bytes()) as u64,
             tile_m: plan.config.tile_m,
             x_dtype: x.dtype,
-            takes_x_map: instance.main_loop.x_access == XAccess::Tma,
+            x_access: instance.main_loop.x_access,
             planes: op.x.planes.map(|planes| (planes.parts, plane_pointers(&planes))),
             residual_in_d: op.residual_in_d,
         }
@@ -77,6 +88,21 @@ impl GemmLaunch {
         let row_bytes = at.x_row * self.x_dtype.bytes() as u64;
         let size = [shape.k.into(), shape.m.into()];
         in_place.then(|| TileMap::matrix(at.x, MapElement::Number(self.x_dtype), size, row_bytes, [K_BLOCK, tokens]))
+    }
+
+    /// The parameter of a kernel that reads X's codes by TMA.
+    fn with_code_maps(&self, planes: PlaneParams, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+        let GemmParams { shape, at, .. } = &planes.gemm;
+        let map = |tokens| {
+            let size = [shape.k.into(), shape.m.into()];
+            (places.encode)(&TileMap::matrix(at.x, MapElement::Byte, size, at.x_row, [STAGE_K, tokens]))
+        };
+        let tail = match shape.m % self.tile_m {
+            0 => EncodedMap::default(),
+            tokens => map(tokens)?,
+        };
+        let x_maps = [map(self.tile_m)?, tail];
+        Ok(LaunchParams::of(&MappedPlaneParams { planes, x_maps, ..MappedPlaneParams::zeroed() }))
     }
 }
 
@@ -121,6 +147,9 @@ impl Params for GemmLaunch {
             x.scales = places.of(operands, O::XScales)?;
             x.factors = places.of(operands, O::XPlaneFactors)?;
             x.sums = places.of(operands, O::XSums)?;
+            if self.x_access == XAccess::TmaOfPlanes {
+                return self.with_code_maps(PlaneParams { gemm: params, x }, places);
+            }
             // One scale a token is a factor of its accumulators.
             if parts.scale.is_some() && parts.block.is_none() {
                 params.shape.flags |= abi::FLAG_X_FACTOR;
@@ -129,7 +158,7 @@ impl Params for GemmLaunch {
             let params = PlaneParams { gemm: params, x };
             return Ok(LaunchParams::of(&params));
         }
-        if !self.takes_x_map {
+        if self.x_access != XAccess::Tma {
             return Ok(LaunchParams::of(&params));
         }
         let map = |tokens| self.x_map(&params, tokens).map_or(Ok(EncodedMap::default()), |map| (places.encode)(&map));

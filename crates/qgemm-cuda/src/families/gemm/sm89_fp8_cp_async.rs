@@ -4,8 +4,8 @@ use qgemm_formats::{Encoding, XCode};
 use qgemm_hal::{Math, Variant};
 
 use super::super::launch_params::LaunchParams;
-use super::common::FLAG;
-use super::fp8::{Fp8Loop, Fp8Tile, SCALE_ROWS, STAGE_K, WARP_STAGING};
+use super::common::{FLAG, STAGE_K};
+use super::fp8::{Fp8Loop, Fp8Tile, SCALE_ROWS, WARP_STAGING};
 
 pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     name: "sm89_fp8_cp_async",

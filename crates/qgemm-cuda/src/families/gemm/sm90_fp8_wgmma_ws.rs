@@ -8,8 +8,8 @@ use qgemm_hal::{HalError, Math, Variant};
 
 use super::super::kernel_launch::Places;
 use super::super::launch_params::LaunchParams;
-use super::common::{ALIGNMENT, BARRIER, FLAG, PARKED, PRODUCER_WARPS};
-use super::fp8::{Fp8Experts, Fp8Launch, Fp8Loop, Fp8Matrix, Fp8Params, Fp8Tile, SCALE_ROWS, STAGE_K, WARP_STAGING};
+use super::common::{ALIGNMENT, BARRIER, FLAG, PARKED, PRODUCER_WARPS, STAGE_K};
+use super::fp8::{Fp8Experts, Fp8Launch, Fp8Loop, Fp8Matrix, Fp8Params, Fp8Tile, SCALE_ROWS, WARP_STAGING};
 use super::params::GemmParams;
 use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
 

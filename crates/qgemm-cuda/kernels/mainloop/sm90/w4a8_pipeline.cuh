@@ -1,0 +1,166 @@
+// The ring of a CTA that multiplies weights of four bits with E4M3 codes: 128 columns a stage, of all its tokens and rows. One
+// thread of the producer warpgroup copies X by TMA, two warps copy packed k-tiles of W, one copies the scales of X.
+#pragma once
+#include "atoms/cp_async.cuh"
+#include "atoms/mbarrier.cuh"
+#include "atoms/sync.cuh"
+#include "atoms/tma.cuh"
+#include "atoms/warp.cuh"
+#include "mainloop/tma_params.cuh"
+#include "mainloop/w_ring.cuh"
+#include "sched/tile.cuh"
+
+struct W4A8Params {
+    GemmParams gemm;
+    XPlanePointers x;
+    // X as codes: [tokens][columns], boxes of 128 columns and a whole token tile, and of the last token tile where that is
+    // no whole one, 128-byte swizzle.
+    TensorMap x_map, x_tail_map;
+};
+
+// Columns of a stage, which share a scale of X. K-tiles of the schedule are stages.
+constexpr u32 STAGE_K = 128, STAGE_K_TILES = STAGE_K / QG_K_TILE;
+static_assert(STAGE_K_TILES * QG_K_TILE == STAGE_K, "a stage is whole k-tiles");
+
+// The first thread of the producer warpgroup.
+constexpr u32 FIRST_PRODUCER = QG_THREADS - 128;
+// Registers of producers and consumers: all of an SM's.
+constexpr u32 PRODUCER_REGISTERS = 32;
+constexpr u32 CONSUMER_REGISTERS =
+    (65536 / QG_THREADS / 8 * 8 * QG_THREADS - PRODUCER_REGISTERS * 128) / FIRST_PRODUCER / 8 * 8;
+// Warps that copy W: a lane's copy takes some 60 cycles to issue, one lane after another.
+constexpr u32 W_PRODUCERS = 2;
+// Arrivals that fill a stage: of the thread that copies X, and of the lanes that copy scales.
+constexpr u32 FILLING = 1 + (QG_X_BLOCK_SCALES ? 32 : 0);
+
+struct Pipeline {
+    // TMA's swizzle depends on the address: stages begin at multiples of 1024 bytes.
+    alignas(16) u8 x[QG_X_STAGES][QG_TILE_M * STAGE_K];
+    u8 w[QG_X_STAGES][CTA_ROW_TILES][STAGE_K_TILES * QG_K_TILE_BYTES];
+    // Of each token.
+    float scales[QG_X_STAGES][QG_X_BLOCK_SCALES ? QG_TILE_M : 4];
+    u64 full[QG_X_STAGES];
+    u64 empty[QG_X_STAGES];
+
+    // For the first thread, before a CTA barrier.
+    QG_DEVICE void init(Pipeline& pipeline) {
+#pragma unroll
+        for (u32 i = 0; i < QG_X_STAGES; i++) {
+            mbarrier_init(&pipeline.full[i], FILLING);
+            mbarrier_init(&pipeline.empty[i], QG_CONSUMERS / 32);
+        }
+        fence_mbarrier_init();
+    }
+    // For a warp that has read all of a stage.
+    QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) {
+        warp_barrier();
+        if (lane == 0) mbarrier_arrive(&pipeline.empty[stage]);
+    }
+};
+
+// A position in the ring.
+struct Position {
+    u32 stage;
+    // How often the stages have wrapped, modulo 2.
+    u32 parity;
+
+    QG_DEVICE void next(Position& at) {
+        if (++at.stage == QG_X_STAGES) at.stage = 0, at.parity ^= 1;
+    }
+    // For a stage that has never been filled, the phase before the first counts as complete.
+    QG_DEVICE void wait_empty(const Position& at, Pipeline& pipeline) {
+        mbarrier_wait(&pipeline.empty[at.stage], at.parity ^ 1);
+    }
+};
+
+// The work of the thread that copies X and arrives on full barriers for all bulk copies. Tokens beyond the last are not copied.
+QG_DEVICE void produce_x(Pipeline& pipeline, const W4A8Params& params) {
+    const GemmParams& p = params.gemm;
+    WorkList list = WorkList::of_cta(p);
+    WorkTile work;
+    Position at = {};
+    griddepcontrol_wait();
+    while (WorkList::next(list, p, work)) {
+        const u32 token = work.m_tile * QG_TILE_M, left = p.shape.m - token;
+        const u32 tokens = left < QG_TILE_M ? left : QG_TILE_M;
+        const TensorMap* map = tokens < QG_TILE_M ? &params.x_tail_map : &params.x_map;
+#pragma unroll 1
+        for (u32 k = work.begin; k < work.end; k++) {
+            Position::wait_empty(at, pipeline);
+            u64* full = &pipeline.full[at.stage];
+            mbarrier_arrive_expect_tx(full, tokens * STAGE_K + CTA_ROW_TILES * STAGE_K_TILES * QG_K_TILE_BYTES);
+            cp_async_bulk_tensor_2d(pipeline.x[at.stage], map, (i32)(k * STAGE_K), (i32)token, full);
+            Position::next(at);
+        }
+    }
+}
+
+// The work of a warp that copies W, which does not depend on the kernel before this one. Row tiles beyond the last are
+// computed again and not stored. Where K ends within a stage, its last k-tile comes twice: X has zeros there.
+QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lane) {
+    const u32 tile = lane * W_PRODUCERS + warp;
+    const bool copies = tile < CTA_ROW_TILES;
+    const u32 k_tiles = (p.shape.stored_k + QG_K_TILE - 1) / QG_K_TILE;
+    const u32 last_tile = (p.shape.stored_rows + QG_TILE_ROWS - 1) / QG_TILE_ROWS - 1;
+    WorkList list = WorkList::of_cta(p);
+    WorkTile work;
+    Position at = {};
+    while (WorkList::next(list, p, work)) {
+        const u32 own = work.n_tile * CTA_ROW_TILES + (copies ? tile : 0);
+        const u8* rows =
+            reinterpret_cast<const u8*>(p.at.w) + (u64)(own < last_tile ? own : last_tile) * k_tiles * QG_K_TILE_BYTES;
+#pragma unroll 1
+        for (u32 k = work.begin; k < work.end; k++) {
+            Position::wait_empty(at, pipeline);
+            if (copies) {
+                u8* to = pipeline.w[at.stage][tile];
+                u64* full = &pipeline.full[at.stage];
+                const u8* from = rows + (u64)k * STAGE_K_TILES * QG_K_TILE_BYTES;
+                if ((k + 1) * STAGE_K_TILES <= k_tiles) {
+                    cp_async_bulk(to, from, STAGE_K_TILES * QG_K_TILE_BYTES, full);
+                } else {
+#pragma unroll
+                    for (u32 i = 0; i < STAGE_K_TILES; i++) cp_async_bulk(to + i * QG_K_TILE_BYTES, from, QG_K_TILE_BYTES, full);
+                }
+            }
+            Position::next(at);
+        }
+    }
+}
+static_assert(STAGE_K_TILES <= 2, "one k-tile at most is missing");
+
+// The work of the warp that copies scales of X. Tokens beyond the last have zeros.
+QG_DEVICE void produce_scales(Pipeline& pipeline, const W4A8Params& params, u32 lane) {
+    const GemmParams& p = params.gemm;
+    WorkList list = WorkList::of_cta(p);
+    WorkTile work;
+    Position at = {};
+    griddepcontrol_wait();
+    while (WorkList::next(list, p, work)) {
+#pragma unroll 1
+        for (u32 k = work.begin; k < work.end; k++) {
+            Position::wait_empty(at, pipeline);
+#pragma unroll
+            for (u32 i = lane; i < QG_TILE_M; i += 32) {
+                const u32 token = work.m_tile * QG_TILE_M + i;
+                const bool is_there = token < p.shape.m;
+                const u8* row = reinterpret_cast<const u8*>(params.x.scales) + (is_there ? token : 0) * params.x.scales_row;
+                cp_async_4(reinterpret_cast<u8*>(&pipeline.scales[at.stage][i]), row + (u64)k * 4, is_there ? 4 : 0);
+            }
+            cp_async_mbarrier_arrive(&pipeline.full[at.stage]);
+            Position::next(at);
+        }
+    }
+}
+
+// The work of the producer warpgroup; `thread` is the number in it.
+QG_DEVICE void produce(Pipeline& pipeline, const W4A8Params& params, u32 thread) {
+    const u32 warp = thread / 32, lane = thread % 32;
+    if (warp == 0) {
+        if (lane == 0) produce_x(pipeline, params);
+    } else if (warp <= W_PRODUCERS) {
+        produce_w(pipeline, params.gemm, warp - 1, lane);
+    } else if (QG_X_BLOCK_SCALES) {
+        produce_scales(pipeline, params, lane);
+    }
+}
