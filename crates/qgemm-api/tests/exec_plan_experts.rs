@@ -124,3 +124,24 @@ fn experts_gradients_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, model:
         }
     }
 }
+
+/// A plan for a chip that is not here has its kernels for every operation of both phases, and can be loaded again.
+#[test]
+fn training_is_planned_for_a_chip_that_is_not_here() {
+    let ctx = match Context::open("emu:sm90") {
+        Ok(ctx) => ctx,
+        Err(why) => return qgemm_testkit::skipped("training_is_planned_for_a_chip_that_is_not_here", &why.to_string()),
+    };
+    let folder = Folder::new();
+    let mut options = PlanOptions::new(BATCH);
+    options.train = true;
+    let path = folder.model("qwen3moe", &of_experts(1));
+    let plan = ctx.plan_model(&path, &options).expect("it is served");
+    check_memory(&plan);
+    let kernel =
+        |id: &str| plan.ops.iter().find(|op| op.op_id == id).map(|op| op.kernel_id.clone()).unwrap_or_default();
+    let (dx, dw) = (kernel("blk.0.ffn_up.dx"), kernel("blk.0.ffn_up.dw"));
+    assert!(dx.contains("sm80_cp_async_rows") && dw.contains("layout=tn"), "{dx}, {dw}");
+    let text = serde_json::to_string(&plan).expect("JSON");
+    ctx.load_plan(&text, &open_model(&path).expect("a model")).expect("it fits");
+}
