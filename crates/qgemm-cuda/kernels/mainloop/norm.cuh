@@ -4,6 +4,7 @@
 #include "atoms/float.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
+#include "atoms/rounded.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "generated/abi.cuh"
@@ -275,7 +276,8 @@ struct Statistics {
                 if (i < count) sum[0] += value[i] * s.scale;
         });
         row_sum<1>(p.shape.row_threads, sum, {storage.mean[turn]});
-        s.mean = sum[0] * share;
+        // Rounded for itself: fused with a difference, it would be another mean there than elsewhere, and the correction that of neither.
+        s.mean = mul_rn_f32(sum[0], share);
         // Of what lies beside the mean: the sum, which is small, and the squares.
         float sums[2] = {};
         Row::each(row, [&](const float(&value)[GROUP], u32 count) {
@@ -288,7 +290,7 @@ struct Statistics {
             }
         });
         row_sum<2>(p.shape.row_threads, sums, {storage.moments[turn][0], storage.moments[turn][1]});
-        s.correction = sums[0] * share;
+        s.correction = mul_rn_f32(sums[0], share);
         float variance = sums[1] * share - s.correction * s.correction;
         if (variance < 0.0f) variance = 0.0f;
         s.inverse = 1.0f / sqrt_f32(variance + eps);
