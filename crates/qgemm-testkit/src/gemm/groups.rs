@@ -506,8 +506,10 @@ fn configurations(format: Format) -> Vec<Case> {
     let k = medium_k(format);
     // Some kernels take only activations whose rows are aligned.
     let aligned = k.next_multiple_of(8);
+    // Raw weights have zero points of all sizes.
+    let raw = Case { weights: WeightKind::Raw, ..case(DType::F32, 70, k, ActivationKind::Normal, 6) };
     let of_e4m3 = [
-        case(DType::F32, 70, k, ActivationKind::Normal, 6).with_x_format(XFormat::E4M3Block),
+        raw.with_x_format(XFormat::E4M3Block),
         case(DType::F16, 70, k, ActivationKind::Outliers, 7).with_x_format(XFormat::E4M3Token),
     ];
     if has_powers {

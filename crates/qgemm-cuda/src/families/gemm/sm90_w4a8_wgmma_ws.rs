@@ -38,7 +38,7 @@ const STAGES: u32 = 8;
 const INSTRUCTION_K: usize = 32;
 
 /// Tokens, and shares of the arithmetic and bandwidth, per mille: estimates.
-const TILES: [(u32, (u32, u32)); 2] = [(64, (290, 740)), (128, (430, 740))];
+const TILES: [(u32, (u32, u32)); 3] = [(64, (290, 740)), (128, (430, 740)), (256, (480, 740))];
 /// Shares of the arithmetic where sums are scaled more often than once a stage, in per cent of the others': with a scale of X a
 /// token, and with one for the columns of a stage, which costs a product more for every sum.
 const OFTEN_SCALED: [u32; 2] = [75, 60];
