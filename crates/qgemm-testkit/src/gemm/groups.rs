@@ -1,6 +1,6 @@
 //! The suite of `gemm`: which cases a backend must pass.
 
-use qgemm_formats::{DType, Encoding, Format, XFormat};
+use qgemm_formats::{DType, Encoding, Format, ScaleType, XFormat};
 use qgemm_hal::{Activation, Math, NormKind, XPrecision};
 
 use super::case::{ActOrder, Case, Epilogue, Layout};
@@ -492,7 +492,8 @@ const WAYS: [&str; 5] = ["q4_k", "int4_g128", "iq4_nl", "fp8_e4m3_block128", "q6
 
 /// Tiles for many tokens are not chosen for matrices as small as the other groups'.
 fn configurations(format: Format) -> Vec<Case> {
-    if !WAYS.contains(&format.name) {
+    let has_powers = format.float_scales.iter().any(|scale| scale.kind == ScaleType::E8M0);
+    if !WAYS.contains(&format.name) && !has_powers {
         return Vec::new();
     }
     let case = |x_dtype, m, k, activations, seed| Case {
@@ -505,13 +506,23 @@ fn configurations(format: Format) -> Vec<Case> {
     let k = medium_k(format);
     // Some kernels take only activations whose rows are aligned.
     let aligned = k.next_multiple_of(8);
-    vec![
+    // Raw weights have zero points of all sizes.
+    let raw = Case { weights: WeightKind::Raw, ..case(DType::F32, 70, k, ActivationKind::Normal, 6) };
+    let of_e4m3 = [
+        raw.with_x_format(XFormat::E4M3Block),
+        case(DType::F16, 70, k, ActivationKind::Outliers, 7).with_x_format(XFormat::E4M3Token),
+    ];
+    if has_powers {
+        return of_e4m3.into();
+    }
+    let others = [
         case(DType::F16, 41, aligned, ActivationKind::PositiveMean, 1),
         case(DType::BF16, 20, aligned, ActivationKind::Normal, 2),
         case(DType::F16, 20, k, ActivationKind::Normal, 3),
         case(DType::F32, 41, aligned, ActivationKind::Normal, 4).with_x_format(XFormat::Q8_1),
         case(DType::F32, 20, k, ActivationKind::Normal, 5).with_x_format(XFormat::Int8Token),
-    ]
+    ];
+    others.into_iter().chain(of_e4m3).collect()
 }
 
 #[cfg(test)]

@@ -16,8 +16,12 @@ constexpr u32 K_TILE_STEPS = QG_K_TILE / INSTRUCTION_K;
 static_assert(RUNS * RUN_K == STAGE_K && RUN_STEPS * INSTRUCTION_K == RUN_K, "runs are whole instructions");
 static_assert(ROW_TILES == 1, "a warp has the rows of an instruction");
 
-// Accumulators of a lane, in the order of an instruction's: 4j + 2r + c are those of its row r and of token 8j + 2t + c.
-constexpr u32 SUMS = QG_TILE_M / 2;
+// Tokens of an instruction, and instructions side by side, one after another: sums of 128 tokens leave too few registers beside
+// the accumulators of 256 (80 bytes spilled).
+constexpr u32 PART_M = QG_TILE_M == 128 ? 128 : 64, PARTS = QG_TILE_M / PART_M;
+static_assert(PARTS * PART_M == QG_TILE_M, "instructions have all tokens");
+// Accumulators of a lane in a part, in the order of an instruction's: 4j + 2r + c are those of its row r and of token 8j + 2t + c.
+constexpr u32 SUMS = PART_M / 2;
 
 // For zero points that no nibble holds: the sums of X's codes over a run, of all tokens.
 struct TokenSums {
@@ -77,14 +81,17 @@ struct RunOperands {
     }
 };
 
+// From the tokens of a part to the next, in a descriptor.
+constexpr u32 PART_STRIDE = PART_M * STAGE_K >> 4;
+
 // sums = W · X over a run. Waits for the instructions.
 QG_DEVICE void multiply_run(float (&sums)[SUMS], const RunOperands& operands, u64 x) {
     constexpr u32 STEP = INSTRUCTION_K >> 4;
     wgmma_fence_accumulators(sums);
     wgmma_fence();
-    wgmma_k32_e4m3_e4m3<QG_TILE_M, 0>(sums, operands.a[0], x);
+    wgmma_k32_e4m3_e4m3<PART_M, 0>(sums, operands.a[0], x);
 #pragma unroll
-    for (u32 i = 1; i < RUN_STEPS; i++) wgmma_k32_e4m3_e4m3<QG_TILE_M, 1>(sums, operands.a[i], x + i * STEP);
+    for (u32 i = 1; i < RUN_STEPS; i++) wgmma_k32_e4m3_e4m3<PART_M, 1>(sums, operands.a[i], x + i * STEP);
     wgmma_commit_group();
     wgmma_wait_group<0>();
     wgmma_fence_accumulators(sums);
@@ -107,21 +114,20 @@ QG_DEVICE void promote(float (&acc)[SUMS], const float (&sums)[SUMS], const RowS
 }
 
 // Takes the upper nibbles of zero points, times the sums of X, off the sums.
-QG_DEVICE void take_zero_points(float (&sums)[SUMS], const RowScales& rows, const TokenSums& tokens, u32 lane) {
+QG_DEVICE void take_zero_points(float (&sums)[SUMS], const RowScales& rows, const float* tokens, u32 lane) {
     float high[2];
 #pragma unroll
     for (u32 row = 0; row < 2; row++) high[row] = (float)(rows.zero_point[row] & 0xf0u) * (-1.0f / E4M3_UNITS);
 #pragma unroll
     for (u32 i = 0; i < SUMS; i++)
-        sums[i] = fma_f32(high[i / 2 % 2], ld_shared(&tokens.value[i / 4 * 8 + lane % 4 * 2 + i % 2]), sums[i]);
+        sums[i] = fma_f32(high[i / 2 % 2], ld_shared(tokens + i / 4 * 8 + lane % 4 * 2 + i % 2), sums[i]);
 }
 
 // acc = W · X over a work tile's stages.
 QG_DEVICE void multiply_tile(Accumulators& all, Pipeline& pipeline, Position& at, TokenSums& token_sums, const W4A8Params& params,
                              const WorkTile& work, u32 warp, u32 lane) {
-    float(&acc)[SUMS] = reinterpret_cast<float(&)[SUMS]>(all);
-#pragma unroll
-    for (u32 i = 0; i < SUMS; i++) acc[i] = 0.0f;
+    float(&acc)[PARTS][SUMS] = reinterpret_cast<float(&)[PARTS][SUMS]>(all);
+    all = {};
     const ColumnExchange exchange = ColumnExchange::of_lane(lane);
     const u32 first_token = work.m_tile * QG_TILE_M, m = params.gemm.shape.m;
 #pragma unroll 1
@@ -142,25 +148,27 @@ QG_DEVICE void multiply_tile(Accumulators& all, Pipeline& pipeline, Position& at
             const RowScales rows = RowScales::of(k_tiles[column / QG_K_TILE], column % QG_K_TILE / QG_SUB_BLOCK);
             RunOperands operands;
             RunOperands::make(operands, k_tiles, run, rows, exchange);
-            float sums[SUMS];
-            multiply_run(sums, operands, x + (column >> 4));
-            if (RowScales::exceeds_nibbles(rows)) {
-                TokenSums::make(token_sums, pipeline.x[at.stage], run, m - first_token, lane);
-                take_zero_points(sums, rows, token_sums, lane);
+            const bool has_token_sums = RowScales::exceeds_nibbles(rows);
+            if (has_token_sums) TokenSums::make(token_sums, pipeline.x[at.stage], run, m - first_token, lane);
+#pragma unroll
+            for (u32 part = 0; part < PARTS; part++) {
+                float sums[SUMS];
+                multiply_run(sums, operands, x + part * PART_STRIDE + (column >> 4));
+                if (has_token_sums) take_zero_points(sums, rows, token_sums.value + part * PART_M, lane);
+                promote(acc[part], sums, rows, pipeline.scales[at.stage] + part * PART_M, lane);
             }
-            promote(acc, sums, rows, pipeline.scales[at.stage], lane);
         }
         Pipeline::release(pipeline, at.stage, lane);
         Position::next(at);
     }
     // Units become numbers; a scale a token acts here, and tokens beyond the last have any.
 #pragma unroll
-    for (u32 i = 0; i < SUMS; i++) {
+    for (u32 i = 0; i < PARTS * SUMS; i++) {
         float factor = E4M3_UNITS;
         if constexpr (!QG_X_BLOCK_SCALES) {
             const u32 own = first_token + i / 4 * 8 + lane % 4 * 2 + i % 2, token = own < m ? own : m - 1;
             factor *= bits_to_f32(ld_global_u32(reinterpret_cast<const u8*>(params.x.scales) + (u64)token * params.x.scales_row));
         }
-        acc[i] *= factor;
+        acc[i / SUMS][i % SUMS] *= factor;
     }
 }

@@ -17,6 +17,7 @@ use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::{constant_line, macro_line};
 use super::common::STAGE_K;
+use super::instance::{MOST_MAPPED, MOST_STRIDE_BYTES};
 use super::params::{Cut, GemmParams, params};
 use crate::source;
 use crate::spec::KernelSpec;
@@ -28,10 +29,6 @@ const POWER_K: u32 = 32;
 pub(super) const SCALE_ROWS: u32 = 8;
 /// `sizeof(WarpStaging)` in `epilogue/token_rows_store.cuh`.
 pub(super) const WARP_STAGING: u32 = 16 * 32 * 4;
-/// Most tokens and rows: coordinates of TMA are signed.
-const MOST_ROWS: usize = i32::MAX as usize;
-/// Most bytes from a row to the next (`cuTensorMapEncodeTiled`).
-const MOST_STRIDE_BYTES: u64 = 1 << 40;
 
 /// A main loop: what all kernels made of one source have in common.
 #[derive(Debug)]
@@ -207,7 +204,7 @@ impl Fp8Kernel {
     /// # Errors
     /// Why not.
     pub(in crate::families) fn serves(&self, op: &CheckedGemm) -> Result<(), Unsupported> {
-        if op.m.max(op.stored_rows).max(op.stored_k) > MOST_ROWS || op.x.row_stride >= MOST_STRIDE_BYTES {
+        if op.m.max(op.stored_rows).max(op.stored_k) > MOST_MAPPED || op.x.row_stride >= MOST_STRIDE_BYTES {
             return Err(Unsupported::new("TMA reaches 2^31 rows and columns, and 2^40 bytes from a row to the next"));
         }
         match (self.main_loop.most_k)(&self.tile) {

@@ -64,6 +64,11 @@ pub(crate) enum XAccess {
 /// Most CTAs along the grid's y axis (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
 pub(super) const MOST_GRID_Y: usize = 65_535;
 
+/// Most tokens and columns of codes that TMA reads: its coordinates are signed.
+pub(super) const MOST_MAPPED: usize = i32::MAX as usize;
+/// Most bytes from a row to the next (`cuTensorMapEncodeTiled`).
+pub(super) const MOST_STRIDE_BYTES: u64 = 1 << 40;
+
 /// Tokens up to which kernels that round no weight are no slower, but on Hopper.
 pub(super) const MOST_EXACT: usize = 16;
 
@@ -154,7 +159,9 @@ impl Instance {
             rounds_beyond.is_some_and(|tokens| op.m > tokens) && op.stored_rows >= LEAST_ROUNDED_ROWS && fits;
         let k_tiles = self.types.layout.k_tiles(op.stored_k);
         let reaches = k_tiles.saturating_mul(self.types.layout.k_tile_bytes) <= *most_tile_bytes;
-        (may_round || !self.rounds_weights()) && reaches && (in_order || *x_access == XAccess::Any)
+        let is_mapped = *x_access != XAccess::TmaOfPlanes
+            || (op.m.max(op.stored_k) <= MOST_MAPPED && op.x.row_stride < MOST_STRIDE_BYTES);
+        (may_round || !self.rounds_weights()) && reaches && is_mapped && (in_order || *x_access == XAccess::Any)
     }
 
     /// Most tokens that one launch computes.

@@ -38,9 +38,10 @@ const STAGES: u32 = 8;
 const INSTRUCTION_K: usize = 32;
 
 /// Tokens, and shares of the arithmetic and bandwidth, per mille: estimates.
-const TILES: [(u32, (u32, u32)); 2] = [(64, (260, 740)), (128, (380, 740))];
-/// Share of the arithmetic where sums are scaled more often than once a stage, in per cent of the others'.
-const OFTEN_SCALED: u32 = 60;
+const TILES: [(u32, (u32, u32)); 3] = [(64, (290, 740)), (128, (430, 740)), (256, (480, 740))];
+/// Shares of the arithmetic where sums are scaled more often than once a stage, in per cent of the others': with a scale of X a
+/// token, and with one for the columns of a stage, which costs a product more for every sum.
+const OFTEN_SCALED: [u32; 2] = [75, 60];
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
     if types.variant != Variant::Sm90 || types.x != DType::F16 || !is_decoded(types) {
@@ -80,7 +81,8 @@ fn instance(types: &Types, x_format: XFormat, tile_m: u32, stages: u32, efficien
     let of_tokens = |present: bool| if present { tile_m * 4 } else { common::ALIGNMENT };
     let stage = tile_m * STAGE_K + w + of_tokens(has_block_scales) + 2 * BARRIER;
     let of_warp = common::warp_staging(rows, STAGED) + of_tokens(has_zero_points);
-    let share = if types.format.sub_block < STAGE_K as usize { OFTEN_SCALED } else { 100 };
+    let share =
+        if types.format.sub_block < STAGE_K as usize { OFTEN_SCALED[usize::from(has_block_scales)] } else { 100 };
     Instance {
         consumers: WARPS * 32,
         stages,

@@ -43,7 +43,7 @@ pub enum XPrecision {
     /// [`XPrecision::Int8`], which rounds less.
     Int8Token,
     /// To E4M3, four bits of precision, with a factor for every 128 columns, where a CUDA kernel multiplies such codes with those of FP8
-    /// weights (Ada and newer). Else as [`XPrecision::Int8`], which rounds less.
+    /// weights (Ada and newer), or of INT4 and MXFP4 (Hopper). Else as [`XPrecision::Int8`], which rounds less.
     E4M3,
 }
 
