@@ -56,7 +56,7 @@ impl Subject {
     }
 }
 
-/// A random weight whose rows repeat after 128, the most that share a scale: time does not depend on values.
+/// A random weight whose rows repeat after 128, the most that share a scale: time depends on no values that a quantizer writes.
 pub fn repeated_rows(format: Format, n: usize, k: usize) -> anyhow::Result<HostWeight> {
     const ROWS: usize = 128;
     // As a quantizer writes them: zero points that none writes may take a kernel's slow path.
