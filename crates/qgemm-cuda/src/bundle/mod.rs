@@ -263,18 +263,12 @@ impl Bundle {
     /// What is compressed of `entry`.
     fn contents(&self, entry: &Entry) -> Result<Vec<u8>, BundleError> {
         let mut kept = self.unpacked.lock().unwrap_or_else(PoisonError::into_inner);
-        let unpacked = match kept.take() {
-            Some(unpacked) if unpacked.frame == entry.frame => unpacked,
-            other => {
+        let unpacked = match kept.take_if(|unpacked| unpacked.frame == entry.frame) {
+            Some(unpacked) => unpacked,
+            None => {
                 let frame = &self.frames[entry.frame];
-                let stored = match self.stored(frame, Part::Kernels) {
-                    Ok(stored) => stored,
-                    Err(damaged) => {
-                        *kept = other;
-                        return Err(damaged);
-                    }
-                };
-                let mut unpacker = match other {
+                let stored = self.stored(frame, Part::Kernels)?;
+                let mut unpacker = match kept.take() {
                     Some(unpacked) => unpacked.unpacker,
                     None => self.unpacker()?,
                 };
