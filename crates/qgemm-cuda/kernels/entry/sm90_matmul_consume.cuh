@@ -18,7 +18,7 @@ constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 QG_DEVICE void consume(SharedStorage& shared, const TmaMatmulParams& params, u32 thread) {
     const MatmulParams& p = params.matmul;
     const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
-    RingPosition at = {};
+    Position at = {};
     for (u32 item = cta_index().x; item < params.work; item += grid_ctas().x) {
         const MatmulTile tile = MatmulTile::of(p, item % params.all_tiles, item / params.all_tiles);
         float acc[ACCUMULATORS] = {};

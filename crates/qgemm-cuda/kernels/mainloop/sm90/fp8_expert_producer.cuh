@@ -26,7 +26,7 @@ QG_DEVICE void produce_expert_x(Pipeline& pipeline, const TmaFp8GemmParams& para
     while (WorkList::next(list, p, work)) {
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
-            Position::wait_empty(at, pipeline);
+            Position::wait_empty(at, pipeline.empty);
             u64* full = &pipeline.full[at.stage];
             if (lane == 0) {
                 mbarrier_arrive_expect_tx(full, (QG_TILE_M + QG_TILE_N) * STAGE_K);
@@ -47,7 +47,7 @@ QG_DEVICE void produce_expert_w(Pipeline& pipeline, const TmaFp8GemmParams& para
         const u32 first_row = work.own.expert * p.groups.row_pitch + work.n_tile * QG_TILE_N;
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
-            Position::wait_empty(at, pipeline);
+            Position::wait_empty(at, pipeline.empty);
             if (lane == 0) copy_w(pipeline, at, params, first_row, k);
             Position::next(at);
         }
@@ -63,7 +63,7 @@ QG_DEVICE void produce_expert_scales(Pipeline& pipeline, const Fp8GemmParams& pa
         const Fp8GemmParams own = problem_of(params, work.own);
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
-            Position::wait_empty(at, pipeline);
+            Position::wait_empty(at, pipeline.empty);
             StageScales::copy<32>(pipeline.scales[at.stage], own, 0, work.n_tile * QG_TILE_N, k, lane);
             cp_async_mbarrier_arrive(&pipeline.full[at.stage]);
             Position::next(at);

@@ -9,6 +9,7 @@
 #include "atoms/warp.cuh"
 #include "mainloop/fp8_codes.cuh"
 #include "mainloop/sm90/cluster.cuh"
+#include "mainloop/sm90/ring.cuh"
 #include "mainloop/tma_params.cuh"
 #include "sched/tile.cuh"
 
@@ -58,12 +59,7 @@ struct Pipeline {
 
     // For the first thread, before a barrier of the cluster.
     QG_DEVICE void init(Pipeline& pipeline) {
-#pragma unroll
-        for (u32 i = 0; i < QG_STAGES; i++) {
-            mbarrier_init(&pipeline.full[i], FILLING);
-            mbarrier_init(&pipeline.empty[i], QG_CONSUMERS / 32 * QG_CLUSTER);
-        }
-        fence_mbarrier_init();
+        init_ring(pipeline.full, pipeline.empty, FILLING, QG_CONSUMERS / 32 * QG_CLUSTER);
     }
     // For a warp that has read all of a stage.
     QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) { release_stage(&pipeline.empty[stage], lane); }
@@ -73,20 +69,7 @@ struct Pipeline {
     }
 };
 
-// A position in the ring.
-struct Position {
-    u32 stage;
-    // How often the stages have wrapped, modulo 2.
-    u32 parity;
-
-    QG_DEVICE void next(Position& at) {
-        if (++at.stage == QG_STAGES) at.stage = 0, at.parity ^= 1;
-    }
-    // For a stage that has never been filled, the phase before the first counts as complete.
-    QG_DEVICE void wait_empty(const Position& at, Pipeline& pipeline) {
-        mbarrier_wait(&pipeline.empty[at.stage], at.parity ^ 1);
-    }
-};
+using Position = RingPosition<QG_STAGES>;
 
 // The work of the thread that copies X and arrives on full barriers for both. Tokens beyond the last are not copied.
 QG_DEVICE void produce_x(Pipeline& pipeline, const TmaFp8GemmParams& params) {
@@ -102,7 +85,7 @@ QG_DEVICE void produce_x(Pipeline& pipeline, const TmaFp8GemmParams& params) {
         const TensorMap* map = tokens < QG_TILE_M ? &params.x_tail_map : &params.x_map;
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
-            Position::wait_empty(at, pipeline);
+            Position::wait_empty(at, pipeline.empty);
             u64* full = &pipeline.full[at.stage];
             mbarrier_arrive_expect_tx(full, (tokens + QG_TILE_N) * STAGE_K);
             if (tokens > 0) cp_async_bulk_tensor_2d(pipeline.x[at.stage], map, (i32)(k * STAGE_K), (i32)token, full);
@@ -135,7 +118,7 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const TmaFp8GemmParams& params) {
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
             // The consumers of all CTAs that get this share have read what it replaces.
-            Position::wait_empty(at, pipeline);
+            Position::wait_empty(at, pipeline.empty);
             copy_w(pipeline, at, params, work.n_tile * QG_TILE_N, k);
             Position::next(at);
         }
@@ -151,7 +134,7 @@ QG_DEVICE void produce_scales(Pipeline& pipeline, const Fp8GemmParams& params, u
     while (WorkList::next(list, params.gemm, work)) {
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
-            Position::wait_empty(at, pipeline);
+            Position::wait_empty(at, pipeline.empty);
             StageScales::copy<32>(pipeline.scales[at.stage], params, first_token_of(work), work.n_tile * QG_TILE_N, k,
                                   lane);
             cp_async_mbarrier_arrive(&pipeline.full[at.stage]);

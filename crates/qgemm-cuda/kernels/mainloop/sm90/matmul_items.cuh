@@ -1,5 +1,6 @@
-// The work items of kernels of `matmul` on Hopper whose CTAs stay, the maps by which TMA reads factors, and positions in a ring of stages.
+// The work items of kernels of `matmul` on Hopper whose CTAs stay, the maps by which TMA reads factors, and positions in their ring.
 #pragma once
+#include "mainloop/sm90/ring.cuh"
 #include "sched/matmul_tile.cuh"
 
 // A batch of matrices as TMA sees it.
@@ -16,11 +17,4 @@ struct TmaMatmulParams {
     BatchMap a_map, b_map;
 };
 
-// A position in the ring; the parity says how often it has wrapped, modulo 2.
-struct RingPosition {
-    u32 stage, parity;
-
-    QG_DEVICE void next(RingPosition& at) {
-        if (++at.stage == QG_STAGES) at.stage = 0, at.parity ^= 1;
-    }
-};
+using Position = RingPosition<QG_STAGES>;

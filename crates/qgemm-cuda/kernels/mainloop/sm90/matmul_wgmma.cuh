@@ -31,12 +31,7 @@ struct MatmulRing {
 
     // For the first thread, before a CTA barrier.
     QG_DEVICE void init(MatmulRing& ring) {
-#pragma unroll
-        for (u32 i = 0; i < QG_STAGES; i++) {
-            mbarrier_init(&ring.full[i], 1);
-            mbarrier_init(&ring.empty[i], CONSUMERS / 32);
-        }
-        fence_mbarrier_init();
+        init_ring(ring.full, ring.empty, 1, CONSUMERS / 32);
     }
     // For a warp whose instructions on a stage are complete.
     QG_DEVICE void release(MatmulRing& ring, u32 stage, u32 lane) {
@@ -61,21 +56,20 @@ QG_DEVICE void copy_k_tile(u8* shared, const BatchMap& map, u32 outer, u32 first
 // The work of the producer: all k-tiles of the tiles that this CTA computes, one after another. What a matrix does not
 // have arrives as zeros.
 QG_DEVICE void produce(MatmulRing& ring, const TmaMatmulParams& p) {
-    RingPosition at = {};
+    Position at = {};
     for (u32 item = cta_index().x; item < p.work; item += grid_ctas().x) {
         const MatmulTile tile = MatmulTile::of(p.matmul, item % p.all_tiles, item / p.all_tiles);
         const u32 a_matrix = tile.product * p.a_per_product, b_matrix = tile.product * p.b_per_product;
 #pragma unroll 1
         for (u32 k_tile = tile.begin; k_tile < tile.end; k_tile++) {
-            // For a stage that has never been filled, the phase before the first counts as complete.
-            mbarrier_wait(&ring.empty[at.stage], at.parity ^ 1);
+            Position::wait_empty(at, ring.empty);
             MatmulStage& stage = ring.stage[at.stage];
             u64* full = &ring.full[at.stage];
             mbarrier_arrive_expect_tx(full, sizeof(MatmulStage));
             const u32 k = tile.k_first + k_tile * QG_TILE_K;
             copy_k_tile<QG_TILE_M, QG_A_ALONG_K>(stage.a, p.a_map, tile.row, k, a_matrix, full);
             copy_k_tile<QG_TILE_N, QG_B_ALONG_K>(stage.b, p.b_map, tile.column, k, b_matrix, full);
-            RingPosition::next(at);
+            Position::next(at);
         }
     }
 }
@@ -114,7 +108,7 @@ QG_DEVICE void clear_behind(MatmulStage& stage, u32 k, u32 thread) {
 
 // acc += A · B over the k-tiles of a work item, for the 64 rows of a warpgroup. The instructions of a stage are given while
 // those of the one before run.
-QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, RingPosition& at, const MatmulParams& p,
+QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, Position& at, const MatmulParams& p,
                         const MatmulTile& tile, u32 thread, u32 warpgroup, u32 lane) {
     u32 before = 0, whole_end = tile.end;
     // What lies behind all of K arrives as zeros, but not what lies behind a product's part of it.
@@ -129,7 +123,7 @@ QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, RingPositi
         wgmma_wait_group<1>();
         if (k_tile > tile.begin) MatmulRing::release(ring, before, lane);
         before = at.stage;
-        RingPosition::next(at);
+        Position::next(at);
     }
     wgmma_wait_group<0>();
     if (tile.begin < whole_end) MatmulRing::release(ring, before, lane);
@@ -140,6 +134,6 @@ QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, RingPositi
         start_stage(acc, ring.stage[at.stage], warpgroup);
         wgmma_wait_group<0>();
         MatmulRing::release(ring, at.stage, lane);
-        RingPosition::next(at);
+        Position::next(at);
     }
 }

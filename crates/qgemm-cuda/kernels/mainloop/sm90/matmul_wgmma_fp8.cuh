@@ -37,13 +37,8 @@ struct MatmulRing {
 
     // For the first thread, before a CTA barrier.
     QG_DEVICE void init(MatmulRing& ring) {
-#pragma unroll
-        for (u32 i = 0; i < QG_STAGES; i++) {
-            // Whoever copies codes, and whoever copies scales.
-            mbarrier_init(&ring.full[i], 2);
-            mbarrier_init(&ring.empty[i], CONSUMERS / 32);
-        }
-        fence_mbarrier_init();
+        // Whoever copies codes, and whoever copies scales.
+        init_ring(ring.full, ring.empty, 2, CONSUMERS / 32);
     }
     // For a warp that has read the stage and its scales.
     QG_DEVICE void release(MatmulRing& ring, u32 stage, u32 lane) {
@@ -54,20 +49,19 @@ struct MatmulRing {
 
 // The work of one thread: codes of all blocks of the tiles that this CTA computes. What a matrix does not have arrives as zeros.
 QG_DEVICE void produce_codes(MatmulRing& ring, const TmaMatmulParams& p) {
-    RingPosition at = {};
+    Position at = {};
     for (u32 item = cta_index().x; item < p.work; item += grid_ctas().x) {
         const MatmulTile tile = MatmulTile::of(p.matmul, item % p.all_tiles, item / p.all_tiles);
 #pragma unroll 1
         for (u32 k_tile = tile.begin; k_tile < tile.end; k_tile++) {
-            // For a stage that has never been filled, the phase before the first counts as complete.
-            mbarrier_wait(&ring.empty[at.stage], at.parity ^ 1);
+            Position::wait_empty(at, ring.empty);
             MatmulStage& stage = ring.stage[at.stage];
             u64* full = &ring.full[at.stage];
             mbarrier_arrive_expect_tx(full, sizeof(MatmulStage));
             const i32 k = (i32)(tile.k_first + k_tile * QG_TILE_K);
             cp_async_bulk_tensor_3d(stage.a, &p.a_map, k, (i32)tile.row, 0, full);
             cp_async_bulk_tensor_3d(stage.b, &p.b_map, k, (i32)tile.column, 0, full);
-            RingPosition::next(at);
+            Position::next(at);
         }
     }
 }
@@ -76,7 +70,7 @@ QG_DEVICE void produce_codes(MatmulRing& ring, const TmaMatmulParams& p) {
 QG_DEVICE void produce_scales(MatmulRing& ring, const TmaMatmulParams& params, u32 warp, u32 lane) {
     const MatmulParams& p = params.matmul;
     constexpr u32 EACH = (QG_TILE_M + QG_TILE_N) / 32;
-    RingPosition at = {};
+    Position at = {};
     u32 turn = 0;
     for (u32 item = cta_index().x; item < params.work; item += grid_ctas().x) {
         const MatmulTile tile = MatmulTile::of(p, item % params.all_tiles, item / params.all_tiles);
@@ -92,14 +86,14 @@ QG_DEVICE void produce_scales(MatmulRing& ring, const TmaMatmulParams& params, u
                     const u8* from = (is_a ? of_a : of_b) + (outer * (is_a ? p.scales.a_row : p.scales.b_row) + k_tile) * 4;
                     v[i] = outer < (is_a ? p.shape.m : p.shape.n) ? bits_to_f32(ld_global_u32(from)) : 0.0f;
                 }
-                mbarrier_wait(&ring.empty[at.stage], at.parity ^ 1);
+                Position::wait_empty(at, ring.empty);
 #pragma unroll
                 for (u32 i = 0; i < EACH; i++) st_shared(&ring.scales[at.stage].value[i * 32 + lane], v[i]);
                 warp_barrier();
                 if (lane == 0) mbarrier_arrive(&ring.full[at.stage]);
             }
             turn = turn + 1 == SCALE_WARPS ? 0 : turn + 1;
-            RingPosition::next(at);
+            Position::next(at);
         }
     }
 }
@@ -152,7 +146,7 @@ QG_DEVICE void promote(float (&acc)[ACCUMULATORS], const float (&sums)[ACCUMULAT
 }
 
 // acc += A · B over the blocks of a work item, for the 64 rows of a warpgroup. While one warpgroup adds, the other's instructions run.
-QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, RingPosition& at, const MatmulParams& p,
+QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, Position& at, const MatmulParams& p,
                         const MatmulTile& tile, u32 thread, u32 warpgroup, u32 lane) {
     const u32 row = thread / 32 * 16 + lane / 4;
 #pragma unroll 1
@@ -176,6 +170,6 @@ QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, RingPositi
         wgmma_fence_accumulators(sums);
         MatmulRing::release(ring, at.stage, lane);
         promote(acc, sums, of_row, of_columns);
-        RingPosition::next(at);
+        Position::next(at);
     }
 }

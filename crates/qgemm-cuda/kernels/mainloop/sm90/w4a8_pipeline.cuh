@@ -6,6 +6,7 @@
 #include "atoms/sync.cuh"
 #include "atoms/tma.cuh"
 #include "atoms/warp.cuh"
+#include "mainloop/sm90/ring.cuh"
 #include "mainloop/tma_params.cuh"
 #include "mainloop/w_ring.cuh"
 #include "sched/tile.cuh"
@@ -44,12 +45,7 @@ struct Pipeline {
 
     // For the first thread, before a CTA barrier.
     QG_DEVICE void init(Pipeline& pipeline) {
-#pragma unroll
-        for (u32 i = 0; i < QG_X_STAGES; i++) {
-            mbarrier_init(&pipeline.full[i], FILLING);
-            mbarrier_init(&pipeline.empty[i], QG_CONSUMERS / 32);
-        }
-        fence_mbarrier_init();
+        init_ring(pipeline.full, pipeline.empty, FILLING, QG_CONSUMERS / 32);
     }
     // For a warp that has read all of a stage.
     QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) {
@@ -58,20 +54,7 @@ struct Pipeline {
     }
 };
 
-// A position in the ring.
-struct Position {
-    u32 stage;
-    // How often the stages have wrapped, modulo 2.
-    u32 parity;
-
-    QG_DEVICE void next(Position& at) {
-        if (++at.stage == QG_X_STAGES) at.stage = 0, at.parity ^= 1;
-    }
-    // For a stage that has never been filled, the phase before the first counts as complete.
-    QG_DEVICE void wait_empty(const Position& at, Pipeline& pipeline) {
-        mbarrier_wait(&pipeline.empty[at.stage], at.parity ^ 1);
-    }
-};
+using Position = RingPosition<QG_X_STAGES>;
 
 // The work of the thread that copies X and arrives on full barriers for all bulk copies. Tokens beyond the last are not copied.
 QG_DEVICE void produce_x(Pipeline& pipeline, const W4A8Params& params) {
@@ -86,7 +69,7 @@ QG_DEVICE void produce_x(Pipeline& pipeline, const W4A8Params& params) {
         const TensorMap* map = tokens < QG_TILE_M ? &params.x_tail_map : &params.x_map;
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
-            Position::wait_empty(at, pipeline);
+            Position::wait_empty(at, pipeline.empty);
             u64* full = &pipeline.full[at.stage];
             mbarrier_arrive_expect_tx(full, tokens * STAGE_K + CTA_ROW_TILES * STAGE_K_TILES * QG_K_TILE_BYTES);
             cp_async_bulk_tensor_2d(pipeline.x[at.stage], map, (i32)(k * STAGE_K), (i32)token, full);
@@ -111,7 +94,7 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 
             reinterpret_cast<const u8*>(p.at.w) + (u64)(own < last_tile ? own : last_tile) * k_tiles * QG_K_TILE_BYTES;
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
-            Position::wait_empty(at, pipeline);
+            Position::wait_empty(at, pipeline.empty);
             if (copies) {
                 u8* to = pipeline.w[at.stage][tile];
                 u64* full = &pipeline.full[at.stage];
@@ -139,7 +122,7 @@ QG_DEVICE void produce_scales(Pipeline& pipeline, const W4A8Params& params, u32 
     while (WorkList::next(list, p, work)) {
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
-            Position::wait_empty(at, pipeline);
+            Position::wait_empty(at, pipeline.empty);
 #pragma unroll
             for (u32 i = lane; i < QG_TILE_M; i += 32) {
                 const u32 token = work.m_tile * QG_TILE_M + i;
