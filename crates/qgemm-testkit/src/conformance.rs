@@ -20,7 +20,7 @@ macro_rules! conformance {
     ($device:literal) => {
         $crate::conformance!(@tests $device
             shapes_plain shapes_int_offset shapes_int_affine shapes_int_zero shapes_codebook shapes_float8
-            exact values deep_k epilogue scales activations gated layouts act_order x_prologue x_formats norm
+            exact values deep_k epilogue scales activations gated whole_tiles layouts act_order x_prologue x_formats norm
             fused batch_invariant configurations
             convert_types convert_layouts convert_gathered convert_special convert_row_factors
             experts_forms experts_exact experts_epilogue experts_layouts experts_faults experts_grouped experts_shared experts_every_way

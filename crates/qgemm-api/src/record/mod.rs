@@ -13,7 +13,8 @@ pub use parts::{
 };
 
 pub(crate) use gemm::GemmSubject;
-pub(crate) use others::record;
+pub(crate) use others::{Recorded, record};
+pub(crate) use parts::cut_text;
 
 /// What will run for one operation, what else there was, and why it was not taken: of a plan ([`Plan::record`](crate::Plan::record)),
 /// or of a problem on a device that has none yet ([`Context::explain`](crate::Context::explain)). Its text is a page for people;

@@ -175,6 +175,10 @@ impl Recorded for CheckedExperts {
         info.rate(plan.config.tile.math)
     }
 
+    fn cut(plan: &ExpertsPlan) -> String {
+        if plan.config.grouped { "whole tiles".into() } else { "a tile a slot".into() }
+    }
+
     fn workspace(plan: &ExpertsPlan) -> (usize, Vec<WorkspaceRegion>) {
         let parts =
             [("products", plan.products, plan.product_bytes), ("scratch", plan.scratch, plan.config.scratch_bytes)];

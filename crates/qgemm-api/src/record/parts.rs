@@ -402,7 +402,7 @@ impl LaunchRecord {
 }
 
 /// How K is cut, in words.
-pub(super) fn cut_text(plan: &LaunchPlan) -> String {
+pub(crate) fn cut_text(plan: &LaunchPlan) -> String {
     match &plan.stream_k {
         Some(cut) if cut.cut_tiles > 0 => {
             format!(

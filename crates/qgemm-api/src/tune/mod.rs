@@ -95,6 +95,24 @@ pub struct Tuning {
     pub left_out: usize,
     /// Whether the time sufficed for all that were worth it.
     pub complete: bool,
+    /// The candidates that were launched, in their order: what a plan takes, then from the one that should be fastest on.
+    pub ways: Vec<TunedWay>,
+}
+
+/// A candidate that was launched, and what it took.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct TunedWay {
+    /// Identity of its kernel.
+    pub kernel_id: String,
+    /// How its tiles are cut, in words.
+    pub cut: String,
+    /// Seconds that the cost model expected.
+    pub estimate: f64,
+    /// Seconds of a launch: the median, or of a first look where it was dropped.
+    pub seconds: f64,
+    /// Whether it was dropped after a first look.
+    pub dropped: bool,
 }
 
 /// Result of [`Context::tune`].
@@ -188,16 +206,21 @@ impl Context {
         for &(way, seconds) in &found.measured {
             ways.record(way, seconds, table);
         }
+        let (measured, dropped) = (found.measured.len(), found.dropped.len());
+        let mut launched: Vec<_> = found.measured.iter().map(|&(way, seconds)| (way, seconds, false)).collect();
+        launched.extend(found.dropped.iter().map(|&(way, seconds)| (way, seconds, true)));
+        launched.sort_by_key(|(way, ..)| *way);
         let (best, seconds) = found.best;
         Ok(Some(Tuning {
             problem: place,
             kernel_id: ways.kernel_id(best),
             seconds,
             first_seconds: found.measured.iter().find(|(way, _)| *way == 0).map_or(f64::NAN, |(_, seconds)| *seconds),
-            measured: found.measured.len(),
-            dropped: found.dropped,
+            measured,
+            dropped,
             left_out: found.left_out,
             complete: found.complete,
+            ways: launched.into_iter().map(|(way, seconds, dropped)| ways.launched(way, seconds, dropped)).collect(),
         }))
     }
 }

@@ -33,8 +33,8 @@ pub(super) struct Found {
     pub best: (usize, f64),
     /// What was measured to the end.
     pub measured: Vec<(usize, f64)>,
-    /// How many were dropped after a first look.
-    pub dropped: usize,
+    /// What was dropped after a first look, and what it took there.
+    pub dropped: Vec<(usize, f64)>,
     /// How many cannot be as fast as the best.
     pub left_out: usize,
     /// Whether the time sufficed.
@@ -85,14 +85,14 @@ pub(super) fn search(ways: &mut impl Timed, limits: &Limits, longest_ready: &mut
     let most = estimates.first().map_or(0.0, |first| first * limits.within);
     let worth: Vec<f64> = estimates.into_iter().filter(|seconds| *seconds <= most).take(limits.most).collect();
     let mut best: Option<(usize, Interval)> = None;
-    let (mut measured, mut dropped) = (Vec::new(), 0);
+    let (mut measured, mut dropped) = (Vec::new(), Vec::new());
     let (mut left_out, mut complete) = (0, true);
     // The most that a way was faster than it should be.
     let mut optimism = f64::INFINITY;
     for (way, &expected) in worth.iter().enumerate() {
         if let Some((_, best)) = &best {
             // The rest is expected to take longer still.
-            if !limits.all && measured.len() + dropped >= FEWEST_WAYS && expected * optimism * TRUST > best.high {
+            if !limits.all && measured.len() + dropped.len() >= FEWEST_WAYS && expected * optimism * TRUST > best.high {
                 left_out = worth.len() - way;
                 break;
             }
@@ -112,7 +112,7 @@ pub(super) fn search(ways: &mut impl Timed, limits: &Limits, longest_ready: &mut
         };
         optimism = optimism.min(look / expected);
         if best.is_some_and(|(_, best)| look > best.median * DROP) {
-            dropped += 1;
+            dropped.push((way, look));
             continue;
         }
         let found = measure(ways, look, limits.until, best.map(|(_, best)| best))?;

@@ -9,7 +9,7 @@ use qgemm_hal::{
 };
 use qgemm_sched::{Measured, Offered, TunedTable};
 
-use super::TuneProblem;
+use super::{TuneProblem, TunedWay};
 use super::search::Timed;
 use crate::context::Context;
 use crate::error::Error;
@@ -17,6 +17,7 @@ use crate::experts::{ExpertArgs, ExpertPlan, ExpertProblem, Experts};
 use crate::gemm::{Args, Candidate, Plan, Problem, stored_x};
 use crate::matmul::{MatmulArgs, MatmulPlan};
 use crate::operand::Extent;
+use crate::record::{Recorded, cut_text};
 use crate::weight::Weight;
 
 /// Bytes of the status of products with experts.
@@ -100,6 +101,16 @@ impl<'a> Ways<'a> {
             Of::Experts { op, ways, .. } => op.kernel(&ways[way].plan).to_string(),
             Of::Matmul { op, ways, .. } => op.kernel(&ways[way].plan).to_string(),
         }
+    }
+
+    /// A way, and what it took.
+    pub fn launched(&self, way: usize, seconds: f64, dropped: bool) -> TunedWay {
+        let cut = match &self.of {
+            Of::Gemm { ways, .. } => cut_text(ways[way].launch()),
+            Of::Experts { ways, .. } => CheckedExperts::cut(&ways[way].plan),
+            Of::Matmul { ways, .. } => CheckedMatmul::cut(&ways[way].plan),
+        };
+        TunedWay { kernel_id: self.kernel_id(way), cut, estimate: self.estimates()[way], seconds, dropped }
     }
 
     /// Keeps what a way took.

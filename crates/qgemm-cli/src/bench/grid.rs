@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use qgemm_api::{Activation, Budget, Context, DType, ExpertProblem, Format, HostExperts, Problem, TuneProblem, Tuning};
+use qgemm_api::{Activation, Budget, Context, DType, ExpertProblem, Format, HostExperts, Problem, TuneProblem, TunedWay, Tuning};
 use serde::Serialize;
 
 use super::subject::repeated_rows;
@@ -114,6 +114,27 @@ struct GridRow {
     dropped: usize,
     /// Whether all were measured that should take up to twice as long as the best.
     complete: bool,
+    /// What was launched: what a plan takes, then from what should be fastest on.
+    ways: Vec<WayRow>,
+}
+
+#[derive(Clone, Serialize)]
+struct WayRow {
+    kernel: String,
+    cut: String,
+    estimate_microseconds: f64,
+    microseconds: f64,
+    dropped: bool,
+}
+
+impl GridRow {
+    /// Both kernels with how their tiles are cut; the planned one where it is another.
+    fn best_and_planned(&self) -> String {
+        let text = |way: &WayRow| format!("{}, {}", way.kernel, way.cut);
+        let best = self.ways.iter().filter(|way| !way.dropped).min_by(|a, b| a.microseconds.total_cmp(&b.microseconds));
+        let (best, planned) = (best.map(text).unwrap_or_default(), self.ways.first().map(text).unwrap_or_default());
+        if best == planned { best } else { format!("{best}; {planned}") }
+    }
 }
 
 impl Row for GridRow {
@@ -123,7 +144,7 @@ impl Row for GridRow {
         numbers("plan us", 10),
         numbers("behind", 7),
         numbers("measured", 8),
-        words("best kernel", 0),
+        words("best kernel, and what the plan takes", 0),
     ];
 
     fn cells(&self) -> Vec<String> {
@@ -134,7 +155,7 @@ impl Row for GridRow {
             or_none(self.planned_microseconds.map(|us| format!("{us:.2}"))),
             or_none(self.behind_best.map(|behind| format!("{:.1}%", behind * 100.0))),
             (self.measured + self.dropped).to_string(),
-            self.best_kernel.clone(),
+            self.best_and_planned(),
         ]
     }
 }
@@ -222,6 +243,13 @@ fn measure(ctx: &Context, drawn: &Drawn, limits: Budget) -> anyhow::Result<(Opti
 }
 
 fn row(drawn: &Drawn, tuning: &Tuning) -> GridRow {
+    let way = |way: &TunedWay| WayRow {
+        kernel: way.kernel_id.clone(),
+        cut: way.cut.clone(),
+        estimate_microseconds: way.estimate * 1e6,
+        microseconds: way.seconds * 1e6,
+        dropped: way.dropped,
+    };
     let planned = Some(tuning.first_seconds).filter(|seconds| seconds.is_finite());
     GridRow {
         problem: drawn.text(),
@@ -232,6 +260,7 @@ fn row(drawn: &Drawn, tuning: &Tuning) -> GridRow {
         measured: tuning.measured,
         dropped: tuning.dropped,
         complete: tuning.complete,
+        ways: tuning.ways.iter().map(way).collect(),
     }
 }
 

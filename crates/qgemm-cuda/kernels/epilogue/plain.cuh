@@ -1,15 +1,28 @@
-// The fast path of epilogues: outputs for which kernels have code of their own.
+// The fast paths of epilogues: outputs for which kernels have code of their own.
 #pragma once
 #include "sched/params.cuh"
 
-// Whether an output is the accumulator times a factor of its row, plus a bias, in the type of X, and rows of D are
-// aligned. The path lists what it allows: an operand that it does not know is none of its own.
-QG_DEVICE bool is_plain(const GemmParams& p) {
-    constexpr u32 OPERANDS = QG_FLAG_ROW_SCALE | QG_FLAG_K_ORDER | QG_FLAG_BIAS;
+// Whether no flags are set but those of OPERANDS and alignments, and rows of D are aligned, in the type of X. A path lists what it
+// allows: an operand that it does not know is none of its own.
+template <u32 OPERANDS>
+QG_DEVICE bool has_only(const GemmParams& p) {
     constexpr u32 ALIGNMENTS = QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 |
                                QG_FLAG_C_ALIGNED16 | QG_FLAG_RESIDUAL_ALIGNED16;
     constexpr u32 OTHERS = QG_GEMM_FLAGS & ~(OPERANDS | ALIGNMENTS);
-    const bool alone = !(p.shape.flags & OTHERS) && p.shape.activation == QG_ACTIVATION_IDENTITY;
     const bool direct = (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.shape.d_dtype == QG_X_DTYPE;
-    return alone && direct;
+    return !(p.shape.flags & OTHERS) && direct;
+}
+
+// Whether an output is the accumulator times a factor of its row, plus a bias.
+QG_DEVICE bool is_plain(const GemmParams& p) {
+    return p.shape.activation == QG_ACTIVATION_IDENTITY &&
+           has_only<QG_FLAG_ROW_SCALE | QG_FLAG_K_ORDER | QG_FLAG_BIAS>(p);
+}
+
+// Whether it is that, or the activation of it, or a gate's times an up, with or without a residual of the same kind.
+QG_DEVICE bool is_activated(const GemmParams& p) {
+    const bool adds = p.shape.flags & QG_FLAG_RESIDUAL;
+    const bool like_d = (p.shape.flags & QG_FLAG_RESIDUAL_ALIGNED16) && p.shape.residual_dtype == QG_X_DTYPE;
+    return (!adds || like_d) &&
+           has_only<QG_FLAG_ROW_SCALE | QG_FLAG_K_ORDER | QG_FLAG_BIAS | QG_FLAG_GATED | QG_FLAG_RESIDUAL>(p);
 }

@@ -45,6 +45,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("scales", "factors of tokens and of output features, residuals", scales),
     group("activations", "every activation, of exact sums and of ordinary ones", activations),
     group("gated", "gated pairs with everything that the epilogue adds", gated),
+    group("whole_tiles", "activations, gated pairs and residuals where tiles are whole", whole_tiles),
     group("layouts", "leading dimensions, unaligned rows, transposed operands", layouts),
     group("act_order", "permuted columns", act_order),
     group("x_prologue", "activations converted for matrix instructions", x_prologue),
@@ -273,6 +274,32 @@ fn gated(format: Format) -> Vec<Case> {
         cases.push(Case { act_order, ..case(5, 35, 3 * format.block_len + 9, epilogue) });
     }
     cases
+}
+
+/// Features of whole tiles and of one that is not, tokens likewise, X and D of one type with aligned rows: every tile that could be chosen
+/// has code of its own for these.
+fn whole_tiles(format: Format) -> Vec<Case> {
+    if !WAYS.contains(&format.name) {
+        return Vec::new();
+    }
+    let (f16, bf16) = (DType::F16, DType::BF16);
+    let cases = [
+        (70, true, f16, Activation::Silu, Some(f16), Some(bf16)),
+        (41, false, bf16, Activation::GeluTanh, Some(bf16), None),
+        (19, true, bf16, Activation::Identity, None, None),
+        (70, false, f16, Activation::Relu, None, Some(DType::F32)),
+        (41, false, f16, Activation::Identity, Some(f16), None),
+        (19, true, f16, Activation::GeluErf, Some(f16), None),
+    ];
+    let case = |(i, (m, gated, dtype, activation, residual, bias))| {
+        let epilogue =
+            Epilogue { alpha: BENT, activation, residual, bias, channel_scale: i == 1, ..Epilogue::default() };
+        let n = if gated { 264 } else { 520 };
+        let k = medium_k(format).next_multiple_of(8);
+        let plain = Case { gated, epilogue, seed: i as u64, ..Case::new(format, m, n, k) };
+        Case { x_dtype: dtype, d_dtype: dtype, every_configuration: true, ..plain }
+    };
+    cases.into_iter().enumerate().map(case).collect()
 }
 
 fn layouts(format: Format) -> Vec<Case> {
