@@ -172,6 +172,11 @@ impl Partition {
         ranges.into_iter().chain((whole.blocks > 0.0).then_some(whole)).collect()
     }
 
+    /// Whether the first phase is of ranges of tiles that are cut.
+    pub(crate) fn cuts_tiles(&self) -> bool {
+        self.stream_k.is_some_and(|cut| cut.cut_ctas > 0)
+    }
+
     /// The launch of this partition, which `estimate` seconds are expected for.
     pub fn plan(&self, estimate: f64) -> LaunchPlan {
         LaunchPlan {
