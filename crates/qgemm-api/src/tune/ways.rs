@@ -9,8 +9,8 @@ use qgemm_hal::{
 };
 use qgemm_sched::{Measured, Offered, TunedTable};
 
-use super::{TuneProblem, TunedWay};
 use super::search::Timed;
+use super::{TuneProblem, TunedWay};
 use crate::context::Context;
 use crate::error::Error;
 use crate::experts::{ExpertArgs, ExpertPlan, ExpertProblem, Experts};

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use qgemm_api::{Activation, Budget, Context, DType, ExpertProblem, Format, HostExperts, Problem, TuneProblem, TunedWay, Tuning};
+use qgemm_api::{
+    Activation, Budget, Context, DType, ExpertProblem, Format, HostExperts, Problem, TuneProblem, TunedWay, Tuning,
+};
 use serde::Serialize;
 
 use super::subject::repeated_rows;

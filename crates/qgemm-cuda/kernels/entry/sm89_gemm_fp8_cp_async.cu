@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
             !add_token_row_partials<COUNT>(reinterpret_cast<float*>(&acc), p, work, thread, &shared.last))
             continue;
         const u32 first_token = work.m_tile * QG_TILE_M + warp % QG_WARPS_M * WARP_M;
-        const bool is_whole = (work.n_tile + 1) * QG_TILE_N <= p.shape.out_features;
+        const bool is_whole = (work.n_tile + 1) * QG_TILE_N <= rows_of_outputs(p);
 #pragma unroll
         for (u32 mt = 0; mt < M_TILES; mt++)
             store_token_rows<WARP_N, false>(reinterpret_cast<float*>(acc.value[mt]), p, first_token + mt * MMA_M,

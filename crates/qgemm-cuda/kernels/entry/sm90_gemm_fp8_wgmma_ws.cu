@@ -41,7 +41,7 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
         constexpr u32 FEATURES = PARTS * PART_N;
         const u32 first_token = first_token_of(tile) + place.token / 16 * 16;
         const u32 first_row = tile.n_tile * QG_TILE_N + place.group_n * FEATURES;
-        const bool is_whole = (tile.n_tile + 1) * QG_TILE_N <= p.shape.out_features;
+        const bool is_whole = (tile.n_tile + 1) * QG_TILE_N <= rows_of_outputs(p);
         store_token_rows<FEATURES, ROWS_EXCHANGED>(all, p, first_token, first_row, place.token % 16, is_whole, shared.staging[warp], lane);
     }
 }

@@ -42,18 +42,66 @@ struct WarpStaging {
     }
 };
 
-// Outputs that are the accumulator times a factor of its row of W, in f16 or bf16, with rows of D aligned: the path lists
-// what it allows, as that of epilogue/plain.cuh.
-QG_DEVICE bool is_plain(const GemmParams& p) {
-    constexpr u32 ALLOWED = QG_FLAG_ROW_SCALE | QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 |
+// Outputs of no flags but those of OPERANDS and alignments, in f16 or bf16, with rows of D aligned: paths list what they allow, as
+// those of epilogue/plain.cuh.
+template <u32 OPERANDS>
+QG_DEVICE bool has_only(const GemmParams& p) {
+    constexpr u32 ALLOWED = OPERANDS | QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 |
                             QG_FLAG_C_ALIGNED16 | QG_FLAG_RESIDUAL_ALIGNED16;
-    const bool alone = !(p.shape.flags & QG_GEMM_FLAGS & ~ALLOWED) && p.shape.activation == QG_ACTIVATION_IDENTITY;
-    return alone && (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.shape.d_dtype != DTYPE_F32;
+    const bool direct = (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.shape.d_dtype != DTYPE_F32;
+    return !(p.shape.flags & QG_GEMM_FLAGS & ~ALLOWED) && direct;
+}
+
+// Rows of W that have outputs: two a feature of a gated pair.
+QG_DEVICE u32 rows_of_outputs(const GemmParams& p) {
+    return p.shape.flags & QG_FLAG_GATED ? 2 * p.shape.out_features : p.shape.out_features;
+}
+
+// The accumulator times a factor of its row of W.
+QG_DEVICE bool is_plain(const GemmParams& p) {
+    return p.shape.activation == QG_ACTIVATION_IDENTITY && has_only<QG_FLAG_ROW_SCALE>(p);
+}
+
+// Turns the accumulators of a round into the products of activated gates and ups: of each 16 features, which a lane holds two of
+// the eight gates and the same two of the ups, the gates' places get them. In `store_runs` a lane would do eight outputs one after
+// the other.
+template <bool EXCHANGED>
+QG_DEVICE void activate_gated_round(float* acc, const GemmParams& p, u32 first_row, u32 lane) {
+    const bool scales = p.shape.flags & QG_FLAG_ROW_SCALE;
+#pragma unroll
+    for (u32 pair = 0; pair < ROUND_ACCUMULATORS / 8; pair++) {
+        const u32 row = first_row + pair * 16 + lane % 4 * 2;
+        float gate[2], up[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            gate[i] = p.shape.alpha * (scales ? load_dense(DTYPE_F32, p.at.row_scale, row + i) : 1.0f);
+            up[i] = p.shape.alpha * (scales ? load_dense(DTYPE_F32, p.at.row_scale, row + 8 + i) : 1.0f);
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            // In every second eight features those of a pair are exchanged, where EXCHANGED says so.
+            float& value = acc[pair * 8 + i];
+            const float other = acc[pair * 8 + 4 + (EXCHANGED ? i ^ 1 : i)];
+            value = activate(p.shape.activation, gate[i % 2] * value) * (up[i % 2] * other);
+        }
+    }
+}
+
+// Stores the gates' places of a round that lies in `staging`, whose first feature is `first_feature`.
+QG_DEVICE void store_gated_round(const WarpStaging& staging, const GemmParams& p, u32 first_token, u32 first_feature, u32 lane) {
+    constexpr u32 RUNS = ROUND_FEATURES / 16;
+    static_assert(WARP_TOKENS * RUNS == 32, "a run a lane");
+    const u32 token = lane / RUNS, run = lane % RUNS;
+    u32 own;
+    if (!find_row(p, first_token + token, own)) return;
+    float v[RUN];
+    WarpStaging::take(staging, token, run * 2, v);
+    store_dense_run(p.shape.d_dtype, p.at.d, own * p.at.d_row + first_feature + run * RUN, true, RUN, v);
 }
 
 // Stores 16 tokens and FEATURES features. A lane's accumulators are, for eight features after the other, two of its first
-// token, which is `token` of the 16, and two of its second, eight further. `is_whole` says that the CTA's tile has no feature
-// outside D. EXCHANGED: in every second eight features, those of a pair are exchanged.
+// token, which is `token` of the 16, and two of its second, eight further. `is_whole` says that the CTA's tile has no row
+// beyond `rows_of_outputs`. EXCHANGED: in every second eight features, those of a pair are exchanged.
 template <u32 FEATURES, bool EXCHANGED>
 QG_DEVICE void store_token_rows(float* acc, const GemmParams& p, u32 first_token, u32 first_row, u32 token, bool is_whole,
                                 WarpStaging& staging, u32 lane) {
@@ -76,12 +124,18 @@ QG_DEVICE void store_token_rows(float* acc, const GemmParams& p, u32 first_token
             store_whole_rows_16<FEATURES, EXCHANGED, false>(acc, lines, d, p.at.d_row * 2, tokens, token, lane, factor);
         return;
     }
+    const bool is_gated = is_whole && (p.shape.flags & QG_FLAG_GATED) && has_only<QG_FLAG_ROW_SCALE | QG_FLAG_GATED>(p);
 #pragma unroll 1
     for (u32 round = 0; round < ROUNDS; round++) {
+        const u32 row = first_row + round * ROUND_FEATURES;
+        if (is_gated) activate_gated_round<EXCHANGED>(acc, p, row, lane);
         WarpStaging::put<EXCHANGED>(staging, acc, token, lane);
-        store_runs<WARP_TOKENS, ROUND_FEATURES, 32, RUN>(
-            p, first_token, first_row + round * ROUND_FEATURES, lane,
-            [&](u32 token, u32 run, float (&values)[RUN]) { WarpStaging::take(staging, token, run, values); });
+        if (is_gated)
+            store_gated_round(staging, p, first_token, row / 2, lane);
+        else
+            store_runs<WARP_TOKENS, ROUND_FEATURES, 32, RUN>(
+                p, first_token, row, lane,
+                [&](u32 token, u32 run, float (&values)[RUN]) { WarpStaging::take(staging, token, run, values); });
         // The next round's accumulators move to the first place: registers cannot be indexed.
 #pragma unroll
         for (u32 i = ROUND_ACCUMULATORS; i < ROUNDS * ROUND_ACCUMULATORS; i++) acc[i - ROUND_ACCUMULATORS] = acc[i];

@@ -299,7 +299,17 @@ fn whole_tiles(format: Format) -> Vec<Case> {
         let plain = Case { gated, epilogue, seed: i as u64, ..Case::new(format, m, n, k) };
         Case { x_dtype: dtype, d_dtype: dtype, every_configuration: true, ..plain }
     };
-    cases.into_iter().enumerate().map(case).collect()
+    let mut cases: Vec<Case> = cases.into_iter().enumerate().map(case).collect();
+    if format.encoding == Encoding::E4M3 {
+        // Codes by codes, of which kernels have stores of their own.
+        let alone = |case: &Case| {
+            let epilogue = Epilogue { residual: None, bias: None, ..case.epilogue };
+            Case { epilogue, ..case.clone() }.with_x_format(XFormat::E4M3Block)
+        };
+        let pairs = cases.iter().filter(|case| case.gated).map(alone);
+        cases.extend(pairs.collect::<Vec<_>>());
+    }
+    cases
 }
 
 fn layouts(format: Format) -> Vec<Case> {
