@@ -107,10 +107,11 @@ impl Context {
     /// What [`Context::plan_attention`] would choose: see [`Context::explain`].
     ///
     /// # Errors
-    /// When the attention is not valid.
+    /// When the attention is not valid, or the family asked for does not exist.
     pub fn explain_attention(&self, problem: &Attention) -> Result<PlanRecord, Error> {
         let (op, device) = (problem.check()?, self.device());
-        Ok(record(&op, device.info(), &attention::candidates(&op, device.info(), device.catalog().attention)))
+        let families = problem.families(device.info(), device.catalog().attention)?;
+        Ok(record(&op, device.info(), &attention::candidates(&op, device.info(), &families)))
     }
 
     /// What [`Context::plan_norm`] would choose: see [`Context::explain`].

@@ -20,6 +20,7 @@ mod sweep;
 mod timing;
 mod tokens;
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
@@ -113,9 +114,15 @@ pub struct Args {
     /// Of matmul: so many products of parts of K alike, dYᵀ·X, with D in f32.
     #[arg(long, conflicts_with_all = ["layout", "batch"])]
     groups: Option<usize>,
-    /// Only this kernel family.
+    /// Of gemm, experts and attention: only this kernel family.
     #[arg(long)]
     family: Option<String>,
+    /// Of attention: keys and values lie in pages of so many keys, in another order than the sequence's.
+    #[arg(long, value_name = "KEYS")]
+    page_size: Option<NonZeroUsize>,
+    /// Of attention: bits in device memory, all of them set, say which keys a query sees.
+    #[arg(long)]
+    mask_bits: bool,
     /// Measure every one of these numbers of tokens, such as `1..256` or `1..64,80..256/16`, and fail where a number
     /// takes longer than a larger one, or one token more costs more than a tile of tokens.
     #[arg(long, value_name = "TOKENS", conflicts_with_all = ["model", "baseline", "save"])]
@@ -386,6 +393,10 @@ impl Args {
         choice::check_x_format(self.op, self.x_format)?;
         choice::check_norm(self.op, self.norm)?;
         ensure!(self.norm.is_none() || self.op == Op::Gemm, "bench has --norm for `--op gemm`");
+        ensure!(
+            self.op == Op::Attention || (self.page_size.is_none() && !self.mask_bits),
+            "--page-size and --mask-bits are options of `--op attention`"
+        );
         match self.op {
             Op::Gemm => ensure!(
                 !of_convert,
@@ -412,8 +423,8 @@ impl Args {
                 "a model, --format, --family, --sweep-m and the options of convert are not those of `--op quantize`"
             ),
             Op::Attention => ensure!(
-                !of_convert && !of_gemm.contains(&true),
-                "a model, --format, --family, --sweep-m and the options of convert are not those of `--op attention`"
+                !of_convert && self.model.is_none() && self.format.is_none() && self.sweep_m.is_none(),
+                "a model, --format, --sweep-m and the options of convert are not those of `--op attention`"
             ),
             Op::KvAppend => ensure!(
                 !of_convert && !of_gemm.contains(&true),

@@ -1,13 +1,14 @@
 //! Values of options: operations, formats, shapes, and how far activations may be rounded.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
-use qgemm_api::{Format, NormKind, Tuned, XFormat, read_tuned};
+use qgemm_api::{Format, Keys, NormKind, Tuned, XFormat, read_tuned};
 use qgemm_testkit::Suite;
 
 /// An operation.
@@ -321,6 +322,13 @@ pub fn duration(text: &str) -> anyhow::Result<Duration> {
     let seconds = number.parse::<f64>().with_context(wrong)? * scale;
     ensure!(seconds > 0.0 && seconds <= 86_400.0, "`{text}`: expected more than 0 and at most a day");
     Ok(Duration::from_secs_f64(seconds))
+}
+
+/// So many keys of each sequence: one after another, or in pages of a size.
+pub fn keys_of(sequences: usize, keys: usize, page_size: Option<NonZeroUsize>) -> Keys {
+    let Some(size) = page_size.map(NonZeroUsize::get) else { return Keys::each(keys) };
+    let width = keys.div_ceil(size);
+    Keys::paged(sequences.saturating_mul(width), size, width).most(keys)
 }
 
 /// What `--tuned` names: a file of measurements, or `auto`.

@@ -1,13 +1,14 @@
 //! `qgemm explain`: what would run for a shape, what else there is, and why.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use qgemm_api::{
-    Activation, Attention, Context, Conversion, DType, Format, Gradient, Indexer, Keys, KvAppend, KvFormat, Matmul,
-    Norm, NormFunction, Optimizer, PlanRecord, Quantization, Queries, Rotary, Routing, XFormat, XPrecision,
+    Activation, Attention, Context, Conversion, DType, Format, Gradient, Indexer, Keys, KvAppend, KvFormat, MaskBits,
+    Matmul, Norm, NormFunction, Optimizer, PlanRecord, Quantization, Queries, Rotary, Routing, XFormat, XPrecision,
 };
 
-use crate::choice::{self, IndexerShape, Op, Sizes};
+use crate::choice::{self, IndexerShape, Op, Sizes, keys_of};
 use crate::{Holds, out};
 
 /// Options of the command.
@@ -45,9 +46,15 @@ pub struct Args {
     /// Most bytes of workspace.
     #[arg(long, value_name = "BYTES")]
     max_workspace: Option<usize>,
-    /// Only this kernel family.
+    /// Of gemm, experts and attention: only this kernel family.
     #[arg(long)]
     family: Option<String>,
+    /// Of attention: keys and values lie in pages of so many keys.
+    #[arg(long, value_name = "KEYS")]
+    page_size: Option<NonZeroUsize>,
+    /// Of attention: bits in device memory say which keys a query sees.
+    #[arg(long)]
+    mask_bits: bool,
     /// Of experts: how many there are.
     #[arg(long, default_value_t = 32)]
     experts: usize,
@@ -119,8 +126,11 @@ impl Args {
             }
             Op::Attention => {
                 let [sequences, queries, keys, heads, kv_heads, dim] = sizes.attention()?;
-                let (queries, keys) = (Queries::each(sequences, queries), Keys::each(keys));
-                ctx.explain_attention(&Attention::new(self.x_dtype, heads, kv_heads, dim, queries, keys).causal())?
+                let (queries, keys) = (Queries::each(sequences, queries), keys_of(sequences, keys, self.page_size));
+                let attention = Attention::new(self.x_dtype, heads, kv_heads, dim, queries, keys).causal();
+                let attention = if self.mask_bits { attention.mask(MaskBits::of_tokens()) } else { attention };
+                let attention = if self.batch_invariant { attention.batch_invariant() } else { attention };
+                ctx.explain_attention(&self.family.iter().fold(attention, Attention::family))?
             }
             Op::Gradient => {
                 let shape = sizes.gemm()?;

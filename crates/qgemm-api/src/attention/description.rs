@@ -2,7 +2,11 @@
 
 use qgemm_formats::DType;
 use qgemm_hal::op::attention::{HEAD_DIM_STEP, MOST_HEAD_DIM};
-use qgemm_hal::{Addressing, CheckedAttention, HeadRows, KvFormat, KvPlaces, KvRows, MaskBits, Paging, QueryLengths};
+use qgemm_hal::{
+    Addressing, AttentionFamilies, CheckedAttention, DeviceInfo, Family, HeadRows, KvFormat, KvPlaces, KvRows,
+    MaskBits, Paging, QueryLengths,
+};
+use qgemm_sched::SchedError;
 
 use crate::error::Error;
 use crate::operand::WIDE_ACCESS;
@@ -114,7 +118,11 @@ pub struct Attention {
     soft_cap: Option<f32>,
     lse: bool,
     batch_invariant: bool,
+    family: Option<String>,
 }
+
+/// Families of which the plan takes one.
+type AllowedFamilies = Vec<&'static dyn Family<CheckedAttention>>;
 
 impl Attention {
     /// `heads` heads of `head_dim` features in `dtype`, whose keys and values have `kv_heads`, in `dtype` as well: Q and D
@@ -143,6 +151,7 @@ impl Attention {
             soft_cap: None,
             lse: false,
             batch_invariant: false,
+            family: None,
         }
     }
 
@@ -263,6 +272,29 @@ impl Attention {
     pub fn batch_invariant(mut self) -> Self {
         self.batch_invariant = true;
         self
+    }
+
+    /// Restricts the plan to one kernel family, such as `attention_simt`: for tests and benchmarks.
+    pub fn family(mut self, name: impl Into<String>) -> Self {
+        self.family = Some(name.into());
+        self
+    }
+
+    /// The families of the device of `info` that may serve it.
+    pub(crate) fn families(&self, info: &DeviceInfo, all: AttentionFamilies) -> Result<AllowedFamilies, Error> {
+        let Some(wanted) = &self.family else { return Ok(all.to_vec()) };
+        match all.iter().find(|family| family.name() == wanted) {
+            Some(family) => Ok(vec![*family]),
+            None => {
+                let known = all.iter().map(|family| family.name()).collect();
+                Err(SchedError::UnknownFamily { device: info.name.clone(), family: wanted.clone(), known }.into())
+            }
+        }
+    }
+
+    /// Whether the plan is that of any family.
+    pub(crate) fn is_unrestricted(&self) -> bool {
+        self.family.is_none()
     }
 
     /// Validates everything that does not depend on the buffers of a run.

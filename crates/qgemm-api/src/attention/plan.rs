@@ -111,7 +111,8 @@ impl AttentionPlan {
         let make = || {
             let CheckedAttention { sequences, tokens, most_keys, .. } = op;
             let _span = tracing::info_span!("plan", sequences, tokens, most_keys).entered();
-            let (family, plan) = choose(&op, device.info(), device.catalog().attention)?;
+            let families = attention.families(device.info(), device.catalog().attention)?;
+            let (family, plan) = choose(&op, device.info(), &families)?;
             Ok::<_, Error>(Ready {
                 family,
                 plan,
@@ -119,7 +120,12 @@ impl AttentionPlan {
             })
         };
         let has_queries = op.sequences > 0 && op.tokens > 0 && op.most_queries() > 0;
-        let ready = if has_queries { Some(caches.attention.get_or_make(&op, make)?) } else { None };
+        // Plans of one family are for measurements, and not kept.
+        let ready = match (has_queries, attention.is_unrestricted()) {
+            (false, _) => None,
+            (true, true) => Some(caches.attention.get_or_make(&op, make)?),
+            (true, false) => Some(Arc::new(make()?)),
+        };
         Ok(Self { device: device.info().id, extents: extents(&op), ready, op })
     }
 

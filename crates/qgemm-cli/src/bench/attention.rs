@@ -1,11 +1,13 @@
 //! `qgemm bench --op attention`.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 
-use qgemm_api::{Attention, AttentionArgs, Buffer, Context, DType, Keys, KvFormat, Queries};
+use qgemm_api::{Attention, AttentionArgs, Buffer, Context, DType, KvFormat, MaskBits, Queries};
 
 use super::timing::{Pace, Timing, time_launches};
 use super::{Args, BenchRow, copies};
+use crate::choice::keys_of;
 
 /// Sequences, queries and keys of each, heads, heads of keys and features of a head, unless others are asked for.
 const SHAPES: [[usize; 6]; 4] =
@@ -45,6 +47,12 @@ impl Subject {
     fn name(&self) -> String {
         self.shape.map(|size| size.to_string()).join("x")
     }
+
+    /// How keys are stored and masked.
+    fn format(&self, args: &Args) -> String {
+        let pages = args.page_size.map_or(String::new(), |size| format!(" pages={size}"));
+        format!("{}{pages}{}", self.kv, if args.mask_bits { " mask" } else { "" })
+    }
 }
 
 /// So many numbers below 1 in magnitude, as bytes of a format.
@@ -60,6 +68,19 @@ fn numbers(kv: KvFormat, count: usize) -> Vec<u8> {
     }
 }
 
+/// A table that has the pages of a cache in another order than theirs, and the lengths of sequences that have so many keys.
+fn paging(
+    ctx: &Context,
+    sequences: usize,
+    keys: usize,
+    size: NonZeroUsize,
+) -> Result<(Buffer, Buffer), qgemm_api::Error> {
+    let pages = sequences * keys.div_ceil(size.get());
+    let mut table: Vec<u32> = (0..pages as u32).collect();
+    table.sort_by_key(|page| page.wrapping_mul(0x9e37_79b1));
+    Ok((ctx.upload(&table)?, ctx.upload(&vec![keys as u32; sequences])?))
+}
+
 /// Times what a plan takes for a subject, with copies of keys and values in turn.
 ///
 /// # Errors
@@ -67,19 +88,25 @@ fn numbers(kv: KvFormat, count: usize) -> Vec<u8> {
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let [sequences, queries, keys, heads, kv_heads, dim] = subject.shape;
     let dtype: DType = args.x_dtype;
-    let attention = Attention::new(dtype, heads, kv_heads, dim, Queries::each(sequences, queries), Keys::each(keys))
+    let places = keys_of(sequences, keys, args.page_size);
+    let attention = Attention::new(dtype, heads, kv_heads, dim, Queries::each(sequences, queries), places)
         .kv_format(subject.kv)
         .causal();
-    let plan = ctx.plan_attention(&attention)?;
-    let of_keys = numbers(subject.kv, sequences * keys * kv_heads * dim);
+    let attention = if args.mask_bits { attention.mask(MaskBits::of_tokens()) } else { attention };
+    let plan = ctx.plan_attention(&args.family.iter().fold(attention, Attention::family))?;
+    let rows = args.page_size.map_or(keys, |size| keys.next_multiple_of(size.get()));
+    let of_keys = numbers(subject.kv, sequences * rows * kv_heads * dim);
     let places: Vec<usize> = (0..copies(ctx, 2 * of_keys.len())).collect();
     let upload = |_: &usize| Ok::<_, qgemm_api::Error>((ctx.upload(&of_keys)?, ctx.upload(&of_keys)?));
     let kv: Vec<(Buffer, Buffer)> = places.iter().map(upload).collect::<Result<_, _>>()?;
     let of_queries = sequences * queries * heads * dim;
     let q = ctx.upload(&numbers(KvFormat::Plain(dtype), of_queries))?;
     let factors = ctx.upload(&vec![1.0f32; kv_heads])?;
-    let scale_count = subject.kv.scale_bytes_of(sequences * keys * kv_heads * dim) / DType::F16.bytes();
+    let scale_count = subject.kv.scale_bytes_of(sequences * rows * kv_heads * dim) / DType::F16.bytes();
     let scales = ctx.upload(&DType::F16.encode(&vec![1.0 / 64.0; scale_count]))?;
+    let of_pages = args.page_size.map(|size| paging(ctx, sequences, keys, size)).transpose()?;
+    let words = if args.mask_bits { sequences * queries * MaskBits::words(keys) } else { 0 };
+    let mask = ctx.upload(&vec![u32::MAX; words])?;
     let mut d = ctx.allocate(of_queries * dtype.bytes())?;
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.new_stream()?;
@@ -89,6 +116,10 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         let scales = subject.kv.has_scales().then(|| (&scales).into());
         let args = AttentionArgs { k_scales: scales, v_scales: scales, ..AttentionArgs::new(&q, k, v, &mut d) };
         let args = AttentionArgs { k_factors: factors, v_factors: factors, ..args };
+        let (block_table, kv_lengths) =
+            of_pages.as_ref().map(|(table, lengths)| (table.into(), lengths.into())).unzip();
+        let mask = (words > 0).then(|| (&mask).into());
+        let args = AttentionArgs { block_table, kv_lengths, mask, ..args };
         plan.run(&stream, AttentionArgs { workspace: Some(&mut workspace), ..args })
     };
     let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
@@ -96,7 +127,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     Ok(BenchRow {
         device: ctx.info().name.clone(),
         shape: subject.name(),
-        format: subject.kv.to_string(),
+        format: subject.format(args),
         x_dtype: dtype.to_string(),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),

@@ -4,6 +4,9 @@
 #include "atoms/registers.cuh"
 #include "epilogue/attention_store.cuh"
 #include "mainloop/sm90/attention_wgmma.cuh"
+#ifdef QG_PAGES
+#include "mainloop/sm90/attention_pages.cuh"
+#endif
 
 constexpr u32 PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : 160;
 
@@ -58,9 +61,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     } else {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         const u32 warp = shfl_idx_u32((thread - CONSUMERS) / 32, 0), lane = thread % 32;
+#ifdef QG_PAGES
+        produce_pages(ring, params, warp, lane);
+#else
         if (warp > 0)
             inspect(ring, params, warp - 1, lane);
         else if (lane == 0)
             produce(ring, params);
+#endif
     }
 }

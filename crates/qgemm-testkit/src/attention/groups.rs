@@ -14,6 +14,7 @@ pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
     group("attention_masks", "causal or not, windows, more queries than keys, soft caps, scales", masks),
     group("attention_values", "huge logits, NaN and infinities in keys that some queries do not see", values),
     group("attention_places", "offsets, lengths, pages of every size, pages that are none", places),
+    group("attention_pages", "many queries over pages of every size, masks, NaN and pages that are none", pages),
     group("attention_layouts", "strides, heads before tokens, unaligned operands", layouts),
     group(
         "attention_codes",
@@ -151,6 +152,34 @@ fn places() -> Vec<AttentionCase> {
             if matches!(places, AttentionPlaces::Paged(_)) {
                 cases.push(AttentionCase { places, values: AttentionValues::BadPages, ..case });
             }
+        }
+    }
+    numbered(cases)
+}
+
+/// Pages that are tiles of keys, parts of these or several, that share pieces with them, and that do not.
+fn pages() -> Vec<AttentionCase> {
+    let all_dims = [(64, 64), (128, 128), (192, 128), (256, 256), (80, 40)];
+    let all_values = [AttentionValues::Normal, AttentionValues::BadPages, AttentionValues::NotFinite];
+    let mut cases = Vec::new();
+    for (i, size) in [1, 5, 8, 16, 24, 32, 48, 64, 100, 128, 272].into_iter().enumerate() {
+        for (j, values) in all_values.into_iter().enumerate() {
+            let lengths: &[(usize, usize)] =
+                if (i + j) % 2 == 0 { &[(40, 150), (70, 70), (0, 9), (20, 275)] } else { &[(65, 310), (65, 40)] };
+            let case = AttentionCase::new(lengths, [(2, 1), (3, 3)][i % 2], 8, types((i + j) % 2));
+            cases.push(AttentionCase {
+                places: AttentionPlaces::Paged(size),
+                values,
+                dims: all_dims[(i + 2 * j) % 5],
+                causal: (i + j) % 3 != 0,
+                window: ((i + j) % 4 == 1).then_some(50),
+                soft_cap: ((i + j) % 4 == 2).then_some(20.0),
+                batch_invariant: case.ragged && i % 3 == 0,
+                head_major: j == 1,
+                gap: 8 * (i % 2),
+                offset: 8 * (j % 2),
+                ..case
+            });
         }
     }
     numbered(cases)

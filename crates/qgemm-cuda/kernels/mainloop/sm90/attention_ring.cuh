@@ -12,8 +12,14 @@ static_assert(QG_THREADS == CONSUMERS + 128, "a warpgroup of producers");
 static_assert(QG_QK % BOX == 0 && QG_V % BOX == 0, "a row of a box is the swizzle's 128 bytes");
 constexpr u32 Q_BOX_BYTES = 64 * BOX * 2, KEYS_BOX_BYTES = QG_KEYS * BOX * 2;
 constexpr u32 Q_BYTES = ROWS * QG_QK * 2, K_BYTES = QG_KEYS * QG_QK * 2, V_BYTES = QG_KEYS * QG_V * 2;
-// Warps that look at values before consumers multiply them.
-constexpr u32 INSPECTORS = 3;
+// Keys and values that lie in pages come by TMA in pieces of a page (QG_PAGES 1), or row by row by `cp.async` (2).
+#if defined(QG_PAGES) && QG_PAGES == 2
+constexpr bool BY_ROWS = true;
+#else
+constexpr bool BY_ROWS = false;
+#endif
+// Warps that look at values before consumers multiply them. Of the four warps that copy rows, two have keys, and two values.
+constexpr u32 INSPECTORS = BY_ROWS ? 2 : 3, ROW_COPIERS = 2;
 
 // Heads of tokens as TMA sees them.
 struct alignas(64) HeadsMap {
@@ -24,7 +30,8 @@ struct TmaAttentionParams {
     AttentionParams attention;
     // Heads whose keys stay in L2 while CTAs go through their queries.
     u32 heads_together;
-    u32 reserved;
+    // Of pages: keys of a piece, 2 to this power.
+    u32 piece_shift;
     // Q: [heads][tokens][features]; K and V: [pages][heads][rows][features].
     HeadsMap q_map, k_map, v_map;
 };
@@ -101,6 +108,10 @@ struct AttentionRing {
     u64 v_full[QG_STAGES], v_seen[QG_STAGES], v_empty[QG_STAGES];
     // What each inspector found in values of mixed tiles: whether some are infinite or NaN.
     u32 not_finite[QG_STAGES][4];
+#ifdef QG_PAGES
+    // Which keys of a tile have no page, a bit each. Consumers ask when they have released the keys: those of two turns of the ring.
+    u32 absent[2 * QG_STAGES][QG_KEYS / 32];
+#endif
 
     // For the first thread, before a CTA barrier.
     QG_DEVICE void init(AttentionRing& ring) {
@@ -108,7 +119,7 @@ struct AttentionRing {
         mbarrier_init(&ring.q_empty, CONSUMERS / 32);
 #pragma unroll
         for (u32 i = 0; i < QG_STAGES; i++) {
-            mbarrier_init(&ring.k_full[i], 1);
+            mbarrier_init(&ring.k_full[i], BY_ROWS ? ROW_COPIERS : 1);
             mbarrier_init(&ring.k_empty[i], CONSUMERS / 32);
             mbarrier_init(&ring.v_full[i], 1);
             mbarrier_init(&ring.v_seen[i], INSPECTORS);
@@ -133,6 +144,13 @@ struct RingPosition {
     }
 };
 
+#ifdef QG_PAGES
+// Which of `absent` are those of a tile whose keys are at `k`.
+QG_DEVICE u32 slot_of(const RingPosition& k) {
+    return k.parity * QG_STAGES + k.stage;
+}
+#endif
+
 // Copies QG_KEYS rows of COLUMNS features from `tile` on. What lies outside of the operand arrives as zeros.
 template <u32 COLUMNS>
 QG_DEVICE void copy_rows(u8* to, const HeadsMap& map, const AttentionParams& p, const AttentionItem& item, u32 tile,
@@ -143,6 +161,16 @@ QG_DEVICE void copy_rows(u8* to, const HeadsMap& map, const AttentionParams& p, 
     for (u32 i = 0; i < COLUMNS / BOX; i++) {
         const i32 at[5] = {(i32)(i * BOX), (i32)(item.s.row + tile), (i32)item.kv_head, (i32)page, 0};
         cp_async_bulk_tensor_5d(to + i * KEYS_BOX_BYTES, &map, at, full);
+    }
+}
+
+QG_DEVICE void copy_queries(AttentionRing& ring, const TmaAttentionParams& params, const AttentionItem& item) {
+    mbarrier_arrive_expect_tx(&ring.q_full, Q_BYTES);
+#pragma unroll
+    for (u32 i = 0; i < Q_BYTES / Q_BOX_BYTES; i++) {
+        const u32 rows = i / (QG_QK / BOX) * 64, column = i % (QG_QK / BOX) * BOX;
+        cp_async_bulk_tensor_3d(ring.q + i * Q_BOX_BYTES, &params.q_map, (i32)column,
+                                (i32)(item.s.token + item.first_query + rows), (i32)item.head, &ring.q_full);
     }
 }
 
@@ -158,13 +186,7 @@ QG_DEVICE void produce(AttentionRing& ring, const TmaAttentionParams& params) {
         if (item.tiles == 0) continue;
         mbarrier_wait(&ring.q_empty, q_parity ^ 1);
         q_parity ^= 1;
-        mbarrier_arrive_expect_tx(&ring.q_full, Q_BYTES);
-#pragma unroll
-        for (u32 i = 0; i < Q_BYTES / Q_BOX_BYTES; i++) {
-            const u32 rows = i / (QG_QK / BOX) * 64, column = i % (QG_QK / BOX) * BOX;
-            cp_async_bulk_tensor_3d(ring.q + i * Q_BOX_BYTES, &params.q_map, (i32)column,
-                                    (i32)(item.s.token + item.first_query + rows), (i32)item.head, &ring.q_full);
-        }
+        copy_queries(ring, params, item);
 #pragma unroll 1
         for (u32 i = 0; i <= item.tiles; i++) {
             if (i < item.tiles) {
@@ -219,6 +241,12 @@ QG_DEVICE void inspect(AttentionRing& ring, const TmaAttentionParams& params, u3
                 const u32 any = ballot(found != 0);
                 if (lane == 0) st_shared(&ring.not_finite[v.stage][inspector], any);
             }
+#ifdef QG_PAGES
+            // Consumers take a tile for mixed, too, of which a key has no page.
+            else if (lane == 0) {
+                st_shared(&ring.not_finite[v.stage][inspector], 0u);
+            }
+#endif
             AttentionRing::release(&ring.v_seen[v.stage], lane);
         }
     }

@@ -136,11 +136,40 @@ QG_DEVICE void wait_for_keys(AttentionRing& ring, const Consumer& own) {
     mbarrier_wait(&ring.k_full[own.k.stage], own.k.parity);
 }
 
+// Whether scores of a tile of keys, which have arrived, are to be masked: keys have no page, or some queries see them and others do not.
+QG_DEVICE bool is_mixed(const AttentionRing& ring, const Consumer& own, const AttentionItem& item, u32 tile) {
+#ifdef QG_PAGES
+    u32 absent = 0;
+#pragma unroll
+    for (u32 i = 0; i < QG_KEYS / 32; i++) absent |= ld_shared(&ring.absent[slot_of(own.k)][i]);
+    if (absent != 0) return true;
+#endif
+    return AttentionItem::is_mixed(item, tile);
+}
+
+#ifdef QG_PAGES
+// Takes away the scores of keys that have no page.
+QG_DEVICE void mask_absent(float (&scores)[SCORES], const u32* absent, u32 lane) {
+#pragma unroll
+    for (u32 word = 0; word < QG_KEYS / 32; word++) {
+        const u32 bits = ld_shared(absent + word) >> lane % 4 * 2;
+        if (ballot(bits != 0) == 0) continue;
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) {
+            if (bits >> (i / 4 * 8 + i % 2) & 1u) scores[word * 16 + i] = minus_infinity();
+        }
+    }
+}
+#endif
+
 // A tile of keys, which have arrived: its weights, and the sums of the tile before where one is PENDING. Whether its own are then
 // pending: values of MIXED tiles may have been added at once.
 template <bool MIXED, bool PENDING>
 QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const AttentionParams& p, u32 tile, bool is_last) {
     float scores[SCORES];
+#ifdef QG_PAGES
+    const u32* absent = ring.absent[slot_of(own.k)];
+#endif
     if constexpr (PENDING) mbarrier_wait(&ring.v_seen[own.v.stage], own.v.parity);
     take_turn(own);
     wgmma_fence();
@@ -157,6 +186,9 @@ QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const Attent
     }
     float kept[2];
     if constexpr (MIXED) mask_scores(scores, rows.seen, tile);
+#ifdef QG_PAGES
+    if constexpr (MIXED) mask_absent(scores, absent, own.lane);
+#endif
     weigh(scores, kept, rows.largest, rows.total, own.factor);
     // The compiler moves most powers behind this wait. Before it, with a branch in between, they took longer (docs/experiments.md): by
     // then the matrix instructions are another warpgroup's.
@@ -171,8 +203,10 @@ QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const Attent
     for (u32 i = 0; i < KEY_STEPS; i++) wgmma_fence_operand(rows.weights[i]);
     if constexpr (MIXED) {
         mbarrier_wait(&ring.v_seen[own.v.stage], own.v.parity);
-        const u32* found = ring.not_finite[own.v.stage];
-        if ((ld_shared(found) | ld_shared(found + 1) | ld_shared(found + 2)) != 0) {
+        u32 found = 0;
+#pragma unroll
+        for (u32 i = 0; i < INSPECTORS; i++) found |= ld_shared(&ring.not_finite[own.v.stage][i]);
+        if (found != 0) {
             add_values_seen(rows, ring.v[own.v.stage], tile, own.lane);
             AttentionRing::release(&ring.v_empty[own.v.stage], own.lane);
             RingPosition::next(own.v);
@@ -190,7 +224,7 @@ QG_DEVICE void attend(Rows& rows, AttentionRing& ring, Consumer& own, const Atte
 #pragma unroll 1
     while (i < item.tiles) {
         const u32 tile = AttentionItem::key_of(item, i), last = item.tiles - 1;
-        if (AttentionItem::is_mixed(item, tile)) {
+        if (is_mixed(ring, own, item, tile)) {
             pending = pending ? step<true, true>(rows, ring, own, p, tile, i == last)
                               : step<true, false>(rows, ring, own, p, tile, i == last);
             i++;
@@ -200,7 +234,7 @@ QG_DEVICE void attend(Rows& rows, AttentionRing& ring, Consumer& own, const Atte
 #pragma unroll 1
         for (; i <= last; i++) {
             const u32 next = AttentionItem::key_of(item, i);
-            if (AttentionItem::is_mixed(item, next)) break;
+            if (is_mixed(ring, own, item, next)) break;
             step<false, true>(rows, ring, own, p, next, i == last);
         }
     }

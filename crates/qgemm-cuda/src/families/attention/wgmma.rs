@@ -1,5 +1,5 @@
 //! `attention_wgmma`: many queries by Hopper's matrix instructions of a warpgroup, queries, keys and values by TMA. CTAs stay and take
-//! rows of queries of a head in turn.
+//! rows of queries of a head in turn. Keys in pages come in pieces of a page, or row by row where those would be too small.
 
 use std::sync::Arc;
 
@@ -17,7 +17,6 @@ use super::super::launch_params::LaunchParams;
 use super::super::prelude::{constant_line, macro_line};
 use super::params::{AttentionParams, is_all};
 use super::simt::ctas;
-use crate::source;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
@@ -31,8 +30,53 @@ const BOX: u32 = 64;
 const INSPECTORS: u32 = 3;
 /// Most bytes from a row, a head or a page to the next (`cuTensorMapEncodeTiled`).
 const MOST_STRIDE_BYTES: u64 = (1 << 40) - 16;
-/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
+/// Least rows of a piece of a page: those of the swizzle's pattern.
+const LEAST_PIECE: usize = 8;
+/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille; of those that copy pages row
+/// by row an estimate.
 const EFFICIENCY: (u32, u32) = (800, 550);
+const EFFICIENCY_BY_ROWS: (u32, u32) = (750, 450);
+
+/// How keys and values come to shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// They lie one after another: a tile at a time.
+    Tiles,
+    /// They lie in pages: by TMA in pieces, which pages and tiles are made of.
+    Pieces,
+    /// They lie in pages: row by row.
+    Rows,
+}
+
+impl Source {
+    const ALL: [Source; 3] = [Source::Tiles, Source::Pieces, Source::Rows];
+
+    /// For `op`, in tiles of so many keys.
+    fn of(op: &CheckedAttention, keys: u32) -> Self {
+        match op.places {
+            KvPlaces::Table { page_size, .. } if piece_rows(page_size, keys) as usize >= LEAST_PIECE => Source::Pieces,
+            KvPlaces::Table { .. } => Source::Rows,
+            _ => Source::Tiles,
+        }
+    }
+
+    /// The step of its kernels. `is_bounded`: exponents are not products times a positive factor, but bounded by a soft cap, or turned round.
+    fn step(self, is_bounded: bool) -> &'static str {
+        match (self, is_bounded) {
+            (Source::Tiles, false) => "attend",
+            (Source::Tiles, true) => "attend_bounded",
+            (Source::Pieces, false) => "attend_pieces",
+            (Source::Pieces, true) => "attend_pieces_bounded",
+            (Source::Rows, false) => "attend_rows",
+            (Source::Rows, true) => "attend_rows_bounded",
+        }
+    }
+}
+
+/// The largest power of two that divides pages and tiles.
+fn piece_rows(page_size: usize, keys: u32) -> u32 {
+    1 << page_size.trailing_zeros().min(keys.trailing_zeros())
+}
 
 /// What a kernel has room for.
 #[derive(Clone, Copy, Debug)]
@@ -58,11 +102,23 @@ const TILES: [Tile; 4] = [
 #[derive(Debug)]
 pub(super) struct AttentionWgmma;
 
-/// `is_bounded`: exponents are not products times a positive factor, but bounded by a soft cap, or turned round.
-fn attend_spec(dtype: DType, tile: &Tile, is_bounded: bool) -> AttentionSpec {
-    let step = Name::new(if is_bounded { "attend_bounded" } else { "attend" });
+fn attend_spec(dtype: DType, tile: &Tile, source: Source, is_bounded: bool) -> AttentionSpec {
     let &Tile { qk, v, warpgroups, keys, .. } = tile;
-    AttentionSpec { step, kv: KvFormat::Plain(dtype), qk, v, rows: warpgroups * WARPGROUP_ROWS, keys }
+    AttentionSpec {
+        step: Name::new(source.step(is_bounded)),
+        kv: KvFormat::Plain(dtype),
+        qk,
+        v,
+        rows: warpgroups * WARPGROUP_ROWS,
+        keys,
+    }
+}
+
+/// How keys come to a kernel, and whether exponents are bounded.
+fn step_of(spec: &AttentionSpec) -> (Source, bool) {
+    let all = Source::ALL.into_iter().flat_map(|source| [(source, false), (source, true)]);
+    let found = all.into_iter().find(|(source, is_bounded)| source.step(*is_bounded) == spec.step.as_str());
+    found.unwrap_or((Source::Tiles, false))
 }
 
 fn warpgroups(spec: &AttentionSpec) -> u32 {
@@ -82,7 +138,9 @@ fn stages(spec: &AttentionSpec) -> u32 {
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let tiles = spec.rows * spec.qk * 2 + stages(spec) * spec.keys * (spec.qk + spec.v) * 2;
     let barriers = (2 + 5 * stages(spec)) * 8;
-    (tiles + barriers + stages(spec) * (INSPECTORS + 1) * 4).next_multiple_of(1024)
+    // Which keys have no page, a bit each, of twice as many tiles as there are stages.
+    let absent = if step_of(spec).0 == Source::Tiles { 0 } else { 2 * stages(spec) * spec.keys / 8 };
+    (tiles + barriers + stages(spec) * (INSPECTORS + 1) * 4 + absent).next_multiple_of(1024)
 }
 
 fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
@@ -92,6 +150,7 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm90_attention_wgmma_ws.cu";
     let KvFormat::Plain(dtype) = spec.kv else { unreachable!("keys are plain") };
+    let (source, is_bounded) = step_of(&spec);
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
     let constants = [
@@ -102,21 +161,29 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
         ("QG_V", spec.v),
         ("QG_KEYS", spec.keys),
         ("QG_STAGES", stages(&spec)),
-        ("QG_BOUNDED", (spec.step.as_str() == "attend_bounded").into()),
+        ("QG_BOUNDED", is_bounded.into()),
         ("QG_SHARED_BYTES", shared_bytes(&spec)),
     ];
     for (name, value) in constants {
         constant_line(&mut prelude, name, value);
     }
+    match source {
+        Source::Tiles => {}
+        Source::Pieces => macro_line(&mut prelude, "QG_PAGES", "1"),
+        Source::Rows => macro_line(&mut prelude, "QG_PAGES", "2"),
+    }
     let (name, symbol) = (id(spec, variant).to_string(), "qg_sm90_attention_wgmma_ws");
-    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }
+    KernelSpec { name, entry, text: crate::source::entry(entry), symbol, prelude, arch_specific: true }
 }
 
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let dtypes = [DType::F16, DType::BF16].into_iter().filter(move |_| variant == Variant::Sm90);
-    let all = dtypes.flat_map(|dtype| {
-        TILES.iter().flat_map(move |tile| [false, true].map(|is_bounded| attend_spec(dtype, tile, is_bounded)))
+    let sources = || Source::ALL.into_iter().flat_map(|source| [(source, false), (source, true)]);
+    let all = dtypes.flat_map(move |dtype| {
+        TILES.iter().flat_map(move |tile| {
+            sources().map(move |(source, is_bounded)| attend_spec(dtype, tile, source, is_bounded))
+        })
     });
     all.map(move |spec| source(spec, variant))
 }
@@ -180,9 +247,10 @@ impl Heads {
 struct MappedAttention {
     attention: AttentionParams,
     heads_together: u32,
+    piece_shift: u32,
     queries: Heads,
-    keys: Heads,
-    values: Heads,
+    /// Keys and values, where TMA copies them.
+    kv: Option<[Heads; 2]>,
 }
 
 /// `TmaAttentionParams` in `mainloop/sm90/attention_ring.cuh`.
@@ -190,22 +258,27 @@ struct MappedAttention {
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct TmaAttentionParams {
     attention: AttentionParams,
-    heads_together: [u32; 2],
+    heads_together: u32,
+    piece_shift: u32,
     padding: [u64; 5],
     maps: [EncodedMap; 3],
 }
 
 impl Params for MappedAttention {
     fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
-        let Self { attention, heads_together, queries, keys, values } = self;
+        let Self { attention, heads_together, piece_shift, queries, kv } = self;
         let attention = attention.at(operands, at)?;
-        let maps = [queries.map(attention.at.q, 3), keys.map(attention.at.k, 5), values.map(attention.at.v, 5)];
-        let [q, k, v] = maps.map(|map| (at.encode)(&map));
+        let mut maps = [(at.encode)(&queries.map(attention.at.q, 3))?, EncodedMap::default(), EncodedMap::default()];
+        if let Some([keys, values]) = kv {
+            maps[1] = (at.encode)(&keys.map(attention.at.k, 5))?;
+            maps[2] = (at.encode)(&values.map(attention.at.v, 5))?;
+        }
         Ok(LaunchParams::of(&TmaAttentionParams {
             attention,
-            heads_together: [*heads_together, 0],
+            heads_together: *heads_together,
+            piece_shift: *piece_shift,
             padding: [0; 5],
-            maps: [q?, k?, v?],
+            maps,
         }))
     }
 }
@@ -227,18 +300,19 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     if op.mask.is_some() {
         return Err(Unsupported::new("takes no mask of bits, and leaves those to others"));
     }
-    if matches!(op.places, KvPlaces::Table { .. }) {
-        return Err(Unsupported::new("reads keys that lie one after another, not in pages"));
+    let tile = TILES.iter().find(|tile| tile.qk as usize >= op.qk_dim && tile.v as usize >= op.v_dim);
+    let tile = tile.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
+    let source = Source::of(op, tile.keys);
+    let mut by_tma = vec![Heads::queries(op)];
+    if source != Source::Rows {
+        by_tma.extend([Heads::keys(op, &op.k, op.qk_dim, 1), Heads::keys(op, &op.v, op.v_dim, 1)]);
     }
-    let parts = [Heads::queries(op), Heads::keys(op, &op.k, op.qk_dim, 1), Heads::keys(op, &op.v, op.v_dim, 1)];
-    if !op.q.aligned || !op.k.rows.aligned || !op.v.rows.aligned || !parts.iter().all(Heads::fit) {
+    if !op.q.aligned || !op.k.rows.aligned || !op.v.rows.aligned || !by_tma.iter().all(Heads::fit) {
         return Err(Unsupported::new(
             "reads Q, K and V with TMA: rows begin at multiples of 16 bytes, and strides are not 0",
         ));
     }
-    let tile = TILES.iter().find(|tile| tile.qk as usize >= op.qk_dim && tile.v as usize >= op.v_dim);
-    let tile = tile.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
-    let spec = attend_spec(dtype, tile, super::is_bounded(op));
+    let spec = attend_spec(dtype, tile, source, super::is_bounded(op));
     items(op, &spec)?;
     let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
     if needs > has {
@@ -255,7 +329,8 @@ impl Family<CheckedAttention> for AttentionWgmma {
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
         let (spec, variant) = spec_of(op, info)?;
         super::check_invariant(NAME, op, info)?;
-        Ok(vec![super::one_launch(op, id(spec, variant), &spec, EFFICIENCY)])
+        let efficiency = if step_of(&spec).0 == Source::Rows { EFFICIENCY_BY_ROWS } else { EFFICIENCY };
+        Ok(vec![super::one_launch(op, id(spec, variant), &spec, efficiency)])
     }
 
     fn prepare(
@@ -284,6 +359,11 @@ pub(super) fn sequence(
     let Spec::Attention(spec) = config.kernel.spec else { unreachable!("a configuration is of a kernel of attention") };
     let row_ctas = op.most_queries().div_ceil(spec.rows as usize) as u32;
     let (of_head, ctas) = (op.sequences as u32 * row_ctas, info.units.max(1));
+    let rows = match op.places {
+        KvPlaces::Table { page_size, .. } => piece_rows(page_size, spec.keys),
+        _ => spec.keys,
+    };
+    let kv = || [Heads::keys(op, &op.k, op.qk_dim, rows), Heads::keys(op, &op.v, op.v_dim, rows)];
     let launch = KernelLaunch {
         id: config.kernel,
         spec: source(spec, variant),
@@ -299,11 +379,34 @@ pub(super) fn sequence(
         params: Arc::new(MappedAttention {
             attention: AttentionParams::new(op, 1, config.part_keys, row_ctas),
             heads_together: super::heads_together(op.heads, of_head, ctas),
+            piece_shift: rows.trailing_zeros(),
             queries: Heads::queries(op),
-            keys: Heads::keys(op, &op.k, op.qk_dim, spec.keys),
-            values: Heads::keys(op, &op.v, op.v_dim, spec.keys),
+            kv: (step_of(&spec).0 != Source::Rows).then(kv),
         }),
     };
     let step = launch.step::<O>(make)?.of_operation().unbind(O::Workspace);
     Ok(LaunchSequence::new::<O>(format!("{NAME}_{}", op.dtype), vec![step]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_divide_pages_and_tiles() {
+        for (page_size, keys, rows) in [(16, 128, 16), (24, 128, 8), (256, 128, 128), (100, 128, 4), (1, 64, 1)] {
+            assert_eq!(piece_rows(page_size, keys), rows);
+            assert!(page_size.is_multiple_of(rows as usize) && keys.is_multiple_of(rows));
+        }
+    }
+
+    #[test]
+    fn steps_say_how_keys_come() {
+        for source in Source::ALL {
+            for is_bounded in [false, true] {
+                let spec = attend_spec(DType::F16, &TILES[0], source, is_bounded);
+                assert_eq!(step_of(&spec), (source, is_bounded));
+            }
+        }
+    }
 }

@@ -1,0 +1,227 @@
+// Prefill on Hopper: how keys and values come to shared memory that lie in pages. Where a page and a tile are made of the same pieces of
+// eight rows and more, TMA copies piece by piece (QG_PAGES 1). Of other pages warps copy row by row, as TMA would have written them (2).
+#pragma once
+#include "mainloop/sm90/attention_ring.cuh"
+#if QG_PAGES == 2
+#include "atoms/cp_async.cuh"
+#endif
+
+// Whether some query sees one of `count` keys from `key` on. Of others the table is not asked.
+QG_DEVICE bool are_seen(const AttentionItem& item, u32 key, u32 count) {
+    return key < item.keys.end && key + count > item.keys.first;
+}
+
+#if QG_PAGES == 1
+// A piece of a tile: page and first row of a page as TMA takes them. One that nobody sees, or whose page is none, is outside of the
+// tensor, and comes as zeros.
+struct Piece {
+    i32 page, row;
+    bool is_absent;
+
+    // Piece `i` of the tile from `tile` on.
+    QG_DEVICE Piece of(const TmaAttentionParams& params, const AttentionItem& item, u32 tile, u32 i) {
+        const u32 keys = 1u << params.piece_shift, key = tile + i * keys;
+        if (i * keys >= QG_KEYS || !are_seen(item, key, keys)) return {-1, 0, false};
+        const KeyPlace at = place_of_key(params.attention, item.s, key);
+        return {at.is_there ? (i32)at.page : -1, (i32)at.row, !at.is_there};
+    }
+};
+
+// By a warp whose lanes have a piece each: copies rows of COLUMNS features of each.
+template <u32 COLUMNS>
+QG_DEVICE void copy_pieces(u8* to, const HeadsMap& map, const TmaAttentionParams& params, u32 kv_head, const Piece& piece,
+                           u64* full, u32 lane) {
+    if (lane == 0) mbarrier_arrive_expect_tx(full, QG_KEYS * COLUMNS * 2);
+#pragma unroll 1
+    for (u32 i = 0, row = 0; row < QG_KEYS; i++, row += 1u << params.piece_shift) {
+        const i32 page = (i32)shfl_idx_u32((u32)piece.page, i), first = (i32)shfl_idx_u32((u32)piece.row, i);
+        if (lane != 0) continue;
+#pragma unroll
+        for (u32 box = 0; box < COLUMNS / BOX; box++) {
+            const i32 at[5] = {(i32)(box * BOX), first, (i32)kv_head, page, 0};
+            cp_async_bulk_tensor_5d(to + box * KEYS_BOX_BYTES + row * BOX * 2, &map, at, full);
+        }
+    }
+}
+
+// The work of a warp: as `produce`.
+QG_DEVICE void produce_pieces(AttentionRing& ring, const TmaAttentionParams& params, u32 lane) {
+    RingPosition k = {}, v = {};
+    u32 q_parity = 0;
+    ItemWalk walk = {};
+    AttentionItem item;
+    while (ItemWalk::next(walk, params, item)) {
+        if (item.tiles == 0) continue;
+        mbarrier_wait(&ring.q_empty, q_parity ^ 1);
+        q_parity ^= 1;
+        if (lane == 0) copy_queries(ring, params, item);
+        Piece piece = {};
+#pragma unroll 1
+        for (u32 i = 0; i <= item.tiles; i++) {
+            const Piece before = piece;
+            if (i < item.tiles) {
+                piece = Piece::of(params, item, AttentionItem::key_of(item, i), lane);
+                const u32 absent = ballot(piece.is_absent);
+                mbarrier_wait(&ring.k_empty[k.stage], k.parity ^ 1);
+#pragma unroll
+                for (u32 word = 0; word < QG_KEYS / 32; word++) {
+                    const u32 of_word = ballot(absent >> ((word * 32 + lane) >> params.piece_shift) & 1u);
+                    if (lane == 0) st_shared(&ring.absent[slot_of(k)][word], of_word);
+                }
+                copy_pieces<QG_QK>(ring.k[k.stage], params.k_map, params, item.kv_head, piece, &ring.k_full[k.stage], lane);
+                RingPosition::next(k);
+            }
+            if (i > 0) {
+                mbarrier_wait(&ring.v_empty[v.stage], v.parity ^ 1);
+                copy_pieces<QG_V>(ring.v[v.stage], params.v_map, params, item.kv_head, before, &ring.v_full[v.stage], lane);
+                RingPosition::next(v);
+            }
+        }
+    }
+}
+
+QG_DEVICE void produce_pages(AttentionRing& ring, const TmaAttentionParams& params, u32 warp, u32 lane) {
+    if (warp > 0)
+        inspect(ring, params, warp - 1, lane);
+    else
+        produce_pieces(ring, params, lane);
+}
+#else
+constexpr u32 COPIED_ROWS = QG_KEYS / ROW_COPIERS, LANE_ROWS = COPIED_ROWS / 32;
+static_assert(COPIED_ROWS % 32 == 0, "a lane looks rows up");
+
+// Keys or values of all heads.
+struct HeadRows {
+    const u8* first;
+    u64 page_stride, token_stride, head_stride;
+    u32 columns;
+};
+
+// A warp's rows of a tile, of which a lane knows every 32nd: where they begin, or that nothing is to be read.
+struct TileRows {
+    u64 element[LANE_ROWS];
+    static constexpr u64 NONE = ~0ull;
+
+    // From key `first` on. `absent`: which keys have no page.
+    QG_DEVICE TileRows of(const AttentionParams& p, const HeadRows& heads, const AttentionItem& item, u32 first, u32 lane,
+                          u32 (&absent)[LANE_ROWS]) {
+        TileRows rows;
+#pragma unroll
+        for (u32 i = 0; i < LANE_ROWS; i++) {
+            const u32 key = first + i * 32 + lane;
+            bool is_absent = false;
+            rows.element[i] = NONE;
+            if (are_seen(item, key, 1)) {
+                const KeyPlace at = place_of_key(p, item.s, key);
+                is_absent = !at.is_there;
+                if (at.is_there) rows.element[i] = at.page * heads.page_stride + at.row * heads.token_stride;
+            }
+            absent[i] = ballot(is_absent);
+        }
+        return rows;
+    }
+
+    // By the warp: copies rows of COLUMNS features to where they lie from row `first` of a stage on, and waits for them. A lane has
+    // the same sixteen bytes of every fourth row of a box.
+    template <u32 COLUMNS>
+    QG_DEVICE void copy(const TileRows& rows, u8* stage, u32 first, const HeadRows& heads, u32 kv_head, u32 lane) {
+        const u32 unit = lane % 8, to = shared_address(stage);
+        const u8* from = heads.first + (kv_head * heads.head_stride + unit * 8) * 2;
+#pragma unroll
+        for (u32 i = 0; i < LANE_ROWS; i++) {
+            const u32 low = (u32)rows.element[i], high = (u32)(rows.element[i] >> 32);
+#pragma unroll 2
+            for (u32 j = 0; j < 32; j += 4) {
+                const u32 source = j + lane / 8, row = first + i * 32 + source;
+                const u64 element = (u64)shfl_idx_u32(high, source) << 32 | shfl_idx_u32(low, source);
+                const u32 place = to + row * BOX * 2 + (unit ^ (row & 7u)) * 16;
+#pragma unroll
+                for (u32 box = 0; box < COLUMNS / BOX; box++) {
+                    const bool wanted = element != NONE && box * BOX + unit * 8 < heads.columns;
+                    const u8* at = from + (wanted ? element + box * BOX : 0) * 2;
+                    cp_async_16_or_zeros(wanted, place + box * KEYS_BOX_BYTES, at);
+                }
+            }
+        }
+        cp_async_commit_group();
+        cp_async_wait_group<0>();
+    }
+};
+
+// The work of a warp that copies keys: a half of the rows of each tile.
+QG_DEVICE void produce_keys(AttentionRing& ring, const TmaAttentionParams& params, u32 warp, u32 lane) {
+    const AttentionParams& p = params.attention;
+    const HeadRows heads = {reinterpret_cast<const u8*>(p.at.k), p.at.k_page, p.at.k_token, p.at.k_head, p.shape.qk_dim};
+    const u32 first = warp * COPIED_ROWS;
+    RingPosition k = {};
+    u32 q_parity = 0;
+    ItemWalk walk = {};
+    AttentionItem item;
+    while (ItemWalk::next(walk, params, item)) {
+        if (item.tiles == 0) continue;
+        if (warp == 0) {
+            mbarrier_wait(&ring.q_empty, q_parity ^ 1);
+            q_parity ^= 1;
+            if (lane == 0) copy_queries(ring, params, item);
+        }
+#pragma unroll 1
+        for (u32 i = 0; i < item.tiles; i++, RingPosition::next(k)) {
+            u32 absent[LANE_ROWS];
+            const TileRows rows = TileRows::of(p, heads, item, AttentionItem::key_of(item, i) + first, lane, absent);
+            mbarrier_wait(&ring.k_empty[k.stage], k.parity ^ 1);
+#pragma unroll
+            for (u32 word = 0; word < LANE_ROWS; word++) {
+                if (lane == 0) st_shared(&ring.absent[slot_of(k)][warp * LANE_ROWS + word], absent[word]);
+            }
+            TileRows::copy<QG_QK>(rows, ring.k[k.stage], first, heads, item.kv_head, lane);
+            // Matrix instructions read the rows next.
+            fence_proxy_async();
+            AttentionRing::release(&ring.k_full[k.stage], lane);
+        }
+    }
+}
+
+// The work of a warp that copies values, a half of the rows of each tile, and notes whether its own of mixed tiles are infinite or NaN.
+QG_DEVICE void produce_values(AttentionRing& ring, const TmaAttentionParams& params, u32 warp, u32 lane) {
+    const AttentionParams& p = params.attention;
+    const HeadRows heads = {reinterpret_cast<const u8*>(p.at.v), p.at.v_page, p.at.v_token, p.at.v_head, p.shape.v_dim};
+    const u32 first = warp * COPIED_ROWS;
+    RingPosition v = {};
+    ItemWalk walk = {};
+    AttentionItem item;
+    while (ItemWalk::next(walk, params, item)) {
+#pragma unroll 1
+        for (u32 i = 0; i < item.tiles; i++, RingPosition::next(v)) {
+            const u32 tile = AttentionItem::key_of(item, i);
+            u32 absent[LANE_ROWS];
+            const TileRows rows = TileRows::of(p, heads, item, tile + first, lane, absent);
+            mbarrier_wait(&ring.v_empty[v.stage], v.parity ^ 1);
+            TileRows::copy<QG_V>(rows, ring.v[v.stage], first, heads, item.kv_head, lane);
+            u32 found = 0;
+            if (AttentionItem::is_mixed(item, tile)) {
+#pragma unroll 1
+                for (u32 j = lane; j < COPIED_ROWS * QG_V / 8; j += 32) {
+                    // The sixteen bytes that the lane has copied itself, box by box.
+                    const u32 box = j / (COPIED_ROWS * 8), row = first + j / 8 % COPIED_ROWS;
+                    const u8* of_row = ring.v[v.stage] + box * KEYS_BOX_BYTES + row * BOX * 2;
+                    const u32x4 word = ld_shared(reinterpret_cast<const u32x4*>(of_row + (j % 8 ^ row % 8) * 16));
+                    found |= not_finite_pair(word.x) | not_finite_pair(word.y) | not_finite_pair(word.z) |
+                             not_finite_pair(word.w);
+                }
+            }
+            const u32 any = ballot(found != 0);
+            if (lane == 0) st_shared(&ring.not_finite[v.stage][warp], any);
+            // Matrix instructions read the rows next.
+            fence_proxy_async();
+            AttentionRing::release(&ring.v_seen[v.stage], lane);
+        }
+    }
+}
+
+QG_DEVICE void produce_pages(AttentionRing& ring, const TmaAttentionParams& params, u32 warp, u32 lane) {
+    if (warp < ROW_COPIERS)
+        produce_keys(ring, params, warp, lane);
+    else
+        produce_values(ring, params, warp - ROW_COPIERS, lane);
+}
+#endif
