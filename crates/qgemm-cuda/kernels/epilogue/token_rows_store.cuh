@@ -62,27 +62,29 @@ QG_DEVICE bool is_plain(const GemmParams& p) {
     return p.shape.activation == QG_ACTIVATION_IDENTITY && has_only<QG_FLAG_ROW_SCALE>(p);
 }
 
+// What fast gated outputs have: weights with scales of blocks have no others, and no registers for them.
+constexpr u32 GATED_OPERANDS = QG_FLAG_GATED | (QG_W_BLOCK_SCALES ? 0 : QG_FLAG_ROW_SCALE);
+
 // Turns the accumulators of a round into the products of activated gates and ups: of each 16 features, which a lane holds two of
 // the eight gates and the same two of the ups, the gates' places get them. In `store_runs` a lane would do eight outputs one after
 // the other.
 template <bool EXCHANGED>
 QG_DEVICE void activate_gated_round(float* acc, const GemmParams& p, u32 first_row, u32 lane) {
-    const bool scales = p.shape.flags & QG_FLAG_ROW_SCALE;
+    const bool scales = p.shape.flags & GATED_OPERANDS & QG_FLAG_ROW_SCALE;
 #pragma unroll
     for (u32 pair = 0; pair < ROUND_ACCUMULATORS / 8; pair++) {
         const u32 row = first_row + pair * 16 + lane % 4 * 2;
-        float gate[2], up[2];
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
-            gate[i] = p.shape.alpha * (scales ? load_dense(DTYPE_F32, p.at.row_scale, row + i) : 1.0f);
-            up[i] = p.shape.alpha * (scales ? load_dense(DTYPE_F32, p.at.row_scale, row + 8 + i) : 1.0f);
-        }
+            const float gate = p.shape.alpha * (scales ? load_dense(DTYPE_F32, p.at.row_scale, row + i) : 1.0f);
+            const float up = p.shape.alpha * (scales ? load_dense(DTYPE_F32, p.at.row_scale, row + 8 + i) : 1.0f);
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            // In every second eight features those of a pair are exchanged, where EXCHANGED says so.
-            float& value = acc[pair * 8 + i];
-            const float other = acc[pair * 8 + 4 + (EXCHANGED ? i ^ 1 : i)];
-            value = activate(p.shape.activation, gate[i % 2] * value) * (up[i % 2] * other);
+            for (u32 token = 0; token < 2; token++) {
+                // In every second eight features those of a pair are exchanged, where EXCHANGED says so.
+                float& value = acc[pair * 8 + token * 2 + i];
+                const float other = acc[pair * 8 + 4 + token * 2 + (EXCHANGED ? 1 - i : i)];
+                value = activate(p.shape.activation, gate * value) * (up * other);
+            }
         }
     }
 }
@@ -97,6 +99,13 @@ QG_DEVICE void store_gated_round(const WarpStaging& staging, const GemmParams& p
     float v[RUN];
     WarpStaging::take(staging, token, run * 2, v);
     store_dense_run(p.shape.d_dtype, p.at.d, own * p.at.d_row + first_feature + run * RUN, true, RUN, v);
+}
+
+// Moves the next round's accumulators to the first place: registers cannot be indexed.
+template <u32 ROUNDS>
+QG_DEVICE void next_round(float* acc) {
+#pragma unroll
+    for (u32 i = ROUND_ACCUMULATORS; i < ROUNDS * ROUND_ACCUMULATORS; i++) acc[i - ROUND_ACCUMULATORS] = acc[i];
 }
 
 // Stores 16 tokens and FEATURES features. A lane's accumulators are, for eight features after the other, two of its first
@@ -124,21 +133,26 @@ QG_DEVICE void store_token_rows(float* acc, const GemmParams& p, u32 first_token
             store_whole_rows_16<FEATURES, EXCHANGED, false>(acc, lines, d, p.at.d_row * 2, tokens, token, lane, factor);
         return;
     }
-    const bool is_gated = is_whole && (p.shape.flags & QG_FLAG_GATED) && has_only<QG_FLAG_ROW_SCALE | QG_FLAG_GATED>(p);
+    // The largest tile of a cluster has no registers for this where scales of X are of whole rows (20 bytes spilled).
+    constexpr bool HAS_REGISTERS = FEATURES < 256 || QG_CLUSTER == 1 || QG_X_BLOCK_SCALES;
+    if (HAS_REGISTERS && is_whole && (p.shape.flags & QG_FLAG_GATED) && has_only<GATED_OPERANDS>(p)) {
+#pragma unroll 1
+        for (u32 round = 0; round < ROUNDS; round++) {
+            const u32 row = first_row + round * ROUND_FEATURES;
+            activate_gated_round<EXCHANGED>(acc, p, row, lane);
+            WarpStaging::put<EXCHANGED>(staging, acc, token, lane);
+            store_gated_round(staging, p, first_token, row / 2, lane);
+            next_round<ROUNDS>(acc);
+        }
+        return;
+    }
 #pragma unroll 1
     for (u32 round = 0; round < ROUNDS; round++) {
-        const u32 row = first_row + round * ROUND_FEATURES;
-        if (is_gated) activate_gated_round<EXCHANGED>(acc, p, row, lane);
         WarpStaging::put<EXCHANGED>(staging, acc, token, lane);
-        if (is_gated)
-            store_gated_round(staging, p, first_token, row / 2, lane);
-        else
-            store_runs<WARP_TOKENS, ROUND_FEATURES, 32, RUN>(
-                p, first_token, row, lane,
-                [&](u32 token, u32 run, float (&values)[RUN]) { WarpStaging::take(staging, token, run, values); });
-        // The next round's accumulators move to the first place: registers cannot be indexed.
-#pragma unroll
-        for (u32 i = ROUND_ACCUMULATORS; i < ROUNDS * ROUND_ACCUMULATORS; i++) acc[i - ROUND_ACCUMULATORS] = acc[i];
+        store_runs<WARP_TOKENS, ROUND_FEATURES, 32, RUN>(
+            p, first_token, first_row + round * ROUND_FEATURES, lane,
+            [&](u32 token, u32 run, float (&values)[RUN]) { WarpStaging::take(staging, token, run, values); });
+        next_round<ROUNDS>(acc);
     }
 }
 
