@@ -19,7 +19,10 @@ const MOST_STRIDE_BYTES: u64 = (1 << 40) - 16;
 pub(super) fn takes(op: &CheckedMatmul) -> bool {
     let fits = |dense: &BatchedDense<FactorFormat>| {
         let strides = [dense.row_stride.max(dense.col_stride), dense.batch_stride];
-        dense.aligned16 && strides.iter().all(|stride| stride.saturating_mul(2) <= MOST_STRIDE_BYTES)
+        dense.aligned16
+            && strides
+                .iter()
+                .all(|stride| stride.saturating_mul(dense.dtype.bytes().max(2) as u64) <= MOST_STRIDE_BYTES)
     };
     let sizes = [op.m, op.n, op.k, op.batch];
     op.k > 0 && sizes.iter().all(|&size| i32::try_from(size).is_ok()) && fits(&op.a) && fits(&op.b)
