@@ -194,6 +194,21 @@ mod tests {
     }
 
     #[test]
+    fn factors_that_a_launch_rewrites_have_room_and_cost_time() {
+        let (op, info) = (op(512, 512, 512), info());
+        let family = TestFamily("large", Some((128, 900)));
+        let config = family.configs(&op, &info).expect("serves it")[0];
+        let rewriting = MatmulConfig { factor_bytes: 1 << 20, ..config };
+        for ((plain, of_plain), (plan, cost)) in plans(&op, &info, config).into_iter().zip(plans(&op, &info, rewriting))
+        {
+            assert!(plan.factors >= plain.workspace.bytes && plan.factors >= WorkspaceLayout::RESERVED, "{plan:?}");
+            assert_eq!(plan.workspace.bytes, plan.factors + (1 << 20));
+            assert!(cost.prologue > info.launch_seconds && of_plain.prologue == 0.0);
+            assert!((plan.estimate - plain.estimate - cost.prologue).abs() < 1e-9, "{cost:?}");
+        }
+    }
+
+    #[test]
     fn large_products_want_large_tiles_and_small_ones_are_cut() {
         let (small, large, never) =
             (TestFamily("small", Some((32, 500))), TestFamily("large", Some((128, 900))), TestFamily("never", None));
