@@ -368,8 +368,9 @@ fn rounded(operand_precision: XPrecision) -> Vec<MatmulCase> {
     cases
 }
 
-/// Every kernel that a plan has the choice of, also those of large tiles that it takes for larger products. For now, of factors in f32 that
-/// may be rounded to TF32: in every layout, at any alignment, around tiles, with everything that is added, by batches and parts of K.
+/// Every kernel that a plan has the choice of, also those of large tiles that it takes for larger products. Of factors in f32 that may be
+/// rounded to TF32, in every layout, at any alignment, around tiles, with everything that is added, by batches and parts of K; and of E4M3 codes
+/// along K.
 fn every_kernel() -> Vec<MatmulCase> {
     use ActivationKind as V;
     let plain = MatmulStrides::default();
@@ -393,6 +394,16 @@ fn every_kernel() -> Vec<MatmulCase> {
     for (seed, values) in [V::Normal, V::NotFinite, V::Normal, V::SmallIntegers].into_iter().enumerate() {
         let case = MatmulCase { seed: seed as u64, values: [values; 2], ..MatmulCase::new([72, 40, 333]) };
         cases.push(MatmulCase { accumulate: (seed % 2 == 0).then_some(1.0), ..case }.k_grouped(4));
+    }
+    let codes =
+        MatmulCase { types: [FactorFormat::E4M3; 2], layout: MatmulLayout::Nt, ..MatmulCase::new([129, 136, 320]) };
+    cases.push(MatmulCase { alpha: -0.5, bias: Some(DType::F32), scales: [Some(2.0), Some(0.3)], ..codes });
+    cases.push(MatmulCase { c: Some((2.0, DType::F16)), d_dtype: DType::BF16, ..codes }.exact());
+    let strides = MatmulStrides { gaps: [16, 0, 3], one_b: true, between: 1, ..plain };
+    cases.push(MatmulCase { batch: 3, strides, shape: [65, 72, 48], accumulate: Some(1.0), ..codes });
+    let strides = MatmulStrides { gaps: [12, 12, 0], ..plain };
+    for (i, values) in [V::PositiveMean, V::NotFinite, V::MixedMagnitudes].into_iter().enumerate() {
+        cases.push(MatmulCase { values: [V::Normal, values], strides, shape: [70, 33, [1300, 20, 100][i]], ..codes });
     }
     cases.into_iter().map(of).collect()
 }

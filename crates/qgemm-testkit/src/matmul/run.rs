@@ -145,6 +145,7 @@ fn judge_plan(
     plan: &MatmulPlan,
     outcome: &mut Outcome,
 ) -> Result<(), Failure> {
+    outcome.comparison = None;
     outcome.kernel = Some(plan.kernel_name().to_owned());
     outcome.kernel_id = plan.kernel_id();
     Failure::check_launched(plan.sequence(), plan.kernel_id())?;

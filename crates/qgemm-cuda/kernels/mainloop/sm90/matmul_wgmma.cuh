@@ -3,12 +3,13 @@
 //
 // A factor is stored along k (K-major) or along its outer index (MN-major), and lies in shared memory in the 128-byte
 // swizzle: K-major as one box of 64 values of k for each row of the tile, MN-major as boxes of 64 by 64, one for each 64 of
-// the outer index. Either way 64 of the outer index are BOX_BYTES. Factors of words, TF32, are K-major, 32 values of k in a row of 128
-// bytes.
+// the outer index. Either way 64 of the outer index are BOX_BYTES. Factors of words, TF32, and of E4M3 codes are K-major, 32 or 128 values of k
+// in a row of 128 bytes.
 #pragma once
 #include "atoms/mbarrier.cuh"
 #include "atoms/tma_batch.cuh"
 #include "atoms/warp.cuh"
+#include "atoms/wgmma_fp8_shared.cuh"
 #include "atoms/wgmma_shared.cuh"
 #include "atoms/wgmma_tf32_shared.cuh"
 #include "mainloop/sm90/matmul_items.cuh"
@@ -16,12 +17,12 @@
 constexpr u32 BOX = 64, ROW_BYTES = 128, BOX_BYTES = BOX * ROW_BYTES;
 // Of 32 bytes each.
 constexpr u32 K_STEPS = QG_TILE_K * QG_A_BYTES / 32;
-constexpr bool IS_TF32 = QG_DTYPE == DTYPE_F32;
+constexpr bool IS_TF32 = QG_A_BYTES == 4, IS_E4M3 = QG_A_BYTES == 1;
 constexpr u32 WARPGROUPS = QG_TILE_M / BOX;
 constexpr u32 CONSUMERS = WARPGROUPS * 128;
 constexpr u32 ACCUMULATORS = QG_TILE_N / 2;
 static_assert(QG_TILE_K * QG_A_BYTES == ROW_BYTES && QG_A_BYTES == QG_B_BYTES, "a row of a box is the swizzle's 128 bytes");
-static_assert(!IS_TF32 || (QG_A_ALONG_K && QG_B_ALONG_K), "factors of words are K-major");
+static_assert(QG_A_BYTES == 2 || (QG_A_ALONG_K && QG_B_ALONG_K), "factors of words and of codes are K-major");
 static_assert(QG_THREADS == CONSUMERS + 128, "a warpgroup of producers");
 
 struct MatmulStage {
@@ -79,7 +80,7 @@ QG_DEVICE void produce(MatmulRing& ring, const TmaMatmulParams& p) {
     }
 }
 
-// Begins acc += A · B over a stage, for 64 rows.
+// Begins acc += A · B over a stage, for 64 rows; of codes acc = A · B.
 QG_DEVICE void start_stage(float (&acc)[ACCUMULATORS], const MatmulStage& stage, u32 warpgroup) {
     const u8* rows = stage.a + warpgroup * BOX_BYTES;
     const u64 a = QG_A_ALONG_K ? wgmma_descriptor_128b(rows) : wgmma_descriptor_128b_mn(rows, BOX_BYTES);
@@ -91,6 +92,9 @@ QG_DEVICE void start_stage(float (&acc)[ACCUMULATORS], const MatmulStage& stage,
     for (u32 step = 0; step < K_STEPS; step++) {
         if constexpr (IS_TF32)
             wgmma_shared_k8_tf32<QG_TILE_N>(acc, a + step * A_STEP, b + step * B_STEP);
+        else if constexpr (IS_E4M3)
+            step == 0 ? wgmma_shared_k32_e4m3<QG_TILE_N, 0>(acc, a, b)
+                      : wgmma_shared_k32_e4m3<QG_TILE_N, 1>(acc, a + step * A_STEP, b + step * B_STEP);
         else if constexpr (QG_DTYPE == DTYPE_F16)
             wgmma_shared_k16_f16<QG_TILE_N, !QG_A_ALONG_K, !QG_B_ALONG_K>(acc, a + step * A_STEP, b + step * B_STEP);
         else
@@ -123,10 +127,33 @@ QG_DEVICE void clear_behind(MatmulStage& stage, u32 k, u32 thread) {
     matmul_barrier<CONSUMERS>();
 }
 
+// acc += A · B over the k-tiles of a work item, of codes, whose instructions keep about 14 bits of a sum:
+// what is added in f32 are the sums of a stage. While one warpgroup adds, the other's instructions run.
+QG_DEVICE void multiply_codes(float (&acc)[ACCUMULATORS], MatmulRing& ring, Position& at, const MatmulTile& tile,
+                              u32 warpgroup, u32 lane) {
+#pragma unroll 1
+    for (u32 k_tile = tile.begin; k_tile < tile.end; k_tile++) {
+        mbarrier_wait(&ring.full[at.stage], at.parity);
+        float sums[ACCUMULATORS];
+        wgmma_fence_accumulators(sums);
+        start_stage(sums, ring.stage[at.stage], warpgroup);
+        wgmma_wait_group<0>();
+        wgmma_fence_accumulators(sums);
+        MatmulRing::release(ring, at.stage, lane);
+#pragma unroll
+        for (u32 i = 0; i < ACCUMULATORS; i++) acc[i] += sums[i];
+        Position::next(at);
+    }
+}
+
 // acc += A · B over the k-tiles of a work item, for the 64 rows of a warpgroup. The instructions of a stage are given while
 // those of the one before run.
 QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, Position& at, const MatmulParams& p,
                         const MatmulTile& tile, u32 thread, u32 warpgroup, u32 lane) {
+    if constexpr (IS_E4M3) {
+        multiply_codes(acc, ring, at, tile, warpgroup, lane);
+        return;
+    }
     u32 before = 0, whole_end = tile.end;
     // What lies behind all of K arrives as zeros, but not what lies behind a product's part of it.
     bool clears = false;

@@ -24,8 +24,8 @@ use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::{constant_line, macro_line};
 use rounded::RoundedFactors;
 use templates::{
-    BF16X3, BF16X3_SMALL, CP_ASYNC_ROWS, OF_E4M3, SIMT, SIMT_ROWS, SIMT_SMALL, TWO_STAGE_ROWS, Template, factor_code,
-    has_instructions, of_blocks, of_instructions, of_tf32,
+    BF16X3, BF16X3_SMALL, CP_ASYNC_ROWS, SIMT, SIMT_ROWS, SIMT_SMALL, TWO_STAGE_ROWS, Template, factor_code,
+    has_instructions, of_blocks, of_e4m3, of_instructions, of_tf32,
 };
 use tma::MappedMatmul;
 
@@ -123,9 +123,10 @@ fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
         let layouts = if template.rounds_factors() { &[MatmulLayout::Nt][..] } else { &MatmulLayout::ALL };
         all.extend(layouts.iter().map(|&layout| of(layout)));
     }
-    for template in OF_E4M3.iter().map(|template| template.on(variant)).filter(|_| variant >= Variant::Sm75) {
-        let of = |layout| (template, spec_of(&template, FactorFormat::E4M3, FactorFormat::E4M3, layout));
-        all.extend(MatmulLayout::ALL.map(of));
+    for layout in MatmulLayout::ALL {
+        let templates = of_e4m3(variant, layout, true).iter().map(|template| template.on(variant));
+        let of = |template| (template, spec_of(&template, FactorFormat::E4M3, FactorFormat::E4M3, layout));
+        all.extend(templates.map(of));
     }
     // Codes lie along K.
     for template in of_blocks(variant, true).iter().map(|template| template.on(variant)) {
@@ -384,7 +385,7 @@ impl Family<CheckedMatmul> for Matmul {
             _ if a != b => &[],
             F32 if variant >= Variant::Sm80 => of_f32,
             FactorFormat::Plain(dtype) if has_instructions(dtype, variant) => of_instructions(variant, aligned),
-            FactorFormat::E4M3 if variant >= Variant::Sm75 => OF_E4M3,
+            FactorFormat::E4M3 => of_e4m3(variant, op.layout(), aligned),
             FactorFormat::E4M3Block => of_blocks(variant, aligned),
             _ => &[],
         };

@@ -95,6 +95,18 @@ pub(super) const WGMMA_TF32_MIDDLE: Template = Template { n: 128, stages: 6, eff
 pub(super) const WGMMA_TF32_SMALL: Template =
     Template { m: 64, n: 128, threads: 256, stages: 8, efficiency: 450, ..WGMMA_TF32 };
 
+/// The same on E4M3 codes along K, whose sums of a stage are added in f32.
+const WGMMA_E4M3: Template = Template {
+    main_loop: "sm90_wgmma_ws_e4m3",
+    math: Math::TensorFp8,
+    n: 128,
+    k: 128,
+    stages: 6,
+    efficiency: 400,
+    ..WGMMA
+};
+const WGMMA_E4M3_SMALL: Template = Template { m: 64, threads: 256, stages: 8, efficiency: 280, ..WGMMA_E4M3 };
+
 /// The same on codes with scales of blocks, each of which is a stage. One warp of producers copies codes, the others scales.
 const WGMMA_FP8: Template = Template {
     main_loop: "sm90_fp8_wgmma_ws",
@@ -123,7 +135,7 @@ const TWO_STAGE_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 250, ..TWO_STAGE };
 
 /// Factors in E4M3, which f16 holds exactly.
-pub(super) const OF_E4M3: &[Template] = &[TWO_STAGE, TWO_STAGE_SMALL];
+const OF_E4M3: &[Template] = &[TWO_STAGE, TWO_STAGE_SMALL];
 
 /// The same with scales of blocks, whose sums stand beside those of all.
 const BLOCKS: &[Template] = &[TWO_STAGE, BLOCKS_SMALL];
@@ -195,7 +207,7 @@ impl Template {
 
     /// Whether CTAs stay and take work items in turn, which TMA brings. Others take one each.
     pub fn stays(&self) -> bool {
-        [WGMMA.main_loop, WGMMA_TF32.main_loop, WGMMA_FP8.main_loop].contains(&self.main_loop)
+        [WGMMA, WGMMA_TF32, WGMMA_E4M3, WGMMA_FP8].iter().any(|template| template.main_loop == self.main_loop)
     }
 
     /// Whether a launch before the kernel's writes the factors that it reads, whichever way they were stored.
@@ -211,7 +223,8 @@ impl Template {
             _ if self.stays() => {
                 let of_outer = match self.math {
                     // Codes of a block, and their scale.
-                    Math::TensorFp8 => self.k + 4,
+                    Math::TensorFp8 if self.main_loop == WGMMA_FP8.main_loop => self.k + 4,
+                    Math::TensorFp8 => self.k,
                     Math::TensorTf32 => self.k * 4,
                     _ => self.k * 2,
                 };
@@ -268,6 +281,18 @@ pub(super) fn of_tf32(variant: Variant, aligned: bool) -> &'static [Template] {
         (Variant::Sm90, false) => &[WGMMA_TF32, WGMMA_TF32_MIDDLE, WGMMA_TF32_SMALL],
         (_, true) => &[TF32, TF32_SMALL],
         (_, false) => &[],
+    }
+}
+
+/// The kernels on chips of `variant` for factors in E4M3 without scales that are stored as `layout` says, whose contiguous parts are
+/// aligned, or not. Hopper's instructions take codes along K alone.
+pub(super) fn of_e4m3(variant: Variant, layout: MatmulLayout, aligned: bool) -> &'static [Template] {
+    match variant {
+        Variant::Sm70 => &[],
+        Variant::Sm90 if aligned && layout == MatmulLayout::Nt => {
+            &[WGMMA_E4M3, WGMMA_E4M3_SMALL, TWO_STAGE, TWO_STAGE_SMALL]
+        }
+        _ => OF_E4M3,
     }
 }
 

@@ -104,10 +104,7 @@ impl MappedMatmul {
     pub(super) fn new(matmul: MatmulParams, op: &CheckedMatmul, template: &Template, work: [u32; 2]) -> Self {
         let (k, batch) = (op.k as u64, op.batch as u64);
         let factor = |dense: BatchedDense<FactorFormat>, along_k: bool, outer: usize, tile: u32| {
-            let element = match dense.dtype.has_scales() {
-                true => MapElement::Byte,
-                false => MapElement::Number(template.multiplied(dense.dtype)),
-            };
+            let element = dense.dtype.plain().map_or(MapElement::Byte, MapElement::Number);
             Factor { dense, element, along_k, outer: outer as u64, k, batch, tile }
         };
         let a = factor(op.a, op.a.is_row_major(), op.m, template.m);
