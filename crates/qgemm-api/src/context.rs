@@ -361,6 +361,15 @@ impl Context {
         MatmulPlan::new(&*self.device, self.tuned(), &self.plans, matmul)
     }
 
+    /// A plan for each way to run `matmul` that [`Context::plan_matmul`] has the choice of, the fastest by the cost model first; none
+    /// where there is nothing to write. To test them all, and to measure how good the choice is.
+    ///
+    /// # Errors
+    /// As [`Context::plan_matmul`].
+    pub fn plan_matmul_every_way(&self, matmul: &Matmul) -> Result<Vec<MatmulPlan>, Error> {
+        MatmulPlan::every_way(&*self.device, self.tuned(), matmul)
+    }
+
     /// Chooses kernels for the gradient of a layer with `weight`, or with experts, by its input, and makes them ready. What was planned
     /// before is known, as with [`Context::plan`].
     ///

@@ -99,7 +99,7 @@ pub struct Args {
     /// Of experts: tokens go to the r-th expert as often as goes with 1 / r, and not to all alike.
     #[arg(long)]
     zipf: bool,
-    /// Of experts: not the way that the cost model takes for the fastest, but this one in its order, from 0.
+    /// Of experts and matmul: not the way that the cost model takes for the fastest, but this one in its order, from 0.
     #[arg(long)]
     way: Option<usize>,
     /// Of matmul: how A and B are stored, nn, nt, tn or tt; every way when not given.

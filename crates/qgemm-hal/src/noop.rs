@@ -312,6 +312,7 @@ noop_family! {
             ctas_per_unit: 1,
             max_splits: 4,
             efficiency: 1000,
+            factor_bytes: 0,
         }
     };
     name: |op| op.kernel_name("noop");

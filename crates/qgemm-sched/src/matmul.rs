@@ -10,6 +10,8 @@ use crate::gemm::{Cost, TunedTable};
 const LEAST_PART: usize = 256;
 /// Bytes that a partial accumulator takes on its way: written once, read once.
 const PARTIAL_BYTES: f64 = 8.0;
+/// Share of the bandwidth at which a launch before the kernel's own copies factors.
+const COPY_SHARE: f64 = 0.7;
 /// What a kernel without a rate of its arithmetic is taken to multiply and add a second.
 const UNKNOWN_RATE: f64 = 1e10;
 
@@ -52,8 +54,9 @@ fn plans(op: &CheckedMatmul, info: &DeviceInfo, config: MatmulConfig) -> Vec<(Ma
     let plan = |splits: u32| {
         let tile_values = u64::from(config.tile_m) * u64::from(config.tile_n);
         let workspace = WorkspaceLayout::split(splits, tiles, tile_values)?;
+        let (workspace, factors) = workspace.with_factors(config.factor_bytes)?;
         let cost = cost(op, info, &config, tiles, splits);
-        Some((MatmulPlan { config, splits, workspace, estimate: cost.seconds }, cost))
+        Some((MatmulPlan { config, splits, workspace, factors, estimate: cost.seconds }, cost))
     };
     splits.filter_map(plan).collect()
 }
@@ -76,8 +79,13 @@ fn cost(op: &CheckedMatmul, info: &DeviceInfo, config: &MatmulConfig, tiles: u64
         1 => 0.0,
         _ => info.launch_seconds * 0.5 + partials * PARTIAL_BYTES / info.bandwidth,
     };
-    let seconds = info.launch_seconds + arithmetic.max(memory) + fixup;
-    Cost { fixup, ..Cost::of_parts(memory, arithmetic, info.launch_seconds, seconds) }
+    // Factors are read once and written once, by a launch of its own.
+    let prologue = match config.factor_bytes {
+        0 => 0.0,
+        bytes => info.launch_seconds + bytes as f64 * 2.0 / (info.bandwidth * COPY_SHARE),
+    };
+    let seconds = info.launch_seconds + prologue + arithmetic.max(memory) + fixup;
+    Cost { fixup, prologue, ..Cost::of_parts(memory, arithmetic, info.launch_seconds, seconds) }
 }
 
 #[cfg(test)]
@@ -112,6 +120,7 @@ mod tests {
                 ctas_per_unit: 1,
                 max_splits: 32,
                 efficiency,
+                factor_bytes: 0,
             }])
         }
         fn prepare(&self, device: &dyn Device, _: &CheckedMatmul, _: &MatmulPlan) -> Result<LaunchSequence, HalError> {
@@ -182,6 +191,21 @@ mod tests {
         let left = candidates(&op, &info, &families, &avoid);
         assert!(left.offered.iter().all(|offer| offer.family.name() == "small"));
         assert!(left.refusals[0].to_string().contains("a test says so"), "{:?}", left.refusals);
+    }
+
+    #[test]
+    fn factors_that_a_launch_rewrites_have_room_and_cost_time() {
+        let (op, info) = (op(512, 512, 512), info());
+        let family = TestFamily("large", Some((128, 900)));
+        let config = family.configs(&op, &info).expect("serves it")[0];
+        let rewriting = MatmulConfig { factor_bytes: 1 << 20, ..config };
+        for ((plain, of_plain), (plan, cost)) in plans(&op, &info, config).into_iter().zip(plans(&op, &info, rewriting))
+        {
+            assert!(plan.factors >= plain.workspace.bytes && plan.factors >= WorkspaceLayout::RESERVED, "{plan:?}");
+            assert_eq!(plan.workspace.bytes, plan.factors + (1 << 20));
+            assert!(cost.prologue > info.launch_seconds && of_plain.prologue == 0.0);
+            assert!((plan.estimate - plain.estimate - cost.prologue).abs() < 1e-9, "{cost:?}");
+        }
     }
 
     #[test]

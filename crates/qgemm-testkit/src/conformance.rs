@@ -27,7 +27,8 @@ macro_rules! conformance {
             experts_norm experts_x_formats experts_x_permitted experts_invariant
             routing_sizes routing_scores routing_special routing_shared routing_layouts routing_ids
             matmul_layouts matmul_sizes matmul_exact matmul_epilogue matmul_batched matmul_strides matmul_special
-            matmul_slopes matmul_gradients matmul_k_grouped matmul_rows_grouped matmul_tf32 matmul_bf16x3 matmul_e4m3 matmul_e4m3_blocks
+            matmul_slopes matmul_gradients matmul_k_grouped matmul_rows_grouped matmul_tf32 matmul_every_kernel
+            matmul_bf16x3 matmul_e4m3 matmul_e4m3_blocks
             quantize_formats quantize_layouts quantize_special quantize_factors
             attention_lengths attention_heads attention_masks attention_values attention_places attention_pages attention_layouts
             attention_codes attention_decode attention_bits attention_invariant

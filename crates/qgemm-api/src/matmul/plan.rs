@@ -149,6 +149,11 @@ impl MatmulPlan {
         Ok(Self { device: device.info().id, ready, op })
     }
 
+    pub(crate) fn every_way(device: &dyn Device, tuned: &TunedTable, matmul: &Matmul) -> Result<Vec<Self>, Error> {
+        let (op, ways) = Self::ways(device, tuned, matmul)?;
+        ways.iter().map(|way| Self::of_way(device, &op, way)).collect()
+    }
+
     /// The ways to run a product, the fastest first; none where there is nothing to write.
     pub(crate) fn ways(
         device: &dyn Device,
@@ -173,7 +178,7 @@ impl MatmulPlan {
         Ok(Self { device: device.info().id, ready: Some(Arc::new(Ready { family, plan, sequence })), op: op.clone() })
     }
 
-    /// Bytes of workspace that [`MatmulPlan::run`] needs; 0 where K is not shared out.
+    /// Bytes of workspace that [`MatmulPlan::run`] needs; 0 where K is not shared out, and no launch before the product's rewrites factors.
     pub fn workspace_bytes(&self) -> usize {
         self.launch().map_or(0, |plan| plan.workspace.bytes)
     }

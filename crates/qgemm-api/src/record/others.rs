@@ -322,7 +322,9 @@ impl Recorded for CheckedMatmul {
         let layout = &plan.workspace;
         let sums = (layout.partial_bytes > 0)
             .then(|| WorkspaceRegion::new("partial accumulators", layout.partials, layout.partial_bytes));
-        (layout.bytes, sums.into_iter().collect())
+        let factors = (plan.config.factor_bytes > 0)
+            .then(|| WorkspaceRegion::new("factors", plan.factors, plan.config.factor_bytes as usize));
+        (layout.bytes, sums.into_iter().chain(factors).collect())
     }
 
     fn cut(plan: &MatmulPlan) -> String {

@@ -24,6 +24,8 @@ pub struct Subject {
     /// Whether the products are of parts of K, and D is f32.
     k_grouped: bool,
     precision: XPrecision,
+    /// A way in the cost model's order, other than the first.
+    way: Option<usize>,
 }
 
 impl fmt::Display for Subject {
@@ -44,7 +46,7 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     };
     ensure!(args.batch > 0, "--batch: expected a number above 0");
     let layouts = args.layout.map_or(MatmulLayout::ALL.to_vec(), |layout| vec![layout]);
-    let precision = args.x_precision;
+    let (precision, way) = (args.x_precision, args.way);
     let factors = args.factors.unwrap_or(args.x_dtype.into());
     // Codes with scales lie along K.
     let layouts = if factors.has_scales() { vec![MatmulLayout::Nt] } else { layouts };
@@ -54,12 +56,12 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
         ensure!(groups > 0, "--groups: expected a number above 0");
         let layout = if factors.has_scales() { MatmulLayout::Nt } else { MatmulLayout::Tn };
         let (batch, dtype) = (groups, args.x_dtype);
-        let of = |shape| Subject { shape, batch, layout, factors, dtype, k_grouped: true, precision };
+        let of = |shape| Subject { shape, batch, layout, factors, dtype, k_grouped: true, precision, way };
         return Ok(shapes.into_iter().map(of).collect());
     }
     let (batch, dtype) = (args.batch, args.x_dtype);
     let of = |shape| {
-        let of = move |&layout| Subject { shape, batch, layout, factors, dtype, k_grouped: false, precision };
+        let of = move |&layout| Subject { shape, batch, layout, factors, dtype, k_grouped: false, precision, way };
         layouts.iter().map(of)
     };
     Ok(shapes.into_iter().flat_map(of).collect())
@@ -70,7 +72,8 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
 /// # Errors
 /// When no kernel serves it, or the device fails.
 pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
-    let &Subject { shape: shape @ Shape { m, n, k }, batch, layout, factors, dtype, k_grouped, precision } = subject;
+    let &Subject { shape: shape @ Shape { m, n, k }, batch, layout, factors, dtype, k_grouped, precision, way } =
+        subject;
     let d_dtype = if k_grouped { DType::F32 } else { dtype };
     let mut matmul = Matmul::new([m, n, k], factors, factors, d_dtype).batch(batch).operand_precision(precision);
     if k_grouped {
@@ -82,7 +85,14 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
     if !layout.b_by_rows() {
         matmul = matmul.b_transposed();
     }
-    let plan = ctx.plan_matmul(&matmul)?;
+    let plan = match way {
+        None => ctx.plan_matmul(&matmul)?,
+        Some(way) => {
+            let mut all = ctx.plan_matmul_every_way(&matmul)?;
+            ensure!(way < all.len(), "--way {way}: there are {} ways", all.len());
+            all.swap_remove(way)
+        }
+    };
     // Groups share K out.
     let matrices = if k_grouped { 1 } else { batch };
     // Rows of codes with scales are of whole blocks.

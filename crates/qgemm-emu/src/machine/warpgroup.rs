@@ -9,7 +9,7 @@ use super::tensor_copy::Swizzle;
 use crate::fault::{FaultKind, Site};
 use crate::model::{NO_WORDS, WgmmaOperands};
 
-/// Rows of one warp, columns of the model that is used, and values of 16 bits, or pairs of 8 bits, along K.
+/// Rows of one warp, columns of the model that is used, and values of 16 bits, pairs of 8 bits, or halves of 32 bits, along K.
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
 const K: usize = 16;

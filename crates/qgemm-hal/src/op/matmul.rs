@@ -331,6 +331,8 @@ pub struct MatmulConfig {
     pub max_splits: u32,
     /// Share of the arithmetic rate that it reaches, per mille.
     pub efficiency: u32,
+    /// Bytes of A and B as the kernel reads them, which a launch before it writes; 0 where it reads them as they are.
+    pub factor_bytes: u64,
 }
 
 /// A configuration with the cut of K.
@@ -340,8 +342,10 @@ pub struct MatmulPlan {
     pub config: MatmulConfig,
     /// Parts of each tile's K.
     pub splits: u32,
-    /// Partial accumulators and counters.
+    /// Partial accumulators and counters, and behind them the factors that a launch before the kernel writes.
     pub workspace: WorkspaceLayout,
+    /// Offset of those factors, a multiple of 256.
+    pub factors: usize,
     /// Seconds that it is expected to take.
     pub estimate: f64,
 }

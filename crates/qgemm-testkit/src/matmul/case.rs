@@ -64,6 +64,8 @@ pub struct MatmulCase {
     pub values: [ActivationKind; 2],
     /// Where operands lie.
     pub strides: MatmulStrides,
+    /// Whether every kernel that a plan has the choice of is run.
+    pub every_kernel: bool,
     /// Seed of all random values.
     pub seed: u64,
 }
@@ -89,6 +91,7 @@ impl MatmulCase {
             operand_precision: XPrecision::Exact,
             values: [ActivationKind::Normal; 2],
             strides: MatmulStrides::default(),
+            every_kernel: false,
             seed: 1,
         }
     }
@@ -290,6 +293,9 @@ impl fmt::Display for MatmulCase {
             if on {
                 write!(f, " {name}")?;
             }
+        }
+        if self.every_kernel {
+            write!(f, " every-kernel")?;
         }
         write!(f, " seed={}", self.seed)
     }

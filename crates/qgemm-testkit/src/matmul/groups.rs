@@ -21,6 +21,7 @@ pub(super) const GROUPS: &[Cases<MatmulCase>] = &[
     group("matmul_k_grouped", "products of parts of K, as gradients of experts' weights are", k_grouped),
     group("matmul_rows_grouped", "products of groups of rows, as gradients by experts' inputs are", rows_grouped),
     group("matmul_tf32", "factors in f32 that may be rounded to TF32", tf32),
+    group("matmul_every_kernel", "every kernel that a plan has the choice of", every_kernel),
     group("matmul_bf16x3", "factors in f32 that may be split into two bf16 each", bf16x3),
     group("matmul_e4m3", "factors in E4M3, one or both, with a factor for all of each", e4m3),
     group(
@@ -365,6 +366,46 @@ fn rounded(operand_precision: XPrecision) -> Vec<MatmulCase> {
         cases.push(allowed(MatmulCase { values: [values, ActivationKind::Normal], ..MatmulCase::new([40, 32, 64]) }));
     }
     cases
+}
+
+/// Every kernel that a plan has the choice of, also those of large tiles that it takes for larger products. Of factors in f32 that may be
+/// rounded to TF32, in every layout, at any alignment, around tiles, with everything that is added, by batches and parts of K; and of E4M3 codes
+/// along K.
+fn every_kernel() -> Vec<MatmulCase> {
+    use ActivationKind as V;
+    let plain = MatmulStrides::default();
+    let of = |case: MatmulCase| MatmulCase { operand_precision: XPrecision::Tf32, every_kernel: true, ..case };
+    let mut cases = Vec::new();
+    for (i, layout) in MatmulLayout::ALL.into_iter().enumerate() {
+        let case = MatmulCase { layout, seed: i as u64, ..MatmulCase::new([129, 259, 100]) };
+        cases.push(MatmulCase { bias: Some(DType::F32), alpha: -0.5, ..case });
+        let gaps = [[0, 8, 4], [3, 1, 0], [4, 0, 8], [1, 12, 3]][i];
+        let strides = MatmulStrides { gaps, offset: i, ..plain };
+        let c = Some((2.0, dtype(i)));
+        cases.push(MatmulCase { strides, c, d_dtype: dtype(i + 1), ..case.exact() });
+        let strides = MatmulStrides { one_a: i % 2 == 1, one_b: i == 2, between: i, gaps: [i, 2 * i, 0], ..plain };
+        cases.push(MatmulCase { batch: 3, strides, shape: [65, 72, 33], ..case });
+    }
+    cases.push(MatmulCase { activation: Activation::Silu, ..MatmulCase::new([40, 136, 1100]) });
+    cases.push(MatmulCase { layout: MatmulLayout::Tt, accumulate: Some(1.0), ..MatmulCase::new([5, 3, 7]) });
+    for values in [[V::NotFinite, V::Normal], [V::Normal, V::NotFinite], [V::MixedMagnitudes, V::Denormals]] {
+        cases.push(MatmulCase { values, layout: layout(cases.len()), ..MatmulCase::new([70, 130, 64]) });
+    }
+    for (seed, values) in [V::Normal, V::NotFinite, V::Normal, V::SmallIntegers].into_iter().enumerate() {
+        let case = MatmulCase { seed: seed as u64, values: [values; 2], ..MatmulCase::new([72, 40, 333]) };
+        cases.push(MatmulCase { accumulate: (seed % 2 == 0).then_some(1.0), ..case }.k_grouped(4));
+    }
+    let codes =
+        MatmulCase { types: [FactorFormat::E4M3; 2], layout: MatmulLayout::Nt, ..MatmulCase::new([129, 136, 320]) };
+    cases.push(MatmulCase { alpha: -0.5, bias: Some(DType::F32), scales: [Some(2.0), Some(0.3)], ..codes });
+    cases.push(MatmulCase { c: Some((2.0, DType::F16)), d_dtype: DType::BF16, ..codes }.exact());
+    let strides = MatmulStrides { gaps: [16, 0, 3], one_b: true, between: 1, ..plain };
+    cases.push(MatmulCase { batch: 3, strides, shape: [65, 72, 48], accumulate: Some(1.0), ..codes });
+    let strides = MatmulStrides { gaps: [12, 12, 0], ..plain };
+    for (i, values) in [V::PositiveMean, V::NotFinite, V::MixedMagnitudes].into_iter().enumerate() {
+        cases.push(MatmulCase { values: [V::Normal, values], strides, shape: [70, 33, [1300, 20, 100][i]], ..codes });
+    }
+    cases.into_iter().map(of).collect()
 }
 
 /// Gradients of experts' weights: parts of K of any length, in every type, added to what was there.

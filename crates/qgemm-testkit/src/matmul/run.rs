@@ -122,7 +122,30 @@ impl Stored {
 
 fn judge(ctx: &Context, case: &MatmulCase, outcome: &mut Outcome) -> Result<(), Failure> {
     let stored = Stored::new(case);
-    let plan = ctx.plan_matmul(&matmul(case, &stored)).map_err(Failure::of_plan)?;
+    let matmul = matmul(case, &stored);
+    if !case.every_kernel {
+        let plan = ctx.plan_matmul(&matmul).map_err(Failure::of_plan)?;
+        return judge_plan(ctx, case, &stored, &plan, outcome);
+    }
+    let mut judged = Vec::new();
+    for plan in ctx.plan_matmul_every_way(&matmul).map_err(Failure::of_plan)? {
+        // The cuts of a kernel that the cost model thinks less of are not run.
+        if !judged.contains(&plan.kernel_id()) {
+            judge_plan(ctx, case, &stored, &plan, outcome)?;
+            judged.push(plan.kernel_id());
+        }
+    }
+    Ok(())
+}
+
+fn judge_plan(
+    ctx: &Context,
+    case: &MatmulCase,
+    stored: &Stored,
+    plan: &MatmulPlan,
+    outcome: &mut Outcome,
+) -> Result<(), Failure> {
+    outcome.comparison = None;
     outcome.kernel = Some(plan.kernel_name().to_owned());
     outcome.kernel_id = plan.kernel_id();
     Failure::check_launched(plan.sequence(), plan.kernel_id())?;
@@ -130,17 +153,17 @@ fn judge(ctx: &Context, case: &MatmulCase, outcome: &mut Outcome) -> Result<(), 
     let path = path(math).ok_or_else(|| Failure::NoModel(format!("the arithmetic `{}`", math.name())))?;
 
     let mut workspace = ctx.workspace(plan.workspace_bytes()).map_err(Failure::of_run)?;
-    let first = run_on(ctx, &plan, case, &stored, &mut workspace).map_err(Failure::of_run)?;
+    let first = run_on(ctx, plan, case, stored, &mut workspace).map_err(Failure::of_run)?;
     let nmse = if case.is_exact() { EXACT_SUMS } else { path.of_sums(None) };
     let tolerance = rounded_to(case.d_dtype, nmse);
     outcome.limit = Some(tolerance.nmse);
     let all = stored.d.operand.decode(&first);
-    let held = stored.d.operand.decode(&held(case, &stored));
-    if let Some(row) = unowned_rows(case).find(|&row| !is_same_row(case, &stored, [&all, &held], row)) {
+    let held = stored.d.operand.decode(&held(case, stored));
+    if let Some(row) = unowned_rows(case).find(|&row| !is_same_row(case, stored, [&all, &held], row)) {
         return Err(Failure::WroteOutside(row));
     }
     for product in (0..case.batch).filter(|&product| !case.rows_of(product).is_empty()) {
-        let got = of_product(case, &stored, &all, product);
+        let got = of_product(case, stored, &all, product);
         let expected = expected(case, product, math, Resolution { nmse, ..Resolution::default() });
         let comparison = compare(&got, &expected, tolerance);
         let known = outcome.comparison.map_or(0.0, |c| c.nmse.max(c.worst_tile));
@@ -165,7 +188,7 @@ fn judge(ctx: &Context, case: &MatmulCase, outcome: &mut Outcome) -> Result<(), 
     }
     // An emulated GPU runs its threads in one order; what is left in the workspace for the next launch shows all the same.
     if ctx.info().id.kind != DeviceKind::Emu || plan.workspace_bytes() > 0 {
-        let second = run_on(ctx, &plan, case, &stored, &mut workspace).map_err(Failure::of_run)?;
+        let second = run_on(ctx, plan, case, stored, &mut workspace).map_err(Failure::of_run)?;
         Failure::check_same(&first, &second)?;
     }
     Ok(())

@@ -61,6 +61,7 @@ pub(super) fn random_case(seed: u64) -> MatmulCase {
             one_c: rng.random_ratio(1, 4),
             d_beside: rng.random_ratio(1, 4),
         },
+        every_kernel: false,
         slope: added == 0 && seed % 4 == 1,
         seed,
     };

@@ -129,6 +129,7 @@ impl Family<CheckedMatmul> for Matmul {
             max_splits: if parts.len() == 1 && !op.rows_grouped { most_splits(op, info.max_buffer_bytes) } else { 1 },
             // There is no other family to rank it against.
             efficiency: 300,
+            factor_bytes: 0,
         }])
     }
 

@@ -53,6 +53,7 @@ impl Family<CheckedMatmul> for MatmulFamily {
             // Parts of K are added up within the launch.
             max_splits: 1,
             efficiency: 600,
+            factor_bytes: 0,
         }])
     }
 

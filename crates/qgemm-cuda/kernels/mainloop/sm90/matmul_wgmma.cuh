@@ -3,20 +3,26 @@
 //
 // A factor is stored along k (K-major) or along its outer index (MN-major), and lies in shared memory in the 128-byte
 // swizzle: K-major as one box of 64 values of k for each row of the tile, MN-major as boxes of 64 by 64, one for each 64 of
-// the outer index. Either way 64 of the outer index are BOX_BYTES.
+// the outer index. Either way 64 of the outer index are BOX_BYTES. Factors of words, TF32, and of E4M3 codes are K-major, 32 or 128 values of k
+// in a row of 128 bytes.
 #pragma once
 #include "atoms/mbarrier.cuh"
 #include "atoms/tma_batch.cuh"
 #include "atoms/warp.cuh"
+#include "atoms/wgmma_fp8_shared.cuh"
 #include "atoms/wgmma_shared.cuh"
+#include "atoms/wgmma_tf32_shared.cuh"
 #include "mainloop/sm90/matmul_items.cuh"
 
-constexpr u32 BOX = 64, BOX_BYTES = BOX * BOX * 2;
-constexpr u32 K_STEPS = QG_TILE_K / 16;
+constexpr u32 BOX = 64, ROW_BYTES = 128, BOX_BYTES = BOX * ROW_BYTES;
+// Of 32 bytes each.
+constexpr u32 K_STEPS = QG_TILE_K * QG_A_BYTES / 32;
+constexpr bool IS_TF32 = QG_A_BYTES == 4, IS_E4M3 = QG_A_BYTES == 1;
 constexpr u32 WARPGROUPS = QG_TILE_M / BOX;
 constexpr u32 CONSUMERS = WARPGROUPS * 128;
 constexpr u32 ACCUMULATORS = QG_TILE_N / 2;
-static_assert(QG_TILE_K == BOX, "a row of a box is the swizzle's 128 bytes");
+static_assert(QG_TILE_K * QG_A_BYTES == ROW_BYTES && QG_A_BYTES == QG_B_BYTES, "a row of a box is the swizzle's 128 bytes");
+static_assert(QG_A_BYTES == 2 || (QG_A_ALONG_K && QG_B_ALONG_K), "factors of words and of codes are K-major");
 static_assert(QG_THREADS == CONSUMERS + 128, "a warpgroup of producers");
 
 struct MatmulStage {
@@ -74,17 +80,22 @@ QG_DEVICE void produce(MatmulRing& ring, const TmaMatmulParams& p) {
     }
 }
 
-// Begins acc += A · B over a stage, for 64 rows.
+// Begins acc += A · B over a stage, for 64 rows; of codes acc = A · B.
 QG_DEVICE void start_stage(float (&acc)[ACCUMULATORS], const MatmulStage& stage, u32 warpgroup) {
     const u8* rows = stage.a + warpgroup * BOX_BYTES;
     const u64 a = QG_A_ALONG_K ? wgmma_descriptor_128b(rows) : wgmma_descriptor_128b_mn(rows, BOX_BYTES);
     const u64 b = QG_B_ALONG_K ? wgmma_descriptor_128b(stage.b) : wgmma_descriptor_128b_mn(stage.b, BOX_BYTES);
-    // Bytes of 16 values of k, in the descriptor's units of 16.
+    // Bytes of a step along k, in the descriptor's units of 16.
     constexpr u32 A_STEP = QG_A_ALONG_K ? 2 : 2 * BOX, B_STEP = QG_B_ALONG_K ? 2 : 2 * BOX;
     wgmma_fence();
 #pragma unroll
     for (u32 step = 0; step < K_STEPS; step++) {
-        if constexpr (QG_DTYPE == DTYPE_F16)
+        if constexpr (IS_TF32)
+            wgmma_shared_k8_tf32<QG_TILE_N>(acc, a + step * A_STEP, b + step * B_STEP);
+        else if constexpr (IS_E4M3)
+            step == 0 ? wgmma_shared_k32_e4m3<QG_TILE_N, 0>(acc, a, b)
+                      : wgmma_shared_k32_e4m3<QG_TILE_N, 1>(acc, a + step * A_STEP, b + step * B_STEP);
+        else if constexpr (QG_DTYPE == DTYPE_F16)
             wgmma_shared_k16_f16<QG_TILE_N, !QG_A_ALONG_K, !QG_B_ALONG_K>(acc, a + step * A_STEP, b + step * B_STEP);
         else
             wgmma_shared_k16_bf16<QG_TILE_N, !QG_A_ALONG_K, !QG_B_ALONG_K>(acc, a + step * A_STEP, b + step * B_STEP);
@@ -92,24 +103,57 @@ QG_DEVICE void start_stage(float (&acc)[ACCUMULATORS], const MatmulStage& stage,
     wgmma_commit_group();
 }
 
-// Makes zeros of what a stage has from value `k` of its k-tile on: values of the next product's part of K. Both factors lie along
-// their outer index, so that a row of a box is one value of k. All consumers take part.
+// Makes zeros of what a stage has from value `k` of its k-tile on: values of the next product's part of K. Factors of 16 bits lie along
+// their outer index, so that a row of a box is one value of k; those of words lie along k. All consumers take part.
 QG_DEVICE void clear_behind(MatmulStage& stage, u32 k, u32 thread) {
-    constexpr u32 BOXES = (QG_TILE_M + QG_TILE_N) / BOX, ROW_BYTES = BOX * 2, CHUNKS = ROW_BYTES / 16;
-    const u32 rows = BOX - k;
-    for (u32 i = thread; i < BOXES * rows * CHUNKS; i += CONSUMERS) {
-        const u32 box = i / (rows * CHUNKS), row = i / CHUNKS % rows, chunk = i % CHUNKS;
-        st_shared(reinterpret_cast<u32x4*>(stage.a + box * BOX_BYTES + (k + row) * ROW_BYTES + chunk * 16),
-                  u32x4{0, 0, 0, 0});
+    if constexpr (IS_TF32) {
+        const u32 values = QG_TILE_K - k;
+        for (u32 i = thread; i < (QG_TILE_M + QG_TILE_N) * values; i += CONSUMERS) {
+            const u32 row = i / values, value = k + i % values;
+            // The swizzle: atoms/wgmma.cuh.
+            const u32 chunk = value / 4 ^ row % 8;
+            st_shared(reinterpret_cast<u32*>(stage.a + row * ROW_BYTES + chunk * 16) + value % 4, 0u);
+        }
+    } else {
+        constexpr u32 BOXES = (QG_TILE_M + QG_TILE_N) / BOX, CHUNKS = ROW_BYTES / 16;
+        const u32 rows = BOX - k;
+        for (u32 i = thread; i < BOXES * rows * CHUNKS; i += CONSUMERS) {
+            const u32 box = i / (rows * CHUNKS), row = i / CHUNKS % rows, chunk = i % CHUNKS;
+            st_shared(reinterpret_cast<u32x4*>(stage.a + box * BOX_BYTES + (k + row) * ROW_BYTES + chunk * 16),
+                      u32x4{0, 0, 0, 0});
+        }
     }
     fence_proxy_async();
     matmul_barrier<CONSUMERS>();
+}
+
+// acc += A · B over the k-tiles of a work item, of codes, whose instructions keep about 14 bits of a sum:
+// what is added in f32 are the sums of a stage. While one warpgroup adds, the other's instructions run.
+QG_DEVICE void multiply_codes(float (&acc)[ACCUMULATORS], MatmulRing& ring, Position& at, const MatmulTile& tile,
+                              u32 warpgroup, u32 lane) {
+#pragma unroll 1
+    for (u32 k_tile = tile.begin; k_tile < tile.end; k_tile++) {
+        mbarrier_wait(&ring.full[at.stage], at.parity);
+        float sums[ACCUMULATORS];
+        wgmma_fence_accumulators(sums);
+        start_stage(sums, ring.stage[at.stage], warpgroup);
+        wgmma_wait_group<0>();
+        wgmma_fence_accumulators(sums);
+        MatmulRing::release(ring, at.stage, lane);
+#pragma unroll
+        for (u32 i = 0; i < ACCUMULATORS; i++) acc[i] += sums[i];
+        Position::next(at);
+    }
 }
 
 // acc += A · B over the k-tiles of a work item, for the 64 rows of a warpgroup. The instructions of a stage are given while
 // those of the one before run.
 QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, Position& at, const MatmulParams& p,
                         const MatmulTile& tile, u32 thread, u32 warpgroup, u32 lane) {
+    if constexpr (IS_E4M3) {
+        multiply_codes(acc, ring, at, tile, warpgroup, lane);
+        return;
+    }
     u32 before = 0, whole_end = tile.end;
     // What lies behind all of K arrives as zeros, but not what lies behind a product's part of it.
     bool clears = false;

@@ -1,6 +1,7 @@
 //! `matmul`: products of two matrices in device memory. Factors of 16 bits of one type are multiplied by matrix instructions, others, and
 //! on chips that have none for them, by CUDA cores.
 
+mod rounded;
 mod templates;
 mod tma;
 
@@ -21,9 +22,10 @@ use qgemm_hal::{
 use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::{constant_line, macro_line};
+use rounded::RoundedFactors;
 use templates::{
-    BF16X3, BF16X3_SMALL, CP_ASYNC_ROWS, OF_E4M3, SIMT, SIMT_ROWS, SIMT_SMALL, TF32, TF32_SMALL, TWO_STAGE_ROWS,
-    Template, factor_code, has_instructions, of_blocks, of_instructions,
+    BF16X3, BF16X3_SMALL, CP_ASYNC_ROWS, SIMT, SIMT_ROWS, SIMT_SMALL, TWO_STAGE_ROWS, Template, factor_code,
+    has_instructions, of_blocks, of_e4m3, of_instructions, of_tf32,
 };
 use tma::MappedMatmul;
 
@@ -46,7 +48,11 @@ pub(super) struct Matmul;
 const F32: FactorFormat = FactorFormat::Plain(DType::F32);
 
 fn spec_of(template: &Template, a: FactorFormat, b: FactorFormat, layout: MatmulLayout) -> MatmulSpec {
-    let layout = if template.math == Math::FmaF32 { MatmulLayout::Any } else { layout };
+    let layout = match template.math {
+        Math::FmaF32 => MatmulLayout::Any,
+        _ if template.rounds_factors() => MatmulLayout::Nt,
+        _ => layout,
+    };
     let Template { main_loop, m, n, k, .. } = *template;
     MatmulSpec { main_loop: Name::new(main_loop), a, b, layout, m, n, k }
 }
@@ -111,13 +117,16 @@ fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
             all.push((template, spec_of(&template, a, b, MatmulLayout::Any)));
         }
     }
-    for template in [TF32, TF32_SMALL, BF16X3, BF16X3_SMALL].into_iter().filter(|_| variant >= Variant::Sm80) {
+    let of_f32 = of_tf32(variant, true).iter().chain([&BF16X3, &BF16X3_SMALL]);
+    for &template in of_f32.filter(|_| variant >= Variant::Sm80) {
         let of = |layout| (template.on(variant), spec_of(&template, F32, F32, layout));
-        all.extend(MatmulLayout::ALL.map(of));
+        let layouts = if template.rounds_factors() { &[MatmulLayout::Nt][..] } else { &MatmulLayout::ALL };
+        all.extend(layouts.iter().map(|&layout| of(layout)));
     }
-    for template in OF_E4M3.iter().map(|template| template.on(variant)).filter(|_| variant >= Variant::Sm75) {
-        let of = |layout| (template, spec_of(&template, FactorFormat::E4M3, FactorFormat::E4M3, layout));
-        all.extend(MatmulLayout::ALL.map(of));
+    for layout in MatmulLayout::ALL {
+        let templates = of_e4m3(variant, layout, true).iter().map(|template| template.on(variant));
+        let of = |template| (template, spec_of(&template, FactorFormat::E4M3, FactorFormat::E4M3, layout));
+        all.extend(templates.map(of));
     }
     // Codes lie along K.
     for template in of_blocks(variant, true).iter().map(|template| template.on(variant)) {
@@ -175,7 +184,8 @@ fn of_rows(op: &CheckedMatmul, variant: Variant) -> Result<Vec<Template>, Unsupp
 
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    kernels(variant).into_iter().map(move |(template, spec)| source(&template, spec, variant))
+    let roundings = (variant == Variant::Sm90).then(|| rounded::source(variant));
+    kernels(variant).into_iter().map(move |(template, spec)| source(&template, spec, variant)).chain(roundings)
 }
 
 /// The kernel of an identity.
@@ -326,10 +336,12 @@ pub fn matmul_sequence(
         [all_tiles as u32, plan.splits, 1]
     };
     let geometry = Geometry { grid, threads: template.threads, shared_bytes: template.shared_bytes() };
-    let params = params(op, &template, plan);
+    let rounded = if template.rounds_factors() { RoundedFactors::new(op) } else { None };
+    let multiplied = rounded.map_or_else(|| op.clone(), |rounded| rounded.product(op));
+    let params = params(&multiplied, &template, plan);
     let params: Arc<dyn Params> = match template.stays() {
         false if op.has_block_scales() => Arc::new(BlockScaledParams { of_all: params, scales: scales(op) }),
-        true => Arc::new(MappedMatmul::new(params, op, &template, [all_tiles as u32, work])),
+        true => Arc::new(MappedMatmul::new(params, &multiplied, &template, [all_tiles as u32, work])),
         false => Arc::new(params),
     };
     let launch = KernelLaunch {
@@ -342,12 +354,17 @@ pub fn matmul_sequence(
         updated: None,
         params,
     };
+    let rounding = rounded.map(|rounded| rounded.step(plan, variant, make)).transpose()?;
     let given = op.operands().into_iter().fold(launch.step::<O>(make)?, |step, operand| step.bind(operand, operand));
-    let step = match plan.workspace.bytes {
-        0 => given,
-        bytes => given.bind_part(O::Workspace, O::Workspace, 0..bytes),
+    let given = match rounded.map(|rounded| rounded.places(plan)) {
+        None => given,
+        Some([a, b]) => given.bind_part(O::A, O::Workspace, a).bind_part(O::B, O::Workspace, b),
     };
-    Ok(LaunchSequence::new::<O>(op.kernel_name(NAME), vec![step]))
+    let step = match plan.workspace.partial_bytes {
+        0 => given,
+        bytes => given.bind_part(O::Workspace, O::Workspace, 0..plan.workspace.partials + bytes),
+    };
+    Ok(LaunchSequence::new::<O>(op.kernel_name(NAME), rounding.into_iter().chain([step]).collect()))
 }
 
 impl Family<CheckedMatmul> for Matmul {
@@ -360,7 +377,7 @@ impl Family<CheckedMatmul> for Matmul {
         let (a, b) = (op.a.dtype, op.b.dtype);
         let aligned = op.a.aligned16 && op.b.aligned16;
         let of_f32: &[Template] = match op.operand_precision {
-            XPrecision::Tf32 if aligned => &[TF32, TF32_SMALL],
+            XPrecision::Tf32 => of_tf32(variant, aligned),
             XPrecision::Bf16x3 => &[BF16X3, BF16X3_SMALL],
             _ => &[],
         };
@@ -368,7 +385,7 @@ impl Family<CheckedMatmul> for Matmul {
             _ if a != b => &[],
             F32 if variant >= Variant::Sm80 => of_f32,
             FactorFormat::Plain(dtype) if has_instructions(dtype, variant) => of_instructions(variant, aligned),
-            FactorFormat::E4M3 if variant >= Variant::Sm75 => OF_E4M3,
+            FactorFormat::E4M3 => of_e4m3(variant, op.layout(), aligned),
             FactorFormat::E4M3Block => of_blocks(variant, aligned),
             _ => &[],
         };
@@ -382,10 +399,17 @@ impl Family<CheckedMatmul> for Matmul {
             false => of_instructions.iter().chain(simt).copied().collect(),
         };
         let templates = templates.into_iter().map(|template| template.on(variant));
+        let rounded = RoundedFactors::new(op);
+        let takes = |template: &Template| match (template.rounds_factors(), rounded) {
+            (false, _) => tma::takes(op),
+            (true, Some(rounded)) => tma::takes(&rounded.product(op)),
+            (true, None) => false,
+        };
         let fitting = templates
             .filter(|template| template.shared_bytes() <= info.shared_bytes && tiles(op, template).2 <= MOST_TILES)
             .filter(|template| !op.k_grouped || template.may_group_k(&spec_of(template, a, b, op.layout())))
-            .filter(|template| !template.stays() || (tma::takes(op) && tiles(op, template).2 <= MOST_TILES_OF_WORK));
+            .filter(|template| !template.stays() || tiles(op, template).2 <= MOST_TILES_OF_WORK)
+            .filter(|template| !template.stays() || takes(template));
         let config = |template: Template| MatmulConfig {
             kernel: id(spec_of(&template, a, b, op.layout()), variant),
             math: template.math,
@@ -395,6 +419,7 @@ impl Family<CheckedMatmul> for Matmul {
             ctas_per_unit: template.ctas,
             max_splits: if template.groups_rows { 1 } else { MOST_SPLITS },
             efficiency: template.efficiency,
+            factor_bytes: if template.rounds_factors() { rounded.map_or(0, |rounded| rounded.bytes()) } else { 0 },
         };
         let configs: Vec<_> = fitting.map(config).collect();
         if configs.is_empty() {

@@ -88,6 +88,25 @@ const WGMMA: Template = Template {
 const WGMMA_MIDDLE: Template = Template { n: 128, stages: 6, efficiency: 700, ..WGMMA };
 const WGMMA_SMALL: Template = Template { m: 64, n: 128, threads: 256, stages: 8, efficiency: 500, ..WGMMA };
 
+/// The same on words of TF32, factors that a launch before it has rounded and turned along K (`rounded.rs`).
+pub(super) const WGMMA_TF32: Template =
+    Template { main_loop: "sm90_wgmma_ws_tf32", math: Math::TensorTf32, k: 32, efficiency: 750, ..WGMMA };
+pub(super) const WGMMA_TF32_MIDDLE: Template = Template { n: 128, stages: 6, efficiency: 650, ..WGMMA_TF32 };
+pub(super) const WGMMA_TF32_SMALL: Template =
+    Template { m: 64, n: 128, threads: 256, stages: 8, efficiency: 450, ..WGMMA_TF32 };
+
+/// The same on E4M3 codes along K, whose sums of a stage are added in f32.
+const WGMMA_E4M3: Template = Template {
+    main_loop: "sm90_wgmma_ws_e4m3",
+    math: Math::TensorFp8,
+    n: 128,
+    k: 128,
+    stages: 6,
+    efficiency: 400,
+    ..WGMMA
+};
+const WGMMA_E4M3_SMALL: Template = Template { m: 64, threads: 256, stages: 8, efficiency: 280, ..WGMMA_E4M3 };
+
 /// The same on codes with scales of blocks, each of which is a stage. One warp of producers copies codes, the others scales.
 const WGMMA_FP8: Template = Template {
     main_loop: "sm90_fp8_wgmma_ws",
@@ -116,7 +135,7 @@ const TWO_STAGE_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 250, ..TWO_STAGE };
 
 /// Factors in E4M3, which f16 holds exactly.
-pub(super) const OF_E4M3: &[Template] = &[TWO_STAGE, TWO_STAGE_SMALL];
+const OF_E4M3: &[Template] = &[TWO_STAGE, TWO_STAGE_SMALL];
 
 /// The same with scales of blocks, whose sums stand beside those of all.
 const BLOCKS: &[Template] = &[TWO_STAGE, BLOCKS_SMALL];
@@ -158,6 +177,10 @@ impl Template {
             Variant::Sm90 if !self.stays() && matches!(self.math, Math::TensorF16 | Math::TensorBf16x3) => {
                 Self { efficiency: self.efficiency / 2, ..self }
             }
+            // The same: 94 of 495.
+            Variant::Sm90 if !self.stays() && self.math == Math::TensorTf32 => {
+                Self { efficiency: self.efficiency * 19 / 60, ..self }
+            }
             _ => self,
         }
     }
@@ -167,7 +190,7 @@ impl Template {
     pub fn may_group_k(&self, spec: &MatmulSpec) -> bool {
         match spec.layout {
             _ if self.groups_rows => false,
-            MatmulLayout::Nt => spec.a.has_scales(),
+            MatmulLayout::Nt => spec.a.has_scales() || self.rounds_factors(),
             MatmulLayout::Any | MatmulLayout::Tn => self.m * self.n < 128 * 128 || self.stays(),
             _ => false,
         }
@@ -184,7 +207,12 @@ impl Template {
 
     /// Whether CTAs stay and take work items in turn, which TMA brings. Others take one each.
     pub fn stays(&self) -> bool {
-        [WGMMA.main_loop, WGMMA_FP8.main_loop].contains(&self.main_loop)
+        [WGMMA, WGMMA_TF32, WGMMA_E4M3, WGMMA_FP8].iter().any(|template| template.main_loop == self.main_loop)
+    }
+
+    /// Whether a launch before the kernel's writes the factors that it reads, whichever way they were stored.
+    pub fn rounds_factors(&self) -> bool {
+        self.main_loop == WGMMA_TF32.main_loop
     }
 
     /// `sizeof(SharedStorage)`, which the kernels assert.
@@ -195,7 +223,9 @@ impl Template {
             _ if self.stays() => {
                 let of_outer = match self.math {
                     // Codes of a block, and their scale.
-                    Math::TensorFp8 => self.k + 4,
+                    Math::TensorFp8 if self.main_loop == WGMMA_FP8.main_loop => self.k + 4,
+                    Math::TensorFp8 => self.k,
+                    Math::TensorTf32 => self.k * 4,
                     _ => self.k * 2,
                 };
                 let stages = self.stages * (self.m + self.n) * of_outer;
@@ -240,6 +270,29 @@ pub(super) fn of_instructions(variant: Variant, aligned: bool) -> &'static [Temp
         // Loads of single elements bind those, whatever the tile.
         (true, false) => &[TWO_STAGE_SMALL],
         (false, _) => &[TWO_STAGE, TWO_STAGE_SMALL],
+    }
+}
+
+/// The kernels on chips of `variant` for factors in f32 that become TF32, whose contiguous parts are aligned, or not.
+pub(super) fn of_tf32(variant: Variant, aligned: bool) -> &'static [Template] {
+    match (variant, aligned) {
+        (Variant::Sm90, true) => &[WGMMA_TF32, WGMMA_TF32_MIDDLE, WGMMA_TF32_SMALL, TF32, TF32_SMALL],
+        // The launch that rounds reads what begins anywhere.
+        (Variant::Sm90, false) => &[WGMMA_TF32, WGMMA_TF32_MIDDLE, WGMMA_TF32_SMALL],
+        (_, true) => &[TF32, TF32_SMALL],
+        (_, false) => &[],
+    }
+}
+
+/// The kernels on chips of `variant` for factors in E4M3 without scales that are stored as `layout` says, whose contiguous parts are
+/// aligned, or not. Hopper's instructions take codes along K alone.
+pub(super) fn of_e4m3(variant: Variant, layout: MatmulLayout, aligned: bool) -> &'static [Template] {
+    match variant {
+        Variant::Sm70 => &[],
+        Variant::Sm90 if aligned && layout == MatmulLayout::Nt => {
+            &[WGMMA_E4M3, WGMMA_E4M3_SMALL, TWO_STAGE, TWO_STAGE_SMALL]
+        }
+        _ => OF_E4M3,
     }
 }
 

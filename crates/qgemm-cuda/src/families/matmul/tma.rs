@@ -19,7 +19,10 @@ const MOST_STRIDE_BYTES: u64 = (1 << 40) - 16;
 pub(super) fn takes(op: &CheckedMatmul) -> bool {
     let fits = |dense: &BatchedDense<FactorFormat>| {
         let strides = [dense.row_stride.max(dense.col_stride), dense.batch_stride];
-        dense.aligned16 && strides.iter().all(|stride| stride.saturating_mul(2) <= MOST_STRIDE_BYTES)
+        dense.aligned16
+            && strides
+                .iter()
+                .all(|stride| stride.saturating_mul(dense.dtype.bytes().max(2) as u64) <= MOST_STRIDE_BYTES)
     };
     let sizes = [op.m, op.n, op.k, op.batch];
     op.k > 0 && sizes.iter().all(|&size| i32::try_from(size).is_ok()) && fits(&op.a) && fits(&op.b)
@@ -101,10 +104,7 @@ impl MappedMatmul {
     pub(super) fn new(matmul: MatmulParams, op: &CheckedMatmul, template: &Template, work: [u32; 2]) -> Self {
         let (k, batch) = (op.k as u64, op.batch as u64);
         let factor = |dense: BatchedDense<FactorFormat>, along_k: bool, outer: usize, tile: u32| {
-            let element = match dense.dtype.has_scales() {
-                true => MapElement::Byte,
-                false => MapElement::Number(template.multiplied(dense.dtype)),
-            };
+            let element = dense.dtype.plain().map_or(MapElement::Byte, MapElement::Number);
             Factor { dense, element, along_k, outer: outer as u64, k, batch, tile }
         };
         let a = factor(op.a, op.a.is_row_major(), op.m, template.m);

@@ -196,6 +196,17 @@ impl WorkspaceLayout {
         Some(Self { quantized: Some(regions), bytes: regions.all().end, ..self })
     }
 
+    /// The layout with room for `bytes` bytes of factors behind all else, and the offset where they begin, or `None` when the size
+    /// overflows. Without any it is the same.
+    pub fn with_factors(self, bytes: u64) -> Option<(Self, usize)> {
+        if bytes == 0 {
+            return Some((self, self.bytes));
+        }
+        let factors = (self.bytes as u64).max(COUNTER_BYTES).checked_next_multiple_of(ALIGNMENT)?;
+        let end = factors.checked_add(bytes)?;
+        Some((Self { bytes: end.try_into().ok()?, ..self }, factors.try_into().ok()?))
+    }
+
     /// The layout with room for what `dequantize` writes, behind all else, or `None` when the size overflows.
     pub fn with_dequantized(self, dequantize: &CheckedDequantize) -> Option<Self> {
         let x = (self.bytes as u64).max(COUNTER_BYTES).checked_next_multiple_of(ALIGNMENT)?;
@@ -296,6 +307,18 @@ mod tests {
             assert_eq!((unscaled.bytes, unscaled.x.and_then(|x| x.factors)), (factors, None));
             assert_eq!(plain.with_x(&config(u32::MAX, u32::MAX, true), u32::MAX, u32::MAX), None);
             assert_eq!(plain.with_x(&TileConfig { x_prologue: None, ..config(16, 64, false) }, 1, 3), Some(plain));
+        }
+    }
+
+    #[test]
+    fn factors_follow_the_partials_and_leave_the_counters_alone() {
+        for splits in [1, 3] {
+            let plain = WorkspaceLayout::split(splits, 5, 6).expect("small");
+            let (layout, at) = plain.with_factors(100).expect("small");
+            assert!(at >= plain.bytes && at as u64 >= COUNTER_BYTES && at % 256 == 0, "{layout:?}");
+            assert_eq!(layout.bytes, at + 100);
+            assert_eq!(plain.with_factors(0), Some((plain, plain.bytes)));
+            assert_eq!(plain.with_factors(u64::MAX), None);
         }
     }
 
