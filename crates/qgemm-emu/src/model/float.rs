@@ -29,9 +29,28 @@ const E5M2: Number = (|code| decode::e5m2(code as u8), -14);
 
 /// `mma.m8n8k4.row.col.f32.f16.f16.f32`: four products, one for each quad-pair.
 pub(crate) fn m8n8k4_f16(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
+    quad_pairs(inputs, outputs, precision, |pair| {
+        transpose(&each(&quad_pair::operand(inputs, M8N8K4.first_b(), pair), decode::f16))
+    });
+}
+
+/// `mma.m8n8k4.row.row.f32.f16.f16.f32`: the same, but for how lanes hold B.
+pub(crate) fn m8n8k4_row_row_f16(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
+    quad_pairs(inputs, outputs, precision, |pair| {
+        each(&quad_pair::operand_of_columns(inputs, M8N8K4.first_b(), pair), decode::f16)
+    });
+}
+
+/// The products of `m8n8k4`, of which `b` reads the second operand.
+fn quad_pairs(
+    inputs: &WarpWords,
+    outputs: &mut WarpWords,
+    precision: &Precision,
+    b: impl Fn(usize) -> [[f32; 8]; 4],
+) {
     for pair in 0..4 {
         let a = each(&quad_pair::operand(inputs, 0, pair), decode::f16);
-        let b = transpose(&each(&quad_pair::operand(inputs, M8N8K4.first_b(), pair), decode::f16));
+        let b = b(pair);
         let mut d = each(&quad_pair::accumulators(inputs, M8N8K4.first_d(), pair), f32::from_bits);
         multiply(&a, &b, &mut d, [LEAST_F16; 2], &precision.quad_pair);
         quad_pair::put_accumulators(&each(&d, f32::to_bits), outputs, pair);

@@ -77,6 +77,21 @@ const SHAPES: &[Shape] = &[
         products: 4,
     },
     Shape {
+        name: "mma_m8n8k4_row_row_f16",
+        m: 8,
+        k: 4,
+        bits: 16,
+        a: |lane, i| if lane < 16 { (lane % 4, i) } else { (lane % 4 + 4, i) },
+        // Row-major B.
+        b: |lane, i| (lane % 4, if lane < 16 { i } else { i + 4 }),
+        d: |lane, i| {
+            let x = (lane & 1) + (i & 2);
+            (if lane < 16 { x } else { x + 4 }, (i & 4) + (lane & 2) + (i & 1))
+        },
+        encode: f16_code,
+        products: 4,
+    },
+    Shape {
         name: "mma_m16n8k8_f16",
         m: 16,
         k: 8,
