@@ -73,8 +73,8 @@ pub(crate) mod quad_pair {
         })
     }
 
-    /// Reads 4 rows of eight f16, of which a lane has half a row, from the same words.
-    pub(crate) fn operand_of_columns(words: &WarpWords, first: usize, pair: usize) -> [[u16; 8]; 4] {
+    /// Reads eight f16 for each of four k, of which a lane has half, from the same words.
+    pub(crate) fn operand_across(words: &WarpWords, first: usize, pair: usize) -> [[u16; 8]; 4] {
         std::array::from_fn(|k| {
             std::array::from_fn(|column| {
                 let lane = 4 * pair + k + 16 * (column / 4);

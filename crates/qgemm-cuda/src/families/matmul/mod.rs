@@ -115,7 +115,7 @@ fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
         let of = |layout| (template.on(variant), spec_of(&template, F32, F32, layout));
         all.extend(MatmulLayout::ALL.map(of));
     }
-    for template in OF_E4M3.iter().map(|template| template.on(variant)).filter(|_| variant >= Variant::Sm75) {
+    for template in OF_E4M3.iter().map(|template| template.on(variant)) {
         let of = |layout| (template, spec_of(&template, FactorFormat::E4M3, FactorFormat::E4M3, layout));
         all.extend(MatmulLayout::ALL.map(of));
     }
@@ -368,7 +368,7 @@ impl Family<CheckedMatmul> for Matmul {
             _ if a != b => &[],
             F32 if variant >= Variant::Sm80 => of_f32,
             FactorFormat::Plain(dtype) if has_instructions(dtype, variant) => of_instructions(variant, aligned),
-            FactorFormat::E4M3 if variant >= Variant::Sm75 => OF_E4M3,
+            FactorFormat::E4M3 => OF_E4M3,
             FactorFormat::E4M3Block => of_blocks(variant, aligned),
             _ => &[],
         };
