@@ -277,7 +277,7 @@ The column wgpu is without the feature `experimental-cooperative-matrix`.
 
 const FAMILIES_NOTE: &str = "\
 A family that serves nothing on a chip is not in its column. `matmul` serves every format of its factors everywhere; codes with scales of 128
-values (`e4m3_1x128`) are multiplied as they are on sm89, sm90 and sm120 where rows are aligned, as f16 on all chips from sm75 on, as f32 elsewhere.";
+values (`e4m3_1x128`) are multiplied as they are on sm89, sm90 and sm120 where rows are aligned, as f16 on other chips, as f32 on wgpu and the CPU.";
 
 const FORMATS_HEADER: &str = "
 ## Products (`gemm`)

@@ -30,34 +30,24 @@ struct Factor {
     u64 outer_stride, k_stride;
     u32 outer_len, outer_begin, k_len;
     bool aligned;
-#if QG_BLOCK_SCALED
-    // Scales of the first row, or column, from the block on in which K begins, and values there that count as zeros.
-    const u8* scales;
-    u64 scale_row;
-    u32 k_skip;
-#endif
 };
 
 QG_DEVICE float element_to_f32(u32 dtype, u32 bits) {
     if (dtype == DTYPE_F32) return bits_to_f32(bits);
-    if (dtype == FACTOR_E4M3 || dtype == FACTOR_E4M3_BLOCK) return e4m3_to_f32_or_nan(bits);
+    if (dtype == FACTOR_E4M3) return e4m3_to_f32_or_nan(bits);
     return half_to_f32(dtype, bits);
 }
 
 // The part of a factor's tile that a thread copies: groups of elements that are neighbours in memory.
 template <u32 DTYPE, u32 TILE>
 struct FactorCopy {
-    static constexpr u32 BYTES = DTYPE == DTYPE_F32 ? 4 : DTYPE == FACTOR_E4M3 || DTYPE == FACTOR_E4M3_BLOCK ? 1 : 2;
+    static constexpr u32 BYTES = DTYPE == DTYPE_F32 ? 4 : DTYPE == FACTOR_E4M3 ? 1 : 2;
     // 16 bytes, and no more elements than all threads have of the smallest tile.
     static constexpr u32 GROUP = BYTES == 4 ? 4 : 8;
     static constexpr u32 GROUPS = TILE * QG_TILE_K / GROUP / QG_THREADS;
     static_assert(GROUPS * QG_THREADS * GROUP == TILE * QG_TILE_K, "threads copy whole groups");
 
     u32x4 words[GROUPS];
-#if QG_BLOCK_SCALED
-    float scale[GROUPS];
-    static_assert(BLOCK % GROUP == 0, "a group has one scale");
-#endif
 
     // Place of group `i` of a thread in the tile.
     QG_DEVICE void place(bool along_k, u32 i, u32 thread, u32& outer, u32& k) {
@@ -74,21 +64,10 @@ struct FactorCopy {
             place(along_k, i, thread, outer, k);
             outer += f.outer_begin, k += k_begin;
             copy.words[i] = u32x4{0, 0, 0, 0};
-#if QG_BLOCK_SCALED
-            copy.scale[i] = 0.0f;
-            // A block of which nothing is read may belong to other parts of K.
-            if (k + GROUP <= f.k_skip) continue;
-#endif
             if (outer >= f.outer_len || k >= f.k_len) continue;
-#if QG_BLOCK_SCALED
-            copy.scale[i] = load_dense(DTYPE_F32, reinterpret_cast<u64>(f.scales), outer * f.scale_row + k / BLOCK);
-            const bool whole = k >= f.k_skip;
-#else
-            constexpr bool whole = true;
-#endif
             const u32 left = along_k ? f.k_len - k : f.outer_len - outer;
             const u8* from = f.first + (outer * f.outer_stride + k * f.k_stride) * BYTES;
-            if (f.aligned && left >= GROUP && whole) {
+            if (f.aligned && left >= GROUP) {
                 if constexpr (BYTES == 1)
                     copy.words[i] = u32x4{ld_global_u32(from), ld_global_u32(from + 4), 0, 0};
                 else
@@ -99,9 +78,6 @@ struct FactorCopy {
 #pragma unroll
             for (u32 e = 0; e < GROUP; e++) {
                 if (e >= left) continue;
-#if QG_BLOCK_SCALED
-                if (k + e < f.k_skip) continue;
-#endif
                 if constexpr (BYTES == 4)
                     words[e % 4] = ld_global_u32(from + e * 4);
                 else if constexpr (BYTES == 1)
@@ -131,11 +107,6 @@ struct FactorCopy {
                 else
                     v[e] = element_to_f32(DTYPE, BYTES == 4 ? words[e % 4] : words[e / 2 % 4] >> (16 * (e % 2)) & 0xffffu);
             }
-#if QG_BLOCK_SCALED
-            // Groups with a value of the product have a scale, and are NaN, zeros beside it too, where that is.
-#pragma unroll
-            for (u32 e = 0; e < GROUP; e++) v[e] *= copy.scale[i];
-#endif
             if (along_k) {
 #pragma unroll
                 for (u32 e = 0; e < GROUP; e++) st_shared(&stage[(k + e) * pitch + position(outer)], v[e]);
@@ -191,17 +162,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const u64 a_first = tile.product * p.at.a_batch + tile.k_first * p.at.a_col;
     const u64 b_first = tile.product * p.at.b_batch + tile.k_first * p.at.b_row;
     const Factor a = {reinterpret_cast<const u8*>(p.at.a) + a_first * CopyA::BYTES,
-                      p.at.a_row, p.at.a_col, p.shape.m, tile.row, tile.k_len, p.tiles.a_aligned16 != 0
-#if QG_BLOCK_SCALED
-                      , block_scales(p.at.a_scale, tile), p.scales.a_row, tile.k_skip
-#endif
-    };
+                      p.at.a_row, p.at.a_col, p.shape.m, tile.row, tile.k_len, p.tiles.a_aligned16 != 0};
     const Factor b = {reinterpret_cast<const u8*>(p.at.b) + b_first * CopyB::BYTES,
-                      p.at.b_col, p.at.b_row, p.shape.n, tile.column, tile.k_len, p.tiles.b_aligned16 != 0
-#if QG_BLOCK_SCALED
-                      , block_scales(p.at.b_scale, tile), p.scales.b_row, tile.k_skip
-#endif
-    };
+                      p.at.b_col, p.at.b_row, p.shape.n, tile.column, tile.k_len, p.tiles.b_aligned16 != 0};
 
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();

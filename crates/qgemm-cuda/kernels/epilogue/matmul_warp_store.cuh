@@ -5,9 +5,11 @@
 #include "epilogue/matmul_store.cuh"
 #include "mainloop/matmul_accumulators.cuh"
 
+constexpr u32 TILE_PADDING = QG_VARIANT >= 75 ? 8 : 4;
+
 struct MatmulStaging {
-    // Eight words of padding put the rows that half a warp writes together into different banks.
-    static constexpr u32 PITCH = WARP_N + 8;
+    // Words of padding put the rows that half a warp writes together into different banks.
+    static constexpr u32 PITCH = WARP_N + TILE_PADDING;
     alignas(16) float acc[16 * PITCH];
 };
 
@@ -21,10 +23,11 @@ QG_DEVICE void store_matmul_tile(const Accumulators& acc, const MatmulParams& p,
 #pragma unroll
         for (u32 j = 0; j < N_TILES; j++)
 #pragma unroll
-            for (u32 half = 0; half < 2; half++)
+            for (u32 pair = 0; pair < TILE_SUMS / 2; pair++)
                 st_shared(reinterpret_cast<f32x2*>(
-                              &staging.acc[(lane / 4 + half * 8) * MatmulStaging::PITCH + j * 8 + lane % 4 * 2]),
-                          f32x2{acc.value[i][j][half * 2], acc.value[i][j][half * 2 + 1]});
+                              &staging.acc[LanePlaces::tile_row(pair, lane) * MatmulStaging::PITCH +
+                                           LanePlaces::columns_after(j, pair) + LanePlaces::first_column(lane)]),
+                          f32x2{acc.value[i][j][pair * 2], acc.value[i][j][pair * 2 + 1]});
         warp_barrier();
 #pragma unroll
         for (u32 r = lane; r < 16 * RUNS; r += 32) {
@@ -36,7 +39,7 @@ QG_DEVICE void store_matmul_tile(const Accumulators& acc, const MatmulParams& p,
                     ld_shared(reinterpret_cast<const f32x4*>(&staging.acc[row * MatmulStaging::PITCH + run * RUN + e]));
                 v[e] = four.x, v[e + 1] = four.y, v[e + 2] = four.z, v[e + 3] = four.w;
             }
-            store_matmul_run(p, t.product, first_row + i * 16 + row, first_column + run * RUN, v);
+            store_matmul_run(p, t.product, LanePlaces::row_from(first_row, i, row), first_column + run * RUN, v);
         }
     }
 }

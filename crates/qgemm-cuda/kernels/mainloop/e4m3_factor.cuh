@@ -4,8 +4,8 @@
 #include "atoms/fp8.cuh"
 #include "atoms/numeric.cuh"
 
-// The formats of such a factor, beside the element types of plain ones: codes alone, and codes with scales of blocks.
-constexpr u32 FACTOR_E4M3 = 3, FACTOR_E4M3_BLOCK = 4;
+// The format of such a factor, beside the element types of plain ones.
+constexpr u32 FACTOR_E4M3 = 3;
 
 QG_DEVICE float e4m3_to_f32_or_nan(u32 code) {
     return (code & 0x7fu) == 0x7fu ? bits_to_f32(0x7fffffffu) : e4m3_to_f32(code);

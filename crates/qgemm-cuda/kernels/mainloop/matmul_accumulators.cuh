@@ -1,13 +1,62 @@
-// The accumulators of `matmul` on `mma.sync`: a warp has WARP_M × WARP_N of the tile, as 16 × 8 products.
+// The accumulators of `matmul` on `mma.sync`: a warp has WARP_M × WARP_N of the tile, as tiles of 16 rows and 8 columns, on Volta 16. A lane
+// has pairs of neighbouring columns in them.
 #pragma once
 #include "atoms/types.cuh"
 
 constexpr u32 WARPS = QG_WARPS_M * QG_WARPS_N;
 static_assert(WARPS * 32 == QG_THREADS, "every warp has a part of the tile");
 constexpr u32 WARP_M = QG_TILE_M / QG_WARPS_M, WARP_N = QG_TILE_N / QG_WARPS_N;
-constexpr u32 M_TILES = WARP_M / 16, N_TILES = WARP_N / 8;
-constexpr u32 ACCUMULATORS = M_TILES * N_TILES * 4;
+constexpr u32 TILE_COLUMNS = QG_VARIANT >= 75 ? 8 : 16, TILE_SUMS = TILE_COLUMNS / 2;
+constexpr u32 M_TILES = WARP_M / 16, N_TILES = WARP_N / TILE_COLUMNS;
+constexpr u32 ACCUMULATORS = M_TILES * N_TILES * TILE_SUMS;
 
 struct Accumulators {
-    float value[M_TILES][N_TILES][4];
+    float value[M_TILES][N_TILES][TILE_SUMS];
+};
+
+// Which rows and columns of a warp's tile a lane's accumulators are of, a pair at a time.
+struct LanePlaces {
+#if QG_VARIANT >= 75
+    // The lane's first row and first column, how far below it pair `pair` of row tile `i` is, and how far after it that of column tile `j`.
+    QG_DEVICE u32 first_row(u32 lane) {
+        return lane / 4;
+    }
+    QG_DEVICE u32 rows_below(u32 i, u32 pair) {
+        return i * 16 + pair * 8;
+    }
+    QG_DEVICE u32 first_column(u32 lane) {
+        return lane % 4 * 2;
+    }
+    QG_DEVICE u32 columns_after(u32 j, u32) {
+        return j * 8;
+    }
+    // A pair's row of the sixteen of its row tile, and where from `first` on such a row is.
+    QG_DEVICE u32 tile_row(u32 pair, u32 lane) {
+        return lane / 4 + pair * 8;
+    }
+    QG_DEVICE u32 row_from(u32 first, u32 i, u32 row) {
+        return first + i * 16 + row;
+    }
+#else
+    // Lanes of m8n8k4: lane l has part in product l % 16 / 4, whose bit 0 says which eight rows it has, and bit 1 which eight columns. Where
+    // sixteen bytes of a factor are not along K, they are of two tiles, in fours by turns.
+    QG_DEVICE u32 first_row(u32 lane) {
+        return (lane / 16 * 2 + lane / 4 % 2) * (QG_A_ALONG_K ? 4 : 8) + lane % 2;
+    }
+    QG_DEVICE u32 rows_below(u32 i, u32 pair) {
+        return (QG_A_ALONG_K ? i * 16 : i / 2 * 32 + i % 2 * 4) + pair % 2 * 2;
+    }
+    QG_DEVICE u32 first_column(u32 lane) {
+        return lane / 8 % 2 * 8 + (lane & 2u);
+    }
+    QG_DEVICE u32 columns_after(u32 j, u32 pair) {
+        return QG_B_ALONG_K ? j * 16 + pair / 2 * 4 : j / 2 * 32 + j % 2 * 4 + pair / 2 * 16;
+    }
+    QG_DEVICE u32 tile_row(u32 pair, u32 lane) {
+        return lane / 16 * 8 + lane / 4 % 2 * 4 + lane % 2 + pair % 2 * 2;
+    }
+    QG_DEVICE u32 row_from(u32 first, u32 i, u32 row) {
+        return first + (QG_A_ALONG_K ? i * 16 + row : i / 2 * 32 + i % 2 * 4 + row / 4 * 8 + row % 4);
+    }
+#endif
 };

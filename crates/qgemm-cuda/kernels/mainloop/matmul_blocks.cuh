@@ -5,23 +5,25 @@
 #include "mainloop/matmul_accumulators.cuh"
 #include "sched/matmul_tile.cuh"
 
-// The scales of one block that a lane's accumulators have: of two rows in each tile of 16, and of two columns in each of 8.
+// The scales of one block that a lane's accumulators have: of two rows in each tile, and of its columns.
 struct LaneScales {
-    float a[M_TILES][2], b[N_TILES][2];
+    static constexpr u32 COLUMNS = TILE_COLUMNS / 4;
+    float a[M_TILES][2], b[N_TILES][COLUMNS];
 
     QG_DEVICE void load(LaneScales& s, const MatmulParams& p, const MatmulTile& t, u32 block, u32 warp, u32 lane) {
-        const u32 row = t.row + warp / QG_WARPS_N * WARP_M + lane / 4;
-        const u32 column = t.column + warp % QG_WARPS_N * WARP_N + lane % 4 * 2;
+        const u32 row = t.row + warp / QG_WARPS_N * WARP_M + LanePlaces::first_row(lane);
+        const u32 column = t.column + warp % QG_WARPS_N * WARP_N + LanePlaces::first_column(lane);
         const u8 *of_a = block_scales(p.at.a_scale, t), *of_b = block_scales(p.at.b_scale, t);
 #pragma unroll
         for (u32 i = 0; i < M_TILES; i++)
 #pragma unroll
             for (u32 half = 0; half < 2; half++)
-                s.a[i][half] = one(of_a, p.scales.a_row, row + i * 16 + half * 8, p.shape.m, block);
+                s.a[i][half] = one(of_a, p.scales.a_row, row + LanePlaces::rows_below(i, half), p.shape.m, block);
 #pragma unroll
         for (u32 j = 0; j < N_TILES; j++)
 #pragma unroll
-            for (u32 e = 0; e < 2; e++) s.b[j][e] = one(of_b, p.scales.b_row, column + j * 8 + e, p.shape.n, block);
+            for (u32 e = 0; e < COLUMNS; e++)
+                s.b[j][e] = one(of_b, p.scales.b_row, column + LanePlaces::columns_after(j, e / 2 * 2) + e % 2, p.shape.n, block);
     }
 
     // Rows and columns that D does not have have none.
@@ -37,8 +39,9 @@ QG_DEVICE void add_block(Accumulators& all, Accumulators& sums, const LaneScales
 #pragma unroll
         for (u32 j = 0; j < N_TILES; j++)
 #pragma unroll
-            for (u32 e = 0; e < 4; e++) {
-                all.value[i][j][e] = fma_f32(sums.value[i][j][e] * s.a[i][e / 2], s.b[j][e % 2], all.value[i][j][e]);
+            for (u32 e = 0; e < TILE_SUMS; e++) {
+                const float of_row = s.a[i][e / 2 % 2], of_column = s.b[j][e / 4 * 2 + e % 2];
+                all.value[i][j][e] = fma_f32(sums.value[i][j][e] * of_row, of_column, all.value[i][j][e]);
                 sums.value[i][j][e] = 0.0f;
             }
 }

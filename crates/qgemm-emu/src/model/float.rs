@@ -29,9 +29,40 @@ const E5M2: Number = (|code| decode::e5m2(code as u8), -14);
 
 /// `mma.m8n8k4.row.col.f32.f16.f16.f32`: four products, one for each quad-pair.
 pub(crate) fn m8n8k4_f16(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
+    quad_pairs::<false, false>(inputs, outputs, precision);
+}
+
+/// `mma.m8n8k4.row.row.f32.f16.f16.f32`.
+pub(crate) fn m8n8k4_row_row_f16(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
+    quad_pairs::<false, true>(inputs, outputs, precision);
+}
+
+/// `mma.m8n8k4.col.col.f32.f16.f16.f32`.
+pub(crate) fn m8n8k4_col_col_f16(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
+    quad_pairs::<true, false>(inputs, outputs, precision);
+}
+
+/// `mma.m8n8k4.col.row.f32.f16.f16.f32`.
+pub(crate) fn m8n8k4_col_row_f16(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
+    quad_pairs::<true, true>(inputs, outputs, precision);
+}
+
+/// The products of `m8n8k4`. An operand is stored along K, so that a lane has a row of A or a column of B, or across it.
+fn quad_pairs<const A_ACROSS: bool, const B_ACROSS: bool>(
+    inputs: &WarpWords,
+    outputs: &mut WarpWords,
+    precision: &Precision,
+) {
+    let first_b = M8N8K4.first_b();
     for pair in 0..4 {
-        let a = each(&quad_pair::operand(inputs, 0, pair), decode::f16);
-        let b = transpose(&each(&quad_pair::operand(inputs, M8N8K4.first_b(), pair), decode::f16));
+        let a = match A_ACROSS {
+            true => transpose(&each(&quad_pair::operand_across(inputs, 0, pair), decode::f16)),
+            false => each(&quad_pair::operand(inputs, 0, pair), decode::f16),
+        };
+        let b = match B_ACROSS {
+            true => each(&quad_pair::operand_across(inputs, first_b, pair), decode::f16),
+            false => transpose(&each(&quad_pair::operand(inputs, first_b, pair), decode::f16)),
+        };
         let mut d = each(&quad_pair::accumulators(inputs, M8N8K4.first_d(), pair), f32::from_bits);
         multiply(&a, &b, &mut d, [LEAST_F16; 2], &precision.quad_pair);
         quad_pair::put_accumulators(&each(&d, f32::to_bits), outputs, pair);

@@ -73,6 +73,16 @@ pub(crate) mod quad_pair {
         })
     }
 
+    /// Reads eight f16 for each of four k, of which a lane has half, from the same words.
+    pub(crate) fn operand_across(words: &WarpWords, first: usize, pair: usize) -> [[u16; 8]; 4] {
+        std::array::from_fn(|k| {
+            std::array::from_fn(|column| {
+                let lane = 4 * pair + k + 16 * (column / 4);
+                (words[lane][first + column % 4 / 2] >> (16 * (column % 2))) as u16
+            })
+        })
+    }
+
     /// Reads the f32 accumulators of one product from words `first..first + 8`.
     pub(crate) fn accumulators(words: &WarpWords, first: usize, pair: usize) -> [[u32; 8]; 8] {
         std::array::from_fn(|row| {

@@ -96,6 +96,9 @@ pub static COLLECTIVES: &[Collective] = {
     use Variant::{Sm70, Sm75, Sm80, Sm89, Sm120};
     &[
         mma("mma_m8n8k4_f16", FloatMma, float::M8N8K4, Sm70, float::m8n8k4_f16),
+        mma("mma_m8n8k4_row_row_f16", FloatMma, float::M8N8K4, Sm70, float::m8n8k4_row_row_f16),
+        mma("mma_m8n8k4_col_col_f16", FloatMma, float::M8N8K4, Sm70, float::m8n8k4_col_col_f16),
+        mma("mma_m8n8k4_col_row_f16", FloatMma, float::M8N8K4, Sm70, float::m8n8k4_col_row_f16),
         mma("mma_m16n8k8_f16", FloatMma, float::M16N8K8, Sm75, float::m16n8k8_f16),
         mma("mma_m16n8k16_f16", FloatMma, float::M16N8K16, Sm80, float::m16n8k16_f16),
         mma("mma_m16n8k16_bf16", FloatMma, float::M16N8K16, Sm80, float::m16n8k16_bf16),

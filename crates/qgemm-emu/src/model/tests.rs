@@ -60,19 +60,66 @@ fn d16(lane: usize, i: usize) -> (usize, usize) {
     (if i < 2 { group(lane) } else { group(lane) + 8 }, within(lane) * 2 + (i & 1))
 }
 
+/// Within a quad-pair: row-major A, column-major B, then A by columns, B by rows.
+fn quad_pair_row(lane: usize, i: usize) -> (usize, usize) {
+    (if lane < 16 { lane % 4 } else { lane % 4 + 4 }, i)
+}
+fn quad_pair_column(lane: usize, i: usize) -> (usize, usize) {
+    (i, if lane < 16 { lane % 4 } else { lane % 4 + 4 })
+}
+fn quad_pair_across_rows(lane: usize, i: usize) -> (usize, usize) {
+    (if lane < 16 { i } else { i + 4 }, lane % 4)
+}
+fn quad_pair_across_columns(lane: usize, i: usize) -> (usize, usize) {
+    (lane % 4, if lane < 16 { i } else { i + 4 })
+}
+fn quad_pair_d(lane: usize, i: usize) -> (usize, usize) {
+    let x = (lane & 1) + (i & 2);
+    (if lane < 16 { x } else { x + 4 }, (i & 4) + (lane & 2) + (i & 1))
+}
+
 const SHAPES: &[Shape] = &[
     Shape {
         name: "mma_m8n8k4_f16",
         m: 8,
         k: 4,
         bits: 16,
-        // Within the quad-pair; row-major A, column-major B.
-        a: |lane, i| if lane < 16 { (lane % 4, i) } else { (lane % 4 + 4, i) },
-        b: |lane, i| if lane < 16 { (i, lane % 4) } else { (i, lane % 4 + 4) },
-        d: |lane, i| {
-            let x = (lane & 1) + (i & 2);
-            (if lane < 16 { x } else { x + 4 }, (i & 4) + (lane & 2) + (i & 1))
-        },
+        a: quad_pair_row,
+        b: quad_pair_column,
+        d: quad_pair_d,
+        encode: f16_code,
+        products: 4,
+    },
+    Shape {
+        name: "mma_m8n8k4_row_row_f16",
+        m: 8,
+        k: 4,
+        bits: 16,
+        a: quad_pair_row,
+        b: quad_pair_across_columns,
+        d: quad_pair_d,
+        encode: f16_code,
+        products: 4,
+    },
+    Shape {
+        name: "mma_m8n8k4_col_col_f16",
+        m: 8,
+        k: 4,
+        bits: 16,
+        a: quad_pair_across_rows,
+        b: quad_pair_column,
+        d: quad_pair_d,
+        encode: f16_code,
+        products: 4,
+    },
+    Shape {
+        name: "mma_m8n8k4_col_row_f16",
+        m: 8,
+        k: 4,
+        bits: 16,
+        a: quad_pair_across_rows,
+        b: quad_pair_across_columns,
+        d: quad_pair_d,
         encode: f16_code,
         products: 4,
     },

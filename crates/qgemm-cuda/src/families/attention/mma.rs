@@ -1,4 +1,4 @@
-//! `attention_mma`: by matrix instructions of a warp, a CTA for 64 queries of a head.
+//! `attention_mma`: by matrix instructions of a warp, a CTA for 64 queries of a head, on Volta for 128 where registers suffice.
 
 use qgemm_formats::DType;
 use qgemm_hal::{
@@ -18,11 +18,11 @@ use crate::spec::KernelSpec;
 pub(super) const NAME: &str = "attention_mma";
 /// Threads of a CTA: a warp for sixteen queries.
 const THREADS: u32 = 128;
-/// Queries of a CTA.
-const ROWS: u32 = 64;
 /// Features of queries and of values that there are kernels for; others take the next larger ones.
 const DIMS: [(u32, u32); 7] = [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
-/// Shared memory of a CTA on Turing.
+/// Features of values that Volta's instructions multiply together.
+const VOLTA_FEATURES: u32 = 32;
+/// Shared memory of a CTA on Turing; on Volta two have room with it.
 const TURING_SHARED_BYTES: u32 = 64 << 10;
 /// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille: on Hopper of that of
 /// `wgmma`, 134 of 989 TFLOP/s, measured on an H200.
@@ -36,15 +36,20 @@ pub(super) struct AttentionMma;
 /// Element types that the instructions of a variant multiply.
 fn dtypes(variant: Variant) -> &'static [DType] {
     match variant {
-        Variant::Sm70 => &[],
-        Variant::Sm75 => &[DType::F16],
+        Variant::Sm70 | Variant::Sm75 => &[DType::F16],
         _ => &[DType::F16, DType::BF16],
     }
 }
 
 fn attend_spec(dtype: DType, (qk, v): (u32, u32), is_masked: bool, variant: Variant) -> AttentionSpec {
-    // Turing has shared memory and registers for fewer.
+    // Turing has shared memory and registers for fewer. Volta's warps have twice as many queries where they have registers for them.
+    let rows = match qk {
+        ..=96 if variant == Variant::Sm70 => 128,
+        ..=128 if variant == Variant::Sm70 && !is_masked => 128,
+        _ => 64,
+    };
     let keys = match qk {
+        65..=128 if variant == Variant::Sm70 => 32,
         193.. if variant < Variant::Sm80 => 16,
         129.. if variant < Variant::Sm80 => 32,
         193.. => 32,
@@ -52,14 +57,16 @@ fn attend_spec(dtype: DType, (qk, v): (u32, u32), is_masked: bool, variant: Vari
     };
     let kv = KvFormat::Plain(dtype);
     let step = Name::new(if is_masked { MASKED } else { "attend" });
-    AttentionSpec { step, kv, qk, v, rows: ROWS, keys }
+    AttentionSpec { step, kv, qk, v, rows, keys }
 }
 
-/// `SharedStorage` of `entry/sm75_attention_mma.cu`.
-fn shared_bytes(spec: &AttentionSpec) -> u32 {
+/// `SharedStorage` of `entry/sm70_attention_mma.cu`.
+fn shared_bytes(spec: &AttentionSpec, variant: Variant) -> u32 {
     let (qk_pitch, v_pitch) = (spec.qk * 2 + 16, spec.v * 2 + 16);
+    // On Volta keys and values have the same place in turn.
+    let a_key = if variant == Variant::Sm70 { qk_pitch.max(v_pitch) } else { qk_pitch + v_pitch };
     let of_mask = if spec.step.as_str() == MASKED { super::tile_bits_bytes(spec) } else { 0 };
-    let bytes = (ROWS + spec.keys) * qk_pitch + spec.keys * v_pitch + (2 + spec.keys) * 4 + of_mask;
+    let bytes = spec.rows * qk_pitch + spec.keys * a_key + (2 + spec.keys) * 4 + of_mask;
     bytes.next_multiple_of(4)
 }
 
@@ -68,7 +75,9 @@ fn kernels(dtype: DType, is_masked: bool, variant: Variant) -> impl Iterator<Ite
     let all = DIMS.into_iter().map(move |dims| attend_spec(dtype, dims, is_masked, variant));
     // Masks are read in words of 32 keys.
     let has_words = move |spec: &AttentionSpec| !is_masked || spec.keys.is_multiple_of(32);
-    all.filter(move |spec| variant >= Variant::Sm80 || shared_bytes(spec) <= TURING_SHARED_BYTES).filter(has_words)
+    all.filter(move |spec| variant > Variant::Sm70 || spec.v.is_multiple_of(VOLTA_FEATURES))
+        .filter(move |spec| variant >= Variant::Sm80 || shared_bytes(spec, variant) <= TURING_SHARED_BYTES)
+        .filter(has_words)
 }
 
 /// The kernel for `op`, or why there is none.
@@ -85,7 +94,7 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     let fits = |spec: &AttentionSpec| spec.qk as usize >= op.qk_dim && spec.v as usize >= op.v_dim;
     let spec = kernels(dtype, op.mask.is_some(), variant).find(fits);
     let spec = spec.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
-    let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
+    let (needs, has) = (shared_bytes(&spec, variant), info.shared_bytes);
     if needs > has {
         return Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")));
     }
@@ -100,6 +109,7 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 fn ctas_per_sm(spec: &AttentionSpec, variant: Variant) -> Option<u32> {
     let is_masked = spec.step.as_str() == MASKED;
     match (spec.qk, spec.v) {
+        _ if variant == Variant::Sm70 => Some(2),
         (64, 64) if is_masked => Some(3),
         (80, 80) | (128, 128) if is_masked => Some(2),
         (80, 80) => Some(3),
@@ -110,15 +120,16 @@ fn ctas_per_sm(spec: &AttentionSpec, variant: Variant) -> Option<u32> {
 }
 
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
-    let entry = "entry/sm75_attention_mma.cu";
+    let entry = "entry/sm70_attention_mma.cu";
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
     constant_line(&mut prelude, "QG_THREADS", THREADS);
     constant_line(&mut prelude, "QG_KV", kv_code(spec.kv));
     constant_line(&mut prelude, "QG_QK", spec.qk);
     constant_line(&mut prelude, "QG_V", spec.v);
+    constant_line(&mut prelude, "QG_ROWS", spec.rows);
     constant_line(&mut prelude, "QG_KEYS", spec.keys);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
+    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec, variant));
     if let Some(ctas) = ctas_per_sm(&spec, variant) {
         macro_line(&mut prelude, "QG_CTAS_PER_SM", &ctas.to_string());
     }
@@ -142,7 +153,7 @@ impl Family<CheckedAttention> for AttentionMma {
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
         let (spec, variant) = spec_of(op, info)?;
         super::check_invariant(NAME, op, info)?;
-        ctas(&[op.sequences, op.heads, op.most_queries().div_ceil(ROWS as usize)])?;
+        ctas(&[op.sequences, op.heads, op.most_queries().div_ceil(spec.rows as usize)])?;
         let efficiency = if variant == Variant::Sm90 { EFFICIENCY_ON_HOPPER } else { EFFICIENCY };
         Ok(vec![super::one_launch(op, id(spec, variant), &spec, efficiency)])
     }
@@ -170,14 +181,14 @@ pub(super) fn sequence(
 ) -> Result<LaunchSequence, HalError> {
     use AttentionOperand as O;
     let Spec::Attention(spec) = config.kernel.spec else { unreachable!("a configuration is of a kernel of attention") };
-    let row_ctas = op.most_queries().div_ceil(ROWS as usize);
+    let row_ctas = op.most_queries().div_ceil(spec.rows as usize);
     let launch = KernelLaunch {
         id: config.kernel,
         spec: source(spec, variant),
         geometry: Geometry {
             grid: [(op.sequences * op.heads * row_ctas) as u32, 1, 1],
             threads: THREADS,
-            shared_bytes: shared_bytes(&spec),
+            shared_bytes: shared_bytes(&spec, variant),
         },
         // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,

@@ -123,8 +123,8 @@ const WGMMA_FP8_SMALL: Template = Template { m: 64, threads: 256, stages: 8, eff
 
 const TWO_STAGE: Template = Template {
     main_loop: "sm75_two_stage",
-    entry: "entry/sm75_matmul_two_stage.cu",
-    symbol: "qg_sm75_matmul_two_stage",
+    entry: "entry/sm70_matmul_two_stage.cu",
+    symbol: "qg_sm70_matmul_two_stage",
     stages: 2,
     // With two, the registers of what is in flight would spill.
     ctas: 1,
@@ -171,6 +171,11 @@ impl Template {
     pub fn on(self, variant: Variant) -> Self {
         match variant {
             Variant::Sm89 | Variant::Sm120 if self.stages > 3 => Self { stages: 3, ..self },
+            // Identities say by which instructions.
+            Variant::Sm70 if self.main_loop == TWO_STAGE.main_loop => Self { main_loop: "sm70_two_stage", ..self },
+            Variant::Sm70 if self.main_loop == TWO_STAGE_ROWS.main_loop => {
+                Self { main_loop: "sm70_two_stage_rows", ..self }
+            }
             // Transposes take more registers there than two CTAs leave.
             Variant::Sm120 if self == TF32 => Self { ctas: 1, ..self },
             // Instructions older than `wgmma`: 302 of 989 TFLOP/s, measured on an H200.
@@ -257,7 +262,7 @@ impl Template {
 pub(super) fn has_instructions(dtype: DType, variant: Variant) -> bool {
     match dtype {
         DType::F32 => false,
-        DType::F16 => variant >= Variant::Sm75,
+        DType::F16 => true,
         DType::BF16 => variant >= Variant::Sm80,
     }
 }
@@ -288,7 +293,6 @@ pub(super) fn of_tf32(variant: Variant, aligned: bool) -> &'static [Template] {
 /// aligned, or not. Hopper's instructions take codes along K alone.
 pub(super) fn of_e4m3(variant: Variant, layout: MatmulLayout, aligned: bool) -> &'static [Template] {
     match variant {
-        Variant::Sm70 => &[],
         Variant::Sm90 if aligned && layout == MatmulLayout::Nt => {
             &[WGMMA_E4M3, WGMMA_E4M3_SMALL, TWO_STAGE, TWO_STAGE_SMALL]
         }
@@ -299,15 +303,14 @@ pub(super) fn of_e4m3(variant: Variant, layout: MatmulLayout, aligned: bool) -> 
 /// The kernels on chips of `variant` for factors whose blocks have scales, and whose rows are aligned, or not. Every kernel takes aligned ones.
 pub(super) fn of_blocks(variant: Variant, aligned: bool) -> &'static [Template] {
     match variant {
-        Variant::Sm70 => &[SIMT, SIMT_SMALL],
         Variant::Sm90 if aligned => &[WGMMA_FP8, WGMMA_FP8_SMALL, TWO_STAGE, BLOCKS_SMALL],
         Variant::Sm89 | Variant::Sm120 if aligned => &[FP8, FP8_SMALL, TWO_STAGE, BLOCKS_SMALL],
         _ => BLOCKS,
     }
 }
 
-/// The number by which kernels know the format of a factor: that of the element type, and `FACTOR_E4M3` and
-/// `FACTOR_E4M3_BLOCK` in `mainloop/e4m3_factor.cuh`.
+/// The number by which kernels on CUDA cores know the format of a factor: that of the element type, and `FACTOR_E4M3` in
+/// `mainloop/e4m3_factor.cuh`. They take no blocks with scales.
 pub(super) fn factor_code(format: FactorFormat) -> u32 {
-    format.plain().map_or(if format.has_scales() { 4 } else { 3 }, dtype_code)
+    format.plain().map_or(3, dtype_code)
 }

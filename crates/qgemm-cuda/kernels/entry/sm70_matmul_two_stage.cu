@@ -1,4 +1,4 @@
-// D = A · B on matrix instructions, from Turing on: factors of 16 bits, E4M3 that becomes f16, with scales of blocks, too, or f32 that is split into two bf16, stored by
+// D = A · B on matrix instructions: factors of 16 bits, E4M3 that becomes f16, with scales of blocks, too, or f32 that is split into two bf16, stored by
 // rows or by columns at any alignment. Tiles pass through registers into two stages of shared memory: the next one is in flight while one is multiplied.
 #include "epilogue/matmul_warp_store.cuh"
 #if QG_ELEMENT_BYTES == 1
@@ -6,8 +6,10 @@
 #endif
 #if QG_ELEMENT_BYTES == 4
 #include "mainloop/matmul_bf16x3.cuh"
-#else
+#elif QG_VARIANT >= 75
 #include "mainloop/matmul_mma.cuh"
+#else
+#include "mainloop/sm70/matmul_m8n8k4.cuh"
 #endif
 #if QG_BLOCK_SCALED
 #include "mainloop/matmul_blocks.cuh"
@@ -89,7 +91,7 @@ struct Chunks {
 };
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-    qg_sm75_matmul_two_stage(const __grid_constant__ MatmulParams given) {
+    qg_sm70_matmul_two_stage(const __grid_constant__ MatmulParams given) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     QG_TAKE_MATMUL_TILE(p, tile, given);

@@ -1,0 +1,404 @@
+// Attention by matrix instructions of a warp: a CTA has QG_ROWS queries of a head, whose products with QG_KEYS keys at a time, online softmax
+// and results stay in registers of their warps. The keys of the next tile and the values of this one are on their way meanwhile: to shared
+// memory from Turing on (from Ampere on in the background), to registers on Volta.
+#include "atoms/cp_async.cuh"
+#include "mainloop/attention_tile_bits.cuh"
+#if QG_VARIANT >= 75
+#include "mainloop/attention_m16n8.cuh"
+#else
+#include "mainloop/sm70/attention_m8n8k4.cuh"
+#endif
+
+constexpr u32 WARPS = QG_THREADS / 32;
+static_assert(WARPS * WARP_ROWS == QG_ROWS, "each warp has its queries");
+// Words that have a bit for each key of a tile, and the bits of the last that stand for none.
+constexpr u32 THERE_WORDS = (QG_KEYS + 31) / 32, NO_KEYS = QG_KEYS < 32 ? ~0u << QG_KEYS % 32 : 0;
+
+struct SharedStorage {
+    u8 q[QG_ROWS * QK_PITCH];
+#if QG_VARIANT >= 75
+    u8 k[QG_KEYS * QK_PITCH];
+    u8 v[QG_KEYS * V_PITCH];
+#else
+    // Each waits in registers until nobody reads the other: so there is room for two CTAs.
+    union {
+        u8 k[QG_KEYS * QK_PITCH];
+        u8 v[QG_KEYS * V_PITCH];
+    };
+#endif
+    // Which keys the table names a page for: a bit each.
+    u32 there[2];
+    // Whether a value of the key is infinite or NaN.
+    u32 not_finite[QG_KEYS];
+#ifdef QG_BITS
+    TileBits<QG_ROWS> tiles;
+#endif
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+
+QG_DEVICE bool is_finite(u32 half) {
+    constexpr u32 EXPONENT = QG_KV == DTYPE_BF16 ? 0x7f80u : 0x7c00u;
+    return (half & EXPONENT) != EXPONENT;
+}
+
+// Sixteen bytes from global to shared memory, or zeros.
+QG_DEVICE void copy_16(bool wanted, u8* to, const u8* from) {
+#if QG_VARIANT >= 80
+    cp_async_16_or_zeros(wanted, shared_address(to), from);
+#else
+    u32x4 v = {0, 0, 0, 0};
+    if (wanted) v = ld_global_v4(from);
+    st_shared(reinterpret_cast<u32x4*>(to), v);
+#endif
+}
+
+// Ends what was copied since the last such call.
+QG_DEVICE void commit_copies() {
+#if QG_VARIANT >= 80
+    cp_async_commit_group();
+#endif
+}
+
+// Waits for all copies of the CTA, and until nobody reads what was copied before.
+QG_DEVICE void wait_for_copies() {
+#if QG_VARIANT >= 80
+    cp_async_wait_group<0>();
+#endif
+    cta_barrier();
+}
+
+// A tile of keys or values on its way to shared memory: rows of COLUMNS numbers, PITCH bytes apart.
+template <u32 COLUMNS, u32 PITCH>
+struct TileCopy {
+    static constexpr u32 CHUNKS = COLUMNS / 8;
+#if QG_VARIANT < 75
+    static constexpr u32 COUNT = QG_KEYS * CHUNKS / QG_THREADS;
+    static_assert(QG_KEYS * CHUNKS % QG_THREADS == 0, "threads copy as many chunks each");
+    u32x4 staged[COUNT];
+#endif
+
+    // Begins to copy the tile from key `tile` on, of whose numbers `columns` are there; zeros of keys outside of `keys`.
+    QG_DEVICE void begin(TileCopy& copy, const AttentionParams& p, const Sequence& s, const u8* base, u64 page_stride,
+                         u64 token_stride, u32 columns, u32 tile, const KeyRange& keys, u8* to) {
+#pragma unroll
+        for (u32 i = 0; i < QG_KEYS * CHUNKS; i += QG_THREADS) {
+            const u32 chunk = i + thread_index();
+            if (QG_KEYS * CHUNKS % QG_THREADS != 0 && chunk >= QG_KEYS * CHUNKS) break;
+            const u32 row = chunk / CHUNKS, column = chunk % CHUNKS * 8, key = tile + row;
+            bool wanted = key >= keys.first && key < keys.end && column < columns;
+            const u8* from = base;
+            if (wanted) {
+                const KeyPlace at = place_of_key(p, s, key);
+                wanted = at.is_there;
+                if (wanted) from += (at.page * page_stride + at.row * token_stride + column) * 2;
+            }
+#if QG_VARIANT >= 75
+            copy_16(wanted, to + row * PITCH + column * 2, from);
+#else
+            copy.staged[i / QG_THREADS] = {0, 0, 0, 0};
+            if (wanted) copy.staged[i / QG_THREADS] = ld_global_v4(from);
+#endif
+        }
+        commit_copies();
+    }
+
+    // Has the tile stored that was begun; `wait_for_copies` then makes it visible. Nobody reads what stood there before.
+    QG_DEVICE void end(const TileCopy& copy, u8* to) {
+#if QG_VARIANT < 75
+        cta_barrier();
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) {
+            const u32 chunk = i * QG_THREADS + thread_index();
+            st_shared(reinterpret_cast<u32x4*>(to + chunk / CHUNKS * PITCH + chunk % CHUNKS * 16), copy.staged[i]);
+        }
+#endif
+    }
+};
+
+// Notes which keys of a tile have a page.
+QG_DEVICE void note_pages(const AttentionParams& p, const Sequence& s, u32 tile, const KeyRange& keys,
+                          SharedStorage& shared) {
+    if (p.shape.table_width == 0 || thread_index() / 32 >= THERE_WORDS) return;
+    const u32 key = tile + thread_index();
+    const bool is_seen = key >= keys.first && key < keys.end;
+    const u32 there = ballot(is_seen && place_of_key(p, s, key).is_there);
+    if (thread_index() % 32 == 0) st_shared(&shared.there[thread_index() / 32], there);
+}
+
+#if QG_VARIANT < 75
+// What the rows of a lane see, found where it is asked for: registers are few, and tiles that some rows do not see are, too.
+struct SeenAnew {
+    const AttentionParams& p;
+    const Sequence& s;
+    u32 first_query, own_row, last_query;
+
+    __device__ __forceinline__ KeyRange operator[](u32 row) const {
+        return keys_seen(p, s, least(first_query + own_row + Fragments::rows_below(row), last_query));
+    }
+};
+#endif
+
+// Puts zeros in the place of values that are infinite or NaN, and notes whose they are: those of keys that a query does not see must
+// not reach it.
+QG_DEVICE void take_not_finite_away(SharedStorage& shared) {
+    const u32 lane = thread_index() % 32;
+    for (u32 key = thread_index() / 32; key < QG_KEYS; key += WARPS) {
+        bool found = false;
+        if (lane < QG_V / 8) {
+            u32x4* at = reinterpret_cast<u32x4*>(shared.v + key * V_PITCH + lane * 16);
+            const u32x4 v = ld_shared(at);
+            u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                if (!is_finite(words[i])) words[i] &= 0xffff0000u, found = true;
+                if (!is_finite(words[i] >> 16)) words[i] &= 0xffffu, found = true;
+            }
+            if (found) st_shared(at, {words[0], words[1], words[2], words[3]});
+        }
+        const u32 any = ballot(found);
+        if (lane == 0) st_shared(&shared.not_finite[key], any);
+    }
+}
+
+// Where ptxas would spill for a CTA more on an SM, it is told how many are enough (`kernels.lock` shows no spills).
+#ifdef QG_CTAS_PER_SM
+#define QG_BOUNDS __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
+#else
+#define QG_BOUNDS __launch_bounds__(QG_THREADS)
+#endif
+
+extern "C" __global__ void QG_BOUNDS
+    qg_attention_mma(const __grid_constant__ KernelParams p) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const u32 lane = thread_index() % 32, warp = thread_index() / 32;
+    // The last queries of a causal sequence see the most keys: those begin first.
+    u32 cta = cta_index().x;
+    const u32 head = cta % p.shape.heads;
+    cta /= p.shape.heads;
+    const u32 row_cta = p.at.row_ctas - 1 - cta % p.at.row_ctas;
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    const Sequence s = sequence_of(p, cta / p.at.row_ctas);
+    const u32 first_query = row_cta * QG_ROWS;
+    if (first_query >= s.queries) return;
+    const u32 last_query = least(first_query + QG_ROWS, s.queries) - 1;
+    const u32 kv_head = head / (p.shape.heads / p.shape.kv_heads);
+    const KeyRange keys = keys_seen_by(p, s, first_query, last_query);
+    const KeyRange of_all = {keys_seen(p, s, last_query).first, keys_seen(p, s, first_query).end};
+    const u8* k_base = reinterpret_cast<const u8*>(p.at.k) + kv_head * p.at.k_head * 2;
+    const u8* v_base = reinterpret_cast<const u8*>(p.at.v) + kv_head * p.at.v_head * 2;
+#ifdef QG_BITS
+    const MaskedRows mask_rows = {s, head, first_query, last_query, keys.end};
+#endif
+    using KeyCopy = TileCopy<QG_QK, QK_PITCH>;
+    using ValueCopy = TileCopy<QG_V, V_PITCH>;
+    KeyCopy key_copy;
+    ValueCopy value_copy;
+    const auto copy_keys = [&](u32 tile) {
+#ifdef QG_BITS
+        TileBits<QG_ROWS>::note(shared.tiles, p, mask_rows, tile);
+#endif
+        note_pages(p, s, tile, keys, shared);
+        KeyCopy::begin(key_copy, p, s, k_base, p.at.k_page, p.at.k_token, p.shape.qk_dim, tile, keys, shared.k);
+    };
+
+    {
+        constexpr u32 CHUNKS = QG_QK / 8;
+        const u8* q_base = reinterpret_cast<const u8*>(p.at.q) + (s.token * p.at.q_token + head * p.at.q_head) * 2;
+        for (u32 chunk = thread_index(); chunk < QG_ROWS * CHUNKS; chunk += QG_THREADS) {
+            const u32 row = chunk / CHUNKS, column = chunk % CHUNKS * 8, query = first_query + row;
+            const bool wanted = query <= last_query && column < p.shape.qk_dim;
+            const u64 element = wanted ? query * p.at.q_token + column : 0;
+            copy_16(wanted, shared.q + row * QK_PITCH + column * 2, q_base + element * 2);
+        }
+        // A group of its own: where there are no keys, nothing else commits it, and what is not committed is not waited for.
+        commit_copies();
+    }
+    // The queries of this lane; those that are not there do as the last one.
+    const u32 own_row = warp * WARP_ROWS + Fragments::first_row(lane);
+#if QG_VARIANT >= 75
+    KeyRange seen[LANE_ROWS];
+#pragma unroll
+    for (u32 row = 0; row < LANE_ROWS; row++)
+        seen[row] = keys_seen(p, s, least(first_query + own_row + Fragments::rows_below(row), last_query));
+#else
+    const SeenAnew seen = {p, s, first_query, own_row, last_query};
+#endif
+    float sums[ROW_TILES * FEATURE_TILES][TILE_SUMS] = {};
+    float largest[LANE_ROWS], total[LANE_ROWS] = {};
+#pragma unroll
+    for (u32 row = 0; row < LANE_ROWS; row++) largest[row] = minus_infinity();
+    const float factor = key_factor(p, kv_head);
+
+    Operands operands;
+    Operands::find(operands, shared.q, shared.k, shared.v, warp, lane);
+    u32 tile = keys.first / QG_KEYS * QG_KEYS, next;
+#ifdef QG_BITS
+    tile = TileBits<QG_ROWS>::next(shared.tiles, p, mask_rows, tile, true);
+    if (tile < keys.end) copy_keys(tile);
+#else
+    if (keys.first < keys.end) copy_keys(tile);
+#endif
+    for (; tile < keys.end; tile = next) {
+        KeyCopy::end(key_copy, shared.k);
+        wait_for_copies();
+        ValueCopy::begin(value_copy, p, s, v_base, p.at.v_page, p.at.v_token, p.shape.v_dim, tile, keys, shared.v);
+
+        float scores[ROW_TILES * KEY_TILES][TILE_SUMS] = {};
+        multiply_keys(scores, operands);
+
+#ifdef QG_BITS
+        bool all_seen = TileBits<QG_ROWS>::is_full(shared.tiles, tile);
+#else
+        bool all_seen = tile >= of_all.first && tile + QG_KEYS <= of_all.end;
+#endif
+        u32 there[2] = {~0u, ~0u};
+        if (p.shape.table_width != 0) {
+#pragma unroll
+            for (u32 i = 0; i < THERE_WORDS; i++) {
+                there[i] = ld_shared(&shared.there[i]);
+                all_seen = all_seen && (there[i] | NO_KEYS) == ~0u;
+            }
+        }
+#ifdef QG_BITS
+        u32 bits[LANE_ROWS][QG_KEYS / WORD_KEYS];
+#pragma unroll
+        for (u32 i = 0; i < LANE_ROWS * QG_KEYS / WORD_KEYS; i++) {
+            const u32 row = own_row + Fragments::rows_below(i % LANE_ROWS), word = i / LANE_ROWS;
+            bits[i % LANE_ROWS][word] = ld_shared(&shared.tiles.of_row[row][word]) & there[word];
+        }
+#endif
+        float above[LANE_ROWS] = {largest[0], largest[1]};
+#pragma unroll
+        for (u32 row = 2; row < LANE_ROWS; row++) above[row] = largest[row];
+#pragma unroll
+        for (u32 n = 0; n < ROW_TILES * KEY_TILES; n++) {
+#pragma unroll
+            for (u32 i = 0; i < TILE_SUMS; i++) {
+                float& score = scores[n][i];
+                const u32 row = Fragments::row_of<KEY_TILES>(n, i);
+                score = bounded(p, score * factor);
+#ifdef QG_BITS
+                const u32 column = Fragments::key_of(n, i, lane);
+                if (!(bits[row][Fragments::first_key(n) / WORD_KEYS] >> column % WORD_KEYS & 1u)) score = minus_infinity();
+#else
+                if (!all_seen) {
+                    const u32 column = Fragments::key_of(n, i, lane), key = tile + column;
+                    const bool is_seen = key >= seen[row].first && key < seen[row].end;
+                    if (!is_seen || !(there[column / 32] >> column % 32 & 1u)) score = minus_infinity();
+                }
+#endif
+                above[row] = score > above[row] ? score : above[row];
+            }
+        }
+        float kept[LANE_ROWS], base[LANE_ROWS];
+#pragma unroll
+        for (u32 row = 0; row < LANE_ROWS; row++) {
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                const float other = shfl_xor(above[row], Fragments::SAME_ROWS[i]);
+                above[row] = other > above[row] ? other : above[row];
+            }
+            // Of minus infinities no power is taken of a difference of two.
+            base[row] = above[row] == minus_infinity() ? 0.0f : above[row];
+            kept[row] = ex2_approx(largest[row] - base[row]);
+            largest[row] = above[row];
+            total[row] *= kept[row];
+        }
+#pragma unroll
+        for (u32 n = 0; n < ROW_TILES * KEY_TILES; n++) {
+#pragma unroll
+            for (u32 i = 0; i < TILE_SUMS; i++) {
+                const u32 row = Fragments::row_of<KEY_TILES>(n, i);
+                scores[n][i] = ex2_approx(scores[n][i] - base[row]);
+                total[row] += scores[n][i];
+            }
+        }
+#pragma unroll
+        for (u32 n = 0; n < ROW_TILES * FEATURE_TILES; n++) {
+#pragma unroll
+            for (u32 i = 0; i < TILE_SUMS; i++) sums[n][i] *= kept[Fragments::row_of<FEATURE_TILES>(n, i)];
+        }
+
+        ValueCopy::end(value_copy, shared.v);
+        wait_for_copies();
+#ifdef QG_BITS
+        next = TileBits<QG_ROWS>::next(shared.tiles, p, mask_rows, tile + QG_KEYS, false);
+#else
+        next = tile + QG_KEYS;
+#endif
+        if (next < keys.end) copy_keys(next);
+        if (!all_seen) {
+            take_not_finite_away(shared);
+            cta_barrier();
+        }
+        multiply_values(sums, scores, operands, lane);
+        // What was taken away reaches the queries that see it.
+        for (u32 j = 0; !all_seen && j < QG_KEYS; j++) {
+            const u32 key = tile + j;
+            if (ld_shared(&shared.not_finite[j]) == 0) continue;
+            const KeyPlace at = place_of_key(p, s, key);
+            const u8* from = v_base + (at.page * p.at.v_page + at.row * p.at.v_token) * 2;
+#ifdef QG_BITS
+            // Of the rows' words in shared memory those of the next tile have taken the place.
+            u32 sees[LANE_ROWS];
+#pragma unroll
+            for (u32 i = 0; i < LANE_ROWS; i++) {
+                const u32 query = least(first_query + own_row + Fragments::rows_below(i), last_query);
+                const u8* row = mask_row(p, s, head, query);
+                sees[i] = mask_bits(p, row, seen[i], key / WORD_KEYS * WORD_KEYS) >> key % WORD_KEYS & 1u;
+            }
+#endif
+#pragma unroll
+            for (u32 n = 0; n < ROW_TILES * FEATURE_TILES; n++) {
+#pragma unroll
+                for (u32 i = 0; i < TILE_SUMS; i++) {
+                    const u32 column = Fragments::feature_of(n, i, lane), row = Fragments::row_of<FEATURE_TILES>(n, i);
+#ifdef QG_BITS
+                    const bool is_seen = sees[row];
+#else
+                    const bool is_seen = key >= seen[row].first && key < seen[row].end;
+#endif
+                    if (!is_seen || column >= p.shape.v_dim) continue;
+                    const u32 half = ld_global_u16(from + column * 2);
+                    if (!is_finite(half)) sums[n][i] += QG_KV == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
+                }
+            }
+        }
+    }
+
+    u8* d = reinterpret_cast<u8*>(p.at.d);
+#pragma unroll
+    for (u32 own = 0; own < LANE_ROWS; own++) {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) total[own] += shfl_xor(total[own], Fragments::SAME_ROWS[i]);
+        const u32 query = first_query + own_row + Fragments::rows_below(own);
+        if (query > last_query) continue;
+        const float scale = total[own] == 0.0f ? 0.0f : 1.0f / total[own];
+        const u64 token = s.token + query;
+        u8* row = d + (token * p.at.d_token + head * p.at.d_head) * 2;
+#pragma unroll
+        for (u32 tile = 0; tile < FEATURE_TILES; tile++) {
+#pragma unroll
+            for (u32 first = 0; first < TILE_SUMS; first += 4) {
+                const u32 n = own / 2 * FEATURE_TILES + tile, i = own % 2 * 2 + first;
+                const u32 column = Fragments::feature_of(n, i, lane);
+                if (column >= p.shape.v_dim) continue;
+                const u32 pair = rounded_pair(sums[n][i] * scale, sums[n][i + 1] * scale);
+                if (p.shape.flags & QG_FLAG_D_ALIGNED) {
+                    st_global_u32(row + column * 2, pair);
+                } else {
+                    st_global_u16(row + column * 2, pair);
+                    st_global_u16(row + column * 2 + 2, pair >> 16);
+                }
+            }
+        }
+        if ((lane & (Fragments::SAME_ROWS[0] | Fragments::SAME_ROWS[1])) == 0 && p.shape.flags & QG_FLAG_LSE)
+            st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head,
+                          log_sum_exp(largest[own], total[own]));
+    }
+#if QG_VARIANT >= 80
+    // Queries of a CTA without keys are still in flight.
+    cp_async_wait_group<0>();
+#endif
+}
