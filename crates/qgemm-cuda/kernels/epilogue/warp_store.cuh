@@ -117,31 +117,22 @@ QG_DEVICE void move_up(Accumulators& acc) {
             for (u32 i = 0; i < 4; i++) acc.value[rt][tt - TILES][i] = acc.value[rt][tt][i];
 }
 
-// Turns the accumulators of a round into outputs, in the lanes that hold them: a lane has the same tokens of two rows that lie eight
-// apart, which are a gate and its up where they are a pair. The gate's place gets the product. In `store_runs` a few lanes would do all
-// of this, one output after the other (256 tokens of gated Q6_K, 11008 x 2048, on an H200: 86 us, of which 53 were the epilogue's).
-QG_DEVICE void activate_round(const WarpStaging& staging, const GemmParams& p, Accumulators& acc, u32 round, u32 lane) {
-    const u32 activation = p.shape.activation;
-    const bool gated = p.shape.flags & QG_FLAG_GATED;
-#pragma unroll
-    for (u32 rt = 0; rt < ROW_TILES; rt++) {
-        const u32 row = rt * 16 + lane / 4;
-        const float factor[2] = {ld_shared(&staging.factor[row]), ld_shared(&staging.factor[row + 8])};
-        const float bias[2] = {ld_shared(&staging.bias[row]), ld_shared(&staging.bias[row + 8])};
-#pragma unroll
-        for (u32 tt = 0; tt < STAGED; tt++)
-#pragma unroll
-            for (u32 i = 0; i < 2; i++) {
-                float& first = acc.value[rt][round * STAGED + tt][i];
-                float& second = acc.value[rt][round * STAGED + tt][i + 2];
-                first = activate(activation, factor[0] * first + bias[0]);
-                second = factor[1] * second + bias[1];
-                if (gated)
-                    first *= second;
-                else
-                    second = activate(activation, second);
-            }
+// Turns the accumulators of a round, which lie in `staging`, into outputs, all lanes one after the other: of a gated pair the gate's place
+// gets the product with the up eight rows further. In `store_runs` a few lanes would do all of this (256 tokens of gated Q6_K,
+// 11008 x 2048, on an H200: 86 us, of which some 50 were the epilogue's). In registers, before they pass, the largest tiles spill.
+template <bool GATED>
+QG_DEVICE void activate_staged(WarpStaging& staging, const GemmParams& p, u32 lane) {
+    constexpr u32 ROWS = GATED ? WARP_ROWS / 2 : WARP_ROWS;
+#pragma unroll 2
+    for (u32 i = lane; i < ROUND_TOKENS * ROWS; i += 32) {
+        const u32 index = i % ROWS, row = GATED ? index / 8 * 16 + index % 8 : index;
+        float* at = &staging.acc[i / ROWS * WarpStaging::PITCH + row];
+        float v = ld_shared(&staging.factor[row]) * ld_shared(at) + ld_shared(&staging.bias[row]);
+        v = activate(p.shape.activation, v);
+        if (GATED) v *= ld_shared(&staging.factor[row + 8]) * ld_shared(at + 8) + ld_shared(&staging.bias[row + 8]);
+        st_shared(at, v);
     }
+    warp_barrier();
 }
 
 // Stores the outputs of a round, which lie in `staging`.
@@ -168,19 +159,14 @@ QG_DEVICE void store_activated_round(const WarpStaging& staging, const GemmParam
 // Stores outputs of whole tiles that `is_activated` allows.
 template <bool GATED>
 QG_DEVICE void store_activated(Accumulators& acc, const GemmParams& p, WarpStaging& staging, u32 first_token, u32 first_row, u32 lane) {
-    constexpr u32 AT_ONCE = ROUNDS_AT_ONCE > 1 ? 2 : 1;
-    static_assert(ROUNDS % AT_ONCE == 0, "rounds that pass at once divide all");
 #pragma unroll 1
-    for (u32 round = 0; round < ROUNDS; round += AT_ONCE) {
+    for (u32 round = 0; round < ROUNDS; round++) {
         const u32 token = first_token + round * ROUND_TOKENS;
         if (token >= p.shape.m) break;
-#pragma unroll
-        for (u32 i = 0; i < AT_ONCE; i++) {
-            activate_round(staging, p, acc, i, lane);
-            WarpStaging::put_round(staging, acc, i, lane);
-            store_activated_round<GATED>(staging, p, token + i * ROUND_TOKENS, first_row, lane);
-        }
-        move_up<AT_ONCE * STAGED>(acc);
+        WarpStaging::put_round(staging, acc, 0, lane);
+        activate_staged<GATED>(staging, p, lane);
+        store_activated_round<GATED>(staging, p, token, first_row, lane);
+        move_up<STAGED>(acc);
     }
 }
 
@@ -211,7 +197,6 @@ QG_DEVICE void store_tile(Accumulators& acc, const GemmParams& p, const WorkTile
         }
     } else if (is_activated(p) && rows_before_next <= p.shape.out_features * (p.shape.flags & QG_FLAG_GATED ? 2 : 1)) {
         WarpStaging::load_row_operands(staging, p, first_row, lane);
-        warp_barrier();
         if (p.shape.flags & QG_FLAG_GATED)
             store_activated<true>(acc, p, staging, first_token, first_row, lane);
         else
