@@ -19,6 +19,11 @@ QG_DEVICE bool is_plain(const GemmParams& p) {
            has_only<QG_FLAG_ROW_SCALE | QG_FLAG_K_ORDER | QG_FLAG_BIAS>(p);
 }
 
+// Rows of W that have outputs: two a feature of a gated pair.
+QG_DEVICE u32 rows_of_outputs(const GemmParams& p) {
+    return p.shape.flags & QG_FLAG_GATED ? 2 * p.shape.out_features : p.shape.out_features;
+}
+
 // Whether it is that, or the activation of it, or a gate's times an up, with or without a residual of the same kind.
 QG_DEVICE bool is_activated(const GemmParams& p) {
     const bool adds = p.shape.flags & QG_FLAG_RESIDUAL;

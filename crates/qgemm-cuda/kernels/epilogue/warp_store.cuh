@@ -19,6 +19,10 @@ constexpr u32 ROUNDS = TOKEN_TILES / STAGED;
 // tokens on an H200: 21.9 us with four rounds at once, 20.8 us with one).
 constexpr u32 ROUNDS_AT_ONCE = ROUNDS < 8 ? 1 : ROUNDS / 4;
 static_assert(ROUNDS % ROUNDS_AT_ONCE == 0, "rounds that pass at once divide all");
+// Whether activations have code of their own: where a round has so few runs that in `store_runs` most lanes would wait for a few, which
+// activate eight outputs one after the other (256 tokens of gated Q6_K, 11008 x 2048, on an H200: 86 us, of which some 50 were the
+// epilogue's). Of the others, the largest tiles have no registers for it.
+constexpr bool ACTIVATES_STAGED = ROUND_TOKENS * (WARP_RUNS / 2) < 16;
 
 struct WarpStaging {
     // Four words of padding put the tokens that lanes write together, 2t, into different banks.
@@ -55,9 +59,9 @@ struct WarpStaging {
     QG_DEVICE void load_row_operands(WarpStaging& staging, const GemmParams& p, u32 first_row, u32 lane) {
         if (lane >= WARP_ROWS) return;
         const u32 flags = p.shape.flags, row = first_row + lane;
+        u32 of_bias = row;
         // The bias of an up stands behind those of all gates.
-        const u32 feature = row / 16 * 8 + row % 8 + (row % 16 < 8 ? 0 : p.shape.out_features);
-        const u32 of_bias = flags & QG_FLAG_GATED ? feature : row;
+        if (ACTIVATES_STAGED && (flags & QG_FLAG_GATED)) of_bias = row / 16 * 8 + row % 8 + (row % 16 < 8 ? 0 : p.shape.out_features);
         const float scale = flags & QG_FLAG_ROW_SCALE ? load_dense(DTYPE_F32, p.at.row_scale, row) : 1.0f;
         st_shared(&staging.factor[lane], p.shape.alpha * scale);
         st_shared(&staging.bias[lane], flags & QG_FLAG_BIAS ? load_dense(p.shape.bias_dtype, p.at.bias, of_bias) : 0.0f);
@@ -99,9 +103,10 @@ QG_DEVICE void store_plain(const WarpStaging& staging, const GemmParams& p, u32 
         const u32 token = first_token + i / WARP_RUNS, run = i % WARP_RUNS;
         float v[RUN];
         WarpStaging::take_plain_run(staging, i / WARP_RUNS, run, v);
+        const u32x4 words = half_words(v);
         u32 own;
         if (find_row(p, token, own))
-            st_global_v4(reinterpret_cast<u8*>(p.at.d) + (own * p.at.d_row + first_row + run * RUN) * 2, half_words(v));
+            st_global_v4(reinterpret_cast<u8*>(p.at.d) + (own * p.at.d_row + first_row + run * RUN) * 2, words);
     }
 }
 
@@ -118,12 +123,11 @@ QG_DEVICE void move_up(Accumulators& acc) {
 }
 
 // Turns the accumulators of a round, which lie in `staging`, into outputs, all lanes one after the other: of a gated pair the gate's place
-// gets the product with the up eight rows further. In `store_runs` a few lanes would do all of this (256 tokens of gated Q6_K,
-// 11008 x 2048, on an H200: 86 us, of which some 50 were the epilogue's). In registers, before they pass, the largest tiles spill.
+// gets the product with the up eight rows further. In registers, before they pass, or two at once, the largest tiles spill.
 template <bool GATED>
 QG_DEVICE void activate_staged(WarpStaging& staging, const GemmParams& p, u32 lane) {
     constexpr u32 ROWS = GATED ? WARP_ROWS / 2 : WARP_ROWS;
-#pragma unroll 2
+#pragma unroll 1
     for (u32 i = lane; i < ROUND_TOKENS * ROWS; i += 32) {
         const u32 index = i % ROWS, row = GATED ? index / 8 * 16 + index % 8 : index;
         float* at = &staging.acc[i / ROWS * WarpStaging::PITCH + row];
@@ -179,8 +183,7 @@ QG_DEVICE void store_tile(Accumulators& acc, const GemmParams& p, const WorkTile
     // The condition is the same for the whole CTA. Behind a barrier in a branch that warps take differently, the
     // compiler no longer knows what is uniform, and the main loop pays for that (128 tokens on an H200: 27.0 us and not
     // 24.2 us).
-    const u32 rows_before_next = (work.n_tile + 1) * QG_WARPS_N * WARP_ROWS;
-    const bool plain = is_plain(p) && rows_before_next <= p.shape.stored_rows;
+    const bool plain = is_plain(p) && (work.n_tile + 1) * QG_WARPS_N * WARP_ROWS <= p.shape.stored_rows;
     // All lanes have read the row operands of the tile before.
     warp_barrier();
     if (plain) {
@@ -195,7 +198,7 @@ QG_DEVICE void store_tile(Accumulators& acc, const GemmParams& p, const WorkTile
             }
             move_up<ROUNDS_AT_ONCE * STAGED>(acc);
         }
-    } else if (is_activated(p) && rows_before_next <= p.shape.out_features * (p.shape.flags & QG_FLAG_GATED ? 2 : 1)) {
+    } else if (ACTIVATES_STAGED && is_activated(p) && (work.n_tile + 1) * QG_WARPS_N * WARP_ROWS <= rows_of_outputs(p)) {
         WarpStaging::load_row_operands(staging, p, first_row, lane);
         if (p.shape.flags & QG_FLAG_GATED)
             store_activated<true>(acc, p, staging, first_token, first_row, lane);
