@@ -137,6 +137,12 @@ impl Block<'_> {
                 return Err((FaultKind::BadOperand, detail));
             }
         };
+        // Of an H200, too: an illegal instruction.
+        let first_byte = i64::from(at[0]) * i64::from(map.element_bytes);
+        if first_byte.rem_euclid(16) != 0 {
+            let detail = format!("a tile from byte {first_byte} of its rows on: a multiple of 16");
+            return Err((FaultKind::Misaligned, detail));
+        }
         let offset = self.grid.shared.offset_of(to, bytes, alignment, "cp.async.bulk.tensor writes")?;
         self.grid.shared.write(offset, bytes, self.current, &self.clocks)?;
         self.grid.shared.take_off(offset, bytes);

@@ -304,7 +304,7 @@ fn whole_tiles(format: Format) -> Vec<Case> {
         // Codes by codes, of which kernels have stores of their own.
         let alone = |case: &Case| {
             let epilogue = Epilogue { residual: None, bias: None, ..case.epilogue };
-            Case { epilogue, ..case.clone() }.with_x_format(XFormat::E4M3Block)
+            Case { epilogue, ..*case }.with_x_format(XFormat::E4M3Block)
         };
         let pairs = cases.iter().filter(|case| case.gated).map(alone);
         cases.extend(pairs.collect::<Vec<_>>());

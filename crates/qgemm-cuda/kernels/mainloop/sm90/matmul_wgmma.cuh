@@ -103,25 +103,15 @@ QG_DEVICE void start_stage(float (&acc)[ACCUMULATORS], const MatmulStage& stage,
     wgmma_commit_group();
 }
 
-// Makes zeros of what a stage has from value `k` of its k-tile on: values of the next product's part of K. Factors of 16 bits lie along
-// their outer index, so that a row of a box is one value of k; those of words lie along k. All consumers take part.
+// Makes zeros of what a stage has from value `k` of its k-tile on: values of the next product's part of K. Factors lie along their outer
+// index, so that a row of a box is one value of k. All consumers take part.
 QG_DEVICE void clear_behind(MatmulStage& stage, u32 k, u32 thread) {
-    if constexpr (IS_TF32) {
-        const u32 values = QG_TILE_K - k;
-        for (u32 i = thread; i < (QG_TILE_M + QG_TILE_N) * values; i += CONSUMERS) {
-            const u32 row = i / values, value = k + i % values;
-            // The swizzle: atoms/wgmma.cuh.
-            const u32 chunk = value / 4 ^ row % 8;
-            st_shared(reinterpret_cast<u32*>(stage.a + row * ROW_BYTES + chunk * 16) + value % 4, 0u);
-        }
-    } else {
-        constexpr u32 BOXES = (QG_TILE_M + QG_TILE_N) / BOX, CHUNKS = ROW_BYTES / 16;
-        const u32 rows = BOX - k;
-        for (u32 i = thread; i < BOXES * rows * CHUNKS; i += CONSUMERS) {
-            const u32 box = i / (rows * CHUNKS), row = i / CHUNKS % rows, chunk = i % CHUNKS;
-            st_shared(reinterpret_cast<u32x4*>(stage.a + box * BOX_BYTES + (k + row) * ROW_BYTES + chunk * 16),
-                      u32x4{0, 0, 0, 0});
-        }
+    constexpr u32 BOXES = (QG_TILE_M + QG_TILE_N) / BOX, CHUNKS = ROW_BYTES / 16;
+    const u32 rows = BOX - k;
+    for (u32 i = thread; i < BOXES * rows * CHUNKS; i += CONSUMERS) {
+        const u32 box = i / (rows * CHUNKS), row = i / CHUNKS % rows, chunk = i % CHUNKS;
+        st_shared(reinterpret_cast<u32x4*>(stage.a + box * BOX_BYTES + (k + row) * ROW_BYTES + chunk * 16),
+                  u32x4{0, 0, 0, 0});
     }
     fence_proxy_async();
     matmul_barrier<CONSUMERS>();

@@ -195,7 +195,7 @@ impl Template {
     pub fn may_group_k(&self, spec: &MatmulSpec) -> bool {
         match spec.layout {
             _ if self.groups_rows => false,
-            MatmulLayout::Nt => spec.a.has_scales() || self.rounds_factors(),
+            MatmulLayout::Nt => spec.a.has_scales(),
             MatmulLayout::Any | MatmulLayout::Tn => self.m * self.n < 128 * 128 || self.stays(),
             _ => false,
         }
