@@ -19,10 +19,6 @@ constexpr u32 ROUNDS = TOKEN_TILES / STAGED;
 // tokens on an H200: 21.9 us with four rounds at once, 20.8 us with one).
 constexpr u32 ROUNDS_AT_ONCE = ROUNDS < 8 ? 1 : ROUNDS / 4;
 static_assert(ROUNDS % ROUNDS_AT_ONCE == 0, "rounds that pass at once divide all");
-// Whether activations have code of their own: where a round has so few runs that in `store_runs` most lanes would wait for a few, which
-// activate eight outputs one after the other (256 tokens of gated Q6_K, 11008 x 2048, on an H200: 86 us, of which some 50 were the
-// epilogue's). Of the others, the largest tiles have no registers for it.
-constexpr bool ACTIVATES_STAGED = ROUND_TOKENS * (WARP_RUNS / 2) < 16;
 
 struct WarpStaging {
     // Four words of padding put the tokens that lanes write together, 2t, into different banks.
@@ -59,12 +55,9 @@ struct WarpStaging {
     QG_DEVICE void load_row_operands(WarpStaging& staging, const GemmParams& p, u32 first_row, u32 lane) {
         if (lane >= WARP_ROWS) return;
         const u32 flags = p.shape.flags, row = first_row + lane;
-        u32 of_bias = row;
-        // The bias of an up stands behind those of all gates.
-        if (ACTIVATES_STAGED && (flags & QG_FLAG_GATED)) of_bias = row / 16 * 8 + row % 8 + (row % 16 < 8 ? 0 : p.shape.out_features);
         const float scale = flags & QG_FLAG_ROW_SCALE ? load_dense(DTYPE_F32, p.at.row_scale, row) : 1.0f;
         st_shared(&staging.factor[lane], p.shape.alpha * scale);
-        st_shared(&staging.bias[lane], flags & QG_FLAG_BIAS ? load_dense(p.shape.bias_dtype, p.at.bias, of_bias) : 0.0f);
+        st_shared(&staging.bias[lane], flags & QG_FLAG_BIAS ? load_dense(p.shape.bias_dtype, p.at.bias, row) : 0.0f);
     }
     QG_DEVICE void take_plain_run(const WarpStaging& staging, u32 token, u32 run, float (&values)[RUN]) {
         take_run(staging, token, run, values);
@@ -87,26 +80,21 @@ QG_DEVICE void store_staged(const WarpStaging& staging, const GemmParams& p, u32
         [&](u32 token, u32 run, float (&values)[RUN]) { WarpStaging::take_run(staging, token, run, values); });
 }
 
-// A run in the type of X.
-QG_DEVICE u32x4 half_words(const float (&v)[RUN]) {
-    u32 words[RUN / 2];
-#pragma unroll
-    for (u32 j = 0; j < RUN / 2; j++)
-        words[j] =
-            QG_X_DTYPE == DTYPE_F16 ? f32_to_f16x2(v[2 * j], v[2 * j + 1]) : f32_to_bf16x2(v[2 * j], v[2 * j + 1]);
-    return u32x4{words[0], words[1], words[2], words[3]};
-}
-
 QG_DEVICE void store_plain(const WarpStaging& staging, const GemmParams& p, u32 first_token, u32 first_row, u32 lane) {
 #pragma unroll
     for (u32 i = lane; i < STAGED * MMA_TOKENS * WARP_RUNS; i += 32) {
         const u32 token = first_token + i / WARP_RUNS, run = i % WARP_RUNS;
         float v[RUN];
         WarpStaging::take_plain_run(staging, i / WARP_RUNS, run, v);
-        const u32x4 words = half_words(v);
+        u32 words[RUN / 2];
+#pragma unroll
+        for (u32 j = 0; j < RUN / 2; j++)
+            words[j] =
+                QG_X_DTYPE == DTYPE_F16 ? f32_to_f16x2(v[2 * j], v[2 * j + 1]) : f32_to_bf16x2(v[2 * j], v[2 * j + 1]);
         u32 own;
         if (find_row(p, token, own))
-            st_global_v4(reinterpret_cast<u8*>(p.at.d) + (own * p.at.d_row + first_row + run * RUN) * 2, words);
+            st_global_v4(reinterpret_cast<u8*>(p.at.d) + (own * p.at.d_row + first_row + run * RUN) * 2,
+                         u32x4{words[0], words[1], words[2], words[3]});
     }
 }
 
@@ -120,58 +108,6 @@ QG_DEVICE void move_up(Accumulators& acc) {
         for (u32 tt = TILES; tt < TOKEN_TILES; tt++)
 #pragma unroll
             for (u32 i = 0; i < 4; i++) acc.value[rt][tt - TILES][i] = acc.value[rt][tt][i];
-}
-
-// Turns the accumulators of a round, which lie in `staging`, into outputs, all lanes one after the other: of a gated pair the gate's place
-// gets the product with the up eight rows further. In registers, before they pass, or two at once, the largest tiles spill.
-template <bool GATED>
-QG_DEVICE void activate_staged(WarpStaging& staging, const GemmParams& p, u32 lane) {
-    constexpr u32 ROWS = GATED ? WARP_ROWS / 2 : WARP_ROWS;
-#pragma unroll 1
-    for (u32 i = lane; i < ROUND_TOKENS * ROWS; i += 32) {
-        const u32 index = i % ROWS, row = GATED ? index / 8 * 16 + index % 8 : index;
-        float* at = &staging.acc[i / ROWS * WarpStaging::PITCH + row];
-        float v = ld_shared(&staging.factor[row]) * ld_shared(at) + ld_shared(&staging.bias[row]);
-        v = activate(p.shape.activation, v);
-        if (GATED) v *= ld_shared(&staging.factor[row + 8]) * ld_shared(at + 8) + ld_shared(&staging.bias[row + 8]);
-        st_shared(at, v);
-    }
-    warp_barrier();
-}
-
-// Stores the outputs of a round, which lie in `staging`.
-template <bool GATED>
-QG_DEVICE void store_activated_round(const WarpStaging& staging, const GemmParams& p, u32 first_token, u32 first_row, u32 lane) {
-    constexpr u32 RUNS = GATED ? WARP_RUNS / 2 : WARP_RUNS;
-#pragma unroll
-    for (u32 i = lane; i < ROUND_TOKENS * RUNS; i += 32) {
-        const u32 run = i % RUNS, feature = (GATED ? first_row / 2 : first_row) + run * RUN;
-        u32 own;
-        if (!find_row(p, first_token + i / RUNS, own)) continue;
-        float v[RUN];
-        WarpStaging::take_run(staging, i / RUNS, run * (WARP_RUNS / RUNS), v);
-        if (p.shape.flags & QG_FLAG_RESIDUAL) {
-            u32 word[RUN / 2];
-            load_words(word, reinterpret_cast<const u8*>(p.at.residual) + (own * p.at.residual_row + feature) * 2);
-#pragma unroll
-            for (u32 k = 0; k < RUN; k++) v[k] += half_to_f32(QG_X_DTYPE, word[k / 2] >> k % 2 * 16 & 0xffffu);
-        }
-        st_global_v4(reinterpret_cast<u8*>(p.at.d) + (own * p.at.d_row + feature) * 2, half_words(v));
-    }
-}
-
-// Stores outputs of whole tiles that `is_activated` allows.
-template <bool GATED>
-QG_DEVICE void store_activated(Accumulators& acc, const GemmParams& p, WarpStaging& staging, u32 first_token, u32 first_row, u32 lane) {
-#pragma unroll 1
-    for (u32 round = 0; round < ROUNDS; round++) {
-        const u32 token = first_token + round * ROUND_TOKENS;
-        if (token >= p.shape.m) break;
-        WarpStaging::put_round(staging, acc, 0, lane);
-        activate_staged<GATED>(staging, p, lane);
-        store_activated_round<GATED>(staging, p, token, first_row, lane);
-        move_up<STAGED>(acc);
-    }
 }
 
 // Plain outputs pass in several rounds before accumulators move: moving took as many instructions as all the rest. On
@@ -198,12 +134,6 @@ QG_DEVICE void store_tile(Accumulators& acc, const GemmParams& p, const WorkTile
             }
             move_up<ROUNDS_AT_ONCE * STAGED>(acc);
         }
-    } else if (ACTIVATES_STAGED && is_activated(p) && (work.n_tile + 1) * QG_WARPS_N * WARP_ROWS <= rows_of_outputs(p)) {
-        WarpStaging::load_row_operands(staging, p, first_row, lane);
-        if (p.shape.flags & QG_FLAG_GATED)
-            store_activated<true>(acc, p, staging, first_token, first_row, lane);
-        else
-            store_activated<false>(acc, p, staging, first_token, first_row, lane);
     } else {
 #pragma unroll 1
         for (u32 round = 0; round < ROUNDS; round++) {
