@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 fn verify(arguments: &[&str]) -> Output {
-    let command = ["verify", "--counters", "--format", "q8_0", "--shape", "8x80x256"];
+    let command = ["verify", "--counters", "--format", "q8_0", "--shape", "8x80x512"];
     Command::new(env!("CARGO_BIN_EXE_qgemm")).args(command).args(arguments).output().expect("the command starts")
 }
 
@@ -35,12 +35,10 @@ fn kernels_are_counted_in_all_and_by_place() {
         kernels.iter().partition(|k| k["kernel"].as_str().is_some_and(|name| name.starts_with("pack:")));
     assert_eq!((cases.len(), kernels.len(), packing.len()), (3, 3, 1));
     assert!(cases.iter().all(|case| case["verdict"] == "pass"));
-    let is = |kernel: &Value, identity: &str| kernel["kernel"].as_str().is_some_and(|name| name.starts_with(identity));
     for kernel in &kernels {
-        // Those that cut K have a workspace, with which they run twice.
-        let launches = if is(kernel, "gemm:gemv:sm75:main_loop=gemv,w=q8_0,x=f16,") { 1 } else { 2 };
-        assert_eq!(number(kernel, "launches"), launches, "{kernel}");
-        assert!(number(kernel, "blocks") >= launches, "{kernel}");
+        // They cut K and have a workspace, with which they run twice.
+        assert_eq!(number(kernel, "launches"), 2, "{kernel}");
+        assert!(number(kernel, "blocks") >= 2, "{kernel}");
         assert!(number(kernel, "barriers") > 0, "{kernel}");
         let sites = kernel["sites"].as_array().expect("sites");
         for memory in ["shared", "global"] {
@@ -59,7 +57,7 @@ fn kernels_are_counted_in_all_and_by_place() {
         .find(|k| k["kernel"].as_str().is_some_and(|name| name.contains(",x=f16,")))
         .expect("one for f16");
     // Instructions of 16 rows, 8 tokens and 8 columns.
-    assert!(number(&f16["mma"], "mma_m16n8k8_f16") >= 5 * 256 / 8, "{f16}");
+    assert!(number(&f16["mma"], "mma_m16n8k8_f16") >= 5 * 512 / 8, "{f16}");
 }
 
 #[test]

@@ -83,9 +83,10 @@ fn instance(types: &Types, tile_m: u32) -> Instance {
         efficiency: match engine {
             Engine::Mma(_) => {
                 let (arithmetic, bandwidth) = mma_efficiency(types);
-                // A tile of eight tokens takes four times as long as one where arithmetic decides (experts on an H200: INT4 and Q4_0
-                // twice, Q6_K three times as long as by bandwidth alone).
-                (arithmetic * tile_m.min(2), bandwidth)
+                // Of several tokens, a tile takes as long as one of one. From Ampere on, where others serve them, eight take four times
+                // as long where arithmetic decides (experts on an H200: INT4 and Q4_0 twice, Q6_K three times as long as by bandwidth).
+                let at_once = if types.variant < Variant::Sm80 { tile_m } else { tile_m.min(2) };
+                (arithmetic * at_once, bandwidth)
             }
             Engine::Fma => (300, 700),
         },
