@@ -27,7 +27,7 @@ const RESTART_LAUNCHES: f64 = 0.6;
 /// What partial sums cost beyond their bytes at that rate, and beyond the meeting, as a factor (fitted to 400 problems on an H200, of
 /// which 83 % were within 10 % of the best without this and [`CUT_SHARE`], 93 % of the dense ones with both).
 const FIXUP_FACTOR: f64 = 1.35;
-/// What the steps of a cut phase cost more than those of whole tiles: ranges begin and end within tiles, and all blocks end together.
+/// What the multiply-adds of a cut phase cost more than those of whole tiles: ranges begin and end within tiles, and all blocks end together.
 const CUT_SHARE: f64 = 0.1;
 /// How much faster partial sums pass between blocks than data comes from memory: they stay in the last-level cache.
 const CACHE_FACTOR: f64 = 1.5;
@@ -154,7 +154,7 @@ pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition:
         cost.memory += memory;
         cost.seconds += (busy.powf(ROOFLINE_P) + memory.powf(ROOFLINE_P)).powf(1.0 / ROOFLINE_P);
         if place == 0 && partition.cuts_tiles() {
-            cost.fixup += CUT_SHARE * math.max(memory);
+            cost.fixup += CUT_SHARE * math;
         }
     }
     cost.seconds += cost.fixup + prologue + info.launch_seconds;
