@@ -2,9 +2,29 @@
 
 use qgemm_hal::{DeviceInfo, Family, Operation, Unsupported};
 
-use crate::error::Refusal;
+use crate::error::{Refusal, SchedError};
 use crate::gemm::{Cost, TunedTable};
 use crate::measured::Measured;
+
+/// The families to ask: that of the name `wanted`, or all of them without one.
+///
+/// # Errors
+/// [`SchedError::UnknownFamily`] when there is none of that name.
+pub fn wanted_families<'f, O: Operation>(
+    families: &[&'f dyn Family<O>],
+    wanted: Option<&str>,
+    info: &DeviceInfo,
+) -> Result<Vec<&'f dyn Family<O>>, SchedError> {
+    let Some(wanted) = wanted else { return Ok(families.to_vec()) };
+    match families.iter().find(|family| family.name() == wanted) {
+        Some(&family) => Ok(vec![family]),
+        None => Err(SchedError::UnknownFamily {
+            device: info.name.clone(),
+            family: wanted.to_owned(),
+            known: families.iter().map(|family| family.name()).collect(),
+        }),
+    }
+}
 
 /// One way to run an operation.
 #[derive(Clone, Debug)]

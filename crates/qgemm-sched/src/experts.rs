@@ -4,7 +4,7 @@ use qgemm_hal::{
     CheckedExperts, CheckedGemm, DeviceInfo, ExpertForm, ExpertsConfig, ExpertsPlan, Family, Operation, Schedule,
 };
 
-use crate::candidates::Candidates;
+use crate::candidates::{Candidates, wanted_families};
 use crate::error::SchedError;
 use crate::gemm::{Cost, First, INVARIANT_M, Preferences, TunedTable, processor};
 
@@ -21,12 +21,7 @@ pub fn choose<'f>(
     preferences: &Preferences,
     tuned: &TunedTable,
 ) -> Result<(&'f dyn Family<CheckedExperts>, ExpertsPlan), SchedError> {
-    if let Some(wanted) = &preferences.family
-        && !families.iter().any(|family| family.name() == wanted)
-    {
-        let known = families.iter().map(|family| family.name()).collect();
-        return Err(SchedError::UnknownFamily { device: info.name.clone(), family: wanted.clone(), known });
-    }
+    let families = &wanted_families(families, preferences.family.as_deref(), info)?;
     let Candidates { offered, refusals } = candidates(op, info, families, preferences, tuned);
     let best = offered.into_iter().next().map(|best| (best.family, best.plan));
     best.ok_or_else(|| {
@@ -119,15 +114,13 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
         _ => op.experts as f64 * expected_tiles(op.each.m as f64 / op.experts as f64, tile_m),
     };
     let n_tiles = op.each.stored_rows.div_ceil(tile.tile_n.max(1) as usize) as f64;
-    let mut all = tiles * n_tiles;
     let at_once = f64::from((info.units / tile.cluster.max(1)).max(1) * tile.ctas_per_unit.max(1));
-    let mut begun = 0.0;
-    if tile.schedule == Schedule::StreamK {
+    let waves = tiles * n_tiles / at_once;
+    let (all, begun) = match tile.schedule {
         // Tiles are whole: the last of them leave units idle.
-        all = (all / at_once).ceil() * at_once;
-    } else {
-        begun = TILE_LAUNCHES * info.launch_seconds * all / at_once;
-    }
+        Schedule::StreamK => (waves.ceil() * at_once, 0.0),
+        Schedule::Grid | Schedule::Threads => (tiles * n_tiles, TILE_LAUNCHES * info.launch_seconds * waves),
+    };
     let macs = all * (tile_m * tile.tile_n.max(1) as usize) as f64 * op.each.k as f64;
     // Each tile of rows reads the weight again, from the cache at best.
     let (most, expected) = (used as f64, op.used_experts());

@@ -25,7 +25,7 @@ pub mod quantize;
 pub mod routing;
 pub mod unpack;
 
-pub use candidates::{Candidates, Offered};
+pub use candidates::{Candidates, Offered, wanted_families};
 pub use error::{Refusal, SchedError, TunedError};
 pub use gemm::{AvoidedKernel, Bound, Cost, Cut, INVARIANT_M, Partition, Preferences, TunedTable, estimate};
 pub use measured::Measured;

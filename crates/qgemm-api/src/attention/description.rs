@@ -6,7 +6,7 @@ use qgemm_hal::{
     Addressing, AttentionFamilies, CheckedAttention, DeviceInfo, Family, HeadRows, KvFormat, KvPlaces, KvRows,
     MaskBits, Paging, QueryLengths,
 };
-use qgemm_sched::SchedError;
+use qgemm_sched::wanted_families;
 
 use crate::error::Error;
 use crate::operand::WIDE_ACCESS;
@@ -282,14 +282,7 @@ impl Attention {
 
     /// The families of the device of `info` that may serve it.
     pub(crate) fn families(&self, info: &DeviceInfo, all: AttentionFamilies) -> Result<AllowedFamilies, Error> {
-        let Some(wanted) = &self.family else { return Ok(all.to_vec()) };
-        match all.iter().find(|family| family.name() == wanted) {
-            Some(family) => Ok(vec![*family]),
-            None => {
-                let known = all.iter().map(|family| family.name()).collect();
-                Err(SchedError::UnknownFamily { device: info.name.clone(), family: wanted.clone(), known }.into())
-            }
-        }
+        Ok(wanted_families(all, self.family.as_deref(), info)?)
     }
 
     /// Whether the plan is that of any family.

@@ -10,6 +10,7 @@ use qgemm_hal::{
 use super::cost::{Cost, cost, estimate};
 use super::partition::{Cut, Partition};
 use super::tuned::TunedTable;
+use crate::candidates::wanted_families;
 use crate::error::{Refusal, SchedError};
 
 /// The M for which batch-invariant operations are planned, whatever their own M is.
@@ -222,15 +223,7 @@ impl<'a> Search<'a> {
         &self,
         families: &[&'f dyn Family<CheckedGemm>],
     ) -> Result<Vec<&'f dyn Family<CheckedGemm>>, SchedError> {
-        let Some(wanted) = &self.prefs.family else { return Ok(families.to_vec()) };
-        match families.iter().find(|f| f.name() == wanted) {
-            Some(&family) => Ok(vec![family]),
-            None => Err(SchedError::UnknownFamily {
-                device: self.info.name.clone(),
-                family: wanted.clone(),
-                known: families.iter().map(|f| f.name()).collect(),
-            }),
-        }
+        wanted_families(families, self.prefs.family.as_deref(), self.info)
     }
 
     fn best_of(&self, family: &dyn Family<CheckedGemm>) -> Result<Offer, Unsupported> {
