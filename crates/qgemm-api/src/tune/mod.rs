@@ -15,7 +15,7 @@ use crate::experts::{ExpertProblem, Experts};
 use crate::gemm::Problem;
 use crate::matmul::Matmul;
 use crate::weight::Weight;
-use search::{Limits, search};
+use search::{Limits, Timed, search};
 use ways::Ways;
 
 /// What a tuning may cost. No compilation and no launch begins once its time is over, nor one that by those before it would take longer than
@@ -210,6 +210,14 @@ impl Context {
         let mut launched: Vec<_> = found.measured.iter().map(|&(way, seconds)| (way, seconds, false)).collect();
         launched.extend(found.dropped.iter().map(|&(way, seconds)| (way, seconds, true)));
         launched.sort_by_key(|(way, ..)| *way);
+        let estimates = ways.estimates();
+        let launched = launched.into_iter().map(|(way, seconds, dropped)| TunedWay {
+            kernel_id: ways.kernel_id(way),
+            cut: ways.cut(way),
+            estimate: estimates[way],
+            seconds,
+            dropped,
+        });
         let (best, seconds) = found.best;
         Ok(Some(Tuning {
             problem: place,
@@ -220,7 +228,7 @@ impl Context {
             dropped,
             left_out: found.left_out,
             complete: found.complete,
-            ways: launched.into_iter().map(|(way, seconds, dropped)| ways.launched(way, seconds, dropped)).collect(),
+            ways: launched.collect(),
         }))
     }
 }

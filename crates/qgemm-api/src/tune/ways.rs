@@ -9,8 +9,8 @@ use qgemm_hal::{
 };
 use qgemm_sched::{Measured, Offered, TunedTable};
 
+use super::TuneProblem;
 use super::search::Timed;
-use super::{TuneProblem, TunedWay};
 use crate::context::Context;
 use crate::error::Error;
 use crate::experts::{ExpertArgs, ExpertPlan, ExpertProblem, Experts};
@@ -103,14 +103,13 @@ impl<'a> Ways<'a> {
         }
     }
 
-    /// A way, and what it took.
-    pub fn launched(&self, way: usize, seconds: f64, dropped: bool) -> TunedWay {
-        let cut = match &self.of {
+    /// How a way cuts tiles, in words.
+    pub fn cut(&self, way: usize) -> String {
+        match &self.of {
             Of::Gemm { ways, .. } => cut_text(ways[way].launch()),
             Of::Experts { ways, .. } => CheckedExperts::cut(&ways[way].plan),
             Of::Matmul { ways, .. } => CheckedMatmul::cut(&ways[way].plan),
-        };
-        TunedWay { kernel_id: self.kernel_id(way), cut, estimate: self.estimates()[way], seconds, dropped }
+        }
     }
 
     /// Keeps what a way took.

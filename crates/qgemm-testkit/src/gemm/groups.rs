@@ -276,8 +276,8 @@ fn gated(format: Format) -> Vec<Case> {
     cases
 }
 
-/// Features of whole tiles and of one that is not, tokens likewise, X and D of one type with aligned rows: every tile that could be chosen
-/// has code of its own for these.
+/// Features of whole tiles and of one that is not, tokens likewise, X and D of one type with aligned rows, by every tile that could be
+/// chosen: kernels may have code of their own for these.
 fn whole_tiles(format: Format) -> Vec<Case> {
     if !WAYS.contains(&format.name) {
         return Vec::new();
