@@ -24,7 +24,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::{Context, DType, DeviceKind, FactorFormat, MatmulLayout, NormKind, Profile, XFormat, XPrecision};
+use qgemm_api::{Context, DType, DeviceKind, FactorFormat, KvFormat, MatmulLayout, NormKind, Profile, XFormat, XPrecision};
 use serde::{Deserialize, Serialize};
 
 use crate::Holds;
@@ -120,6 +120,9 @@ pub struct Args {
     /// Of attention: keys and values lie in pages of so many keys, in another order than the sequence's.
     #[arg(long, value_name = "KEYS")]
     page_size: Option<NonZeroUsize>,
+    /// Of attention: keys and values are of this format; that of `--x-dtype` and, for one query, every format of codes when not given.
+    #[arg(long, value_name = "FORMAT")]
+    kv_format: Option<KvFormat>,
     /// Of attention: bits in device memory, all of them set, say which keys a query sees.
     #[arg(long)]
     mask_bits: bool,
@@ -394,8 +397,8 @@ impl Args {
         choice::check_norm(self.op, self.norm)?;
         ensure!(self.norm.is_none() || self.op == Op::Gemm, "bench has --norm for `--op gemm`");
         ensure!(
-            self.op == Op::Attention || (self.page_size.is_none() && !self.mask_bits),
-            "--page-size and --mask-bits are options of `--op attention`"
+            self.op == Op::Attention || (self.page_size.is_none() && !self.mask_bits && self.kv_format.is_none()),
+            "--page-size, --kv-format and --mask-bits are options of `--op attention`"
         );
         match self.op {
             Op::Gemm => ensure!(

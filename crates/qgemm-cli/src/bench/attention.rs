@@ -25,7 +25,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Every shape, with keys and values of the type of the queries, and for one query in every format of codes.
+/// Every shape, with keys and values of the format asked for, or of the type of the queries and, for one query, in every format of codes.
 ///
 /// # Errors
 /// When a shape is none.
@@ -35,10 +35,14 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
         _ => args.shape.iter().map(|sizes| sizes.attention()).collect::<anyhow::Result<_>>()?,
     };
     let kinds = |shape: [usize; 6]| {
-        let plain = Subject { shape, kv: KvFormat::Plain(args.x_dtype) };
+        let plain = KvFormat::Plain(args.x_dtype);
         let of_codes = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].into_iter();
         let of_codes = of_codes.filter(move |kv| shape[1] == 1 && shape[5].is_multiple_of(kv.step()));
-        std::iter::once(plain).chain(of_codes.map(move |kv| Subject { shape, kv }))
+        let formats = match args.kv_format {
+            Some(kv) => vec![kv],
+            None => std::iter::once(plain).chain(of_codes).collect(),
+        };
+        formats.into_iter().map(move |kv| Subject { shape, kv })
     };
     Ok(shapes.into_iter().flat_map(kinds).collect())
 }
