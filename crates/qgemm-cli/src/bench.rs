@@ -24,7 +24,9 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::{Context, DType, DeviceKind, FactorFormat, KvFormat, MatmulLayout, NormKind, Profile, XFormat, XPrecision};
+use qgemm_api::{
+    Context, DType, DeviceKind, FactorFormat, KvFormat, MatmulLayout, NormKind, Profile, XFormat, XPrecision,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::Holds;

@@ -30,6 +30,7 @@ struct EmuRuntime {
     void (*barrier)(u32 id, u32 threads, u32 waits, const char* file, u32 line);
     void (*collective)(u32 op, const u32* in, u32 in_words, u32* out, u32 out_words, const char* file, u32 line);
     void (*ldmatrix)(u32 matrices, u32 transposed, const void* row, u32* out, const char* file, u32 line);
+    void (*stmatrix)(u32 matrices, u32 transposed, void* row, const u32* in, const char* file, u32 line);
     void (*cp_async)(void* shared, const void* global, u32 bytes, u32 source_bytes, const char* file, u32 line);
     void (*cp_async_commit)();
     void (*cp_async_wait)(u32 groups, const char* file, u32 line);

@@ -99,8 +99,8 @@ pub(crate) fn by_place(traffic: &LaunchTraffic) -> BTreeMap<AccessSite, Traffic>
 pub(crate) enum Doing {
     Loads,
     Stores,
-    /// Loads rows of matrices, eight lanes' at a time (`ldmatrix`).
-    LoadsRows,
+    /// Loads or stores rows of matrices, eight lanes' at a time (`ldmatrix`, `stmatrix`).
+    MovesRows,
 }
 
 const LANES: usize = 32;
@@ -240,7 +240,7 @@ mod tests {
             let (doing, bytes) = match what.split_once(' ').unwrap() {
                 ("load", bytes) => (Doing::Loads, bytes.parse().unwrap()),
                 ("store", bytes) => (Doing::Stores, bytes.parse().unwrap()),
-                ("rows", _) => (Doing::LoadsRows, 16),
+                ("rows", _) => (Doing::MovesRows, 16),
                 other => panic!("{other:?}"),
             };
             let mut request = Request { doing, bytes, addresses: [None; LANES] };

@@ -4,7 +4,7 @@
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/accumulator_exchange.cuh"
-#include "epilogue/warp_store.cuh"
+#include "epilogue/warpgroup_store.cuh"
 #include "mainloop/expert_producer.cuh"
 #include "mainloop/sm90/warpgroup_product.cuh"
 
@@ -56,7 +56,7 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
             Exchange::add(shared.exchange, product.acc, thread);
             // K of experts is not cut.
             if (QG_EXPERT_TILES || work.peers == 1 || add_partials(product.acc, p, work, thread, &shared.last))
-                store_tile(product.acc, problem_of(p, work), work, shared.staging[warp], warp, lane);
+                store_warpgroup_tile(product.acc, problem_of(p, work), work, shared.staging[warp], warp, lane);
         }
         is_first = false;
     }

@@ -52,11 +52,6 @@ QG_DEVICE bool has_only(const GemmParams& p) {
     return !(p.shape.flags & QG_GEMM_FLAGS & ~ALLOWED) && direct;
 }
 
-// Rows of W that have outputs: two a feature of a gated pair.
-QG_DEVICE u32 rows_of_outputs(const GemmParams& p) {
-    return p.shape.flags & QG_FLAG_GATED ? 2 * p.shape.out_features : p.shape.out_features;
-}
-
 // The accumulator times a factor of its row of W.
 QG_DEVICE bool is_plain(const GemmParams& p) {
     return p.shape.activation == QG_ACTIVATION_IDENTITY && has_only<QG_FLAG_ROW_SCALE>(p);

@@ -110,6 +110,19 @@ QG_DEVICE void move_up(Accumulators& acc) {
             for (u32 i = 0; i < 4; i++) acc.value[rt][tt - TILES][i] = acc.value[rt][tt][i];
 }
 
+// Outputs with whatever operands.
+QG_DEVICE void store_rounds(Accumulators& acc, const GemmParams& p, WarpStaging& staging, u32 first_token, u32 first_row,
+                            u32 lane) {
+#pragma unroll 1
+    for (u32 round = 0; round < ROUNDS; round++) {
+        const u32 token = first_token + round * ROUND_TOKENS;
+        if (token >= p.shape.m) break;
+        WarpStaging::put_round(staging, acc, 0, lane);
+        store_staged(staging, p, token, first_row, lane);
+        move_up<STAGED>(acc);
+    }
+}
+
 // Plain outputs pass in several rounds before accumulators move: moving took as many instructions as all the rest. On
 // an H200, INT4 takes 92.8 us and not 96.0 us for 512 tokens, and 677 us and not 694 us for 4096.
 QG_DEVICE void store_tile(Accumulators& acc, const GemmParams& p, const WorkTile& work, WarpStaging& staging, u32 warp,
@@ -135,14 +148,7 @@ QG_DEVICE void store_tile(Accumulators& acc, const GemmParams& p, const WorkTile
             move_up<ROUNDS_AT_ONCE * STAGED>(acc);
         }
     } else {
-#pragma unroll 1
-        for (u32 round = 0; round < ROUNDS; round++) {
-            const u32 token = first_token + round * ROUND_TOKENS;
-            if (token >= p.shape.m) break;
-            WarpStaging::put_round(staging, acc, 0, lane);
-            store_staged(staging, p, token, first_row, lane);
-            move_up<STAGED>(acc);
-        }
+        store_rounds(acc, p, staging, first_token, first_row, lane);
     }
 }
 

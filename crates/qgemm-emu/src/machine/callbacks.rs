@@ -40,6 +40,7 @@ pub(crate) struct Runtime {
     barrier: unsafe extern "C" fn(u32, u32, u32, *const c_char, u32),
     collective: unsafe extern "C" fn(u32, *const u32, u32, *mut u32, u32, *const c_char, u32),
     ldmatrix: unsafe extern "C" fn(u32, u32, *const c_void, *mut u32, *const c_char, u32),
+    stmatrix: unsafe extern "C" fn(u32, u32, *mut c_void, *const u32, *const c_char, u32),
     cp_async: unsafe extern "C" fn(*mut u8, *const u8, u32, u32, *const c_char, u32),
     cp_async_commit: unsafe extern "C" fn(),
     cp_async_wait: unsafe extern "C" fn(u32, *const c_char, u32),
@@ -75,6 +76,7 @@ impl Runtime {
         barrier,
         collective,
         ldmatrix,
+        stmatrix,
         cp_async,
         cp_async_commit,
         cp_async_wait,
@@ -354,6 +356,26 @@ unsafe extern "C" fn ldmatrix(
         }
         let result = current().result(count as usize);
         out.copy_from_nonoverlapping(result.as_ptr(), result.len());
+    }
+}
+
+unsafe extern "C" fn stmatrix(
+    count: u32,
+    transposed: u32,
+    row: *mut c_void,
+    registers: *const u32,
+    file: *const c_char,
+    line: u32,
+) {
+    let site = Site { file, line };
+    let meeting = Meeting::StoreMatrices { count: count as usize, transposed: transposed != 0 };
+    // SAFETY: called by a kernel with `count` words at `registers`; no reference is held across the switch.
+    unsafe {
+        let words = slice::from_raw_parts(registers, count as usize);
+        let met = current().meet_with_matrices(meeting, words, row.addr(), site);
+        if check(met, site) {
+            block::suspend(CURRENT.get());
+        }
     }
 }
 

@@ -19,6 +19,12 @@ pub(super) enum Meeting {
         count: usize,
         transposed: bool,
     },
+    /// Matrices to shared memory.
+    StoreMatrices {
+        /// One, two or four.
+        count: usize,
+        transposed: bool,
+    },
     /// `wgmma` of this warp's share.
     Warpgroup(Wgmma),
 }
@@ -29,6 +35,9 @@ impl Meeting {
             Meeting::Registers(op) => COLLECTIVES.get(op).map_or_else(|| format!("operation {op}"), |c| c.name.into()),
             Meeting::LoadMatrices { count, transposed } => {
                 format!("ldmatrix_x{count}{}", if transposed { "_trans" } else { "" })
+            }
+            Meeting::StoreMatrices { count, transposed } => {
+                format!("stmatrix_x{count}{}", if transposed { "_trans" } else { "" })
             }
             Meeting::Warpgroup(Wgmma { accumulators, a, b, .. }) => {
                 format!("wgmma with {} columns, A in {a:x?} and B in {b:x?}", accumulators * 2)
@@ -44,7 +53,7 @@ pub(super) struct Warp {
     meetings: [Option<(Meeting, Site)>; 32],
     inputs: WarpWords,
     outputs: WarpWords,
-    /// Addresses of rows, for `ldmatrix`.
+    /// Addresses of rows, for `ldmatrix` and `stmatrix`.
     rows: [usize; 32],
     /// For `wgmma`.
     shares: [LaneShare; 32],
@@ -91,6 +100,18 @@ impl Block<'_> {
         self.come(meeting, site)
     }
 
+    /// The running lane brings its registers of matrices, and the address of a row of one.
+    pub(super) fn meet_with_matrices(
+        &mut self,
+        meeting: Meeting,
+        registers: &[u32],
+        row: usize,
+        site: Site,
+    ) -> Result<bool, Refused> {
+        self.warps[self.current / 32].inputs[self.current % 32][..registers.len()].copy_from_slice(registers);
+        self.meet_for_matrices(meeting, row, site)
+    }
+
     /// The running lane brings its share of a `wgmma`.
     ///
     /// # Safety
@@ -126,6 +147,7 @@ impl Block<'_> {
                 }
             }
             Meeting::LoadMatrices { count, transposed } => self.load_matrices(warp, count, transposed, site)?,
+            Meeting::StoreMatrices { count, transposed } => self.store_matrices(warp, count, transposed, site)?,
             Meeting::Warpgroup(what) => {
                 let state = &self.warps[warp];
                 let lanes = state.shares[..state.lanes].to_vec();
@@ -180,7 +202,7 @@ impl Block<'_> {
                 let address = self.warps[warp].rows[lane];
                 self.current = warp * 32 + lane;
                 let offset = self.grid.shared.offset(address, 16, "ldmatrix reads")?;
-                self.note_shared(Doing::LoadsRows, site, self.current, offset, 16);
+                self.note_shared(Doing::MovesRows, site, self.current, offset, 16);
                 match self.grid.shared.read(offset, 16, self.current, &self.clocks) {
                     Err((FaultKind::Unwritten, _)) => {
                         row.fill(NO_NUMBER);
@@ -197,6 +219,35 @@ impl Block<'_> {
                 let (r, c) = (lane / 4, lane % 4 * 2);
                 let (low, high) = if transposed { (rows[c][r], rows[c + 1][r]) } else { (rows[r][c], rows[r][c + 1]) };
                 self.warps[warp].outputs[lane][matrix] = u32::from(low) | u32::from(high) << 16;
+            }
+        }
+        self.current = caller;
+        Ok(())
+    }
+
+    /// `stmatrix`: what `ldmatrix` would load from the same addresses becomes what lanes have (PTX ISA, "stmatrix"). A row is written
+    /// by the lane that has its address.
+    fn store_matrices(&mut self, warp: usize, count: usize, transposed: bool, site: Site) -> Result<(), Refused> {
+        let caller = self.current;
+        for matrix in 0..count {
+            let mut rows = [[0u16; 8]; 8];
+            for lane in 0..32 {
+                let (r, c) = (lane / 4, lane % 4 * 2);
+                let pair = self.warps[warp].inputs[lane][matrix];
+                for (i, element) in [pair as u16, (pair >> 16) as u16].into_iter().enumerate() {
+                    let (r, c) = if transposed { (c + i, r) } else { (r, c + i) };
+                    rows[r][c] = element;
+                }
+            }
+            for (r, row) in rows.iter().enumerate() {
+                let lane = matrix * 8 + r;
+                let address = self.warps[warp].rows[lane];
+                self.current = warp * 32 + lane;
+                let offset = self.grid.shared.offset(address, 16, "stmatrix writes")?;
+                self.grid.shared.write(offset, 16, self.current, &self.clocks)?;
+                self.note_shared(Doing::MovesRows, site, self.current, offset, 16);
+                let bytes: Vec<u8> = row.iter().flat_map(|element| element.to_le_bytes()).collect();
+                self.grid.shared.set(offset, &bytes);
             }
         }
         self.current = caller;

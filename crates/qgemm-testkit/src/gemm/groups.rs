@@ -286,10 +286,14 @@ fn whole_tiles(format: Format) -> Vec<Case> {
     let cases = [
         (70, true, f16, Activation::Silu, Some(f16), Some(bf16)),
         (41, false, bf16, Activation::GeluTanh, Some(bf16), None),
+        // Outputs that kernels may have paths of their own for.
+        (70, true, bf16, Activation::Silu, None, Some(f16)),
+        (150, true, f16, Activation::GeluTanh, None, None),
+        (100, false, f16, Activation::Identity, None, Some(DType::F32)),
     ];
     let case = |(i, (m, gated, dtype, activation, residual, bias))| {
         let epilogue =
-            Epilogue { alpha: BENT, activation, residual, bias, channel_scale: i == 1, ..Epilogue::default() };
+            Epilogue { alpha: BENT, activation, residual, bias, channel_scale: i % 2 == 1, ..Epilogue::default() };
         let n = if gated { 136 } else { 264 };
         let k = medium_k(format).next_multiple_of(8);
         let plain = Case { gated, epilogue, seed: i as u64, ..Case::new(format, m, n, k) };

@@ -1,0 +1,156 @@
+// From the accumulators of a consumer warp to rows of D, on Hopper. Outputs of X's type without other operands than factors and biases
+// of rows, gated pairs among them, are finished in the lanes that hold their accumulators, where gate and up of a feature lie side by
+// side, and pass through shared memory in 16 bits, which `stmatrix` transposes. All others pass as accumulators (`store_rounds`).
+#pragma once
+#include "atoms/exp2.cuh"
+#include "atoms/opaque_register.cuh"
+#include "atoms/reciprocal.cuh"
+#include "atoms/stmatrix.cuh"
+#include "epilogue/warp_store.cuh"
+
+// Tokens that pass at once, in passes of a tile.
+constexpr u32 PASS_TILES = 4, PASS_TOKENS = PASS_TILES * MMA_TOKENS, PASSES = TOKEN_TILES / PASS_TILES;
+static_assert(PASSES * PASS_TILES == TOKEN_TILES, "passes are whole");
+
+// Factors and biases of the lane's rows. A gated pair's first row is the gate's, and its second the up's.
+struct RowOperands {
+    float factor[ROW_TILES][2], bias[ROW_TILES][2];
+
+    template <bool GATED>
+    QG_DEVICE RowOperands load(const GemmParams& p, u32 first_row, u32 lane) {
+        RowOperands o;
+        const u32 flags = p.shape.flags;
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                const u32 row = first_row + rt * 16 + i * 8 + lane / 4;
+                const u32 of_bias = GATED ? feature_of_gate(row - i * 8) + i * p.shape.out_features : row;
+                const float scale = flags & QG_FLAG_ROW_SCALE ? load_dense(DTYPE_F32, p.at.row_scale, row) : 1.0f;
+                o.factor[rt][i] = p.shape.alpha * scale;
+                o.bias[rt][i] = flags & QG_FLAG_BIAS ? load_dense(p.shape.bias_dtype, p.at.bias, of_bias) : 0.0f;
+            }
+        return o;
+    }
+    QG_DEVICE float output(const RowOperands& o, u32 rt, u32 i, float acc) {
+        return o.factor[rt][i] * acc + o.bias[rt][i];
+    }
+};
+
+// v · sigmoid(x) in few instructions, within 2^-20: what becomes of it has 16 bits.
+QG_DEVICE float activate_gate(u32 activation, float v) {
+    const float x = activation == QG_ACTIVATION_SILU ? v : 1.59576912f * (v + 0.044715f * v * v * v);
+    return v * rcp_approx(1.0f + ex2_approx(-1.44269504f * x));
+}
+
+QG_DEVICE u32 pack_outputs(float low, float high) {
+    return QG_X_DTYPE == DTYPE_F16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
+}
+
+// Outputs of a pass in a warp's shared memory: of each token, chunks of eight.
+template <bool GATED>
+struct OutputStaging {
+    static constexpr u32 CHUNKS = WARP_ROWS / (GATED ? 16 : 8);
+    static_assert(PASS_TOKENS * CHUNKS * 16 <= sizeof(WarpStaging::acc), "outputs take the place of accumulators");
+
+    // Chunks are exchanged so that those of eight tokens lie in all banks.
+    QG_DEVICE u8* chunk(WarpStaging& staging, u32 token, u32 index) {
+        const u32 exchange = CHUNKS == 1 ? 0 : CHUNKS == 2 ? token / 4 % 2 : token / 2 % 4;
+        return reinterpret_cast<u8*>(staging.acc) + (token * CHUNKS + (index ^ exchange)) * 16;
+    }
+
+    QG_DEVICE void put(WarpStaging& staging, const Accumulators& acc, u32 pass, const RowOperands& o, u32 activation, u32 lane) {
+        warp_barrier();
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++) {
+            const float(&of)[TOKEN_TILES][4] = acc.value[rt];
+            const u32 first = pass * PASS_TILES;
+            if constexpr (GATED) {
+                u32 pairs[PASS_TILES];
+#pragma unroll
+                for (u32 tt = 0; tt < PASS_TILES; tt++) {
+                    float d[2];
+#pragma unroll
+                    for (u32 i = 0; i < 2; i++)
+                        d[i] = activate_gate(activation, RowOperands::output(o, rt, 0, of[first + tt][i])) *
+                               RowOperands::output(o, rt, 1, of[first + tt][2 + i]);
+                    pairs[tt] = pack_outputs(d[0], d[1]);
+                }
+                stmatrix_x4_trans(pairs, chunk(staging, lane, rt));
+            } else {
+#pragma unroll
+                for (u32 tt = 0; tt < PASS_TILES; tt += 2) {
+                    u32 pairs[4];
+#pragma unroll
+                    for (u32 m = 0; m < 4; m++) {
+                        const float* d = &of[first + tt + m / 2][m % 2 * 2];
+                        pairs[m] = pack_outputs(RowOperands::output(o, rt, m % 2, d[0]), RowOperands::output(o, rt, m % 2, d[1]));
+                    }
+                    stmatrix_x4_trans(pairs, chunk(staging, tt * 8 + lane / 16 * 8 + lane % 8, rt * 2 + lane / 8 % 2));
+                }
+            }
+        }
+        warp_barrier();
+    }
+};
+
+// Passes in one piece of code (`ROUNDS_AT_ONCE`): half of them, or of gated pairs, whose code is longer, one.
+template <bool GATED>
+constexpr u32 PASSES_AT_ONCE = GATED || PASSES < 4 ? 1 : PASSES / 2;
+
+template <bool GATED>
+QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, WarpStaging& staging, u32 first_token, u32 first_row, u32 lane) {
+    using Staging = OutputStaging<GATED>;
+    constexpr u32 CHUNKS = Staging::CHUNKS, AT_ONCE = PASSES_AT_ONCE<GATED>;
+    const RowOperands operands = RowOperands::load<GATED>(p, first_row, lane);
+    u8* const d = reinterpret_cast<u8*>(p.at.d) + (GATED ? first_row / 2 : first_row) * 2;
+    // A loop of one turn stays a loop: without it, two kernels of 32 tokens spilled 28 and 156 bytes.
+    const u32 passes = PASSES > 1 ? PASSES : opaque_register(PASSES);
+#pragma unroll 1
+    for (u32 pass = 0; pass < passes; pass += AT_ONCE) {
+        if (first_token + pass * PASS_TOKENS >= p.shape.m) break;
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) {
+            // Rows are looked up before they are needed.
+            u32 row[CHUNKS];
+            bool is_there[CHUNKS];
+            const u32 first = first_token + (pass + i) * PASS_TOKENS;
+#pragma unroll
+            for (u32 j = 0; j < CHUNKS; j++) is_there[j] = find_row(p, first + (j * 32 + lane) / CHUNKS, row[j]);
+            Staging::put(staging, acc, i, operands, p.shape.activation, lane);
+#pragma unroll
+            for (u32 j = 0; j < CHUNKS; j++) {
+                const u32 token = (j * 32 + lane) / CHUNKS, chunk = lane % CHUNKS;
+                const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(Staging::chunk(staging, token, chunk)));
+                if (is_there[j]) st_global_v4(d + row[j] * p.at.d_row * 2 + chunk * 16, v);
+            }
+        }
+        move_up<AT_ONCE * PASS_TILES>(acc);
+    }
+}
+
+// Whether outputs are those of `is_plain`, but activated gates times ups.
+QG_DEVICE bool is_plain_but_gated(const GemmParams& p) {
+    constexpr u32 OPERANDS = QG_FLAG_ROW_SCALE | QG_FLAG_K_ORDER | QG_FLAG_BIAS | QG_FLAG_GATED;
+    constexpr u32 ALIGNMENTS = QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 | QG_FLAG_C_ALIGNED16 |
+                               QG_FLAG_RESIDUAL_ALIGNED16;
+    constexpr u32 NEEDED = QG_FLAG_GATED | QG_FLAG_D_ALIGNED16;
+    const u32 flags = p.shape.flags & QG_GEMM_FLAGS;
+    const bool allowed = (flags & NEEDED) == NEEDED && !(flags & ~(OPERANDS | ALIGNMENTS));
+    const u32 activation = p.shape.activation;
+    const bool is_gate = activation == QG_ACTIVATION_SILU || activation == QG_ACTIVATION_GELU_TANH;
+    return allowed && is_gate && p.shape.d_dtype == QG_X_DTYPE;
+}
+
+QG_DEVICE void store_warpgroup_tile(Accumulators& acc, const GemmParams& p, const WorkTile& work, WarpStaging& staging, u32 warp,
+                                    u32 lane) {
+    const u32 first_row = (work.n_tile * QG_WARPS_N + warp) * WARP_ROWS, first_token = work.m_tile * QG_TILE_M;
+    // Conditions are the same for the whole CTA (`store_tile`).
+    const bool is_whole = (work.n_tile + 1) * QG_WARPS_N * WARP_ROWS <= rows_of_outputs(p);
+    if (is_whole && is_plain(p))
+        store_passes<false>(acc, p, staging, first_token, first_row, lane);
+    else if (is_whole && is_plain_but_gated(p))
+        store_passes<true>(acc, p, staging, first_token, first_row, lane);
+    else
+        store_rounds(acc, p, staging, first_token, first_row, lane);
+}
