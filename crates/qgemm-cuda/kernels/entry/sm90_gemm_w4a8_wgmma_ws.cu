@@ -3,7 +3,7 @@
 #include "atoms/launch.cuh"
 #include "atoms/registers.cuh"
 #include "atoms/sync.cuh"
-#include "epilogue/warpgroup_store.cuh"
+#include "epilogue/warp_store.cuh"
 #include "mainloop/sm90/w4a8_product.cuh"
 
 struct SharedStorage {
@@ -27,7 +27,7 @@ QG_DEVICE void consume(SharedStorage& shared, const W4A8Params& params, u32 thre
         Accumulators acc;
         multiply_tile(acc, shared.pipeline, at, shared.token_sums[warp], params, work, warp, lane);
         if (work.peers > 1 && !add_partials(acc, p, work, thread, &shared.last)) continue;
-        store_warpgroup_tile(acc, p, work, shared.staging[warp], warp, lane);
+        store_tile(acc, p, work, shared.staging[warp], warp, lane);
     }
 }
 

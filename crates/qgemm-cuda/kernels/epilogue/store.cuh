@@ -44,11 +44,6 @@ QG_DEVICE void store_output(const GemmParams& p, u32 token, u32 row, float acc) 
     store_feature(p, own, row, activate(p.shape.activation, linear_output(p, own, row, row, acc)));
 }
 
-// Rows of W that have outputs: two a feature of a gated pair.
-QG_DEVICE u32 rows_of_outputs(const GemmParams& p) {
-    return p.shape.flags & QG_FLAG_GATED ? 2 * p.shape.out_features : p.shape.out_features;
-}
-
 QG_DEVICE u32 feature_of_gate(u32 gate_row) {
     return gate_row / 16 * 8 + gate_row % 8;
 }

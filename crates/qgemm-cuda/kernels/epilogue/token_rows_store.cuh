@@ -7,6 +7,7 @@
 #include "epilogue/store.cuh"
 #include "epilogue/whole_rows.cuh"
 #include "mainloop/fp8_codes.cuh"
+#include "sched/output_rows.cuh"
 #include "sched/split.cuh"
 
 // Tokens and features that pass in a round, and accumulators of a lane for them.

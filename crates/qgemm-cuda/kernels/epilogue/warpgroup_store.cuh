@@ -7,6 +7,7 @@
 #include "atoms/reciprocal.cuh"
 #include "atoms/stmatrix.cuh"
 #include "epilogue/warp_store.cuh"
+#include "sched/output_rows.cuh"
 
 // Tokens that pass at once, in passes of a tile.
 constexpr u32 PASS_TILES = 4, PASS_TOKENS = PASS_TILES * MMA_TOKENS, PASSES = TOKEN_TILES / PASS_TILES;
