@@ -1,8 +1,9 @@
 // From the accumulators of a consumer warp to rows of D, on Hopper. Outputs of X's type without other operands than factors and biases
-// of rows, gated pairs among them, are finished in the lanes that hold their accumulators, where gate and up of a feature lie side by
-// side, and pass through shared memory in 16 bits, which `stmatrix` transposes. All others pass as accumulators (`store_rounds`).
+// of rows and a residual are finished in the lanes that hold their accumulators, so are gated pairs, of which gate and up lie side by
+// side. They pass through shared memory in 16 bits, which `stmatrix` transposes. All others pass as accumulators (`store_rounds`).
 #pragma once
 #include "atoms/exp2.cuh"
+#include "atoms/ldmatrix.cuh"
 #include "atoms/opaque_register.cuh"
 #include "atoms/reciprocal.cuh"
 #include "atoms/stmatrix.cuh"
@@ -48,9 +49,13 @@ QG_DEVICE u32 pack_outputs(float low, float high) {
     return QG_X_DTYPE == DTYPE_F16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
 }
 
-// Outputs of a pass in a warp's shared memory: of each token, chunks of eight.
-template <bool GATED>
+// What outputs are, of those that are finished in registers.
+enum class Finish { PLAIN, RESIDUAL, GATED };
+
+// Outputs of a pass in a warp's shared memory: of each token, chunks of eight. With a residual, its numbers have been there.
+template <Finish FINISH>
 struct OutputStaging {
+    static constexpr bool GATED = FINISH == Finish::GATED;
     static constexpr u32 CHUNKS = WARP_ROWS / (GATED ? 16 : 8);
     static_assert(PASS_TOKENS * CHUNKS * 16 <= sizeof(WarpStaging::acc), "outputs take the place of accumulators");
 
@@ -60,8 +65,8 @@ struct OutputStaging {
         return reinterpret_cast<u8*>(staging.acc) + (token * CHUNKS + (index ^ exchange)) * 16;
     }
 
+    // For all lanes, which have what is there.
     QG_DEVICE void put(WarpStaging& staging, const Accumulators& acc, u32 pass, const RowOperands& o, u32 activation, u32 lane) {
-        warp_barrier();
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
             const float(&of)[TOKEN_TILES][4] = acc.value[rt];
@@ -81,30 +86,40 @@ struct OutputStaging {
             } else {
 #pragma unroll
                 for (u32 tt = 0; tt < PASS_TILES; tt += 2) {
+                    u8* const rows = chunk(staging, tt * 8 + lane / 16 * 8 + lane % 8, rt * 2 + lane / 8 % 2);
                     u32 pairs[4];
+                    if constexpr (FINISH == Finish::RESIDUAL) ldmatrix_x4_trans(pairs, rows);
 #pragma unroll
                     for (u32 m = 0; m < 4; m++) {
-                        const float* d = &of[first + tt + m / 2][m % 2 * 2];
-                        pairs[m] = pack_outputs(RowOperands::output(o, rt, m % 2, d[0]), RowOperands::output(o, rt, m % 2, d[1]));
+                        const float* acc_pair = &of[first + tt + m / 2][m % 2 * 2];
+                        float d[2];
+#pragma unroll
+                        for (u32 i = 0; i < 2; i++) {
+                            d[i] = RowOperands::output(o, rt, m % 2, acc_pair[i]);
+                            if constexpr (FINISH == Finish::RESIDUAL) d[i] += half_to_f32(QG_X_DTYPE, pairs[m] >> i * 16 & 0xffffu);
+                        }
+                        pairs[m] = pack_outputs(d[0], d[1]);
                     }
-                    stmatrix_x4_trans(pairs, chunk(staging, tt * 8 + lane / 16 * 8 + lane % 8, rt * 2 + lane / 8 % 2));
+                    stmatrix_x4_trans(pairs, rows);
                 }
             }
         }
-        warp_barrier();
     }
 };
 
 // Passes in one piece of code (`ROUNDS_AT_ONCE`): half of them, or of gated pairs, whose code is longer, one.
-template <bool GATED>
-constexpr u32 PASSES_AT_ONCE = GATED || PASSES < 4 ? 1 : PASSES / 2;
+template <Finish FINISH>
+constexpr u32 PASSES_AT_ONCE = FINISH == Finish::GATED || PASSES < 4 ? 1 : PASSES / 2;
 
-template <bool GATED>
+template <Finish FINISH>
 QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, WarpStaging& staging, u32 first_token, u32 first_row, u32 lane) {
-    using Staging = OutputStaging<GATED>;
-    constexpr u32 CHUNKS = Staging::CHUNKS, AT_ONCE = PASSES_AT_ONCE<GATED>;
+    using Staging = OutputStaging<FINISH>;
+    constexpr bool GATED = Staging::GATED;
+    constexpr u32 CHUNKS = Staging::CHUNKS, AT_ONCE = PASSES_AT_ONCE<FINISH>;
     const RowOperands operands = RowOperands::load<GATED>(p, first_row, lane);
-    u8* const d = reinterpret_cast<u8*>(p.at.d) + (GATED ? first_row / 2 : first_row) * 2;
+    const u32 feature = (GATED ? first_row / 2 : first_row) + lane % CHUNKS * 8;
+    u8* const d = reinterpret_cast<u8*>(p.at.d) + feature * 2;
+    const u8* const residual = reinterpret_cast<const u8*>(p.at.residual) + feature * 2;
     // A loop of one turn stays a loop: without it, two kernels of 32 tokens spilled 28 and 156 bytes.
     const u32 passes = PASSES > 1 ? PASSES : opaque_register(PASSES);
 #pragma unroll 1
@@ -112,35 +127,58 @@ QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, WarpStaging&
         if (first_token + pass * PASS_TOKENS >= p.shape.m) break;
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) {
-            // Rows are looked up before they are needed.
+            // Rows are looked up before they are needed, and the residual is read by who stores the same outputs.
             u32 row[CHUNKS];
             bool is_there[CHUNKS];
+            u32x4 v[CHUNKS];
             const u32 first = first_token + (pass + i) * PASS_TOKENS;
-#pragma unroll
-            for (u32 j = 0; j < CHUNKS; j++) is_there[j] = find_row(p, first + (j * 32 + lane) / CHUNKS, row[j]);
-            Staging::put(staging, acc, i, operands, p.shape.activation, lane);
+            const auto place = [&](u32 j) {
+                return reinterpret_cast<u32x4*>(Staging::chunk(staging, (j * 32 + lane) / CHUNKS, lane % CHUNKS));
+            };
 #pragma unroll
             for (u32 j = 0; j < CHUNKS; j++) {
-                const u32 token = (j * 32 + lane) / CHUNKS, chunk = lane % CHUNKS;
-                const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(Staging::chunk(staging, token, chunk)));
-                if (is_there[j]) st_global_v4(d + row[j] * p.at.d_row * 2 + chunk * 16, v);
+                is_there[j] = find_row(p, first + (j * 32 + lane) / CHUNKS, row[j]);
+                if constexpr (FINISH == Finish::RESIDUAL)
+                    v[j] = is_there[j] ? ld_global_v4(residual + row[j] * p.at.residual_row * 2) : u32x4{0, 0, 0, 0};
+            }
+            warp_barrier();
+            if constexpr (FINISH == Finish::RESIDUAL) {
+#pragma unroll
+                for (u32 j = 0; j < CHUNKS; j++) st_shared(place(j), v[j]);
+                warp_barrier();
+            }
+            Staging::put(staging, acc, i, operands, p.shape.activation, lane);
+            warp_barrier();
+#pragma unroll
+            for (u32 j = 0; j < CHUNKS; j++) {
+                v[j] = ld_shared(static_cast<const u32x4*>(place(j)));
+                if (is_there[j]) st_global_v4(d + row[j] * p.at.d_row * 2, v[j]);
             }
         }
         move_up<AT_ONCE * PASS_TILES>(acc);
     }
 }
 
-// Whether outputs are those of `is_plain`, but activated gates times ups.
-QG_DEVICE bool is_plain_but_gated(const GemmParams& p) {
-    constexpr u32 OPERANDS = QG_FLAG_ROW_SCALE | QG_FLAG_K_ORDER | QG_FLAG_BIAS | QG_FLAG_GATED;
+// Whether outputs need no operands but those of rows and those of NEEDED, have X's type, and lie in aligned rows.
+template <u32 NEEDED>
+QG_DEVICE bool needs_only(const GemmParams& p) {
+    constexpr u32 OPERANDS = QG_FLAG_ROW_SCALE | QG_FLAG_K_ORDER | QG_FLAG_BIAS;
     constexpr u32 ALIGNMENTS = QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 | QG_FLAG_C_ALIGNED16 |
                                QG_FLAG_RESIDUAL_ALIGNED16;
-    constexpr u32 NEEDED = QG_FLAG_GATED | QG_FLAG_D_ALIGNED16;
+    constexpr u32 SET = NEEDED | QG_FLAG_D_ALIGNED16;
     const u32 flags = p.shape.flags & QG_GEMM_FLAGS;
-    const bool allowed = (flags & NEEDED) == NEEDED && !(flags & ~(OPERANDS | ALIGNMENTS));
+    return (flags & SET) == SET && !(flags & ~(OPERANDS | ALIGNMENTS | NEEDED)) && p.shape.d_dtype == QG_X_DTYPE;
+}
+
+QG_DEVICE bool is_gated(const GemmParams& p) {
     const u32 activation = p.shape.activation;
-    const bool is_gate = activation == QG_ACTIVATION_SILU || activation == QG_ACTIVATION_GELU_TANH;
-    return allowed && is_gate && p.shape.d_dtype == QG_X_DTYPE;
+    return needs_only<QG_FLAG_GATED>(p) && (activation == QG_ACTIVATION_SILU || activation == QG_ACTIVATION_GELU_TANH);
+}
+
+// Kernels of experts, whose outputs have a residual less often than not, have no registers for it (24 bytes spilled).
+QG_DEVICE bool is_plain_and_residual(const GemmParams& p) {
+    return !QG_EXPERTS && needs_only<QG_FLAG_RESIDUAL | QG_FLAG_RESIDUAL_ALIGNED16>(p) && p.shape.residual_dtype == QG_X_DTYPE &&
+           p.shape.activation == QG_ACTIVATION_IDENTITY;
 }
 
 QG_DEVICE void store_warpgroup_tile(Accumulators& acc, const GemmParams& p, const WorkTile& work, WarpStaging& staging, u32 warp,
@@ -149,9 +187,11 @@ QG_DEVICE void store_warpgroup_tile(Accumulators& acc, const GemmParams& p, cons
     // Conditions are the same for the whole CTA (`store_tile`).
     const bool is_whole = (work.n_tile + 1) * QG_WARPS_N * WARP_ROWS <= rows_of_outputs(p);
     if (is_whole && is_plain(p))
-        store_passes<false>(acc, p, staging, first_token, first_row, lane);
-    else if (is_whole && is_plain_but_gated(p))
-        store_passes<true>(acc, p, staging, first_token, first_row, lane);
+        store_passes<Finish::PLAIN>(acc, p, staging, first_token, first_row, lane);
+    else if (is_whole && is_plain_and_residual(p))
+        store_passes<Finish::RESIDUAL>(acc, p, staging, first_token, first_row, lane);
+    else if (is_whole && is_gated(p))
+        store_passes<Finish::GATED>(acc, p, staging, first_token, first_row, lane);
     else
         store_rounds(acc, p, staging, first_token, first_row, lane);
 }

@@ -290,6 +290,7 @@ fn whole_tiles(format: Format) -> Vec<Case> {
         (70, true, bf16, Activation::Silu, None, Some(f16)),
         (150, true, f16, Activation::GeluTanh, None, None),
         (100, false, f16, Activation::Identity, None, Some(DType::F32)),
+        (133, false, bf16, Activation::Identity, Some(bf16), Some(bf16)),
     ];
     let case = |(i, (m, gated, dtype, activation, residual, bias))| {
         let epilogue =
