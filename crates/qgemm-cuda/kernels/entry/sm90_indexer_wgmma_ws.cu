@@ -1,5 +1,5 @@
 // Scores of E4M3 keys for queries of several heads on Hopper, warp-specialized. Consumer warpgroups keep 64 keys each in registers, as rows
-// of `wgmma`; a producer thread copies the heads of one query after another by TMA, as columns in shared memory, and a producer warp what
+// of `wgmma`; a producer thread copies the heads of one query after another by TMA, as columns in shared memory, and producer warps what
 // they are weighed with. What a query's products become is added up over the columns while the tensor cores compute the next.
 #include "atoms/mbarrier.cuh"
 #include "atoms/registers.cuh"
@@ -41,13 +41,16 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 // All roles go through the same stages: ceil(active / STAGE_QUERIES) of them, where `active` is what `note_queries` returned to every thread.
-// - `full` completes a phase when the thread that copies heads has announced all bytes of the stage (1), each lane that copies weights has
-//   stored its own (32), and TMA has brought the bytes: boxes are whole whatever lies outside of the tensor, so they are always as many.
+// - `full` completes a phase when the thread that copies heads has announced all bytes of the stage (1), each lane of the warp whose turn it
+//   is to copy weights has stored its own (32), and TMA has brought the bytes: boxes are whole whatever lies outside of the tensor, so they are always as many.
 // - `empty` completes a phase when each consumer warp has arrived once (QG_CONSUMERS / 32). Producers wait for the phase before the first
 //   one, which counts as complete, and then for one that consumers complete of a stage that they have got: neither waits for the other's next.
 // - Where `active` is 0, no role enters its loop. Nobody passes a CTA barrier after the roles part, so that producers may end first; the
 //   copies that they began complete on barriers that consumers wait for before they end.
 constexpr u32 FILLING = 1 + 32, EMPTYING = QG_CONSUMERS / 32;
+// Warps that copy weights, a stage each in turn. A single one waited for its loads longer than consumers take for a stage, which waited
+// for it a third of their time (2048 queries of 64 heads, 16384 keys on an H200).
+constexpr u32 WEIGHT_WARPS = 3;
 
 // A position in the ring of stages.
 struct Position {
@@ -117,19 +120,24 @@ struct LaneWeights {
     }
 };
 
-// The work of the warp that copies weights.
-QG_DEVICE void produce_weights(SharedStorage& shared, const IndexerParams& p, const Place& place, u32 active, u32 lane) {
+// The work of the warp that copies weights of stages `turn`, `turn` + WEIGHT_WARPS and so on.
+QG_DEVICE void produce_weights(SharedStorage& shared, const IndexerParams& p, const Place& place, u32 active, u32 turn, u32 lane) {
+    constexpr u32 STRIDE = WEIGHT_WARPS * STAGE_QUERIES;
     Position at = {};
-    LaneWeights next = LaneWeights::load(shared, p, place, 0, active, lane);
-    for (u32 item = 0; item < active; item += STAGE_QUERIES) {
+    for (u32 i = 0; i < turn; i++) Position::next(at);
+    u32 item = turn * STAGE_QUERIES;
+    if (item >= active) return;
+    LaneWeights next = LaneWeights::load(shared, p, place, item, active, lane);
+    for (; item < active; item += STRIDE) {
         const LaneWeights own = next;
         // In flight while this warp waits.
-        if (item + STAGE_QUERIES < active) next = LaneWeights::load(shared, p, place, item + STAGE_QUERIES, active, lane);
+        if (item + STRIDE < active) next = LaneWeights::load(shared, p, place, item + STRIDE, active, lane);
         mbarrier_wait(&shared.empty[at.stage], at.parity ^ 1);
 #pragma unroll
         for (u32 i = 0; i < STAGE_COLUMNS / 32; i++) st_shared(&shared.weights[at.stage][i * 32 + lane], own.value[i]);
         mbarrier_arrive(&shared.full[at.stage]);
-        Position::next(at);
+#pragma unroll
+        for (u32 i = 0; i < WEIGHT_WARPS; i++) Position::next(at);
     }
 }
 
@@ -225,6 +233,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     } else {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (thread == QG_CONSUMERS) produce_heads(shared, params, place, active);
-        if (thread / 32 == QG_CONSUMERS / 32 + 1 && active > 0) produce_weights(shared, p, place, active, thread % 32);
+        const u32 producer_warp = thread / 32 - QG_CONSUMERS / 32;
+        if (producer_warp > 0) produce_weights(shared, p, place, active, producer_warp - 1, thread % 32);
     }
 }

@@ -1,5 +1,5 @@
 // From the accumulators of a consumer warp to rows of D, on Hopper. Outputs of X's type without other operands than factors and biases
-// of rows and a residual are finished in the lanes that hold their accumulators, so are gated pairs, of which gate and up lie side by
+// of rows and a residual or a factor of the token are finished in the lanes that hold their accumulators, so are gated pairs, of which gate and up lie side by
 // side. They pass through shared memory in 16 bits, which `stmatrix` transposes. All others pass as accumulators (`store_rounds`).
 #pragma once
 #include "atoms/exp2.cuh"
@@ -49,8 +49,10 @@ QG_DEVICE u32 pack_outputs(float low, float high) {
     return QG_X_DTYPE == DTYPE_F16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
 }
 
-// What outputs are, of those that are finished in registers.
-enum class Finish { PLAIN, RESIDUAL, GATED };
+// What outputs are, of those that are finished in registers. With a factor of the token, it is 1 where there is none.
+enum class Finish { PLAIN, RESIDUAL, TOKEN_SCALE, GATED };
+// Down projections of experts multiply outputs by their tokens' weights. A path without them beside it took registers (24 bytes spilled).
+constexpr Finish PLAIN_FINISH = QG_EXPERTS ? Finish::TOKEN_SCALE : Finish::PLAIN;
 
 // Outputs of a pass in a warp's shared memory: of each token, chunks of eight. With a residual, its numbers have been there.
 template <Finish FINISH>
@@ -65,8 +67,9 @@ struct OutputStaging {
         return reinterpret_cast<u8*>(staging.acc) + (token * CHUNKS + (index ^ exchange)) * 16;
     }
 
-    // For all lanes, which have what is there.
-    QG_DEVICE void put(WarpStaging& staging, const Accumulators& acc, u32 pass, const RowOperands& o, u32 activation, u32 lane) {
+    // For all lanes, which have what is there. `token_scale` is that of the lane's own token.
+    QG_DEVICE void put(WarpStaging& staging, const Accumulators& acc, u32 pass, const RowOperands& o, float token_scale, u32 activation,
+                       u32 lane) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
             const float(&of)[TOKEN_TILES][4] = acc.value[rt];
@@ -89,13 +92,21 @@ struct OutputStaging {
                     u8* const rows = chunk(staging, tt * 8 + lane / 16 * 8 + lane % 8, rt * 2 + lane / 8 % 2);
                     u32 pairs[4];
                     if constexpr (FINISH == Finish::RESIDUAL) ldmatrix_x4_trans(pairs, rows);
+                    float scale[2][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
+                    if constexpr (FINISH == Finish::TOKEN_SCALE) {
+#pragma unroll
+                        for (u32 i = 0; i < 4; i++) {
+                            const u32 of_token = shfl_idx_u32(f32_to_bits(token_scale), (tt + i / 2) * 8 + lane % 4 * 2 + i % 2);
+                            scale[i / 2][i % 2] = bits_to_f32(of_token);
+                        }
+                    }
 #pragma unroll
                     for (u32 m = 0; m < 4; m++) {
                         const float* acc_pair = &of[first + tt + m / 2][m % 2 * 2];
                         float d[2];
 #pragma unroll
                         for (u32 i = 0; i < 2; i++) {
-                            d[i] = RowOperands::output(o, rt, m % 2, acc_pair[i]);
+                            d[i] = RowOperands::output(o, rt, m % 2, scale[m / 2][i] * acc_pair[i]);
                             if constexpr (FINISH == Finish::RESIDUAL) d[i] += half_to_f32(QG_X_DTYPE, pairs[m] >> i * 16 & 0xffffu);
                         }
                         pairs[m] = pack_outputs(d[0], d[1]);
@@ -127,7 +138,7 @@ QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, WarpStaging&
         if (first_token + pass * PASS_TOKENS >= p.shape.m) break;
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) {
-            // Rows are looked up before they are needed, and the residual is read by who stores the same outputs.
+            // Rows and factors are looked up before they are needed, and the residual is read by who stores the same outputs.
             u32 row[CHUNKS];
             bool is_there[CHUNKS];
             u32x4 v[CHUNKS];
@@ -141,13 +152,17 @@ QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, WarpStaging&
                 if constexpr (FINISH == Finish::RESIDUAL)
                     v[j] = is_there[j] ? ld_global_v4(residual + row[j] * p.at.residual_row * 2) : u32x4{0, 0, 0, 0};
             }
+            float token_scale = 1.0f;
+            u32 own;
+            if (FINISH == Finish::TOKEN_SCALE && p.shape.flags & QG_FLAG_TOKEN_SCALE && find_row(p, first + lane, own))
+                token_scale = load_dense(DTYPE_F32, p.at.token_scale, own);
             warp_barrier();
             if constexpr (FINISH == Finish::RESIDUAL) {
 #pragma unroll
                 for (u32 j = 0; j < CHUNKS; j++) st_shared(place(j), v[j]);
                 warp_barrier();
             }
-            Staging::put(staging, acc, i, operands, p.shape.activation, lane);
+            Staging::put(staging, acc, i, operands, token_scale, p.shape.activation, lane);
             warp_barrier();
 #pragma unroll
             for (u32 j = 0; j < CHUNKS; j++) {
@@ -159,26 +174,24 @@ QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, WarpStaging&
     }
 }
 
-// Whether outputs need no operands but those of rows and those of NEEDED, have X's type, and lie in aligned rows.
+// Whether outputs have X's type and aligned rows, and need the operands NEEDED, and no others but those of rows and of PLAIN_FINISH.
 template <u32 NEEDED>
 QG_DEVICE bool needs_only(const GemmParams& p) {
     constexpr u32 OPERANDS = QG_FLAG_ROW_SCALE | QG_FLAG_K_ORDER | QG_FLAG_BIAS;
     constexpr u32 ALIGNMENTS = QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 | QG_FLAG_C_ALIGNED16 |
                                QG_FLAG_RESIDUAL_ALIGNED16;
     constexpr u32 SET = NEEDED | QG_FLAG_D_ALIGNED16;
+    constexpr u32 OPTIONAL = NEEDED == 0 && PLAIN_FINISH == Finish::TOKEN_SCALE ? QG_FLAG_TOKEN_SCALE : 0;
     const u32 flags = p.shape.flags & QG_GEMM_FLAGS;
-    return (flags & SET) == SET && !(flags & ~(OPERANDS | ALIGNMENTS | NEEDED)) && p.shape.d_dtype == QG_X_DTYPE;
+    return (flags & SET) == SET && !(flags & ~(OPERANDS | ALIGNMENTS | OPTIONAL | NEEDED)) && p.shape.d_dtype == QG_X_DTYPE;
 }
 
-QG_DEVICE bool is_gated(const GemmParams& p) {
-    const u32 activation = p.shape.activation;
-    return needs_only<QG_FLAG_GATED>(p) && (activation == QG_ACTIVATION_SILU || activation == QG_ACTIVATION_GELU_TANH);
+QG_DEVICE bool is_linear(const GemmParams& p) {
+    return p.shape.activation == QG_ACTIVATION_IDENTITY;
 }
 
-// Kernels of experts, whose outputs have a residual less often than not, have no registers for it (24 bytes spilled).
-QG_DEVICE bool is_plain_and_residual(const GemmParams& p) {
-    return !QG_EXPERTS && needs_only<QG_FLAG_RESIDUAL | QG_FLAG_RESIDUAL_ALIGNED16>(p) && p.shape.residual_dtype == QG_X_DTYPE &&
-           p.shape.activation == QG_ACTIVATION_IDENTITY;
+QG_DEVICE bool is_gate(const GemmParams& p) {
+    return p.shape.activation == QG_ACTIVATION_SILU || p.shape.activation == QG_ACTIVATION_GELU_TANH;
 }
 
 QG_DEVICE void store_warpgroup_tile(Accumulators& acc, const GemmParams& p, const WorkTile& work, WarpStaging& staging, u32 warp,
@@ -186,11 +199,13 @@ QG_DEVICE void store_warpgroup_tile(Accumulators& acc, const GemmParams& p, cons
     const u32 first_row = (work.n_tile * QG_WARPS_N + warp) * WARP_ROWS, first_token = work.m_tile * QG_TILE_M;
     // Conditions are the same for the whole CTA (`store_tile`).
     const bool is_whole = (work.n_tile + 1) * QG_WARPS_N * WARP_ROWS <= rows_of_outputs(p);
-    if (is_whole && is_plain(p))
-        store_passes<Finish::PLAIN>(acc, p, staging, first_token, first_row, lane);
-    else if (is_whole && is_plain_and_residual(p))
+    if (is_whole && needs_only<0>(p) && is_linear(p))
+        store_passes<PLAIN_FINISH>(acc, p, staging, first_token, first_row, lane);
+    // Kernels of experts have no registers for a residual (24 bytes spilled).
+    else if (!QG_EXPERTS && is_whole && needs_only<QG_FLAG_RESIDUAL | QG_FLAG_RESIDUAL_ALIGNED16>(p) &&
+             p.shape.residual_dtype == QG_X_DTYPE && is_linear(p))
         store_passes<Finish::RESIDUAL>(acc, p, staging, first_token, first_row, lane);
-    else if (is_whole && is_gated(p))
+    else if (is_whole && needs_only<QG_FLAG_GATED>(p) && is_gate(p))
         store_passes<Finish::GATED>(acc, p, staging, first_token, first_row, lane);
     else
         store_rounds(acc, p, staging, first_token, first_row, lane);

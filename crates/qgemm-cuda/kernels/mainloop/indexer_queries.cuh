@@ -36,7 +36,8 @@ QG_DEVICE u32 note_queries(const IndexerParams& p, SeenQueries<MOST>& all, u32 s
         total += of_warp;
     }
     if (sees_any) st_shared(&all.seeing[before], thread);
-    for (u32 query = 0; query < count; query++) {
+    // Most often all see some.
+    for (u32 query = total < count ? 0 : count; query < count; query++) {
         const u32 from = ld_shared(&all.first[query]), end = ld_shared(&all.end[query]);
         if (from < end && from < key + keys && end > key) continue;
         const u64 row = ((u64)sequence * p.sequence_queries + first + query) * p.scores_row;

@@ -172,7 +172,8 @@ fn grouped(format: Format) -> Vec<ExpertCase> {
     all.into_iter().enumerate().map(of).collect()
 }
 
-/// One case of each form by all kernels, so large that tiles are full and not.
+/// One case of each form by all kernels, so large that tiles are full and not; tokens' factors and gated pairs, which kernels may have
+/// paths of their own for.
 fn every_way(format: Format) -> Vec<ExpertCase> {
     let indexed = |x_per_slot, combined| FormCase::Indexed { top_k: 3, x_per_slot, combined };
     let all = [
@@ -180,11 +181,17 @@ fn every_way(format: Format) -> Vec<ExpertCase> {
         (indexed(false, false), 62, DType::BF16, IndexKind::Skewed),
         (indexed(true, true), 60, DType::F16, IndexKind::Faulty),
         (FormCase::Masked { capacity: 70 }, 0, DType::BF16, IndexKind::Uniform),
+        (indexed(true, false), 60, DType::BF16, IndexKind::Uniform),
+        (indexed(false, false), 61, DType::F16, IndexKind::Uniform),
     ];
     let of = |(i, (form, rows, x_dtype, index)): (usize, (FormCase, usize, DType, IndexKind))| {
         let k = if format.ragged_k { 2 * format.block_len.max(64) + 8 } else { medium_k(format) };
         let each = Case { x_dtype, d_dtype: x_dtype, seed: 91 + i as u64, ..Case::new(format, 0, 136, k) };
-        let each = Case { every_configuration: true, ..each };
+        let (gated, token_scale) = (i == 5, matches!(i, 2 | 4));
+        let activation = if gated { Activation::Silu } else { Activation::Identity };
+        let alpha = if gated { 0.0625 } else { 1.0 };
+        let epilogue = Epilogue { alpha, activation, token_scale, ..Epilogue::default() };
+        let each = Case { every_configuration: true, gated, epilogue, ..each };
         ExpertCase { index, listed: i == 1, ..ExpertCase::new(each, 3, rows, form) }
     };
     all.into_iter().enumerate().map(of).collect()
