@@ -1,6 +1,7 @@
 // From the accumulators of a consumer warp to rows of D, on Hopper. Outputs of X's type without other operands than factors and biases
 // of rows and a residual or a factor of the token are finished in the lanes that hold their accumulators, so are gated pairs, of which gate and up lie side by
-// side. They pass through shared memory in 16 bits, which `stmatrix` transposes. All others pass as accumulators (`store_rounds`).
+// side. They pass through shared memory in 16 bits, which `stmatrix` transposes; in f32, eight lanes fill a sector by themselves. All
+// others pass as accumulators (`store_rounds`).
 #pragma once
 #include "atoms/exp2.cuh"
 #include "atoms/ldmatrix.cuh"
@@ -174,16 +175,47 @@ QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, WarpStaging&
     }
 }
 
-// Whether outputs have X's type and aligned rows, and need the operands NEEDED, and no others but those of rows and of PLAIN_FINISH.
-template <u32 NEEDED>
+// Stores plain outputs in f32.
+QG_DEVICE void store_f32(Accumulators& acc, const GemmParams& p, u32 first_token, u32 first_row, u32 lane) {
+    constexpr u32 NO_ROW = ~0u;
+    const RowOperands operands = RowOperands::load<false>(p, first_row, lane);
+    u8* const d = reinterpret_cast<u8*>(p.at.d) + (first_row + lane / 4) * 4;
+#pragma unroll 1
+    for (u32 pass = 0; pass < PASSES; pass++) {
+        const u32 first = first_token + pass * PASS_TOKENS;
+        if (first >= p.shape.m) break;
+        u32 row_of_lane;
+        if (!find_row(p, first + lane, row_of_lane)) row_of_lane = NO_ROW;
+#pragma unroll
+        for (u32 tt = 0; tt < PASS_TILES; tt++)
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                const u32 row = shfl_idx_u32(row_of_lane, tt * 8 + lane % 4 * 2 + i);
+                if (row == NO_ROW) continue;
+                u8* const of_token = d + row * p.at.d_row * 4;
+#pragma unroll
+                for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+                    for (u32 half = 0; half < 2; half++) {
+                        const float v = RowOperands::output(operands, rt, half, acc.value[rt][tt][half * 2 + i]);
+                        st_global_u32(of_token + (rt * 16 + half * 8) * 4, f32_to_bits(v));
+                    }
+            }
+        move_up<PASS_TILES>(acc);
+    }
+}
+
+// Whether outputs have X's type and aligned rows, or are f32, and need the operands NEEDED, and no others but those of rows and of
+// PLAIN_FINISH.
+template <u32 NEEDED, bool F32 = false>
 QG_DEVICE bool needs_only(const GemmParams& p) {
     constexpr u32 OPERANDS = QG_FLAG_ROW_SCALE | QG_FLAG_K_ORDER | QG_FLAG_BIAS;
     constexpr u32 ALIGNMENTS = QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 | QG_FLAG_C_ALIGNED16 |
                                QG_FLAG_RESIDUAL_ALIGNED16;
-    constexpr u32 SET = NEEDED | QG_FLAG_D_ALIGNED16;
-    constexpr u32 OPTIONAL = NEEDED == 0 && PLAIN_FINISH == Finish::TOKEN_SCALE ? QG_FLAG_TOKEN_SCALE : 0;
+    constexpr u32 SET = NEEDED | (F32 ? 0 : QG_FLAG_D_ALIGNED16), D_DTYPE = F32 ? DTYPE_F32 : QG_X_DTYPE;
+    constexpr u32 OPTIONAL = !F32 && NEEDED == 0 && PLAIN_FINISH == Finish::TOKEN_SCALE ? QG_FLAG_TOKEN_SCALE : 0;
     const u32 flags = p.shape.flags & QG_GEMM_FLAGS;
-    return (flags & SET) == SET && !(flags & ~(OPERANDS | ALIGNMENTS | OPTIONAL | NEEDED)) && p.shape.d_dtype == QG_X_DTYPE;
+    return (flags & SET) == SET && !(flags & ~(OPERANDS | ALIGNMENTS | OPTIONAL | NEEDED)) && p.shape.d_dtype == D_DTYPE;
 }
 
 QG_DEVICE bool is_linear(const GemmParams& p) {
@@ -201,6 +233,9 @@ QG_DEVICE void store_warpgroup_tile(Accumulators& acc, const GemmParams& p, cons
     const bool is_whole = (work.n_tile + 1) * QG_WARPS_N * WARP_ROWS <= rows_of_outputs(p);
     if (is_whole && needs_only<0>(p) && is_linear(p))
         store_passes<PLAIN_FINISH>(acc, p, staging, first_token, first_row, lane);
+    // Kernels of 32 tokens have no registers for it (44 and 56 bytes spilled in two).
+    else if (PASSES > 1 && is_whole && needs_only<0, true>(p) && is_linear(p))
+        store_f32(acc, p, first_token, first_row, lane);
     // Kernels of experts have no registers for a residual (24 bytes spilled).
     else if (!QG_EXPERTS && is_whole && needs_only<QG_FLAG_RESIDUAL | QG_FLAG_RESIDUAL_ALIGNED16>(p) &&
              p.shape.residual_dtype == QG_X_DTYPE && is_linear(p))

@@ -187,7 +187,7 @@ fn every_way(format: Format) -> Vec<ExpertCase> {
     let of = |(i, (form, rows, x_dtype, index)): (usize, (FormCase, usize, DType, IndexKind))| {
         let k = if format.ragged_k { 2 * format.block_len.max(64) + 8 } else { medium_k(format) };
         let each = Case { x_dtype, d_dtype: x_dtype, seed: 91 + i as u64, ..Case::new(format, 0, 136, k) };
-        let (gated, token_scale) = (i == 5, matches!(i, 2 | 4));
+        let (gated, token_scale) = (i == 5, i == 4);
         let activation = if gated { Activation::Silu } else { Activation::Identity };
         let alpha = if gated { 0.0625 } else { 1.0 };
         let epilogue = Epilogue { alpha, activation, token_scale, ..Epilogue::default() };
