@@ -1,0 +1,34 @@
+// Where a lane's columns of X stand in a stage of 8-bit codes, found once a tile.
+#pragma once
+#include "atoms/wgmma.cuh"
+#include "mainloop/sm90/consumer_place.cuh"
+
+struct XPlace {
+    // Of the lane's two tokens, the chunk of the first k-block: chunk c of token r stands at c ^ (r % 8). Tokens from `tokens` on, one at
+    // least, have the last one's: no sum but their own depends on them, and nobody stores these.
+    u32 offset[2];
+
+    QG_DEVICE XPlace of(const LanePlace& place, u32 tokens, u32 lane) {
+        XPlace at;
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const u32 own = place.token + half * 8, token = own < tokens ? own : tokens - 1;
+            at.offset[half] = token * STAGE_K + (lane % 4 ^ token % 8) * 16;
+        }
+        return at;
+    }
+    // Reads a stage and brings it into order.
+    QG_DEVICE XFragments load(const u8* stage, const XPlace& place) {
+        XFragments x;
+#pragma unroll
+        for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++)
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                const u8* chunk = stage + (place.offset[half] ^ k_block * PACKED_K_BLOCK);
+                XFragments::put(x, k_block, half, ld_shared(reinterpret_cast<const u32x4*>(chunk)));
+            }
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(x.a[step]);
+        return x;
+    }
+};
