@@ -3,6 +3,7 @@
 //
 // The instructions start from zero every 128 columns, and their sums are added in f32, times both scales of these columns.
 #pragma once
+#include "atoms/mbarrier_test.cuh"
 #include "atoms/wgmma_fp8.cuh"
 #include "mainloop/sm90/x_place.cuh"
 
@@ -111,6 +112,9 @@ QG_DEVICE void finish_stage(float (&sums)[PART_N / 2], XFragments& x) {
 constexpr u32 PART_STRIDE = (PART_N < SHARE_N ? PART_N * PACKED_K_BLOCK : STAGE_K_BLOCKS * SHARE_K_BLOCK) >> 4;
 static_assert(PARTS == 1 || (GROUPS_N == 1 && PARTS * PART_N == (PART_N < SHARE_N ? 1 : PARTS) * SHARE_N), "parts are alike");
 
+// Whether the next stage is looked at while instructions run. With experts there are no registers for that (16 bytes spilled).
+constexpr bool LOOKS_AHEAD = !QG_EXPERT_TILES;
+
 // acc = X · Wᵀ over `count` stages, of tokens from `first_token` on, which may be behind the last. What need not come before the
 // instructions of a stage is done while they run: nothing else fills that time.
 QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const Fp8GemmParams& params,
@@ -118,21 +122,24 @@ QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at
     acc = {};
     const u32 m = params.gemm.shape.m, tokens = first_token < m ? m - first_token : QG_TILE_M;
     const XPlace x_place = XPlace::of(place, tokens, lane);
+    bool is_full = false;
 #pragma unroll 1
     for (; count > 0; count--) {
-        mbarrier_wait(&pipeline.full[at.stage], at.parity);
-        XFragments x = XPlace::load(pipeline.x[at.stage], x_place);
-        const u64 w = wgmma_descriptor_64b(Pipeline::w_rows(pipeline, at.stage, place.group_n * PARTS * PART_N));
+        const u32 stage = at.stage;
+        if (!is_full) mbarrier_wait(&pipeline.full[stage], at.parity);
+        XFragments x = XPlace::load(pipeline.x[stage], x_place);
+        const u64 w = wgmma_descriptor_64b(Pipeline::w_rows(pipeline, stage, place.group_n * PARTS * PART_N));
+        Position::next(at);
 #pragma unroll
         for (u32 part = 0; part < PARTS; part++) {
             float sums[PART_N / 2];
             start_stage(sums, x, further(w, part * PART_STRIDE));
-            const Factors factors = Factors::load(pipeline.scales[at.stage], place, part, lane);
+            const Factors factors = Factors::load(pipeline.scales[stage], place, part, lane);
+            if (LOOKS_AHEAD && part == PARTS - 1) is_full = mbarrier_test(&pipeline.full[at.stage], at.parity, count > 1);
             finish_stage(sums, x);
-            if (part == PARTS - 1) Pipeline::release(pipeline, at.stage, lane);
+            if (part == PARTS - 1) Pipeline::release(pipeline, stage, lane);
             promote(acc.value[part], sums, factors);
         }
-        Position::next(at);
     }
     if constexpr (!QG_X_BLOCK_SCALES) {
         float factor[2];

@@ -4,18 +4,16 @@
 #include "mainloop/sm90/consumer_place.cuh"
 
 struct XPlace {
-    // Of the lane's two tokens, the chunk of the first k-block: chunk c of token r stands at c ^ (r % 8). Tokens from `tokens` on, one at
-    // least, have the last one's: no sum but their own depends on them, and nobody stores these.
-    u32 offset[2];
+    // Of the lane's first token, the chunk of the first k-block: chunk c of token r stands at c ^ (r % 8). Bytes from there to its second
+    // token's, eight rows further. Instead of tokens beyond the last, others are read: no sum but their own depends on them, and nobody
+    // stores these.
+    u32 offset, second;
 
     QG_DEVICE XPlace of(const LanePlace& place, u32 tokens, u32 lane) {
-        XPlace at;
-#pragma unroll
-        for (u32 half = 0; half < 2; half++) {
-            const u32 own = place.token + half * 8, token = own < tokens ? own : tokens - 1;
-            at.offset[half] = token * STAGE_K + (lane % 4 ^ token % 8) * 16;
-        }
-        return at;
+        constexpr u32 FURTHER = 8 * STAGE_K;
+        const bool has_first = QG_EXPERT_TILES || place.token < tokens, has_second = QG_EXPERT_TILES || place.token + 8 < tokens;
+        const u32 token = has_first ? place.token : 0;
+        return {token * STAGE_K + (lane % 4 ^ token % 8) * 16, has_second ? FURTHER : 0};
     }
     // Reads a stage and brings it into order.
     QG_DEVICE XFragments load(const u8* stage, const XPlace& place) {
@@ -24,7 +22,7 @@ struct XPlace {
         for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++)
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
-                const u8* chunk = stage + (place.offset[half] ^ k_block * PACKED_K_BLOCK);
+                const u8* chunk = stage + (place.offset ^ k_block * PACKED_K_BLOCK) + half * place.second;
                 XFragments::put(x, k_block, half, ld_shared(reinterpret_cast<const u32x4*>(chunk)));
             }
 #pragma unroll
