@@ -51,13 +51,17 @@ struct XFragments {
                 u32x4 v = {};
                 if (own < tokens)
                     v = ld_shared(reinterpret_cast<const u32x4*>(x + own * STAGE_K + (swizzled ^ k_block * 64)));
-                u32(&low)[4] = f.a[k_block * 2];
-                u32(&high)[4] = f.a[k_block * 2 + 1];
-                low[half] = prmt(v.x, v.z, 0x5140);
-                low[half + 2] = prmt(v.x, v.z, 0x7362);
-                high[half] = prmt(v.y, v.w, 0x5140);
-                high[half + 2] = prmt(v.y, v.w, 0x7362);
+                put(f, k_block, half, v);
             }
+    }
+    // The columns of a k-block, of the lane's first or second token.
+    QG_DEVICE void put(XFragments& f, u32 k_block, u32 half, const u32x4& v) {
+        u32(&low)[4] = f.a[k_block * 2];
+        u32(&high)[4] = f.a[k_block * 2 + 1];
+        low[half] = prmt(v.x, v.z, 0x5140);
+        low[half + 2] = prmt(v.x, v.z, 0x7362);
+        high[half] = prmt(v.y, v.w, 0x5140);
+        high[half + 2] = prmt(v.y, v.w, 0x7362);
     }
 };
 static_assert(STEPS == 4 && STAGE_K_BLOCKS == 2, "two steps of two k-blocks each");

@@ -71,7 +71,8 @@ struct Pipeline {
 
 using Position = RingPosition<QG_STAGES>;
 
-// The work of the thread that copies X and arrives on full barriers for both. Tokens beyond the last are not copied.
+// The work of the thread that copies X and arrives on full barriers for both. Tokens beyond the last are not copied, unless there are no
+// others: then all are zeros.
 QG_DEVICE void produce_x(Pipeline& pipeline, const TmaFp8GemmParams& params) {
     const GemmParams& p = params.fp8.gemm;
     WorkList list = WorkList::of_cta(p);
@@ -80,7 +81,7 @@ QG_DEVICE void produce_x(Pipeline& pipeline, const TmaFp8GemmParams& params) {
     griddepcontrol_wait();
     while (WorkList::next(list, p, work)) {
         // The second CTA of a cluster may have no tokens left.
-        const u32 token = first_token_of(work), left = token < p.shape.m ? p.shape.m - token : 0;
+        const u32 token = first_token_of(work), left = token < p.shape.m ? p.shape.m - token : QG_TILE_M;
         const u32 tokens = left < QG_TILE_M ? left : QG_TILE_M;
         const TensorMap* map = tokens < QG_TILE_M ? &params.x_tail_map : &params.x_map;
 #pragma unroll 1
@@ -88,7 +89,7 @@ QG_DEVICE void produce_x(Pipeline& pipeline, const TmaFp8GemmParams& params) {
             Position::wait_empty(at, pipeline.empty);
             u64* full = &pipeline.full[at.stage];
             mbarrier_arrive_expect_tx(full, (tokens + QG_TILE_N) * STAGE_K);
-            if (tokens > 0) cp_async_bulk_tensor_2d(pipeline.x[at.stage], map, (i32)(k * STAGE_K), (i32)token, full);
+            cp_async_bulk_tensor_2d(pipeline.x[at.stage], map, (i32)(k * STAGE_K), (i32)token, full);
             Position::next(at);
         }
     }

@@ -3,8 +3,9 @@
 //
 // The instructions start from zero every 128 columns, and their sums are added in f32, times both scales of these columns.
 #pragma once
+#include "atoms/mbarrier_test.cuh"
 #include "atoms/wgmma_fp8.cuh"
-#include "mainloop/sm90/consumer_place.cuh"
+#include "mainloop/sm90/x_place.cuh"
 
 // Runs of rows in a part that share a record of scales.
 constexpr u32 PART_RUNS = PART_N / SCALE_ROWS;
@@ -18,60 +19,57 @@ struct Accumulators {
 // Whether all rows of a part share a scale, or, of a gated pair, runs of rows two in turn.
 constexpr bool PART_SHARES_SCALES = QG_W_SCALE_ROWS >= PART_N;
 
-// The scales of a stage that a lane holds: of its two tokens, and, of each part, of the first two runs of rows, or of the run that is its
-// number.
-struct LaneScales {
+// What the sums of a part are multiplied by, read and computed while the instructions run.
+struct Factors {
+    // Of the lane's first and second token, for runs of rows two in turn.
+    float pairs[2][2];
+    // Whether runs two in turn have the same scales. Otherwise the scale of the run that is the lane's number, and those of the tokens.
+    bool in_pairs;
+    u32 own;
     float x[2];
-    float w[PARTS][2];
 
-    QG_DEVICE LaneScales load(const StageScales& all, const LanePlace& place, u32 lane) {
-        LaneScales s = {};
-        StageScales::load_x(all, place.token, s.x);
+    QG_DEVICE Factors load(const StageScales& all, const LanePlace& place, u32 part, u32 lane) {
+        Factors f = {};
+        StageScales::load_x(all, place.token, f.x);
+        f.in_pairs = true;
+        float w[2] = {1.0f, 1.0f};
         if constexpr (QG_W_BLOCK_SCALES) {
-#pragma unroll
-            for (u32 part = 0; part < PARTS; part++) {
-                const float* runs = &all.w[(place.group_n * PARTS + part) * PART_RUNS];
-                if constexpr (PART_SHARES_SCALES)
-                    s.w[part][0] = ld_shared(&runs[0]), s.w[part][1] = ld_shared(&runs[1]);
-                else
-                    s.w[part][0] = ld_shared(&runs[lane % PART_RUNS]);
+            const float* runs = &all.w[(place.group_n * PARTS + part) * PART_RUNS];
+            if constexpr (PART_SHARES_SCALES) {
+                w[0] = ld_shared(&runs[0]), w[1] = ld_shared(&runs[1]);
+            } else {
+                f.own = f32_to_bits(ld_shared(&runs[lane % PART_RUNS]));
+                const u32 first = shfl_idx_u32(f.own, 0), second = shfl_idx_u32(f.own, 1);
+                f.in_pairs = ballot(f.own != (lane % 2 == 0 ? first : second)) == 0;
+                w[0] = bits_to_f32(first), w[1] = bits_to_f32(second);
             }
         }
-        return s;
+#pragma unroll
+        for (u32 token = 0; token < 2; token++) {
+            f.pairs[token][0] = QG_W_BLOCK_SCALES ? f.x[token] * w[0] : f.x[token];
+            f.pairs[token][1] = QG_W_BLOCK_SCALES ? f.x[token] * w[1] : f.x[token];
+            wgmma_fence_accumulators(f.pairs[token]);
+        }
+        return f;
     }
 };
 
-// acc += sums · scales, where runs of rows have these of W in turn.
-QG_DEVICE void promote_pairs(float (&acc)[PART_N / 2], const float (&sums)[PART_N / 2], const float (&x)[2],
-                             const float (&w)[2]) {
-    const float factor[2][2] = {{x[0] * w[0], x[0] * w[1]}, {x[1] * w[0], x[1] * w[1]}};
-#pragma unroll
-    for (u32 i = 0; i < PART_N / 2; i++) acc[i] = fma_f32(factor[i / 2 % 2][i / 4 % 2], sums[i], acc[i]);
-}
-
 // acc += sums · scales, for a part.
-QG_DEVICE void promote(float (&acc)[PART_N / 2], const float (&sums)[PART_N / 2], const LaneScales& scales, u32 part,
-                       u32 lane) {
-    if constexpr (!QG_W_BLOCK_SCALES) {
+QG_DEVICE void promote(float (&acc)[PART_N / 2], const float (&sums)[PART_N / 2], const Factors& factors) {
+    if constexpr (!HAS_BLOCK_SCALES) {
 #pragma unroll
-        for (u32 i = 0; i < PART_N / 2; i++)
-            acc[i] = QG_X_BLOCK_SCALES ? fma_f32(scales.x[i / 2 % 2], sums[i], acc[i]) : acc[i] + sums[i];
+        for (u32 i = 0; i < PART_N / 2; i++) acc[i] += sums[i];
         return;
     }
-    if constexpr (PART_SHARES_SCALES) {
-        promote_pairs(acc, sums, scales.x, scales.w[part]);
-        return;
-    }
-    const u32 own = f32_to_bits(scales.w[part][0]);
-    const u32 first = shfl_idx_u32(own, 0), second = shfl_idx_u32(own, 1);
-    if (ballot(own != (lane % 2 == 0 ? first : second)) == 0) {
-        promote_pairs(acc, sums, scales.x, {bits_to_f32(first), bits_to_f32(second)});
+    if (factors.in_pairs) {
+#pragma unroll
+        for (u32 i = 0; i < PART_N / 2; i++) acc[i] = fma_f32(factors.pairs[i / 2 % 2][i / 4 % 2], sums[i], acc[i]);
     } else {
 #pragma unroll
         for (u32 run = 0; run < PART_RUNS; run++) {
-            const float w = bits_to_f32(shfl_idx_u32(own, run));
+            const float w = bits_to_f32(shfl_idx_u32(factors.own, run));
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) acc[run * 4 + i] = fma_f32(scales.x[i / 2] * w, sums[run * 4 + i], acc[run * 4 + i]);
+            for (u32 i = 0; i < 4; i++) acc[run * 4 + i] = fma_f32(factors.x[i / 2] * w, sums[run * 4 + i], acc[run * 4 + i]);
         }
     }
 }
@@ -85,42 +83,63 @@ QG_DEVICE void multiply_step(float (&sums)[PART_N / 2], const u32 (&a)[4], u64 w
 #endif
 }
 
-// sums = X · Wᵀ over a stage, for the features from `w` on. Waits for the instructions.
-QG_DEVICE void multiply_stage(float (&sums)[PART_N / 2], const XFragments& x, const u8* w) {
-    const u64 columns = wgmma_descriptor_64b(w);
+// A descriptor of what lies `units` of 16 bytes further. They are added to its lower word, which they do not leave.
+QG_DEVICE u64 further(u64 descriptor, u32 units) {
+    return (descriptor & 0xffffffff00000000) | ((u32)descriptor + units);
+}
+
+// Starts sums = X · Wᵀ over a stage, for the features whose descriptor is `w`.
+QG_DEVICE void start_stage(float (&sums)[PART_N / 2], const XFragments& x, u64 w) {
     // From a k-block to the next, and from a step to the next within.
     constexpr u32 BLOCK = SHARE_K_BLOCK >> 4, STEP = INSTRUCTION_K >> 4;
     wgmma_fence_accumulators(sums);
     wgmma_fence();
-    multiply_step<0>(sums, x.a[0], columns);
-    multiply_step<1>(sums, x.a[1], columns + STEP);
-    multiply_step<1>(sums, x.a[2], columns + BLOCK);
-    multiply_step<1>(sums, x.a[3], columns + BLOCK + STEP);
+    multiply_step<0>(sums, x.a[0], w);
+    multiply_step<1>(sums, x.a[1], further(w, STEP));
+    multiply_step<1>(sums, x.a[2], further(w, BLOCK));
+    multiply_step<1>(sums, x.a[3], further(w, BLOCK + STEP));
     wgmma_commit_group();
+}
+// Waits for the instructions. Their operands keep their registers until then.
+QG_DEVICE void finish_stage(float (&sums)[PART_N / 2], XFragments& x) {
     wgmma_wait_group<0>();
     wgmma_fence_accumulators(sums);
+#pragma unroll
+    for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(x.a[step]);
 }
-// acc = X · Wᵀ over `count` stages, of tokens from `first_token` on, which may be behind the last.
+
+// From a part to the next, in a descriptor: they are in one share of W, or in one each.
+constexpr u32 PART_STRIDE = (PART_N < SHARE_N ? PART_N * PACKED_K_BLOCK : STAGE_K_BLOCKS * SHARE_K_BLOCK) >> 4;
+static_assert(PARTS == 1 || (GROUPS_N == 1 && PARTS * PART_N == (PART_N < SHARE_N ? 1 : PARTS) * SHARE_N), "parts are alike");
+
+// Whether the next stage is looked at while instructions run. With experts there are no registers for that (16 bytes spilled).
+constexpr bool LOOKS_AHEAD = !QG_EXPERT_TILES;
+
+// acc = X · Wᵀ over `count` stages, of tokens from `first_token` on, which may be behind the last. What need not come before the
+// instructions of a stage is done while they run: nothing else fills that time.
 QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const Fp8GemmParams& params,
                              u32 first_token, u32 count, const LanePlace& place, u32 lane) {
     acc = {};
-    const u32 m = params.gemm.shape.m, tokens = first_token < m ? m - first_token : 0;
+    const u32 m = params.gemm.shape.m, tokens = first_token < m ? m - first_token : QG_TILE_M;
+    const XPlace x_place = XPlace::of(place, tokens, lane);
+    bool is_full = false;
 #pragma unroll 1
     for (; count > 0; count--) {
-        mbarrier_wait(&pipeline.full[at.stage], at.parity);
-        XFragments x;
-        XFragments::load(x, pipeline.x[at.stage], place.token, tokens, lane);
-#pragma unroll
-        for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(x.a[step]);
-        const LaneScales scales = LaneScales::load(pipeline.scales[at.stage], place, lane);
+        const u32 stage = at.stage;
+        if (!is_full) mbarrier_wait(&pipeline.full[stage], at.parity);
+        XFragments x = XPlace::load(pipeline.x[stage], x_place);
+        const u64 w = wgmma_descriptor_64b(Pipeline::w_rows(pipeline, stage, place.group_n * PARTS * PART_N));
+        Position::next(at);
 #pragma unroll
         for (u32 part = 0; part < PARTS; part++) {
             float sums[PART_N / 2];
-            multiply_stage(sums, x, Pipeline::w_rows(pipeline, at.stage, (place.group_n * PARTS + part) * PART_N));
-            if (part == PARTS - 1) Pipeline::release(pipeline, at.stage, lane);
-            promote(acc.value[part], sums, scales, part, lane);
+            start_stage(sums, x, further(w, part * PART_STRIDE));
+            const Factors factors = Factors::load(pipeline.scales[stage], place, part, lane);
+            if (LOOKS_AHEAD && part == PARTS - 1) is_full = mbarrier_test(&pipeline.full[at.stage], at.parity, count > 1);
+            finish_stage(sums, x);
+            if (part == PARTS - 1) Pipeline::release(pipeline, stage, lane);
+            promote(acc.value[part], sums, factors);
         }
-        Position::next(at);
     }
     if constexpr (!QG_X_BLOCK_SCALES) {
         float factor[2];

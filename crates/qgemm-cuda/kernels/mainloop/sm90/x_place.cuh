@@ -1,0 +1,32 @@
+// Where a lane's columns of X stand in a stage of 8-bit codes, found once a tile.
+#pragma once
+#include "atoms/wgmma.cuh"
+#include "mainloop/sm90/consumer_place.cuh"
+
+struct XPlace {
+    // Of the lane's first token, the chunk of the first k-block: chunk c of token r stands at c ^ (r % 8). Bytes from there to its second
+    // token's, eight rows further. Instead of tokens beyond the last, others are read: no sum but their own depends on them, and nobody
+    // stores these.
+    u32 offset, second;
+
+    QG_DEVICE XPlace of(const LanePlace& place, u32 tokens, u32 lane) {
+        constexpr u32 FURTHER = 8 * STAGE_K;
+        const bool has_first = QG_EXPERT_TILES || place.token < tokens, has_second = QG_EXPERT_TILES || place.token + 8 < tokens;
+        const u32 token = has_first ? place.token : 0;
+        return {token * STAGE_K + (lane % 4 ^ token % 8) * 16, has_second ? FURTHER : 0};
+    }
+    // Reads a stage and brings it into order.
+    QG_DEVICE XFragments load(const u8* stage, const XPlace& place) {
+        XFragments x;
+#pragma unroll
+        for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++)
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                const u8* chunk = stage + (place.offset ^ k_block * PACKED_K_BLOCK) + half * place.second;
+                XFragments::put(x, k_block, half, ld_shared(reinterpret_cast<const u32x4*>(chunk)));
+            }
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(x.a[step]);
+        return x;
+    }
+};
