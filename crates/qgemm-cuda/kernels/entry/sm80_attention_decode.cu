@@ -1,33 +1,32 @@
-// Attention of few queries by matrix instructions, of keys as they are or in codes: the heads that share keys are the rows of one m16 tile, so that keys are read once for
-// all of them. A CTA has sixteen rows and a part of the keys; each of its warps goes through every fourth sixteen keys by itself, with a
+// Attention of few queries by matrix instructions, of keys as they are or in codes: the heads that share keys are the rows of one tile, so that keys are read once for
+// all of them. A CTA has sixteen rows, of codes eight, and a part of the keys; each of its warps goes through every fourth tile of them by itself, with a
 // softmax of its own and a ring of keys and values in flight, and meets the others only at the end, where results are added up in order.
-#include "atoms/cp_async.cuh"
 #include "atoms/ldmatrix.cuh"
-#include "mainloop/attention_bits.cuh"
-#include "mainloop/attention_codes.cuh"
+#include "atoms/max.cuh"
+#include "mainloop/attention_decode_ring.cuh"
 
-constexpr u32 ROWS = 16, TILE = 16, WARPS = QG_THREADS / 32;
 constexpr u32 MMA_K = 16, MMA_N = 8;
-constexpr bool IS_E4M3 = QG_KV == KV_E4M3;
-QG_DEVICE constexpr u32 bytes_of(u32 numbers) {
-    return numbers * KV_BITS / 8;
-}
-// Plain rows have no gap: their sixteen-byte chunks are exchanged by the row's number, so that the eight rows of a matrix lie in different
-// banks. Rows of codes are read by lanes four rows or four chunks apart, which their pitches spread over the banks.
-constexpr u32 E4M3_PITCH = QG_QK % 128 == 0 ? QG_QK + 64 : QG_QK;
-constexpr u32 K_PITCH = !IS_CODES ? QG_QK * 2 : IS_E4M3 ? E4M3_PITCH : bytes_of(QG_QK) + (KV_BITS == 8 ? 32 : 16);
-constexpr u32 V_PITCH = IS_CODES ? bytes_of(QG_V) + 16 : QG_V * 2;
-// Scales of a key, and behind those of all of them those of values: as many.
-constexpr u32 SCALES = QG_QK / KV_BLOCK, SCALE_BYTES = HAS_SCALES ? SCALES * 2 : 0;
-static_assert(!HAS_SCALES || QG_QK == QG_V, "a lane copies the scales of a key or a value");
-// What scales begin at a multiple of where a lane copies those of a key at once.
-constexpr u32 SCALES_ALIGNED = HAS_SCALES ? SCALE_BYTES : 1;
-constexpr u32 SCALES_AT = TILE * (K_PITCH + V_PITCH), STAGE_BYTES = SCALES_AT + 2 * TILE * SCALE_BYTES;
-constexpr u32 RING_BYTES = QG_STAGES * STAGE_BYTES;
 constexpr u32 V_TILES = QG_V / MMA_N, SUM_PITCH = QG_V + 4;
-static_assert(QG_SHARED_BYTES == WARPS * RING_BYTES, "the host computes another size");
-static_assert(QG_STAGES <= 4, "masks of all stages are in 64 bits");
-static_assert(QG_QK % 64 == 0 && QG_V % 64 == 0, "eight chunks are exchanged");
+// Of codes, tiles of scores are those of sixteen keys by eight rows, and tiles of sums sixteen features by eight rows, so that no half of a
+// tile is empty where groups of heads are small; otherwise, sixteen rows by eight keys or features.
+static_assert(ROWS == (IS_CODES ? 8 : 16), "scores and sums are laid out for eight rows or sixteen");
+constexpr u32 TILE_KEYS = IS_CODES ? 16 : 8, SCORE_TILES = TILE / TILE_KEYS, SUM_TILES = IS_CODES ? V_TILES / 2 : V_TILES;
+// Of a tile, a lane has four scores and four sums, of two rows. This says which of both number `i` is of.
+QG_DEVICE constexpr u32 row_of(u32 i) {
+    return IS_CODES ? i % 2 : i / 2;
+}
+// Which row of the CTA the first or second of them is.
+QG_DEVICE u32 lane_row(u32 i) {
+    const u32 lane = thread_index() % 32;
+    return IS_CODES ? lane % 4 * 2 + i : lane / 4 + 8 * i;
+}
+// Which key of a tile score `i` is of.
+QG_DEVICE u32 lane_key(u32 i) {
+    const u32 lane = thread_index() % 32;
+    return IS_CODES ? lane / 4 + i / 2 * 8 : lane % 4 * 2 + i % 2;
+}
+// Lanes that have scores of the same rows differ in these bits.
+constexpr u32 FIRST_PEER = IS_CODES ? 4 : 1, LAST_PEER = IS_CODES ? 16 : 2;
 
 // What a warp leaves for the others, in the place of its ring.
 struct WarpResult {
@@ -41,74 +40,59 @@ QG_DEVICE float stored_number(const u8* at) {
     return QG_X == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
 }
 
-// Where a chunk of a row of keys or values is.
-template <u32 PITCH>
-QG_DEVICE u32 place_of(u32 row, u32 chunk) {
-    return row * PITCH + (IS_CODES ? chunk : chunk ^ (row & 7u)) * 16;
-}
 // Feature `column` of value `row` of a stage.
 QG_DEVICE float value_of(const u8* v_rows, const u8* v_scales, u32 row, u32 column) {
+    const u32 byte = bytes_of(column);
+    const u8* at = v_rows + value_place(row, byte / 16) + byte % 16;
     if constexpr (IS_CODES) {
         float scale = 1.0f;
         if constexpr (HAS_SCALES)
             scale = f16_to_f32(ld_shared(reinterpret_cast<const u16*>(v_scales + row * SCALE_BYTES + column / KV_BLOCK * 2)));
-        return CodeRows::number(v_rows + row * V_PITCH, column, scale);
+        return CodeRows::number(at, column, scale);
     }
-    return stored_number(v_rows + place_of<V_PITCH>(row, column / 8) + column % 8 * 2);
+    return stored_number(at);
 }
 
-// Copies rows of COLUMNS numbers, of which `columns` are there, of the keys that `there` has; zeros of others. `offset` is the offset of
-// the lane's key in bytes, that of key `lane % 16`.
-template <u32 COLUMNS, u32 PITCH>
-QG_DEVICE void copy_rows(const u8* base, u64 offset, u32 there, u32 columns, bool wide, u8* to) {
-    const u32 lane = thread_index() % 32;
-    constexpr u32 CHUNKS = bytes_of(COLUMNS) / 16;
-    static_assert(TILE * CHUNKS % 32 == 0, "every lane copies as many chunks");
+// Scores become weights: powers of 2 of their products with `factor`, which is positive, less those of the largest so far. What sums so far
+// are multiplied with is `kept`, which is 1 where the largest stays; `total` is the lane's share of the sum of weights.
+QG_DEVICE void weigh(float (&scores)[SCORE_TILES][4], float (&kept)[2], float (&largest)[2], float (&total)[2], float factor) {
+    // Two chains a row.
+    float above[2][2] = {{largest[0], minus_infinity()}, {largest[1], minus_infinity()}};
 #pragma unroll
-    for (u32 i = 0; i < TILE * CHUNKS / 32; i++) {
-        const u32 row = (i * 32 + lane) / CHUNKS, chunk = (i * 32 + lane) % CHUNKS;
-        const u32 low = shfl_idx_u32((u32)offset, row), high = shfl_idx_u32((u32)(offset >> 32), row);
-        const u8* from = base + ((u64)high << 32 | low) + chunk * 16;
-        const u32 place = place_of<PITCH>(row, chunk);
-        const bool is_there = there >> row & 1u;
-        if (wide) {
-            const bool wanted = is_there && chunk * 16 < bytes_of(columns);
-            cp_async_16_or_zeros(wanted, shared_address(to + place), wanted ? from : base);
-        } else {
-            // Rows of bytes may begin at multiples of eight, rows of nibbles at multiples of four.
-            constexpr u32 STEP = KV_BITS == 4 ? 4 : 8;
+    for (u32 n = 0; n < SCORE_TILES; n++) {
 #pragma unroll
-            for (u32 half = 0; half < 16; half += STEP) {
-                const bool wanted = is_there && chunk * 16 + half < bytes_of(columns);
-                if constexpr (STEP == 4)
-                    cp_async_4(to + place + half, wanted ? from + half : base, wanted ? 4 : 0);
-                else
-                    cp_async_8(to + place + half, wanted ? from + half : base, wanted ? 8 : 0);
-            }
+        for (u32 i = 0; i < 4; i++) {
+            float& of_chain = above[row_of(i)][IS_CODES ? i / 2 : i % 2];
+            of_chain = max_f32(scores[n][i], of_chain);
         }
     }
-}
-
-// Copies the scales of the lane's key, or in the upper lanes those of its value: `bytes` bytes from `from` on, and zeros behind them; zeros
-// where the key is not there. Not `wide`: scales begin anywhere, and are there when this returns.
-QG_DEVICE void copy_scales(const u8* base, const u8* from, bool is_there, u32 bytes, bool wide, u8* to) {
-    if (!wide) {
+    float base[2];
 #pragma unroll
-        for (u32 i = 0; i < SCALE_BYTES; i += 2) {
-            const u32 scale = is_there && i < bytes ? ld_global_u16(from + i) : 0;
-            st_shared(reinterpret_cast<u16*>(to + i), (u16)scale);
+    for (u32 row = 0; row < 2; row++) {
+        float next = max_f32(above[row][0], above[row][1]);
+#pragma unroll
+        for (u32 peer = FIRST_PEER; peer <= LAST_PEER; peer *= 2) next = max_f32(shfl_xor(next, peer), next);
+        // Of minus infinities no power is taken of a difference of two.
+        base[row] = next == minus_infinity() ? 0.0f : next * factor;
+        // The products of the same largest are the same, so that their difference is nothing.
+        kept[row] = ex2_approx(largest[row] * factor - base[row]);
+        largest[row] = next;
+        total[row] *= kept[row];
+    }
+#pragma unroll
+    for (u32 n = 0; n < SCORE_TILES; n++) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            scores[n][i] = ex2_approx(fma_f32(scores[n][i], factor, -base[row_of(i)]));
+            total[row_of(i)] += scores[n][i];
         }
-    } else if constexpr (SCALE_BYTES == 4) {
-        cp_async_4(to, is_there ? from : base, is_there ? bytes : 0);
-    } else {
-        cp_async_8(to, is_there ? from : base, is_there ? bytes : 0);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_attention_decode(const __grid_constant__ KernelParams p) {
     const u32 lane = thread_index() % 32, warp = thread_index() / 32, g = lane / 4, t = lane % 4;
-    u8* ring = reinterpret_cast<u8*>(dynamic_shared()) + warp * RING_BYTES;
+    u8* own_ring = reinterpret_cast<u8*>(dynamic_shared()) + warp * RING_BYTES;
     u32 cta = cta_index().x;
     const u32 row_cta = cta % p.at.row_ctas;
     cta /= p.at.row_ctas;
@@ -127,79 +111,34 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     keys = {most(keys.first, part_first), least(keys.end, part_first + p.at.part_keys)};
     // Nobody reads the partial result of a part that no row sees anything of.
     if (p.at.parts > 1 && keys.first >= keys.end) return;
-    // What all rows see.
+#ifndef QG_BITS
+    // Tiles before the first of these keys, and those that have one from the second on, have some that not all rows see.
     const KeyRange of_all = {keys_seen(p, s, last_row / heads).first, keys_seen(p, s, first_row / heads).end};
+    const u32 mixed_before = keys.first < of_all.first ? of_all.first : 0, mixed_from = keys.end > of_all.end ? of_all.end : ~0u;
+#endif
 
-    const u64 k_first = kv_head * p.at.k_head, v_first = kv_head * p.at.v_head;
-    const u8* k_base = reinterpret_cast<const u8*>(p.at.k) + Eight<QG_KV>::offset_of(k_first);
-    const u8* v_base = reinterpret_cast<const u8*>(p.at.v) + Eight<QG_KV>::offset_of(v_first);
-    const u64 all_strides = p.at.k_page | p.at.k_token | p.at.k_head | p.at.v_page | p.at.v_token | p.at.v_head;
-    // Strides and features of blocks are whole chunks.
-    const bool has_chunks = HAS_SCALES || (all_strides | p.shape.qk_dim | p.shape.v_dim) % 16 == 0;
-    const bool wide = !IS_CODES || ((p.at.k | p.at.v) % 16 == 0 && has_chunks);
-    const bool wide_scales = HAS_SCALES && ((p.at.k_scales | p.at.v_scales) % SCALES_ALIGNED == 0 && all_strides % QG_QK == 0);
-    // Which keys of the tiles in flight are there: sixteen bits a stage, the oldest lowest.
-    u64 masks = 0;
+    TileRing ring(p, s, keys, kv_head, own_ring);
 #ifdef QG_BITS
-    // Which keys of them the row `lane % 16` sees: as many bits.
-    u64 row_masks = 0;
     const u32 mask_row_number = least(first_row + lane % ROWS, last_row);
-    const KeyRange mask_seen = keys_seen(p, s, mask_row_number / heads);
-    const u8* mask = mask_row(p, s, kv_head * heads + mask_row_number % heads, mask_row_number / heads);
+    ring.mask_seen = keys_seen(p, s, mask_row_number / heads);
+    ring.mask = mask_row(p, s, kv_head * heads + mask_row_number % heads, mask_row_number / heads);
 #endif
     const u32 first_tile = keys.first / TILE * TILE + warp * TILE;
-    const auto copy_tile = [&](u32 tile, u32 slot, u32 place) {
-        u64 k_element = 0, v_element = 0;
-        const u32 key = tile + lane % TILE;
-        bool is_there = key >= keys.first && key < keys.end;
-#ifdef QG_BITS
-        {
-            const u32 first = tile / WORD_KEYS * WORD_KEYS;
-            const u32 own = tile < keys.end ? mask_bits(p, mask, mask_seen, first) >> tile % WORD_KEYS & 0xffffu : 0;
-            row_masks |= (u64)own << (16 * place);
-            u32 any = own;
-#pragma unroll
-            for (u32 distance = 1; distance < ROWS; distance *= 2) any |= shfl_xor_u32(any, distance);
-            is_there = is_there && (any >> lane % TILE & 1u);
-        }
-#endif
-        if (is_there) {
-            const KeyPlace at = place_of_key(p, s, key);
-            is_there = at.is_there;
-            k_element = at.page * p.at.k_page + at.row * p.at.k_token;
-            v_element = at.page * p.at.v_page + at.row * p.at.v_token;
-        }
-        const u64 k_offset = Eight<QG_KV>::offset_of(k_element), v_offset = Eight<QG_KV>::offset_of(v_element);
-        const u32 there = ballot(is_there) & 0xffffu;
-        masks |= (u64)there << (16 * place);
-        if (tile < keys.end) {
-            u8* to = ring + slot * STAGE_BYTES;
-            copy_rows<QG_QK, K_PITCH>(k_base, k_offset, there, p.shape.qk_dim, wide, to);
-            copy_rows<QG_V, V_PITCH>(v_base, v_offset, there, p.shape.v_dim, wide, to + TILE * K_PITCH);
-            if constexpr (HAS_SCALES) {
-                const bool is_value = lane >= TILE;
-                const u8* base = reinterpret_cast<const u8*>(is_value ? p.at.v_scales : p.at.k_scales);
-                const u64 scale = (is_value ? v_first + v_element : k_first + k_element) / KV_BLOCK;
-                const u32 bytes = (is_value ? p.shape.v_dim : p.shape.qk_dim) / KV_BLOCK * 2;
-                copy_scales(base, base + scale * 2, is_there, bytes, wide_scales, to + SCALES_AT + lane * SCALE_BYTES);
-            }
-        }
-        cp_async_commit_group();
-    };
-#pragma unroll
-    for (u32 i = 0; i + 1 < QG_STAGES; i++) copy_tile(first_tile + i * WARPS * TILE, i, i);
+    if (ring.has_pages) ring.ask_pages(first_tile);
+#pragma unroll 1
+    for (u32 i = 0; i < QG_STAGES; i++) ring.copy(first_tile + i * WARPS * TILE, i);
 
-    // The rows of this lane, the second eight below the first; those that are not there do as the last one.
+    // The rows of this lane; those that are not there do as the last one. Of codes, a lane multiplies one row and has scores of two others.
+    constexpr u32 Q_ROWS = ROWS / 8;
     u32 q[QG_QK / MMA_K][4];
 #ifndef QG_BITS
     KeyRange seen[2];
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) seen[i] = keys_seen(p, s, least(first_row + lane_row(i), last_row) / heads);
 #endif
 #pragma unroll
-    for (u32 i = 0; i < 2; i++) {
+    for (u32 i = 0; i < Q_ROWS; i++) {
         const u32 row = least(first_row + g + 8 * i, last_row);
-#ifndef QG_BITS
-        seen[i] = keys_seen(p, s, row / heads);
-#endif
         const u64 token = s.token + row / heads;
         const u32 head = kv_head * heads + row % heads;
         const u8* from = reinterpret_cast<const u8*>(p.at.q) + (token * p.at.q_token + head * p.at.q_head) * 2;
@@ -210,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                 const u32 column = block * KV_BLOCK + t * 8;
                 CodeRows::query_pairs(pairs, column < p.shape.qk_dim ? ld_global_v4(from + column * 2) : u32x4{0, 0, 0, 0});
 #pragma unroll
-                for (u32 pair = 0; pair < 4; pair++) q[block * 2 + pair / 2][pair % 2 * 2 + i] = pairs[pair];
+                for (u32 pair = 0; pair < 4; pair++) q[block * 2 + pair / 2][pair % 2] = pairs[pair];
             }
             continue;
         }
@@ -220,86 +159,96 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             for (u32 half = 0; half < 2; half++) {
                 // Of E4M3, a lane reads sixteen neighbours of 64 features: Q's take the same places.
                 const u32 column = IS_E4M3 ? k / 4 * 64 + t * 16 + k % 4 * 4 + half * 2 : k * MMA_K + half * 8 + t * 2;
-                q[k][half * 2 + i] = column < p.shape.qk_dim ? ld_global_u32(from + column * 2) : 0;
+                q[k][half * Q_ROWS + i] = column < p.shape.qk_dim ? ld_global_u32(from + column * 2) : 0;
             }
         }
     }
-    float sums[V_TILES][4] = {};
+    float sums[SUM_TILES][4] = {};
     float largest[2] = {minus_infinity(), minus_infinity()}, total[2] = {0.0f, 0.0f};
-    const float factor = key_factor(p, kv_head);
+    // Without a soft cap, the factor of scores is one of the exponents; otherwise scores are multiplied with it before.
+    const float key_product_factor = key_factor(p, kv_head);
+    const bool has_plain_scores = !(p.shape.flags & QG_FLAG_SOFT_CAP) && key_product_factor > 0.0f;
+    const float factor = has_plain_scores ? key_product_factor : 1.0f;
 
-    u32 slot = 0;
-    for (u32 tile = first_tile; tile < keys.end; tile += WARPS * TILE) {
-        cp_async_wait_group<QG_STAGES - 2>();
-        // The copies of all lanes are complete, and nobody reads the stage that is written next.
-        warp_barrier();
-        const u32 next_slot = slot == 0 ? QG_STAGES - 1 : slot - 1;
-        copy_tile(tile + (QG_STAGES - 1) * WARPS * TILE, next_slot, QG_STAGES - 1);
-        const u32 there = (u32)masks & 0xffffu;
-        masks >>= 16;
-#ifdef QG_BITS
-        const u32 own_bits = (u32)row_masks & 0xffffu;
-        row_masks >>= 16;
-#endif
-        const u8* k_rows = ring + slot * STAGE_BYTES;
+    const auto attend = [&](u32 tile, u8* k_rows) {
+        const u32 there = ring.there[0];
         const u8* v_rows = k_rows + TILE * K_PITCH;
         const u8* k_scales = k_rows + SCALES_AT;
         const u8* v_scales = k_scales + TILE * SCALE_BYTES;
-        slot = slot + 1 == QG_STAGES ? 0 : slot + 1;
 #ifdef QG_BITS
         // No row sees a key of the tile.
-        if (there == 0) continue;
+        if (there == 0) return;
+        const u32 own_bits = ring.row_bits[0];
         u32 row_bits[2];
 #pragma unroll
-        for (u32 i = 0; i < 2; i++) row_bits[i] = shfl_idx_u32(own_bits, g + 8 * i);
+        for (u32 i = 0; i < 2; i++) row_bits[i] = shfl_idx_u32(own_bits, lane_row(i));
+        const auto is_seen = [&](u32 i, u32 column) { return (bool)(row_bits[i] >> column & 1u); };
+#else
+        const auto is_seen = [&](u32 i, u32 column) { return tile + column >= seen[i].first && tile + column < seen[i].end; };
 #endif
 
-        float scores[2][4] = {};
+        float scores[SCORE_TILES][4] = {};
         if constexpr (HAS_SCALES) {
 #pragma unroll
-            for (u32 n = 0; n < 2; n++) {
-                // Those of two keys, which are neighbours.
-                u32 scales[SCALES];
+            for (u32 n = 0; n < SCORE_TILES; n++) {
+                // Those of the lane's two keys.
+                u32 scales[2][SCALES / 2];
 #pragma unroll
-                for (u32 i = 0; i < SCALES; i += 2) {
-                    const u32x2 v = ld_shared(reinterpret_cast<const u32x2*>(k_scales + (n * 8 + t * 2) * SCALE_BYTES + i * 4));
-                    scales[i] = v.x, scales[i + 1] = v.y;
+                for (u32 half = 0; half < 2; half++) {
+#pragma unroll
+                    for (u32 i = 0; i < SCALES / 2; i++)
+                        scales[half][i] = ld_shared(reinterpret_cast<const u32*>(k_scales + (n * 16 + half * 8 + g) * SCALE_BYTES + i * 4));
                 }
 #pragma unroll
                 for (u32 block = 0; block < SCALES; block++) {
-                    u32 pairs[4];
-                    CodeRows::key_pairs(pairs, k_rows + (n * 8 + g) * K_PITCH, block, t);
+                    const u32 byte = bytes_of(block * KV_BLOCK + t * CodeRows::KEY_FEATURES);
+                    u32 low[4], high[4];
+                    CodeRows::key_pairs(low, k_rows + key_place(n * 16 + g, byte / 16) + byte % 16);
+                    CodeRows::key_pairs(high, k_rows + key_place(n * 16 + 8 + g, byte / 16) + byte % 16);
                     float products[4] = {};
-                    multiply_add<QG_X>(products, q[block * 2], pairs[0], pairs[1]);
-                    multiply_add<QG_X>(products, q[block * 2 + 1], pairs[2], pairs[3]);
+#pragma unroll
+                    for (u32 half = 0; half < 2; half++) {
+                        const u32 a[4] = {low[half * 2], high[half * 2], low[half * 2 + 1], high[half * 2 + 1]};
+                        multiply_add<QG_X>(products, a, q[block * 2 + half][0], q[block * 2 + half][1]);
+                    }
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
-                        const float scale = f16_to_f32(scales[i % 2 * (SCALES / 2) + block / 2] >> (block % 2 * 16) & 0xffffu);
+                        const float scale = f16_to_f32(scales[i / 2][block / 2] >> (block % 2 * 16) & 0xffffu);
                         scores[n][i] = fma_f32(products[i], scale, scores[n][i]);
                     }
                 }
             }
         } else if constexpr (IS_E4M3) {
 #pragma unroll
-            for (u32 block = 0; block < QG_QK / 64; block++) {
+            for (u32 n = 0; n < SCORE_TILES; n++) {
 #pragma unroll
-                for (u32 n = 0; n < 2; n++) {
-                    const u32x4 codes =
-                        ld_shared(reinterpret_cast<const u32x4*>(k_rows + (n * 8 + g) * K_PITCH + block * 64 + t * 16));
-                    const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
+                for (u32 block = 0; block < QG_QK / 64; block++) {
+                    u32 words[2][4];
 #pragma unroll
-                    for (u32 k = 0; k < 4; k++)
-                        multiply_add<QG_X>(scores[n], q[block * 4 + k], e4m3_operand(words[k]), e4m3_operand(words[k] >> 16));
+                    for (u32 half = 0; half < 2; half++) {
+                        const u8* at = k_rows + key_place(n * 16 + half * 8 + g, block * 4 + t);
+                        const u32x4 codes = ld_shared(reinterpret_cast<const u32x4*>(at));
+                        words[half][0] = codes.x, words[half][1] = codes.y, words[half][2] = codes.z, words[half][3] = codes.w;
+                    }
+#pragma unroll
+                    for (u32 k = 0; k < 4; k++) {
+                        const u32 a[4] = {e4m3_operand(words[0][k]), e4m3_operand(words[1][k]), e4m3_operand(words[0][k] >> 16),
+                                          e4m3_operand(words[1][k] >> 16)};
+                        multiply_add<QG_X>(scores[n], a, q[block * 4 + k][0], q[block * 4 + k][1]);
+                    }
                 }
             }
         } else {
             const u32 row = lane / 16 * 8 + lane % 8;
 #pragma unroll
             for (u32 k = 0; k < QG_QK / MMA_K; k++) {
-                u32 b[4];
-                ldmatrix_x4(b, k_rows + place_of<K_PITCH>(row, k * 2 + lane / 8 % 2));
-                multiply_add<QG_X>(scores[0], q[k], b[0], b[1]);
-                multiply_add<QG_X>(scores[1], q[k], b[2], b[3]);
+#pragma unroll
+                for (u32 pair = 0; pair < TILE / 16; pair++) {
+                    u32 b[4];
+                    ldmatrix_x4(b, k_rows + key_place(pair * 16 + row, k * 2 + lane / 8 % 2));
+                    multiply_add<QG_X>(scores[pair * 2], q[k], b[0], b[1]);
+                    multiply_add<QG_X>(scores[pair * 2 + 1], q[k], b[2], b[3]);
+                }
             }
         }
 
@@ -307,149 +256,164 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #ifdef QG_BITS
         const bool is_mixed = ballot((own_bits & there) != there) != 0;
 #else
-        const u32 low = most(tile, keys.first), high = least(tile + TILE, keys.end);
-        const bool is_mixed = low < of_all.first || high > of_all.end;
+        const bool is_mixed = tile < mixed_before || tile + TILE > mixed_from;
 #endif
-        const bool is_masked = is_mixed || there != 0xffffu;
-        float above[2] = {largest[0], largest[1]};
+        if (!has_plain_scores) {
 #pragma unroll
-        for (u32 n = 0; n < 2; n++) {
+            for (u32 n = 0; n < SCORE_TILES; n++) {
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                float& score = scores[n][i];
-                score = bounded(p, score * factor);
-                if (is_masked) {
-                    const u32 column = n * MMA_N + t * 2 + i % 2;
-#ifdef QG_BITS
-                    const bool is_seen = row_bits[i / 2] >> column & 1u;
-#else
-                    const u32 key = tile + column;
-                    const bool is_seen = key >= seen[i / 2].first && key < seen[i / 2].end;
-#endif
-                    if (!is_seen || !(there >> column & 1u)) score = minus_infinity();
+                for (u32 i = 0; i < 4; i++) scores[n][i] = bounded(p, scores[n][i] * key_product_factor);
+            }
+        }
+        if (is_mixed || there != ALL_THERE) {
+#pragma unroll
+            for (u32 n = 0; n < SCORE_TILES; n++) {
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    const u32 column = n * TILE_KEYS + lane_key(i);
+                    if (!is_seen(row_of(i), column) || !(there >> column & 1u)) scores[n][i] = minus_infinity();
                 }
-                above[i / 2] = score > above[i / 2] ? score : above[i / 2];
             }
         }
-        float kept[2], base[2];
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-#pragma unroll
-            for (u32 mask = 1; mask <= 2; mask *= 2) {
-                const float other = shfl_xor(above[i], mask);
-                above[i] = other > above[i] ? other : above[i];
-            }
-            // Of minus infinities no power is taken of a difference of two.
-            base[i] = above[i] == minus_infinity() ? 0.0f : above[i];
-            kept[i] = ex2_approx(largest[i] - base[i]);
-            largest[i] = above[i];
-            total[i] *= kept[i];
-        }
-#pragma unroll
-        for (u32 n = 0; n < 2; n++) {
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                scores[n][i] = ex2_approx(scores[n][i] - base[i / 2]);
-                total[i / 2] += scores[n][i];
-            }
-        }
+        float kept[2];
+        weigh(scores, kept, largest, total, factor);
         // The largest seldom changes.
         if (ballot(kept[0] != 1.0f || kept[1] != 1.0f) != 0) {
 #pragma unroll
-            for (u32 n = 0; n < V_TILES; n++) {
+            for (u32 n = 0; n < SUM_TILES; n++) {
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) sums[n][i] *= kept[i / 2];
+                for (u32 i = 0; i < 4; i++) sums[n][i] *= kept[row_of(i)];
             }
         }
 
-        // Scales of values, two a lane.
         bool is_large = false;
-        if constexpr (HAS_SCALES)
-            is_large = ballot(lane * 4 < TILE * SCALE_BYTES && may_overflow(ld_shared(reinterpret_cast<const u32*>(v_scales + lane * 4)))) != 0;
+        if constexpr (HAS_SCALES) {
+            // A lane looks at those of its value.
+#pragma unroll
+            for (u32 i = 0; i < SCALE_BYTES; i += 4)
+                is_large = is_large || may_overflow(ld_shared(reinterpret_cast<const u32*>(v_scales + lane * SCALE_BYTES + i)));
+            is_large = ballot(is_large) != 0;
+        }
         if (is_mixed || is_large) {
             // A value that a row does not see may be no number, and one with a large scale may be too large for an operand: each row
             // adds those that it sees.
+#pragma unroll 1
             for (u32 j = 0; j < TILE; j++) {
+                // Weights of a tile move to the place of the first, so that registers have no index.
+                if (j % TILE_KEYS == 0 && j != 0) {
+#pragma unroll
+                    for (u32 i = 0; i < (SCORE_TILES - 1) * 4; i++) scores[i / 4][i % 4] = scores[i / 4 + 1][i % 4];
+                }
                 if (!(there >> j & 1u)) continue;
-                const u32 holder = g * 4 + j % 8 / 2, n = j / 8, odd = j % 2;
+                // Of two weights of a row, the second is of the key after the first, or eight after it.
+                const bool is_second = IS_CODES ? j / 8 % 2 : j % 2;
+                const u32 holder = IS_CODES ? j % 8 * 4 + t : g * 4 + j % 8 / 2;
                 float weight[2];
 #pragma unroll
                 for (u32 i = 0; i < 2; i++) {
-                    const float even_weight = n == 0 ? scores[0][2 * i] : scores[1][2 * i];
-                    const float odd_weight = n == 0 ? scores[0][2 * i + 1] : scores[1][2 * i + 1];
-                    weight[i] = bits_to_f32(shfl_idx_u32(f32_to_bits(odd ? odd_weight : even_weight), holder));
+                    const float own = is_second ? scores[0][IS_CODES ? i + 2 : 2 * i + 1] : scores[0][IS_CODES ? i : 2 * i];
+                    weight[i] = bits_to_f32(shfl_idx_u32(f32_to_bits(own), holder));
                 }
 #pragma unroll
-                for (u32 m = 0; m < V_TILES; m++) {
+                for (u32 m = 0; m < SUM_TILES; m++) {
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
-                        const u32 own = t * 2 + i % 2, column = IS_CODES ? own * V_TILES + m : m * MMA_N + own;
-#ifdef QG_BITS
-                        const bool is_seen = row_bits[i / 2] >> j & 1u;
-#else
-                        const bool is_seen = tile + j >= seen[i / 2].first && tile + j < seen[i / 2].end;
-#endif
-                        if (is_seen)
-                            sums[m][i] = fma_f32(weight[i / 2], value_of(v_rows, v_scales, j, column), sums[m][i]);
+                        const u32 column = IS_CODES ? g * V_TILES + m * 2 + i / 2 : m * MMA_N + t * 2 + i % 2;
+                        if (is_seen(row_of(i), j))
+                            sums[m][i] = fma_f32(weight[row_of(i)], value_of(v_rows, v_scales, j, column), sums[m][i]);
                     }
                 }
             }
-            continue;
+            return;
         }
-        const u32 a[4] = {rounded_pair(scores[0][0], scores[0][1]), rounded_pair(scores[0][2], scores[0][3]),
-                          rounded_pair(scores[1][0], scores[1][1]), rounded_pair(scores[1][2], scores[1][3])};
+        u32 weights[TILE / 16][2];
         if constexpr (IS_CODES) {
-            // Of each of four keys, the features `g · V / 8` and those after it: column g of all tiles.
-            constexpr u32 WORDS = CodeRows::VALUE_WORDS, FEATURES = CodeRows::WORD_FEATURES;
-            u32 codes[4][WORDS], scales[4] = {};
+            // Rows of eight weights of a key become columns, in the place of keys that all lanes have read.
+            warp_barrier();
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                const u32 row = t * 2 + i % 2 + i / 2 * 8;
-                CodeRows::load_value(codes[i], v_rows + row * V_PITCH + bytes_of(g * V_TILES));
-                if constexpr (HAS_SCALES)
-                    scales[i] = ld_shared(reinterpret_cast<const u16*>(v_scales + row * SCALE_BYTES + g * V_TILES / KV_BLOCK * 2));
+            for (u32 i = 0; i < TILE / 8; i++) {
+                const u32 pair = rounded_pair(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1]);
+                st_shared(reinterpret_cast<u32*>(k_rows + lane * 4 + i * 128), pair);
             }
-            const u32 low_scales = scales[0] | scales[1] << 16, high_scales = scales[2] | scales[3] << 16;
+            warp_barrier();
+            u32 columns[4];
+            ldmatrix_x4_trans(columns, k_rows + lane * 16);
 #pragma unroll
-            for (u32 word = 0; word < WORDS; word++) {
-                u32 low[FEATURES], high[FEATURES];
-                CodeRows::value_pairs(low, codes[0][word], codes[1][word], low_scales);
-                CodeRows::value_pairs(high, codes[2][word], codes[3][word], high_scales);
+            for (u32 i = 0; i < 4; i++) weights[i / 2][i % 2] = columns[i];
+        }
 #pragma unroll
-                for (u32 i = 0; i < FEATURES; i++) multiply_add<VALUE_TYPE>(sums[word * FEATURES + i], a, low[i], high[i]);
-            }
-        } else {
+        for (u32 pair = 0; pair < TILE / 16; pair++) {
+            if constexpr (IS_CODES) {
+                // Of each of four keys, the features `g · V / 8` and those after it: rows g and g + 8 of all tiles.
+                constexpr u32 WORDS = CodeRows::VALUE_WORDS, FEATURES = CodeRows::WORD_FEATURES;
+                u32 codes[4][WORDS], scales[4] = {};
 #pragma unroll
-            for (u32 n = 0; n < V_TILES; n += 2) {
-                u32 b[4];
-                ldmatrix_x4_trans(b, v_rows + place_of<V_PITCH>(lane % 16, n + lane / 16));
-                multiply_add<VALUE_TYPE>(sums[n], a, b[0], b[1]);
-                multiply_add<VALUE_TYPE>(sums[n + 1], a, b[2], b[3]);
+                for (u32 i = 0; i < 4; i++) {
+                    const u32 row = pair * 16 + t * 2 + i % 2 + i / 2 * 8, byte = bytes_of(g * V_TILES);
+                    CodeRows::load_value(codes[i], v_rows + value_place(row, byte / 16) + byte % 16);
+                    if constexpr (HAS_SCALES)
+                        scales[i] = ld_shared(reinterpret_cast<const u16*>(v_scales + row * SCALE_BYTES + g * V_TILES / KV_BLOCK * 2));
+                }
+                const u32 low_scales = scales[0] | scales[1] << 16, high_scales = scales[2] | scales[3] << 16;
+#pragma unroll
+                for (u32 word = 0; word < WORDS; word++) {
+                    u32 low_pairs[FEATURES], high_pairs[FEATURES];
+                    CodeRows::value_pairs(low_pairs, codes[0][word], codes[1][word], low_scales);
+                    CodeRows::value_pairs(high_pairs, codes[2][word], codes[3][word], high_scales);
+#pragma unroll
+                    for (u32 i = 0; i < FEATURES; i += 2) {
+                        const u32 a[4] = {low_pairs[i], low_pairs[i + 1], high_pairs[i], high_pairs[i + 1]};
+                        multiply_add<VALUE_TYPE>(sums[(word * FEATURES + i) / 2], a, weights[pair][0], weights[pair][1]);
+                    }
+                }
+            } else {
+                const float(&low)[4] = scores[pair * 2], (&high)[4] = scores[pair * 2 + 1];
+                const u32 a[4] = {rounded_pair(low[0], low[1]), rounded_pair(low[2], low[3]), rounded_pair(high[0], high[1]),
+                                  rounded_pair(high[2], high[3])};
+#pragma unroll
+                for (u32 n = 0; n < V_TILES; n += 2) {
+                    u32 b[4];
+                    ldmatrix_x4_trans(b, v_rows + value_place(pair * 16 + lane % 16, n + lane / 16));
+                    multiply_add<VALUE_TYPE>(sums[n], a, b[0], b[1]);
+                    multiply_add<VALUE_TYPE>(sums[n + 1], a, b[2], b[3]);
+                }
             }
         }
+    };
+    u32 slot = 0;
+    for (u32 tile = first_tile; tile < keys.end; tile += WARPS * TILE) {
+        cp_async_wait_group<QG_STAGES - 1>();
+        // The copies of all lanes are complete.
+        warp_barrier();
+        attend(tile, own_ring + slot * STAGE_BYTES);
+        // All lanes have read the stage.
+        warp_barrier();
+        ring.copy(tile + QG_STAGES * WARPS * TILE, slot);
+        slot = slot + 1 == QG_STAGES ? 0 : slot + 1;
     }
+    // Exponents of the largest scores.
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) largest[i] = largest[i] == minus_infinity() ? largest[i] : largest[i] * factor;
 
     // What is still in flight is nothing but zeros' groups; the ring's place is free then.
     cp_async_wait_group<0>();
     warp_barrier();
-    WarpResult& own = *reinterpret_cast<WarpResult*>(ring);
+    WarpResult& own = *reinterpret_cast<WarpResult*>(own_ring);
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
 #pragma unroll
-        for (u32 mask = 1; mask <= 2; mask *= 2) total[i] += shfl_xor(total[i], mask);
-        const u32 row = g + 8 * i;
-        if (t == 0) {
+        for (u32 peer = FIRST_PEER; peer <= LAST_PEER; peer *= 2) total[i] += shfl_xor(total[i], peer);
+        const u32 row = lane_row(i);
+        if (IS_CODES ? g == 0 : t == 0) {
             st_shared(&own.largest[row], largest[i]);
             st_shared(&own.total[row], total[i]);
         }
 #pragma unroll
-        for (u32 n = 0; n < V_TILES; n++) {
-            if constexpr (IS_CODES) {
-                st_shared(&own.sums[row][t * 2 * V_TILES + n], sums[n][2 * i]);
-                st_shared(&own.sums[row][(t * 2 + 1) * V_TILES + n], sums[n][2 * i + 1]);
-            } else {
+        for (u32 n = 0; n < SUM_TILES; n++) {
+            if constexpr (IS_CODES)
+                st_shared(reinterpret_cast<f32x2*>(&own.sums[row][g * V_TILES + n * 2]), {sums[n][i], sums[n][2 + i]});
+            else
                 st_shared(reinterpret_cast<f32x2*>(&own.sums[row][n * MMA_N + t * 2]), {sums[n][2 * i], sums[n][2 * i + 1]});
-            }
         }
     }
     cta_barrier();

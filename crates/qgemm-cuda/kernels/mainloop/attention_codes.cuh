@@ -63,15 +63,15 @@ struct CodeRows {
     static constexpr u32 KEY_FEATURES = 8, VALUE_FEATURES = QG_V / 8;
     static constexpr u32 VALUE_WORDS = VALUE_FEATURES * KV_BITS / 32;
 
-    // Of a lane's features of block `block` of a key: four pairs in the type of Q. Their order is that of `query_pairs`.
-    QG_DEVICE void key_pairs(u32 (&pairs)[4], const u8* row, u32 block, u32 t) {
+    // Of a lane's features of a block of a key, eight neighbours: four pairs in the type of Q. Their order is that of `query_pairs`.
+    QG_DEVICE void key_pairs(u32 (&pairs)[4], const u8* at) {
         if constexpr (QG_KV == KV_Q8_0) {
-            const u32x2 codes = ld_shared(reinterpret_cast<const u32x2*>(row + block * KV_BLOCK + t * 8));
+            const u32x2 codes = ld_shared(reinterpret_cast<const u32x2*>(at));
             const u32 low = codes.x ^ 0x80808080u, high = codes.y ^ 0x80808080u;
             pairs[0] = signed_bytes_f16<0>(low), pairs[1] = signed_bytes_f16<2>(low);
             pairs[2] = signed_bytes_f16<0>(high), pairs[3] = signed_bytes_f16<2>(high);
         } else {
-            nibbles_f16(pairs, ld_shared(reinterpret_cast<const u32*>(row + block * (KV_BLOCK / 2) + t * 4)));
+            nibbles_f16(pairs, ld_shared(reinterpret_cast<const u32*>(at)));
         }
 #pragma unroll
         for (u32 i = 0; i < 4; i++) pairs[i] = query_pair(pairs[i]);
@@ -125,9 +125,9 @@ struct CodeRows {
         }
     }
 
-    // Feature `column` of a value of scale `scale`.
-    QG_DEVICE float number(const u8* row, u32 column, float scale) {
-        const u32 byte = ld_shared(row + column * KV_BITS / 8);
+    // Feature `column`, whose code is of a byte, of a value of scale `scale`.
+    QG_DEVICE float number(const u8* at, u32 column, float scale) {
+        const u32 byte = ld_shared(at);
         if constexpr (QG_KV == KV_E4M3) return Eight<KV_E4M3>::e4m3_to_f32_or_nan(byte);
         if constexpr (QG_KV == KV_Q8_0) return (float)((i32)(byte << 24) >> 24) * scale;
         return ((float)(i32)(byte >> (column % 2 * 4) & 15u) - 8.0f) * scale;

@@ -20,12 +20,8 @@ use crate::spec::KernelSpec;
 pub(super) const NAME: &str = "attention_decode";
 /// Threads of a CTA: four warps, which share its keys.
 const THREADS: u32 = 128;
-/// Rows of a CTA: queries of the heads that share keys.
-const ROWS: usize = 16;
 /// Rows of a sequence and head of keys beyond which keys are read too often.
 const MOST_ROWS: usize = 128;
-/// Keys that a warp works on together.
-const TILE: u32 = 16;
 /// Features of queries and of values that there are kernels for.
 const DIMS: [u32; 2] = [64, 128];
 /// Keys that parts are a multiple of, and the fewest that are worth one.
@@ -45,7 +41,18 @@ fn attend_spec(x: DType, kv: KvFormat, dim: u32, is_masked: bool) -> AttentionSp
     let is_bf16 = x == DType::BF16;
     let plain = if is_bf16 { "decode_bf16" } else { "decode_f16" };
     let step = Name::new(if is_masked { MASKED_STEPS[usize::from(is_bf16)] } else { plain });
-    AttentionSpec { step, kv, qk: dim, v: dim, rows: ROWS as u32, keys: THREADS / 32 * TILE }
+    AttentionSpec { step, kv, qk: dim, v: dim, rows: rows(kv), keys: THREADS / 32 * tile(kv, dim) }
+}
+
+/// Rows of a CTA, queries of the heads that share keys: of codes as many as groups of heads mostly have, since decoding keys twice costs less
+/// than empty halves of every tile.
+fn rows(kv: KvFormat) -> u32 {
+    if kv.bits() > 8 { 16 } else { 8 }
+}
+
+/// Keys that a warp works on together: what a tile costs once is shared by more keys where they are small.
+fn tile(kv: KvFormat, dim: u32) -> u32 {
+    if kv.bits() > 8 && dim > 64 { 16 } else { 32 }
 }
 
 /// Types of Q, and formats of keys that kernels of `variant` multiply with it.
@@ -54,28 +61,37 @@ fn formats(variant: Variant) -> impl Iterator<Item = (DType, KvFormat)> {
     halves.flat_map(|x| [KvFormat::Plain(x), KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| (x, kv)))
 }
 
-/// CTAs that share a multiprocessor: what their rings have in flight saturates its share of memory. Of blocks with scales, which take more
-/// instructions a byte, there are more on chips with room for their rings.
+/// CTAs that share a multiprocessor: what their rings have in flight saturates its share of memory. Of codes, which take more instructions a
+/// byte, there are more on chips with room for their rings.
 fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
-    if spec.kv.has_scales() && matches!(variant, Variant::Sm80 | Variant::Sm90) { 3 } else { 2 }
+    // Shared memory of a multiprocessor, of which each CTA takes another 1024 bytes.
+    let room: u32 = match variant {
+        Variant::Sm80 => 164 << 10,
+        Variant::Sm90 => 228 << 10,
+        _ => 100 << 10,
+    };
+    let most = if spec.kv.bits() > 8 { 2 } else { 3 };
+    ((room / (shared_bytes(spec) + 1024)) as usize).clamp(2, most)
 }
 
 /// Stages of a warp's ring: the CTAs of a multiprocessor of Hopper, and one of every other, have room for them.
 fn stages(spec: &AttentionSpec) -> u32 {
-    let is_wide = spec.kv.bits() > 8 && spec.qk > 64;
-    if is_wide || spec.kv == KvFormat::Q8_0 { 3 } else { 4 }
+    if spec.kv.bits() <= 8 && spec.qk > 64 { 2 } else { 3 }
 }
 
 /// Bytes of the rings of `entry/sm80_attention_decode.cu`.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let bytes = |numbers: u32| spec.kv.bytes_of(numbers as usize) as u32;
     let scales = spec.kv.scale_bytes_of((spec.qk + spec.v) as usize) as u32;
-    let (k_pitch, v_pitch) = match spec.kv {
-        KvFormat::Plain(_) => (bytes(spec.qk), bytes(spec.v)),
-        KvFormat::E4M3 => (if spec.qk.is_multiple_of(128) { spec.qk + 64 } else { spec.qk }, spec.v + 16),
-        _ => (bytes(spec.qk) + if spec.kv.bits() == 8 { 32 } else { 16 }, bytes(spec.v) + 16),
+    // Rows whose chunks are exchanged have no gap.
+    let is_exchanged = |numbers| spec.kv.bits() > 8 || bytes(numbers) == 128;
+    let k_gap = match spec.kv {
+        _ if is_exchanged(spec.qk) || spec.kv == KvFormat::E4M3 => 0,
+        _ if spec.kv.bits() == 8 => 32,
+        _ => 16,
     };
-    THREADS / 32 * stages(spec) * TILE * (k_pitch + v_pitch + scales)
+    let v_gap = if is_exchanged(spec.v) { 0 } else { 16 };
+    stages(spec) * spec.keys * (bytes(spec.qk) + k_gap + bytes(spec.v) + v_gap + scales)
 }
 
 fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
@@ -92,6 +108,8 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     constant_line(&mut prelude, "QG_KV", kv_code(spec.kv));
     constant_line(&mut prelude, "QG_QK", spec.qk);
     constant_line(&mut prelude, "QG_V", spec.v);
+    constant_line(&mut prelude, "QG_ROWS", spec.rows);
+    constant_line(&mut prelude, "QG_TILE", spec.keys / (THREADS / 32));
     constant_line(&mut prelude, "QG_STAGES", stages(&spec));
     constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
     macro_line(&mut prelude, "QG_CTAS_PER_SM", &ctas_a_unit(&spec, variant).to_string());
@@ -133,8 +151,8 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
 }
 
 /// How the keys of a sequence are cut: into as many parts as make a wave of CTAs.
-fn cut(op: &CheckedAttention, ctas_a_unit: usize, units: u32) -> Cut {
-    let row_ctas = (op.most_queries() * op.group()).div_ceil(ROWS);
+fn cut(op: &CheckedAttention, rows: u32, ctas_a_unit: usize, units: u32) -> Cut {
+    let row_ctas = (op.most_queries() * op.group()).div_ceil(rows as usize);
     if op.batch_invariant {
         return Cut::of(op, row_ctas, simt::INVARIANT_PART);
     }
@@ -152,7 +170,7 @@ impl Family<CheckedAttention> for AttentionDecode {
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
         let (spec, variant) = spec_of(op, info)?;
         super::check_invariant(NAME, op, info)?;
-        let cut = cut(op, ctas_a_unit(&spec, variant), info.units);
+        let cut = cut(op, spec.rows, ctas_a_unit(&spec, variant), info.units);
         ctas(&[op.sequences, op.kv_heads, cut.row_ctas, cut.parts])?;
         ctas(&[op.sequences, op.most_queries(), op.heads])?;
         let rows = op.most_queries() * op.group();
@@ -163,7 +181,7 @@ impl Family<CheckedAttention> for AttentionDecode {
             part_keys: cut.part_keys as u32,
             workspace_bytes: if cut.parts > 1 { op.partial_bytes(cut.parts) } else { 0 },
             math: Math::TensorF16,
-            padding: (cut.row_ctas * ROWS) as f64 / rows as f64,
+            padding: (cut.row_ctas * spec.rows as usize) as f64 / rows as f64,
             efficiency: EFFICIENCY,
         }])
     }
@@ -191,7 +209,7 @@ pub(super) fn sequence(
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
     let Spec::Attention(spec) = config.kernel.spec else { unreachable!("a configuration is of a kernel of attention") };
-    let row_ctas = (op.most_queries() * op.group()).div_ceil(ROWS);
+    let row_ctas = (op.most_queries() * op.group()).div_ceil(spec.rows as usize);
     let attend = Attend { id: config.kernel, spec: source(spec, variant), row_ctas, shared_bytes: shared_bytes(&spec) };
     simt::in_parts(NAME, op, config, variant, attend, make)
 }

@@ -1,0 +1,271 @@
+// Tiles of keys and values of a warp of attention of few queries, in flight to a ring in shared memory.
+#pragma once
+#include "atoms/cp_async.cuh"
+#include "mainloop/attention_bits.cuh"
+#include "mainloop/attention_codes.cuh"
+
+constexpr u32 ROWS = QG_ROWS, TILE = QG_TILE, WARPS = QG_THREADS / 32;
+// Keys that lie one after another where pages have 16, 32 or another power of 2.
+constexpr u32 RUN = 16, RUNS = TILE / RUN;
+constexpr u32 ALL_THERE = TILE == 32 ? ~0u : (1u << TILE % 32) - 1;
+constexpr bool IS_E4M3 = QG_KV == KV_E4M3;
+QG_DEVICE constexpr u32 bytes_of(u32 numbers) {
+    return KV_BITS < 8 ? numbers * KV_BITS / 8 : numbers * (KV_BITS / 8);
+}
+QG_DEVICE u64 bytes_before(u64 element) {
+    return KV_BITS < 8 ? element * KV_BITS / 8 : element * (KV_BITS / 8);
+}
+// Plain rows, and rows of codes of 128 bytes, have no gap: their sixteen-byte chunks are exchanged by the row's number, so that lanes that read
+// together read different banks. Other rows of codes are read by lanes four rows or four chunks apart, which their pitches spread over the
+// banks.
+QG_DEVICE constexpr bool is_exchanged(u32 numbers) {
+    return !IS_CODES || bytes_of(numbers) == 128;
+}
+constexpr u32 K_PITCH = is_exchanged(QG_QK) || IS_E4M3 ? bytes_of(QG_QK) : bytes_of(QG_QK) + (KV_BITS == 8 ? 32 : 16);
+constexpr u32 V_PITCH = is_exchanged(QG_V) ? bytes_of(QG_V) : bytes_of(QG_V) + 16;
+// Scales of a key, and behind those of all of them those of values: as many.
+constexpr u32 SCALES = QG_QK / KV_BLOCK, SCALE_BYTES = HAS_SCALES ? SCALES * 2 : 0;
+static_assert(!HAS_SCALES || (QG_QK == QG_V && TILE == 32), "a lane copies the scales of a key and a value");
+// What scales begin at a multiple of where a lane copies those of a key at once.
+constexpr u32 SCALES_ALIGNED = HAS_SCALES ? SCALE_BYTES : 1;
+constexpr u32 SCALES_AT = TILE * (K_PITCH + V_PITCH), STAGE_BYTES = SCALES_AT + 2 * TILE * SCALE_BYTES;
+constexpr u32 RING_BYTES = QG_STAGES * STAGE_BYTES;
+static_assert(QG_SHARED_BYTES == WARPS * RING_BYTES, "the host computes another size");
+static_assert(TILE % RUN == 0 && TILE <= 32, "a lane has a key");
+static_assert(QG_QK % 64 == 0 && QG_V % 64 == 0, "eight chunks are exchanged");
+
+// Where a chunk of a key, and of a value, is.
+QG_DEVICE u32 key_place(u32 row, u32 chunk) {
+    if constexpr (is_exchanged(QG_QK)) chunk ^= !IS_CODES ? row & 7u : IS_E4M3 ? (row & 1u) * 4 : (row & 3u) * 2;
+    return row * K_PITCH + chunk * 16;
+}
+QG_DEVICE u32 value_place(u32 row, u32 chunk) {
+    if constexpr (is_exchanged(QG_V)) chunk ^= row & 7u;
+    return row * V_PITCH + chunk * 16;
+}
+template <bool OF_VALUES>
+QG_DEVICE u32 place_of(u32 row, u32 chunk) {
+    return OF_VALUES ? value_place(row, chunk) : key_place(row, chunk);
+}
+
+// Rows of keys, or of values, of a head of a sequence.
+template <bool OF_VALUES>
+struct Rows {
+    static constexpr u32 CHUNKS = bytes_of(OF_VALUES ? QG_V : QG_QK) / 16;
+    static_assert(RUN * CHUNKS % 32 == 0, "every lane copies as many chunks of a run");
+    const KernelParams& p;
+    u32 kv_head;
+    // What the lane copies of a run's first rows.
+    const u8* lane_base;
+
+    __device__ __forceinline__ Rows(const KernelParams& p, u32 kv_head) : p(p), kv_head(kv_head) {
+        const u32 lane = thread_index() % 32;
+        lane_base = base() + bytes_before(lane / CHUNKS * token()) + (has_chunk() ? lane % CHUNKS * 16 : 0);
+    }
+
+    // Elements from a page to the next, from a row to the next, and before the head.
+    __device__ __forceinline__ u64 page() const {
+        return OF_VALUES ? p.at.v_page : p.at.k_page;
+    }
+    __device__ __forceinline__ u64 token() const {
+        return OF_VALUES ? p.at.v_token : p.at.k_token;
+    }
+    __device__ __forceinline__ u64 head() const {
+        return kv_head * (OF_VALUES ? p.at.v_head : p.at.k_head);
+    }
+    // Features that are there, and whether there is anything of the lane's chunk.
+    __device__ __forceinline__ u32 columns() const {
+        return OF_VALUES ? p.shape.v_dim : p.shape.qk_dim;
+    }
+    __device__ __forceinline__ bool has_chunk() const {
+        return thread_index() % 32 % CHUNKS * 16 < bytes_of(columns());
+    }
+    __device__ __forceinline__ const u8* base() const {
+        return reinterpret_cast<const u8*>(OF_VALUES ? p.at.v : p.at.k) + bytes_before(head());
+    }
+    __device__ __forceinline__ u64 element_of(u32 page_index, u32 row) const {
+        return page_index * page() + row * token();
+    }
+
+    // Copies run `run` of a tile, which begins at an element, whole: rows of zeros behind the features that are there.
+    __device__ __forceinline__ void copy_run(u32 run, u64 element, u8* to) const {
+        const u32 lane = thread_index() % 32;
+        const u8* from = lane_base + bytes_before(element);
+        const u64 step = bytes_before(32 / CHUNKS * token());
+#pragma unroll
+        for (u32 i = 0; i < RUN * CHUNKS / 32; i++) {
+            const u32 row = run * RUN + i * (32 / CHUNKS) + lane / CHUNKS;
+            cp_async_16_or_zeros(has_chunk(), shared_address(to + place_of<OF_VALUES>(row, lane % CHUNKS)), from);
+            from += step;
+        }
+    }
+
+    // Copies a tile's rows of the keys that `there` has, and zeros of others. `element` is where that of key `lane % TILE` begins.
+    __device__ __forceinline__ void copy_some(u64 element, u32 there, bool wide, u32 lane, u8* to) const {
+        const u64 offset = bytes_before(element);
+        const u8* base = this->base();
+#pragma unroll 1
+        for (u32 i = 0; i < TILE * CHUNKS / 32; i++) {
+            const u32 row = (i * 32 + lane) / CHUNKS, chunk = lane % CHUNKS;
+            const u32 low = shfl_idx_u32((u32)offset, row), high = shfl_idx_u32((u32)(offset >> 32), row);
+            const u8* from = base + ((u64)high << 32 | low) + chunk * 16;
+            const u32 place = place_of<OF_VALUES>(row, chunk);
+            const bool is_there = there >> row & 1u;
+            if (wide) {
+                const bool wanted = is_there && chunk * 16 < bytes_of(columns());
+                cp_async_16_or_zeros(wanted, shared_address(to + place), wanted ? from : base);
+            } else {
+                // Rows of bytes may begin at multiples of eight, rows of nibbles at multiples of four.
+                constexpr u32 STEP = KV_BITS == 4 ? 4 : 8;
+#pragma unroll
+                for (u32 half = 0; half < 16; half += STEP) {
+                    const bool wanted = is_there && chunk * 16 + half < bytes_of(columns());
+                    if constexpr (STEP == 4)
+                        cp_async_4(to + place + half, wanted ? from + half : base, wanted ? 4 : 0);
+                    else
+                        cp_async_8(to + place + half, wanted ? from + half : base, wanted ? 8 : 0);
+                }
+            }
+        }
+    }
+
+    // Copies the scales of a key or value that begins at an element, and zeros behind them; zeros where it is not there. Not `wide`: scales
+    // begin anywhere, and are there when this returns.
+    __device__ __forceinline__ void copy_scales(u64 element, bool is_there, bool wide, u8* to) const {
+        const u8* scales = reinterpret_cast<const u8*>(OF_VALUES ? p.at.v_scales : p.at.k_scales);
+        const u8* from = scales + (head() + element) / KV_BLOCK * 2;
+        const u32 bytes = columns() / KV_BLOCK * 2;
+        if (!wide) {
+#pragma unroll
+            for (u32 i = 0; i < SCALE_BYTES; i += 2) {
+                const u32 scale = is_there && i < bytes ? ld_global_u16(from + i) : 0;
+                st_shared(reinterpret_cast<u16*>(to + i), (u16)scale);
+            }
+        } else if constexpr (SCALE_BYTES == 4) {
+            cp_async_4(to, is_there ? from : scales, is_there ? bytes : 0);
+        } else {
+            cp_async_8(to, is_there ? from : scales, is_there ? bytes : 0);
+        }
+    }
+};
+
+// The tiles of a warp, from the first in flight on.
+struct TileRing {
+    const KernelParams& p;
+    const Sequence& s;
+    const KeyRange& keys;
+    u8* ring;
+    Rows<false> k;
+    Rows<true> v;
+    // Whether all chunks begin where sixteen bytes are copied at once, all scales where a key's are, and a run's keys are one after another, in
+    // pages of a table.
+    bool wide, wide_scales, has_runs, has_pages;
+    // The pages of the runs of the next tile, asked for when those before it are copied.
+    u32 next_pages[RUNS];
+    // Which keys of the tiles in flight are there, the oldest first.
+    u32 there[QG_STAGES] = {};
+#ifdef QG_BITS
+    // Which of them the row `lane % ROWS` sees.
+    u32 row_bits[QG_STAGES] = {};
+    KeyRange mask_seen;
+    const u8* mask;
+#endif
+
+    __device__ __forceinline__ TileRing(const KernelParams& p, const Sequence& s, const KeyRange& keys, u32 kv_head, u8* ring)
+        : p(p), s(s), keys(keys), ring(ring), k(p, kv_head), v(p, kv_head) {
+        const u64 strides = p.at.k_page | p.at.k_token | p.at.k_head | p.at.v_page | p.at.v_token | p.at.v_head;
+        // Strides and features of blocks are whole chunks.
+        const bool has_chunks = HAS_SCALES || (strides | p.shape.qk_dim | p.shape.v_dim) % 16 == 0;
+        wide = !IS_CODES || ((p.at.k | p.at.v) % 16 == 0 && has_chunks);
+        wide_scales = HAS_SCALES && ((p.at.k_scales | p.at.v_scales) % SCALES_ALIGNED == 0 && strides % QG_QK == 0);
+        has_runs = wide && (wide_scales || !HAS_SCALES) && (p.shape.table_width == 0 || (p.at.page_shift < 32 && p.shape.page_size >= RUN));
+        has_pages = has_runs && p.shape.table_width != 0;
+        const u32 only_page = p.shape.table_width == 0 ? place_of_key(p, s, 0).page : 0;
+#pragma unroll
+        for (u32 run = 0; run < RUNS; run++) next_pages[run] = only_page;
+    }
+
+    // Asks for the pages of the runs of a tile.
+    __device__ __forceinline__ void ask_pages(u32 tile) {
+#pragma unroll
+        for (u32 run = 0; run < RUNS; run++) {
+            const u32 key = tile + run * RUN;
+            if (key < keys.end)
+                next_pages[run] = index_at(p.at.block_table, (u64)s.index * p.shape.table_width + (key >> p.at.page_shift));
+        }
+    }
+
+    // Copies a tile to the stage that is `slot`th.
+    __device__ __forceinline__ void copy(u32 tile, u32 slot) {
+        const u32 lane = thread_index() % 32;
+        const bool is_inside = tile >= keys.first && tile + TILE <= keys.end;
+        u32 seen_by_any = ALL_THERE;
+#pragma unroll
+        for (u32 i = 0; i + 1 < QG_STAGES; i++) there[i] = there[i + 1];
+#ifdef QG_BITS
+        const u32 own = tile < keys.end ? mask_bits(p, mask, mask_seen, tile / WORD_KEYS * WORD_KEYS) >> tile % WORD_KEYS & ALL_THERE : 0;
+#pragma unroll
+        for (u32 i = 0; i + 1 < QG_STAGES; i++) row_bits[i] = row_bits[i + 1];
+        row_bits[QG_STAGES - 1] = own;
+        seen_by_any = own;
+#pragma unroll
+        for (u32 distance = 1; distance < ROWS; distance *= 2) seen_by_any |= shfl_xor_u32(seen_by_any, distance);
+#endif
+        u8* to = ring + slot * STAGE_BYTES;
+        bool are_runs = has_runs && is_inside && seen_by_any == ALL_THERE;
+        u32 pages[RUNS], rows[RUNS];
+#pragma unroll
+        for (u32 run = 0; run < RUNS; run++) pages[run] = next_pages[run];
+        if (has_pages) {
+#pragma unroll
+            for (u32 run = 0; run < RUNS; run++) are_runs = are_runs && pages[run] < p.shape.pages;
+            ask_pages(tile + WARPS * TILE);
+        }
+        if (are_runs) {
+            there[QG_STAGES - 1] = ALL_THERE;
+#pragma unroll
+            for (u32 run = 0; run < RUNS; run++) {
+                const u32 key = tile + run * RUN;
+                rows[run] = has_pages ? key & (p.shape.page_size - 1) : s.row + key;
+                k.copy_run(run, k.element_of(pages[run], rows[run]), to);
+                v.copy_run(run, v.element_of(pages[run], rows[run]), to + TILE * K_PITCH);
+            }
+            if constexpr (HAS_SCALES) {
+                const u32 page = lane < RUN ? pages[0] : pages[RUNS - 1], row = (lane < RUN ? rows[0] : rows[RUNS - 1]) + lane % RUN;
+                u8* scales = to + SCALES_AT + lane * SCALE_BYTES;
+                k.copy_scales(k.element_of(page, row), true, true, scales);
+                v.copy_scales(v.element_of(page, row), true, true, scales + TILE * SCALE_BYTES);
+            }
+        } else {
+            copy_some(tile, seen_by_any, to);
+        }
+        cp_async_commit_group();
+    }
+
+    // Copies what is there of a tile, key by key. This is for few tiles: lane and head come out of an exchange, so that the compiler computes
+    // nothing of it before the loop, where registers would hold it all the time.
+    __device__ __forceinline__ void copy_some(u32 tile, u32 seen_by_any, u8* to) {
+        const u32 lane = shfl_idx_u32(thread_index() % 32, thread_index()), key = tile + lane % TILE;
+        Rows<false> k = this->k;
+        Rows<true> v = this->v;
+        k.kv_head = v.kv_head = shfl_idx_u32(k.kv_head, 0);
+        u64 k_element = 0, v_element = 0;
+        bool is_there = key >= keys.first && key < keys.end && (seen_by_any >> lane % TILE & 1u);
+        if (is_there) {
+            const KeyPlace at = place_of_key(p, s, key);
+            is_there = at.is_there;
+            k_element = k.element_of(at.page, at.row);
+            v_element = v.element_of(at.page, at.row);
+        }
+        const u32 mask = ballot(is_there) & ALL_THERE;
+        there[QG_STAGES - 1] = mask;
+        if (tile >= keys.end) return;
+        k.copy_some(k_element, mask, wide, lane, to);
+        v.copy_some(v_element, mask, wide, lane, to + TILE * K_PITCH);
+        if constexpr (HAS_SCALES) {
+            u8* scales = to + SCALES_AT + lane * SCALE_BYTES;
+            k.copy_scales(k_element, is_there, wide_scales, scales);
+            v.copy_scales(v_element, is_there, wide_scales, scales + TILE * SCALE_BYTES);
+        }
+    }
+};
