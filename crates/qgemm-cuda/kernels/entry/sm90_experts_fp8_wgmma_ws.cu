@@ -6,6 +6,7 @@
 #include "mainloop/parked_state.cuh"
 #include "mainloop/sm90/fp8_expert_producer.cuh"
 #include "mainloop/sm90/fp8_product.cuh"
+#include "mainloop/sm90/token_factors.cuh"
 
 struct SharedStorage {
     Pipeline pipeline;
@@ -44,6 +45,10 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
         Accumulators acc;
         multiply_tile(acc, shared.pipeline, at, own, 0, ParkedState::k_tiles(state), place, lane);
         // The tile is loaded again: accumulators leave no registers for it meanwhile.
+        if constexpr (!QG_X_BLOCK_SCALES) {
+            const OwnRows rows = Parked<WorkTile>::load(state.tile).own;
+            scale_tokens(acc, TokenFactors::load(problem_of(params.fp8, rows), place.token));
+        }
         const WorkTile tile = Parked<WorkTile>::load(state.tile);
         constexpr u32 FEATURES = PARTS * PART_N;
         const u32 first_token = place.token / 16 * 16, first_row = tile.n_tile * QG_TILE_N + place.group_n * FEATURES;

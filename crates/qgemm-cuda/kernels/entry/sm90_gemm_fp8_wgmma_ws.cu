@@ -10,6 +10,7 @@
 #else
 #include "mainloop/sm90/fp8_product.cuh"
 #endif
+#include "mainloop/sm90/token_factors.cuh"
 
 struct SharedStorage {
     Pipeline pipeline;
@@ -32,6 +33,7 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
         Accumulators acc;
         const u32 stages = ParkedState::k_tiles(state), token = first_token_of(Parked<WorkTile>::load(state.tile));
         multiply_tile(acc, shared.pipeline, at, params.fp8, token, stages, place, lane);
+        scale_tokens(acc, TokenFactors::load(params.fp8, token + place.token));
         const WorkTile work = Parked<WorkTile>::load(state.tile);
         float* const all = reinterpret_cast<float*>(&acc);
         constexpr u32 COUNT = sizeof(acc) / 4;

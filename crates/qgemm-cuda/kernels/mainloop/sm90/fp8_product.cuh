@@ -141,12 +141,4 @@ QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at
             promote(acc.value[part], sums, factors);
         }
     }
-    if constexpr (!QG_X_BLOCK_SCALES) {
-        float factor[2];
-        load_token_factors(factor, params, first_token + place.token);
-#pragma unroll
-        for (u32 part = 0; part < PARTS; part++)
-#pragma unroll
-            for (u32 i = 0; i < PART_N / 2; i++) acc.value[part][i] *= factor[i / 2 % 2];
-    }
 }
