@@ -16,7 +16,7 @@ pub struct Expected {
     /// `D[M, N]`, row-major.
     pub values: Vec<f64>,
     /// Sum of the squares of all summands of each output, `alpha² Σ w²x² + (beta·c)² + bias²` (alpha with the token's
-    /// scale, w at least as large as two steps of its code), carried through the activation by its slope and through the
+    /// scale, w at least as large as a few steps of its code), carried through the activation by its slope and through the
     /// product of a gated pair, and the residual's: the scale that errors are measured on where summands cancel.
     pub energy: Vec<f64>,
     /// The error of each output that comes of f32's normal range ending at 2⁻¹²⁶. Errors up to it do not count.
@@ -26,9 +26,14 @@ pub struct Expected {
 /// f32's smallest normal number: what is smaller may lose bits, or become 0.
 const LEAST: f64 = f32::MIN_POSITIVE as f64;
 
-/// Steps of a code that errors are measured on at least. Codes as f16 bits stand 1024 above their value, and matrix instructions cut
-/// each of 16 products below 24 bits of the largest: 10⁻³ of one step is lost where one activation is larger than all others.
-const CODE_STEPS: f64 = 2.0;
+/// Steps of a code that errors are measured on at least: for each instruction of [`INSTRUCTION_PRODUCTS`] in a sub-block, but no more than
+/// this share of the codes, and no fewer than so many. Codes as f16 bits stand 1024 above their value, and matrix instructions cut each
+/// product below 23 or 24 bits of the largest so far, always towards 0, of codes as of the sums that offsets are taken off with: where one
+/// activation is larger than all others, up to 4·10⁻³ of one step is lost an instruction.
+const INSTRUCTION_STEPS: f64 = 4.0;
+const INSTRUCTION_PRODUCTS: usize = 16;
+const MOST_OF_CODES: f64 = 1.0 / 16.0;
+const FEWEST_STEPS: f64 = 2.0;
 
 /// How exactly a kernel computes the product.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -197,7 +202,7 @@ fn least_product(weight: &HostWeight, row: usize, w: &[f64]) -> f64 {
     LEAST * w.len() as f64 * (largest + row_scale)
 }
 
-/// For each column, what [`CODE_STEPS`] steps of a code are worth. Kernels multiply codes and take their offset off sums, so that rounding
+/// For each column, what the steps of a code that errors are measured on are worth. Kernels multiply codes and take their offset off sums, so that rounding
 /// shows even where a weight is 0. Nothing for codes that are not integers.
 fn code_steps(weight: &HostWeight, row: usize, w: &[f64]) -> Vec<f64> {
     let format = weight.format();
@@ -209,10 +214,13 @@ fn code_steps(weight: &HostWeight, row: usize, w: &[f64]) -> Vec<f64> {
     let blocks = weight.blocks()[format.row_offset(row, stored_k)..].chunks_exact(format.block_bytes);
     let mut values = vec![0.0; format.block_len];
     let mut steps = Vec::with_capacity(stored_k);
+    let most = (MOST_OF_CODES * f64::from(1u32 << format.code_bits().min(16))).max(FEWEST_STEPS);
     for block in blocks.take(format.blocks_per_row(stored_k)) {
         (format.dequantize_block)(block, &mut values);
         for sub_block in values.chunks(format.sub_block.max(1)) {
-            let step = CODE_STEPS * row_scale * step_of(format, block, sub_block);
+            let instructions = sub_block.len().div_ceil(INSTRUCTION_PRODUCTS);
+            let step =
+                (INSTRUCTION_STEPS * instructions as f64).min(most) * row_scale * step_of(format, block, sub_block);
             steps.extend(std::iter::repeat_n(step, sub_block.len()));
         }
     }
