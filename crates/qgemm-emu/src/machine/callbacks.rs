@@ -166,6 +166,19 @@ unsafe fn check<T>(result: Result<T, Refused>, site: Site) -> T {
     }
 }
 
+/// Waits for the other lanes of a warp where this one must.
+///
+/// # Safety
+/// As [`check`].
+unsafe fn wait_for_lanes(must: Result<bool, Refused>, site: Site) {
+    // SAFETY: by the contract.
+    unsafe {
+        if check(must, site) {
+            block::suspend(CURRENT.get());
+        }
+    }
+}
+
 /// Copies what one access moves: inline for the sizes that instructions have.
 ///
 /// # Safety
@@ -329,10 +342,7 @@ unsafe extern "C" fn collective(
     unsafe {
         // A barrier brings nothing, from nowhere.
         let words = if word_count == 0 { &[] } else { slice::from_raw_parts(words, word_count as usize) };
-        let met = current().meet_lanes(Meeting::Registers(op as usize), words, site);
-        if check(met, site) {
-            block::suspend(CURRENT.get());
-        }
+        wait_for_lanes(current().meet_lanes(Meeting::Registers(op as usize), words, site), site);
         let result = current().result(out_words as usize);
         out.copy_from_nonoverlapping(result.as_ptr(), result.len());
     }
@@ -350,10 +360,7 @@ unsafe extern "C" fn ldmatrix(
     let meeting = Meeting::LoadMatrices { count: count as usize, transposed: transposed != 0 };
     // SAFETY: called by a kernel with room for `count` words at `out`; no reference is held across the switch.
     unsafe {
-        let met = current().meet_for_matrices(meeting, row.addr(), site);
-        if check(met, site) {
-            block::suspend(CURRENT.get());
-        }
+        wait_for_lanes(current().meet_for_matrices(meeting, &[], row.addr(), site), site);
         let result = current().result(count as usize);
         out.copy_from_nonoverlapping(result.as_ptr(), result.len());
     }
@@ -372,10 +379,7 @@ unsafe extern "C" fn stmatrix(
     // SAFETY: called by a kernel with `count` words at `registers`; no reference is held across the switch.
     unsafe {
         let words = slice::from_raw_parts(registers, count as usize);
-        let met = current().meet_with_matrices(meeting, words, row.addr(), site);
-        if check(met, site) {
-            block::suspend(CURRENT.get());
-        }
+        wait_for_lanes(current().meet_for_matrices(meeting, words, row.addr(), site), site);
     }
 }
 
@@ -540,10 +544,7 @@ unsafe extern "C" fn wgmma(
     unsafe {
         let a = Some((a.expose_provenance(), a.cast::<[u32; 4]>().read()));
         let share = LaneShare { d: d.expose_provenance(), a };
-        let met = current().meet_for_wgmma(meeting, share, site);
-        if check(met, site) {
-            block::suspend(CURRENT.get());
-        }
+        wait_for_lanes(current().meet_for_wgmma(meeting, share, site), site);
     }
 }
 
@@ -569,10 +570,7 @@ unsafe extern "C" fn wgmma_shared(
     // waits; no reference is held across the switch.
     unsafe {
         let share = LaneShare { d: d.expose_provenance(), a: None };
-        let met = current().meet_for_wgmma(meeting, share, site);
-        if check(met, site) {
-            block::suspend(CURRENT.get());
-        }
+        wait_for_lanes(current().meet_for_wgmma(meeting, share, site), site);
     }
 }
 

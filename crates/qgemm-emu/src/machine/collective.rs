@@ -94,22 +94,18 @@ impl Block<'_> {
         self.come(meeting, site)
     }
 
-    /// The running lane brings the address of a row of a matrix.
-    pub(super) fn meet_for_matrices(&mut self, meeting: Meeting, row: usize, site: Site) -> Result<bool, Refused> {
-        self.warps[self.current / 32].rows[self.current % 32] = row;
-        self.come(meeting, site)
-    }
-
-    /// The running lane brings its registers of matrices, and the address of a row of one.
-    pub(super) fn meet_with_matrices(
+    /// The running lane brings the address of a row of a matrix, and its registers of those that are stored.
+    pub(super) fn meet_for_matrices(
         &mut self,
         meeting: Meeting,
         registers: &[u32],
         row: usize,
         site: Site,
     ) -> Result<bool, Refused> {
-        self.warps[self.current / 32].inputs[self.current % 32][..registers.len()].copy_from_slice(registers);
-        self.meet_for_matrices(meeting, row, site)
+        let (state, lane) = (&mut self.warps[self.current / 32], self.current % 32);
+        state.inputs[lane][..registers.len()].copy_from_slice(registers);
+        state.rows[lane] = row;
+        self.come(meeting, site)
     }
 
     /// The running lane brings its share of a `wgmma`.
@@ -216,8 +212,7 @@ impl Block<'_> {
                 }
             }
             for lane in 0..32 {
-                let (r, c) = (lane / 4, lane % 4 * 2);
-                let (low, high) = if transposed { (rows[c][r], rows[c + 1][r]) } else { (rows[r][c], rows[r][c + 1]) };
+                let [low, high] = pair_of(lane, transposed).map(|(row, column)| rows[row][column]);
                 self.warps[warp].outputs[lane][matrix] = u32::from(low) | u32::from(high) << 16;
             }
         }
@@ -232,12 +227,10 @@ impl Block<'_> {
         for matrix in 0..count {
             let mut rows = [[0u16; 8]; 8];
             for lane in 0..32 {
-                let (r, c) = (lane / 4, lane % 4 * 2);
                 let pair = self.warps[warp].inputs[lane][matrix];
-                for (i, element) in [pair as u16, (pair >> 16) as u16].into_iter().enumerate() {
-                    let (r, c) = if transposed { (c + i, r) } else { (r, c + i) };
-                    rows[r][c] = element;
-                }
+                let [low, high] = pair_of(lane, transposed);
+                rows[low.0][low.1] = pair as u16;
+                rows[high.0][high.1] = (pair >> 16) as u16;
             }
             for (r, row) in rows.iter().enumerate() {
                 let lane = matrix * 8 + r;
@@ -246,11 +239,16 @@ impl Block<'_> {
                 let offset = self.grid.shared.offset(address, 16, "stmatrix writes")?;
                 self.grid.shared.write(offset, 16, self.current, &self.clocks)?;
                 self.note_shared(Doing::MovesRows, site, self.current, offset, 16);
-                let bytes: Vec<u8> = row.iter().flat_map(|element| element.to_le_bytes()).collect();
-                self.grid.shared.set(offset, &bytes);
+                self.grid.shared.set(offset, row.map(u16::to_le_bytes).as_flattened());
             }
         }
         self.current = caller;
         Ok(())
     }
+}
+
+/// Row and column of the two elements of a matrix that a lane has in a register.
+fn pair_of(lane: usize, transposed: bool) -> [(usize, usize); 2] {
+    let (row, column) = (lane / 4, lane % 4 * 2);
+    [(row, column), (row, column + 1)].map(|(row, column)| if transposed { (column, row) } else { (row, column) })
 }
