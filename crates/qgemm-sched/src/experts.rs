@@ -2,6 +2,7 @@
 
 use qgemm_hal::{
     CheckedExperts, CheckedGemm, DeviceInfo, ExpertForm, ExpertsConfig, ExpertsPlan, Family, Operation, Schedule,
+    TileConfig,
 };
 
 use crate::candidates::{Candidates, wanted_families};
@@ -128,8 +129,18 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
     let memory = (op.traffic() + weights) / (info.bandwidth * share(bandwidth));
     let math = macs / (rate * share(arithmetic));
     let lists = if is_indexed && config.grouped && !op.lists { LIST_LAUNCHES * info.launch_seconds } else { 0.0 };
-    let seconds = info.launch_seconds + lists + begun + memory.max(math);
+    let seconds = info.launch_seconds + lists + begun + memory.max(math) + latency(op, tile);
     Cost { prologue: lists, tiles: begun, ..Cost::of_parts(memory, math, info.launch_seconds, seconds) }
+}
+
+/// Seconds that nothing hides in the last CTAs of a grid whose warps share K: one wait for as many k-tiles as a ring of theirs holds,
+/// after the other.
+fn latency(op: &CheckedExperts, tile: &TileConfig) -> f64 {
+    if tile.schedule != Schedule::Grid || tile.k_groups < 2 {
+        return 0.0;
+    }
+    let k_tiles = op.each.k.div_ceil(tile.tile_k.max(1) as usize) as f64;
+    k_tiles / f64::from(tile.k_groups * tile.stages.saturating_sub(1).max(1)) * MEMORY_LATENCY
 }
 
 /// Tiles of `tile_m` rows of an expert that has `mean` rows on average, where each row goes to any expert alike.
@@ -152,6 +163,9 @@ fn expected_tiles(mean: f64, tile_m: usize) -> f64 {
 
 /// What beginning a tile of a grid costs, in launches: its pipeline is empty (fitted to 123 problems with experts on an H200).
 const TILE_LAUNCHES: f64 = 0.27;
+/// Seconds from a copy's start to its end while memory is in use (one token, 1536x2048 on an H200: 7.0, 8.0 and 9.2 us with rings of four,
+/// three and two k-tiles).
+const MEMORY_LATENCY: f64 = 7e-7;
 /// How much faster than memory a last cache is read, roughly.
 const CACHE_SPEEDUP: f64 = 2.0;
 /// What it takes to list slots, in launches.

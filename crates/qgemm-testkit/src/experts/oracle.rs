@@ -9,6 +9,9 @@ use crate::gemm::{Added, Expected, Resolution};
 pub(super) struct ExpectedRows {
     /// The rows of D that are written.
     pub rows: Vec<usize>,
+    /// Whether f32 cannot hold a slot's value, its weighted value or a sum of some of these, so that the sum over slots is rounded on the
+    /// way.
+    pub rounded: Vec<bool>,
     /// Their values, one after the other.
     pub values: Expected,
 }
@@ -51,7 +54,7 @@ pub(super) fn multiply(
             let rows: Vec<usize> = (0..case.each.m).filter(|&row| all[row].is_some()).collect();
             let of_all = |part: usize| all.iter().flatten().flat_map(|row| row[part].iter().copied()).collect();
             let values = Expected { m: rows.len(), n, values: of_all(0), energy: of_all(1), floor: of_all(2) };
-            ExpectedRows { rows, values }
+            ExpectedRows { rows, rounded: vec![false; values.values.len()], values }
         }
         false => combine(case, index, &all, &operands.residual),
     }
@@ -62,13 +65,17 @@ fn combine(case: &ExpertCase, index: &Index, all: &[Option<Row>], residual: &[f3
     let (n, top_k) = (case.each.n, case.summed());
     let tokens = case.each.m / top_k;
     let zeros = vec![0.0; tokens * n];
+    let mut rounded = vec![false; tokens * n];
     let mut sums = Expected { m: tokens, n, values: zeros.clone(), energy: zeros.clone(), floor: zeros };
     for (slot, product) in all.iter().enumerate() {
         let weight = f64::from(index.router_weights[slot]);
         let Some([values, energy, floor]) = product.as_ref().filter(|_| !weight.is_nan()) else { continue };
         let first = slot / top_k * n;
         for column in 0..n {
-            sums.values[first + column] += weight * values[column];
+            let term = weight * values[column];
+            sums.values[first + column] += term;
+            let steps = [values[column], term, sums.values[first + column]];
+            rounded[first + column] |= steps.iter().any(|&step| f64::from(step as f32) != step);
             sums.energy[first + column] += weight * weight * energy[column];
             sums.floor[first + column] += weight.abs() * floor[column];
         }
@@ -78,5 +85,5 @@ fn combine(case: &ExpertCase, index: &Index, all: &[Option<Row>], residual: &[f3
         sums.values[at] += residual;
         sums.energy[at] += residual * residual;
     }
-    ExpectedRows { rows: (0..tokens).collect(), values: sums }
+    ExpectedRows { rows: (0..tokens).collect(), rounded, values: sums }
 }

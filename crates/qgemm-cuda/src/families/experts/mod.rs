@@ -73,12 +73,10 @@ fn kernels(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
 /// One that reads X wherever it is, and those of other main loops with a tile that suits the rows of experts, where `fits` says
 /// whether a kernel fits in registers.
 fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Instance> {
-    // A problem that is narrowed takes registers (`kernels.lock`).
     let narrowed = |instance: &Instance| {
         let parked = if instance.parks_state { instance.warps_n * PARKED_BYTES } else { 0 };
         let own = if takes_tiles(instance) { FAULTS_BYTES + parked } else { 0 };
-        let shared_bytes = instance.shared_bytes + own;
-        Instance { ctas_per_sm: instance.ctas_per_sm.min(2), shared_bytes, ..instance.clone() }
+        Instance { shared_bytes: instance.shared_bytes + own, ..instance.clone() }
     };
     let fits = |instance: &Instance| {
         let narrowed = narrowed(instance);

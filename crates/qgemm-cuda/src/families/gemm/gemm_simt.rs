@@ -16,6 +16,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     x_access: XAccess::Any,
     rounds_beyond: None,
     experts_tiles: &[8, 16],
+    for_experts: None,
     most_m_tiles: MOST_GRID_Y,
     most_tile_bytes: usize::MAX,
     instances,

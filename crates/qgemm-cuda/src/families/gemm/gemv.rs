@@ -17,6 +17,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     x_access: XAccess::Any,
     rounds_beyond: None,
     experts_tiles: &[],
+    for_experts: None,
     most_m_tiles: MOST_GRID_Y,
     most_tile_bytes: usize::MAX,
     instances,

@@ -85,31 +85,45 @@ fn list((format, x, variant): Key, fits_registers: FitsRegisters<'_>) -> Vec<Ins
     types.iter().flat_map(|types| MAIN_LOOPS.iter().flat_map(|l| (l.instances)(types, fits_registers))).collect()
 }
 
-/// The kernels for these types whose tiles suit the rows of experts: of each main loop, and each number of tokens that it serves
-/// experts with, the first that `fits` in registers, narrowed to an expert as well as not.
+/// The kernels for these types whose tiles suit the rows of experts: those that main loops have for experts alone, and of each main loop,
+/// for each number of tokens that it serves experts with, the first, where none of the others takes its place. All of them `fits` says to
+/// have room in registers, narrowed to an expert as well as not.
 pub(crate) fn instances_for_experts(
     format: Format,
     x: DType,
     variant: Variant,
     fits: FitsRegisters<'_>,
 ) -> Vec<Instance> {
-    let of_tile = |types: &Types, main_loop: &MainLoop, tile_m: u32| {
-        let suits = |instance: &Instance| instance.tile_m == tile_m;
-        // Of those after the first the compiler need not be asked.
-        let found = Cell::new(false);
-        let fits = |instance: &Instance| {
-            if !suits(instance) {
-                return true;
-            }
-            let is_first = !found.get() && spills::fits_registers(instance) && fits(instance);
-            found.set(found.get() || is_first);
-            is_first
-        };
-        (main_loop.instances)(types, &fits).into_iter().find(suits)
+    let of_loop = |types: &Types, main_loop: &MainLoop| {
+        let of_experts = main_loop.for_experts.map_or_else(Vec::new, |for_experts| for_experts(types));
+        let mut all: Vec<Instance> = of_experts.into_iter().filter(|own| fits(own)).collect();
+        let first = |tile_m| first_of_tokens(types, main_loop, tile_m, fits);
+        let firsts: Vec<_> = main_loop.experts_tiles.iter().filter_map(|&tile_m| first(tile_m)).collect();
+        let is_replaced = |i: &Instance| all.iter().any(|own| own.tile_m == i.tile_m && own.tile_n > i.tile_n);
+        let kept: Vec<_> = firsts.into_iter().filter(|instance| !is_replaced(instance)).collect();
+        all.extend(kept);
+        all
     };
     let types = Types::new(format, x, variant);
-    let tiles = || MAIN_LOOPS.iter().flat_map(|main_loop| main_loop.experts_tiles.iter().map(move |&m| (main_loop, m)));
-    types.iter().flat_map(|types| tiles().filter_map(|(main_loop, m)| of_tile(types, main_loop, m))).collect()
+    types.iter().flat_map(|types| MAIN_LOOPS.iter().flat_map(|main_loop| of_loop(types, main_loop))).collect()
+}
+
+/// The first kernel of a main loop with so many tokens that `fits`.
+fn first_of_tokens(types: &Types, main_loop: &MainLoop, tile_m: u32, fits: FitsRegisters<'_>) -> Option<Instance> {
+    let suits = |instance: &Instance| instance.tile_m == tile_m;
+    // A problem that is narrowed takes registers (`kernels.lock`).
+    let narrowed = |instance: &Instance| Instance { ctas_per_sm: instance.ctas_per_sm.min(2), ..instance.clone() };
+    // Of those after the first the compiler need not be asked.
+    let found = Cell::new(false);
+    let fits = |instance: &Instance| {
+        if !suits(instance) {
+            return true;
+        }
+        let is_first = !found.get() && spills::fits_registers(instance) && fits(&narrowed(instance));
+        found.set(found.get() || is_first);
+        is_first
+    };
+    (main_loop.instances)(types, &fits).into_iter().find(suits).map(|instance| narrowed(&instance))
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     x_access: XAccess::Tma,
     rounds_beyond: Some(MOST_EXACT),
     experts_tiles: &[64],
+    for_experts: None,
     // A persistent grid has one dimension.
     most_m_tiles: usize::MAX,
     most_tile_bytes: usize::MAX,

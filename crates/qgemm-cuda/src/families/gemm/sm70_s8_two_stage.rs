@@ -20,6 +20,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     // Codes are exact operands, and scales act on their sums.
     rounds_beyond: None,
     experts_tiles: &[],
+    for_experts: None,
     most_m_tiles: MOST_GRID_Y,
     most_tile_bytes: usize::MAX,
     instances,

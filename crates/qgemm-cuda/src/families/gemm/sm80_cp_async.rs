@@ -18,6 +18,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     x_access: XAccess::AlignedRows,
     rounds_beyond: Some(MOST_EXACT),
     experts_tiles: &[64],
+    for_experts: None,
     // A persistent grid has one dimension.
     most_m_tiles: usize::MAX,
     // Threads reckon in 32 bits from a tile of rows to the next.

@@ -21,6 +21,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     // Codes are exact operands, and scales act on their sums.
     rounds_beyond: None,
     experts_tiles: &[],
+    for_experts: None,
     // A persistent grid has one dimension.
     most_m_tiles: usize::MAX,
     most_tile_bytes: usize::MAX,
