@@ -25,10 +25,11 @@ static_assert(QG_CONSUMERS == QG_WARPS_N * 32 && QG_CONSUMERS % 128 == 0, "the w
 static_assert(FIRST_PRODUCER == QG_CONSUMERS * QG_K_GROUPS, "registers pass between whole warpgroups");
 
 // Experts have few rows more often than not, and few in their last tile, for which instructions of fewer tokens do. Beside those of 128
-// tokens only some kernels have registers for them: of two row tiles a warp, INT4 g128 spilled 148 bytes, Q4_K 448. Stored on a path of
-// their own they spill nothing, and take a tenth longer.
+// tokens there are no registers for them where a k-tile has 128 columns (40 bytes spilled) or a warp has two row tiles: INT4 g128 spilled
+// 148 bytes, Q4_K 448, and of NVFP4 the compiler let instructions wait for one another. Stored on a path of their own they spill nothing,
+// and take a tenth longer.
 constexpr u32 FEW_ROWS = 32;
-constexpr bool HAS_FEW_ROWS = QG_TILE_M < 128 || QG_K_TILE == 64 || (QG_K_TILE == 256 && ROW_TILES == 1);
+constexpr bool HAS_FEW_ROWS = QG_TILE_M < 128 || (ROW_TILES == 1 && QG_K_TILE != 128);
 
 // The work of the consumers of group GROUP. The group is a template parameter, so that its place in the ring is the
 // same for all threads that execute the code: the compiler then keeps the place and the matrix descriptors in uniform
