@@ -15,7 +15,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     schedule: Schedule::Grid,
     x_access: XAccess::Any,
     rounds_beyond: None,
-    experts_tiles: &[8, 16],
+    experts_tiles: |_| &[8, 16],
     for_experts: None,
     most_m_tiles: MOST_GRID_Y,
     most_tile_bytes: usize::MAX,

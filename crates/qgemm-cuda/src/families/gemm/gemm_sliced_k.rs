@@ -18,7 +18,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     schedule: Schedule::Grid,
     x_access: XAccess::AlignedRows,
     rounds_beyond: None,
-    experts_tiles: &[8, 16],
+    experts_tiles,
     for_experts: Some(for_experts),
     most_m_tiles: MOST_GRID_Y,
     most_tile_bytes: usize::MAX,
@@ -90,7 +90,7 @@ const NESTED_MANY_ROWS_TILES: [Tile; 2] =
     [tile(8, &[division(2, 1, 4, 3)], (183, 950)), tile(16, &[division(4, 2, 2, 2)], (210, 900))];
 
 /// For experts: the more CTAs there are on an SM, the less is it idle when one finds its expert, waits for its first k-tiles or adds up
-/// what its slices have (INT4, 128 experts, 32 tokens to eight each, 1536x2048 and 2048x768: 54.0 and 36.3 for 66.0 and 61.7 us).
+/// what its slices have (INT4, 128 experts of 1536x2048, 32 tokens to eight each: 54.0 for 66.0 us).
 const OF_EXPERTS: Tile = tile(8, &[division(4, 1, 4, 4), division(4, 1, 4, 3)], (180, 950));
 
 /// K-tiles in the rings: most, and fewest. As many as there is room for, also because a CTA more on an SM than was meant is
@@ -121,9 +121,18 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
     tiles.iter().chain(many_rows).filter_map(instance).collect()
 }
 
+/// Hopper's matrix instructions serve 16 rows, too, where those of a few have kernels of their own.
+fn experts_tiles(types: &Types) -> &'static [u32] {
+    if types.variant == Variant::Sm90 && has_own_for_experts(types) { &[8] } else { &[8, 16] }
+}
+
+fn has_own_for_experts(types: &Types) -> bool {
+    let is_served = types.engine.is_mma() && types.variant >= Variant::Sm80;
+    is_served && !types.has_nested_scales() && is_narrow(types)
+}
+
 fn for_experts(types: &Types) -> Vec<Instance> {
-    let has_own = types.engine.is_mma() && types.variant >= Variant::Sm80;
-    if !has_own || types.has_nested_scales() || !is_narrow(types) {
+    if !has_own_for_experts(types) {
         return Vec::new();
     }
     let with_room = |division: &Division| {

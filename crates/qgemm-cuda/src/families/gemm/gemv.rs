@@ -16,7 +16,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     schedule: Schedule::Grid,
     x_access: XAccess::Any,
     rounds_beyond: None,
-    experts_tiles: &[],
+    experts_tiles: |_| &[],
     for_experts: None,
     most_m_tiles: MOST_GRID_Y,
     most_tile_bytes: usize::MAX,

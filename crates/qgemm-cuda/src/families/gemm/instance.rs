@@ -34,7 +34,7 @@ pub(crate) struct MainLoop {
     pub rounds_beyond: Option<usize>,
     /// Tokens of the tiles with which it serves experts, too (`sched/experts.cuh`); none where it does not. Those that read X by TMA
     /// have CTAs that take the tiles of all experts in turn.
-    pub experts_tiles: &'static [u32],
+    pub experts_tiles: fn(&Types) -> &'static [u32],
     /// Kernels for experts alone, where many small products want others than one large. Where one has as many tokens as a kernel of
     /// `instances` and more rows of W, it stands in its place, else beside it.
     pub for_experts: Option<fn(&Types) -> Vec<Instance>>,

@@ -98,7 +98,7 @@ pub(crate) fn instances_for_experts(
         let of_experts = main_loop.for_experts.map_or_else(Vec::new, |for_experts| for_experts(types));
         let mut all: Vec<Instance> = of_experts.into_iter().filter(|own| fits(own)).collect();
         let first = |tile_m| first_of_tokens(types, main_loop, tile_m, fits);
-        let firsts: Vec<_> = main_loop.experts_tiles.iter().filter_map(|&tile_m| first(tile_m)).collect();
+        let firsts: Vec<_> = (main_loop.experts_tiles)(types).iter().filter_map(|&tile_m| first(tile_m)).collect();
         let is_replaced = |i: &Instance| all.iter().any(|own| own.tile_m == i.tile_m && own.tile_n > i.tile_n);
         let kept: Vec<_> = firsts.into_iter().filter(|instance| !is_replaced(instance)).collect();
         all.extend(kept);

@@ -17,7 +17,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     schedule: Schedule::StreamK,
     x_access: XAccess::Tma,
     rounds_beyond: Some(MOST_EXACT),
-    experts_tiles: &[64],
+    experts_tiles: |_| &[64],
     for_experts: None,
     // A persistent grid has one dimension.
     most_m_tiles: usize::MAX,

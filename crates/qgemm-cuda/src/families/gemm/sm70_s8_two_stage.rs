@@ -19,7 +19,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     x_access: XAccess::Planes,
     // Codes are exact operands, and scales act on their sums.
     rounds_beyond: None,
-    experts_tiles: &[],
+    experts_tiles: |_| &[],
     for_experts: None,
     most_m_tiles: MOST_GRID_Y,
     most_tile_bytes: usize::MAX,

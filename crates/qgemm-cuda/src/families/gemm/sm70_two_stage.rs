@@ -17,7 +17,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     x_access: XAccess::Any,
     rounds_beyond: None,
     // With 32 tokens, a problem that is narrowed leaves too few registers.
-    experts_tiles: &[16],
+    experts_tiles: |_| &[16],
     for_experts: None,
     most_m_tiles: MOST_GRID_Y,
     most_tile_bytes: usize::MAX,

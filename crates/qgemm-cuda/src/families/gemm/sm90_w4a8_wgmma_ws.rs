@@ -20,7 +20,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     x_access: XAccess::TmaOfPlanes,
     // Codes are exact operands, and scales act on their sums.
     rounds_beyond: None,
-    experts_tiles: &[],
+    experts_tiles: |_| &[],
     for_experts: None,
     // A persistent grid has one dimension.
     most_m_tiles: usize::MAX,

@@ -19,7 +19,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     x_access: XAccess::Tma,
     // Warpgroups take 32 tokens of some formats in less time than others take two.
     rounds_beyond: Some(1),
-    experts_tiles: &[64, 128],
+    experts_tiles: |_| &[64, 128],
     for_experts: Some(for_experts),
     most_m_tiles: MOST_GRID_Y,
     most_tile_bytes: usize::MAX,
