@@ -147,9 +147,9 @@ fn judge_launch(launch: &Launch<'_>, host: &Host, outcome: &mut Outcome) -> Resu
     if case.each.is_exact() && exact {
         let round = |value| case.each.d_dtype.decode(&case.each.d_dtype.encode(&[value]))[0];
         // What a sum over slots rounds on the way need not be the exact sum, rounded once.
-        let exact = expected.values.values.iter().zip(&expected.rounded).zip(&got);
+        let sums = expected.values.values.iter().zip(&expected.rounded).zip(&got);
         let judged: Vec<f32> =
-            exact.map(|((&exact, &is_rounded), &got)| if is_rounded { round(exact as f32) } else { got }).collect();
+            sums.map(|((&sum, &is_rounded), &got)| if is_rounded { round(sum as f32) } else { got }).collect();
         if let Some(mismatch) = first_difference(&judged, &expected.values, round) {
             return Err(Failure::NotExact(mismatch));
         }

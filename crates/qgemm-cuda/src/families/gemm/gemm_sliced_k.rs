@@ -98,7 +98,7 @@ const OF_EXPERTS: Tile = tile(8, &[division(4, 1, 4, 4), division(4, 1, 4, 3)], 
 const STAGES: (u32, u32) = (8, 2);
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
-    if !types.engine.is_mma() || types.variant < Variant::Sm80 {
+    if !serves(types) {
         return Vec::new();
     }
     let is_nested = types.has_nested_scales();
@@ -107,7 +107,7 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
         let needs_long = !is_nested && [WARP_PER_SLICE, MANY_ROWS[1]].contains(division)
             || types.x == DType::F16 && *division == EIGHT_WARPS[0];
         let fewest = if needs_long { STAGES.1 + 1 } else { STAGES.1 };
-        (fewest..=STAGES.0).rev().map(|stages| tile.instance(types, division, stages)).find(|i| has_room(types, i))
+        tile.with_longest_rings(types, division, fewest)
     };
     let instance = |tile: &Tile| {
         let mut with_room = tile.divisions.iter().filter_map(|division| divided(tile, division));
@@ -127,24 +127,19 @@ fn experts_tiles(types: &Types) -> &'static [u32] {
 }
 
 fn has_own_for_experts(types: &Types) -> bool {
-    let is_served = types.engine.is_mma() && types.variant >= Variant::Sm80;
-    is_served && !types.has_nested_scales() && is_narrow(types)
+    serves(types) && !types.has_nested_scales() && is_narrow(types)
 }
 
 fn for_experts(types: &Types) -> Vec<Instance> {
     if !has_own_for_experts(types) {
         return Vec::new();
     }
-    let with_room = |division: &Division| {
-        let mut kernels = (STAGES.1..=STAGES.0).rev().map(|stages| OF_EXPERTS.instance(types, division, stages));
-        kernels.find(|i| has_room(types, i))
-    };
+    let with_room = |division: &Division| OF_EXPERTS.with_longest_rings(types, division, STAGES.1);
     OF_EXPERTS.divisions.iter().find_map(with_room).into_iter().collect()
 }
 
-/// Whether SMs have the memory of all CTAs, each with the 1 KiB that the system keeps of it.
-fn has_room(types: &Types, instance: &Instance) -> bool {
-    (instance.shared_bytes + 1024) * instance.ctas_per_sm <= most_shared(types.variant) + 1024
+fn serves(types: &Types) -> bool {
+    types.engine.is_mma() && types.variant >= Variant::Sm80
 }
 
 /// Whether a weight has less than seven bits.
@@ -153,6 +148,13 @@ fn is_narrow(types: &Types) -> bool {
 }
 
 impl Tile {
+    /// With as many k-tiles in the rings as SMs have memory for; none where that is less than `fewest`.
+    fn with_longest_rings(&self, types: &Types, division: &Division, fewest: u32) -> Option<Instance> {
+        // A CTA's memory counts with the 1 KiB that the system keeps of it.
+        let has_room = |i: &Instance| (i.shared_bytes + 1024) * i.ctas_per_sm <= most_shared(types.variant) + 1024;
+        (fewest..=STAGES.0).rev().map(|stages| self.instance(types, division, stages)).find(has_room)
+    }
+
     fn instance(&self, types: &Types, division: &Division, stages: u32) -> Instance {
         let Division { row_tiles, warps, slices, ctas_per_sm } = *division;
         let rows = row_tiles * types.tile_rows();

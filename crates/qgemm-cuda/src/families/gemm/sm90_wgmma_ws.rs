@@ -74,17 +74,21 @@ const NESTED: (u32, u32) = (64, 80);
 const STAGES: (u32, u32) = (8, 3);
 
 fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
-    if !types.engine.is_mma() || types.variant != Variant::Sm90 {
+    if !serves(types) {
         return Vec::new();
     }
     TILES.iter().filter_map(|tile| tile.best_instance(types, &tile.best_division(types))).collect()
 }
 
 fn for_experts(types: &Types) -> Vec<Instance> {
-    if !types.engine.is_mma() || types.variant != Variant::Sm90 {
+    if !serves(types) {
         return Vec::new();
     }
     OF_EXPERTS.iter().filter_map(|tile| tile.best_instance(types, &tile.division)).collect()
+}
+
+fn serves(types: &Types) -> bool {
+    types.engine.is_mma() && types.variant == Variant::Sm90
 }
 
 impl Tile {
