@@ -15,18 +15,26 @@ const UNDERFILL: f64 = 0.5;
 /// The same for a few tokens on matrix instructions, whose blocks are bound by how long one product waits for another (measured on an
 /// H200, tiles of 64 × 8: 128 blocks, of which an SM has room for two, took 15.0 µs, twice as many with half the work each 12.3).
 const FEW_TOKENS_UNDERFILL: f64 = 0.75;
-/// Most tokens of such a tile.
+/// Most tokens of such a tile, and fewest of one whose warps share K through rings of their own.
 const FEW_TOKENS: u32 = 16;
-/// Cost of beginning and ending a tile, as a share of a launch.
+const FEWEST_OF_RINGS: u32 = 8;
+/// What such rings change, fitted with the costs of few tokens below to 136 problems of up to 32 tokens, 3200 ways to run them, on an
+/// H200: what was chosen took 4.2 % longer than the best before and 1.8 % after, in 15 and 5 % of them more than 10 %.
+const RINGS: Rings = Rings { latency: 1.2e-6, saturating: 0.175, underfill: 1.0, arithmetic: 1.9 };
+/// Cost of beginning and ending a tile, as a share of a launch, and of one of a few tokens.
 const TILE_LAUNCHES: f64 = 0.15;
+const FEW_TOKENS_TILE_LAUNCHES: f64 = 0.25;
 /// Cost of meeting at a split tile's counter, as a share of a launch.
 const FIXUP_LAUNCHES: f64 = 0.5;
+const FEW_TOKENS_FIXUP_LAUNCHES: f64 = 0.43;
 /// Cost of every further wave of blocks where a grid cuts its tiles, as a share of a launch: each begins with empty pipelines
 /// (measured on an H200, 16 tokens in four parts).
 const RESTART_LAUNCHES: f64 = 0.6;
+const FEW_TOKENS_RESTART_LAUNCHES: f64 = 1.0;
 /// What partial sums cost beyond their bytes at that rate, and beyond the meeting, as a factor (fitted to 400 problems on an H200, of
 /// which 83 % were within 10 % of the best without this and [`CUT_SHARE`], 93 % of the dense ones with both).
 const FIXUP_FACTOR: f64 = 1.35;
+const FEW_TOKENS_FIXUP_FACTOR: f64 = 1.5;
 /// What the multiply-adds of a cut phase cost more than those of whole tiles: ranges begin and end within tiles, and all blocks end together.
 const CUT_SHARE: f64 = 0.1;
 /// How much faster partial sums pass between blocks than data comes from memory: they stay in the last-level cache.
@@ -35,6 +43,16 @@ const CACHE_FACTOR: f64 = 1.5;
 /// together, for they do not overlap perfectly. Measured kernels have such a bend, too, and without the norm the choice
 /// jumps to and fro where two configurations cross.
 pub(super) const ROOFLINE_P: f64 = 4.0;
+
+/// How blocks fare whose warps share K through rings of their own.
+struct Rings {
+    /// Seconds from a copy's start to its product's end: a ring takes as long as it has been filled anew so often.
+    latency: f64,
+    /// [`SATURATING_SHARE`], [`UNDERFILL`], and what they reach of the arithmetic beyond their stated share, which has that latency in it.
+    saturating: f64,
+    underfill: f64,
+    arithmetic: f64,
+}
 
 /// What the cost model expects of a launch, by what takes the time, in seconds. Arithmetic and memory overlap, so that the parts add up
 /// to more than the whole.
@@ -148,17 +166,40 @@ pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition:
         let waves = Waves::new(info, config, phase);
         let bytes = all_bytes * phase.steps() / steps;
         let (math, tiles) = (arithmetic(info, config, phase, &waves, rate), tiles(info, config, phase, &waves));
-        let (busy, memory) = (math + tiles, memory(bytes, info, config, &waves));
+        let (busy, memory) = (norm(math + tiles, latency(config, phase, &waves)), memory(bytes, info, config, &waves));
         cost.math += math;
         cost.tiles += tiles;
         cost.memory += memory;
-        cost.seconds += (busy.powf(ROOFLINE_P) + memory.powf(ROOFLINE_P)).powf(1.0 / ROOFLINE_P);
+        cost.seconds += norm(busy, memory);
         if place == 0 && partition.cuts_tiles() {
             cost.fixup += CUT_SHARE * math;
         }
     }
     cost.seconds += cost.fixup + prologue + info.launch_seconds;
     Some(cost)
+}
+
+/// Of two things that overlap, but not perfectly.
+fn norm(a: f64, b: f64) -> f64 {
+    (a.powf(ROOFLINE_P) + b.powf(ROOFLINE_P)).powf(1.0 / ROOFLINE_P)
+}
+
+/// Whether a tile is one of a few tokens on matrix instructions.
+fn has_few_tokens(config: &TileConfig) -> bool {
+    config.tile_m <= FEW_TOKENS && config.math == Math::TensorF16 && config.schedule == Schedule::Grid
+}
+
+/// Whether its warps share K through rings of their own: from Ampere on, whose copies pass by registers.
+fn rings(config: &TileConfig) -> Option<&'static Rings> {
+    let has_rings = config.tile_m >= FEWEST_OF_RINGS && config.k_groups > 1 && config.variant >= Some(Variant::Sm80);
+    (has_few_tokens(config) && has_rings).then_some(&RINGS)
+}
+
+/// Time in which rings wait for memory: the blocks of a wave do so at the same time.
+fn latency(config: &TileConfig, phase: &Phase, waves: &Waves) -> f64 {
+    let Some(rings) = rings(config) else { return 0.0 };
+    let turns = (phase.steps_a_block / f64::from(config.k_groups)).ceil();
+    waves.count() * turns * rings.latency / f64::from(config.stages.saturating_sub(1).max(1))
 }
 
 /// Units, or groups of so many units as a cluster takes, which is a block here.
@@ -179,6 +220,10 @@ impl Waves {
         let full = (phase.blocks / slots).floor();
         Self { slots, full, rest: phase.blocks - full * slots }
     }
+
+    fn count(&self) -> f64 {
+        self.full + if self.rest > 0.0 { 1.0 } else { 0.0 }
+    }
 }
 
 /// Time of the multiply-adds, padding included. Blocks that share a unit share its rate; fewer than have room there do not
@@ -188,24 +233,28 @@ fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Wav
     let step_macs = f64::from(config.tile_n) * f64::from(config.tile_m) * f64::from(config.tile_k);
     let room = f64::from(config.ctas_per_unit.max(1));
     let rest = (waves.rest / units).ceil();
-    let few = config.tile_m <= FEW_TOKENS && config.math == Math::TensorF16 && config.schedule == Schedule::Grid;
-    let underfill = if few { FEW_TOKENS_UNDERFILL } else { UNDERFILL };
+    let (underfill, reached) = match rings(config) {
+        Some(rings) => (rings.underfill, rings.arithmetic),
+        None if has_few_tokens(config) => (FEW_TOKENS_UNDERFILL, 1.0),
+        None => (UNDERFILL, 1.0),
+    };
     let ctas_of_a_unit = waves.full * room + if rest > 0.0 { rest * (room / rest).powf(underfill) } else { 0.0 };
-    ctas_of_a_unit * step_macs * phase.steps_a_block * units / (rate * efficiency(config.efficiency.0))
+    ctas_of_a_unit * step_macs * phase.steps_a_block * units / (rate * reached * efficiency(config.efficiency.0))
 }
 
 /// Time of the operands' traffic: full waves at full bandwidth, the rest at what so few blocks can draw.
 fn memory(bytes: f64, info: &DeviceInfo, config: &TileConfig, waves: &Waves) -> f64 {
     let blocks = waves.full * waves.slots + waves.rest;
     let block_seconds = bytes / blocks / (info.bandwidth * efficiency(config.efficiency.1));
-    let drawn = (waves.rest / (waves.slots * SATURATING_SHARE)).clamp(f64::MIN_POSITIVE, 1.0);
+    let saturating = rings(config).map_or(SATURATING_SHARE, |rings| rings.saturating);
+    let drawn = (waves.rest / (waves.slots * saturating)).clamp(f64::MIN_POSITIVE, 1.0);
     block_seconds * (waves.full * waves.slots + waves.rest / drawn)
 }
 
 /// Time of beginning and ending tiles, in which a block multiplies nothing, but others of the same unit do.
 fn tiles(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves) -> f64 {
-    let waves = waves.full + if waves.rest > 0.0 { 1.0 } else { 0.0 };
-    TILE_LAUNCHES * info.launch_seconds * waves * phase.tiles_a_block / f64::from(config.ctas_per_unit.max(1))
+    let launches = if has_few_tokens(config) { FEW_TOKENS_TILE_LAUNCHES } else { TILE_LAUNCHES };
+    launches * info.launch_seconds * waves.count() * phase.tiles_a_block / f64::from(config.ctas_per_unit.max(1))
 }
 
 /// Time of writing, meeting at and adding up the partial sums of a split tile. As many as there are blocks at a time are added up at
@@ -226,10 +275,14 @@ fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
         Schedule::StreamK | Schedule::Threads => 0.0,
         Schedule::Grid => partition.phases().iter().map(|phase| (phase.blocks / slots).ceil() - 1.0).sum(),
     };
-    let meeting = FIXUP_LAUNCHES + RESTART_LAUNCHES * restarts;
+    let (factor, meeting, restart) = match has_few_tokens(config) {
+        true => (FEW_TOKENS_FIXUP_FACTOR, FEW_TOKENS_FIXUP_LAUNCHES, FEW_TOKENS_RESTART_LAUNCHES),
+        false => (FIXUP_FACTOR, FIXUP_LAUNCHES, RESTART_LAUNCHES),
+    };
+    let meeting = meeting + restart * restarts;
     // Blocks of the phase that is cut follow one another where they are more than fit.
     let rounds = partition.phases().iter().map(|phase| phase.blocks / slots).fold(1.0, f64::max);
-    FIXUP_FACTOR * (rounds * f64::from(peers) * tile_bytes / block_rate + meeting * info.launch_seconds)
+    factor * (rounds * f64::from(peers) * tile_bytes / block_rate + meeting * info.launch_seconds)
 }
 
 /// Time of the launch that converts X: X is read, the padded copy written.

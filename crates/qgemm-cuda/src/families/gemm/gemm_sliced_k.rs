@@ -1,7 +1,7 @@
 //! The main loop of `gemm` for a few tokens on Ampere and newer: a CTA is few rows, whose K dimension slices of its warps
 //! share. W and X pass through rings of the slices' own.
 
-use qgemm_formats::DType;
+use qgemm_formats::{DType, Encoding};
 use qgemm_hal::{Schedule, Variant};
 
 use super::common;
@@ -70,7 +70,7 @@ const TILES: [Tile; 2] = [tile(8, &EIGHT_WARPS, (180, 920)), tile(16, &FOR_16, (
 const MANY_ROWS_TILES: [Tile; 2] = [tile(8, &MANY_ROWS, (160, 950)), tile(16, &MANY_ROWS, (170, 920))];
 /// For nested scales, which take instructions and registers beside their codes: eight warps an SM before
 /// sixteen, and four where shared memory has room for no more (100 KiB: Ada, consumer Blackwell). The shares are Q4_K's; others
-/// have `nested_share` of them.
+/// have `arithmetic_share` of them.
 const NESTED_TILES: [Tile; 2] = [tile(8, &NESTED, (165, 920)), tile(16, &NESTED_16, (185, 800))];
 const NESTED: [Division; 8] = [
     WARP_PER_SLICE,
@@ -169,7 +169,7 @@ impl Tile {
             constants: vec![("QG_ROW_TILES", row_tiles), ("QG_WARPS_N", warps), ("QG_STAGES", stages)],
             warps_n: warps,
             k_groups: slices,
-            efficiency: (self.efficiency.0 * nested_share(types) / 100, self.efficiency.1),
+            efficiency: (self.efficiency.0 * arithmetic_share(types) / 100, self.efficiency.1),
             ..Instance::new(Parts {
                 main_loop: &MAIN_LOOP,
                 types,
@@ -186,11 +186,12 @@ fn scale_table_bytes(types: &Types, rows: u32) -> u32 {
     if types.has_nested_scales() { rows * types.tile_k() / types.format.sub_block as u32 * 4 } else { 0 }
 }
 
-/// What kernels of nested scales reach of Q4_K's arithmetic, per cent: codes of two planes or looked up, and twice the scales,
-/// take more instructions (measured on an H200).
-fn nested_share(types: &Types) -> u32 {
+/// What kernels reach of the arithmetic of INT4's, or of nested scales of Q4_K's, per cent: codes of two planes or looked up, and twice
+/// the scales, take more instructions (measured on an H200).
+fn arithmetic_share(types: &Types) -> u32 {
     let format = types.format;
     match () {
+        () if !types.has_nested_scales() && matches!(format.encoding, Encoding::Codebook(_)) => 40,
         () if !types.has_nested_scales() => 100,
         () if !format.encoding.is_integer() => 60,
         () if format.code_planes.len() > 1 || format.sub_block == 16 => 85,
