@@ -44,6 +44,7 @@ fn plan([n_tiles, m_tiles, k_tiles]: [u32; 3], stream_k: StreamK, blocks: u32) -
         x_format: XFormat::Plain(DType::F32),
         x_prologue: None,
         rounded_weights: None,
+        normalizes_x: false,
         efficiency: (1000, 1000),
     };
     let workspace = WorkspaceLayout::stream_k(&stream_k, THREADS.into()).unwrap();

@@ -302,6 +302,39 @@ abi_struct! {
 }
 
 abi_struct! {
+    /// What kernels do that normalize X themselves and write segments where they belong: CUDA only.
+    pub struct ProjectionOperands {
+        /// Address of gamma; 0 where there is none.
+        pub gamma: u64,
+        /// Address of the second output.
+        pub d1: u64,
+        /// Elements from one of its rows to the next.
+        pub d1_row: u64,
+        /// Address of the third output.
+        pub d2: u64,
+        /// Elements from one of its rows to the next.
+        pub d2_row: u64,
+        /// Address of the fourth output.
+        pub d3: u64,
+        /// Elements from one of its rows to the next.
+        pub d3_row: u64,
+        /// First feature of the second output; none has the number `u32::MAX` where there is no such output.
+        pub first1: u32,
+        /// First feature of the third output.
+        pub first2: u32,
+        /// First feature of the fourth output.
+        pub first3: u32,
+        /// Element types: of gamma in the lowest four bits, then of the second output and those after it; in the bits from 16 on, whether rows
+        /// of these begin at multiples of 16 bytes.
+        pub types: u32,
+        /// Whether X is normalized.
+        pub normalizes: u32,
+        /// Added to the mean of squares.
+        pub eps: f32,
+    }
+}
+
+abi_struct! {
     /// Which rows are which expert's, of a product: CUDA only.
     pub struct ExpertGroups {
         /// Address of the offsets, counts or ids.
@@ -432,6 +465,7 @@ pub const STRUCTS: &[AbiStruct] = &[
     OptimizerShape::ABI,
     OptimizerPointers::ABI,
     RepackParams::ABI,
+    ProjectionOperands::ABI,
     ExpertGroups::ABI,
     ExpertCombine::ABI,
 ];

@@ -213,6 +213,7 @@ impl Family<CheckedGemm> for NoopFamily {
             x_format: op.plain_x()?.dtype.into(),
             x_prologue: None,
             rounded_weights: None,
+            normalizes_x: false,
             efficiency: (1000, 1000),
         };
         Ok(vec![config])

@@ -220,7 +220,7 @@ impl Plan {
     pub fn workspace_bytes(&self) -> usize {
         self.launch().map_or(0, |launch| {
             let own = launch.workspace.bytes;
-            self.op.normed_regions(self.op.m, own).map_or(own, |regions| regions.all().end)
+            self.op.normed_regions_of(launch).map_or(own, |regions| regions.all().end)
         })
     }
 

@@ -14,9 +14,7 @@ pub(super) fn prepare(
     plan: &LaunchPlan,
 ) -> Result<LaunchSequence, Error> {
     let product = of_product(device, op, family, plan)?;
-    let Some((norm, regions)) = op.norm_prologue().zip(op.normed_regions(op.m, plan.workspace.bytes)) else {
-        return Ok(product);
-    };
+    let Some((norm, regions)) = op.norm_before(plan) else { return Ok(product) };
     use GemmOperand as O;
     let planes = Some([O::XScales, O::XPlaneFactors, O::XSums]);
     let shared = Shared { x: O::X, gamma: O::Gamma, beta: O::Beta, workspace: O::Workspace, planes };

@@ -146,7 +146,7 @@ fn prologue(plan: &LaunchPlan) -> Option<PrologueRecord> {
 
 /// Bytes of the workspace of a product, normalized rows of X among them.
 fn workspace_end(op: &CheckedGemm, plan: &LaunchPlan) -> usize {
-    op.normed_regions(op.m, plan.workspace.bytes).map_or(plan.workspace.bytes, |regions| regions.all().end)
+    op.normed_regions_of(plan).map_or(plan.workspace.bytes, |regions| regions.all().end)
 }
 
 /// What lies where in the workspace of a product.
@@ -175,7 +175,7 @@ fn workspace(op: &CheckedGemm, plan: &LaunchPlan) -> Vec<WorkspaceRegion> {
         regions.push(WorkspaceRegion::new("dequantized_x", bytes.start, bytes.len()));
     }
     let names = ["x_normed", "x_normed_scales", "x_normed_factors", "x_normed_sums"];
-    if let Some(normed) = op.normed_regions(op.m, layout.bytes) {
+    if let Some(normed) = op.normed_regions_of(plan) {
         let all = names.iter().enumerate().map(|(plane, name)| (name, normed.range(plane)));
         let present = all.filter(|(_, range)| !range.is_empty());
         regions.extend(present.map(|(name, range)| WorkspaceRegion::new(name, range.start, range.len())));

@@ -7,6 +7,9 @@
 #include "mainloop/w_warp_ring.cuh"
 #include "mainloop/x_slice_ring.cuh"
 #include "sched/experts.cuh"
+#if QG_PROJECTION
+#include "mainloop/normalized_x_slice.cuh"
+#endif
 
 // A warp's k-tiles of W, replaced by its accumulators after the main loop.
 struct KTilesOrAccumulators {
@@ -19,6 +22,10 @@ struct WarpMemory : KTilesOrAccumulators, ScaleTableOfWarp {};
 struct SharedStorage {
     XSliceRing x[SLICES];
     WarpMemory w[QG_THREADS / 32];
+#if QG_PROJECTION
+    alignas(16) float gamma[SLICES][QG_K_TILE];
+    RowStatistics rows;
+#endif
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -45,6 +52,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     for (u32 i = 0; i < PREFETCH_DISTANCE; i++)
         if (k_tile + i * SLICES < work.end) WSource::copy(w, i, SLICES, lane);
     XSliceSource x = XSliceSource::of(p, x_ring, work.m_tile * QG_TILE_M, k_tile, slice_thread);
+#if QG_PROJECTION
+    XSliceNormalizer normalizer = {};
+    if (p.projection.normalizes) XSliceNormalizer::load_gamma(normalizer, p, k_tile, slice_thread);
+#endif
     griddepcontrol_wait();
 #pragma unroll
     for (u32 i = 0; i < PREFETCH_DISTANCE; i++) {
@@ -52,6 +63,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         if (next < work.end) XSliceSource::copy(x, p, next, i, SLICES, slice_thread);
         cp_async_commit_group();
     }
+#if QG_PROJECTION
+    if (p.projection.normalizes) RowNormalizer::find(shared.rows, p, work.m_tile * QG_TILE_M, thread);
+#endif
 
     const XCursor cursor = XCursor::of_lane_in_k_steps(lane);
     const Constants constants = Constants::make(lane);
@@ -60,6 +74,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll 1
     for (; k_tile < work.end; k_tile += SLICES) {
         cp_async_wait_group<PREFETCH_DISTANCE - 1>();
+#if QG_PROJECTION
+        if (p.projection.normalizes) XSliceNormalizer::put_gamma(normalizer, shared.gamma[slice], slice_thread);
+#endif
         slice_barrier(slice);
         // The next k-tile takes the place of the one before this one.
         const u32 next = k_tile + PREFETCH_DISTANCE * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
@@ -68,6 +85,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             XSliceSource::copy(x, p, next, free, SLICES, slice_thread);
         }
         cp_async_commit_group();
+#if QG_PROJECTION
+        if (p.projection.normalizes) {
+            XSliceNormalizer::load_gamma(normalizer, p, k_tile + SLICES, slice_thread);
+            XSliceNormalizer::normalize(x_ring.k_tile[at], shared.rows, shared.gamma[slice], p.shape.m - work.m_tile * QG_TILE_M,
+                                        slice_thread);
+            slice_barrier(slice);
+        }
+#endif
         multiply_k_tile(acc, w_ring.k_tiles[at].tile, x_ring.k_tile[at].k_block, cursor, constants,
                         shared.w[thread / 32], lane);
         at = at + 1 == QG_STAGES ? 0 : at + 1;

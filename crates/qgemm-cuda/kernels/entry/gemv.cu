@@ -8,6 +8,9 @@
 #endif
 #include "epilogue/sliced_k.cuh"
 #include "sched/experts.cuh"
+#if QG_PROJECTION
+#include "mainloop/normalized_x.cuh"
+#endif
 
 constexpr u32 ROW_TILES = QG_ROW_TILES;
 using Tile = XTile<QG_TILE_M, QG_X_K_TILES * QG_K_TILE>;
@@ -16,6 +19,9 @@ using Loop = Engine<ROW_TILES>;
 struct SharedStorage {
     Tile x;
     WarpAccumulators acc[SLICES];
+#if QG_PROJECTION
+    RowStatistics rows;
+#endif
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -51,11 +57,36 @@ QG_DEVICE void accumulate_k_tile(Loop::Accumulators& acc, const KTile (&k_tile)[
         Loop::accumulate(acc, k_tile, k_block, x, x_k_tile * K_BLOCKS + k_block, lane);
 }
 
+#if QG_PROJECTION
+// Normalizes a group of columns, those of a token of the tile.
+QG_DEVICE void normalize_group(XGroup& group, const RowStatistics& rows, const GemmParams& p, u32 token, u32 column) {
+    if constexpr (QG_USE_MMA) {
+#pragma unroll
+        for (u32 i = 0; i < GROUP_WORDS; i++)
+            group.word[i] = RowNormalizer::normalized_pair(rows, token, group.word[i], RowNormalizer::gamma(p, column + 2 * i),
+                                                           RowNormalizer::gamma(p, column + 2 * i + 1));
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < GROUP_WORDS; i++) {
+            const float v = RowNormalizer::normalized(rows, token, bits_to_f32(group.word[i]), RowNormalizer::gamma(p, column + i));
+            // What is multiplied has the type of X.
+            group.word[i] = f32_to_bits(QG_X_DTYPE == DTYPE_F32 ? v : x_to_f32(f32_to_x(v)));
+        }
+    }
+}
+#endif
+
 // Fills the tile with the columns of k-tiles [begin, begin + count) of all tokens.
-QG_DEVICE void fill_x_tile(Tile& tile, const GemmParams& p, u32 first_token, u32 begin, u32 count, u32 thread) {
+QG_DEVICE void fill_x_tile(SharedStorage& shared, const GemmParams& p, u32 first_token, u32 begin, u32 count, u32 thread) {
     for (u32 token = 0; token < QG_TILE_M; token++)
-        for (u32 column = thread * GROUP; column < count * QG_K_TILE; column += QG_THREADS * GROUP)
-            Tile::store(tile, token, column, load_x_group(p, first_token + token, begin * QG_K_TILE + column));
+        for (u32 column = thread * GROUP; column < count * QG_K_TILE; column += QG_THREADS * GROUP) {
+            XGroup group = load_x_group(p, first_token + token, begin * QG_K_TILE + column);
+#if QG_PROJECTION
+            if (p.projection.normalizes && first_token + token < p.shape.m)
+                normalize_group(group, shared.rows, p, token, begin * QG_K_TILE + column);
+#endif
+            Tile::store(shared.x, token, column, group);
+        }
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
@@ -87,7 +118,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             griddepcontrol_wait();
         else
             cta_barrier();
-        fill_x_tile(shared.x, p, first_token, begin, count, thread);
+#if QG_PROJECTION
+        if (begin == work.begin && p.projection.normalizes) RowNormalizer::find(shared.rows, p, first_token, thread);
+#endif
+        fill_x_tile(shared, p, first_token, begin, count, thread);
         cta_barrier();
         while (k_tile + (QG_UNROLL - 1) * SLICES < count) {
             // The next batch is in flight while this one is computed.

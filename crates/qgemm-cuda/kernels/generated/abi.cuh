@@ -656,6 +656,34 @@ static_assert(QG_OFFSET_OF(RepackParams, blocks) == 20, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, k_tiles) == 24, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, reserved) == 28, "layout");
 static_assert(sizeof(RepackParams) == 32, "layout");
+struct ProjectionOperands {
+    u64 gamma;  // Address of gamma; 0 where there is none.
+    u64 d1;  // Address of the second output.
+    u64 d1_row;  // Elements from one of its rows to the next.
+    u64 d2;  // Address of the third output.
+    u64 d2_row;  // Elements from one of its rows to the next.
+    u64 d3;  // Address of the fourth output.
+    u64 d3_row;  // Elements from one of its rows to the next.
+    u32 first1;  // First feature of the second output; none has the number `u32::MAX` where there is no such output.
+    u32 first2;  // First feature of the third output.
+    u32 first3;  // First feature of the fourth output.
+    u32 types;  // Element types: of gamma in the lowest four bits, then of the second output and those after it; in the bits from 16 on, whether rows of these begin at multiples of 16 bytes.
+    u32 normalizes;  // Whether X is normalized.
+    float eps;  // Added to the mean of squares.
+};
+static_assert(QG_OFFSET_OF(ProjectionOperands, d1) == 8, "layout");
+static_assert(QG_OFFSET_OF(ProjectionOperands, d1_row) == 16, "layout");
+static_assert(QG_OFFSET_OF(ProjectionOperands, d2) == 24, "layout");
+static_assert(QG_OFFSET_OF(ProjectionOperands, d2_row) == 32, "layout");
+static_assert(QG_OFFSET_OF(ProjectionOperands, d3) == 40, "layout");
+static_assert(QG_OFFSET_OF(ProjectionOperands, d3_row) == 48, "layout");
+static_assert(QG_OFFSET_OF(ProjectionOperands, first1) == 56, "layout");
+static_assert(QG_OFFSET_OF(ProjectionOperands, first2) == 60, "layout");
+static_assert(QG_OFFSET_OF(ProjectionOperands, first3) == 64, "layout");
+static_assert(QG_OFFSET_OF(ProjectionOperands, types) == 68, "layout");
+static_assert(QG_OFFSET_OF(ProjectionOperands, normalizes) == 72, "layout");
+static_assert(QG_OFFSET_OF(ProjectionOperands, eps) == 76, "layout");
+static_assert(sizeof(ProjectionOperands) == 80, "layout");
 struct ExpertGroups {
     u64 index;  // Address of the offsets, counts or ids.
     u64 offsets;  // Address of the offsets in the list.

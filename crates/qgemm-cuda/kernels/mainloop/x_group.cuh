@@ -2,6 +2,7 @@
 // columns in act-order.
 #pragma once
 #include "dequant/k_tile.cuh"
+#include "mainloop/column_group.cuh"
 #include "sched/rows.cuh"
 
 #if QG_USE_MMA
@@ -10,8 +11,7 @@ using XElement = u16;
 using XElement = float;
 #endif
 
-// Columns that a thread loads at once, and words that they take in registers.
-constexpr u32 GROUP = 8;
+// Words that columns which a thread loads at once take in registers.
 constexpr u32 GROUP_WORDS = GROUP * sizeof(XElement) / 4;
 struct XGroup {
     u32 word[GROUP_WORDS];

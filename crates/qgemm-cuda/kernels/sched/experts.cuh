@@ -177,6 +177,6 @@ struct CtaPlace {
         if (own.rows == 0) return;                                                                       \
         OwnRows::narrow(own, p);                                                                         \
     }
-#else
+#elif !QG_PROJECTION
 #define QG_TAKE_PROBLEM(p, given) const GemmParams& p = given
 #endif

@@ -10,6 +10,10 @@
 #ifndef QG_EXPERT_TILES
 #define QG_EXPERT_TILES 0
 #endif
+// Whether the kernel normalizes X itself, and writes segments where they belong (`sched/projection.cuh`): 1 in the prelude of those alone.
+#ifndef QG_PROJECTION
+#define QG_PROJECTION 0
+#endif
 // CTAs along M that share a work tile: more than 1 in the prelude of kernels whose CTAs form clusters.
 #ifndef QG_CLUSTER
 #define QG_CLUSTER 1
@@ -21,5 +25,8 @@ struct GemmParams {
     TileSchedule tiles;
 #if QG_EXPERTS
     ExpertGroups groups;
+#endif
+#if QG_PROJECTION
+    ProjectionOperands projection;
 #endif
 };

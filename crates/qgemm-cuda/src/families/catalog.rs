@@ -11,7 +11,8 @@ use super::convert::Convert;
 use super::dequantize::Dequantize;
 use super::experts::ExpertProducts;
 use super::gemm::{
-    Fp8Kernel, Instance, block_scaled_kernel, fp8_kernels, gathers, gemm_sequence, instances, of_planes, x_prologue,
+    Fp8Kernel, Instance, PROJECTION, block_scaled_kernel, fp8_kernels, gathers, gemm_sequence, instances, of_planes,
+    projection_configs, projection_source_hash, x_prologue,
 };
 use super::indexer;
 use super::kernel_launch::load;
@@ -26,7 +27,7 @@ use crate::arch;
 
 /// What CUDA devices offer.
 pub static CATALOG: Catalog = Catalog {
-    gemm: &[&Gemv, &Gemm],
+    gemm: &[&Gemv, &Gemm, &Projection],
     convert: &[&Convert],
     experts: &[&ExpertProducts],
     routing: &[&Routing],
@@ -49,6 +50,10 @@ struct Gemv;
 #[derive(Debug)]
 struct Gemm;
 
+/// A few tokens that are normalized first, or whose outputs lie in several matrices, in one launch.
+#[derive(Debug)]
+struct Projection;
+
 /// The kernels of a family for these types.
 fn of_family(
     family: &dyn Family<CheckedGemm>,
@@ -67,10 +72,15 @@ fn variant_for(op: &CheckedGemm, info: &DeviceInfo) -> Result<Variant, Unsupport
     if op.class != expected {
         return Err(Unsupported::new(format!("reads weights in layout {expected:?}, not {:?}", op.class)));
     }
-    if !op.segments.is_empty() {
-        return Err(Unsupported::new("writes all outputs of a product to one matrix"));
-    }
     Ok(variant)
+}
+
+/// The same for kernels that write all outputs of a product to one matrix.
+fn variant_for_one(op: &CheckedGemm, info: &DeviceInfo) -> Result<Variant, Unsupported> {
+    match op.segments.is_empty() {
+        true => variant_for(op, info),
+        false => Err(Unsupported::new("writes all outputs of a product to one matrix")),
+    }
 }
 
 /// Whether the device has the shared memory that the kernel needs.
@@ -127,7 +137,7 @@ impl Family<CheckedGemm> for Gemv {
     }
 
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
-        let (variant, x) = (variant_for(op, info)?, op.plain_x()?.dtype);
+        let (variant, x) = (variant_for_one(op, info)?, op.plain_x()?.dtype);
         let kernels = || of_family(self, op, x, variant);
         let most = kernels().map(|i| i.tile_m as usize).max();
         let serving = kernels().find(|i| i.tile_m as usize >= op.m);
@@ -142,6 +152,24 @@ impl Family<CheckedGemm> for Gemv {
 
     fn source_hash(&self, op: &CheckedGemm, config: &TileConfig) -> u64 {
         source_hash(op, config)
+    }
+}
+
+impl Family<CheckedGemm> for Projection {
+    fn name(&self) -> &'static str {
+        PROJECTION
+    }
+
+    fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
+        projection_configs(op, variant_for(op, info)?, info)
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
+        gemm_sequence(op, plan, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, op: &CheckedGemm, config: &TileConfig) -> u64 {
+        projection_source_hash(op, config)
     }
 }
 
@@ -206,7 +234,7 @@ impl Family<CheckedGemm> for Gemm {
 
     /// Kernels that read X in place, and those that read what a prologue makes of it.
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
-        let variant = variant_for(op, info)?;
+        let variant = variant_for_one(op, info)?;
         if let Some(planes) = &op.x.planes {
             return match planes.parts.code {
                 // Either loop refuses what the other serves.

@@ -70,6 +70,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .chain(indexer::specs(variant))
         .chain(unpack::specs(variant))
         .chain(instances)
+        .chain(gemm::projection_specs(variant))
         .chain(experts::specs(variant))
         .chain(fp8)
         .chain(block_scaled)
@@ -80,6 +81,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
 /// them: what `cargo xtask spills` makes `kernels.spills` of. A line of that file names the kernel.
 pub fn ask_registers(variant: Variant, fits: &dyn Fn(String, KernelSpec) -> bool) {
     gemm::ask_registers(variant, &|line, instance| fits(line, instance.spec()));
+    gemm::ask_registers_of_projections(variant, fits);
     experts::ask_registers(variant, fits);
 }
 

@@ -395,6 +395,7 @@ pub(crate) mod tests {
             x_format: XFormat::Plain(DType::F16),
             x_prologue: None,
             rounded_weights: None,
+            normalizes_x: false,
             efficiency: (700, 900),
         }
     }

@@ -52,6 +52,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("x_formats", "activations given in codes and scales, of every format", x_formats),
     group("norm", "X that is normalized first", norm),
     group("fused", "weights fused of several, each with an output of its own", fused),
+    group("projection", "a few tokens, normalized and to outputs of their own, where one launch can do it", projection),
     group("batch_invariant", "bits that do not depend on the batch", batch_invariant),
     group("configurations", "every tile that could be chosen, whole and cut", configurations),
 ];
@@ -491,6 +492,41 @@ fn norm(format: Format) -> Vec<Case> {
 }
 
 /// Two to four segments whose borders kernels see, borders that they do not, and more segments than they know.
+/// Rows of X that lie well, and segments that begin at whole tiles.
+fn projection(format: Format) -> Vec<Case> {
+    let medium = medium_k(format).next_multiple_of(8);
+    let long = (4096 + format.block_len).next_multiple_of(8);
+    let base = |(i, (m, n, k)): (usize, (usize, usize, usize))| {
+        let x_dtype = DType::ALL[(i + 1) % 3];
+        Case {
+            x_dtype,
+            x_precision: if x_dtype == DType::F32 { XPrecision::Exact } else { XPrecision::Auto },
+            d_dtype: DType::ALL[i % 3],
+            norm: Some(NormKind::Rms),
+            layout: Layout { x_gap: i % 2 * 16, ..Layout::default() },
+            seed: i as u64,
+            ..Case::new(format, m, n, k)
+        }
+    };
+    let shapes = [(1, 70, long), (7, 40, medium), (8, 67, medium), (9, 33, medium), (16, 130, medium), (2, 48, long)];
+    let mut cases: Vec<Case> = shapes.into_iter().enumerate().map(base).collect();
+    cases[1].gated = true;
+    cases[1].epilogue.activation = Activation::Silu;
+    cases[4].epilogue = Epilogue { bias: Some(DType::F16), residual: Some(DType::BF16), ..Epilogue::default() };
+    // Huge and tiny rows, rows of zeros, and what is not finite.
+    let kinds = [ActivationKind::MixedMagnitudes, ActivationKind::NotFinite, ActivationKind::Denormals, ActivationKind::Outliers];
+    for (i, activations) in kinds.into_iter().enumerate() {
+        let x_dtype = if i < 1 { DType::BF16 } else { DType::F16 };
+        cases.push(Case { activations, x_dtype, d_dtype: DType::F32, ..base((cases.len(), (5, 40, medium))) });
+    }
+    for (i, (m, segments)) in [(1, 3), (16, 4), (3, 2)].into_iter().enumerate() {
+        let norm = (i != 1).then_some(NormKind::Rms);
+        let layout = Layout { d_gap: i * 8, ..Layout::default() };
+        cases.push(Case { segments, norm, layout, ..base((cases.len(), (m, segments * 128 + 5, medium))) });
+    }
+    cases
+}
+
 fn fused(format: Format) -> Vec<Case> {
     let k = medium_k(format);
     let shapes = [(1, 70, 3), (3, 80, 3), (16, 130, 4), (17, 70, 2), (2, 100, 5), (66, 200, 3)];

@@ -81,6 +81,7 @@ fn configs(of: Traits, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
         x_format: of.x_format,
         x_prologue: None,
         rounded_weights: None,
+        normalizes_x: false,
         efficiency: (efficiency(tile_m, of.math, info), 1000),
     };
     let threads = info.units.max(1);

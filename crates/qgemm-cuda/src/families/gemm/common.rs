@@ -51,6 +51,11 @@ pub(super) fn warp_sums(tile_m: u32, rows: u32) -> u32 {
     tile_m * (rows + padding) * 4
 }
 
+/// `sizeof(RowStatistics)` in `mainloop/normalized_x.cuh`.
+pub(super) fn row_statistics(tile_m: u32, warps: u32) -> u32 {
+    (3 + warps) * tile_m * 4
+}
+
 /// `sizeof(WarpStaging)` of a warp with `rows` rows: the sums of `staged` tiles of tokens, and a factor and a bias of each row.
 pub(super) fn warp_staging(rows: u32, staged: u32) -> u32 {
     (staged * MMA_TOKENS * (rows + SUM_PADDING) + 2 * rows) * 4

@@ -237,6 +237,7 @@ impl Fp8Kernel {
             x_format: self.x,
             x_prologue: None,
             rounded_weights: None,
+            normalizes_x: false,
             efficiency: (efficiency.0, bandwidth),
         }
     }

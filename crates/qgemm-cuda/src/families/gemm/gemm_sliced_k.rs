@@ -101,24 +101,24 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
     if !serves(types) {
         return Vec::new();
     }
-    let is_nested = types.has_nested_scales();
-    let divided = |tile: &Tile, division: &Division| {
-        // Operands in f16 take so few instructions that a longer ring gains more than more rows (measured on an H200).
-        let needs_long = !is_nested && [WARP_PER_SLICE, MANY_ROWS[1]].contains(division)
-            || types.x == DType::F16 && *division == EIGHT_WARPS[0];
-        let fewest = if needs_long { STAGES.1 + 1 } else { STAGES.1 };
-        tile.with_longest_rings(types, division, fewest)
-    };
     let instance = |tile: &Tile| {
-        let mut with_room = tile.divisions.iter().filter_map(|division| divided(tile, division));
-        with_room.find(fits_registers)
+        let divided = |division: &Division| tile.with_longest_rings(types, division, fewest_stages(types, division));
+        tile.divisions.iter().filter_map(divided).find(fits_registers)
     };
-    let (tiles, many_rows): (&[_], &[_]) = match (is_nested, is_narrow(types)) {
+    let (tiles, many_rows): (&[_], &[_]) = match (types.has_nested_scales(), is_narrow(types)) {
         (true, _) => (&NESTED_TILES, &NESTED_MANY_ROWS_TILES),
         (false, true) => (&TILES, &MANY_ROWS_TILES),
         (false, false) => (&TILES, &[]),
     };
     tiles.iter().chain(many_rows).filter_map(instance).collect()
+}
+
+/// Fewest k-tiles in the rings. Operands in f16 take so few instructions that a longer ring gains more than more rows (measured on an
+/// H200).
+fn fewest_stages(types: &Types, division: &Division) -> u32 {
+    let needs_long = !types.has_nested_scales() && [WARP_PER_SLICE, MANY_ROWS[1]].contains(division)
+        || types.x == DType::F16 && *division == EIGHT_WARPS[0];
+    if needs_long { STAGES.1 + 1 } else { STAGES.1 }
 }
 
 /// Hopper's matrix instructions serve 16 rows, too, where those of a few have kernels of their own.
@@ -138,6 +138,21 @@ fn for_experts(types: &Types) -> Vec<Instance> {
     OF_EXPERTS.divisions.iter().find_map(with_room).into_iter().collect()
 }
 
+/// The kernel that normalizes X itself and writes segments where they belong: the first for eight tokens that `fits`. None where another
+/// main loop serves these types.
+pub(super) fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Option<Instance> {
+    if !serves(types) {
+        return None;
+    }
+    let tile = if types.has_nested_scales() { &NESTED_TILES[0] } else { &TILES[0] };
+    let with_own = |division: &Division| {
+        let own = division.slices * types.tile_k() * size_of::<f32>() as u32
+            + common::row_statistics(tile.tile_m, division.warps * division.slices);
+        tile.with_longest_rings_beside(own, types, division, fewest_stages(types, division))
+    };
+    tile.divisions.iter().filter_map(with_own).find(fits)
+}
+
 fn serves(types: &Types) -> bool {
     types.engine.is_mma() && types.variant >= Variant::Sm80
 }
@@ -150,9 +165,20 @@ fn is_narrow(types: &Types) -> bool {
 impl Tile {
     /// With as many k-tiles in the rings as SMs have memory for; none where that is less than `fewest`.
     fn with_longest_rings(&self, types: &Types, division: &Division, fewest: u32) -> Option<Instance> {
+        self.with_longest_rings_beside(0, types, division, fewest)
+    }
+
+    /// The same where CTAs have `own` bytes beside, a multiple of 4.
+    fn with_longest_rings_beside(
+        &self,
+        own: u32,
+        types: &Types,
+        division: &Division,
+        fewest: u32,
+    ) -> Option<Instance> {
         // A CTA's memory counts with the 1 KiB that the system keeps of it.
         let has_room = |i: &Instance| (i.shared_bytes + 1024) * i.ctas_per_sm <= most_shared(types.variant) + 1024;
-        (fewest..=STAGES.0).rev().map(|stages| self.instance(types, division, stages)).find(has_room)
+        (fewest..=STAGES.0).rev().map(|stages| self.instance(types, division, stages).with_own_bytes(own)).find(has_room)
     }
 
     fn instance(&self, types: &Types, division: &Division, stages: u32) -> Instance {

@@ -147,6 +147,16 @@ impl Instance {
         }
     }
 
+    /// The same with `own` bytes more of shared memory before what threads tell one another at a tile's end.
+    pub(super) fn with_own_bytes(self, own: u32) -> Self {
+        // The flag is all that stands in the last unit of alignment.
+        let before = self.shared_bytes - common::ALIGNMENT;
+        match own {
+            0 => self,
+            _ => Self { shared_bytes: (before + own + common::FLAG).next_multiple_of(common::ALIGNMENT), ..self },
+        }
+    }
+
     /// Whether the kernel rounds weights to the type of X before it multiplies them.
     pub(crate) fn rounds_weights(&self) -> bool {
         self.main_loop.rounds_beyond.is_some() && !self.types.format.scale_planes.is_empty()
@@ -194,6 +204,7 @@ impl Instance {
             x_format: self.x_format,
             x_prologue: None,
             rounded_weights: self.rounds_weights().then_some(x),
+            normalizes_x: false,
             efficiency: self.efficiency,
         }
     }

@@ -9,6 +9,7 @@ mod gemv;
 mod instance;
 mod instances;
 mod params;
+mod projection;
 mod sequence;
 mod sm120_block_scaled;
 mod sm120_tma_ws;
@@ -32,6 +33,9 @@ pub(super) use gemv::for_experts;
 pub(super) use instance::{Instance, XAccess};
 pub(super) use instances::{ask_registers, instances, instances_for_experts, of_planes};
 pub(super) use params::{Cut, GemmParams, params};
+pub(super) use projection::{
+    NAME as PROJECTION, ask_registers_of_projections, projection_configs, projection_source_hash, projection_specs,
+};
 pub use sequence::gemm_sequence;
 pub(super) use sm120_block_scaled::block_scaled_kernel;
 pub(super) use spills::{fits_registers_as, key as spills_key};

@@ -109,7 +109,7 @@ impl GemmLaunch {
 impl GemmParams {
     /// Enters where the operands of a launch are, and what follows from that; `second_bias` is the bytes from the gate's bias to
     /// the up's, of a gated pair.
-    pub(super) fn find(
+    pub(in crate::families) fn find(
         &mut self,
         operands: &Operands<'_>,
         places: &Places<'_>,

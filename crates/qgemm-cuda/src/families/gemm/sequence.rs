@@ -13,6 +13,7 @@ use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params};
 use super::fp8_kernels::fp8_kernels;
 use super::instances::{instances, of_planes};
 use super::params::GemmLaunch;
+use super::projection;
 use super::sm120_block_scaled::block_scaled_kernel;
 
 /// The launches of `plan`, whose kernels `make` makes ready, on a device like `info`.
@@ -26,6 +27,9 @@ pub fn gemm_sequence(
     info: &DeviceInfo,
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
+    if plan.config.family == projection::NAME {
+        return projection::projection_sequence(op, plan, info, make);
+    }
     let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
     let id = plan.config.kernel_id(op.format);
     let unavailable = |why: &str| HalError::KernelUnavailable {
@@ -108,7 +112,7 @@ fn prologue_step(
 }
 
 /// The product's step with what `op`, as its kernel sees it, reads and writes.
-fn bound(step: LaunchStep, op: &CheckedGemm, plan: &LaunchPlan) -> LaunchStep {
+pub(super) fn bound(step: LaunchStep, op: &CheckedGemm, plan: &LaunchPlan) -> LaunchStep {
     use GemmOperand as O;
     let mut step = step.bind(O::W, O::W).bind(O::D, O::D);
     for operand in op.x.planes.iter().flat_map(XPlanes::operands) {

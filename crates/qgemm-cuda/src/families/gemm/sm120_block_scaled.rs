@@ -117,6 +117,7 @@ impl BlockScaledKernel {
             x_format: self.x,
             x_prologue: None,
             rounded_weights: None,
+            normalizes_x: false,
             // Estimates, of the rate of FP4: an access of X serves one row tile.
             efficiency: (if self.has_bytes() { 200 } else { 300 }, 600),
         }

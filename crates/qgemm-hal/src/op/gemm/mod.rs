@@ -295,6 +295,17 @@ impl CheckedGemm {
         })
     }
 
+    /// The same before the kernels of `plan`; `None` where these normalize X themselves.
+    pub fn norm_before(&self, plan: &LaunchPlan) -> Option<(CheckedNorm, XPlaneRegions)> {
+        let regions = self.normed_regions_of(plan)?;
+        Some((self.norm_prologue()?, regions))
+    }
+
+    /// Where what such a norm writes lies in the workspace.
+    pub fn normed_regions_of(&self, plan: &LaunchPlan) -> Option<XPlaneRegions> {
+        if plan.config.normalizes_x { None } else { self.normed_regions(self.m, plan.workspace.bytes) }
+    }
+
     /// Where `rows` normalized rows, or the planes of them, lie in a workspace whose first `bytes` bytes a plan's own steps have; `None`
     /// where X is not normalized, or its size overflows.
     pub fn normed_regions(&self, rows: usize, bytes: usize) -> Option<XPlaneRegions> {

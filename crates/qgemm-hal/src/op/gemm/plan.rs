@@ -61,6 +61,8 @@ pub struct TileConfig {
     /// The type to which the kernel rounds each scaled weight before it multiplies; `None` where codes are exact operands and
     /// scales act on sums.
     pub rounded_weights: Option<DType>,
+    /// Whether the kernel normalizes X itself, where it is normalized: no launch of a norm comes before it.
+    pub normalizes_x: bool,
     /// How near the family comes to the device's rates, 0 to 1000 per mille: (arithmetic, bandwidth).
     pub efficiency: (u32, u32),
 }

@@ -287,6 +287,7 @@ mod tests {
             x_format: XFormat::Plain(DType::F16),
             x_prologue: Some(XPrologue::Convert { row_factors }),
             rounded_weights: None,
+            normalizes_x: false,
             efficiency: (1, 1),
         }
     }

@@ -92,6 +92,7 @@ const CONFIG: TileConfig = TileConfig {
     x_format: XFormat::Plain(DType::F32),
     x_prologue: None,
     rounded_weights: None,
+    normalizes_x: false,
     efficiency: (0, 0),
 };
 

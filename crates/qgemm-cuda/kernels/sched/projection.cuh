@@ -1,0 +1,28 @@
+// Outputs of a product that lie in several matrices, each for neighbouring features. A CTA's features lie in one of them: the host offers
+// such kernels only where each begins at a whole tile.
+#pragma once
+#include "sched/experts.cuh"
+
+#if QG_PROJECTION
+struct Segment {
+    // Makes the output of `p` that of the features from `first_row` on, found by their number among all.
+    QG_DEVICE void narrow(GemmParams& p, u32 first_row) {
+        const ProjectionOperands& all = p.projection;
+        if (first_row < all.first1) return;
+        u64 d = all.d1, row = all.d1_row;
+        u32 first = all.first1, place = 1;
+        if (first_row >= all.first2) d = all.d2, row = all.d2_row, first = all.first2, place = 2;
+        if (first_row >= all.first3) d = all.d3, row = all.d3_row, first = all.first3, place = 3;
+        const u32 dtype = all.types >> 4 * place & 15u;
+        const bool is_aligned = all.types >> (16 + place) & 1u;
+        p.at.d = d - (u64)first * (dtype == DTYPE_F32 ? 4 : 2);
+        p.at.d_row = row;
+        p.shape.d_dtype = dtype;
+        p.shape.flags = (p.shape.flags & ~QG_FLAG_D_ALIGNED16) | (is_aligned ? QG_FLAG_D_ALIGNED16 : 0);
+    }
+};
+
+#define QG_TAKE_PROBLEM(p, given) \
+    GemmParams p = given;         \
+    Segment::narrow(p, cta_index().x * CTA_ROWS)
+#endif

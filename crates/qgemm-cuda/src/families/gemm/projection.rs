@@ -1,0 +1,238 @@
+//! Products of a few tokens whose kernels normalize X themselves, and write segments where they belong: those of the main loops for a few
+//! tokens, compiled once more (`sched/projection.cuh`, `mainloop/normalized_x.cuh`). One launch does what else takes that of a norm before,
+//! and one for each output behind.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, OnceLock};
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::{DType, Format};
+use qgemm_hal::abi::{ProjectionOperands, dtype_code};
+use qgemm_hal::{
+    CheckedGemm, Dense, DeviceInfo, GemmOperand, Geometry, HalError, KernelId, LaunchPlan, LaunchSequence, NormKind,
+    Operand, Operands, TileConfig, Unsupported, Variant,
+};
+
+use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
+use super::super::launch_params::LaunchParams;
+use super::instance::Instance;
+use super::params::{Cut, GemmParams, params};
+use super::sequence::bound;
+use super::spills::{fits_registers_as, key};
+use super::types::Types;
+use super::{gemm_sliced_k, gemv};
+use crate::spec::KernelSpec;
+
+/// Name of the family.
+pub(in crate::families) const NAME: &str = "projection";
+const MACRO: &str = "#define QG_PROJECTION 1\n";
+/// Tiles of tokens of which a CTA's time is no longer that of its weights.
+const MOST_TILES: usize = 2;
+/// Columns that threads read at once to find a row's statistics.
+const GROUP: usize = 8;
+
+/// What kernels are listed by.
+type Key = (Format, DType, Variant);
+
+/// The kernels of each key, listed once a process.
+static KERNELS: LazyLock<HashMap<Key, OnceLock<Vec<Instance>>>> = LazyLock::new(|| {
+    let variants = Variant::ALL.into_iter().flat_map(|variant| types().map(move |(format, x)| (format, x, variant)));
+    variants.map(|key| (key, OnceLock::new())).collect()
+});
+
+fn types() -> impl Iterator<Item = (Format, DType)> {
+    Format::all().flat_map(|format| DType::ALL.map(|x| (format, x)))
+}
+
+/// The kernels for these types.
+fn kernels(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
+    let key = (format, x, variant);
+    let fits = |instance: &Instance| fits_registers_as(id(instance), instance);
+    KERNELS.get(&key).map_or(&[], |kernels| kernels.get_or_init(|| list(key, &fits)))
+}
+
+fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Instance> {
+    let of = |types: &Types| match gemm_sliced_k::for_projections(types, fits) {
+        None => gemv::for_projections(types).into_iter().filter(|instance| fits(instance)).collect(),
+        Some(instance) => vec![instance],
+    };
+    Types::new(format, x, variant).iter().flat_map(of).collect()
+}
+
+/// Every kernel on devices of `variant`.
+pub(in crate::families) fn projection_specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    types().flat_map(move |(format, x)| kernels(format, x, variant)).map(spec)
+}
+
+/// Asks of each kernel whether it fits in registers, by its line of `kernels.spills`.
+pub(in crate::families) fn ask_registers_of_projections(variant: Variant, fits: &dyn Fn(String, KernelSpec) -> bool) {
+    let fits = |instance: &Instance| fits(key(id(instance), instance), spec(instance));
+    types().for_each(|(format, x)| drop(list((format, x, variant), &fits)));
+}
+
+fn config(instance: &Instance) -> TileConfig {
+    TileConfig { family: NAME, ..instance.config() }
+}
+
+fn id(instance: &Instance) -> KernelId {
+    config(instance).kernel_id(instance.types.format)
+}
+
+fn spec(instance: &Instance) -> KernelSpec {
+    instance.spec_with(id(instance), MACRO)
+}
+
+/// X as the kernel reads it.
+fn given_x(op: &CheckedGemm) -> Result<Dense, Unsupported> {
+    op.norm.map_or_else(|| op.plain_x(), |norm| Ok(norm.x))
+}
+
+/// The kernel of `config`.
+fn kernel(op: &CheckedGemm, config: &TileConfig) -> Option<&'static Instance> {
+    let (x, variant) = (config.x_format.plain()?, config.variant?);
+    kernels(op.format, x, variant).iter().find(|instance| id(instance) == config.kernel_id(op.format))
+}
+
+/// Of the sources of the configuration's kernel.
+pub(in crate::families) fn projection_source_hash(op: &CheckedGemm, config: &TileConfig) -> u64 {
+    kernel(op, config).map_or(0, |instance| spec(instance).source_hash().short())
+}
+
+/// The configurations that compute `op`.
+///
+/// # Errors
+/// Why none does.
+pub(in crate::families) fn projection_configs(
+    op: &CheckedGemm,
+    variant: Variant,
+    info: &DeviceInfo,
+) -> Result<Vec<TileConfig>, Unsupported> {
+    let refuse = |why: &str| Err(Unsupported::new(why));
+    if op.norm.is_none() && op.segments.is_empty() {
+        return refuse("normalizes X or writes several outputs");
+    }
+    let (x, multiplied) = (given_x(op)?, op.plain_x()?.dtype);
+    if let Some(norm) = op.norm {
+        if norm.function.kind != NormKind::Rms || norm.function.beta.is_some() {
+            return refuse("normalizes X by RMSNorm without beta only");
+        }
+        if norm.x.dtype != multiplied {
+            return Err(Unsupported::new(format!("reads X in {multiplied}, in which it multiplies, not {}", norm.x.dtype)));
+        }
+    }
+    if op.k_order || !x.aligned16 || x.col_stride != 1 || !op.k.is_multiple_of(GROUP) {
+        return refuse("reads rows of X that begin at multiples of 16 bytes, whole groups of eight columns in order");
+    }
+    let borders = |instance: &&Instance| op.segments.iter().all(|s| s.first.is_multiple_of(instance.tile_n as usize));
+    let has_room = |instance: &&Instance| instance.shared_bytes <= info.shared_bytes;
+    let all: Vec<_> = kernels(op.format, multiplied, variant).iter().filter(borders).filter(has_room).collect();
+    // The smallest tile that takes all tokens, or else the largest.
+    let tile = all.iter().map(|i| i.tile_m as usize).filter(|&tile| tile >= op.m).min();
+    let tile = tile.or_else(|| all.iter().map(|i| i.tile_m as usize).max()).unwrap_or(0);
+    if op.m > tile * MOST_TILES {
+        let most = tile * MOST_TILES;
+        return Err(Unsupported::new(format!("serves at most {most} tokens with such borders of segments, not {}", op.m)));
+    }
+    let of_op = |i: &Instance| TileConfig { normalizes_x: op.norm.is_some(), ..config(i) };
+    Ok(all.into_iter().filter(|i| i.tile_m as usize == tile).map(of_op).collect())
+}
+
+/// The launch of `plan`.
+///
+/// # Errors
+/// [`HalError::KernelUnavailable`] when the plan's kernel is none of the family's, and those of `make`.
+pub(super) fn projection_sequence(
+    op: &CheckedGemm,
+    plan: &LaunchPlan,
+    info: &DeviceInfo,
+    make: &mut MakeKernel<'_>,
+) -> Result<LaunchSequence, HalError> {
+    let unavailable = || HalError::KernelUnavailable {
+        kernel: plan.config.kernel_id(op.format).to_string(),
+        target: info.arch.clone(),
+        why: "it is none of the variant's kernels".to_owned(),
+    };
+    let instance = kernel(op, &plan.config).ok_or_else(unavailable)?;
+    let x = given_x(op).map_err(|_| unavailable())?;
+    let launch = KernelLaunch {
+        id: id(instance),
+        spec: spec(instance),
+        geometry: Geometry {
+            grid: plan.grid_of_ctas(),
+            threads: plan.config.threads,
+            shared_bytes: plan.config.shared_bytes,
+        },
+        starts_early: instance.types.variant >= Variant::Sm90,
+        operands: GemmOperand::ALL,
+        updated: op.residual_in_d.then(|| GemmOperand::D.slot()),
+        params: Arc::new(ProjectionLaunch::new(op, &x, plan)),
+    };
+    let mut step = bound(launch.step::<GemmOperand>(make)?, op, plan);
+    if op.norm.is_some_and(|norm| norm.function.gamma.is_some()) {
+        step = step.bind(GemmOperand::Gamma, GemmOperand::Gamma);
+    }
+    for (operand, ..) in op.outputs().skip(1) {
+        step = step.bind(operand, operand);
+    }
+    Ok(LaunchSequence::new::<GemmOperand>(op.kernel_name(plan.config.family), vec![step]))
+}
+
+/// `GemmParams` in `sched/params.cuh`, of such kernels.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct ProjectionParams {
+    gemm: GemmParams,
+    projection: ProjectionOperands,
+}
+
+/// Everything but the addresses.
+#[derive(Debug)]
+struct ProjectionLaunch {
+    params: ProjectionParams,
+    /// Bytes from the gate's bias to the up's, of a gated pair.
+    second_bias: u64,
+    residual_in_d: bool,
+}
+
+impl ProjectionLaunch {
+    fn new(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan) -> Self {
+        const NO_FEATURE: u32 = u32::MAX;
+        let gamma = op.norm.and_then(|norm| norm.function.gamma);
+        let mut types = gamma.map_or(0, dtype_code);
+        for (place, segment) in (1..).zip(&op.segments) {
+            types |= dtype_code(segment.d.dtype) << (4 * place) | u32::from(segment.d.aligned16) << (16 + place);
+        }
+        let segment = |index: usize| op.segments.get(index).map_or((NO_FEATURE, 0), |s| (s.first as u32, s.d.row_stride));
+        let [(first1, d1_row), (first2, d2_row), (first3, d3_row)] = [0, 1, 2].map(segment);
+        let projection = ProjectionOperands {
+            d1_row,
+            d2_row,
+            d3_row,
+            first1,
+            first2,
+            first3,
+            types,
+            normalizes: op.norm.is_some().into(),
+            eps: op.norm.map_or(0.0, |norm| norm.function.eps),
+            ..ProjectionOperands::default()
+        };
+        Self {
+            params: ProjectionParams { gemm: params(op, x, &Cut::of(plan)), projection },
+            second_bias: op.bias.filter(|_| op.gated).map_or(0, |dtype| op.out_features * dtype.bytes()) as u64,
+            residual_in_d: op.residual_in_d,
+        }
+    }
+}
+
+impl Params for ProjectionLaunch {
+    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+        let mut params = self.params;
+        params.gemm.find(operands, places, self.residual_in_d, self.second_bias)?;
+        let at = &mut params.projection;
+        at.gamma = places.of(operands, GemmOperand::Gamma)?;
+        at.d1 = places.of(operands, GemmOperand::D2)?;
+        at.d2 = places.of(operands, GemmOperand::D3)?;
+        at.d3 = places.of(operands, GemmOperand::D4)?;
+        Ok(LaunchParams::of(&params))
+    }
+}
