@@ -1,14 +1,17 @@
 // D[m, n] for a few tokens on matrix instructions, Ampere and newer. Slices of a CTA's warps share the K dimension of
 // the CTA's rows. Every warp copies the k-tiles of its rows into its own ring in shared memory, and every slice copies
-// its columns of X into a ring of the slice. No slice waits for another before the end. The kernel is bound by memory.
+// its columns of X into a ring of the slice. No slice waits for another before the end. The kernel is bound by memory. Where
+// X is normalized, all of it is in shared memory before the main loop begins.
 #include "atoms/launch.cuh"
 #include "epilogue/sliced_k.cuh"
 #include "mainloop/k_tile_product.cuh"
 #include "mainloop/w_warp_ring.cuh"
-#include "mainloop/x_slice_ring.cuh"
 #include "sched/experts.cuh"
-#if QG_PROJECTION
-#include "mainloop/normalized_x_slice.cuh"
+#include "sched/projection.cuh"
+#if QG_NORMALIZES_X
+#include "mainloop/resident_x.cuh"
+#else
+#include "mainloop/x_slice_ring.cuh"
 #endif
 
 // A warp's k-tiles of W, replaced by its accumulators after the main loop.
@@ -20,12 +23,12 @@ struct KTilesOrAccumulators {
 };
 struct WarpMemory : KTilesOrAccumulators, ScaleTableOfWarp {};
 struct SharedStorage {
+#if QG_NORMALIZES_X
+    ResidentX x;
+#else
     XSliceRing x[SLICES];
-    WarpMemory w[QG_THREADS / 32];
-#if QG_PROJECTION
-    alignas(16) float gamma[SLICES][QG_K_TILE];
-    RowStatistics rows;
 #endif
+    WarpMemory w[QG_THREADS / 32];
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -41,7 +44,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const u32 thread = thread_index(), lane = thread % 32;
     const u32 slice = thread / SLICE_THREADS, slice_thread = thread % SLICE_THREADS, warp = slice_thread / 32;
     const WorkTile work = WorkTile::of_grid(p);
-    XSliceRing& x_ring = shared.x[slice];
     WWarpRing& w_ring = shared.w[thread / 32].ring;
 
     griddepcontrol_launch_dependents();
@@ -51,11 +53,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
     for (u32 i = 0; i < PREFETCH_DISTANCE; i++)
         if (k_tile + i * SLICES < work.end) WSource::copy(w, i, SLICES, lane);
+#if QG_NORMALIZES_X
+    ResidentX::fill(shared.x, p, work.m_tile * QG_TILE_M, thread);
+#pragma unroll
+    for (u32 i = 0; i < PREFETCH_DISTANCE; i++) cp_async_commit_group();
+#else
+    XSliceRing& x_ring = shared.x[slice];
     XSliceSource x = XSliceSource::of(p, x_ring, work.m_tile * QG_TILE_M, k_tile, slice_thread);
-#if QG_PROJECTION
-    XSliceNormalizer normalizer = {};
-    if (p.projection.normalizes) XSliceNormalizer::load_gamma(normalizer, p, k_tile, slice_thread);
-#endif
     griddepcontrol_wait();
 #pragma unroll
     for (u32 i = 0; i < PREFETCH_DISTANCE; i++) {
@@ -63,8 +67,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         if (next < work.end) XSliceSource::copy(x, p, next, i, SLICES, slice_thread);
         cp_async_commit_group();
     }
-#if QG_PROJECTION
-    if (p.projection.normalizes) RowNormalizer::find(shared.rows, p, work.m_tile * QG_TILE_M, thread);
 #endif
 
     const XCursor cursor = XCursor::of_lane_in_k_steps(lane);
@@ -74,27 +76,22 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll 1
     for (; k_tile < work.end; k_tile += SLICES) {
         cp_async_wait_group<PREFETCH_DISTANCE - 1>();
-#if QG_PROJECTION
-        if (p.projection.normalizes) XSliceNormalizer::put_gamma(normalizer, shared.gamma[slice], slice_thread);
-#endif
-        slice_barrier(slice);
         // The next k-tile takes the place of the one before this one.
         const u32 next = k_tile + PREFETCH_DISTANCE * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
+#if QG_NORMALIZES_X
+        warp_barrier();
+        if (next < work.end) WSource::copy(w, free, SLICES, lane);
+        const XStage* const columns = &shared.x.k_block[k_tile * K_BLOCKS];
+#else
+        slice_barrier(slice);
         if (next < work.end) {
             WSource::copy(w, free, SLICES, lane);
             XSliceSource::copy(x, p, next, free, SLICES, slice_thread);
         }
-        cp_async_commit_group();
-#if QG_PROJECTION
-        if (p.projection.normalizes) {
-            XSliceNormalizer::load_gamma(normalizer, p, k_tile + SLICES, slice_thread);
-            XSliceNormalizer::normalize(x_ring.k_tile[at], shared.rows, shared.gamma[slice], p.shape.m - work.m_tile * QG_TILE_M,
-                                        slice_thread);
-            slice_barrier(slice);
-        }
+        const XStage* const columns = x_ring.k_tile[at].k_block;
 #endif
-        multiply_k_tile(acc, w_ring.k_tiles[at].tile, x_ring.k_tile[at].k_block, cursor, constants,
-                        shared.w[thread / 32], lane);
+        cp_async_commit_group();
+        multiply_k_tile(acc, w_ring.k_tiles[at].tile, columns, cursor, constants, shared.w[thread / 32], lane);
         at = at + 1 == QG_STAGES ? 0 : at + 1;
     }
 

@@ -1,6 +1,6 @@
-// RMSNorm of a CTA's tokens inside their product. Each CTA finds the statistics of whole rows while its first weights come from memory, and
-// normalizes each group of columns in shared memory, rounded once to the type of X: what is multiplied is what the launch of a norm would
-// have written. Rows of X begin at multiples of 16 bytes, and have whole groups of columns (the host offers such kernels for no others).
+// RMSNorm of a CTA's tokens inside their product. Each CTA finds the statistics of whole rows while its first weights come from memory.
+// What is multiplied is what the launch of a norm would have written: rounded once to the type of X. Rows of X begin at multiples of 16
+// bytes, and have whole groups of columns (the host offers such kernels for no others).
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/memory.cuh"
@@ -16,10 +16,10 @@ constexpr float MOST_ROW_SQUARES = 0x1p120f, LEAST_ROW_SQUARES = 0x1p-60f;
 // The statistics of a CTA's tokens, and what its warps tell one another of them.
 struct RowStatistics {
     // A power of two, 1 unless squares would leave f32's range, and the factor of values times it.
-    float scale[QG_TILE_M], inverse[QG_TILE_M];
-    u32 of_warp[QG_THREADS / 32][QG_TILE_M];
+    float scale[QG_X_ROWS], inverse[QG_X_ROWS];
+    u32 of_warp[QG_THREADS / 32][QG_X_ROWS];
     // Whether a token is to be scaled.
-    u32 rescales[QG_TILE_M];
+    u32 rescales[QG_X_ROWS];
 };
 
 QG_DEVICE float x_to_f32(u32 bits) {
@@ -38,7 +38,7 @@ QG_DEVICE void each_group_of_rows(const GemmParams& p, u32 first_token, u32 thre
 #pragma unroll 1
     for (u32 column = thread * GROUP; column < p.shape.k; column += QG_THREADS * GROUP) {
 #pragma unroll
-        for (u32 t = 0; t < QG_TILE_M; t++) {
+        for (u32 t = 0; t < QG_X_ROWS; t++) {
             if (t >= tokens) continue;
             const u8* at = rows + (t * p.at.x_row + column) * (WORDS / 2);
             u32 word[WORDS];
@@ -59,37 +59,50 @@ QG_DEVICE void each_group_of_rows(const GemmParams& p, u32 first_token, u32 thre
 // Finds the statistics of the tokens from `first_token` on. For the whole CTA; all threads may read them afterwards.
 struct RowNormalizer {
     QG_DEVICE void find(RowStatistics& rows, const GemmParams& p, u32 first_token, u32 thread) {
-        if (thread < QG_TILE_M) st_shared(&rows.scale[thread], 1.0f);
-        cta_barrier();
-        add_squares(rows, p, first_token, thread, true);
+        float squares[QG_X_ROWS] = {};
+        each_group_of_rows(p, first_token, thread, [&](u32 token, const float(&value)[GROUP]) { add(squares[token], value, 1.0f); });
+        find(rows, squares, p, first_token, thread);
+    }
+
+    // The same of rows of whose squares each thread has added up its part.
+    QG_DEVICE void find(RowStatistics& rows, float (&squares)[QG_X_ROWS], const GemmParams& p, u32 first_token, u32 thread) {
+        if (thread < QG_X_ROWS) st_shared(&rows.scale[thread], 1.0f);
+        add_up(rows, squares, p, first_token, thread, true);
         u32 rescales = 0;
 #pragma unroll
-        for (u32 t = 0; t < QG_TILE_M; t++) rescales |= ld_shared(&rows.rescales[t]);
+        for (u32 t = 0; t < QG_X_ROWS; t++) rescales |= ld_shared(&rows.rescales[t]);
         if (rescales == 0) return;
         find_scales(rows, p, first_token, thread);
-        add_squares(rows, p, first_token, thread, false);
+        float scaled[QG_X_ROWS] = {};
+        each_group_of_rows(p, first_token, thread, [&](u32 token, const float(&value)[GROUP]) {
+            add(scaled[token], value, ld_shared(&rows.scale[token]));
+        });
+        add_up(rows, scaled, p, first_token, thread, false);
+    }
+
+    QG_DEVICE void add(float& squares, const float (&value)[GROUP], float scale) {
+#pragma unroll
+        for (u32 i = 0; i < GROUP; i++) {
+            const float scaled = value[i] * scale;
+            squares += scaled * scaled;
+        }
     }
 
     // Finds the inverses of the rows as they are scaled, and whether they are to be scaled otherwise, where that `may` be.
-    QG_DEVICE void add_squares(RowStatistics& rows, const GemmParams& p, u32 first_token, u32 thread, bool may) {
-        float squares[QG_TILE_M] = {};
-        each_group_of_rows(p, first_token, thread, [&](u32 token, const float(&value)[GROUP]) {
-            const float scale = may ? 1.0f : ld_shared(&rows.scale[token]);
+    QG_DEVICE void add_up(RowStatistics& rows, float (&squares)[QG_X_ROWS], const GemmParams& p, u32 first_token, u32 thread, bool may) {
+        const u32 tokens = p.shape.m - first_token;
 #pragma unroll
-            for (u32 i = 0; i < GROUP; i++) {
-                const float scaled = value[i] * scale;
-                squares[token] += scaled * scaled;
+        for (u32 t = 0; t < QG_X_ROWS; t++) {
+            if (t < tokens) {
+#pragma unroll
+                for (u32 mask = 16; mask > 0; mask /= 2) squares[t] += shfl_xor(squares[t], mask);
             }
-        });
-#pragma unroll
-        for (u32 t = 0; t < QG_TILE_M; t++) {
-#pragma unroll
-            for (u32 mask = 16; mask > 0; mask /= 2) squares[t] += shfl_xor(squares[t], mask);
             if (thread % 32 == 0) st_shared(&rows.of_warp[thread / 32][t], f32_to_bits(squares[t]));
         }
         cta_barrier();
-        if (thread < QG_TILE_M) {
+        if (thread < QG_X_ROWS) {
             float sum = 0.0f;
+#pragma unroll
             for (u32 warp = 0; warp < QG_THREADS / 32; warp++) sum += bits_to_f32(ld_shared(&rows.of_warp[warp][thread]));
             const float scale = ld_shared(&rows.scale[thread]), eps = p.projection.eps;
             st_shared(&rows.inverse[thread], 1.0f / sqrt_f32(sum * (1.0f / (float)p.shape.k) + eps * scale * scale));
@@ -102,7 +115,7 @@ struct RowNormalizer {
 
     // Finds the powers of two with which the largest values are below 4.
     QG_DEVICE void find_scales(RowStatistics& rows, const GemmParams& p, u32 first_token, u32 thread) {
-        u32 largest[QG_TILE_M] = {};
+        u32 largest[QG_X_ROWS] = {};
         const auto keep = [](u32& most, u32 value) {
             if (value > most) most = value;
         };
@@ -115,13 +128,13 @@ struct RowNormalizer {
             }
         });
 #pragma unroll
-        for (u32 t = 0; t < QG_TILE_M; t++) {
+        for (u32 t = 0; t < QG_X_ROWS; t++) {
 #pragma unroll
             for (u32 mask = 16; mask > 0; mask /= 2) keep(largest[t], shfl_xor_u32(largest[t], mask));
             if (thread % 32 == 0) st_shared(&rows.of_warp[thread / 32][t], largest[t]);
         }
         cta_barrier();
-        if (thread < QG_TILE_M) {
+        if (thread < QG_X_ROWS) {
             u32 most = f32_to_bits(sqrt_f32(p.projection.eps));
             for (u32 warp = 0; warp < QG_THREADS / 32; warp++) keep(most, ld_shared(&rows.of_warp[warp][thread]));
             // Factor and its inverse are normal numbers.
@@ -140,6 +153,38 @@ struct RowNormalizer {
         if (dtype == DTYPE_F32) return bits_to_f32(ld_global_u32(at + (u64)column * 4));
         const u32 bits = ld_global_cached_u16(at + (u64)column * 2);
         return dtype == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+    }
+
+    // Of a group of neighbouring columns, all of which X has, or none.
+    QG_DEVICE void gamma_of_group(const GemmParams& p, u32 column, float (&value)[GROUP]) {
+        const ProjectionOperands& of = p.projection;
+        const u32 dtype = of.types & 15u, bytes = dtype == DTYPE_F32 ? 4 : 2;
+        if (of.gamma == 0 || of.gamma % 16 != 0 || column >= p.shape.k) {
+#pragma unroll 1
+            for (u32 i = 0; i < GROUP; i++) {
+                const float next = gamma(p, column + i);
+                // Registers cannot be indexed.
+#pragma unroll
+                for (u32 j = 0; j + 1 < GROUP; j++) value[j] = value[j + 1];
+                value[GROUP - 1] = next;
+            }
+            return;
+        }
+        const u8* at = reinterpret_cast<const u8*>(of.gamma) + (u64)column * bytes;
+        const u32x4 low = ld_global_v4(at);
+        if (dtype == DTYPE_F32) {
+            const u32x4 high = ld_global_v4(at + 16);
+            const u32 word[GROUP] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+            for (u32 i = 0; i < GROUP; i++) value[i] = bits_to_f32(word[i]);
+            return;
+        }
+        const u32 word[GROUP / 2] = {low.x, low.y, low.z, low.w};
+#pragma unroll
+        for (u32 i = 0; i < GROUP; i++) {
+            const u32 bits = word[i / 2] >> (16 * (i % 2)) & 0xffffu;
+            value[i] = dtype == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+        }
     }
 
     QG_DEVICE float normalized(const RowStatistics& rows, u32 token, float value, float gamma) {

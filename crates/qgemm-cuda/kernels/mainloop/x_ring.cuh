@@ -10,7 +10,7 @@ constexpr u32 X_ROW_BYTES = K_BLOCK * 2;
 constexpr u32 X_CHUNK_BYTES = 16;
 constexpr u32 X_CHUNK_K = X_CHUNK_BYTES / 2;
 constexpr u32 X_ROW_CHUNKS = X_ROW_BYTES / X_CHUNK_BYTES;
-constexpr u32 X_STAGE_BYTES = QG_TILE_M * X_ROW_BYTES;
+constexpr u32 X_STAGE_BYTES = QG_X_ROWS * X_ROW_BYTES;
 
 // Stages lie at multiples of 1024 bytes, first in shared memory: TMA's swizzle depends on the address.
 struct XStage {
@@ -33,7 +33,8 @@ struct XCursor {
 
     // Here matrices 2 and 3 are the next k-step's, for the same eight tokens.
     QG_DEVICE XCursor of_lane_in_k_steps(u32 lane) {
-        return {lane % 8 * X_ROW_BYTES + (lane / 8 ^ lane % 8) * X_CHUNK_BYTES};
+        const u32 token = lane % 8 % QG_X_ROWS;
+        return {token * X_ROW_BYTES + (lane / 8 ^ token) * X_CHUNK_BYTES};
     }
 
     QG_DEVICE u32 row_of(const XCursor& cursor, const XStage& stage, u32 k_step) {

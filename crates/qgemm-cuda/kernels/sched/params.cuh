@@ -10,9 +10,18 @@
 #ifndef QG_EXPERT_TILES
 #define QG_EXPERT_TILES 0
 #endif
-// Whether the kernel normalizes X itself, and writes segments where they belong (`sched/projection.cuh`): 1 in the prelude of those alone.
+// Whether the kernel writes segments where they belong (`sched/projection.cuh`), and whether it normalizes X itself
+// (`mainloop/normalized_x.cuh`): 1 in the prelude of those alone.
 #ifndef QG_PROJECTION
 #define QG_PROJECTION 0
+#endif
+#ifndef QG_NORMALIZES_X
+#define QG_NORMALIZES_X 0
+#endif
+// Rows of X that a CTA keeps in shared memory, of which the others of its tile are copies: fewer than those of the tile in the prelude of
+// kernels for one token alone.
+#ifndef QG_X_ROWS
+#define QG_X_ROWS QG_TILE_M
 #endif
 // CTAs along M that share a work tile: more than 1 in the prelude of kernels whose CTAs form clusters.
 #ifndef QG_CLUSTER

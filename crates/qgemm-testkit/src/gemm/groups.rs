@@ -513,11 +513,19 @@ fn projection(format: Format) -> Vec<Case> {
     cases[1].gated = true;
     cases[1].epilogue.activation = Activation::Silu;
     cases[4].epilogue = Epilogue { bias: Some(DType::F16), residual: Some(DType::BF16), ..Epilogue::default() };
-    // Huge and tiny rows, rows of zeros, and what is not finite.
-    let kinds = [ActivationKind::MixedMagnitudes, ActivationKind::NotFinite, ActivationKind::Denormals, ActivationKind::Outliers];
-    for (i, activations) in kinds.into_iter().enumerate() {
-        let x_dtype = if i < 1 { DType::BF16 } else { DType::F16 };
-        cases.push(Case { activations, x_dtype, d_dtype: DType::F32, ..base((cases.len(), (5, 40, medium))) });
+    // Huge and tiny rows, and what is not finite.
+    let kinds = [
+        (ActivationKind::MixedMagnitudes, DType::BF16, 1),
+        (ActivationKind::MixedMagnitudes, DType::F32, 2),
+        (ActivationKind::NotFinite, DType::F32, 2),
+        (ActivationKind::NotFinite, DType::F16, 5),
+        (ActivationKind::Denormals, DType::F16, 1),
+        (ActivationKind::Outliers, DType::BF16, 1),
+    ];
+    for (activations, x_dtype, m) in kinds {
+        let x_precision = if x_dtype == DType::F32 { XPrecision::Exact } else { XPrecision::Auto };
+        let case = base((cases.len(), (m, 40, medium)));
+        cases.push(Case { activations, x_dtype, x_precision, d_dtype: DType::F32, ..case });
     }
     for (i, (m, segments)) in [(1, 3), (16, 4), (3, 2)].into_iter().enumerate() {
         let norm = (i != 1).then_some(NormKind::Rms);

@@ -9,7 +9,12 @@ use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, XAc
 use super::types::Types;
 use crate::arch::most_shared;
 
-pub(super) static MAIN_LOOP: MainLoop = MainLoop {
+pub(super) static MAIN_LOOP: MainLoop = LOOP;
+
+/// The same with one row of X, of which those of a tile of eight tokens are copies: for one token.
+static ONE_ROW: MainLoop = MainLoop { name: "gemm_sliced_k_one_row", ..LOOP };
+
+const LOOP: MainLoop = MainLoop {
     family: "gemm",
     name: "gemm_sliced_k",
     entry: "entry/gemm_sliced_k.cu",
@@ -138,19 +143,48 @@ fn for_experts(types: &Types) -> Vec<Instance> {
     OF_EXPERTS.divisions.iter().find_map(with_room).into_iter().collect()
 }
 
-/// The kernel that normalizes X itself and writes segments where they belong: the first for eight tokens that `fits`. None where another
-/// main loop serves these types.
-pub(super) fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Option<Instance> {
+/// The constant that says how many k-blocks of X a CTA keeps.
+pub(super) const X_BLOCKS: &str = "QG_X_BLOCKS";
+
+/// Whether a kernel serves one token alone.
+pub(super) fn is_for_one(instance: &Instance) -> bool {
+    instance.main_loop.name == ONE_ROW.name
+}
+
+/// What a CTA has of X in shared memory.
+#[derive(Clone, Copy)]
+enum XMemory {
+    /// The k-tiles of a slice's ring.
+    Rings,
+    /// So many rows, and k-blocks of them, from the beginning on.
+    Resident { rows: u32, k_blocks: u32 },
+}
+
+/// K-blocks of a row of X that a CTA keeps, where there is room for most.
+const RESIDENT: [u32; 2] = [128, 64];
+
+/// The kernels that write segments where they belong: of those for eight tokens the first, which normalizes nothing, and one for one token,
+/// which can. None where another main loop serves these types.
+pub(super) fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Option<Vec<Instance>> {
     if !serves(types) {
         return None;
     }
-    let tile = if types.has_nested_scales() { &NESTED_TILES[0] } else { &TILES[0] };
-    let with_own = |division: &Division| {
-        let own = division.slices * types.tile_k() * size_of::<f32>() as u32
-            + common::row_statistics(tile.tile_m, division.warps * division.slices);
-        tile.with_longest_rings_beside(own, types, division, fewest_stages(types, division))
+    let (tiles, many_rows): (_, &[Tile]) = match types.has_nested_scales() {
+        // Three CTAs an SM are best for one token whatever the rows.
+        true => (&NESTED_TILES[0], &NESTED_MANY_ROWS_TILES[..1]),
+        false => (&TILES[0], &[]),
     };
-    tile.divisions.iter().filter_map(with_own).find(fits)
+    let resident = |&k_blocks: &u32| {
+        let all = many_rows.iter().chain([tiles]).flat_map(|tile| tile.divisions.iter().map(move |d| (tile, d)));
+        all.filter_map(move |(tile, division)| {
+            let x = XMemory::Resident { rows: 1, k_blocks };
+            tile.with_longest_rings_beside(x, types, division, fewest_stages(types, division))
+        })
+    };
+    let one_row = RESIDENT.iter().flat_map(resident).find(fits);
+    let rings = |division: &Division| tiles.with_longest_rings(types, division, fewest_stages(types, division));
+    let eight = tiles.divisions.iter().filter_map(rings).find(fits);
+    Some(one_row.into_iter().chain(eight).collect())
 }
 
 fn serves(types: &Types) -> bool {
@@ -165,43 +199,52 @@ fn is_narrow(types: &Types) -> bool {
 impl Tile {
     /// With as many k-tiles in the rings as SMs have memory for; none where that is less than `fewest`.
     fn with_longest_rings(&self, types: &Types, division: &Division, fewest: u32) -> Option<Instance> {
-        self.with_longest_rings_beside(0, types, division, fewest)
+        self.with_longest_rings_beside(XMemory::Rings, types, division, fewest)
     }
 
-    /// The same where CTAs have `own` bytes beside, a multiple of 4.
+    /// The same where this is in memory of X.
     fn with_longest_rings_beside(
         &self,
-        own: u32,
+        x: XMemory,
         types: &Types,
         division: &Division,
         fewest: u32,
     ) -> Option<Instance> {
         // A CTA's memory counts with the 1 KiB that the system keeps of it.
         let has_room = |i: &Instance| (i.shared_bytes + 1024) * i.ctas_per_sm <= most_shared(types.variant) + 1024;
-        (fewest..=STAGES.0).rev().map(|stages| self.instance(types, division, stages).with_own_bytes(own)).find(has_room)
+        (fewest..=STAGES.0).rev().map(|stages| self.instance(types, division, stages, x)).find(has_room)
     }
 
-    fn instance(&self, types: &Types, division: &Division, stages: u32) -> Instance {
+    fn instance(&self, types: &Types, division: &Division, stages: u32, x: XMemory) -> Instance {
         let Division { row_tiles, warps, slices, ctas_per_sm } = *division;
         let rows = row_tiles * types.tile_rows();
-        let x = self.tile_m * types.tile_k() * types.engine.x_bytes();
         let w = row_tiles * types.k_tile_bytes();
         let ring = (stages * w).max(common::warp_sums(self.tile_m, rows));
-        let of_warp = stages * x / warps + ring + scale_table_bytes(types, rows);
+        let of_warps = warps * slices * (ring + scale_table_bytes(types, rows));
+        let mut constants = vec![("QG_ROW_TILES", row_tiles), ("QG_WARPS_N", warps), ("QG_STAGES", stages)];
+        let (main_loop, of_x) = match x {
+            XMemory::Rings => (&MAIN_LOOP, stages * slices * self.tile_m * types.tile_k() * types.engine.x_bytes()),
+            XMemory::Resident { rows, k_blocks } => {
+                constants.push((X_BLOCKS, k_blocks));
+                let main_loop = if rows == 1 { &ONE_ROW } else { &MAIN_LOOP };
+                let statistics = common::row_statistics(rows, warps * slices).next_multiple_of(common::ALIGNMENT);
+                (main_loop, k_blocks * common::x_stage(types, rows) + statistics)
+            }
+        };
         Instance {
             ctas_per_sm,
             stages,
             integer_operands: types.has_integer_operands(),
-            constants: vec![("QG_ROW_TILES", row_tiles), ("QG_WARPS_N", warps), ("QG_STAGES", stages)],
+            constants,
             warps_n: warps,
             k_groups: slices,
             efficiency: (self.efficiency.0 * arithmetic_share(types) / 100, self.efficiency.1),
             ..Instance::new(Parts {
-                main_loop: &MAIN_LOOP,
+                main_loop,
                 types,
                 tile: [self.tile_m, warps * rows],
                 threads: warps * slices * 32,
-                shared_bytes: warps * slices * of_warp + common::FLAG,
+                shared_bytes: of_x + of_warps + common::FLAG,
             })
         }
     }

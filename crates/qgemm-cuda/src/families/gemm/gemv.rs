@@ -68,7 +68,8 @@ pub(in crate::families) fn for_experts(types: &Types) -> Instance {
 pub(super) fn for_projections(types: &Types) -> Vec<Instance> {
     let engine = if types.variant == Variant::Sm70 { Engine::Fma } else { types.engine };
     let types = Types { engine, ..types.clone() };
-    let with_own = |&tile_m: &u32| instance(&types, tile_m).with_own_bytes(common::row_statistics(tile_m, THREADS / 32));
+    let with_own =
+        |&tile_m: &u32| instance(&types, tile_m).with_own_bytes(common::row_statistics(tile_m, THREADS / 32));
     token_tiles(engine, types.variant).iter().map(with_own).collect()
 }
 

@@ -10,22 +10,22 @@ use qgemm_formats::{DType, Format};
 use qgemm_hal::abi::{ProjectionOperands, dtype_code};
 use qgemm_hal::{
     CheckedGemm, Dense, DeviceInfo, GemmOperand, Geometry, HalError, KernelId, LaunchPlan, LaunchSequence, NormKind,
-    Operand, Operands, TileConfig, Unsupported, Variant,
+    NormedX, Operand, Operands, TileConfig, Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
 use super::super::launch_params::LaunchParams;
+use super::super::prelude::macro_line;
 use super::instance::Instance;
 use super::params::{Cut, GemmParams, params};
 use super::sequence::bound;
 use super::spills::{fits_registers_as, key};
 use super::types::Types;
-use super::{gemm_sliced_k, gemv};
+use super::{K_BLOCK, gemm_sliced_k, gemv};
 use crate::spec::KernelSpec;
 
 /// Name of the family.
 pub(in crate::families) const NAME: &str = "projection";
-const MACRO: &str = "#define QG_PROJECTION 1\n";
 /// Tiles of tokens of which a CTA's time is no longer that of its weights.
 const MOST_TILES: usize = 2;
 /// Columns that threads read at once to find a row's statistics.
@@ -54,7 +54,7 @@ fn kernels(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
 fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Instance> {
     let of = |types: &Types| match gemm_sliced_k::for_projections(types, fits) {
         None => gemv::for_projections(types).into_iter().filter(|instance| fits(instance)).collect(),
-        Some(instance) => vec![instance],
+        Some(instances) => instances,
     };
     Types::new(format, x, variant).iter().flat_map(of).collect()
 }
@@ -79,12 +79,32 @@ fn id(instance: &Instance) -> KernelId {
 }
 
 fn spec(instance: &Instance) -> KernelSpec {
-    instance.spec_with(id(instance), MACRO)
+    let mut own = String::new();
+    let macros = [
+        ("QG_PROJECTION", 1),
+        ("QG_NORMALIZES_X", normalizes(instance).into()),
+        ("QG_X_ROWS", tokens(instance) as u32),
+    ];
+    for (name, value) in macros {
+        macro_line(&mut own, name, &value.to_string());
+    }
+    instance.spec_with(id(instance), &own)
 }
 
-/// X as the kernel reads it.
-fn given_x(op: &CheckedGemm) -> Result<Dense, Unsupported> {
-    op.norm.map_or_else(|| op.plain_x(), |norm| Ok(norm.x))
+/// Whether a kernel can normalize X. For more tokens it would take as long as a launch before: all CTAs do the same.
+fn normalizes(instance: &Instance) -> bool {
+    gemm_sliced_k::is_for_one(instance) || instance.main_loop.name == gemv::MAIN_LOOP.name
+}
+
+/// Tokens of its tile that a kernel serves.
+fn tokens(instance: &Instance) -> usize {
+    if gemm_sliced_k::is_for_one(instance) { 1 } else { instance.tile_m as usize }
+}
+
+/// Columns that a kernel has room for, where it keeps all of X.
+fn most_columns(instance: &Instance) -> usize {
+    let k_blocks = instance.constants.iter().find(|(name, _)| *name == gemm_sliced_k::X_BLOCKS);
+    k_blocks.map_or(usize::MAX, |&(_, count)| count as usize * K_BLOCK as usize)
 }
 
 /// The kernel of `config`.
@@ -111,30 +131,52 @@ pub(in crate::families) fn projection_configs(
     if op.norm.is_none() && op.segments.is_empty() {
         return refuse("normalizes X or writes several outputs");
     }
-    let (x, multiplied) = (given_x(op)?, op.plain_x()?.dtype);
-    if let Some(norm) = op.norm {
-        if norm.function.kind != NormKind::Rms || norm.function.beta.is_some() {
-            return refuse("normalizes X by RMSNorm without beta only");
-        }
-        if norm.x.dtype != multiplied {
-            return Err(Unsupported::new(format!("reads X in {multiplied}, in which it multiplies, not {}", norm.x.dtype)));
-        }
-    }
-    if op.k_order || !x.aligned16 || x.col_stride != 1 || !op.k.is_multiple_of(GROUP) {
-        return refuse("reads rows of X that begin at multiples of 16 bytes, whole groups of eight columns in order");
+    let multiplied = op.plain_x()?;
+    if op.k_order {
+        return refuse("reads columns of X in their order");
     }
     let borders = |instance: &&Instance| op.segments.iter().all(|s| s.first.is_multiple_of(instance.tile_n as usize));
-    let has_room = |instance: &&Instance| instance.shared_bytes <= info.shared_bytes;
-    let all: Vec<_> = kernels(op.format, multiplied, variant).iter().filter(borders).filter(has_room).collect();
+    let has_room = |instance: &&Instance| {
+        let columns = instance.types.layout.k_tiles(op.stored_k) * instance.tile_k as usize;
+        instance.shared_bytes <= info.shared_bytes && columns <= most_columns(instance)
+    };
+    let all: Vec<_> = kernels(op.format, multiplied.dtype, variant).iter().filter(borders).filter(has_room).collect();
     // The smallest tile that takes all tokens, or else the largest.
-    let tile = all.iter().map(|i| i.tile_m as usize).filter(|&tile| tile >= op.m).min();
-    let tile = tile.or_else(|| all.iter().map(|i| i.tile_m as usize).max()).unwrap_or(0);
+    let tile = all.iter().map(|i| tokens(i)).filter(|&tile| tile >= op.m).min();
+    let tile = tile.or_else(|| all.iter().map(|i| tokens(i)).max()).unwrap_or(0);
     if op.m > tile * MOST_TILES {
         let most = tile * MOST_TILES;
-        return Err(Unsupported::new(format!("serves at most {most} tokens with such borders of segments, not {}", op.m)));
+        return Err(Unsupported::new(format!(
+            "serves at most {most} tokens with so many columns and such segments, not {}",
+            op.m
+        )));
     }
-    let of_op = |i: &Instance| TileConfig { normalizes_x: op.norm.is_some(), ..config(i) };
-    Ok(all.into_iter().filter(|i| i.tile_m as usize == tile).map(of_op).collect())
+    let refused = op.norm.and_then(|norm| not_inside(&norm, multiplied.dtype, op.k));
+    let of_op = |i: &&Instance| {
+        let inside = op.norm.is_some() && normalizes(i) && op.m <= i.tile_m as usize && refused.is_none();
+        let reads = inside || multiplied.aligned16 && multiplied.col_stride == 1;
+        (reads && (inside || !op.segments.is_empty())).then(|| TileConfig { normalizes_x: inside, ..config(i) })
+    };
+    let configs: Vec<_> = all.iter().filter(|i| tokens(i) == tile).filter_map(of_op).collect();
+    if configs.is_empty() {
+        refuse(refused.unwrap_or("normalizes one token, and reads aligned rows of X"))
+    } else {
+        Ok(configs)
+    }
+}
+
+/// Why a norm is no kernel's own; `None` where it may be.
+fn not_inside(norm: &NormedX, multiplied: DType, k: usize) -> Option<&'static str> {
+    match norm {
+        _ if norm.function.kind != NormKind::Rms || norm.function.beta.is_some() => {
+            Some("normalizes X by RMSNorm without beta only")
+        }
+        _ if norm.x.dtype != multiplied => Some("reads X in the type in which it is multiplied"),
+        _ if !norm.x.aligned16 || norm.x.col_stride != 1 || !k.is_multiple_of(GROUP) => {
+            Some("reads rows of X that begin at multiples of 16 bytes, in whole groups of eight columns")
+        }
+        _ => None,
+    }
 }
 
 /// The launch of `plan`.
@@ -153,7 +195,8 @@ pub(super) fn projection_sequence(
         why: "it is none of the variant's kernels".to_owned(),
     };
     let instance = kernel(op, &plan.config).ok_or_else(unavailable)?;
-    let x = given_x(op).map_err(|_| unavailable())?;
+    let norm = op.norm.filter(|_| plan.config.normalizes_x);
+    let x = norm.map_or_else(|| op.plain_x(), |norm| Ok(norm.x)).map_err(|_| unavailable())?;
     let launch = KernelLaunch {
         id: id(instance),
         spec: spec(instance),
@@ -165,10 +208,10 @@ pub(super) fn projection_sequence(
         starts_early: instance.types.variant >= Variant::Sm90,
         operands: GemmOperand::ALL,
         updated: op.residual_in_d.then(|| GemmOperand::D.slot()),
-        params: Arc::new(ProjectionLaunch::new(op, &x, plan)),
+        params: Arc::new(ProjectionLaunch::new(op, norm.as_ref(), &x, plan)),
     };
     let mut step = bound(launch.step::<GemmOperand>(make)?, op, plan);
-    if op.norm.is_some_and(|norm| norm.function.gamma.is_some()) {
+    if norm.is_some_and(|norm| norm.function.gamma.is_some()) {
         step = step.bind(GemmOperand::Gamma, GemmOperand::Gamma);
     }
     for (operand, ..) in op.outputs().skip(1) {
@@ -195,14 +238,15 @@ struct ProjectionLaunch {
 }
 
 impl ProjectionLaunch {
-    fn new(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan) -> Self {
+    fn new(op: &CheckedGemm, norm: Option<&NormedX>, x: &Dense, plan: &LaunchPlan) -> Self {
         const NO_FEATURE: u32 = u32::MAX;
-        let gamma = op.norm.and_then(|norm| norm.function.gamma);
+        let gamma = norm.and_then(|norm| norm.function.gamma);
         let mut types = gamma.map_or(0, dtype_code);
         for (place, segment) in (1..).zip(&op.segments) {
             types |= dtype_code(segment.d.dtype) << (4 * place) | u32::from(segment.d.aligned16) << (16 + place);
         }
-        let segment = |index: usize| op.segments.get(index).map_or((NO_FEATURE, 0), |s| (s.first as u32, s.d.row_stride));
+        let segment =
+            |index: usize| op.segments.get(index).map_or((NO_FEATURE, 0), |s| (s.first as u32, s.d.row_stride));
         let [(first1, d1_row), (first2, d2_row), (first3, d3_row)] = [0, 1, 2].map(segment);
         let projection = ProjectionOperands {
             d1_row,
@@ -212,8 +256,8 @@ impl ProjectionLaunch {
             first2,
             first3,
             types,
-            normalizes: op.norm.is_some().into(),
-            eps: op.norm.map_or(0.0, |norm| norm.function.eps),
+            normalizes: norm.is_some().into(),
+            eps: norm.map_or(0.0, |norm| norm.function.eps),
             ..ProjectionOperands::default()
         };
         Self {
