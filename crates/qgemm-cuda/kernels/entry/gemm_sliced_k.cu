@@ -7,8 +7,7 @@
 #include "mainloop/k_tile_product.cuh"
 #include "mainloop/w_warp_ring.cuh"
 #include "sched/experts.cuh"
-#include "sched/projection.cuh"
-#if QG_NORMALIZES_X
+#if QG_PROJECTION
 #include "mainloop/resident_x.cuh"
 #else
 #include "mainloop/x_slice_ring.cuh"
@@ -23,7 +22,7 @@ struct KTilesOrAccumulators {
 };
 struct WarpMemory : KTilesOrAccumulators, ScaleTableOfWarp {};
 struct SharedStorage {
-#if QG_NORMALIZES_X
+#if QG_PROJECTION
     ResidentX x;
 #else
     XSliceRing x[SLICES];
@@ -53,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
     for (u32 i = 0; i < PREFETCH_DISTANCE; i++)
         if (k_tile + i * SLICES < work.end) WSource::copy(w, i, SLICES, lane);
-#if QG_NORMALIZES_X
+#if QG_PROJECTION
     ResidentX::fill(shared.x, p, work.m_tile * QG_TILE_M, thread);
 #pragma unroll
     for (u32 i = 0; i < PREFETCH_DISTANCE; i++) cp_async_commit_group();
@@ -78,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         cp_async_wait_group<PREFETCH_DISTANCE - 1>();
         // The next k-tile takes the place of the one before this one.
         const u32 next = k_tile + PREFETCH_DISTANCE * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
-#if QG_NORMALIZES_X
+#if QG_PROJECTION
         warp_barrier();
         if (next < work.end) WSource::copy(w, free, SLICES, lane);
         const XStage* const columns = &shared.x.k_block[k_tile * K_BLOCKS];

@@ -8,8 +8,7 @@
 #endif
 #include "epilogue/sliced_k.cuh"
 #include "sched/experts.cuh"
-#include "sched/projection.cuh"
-#if QG_NORMALIZES_X
+#if QG_PROJECTION
 #include "mainloop/normalized_x.cuh"
 #endif
 
@@ -20,7 +19,7 @@ using Loop = Engine<ROW_TILES>;
 struct SharedStorage {
     Tile x;
     WarpAccumulators acc[SLICES];
-#if QG_NORMALIZES_X
+#if QG_PROJECTION
     RowStatistics rows;
 #endif
     u32 last;
@@ -58,7 +57,7 @@ QG_DEVICE void accumulate_k_tile(Loop::Accumulators& acc, const KTile (&k_tile)[
         Loop::accumulate(acc, k_tile, k_block, x, x_k_tile * K_BLOCKS + k_block, lane);
 }
 
-#if QG_NORMALIZES_X
+#if QG_PROJECTION
 // Normalizes a group of columns, those of a token of the tile.
 QG_DEVICE void normalize_group(XGroup& group, const RowStatistics& rows, const GemmParams& p, u32 token, u32 column) {
     if constexpr (QG_USE_MMA) {
@@ -82,7 +81,7 @@ QG_DEVICE void fill_x_tile(SharedStorage& shared, const GemmParams& p, u32 first
     for (u32 token = 0; token < QG_TILE_M; token++)
         for (u32 column = thread * GROUP; column < count * QG_K_TILE; column += QG_THREADS * GROUP) {
             XGroup group = load_x_group(p, first_token + token, begin * QG_K_TILE + column);
-#if QG_NORMALIZES_X
+#if QG_PROJECTION
             if (p.projection.normalizes && first_token + token < p.shape.m)
                 normalize_group(group, shared.rows, p, token, begin * QG_K_TILE + column);
 #endif
@@ -119,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             griddepcontrol_wait();
         else
             cta_barrier();
-#if QG_NORMALIZES_X
+#if QG_PROJECTION
         if (begin == work.begin && p.projection.normalizes) RowNormalizer::find(shared.rows, p, first_token, thread);
 #endif
         fill_x_tile(shared, p, first_token, begin, count, thread);

@@ -10,13 +10,10 @@
 #ifndef QG_EXPERT_TILES
 #define QG_EXPERT_TILES 0
 #endif
-// Whether the kernel writes segments where they belong (`sched/projection.cuh`), and whether it normalizes X itself
-// (`mainloop/normalized_x.cuh`): 1 in the prelude of those alone.
+// Whether the kernel normalizes X itself (`mainloop/normalized_x.cuh`), and writes segments where they belong (`sched/projection.cuh`): 1
+// in the prelude of those alone.
 #ifndef QG_PROJECTION
 #define QG_PROJECTION 0
-#endif
-#ifndef QG_NORMALIZES_X
-#define QG_NORMALIZES_X 0
 #endif
 // Rows of X that a CTA keeps in shared memory, of which the others of its tile are copies: fewer than those of the tile in the prelude of
 // kernels for one token alone.

@@ -23,7 +23,7 @@ const FEWEST_OF_RINGS: u32 = 8;
 const RINGS: Rings = Rings { latency: 1.2e-6, saturating: 0.175, underfill: 1.0, arithmetic: 1.9 };
 /// Cost of beginning and ending a tile, as a share of a launch, and of one of a few tokens.
 const TILE_LAUNCHES: f64 = 0.15;
-const FEW_TOKENS_TILE_LAUNCHES: f64 = 0.25;
+const FEW_TOKENS_TILE_LAUNCHES: f64 = 0.2;
 /// Cost of meeting at a split tile's counter, as a share of a launch.
 const FIXUP_LAUNCHES: f64 = 0.5;
 const FEW_TOKENS_FIXUP_LAUNCHES: f64 = 0.43;
@@ -57,9 +57,9 @@ struct Rings {
 /// What the launch of a norm costs before a product that waits for it, as a share of a launch (measured on an H200: 2.0 µs, of which the
 /// product's own launch hides a part).
 const NORM_LAUNCHES: f64 = 0.65;
-/// What kernels need that normalize X themselves: once, and at which rate a unit reads the rows of its blocks from the last-level cache.
-const STATISTICS_SECONDS: f64 = 4e-7;
-const STATISTICS_RATE: f64 = 6e10;
+/// Seconds that a block which normalizes X itself needs before its first product, for each byte of its rows that a thread reads: a wait for
+/// the last-level cache for 64 of them (measured on an H200, one token: 0.6 to 3.1 µs for 32 to 128 bytes).
+const STATISTICS_SECONDS: f64 = 2.4e-8;
 
 /// What the cost model expects of a launch, by what takes the time, in seconds. Arithmetic and memory overlap, so that the parts add up
 /// to more than the whole.
@@ -306,9 +306,9 @@ fn norm_of_x(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition
         None => 0.0,
         Some(_) if config.normalizes_x => {
             let blocks: f64 = partition.phases().iter().map(|phase| phase.blocks).sum();
-            let waves = (blocks / places(info, config)).ceil();
+            let waves = (blocks / (places(info, config) * f64::from(config.ctas_per_unit.max(1)))).ceil();
             let rows = op.m.min(config.tile_m as usize) as f64;
-            STATISTICS_SECONDS + waves * rows * op.x_row_bytes() / STATISTICS_RATE
+            waves * STATISTICS_SECONDS * rows * op.x_row_bytes() / f64::from(config.threads.max(1))
         }
         Some(_) => NORM_LAUNCHES * info.launch_seconds + 2.0 * op.m as f64 * op.x_row_bytes() / info.bandwidth,
     }

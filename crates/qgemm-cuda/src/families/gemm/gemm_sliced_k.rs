@@ -163,28 +163,25 @@ enum XMemory {
 /// K-blocks of a row of X that a CTA keeps, where there is room for most.
 const RESIDENT: [u32; 2] = [128, 64];
 
-/// The kernels that write segments where they belong: of those for eight tokens the first, which normalizes nothing, and one for one token,
-/// which can. None where another main loop serves these types.
-pub(super) fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Option<Vec<Instance>> {
+/// The kernel for one token that normalizes it and writes segments where they belong. `None` where another main loop serves these types, or
+/// none has room.
+pub(super) fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Option<Instance> {
     if !serves(types) {
         return None;
     }
-    let (tiles, many_rows): (_, &[Tile]) = match types.has_nested_scales() {
+    let tiles: &[&Tile] = match types.has_nested_scales() {
         // Three CTAs an SM are best for one token whatever the rows.
-        true => (&NESTED_TILES[0], &NESTED_MANY_ROWS_TILES[..1]),
-        false => (&TILES[0], &[]),
+        true => &[&NESTED_MANY_ROWS_TILES[0], &NESTED_TILES[0]],
+        false => &[&TILES[0]],
     };
     let resident = |&k_blocks: &u32| {
-        let all = many_rows.iter().chain([tiles]).flat_map(|tile| tile.divisions.iter().map(move |d| (tile, d)));
+        let all = tiles.iter().flat_map(|tile| tile.divisions.iter().map(move |division| (tile, division)));
         all.filter_map(move |(tile, division)| {
             let x = XMemory::Resident { rows: 1, k_blocks };
             tile.with_longest_rings_beside(x, types, division, fewest_stages(types, division))
         })
     };
-    let one_row = RESIDENT.iter().flat_map(resident).find(fits);
-    let rings = |division: &Division| tiles.with_longest_rings(types, division, fewest_stages(types, division));
-    let eight = tiles.divisions.iter().filter_map(rings).find(fits);
-    Some(one_row.into_iter().chain(eight).collect())
+    RESIDENT.iter().flat_map(resident).find(fits)
 }
 
 fn serves(types: &Types) -> bool {

@@ -64,12 +64,20 @@ pub(in crate::families) fn for_experts(types: &Types) -> Instance {
     Instance { ctas_per_sm: kernel.ctas_per_sm.min(most), ..kernel }
 }
 
-/// The kernels that normalize X themselves and write segments where they belong.
+/// The kernels that normalize X themselves and write segments where they belong. From Ampere on another main loop serves one token of 16
+/// bits, and f32 is normalized before.
 pub(super) fn for_projections(types: &Types) -> Vec<Instance> {
+    if types.variant >= Variant::Sm80 {
+        return Vec::new();
+    }
     let engine = if types.variant == Variant::Sm70 { Engine::Fma } else { types.engine };
     let types = Types { engine, ..types.clone() };
-    let with_own =
-        |&tile_m: &u32| instance(&types, tile_m).with_own_bytes(common::row_statistics(tile_m, THREADS / 32));
+    let with_own = |&tile_m: &u32| {
+        let kernel = instance(&types, tile_m).with_own_bytes(common::row_statistics(tile_m, THREADS / 32));
+        // Normalizing takes registers (`kernels.lock`).
+        let most = if types.variant == Variant::Sm70 { 3 } else { kernel.ctas_per_sm };
+        Instance { ctas_per_sm: kernel.ctas_per_sm.min(most), ..kernel }
+    };
     token_tiles(engine, types.variant).iter().map(with_own).collect()
 }
 

@@ -1,5 +1,5 @@
-//! Products of a few tokens whose kernels normalize X themselves, and write segments where they belong: those of the main loops for a few
-//! tokens, compiled once more (`sched/projection.cuh`, `mainloop/normalized_x.cuh`). One launch does what else takes that of a norm before,
+//! Products of one token, before Ampere of a few, whose kernels normalize X themselves, and write segments where they belong: those of the
+//! main loops for a few tokens, compiled once more (`sched/projection.cuh`, `mainloop/normalized_x.cuh`). One launch does what else takes that of a norm before,
 //! and one for each output behind.
 
 use std::collections::HashMap;
@@ -26,8 +26,6 @@ use crate::spec::KernelSpec;
 
 /// Name of the family.
 pub(in crate::families) const NAME: &str = "projection";
-/// Tiles of tokens of which a CTA's time is no longer that of its weights.
-const MOST_TILES: usize = 2;
 /// Columns that threads read at once to find a row's statistics.
 const GROUP: usize = 8;
 
@@ -54,7 +52,7 @@ fn kernels(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
 fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Instance> {
     let of = |types: &Types| match gemm_sliced_k::for_projections(types, fits) {
         None => gemv::for_projections(types).into_iter().filter(|instance| fits(instance)).collect(),
-        Some(instances) => instances,
+        Some(instance) => vec![instance],
     };
     Types::new(format, x, variant).iter().flat_map(of).collect()
 }
@@ -80,23 +78,13 @@ fn id(instance: &Instance) -> KernelId {
 
 fn spec(instance: &Instance) -> KernelSpec {
     let mut own = String::new();
-    let macros = [
-        ("QG_PROJECTION", 1),
-        ("QG_NORMALIZES_X", normalizes(instance).into()),
-        ("QG_X_ROWS", tokens(instance) as u32),
-    ];
-    for (name, value) in macros {
+    for (name, value) in [("QG_PROJECTION", 1), ("QG_X_ROWS", tokens(instance) as u32)] {
         macro_line(&mut own, name, &value.to_string());
     }
     instance.spec_with(id(instance), &own)
 }
 
-/// Whether a kernel can normalize X. For more tokens it would take as long as a launch before: all CTAs do the same.
-fn normalizes(instance: &Instance) -> bool {
-    gemm_sliced_k::is_for_one(instance) || instance.main_loop.name == gemv::MAIN_LOOP.name
-}
-
-/// Tokens of its tile that a kernel serves.
+/// Tokens that a kernel serves: for more, whose rows all CTAs would normalize alike, a launch before takes no longer.
 fn tokens(instance: &Instance) -> usize {
     if gemm_sliced_k::is_for_one(instance) { 1 } else { instance.tile_m as usize }
 }
@@ -141,28 +129,19 @@ pub(in crate::families) fn projection_configs(
         instance.shared_bytes <= info.shared_bytes && columns <= most_columns(instance)
     };
     let all: Vec<_> = kernels(op.format, multiplied.dtype, variant).iter().filter(borders).filter(has_room).collect();
-    // The smallest tile that takes all tokens, or else the largest.
+    let most = all.iter().map(|i| tokens(i)).max().unwrap_or(0);
     let tile = all.iter().map(|i| tokens(i)).filter(|&tile| tile >= op.m).min();
-    let tile = tile.or_else(|| all.iter().map(|i| tokens(i)).max()).unwrap_or(0);
-    if op.m > tile * MOST_TILES {
-        let most = tile * MOST_TILES;
-        return Err(Unsupported::new(format!(
-            "serves at most {most} tokens with so many columns and such segments, not {}",
-            op.m
-        )));
-    }
+    let tile = tile.ok_or_else(|| {
+        Unsupported::new(format!("serves at most {most} tokens with so many columns and such segments, not {}", op.m))
+    })?;
     let refused = op.norm.and_then(|norm| not_inside(&norm, multiplied.dtype, op.k));
-    let of_op = |i: &&Instance| {
-        let inside = op.norm.is_some() && normalizes(i) && op.m <= i.tile_m as usize && refused.is_none();
-        let reads = inside || multiplied.aligned16 && multiplied.col_stride == 1;
-        (reads && (inside || !op.segments.is_empty())).then(|| TileConfig { normalizes_x: inside, ..config(i) })
-    };
-    let configs: Vec<_> = all.iter().filter(|i| tokens(i) == tile).filter_map(of_op).collect();
-    if configs.is_empty() {
-        refuse(refused.unwrap_or("normalizes one token, and reads aligned rows of X"))
-    } else {
-        Ok(configs)
+    let normalizes_x = op.norm.is_some() && refused.is_none();
+    let reads = normalizes_x || multiplied.aligned16 && multiplied.col_stride == 1 && op.k.is_multiple_of(GROUP);
+    if !reads || !normalizes_x && op.segments.is_empty() {
+        return refuse(refused.unwrap_or("reads aligned rows of X, in whole groups of eight columns"));
     }
+    let of_tile = all.into_iter().filter(|i| tokens(i) == tile);
+    Ok(of_tile.map(|instance| TileConfig { normalizes_x, ..config(instance) }).collect())
 }
 
 /// Why a norm is no kernel's own; `None` where it may be.
