@@ -58,12 +58,11 @@ fn cuda(structs: &[AbiStruct]) -> anyhow::Result<String> {
         for f in s.fields {
             writeln!(out, "    {} {};  //{}", cuda_type(f.ty)?, f.name, f.doc)?;
         }
-        writeln!(out, "}};")?;
+        writeln!(out, "}}; static_assert(sizeof({}) == {}, \"layout\");", s.name, s.size)?;
         // The first field needs none.
         for f in s.fields.iter().skip(1) {
             writeln!(out, "static_assert(QG_OFFSET_OF({}, {}) == {}, \"layout\");", s.name, f.name, f.offset)?;
         }
-        writeln!(out, "static_assert(sizeof({}) == {}, \"layout\");", s.name, s.size)?;
     }
     out.push('\n');
     for (name, value) in abi::FLAGS {

@@ -318,17 +318,11 @@ abi_struct! {
         pub d3: u64,
         /// Elements from one of its rows to the next.
         pub d3_row: u64,
-        /// First feature of the second output; none has the number `u32::MAX` where there is no such output.
-        pub first1: u32,
-        /// First feature of the third output.
-        pub first2: u32,
-        /// First feature of the fourth output.
-        pub first3: u32,
-        /// Element types: of gamma in the lowest four bits, then of the second output and those after it; in the bits from 16 on, whether rows
-        /// of these begin at multiples of 16 bytes.
+        /// First features of the second output and those after it, 21 bits each, in tiles of 16: all bits where there is no such output.
+        pub firsts: u64,
+        /// Element types: of gamma in the lowest four bits, then of the second output and those after it; in bit 16 whether X is normalized, in
+        /// those after it whether rows of these outputs begin at multiples of 16 bytes.
         pub types: u32,
-        /// Whether X is normalized.
-        pub normalizes: u32,
         /// Added to the mean of squares.
         pub eps: f32,
     }

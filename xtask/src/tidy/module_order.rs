@@ -89,6 +89,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "sm90_s8_wgmma_ws",
             "fp8_kernels",
             "sm120_block_scaled",
+            "projection",
             "sequence",
         ],
     ),

@@ -82,7 +82,7 @@ QG_DEVICE void fill_x_tile(SharedStorage& shared, const GemmParams& p, u32 first
         for (u32 column = thread * GROUP; column < count * QG_K_TILE; column += QG_THREADS * GROUP) {
             XGroup group = load_x_group(p, first_token + token, begin * QG_K_TILE + column);
 #if QG_PROJECTION
-            if (p.projection.normalizes && first_token + token < p.shape.m)
+            if (normalizes_x(p) && first_token + token < p.shape.m)
                 normalize_group(group, shared.rows, p, token, begin * QG_K_TILE + column);
 #endif
             Tile::store(shared.x, token, column, group);
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         else
             cta_barrier();
 #if QG_PROJECTION
-        if (begin == work.begin && p.projection.normalizes) RowNormalizer::find(shared.rows, p, first_token, thread);
+        if (begin == work.begin && normalizes_x(p)) RowNormalizer::find(shared.rows, p, first_token, thread);
 #endif
         fill_x_tile(shared, p, first_token, begin, count, thread);
         cta_barrier();

@@ -19,7 +19,7 @@ struct CudaGemmShape {
     float beta;  // Factor of C.
     u32 out_features;  // Columns of D.
     u32 residual_dtype;  // Element type of the residual.
-};
+}; static_assert(sizeof(CudaGemmShape) == 64, "layout");
 static_assert(QG_OFFSET_OF(CudaGemmShape, stored_rows) == 4, "layout");
 static_assert(QG_OFFSET_OF(CudaGemmShape, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(CudaGemmShape, stored_k) == 12, "layout");
@@ -35,7 +35,6 @@ static_assert(QG_OFFSET_OF(CudaGemmShape, alpha) == 48, "layout");
 static_assert(QG_OFFSET_OF(CudaGemmShape, beta) == 52, "layout");
 static_assert(QG_OFFSET_OF(CudaGemmShape, out_features) == 56, "layout");
 static_assert(QG_OFFSET_OF(CudaGemmShape, residual_dtype) == 60, "layout");
-static_assert(sizeof(CudaGemmShape) == 64, "layout");
 struct GemmPointers {
     u64 x;  // X.
     u64 w;  // W.
@@ -54,7 +53,7 @@ struct GemmPointers {
     u64 d_row;  // Elements from one row of D to the next.
     u64 residual_row;  // Elements from one row of the residual to the next.
     u64 x_factor;  // What each token's sums are multiplied with, in f32.
-};
+}; static_assert(sizeof(GemmPointers) == 136, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, w) == 8, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, row_scale) == 16, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, k_order) == 24, "layout");
@@ -71,7 +70,6 @@ static_assert(QG_OFFSET_OF(GemmPointers, c_row) == 104, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, d_row) == 112, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, residual_row) == 120, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, x_factor) == 128, "layout");
-static_assert(sizeof(GemmPointers) == 136, "layout");
 struct TileSchedule {
     u32 n_tiles;  // Tiles along N.
     u32 m_tiles;  // Tiles along M.
@@ -79,23 +77,21 @@ struct TileSchedule {
     u32 cut_tiles;  // Tiles, first in the order of the swizzle, whose K dimension is cut.
     u32 cut_ctas;  // CTAs, the first of the grid, that share the cut tiles.
     u32 cut_k_tiles;  // Packed k-tiles between the places of a tile where it may be cut.
-};
+}; static_assert(sizeof(TileSchedule) == 24, "layout");
 static_assert(QG_OFFSET_OF(TileSchedule, m_tiles) == 4, "layout");
 static_assert(QG_OFFSET_OF(TileSchedule, swizzle_group) == 8, "layout");
 static_assert(QG_OFFSET_OF(TileSchedule, cut_tiles) == 12, "layout");
 static_assert(QG_OFFSET_OF(TileSchedule, cut_ctas) == 16, "layout");
 static_assert(QG_OFFSET_OF(TileSchedule, cut_k_tiles) == 20, "layout");
-static_assert(sizeof(TileSchedule) == 24, "layout");
 struct ConvertShape {
     u32 rows;  // Rows of X and D.
     u32 columns;  // Columns of X.
     u32 d_columns;  // Columns of D.
     u32 flags;  // `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`, and on wgpu `D_ALIGNED16` and `X_FACTOR` of the `FLAG_` constants.
-};
+}; static_assert(sizeof(ConvertShape) == 16, "layout");
 static_assert(QG_OFFSET_OF(ConvertShape, columns) == 4, "layout");
 static_assert(QG_OFFSET_OF(ConvertShape, d_columns) == 8, "layout");
 static_assert(QG_OFFSET_OF(ConvertShape, flags) == 12, "layout");
-static_assert(sizeof(ConvertShape) == 16, "layout");
 struct ConvertPointers {
     u64 x;  // X.
     u64 order;  // Column of D → column of X: as many entries as D has columns.
@@ -104,14 +100,13 @@ struct ConvertPointers {
     u64 x_row;  // Elements from one row of X to the next.
     u64 x_col;  // Elements from one column of X to the next.
     u64 d_row;  // Elements from one row of D to the next.
-};
+}; static_assert(sizeof(ConvertPointers) == 56, "layout");
 static_assert(QG_OFFSET_OF(ConvertPointers, order) == 8, "layout");
 static_assert(QG_OFFSET_OF(ConvertPointers, d) == 16, "layout");
 static_assert(QG_OFFSET_OF(ConvertPointers, row_factors) == 24, "layout");
 static_assert(QG_OFFSET_OF(ConvertPointers, x_row) == 32, "layout");
 static_assert(QG_OFFSET_OF(ConvertPointers, x_col) == 40, "layout");
 static_assert(QG_OFFSET_OF(ConvertPointers, d_row) == 48, "layout");
-static_assert(sizeof(ConvertPointers) == 56, "layout");
 struct RoutingShape {
     u32 tokens;  // Tokens.
     u32 experts;  // Experts.
@@ -123,7 +118,7 @@ struct RoutingShape {
     u32 dtype;  // Element type of the logits (0 = f32, 1 = f16, 2 = bf16).
     u32 chunk_tokens;  // Tokens of a chunk: what a CTA chooses for, counts or lists.
     u32 chunks;  // Chunks.
-};
+}; static_assert(sizeof(RoutingShape) == 40, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, experts) == 4, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, top_k) == 8, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, flags) == 12, "layout");
@@ -133,7 +128,6 @@ static_assert(QG_OFFSET_OF(RoutingShape, scale) == 24, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, dtype) == 28, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, chunk_tokens) == 32, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, chunks) == 36, "layout");
-static_assert(sizeof(RoutingShape) == 40, "layout");
 struct RoutingPointers {
     u64 logits;  // The logits.
     u64 given_ids;  // Ids that are read.
@@ -146,7 +140,7 @@ struct RoutingPointers {
     u64 status;  // Code, token, slot and id of what was wrong first.
     u64 workspace;  // First wrong slot of every chunk, counts of every chunk, counts of all.
     u64 logits_row;  // Elements from one row of the logits to the next.
-};
+}; static_assert(sizeof(RoutingPointers) == 88, "layout");
 static_assert(QG_OFFSET_OF(RoutingPointers, given_ids) == 8, "layout");
 static_assert(QG_OFFSET_OF(RoutingPointers, bias) == 16, "layout");
 static_assert(QG_OFFSET_OF(RoutingPointers, ids) == 24, "layout");
@@ -157,7 +151,6 @@ static_assert(QG_OFFSET_OF(RoutingPointers, rows) == 56, "layout");
 static_assert(QG_OFFSET_OF(RoutingPointers, status) == 64, "layout");
 static_assert(QG_OFFSET_OF(RoutingPointers, workspace) == 72, "layout");
 static_assert(QG_OFFSET_OF(RoutingPointers, logits_row) == 80, "layout");
-static_assert(sizeof(RoutingPointers) == 88, "layout");
 struct MatmulShape {
     u32 m;  // Rows of A and D.
     u32 n;  // Columns of B and D.
@@ -165,23 +158,21 @@ struct MatmulShape {
     u32 flags;  // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE`, `K_GROUPED`, `A_SCALE` and `B_SCALE` of the `FLAG_` constants.
     float alpha;  // Factor of the product.
     float beta;  // Factor of C, or of what D held.
-};
+}; static_assert(sizeof(MatmulShape) == 24, "layout");
 static_assert(QG_OFFSET_OF(MatmulShape, n) == 4, "layout");
 static_assert(QG_OFFSET_OF(MatmulShape, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(MatmulShape, flags) == 12, "layout");
 static_assert(QG_OFFSET_OF(MatmulShape, alpha) == 16, "layout");
 static_assert(QG_OFFSET_OF(MatmulShape, beta) == 20, "layout");
-static_assert(sizeof(MatmulShape) == 24, "layout");
 struct MatmulTypes {
     u32 activation;  // Function applied last: see the `ACTIVATION_` constants.
     u32 d_dtype;  // Element type of D.
     u32 c_dtype;  // Element type of C.
     u32 bias_dtype;  // Element type of the bias.
-};
+}; static_assert(sizeof(MatmulTypes) == 16, "layout");
 static_assert(QG_OFFSET_OF(MatmulTypes, d_dtype) == 4, "layout");
 static_assert(QG_OFFSET_OF(MatmulTypes, c_dtype) == 8, "layout");
 static_assert(QG_OFFSET_OF(MatmulTypes, bias_dtype) == 12, "layout");
-static_assert(sizeof(MatmulTypes) == 16, "layout");
 struct MatmulTiles {
     u32 m_tiles;  // Tiles along M.
     u32 n_tiles;  // Tiles along N.
@@ -189,19 +180,17 @@ struct MatmulTiles {
     u32 k_tiles;  // Stages along K.
     u32 a_aligned16;  // Whether contiguous parts of A begin at multiples of 16 bytes.
     u32 b_aligned16;  // Whether those of B do.
-};
+}; static_assert(sizeof(MatmulTiles) == 24, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, n_tiles) == 4, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, splits) == 8, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, k_tiles) == 12, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, a_aligned16) == 16, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, b_aligned16) == 20, "layout");
-static_assert(sizeof(MatmulTiles) == 24, "layout");
 struct MatmulScales {
     u64 a_row;  // Elements from one row of A's scales to the next.
     u64 b_row;  // Elements from the scales of one column of B to those of the next.
-};
+}; static_assert(sizeof(MatmulScales) == 16, "layout");
 static_assert(QG_OFFSET_OF(MatmulScales, b_row) == 8, "layout");
-static_assert(sizeof(MatmulScales) == 16, "layout");
 struct MatmulPointers {
     u64 a;  // A.
     u64 b;  // B.
@@ -223,7 +212,7 @@ struct MatmulPointers {
     u64 offsets;  // Where each product's range of K begins, and the last one ends.
     u64 a_scale;  // The factor of all of A, an f32; 0 where there is none.
     u64 b_scale;  // The factor of all of B.
-};
+}; static_assert(sizeof(MatmulPointers) == 160, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, b) == 8, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, c) == 16, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, bias) == 24, "layout");
@@ -243,7 +232,6 @@ static_assert(QG_OFFSET_OF(MatmulPointers, d_batch) == 128, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, offsets) == 136, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, a_scale) == 144, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, b_scale) == 152, "layout");
-static_assert(sizeof(MatmulPointers) == 160, "layout");
 struct UnpackShape {
     u32 out_features;  // Rows of W, or, of a gated pair, those of each weight.
     u32 first;  // The input feature that D's first row is.
@@ -253,7 +241,7 @@ struct UnpackShape {
     u32 row_groups;  // Groups of rows of W, a CTA each for every k-tile.
     u32 flags;  // `ROW_SCALE`, `K_ORDER`, `GATED` and `D_ALIGNED16` of the `FLAG_` constants.
     u32 d_dtype;  // Element type of D.
-};
+}; static_assert(sizeof(UnpackShape) == 32, "layout");
 static_assert(QG_OFFSET_OF(UnpackShape, first) == 4, "layout");
 static_assert(QG_OFFSET_OF(UnpackShape, features) == 8, "layout");
 static_assert(QG_OFFSET_OF(UnpackShape, k_tiles) == 12, "layout");
@@ -261,31 +249,28 @@ static_assert(QG_OFFSET_OF(UnpackShape, first_k_tile) == 16, "layout");
 static_assert(QG_OFFSET_OF(UnpackShape, row_groups) == 20, "layout");
 static_assert(QG_OFFSET_OF(UnpackShape, flags) == 24, "layout");
 static_assert(QG_OFFSET_OF(UnpackShape, d_dtype) == 28, "layout");
-static_assert(sizeof(UnpackShape) == 32, "layout");
 struct UnpackPointers {
     u64 w;  // Packed codes and scales of W.
     u64 row_scale;  // Row factors.
     u64 k_order;  // Stored column of W to input feature.
     u64 d;  // D.
     u64 d_row;  // Elements from one row of D to the next.
-};
+}; static_assert(sizeof(UnpackPointers) == 40, "layout");
 static_assert(QG_OFFSET_OF(UnpackPointers, row_scale) == 8, "layout");
 static_assert(QG_OFFSET_OF(UnpackPointers, k_order) == 16, "layout");
 static_assert(QG_OFFSET_OF(UnpackPointers, d) == 24, "layout");
 static_assert(QG_OFFSET_OF(UnpackPointers, d_row) == 32, "layout");
-static_assert(sizeof(UnpackPointers) == 40, "layout");
 struct QuantizeShape {
     u32 rows;  // Rows of X.
     u32 columns;  // Columns of X.
     u32 stored_columns;  // Columns of codes, of which those beyond X's are zeros.
     u32 flags;  // `X_ALIGNED16` and `ROW_IN_SHARED` of the `FLAG_` constants.
     u32 chunks;  // CTAs or workgroups that share a row.
-};
+}; static_assert(sizeof(QuantizeShape) == 20, "layout");
 static_assert(QG_OFFSET_OF(QuantizeShape, columns) == 4, "layout");
 static_assert(QG_OFFSET_OF(QuantizeShape, stored_columns) == 8, "layout");
 static_assert(QG_OFFSET_OF(QuantizeShape, flags) == 12, "layout");
 static_assert(QG_OFFSET_OF(QuantizeShape, chunks) == 16, "layout");
-static_assert(sizeof(QuantizeShape) == 20, "layout");
 struct QuantizePointers {
     u64 x;  // X.
     u64 factor;  // The factor that is given for all of X.
@@ -298,7 +283,7 @@ struct QuantizePointers {
     u64 codes_row;  // Bytes from one row of codes to the next.
     u64 scales_row;  // Bytes from one row of scales to the next.
     u64 sums_row;  // Bytes from one row of sums to the next.
-};
+}; static_assert(sizeof(QuantizePointers) == 88, "layout");
 static_assert(QG_OFFSET_OF(QuantizePointers, factor) == 8, "layout");
 static_assert(QG_OFFSET_OF(QuantizePointers, codes) == 16, "layout");
 static_assert(QG_OFFSET_OF(QuantizePointers, scales) == 24, "layout");
@@ -309,17 +294,15 @@ static_assert(QG_OFFSET_OF(QuantizePointers, x_col) == 56, "layout");
 static_assert(QG_OFFSET_OF(QuantizePointers, codes_row) == 64, "layout");
 static_assert(QG_OFFSET_OF(QuantizePointers, scales_row) == 72, "layout");
 static_assert(QG_OFFSET_OF(QuantizePointers, sums_row) == 80, "layout");
-static_assert(sizeof(QuantizePointers) == 88, "layout");
 struct DequantizeShape {
     u32 rows;  // Rows of X.
     u32 columns;  // Columns of codes and of D.
     u32 chunks;  // CTAs or workgroups that share a row.
     u32 reserved;  // Unused, zero.
-};
+}; static_assert(sizeof(DequantizeShape) == 16, "layout");
 static_assert(QG_OFFSET_OF(DequantizeShape, columns) == 4, "layout");
 static_assert(QG_OFFSET_OF(DequantizeShape, chunks) == 8, "layout");
 static_assert(QG_OFFSET_OF(DequantizeShape, reserved) == 12, "layout");
-static_assert(sizeof(DequantizeShape) == 16, "layout");
 struct DequantizePointers {
     u64 codes;  // Codes.
     u64 scales;  // Scales.
@@ -327,13 +310,12 @@ struct DequantizePointers {
     u64 d;  // D, without gaps.
     u64 codes_row;  // Bytes from one row of codes to the next.
     u64 scales_row;  // Bytes from one row of scales to the next.
-};
+}; static_assert(sizeof(DequantizePointers) == 48, "layout");
 static_assert(QG_OFFSET_OF(DequantizePointers, scales) == 8, "layout");
 static_assert(QG_OFFSET_OF(DequantizePointers, factors) == 16, "layout");
 static_assert(QG_OFFSET_OF(DequantizePointers, d) == 24, "layout");
 static_assert(QG_OFFSET_OF(DequantizePointers, codes_row) == 32, "layout");
 static_assert(QG_OFFSET_OF(DequantizePointers, scales_row) == 40, "layout");
-static_assert(sizeof(DequantizePointers) == 48, "layout");
 struct XPlanePointers {
     u64 scales;  // Scales.
     u64 factors;  // Factors of tokens, or the one that is given for all of X.
@@ -342,14 +324,13 @@ struct XPlanePointers {
     u64 sums_row;  // Bytes from one row of sums to the next.
     u32 block_shift;  // Columns that share a scale, as a power of two: by how much a column is shifted to the index of its scale.
     u32 reserved;  // Unused, zero.
-};
+}; static_assert(sizeof(XPlanePointers) == 48, "layout");
 static_assert(QG_OFFSET_OF(XPlanePointers, factors) == 8, "layout");
 static_assert(QG_OFFSET_OF(XPlanePointers, sums) == 16, "layout");
 static_assert(QG_OFFSET_OF(XPlanePointers, scales_row) == 24, "layout");
 static_assert(QG_OFFSET_OF(XPlanePointers, sums_row) == 32, "layout");
 static_assert(QG_OFFSET_OF(XPlanePointers, block_shift) == 40, "layout");
 static_assert(QG_OFFSET_OF(XPlanePointers, reserved) == 44, "layout");
-static_assert(sizeof(XPlanePointers) == 48, "layout");
 struct AttentionShape {
     u32 sequences;  // Sequences.
     u32 tokens;  // Query tokens of all sequences.
@@ -367,7 +348,7 @@ struct AttentionShape {
     u32 dtype;  // Element type of Q and D (0 = f32, 1 = f16, 2 = bf16).
     float factor;  // Factor of products before they are bounded: of the soft cap's tanh, or of the exponent to base 2.
     float soft_cap;  // The soft cap as an exponent to base 2.
-};
+}; static_assert(sizeof(AttentionShape) == 64, "layout");
 static_assert(QG_OFFSET_OF(AttentionShape, tokens) == 4, "layout");
 static_assert(QG_OFFSET_OF(AttentionShape, most_queries) == 8, "layout");
 static_assert(QG_OFFSET_OF(AttentionShape, most_keys) == 12, "layout");
@@ -383,7 +364,6 @@ static_assert(QG_OFFSET_OF(AttentionShape, flags) == 48, "layout");
 static_assert(QG_OFFSET_OF(AttentionShape, dtype) == 52, "layout");
 static_assert(QG_OFFSET_OF(AttentionShape, factor) == 56, "layout");
 static_assert(QG_OFFSET_OF(AttentionShape, soft_cap) == 60, "layout");
-static_assert(sizeof(AttentionShape) == 64, "layout");
 struct AttentionPointers {
     u64 q;  // Queries.
     u64 k;  // Keys.
@@ -413,7 +393,7 @@ struct AttentionPointers {
     u32 part_keys;  // Keys of a part.
     u32 row_ctas;  // CTAs for the queries of a sequence and a head of keys.
     u32 page_shift;  // Shift that divides by the rows of a page; 32 where these are no power of two.
-};
+}; static_assert(sizeof(AttentionPointers) == 208, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, v) == 16, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, k_factors) == 24, "layout");
@@ -441,17 +421,15 @@ static_assert(QG_OFFSET_OF(AttentionPointers, parts) == 192, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, part_keys) == 196, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, row_ctas) == 200, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, page_shift) == 204, "layout");
-static_assert(sizeof(AttentionPointers) == 208, "layout");
 struct AttentionBits {
     u64 address;  // The first word of the first row.
     u64 head_words;  // Words from one head to the next; 0 where all heads have the same rows.
     u32 row_words;  // Words of a row.
     u32 is_shared;  // 1 where sequences have the same rows, 0 where each token has one.
-};
+}; static_assert(sizeof(AttentionBits) == 24, "layout");
 static_assert(QG_OFFSET_OF(AttentionBits, head_words) == 8, "layout");
 static_assert(QG_OFFSET_OF(AttentionBits, row_words) == 16, "layout");
 static_assert(QG_OFFSET_OF(AttentionBits, is_shared) == 20, "layout");
-static_assert(sizeof(AttentionBits) == 24, "layout");
 struct NormShape {
     u32 rows;  // Rows of X and D.
     u32 columns;  // Columns of X.
@@ -461,7 +439,7 @@ struct NormShape {
     u32 row_threads;  // Threads that share a row.
     u32 kept_columns;  // Columns, the first of a row, that are kept in shared memory.
     float eps;  // Added to the mean of squares.
-};
+}; static_assert(sizeof(NormShape) == 32, "layout");
 static_assert(QG_OFFSET_OF(NormShape, columns) == 4, "layout");
 static_assert(QG_OFFSET_OF(NormShape, d_columns) == 8, "layout");
 static_assert(QG_OFFSET_OF(NormShape, flags) == 12, "layout");
@@ -469,7 +447,6 @@ static_assert(QG_OFFSET_OF(NormShape, types) == 16, "layout");
 static_assert(QG_OFFSET_OF(NormShape, row_threads) == 20, "layout");
 static_assert(QG_OFFSET_OF(NormShape, kept_columns) == 24, "layout");
 static_assert(QG_OFFSET_OF(NormShape, eps) == 28, "layout");
-static_assert(sizeof(NormShape) == 32, "layout");
 struct NormPointers {
     u64 x;  // X.
     u64 residual;  // Residual.
@@ -482,7 +459,7 @@ struct NormPointers {
     u64 residual_row;  // Elements from one row of the residual to the next.
     u64 sum_row;  // Elements from one row of the sum to the next.
     u64 d_row;  // Elements from one row of D to the next.
-};
+}; static_assert(sizeof(NormPointers) == 88, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, residual) == 8, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, gamma) == 16, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, beta) == 24, "layout");
@@ -493,7 +470,6 @@ static_assert(QG_OFFSET_OF(NormPointers, x_row) == 56, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, residual_row) == 64, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, sum_row) == 72, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, d_row) == 80, "layout");
-static_assert(sizeof(NormPointers) == 88, "layout");
 struct KvAppendPointers {
     u64 new_k;  // New keys.
     u64 new_v;  // New values.
@@ -514,7 +490,7 @@ struct KvAppendPointers {
     u32 splits;  // CTAs that share a token.
     u32 lane_heads;  // Heads that a lane has one after the other.
     float amplitude;  // What turned features are multiplied with.
-};
+}; static_assert(sizeof(KvAppendPointers) == 120, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, new_v) == 8, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, positions) == 16, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, frequencies) == 24, "layout");
@@ -533,7 +509,6 @@ static_assert(QG_OFFSET_OF(KvAppendPointers, head_lanes) == 104, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, splits) == 108, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, lane_heads) == 112, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, amplitude) == 116, "layout");
-static_assert(sizeof(KvAppendPointers) == 120, "layout");
 struct IndexerParams {
     u64 q;  // Queries.
     u64 k;  // Keys.
@@ -569,7 +544,7 @@ struct IndexerParams {
     u32 q_aligned;  // Whether sixteen bytes of queries are loaded at once.
     u32 k_aligned;  // Whether sixteen bytes of keys are loaded at once.
     u32 not_seen;  // Bits of the score of a key that a query does not see.
-};
+}; static_assert(sizeof(IndexerParams) == 208, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, weights) == 16, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, q_scales) == 24, "layout");
@@ -603,7 +578,6 @@ static_assert(QG_OFFSET_OF(IndexerParams, chosen) == 192, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, q_aligned) == 196, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, k_aligned) == 200, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, not_seen) == 204, "layout");
-static_assert(sizeof(IndexerParams) == 208, "layout");
 struct OptimizerShape {
     u32 len;  // Parameters, of wgpu those of a dispatch.
     u32 flags;  // `ALIGNED16` and `COPY` of the `FLAG_` constants.
@@ -615,7 +589,7 @@ struct OptimizerShape {
     float gain2;  // What the gradient's square is multiplied with before it is added to the second moment.
     float eps;  // Added to the root of the second moment.
     u32 reserved;  // Unused, zero.
-};
+}; static_assert(sizeof(OptimizerShape) == 40, "layout");
 static_assert(QG_OFFSET_OF(OptimizerShape, flags) == 4, "layout");
 static_assert(QG_OFFSET_OF(OptimizerShape, gradient) == 8, "layout");
 static_assert(QG_OFFSET_OF(OptimizerShape, copy) == 12, "layout");
@@ -625,7 +599,6 @@ static_assert(QG_OFFSET_OF(OptimizerShape, decay2) == 24, "layout");
 static_assert(QG_OFFSET_OF(OptimizerShape, gain2) == 28, "layout");
 static_assert(QG_OFFSET_OF(OptimizerShape, eps) == 32, "layout");
 static_assert(QG_OFFSET_OF(OptimizerShape, reserved) == 36, "layout");
-static_assert(sizeof(OptimizerShape) == 40, "layout");
 struct OptimizerPointers {
     u64 weights;  // Parameters.
     u64 gradient;  // Gradient.
@@ -634,14 +607,13 @@ struct OptimizerPointers {
     u64 step;  // The factors of the step.
     u64 copy;  // The parameters in 16 bits.
     u64 len;  // Parameters, all of them.
-};
+}; static_assert(sizeof(OptimizerPointers) == 56, "layout");
 static_assert(QG_OFFSET_OF(OptimizerPointers, gradient) == 8, "layout");
 static_assert(QG_OFFSET_OF(OptimizerPointers, moment1) == 16, "layout");
 static_assert(QG_OFFSET_OF(OptimizerPointers, moment2) == 24, "layout");
 static_assert(QG_OFFSET_OF(OptimizerPointers, step) == 32, "layout");
 static_assert(QG_OFFSET_OF(OptimizerPointers, copy) == 40, "layout");
 static_assert(QG_OFFSET_OF(OptimizerPointers, len) == 48, "layout");
-static_assert(sizeof(OptimizerPointers) == 56, "layout");
 struct RepackParams {
     u64 rows;  // Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
     u64 packed;  // Address of the packed tiles.
@@ -649,13 +621,12 @@ struct RepackParams {
     u32 blocks;  // Blocks of a row.
     u32 k_tiles;  // Packed k-tiles along K.
     u32 reserved;  // Unused, zero.
-};
+}; static_assert(sizeof(RepackParams) == 32, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, packed) == 8, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, n) == 16, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, blocks) == 20, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, k_tiles) == 24, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, reserved) == 28, "layout");
-static_assert(sizeof(RepackParams) == 32, "layout");
 struct ProjectionOperands {
     u64 gamma;  // Address of gamma; 0 where there is none.
     u64 d1;  // Address of the second output.
@@ -664,26 +635,19 @@ struct ProjectionOperands {
     u64 d2_row;  // Elements from one of its rows to the next.
     u64 d3;  // Address of the fourth output.
     u64 d3_row;  // Elements from one of its rows to the next.
-    u32 first1;  // First feature of the second output; none has the number `u32::MAX` where there is no such output.
-    u32 first2;  // First feature of the third output.
-    u32 first3;  // First feature of the fourth output.
-    u32 types;  // Element types: of gamma in the lowest four bits, then of the second output and those after it; in the bits from 16 on, whether rows of these begin at multiples of 16 bytes.
-    u32 normalizes;  // Whether X is normalized.
+    u64 firsts;  // First features of the second output and those after it, 21 bits each, in tiles of 16: all bits where there is no such output.
+    u32 types;  // Element types: of gamma in the lowest four bits, then of the second output and those after it; in bit 16 whether X is normalized, in those after it whether rows of these outputs begin at multiples of 16 bytes.
     float eps;  // Added to the mean of squares.
-};
+}; static_assert(sizeof(ProjectionOperands) == 72, "layout");
 static_assert(QG_OFFSET_OF(ProjectionOperands, d1) == 8, "layout");
 static_assert(QG_OFFSET_OF(ProjectionOperands, d1_row) == 16, "layout");
 static_assert(QG_OFFSET_OF(ProjectionOperands, d2) == 24, "layout");
 static_assert(QG_OFFSET_OF(ProjectionOperands, d2_row) == 32, "layout");
 static_assert(QG_OFFSET_OF(ProjectionOperands, d3) == 40, "layout");
 static_assert(QG_OFFSET_OF(ProjectionOperands, d3_row) == 48, "layout");
-static_assert(QG_OFFSET_OF(ProjectionOperands, first1) == 56, "layout");
-static_assert(QG_OFFSET_OF(ProjectionOperands, first2) == 60, "layout");
-static_assert(QG_OFFSET_OF(ProjectionOperands, first3) == 64, "layout");
-static_assert(QG_OFFSET_OF(ProjectionOperands, types) == 68, "layout");
-static_assert(QG_OFFSET_OF(ProjectionOperands, normalizes) == 72, "layout");
-static_assert(QG_OFFSET_OF(ProjectionOperands, eps) == 76, "layout");
-static_assert(sizeof(ProjectionOperands) == 80, "layout");
+static_assert(QG_OFFSET_OF(ProjectionOperands, firsts) == 56, "layout");
+static_assert(QG_OFFSET_OF(ProjectionOperands, types) == 64, "layout");
+static_assert(QG_OFFSET_OF(ProjectionOperands, eps) == 68, "layout");
 struct ExpertGroups {
     u64 index;  // Address of the offsets, counts or ids.
     u64 offsets;  // Address of the offsets in the list.
@@ -698,7 +662,7 @@ struct ExpertGroups {
     u32 form;  // How rows are given to experts: see the `FORM_` constants.
     u32 rows;  // Rows of all experts; with `FORM_MASKED` the capacity of each.
     u32 x_sharers;  // Rows of D that share a row of X.
-};
+}; static_assert(sizeof(ExpertGroups) == 80, "layout");
 static_assert(QG_OFFSET_OF(ExpertGroups, offsets) == 8, "layout");
 static_assert(QG_OFFSET_OF(ExpertGroups, list) == 16, "layout");
 static_assert(QG_OFFSET_OF(ExpertGroups, router_weights) == 24, "layout");
@@ -711,7 +675,6 @@ static_assert(QG_OFFSET_OF(ExpertGroups, experts) == 64, "layout");
 static_assert(QG_OFFSET_OF(ExpertGroups, form) == 68, "layout");
 static_assert(QG_OFFSET_OF(ExpertGroups, rows) == 72, "layout");
 static_assert(QG_OFFSET_OF(ExpertGroups, x_sharers) == 76, "layout");
-static_assert(sizeof(ExpertGroups) == 80, "layout");
 struct ExpertCombine {
     u64 products;  // Address of the slots' products, f32.
     u64 index;  // Address of the slots' ids.
@@ -728,7 +691,7 @@ struct ExpertCombine {
     u32 residual_dtype;  // Element type of the residual.
     u32 flags;  // `D_ALIGNED16` and `RESIDUAL_ALIGNED16` of the `FLAG_` constants.
     u32 reserved;  // Unused, zero.
-};
+}; static_assert(sizeof(ExpertCombine) == 88, "layout");
 static_assert(QG_OFFSET_OF(ExpertCombine, index) == 8, "layout");
 static_assert(QG_OFFSET_OF(ExpertCombine, router_weights) == 16, "layout");
 static_assert(QG_OFFSET_OF(ExpertCombine, residual) == 24, "layout");
@@ -743,7 +706,6 @@ static_assert(QG_OFFSET_OF(ExpertCombine, d_dtype) == 72, "layout");
 static_assert(QG_OFFSET_OF(ExpertCombine, residual_dtype) == 76, "layout");
 static_assert(QG_OFFSET_OF(ExpertCombine, flags) == 80, "layout");
 static_assert(QG_OFFSET_OF(ExpertCombine, reserved) == 84, "layout");
-static_assert(sizeof(ExpertCombine) == 88, "layout");
 
 constexpr u32 QG_FLAG_ROW_SCALE = 1;
 constexpr u32 QG_FLAG_K_ORDER = 2;

@@ -24,7 +24,7 @@ struct ResidentX {
         float squares[QG_X_ROWS] = {};
         // Gamma is a constant operand: it may come before the launch before is done.
         Gamma first;
-        const bool normalizes = p.projection.normalizes;
+        const bool normalizes = normalizes_x(p);
         if (normalizes) Gamma::load(first, p, thread * GROUP);
         griddepcontrol_wait();
 #pragma unroll 1

@@ -4,15 +4,25 @@
 #include "sched/experts.cuh"
 
 #if QG_PROJECTION
+// Whether X is normalized.
+QG_DEVICE bool normalizes_x(const GemmParams& p) {
+    return p.projection.types >> 16 & 1u;
+}
+
 struct Segment {
+    // The first feature of an output behind the first.
+    QG_DEVICE u32 first_of(const ProjectionOperands& all, u32 index) {
+        return (u32)(all.firsts >> 21 * index & 0x1fffffu) * 16;
+    }
     // Makes the output of `p` that of the features from `first_row` on, found by their number among all.
     QG_DEVICE void narrow(GemmParams& p, u32 first_row) {
         const ProjectionOperands& all = p.projection;
-        if (first_row < all.first1) return;
+        const u32 first1 = first_of(all, 0), first2 = first_of(all, 1), first3 = first_of(all, 2);
+        if (first_row < first1) return;
         u64 d = all.d1, row = all.d1_row;
-        u32 first = all.first1, place = 1;
-        if (first_row >= all.first2) d = all.d2, row = all.d2_row, first = all.first2, place = 2;
-        if (first_row >= all.first3) d = all.d3, row = all.d3_row, first = all.first3, place = 3;
+        u32 first = first1, place = 1;
+        if (first_row >= first2) d = all.d2, row = all.d2_row, first = first2, place = 2;
+        if (first_row >= first3) d = all.d3, row = all.d3_row, first = first3, place = 3;
         const u32 dtype = all.types >> 4 * place & 15u;
         const bool is_aligned = all.types >> (16 + place) & 1u;
         p.at.d = d - (u64)first * (dtype == DTYPE_F32 ? 4 : 2);

@@ -57,9 +57,10 @@ struct Rings {
 /// What the launch of a norm costs before a product that waits for it, as a share of a launch (measured on an H200: 2.0 µs, of which the
 /// product's own launch hides a part).
 const NORM_LAUNCHES: f64 = 0.65;
-/// Seconds that a block which normalizes X itself needs before its first product, for each byte of its rows that a thread reads: a wait for
-/// the last-level cache for 64 of them (measured on an H200, one token: 0.6 to 3.1 µs for 32 to 128 bytes).
-const STATISTICS_SECONDS: f64 = 2.4e-8;
+/// Seconds that a block which normalizes X itself needs before its first product, and more for each time that its threads read again, of
+/// which each reads so many bytes at once (measured on an H200, one token: 0.5 to 1.4 µs for up to 64 bytes, 2.5 to 3.1 for 80 to 128).
+const STATISTICS_SECONDS: [f64; 2] = [1e-6, 1.5e-6];
+const STATISTICS_BYTES: f64 = 64.0;
 
 /// What the cost model expects of a launch, by what takes the time, in seconds. Arithmetic and memory overlap, so that the parts add up
 /// to more than the whole.
@@ -308,7 +309,9 @@ fn norm_of_x(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition
             let blocks: f64 = partition.phases().iter().map(|phase| phase.blocks).sum();
             let waves = (blocks / (places(info, config) * f64::from(config.ctas_per_unit.max(1)))).ceil();
             let rows = op.m.min(config.tile_m as usize) as f64;
-            waves * STATISTICS_SECONDS * rows * op.x_row_bytes() / f64::from(config.threads.max(1))
+            let turns = (rows * op.x_row_bytes() / f64::from(config.threads.max(1)) / STATISTICS_BYTES).ceil();
+            let [first, further] = STATISTICS_SECONDS;
+            waves * (first + further * (turns - 1.0))
         }
         Some(_) => NORM_LAUNCHES * info.launch_seconds + 2.0 * op.m as f64 * op.x_row_bytes() / info.bandwidth,
     }

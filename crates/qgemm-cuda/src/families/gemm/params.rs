@@ -3,7 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, XParts};
 use qgemm_hal::abi::{self, CudaGemmShape, GemmPointers, TileSchedule, XPlanePointers, activation_code, dtype_code};
-use qgemm_hal::{CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, Operands, StreamK, XPlanes, XPrologue};
+use qgemm_hal::{
+    CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, LaunchStep, Operands, StreamK, XPlanes, XPrologue,
+};
 
 use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
@@ -179,6 +181,46 @@ fn plane_pointers(planes: &XPlanes) -> XPlanePointers {
         block_shift: planes.parts.block.map_or(0, |block| block.trailing_zeros()),
         ..XPlanePointers::default()
     }
+}
+
+/// The product's step with what `op`, as its kernel sees it, reads and writes.
+pub(super) fn bound(step: LaunchStep, op: &CheckedGemm, plan: &LaunchPlan) -> LaunchStep {
+    use GemmOperand as O;
+    let mut step = step.bind(O::W, O::W).bind(O::D, O::D);
+    for operand in op.x.planes.iter().flat_map(XPlanes::operands) {
+        step = step.bind(operand, operand);
+    }
+    let optional = [
+        (op.row_scale, O::RowScale),
+        (op.k_order, O::KOrder),
+        (op.c.is_some(), O::C),
+        (op.bias.is_some(), O::Bias),
+        (op.token_scale, O::TokenScale),
+        (op.residual.is_some() && !op.residual_in_d, O::Residual),
+    ];
+    for (_, operand) in optional.into_iter().filter(|(present, _)| *present) {
+        step = step.bind(operand, operand);
+    }
+    let layout = &plan.workspace;
+    step = match &layout.x {
+        None => step.bind(O::X, O::X),
+        Some(region) => {
+            let step = step.bind_part(O::X, O::Workspace, region.x_of(op.m));
+            match region.factors_of(op.m) {
+                None => step,
+                Some(factors) => step.bind_part(O::XFactor, O::Workspace, factors),
+            }
+        }
+    };
+    if layout.partial_bytes == 0 {
+        return step;
+    }
+    let counters = layout.counters..layout.counters + plan.shared_tiles() as usize * 4;
+    step.bind_part(O::Partials, O::Workspace, layout.partials..layout.partials + layout.partial_bytes).bind_part(
+        O::Counters,
+        O::Workspace,
+        counters,
+    )
 }
 
 /// What a plan says of its kernel's parameters.

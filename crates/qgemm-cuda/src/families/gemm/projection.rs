@@ -10,22 +10,24 @@ use qgemm_formats::{DType, Format};
 use qgemm_hal::abi::{ProjectionOperands, dtype_code};
 use qgemm_hal::{
     CheckedGemm, Dense, DeviceInfo, GemmOperand, Geometry, HalError, KernelId, LaunchPlan, LaunchSequence, NormKind,
-    NormedX, Operand, Operands, TileConfig, Unsupported, Variant,
+    NormedX, Operand, Operands, Segment, TileConfig, Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::macro_line;
+use super::common::K_BLOCK;
 use super::instance::Instance;
-use super::params::{Cut, GemmParams, params};
-use super::sequence::bound;
+use super::params::{Cut, GemmParams, bound, params};
 use super::spills::{fits_registers_as, key};
 use super::types::Types;
-use super::{K_BLOCK, gemm_sliced_k, gemv};
+use super::{gemm_sliced_k, gemv};
 use crate::spec::KernelSpec;
 
 /// Name of the family.
 pub(in crate::families) const NAME: &str = "projection";
+/// Features that 21 bits count in tiles of 16.
+const MOST_FEATURES: usize = ((1 << 21) - 1) * Segment::STEP;
 /// Columns that threads read at once to find a row's statistics.
 const GROUP: usize = 8;
 
@@ -123,7 +125,10 @@ pub(in crate::families) fn projection_configs(
     if op.k_order {
         return refuse("reads columns of X in their order");
     }
-    let borders = |instance: &&Instance| op.segments.iter().all(|s| s.first.is_multiple_of(instance.tile_n as usize));
+    let borders = |instance: &&Instance| {
+        let suits = |s: &Segment| s.first.is_multiple_of(instance.tile_n as usize) && s.first < MOST_FEATURES;
+        op.segments.iter().all(suits)
+    };
     let has_room = |instance: &&Instance| {
         let columns = instance.types.layout.k_tiles(op.stored_k) * instance.tile_k as usize;
         instance.shared_bytes <= info.shared_bytes && columns <= most_columns(instance)
@@ -218,27 +223,21 @@ struct ProjectionLaunch {
 
 impl ProjectionLaunch {
     fn new(op: &CheckedGemm, norm: Option<&NormedX>, x: &Dense, plan: &LaunchPlan) -> Self {
-        const NO_FEATURE: u32 = u32::MAX;
+        const BITS: usize = 21;
         let gamma = norm.and_then(|norm| norm.function.gamma);
-        let mut types = gamma.map_or(0, dtype_code);
-        for (place, segment) in (1..).zip(&op.segments) {
+        let mut types = gamma.map_or(0, dtype_code) | u32::from(norm.is_some()) << 16;
+        let (mut firsts, mut rows) = (u64::MAX, [0; Segment::MOST - 1]);
+        for (index, segment) in op.segments.iter().enumerate() {
+            let place = index + 1;
             types |= dtype_code(segment.d.dtype) << (4 * place) | u32::from(segment.d.aligned16) << (16 + place);
+            firsts &= !(((1 << BITS) - 1) << (BITS * index));
+            firsts |= ((segment.first / Segment::STEP) as u64) << (BITS * index);
+            rows[index] = segment.d.row_stride;
         }
-        let segment =
-            |index: usize| op.segments.get(index).map_or((NO_FEATURE, 0), |s| (s.first as u32, s.d.row_stride));
-        let [(first1, d1_row), (first2, d2_row), (first3, d3_row)] = [0, 1, 2].map(segment);
-        let projection = ProjectionOperands {
-            d1_row,
-            d2_row,
-            d3_row,
-            first1,
-            first2,
-            first3,
-            types,
-            normalizes: norm.is_some().into(),
-            eps: norm.map_or(0.0, |norm| norm.function.eps),
-            ..ProjectionOperands::default()
-        };
+        let [d1_row, d2_row, d3_row] = rows;
+        let eps = norm.map_or(0.0, |norm| norm.function.eps);
+        let projection =
+            ProjectionOperands { d1_row, d2_row, d3_row, firsts, types, eps, ..ProjectionOperands::default() };
         Self {
             params: ProjectionParams { gemm: params(op, x, &Cut::of(plan)), projection },
             second_bias: op.bias.filter(|_| op.gated).map_or(0, |dtype| op.out_features * dtype.bytes()) as u64,

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use qgemm_formats::DType;
 use qgemm_hal::{
     CheckedConvert, CheckedGemm, ConvertOperand, Dense, DeviceInfo, GemmOperand, Geometry, HalError, LaunchPlan,
-    LaunchSequence, LaunchStep, Operand, Variant, XPlanes,
+    LaunchSequence, LaunchStep, Operand, Variant,
 };
 
 use super::super::convert;
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params};
 use super::fp8_kernels::fp8_kernels;
 use super::instances::{instances, of_planes};
-use super::params::GemmLaunch;
+use super::params::{GemmLaunch, bound};
 use super::projection;
 use super::sm120_block_scaled::block_scaled_kernel;
 
@@ -109,44 +109,4 @@ fn prologue_step(
         }
     }
     Ok(step)
-}
-
-/// The product's step with what `op`, as its kernel sees it, reads and writes.
-pub(super) fn bound(step: LaunchStep, op: &CheckedGemm, plan: &LaunchPlan) -> LaunchStep {
-    use GemmOperand as O;
-    let mut step = step.bind(O::W, O::W).bind(O::D, O::D);
-    for operand in op.x.planes.iter().flat_map(XPlanes::operands) {
-        step = step.bind(operand, operand);
-    }
-    let optional = [
-        (op.row_scale, O::RowScale),
-        (op.k_order, O::KOrder),
-        (op.c.is_some(), O::C),
-        (op.bias.is_some(), O::Bias),
-        (op.token_scale, O::TokenScale),
-        (op.residual.is_some() && !op.residual_in_d, O::Residual),
-    ];
-    for (_, operand) in optional.into_iter().filter(|(present, _)| *present) {
-        step = step.bind(operand, operand);
-    }
-    let layout = &plan.workspace;
-    step = match &layout.x {
-        None => step.bind(O::X, O::X),
-        Some(region) => {
-            let step = step.bind_part(O::X, O::Workspace, region.x_of(op.m));
-            match region.factors_of(op.m) {
-                None => step,
-                Some(factors) => step.bind_part(O::XFactor, O::Workspace, factors),
-            }
-        }
-    };
-    if layout.partial_bytes == 0 {
-        return step;
-    }
-    let counters = layout.counters..layout.counters + plan.shared_tiles() as usize * 4;
-    step.bind_part(O::Partials, O::Workspace, layout.partials..layout.partials + layout.partial_bytes).bind_part(
-        O::Counters,
-        O::Workspace,
-        counters,
-    )
 }
