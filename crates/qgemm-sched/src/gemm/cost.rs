@@ -58,8 +58,8 @@ struct Rings {
 /// product's own launch hides a part).
 const NORM_LAUNCHES: f64 = 0.65;
 /// Seconds that a block which normalizes X itself needs before its first product, and more for each time that its threads read again, of
-/// which each reads so many bytes at once (measured on an H200, one token: 0.5 to 1.4 µs for up to 64 bytes, 2.5 to 3.1 for 80 to 128).
-const STATISTICS_SECONDS: [f64; 2] = [1e-6, 1.5e-6];
+/// which each reads so many bytes at once (measured on an H200, one token: 0.5 to 1.4 µs for up to 64 bytes, 2.5 to 4.4 for 80 to 128).
+const STATISTICS_SECONDS: [f64; 2] = [1.2e-6, 3e-6];
 const STATISTICS_BYTES: f64 = 64.0;
 
 /// What the cost model expects of a launch, by what takes the time, in seconds. Arithmetic and memory overlap, so that the parts add up
