@@ -20,7 +20,7 @@ const FEW_TOKENS: u32 = 16;
 const FEWEST_OF_RINGS: u32 = 8;
 /// What such rings change, fitted with the costs of few tokens below to 136 problems of up to 32 tokens, 3200 ways to run them, on an
 /// H200: what was chosen took 4.2 % longer than the best before and 1.8 % after, in 15 and 5 % of them more than 10 %.
-const RINGS: Rings = Rings { latency: 1.2e-6, saturating: 0.175, underfill: 1.0, arithmetic: 1.9 };
+const RINGS: Rings = Rings { latency: 1.2e-6, saturating: 0.175, underfill: 1.0, arithmetic: [1.9, 1.1] };
 /// Cost of beginning and ending a tile, as a share of a launch, and of one of a few tokens.
 const TILE_LAUNCHES: f64 = 0.15;
 const FEW_TOKENS_TILE_LAUNCHES: f64 = 0.2;
@@ -48,10 +48,11 @@ pub(super) const ROOFLINE_P: f64 = 4.0;
 struct Rings {
     /// Seconds from a copy's start to its product's end: a ring takes as long as it has been filled anew so often.
     latency: f64,
-    /// [`SATURATING_SHARE`], [`UNDERFILL`], and what they reach of the arithmetic beyond their stated share, which has that latency in it.
+    /// [`SATURATING_SHARE`], [`UNDERFILL`], and what they reach of the arithmetic beyond their stated share, which has that latency in it, with
+    /// fewest tokens and with more.
     saturating: f64,
     underfill: f64,
-    arithmetic: f64,
+    arithmetic: [f64; 2],
 }
 
 /// What the launch of a norm costs before a product that waits for it, as a share of a launch (measured on an H200: 2.0 µs, of which the
@@ -242,7 +243,7 @@ fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Wav
     let room = f64::from(config.ctas_per_unit.max(1));
     let rest = (waves.rest / units).ceil();
     let (underfill, reached) = match rings(config) {
-        Some(rings) => (rings.underfill, rings.arithmetic),
+        Some(rings) => (rings.underfill, rings.arithmetic[usize::from(config.tile_m > FEWEST_OF_RINGS)]),
         None if has_few_tokens(config) => (FEW_TOKENS_UNDERFILL, 1.0),
         None => (UNDERFILL, 1.0),
     };
