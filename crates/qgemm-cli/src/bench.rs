@@ -139,6 +139,10 @@ pub struct Args {
     /// than 10 % behind the best. Fails where that is more than one in ten.
     #[arg(long, value_name = "PROBLEMS", conflicts_with_all = ["model", "shape", "sweep_m", "baseline", "save"])]
     grid: Option<usize>,
+    /// Let the device idle so long before each measurement, such as 400ms, and keep that short: how figures of others often came about. Kernels
+    /// that matrix instructions bind are 5 to 30 % slower on a card that has worked for a while.
+    #[arg(long, value_name = "TIME", value_parser = choice::duration, conflicts_with_all = ["grid", "sweep_m"])]
+    rest: Option<std::time::Duration>,
     /// Of a grid: time for all of it, weights not counted, such as 500s or 9m.
     #[arg(long, default_value = "5m", requires = "grid", value_parser = choice::duration)]
     budget: std::time::Duration,
@@ -293,7 +297,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             }
             Work::Convert(subject) => {
                 progress.say(subject.to_string());
-                convert::measure(&ctx, subject, bandwidth)?
+                convert::measure(&ctx, args, subject, bandwidth)?
             }
             Work::Experts(subject) => {
                 progress.say(subject.to_string());
@@ -301,15 +305,15 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             }
             Work::Routing(subject) => {
                 progress.say(subject.to_string());
-                routing::measure(&ctx, subject, bandwidth)?
+                routing::measure(&ctx, args, subject, bandwidth)?
             }
             Work::Matmul(subject) => {
                 progress.say(subject.to_string());
-                matmul::measure(&ctx, subject, bandwidth)?
+                matmul::measure(&ctx, args, subject, bandwidth)?
             }
             Work::Quantize(subject) => {
                 progress.say(subject.to_string());
-                quantize::measure(&ctx, subject, bandwidth)?
+                quantize::measure(&ctx, args, subject, bandwidth)?
             }
             Work::Attention(subject) => {
                 progress.say(subject.to_string());
@@ -317,7 +321,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             }
             Work::Norm(subject) => {
                 progress.say(subject.to_string());
-                norm::measure(&ctx, subject, bandwidth)?
+                norm::measure(&ctx, args, subject, bandwidth)?
             }
             Work::KvAppend(subject) => {
                 progress.say(subject.to_string());
@@ -325,7 +329,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             }
             Work::Indexer(subject) => {
                 progress.say(subject.to_string());
-                indexer::measure(&ctx, subject, bandwidth)?
+                indexer::measure(&ctx, args, subject, bandwidth)?
             }
             Work::Gradient(subject) => {
                 progress.say(subject.to_string());
@@ -333,7 +337,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             }
             Work::Optimizer(subject) => {
                 progress.say(subject.to_string());
-                optimizer::measure(&ctx, subject, bandwidth)?
+                optimizer::measure(&ctx, args, subject, bandwidth)?
             }
         };
         if let Some(baseline) = &baseline {
@@ -385,6 +389,11 @@ enum Work {
 }
 
 impl Args {
+    /// How much time a measurement gets.
+    fn pace(&self) -> timing::Pace {
+        self.rest.map_or(timing::Pace::Thorough, timing::Pace::Rested)
+    }
+
     /// The type or the format of X in tables.
     fn x_name(&self) -> String {
         self.x_format.map_or(self.x_dtype.to_string(), |format| format.to_string())

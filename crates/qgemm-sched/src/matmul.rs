@@ -4,7 +4,7 @@ use qgemm_hal::{CheckedMatmul, DeviceInfo, Family, MatmulConfig, MatmulPlan, Ope
 
 use crate::candidates::Candidates;
 use crate::error::SchedError;
-use crate::gemm::{Cost, TunedTable};
+use crate::gemm::{Cost, TunedTable, overlapping};
 
 /// Values along K of a part, at least: fewer do not pay for writing its partial accumulators and reading them again.
 const LEAST_PART: usize = 256;
@@ -84,7 +84,8 @@ fn cost(op: &CheckedMatmul, info: &DeviceInfo, config: &MatmulConfig, tiles: u64
         0 => 0.0,
         bytes => info.launch_seconds + bytes as f64 * 2.0 / (info.bandwidth * COPY_SHARE),
     };
-    let seconds = info.launch_seconds + prologue + arithmetic.max(memory) + fixup;
+    // Where memory takes longer, the smaller tile hides it better (64x14336x4096 in bf16 on an H200: 33.7 for 43.9 us).
+    let seconds = info.launch_seconds + prologue + overlapping(arithmetic, memory) + fixup;
     Cost { fixup, prologue, ..Cost::of_parts(memory, arithmetic, info.launch_seconds, seconds) }
 }
 

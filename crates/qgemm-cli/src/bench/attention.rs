@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use qgemm_api::{Attention, AttentionArgs, Buffer, Context, DType, KvFormat, MaskBits, Queries};
 
-use super::timing::{Pace, Timing, time_launches};
+use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 use crate::choice::keys_of;
 
@@ -126,7 +126,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         let args = AttentionArgs { block_table, kv_lengths, mask, ..args };
         plan.run(&stream, AttentionArgs { workspace: Some(&mut workspace), ..args })
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),

@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::ensure;
 use qgemm_api::{Buffer, Context, Conversion, ConversionArgs, DType};
 
-use super::timing::{Pace, Timing, time_launches};
+use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 
 /// Rows and columns, unless others are asked for.
@@ -83,7 +83,7 @@ impl Subject {
 ///
 /// # Errors
 /// When no kernel serves it, or the device fails.
-pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let &Subject { rows, columns, from, to, .. } = subject;
     let plan = ctx.plan_conversion(&subject.conversion())?;
     let (x_bytes, d_bytes) = (rows * columns * from.bytes(), rows * columns * to.bytes());
@@ -101,7 +101,7 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
         args.row_factors = row_factors.as_mut().map(Into::into);
         plan.run(&stream, args)
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     let bytes_per_second = plan.bytes() as f64 / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),

@@ -11,7 +11,7 @@ use qgemm_api::{
 
 use super::gemm::quantized_x;
 use super::subject::repeated_rows;
-use super::timing::{Pace, Timing, time_launches};
+use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 use crate::choice::{FormatChoice, Shape};
 
@@ -218,7 +218,7 @@ fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) 
         args.x_factor = quantized.as_ref().and_then(|(_, factor)| factor.as_ref()).map(Into::into);
         layer.run(&stream, m, args, &mut workspace)
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &layers, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &layers, args.pace(), launch)?;
     let mut used = subject.ids();
     used.sort_unstable();
     used.dedup();
@@ -295,7 +295,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         args.lists = lists.as_ref().map(Into::into);
         plan.run(&stream, args.workspace(&mut workspace))
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &weights, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &weights, args.pace(), launch)?;
     let bytes_per_second = subject.bytes(rows) / median;
     let macs = (m * top_k * n * k) as f64;
     Ok(BenchRow {

@@ -15,7 +15,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let m = subject.shape.m;
     let bench = Bench::new(ctx, args, subject, m)?;
     let plan = ctx.plan(&args.problem(&bench.weights[0], m))?;
-    let Timing { median, noise, graph, profile } = bench.time(&plan, Pace::Thorough)?;
+    let Timing { median, noise, graph, profile } = bench.time(&plan, args.pace())?;
     let bytes_per_second = plan.bytes() as f64 / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),

@@ -3,7 +3,7 @@
 use qgemm_api::{Context, Gradient, GradientArgs, Weight};
 
 use super::subject::{self, Subject};
-use super::timing::{Pace, Timing, time_launches};
+use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 use crate::choice::{self, Shape};
 
@@ -41,7 +41,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.new_stream()?;
     let launch = |weight: &Weight| plan.run(&stream, GradientArgs::new(&dy, weight, &mut dx).workspace(&mut workspace));
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &weights, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &weights, args.pace(), launch)?;
     let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),

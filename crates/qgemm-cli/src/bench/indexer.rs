@@ -4,7 +4,7 @@ use std::fmt;
 
 use qgemm_api::{Buffer, Context, DType, Indexer, IndexerArgs, KvFormat};
 
-use super::timing::{Pace, Timing, time_launches};
+use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 use crate::choice::IndexerShape;
 
@@ -67,7 +67,7 @@ impl Subject {
 ///
 /// # Errors
 /// When no kernel serves it, or the device fails.
-pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let &Subject { shape, format, best } = subject;
     let IndexerShape { sequences, queries, keys, heads, features } = shape;
     let (all, rows) = (queries * sequences.unwrap_or(1), keys.next_multiple_of(PAGE_SIZE) * sequences.unwrap_or(1));
@@ -105,7 +105,7 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
         }
         plan.run(&stream, args)
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),

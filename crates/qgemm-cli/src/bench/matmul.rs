@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::ensure;
 use qgemm_api::{Buffer, Context, DType, FactorFormat, Matmul, MatmulArgs, MatmulLayout, XPrecision};
 
-use super::timing::{Pace, Timing, time_launches};
+use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 use crate::choice::{self, Shape};
 
@@ -71,7 +71,7 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
 ///
 /// # Errors
 /// When no kernel serves it, or the device fails.
-pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let &Subject { shape: shape @ Shape { m, n, k }, batch, layout, factors, dtype, k_grouped, precision, way } =
         subject;
     let d_dtype = if k_grouped { DType::F32 } else { dtype };
@@ -125,7 +125,7 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
         (args.a_scale, args.b_scale) = (a_scales.as_ref().map(Into::into), b_scales.as_ref().map(Into::into));
         plan.run(&stream, args)
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),

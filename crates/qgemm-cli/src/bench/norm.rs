@@ -4,7 +4,7 @@ use std::fmt;
 
 use qgemm_api::{Buffer, Context, DType, Norm, NormArgs, NormFunction, NormKind, QuantizedX, XFactor, XFormat};
 
-use super::timing::{Pace, Timing, time_launches};
+use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 
 /// Rows and columns, unless others are asked for.
@@ -63,7 +63,7 @@ impl Subject {
 ///
 /// # Errors
 /// When no kernel serves it, or the device fails.
-pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let &Subject { rows, columns, from, to, kind, adds } = subject;
     let plan = ctx.plan_norm(&subject.norm())?;
     let x_bytes = rows * columns * from.bytes();
@@ -100,7 +100,7 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
         }
         plan.run(&stream, args)
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),

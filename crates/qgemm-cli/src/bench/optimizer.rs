@@ -4,7 +4,7 @@ use std::fmt;
 
 use qgemm_api::{Buffer, Context, DType, Optimizer, OptimizerArgs, OptimizerStep, UpdateKind, UpdateRule};
 
-use super::timing::{Pace, Timing, time_launches};
+use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 
 /// Parameters, unless others are asked for: those of a small layer and of a large one.
@@ -56,7 +56,7 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
 ///
 /// # Errors
 /// When no kernel serves it, or the device fails.
-pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let &Subject { len, kind, gradient } = subject;
     let plan = ctx.plan_optimizer(&subject.optimizer())?;
     let places: Vec<usize> = (0..copies(ctx, plan.bytes() as usize)).collect();
@@ -76,7 +76,7 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
         }
         plan.run(&stream, args)
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),

@@ -5,7 +5,7 @@ use std::fmt;
 use qgemm_api::{Buffer, Context, DType, Quantization, QuantizedX, XFactor, XFormat};
 use qgemm_testkit::QuantizeCase;
 
-use super::timing::{Pace, Timing, time_launches};
+use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 
 /// Rows and columns, unless others are asked for.
@@ -45,7 +45,7 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
 ///
 /// # Errors
 /// When no kernel serves it, or the device fails.
-pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let &Subject { rows, columns, from, to } = subject;
     let plan = ctx.plan_quantization(&Quantization::new(rows, columns, from, to))?;
     let mixed = |i: usize| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 * 1e-6 - 8.0;
@@ -63,7 +63,7 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
         args.factor = factor.as_ref().map(Into::into);
         plan.run(&stream, args)
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     let bytes_per_second = plan.bytes() as f64 / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),

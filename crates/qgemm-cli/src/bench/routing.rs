@@ -4,7 +4,7 @@ use std::fmt;
 
 use qgemm_api::{Buffer, Context, DType, Routing, RoutingArgs, RoutingLists};
 
-use super::timing::{Pace, Timing, time_launches};
+use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 
 /// Tokens, experts and experts of a token, unless others are asked for.
@@ -58,7 +58,7 @@ impl Subject {
 ///
 /// # Errors
 /// When no kernel serves it, or the device fails.
-pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let [tokens, experts, top_k] = subject.shape;
     let routing = match subject.given_ids {
         false => Routing::from_logits(tokens, experts, top_k, DType::F32).renormalized().lists(),
@@ -87,7 +87,7 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
         };
         plan.run(&stream, RoutingArgs { workspace: Some(&mut workspace), ..args })
     };
-    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),

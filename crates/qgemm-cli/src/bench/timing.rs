@@ -27,6 +27,9 @@ const FEWEST_ROUNDS: usize = 5;
 pub enum Pace {
     /// One of a few.
     Thorough,
+    /// The same after the device has idled so long, and by as few launches as there are items: kernels that matrix instructions bind are 5 to
+    /// 30 % slower on a card that has worked for a while, and figures of others often are of one that has not.
+    Rested(Duration),
     /// One of hundreds that follow each other at once, so that clocks have settled before.
     Sweep,
 }
@@ -36,13 +39,14 @@ impl Pace {
     fn warm_up(self) -> Duration {
         match self {
             Pace::Thorough => Duration::from_millis(200),
+            Pace::Rested(_) => Duration::from_millis(40),
             Pace::Sweep => Duration::from_millis(10),
         }
     }
 
     fn rounds(self) -> usize {
         match self {
-            Pace::Thorough => 31,
+            Pace::Thorough | Pace::Rested(_) => 31,
             Pace::Sweep => 15,
         }
     }
@@ -67,7 +71,8 @@ pub fn time_launches<'a, T: Sync>(
     launched?;
     ctx.synchronize(stream)?;
     let slow = start.elapsed() > LONGEST / (pace.rounds() * LAUNCHES_PER_ROUND) as u32;
-    let turns = if slow { 1 } else { LAUNCHES_PER_ROUND.div_ceil(items.len()) };
+    let is_short = slow || matches!(pace, Pace::Rested(_));
+    let turns = if is_short { 1 } else { LAUNCHES_PER_ROUND.div_ceil(items.len()) };
     let launches = turns * items.len();
 
     let mut round = move || (0..turns).flat_map(|_| items).try_for_each(&mut launch);
@@ -94,6 +99,10 @@ fn time_rounds(
     while start.elapsed() < pace.warm_up() {
         round()?;
         ctx.synchronize(stream)?;
+    }
+    if let Pace::Rested(rest) = pace {
+        std::thread::sleep(rest);
+        round()?;
     }
     let start = Instant::now();
     let mut times = Vec::with_capacity(pace.rounds());

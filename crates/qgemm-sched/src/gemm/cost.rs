@@ -175,11 +175,12 @@ pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition:
         let waves = Waves::new(info, config, phase);
         let bytes = all_bytes * phase.steps() / steps;
         let (math, tiles) = (arithmetic(info, config, phase, &waves, rate), tiles(info, config, phase, &waves));
-        let (busy, memory) = (norm(math + tiles, latency(config, phase, &waves)), memory(bytes, info, config, &waves));
+        let (busy, memory) =
+            (overlapping(math + tiles, latency(config, phase, &waves)), memory(bytes, info, config, &waves));
         cost.math += math;
         cost.tiles += tiles;
         cost.memory += memory;
-        cost.seconds += norm(busy, memory);
+        cost.seconds += overlapping(busy, memory);
         if place == 0 && partition.cuts_tiles() {
             cost.fixup += CUT_SHARE * math;
         }
@@ -188,8 +189,8 @@ pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition:
     Some(cost)
 }
 
-/// Of two things that overlap, but not perfectly.
-fn norm(a: f64, b: f64) -> f64 {
+/// The time of two things that overlap, but not perfectly.
+pub(crate) fn overlapping(a: f64, b: f64) -> f64 {
     (a.powf(ROOFLINE_P) + b.powf(ROOFLINE_P)).powf(1.0 / ROOFLINE_P)
 }
 

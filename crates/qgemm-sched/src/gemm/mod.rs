@@ -9,6 +9,7 @@ mod select;
 pub(crate) mod tuned;
 
 pub use avoided::AvoidedKernel;
+pub(crate) use cost::overlapping;
 pub use cost::{Bound, Cost, estimate};
 pub use explain::{Considered, Explanation, explain};
 pub use partition::{Cut, Partition};
