@@ -70,9 +70,10 @@ struct Output {
 /// [`Context::plan_fused`](crate::Context::plan_fused).
 ///
 /// One pass over X and the weight writes every output where it belongs, rounded once: on the CPU one launch, on wgpu, whose kernels have
-/// one output, a dispatch a segment. On CUDA, where a segment begins at no multiple of 16 features, or where there are more than four, the
-/// product's sums go to the workspace, in the type of the outputs, or in f32 where these differ, and a step a segment writes them from
-/// there.
+/// one output, a dispatch a segment, on CUDA one launch for one token of integer weights below seven bits where segments begin at multiples of 64
+/// features (on Volta and Turing of all weights, and a few tokens). Otherwise there, and where a segment begins at no multiple of 16 features or
+/// there are more than four, the product's sums go to the workspace, in the type of the outputs, or in f32 where these differ, and a step a
+/// segment writes them from there.
 #[derive(Clone, Debug)]
 pub struct FusedProblem {
     weight: FusedWeight,
@@ -218,7 +219,7 @@ impl FusedPlan {
         let (_, borders) = weight.ends.split_last().unwrap_or((&0, &[]));
         let is_direct = segments <= Segment::MOST && borders.iter().all(|border| border.is_multiple_of(Segment::STEP));
         match is_direct.then(|| Self::direct(ctx, problem, &dtypes)) {
-            // Kernels of CUDA have one output.
+            // Most kernels of CUDA have one output.
             None | Some(Err(Error::Plan(SchedError::NoFamily { .. }))) => Self::with_copies(ctx, problem, &dtypes),
             Some(direct) => direct,
         }

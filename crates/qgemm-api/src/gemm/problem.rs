@@ -148,7 +148,8 @@ impl Problem {
 
     /// Normalizes rows of X before they are multiplied: statistics in f32, and `gamma · y + beta` rounded once, to the type of X unless
     /// [`Problem::normed_dtype`] says otherwise. What the product makes of X ([`Problem::x_precision`]), it makes of that. X must be
-    /// plain and row-major; it stays as it is. The run needs a workspace, which the normalized rows lie in.
+    /// plain and row-major; it stays as it is. The run needs a workspace, which the normalized rows lie in, but where the kernel normalizes them
+    /// itself ([`TileConfig::normalizes_x`](crate::tuning::TileConfig::normalizes_x)): on CUDA RMSNorm without beta of one token.
     ///
     /// ```
     /// use qgemm_api::{Args, Context, DType, NormFunction, Problem, WeightOrder};
