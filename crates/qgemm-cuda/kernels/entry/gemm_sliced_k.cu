@@ -43,6 +43,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const u32 thread = thread_index(), lane = thread % 32;
     const u32 slice = thread / SLICE_THREADS, slice_thread = thread % SLICE_THREADS, warp = slice_thread / 32;
     const WorkTile work = WorkTile::of_grid(p);
+#if !QG_PROJECTION
+    XSliceRing& x_ring = shared.x[slice];
+#endif
     WWarpRing& w_ring = shared.w[thread / 32].ring;
 
     griddepcontrol_launch_dependents();
@@ -57,7 +60,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
     for (u32 i = 0; i < PREFETCH_DISTANCE; i++) cp_async_commit_group();
 #else
-    XSliceRing& x_ring = shared.x[slice];
     XSliceSource x = XSliceSource::of(p, x_ring, work.m_tile * QG_TILE_M, k_tile, slice_thread);
     griddepcontrol_wait();
 #pragma unroll
@@ -75,22 +77,27 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll 1
     for (; k_tile < work.end; k_tile += SLICES) {
         cp_async_wait_group<PREFETCH_DISTANCE - 1>();
-        // The next k-tile takes the place of the one before this one.
-        const u32 next = k_tile + PREFETCH_DISTANCE * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
 #if QG_PROJECTION
         warp_barrier();
-        if (next < work.end) WSource::copy(w, free, SLICES, lane);
-        const XStage* const columns = &shared.x.k_block[k_tile * K_BLOCKS];
 #else
         slice_barrier(slice);
+#endif
+        // The next k-tile takes the place of the one before this one.
+        const u32 next = k_tile + PREFETCH_DISTANCE * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
         if (next < work.end) {
             WSource::copy(w, free, SLICES, lane);
+#if !QG_PROJECTION
             XSliceSource::copy(x, p, next, free, SLICES, slice_thread);
-        }
-        const XStage* const columns = x_ring.k_tile[at].k_block;
 #endif
+        }
         cp_async_commit_group();
+#if QG_PROJECTION
+        const XStage* const columns = &shared.x.k_block[k_tile * K_BLOCKS];
         multiply_k_tile(acc, w_ring.k_tiles[at].tile, columns, cursor, constants, shared.w[thread / 32], lane);
+#else
+        multiply_k_tile(acc, w_ring.k_tiles[at].tile, x_ring.k_tile[at].k_block, cursor, constants,
+                        shared.w[thread / 32], lane);
+#endif
         at = at + 1 == QG_STAGES ? 0 : at + 1;
     }
 

@@ -33,8 +33,8 @@ struct XCursor {
 
     // Here matrices 2 and 3 are the next k-step's, for the same eight tokens.
     QG_DEVICE XCursor of_lane_in_k_steps(u32 lane) {
-        const u32 token = lane % 8 % QG_X_ROWS;
-        return {token * X_ROW_BYTES + (lane / 8 ^ token) * X_CHUNK_BYTES};
+        if constexpr (QG_X_ROWS == 1) return {lane / 8 * X_CHUNK_BYTES};
+        return {lane % 8 * X_ROW_BYTES + (lane / 8 ^ lane % 8) * X_CHUNK_BYTES};
     }
 
     QG_DEVICE u32 row_of(const XCursor& cursor, const XStage& stage, u32 k_step) {
