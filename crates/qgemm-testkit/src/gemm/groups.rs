@@ -491,7 +491,6 @@ fn norm(format: Format) -> Vec<Case> {
     cases
 }
 
-/// Two to four segments whose borders kernels see, borders that they do not, and more segments than they know.
 /// Rows of X that lie well, and segments that begin at whole tiles.
 fn projection(format: Format) -> Vec<Case> {
     let medium = medium_k(format).next_multiple_of(8);
@@ -535,6 +534,7 @@ fn projection(format: Format) -> Vec<Case> {
     cases
 }
 
+/// Two to four segments whose borders kernels see, borders that they do not, and more segments than they know.
 fn fused(format: Format) -> Vec<Case> {
     let k = medium_k(format);
     let shapes = [(1, 70, 3), (3, 80, 3), (16, 130, 4), (17, 70, 2), (2, 100, 5), (66, 200, 3)];

@@ -4,8 +4,7 @@
 mod fp8;
 mod params;
 
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, Format};
@@ -17,7 +16,8 @@ use qgemm_hal::{
 };
 
 use super::gemm::{
-    Cut, Instance, K_BLOCK, Types, XAccess, fits_registers_as, for_experts, instances_for_experts, params, spills_key,
+    Cut, Instance, K_BLOCK, Key, ListedKernels, Types, XAccess, fits_registers_as, for_experts, instances_for_experts,
+    params, spills_key,
 };
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
@@ -50,14 +50,8 @@ const MOST_ALONE: u32 = 16;
 #[derive(Debug)]
 pub(super) struct ExpertProducts;
 
-/// What kernels are listed by.
-type Key = (Format, DType, Variant);
-
 /// The kernels of each key, listed once a process.
-static KERNELS: LazyLock<HashMap<Key, OnceLock<Vec<Instance>>>> = LazyLock::new(|| {
-    let variants = Variant::ALL.into_iter().flat_map(|variant| types().map(move |(format, x)| (format, x, variant)));
-    variants.map(|key| (key, OnceLock::new())).collect()
-});
+static KERNELS: ListedKernels = ListedKernels::new();
 
 fn types() -> impl Iterator<Item = (Format, DType)> {
     Format::all().flat_map(|format| DType::ALL.map(|x| (format, x)))
@@ -67,7 +61,7 @@ fn types() -> impl Iterator<Item = (Format, DType)> {
 fn kernels(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
     let fits = |instance: &Instance| fits_registers_as(product_id(instance), instance);
     let key = (format, x, variant);
-    KERNELS.get(&key).map_or(&[], |kernels| kernels.get_or_init(|| list(key, &fits)))
+    KERNELS.get(key, |key| list(key, &fits))
 }
 
 /// One that reads X wherever it is, and those of other main loops with a tile that suits the rows of experts, where `fits` says

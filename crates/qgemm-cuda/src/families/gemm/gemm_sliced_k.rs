@@ -156,8 +156,8 @@ pub(super) fn is_for_one(instance: &Instance) -> bool {
 enum XMemory {
     /// The k-tiles of a slice's ring.
     Rings,
-    /// So many rows, and k-blocks of them, from the beginning on.
-    Resident { rows: u32, k_blocks: u32 },
+    /// So many k-blocks of one row, from the beginning on.
+    Row { k_blocks: u32 },
 }
 
 /// K-blocks of a row of X that a CTA keeps, where there is room for most.
@@ -178,7 +178,7 @@ pub(super) fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Option<
     let resident = |&k_blocks: &u32| {
         let all = tiles.iter().flat_map(|tile| tile.divisions.iter().map(move |division| (tile, division)));
         all.filter_map(move |(tile, division)| {
-            let x = XMemory::Resident { rows: 1, k_blocks };
+            let x = XMemory::Row { k_blocks };
             tile.with_longest_rings_beside(x, types, division, fewest_stages(types, division))
         })
     };
@@ -222,11 +222,10 @@ impl Tile {
         let mut constants = vec![("QG_ROW_TILES", row_tiles), ("QG_WARPS_N", warps), ("QG_STAGES", stages)];
         let (main_loop, of_x) = match x {
             XMemory::Rings => (&MAIN_LOOP, stages * slices * self.tile_m * types.tile_k() * types.engine.x_bytes()),
-            XMemory::Resident { rows, k_blocks } => {
+            XMemory::Row { k_blocks } => {
                 constants.push((X_BLOCKS, k_blocks));
-                let main_loop = if rows == 1 { &ONE_ROW } else { &MAIN_LOOP };
-                let statistics = common::row_statistics(rows, warps * slices).next_multiple_of(common::ALIGNMENT);
-                (main_loop, k_blocks * common::x_stage(types, rows) + statistics)
+                let statistics = common::row_statistics(1, warps * slices).next_multiple_of(common::ALIGNMENT);
+                (&ONE_ROW, k_blocks * common::x_stage(types, 1) + statistics)
             }
         };
         Instance {

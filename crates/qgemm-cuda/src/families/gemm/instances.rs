@@ -55,11 +55,24 @@ fn list_of_planes((format, variant): PlanesKey, fits_registers: FitsRegisters<'_
 }
 
 /// What kernels are listed by.
-type Key = (Format, DType, Variant);
+pub(in crate::families) type Key = (Format, DType, Variant);
 
 /// The kernels of each key, listed once a process: planning asks for them again and again.
-static INSTANCES: LazyLock<HashMap<Key, OnceLock<Vec<Instance>>>> =
-    LazyLock::new(|| keys().map(|key| (key, OnceLock::new())).collect());
+pub(in crate::families) struct ListedKernels(LazyLock<HashMap<Key, OnceLock<Vec<Instance>>>>);
+
+impl ListedKernels {
+    /// None is listed yet.
+    pub(in crate::families) const fn new() -> Self {
+        Self(LazyLock::new(|| keys().map(|key| (key, OnceLock::new())).collect()))
+    }
+
+    /// Those of a key, which `list` lists where nobody has asked before.
+    pub(in crate::families) fn get(&self, key: Key, list: impl FnOnce(Key) -> Vec<Instance>) -> &[Instance] {
+        self.0.get(&key).map_or(&[], |kernels| kernels.get_or_init(|| list(key)))
+    }
+}
+
+static INSTANCES: ListedKernels = ListedKernels::new();
 
 fn keys() -> impl Iterator<Item = Key> {
     let of_format = |format| DType::ALL.into_iter().flat_map(move |x| Variant::ALL.map(|variant| (format, x, variant)));
@@ -68,8 +81,7 @@ fn keys() -> impl Iterator<Item = Key> {
 
 /// Every kernel for these types.
 pub(crate) fn instances(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
-    let key = (format, x, variant);
-    INSTANCES.get(&key).map_or(&[], |kernels| kernels.get_or_init(|| list(key, &spills::fits_registers)))
+    INSTANCES.get((format, x, variant), |key| list(key, &spills::fits_registers))
 }
 
 /// Lists the kernels of `variant` anew, as they are where `fits` tells of each line of `kernels.spills` and its kernel whether it

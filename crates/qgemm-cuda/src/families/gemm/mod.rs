@@ -31,7 +31,7 @@ pub(super) use fp8::{Fp8Kernel, Fp8Matrix};
 pub(super) use fp8_kernels::fp8_kernels;
 pub(super) use gemv::for_experts;
 pub(super) use instance::{Instance, XAccess};
-pub(super) use instances::{ask_registers, instances, instances_for_experts, of_planes};
+pub(super) use instances::{Key, ListedKernels, ask_registers, instances, instances_for_experts, of_planes};
 pub(super) use params::{Cut, GemmParams, params};
 pub(super) use projection::{
     NAME as PROJECTION, ask_registers_of_projections, projection_configs, projection_source_hash, projection_specs,

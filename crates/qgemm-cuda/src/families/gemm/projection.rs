@@ -2,8 +2,7 @@
 //! main loops for a few tokens, compiled once more (`sched/projection.cuh`, `mainloop/normalized_x.cuh`). One launch does what else takes that of a norm before,
 //! and one for each output behind.
 
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, Format};
@@ -18,6 +17,7 @@ use super::super::launch_params::LaunchParams;
 use super::super::prelude::macro_line;
 use super::common::K_BLOCK;
 use super::instance::Instance;
+use super::instances::{Key, ListedKernels};
 use super::params::{Cut, GemmParams, bound, params};
 use super::spills::{fits_registers_as, key};
 use super::types::Types;
@@ -31,14 +31,8 @@ const MOST_FEATURES: usize = ((1 << 21) - 1) * Segment::STEP;
 /// Columns that threads read at once to find a row's statistics.
 const GROUP: usize = 8;
 
-/// What kernels are listed by.
-type Key = (Format, DType, Variant);
-
 /// The kernels of each key, listed once a process.
-static KERNELS: LazyLock<HashMap<Key, OnceLock<Vec<Instance>>>> = LazyLock::new(|| {
-    let variants = Variant::ALL.into_iter().flat_map(|variant| types().map(move |(format, x)| (format, x, variant)));
-    variants.map(|key| (key, OnceLock::new())).collect()
-});
+static KERNELS: ListedKernels = ListedKernels::new();
 
 fn types() -> impl Iterator<Item = (Format, DType)> {
     Format::all().flat_map(|format| DType::ALL.map(|x| (format, x)))
@@ -48,7 +42,7 @@ fn types() -> impl Iterator<Item = (Format, DType)> {
 fn kernels(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
     let key = (format, x, variant);
     let fits = |instance: &Instance| fits_registers_as(id(instance), instance);
-    KERNELS.get(&key).map_or(&[], |kernels| kernels.get_or_init(|| list(key, &fits)))
+    KERNELS.get(key, |key| list(key, &fits))
 }
 
 fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Instance> {
@@ -151,16 +145,15 @@ pub(in crate::families) fn projection_configs(
 
 /// Why a norm is no kernel's own; `None` where it may be.
 fn not_inside(norm: &NormedX, multiplied: DType, k: usize) -> Option<&'static str> {
-    match norm {
-        _ if norm.function.kind != NormKind::Rms || norm.function.beta.is_some() => {
-            Some("normalizes X by RMSNorm without beta only")
-        }
-        _ if norm.x.dtype != multiplied => Some("reads X in the type in which it is multiplied"),
-        _ if !norm.x.aligned16 || norm.x.col_stride != 1 || !k.is_multiple_of(GROUP) => {
-            Some("reads rows of X that begin at multiples of 16 bytes, in whole groups of eight columns")
-        }
-        _ => None,
+    let NormedX { function, x } = norm;
+    if function.kind != NormKind::Rms || function.beta.is_some() {
+        return Some("normalizes X by RMSNorm without beta only");
     }
+    if x.dtype != multiplied {
+        return Some("reads X in the type in which it is multiplied");
+    }
+    let is_read = x.aligned16 && x.col_stride == 1 && k.is_multiple_of(GROUP);
+    (!is_read).then_some("reads rows of X that begin at multiples of 16 bytes, in whole groups of eight columns")
 }
 
 /// The launch of `plan`.
