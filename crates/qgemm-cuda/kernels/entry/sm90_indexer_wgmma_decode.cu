@@ -1,34 +1,35 @@
 // Scores of E4M3 keys for a few queries of several heads on Hopper. All heads of a sequence's queries stay in shared memory, as columns of
-// `wgmma`; each warp has a ring of its own, through which its share of the keys passes on the way to its registers, as rows.
-#include "atoms/cp_async.cuh"
-#include "atoms/relu.cuh"
+// `wgmma`; keys pass from memory through registers, as rows, a tile for each warpgroup at a time, while the next ones are in flight.
 #include "atoms/sync.cuh"
 #include "atoms/tma.cuh"
-#include "atoms/warp.cuh"
 #include "mainloop/indexer_keys.cuh"
 #include "mainloop/sm90/indexer_wgmma.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, WARPGROUPS = WARPS / 4;
-// Keys of a warpgroup and of a warp at a time.
-constexpr u32 TILE_KEYS = 64, WARP_KEYS = 16;
+// Keys of a warpgroup and of a warp at a time, and from a warp's to its next ones.
+constexpr u32 TILE_KEYS = 64, WARP_KEYS = 16, KEY_STRIDE = WARPGROUPS * TILE_KEYS;
+// Tiles of a warp in flight.
+constexpr u32 IN_FLIGHT = 2;
 // Queries of all columns.
 constexpr u32 QUERIES = QG_GROUPS * COLUMN_QUERIES;
 constexpr u32 ROW_CHUNKS = FEATURES / 16;
 
-struct alignas(16) WarpStage {
-    u8 keys[WARP_KEYS * FEATURES];
-    float scales[WARP_KEYS];
-    // Which of them are there: a bit each.
-    u32 there;
-};
-
 struct SharedStorage {
     // The 128-byte swizzle depends on the address: groups begin at multiples of 1024 bytes.
     alignas(16) u8 heads[QG_GROUPS][COLUMNS * FEATURES];
-    WarpStage ring[WARPS][QG_STAGES];
     float weights[QG_GROUPS][COLUMNS];
+    // Of each query; empty where there is none.
+    KeyRange seen[QUERIES];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+
+// Lane t of four has the sixteen bytes t and t + 4 of a key's row, four bytes of each of which are what an instruction takes from it at a
+// time. So features are in another order than a row's, of keys and of heads alike. Returns where word `word` of chunk `chunk` of a
+// column's row is.
+QG_DEVICE u32 word_place(u32 column, u32 chunk, u32 word) {
+    const u32 step = chunk / 4 * 2 + word / 2, half = word % 2;
+    return column * FEATURES + ((step * 2 + half) ^ (column % 8)) * 16 + chunk % 4 * 4;
+}
 
 // Copies the heads of `count` queries from `query` on and what they are weighed with: zeros in the place of those that are not there.
 QG_DEVICE void load_heads(const IndexerParams& p, SharedStorage& shared, u64 query, u32 count) {
@@ -37,8 +38,10 @@ QG_DEVICE void load_heads(const IndexerParams& p, SharedStorage& shared, u64 que
         u32x4 v = {0, 0, 0, 0};
         if (own < count && head < p.heads && chunk * 16 < p.features)
             v = ld_global_v4(reinterpret_cast<const u8*>(p.q) + (query + own) * p.q_token + head * p.q_head + chunk * 16);
-        u8* to = shared.heads[column / COLUMNS] + column % COLUMNS * FEATURES + (chunk ^ (column % 8)) * 16;
-        st_shared(reinterpret_cast<u32x4*>(to), v);
+        const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (u32 i = 0; i < 4; i++)
+            st_shared(reinterpret_cast<u32*>(shared.heads[column / COLUMNS] + word_place(column % COLUMNS, chunk, i)), words[i]);
     }
     for (u32 column = thread_index(); column < QG_GROUPS * COLUMNS; column += QG_THREADS) {
         const u32 own = column / QG_HEADS, head = column % QG_HEADS;
@@ -47,48 +50,91 @@ QG_DEVICE void load_heads(const IndexerParams& p, SharedStorage& shared, u64 que
             weight = bits_to_f32(word_at(p.weights, (query + own) * p.weights_row + head));
             if (p.q_scales) weight *= bits_to_f32(word_at(p.q_scales, (query + own) * p.heads + head));
         }
-        st_shared(&shared.weights[column / COLUMNS][column % COLUMNS], weight);
+        st_shared(&shared.weights[column / COLUMNS][weight_place(column % COLUMNS)], weight);
     }
     // The tensor cores read what was just stored.
     fence_proxy_async();
     cta_barrier();
 }
 
-// Copies a warp's keys from `key` on, in the background; none from `end` on.
-QG_DEVICE void copy_keys(const IndexerParams& p, WarpStage& stage, u32 sequence, u32 key, u32 end, u32 lane) {
-    const u32 own = key + lane % WARP_KEYS;
-    KeyPlace place = {0, 0, false};
-    if (own < end) place = place_of_key(p, sequence, own);
-    const u32 there = ballot(place.is_there);
-    const u32 chunk = lane % ROW_CHUNKS;
-#pragma unroll
-    for (u32 i = 0; i < WARP_KEYS; i += 32 / ROW_CHUNKS) {
-        const u32 row = i + lane / ROW_CHUNKS;
-        const u64 element = (u64)shfl_idx_u32((u32)(place.row >> 32), row) << 32 | shfl_idx_u32((u32)place.row, row);
-        const bool wanted = (there >> row & 1u) && chunk * 16 < p.features;
-        cp_async_16_or_zeros(wanted, shared_address(stage.keys + row * FEATURES + (chunk ^ (row % 8)) * 16),
-                             reinterpret_cast<const u8*>(p.k) + (wanted ? element + chunk * 16 : 0));
-    }
-    if (lane < WARP_KEYS) {
-        const u8* from = reinterpret_cast<const u8*>(p.k_scales) + (place.is_there ? place.scale * 4 : 0);
-        cp_async_4(reinterpret_cast<u8*>(&stage.scales[lane]), from, place.is_there ? 4 : 0);
-    }
-    if (lane == 0) st_shared(&stage.there, there);
-}
+// A row of a page; `page` is none where there is no key.
+struct PageRow {
+    u32 page, row;
+};
 
-// A lane's rows of a warp's keys.
-QG_DEVICE void load_rows(LaneKeys& keys, const WarpStage& stage, u32 lane) {
+// A lane's two rows of one of its warp's tiles after another, and what pages they are in.
+struct RowWalk {
+    // The first row's key; the second's is eight further. Those from `end` on are not there.
+    u32 key, end;
+    // Where each is: a place in the table, and a row of that page.
+    u32 place[2], row[2];
+    // What a step adds.
+    u32 step_places, step_rows;
+
+    QG_DEVICE RowWalk from(const IndexerParams& p, u32 sequence, u32 key, u32 end) {
+        RowWalk walk;
+        walk.key = key, walk.end = end;
+        // Where there are no pages, all keys are in one.
+        walk.step_places = p.lengths ? KEY_STRIDE / p.page_size : 0;
+        walk.step_rows = KEY_STRIDE - walk.step_places * p.page_size;
 #pragma unroll
-    for (u32 step = 0; step < STEPS; step++) {
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            const u32 row = lane / 4 + i % 2 * 8, chunk = step * 2 + i / 2;
-            keys.a[step][i] = ld_shared(reinterpret_cast<const u32*>(stage.keys + row * FEATURES + (chunk ^ (row % 8)) * 16 + lane % 4 * 4));
+        for (u32 i = 0; i < 2; i++) {
+            walk.place[i] = p.lengths ? (key + i * 8) / p.page_size : 0;
+            walk.row[i] = key + i * 8 - walk.place[i] * p.page_size;
         }
+        return walk;
     }
-}
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
+    // Looks up where the rows are, and goes on to the next ones.
+    QG_DEVICE void next(RowWalk& walk, const IndexerParams& p, u32 sequence, PageRow (&rows)[2]) {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            rows[i] = {~0u, walk.row[i]};
+            if (walk.key + i * 8 < walk.end) rows[i].page = p.lengths ? word_at(p.block_table + (u64)sequence * p.table_width * 4, walk.place[i]) : 0;
+            walk.place[i] += walk.step_places, walk.row[i] += walk.step_rows;
+            if (p.lengths && walk.row[i] >= p.page_size) walk.row[i] -= p.page_size, walk.place[i]++;
+        }
+        walk.key += KEY_STRIDE;
+    }
+};
+
+// What a lane has of a tile: chunks t and t + 4 of two rows, and the scale of the key whose scores it stores.
+struct Fetched {
+    u32x4 chunks[2][2];
+    float scale;
+    bool is_there;
+
+    // What is not there leaves the place as it is: features beyond a row's are never there, and keys that are not there have no scores.
+    QG_DEVICE void load(Fetched& fetched, const IndexerParams& p, const PageRow (&rows)[2], u32 lane) {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            const bool is_there = rows[i].page < p.pages;
+            const u8* from = reinterpret_cast<const u8*>(p.k) + rows[i].page * p.k_page + rows[i].row * p.k_row + lane % 4 * 16;
+#pragma unroll
+            for (u32 half = 0; half < 2; half++)
+                if (is_there && half * 64 + lane % 4 * 16 < p.features) fetched.chunks[i][half] = ld_global_once_v4(from + half * 64);
+        }
+        const u32 page = lane % 2 ? rows[1].page : rows[0].page, row = lane % 2 ? rows[1].row : rows[0].row;
+        fetched.is_there = page < p.pages;
+        if (fetched.is_there) fetched.scale = bits_to_f32(word_at(p.k_scales, page * p.k_scale_page + row));
+    }
+
+    QG_DEVICE LaneKeys keys(const Fetched& fetched) {
+        LaneKeys keys;
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+#pragma unroll
+            for (u32 i = 0; i < 2; i++) {
+                const u32x4& chunk = fetched.chunks[i][half];
+                keys.a[half * 2][i] = chunk.x, keys.a[half * 2][2 + i] = chunk.y;
+                keys.a[half * 2 + 1][i] = chunk.z, keys.a[half * 2 + 1][2 + i] = chunk.w;
+            }
+        }
+        return keys;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
     qg_sm90_indexer_wgmma_decode(const __grid_constant__ IndexerParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     // The shuffle tells the compiler that the place is the same for the whole warp.
@@ -99,17 +145,16 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     griddepcontrol_wait();
     const u32 sequence = sequence_index(p, launch_sequence);
     const u64 launch_query = (u64)launch_sequence * count;
-    KeyRange seen[QUERIES];
     // What any query sees.
     u32 from = last_key, end = first_key;
 #pragma unroll
     for (u32 i = 0; i < QUERIES; i++) {
-        seen[i] = {0, 0};
-        if (i >= count) continue;
-        seen[i] = keys_seen(p, launch_sequence, i);
-        if (seen[i].first >= seen[i].end) continue;
-        from = least(from, seen[i].first);
-        if (seen[i].end > end) end = seen[i].end;
+        KeyRange seen = {0, 0};
+        if (i < count) seen = keys_seen(p, launch_sequence, i);
+        if (thread == i) st_shared(&shared.seen[i], seen);
+        if (seen.first >= seen.end) continue;
+        from = least(from, seen.first);
+        if (seen.end > end) end = seen.end;
     }
     end = least(end, last_key);
     // In whole tiles from the CTA's first key on.
@@ -122,59 +167,59 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     }
     if (from >= end) return;
 
-    WarpStage* const ring = shared.ring[warp];
     const u32 tiles = (behind - from + TILE_KEYS - 1) / TILE_KEYS, warpgroup = warp / 4;
-    const auto key_of = [&](u32 tile) { return from + tile * TILE_KEYS + warp % 4 * WARP_KEYS; };
-    u32 copied = warpgroup, to = 0;
+    const u32 own_key = from + warpgroup * TILE_KEYS + warp % 4 * WARP_KEYS + lane / 4;
+    RowWalk walk = RowWalk::from(p, sequence, own_key, behind);
+    PageRow first[IN_FLIGHT][2], ahead[2];
 #pragma unroll
-    for (u32 i = 0; i < QG_STAGES - 1; i++) {
-        if (copied < tiles) copy_keys(p, ring[to], sequence, key_of(copied), behind, lane);
-        cp_async_commit_group();
-        copied += WARPGROUPS, to++;
-    }
+    for (u32 i = 0; i < IN_FLIGHT; i++) RowWalk::next(walk, p, sequence, first[i]);
+    RowWalk::next(walk, p, sequence, ahead);
+    Fetched fetched[IN_FLIGHT] = {};
+#pragma unroll
+    for (u32 i = 0; i < IN_FLIGHT; i++) Fetched::load(fetched[i], p, first[i], lane);
     load_heads(p, shared, p.first_query + launch_query, count);
 
-    u32 at = 0;
-    for (u32 tile = warpgroup; tile < tiles; tile += WARPGROUPS) {
-        cp_async_wait_group<QG_STAGES - 2>();
-        // All lanes' copies have landed, and the stage before this one has been read.
-        warp_barrier();
-        if (copied < tiles) copy_keys(p, ring[to], sequence, key_of(copied), behind, lane);
-        cp_async_commit_group();
-        copied += WARPGROUPS;
-        if (++to == QG_STAGES) to = 0;
-        const WarpStage& stage = ring[at];
-        if (++at == QG_STAGES) at = 0;
-
-        LaneKeys keys;
-        load_rows(keys, stage, lane);
-        const u32 row = lane / 4 + lane % 2 * 8, key = key_of(tile) + row;
-        const float scale = ld_shared(&stage.scales[row]);
-        const bool is_there = ld_shared(&stage.there) >> row & 1u;
+    u32 key = own_key + lane % 2 * 8;
+    for (u32 base = warpgroup; base < tiles; base += IN_FLIGHT * WARPGROUPS) {
 #pragma unroll
-        for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(keys.a[step]);
-        Sums sums[QG_GROUPS];
+        for (u32 i = 0; i < IN_FLIGHT; i++, key += KEY_STRIDE) {
+            if (base + i * WARPGROUPS >= tiles) break;
+            LaneKeys keys = Fetched::keys(fetched[i]);
+            const float scale = fetched[i].scale;
+            const bool is_there = fetched[i].is_there;
 #pragma unroll
-        for (u32 group = 0; group < QG_GROUPS; group++) {
-            float d[ACCUMULATORS];
-            wgmma_fence_accumulators(d);
-            wgmma_fence();
-            multiply(d, keys, wgmma_descriptor_128b(shared.heads[group]));
-            wgmma_wait_group<0>();
-            wgmma_fence_accumulators(d);
-            sums[group] = Sums::of(d, shared.weights[group], lane);
-        }
+            for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(keys.a[step]);
+            Fetched::load(fetched[i], p, ahead, lane);
+            RowWalk::next(walk, p, sequence, ahead);
+            // The products are of whole warps, and addresses give their registers back before.
+            warp_barrier();
+            // Stores scores of query `one`, or of `other`, which may be the same.
+            const auto store = [&](const float(&of_one)[2], const float(&of_other)[2], u32 one, u32 other) {
+                const float score = sum_of_lane(of_one, of_other, lane) * scale;
+                const u32 query = one + lane / 2 % 2;
+                if (query > other || query >= count || key >= behind) return;
+                const KeyRange seen = ld_shared(&shared.seen[query]);
+                const bool is_seen = is_there && key >= seen.first && key < seen.end;
+                st_global_u32(scores + (query * p.scores_row + key) * 4, is_seen ? score_bits(score) : p.not_seen);
+            };
+            Sums before;
 #pragma unroll
-        for (u32 first = 0; first < QUERIES; first += 2) {
-            const u32 second = first + 1 < QUERIES ? first + 1 : first;
-            const float score = sum_of_lane(sums[first / COLUMN_QUERIES].value[first % COLUMN_QUERIES],
-                                            sums[second / COLUMN_QUERIES].value[second % COLUMN_QUERIES], lane) * scale;
-            const u32 query = first + lane / 2 % 2;
-            const KeyRange of = lane & 2u ? seen[second] : seen[first];
-            if (query >= count || query >= QUERIES || key >= behind) continue;
-            const bool is_seen = is_there && key >= of.first && key < of.end;
-            st_global_u32(scores + (query * p.scores_row + key) * 4, is_seen ? score_bits(score) : p.not_seen);
+            for (u32 group = 0; group < QG_GROUPS; group++) {
+                float d[ACCUMULATORS];
+                wgmma_fence_accumulators(d);
+                wgmma_fence();
+                multiply(d, keys, wgmma_descriptor_128b(shared.heads[group]));
+                wgmma_wait_group<0>();
+                wgmma_fence_accumulators(d);
+                const Sums sums = Sums::of(d, shared.weights[group], lane);
+                if constexpr (COLUMN_QUERIES == 2)
+                    store(sums.value[0], sums.value[COLUMN_QUERIES - 1], group * 2, group * 2 + 1);
+                else if constexpr (QG_GROUPS == 1)
+                    store(sums.value[0], sums.value[0], 0, 0);
+                else if (group % 2 == 1)
+                    store(before.value[0], sums.value[0], group - 1, group);
+                before = sums;
+            }
         }
     }
-    cp_async_wait_group<0>();
 }

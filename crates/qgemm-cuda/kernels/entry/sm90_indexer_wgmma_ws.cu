@@ -19,8 +19,10 @@ struct TmaIndexerParams {
 };
 
 constexpr u32 GROUP_KEYS = 64, KEYS = QG_CONSUMERS / 128 * GROUP_KEYS;
-// Columns of a stage: of two instructions.
-constexpr u32 STAGE_COLUMNS = 2 * COLUMNS, STAGE_QUERIES = STAGE_COLUMNS / QG_HEADS;
+// Columns of a stage: of so many groups of instructions.
+constexpr u32 GROUPS = 4, STAGE_COLUMNS = GROUPS * COLUMNS, STAGE_QUERIES = STAGE_COLUMNS / QG_HEADS;
+// A warp copies the weights of half a stage at a time.
+constexpr u32 HALF_COLUMNS = STAGE_COLUMNS / 2, HALF_QUERIES = STAGE_QUERIES / 2;
 constexpr u32 HEAD_BYTES = QG_HEADS * FEATURES;
 constexpr u32 MOST_QUERIES = QG_QUERIES;
 // A warpgroup produces, and gives registers to the others: of those that the CTA is launched with, which is what a thread may have at most
@@ -32,23 +34,48 @@ static_assert(CONSUMER_REGISTERS * QG_CONSUMERS + PRODUCER_REGISTERS * 128 <= LA
 static_assert(CONSUMER_REGISTERS * QG_THREADS >= LAUNCHED_REGISTERS, "consumers get more than they begin with");
 static_assert(QG_THREADS == QG_CONSUMERS + 128 && QG_THREADS >= MOST_QUERIES, "a warpgroup produces");
 
+// A query of a stage: which keys it sees, and where its scores are.
+struct alignas(16) StageQuery {
+    u32 first, end;
+    u64 scores;
+};
+
+// The key whose scores a thread stores, its scale, and what it is compared with what queries see as: a key of no page is seen by none.
+struct alignas(16) StoredKey {
+    u32 key;
+    float scale;
+    u32 seen_as, unused;
+
+    QG_DEVICE StoredKey at(const IndexerParams& p, u32 sequence, u32 key) {
+        StoredKey stored = {key, 0.0f, ~0u, 0};
+        if (key >= p.most_keys) return stored;
+        const KeyPlace place = place_of_key(p, sequence_index(p, sequence), key);
+        if (place.is_there) stored.scale = bits_to_f32(word_at(p.k_scales, place.scale)), stored.seen_as = key;
+        return stored;
+    }
+};
+
 struct SharedStorage {
     // TMA's swizzle depends on the address: stages begin at multiples of 1024 bytes.
     alignas(16) u8 heads[QG_STAGES][STAGE_COLUMNS * FEATURES];
     float weights[QG_STAGES][STAGE_COLUMNS];
+    StageQuery stage_queries[QG_STAGES][STAGE_QUERIES];
     SeenQueries<MOST_QUERIES> queries;
+    // Of each consumer, in shared memory for want of registers.
+    StoredKey keys[QG_CONSUMERS];
     u64 full[QG_STAGES], empty[QG_STAGES];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 // All roles go through the same stages: ceil(active / STAGE_QUERIES) of them, where `active` is what `note_queries` returned to every thread.
-// - `full` completes a phase when the thread that copies heads has announced all bytes of the stage (1), each lane of the warp whose turn it
-//   is to copy weights has stored its own (32), and TMA has brought the bytes: boxes are whole whatever lies outside of the tensor, so they are always as many.
+// - `full` completes a phase when the thread that copies heads has announced all bytes of the stage (1), each lane of the warps whose turn it
+//   is to copy weights of a half has stored its own (2 * 32), and TMA has brought the bytes: boxes are whole whatever lies outside of the
+//   tensor, so they are always as many.
 // - `empty` completes a phase when each consumer warp has arrived once (QG_CONSUMERS / 32). Producers wait for the phase before the first
 //   one, which counts as complete, and then for one that consumers complete of a stage that they have got: neither waits for the other's next.
 // - Where `active` is 0, no role enters its loop. Nobody passes a CTA barrier after the roles part, so that producers may end first; the
 //   copies that they began complete on barriers that consumers wait for before they end.
-constexpr u32 FILLING = 1 + 32, EMPTYING = QG_CONSUMERS / 32;
-// Warps that copy weights, a stage each in turn. A single one waited for its loads longer than consumers take for a stage, which waited
+constexpr u32 FILLING = 1 + 2 * 32, EMPTYING = QG_CONSUMERS / 32;
+// Warps that copy weights, half a stage each in turn. A single one waited for its loads longer than consumers take for a stage, which waited
 // for it a third of their time (2048 queries of 64 heads, 16384 keys on an H200).
 constexpr u32 WEIGHT_WARPS = 3;
 
@@ -100,15 +127,15 @@ QG_DEVICE void produce_heads(SharedStorage& shared, const TmaIndexerParams& para
     }
 }
 
-// What a lane of the warp that copies weights has of a stage: of every 32nd column.
+// What a lane of the warp that copies weights has of half a stage: of every 32nd column.
 struct LaneWeights {
-    float value[STAGE_COLUMNS / 32];
+    float value[HALF_COLUMNS / 32];
 
     QG_DEVICE LaneWeights load(const SharedStorage& shared, const IndexerParams& p, const Place& place, u32 item, u32 active,
                                u32 lane) {
         LaneWeights weights;
 #pragma unroll
-        for (u32 i = 0; i < STAGE_COLUMNS / 32; i++) {
+        for (u32 i = 0; i < HALF_COLUMNS / 32; i++) {
             const u32 column = i * 32 + lane, head = column % QG_HEADS;
             const u64 query = p.first_query + place.launch_query + query_at(shared, item + column / QG_HEADS, active);
             weights.value[i] = 0.0f;
@@ -120,24 +147,27 @@ struct LaneWeights {
     }
 };
 
-// The work of the warp that copies weights of stages `turn`, `turn` + WEIGHT_WARPS and so on.
+// The work of the warp that copies weights of halves `turn`, `turn` + WEIGHT_WARPS and so on.
 QG_DEVICE void produce_weights(SharedStorage& shared, const IndexerParams& p, const Place& place, u32 active, u32 turn, u32 lane) {
-    constexpr u32 STRIDE = WEIGHT_WARPS * STAGE_QUERIES;
-    Position at = {};
-    for (u32 i = 0; i < turn; i++) Position::next(at);
-    u32 item = turn * STAGE_QUERIES;
-    if (item >= active) return;
-    LaneWeights next = LaneWeights::load(shared, p, place, item, active, lane);
-    for (; item < active; item += STRIDE) {
+    const u32 halves = (active + STAGE_QUERIES - 1) / STAGE_QUERIES * 2;
+    if (turn >= halves) return;
+    LaneWeights next = LaneWeights::load(shared, p, place, turn * HALF_QUERIES, active, lane);
+    for (u32 half = turn; half < halves; half += WEIGHT_WARPS) {
         const LaneWeights own = next;
+        const u32 ahead = half + WEIGHT_WARPS, at = half / 2 % QG_STAGES, parity = half / 2 / QG_STAGES % 2;
         // In flight while this warp waits.
-        if (item + STRIDE < active) next = LaneWeights::load(shared, p, place, item + STRIDE, active, lane);
-        mbarrier_wait(&shared.empty[at.stage], at.parity ^ 1);
+        if (ahead < halves) next = LaneWeights::load(shared, p, place, ahead * HALF_QUERIES, active, lane);
+        mbarrier_wait(&shared.empty[at], parity ^ 1);
+        float* const to = shared.weights[at] + half % 2 * HALF_COLUMNS;
 #pragma unroll
-        for (u32 i = 0; i < STAGE_COLUMNS / 32; i++) st_shared(&shared.weights[at.stage][i * 32 + lane], own.value[i]);
-        mbarrier_arrive(&shared.full[at.stage]);
-#pragma unroll
-        for (u32 i = 0; i < WEIGHT_WARPS; i++) Position::next(at);
+        for (u32 i = 0; i < HALF_COLUMNS / 32; i++) st_shared(to + weight_place(i * 32 + lane), own.value[i]);
+        if (lane < HALF_QUERIES) {
+            const u32 query = query_at(shared, half * HALF_QUERIES + lane, active);
+            const u64 scores = p.scores + (place.launch_query + query) * p.scores_row * 4;
+            const StageQuery seen = {ld_shared(&shared.queries.first[query]), ld_shared(&shared.queries.end[query]), scores};
+            st_shared(&shared.stage_queries[at][half % 2 * HALF_QUERIES + lane], seen);
+        }
+        mbarrier_arrive(&shared.full[at]);
     }
 }
 
@@ -156,6 +186,20 @@ QG_DEVICE void load_row(LaneKeys& keys, const IndexerParams& p, u32 sequence, u3
     }
 }
 
+// Stores scores of two queries of a stage, of query `pair` * 2 or the next, if that is among the first `count`.
+QG_DEVICE void store_scores(const SharedStorage& shared, const IndexerParams& p, u32 stage, u32 pair, u32 count, u32 thread,
+                            const float (&first)[2], const float (&second)[2]) {
+    const u32 lane = thread % 32, own = pair * 2 + lane / 2 % 2;
+    const float sum = sum_of_lane(first, second, lane);
+    // Behind the sum: registers are scarce.
+    const StageQuery query = ld_shared(&shared.stage_queries[stage][own]);
+    const StoredKey key = ld_shared(&shared.keys[thread]);
+    const float score = sum * key.scale;
+    const bool is_seen = key.seen_as >= query.first && key.seen_as < query.end;
+    const u32 bits = is_seen ? score_bits(score) : p.not_seen;
+    if (own < count && key.key < p.most_keys) st_global_u32(reinterpret_cast<u8*>(query.scores) + (u64)key.key * 4, bits);
+}
+
 QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Place& place, u32 active, u32 thread) {
     const u32 lane = thread % 32, warp = thread / 32;
     const u32 first_key = place.key + warp * 16 + lane / 4;
@@ -164,47 +208,49 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Plac
     for (u32 row = 0; row < 2; row++) load_row(keys, p, place.sequence, first_key + row * 8, row, lane);
 #pragma unroll
     for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(keys.a[step]);
-    // The key whose scores the lane stores.
-    const u32 key = first_key + lane % 2 * 8;
-    KeyPlace key_place = {0, 0, false};
-    if (key < p.most_keys) key_place = place_of_key(p, sequence_index(p, place.sequence), key);
-    const float scale = key_place.is_there ? bits_to_f32(word_at(p.k_scales, key_place.scale)) : 0.0f;
-    u8* const scores = reinterpret_cast<u8*>(p.scores) + (place.launch_query * p.scores_row + key) * 4;
+    st_shared(&shared.keys[thread], StoredKey::at(p, place.sequence, first_key + lane % 2 * 8));
 
     Position at = {};
     for (u32 item = 0; item < active; item += STAGE_QUERIES) {
         mbarrier_wait(&shared.full[at.stage], at.parity);
         const u64 columns = wgmma_descriptor_128b(shared.heads[at.stage]);
+        constexpr u64 NEXT = COLUMNS * FEATURES >> 4;
         const float* weights = shared.weights[at.stage];
-        float d0[ACCUMULATORS], d1[ACCUMULATORS];
-        wgmma_fence_accumulators(d0);
-        wgmma_fence_accumulators(d1);
+        // The tensor cores compute one while the other's products are added up. Without that all warpgroups wait for them at the same time,
+        // and then they for all warpgroups.
+        float d[2][ACCUMULATORS];
+        wgmma_fence_accumulators(d[0]);
+        wgmma_fence_accumulators(d[1]);
         wgmma_fence();
-        multiply(d0, keys, columns);
-        multiply(d1, keys, columns + (COLUMNS * FEATURES >> 4));
-        wgmma_wait_group<1>();
-        wgmma_fence_accumulators(d0);
-        const Sums low = Sums::of(d0, weights, lane);
-        wgmma_wait_group<0>();
-        wgmma_fence_accumulators(d1);
-        const Sums high = Sums::of(d1, weights + COLUMNS, lane);
+        multiply(d[0], keys, columns);
+        multiply(d[1], keys, columns + NEXT);
+        Sums before;
+#pragma unroll
+        for (u32 group = 0; group < GROUPS; group++) {
+            float(&own)[ACCUMULATORS] = d[group % 2];
+            if (group + 1 < GROUPS)
+                wgmma_wait_group<1>();
+            else
+                wgmma_wait_group<0>();
+            wgmma_fence_accumulators(own);
+            const Sums sums = Sums::of(own, weights + group * COLUMNS, lane);
+            if (group + 2 < GROUPS) {
+                wgmma_fence_accumulators(own);
+                wgmma_fence();
+                multiply(own, keys, columns + (group + 2) * NEXT);
+            }
+            const auto store = [&](const float(&first)[2], const float(&second)[2], u32 pair) {
+                store_scores(shared, p, at.stage, pair, active - item, thread, first, second);
+            };
+            if constexpr (COLUMN_QUERIES == 2)
+                store(sums.value[0], sums.value[COLUMN_QUERIES - 1], group);
+            else if (group % 2 == 1)
+                store(before.value[0], sums.value[0], group / 2);
+            before = sums;
+        }
         warp_barrier();
         if (lane == 0) mbarrier_arrive(&shared.empty[at.stage]);
         Position::next(at);
-#pragma unroll
-        for (u32 pair = 0; pair < STAGE_QUERIES / 2; pair++) {
-            const float(&first)[2] = pair == 0 ? low.value[0] : high.value[0];
-            const float(&second)[2] = COLUMN_QUERIES == 1 ? high.value[0] : pair == 0 ? low.value[COLUMN_QUERIES - 1] : high.value[COLUMN_QUERIES - 1];
-            const float score = sum_of_lane(first, second, lane) * scale;
-            const u32 own = item + pair * 2 + lane / 2 % 2;
-            if (own < active && key < p.most_keys) {
-                const u32 query = ld_shared(&shared.queries.seeing[own]);
-                const bool is_seen = key_place.is_there && key >= ld_shared(&shared.queries.first[query]) && key < ld_shared(&shared.queries.end[query]);
-                st_global_u32(scores + query * p.scores_row * 4, is_seen ? score_bits(score) : p.not_seen);
-            }
-        }
-        // The instructions of the next stage are of whole warps.
-        warp_barrier();
     }
 }
 

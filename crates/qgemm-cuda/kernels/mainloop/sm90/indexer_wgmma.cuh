@@ -26,6 +26,11 @@ QG_DEVICE void multiply(float (&d)[ACCUMULATORS], const LaneKeys& keys, u64 colu
     wgmma_commit_group();
 }
 
+// Where a column's weight stands among those of its columns: what a lane needs of sixteen columns is sixteen bytes.
+QG_DEVICE u32 weight_place(u32 column) {
+    return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
+}
+
 // What a lane's two rows have of each query of 64 columns.
 struct Sums {
     float value[COLUMN_QUERIES][2];
@@ -33,13 +38,16 @@ struct Sums {
     QG_DEVICE Sums of(const float (&d)[ACCUMULATORS], const float* weights, u32 lane) {
         Sums sums = {};
 #pragma unroll
-        for (u32 j = 0; j < COLUMNS / 8; j++) {
-            const f32x2 weight = ld_shared(reinterpret_cast<const f32x2*>(weights + j * 8 + lane % 4 * 2));
-            float(&own)[2] = sums.value[j * 8 / QG_HEADS];
+        for (u32 j = 0; j < COLUMNS / 16; j++) {
+            const f32x4 weight = ld_shared(reinterpret_cast<const f32x4*>(weights + j * 16 + lane % 4 * 4));
+            float(&own)[2] = sums.value[j * 16 / QG_HEADS];
 #pragma unroll
             for (u32 row = 0; row < 2; row++) {
-                own[row] = fma_f32(weight.x, relu(d[j * 4 + row * 2]), own[row]);
-                own[row] = fma_f32(weight.y, relu(d[j * 4 + row * 2 + 1]), own[row]);
+                const float* column = d + j * 8 + row * 2;
+                own[row] = fma_f32(weight.x, relu(column[0]), own[row]);
+                own[row] = fma_f32(weight.y, relu(column[1]), own[row]);
+                own[row] = fma_f32(weight.z, relu(column[4]), own[row]);
+                own[row] = fma_f32(weight.w, relu(column[5]), own[row]);
             }
         }
         return sums;

@@ -23,9 +23,6 @@ const TILE_KEYS: usize = 128;
 const FEATURES: u32 = 128;
 /// Columns of an instruction: heads of a query, or of two.
 const COLUMNS: u32 = 64;
-/// Stages of a warp's ring, of sixteen keys each with their scales.
-const STAGES: u32 = 6;
-const STAGE_BYTES: u32 = 16 * (FEATURES + 4) + 16;
 /// Heads that there are kernels for, and groups of columns.
 const HEADS: [u32; 2] = [32, 64];
 const GROUPS: [u32; 3] = [1, 2, 4];
@@ -77,7 +74,8 @@ impl Columns {
 
     /// `SharedStorage` of `entry/sm90_indexer_wgmma_decode.cu`.
     fn shared_bytes(self) -> u32 {
-        self.groups * COLUMNS * (FEATURES + 4) + THREADS / 32 * STAGES * STAGE_BYTES
+        let columns = self.groups * COLUMNS;
+        (columns * (FEATURES + 4) + columns / self.heads * 8).next_multiple_of(16)
     }
 }
 
@@ -93,7 +91,6 @@ fn source(spec: IndexerSpec) -> KernelSpec {
     constant_line(&mut prelude, "QG_THREADS", THREADS);
     constant_line(&mut prelude, "QG_HEADS", columns.heads);
     constant_line(&mut prelude, "QG_GROUPS", columns.groups);
-    constant_line(&mut prelude, "QG_STAGES", STAGES);
     constant_line(&mut prelude, "QG_SHARED_BYTES", columns.shared_bytes());
     let (name, symbol) = (id(spec).to_string(), "qg_sm90_indexer_wgmma_decode");
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }

@@ -28,7 +28,7 @@ const KEYS: u32 = CONSUMERS / 128 * 64;
 /// Features of a stage's rows.
 const FEATURES: u32 = 128;
 /// Columns of a stage.
-const STAGE_COLUMNS: u32 = 128;
+const STAGE_COLUMNS: u32 = 256;
 /// Stages of shared memory.
 const STAGES: u32 = 4;
 /// Heads that there are kernels for; others take the next larger ones.
@@ -59,9 +59,9 @@ fn columns_of(spec: &IndexerSpec) -> u32 {
 }
 
 /// `SharedStorage` of `entry/sm90_indexer_wgmma_ws.cu`.
-fn shared_bytes() -> u32 {
-    let bytes = STAGES * STAGE_COLUMNS * (FEATURES + 4) + (3 * MOST_QUERIES + MOST_QUERIES / 32) * 4 + STAGES * 16;
-    bytes.next_multiple_of(16)
+fn shared_bytes(spec: &IndexerSpec) -> u32 {
+    let stage = STAGE_COLUMNS * (FEATURES + 4) + STAGE_COLUMNS / columns_of(spec) * 16 + 16;
+    (STAGES * stage + (3 * MOST_QUERIES + MOST_QUERIES / 32) * 4 + CONSUMERS * 16).next_multiple_of(16)
 }
 
 fn id(spec: IndexerSpec) -> KernelId {
@@ -77,7 +77,7 @@ fn source(spec: IndexerSpec) -> KernelSpec {
     constant_line(&mut prelude, "QG_HEADS", columns_of(&spec));
     constant_line(&mut prelude, "QG_QUERIES", MOST_QUERIES);
     constant_line(&mut prelude, "QG_STAGES", STAGES);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes());
+    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
     let (name, symbol) = (id(spec).to_string(), "qg_sm90_indexer_wgmma_ws");
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }
 }
@@ -126,13 +126,13 @@ impl Family<CheckedIndexer> for IndexerWgmma {
         if !op.q.aligned || !op.k.aligned || !is_strided {
             return Err(Unsupported::new("reads queries and keys whose rows begin at multiples of 16 bytes"));
         }
-        let (needs, has) = (shared_bytes(), info.shared_bytes);
+        let spec = spec_of(op.heads as u32);
+        let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
         if needs > has {
             return Err(Unsupported::new(format!(
                 "needs {needs} bytes of shared memory, of which the device has {has}"
             )));
         }
-        let spec = spec_of(op.heads as u32);
         let padding = f64::from(columns_of(&spec) * FEATURES) / (op.heads * op.features) as f64;
         offered(op, info, id(spec), |part| cut(op, &spec, part, info), Math::TensorFp8, padding, EFFICIENCY)
     }
@@ -208,7 +208,7 @@ pub(super) fn launch(op: &CheckedIndexer, kernel: KernelId, part: Part, info: &D
             // `configs` found that they can be counted.
             grid: [ctas.unwrap_or(0) as u32, 1, 1],
             threads: THREADS,
-            shared_bytes: shared_bytes(),
+            shared_bytes: shared_bytes(&spec),
         },
         starts_early: true,
         operands: IndexerOperand::ALL,
