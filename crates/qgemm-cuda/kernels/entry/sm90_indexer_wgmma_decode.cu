@@ -71,7 +71,7 @@ struct RowWalk {
     // What a step adds.
     u32 step_places, step_rows;
 
-    QG_DEVICE RowWalk from(const IndexerParams& p, u32 sequence, u32 key, u32 end) {
+    QG_DEVICE RowWalk from(const IndexerParams& p, u32 key, u32 end) {
         RowWalk walk;
         walk.key = key, walk.end = end;
         // Where there are no pages, all keys are in one.
@@ -98,34 +98,36 @@ struct RowWalk {
     }
 };
 
-// What a lane has of a tile: chunks t and t + 4 of two rows, and the scale of the key whose scores it stores.
+// What a lane has of the tiles in flight: chunks t and t + 4 of two rows, the scale of the key whose scores it stores, and a bit that says
+// whether that is there.
 struct Fetched {
-    u32x4 chunks[2][2];
-    float scale;
-    bool is_there;
+    u32x4 chunks[IN_FLIGHT][2][2];
+    float scales[IN_FLIGHT];
+    u32 there;
 
     // What is not there leaves the place as it is: features beyond a row's are never there, and keys that are not there have no scores.
-    QG_DEVICE void load(Fetched& fetched, const IndexerParams& p, const PageRow (&rows)[2], u32 lane) {
+    QG_DEVICE void load(Fetched& fetched, u32 slot, const IndexerParams& p, const PageRow (&rows)[2], u32 lane) {
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
             const bool is_there = rows[i].page < p.pages;
             const u8* from = reinterpret_cast<const u8*>(p.k) + rows[i].page * p.k_page + rows[i].row * p.k_row + lane % 4 * 16;
 #pragma unroll
             for (u32 half = 0; half < 2; half++)
-                if (is_there && half * 64 + lane % 4 * 16 < p.features) fetched.chunks[i][half] = ld_global_once_v4(from + half * 64);
+                if (is_there && half * 64 + lane % 4 * 16 < p.features) fetched.chunks[slot][i][half] = ld_global_once_v4(from + half * 64);
         }
         const u32 page = lane % 2 ? rows[1].page : rows[0].page, row = lane % 2 ? rows[1].row : rows[0].row;
-        fetched.is_there = page < p.pages;
-        if (fetched.is_there) fetched.scale = bits_to_f32(word_at(p.k_scales, page * p.k_scale_page + row));
+        const bool is_there = page < p.pages;
+        fetched.there = (fetched.there & ~(1u << slot)) | (u32)is_there << slot;
+        if (is_there) fetched.scales[slot] = bits_to_f32(word_at(p.k_scales, page * p.k_scale_page + row));
     }
 
-    QG_DEVICE LaneKeys keys(const Fetched& fetched) {
+    QG_DEVICE LaneKeys keys(const Fetched& fetched, u32 slot) {
         LaneKeys keys;
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {
-                const u32x4& chunk = fetched.chunks[i][half];
+                const u32x4& chunk = fetched.chunks[slot][i][half];
                 keys.a[half * 2][i] = chunk.x, keys.a[half * 2][2 + i] = chunk.y;
                 keys.a[half * 2 + 1][i] = chunk.z, keys.a[half * 2 + 1][2 + i] = chunk.w;
             }
@@ -143,8 +145,18 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
     const u32 first_key = cta_index().x % p.key_ctas * p.cta_keys, last_key = least(first_key + p.cta_keys, p.most_keys);
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    const u32 sequence = sequence_index(p, launch_sequence);
+    const u32 sequence = sequence_index(p, launch_sequence), warpgroup = warp / 4;
     const u64 launch_query = (u64)launch_sequence * count;
+    const u32 own_row = warpgroup * TILE_KEYS + warp % 4 * WARP_KEYS + lane / 4;
+    RowWalk walk;
+    PageRow first[IN_FLIGHT][2], ahead[2];
+    const auto look_up = [&](u32 from) {
+        walk = RowWalk::from(p, from + own_row, last_key);
+#pragma unroll
+        for (u32 i = 0; i < IN_FLIGHT; i++) RowWalk::next(walk, p, sequence, first[i]);
+    };
+    // Keys in pages are seen from the first one on, so that pages are looked up before it is known how many are.
+    if (p.lengths) look_up(first_key);
     // What any query sees.
     u32 from = last_key, end = first_key;
 #pragma unroll
@@ -167,29 +179,26 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
     }
     if (from >= end) return;
 
-    const u32 tiles = (behind - from + TILE_KEYS - 1) / TILE_KEYS, warpgroup = warp / 4;
-    const u32 own_key = from + warpgroup * TILE_KEYS + warp % 4 * WARP_KEYS + lane / 4;
-    RowWalk walk = RowWalk::from(p, sequence, own_key, behind);
-    PageRow first[IN_FLIGHT][2], ahead[2];
+    const u32 tiles = (behind - from + TILE_KEYS - 1) / TILE_KEYS;
+    if (!p.lengths) look_up(from);
+    walk.end = behind;
+    Fetched fetched = {};
 #pragma unroll
-    for (u32 i = 0; i < IN_FLIGHT; i++) RowWalk::next(walk, p, sequence, first[i]);
+    for (u32 i = 0; i < IN_FLIGHT; i++) Fetched::load(fetched, i, p, first[i], lane);
     RowWalk::next(walk, p, sequence, ahead);
-    Fetched fetched[IN_FLIGHT] = {};
-#pragma unroll
-    for (u32 i = 0; i < IN_FLIGHT; i++) Fetched::load(fetched[i], p, first[i], lane);
     load_heads(p, shared, p.first_query + launch_query, count);
 
-    u32 key = own_key + lane % 2 * 8;
     for (u32 base = warpgroup; base < tiles; base += IN_FLIGHT * WARPGROUPS) {
 #pragma unroll
-        for (u32 i = 0; i < IN_FLIGHT; i++, key += KEY_STRIDE) {
+        for (u32 i = 0; i < IN_FLIGHT; i++) {
             if (base + i * WARPGROUPS >= tiles) break;
-            LaneKeys keys = Fetched::keys(fetched[i]);
-            const float scale = fetched[i].scale;
-            const bool is_there = fetched[i].is_there;
+            LaneKeys keys = Fetched::keys(fetched, i);
+            const float scale = fetched.scales[i];
+            const bool is_there = fetched.there >> i & 1u;
+            const u32 key = walk.key - (IN_FLIGHT + 1) * KEY_STRIDE + lane % 2 * 8;
 #pragma unroll
             for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(keys.a[step]);
-            Fetched::load(fetched[i], p, ahead, lane);
+            Fetched::load(fetched, i, p, ahead, lane);
             RowWalk::next(walk, p, sequence, ahead);
             // The products are of whole warps, and addresses give their registers back before.
             warp_barrier();
