@@ -122,6 +122,6 @@ QG_DEVICE void produce(Pipeline& pipeline, const TmaGemmParams& params, u32 thre
     else
         produce_tiles<false>(pipeline, params, thread / 32, thread % 32);
     if (cta_index().x + 1 == grid_ctas().x)
-        store_faults<THREADS>(params.gemm.groups, words, thread, [] { barrier_sync(BARRIER, THREADS); });
+        store_faults<THREADS, 16>(params.gemm.groups, words, thread, [] { barrier_sync(BARRIER, THREADS); });
 }
 #endif

@@ -37,6 +37,36 @@ struct ExpertFaults {
         return first;
     }
 
+    // The same where the index is a slot's expert: AT_ONCE words are in flight, because a thread that goes through a million slots waits
+    // for memory at each turn.
+    template <u32 AT_ONCE>
+    QG_DEVICE ExpertFaults of_slots(const ExpertGroups& g, u32 thread, u32 threads) {
+        const u32 experts = g.experts;
+        ExpertFaults first = {NONE, NONE};
+        first.in_index = first_wrong<AT_ONCE>(g.index, g.rows, thread, threads, [&](u32 id) { return id >= experts; });
+        if (g.router_weights != 0)
+            first.in_weights = first_wrong<AT_ONCE>(g.router_weights, g.rows, thread, threads,
+                                                    [](u32 weight) { return (weight & 0x7fffffffu) > 0x7f800000u; });
+        return first;
+    }
+
+    // The first of every `threads`-th of so many words that is wrong.
+    template <u32 AT_ONCE, class IsWrong>
+    QG_DEVICE u32 first_wrong(u64 words, u32 places, u32 thread, u32 threads, IsWrong is_wrong) {
+        u32 first = NONE;
+        for (u32 place = thread; place < places; place += threads * AT_ONCE) {
+            u32 word[AT_ONCE];
+            // Beyond the last, the turn's first.
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++)
+                word[i] = index_word(words, place + i * threads < places ? place + i * threads : place);
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++)
+                if (place + i * threads < places && is_wrong(word[i])) first = smaller(first, place + i * threads);
+        }
+        return first;
+    }
+
     QG_DEVICE u32 warp_min(u32 value) {
 #pragma unroll
         for (u32 mask = 16; mask > 0; mask /= 2) value = smaller(value, shfl_xor_u32(value, mask));
@@ -58,12 +88,16 @@ struct ExpertFaults {
     }
 };
 
-// By THREADS threads, which `barrier` holds together and which share `words`, two for each of their warps. Does nothing where the
-// index is not to be looked at.
-template <u32 THREADS, class Barrier>
+// By THREADS threads, which `barrier` holds together and which share `words`, two for each of their warps; with AT_ONCE words of slots in
+// flight where that is more than one. Does nothing where the index is not to be looked at.
+template <u32 THREADS, u32 AT_ONCE = 1, class Barrier>
 QG_DEVICE void store_faults(const ExpertGroups& g, u32* words, u32 thread, Barrier barrier) {
     if (g.status == 0) return;
-    ExpertFaults first = ExpertFaults::of_thread(g, thread, THREADS);
+    ExpertFaults first;
+    if (AT_ONCE > 1 && g.form == QG_FORM_INDEXED)
+        first = ExpertFaults::of_slots<AT_ONCE>(g, thread, THREADS);
+    else
+        first = ExpertFaults::of_thread(g, thread, THREADS);
     first.in_index = ExpertFaults::warp_min(first.in_index);
     first.in_weights = ExpertFaults::warp_min(first.in_weights);
     if (thread % 32 == 0) {
