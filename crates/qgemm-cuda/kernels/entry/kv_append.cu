@@ -1,7 +1,9 @@
 // Turns queries in place and writes new keys, turned, and values to the cache. A token has one CTA or several, which finds each angle
-// once; a group of lanes has a head, eight features a lane, and several heads one after the other, whose angles are the same.
+// once; a group of lanes has a head, eight features a lane, and several heads one after the other, whose angles are the same. Where all is
+// aligned and pairs are eight features apart or neighbours, a lane has all of its heads in flight; else one head after another.
 #include "atoms/bits.cuh"
 #include "atoms/narrow_store.cuh"
+#include "atoms/opaque_register.cuh"
 #include "atoms/rounded.cuh"
 #include "mainloop/attention_keys.cuh"
 #include "mainloop/e4m3_code.cuh"
@@ -16,7 +18,7 @@ constexpr u32 MOST_HEADS = 6;
 constexpr u32 X_BYTES = QG_X == DTYPE_F32 ? 4 : 2;
 constexpr u32 X_WORDS = X_BYTES * 2;
 // CTAs for whose registers a multiprocessor has room, without a spill.
-constexpr u32 LEAST_CTAS = QG_X == DTYPE_F32 || QG_VARIANT == 70 ? 4 : 5;
+constexpr u32 LEAST_CTAS = QG_X == DTYPE_F32 || QG_VARIANT == 70 ? 4 : 6;
 constexpr u32 NO_SEQUENCE = ~0u;
 
 // The last sequence that begins at or before `token`, searched by a warp: offsets ascend.
@@ -60,21 +62,29 @@ struct Turns {
 };
 static_assert(sizeof(Turns) == QG_SHARED_BYTES, "the host computes another size");
 
-// By all threads, each its share of the pairs.
-QG_DEVICE void write_turns(const KvAppendPointers& at, u32 position, Turns& turns) {
-    for (u32 pair = thread_index(); pair < at.rotary_dim / 2; pair += QG_THREADS) {
-        float cosine, sine;
-        if (at.frequencies) {
-            const u64 frequency = (u64)index_at(at.frequencies, 2 * pair + 1) << 32 | index_at(at.frequencies, 2 * pair);
-            cos_sin(frequency * position, cosine, sine);
-        } else {
-            const u64 row = position * at.table_row;
-            cosine = bits_to_f32(index_at(at.cos, row + pair));
-            sine = bits_to_f32(index_at(at.sin, row + pair));
-        }
-        st_shared(&turns.cosine[pair], cosine * at.amplitude);
-        st_shared(&turns.sine[pair], sine * at.amplitude);
+static_assert(QG_THREADS >= 128, "threads have a pair each");
+
+// The frequency of a thread's pair, if it has one: it comes while the token's position is looked up.
+QG_DEVICE u64 frequency_of_thread(const KvAppendPointers& at) {
+    const u32 pair = thread_index();
+    if (!at.frequencies || pair >= at.rotary_dim / 2) return 0;
+    return (u64)index_at(at.frequencies, 2 * pair + 1) << 32 | index_at(at.frequencies, 2 * pair);
+}
+
+// By all threads, a pair each.
+QG_DEVICE void write_turns(const KvAppendPointers& at, u32 position, u64 frequency, Turns& turns) {
+    const u32 pair = thread_index();
+    if (pair >= at.rotary_dim / 2) return;
+    float cosine, sine;
+    if (at.frequencies) {
+        cos_sin(frequency * position, cosine, sine);
+    } else {
+        const u64 row = position * at.table_row;
+        cosine = bits_to_f32(index_at(at.cos, row + pair));
+        sine = bits_to_f32(index_at(at.sin, row + pair));
     }
+    st_shared(&turns.cosine[pair], cosine * at.amplitude);
+    st_shared(&turns.sine[pair], sine * at.amplitude);
 }
 
 // What a lane's features and their partners are multiplied with.
@@ -270,112 +280,229 @@ struct Head {
     }
 };
 
-// Writes eight numbers of a head of the cache.
-QG_DEVICE void store_cached(const AttentionParams& p, const Head& head, const KeyPlace& place, u32 column, float (&x)[8],
+// Writes eight numbers of a head of the cache, from an element of the values or of the keys on.
+QG_DEVICE void store_cached(const AttentionParams& p, bool is_value, bool aligned, u32 head, u64 element, float (&x)[8],
                             const BlockScale& scale) {
-    const u64 element = head.is_value ? place.page * p.at.v_page + place.row * p.at.v_token + head.index * p.at.v_head
-                                      : place.page * p.at.k_page + place.row * p.at.k_token + head.index * p.at.k_head;
-    u8* to = reinterpret_cast<u8*>(head.is_value ? p.at.v : p.at.k) + Eight<QG_KV>::offset_of(element + column);
+    u8* to = reinterpret_cast<u8*>(is_value ? p.at.v : p.at.k) + Eight<QG_KV>::offset_of(element);
     if constexpr (has_scales(QG_KV)) {
-        store_codes(to, p.shape.flags & QG_FLAG_KV_ALIGNED, x, scale.inverse);
-        u8* scales = reinterpret_cast<u8*>(head.is_value ? p.at.v_scales : p.at.k_scales);
-        if (column % KV_BLOCK == 0) st_global_u16(scales + (element + column) / KV_BLOCK * 2, f32_to_f16(scale.scale));
+        store_codes(to, aligned, x, scale.inverse);
+        u8* scales = reinterpret_cast<u8*>(is_value ? p.at.v_scales : p.at.k_scales);
+        if (element % KV_BLOCK == 0) st_global_u16(scales + element / KV_BLOCK * 2, f32_to_f16(scale.scale));
         return;
     }
     if constexpr (QG_KV == KV_E4M3) {
-        const u64 factors = head.is_value ? p.at.v_factors : p.at.k_factors;
-        const float inverse = rcp_rn_f32(bits_to_f32(index_at(factors, head.index)));
+        const u64 factors = is_value ? p.at.v_factors : p.at.k_factors;
+        const float inverse = rcp_rn_f32(bits_to_f32(index_at(factors, head)));
 #pragma unroll
         for (u32 i = 0; i < 8; i++) x[i] = mul_rn_f32(x[i], inverse);
     }
-    if constexpr (!has_scales(QG_KV)) store_eight<QG_KV>(to, p.shape.flags & QG_FLAG_KV_ALIGNED, x);
+    if constexpr (!has_scales(QG_KV)) store_eight<QG_KV>(to, aligned, x);
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, LEAST_CTAS) qg_kv_append(const __grid_constant__ KvAppendParams p) {
-    Turns& turns = *reinterpret_cast<Turns*>(dynamic_shared());
-    const AttentionParams& attention = p.attention;
-    const AttentionShape& shape = attention.shape;
-    const u32 token = cta_index().x / p.at.splits, split = cta_index().x % p.at.splits;
-    const u32 lane = thread_index() % p.at.head_lanes, column = lane * 8;
-    const u32 groups = QG_THREADS / p.at.head_lanes, group = thread_index() / p.at.head_lanes;
-    griddepcontrol_launch_dependents();
-    griddepcontrol_wait();
+// A token, and where its key and value go.
+struct Token {
+    u32 index, position;
+    KeyPlace place;
+    // Whether it has a place.
+    bool is_any;
 
-    // What is turned depends on no index and comes while the token's sequence and place are looked up.
-    const u32 all = shape.heads + 2 * shape.kv_heads, first = split * p.at.lane_heads * groups + group;
-    Source sources[MOST_HEADS] = {};
-#pragma unroll
-    for (u32 i = 0; i < MOST_HEADS; i++) {
-        const u32 item = first + i * groups;
-        if (i >= p.at.lane_heads || item >= all) continue;
-        const Head head = Head::at(p, token, item);
-        if (column < head.columns) sources[i] = Source::load(head.from + column * X_BYTES, head.aligned);
+    QG_DEVICE Token of(const KvAppendParams& p, u32 index) {
+        Token token = {index, 0, {0, 0, false}, false};
+        const AttentionShape& shape = p.attention.shape;
+        const u32 sequence = sequence_at(p.attention, index);
+        if (sequence == NO_SEQUENCE || sequence >= shape.sequences) return token;
+        const Sequence s = sequence_of(p.attention, sequence);
+        const u32 query = index - s.token;
+        // The key's place is keys + query - queries; tokens before the first key have none.
+        if (query >= s.queries || s.keys + query < s.queries) return token;
+        const u32 key = s.keys + query - s.queries;
+        token.position = p.at.positions ? index_at(p.at.positions, index) : key;
+        if (p.at.cos && token.position >= p.at.table_positions) return token;
+        token.place = place_of_key(p.attention, s, key);
+        token.is_any = true;
+        return token;
+    }
+};
+
+// Heads of a token that a lane has one after the other, from `first` on, and its column of them.
+struct LaneHeads {
+    u32 first, step, count, column;
+};
+
+// The heads of a kind of a token, eight features of each of which a lane has: where those of the first are, and how far the next ones.
+struct HeadRow {
+    u64 from;
+    u32 step;
+
+    // Kept in registers: the compiler would multiply again for every head.
+    QG_DEVICE HeadRow of(u64 from, u32 step) {
+        return {(u64)opaque_register((u32)(from >> 32)) << 32 | opaque_register((u32)from), step};
+    }
+    QG_DEVICE u64 at(const HeadRow& row, u32 head) {
+        return row.from + (u64)head * row.step;
+    }
+};
+
+// Whether rows of all operands are aligned, neighbouring heads less than 2^30 elements apart, and the partners of eight features in a lane.
+QG_DEVICE bool are_aligned(const KvAppendParams& p) {
+    const AttentionShape& shape = p.attention.shape;
+    const AttentionPointers& cache = p.attention.at;
+    const bool q_aligned = shape.heads == 0 || (shape.flags & QG_FLAG_Q_ALIGNED);
+    const u64 steps = cache.q_head | p.at.new_k_head | p.at.new_v_head | cache.k_head | cache.v_head;
+    return q_aligned && p.at.new_aligned && (shape.flags & QG_FLAG_KV_ALIGNED) && steps >> 30 == 0 &&
+           p.at.rotary_dim % (p.at.interleaved ? 8 : 16) == 0;
+}
+
+// A lane's heads where all are aligned: queries, then keys, then values.
+struct AlignedHeads {
+    LaneHeads own;
+    Source sources[MOST_HEADS];
+    HeadRow queries;
+
+    // In bytes.
+    QG_DEVICE HeadRow row_of(u64 operand, u64 element, u64 step) {
+        return HeadRow::of(operand + element * X_BYTES, (u32)step * X_BYTES);
     }
 
-    const u32 index = sequence_at(attention, token);
-    if (index == NO_SEQUENCE || index >= shape.sequences) return;
-    const Sequence s = sequence_of(attention, index);
-    const u32 query = token - s.token;
-    // The key's place is keys + query - queries; tokens before the first key have none.
-    if (query >= s.queries || s.keys + query < s.queries) return;
-    const u32 key = s.keys + query - s.queries;
-    const u32 position = p.at.positions ? index_at(p.at.positions, token) : key;
-    if (p.at.cos && position >= p.at.table_positions) return;
-    const KeyPlace place = place_of_key(attention, s, key);
-    write_turns(p.at, position, turns);
-    cta_barrier();
-    // Halves of a pair are in other lanes of the head, or not at the same place of another lane's eight.
-    const u32 half = p.at.rotary_dim / 2;
-    const bool by_lanes = !p.at.interleaved && half % 8 == 0;
-    const u32 partner_lane = (thread_index() % 32) + (column < half ? half / 8 : 0u - half / 8);
-    const Angles angles = Angles::of(turns, p.at, column, by_lanes);
-
+    QG_DEVICE AlignedHeads load(const KvAppendParams& p, u32 token, const LaneHeads& own) {
+        const AttentionShape& shape = p.attention.shape;
+        const AttentionPointers& at = p.attention.at;
+        AlignedHeads heads = {own, {}, row_of(at.q, token * at.q_token + own.column, at.q_head)};
+        const HeadRow keys = row_of(p.at.new_k, token * p.at.new_k_token + own.column, p.at.new_k_head);
+        const HeadRow values = row_of(p.at.new_v, token * p.at.new_v_token + own.column, p.at.new_v_head);
+        const u32 first_value = shape.heads + shape.kv_heads;
 #pragma unroll
-    for (u32 i = 0; i < MOST_HEADS; i++) {
-        // The same for all lanes of a warp, which exchange features.
-        if (i >= p.at.lane_heads) break;
-        const u32 item = first + i * groups;
+        for (u32 i = 0; i < MOST_HEADS; i++) {
+            const u32 head = own.first + i * own.step;
+            const bool is_query = head < shape.heads, is_value = head >= first_value;
+            if (i >= own.count || head >= first_value + shape.kv_heads || own.column >= (is_value ? shape.v_dim : shape.qk_dim)) continue;
+            const HeadRow row = {is_query ? heads.queries.from : is_value ? values.from : keys.from,
+                                 is_query ? heads.queries.step : is_value ? values.step : keys.step};
+            const u32 index = head - (is_query ? 0 : is_value ? first_value : shape.heads);
+            heads.sources[i] = Source::load(reinterpret_cast<const u8*>(HeadRow::at(row, index)), true);
+        }
+        return heads;
+    }
+
+    QG_DEVICE void append(const AlignedHeads& heads, const KvAppendParams& p, const Token& token, const Turns& turns) {
+        const AttentionShape& shape = p.attention.shape;
+        const AttentionPointers& at = p.attention.at;
+        const LaneHeads& own = heads.own;
+        const u32 half = p.at.rotary_dim / 2, lane = thread_index() % 32, first_value = shape.heads + shape.kv_heads;
+        const bool is_turned = own.column < p.at.rotary_dim;
+        // Halves of a pair are in other lanes of the head.
+        const u32 partner_lane = lane + (own.column < half ? half / 8 : 0u - half / 8);
+        Angles angles;
+        if (is_turned) angles = Angles::of(turns, p.at, own.column, !p.at.interleaved);
+        // In elements.
+        const HeadRow keys = HeadRow::of(token.place.page * at.k_page + token.place.row * at.k_token + own.column, (u32)at.k_head);
+        const HeadRow values = HeadRow::of(token.place.page * at.v_page + token.place.row * at.v_token + own.column, (u32)at.v_head);
+#pragma unroll
+        for (u32 i = 0; i < MOST_HEADS; i++) {
+            // The same for all lanes of a warp, which exchange features.
+            if (i >= own.count) break;
+            const u32 head = own.first + i * own.step;
+            const bool is_query = head < shape.heads, is_value = head >= first_value;
+            const bool is_own = head < first_value + shape.kv_heads && own.column < (is_value ? shape.v_dim : shape.qk_dim);
+            const Source& source = heads.sources[i];
+            float x[8];
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) x[j] = Source::number(source, j);
+            const auto turn = [&](const Source& other, u32 neighbour) {
+                float partner[8];
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) partner[j] = Source::number(other, j ^ neighbour) * angles.partner[j];
+#pragma unroll
+                for (u32 j = 0; j < 8; j++) x[j] = fma_f32(x[j], angles.own[j], partner[j]);
+            };
+            if (p.at.interleaved) {
+                if (is_turned && !is_value) turn(source, 1);
+            } else {
+                Source other;
+#pragma unroll
+                for (u32 j = 0; j < X_WORDS; j++) other.words[j] = shfl_idx_u32(source.words[j], partner_lane);
+                if (is_turned && !is_value) turn(other, 0);
+            }
+            BlockScale scale = {};
+            if constexpr (has_scales(QG_KV)) scale = BlockScale::of(x);
+            if (!is_own) continue;
+            const u32 index = head - (is_query ? 0 : is_value ? first_value : shape.heads);
+            if (is_query)
+                store_eight<QG_X>(reinterpret_cast<u8*>(HeadRow::at(heads.queries, index)), true, x);
+            else if (token.place.is_there)
+                store_cached(p.attention, is_value, true, index, is_value ? HeadRow::at(values, index) : HeadRow::at(keys, index), x, scale);
+        }
+    }
+};
+
+// One head after another, however they lie.
+QG_DEVICE void append_any(const KvAppendParams& p, const Token& token, const Turns& turns, const LaneHeads& own) {
+    const AttentionParams& attention = p.attention;
+    const u32 all = attention.shape.heads + 2 * attention.shape.kv_heads, half = p.at.rotary_dim / 2;
+    const Angles angles = Angles::of(turns, p.at, own.column, false);
+#pragma unroll 1
+    for (u32 i = 0; i < own.count; i++) {
+        const u32 item = own.first + i * own.step;
         const bool is_there = item < all;
-        const Head head = Head::at(p, token, is_there ? item : 0);
-        const bool is_own = is_there && column < head.columns;
-        float x[8], partner[8];
+        const Head head = Head::at(p, token.index, is_there ? item : 0);
+        const bool is_own = is_there && own.column < head.columns;
+        float x[8] = {}, partner[8] = {};
+        if (is_own) {
+            const Source source = Source::load(head.from + own.column * X_BYTES, head.aligned);
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) x[j] = Source::number(source, j);
+        }
 #pragma unroll
         for (u32 j = 0; j < 8; j++) {
-            x[j] = is_own ? Source::number(sources[i], j) : 0.0f;
-            partner[j] = 0.0f;
+            const u32 feature = own.column + j;
+            if (!is_own || head.is_value || feature >= p.at.rotary_dim) continue;
+            if (p.at.interleaved)
+                partner[j] = x[j ^ 1u];
+            else
+                partner[j] = Source::load_one(head.from + (feature < half ? feature + half : feature - half) * X_BYTES);
         }
-        if (by_lanes) {
-            Source other;
-#pragma unroll
-            for (u32 j = 0; j < X_WORDS; j++) other.words[j] = shfl_idx_u32(sources[i].words[j], partner_lane);
-            // Features that are not turned have no partner.
-#pragma unroll
-            for (u32 j = 0; j < 8; j++)
-                if (column < p.at.rotary_dim) partner[j] = Source::number(other, j);
-        } else {
-#pragma unroll
-            for (u32 j = 0; j < 8; j++) {
-                const u32 feature = column + j;
-                if (!is_own || head.is_value || feature >= p.at.rotary_dim) continue;
-                if (p.at.interleaved)
-                    partner[j] = x[j ^ 1u];
-                else
-                    partner[j] = Source::load_one(head.from + (feature < half ? feature + half : feature - half) * X_BYTES);
-            }
-            // What others read is overwritten below.
-            warp_barrier();
-        }
+        // What others read is overwritten below.
+        warp_barrier();
         if (!head.is_value) {
 #pragma unroll
             for (u32 j = 0; j < 8; j++)
-                if (column + j < p.at.rotary_dim) x[j] = fma_f32(x[j], angles.own[j], partner[j] * angles.partner[j]);
+                if (own.column + j < p.at.rotary_dim) x[j] = fma_f32(x[j], angles.own[j], partner[j] * angles.partner[j]);
         }
         BlockScale scale = {};
         if constexpr (has_scales(QG_KV)) scale = BlockScale::of(x);
         if (!is_own) continue;
-        if (head.is_query)
-            store_eight<QG_X>(const_cast<u8*>(head.from) + column * X_BYTES, head.aligned, x);
-        else if (place.is_there)
-            store_cached(attention, head, place, column, x, scale);
+        if (head.is_query) {
+            store_eight<QG_X>(const_cast<u8*>(head.from) + own.column * X_BYTES, head.aligned, x);
+        } else if (token.place.is_there) {
+            const AttentionPointers& cache = attention.at;
+            const u64 element = head.is_value ? token.place.page * cache.v_page + token.place.row * cache.v_token + head.index * cache.v_head
+                                              : token.place.page * cache.k_page + token.place.row * cache.k_token + head.index * cache.k_head;
+            store_cached(attention, head.is_value, attention.shape.flags & QG_FLAG_KV_ALIGNED, head.index, element + own.column, x, scale);
+        }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, LEAST_CTAS) qg_kv_append(const __grid_constant__ KvAppendParams p) {
+    Turns& turns = *reinterpret_cast<Turns*>(dynamic_shared());
+    u32 index = cta_index().x, split = 0;
+    if (p.at.splits > 1) index = cta_index().x / p.at.splits, split = cta_index().x % p.at.splits;
+    const u32 lanes_shift = popc(p.at.head_lanes - 1), groups = QG_THREADS >> lanes_shift, group = thread_index() >> lanes_shift;
+    const LaneHeads own = {split * p.at.lane_heads * groups + group, groups, p.at.lane_heads,
+                           (thread_index() & (p.at.head_lanes - 1)) * 8};
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+
+    // What is turned, and how fast, depends on no index and comes while the token's sequence and place are looked up.
+    const bool is_aligned = are_aligned(p);
+    AlignedHeads heads;
+    if (is_aligned) heads = AlignedHeads::load(p, index, own);
+    const u64 frequency = frequency_of_thread(p.at);
+    const Token token = Token::of(p, index);
+    if (!token.is_any) return;
+    write_turns(p.at, token.position, frequency, turns);
+    cta_barrier();
+    if (is_aligned)
+        AlignedHeads::append(heads, p, token, turns);
+    else
+        append_any(p, token, turns, own);
 }
