@@ -101,13 +101,17 @@ pub fn check_group(device: &str, group: &str) {
 
 /// Makes tests of emulated devices run every format, when it is `all`.
 const ALL_VARIABLE: &str = "QGEMM_CONFORMANCE";
-/// Days in which an emulated device has met every format.
-const DAYS: u64 = 5;
-/// Groups that want more kernels than a software adapter compiles in a minute: the date draws their formats on wgpu, too.
+/// Days in which an emulated device has met every format, which takes thousands of times as long as a GPU.
+const EMULATED_DAYS: u64 = 8;
+/// The same of the cases of groups that have no formats, of which there are fewer.
+const CASE_DAYS: u64 = 5;
+/// The same of formats on wgpu, whose adapter is software where there is no GPU.
+const WGPU_DAYS: u64 = 2;
+/// Groups that want more kernels than a software adapter compiles in a minute: wgpu draws their formats as emulated devices do.
 const MANY_KERNELS: &[&str] = &["experts_every_way"];
 
-/// The cases of a group that a test of `device` runs. Where an emulated device leaves formats out and the group's cases are
-/// the same nevertheless, the date draws among the cases.
+/// The cases of a group that a test of `device` runs. Where formats are left out and the group's cases are the same nevertheless, an
+/// emulated device draws among the cases.
 fn cases_of_today(suite: &dyn Suite, group: &str, device: &str) -> Vec<Box<dyn TestCase>> {
     let all = Selection::default();
     let today = selection(device, group);
@@ -116,37 +120,43 @@ fn cases_of_today(suite: &dyn Suite, group: &str, device: &str) -> Vec<Box<dyn T
         // A group of few formats, of which the date drew none.
         return suite.cases(group, &all);
     }
-    if today.formats.len() == all.formats.len() || cases.len() < suite.cases(group, &all).len() {
+    let depends_on_formats = cases.len() < suite.cases(group, &all).len();
+    if today.formats.len() == all.formats.len() || depends_on_formats || !is_emulated(device) {
         return cases;
     }
-    let (drawn, _) = drawn(cases, turn(device));
+    let (drawn, _) = drawn(cases, turn(device), CASE_DAYS);
     drawn
 }
 
-/// The formats that a test of `group` on `device` runs: all, or on an emulated device, which takes thousands of times as long as a
-/// GPU, those that the date draws. The six variants draw others on the same day.
+/// The formats that a test of `group` on `device` runs: all, or those that the date draws. The six variants draw others on the same day.
 fn selection(device: &str, group: &str) -> Selection {
     let all = Selection::default();
-    let is_emulated = device.starts_with("emu:");
-    let is_slow = is_emulated || device.starts_with("wgpu:") && MANY_KERNELS.contains(&group);
-    if !is_slow || std::env::var(ALL_VARIABLE).is_ok_and(|value| value == "all") {
-        return all;
-    }
-    let (formats, left_out) = drawn(all.formats, turn(device));
+    let days = match device.split(':').next() {
+        _ if std::env::var(ALL_VARIABLE).is_ok_and(|value| value == "all") => return all,
+        Some("emu") => EMULATED_DAYS,
+        Some("wgpu") if MANY_KERNELS.contains(&group) => EMULATED_DAYS,
+        Some("wgpu") => WGPU_DAYS,
+        _ => return all,
+    };
+    let (formats, left_out) = drawn(all.formats, turn(device), days);
     let names = left_out.iter().map(|format| format.desc().name).collect::<Vec<_>>().join(", ");
-    match is_emulated {
-        true => {
-            say_once(device, &format!("conformance on {device} of {names}, and four of five cases without a format"))
-        }
-        false => say_once(device, &format!("conformance {group} on {device} of {names}")),
-    }
+    let what = match (is_emulated(device), MANY_KERNELS.contains(&group)) {
+        (true, _) => format!("conformance on {device} of {names}, and four of five cases without a format"),
+        (false, true) => format!("conformance {group} on {device} of {names}"),
+        (false, false) => format!("conformance on {device} of {names}"),
+    };
+    say_once(device, &what);
     Selection { formats, ..Selection::default() }
 }
 
-/// Where today's draw begins on an emulated device: variants that are neighbours begin elsewhere.
+fn is_emulated(device: &str) -> bool {
+    device.starts_with("emu:")
+}
+
+/// Where today's draw begins: each emulated variant's elsewhere.
 fn turn(device: &str) -> u64 {
-    let variant = device.strip_prefix("emu:sm").and_then(|number| number.parse::<u64>().ok()).unwrap_or(0);
-    today() + variant / 5
+    const VARIANTS: [&str; 6] = ["emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "emu:sm90", "emu:sm120"];
+    today() + VARIANTS.iter().position(|variant| *variant == device).unwrap_or(0) as u64
 }
 
 /// Days since 1970.
@@ -154,10 +164,10 @@ fn today() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / (24 * 60 * 60))
 }
 
-/// Every fifth, from the one on that `turn` says, and the others.
-fn drawn<T>(all: Vec<T>, turn: u64) -> (Vec<T>, Vec<T>) {
+/// One of `days`, from the one on that `turn` says, and the others.
+fn drawn<T>(all: Vec<T>, turn: u64, days: u64) -> (Vec<T>, Vec<T>) {
     let numbered = (turn..).zip(all);
-    let (drawn, left_out): (Vec<_>, Vec<_>) = numbered.partition(|(number, _)| number.is_multiple_of(DAYS));
+    let (drawn, left_out): (Vec<_>, Vec<_>) = numbered.partition(|(number, _)| number.is_multiple_of(days));
     let unnumbered = |numbered: Vec<(u64, T)>| numbered.into_iter().map(|(_, one)| one).collect();
     (unnumbered(drawn), unnumbered(left_out))
 }
@@ -207,16 +217,17 @@ mod tests {
     fn so_many_days_draw_every_format_once() {
         let all: Vec<Format> = Format::all().collect();
         let mut seen = Vec::new();
-        for day in 20_780..20_780 + DAYS {
-            let (formats, left_out) = drawn(all.clone(), day);
+        for day in 20_780..20_780 + EMULATED_DAYS {
+            let (formats, left_out) = drawn(all.clone(), day, EMULATED_DAYS);
             assert_eq!(formats.len() + left_out.len(), all.len());
-            assert!(formats.len() >= all.len() / DAYS as usize);
+            assert!(formats.len() >= all.len() / EMULATED_DAYS as usize);
             seen.extend(formats);
         }
         assert_eq!(seen.len(), all.len());
         assert!(all.iter().all(|format| seen.contains(format)));
-        let drawn = |device, group| selection(device, group).formats.len() < all.len();
-        assert!(!drawn("cpu", "experts_every_way") && !drawn("wgpu:0", "exact"));
-        assert!(drawn("wgpu:0", "experts_every_way") && drawn("emu:sm80", "exact"));
+        let of = |device, group| selection(device, group).formats.len();
+        assert_eq!(of("cpu", "experts_every_way"), all.len());
+        assert!(of("wgpu:0", "exact") < all.len() && of("wgpu:0", "exact") >= all.len() / WGPU_DAYS as usize);
+        assert!(of("wgpu:0", "experts_every_way") < of("wgpu:0", "exact") && of("emu:sm80", "exact") < of("wgpu:0", "exact"));
     }
 }
