@@ -6,7 +6,9 @@
 #include "atoms/warp.cuh"
 #include "epilogue/store.cuh"
 #include "epilogue/whole_rows.cuh"
+#ifndef QG_X_BITS
 #include "mainloop/fp8_codes.cuh"
+#endif
 #include "sched/output_rows.cuh"
 #include "sched/split.cuh"
 

@@ -11,8 +11,8 @@ use super::convert::Convert;
 use super::dequantize::Dequantize;
 use super::experts::ExpertProducts;
 use super::gemm::{
-    Fp8Kernel, Instance, PROJECTION, block_scaled_kernel, fp8_kernels, gathers, gemm_sequence, instances, of_planes,
-    projection_configs, projection_source_hash, x_prologue,
+    BlockScaledKernel, Fp8Kernel, Instance, PROJECTION, block_scaled_kernels, fp8_kernels, gathers, gemm_sequence,
+    instances, of_planes, projection_configs, projection_source_hash, x_prologue,
 };
 use super::indexer;
 use super::kernel_launch::load;
@@ -97,19 +97,18 @@ fn multiplying_codes(op: &CheckedGemm, variant: Variant, info: &DeviceInfo) -> R
     if op.k_order {
         return Err(Unsupported::new("multiplies codes of X in the order of its columns"));
     }
-    if let Some(kernel) = block_scaled_kernel(op.format, op.x.format, variant) {
-        return kernel.serves(op).map(|()| vec![kernel.config()]);
-    }
+    let block_scaled = block_scaled_kernels(op.format, op.x.format, variant);
+    block_scaled.iter().try_for_each(|kernel| kernel.serves(op))?;
     let all = fp8_kernels(op.format, op.x.format, variant);
-    if all.is_empty() {
+    if all.is_empty() && block_scaled.is_empty() {
         return Err(Unsupported::new(format!(
             "has no kernel that multiplies codes of {} and {}",
             op.format, op.x.format
         )));
     }
     all.iter().try_for_each(|kernel| kernel.serves(op))?;
-    let configs = all.iter().map(Fp8Kernel::config).filter(|config| config.shared_bytes <= info.shared_bytes);
-    Ok(configs.collect())
+    let configs = all.iter().map(Fp8Kernel::config).chain(block_scaled.iter().map(BlockScaledKernel::config));
+    Ok(configs.filter(|config| config.shared_bytes <= info.shared_bytes).collect())
 }
 
 /// Of the sources of the configuration's kernel.
@@ -118,7 +117,8 @@ fn source_hash(op: &CheckedGemm, config: &TileConfig) -> u64 {
     if let (Some(_), Some(variant)) = (op.x.planes, config.variant) {
         let mut fp8 = fp8_kernels(op.format, op.x.format, variant).into_iter();
         let fp8 = fp8.find(|k| k.config().kernel_id(op.format) == id).map(|k| k.spec());
-        let block_scaled = || block_scaled_kernel(op.format, op.x.format, variant).map(|kernel| kernel.spec());
+        let mut block_scaled = block_scaled_kernels(op.format, op.x.format, variant).into_iter();
+        let block_scaled = || block_scaled.find(|k| k.config().kernel_id(op.format) == id).map(|k| k.spec());
         let integer = || of_planes(op.format, variant).iter().find(|i| i.id() == id).map(Instance::spec);
         return fp8.or_else(integer).or_else(block_scaled).map_or(0, |spec| spec.source_hash().short());
     }

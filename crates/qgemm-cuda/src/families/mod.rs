@@ -53,7 +53,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .flat_map(|format| XFormat::ALL.into_iter().flat_map(move |x| gemm::fp8_kernels(format, x, variant)))
         .map(|kernel| kernel.spec());
     let block_scaled = Format::all()
-        .flat_map(|format| XFormat::ALL.into_iter().filter_map(move |x| gemm::block_scaled_kernel(format, x, variant)))
+        .flat_map(|format| XFormat::ALL.into_iter().flat_map(move |x| gemm::block_scaled_kernels(format, x, variant)))
         .map(|kernel| kernel.spec());
     let repacks = Format::all().filter_map(|format| Repack::new(format, variant)).map(|repack| repack.spec().clone());
     std::iter::once(probe::spec())

@@ -311,7 +311,7 @@ impl Shape {
     }
 
     fn scale_words(&self) -> usize {
-        if self.bits == 4 || self.name.ends_with("mxf8") { 2 } else { 0 }
+        if self.bits == 4 || self.name.ends_with("mxf8") { 3 } else { 0 }
     }
 
     /// The lanes that hold a product.
@@ -327,7 +327,7 @@ impl Shape {
 
     /// Runs the operation on matrices of codes' values, one triple for each product, scales 1.
     fn run(&self, a: &[Matrix], b: &[Matrix], c: &[Matrix], precision: &Precision) -> Vec<Matrix> {
-        self.run_scaled(a, b, c, &|_| [0; 2], precision)
+        self.run_scaled(a, b, c, &|_| [0; 3], precision)
     }
 
     fn run_scaled(
@@ -335,7 +335,7 @@ impl Shape {
         a: &[Matrix],
         b: &[Matrix],
         c: &[Matrix],
-        scales: &dyn Fn(usize) -> [u32; 2],
+        scales: &dyn Fn(usize) -> [u32; 3],
         precision: &Precision,
     ) -> Vec<Matrix> {
         let (a_elements, b_elements) = self.elements();
@@ -391,9 +391,10 @@ impl Shape {
     }
 }
 
-/// Unit scales, in all four bytes.
-fn ones(name: &str) -> [u32; 2] {
-    if name.ends_with("mxf4") || name.ends_with("mxf8") { [0x7f7f_7f7f; 2] } else { [0x3838_3838; 2] }
+/// Unit scales, in all four bytes, from the first bytes and threads.
+fn ones(name: &str) -> [u32; 3] {
+    let one = if name.ends_with("mxf4") || name.ends_with("mxf8") { 0x7f7f_7f7f } else { 0x3838_3838 };
+    [one, one, 0]
 }
 
 /// A value as E2M1 has it.
@@ -513,44 +514,57 @@ fn block_scales_come_from_the_lanes_and_bytes_of_the_isa() {
             let code = code(lane, word, byte);
             if mx { 2f64.powi(code as i32 - 4) } else { (8 + code) as f64 / 8.0 }
         };
-        let scales = |lane: usize| {
-            [0, 1].map(|word| {
+        let scales = |lane: usize, places: u32| {
+            let [a, b] = [0, 1].map(|word| {
                 u32::from_le_bytes(std::array::from_fn(|byte| {
                     let code = code(lane, word, byte) as u8;
                     if mx { 127 - 4 + code } else { 7 << 3 | code }
                 }))
-            })
+            });
+            [a, b, places]
         };
-        for precision in precisions() {
+        // Bytes and threads of A, then of B; four scales leave no choice of bytes.
+        let places: &[[u8; 4]] = if mx {
+            &[[0; 4], [2, 1, 0, 0], [0, 0, 2, 1], [2, 1, 2, 1]]
+        } else {
+            &[[0; 4], [0, 1, 0, 0], [0, 0, 0, 1]]
+        };
+        for (precision, place) in precisions().iter().flat_map(|p| places.iter().map(move |place| (p, place))) {
             let mut value = |_: usize, _: usize, _: usize| representable(shape, rng.random_range(-6..=6));
             let a = shape.matrices(16, 64, &mut value);
             let b = shape.matrices(64, 8, &mut value);
             let c = shape.matrices(16, 8, &mut value);
-            let d = shape.run_scaled(&a, &b, &c, &scales, &precision);
-            // Row r of A: thread 0 of quad r for the first eight rows, thread 1 for the others; column n of B: thread 0.
+            let d = shape.run_scaled(&a, &b, &c, &|lane| scales(lane, u32::from_le_bytes(*place)), precision);
+            // Row r of A: the first thread of a pair in quad r for the first eight rows, the second for the others; column n of B: one
+            // thread of quad n.
+            let [byte_a, thread_a, byte_b, thread_b] = place.map(usize::from);
             let expected = naive(&a[0], &b[0], &c[0], |row, column, k| {
-                let lane = if row < 8 { row * 4 } else { (row - 8) * 4 + 1 };
-                scale(lane, 0, k / block) * scale(column * 4, 1, k / block)
+                let lane = row % 8 * 4 + 2 * thread_a + row / 8;
+                scale(lane, 0, byte_a + k / block) * scale(column * 4 + thread_b, 1, byte_b + k / block)
             });
-            assert_eq!(d[0], expected, "{}", shape.name);
+            assert_eq!(d[0], expected, "{}, {place:?}", shape.name);
         }
     }
 }
 
 #[test]
 fn bytes_have_one_scale_a_row() {
-    // 1.0 in E2M1, in bits 2 to 5 of a byte, and in E4M3.
-    for (name, one) in [("mma_m16n8k32_mxf8", 0x3838_3838u32), ("mma_m16n8k32_mxf8_e2m1", 0x0808_0808)] {
+    // 1.0 in E2M1, in bits 2 to 5 of a byte, and in E4M3; byte and thread of both operands' scales.
+    for (name, one, [byte, thread]) in
+        [("mma_m16n8k32_mxf8", 0x3838_3838u32, [0u8, 0]), ("mma_m16n8k32_mxf8_e2m1", 0x0808_0808, [3, 1])]
+    {
         let op = COLLECTIVES.iter().find(|op| op.name == name).expect("in the table");
         let mut inputs = NO_WORDS;
         for (lane, words) in inputs.iter_mut().enumerate() {
-            words[..4].fill(one);
-            words[4..6].fill(0x3838_3838);
+            words[..4].fill(0x3838_3838);
+            words[4..6].fill(one);
             words[6..10].fill(1.0f32.to_bits());
-            // Rows of A: lane 4g, and 4g + 1 of row g + 8; columns of B: lane 4g. Others mean nothing.
+            // Rows of A: lane 4g, and 4g + 1 of row g + 8, or the next two; columns of B: lane 4g, or the next. Others mean nothing.
             let (g, t) = (lane / 4, lane % 4);
-            words[10] = if t < 2 { 127 + (g + t) as u32 } else { 0xff };
-            words[11] = if t == 0 { 127 - g as u32 } else { 0xff };
+            let place = |scale: u32| u32::MAX ^ (0xff ^ scale) << (8 * byte);
+            words[10] = if t / 2 == usize::from(thread) { place(127 + (g + t % 2) as u32) } else { u32::MAX };
+            words[11] = if t == usize::from(thread) { place(127 - g as u32) } else { u32::MAX };
+            words[12] = u32::from_le_bytes([byte, thread, byte, thread]);
         }
         let mut outputs = NO_WORDS;
         (op.run)(&inputs, &mut outputs, &Precision::WIDE);
@@ -571,6 +585,7 @@ fn block_scales_at_their_limits() {
     let matrix = |rows, columns, value: f64| vec![vec![vec![value; columns]; rows]];
     for precision in precisions() {
         let run = |shape: &Shape, scales: [u32; 2], c: f64| {
+            let scales = [scales[0], scales[1], 0];
             shape.run_scaled(&matrix(16, 64, 1.0), &matrix(64, 8, 1.0), &matrix(16, 8, c), &|_| scales, &precision)[0]
                 [3][3]
         };
@@ -595,7 +610,7 @@ fn block_scaled_terms_are_cut() {
     }
     let run = |second: u8, fraction_bits| {
         let precision = Precision { block_scaled: ScaledSum::Aligned { fraction_bits }, ..Precision::WIDE };
-        let scales = [u32::from_le_bytes([127 + 40, second, 0, 0]), 0x7f7f_7f7f];
+        let scales = [u32::from_le_bytes([127 + 40, second, 0, 0]), 0x7f7f_7f7f, 0];
         mx.run_scaled(&a, &matrix(64, 8, 1.0), &matrix(16, 8, 0.0), &|_| scales, &precision)[0][0][0]
     };
     assert_eq!(run(127 + 5, 35), 32.0, "35 bits below 2^40 is 2^5");

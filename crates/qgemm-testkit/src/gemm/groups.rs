@@ -1,6 +1,6 @@
 //! The suite of `gemm`: which cases a backend must pass.
 
-use qgemm_formats::{DType, Encoding, Format, ScaleType, XFormat};
+use qgemm_formats::{DType, Encoding, Format, ScaleSpan, ScaleType, XFormat};
 use qgemm_hal::{Activation, Math, NormKind, XPrecision};
 
 use super::case::{ActOrder, Case, Epilogue, Layout};
@@ -280,9 +280,7 @@ fn gated(format: Format) -> Vec<Case> {
 /// Features of whole tiles and of one that is not, tokens likewise, X and D of one type with aligned rows, by every tile that could be
 /// chosen: kernels may have code of their own for these.
 fn whole_tiles(format: Format) -> Vec<Case> {
-    if !WAYS.contains(&format.name) {
-        return Vec::new();
-    }
+    let is_way = WAYS.contains(&format.name);
     let (f16, bf16) = (DType::F16, DType::BF16);
     let cases = [
         (70, true, f16, Activation::Silu, Some(f16), Some(bf16)),
@@ -303,17 +301,26 @@ fn whole_tiles(format: Format) -> Vec<Case> {
         let d_dtype = if i == 6 { DType::F32 } else { dtype };
         Case { x_dtype: dtype, d_dtype, every_configuration: true, ..plain }
     };
-    let mut cases: Vec<Case> = cases.into_iter().enumerate().map(case).collect();
-    if format.encoding == Encoding::E4M3 {
-        // Codes by codes, of which kernels have stores of their own.
-        let alone = |case: &Case| {
-            let epilogue = Epilogue { residual: None, bias: None, ..case.epilogue };
-            Case { epilogue, ..*case }.with_x_format(XFormat::E4M3Block)
-        };
-        let pairs = cases.iter().filter(|case| case.gated).map(alone);
-        cases.extend(pairs.collect::<Vec<_>>());
-    }
-    cases
+    let plain: Vec<Case> = cases.into_iter().enumerate().map(case).collect();
+    // Codes by codes, of which kernels have stores of their own.
+    let alone = |case: &Case, x| {
+        let epilogue = Epilogue { residual: None, bias: None, ..case.epilogue };
+        Case { epilogue, ..*case }.with_x_format(x)
+    };
+    let of_e4m3 = (is_way && format.encoding == Encoding::E4M3).then_some(XFormat::E4M3Block);
+    let pairs =
+        of_e4m3.into_iter().flat_map(|x| plain.iter().filter(|case| case.gated).map(move |case| alone(case, x)));
+    let block_scaled = with_block_scales_of(format).flat_map(|x| plain.iter().map(move |case| alone(case, x)));
+    let codes: Vec<_> = pairs.chain(block_scaled).collect();
+    if is_way { plain.into_iter().chain(codes).collect() } else { codes }
+}
+
+/// Formats of activations whose scales are bytes of the type of the weights', and span as many columns: matrix instructions scale both.
+fn with_block_scales_of(format: Format) -> impl Iterator<Item = XFormat> {
+    let planes = format.scale_planes.iter().filter(|plane| plane.bytes == 1);
+    let spans = planes.map(|plane| ScaleSpan::Block(plane.span));
+    let own: Vec<_> = spans.zip(format.float_scales.iter().map(|scale| Some(scale.kind))).collect();
+    XFormat::ALL.into_iter().filter(move |x| own == [(x.desc().scale_span, x.desc().scale)])
 }
 
 fn layouts(format: Format) -> Vec<Case> {
@@ -577,8 +584,21 @@ const WAYS: [&str; 5] = ["q4_k", "int4_g128", "iq4_nl", "fp8_e4m3_block128", "q6
 /// Tiles for many tokens are not chosen for matrices as small as the other groups'.
 fn configurations(format: Format) -> Vec<Case> {
     let has_powers = format.float_scales.iter().any(|scale| scale.kind == ScaleType::E8M0);
+    // Rings are filled more than once, and K ends within a stage.
+    let block_scaled = with_block_scales_of(format).enumerate().flat_map(|(i, x)| {
+        let case = |m, layout, seed| Case {
+            weights: WeightKind::Raw,
+            layout,
+            seed,
+            every_configuration: true,
+            ..Case::new(format, m, 290, 1056 + i * 256)
+        };
+        let gaps = Layout { x_gap: 2, d_gap: 3, ..Layout::default() };
+        let dense = Case { d_dtype: DType::F16, ..case(150, Layout::default(), 8) };
+        [dense.with_x_format(x), case(37, gaps, 9).with_x_format(x)]
+    });
     if !WAYS.contains(&format.name) && !has_powers {
-        return Vec::new();
+        return block_scaled.collect();
     }
     let case = |x_dtype, m, k, activations, seed| Case {
         x_dtype,
@@ -597,7 +617,7 @@ fn configurations(format: Format) -> Vec<Case> {
         case(DType::F16, 70, k, ActivationKind::Outliers, 7).with_x_format(XFormat::E4M3Token),
     ];
     if has_powers {
-        return of_e4m3.into();
+        return of_e4m3.into_iter().chain(block_scaled).collect();
     }
     let others = [
         case(DType::F16, 41, aligned, ActivationKind::PositiveMean, 1),

@@ -14,7 +14,7 @@ use super::fp8_kernels::fp8_kernels;
 use super::instances::{instances, of_planes};
 use super::params::{GemmLaunch, bound};
 use super::projection;
-use super::sm120_block_scaled::block_scaled_kernel;
+use super::sm120_block_scaled::block_scaled_kernels;
 
 /// The launches of `plan`, whose kernels `make` makes ready, on a device like `info`.
 ///
@@ -52,8 +52,8 @@ pub fn gemm_sequence(
         all.find(|kernel| kernel.config().kernel_id(op.format) == id).map(|kernel| (kernel, planes))
     });
     let block_scaled = own.x.planes.and_then(|planes| {
-        let kernel = block_scaled_kernel(op.format, own.x.format, variant);
-        kernel.filter(|kernel| kernel.config().kernel_id(op.format) == id).map(|kernel| (kernel, planes))
+        let mut all = block_scaled_kernels(op.format, own.x.format, variant).into_iter();
+        all.find(|kernel| kernel.config().kernel_id(op.format) == id).map(|kernel| (kernel, planes))
     });
     let (spec, params) = if let Some((kernel, planes)) = fp8 {
         (kernel.spec(), kernel.launch(own, &planes, plan))

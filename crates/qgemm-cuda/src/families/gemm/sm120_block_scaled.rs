@@ -1,6 +1,7 @@
-//! The kernel of `gemm` on codes of W and of X with a scale a block, on the block-scaled matrix instructions of consumer Blackwell: MXFP4 by
-//! MXFP4, NVFP4 by NVFP4, and MXFP4 or MXFP8 by MXFP8. The instructions scale blocks themselves; factors of tokens and rows act on
-//! accumulators.
+//! The main loop of `gemm` on codes of W and of X with a scale a block, on the block-scaled matrix instructions of consumer Blackwell: MXFP4
+//! by MXFP4, NVFP4 by NVFP4, and MXFP4 or MXFP8 by MXFP8. A producer warpgroup copies packed W, and codes and scales of X, into a ring;
+//! consumer warps multiply codes, which the instructions scale themselves. Tokens are rows of the instructions. Factors of tokens and rows
+//! act on accumulators.
 
 use std::sync::Arc;
 
@@ -8,7 +9,6 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::float8::E2M1_DOUBLED;
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{Encoding, Format, ScaleType, XCode, XFactor, XFormat};
-use qgemm_hal::abi::FLAG_X_FACTOR;
 use qgemm_hal::{
     CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, Math, Operands, Schedule, TileConfig, Unsupported, Variant,
     XPlanes,
@@ -17,49 +17,89 @@ use qgemm_hal::{
 use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude;
-use super::instance::MOST_GRID_Y;
+use super::common::{ALIGNMENT, BARRIER, FLAG, PARKED, PRODUCER_WARPS};
+use super::fp8::WARP_STAGING;
+use super::instance::{MOST_MAPPED, MOST_STRIDE_BYTES};
 use super::params::{Cut, GemmParams, params};
+use crate::arch::most_shared;
 use crate::source;
 use crate::spec::KernelSpec;
+use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
 
-const ENTRY: &str = "entry/sm120_gemm_block_scaled.cu";
-const THREADS: u32 = 128;
-const CTAS_PER_SM: u32 = 4;
-/// Tokens of a CTA.
-const TILE_M: u32 = 32;
-/// K-tiles of activations in shared memory at once; every thread moves one token's k-tile.
-const X_K_TILES: u32 = THREADS / TILE_M;
-/// Rows of a warp.
+const NAME: &str = "sm120_block_scaled_ws";
+const ENTRY: &str = "entry/sm120_gemm_block_scaled_ws.cu";
+const SYMBOL: &str = "qg_sm120_gemm_block_scaled_ws";
+/// Bytes of a token's row of codes in a stage (`X_STAGE_BYTES`).
+const X_STAGE_BYTES: u32 = 64;
+/// Rows of a packed tile.
 const TILE_ROWS: u32 = 16;
-const TILE_N: u32 = THREADS / 32 * TILE_ROWS;
-/// Words between the sums of neighbouring tokens beside them (`ACC_PITCH`).
-const SUM_PADDING: u32 = 4;
+/// Most work tiles' parts that K is cut into.
+const MOST_SPLITS: u32 = 16;
+/// Instructions on bytes take half as many columns in the same time.
+const SHARE_OF_BYTES: u32 = 2;
+
+/// A tile, and how the warps of a CTA share it.
+#[derive(Clone, Copy, Debug)]
+struct Tile {
+    tokens: u32,
+    features: u32,
+    /// Warps side by side along tokens and along features.
+    warps: (u32, u32),
+    /// Shares of the rate of FP4 and of bandwidth, per mille: estimates, for no chip has run them.
+    efficiency: (u32, u32),
+}
+
+const fn tile(tokens: u32, features: u32, warps: (u32, u32), efficiency: (u32, u32)) -> Tile {
+    Tile { tokens, features, warps, efficiency }
+}
+
+/// Shares of the bandwidth, per mille, as copies into rings reach them on Hopper: of weights from memory, and where most is read again for
+/// other tokens, from the last cache.
+const FROM_MEMORY: u32 = 740;
+const FROM_CACHE: u32 = 1500;
+
+/// Warps have 32 features, so that W is brought into the order of columns for as many tokens as registers have room for. Of 128 tokens and
+/// 128 features, warps share them nevertheless: one warp alone on a part of an SM would multiply nothing meanwhile.
+const TILES: [Tile; 4] = [
+    tile(32, 128, (1, 4), (300, FROM_MEMORY)),
+    tile(64, 128, (1, 4), (420, FROM_MEMORY)),
+    tile(128, 128, (2, 4), (580, FROM_MEMORY)),
+    tile(128, 256, (1, 8), (680, FROM_CACHE)),
+];
 
 /// One kernel.
 #[derive(Clone, Debug)]
 pub(in crate::families) struct BlockScaledKernel {
     format: Format,
     x: XFormat,
+    /// What a code of X is.
+    code: XCode,
     layout: PackedLayout,
+    tile: Tile,
+    stages: u32,
 }
 
-/// The kernel for weights of `format` and activations of `x`; `None` where no block-scaled instruction takes both.
-pub(in crate::families) fn block_scaled_kernel(
+/// The kernels for weights of `format` and activations of `x`; none where no block-scaled instruction takes both.
+pub(in crate::families) fn block_scaled_kernels(
     format: Format,
     x: XFormat,
     variant: Variant,
-) -> Option<BlockScaledKernel> {
-    if variant != Variant::Sm120 || !are_operands(format, x) {
-        return None;
-    }
-    Some(BlockScaledKernel { format, x, layout: PackedLayout::new(format, FragmentLayout::MmaM16)? })
+) -> Vec<BlockScaledKernel> {
+    let code = operands(format, x).filter(|_| variant == Variant::Sm120);
+    let Some((code, layout)) = code.zip(PackedLayout::new(format, FragmentLayout::MmaM16)) else { return Vec::new() };
+    let kernel = |&tile| {
+        let of_one = BlockScaledKernel { format, x, code, layout: layout.clone(), tile, stages: 1 };
+        let room = most_shared(variant).saturating_sub(of_one.outside_stages() + ALIGNMENT);
+        BlockScaledKernel { stages: room / of_one.stage_bytes(), ..of_one }
+    };
+    TILES.iter().map(kernel).collect()
 }
 
-/// Whether an instruction takes values of both: E2M1 with scales of one type for as many columns, or X in E4M3 and W in either, both with
-/// powers of two for as many.
-fn are_operands(format: Format, x: XFormat) -> bool {
+/// The codes of X, where an instruction takes values of both: E2M1 with scales of one type for as many columns, or X in E4M3 and W in
+/// either, both with powers of two for as many.
+fn operands(format: Format, x: XFormat) -> Option<XCode> {
     let (Some(parts), [plane], [scale]) = (x.parts(false, None), format.scale_planes, format.float_scales) else {
-        return false;
+        return None;
     };
     let is_e2m1 = matches!(format.encoding, Encoding::Codebook(table) if *table == E2M1_DOUBLED);
     let codes = match parts.code {
@@ -67,21 +107,45 @@ fn are_operands(format: Format, x: XFormat) -> bool {
         XCode::E4M3 => (is_e2m1 || format.encoding == Encoding::E4M3) && scale.kind == ScaleType::E8M0,
         XCode::Int8 => false,
     };
-    codes && parts.block == Some(plane.span) && parts.scale == Some(scale.kind) && plane.rows == 1
+    let scales = parts.block == Some(plane.span) && parts.scale == Some(scale.kind) && plane.rows == 1;
+    (codes && scales).then_some(parts.code)
 }
 
 impl BlockScaledKernel {
-    fn has_bytes(&self) -> bool {
-        self.x.parts(false, None).is_some_and(|parts| parts.code == XCode::E4M3)
+    fn x_bits(&self) -> u32 {
+        if self.code == XCode::E2M1 { 4 } else { 8 }
     }
 
-    /// `sizeof(SharedStorage)` of the kernel, which asserts it: two stages of X, and afterwards the sums in the same place.
+    /// Columns of a stage (`STAGE_K`).
+    fn stage_k(&self) -> u32 {
+        X_STAGE_BYTES * 8 / self.x_bits()
+    }
+
+    fn consumers(&self) -> u32 {
+        self.tile.warps.0 * self.tile.warps.1 * 32
+    }
+
+    fn threads(&self) -> u32 {
+        self.consumers() + PRODUCER_WARPS * 32
+    }
+
+    /// Bytes of a stage and its barriers: codes of X, packed k-tiles of W, and whole words of X's scales.
+    fn stage_bytes(&self) -> u32 {
+        let Tile { tokens, features, .. } = self.tile;
+        let k_tiles = self.stage_k() / self.layout.k_tile as u32;
+        let words = (self.stage_k() / (4 * self.format.sub_block as u32)).max(1);
+        let w = features / TILE_ROWS * k_tiles * self.layout.k_tile_bytes as u32;
+        tokens * X_STAGE_BYTES + w + tokens * words * 4 + 2 * BARRIER
+    }
+
+    /// Bytes beside the stages.
+    fn outside_stages(&self) -> u32 {
+        self.consumers() / 32 * (WARP_STAGING + PARKED) + FLAG
+    }
+
+    /// `sizeof(SharedStorage)` of the kernel, which asserts it.
     fn shared_bytes(&self) -> u32 {
-        // Words of 64 codes, and words between neighbouring tokens beside them (`XTile::PITCH`).
-        let words = if self.has_bytes() { 16 } else { 8 };
-        let x = TILE_M * (X_K_TILES * words + words + X_K_TILES) * 4;
-        let sums = TILE_M * (TILE_N + SUM_PADDING) * 4;
-        (2 * x).max(sums).next_multiple_of(16)
+        (self.stages * self.stage_bytes() + self.outside_stages()).next_multiple_of(ALIGNMENT)
     }
 
     /// Whether the kernel computes `op`.
@@ -89,37 +153,37 @@ impl BlockScaledKernel {
     /// # Errors
     /// Why not.
     pub(in crate::families) fn serves(&self, op: &CheckedGemm) -> Result<(), Unsupported> {
-        let most = TILE_M as usize * MOST_GRID_Y;
-        if op.m > most {
-            return Err(Unsupported::new(format!("multiplies codes of FP4 for up to {most} tokens")));
+        if op.m.max(op.stored_rows).max(op.stored_k) > MOST_MAPPED || op.x.row_stride >= MOST_STRIDE_BYTES {
+            return Err(Unsupported::new("TMA reaches 2^31 rows and columns, and 2^40 bytes from a row to the next"));
         }
         Ok(())
     }
 
     pub(in crate::families) fn config(&self) -> TileConfig {
+        let Tile { tokens, features, efficiency: (arithmetic, bandwidth), .. } = self.tile;
+        let share = if self.code == XCode::E2M1 { 1 } else { SHARE_OF_BYTES };
         TileConfig {
             family: "gemm",
-            main_loop: "sm120_block_scaled",
+            main_loop: NAME,
             variant: Some(Variant::Sm120),
             math: Math::TensorBlockScaled,
-            tile_n: TILE_N,
-            tile_m: TILE_M,
-            tile_k: self.layout.k_tile as u32,
-            threads: THREADS,
-            ctas_per_unit: CTAS_PER_SM,
+            tile_n: features,
+            tile_m: tokens,
+            tile_k: self.stage_k(),
+            threads: self.threads(),
+            ctas_per_unit: 1,
             cluster: 1,
-            schedule: Schedule::Grid,
-            max_splits: 1,
-            warps_n: THREADS / 32,
+            schedule: Schedule::StreamK,
+            max_splits: MOST_SPLITS,
+            warps_n: self.tile.warps.1,
             k_groups: 1,
-            stages: X_K_TILES,
+            stages: self.stages,
             shared_bytes: self.shared_bytes(),
             x_format: self.x,
             x_prologue: None,
             rounded_weights: None,
             normalizes_x: false,
-            // Estimates, of the rate of FP4: an access of X serves one row tile.
-            efficiency: (if self.has_bytes() { 200 } else { 300 }, 600),
+            efficiency: (arithmetic / share, bandwidth),
         }
     }
 
@@ -128,7 +192,8 @@ impl BlockScaledKernel {
         for (name, value) in [
             ("QG_VARIANT", Variant::Sm120.number()),
             ("QG_MMA_M8N8K4", 0),
-            ("QG_X_E4M3", self.has_bytes().into()),
+            ("QG_PARKS_STATE", 1),
+            ("QG_X_BITS", self.x_bits()),
             ("QG_CODE_PLANES", self.layout.codes.len() as u32),
             ("QG_SCALE_PLANES", self.layout.scales.len() as u32),
         ] {
@@ -140,10 +205,16 @@ impl BlockScaledKernel {
             ("QG_K_TILE", self.layout.k_tile as u32),
             ("QG_K_TILE_BYTES", self.layout.k_tile_bytes as u32),
             ("QG_SUB_BLOCK", self.format.sub_block as u32),
-            ("QG_TILE_M", TILE_M),
-            ("QG_X_K_TILES", X_K_TILES),
-            ("QG_THREADS", THREADS),
-            ("QG_CTAS_PER_SM", CTAS_PER_SM),
+            // Scales in f32 that main loops multiply with, of which there are none.
+            ("QG_W_BLOCK_SCALES", 0),
+            ("QG_X_BLOCK_SCALES", 0),
+            ("QG_TILE_M", self.tile.tokens),
+            ("QG_TILE_N", self.tile.features),
+            ("QG_WARPS_M", self.tile.warps.0),
+            ("QG_WARPS_N", self.tile.warps.1),
+            ("QG_STAGES", self.stages),
+            ("QG_THREADS", self.threads()),
+            ("QG_CONSUMERS", self.consumers()),
             ("QG_SHARED_BYTES", self.shared_bytes()),
         ] {
             prelude::constant_line(&mut out, name, value);
@@ -152,7 +223,7 @@ impl BlockScaledKernel {
             name: self.config().kernel_id(self.format).to_string(),
             entry: ENTRY,
             text: source::entry(ENTRY),
-            symbol: "qg_sm120_gemm_block_scaled",
+            symbol: SYMBOL,
             prelude: out,
             arch_specific: true,
         }
@@ -165,6 +236,8 @@ impl BlockScaledKernel {
         Arc::new(Launch {
             params: params(op, &x, &Cut::of(plan)),
             planes: *planes,
+            x_bits: self.x_bits(),
+            tokens: self.tile.tokens,
             second_bias: op.bias.filter(|_| op.gated).map_or(0, |dtype| op.out_features * dtype.bytes()) as u64,
             residual_in_d: op.residual_in_d,
         })
@@ -178,7 +251,20 @@ struct BlockScaledParams {
     gemm: GemmParams,
     x_scales: u64,
     x_scale_row: u64,
-    x_given: u64,
+    x_factors: u64,
+    x_factor_row: u64,
+}
+
+/// Bytes behind them up to the next multiple of 64, where tensor maps lie.
+const PADDING: usize = size_of::<BlockScaledParams>().next_multiple_of(64) - size_of::<BlockScaledParams>();
+
+/// `TmaBlockScaledParams`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct MappedParams {
+    x: BlockScaledParams,
+    padding: [u64; PADDING / 8],
+    maps: [EncodedMap; 2],
 }
 
 /// Everything but the addresses.
@@ -186,6 +272,9 @@ struct BlockScaledParams {
 struct Launch {
     params: GemmParams,
     planes: XPlanes,
+    x_bits: u32,
+    /// Of a tile.
+    tokens: u32,
     /// Bytes from the gate's bias to the up's, of a gated pair.
     second_bias: u64,
     residual_in_d: bool,
@@ -195,18 +284,26 @@ impl Params for Launch {
     fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
         let mut gemm = self.params;
         gemm.find(operands, places, self.residual_in_d, self.second_bias)?;
-        let factors = places.of(operands, GemmOperand::XPlaneFactors)?;
-        let mut x_given = 0;
-        match self.planes.parts.factor {
-            XFactor::None => {}
-            XFactor::Given => x_given = factors,
-            XFactor::PerToken => {
-                gemm.shape.flags |= FLAG_X_FACTOR;
-                gemm.at.x_factor = factors;
-            }
-        }
+        let x_factors = places.of(operands, GemmOperand::XPlaneFactors)?;
+        let (x_factors, x_factor_row) = match self.planes.parts.factor {
+            XFactor::None => (0, 0),
+            XFactor::Given => (x_factors, 0),
+            XFactor::PerToken => (x_factors, size_of::<f32>() as u64),
+        };
         let x_scales = places.of(operands, GemmOperand::XScales)?;
-        Ok(LaunchParams::of(&BlockScaledParams { gemm, x_scales, x_scale_row: self.planes.scales_row, x_given }))
+        let map = |tokens: u32| {
+            let columns = u64::from(gemm.shape.k) * u64::from(self.x_bits);
+            let size = [columns.div_ceil(8), gemm.shape.m.into()];
+            let rows = [X_STAGE_BYTES, tokens];
+            let map = TileMap::matrix(gemm.at.x, MapElement::Byte, size, gemm.at.x_row, rows);
+            (places.encode)(&TileMap { swizzle: MapSwizzle::Bytes64, ..map })
+        };
+        let tail = match gemm.shape.m % self.tokens {
+            0 => EncodedMap::default(),
+            rest => map(rest)?,
+        };
+        let x = BlockScaledParams { gemm, x_scales, x_scale_row: self.planes.scales_row, x_factors, x_factor_row };
+        Ok(LaunchParams::of(&MappedParams { x, maps: [map(self.tokens)?, tail], ..MappedParams::zeroed() }))
     }
 }
 
@@ -214,11 +311,22 @@ impl Params for Launch {
 mod tests {
     use super::*;
 
+    fn all() -> impl Iterator<Item = BlockScaledKernel> {
+        let pairs = Format::all().flat_map(|format| XFormat::ALL.into_iter().map(move |x| (format, x)));
+        pairs.flat_map(|(format, x)| block_scaled_kernels(format, x, Variant::Sm120))
+    }
+
     #[test]
     fn pairs_of_formats_are_those_of_the_instructions() {
-        let pairs = Format::all().flat_map(|format| XFormat::ALL.into_iter().map(move |x| (format, x)));
-        let served = pairs.filter(|&(format, x)| block_scaled_kernel(format, x, Variant::Sm120).is_some());
-        let names: Vec<_> = served.map(|(format, x)| (format.name, x.name())).collect();
+        let mut names: Vec<_> = all().map(|kernel| (kernel.format.name, kernel.x.name())).collect();
+        names.dedup();
         assert_eq!(names, [("mxfp4", "mxfp8"), ("mxfp4", "mxfp4"), ("mxfp8", "mxfp8"), ("nvfp4", "nvfp4")]);
+    }
+
+    #[test]
+    fn rings_have_two_stages_at_least_and_fit_in_shared_memory() {
+        for kernel in all() {
+            assert!(kernel.stages >= 2 && kernel.shared_bytes() <= most_shared(Variant::Sm120), "{kernel:?}");
+        }
     }
 }

@@ -1,0 +1,88 @@
+// D[m, n] from weights and activations that both have a scale a block, warp-specialized: MXFP4 · MXFP4, NVFP4 · NVFP4, and MXFP4 or MXFP8 ·
+// MXFP8. A producer warpgroup copies packed W and the codes and scales of X; consumer warps multiply codes, which the instructions scale.
+#include "atoms/launch.cuh"
+#include "atoms/sync.cuh"
+#include "epilogue/token_rows_store.cuh"
+#include "mainloop/parked_state.cuh"
+#include "mainloop/sm120/block_scaled_product.cuh"
+
+struct SharedStorage {
+    Pipeline pipeline;
+    WarpStaging staging[QG_CONSUMERS / 32];
+    ParkedState state[QG_CONSUMERS / 32];
+    u32 last;
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+static_assert(sizeof(BlockScaledParams) == sizeof(GemmParams) + 32, "the host lays out another size");
+
+// Sixteen tokens that are stored by one piece of code: all of that for every sixteen would be fetched for one tile.
+constexpr u32 M_TILES_AT_ONCE = M_TILES < 4 ? 1 : M_TILES / 4;
+
+// Stores a warp's sums. Registers cannot be indexed, so accumulators move.
+QG_DEVICE void store_warp(Accumulators& acc, const GemmParams& p, u32 first_token, u32 first_row, bool is_whole, WarpStaging& staging,
+                          u32 lane) {
+#pragma unroll 1
+    for (u32 mt = 0; mt < M_TILES; mt += M_TILES_AT_ONCE) {
+        if (first_token + mt * MMA_M >= p.shape.m) break;
+#pragma unroll
+        for (u32 i = 0; i < M_TILES_AT_ONCE; i++)
+            store_token_rows<WARP_N, false>(reinterpret_cast<float*>(acc.value[i]), p, first_token + (mt + i) * MMA_M, first_row,
+                                            token_of(lane / 4), is_whole, staging, lane);
+#pragma unroll
+        for (u32 i = M_TILES_AT_ONCE; i < M_TILES; i++)
+#pragma unroll
+            for (u32 nt = 0; nt < N_TILES; nt++)
+#pragma unroll
+                for (u32 j = 0; j < 4; j++) acc.value[i - M_TILES_AT_ONCE][nt][j] = acc.value[i][nt][j];
+    }
+}
+
+QG_DEVICE void consume(SharedStorage& shared, const BlockScaledParams& params, u32 thread) {
+    // The shuffle tells the compiler that the place is the same for the whole warp.
+    const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
+    const GemmParams& p = params.gemm;
+    const LanePlace place = LanePlace::of(warp, lane);
+    ParkedState& state = shared.state[warp];
+    Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
+    Position at = {};
+    while (ParkedState::next(state, p, lane)) {
+        Accumulators acc = {};
+        u32 stages = ParkedState::k_tiles(state), k = Parked<WorkTile>::load(state.tile).begin;
+#pragma unroll 1
+        for (; stages > 0; stages--, k++) {
+            mbarrier_wait(&shared.pipeline.full[at.stage], at.parity);
+            multiply_stage(acc, shared.pipeline, at.stage, k % WORD_STAGES, place);
+            Pipeline::release(shared.pipeline, at.stage, lane);
+            Position::next(at);
+        }
+        const WorkTile work = Parked<WorkTile>::load(state.tile);
+        scale_tokens(acc, params, work.m_tile * QG_TILE_M + warp % QG_WARPS_M * WARP_M + token_of(lane / 4));
+        constexpr u32 COUNT = sizeof(acc) / 4;
+        float* const all = reinterpret_cast<float*>(&acc);
+        if (work.peers > 1 && !add_token_row_partials<COUNT>(all, p, work, thread, &shared.last)) continue;
+        // The tile is loaded again: accumulators leave no registers for it meanwhile.
+        const WorkTile tile = Parked<WorkTile>::load(state.tile);
+        const u32 first_token = tile.m_tile * QG_TILE_M + warp % QG_WARPS_M * WARP_M;
+        const u32 first_row = tile.n_tile * QG_TILE_N + warp / QG_WARPS_M * WARP_N;
+        const bool is_whole = (tile.n_tile + 1) * QG_TILE_N <= rows_of_outputs(p);
+        store_warp(acc, p, first_token, first_row, is_whole, shared.staging[warp], lane);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
+    qg_sm120_gemm_block_scaled_ws(const __grid_constant__ TmaBlockScaledParams params) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const u32 thread = thread_index();
+    if (thread == 0) Pipeline::init(shared.pipeline);
+    cta_barrier();
+    griddepcontrol_launch_dependents();
+    // The shuffle tells the compiler that the role is the same for the whole warp.
+    if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
+        Registers::take();
+        griddepcontrol_wait();
+        consume(shared, params.x, thread);
+    } else {
+        Registers::give();
+        produce(shared.pipeline, params, thread - FIRST_PRODUCER);
+    }
+}
