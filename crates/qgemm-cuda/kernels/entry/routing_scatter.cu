@@ -17,16 +17,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_scatter(cons
     u32* of_warp = storage.of_warps + warp * experts;
     count_slots(p, p.at.given_ids, range, of_warp);
     cta_barrier();
-    for (u32 e = thread_index(); e < experts; e += cta_threads()) {
-        u32 place = ld_shared(&storage.offsets[e]) + ld_global_u32(chunk_count(p, chunk, e));
-        for (u32 other = 0; other < warps; other++) {
-            u32* next = &storage.of_warps[other * experts + e];
-            const u32 own = ld_shared(next);
-            st_shared(next, place);
-            place += own;
-        }
-    }
+    for (u32 e = thread_index(); e < experts; e += cta_threads())
+        counts_to_places(storage, experts, e, ld_global_u32(chunk_count(p, chunk, e)));
     cta_barrier();
-    scatter_slots(p, p.at.given_ids, range, of_warp);
+    scatter_slots(p, p.at.given_ids, range, of_warp, storage.offsets);
     fill_rest(p, of_chunk, ld_shared(&storage.offsets[experts]));
 }

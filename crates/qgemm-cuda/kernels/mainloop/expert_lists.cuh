@@ -84,36 +84,61 @@ QG_DEVICE u32 load_id(const RoutingParams& p, u64 ids, const SlotRange& range, u
     return id < p.shape.experts ? id : p.shape.experts;
 }
 
+// Rows of 32 slots whose ids a warp asks for at once, because each waits for memory.
+constexpr u32 ROWS_AT_ONCE = 4;
+
+// The ids of a lane's slots, of rows that follow one another.
+struct SlotIds {
+    u32 id[ROWS_AT_ONCE];
+
+    QG_DEVICE SlotIds load(const RoutingParams& p, u64 ids, const SlotRange& range, u32 first) {
+        SlotIds own;
+#pragma unroll
+        for (u32 i = 0; i < ROWS_AT_ONCE; i++) own.id[i] = load_id(p, ids, range, first + i * 32 + thread_index() % 32);
+        return own;
+    }
+};
+
 // Adds the slots of a warp's range to its counts. Returns the first without an expert.
 QG_DEVICE u32 count_slots(const RoutingParams& p, u64 ids, const SlotRange& range, u32* counts) {
     const u32 lane = thread_index() % 32, experts = p.shape.experts;
     u32 first_bad = NO_SLOT;
-    for (u32 first = range.first; first < range.last; first += 32) {
-        const u32 id = load_id(p, ids, range, first + lane);
-        const u32 bad = ballot(id == experts && first + lane < range.last);
-        if (bad != 0 && first_bad == NO_SLOT) first_bad = first + lowest(bad);
-        const u32 lanes = lanes_of(id, experts);
-        if (id < experts && lowest(lanes) == lane) st_shared(&counts[id], ld_shared(&counts[id]) + popc(lanes));
-        warp_barrier();
+    for (u32 rows = range.first; rows < range.last; rows += ROWS_AT_ONCE * 32) {
+        const SlotIds own = SlotIds::load(p, ids, range, rows);
+#pragma unroll
+        for (u32 i = 0; i < ROWS_AT_ONCE; i++) {
+            const u32 first = rows + i * 32, id = own.id[i];
+            if (first >= range.last) break;
+            const u32 bad = ballot(id == experts && first + lane < range.last);
+            if (bad != 0 && first_bad == NO_SLOT) first_bad = first + lowest(bad);
+            const u32 lanes = lanes_of(id, experts);
+            if (id < experts && lowest(lanes) == lane) st_shared(&counts[id], ld_shared(&counts[id]) + popc(lanes));
+            warp_barrier();
+        }
     }
     return first_bad;
 }
 
-// Writes the slots of a warp's range to the rows, from the places on that the warp has for each expert.
-QG_DEVICE void scatter_slots(const RoutingParams& p, u64 ids, const SlotRange& range, u32* places) {
+// Writes the slots of a warp's range to the rows, from the places on that the warp has for each expert behind `offsets`.
+QG_DEVICE void scatter_slots(const RoutingParams& p, u64 ids, const SlotRange& range, u32* places, const u32* offsets) {
     const u32 lane = thread_index() % 32, experts = p.shape.experts;
-    for (u32 first = range.first; first < range.last; first += 32) {
-        const u32 id = load_id(p, ids, range, first + lane);
-        const u32 lanes = lanes_of(id, experts);
-        const u32 before = popc(lanes & ((1u << lane) - 1));
-        u32 place = 0;
-        if (id < experts) {
-            place = ld_shared(&places[id]);
-            st_global_u32(word_at(p.at.rows, place + before), first + lane);
+    for (u32 rows = range.first; rows < range.last; rows += ROWS_AT_ONCE * 32) {
+        const SlotIds own = SlotIds::load(p, ids, range, rows);
+#pragma unroll
+        for (u32 i = 0; i < ROWS_AT_ONCE; i++) {
+            const u32 first = rows + i * 32, id = own.id[i];
+            if (first >= range.last) break;
+            const u32 lanes = lanes_of(id, experts);
+            const u32 before = popc(lanes & ((1u << lane) - 1));
+            u32 place = 0;
+            if (id < experts) {
+                place = ld_shared(&places[id]);
+                st_global_u32(word_at(p.at.rows, ld_shared(&offsets[id]) + place + before), first + lane);
+            }
+            warp_barrier();
+            if (id < experts && before == 0) st_shared(&places[id], place + popc(lanes));
+            warp_barrier();
         }
-        warp_barrier();
-        if (id < experts && before == 0) st_shared(&places[id], place + popc(lanes));
-        warp_barrier();
     }
 }
 
@@ -150,6 +175,25 @@ QG_DEVICE void counts_to_offsets(const ListStorage& storage, u32 experts) {
     for (u32 e = thread_index(); e < experts; e += cta_threads())
         st_shared(&storage.offsets[e], ld_shared(&storage.offsets[e]) + ld_shared(&storage.sums[e / 32]));
     cta_barrier();
+}
+
+// Replaces the counts of an expert by the sums of those of the warps before, the first by `place`. Returns the sum of all. Counts of
+// several warps are loaded before the first is replaced, so that one wait serves them.
+QG_DEVICE u32 counts_to_places(const ListStorage& storage, u32 experts, u32 expert, u32 place) {
+    constexpr u32 AT_ONCE = 4;
+    const u32 warps = cta_threads() / 32;
+    for (u32 warp = 0; warp < warps; warp += AT_ONCE) {
+        u32 own[AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++)
+            own[i] = warp + i < warps ? ld_shared(&storage.of_warps[(warp + i) * experts + expert]) : 0;
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) {
+            if (warp + i < warps) st_shared(&storage.of_warps[(warp + i) * experts + expert], place);
+            place += own[i];
+        }
+    }
+    return place;
 }
 
 QG_DEVICE void clear_counts(const ListStorage& storage, u32 experts) {
@@ -220,26 +264,11 @@ QG_DEVICE void make_lists(const RoutingParams& p, u64 ids, const ListStorage& st
     const u32 bad = least_of_warps(storage, count_slots(p, ids, range, storage.of_warps + warp * experts));
     if (thread_index() == 0) store_status(p, ids, bad);
     for (u32 e = thread_index(); e < experts; e += cta_threads()) {
-        u32 count = 0;
-        for (u32 other = 0; other < warps; other++) {
-            u32* of_warp = &storage.of_warps[other * experts + e];
-            const u32 own = ld_shared(of_warp);
-            st_shared(of_warp, count);
-            count += own;
-        }
-        st_shared(&storage.offsets[e], count);
+        st_shared(&storage.offsets[e], counts_to_places(storage, experts, e, 0));
     }
     cta_barrier();
     counts_to_offsets(storage, experts);
     store_offsets(p, storage);
-    for (u32 e = thread_index(); e < experts; e += cta_threads()) {
-        const u32 offset = ld_shared(&storage.offsets[e]);
-        for (u32 other = 0; other < warps; other++) {
-            u32* of_warp = &storage.of_warps[other * experts + e];
-            st_shared(of_warp, ld_shared(of_warp) + offset);
-        }
-    }
-    cta_barrier();
-    scatter_slots(p, ids, range, storage.of_warps + warp * experts);
+    scatter_slots(p, ids, range, storage.of_warps + warp * experts, storage.offsets);
     fill_rest(p, all, ld_shared(&storage.offsets[experts]));
 }
