@@ -310,7 +310,8 @@ fn whole_tiles(format: Format) -> Vec<Case> {
     let of_e4m3 = (is_way && format.encoding == Encoding::E4M3).then_some(XFormat::E4M3Block);
     let pairs =
         of_e4m3.into_iter().flat_map(|x| plain.iter().filter(|case| case.gated).map(move |case| alone(case, x)));
-    let block_scaled = with_block_scales_of(format).flat_map(|x| plain.iter().map(move |case| alone(case, x)));
+    let block_scaled =
+        with_block_scales_of(format).flat_map(|x| plain.iter().step_by(2).map(move |case| alone(case, x)));
     let codes: Vec<_> = pairs.chain(block_scaled).collect();
     if is_way { plain.into_iter().chain(codes).collect() } else { codes }
 }
