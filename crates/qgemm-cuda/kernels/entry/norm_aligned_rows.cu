@@ -1,121 +1,153 @@
 // Normalizes rows that fit in registers, of one type that is known, in whole groups at multiples of 16 bytes. X, the residual,
 // the sum and D have that type, and a thread keeps what it normalizes as it is stored: half the registers of f32 for 16 bits, so
-// that twice as many bytes are in flight.
-#include "mainloop/norm.cuh"
+// that twice as many bytes are in flight. Few rows have twice as many threads each as many rows, whose threads add up what two would,
+// each for itself, so that a row's bits do not depend on how many there are.
+#include "atoms/reciprocal_root.cuh"
+#include "mainloop/norm_packed_row.cuh"
 
-constexpr u32 VALUE_BYTES = QG_X_DTYPE == DTYPE_F32 ? 4 : 2;
-constexpr u32 WORDS = GROUP * VALUE_BYTES / 4;
+// Threads of few rows in the place of each of ours.
+constexpr u32 PARTS = QG_GROUPS > 2 ? 2 : 1;
+constexpr u32 MOST_SUMS = PARTS * QG_THREADS / 32;
 
-// A group as it is stored.
-struct PackedGroup {
-    u32 word[WORDS];
-
-    QG_DEVICE PackedGroup load(const u8* row, u32 column) {
-        PackedGroup group;
-#pragma unroll
-        for (u32 i = 0; i < WORDS; i += 4) {
-            const u32x4 v = ld_global_once_v4(row + (u64)column * VALUE_BYTES + i * 4);
-            group.word[i] = v.x, group.word[i + 1] = v.y, group.word[i + 2] = v.z, group.word[i + 3] = v.w;
-        }
-        return group;
-    }
-
-    QG_DEVICE void store(const PackedGroup& group, u8* row, u32 column) {
-#pragma unroll
-        for (u32 i = 0; i < WORDS; i += 4)
-            st_global_v4(row + (u64)column * VALUE_BYTES + i * 4,
-                         u32x4{group.word[i], group.word[i + 1], group.word[i + 2], group.word[i + 3]});
-    }
-
-    QG_DEVICE void decode(const PackedGroup& group, float (&value)[GROUP]) {
-#pragma unroll
-        for (u32 i = 0; i < GROUP; i++) {
-            if constexpr (QG_X_DTYPE == DTYPE_F32) {
-                value[i] = bits_to_f32(group.word[i % WORDS]);
-            } else {
-                const u32 bits = group.word[i / 2] >> (16 * (i % 2)) & 0xffffu;
-                value[i] = QG_X_DTYPE == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
-            }
-        }
-    }
-
-    // Rounds to nearest even.
-    QG_DEVICE PackedGroup encode(const float (&value)[GROUP]) {
-        PackedGroup group;
-#pragma unroll
-        for (u32 i = 0; i < WORDS; i++) {
-            if constexpr (QG_X_DTYPE == DTYPE_F32)
-                group.word[i] = f32_to_bits(value[i]);
-            else
-                group.word[i] = pair(value[2 * i % GROUP], value[(2 * i + 1) % GROUP]);
-        }
-        return group;
-    }
-
-    QG_DEVICE u32 pair(float low, float high) {
-#if QG_VARIANT >= 80
-        return QG_X_DTYPE == DTYPE_F16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
-#else
-        return QG_X_DTYPE == DTYPE_F16 ? f32_to_f16(low) | f32_to_f16(high) << 16
-                                       : f32_to_bf16(low) | f32_to_bf16(high) << 16;
-#endif
-    }
+struct AlignedStorage {
+    NormStorage norm;
+    // Sums of a warp's threads, for as many parts as each has.
+    alignas(16) u32 sums[3][MOST_SUMS];
 };
 
-// Groups of a thread: `lane`, `lane + threads`, ….
-struct PackedRow {
-    PackedGroup group[QG_GROUPS];
-    u32 lane, threads, columns;
+// Adds values of the threads of a row, in the same order in every run; the sums become the first part of each.
+template <u32 COUNT>
+QG_DEVICE void add_up(const PackedRow& row, float (&value)[COUNT][PARTS], AlignedStorage& storage, u32 first) {
+    const u32 in_warp = QG_GROUPS == 1 ? row.threads : 32;
+#pragma unroll
+    for (u32 mask = 16; mask > 0; mask /= 2) {
+        if (QG_GROUPS == 1 && mask >= in_warp) continue;
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++)
+#pragma unroll
+            for (u32 part = 0; part < PARTS; part++) value[i][part] += shfl_xor(value[i][part], mask);
+    }
+    if (QG_GROUPS == 1 || row.threads <= 32) {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++)
+#pragma unroll
+            for (u32 part = 1; part < PARTS; part++) value[i][0] += value[i][part];
+        return;
+    }
+    const u32 lane = thread_index() % 32, warp = thread_index() / 32;
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++)
+#pragma unroll
+        for (u32 part = 0; part < PARTS; part++)
+            if (lane == 0) st_shared(&storage.sums[first + i][part * (row.threads / 32) + warp], f32_to_bits(value[i][part]));
+    cta_barrier();
+    // All threads read the same words at once, which takes less time than to shuffle them. Behind those of the row's warps are zeros.
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) {
+        value[i][0] = 0.0f;
+#pragma unroll
+        for (u32 w = 0; w < MOST_SUMS; w += 4) {
+            const u32x4 four = ld_shared(reinterpret_cast<const u32x4*>(&storage.sums[first + i][w]));
+            value[i][0] += (bits_to_f32(four.x) + bits_to_f32(four.y)) + (bits_to_f32(four.z) + bits_to_f32(four.w));
+        }
+    }
+}
 
-    QG_DEVICE u32 column(const PackedRow& row, u32 i) {
-        return (i * row.threads + row.lane) * GROUP;
+// The statistics of a row that needs no scale, as in `Statistics`, and whether it needs one.
+struct PackedStatistics {
+    float mean, correction, inverse;
+    bool needs_scale;
+
+    QG_DEVICE PackedStatistics of(const NormParams& p, const PackedRow& row, float share, AlignedStorage& storage) {
+        PackedStatistics s = {0.0f, 0.0f, 0.0f, false};
+        float squares, variance;
+        if (p.shape.flags & QG_FLAG_CENTERED) {
+            float sum[1][PARTS] = {}, beside[2][PARTS] = {};
+            each(row, [&](u32 part, float value) { sum[0][part] += value; });
+            add_up<1>(row, sum, storage, 0);
+            // Rounded for itself: fused with a difference, it would be another mean there than elsewhere, and the correction that of neither.
+            s.mean = mul_rn_f32(sum[0][0], share);
+            each(row, [&](u32 part, float value) {
+                const float difference = value - s.mean;
+                beside[0][part] += difference;
+                beside[1][part] += difference * difference;
+            });
+            add_up<2>(row, beside, storage, 1);
+            s.correction = mul_rn_f32(beside[0][0], share);
+            squares = beside[1][0];
+            variance = squares * share - s.correction * s.correction;
+            if (variance < 0.0f) variance = 0.0f;
+        } else {
+            float sum[1][PARTS] = {};
+            each(row, [&](u32 part, float value) { sum[0][part] += value * value; });
+            add_up<1>(row, sum, storage, 0);
+            squares = sum[0][0];
+            variance = squares * share;
+        }
+        // One step of Newton's: nothing near the ends of f32's range comes here.
+        const float variance_eps = variance + p.shape.eps, near = rsqrt_approx(variance_eps);
+        s.inverse = near + near * (0.5f - 0.5f * variance_eps * near * near);
+        s.needs_scale = !(squares <= MOST_SQUARES) || (squares < LEAST_SQUARES && p.shape.eps < LEAST_SQUARES);
+        return s;
     }
 
     template <class Visit>
     QG_DEVICE void each(const PackedRow& row, Visit visit) {
 #pragma unroll
         for (u32 i = 0; i < QG_GROUPS; i++) {
-            if (column(row, i) >= row.columns) continue;
+            if (!PackedRow::has(row, i)) continue;
             float value[GROUP];
             PackedGroup::decode(row.group[i], value);
-            visit(value, GROUP);
+#pragma unroll
+            for (u32 j = 0; j < GROUP; j++) visit(i % PARTS, value[j]);
         }
     }
 };
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_LEAST_CTAS)
     qg_norm_aligned_rows(const __grid_constant__ NormParams p) {
-    NormStorage& storage = *reinterpret_cast<NormStorage*>(dynamic_shared());
+    AlignedStorage& storage = *reinterpret_cast<AlignedStorage*>(dynamic_shared());
     PackedRow own;
     own.threads = p.shape.row_threads;
-    const bool is_alone = own.threads == cta_threads();
-    own.lane = is_alone ? thread_index() : thread_index() % own.threads;
-    const u32 row = is_alone ? cta_index().x
-                             : cta_index().x * (cta_threads() / own.threads) + thread_index() / own.threads;
+    own.lane = thread_index();
+    u32 row = cta_index().x;
+    if (own.threads <= 32) {
+        // A power of two.
+        const u32 bits = (own.threads > 1) + (own.threads > 2) + (own.threads > 4) + (own.threads > 8) + (own.threads > 16);
+        row = row * (cta_threads() >> bits) + (own.lane >> bits);
+        own.lane &= own.threads - 1;
+    }
     // Threads without a row take part in what their warp does.
     own.columns = row < p.shape.rows ? p.shape.columns : 0;
 
     griddepcontrol_launch_dependents();
-    // Gamma and beta are constant operands, which come nearer before the kernel before ours is done.
+    u8* copies = dynamic_shared() + sizeof(AlignedStorage) + thread_index() * 16;
+    const ColumnOperand gamma = ColumnOperand::of(OperandRow::gamma(p), p.shape.flags & QG_FLAG_GAMMA, own, copies);
+    if (gamma.is_copied) copies += PIECES * cta_threads() * 16;
+    const ColumnOperand beta = ColumnOperand::of(OperandRow::beta(p), p.shape.flags & QG_FLAG_BETA, own, copies);
+    const float share = 1.0f / (float)p.shape.columns;
+    if (QG_GROUPS > 1 && own.threads > 32) {
+        if (thread_index() < MOST_SUMS)
 #pragma unroll
-    for (u32 i = 0; i < QG_GROUPS; i++) ColumnGroup::prefetch(p, PackedRow::column(own, i));
+            for (u32 i = 0; i < 3; i++) st_shared(&storage.sums[i][thread_index()], 0u);
+        cta_barrier();
+    }
     griddepcontrol_wait();
 
     const u8* x = OperandRow::x(p, row).start;
 #pragma unroll
     for (u32 i = 0; i < QG_GROUPS; i++)
-        if (PackedRow::column(own, i) < own.columns) own.group[i] = PackedGroup::load(x, PackedRow::column(own, i));
+        if (PackedRow::has(own, i)) own.group[i] = PackedGroup::load_once(x, PackedRow::column(own, i));
     if (p.shape.flags & QG_FLAG_RESIDUAL) {
         const u8* residual = OperandRow::residual(p, row).start;
         u8* sum = OperandRow::sum(p, row).start;
         PackedGroup added[QG_GROUPS];
 #pragma unroll
         for (u32 i = 0; i < QG_GROUPS; i++)
-            if (PackedRow::column(own, i) < own.columns)
-                added[i] = PackedGroup::load(residual, PackedRow::column(own, i));
+            if (PackedRow::has(own, i)) added[i] = PackedGroup::load_once(residual, PackedRow::column(own, i));
 #pragma unroll
         for (u32 i = 0; i < QG_GROUPS; i++) {
-            if (PackedRow::column(own, i) >= own.columns) continue;
+            if (!PackedRow::has(own, i)) continue;
             float value[GROUP], other[GROUP];
             PackedGroup::decode(own.group[i], value);
             PackedGroup::decode(added[i], other);
@@ -126,21 +158,36 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_LEAST_CTAS)
         }
     }
 
-    const Statistics statistics = Statistics::of(p, own, storage);
-    const bool is_centered = p.shape.flags & QG_FLAG_CENTERED;
+    const PackedStatistics s = PackedStatistics::of(p, own, share, storage);
+    bool needs_scale = s.needs_scale;
+    if (own.threads < 32) needs_scale = ballot(needs_scale) != 0;
+    if (needs_scale || !gamma.in_groups || !beta.in_groups) {
+        normalize_elements(p, storage.norm, own, row, Statistics{1.0f, s.mean, s.correction, s.inverse}, needs_scale);
+        return;
+    }
+    ColumnOperand::wait();
     u8* d = OperandRow::d(p, row).start;
 #pragma unroll
     for (u32 i = 0; i < QG_GROUPS; i++) {
-        const u32 column = PackedRow::column(own, i);
-        if (column >= own.columns) continue;
-        const ColumnGroup of_columns = ColumnGroup::load(p, column);
-        float value[GROUP];
+        if (!PackedRow::has(own, i)) continue;
+        float value[GROUP], factor[GROUP];
         PackedGroup::decode(own.group[i], value);
+        if (p.shape.flags & QG_FLAG_CENTERED) {
 #pragma unroll
-        for (u32 j = 0; j < GROUP; j++)
-            value[j] = is_centered ? Statistics::normalized(statistics, value[j])
-                                   : value[j] * statistics.scale * statistics.inverse;
-        apply_columns(p, of_columns, value);
-        PackedGroup::store(PackedGroup::encode(value), d, column);
+            for (u32 j = 0; j < GROUP; j++) value[j] = value[j] - s.mean - s.correction;
+        }
+#pragma unroll
+        for (u32 j = 0; j < GROUP; j++) value[j] *= s.inverse;
+        if (p.shape.flags & QG_FLAG_GAMMA) {
+            ColumnOperand::values(gamma, own, i, factor);
+#pragma unroll
+            for (u32 j = 0; j < GROUP; j++) value[j] *= factor[j];
+        }
+        if (p.shape.flags & QG_FLAG_BETA) {
+            ColumnOperand::values(beta, own, i, factor);
+#pragma unroll
+            for (u32 j = 0; j < GROUP; j++) value[j] += factor[j];
+        }
+        PackedGroup::store(PackedGroup::encode(value), d, PackedRow::column(own, i));
     }
 }

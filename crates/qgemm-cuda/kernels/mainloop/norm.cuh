@@ -231,7 +231,13 @@ struct Statistics {
         // The same for all threads of a row, but not of a warp that has several rows, all of which take part.
         bool rescales = !(squares <= MOST_SQUARES) || is_small;
         if (p.shape.row_threads < 32) rescales = ballot(rescales) != 0;
-        if (!rescales) return s;
+        return rescales ? rescaled(p, row, storage) : s;
+    }
+
+    // The same of a row whose squares leave f32's range.
+    template <class Row>
+    QG_DEVICE Statistics rescaled(const NormParams& p, const Row& row, NormStorage& storage) {
+        Statistics s = {1.0f, 0.0f, 0.0f, 0.0f};
         u32 largest = f32_to_bits(sqrt_f32(p.shape.eps));
         Row::each(row, [&](const float(&value)[GROUP], u32 count) {
 #pragma unroll

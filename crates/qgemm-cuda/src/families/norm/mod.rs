@@ -62,13 +62,16 @@ const TEMPLATES: [Template; 4] = [
     Template { x: None, groups: 4, threads: 512, least_ctas: 1 },
     Template { x: None, groups: 0, threads: 1024, least_ctas: 1 },
 ];
-/// Kernels for aligned rows of 16-bit numbers: 32 registers for a residual's row and its own where a thread has four groups. Four
-/// CTAs for rows of 4096 columns share a multiprocessor, so that 512 of them are one wave on an H200.
+/// Kernels for aligned rows of 16-bit numbers: 32 registers for a residual's row and its own where a thread has four groups, which
+/// many rows have, and long ones. Four CTAs of two groups share a multiprocessor where rows have 4096 columns, so that 512 rows are one wave
+/// on an H200.
 const HALF_TEMPLATES: [Template; 3] = [
     Template { x: None, groups: 1, threads: 128, least_ctas: 12 },
-    Template { x: None, groups: 2, threads: 256, least_ctas: 4 },
+    Template { x: None, groups: 2, threads: 512, least_ctas: 2 },
     Template { x: None, groups: 4, threads: 512, least_ctas: 2 },
 ];
+/// Threads of such kernels that a multiprocessor holds at once.
+const RESIDENT_THREADS: u32 = 1024;
 /// Kernels for aligned rows of f32.
 const F32_TEMPLATES: [Template; 2] = [
     Template { x: Some(DType::F32), groups: 1, threads: 128, least_ctas: 10 },
@@ -82,11 +85,11 @@ impl Template {
         TEMPLATES.into_iter().chain(of_type(DType::F16)).chain(of_type(DType::BF16)).chain(F32_TEMPLATES)
     }
 
-    /// The kernel for `op`, and how many threads share a row. Neither depends on the number of rows, so that a row's bits do not.
-    fn of(op: &CheckedNorm) -> (Self, u32) {
+    /// The kernel for `op` on a device like `info`, and how many threads share a row.
+    fn of(op: &CheckedNorm, info: &DeviceInfo) -> (Self, u32) {
         let columns = op.columns.max(op.d_columns);
         match op.aligned_dtype().filter(|_| columns <= ALIGNED_COLUMNS) {
-            Some(x) => Self::aligned(x, columns),
+            Some(x) => Self::aligned(x, columns, op.rows, info.units),
             None => Self::any(columns),
         }
     }
@@ -105,21 +108,37 @@ impl Template {
         }
     }
 
-    /// For aligned rows of so many columns of type `x`.
-    fn aligned(x: DType, columns: usize) -> (Self, u32) {
+    /// For aligned rows of so many columns of type `x` on a device with `units` multiprocessors. More rows than these hold at once have half
+    /// the threads, which add up what twice as many would (`PARTS` in the kernel), so that a row's bits depend on its columns alone.
+    fn aligned(x: DType, columns: usize, rows: usize, units: u32) -> (Self, u32) {
         let groups = columns.div_ceil(GROUP);
-        let ([one, two], four) = match x {
-            DType::F32 => (F32_TEMPLATES, None),
-            DType::F16 | DType::BF16 => {
-                let [one, two, four] = HALF_TEMPLATES.map(|template| Self { x: Some(x), ..template });
-                ([one, two], Some(four))
+        let [one, two, four] = match x {
+            DType::F32 => {
+                let [one, two] = F32_TEMPLATES;
+                return match groups {
+                    0..=32 => (one, (groups as u32).next_power_of_two()),
+                    _ => (two, warps(groups, 2)),
+                };
             }
+            DType::F16 | DType::BF16 => HALF_TEMPLATES.map(|template| Self { x: Some(x), ..template }),
         };
-        match (groups, four) {
-            (0..=32, _) => (one, (groups as u32).next_power_of_two()),
-            (513.., Some(four)) => (four, warps(groups, 4)),
-            _ => (two, warps(groups, 2)),
+        // Halves are whole warps, too.
+        let threads = warps(groups, 2).next_multiple_of(2 * WARP);
+        let few = rows <= (units * (RESIDENT_THREADS / threads)) as usize;
+        match groups {
+            0..=32 => (one, (groups as u32).next_power_of_two()),
+            33..=64 => (two, WARP),
+            _ if few && threads <= two.threads => (two, threads),
+            _ => (four, threads / 2),
         }
+    }
+
+    /// Bytes of shared memory of a CTA with so many threads, `copied` of whose operands gamma and beta wait in it.
+    fn shared_bytes(&self, threads: u32, copied: u32) -> u32 {
+        // `AlignedStorage` in the kernel: a line of each sum, with a word for the warps of few rows.
+        let parts = if self.groups > 2 { 2 } else { 1 };
+        let lines = if self.x.is_some() { 3 * 4 * parts * self.threads / WARP } else { 0 };
+        STORAGE_BYTES + lines.next_multiple_of(ACCESS as u32) + copied * self.groups * ACCESS as u32 * threads
     }
 
     fn spec(&self) -> NormSpec {
@@ -222,8 +241,11 @@ impl Params for NormArguments {
 
 /// The launch for `op` on a device like `info`.
 fn launch(op: &CheckedNorm, variant: Variant, info: &DeviceInfo) -> KernelLaunch {
-    let (template, row_threads) = Template::of(op);
-    let (geometry, kept_columns) = geometry(op, template.groups, row_threads, info);
+    let (template, row_threads) = Template::of(op, info);
+    let (mut geometry, kept_columns) = geometry(op, template.groups, row_threads, info);
+    if template.x.is_some() {
+        geometry.shared_bytes = template.shared_bytes(geometry.threads, copied_operands(op, variant));
+    }
     KernelLaunch {
         id: template.id(variant),
         spec: template.source(variant),
@@ -234,6 +256,13 @@ fn launch(op: &CheckedNorm, variant: Variant, info: &DeviceInfo) -> KernelLaunch
         updated: None,
         params: Arc::new(NormArguments { op: *op, params: params(op, row_threads, kept_columns) }),
     }
+}
+
+/// How many of gamma and beta the kernels for aligned rows copy to shared memory (`COPIES_COLUMNS` in `mainloop/norm_packed_row.cuh`).
+fn copied_operands(op: &CheckedNorm, variant: Variant) -> u32 {
+    let is_half = |dtype: &DType| dtype.bytes() == 2;
+    let given = [op.function.gamma, op.function.beta].into_iter().flatten();
+    if variant >= Variant::Sm80 && is_half(&op.x.dtype) { given.filter(is_half).count() as u32 } else { 0 }
 }
 
 /// The geometry of a kernel with so many groups a thread and threads a row, and the columns that it keeps in shared memory.
@@ -342,7 +371,7 @@ impl Family<CheckedNorm> for Norm {
         let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
         check(op)?;
         let kernel = match &op.quantized {
-            None => Template::of(op).0.id(variant),
+            None => Template::of(op, info).0.id(variant),
             Some(quantized) => quantized::id(op, quantized, variant),
         };
         Ok(vec![NormConfig { kernel, efficiency: EFFICIENCY }])
@@ -370,6 +399,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn many_rows_have_half_the_threads_of_few() {
+        let of = |columns, rows| {
+            let (template, threads) = Template::aligned(DType::F16, columns, rows, 132);
+            (template.groups, threads)
+        };
+        assert_eq!([of(4096, 1), of(4096, 528), of(4096, 529)], [(2, 256), (2, 256), (4, 128)]);
+        assert_eq!([of(8192, 264), of(8192, 265), of(16_384, 1)], [(2, 512), (4, 256), (4, 512)]);
+        assert_eq!([of(512, 100_000), of(520, 1), of(520, 100_000)], [(2, 32), (2, 64), (4, 32)]);
+    }
+
+    #[test]
     fn the_threads_of_a_row_hold_all_of_it() {
         let check = |columns: usize, (template, row_threads): (Template, u32)| {
             let held = (template.groups * row_threads) as usize * GROUP;
@@ -383,7 +423,9 @@ mod tests {
         for columns in (1..20_000).chain([1 << 20, i32::MAX as usize]) {
             check(columns, Template::any(columns));
             for x in DType::ALL.into_iter().filter(|_| columns <= ALIGNED_COLUMNS) {
-                check(columns, Template::aligned(x, columns));
+                for rows in [1, 132, 1000, 100_000] {
+                    check(columns, Template::aligned(x, columns, rows, 132));
+                }
             }
         }
     }
