@@ -53,7 +53,8 @@ QG_DEVICE void add_up(const PackedRow& row, float (&value)[COUNT][PARTS], Aligne
     }
 }
 
-// The statistics of a row that needs no scale, as in `Statistics`, and whether it needs one.
+// The statistics of a row that needs no scale, as in `Statistics`, and whether it needs one. What is fused with what is said, so that kernels
+// for few rows and many do the same.
 struct PackedStatistics {
     float mean, correction, inverse;
     bool needs_scale;
@@ -65,28 +66,27 @@ struct PackedStatistics {
             float sum[1][PARTS] = {}, beside[2][PARTS] = {};
             each(row, [&](u32 part, float value) { sum[0][part] += value; });
             add_up<1>(row, sum, storage, 0);
-            // Rounded for itself: fused with a difference, it would be another mean there than elsewhere, and the correction that of neither.
             s.mean = mul_rn_f32(sum[0][0], share);
             each(row, [&](u32 part, float value) {
                 const float difference = value - s.mean;
                 beside[0][part] += difference;
-                beside[1][part] += difference * difference;
+                beside[1][part] = fma_f32(difference, difference, beside[1][part]);
             });
             add_up<2>(row, beside, storage, 1);
             s.correction = mul_rn_f32(beside[0][0], share);
             squares = beside[1][0];
-            variance = squares * share - s.correction * s.correction;
-            if (variance < 0.0f) variance = 0.0f;
+            variance = fma_f32(squares, share, -mul_rn_f32(s.correction, s.correction));
+            variance = (variance < 0.0f ? 0.0f : variance) + p.shape.eps;
         } else {
             float sum[1][PARTS] = {};
-            each(row, [&](u32 part, float value) { sum[0][part] += value * value; });
+            each(row, [&](u32 part, float value) { sum[0][part] = fma_f32(value, value, sum[0][part]); });
             add_up<1>(row, sum, storage, 0);
             squares = sum[0][0];
-            variance = squares * share;
+            variance = fma_f32(squares, share, p.shape.eps);
         }
         // One step of Newton's: nothing near the ends of f32's range comes here.
-        const float variance_eps = variance + p.shape.eps, near = rsqrt_approx(variance_eps);
-        s.inverse = near + near * (0.5f - 0.5f * variance_eps * near * near);
+        const float near = rsqrt_approx(variance), half = mul_rn_f32(0.5f * variance, near);
+        s.inverse = fma_f32(near, fma_f32(-half, near, 0.5f), near);
         s.needs_scale = !(squares <= MOST_SQUARES) || (squares < LEAST_SQUARES && p.shape.eps < LEAST_SQUARES);
         return s;
     }
@@ -170,23 +170,23 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_LEAST_CTAS)
 #pragma unroll
     for (u32 i = 0; i < QG_GROUPS; i++) {
         if (!PackedRow::has(own, i)) continue;
-        float value[GROUP], factor[GROUP];
+        float value[GROUP], factor[GROUP], addend[GROUP];
         PackedGroup::decode(own.group[i], value);
         if (p.shape.flags & QG_FLAG_CENTERED) {
 #pragma unroll
             for (u32 j = 0; j < GROUP; j++) value[j] = value[j] - s.mean - s.correction;
         }
 #pragma unroll
-        for (u32 j = 0; j < GROUP; j++) value[j] *= s.inverse;
+        for (u32 j = 0; j < GROUP; j++) value[j] = mul_rn_f32(value[j], s.inverse);
         if (p.shape.flags & QG_FLAG_GAMMA) {
             ColumnOperand::values(gamma, own, i, factor);
 #pragma unroll
-            for (u32 j = 0; j < GROUP; j++) value[j] *= factor[j];
+            for (u32 j = 0; j < GROUP; j++) value[j] = mul_rn_f32(value[j], factor[j]);
         }
         if (p.shape.flags & QG_FLAG_BETA) {
-            ColumnOperand::values(beta, own, i, factor);
+            ColumnOperand::values(beta, own, i, addend);
 #pragma unroll
-            for (u32 j = 0; j < GROUP; j++) value[j] += factor[j];
+            for (u32 j = 0; j < GROUP; j++) value[j] += addend[j];
         }
         PackedGroup::store(PackedGroup::encode(value), d, PackedRow::column(own, i));
     }
