@@ -15,25 +15,32 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(sizeof(BlockScaledParams) == sizeof(GemmParams) + 32, "the host lays out another size");
 
-// Sixteen tokens that are stored by one piece of code: all of that for every sixteen would be fetched for one tile.
-constexpr u32 M_TILES_AT_ONCE = M_TILES < 4 ? 1 : M_TILES / 4;
+// Moves the accumulators of the instructions from FROM to END along M to the first place.
+template <u32 FROM, u32 END>
+QG_DEVICE void move_up(Accumulators& acc) {
+#pragma unroll
+    for (u32 mt = FROM; mt < END; mt++)
+#pragma unroll
+        for (u32 nt = 0; nt < N_TILES; nt++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) acc.value[mt - FROM][nt][i] = acc.value[mt][nt][i];
+}
 
-// Stores a warp's sums. Registers cannot be indexed, so accumulators move.
+// Stores a warp's sums, sixteen tokens by the same code. Registers cannot be indexed, so accumulators move: in groups, of which fewer do.
 QG_DEVICE void store_warp(Accumulators& acc, const GemmParams& p, u32 first_token, u32 first_row, bool is_whole, WarpStaging& staging,
                           u32 lane) {
+    constexpr u32 GROUP = M_TILES < 4 ? M_TILES : 4;
+    u32 token = first_token;
 #pragma unroll 1
-    for (u32 mt = 0; mt < M_TILES; mt += M_TILES_AT_ONCE) {
-        if (first_token + mt * MMA_M >= p.shape.m) break;
-#pragma unroll
-        for (u32 i = 0; i < M_TILES_AT_ONCE; i++)
-            store_token_rows<WARP_N, false>(reinterpret_cast<float*>(acc.value[i]), p, first_token + (mt + i) * MMA_M, first_row,
-                                            token_of(lane / 4), is_whole, staging, lane);
-#pragma unroll
-        for (u32 i = M_TILES_AT_ONCE; i < M_TILES; i++)
-#pragma unroll
-            for (u32 nt = 0; nt < N_TILES; nt++)
-#pragma unroll
-                for (u32 j = 0; j < 4; j++) acc.value[i - M_TILES_AT_ONCE][nt][j] = acc.value[i][nt][j];
+    for (u32 group = 0; group < M_TILES / GROUP; group++) {
+#pragma unroll 1
+        for (u32 mt = 0; mt < GROUP; mt++, token += MMA_M) {
+            if (token >= p.shape.m) return;
+            store_token_rows<WARP_N, false>(reinterpret_cast<float*>(acc.value[0]), p, token, first_row, token_of(lane / 4), is_whole,
+                                            staging, lane);
+            move_up<1, GROUP>(acc);
+        }
+        move_up<GROUP, M_TILES>(acc);
     }
 }
 
