@@ -243,6 +243,77 @@ QG_DEVICE u32 gather(const Source& source, SharedStorage& shared, const Bound& b
     return ld_shared(&shared.count);
 }
 
+// The lowest place of a number in the order of scores: that of minus infinity, above NaN.
+constexpr u32 LEAST_NUMBER = 0x007fffffu;
+// Scores that a thread compares before a warp appends those that reach the bound.
+constexpr u32 COMPARED = 2 * TOGETHER;
+
+// The same of scores, few of which reach the bound: where that depends on scores alone, they are compared as they are stored, and become
+// numbers in the order of scores when they have been gathered.
+QG_DEVICE u32 gather_scores(const Scores& scores, SharedStorage& shared, const Bound& bound) {
+    const u32 place = bound.shift >= 32 && bound.shift < 64 ? (u32)(bound.bits << (bound.shift - 32)) : 0;
+    if (place < LEAST_NUMBER) return gather(scores, shared, bound);
+    const float least_score = bits_to_f32(place & 0x80000000u ? place & 0x7fffffffu : ~place);
+    clear_count(shared);
+    const u32 thread = thread_index(), lane = thread % 32, first = scores.seen.first, end = scores.seen.end;
+    const auto load = [&](u32 key) {
+        u32x4 v = {~0u, ~0u, ~0u, ~0u};
+        if (key < end) v = ld_global_v4(scores.row + (u64)key * 4);
+        return v;
+    };
+    constexpr u32 STRIDE = QG_THREADS * TOGETHER;
+    const u32 begin = first & ~3u;
+    u32x4 next[2] = {load(begin + thread * TOGETHER), load(begin + thread * TOGETHER + STRIDE)};
+    for (u32 base = begin; base < end; base += 2 * STRIDE) {
+        const u32 key = base + thread * TOGETHER;
+        u32 bits[COMPARED] = {next[0].x, next[0].y, next[0].z, next[0].w, next[1].x, next[1].y, next[1].z, next[1].w};
+        // In flight while these are looked at.
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) next[i] = load(key + (2 + i) * STRIDE);
+        // Keys of the first and the last four may not be seen. NaN reaches no bound.
+        if (base < first || base + 2 * STRIDE > end) {
+#pragma unroll
+            for (u32 i = 0; i < COMPARED; i++) {
+                const u32 own_key = key + i / TOGETHER * STRIDE + i % TOGETHER;
+                if (own_key < first || own_key >= end) bits[i] = ~0u;
+            }
+        }
+        u32 own = 0;
+#pragma unroll
+        for (u32 i = 0; i < COMPARED; i++) own += bits_to_f32(bits[i]) >= least_score;
+        // A lane's place among those of its warp, from the digits of how many each lane has.
+        const u32 below = (1u << lane) - 1;
+        u32 all = 0, before = 0;
+#pragma unroll
+        for (u32 digit = 1; digit <= COMPARED; digit *= 2) {
+            const u32 lanes = ballot(own & digit);
+            all += popc(lanes) * digit;
+            before += popc(lanes & below) * digit;
+        }
+        if (all == 0) continue;
+        u32 to = 0;
+        if (lane == 0) to = atomic_add_shared(&shared.count, all);
+        to = shfl_idx_u32(to, 0);
+        if (to + all > MOST_GATHERED) continue;
+        to += before;
+#pragma unroll
+        for (u32 i = 0; i < COMPARED; i++) {
+            if (!(bits_to_f32(bits[i]) >= least_score)) continue;
+            const u32 own_key = key + i / TOGETHER * STRIDE + i % TOGETHER;
+            st_shared(&shared.gathered[to++], (u64)own_key << 32 | bits[i]);
+        }
+    }
+    cta_barrier();
+    const u32 found = ld_shared(&shared.count);
+    if (found > MOST_GATHERED) return found;
+    for (u32 at = thread; at < found; at += QG_THREADS) {
+        const u64 value = ld_shared(&shared.gathered[at]);
+        st_shared(&shared.gathered[at], ranked((u32)value, (u32)(value >> 32)));
+    }
+    cta_barrier();
+    return found;
+}
+
 // Gathers at least `wanted`, if there are as many, and no more than there is room for.
 QG_DEVICE u32 gather_candidates(const Scores& scores, SharedStorage& shared, u32 wanted) {
     const u32 keys = scores.seen.end - scores.seen.first;
@@ -250,7 +321,7 @@ QG_DEVICE u32 gather_candidates(const Scores& scores, SharedStorage& shared, u32
     // In the middle between too few and too many.
     const u32 aim = (wanted + MOST_GATHERED) / 2;
     const u32 of_sample = (u32)((u64)aim * SAMPLED / keys) + 1;
-    u32 found = gather(scores, shared, find_bound(Sample{scores}, shared, of_sample, of_sample));
+    u32 found = gather_scores(scores, shared, find_bound(Sample{scores}, shared, of_sample, of_sample));
     if (found < wanted || found > MOST_GATHERED)
         found = gather(scores, shared, find_bound(scores, shared, wanted, MOST_GATHERED));
     return found;

@@ -138,6 +138,12 @@ fn best() -> Vec<IndexerCase> {
         let case = IndexerCase::new(1, (1, 16), E4M3, IndexedKeys::All(keys));
         cases.push(IndexerCase { values, best: Some(2048), ..case });
     }
+    // A sample of the scores says which are looked at closer; ranges begin and end between multiples of four keys.
+    for (i, values) in [V::Normal, V::Nan, V::Infinite, V::Normal].into_iter().enumerate() {
+        let keys = IndexedKeys::Ranges(9001, vec![(0, 9001), (3, 8990), (4090, 9000), (2, 6001)]);
+        let case = IndexerCase::new(4, (2, 16), formats(i), keys);
+        cases.push(IndexerCase { values, best: Some([2048, 100, 1, 1500][i]), ..case });
+    }
     let bad = IndexedKeys::Paged(5, vec![60, 100, 3]);
     cases.push(IndexerCase { values: V::BadPages, best: Some(70), ..IndexerCase::new(6, (9, 64), F16, bad) });
     cases.push(IndexerCase { best: Some(7), ..IndexerCase::new(3, (2, 16), E4M3, IndexedKeys::All(0)) });
