@@ -1,9 +1,10 @@
 // Attention of few queries by matrix instructions, of keys as they are or in codes: the heads that share keys are the rows of one tile, so that keys are read once for
-// all of them. A CTA has sixteen rows, of codes eight, and a part of the keys; each of its warps goes through every fourth tile of them by itself, with a
-// softmax of its own and a ring of keys and values in flight, and meets the others only at the end, where results are added up in order.
+// all of them. A CTA has sixteen rows, of codes eight, and a part of the keys; its warps take tiles of them in turn, each with a
+// softmax of its own and a ring of keys and values in flight, and meet the others only at the end, where results are added up in order.
 #include "atoms/ldmatrix.cuh"
 #include "atoms/max.cuh"
 #include "mainloop/attention_decode_ring.cuh"
+#include "mainloop/attention_parts.cuh"
 
 constexpr u32 MMA_K = 16, MMA_N = 8;
 constexpr u32 V_TILES = QG_V / MMA_N, SUM_PITCH = QG_V + 4;
@@ -34,6 +35,14 @@ struct WarpResult {
     float largest[ROWS], total[ROWS];
 };
 static_assert(sizeof(WarpResult) <= RING_BYTES, "results take the place of the ring");
+
+// What the CTA that adds parts up has in shared memory.
+struct Ending {
+    u32 is_last;
+    alignas(16) PartSums<ROWS, QG_V> parts;
+};
+constexpr u32 ENDING_AT = (sizeof(WarpResult) + 15) / 16 * 16;
+static_assert(ENDING_AT + sizeof(Ending) <= QG_SHARED_BYTES, "an ending takes the place of rings");
 
 QG_DEVICE float stored_number(const u8* at) {
     const u32 half = ld_shared(reinterpret_cast<const u16*>(at));
@@ -93,24 +102,32 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_attention_decode(const __grid_constant__ KernelParams p) {
     const u32 lane = thread_index() % 32, warp = thread_index() / 32, g = lane / 4, t = lane % 4;
     u8* own_ring = reinterpret_cast<u8*>(dynamic_shared()) + warp * RING_BYTES;
+    // Of codes, where weights are turned round.
+    u8* scratch = own_ring + SLOTS * SLOT_BYTES;
+    // CTAs that read neighbours in memory, heads of the same keys, follow one another.
     u32 cta = cta_index().x;
     const u32 row_cta = cta % p.at.row_ctas;
     cta /= p.at.row_ctas;
-    const u32 part = cta % p.at.parts;
-    cta /= p.at.parts;
     const u32 kv_head = cta % p.shape.kv_heads;
+    cta /= p.shape.kv_heads;
+    const u32 part = cta % p.at.parts, sequence = cta / p.at.parts;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    const Sequence s = sequence_of(p, cta / p.shape.kv_heads);
+    const Sequence s = sequence_of(p, sequence);
     const u32 heads = p.shape.heads / p.shape.kv_heads;
     const u32 first_row = row_cta * ROWS, all_rows = s.queries * heads;
     if (first_row >= all_rows) return;
     const u32 last_row = least(first_row + ROWS, all_rows) - 1;
     const u32 part_first = part * p.at.part_keys;
     KeyRange keys = keys_seen_by(p, s, first_row / heads, last_row / heads);
+    const PartRange parts = parts_of(p, keys);
     keys = {most(keys.first, part_first), least(keys.end, part_first + p.at.part_keys)};
-    // Nobody reads the partial result of a part that no row sees anything of.
-    if (p.at.parts > 1 && keys.first >= keys.end) return;
+    // Where there is a counter for all CTAs of the same rows, the last of them adds the parts up; otherwise another launch does.
+    const u32 tiles = p.shape.sequences * p.shape.kv_heads * p.at.row_ctas;
+    const bool adds_up = tiles <= QG_COUNTERS;
+    const bool is_partial = p.at.parts > 1 && !(adds_up && parts.end - parts.first <= 1);
+    // Parts that no row sees anything of have no result; where there is no other, the first part's is that of no keys.
+    if (keys.first >= keys.end && (is_partial || parts.first < parts.end || part != 0)) return;
 #ifndef QG_BITS
     // Tiles before the first of these keys, and those that have one from the second on, have some that not all rows see.
     const KeyRange of_all = {keys_seen(p, s, last_row / heads).first, keys_seen(p, s, first_row / heads).end};
@@ -126,7 +143,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const u32 first_tile = keys.first / TILE * TILE + warp * TILE;
     if (ring.has_pages) ring.ask_pages(first_tile);
 #pragma unroll 1
-    for (u32 i = 0; i < QG_STAGES; i++) ring.copy(first_tile + i * WARPS * TILE, i);
+    for (u32 i = 0; i < SLOTS; i += 2) {
+        ring.copy_keys(first_tile + i / 2 * WARPS * TILE, i);
+        if (i + 1 < SLOTS) ring.copy_values(i + 1);
+    }
 
     // The rows of this lane; those that are not there do as the last one. Of codes, a lane multiplies one row and has scores of two others.
     constexpr u32 Q_ROWS = ROWS / 8;
@@ -170,24 +190,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const bool has_plain_scores = !(p.shape.flags & QG_FLAG_SOFT_CAP) && key_product_factor > 0.0f;
     const float factor = has_plain_scores ? key_product_factor : 1.0f;
 
-    const auto attend = [&](u32 tile, u8* k_rows) {
-        const u32 there = ring.there[0];
-        const u8* v_rows = k_rows + TILE * K_PITCH;
-        const u8* k_scales = k_rows + SCALES_AT;
-        const u8* v_scales = k_scales + TILE * SCALE_BYTES;
-#ifdef QG_BITS
-        // No row sees a key of the tile.
-        if (there == 0) return;
-        const u32 own_bits = ring.row_bits[0];
-        u32 row_bits[2];
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) row_bits[i] = shfl_idx_u32(own_bits, lane_row(i));
-        const auto is_seen = [&](u32 i, u32 column) { return (bool)(row_bits[i] >> column & 1u); };
-#else
-        const auto is_seen = [&](u32 i, u32 column) { return tile + column >= seen[i].first && tile + column < seen[i].end; };
-#endif
-
-        float scores[SCORE_TILES][4] = {};
+    // Products of the rows with the keys of a tile.
+    const auto multiply_keys = [&](float (&scores)[SCORE_TILES][4], const u8* k_rows) {
+        const u8* k_scales = k_rows + ring.k.SCALES_AT;
         if constexpr (HAS_SCALES) {
 #pragma unroll
             for (u32 n = 0; n < SCORE_TILES; n++) {
@@ -251,13 +256,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                 }
             }
         }
-
-        // Keys that some rows see and others do not.
-#ifdef QG_BITS
-        const bool is_mixed = ballot((own_bits & there) != there) != 0;
-#else
-        const bool is_mixed = tile < mixed_before || tile + TILE > mixed_from;
-#endif
+    };
+    // Scores become weights; what was added up before is multiplied with what the largest so far has become.
+    const auto weigh_scores = [&](float (&scores)[SCORE_TILES][4], const auto& is_seen, bool is_mixed, u32 there) {
         if (!has_plain_scores) {
 #pragma unroll
             for (u32 n = 0; n < SCORE_TILES; n++) {
@@ -285,7 +286,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                 for (u32 i = 0; i < 4; i++) sums[n][i] *= kept[row_of(i)];
             }
         }
-
+    };
+    // Adds the values of a tile, times weights. Of a mixed tile, some rows see keys that others do not.
+    const auto add_values = [&](float (&scores)[SCORE_TILES][4], const auto& is_seen, bool is_mixed, u32 there, const u8* v_rows, u8* scratch) {
+        const u8* v_scales = v_rows + ring.v.SCALES_AT;
         bool is_large = false;
         if constexpr (HAS_SCALES) {
             // A lane looks at those of its value.
@@ -328,16 +332,15 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
         u32 weights[TILE / 16][2];
         if constexpr (IS_CODES) {
-            // Rows of eight weights of a key become columns, in the place of keys that all lanes have read.
-            warp_barrier();
+            // Rows of eight weights of a key become columns.
 #pragma unroll
             for (u32 i = 0; i < TILE / 8; i++) {
                 const u32 pair = rounded_pair(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1]);
-                st_shared(reinterpret_cast<u32*>(k_rows + lane * 4 + i * 128), pair);
+                st_shared(reinterpret_cast<u32*>(scratch + lane * 4 + i * 128), pair);
             }
             warp_barrier();
             u32 columns[4];
-            ldmatrix_x4_trans(columns, k_rows + lane * 16);
+            ldmatrix_x4_trans(columns, scratch + lane * 16);
 #pragma unroll
             for (u32 i = 0; i < 4; i++) weights[i / 2][i % 2] = columns[i];
         }
@@ -381,15 +384,45 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
     };
     u32 slot = 0;
+    const auto next_slot = [&] { slot = slot + 1 == SLOTS ? 0 : slot + 1; };
+    // In the slot that is free, the keys or values are copied whose turn it is.
+    const auto copy_next = [&](u32 tile, bool of_keys) {
+        if (of_keys)
+            ring.copy_keys(tile + (SLOTS + 1) / 2 * WARPS * TILE, slot);
+        else
+            ring.copy_values(slot);
+        next_slot();
+    };
+#pragma unroll 1
     for (u32 tile = first_tile; tile < keys.end; tile += WARPS * TILE) {
-        cp_async_wait_group<QG_STAGES - 1>();
+        const u32 there = ring.there[0];
+#ifdef QG_BITS
+        const u32 own_bits = ring.row_bits[0];
+        u32 row_bits[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) row_bits[i] = shfl_idx_u32(own_bits, lane_row(i));
+        const auto is_seen = [&](u32 i, u32 column) { return (bool)(row_bits[i] >> column & 1u); };
+        const bool is_mixed = ballot((own_bits & there) != there) != 0;
+        const bool is_any_seen = there != 0;
+#else
+        const auto is_seen = [&](u32 i, u32 column) { return tile + column >= seen[i].first && tile + column < seen[i].end; };
+        const bool is_mixed = tile < mixed_before || tile + TILE > mixed_from;
+        constexpr bool is_any_seen = true;
+#endif
+        float scores[SCORE_TILES][4] = {};
+        cp_async_wait_group<SLOTS - 1>();
         // The copies of all lanes are complete.
         warp_barrier();
-        attend(tile, own_ring + slot * STAGE_BYTES);
-        // All lanes have read the stage.
+        if (is_any_seen) multiply_keys(scores, own_ring + slot * SLOT_BYTES);
+        // All lanes have read the slot.
         warp_barrier();
-        ring.copy(tile + QG_STAGES * WARPS * TILE, slot);
-        slot = slot + 1 == QG_STAGES ? 0 : slot + 1;
+        copy_next(tile, SLOTS % 2 == 0);
+        if (is_any_seen) weigh_scores(scores, is_seen, is_mixed, there);
+        cp_async_wait_group<SLOTS - 1>();
+        warp_barrier();
+        if (is_any_seen) add_values(scores, is_seen, is_mixed, there, own_ring + slot * SLOT_BYTES, scratch);
+        warp_barrier();
+        copy_next(tile, SLOTS % 2 != 0);
     }
     // Exponents of the largest scores.
 #pragma unroll
@@ -398,6 +431,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     // What is still in flight is nothing but zeros' groups; the ring's place is free then.
     cp_async_wait_group<0>();
     warp_barrier();
+    const float v_factor = value_factor(p, kv_head);
     WarpResult& own = *reinterpret_cast<WarpResult*>(own_ring);
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
@@ -417,31 +451,35 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
     }
     cta_barrier();
-    // Eight threads a row.
-    const u32 row = thread_index() / 8;
-    if (first_row + row > last_row) return;
     const auto result_of = [&](u32 w) -> const WarpResult& {
         return *reinterpret_cast<const WarpResult*>(reinterpret_cast<const u8*>(dynamic_shared()) + w * RING_BYTES);
     };
-    float most_of_all = minus_infinity(), all = 0.0f, weights[WARPS];
+    const auto token_of = [&](u32 row) { return (u64)s.token + (first_row + row) / heads; };
+    const auto head_of = [&](u32 row) { return kv_head * heads + (first_row + row) % heads; };
+    // Where the partial results of a row begin.
+    const auto partial_results = [&](u32 row) {
+        return partial_result(p, token_of(row), head_of(row), 0) + QG_COUNTERS;
+    };
+    // Eight columns a thread.
+    constexpr u32 ROW_THREADS = QG_V / 8;
+#pragma unroll 1
+    for (u32 row = thread_index() / ROW_THREADS; first_row + row <= last_row; row += QG_THREADS / ROW_THREADS) {
+        float most_of_all = minus_infinity(), all = 0.0f, weights[WARPS];
 #pragma unroll
-    for (u32 w = 0; w < WARPS; w++) {
-        const float other = ld_shared(&result_of(w).largest[row]);
-        most_of_all = other > most_of_all ? other : most_of_all;
-    }
-    const float base = most_of_all == minus_infinity() ? 0.0f : most_of_all;
+        for (u32 w = 0; w < WARPS; w++) {
+            const float other = ld_shared(&result_of(w).largest[row]);
+            most_of_all = other > most_of_all ? other : most_of_all;
+        }
+        const float base = most_of_all == minus_infinity() ? 0.0f : most_of_all;
 #pragma unroll
-    for (u32 w = 0; w < WARPS; w++) {
-        weights[w] = ex2_approx(ld_shared(&result_of(w).largest[row]) - base);
-        all += weights[w] * ld_shared(&result_of(w).total[row]);
-    }
-    const u64 token = s.token + (first_row + row) / heads;
-    const u32 head = kv_head * heads + (first_row + row) % heads;
-    const bool is_partial = p.at.parts > 1;
-    const float scale = is_partial ? 1.0f : all == 0.0f ? 0.0f : value_factor(p, kv_head) / all;
-    float* to = is_partial ? partial_result(p, token, head, part) : nullptr;
-#pragma unroll
-    for (u32 c = thread_index() % 8 * 8; c < QG_V; c += 64) {
+        for (u32 w = 0; w < WARPS; w++) {
+            weights[w] = ex2_approx(ld_shared(&result_of(w).largest[row]) - base);
+            all += weights[w] * ld_shared(&result_of(w).total[row]);
+        }
+        const u64 token = token_of(row);
+        const u32 head = head_of(row), c = thread_index() % ROW_THREADS * 8;
+        const float scale = is_partial ? 1.0f : all == 0.0f ? 0.0f : v_factor / all;
+        float* to = partial_results(row) + (u64)part * (p.shape.v_dim + 4);
         float values[8] = {};
 #pragma unroll
         for (u32 w = 0; w < WARPS; w++) {
@@ -451,19 +489,48 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
             for (u32 i = 0; i < 8; i++) values[i] = fma_f32(weights[w], others[i], values[i]);
         }
-        if (c >= p.shape.v_dim) continue;
 #pragma unroll
         for (u32 i = 0; i < 8; i++) values[i] *= scale;
-        if (is_partial) {
-            st_global_f32x4(reinterpret_cast<f32x4*>(to + 4 + c), {values[0], values[1], values[2], values[3]});
-            st_global_f32x4(reinterpret_cast<f32x4*>(to + 8 + c), {values[4], values[5], values[6], values[7]});
-        } else {
-            store_results(p, token * p.at.d_token + head * p.at.d_head + c, values);
+        if (c < p.shape.v_dim) {
+            if (is_partial) {
+                st_global_f32x4(reinterpret_cast<f32x4*>(to + 4 + c), {values[0], values[1], values[2], values[3]});
+                st_global_f32x4(reinterpret_cast<f32x4*>(to + 8 + c), {values[4], values[5], values[6], values[7]});
+            } else {
+                store_results(p, token * p.at.d_token + head * p.at.d_head + c, values);
+            }
         }
+        if (c != 0) continue;
+        if (is_partial)
+            st_global_f32x4(reinterpret_cast<f32x4*>(to), {most_of_all, all, 0.0f, 0.0f});
+        else if (p.shape.flags & QG_FLAG_LSE)
+            st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(most_of_all, all));
     }
-    if (thread_index() % 8 != 0) return;
-    if (is_partial)
-        st_global_f32x4(reinterpret_cast<f32x4*>(to), {most_of_all, all, 0.0f, 0.0f});
-    else if (p.shape.flags & QG_FLAG_LSE)
-        st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(most_of_all, all));
+    if (!is_partial || !adds_up) return;
+    const u32 tile = (sequence * p.shape.kv_heads + kv_head) * p.at.row_ctas + row_cta;
+    u32* counter = reinterpret_cast<u32*>(p.at.workspace) + tile;
+    Ending& ending = *reinterpret_cast<Ending*>(reinterpret_cast<u8*>(dynamic_shared()) + ENDING_AT);
+    if (!is_last_of(counter, parts.end - parts.first, &ending.is_last)) return;
+    // Few warps have more registers each.
+    constexpr u32 CHAINS = PartSums<ROWS, QG_V>::CHAINS, CHAINS_AT_ONCE = WARPS < 8 ? CHAINS : CHAINS / 2;
+    const u32 rows = last_row + 1 - first_row;
+#pragma unroll 1
+    for (u32 i = warp * CHAINS_AT_ONCE; i < rows * CHAINS; i += WARPS * CHAINS_AT_ONCE) {
+        const u32 row = i / CHAINS;
+        const PartRange of_row = parts_of(p, keys_seen(p, s, (first_row + row) / heads));
+        ending.parts.template add_chains<CHAINS_AT_ONCE>(row, i % CHAINS, partial_results(row), p.shape.v_dim, of_row);
+    }
+    cta_barrier();
+#pragma unroll 1
+    for (u32 row = thread_index() / ROW_THREADS; row < rows; row += QG_THREADS / ROW_THREADS) {
+        const u64 token = token_of(row);
+        const u32 head = head_of(row), c = thread_index() % ROW_THREADS * 8;
+        const float total = ending.parts.total_of(row), scale = total == 0.0f ? 0.0f : v_factor / total;
+        float values[8];
+        ending.parts.columns_of(row, c, values);
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) values[i] *= scale;
+        if (c < p.shape.v_dim) store_results(p, token * p.at.d_token + head * p.at.d_head + c, values);
+        if (c == 0 && p.shape.flags & QG_FLAG_LSE)
+            st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(ld_shared(&ending.parts.largest[row]), total));
+    }
 }

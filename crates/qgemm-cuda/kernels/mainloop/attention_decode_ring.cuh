@@ -1,4 +1,5 @@
-// Tiles of keys and values of a warp of attention of few queries, in flight to a ring in shared memory.
+// Tiles of keys and values of a warp of attention of few queries, in flight to a ring in shared memory. A slot of the ring is the keys or the
+// values of a tile, in turn, so that one is copied to the place of the other as soon as that is read.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "mainloop/attention_bits.cuh"
@@ -23,13 +24,16 @@ QG_DEVICE constexpr bool is_exchanged(u32 numbers) {
 }
 constexpr u32 K_PITCH = is_exchanged(QG_QK) || IS_E4M3 ? bytes_of(QG_QK) : bytes_of(QG_QK) + (KV_BITS == 8 ? 32 : 16);
 constexpr u32 V_PITCH = is_exchanged(QG_V) ? bytes_of(QG_V) : bytes_of(QG_V) + 16;
-// Scales of a key, and behind those of all of them those of values: as many.
+// Scales of a key or value, behind the codes of all.
 constexpr u32 SCALES = QG_QK / KV_BLOCK, SCALE_BYTES = HAS_SCALES ? SCALES * 2 : 0;
 static_assert(!HAS_SCALES || (QG_QK == QG_V && TILE == 32), "a lane copies the scales of a key and a value");
 // What scales begin at a multiple of where a lane copies those of a key at once.
 constexpr u32 SCALES_ALIGNED = HAS_SCALES ? SCALE_BYTES : 1;
-constexpr u32 SCALES_AT = TILE * (K_PITCH + V_PITCH), STAGE_BYTES = SCALES_AT + 2 * TILE * SCALE_BYTES;
-constexpr u32 RING_BYTES = QG_STAGES * STAGE_BYTES;
+constexpr u32 SLOTS = QG_SLOTS, SLOT_BYTES = TILE * ((K_PITCH > V_PITCH ? K_PITCH : V_PITCH) + SCALE_BYTES);
+// Tiles whose keys are in flight or there at once.
+constexpr u32 TILES_AHEAD = (SLOTS + 1) / 2;
+// Behind the slots, of codes, a place for weights.
+constexpr u32 RING_BYTES = SLOTS * SLOT_BYTES + (IS_CODES ? TILE * 8 * 2 : 0);
 static_assert(QG_SHARED_BYTES == WARPS * RING_BYTES, "the host computes another size");
 static_assert(TILE % RUN == 0 && TILE <= 32, "a lane has a key");
 static_assert(QG_QK % 64 == 0 && QG_V % 64 == 0, "eight chunks are exchanged");
@@ -52,6 +56,8 @@ QG_DEVICE u32 place_of(u32 row, u32 chunk) {
 template <bool OF_VALUES>
 struct Rows {
     static constexpr u32 CHUNKS = bytes_of(OF_VALUES ? QG_V : QG_QK) / 16;
+    // Where scales begin in a slot.
+    static constexpr u32 SCALES_AT = TILE * (OF_VALUES ? V_PITCH : K_PITCH);
     static_assert(RUN * CHUNKS % 32 == 0, "every lane copies as many chunks of a run");
     const KernelParams& p;
     u32 kv_head;
@@ -149,7 +155,7 @@ struct Rows {
     }
 };
 
-// The tiles of a warp, from the first in flight on.
+// The tiles of a warp, from the first in flight on. Keys and values are copied in turn: `copy_keys`, then `copy_values` of the same tile.
 struct TileRing {
     const KernelParams& p;
     const Sequence& s;
@@ -162,11 +168,15 @@ struct TileRing {
     bool wide, wide_scales, has_runs, has_pages;
     // The pages of the runs of the next tile, asked for when those before it are copied.
     u32 next_pages[RUNS];
+    // The tile whose keys were copied last, whether they were runs, and on which pages.
+    u32 tile;
+    bool are_runs;
+    u32 pages[RUNS];
     // Which keys of the tiles in flight are there, the oldest first.
-    u32 there[QG_STAGES] = {};
+    u32 there[TILES_AHEAD] = {};
 #ifdef QG_BITS
     // Which of them the row `lane % ROWS` sees.
-    u32 row_bits[QG_STAGES] = {};
+    u32 row_bits[TILES_AHEAD] = {};
     KeyRange mask_seen;
     const u8* mask;
 #endif
@@ -195,25 +205,23 @@ struct TileRing {
         }
     }
 
-    // Copies a tile to the stage that is `slot`th.
-    __device__ __forceinline__ void copy(u32 tile, u32 slot) {
-        const u32 lane = thread_index() % 32;
+    // Copies the keys of a tile to a slot.
+    __device__ __forceinline__ void copy_keys(u32 tile, u32 slot) {
         const bool is_inside = tile >= keys.first && tile + TILE <= keys.end;
         u32 seen_by_any = ALL_THERE;
 #pragma unroll
-        for (u32 i = 0; i + 1 < QG_STAGES; i++) there[i] = there[i + 1];
+        for (u32 i = 0; i + 1 < TILES_AHEAD; i++) there[i] = there[i + 1];
 #ifdef QG_BITS
         const u32 own = tile < keys.end ? mask_bits(p, mask, mask_seen, tile / WORD_KEYS * WORD_KEYS) >> tile % WORD_KEYS & ALL_THERE : 0;
 #pragma unroll
-        for (u32 i = 0; i + 1 < QG_STAGES; i++) row_bits[i] = row_bits[i + 1];
-        row_bits[QG_STAGES - 1] = own;
+        for (u32 i = 0; i + 1 < TILES_AHEAD; i++) row_bits[i] = row_bits[i + 1];
+        row_bits[TILES_AHEAD - 1] = own;
         seen_by_any = own;
 #pragma unroll
         for (u32 distance = 1; distance < ROWS; distance *= 2) seen_by_any |= shfl_xor_u32(seen_by_any, distance);
 #endif
-        u8* to = ring + slot * STAGE_BYTES;
-        bool are_runs = has_runs && is_inside && seen_by_any == ALL_THERE;
-        u32 pages[RUNS], rows[RUNS];
+        this->tile = tile;
+        are_runs = has_runs && is_inside && seen_by_any == ALL_THERE;
 #pragma unroll
         for (u32 run = 0; run < RUNS; run++) pages[run] = next_pages[run];
         if (has_pages) {
@@ -221,51 +229,60 @@ struct TileRing {
             for (u32 run = 0; run < RUNS; run++) are_runs = are_runs && pages[run] < p.shape.pages;
             ask_pages(tile + WARPS * TILE);
         }
+        if (are_runs)
+            there[TILES_AHEAD - 1] = ALL_THERE;
+        else
+            there[TILES_AHEAD - 1] = ballot(seen_by_any >> thread_index() % 32 % TILE & 1u && place_of(tile + thread_index() % 32 % TILE).is_there) & ALL_THERE;
+        copy(k, slot);
+    }
+
+    // Copies the values of the tile whose keys were copied last to a slot.
+    __device__ __forceinline__ void copy_values(u32 slot) {
+        copy(v, slot);
+    }
+
+    // Where a key is, and whether it is there and among the warp's.
+    __device__ __forceinline__ KeyPlace place_of(u32 key) {
+        if (key < keys.first || key >= keys.end) return {0, 0, false};
+        return place_of_key(p, s, key);
+    }
+
+    template <bool OF_VALUES>
+    __device__ __forceinline__ void copy(const Rows<OF_VALUES>& rows, u32 slot) {
+        u8* to = ring + slot * SLOT_BYTES;
         if (are_runs) {
-            there[QG_STAGES - 1] = ALL_THERE;
+            u32 first_rows[RUNS];
 #pragma unroll
             for (u32 run = 0; run < RUNS; run++) {
                 const u32 key = tile + run * RUN;
-                rows[run] = has_pages ? key & (p.shape.page_size - 1) : s.row + key;
-                k.copy_run(run, k.element_of(pages[run], rows[run]), to);
-                v.copy_run(run, v.element_of(pages[run], rows[run]), to + TILE * K_PITCH);
+                first_rows[run] = has_pages ? key & (p.shape.page_size - 1) : s.row + key;
+                rows.copy_run(run, rows.element_of(pages[run], first_rows[run]), to);
             }
             if constexpr (HAS_SCALES) {
-                const u32 page = lane < RUN ? pages[0] : pages[RUNS - 1], row = (lane < RUN ? rows[0] : rows[RUNS - 1]) + lane % RUN;
-                u8* scales = to + SCALES_AT + lane * SCALE_BYTES;
-                k.copy_scales(k.element_of(page, row), true, true, scales);
-                v.copy_scales(v.element_of(page, row), true, true, scales + TILE * SCALE_BYTES);
+                const u32 lane = thread_index() % 32, page = lane < RUN ? pages[0] : pages[RUNS - 1];
+                const u32 row = (lane < RUN ? first_rows[0] : first_rows[RUNS - 1]) + lane % RUN;
+                rows.copy_scales(rows.element_of(page, row), true, true, to + rows.SCALES_AT + lane * SCALE_BYTES);
             }
-        } else {
-            copy_some(tile, seen_by_any, to);
+        } else if (tile < keys.end) {
+            copy_some(rows, to);
         }
         cp_async_commit_group();
     }
 
     // Copies what is there of a tile, key by key. This is for few tiles: lane and head come out of an exchange, so that the compiler computes
     // nothing of it before the loop, where registers would hold it all the time.
-    __device__ __forceinline__ void copy_some(u32 tile, u32 seen_by_any, u8* to) {
-        const u32 lane = shfl_idx_u32(thread_index() % 32, thread_index()), key = tile + lane % TILE;
-        Rows<false> k = this->k;
-        Rows<true> v = this->v;
-        k.kv_head = v.kv_head = shfl_idx_u32(k.kv_head, 0);
-        u64 k_element = 0, v_element = 0;
-        bool is_there = key >= keys.first && key < keys.end && (seen_by_any >> lane % TILE & 1u);
+    template <bool OF_VALUES>
+    __device__ __forceinline__ void copy_some(Rows<OF_VALUES> rows, u8* to) {
+        const u32 lane = shfl_idx_u32(thread_index() % 32, thread_index()), mask = there[TILES_AHEAD - 1];
+        rows.kv_head = shfl_idx_u32(rows.kv_head, 0);
+        const bool is_there = mask >> lane % TILE & 1u;
+        u64 element = 0;
         if (is_there) {
-            const KeyPlace at = place_of_key(p, s, key);
-            is_there = at.is_there;
-            k_element = k.element_of(at.page, at.row);
-            v_element = v.element_of(at.page, at.row);
+            const KeyPlace at = place_of_key(p, s, tile + lane % TILE);
+            element = rows.element_of(at.page, at.row);
         }
-        const u32 mask = ballot(is_there) & ALL_THERE;
-        there[QG_STAGES - 1] = mask;
-        if (tile >= keys.end) return;
-        k.copy_some(k_element, mask, wide, lane, to);
-        v.copy_some(v_element, mask, wide, lane, to + TILE * K_PITCH);
-        if constexpr (HAS_SCALES) {
-            u8* scales = to + SCALES_AT + lane * SCALE_BYTES;
-            k.copy_scales(k_element, is_there, wide_scales, scales);
-            v.copy_scales(v_element, is_there, wide_scales, scales + TILE * SCALE_BYTES);
-        }
+        rows.copy_some(element, mask, wide, lane, to);
+        if constexpr (HAS_SCALES)
+            rows.copy_scales(element, is_there, wide_scales, to + rows.SCALES_AT + lane * SCALE_BYTES);
     }
 };

@@ -5,7 +5,7 @@ use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
     AttentionConfig, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family, HalError, KernelId,
-    KvFormat, LaunchSequence, Math, Name, Spec, Unsupported, Variant,
+    KvFormat, LaunchSequence, Math, Name, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{MakeKernel, load};
@@ -18,8 +18,8 @@ use crate::spec::KernelSpec;
 
 /// Name of the family.
 pub(super) const NAME: &str = "attention_decode";
-/// Threads of a CTA: four warps, which share its keys.
-const THREADS: u32 = 128;
+/// Counters of a workspace: for the CTAs of all parts of the same rows one.
+const COUNTERS: usize = WorkspaceLayout::RESERVED / size_of::<u32>();
 /// Rows of a sequence and head of keys beyond which keys are read too often.
 const MOST_ROWS: usize = 128;
 /// Features of queries and of values that there are kernels for.
@@ -37,17 +37,28 @@ pub(super) struct AttentionDecode;
 const MASKED_STEPS: [&str; 2] = ["decode_f16_masked", "decode_bf16_masked"];
 
 /// The step's name says the type of Q, and whether there is a mask.
-fn attend_spec(x: DType, kv: KvFormat, dim: u32, is_masked: bool) -> AttentionSpec {
+fn attend_spec(x: DType, kv: KvFormat, dim: u32, is_masked: bool, variant: Variant) -> AttentionSpec {
     let is_bf16 = x == DType::BF16;
     let plain = if is_bf16 { "decode_bf16" } else { "decode_f16" };
     let step = Name::new(if is_masked { MASKED_STEPS[usize::from(is_bf16)] } else { plain });
-    AttentionSpec { step, kv, qk: dim, v: dim, rows: rows(kv), keys: THREADS / 32 * tile(kv, dim) }
+    AttentionSpec { step, kv, qk: dim, v: dim, rows: rows(kv), keys: warps(kv, variant) * tile(kv, dim) }
 }
 
 /// Rows of a CTA, queries of the heads that share keys: of codes as many as groups of heads mostly have, since decoding keys twice costs less
 /// than empty halves of every tile.
 fn rows(kv: KvFormat) -> u32 {
     if kv.bits() > 8 { 16 } else { 8 }
+}
+
+/// Warps of a CTA, which share its keys. Of codes, which take more instructions a byte, there are more where shared memory has room for their
+/// rings: results of few parts are sooner added up than those of many.
+fn warps(kv: KvFormat, variant: Variant) -> u32 {
+    if kv.bits() <= 8 && variant == Variant::Sm90 { 8 } else { 4 }
+}
+
+/// Threads of a CTA.
+fn threads(spec: &AttentionSpec) -> u32 {
+    spec.keys / tile(spec.kv, spec.qk) * 32
 }
 
 /// Keys that a warp works on together: what a tile costs once is shared by more keys where they are small.
@@ -70,19 +81,18 @@ fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
         Variant::Sm90 => 228 << 10,
         _ => 100 << 10,
     };
-    let most = if spec.kv.bits() > 8 { 2 } else { 3 };
-    ((room / (shared_bytes(spec) + 1024)) as usize).clamp(2, most)
+    ((room / (shared_bytes(spec) + 1024)) as usize).clamp(1, 2)
 }
 
-/// Stages of a warp's ring: the CTAs of a multiprocessor of Hopper, and one of every other, have room for them.
-fn stages(spec: &AttentionSpec) -> u32 {
-    if spec.kv.bits() <= 8 && spec.qk > 64 { 2 } else { 3 }
+/// Slots of a warp's ring, each for the keys or the values of a tile.
+fn slots(spec: &AttentionSpec) -> u32 {
+    if spec.kv.bits() <= 8 && spec.qk > 64 { 3 } else { 6 }
 }
 
 /// Bytes of the rings of `entry/sm80_attention_decode.cu`.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let bytes = |numbers: u32| spec.kv.bytes_of(numbers as usize) as u32;
-    let scales = spec.kv.scale_bytes_of((spec.qk + spec.v) as usize) as u32;
+    let scales = spec.kv.scale_bytes_of(spec.qk as usize) as u32;
     // Rows whose chunks are exchanged have no gap.
     let is_exchanged = |numbers| spec.kv.bits() > 8 || bytes(numbers) == 128;
     let k_gap = match spec.kv {
@@ -91,7 +101,10 @@ fn shared_bytes(spec: &AttentionSpec) -> u32 {
         _ => 16,
     };
     let v_gap = if is_exchanged(spec.v) { 0 } else { 16 };
-    stages(spec) * spec.keys * (bytes(spec.qk) + k_gap + bytes(spec.v) + v_gap + scales)
+    let row = (bytes(spec.qk) + k_gap).max(bytes(spec.v) + v_gap) + scales;
+    // Of codes, weights of eight rows in f16.
+    let weights = if spec.kv.bits() > 8 { 0 } else { spec.rows * 2 };
+    spec.keys * (slots(spec) * row + weights)
 }
 
 fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
@@ -103,14 +116,15 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let x = if ["decode_bf16", MASKED_STEPS[1]].contains(&spec.step.as_str()) { DType::BF16 } else { DType::F16 };
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", THREADS);
+    constant_line(&mut prelude, "QG_THREADS", threads(&spec));
     constant_line(&mut prelude, "QG_X", dtype_code(x));
     constant_line(&mut prelude, "QG_KV", kv_code(spec.kv));
     constant_line(&mut prelude, "QG_QK", spec.qk);
     constant_line(&mut prelude, "QG_V", spec.v);
     constant_line(&mut prelude, "QG_ROWS", spec.rows);
-    constant_line(&mut prelude, "QG_TILE", spec.keys / (THREADS / 32));
-    constant_line(&mut prelude, "QG_STAGES", stages(&spec));
+    constant_line(&mut prelude, "QG_TILE", tile(spec.kv, spec.qk));
+    constant_line(&mut prelude, "QG_SLOTS", slots(&spec));
+    constant_line(&mut prelude, "QG_COUNTERS", COUNTERS as u32);
     constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
     macro_line(&mut prelude, "QG_CTAS_PER_SM", &ctas_a_unit(&spec, variant).to_string());
     mask_line(&mut prelude, MASKED_STEPS.contains(&spec.step.as_str()));
@@ -120,8 +134,9 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
 
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    let all = formats(variant).flat_map(|(x, kv)| {
-        DIMS.into_iter().flat_map(move |dim| [false, true].map(|is_masked| attend_spec(x, kv, dim, is_masked)))
+    let all = formats(variant).flat_map(move |(x, kv)| {
+        DIMS.into_iter()
+            .flat_map(move |dim| [false, true].map(move |is_masked| attend_spec(x, kv, dim, is_masked, variant)))
     });
     all.map(move |spec| source(spec, variant))
 }
@@ -142,7 +157,7 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     }
     let dim = DIMS.into_iter().find(|&dim| dim as usize >= op.qk_dim.max(op.v_dim));
     let dim = dim.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
-    let spec = attend_spec(op.dtype, op.kv, dim, op.mask.is_some());
+    let spec = attend_spec(op.dtype, op.kv, dim, op.mask.is_some(), variant);
     let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
     if needs > has {
         return Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")));
@@ -162,6 +177,11 @@ fn cut(op: &CheckedAttention, rows: u32, ctas_a_unit: usize, units: u32) -> Cut 
     Cut::of(op, row_ctas, part_keys)
 }
 
+/// Whether there are counters for all rows, so that the kernel that attends also adds the parts up.
+fn adds_up(op: &CheckedAttention, row_ctas: usize) -> bool {
+    op.sequences * op.kv_heads * row_ctas <= COUNTERS
+}
+
 impl Family<CheckedAttention> for AttentionDecode {
     fn name(&self) -> &'static str {
         NAME
@@ -176,7 +196,7 @@ impl Family<CheckedAttention> for AttentionDecode {
         let rows = op.most_queries() * op.group();
         Ok(vec![AttentionConfig {
             kernel: id(spec, variant),
-            launches: if cut.parts > 1 { 2 } else { 1 },
+            launches: if cut.parts > 1 && !adds_up(op, cut.row_ctas) { 2 } else { 1 },
             parts: cut.parts as u32,
             part_keys: cut.part_keys as u32,
             workspace_bytes: if cut.parts > 1 { op.partial_bytes(cut.parts) } else { 0 },
@@ -210,6 +230,14 @@ pub(super) fn sequence(
 ) -> Result<LaunchSequence, HalError> {
     let Spec::Attention(spec) = config.kernel.spec else { unreachable!("a configuration is of a kernel of attention") };
     let row_ctas = (op.most_queries() * op.group()).div_ceil(spec.rows as usize);
-    let attend = Attend { id: config.kernel, spec: source(spec, variant), row_ctas, shared_bytes: shared_bytes(&spec) };
+    let attend = Attend {
+        id: config.kernel,
+        spec: source(spec, variant),
+        row_ctas,
+        threads: threads(&spec),
+        shared_bytes: shared_bytes(&spec),
+        counts: true,
+        adds_up: adds_up(op, row_ctas),
+    };
     simt::in_parts(NAME, op, config, variant, attend, make)
 }

@@ -240,8 +240,15 @@ pub(super) fn sequence(
 ) -> Result<LaunchSequence, HalError> {
     let spec = spec_of(op);
     let row_ctas = (op.most_queries() * op.group()).div_ceil(spec.rows as usize);
-    let attend =
-        Attend { id: id(spec, variant), spec: source(spec, variant), row_ctas, shared_bytes: shared_bytes(&spec) };
+    let attend = Attend {
+        id: id(spec, variant),
+        spec: source(spec, variant),
+        row_ctas,
+        threads: THREADS,
+        shared_bytes: shared_bytes(&spec),
+        counts: false,
+        adds_up: false,
+    };
     in_parts(NAME, op, config, variant, attend, make)
 }
 
@@ -251,10 +258,15 @@ pub(super) struct Attend {
     pub spec: KernelSpec,
     /// CTAs for the rows of a sequence and head of keys.
     pub row_ctas: usize,
+    pub threads: u32,
     pub shared_bytes: u32,
+    /// Whether the kernel takes the whole workspace, counters and all.
+    pub counts: bool,
+    /// Whether the last of its CTAs to arrive adds parts up, so that no other kernel has to.
+    pub adds_up: bool,
 }
 
-/// The launches of a plan whose keys may be cut: the kernel that attends, then the one that adds parts up. All CTAs have as many threads.
+/// The launches of a plan whose keys may be cut: the kernel that attends, then, unless that does it, the one that adds parts up.
 pub(super) fn in_parts(
     family: &str,
     op: &CheckedAttention,
@@ -264,19 +276,20 @@ pub(super) fn in_parts(
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
     use AttentionOperand as O;
-    let Attend { id: attend_id, spec: attend_spec, row_ctas, shared_bytes } = attend;
+    let Attend { id: attend_id, spec: attend_spec, row_ctas, threads, shared_bytes, counts, adds_up } = attend;
     let params = AttentionParams::new(op, config.parts, config.part_keys, row_ctas as u32);
     let of_attend = for_attend(op, params);
     let mut step = |id: KernelId,
                     spec: KernelSpec,
                     ctas: usize,
+                    threads: u32,
                     shared_bytes: u32,
                     params: Arc<dyn Params>|
      -> Result<LaunchStep, HalError> {
         let launch = KernelLaunch {
             id,
             spec,
-            geometry: Geometry { grid: [ctas as u32, 1, 1], threads: THREADS, shared_bytes },
+            geometry: Geometry { grid: [ctas as u32, 1, 1], threads, shared_bytes },
             // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
             starts_early: variant >= Variant::Sm90,
             operands: O::ALL,
@@ -286,16 +299,21 @@ pub(super) fn in_parts(
         launch.step::<O>(make)
     };
     let parts = config.parts as usize;
-    let attend = step(attend_id, attend_spec, op.sequences * op.kv_heads * row_ctas * parts, shared_bytes, of_attend)?;
+    let attend =
+        step(attend_id, attend_spec, op.sequences * op.kv_heads * row_ctas * parts, threads, shared_bytes, of_attend)?;
     let workspace = WorkspaceLayout::RESERVED..config.workspace_bytes;
     let name = format!("{family}_{}_{}", op.dtype, op.kv);
     if parts == 1 {
         return Ok(LaunchSequence::new::<O>(name, vec![attend.of_operation().unbind(O::Workspace)]));
     }
+    let of_attend = if counts { 0..config.workspace_bytes } else { workspace.clone() };
+    let attend = attend.of_operation().bind_part(O::Workspace, O::Workspace, of_attend);
+    if adds_up {
+        return Ok(LaunchSequence::new::<O>(name, vec![attend]));
+    }
     let combine_ctas = op.sequences * op.most_queries() * op.heads;
     let (combine_id, combine) = (id(combine_spec(), variant), source(combine_spec(), variant));
-    let combine = step(combine_id, combine, combine_ctas, COMBINE_SHARED_BYTES, Arc::new(params))?;
-    let attend = attend.of_operation().bind_part(O::Workspace, O::Workspace, workspace.clone());
+    let combine = step(combine_id, combine, combine_ctas, THREADS, COMBINE_SHARED_BYTES, Arc::new(params))?;
     let combine = [O::QOffsets, O::KvOffsets, O::KvLengths, O::VFactors, O::D, O::Lse]
         .into_iter()
         .fold(combine, |step, operand| step.bind(operand, operand))
