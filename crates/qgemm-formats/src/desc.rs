@@ -265,7 +265,7 @@ impl fmt::Debug for FormatDesc {
 /// | `int8_channel` | integers of 8 bits, a scale for each output feature |
 /// | `fp8_e4m3`, `fp8_e5m2` | FP8 numbers, a scale for the tensor or for each output feature |
 /// | `fp8_e4m3_block128`, `fp8_e5m2_block128` | FP8 numbers, a scale for each 128×128 block |
-/// | `mxfp8` | E4M3 numbers with an E8M0 scale for each 32, or for each 32×32 block |
+/// | `mxfp8`, `mxfp8_e5m2` | E4M3 or E5M2 numbers with an E8M0 scale for each 32, or for each 32×32 block |
 /// | `nvfp4` | E2M1 numbers in blocks of 16 with an E4M3 scale, and a scale of the tensor |
 ///
 /// ```

@@ -187,7 +187,7 @@ static DEQUANT: &[(&str, &str)] = snippets![
     "q2_k" "q3_k" "q4_k" "q5_k" "q6_k"
     "iq4_nl" "iq4_xs" "mxfp4" "nvfp4"
     "int2" "int3" "int4" "int8" "int8_channel"
-    "fp8_e4m3" "fp8_e5m2" "fp8_e4m3_block128" "fp8_e5m2_block128" "mxfp8"
+    "fp8_e4m3" "fp8_e5m2" "fp8_e4m3_block128" "fp8_e5m2_block128" "mxfp8" "mxfp8_e5m2"
 ];
 
 /// The snippet of a format, if there is one.

@@ -1,4 +1,4 @@
-// FP8 E4M3 codes as exact f16 pairs.
+// FP8 codes as exact f16 pairs.
 #pragma once
 #include "atoms/fp8.cuh"
 #include "dequant/k_tile.cuh"
@@ -22,3 +22,9 @@ QG_DEVICE u32 e4m3_pair_f16(const KTile& kt, u32 quad, u32 pair) {
     return mul_f16x2(e4m3_upper_bytes_f16(pair == 0 ? word << 8 : word), 0x5c005c00u);
 }
 #endif
+
+// Pair `pair` of quad `quad` of E5M2 codes, which are the upper bytes of f16.
+QG_DEVICE u32 e5m2_pair_f16(const KTile& kt, u32 quad, u32 pair) {
+    const u32 word = KTile::Codes0::word_of(kt.codes0, quad);
+    return (pair == 0 ? word << 8 : word) & 0xff00ff00u;
+}

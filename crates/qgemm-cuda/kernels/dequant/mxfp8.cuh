@@ -1,5 +1,6 @@
 // MXFP8: 2^(e - 127) * the E4M3 number.
 #pragma once
+#include "dequant/e8m0.cuh"
 #include "dequant/float8.cuh"
 
 struct Dequant {
@@ -10,8 +11,6 @@ struct Dequant {
         return e4m3_pair_f16(kt, quad, pair);
     }
     QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
-        const u32 e = KTile::Scales0::byte(kt.scales0, row, sub);
-        // For e = 0 the scale is subnormal in f32.
-        return bits_to_f32(e == 0 ? 0x00400000u : e << 23);
+        return e8m0_scale(kt, row, sub);
     }
 };

@@ -63,5 +63,6 @@ pub static ALL: &[&FormatDesc] = &[
     &fp8::FP8_E4M3_BLOCK128,
     &fp8::FP8_E5M2_BLOCK128,
     &mxfp8::MXFP8,
+    &mxfp8::MXFP8_E5M2,
     &nvfp4::NVFP4,
 ];

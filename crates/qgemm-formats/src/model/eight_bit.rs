@@ -5,7 +5,7 @@
 //! weight_scale     one, [N] or [N, 1]                     value = scale · weight
 //! weight_zero_point  the same shapes, I8, of INT8 only    value = scale · (weight − zero point)
 //! weight_scale_inv [⌈N/128⌉, ⌈K/128⌉] (also as weight_scale)  value = scale · weight, despite the name
-//!                  [⌈N/32⌉, ⌈K/32⌉] or [N, ⌈K/32⌉], E4M3 only: powers of two
+//!                  [⌈N/32⌉, ⌈K/32⌉] or [N, ⌈K/32⌉]: powers of two
 //! ```
 //!
 //! Scales of FP8 are F32, F16, BF16, or powers of two in bytes (F8_E8M0, or U8). Those of 32 columns, and all of a checkpoint whose settings
@@ -28,7 +28,7 @@ use crate::error::FormatError;
 use crate::formats::fp8::{FP8_E4M3, FP8_E4M3_BLOCK128, FP8_E5M2, FP8_E5M2_BLOCK128, SCALE_BLOCK};
 use crate::formats::int_group::{INT8_G128, write_block};
 use crate::formats::int8_channel::{INT8_CHANNEL, ZERO_CODE};
-use crate::formats::mxfp8::{MXFP8, SCALE_BLOCK as MX_BLOCK};
+use crate::formats::mxfp8::{MXFP8, MXFP8_E5M2, SCALE_BLOCK as MX_BLOCK};
 use crate::weight::{HostWeight, SharedBytes};
 use crate::x_format::XFormat;
 
@@ -72,15 +72,15 @@ impl EightBitLayer {
         let (n, k) = weight.matrix()?;
         let (by_row, by_block) = match weight.dtype {
             Dtype::I8 => (&INT8_CHANNEL, None),
-            Dtype::F8_E4M3 => (&FP8_E4M3, Some(&FP8_E4M3_BLOCK128)),
-            _ => (&FP8_E5M2, Some(&FP8_E5M2_BLOCK128)),
+            Dtype::F8_E4M3 => (&FP8_E4M3, Some([&FP8_E4M3_BLOCK128, &MXFP8])),
+            _ => (&FP8_E5M2, Some([&FP8_E5M2_BLOCK128, &MXFP8_E5M2])),
         };
         let (format, scale_rows) = match (&scale, by_block) {
             (Some(scale), _) if is_row_scale(scale, n) => (by_row, 1),
             (None, Some(_)) => (by_row, 1),
-            (Some(scale), Some(by_block)) => match scale_block(scale, &weight, config)? {
+            (Some(scale), Some([by_block, by_power])) => match scale_block(scale, &weight, config)? {
                 [SCALE_BLOCK, _] => (by_block, SCALE_BLOCK),
-                [rows, _] => (&MXFP8, rows),
+                [rows, _] => (by_power, rows),
             },
             (Some(scale), None) => {
                 return Err(bad(&scale.name, format!("expected 1 or {n} scales, got shape {:?}", scale.shape)));
@@ -97,7 +97,7 @@ impl EightBitLayer {
                 }
             }
         }
-        let power_scales = by_block.is_some() && (config.has_power_scales() || std::ptr::eq(format, &MXFP8));
+        let power_scales = by_block.is_some_and(|[_, by_power]| config.has_power_scales() || std::ptr::eq(format, by_power));
         let stated_x = by_block.and_then(|_| config.stated_x());
         let flip = if weight.dtype == Dtype::I8 { ZERO_CODE } else { 0 };
         let zeros = zero_point.filter(|zero_point| zero_point.bytes.iter().any(|&byte| byte != 0));
@@ -188,13 +188,12 @@ fn scale_block(scale: &RawTensor, weight: &RawTensor, config: &QuantConfig) -> R
     const BLOCKS: [[usize; 2]; 3] = [[SCALE_BLOCK, SCALE_BLOCK], [MX_BLOCK, MX_BLOCK], [1, MX_BLOCK]];
     let (n, k) = weight.matrix()?;
     let stated = config.weight_block_size.as_deref();
-    let served = if weight.dtype == Dtype::F8_E4M3 { &BLOCKS[..] } else { &BLOCKS[..1] };
-    if let Some(block) = stated.filter(|stated| !served.iter().any(|block| block == stated)) {
-        let what = format!("scale blocks of {block:?} of {:?} weights: expected one of {served:?}", weight.dtype);
+    if let Some(block) = stated.filter(|stated| !BLOCKS.iter().any(|block| block == stated)) {
+        let what = format!("scale blocks of {block:?} of {:?} weights: expected one of {BLOCKS:?}", weight.dtype);
         return Err(unsupported(&weight.name, what));
     }
     let shape = |[rows, columns]: [usize; 2]| [n.div_ceil(rows), k.div_ceil(columns)];
-    let mut wanted = served.iter().copied().filter(|block| stated.is_none_or(|stated| stated == block));
+    let mut wanted = BLOCKS.into_iter().filter(|block| stated.is_none_or(|stated| stated == block));
     let found = wanted.clone().find(|&block| scale.shape == shape(block));
     let expected: Vec<_> = wanted.by_ref().map(shape).collect();
     found.ok_or_else(|| bad(&scale.name, format!("expected one of the shapes {expected:?}, got {:?}", scale.shape)))

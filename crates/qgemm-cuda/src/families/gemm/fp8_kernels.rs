@@ -29,7 +29,7 @@ mod tests {
             names
         };
         let all = ["fp8_e4m3", "fp8_e4m3_block128", "fp8_e5m2", "fp8_e5m2_block128"];
-        let with_powers = [&all[..], &["mxfp8"]].concat();
+        let with_powers = [&all[..], &["mxfp8", "mxfp8_e5m2"]].concat();
         for x in [XFormat::E4M3Block, XFormat::E4M3Token, XFormat::E4M3Tensor] {
             assert_eq!(served(x, Variant::Sm90), all, "{x}");
             assert_eq!([served(x, Variant::Sm89), served(x, Variant::Sm120)], [&*with_powers; 2], "{x}");
