@@ -1,5 +1,5 @@
-// Adds the results of the parts of the keys up, in an order that depends on their number alone: a CTA a query and head, whose warps take
-// parts in turn, eight columns a lane. Parts are loaded a few at a time, because each waits for memory.
+// Adds the results of the parts of the keys up, in an order that depends on their number alone, that of `PartSums` (mainloop/attention_parts.cuh): a
+// CTA a query and head, whose warps take parts in turn, eight columns a lane. Parts are loaded a few at a time, because each waits for memory.
 #include "mainloop/attention_keys.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, LANE_COLUMNS = 8, AT_ONCE = 4;
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
         for (u32 i = 0; i < AT_ONCE; i++) {
             if (part + i * WARPS >= end) continue;
             const float weight = ex2_approx(row[i].x - base);
-            total += weight * row[i].y;
+            total = fma_f32(weight, row[i].y, total);
             const float others[LANE_COLUMNS] = {low[i].x,  low[i].y,  low[i].z,  low[i].w,
                                                 high[i].x, high[i].y, high[i].z, high[i].w};
 #pragma unroll

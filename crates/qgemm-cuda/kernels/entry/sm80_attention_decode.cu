@@ -3,6 +3,7 @@
 // softmax of its own and a ring of keys and values in flight, and meet the others only at the end, where results are added up in order.
 #include "atoms/ldmatrix.cuh"
 #include "atoms/max.cuh"
+#include "atoms/opaque_register.cuh"
 #include "mainloop/attention_decode_ring.cuh"
 #include "mainloop/attention_parts.cuh"
 
@@ -25,6 +26,14 @@ QG_DEVICE u32 lane_row(u32 i) {
 QG_DEVICE u32 lane_key(u32 i) {
     const u32 lane = thread_index() % 32;
     return IS_CODES ? lane / 4 + i / 2 * 8 : lane % 4 * 2 + i % 2;
+}
+// Which feature sum `i` of tile `m` is of; sums 0 and 2, or 1 and 3, of codes are of neighbours.
+QG_DEVICE u32 lane_feature(u32 m, u32 i) {
+    const u32 g = thread_index() % 32 / 4, t = thread_index() % 4;
+    if constexpr (!IS_CODES) return m * MMA_N + t * 2 + i % 2;
+    if constexpr (QG_KV == KV_Q8_0) return m * 16 + g * 2 + i / 2;
+    if constexpr (QG_KV == KV_Q4_0) return m / 2 * 32 + g * 4 + m % 2 * 2 + i / 2;
+    return g * V_TILES + m * 2 + i / 2;
 }
 // Lanes that have scores of the same rows differ in these bits.
 constexpr u32 FIRST_PEER = IS_CODES ? 4 : 1, LAST_PEER = IS_CODES ? 16 : 2;
@@ -49,7 +58,21 @@ QG_DEVICE float stored_number(const u8* at) {
     return QG_X == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
 }
 
-// Feature `column` of value `row` of a stage.
+// Rounds eight results to D's type, which is that of Q, and stores them from `element` on.
+QG_DEVICE void store_eight(const KernelParams& p, u64 element, const float (&d)[8]) {
+    u8* to = reinterpret_cast<u8*>(p.at.d) + element * 2;
+    u32 pairs[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) pairs[i] = QG_X == DTYPE_BF16 ? f32_to_bf16x2(d[2 * i], d[2 * i + 1]) : f32_to_f16x2(d[2 * i], d[2 * i + 1]);
+    if (p.shape.flags & QG_FLAG_D_ALIGNED) {
+        st_global_v4(to, {pairs[0], pairs[1], pairs[2], pairs[3]});
+        return;
+    }
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) st_global_u16(to + i * 2, pairs[i / 2] >> (i % 2 * 16));
+}
+
+// Feature `column` of value `row` of a slot.
 QG_DEVICE float value_of(const u8* v_rows, const u8* v_scales, u32 row, u32 column) {
     const u32 byte = bytes_of(column);
     const u8* at = v_rows + value_place(row, byte / 16) + byte % 16;
@@ -85,6 +108,7 @@ QG_DEVICE void weigh(float (&scores)[SCORE_TILES][4], float (&kept)[2], float (&
         base[row] = next == minus_infinity() ? 0.0f : next * factor;
         // The products of the same largest are the same, so that their difference is nothing.
         kept[row] = ex2_approx(largest[row] * factor - base[row]);
+        base[row] -= WEIGHT_EXPONENT;
         largest[row] = next;
         total[row] *= kept[row];
     }
@@ -98,36 +122,77 @@ QG_DEVICE void weigh(float (&scores)[SCORE_TILES][4], float (&kept)[2], float (&
     }
 }
 
+// What a CTA works on.
+struct Work {
+    u32 sequence, kv_head, row_cta, part;
+    Sequence s;
+    // Heads that share keys, whose queries are rows one after another, and which rows of them.
+    u32 heads, first_row, last_row;
+    bool has_rows;
+    // Parts of the keys that some row sees, and the keys of this part.
+    PartRange parts;
+    KeyRange keys;
+
+    // CTAs that read neighbours in memory, heads of the same keys, follow one another.
+    QG_DEVICE Work of(const KernelParams& p, u32 cta) {
+        Work work;
+        work.row_cta = cta % p.at.row_ctas;
+        cta /= p.at.row_ctas;
+        work.kv_head = cta % p.shape.kv_heads;
+        cta /= p.shape.kv_heads;
+        work.part = cta % p.at.parts;
+        work.sequence = cta / p.at.parts;
+        work.s = sequence_of(p, work.sequence);
+        work.heads = p.shape.heads / p.shape.kv_heads;
+        work.first_row = work.row_cta * ROWS;
+        const u32 all_rows = work.s.queries * work.heads;
+        work.has_rows = work.first_row < all_rows;
+        work.last_row = least(work.first_row + ROWS, all_rows) - 1;
+        const u32 part_first = work.part * p.at.part_keys;
+        const KeyRange all = keys_seen_by(p, work.s, work.first_row / work.heads, work.last_row / work.heads);
+        work.parts = parts_of(p, all);
+        work.keys = {most(all.first, part_first), least(all.end, part_first + p.at.part_keys)};
+        return work;
+    }
+
+    // Where there is a counter for all CTAs of the same rows, the last of them adds the parts up; otherwise another launch does.
+    __device__ __forceinline__ bool adds_up(const KernelParams& p) const {
+        return p.shape.sequences * p.shape.kv_heads * p.at.row_ctas <= QG_COUNTERS;
+    }
+    // Whether the result is one of several parts, or one that another launch reads.
+    __device__ __forceinline__ bool is_partial(const KernelParams& p) const {
+        return p.at.parts > 1 && !(adds_up(p) && parts.end - parts.first <= 1);
+    }
+    __device__ __forceinline__ bool is_first_of_none() const {
+        return parts.first == parts.end && part == 0;
+    }
+    __device__ __forceinline__ u64 token_of(u32 row) const {
+        return (u64)s.token + (first_row + row) / heads;
+    }
+    __device__ __forceinline__ u32 head_of(u32 row) const {
+        return kv_head * heads + (first_row + row) % heads;
+    }
+    // Where the results of the parts of a row begin, behind the counters.
+    __device__ __forceinline__ float* partial_results(const KernelParams& p, u32 row) const {
+        return partial_result(p, token_of(row), head_of(row), 0) + QG_COUNTERS;
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_attention_decode(const __grid_constant__ KernelParams p) {
     const u32 lane = thread_index() % 32, warp = thread_index() / 32, g = lane / 4, t = lane % 4;
     u8* own_ring = reinterpret_cast<u8*>(dynamic_shared()) + warp * RING_BYTES;
     // Of codes, where weights are turned round.
     u8* scratch = own_ring + SLOTS * SLOT_BYTES;
-    // CTAs that read neighbours in memory, heads of the same keys, follow one another.
-    u32 cta = cta_index().x;
-    const u32 row_cta = cta % p.at.row_ctas;
-    cta /= p.at.row_ctas;
-    const u32 kv_head = cta % p.shape.kv_heads;
-    cta /= p.shape.kv_heads;
-    const u32 part = cta % p.at.parts, sequence = cta / p.at.parts;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    const Sequence s = sequence_of(p, sequence);
-    const u32 heads = p.shape.heads / p.shape.kv_heads;
-    const u32 first_row = row_cta * ROWS, all_rows = s.queries * heads;
-    if (first_row >= all_rows) return;
-    const u32 last_row = least(first_row + ROWS, all_rows) - 1;
-    const u32 part_first = part * p.at.part_keys;
-    KeyRange keys = keys_seen_by(p, s, first_row / heads, last_row / heads);
-    const PartRange parts = parts_of(p, keys);
-    keys = {most(keys.first, part_first), least(keys.end, part_first + p.at.part_keys)};
-    // Where there is a counter for all CTAs of the same rows, the last of them adds the parts up; otherwise another launch does.
-    const u32 tiles = p.shape.sequences * p.shape.kv_heads * p.at.row_ctas;
-    const bool adds_up = tiles <= QG_COUNTERS;
-    const bool is_partial = p.at.parts > 1 && !(adds_up && parts.end - parts.first <= 1);
+    const Work work = Work::of(p, cta_index().x);
+    if (!work.has_rows) return;
+    const Sequence& s = work.s;
+    const u32 kv_head = work.kv_head, heads = work.heads, first_row = work.first_row, last_row = work.last_row;
+    const KeyRange keys = work.keys;
     // Parts that no row sees anything of have no result; where there is no other, the first part's is that of no keys.
-    if (keys.first >= keys.end && (is_partial || parts.first < parts.end || part != 0)) return;
+    if (keys.first >= keys.end && !work.is_first_of_none()) return;
 #ifndef QG_BITS
     // Tiles before the first of these keys, and those that have one from the second on, have some that not all rows see.
     const KeyRange of_all = {keys_seen(p, s, last_row / heads).first, keys_seen(p, s, first_row / heads).end};
@@ -287,8 +352,18 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             }
         }
     };
+    // The scales of a value and of the next.
+    const auto load_scales = [&](u32 (&scales)[SCALES], const u8* at) {
+        if constexpr (SCALES == 4) {
+            const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(at));
+            scales[0] = v.x, scales[1] = v.y, scales[2] = v.z, scales[3] = v.w;
+        } else {
+            const u32x2 v = ld_shared(reinterpret_cast<const u32x2*>(at));
+            scales[0] = v.x, scales[1] = v.y;
+        }
+    };
     // Adds the values of a tile, times weights. Of a mixed tile, some rows see keys that others do not.
-    const auto add_values = [&](float (&scores)[SCORE_TILES][4], const auto& is_seen, bool is_mixed, u32 there, const u8* v_rows, u8* scratch) {
+    const auto add_values = [&](float (&scores)[SCORE_TILES][4], const auto& is_seen, bool is_mixed, u32 there, const u8* v_rows) {
         const u8* v_scales = v_rows + ring.v.SCALES_AT;
         bool is_large = false;
         if constexpr (HAS_SCALES) {
@@ -322,9 +397,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                 for (u32 m = 0; m < SUM_TILES; m++) {
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
-                        const u32 column = IS_CODES ? g * V_TILES + m * 2 + i / 2 : m * MMA_N + t * 2 + i % 2;
                         if (is_seen(row_of(i), j))
-                            sums[m][i] = fma_f32(weight[row_of(i)], value_of(v_rows, v_scales, j, column), sums[m][i]);
+                            sums[m][i] = fma_f32(weight[row_of(i)], value_of(v_rows, v_scales, j, lane_feature(m, i)), sums[m][i]);
                     }
                 }
             }
@@ -346,27 +420,50 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
 #pragma unroll
         for (u32 pair = 0; pair < TILE / 16; pair++) {
-            if constexpr (IS_CODES) {
+            if constexpr (HAS_SCALES) {
+                // Neighbours of sixteen bits of a value are a column; a lane gets those of two keys.
+                u32 low_scales[SCALES], high_scales[SCALES];
+                load_scales(low_scales, v_scales + (pair * 16 + t * 2) * SCALE_BYTES);
+                load_scales(high_scales, v_scales + (pair * 16 + 8 + t * 2) * SCALE_BYTES);
+                // Of sixteen bytes of each, all of them in a block.
+                constexpr u32 CHUNK_TILES = 128 / KV_BITS / 16;
+#pragma unroll
+                for (u32 chunk = 0; chunk < bytes_of(QG_V) / 16; chunk += 2) {
+                    u32 both[4];
+                    ldmatrix_x4_trans(both, v_rows + value_place(pair * 16 + lane % 16, chunk + lane / 16));
+#pragma unroll
+                    for (u32 of = 0; of < 2; of++) {
+                        const u32 block = (chunk + of) * CHUNK_TILES / 2;
+                        const u32 b[2] = {CodeRows::scaled_weights(weights[pair][0], low_scales, block),
+                                          CodeRows::scaled_weights(weights[pair][1], high_scales, block)};
+                        u32 low[4], high[4];
+                        CodeRows::value_pairs(low, both[of * 2]);
+                        CodeRows::value_pairs(high, both[of * 2 + 1]);
+#pragma unroll
+                        for (u32 i = 0; i < CodeRows::NEIGHBOURS; i += 2) {
+                            const u32 a[4] = {low[i], low[i + 1], high[i], high[i + 1]};
+                            multiply_add<VALUE_TYPE>(sums[(chunk + of) * CHUNK_TILES + i / 2], a, b[0], b[1]);
+                        }
+                    }
+                }
+            } else if constexpr (IS_CODES) {
                 // Of each of four keys, the features `g · V / 8` and those after it: rows g and g + 8 of all tiles.
-                constexpr u32 WORDS = CodeRows::VALUE_WORDS, FEATURES = CodeRows::WORD_FEATURES;
-                u32 codes[4][WORDS], scales[4] = {};
+                constexpr u32 WORDS = CodeRows::VALUE_WORDS;
+                u32 codes[4][WORDS];
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
                     const u32 row = pair * 16 + t * 2 + i % 2 + i / 2 * 8, byte = bytes_of(g * V_TILES);
                     CodeRows::load_value(codes[i], v_rows + value_place(row, byte / 16) + byte % 16);
-                    if constexpr (HAS_SCALES)
-                        scales[i] = ld_shared(reinterpret_cast<const u16*>(v_scales + row * SCALE_BYTES + g * V_TILES / KV_BLOCK * 2));
                 }
-                const u32 low_scales = scales[0] | scales[1] << 16, high_scales = scales[2] | scales[3] << 16;
 #pragma unroll
                 for (u32 word = 0; word < WORDS; word++) {
-                    u32 low_pairs[FEATURES], high_pairs[FEATURES];
-                    CodeRows::value_pairs(low_pairs, codes[0][word], codes[1][word], low_scales);
-                    CodeRows::value_pairs(high_pairs, codes[2][word], codes[3][word], high_scales);
+                    u32 low[4], high[4];
+                    CodeRows::e4m3_pairs(low, codes[0][word], codes[1][word]);
+                    CodeRows::e4m3_pairs(high, codes[2][word], codes[3][word]);
 #pragma unroll
-                    for (u32 i = 0; i < FEATURES; i += 2) {
-                        const u32 a[4] = {low_pairs[i], low_pairs[i + 1], high_pairs[i], high_pairs[i + 1]};
-                        multiply_add<VALUE_TYPE>(sums[(word * FEATURES + i) / 2], a, weights[pair][0], weights[pair][1]);
+                    for (u32 i = 0; i < 4; i += 2) {
+                        const u32 a[4] = {low[i], low[i + 1], high[i], high[i + 1]};
+                        multiply_add<VALUE_TYPE>(sums[(word * 4 + i) / 2], a, weights[pair][0], weights[pair][1]);
                     }
                 }
             } else {
@@ -420,18 +517,17 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         if (is_any_seen) weigh_scores(scores, is_seen, is_mixed, there);
         cp_async_wait_group<SLOTS - 1>();
         warp_barrier();
-        if (is_any_seen) add_values(scores, is_seen, is_mixed, there, own_ring + slot * SLOT_BYTES, scratch);
+        if (is_any_seen) add_values(scores, is_seen, is_mixed, there, own_ring + slot * SLOT_BYTES);
         warp_barrier();
         copy_next(tile, SLOTS % 2 != 0);
     }
     // Exponents of the largest scores.
 #pragma unroll
-    for (u32 i = 0; i < 2; i++) largest[i] = largest[i] == minus_infinity() ? largest[i] : largest[i] * factor;
+    for (u32 i = 0; i < 2; i++) largest[i] = largest[i] == minus_infinity() ? largest[i] : largest[i] * factor - WEIGHT_EXPONENT;
 
     // What is still in flight is nothing but zeros' groups; the ring's place is free then.
     cp_async_wait_group<0>();
     warp_barrier();
-    const float v_factor = value_factor(p, kv_head);
     WarpResult& own = *reinterpret_cast<WarpResult*>(own_ring);
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
@@ -444,26 +540,23 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
 #pragma unroll
         for (u32 n = 0; n < SUM_TILES; n++) {
-            if constexpr (IS_CODES)
-                st_shared(reinterpret_cast<f32x2*>(&own.sums[row][g * V_TILES + n * 2]), {sums[n][i], sums[n][2 + i]});
-            else
-                st_shared(reinterpret_cast<f32x2*>(&own.sums[row][n * MMA_N + t * 2]), {sums[n][2 * i], sums[n][2 * i + 1]});
+            const u32 first = IS_CODES ? i : 2 * i, second = IS_CODES ? i + 2 : 2 * i + 1;
+            st_shared(reinterpret_cast<f32x2*>(&own.sums[row][lane_feature(n, first)]), {sums[n][first], sums[n][second]});
         }
     }
     cta_barrier();
     const auto result_of = [&](u32 w) -> const WarpResult& {
         return *reinterpret_cast<const WarpResult*>(reinterpret_cast<const u8*>(dynamic_shared()) + w * RING_BYTES);
     };
-    const auto token_of = [&](u32 row) { return (u64)s.token + (first_row + row) / heads; };
-    const auto head_of = [&](u32 row) { return kv_head * heads + (first_row + row) % heads; };
-    // Where the partial results of a row begin.
-    const auto partial_results = [&](u32 row) {
-        return partial_result(p, token_of(row), head_of(row), 0) + QG_COUNTERS;
-    };
+    // Found once more, so that no register holds it meanwhile.
+    const Work end = Work::of(p, opaque_register(cta_index().x));
+    const u32 rows = end.last_row + 1 - end.first_row;
+    const bool is_partial = end.is_partial(p);
+    const float v_factor = value_factor(p, end.kv_head);
     // Eight columns a thread.
     constexpr u32 ROW_THREADS = QG_V / 8;
 #pragma unroll 1
-    for (u32 row = thread_index() / ROW_THREADS; first_row + row <= last_row; row += QG_THREADS / ROW_THREADS) {
+    for (u32 row = thread_index() / ROW_THREADS; row < rows; row += QG_THREADS / ROW_THREADS) {
         float most_of_all = minus_infinity(), all = 0.0f, weights[WARPS];
 #pragma unroll
         for (u32 w = 0; w < WARPS; w++) {
@@ -476,10 +569,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             weights[w] = ex2_approx(ld_shared(&result_of(w).largest[row]) - base);
             all += weights[w] * ld_shared(&result_of(w).total[row]);
         }
-        const u64 token = token_of(row);
-        const u32 head = head_of(row), c = thread_index() % ROW_THREADS * 8;
+        const u64 token = end.token_of(row);
+        const u32 head = end.head_of(row), c = thread_index() % ROW_THREADS * 8;
         const float scale = is_partial ? 1.0f : all == 0.0f ? 0.0f : v_factor / all;
-        float* to = partial_results(row) + (u64)part * (p.shape.v_dim + 4);
+        float* to = end.partial_results(p, row) + (u64)end.part * (p.shape.v_dim + 4);
         float values[8] = {};
 #pragma unroll
         for (u32 w = 0; w < WARPS; w++) {
@@ -496,7 +589,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                 st_global_f32x4(reinterpret_cast<f32x4*>(to + 4 + c), {values[0], values[1], values[2], values[3]});
                 st_global_f32x4(reinterpret_cast<f32x4*>(to + 8 + c), {values[4], values[5], values[6], values[7]});
             } else {
-                store_results(p, token * p.at.d_token + head * p.at.d_head + c, values);
+                store_eight(p, token * p.at.d_token + head * p.at.d_head + c, values);
             }
         }
         if (c != 0) continue;
@@ -505,31 +598,29 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         else if (p.shape.flags & QG_FLAG_LSE)
             st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(most_of_all, all));
     }
-    if (!is_partial || !adds_up) return;
-    const u32 tile = (sequence * p.shape.kv_heads + kv_head) * p.at.row_ctas + row_cta;
-    u32* counter = reinterpret_cast<u32*>(p.at.workspace) + tile;
+    if (!is_partial || !end.adds_up(p)) return;
+    u32* counter = reinterpret_cast<u32*>(p.at.workspace) + (end.sequence * p.shape.kv_heads + end.kv_head) * p.at.row_ctas + end.row_cta;
     Ending& ending = *reinterpret_cast<Ending*>(reinterpret_cast<u8*>(dynamic_shared()) + ENDING_AT);
-    if (!is_last_of(counter, parts.end - parts.first, &ending.is_last)) return;
-    // Few warps have more registers each.
-    constexpr u32 CHAINS = PartSums<ROWS, QG_V>::CHAINS, CHAINS_AT_ONCE = WARPS < 8 ? CHAINS : CHAINS / 2;
-    const u32 rows = last_row + 1 - first_row;
+    if (!is_last_of(counter, end.parts.end - end.parts.first, &ending.is_last)) return;
+    // Few warps have more registers.
+    constexpr u32 CHAINS = PartSums<ROWS, QG_V>::CHAINS, CHAINS_AT_ONCE = WARPS * QG_CTAS_PER_SM > 8 ? 1 : CHAINS;
 #pragma unroll 1
     for (u32 i = warp * CHAINS_AT_ONCE; i < rows * CHAINS; i += WARPS * CHAINS_AT_ONCE) {
         const u32 row = i / CHAINS;
-        const PartRange of_row = parts_of(p, keys_seen(p, s, (first_row + row) / heads));
-        ending.parts.template add_chains<CHAINS_AT_ONCE>(row, i % CHAINS, partial_results(row), p.shape.v_dim, of_row);
+        const PartRange of_row = parts_of(p, keys_seen(p, end.s, (end.first_row + row) / end.heads));
+        ending.parts.template add_chains<CHAINS_AT_ONCE>(row, i % CHAINS, end.partial_results(p, row), p.shape.v_dim, of_row);
     }
     cta_barrier();
 #pragma unroll 1
     for (u32 row = thread_index() / ROW_THREADS; row < rows; row += QG_THREADS / ROW_THREADS) {
-        const u64 token = token_of(row);
-        const u32 head = head_of(row), c = thread_index() % ROW_THREADS * 8;
+        const u64 token = end.token_of(row);
+        const u32 head = end.head_of(row), c = thread_index() % ROW_THREADS * 8;
         const float total = ending.parts.total_of(row), scale = total == 0.0f ? 0.0f : v_factor / total;
         float values[8];
         ending.parts.columns_of(row, c, values);
 #pragma unroll
         for (u32 i = 0; i < 8; i++) values[i] *= scale;
-        if (c < p.shape.v_dim) store_results(p, token * p.at.d_token + head * p.at.d_head + c, values);
+        if (c < p.shape.v_dim) store_eight(p, token * p.at.d_token + head * p.at.d_head + c, values);
         if (c == 0 && p.shape.flags & QG_FLAG_LSE)
             st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(ld_shared(&ending.parts.largest[row]), total));
     }

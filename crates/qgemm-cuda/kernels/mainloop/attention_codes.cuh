@@ -1,5 +1,5 @@
-// Keys and values in codes as operands of matrix instructions. Codes of keys are exact in f16 and bf16, and their scales act on what a block
-// of 32 features adds up to; values are multiplied with their scales in f16, where weights and the products stay whatever type Q has.
+// Keys and values in codes as operands of matrix instructions. Codes are exact in f16 and those of keys also in bf16. Scales of keys act on what
+// a block of 32 features adds up to; weights are multiplied with the scales of values in f16, whatever type Q has.
 #pragma once
 #include "atoms/fp8.cuh"
 #include "atoms/mma.cuh"
@@ -59,9 +59,8 @@ QG_DEVICE void nibbles_f16(u32 (&pairs)[4], u32 word) {
 
 // Rows of codes and of scales in shared memory. Lanes read keys four rows apart and values eight, which the pitches spread over the banks.
 struct CodeRows {
-    // Features of a lane in a block of keys, and of a value.
-    static constexpr u32 KEY_FEATURES = 8, VALUE_FEATURES = QG_V / 8;
-    static constexpr u32 VALUE_WORDS = VALUE_FEATURES * KV_BITS / 32;
+    // Features of a lane in a block of keys.
+    static constexpr u32 KEY_FEATURES = 8;
 
     // Of a lane's features of a block of a key, eight neighbours: four pairs in the type of Q. Their order is that of `query_pairs`.
     QG_DEVICE void key_pairs(u32 (&pairs)[4], const u8* at) {
@@ -85,44 +84,44 @@ struct CodeRows {
             pairs[i] = QG_KV == KV_Q8_0 ? words[i] : prmt(words[i / 2], words[2 + i / 2], i % 2 ? 0x7632 : 0x5410);
     }
 
-    // Words of a lane's features of a value.
+    // Of E4M3, words of a lane's features of a value.
+    static constexpr u32 VALUE_WORDS = QG_V / 8 / 4;
     QG_DEVICE void load_value(u32 (&words)[VALUE_WORDS], const u8* at) {
         if constexpr (VALUE_WORDS == 4) {
             const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(at));
             words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-        } else if constexpr (VALUE_WORDS == 2) {
+        } else {
             const u32x2 v = ld_shared(reinterpret_cast<const u32x2*>(at));
             words[0] = v.x, words[1] = v.y;
-        } else {
-            words[0] = ld_shared(reinterpret_cast<const u32*>(at));
+        }
+    }
+    // Pairs of two keys' values from a word of each: one for every feature that the word has.
+    QG_DEVICE void e4m3_pairs(u32 (&pairs)[4], u32 even, u32 odd) {
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const u32 bytes = prmt(even, odd, half ? 0x7362 : 0x5140);
+            pairs[half * 2] = e4m3_operand(bytes);
+            pairs[half * 2 + 1] = e4m3_operand(bytes >> 16);
         }
     }
 
-    // Pairs of two keys' values from a word of each: one for every feature that the word has.
-    static constexpr u32 WORD_FEATURES = 32 / KV_BITS;
-    QG_DEVICE void value_pairs(u32 (&pairs)[WORD_FEATURES], u32 even, u32 odd, u32 scales) {
+    // Of codes that have scales: pairs of two keys' values without them, one for each neighbour in sixteen bits of both, of which there are four
+    // at most.
+    static constexpr u32 NEIGHBOURS = 16 / KV_BITS;
+    QG_DEVICE void value_pairs(u32 (&pairs)[4], u32 both) {
         if constexpr (QG_KV == KV_Q4_0) {
-            u32 of_half[4];
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                nibbles_f16(of_half, prmt(even, odd, half ? 0x7632 : 0x5410));
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) pairs[half * 4 + i] = mul_f16x2(of_half[i], scales);
-            }
+            nibbles_f16(pairs, both);
         } else {
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                const u32 bytes = prmt(even, odd, half ? 0x7362 : 0x5140);
-                if constexpr (QG_KV == KV_Q8_0) {
-                    const u32 turned = bytes ^ 0x80808080u;
-                    pairs[half * 2] = mul_f16x2(signed_bytes_f16<0>(turned), scales);
-                    pairs[half * 2 + 1] = mul_f16x2(signed_bytes_f16<2>(turned), scales);
-                } else {
-                    pairs[half * 2] = e4m3_operand(bytes);
-                    pairs[half * 2 + 1] = e4m3_operand(bytes >> 16);
-                }
-            }
+            const u32 turned = both ^ 0x80808080u;
+            pairs[0] = sub_f16x2(prmt(turned, 0x64646464u, 0x4240), 0x64806480u);
+            pairs[1] = sub_f16x2(prmt(turned, 0x64646464u, 0x4341), 0x64806480u);
         }
+    }
+    // Weights of two keys times the scales of a block of theirs, of which `scales` has all.
+    template <u32 WORDS>
+    QG_DEVICE u32 scaled_weights(u32 weights, const u32 (&scales)[WORDS], u32 block) {
+        const u32 even = scales[block / 2], odd = scales[WORDS / 2 + block / 2];
+        return mul_f16x2(weights, prmt(even, odd, block % 2 ? 0x7632 : 0x5410));
     }
 
     // Feature `column`, whose code is of a byte, of a value of scale `scale`.
@@ -134,7 +133,9 @@ struct CodeRows {
     }
 };
 
-// Whether either of two scales times a code may be more than f16 has: 511 and more, or no number.
+// Where values have scales, weights are so many powers of two more than they are, so that their products with small scales are normal numbers.
+constexpr float WEIGHT_EXPONENT = HAS_SCALES ? 10.0f : 0.0f;
+// Whether either of two scales times a weight may be more than f16 has: 32 and more, or no number.
 QG_DEVICE bool may_overflow(u32 scales) {
-    return (((scales & 0x7fff7fffu) + 0x20042004u) & 0x80008000u) != 0;
+    return (((scales & 0x7fff7fffu) + 0x30003000u) & 0x80008000u) != 0;
 }

@@ -2,6 +2,7 @@
 // values of a tile, in turn, so that one is copied to the place of the other as soon as that is read.
 #pragma once
 #include "atoms/cp_async.cuh"
+#include "atoms/cp_async_line.cuh"
 #include "mainloop/attention_bits.cuh"
 #include "mainloop/attention_codes.cuh"
 
@@ -56,6 +57,8 @@ QG_DEVICE u32 place_of(u32 row, u32 chunk) {
 template <bool OF_VALUES>
 struct Rows {
     static constexpr u32 CHUNKS = bytes_of(OF_VALUES ? QG_V : QG_QK) / 16;
+    // Whether a row is less than a line of L2.
+    static constexpr bool IS_SHORT = CHUNKS < 8;
     // Where scales begin in a slot.
     static constexpr u32 SCALES_AT = TILE * (OF_VALUES ? V_PITCH : K_PITCH);
     static_assert(RUN * CHUNKS % 32 == 0, "every lane copies as many chunks of a run");
@@ -101,7 +104,11 @@ struct Rows {
 #pragma unroll
         for (u32 i = 0; i < RUN * CHUNKS / 32; i++) {
             const u32 row = run * RUN + i * (32 / CHUNKS) + lane / CHUNKS;
-            cp_async_16_or_zeros(has_chunk(), shared_address(to + place_of<OF_VALUES>(row, lane % CHUNKS)), from);
+            const u32 place = shared_address(to + place_of<OF_VALUES>(row, lane % CHUNKS));
+            if constexpr (IS_SHORT)
+                cp_async_16_or_zeros_line(has_chunk(), place, from);
+            else
+                cp_async_16_or_zeros(has_chunk(), place, from);
             from += step;
         }
     }
@@ -148,7 +155,9 @@ struct Rows {
                 st_shared(reinterpret_cast<u16*>(to + i), (u16)scale);
             }
         } else if constexpr (SCALE_BYTES == 4) {
-            cp_async_4(to, is_there ? from : scales, is_there ? bytes : 0);
+            cp_async_4_line(to, is_there ? from : scales, is_there ? bytes : 0);
+        } else if constexpr (IS_SHORT) {
+            cp_async_8_line(to, is_there ? from : scales, is_there ? bytes : 0);
         } else {
             cp_async_8(to, is_there ? from : scales, is_there ? bytes : 0);
         }

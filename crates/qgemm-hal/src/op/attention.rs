@@ -373,7 +373,7 @@ operands! {
         D: "d" Write,
         /// Log-sum-exp of each token and head: f32.
         Lse: "the log-sum-exp" Write,
-        /// Partial results of parts of the keys.
+        /// Counters, and partial results of parts of the keys.
         Workspace: "the workspace" Accumulate,
     }
 }
@@ -461,7 +461,7 @@ impl CheckedAttention {
         self.window.map_or(seen, |window| seen.min(window as f64))
     }
 
-    /// Bytes of workspace that hold `parts` partial results of every query of every head.
+    /// Bytes of workspace that hold counters, and `parts` partial results of every query of every head.
     pub fn partial_bytes(&self, parts: usize) -> usize {
         WorkspaceLayout::RESERVED + self.tokens * self.heads * parts * (self.v_dim + 4) * size_of::<f32>()
     }

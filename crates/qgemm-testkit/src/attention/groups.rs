@@ -259,6 +259,11 @@ fn decode() -> Vec<AttentionCase> {
             }
         }
     }
+    // More parts than are added up at once.
+    for kv in [KvFormat::Plain(DType::F16), KvFormat::Q4_0] {
+        let case = AttentionCase::new(&[(2, 17_000), (1, 600)], (2, 1), 64, DType::F16);
+        cases.push(AttentionCase { kv, places: AttentionPlaces::Paged(16), batch_invariant: true, ..case });
+    }
     numbered(cases)
 }
 

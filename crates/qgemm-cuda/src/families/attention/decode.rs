@@ -24,8 +24,12 @@ const COUNTERS: usize = WorkspaceLayout::RESERVED / size_of::<u32>();
 const MOST_ROWS: usize = 128;
 /// Features of queries and of values that there are kernels for.
 const DIMS: [u32; 2] = [64, 128];
-/// Keys that parts are a multiple of, and the fewest that are worth one.
+/// Fewest keys that are worth a part.
 const LEAST_PART: usize = 256;
+/// How many keys a CTA would have been through by the time that it takes to begin and to end.
+const CTA_KEYS: usize = 160;
+/// Waves that keys are cut into at most.
+const MOST_WAVES: usize = 6;
 /// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
 const EFFICIENCY: (u32, u32) = (920, 300);
 
@@ -41,7 +45,7 @@ fn attend_spec(x: DType, kv: KvFormat, dim: u32, is_masked: bool, variant: Varia
     let is_bf16 = x == DType::BF16;
     let plain = if is_bf16 { "decode_bf16" } else { "decode_f16" };
     let step = Name::new(if is_masked { MASKED_STEPS[usize::from(is_bf16)] } else { plain });
-    AttentionSpec { step, kv, qk: dim, v: dim, rows: rows(kv), keys: warps(kv, variant) * tile(kv, dim) }
+    AttentionSpec { step, kv, qk: dim, v: dim, rows: rows(kv), keys: warps(kv, is_masked, variant) * tile(kv, dim) }
 }
 
 /// Rows of a CTA, queries of the heads that share keys: of codes as many as groups of heads mostly have, since decoding keys twice costs less
@@ -52,8 +56,8 @@ fn rows(kv: KvFormat) -> u32 {
 
 /// Warps of a CTA, which share its keys. Of codes, which take more instructions a byte, there are more where shared memory has room for their
 /// rings: results of few parts are sooner added up than those of many.
-fn warps(kv: KvFormat, variant: Variant) -> u32 {
-    if kv.bits() <= 8 && variant == Variant::Sm90 { 8 } else { 4 }
+fn warps(kv: KvFormat, is_masked: bool, variant: Variant) -> u32 {
+    if kv.bits() <= 8 && !is_masked && variant == Variant::Sm90 { 8 } else { 4 }
 }
 
 /// Threads of a CTA.
@@ -81,12 +85,23 @@ fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
         Variant::Sm90 => 228 << 10,
         _ => 100 << 10,
     };
-    ((room / (shared_bytes(spec) + 1024)) as usize).clamp(1, 2)
+    // As many as have the registers that they take.
+    let is_masked = MASKED_STEPS.contains(&spec.step.as_str());
+    let most = match spec.kv.bits() > 8 || (is_masked && variant < Variant::Sm90) {
+        true => 2,
+        false if threads(spec) > 128 => 2,
+        false => 3,
+    };
+    (room / (shared_bytes(spec) + 1024)).clamp(1, most) as usize
 }
 
 /// Slots of a warp's ring, each for the keys or the values of a tile.
 fn slots(spec: &AttentionSpec) -> u32 {
-    if spec.kv.bits() <= 8 && spec.qk > 64 { 3 } else { 6 }
+    match spec.kv.bits() > 8 {
+        true => 6,
+        false if spec.qk > 64 => 3,
+        false => 4,
+    }
 }
 
 /// Bytes of the rings of `entry/sm80_attention_decode.cu`.
@@ -165,16 +180,25 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     Ok((spec, variant))
 }
 
-/// How the keys of a sequence are cut: into as many parts as make a wave of CTAs.
-fn cut(op: &CheckedAttention, rows: u32, ctas_a_unit: usize, units: u32) -> Cut {
-    let row_ctas = (op.most_queries() * op.group()).div_ceil(rows as usize);
+/// How the keys of a sequence are cut: into as many parts as keep the CTAs that run at once busy to the end.
+fn cut(op: &CheckedAttention, spec: &AttentionSpec, ctas_a_unit: usize, units: u32) -> Cut {
+    let row_ctas = (op.most_queries() * op.group()).div_ceil(spec.rows as usize);
     if op.batch_invariant {
         return Cut::of(op, row_ctas, simt::INVARIANT_PART);
     }
-    let ctas = op.sequences * op.kv_heads * row_ctas;
-    let wanted = ((ctas_a_unit * units.max(1) as usize + ctas / 2) / ctas).max(1);
-    let part_keys = op.most_keys.div_ceil(wanted).max(LEAST_PART).next_multiple_of(LEAST_PART);
+    let at_once = ctas_a_unit * units.max(1) as usize;
+    let part_keys = part_keys(op.most_keys, op.sequences * op.kv_heads * row_ctas, at_once, spec.keys as usize);
     Cut::of(op, row_ctas, part_keys)
+}
+
+/// Keys of the parts that `keys` keys of each of `tiles` tiles of rows are cut into, a multiple of `turn`, where so many CTAs run at once.
+fn part_keys(keys: usize, tiles: usize, at_once: usize, turn: usize) -> usize {
+    let of_parts = |parts: usize| keys.div_ceil(parts).max(LEAST_PART).next_multiple_of(turn);
+    // A wave of few CTAs takes nearly as long as one of many.
+    let cost = |part: usize| (tiles * keys.div_ceil(part)).div_ceil(at_once) * (part + CTA_KEYS);
+    let most_parts = keys.div_ceil(LEAST_PART).min((MOST_WAVES * at_once).div_ceil(tiles.max(1))).max(1);
+    let all = (1..=most_parts).map(of_parts);
+    all.reduce(|best, part| if cost(part) < cost(best) { part } else { best }).unwrap_or(keys)
 }
 
 /// Whether there are counters for all rows, so that the kernel that attends also adds the parts up.
@@ -190,7 +214,7 @@ impl Family<CheckedAttention> for AttentionDecode {
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
         let (spec, variant) = spec_of(op, info)?;
         super::check_invariant(NAME, op, info)?;
-        let cut = cut(op, spec.rows, ctas_a_unit(&spec, variant), info.units);
+        let cut = cut(op, &spec, ctas_a_unit(&spec, variant), info.units);
         ctas(&[op.sequences, op.kv_heads, cut.row_ctas, cut.parts])?;
         ctas(&[op.sequences, op.most_queries(), op.heads])?;
         let rows = op.most_queries() * op.group();
@@ -240,4 +264,21 @@ pub(super) fn sequence(
         adds_up: adds_up(op, row_ctas),
     };
     simt::in_parts(NAME, op, config, variant, attend, make)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::part_keys;
+
+    #[test]
+    fn parts_keep_all_ctas_busy() {
+        // 264 CTAs at once: one sequence of eight heads in 32 parts, three in 11; 32 sequences whole, 40 in four.
+        assert_eq!(part_keys(8192, 8, 264, 256), 256);
+        assert_eq!(part_keys(65536, 8, 264, 256), 2048);
+        assert_eq!(part_keys(8192, 24, 264, 64), 768);
+        assert_eq!(part_keys(8192, 256, 264, 256), 8192);
+        assert_eq!(part_keys(2048, 320, 264, 256), 512);
+        // Few keys, or none.
+        assert_eq!([part_keys(100, 1, 264, 256), part_keys(0, 1, 264, 256)], [256, 256]);
+    }
 }

@@ -111,7 +111,8 @@ impl XRegion {
 }
 
 impl WorkspaceLayout {
-    /// Bytes at the start of a workspace that are counters of products, whatever the plan: other operations leave them alone.
+    /// Bytes at the start of a workspace that are counters of products and of attention, whatever the plan: zero between launches, and other
+    /// operations leave them alone.
     pub const RESERVED: usize = COUNTER_BYTES as usize;
 
     /// The layout for `tiles` tiles of `tile_values` outputs whose K is cut into `splits` parts each, or `None` when

@@ -1,0 +1,15 @@
+// Copies from global to shared memory with which L2 fetches whole lines: here the same as others.
+#pragma once
+#include "atoms/cp_async.cuh"
+
+#if QG_VARIANT >= 80
+QG_DEVICE void cp_async_4_line(u8* shared, const u8* global, u32 source_bytes, QG_AT) {
+    emu->cp_async(shared, global, 4, source_bytes, file, line);
+}
+QG_DEVICE void cp_async_8_line(u8* shared, const u8* global, u32 source_bytes, QG_AT) {
+    emu->cp_async(shared, global, 8, source_bytes, file, line);
+}
+QG_DEVICE void cp_async_16_or_zeros_line(bool wanted, u32 shared, const u8* global, QG_AT) {
+    emu->cp_async(emu->place()->shared + shared, global, 16, wanted ? 16 : 0, file, line);
+}
+#endif
