@@ -43,7 +43,7 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
             continue;
         }
         Accumulators acc;
-        multiply_tile(acc, shared.pipeline, at, own, 0, ParkedState::k_tiles(state), place, lane);
+        multiply_tile(acc, shared.pipeline, at, own.gemm.shape.m, ParkedState::k_tiles(state), place, lane);
         // The tile is loaded again: accumulators leave no registers for it meanwhile.
         if constexpr (!QG_X_BLOCK_SCALES) {
             const OwnRows rows = Parked<WorkTile>::load(state.tile).own;

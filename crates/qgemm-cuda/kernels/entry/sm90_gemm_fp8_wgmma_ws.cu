@@ -32,7 +32,7 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
     while (ParkedState::next(state, p, lane)) {
         Accumulators acc;
         const u32 stages = ParkedState::k_tiles(state), token = first_token_of(Parked<WorkTile>::load(state.tile));
-        multiply_tile(acc, shared.pipeline, at, params.fp8, token, stages, place, lane);
+        multiply_tile(acc, shared.pipeline, at, token < p.shape.m ? p.shape.m - token : 0, stages, place, lane);
         scale_tokens(acc, TokenFactors::load(params.fp8, token + place.token));
         const WorkTile work = Parked<WorkTile>::load(state.tile);
         float* const all = reinterpret_cast<float*>(&acc);

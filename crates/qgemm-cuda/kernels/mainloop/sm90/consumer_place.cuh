@@ -16,6 +16,6 @@ struct LanePlace {
 
     QG_DEVICE LanePlace of(u32 warp, u32 lane) {
         const u32 group = warp / 4;
-        return {group / GROUPS_M, group % GROUPS_M * 64 + warp % 4 * 16 + token_of(lane / 4)};
+        return {GROUPS_N == 1 ? 0 : group / GROUPS_M, group % GROUPS_M * 64 + warp % 4 * 16 + token_of(lane / 4)};
     }
 };

@@ -4,6 +4,7 @@
 // The instructions start from zero every 128 columns, and their sums are added in f32, times both scales of these columns.
 #pragma once
 #include "atoms/mbarrier_test.cuh"
+#include "atoms/shared_in_register.cuh"
 #include "atoms/wgmma_fp8.cuh"
 #include "mainloop/sm90/x_place.cuh"
 
@@ -62,8 +63,13 @@ QG_DEVICE void promote(float (&acc)[PART_N / 2], const float (&sums)[PART_N / 2]
         return;
     }
     if (factors.in_pairs) {
+        // One factor after the other, so that the next sum finds it where operands are collected.
 #pragma unroll
-        for (u32 i = 0; i < PART_N / 2; i++) acc[i] = fma_f32(factors.pairs[i / 2 % 2][i / 4 % 2], sums[i], acc[i]);
+        for (u32 pair = 0; pair < 4; pair++)
+#pragma unroll
+            for (u32 i = pair * 2; i < PART_N / 2; i += 8)
+#pragma unroll
+                for (u32 j = i; j < i + 2; j++) acc[j] = fma_f32(factors.pairs[pair % 2][pair / 2], sums[j], acc[j]);
     } else {
 #pragma unroll
         for (u32 run = 0; run < PART_RUNS; run++) {
@@ -114,20 +120,28 @@ static_assert(PARTS == 1 || (GROUPS_N == 1 && PARTS * PART_N == (PART_N < SHARE_
 
 // Whether the next stage is looked at while instructions run. With experts there are no registers for that (16 bytes spilled).
 constexpr bool LOOKS_AHEAD = !QG_EXPERT_TILES;
+// Whether a lane's columns of the next stage are loaded before the last sums of a stage are added, and not behind them. Without experts
+// nothing is gained, and 8 bytes spilled; neither have all others registers for it.
+constexpr bool LOADS_AHEAD = QG_EXPERT_TILES && QG_X_BLOCK_SCALES;
 
-// acc = X · Wᵀ over `count` stages, of tokens from `first_token` on, which may be behind the last. What need not come before the
+// acc = X · Wᵀ over `count` stages, of `tokens` tokens, which may be more than the tile has, or none. What need not come before the
 // instructions of a stage is done while they run: nothing else fills that time.
-QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const Fp8GemmParams& params,
-                             u32 first_token, u32 count, const LanePlace& place, u32 lane) {
+QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, u32 tokens, u32 count, const LanePlace& place, u32 lane) {
     acc = {};
-    const u32 m = params.gemm.shape.m, tokens = first_token < m ? m - first_token : QG_TILE_M;
+    Pipeline& pipeline = shared_in_register(shared);
     const XPlace x_place = XPlace::of(place, tokens, lane);
+    XColumns columns = {};
     bool is_full = false;
+    const auto load = [&] {
+        if (!is_full) mbarrier_wait(&pipeline.full[at.stage], at.parity);
+        columns = XPlace::load(pipeline.x[at.stage], x_place);
+    };
+    if constexpr (LOADS_AHEAD) load();
 #pragma unroll 1
     for (; count > 0; count--) {
+        if constexpr (!LOADS_AHEAD) load();
         const u32 stage = at.stage;
-        if (!is_full) mbarrier_wait(&pipeline.full[stage], at.parity);
-        XFragments x = XPlace::load(pipeline.x[stage], x_place);
+        XFragments x = XColumns::in_order(columns);
         const u64 w = wgmma_descriptor_64b(Pipeline::w_rows(pipeline, stage, place.group_n * PARTS * PART_N));
         Position::next(at);
 #pragma unroll
@@ -137,7 +151,11 @@ QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at
             const Factors factors = Factors::load(pipeline.scales[stage], place, part, lane);
             if (LOOKS_AHEAD && part == PARTS - 1) is_full = mbarrier_test(&pipeline.full[at.stage], at.parity, count > 1);
             finish_stage(sums, x);
-            if (part == PARTS - 1) Pipeline::release(pipeline, stage, lane);
+            if (part == PARTS - 1) {
+                Pipeline::release(pipeline, stage, lane);
+                columns = {};
+                if (LOADS_AHEAD && count > 1) load();
+            }
             promote(acc.value[part], sums, factors);
         }
     }

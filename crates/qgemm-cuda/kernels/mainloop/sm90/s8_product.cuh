@@ -88,10 +88,8 @@ QG_DEVICE void multiply_stages(Accumulators& acc, Pipeline& pipeline, Position& 
         }
 }
 
-// acc = X · Wᵀ over `count` stages, of tokens from `first_token` on.
-QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const Fp8GemmParams& params,
-                             u32 first_token, u32 count, const LanePlace& place, u32 lane) {
-    const u32 m = params.gemm.shape.m, tokens = first_token < m ? m - first_token : 0;
+// acc = X · Wᵀ over `count` stages, of `tokens` tokens; others are zeros.
+QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at, u32 tokens, u32 count, const LanePlace& place, u32 lane) {
     if constexpr (FLUSHES) {
         acc = {};
 #pragma unroll 1

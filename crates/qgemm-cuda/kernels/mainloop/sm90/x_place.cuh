@@ -3,6 +3,23 @@
 #include "atoms/wgmma.cuh"
 #include "mainloop/sm90/consumer_place.cuh"
 
+// A lane's columns of a stage in the order of X, of each k-block 16 of its first token and 16 of its second.
+struct XColumns {
+    u32x4 chunk[STAGE_K_BLOCKS][2];
+
+    // Brings them into the order of W.
+    QG_DEVICE XFragments in_order(const XColumns& columns) {
+        XFragments x;
+#pragma unroll
+        for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++)
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) XFragments::put(x, k_block, half, columns.chunk[k_block][half]);
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(x.a[step]);
+        return x;
+    }
+};
+
 struct XPlace {
     // Of the lane's first token, the chunk of the first k-block: chunk c of token r stands at c ^ (r % 8). Bytes from there to its second
     // token's, eight rows further. Instead of tokens beyond the last, others are read: no sum but their own depends on them, and nobody
@@ -15,18 +32,16 @@ struct XPlace {
         const u32 token = has_first ? place.token : 0;
         return {token * STAGE_K + (lane % 4 ^ token % 8) * 16, has_second ? FURTHER : 0};
     }
-    // Reads a stage and brings it into order.
-    QG_DEVICE XFragments load(const u8* stage, const XPlace& place) {
-        XFragments x;
+    // Reads the lane's columns of a stage.
+    QG_DEVICE XColumns load(const u8* stage, const XPlace& place) {
+        XColumns x;
 #pragma unroll
         for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++)
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
                 const u8* chunk = stage + (place.offset ^ k_block * PACKED_K_BLOCK) + half * place.second;
-                XFragments::put(x, k_block, half, ld_shared(reinterpret_cast<const u32x4*>(chunk)));
+                x.chunk[k_block][half] = ld_shared(reinterpret_cast<const u32x4*>(chunk));
             }
-#pragma unroll
-        for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(x.a[step]);
         return x;
     }
 };
