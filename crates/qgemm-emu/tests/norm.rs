@@ -1,7 +1,7 @@
 //! Kernels that normalize, as prologues of products would launch them: columns gathered in another order, with columns of zeros.
 //! What else they write is the conformance suite's.
 
-use qgemm_api::{Context, DType, Error, NO_COLUMN, NormFunction};
+use qgemm_api::{Context, DType, Error, NO_COLUMN, Norm, NormArgs, NormFunction, NormKind};
 use qgemm_hal::{CheckedNorm, Dense, HalError, NormLaunch, NormOperand, Operands, XPlace};
 use qgemm_testkit::normalized_row;
 
@@ -65,5 +65,42 @@ fn columns_are_gathered_whether_rows_are_short_or_long() {
                 }
             }
         }
+    }
+}
+
+/// What a norm makes of rows that are alike, in bf16.
+fn of_alike_rows(ctx: &Context, function: NormFunction, rows: usize, row: &[u16], of_columns: &[u16]) -> Vec<u16> {
+    let norm = Norm::new(rows, row.len(), DType::BF16, function);
+    let plan = ctx.plan_norm(&norm).expect("a plan");
+    let (x, of_columns) = (ctx.upload(&row.repeat(rows)).expect("memory"), ctx.upload(of_columns).expect("memory"));
+    let mut d = ctx.upload(&vec![0u16; rows * row.len()]).expect("memory");
+    let args = NormArgs::new(&x, &mut d).gamma(&of_columns);
+    let args = if function.beta.is_some() { args.beta(&of_columns) } else { args };
+    plan.run(&ctx.default_stream(), args).expect("a launch");
+    ctx.download(&d).expect("a download")
+}
+
+#[test]
+fn bits_of_a_row_do_not_depend_on_how_many_there_are() {
+    let ctx = match Context::open("emu:sm80") {
+        Ok(ctx) => ctx,
+        Err(Error::Hal(why @ HalError::NoDevice { .. })) => {
+            return qgemm_testkit::skipped("bits of rows of norms", &why.to_string());
+        }
+        Err(other) => panic!("{other}"),
+    };
+    // More rows than a GPU holds at once have a kernel of their own. The last columns are for both less than a thread's.
+    let (columns, many) = (8184, ctx.info().units as usize * 2 + 1);
+    for (function, factor) in
+        [(NormFunction::rms(1e-6), 1.0), (NormFunction::layer(1e-6), 1.0), (NormFunction::rms(0.0), 1e30)]
+    {
+        let function = function.gamma(DType::BF16);
+        let function = if function.kind == NormKind::Layer { function.beta(DType::BF16) } else { function };
+        let bf16 = |value: f32| (value.to_bits() >> 16) as u16;
+        let row: Vec<u16> = (0..columns).map(|i| bf16(((i * 37 % 1013) as f32 * 0.01 - 3.0) * factor)).collect();
+        let of_columns: Vec<u16> = (0..columns).map(|i| bf16(0.5 + (i % 7) as f32)).collect();
+        let few = of_alike_rows(&ctx, function, 1, &row, &of_columns);
+        let all = of_alike_rows(&ctx, function, many, &row, &of_columns);
+        assert!(all.chunks_exact(columns).all(|row| row == few), "{function:?}");
     }
 }

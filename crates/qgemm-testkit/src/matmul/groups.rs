@@ -379,6 +379,8 @@ fn every_kernel() -> Vec<MatmulCase> {
     for (i, layout) in MatmulLayout::ALL.into_iter().enumerate() {
         let case = MatmulCase { layout, seed: i as u64, ..MatmulCase::new([129, 259, 100]) };
         cases.push(MatmulCase { bias: Some(DType::F32), alpha: -0.5, ..case });
+        // Aligned in every layout, a whole tile of the largest among others.
+        cases.push(MatmulCase { shape: [132, 264, 116], ..case });
         let gaps = [[0, 8, 4], [3, 1, 0], [4, 0, 8], [1, 12, 3]][i];
         let strides = MatmulStrides { gaps, offset: i, ..plain };
         let c = Some((2.0, dtype(i)));

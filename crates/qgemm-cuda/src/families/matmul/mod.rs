@@ -14,7 +14,7 @@ use qgemm_hal::abi::{
     self, MatmulPointers, MatmulScales, MatmulShape, MatmulTiles, MatmulTypes, activation_code, dtype_code,
 };
 use qgemm_hal::{
-    CheckedMatmul, Device, DeviceInfo, FactorFormat, Family, Geometry, HalError, KernelId, LaunchSequence, Math,
+    CheckedMatmul, Device, DeviceInfo, FactorFormat, Family, Geometry, HalError, KernelId, LaunchSequence,
     MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec, Name, Operand, Operands, Operation, Spec,
     Unsupported, Variant, XPrecision,
 };
@@ -24,7 +24,7 @@ use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::{constant_line, macro_line};
 use rounded::RoundedFactors;
 use templates::{
-    BF16X3, BF16X3_SMALL, CP_ASYNC_ROWS, SIMT, SIMT_ROWS, SIMT_SMALL, TWO_STAGE_ROWS, Template, factor_code,
+    BF16X3, BF16X3_SMALL, CP_ASYNC_ROWS, FMA, SIMT, SIMT_ROWS, SIMT_SMALL, TWO_STAGE_ROWS, Template, factor_code,
     has_instructions, of_blocks, of_e4m3, of_instructions, of_tf32,
 };
 use tma::MappedMatmul;
@@ -49,7 +49,7 @@ const F32: FactorFormat = FactorFormat::Plain(DType::F32);
 
 fn spec_of(template: &Template, a: FactorFormat, b: FactorFormat, layout: MatmulLayout) -> MatmulSpec {
     let layout = match template.math {
-        Math::FmaF32 => MatmulLayout::Any,
+        _ if template.takes_any_layout() => MatmulLayout::Any,
         _ if template.rounds_factors() => MatmulLayout::Nt,
         _ => layout,
     };
@@ -76,9 +76,9 @@ fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec
         ("QG_MAY_GROUP_K", template.may_group_k(&spec).into()),
         ("QG_MAY_SCALE", [spec.a, spec.b].contains(&FactorFormat::E4M3).into()),
     ];
-    match template.math {
-        Math::FmaF32 => constants.extend([("QG_A_DTYPE", factor_code(spec.a)), ("QG_B_DTYPE", factor_code(spec.b))]),
-        _ => constants.extend([
+    match template.takes_any_layout() {
+        true => constants.extend([("QG_A_DTYPE", factor_code(spec.a)), ("QG_B_DTYPE", factor_code(spec.b))]),
+        false => constants.extend([
             ("QG_DTYPE", dtype_code(template.multiplied(spec.a))),
             ("QG_A_BYTES", spec.a.bytes() as u32),
             ("QG_B_BYTES", spec.b.bytes() as u32),
@@ -117,7 +117,7 @@ fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
             all.push((template, spec_of(&template, a, b, MatmulLayout::Any)));
         }
     }
-    let of_f32 = of_tf32(variant, true).iter().chain([&BF16X3, &BF16X3_SMALL]);
+    let of_f32 = of_tf32(variant, true).iter().chain([&BF16X3, &BF16X3_SMALL, &FMA]);
     for &template in of_f32.filter(|_| variant >= Variant::Sm80) {
         let of = |layout| (template.on(variant), spec_of(&template, F32, F32, layout));
         let layouts = if template.rounds_factors() { &[MatmulLayout::Nt][..] } else { &MatmulLayout::ALL };
@@ -391,7 +391,8 @@ impl Family<CheckedMatmul> for Matmul {
         };
         let simt = match (a == b, a.has_scales()) {
             (_, true) => &[],
-            (true, false) => &[SIMT, SIMT_SMALL][..],
+            (true, false) if a == F32 && aligned && variant >= Variant::Sm80 => &[FMA, SIMT, SIMT_SMALL][..],
+            (true, false) => &[SIMT, SIMT_SMALL],
             (false, false) => &[SIMT_SMALL],
         };
         let templates: Vec<Template> = match op.rows_grouped {

@@ -45,6 +45,16 @@ pub(super) const SIMT: Template = Template {
 };
 pub(super) const SIMT_SMALL: Template = Template { m: 64, n: 64, threads: 128, ctas: 4, efficiency: 500, ..SIMT };
 
+/// Factors in f32 by FMA, whose tiles `cp.async` copies.
+pub(super) const FMA: Template = Template {
+    main_loop: "sm80_fma",
+    entry: "entry/sm80_matmul_fma.cu",
+    symbol: "qg_sm80_matmul_fma",
+    stages: 3,
+    efficiency: 900,
+    ..SIMT
+};
+
 const CP_ASYNC: Template = Template {
     main_loop: "sm80_cp_async",
     entry: "entry/sm80_matmul_cp_async.cu",
@@ -170,6 +180,8 @@ impl Template {
     /// As chips of `variant` have room for: two CTAs of three stages fit those with 100 KiB.
     pub fn on(self, variant: Variant) -> Self {
         match variant {
+            // Two CTAs; on Ada they would spill registers.
+            Variant::Sm120 if self == FMA => Self { stages: 2, ..self },
             Variant::Sm89 | Variant::Sm120 if self.stages > 3 => Self { stages: 3, ..self },
             // Identities say by which instructions.
             Variant::Sm70 if self.main_loop == TWO_STAGE.main_loop => Self { main_loop: "sm70_two_stage", ..self },
@@ -208,6 +220,11 @@ impl Template {
             Some(dtype) => dtype,
             None => DType::F16,
         }
+    }
+
+    /// Whether one kernel serves factors of any layout.
+    pub fn takes_any_layout(&self) -> bool {
+        self.entry == SIMT.entry
     }
 
     /// Whether CTAs stay and take work items in turn, which TMA brings. Others take one each.
