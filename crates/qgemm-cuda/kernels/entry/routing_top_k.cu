@@ -1,5 +1,6 @@
 // Chooses the experts of each token: a warp a token, an expert in 32 a lane. Keys are compared as bits in the order of the
-// numbers. Of the few tokens of a lone CTA, it makes the lists as well.
+// numbers. Of the few tokens of a lone CTA, it makes the lists as well, for which a warp has a row of slots or two.
+#define QG_ROWS_AT_ONCE 1
 #include "atoms/float.cuh"
 #include "epilogue/activation.cuh"
 #include "mainloop/expert_lists.cuh"

@@ -85,7 +85,11 @@ QG_DEVICE u32 load_id(const RoutingParams& p, u64 ids, const SlotRange& range, u
 }
 
 // Rows of 32 slots whose ids a warp asks for at once, because each waits for memory.
+#ifdef QG_ROWS_AT_ONCE
+constexpr u32 ROWS_AT_ONCE = QG_ROWS_AT_ONCE;
+#else
 constexpr u32 ROWS_AT_ONCE = 4;
+#endif
 
 // The ids of a lane's slots, of rows that follow one another.
 struct SlotIds {
