@@ -84,7 +84,7 @@ QG_DEVICE u32 load_id(const RoutingParams& p, u64 ids, const SlotRange& range, u
     return id < p.shape.experts ? id : p.shape.experts;
 }
 
-// Rows of 32 slots whose ids a warp asks for at once, because each waits for memory.
+// Rows of 32 slots whose ids a warp asks for at once, and warps whose counts a thread does, because each waits for memory.
 #ifdef QG_ROWS_AT_ONCE
 constexpr u32 ROWS_AT_ONCE = QG_ROWS_AT_ONCE;
 #else
@@ -184,15 +184,14 @@ QG_DEVICE void counts_to_offsets(const ListStorage& storage, u32 experts) {
 // Replaces the counts of an expert by the sums of those of the warps before, the first by `place`. Returns the sum of all. Counts of
 // several warps are loaded before the first is replaced, so that one wait serves them.
 QG_DEVICE u32 counts_to_places(const ListStorage& storage, u32 experts, u32 expert, u32 place) {
-    constexpr u32 AT_ONCE = 4;
     const u32 warps = cta_threads() / 32;
-    for (u32 warp = 0; warp < warps; warp += AT_ONCE) {
-        u32 own[AT_ONCE];
+    for (u32 warp = 0; warp < warps; warp += ROWS_AT_ONCE) {
+        u32 own[ROWS_AT_ONCE];
 #pragma unroll
-        for (u32 i = 0; i < AT_ONCE; i++)
+        for (u32 i = 0; i < ROWS_AT_ONCE; i++)
             own[i] = warp + i < warps ? ld_shared(&storage.of_warps[(warp + i) * experts + expert]) : 0;
 #pragma unroll
-        for (u32 i = 0; i < AT_ONCE; i++) {
+        for (u32 i = 0; i < ROWS_AT_ONCE; i++) {
             if (warp + i < warps) st_shared(&storage.of_warps[(warp + i) * experts + expert], place);
             place += own[i];
         }
