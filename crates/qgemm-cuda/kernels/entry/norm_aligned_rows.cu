@@ -159,13 +159,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_LEAST_CTAS)
     }
 
     const PackedStatistics s = PackedStatistics::of(p, own, share, storage);
+    // No copy is in flight where a CTA ends.
+    ColumnOperand::wait();
     bool needs_scale = s.needs_scale;
     if (own.threads < 32) needs_scale = ballot(needs_scale) != 0;
     if (needs_scale || !gamma.in_groups || !beta.in_groups) {
         normalize_elements(p, storage.norm, own, row, Statistics{1.0f, s.mean, s.correction, s.inverse}, needs_scale);
         return;
     }
-    ColumnOperand::wait();
     u8* d = OperandRow::d(p, row).start;
 #pragma unroll
     for (u32 i = 0; i < QG_GROUPS; i++) {
