@@ -228,6 +228,9 @@ mod tests {
         let of = |device, group| selection(device, group).formats.len();
         assert_eq!(of("cpu", "experts_every_way"), all.len());
         assert!(of("wgpu:0", "exact") < all.len() && of("wgpu:0", "exact") >= all.len() / WGPU_DAYS as usize);
-        assert!(of("wgpu:0", "experts_every_way") < of("wgpu:0", "exact") && of("emu:sm80", "exact") < of("wgpu:0", "exact"));
+        assert!(
+            of("wgpu:0", "experts_every_way") < of("wgpu:0", "exact")
+                && of("emu:sm80", "exact") < of("wgpu:0", "exact")
+        );
     }
 }

@@ -97,7 +97,8 @@ impl EightBitLayer {
                 }
             }
         }
-        let power_scales = by_block.is_some_and(|[_, by_power]| config.has_power_scales() || std::ptr::eq(format, by_power));
+        let power_scales =
+            by_block.is_some_and(|[_, by_power]| config.has_power_scales() || std::ptr::eq(format, by_power));
         let stated_x = by_block.and_then(|_| config.stated_x());
         let flip = if weight.dtype == Dtype::I8 { ZERO_CODE } else { 0 };
         let zeros = zero_point.filter(|zero_point| zero_point.bytes.iter().any(|&byte| byte != 0));

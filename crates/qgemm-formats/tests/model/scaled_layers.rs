@@ -200,15 +200,16 @@ fn fp8_in_blocks_whose_scales_are_powers_of_two() {
         (Dtype::F8_E5M2, e5m2_to_f32, ["fp8_e5m2", "fp8_e5m2_block128", "mxfp8_e5m2"]),
     ];
     let sizes = [(64usize, 96usize), (130, 300), (33, 40)];
-    for ((dtype, decode, [by_row, by_block, by_power]), (n, k)) in types.into_iter().flat_map(|of| sizes.map(|size| (of, size))) {
+    for ((dtype, decode, [by_row, by_block, by_power]), (n, k)) in
+        types.into_iter().flat_map(|of| sizes.map(|size| (of, size)))
+    {
         let codes = fp8_bytes(n * k, 3);
         for (rows, stated) in [(1, "[1, 32]"), (32, "[32, 32]"), (128, "[128, 128]")] {
             let columns = if rows == 128 { 128 } else { 32 };
             let shape = [n.div_ceil(rows), k.div_ceil(columns)];
             let bytes = bytes(shape[0] * shape[1], 5, |e| (100..140).contains(&e));
-            let expected: Vec<f32> = (0..n * k)
-                .map(|i| decode(codes[i]) * e8m0(bytes[i / k / rows * shape[1] + i % k / columns]))
-                .collect();
+            let expected: Vec<f32> =
+                (0..n * k).map(|i| decode(codes[i]) * e8m0(bytes[i / k / rows * shape[1] + i % k / columns])).collect();
             let numbers: Vec<f32> = bytes.iter().map(|&byte| e8m0(byte)).collect();
             let settings = format!(
                 r#"{{"quantization_config": {{"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": {stated}}}}}"#
