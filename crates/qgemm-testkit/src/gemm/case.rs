@@ -153,7 +153,7 @@ impl Case {
     /// With X given in codes and scales, which is neither transposed nor normalized.
     pub fn with_x_format(self, format: XFormat) -> Self {
         let layout = Layout { x_transposed: false, ..self.layout };
-        Self { x_format: Some(format), layout, norm: None, normed_dtype: None, ..self }
+        Self { x_format: Some(format), layout, norm: None, normed_dtype: None, normed_format: None, ..self }
     }
 
     /// With weights and activations whose sums are exact, and stay so: quantized activations would be no small integers.

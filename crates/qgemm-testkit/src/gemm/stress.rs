@@ -129,6 +129,22 @@ mod tests {
         }
     }
 
+    /// A given format of X takes the place of a norm and of all that the norm would write, a given factor included.
+    #[test]
+    fn what_has_x_in_codes_has_no_norm_that_writes_some() {
+        let formats: Vec<Format> = Format::all().collect();
+        let drawn: Vec<Case> = (0..4000).map(|seed| random_case(&formats, seed)).collect();
+        assert!(drawn.iter().any(|case| case.normed_format == Some(XFormat::E4M3Tensor)));
+        for case in drawn {
+            let given = case.with_x_format(XFormat::Q8_1);
+            for case in [case, given] {
+                let is_normed = case.normed_dtype.is_some() || case.normed_format.is_some();
+                assert!(case.norm.is_some() || !is_normed, "{case}");
+                assert!(case.norm.is_none() || case.x_format.is_none(), "{case}");
+            }
+        }
+    }
+
     #[test]
     fn exact_weights_of_the_deepest_case_can_be_made() {
         for format in Format::all() {
