@@ -4,15 +4,15 @@
 // A factor is stored along k (K-major) or along its outer index (MN-major), and lies in shared memory in the 128-byte
 // swizzle: K-major as one box of 64 values of k for each row of the tile, MN-major as boxes of 64 by 64, one for each 64 of
 // the outer index. Either way 64 of the outer index are BOX_BYTES. Factors of words, TF32, and of E4M3 codes are K-major, 32 or 128 values of k
-// in a row of 128 bytes.
+// in a row of 128 bytes. Words of A pass through registers, where they are rounded; those of B have been rounded before.
 #pragma once
 #include "atoms/mbarrier.cuh"
 #include "atoms/tma_batch.cuh"
 #include "atoms/warp.cuh"
 #include "atoms/wgmma_fp8_shared.cuh"
 #include "atoms/wgmma_shared.cuh"
-#include "atoms/wgmma_tf32_shared.cuh"
 #include "mainloop/sm90/matmul_items.cuh"
+#include "mainloop/sm90/tf32_rows.cuh"
 
 constexpr u32 BOX = 64, ROW_BYTES = 128, BOX_BYTES = BOX * ROW_BYTES;
 // Of 32 bytes each.
@@ -90,9 +90,7 @@ QG_DEVICE void start_stage(float (&acc)[ACCUMULATORS], const MatmulStage& stage,
     wgmma_fence();
 #pragma unroll
     for (u32 step = 0; step < K_STEPS; step++) {
-        if constexpr (IS_TF32)
-            wgmma_shared_k8_tf32<QG_TILE_N>(acc, a + step * A_STEP, b + step * B_STEP);
-        else if constexpr (IS_E4M3)
+        if constexpr (IS_E4M3)
             step == 0 ? wgmma_shared_k32_e4m3<QG_TILE_N, 0>(acc, a, b)
                       : wgmma_shared_k32_e4m3<QG_TILE_N, 1>(acc, a + step * A_STEP, b + step * B_STEP);
         else if constexpr (QG_DTYPE == DTYPE_F16)
@@ -136,12 +134,54 @@ QG_DEVICE void multiply_codes(float (&acc)[ACCUMULATORS], MatmulRing& ring, Posi
     }
 }
 
+// acc += A · B over a k-tile of words. A's are loaded while the instructions of the stage before run, after which that stage is free.
+QG_DEVICE void multiply_words_of_stage(float (&acc)[ACCUMULATORS], Tf32Rows& a, MatmulRing& ring, Position& at, u32& before, u32 warpgroup,
+                                       u32 warp, u32 lane) {
+    mbarrier_wait(&ring.full[at.stage], at.parity);
+    const MatmulStage& stage = ring.stage[at.stage];
+    Tf32Rows::load(a, stage.a + warpgroup * BOX_BYTES, warp, lane);
+    const u64 b = wgmma_descriptor_128b(stage.b);
+#pragma unroll
+    for (u32 step = 0; step < K_STEPS; step++) wgmma_fence_operand(a.step[step]);
+    wgmma_fence();
+#pragma unroll
+    for (u32 step = 0; step < K_STEPS; step++) wgmma_k8_tf32<QG_TILE_N>(acc, a.step[step], b + step * 2);
+    wgmma_commit_group();
+    wgmma_wait_group<1>();
+    if (before < QG_STAGES) MatmulRing::release(ring, before, lane);
+    before = at.stage;
+    Position::next(at);
+}
+
+// acc += A · B over the k-tiles of a work item, of words: two in turn, in registers of their own.
+QG_DEVICE void multiply_words(float (&acc)[ACCUMULATORS], MatmulRing& ring, Position& at, const MatmulTile& tile, u32 thread,
+                              u32 warpgroup, u32 lane) {
+    const u32 warp = thread / 32;
+    Tf32Rows a[2];
+    u32 before = QG_STAGES, k_tile = tile.begin;
+#pragma unroll 1
+    for (; k_tile + 2 <= tile.end; k_tile += 2) {
+        multiply_words_of_stage(acc, a[0], ring, at, before, warpgroup, warp, lane);
+        multiply_words_of_stage(acc, a[1], ring, at, before, warpgroup, warp, lane);
+    }
+    wgmma_wait_group<0>();
+    if (k_tile < tile.end) {
+        multiply_words_of_stage(acc, a[0], ring, at, before, warpgroup, warp, lane);
+        wgmma_wait_group<0>();
+    }
+    if (before < QG_STAGES) MatmulRing::release(ring, before, lane);
+}
+
 // acc += A · B over the k-tiles of a work item, for the 64 rows of a warpgroup. The instructions of a stage are given while
 // those of the one before run.
 QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, Position& at, const MatmulParams& p,
                         const MatmulTile& tile, u32 thread, u32 warpgroup, u32 lane) {
     if constexpr (IS_E4M3) {
         multiply_codes(acc, ring, at, tile, warpgroup, lane);
+        return;
+    }
+    if constexpr (IS_TF32) {
+        multiply_words(acc, ring, at, tile, thread, warpgroup, lane);
         return;
     }
     u32 before = 0, whole_end = tile.end;

@@ -356,10 +356,8 @@ pub fn matmul_sequence(
     };
     let rounding = rounded.map(|rounded| rounded.step(plan, variant, make)).transpose()?;
     let given = op.operands().into_iter().fold(launch.step::<O>(make)?, |step, operand| step.bind(operand, operand));
-    let given = match rounded.map(|rounded| rounded.places(plan)) {
-        None => given,
-        Some([a, b]) => given.bind_part(O::A, O::Workspace, a).bind_part(O::B, O::Workspace, b),
-    };
+    let copies = rounded.iter().flat_map(|rounded| rounded.places(plan));
+    let given = copies.fold(given, |step, (factor, place)| step.bind_part(factor, O::Workspace, place));
     let step = match plan.workspace.partial_bytes {
         0 => given,
         bytes => given.bind_part(O::Workspace, O::Workspace, 0..plan.workspace.partials + bytes),

@@ -1,5 +1,6 @@
 //! Factors in f32 as Hopper's matrix instructions want TF32: rounded to nearest, values along K as neighbours, in the workspace. One launch
-//! before the product's own makes both (`entry/sm90_matmul_round_tf32.cu`).
+//! before the product's own makes both (`entry/sm90_matmul_round_tf32.cu`), or B's alone: A's values pass through registers, where the
+//! product rounds them itself, so that it reads A where it lies if TMA can.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use qgemm_hal::{
     MatmulPlan, MatmulSpec, Name, Operand, Operands, Variant,
 };
 
-use super::{F32, id};
+use super::{F32, id, tma};
 use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::{constant_line, macro_line};
@@ -72,6 +73,8 @@ impl Copied {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RoundedFactors {
     factors: [Copied; 2],
+    /// Whether the product reads A itself, not a copy, which then has no matrices.
+    a_in_place: bool,
     /// Bytes of A's copy, with what aligns B's, and of both.
     first: u64,
     bytes: u64,
@@ -81,12 +84,14 @@ pub(super) struct RoundedFactors {
 impl RoundedFactors {
     /// Those of `op`; `None` where sizes are beyond what a launch or memory takes.
     pub fn new(op: &CheckedMatmul) -> Option<Self> {
+        let a_in_place = op.a.is_row_major() && tma::takes_factor(&op.a);
         let a = Copied::new(op, op.a, op.a.is_row_major(), op.m);
+        let a = if a_in_place { Copied { matrices: 0, ..a } } else { a };
         let b = Copied::new(op, op.b, !op.b.is_row_major(), op.n);
         let first = a.bytes()?.checked_next_multiple_of(ALIGNMENT)?;
         let ctas = a.tiles()?[2].checked_add(b.tiles()?[2])?;
         let ctas = if ctas <= MOST_CTAS { u32::try_from(ctas).ok()? } else { return None };
-        Some(Self { factors: [a, b], first, bytes: first.checked_add(b.bytes()?)?, ctas })
+        Some(Self { factors: [a, b], a_in_place, first, bytes: first.checked_add(b.bytes()?)?, ctas })
     }
 
     /// Bytes of the workspace.
@@ -97,14 +102,16 @@ impl RoundedFactors {
     /// The product `op` of the copies.
     pub fn product(&self, op: &CheckedMatmul) -> CheckedMatmul {
         let [a, b] = self.factors;
-        CheckedMatmul { a: a.dense(a.row, 1), b: b.dense(1, b.row), ..op.clone() }
+        let a = if self.a_in_place { op.a } else { a.dense(a.row, 1) };
+        CheckedMatmul { a, b: b.dense(1, b.row), ..op.clone() }
     }
 
-    /// Where the copies of A and B lie in the workspace of `plan`.
-    pub fn places(&self, plan: &MatmulPlan) -> [Range<usize>; 2] {
+    /// Where the copies lie in the workspace of `plan`, and of which factors they are.
+    pub fn places(&self, plan: &MatmulPlan) -> impl Iterator<Item = (MatmulOperand, Range<usize>)> {
         let [start, end] = [plan.factors, plan.factors + self.bytes as usize];
         let [a, b] = self.factors.map(|factor| factor.bytes().unwrap_or_default() as usize);
-        [start..start + a, end - b..end]
+        let of_a = (!self.a_in_place).then_some((MatmulOperand::A, start..start + a));
+        of_a.into_iter().chain([(MatmulOperand::B, end - b..end)])
     }
 
     /// The launch that writes them.
@@ -121,7 +128,8 @@ impl RoundedFactors {
             params: Arc::new(*self),
         };
         let all = plan.factors..plan.factors + self.bytes as usize;
-        Ok(launch.step::<O>(make)?.bind(O::A, O::A).bind(O::B, O::B).bind_part(O::Workspace, O::Workspace, all))
+        let step = launch.step::<O>(make)?.bind(O::B, O::B).bind_part(O::Workspace, O::Workspace, all);
+        Ok(if self.a_in_place { step } else { step.bind(O::A, O::A) })
     }
 }
 
@@ -180,7 +188,7 @@ impl Params for RoundedFactors {
         use MatmulOperand as O;
         let [a, b] = &self.factors;
         let to = at.of(operands, O::Workspace)?;
-        let a = RoundedFactor::new(a, at.of(operands, O::A)?, to);
+        let a = RoundedFactor::new(a, if self.a_in_place { 0 } else { at.of(operands, O::A)? }, to);
         let b = RoundedFactor::new(b, at.of(operands, O::B)?, to + self.first);
         Ok(LaunchParams::of(&RoundParams { factors: [a, b] }))
     }

@@ -17,15 +17,18 @@ const MOST_STRIDE_BYTES: u64 = (1 << 40) - 16;
 
 /// Whether TMA can read the factors of `op`: its coordinates are of 31 bits, and sizes are not 0.
 pub(super) fn takes(op: &CheckedMatmul) -> bool {
-    let fits = |dense: &BatchedDense<FactorFormat>| {
-        let strides = [dense.row_stride.max(dense.col_stride), dense.batch_stride];
-        dense.aligned16
-            && strides
-                .iter()
-                .all(|stride| stride.saturating_mul(dense.dtype.bytes().max(2) as u64) <= MOST_STRIDE_BYTES)
-    };
     let sizes = [op.m, op.n, op.k, op.batch];
-    op.k > 0 && sizes.iter().all(|&size| i32::try_from(size).is_ok()) && fits(&op.a) && fits(&op.b)
+    op.k > 0
+        && sizes.iter().all(|&size| i32::try_from(size).is_ok())
+        && takes_factor(&op.a)
+        && takes_factor(&op.b)
+}
+
+/// Whether TMA can read rows and matrices that lie as those of `dense` do.
+pub(super) fn takes_factor(dense: &BatchedDense<FactorFormat>) -> bool {
+    let strides = [dense.row_stride.max(dense.col_stride), dense.batch_stride];
+    let fits = |stride: &u64| stride.saturating_mul(dense.dtype.bytes().max(2) as u64) <= MOST_STRIDE_BYTES;
+    dense.aligned16 && strides.iter().all(fits)
 }
 
 /// A factor: its matrices of `outer` by `k`, boxes of `tile` by [`BOX_BYTES`].
