@@ -129,6 +129,10 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
     let memory = (op.traffic() + weights) / (info.bandwidth * share(bandwidth));
     let math = macs / (rate * share(arithmetic));
     let lists = if is_indexed && config.grouped && !op.lists { LIST_LAUNCHES * info.launch_seconds } else { 0.0 };
+    // Kernels of a persistent grid that multiply codes read an expert's rows one after the other: those of slots are gathered before.
+    let gathers = is_indexed && tile.schedule == Schedule::StreamK && tile.x_format.plain().is_none();
+    let gathered = 2.0 * op.each.m as f64 * op.each.x_row_bytes() / info.bandwidth;
+    let lists = if gathers { lists + info.launch_seconds + gathered } else { lists };
     let seconds = info.launch_seconds + lists + begun + memory.max(math) + latency(op, tile);
     Cost { prologue: lists, tiles: begun, ..Cost::of_parts(memory, math, info.launch_seconds, seconds) }
 }

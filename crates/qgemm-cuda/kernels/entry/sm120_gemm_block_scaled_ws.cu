@@ -4,6 +4,7 @@
 #include "atoms/sync.cuh"
 #include "epilogue/token_rows_store.cuh"
 #include "mainloop/parked_state.cuh"
+#include "mainloop/sm120/block_scaled_expert_producer.cuh"
 #include "mainloop/sm120/block_scaled_product.cuh"
 
 struct SharedStorage {
@@ -11,6 +12,9 @@ struct SharedStorage {
     WarpStaging staging[QG_CONSUMERS / 32];
     ParkedState state[QG_CONSUMERS / 32];
     u32 last;
+#if QG_EXPERT_TILES
+    u32 faults[8];
+#endif
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(sizeof(BlockScaledParams) == sizeof(GemmParams) + 32, "the host lays out another size");
@@ -63,16 +67,17 @@ QG_DEVICE void consume(SharedStorage& shared, const BlockScaledParams& params, u
             Position::next(at);
         }
         const WorkTile work = Parked<WorkTile>::load(state.tile);
-        scale_tokens(acc, params, work.m_tile * QG_TILE_M + warp % QG_WARPS_M * WARP_M + token_of(lane / 4));
+        scale_tokens(acc, problem_of(params, work), work.m_tile * QG_TILE_M + warp % QG_WARPS_M * WARP_M + token_of(lane / 4));
         constexpr u32 COUNT = sizeof(acc) / 4;
         float* const all = reinterpret_cast<float*>(&acc);
-        if (work.peers > 1 && !add_token_row_partials<COUNT>(all, p, work, thread, &shared.last)) continue;
+        // K of experts is not cut.
+        if (!QG_EXPERT_TILES && work.peers > 1 && !add_token_row_partials<COUNT>(all, p, work, thread, &shared.last)) continue;
         // The tile is loaded again: accumulators leave no registers for it meanwhile.
         const WorkTile tile = Parked<WorkTile>::load(state.tile);
         const u32 first_token = tile.m_tile * QG_TILE_M + warp % QG_WARPS_M * WARP_M;
         const u32 first_row = tile.n_tile * QG_TILE_N + warp / QG_WARPS_M * WARP_N;
         const bool is_whole = (tile.n_tile + 1) * QG_TILE_N <= rows_of_outputs(p);
-        store_warp(acc, p, first_token, first_row, is_whole, shared.staging[warp], lane);
+        store_warp(acc, problem_of(p, tile), first_token, first_row, is_whole, shared.staging[warp], lane);
     }
 }
 
@@ -90,6 +95,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
         consume(shared, params.x, thread);
     } else {
         Registers::give();
+#if QG_EXPERT_TILES
+        produce(shared.pipeline, params, thread - FIRST_PRODUCER, shared.faults);
+#else
         produce(shared.pipeline, params, thread - FIRST_PRODUCER);
+#endif
     }
 }

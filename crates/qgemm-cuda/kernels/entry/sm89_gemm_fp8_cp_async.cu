@@ -3,6 +3,7 @@
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/token_rows_store.cuh"
+#include "mainloop/sm89/fp8_problem.cuh"
 #include "mainloop/sm89/fp8_stages.cuh"
 
 struct SharedStorage {
@@ -63,17 +64,25 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     WorkList list = WorkList::of_cta(p);
     WorkTile work;
     while (WorkList::next(list, p, work)) {
+        const Fp8Problem own = problem_of(params, work);
         Accumulators acc;
-        multiply_tile(acc, shared, params, work, token, row, thread);
+        multiply_tile(acc, shared, own, work, token, row, thread);
         constexpr u32 COUNT = sizeof(acc) / 4;
-        if (work.peers > 1 &&
+        // K of experts is not cut.
+        if (!QG_EXPERT_TILES && work.peers > 1 &&
             !add_token_row_partials<COUNT>(reinterpret_cast<float*>(&acc), p, work, thread, &shared.last))
             continue;
         const u32 first_token = work.m_tile * QG_TILE_M + warp % QG_WARPS_M * WARP_M;
         const bool is_whole = (work.n_tile + 1) * QG_TILE_N <= rows_of_outputs(p);
 #pragma unroll
         for (u32 mt = 0; mt < M_TILES; mt++)
-            store_token_rows<WARP_N, false>(reinterpret_cast<float*>(acc.value[mt]), p, first_token + mt * MMA_M,
+            store_token_rows<WARP_N, false>(reinterpret_cast<float*>(acc.value[mt]), own.gemm, first_token + mt * MMA_M,
                                      work.n_tile * QG_TILE_N + row, token % 8, is_whole, shared.staging[warp], lane);
     }
+#if QG_EXPERT_TILES
+    // The last CTA has as few tiles as any.
+    if (cta_index().x + 1 != grid_ctas().x) return;
+    cta_barrier();
+    store_faults<QG_THREADS>(p.groups, reinterpret_cast<u32*>(shared.staging), thread, [] { cta_barrier(); });
+#endif
 }

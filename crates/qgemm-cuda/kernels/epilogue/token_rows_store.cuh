@@ -55,8 +55,11 @@ QG_DEVICE bool has_only(const GemmParams& p) {
     return !(p.shape.flags & QG_GEMM_FLAGS & ~ALLOWED) && direct;
 }
 
-// The accumulator times a factor of its row of W.
+// The accumulator times a factor of its row of W, where rows of D follow one another.
 QG_DEVICE bool is_plain(const GemmParams& p) {
+#if QG_EXPERTS
+    if (p.groups.list != 0) return false;
+#endif
     return p.shape.activation == QG_ACTIVATION_IDENTITY && has_only<QG_FLAG_ROW_SCALE>(p);
 }
 

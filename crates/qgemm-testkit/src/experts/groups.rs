@@ -232,8 +232,10 @@ fn x_formats(format: Format) -> Vec<ExpertCase> {
                 },
             };
             let index = IndexKind::ALL[(at + i) % IndexKind::ALL.len()];
-            // Codes of eight bits may be multiplied as they are, or made plain first.
-            let every_configuration = matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2);
+            // Codes of eight bits may be multiplied as they are, or made plain first, and so those that are scaled in small blocks.
+            let scales_blocks = matches!(x_format, XFormat::MxFp8 | XFormat::MxFp4 | XFormat::NvFp4);
+            let every_configuration = matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2)
+                || (scales_blocks && matches!(format.encoding, Encoding::Codebook(_)));
             let shared = matches!(at, 3 | 4);
             ExpertCase { each: Case { every_configuration, ..each.with_x_format(x_format) }, index, shared, ..case }
         });
@@ -243,9 +245,10 @@ fn x_formats(format: Format) -> Vec<ExpertCase> {
     quantized.enumerate().flat_map(of_format).collect()
 }
 
-/// A plain X that may be rounded to codes: where kernels multiply those of sorted rows, a step before makes them.
+/// A plain X that may be rounded to codes: where kernels multiply those, a step before makes them.
 fn permitted(format: Format) -> Vec<ExpertCase> {
-    let forms = [(FormCase::Contiguous, 70), (FormCase::Masked { capacity: 33 }, 0)];
+    let indexed = FormCase::Indexed { top_k: 2, x_per_slot: false, combined: false };
+    let forms = [(FormCase::Contiguous, 70), (FormCase::Masked { capacity: 33 }, 0), (indexed, 37)];
     let precisions = [XPrecision::E4M3, XPrecision::Int8Token, XPrecision::Int8];
     let of = |(i, x_precision): (usize, XPrecision)| {
         forms.map(|(form, rows)| {

@@ -92,70 +92,78 @@ QG_DEVICE void produce_x(Pipeline& pipeline, const TmaBlockScaledParams& params)
     }
 }
 
-// The work of a warp that copies W, which does not depend on the kernel before this one. Row tiles beyond the last are copies of it, and
-// so is a k-tile beyond the last one: X is zero there, and what is not finite in the copy is in its row already.
-QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lane) {
+// The part of a warp that copies W in a work tile. Row tiles beyond the last are copies of it, and so is a k-tile beyond the last one: X
+// is zero there, and what is not finite in the copy is in its row already.
+QG_DEVICE void produce_w_tile(Pipeline& pipeline, Position& at, const GemmParams& p, const WorkTile& work, u32 warp, u32 lane) {
     constexpr u32 SHARE = CTA_ROW_TILES / W_PRODUCERS;
     static_assert(SHARE * W_PRODUCERS == CTA_ROW_TILES && SHARE <= 32, "a lane copies a row tile");
     const u32 own = warp * SHARE + lane;
     const u32 k_tiles = (p.shape.stored_k + QG_K_TILE - 1) / QG_K_TILE;
     const u32 last = (p.shape.stored_rows + QG_TILE_ROWS - 1) / QG_TILE_ROWS - 1;
-    WorkList list = WorkList::of_cta(p);
-    WorkTile work;
-    Position at = {};
-    while (WorkList::next(list, p, work)) {
-        const u32 tile = work.n_tile * CTA_ROW_TILES + own;
-        const u8* w = reinterpret_cast<const u8*>(p.at.w) + (u64)(tile < last ? tile : last) * k_tiles * QG_K_TILE_BYTES;
+    const u32 tile = work.n_tile * CTA_ROW_TILES + own;
+    const u8* w = reinterpret_cast<const u8*>(p.at.w) + (u64)(tile < last ? tile : last) * k_tiles * QG_K_TILE_BYTES;
 #pragma unroll 1
-        for (u32 k = work.begin; k < work.end; k++) {
-            Position::wait_empty(at, pipeline.empty);
-            if (lane < SHARE) {
-                const u32 k_tile = k * STAGE_K_TILES;
-                const u8* from = w + (u64)k_tile * QG_K_TILE_BYTES;
-                u8* to = pipeline.w[at.stage][own];
-                u64* full = &pipeline.full[at.stage];
-                if (STAGE_K_TILES == 1 || k_tile + STAGE_K_TILES <= k_tiles) {
-                    cp_async_bulk(to, from, W_STAGE_BYTES, full);
-                } else {
-                    cp_async_bulk(to, from, QG_K_TILE_BYTES, full);
-                    cp_async_bulk(to + QG_K_TILE_BYTES, from, QG_K_TILE_BYTES, full);
-                }
+    for (u32 k = work.begin; k < work.end; k++) {
+        Position::wait_empty(at, pipeline.empty);
+        if (lane < SHARE) {
+            const u32 k_tile = k * STAGE_K_TILES;
+            const u8* from = w + (u64)k_tile * QG_K_TILE_BYTES;
+            u8* to = pipeline.w[at.stage][own];
+            u64* full = &pipeline.full[at.stage];
+            if (STAGE_K_TILES == 1 || k_tile + STAGE_K_TILES <= k_tiles) {
+                cp_async_bulk(to, from, W_STAGE_BYTES, full);
+            } else {
+                cp_async_bulk(to, from, QG_K_TILE_BYTES, full);
+                cp_async_bulk(to + QG_K_TILE_BYTES, from, QG_K_TILE_BYTES, full);
             }
-            Position::next(at);
         }
+        Position::next(at);
     }
 }
 
-// The work of the warp that copies scales of X. Those of tokens beyond the last, and of blocks beyond the last column, are zeros.
-QG_DEVICE void produce_scales(Pipeline& pipeline, const BlockScaledParams& params, u32 lane) {
+// The work of such a warp, which does not depend on the kernel before this one.
+QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lane) {
+    WorkList list = WorkList::of_cta(p);
+    WorkTile work;
+    Position at = {};
+    while (WorkList::next(list, p, work)) produce_w_tile(pipeline, at, p, work, warp, lane);
+}
+
+// The part of the warp that copies scales of X in a work tile. Those of tokens beyond the last, and of blocks beyond the last column, are
+// zeros.
+QG_DEVICE void produce_scales_tile(Pipeline& pipeline, Position& at, const BlockScaledParams& params, const WorkTile& work, u32 lane) {
     const GemmParams& p = params.gemm;
     const u32 blocks = (p.shape.k + QG_SUB_BLOCK - 1) / QG_SUB_BLOCK;
+    const u32 first_token = work.m_tile * QG_TILE_M;
+#pragma unroll 1
+    for (u32 k = work.begin; k < work.end; k++) {
+        Position::wait_empty(at, pipeline.empty);
+#pragma unroll
+        for (u32 word = 0; word < SCALE_WORDS; word++) {
+            const u32 block = (k / WORD_STAGES * SCALE_WORDS + word) * 4;
+            const u32 left = block < blocks ? blocks - block : 0;
+#pragma unroll
+            for (u32 i = lane; i < QG_TILE_M; i += 32) {
+                const u32 token = first_token + i;
+                const u32 bytes = token >= p.shape.m ? 0 : left < 4 ? left : 4;
+                const u8* scales = reinterpret_cast<const u8*>(params.x_scales);
+                if (bytes > 0) scales += token * params.x_scale_row + block;
+                cp_async_4(reinterpret_cast<u8*>(&pipeline.x_scale[at.stage][word][i]), scales, bytes);
+            }
+        }
+        cp_async_mbarrier_arrive(&pipeline.full[at.stage]);
+        Position::next(at);
+    }
+}
+
+// The work of that warp.
+QG_DEVICE void produce_scales(Pipeline& pipeline, const BlockScaledParams& params, u32 lane) {
+    const GemmParams& p = params.gemm;
     WorkList list = WorkList::of_cta(p);
     WorkTile work;
     Position at = {};
     griddepcontrol_wait();
-    while (WorkList::next(list, p, work)) {
-        const u32 first_token = work.m_tile * QG_TILE_M;
-#pragma unroll 1
-        for (u32 k = work.begin; k < work.end; k++) {
-            Position::wait_empty(at, pipeline.empty);
-#pragma unroll
-            for (u32 word = 0; word < SCALE_WORDS; word++) {
-                const u32 block = (k / WORD_STAGES * SCALE_WORDS + word) * 4;
-                const u32 left = block < blocks ? blocks - block : 0;
-#pragma unroll
-                for (u32 i = lane; i < QG_TILE_M; i += 32) {
-                    const u32 token = first_token + i;
-                    const u32 bytes = token >= p.shape.m ? 0 : left < 4 ? left : 4;
-                    const u8* scales = reinterpret_cast<const u8*>(params.x_scales);
-                    if (bytes > 0) scales += token * params.x_scale_row + block;
-                    cp_async_4(reinterpret_cast<u8*>(&pipeline.x_scale[at.stage][word][i]), scales, bytes);
-                }
-            }
-            cp_async_mbarrier_arrive(&pipeline.full[at.stage]);
-            Position::next(at);
-        }
-    }
+    while (WorkList::next(list, p, work)) produce_scales_tile(pipeline, at, params, work, lane);
 }
 
 // The work of the producer warpgroup; `thread` is the number in it.

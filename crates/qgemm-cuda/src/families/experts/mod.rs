@@ -1,7 +1,8 @@
 //! `experts`: kernels of `gemm` whose CTAs find their rows and their expert in an index, and a kernel that adds up slots. Where slots
 //! are multiplied expert by expert and nobody has listed them, kernels of `routing` do so first.
 
-mod fp8;
+mod codes;
+mod gather;
 mod params;
 
 use std::sync::Arc;
@@ -157,7 +158,7 @@ impl Step {
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let products = types().flat_map(move |(format, x)| kernels(format, x, variant)).map(product_spec);
-    std::iter::once(COMBINE.spec(variant)).chain(products).chain(fp8::specs(variant))
+    [COMBINE.spec(variant), gather::spec(variant)].into_iter().chain(products).chain(codes::specs(variant))
 }
 
 /// Alignment of a tensor map in a kernel's parameter.
@@ -248,8 +249,13 @@ pub fn experts_sequence(
 
     let grouped = plan.config.grouped && matches!(op.form, ExpertForm::Indexed { .. });
     let mut steps = Vec::new();
+    let gathered = op.each.x.planes.and_then(|planes| Some((planes, codes::gathered(op, &planes, info)?)));
+    let gathered = gathered.filter(|_| grouped);
     let launch = match &op.each.x.planes {
-        Some(planes) => fp8::launch(op, planes, &plan.config, info, variant).ok_or_else(none)?,
+        Some(planes) => {
+            let read = gathered.as_ref().map_or(planes, |(_, gathered)| &gathered.planes);
+            codes::launch(op, read, &plan.config, info, variant).ok_or_else(none)?
+        }
         None => {
             let x = op.each.plain_x().map_err(|reason| unavailable(reason.why))?;
             let mut all = kernels(op.each.format, x.dtype, variant).iter();
@@ -263,18 +269,26 @@ pub fn experts_sequence(
     for operand in of_x.into_iter().chain([O::W, O::RowScale, O::KOrder, O::C, O::Bias, O::TokenScale, O::Index]) {
         product = product.bind(operand, operand);
     }
+    let mut gathering = None;
+    if let Some((planes, gathered)) = &gathered {
+        product = gathered.read_by(product, plan);
+        gathering = Some(gathered.step(op, planes, plan, variant, make)?);
+    }
     if op.checks_index {
         product = product.bind(O::Status, O::Status);
     }
     if grouped && op.lists {
         product = product.bind(O::Lists, O::Lists);
+        gathering = gathering.map(|step| step.bind(O::Lists, O::Lists));
     } else if grouped {
         let listed = listed_slots(op, info.units).filter(|listed| listed.bytes() <= plan.config.scratch_bytes);
         let listed = listed.ok_or_else(|| unavailable("the plan has no room for lists of slots".to_owned()))?;
         let listing = list_steps(&listed.routing, info, make)?;
         steps.extend(listing.into_iter().map(|step| listed.bound(step, plan)));
         product = product.bind_part(O::Lists, O::Workspace, listed.in_workspace(plan));
+        gathering = gathering.map(|step| step.bind_part(O::Lists, O::Workspace, listed.in_workspace(plan)));
     }
+    steps.extend(gathering);
     let name = op.kernel_name(NAME);
     match op.combine {
         None => steps.push(product.bind(O::Residual, O::Residual).bind(O::D, O::D)),
@@ -390,7 +404,7 @@ impl Family<CheckedExperts> for ExpertProducts {
             return Err(Unsupported::new(format!("reads weights in layout {expected:?}, not {:?}", each.class)));
         }
         if let Some(planes) = &each.x.planes {
-            return fp8::configs(op, planes, info, variant);
+            return codes::configs(op, planes, info, variant);
         }
         let x = each.plain_x()?;
         let typical = CheckedGemm { m: op.mean_rows(), ..each.clone() };
@@ -437,7 +451,7 @@ impl Family<CheckedExperts> for ExpertProducts {
 
     fn source_hash(&self, op: &CheckedExperts, config: &ExpertsConfig) -> u64 {
         if let (Some(_), Some(variant)) = (op.each.x.planes, config.tile.variant) {
-            return fp8::source_hash(op, config, variant);
+            return codes::source_hash(op, config, variant);
         }
         let types = config.tile.x_format.plain().zip(config.tile.variant);
         let all = types.map_or(Default::default(), |(x, variant)| kernels(op.each.format, x, variant));

@@ -77,9 +77,13 @@ pub(super) struct Fp8Experts {
     pub bandwidth: u32,
     /// `sizeof(SharedStorage)` of the kernel, which asserts it.
     pub shared_bytes: fn(&Fp8Tile) -> u32,
-    /// X and W for TMA in tiles like this: where the codes of X are, and rows, columns and address of W.
-    pub maps: fn(&PackedLayout, &Fp8Tile, &Fp8Matrix, [usize; 2], u64) -> [TileMap; 2],
+    /// X and W for TMA in tiles like this: where the codes of X are, and rows, columns and address of W; `None` of a kernel that finds
+    /// both by their addresses.
+    pub maps: Option<ExpertMaps>,
 }
+
+/// See [`Fp8Experts::maps`].
+pub(super) type ExpertMaps = fn(&PackedLayout, &Fp8Tile, &Fp8Matrix, [usize; 2], u64) -> [TileMap; 2];
 
 /// Codes of X in place.
 #[derive(Clone, Copy, Debug)]
@@ -172,9 +176,9 @@ impl Fp8Kernel {
         &self.layout
     }
 
-    /// X and W for TMA, W of so many rows and columns; `None` of a kernel that is not for experts.
+    /// X and W for TMA, W of so many rows and columns; `None` of a kernel that takes no maps, or is not for experts.
     pub(in crate::families) fn maps(&self, x: &Fp8Matrix, rows: [usize; 2], w: u64) -> Option<[TileMap; 2]> {
-        self.experts.map(|experts| (experts.maps)(&self.layout, &self.tile, x, rows, w))
+        self.experts?.maps.map(|maps| maps(&self.layout, &self.tile, x, rows, w))
     }
 
     /// Whether rows of W have powers of two.
@@ -271,7 +275,7 @@ impl Fp8Kernel {
         let all = [("QG_VARIANT", self.variant.number()), ("QG_PARKS_STATE", 1), ("QG_W_E5M2", is_e5m2.into())];
         let integers = [("QG_INTEGERS", 1)].into_iter().filter(|_| self.main_loop.math == Math::TensorS8);
         let powers = [("QG_W_POWERS", 1)].into_iter().filter(|_| self.has_powers());
-        // TMA finds rows of X by their number: no address of X is reckoned with the type that is named here.
+        // Kernels reckon no address of X with the type that is named here: TMA finds rows by their number, or they count bytes.
         let of_experts = [("QG_EXPERTS", 1), ("QG_EXPERT_TILES", 1), ("QG_X_DTYPE", dtype_code(DType::F16))];
         let clusters = [("QG_CLUSTER", self.tile.cluster)].into_iter().filter(|_| self.tile.cluster > 1);
         for (name, value) in all

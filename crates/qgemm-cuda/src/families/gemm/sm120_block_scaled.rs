@@ -8,17 +8,18 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::float8::E2M1_DOUBLED;
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
-use qgemm_formats::{Encoding, Format, ScaleType, XCode, XFactor, XFormat};
+use qgemm_formats::{DType, Encoding, Format, ScaleType, XCode, XFactor, XFormat};
+use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
-    CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, Math, Operands, Schedule, TileConfig, Unsupported, Variant,
-    XPlanes,
+    CheckedGemm, Dense, GemmOperand, HalError, KernelId, LaunchPlan, Math, Operands, Schedule, Spec, TileConfig,
+    Unsupported, Variant, XPlanes,
 };
 
 use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude;
 use super::common::{ALIGNMENT, BARRIER, FLAG, PARKED, PRODUCER_WARPS};
-use super::fp8::WARP_STAGING;
+use super::fp8::{Fp8Matrix, WARP_STAGING};
 use super::instance::{MOST_MAPPED, MOST_STRIDE_BYTES};
 use super::params::{Cut, GemmParams, params};
 use crate::arch::most_shared;
@@ -33,6 +34,9 @@ const SYMBOL: &str = "qg_sm120_gemm_block_scaled_ws";
 const X_STAGE_BYTES: u32 = 64;
 /// Rows of a packed tile.
 const TILE_ROWS: u32 = 16;
+/// With experts: what a warp parks, which knows the rows of a tile, and what warps that look for faults tell one another.
+const EXPERT_PARKED: u32 = PARKED + 16;
+const FAULTS: u32 = 32;
 /// Most work tiles' parts that K is cut into.
 const MOST_SPLITS: u32 = 16;
 /// Instructions on bytes take half as many columns in the same time.
@@ -77,6 +81,8 @@ pub(in crate::families) struct BlockScaledKernel {
     layout: PackedLayout,
     tile: Tile,
     stages: u32,
+    /// Whether it is that for experts, whose CTAs take tiles of all experts in turn.
+    experts: bool,
 }
 
 /// The kernels for weights of `format` and activations of `x`; none where no block-scaled instruction takes both.
@@ -88,9 +94,8 @@ pub(in crate::families) fn block_scaled_kernels(
     let code = operands(format, x).filter(|_| variant == Variant::Sm120);
     let Some((code, layout)) = code.zip(PackedLayout::new(format, FragmentLayout::MmaM16)) else { return Vec::new() };
     let kernel = |&tile| {
-        let of_one = BlockScaledKernel { format, x, code, layout: layout.clone(), tile, stages: 1 };
-        let room = most_shared(variant).saturating_sub(of_one.outside_stages() + ALIGNMENT);
-        BlockScaledKernel { stages: room / of_one.stage_bytes(), ..of_one }
+        let of_one = BlockScaledKernel { format, x, code, layout: layout.clone(), tile, stages: 1, experts: false };
+        of_one.with_all_stages()
     };
     TILES.iter().map(kernel).collect()
 }
@@ -112,6 +117,35 @@ fn operands(format: Format, x: XFormat) -> Option<XCode> {
 }
 
 impl BlockScaledKernel {
+    /// The same for products with experts; `None` where there is no such kernel.
+    pub(in crate::families) fn for_experts(self) -> Option<Self> {
+        Some(Self { experts: true, ..self }.with_all_stages())
+    }
+
+    /// With as many stages as there is room for.
+    fn with_all_stages(self) -> Self {
+        let room = most_shared(Variant::Sm120).saturating_sub(self.outside_stages() + ALIGNMENT);
+        Self { stages: room / self.stage_bytes(), ..self }
+    }
+
+    /// How W lies.
+    pub(in crate::families) fn layout(&self) -> &PackedLayout {
+        &self.layout
+    }
+
+    /// Tokens of a tile.
+    pub(in crate::families) fn tokens(&self) -> u32 {
+        self.tile.tokens
+    }
+
+    /// Codes of X for TMA, so many tokens at once.
+    pub(in crate::families) fn x_map(&self, x: &Fp8Matrix, tokens: u32) -> TileMap {
+        let columns = x.columns * u64::from(self.x_bits());
+        let size = [columns.div_ceil(8), x.rows];
+        let map = TileMap::matrix(x.address, MapElement::Byte, size, x.row_bytes, [X_STAGE_BYTES, tokens]);
+        TileMap { swizzle: MapSwizzle::Bytes64, ..map }
+    }
+
     fn x_bits(&self) -> u32 {
         if self.code == XCode::E2M1 { 4 } else { 8 }
     }
@@ -140,7 +174,8 @@ impl BlockScaledKernel {
 
     /// Bytes beside the stages.
     fn outside_stages(&self) -> u32 {
-        self.consumers() / 32 * (WARP_STAGING + PARKED) + FLAG
+        let (parked, faults) = if self.experts { (EXPERT_PARKED, FAULTS) } else { (PARKED, 0) };
+        self.consumers() / 32 * (WARP_STAGING + parked) + FLAG + faults
     }
 
     /// `sizeof(SharedStorage)` of the kernel, which asserts it.
@@ -187,6 +222,15 @@ impl BlockScaledKernel {
         }
     }
 
+    /// What the kernel is.
+    pub(in crate::families) fn id(&self) -> KernelId {
+        let id = self.config().kernel_id(self.format);
+        match id.spec {
+            Spec::Gemm(spec) if self.experts => KernelId { spec: Spec::Experts(spec), ..id },
+            _ => id,
+        }
+    }
+
     pub(in crate::families) fn spec(&self) -> KernelSpec {
         let mut out = String::new();
         for (name, value) in [
@@ -197,6 +241,11 @@ impl BlockScaledKernel {
             ("QG_CODE_PLANES", self.layout.codes.len() as u32),
             ("QG_SCALE_PLANES", self.layout.scales.len() as u32),
         ] {
+            prelude::macro_line(&mut out, name, &value.to_string());
+        }
+        // TMA finds rows of X by their number: no address of X is reckoned with the type that is named here.
+        let of_experts = [("QG_EXPERTS", 1), ("QG_EXPERT_TILES", 1), ("QG_X_DTYPE", dtype_code(DType::F16))];
+        for (name, value) in of_experts.into_iter().filter(|_| self.experts) {
             prelude::macro_line(&mut out, name, &value.to_string());
         }
         prelude::planes(&mut out, &self.layout);
@@ -220,7 +269,7 @@ impl BlockScaledKernel {
             prelude::constant_line(&mut out, name, value);
         }
         KernelSpec {
-            name: self.config().kernel_id(self.format).to_string(),
+            name: self.id().to_string(),
             entry: ENTRY,
             text: source::entry(ENTRY),
             symbol: SYMBOL,
@@ -236,11 +285,32 @@ impl BlockScaledKernel {
         Arc::new(Launch {
             params: params(op, &x, &Cut::of(plan)),
             planes: *planes,
-            x_bits: self.x_bits(),
-            tokens: self.tile.tokens,
+            kernel: self.clone(),
             second_bias: op.bias.filter(|_| op.gated).map_or(0, |dtype| op.out_features * dtype.bytes()) as u64,
             residual_in_d: op.residual_in_d,
         })
+    }
+}
+
+/// What a kernel is told of X beside its codes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(in crate::families) struct BlockScaledX {
+    scales: u64,
+    scale_row: u64,
+    factors: u64,
+    factor_row: u64,
+}
+
+impl BlockScaledX {
+    /// Of scales and factors at these addresses.
+    pub(in crate::families) fn new(planes: &XPlanes, scales: u64, factors: u64) -> Self {
+        let (factors, factor_row) = match planes.parts.factor {
+            XFactor::None => (0, 0),
+            XFactor::Given => (factors, 0),
+            XFactor::PerToken => (factors, size_of::<f32>() as u64),
+        };
+        Self { scales, scale_row: planes.scales_row, factors, factor_row }
     }
 }
 
@@ -249,10 +319,7 @@ impl BlockScaledKernel {
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct BlockScaledParams {
     gemm: GemmParams,
-    x_scales: u64,
-    x_scale_row: u64,
-    x_factors: u64,
-    x_factor_row: u64,
+    x: BlockScaledX,
 }
 
 /// Bytes behind them up to the next multiple of 64, where tensor maps lie.
@@ -272,9 +339,7 @@ struct MappedParams {
 struct Launch {
     params: GemmParams,
     planes: XPlanes,
-    x_bits: u32,
-    /// Of a tile.
-    tokens: u32,
+    kernel: BlockScaledKernel,
     /// Bytes from the gate's bias to the up's, of a gated pair.
     second_bias: u64,
     residual_in_d: bool,
@@ -284,26 +349,19 @@ impl Params for Launch {
     fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
         let mut gemm = self.params;
         gemm.find(operands, places, self.residual_in_d, self.second_bias)?;
-        let x_factors = places.of(operands, GemmOperand::XPlaneFactors)?;
-        let (x_factors, x_factor_row) = match self.planes.parts.factor {
-            XFactor::None => (0, 0),
-            XFactor::Given => (x_factors, 0),
-            XFactor::PerToken => (x_factors, size_of::<f32>() as u64),
-        };
-        let x_scales = places.of(operands, GemmOperand::XScales)?;
-        let map = |tokens: u32| {
-            let columns = u64::from(gemm.shape.k) * u64::from(self.x_bits);
-            let size = [columns.div_ceil(8), gemm.shape.m.into()];
-            let rows = [X_STAGE_BYTES, tokens];
-            let map = TileMap::matrix(gemm.at.x, MapElement::Byte, size, gemm.at.x_row, rows);
-            (places.encode)(&TileMap { swizzle: MapSwizzle::Bytes64, ..map })
-        };
-        let tail = match gemm.shape.m % self.tokens {
+        let scales = places.of(operands, GemmOperand::XScales)?;
+        let factors = places.of(operands, GemmOperand::XPlaneFactors)?;
+        let GemmParams { shape, at, .. } = &gemm;
+        let x = Fp8Matrix { address: at.x, rows: shape.m.into(), columns: shape.k.into(), row_bytes: at.x_row };
+        let map = |tokens| (places.encode)(&self.kernel.x_map(&x, tokens));
+        let tokens = self.kernel.tokens();
+        let tail = match gemm.shape.m % tokens {
             0 => EncodedMap::default(),
             rest => map(rest)?,
         };
-        let x = BlockScaledParams { gemm, x_scales, x_scale_row: self.planes.scales_row, x_factors, x_factor_row };
-        Ok(LaunchParams::of(&MappedParams { x, maps: [map(self.tokens)?, tail], ..MappedParams::zeroed() }))
+        let maps = [map(tokens)?, tail];
+        let x = BlockScaledParams { gemm, x: BlockScaledX::new(&self.planes, scales, factors) };
+        Ok(LaunchParams::of(&MappedParams { x, maps, ..MappedParams::zeroed() }))
     }
 }
 
@@ -325,7 +383,7 @@ mod tests {
 
     #[test]
     fn rings_have_two_stages_at_least_and_fit_in_shared_memory() {
-        for kernel in all() {
+        for kernel in all().chain(all().filter_map(BlockScaledKernel::for_experts)) {
             assert!(kernel.stages >= 2 && kernel.shared_bytes() <= most_shared(Variant::Sm120), "{kernel:?}");
         }
     }

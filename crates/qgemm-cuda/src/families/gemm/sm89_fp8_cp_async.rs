@@ -5,12 +5,17 @@ use qgemm_hal::{Math, Variant};
 
 use super::super::launch_params::LaunchParams;
 use super::common::{FLAG, STAGE_K};
-use super::fp8::{Fp8Loop, Fp8Tile, SCALE_ROWS, WARP_STAGING};
+use super::fp8::{Fp8Experts, Fp8Loop, Fp8Tile, SCALE_ROWS, WARP_STAGING};
+
+const ENTRY: &str = "entry/sm89_gemm_fp8_cp_async.cu";
+const SYMBOL: &str = "qg_sm89_gemm_fp8_cp_async";
+/// Share of the bandwidth that copies of weights reach, per mille.
+const FROM_MEMORY: u32 = 560;
 
 pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     name: "sm89_fp8_cp_async",
-    entry: "entry/sm89_gemm_fp8_cp_async.cu",
-    symbol: "qg_sm89_gemm_fp8_cp_async",
+    entry: ENTRY,
+    symbol: SYMBOL,
     arch_specific: false,
     variants: &[Variant::Sm89, Variant::Sm120],
     takes: |format| matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2),
@@ -25,7 +30,14 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     consumers,
     producers: 0,
     shared_bytes,
-    experts: None,
+    experts: Some(Fp8Experts {
+        entry: ENTRY,
+        symbol: SYMBOL,
+        bandwidth: FROM_MEMORY,
+        suits: |tile| tile.tokens < 128,
+        shared_bytes,
+        maps: None,
+    }),
     params: |_, params, _| Ok(LaunchParams::of(params)),
 };
 

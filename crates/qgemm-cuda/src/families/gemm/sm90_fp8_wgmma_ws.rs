@@ -35,7 +35,7 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
         bandwidth: FROM_MEMORY,
         suits: |tile| tile.tokens == GROUP_TOKENS || tile.tokens * tile.features == LARGEST,
         shared_bytes: experts_shared_bytes,
-        maps: |layout, tile, x, rows, address| [x_map(x, tile.tokens), w_map(layout, tile, rows, address)],
+        maps: Some(|layout, tile, x, rows, address| [x_map(x, tile.tokens), w_map(layout, tile, rows, address)]),
     }),
     params: mapped,
 };

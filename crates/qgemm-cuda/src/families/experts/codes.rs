@@ -1,0 +1,288 @@
+//! Products with experts that multiply codes of W with those of X as they are. Kernels read the rows of an expert one after the other;
+//! slots, which lie apart, are gathered before.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::prepack::PackedLayout;
+use qgemm_formats::{DType, Format, XFactor, XFormat};
+use qgemm_hal::abi::TileSchedule;
+use qgemm_hal::{
+    CheckedExperts, CheckedGemm, Dense, DeviceInfo, ExpertForm, ExpertOperand, ExpertsConfig, Geometry, HalError,
+    KernelId, Operand, Operands, TileConfig, Unsupported, Variant, XPlanes,
+};
+
+use super::super::gemm::{
+    BlockScaledKernel, BlockScaledX, Cut, Fp8Kernel, Fp8Matrix, block_scaled_kernels, fp8_kernels, params,
+};
+use super::super::kernel_launch::{KernelLaunch, Params, Places};
+use super::super::launch_params::LaunchParams;
+use super::gather::GatheredX;
+use super::listed_slots;
+use super::params::{ProductParams, groups, places};
+use crate::spec::KernelSpec;
+use crate::tensor_map::EncodedMap;
+
+/// A kernel whose CTAs take tiles of all experts in turn.
+#[derive(Clone, Debug)]
+enum Kernel {
+    /// On 8-bit codes, whose sums are scaled.
+    Fp8(Fp8Kernel),
+    /// On codes that instructions scale.
+    BlockScaled(BlockScaledKernel),
+}
+
+impl Kernel {
+    /// Those for weights of `format` and activations of `x`.
+    fn all(format: Format, x: XFormat, variant: Variant) -> impl Iterator<Item = Self> {
+        let fp8 = fp8_kernels(format, x, variant).into_iter().filter_map(Fp8Kernel::for_experts).map(Kernel::Fp8);
+        let block_scaled = block_scaled_kernels(format, x, variant).into_iter();
+        fp8.chain(block_scaled.filter_map(BlockScaledKernel::for_experts).map(Kernel::BlockScaled))
+    }
+
+    fn serves(&self, op: &CheckedGemm) -> Result<(), Unsupported> {
+        match self {
+            Kernel::Fp8(kernel) => kernel.serves(op),
+            Kernel::BlockScaled(kernel) => kernel.serves(op),
+        }
+    }
+
+    fn config(&self) -> TileConfig {
+        match self {
+            Kernel::Fp8(kernel) => kernel.config(),
+            Kernel::BlockScaled(kernel) => kernel.config(),
+        }
+    }
+
+    fn id(&self) -> KernelId {
+        match self {
+            Kernel::Fp8(kernel) => kernel.id(),
+            Kernel::BlockScaled(kernel) => kernel.id(),
+        }
+    }
+
+    fn spec(&self) -> KernelSpec {
+        match self {
+            Kernel::Fp8(kernel) => kernel.spec(),
+            Kernel::BlockScaled(kernel) => kernel.spec(),
+        }
+    }
+
+    fn layout(&self) -> &PackedLayout {
+        match self {
+            Kernel::Fp8(kernel) => kernel.layout(),
+            Kernel::BlockScaled(kernel) => kernel.layout(),
+        }
+    }
+}
+
+/// Every kernel on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    let types = Format::all().flat_map(|format| XFormat::ALL.into_iter().map(move |x| (format, x)));
+    types.flat_map(move |(format, x)| Kernel::all(format, x, variant)).map(|kernel| kernel.spec())
+}
+
+/// What there is for X in `planes`.
+///
+/// # Errors
+/// Why there is nothing.
+pub(super) fn configs(
+    op: &CheckedExperts,
+    planes: &XPlanes,
+    info: &DeviceInfo,
+    variant: Variant,
+) -> Result<Vec<ExpertsConfig>, Unsupported> {
+    let each = &op.each;
+    if each.k_order {
+        return Err(Unsupported::new("multiplies codes of X in the order of its columns"));
+    }
+    let all: Vec<_> = Kernel::all(each.format, each.x.format, variant).collect();
+    if all.is_empty() {
+        let (w, x) = (each.format, each.x.format);
+        return Err(Unsupported::new(format!("has no kernel that multiplies codes of {w} and {x} with experts")));
+    }
+    // TMA numbers rows of all experts in 31 bits.
+    if weight_rows(op).max(each.m) > i32::MAX as usize || planes.codes_row >= 1 << 40 {
+        return Err(Unsupported::new("TMA reaches 2^31 rows, and 2^40 bytes from a row to the next"));
+    }
+    all.iter().try_for_each(|kernel| kernel.serves(each))?;
+    let scratch_bytes = scratch_bytes(op, planes, info)?;
+    let config = |kernel: &Kernel| ExpertsConfig { tile: kernel.config(), grouped: true, scratch_bytes };
+    let fits = |config: &ExpertsConfig| config.tile.shared_bytes <= info.shared_bytes;
+    Ok(all.iter().map(config).filter(fits).collect())
+}
+
+/// Bytes for lists of slots and gathered planes.
+fn scratch_bytes(op: &CheckedExperts, planes: &XPlanes, info: &DeviceInfo) -> Result<usize, Unsupported> {
+    if !matches!(op.form, ExpertForm::Indexed { .. }) {
+        return Ok(0);
+    }
+    let gathered =
+        gathered(op, planes, info).ok_or_else(|| Unsupported::new("lists fewer slots, or of fewer experts"))?;
+    Ok(gathered.end())
+}
+
+/// The gathered planes of X, behind the lists where a run makes those; `None` where rows are no slots, or slots cannot be listed.
+pub(super) fn gathered(op: &CheckedExperts, planes: &XPlanes, info: &DeviceInfo) -> Option<GatheredX> {
+    let lists = if op.lists { 0 } else { listed_slots(op, info.units)?.bytes() };
+    GatheredX::of(op, planes, lists)
+}
+
+/// Rows of the weights of all experts, or of the one that they share.
+fn weight_rows(op: &CheckedExperts) -> usize {
+    if op.row_pitch == 0 { op.each.stored_rows } else { op.experts.saturating_mul(op.row_pitch) }
+}
+
+/// Of the sources of the configuration's kernel.
+pub(super) fn source_hash(op: &CheckedExperts, config: &ExpertsConfig, variant: Variant) -> u64 {
+    find(op, config, variant).map_or(0, |kernel| kernel.spec().source_hash().short())
+}
+
+fn find(op: &CheckedExperts, config: &ExpertsConfig, variant: Variant) -> Option<Kernel> {
+    Kernel::all(op.each.format, op.each.x.format, variant).find(|kernel| kernel.id() == config.kernel_id(op))
+}
+
+/// The launch of a configuration, for X in `planes`, rows of an expert one after the other; `None` where its kernel is none of the
+/// variant's.
+pub(super) fn launch(
+    op: &CheckedExperts,
+    planes: &XPlanes,
+    config: &ExpertsConfig,
+    info: &DeviceInfo,
+    variant: Variant,
+) -> Option<KernelLaunch> {
+    let (kernel, each) = (find(op, config, variant)?, &op.each);
+    let tile = kernel.config();
+    let n_tiles = (each.stored_rows as u32).div_ceil(tile.tile_n);
+    let tiles = TileSchedule { n_tiles, m_tiles: 1, swizzle_group: 1, cut_tiles: 0, cut_ctas: 0, cut_k_tiles: 1 };
+    let k_tiles = each.stored_k.div_ceil(tile.tile_k as usize) as u32;
+    let cut = Cut { k_tiles, splits: 1, has_factors: false, tiles };
+    let clusters = ((info.units / tile.cluster) as usize).saturating_mul(tile.ctas_per_unit as usize);
+    let most = places(op, tile.tile_m as usize, true).saturating_mul(n_tiles as usize);
+    // The kernel reads no element type of X.
+    let x = Dense { dtype: DType::F16, row_stride: planes.codes_row, col_stride: 1, aligned16: true };
+    Some(KernelLaunch {
+        id: kernel.id(),
+        spec: kernel.spec(),
+        geometry: Geometry {
+            grid: [clusters.min(most).max(1) as u32 * tile.cluster, 1, 1],
+            threads: tile.threads,
+            shared_bytes: tile.shared_bytes,
+        },
+        starts_early: variant >= Variant::Sm90,
+        operands: ExpertOperand::ALL,
+        updated: None,
+        params: Arc::new(Launch {
+            params: ProductParams { gemm: params(each, &x, &cut), groups: groups(op, kernel.layout()) },
+            list: op.list_parts()?[1].start,
+            planes: *planes,
+            rows: each.m,
+            columns: each.k,
+            w: [weight_rows(op), each.stored_k],
+            kernel,
+        }),
+    })
+}
+
+/// `Fp8GemmParams` in `mainloop/fp8_codes.cuh`, of products with experts.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct Fp8Params {
+    product: ProductParams,
+    x_scales: u64,
+    x_scale_row: u64,
+}
+
+/// `BlockScaledParams` in `mainloop/sm120/block_scaled_params.cuh`, of products with experts.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct BlockScaledParams {
+    product: ProductParams,
+    x: BlockScaledX,
+}
+
+/// Bytes behind parameters of so many up to the next multiple of 64, where tensor maps lie, in words.
+const fn padding(bytes: usize) -> usize {
+    (bytes.next_multiple_of(64) - bytes) / 8
+}
+
+/// `TmaFp8GemmParams` in `mainloop/sm90/fp8_pipeline.cuh`, of products with experts. The second map is not read.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct MappedFp8Params {
+    fp8: Fp8Params,
+    padding: [u64; padding(size_of::<Fp8Params>())],
+    maps: [EncodedMap; 3],
+}
+
+/// `TmaBlockScaledParams`, of products with experts. The second map is not read.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct MappedBlockScaledParams {
+    x: BlockScaledParams,
+    padding: [u64; padding(size_of::<BlockScaledParams>())],
+    maps: [EncodedMap; 2],
+}
+
+/// Everything but the addresses.
+#[derive(Debug)]
+struct Launch {
+    params: ProductParams,
+    /// Where the slots begin in the lists.
+    list: usize,
+    planes: XPlanes,
+    /// Of X.
+    rows: usize,
+    columns: usize,
+    /// Rows of all experts, and columns.
+    w: [usize; 2],
+    kernel: Kernel,
+}
+
+impl Launch {
+    fn fp8(
+        &self,
+        kernel: &Fp8Kernel,
+        product: ProductParams,
+        x: &Fp8Matrix,
+        [scales, factors]: [u64; 2],
+        at: &Places<'_>,
+    ) -> Result<LaunchParams, HalError> {
+        let (x_scales, x_scale_row) = match self.planes.parts.factor {
+            XFactor::None => (scales, self.planes.scales_row),
+            XFactor::Given | XFactor::PerToken => (factors, 0),
+        };
+        let fp8 = Fp8Params { product, x_scales, x_scale_row };
+        let Some([x, w]) = kernel.maps(x, self.w, product.gemm.at.w) else { return Ok(LaunchParams::of(&fp8)) };
+        let maps = [(at.encode)(&x)?, EncodedMap::default(), (at.encode)(&w)?];
+        Ok(LaunchParams::of(&MappedFp8Params { fp8, maps, ..MappedFp8Params::zeroed() }))
+    }
+}
+
+impl Params for Launch {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        let mut product = self.params;
+        product.find(operands, at, self.list)?;
+        let scales = at.of(operands, ExpertOperand::XScales)?;
+        let factors = at.of(operands, ExpertOperand::XPlaneFactors)?;
+        let x = Fp8Matrix {
+            address: product.gemm.at.x,
+            rows: operands.rows(self.rows) as u64,
+            columns: self.columns as u64,
+            row_bytes: self.planes.codes_row,
+        };
+        match &self.kernel {
+            Kernel::Fp8(kernel) => self.fp8(kernel, product, &x, [scales, factors], at),
+            Kernel::BlockScaled(kernel) => {
+                let map = (at.encode)(&kernel.x_map(&x, kernel.tokens()))?;
+                let x = BlockScaledParams { product, x: BlockScaledX::new(&self.planes, scales, factors) };
+                let maps = [map, EncodedMap::default()];
+                Ok(LaunchParams::of(&MappedBlockScaledParams { x, maps, ..MappedBlockScaledParams::zeroed() }))
+            }
+        }
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
+    }
+}
