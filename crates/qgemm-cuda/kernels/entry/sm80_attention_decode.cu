@@ -1,10 +1,11 @@
-// Attention of few queries by matrix instructions, of keys as they are or in codes: the heads that share keys are the rows of one tile, so that keys are read once for
-// all of them. A CTA has sixteen rows, of codes eight, and a part of the keys; its warps take tiles of them in turn, each with a
-// softmax of its own and a ring of keys and values in flight, and meet the others only at the end, where results are added up in order.
+// Attention of few queries by matrix instructions, of keys as they are or in codes: the heads that share keys are the rows of one tile, so
+// that keys are read once for all of them. A CTA has sixteen rows, of codes eight, and a part of the keys; its warps take tiles of them in
+// turn, each with a softmax of its own and a ring of keys and values in flight, and meet the others only at the end, where results are added
+// up in order.
 #include "atoms/ldmatrix.cuh"
 #include "atoms/max.cuh"
-#include "atoms/opaque_register.cuh"
 #include "mainloop/attention_decode_ring.cuh"
+#include "mainloop/attention_decode_store.cuh"
 #include "mainloop/attention_decode_work.cuh"
 
 constexpr u32 MMA_K = 16, MMA_N = 8;
@@ -45,31 +46,23 @@ struct WarpResult {
 };
 static_assert(sizeof(WarpResult) <= RING_BYTES, "results take the place of the ring");
 
+// Columns of a lane that adds parts up, and warps that a row takes: few warps have more registers.
+constexpr u32 LANE_COLUMNS = IS_CODES || QG_V == 64 ? 2 : 4, ROW_WARPS = QG_V / LANE_COLUMNS / 32;
+
 // What the CTA that adds parts up has in shared memory.
 struct Ending {
     u32 is_last;
-    alignas(16) PartSums<ROWS, QG_V> parts;
+    alignas(16) f32x4 weights[WARPS][PartSums<LANE_COLUMNS>::BATCH / 2];
 };
 constexpr u32 ENDING_AT = (sizeof(WarpResult) + 15) / 16 * 16;
-static_assert(ENDING_AT + sizeof(Ending) <= QG_SHARED_BYTES, "an ending takes the place of rings");
+static_assert(ENDING_AT + sizeof(Ending) <= WARPS * RING_BYTES, "an ending takes the place of rings");
+// Behind the rings, what the end needs to know.
+constexpr u32 PARKED_AT = WARPS * RING_BYTES;
+static_assert(QG_SHARED_BYTES == PARKED_AT + PARKED_BYTES, "the host computes another size");
 
 QG_DEVICE float stored_number(const u8* at) {
     const u32 half = ld_shared(reinterpret_cast<const u16*>(at));
     return QG_X == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
-}
-
-// Rounds eight results to D's type, which is that of Q, and stores them from `element` on.
-QG_DEVICE void store_eight(const KernelParams& p, u64 element, const float (&d)[8]) {
-    u8* to = reinterpret_cast<u8*>(p.at.d) + element * 2;
-    u32 pairs[4];
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) pairs[i] = QG_X == DTYPE_BF16 ? f32_to_bf16x2(d[2 * i], d[2 * i + 1]) : f32_to_f16x2(d[2 * i], d[2 * i + 1]);
-    if (p.shape.flags & QG_FLAG_D_ALIGNED) {
-        st_global_v4(to, {pairs[0], pairs[1], pairs[2], pairs[3]});
-        return;
-    }
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) st_global_u16(to + i * 2, pairs[i / 2] >> (i % 2 * 16));
 }
 
 // Feature `column` of value `row` of a slot.
@@ -129,17 +122,18 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     // Of codes, where weights are turned round.
     u8* scratch = own_ring + SLOTS * SLOT_BYTES;
     griddepcontrol_launch_dependents();
+    const WorkPlace place = WorkPlace::of(p, cta_index().x);
     griddepcontrol_wait();
-    const Work work = Work::of(p, cta_index().x);
-    if (!work.has_rows) return;
+    const Work work = Work::of(p, place);
+    if (!work.has_rows()) return;
     const Sequence& s = work.s;
-    const u32 kv_head = work.kv_head, heads = work.heads, first_row = work.first_row, last_row = work.last_row;
-    const KeyRange keys = work.keys;
+    const u32 kv_head = place.kv_head, heads = place.heads, first_row = place.first_row, last_row = work.last_row();
+    const KeyRange keys = work.keys(p);
     // Parts that no row sees anything of have no result; where there is no other, the first part's is that of no keys.
     if (keys.first >= keys.end && !work.is_first_of_none()) return;
 #ifndef QG_BITS
     // Tiles before the first of these keys, and those that have one from the second on, have some that not all rows see.
-    const KeyRange of_all = {keys_seen(p, s, last_row / heads).first, keys_seen(p, s, first_row / heads).end};
+    const KeyRange of_all = {keys_seen(p, s, work.last_query()).first, keys_seen(p, s, place.first_query).end};
     const u32 mixed_before = keys.first < of_all.first ? of_all.first : 0, mixed_from = keys.end > of_all.end ? of_all.end : ~0u;
 #endif
 
@@ -156,6 +150,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         ring.copy_keys(first_tile + i / 2 * WARPS * TILE, i);
         if (i + 1 < SLOTS) ring.copy_values(i + 1);
     }
+    u32* const parked = reinterpret_cast<u32*>(reinterpret_cast<u8*>(dynamic_shared()) + PARKED_AT);
+    if (thread_index() == 0) ParkedWork::of(p, work).park(parked);
 
     // The rows of this lane; those that are not there do as the last one. Of codes, a lane multiplies one row and has scores of two others.
     constexpr u32 Q_ROWS = ROWS / 8;
@@ -492,15 +488,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const auto result_of = [&](u32 w) -> const WarpResult& {
         return *reinterpret_cast<const WarpResult*>(reinterpret_cast<const u8*>(dynamic_shared()) + w * RING_BYTES);
     };
-    // Found once more, so that no register holds it meanwhile.
-    const Work end = Work::of(p, opaque_register(cta_index().x));
-    const u32 rows = end.last_row + 1 - end.first_row;
+    const ParkedWork end = ParkedWork::from(parked);
     const bool is_partial = end.is_partial(p);
-    const float v_factor = value_factor(p, end.kv_head);
     // Eight columns a thread.
     constexpr u32 ROW_THREADS = QG_V / 8;
 #pragma unroll 1
-    for (u32 row = thread_index() / ROW_THREADS; row < rows; row += QG_THREADS / ROW_THREADS) {
+    for (u32 row = thread_index() / ROW_THREADS; row < end.rows; row += QG_THREADS / ROW_THREADS) {
         float most_of_all = minus_infinity(), all = 0.0f, weights[WARPS];
 #pragma unroll
         for (u32 w = 0; w < WARPS; w++) {
@@ -513,10 +506,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             weights[w] = ex2_approx(ld_shared(&result_of(w).largest[row]) - base);
             all += weights[w] * ld_shared(&result_of(w).total[row]);
         }
-        const u64 token = end.token_of(row);
-        const u32 head = end.head_of(row), c = thread_index() % ROW_THREADS * 8;
-        const float scale = is_partial ? 1.0f : all == 0.0f ? 0.0f : v_factor / all;
-        float* to = end.partial_results(p, row) + (u64)end.part * (p.shape.v_dim + 4);
+        const u32 c = thread_index() % ROW_THREADS * 8;
         float values[8] = {};
 #pragma unroll
         for (u32 w = 0; w < WARPS; w++) {
@@ -526,46 +516,36 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
             for (u32 i = 0; i < 8; i++) values[i] = fma_f32(weights[w], others[i], values[i]);
         }
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) values[i] *= scale;
-        if (c < p.shape.v_dim) {
-            if (is_partial) {
+        if (is_partial) {
+            float* to = end.partial_results(p, row) + (u64)end.part * (p.shape.v_dim + 4);
+            if (c < p.shape.v_dim) {
                 st_global_f32x4(reinterpret_cast<f32x4*>(to + 4 + c), {values[0], values[1], values[2], values[3]});
                 st_global_f32x4(reinterpret_cast<f32x4*>(to + 8 + c), {values[4], values[5], values[6], values[7]});
-            } else {
-                store_eight(p, token * p.at.d_token + head * p.at.d_head + c, values);
             }
+            if (c == 0) st_global_f32x4(reinterpret_cast<f32x4*>(to), {most_of_all, all, 0.0f, 0.0f});
+        } else {
+            store_row(p, end, row, c, values, most_of_all, all);
         }
-        if (c != 0) continue;
-        if (is_partial)
-            st_global_f32x4(reinterpret_cast<f32x4*>(to), {most_of_all, all, 0.0f, 0.0f});
-        else if (p.shape.flags & QG_FLAG_LSE)
-            st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(most_of_all, all));
     }
-    if (!is_partial || !end.adds_up(p)) return;
-    u32* counter = reinterpret_cast<u32*>(p.at.workspace) + (end.sequence * p.shape.kv_heads + end.kv_head) * p.at.row_ctas + end.row_cta;
+    if (!is_partial || !ParkedWork::adds_up(p)) return;
+    u32* counter = reinterpret_cast<u32*>(p.at.workspace) + end.tile;
     Ending& ending = *reinterpret_cast<Ending*>(reinterpret_cast<u8*>(dynamic_shared()) + ENDING_AT);
-    if (!is_last_of(counter, end.parts.end - end.parts.first, &ending.is_last)) return;
-    // Few warps have more registers.
-    constexpr u32 CHAINS = PartSums<ROWS, QG_V>::CHAINS, CHAINS_AT_ONCE = WARPS * QG_CTAS_PER_SM > 8 ? 1 : CHAINS;
+    // What a warp adds up first: its parts, and where their results begin.
+    PartRange of_row = {};
+    const float* results = nullptr;
+    const auto look_up = [&](u32 i) {
+        const u32 row = i / ROW_WARPS;
+        if (row >= end.rows) return;
+        of_row = end.parts_of_row(p, row);
+        results = end.partial_results(p, row) + (u64)of_row.first * (p.shape.v_dim + 4);
+    };
+    if (!is_last_of(counter, end.end_part - end.first_part, &ending.is_last, [&] { look_up(warp); })) return;
 #pragma unroll 1
-    for (u32 i = warp * CHAINS_AT_ONCE; i < rows * CHAINS; i += WARPS * CHAINS_AT_ONCE) {
-        const u32 row = i / CHAINS;
-        const PartRange of_row = parts_of(p, keys_seen(p, end.s, (end.first_row + row) / end.heads));
-        ending.parts.template add_chains<CHAINS_AT_ONCE>(row, i % CHAINS, end.partial_results(p, row), p.shape.v_dim, of_row);
-    }
-    cta_barrier();
-#pragma unroll 1
-    for (u32 row = thread_index() / ROW_THREADS; row < rows; row += QG_THREADS / ROW_THREADS) {
-        const u64 token = end.token_of(row);
-        const u32 head = end.head_of(row), c = thread_index() % ROW_THREADS * 8;
-        const float total = ending.parts.total_of(row), scale = total == 0.0f ? 0.0f : v_factor / total;
-        float values[8];
-        ending.parts.columns_of(row, c, values);
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) values[i] *= scale;
-        if (c < p.shape.v_dim) store_eight(p, token * p.at.d_token + head * p.at.d_head + c, values);
-        if (c == 0 && p.shape.flags & QG_FLAG_LSE)
-            st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(ld_shared(&ending.parts.largest[row]), total));
+    for (u32 i = warp; i < end.rows * ROW_WARPS; i += WARPS) {
+        if (i != warp) look_up(i);
+        const u32 c = (i % ROW_WARPS * 32 + lane) * LANE_COLUMNS;
+        const auto sums_of = PartSums<LANE_COLUMNS>::of(results, of_row.end - of_row.first, p.shape.v_dim + 4, c, c < p.shape.v_dim,
+                                                        ending.weights[warp]);
+        store_row(p, end, i / ROW_WARPS, c, sums_of.sums, sums_of.largest, sums_of.total);
     }
 }

@@ -35,7 +35,6 @@ constexpr u32 SLOTS = QG_SLOTS, SLOT_BYTES = TILE * ((K_PITCH > V_PITCH ? K_PITC
 constexpr u32 TILES_AHEAD = (SLOTS + 1) / 2;
 // Behind the slots, of codes, a place for weights.
 constexpr u32 RING_BYTES = SLOTS * SLOT_BYTES + (IS_CODES ? TILE * 8 * 2 : 0);
-static_assert(QG_SHARED_BYTES == WARPS * RING_BYTES, "the host computes another size");
 static_assert(TILE % RUN == 0 && TILE <= 32, "a lane has a key");
 static_assert(QG_QK % 64 == 0 && QG_V % 64 == 0, "eight chunks are exchanged");
 

@@ -3,57 +3,113 @@
 #include "mainloop/attention_decode_ring.cuh"
 #include "mainloop/attention_parts.cuh"
 
-struct Work {
+// What the CTA's number says. It depends on no earlier launch, so that divisions are done while that still runs.
+struct WorkPlace {
     u32 sequence, kv_head, row_cta, part;
-    Sequence s;
-    // Heads that share keys, whose queries are rows one after another, and which rows of them.
-    u32 heads, first_row, last_row;
-    bool has_rows;
-    // Parts of the keys that some row sees, and the keys of this part.
-    PartRange parts;
-    KeyRange keys;
+    // Heads that share keys, whose queries are rows one after another, the first row, and the queries of the first and the last row that may
+    // be there.
+    u32 heads, first_row, first_query, last_query;
 
     // CTAs that read neighbours in memory, heads of the same keys, follow one another.
-    QG_DEVICE Work of(const KernelParams& p, u32 cta) {
-        Work work;
-        work.row_cta = cta % p.at.row_ctas;
+    QG_DEVICE WorkPlace of(const KernelParams& p, u32 cta) {
+        WorkPlace place;
+        place.row_cta = cta % p.at.row_ctas;
         cta /= p.at.row_ctas;
-        work.kv_head = cta % p.shape.kv_heads;
+        place.kv_head = cta % p.shape.kv_heads;
         cta /= p.shape.kv_heads;
-        work.part = cta % p.at.parts;
-        work.sequence = cta / p.at.parts;
-        work.s = sequence_of(p, work.sequence);
-        work.heads = p.shape.heads / p.shape.kv_heads;
-        work.first_row = work.row_cta * ROWS;
-        const u32 all_rows = work.s.queries * work.heads;
-        work.has_rows = work.first_row < all_rows;
-        work.last_row = least(work.first_row + ROWS, all_rows) - 1;
-        const u32 part_first = work.part * p.at.part_keys;
-        const KeyRange all = keys_seen_by(p, work.s, work.first_row / work.heads, work.last_row / work.heads);
-        work.parts = parts_of(p, all);
-        work.keys = {most(all.first, part_first), least(all.end, part_first + p.at.part_keys)};
+        place.part = cta % p.at.parts;
+        place.sequence = cta / p.at.parts;
+        place.heads = p.shape.heads / p.shape.kv_heads;
+        place.first_row = place.row_cta * ROWS;
+        place.first_query = place.first_row / place.heads;
+        place.last_query = (place.first_row + ROWS - 1) / place.heads;
+        return place;
+    }
+};
+
+struct Work {
+    WorkPlace place;
+    Sequence s;
+    // What some row sees.
+    KeyRange all;
+
+    QG_DEVICE Work of(const KernelParams& p, const WorkPlace& place) {
+        Work work = {place, sequence_of(p, place.sequence), {}};
+        if (work.has_rows()) work.all = keys_seen_by(p, work.s, place.first_query, work.last_query());
         return work;
     }
 
+    __device__ __forceinline__ bool has_rows() const {
+        return place.first_query < s.queries;
+    }
+    __device__ __forceinline__ u32 last_query() const {
+        return least(place.last_query, s.queries - 1);
+    }
+    __device__ __forceinline__ u32 last_row() const {
+        return least(place.first_row + ROWS, s.queries * place.heads) - 1;
+    }
+    // Keys of the part.
+    __device__ __forceinline__ KeyRange keys(const KernelParams& p) const {
+        const u32 part_first = place.part * p.at.part_keys;
+        return {most(all.first, part_first), least(all.end, part_first + p.at.part_keys)};
+    }
+    __device__ __forceinline__ bool is_first_of_none() const {
+        return all.first >= all.end && place.part == 0;
+    }
+};
+
+// What the end of a CTA needs to know, in shared memory meanwhile, so that no registers hold it and nothing is divided once more.
+struct ParkedWork {
+    u32 token, queries, keys, kv_head;
+    u32 heads, first_row, rows, part;
+    // Parts of the keys that some row sees, and the CTA's number among those of other rows.
+    u32 first_part, end_part, tile, unused;
+
+    QG_DEVICE ParkedWork of(const KernelParams& p, const Work& work) {
+        const PartRange parts = parts_of(p, work.all);
+        const WorkPlace& at = work.place;
+        const u32 tile = (at.sequence * p.shape.kv_heads + at.kv_head) * p.at.row_ctas + at.row_cta;
+        return {work.s.token, work.s.queries, work.s.keys, at.kv_head, at.heads, at.first_row, work.last_row() + 1 - at.first_row, at.part,
+                parts.first,  parts.end,      tile,        0};
+    }
+
+    __device__ __forceinline__ void park(u32* to) const {
+        st_shared(reinterpret_cast<u32x4*>(to), u32x4{token, queries, keys, kv_head});
+        st_shared(reinterpret_cast<u32x4*>(to + 4), u32x4{heads, first_row, rows, part});
+        st_shared(reinterpret_cast<u32x4*>(to + 8), u32x4{first_part, end_part, tile, unused});
+    }
+    QG_DEVICE ParkedWork from(const u32* at) {
+        const u32x4 a = ld_shared(reinterpret_cast<const u32x4*>(at)), b = ld_shared(reinterpret_cast<const u32x4*>(at + 4)),
+                    c = ld_shared(reinterpret_cast<const u32x4*>(at + 8));
+        return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y, c.z, c.w};
+    }
+
     // Where there is a counter for all CTAs of the same rows, the last of them adds the parts up; otherwise another launch does.
-    __device__ __forceinline__ bool adds_up(const KernelParams& p) const {
+    QG_DEVICE bool adds_up(const KernelParams& p) {
         return p.shape.sequences * p.shape.kv_heads * p.at.row_ctas <= QG_COUNTERS;
     }
     // Whether the result is one of several parts, or one that another launch reads.
     __device__ __forceinline__ bool is_partial(const KernelParams& p) const {
-        return p.at.parts > 1 && !(adds_up(p) && parts.end - parts.first <= 1);
+        return p.at.parts > 1 && !(adds_up(p) && end_part - first_part <= 1);
     }
-    __device__ __forceinline__ bool is_first_of_none() const {
-        return parts.first == parts.end && part == 0;
+    __device__ __forceinline__ u32 query_of(u32 row) const {
+        return (first_row + row) / heads;
     }
     __device__ __forceinline__ u64 token_of(u32 row) const {
-        return (u64)s.token + (first_row + row) / heads;
+        return (u64)token + query_of(row);
     }
     __device__ __forceinline__ u32 head_of(u32 row) const {
         return kv_head * heads + (first_row + row) % heads;
     }
-    // Where the results of the parts of a row begin, behind the counters.
+    // Where the results of the parts of a row begin, behind the counters: where another launch looks for them, or row by row.
     __device__ __forceinline__ float* partial_results(const KernelParams& p, u32 row) const {
-        return partial_result(p, token_of(row), head_of(row), 0) + QG_COUNTERS;
+        if (!adds_up(p)) return partial_result(p, token_of(row), head_of(row), 0) + QG_COUNTERS;
+        const u64 place = (u64)token * p.shape.heads + kv_head * (queries * heads) + first_row + row;
+        return reinterpret_cast<float*>(p.at.workspace) + place * p.at.parts * (p.shape.v_dim + 4) + QG_COUNTERS;
+    }
+    // Parts that a row sees.
+    __device__ __forceinline__ PartRange parts_of_row(const KernelParams& p, u32 row) const {
+        return parts_of(p, keys_seen(p, Sequence{0, token, queries, 0, keys}, query_of(row)));
     }
 };
+constexpr u32 PARKED_BYTES = sizeof(ParkedWork);

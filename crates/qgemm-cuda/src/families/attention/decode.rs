@@ -22,6 +22,8 @@ pub(super) const NAME: &str = "attention_decode";
 const COUNTERS: usize = WorkspaceLayout::RESERVED / size_of::<u32>();
 /// Rows of a sequence and head of keys beyond which keys are read too often.
 const MOST_ROWS: usize = 128;
+/// Bytes behind the rings, for what the end of a CTA needs to know (`ParkedWork` in `mainloop/attention_decode_work.cuh`).
+const PARKED_BYTES: u32 = 48;
 /// Features of queries and of values that there are kernels for.
 const DIMS: [u32; 2] = [64, 128];
 /// Fewest keys that are worth a part.
@@ -104,7 +106,7 @@ fn slots(spec: &AttentionSpec) -> u32 {
     }
 }
 
-/// Bytes of the rings of `entry/sm80_attention_decode.cu`.
+/// Shared memory of `entry/sm80_attention_decode.cu`: its rings, and what is behind them.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let bytes = |numbers: u32| spec.kv.bytes_of(numbers as usize) as u32;
     let scales = spec.kv.scale_bytes_of(spec.qk as usize) as u32;
@@ -119,7 +121,7 @@ fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let row = (bytes(spec.qk) + k_gap).max(bytes(spec.v) + v_gap) + scales;
     // Of codes, weights of eight rows in f16.
     let weights = if spec.kv.bits() > 8 { 0 } else { spec.rows * 2 };
-    spec.keys * (slots(spec) * row + weights)
+    spec.keys * (slots(spec) * row + weights) + PARKED_BYTES
 }
 
 fn id(spec: AttentionSpec, variant: Variant) -> KernelId {

@@ -1,0 +1,9 @@
+// Two neighbouring numbers that other CTAs wrote, from L2.
+#pragma once
+#include "atoms/types.cuh"
+
+QG_DEVICE f32x2 ld_global_cg_f32x2(const f32x2* address) {
+    f32x2 v;
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(address) : "memory");
+    return v;
+}

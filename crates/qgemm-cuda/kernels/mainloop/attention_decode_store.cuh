@@ -1,0 +1,38 @@
+// How attention of few queries stores its results, some columns of a row at a time.
+#pragma once
+#include "mainloop/attention_decode_work.cuh"
+
+// Rounds N results to D's type, which is that of Q, and stores them from `element` on.
+template <u32 N>
+QG_DEVICE void store_some(const KernelParams& p, u64 element, const float (&d)[N]) {
+    u8* to = reinterpret_cast<u8*>(p.at.d) + element * 2;
+    u32 pairs[N / 2];
+#pragma unroll
+    for (u32 i = 0; i < N / 2; i++) pairs[i] = QG_X == DTYPE_BF16 ? f32_to_bf16x2(d[2 * i], d[2 * i + 1]) : f32_to_f16x2(d[2 * i], d[2 * i + 1]);
+    if (p.shape.flags & QG_FLAG_D_ALIGNED) {
+        if constexpr (N == 8) {
+            st_global_v4(to, {pairs[0], pairs[1], pairs[2], pairs[3]});
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < N / 2; i++) st_global_u32(to + i * 4, pairs[i]);
+        }
+        return;
+    }
+#pragma unroll
+    for (u32 i = 0; i < N; i++) st_global_u16(to + i * 2, pairs[i / 2] >> (i % 2 * 16));
+}
+
+// Stores N columns of a row from `c` on, if they are there: sums of values times weights, of which `total` is the sum.
+template <u32 N>
+QG_DEVICE void store_row(const KernelParams& p, const ParkedWork& work, u32 row, u32 c, const float (&sums)[N], float largest, float total) {
+    if (c >= p.shape.v_dim) return;
+    const u64 token = work.token_of(row);
+    const u32 head = work.head_of(row);
+    const float scale = total == 0.0f ? 0.0f : value_factor(p, work.kv_head) / total;
+    float d[N];
+#pragma unroll
+    for (u32 i = 0; i < N; i++) d[i] = sums[i] * scale;
+    store_some(p, token * p.at.d_token + head * p.at.d_head + c, d);
+    if (c == 0 && p.shape.flags & QG_FLAG_LSE)
+        st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(largest, total));
+}
