@@ -27,6 +27,8 @@ struct ResidentX {
         const bool normalizes = normalizes_x(p);
         if (normalizes) Gamma::load(first, p, thread * GROUP);
         griddepcontrol_wait();
+        // As in `gemm_sliced_k`, no sooner.
+        griddepcontrol_launch_dependents();
 #pragma unroll 1
         for (u32 column = thread * GROUP; column < columns; column += AT_ONCE * STEP) {
             u32x4 v[AT_ONCE][QG_X_ROWS];

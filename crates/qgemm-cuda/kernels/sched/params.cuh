@@ -10,10 +10,18 @@
 #ifndef QG_EXPERT_TILES
 #define QG_EXPERT_TILES 0
 #endif
-// Whether the kernel normalizes X itself (`mainloop/normalized_x.cuh`), and writes segments where they belong (`sched/projection.cuh`): 1
-// in the prelude of those alone.
+// Whether the kernel writes segments where they belong (`sched/projection.cuh`), and, with few tokens, normalizes X itself
+// (`mainloop/normalized_x.cuh`): 1 in the prelude of those alone.
 #ifndef QG_PROJECTION
 #define QG_PROJECTION 0
+#endif
+// Whether it keeps all of X in shared memory (`mainloop/resident_x.cuh`): 1 in the prelude of those that do.
+#ifndef QG_RESIDENT_X
+#define QG_RESIDENT_X 0
+#endif
+// Whether its CTAs take tiles in turn, each of the segment where it lies: 1 in the prelude of such projections.
+#ifndef QG_SEGMENT_TILES
+#define QG_SEGMENT_TILES 0
 #endif
 // Rows of X that a CTA keeps in shared memory, of which the others of its tile are copies: fewer than those of the tile in the prelude of
 // kernels for one token alone.

@@ -1,4 +1,4 @@
-// Outputs of a product that lie in several matrices, each for neighbouring features. A CTA's features lie in one of them: the host offers
+// Outputs of a product that lie in several matrices, each for neighbouring features. A tile's features lie in one of them: the host offers
 // such kernels only where each begins at a whole tile.
 #pragma once
 #include "sched/experts.cuh"
@@ -32,7 +32,11 @@ struct Segment {
     }
 };
 
+#if QG_SEGMENT_TILES
+#define QG_TAKE_PROBLEM(p, given) const GemmParams& p = given
+#else
 #define QG_TAKE_PROBLEM(p, given) \
     GemmParams p = given;         \
-    Segment::narrow(p, cta_index().x * CTA_ROWS)
+    Segment::narrow(p, cta_index().x * QG_TILE_FEATURES)
+#endif
 #endif

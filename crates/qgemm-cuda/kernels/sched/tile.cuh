@@ -2,6 +2,7 @@
 #pragma once
 #include "atoms/launch.cuh"
 #include "sched/experts.cuh"
+#include "sched/projection.cuh"
 
 // An output tile, or a K range of one.
 struct WorkTile {
@@ -91,9 +92,18 @@ QG_DEVICE GemmParams problem_of(const GemmParams& p, const WorkTile& work) {
     return own;
 }
 #else
+#if QG_SEGMENT_TILES
+// The problem of a work tile: that of its segment.
+QG_DEVICE GemmParams problem_of(const GemmParams& p, const WorkTile& work) {
+    GemmParams own = p;
+    Segment::narrow(own, work.n_tile * QG_TILE_FEATURES);
+    return own;
+}
+#else
 QG_DEVICE const GemmParams& problem_of(const GemmParams& p, const WorkTile&) {
     return p;
 }
+#endif
 
 // The work of a CTA of a persistent grid, or of a cluster: its range of the split tiles, then whole tiles.
 struct WorkList {

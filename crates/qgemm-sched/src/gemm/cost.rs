@@ -55,12 +55,12 @@ struct Rings {
     arithmetic: [f64; 2],
 }
 
-/// What the launch of a norm costs before a product that waits for it, as a share of a launch (measured on an H200: 2.0 µs, of which the
-/// product's own launch hides a part).
-const NORM_LAUNCHES: f64 = 0.65;
+/// What the launch of a norm costs before a product that waits for it, as a share of a launch (measured on an H200: 1.0 to 1.2 µs, of which the
+/// product's first weights hide a part).
+const NORM_LAUNCHES: f64 = 0.35;
 /// Seconds that a block which normalizes X itself needs before its first product, and more for each time that its threads read again, of
-/// which each reads so many bytes at once (measured on an H200, one token: 0.5 to 1.4 µs for up to 64 bytes, 2.5 to 4.4 for 80 to 128).
-const STATISTICS_SECONDS: [f64; 2] = [1.2e-6, 3e-6];
+/// which each reads so many bytes at once (measured on an H200, one token: 0.6 to 1.2 µs for up to 64 bytes, 2.5 to 4.4 for 80 to 128).
+const STATISTICS_SECONDS: [f64; 2] = [0.9e-6, 3e-6];
 const STATISTICS_BYTES: f64 = 64.0;
 
 /// What the cost model expects of a launch, by what takes the time, in seconds. Arithmetic and memory overlap, so that the parts add up

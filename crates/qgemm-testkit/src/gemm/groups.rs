@@ -4,6 +4,7 @@ use qgemm_formats::{DType, Encoding, Format, ScaleSpan, ScaleType, XFormat};
 use qgemm_hal::{Activation, Math, NormKind, XPrecision};
 
 use super::case::{ActOrder, Case, Epilogue, Layout};
+use super::projections::{fused, projection};
 use crate::activations::ActivationKind;
 use crate::suite::Group;
 use crate::weights::WeightKind;
@@ -73,7 +74,7 @@ fn depths(format: Format) -> Vec<usize> {
 }
 
 /// A K of medium length that suits every kernel step.
-fn medium_k(format: Format) -> usize {
+pub(super) fn medium_k(format: Format) -> usize {
     match format.ragged_k {
         true => 2 * format.block_len + 5,
         false => 512usize.next_multiple_of(format.block_len),
@@ -497,74 +498,6 @@ fn norm(format: Format) -> Vec<Case> {
         });
     }
     cases
-}
-
-/// Rows of X that lie well, and segments that begin at whole tiles.
-fn projection(format: Format) -> Vec<Case> {
-    let medium = medium_k(format).next_multiple_of(8);
-    let long = (4096 + format.block_len).next_multiple_of(8);
-    let base = |(i, (m, n, k)): (usize, (usize, usize, usize))| {
-        let x_dtype = DType::ALL[(i + 1) % 3];
-        Case {
-            x_dtype,
-            x_precision: if x_dtype == DType::F32 { XPrecision::Exact } else { XPrecision::Auto },
-            d_dtype: DType::ALL[i % 3],
-            norm: Some(NormKind::Rms),
-            layout: Layout { x_gap: i % 2 * 16, ..Layout::default() },
-            seed: i as u64,
-            ..Case::new(format, m, n, k)
-        }
-    };
-    let shapes = [(1, 70, long), (7, 40, medium), (8, 67, medium), (9, 33, medium), (16, 130, medium), (2, 48, long)];
-    let mut cases: Vec<Case> = shapes.into_iter().enumerate().map(base).collect();
-    cases[1].gated = true;
-    cases[1].epilogue.activation = Activation::Silu;
-    cases[4].epilogue = Epilogue { bias: Some(DType::F16), residual: Some(DType::BF16), ..Epilogue::default() };
-    // Huge and tiny rows, and what is not finite.
-    let kinds = [
-        (ActivationKind::MixedMagnitudes, DType::BF16, 1),
-        (ActivationKind::MixedMagnitudes, DType::F32, 2),
-        (ActivationKind::NotFinite, DType::F32, 2),
-        (ActivationKind::NotFinite, DType::F16, 5),
-        (ActivationKind::Denormals, DType::F16, 1),
-        (ActivationKind::Outliers, DType::BF16, 1),
-    ];
-    for (activations, x_dtype, m) in kinds {
-        let x_precision = if x_dtype == DType::F32 { XPrecision::Exact } else { XPrecision::Auto };
-        let case = base((cases.len(), (m, 40, medium)));
-        cases.push(Case { activations, x_dtype, x_precision, d_dtype: DType::F32, ..case });
-    }
-    for (i, (m, segments)) in [(1, 3), (16, 4), (3, 2)].into_iter().enumerate() {
-        let norm = (i != 1).then_some(NormKind::Rms);
-        let layout = Layout { d_gap: i * 8, ..Layout::default() };
-        cases.push(Case { segments, norm, layout, ..base((cases.len(), (m, segments * 128 + 5, medium))) });
-    }
-    cases
-}
-
-/// Two to four segments whose borders kernels see, borders that they do not, and more segments than they know.
-fn fused(format: Format) -> Vec<Case> {
-    let k = medium_k(format);
-    let shapes = [(1, 70, 3), (3, 80, 3), (16, 130, 4), (17, 70, 2), (2, 100, 5), (66, 200, 3)];
-    let case = |(i, (m, n, segments)): (usize, (usize, usize, usize))| Case {
-        segments,
-        x_dtype: DType::ALL[i % 3],
-        d_dtype: DType::ALL[(i + 1) % 3],
-        norm: (i % 4 == 3).then_some(NormKind::Rms),
-        epilogue: Epilogue {
-            alpha: 0.5,
-            c: (i % 3 == 1).then_some((0.5, DType::F16)),
-            bias: i.is_multiple_of(2).then_some(DType::F32),
-            channel_scale: i > 2,
-            activation: if i == 2 { Activation::Relu } else { Activation::Identity },
-            residual: (i % 3 == 2).then_some(DType::BF16),
-            ..Epilogue::default()
-        },
-        layout: Layout { d_gap: i % 2 * 8, offset: i / 4, ..Layout::default() },
-        seed: i as u64,
-        ..Case::new(format, m, n, k)
-    };
-    shapes.into_iter().enumerate().map(case).collect()
 }
 
 fn batch_invariant(format: Format) -> Vec<Case> {

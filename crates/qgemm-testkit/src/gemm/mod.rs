@@ -8,6 +8,7 @@ pub(crate) mod host;
 pub(crate) mod launch;
 mod normed;
 mod oracle;
+mod projections;
 pub(crate) mod quantized_x;
 mod rounding;
 pub(crate) mod run;

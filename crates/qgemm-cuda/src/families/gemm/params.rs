@@ -23,7 +23,7 @@ pub(in crate::families) struct GemmParams {
 }
 
 /// Alignment of a tensor map in a kernel's parameter.
-const MAP_ALIGNMENT: usize = 64;
+pub(super) const MAP_ALIGNMENT: usize = 64;
 const PADDING: usize = (size_of::<GemmParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<GemmParams>()) / 8;
 
 /// `TmaGemmParams` in `mainloop/tma_params.cuh`: with maps of X for whole tiles of tokens and for the last.
@@ -83,15 +83,6 @@ impl GemmLaunch {
         }
     }
 
-    /// X for TMA, `tokens` at once; none where the kernel reads X through registers because of how it lies.
-    fn x_map(&self, params: &GemmParams, tokens: u32) -> Option<TileMap> {
-        let GemmParams { shape, at, .. } = params;
-        let in_place = shape.flags & abi::FLAG_X_ALIGNED16 != 0 && shape.flags & abi::FLAG_K_ORDER == 0;
-        let row_bytes = at.x_row * self.x_dtype.bytes() as u64;
-        let size = [shape.k.into(), shape.m.into()];
-        in_place.then(|| TileMap::matrix(at.x, MapElement::Number(self.x_dtype), size, row_bytes, [K_BLOCK, tokens]))
-    }
-
     /// The parameter of a kernel that reads X's codes by TMA.
     fn with_code_maps(&self, planes: PlaneParams, places: &Places<'_>) -> Result<LaunchParams, HalError> {
         let GemmParams { shape, at, .. } = &planes.gemm;
@@ -109,6 +100,20 @@ impl GemmLaunch {
 }
 
 impl GemmParams {
+    /// X, of type `x`, for TMA: `tile` tokens at once, and what is left in the end. None is needed where the kernel reads X through registers
+    /// because of how it lies.
+    pub(super) fn x_maps(&self, x: DType, tile: u32, places: &Places<'_>) -> Result<[EncodedMap; 2], HalError> {
+        let Self { shape, at, .. } = self;
+        let in_place = shape.flags & abi::FLAG_X_ALIGNED16 != 0 && shape.flags & abi::FLAG_K_ORDER == 0;
+        let map = |tokens| {
+            let size = [shape.k.into(), shape.m.into()];
+            let row_bytes = at.x_row * x.bytes() as u64;
+            let map = TileMap::matrix(at.x, MapElement::Number(x), size, row_bytes, [K_BLOCK, tokens]);
+            if in_place && tokens > 0 { (places.encode)(&map) } else { Ok(EncodedMap::default()) }
+        };
+        Ok([map(tile)?, map(shape.m % tile)?])
+    }
+
     /// Enters where the operands of a launch are, and what follows from that; `second_bias` is the bytes from the gate's bias to
     /// the up's, of a gated pair.
     pub(in crate::families) fn find(
@@ -163,12 +168,7 @@ impl Params for GemmLaunch {
         if self.x_access != XAccess::Tma {
             return Ok(LaunchParams::of(&params));
         }
-        let map = |tokens| self.x_map(&params, tokens).map_or(Ok(EncodedMap::default()), |map| (places.encode)(&map));
-        let tail = match params.shape.m % self.tile_m {
-            0 => EncodedMap::default(),
-            tokens => map(tokens)?,
-        };
-        let x_maps = [map(self.tile_m)?, tail];
+        let x_maps = params.x_maps(self.x_dtype, self.tile_m, places)?;
         Ok(LaunchParams::of(&MappedParams { gemm: params, x_maps, ..MappedParams::zeroed() }))
     }
 }

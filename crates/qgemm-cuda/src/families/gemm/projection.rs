@@ -1,6 +1,6 @@
-//! Products of one token, before Ampere of a few, whose kernels normalize X themselves, and write segments where they belong: those of the
-//! main loops for a few tokens, compiled once more (`sched/projection.cuh`, `mainloop/normalized_x.cuh`). One launch does what else takes that of a norm before,
-//! and one for each output behind.
+//! Products whose kernels write segments where they belong, and those of one token, before Ampere of a few, that normalize X themselves:
+//! kernels of the main loops compiled once more (`sched/projection.cuh`, `mainloop/normalized_x.cuh`). One launch does what else takes that
+//! of a norm before, and one for each output behind.
 
 use std::sync::Arc;
 
@@ -9,20 +9,21 @@ use qgemm_formats::{DType, Format};
 use qgemm_hal::abi::{ProjectionOperands, dtype_code};
 use qgemm_hal::{
     CheckedGemm, Dense, DeviceInfo, GemmOperand, Geometry, HalError, KernelId, LaunchPlan, LaunchSequence, NormKind,
-    NormedX, Operand, Operands, Segment, TileConfig, Unsupported, Variant,
+    NormedX, Operand, Operands, Schedule, Segment, TileConfig, Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
 use super::super::launch_params::LaunchParams;
 use super::super::prelude::macro_line;
 use super::common::K_BLOCK;
-use super::instance::Instance;
+use super::instance::{Instance, MainLoop, XAccess};
 use super::instances::{Key, ListedKernels};
-use super::params::{Cut, GemmParams, bound, params};
+use super::params::{Cut, GemmParams, MAP_ALIGNMENT, bound, params};
 use super::spills::{fits_registers_as, key};
 use super::types::Types;
-use super::{gemm_sliced_k, gemv};
+use super::{gemm_sliced_k, gemv, sm70_two_stage, sm80_cp_async, sm90_wgmma_ws, sm120_tma_ws};
 use crate::spec::KernelSpec;
+use crate::tensor_map::EncodedMap;
 
 /// Name of the family.
 pub(in crate::families) const NAME: &str = "projection";
@@ -30,6 +31,25 @@ pub(in crate::families) const NAME: &str = "projection";
 const MOST_FEATURES: usize = ((1 << 21) - 1) * Segment::STEP;
 /// Columns that threads read at once to find a row's statistics.
 const GROUP: usize = 8;
+
+/// A main loop that writes segments: the tokens of its tiles for it, few of each, as every kernel is one more, and the most that it serves.
+struct OfSegments {
+    main_loop: &'static MainLoop,
+    tiles: &'static [u32],
+    most: usize,
+}
+
+const fn of_segments(main_loop: &'static MainLoop, tiles: &'static [u32], most: usize) -> OfSegments {
+    OfSegments { main_loop, tiles, most }
+}
+
+static OF_SEGMENTS: [OfSegments; 5] = [
+    of_segments(&gemm_sliced_k::MAIN_LOOP, &[8], 16),
+    of_segments(&sm70_two_stage::MAIN_LOOP, &[32], usize::MAX),
+    of_segments(&sm80_cp_async::MAIN_LOOP, &[64, 128], usize::MAX),
+    of_segments(&sm120_tma_ws::MAIN_LOOP, &[64, 128], usize::MAX),
+    of_segments(&sm90_wgmma_ws::MAIN_LOOP, &[64, 256], usize::MAX),
+];
 
 /// The kernels of each key, listed once a process.
 static KERNELS: ListedKernels = ListedKernels::new();
@@ -46,11 +66,28 @@ fn kernels(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
 }
 
 fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Instance> {
-    let of = |types: &Types| match gemm_sliced_k::for_projections(types, fits) {
-        None => gemv::for_projections(types).into_iter().filter(|instance| fits(instance)).collect(),
-        Some(instance) => vec![instance],
+    let of = |types: &Types| {
+        let few = gemv::for_projections(types).into_iter().filter(|instance| fits(instance));
+        let mut all: Vec<_> = gemm_sliced_k::for_projections(types, fits).into_iter().chain(few).collect();
+        for OfSegments { main_loop, tiles, .. } in &OF_SEGMENTS {
+            all.extend(tiles.iter().filter_map(|&tokens| first_of_tokens(types, main_loop, tokens, fits)));
+        }
+        all
     };
     Types::new(format, x, variant).iter().flat_map(of).collect()
+}
+
+/// The first kernel of a main loop with so many tokens that `fits`.
+fn first_of_tokens(
+    types: &Types,
+    main_loop: &MainLoop,
+    tokens: u32,
+    fits: &dyn Fn(&Instance) -> bool,
+) -> Option<Instance> {
+    let suits = |instance: &Instance| instance.tile_m == tokens;
+    // Tiles of which there is a choice are asked about once, as projections; of others nobody asks.
+    let fits_as_well = |instance: &Instance| !suits(instance) || fits(instance);
+    (main_loop.instances)(types, &fits_as_well).into_iter().find(|instance| suits(instance) && fits(instance))
 }
 
 /// Every kernel on devices of `variant`.
@@ -74,15 +111,36 @@ fn id(instance: &Instance) -> KernelId {
 
 fn spec(instance: &Instance) -> KernelSpec {
     let mut own = String::new();
-    for (name, value) in [("QG_PROJECTION", 1), ("QG_X_ROWS", tokens(instance) as u32)] {
+    let takes_tiles = instance.main_loop.schedule != Schedule::Grid;
+    let macros = [
+        ("QG_PROJECTION", 1),
+        ("QG_RESIDENT_X", gemm_sliced_k::is_for_one(instance).into()),
+        ("QG_SEGMENT_TILES", takes_tiles.into()),
+        ("QG_TILE_FEATURES", instance.tile_n),
+    ];
+    for (name, value) in macros {
         macro_line(&mut own, name, &value.to_string());
+    }
+    if gemm_sliced_k::is_for_one(instance) {
+        macro_line(&mut own, "QG_X_ROWS", "1");
     }
     instance.spec_with(id(instance), &own)
 }
 
-/// Tokens that a kernel serves: for more, whose rows all CTAs would normalize alike, a launch before takes no longer.
-fn tokens(instance: &Instance) -> usize {
-    if gemm_sliced_k::is_for_one(instance) { 1 } else { instance.tile_m as usize }
+/// Tokens of which a kernel normalizes X, none where it does not: for more, whose rows all CTAs would normalize alike, a launch before
+/// takes no longer.
+fn most_normalized(instance: &Instance) -> usize {
+    match () {
+        () if gemm_sliced_k::is_for_one(instance) => 1,
+        () if std::ptr::eq(instance.main_loop, &gemv::MAIN_LOOP) => instance.tile_m as usize,
+        () => 0,
+    }
+}
+
+/// Most tokens whose segments a kernel writes that does not normalize them.
+fn most_written(instance: &Instance) -> usize {
+    let of_loop = OF_SEGMENTS.iter().find(|of| std::ptr::eq(of.main_loop, instance.main_loop));
+    of_loop.map_or(0, |of| of.most.min(instance.most_tokens()))
 }
 
 /// Columns that a kernel has room for, where it keeps all of X.
@@ -127,20 +185,23 @@ pub(in crate::families) fn projection_configs(
         let columns = instance.types.layout.k_tiles(op.stored_k) * instance.tile_k as usize;
         instance.shared_bytes <= info.shared_bytes && columns <= most_columns(instance)
     };
+    let in_order = multiplied.aligned16 && multiplied.col_stride == 1;
     let all: Vec<_> = kernels(op.format, multiplied.dtype, variant).iter().filter(borders).filter(has_room).collect();
-    let most = all.iter().map(|i| tokens(i)).max().unwrap_or(0);
-    let tile = all.iter().map(|i| tokens(i)).filter(|&tile| tile >= op.m).min();
-    let tile = tile.ok_or_else(|| {
-        Unsupported::new(format!("serves at most {most} tokens with so many columns and such segments, not {}", op.m))
-    })?;
     let refused = op.norm.and_then(|norm| not_inside(&norm, multiplied.dtype, op.k));
     let normalizes_x = op.norm.is_some() && refused.is_none();
-    let reads = normalizes_x || multiplied.aligned16 && multiplied.col_stride == 1 && op.k.is_multiple_of(GROUP);
-    if !reads || !normalizes_x && op.segments.is_empty() {
-        return refuse(refused.unwrap_or("reads aligned rows of X, in whole groups of eight columns"));
+    // Those that normalize X, of the fewest tokens that are enough, where there is a norm that they take, or X is as they read it.
+    let tile = all.iter().map(|i| most_normalized(i)).filter(|&tile| tile >= op.m).min();
+    let is_read = normalizes_x || in_order && op.k.is_multiple_of(GROUP) && !op.segments.is_empty();
+    let few = all.iter().filter(|i| is_read && Some(most_normalized(i)) == tile);
+    let few = few.map(|instance| TileConfig { normalizes_x, ..config(instance) });
+    // Those that do not, behind the launch of a norm, if there is one.
+    let writes = |i: &&&Instance| i.serves(op, in_order) && op.m <= most_written(i);
+    let others = all.iter().filter(|_| !op.segments.is_empty()).filter(writes).map(|instance| config(instance));
+    let configs: Vec<_> = few.chain(others).collect();
+    if configs.is_empty() {
+        return refuse(refused.unwrap_or("serves no such X, number of tokens, columns or segments"));
     }
-    let of_tile = all.into_iter().filter(|i| tokens(i) == tile);
-    Ok(of_tile.map(|instance| TileConfig { normalizes_x, ..config(instance) }).collect())
+    Ok(configs)
 }
 
 /// Why a norm is no kernel's own; `None` where it may be.
@@ -185,7 +246,7 @@ pub(super) fn projection_sequence(
         starts_early: instance.types.variant >= Variant::Sm90,
         operands: GemmOperand::ALL,
         updated: op.residual_in_d.then(|| GemmOperand::D.slot()),
-        params: Arc::new(ProjectionLaunch::new(op, norm.as_ref(), &x, plan)),
+        params: Arc::new(ProjectionLaunch::new(op, norm.as_ref(), &x, plan, instance)),
     };
     let mut step = bound(launch.step::<GemmOperand>(make)?, op, plan);
     if norm.is_some_and(|norm| norm.function.gamma.is_some()) {
@@ -205,6 +266,18 @@ struct ProjectionParams {
     projection: ProjectionOperands,
 }
 
+const PADDING: usize =
+    (size_of::<ProjectionParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<ProjectionParams>()) / 8;
+
+/// `TmaGemmParams` in `mainloop/tma_params.cuh`, of such kernels.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct MappedProjectionParams {
+    of_all: ProjectionParams,
+    padding: [u64; PADDING],
+    x_maps: [EncodedMap; 2],
+}
+
 /// Everything but the addresses.
 #[derive(Debug)]
 struct ProjectionLaunch {
@@ -212,10 +285,12 @@ struct ProjectionLaunch {
     /// Bytes from the gate's bias to the up's, of a gated pair.
     second_bias: u64,
     residual_in_d: bool,
+    /// Of kernels that read X by TMA: the type of X, and the tokens of a tile.
+    mapped: Option<(DType, u32)>,
 }
 
 impl ProjectionLaunch {
-    fn new(op: &CheckedGemm, norm: Option<&NormedX>, x: &Dense, plan: &LaunchPlan) -> Self {
+    fn new(op: &CheckedGemm, norm: Option<&NormedX>, x: &Dense, plan: &LaunchPlan, instance: &Instance) -> Self {
         const BITS: usize = 21;
         let gamma = norm.and_then(|norm| norm.function.gamma);
         let mut types = gamma.map_or(0, dtype_code) | u32::from(norm.is_some()) << 16;
@@ -235,6 +310,7 @@ impl ProjectionLaunch {
             params: ProjectionParams { gemm: params(op, x, &Cut::of(plan)), projection },
             second_bias: op.bias.filter(|_| op.gated).map_or(0, |dtype| op.out_features * dtype.bytes()) as u64,
             residual_in_d: op.residual_in_d,
+            mapped: (instance.main_loop.x_access == XAccess::Tma).then_some((x.dtype, instance.tile_m)),
         }
     }
 }
@@ -248,6 +324,8 @@ impl Params for ProjectionLaunch {
         at.d1 = places.of(operands, GemmOperand::D2)?;
         at.d2 = places.of(operands, GemmOperand::D3)?;
         at.d3 = places.of(operands, GemmOperand::D4)?;
-        Ok(LaunchParams::of(&params))
+        let Some((x, tokens)) = self.mapped else { return Ok(LaunchParams::of(&params)) };
+        let x_maps = params.gemm.x_maps(x, tokens, places)?;
+        Ok(LaunchParams::of(&MappedProjectionParams { of_all: params, x_maps, ..MappedProjectionParams::zeroed() }))
     }
 }
