@@ -10,6 +10,7 @@
 #else
 #include "mainloop/sm90/fp8_product.cuh"
 #endif
+#include "mainloop/sm90/fp8_scales.cuh"
 #include "mainloop/sm90/token_factors.cuh"
 
 struct SharedStorage {
@@ -68,7 +69,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (thread == FIRST_PRODUCER) produce_x(shared.pipeline, params);
         if (thread == FIRST_PRODUCER + 32) produce_w(shared.pipeline, params);
-        if (HAS_BLOCK_SCALES && thread / 32 == FIRST_PRODUCER / 32 + 2) produce_scales(shared.pipeline, params.fp8, thread % 32);
+        const u32 warp = shfl_idx_u32((thread - FIRST_PRODUCER) / 32, 0);
+        if (HAS_BLOCK_SCALES && warp >= 2 && warp < 2 + SCALE_WARPS) produce_scales(shared.pipeline, params.fp8, warp - 2, thread % 32);
         warp_barrier();
     }
     if constexpr (QG_CLUSTER > 1) meet_cluster();

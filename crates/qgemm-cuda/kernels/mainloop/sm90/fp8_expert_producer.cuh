@@ -2,7 +2,7 @@
 // X a whole tile of rows at once, of which those of the next expert come along, and nothing depends on them. One copies scales.
 // All lanes walk through the tiles of all experts together, because a warp looks for the owner of a tile as a whole.
 #pragma once
-#include "mainloop/sm90/fp8_pipeline.cuh"
+#include "mainloop/sm90/fp8_scales.cuh"
 
 // Registers of producers, who look for tiles, and of consumers: all of an SM's.
 constexpr u32 EXPERT_PRODUCER_REGISTERS = 40;
@@ -54,21 +54,13 @@ QG_DEVICE void produce_expert_w(Pipeline& pipeline, const TmaFp8GemmParams& para
     }
 }
 
-// The work of the warp that copies scales.
-QG_DEVICE void produce_expert_scales(Pipeline& pipeline, const Fp8GemmParams& params, u32 lane) {
+// The work of warp `warp` of those that copy scales.
+QG_DEVICE void produce_expert_scales(Pipeline& pipeline, const Fp8GemmParams& params, u32 warp, u32 lane) {
     WorkList list = WorkList::of_cta(params.gemm);
     WorkTile work;
     Position at = {};
-    while (WorkList::next(list, params.gemm, work)) {
-        const Fp8GemmParams own = problem_of(params, work.own);
-#pragma unroll 1
-        for (u32 k = work.begin; k < work.end; k++) {
-            Position::wait_empty(at, pipeline.empty);
-            StageScales::copy<32>(pipeline.scales[at.stage], own, 0, work.n_tile * QG_TILE_N, k, lane);
-            cp_async_mbarrier_arrive(&pipeline.full[at.stage]);
-            Position::next(at);
-        }
-    }
+    while (WorkList::next(list, params.gemm, work))
+        copy_scales(pipeline, at, problem_of(params, work.own), 0, work.n_tile * QG_TILE_N, work.begin, work.end, warp, lane);
 }
 
 // The work of the producer warpgroup; `thread` is the number in it. The last CTA, which has as few tiles as any, then looks for faults
@@ -80,7 +72,7 @@ QG_DEVICE void produce_experts(Pipeline& pipeline, const TmaFp8GemmParams& param
     griddepcontrol_wait();
     if (warp == 0) produce_expert_x(pipeline, params, lane);
     if (warp == 1) produce_expert_w(pipeline, params, lane);
-    if (HAS_BLOCK_SCALES && warp == 2) produce_expert_scales(pipeline, params.fp8, lane);
+    if (HAS_BLOCK_SCALES && warp >= 2 && warp < 2 + SCALE_WARPS) produce_expert_scales(pipeline, params.fp8, warp - 2, lane);
     if (cta_index().x + 1 == grid_ctas().x)
         store_faults<THREADS>(params.fp8.gemm.groups, words, thread, [] { barrier_sync(BARRIER, THREADS); });
 }

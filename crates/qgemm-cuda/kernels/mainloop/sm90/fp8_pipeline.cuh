@@ -1,5 +1,5 @@
 // The ring of a CTA that multiplies 8-bit codes: 128 columns a stage, of all its tokens and features. One producer thread
-// copies X and one copies W, both by TMA, and a producer warp copies the scales of both.
+// copies X and one copies W, both by TMA, and one or two producer warps copy the scales of both (mainloop/sm90/fp8_scales.cuh).
 #pragma once
 #include "atoms/mbarrier.cuh"
 #include "atoms/registers.cuh"
@@ -25,8 +25,11 @@ struct TmaFp8GemmParams {
     TensorMap w_map;
 };
 
-// Arrivals that fill a stage: of the thread that copies X, and of the lanes that copy scales.
-constexpr u32 FILLING = 1 + (HAS_BLOCK_SCALES ? 32 : 0);
+// Whether scales pass through registers (mainloop/sm90/fp8_scales.cuh): in the largest tile, but for experts, who gain nothing by it. Warps
+// that copy them. Arrivals that fill a stage: of the thread that copies X, and of these warps, or of the lanes of one.
+constexpr bool SCALES_IN_REGISTERS = !QG_EXPERT_TILES && QG_TILE_M * QG_TILE_N >= 128 * 256;
+constexpr u32 SCALE_WARPS = SCALES_IN_REGISTERS ? 2 : 1;
+constexpr u32 FILLING = 1 + (HAS_BLOCK_SCALES ? (SCALES_IN_REGISTERS ? SCALE_WARPS : 32) : 0);
 
 // Whether the features of a pair are exchanged in every second eight (`TmaFp8GemmParams::w_map`).
 constexpr bool ROWS_EXCHANGED = true;
@@ -121,24 +124,6 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const TmaFp8GemmParams& params) {
             // The consumers of all CTAs that get this share have read what it replaces.
             Position::wait_empty(at, pipeline.empty);
             copy_w(pipeline, at, params, work.n_tile * QG_TILE_N, k);
-            Position::next(at);
-        }
-    }
-}
-
-// The work of the warp that copies scales.
-QG_DEVICE void produce_scales(Pipeline& pipeline, const Fp8GemmParams& params, u32 lane) {
-    WorkList list = WorkList::of_cta(params.gemm);
-    WorkTile work;
-    Position at = {};
-    griddepcontrol_wait();
-    while (WorkList::next(list, params.gemm, work)) {
-#pragma unroll 1
-        for (u32 k = work.begin; k < work.end; k++) {
-            Position::wait_empty(at, pipeline.empty);
-            StageScales::copy<32>(pipeline.scales[at.stage], params, first_token_of(work), work.n_tile * QG_TILE_N, k,
-                                  lane);
-            cp_async_mbarrier_arrive(&pipeline.full[at.stage]);
             Position::next(at);
         }
     }
