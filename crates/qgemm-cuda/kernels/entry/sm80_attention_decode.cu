@@ -150,8 +150,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         ring.copy_keys(first_tile + i / 2 * WARPS * TILE, i);
         if (i + 1 < SLOTS) ring.copy_values(i + 1);
     }
-    u32* const parked = reinterpret_cast<u32*>(reinterpret_cast<u8*>(dynamic_shared()) + PARKED_AT);
-    if (thread_index() == 0) ParkedWork::of(p, work).park(parked);
 
     // The rows of this lane; those that are not there do as the last one. Of codes, a lane multiplies one row and has scores of two others.
     constexpr u32 Q_ROWS = ROWS / 8;
@@ -188,6 +186,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             }
         }
     }
+    u32* const parked = reinterpret_cast<u32*>(reinterpret_cast<u8*>(dynamic_shared()) + PARKED_AT);
+    if (thread_index() == 0) ParkedWork::of(p, work).park(parked);
     float sums[SUM_TILES][4] = {};
     float largest[2] = {minus_infinity(), minus_infinity()}, total[2] = {0.0f, 0.0f};
     // Without a soft cap, the factor of scores is one of the exponents; otherwise scores are multiplied with it before.
@@ -539,6 +539,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         of_row = end.parts_of_row(p, row);
         results = end.partial_results(p, row) + (u64)of_row.first * (p.shape.v_dim + 4);
     };
+    // The last warp, which arrives for all, has nothing to do above where there are few rows.
+    if (warp == WARPS - 1) look_up(warp);
     if (!is_last_of(counter, end.end_part - end.first_part, &ending.is_last, [&] { look_up(warp); })) return;
 #pragma unroll 1
     for (u32 i = warp; i < end.rows * ROW_WARPS; i += WARPS) {

@@ -28,7 +28,7 @@ QG_DEVICE void store_row(const KernelParams& p, const ParkedWork& work, u32 row,
     if (c >= p.shape.v_dim) return;
     const u64 token = work.token_of(row);
     const u32 head = work.head_of(row);
-    const float scale = total == 0.0f ? 0.0f : value_factor(p, work.kv_head) / total;
+    const float scale = total == 0.0f ? 0.0f : work.v_factor / total;
     float d[N];
 #pragma unroll
     for (u32 i = 0; i < N; i++) d[i] = sums[i] * scale;

@@ -63,25 +63,27 @@ struct ParkedWork {
     u32 token, queries, keys, kv_head;
     u32 heads, first_row, rows, part;
     // Parts of the keys that some row sees, and the CTA's number among those of other rows.
-    u32 first_part, end_part, tile, unused;
+    u32 first_part, end_part, tile;
+    // Of E4M3, what values are multiplied with.
+    float v_factor;
 
     QG_DEVICE ParkedWork of(const KernelParams& p, const Work& work) {
         const PartRange parts = parts_of(p, work.all);
         const WorkPlace& at = work.place;
         const u32 tile = (at.sequence * p.shape.kv_heads + at.kv_head) * p.at.row_ctas + at.row_cta;
         return {work.s.token, work.s.queries, work.s.keys, at.kv_head, at.heads, at.first_row, work.last_row() + 1 - at.first_row, at.part,
-                parts.first,  parts.end,      tile,        0};
+                parts.first,  parts.end,      tile,        value_factor(p, at.kv_head)};
     }
 
     __device__ __forceinline__ void park(u32* to) const {
         st_shared(reinterpret_cast<u32x4*>(to), u32x4{token, queries, keys, kv_head});
         st_shared(reinterpret_cast<u32x4*>(to + 4), u32x4{heads, first_row, rows, part});
-        st_shared(reinterpret_cast<u32x4*>(to + 8), u32x4{first_part, end_part, tile, unused});
+        st_shared(reinterpret_cast<u32x4*>(to + 8), u32x4{first_part, end_part, tile, f32_to_bits(v_factor)});
     }
     QG_DEVICE ParkedWork from(const u32* at) {
         const u32x4 a = ld_shared(reinterpret_cast<const u32x4*>(at)), b = ld_shared(reinterpret_cast<const u32x4*>(at + 4)),
                     c = ld_shared(reinterpret_cast<const u32x4*>(at + 8));
-        return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y, c.z, c.w};
+        return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y, c.z, bits_to_f32(c.w)};
     }
 
     // Where there is a counter for all CTAs of the same rows, the last of them adds the parts up; otherwise another launch does.
@@ -92,14 +94,15 @@ struct ParkedWork {
     __device__ __forceinline__ bool is_partial(const KernelParams& p) const {
         return p.at.parts > 1 && !(adds_up(p) && end_part - first_part <= 1);
     }
+    // Of one query, nothing is divided.
     __device__ __forceinline__ u32 query_of(u32 row) const {
-        return (first_row + row) / heads;
+        return queries == 1 ? 0 : (first_row + row) / heads;
     }
     __device__ __forceinline__ u64 token_of(u32 row) const {
         return (u64)token + query_of(row);
     }
     __device__ __forceinline__ u32 head_of(u32 row) const {
-        return kv_head * heads + (first_row + row) % heads;
+        return kv_head * heads + first_row + row - query_of(row) * heads;
     }
     // Where the results of the parts of a row begin, behind the counters: where another launch looks for them, or row by row.
     __device__ __forceinline__ float* partial_results(const KernelParams& p, u32 row) const {
@@ -109,6 +112,7 @@ struct ParkedWork {
     }
     // Parts that a row sees.
     __device__ __forceinline__ PartRange parts_of_row(const KernelParams& p, u32 row) const {
+        if (queries == 1) return {first_part, end_part};
         return parts_of(p, keys_seen(p, Sequence{0, token, queries, 0, keys}, query_of(row)));
     }
 };

@@ -14,16 +14,18 @@ QG_DEVICE PartRange parts_of(const AttentionParams& p, const KeyRange& keys) {
 }
 
 // True for the CTA that arrives last of `peers`: what all have written is then visible to all its threads. `flag` is a word of shared memory.
-// The barriers make one thread's arrival that of all; the others do what `meanwhile` does. The next launch finds the counter at zero.
+// The barriers make one thread's arrival that of all: the first of the last warp, while the other warps do what `meanwhile` does. The next
+// launch finds the counter at zero.
 template <class F>
 QG_DEVICE bool is_last_of(u32* counter, u32 peers, u32* flag, F&& meanwhile) {
     cta_barrier();
-    if (thread_index() == 0) {
+    constexpr u32 ARRIVING = QG_THREADS - 32;
+    if (thread_index() == ARRIVING) {
         const bool is_last = atomic_add_acq_rel(counter, 1) == peers - 1;
         if (is_last) st_global_relaxed_u32(counter, 0);
         st_shared(flag, (u32)is_last);
     }
-    meanwhile();
+    if (thread_index() < ARRIVING) meanwhile();
     cta_barrier();
     return ld_shared(flag) != 0;
 }
