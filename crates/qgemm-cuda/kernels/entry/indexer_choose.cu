@@ -17,7 +17,8 @@ constexpr u32 DIGITS = 6;
 constexpr u32 MOST_GATHERED = 4096, THREAD_GATHERED = MOST_GATHERED / QG_THREADS;
 // Keys of a sample.
 constexpr u32 SAMPLED = 4096;
-static_assert(BINS % QG_THREADS == 0 && MOST_GATHERED % (4 * QG_THREADS) == 0 && SAMPLED % (4 * QG_THREADS) == 0, "threads have equally many");
+static_assert(BINS % QG_THREADS == 0 && MOST_GATHERED % (4 * QG_THREADS) == 0 && SAMPLED % QG_THREADS == 0, "threads have equally many");
+static_assert(SAMPLED <= MOST_GATHERED, "a sample takes the place of what is gathered");
 
 struct SharedStorage {
     u64 gathered[MOST_GATHERED];
@@ -70,27 +71,6 @@ struct Scores {
                 const u32 key = base + own + i;
                 values[i] = key >= scores.seen.first && key < end ? ranked(bits[i], key) : 0;
             }
-            visit(values);
-        }
-    }
-};
-
-// Every so many-th of them.
-struct Sample {
-    Scores scores;
-
-    template <class F>
-    QG_DEVICE void each(const Sample& sample, F&& visit) {
-        const KeyRange& seen = sample.scores.seen;
-        const u32 step = (seen.end - seen.first) / SAMPLED;
-        for (u32 base = 0; base < SAMPLED; base += QG_THREADS * TOGETHER) {
-            u32 bits[TOGETHER];
-            u64 values[TOGETHER];
-            const auto key_of = [&](u32 i) { return seen.first + (base + i * QG_THREADS + thread_index()) * step; };
-#pragma unroll
-            for (u32 i = 0; i < TOGETHER; i++) bits[i] = ld_global_u32(sample.scores.row + (u64)key_of(i) * 4);
-#pragma unroll
-            for (u32 i = 0; i < TOGETHER; i++) values[i] = ranked(bits[i], key_of(i));
             visit(values);
         }
     }
@@ -314,6 +294,18 @@ QG_DEVICE u32 gather_scores(const Scores& scores, SharedStorage& shared, const B
     return found;
 }
 
+// Every so many-th of all scores, to the place of what is gathered later: each digit of a bound looks at all of them.
+QG_DEVICE void take_sample(const Scores& scores, SharedStorage& shared) {
+    const u32 step = (scores.seen.end - scores.seen.first) / SAMPLED;
+    constexpr u32 OWN = SAMPLED / QG_THREADS;
+    const auto key_of = [&](u32 i) { return scores.seen.first + (i * QG_THREADS + thread_index()) * step; };
+    u32 bits[OWN];
+#pragma unroll
+    for (u32 i = 0; i < OWN; i++) bits[i] = ld_global_u32(scores.row + (u64)key_of(i) * 4);
+#pragma unroll
+    for (u32 i = 0; i < OWN; i++) st_shared(&shared.gathered[i * QG_THREADS + thread_index()], ranked(bits[i], key_of(i)));
+}
+
 // Gathers at least `wanted`, if there are as many, and no more than there is room for.
 QG_DEVICE u32 gather_candidates(const Scores& scores, SharedStorage& shared, u32 wanted) {
     const u32 keys = scores.seen.end - scores.seen.first;
@@ -321,7 +313,8 @@ QG_DEVICE u32 gather_candidates(const Scores& scores, SharedStorage& shared, u32
     // In the middle between too few and too many.
     const u32 aim = (wanted + MOST_GATHERED) / 2;
     const u32 of_sample = (u32)((u64)aim * SAMPLED / keys) + 1;
-    u32 found = gather_scores(scores, shared, find_bound(Sample{scores}, shared, of_sample, of_sample));
+    take_sample(scores, shared);
+    u32 found = gather_scores(scores, shared, find_bound(Gathered{shared.gathered, SAMPLED}, shared, of_sample, of_sample));
     if (found < wanted || found > MOST_GATHERED)
         found = gather(scores, shared, find_bound(scores, shared, wanted, MOST_GATHERED));
     return found;

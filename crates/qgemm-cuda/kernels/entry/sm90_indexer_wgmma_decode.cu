@@ -50,7 +50,7 @@ QG_DEVICE void load_heads(const IndexerParams& p, SharedStorage& shared, u64 que
             weight = bits_to_f32(word_at(p.weights, (query + own) * p.weights_row + head));
             if (p.q_scales) weight *= bits_to_f32(word_at(p.q_scales, (query + own) * p.heads + head));
         }
-        st_shared(&shared.weights[column / COLUMNS][weight_place(column % COLUMNS)], weight);
+        st_shared(&shared.weights[column / COLUMNS][column % COLUMNS], weight);
     }
     // The tensor cores read what was just stored.
     fence_proxy_async();
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
         for (u32 i = 0; i < IN_FLIGHT; i++) {
             if (base + i * WARPGROUPS >= tiles) break;
             LaneKeys keys = Fetched::keys(fetched, i);
-            const float scale = fetched.scales[i];
+            const float scale = fetched.scales[i] * row_factor(lane);
             const bool is_there = fetched.there >> i & 1u;
             const u32 key = walk.key - (IN_FLIGHT + 1) * KEY_STRIDE + lane % 2 * 8;
 #pragma unroll
@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
             // The products are of whole warps, and addresses give their registers back before.
             warp_barrier();
             // Stores scores of query `one`, or of `other`, which may be the same.
-            const auto store = [&](const float(&of_one)[2], const float(&of_other)[2], u32 one, u32 other) {
+            const auto store = [&](float of_one, float of_other, u32 one, u32 other) {
                 const float score = sum_of_lane(of_one, of_other, lane) * scale;
                 const u32 query = one + lane / 2 % 2;
                 if (query > other || query >= count || key >= behind) return;
@@ -211,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
                 const bool is_seen = is_there && key >= seen.first && key < seen.end;
                 st_global_u32(scores + (query * p.scores_row + key) * 4, is_seen ? score_bits(score) : p.not_seen);
             };
-            Sums before;
+            float before = 0.0f;
 #pragma unroll
             for (u32 group = 0; group < QG_GROUPS; group++) {
                 float d[ACCUMULATORS];
@@ -221,13 +221,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
                 wgmma_wait_group<0>();
                 wgmma_fence_accumulators(d);
                 const Sums sums = Sums::of(d, shared.weights[group], lane);
+                const float of_first = sum_of_row(sums.value[0], lane);
                 if constexpr (COLUMN_QUERIES == 2)
-                    store(sums.value[0], sums.value[COLUMN_QUERIES - 1], group * 2, group * 2 + 1);
+                    store(of_first, sum_of_row(sums.value[COLUMN_QUERIES - 1], lane), group * 2, group * 2 + 1);
                 else if constexpr (QG_GROUPS == 1)
-                    store(sums.value[0], sums.value[0], 0, 0);
+                    store(of_first, of_first, 0, 0);
                 else if (group % 2 == 1)
-                    store(before.value[0], sums.value[0], group - 1, group);
-                before = sums;
+                    store(before, of_first, group - 1, group);
+                before = of_first;
             }
         }
     }

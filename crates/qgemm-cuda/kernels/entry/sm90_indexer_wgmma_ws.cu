@@ -20,9 +20,9 @@ struct TmaIndexerParams {
 
 constexpr u32 GROUP_KEYS = 64, KEYS = QG_CONSUMERS / 128 * GROUP_KEYS;
 // Columns of a stage: of so many groups of instructions.
-constexpr u32 GROUPS = 4, STAGE_COLUMNS = GROUPS * COLUMNS, STAGE_QUERIES = STAGE_COLUMNS / QG_HEADS;
-// A warp copies the weights of half a stage at a time.
-constexpr u32 HALF_COLUMNS = STAGE_COLUMNS / 2, HALF_QUERIES = STAGE_QUERIES / 2;
+constexpr u32 STAGE_COLUMNS = QG_STAGE_COLUMNS, GROUPS = STAGE_COLUMNS / COLUMNS, STAGE_QUERIES = STAGE_COLUMNS / QG_HEADS;
+// A warp copies the weights of a part of a stage at a time.
+constexpr u32 PART_COLUMNS = 128, PARTS = STAGE_COLUMNS / PART_COLUMNS, PART_QUERIES = STAGE_QUERIES / PARTS;
 constexpr u32 HEAD_BYTES = QG_HEADS * FEATURES;
 constexpr u32 MOST_QUERIES = QG_QUERIES;
 // A warpgroup produces, and gives registers to the others: of those that the CTA is launched with, which is what a thread may have at most
@@ -68,14 +68,14 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 // All roles go through the same stages: ceil(active / STAGE_QUERIES) of them, where `active` is what `note_queries` returned to every thread.
 // - `full` completes a phase when the thread that copies heads has announced all bytes of the stage (1), each lane of the warps whose turn it
-//   is to copy weights of a half has stored its own (2 * 32), and TMA has brought the bytes: boxes are whole whatever lies outside of the
+//   is to copy weights of a part has stored its own (PARTS * 32), and TMA has brought the bytes: boxes are whole whatever lies outside of the
 //   tensor, so they are always as many.
 // - `empty` completes a phase when each consumer warp has arrived once (QG_CONSUMERS / 32). Producers wait for the phase before the first
 //   one, which counts as complete, and then for one that consumers complete of a stage that they have got: neither waits for the other's next.
 // - Where `active` is 0, no role enters its loop. Nobody passes a CTA barrier after the roles part, so that producers may end first; the
 //   copies that they began complete on barriers that consumers wait for before they end.
-constexpr u32 FILLING = 1 + 2 * 32, EMPTYING = QG_CONSUMERS / 32;
-// Warps that copy weights, half a stage each in turn. A single one waited for its loads longer than consumers take for a stage, which waited
+constexpr u32 FILLING = 1 + PARTS * 32, EMPTYING = QG_CONSUMERS / 32;
+// Warps that copy weights, a part of a stage each in turn. A single one waited for its loads longer than consumers take for a stage, which waited
 // for it a third of their time (2048 queries of 64 heads, 16384 keys on an H200).
 constexpr u32 WEIGHT_WARPS = 3;
 
@@ -127,15 +127,15 @@ QG_DEVICE void produce_heads(SharedStorage& shared, const TmaIndexerParams& para
     }
 }
 
-// What a lane of the warp that copies weights has of half a stage: of every 32nd column.
+// What a lane of the warp that copies weights has of a part of a stage: of every 32nd column.
 struct LaneWeights {
-    float value[HALF_COLUMNS / 32];
+    float value[PART_COLUMNS / 32];
 
     QG_DEVICE LaneWeights load(const SharedStorage& shared, const IndexerParams& p, const Place& place, u32 item, u32 active,
                                u32 lane) {
         LaneWeights weights;
 #pragma unroll
-        for (u32 i = 0; i < HALF_COLUMNS / 32; i++) {
+        for (u32 i = 0; i < PART_COLUMNS / 32; i++) {
             const u32 column = i * 32 + lane, head = column % QG_HEADS;
             const u64 query = p.first_query + place.launch_query + query_at(shared, item + column / QG_HEADS, active);
             weights.value[i] = 0.0f;
@@ -147,25 +147,25 @@ struct LaneWeights {
     }
 };
 
-// The work of the warp that copies weights of halves `turn`, `turn` + WEIGHT_WARPS and so on.
+// The work of the warp that copies weights of parts `turn`, `turn` + WEIGHT_WARPS and so on.
 QG_DEVICE void produce_weights(SharedStorage& shared, const IndexerParams& p, const Place& place, u32 active, u32 turn, u32 lane) {
-    const u32 halves = (active + STAGE_QUERIES - 1) / STAGE_QUERIES * 2;
-    if (turn >= halves) return;
-    LaneWeights next = LaneWeights::load(shared, p, place, turn * HALF_QUERIES, active, lane);
-    for (u32 half = turn; half < halves; half += WEIGHT_WARPS) {
+    const u32 parts = (active + STAGE_QUERIES - 1) / STAGE_QUERIES * PARTS;
+    if (turn >= parts) return;
+    LaneWeights next = LaneWeights::load(shared, p, place, turn * PART_QUERIES, active, lane);
+    for (u32 part = turn; part < parts; part += WEIGHT_WARPS) {
         const LaneWeights own = next;
-        const u32 ahead = half + WEIGHT_WARPS, at = half / 2 % QG_STAGES, parity = half / 2 / QG_STAGES % 2;
+        const u32 ahead = part + WEIGHT_WARPS, at = part / PARTS % QG_STAGES, parity = part / PARTS / QG_STAGES % 2;
         // In flight while this warp waits.
-        if (ahead < halves) next = LaneWeights::load(shared, p, place, ahead * HALF_QUERIES, active, lane);
+        if (ahead < parts) next = LaneWeights::load(shared, p, place, ahead * PART_QUERIES, active, lane);
         mbarrier_wait(&shared.empty[at], parity ^ 1);
-        float* const to = shared.weights[at] + half % 2 * HALF_COLUMNS;
+        float* const to = shared.weights[at] + part % PARTS * PART_COLUMNS;
 #pragma unroll
-        for (u32 i = 0; i < HALF_COLUMNS / 32; i++) st_shared(to + weight_place(i * 32 + lane), own.value[i]);
-        if (lane < HALF_QUERIES) {
-            const u32 query = query_at(shared, half * HALF_QUERIES + lane, active);
+        for (u32 i = 0; i < PART_COLUMNS / 32; i++) st_shared(to + i * 32 + lane, own.value[i]);
+        if (lane < PART_QUERIES) {
+            const u32 query = query_at(shared, part * PART_QUERIES + lane, active);
             const u64 scores = p.scores + (place.launch_query + query) * p.scores_row * 4;
             const StageQuery seen = {ld_shared(&shared.queries.first[query]), ld_shared(&shared.queries.end[query]), scores};
-            st_shared(&shared.stage_queries[at][half % 2 * HALF_QUERIES + lane], seen);
+            st_shared(&shared.stage_queries[at][part % PARTS * PART_QUERIES + lane], seen);
         }
         mbarrier_arrive(&shared.full[at]);
     }
@@ -188,9 +188,9 @@ QG_DEVICE void load_row(LaneKeys& keys, const IndexerParams& p, u32 sequence, u3
 
 // Stores scores of two queries of a stage, of query `pair` * 2 or the next, if that is among the first `count`.
 QG_DEVICE void store_scores(const SharedStorage& shared, const IndexerParams& p, u32 stage, u32 pair, u32 count, u32 thread,
-                            const float (&first)[2], const float (&second)[2]) {
+                            float of_first, float of_second) {
     const u32 lane = thread % 32, own = pair * 2 + lane / 2 % 2;
-    const float sum = sum_of_lane(first, second, lane);
+    const float sum = sum_of_lane(of_first, of_second, lane);
     // Behind the sum: registers are scarce.
     const StageQuery query = ld_shared(&shared.stage_queries[stage][own]);
     const StoredKey key = ld_shared(&shared.keys[thread]);
@@ -208,7 +208,9 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Plac
     for (u32 row = 0; row < 2; row++) load_row(keys, p, place.sequence, first_key + row * 8, row, lane);
 #pragma unroll
     for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(keys.a[step]);
-    st_shared(&shared.keys[thread], StoredKey::at(p, place.sequence, first_key + lane % 2 * 8));
+    StoredKey stored = StoredKey::at(p, place.sequence, first_key + lane % 2 * 8);
+    stored.scale *= row_factor(lane);
+    st_shared(&shared.keys[thread], stored);
 
     Position at = {};
     for (u32 item = 0; item < active; item += STAGE_QUERIES) {
@@ -224,7 +226,7 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Plac
         wgmma_fence();
         multiply(d[0], keys, columns);
         multiply(d[1], keys, columns + NEXT);
-        Sums before;
+        float before = 0.0f;
 #pragma unroll
         for (u32 group = 0; group < GROUPS; group++) {
             float(&own)[ACCUMULATORS] = d[group % 2];
@@ -239,14 +241,15 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Plac
                 wgmma_fence();
                 multiply(own, keys, columns + (group + 2) * NEXT);
             }
-            const auto store = [&](const float(&first)[2], const float(&second)[2], u32 pair) {
-                store_scores(shared, p, at.stage, pair, active - item, thread, first, second);
+            const auto store = [&](float of_first, float of_second, u32 pair) {
+                store_scores(shared, p, at.stage, pair, active - item, thread, of_first, of_second);
             };
+            const float of_first = sum_of_row(sums.value[0], lane);
             if constexpr (COLUMN_QUERIES == 2)
-                store(sums.value[0], sums.value[COLUMN_QUERIES - 1], group);
+                store(of_first, sum_of_row(sums.value[COLUMN_QUERIES - 1], lane), group);
             else if (group % 2 == 1)
-                store(before.value[0], sums.value[0], group / 2);
-            before = sums;
+                store(before, of_first, group / 2);
+            before = of_first;
         }
         warp_barrier();
         if (lane == 0) mbarrier_arrive(&shared.empty[at.stage]);

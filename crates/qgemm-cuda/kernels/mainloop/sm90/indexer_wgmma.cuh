@@ -1,6 +1,7 @@
 // Products of E4M3 keys, rows of `wgmma` in registers, with the heads of queries, columns in shared memory, and what they become.
 #pragma once
 #include "atoms/relu.cuh"
+#include "atoms/relu_twice.cuh"
 #include "atoms/warp.cuh"
 #include "atoms/wgmma_fp8.cuh"
 
@@ -26,38 +27,40 @@ QG_DEVICE void multiply(float (&d)[ACCUMULATORS], const LaneKeys& keys, u64 colu
     wgmma_commit_group();
 }
 
-// Where a column's weight stands among those of its columns: what a lane needs of sixteen columns is sixteen bytes.
-QG_DEVICE u32 weight_place(u32 column) {
-    return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
-}
-
-// What a lane's two rows have of each query of 64 columns.
+// What a lane's two rows have of each query of 64 columns; the second row's is doubled (`row_factor`).
 struct Sums {
     float value[COLUMN_QUERIES][2];
 
     QG_DEVICE Sums of(const float (&d)[ACCUMULATORS], const float* weights, u32 lane) {
         Sums sums = {};
 #pragma unroll
-        for (u32 j = 0; j < COLUMNS / 16; j++) {
-            const f32x4 weight = ld_shared(reinterpret_cast<const f32x4*>(weights + j * 16 + lane % 4 * 4));
-            float(&own)[2] = sums.value[j * 16 / QG_HEADS];
-#pragma unroll
-            for (u32 row = 0; row < 2; row++) {
-                const float* column = d + j * 8 + row * 2;
-                own[row] = fma_f32(weight.x, relu(column[0]), own[row]);
-                own[row] = fma_f32(weight.y, relu(column[1]), own[row]);
-                own[row] = fma_f32(weight.z, relu(column[4]), own[row]);
-                own[row] = fma_f32(weight.w, relu(column[5]), own[row]);
-            }
+        for (u32 j = 0; j < COLUMNS / 8; j++) {
+            // Eight bytes of four lanes pass at once for all; of sixteen a quarter would.
+            const f32x2 weight = ld_shared(reinterpret_cast<const f32x2*>(weights + j * 8 + lane % 4 * 2));
+            float(&own)[2] = sums.value[j * 8 / QG_HEADS];
+            // One row by comparisons, one by additions: neither pipe is waited for.
+            own[0] = fma_f32(weight.x, relu(d[j * 4]), own[0]);
+            own[0] = fma_f32(weight.y, relu(d[j * 4 + 1]), own[0]);
+            own[1] = fma_f32(weight.x, relu_twice(d[j * 4 + 2]), own[1]);
+            own[1] = fma_f32(weight.y, relu_twice(d[j * 4 + 3]), own[1]);
         }
         return sums;
     }
 };
 
-// The sums of two queries over all columns: lane t of four gets that of query t / 2 and row t % 2. Lanes exchange what they do not keep.
-QG_DEVICE float sum_of_lane(const float (&first)[2], const float (&second)[2], u32 lane) {
-    const bool odd = lane & 1u, upper = lane & 2u;
-    const float of_first = (odd ? first[1] : first[0]) + shfl_xor(odd ? first[0] : first[1], 1);
-    const float of_second = (odd ? second[1] : second[0]) + shfl_xor(odd ? second[0] : second[1], 1);
+// What the scale of the key is multiplied with whose sums `sum_of_lane` gives a lane: those of a lane's second row are doubled.
+QG_DEVICE float row_factor(u32 lane) {
+    return lane & 1u ? 0.5f : 1.0f;
+}
+
+// The sums of a query over the columns of two lanes: lane t of four gets that of row t % 2. Lanes exchange what they do not keep.
+QG_DEVICE float sum_of_row(const float (&own)[2], u32 lane) {
+    const bool odd = lane & 1u;
+    return (odd ? own[1] : own[0]) + shfl_xor(odd ? own[0] : own[1], 1);
+}
+
+// Those of two queries over all columns, from `sum_of_row` of each: lane t gets that of query t / 2.
+QG_DEVICE float sum_of_lane(float of_first, float of_second, u32 lane) {
+    const bool upper = lane & 2u;
     return (upper ? of_second : of_first) + shfl_xor(upper ? of_first : of_second, 2);
 }

@@ -1,4 +1,4 @@
-//! `indexer_wgmma_decode`: scores of E4M3 keys on Hopper, for few queries, bound by reading keys.
+//! `indexer_wgmma_decode`: scores of E4M3 keys on Hopper, for few queries, wherever the keys lie.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ pub(super) const NAME: &str = "indexer_wgmma_decode";
 /// Threads of a CTA: two warpgroups.
 const THREADS: u32 = 256;
 /// Keys that a CTA's warpgroups work on at a time.
-const TILE_KEYS: usize = 128;
+pub(super) const TILE_KEYS: usize = 128;
 /// Features of a row in shared memory.
-const FEATURES: u32 = 128;
+pub(super) const FEATURES: u32 = 128;
 /// Columns of an instruction: heads of a query, or of two.
-const COLUMNS: u32 = 64;
+pub(super) const COLUMNS: u32 = 64;
 /// Heads that there are kernels for, and groups of columns.
 const HEADS: [u32; 2] = [32, 64];
 const GROUPS: [u32; 3] = [1, 2, 4];
@@ -37,13 +37,15 @@ pub(super) struct IndexerDecode;
 
 /// Columns of a query, and groups of columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Columns {
-    heads: u32,
-    groups: u32,
+pub(super) struct Columns {
+    /// Columns of a query: as many heads as there is room for.
+    pub(super) heads: u32,
+    /// Groups of columns.
+    pub(super) groups: u32,
 }
 
 impl Columns {
-    const ALL: [(&'static str, Columns); 6] = [
+    pub(super) const ALL: [(&'static str, Columns); 6] = [
         ("score_heads32_1", Columns { heads: HEADS[0], groups: GROUPS[0] }),
         ("score_heads32_2", Columns { heads: HEADS[0], groups: GROUPS[1] }),
         ("score_heads32_4", Columns { heads: HEADS[0], groups: GROUPS[2] }),
@@ -53,7 +55,7 @@ impl Columns {
     ];
 
     /// The least that hold so many heads of so many queries.
-    fn of(heads: usize, queries: usize) -> Option<&'static (&'static str, Self)> {
+    pub(super) fn of(heads: usize, queries: usize) -> Option<&'static (&'static str, Self)> {
         let holds = |columns: &Self| {
             let room = (columns.groups * COLUMNS / columns.heads) as usize;
             columns.heads as usize >= heads && room >= queries
@@ -61,21 +63,25 @@ impl Columns {
         Self::ALL.iter().find(|(_, columns)| holds(columns))
     }
 
-    fn spec(name: &'static str) -> IndexerSpec {
+    pub(super) fn spec(name: &'static str) -> IndexerSpec {
         let keys = TILE_KEYS as u32;
         IndexerSpec { step: Name::new(name), x: KvFormat::E4M3, features: FEATURES, keys }
     }
 
+    /// Queries of all columns.
+    pub(super) fn queries(self) -> u32 {
+        self.groups * COLUMNS / self.heads
+    }
+
     /// Those of a kernel.
-    fn of_spec(spec: &IndexerSpec) -> Self {
+    pub(super) fn of_spec(spec: &IndexerSpec) -> Self {
         let found = Self::ALL.into_iter().find(|(name, _)| Self::spec(name) == *spec);
         found.map_or(Self::ALL[0].1, |(_, columns)| columns)
     }
 
     /// `SharedStorage` of `entry/sm90_indexer_wgmma_decode.cu`.
     fn shared_bytes(self) -> u32 {
-        let columns = self.groups * COLUMNS;
-        (columns * (FEATURES + 4) + columns / self.heads * 8).next_multiple_of(16)
+        (self.groups * COLUMNS * (FEATURES + 4) + self.queries() * 8).next_multiple_of(16)
     }
 }
 
@@ -103,7 +109,7 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
 }
 
 /// Keys of a CTA: as many as leave each multiprocessor as many CTAs as it has at once.
-fn cut(op: &CheckedIndexer, part: Part, info: &DeviceInfo) -> Cut {
+pub(super) fn cut(op: &CheckedIndexer, part: Part, info: &DeviceInfo) -> Cut {
     let (_, each) = op.sequences();
     let sequences = (part.queries / each.max(1)).max(1);
     let ctas = (CTAS_PER_UNIT * info.units as usize / sequences).max(1);
@@ -112,37 +118,52 @@ fn cut(op: &CheckedIndexer, part: Part, info: &DeviceInfo) -> Cut {
     Cut { keys, queries: each.max(1) }
 }
 
+/// What multiplies the heads of a sequence's queries.
+///
+/// # Errors
+/// When nothing of the sort of kernels that keep them all in shared memory does.
+pub(super) fn served(op: &CheckedIndexer, info: &DeviceInfo) -> Result<&'static (&'static str, Columns), Unsupported> {
+    if info.variant != Some(Variant::Sm90) {
+        return Err(Unsupported::new("runs on Hopper only"));
+    }
+    if op.format != KvFormat::E4M3 || op.features > FEATURES as usize || op.most_keys() == 0 {
+        return Err(Unsupported::new(format!("multiplies keys in E4M3 of up to {FEATURES} features")));
+    }
+    let (_, each) = op.sequences();
+    let Some(found) = Columns::of(op.heads, each) else {
+        let most = GROUPS[2] * COLUMNS;
+        return Err(Unsupported::new(format!("has room for {most} heads of all queries of a sequence")));
+    };
+    if !op.q.aligned || !op.k.aligned {
+        return Err(Unsupported::new("reads queries and keys whose rows begin at multiples of 16 bytes"));
+    }
+    // A part has all queries of a sequence.
+    if op.chosen() > 0 && op.part_queries(usize::MAX) < each {
+        return Err(Unsupported::new("keeps scores of all queries of a sequence"));
+    }
+    Ok(found)
+}
+
+/// Heads and features with those that are computed for nothing, as a factor.
+pub(super) fn padding(op: &CheckedIndexer, columns: Columns) -> f64 {
+    let (_, each) = op.sequences();
+    f64::from(columns.groups * COLUMNS * FEATURES) / (each * op.heads * op.features) as f64
+}
+
 impl Family<CheckedIndexer> for IndexerDecode {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn configs(&self, op: &CheckedIndexer, info: &DeviceInfo) -> Result<Vec<IndexerConfig>, Unsupported> {
-        if info.variant != Some(Variant::Sm90) {
-            return Err(Unsupported::new("runs on Hopper only"));
-        }
-        if op.format != KvFormat::E4M3 || op.features > FEATURES as usize || op.most_keys() == 0 {
-            return Err(Unsupported::new(format!("multiplies keys in E4M3 of up to {FEATURES} features")));
-        }
-        let (_, each) = op.sequences();
-        let Some(&(name, columns)) = Columns::of(op.heads, each) else {
-            let most = GROUPS[2] * COLUMNS;
-            return Err(Unsupported::new(format!("has room for {most} heads of all queries of a sequence")));
-        };
-        if !op.q.aligned || !op.k.aligned {
-            return Err(Unsupported::new("reads queries and keys whose rows begin at multiples of 16 bytes"));
-        }
+        let &(name, columns) = served(op, info)?;
         let (needs, has) = (columns.shared_bytes(), info.shared_bytes);
         if needs > has {
             return Err(Unsupported::new(format!(
                 "needs {needs} bytes of shared memory, of which the device has {has}"
             )));
         }
-        // A part has all queries of a sequence.
-        if op.chosen() > 0 && op.part_queries(usize::MAX) < each {
-            return Err(Unsupported::new("keeps scores of all queries of a sequence"));
-        }
-        let padding = f64::from(columns.groups * COLUMNS * FEATURES) / (each * op.heads * op.features) as f64;
+        let padding = padding(op, columns);
         offered(op, info, id(Columns::spec(name)), |part| cut(op, part, info), Math::TensorFp8, padding, EFFICIENCY)
     }
 

@@ -1,6 +1,7 @@
 //! `indexer`: scores by matrix instructions, and the keys with the highest, which are chosen from scores in the workspace.
 
 mod decode;
+mod decode_tma;
 mod mma;
 mod wgmma;
 
@@ -20,7 +21,8 @@ use crate::source;
 use crate::spec::KernelSpec;
 
 /// What CUDA devices offer.
-pub(super) const FAMILIES: IndexerFamilies = &[&wgmma::IndexerWgmma, &decode::IndexerDecode, &mma::IndexerMma];
+pub(super) const FAMILIES: IndexerFamilies =
+    &[&wgmma::IndexerWgmma, &decode_tma::IndexerDecodeTma, &decode::IndexerDecode, &mma::IndexerMma];
 
 /// Threads of a CTA that chooses keys for a query.
 const CHOOSE_THREADS: u32 = 512;
@@ -31,7 +33,8 @@ const NOT_SEEN: [u32; 2] = [0xff80_0000, u32::MAX];
 
 /// Every kernel of the families on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    wgmma::specs(variant).chain(decode::specs(variant)).chain(mma::specs(variant)).chain([choose_source(variant)])
+    let of_hopper = wgmma::specs(variant).chain(decode_tma::specs(variant)).chain(decode::specs(variant));
+    of_hopper.chain(mma::specs(variant)).chain([choose_source(variant)])
 }
 
 fn choose_id(variant: Variant) -> KernelId {
@@ -192,6 +195,7 @@ pub fn indexer_sequence(
         if op.most_keys() > 0 {
             let launch = match kernel.family.as_str() {
                 wgmma::NAME => wgmma::launch(op, kernel, part, info),
+                decode_tma::NAME => decode_tma::launch(op, kernel, part, info),
                 decode::NAME => decode::launch(op, kernel, part, info),
                 _ => mma::launch(op, kernel, part, info, variant),
             };

@@ -28,17 +28,15 @@ const KEYS: u32 = CONSUMERS / 128 * 64;
 /// Features of a stage's rows.
 const FEATURES: u32 = 128;
 /// Columns of a stage.
-const STAGE_COLUMNS: u32 = 256;
+const STAGE_COLUMNS: u32 = 512;
 /// Stages of shared memory.
-const STAGES: u32 = 4;
+const STAGES: u32 = 3;
 /// Heads that there are kernels for; others take the next larger ones.
 const HEADS: [u32; 2] = [32, 64];
 /// Most queries of a CTA.
-const MOST_QUERIES: u32 = 256;
+const MOST_QUERIES: u32 = 512;
 /// Queries of a sequence from which on keys that stay in registers pay.
 const LEAST_QUERIES: usize = 16;
-/// CTAs on a multiprocessor, one after another, that are enough to share the work out.
-const CTAS_PER_UNIT: usize = 4;
 /// Most bytes from a head or a query to the next (`cuTensorMapEncodeTiled`).
 const MOST_STRIDE: u64 = 1 << 40;
 /// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
@@ -75,6 +73,7 @@ fn source(spec: IndexerSpec) -> KernelSpec {
     constant_line(&mut prelude, "QG_THREADS", THREADS);
     constant_line(&mut prelude, "QG_CONSUMERS", CONSUMERS);
     constant_line(&mut prelude, "QG_HEADS", columns_of(&spec));
+    constant_line(&mut prelude, "QG_STAGE_COLUMNS", STAGE_COLUMNS);
     constant_line(&mut prelude, "QG_QUERIES", MOST_QUERIES);
     constant_line(&mut prelude, "QG_STAGES", STAGES);
     constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
@@ -90,11 +89,24 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
 /// Queries and keys of a CTA.
 fn cut(op: &CheckedIndexer, spec: &IndexerSpec, part: Part, info: &DeviceInfo) -> Cut {
     let (sequences, each) = op.sequences();
-    let wanted = (CTAS_PER_UNIT * info.units as usize).max(1);
-    let key_ctas = (op.most_keys().div_ceil(KEYS as usize) * sequences).max(1);
+    let each = each.min(part.queries).max(1);
+    let ctas = op.most_keys().div_ceil(KEYS as usize) * sequences.min(part.queries.div_ceil(each));
     let of_stage = (STAGE_COLUMNS / columns_of(spec)) as usize;
-    let queries = (each.min(part.queries) * key_ctas).div_ceil(wanted).next_multiple_of(of_stage);
-    Cut { keys: KEYS as usize, queries: queries.clamp(1, MOST_QUERIES as usize) }
+    Cut { keys: KEYS as usize, queries: cta_queries(each, ctas.max(1), info.units.max(1) as usize, of_stage) }
+}
+
+/// How many of `each` queries a CTA has, of which a stage has `of_stage`, where each part of them has `ctas` CTAs and `units` run at once:
+/// the most but for the last part's, whose CTAs fill what the last wave leaves.
+fn cta_queries(each: usize, ctas: usize, units: usize, of_stage: usize) -> usize {
+    let cost = |queries: usize| {
+        // A CTA begins and ends for as long as it takes for half a stage.
+        let (whole, last) = (queries + of_stage / 2, (each % queries != 0).then_some(each % queries + of_stage / 2));
+        let whole_ctas = ctas * (each / queries);
+        let of_last = last.map_or(0, |last| (whole_ctas * whole + ctas * last).div_ceil(units) + last);
+        (whole_ctas.div_ceil(units) * whole).max(of_last)
+    };
+    let most_stages = each.min(MOST_QUERIES as usize).div_ceil(of_stage);
+    (1..=most_stages).rev().map(|stages| stages * of_stage).min_by_key(|&queries| cost(queries)).unwrap_or(of_stage)
 }
 
 /// Bytes from a head to the next, and from a query to the next; of what there is one of, as if there were more.
@@ -214,5 +226,20 @@ pub(super) fn launch(op: &CheckedIndexer, kernel: KernelId, part: Part, info: &D
         operands: IndexerOperand::ALL,
         updated: None,
         params: Arc::new(Mapped { indexer: params(op, part, cut), map: q_map(op, &spec) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cta_queries;
+
+    #[test]
+    fn ctas_make_whole_waves() {
+        // 65536 keys: 256 CTAs for each part of the queries, of which the last is small.
+        assert_eq!([cta_queries(2048, 256, 132, 8), cta_queries(512, 256, 132, 8)], [504, 504]);
+        // 4096 keys: 16 CTAs.
+        assert_eq!(cta_queries(2048, 16, 132, 8), 256);
+        // One part.
+        assert_eq!([cta_queries(16, 1, 132, 16), cta_queries(17, 4, 132, 8), cta_queries(1, 1, 1, 8)], [16, 8, 8]);
     }
 }

@@ -1,0 +1,177 @@
+//! `indexer_decode_tma`: scores of E4M3 keys on Hopper, for few queries, bound by reading keys, which lie in pages of whole tiles.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_hal::abi::IndexerParams;
+use qgemm_hal::{
+    CheckedIndexer, Device, DeviceInfo, Family, Geometry, HalError, IndexerConfig, IndexerLaunch, IndexerOperand,
+    IndexerSpec, KernelId, LaunchSequence, Math, Operand, Operands, Paging, Spec, Unsupported, Variant,
+};
+
+use super::super::kernel_launch::{KernelLaunch, Params, Places, load};
+use super::super::launch_params::LaunchParams;
+use super::super::prelude::{constant_line, macro_line};
+use super::decode::{COLUMNS, Columns, FEATURES, TILE_KEYS, cut, padding, served};
+use super::{Part, at_operands, offered, params};
+use crate::source;
+use crate::spec::KernelSpec;
+use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
+
+/// Name of the family.
+pub(super) const NAME: &str = "indexer_decode_tma";
+/// Warpgroups that multiply, and threads of a CTA: those and a warp that copies keys.
+const WARPGROUPS: u32 = 2;
+const THREADS: u32 = WARPGROUPS * 128 + 32;
+/// Keys of a warpgroup at a time.
+const BOX_KEYS: u32 = TILE_KEYS as u32 / WARPGROUPS;
+/// Stages of a warpgroup's ring, of so many keys each with their scales and whether they are there.
+const STAGES: u32 = 4;
+const STAGE_BYTES: u32 = BOX_KEYS * (FEATURES + 4) + 16;
+/// Most bytes from a key or a page to the next (`cuTensorMapEncodeTiled`).
+const MOST_STRIDE: u64 = 1 << 40;
+/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
+const EFFICIENCY: (u32, u32) = (900, 350);
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct IndexerDecodeTma;
+
+/// `SharedStorage` of `entry/sm90_indexer_wgmma_decode_tma.cu`.
+fn shared_bytes(columns: Columns) -> u32 {
+    let heads = columns.groups * COLUMNS * (FEATURES + 4) + columns.queries() * 8;
+    (WARPGROUPS * STAGES * (STAGE_BYTES + 16) + heads).next_multiple_of(16)
+}
+
+fn id(spec: IndexerSpec) -> KernelId {
+    KernelId::new(NAME, Some(Variant::Sm90), Spec::Indexer(spec))
+}
+
+fn source(spec: IndexerSpec) -> KernelSpec {
+    let entry = "entry/sm90_indexer_wgmma_decode_tma.cu";
+    let columns = Columns::of_spec(&spec);
+    let mut prelude = String::new();
+    macro_line(&mut prelude, "QG_VARIANT", &Variant::Sm90.number().to_string());
+    constant_line(&mut prelude, "QG_THREADS", THREADS);
+    constant_line(&mut prelude, "QG_HEADS", columns.heads);
+    constant_line(&mut prelude, "QG_GROUPS", columns.groups);
+    constant_line(&mut prelude, "QG_STAGES", STAGES);
+    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(columns));
+    let (name, symbol) = (id(spec).to_string(), "qg_sm90_indexer_wgmma_decode_tma");
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }
+}
+
+/// Every kernel of the family on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    let all = Columns::ALL.into_iter().filter(move |_| variant == Variant::Sm90);
+    all.map(|(name, _)| source(Columns::spec(name)))
+}
+
+/// Keys: a box has as many of a page as a warpgroup multiplies, and zeros where there are none. Nothing where TMA cannot read them so.
+fn k_map(op: &CheckedIndexer) -> Option<TileMap> {
+    let Paging { pages, page_size, width } = op.paging();
+    let is_whole = width == 0 || page_size.is_multiple_of(BOX_KEYS as usize);
+    let of_keys = if page_size > 1 { op.k.row_stride } else { u64::from(FEATURES) };
+    let of_pages = if pages > 1 { op.k.page_stride } else { of_keys * page_size.max(1) as u64 };
+    let is_strided =
+        [of_keys, of_pages].iter().all(|stride| stride.is_multiple_of(16) && (1..MOST_STRIDE).contains(stride));
+    let are_some = [pages, page_size].iter().all(|&count| count > 0 && i32::try_from(count).is_ok());
+    (is_whole && is_strided && are_some).then_some(TileMap {
+        address: 0,
+        element: MapElement::Byte,
+        dimensions: 3,
+        size: [op.features as u64, page_size as u64, pages as u64, 1, 1],
+        strides: [of_keys, of_pages, 0, 0],
+        tile: [FEATURES, BOX_KEYS, 1, 1, 1],
+        swizzle: MapSwizzle::Bytes128,
+    })
+}
+
+impl Family<CheckedIndexer> for IndexerDecodeTma {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedIndexer, info: &DeviceInfo) -> Result<Vec<IndexerConfig>, Unsupported> {
+        let &(name, columns) = served(op, info)?;
+        if k_map(op).is_none() {
+            return Err(Unsupported::new(format!(
+                "reads pages of a multiple of {BOX_KEYS} keys, at multiples of 16 bytes"
+            )));
+        }
+        let (needs, has) = (shared_bytes(columns), info.shared_bytes);
+        if needs > has {
+            return Err(Unsupported::new(format!(
+                "needs {needs} bytes of shared memory, of which the device has {has}"
+            )));
+        }
+        let padding = padding(op, columns);
+        offered(op, info, id(Columns::spec(name)), |part| cut(op, part, info), Math::TensorFp8, padding, EFFICIENCY)
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedIndexer,
+        plan: &IndexerLaunch,
+    ) -> Result<LaunchSequence, HalError> {
+        super::indexer_sequence(op, plan, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, _: &CheckedIndexer, config: &IndexerConfig) -> u64 {
+        match config.kernel.spec {
+            Spec::Indexer(spec) => source(spec).source_hash().short(),
+            _ => 0,
+        }
+    }
+}
+
+/// Bytes behind the parameters up to the next multiple of 64, where the tensor map lies.
+const PADDING: usize = size_of::<IndexerParams>().next_multiple_of(64) - size_of::<IndexerParams>();
+
+/// `TmaIndexerParams` in `entry/sm90_indexer_wgmma_decode_tma.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct TmaIndexerParams {
+    indexer: IndexerParams,
+    padding: [u64; PADDING / 8],
+    map: EncodedMap,
+}
+
+/// The parameter but for addresses.
+#[derive(Debug)]
+struct Mapped {
+    indexer: IndexerParams,
+    /// Keys for TMA.
+    map: TileMap,
+}
+
+impl Params for Mapped {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        let indexer = at_operands(&self.indexer, operands, at)?;
+        let map = (at.encode)(&TileMap { address: indexer.k, ..self.map })?;
+        Ok(LaunchParams::of(&TmaIndexerParams { indexer, padding: [0; PADDING / 8], map }))
+    }
+}
+
+/// The launch that scores `part`.
+pub(super) fn launch(op: &CheckedIndexer, kernel: KernelId, part: Part, info: &DeviceInfo) -> KernelLaunch {
+    let Spec::Indexer(spec) = kernel.spec else { unreachable!("a configuration is of a kernel of the indexer") };
+    let Some(map) = k_map(op) else { unreachable!("`configs` found that TMA can read the keys") };
+    let cut = cut(op, part, info);
+    let (_, _, ctas) = cut.ctas(op, part);
+    KernelLaunch {
+        id: kernel,
+        spec: source(spec),
+        geometry: Geometry {
+            // `configs` found that they can be counted.
+            grid: [ctas.unwrap_or(0) as u32, 1, 1],
+            threads: THREADS,
+            shared_bytes: shared_bytes(Columns::of_spec(&spec)),
+        },
+        starts_early: true,
+        operands: IndexerOperand::ALL,
+        updated: None,
+        params: Arc::new(Mapped { indexer: params(op, part, cut), map }),
+    }
+}
