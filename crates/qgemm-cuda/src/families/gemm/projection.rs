@@ -2,6 +2,7 @@
 //! kernels of the main loops compiled once more (`sched/projection.cuh`, `mainloop/normalized_x.cuh`). One launch does what else takes that
 //! of a norm before, and one for each output behind.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
@@ -32,23 +33,30 @@ const MOST_FEATURES: usize = ((1 << 21) - 1) * Segment::STEP;
 /// Columns that threads read at once to find a row's statistics.
 const GROUP: usize = 8;
 
-/// A main loop that writes segments: the tokens of its tiles for it, few of each, as every kernel is one more, and the most that it serves.
+/// A main loop that writes segments: the tokens of its tile for it, one on each variant, as every kernel is one more, and of how many tokens
+/// it writes segments. Between these, steps behind take no longer than a tile that is mostly empty.
 struct OfSegments {
     main_loop: &'static MainLoop,
-    tiles: &'static [u32],
-    most: usize,
+    variants: &'static [Variant],
+    tile: u32,
+    serves: RangeInclusive<usize>,
 }
 
-const fn of_segments(main_loop: &'static MainLoop, tiles: &'static [u32], most: usize) -> OfSegments {
-    OfSegments { main_loop, tiles, most }
+const fn of_segments(
+    main_loop: &'static MainLoop,
+    variants: &'static [Variant],
+    tile: u32,
+    serves: RangeInclusive<usize>,
+) -> OfSegments {
+    OfSegments { main_loop, variants, tile, serves }
 }
 
 static OF_SEGMENTS: [OfSegments; 5] = [
-    of_segments(&gemm_sliced_k::MAIN_LOOP, &[8], 16),
-    of_segments(&sm70_two_stage::MAIN_LOOP, &[32], usize::MAX),
-    of_segments(&sm80_cp_async::MAIN_LOOP, &[64, 128], usize::MAX),
-    of_segments(&sm120_tma_ws::MAIN_LOOP, &[64, 128], usize::MAX),
-    of_segments(&sm90_wgmma_ws::MAIN_LOOP, &[64, 256], usize::MAX),
+    of_segments(&gemm_sliced_k::MAIN_LOOP, &Variant::ALL, 8, 1..=16),
+    of_segments(&sm70_two_stage::MAIN_LOOP, &Variant::ALL, 32, 9..=usize::MAX),
+    of_segments(&sm80_cp_async::MAIN_LOOP, &Variant::ALL, 128, 65..=usize::MAX),
+    of_segments(&sm120_tma_ws::MAIN_LOOP, &[Variant::Sm120], 128, 65..=usize::MAX),
+    of_segments(&sm90_wgmma_ws::MAIN_LOOP, &Variant::ALL, 256, 129..=usize::MAX),
 ];
 
 /// The kernels of each key, listed once a process.
@@ -69,9 +77,8 @@ fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Inst
     let of = |types: &Types| {
         let few = gemv::for_projections(types).into_iter().filter(|instance| fits(instance));
         let mut all: Vec<_> = gemm_sliced_k::for_projections(types, fits).into_iter().chain(few).collect();
-        for OfSegments { main_loop, tiles, .. } in &OF_SEGMENTS {
-            all.extend(tiles.iter().filter_map(|&tokens| first_of_tokens(types, main_loop, tokens, fits)));
-        }
+        let of_variant = OF_SEGMENTS.iter().filter(|of| of.variants.contains(&variant));
+        all.extend(of_variant.filter_map(|of| first_of_tokens(types, of.main_loop, of.tile, fits)));
         all
     };
     Types::new(format, x, variant).iter().flat_map(of).collect()
@@ -137,10 +144,10 @@ fn most_normalized(instance: &Instance) -> usize {
     }
 }
 
-/// Most tokens whose segments a kernel writes that does not normalize them.
-fn most_written(instance: &Instance) -> usize {
+/// Whether a kernel that does not normalize them writes the segments of so many tokens.
+fn writes(instance: &Instance, tokens: usize) -> bool {
     let of_loop = OF_SEGMENTS.iter().find(|of| std::ptr::eq(of.main_loop, instance.main_loop));
-    of_loop.map_or(0, |of| of.most.min(instance.most_tokens()))
+    tokens <= instance.most_tokens() && of_loop.is_some_and(|of| of.serves.contains(&tokens))
 }
 
 /// Columns that a kernel has room for, where it keeps all of X.
@@ -195,8 +202,8 @@ pub(in crate::families) fn projection_configs(
     let few = all.iter().filter(|i| is_read && Some(most_normalized(i)) == tile);
     let few = few.map(|instance| TileConfig { normalizes_x, ..config(instance) });
     // Those that do not, behind the launch of a norm, if there is one.
-    let writes = |i: &&&Instance| i.serves(op, in_order) && op.m <= most_written(i);
-    let others = all.iter().filter(|_| !op.segments.is_empty()).filter(writes).map(|instance| config(instance));
+    let others = all.iter().filter(|i| !op.segments.is_empty() && writes(i, op.m) && i.serves(op, in_order));
+    let others = others.map(|instance| config(instance));
     let configs: Vec<_> = few.chain(others).collect();
     if configs.is_empty() {
         return refuse(refused.unwrap_or("serves no such X, number of tokens, columns or segments"));
