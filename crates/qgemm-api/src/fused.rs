@@ -70,8 +70,8 @@ struct Output {
 /// [`Context::plan_fused`](crate::Context::plan_fused).
 ///
 /// One pass over X and the weight writes every output where it belongs, rounded once: on the CPU one launch, on wgpu, whose kernels have
-/// one output, a dispatch a segment, on CUDA one launch for one token of integer weights below seven bits where segments begin at multiples of 64
-/// features (on Volta and Turing of all weights, and a few tokens). Otherwise there, and where a segment begins at no multiple of 16 features or
+/// one output, a dispatch a segment, on CUDA one launch for up to 16 tokens and for more than 64 (128 on Hopper, 8 on Volta and Turing), where X lies in
+/// aligned rows and segments begin at whole tiles: multiples of 256 features are some on every chip. Otherwise there, and where a segment begins at no multiple of 16 features or
 /// there are more than four, the product's sums go to the workspace, in the type of the outputs, or in f32 where these differ, and a step a
 /// segment writes them from there.
 #[derive(Clone, Debug)]
