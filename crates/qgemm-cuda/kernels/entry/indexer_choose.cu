@@ -15,6 +15,8 @@ constexpr u32 BINS = 2048, THREAD_BINS = BINS / QG_THREADS;
 constexpr u32 DIGITS = 6;
 // Keys that are gathered at most: more than are ever wanted, so that a sample's bound need not be exact.
 constexpr u32 MOST_GATHERED = 4096, THREAD_GATHERED = MOST_GATHERED / QG_THREADS;
+// Keys that are chosen at most.
+constexpr u32 MOST_CHOSEN = 2048;
 // Keys of a sample.
 constexpr u32 SAMPLED = 4096;
 static_assert(BINS % QG_THREADS == 0 && MOST_GATHERED % (4 * QG_THREADS) == 0 && SAMPLED % QG_THREADS == 0, "threads have equally many");
@@ -337,30 +339,69 @@ QG_DEVICE u32 reduce(SharedStorage& shared, u32 found, u32 wanted) {
     return wanted;
 }
 
-// Sorts, the largest first: a bitonic network over the next power of two.
+// Numbers that a thread sorts, neighbours.
+constexpr u32 OWN = MOST_CHOSEN / QG_THREADS;
+static_assert(OWN == 4 && 2 * MOST_CHOSEN <= MOST_GATHERED, "threads sort four each, and exchange them through two places in turn");
+
+// Of a pair, the number that has the place of the larger or the smaller one.
+QG_DEVICE u64 kept(u64 own, u64 other, bool keeps_larger) {
+    return (own < other) == keeps_larger ? other : own;
+}
+
+// Sorts, the largest first: a bitonic network over the next power of two. Numbers are in registers; those of other warps pass through shared
+// memory.
 QG_DEVICE void sort(SharedStorage& shared, u32 count) {
+    const u32 thread = thread_index(), first = thread * OWN;
     u32 size = 2;
     while (size < count) size *= 2;
-    for (u32 i = count + thread_index(); i < size; i += QG_THREADS) st_shared(&shared.gathered[i], (u64)0);
+    u64 own[OWN];
+#pragma unroll
+    for (u32 i = 0; i < OWN; i++) own[i] = first + i < count ? ld_shared(&shared.gathered[first + i]) : 0;
     cta_barrier();
+    u32 place = 0;
+#pragma unroll 1
     for (u32 run = 2; run <= size; run *= 2) {
-        for (u32 distance = run / 2; distance > 0; distance /= 2) {
-            for (u32 pair = thread_index(); pair < size / 2; pair += QG_THREADS) {
-                const u32 low = (pair & (0u - distance)) * 2 + (pair & (distance - 1)), high = low + distance;
-                const u64 a = ld_shared(&shared.gathered[low]), b = ld_shared(&shared.gathered[high]);
-                const bool falls = (low & run) == 0;
-                if ((a < b) == falls) {
-                    st_shared(&shared.gathered[low], b);
-                    st_shared(&shared.gathered[high], a);
+#pragma unroll 1
+        for (u32 distance = run / 2; distance >= OWN; distance /= 2) {
+            // Runs that fall keep the larger number at the lower place.
+            const bool keeps_larger = ((first & run) == 0) == ((first & distance) == 0);
+            u64 other[OWN];
+            if (distance >= 32 * OWN) {
+                u64* const numbers = shared.gathered + place;
+                place ^= MOST_CHOSEN;
+#pragma unroll
+                for (u32 i = 0; i < OWN; i++) st_shared(&numbers[first + i], own[i]);
+                cta_barrier();
+#pragma unroll
+                for (u32 i = 0; i < OWN; i++) other[i] = ld_shared(&numbers[(first ^ distance) + i]);
+            } else {
+#pragma unroll
+                for (u32 i = 0; i < OWN; i++) {
+                    const u32 low = shfl_xor_u32((u32)own[i], distance / OWN), high = shfl_xor_u32((u32)(own[i] >> 32), distance / OWN);
+                    other[i] = (u64)high << 32 | low;
                 }
             }
-            // A warp's pairs of neighbours less than 32 apart are its own until the distance grows again.
-            if (distance > 32 || distance == 1)
-                cta_barrier();
-            else
-                warp_barrier();
+#pragma unroll
+            for (u32 i = 0; i < OWN; i++) own[i] = kept(own[i], other[i], keeps_larger);
+        }
+        // Among a thread's own.
+#pragma unroll
+        for (u32 distance = OWN / 2; distance > 0; distance /= 2) {
+            if (distance >= run) continue;
+#pragma unroll
+            for (u32 i = 0; i < OWN; i++) {
+                if (i & distance) continue;
+                const bool keeps_larger = ((first + i) & run) == 0;
+                const u64 low = own[i], high = own[i + distance];
+                own[i] = kept(low, high, keeps_larger);
+                own[i + distance] = kept(high, low, !keeps_larger);
+            }
         }
     }
+    cta_barrier();
+#pragma unroll
+    for (u32 i = 0; i < OWN; i++) st_shared(&shared.gathered[first + i], own[i]);
+    cta_barrier();
 }
 
 // Three CTAs of an SM leave fewer registers than the compiler would take by itself.
