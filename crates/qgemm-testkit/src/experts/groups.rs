@@ -179,9 +179,9 @@ fn every_way(format: Format) -> Vec<ExpertCase> {
     let all = [
         (FormCase::Contiguous, 190, DType::F16, IndexKind::Skewed),
         (indexed(false, false), 62, DType::BF16, IndexKind::Skewed),
-        (indexed(true, true), 60, DType::F16, IndexKind::Faulty),
+        (indexed(true, true), 60, DType::F32, IndexKind::Faulty),
         (FormCase::Masked { capacity: 70 }, 0, DType::BF16, IndexKind::Uniform),
-        (indexed(true, false), 60, DType::BF16, IndexKind::Uniform),
+        (indexed(false, false), 60, DType::F32, IndexKind::Uniform),
         (indexed(false, false), 61, DType::F16, IndexKind::Uniform),
     ];
     let of = |(i, (form, rows, x_dtype, index)): (usize, (FormCase, usize, DType, IndexKind))| {

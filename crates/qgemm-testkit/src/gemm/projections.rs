@@ -47,9 +47,8 @@ pub(super) fn projection(format: Format) -> Vec<Case> {
         let layout = Layout { d_gap: i * 8, ..Layout::default() };
         cases.push(Case { segments, norm, layout, ..base((cases.len(), (m, segments * 128 + 5, medium))) });
     }
-    // Borders between the largest tiles, for all that write segments; enough columns for those of many tokens to be chosen.
-    let tokens = [(8, medium), (11, medium), (40, 4 * medium), (70, 4 * medium), (270, long)];
-    for (i, (m, k)) in tokens.into_iter().enumerate() {
+    // Borders between the largest tiles, for all that write segments, and tokens between those that they serve.
+    for (i, m) in [8, 11, 40, 70, 130].into_iter().enumerate() {
         let (segments, x_dtype) = (2 + i % 2, [DType::F16, DType::BF16][i % 2]);
         let norm = (i % 2 == 1).then_some(NormKind::Layer);
         let layout = Layout { d_gap: i % 3 * 4, ..Layout::default() };
@@ -59,7 +58,7 @@ pub(super) fn projection(format: Format) -> Vec<Case> {
             c: (i == 3).then_some((0.5, DType::BF16)),
             ..Epilogue::default()
         };
-        let case = base((cases.len(), (m, segments * 256 + 5, k)));
+        let case = base((cases.len(), (m, segments * 256 + 5, medium)));
         cases.push(Case { segments, norm, layout, x_dtype, x_precision: XPrecision::Auto, epilogue, ..case });
     }
     cases
