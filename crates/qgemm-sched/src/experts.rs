@@ -133,6 +133,10 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
     let gathers = is_indexed && tile.schedule == Schedule::StreamK && tile.x_format.plain().is_none();
     let gathered = 2.0 * op.each.m as f64 * op.each.x_row_bytes() / info.bandwidth;
     let lists = if gathers { lists + info.launch_seconds + gathered } else { lists };
+    // What an X prologue writes has 16 bits.
+    let written = op.each.x_row_bytes() + 2.0 * op.each.k as f64;
+    let converts = tile.x_prologue.map_or(0.0, |_| info.launch_seconds + op.x_rows() as f64 * written / info.bandwidth);
+    let lists = lists + converts;
     let seconds = info.launch_seconds + lists + begun + memory.max(math) + latency(op, tile);
     Cost { prologue: lists, tiles: begun, ..Cost::of_parts(memory, math, info.launch_seconds, seconds) }
 }

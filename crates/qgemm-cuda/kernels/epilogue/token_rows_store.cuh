@@ -55,11 +55,8 @@ QG_DEVICE bool has_only(const GemmParams& p) {
     return !(p.shape.flags & QG_GEMM_FLAGS & ~ALLOWED) && direct;
 }
 
-// The accumulator times a factor of its row of W, where rows of D follow one another.
+// The accumulator times a factor of its row of W.
 QG_DEVICE bool is_plain(const GemmParams& p) {
-#if QG_EXPERTS
-    if (p.groups.list != 0) return false;
-#endif
     return p.shape.activation == QG_ACTIVATION_IDENTITY && has_only<QG_FLAG_ROW_SCALE>(p);
 }
 
@@ -109,6 +106,46 @@ QG_DEVICE void next_round(float* acc) {
     for (u32 i = ROUND_ACCUMULATORS; i < ROUNDS * ROUND_ACCUMULATORS; i++) acc[i - ROUND_ACCUMULATORS] = acc[i];
 }
 
+#if QG_EXPERTS
+// What listed outputs have: weights with scales of blocks have no others, and no registers for them.
+constexpr u32 LISTED_OPERANDS = QG_W_BLOCK_SCALES ? 0 : QG_FLAG_ROW_SCALE;
+
+// Stores 16 tokens and FEATURES features of outputs that are an accumulator times a factor of its row of W, where a list says which rows of
+// D they are. Lanes look up a token's row each first: that takes longer than a round.
+template <u32 FEATURES, bool EXCHANGED>
+QG_DEVICE void store_listed_rows(float* acc, const GemmParams& p, u32 first_token, u32 first_row, u32 token, WarpStaging& staging,
+                                 u32 lane) {
+    constexpr u32 ROUNDS = FEATURES / ROUND_FEATURES, RUNS = ROUND_FEATURES / RUN, AT_ONCE = 32 / RUNS, NO_ROW = ~0u;
+    u32 row;
+    if (!find_row(p, first_token + lane % WARP_TOKENS, row)) row = NO_ROW;
+    const bool scales = p.shape.flags & LISTED_OPERANDS;
+#pragma unroll 1
+    for (u32 round = 0; round < ROUNDS; round++) {
+        WarpStaging::put<EXCHANGED>(staging, acc, token, lane);
+#pragma unroll 1
+        for (u32 i = lane / RUNS; i < WARP_TOKENS; i += AT_ONCE) {
+            const u32 own = shfl_idx_u32(row, i), feature = first_row + round * ROUND_FEATURES + lane % RUNS * RUN;
+            if (own == NO_ROW) continue;
+            float v[RUN];
+            WarpStaging::take(staging, i, lane % RUNS, v);
+#pragma unroll
+            for (u32 j = 0; j < RUN; j++)
+                v[j] *= scales ? p.shape.alpha * load_dense(DTYPE_F32, p.at.row_scale, feature + j) : p.shape.alpha;
+            store_dense_run(p.shape.d_dtype, p.at.d, own * p.at.d_row + feature, true, RUN, v);
+        }
+        next_round<ROUNDS>(acc);
+    }
+}
+
+// Whether outputs are such, in any type, and rows of D aligned.
+QG_DEVICE bool is_listed_plain(const GemmParams& p) {
+    constexpr u32 ALLOWED = LISTED_OPERANDS | QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 |
+                            QG_FLAG_C_ALIGNED16 | QG_FLAG_RESIDUAL_ALIGNED16;
+    return p.groups.list != 0 && p.shape.activation == QG_ACTIVATION_IDENTITY && (p.shape.flags & QG_FLAG_D_ALIGNED16) &&
+           !(p.shape.flags & QG_GEMM_FLAGS & ~ALLOWED);
+}
+#endif
+
 // Stores 16 tokens and FEATURES features. A lane's accumulators are, for eight features after the other, two of its first
 // token, which is `token` of the 16, and two of its second, eight further. `is_whole` says that the CTA's tile has no row
 // beyond `rows_of_outputs`. EXCHANGED: in every second eight features, those of a pair are exchanged.
@@ -116,7 +153,15 @@ template <u32 FEATURES, bool EXCHANGED>
 QG_DEVICE void store_token_rows(float* acc, const GemmParams& p, u32 first_token, u32 first_row, u32 token, bool is_whole,
                                 WarpStaging& staging, u32 lane) {
     constexpr u32 ROUNDS = FEATURES / ROUND_FEATURES;
+#if QG_EXPERTS
+    if (is_whole && is_listed_plain(p)) {
+        store_listed_rows<FEATURES, EXCHANGED>(acc, p, first_token, first_row, token, staging, lane);
+        return;
+    }
+    if (is_whole && p.groups.list == 0 && is_plain(p)) {
+#else
     if (is_whole && is_plain(p)) {
+#endif
         static_assert(sizeof(LineStaging) <= sizeof(WarpStaging), "lines pass through the same memory");
         LineStaging& lines = reinterpret_cast<LineStaging&>(staging);
         u8* d = reinterpret_cast<u8*>(p.at.d) + (first_token * p.at.d_row + first_row) * 2;

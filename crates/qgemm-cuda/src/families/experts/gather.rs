@@ -14,8 +14,14 @@ use super::super::kernel_launch::{MakeKernel, Params, Places};
 use super::super::launch_params::LaunchParams;
 use super::Step;
 
-const STEP: Step =
-    Step { name: "gather", entry: "entry/experts_gather.cu", symbol: "qg_experts_gather", threads: THREADS };
+const STEP: Step = Step {
+    name: "gather",
+    entry: "entry/experts_gather.cu",
+    symbol: "qg_experts_gather",
+    threads: THREADS,
+    shared_bytes: 0,
+    constants: |_| Vec::new(),
+};
 /// Of a CTA, which copies a row.
 const THREADS: u32 = 128;
 /// What planes begin at multiples of.

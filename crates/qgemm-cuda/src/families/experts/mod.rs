@@ -2,6 +2,7 @@
 //! are multiplied expert by expert and nobody has listed them, kernels of `routing` do so first.
 
 mod codes;
+mod convert;
 mod gather;
 mod params;
 
@@ -13,7 +14,7 @@ use qgemm_hal::abi::{ExpertCombine, FLAG_D_ALIGNED16, FLAG_RESIDUAL_ALIGNED16, T
 use qgemm_hal::{
     CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig,
     ExpertsPlan, Family, Geometry, HalError, KernelId, LaunchSequence, ListedSlots, Name, Operand, Operands, Schedule,
-    Spec, Unsupported, Variant,
+    Spec, TileConfig, Unsupported, Variant,
 };
 
 use super::gemm::{
@@ -28,6 +29,7 @@ use crate::arch;
 use crate::source;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
+use convert::ConvertedX;
 use params::{ProductParams, groups, places};
 
 /// Name of the family.
@@ -111,6 +113,9 @@ fn product_id(instance: &Instance) -> KernelId {
     }
 }
 
+/// What a kernel beside the product is told by constants.
+type Constants = fn(Variant) -> Vec<(&'static str, u32)>;
+
 /// A kernel beside the product.
 #[derive(Clone, Copy, Debug)]
 struct Step {
@@ -118,10 +123,18 @@ struct Step {
     entry: &'static str,
     symbol: &'static str,
     threads: u32,
+    shared_bytes: u32,
+    constants: Constants,
 }
 
-const COMBINE: Step =
-    Step { name: "combine", entry: "entry/experts_combine.cu", symbol: "qg_experts_combine", threads: COMBINE_THREADS };
+const COMBINE: Step = Step {
+    name: "combine",
+    entry: "entry/experts_combine.cu",
+    symbol: "qg_experts_combine",
+    threads: COMBINE_THREADS,
+    shared_bytes: 0,
+    constants: |_| Vec::new(),
+};
 
 impl Step {
     fn id(&self, variant: Variant) -> KernelId {
@@ -132,6 +145,7 @@ impl Step {
         let mut prelude = String::new();
         macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
         constant_line(&mut prelude, "QG_THREADS", self.threads);
+        (self.constants)(variant).into_iter().for_each(|(name, value)| constant_line(&mut prelude, name, value));
         KernelSpec {
             name: self.id(variant).to_string(),
             entry: self.entry,
@@ -146,7 +160,7 @@ impl Step {
         KernelLaunch {
             id: self.id(variant),
             spec: self.spec(variant),
-            geometry: Geometry { grid, threads: self.threads, shared_bytes: 0 },
+            geometry: Geometry { grid, threads: self.threads, shared_bytes: self.shared_bytes },
             starts_early: variant >= Variant::Sm90,
             operands: ExpertOperand::ALL,
             updated: None,
@@ -158,7 +172,8 @@ impl Step {
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let products = types().flat_map(move |(format, x)| kernels(format, x, variant)).map(product_spec);
-    [COMBINE.spec(variant), gather::spec(variant)].into_iter().chain(products).chain(codes::specs(variant))
+    let steps = [COMBINE.spec(variant), gather::spec(variant)].into_iter().chain(convert::specs(variant));
+    steps.chain(products).chain(codes::specs(variant))
 }
 
 /// Alignment of a tensor map in a kernel's parameter.
@@ -251,16 +266,18 @@ pub fn experts_sequence(
     let mut steps = Vec::new();
     let gathered = op.each.x.planes.and_then(|planes| Some((planes, codes::gathered(op, &planes, info)?)));
     let gathered = gathered.filter(|_| grouped);
+    let converted = plan.config.tile.x_prologue.and_then(|_| ConvertedX::of(op, variant, list_bytes(op, info)));
     let launch = match &op.each.x.planes {
         Some(planes) => {
             let read = gathered.as_ref().map_or(planes, |(_, gathered)| &gathered.planes);
             codes::launch(op, read, &plan.config, info, variant).ok_or_else(none)?
         }
         None => {
-            let x = op.each.plain_x().map_err(|reason| unavailable(reason.why))?;
+            let of_x = converted.as_ref().map_or(op, |converted| &converted.product);
+            let x = of_x.each.plain_x().map_err(|reason| unavailable(reason.why))?;
             let mut all = kernels(op.each.format, x.dtype, variant).iter();
             let instance = all.find(|i| product_id(i) == plan.config.kernel_id(op)).ok_or_else(none)?;
-            product_launch(op, instance, info, variant, grouped)
+            product_launch(of_x, instance, info, variant, grouped)
                 .ok_or_else(|| unavailable("its grid is larger than one can be".to_owned()))?
         }
     };
@@ -268,6 +285,10 @@ pub fn experts_sequence(
     let of_x = [O::X, O::XScales, O::XPlaneFactors];
     for operand in of_x.into_iter().chain([O::W, O::RowScale, O::KOrder, O::C, O::Bias, O::TokenScale, O::Index]) {
         product = product.bind(operand, operand);
+    }
+    if let Some(converted) = &converted {
+        product = converted.read_by(product, plan);
+        steps.push(converted.step(op, plan, variant, make)?);
     }
     let mut gathering = None;
     if let Some((planes, gathered)) = &gathered {
@@ -306,6 +327,11 @@ pub fn experts_sequence(
         }
     }
     Ok(LaunchSequence::new::<O>(name, steps))
+}
+
+/// Bytes for lists that a run makes itself.
+fn list_bytes(op: &CheckedExperts, info: &DeviceInfo) -> usize {
+    if op.lists { 0 } else { listed_slots(op, info.units).map_or(0, |listed| listed.bytes()) }
 }
 
 /// What it takes to list slots on a device with so many multiprocessors.
@@ -391,6 +417,38 @@ fn combine_params(op: &CheckedExperts) -> ExpertCombine {
     }
 }
 
+/// What there is for X as it is.
+fn plain_configs(op: &CheckedExperts, info: &DeviceInfo, variant: Variant) -> Result<Vec<ExpertsConfig>, Unsupported> {
+    let each = &op.each;
+    let x = each.plain_x()?;
+    let typical = CheckedGemm { m: op.mean_rows(), ..each.clone() };
+    let in_order = x.aligned16 && !each.k_order;
+    let indexed = matches!(op.form, ExpertForm::Indexed { .. });
+    let scratch_bytes = if op.lists { None } else { listed_slots(op, info.units).map(|listed| listed.bytes()) };
+    // Producers that gather rows count in 32 bits where they begin (`GatheredRows`).
+    let x_bytes = (op.x_rows() as u64).saturating_mul(x.row_stride).saturating_mul(x.dtype.bytes() as u64);
+    let finds_rows = x_bytes <= u64::from(u32::MAX);
+    // Slots by themselves, where kernels have a CTA for each, and slots by experts.
+    let alone = |i: &Instance| i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE;
+    let ways = |i: &'static Instance| {
+        let config = |grouped, scratch_bytes| ExpertsConfig { tile: i.config(), grouped, scratch_bytes };
+        let fits = |grouped| {
+            takes_tiles(i) || places(op, i.tile_m as usize, grouped).max(op.tokens()) < MOST_GRID_YZ * MOST_GRID_YZ
+        };
+        let by_slot = (indexed && alone(i) && fits(false)).then(|| config(false, 0));
+        let by_expert = match (indexed && !op.lists, scratch_bytes) {
+            _ if !fits(true) || (indexed && takes_tiles(i) && !finds_rows) => None,
+            (true, None) => None,
+            (true, Some(bytes)) => Some(config(true, bytes)),
+            (false, _) => Some(config(true, 0)),
+        };
+        by_slot.into_iter().chain(by_expert)
+    };
+    let serves = |i: &&Instance| i.serves(&typical, in_order) && i.shared_bytes <= info.shared_bytes;
+    let serving = kernels(each.format, x.dtype, variant).iter().filter(serves);
+    Ok(serving.flat_map(ways).collect())
+}
+
 impl Family<CheckedExperts> for ExpertProducts {
     fn name(&self) -> &'static str {
         NAME
@@ -406,33 +464,15 @@ impl Family<CheckedExperts> for ExpertProducts {
         if let Some(planes) = &each.x.planes {
             return codes::configs(op, planes, info, variant);
         }
-        let x = each.plain_x()?;
-        let typical = CheckedGemm { m: op.mean_rows(), ..each.clone() };
-        let in_order = x.aligned16 && !each.k_order;
-        let indexed = matches!(op.form, ExpertForm::Indexed { .. });
-        let scratch_bytes = if op.lists { None } else { listed_slots(op, info.units).map(|listed| listed.bytes()) };
-        // Producers that gather rows count in 32 bits where they begin (`GatheredRows`).
-        let x_bytes = (op.x_rows() as u64).saturating_mul(x.row_stride).saturating_mul(x.dtype.bytes() as u64);
-        let finds_rows = x_bytes <= u64::from(u32::MAX);
-        // Slots by themselves, where kernels have a CTA for each, and slots by experts.
-        let alone = |i: &Instance| i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE;
-        let ways = |i: &'static Instance| {
-            let config = |grouped, scratch_bytes| ExpertsConfig { tile: i.config(), grouped, scratch_bytes };
-            let fits = |grouped| {
-                takes_tiles(i) || places(op, i.tile_m as usize, grouped).max(op.tokens()) < MOST_GRID_YZ * MOST_GRID_YZ
-            };
-            let by_slot = (indexed && alone(i) && fits(false)).then(|| config(false, 0));
-            let by_expert = match (indexed && !op.lists, scratch_bytes) {
-                _ if !fits(true) || (indexed && takes_tiles(i) && !finds_rows) => None,
-                (true, None) => None,
-                (true, Some(bytes)) => Some(config(true, bytes)),
-                (false, _) => Some(config(true, 0)),
-            };
-            by_slot.into_iter().chain(by_expert)
-        };
-        let serves = |i: &&Instance| i.serves(&typical, in_order) && i.shared_bytes <= info.shared_bytes;
-        let serving = kernels(each.format, x.dtype, variant).iter().filter(serves);
-        let configs: Vec<_> = serving.flat_map(ways).collect();
+        let mut configs = plain_configs(op, info, variant)?;
+        if let Some(converted) = ConvertedX::of(op, variant, list_bytes(op, info)) {
+            let (scratch_bytes, x_prologue) = (converted.end(), Some(converted.prologue));
+            let of_converted = plain_configs(&converted.product, info, variant)?.into_iter();
+            configs.extend(of_converted.map(|config| {
+                let tile = TileConfig { x_prologue, ..config.tile };
+                ExpertsConfig { tile, scratch_bytes, ..config }
+            }));
+        }
         if configs.is_empty() {
             let why = "has no kernel of this format for so many rows, or with so little shared memory as the device's";
             return Err(Unsupported::new(why));

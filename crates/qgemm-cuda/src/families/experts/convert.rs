@@ -1,0 +1,178 @@
+//! A launch that makes of X what matrix instructions of products with experts take, where X is of another type: numbers of 16 bits. Rows
+//! of f16 have been multiplied by powers of two, which factors of the rows of products undo.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::DType;
+use qgemm_hal::abi::dtype_code;
+use qgemm_hal::{
+    CheckedExperts, CheckedGemm, Dense, ExpertOperand, ExpertsPlan, HalError, LaunchStep, Operands, Variant, XPrologue,
+};
+
+use super::super::gemm::x_prologue;
+use super::super::kernel_launch::{MakeKernel, Params, Places};
+use super::super::launch_params::LaunchParams;
+use super::{Constants, Step};
+use crate::spec::KernelSpec;
+
+/// Columns of a row that are written at once.
+const GROUP: usize = 8;
+/// What rows of X in 16 bits, and factors, begin at multiples of.
+const ALIGNMENT: usize = 256;
+const THREADS: u32 = 256;
+const FACTOR: usize = size_of::<f32>();
+
+const fn step(name: &'static str, constants: Constants) -> Step {
+    let (entry, symbol) = ("entry/experts_convert.cu", "qg_experts_convert");
+    Step { name, entry, symbol, threads: THREADS, shared_bytes: THREADS / 32 * 4, constants }
+}
+
+/// The kernels, by types and whether rows have factors.
+static STEPS: [((DType, DType, bool), Step); 3] = [
+    ((DType::F32, DType::F16, true), step("convert_f32_f16", |_| constants(DType::F32, DType::F16, true))),
+    ((DType::BF16, DType::F16, true), step("convert_bf16_f16", |_| constants(DType::BF16, DType::F16, true))),
+    ((DType::F32, DType::BF16, false), step("convert_f32_bf16", |_| constants(DType::F32, DType::BF16, false))),
+];
+
+fn constants(x: DType, d: DType, row_factors: bool) -> Vec<(&'static str, u32)> {
+    let types = [("QG_X_DTYPE", dtype_code(x)), ("QG_D_DTYPE", dtype_code(d))];
+    types.into_iter().chain([("QG_ROW_FACTORS", row_factors.into()), ("QG_WHOLE_GROUPS", 1)]).collect()
+}
+
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    STEPS.iter().map(move |(_, step)| step.spec(variant))
+}
+
+/// X in another type, in the kernels' own part of the workspace.
+#[derive(Clone, Debug)]
+pub(super) struct ConvertedX {
+    /// The products of it.
+    pub product: CheckedExperts,
+    /// What is done with X.
+    pub prologue: XPrologue,
+    step: &'static Step,
+    /// Rows of X, and the factors of rows of products, in bytes from [`ExpertsPlan::scratch`] on.
+    x: Range<usize>,
+    factors: Range<usize>,
+}
+
+impl ConvertedX {
+    /// Behind the first `bytes` bytes of the kernels' own part of the workspace; `None` where X is read as it is, or sizes overflow.
+    pub(super) fn of(op: &CheckedExperts, variant: Variant, bytes: usize) -> Option<Self> {
+        let x = op.each.plain_x().ok()?;
+        let (dtype, prologue) = x_prologue(&op.each, &x, variant)?;
+        let XPrologue::Convert { row_factors } = prologue else { return None };
+        let (_, step) = STEPS.iter().find(|(types, _)| *types == (x.dtype, dtype, row_factors))?;
+        let columns = op.each.k.checked_next_multiple_of(GROUP)?;
+        let converted = Dense::rows_of(dtype, columns);
+        let start = bytes.checked_next_multiple_of(ALIGNMENT)?;
+        let end = start.checked_add(op.x_rows().checked_mul(columns)?.checked_mul(dtype.bytes())?)?;
+        let of_factors = if row_factors { op.each.m.checked_mul(FACTOR)? } else { 0 };
+        let first = end.checked_next_multiple_of(ALIGNMENT)?;
+        let each =
+            CheckedGemm { x: converted.into(), token_scale: op.each.token_scale || row_factors, ..op.each.clone() };
+        let product = CheckedExperts { each, ..op.clone() };
+        Some(Self { product, prologue, step, x: start..end, factors: first..first.checked_add(of_factors)? })
+    }
+
+    /// Bytes of the kernels' own part of the workspace up to the end of all.
+    pub(super) fn end(&self) -> usize {
+        self.factors.end
+    }
+
+    fn in_workspace(plan: &ExpertsPlan, part: &Range<usize>) -> Range<usize> {
+        plan.scratch + part.start..plan.scratch + part.end
+    }
+
+    /// `product` with X, and its rows' factors where powers of two are among them, bound to what is made.
+    pub(super) fn read_by(&self, product: LaunchStep, plan: &ExpertsPlan) -> LaunchStep {
+        use ExpertOperand as O;
+        let product = product.bind_part(O::X, O::Workspace, Self::in_workspace(plan, &self.x));
+        match self.factors.is_empty() {
+            true => product,
+            false => product.bind_part(O::TokenScale, O::Workspace, Self::in_workspace(plan, &self.factors)),
+        }
+    }
+
+    /// The launch that makes them of the X of `op`.
+    pub(super) fn step(
+        &self,
+        op: &CheckedExperts,
+        plan: &ExpertsPlan,
+        variant: Variant,
+        make: &mut MakeKernel<'_>,
+    ) -> Result<LaunchStep, HalError> {
+        use ExpertOperand as O;
+        let (x, to) = (op.each.plain_x().unwrap_or(op.each.d), self.product.each.plain_x().unwrap_or(op.each.d));
+        let rows = op.x_rows();
+        let launch = Convert {
+            params: ExpertConvertParams {
+                x_row: x.row_stride,
+                to_row: to.row_stride,
+                rows: rows as u32,
+                sharers: (op.each.m / rows.max(1)) as u32,
+                columns: op.each.k as u32,
+                to_columns: op.each.k.next_multiple_of(GROUP) as u32,
+                aligned16: x.aligned16.into(),
+                ..ExpertConvertParams::zeroed()
+            },
+            factors: self.factors.start - self.x.start,
+            scales: op.each.token_scale,
+        };
+        let mut step = self.step.launch(variant, [(rows as u32).max(1), 1, 1], Arc::new(launch)).step::<O>(make)?;
+        step = step.bind(O::X, O::X);
+        if op.each.token_scale {
+            step = step.bind(O::TokenScale, O::TokenScale);
+        }
+        Ok(step.bind_part(O::Workspace, O::Workspace, Self::in_workspace(plan, &(self.x.start..self.end()))))
+    }
+}
+
+/// `ExpertConvertParams` in `entry/experts_convert.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct ExpertConvertParams {
+    x: u64,
+    to: u64,
+    factors: u64,
+    to_factors: u64,
+    x_row: u64,
+    to_row: u64,
+    rows: u32,
+    sharers: u32,
+    columns: u32,
+    to_columns: u32,
+    aligned16: u32,
+    unused: u32,
+}
+
+/// Everything but the addresses.
+#[derive(Debug)]
+struct Convert {
+    params: ExpertConvertParams,
+    /// Where factors begin in what is written.
+    factors: usize,
+    /// Whether rows of products have factors anyway.
+    scales: bool,
+}
+
+impl Params for Convert {
+    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+        use ExpertOperand as O;
+        let to = places.of(operands, O::Workspace)?;
+        Ok(LaunchParams::of(&ExpertConvertParams {
+            x: places.of(operands, O::X)?,
+            to,
+            factors: if self.scales { places.of(operands, O::TokenScale)? } else { 0 },
+            to_factors: to + self.factors as u64,
+            rows: operands.rows(self.params.rows as usize) as u32,
+            ..self.params
+        }))
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
+    }
+}
