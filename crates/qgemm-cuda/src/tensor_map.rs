@@ -18,6 +18,8 @@ pub enum MapElement {
     Number(DType),
     /// Bytes.
     Byte,
+    /// Eight bytes at once.
+    Bytes8,
 }
 
 impl MapElement {
@@ -26,13 +28,16 @@ impl MapElement {
         match self {
             MapElement::Number(dtype) => dtype.bytes(),
             MapElement::Byte => 1,
+            MapElement::Bytes8 => 8,
         }
     }
 }
 
-/// How a tile's rows of 64 or 128 bytes are stored against bank conflicts.
+/// How a tile's rows are stored, those of 64 or 128 bytes against bank conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapSwizzle {
+    /// In their order.
+    None,
     /// Rows of up to 64 bytes.
     Bytes64,
     /// Rows of up to 128 bytes.
@@ -87,8 +92,10 @@ pub(crate) fn encode(device: DeviceId, tensor: &TileMap) -> Result<EncodedMap, H
         MapElement::Number(DType::BF16) => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         MapElement::Number(DType::F32) => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
         MapElement::Byte => Type::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        MapElement::Bytes8 => Type::CU_TENSOR_MAP_DATA_TYPE_UINT64,
     };
     let swizzle = match tensor.swizzle {
+        MapSwizzle::None => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
         MapSwizzle::Bytes64 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
         MapSwizzle::Bytes128 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
     };

@@ -437,6 +437,7 @@ pub(crate) fn address(device: DeviceId, view: BufferRef<'_>, what: &'static str)
 fn encode(tensor: &TileMap) -> EncodedMap {
     let TileMap { address, element, size, strides, tile, swizzle, .. } = *tensor;
     let swizzle = match swizzle {
+        MapSwizzle::None => Swizzle::None,
         MapSwizzle::Bytes64 => Swizzle::Bytes64,
         MapSwizzle::Bytes128 => Swizzle::Bytes128,
     };

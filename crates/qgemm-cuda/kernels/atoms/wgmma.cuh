@@ -53,6 +53,9 @@ QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
 #define QG_D16(i) QG_D8(i), QG_D8(i + 8)
 #define QG_D32(i) QG_D16(i), QG_D16(i + 16)
 #define QG_D64(i) QG_D32(i), QG_D32(i + 32)
+#define QG_D24(i) QG_D16(i), QG_D8(i + 16)
+#define QG_D48(i) QG_D32(i), QG_D16(i + 32)
+#define QG_D72(i) QG_D64(i), QG_D8(i + 64)
 #define QG_D128(i) QG_D64(i), QG_D64(i + 64)
 #define QG_TWO(t, a, b) "%" t #a ", %" t #b
 #define QG_FOUR(t, a, b, c, e) QG_TWO(t, a, b) ", " QG_TWO(t, c, e)
@@ -61,10 +64,14 @@ QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
 #define QG_PLACES_4 QG_FOUR("", 0, 1, 2, 3)
 #define QG_PLACES_8 QG_EIGHT("")
 #define QG_PLACES_16 QG_TEN("") ", " QG_FOUR("1", 0, 1, 2, 3) ", " QG_TWO("1", 4, 5)
+#define QG_PLACES_20 QG_TEN("") ", " QG_TEN("1")
+#define QG_PLACES_24 QG_PLACES_20 ", " QG_FOUR("2", 0, 1, 2, 3)
 #define QG_PLACES_30 QG_TEN("") ", " QG_TEN("1") ", " QG_TEN("2")
 #define QG_PLACES_32 QG_PLACES_30 ", " QG_TWO("3", 0, 1)
+#define QG_PLACES_48 QG_PLACES_30 ", " QG_TEN("3") ", " QG_EIGHT("4")
 #define QG_PLACES_60 QG_PLACES_30 ", " QG_TEN("3") ", " QG_TEN("4") ", " QG_TEN("5")
 #define QG_PLACES_64 QG_PLACES_60 ", " QG_FOUR("6", 0, 1, 2, 3)
+#define QG_PLACES_72 QG_PLACES_60 ", " QG_TEN("6") ", " QG_TWO("7", 0, 1)
 #define QG_PLACES_90 QG_PLACES_60 ", " QG_TEN("6") ", " QG_TEN("7") ", " QG_TEN("8")
 #define QG_PLACES_120 QG_PLACES_90 ", " QG_TEN("9") ", " QG_TEN("10") ", " QG_TEN("11")
 #define QG_PLACES_128 QG_PLACES_120 ", " QG_EIGHT("12")
@@ -88,10 +95,16 @@ QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
         QG_WGMMA(64, type, QG_PLACES_32, QG_D32(0), "%32, %33, %34, %35", "%36");                                      \
     else if constexpr (COLUMNS == 128)                                                                                 \
         QG_WGMMA(128, type, QG_PLACES_64, QG_D64(0), "%64, %65, %66, %67", "%68");                                     \
+    else if constexpr (COLUMNS == 48)                                                                                 \
+        QG_WGMMA(48, type, QG_PLACES_24, QG_D24(0), "%24, %25, %26, %27", "%28");                                     \
+    else if constexpr (COLUMNS == 96)                                                                                 \
+        QG_WGMMA(96, type, QG_PLACES_48, QG_D48(0), "%48, %49, %50, %51", "%52");                                     \
+    else if constexpr (COLUMNS == 144)                                                                                \
+        QG_WGMMA(144, type, QG_PLACES_72, QG_D72(0), "%72, %73, %74, %75", "%76");                                    \
     else                                                                                                               \
         QG_WGMMA(256, type, QG_PLACES_128, QG_D128(0), "%128, %129, %130, %131", "%132")
 
-// D[64 rows, COLUMNS] += A · B over 16 values of k. COLUMNS is a power of two from 8 to 256.
+// D[64 rows, COLUMNS] += A · B over 16 values of k. COLUMNS is a power of two from 8 to 256, or one of the others above.
 template <u32 COLUMNS>
 QG_DEVICE void wgmma_k16_f16(float (&d)[COLUMNS / 2], const u32 (&a_registers)[4], u64 b_descriptor) {
     QG_WGMMA_OF_COLUMNS("f16");

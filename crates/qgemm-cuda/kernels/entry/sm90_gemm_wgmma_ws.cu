@@ -18,6 +18,7 @@ struct SharedStorage {
     u32 last;
 #if QG_EXPERT_TILES
     u32 faults[8];
+    TileNote notes[NOTES];
 #endif
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -31,6 +32,38 @@ static_assert(FIRST_PRODUCER == QG_CONSUMERS * QG_K_GROUPS, "registers pass betw
 constexpr u32 FEW_ROWS = 32;
 constexpr bool HAS_FEW_ROWS = QG_TILE_M < 128 || (ROW_TILES == 1 && QG_K_TILE != 128);
 
+// What tells consumers of their tiles.
+struct TileSource {
+#if QG_EXPERT_TILES
+    // A note that the producers wrote, of which the next tile's comes with its first stage.
+    const TileNote* note;
+    u32 next_place;
+
+    QG_DEVICE TileSource of_cta(const GemmParams&) { return {nullptr, 0}; }
+    QG_DEVICE bool next(TileSource& source, SharedStorage& shared, const GemmParams& p, const Position& at, WorkTile& work) {
+        mbarrier_wait(&shared.pipeline.full[at.x], at.parity);
+        source.note = &shared.notes[source.next_place];
+        source.next_place = next_note(source.next_place);
+        return TileNote::read(*source.note, p, work);
+    }
+    QG_DEVICE void store(const TileSource& source, Accumulators& acc, const GemmParams& p, const WorkTile& work, WarpStaging& staging,
+                         u32 warp, u32 lane) {
+        store_warpgroup_tile(acc, p, work, staging, warp, lane, *source.note);
+    }
+#else
+    WorkList list;
+
+    QG_DEVICE TileSource of_cta(const GemmParams& p) { return {WorkList::of_cta(p)}; }
+    QG_DEVICE bool next(TileSource& source, SharedStorage&, const GemmParams& p, const Position&, WorkTile& work) {
+        return WorkList::next(source.list, p, work);
+    }
+    QG_DEVICE void store(const TileSource&, Accumulators& acc, const GemmParams& p, const WorkTile& work, WarpStaging& staging, u32 warp,
+                         u32 lane) {
+        store_warpgroup_tile(acc, p, work, staging, warp, lane);
+    }
+#endif
+};
+
 // The work of the consumers of group GROUP. The group is a template parameter, so that its place in the ring is the
 // same for all threads that execute the code: the compiler then keeps the place and the matrix descriptors in uniform
 // registers.
@@ -39,10 +72,10 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     Pipeline& pipeline = shared.pipeline;
     const u32 lane = thread % 32, warp = thread / 32;
     WorkTile work;
-    WorkList list = WorkList::of_cta(p);
+    TileSource source = TileSource::of_cta(p);
     Position tile_at = {};
     bool is_first = true;
-    while (WorkList::next(list, p, work)) {
+    while (TileSource::next(source, shared, p, tile_at, work)) {
         Product product = Product::of_tile(tile_at);
         Position::skip<GROUP>(product.at);
 #if QG_EXPERT_TILES
@@ -58,7 +91,7 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
             Exchange::add(shared.exchange, product.acc, thread);
             // K of experts is not cut.
             if (QG_EXPERT_TILES || work.peers == 1 || add_partials(product.acc, p, work, thread, &shared.last))
-                store_warpgroup_tile(product.acc, problem_of(p, work), work, shared.staging[warp], warp, lane);
+                TileSource::store(source, product.acc, problem_of(p, work), work, shared.staging[warp], warp, lane);
         }
         is_first = false;
     }
@@ -86,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     } else {
         Registers::give();
 #if QG_EXPERT_TILES
-        produce(shared.pipeline, params, thread - FIRST_PRODUCER, shared.faults);
+        produce(shared.pipeline, params, thread - FIRST_PRODUCER, shared.faults, shared.notes);
 #else
         produce(shared.pipeline, params, thread - FIRST_PRODUCER);
 #endif

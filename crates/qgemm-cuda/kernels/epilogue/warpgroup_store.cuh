@@ -11,9 +11,18 @@
 #include "epilogue/warp_store.cuh"
 #include "sched/output_rows.cuh"
 
-// Tokens that pass at once, in passes of a tile.
-constexpr u32 PASS_TILES = 4, PASS_TOKENS = PASS_TILES * MMA_TOKENS, PASSES = TOKEN_TILES / PASS_TILES;
-static_assert(PASSES * PASS_TILES == TOKEN_TILES, "passes are whole");
+// Tokens that pass at once, in passes of a tile, of which the last may lack some.
+constexpr u32 PASS_TILES = 4, PASS_TOKENS = PASS_TILES * MMA_TOKENS, PASSES = (TOKEN_TILES + PASS_TILES - 1) / PASS_TILES;
+
+// An accumulator of the pass; zero of tokens that the tile does not have.
+QG_DEVICE float accumulator(const float (&of)[TOKEN_TILES][4], u32 token_tile, u32 i) {
+    return token_tile < TOKEN_TILES ? of[token_tile < TOKEN_TILES ? token_tile : 0][i] : 0.0f;
+}
+
+// Rows of D as `find_row` has them.
+struct FoundRows {
+    QG_DEVICE bool find(const FoundRows&, const GemmParams& p, u32 token, u32& row) { return find_row(p, token, row); }
+};
 
 // Factors and biases of the lane's rows. A gated pair's first row is the gate's, and its second the up's.
 struct RowOperands {
@@ -82,8 +91,8 @@ struct OutputStaging {
                     float d[2];
 #pragma unroll
                     for (u32 i = 0; i < 2; i++)
-                        d[i] = activate_gate(activation, RowOperands::output(o, rt, 0, of[first + tt][i])) *
-                               RowOperands::output(o, rt, 1, of[first + tt][2 + i]);
+                        d[i] = activate_gate(activation, RowOperands::output(o, rt, 0, accumulator(of, first + tt, i))) *
+                               RowOperands::output(o, rt, 1, accumulator(of, first + tt, 2 + i));
                     pairs[tt] = pack_outputs(d[0], d[1]);
                 }
                 stmatrix_x4_trans(pairs, chunk(staging, lane, rt));
@@ -103,11 +112,10 @@ struct OutputStaging {
                     }
 #pragma unroll
                     for (u32 m = 0; m < 4; m++) {
-                        const float* acc_pair = &of[first + tt + m / 2][m % 2 * 2];
                         float d[2];
 #pragma unroll
                         for (u32 i = 0; i < 2; i++) {
-                            d[i] = RowOperands::output(o, rt, m % 2, scale[m / 2][i] * acc_pair[i]);
+                            d[i] = RowOperands::output(o, rt, m % 2, scale[m / 2][i] * accumulator(of, first + tt + m / 2, m % 2 * 2 + i));
                             if constexpr (FINISH == Finish::RESIDUAL) d[i] += half_to_f32(QG_X_DTYPE, pairs[m] >> i * 16 & 0xffffu);
                         }
                         pairs[m] = pack_outputs(d[0], d[1]);
@@ -121,10 +129,11 @@ struct OutputStaging {
 
 // Passes in one piece of code (`ROUNDS_AT_ONCE`): half of them, or of gated pairs, whose code is longer, one.
 template <Finish FINISH>
-constexpr u32 PASSES_AT_ONCE = FINISH == Finish::GATED || PASSES < 4 ? 1 : PASSES / 2;
+constexpr u32 PASSES_AT_ONCE = FINISH == Finish::GATED || PASSES < 4 || PASSES % 2 != 0 ? 1 : PASSES / 2;
 
-template <Finish FINISH>
-QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, WarpStaging& staging, u32 first_token, u32 first_row, u32 lane) {
+template <Finish FINISH, class Rows>
+QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, const Rows& rows, WarpStaging& staging, u32 first_token,
+                            u32 first_row, u32 lane) {
     using Staging = OutputStaging<FINISH>;
     constexpr bool GATED = Staging::GATED;
     constexpr u32 CHUNKS = Staging::CHUNKS, AT_ONCE = PASSES_AT_ONCE<FINISH>;
@@ -149,13 +158,14 @@ QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, WarpStaging&
             };
 #pragma unroll
             for (u32 j = 0; j < CHUNKS; j++) {
-                is_there[j] = find_row(p, first + (j * 32 + lane) / CHUNKS, row[j]);
+                is_there[j] = Rows::find(rows, p, first + (j * 32 + lane) / CHUNKS, row[j]);
                 if constexpr (FINISH == Finish::RESIDUAL)
                     v[j] = is_there[j] ? ld_global_v4(residual + row[j] * p.at.residual_row * 2) : u32x4{0, 0, 0, 0};
             }
             float token_scale = 1.0f;
             u32 own;
-            if (FINISH == Finish::TOKEN_SCALE && p.shape.flags & QG_FLAG_TOKEN_SCALE && find_row(p, first + lane, own))
+            if (FINISH == Finish::TOKEN_SCALE && p.shape.flags & QG_FLAG_TOKEN_SCALE &&
+                Rows::find(rows, p, first + lane, own))
                 token_scale = load_dense(DTYPE_F32, p.at.token_scale, own);
             warp_barrier();
             if constexpr (FINISH == Finish::RESIDUAL) {
@@ -176,7 +186,8 @@ QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, WarpStaging&
 }
 
 // Stores plain outputs in f32.
-QG_DEVICE void store_f32(Accumulators& acc, const GemmParams& p, u32 first_token, u32 first_row, u32 lane) {
+template <class Rows>
+QG_DEVICE void store_f32(Accumulators& acc, const GemmParams& p, const Rows& rows, u32 first_token, u32 first_row, u32 lane) {
     constexpr u32 NO_ROW = ~0u;
     const RowOperands operands = RowOperands::load<false>(p, first_row, lane);
     u8* const d = reinterpret_cast<u8*>(p.at.d) + (first_row + lane / 4) * 4;
@@ -185,7 +196,7 @@ QG_DEVICE void store_f32(Accumulators& acc, const GemmParams& p, u32 first_token
         const u32 first = first_token + pass * PASS_TOKENS;
         if (first >= p.shape.m) break;
         u32 row_of_lane;
-        if (!find_row(p, first + lane, row_of_lane)) row_of_lane = NO_ROW;
+        if (!Rows::find(rows, p, first + lane, row_of_lane)) row_of_lane = NO_ROW;
 #pragma unroll
         for (u32 tt = 0; tt < PASS_TILES; tt++)
 #pragma unroll
@@ -197,7 +208,7 @@ QG_DEVICE void store_f32(Accumulators& acc, const GemmParams& p, u32 first_token
                 for (u32 rt = 0; rt < ROW_TILES; rt++)
 #pragma unroll
                     for (u32 half = 0; half < 2; half++) {
-                        const float v = RowOperands::output(operands, rt, half, acc.value[rt][tt][half * 2 + i]);
+                        const float v = RowOperands::output(operands, rt, half, accumulator(acc.value[rt], tt, half * 2 + i));
                         st_global_u32(of_token + (rt * 16 + half * 8) * 4, f32_to_bits(v));
                     }
             }
@@ -226,22 +237,23 @@ QG_DEVICE bool is_gate(const GemmParams& p) {
     return p.shape.activation == QG_ACTIVATION_SILU || p.shape.activation == QG_ACTIVATION_GELU_TANH;
 }
 
+template <class Rows = FoundRows>
 QG_DEVICE void store_warpgroup_tile(Accumulators& acc, const GemmParams& p, const WorkTile& work, WarpStaging& staging, u32 warp,
-                                    u32 lane) {
+                                    u32 lane, const Rows& rows = {}) {
     const u32 first_row = (work.n_tile * QG_WARPS_N + warp) * WARP_ROWS, first_token = work.m_tile * QG_TILE_M;
     // Conditions are the same for the whole CTA (`store_tile`).
     const bool is_whole = (work.n_tile + 1) * QG_WARPS_N * WARP_ROWS <= rows_of_outputs(p);
     if (is_whole && needs_only<0>(p) && is_linear(p))
-        store_passes<PLAIN_FINISH>(acc, p, staging, first_token, first_row, lane);
+        store_passes<PLAIN_FINISH>(acc, p, rows, staging, first_token, first_row, lane);
     // Kernels of 32 tokens have no registers for it (44 and 56 bytes spilled in two).
     else if (PASSES > 1 && is_whole && needs_only<0, true>(p) && is_linear(p))
-        store_f32(acc, p, first_token, first_row, lane);
+        store_f32(acc, p, rows, first_token, first_row, lane);
     // Kernels of experts have no registers for a residual (24 bytes spilled).
     else if (!QG_EXPERTS && is_whole && needs_only<QG_FLAG_RESIDUAL | QG_FLAG_RESIDUAL_ALIGNED16>(p) &&
              p.shape.residual_dtype == QG_X_DTYPE && is_linear(p))
-        store_passes<Finish::RESIDUAL>(acc, p, staging, first_token, first_row, lane);
+        store_passes<Finish::RESIDUAL>(acc, p, rows, staging, first_token, first_row, lane);
     else if (is_whole && needs_only<QG_FLAG_GATED>(p) && is_gate(p))
-        store_passes<Finish::GATED>(acc, p, staging, first_token, first_row, lane);
+        store_passes<Finish::GATED>(acc, p, rows, staging, first_token, first_row, lane);
     else
         store_rounds(acc, p, staging, first_token, first_row, lane);
 }

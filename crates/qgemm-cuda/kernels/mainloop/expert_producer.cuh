@@ -1,17 +1,19 @@
-// The producer warpgroup of products with experts. W is copied by TMA. So is X, a whole tile of rows at once, where the rows of an
+// The producer warpgroup of products with experts. W is copied by TMA, a k-tile of all row tiles at once. So is X, a whole tile of rows at once, where the rows of an
 // expert follow one another; rows of the next expert come along, and nothing depends on them. Where a list says which rows are the
 // expert's, which TMA of Hopper cannot follow, every warp copies a quarter of them by `cp.async`, whose completion arrives for each
 // thread. Matrix instructions of the asynchronous proxy read them: consumers fence when they have waited.
 #pragma once
 #include "atoms/cp_async.cuh"
+#include "atoms/tma_tensor5.cuh"
 #include "mainloop/tma_pipeline.cuh"
 #include "sched/rows.cuh"
+#include "sched/tile_notes.cuh"
 
 #if QG_EXPERT_TILES
 constexpr u32 PRODUCER_WARPS = 4;
-// Rows that a warp copies of a stage, of which a lane knows one, and those that an instruction copies.
+// Rows that a warp copies of a stage, and those that an instruction copies.
 constexpr u32 GATHERED_ROWS = QG_TILE_M / PRODUCER_WARPS, ROWS_AT_ONCE = 32 / X_ROW_CHUNKS;
-static_assert(GATHERED_ROWS <= 32 && GATHERED_ROWS % ROWS_AT_ONCE == 0, "a lane knows a row");
+static_assert(GATHERED_ROWS % ROWS_AT_ONCE == 0, "instructions copy whole groups of rows");
 
 // Arrivals for a stage: who announces the bytes, and, of rows that are gathered, every thread.
 QG_DEVICE u32 stage_producers(const GemmParams& p) {
@@ -31,12 +33,20 @@ struct GatheredRows {
     // Those of a tile of `own`, whose rows are in a list.
     QG_DEVICE void find(GatheredRows& rows, const GemmParams& own, u32 warp, u32 lane) {
         const u32 first = warp * GATHERED_ROWS, chunk = lane % X_ROW_CHUNKS;
-        u32 row = 0;
-        if (lane < GATHERED_ROWS) find_x_row(own, first + lane < own.shape.m ? first + lane : first, row);
-        const u32 begin = row * (u32)own.at.x_row * 2;
+        // Where the rows begin that a lane looks up: one of every 32.
+        u32 begin[(GATHERED_ROWS + 31) / 32];
 #pragma unroll
-        for (u32 i = 0; i < COUNT; i++)
-            rows.from[i] = shfl_idx_u32(begin, i * ROWS_AT_ONCE + lane / X_ROW_CHUNKS) + chunk * X_CHUNK_BYTES;
+        for (u32 i = 0; i < (GATHERED_ROWS + 31) / 32; i++) {
+            const u32 token = i * 32 + lane;
+            u32 row = 0;
+            if (token < GATHERED_ROWS) find_x_row(own, first + token < own.shape.m ? first + token : first, row);
+            begin[i] = row * (u32)own.at.x_row * 2;
+        }
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) {
+            const u32 token = i * ROWS_AT_ONCE;
+            rows.from[i] = shfl_idx_u32(begin[token / 32], token % 32 + lane / X_ROW_CHUNKS) + chunk * X_CHUNK_BYTES;
+        }
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
             const u32 token = first + i * ROWS_AT_ONCE + lane / X_ROW_CHUNKS;
@@ -68,18 +78,29 @@ struct GatheredRows {
 };
 static_assert(ROWS_AT_ONCE == 4, "every second group of rows has the same swizzle");
 
+// Notes of tiles, as many as there can be that are not read to their end: tiles of a stage each fill the ring while consumers store the one
+// before, and a note is written before its tile's first stage is free.
+constexpr u32 NOTES = QG_X_STAGES + 2;
+
+QG_DEVICE u32 next_note(u32 note) {
+    return note + 1 == NOTES ? 0 : note + 1;
+}
+
+// `notes` are null where consumers find their tiles themselves.
 template <bool GATHERS>
-QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, u32 warp, u32 lane) {
+QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, TileNote* notes, u32 warp, u32 lane) {
     const GemmParams& p = params.gemm;
     const bool leads = warp == 0 && lane == 0;
-    const u32 w_tile = lane * W_PRODUCERS + warp - 1;
-    const bool copies_w = warp > 0 && w_tile < CTA_ROW_TILES;
     ProducerWalk walk = ProducerWalk::start(p);
+    u32 note = 0;
     while (ProducerWalk::next_tile(walk, p)) {
         const GemmParams own = problem_of(p, walk.work);
-        const u8* w = row_tile(own, walk.work.n_tile * CTA_ROW_TILES + (copies_w ? w_tile : 0), 0);
+        if (notes != nullptr && warp == 0) TileNote::write(notes[note], own, walk.work, lane);
+        note = next_note(note);
         GatheredRows rows;
         if constexpr (GATHERS) GatheredRows::find(rows, own, warp, lane);
+        // Experts may share one weight.
+        const i32 w_expert = p.groups.row_pitch == 0 ? 0 : walk.work.own.expert;
         u32 column = 0;
 #pragma unroll 1
         for (u32 k_tile = 0; k_tile < walk.work.end; k_tile += RUN_K_TILES) {
@@ -89,10 +110,15 @@ QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, u3
             for (u32 i = 0; i < K_TILE_STAGES; i++) {
                 ProducerWalk::wait_empty(walk, pipeline);
                 u64* full = &pipeline.full[walk.at.x];
-                const u32 w_bytes = i == 0 ? CTA_ROW_TILES * k_tiles * QG_K_TILE_BYTES : 0;
-                if (leads) mbarrier_arrive_expect_tx(full, (GATHERS ? 0 : k_blocks * X_STAGE_BYTES) + w_bytes);
-                if (i == 0 && copies_w)
-                    cp_async_bulk(pipeline.w[walk.at.w].tile[w_tile], w, k_tiles * QG_K_TILE_BYTES, full);
+                if (leads) {
+                    // K-tiles and row tiles beyond the last are zeros.
+                    const u32 w_bytes = i == 0 ? sizeof(WRuns) : 0;
+                    mbarrier_arrive_expect_tx(full, (GATHERS ? 0 : k_blocks * X_STAGE_BYTES) + w_bytes);
+                    if (i == 0) {
+                        const i32 at[5] = {0, 0, (i32)k_tile, (i32)(walk.work.n_tile * CTA_ROW_TILES), w_expert};
+                        cp_async_bulk_tensor_5d(pipeline.w[walk.at.w].tile[0], &params.w_map, at, full);
+                    }
+                }
 #pragma unroll
                 for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++, column += K_BLOCK) {
                     if (k_block > 0 && k_block >= k_blocks) continue;
@@ -106,21 +132,27 @@ QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, u3
                 Position::next_stage(walk.at);
             }
             Position::next_run(walk.at);
-            w += RUN_K_TILES * QG_K_TILE_BYTES;
         }
     }
+    if (notes == nullptr) return;
+    // A stage without data brings the end.
+    ProducerWalk::wait_empty(walk, pipeline);
+    u64* full = &pipeline.full[walk.at.x];
+    if (warp == 0) TileNote::write_end(notes[note], lane);
+    if (leads) mbarrier_arrive_expect_tx(full, 0);
+    if constexpr (GATHERS) cp_async_mbarrier_arrive(full);
 }
 
 // The work of the producer warpgroup; `thread` is the number in it. The last CTA, which has as few tiles as any, then looks for faults
 // of the index, with `words` in shared memory.
-QG_DEVICE void produce(Pipeline& pipeline, const TmaGemmParams& params, u32 thread, u32* words) {
+QG_DEVICE void produce(Pipeline& pipeline, const TmaGemmParams& params, u32 thread, u32* words, TileNote* notes = nullptr) {
     constexpr u32 THREADS = PRODUCER_WARPS * 32, BARRIER = 4;
     // The index may come from the launch before, and W is chosen by it.
     griddepcontrol_wait();
     if (params.gemm.groups.list != 0)
-        produce_tiles<true>(pipeline, params, thread / 32, thread % 32);
+        produce_tiles<true>(pipeline, params, notes, thread / 32, thread % 32);
     else
-        produce_tiles<false>(pipeline, params, thread / 32, thread % 32);
+        produce_tiles<false>(pipeline, params, notes, thread / 32, thread % 32);
     if (cta_index().x + 1 == grid_ctas().x)
         store_faults<THREADS, 16>(params.gemm.groups, words, thread, [] { barrier_sync(BARRIER, THREADS); });
 }

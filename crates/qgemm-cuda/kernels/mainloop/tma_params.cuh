@@ -9,6 +9,12 @@ struct alignas(64) TensorMap {
 
 struct TmaGemmParams {
     GemmParams gemm;
+#if QG_EXPERT_TILES
+    // Maps with boxes of a token tile, where rows follow one another, and of a run of k-tiles of a CTA's row tiles, whose dimensions are
+    // bytes (two), k-tiles, row tiles and experts.
+    TensorMap x_map, w_map;
+#else
     // Maps with boxes of a whole token tile, and of the last token tile where that is no whole one.
     TensorMap x_map, x_tail_map;
+#endif
 };

@@ -4,13 +4,13 @@
 #include "mainloop/sm90/wgmma_k_block.cuh"
 #include "mainloop/tma_pipeline.cuh"
 
-// K-blocks of row tiles whose instructions are in flight at once. While the instructions of one run, the weights of the
+// K-blocks of row tiles, or parts of them, whose instructions are in flight at once. While the instructions of one run, the weights of the
 // next are made, in registers of their own.
 constexpr u32 IN_FLIGHT = 2;
 // Runs of k-tiles in one round of the loop, so that its k-blocks alternate between the registers. No branch may stand
 // between them: the compiler gives the registers of operands in flight to other values where one does (NVRTC 12.9;
 // `build-kernels` checks the machine code for it).
-constexpr u32 LOOP_RUNS = RUN_K_TILES * K_BLOCKS * ROW_TILES % IN_FLIGHT == 0 ? 1 : IN_FLIGHT;
+constexpr u32 LOOP_RUNS = RUN_K_TILES * K_BLOCKS * ROW_TILES * PARTS % IN_FLIGHT == 0 ? 1 : IN_FLIGHT;
 // K-tiles from a group's run to its next, and from the first to the last of a round of the loop.
 constexpr u32 GROUP_STRIDE = QG_K_GROUPS * RUN_K_TILES;
 constexpr u32 LOOP_K_TILES = (LOOP_RUNS - 1) * GROUP_STRIDE + RUN_K_TILES;
@@ -18,6 +18,7 @@ static_assert(RUN_K_TILES <= 2, "the loop leaves no more than one k-tile");
 
 // Plain weights are loaded into the operands' registers, so not before the instructions that read these are complete.
 constexpr bool CODES_ARE_OPERANDS = QG_PLAIN_DTYPE == QG_X_DTYPE;
+static_assert(!CODES_ARE_OPERANDS || PARTS == 1, "a k-block is loaded once");
 
 // The state of a work tile in a warp.
 struct Product {
@@ -69,18 +70,21 @@ struct Product {
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++) {
                 const u8* bytes = pipeline.w[at.w].tile[warp * ROW_TILES + rt] + i / K_BLOCKS * QG_K_TILE_BYTES;
-                const u32 turn = (TURN + i * ROW_TILES + rt) % IN_FLIGHT;
                 if (k_block == 0) KTile::load_scales<FromShared>(k_tile[rt], bytes, lane);
                 if constexpr (!CODES_ARE_OPERANDS) KTile::load_codes<FromShared>(k_tile[rt], bytes, k_block, lane);
-                wgmma_wait_group<IN_FLIGHT - 1>();
-                release(product, pipeline, turn, lane);
-                if constexpr (CODES_ARE_OPERANDS) KTile::load_codes<FromShared>(k_tile[rt], bytes, k_block, lane);
-                start_k_block<TOKENS>(product.acc.value[rt], product.operands[turn], k_tile[rt], k_block,
-                              pipeline.x[at.x][of_stage]);
-                const bool ends_k_block = rt == ROW_TILES - 1;
-                const bool ends_stage = ends_k_block && (of_stage == STAGE_K_BLOCKS - 1 || i == K_TILES * K_BLOCKS - 1);
-                product.read[turn] = ends_stage ? at.x : QG_X_STAGES;
-                if (ends_stage) Position::next_stage(at);
+#pragma unroll
+                for (u32 part = 0; part < PARTS; part++) {
+                    const u32 turn = (TURN + (i * ROW_TILES + rt) * PARTS + part) % IN_FLIGHT;
+                    wgmma_wait_group<IN_FLIGHT - 1>();
+                    release(product, pipeline, turn, lane);
+                    if constexpr (CODES_ARE_OPERANDS) KTile::load_codes<FromShared>(k_tile[rt], bytes, k_block, lane);
+                    start_k_block<TOKENS>(product.acc.value[rt], product.operands[turn], k_tile[rt], k_block, part,
+                                          pipeline.x[at.x][of_stage]);
+                    const bool ends_k_block = rt == ROW_TILES - 1 && part == PARTS - 1;
+                    const bool ends_stage = ends_k_block && (of_stage == STAGE_K_BLOCKS - 1 || i == K_TILES * K_BLOCKS - 1);
+                    product.read[turn] = ends_stage ? at.x : QG_X_STAGES;
+                    if (ends_stage) Position::next_stage(at);
+                }
             }
         }
         Position::next_run(at);

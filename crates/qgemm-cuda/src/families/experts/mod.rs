@@ -5,6 +5,7 @@ mod codes;
 mod convert;
 mod gather;
 mod params;
+mod w_map;
 
 use std::sync::Arc;
 
@@ -18,8 +19,8 @@ use qgemm_hal::{
 };
 
 use super::gemm::{
-    Cut, Instance, K_BLOCK, Key, ListedKernels, Types, XAccess, fits_registers_as, for_experts, instances_for_experts,
-    params, spills_key,
+    Cut, FAULTS, Instance, K_BLOCK, Key, ListedKernels, Types, XAccess, fits_registers_as, for_experts,
+    instances_for_experts, params, spills_key,
 };
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
@@ -31,6 +32,7 @@ use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 use convert::ConvertedX;
 use params::{ProductParams, groups, places};
+use w_map::w_map;
 
 /// Name of the family.
 const NAME: &str = "gemm";
@@ -42,9 +44,7 @@ const COMBINE_RUN: u32 = 8;
 /// What makes a product's kernel one with experts, and, of those that take tiles of all experts in turn, what else.
 const EXPERTS_MACRO: &str = "#define QG_EXPERTS 1\n";
 const EXPERT_TILES_MACROS: &str = "#define QG_EXPERTS 1\n#define QG_EXPERT_TILES 1\n";
-/// Bytes that the latter have beside what a dense product has in shared memory: what warps that look for faults tell one another, and
-/// what a warp parks more of a tile.
-const FAULTS_BYTES: u32 = 32;
+/// Bytes that a warp of the latter parks more of a tile.
 const PARKED_BYTES: u32 = 16;
 /// Most tokens of a tile whose rows may each be of another expert: a slot by itself fills no larger one.
 const MOST_ALONE: u32 = 16;
@@ -72,7 +72,7 @@ fn kernels(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
 fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Instance> {
     let narrowed = |instance: &Instance| {
         let parked = if instance.parks_state { instance.warps_n * PARKED_BYTES } else { 0 };
-        let own = if takes_tiles(instance) { FAULTS_BYTES + parked } else { 0 };
+        let own = if takes_tiles(instance) { FAULTS + parked + instance.note_bytes } else { 0 };
         Instance { shared_bytes: instance.shared_bytes + own, ..instance.clone() }
     };
     let fits = |instance: &Instance| {
@@ -180,13 +180,14 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
 const MAP_ALIGNMENT: usize = 64;
 const PADDING: usize = (size_of::<ProductParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<ProductParams>()) / 8;
 
-/// `TmaGemmParams` in `mainloop/tma_params.cuh`, of products with experts. The second map is not read.
+/// `TmaGemmParams` in `mainloop/tma_params.cuh`, of products with experts.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MappedParams {
     product: ProductParams,
     padding: [u64; PADDING],
-    x_maps: [EncodedMap; 2],
+    x_map: EncodedMap,
+    w_map: EncodedMap,
 }
 
 /// Everything but the addresses.
@@ -197,17 +198,17 @@ struct ProductLaunch {
     list: usize,
     /// X for TMA, but for its address, where rows follow one another.
     x_map: Option<TileMap>,
-    takes_x_map: bool,
+    /// W for TMA, of kernels that read it so.
+    w_map: Option<TileMap>,
 }
 
 impl Params for ProductLaunch {
     fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
         let mut params = self.params;
         params.find(operands, places, self.list)?;
-        if !self.takes_x_map {
-            return Ok(LaunchParams::of(&params));
-        }
-        let map = match self.x_map {
+        let Some(w_map) = self.w_map else { return Ok(LaunchParams::of(&params)) };
+        let w_map = (places.encode)(&TileMap { address: params.gemm.at.w, ..w_map })?;
+        let x_map = match self.x_map {
             Some(map) => {
                 let mut map = TileMap { address: params.gemm.at.x, ..map };
                 map.size[1] = operands.rows(map.size[1] as usize) as u64;
@@ -215,8 +216,7 @@ impl Params for ProductLaunch {
             }
             None => EncodedMap::default(),
         };
-        let x_maps = [map, EncodedMap::default()];
-        Ok(LaunchParams::of(&MappedParams { product: params, x_maps, ..MappedParams::zeroed() }))
+        Ok(LaunchParams::of(&MappedParams { product: params, x_map, w_map, ..MappedParams::zeroed() }))
     }
 
     fn takes_portions(&self) -> bool {
@@ -382,7 +382,7 @@ fn product_launch(
         params: Arc::new(ProductLaunch {
             list: op.list_parts()?[1].start,
             x_map,
-            takes_x_map: takes_tiles,
+            w_map: takes_tiles.then(|| w_map(op, instance, layout)),
             params: ProductParams { gemm: params(each, &x, &cut), groups: groups(op, layout) },
         }),
     })

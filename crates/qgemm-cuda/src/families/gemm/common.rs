@@ -18,6 +18,8 @@ pub(super) const SUM_PADDING: u32 = 4;
 pub(crate) const K_BLOCK: u32 = 64;
 /// Columns of a stage of codes, which share a scale of X (`STAGE_K`).
 pub(super) const STAGE_K: u32 = 128;
+/// What kernels of experts that take tiles in turn have for warps that look for faults to tell one another (`store_faults`).
+pub(in crate::families) const FAULTS: u32 = 32;
 /// Tiles of so many tokens that pass through a warp's shared memory together on their way to D, where there is room
 /// (`QG_STAGED`).
 pub(super) const STAGED: u32 = 2;
@@ -28,7 +30,7 @@ pub(super) const PRODUCER_WARPS: u32 = 4;
 /// Bytes between the rows of neighbouring tokens (`XTile::PITCH`).
 const X_PADDING: u32 = 16;
 /// Tokens of a matrix instruction.
-const MMA_TOKENS: u32 = 8;
+pub(super) const MMA_TOKENS: u32 = 8;
 
 /// A token's row of `chunks` chunks of X (`XTile`).
 pub(super) fn x_row(types: &Types, chunks: u32) -> u32 {

@@ -75,6 +75,9 @@ pub(super) const MOST_STRIDE_BYTES: u64 = 1 << 40;
 /// Tokens up to which kernels that round no weight are no slower, but on Hopper.
 pub(super) const MOST_EXACT: usize = 16;
 
+/// K-blocks of a stage of X, of those that read it by TMA.
+pub(super) const STAGE_K_BLOCKS: &str = "QG_STAGE_K_BLOCKS";
+
 /// Rows of W from which on weights may be rounded: a narrow output has too few values for roundings to cancel out.
 const LEAST_ROUNDED_ROWS: usize = 32;
 
@@ -99,6 +102,8 @@ pub(crate) struct Instance {
     pub integer_operands: bool,
     /// Whether scheduler state waits in shared memory (`mainloop/parked_state.cuh`), because accumulators leave too few registers.
     pub parks_state: bool,
+    /// Bytes of shared memory in which producers of a kernel for experts tell consumers of their tiles (`sched/tile_notes.cuh`).
+    pub note_bytes: u32,
     /// Constants that only this main loop has, by name.
     pub constants: Vec<(&'static str, u32)>,
     /// Format in which X is multiplied, and what with.
@@ -138,6 +143,7 @@ impl Instance {
             shared_bytes: shared_bytes.next_multiple_of(common::ALIGNMENT),
             integer_operands: false,
             parks_state: false,
+            note_bytes: 0,
             constants: Vec::new(),
             x_format: XFormat::Plain(types.x),
             math: types.engine.math(),
@@ -175,6 +181,13 @@ impl Instance {
         let is_mapped = *x_access != XAccess::TmaOfPlanes
             || (op.m.max(op.stored_k) <= MOST_MAPPED && op.x.row_stride < MOST_STRIDE_BYTES);
         (may_round || !self.rounds_weights()) && reaches && is_mapped && (in_order || *x_access == XAccess::Any)
+    }
+
+    /// K-tiles of W that arrive together, of those that read X by TMA (`RUN_K_TILES`).
+    pub(crate) fn run_k_tiles(&self) -> u32 {
+        let of_stage =
+            self.constants.iter().find(|(name, _)| *name == STAGE_K_BLOCKS).map_or(1, |(_, k_blocks)| *k_blocks);
+        (of_stage * common::K_BLOCK / self.tile_k).max(1)
     }
 
     /// Most tokens that one launch computes.

@@ -26,7 +26,7 @@ mod spills;
 mod types;
 mod x_prologue;
 
-pub(super) use common::K_BLOCK;
+pub(super) use common::{FAULTS, K_BLOCK};
 pub(super) use fp8::{Fp8Kernel, Fp8Matrix};
 pub(super) use fp8_kernels::fp8_kernels;
 pub(super) use gemv::for_experts;

@@ -4,7 +4,7 @@
 use qgemm_hal::{Schedule, Variant};
 
 use super::common::{self, BARRIER, K_BLOCK, PRODUCER_WARPS, STAGED};
-use super::instance::{FitsRegisters, Instance, MOST_EXACT, MainLoop, Parts, XAccess};
+use super::instance::{FitsRegisters, Instance, MOST_EXACT, MainLoop, Parts, STAGE_K_BLOCKS, XAccess};
 use super::types::Types;
 use crate::arch::most_shared;
 
@@ -93,7 +93,7 @@ impl Tile {
                 ("QG_X_STAGES", x_stages),
                 ("QG_W_STAGES", w_stages),
                 ("QG_STAGED", staged),
-                ("QG_STAGE_K_BLOCKS", 1),
+                (STAGE_K_BLOCKS, 1),
             ],
             warps_n: warps,
             efficiency,

@@ -4,8 +4,8 @@
 use qgemm_formats::{DType, Encoding};
 use qgemm_hal::{Schedule, Variant};
 
-use super::common::{self, BARRIER, K_BLOCK, PRODUCER_WARPS, STAGED};
-use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, XAccess};
+use super::common::{self, BARRIER, K_BLOCK, MMA_TOKENS, PRODUCER_WARPS, STAGED};
+use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, STAGE_K_BLOCKS, XAccess};
 use super::types::Types;
 use crate::arch::most_shared;
 
@@ -63,7 +63,16 @@ const TILES: [Tile; 4] = [
 /// of 1536x2048, 512 and 4096 tokens to eight experts each: 97 for 116 us, 433 for 475).
 const OF_EXPERTS: [Tile; 2] = [
     Tile { tile_m: 64, division: division(2, 8, 1, 2), efficiency: (590, 740) },
-    Tile { tile_m: 128, division: division(2, 8, 1, 2), efficiency: (760, 740) },
+    Tile { tile_m: 128, division: division(2, 8, 1, 2), efficiency: (720, 740) },
+];
+
+/// For weights of four bits, too, as most models with many experts have them: where every expert has about as many rows, 32 and a few more or
+/// 64, 128, 256, most have a tile less of rows that are not there (the same with 512, 1024, 2048 and 4096 tokens: 90 for 95 us, 130 for
+/// 148, 207 for 230, 346 for 382).
+const OF_EXPERTS_OF_FOUR_BITS: [Tile; 3] = [
+    Tile { tile_m: 48, division: division(2, 8, 1, 2), efficiency: (460, 740) },
+    Tile { tile_m: 96, division: division(2, 8, 1, 2), efficiency: (640, 740) },
+    Tile { tile_m: 144, division: division(2, 8, 1, 2), efficiency: (710, 740) },
 ];
 
 /// Share of the arithmetic of tiles of up to so many tokens with nested scales, which take as many instructions as their codes,
@@ -77,14 +86,17 @@ fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
     if !serves(types) {
         return Vec::new();
     }
-    TILES.iter().filter_map(|tile| tile.best_instance(types, &tile.best_division(types))).collect()
+    TILES.iter().filter_map(|tile| tile.best_instance(types, &tile.best_division(types), |_| 0)).collect()
 }
 
 fn for_experts(types: &Types) -> Vec<Instance> {
     if !serves(types) {
         return Vec::new();
     }
-    OF_EXPERTS.iter().filter_map(|tile| tile.best_instance(types, &tile.division)).collect()
+    let of_four_bits: &[Tile] = if types.format.code_planes == [4] { &OF_EXPERTS_OF_FOUR_BITS } else { &[] };
+    let tiles = OF_EXPERTS.iter().chain(of_four_bits);
+    let own_bytes = |i: &Instance| i.note_bytes + common::FAULTS;
+    tiles.filter_map(|tile| tile.best_instance(types, &tile.division, own_bytes)).collect()
 }
 
 fn serves(types: &Types) -> bool {
@@ -92,10 +104,10 @@ fn serves(types: &Types) -> bool {
 }
 
 impl Tile {
-    /// With as many stages as there is room for.
-    fn best_instance(&self, types: &Types, division: &Division) -> Option<Instance> {
+    /// With as many stages as there is room for beside `own_bytes`.
+    fn best_instance(&self, types: &Types, division: &Division, own_bytes: fn(&Instance) -> u32) -> Option<Instance> {
         let mut kernels = (STAGES.1..=STAGES.0).rev().map(|stages| self.instance(types, division, stages));
-        kernels.find(|i| i.shared_bytes <= most_shared(Variant::Sm90))
+        kernels.find(|i| i.shared_bytes + own_bytes(i) <= most_shared(Variant::Sm90))
     }
 
     /// How the tile is divided, with no more values at hand than registers (`kernels.lock` shows no spills).
@@ -129,7 +141,10 @@ impl Tile {
         let run = (stage_k_blocks / k_blocks).max(1) * types.k_tile_bytes();
         let x = stages * stage_k_blocks * common::x_stage(types, tile_m);
         let w = w_stages * warps * row_tiles * run;
-        let staging = warps * common::warp_staging(rows, STAGED);
+        // Many rounds of a tile are whole quarters (`ROUNDS_AT_ONCE`).
+        let rounds = tile_m / (STAGED * MMA_TOKENS);
+        let staged = if rounds < 8 || rounds.is_multiple_of(4) { STAGED } else { STAGED + 1 };
+        let staging = warps * common::warp_staging(rows, staged);
         let exchange = (k_groups - 1) * tile_m * warps * rows * 4;
         let share = if types.has_nested_scales() && tile_m <= NESTED.0 { NESTED.1 } else { 100 };
         Instance {
@@ -139,13 +154,15 @@ impl Tile {
                 ("QG_ROW_TILES", row_tiles),
                 ("QG_WARPS_N", warps),
                 ("QG_K_GROUPS", k_groups),
-                ("QG_STAGE_K_BLOCKS", stage_k_blocks),
+                (STAGE_K_BLOCKS, stage_k_blocks),
                 ("QG_X_STAGES", stages),
                 ("QG_W_STAGES", w_stages),
-                ("QG_STAGED", STAGED),
+                ("QG_STAGED", staged),
             ],
             warps_n: warps,
             k_groups,
+            // A note has a row for each token, and four words more; `NOTES`.
+            note_bytes: (stages + 2) * (tile_m + 4) * 4,
             efficiency: (self.efficiency.0 * share / 100, self.efficiency.1),
             ..Instance::new(Parts {
                 main_loop: &MAIN_LOOP,

@@ -1,0 +1,38 @@
+//! Packed weights of all experts as TMA sees them.
+
+use qgemm_formats::prepack::PackedLayout;
+use qgemm_hal::CheckedExperts;
+
+use super::super::gemm::Instance;
+use crate::tensor_map::{MapElement, MapSwizzle, TileMap};
+
+/// Most elements of a tile along a dimension, and what rows of a tile are multiples of, in bytes (`cuTensorMapEncodeTiled`).
+const MOST_ELEMENTS: usize = 256;
+const ROW_UNIT: usize = 16;
+
+/// The weights of `op`, but for their address: bytes of a k-tile, in as many equal parts as it takes, k-tiles, row tiles and experts. A tile
+/// is a run of k-tiles of all row tiles of a CTA of `instance` (`WRuns`).
+pub(super) fn w_map(op: &CheckedExperts, instance: &Instance, layout: &PackedLayout) -> TileMap {
+    let element = MapElement::Bytes8;
+    let bytes = layout.k_tile_bytes;
+    let fits = |&parts: &usize| bytes % (parts * ROW_UNIT) == 0 && bytes / parts / element.bytes() <= MOST_ELEMENTS;
+    let parts = (1..).find(fits).unwrap_or(1);
+    let columns = bytes / parts / element.bytes();
+    let (k_tiles, row_tiles) = (layout.k_tiles(op.each.stored_k), op.each.stored_rows.div_ceil(layout.tile_rows));
+    let row_tile = (k_tiles * bytes) as u64;
+    // Experts that share a weight are one.
+    let expert = if op.row_pitch == 0 {
+        row_tiles as u64 * row_tile
+    } else {
+        layout.bytes(op.row_pitch, op.each.stored_k) as u64
+    };
+    TileMap {
+        address: 0,
+        element,
+        dimensions: 5,
+        size: [columns, parts, k_tiles, row_tiles, op.weights()].map(|elements| elements as u64),
+        strides: [(bytes / parts) as u64, bytes as u64, row_tile, expert],
+        tile: [columns as u32, parts as u32, instance.run_k_tiles(), instance.tile_n / layout.tile_rows as u32, 1],
+        swizzle: MapSwizzle::None,
+    }
+}
