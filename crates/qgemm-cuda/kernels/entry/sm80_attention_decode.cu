@@ -10,34 +10,35 @@
 
 constexpr u32 MMA_K = 16, MMA_N = 8;
 constexpr u32 V_TILES = QG_V / MMA_N, SUM_PITCH = QG_V + 4;
-// Of codes, tiles of scores are those of sixteen keys by eight rows, and tiles of sums sixteen features by eight rows, so that no half of a
-// tile is empty where groups of heads are small; otherwise, sixteen rows by eight keys or features.
-static_assert(ROWS == (IS_CODES ? 8 : 16), "scores and sums are laid out for eight rows or sixteen");
-constexpr u32 TILE_KEYS = IS_CODES ? 16 : 8, SCORE_TILES = TILE / TILE_KEYS, SUM_TILES = IS_CODES ? V_TILES / 2 : V_TILES;
+// Of eight rows, tiles of scores are those of sixteen keys by eight rows, and tiles of sums sixteen features by eight rows, so that no half
+// of a tile is empty where groups of heads are small; otherwise, sixteen rows by eight keys or features.
+static_assert(ROWS == 16 || IS_TURNED, "scores and sums are laid out for eight rows or sixteen");
+constexpr u32 TILE_KEYS = IS_TURNED ? 16 : 8, SCORE_TILES = TILE / TILE_KEYS, SUM_TILES = IS_TURNED ? V_TILES / 2 : V_TILES;
 // Of a tile, a lane has four scores and four sums, of two rows. This says which of both number `i` is of.
 QG_DEVICE constexpr u32 row_of(u32 i) {
-    return IS_CODES ? i % 2 : i / 2;
+    return IS_TURNED ? i % 2 : i / 2;
 }
 // Which row of the CTA the first or second of them is.
 QG_DEVICE u32 lane_row(u32 i) {
     const u32 lane = thread_index() % 32;
-    return IS_CODES ? lane % 4 * 2 + i : lane / 4 + 8 * i;
+    return IS_TURNED ? lane % 4 * 2 + i : lane / 4 + 8 * i;
 }
 // Which key of a tile score `i` is of.
 QG_DEVICE u32 lane_key(u32 i) {
     const u32 lane = thread_index() % 32;
-    return IS_CODES ? lane / 4 + i / 2 * 8 : lane % 4 * 2 + i % 2;
+    return IS_TURNED ? lane / 4 + i / 2 * 8 : lane % 4 * 2 + i % 2;
 }
 // Which feature sum `i` of tile `m` is of; sums 0 and 2, or 1 and 3, of codes are of neighbours.
 QG_DEVICE u32 lane_feature(u32 m, u32 i) {
     const u32 g = thread_index() % 32 / 4, t = thread_index() % 4;
-    if constexpr (!IS_CODES) return m * MMA_N + t * 2 + i % 2;
+    if constexpr (!IS_TURNED) return m * MMA_N + t * 2 + i % 2;
+    if constexpr (!IS_CODES) return m * 16 + g + i / 2 * 8;
     if constexpr (QG_KV == KV_Q8_0) return m * 16 + g * 2 + i / 2;
     if constexpr (QG_KV == KV_Q4_0) return m / 2 * 32 + g * 4 + m % 2 * 2 + i / 2;
     return g * V_TILES + m * 2 + i / 2;
 }
 // Lanes that have scores of the same rows differ in these bits.
-constexpr u32 FIRST_PEER = IS_CODES ? 4 : 1, LAST_PEER = IS_CODES ? 16 : 2;
+constexpr u32 FIRST_PEER = IS_TURNED ? 4 : 1, LAST_PEER = IS_TURNED ? 16 : 2;
 
 // What a warp leaves for the others, in the place of its ring.
 struct WarpResult {
@@ -47,7 +48,7 @@ struct WarpResult {
 static_assert(sizeof(WarpResult) <= RING_BYTES, "results take the place of the ring");
 
 // Columns of a lane that adds parts up, and warps that a row takes: few warps have more registers.
-constexpr u32 LANE_COLUMNS = IS_CODES || QG_V == 64 ? 2 : 4, ROW_WARPS = QG_V / LANE_COLUMNS / 32;
+constexpr u32 LANE_COLUMNS = IS_TURNED || QG_V == 64 ? 2 : 4, ROW_WARPS = QG_V / LANE_COLUMNS / 32;
 
 // What the CTA that adds parts up has in shared memory.
 struct Ending {
@@ -87,7 +88,7 @@ QG_DEVICE void weigh(float (&scores)[SCORE_TILES][4], float (&kept)[2], float (&
     for (u32 n = 0; n < SCORE_TILES; n++) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
-            float& of_chain = above[row_of(i)][IS_CODES ? i / 2 : i % 2];
+            float& of_chain = above[row_of(i)][IS_TURNED ? i / 2 : i % 2];
             of_chain = max_f32(scores[n][i], of_chain);
         }
     }
@@ -119,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_attention_decode(const __grid_constant__ KernelParams p) {
     const u32 lane = thread_index() % 32, warp = thread_index() / 32, g = lane / 4, t = lane % 4;
     u8* own_ring = reinterpret_cast<u8*>(dynamic_shared()) + warp * RING_BYTES;
-    // Of codes, where weights are turned round.
+    // Where weights are turned round.
     u8* scratch = own_ring + SLOTS * SLOT_BYTES;
     griddepcontrol_launch_dependents();
     const WorkPlace place = WorkPlace::of(p, cta_index().x);
@@ -151,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         if (i + 1 < SLOTS) ring.copy_values(i + 1);
     }
 
-    // The rows of this lane; those that are not there do as the last one. Of codes, a lane multiplies one row and has scores of two others.
+    // The rows of this lane; those that are not there do as the last one. Of eight, a lane multiplies one row and has scores of two others.
     constexpr u32 Q_ROWS = ROWS / 8;
     u32 q[QG_QK / MMA_K][4];
 #ifndef QG_BITS
@@ -248,6 +249,16 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                     }
                 }
             }
+        } else if constexpr (IS_TURNED) {
+#pragma unroll
+            for (u32 k = 0; k < QG_QK / MMA_K; k++) {
+#pragma unroll
+                for (u32 n = 0; n < SCORE_TILES; n++) {
+                    u32 a[4];
+                    ldmatrix_x4(a, k_rows + key_place(n * 16 + lane % 16, k * 2 + lane / 16));
+                    multiply_add<QG_X>(scores[n], a, q[k][0], q[k][1]);
+                }
+            }
         } else {
             const u32 row = lane / 16 * 8 + lane % 8;
 #pragma unroll
@@ -305,17 +316,19 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     // Adds the values of a tile, times weights. Of a mixed tile, some rows see keys that others do not.
     const auto add_values = [&](float (&scores)[SCORE_TILES][4], const auto& is_seen, bool is_mixed, u32 there, const u8* v_rows) {
         const u8* v_scales = v_rows + ring.v.SCALES_AT;
-        bool is_large = false;
+        bool is_apart = false;
         if constexpr (HAS_SCALES) {
             // A lane looks at those of its value.
 #pragma unroll
             for (u32 i = 0; i < SCALE_BYTES; i += 4)
-                is_large = is_large || may_overflow(ld_shared(reinterpret_cast<const u32*>(v_scales + lane * SCALE_BYTES + i)));
-            is_large = ballot(is_large) != 0;
+                is_apart = is_apart || may_overflow(ld_shared(reinterpret_cast<const u32*>(v_scales + lane * SCALE_BYTES + i)));
+            is_apart = ballot(is_apart) != 0;
+        } else if (is_mixed) {
+            is_apart = has_not_finite(v_rows);
         }
-        if (is_mixed || is_large) {
-            // A value that a row does not see may be no number, and one with a large scale may be too large for an operand: each row
-            // adds those that it sees.
+        if (is_apart) {
+            // Where a row does not see a value that is no number, or one with a large scale may be too large for an operand, each row adds
+            // those that it sees. Otherwise weights of nothing add nothing.
 #pragma unroll 1
             for (u32 j = 0; j < TILE; j++) {
                 // Weights of a tile move to the place of the first, so that registers have no index.
@@ -325,12 +338,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                 }
                 if (!(there >> j & 1u)) continue;
                 // Of two weights of a row, the second is of the key after the first, or eight after it.
-                const bool is_second = IS_CODES ? j / 8 % 2 : j % 2;
-                const u32 holder = IS_CODES ? j % 8 * 4 + t : g * 4 + j % 8 / 2;
+                const bool is_second = IS_TURNED ? j / 8 % 2 : j % 2;
+                const u32 holder = IS_TURNED ? j % 8 * 4 + t : g * 4 + j % 8 / 2;
                 float weight[2];
 #pragma unroll
                 for (u32 i = 0; i < 2; i++) {
-                    const float own = is_second ? scores[0][IS_CODES ? i + 2 : 2 * i + 1] : scores[0][IS_CODES ? i : 2 * i];
+                    const float own = is_second ? scores[0][IS_TURNED ? i + 2 : 2 * i + 1] : scores[0][IS_TURNED ? i : 2 * i];
                     weight[i] = bits_to_f32(shfl_idx_u32(f32_to_bits(own), holder));
                 }
 #pragma unroll
@@ -345,7 +358,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             return;
         }
         u32 weights[TILE / 16][2];
-        if constexpr (IS_CODES) {
+        if constexpr (IS_TURNED) {
             // Rows of eight weights of a key become columns.
 #pragma unroll
             for (u32 i = 0; i < TILE / 8; i++) {
@@ -354,9 +367,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             }
             warp_barrier();
             u32 columns[4];
-            ldmatrix_x4_trans(columns, scratch + lane * 16);
+            ldmatrix_x4_trans(columns, scratch + lane % TILE * 16);
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) weights[i / 2][i % 2] = columns[i];
+            for (u32 i = 0; i < TILE / 8; i++) weights[i / 2][i % 2] = columns[i];
         }
 #pragma unroll
         for (u32 pair = 0; pair < TILE / 16; pair++) {
@@ -405,6 +418,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                         const u32 a[4] = {low[i], low[i + 1], high[i], high[i + 1]};
                         multiply_add<VALUE_TYPE>(sums[(word * 4 + i) / 2], a, weights[pair][0], weights[pair][1]);
                     }
+                }
+            } else if constexpr (IS_TURNED) {
+#pragma unroll
+                for (u32 n = 0; n < V_TILES; n += 2) {
+                    u32 a[4];
+                    ldmatrix_x4_trans(a, v_rows + value_place(pair * 16 + lane % 8 + lane / 16 * 8, n + lane / 8 % 2));
+                    multiply_add<VALUE_TYPE>(sums[n / 2], a, weights[pair][0], weights[pair][1]);
                 }
             } else {
                 const float(&low)[4] = scores[pair * 2], (&high)[4] = scores[pair * 2 + 1];
@@ -474,14 +494,19 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
         for (u32 peer = FIRST_PEER; peer <= LAST_PEER; peer *= 2) total[i] += shfl_xor(total[i], peer);
         const u32 row = lane_row(i);
-        if (IS_CODES ? g == 0 : t == 0) {
+        if (IS_TURNED ? g == 0 : t == 0) {
             st_shared(&own.largest[row], largest[i]);
             st_shared(&own.total[row], total[i]);
         }
 #pragma unroll
         for (u32 n = 0; n < SUM_TILES; n++) {
-            const u32 first = IS_CODES ? i : 2 * i, second = IS_CODES ? i + 2 : 2 * i + 1;
-            st_shared(reinterpret_cast<f32x2*>(&own.sums[row][lane_feature(n, first)]), {sums[n][first], sums[n][second]});
+            const u32 first = IS_TURNED ? i : 2 * i, second = IS_TURNED ? i + 2 : 2 * i + 1;
+            if constexpr (IS_TURNED && !IS_CODES) {
+                st_shared(&own.sums[row][lane_feature(n, first)], sums[n][first]);
+                st_shared(&own.sums[row][lane_feature(n, second)], sums[n][second]);
+            } else {
+                st_shared(reinterpret_cast<f32x2*>(&own.sums[row][lane_feature(n, first)]), {sums[n][first], sums[n][second]});
+            }
         }
     }
     cta_barrier();

@@ -139,3 +139,11 @@ constexpr float WEIGHT_EXPONENT = HAS_SCALES ? 10.0f : 0.0f;
 QG_DEVICE bool may_overflow(u32 scales) {
     return (((scales & 0x7fff7fffu) + 0x30003000u) & 0x80008000u) != 0;
 }
+
+// Which values of a word, of the format of keys and values where that has no scales, are infinite or NaN: none where the result is 0.
+QG_DEVICE u32 not_finite(u32 word) {
+    constexpr u32 BYTES = QG_KV == KV_E4M3 ? 0x01010101u : 0x00010001u;
+    constexpr u32 LOW = QG_KV == KV_E4M3 ? 0x7fu : 0x7fffu, LEAST = QG_KV == KV_E4M3 ? 0x7fu : QG_KV == DTYPE_BF16 ? 0x7f80u : 0x7c00u;
+    // A sign appears where what is added reaches it.
+    return ((word & LOW * BYTES) + (LOW + 1 - LEAST) * BYTES) & (LOW + 1) * BYTES;
+}

@@ -11,6 +11,9 @@ constexpr u32 ROWS = QG_ROWS, TILE = QG_TILE, WARPS = QG_THREADS / 32;
 constexpr u32 RUN = 16, RUNS = TILE / RUN;
 constexpr u32 ALL_THERE = TILE == 32 ? ~0u : (1u << TILE % 32) - 1;
 constexpr bool IS_E4M3 = QG_KV == KV_E4M3;
+// Whether keys are the rows of matrix instructions, and queries their columns.
+constexpr bool IS_TURNED = ROWS == 8;
+static_assert(IS_TURNED || !IS_CODES, "of codes, keys are rows");
 QG_DEVICE constexpr u32 bytes_of(u32 numbers) {
     return KV_BITS < 8 ? numbers * KV_BITS / 8 : numbers * (KV_BITS / 8);
 }
@@ -33,8 +36,8 @@ constexpr u32 SCALES_ALIGNED = HAS_SCALES ? SCALE_BYTES : 1;
 constexpr u32 SLOTS = QG_SLOTS, SLOT_BYTES = TILE * ((K_PITCH > V_PITCH ? K_PITCH : V_PITCH) + SCALE_BYTES);
 // Tiles whose keys are in flight or there at once.
 constexpr u32 TILES_AHEAD = (SLOTS + 1) / 2;
-// Behind the slots, of codes, a place for weights.
-constexpr u32 RING_BYTES = SLOTS * SLOT_BYTES + (IS_CODES ? TILE * 8 * 2 : 0);
+// Behind the slots, of keys that are rows, a place for weights.
+constexpr u32 RING_BYTES = SLOTS * SLOT_BYTES + (IS_TURNED ? TILE * 8 * 2 : 0);
 static_assert(TILE % RUN == 0 && TILE <= 32, "a lane has a key");
 static_assert(QG_QK % 64 == 0 && QG_V % 64 == 0, "eight chunks are exchanged");
 
@@ -162,6 +165,19 @@ struct Rows {
         }
     }
 };
+
+// Whether any value of a tile, without scales, is infinite or NaN. By a warp.
+QG_DEVICE bool has_not_finite(const u8* v_rows) {
+    constexpr u32 CHUNKS = Rows<true>::CHUNKS;
+    u32 found = 0;
+    // For few tiles: the lane comes out of an exchange, so that nothing of it is computed before the loop over tiles.
+#pragma unroll 1
+    for (u32 at = shfl_idx_u32(thread_index() % 32, thread_index()); at < TILE * CHUNKS; at += 32) {
+        const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(v_rows + value_place(at / CHUNKS, at % CHUNKS)));
+        found |= not_finite(v.x) | not_finite(v.y) | not_finite(v.z) | not_finite(v.w);
+    }
+    return ballot(found != 0) != 0;
+}
 
 // The tiles of a warp, from the first in flight on. Keys and values are copied in turn: `copy_keys`, then `copy_values` of the same tile.
 struct TileRing {

@@ -43,23 +43,32 @@ pub(super) struct AttentionDecode;
 const MASKED_STEPS: [&str; 2] = ["decode_f16_masked", "decode_bf16_masked"];
 
 /// The step's name says the type of Q, and whether there is a mask.
-fn attend_spec(x: DType, kv: KvFormat, dim: u32, is_masked: bool, variant: Variant) -> AttentionSpec {
+fn attend_spec(x: DType, kv: KvFormat, dim: u32, is_masked: bool, rows: u32, variant: Variant) -> AttentionSpec {
     let is_bf16 = x == DType::BF16;
     let plain = if is_bf16 { "decode_bf16" } else { "decode_f16" };
     let step = Name::new(if is_masked { MASKED_STEPS[usize::from(is_bf16)] } else { plain });
-    AttentionSpec { step, kv, qk: dim, v: dim, rows: rows(kv), keys: warps(kv, is_masked, variant) * tile(kv, dim) }
+    AttentionSpec { step, kv, qk: dim, v: dim, rows, keys: warps(rows, is_masked, variant) * tile(kv, dim) }
 }
 
-/// Rows of a CTA, queries of the heads that share keys: of codes as many as groups of heads mostly have, since decoding keys twice costs less
-/// than empty halves of every tile.
-fn rows(kv: KvFormat) -> u32 {
-    if kv.bits() > 8 { 16 } else { 8 }
+/// Rows of a CTA that there are kernels for, queries of the heads that share keys, the fewest first: eight, as many as groups of heads mostly
+/// have, are columns of matrix instructions, and sixteen rows. Decoding codes twice costs less than empty halves of every tile.
+fn rows(kv: KvFormat, is_masked: bool, variant: Variant) -> &'static [u32] {
+    match kv.bits() > 8 {
+        true if is_masked || variant != Variant::Sm90 => &[16],
+        true => &[8, 16],
+        false => &[8],
+    }
 }
 
-/// Warps of a CTA, which share its keys. Of codes, which take more instructions a byte, there are more where shared memory has room for their
-/// rings: results of few parts are sooner added up than those of many.
-fn warps(kv: KvFormat, is_masked: bool, variant: Variant) -> u32 {
-    if kv.bits() <= 8 && !is_masked && variant == Variant::Sm90 { 8 } else { 4 }
+/// Whether keys are the rows of matrix instructions, and queries their columns.
+fn is_turned(spec: &AttentionSpec) -> bool {
+    spec.rows == 8
+}
+
+/// Warps of a CTA, which share its keys. Where a warp has few registers, there are more if shared memory has room for their rings: results of
+/// few parts are sooner added up than those of many.
+fn warps(rows: u32, is_masked: bool, variant: Variant) -> u32 {
+    if rows == 8 && !is_masked && variant == Variant::Sm90 { 8 } else { 4 }
 }
 
 /// Threads of a CTA.
@@ -100,6 +109,7 @@ fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
 /// Slots of a warp's ring, each for the keys or the values of a tile.
 fn slots(spec: &AttentionSpec) -> u32 {
     match spec.kv.bits() > 8 {
+        true if is_turned(spec) => 3,
         true => 6,
         false if spec.qk > 64 => 3,
         false => 4,
@@ -119,8 +129,8 @@ fn shared_bytes(spec: &AttentionSpec) -> u32 {
     };
     let v_gap = if is_exchanged(spec.v) { 0 } else { 16 };
     let row = (bytes(spec.qk) + k_gap).max(bytes(spec.v) + v_gap) + scales;
-    // Of codes, weights of eight rows in f16.
-    let weights = if spec.kv.bits() > 8 { 0 } else { spec.rows * 2 };
+    // Weights of eight rows, in sixteen bits.
+    let weights = if is_turned(spec) { spec.rows * 2 } else { 0 };
     spec.keys * (slots(spec) * row + weights) + PARKED_BYTES
 }
 
@@ -152,8 +162,12 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let all = formats(variant).flat_map(move |(x, kv)| {
-        DIMS.into_iter()
-            .flat_map(move |dim| [false, true].map(move |is_masked| attend_spec(x, kv, dim, is_masked, variant)))
+        DIMS.into_iter().flat_map(move |dim| {
+            [false, true].into_iter().flat_map(move |is_masked| {
+                let of_rows = move |&rows| attend_spec(x, kv, dim, is_masked, rows, variant);
+                rows(kv, is_masked, variant).iter().map(of_rows)
+            })
+        })
     });
     all.map(move |spec| source(spec, variant))
 }
@@ -174,7 +188,9 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     }
     let dim = DIMS.into_iter().find(|&dim| dim as usize >= op.qk_dim.max(op.v_dim));
     let dim = dim.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
-    let spec = attend_spec(op.dtype, op.kv, dim, op.mask.is_some(), variant);
+    let all = self::rows(op.kv, op.mask.is_some(), variant);
+    let of_cta = all.iter().copied().find(|&of_cta| of_cta as usize >= rows).unwrap_or(all[all.len() - 1]);
+    let spec = attend_spec(op.dtype, op.kv, dim, op.mask.is_some(), of_cta, variant);
     let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
     if needs > has {
         return Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")));
