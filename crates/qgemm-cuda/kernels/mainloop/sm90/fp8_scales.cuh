@@ -1,7 +1,7 @@
 // What producer warps copy of scales. Where instructions bound a kernel, they pass through registers of two warps, which store those of 32
 // tokens at once: `cp.async` brings them four bytes at a time, each a write to shared memory of its own, in the way of the instructions
-// that read W there (3 % of the time of 512 and of 4096 tokens, measured on an H200). Where memory bounds it, `cp.async` of one warp has
-// those of all free stages under way, and loads to registers, each waited for, are 10 % slower (16 and 64 tokens).
+// that read W there (2 to 3 % of the time of 512 and of 4096 tokens, measured on an H200). Where memory bounds it, `cp.async` of one warp
+// has those of all free stages under way, and loads to registers, each waited for, are 10 % slower (16 and 64 tokens).
 #pragma once
 #include "mainloop/sm90/fp8_pipeline.cuh"
 
