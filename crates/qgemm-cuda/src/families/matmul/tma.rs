@@ -18,10 +18,7 @@ const MOST_STRIDE_BYTES: u64 = (1 << 40) - 16;
 /// Whether TMA can read the factors of `op`: its coordinates are of 31 bits, and sizes are not 0.
 pub(super) fn takes(op: &CheckedMatmul) -> bool {
     let sizes = [op.m, op.n, op.k, op.batch];
-    op.k > 0
-        && sizes.iter().all(|&size| i32::try_from(size).is_ok())
-        && takes_factor(&op.a)
-        && takes_factor(&op.b)
+    op.k > 0 && sizes.iter().all(|&size| i32::try_from(size).is_ok()) && takes_factor(&op.a) && takes_factor(&op.b)
 }
 
 /// Whether TMA can read rows and matrices that lie as those of `dense` do.
