@@ -101,6 +101,9 @@ pub struct Args {
     /// Of experts: tokens go to the r-th expert as often as goes with 1 / r, and not to all alike.
     #[arg(long)]
     zipf: bool,
+    /// Of experts: tokens go to experts in turn, so that all have as many rows (to one more).
+    #[arg(long, conflicts_with = "zipf")]
+    even: bool,
     /// Of experts and matmul: not the way that the cost model takes for the fastest, but this one in its order, from 0.
     #[arg(long)]
     way: Option<usize>,

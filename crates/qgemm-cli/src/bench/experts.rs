@@ -39,6 +39,7 @@ pub struct Subject {
     format: Format,
     x_dtype: DType,
     zipf: bool,
+    even: bool,
 }
 
 impl fmt::Display for Subject {
@@ -75,8 +76,8 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
                 }
                 Err(error) => return Err(error.into()),
             }
-            let of =
-                |&form: &Form| Subject { shape, experts, top_k, form, format, x_dtype: args.x_dtype, zipf: args.zipf };
+            let Args { x_dtype, zipf, even, .. } = *args;
+            let of = |&form: &Form| Subject { shape, experts, top_k, form, format, x_dtype, zipf, even };
             subjects.extend(forms.iter().map(of));
         }
     }
@@ -85,8 +86,11 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
 
 impl Subject {
     /// The id of every slot: tokens take different experts, in no simple order; each expert about as many tokens, or the r-th as many
-    /// as goes with 1 / r.
+    /// as goes with 1 / r; or in turn, each as many.
     fn ids(&self) -> Vec<usize> {
+        if self.even {
+            return (0..self.shape.m * self.top_k).map(|slot| slot % self.experts).collect();
+        }
         let mut state = 0x2545_f491_4f6c_dd1du64;
         let mut random = move |below: usize| {
             state ^= state << 13;
