@@ -100,10 +100,13 @@ fn cut(op: &CheckedIndexer, spec: &IndexerSpec, part: Part, info: &DeviceInfo) -
 fn cta_queries(each: usize, ctas: usize, units: usize, of_stage: usize) -> usize {
     let cost = |queries: usize| {
         // A CTA begins and ends for as long as it takes for half a stage.
-        let (whole, last) = (queries + of_stage / 2, (each % queries != 0).then_some(each % queries + of_stage / 2));
-        let whole_ctas = ctas * (each / queries);
-        let of_last = last.map_or(0, |last| (whole_ctas * whole + ctas * last).div_ceil(units) + last);
-        (whole_ctas.div_ceil(units) * whole).max(of_last)
+        let (whole, whole_ctas, rest) = (queries + of_stage / 2, ctas * (each / queries), each % queries);
+        let of_whole = whole_ctas.div_ceil(units) * whole;
+        if rest == 0 {
+            return of_whole;
+        }
+        let last = rest + of_stage / 2;
+        of_whole.max((whole_ctas * whole + ctas * last).div_ceil(units) + last)
     };
     let most_stages = each.min(MOST_QUERIES as usize).div_ceil(of_stage);
     (1..=most_stages).rev().map(|stages| stages * of_stage).min_by_key(|&queries| cost(queries)).unwrap_or(of_stage)
