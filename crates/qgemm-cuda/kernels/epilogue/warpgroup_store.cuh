@@ -129,7 +129,7 @@ struct OutputStaging {
 
 // Passes in one piece of code (`ROUNDS_AT_ONCE`): half of them, or of gated pairs, whose code is longer, one.
 template <Finish FINISH>
-constexpr u32 PASSES_AT_ONCE = FINISH == Finish::GATED || PASSES < 4 || PASSES % 2 != 0 ? 1 : PASSES / 2;
+constexpr u32 PASSES_AT_ONCE = FINISH == Finish::GATED || PASSES < 4 ? 1 : (PASSES + 1) / 2;
 
 template <Finish FINISH, class Rows>
 QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, const Rows& rows, WarpStaging& staging, u32 first_token,
@@ -148,6 +148,7 @@ QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, const Rows& 
         if (first_token + pass * PASS_TOKENS >= p.shape.m) break;
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) {
+            if (PASSES % AT_ONCE != 0 && i > 0 && first_token + (pass + i) * PASS_TOKENS >= p.shape.m) break;
             // Rows and factors are looked up before they are needed, and the residual is read by who stores the same outputs.
             u32 row[CHUNKS];
             bool is_there[CHUNKS];

@@ -15,7 +15,8 @@ const ROW_UNIT: usize = 16;
 pub(super) fn w_map(op: &CheckedExperts, instance: &Instance, layout: &PackedLayout) -> TileMap {
     let element = MapElement::Bytes8;
     let bytes = layout.k_tile_bytes;
-    let fits = |&parts: &usize| bytes % (parts * ROW_UNIT) == 0 && bytes / parts / element.bytes() <= MOST_ELEMENTS;
+    let fits =
+        |&parts: &usize| bytes.is_multiple_of(parts * ROW_UNIT) && bytes / parts / element.bytes() <= MOST_ELEMENTS;
     let parts = (1..).find(fits).unwrap_or(1);
     let columns = bytes / parts / element.bytes();
     let (k_tiles, row_tiles) = (layout.k_tiles(op.each.stored_k), op.each.stored_rows.div_ceil(layout.tile_rows));
