@@ -28,9 +28,9 @@ static_assert(FIRST_PRODUCER == QG_CONSUMERS * QG_K_GROUPS, "registers pass betw
 // Experts have few rows more often than not, and few in their last tile, for which instructions of fewer tokens do. Beside those of 128
 // tokens there are no registers for them where a k-tile has 128 columns (40 bytes spilled) or a warp has two row tiles: INT4 g128 spilled
 // 148 bytes, Q4_K 448, and of NVFP4 the compiler let instructions wait for one another. Stored on a path of their own they spill nothing,
-// and take a tenth longer.
+// and take a tenth longer. Beside those of 96 tokens, formats with k-tiles of 64 columns spilled 24 bytes.
 constexpr u32 FEW_ROWS = 32;
-constexpr bool HAS_FEW_ROWS = QG_TILE_M < 128 || (ROW_TILES == 1 && QG_K_TILE != 128);
+constexpr bool HAS_FEW_ROWS = QG_TILE_M < 96 || (ROW_TILES == 1 && QG_K_TILE != 128);
 
 // What tells consumers of their tiles.
 struct TileSource {
