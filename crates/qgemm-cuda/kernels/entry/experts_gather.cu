@@ -34,7 +34,7 @@ QG_DEVICE void copy_chunks(const u8* from, u8* to, u32 chunks, u32 thread) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_experts_gather(const __grid_constant__ GatherParams p) {
+extern "C" __global__ void __launch_bounds__(QG_THREADS, 8) qg_experts_gather(const __grid_constant__ GatherParams p) {
     const u32 place = cta_index().x, thread = thread_index();
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();

@@ -25,12 +25,11 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 static_assert(QG_CONSUMERS == QG_WARPS_N * 32 && QG_CONSUMERS % 128 == 0, "the warps of a group are warpgroups");
 static_assert(FIRST_PRODUCER == QG_CONSUMERS * QG_K_GROUPS, "registers pass between whole warpgroups");
 
-// Experts have few rows more often than not, and few in their last tile, for which instructions of fewer tokens do. Beside those of 128
-// tokens there are no registers for them where a k-tile has 128 columns (40 bytes spilled) or a warp has two row tiles: INT4 g128 spilled
-// 148 bytes, Q4_K 448, and of NVFP4 the compiler let instructions wait for one another. Stored on a path of their own they spill nothing,
-// and take a tenth longer. Beside those of 96 tokens, formats with k-tiles of 64 columns spilled 24 bytes.
+// Experts have few rows more often than not, and few in their last tile, for which instructions of fewer tokens do. Beside those of 96 and
+// 128 tokens there are no registers for them: f16 and Q5_K spilled 24 bytes with a row tile a warp, INT4 g128 148 bytes with two, Q4_K 448,
+// and of NVFP4 the compiler let instructions wait for one another. Stored on a path of their own they spill nothing, and take a tenth longer.
 constexpr u32 FEW_ROWS = 32;
-constexpr bool HAS_FEW_ROWS = QG_TILE_M < 96 || (ROW_TILES == 1 && QG_K_TILE != 128);
+constexpr bool HAS_FEW_ROWS = QG_TILE_M < 96;
 
 // What tells consumers of their tiles.
 struct TileSource {

@@ -2,6 +2,7 @@
 //! kernels of the main loops compiled once more (`sched/projection.cuh`, `mainloop/normalized_x.cuh`). One launch does what else takes that
 //! of a norm before, and one for each output behind.
 
+use std::cell::Cell;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -92,9 +93,19 @@ fn first_of_tokens(
     fits: &dyn Fn(&Instance) -> bool,
 ) -> Option<Instance> {
     let suits = |instance: &Instance| instance.tile_m == tokens;
-    // Tiles of which there is a choice are asked about once, as projections; of others nobody asks.
-    let fits_as_well = |instance: &Instance| !suits(instance) || fits(instance);
-    (main_loop.instances)(types, &fits_as_well).into_iter().find(|instance| suits(instance) && fits(instance))
+    // Of those after the first, and of other tiles, the compiler need not be asked.
+    let found = Cell::new(false);
+    let is_first = |instance: &Instance| {
+        if !suits(instance) {
+            return true;
+        }
+        let is_first = !found.get() && fits(instance);
+        found.set(found.get() || is_first);
+        is_first
+    };
+    let mut all = (main_loop.instances)(types, &is_first).into_iter().filter(suits);
+    // Main loops that ask nothing, and whose first may not fit.
+    if found.get() { all.next() } else { all.find(|instance| fits(instance)) }
 }
 
 /// Every kernel on devices of `variant`.
