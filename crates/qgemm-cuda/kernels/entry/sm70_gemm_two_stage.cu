@@ -167,6 +167,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     while (WorkList::next(list, p, work)) {
         Accumulators acc = {};
         multiply(acc, shared, p, x_source, work);
+#if QG_SEGMENT_TILES
         store(acc, shared, problem_of(p, work), work);
+#else
+        store(acc, shared, p, work);
+#endif
     }
 }

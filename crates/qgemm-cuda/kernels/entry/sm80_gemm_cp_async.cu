@@ -78,6 +78,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
         const WorkTile work = Parked<WorkTile>::load(state.tile);
         if (work.peers > 1 && !add_partials(acc, p, work, thread, &shared.last)) continue;
+#if QG_SEGMENT_TILES
         store_tile(acc, problem_of(p, work), work, shared.staging[warp], warp, lane);
+#else
+        store_tile(acc, p, work, shared.staging[warp], warp, lane);
+#endif
     }
 }
