@@ -2,21 +2,19 @@
 
 use std::sync::Arc;
 
-use bytemuck::{Pod, Zeroable};
-use qgemm_hal::abi::IndexerParams;
 use qgemm_hal::{
     CheckedIndexer, Device, DeviceInfo, Family, Geometry, HalError, IndexerConfig, IndexerLaunch, IndexerOperand,
-    IndexerSpec, KernelId, LaunchSequence, Math, Operand, Operands, Paging, Spec, Unsupported, Variant,
+    IndexerSpec, KernelId, LaunchSequence, Math, Operand, Paging, Spec, Unsupported, Variant,
 };
 
-use super::super::kernel_launch::{KernelLaunch, Params, Places, load};
-use super::super::launch_params::LaunchParams;
+use super::super::kernel_launch::{KernelLaunch, load};
 use super::super::prelude::{constant_line, macro_line};
 use super::decode::{COLUMNS, Columns, FEATURES, TILE_KEYS, cut, padding, served};
-use super::{Part, at_operands, offered, params};
+use super::mapped::{Mapped, MappedOperand};
+use super::{Part, offered, params};
 use crate::source;
 use crate::spec::KernelSpec;
-use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
+use crate::tensor_map::{MapElement, MapSwizzle, TileMap};
 
 /// Name of the family.
 pub(super) const NAME: &str = "indexer_decode_tma";
@@ -126,34 +124,6 @@ impl Family<CheckedIndexer> for IndexerDecodeTma {
     }
 }
 
-/// Bytes behind the parameters up to the next multiple of 64, where the tensor map lies.
-const PADDING: usize = size_of::<IndexerParams>().next_multiple_of(64) - size_of::<IndexerParams>();
-
-/// `TmaIndexerParams` in `entry/sm90_indexer_wgmma_decode_tma.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-struct TmaIndexerParams {
-    indexer: IndexerParams,
-    padding: [u64; PADDING / 8],
-    map: EncodedMap,
-}
-
-/// The parameter but for addresses.
-#[derive(Debug)]
-struct Mapped {
-    indexer: IndexerParams,
-    /// Keys for TMA.
-    map: TileMap,
-}
-
-impl Params for Mapped {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
-        let indexer = at_operands(&self.indexer, operands, at)?;
-        let map = (at.encode)(&TileMap { address: indexer.k, ..self.map })?;
-        Ok(LaunchParams::of(&TmaIndexerParams { indexer, padding: [0; PADDING / 8], map }))
-    }
-}
-
 /// The launch that scores `part`.
 pub(super) fn launch(op: &CheckedIndexer, kernel: KernelId, part: Part, info: &DeviceInfo) -> KernelLaunch {
     let Spec::Indexer(spec) = kernel.spec else { unreachable!("a configuration is of a kernel of the indexer") };
@@ -172,6 +142,6 @@ pub(super) fn launch(op: &CheckedIndexer, kernel: KernelId, part: Part, info: &D
         starts_early: true,
         operands: IndexerOperand::ALL,
         updated: None,
-        params: Arc::new(Mapped { indexer: params(op, part, cut), map }),
+        params: Arc::new(Mapped { indexer: params(op, part, cut), map, of: MappedOperand::Keys }),
     }
 }

@@ -2,6 +2,7 @@
 
 mod decode;
 mod decode_tma;
+mod mapped;
 mod mma;
 mod wgmma;
 

@@ -2,20 +2,18 @@
 
 use std::sync::Arc;
 
-use bytemuck::{Pod, Zeroable};
-use qgemm_hal::abi::IndexerParams;
 use qgemm_hal::{
     CheckedIndexer, Device, DeviceInfo, Family, Geometry, HalError, IndexerConfig, IndexerLaunch, IndexerOperand,
-    IndexerSpec, KernelId, KvFormat, LaunchSequence, Math, Name, Operand, Operands, Spec, Unsupported, Variant,
+    IndexerSpec, KernelId, KvFormat, LaunchSequence, Math, Name, Operand, Spec, Unsupported, Variant,
 };
 
-use super::super::kernel_launch::{KernelLaunch, Params, Places, load};
-use super::super::launch_params::LaunchParams;
+use super::super::kernel_launch::{KernelLaunch, load};
 use super::super::prelude::{constant_line, macro_line};
-use super::{Cut, Part, at_operands, offered, params};
+use super::mapped::{Mapped, MappedOperand};
+use super::{Cut, Part, offered, params};
 use crate::source;
 use crate::spec::KernelSpec;
-use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
+use crate::tensor_map::{MapElement, MapSwizzle, TileMap};
 
 /// Name of the family.
 pub(super) const NAME: &str = "indexer_wgmma";
@@ -169,34 +167,6 @@ impl Family<CheckedIndexer> for IndexerWgmma {
     }
 }
 
-/// Bytes behind the parameters up to the next multiple of 64, where the tensor map lies.
-const PADDING: usize = size_of::<IndexerParams>().next_multiple_of(64) - size_of::<IndexerParams>();
-
-/// `TmaIndexerParams` in `entry/sm90_indexer_wgmma_ws.cu`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-struct TmaIndexerParams {
-    indexer: IndexerParams,
-    padding: [u64; PADDING / 8],
-    map: EncodedMap,
-}
-
-/// The parameter but for addresses.
-#[derive(Debug)]
-struct Mapped {
-    indexer: IndexerParams,
-    /// Queries for TMA.
-    map: TileMap,
-}
-
-impl Params for Mapped {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
-        let indexer = at_operands(&self.indexer, operands, at)?;
-        let map = (at.encode)(&TileMap { address: indexer.q, ..self.map })?;
-        Ok(LaunchParams::of(&TmaIndexerParams { indexer, padding: [0; PADDING / 8], map }))
-    }
-}
-
 /// Queries: a box has all heads of one, and zeros behind them.
 fn q_map(op: &CheckedIndexer, spec: &IndexerSpec) -> TileMap {
     let [head, query] = strides(op);
@@ -228,7 +198,7 @@ pub(super) fn launch(op: &CheckedIndexer, kernel: KernelId, part: Part, info: &D
         starts_early: true,
         operands: IndexerOperand::ALL,
         updated: None,
-        params: Arc::new(Mapped { indexer: params(op, part, cut), map: q_map(op, &spec) }),
+        params: Arc::new(Mapped { indexer: params(op, part, cut), map: q_map(op, &spec), of: MappedOperand::Queries }),
     }
 }
 
