@@ -1,5 +1,6 @@
 //! Bundles as they are written and read, and what damages them.
 
+use super::write::FRAME_BYTES;
 use super::*;
 use crate::jit::tests::probe;
 
@@ -20,20 +21,24 @@ pub(super) fn write(folder: &Path, target: &str, kernels: &[(KernelSpec, Artifac
     path
 }
 
-/// Kernels that share most of what they consist of, and fill several frames.
+/// Bytes that relatives share, and how many times they do.
+const FRAGMENT_BYTES: usize = 256;
+const FRAGMENTS: usize = 240;
+
+/// Kernels that share most of what they consist of, and fill two frames.
 fn relatives(target: &str) -> Vec<(KernelSpec, Artifact)> {
     let mut state = 1u32;
     let mut random = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         state >> 16
     };
-    let fragments: Vec<Vec<u8>> = (0..64).map(|_| (0..256).map(|_| random() as u8).collect()).collect();
+    let fragments: Vec<Vec<u8>> = (0..64).map(|_| (0..FRAGMENT_BYTES).map(|_| random() as u8).collect()).collect();
     let relative = |i| {
         let (spec, artifact) = kernel(&format!("kernel {i}"), target);
-        let image = (0..120).flat_map(|_| fragments[random() as usize % fragments.len()].clone()).collect();
+        let image = (0..FRAGMENTS).flat_map(|_| fragments[random() as usize % fragments.len()].clone()).collect();
         (spec, Artifact { image, ..artifact })
     };
-    (0..100).map(relative).collect()
+    (0..2 * FRAME_BYTES / (FRAGMENTS * FRAGMENT_BYTES)).map(relative).collect()
 }
 
 /// Changes the header of the bundle `bytes` as one who can compute its hash.

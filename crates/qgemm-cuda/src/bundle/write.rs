@@ -23,7 +23,7 @@ const LEVEL: i32 = 19;
 /// The dictionary has one byte for this many of the kernels, or it would weigh more than it saves.
 const BYTES_PER_DICTIONARY_BYTE: usize = 32;
 /// Kernels share a frame up to this many bytes: what is read and unpacked for one of them.
-const FRAME_BYTES: usize = 4 << 20;
+pub(super) const FRAME_BYTES: usize = 4 << 20;
 
 impl Bundle {
     /// Writes the bundle of `target` to `path`, in one step: a failed or interrupted write leaves what was there
