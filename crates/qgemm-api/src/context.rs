@@ -463,6 +463,15 @@ impl Context {
         AttentionPlan::new(&*self.device, &self.plans, attention)
     }
 
+    /// A plan for each way to run `attention` that [`Context::plan_attention`] has the choice of, the fastest by the cost model first; none
+    /// where there is no query. To test them all.
+    ///
+    /// # Errors
+    /// As [`Context::plan_attention`].
+    pub fn plan_attention_every_way(&self, attention: &Attention) -> Result<Vec<AttentionPlan>, Error> {
+        AttentionPlan::every_way(&*self.device, attention)
+    }
+
     /// Chooses a kernel for `norm` and makes it ready. What was planned before is known, as with [`Context::plan`].
     ///
     /// ```

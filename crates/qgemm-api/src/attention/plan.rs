@@ -8,7 +8,8 @@ use qgemm_hal::{
     AttentionOperand, AttentionPlan as Launch, BufferMut, BufferRef, CheckedAttention, Device, DeviceId, KernelId,
     KvFormat, LaunchSequence, Operands, Operation, Stream,
 };
-use qgemm_sched::attention::choose;
+use qgemm_sched::Offered;
+use qgemm_sched::attention::{candidates, choose};
 
 use super::description::{Attention, extent_bytes};
 use crate::error::Error;
@@ -105,6 +106,11 @@ impl<'a> AttentionArgs<'a> {
     }
 }
 
+/// Whether there is anything to launch.
+fn has_queries(op: &CheckedAttention) -> bool {
+    op.sequences > 0 && op.tokens > 0 && op.most_queries() > 0
+}
+
 impl AttentionPlan {
     pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, attention: &Attention) -> Result<Self, Error> {
         let op = attention.check()?;
@@ -119,14 +125,25 @@ impl AttentionPlan {
                 sequence: family.prepare(device, &op, &plan)?.with_math(plan.config.math),
             })
         };
-        let has_queries = op.sequences > 0 && op.tokens > 0 && op.most_queries() > 0;
         // Plans of one family are for measurements, and not kept.
-        let ready = match (has_queries, attention.is_unrestricted()) {
+        let ready = match (has_queries(&op), attention.is_unrestricted()) {
             (false, _) => None,
             (true, true) => Some(caches.attention.get_or_make(&op, make)?),
             (true, false) => Some(Arc::new(make()?)),
         };
         Ok(Self { device: device.info().id, extents: extents(&op), ready, op })
+    }
+
+    pub(crate) fn every_way(device: &dyn Device, attention: &Attention) -> Result<Vec<Self>, Error> {
+        let op = attention.check()?;
+        let families = attention.families(device.info(), device.catalog().attention)?;
+        let ways = if has_queries(&op) { candidates(&op, device.info(), &families).offered } else { Vec::new() };
+        let of_way = |Offered { family, plan, .. }: Offered<'static, CheckedAttention>| {
+            let sequence = family.prepare(device, &op, &plan)?.with_math(plan.config.math);
+            let ready = Some(Arc::new(Ready { family, plan, sequence }));
+            Ok(Self { device: device.info().id, extents: extents(&op), ready, op: op.clone() })
+        };
+        ways.into_iter().map(of_way).collect()
     }
 
     /// Bytes of workspace that [`AttentionPlan::run`] needs; 0 where the keys of a sequence are not cut into parts.

@@ -386,8 +386,9 @@ impl Recorded for CheckedAttention {
 
     fn workspace(plan: &AttentionPlan) -> (usize, Vec<WorkspaceRegion>) {
         let bytes = plan.config.workspace_bytes;
-        let parts = (bytes > 0).then(|| WorkspaceRegion::new("partial results", 0, bytes));
-        (bytes, parts.into_iter().collect())
+        let what = if plan.config.parts > 1 { "partial results" } else { "lists of tiles" };
+        let region = (bytes > 0).then(|| WorkspaceRegion::new(what, 0, bytes));
+        (bytes, region.into_iter().collect())
     }
 
     fn dispatch(&self, plan: &AttentionPlan) -> Dispatch {

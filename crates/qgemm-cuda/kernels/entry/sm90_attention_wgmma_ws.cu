@@ -33,11 +33,14 @@ QG_DEVICE void consume(AttentionRing& ring, const TmaAttentionParams& params, u3
             rows.largest[i] = minus_infinity();
             const u32 query = item.first_query + warp * 16 + own.lane / 4 + 8 * i;
             rows.seen[i] = keys_seen(p, item.s, least(query, item.last_query));
+#ifdef QG_BITS
+            rows.mask[i] = mask_row(params.attention, item.s, item.head, least(query, item.last_query));
+#endif
         }
         if (item.tiles > 0) {
             mbarrier_wait(&ring.q_full, q_parity);
             q_parity ^= 1;
-            attend(rows, ring, own, p, item);
+            attend(rows, ring, own, params, item);
         }
         store<0>(rows, p, item, own, warp);
         store<1>(rows, p, item, own, warp);

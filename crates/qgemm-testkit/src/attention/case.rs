@@ -101,6 +101,8 @@ pub struct AttentionCase {
     pub batch_invariant: bool,
     /// Whether pages hold one head of keys after another.
     pub head_major: bool,
+    /// Whether every kernel that a plan has the choice of is run, not the fastest alone.
+    pub every_kernel: bool,
     /// What everything looks like.
     pub values: AttentionValues,
     /// Elements between rows of heads, filled with NaN.
@@ -134,6 +136,7 @@ impl AttentionCase {
             lse: true,
             batch_invariant: false,
             head_major: false,
+            every_kernel: false,
             values: AttentionValues::Normal,
             gap: 0,
             offset: 0,
@@ -368,6 +371,7 @@ impl fmt::Display for AttentionCase {
             (!self.lse, "no-lse"),
             (self.batch_invariant, "invariant"),
             (self.head_major, "head-major"),
+            (self.every_kernel, "every kernel"),
         ];
         for (_, name) in flags.iter().filter(|(on, _)| *on) {
             write!(f, " {name}")?;

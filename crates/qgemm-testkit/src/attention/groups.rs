@@ -31,6 +31,7 @@ pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
         "masks of bits: trees, prefixes, documents, rows and tiles without a bit, NaN in keys that are masked",
         bits,
     ),
+    group("attention_every_kernel", "every kernel that a plan has the choice of", every_kernel),
     group("attention_invariant", "bits of a sequence do not depend on the others", invariant),
 ];
 
@@ -358,4 +359,44 @@ mod tests {
             assert!(all.iter().any(|case| case.dtype == dtype && matches!(case.places, AttentionPlaces::Paged(_))));
         }
     }
+}
+
+fn every_kernel() -> Vec<AttentionCase> {
+    let mut cases = Vec::new();
+    let rows =
+        [MaskBits::of_tokens(), MaskBits::shared(), MaskBits::of_tokens().per_head(), MaskBits::shared().per_head()];
+    let patterns = [MaskPattern::Tree, MaskPattern::Random, MaskPattern::Documents(130), MaskPattern::Prefix];
+    let places =
+        [AttentionPlaces::Each, AttentionPlaces::Paged(16), AttentionPlaces::Offsets, AttentionPlaces::Paged(5)];
+    let dims = [(64, 64), (128, 128), (192, 128), (256, 256), (80, 96)];
+    let lengths: [&[(usize, usize)]; 3] = [&[(130, 300)], &[(40, 70), (20, 5), (33, 260)], &[(200, 700)]];
+    for (i, dims) in dims.into_iter().enumerate() {
+        for (j, places) in places.into_iter().enumerate() {
+            let lengths = lengths[(i + j) % 3];
+            // Where each sequence has as many keys of its own, all of them have as many.
+            let places = if lengths.len() > 1 && j == 0 { AttentionPlaces::Lengths(3) } else { places };
+            let bits = AttentionMask { bits: rows[(i + 2 * j) % 4], pattern: patterns[(i + j) % 4] };
+            cases.push(AttentionCase {
+                places,
+                dims,
+                ragged: lengths.len() > 1,
+                mask: (j < 3 || i % 2 == 0).then_some(bits),
+                causal: (i + j) % 2 == 0,
+                window: ((i + j) % 4 == 3).then_some(50),
+                soft_cap: ((2 * i + j) % 5 == 1).then_some(20.0),
+                values: if (i + j) % 3 == 0 { AttentionValues::NotFinite } else { AttentionValues::Normal },
+                every_kernel: true,
+                ..AttentionCase::new(lengths, (4, 2), 64, [DType::F16, DType::BF16][(i + j / 2) % 2])
+            });
+        }
+    }
+    // As many tiles of keys as are looked at together, and more, of which most are nobody's.
+    let mask = Some(AttentionMask { bits: MaskBits::of_tokens(), pattern: MaskPattern::Documents(33) });
+    cases.push(AttentionCase {
+        mask,
+        causal: false,
+        every_kernel: true,
+        ..AttentionCase::new(&[(70, 2300)], (2, 1), 256, DType::F16)
+    });
+    numbered(cases)
 }

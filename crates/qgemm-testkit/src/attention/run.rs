@@ -97,6 +97,15 @@ struct Stored {
     v: KvOperand,
 }
 
+/// What every run of a case has, and what it should give.
+#[derive(Clone, Copy)]
+struct Made<'a> {
+    stored: &'a Stored,
+    given: &'a Given,
+    index: &'a Index,
+    rows: &'a [Option<Row>],
+}
+
 fn judge(ctx: &Context, case: &AttentionCase, outcome: &mut Outcome) -> Result<(), Failure> {
     let (tokens, heads) = (case.tokens(), case.heads.0);
     let of_tokens = |columns| Operand::new(case.dtype, tokens * heads, columns, case.gap, case.offset);
@@ -109,10 +118,6 @@ fn judge(ctx: &Context, case: &AttentionCase, outcome: &mut Outcome) -> Result<(
         v: KvOperand::new(case, case.dims.1, &values),
     };
     let index = Index::of(case);
-    let plan = ctx.plan_attention(&attention(case, &stored, &index)).map_err(Failure::of_plan)?;
-    outcome.kernel = Some(plan.kernel_name().to_owned());
-    outcome.kernel_id = plan.kernel_id();
-    Failure::check_launched(plan.sequence(), plan.kernel_id())?;
     let given = (|| {
         Ok::<_, Error>(Given {
             q: ctx.upload(&stored.q.encode(&queries))?,
@@ -126,25 +131,47 @@ fn judge(ctx: &Context, case: &AttentionCase, outcome: &mut Outcome) -> Result<(
         })
     })()
     .map_err(Failure::of_run)?;
+    let described = attention(case, &stored, &index);
+    let plans = match case.every_kernel {
+        true => ctx.plan_attention_every_way(&described),
+        false => ctx.plan_attention(&described).map(|plan| vec![plan]),
+    };
+    let rows = attend(case, &queries, &keys, &values);
+    let made = Made { stored: &stored, given: &given, index: &index, rows: &rows };
+    for plan in plans.map_err(Failure::of_plan)? {
+        judge_plan(ctx, case, made, &plan, outcome)?;
+    }
+    Ok(())
+}
+
+/// Runs `case` as `plan` does.
+fn judge_plan(
+    ctx: &Context,
+    case: &AttentionCase,
+    Made { stored, given, index, rows }: Made<'_>,
+    plan: &AttentionPlan,
+    outcome: &mut Outcome,
+) -> Result<(), Failure> {
+    outcome.kernel = Some(plan.kernel_name().to_owned());
+    outcome.kernel_id = plan.kernel_id();
+    Failure::check_launched(plan.sequence(), plan.kernel_id())?;
     let mut workspace = ctx.workspace(plan.workspace_bytes()).map_err(Failure::of_run)?;
     let mut run = |plan: &AttentionPlan, index: &Index| {
-        run_on(ctx, plan, case, &stored, &given, index, &mut workspace).map_err(Failure::of_run)
+        run_on(ctx, plan, case, stored, given, index, &mut workspace).map_err(Failure::of_run)
     };
-    let (d, lse) = run(&plan, &index)?;
-
-    let rows = attend(case, &queries, &keys, &values);
-    check(case, &stored, &rows, &d, &lse, outcome)?;
+    let (d, lse) = run(plan, index)?;
+    check(case, stored, rows, &d, &lse, outcome)?;
     // An emulated GPU runs its threads in one order; but what a run leaves in the workspace must not matter to the next.
     if ctx.info().id.kind != DeviceKind::Emu || plan.workspace_bytes() > 0 {
-        let (second, second_lse) = run(&plan, &index)?;
+        let (second, second_lse) = run(plan, index)?;
         Failure::check_same(&d, &second)?;
         Failure::check_same(&lse, &second_lse)?;
     }
     if case.batch_invariant {
-        let pitch = stored.d.row_stride() * case.dtype.bytes();
+        let (heads, pitch) = (case.heads.0, stored.d.row_stride() * case.dtype.bytes());
         for sequence in 0..case.lengths.len() {
             let index = index.alone(sequence);
-            let plan = ctx.plan_attention(&attention(case, &stored, &index)).map_err(Failure::of_plan)?;
+            let plan = ctx.plan_attention(&attention(case, stored, &index)).map_err(Failure::of_plan)?;
             let (alone, _) = run(&plan, &index)?;
             let rows = index.q_offsets[0] as usize * heads..index.q_offsets[1] as usize * heads;
             let differs = rows.clone().find(|row| {

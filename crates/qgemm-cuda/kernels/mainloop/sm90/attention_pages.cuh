@@ -60,7 +60,7 @@ QG_DEVICE void produce_pieces(AttentionRing& ring, const TmaAttentionParams& par
         for (u32 i = 0; i <= item.tiles; i++) {
             const Piece before = piece;
             if (i < item.tiles) {
-                piece = Piece::of(params, item, AttentionItem::key_of(item, i), lane);
+                piece = Piece::of(params, item, AttentionItem::tile(item, i).key, lane);
                 const u32 absent = ballot(piece.is_absent);
                 mbarrier_wait(&ring.k_empty[k.stage], k.parity ^ 1);
 #pragma unroll
@@ -167,7 +167,7 @@ QG_DEVICE void produce_keys(AttentionRing& ring, const TmaAttentionParams& param
 #pragma unroll 1
         for (u32 i = 0; i < item.tiles; i++, RingPosition::next(k)) {
             u32 absent[LANE_ROWS];
-            const TileRows rows = TileRows::of(p, heads, item, AttentionItem::key_of(item, i) + first, lane, absent);
+            const TileRows rows = TileRows::of(p, heads, item, AttentionItem::tile(item, i).key + first, lane, absent);
             mbarrier_wait(&ring.k_empty[k.stage], k.parity ^ 1);
 #pragma unroll
             for (u32 word = 0; word < LANE_ROWS; word++) {
@@ -192,13 +192,13 @@ QG_DEVICE void produce_values(AttentionRing& ring, const TmaAttentionParams& par
     while (ItemWalk::next(walk, params, item)) {
 #pragma unroll 1
         for (u32 i = 0; i < item.tiles; i++, RingPosition::next(v)) {
-            const u32 tile = AttentionItem::key_of(item, i);
+            const KeysTile tile = AttentionItem::tile(item, i);
             u32 absent[LANE_ROWS];
-            const TileRows rows = TileRows::of(p, heads, item, tile + first, lane, absent);
+            const TileRows rows = TileRows::of(p, heads, item, tile.key + first, lane, absent);
             mbarrier_wait(&ring.v_empty[v.stage], v.parity ^ 1);
             TileRows::copy<QG_V>(rows, ring.v[v.stage], first, heads, item.kv_head, lane);
             u32 found = 0;
-            if (AttentionItem::is_mixed(item, tile)) {
+            if (tile.is_mixed) {
 #pragma unroll 1
                 for (u32 j = lane; j < COPIED_ROWS * QG_V / 8; j += 32) {
                     // The sixteen bytes that the lane has copied itself, box by box.

@@ -4,7 +4,7 @@
 #include "atoms/mbarrier.cuh"
 #include "atoms/tma_batch.cuh"
 #include "atoms/tma_tensor5.cuh"
-#include "mainloop/attention_keys.cuh"
+#include "mainloop/attention_tile_list.cuh"
 
 constexpr u32 BOX = 64, WARPGROUPS = QG_WARPGROUPS, ROWS = WARPGROUPS * 64;
 constexpr u32 CONSUMERS = WARPGROUPS * 128;
@@ -27,13 +27,23 @@ struct alignas(64) HeadsMap {
 };
 
 struct TmaAttentionParams {
+#ifdef QG_BITS
+    ListedParams attention;
+#else
     AttentionParams attention;
+#endif
     // Heads whose keys stay in L2 while CTAs go through their queries.
     u32 heads_together;
     // Of pages: keys of a piece, 2 to this power.
     u32 piece_shift;
     // Q: [heads][tokens][features]; K and V: [pages][heads][rows][features].
     HeadsMap q_map, k_map, v_map;
+};
+
+// A tile of keys: the first, and whether some queries see keys of it and others do not, or nobody.
+struct KeysTile {
+    u32 key;
+    bool is_mixed;
 };
 
 // Up to ROWS queries of a head, and their keys in tiles: the last ones first, among which those are that some queries see and others do
@@ -44,14 +54,19 @@ struct AttentionItem {
     // What all queries see together, and what each of them sees.
     KeyRange keys, of_all;
     u32 first_tile, tiles;
+#ifdef QG_BITS
+    // The tiles that a mask leaves.
+    const u8* list;
+#endif
 
-    // The first key of tile `i`.
-    QG_DEVICE u32 key_of(const AttentionItem& item, u32 i) {
-        return item.first_tile + (item.tiles - 1 - i) * QG_KEYS;
-    }
-    // Whether some queries see keys of the tile and others do not, or nobody.
-    QG_DEVICE bool is_mixed(const AttentionItem& item, u32 tile) {
-        return tile < item.of_all.first || tile + QG_KEYS > item.of_all.end;
+    QG_DEVICE KeysTile tile(const AttentionItem& item, u32 i) {
+#ifdef QG_BITS
+        const u32 entry = ld_global_u32(item.list + (1 + (u64)i) * 4);
+        return {entry & ~MIXED_TILE, (entry & MIXED_TILE) != 0};
+#else
+        const u32 key = item.first_tile + (item.tiles - 1 - i) * QG_KEYS;
+        return {key, key < item.of_all.first || key + QG_KEYS > item.of_all.end};
+#endif
     }
 };
 
@@ -77,23 +92,30 @@ struct ItemWalk {
                 continue;
             }
             item.head = walk.first_head + number % heads;
-            if (of(p, number / heads, item)) return true;
+            if (of(params, number / heads, item)) return true;
         }
         return false;
     }
 
     // Item `number` of a head.
-    QG_DEVICE bool of(const AttentionParams& p, u32 number, AttentionItem& item) {
+    QG_DEVICE bool of(const TmaAttentionParams& params, u32 number, AttentionItem& item) {
+        const AttentionParams& p = params.attention;
         item.s = sequence_of(p, number % p.shape.sequences);
         // The last queries of a causal sequence see the most keys: those begin first.
-        item.first_query = (p.at.row_ctas - 1 - number / p.shape.sequences) * ROWS;
+        const u32 row_tile = p.at.row_ctas - 1 - number / p.shape.sequences;
+        item.first_query = row_tile * ROWS;
         if (item.first_query >= item.s.queries) return false;
         item.last_query = least(item.first_query + ROWS, item.s.queries) - 1;
         item.kv_head = item.head / (p.shape.heads / p.shape.kv_heads);
         item.keys = keys_seen_by(p, item.s, item.first_query, item.last_query);
         item.of_all = {keys_seen(p, item.s, item.last_query).first, keys_seen(p, item.s, item.first_query).end};
         item.first_tile = item.keys.first / QG_KEYS * QG_KEYS;
+#ifdef QG_BITS
+        item.list = tile_list(params.attention, item.s, item.head, row_tile);
+        item.tiles = ld_global_u32(item.list);
+#else
         item.tiles = item.keys.first < item.keys.end ? (item.keys.end - item.first_tile + QG_KEYS - 1) / QG_KEYS : 0;
+#endif
         return true;
     }
 };
@@ -191,13 +213,13 @@ QG_DEVICE void produce(AttentionRing& ring, const TmaAttentionParams& params) {
         for (u32 i = 0; i <= item.tiles; i++) {
             if (i < item.tiles) {
                 mbarrier_wait(&ring.k_empty[k.stage], k.parity ^ 1);
-                copy_rows<QG_QK>(ring.k[k.stage], params.k_map, p, item, AttentionItem::key_of(item, i),
+                copy_rows<QG_QK>(ring.k[k.stage], params.k_map, p, item, AttentionItem::tile(item, i).key,
                                  &ring.k_full[k.stage]);
                 RingPosition::next(k);
             }
             if (i > 0) {
                 mbarrier_wait(&ring.v_empty[v.stage], v.parity ^ 1);
-                copy_rows<QG_V>(ring.v[v.stage], params.v_map, p, item, AttentionItem::key_of(item, i - 1),
+                copy_rows<QG_V>(ring.v[v.stage], params.v_map, p, item, AttentionItem::tile(item, i - 1).key,
                                 &ring.v_full[v.stage]);
                 RingPosition::next(v);
             }
@@ -220,10 +242,10 @@ QG_DEVICE void inspect(AttentionRing& ring, const TmaAttentionParams& params, u3
     while (ItemWalk::next(walk, params, item)) {
 #pragma unroll 1
         for (u32 i = 0; i < item.tiles; i++, RingPosition::next(v)) {
-            const u32 tile = AttentionItem::key_of(item, i);
+            const KeysTile tile = AttentionItem::tile(item, i);
             mbarrier_wait(&ring.v_full[v.stage], v.parity);
-            if (AttentionItem::is_mixed(item, tile)) {
-                const u32 there = beyond(item.s.keys, tile);
+            if (tile.is_mixed) {
+                const u32 there = beyond(item.s.keys, tile.key);
                 u32 found = 0;
 #pragma unroll 1
                 for (u32 unit = inspector * 32 + lane; unit < V_BYTES / 16; unit += INSPECTORS * 32) {

@@ -15,6 +15,10 @@ struct Rows {
     // The largest product, and the lane's share of the sum of weights.
     float largest[2], total[2];
     KeyRange seen[2];
+#ifdef QG_BITS
+    // The mask's rows of the queries.
+    const u8* mask[2];
+#endif
 };
 
 // What a warpgroup keeps from item to item.
@@ -82,7 +86,7 @@ QG_DEVICE void keep(Rows& rows, const float (&kept)[2]) {
 }
 
 // Adds values of a tile, some of which are infinite or NaN, each to the queries that see it.
-QG_DEVICE void add_values_seen(Rows& rows, const u8* values, u32 tile, u32 lane) {
+QG_DEVICE void add_values_seen(Rows& rows, const TmaAttentionParams& params, const u8* values, u32 tile, u32 lane) {
 #pragma unroll 1
     for (u32 step = 0; step < KEY_STEPS; step++) {
 #pragma unroll 1
@@ -95,7 +99,12 @@ QG_DEVICE void add_values_seen(Rows& rows, const u8* values, u32 tile, u32 lane)
                 const u32 pair = i < 8 ? rows.weights[0][row] : rows.weights[0][2 + row];
                 const u32 of_key = shfl_idx_u32(pair, lane / 4 * 4 + key % 8 / 2);
                 weight[row] = number_of(key % 2 ? of_key >> 16 : of_key & 0xffffu);
+#ifdef QG_BITS
+                const u32 first = tile + key / WORD_KEYS * WORD_KEYS;
+                is_seen[row] = mask_bits(params.attention, rows.mask[row], rows.seen[row], first) >> key % WORD_KEYS & 1u;
+#else
                 is_seen[row] = tile + key >= rows.seen[row].first && tile + key < rows.seen[row].end;
+#endif
             }
 #pragma unroll
             for (u32 n = 0; n < QG_V / 8; n++) {
@@ -137,14 +146,14 @@ QG_DEVICE void wait_for_keys(AttentionRing& ring, const Consumer& own) {
 }
 
 // Whether scores of a tile of keys, which have arrived, are to be masked: keys have no page, or some queries see them and others do not.
-QG_DEVICE bool is_mixed(const AttentionRing& ring, const Consumer& own, const AttentionItem& item, u32 tile) {
+QG_DEVICE bool is_mixed(const AttentionRing& ring, const Consumer& own, const KeysTile& tile) {
 #ifdef QG_PAGES
     u32 absent = 0;
 #pragma unroll
     for (u32 i = 0; i < QG_KEYS / 32; i++) absent |= ld_shared(&ring.absent[slot_of(own.k)][i]);
     if (absent != 0) return true;
 #endif
-    return AttentionItem::is_mixed(item, tile);
+    return tile.is_mixed;
 }
 
 #ifdef QG_PAGES
@@ -162,11 +171,39 @@ QG_DEVICE void mask_absent(float (&scores)[SCORES], const u32* absent, u32 lane)
 }
 #endif
 
+#ifdef QG_BITS
+// Which keys of a tile a lane's queries see.
+struct MaskWords {
+    u32 bits[2][QG_KEYS / WORD_KEYS];
+
+    QG_DEVICE void load(MaskWords& words, const Rows& rows, const TmaAttentionParams& params, u32 tile) {
+#pragma unroll
+        for (u32 row = 0; row < 2; row++)
+#pragma unroll
+            for (u32 i = 0; i < QG_KEYS / WORD_KEYS; i++)
+                words.bits[row][i] = mask_bits(params.attention, rows.mask[row], rows.seen[row], tile + i * WORD_KEYS);
+    }
+    // Takes away the scores of the others.
+    QG_DEVICE void apply(const MaskWords& words, float (&scores)[SCORES], u32 lane) {
+#pragma unroll
+        for (u32 i = 0; i < SCORES; i++) {
+            const u32 of_lane = words.bits[i / 2 % 2][i / 16] >> lane % 4 * 2;
+            if (!(of_lane >> (i / 4 % 4 * 8 + i % 2) & 1u)) scores[i] = minus_infinity();
+        }
+    }
+};
+#endif
+
 // A tile of keys, which have arrived: its weights, and the sums of the tile before where one is PENDING. Whether its own are then
 // pending: values of MIXED tiles may have been added at once.
 template <bool MIXED, bool PENDING>
-QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const AttentionParams& p, u32 tile, bool is_last) {
+QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const TmaAttentionParams& params, u32 tile, bool is_last) {
+    const AttentionParams& p = params.attention;
     float scores[SCORES];
+#ifdef QG_BITS
+    MaskWords words;
+    if constexpr (MIXED) MaskWords::load(words, rows, params, tile);
+#endif
 #ifdef QG_PAGES
     const u32* absent = ring.absent[slot_of(own.k)];
 #endif
@@ -185,7 +222,11 @@ QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const Attent
         for (u32 i = 0; i < SCORES; i++) scores[i] = bounded(p, scores[i] * p.shape.factor);
     }
     float kept[2];
+#ifdef QG_BITS
+    if constexpr (MIXED) MaskWords::apply(words, scores, own.lane);
+#else
     if constexpr (MIXED) mask_scores(scores, rows.seen, tile);
+#endif
 #ifdef QG_PAGES
     if constexpr (MIXED) mask_absent(scores, absent, own.lane);
 #endif
@@ -207,7 +248,7 @@ QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const Attent
 #pragma unroll
         for (u32 i = 0; i < INSPECTORS; i++) found |= ld_shared(&ring.not_finite[own.v.stage][i]);
         if (found != 0) {
-            add_values_seen(rows, ring.v[own.v.stage], tile, own.lane);
+            add_values_seen(rows, params, ring.v[own.v.stage], tile, own.lane);
             AttentionRing::release(&ring.v_empty[own.v.stage], own.lane);
             RingPosition::next(own.v);
             return false;
@@ -217,25 +258,27 @@ QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const Attent
 }
 
 // All keys of an item.
-QG_DEVICE void attend(Rows& rows, AttentionRing& ring, Consumer& own, const AttentionParams& p, const AttentionItem& item) {
+QG_DEVICE void attend(Rows& rows, AttentionRing& ring, Consumer& own, const TmaAttentionParams& params,
+                      const AttentionItem& item) {
     bool pending = false;
     u32 i = 0;
     wait_for_keys(ring, own);
 #pragma unroll 1
     while (i < item.tiles) {
-        const u32 tile = AttentionItem::key_of(item, i), last = item.tiles - 1;
-        if (is_mixed(ring, own, item, tile)) {
-            pending = pending ? step<true, true>(rows, ring, own, p, tile, i == last)
-                              : step<true, false>(rows, ring, own, p, tile, i == last);
+        const KeysTile tile = AttentionItem::tile(item, i);
+        const u32 last = item.tiles - 1;
+        if (is_mixed(ring, own, tile)) {
+            pending = pending ? step<true, true>(rows, ring, own, params, tile.key, i == last)
+                              : step<true, false>(rows, ring, own, params, tile.key, i == last);
             i++;
             continue;
         }
-        if (!pending) pending = step<false, false>(rows, ring, own, p, tile, i == last), i++;
+        if (!pending) pending = step<false, false>(rows, ring, own, params, tile.key, i == last), i++;
 #pragma unroll 1
         for (; i <= last; i++) {
-            const u32 next = AttentionItem::key_of(item, i);
-            if (is_mixed(ring, own, item, next)) break;
-            step<false, true>(rows, ring, own, p, next, i == last);
+            const KeysTile next = AttentionItem::tile(item, i);
+            if (is_mixed(ring, own, next)) break;
+            step<false, true>(rows, ring, own, params, next.key, i == last);
         }
     }
     AttentionRing::release(&ring.q_empty, own.lane);

@@ -14,7 +14,7 @@ use super::super::launch_params::LaunchParams;
 use super::super::prelude::{constant_line, macro_line};
 use super::params::{AttentionParams, MaskedParams, is_all, kv_code};
 use super::simt::ctas;
-use super::{MASKED, mask_line};
+use super::{MASKED, MASKED_BOUNDED, mask_line};
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -36,9 +36,6 @@ const EFFICIENCY_ON_HOPPER: (u32, u32) = (750, 330);
 /// The family.
 #[derive(Debug)]
 pub(super) struct AttentionCpAsync;
-
-/// The step of kernels with a mask whose exponents are not products times a positive factor.
-const MASKED_BOUNDED: &str = "attend_masked_bounded";
 
 /// `is_bounded`: exponents are not products times a positive factor, but bounded by a soft cap, or turned round.
 fn attend_spec(dtype: DType, dim: u32, is_bounded: bool, is_masked: bool, variant: Variant) -> AttentionSpec {

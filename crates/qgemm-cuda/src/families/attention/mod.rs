@@ -6,6 +6,7 @@ mod decode;
 mod mma;
 pub(super) mod params;
 mod simt;
+mod tile_lists;
 mod wgmma;
 
 use qgemm_hal::{
@@ -32,6 +33,8 @@ const LEAST_QUERIES: usize = 17;
 
 /// The step of kernels that take a mask, where it says nothing else.
 const MASKED: &str = "attend_masked";
+/// The same of kernels whose exponents are not products times a positive factor.
+const MASKED_BOUNDED: &str = "attend_masked_bounded";
 /// `TileBits` of `mainloop/attention_tile_bits.cuh`, of four warps: two words of each, and words of 32 keys of each row.
 fn tile_bits_bytes(spec: &AttentionSpec) -> u32 {
     (4 * 2 + spec.rows * (spec.keys / 32)) * 4

@@ -78,6 +78,10 @@ impl MaskedParams {
         Self { attention, bits }
     }
 
+    pub fn attention(&self) -> &AttentionParams {
+        &self.attention
+    }
+
     /// With the operands' addresses.
     pub fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<Self, HalError> {
         let address = at.of(operands, AttentionOperand::Mask)?;

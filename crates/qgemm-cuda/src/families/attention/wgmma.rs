@@ -1,15 +1,17 @@
 //! `attention_wgmma`: many queries by Hopper's matrix instructions of a warpgroup, queries, keys and values by TMA. CTAs stay and take
-//! rows of queries of a head in turn. Keys in pages come in pieces of a page, or row by row where those would be too small.
+//! rows of queries of a head in turn. Keys in pages come in pieces of a page, or row by row where those would be too small. Tiles of keys that
+//! a mask of bits leaves are listed before (`tile_lists`).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
-use qgemm_hal::abi::dtype_code;
+use qgemm_hal::abi::{AttentionPointers, dtype_code};
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelId, KvFormat, KvPlaces, KvRows, LaunchSequence, Name, Operand, Operands, Spec,
-    Unsupported, Variant,
+    Geometry, HalError, KernelId, KvFormat, KvPlaces, KvRows, LaunchSequence, LaunchStep, Name, Operand, Operands,
+    Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
@@ -17,6 +19,7 @@ use super::super::launch_params::LaunchParams;
 use super::super::prelude::{constant_line, macro_line};
 use super::params::{AttentionParams, is_all};
 use super::simt::ctas;
+use super::tile_lists::{self, ListedParams, TileLists};
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
@@ -49,8 +52,6 @@ enum Source {
 }
 
 impl Source {
-    const ALL: [Source; 3] = [Source::Tiles, Source::Pieces, Source::Rows];
-
     /// For `op`, in tiles of so many keys.
     fn of(op: &CheckedAttention, keys: u32) -> Self {
         match op.places {
@@ -59,17 +60,55 @@ impl Source {
             _ => Source::Tiles,
         }
     }
+}
 
-    /// The step of its kernels. `is_bounded`: exponents are not products times a positive factor, but bounded by a soft cap, or turned round.
-    fn step(self, is_bounded: bool) -> &'static str {
-        match (self, is_bounded) {
-            (Source::Tiles, false) => "attend",
-            (Source::Tiles, true) => "attend_bounded",
-            (Source::Pieces, false) => "attend_pieces",
-            (Source::Pieces, true) => "attend_pieces_bounded",
-            (Source::Rows, false) => "attend_rows",
-            (Source::Rows, true) => "attend_rows_bounded",
+/// What kernels are made for beside types and tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Step {
+    source: Source,
+    /// Whether they take a mask of bits.
+    is_masked: bool,
+    /// Whether exponents are not products times a positive factor, but bounded by a soft cap, or turned round.
+    is_bounded: bool,
+}
+
+impl Step {
+    fn of(op: &CheckedAttention, keys: u32) -> Self {
+        Self { source: Source::of(op, keys), is_masked: op.mask.is_some(), is_bounded: super::is_bounded(op) }
+    }
+
+    fn all() -> impl Iterator<Item = Self> {
+        let sources = [Source::Tiles, Source::Pieces, Source::Rows].into_iter();
+        sources.flat_map(|source| {
+            [(false, false), (false, true), (true, false), (true, true)].map(|(is_masked, is_bounded)| Self {
+                source,
+                is_masked,
+                is_bounded,
+            })
+        })
+    }
+
+    fn name(self) -> &'static str {
+        match (self.source, self.is_masked, self.is_bounded) {
+            (Source::Tiles, false, false) => "attend",
+            (Source::Tiles, false, true) => "attend_bounded",
+            (Source::Tiles, true, false) => super::MASKED,
+            (Source::Tiles, true, true) => super::MASKED_BOUNDED,
+            (Source::Pieces, false, false) => "attend_pieces",
+            (Source::Pieces, false, true) => "attend_pieces_bounded",
+            (Source::Pieces, true, false) => "masked_pieces",
+            (Source::Pieces, true, true) => "masked_pieces_bounded",
+            (Source::Rows, false, false) => "attend_rows",
+            (Source::Rows, false, true) => "attend_rows_bounded",
+            (Source::Rows, true, false) => "masked_rows",
+            (Source::Rows, true, true) => "masked_rows_bounded",
         }
+    }
+
+    /// That of a kernel.
+    fn of_spec(spec: &AttentionSpec) -> Self {
+        let found = Self::all().find(|step| step.name() == spec.step.as_str());
+        found.unwrap_or(Self { source: Source::Tiles, is_masked: false, is_bounded: false })
     }
 }
 
@@ -102,23 +141,16 @@ const TILES: [Tile; 4] = [
 #[derive(Debug)]
 pub(super) struct AttentionWgmma;
 
-fn attend_spec(dtype: DType, tile: &Tile, source: Source, is_bounded: bool) -> AttentionSpec {
+fn attend_spec(dtype: DType, tile: &Tile, step: Step) -> AttentionSpec {
     let &Tile { qk, v, warpgroups, keys, .. } = tile;
     AttentionSpec {
-        step: Name::new(source.step(is_bounded)),
+        step: Name::new(step.name()),
         kv: KvFormat::Plain(dtype),
         qk,
         v,
         rows: warpgroups * WARPGROUP_ROWS,
         keys,
     }
-}
-
-/// How keys come to a kernel, and whether exponents are bounded.
-fn step_of(spec: &AttentionSpec) -> (Source, bool) {
-    let all = Source::ALL.into_iter().flat_map(|source| [(source, false), (source, true)]);
-    let found = all.into_iter().find(|(source, is_bounded)| source.step(*is_bounded) == spec.step.as_str());
-    found.unwrap_or((Source::Tiles, false))
 }
 
 fn warpgroups(spec: &AttentionSpec) -> u32 {
@@ -139,7 +171,7 @@ fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let tiles = spec.rows * spec.qk * 2 + stages(spec) * spec.keys * (spec.qk + spec.v) * 2;
     let barriers = (2 + 5 * stages(spec)) * 8;
     // Which keys have no page, a bit each, of twice as many tiles as there are stages.
-    let absent = if step_of(spec).0 == Source::Tiles { 0 } else { 2 * stages(spec) * spec.keys / 8 };
+    let absent = if Step::of_spec(spec).source == Source::Tiles { 0 } else { 2 * stages(spec) * spec.keys / 8 };
     (tiles + barriers + stages(spec) * (INSPECTORS + 1) * 4 + absent).next_multiple_of(1024)
 }
 
@@ -150,7 +182,7 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm90_attention_wgmma_ws.cu";
     let KvFormat::Plain(dtype) = spec.kv else { unreachable!("keys are plain") };
-    let (source, is_bounded) = step_of(&spec);
+    let Step { source, is_masked, is_bounded } = Step::of_spec(&spec);
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
     let constants = [
@@ -172,6 +204,7 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
         Source::Pieces => macro_line(&mut prelude, "QG_PAGES", "1"),
         Source::Rows => macro_line(&mut prelude, "QG_PAGES", "2"),
     }
+    super::mask_line(&mut prelude, is_masked);
     let (name, symbol) = (id(spec, variant).to_string(), "qg_sm90_attention_wgmma_ws");
     KernelSpec { name, entry, text: crate::source::entry(entry), symbol, prelude, arch_specific: true }
 }
@@ -179,13 +212,13 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let dtypes = [DType::F16, DType::BF16].into_iter().filter(move |_| variant == Variant::Sm90);
-    let sources = || Source::ALL.into_iter().flat_map(|source| [(source, false), (source, true)]);
-    let all = dtypes.flat_map(move |dtype| {
-        TILES.iter().flat_map(move |tile| {
-            sources().map(move |(source, is_bounded)| attend_spec(dtype, tile, source, is_bounded))
-        })
+    let attend = dtypes.flat_map(|dtype| {
+        TILES.iter().flat_map(move |tile| Step::all().map(move |step| attend_spec(dtype, tile, step)))
     });
-    all.map(move |spec| source(spec, variant))
+    let lists = TILES.iter().filter(move |_| variant == Variant::Sm90);
+    let lists: BTreeSet<_> = lists.map(|tile| (tile.warpgroups * WARPGROUP_ROWS, tile.keys)).collect();
+    let lists = lists.into_iter().map(move |(rows, keys)| tile_lists::source(tile_lists::spec_of(rows, keys), variant));
+    attend.map(move |spec| source(spec, variant)).chain(lists)
 }
 
 /// Heads of tokens as TMA sees them: the contiguous features, tokens, heads, pages.
@@ -242,10 +275,10 @@ impl Heads {
     }
 }
 
-/// A kernel's parameter, but for the maps.
+/// A kernel's parameter, but for the maps. `A` is that of kernels with a mask or without.
 #[derive(Debug)]
-struct MappedAttention {
-    attention: AttentionParams,
+struct MappedAttention<A> {
+    attention: A,
     heads_together: u32,
     piece_shift: u32,
     queries: Heads,
@@ -253,7 +286,7 @@ struct MappedAttention {
     kv: Option<[Heads; 2]>,
 }
 
-/// `TmaAttentionParams` in `mainloop/sm90/attention_ring.cuh`.
+/// `TmaAttentionParams` in `mainloop/sm90/attention_ring.cuh`, of kernels without a mask.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct TmaAttentionParams {
@@ -264,21 +297,51 @@ struct TmaAttentionParams {
     maps: [EncodedMap; 3],
 }
 
-impl Params for MappedAttention {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
-        let Self { attention, heads_together, piece_shift, queries, kv } = self;
-        let attention = attention.at(operands, at)?;
-        let mut maps = [(at.encode)(&queries.map(attention.at.q, 3))?, EncodedMap::default(), EncodedMap::default()];
-        if let Some([keys, values]) = kv {
-            maps[1] = (at.encode)(&keys.map(attention.at.k, 5))?;
-            maps[2] = (at.encode)(&values.map(attention.at.v, 5))?;
+/// The same of kernels with one.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct MaskedTmaAttentionParams {
+    attention: ListedParams,
+    heads_together: u32,
+    piece_shift: u32,
+    padding: u64,
+    maps: [EncodedMap; 3],
+}
+
+impl<A> MappedAttention<A> {
+    /// The maps of queries, keys and values that lie where `at` says.
+    fn maps(&self, at: &AttentionPointers, places: &Places<'_>) -> Result<[EncodedMap; 3], HalError> {
+        let mut maps = [(places.encode)(&self.queries.map(at.q, 3))?, EncodedMap::default(), EncodedMap::default()];
+        if let Some([keys, values]) = &self.kv {
+            maps[1] = (places.encode)(&keys.map(at.k, 5))?;
+            maps[2] = (places.encode)(&values.map(at.v, 5))?;
         }
+        Ok(maps)
+    }
+}
+
+impl Params for MappedAttention<AttentionParams> {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        let attention = self.attention.at(operands, at)?;
         Ok(LaunchParams::of(&TmaAttentionParams {
             attention,
-            heads_together: *heads_together,
-            piece_shift: *piece_shift,
+            heads_together: self.heads_together,
+            piece_shift: self.piece_shift,
             padding: [0; 5],
-            maps,
+            maps: self.maps(&attention.at, at)?,
+        }))
+    }
+}
+
+impl Params for MappedAttention<ListedParams> {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        let attention = self.attention.at(operands, at)?;
+        Ok(LaunchParams::of(&MaskedTmaAttentionParams {
+            attention,
+            heads_together: self.heads_together,
+            piece_shift: self.piece_shift,
+            padding: 0,
+            maps: self.maps(&attention.attention().at, at)?,
         }))
     }
 }
@@ -297,14 +360,11 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     if op.most_queries() < super::LEAST_QUERIES {
         return Err(Unsupported::new(format!("leaves fewer than {} queries to others", super::LEAST_QUERIES)));
     }
-    if op.mask.is_some() {
-        return Err(Unsupported::new("takes no mask of bits, and leaves those to others"));
-    }
     let tile = TILES.iter().find(|tile| tile.qk as usize >= op.qk_dim && tile.v as usize >= op.v_dim);
     let tile = tile.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
-    let source = Source::of(op, tile.keys);
+    let step = Step::of(op, tile.keys);
     let mut by_tma = vec![Heads::queries(op)];
-    if source != Source::Rows {
+    if step.source != Source::Rows {
         by_tma.extend([Heads::keys(op, &op.k, op.qk_dim, 1), Heads::keys(op, &op.v, op.v_dim, 1)]);
     }
     if !op.q.aligned || !op.k.rows.aligned || !op.v.rows.aligned || !by_tma.iter().all(Heads::fit) {
@@ -312,8 +372,11 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
             "reads Q, K and V with TMA: rows begin at multiples of 16 bytes, and strides are not 0",
         ));
     }
-    let spec = attend_spec(dtype, tile, source, super::is_bounded(op));
+    let spec = attend_spec(dtype, tile, step);
     items(op, &spec)?;
+    if let Some(mask) = op.mask {
+        TileLists::new(op, mask, &spec).check()?;
+    }
     let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
     if needs > has {
         return Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")));
@@ -329,8 +392,16 @@ impl Family<CheckedAttention> for AttentionWgmma {
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
         let (spec, variant) = spec_of(op, info)?;
         super::check_invariant(NAME, op, info)?;
-        let efficiency = if step_of(&spec).0 == Source::Rows { EFFICIENCY_BY_ROWS } else { EFFICIENCY };
-        Ok(vec![super::one_launch(op, id(spec, variant), &spec, efficiency)])
+        let by_rows = Step::of_spec(&spec).source == Source::Rows;
+        let efficiency = if by_rows { EFFICIENCY_BY_ROWS } else { EFFICIENCY };
+        let attend = super::one_launch(op, id(spec, variant), &spec, efficiency);
+        Ok(vec![match op.mask {
+            Some(mask) => {
+                let workspace_bytes = WorkspaceLayout::RESERVED + TileLists::new(op, mask, &spec).bytes();
+                AttentionConfig { launches: 2, workspace_bytes, ..attend }
+            }
+            None => attend,
+        }])
     }
 
     fn prepare(
@@ -342,8 +413,15 @@ impl Family<CheckedAttention> for AttentionWgmma {
         super::attention_sequence(op, plan, device.info(), &mut load(device))
     }
 
-    fn source_hash(&self, _: &CheckedAttention, config: &AttentionConfig) -> u64 {
-        super::source_hash(config, source)
+    fn source_hash(&self, op: &CheckedAttention, config: &AttentionConfig) -> u64 {
+        let attend = super::source_hash(config, source);
+        match (op.mask, config.kernel.spec, config.kernel.variant) {
+            (Some(_), Spec::Attention(spec), Some(variant)) => {
+                let lists = tile_lists::source(tile_lists::spec_of(spec.rows, spec.keys), variant);
+                attend ^ lists.source_hash().short().rotate_left(7)
+            }
+            _ => attend,
+        }
     }
 }
 
@@ -364,28 +442,39 @@ pub(super) fn sequence(
         _ => spec.keys,
     };
     let kv = || [Heads::keys(op, &op.k, op.qk_dim, rows), Heads::keys(op, &op.v, op.v_dim, rows)];
-    let launch = KernelLaunch {
-        id: config.kernel,
-        spec: source(spec, variant),
-        geometry: Geometry {
-            grid: [(op.heads as u32 * of_head).min(ctas), 1, 1],
-            threads: threads(&spec),
-            shared_bytes: shared_bytes(&spec),
-        },
-        // The kernel waits where it must (`griddepcontrol_wait` in atoms/sync.cuh).
-        starts_early: true,
-        operands: O::ALL,
-        updated: None,
-        params: Arc::new(MappedAttention {
-            attention: AttentionParams::new(op, 1, config.part_keys, row_ctas),
-            heads_together: super::heads_together(op.heads, of_head, ctas),
-            piece_shift: rows.trailing_zeros(),
-            queries: Heads::queries(op),
-            kv: (step_of(&spec).0 != Source::Rows).then(kv),
-        }),
+    let attention = AttentionParams::new(op, 1, config.part_keys, row_ctas);
+    let heads_together = super::heads_together(op.heads, of_head, ctas);
+    let (piece_shift, queries) = (rows.trailing_zeros(), Heads::queries(op));
+    let kv = (Step::of_spec(&spec).source != Source::Rows).then(kv);
+    let attend = |params: Arc<dyn Params>, make: &mut MakeKernel<'_>| -> Result<LaunchStep, HalError> {
+        let launch = KernelLaunch {
+            id: config.kernel,
+            spec: source(spec, variant),
+            geometry: Geometry {
+                grid: [(op.heads as u32 * of_head).min(ctas), 1, 1],
+                threads: threads(&spec),
+                shared_bytes: shared_bytes(&spec),
+            },
+            // The kernel waits where it must (`griddepcontrol_wait` in atoms/sync.cuh).
+            starts_early: true,
+            operands: O::ALL,
+            updated: None,
+            params,
+        };
+        Ok(launch.step::<O>(make)?.of_operation())
     };
-    let step = launch.step::<O>(make)?.of_operation().unbind(O::Workspace);
-    Ok(LaunchSequence::new::<O>(format!("{NAME}_{}", op.dtype), vec![step]))
+    let name = format!("{NAME}_{}", op.dtype);
+    let Some(mask) = op.mask else {
+        let params = MappedAttention { attention, heads_together, piece_shift, queries, kv };
+        return Ok(LaunchSequence::new::<O>(name, vec![attend(Arc::new(params), make)?.unbind(O::Workspace)]));
+    };
+    let lists = TileLists::new(op, mask, &spec);
+    let listed = lists.params(op, mask, attention);
+    let workspace = WorkspaceLayout::RESERVED..config.workspace_bytes;
+    let first = lists.step(listed, variant, workspace.clone(), make)?;
+    let params = MappedAttention { attention: listed, heads_together, piece_shift, queries, kv };
+    let attend = attend(Arc::new(params), make)?.bind_part(O::Workspace, O::Workspace, workspace);
+    Ok(LaunchSequence::new::<O>(name, vec![first, attend]))
 }
 
 #[cfg(test)]
@@ -401,12 +490,9 @@ mod tests {
     }
 
     #[test]
-    fn steps_say_how_keys_come() {
-        for source in Source::ALL {
-            for is_bounded in [false, true] {
-                let spec = attend_spec(DType::F16, &TILES[0], source, is_bounded);
-                assert_eq!(step_of(&spec), (source, is_bounded));
-            }
+    fn steps_say_what_kernels_are_made_for() {
+        for step in Step::all() {
+            assert_eq!(Step::of_spec(&attend_spec(DType::F16, &TILES[0], step)), step);
         }
     }
 }

@@ -1,0 +1,144 @@
+//! Lists of the tiles of keys of which rows of queries see some, by a mask of bits: a launch before the kernel that goes through them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::DType;
+use qgemm_hal::{
+    AttentionOperand, AttentionSpec, CheckedAttention, Geometry, HalError, KernelId, KvFormat, LaunchStep, MaskBits,
+    Name, Operand, Operands, Spec, Unsupported, Variant,
+};
+
+use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
+use super::super::launch_params::LaunchParams;
+use super::super::prelude::{constant_line, macro_line};
+use super::params::{AttentionParams, MaskedParams};
+use super::simt::ctas;
+use crate::spec::KernelSpec;
+
+/// The step of the kernels that write lists.
+const STEP: &str = "list_tiles";
+/// Threads of a CTA: sixteen warps look at a tile each.
+const THREADS: u32 = 512;
+/// `SharedStorage` of `entry/attention_list_tiles.cu`: what is seen of so many tiles.
+const SHARED_BYTES: u32 = 1024;
+/// Most bytes that lists may take.
+const MOST_BYTES: usize = 1 << 28;
+
+/// The kernel that lists tiles of `keys` keys for `rows` queries.
+pub(super) fn spec_of(rows: u32, keys: u32) -> AttentionSpec {
+    AttentionSpec { step: Name::new(STEP), kv: KvFormat::Plain(DType::F16), qk: 0, v: 0, rows, keys }
+}
+
+fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
+    KernelId::new(super::wgmma::NAME, Some(variant), Spec::Attention(spec))
+}
+
+pub(super) fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
+    let entry = "entry/attention_list_tiles.cu";
+    let mut prelude = String::new();
+    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
+    let constants =
+        [("QG_THREADS", THREADS), ("QG_ROWS", spec.rows), ("QG_KEYS", spec.keys), ("QG_SHARED_BYTES", SHARED_BYTES)];
+    for (name, value) in constants {
+        constant_line(&mut prelude, name, value);
+    }
+    super::mask_line(&mut prelude, true);
+    let (name, symbol) = (id(spec, variant).to_string(), "qg_attention_list_tiles");
+    KernelSpec { name, entry, text: crate::source::entry(entry), symbol, prelude, arch_specific: false }
+}
+
+/// `ListedParams` in `mainloop/attention_tile_list.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(super) struct ListedParams {
+    masked: MaskedParams,
+    list_words: u32,
+    padding: u32,
+}
+
+impl ListedParams {
+    pub fn attention(&self) -> &AttentionParams {
+        self.masked.attention()
+    }
+
+    /// With the operands' addresses.
+    pub fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<Self, HalError> {
+        Ok(Self { masked: self.masked.at(operands, at)?, ..*self })
+    }
+}
+
+impl Params for ListedParams {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        Ok(LaunchParams::of(&self.at(operands, at)?))
+    }
+}
+
+/// The lists of an operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TileLists {
+    spec: AttentionSpec,
+    /// Lists, of which each has a CTA.
+    count: usize,
+    /// Words of a list: how many tiles, and each of them.
+    words: usize,
+}
+
+impl TileLists {
+    /// Those that the kernel `attend` goes through.
+    pub fn new(op: &CheckedAttention, mask: MaskBits, attend: &AttentionSpec) -> Self {
+        let heads = if mask.is_per_head { op.heads } else { 1 };
+        let row_tiles = op.most_queries().div_ceil(attend.rows as usize);
+        Self {
+            spec: spec_of(attend.rows, attend.keys),
+            count: op.sequences.saturating_mul(heads).saturating_mul(row_tiles),
+            words: 1 + op.most_keys.div_ceil(attend.keys as usize),
+        }
+    }
+
+    /// The same, unless they would be too large.
+    pub fn check(self) -> Result<Self, Unsupported> {
+        ctas(&[self.count])?;
+        match self.bytes() <= MOST_BYTES {
+            true => Ok(self),
+            false => Err(Unsupported::new(format!(
+                "lists the tiles of keys that a mask leaves in {MOST_BYTES} bytes, which are too few"
+            ))),
+        }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.count.saturating_mul(self.words).saturating_mul(4)
+    }
+
+    /// The parameter of the kernel that writes them, and of the one that goes through them.
+    pub fn params(&self, op: &CheckedAttention, mask: MaskBits, attention: AttentionParams) -> ListedParams {
+        ListedParams { masked: MaskedParams::new(attention, op, mask), list_words: self.words as u32, padding: 0 }
+    }
+
+    /// The launch that writes them to `workspace`.
+    pub fn step(
+        &self,
+        params: ListedParams,
+        variant: Variant,
+        workspace: Range<usize>,
+        make: &mut MakeKernel<'_>,
+    ) -> Result<LaunchStep, HalError> {
+        use AttentionOperand as O;
+        let launch = KernelLaunch {
+            id: id(self.spec, variant),
+            spec: source(self.spec, variant),
+            geometry: Geometry { grid: [self.count as u32, 1, 1], threads: THREADS, shared_bytes: SHARED_BYTES },
+            // The kernel waits where it must (`griddepcontrol_wait` in atoms/sync.cuh).
+            starts_early: true,
+            operands: O::ALL,
+            updated: None,
+            params: Arc::new(params),
+        };
+        let step = launch.step::<O>(make)?;
+        let read = [O::QOffsets, O::KvOffsets, O::KvLengths, O::Mask];
+        let step = read.into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        Ok(step.bind_part(O::Workspace, O::Workspace, workspace))
+    }
+}
