@@ -20,7 +20,7 @@ use crate::nvrtc;
 use crate::sass::Disassembler;
 
 /// Days that draw all of the sample.
-const DAYS: u64 = 3;
+const DAYS: u64 = 6;
 /// What a bundle may weigh.
 const MAX_BUNDLE_BYTES: u64 = 20_000_000;
 
@@ -50,7 +50,7 @@ pub struct Args {
     /// Check quickly: compile each kernel for one of the chips only, the next kernel for the next chip.
     #[arg(long, requires = "check")]
     sample: bool,
-    /// Of the sample, every third kernel: those that this day draws.
+    /// Of the sample, every sixth kernel: those that this day draws.
     #[arg(long, requires = "sample", value_name = "DAY")]
     of_day: Option<u64>,
     /// Folder for the bundles, instead of `kernels` in the target folder.

@@ -9,7 +9,7 @@ use qgemm_api::{Context, Error, HalError};
 use rayon::prelude::*;
 
 use crate::outcome::{Outcome, Verdict};
-use crate::suite::{Selection, Suite, TestCase, suite_with};
+use crate::suite::{Selection, Suite, TestCase, group_names, suite_with};
 
 /// Adopts the suites of all operations for a device: one test a group.
 ///
@@ -70,6 +70,9 @@ pub fn check_group(device: &str, group: &str) {
         }
         Err(error) => panic!("{device} fails to open: {error}"),
     };
+    if !is_of_today(device, group) {
+        return;
+    }
     let cases = cases_of_today(suite, group, device);
     let outcomes: Vec<Outcome> = cases.par_iter().map(|case| case.run(&ctx)).collect();
     let mut skips = BTreeMap::<&str, usize>::new();
@@ -110,6 +113,26 @@ const WGPU_DAYS: u64 = 3;
 /// Groups that want more kernels than a software adapter compiles in a minute: wgpu draws their formats as emulated devices do.
 const MANY_KERNELS: &[&str] = &["experts_every_way"];
 
+/// Whether a test of `device` runs a group: emulated devices run every other one, and the others when all formats have had their turn.
+fn is_of_today(device: &str, group: &str) -> bool {
+    if !is_emulated(device) || runs_all() {
+        return true;
+    }
+    say_once(device, &format!("conformance on {device} of every other group"));
+    let place = group_names().iter().position(|name| *name == group).unwrap_or(0) as u64;
+    is_drawn(place, variant_number(device), today())
+}
+
+/// Whether group number `place` is drawn for variant number `variant` on a day.
+fn is_drawn(place: u64, variant: u64, day: u64) -> bool {
+    (place + variant + day / EMULATED_DAYS).is_multiple_of(2)
+}
+
+/// Whether nothing is to be left out.
+fn runs_all() -> bool {
+    std::env::var(ALL_VARIABLE).is_ok_and(|value| value == "all")
+}
+
 /// The cases of a group that a test of `device` runs. Where formats are left out and the group's cases are the same nevertheless, an
 /// emulated device draws among the cases.
 fn cases_of_today(suite: &dyn Suite, group: &str, device: &str) -> Vec<Box<dyn TestCase>> {
@@ -132,7 +155,7 @@ fn cases_of_today(suite: &dyn Suite, group: &str, device: &str) -> Vec<Box<dyn T
 fn selection(device: &str, group: &str) -> Selection {
     let all = Selection::default();
     let days = match device.split(':').next() {
-        _ if std::env::var(ALL_VARIABLE).is_ok_and(|value| value == "all") => return all,
+        _ if runs_all() => return all,
         Some("emu") => EMULATED_DAYS,
         Some("wgpu") if MANY_KERNELS.contains(&group) => EMULATED_DAYS,
         Some("wgpu") => WGPU_DAYS,
@@ -155,8 +178,13 @@ fn is_emulated(device: &str) -> bool {
 
 /// Where today's draw begins: each emulated variant's elsewhere.
 fn turn(device: &str) -> u64 {
+    today() + variant_number(device)
+}
+
+/// Of an emulated device; 0 of others.
+fn variant_number(device: &str) -> u64 {
     const VARIANTS: [&str; 6] = ["emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "emu:sm90", "emu:sm120"];
-    today() + VARIANTS.iter().position(|variant| *variant == device).unwrap_or(0) as u64
+    VARIANTS.iter().position(|variant| *variant == device).unwrap_or(0) as u64
 }
 
 /// Days since 1970.
@@ -212,6 +240,18 @@ mod tests {
     use qgemm_formats::Format;
 
     use super::*;
+
+    #[test]
+    fn twice_as_many_days_draw_every_format_for_every_group() {
+        let days = 20_780..20_780 + 2 * EMULATED_DAYS;
+        for (variant, place) in (0..6).flat_map(|variant| (0..3).map(move |place| (variant, place))) {
+            let is_met = |format: u64| {
+                let of_format = |day: &u64| (format + variant + day).is_multiple_of(EMULATED_DAYS);
+                days.clone().filter(of_format).any(|day| is_drawn(place, variant, day))
+            };
+            assert!((0..EMULATED_DAYS).all(is_met), "group {place} of variant {variant}");
+        }
+    }
 
     #[test]
     fn so_many_days_draw_every_format_once() {

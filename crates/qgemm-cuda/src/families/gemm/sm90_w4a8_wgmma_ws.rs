@@ -35,6 +35,8 @@ const X_FORMATS: [XFormat; 2] = [XFormat::E4M3Token, XFormat::E4M3Block];
 const WARPS: u32 = 8;
 /// Most stages.
 const STAGES: u32 = 8;
+/// Tokens of an instruction.
+const PART_M: u32 = 64;
 /// Columns of an instruction, and so the fewest that may share a scale.
 const INSTRUCTION_K: usize = 32;
 
@@ -79,9 +81,9 @@ fn instance(types: &Types, x_format: XFormat, tile_m: u32, stages: u32, efficien
     let has_zero_points = types.has_block_offsets();
     let w = WARPS * (STAGE_K / types.tile_k()) * types.k_tile_bytes();
     // Where there is nothing for tokens, four floats stand.
-    let of_tokens = |present: bool| if present { tile_m * 4 } else { common::ALIGNMENT };
-    let stage = tile_m * STAGE_K + w + of_tokens(has_block_scales) + 2 * BARRIER;
-    let of_warp = common::warp_staging(rows, STAGED) + of_tokens(has_zero_points);
+    let of_tokens = |present: bool, tokens: u32| if present { tokens * 4 } else { common::ALIGNMENT };
+    let stage = tile_m * STAGE_K + w + of_tokens(has_block_scales, tile_m) + 2 * BARRIER;
+    let of_warp = common::warp_staging(rows, STAGED) + of_tokens(has_zero_points, PART_M);
     let share =
         if types.format.sub_block < STAGE_K as usize { OFTEN_SCALED[usize::from(has_block_scales)] } else { 100 };
     Instance {
