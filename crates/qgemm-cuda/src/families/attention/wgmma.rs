@@ -129,6 +129,8 @@ struct Tile {
     stages: u32,
 }
 
+/// Warpgroups that have registers for a mask, too.
+const MASKED_WARPGROUPS: u32 = 2;
 /// Two warpgroups have registers for 128 or 256 features, three for 64.
 const TILES: [Tile; 4] = [
     Tile { qk: 64, v: 64, warpgroups: 3, keys: 128, stages: 4 },
@@ -143,6 +145,7 @@ pub(super) struct AttentionWgmma;
 
 fn attend_spec(dtype: DType, tile: &Tile, step: Step) -> AttentionSpec {
     let &Tile { qk, v, warpgroups, keys, .. } = tile;
+    let warpgroups = if step.is_masked { warpgroups.min(MASKED_WARPGROUPS) } else { warpgroups };
     AttentionSpec {
         step: Name::new(step.name()),
         kv: KvFormat::Plain(dtype),
@@ -212,13 +215,13 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let dtypes = [DType::F16, DType::BF16].into_iter().filter(move |_| variant == Variant::Sm90);
-    let attend = dtypes.flat_map(|dtype| {
-        TILES.iter().flat_map(move |tile| Step::all().map(move |step| attend_spec(dtype, tile, step)))
-    });
-    let lists = TILES.iter().filter(move |_| variant == Variant::Sm90);
-    let lists: BTreeSet<_> = lists.map(|tile| (tile.warpgroups * WARPGROUP_ROWS, tile.keys)).collect();
+    let of_dtype =
+        |dtype| TILES.iter().flat_map(move |tile| Step::all().map(move |step| attend_spec(dtype, tile, step)));
+    let attend: Vec<AttentionSpec> = dtypes.flat_map(of_dtype).collect();
+    let masked = attend.iter().filter(|spec| Step::of_spec(spec).is_masked);
+    let lists: BTreeSet<_> = masked.map(|spec| (spec.rows, spec.keys)).collect();
     let lists = lists.into_iter().map(move |(rows, keys)| tile_lists::source(tile_lists::spec_of(rows, keys), variant));
-    attend.map(move |spec| source(spec, variant)).chain(lists)
+    attend.into_iter().map(move |spec| source(spec, variant)).chain(lists)
 }
 
 /// Heads of tokens as TMA sees them: the contiguous features, tokens, heads, pages.
