@@ -4,6 +4,7 @@
 #include "atoms/sync.cuh"
 #include "epilogue/token_rows_store.cuh"
 #include "mainloop/parked_state.cuh"
+#include "mainloop/register_shares.cuh"
 #include "mainloop/sm120/block_scaled_expert_producer.cuh"
 #include "mainloop/sm120/block_scaled_product.cuh"
 
@@ -88,6 +89,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     if (thread == 0) Pipeline::init(shared.pipeline);
     cta_barrier();
     griddepcontrol_launch_dependents();
+    using Registers = RegisterShares<40>;
     // The shuffle tells the compiler that the role is the same for the whole warp.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
         Registers::take();

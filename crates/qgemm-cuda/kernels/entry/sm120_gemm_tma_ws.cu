@@ -6,6 +6,7 @@
 #include "epilogue/warp_store.cuh"
 #include "mainloop/expert_producer.cuh"
 #include "mainloop/parked_state.cuh"
+#include "mainloop/register_shares.cuh"
 #include "mainloop/tma_pipeline.cuh"
 #include "mainloop/warp_tile.cuh"
 
@@ -73,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     if (thread == 0) Pipeline::init(shared.pipeline, stage_producers(params.gemm));
     cta_barrier();
     griddepcontrol_launch_dependents();
-    using Registers = RegistersOf<QG_EXPERT_TILES ? 40 : 24>;
+    using Registers = RegisterShares<(QG_EXPERT_TILES ? 40 : 24), QG_CTAS_PER_SM>;
     // The shuffle tells the compiler that the role is the same for the whole warp.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
         Registers::take();

@@ -4,6 +4,7 @@
 #include "atoms/sync.cuh"
 #include "epilogue/token_rows_store.cuh"
 #include "mainloop/parked_state.cuh"
+#include "mainloop/register_shares.cuh"
 #include "mainloop/sm90/fp8_expert_producer.cuh"
 #include "mainloop/sm90/fp8_product.cuh"
 #include "mainloop/sm90/token_factors.cuh"
@@ -69,13 +70,15 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     if (thread == 0) Pipeline::init(shared.pipeline);
     meet_cluster();
     griddepcontrol_launch_dependents();
+    // Looking for tiles takes registers.
+    using Registers = RegisterShares<40>;
     // The shuffle tells the compiler that the role is the same for the whole warp.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
-        setmaxnreg_inc<EXPERT_CONSUMER_REGISTERS>();
+        Registers::take();
         griddepcontrol_wait();
         consume(shared, params, thread);
     } else {
-        setmaxnreg_dec<EXPERT_PRODUCER_REGISTERS>();
+        Registers::give();
         produce_experts(shared.pipeline, params, thread - FIRST_PRODUCER, shared.faults);
         warp_barrier();
     }

@@ -5,6 +5,7 @@
 #include "atoms/sync.cuh"
 #include "epilogue/token_rows_store.cuh"
 #include "mainloop/parked_state.cuh"
+#include "mainloop/register_shares.cuh"
 #if QG_INTEGERS
 #include "mainloop/sm90/s8_product.cuh"
 #else
@@ -60,13 +61,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     if (thread == 0) Pipeline::init(shared.pipeline);
     meet_cluster();
     griddepcontrol_launch_dependents();
+    using Registers = RegisterShares<32>;
     // The shuffle tells the compiler that the role is the same for the whole warp.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
-        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        Registers::take();
         griddepcontrol_wait();
         consume(shared, params, thread);
     } else {
-        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        Registers::give();
         if (thread == FIRST_PRODUCER) produce_x(shared.pipeline, params);
         if (thread == FIRST_PRODUCER + 32) produce_w(shared.pipeline, params);
         const u32 warp = shfl_idx_u32((thread - FIRST_PRODUCER) / 32, 0);

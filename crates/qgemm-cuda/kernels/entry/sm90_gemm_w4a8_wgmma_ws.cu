@@ -1,9 +1,9 @@
 // D[m, n] from weights of four bits and X in E4M3 codes on Hopper, warp-specialized. Consumer warpgroups decode W to E4M3 in
 // registers and multiply it with X in shared memory, with `wgmma` on bytes. A producer warpgroup copies both.
 #include "atoms/launch.cuh"
-#include "atoms/registers.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/warp_store.cuh"
+#include "mainloop/register_shares.cuh"
 #include "mainloop/sm90/w4a8_product.cuh"
 
 struct SharedStorage {
@@ -38,13 +38,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     if (thread == 0) Pipeline::init(shared.pipeline);
     cta_barrier();
     griddepcontrol_launch_dependents();
+    using Registers = RegisterShares<32>;
     // The shuffle tells the compiler that the role is the same for the whole warp.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
-        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        Registers::take();
         griddepcontrol_wait();
         consume(shared, params, thread);
     } else {
-        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        Registers::give();
         produce(shared.pipeline, params, thread - FIRST_PRODUCER);
     }
 }

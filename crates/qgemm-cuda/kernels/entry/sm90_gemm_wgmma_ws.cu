@@ -6,6 +6,7 @@
 #include "epilogue/accumulator_exchange.cuh"
 #include "epilogue/warpgroup_store.cuh"
 #include "mainloop/expert_producer.cuh"
+#include "mainloop/register_shares.cuh"
 #include "mainloop/sm90/warpgroup_product.cuh"
 
 static_assert(QG_K_GROUPS <= 2, "accumulators pass once");
@@ -105,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     cta_barrier();
     griddepcontrol_launch_dependents();
     // Gathering takes registers, which two warpgroups of consumers leave.
-    using Registers = RegistersOf<QG_EXPERT_TILES && QG_THREADS <= 384 ? 56 : 32>;
+    using Registers = RegisterShares<(QG_EXPERT_TILES && QG_THREADS <= 384 ? 56 : 32), QG_CTAS_PER_SM>;
     // The shuffle tells the compiler that the role is the same for the whole warp.
     const u32 role = shfl_idx_u32(thread / QG_CONSUMERS, 0);
     if (role < QG_K_GROUPS) {

@@ -2,9 +2,9 @@
 // of `wgmma`; a producer thread copies the heads of one query after another by TMA, as columns in shared memory, and producer warps what
 // they are weighed with. What a query's products become is added up over the columns while the tensor cores compute the next.
 #include "atoms/mbarrier.cuh"
-#include "atoms/registers.cuh"
 #include "atoms/tma_batch.cuh"
 #include "mainloop/indexer_queries.cuh"
+#include "mainloop/register_shares.cuh"
 #include "mainloop/sm90/indexer_wgmma.cuh"
 
 // Tensor maps lie at multiples of 64 bytes.
@@ -25,13 +25,7 @@ constexpr u32 STAGE_COLUMNS = QG_STAGE_COLUMNS, GROUPS = STAGE_COLUMNS / COLUMNS
 constexpr u32 PART_COLUMNS = 128, PARTS = STAGE_COLUMNS / PART_COLUMNS, PART_QUERIES = STAGE_QUERIES / PARTS;
 constexpr u32 HEAD_BYTES = QG_HEADS * FEATURES;
 constexpr u32 MOST_QUERIES = QG_QUERIES;
-// A warpgroup produces, and gives registers to the others: of those that the CTA is launched with, which is what a thread may have at most
-// where one CTA is on an SM, in eights, times the threads. `setmaxnreg.inc` waits until as many are free, and for more than that forever.
-constexpr u32 PRODUCER_REGISTERS = 32, LAUNCHED_REGISTERS = 65536 / QG_THREADS / 8 * 8 * QG_THREADS;
-constexpr u32 CONSUMER_REGISTERS = (LAUNCHED_REGISTERS - PRODUCER_REGISTERS * 128) / QG_CONSUMERS / 8 * 8;
-static_assert(CONSUMER_REGISTERS * QG_CONSUMERS + PRODUCER_REGISTERS * 128 <= LAUNCHED_REGISTERS,
-              "all registers are those that the CTA is launched with");
-static_assert(CONSUMER_REGISTERS * QG_THREADS >= LAUNCHED_REGISTERS, "consumers get more than they begin with");
+using Registers = RegisterShares<32>;
 static_assert(QG_THREADS == QG_CONSUMERS + 128 && QG_THREADS >= MOST_QUERIES, "a warpgroup produces");
 
 // A query of a stage: which keys it sees, and where its scores are.
@@ -277,10 +271,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     const u32 active = note_queries(p, shared.queries, place.sequence, place.first_query, place.count, place.key, KEYS, QG_THREADS);
     // The shuffle tells the compiler that the role is the same for the whole warp. Registers pass between whole warpgroups.
     if (shfl_idx_u32(thread / QG_CONSUMERS, 0) == 0) {
-        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        Registers::take();
         consume(shared, p, place, active, thread);
     } else {
-        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        Registers::give();
         if (thread == QG_CONSUMERS) produce_heads(shared, params, place, active);
         const u32 producer_warp = thread / 32 - QG_CONSUMERS / 32;
         if (producer_warp > 0) produce_weights(shared, p, place, active, producer_warp - 1, thread % 32);

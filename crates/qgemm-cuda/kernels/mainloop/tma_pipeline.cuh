@@ -2,7 +2,6 @@
 // copies of its columns of X, and of the k-tiles of W that begin with it. The consumers wait only for data.
 #pragma once
 #include "atoms/mbarrier.cuh"
-#include "atoms/registers.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/tma.cuh"
 #include "atoms/warp.cuh"
@@ -22,22 +21,6 @@ static_assert(QG_W_STAGES == 1 + (QG_X_STAGES - 1 + K_TILE_STAGES - 1) / K_TILE_
 
 // The first thread of the producer warpgroup.
 constexpr u32 FIRST_PRODUCER = QG_THREADS - 128;
-
-// Producer threads give all registers but PRODUCER to the consumers.
-template <u32 PRODUCER>
-struct RegistersOf {
-    static constexpr u32 START = 65536 / QG_CTAS_PER_SM / QG_THREADS / 8 * 8;
-    static constexpr u32 CONSUMER = (START * QG_THREADS - PRODUCER * 128) / FIRST_PRODUCER / 8 * 8;
-    // In small CTAs, threads start with as many registers as a thread can have.
-    static constexpr bool PASS = START < 248;
-
-    QG_DEVICE void take() {
-        if constexpr (PASS) setmaxnreg_inc<CONSUMER>();
-    }
-    QG_DEVICE void give() {
-        if constexpr (PASS) setmaxnreg_dec<PRODUCER>();
-    }
-};
 
 struct WRuns {
     alignas(16) u8 tile[CTA_ROW_TILES][RUN_K_TILES * QG_K_TILE_BYTES];

@@ -3,12 +3,11 @@
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/mbarrier.cuh"
-#include "atoms/registers.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/tma.cuh"
 #include "atoms/warp.cuh"
+#include "mainloop/ring.cuh"
 #include "mainloop/sm120/block_scaled_params.cuh"
-#include "mainloop/sm90/ring.cuh"
 #include "sched/tile.cuh"
 
 // Bytes of a token's row in a stage, instructions along them, and an instruction's bytes.
@@ -33,21 +32,6 @@ static_assert(QG_CONSUMERS % 128 == 0 && QG_THREADS == QG_CONSUMERS + 128, "regi
 constexpr u32 W_PRODUCERS = 2;
 // Arrivals that fill a stage: of the thread that copies X, and of the lanes that copy scales.
 constexpr u32 FILLING = 1 + 32;
-
-// Producers give registers to consumers. In small CTAs threads start with as many as a thread can have.
-struct Registers {
-    static constexpr u32 START = 65536 / QG_THREADS / 8 * 8;
-    static constexpr u32 PRODUCER = 40;
-    static constexpr u32 CONSUMER = (START * QG_THREADS - PRODUCER * 128) / QG_CONSUMERS / 8 * 8;
-    static constexpr bool PASS = START < 248;
-
-    QG_DEVICE void take() {
-        if constexpr (PASS) setmaxnreg_inc<CONSUMER>();
-    }
-    QG_DEVICE void give() {
-        if constexpr (PASS) setmaxnreg_dec<PRODUCER>();
-    }
-};
 
 struct Pipeline {
     // TMA's swizzle depends on the address: stages begin at multiples of 512 bytes, first in shared memory.

@@ -4,11 +4,6 @@
 #pragma once
 #include "mainloop/sm90/fp8_scales.cuh"
 
-// Registers of producers, who look for tiles, and of consumers: all of an SM's.
-constexpr u32 EXPERT_PRODUCER_REGISTERS = 40;
-constexpr u32 EXPERT_CONSUMER_REGISTERS =
-    (65536 / QG_THREADS / 8 * 8 * QG_THREADS - EXPERT_PRODUCER_REGISTERS * 128) / FIRST_PRODUCER / 8 * 8;
-
 // The product of some rows with their expert.
 QG_DEVICE Fp8GemmParams problem_of(const Fp8GemmParams& params, const OwnRows& own) {
     Fp8GemmParams of_expert = params;

@@ -2,14 +2,13 @@
 // copies X and one copies W, both by TMA, and one or two producer warps copy the scales of both (mainloop/sm90/fp8_scales.cuh).
 #pragma once
 #include "atoms/mbarrier.cuh"
-#include "atoms/registers.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/tma_multicast.cuh"
 #include "atoms/tma_tensor5.cuh"
 #include "atoms/warp.cuh"
 #include "mainloop/fp8_codes.cuh"
+#include "mainloop/ring.cuh"
 #include "mainloop/sm90/cluster.cuh"
-#include "mainloop/sm90/ring.cuh"
 #include "mainloop/tma_params.cuh"
 #include "sched/tile.cuh"
 
@@ -36,10 +35,6 @@ constexpr bool ROWS_EXCHANGED = true;
 
 // The first thread of the producer warpgroup.
 constexpr u32 FIRST_PRODUCER = QG_THREADS - 128;
-// Registers of producers and consumers: all of an SM's.
-constexpr u32 PRODUCER_REGISTERS = 32;
-constexpr u32 CONSUMER_REGISTERS =
-    (65536 / QG_THREADS / 8 * 8 * QG_THREADS - PRODUCER_REGISTERS * 128) / FIRST_PRODUCER / 8 * 8;
 
 // Features that a CTA copies for all of its cluster.
 constexpr u32 SHARE_N = QG_TILE_N / QG_CLUSTER;

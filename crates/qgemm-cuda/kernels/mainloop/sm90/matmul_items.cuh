@@ -1,6 +1,6 @@
 // The work items of kernels of `matmul` on Hopper whose CTAs stay, the maps by which TMA reads factors, and positions in their ring.
 #pragma once
-#include "mainloop/sm90/ring.cuh"
+#include "mainloop/ring.cuh"
 #include "sched/matmul_tile.cuh"
 
 // A batch of matrices as TMA sees it.

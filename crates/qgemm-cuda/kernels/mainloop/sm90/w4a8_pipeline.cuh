@@ -6,7 +6,7 @@
 #include "atoms/sync.cuh"
 #include "atoms/tma.cuh"
 #include "atoms/warp.cuh"
-#include "mainloop/sm90/ring.cuh"
+#include "mainloop/ring.cuh"
 #include "mainloop/tma_params.cuh"
 #include "mainloop/w_ring.cuh"
 #include "sched/tile.cuh"
@@ -25,10 +25,6 @@ static_assert(STAGE_K_TILES * QG_K_TILE == STAGE_K, "a stage is whole k-tiles");
 
 // The first thread of the producer warpgroup.
 constexpr u32 FIRST_PRODUCER = QG_THREADS - 128;
-// Registers of producers and consumers: all of an SM's.
-constexpr u32 PRODUCER_REGISTERS = 32;
-constexpr u32 CONSUMER_REGISTERS =
-    (65536 / QG_THREADS / 8 * 8 * QG_THREADS - PRODUCER_REGISTERS * 128) / FIRST_PRODUCER / 8 * 8;
 // Warps that copy W: a lane's copy takes some 60 cycles to issue, one lane after another.
 constexpr u32 W_PRODUCERS = 2;
 // Arrivals that fill a stage: of the thread that copies X, and of the lanes that copy scales.
