@@ -1,7 +1,7 @@
 //! What follows from a compute capability alone: the variant of kernels, and what kernels of a variant can count on.
 
 use qgemm_formats::prepack::FragmentLayout;
-use qgemm_hal::Variant;
+use qgemm_hal::{DeviceInfo, Unsupported, Variant};
 
 /// The kernel variant of compute capability `arch`. Chips without a variant of their own use the newest one
 /// whose instructions they have: data centre Blackwell has neither `wgmma` nor block-scaled `mma.sync`.
@@ -30,6 +30,15 @@ pub(crate) fn most_shared(variant: Variant) -> u32 {
         Variant::Sm80 => 163 << 10,
         Variant::Sm90 => 227 << 10,
         Variant::Sm89 | Variant::Sm120 => 99 << 10,
+    }
+}
+
+/// Whether the device has so many bytes of shared memory for a CTA.
+pub(crate) fn check_shared(needs: u32, info: &DeviceInfo) -> Result<(), Unsupported> {
+    let has = info.shared_bytes;
+    match needs <= has {
+        true => Ok(()),
+        false => Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}"))),
     }
 }
 

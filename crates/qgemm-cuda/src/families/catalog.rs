@@ -23,7 +23,7 @@ use super::optimizer::Optimizer;
 use super::quantize::Quantize;
 use super::routing::Routing;
 use super::unpack::Unpack;
-use crate::arch;
+use crate::arch::{self, check_shared};
 
 /// What CUDA devices offer.
 pub static CATALOG: Catalog = Catalog {
@@ -83,15 +83,6 @@ fn variant_for_one(op: &CheckedGemm, info: &DeviceInfo) -> Result<Variant, Unsup
     }
 }
 
-/// Whether the device has the shared memory that the kernel needs.
-fn check_shared(instance: &Instance, info: &DeviceInfo) -> Result<(), Unsupported> {
-    let (needs, has) = (instance.shared_bytes, info.shared_bytes);
-    if needs <= has {
-        return Ok(());
-    }
-    Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")))
-}
-
 /// The kernels that multiply codes of a quantized X as they are.
 fn multiplying_codes(op: &CheckedGemm, variant: Variant, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
     if op.k_order {
@@ -142,7 +133,7 @@ impl Family<CheckedGemm> for Gemv {
         let most = kernels().map(|i| i.tile_m as usize).max();
         let serving = kernels().find(|i| i.tile_m as usize >= op.m);
         let instance = serving.ok_or_else(|| unsupported_tokens(most.unwrap_or(0), op))?;
-        check_shared(instance, info)?;
+        check_shared(instance.shared_bytes, info)?;
         Ok(vec![instance.config()])
     }
 
@@ -194,7 +185,8 @@ fn codes(
     if op.k_order {
         return refuse("multiplies no codes of a weight whose columns are permuted");
     }
-    let serving = |i: &&Instance| i.x_format == x_format && i.serves(op, true) && check_shared(i, info).is_ok();
+    let serving =
+        |i: &&Instance| i.x_format == x_format && i.serves(op, true) && check_shared(i.shared_bytes, info).is_ok();
     let all: Vec<_> = of_planes(op.format, variant).iter().filter(serving).map(Instance::config).collect();
     if all.is_empty() { refuse("has no kernel for such codes with these weights on this chip") } else { Ok(all) }
 }
@@ -219,7 +211,7 @@ impl Gemm {
         if all.is_empty() {
             return Err(unsupported_tokens(most, op));
         }
-        all.retain(|i| check_shared(i, info).is_ok());
+        all.retain(|i| check_shared(i.shared_bytes, info).is_ok());
         if all.is_empty() {
             return Err(Unsupported::new("needs more shared memory than the device has"));
         }

@@ -15,6 +15,7 @@ use super::super::prelude::{constant_line, macro_line};
 use super::params::{AttentionParams, MaskedParams, is_all, kv_code};
 use super::simt::ctas;
 use super::{MASKED, MASKED_BOUNDED, mask_line};
+use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -96,10 +97,7 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     let dim = DIMS.into_iter().find(|&dim| dim as usize >= op.qk_dim.max(op.v_dim));
     let dim = dim.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
     let spec = attend_spec(dtype, dim, super::is_bounded(op), op.mask.is_some(), variant);
-    let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
-    if needs > has {
-        return Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")));
-    }
+    check_shared(shared_bytes(&spec), info)?;
     Ok((spec, variant))
 }
 

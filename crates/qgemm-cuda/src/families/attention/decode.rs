@@ -13,6 +13,7 @@ use super::super::prelude::{constant_line, macro_line};
 use super::mask_line;
 use super::params::kv_code;
 use super::simt::{self, Attend, Cut, ctas};
+use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -191,10 +192,7 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     let all = self::rows(op.kv, op.mask.is_some(), variant);
     let of_cta = all.iter().copied().find(|&of_cta| of_cta as usize >= rows).unwrap_or(all[all.len() - 1]);
     let spec = attend_spec(op.dtype, op.kv, dim, op.mask.is_some(), of_cta, variant);
-    let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
-    if needs > has {
-        return Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")));
-    }
+    check_shared(shared_bytes(&spec), info)?;
     Ok((spec, variant))
 }
 

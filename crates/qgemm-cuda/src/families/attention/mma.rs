@@ -11,6 +11,7 @@ use super::super::prelude::{constant_line, macro_line};
 use super::params::{AttentionParams, for_attend, is_all, kv_code};
 use super::simt::ctas;
 use super::{MASKED, mask_line};
+use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -94,10 +95,7 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     let fits = |spec: &AttentionSpec| spec.qk as usize >= op.qk_dim && spec.v as usize >= op.v_dim;
     let spec = kernels(dtype, op.mask.is_some(), variant).find(fits);
     let spec = spec.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
-    let (needs, has) = (shared_bytes(&spec, variant), info.shared_bytes);
-    if needs > has {
-        return Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")));
-    }
+    check_shared(shared_bytes(&spec, variant), info)?;
     Ok((spec, variant))
 }
 

@@ -20,6 +20,7 @@ use super::super::prelude::{constant_line, macro_line};
 use super::params::{AttentionParams, is_all};
 use super::simt::ctas;
 use super::tile_lists::{self, ListedParams, TileLists};
+use crate::arch::check_shared;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
@@ -380,10 +381,7 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     if let Some(mask) = op.mask {
         TileLists::new(op, mask, &spec).check()?;
     }
-    let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
-    if needs > has {
-        return Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")));
-    }
+    check_shared(shared_bytes(&spec), info)?;
     Ok((spec, variant))
 }
 

@@ -10,6 +10,7 @@ use qgemm_hal::{
 use super::super::kernel_launch::{KernelLaunch, load};
 use super::super::prelude::{constant_line, macro_line};
 use super::{Cut, Part, offered, params};
+use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -157,12 +158,7 @@ impl Family<CheckedIndexer> for IndexerDecode {
 
     fn configs(&self, op: &CheckedIndexer, info: &DeviceInfo) -> Result<Vec<IndexerConfig>, Unsupported> {
         let &(name, columns) = served(op, info)?;
-        let (needs, has) = (columns.shared_bytes(), info.shared_bytes);
-        if needs > has {
-            return Err(Unsupported::new(format!(
-                "needs {needs} bytes of shared memory, of which the device has {has}"
-            )));
-        }
+        check_shared(columns.shared_bytes(), info)?;
         let padding = padding(op, columns);
         offered(op, info, id(Columns::spec(name)), |part| cut(op, part, info), Math::TensorFp8, padding, EFFICIENCY)
     }

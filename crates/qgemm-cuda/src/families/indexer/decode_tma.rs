@@ -12,6 +12,7 @@ use super::super::prelude::{constant_line, macro_line};
 use super::decode::{COLUMNS, Columns, FEATURES, TILE_KEYS, cut, padding, served};
 use super::mapped::{Mapped, MappedOperand};
 use super::{Part, offered, params};
+use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{MapElement, MapSwizzle, TileMap};
@@ -97,12 +98,7 @@ impl Family<CheckedIndexer> for IndexerDecodeTma {
                 "reads pages of a multiple of {BOX_KEYS} keys, at multiples of 16 bytes"
             )));
         }
-        let (needs, has) = (shared_bytes(columns), info.shared_bytes);
-        if needs > has {
-            return Err(Unsupported::new(format!(
-                "needs {needs} bytes of shared memory, of which the device has {has}"
-            )));
-        }
+        check_shared(shared_bytes(columns), info)?;
         let padding = padding(op, columns);
         offered(op, info, id(Columns::spec(name)), |part| cut(op, part, info), Math::TensorFp8, padding, EFFICIENCY)
     }

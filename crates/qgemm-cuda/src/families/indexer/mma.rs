@@ -13,6 +13,7 @@ use super::super::attention::params::kv_code;
 use super::super::kernel_launch::{KernelLaunch, load};
 use super::super::prelude::{constant_line, macro_line};
 use super::{Cut, Part, offered, params};
+use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -119,12 +120,7 @@ impl Family<CheckedIndexer> for IndexerMma {
         let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
         let spec = spec_of(op.format, op.features, variant);
         let spec = spec.ok_or_else(|| Unsupported::new(format!("multiplies no {} before Ampere", op.format)))?;
-        let (needs, has) = (shared_bytes(&spec, variant), info.shared_bytes);
-        if needs > has {
-            return Err(Unsupported::new(format!(
-                "needs {needs} bytes of shared memory, of which the device has {has}"
-            )));
-        }
+        check_shared(shared_bytes(&spec, variant), info)?;
         // Without keys nothing is scored.
         let kernel = if op.most_keys() > 0 { id(spec, variant) } else { super::choose_id(variant) };
         let math = if operand_bytes(op.format, variant) == 1 { Math::TensorFp8 } else { Math::TensorF16 };

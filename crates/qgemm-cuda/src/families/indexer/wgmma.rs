@@ -11,6 +11,7 @@ use super::super::kernel_launch::{KernelLaunch, load};
 use super::super::prelude::{constant_line, macro_line};
 use super::mapped::{Mapped, MappedOperand};
 use super::{Cut, Part, offered, params};
+use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{MapElement, MapSwizzle, TileMap};
@@ -140,12 +141,7 @@ impl Family<CheckedIndexer> for IndexerWgmma {
             return Err(Unsupported::new("reads queries and keys whose rows begin at multiples of 16 bytes"));
         }
         let spec = spec_of(op.heads as u32);
-        let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
-        if needs > has {
-            return Err(Unsupported::new(format!(
-                "needs {needs} bytes of shared memory, of which the device has {has}"
-            )));
-        }
+        check_shared(shared_bytes(&spec), info)?;
         let padding = f64::from(columns_of(&spec) * FEATURES) / (op.heads * op.features) as f64;
         offered(op, info, id(spec), |part| cut(op, &spec, part, info), Math::TensorFp8, padding, EFFICIENCY)
     }
