@@ -1,8 +1,6 @@
 //! [`MainLoop`], the plan of a kernel, and [`Instance`], one kernel with everything that its source prelude, its launch and its
 //! place in the ranking follow from.
 
-use std::cell::Cell;
-
 use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{DType, Encoding, XFormat};
 use qgemm_hal::abi::dtype_code;
@@ -50,26 +48,6 @@ pub(crate) struct MainLoop {
 
 /// Tells whether a kernel's values fit in registers, of those that a main loop chooses from.
 pub(crate) type FitsRegisters<'a> = &'a dyn Fn(&Instance) -> bool;
-
-impl MainLoop {
-    /// The first kernel with tiles of so many tokens that `fits`.
-    pub fn first_of_tokens(&self, types: &Types, tokens: u32, fits: FitsRegisters<'_>) -> Option<Instance> {
-        let suits = |instance: &Instance| instance.tile_m == tokens;
-        // Of those after the first, and of other tiles, the compiler need not be asked.
-        let found = Cell::new(false);
-        let is_first = |instance: &Instance| {
-            if !suits(instance) {
-                return true;
-            }
-            let is_first = !found.get() && fits(instance);
-            found.set(found.get() || is_first);
-            is_first
-        };
-        let mut all = (self.instances)(types, &is_first).into_iter().filter(suits);
-        // Main loops that ask nothing, and whose first may not fit.
-        if found.get() { all.next() } else { all.find(|instance| fits(instance)) }
-    }
-}
 
 /// How a main loop reads X.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

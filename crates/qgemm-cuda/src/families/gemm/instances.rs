@@ -1,5 +1,6 @@
 //! All kernels of the product, listed once a process.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{LazyLock, OnceLock};
 
@@ -108,10 +109,7 @@ pub(crate) fn instances_for_experts(
     let of_loop = |types: &Types, main_loop: &MainLoop| {
         let of_experts = main_loop.for_experts.map_or_else(Vec::new, |for_experts| for_experts(types));
         let mut all: Vec<Instance> = of_experts.into_iter().filter(|own| fits(own)).collect();
-        // A problem that is narrowed takes registers (`kernels.lock`).
-        let narrowed = |instance: &Instance| Instance { ctas_per_sm: instance.ctas_per_sm.min(2), ..instance.clone() };
-        let fits_both = |instance: &Instance| spills::fits_registers(instance) && fits(&narrowed(instance));
-        let first = |tile_m| main_loop.first_of_tokens(types, tile_m, &fits_both).as_ref().map(narrowed);
+        let first = |tile_m| first_of_tokens(types, main_loop, tile_m, fits);
         let firsts: Vec<_> = (main_loop.experts_tiles)(types).iter().filter_map(|&tile_m| first(tile_m)).collect();
         let is_replaced = |i: &Instance| all.iter().any(|own| own.tile_m == i.tile_m && own.tile_n > i.tile_n);
         let kept: Vec<_> = firsts.into_iter().filter(|instance| !is_replaced(instance)).collect();
@@ -120,6 +118,24 @@ pub(crate) fn instances_for_experts(
     };
     let types = Types::new(format, x, variant);
     types.iter().flat_map(|types| MAIN_LOOPS.iter().flat_map(|main_loop| of_loop(types, main_loop))).collect()
+}
+
+/// The first kernel of a main loop with so many tokens that `fits`.
+fn first_of_tokens(types: &Types, main_loop: &MainLoop, tile_m: u32, fits: FitsRegisters<'_>) -> Option<Instance> {
+    let suits = |instance: &Instance| instance.tile_m == tile_m;
+    // A problem that is narrowed takes registers (`kernels.lock`).
+    let narrowed = |instance: &Instance| Instance { ctas_per_sm: instance.ctas_per_sm.min(2), ..instance.clone() };
+    // Of those after the first the compiler need not be asked.
+    let found = Cell::new(false);
+    let fits = |instance: &Instance| {
+        if !suits(instance) {
+            return true;
+        }
+        let is_first = !found.get() && spills::fits_registers(instance) && fits(&narrowed(instance));
+        found.set(found.get() || is_first);
+        is_first
+    };
+    (main_loop.instances)(types, &fits).into_iter().find(suits).map(|instance| narrowed(&instance))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! kernels of the main loops compiled once more (`sched/projection.cuh`, `mainloop/normalized_x.cuh`). One launch does what else takes that
 //! of a norm before, and one for each output behind.
 
+use std::cell::Cell;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -78,10 +79,33 @@ fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Inst
         let few = gemv::for_projections(types).into_iter().filter(|instance| fits(instance));
         let mut all: Vec<_> = gemm_sliced_k::for_projections(types, fits).into_iter().chain(few).collect();
         let of_variant = OF_SEGMENTS.iter().filter(|of| of.variants.contains(&variant));
-        all.extend(of_variant.filter_map(|of| of.main_loop.first_of_tokens(types, of.tile, fits)));
+        all.extend(of_variant.filter_map(|of| first_of_tokens(types, of.main_loop, of.tile, fits)));
         all
     };
     Types::new(format, x, variant).iter().flat_map(of).collect()
+}
+
+/// The first kernel of a main loop with so many tokens that `fits`.
+fn first_of_tokens(
+    types: &Types,
+    main_loop: &MainLoop,
+    tokens: u32,
+    fits: &dyn Fn(&Instance) -> bool,
+) -> Option<Instance> {
+    let suits = |instance: &Instance| instance.tile_m == tokens;
+    // Of those after the first, and of other tiles, the compiler need not be asked.
+    let found = Cell::new(false);
+    let is_first = |instance: &Instance| {
+        if !suits(instance) {
+            return true;
+        }
+        let is_first = !found.get() && fits(instance);
+        found.set(found.get() || is_first);
+        is_first
+    };
+    let mut all = (main_loop.instances)(types, &is_first).into_iter().filter(suits);
+    // Main loops that ask nothing, and whose first may not fit.
+    if found.get() { all.next() } else { all.find(|instance| fits(instance)) }
 }
 
 /// Every kernel on devices of `variant`.
