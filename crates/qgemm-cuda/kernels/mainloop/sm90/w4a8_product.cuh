@@ -22,7 +22,7 @@ constexpr u32 PART_M = 64, PARTS = QG_TILE_M / PART_M;
 static_assert(PARTS * PART_M == QG_TILE_M, "instructions have all tokens");
 // Accumulators of a lane in a part, in the order of an instruction's: 4j + 2r + c are those of its row r and of token 8j + 2t + c.
 constexpr u32 SUMS = PART_M / 2;
-// Groups of instructions in flight. Runs of a part of a stage leave too few registers for two beside the accumulators of 256 tokens.
+// Groups of instructions in flight. Where scales end within a stage, there are registers for one beside the accumulators of 256 tokens.
 constexpr u32 IN_FLIGHT = QG_TILE_M > 128 && RUNS > 1 ? 1 : 2;
 static_assert(PARTS == 1 || PARTS % IN_FLIGHT == 0, "a part's groups have the registers of the same turn");
 // Sets of operands. With one, which is all that there are registers for beside the accumulators of 256 tokens, a run's groups are complete before
@@ -212,7 +212,7 @@ struct Product {
         Position::next(at);
     }
 
-    // Multiplies `count` stages, of which groups of one begin while those of the one before are complete.
+    // Multiplies `count` stages. Groups of one begin while the last of the one before run.
     QG_DEVICE void multiply_stages(Product& product, u32 count, Pipeline& pipeline, TokenSums& token_sums, Position& at,
                                    const ColumnExchange& exchange, u32 warp, u32 lane) {
         Group groups[IN_FLIGHT];
