@@ -1,227 +1,25 @@
-//! [`Context`]: an opened device and everything that is made on it.
+//! What a [`Context`] plans: every operation, layers of them, and each way to run one.
 
-use std::sync::Arc;
+use qgemm_hal::BufferRef;
 
-use qgemm_formats::element::{bytes_of, bytes_of_mut};
-use qgemm_formats::packed_file::PackedWeight;
-use qgemm_formats::{DType, Element, HostExperts, HostWeight};
-use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, Stream};
-use qgemm_sched::TunedTable;
-
+use super::Context;
 use crate::attention::{Attention, AttentionPlan};
-use crate::backends::{self, DeviceChoice};
 use crate::convert::{Conversion, ConversionPlan};
 use crate::error::Error;
 use crate::experts::{ExpertPlan, ExpertProblem, Experts, Moe, MoeLayer};
-use crate::fused::{FusedPlan, FusedProblem, FusedWeight};
+use crate::fused::{FusedPlan, FusedProblem};
 use crate::gemm::{Candidate, Linear, Plan, Problem};
 use crate::gradient::{Gradient, GradientPlan, GradientWeight};
 use crate::indexer::{Indexer, IndexerPlan};
 use crate::kv_append::{KvAppend, KvAppendPlan};
 use crate::matmul::{Matmul, MatmulPlan};
 use crate::norm::{Norm, NormPlan};
-use crate::operand::Checks;
 use crate::optimizer::{Optimizer, OptimizerPlan};
-use crate::plan_cache::PlanCaches;
 use crate::quantization::{Quantization, QuantizationPlan, QuantizedX};
 use crate::routing::{Routing, RoutingPlan};
-use crate::tune::Tuned;
-use crate::weight::{self, Weight, WeightOrder};
-use crate::workspace::Workspace;
-
-/// An opened device. Cheap to clone, and shared freely between threads.
-#[derive(Clone, Debug)]
-pub struct Context {
-    device: Arc<dyn Device>,
-    tuned: Arc<TunedTable>,
-    /// What was planned before, with this table.
-    plans: Arc<PlanCaches>,
-}
+use crate::weight::Weight;
 
 impl Context {
-    /// Opens a device by name (`cpu`, `cuda:0`, `wgpu:0`, `noop`, or `auto` for the best there is: CUDA, then a GPU through
-    /// wgpu, then the CPU) or by the [`DeviceId`] that [`devices`](crate::devices) lists. Contexts of one device share its
-    /// memory: buffers, weights and plans of one are used with the other.
-    ///
-    /// # Errors
-    /// When the name does not parse, there is no such device, or it fails to open. `auto` passes over backends
-    /// that find no device, but a device that is found and fails to open is an error.
-    pub fn open<'a>(device: impl Into<DeviceChoice<'a>>) -> Result<Self, Error> {
-        backends::open(device.into()).map(Self::from_device)
-    }
-
-    /// A context over a device that the caller opened.
-    pub fn from_device(device: Arc<dyn Device>) -> Self {
-        Self { device, tuned: Arc::default(), plans: Arc::default() }
-    }
-
-    /// The context with measured configurations, of a table or, with [`Tuned::Auto`], of the one in the user's cache folder, where there is
-    /// one: plans take them where they know the shape, and what the cost model expects to be fastest elsewhere.
-    ///
-    /// ```
-    /// use qgemm_api::{Context, Tuned};
-    ///
-    /// let ctx = Context::open("cpu")?.with_tuned(Tuned::Auto);
-    /// # Ok::<(), qgemm_api::Error>(())
-    /// ```
-    pub fn with_tuned(self, tuned: impl Into<Tuned>) -> Self {
-        let Some(table) = tuned.into().table() else { return self };
-        // Other clones keep their table, and what they planned by it.
-        Self { tuned: Arc::new(table), plans: Arc::default(), ..self }
-    }
-
-    /// What the device is and can do.
-    pub fn info(&self) -> &DeviceInfo {
-        self.device.info()
-    }
-
-    /// The measured configurations that plans follow.
-    pub(crate) fn tuned(&self) -> &Arc<TunedTable> {
-        &self.tuned
-    }
-
-    /// The device itself, for events, copies and fills on a stream of one's choice.
-    pub fn device(&self) -> &Arc<dyn Device> {
-        &self.device
-    }
-
-    /// The stream that calls without one of their own use.
-    pub fn default_stream(&self) -> Stream {
-        self.device.default_stream()
-    }
-
-    /// A new stream, whose work is ordered only within itself.
-    ///
-    /// # Errors
-    /// A driver error.
-    pub fn new_stream(&self) -> Result<Stream, Error> {
-        Ok(self.device.new_stream()?)
-    }
-
-    /// Waits until all work of `stream` is done.
-    ///
-    /// # Errors
-    /// Errors of that work.
-    pub fn synchronize(&self, stream: &Stream) -> Result<(), Error> {
-        Ok(self.device.synchronize(stream)?)
-    }
-
-    /// Marks the present end of `stream`'s work, for other streams to wait for.
-    ///
-    /// # Errors
-    /// A device error.
-    pub fn record(&self, stream: &Stream) -> Result<Event, Error> {
-        Ok(self.device.record(stream)?)
-    }
-
-    /// Makes work that is submitted to `stream` from here on begin after the work before `event`, which may be another
-    /// stream's. The host does not wait.
-    ///
-    /// # Errors
-    /// When one of them belongs to another device, or a device error.
-    pub fn wait(&self, stream: &Stream, event: &Event) -> Result<(), Error> {
-        Ok(self.device.wait(stream, event)?)
-    }
-
-    /// Packs a weight for the device and uploads it; it is ready for every stream when this returns.
-    ///
-    /// # Errors
-    /// [`Error::DimensionTooLarge`], or a device error such as exhausted memory.
-    pub fn load(&self, weight: &HostWeight) -> Result<Weight, Error> {
-        self.load_on(&self.default_stream(), weight)
-    }
-
-    /// [`Context::load`] through a stream of one's choice, beside the work of other streams: the next layer is loaded while
-    /// this one multiplies.
-    ///
-    /// # Errors
-    /// As [`Context::load`], and when the stream is another device's.
-    pub fn load_on(&self, stream: &Stream, weight: &HostWeight) -> Result<Weight, Error> {
-        Weight::load(&*self.device, stream, weight)
-    }
-
-    /// Packs the gate and the up of a gated layer (SwiGLU, GeGLU) as one weight, whose problems compute
-    /// `activation(X·Wgᵀ) · (X·Wuᵀ)`, each with its bias and scales, in one pass over both: see
-    /// [`Problem::activation`]. The weight has the output features of one of them.
-    ///
-    /// # Errors
-    /// [`FormatError::PairMismatch`](crate::FormatError::PairMismatch) when they differ in format, N, K or column
-    /// order; and as [`Context::load`].
-    pub fn load_gated(&self, gate: &HostWeight, up: &HostWeight) -> Result<Weight, Error> {
-        self.load_gated_on(&self.default_stream(), gate, up)
-    }
-
-    /// [`Context::load_gated`] through a stream of one's choice; see [`Context::load_on`].
-    ///
-    /// # Errors
-    /// As [`Context::load_gated`], and when the stream is another device's.
-    pub fn load_gated_on(&self, stream: &Stream, gate: &HostWeight, up: &HostWeight) -> Result<Weight, Error> {
-        Weight::load_gated(&*self.device, stream, gate, up)
-    }
-
-    /// Packs the rows of several weights with the same input features, such as Q, K and V, as one weight with segments, whose product
-    /// is one pass. They may differ in N and in whether rows have scales.
-    ///
-    /// # Errors
-    /// [`FormatError::PartMismatch`](crate::FormatError::PartMismatch) when format, K or column order differ, and the other refusals of
-    /// [`HostWeight::concat_rows`]; and as [`Context::load`].
-    pub fn load_fused(&self, parts: &[&HostWeight]) -> Result<FusedWeight, Error> {
-        FusedWeight::load(self, parts)
-    }
-
-    /// Chooses kernels for `problem` and makes them ready.
-    ///
-    /// # Errors
-    /// As [`Context::plan`] and [`Context::plan_conversion`], and when a segment is stated that there is not.
-    pub fn plan_fused(&self, problem: &FusedProblem) -> Result<FusedPlan, Error> {
-        FusedPlan::new(self, problem)
-    }
-
-    /// Loads a weight that has been packed before, for this kind of device: by [`Context::download_packed`] or
-    /// [`PackedWeight::pack`], and perhaps [written](PackedWeight::write) to a file since
-    /// ([`open_packed`](crate::open_packed)).
-    ///
-    /// # Errors
-    /// [`Error::WrongLayout`] when this device's kernels read another layout, or a device error such as exhausted
-    /// memory.
-    pub fn load_packed(&self, packed: &PackedWeight) -> Result<Weight, Error> {
-        self.load_packed_on(&self.default_stream(), packed)
-    }
-
-    /// [`Context::load_packed`] through a stream of one's choice; see [`Context::load_on`].
-    ///
-    /// # Errors
-    /// As [`Context::load_packed`], and when the stream is another device's.
-    pub fn load_packed_on(&self, stream: &Stream, packed: &PackedWeight) -> Result<Weight, Error> {
-        Weight::from_packed(&*self.device, stream, packed)
-    }
-
-    /// A copy of a weight in host memory, packed as it is on the device: to be [written](PackedWeight::write) to a
-    /// file.
-    ///
-    /// # Errors
-    /// When the weight is on another device, or a device error.
-    pub fn download_packed(&self, weight: &Weight) -> Result<PackedWeight, Error> {
-        self.check_weight(weight.device())?;
-        weight.to_packed(&*self.device, &self.default_stream())
-    }
-
-    /// Loads an unquantized weight of `n` output and `k` input features from little-endian `values`, stored in
-    /// `order`. Together with [`Problem::x_transposed`] this gives the layouts NN, NT, TN and TT.
-    ///
-    /// # Errors
-    /// When `values` is not `n × k` elements long, a dimension is 0 or overflows; and as [`Context::load`].
-    pub fn load_dense(
-        &self,
-        values: &[u8],
-        dtype: DType,
-        n: usize,
-        k: usize,
-        order: WeightOrder,
-    ) -> Result<Weight, Error> {
-        self.load(&weight::dense(values, dtype, n, k, order)?)
-    }
-
     /// Chooses a kernel for `problem`, makes it ready (which may compile it) and computes its workspace. A problem that this
     /// context, or a clone of it, planned before takes a lookup; the last 1024 are known.
     ///
@@ -242,8 +40,12 @@ impl Context {
         Linear::new(self, weight, describe(Problem::new(weight, 0)))
     }
 
-    pub(crate) fn plan_caches(&self) -> &PlanCaches {
-        &self.plans
+    /// Chooses kernels for `problem` and makes them ready.
+    ///
+    /// # Errors
+    /// As [`Context::plan`] and [`Context::plan_conversion`], and when a segment is stated that there is not.
+    pub fn plan_fused(&self, problem: &FusedProblem) -> Result<FusedPlan, Error> {
+        FusedPlan::new(self, problem)
     }
 
     /// Chooses a kernel for `conversion` and makes it ready. What was planned before is known, as with [`Context::plan`].
@@ -265,15 +67,6 @@ impl Context {
     /// When the conversion is not valid, no family serves it, or the kernel cannot be made ready.
     pub fn plan_conversion(&self, conversion: &Conversion) -> Result<ConversionPlan, Error> {
         ConversionPlan::new(&*self.device, &self.plans, conversion)
-    }
-
-    /// Packs the weights of a layer of experts for the device and uploads them; they are ready for every stream when this
-    /// returns. One packed copy serves every form of [`ExpertProblem`].
-    ///
-    /// # Errors
-    /// [`Error::DimensionTooLarge`], or a device error such as exhausted memory, which is found before anything is uploaded.
-    pub fn load_experts(&self, experts: &HostExperts) -> Result<Experts, Error> {
-        Experts::load(&*self.device, &self.default_stream(), experts)
     }
 
     /// Chooses a kernel for `problem` and makes it ready. What was planned before is known, as with [`Context::plan`].
@@ -579,82 +372,5 @@ impl Context {
     pub fn plan_candidate(&self, candidate: &Candidate) -> Result<Plan, Error> {
         self.check_weight(candidate.device())?;
         Plan::of_candidate(self, candidate)
-    }
-
-    pub(crate) fn check_weight(&self, got: DeviceId) -> Result<(), Error> {
-        Checks(self.info().id).device("weight", got)
-    }
-
-    /// Scratch memory of at least `bytes` bytes, zeroed. Use it with one stream at a time.
-    ///
-    /// # Errors
-    /// A device error such as exhausted memory.
-    pub fn workspace(&self, bytes: usize) -> Result<Workspace, Error> {
-        Ok(Workspace::new(self.device.allocate(bytes, "a workspace")?))
-    }
-
-    /// A zeroed buffer of `bytes` bytes.
-    ///
-    /// # Errors
-    /// A device error such as exhausted memory.
-    pub fn allocate(&self, bytes: usize) -> Result<Buffer, Error> {
-        Ok(self.device.allocate(bytes, "a buffer")?)
-    }
-
-    /// A new buffer that holds `values` (numbers, or bytes), ready for every stream.
-    ///
-    /// # Errors
-    /// A device error such as exhausted memory.
-    pub fn upload<T: Element>(&self, values: &[T]) -> Result<Buffer, Error> {
-        let mut buffer = self.allocate(size_of_val(values))?;
-        self.upload_into(values, &mut buffer)?;
-        Ok(buffer)
-    }
-
-    /// Copies `values` to the start of `dst`, which must not be in use by work submitted before. Every stream
-    /// sees them when this returns.
-    ///
-    /// # Errors
-    /// When `dst` is too short or on another device, or a device error.
-    pub fn upload_into<'a, T: Element>(&self, values: &[T], dst: impl Into<BufferMut<'a>>) -> Result<(), Error> {
-        self.upload_on(&self.default_stream(), values, dst)
-    }
-
-    /// Copies `values` to the start of `dst` after the work of `stream` that was submitted before, such as what still reads
-    /// `dst`. Every stream sees them when this returns.
-    ///
-    /// # Errors
-    /// As [`Context::upload_into`].
-    pub fn upload_on<'a, T: Element>(
-        &self,
-        stream: &Stream,
-        values: &[T],
-        dst: impl Into<BufferMut<'a>>,
-    ) -> Result<(), Error> {
-        self.device.upload(stream, bytes_of(values), dst.into())?;
-        Ok(self.device.synchronize(stream)?)
-    }
-
-    /// Waits for the default stream and returns the values of `src`: numbers, or bytes. Work on another stream is not waited
-    /// for: take [`Context::download_on`] for that.
-    ///
-    /// # Errors
-    /// When `src` is no whole number of values, or a device error.
-    pub fn download<'a, T: Element>(&self, src: impl Into<BufferRef<'a>>) -> Result<Vec<T>, Error> {
-        self.download_on(&self.default_stream(), src)
-    }
-
-    /// Waits for `stream` and returns the values of `src`.
-    ///
-    /// # Errors
-    /// As [`Context::download`].
-    pub fn download_on<'a, T: Element>(&self, stream: &Stream, src: impl Into<BufferRef<'a>>) -> Result<Vec<T>, Error> {
-        let (src, width) = (src.into(), size_of::<T>());
-        if !src.len().is_multiple_of(width) {
-            return Err(Error::PartOfAValue { bytes: src.len(), width });
-        }
-        let mut values = vec![T::zeroed(); src.len() / width];
-        self.device.download(stream, src, bytes_of_mut(&mut values))?;
-        Ok(values)
     }
 }
