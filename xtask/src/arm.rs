@@ -14,10 +14,13 @@ const TARGET: &str = "aarch64-unknown-linux-musl";
 /// Runs programs of the target.
 const EMULATOR: &str = "qemu-aarch64";
 
+/// A test of how work is shared between threads, which takes two minutes there and tells nothing of Arm.
+pub const LEFT_OUT: &str = "bits_are_the_same_along_whichever_axis_threads_share";
+
 /// What cargo is asked for. Of the conformance suite, which takes some 40 minutes there, the groups in which sums are exact and
 /// operands lie in every way.
 pub const TESTS: [&[&str]; 2] = [
-    &["test", "--target", TARGET, "--package", "qgemm-cpu", "--lib", "--test", "families"],
+    &["test", "--target", TARGET, "--package", "qgemm-cpu", "--lib", "--test", "families", "--", "--skip", LEFT_OUT],
     &[
         "test",
         "--target",
