@@ -344,23 +344,6 @@ fn bits() -> Vec<AttentionCase> {
     numbered(cases)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_format_place_and_type_occurs_with_one_query_and_with_many() {
-        let all: Vec<AttentionCase> = GROUPS.iter().flat_map(|(_, cases)| cases()).collect();
-        for dtype in DType::ALL {
-            for kv in KvFormat::ALL {
-                let of = || all.iter().filter(|case| case.dtype == dtype && case.kv == kv);
-                assert!(of().any(|case| case.most_queries() == 1) && of().any(|case| case.most_queries() > 16));
-            }
-            assert!(all.iter().any(|case| case.dtype == dtype && matches!(case.places, AttentionPlaces::Paged(_))));
-        }
-    }
-}
-
 fn every_kernel() -> Vec<AttentionCase> {
     let mut cases = Vec::new();
     let rows =
@@ -399,4 +382,21 @@ fn every_kernel() -> Vec<AttentionCase> {
         ..AttentionCase::new(&[(70, 2300)], (2, 1), 256, DType::F16)
     });
     numbered(cases)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_place_and_type_occurs_with_one_query_and_with_many() {
+        let all: Vec<AttentionCase> = GROUPS.iter().flat_map(|(_, cases)| cases()).collect();
+        for dtype in DType::ALL {
+            for kv in KvFormat::ALL {
+                let of = || all.iter().filter(|case| case.dtype == dtype && case.kv == kv);
+                assert!(of().any(|case| case.most_queries() == 1) && of().any(|case| case.most_queries() > 16));
+            }
+            assert!(all.iter().any(|case| case.dtype == dtype && matches!(case.places, AttentionPlaces::Paged(_))));
+        }
+    }
 }
