@@ -30,7 +30,7 @@ impl Context {
 
     /// Packs the gate and the up of a gated layer (SwiGLU, GeGLU) as one weight, whose problems compute
     /// `activation(X·Wgᵀ) · (X·Wuᵀ)`, each with its bias and scales, in one pass over both: see
-    /// [`Problem::activation`]. The weight has the output features of one of them.
+    /// [`Problem::activation`](crate::Problem::activation). The weight has the output features of one of them.
     ///
     /// # Errors
     /// [`FormatError::PairMismatch`](crate::FormatError::PairMismatch) when they differ in format, N, K or column
@@ -87,7 +87,7 @@ impl Context {
     }
 
     /// Loads an unquantized weight of `n` output and `k` input features from little-endian `values`, stored in
-    /// `order`. Together with [`Problem::x_transposed`] this gives the layouts NN, NT, TN and TT.
+    /// `order`. Together with [`Problem::x_transposed`](crate::Problem::x_transposed) this gives the layouts NN, NT, TN and TT.
     ///
     /// # Errors
     /// When `values` is not `n × k` elements long, a dimension is 0 or overflows; and as [`Context::load`].
@@ -103,7 +103,7 @@ impl Context {
     }
 
     /// Packs the weights of a layer of experts for the device and uploads them; they are ready for every stream when this
-    /// returns. One packed copy serves every form of [`ExpertProblem`].
+    /// returns. One packed copy serves every form of [`ExpertProblem`](crate::ExpertProblem).
     ///
     /// # Errors
     /// [`Error::DimensionTooLarge`], or a device error such as exhausted memory, which is found before anything is uploaded.
