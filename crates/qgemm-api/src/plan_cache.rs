@@ -8,10 +8,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use qgemm_hal::{
     CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedIndexer, CheckedKvAppend, CheckedMatmul,
-    CheckedNorm, CheckedOptimizer, CheckedQuantize, CheckedRouting, CheckedUnpack, Family, LaunchSequence, Operation,
+    CheckedNorm, CheckedOptimizer, CheckedQuantize, CheckedRouting, CheckedUnpack, Device, Family, LaunchSequence,
+    Math, Operation,
 };
 use qgemm_sched::Preferences;
 
+use crate::error::Error;
 use crate::gemm::LayerPlans;
 
 /// Most entries of a cache. An engine has tens of shapes for each of a few numbers of tokens.
@@ -22,6 +24,20 @@ pub(crate) struct Ready<O: Operation> {
     pub family: &'static dyn Family<O>,
     pub plan: O::Plan,
     pub sequence: LaunchSequence,
+}
+
+impl<O: Operation> Ready<O> {
+    /// What `family` makes ready for `plan`, whose kernels multiply by `math`.
+    pub fn prepare(
+        device: &dyn Device,
+        op: &O,
+        family: &'static dyn Family<O>,
+        plan: O::Plan,
+        math: Math,
+    ) -> Result<Self, Error> {
+        let sequence = family.prepare(device, op, &plan)?.with_math(math);
+        Ok(Self { family, plan, sequence })
+    }
 }
 
 impl<O: Operation> fmt::Debug for Ready<O> {

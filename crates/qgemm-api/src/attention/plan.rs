@@ -119,11 +119,7 @@ impl AttentionPlan {
             let _span = tracing::info_span!("plan", sequences, tokens, most_keys).entered();
             let families = attention.families(device.info(), device.catalog().attention)?;
             let (family, plan) = choose(&op, device.info(), &families)?;
-            Ok::<_, Error>(Ready {
-                family,
-                plan,
-                sequence: family.prepare(device, &op, &plan)?.with_math(plan.config.math),
-            })
+            Ready::prepare(device, &op, family, plan, plan.config.math)
         };
         // Plans of one family are for measurements, and not kept.
         let ready = match (has_queries(&op), attention.is_unrestricted()) {
@@ -139,8 +135,7 @@ impl AttentionPlan {
         let families = attention.families(device.info(), device.catalog().attention)?;
         let ways = if has_queries(&op) { candidates(&op, device.info(), &families).offered } else { Vec::new() };
         let of_way = |Offered { family, plan, .. }: Offered<'static, CheckedAttention>| {
-            let sequence = family.prepare(device, &op, &plan)?.with_math(plan.config.math);
-            let ready = Some(Arc::new(Ready { family, plan, sequence }));
+            let ready = Some(Arc::new(Ready::prepare(device, &op, family, plan, plan.config.math)?));
             Ok(Self { device: device.info().id, extents: extents(&op), ready, op: op.clone() })
         };
         ways.into_iter().map(of_way).collect()

@@ -119,8 +119,7 @@ impl ReadyPart {
             let op = &product.matmul;
             let make = || {
                 let (family, plan) = matmul::choose(op, info, catalog.matmul, tuned)?;
-                let sequence = family.prepare(device, op, &plan)?.with_math(plan.config.math);
-                Ok::<_, Error>(Ready { family, plan, sequence })
+                Ready::prepare(device, op, family, plan, plan.config.math)
             };
             caches.matmul.get_or_make(op, make)
         };

@@ -118,11 +118,7 @@ impl IndexerPlan {
             let CheckedIndexer { queries, heads, features, .. } = op;
             let _span = tracing::info_span!("plan", queries, heads, features).entered();
             let (family, plan) = choose(&op, device.info(), device.catalog().indexer)?;
-            Ok::<_, Error>(Ready {
-                family,
-                plan,
-                sequence: family.prepare(device, &op, &plan)?.with_math(plan.config.math),
-            })
+            Ready::prepare(device, &op, family, plan, plan.config.math)
         };
         let columns = match op.result {
             IndexerResult::Scores { .. } => op.most_keys(),

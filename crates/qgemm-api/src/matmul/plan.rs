@@ -138,11 +138,7 @@ impl MatmulPlan {
             let CheckedMatmul { batch, m, n, k, .. } = op;
             let _span = tracing::info_span!("plan", batch, m, n, k).entered();
             let (family, plan) = choose(&op, device.info(), device.catalog().matmul, tuned)?;
-            Ok::<_, Error>(Ready {
-                family,
-                plan,
-                sequence: family.prepare(device, &op, &plan)?.with_math(plan.config.math),
-            })
+            Ready::prepare(device, &op, family, plan, plan.config.math)
         };
         let nothing = op.batch == 0 || op.m == 0 || op.n == 0;
         let ready = if nothing { None } else { Some(caches.matmul.get_or_make(&op, make)?) };
@@ -174,8 +170,8 @@ impl MatmulPlan {
         way: &Offered<'static, CheckedMatmul>,
     ) -> Result<Self, Error> {
         let Offered { family, plan, .. } = *way;
-        let sequence = family.prepare(device, op, &plan)?.with_math(plan.config.math);
-        Ok(Self { device: device.info().id, ready: Some(Arc::new(Ready { family, plan, sequence })), op: op.clone() })
+        let ready = Some(Arc::new(Ready::prepare(device, op, family, plan, plan.config.math)?));
+        Ok(Self { device: device.info().id, ready, op: op.clone() })
     }
 
     /// Bytes of workspace that [`MatmulPlan::run`] needs; 0 where K is not shared out, and no launch before the product's rewrites factors.

@@ -3,7 +3,7 @@
 #include "mainloop/attention_tile_list.cuh"
 
 // Tiles that are looked at before they are listed.
-constexpr u32 WARPS = QG_THREADS / 32, TILES_AT_ONCE = 1024, WORDS = QG_KEYS / WORD_KEYS, LANE_QUERIES = QG_ROWS / 32;
+constexpr u32 WARPS = QG_THREADS / 32, TILES_AT_ONCE = 1024, LANE_QUERIES = QG_ROWS / 32;
 
 // What is to be done with a tile.
 enum Seen : u8 { NOTHING, EVERYTHING, SOMETHING };
@@ -21,21 +21,16 @@ struct ListedRows {
 
 // What a warp's lanes together see of the tile from key `tile` on, a query a lane.
 QG_DEVICE Seen look_at(const ListedParams& p, const ListedRows& rows, u32 tile, u32 lane) {
-    u32 any = 0, all = ~0u;
+    Sight sight = Sight::none();
 #pragma unroll
     for (u32 i = 0; i < LANE_QUERIES; i++) {
         // A query that is not there sees what the last one does.
         const u32 query = least(rows.first_query + i * 32 + lane, rows.last_query);
         const KeyRange seen = keys_seen(p, rows.s, query);
-        const u8* row = mask_row(p, rows.s, rows.head, query);
-#pragma unroll
-        for (u32 word = 0; word < WORDS; word++) {
-            const u32 bits = mask_bits(p, row, seen, tile + word * WORD_KEYS);
-            any |= bits, all &= bits;
-        }
+        Sight::add<QG_KEYS / WORD_KEYS>(sight, p, mask_row(p, rows.s, rows.head, query), seen, tile);
     }
-    if (ballot(any != 0) == 0) return NOTHING;
-    return ballot(all != ~0u) == 0 ? EVERYTHING : SOMETHING;
+    if (ballot(sight.any != 0) == 0) return NOTHING;
+    return ballot(sight.all != ~0u) == 0 ? EVERYTHING : SOMETHING;
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS)

@@ -1,14 +1,14 @@
 // Attention of many queries on Hopper, warp-specialized: one warp copies queries, keys and values with TMA, three look at the values that
 // masks concern, and each warpgroup of consumers has 64 queries of a head. CTAs stay and take items in turn; while consumers store their
 // results, the producer fills the ring for the next.
-#include "atoms/registers.cuh"
 #include "epilogue/attention_store.cuh"
+#include "mainloop/register_shares.cuh"
 #include "mainloop/sm90/attention_wgmma.cuh"
 #ifdef QG_PAGES
 #include "mainloop/sm90/attention_pages.cuh"
 #endif
 
-constexpr u32 PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : 160;
+using Registers = RegisterShares<(WARPGROUPS == 2 ? 40 : 32)>;
 
 // Stores the first rows of a warp's lanes, or the second.
 template <u32 ROW>
@@ -59,10 +59,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     griddepcontrol_wait();
     // The shuffle tells the compiler that the role is the same for the whole warp.
     if (shfl_idx_u32(thread / CONSUMERS, 0) == 0) {
-        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        Registers::take();
         consume(ring, params, thread);
     } else {
-        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        Registers::give();
         const u32 warp = shfl_idx_u32((thread - CONSUMERS) / 32, 0), lane = thread % 32;
 #ifdef QG_PAGES
         produce_pages(ring, params, warp, lane);

@@ -31,6 +31,22 @@ QG_DEVICE u32 mask_bits(const KernelParams& p, const u8* row, const KeyRange& se
     return bits == 0 ? 0 : bits & ld_global_u32(row + (u64)(first / WORD_KEYS) * 4);
 }
 
+// What queries see of some keys: of any of these one of them, and all of all.
+struct Sight {
+    u32 any, all;
+
+    QG_DEVICE Sight none() { return {0, ~0u}; }
+    // Adds what the query of a row sees of WORDS times 32 keys.
+    template <u32 WORDS>
+    QG_DEVICE void add(Sight& sight, const KernelParams& p, const u8* row, const KeyRange& seen, u32 first) {
+#pragma unroll
+        for (u32 word = 0; word < WORDS; word++) {
+            const u32 bits = mask_bits(p, row, seen, first + word * WORD_KEYS);
+            sight.any |= bits, sight.all &= bits;
+        }
+    }
+};
+
 #else
 
 using KernelParams = AttentionParams;

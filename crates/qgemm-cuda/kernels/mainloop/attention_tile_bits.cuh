@@ -66,14 +66,10 @@ struct TileBits {
         u32 some = 0, every = 0;
 #pragma unroll 1
         for (u32 i = 0; i < 32 && first + i * QG_KEYS < rows.keys_end; i++) {
-            u32 any = 0, all = ~0u;
-#pragma unroll
-            for (u32 word = 0; word < WORDS; word++) {
-                const u32 bits = mask_bits(p, row, seen, first + i * QG_KEYS + word * WORD_KEYS);
-                any |= bits, all &= bits;
-            }
-            if (ballot(any != 0) != 0) some |= 1u << i;
-            if (ballot(all != ~0u) == 0) every |= 1u << i;
+            Sight sight = Sight::none();
+            Sight::add<WORDS>(sight, p, row, seen, first + i * QG_KEYS);
+            if (ballot(sight.any != 0) != 0) some |= 1u << i;
+            if (ballot(sight.all != ~0u) == 0) every |= 1u << i;
         }
         // Nobody reads what was found before.
         cta_barrier();

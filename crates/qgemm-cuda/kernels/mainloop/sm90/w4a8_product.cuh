@@ -216,10 +216,13 @@ struct Product {
     QG_DEVICE void multiply_stages(Product& product, u32 count, Pipeline& pipeline, TokenSums& token_sums, Position& at,
                                    const ColumnExchange& exchange, u32 warp, u32 lane) {
         Group groups[IN_FLIGHT];
-        // What none adds is times a scale of X, which must be there.
-        mbarrier_wait(&pipeline.full[at.stage], at.parity);
+        const auto begin = [&] {
+            // What none adds is times a scale of X, which must be there.
+            mbarrier_wait(&pipeline.full[at.stage], at.parity);
 #pragma unroll
-        for (u32 turn = 0; turn < IN_FLIGHT; turn++) groups[turn] = Group::none(at.stage);
+            for (u32 turn = 0; turn < IN_FLIGHT; turn++) groups[turn] = Group::none(at.stage);
+        };
+        begin();
 #pragma unroll 1
         for (; count >= LOOP_STAGES; count -= LOOP_STAGES) {
             multiply_stage<0>(product, groups, pipeline, token_sums, at, exchange, warp, lane);
@@ -228,9 +231,7 @@ struct Product {
         }
         add_all(product, groups, pipeline, token_sums, lane);
         if (count == 0) return;
-        mbarrier_wait(&pipeline.full[at.stage], at.parity);
-#pragma unroll
-        for (u32 turn = 0; turn < IN_FLIGHT; turn++) groups[turn] = Group::none(at.stage);
+        begin();
         multiply_stage<0>(product, groups, pipeline, token_sums, at, exchange, warp, lane);
         add_all(product, groups, pipeline, token_sums, lane);
     }

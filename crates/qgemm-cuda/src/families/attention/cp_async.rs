@@ -14,7 +14,7 @@ use super::super::launch_params::LaunchParams;
 use super::super::prelude::{constant_line, macro_line};
 use super::params::{AttentionParams, MaskedParams, is_all, kv_code};
 use super::simt::ctas;
-use super::{MASKED, MASKED_BOUNDED, mask_line};
+use super::{MASKED, MASKED_BOUNDED, attend_step, mask_line};
 use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
@@ -38,21 +38,13 @@ const EFFICIENCY_ON_HOPPER: (u32, u32) = (750, 330);
 #[derive(Debug)]
 pub(super) struct AttentionCpAsync;
 
-/// `is_bounded`: exponents are not products times a positive factor, but bounded by a soft cap, or turned round.
 fn attend_spec(dtype: DType, dim: u32, is_bounded: bool, is_masked: bool, variant: Variant) -> AttentionSpec {
-    let step = match (is_masked, is_bounded) {
-        (false, false) => "attend",
-        (false, true) => "attend_bounded",
-        (true, false) => MASKED,
-        (true, true) => MASKED_BOUNDED,
-    };
-    let step = Name::new(step);
     // Chips of these variants have shared memory for two CTAs only with fewer keys.
     let has_little = matches!(variant, Variant::Sm89 | Variant::Sm120) && dim > 64;
     // What a mask needs beside accumulators leaves too few registers for more.
     let has_few_registers = is_masked && dim > 64;
     AttentionSpec {
-        step,
+        step: Name::new(attend_step(is_masked, is_bounded)),
         kv: KvFormat::Plain(dtype),
         qk: dim,
         v: dim,

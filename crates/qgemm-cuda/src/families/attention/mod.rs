@@ -35,6 +35,18 @@ const LEAST_QUERIES: usize = 17;
 const MASKED: &str = "attend_masked";
 /// The same of kernels whose exponents are not products times a positive factor.
 const MASKED_BOUNDED: &str = "attend_masked_bounded";
+
+/// The step of kernels for many queries, by whether they take a mask, and whether exponents are not products times a positive factor, but
+/// bounded by a soft cap, or turned round.
+fn attend_step(is_masked: bool, is_bounded: bool) -> &'static str {
+    match (is_masked, is_bounded) {
+        (false, false) => "attend",
+        (false, true) => "attend_bounded",
+        (true, false) => MASKED,
+        (true, true) => MASKED_BOUNDED,
+    }
+}
+
 /// `TileBits` of `mainloop/attention_tile_bits.cuh`, of four warps: two words of each, and words of 32 keys of each row.
 fn tile_bits_bytes(spec: &AttentionSpec) -> u32 {
     (4 * 2 + spec.rows * (spec.keys / 32)) * 4

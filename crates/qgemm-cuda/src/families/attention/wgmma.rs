@@ -91,10 +91,7 @@ impl Step {
 
     fn name(self) -> &'static str {
         match (self.source, self.is_masked, self.is_bounded) {
-            (Source::Tiles, false, false) => "attend",
-            (Source::Tiles, false, true) => "attend_bounded",
-            (Source::Tiles, true, false) => super::MASKED,
-            (Source::Tiles, true, true) => super::MASKED_BOUNDED,
+            (Source::Tiles, is_masked, is_bounded) => super::attend_step(is_masked, is_bounded),
             (Source::Pieces, false, false) => "attend_pieces",
             (Source::Pieces, false, true) => "attend_pieces_bounded",
             (Source::Pieces, true, false) => "masked_pieces",
