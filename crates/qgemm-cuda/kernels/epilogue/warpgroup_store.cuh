@@ -249,8 +249,8 @@ QG_DEVICE void store_warpgroup_tile(Accumulators& acc, const GemmParams& p, cons
     // Kernels of 32 tokens have no registers for it (44 and 56 bytes spilled in two).
     else if (PASSES > 1 && is_whole && needs_only<0, true>(p) && is_linear(p))
         store_f32(acc, p, rows, first_token, first_row, lane);
-    // Kernels of experts have no registers for a residual (24 bytes spilled).
-    else if (!QG_EXPERTS && is_whole && needs_only<QG_FLAG_RESIDUAL | QG_FLAG_RESIDUAL_ALIGNED16>(p) &&
+    // Kernels of experts and of segments have no registers for a residual (24 and 56 bytes spilled).
+    else if (!QG_EXPERTS && !QG_PROJECTION && is_whole && needs_only<QG_FLAG_RESIDUAL | QG_FLAG_RESIDUAL_ALIGNED16>(p) &&
              p.shape.residual_dtype == QG_X_DTYPE && is_linear(p))
         store_passes<Finish::RESIDUAL>(acc, p, rows, staging, first_token, first_row, lane);
     else if (is_whole && needs_only<QG_FLAG_GATED>(p) && is_gate(p))

@@ -34,8 +34,7 @@ const MOST_FEATURES: usize = ((1 << 21) - 1) * Segment::STEP;
 /// Columns that threads read at once to find a row's statistics.
 const GROUP: usize = 8;
 
-/// A main loop that writes segments: the tokens of its tile for it, one on each variant, as every kernel is one more, and of how many tokens
-/// it writes segments. Between these, steps behind take no longer than a tile that is mostly empty.
+/// A main loop that writes segments, with a tile for so many tokens, which the largest tile that has a kernel takes.
 struct OfSegments {
     main_loop: &'static MainLoop,
     variants: &'static [Variant],
@@ -52,11 +51,15 @@ const fn of_segments(
     OfSegments { main_loop, variants, tile, serves }
 }
 
-static OF_SEGMENTS: [OfSegments; 5] = [
+static OF_SEGMENTS: [OfSegments; 9] = [
     of_segments(&gemm_sliced_k::MAIN_LOOP, &Variant::ALL, 8, 1..=16),
     of_segments(&sm70_two_stage::MAIN_LOOP, &Variant::ALL, 32, 9..=usize::MAX),
+    of_segments(&sm80_cp_async::MAIN_LOOP, &Variant::ALL, 64, 17..=usize::MAX),
     of_segments(&sm80_cp_async::MAIN_LOOP, &Variant::ALL, 128, 65..=usize::MAX),
+    of_segments(&sm120_tma_ws::MAIN_LOOP, &[Variant::Sm120], 64, 17..=usize::MAX),
     of_segments(&sm120_tma_ws::MAIN_LOOP, &[Variant::Sm120], 128, 65..=usize::MAX),
+    of_segments(&sm90_wgmma_ws::MAIN_LOOP, &Variant::ALL, 64, 17..=usize::MAX),
+    of_segments(&sm90_wgmma_ws::MAIN_LOOP, &Variant::ALL, 128, 65..=usize::MAX),
     of_segments(&sm90_wgmma_ws::MAIN_LOOP, &Variant::ALL, 256, 129..=usize::MAX),
 ];
 
@@ -157,8 +160,9 @@ fn most_normalized(instance: &Instance) -> usize {
 
 /// Whether a kernel that does not normalize them writes the segments of so many tokens.
 fn writes(instance: &Instance, tokens: usize) -> bool {
-    let of_loop = OF_SEGMENTS.iter().find(|of| std::ptr::eq(of.main_loop, instance.main_loop));
-    tokens <= instance.most_tokens() && of_loop.is_some_and(|of| of.serves.contains(&tokens))
+    let is_of = |of: &&OfSegments| std::ptr::eq(of.main_loop, instance.main_loop) && of.tile == instance.tile_m;
+    let of_tile = OF_SEGMENTS.iter().find(is_of);
+    tokens <= instance.most_tokens() && of_tile.is_some_and(|of| of.serves.contains(&tokens))
 }
 
 /// Columns that a kernel has room for, where it keeps all of X.
@@ -214,7 +218,10 @@ pub(in crate::families) fn projection_configs(
     let few = few.map(|instance| TileConfig { normalizes_x, ..config(instance) });
     // Those that do not, behind the launch of a norm, if there is one.
     let others = all.iter().filter(|i| !op.segments.is_empty() && writes(i, op.m) && i.serves(op, in_order));
-    let others = others.map(|instance| config(instance));
+    let others: Vec<_> = others.collect();
+    let is_smaller = |a: &Instance, b: &Instance| std::ptr::eq(a.main_loop, b.main_loop) && a.tile_m < b.tile_m;
+    let largest = others.iter().filter(|i| !others.iter().any(|other| is_smaller(i, other)));
+    let others = largest.map(|instance| config(instance));
     let configs: Vec<_> = few.chain(others).collect();
     if configs.is_empty() {
         return refuse(refused.unwrap_or("serves no such X, number of tokens, columns or segments"));
