@@ -53,7 +53,7 @@ const fn of_segments(
 
 static OF_SEGMENTS: [OfSegments; 9] = [
     of_segments(&gemm_sliced_k::MAIN_LOOP, &Variant::ALL, 8, 1..=16),
-    of_segments(&sm70_two_stage::MAIN_LOOP, &Variant::ALL, 32, 9..=usize::MAX),
+    of_segments(&sm70_two_stage::MAIN_LOOP, &Variant::ALL, 32, 3..=usize::MAX),
     of_segments(&sm80_cp_async::MAIN_LOOP, &Variant::ALL, 64, 17..=usize::MAX),
     of_segments(&sm80_cp_async::MAIN_LOOP, &Variant::ALL, 128, 65..=usize::MAX),
     of_segments(&sm120_tma_ws::MAIN_LOOP, &[Variant::Sm120], 64, 17..=usize::MAX),
