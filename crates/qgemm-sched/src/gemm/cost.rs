@@ -18,23 +18,23 @@ const FEW_TOKENS_UNDERFILL: f64 = 0.75;
 /// Most tokens of such a tile, and fewest of one whose warps share K through rings of their own.
 const FEW_TOKENS: u32 = 16;
 const FEWEST_OF_RINGS: u32 = 8;
-/// What such rings change, fitted with the costs of few tokens below to 136 problems of up to 32 tokens, 3200 ways to run them, on an
-/// H200: what was chosen took 4.2 % longer than the best before and 1.8 % after, in 15 and 5 % of them more than 10 %.
-const RINGS: Rings = Rings { latency: 1.2e-6, saturating: 0.175, underfill: 1.0, arithmetic: [1.9, 1.1] };
+/// What such rings change, fitted with the costs of few tokens below to 192 problems of 4 to 16 tokens, 2700 ways to run them, on an H200:
+/// what was chosen took 5.2 % longer than the best before and 1.7 % after, in 21 and 5 % of them more than 10 %.
+const RINGS: Rings = Rings { latency: 0.8e-6, saturating: 0.14, underfill: [0.6, 0.25], arithmetic: [1.5, 1.2] };
 /// Cost of beginning and ending a tile, as a share of a launch, and of one of a few tokens.
 const TILE_LAUNCHES: f64 = 0.15;
-const FEW_TOKENS_TILE_LAUNCHES: f64 = 0.2;
+const FEW_TOKENS_TILE_LAUNCHES: f64 = 0.05;
 /// Cost of meeting at a split tile's counter, as a share of a launch.
 const FIXUP_LAUNCHES: f64 = 0.5;
 const FEW_TOKENS_FIXUP_LAUNCHES: f64 = 0.43;
-/// Cost of every further wave of blocks where a grid cuts its tiles, as a share of a launch: each begins with empty pipelines
-/// (measured on an H200, 16 tokens in four parts).
+/// Cost of every further wave of blocks where a grid cuts its tiles, as a share of a launch: each begins with empty pipelines.
+/// Of a few tokens, other blocks of a unit multiply meanwhile.
 const RESTART_LAUNCHES: f64 = 0.6;
-const FEW_TOKENS_RESTART_LAUNCHES: f64 = 1.0;
+const FEW_TOKENS_RESTART_LAUNCHES: f64 = 0.25;
 /// What partial sums cost beyond their bytes at that rate, and beyond the meeting, as a factor (fitted to 400 problems on an H200, of
 /// which 83 % were within 10 % of the best without this and [`CUT_SHARE`], 93 % of the dense ones with both).
 const FIXUP_FACTOR: f64 = 1.35;
-const FEW_TOKENS_FIXUP_FACTOR: f64 = 1.5;
+const FEW_TOKENS_FIXUP_FACTOR: f64 = 1.9;
 /// What the multiply-adds of a cut phase cost more than those of whole tiles: ranges begin and end within tiles, and all blocks end together.
 const CUT_SHARE: f64 = 0.1;
 /// How much faster partial sums pass between blocks than data comes from memory: they stay in the last-level cache.
@@ -48,10 +48,11 @@ pub(super) const ROOFLINE_P: f64 = 4.0;
 struct Rings {
     /// Seconds from a copy's start to its product's end: a ring takes as long as it has been filled anew so often.
     latency: f64,
-    /// [`SATURATING_SHARE`], [`UNDERFILL`], and what they reach of the arithmetic beyond their stated share, which has that latency in it, with
-    /// fewest tokens and with more.
+    /// [`SATURATING_SHARE`].
     saturating: f64,
-    underfill: f64,
+    /// [`UNDERFILL`], and what they reach of the arithmetic beyond their stated share, which has that latency in it: with fewest tokens and with
+    /// more.
+    underfill: [f64; 2],
     arithmetic: [f64; 2],
 }
 
@@ -244,7 +245,10 @@ fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Wav
     let room = f64::from(config.ctas_per_unit.max(1));
     let rest = (waves.rest / units).ceil();
     let (underfill, reached) = match rings(config) {
-        Some(rings) => (rings.underfill, rings.arithmetic[usize::from(config.tile_m > FEWEST_OF_RINGS)]),
+        Some(rings) => {
+            let has_more = usize::from(config.tile_m > FEWEST_OF_RINGS);
+            (rings.underfill[has_more], rings.arithmetic[has_more])
+        }
         None if has_few_tokens(config) => (FEW_TOKENS_UNDERFILL, 1.0),
         None => (UNDERFILL, 1.0),
     };
