@@ -479,17 +479,23 @@ const HOST_BYTES: usize = 1 << 30;
 
 /// So many copies of a weight of `bytes` bytes that none is still in the last-level cache when its turn comes.
 fn copies(ctx: &Context, bytes: usize) -> usize {
+    copies_of_part(ctx, bytes, bytes)
+}
+
+/// The same of weights of `bytes` bytes, of which a launch reads `part`. Processors, whose cache is not known, count all.
+fn copies_of_part(ctx: &Context, part: usize, bytes: usize) -> usize {
     const CACHES: u64 = 2;
     const FEWEST: u64 = 2;
     const MOST: u64 = 512;
-    let bytes = bytes as u64;
+    let is_cpu = ctx.info().id.kind == DeviceKind::Cpu;
+    let (bytes, part) = (bytes as u64, if is_cpu { bytes } else { part.max(1) } as u64);
     // A device that does not tell its memory gets no bound from it.
     let in_memory = match ctx.info().memory_bytes {
         0 => MOST,
         memory => memory / 4 / bytes,
     };
-    let host_bytes = if ctx.info().id.kind == DeviceKind::Cpu { HOST_BYTES as u64 } else { 0 };
-    let beyond_cache = (CACHES * ctx.info().cache_bytes).max(host_bytes).div_ceil(bytes);
+    let host_bytes = if is_cpu { HOST_BYTES as u64 } else { 0 };
+    let beyond_cache = (CACHES * ctx.info().cache_bytes).max(host_bytes).div_ceil(part);
     beyond_cache.min(in_memory).clamp(FEWEST, MOST) as usize
 }
 

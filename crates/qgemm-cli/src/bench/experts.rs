@@ -12,7 +12,7 @@ use qgemm_api::{
 use super::gemm::quantized_x;
 use super::subject::repeated_rows;
 use super::timing::{Timing, time_launches};
-use super::{Args, BenchRow, copies};
+use super::{Args, BenchRow, copies_of_part};
 use crate::choice::{FormatChoice, Shape};
 
 /// How rows are given to experts.
@@ -117,6 +117,14 @@ impl Subject {
         (0..self.shape.m).flat_map(token).collect()
     }
 
+    /// Experts that have rows.
+    fn used(&self) -> usize {
+        let mut used = self.ids();
+        used.sort_unstable();
+        used.dedup();
+        used.len()
+    }
+
     /// The problem, its index, and the rows of X and of D.
     fn problem(&self, experts: &Experts) -> (ExpertProblem, Vec<u32>, [usize; 2]) {
         let Shape { m: tokens, .. } = self.shape;
@@ -160,10 +168,7 @@ impl Subject {
     /// Bytes that a run must move at least: the weights of the experts that have rows, X and D.
     fn bytes(&self, rows: [usize; 2]) -> f64 {
         let Shape { n, k, .. } = self.shape;
-        let mut used = self.ids();
-        used.sort_unstable();
-        used.dedup();
-        let weights = (used.len() * self.format.row_bytes(k) * n) as f64;
+        let weights = (self.used() * self.format.row_bytes(k) * n) as f64;
         let slots = (self.shape.m * self.top_k) as f64;
         let x_rows = (rows[0] as f64).min(slots);
         weights + (x_rows * k as f64 + slots * n as f64) * self.x_dtype.bytes() as f64
@@ -197,7 +202,8 @@ fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) 
     };
     let (first, bytes) = layer()?;
     let mut layers = vec![first];
-    while layers.len() < copies(ctx, bytes) {
+    let count = copies_of_part(ctx, bytes * subject.used() / experts, bytes);
+    while layers.len() < count {
         layers.push(layer()?.0);
     }
     let mut logits = vec![0.0f32; m * experts];
@@ -223,10 +229,7 @@ fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) 
         layer.run(&stream, m, args, &mut workspace)
     };
     let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &layers, args.pace(), launch)?;
-    let mut used = subject.ids();
-    used.sort_unstable();
-    used.dedup();
-    let bytes_per_second = (used.len() * (2 * n * format.row_bytes(k) + k * format.row_bytes(n))) as f64 / median;
+    let bytes_per_second = (subject.used() * (2 * n * format.row_bytes(k) + k * format.row_bytes(n))) as f64 / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),
         shape: format!("{} {experts}/{top_k}", subject.shape),
@@ -275,7 +278,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
             all.swap_remove(way)
         }
     };
-    let count = copies(ctx, first.bytes());
+    let count = copies_of_part(ctx, first.bytes() * subject.used() / experts, first.bytes());
     let mut weights = vec![first];
     while weights.len() < count {
         weights.push(ctx.load_experts(&host)?);
