@@ -122,13 +122,21 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
         Schedule::StreamK => (waves.ceil() * at_once, 0.0),
         Schedule::Grid | Schedule::Threads => (tiles * n_tiles, TILE_LAUNCHES * info.launch_seconds * waves),
     };
-    let macs = all * (tile_m * tile.tile_n.max(1) as usize) as f64 * op.each.k as f64;
+    let macs = all * (tile_m * tile.tile_n.max(1) as usize) as f64 * columns(op, tile);
     // Each tile of rows reads the weight again, from the cache at best.
     let (most, expected) = (used as f64, op.used_experts());
     let weights = (expected - most + (tiles - expected).max(0.0) / CACHE_SPEEDUP) * op.each.weight_bytes();
     let memory = (op.traffic() + weights) / (info.bandwidth * share(bandwidth));
     let math = macs / (rate * share(arithmetic));
-    let lists = if is_indexed && config.grouped && !op.lists { LIST_LAUNCHES * info.launch_seconds } else { 0.0 };
+    let searches = is_indexed && config.grouped;
+    let launches = if searches && !op.lists {
+        SEARCH_LAUNCHES + LIST_LAUNCHES
+    } else if searches {
+        SEARCH_LAUNCHES
+    } else {
+        0.0
+    };
+    let lists = launches * info.launch_seconds;
     // Kernels of a persistent grid that multiply codes read an expert's rows one after the other: those of slots are gathered before.
     let gathers = is_indexed && tile.schedule == Schedule::StreamK && tile.x_format.plain().is_none();
     let gathered = 2.0 * op.each.m as f64 * op.each.x_row_bytes() / info.bandwidth;
@@ -139,6 +147,15 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
     let lists = lists + converts;
     let seconds = info.launch_seconds + lists + begun + memory.max(math) + latency(op, tile);
     Cost { prologue: lists, tiles: begun, ..Cost::of_parts(memory, math, info.launch_seconds, seconds) }
+}
+
+/// Columns that are multiplied, with those that slices of warps wait for which have a k-tile less than others.
+fn columns(op: &CheckedExperts, tile: &TileConfig) -> f64 {
+    let (k, tile_k) = (op.each.k, tile.tile_k.max(1) as usize);
+    match tile.schedule {
+        Schedule::Grid => (k.div_ceil(tile_k).next_multiple_of(tile.k_groups.max(1) as usize) * tile_k) as f64,
+        Schedule::StreamK | Schedule::Threads => k as f64,
+    }
 }
 
 /// Seconds that nothing hides in the last CTAs of a grid whose warps share K: one wait for as many k-tiles as a ring of theirs holds,
@@ -176,8 +193,9 @@ const TILE_LAUNCHES: f64 = 0.27;
 const MEMORY_LATENCY: f64 = 7e-7;
 /// How much faster than memory a last cache is read, roughly.
 const CACHE_SPEEDUP: f64 = 2.0;
-/// What it takes to list slots, in launches.
+/// What it takes to list slots, and to find an expert in lists, in launches.
 const LIST_LAUNCHES: f64 = 1.0;
+const SEARCH_LAUNCHES: f64 = 0.18;
 
 #[cfg(test)]
 mod tests {
@@ -216,7 +234,16 @@ mod tests {
             activation: Activation::Identity,
             batch_invariant: false,
         };
-        CheckedExperts { each, experts: 8, row_pitch: 64, form, combine: None, checks_index: true, lists: false }
+        CheckedExperts {
+            each,
+            experts: 8,
+            row_pitch: 64,
+            form,
+            combine: None,
+            checks_index: true,
+            lists: false,
+            settled_index: false,
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ const FEW_TOKENS_UNDERFILL: f64 = 0.75;
 const FEW_TOKENS: u32 = 16;
 const FEWEST_OF_RINGS: u32 = 8;
 /// What such rings change, fitted with the costs of few tokens below to 192 problems of 4 to 16 tokens, 2700 ways to run them, on an H200:
-/// what was chosen took 5.2 % longer than the best before and 1.7 % after, in 21 and 5 % of them more than 10 %.
+/// what was chosen took 5.2 % longer than the best before and 1.3 % after, in 21 and 3 % of them more than 10 %.
 const RINGS: Rings = Rings { latency: 0.8e-6, saturating: 0.14, underfill: [0.6, 0.25], arithmetic: [1.5, 1.2] };
 /// Cost of beginning and ending a tile, as a share of a launch, and of one of a few tokens.
 const TILE_LAUNCHES: f64 = 0.15;

@@ -92,11 +92,15 @@ const NESTED_16: [Division; 4] =
 /// For weights that have many more rows (28672 x 8192, Q4_K, on an H200): three CTAs an SM for 8 tokens, and for 16 CTAs of 128
 /// rows, which read half of the activations (43 for 50 µs).
 const NESTED_MANY_ROWS_TILES: [Tile; 2] =
-    [tile(8, &[division(2, 1, 4, 3)], (183, 950)), tile(16, &[division(4, 2, 2, 2)], (210, 900))];
+    [tile(8, &[division(2, 1, 4, 3)], (183, 855)), tile(16, &[division(4, 2, 2, 2)], (210, 900))];
 
 /// For experts: the more CTAs there are on an SM, the less is it idle when one finds its expert, waits for its first k-tiles or adds up
 /// what its slices have (INT4, 128 experts of 1536x2048, 32 tokens to eight each: 54.0 for 66.0 us).
 const OF_EXPERTS: Tile = tile(8, &[division(4, 1, 4, 4), division(4, 1, 4, 3)], (180, 950));
+/// On Hopper: three slices share six k-tiles evenly (2048x768, 32 tokens: 33.7 for 37.3 us); and longer rings for few CTAs, which may all
+/// ask for most of their weights at once (2688x2048, one token: 10.4 for 11.4 us, with a settled index 7.6 for 9.0).
+const OF_EXPERTS_ON_HOPPER: [Tile; 3] =
+    [OF_EXPERTS, tile(8, &[division(4, 1, 3, 5)], (175, 950)), tile(8, &[division(4, 1, 4, 3)], (130, 880))];
 
 /// K-tiles in the rings: most, and fewest. As many as there is room for, also because a CTA more on an SM than was meant is
 /// slower: the next kernel's CTAs, which start early, then crowd on some SMs (measured on an H200: 16.4 for 11.9 µs).
@@ -126,9 +130,9 @@ fn fewest_stages(types: &Types, division: &Division) -> u32 {
     if needs_long { STAGES.1 + 1 } else { STAGES.1 }
 }
 
-/// Hopper's matrix instructions serve 16 rows, too, where those of a few have kernels of their own.
+/// On Hopper those of experts alone are faster, and its matrix instructions serve 16 rows, too.
 fn experts_tiles(types: &Types) -> &'static [u32] {
-    if types.variant == Variant::Sm90 && has_own_for_experts(types) { &[8] } else { &[8, 16] }
+    if types.variant == Variant::Sm90 && has_own_for_experts(types) { &[] } else { &[8, 16] }
 }
 
 fn has_own_for_experts(types: &Types) -> bool {
@@ -139,8 +143,22 @@ fn for_experts(types: &Types) -> Vec<Instance> {
     if !has_own_for_experts(types) {
         return Vec::new();
     }
-    let with_room = |division: &Division| OF_EXPERTS.with_longest_rings(types, division, STAGES.1);
-    OF_EXPERTS.divisions.iter().find_map(with_room).into_iter().collect()
+    let tiles: &[Tile] = if types.variant == Variant::Sm90 { &OF_EXPERTS_ON_HOPPER } else { &[OF_EXPERTS] };
+    let with_room =
+        |tile: &Tile| tile.divisions.iter().find_map(|division| tile.with_longest_rings(types, division, STAGES.1));
+    let mut all: Vec<Instance> = Vec::new();
+    for instance in tiles.iter().filter_map(with_room) {
+        if !all.iter().any(|other| other.id() == instance.id()) {
+            all.push(instance);
+        }
+    }
+    all
+}
+
+/// Whether a kernel with experts waits for the work before it only once it has asked for W, where it knows the experts by then, and lets the
+/// next launch begin after that (`QG_TAKE_PROBLEM_EARLY`).
+pub(in crate::families) fn settles(instance: &Instance) -> bool {
+    instance.main_loop.name == LOOP.name
 }
 
 /// The constant that says how many k-blocks of X a CTA keeps.
