@@ -2,8 +2,7 @@
 // sm90_gemm_fp8_wgmma_ws does, with a persistent grid whose CTAs take the tiles of all experts in turn. K is not cut.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
-#include "epilogue/token_rows_store.cuh"
-#include "mainloop/parked_state.cuh"
+#include "epilogue/token_lines_store.cuh"
 #include "mainloop/register_shares.cuh"
 #include "mainloop/sm90/fp8_expert_producer.cuh"
 #include "mainloop/sm90/fp8_product.cuh"
@@ -11,8 +10,11 @@
 
 struct SharedStorage {
     Pipeline pipeline;
-    WarpStaging staging[QG_CONSUMERS / 32];
-    ParkedState state[QG_CONSUMERS / 32];
+    union {
+        WarpStaging staging[QG_CONSUMERS / 32];
+        TokenLines<IS_LARGEST ? 2 : 1> lines[QG_CONSUMERS / 32];
+    };
+    TileNotes notes;
     u32 faults[8];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -22,8 +24,8 @@ static_assert(QG_CONSUMERS % 128 == 0 && FIRST_PRODUCER == QG_CONSUMERS, "regist
 QG_DEVICE void pass_stages(Pipeline& pipeline, Position& at, u32 count, u32 lane) {
 #pragma unroll 1
     for (; count > 0; count--) {
-        mbarrier_wait(&pipeline.full[at.stage], at.parity);
-        Pipeline::release(pipeline, at.stage, lane);
+        Position::wait_full(at, pipeline);
+        Pipeline::release(pipeline, Position::stage(at), lane);
         Position::next(at);
     }
 }
@@ -33,29 +35,35 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
     const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
     const GemmParams& p = params.fp8.gemm;
     const LanePlace place = LanePlace::of(warp, lane);
-    ParkedState& state = shared.state[warp];
-    Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
     Position at = {};
-    while (ParkedState::next(state, p, lane)) {
-        const Fp8GemmParams own = problem_of(params.fp8, Parked<WorkTile>::load(state.tile).own);
-        if (place.token / 64 * 64 >= own.gemm.shape.m) {
+    u32 note = 0;
+#pragma unroll 1
+    for (;; note = TileNotes::next(note)) {
+        Position::wait_full(at, shared.pipeline);
+        const WorkTile first = TileNote::read(shared.notes.note[note]);
+        if (TileNotes::is_end(first)) break;
+        const u32 stages = first.end - first.begin;
+        if (warp / 4 % GROUPS_M * 64 >= first.own.rows) {
             // The last tile of an expert: all tokens of this warpgroup are beyond it.
-            pass_stages(shared.pipeline, at, ParkedState::k_tiles(state), lane);
+            pass_stages(shared.pipeline, at, stages, lane);
             continue;
         }
-        Accumulators acc;
-        multiply_tile(acc, shared.pipeline, at, own.gemm.shape.m, ParkedState::k_tiles(state), place, lane);
-        // The tile is loaded again: accumulators leave no registers for it meanwhile.
-        if constexpr (!QG_X_BLOCK_SCALES) {
-            const OwnRows rows = Parked<WorkTile>::load(state.tile).own;
-            scale_tokens(acc, TokenFactors::load(problem_of(params.fp8, rows), place.token));
-        }
-        const WorkTile tile = Parked<WorkTile>::load(state.tile);
+        Accumulators sums;
+        multiply_tile(sums, shared.pipeline, at, first.own.rows, stages, place, lane);
+        // The note is read again: accumulators leave no registers for it meanwhile.
+        const WorkTile work = TileNote::read(shared.notes.note[note]);
+        if constexpr (!QG_X_BLOCK_SCALES) scale_tokens(sums, TokenFactors::load(problem_of(params.fp8, work.own), place.token));
         constexpr u32 FEATURES = PARTS * PART_N;
-        const u32 first_token = place.token / 16 * 16, first_row = tile.n_tile * QG_TILE_N + place.group_n * FEATURES;
-        const bool is_whole = (tile.n_tile + 1) * QG_TILE_N <= rows_of_outputs(p);
-        store_token_rows<FEATURES, ROWS_EXCHANGED>(reinterpret_cast<float*>(&acc), problem_of(p, tile), first_token, first_row,
-                                                   place.token % 16, is_whole, shared.staging[warp], lane);
+        const u32 first_token = place.token / 16 * 16, first_row = work.n_tile * QG_TILE_N + place.group_n * FEATURES;
+        const bool is_whole = (work.n_tile + 1) * QG_TILE_N <= rows_of_outputs(p);
+        Accumulators acc = in_order(sums);
+        float* const all = reinterpret_cast<float*>(&acc);
+        const GemmParams own = problem_of(p, work);
+        if (is_whole && p.groups.list == 0 && is_product(p))
+            store_token_lines<FEATURES, ROWS_EXCHANGED>(all, own, first_token, first_row, shared.lines[warp], lane);
+        else
+            store_token_rows<FEATURES, ROWS_EXCHANGED>(all, own, first_token, first_row, place.token % 16, is_whole, shared.staging[warp],
+                                                       lane);
     }
 }
 
@@ -79,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
         consume(shared, params, thread);
     } else {
         Registers::give();
-        produce_experts(shared.pipeline, params, thread - FIRST_PRODUCER, shared.faults);
+        produce_experts(shared.pipeline, shared.notes, params, thread - FIRST_PRODUCER, shared.faults);
         warp_barrier();
     }
     if constexpr (QG_CLUSTER > 1) meet_cluster();

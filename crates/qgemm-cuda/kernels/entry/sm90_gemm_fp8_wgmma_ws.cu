@@ -3,8 +3,7 @@
 // producer warpgroup copies both by TMA.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
-#include "epilogue/token_rows_store.cuh"
-#include "mainloop/parked_state.cuh"
+#include "epilogue/token_lines_store.cuh"
 #include "mainloop/register_shares.cuh"
 #if QG_INTEGERS
 #include "mainloop/sm90/s8_product.cuh"
@@ -16,8 +15,11 @@
 
 struct SharedStorage {
     Pipeline pipeline;
-    WarpStaging staging[QG_CONSUMERS / 32];
-    ParkedState state[QG_CONSUMERS / 32];
+    union {
+        WarpStaging staging[QG_CONSUMERS / 32];
+        TokenLines<IS_LARGEST ? 2 : 1> lines[QG_CONSUMERS / 32];
+    };
+    TileNotes notes;
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -28,25 +30,30 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
     const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
     const GemmParams& p = params.fp8.gemm;
     const LanePlace place = LanePlace::of(warp, lane);
-    ParkedState& state = shared.state[warp];
-    Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
     Position at = {};
-    while (ParkedState::next(state, p, lane)) {
-        Accumulators acc;
-        const u32 stages = ParkedState::k_tiles(state), token = first_token_of(Parked<WorkTile>::load(state.tile));
-        multiply_tile(acc, shared.pipeline, at, token < p.shape.m ? p.shape.m - token : 0, stages, place, lane);
-        scale_tokens(acc, TokenFactors::load(params.fp8, token + place.token));
-        const WorkTile work = Parked<WorkTile>::load(state.tile);
+    u32 note = 0;
+#pragma unroll 1
+    for (;; note = TileNotes::next(note)) {
+        Position::wait_full(at, shared.pipeline);
+        const WorkTile first = TileNote::read(shared.notes.note[note]);
+        if (TileNotes::is_end(first)) break;
+        Accumulators sums;
+        const u32 token = first_token_of(first);
+        multiply_tile(sums, shared.pipeline, at, token < p.shape.m ? p.shape.m - token : 0, first.end - first.begin, place, lane);
+        // The note is read again: accumulators leave no registers for it meanwhile.
+        const WorkTile work = TileNote::read(shared.notes.note[note]);
+        constexpr u32 COUNT = sizeof(sums) / 4, FEATURES = PARTS * PART_N;
+        scale_tokens(sums, TokenFactors::load(params.fp8, first_token_of(work) + place.token));
+        if (work.peers > 1 && !add_token_row_partials<COUNT>(reinterpret_cast<float*>(&sums), p, work, thread, &shared.last)) continue;
+        Accumulators acc = in_order(sums);
         float* const all = reinterpret_cast<float*>(&acc);
-        constexpr u32 COUNT = sizeof(acc) / 4;
-        if (work.peers > 1 && !add_token_row_partials<COUNT>(all, p, work, thread, &shared.last)) continue;
-        // The tile is loaded again: accumulators leave no registers for it meanwhile.
-        const WorkTile tile = Parked<WorkTile>::load(state.tile);
-        constexpr u32 FEATURES = PARTS * PART_N;
-        const u32 first_token = first_token_of(tile) + place.token / 16 * 16;
-        const u32 first_row = tile.n_tile * QG_TILE_N + place.group_n * FEATURES;
-        const bool is_whole = (tile.n_tile + 1) * QG_TILE_N <= rows_of_outputs(p);
-        store_token_rows<FEATURES, ROWS_EXCHANGED>(all, p, first_token, first_row, place.token % 16, is_whole, shared.staging[warp], lane);
+        const u32 first_token = first_token_of(work) + place.token / 16 * 16;
+        const u32 first_row = work.n_tile * QG_TILE_N + place.group_n * FEATURES;
+        const bool is_whole = (work.n_tile + 1) * QG_TILE_N <= rows_of_outputs(p);
+        if (is_whole && is_product(p))
+            store_token_lines<FEATURES, ROWS_EXCHANGED>(all, p, first_token, first_row, shared.lines[warp], lane);
+        else
+            store_token_rows<FEATURES, ROWS_EXCHANGED>(all, p, first_token, first_row, place.token % 16, is_whole, shared.staging[warp], lane);
     }
 }
 
@@ -69,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
         consume(shared, params, thread);
     } else {
         Registers::give();
-        if (thread == FIRST_PRODUCER) produce_x(shared.pipeline, params);
+        if (thread == FIRST_PRODUCER) produce_x(shared.pipeline, shared.notes, params);
         if (thread == FIRST_PRODUCER + 32) produce_w(shared.pipeline, params);
         const u32 warp = shfl_idx_u32((thread - FIRST_PRODUCER) / 32, 0);
         if (HAS_BLOCK_SCALES && warp >= 2 && warp < 2 + SCALE_WARPS) produce_scales(shared.pipeline, params.fp8, warp - 2, thread % 32);

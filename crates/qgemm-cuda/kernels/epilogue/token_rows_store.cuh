@@ -123,8 +123,8 @@ QG_DEVICE void store_listed_rows(float* acc, const GemmParams& p, u32 first_toke
     for (u32 round = 0; round < ROUNDS; round++) {
         WarpStaging::put<EXCHANGED>(staging, acc, token, lane);
 #pragma unroll 1
-        for (u32 i = lane / RUNS; i < WARP_TOKENS; i += AT_ONCE) {
-            const u32 own = shfl_idx_u32(row, i), feature = first_row + round * ROUND_FEATURES + lane % RUNS * RUN;
+        for (u32 first = 0; first < WARP_TOKENS; first += AT_ONCE) {
+            const u32 i = first + lane / RUNS, own = shfl_idx_u32(row, i), feature = first_row + round * ROUND_FEATURES + lane % RUNS * RUN;
             if (own == NO_ROW) continue;
             float v[RUN];
             WarpStaging::take(staging, i, lane % RUNS, v);

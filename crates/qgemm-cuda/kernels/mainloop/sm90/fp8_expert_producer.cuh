@@ -12,23 +12,32 @@ QG_DEVICE Fp8GemmParams problem_of(const Fp8GemmParams& params, const OwnRows& o
     return of_expert;
 }
 
-// The work of the warp that copies X and arrives on full barriers for both.
-QG_DEVICE void produce_expert_x(Pipeline& pipeline, const TmaFp8GemmParams& params, u32 lane) {
+// The work of the warp that copies X, tells consumers of tiles and arrives on full barriers for both.
+QG_DEVICE void produce_expert_x(Pipeline& pipeline, TileNotes& notes, const TmaFp8GemmParams& params, u32 lane) {
     const GemmParams& p = params.fp8.gemm;
     WorkList list = WorkList::of_cta(p);
     WorkTile work;
     Position at = {};
+    u32 note = 0;
     while (WorkList::next(list, p, work)) {
+        Position::wait_empty(at, pipeline);
+        if (lane == 0) TileNote::write(notes.note[note], work);
+        note = TileNotes::next(note);
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
-            Position::wait_empty(at, pipeline.empty);
-            u64* full = &pipeline.full[at.stage];
+            Position::wait_empty(at, pipeline);
+            u64* full = &pipeline.full[Position::stage(at)];
             if (lane == 0) {
                 mbarrier_arrive_expect_tx(full, (QG_TILE_M + QG_TILE_N) * STAGE_K);
-                cp_async_bulk_tensor_2d(pipeline.x[at.stage], &params.x_map, (i32)(k * STAGE_K), (i32)work.own.first, full);
+                cp_async_bulk_tensor_2d(pipeline.x[Position::stage(at)], &params.x_map, (i32)(k * STAGE_K), (i32)work.own.first, full);
             }
             Position::next(at);
         }
+    }
+    Position::wait_empty(at, pipeline);
+    if (lane == 0) {
+        TileNote::write(notes.note[note], {});
+        mbarrier_arrive(&pipeline.full[Position::stage(at)]);
     }
 }
 
@@ -42,7 +51,7 @@ QG_DEVICE void produce_expert_w(Pipeline& pipeline, const TmaFp8GemmParams& para
         const u32 first_row = work.own.expert * p.groups.row_pitch + work.n_tile * QG_TILE_N;
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
-            Position::wait_empty(at, pipeline.empty);
+            Position::wait_empty(at, pipeline);
             if (lane == 0) copy_w(pipeline, at, params, first_row, k);
             Position::next(at);
         }
@@ -56,16 +65,17 @@ QG_DEVICE void produce_expert_scales(Pipeline& pipeline, const Fp8GemmParams& pa
     Position at = {};
     while (WorkList::next(list, params.gemm, work))
         copy_scales(pipeline, at, problem_of(params, work.own), 0, work.n_tile * QG_TILE_N, work.begin, work.end, warp, lane);
+    end_scales(pipeline, at, lane);
 }
 
 // The work of the producer warpgroup; `thread` is the number in it. The last CTA, which has as few tiles as any, then looks for faults
 // of the index, with `words` in shared memory.
-QG_DEVICE void produce_experts(Pipeline& pipeline, const TmaFp8GemmParams& params, u32 thread, u32* words) {
+QG_DEVICE void produce_experts(Pipeline& pipeline, TileNotes& notes, const TmaFp8GemmParams& params, u32 thread, u32* words) {
     constexpr u32 THREADS = 128, BARRIER = 4;
     const u32 warp = shfl_idx_u32(thread / 32, 0), lane = thread % 32;
     // The index may come from the launch before, and W is chosen by it.
     griddepcontrol_wait();
-    if (warp == 0) produce_expert_x(pipeline, params, lane);
+    if (warp == 0) produce_expert_x(pipeline, notes, params, lane);
     if (warp == 1) produce_expert_w(pipeline, params, lane);
     if (HAS_BLOCK_SCALES && warp >= 2 && warp < 2 + SCALE_WARPS) produce_expert_scales(pipeline, params.fp8, warp - 2, lane);
     if (cta_index().x + 1 == grid_ctas().x)

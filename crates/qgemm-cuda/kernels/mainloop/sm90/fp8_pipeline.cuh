@@ -9,6 +9,7 @@
 #include "mainloop/fp8_codes.cuh"
 #include "mainloop/ring.cuh"
 #include "mainloop/sm90/cluster.cuh"
+#include "mainloop/sm90/tile_notes.cuh"
 #include "mainloop/tma_params.cuh"
 #include "sched/tile.cuh"
 
@@ -24,9 +25,12 @@ struct TmaFp8GemmParams {
     TensorMap w_map;
 };
 
+// Whether this is the largest tile, which instructions bound. Smaller ones are bound by memory.
+constexpr bool IS_LARGEST = QG_TILE_M * QG_TILE_N >= 128 * 256;
+
 // Whether scales pass through registers (mainloop/sm90/fp8_scales.cuh): in the largest tile, but for experts, who gain nothing by it. Warps
 // that copy them. Arrivals that fill a stage: of the thread that copies X, and of these warps, or of the lanes of one.
-constexpr bool SCALES_IN_REGISTERS = !QG_EXPERT_TILES && QG_TILE_M * QG_TILE_N >= 128 * 256;
+constexpr bool SCALES_IN_REGISTERS = !QG_EXPERT_TILES && IS_LARGEST;
 constexpr u32 SCALE_WARPS = SCALES_IN_REGISTERS ? 2 : 1;
 constexpr u32 FILLING = 1 + (HAS_BLOCK_SCALES ? (SCALES_IN_REGISTERS ? SCALE_WARPS : 32) : 0);
 
@@ -67,30 +71,49 @@ struct Pipeline {
     }
 };
 
-using Position = RingPosition<QG_STAGES>;
+// A position in the ring. One word says both stage and parity: the compiler keeps it, but not a parity by itself, in a register of the whole
+// warp, and lanes have none left.
+struct Position {
+    // Stages that have been passed, modulo two turns of the ring.
+    u32 passed;
 
-// The work of the thread that copies X and arrives on full barriers for both. Tokens beyond the last are not copied, unless there are no
+    QG_DEVICE u32 stage(const Position& at) { return at.passed < QG_STAGES ? at.passed : at.passed - QG_STAGES; }
+    QG_DEVICE u32 parity(const Position& at) { return at.passed < QG_STAGES ? 0 : 1; }
+    QG_DEVICE void next(Position& at) { at.passed = at.passed + 1 < 2 * QG_STAGES ? at.passed + 1 : 0; }
+    QG_DEVICE void wait_full(const Position& at, Pipeline& pipeline) { mbarrier_wait(&pipeline.full[stage(at)], parity(at)); }
+    // For a stage that has never been filled, the phase before the first counts as complete.
+    QG_DEVICE void wait_empty(const Position& at, Pipeline& pipeline) { mbarrier_wait(&pipeline.empty[stage(at)], parity(at) ^ 1); }
+};
+
+// The work of the thread that copies X, tells consumers of tiles and arrives on full barriers for both. Tokens beyond the last are not copied, unless there are no
 // others: then all are zeros.
-QG_DEVICE void produce_x(Pipeline& pipeline, const TmaFp8GemmParams& params) {
+QG_DEVICE void produce_x(Pipeline& pipeline, TileNotes& notes, const TmaFp8GemmParams& params) {
     const GemmParams& p = params.fp8.gemm;
     WorkList list = WorkList::of_cta(p);
     WorkTile work;
     Position at = {};
+    u32 note = 0;
     griddepcontrol_wait();
     while (WorkList::next(list, p, work)) {
+        Position::wait_empty(at, pipeline);
+        TileNote::write(notes.note[note], work);
+        note = TileNotes::next(note);
         // The second CTA of a cluster may have no tokens left.
         const u32 token = first_token_of(work), left = token < p.shape.m ? p.shape.m - token : QG_TILE_M;
         const u32 tokens = left < QG_TILE_M ? left : QG_TILE_M;
         const TensorMap* map = tokens < QG_TILE_M ? &params.x_tail_map : &params.x_map;
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
-            Position::wait_empty(at, pipeline.empty);
-            u64* full = &pipeline.full[at.stage];
+            Position::wait_empty(at, pipeline);
+            u64* full = &pipeline.full[Position::stage(at)];
             mbarrier_arrive_expect_tx(full, (tokens + QG_TILE_N) * STAGE_K);
-            cp_async_bulk_tensor_2d(pipeline.x[at.stage], map, (i32)(k * STAGE_K), (i32)token, full);
+            cp_async_bulk_tensor_2d(pipeline.x[Position::stage(at)], map, (i32)(k * STAGE_K), (i32)token, full);
             Position::next(at);
         }
     }
+    Position::wait_empty(at, pipeline);
+    TileNote::write(notes.note[note], {});
+    mbarrier_arrive(&pipeline.full[Position::stage(at)]);
 }
 
 // Copies this CTA's share of W's rows from `first_row` on, of stage `k`, to all CTAs of the cluster. For one thread.
@@ -98,8 +121,8 @@ QG_DEVICE void copy_w(Pipeline& pipeline, const Position& at, const TmaFp8GemmPa
     copy_share<QG_CLUSTER>([&](u32 share) {
         const i32 row_tile = (i32)((first_row + share * SHARE_N) / 16);
         const i32 k_tile = (i32)(k * (STAGE_K_BLOCKS / K_TILE_K_BLOCKS));
-        u8* to = pipeline.w[at.stage][share];
-        u64* full = &pipeline.full[at.stage];
+        u8* to = pipeline.w[Position::stage(at)][share];
+        u64* full = &pipeline.full[Position::stage(at)];
         if constexpr (QG_CLUSTER > 1)
             cp_async_bulk_tensor_5d_multicast(to, &params.w_map, {0, 0, row_tile, 0, k_tile}, full, ALL_CTAS);
         else
@@ -117,7 +140,7 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const TmaFp8GemmParams& params) {
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
             // The consumers of all CTAs that get this share have read what it replaces.
-            Position::wait_empty(at, pipeline.empty);
+            Position::wait_empty(at, pipeline);
             copy_w(pipeline, at, params, work.n_tile * QG_TILE_N, k);
             Position::next(at);
         }

@@ -3,7 +3,6 @@
 //
 // The instructions start from zero every 128 columns, and their sums are added in f32, times both scales of these columns.
 #pragma once
-#include "atoms/mbarrier_test.cuh"
 #include "atoms/shared_in_register.cuh"
 #include "atoms/wgmma_fp8.cuh"
 #include "mainloop/sm90/x_place.cuh"
@@ -16,6 +15,17 @@ constexpr u32 PART_RUNS = PART_N / SCALE_ROWS;
 struct Accumulators {
     float value[PARTS][PART_N / 2];
 };
+
+// Accumulators in their order: while they are added up, those of a pair are exchanged. A sum and its accumulator then lie in registers of
+// which one has an even and one an odd number, in different banks.
+QG_DEVICE Accumulators in_order(const Accumulators& acc) {
+    Accumulators all;
+#pragma unroll
+    for (u32 part = 0; part < PARTS; part++)
+#pragma unroll
+        for (u32 i = 0; i < PART_N / 2; i++) all.value[part][i] = acc.value[part][i ^ 1];
+    return all;
+}
 
 // Whether all rows of a part share a scale, or, of a gated pair, runs of rows two in turn.
 constexpr bool PART_SHARES_SCALES = QG_W_SCALE_ROWS >= PART_N;
@@ -59,7 +69,7 @@ struct Factors {
 QG_DEVICE void promote(float (&acc)[PART_N / 2], const float (&sums)[PART_N / 2], const Factors& factors) {
     if constexpr (!HAS_BLOCK_SCALES) {
 #pragma unroll
-        for (u32 i = 0; i < PART_N / 2; i++) acc[i] += sums[i];
+        for (u32 i = 0; i < PART_N / 2; i++) acc[i ^ 1] += sums[i];
         return;
     }
     if (factors.in_pairs) {
@@ -69,13 +79,14 @@ QG_DEVICE void promote(float (&acc)[PART_N / 2], const float (&sums)[PART_N / 2]
 #pragma unroll
             for (u32 i = pair * 2; i < PART_N / 2; i += 8)
 #pragma unroll
-                for (u32 j = i; j < i + 2; j++) acc[j] = fma_f32(factors.pairs[pair % 2][pair / 2], sums[j], acc[j]);
+                for (u32 j = i; j < i + 2; j++) acc[j ^ 1] = fma_f32(factors.pairs[pair % 2][pair / 2], sums[j], acc[j ^ 1]);
     } else {
 #pragma unroll
         for (u32 run = 0; run < PART_RUNS; run++) {
             const float w = bits_to_f32(shfl_idx_u32(factors.own, run));
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) acc[run * 4 + i] = fma_f32(factors.x[i / 2] * w, sums[run * 4 + i], acc[run * 4 + i]);
+            for (u32 i = 0; i < 4; i++)
+                acc[run * 4 + (i ^ 1)] = fma_f32(factors.x[i / 2] * w, sums[run * 4 + i], acc[run * 4 + (i ^ 1)]);
         }
     }
 }
@@ -118,11 +129,9 @@ QG_DEVICE void finish_stage(float (&sums)[PART_N / 2], XFragments& x) {
 constexpr u32 PART_STRIDE = (PART_N < SHARE_N ? PART_N * PACKED_K_BLOCK : STAGE_K_BLOCKS * SHARE_K_BLOCK) >> 4;
 static_assert(PARTS == 1 || (GROUPS_N == 1 && PARTS * PART_N == (PART_N < SHARE_N ? 1 : PARTS) * SHARE_N), "parts are alike");
 
-// Whether the next stage is looked at while instructions run. With experts there are no registers for that (16 bytes spilled).
-constexpr bool LOOKS_AHEAD = !QG_EXPERT_TILES;
-// Whether a lane's columns of the next stage are loaded before the last sums of a stage are added, and not behind them. Without experts
-// nothing is gained, and 8 bytes spilled; neither have all others registers for it.
-constexpr bool LOADS_AHEAD = QG_EXPERT_TILES && QG_X_BLOCK_SCALES;
+// Whether the next stage is waited for while the last instructions of a stage run, and a lane's columns of it are loaded before their sums
+// are added. Elsewhere memory bounds the kernel, and a stage that has been read is given back before the next is waited for.
+constexpr bool LOADS_AHEAD = IS_LARGEST;
 
 // acc = X · Wᵀ over `count` stages, of `tokens` tokens, which may be more than the tile has, or none. What need not come before the
 // instructions of a stage is done while they run: nothing else fills that time.
@@ -130,17 +139,12 @@ QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, 
     acc = {};
     Pipeline& pipeline = shared_in_register(shared);
     const XPlace x_place = XPlace::of(place, tokens, lane);
-    XColumns columns = {};
-    bool is_full = false;
-    const auto load = [&] {
-        if (!is_full) mbarrier_wait(&pipeline.full[at.stage], at.parity);
-        columns = XPlace::load(pipeline.x[at.stage], x_place);
-    };
-    if constexpr (LOADS_AHEAD) load();
+    XColumns columns;
+    const auto load = [&](u32 stage) { columns = XPlace::load(pipeline.x[stage], x_place); };
+    load(Position::stage(at));
 #pragma unroll 1
     for (; count > 0; count--) {
-        if constexpr (!LOADS_AHEAD) load();
-        const u32 stage = at.stage;
+        const u32 stage = Position::stage(at);
         XFragments x = XColumns::in_order(columns);
         const u64 w = wgmma_descriptor_64b(Pipeline::w_rows(pipeline, stage, place.group_n * PARTS * PART_N));
         Position::next(at);
@@ -149,14 +153,17 @@ QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, 
             float sums[PART_N / 2];
             start_stage(sums, x, further(w, part * PART_STRIDE));
             const Factors factors = Factors::load(pipeline.scales[stage], place, part, lane);
-            if (LOOKS_AHEAD && part == PARTS - 1) is_full = mbarrier_test(&pipeline.full[at.stage], at.parity, count > 1);
+            const bool is_last = part == PARTS - 1;
+            if (is_last && LOADS_AHEAD && count > 1) Position::wait_full(at, pipeline);
             finish_stage(sums, x);
-            if (part == PARTS - 1) {
-                Pipeline::release(pipeline, stage, lane);
-                columns = {};
-                if (LOADS_AHEAD && count > 1) load();
-            }
+            // Behind the last stage nothing is loaded that is used.
+            if (is_last && LOADS_AHEAD) load(count > 1 ? Position::stage(at) : stage);
+            if (is_last) Pipeline::release(pipeline, stage, lane);
             promote(acc.value[part], sums, factors);
+        }
+        if (!LOADS_AHEAD && count > 1) {
+            Position::wait_full(at, pipeline);
+            load(Position::stage(at));
         }
     }
 }

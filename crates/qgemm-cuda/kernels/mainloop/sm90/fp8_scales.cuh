@@ -35,20 +35,20 @@ QG_DEVICE void store_scales(Pipeline& pipeline, const Position& at, const Fp8Gem
         for (u32 i = 0; i < ScaleSource::TOKENS; i++)
             if (s.token + i * 32 < s.tokens) x[i] = ld_global_u32(s.x + i * 32 * params.x_scale_row);
     if (s.copies_w) w = ld_global_u32(s.w);
-    Position::wait_empty(at, pipeline.empty);
-    StageScales& scales = pipeline.scales[at.stage];
+    Position::wait_empty(at, pipeline);
+    StageScales& scales = pipeline.scales[Position::stage(at)];
     if constexpr (QG_X_BLOCK_SCALES)
 #pragma unroll
         for (u32 i = 0; i < ScaleSource::TOKENS; i++) st_shared(&scales.x[s.token + i * 32], bits_to_f32(x[i]));
     if (s.copies_w) st_shared(&scales.w[lane], bits_to_f32(w));
     warp_barrier();
-    if (lane == 0) mbarrier_arrive(&pipeline.full[at.stage]);
+    if (lane == 0) mbarrier_arrive(&pipeline.full[Position::stage(at)]);
 }
 
 // Starts copying the scales of a stage.
 QG_DEVICE void start_scales(Pipeline& pipeline, const Position& at, const Fp8GemmParams& params, const ScaleSource& s, u32 lane) {
-    Position::wait_empty(at, pipeline.empty);
-    StageScales& scales = pipeline.scales[at.stage];
+    Position::wait_empty(at, pipeline);
+    StageScales& scales = pipeline.scales[Position::stage(at)];
     if constexpr (QG_X_BLOCK_SCALES)
 #pragma unroll
         for (u32 i = 0; i < ScaleSource::TOKENS; i++) {
@@ -57,7 +57,13 @@ QG_DEVICE void start_scales(Pipeline& pipeline, const Position& at, const Fp8Gem
             cp_async_4(reinterpret_cast<u8*>(&scales.x[s.token + i * 32]), x, is_there ? 4 : 0);
         }
     if (s.copies_w) cp_async_4(reinterpret_cast<u8*>(&scales.w[lane]), s.w, 4);
-    cp_async_mbarrier_arrive(&pipeline.full[at.stage]);
+    cp_async_mbarrier_arrive(&pipeline.full[Position::stage(at)]);
+}
+
+// Arrives at the stage behind those of the last tile.
+QG_DEVICE void end_scales(Pipeline& pipeline, const Position& at, u32 lane) {
+    Position::wait_empty(at, pipeline);
+    if (!SCALES_IN_REGISTERS || lane == 0) mbarrier_arrive(&pipeline.full[Position::stage(at)]);
 }
 
 // Copies the scales of a tile's stages [begin, end). Tokens beyond the last have zeros.
@@ -83,4 +89,5 @@ QG_DEVICE void produce_scales(Pipeline& pipeline, const Fp8GemmParams& params, u
     griddepcontrol_wait();
     while (WorkList::next(list, params.gemm, work))
         copy_scales(pipeline, at, params, first_token_of(work), work.n_tile * QG_TILE_N, work.begin, work.end, warp, lane);
+    end_scales(pipeline, at, lane);
 }

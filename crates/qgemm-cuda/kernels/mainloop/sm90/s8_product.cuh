@@ -20,6 +20,9 @@ constexpr bool FLUSHES = PARTS * PART_N / 2 <= 64;
 struct Accumulators {
     float value[PARTS][PART_N / 2];
 };
+QG_DEVICE const Accumulators& in_order(const Accumulators& acc) {
+    return acc;
+}
 struct Sums {
     i32 value[PARTS][PART_N / 2];
 };
@@ -59,17 +62,17 @@ QG_DEVICE void multiply_stages(Accumulators& acc, Pipeline& pipeline, Position& 
     i32 codes[2] = {0, 0};
 #pragma unroll 1
     for (; count > 0; count--) {
-        mbarrier_wait(&pipeline.full[at.stage], at.parity);
+        Position::wait_full(at, pipeline);
         XFragments x;
-        XFragments::load(x, pipeline.x[at.stage], place.token, tokens, lane);
+        XFragments::load(x, pipeline.x[Position::stage(at)], place.token, tokens, lane);
 #pragma unroll
         for (u32 step = 0; step < STEPS; step++) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++) codes[i % 2] = add_bytes(x.a[step][i], codes[i % 2]);
             wgmma_fence_operand(x.a[step]);
         }
-        multiply_stage(sums, x, pipeline, at.stage, place.group_n * PARTS * PART_N);
-        Pipeline::release(pipeline, at.stage, lane);
+        multiply_stage(sums, x, pipeline, Position::stage(at), place.group_n * PARTS * PART_N);
+        Pipeline::release(pipeline, Position::stage(at), lane);
         Position::next(at);
     }
 #pragma unroll

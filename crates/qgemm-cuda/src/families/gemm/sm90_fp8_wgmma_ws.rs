@@ -8,7 +8,7 @@ use qgemm_hal::{HalError, Math, Variant};
 
 use super::super::kernel_launch::Places;
 use super::super::launch_params::LaunchParams;
-use super::common::{ALIGNMENT, BARRIER, FLAG, PARKED, PRODUCER_WARPS, STAGE_K};
+use super::common::{ALIGNMENT, BARRIER, FLAG, PRODUCER_WARPS, STAGE_K};
 use super::fp8::{Fp8Experts, Fp8Launch, Fp8Loop, Fp8Matrix, Fp8Params, Fp8Tile, SCALE_ROWS, WARP_STAGING};
 use super::params::GemmParams;
 use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
@@ -46,11 +46,15 @@ const TILE_ROWS: u32 = 16;
 /// Tokens of a warpgroup's instruction.
 const GROUP_TOKENS: u32 = 64;
 
-/// Outputs of the largest tile, that of experts with many rows.
+/// Outputs of the largest tile, that of experts with many rows (`IS_LARGEST`).
 const LARGEST: u32 = 128 * 256;
-/// Bytes that warps which look for faults tell one another, and what a warp parks more of a tile.
+/// Bytes that warps which look for faults tell one another.
 const FAULTS_BYTES: u32 = 32;
-const PARKED_BYTES: u32 = 16;
+/// What a producer tells of a tile, `sizeof(WorkTile)`, with experts their rows, too.
+const NOTE: u32 = 32;
+const EXPERTS_NOTE: u32 = NOTE + 16;
+/// A line of 128 bytes of each of a warp's 16 rows.
+const WARP_LINES: u32 = 16 * 128;
 
 /// Shares of the bandwidth that copies of weights reach, per mille.
 const FROM_MEMORY: u32 = 740;
@@ -87,11 +91,22 @@ pub(super) fn consumers(tile: &Fp8Tile) -> u32 {
 }
 
 pub(super) fn shared_bytes(tile: &Fp8Tile) -> u32 {
-    (pipeline_bytes(tile) + consumers(tile) / 32 * (WARP_STAGING + PARKED) + FLAG).next_multiple_of(ALIGNMENT)
+    (pipeline_bytes(tile) + staging_bytes(tile) + notes(tile) * NOTE + FLAG).next_multiple_of(ALIGNMENT)
 }
 
 fn experts_shared_bytes(tile: &Fp8Tile) -> u32 {
-    pipeline_bytes(tile) + consumers(tile) / 32 * (WARP_STAGING + PARKED + PARKED_BYTES) + FAULTS_BYTES
+    pipeline_bytes(tile) + staging_bytes(tile) + notes(tile) * EXPERTS_NOTE + FAULTS_BYTES
+}
+
+/// Where a warp's outputs pass on their way to D: accumulators, or lines of rows, of the largest tile two of each row.
+fn staging_bytes(tile: &Fp8Tile) -> u32 {
+    let lines = if tile.tokens * tile.features == LARGEST { 2 } else { 1 };
+    consumers(tile) / 32 * WARP_STAGING.max(lines * WARP_LINES)
+}
+
+/// `TileNotes::COUNT`.
+fn notes(tile: &Fp8Tile) -> u32 {
+    tile.stages + 1
 }
 
 /// `sizeof(Pipeline)`.
