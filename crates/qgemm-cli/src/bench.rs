@@ -104,6 +104,9 @@ pub struct Args {
     /// Of experts: tokens go to experts in turn, so that all have as many rows (to one more).
     #[arg(long, conflicts_with = "zipf")]
     even: bool,
+    /// Of experts: kernels may read the index before the launches ahead of them are done.
+    #[arg(long)]
+    settled_index: bool,
     /// Of experts and matmul: not the way that the cost model takes for the fastest, but this one in its order, from 0.
     #[arg(long)]
     way: Option<usize>,

@@ -313,9 +313,15 @@ impl MoeLayer {
                 None => p,
             }
         });
-        let listed = [ctx.plan_experts(&first.clone().listed())?, ctx.plan_experts(&second.clone().listed())?];
+        // Both read one index.
+        let plan_both = |first: ExpertProblem, second: ExpertProblem| -> Result<[ExpertPlan; 2], Error> {
+            let up = ctx.plan_experts(&first)?;
+            let down = ctx.plan_experts(&if up.settles() { second.settled_index() } else { second })?;
+            Ok([up, down])
+        };
+        let listed = plan_both(first.clone().listed(), second.clone().listed())?;
         let lists = listed.iter().any(ExpertPlan::reads_lists);
-        let [up, down] = if lists { listed } else { [ctx.plan_experts(&first)?, ctx.plan_experts(&second)?] };
+        let [up, down] = if lists { listed } else { plan_both(first, second)? };
         let routing = match &moe.routing {
             Some(routing) => {
                 let routing = routing.clone().of_tokens(tokens);

@@ -352,6 +352,11 @@ impl ExpertPlan {
         is_indexed && self.launch().is_some_and(|plan| plan.config.grouped)
     }
 
+    /// Whether what was written before this product is settled for the run after it.
+    pub(crate) fn settles(&self) -> bool {
+        self.launch().is_some_and(|plan| plan.config.settles)
+    }
+
     /// Identity of the chosen kernel; `None` where there are no rows.
     pub fn kernel_id(&self) -> Option<KernelId> {
         self.launch().map(|launch| launch.config.kernel_id(&self.op))

@@ -29,6 +29,7 @@ pub struct ExpertProblem {
     combined: bool,
     checks_index: bool,
     lists: bool,
+    settled_index: bool,
 }
 
 impl ExpertProblem {
@@ -60,6 +61,7 @@ impl ExpertProblem {
             combined: false,
             checks_index: true,
             lists: false,
+            settled_index: false,
         }
     }
 
@@ -90,6 +92,13 @@ impl ExpertProblem {
     /// [`ExpertProblem::indexed`].
     pub fn listed(mut self) -> Self {
         self.lists = true;
+        self
+    }
+
+    /// The index, and the lists where a run is given them, are there before it is submitted, or the graph is launched that it was captured in.
+    /// Kernels on Hopper and newer then ask for the weights of few rows before the work ahead of them in the stream is done.
+    pub fn settled_index(mut self) -> Self {
+        self.settled_index = true;
         self
     }
 
@@ -135,7 +144,8 @@ impl ExpertProblem {
             (true, _) => return refuse("combining slots", "only the indexed form knows a row's token"),
         };
         let ExpertsShape { experts, row_pitch, .. } = self.shape;
-        let op = CheckedExperts { each, experts, row_pitch, form, combine, checks_index: self.checks_index, lists };
+        let (checks_index, settled_index) = (self.checks_index, self.settled_index);
+        let op = CheckedExperts { each, experts, row_pitch, form, combine, checks_index, lists, settled_index };
         if lists && op.list_parts().is_none() {
             return refuse("lists", "they are longer than memory has addresses");
         }

@@ -270,6 +270,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
             None => problem,
         }
     });
+    let problem = if args.settled_index { problem.settled_index() } else { problem };
     let plan = match args.way {
         None => ctx.plan_experts(&problem)?,
         Some(way) => {

@@ -38,7 +38,8 @@ impl Family<CheckedExperts> for ExpertsFamily {
         op.each.plain_x()?;
         let tiles = self.0.configs(&CheckedGemm { m: op.mean_rows(), ..op.each.clone() }, info)?;
         let scratch = Scratch::of(op).ok_or_else(|| Unsupported::new("keeps more rows than memory has addresses"))?;
-        Ok(tiles.into_iter().map(|tile| ExpertsConfig { tile, grouped: true, scratch_bytes: scratch.bytes }).collect())
+        let config = |tile| ExpertsConfig { tile, grouped: true, scratch_bytes: scratch.bytes, settles: false };
+        Ok(tiles.into_iter().map(config).collect())
     }
 
     fn prepare(

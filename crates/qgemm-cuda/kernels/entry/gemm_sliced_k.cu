@@ -39,7 +39,7 @@ constexpr u32 PREFETCH_DISTANCE = QG_STAGES - 1;
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_gemm_sliced_k(const __grid_constant__ KernelParams given) {
-    QG_TAKE_PROBLEM(p, given);
+    QG_TAKE_PROBLEM_EARLY(p, given);
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32;
     const u32 slice = thread / SLICE_THREADS, slice_thread = thread % SLICE_THREADS, warp = slice_thread / 32;

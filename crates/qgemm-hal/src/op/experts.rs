@@ -150,6 +150,9 @@ pub struct CheckedExperts {
     /// Whether the slots of each expert are listed by who gives the ids; only of [`ExpertForm::Indexed`]. The lists are `u32`, as
     /// [`list_parts`] has them.
     pub lists: bool,
+    /// Whether index and lists are there before a run is submitted: kernels may read them, and by them weights, before earlier work of the
+    /// stream is done.
+    pub settled_index: bool,
 }
 
 impl CheckedExperts {
@@ -267,6 +270,8 @@ pub struct ExpertsConfig {
     pub grouped: bool,
     /// Bytes of the workspace that the kernels themselves want.
     pub scratch_bytes: usize,
+    /// Whether the next launch may begin only once all work before this product is done: what that wrote is then settled for it.
+    pub settles: bool,
 }
 
 impl ExpertsConfig {

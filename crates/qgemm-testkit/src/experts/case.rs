@@ -70,6 +70,8 @@ pub struct ExpertCase {
     pub index: IndexKind,
     /// Whether the slots of each expert are listed by who gives the ids; only of slots.
     pub listed: bool,
+    /// Whether kernels are told that the index is there before the run.
+    pub settled: bool,
     /// Whether all of them have the same weight, which lies on the device once.
     pub shared: bool,
 }
@@ -82,7 +84,8 @@ impl ExpertCase {
             FormCase::Masked { capacity } => experts * capacity,
             FormCase::Indexed { top_k, .. } => rows * top_k,
         };
-        Self { each: Case { m, ..each }, experts, form, index: IndexKind::Uniform, listed: false, shared: false }
+        let index = IndexKind::Uniform;
+        Self { each: Case { m, ..each }, experts, form, index, listed: false, settled: false, shared: false }
     }
 
     /// Rows of X.
@@ -125,7 +128,8 @@ impl fmt::Display for ExpertCase {
             }
         }
         let listed = if self.listed { " listed" } else { "" };
+        let settled = if self.settled { " settled" } else { "" };
         let shared = if self.shared { " shared" } else { "" };
-        write!(f, " index={}{listed}{shared}", self.index.name())
+        write!(f, " index={}{listed}{settled}{shared}", self.index.name())
     }
 }

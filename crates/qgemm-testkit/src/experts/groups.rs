@@ -139,7 +139,7 @@ fn shared(format: Format) -> Vec<ExpertCase> {
 }
 
 fn faults(format: Format) -> Vec<ExpertCase> {
-    every_form(format, 33, |_, case| ExpertCase { index: IndexKind::Faulty, ..case })
+    every_form(format, 33, |i, case| ExpertCase { index: IndexKind::Faulty, settled: !i.is_multiple_of(2), ..case })
 }
 
 /// Many slots of few experts, so that kernels with large tiles serve them, in part with lists that are given.
@@ -159,7 +159,8 @@ fn grouped(format: Format) -> Vec<ExpertCase> {
         let each = Case { epilogue, ..each };
         let form = FormCase::Indexed { top_k: 3, x_per_slot, combined };
         let index = [IndexKind::Skewed, IndexKind::Uniform, IndexKind::Hot, IndexKind::Faulty][i % 4];
-        ExpertCase { index, listed, ..ExpertCase::new(each, 4, [70, 50, 20][i % 3], form) }
+        let settled = i % 3 != 1;
+        ExpertCase { index, listed, settled, ..ExpertCase::new(each, 4, [70, 50, 20][i % 3], form) }
     };
     let all = [
         (false, false, true),
@@ -192,7 +193,8 @@ fn every_way(format: Format) -> Vec<ExpertCase> {
         let alpha = if gated { 0.0625 } else { 1.0 };
         let epilogue = Epilogue { alpha, activation, token_scale, ..Epilogue::default() };
         let each = Case { every_configuration: true, gated, epilogue, ..each };
-        ExpertCase { index, listed: i == 1, ..ExpertCase::new(each, 3, rows, form) }
+        let (listed, settled) = (i == 1, i.is_multiple_of(2) || i == 1);
+        ExpertCase { index, listed, settled, ..ExpertCase::new(each, 3, rows, form) }
     };
     all.into_iter().enumerate().map(of).collect()
 }

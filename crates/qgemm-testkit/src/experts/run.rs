@@ -241,6 +241,7 @@ impl<'a> Launch<'a> {
                 if combined { problem.combined() } else { problem }
             }
         };
+        let problem = if case.settled { problem.settled_index() } else { problem };
         (problem.each(|problem| stated(problem, each, &x, &d)), x, d)
     }
 

@@ -107,7 +107,8 @@ pub(super) fn configs(
     }
     all.iter().try_for_each(|kernel| kernel.serves(each))?;
     let scratch_bytes = scratch_bytes(op, planes, info)?;
-    let config = |kernel: &Kernel| ExpertsConfig { tile: kernel.config(), grouped: true, scratch_bytes };
+    let config =
+        |kernel: &Kernel| ExpertsConfig { tile: kernel.config(), grouped: true, scratch_bytes, settles: false };
     let fits = |config: &ExpertsConfig| config.tile.shared_bytes <= info.shared_bytes;
     Ok(all.iter().map(config).filter(fits).collect())
 }

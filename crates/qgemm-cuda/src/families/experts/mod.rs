@@ -13,14 +13,14 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, Format};
 use qgemm_hal::abi::{ExpertCombine, FLAG_D_ALIGNED16, FLAG_RESIDUAL_ALIGNED16, TileSchedule, dtype_code};
 use qgemm_hal::{
-    CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig,
-    ExpertsPlan, Family, Geometry, HalError, KernelId, LaunchSequence, ListedSlots, Name, Operand, Operands, Schedule,
-    Spec, TileConfig, Unsupported, Variant,
+    Access, CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig,
+    ExpertsPlan, Family, Geometry, HalError, KernelId, LaunchSequence, ListedSlots, Name, Operand, OperandDesc,
+    Operands, Schedule, Spec, TileConfig, Unsupported, Variant,
 };
 
 use super::gemm::{
     Cut, FAULTS, Instance, K_BLOCK, Key, ListedKernels, Types, XAccess, fits_registers_as, for_experts,
-    instances_for_experts, params, spills_key,
+    instances_for_experts, params, settles, spills_key,
 };
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
@@ -339,6 +339,19 @@ fn listed_slots(op: &CheckedExperts, units: u32) -> Option<ListedSlots> {
     ListedSlots::of(op, |routing| list_workspace_bytes(routing, units))
 }
 
+/// What a product reads and writes whose index is settled: that is there, like weights.
+static SETTLED_OPERANDS: [OperandDesc; ExpertOperand::ALL.len()] = {
+    let mut all = [ExpertOperand::ALL[0]; ExpertOperand::ALL.len()];
+    let mut slot = 0;
+    while slot < all.len() {
+        all[slot] = ExpertOperand::ALL[slot];
+        slot += 1;
+    }
+    all[ExpertOperand::Index as usize].access = Access::Constant;
+    all[ExpertOperand::Lists as usize].access = Access::Constant;
+    all
+};
+
 /// `None` where its grid would be too large.
 fn product_launch(
     op: &CheckedExperts,
@@ -372,18 +385,20 @@ fn product_launch(
         let row_bytes = x.row_stride * x.dtype.bytes() as u64;
         TileMap::matrix(0, MapElement::Number(x.dtype), size, row_bytes, [K_BLOCK, config.tile_m])
     });
+    // Others wait for all work before them, and the lists of some are made by the launch before.
+    let early = op.settled_index && settles(instance) && (op.lists || !grouped);
     Some(KernelLaunch {
         id: product_id(instance),
         spec: product_spec(instance),
         geometry: Geometry { grid, threads: config.threads, shared_bytes: config.shared_bytes },
         starts_early: variant >= Variant::Sm90,
-        operands: ExpertOperand::ALL,
+        operands: if early { &SETTLED_OPERANDS } else { ExpertOperand::ALL },
         updated: None,
         params: Arc::new(ProductLaunch {
             list: op.list_parts()?[1].start,
             x_map,
             w_map: takes_tiles.then(|| w_map(op, instance, layout)),
-            params: ProductParams { gemm: params(each, &x, &cut), groups: groups(op, layout) },
+            params: ProductParams::new(params(each, &x, &cut), groups(op, layout), early),
         }),
     })
 }
@@ -431,7 +446,8 @@ fn plain_configs(op: &CheckedExperts, info: &DeviceInfo, variant: Variant) -> Re
     // Slots by themselves, where kernels have a CTA for each, and slots by experts.
     let alone = |i: &Instance| i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE;
     let ways = |i: &'static Instance| {
-        let config = |grouped, scratch_bytes| ExpertsConfig { tile: i.config(), grouped, scratch_bytes };
+        let config =
+            |grouped, scratch_bytes| ExpertsConfig { tile: i.config(), grouped, scratch_bytes, settles: settles(i) };
         let fits = |grouped| {
             takes_tiles(i) || places(op, i.tile_m as usize, grouped).max(op.tokens()) < MOST_GRID_YZ * MOST_GRID_YZ
         };

@@ -16,7 +16,17 @@ pub(super) struct ProductParams {
     pub groups: ExpertGroups,
 }
 
+/// `QG_SETTLED_INDEX` in `sched/experts.cuh`, beyond the flags that kernels of `gemm` know.
+const SETTLED_INDEX: u32 = 1 << 31;
+
 impl ProductParams {
+    /// Everything but the addresses; `early` where a kernel may ask for W before it has waited for the work before it.
+    pub fn new(gemm: GemmParams, groups: ExpertGroups, early: bool) -> Self {
+        let mut params = Self { gemm, groups };
+        params.gemm.shape.flags |= if early { SETTLED_INDEX } else { 0 };
+        params
+    }
+
     /// Enters where the operands of a launch are; the slots begin at byte `list` of the lists.
     pub fn find(&mut self, operands: &Operands<'_>, places: &Places<'_>, list: usize) -> Result<(), HalError> {
         use ExpertOperand as O;

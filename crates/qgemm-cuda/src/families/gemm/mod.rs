@@ -29,6 +29,7 @@ mod x_prologue;
 pub(super) use common::{FAULTS, K_BLOCK};
 pub(super) use fp8::{Fp8Kernel, Fp8Matrix};
 pub(super) use fp8_kernels::fp8_kernels;
+pub(super) use gemm_sliced_k::settles;
 pub(super) use gemv::for_experts;
 pub(super) use instance::{Instance, XAccess};
 pub(super) use instances::{Key, ListedKernels, ask_registers, instances, instances_for_experts, of_planes};

@@ -113,7 +113,7 @@ impl Family<CheckedExperts> for ExpertsFamily {
         };
         let config = |tile: TileConfig, grouped: bool, lists: usize| {
             let scratch_bytes = gathered(op, grouped, lists).map_or(lists, |gathered| gathered.end);
-            ExpertsConfig { tile, grouped, scratch_bytes }
+            ExpertsConfig { tile, grouped, scratch_bytes, settles: false }
         };
         let ways = |tile: TileConfig| {
             let by_expert = if indexed { lists } else { Some(0) };
