@@ -95,8 +95,8 @@ impl ExpertProblem {
         self
     }
 
-    /// The index, and the lists where a run is given them, are there before it is submitted, or the graph is launched that it was captured in.
-    /// Kernels on Hopper and newer then ask for the weights of few rows before the work ahead of them in the stream is done.
+    /// The index is there before a run is submitted, or the graph is launched that it was captured in. Where slots are multiplied each by
+    /// itself, kernels on Hopper and newer then ask for weights before the work ahead of them in the stream is done.
     pub fn settled_index(mut self) -> Self {
         self.settled_index = true;
         self

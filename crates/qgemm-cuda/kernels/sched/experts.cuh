@@ -177,32 +177,6 @@ struct CtaPlace {
         if (own.rows == 0) return;                                                                       \
         OwnRows::narrow(own, p);                                                                         \
     }
-
-// The bit of a problem's flags that says that nothing still at work writes the index: W may be asked for before the launches ahead are done.
-#define QG_SETTLED_INDEX (1u << 31)
-
-// The same of kernels that wait for the launches ahead only once they have asked for W, and then let the next launch begin. CTAs without rows
-// need not wait: the last one, which looks for faults, has. The fence forgets what the multiprocessor has kept of an older index.
-#define QG_TAKE_PROBLEM_EARLY(p, given)                                                                  \
-    GemmParams p = given;                                                                                \
-    {                                                                                                    \
-        const CtaPlace at = CtaPlace::of_grid();                                                         \
-        if (at.is_last || !(p.shape.flags & QG_SETTLED_INDEX))                                           \
-            griddepcontrol_wait();                                                                       \
-        else                                                                                             \
-            fence_gpu();                                                                                 \
-        if (at.is_last) {                                                                                \
-            u32* words = reinterpret_cast<u32*>(dynamic_shared());                                       \
-            if (cta_index().x == 0) store_faults<QG_THREADS>(p.groups, words, thread_index(), [] { cta_barrier(); }); \
-            return;                                                                                      \
-        }                                                                                                \
-        const OwnRows own = OwnRows::of_place(p.groups, at.place);                                       \
-        if (own.rows == 0) return;                                                                       \
-        OwnRows::narrow(own, p);                                                                         \
-    }
 #elif !QG_PROJECTION
 #define QG_TAKE_PROBLEM(p, given) const GemmParams& p = given
-#endif
-#if !QG_EXPERTS
-#define QG_TAKE_PROBLEM_EARLY(p, given) QG_TAKE_PROBLEM(p, given)
 #endif

@@ -150,8 +150,8 @@ pub struct CheckedExperts {
     /// Whether the slots of each expert are listed by who gives the ids; only of [`ExpertForm::Indexed`]. The lists are `u32`, as
     /// [`list_parts`] has them.
     pub lists: bool,
-    /// Whether index and lists are there before a run is submitted: kernels may read them, and by them weights, before earlier work of the
-    /// stream is done.
+    /// Whether the index is there before a run is submitted: kernels may read it, and by it weights, before earlier work of the stream is
+    /// done.
     pub settled_index: bool,
 }
 

@@ -339,7 +339,7 @@ fn listed_slots(op: &CheckedExperts, units: u32) -> Option<ListedSlots> {
     ListedSlots::of(op, |routing| list_workspace_bytes(routing, units))
 }
 
-/// What a product reads and writes whose index is settled: that is there, like weights.
+/// What a product by slots reads and writes whose index is settled: that is there, like weights.
 static SETTLED_OPERANDS: [OperandDesc; ExpertOperand::ALL.len()] = {
     let mut all = [ExpertOperand::ALL[0]; ExpertOperand::ALL.len()];
     let mut slot = 0;
@@ -348,7 +348,6 @@ static SETTLED_OPERANDS: [OperandDesc; ExpertOperand::ALL.len()] = {
         slot += 1;
     }
     all[ExpertOperand::Index as usize].access = Access::Constant;
-    all[ExpertOperand::Lists as usize].access = Access::Constant;
     all
 };
 
@@ -385,8 +384,9 @@ fn product_launch(
         let row_bytes = x.row_stride * x.dtype.bytes() as u64;
         TileMap::matrix(0, MapElement::Number(x.dtype), size, row_bytes, [K_BLOCK, config.tile_m])
     });
-    // Others wait for all work before them, and the lists of some are made by the launch before.
-    let early = op.settled_index && settles(instance) && (op.lists || !grouped);
+    // Others wait for all work before them.
+    let is_by_slot = matches!(op.form, ExpertForm::Indexed { .. }) && !grouped;
+    let early = op.settled_index && is_by_slot && settles(instance);
     Some(KernelLaunch {
         id: product_id(instance),
         spec: product_spec(instance),

@@ -16,7 +16,7 @@ pub(super) struct ProductParams {
     pub groups: ExpertGroups,
 }
 
-/// `QG_SETTLED_INDEX` in `sched/experts.cuh`, beyond the flags that kernels of `gemm` know.
+/// The same in `sched/settled_experts.cuh`, beyond the flags that kernels of `gemm` know.
 const SETTLED_INDEX: u32 = 1 << 31;
 
 impl ProductParams {

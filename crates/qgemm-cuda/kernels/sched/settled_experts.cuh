@@ -1,0 +1,40 @@
+// The problem of a CTA of products with experts that may know its expert before the launches ahead are done.
+#pragma once
+#include "sched/experts.cuh"
+
+#if QG_EXPERTS
+#include "atoms/fresh_load.cuh"
+
+// The bit of a problem's flags that says that nothing still at work writes the ids of its slots.
+constexpr u32 SETTLED_INDEX = 1u << 31;
+
+struct SettledExperts {
+    // The row of a slot.
+    QG_DEVICE OwnRows of_slot(const ExpertGroups& g, u32 slot) {
+        if (slot >= g.rows) return {0, 0, 0};
+        const u32 expert = ld_global_fresh_u32(reinterpret_cast<const u8*>(g.index) + (u64)slot * 4);
+        return {expert, slot, expert < g.experts ? 1u : 0u};
+    }
+};
+
+// As `QG_TAKE_PROBLEM`, of kernels that wait themselves, and then let the next launch begin: before X, and not before W. CTAs without rows
+// need not: the last one, which looks for faults, has waited.
+#define QG_TAKE_PROBLEM_EARLY(p, given)                                                                  \
+    GemmParams p = given;                                                                                \
+    {                                                                                                    \
+        const CtaPlace at = CtaPlace::of_grid();                                                         \
+        const bool is_settled = p.shape.flags & SETTLED_INDEX;                                           \
+        if (at.is_last || !is_settled) griddepcontrol_wait();                                            \
+        if (at.is_last) {                                                                                \
+            u32* words = reinterpret_cast<u32*>(dynamic_shared());                                       \
+            if (cta_index().x == 0) store_faults<QG_THREADS>(p.groups, words, thread_index(), [] { cta_barrier(); }); \
+            return;                                                                                      \
+        }                                                                                                \
+        const OwnRows own =                                                                              \
+            is_settled ? SettledExperts::of_slot(p.groups, at.place) : OwnRows::of_place(p.groups, at.place); \
+        if (own.rows == 0) return;                                                                       \
+        OwnRows::narrow(own, p);                                                                         \
+    }
+#else
+#define QG_TAKE_PROBLEM_EARLY(p, given) QG_TAKE_PROBLEM(p, given)
+#endif
