@@ -128,13 +128,10 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
     let weights = (expected - most + (tiles - expected).max(0.0) / CACHE_SPEEDUP) * op.each.weight_bytes();
     let memory = (op.traffic() + weights) / (info.bandwidth * share(bandwidth));
     let math = macs / (rate * share(arithmetic));
-    let searches = is_indexed && config.grouped;
-    let launches = if searches && !op.lists {
-        SEARCH_LAUNCHES + LIST_LAUNCHES
-    } else if searches {
-        SEARCH_LAUNCHES
-    } else {
-        0.0
+    let launches = match (is_indexed && config.grouped, op.lists) {
+        (false, _) => 0.0,
+        (true, true) => SEARCH_LAUNCHES,
+        (true, false) => SEARCH_LAUNCHES + LIST_LAUNCHES,
     };
     let lists = launches * info.launch_seconds;
     // Kernels of a persistent grid that multiply codes read an expert's rows one after the other: those of slots are gathered before.
@@ -278,6 +275,19 @@ mod tests {
         about(32.0, 64, 1.0);
         about(1000.0, 100, 10.5);
         about(2000.0, 100, 20.5);
+    }
+
+    #[test]
+    fn slices_wait_for_those_that_have_a_k_tile_more() {
+        let device = noop::open("noop".parse().expect("a name")).expect("always there");
+        let of_six_k_tiles = op(ExpertForm::Contiguous, 6);
+        let of_six_k_tiles = CheckedExperts { each: CheckedGemm { k: 768, ..of_six_k_tiles.each }, ..of_six_k_tiles };
+        let configs = device.catalog().experts[0].configs(&of_six_k_tiles, device.info()).expect("it serves all");
+        let multiplied = |schedule, k_groups| {
+            columns(&of_six_k_tiles, &TileConfig { tile_k: 128, schedule, k_groups, ..configs[0].tile })
+        };
+        assert_eq!([1, 3, 4].map(|slices| multiplied(Schedule::Grid, slices)), [768.0, 768.0, 1024.0]);
+        assert_eq!(multiplied(Schedule::StreamK, 4), 768.0);
     }
 
     #[test]

@@ -13,9 +13,9 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, Format};
 use qgemm_hal::abi::{ExpertCombine, FLAG_D_ALIGNED16, FLAG_RESIDUAL_ALIGNED16, TileSchedule, dtype_code};
 use qgemm_hal::{
-    Access, CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig,
-    ExpertsPlan, Family, Geometry, HalError, KernelId, LaunchSequence, ListedSlots, Name, Operand, OperandDesc,
-    Operands, Schedule, Spec, TileConfig, Unsupported, Variant,
+    CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig,
+    ExpertsPlan, Family, Geometry, HalError, KernelId, LaunchSequence, ListedSlots, Name, Operand, Operands, Schedule,
+    Spec, TileConfig, Unsupported, Variant,
 };
 
 use super::gemm::{
@@ -31,7 +31,7 @@ use crate::source;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 use convert::ConvertedX;
-use params::{ProductParams, groups, places};
+use params::{ProductParams, SETTLED_OPERANDS, groups, places};
 use w_map::w_map;
 
 /// Name of the family.
@@ -338,18 +338,6 @@ fn list_bytes(op: &CheckedExperts, info: &DeviceInfo) -> usize {
 fn listed_slots(op: &CheckedExperts, units: u32) -> Option<ListedSlots> {
     ListedSlots::of(op, |routing| list_workspace_bytes(routing, units))
 }
-
-/// What a product by slots reads and writes whose index is settled: that is there, like weights.
-static SETTLED_OPERANDS: [OperandDesc; ExpertOperand::ALL.len()] = {
-    let mut all = [ExpertOperand::ALL[0]; ExpertOperand::ALL.len()];
-    let mut slot = 0;
-    while slot < all.len() {
-        all[slot] = ExpertOperand::ALL[slot];
-        slot += 1;
-    }
-    all[ExpertOperand::Index as usize].access = Access::Constant;
-    all
-};
 
 /// `None` where its grid would be too large.
 fn product_launch(

@@ -1,9 +1,9 @@
-//! The parameter of products with experts, and how many tiles of rows they have.
+//! The parameter of products with experts, what their kernels do with operands, and how many tiles of rows they have.
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::prepack::PackedLayout;
 use qgemm_hal::abi::{ExpertGroups, expert_form_code};
-use qgemm_hal::{CheckedExperts, ExpertForm, ExpertOperand, HalError, Operands};
+use qgemm_hal::{Access, CheckedExperts, ExpertForm, ExpertOperand, HalError, Operand, OperandDesc, Operands};
 
 use super::super::gemm::GemmParams;
 use super::super::kernel_launch::Places;
@@ -80,6 +80,18 @@ fn rows(op: &CheckedExperts) -> u32 {
         _ => op.each.m as u32,
     }
 }
+
+/// What a product by slots reads and writes whose index is settled: that is there, like weights.
+pub(super) static SETTLED_OPERANDS: [OperandDesc; ExpertOperand::ALL.len()] = {
+    let mut all = [ExpertOperand::ALL[0]; ExpertOperand::ALL.len()];
+    let mut slot = 0;
+    while slot < all.len() {
+        all[slot] = ExpertOperand::ALL[slot];
+        slot += 1;
+    }
+    all[ExpertOperand::Index as usize].access = Access::Constant;
+    all
+};
 
 /// Tiles of rows, as many as there can be at most.
 pub(super) fn places(op: &CheckedExperts, tile_m: usize, grouped: bool) -> usize {
