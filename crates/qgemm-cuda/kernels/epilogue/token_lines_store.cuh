@@ -14,19 +14,18 @@ struct TokenLines {
     QG_DEVICE u8* chunk(TokenLines& lines, u32 line, u32 row, u32 index) { return &lines.bytes[line][row][(index ^ row % 8) * 16]; }
 };
 
+// What such outputs may have: weights with scales of blocks have no factors of rows.
+constexpr u32 PRODUCT_OPERANDS = QG_W_BLOCK_SCALES ? 0 : QG_FLAG_ROW_SCALE;
+
 // Whether outputs are products alone, in 16 bits.
 QG_DEVICE bool is_product(const GemmParams& p) {
-    return p.shape.activation == QG_ACTIVATION_IDENTITY && has_only<0>(p);
-}
-
-template <bool F16, bool SCALED>
-QG_DEVICE u32 pack_products(float alpha, float low, float high) {
-    return SCALED ? pack_pair<F16>(alpha * low, alpha * high) : pack_pair<F16>(low, high);
+    return p.shape.activation == QG_ACTIVATION_IDENTITY && has_only<PRODUCT_OPERANDS>(p);
 }
 
 // `d` is the place of the first of FEATURES features of the first of `tokens` tokens. Of accumulators, what epilogue/token_rows_store.cuh has.
-template <u32 FEATURES, bool EXCHANGED, bool F16, bool SCALED, u32 LINES>
-QG_DEVICE void store_lines(const float* acc, float alpha, u8* d, u64 row_bytes, u32 tokens, TokenLines<LINES>& staging, u32 lane) {
+// Where SCALED, `factor(column, of)` puts the factors of two neighbouring features there; else they are 1.
+template <u32 FEATURES, bool EXCHANGED, bool F16, bool SCALED, u32 LINES, class Factor>
+QG_DEVICE void store_lines(const float* acc, u8* d, u64 row_bytes, u32 tokens, TokenLines<LINES>& staging, u32 lane, const Factor& factor) {
     using Staging = TokenLines<LINES>;
     constexpr u32 OF_LINE = LINE_BYTES / 2;
     static_assert(FEATURES % (LINES * OF_LINE) == 0, "lines are whole");
@@ -41,10 +40,16 @@ QG_DEVICE void store_lines(const float* acc, float alpha, u8* d, u64 row_bytes, 
         for (u32 j = 0; j < LINES * OF_LINE / 8; j += 2) {
             u32 pairs[4];
 #pragma unroll
-            for (u32 m = 0; m < 4; m++) {
-                const bool exchanged = EXCHANGED && m / 2 == 1;
-                const float* pair = &acc[first / 2 + (j + m / 2) * 4 + m % 2 * 2];
-                pairs[m] = pack_products<F16, SCALED>(alpha, pair[exchanged], pair[!exchanged]);
+            for (u32 eight = 0; eight < 2; eight++) {
+                const bool exchanged = EXCHANGED && eight == 1;
+                float of[2] = {1.0f, 1.0f};
+                if constexpr (SCALED) factor(first + (j + eight) * 8 + lane % 4 * 2, of);
+#pragma unroll
+                for (u32 half = 0; half < 2; half++) {
+                    const float* pair = &acc[first / 2 + (j + eight) * 4 + half * 2];
+                    const float low = pair[exchanged], high = pair[!exchanged];
+                    pairs[eight * 2 + half] = SCALED ? pack_pair<F16>(of[0] * low, of[1] * high) : pack_pair<F16>(low, high);
+                }
             }
             stmatrix_x4(pairs, Staging::chunk(staging, j * 8 / OF_LINE, row, j % (OF_LINE / 8) + lane / 16));
         }
@@ -70,10 +75,17 @@ QG_DEVICE void store_token_lines(const float* acc, const GemmParams& p, u32 firs
     u8* d = reinterpret_cast<u8*>(p.at.d) + ((u64)first_token * p.at.d_row + first_row) * 2;
     const u64 row_bytes = p.at.d_row * 2;
     const u32 tokens = first_token < p.shape.m ? p.shape.m - first_token : 0;
+    const bool scales = p.shape.flags & PRODUCT_OPERANDS;
+    const auto factor = [&](u32 column, float (&of)[2]) {
+        of[0] = of[1] = p.shape.alpha;
+        if (!scales) return;
+        of[0] *= load_dense(DTYPE_F32, p.at.row_scale, first_row + column);
+        of[1] *= load_dense(DTYPE_F32, p.at.row_scale, first_row + column + 1);
+    };
     if (p.shape.d_dtype == DTYPE_F16)
-        store_lines<FEATURES, EXCHANGED, true, true>(acc, p.shape.alpha, d, row_bytes, tokens, staging, lane);
-    else if (p.shape.alpha == 1.0f)
-        store_lines<FEATURES, EXCHANGED, false, false>(acc, 1.0f, d, row_bytes, tokens, staging, lane);
+        store_lines<FEATURES, EXCHANGED, true, true>(acc, d, row_bytes, tokens, staging, lane, factor);
+    else if (scales || p.shape.alpha != 1.0f)
+        store_lines<FEATURES, EXCHANGED, false, true>(acc, d, row_bytes, tokens, staging, lane, factor);
     else
-        store_lines<FEATURES, EXCHANGED, false, true>(acc, p.shape.alpha, d, row_bytes, tokens, staging, lane);
+        store_lines<FEATURES, EXCHANGED, false, false>(acc, d, row_bytes, tokens, staging, lane, factor);
 }

@@ -1,7 +1,7 @@
 // The ring of a CTA that multiplies 8-bit codes: 128 columns a stage, of all its tokens and features. One producer thread
 // copies X and one copies W, both by TMA, and one or two producer warps copy the scales of both (mainloop/sm90/fp8_scales.cuh).
 #pragma once
-#include "atoms/mbarrier.cuh"
+#include "atoms/mbarrier_suspended.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/tma_multicast.cuh"
 #include "atoms/tma_tensor5.cuh"
@@ -80,13 +80,15 @@ struct Position {
     QG_DEVICE u32 stage(const Position& at) { return at.passed < QG_STAGES ? at.passed : at.passed - QG_STAGES; }
     QG_DEVICE u32 parity(const Position& at) { return at.passed < QG_STAGES ? 0 : 1; }
     QG_DEVICE void next(Position& at) { at.passed = at.passed + 1 < 2 * QG_STAGES ? at.passed + 1 : 0; }
-    QG_DEVICE void wait_full(const Position& at, Pipeline& pipeline) { mbarrier_wait(&pipeline.full[stage(at)], parity(at)); }
+    QG_DEVICE void wait_full(const Position& at, Pipeline& pipeline) { mbarrier_wait_suspended(&pipeline.full[stage(at)], parity(at)); }
     // For a stage that has never been filled, the phase before the first counts as complete.
-    QG_DEVICE void wait_empty(const Position& at, Pipeline& pipeline) { mbarrier_wait(&pipeline.empty[stage(at)], parity(at) ^ 1); }
+    QG_DEVICE void wait_empty(const Position& at, Pipeline& pipeline) {
+        mbarrier_wait_suspended(&pipeline.empty[stage(at)], parity(at) ^ 1);
+    }
 };
 
-// The work of the thread that copies X, tells consumers of tiles and arrives on full barriers for both. Tokens beyond the last are not copied, unless there are no
-// others: then all are zeros.
+// The work of the thread that copies X, tells consumers of tiles and arrives on full barriers for both. Tokens beyond the last are not
+// copied, unless there are no others, or the tile is the largest, for whose lanes all are alike: then they are zeros.
 QG_DEVICE void produce_x(Pipeline& pipeline, TileNotes& notes, const TmaFp8GemmParams& params) {
     const GemmParams& p = params.fp8.gemm;
     WorkList list = WorkList::of_cta(p);
@@ -100,7 +102,7 @@ QG_DEVICE void produce_x(Pipeline& pipeline, TileNotes& notes, const TmaFp8GemmP
         note = TileNotes::next(note);
         // The second CTA of a cluster may have no tokens left.
         const u32 token = first_token_of(work), left = token < p.shape.m ? p.shape.m - token : QG_TILE_M;
-        const u32 tokens = left < QG_TILE_M ? left : QG_TILE_M;
+        const u32 tokens = !IS_LARGEST && left < QG_TILE_M ? left : QG_TILE_M;
         const TensorMap* map = tokens < QG_TILE_M ? &params.x_tail_map : &params.x_map;
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {

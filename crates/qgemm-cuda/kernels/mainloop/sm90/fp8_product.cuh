@@ -105,7 +105,8 @@ QG_DEVICE u64 further(u64 descriptor, u32 units) {
     return (descriptor & 0xffffffff00000000) | ((u32)descriptor + units);
 }
 
-// Starts sums = X · Wᵀ over a stage, for the features whose descriptor is `w`.
+// Starts sums = X · Wᵀ over a stage, for the features whose descriptor is `w`. A group for each k-block where HALVES says so.
+template <bool HALVES>
 QG_DEVICE void start_stage(float (&sums)[PART_N / 2], const XFragments& x, u64 w) {
     // From a k-block to the next, and from a step to the next within.
     constexpr u32 BLOCK = SHARE_K_BLOCK >> 4, STEP = INSTRUCTION_K >> 4;
@@ -113,11 +114,18 @@ QG_DEVICE void start_stage(float (&sums)[PART_N / 2], const XFragments& x, u64 w
     wgmma_fence();
     multiply_step<0>(sums, x.a[0], w);
     multiply_step<1>(sums, x.a[1], further(w, STEP));
+    if constexpr (HALVES) wgmma_commit_group();
     multiply_step<1>(sums, x.a[2], further(w, BLOCK));
     multiply_step<1>(sums, x.a[3], further(w, BLOCK + STEP));
     wgmma_commit_group();
 }
-// Waits for the instructions. Their operands keep their registers until then.
+// Waits for the instructions of the first k-block. Its operands keep their registers until then.
+QG_DEVICE void finish_half(XFragments& x) {
+    wgmma_wait_group<1>();
+#pragma unroll
+    for (u32 step = 0; step < STEPS / 2; step++) wgmma_fence_operand(x.a[step]);
+}
+// Waits for all instructions.
 QG_DEVICE void finish_stage(float (&sums)[PART_N / 2], XFragments& x) {
     wgmma_wait_group<0>();
     wgmma_fence_accumulators(sums);
@@ -129,8 +137,9 @@ QG_DEVICE void finish_stage(float (&sums)[PART_N / 2], XFragments& x) {
 constexpr u32 PART_STRIDE = (PART_N < SHARE_N ? PART_N * PACKED_K_BLOCK : STAGE_K_BLOCKS * SHARE_K_BLOCK) >> 4;
 static_assert(PARTS == 1 || (GROUPS_N == 1 && PARTS * PART_N == (PART_N < SHARE_N ? 1 : PARTS) * SHARE_N), "parts are alike");
 
-// Whether the next stage is waited for while the last instructions of a stage run, and a lane's columns of it are loaded before their sums
-// are added. Elsewhere memory bounds the kernel, and a stage that has been read is given back before the next is waited for.
+// Whether the next stage is waited for while the last instructions of a stage run, and a lane's columns of it are loaded as soon as
+// registers are free, the rest before their sums are added. Elsewhere memory bounds the kernel, and a stage that has been read is given back
+// before the next is waited for.
 constexpr bool LOADS_AHEAD = IS_LARGEST;
 
 // acc = X · Wᵀ over `count` stages, of `tokens` tokens, which may be more than the tile has, or none. What need not come before the
@@ -140,30 +149,35 @@ QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, 
     Pipeline& pipeline = shared_in_register(shared);
     const XPlace x_place = XPlace::of(place, tokens, lane);
     XColumns columns;
-    const auto load = [&](u32 stage) { columns = XPlace::load(pipeline.x[stage], x_place); };
-    load(Position::stage(at));
+    const auto load = [&](u32 stage, u32 k_block) { XPlace::load(columns, pipeline.x[stage], x_place, k_block); };
+    load(Position::stage(at), 0), load(Position::stage(at), 1);
 #pragma unroll 1
     for (; count > 0; count--) {
         const u32 stage = Position::stage(at);
         XFragments x = XColumns::in_order(columns);
         const u64 w = wgmma_descriptor_64b(Pipeline::w_rows(pipeline, stage, place.group_n * PARTS * PART_N));
         Position::next(at);
+        // Behind the last stage nothing is loaded that is used.
+        const u32 next = count > 1 ? Position::stage(at) : stage;
 #pragma unroll
         for (u32 part = 0; part < PARTS; part++) {
             float sums[PART_N / 2];
-            start_stage(sums, x, further(w, part * PART_STRIDE));
+            const bool is_last = part == PARTS - 1, loads = LOADS_AHEAD && is_last;
+            if (loads)
+                start_stage<true>(sums, x, further(w, part * PART_STRIDE));
+            else
+                start_stage<false>(sums, x, further(w, part * PART_STRIDE));
             const Factors factors = Factors::load(pipeline.scales[stage], place, part, lane);
-            const bool is_last = part == PARTS - 1;
-            if (is_last && LOADS_AHEAD && count > 1) Position::wait_full(at, pipeline);
+            if (loads && count > 1) Position::wait_full(at, pipeline);
+            if (loads) finish_half(x), load(next, 0);
             finish_stage(sums, x);
-            // Behind the last stage nothing is loaded that is used.
-            if (is_last && LOADS_AHEAD) load(count > 1 ? Position::stage(at) : stage);
+            if (loads) load(next, 1);
             if (is_last) Pipeline::release(pipeline, stage, lane);
             promote(acc.value[part], sums, factors);
         }
         if (!LOADS_AHEAD && count > 1) {
             Position::wait_full(at, pipeline);
-            load(Position::stage(at));
+            load(Position::stage(at), 0), load(Position::stage(at), 1);
         }
     }
 }

@@ -2,8 +2,9 @@
 // features of W, which the instructions read from shared memory as they are packed: unsigned, 128 more than they stand for. The
 // sums of X's codes take that away again. Sums of more than FLUSH_STAGES stages are added in f32.
 #pragma once
+#include "atoms/shared_in_register.cuh"
 #include "atoms/wgmma_s8.cuh"
-#include "mainloop/sm90/consumer_place.cuh"
+#include "mainloop/sm90/x_place.cuh"
 
 static_assert(!HAS_BLOCK_SCALES, "sums are exact, and scaled once");
 
@@ -60,11 +61,14 @@ QG_DEVICE void multiply_stages(Accumulators& acc, Pipeline& pipeline, Position& 
     Sums sums = {};
     // Of the codes of the lane's columns of its two tokens.
     i32 codes[2] = {0, 0};
+    const XPlace x_place = XPlace::of(place, tokens, lane);
 #pragma unroll 1
     for (; count > 0; count--) {
         Position::wait_full(at, pipeline);
-        XFragments x;
-        XFragments::load(x, pipeline.x[Position::stage(at)], place.token, tokens, lane);
+        XColumns columns;
+        XPlace::load(columns, pipeline.x[Position::stage(at)], x_place, 0);
+        XPlace::load(columns, pipeline.x[Position::stage(at)], x_place, 1);
+        XFragments x = XColumns::in_order(columns);
 #pragma unroll
         for (u32 step = 0; step < STEPS; step++) {
 #pragma unroll
@@ -91,8 +95,9 @@ QG_DEVICE void multiply_stages(Accumulators& acc, Pipeline& pipeline, Position& 
         }
 }
 
-// acc = X · Wᵀ over `count` stages, of `tokens` tokens; others are zeros.
-QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at, u32 tokens, u32 count, const LanePlace& place, u32 lane) {
+// acc = X · Wᵀ over `count` stages, of `tokens` tokens.
+QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, u32 tokens, u32 count, const LanePlace& place, u32 lane) {
+    Pipeline& pipeline = shared_in_register(shared);
     if constexpr (FLUSHES) {
         acc = {};
 #pragma unroll 1

@@ -28,20 +28,17 @@ struct XPlace {
 
     QG_DEVICE XPlace of(const LanePlace& place, u32 tokens, u32 lane) {
         constexpr u32 FURTHER = 8 * STAGE_K;
-        const bool has_first = QG_EXPERT_TILES || place.token < tokens, has_second = QG_EXPERT_TILES || place.token + 8 < tokens;
+        constexpr bool HAS_ALL = QG_EXPERT_TILES || IS_LARGEST;
+        const bool has_first = HAS_ALL || place.token < tokens, has_second = HAS_ALL || place.token + 8 < tokens;
         const u32 token = has_first ? place.token : 0;
         return {token * STAGE_K + (lane % 4 ^ token % 8) * 16, has_second ? FURTHER : 0};
     }
-    // Reads the lane's columns of a stage.
-    QG_DEVICE XColumns load(const u8* stage, const XPlace& place) {
-        XColumns x;
+    // Reads the lane's columns of a k-block of a stage.
+    QG_DEVICE void load(XColumns& x, const u8* stage, const XPlace& place, u32 k_block) {
 #pragma unroll
-        for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++)
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                const u8* chunk = stage + (place.offset ^ k_block * PACKED_K_BLOCK) + half * place.second;
-                x.chunk[k_block][half] = ld_shared(reinterpret_cast<const u32x4*>(chunk));
-            }
-        return x;
+        for (u32 half = 0; half < 2; half++) {
+            const u8* chunk = stage + (place.offset ^ k_block * PACKED_K_BLOCK) + half * place.second;
+            x.chunk[k_block][half] = ld_shared(reinterpret_cast<const u32x4*>(chunk));
+        }
     }
 };
