@@ -10,6 +10,28 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
+// Chunks whose counts a lane loads at once.
+constexpr u32 AT_ONCE = 4;
+
+// What those from `first` on counted of an expert; none beyond `last`.
+struct Counts {
+    u32 of_chunk[AT_ONCE];
+
+    QG_DEVICE Counts load(const RoutingParams& p, u32 first, u32 last, u32 expert, bool has_expert) {
+        Counts counts;
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++)
+            counts.of_chunk[i] = has_expert && first + i < last ? ld_global_u32(chunk_count(p, first + i, expert)) : 0;
+        return counts;
+    }
+    QG_DEVICE u32 sum(const Counts& counts) {
+        u32 sum = 0;
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) sum += counts.of_chunk[i];
+        return sum;
+    }
+};
+
 QG_DEVICE void find_bad(const RoutingParams& p, SharedStorage& shared) {
     u32 bad = NO_SLOT;
     for (u32 chunk = thread_index(); chunk < p.shape.chunks; chunk += QG_THREADS) {
@@ -36,18 +58,24 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_scan(const _
     const u32 each = (p.shape.chunks + WARPS - 1) / WARPS;
     const u32 first = warp * each;
     const u32 last = first + each < p.shape.chunks ? first + each : p.shape.chunks;
-    u32 count = 0;
-    if (e < p.shape.experts)
-        for (u32 chunk = first; chunk < last; chunk++) count += ld_global_u32(chunk_count(p, chunk, e));
+    const bool has_expert = e < p.shape.experts;
+    Counts held = Counts::load(p, first, last, e, has_expert);
+    u32 count = Counts::sum(held);
+    for (u32 chunk = first + AT_ONCE; chunk < last; chunk += AT_ONCE) count += Counts::sum(Counts::load(p, chunk, last, e, has_expert));
     st_shared(&shared.sums[warp][lane], count);
     cta_barrier();
-    if (e >= p.shape.experts) return;
+    if (!has_expert) return;
     u32 before = 0;
-    for (u32 other = 0; other < warp; other++) before += ld_shared(&shared.sums[other][lane]);
-    for (u32 chunk = first; chunk < last; chunk++) {
-        const u32 own = ld_global_u32(chunk_count(p, chunk, e));
-        st_global_u32(chunk_count(p, chunk, e), before);
-        before += own;
+#pragma unroll
+    for (u32 other = 0; other < WARPS; other++) before += other < warp ? ld_shared(&shared.sums[other][lane]) : 0;
+    for (u32 chunk = first; chunk < last; chunk += AT_ONCE) {
+        if (chunk != first) held = Counts::load(p, chunk, last, e, true);
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) {
+            if (chunk + i >= last) break;
+            st_global_u32(chunk_count(p, chunk + i, e), before);
+            before += held.of_chunk[i];
+        }
     }
     // The last warp knows the count of all; warps without chunks have nothing to add.
     if (warp == WARPS - 1) st_global_u32(chunk_count(p, p.shape.chunks, e), before);

@@ -3,7 +3,9 @@
 #pragma once
 #include "atoms/bits.cuh"
 #include "atoms/launch.cuh"
+#include "atoms/match.cuh"
 #include "atoms/memory.cuh"
+#include "atoms/shared_atomic.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "generated/abi.cuh"
@@ -67,16 +69,6 @@ QG_DEVICE u32 lowest(u32 bits) {
     return popc(~bits & (bits - 1));
 }
 
-// The lanes that have the id of this one; ids are `experts` at most, which stands for none.
-QG_DEVICE u32 lanes_of(u32 id, u32 experts) {
-    u32 lanes = ~0u;
-    for (u32 bit = 1; bit <= experts; bit *= 2) {
-        const u32 set = ballot((id & bit) != 0);
-        lanes &= id & bit ? set : ~set;
-    }
-    return lanes;
-}
-
 // The id of a slot, `experts` of one beyond the range or without an expert.
 QG_DEVICE u32 load_id(const RoutingParams& p, u64 ids, const SlotRange& range, u32 slot) {
     if (slot >= range.last) return p.shape.experts;
@@ -103,44 +95,42 @@ struct SlotIds {
     }
 };
 
-// Adds the slots of a warp's range to its counts. Returns the first without an expert.
-QG_DEVICE u32 count_slots(const RoutingParams& p, u64 ids, const SlotRange& range, u32* counts) {
+// Adds the slots of a warp's range, whose first rows are loaded, to its counts. Returns the first without an expert.
+QG_DEVICE u32 count_slots(const RoutingParams& p, u64 ids, const SlotRange& range, const SlotIds& first_rows, u32* counts) {
     const u32 lane = thread_index() % 32, experts = p.shape.experts;
     u32 first_bad = NO_SLOT;
     for (u32 rows = range.first; rows < range.last; rows += ROWS_AT_ONCE * 32) {
-        const SlotIds own = SlotIds::load(p, ids, range, rows);
+        const SlotIds own = rows == range.first ? first_rows : SlotIds::load(p, ids, range, rows);
 #pragma unroll
         for (u32 i = 0; i < ROWS_AT_ONCE; i++) {
             const u32 first = rows + i * 32, id = own.id[i];
-            if (first >= range.last) break;
             const u32 bad = ballot(id == experts && first + lane < range.last);
             if (bad != 0 && first_bad == NO_SLOT) first_bad = first + lowest(bad);
-            const u32 lanes = lanes_of(id, experts);
-            if (id < experts && lowest(lanes) == lane) st_shared(&counts[id], ld_shared(&counts[id]) + popc(lanes));
-            warp_barrier();
+            if (id < experts) reduce_add_shared(&counts[id], 1);
         }
     }
+    warp_barrier();
     return first_bad;
 }
 
-// Writes the slots of a warp's range to the rows, from the places on that the warp has for each expert behind `offsets`.
-QG_DEVICE void scatter_slots(const RoutingParams& p, u64 ids, const SlotRange& range, u32* places, const u32* offsets) {
+// Writes the slots of a warp's range, whose first rows are loaded, to the rows, from the places on that the warp has for each expert behind
+// `offsets`.
+QG_DEVICE void scatter_slots(const RoutingParams& p, u64 ids, const SlotRange& range, const SlotIds& first_rows, u32* places,
+                             const u32* offsets) {
     const u32 lane = thread_index() % 32, experts = p.shape.experts;
     for (u32 rows = range.first; rows < range.last; rows += ROWS_AT_ONCE * 32) {
-        const SlotIds own = SlotIds::load(p, ids, range, rows);
+        const SlotIds own = rows == range.first ? first_rows : SlotIds::load(p, ids, range, rows);
 #pragma unroll
         for (u32 i = 0; i < ROWS_AT_ONCE; i++) {
-            const u32 first = rows + i * 32, id = own.id[i];
-            if (first >= range.last) break;
-            const u32 lanes = lanes_of(id, experts);
-            const u32 before = popc(lanes & ((1u << lane) - 1));
+            const u32 id = own.id[i];
+            if (rows + i * 32 >= range.last) break;
+            const u32 lanes = match_any(id), before = popc(lanes & ((1u << lane) - 1));
+            // The first lane of an expert takes places for all of them.
             u32 place = 0;
-            if (id < experts) {
-                place = ld_shared(&places[id]);
-                st_global_u32(word_at(p.at.rows, ld_shared(&offsets[id]) + place + before), first + lane);
-            }
-            warp_barrier();
-            if (id < experts && before == 0) st_shared(&places[id], place + popc(lanes));
+            if (id < experts && before == 0) place = atomic_add_shared(&places[id], popc(lanes));
+            place = shfl_idx_u32(place, lowest(lanes)) + before;
+            if (id < experts) st_global_u32(word_at(p.at.rows, ld_shared(&offsets[id]) + place), rows + i * 32 + lane);
+            // Those of the next row come behind.
             warp_barrier();
         }
     }
@@ -207,10 +197,13 @@ QG_DEVICE void clear_counts(const ListStorage& storage, u32 experts) {
 
 // The least of what the warps found; every thread gets it.
 QG_DEVICE u32 least_of_warps(const ListStorage& storage, u32 slot) {
-    if (thread_index() % 32 == 0) st_shared(&storage.bad[thread_index() / 32], slot);
+    const u32 lane = thread_index() % 32;
+    if (lane == 0) st_shared(&storage.bad[thread_index() / 32], slot);
     cta_barrier();
-    for (u32 warp = 0; warp < cta_threads() / 32; warp++) {
-        const u32 other = ld_shared(&storage.bad[warp]);
+    slot = lane < cta_threads() / 32 ? ld_shared(&storage.bad[lane]) : NO_SLOT;
+#pragma unroll
+    for (u32 mask = 16; mask > 0; mask /= 2) {
+        const u32 other = shfl_xor_u32(slot, mask);
         slot = other < slot ? other : slot;
     }
     return slot;
@@ -247,9 +240,10 @@ QG_DEVICE void store_offsets(const RoutingParams& p, const ListStorage& storage)
 // Counts the slots of a chunk for the kernels that follow.
 QG_DEVICE void count_chunk(const RoutingParams& p, u64 ids, u32 chunk, const ListStorage& storage) {
     const u32 experts = p.shape.experts, warp = thread_index() / 32, warps = cta_threads() / 32;
-    clear_counts(storage, experts);
     const SlotRange range = SlotRange::of_warp(SlotRange::of_chunk(p, chunk), warp, warps);
-    const u32 bad = least_of_warps(storage, count_slots(p, ids, range, storage.of_warps + warp * experts));
+    const SlotIds first_rows = SlotIds::load(p, ids, range, range.first);
+    clear_counts(storage, experts);
+    const u32 bad = least_of_warps(storage, count_slots(p, ids, range, first_rows, storage.of_warps + warp * experts));
     if (thread_index() == 0) st_global_u32(chunk_bad(p, chunk), bad);
     for (u32 e = thread_index(); e < experts; e += cta_threads()) {
         u32 count = 0;
@@ -261,10 +255,11 @@ QG_DEVICE void count_chunk(const RoutingParams& p, u64 ids, u32 chunk, const Lis
 // Everything, by one CTA.
 QG_DEVICE void make_lists(const RoutingParams& p, u64 ids, const ListStorage& storage) {
     const u32 experts = p.shape.experts, warp = thread_index() / 32, warps = cta_threads() / 32;
-    clear_counts(storage, experts);
     const SlotRange all = {0, p.shape.tokens * p.shape.top_k};
     const SlotRange range = SlotRange::of_warp(all, warp, warps);
-    const u32 bad = least_of_warps(storage, count_slots(p, ids, range, storage.of_warps + warp * experts));
+    const SlotIds first_rows = SlotIds::load(p, ids, range, range.first);
+    clear_counts(storage, experts);
+    const u32 bad = least_of_warps(storage, count_slots(p, ids, range, first_rows, storage.of_warps + warp * experts));
     if (thread_index() == 0) store_status(p, ids, bad);
     for (u32 e = thread_index(); e < experts; e += cta_threads()) {
         st_shared(&storage.offsets[e], counts_to_places(storage, experts, e, 0));
@@ -272,6 +267,6 @@ QG_DEVICE void make_lists(const RoutingParams& p, u64 ids, const ListStorage& st
     cta_barrier();
     counts_to_offsets(storage, experts);
     store_offsets(p, storage);
-    scatter_slots(p, ids, range, storage.of_warps + warp * experts, storage.offsets);
+    scatter_slots(p, ids, range, first_rows, storage.of_warps + warp * experts, storage.offsets);
     fill_rest(p, all, ld_shared(&storage.offsets[experts]));
 }

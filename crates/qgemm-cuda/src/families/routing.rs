@@ -22,11 +22,13 @@ use crate::spec::KernelSpec;
 const NAME: &str = "routing";
 /// Experts that the kernels that choose are made for: a warp holds so many, 2 to 32 a lane.
 const EXPERTS: [u32; 5] = [64, 128, 256, 512, 1024];
-/// Threads of a CTA of most kernels: a warp a token.
+/// Threads of a CTA of most kernels, and fewest of one that chooses: a warp a token.
 const THREADS: u32 = 256;
-/// Threads of a CTA that makes all lists or adds counts up, at most.
+/// Threads of a CTA that makes all lists, adds counts up, or chooses of few experts, at most.
 const MOST_THREADS: u32 = 1024;
-/// Tokens that one CTA chooses for and lists: two a warp.
+/// Most experts of which a thread keeps its keys in the registers of so many threads.
+const EXPERTS_OF_MOST_THREADS: u32 = 256;
+/// Tokens that one CTA chooses for and lists: one or two a warp.
 const ALONE_TOKENS: usize = 16;
 /// Slots that one CTA lists. More are shared out.
 const ALONE_SLOTS: usize = 8192;
@@ -89,9 +91,10 @@ impl Cut {
 }
 
 /// Most threads of a kernel's CTA.
-fn most_threads(step: RoutingStep) -> u32 {
-    match step {
+fn most_threads(spec: RoutingSpec) -> u32 {
+    match spec.step {
         RoutingStep::Lists | RoutingStep::Scan => MOST_THREADS,
+        RoutingStep::TopK if spec.experts <= EXPERTS_OF_MOST_THREADS => MOST_THREADS,
         RoutingStep::TopK | RoutingStep::Count | RoutingStep::Scatter => THREADS,
     }
 }
@@ -108,7 +111,10 @@ fn geometry(step: RoutingStep, cut: &Cut, op: &CheckedRouting) -> Geometry {
     let experts = op.experts as u32;
     // As many warps as the counts leave room for.
     let fitting = (SHARED_COUNTS / experts).clamp(THREADS / 32, MOST_THREADS / 32) * 32;
-    let threads = most_threads(step).min(fitting);
+    let most = most_threads(spec_of(step, op)).min(fitting);
+    // A token a warp, and no warps without one.
+    let wanted = if step == RoutingStep::TopK { (cut.chunk_tokens as u32).saturating_mul(32) } else { most };
+    let threads = wanted.clamp(THREADS.min(most), most);
     let words = threads / 32 * experts + experts + 1 + 32 + 32;
     Geometry { grid, threads, shared_bytes: words * 4 }
 }
@@ -134,7 +140,7 @@ fn source(spec: RoutingSpec, variant: Variant) -> KernelSpec {
     };
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", most_threads(spec.step));
+    constant_line(&mut prelude, "QG_THREADS", most_threads(spec));
     match spec.step {
         RoutingStep::TopK => {
             constant_line(&mut prelude, "QG_EXPERTS", spec.experts);

@@ -22,6 +22,14 @@ pub(crate) fn ballot(inputs: &WarpWords, outputs: &mut WarpWords, _: &Precision)
     give_all(outputs, bits);
 }
 
+/// `match.any.sync.b32`: a bit for each lane with the same word.
+pub(crate) fn match_any(inputs: &WarpWords, outputs: &mut WarpWords, _: &Precision) {
+    for (lane, output) in outputs.iter_mut().enumerate() {
+        let same = |bits, (other, words): (usize, &[u32; _])| bits | u32::from(words[0] == inputs[lane][0]) << other;
+        output[0] = inputs.iter().enumerate().fold(0, same);
+    }
+}
+
 /// `redux.sync.add.u32`: the sum of all lanes' words, wrapping.
 pub(crate) fn redux_add(inputs: &WarpWords, outputs: &mut WarpWords, _: &Precision) {
     give_all(outputs, inputs.iter().fold(0, |sum, words| sum.wrapping_add(words[0])));
@@ -72,6 +80,8 @@ mod tests {
     fn votes_and_reductions() {
         assert_eq!(run(ballot, |lane| [u32::from(lane % 4 == 1) * 7, 0]), [0x2222_2222; 32]);
         assert_eq!(run(ballot, |lane| [u32::from(lane == 31), 0]), [0x8000_0000; 32]);
+        let pairs = run(match_any, |lane| [lane as u32 / 2, 0]);
+        assert_eq!([pairs[0], pairs[1], pairs[31]], [3, 3, 0xc000_0000]);
         assert_eq!(run(redux_add, |lane| [lane as u32, 0]), [496; 32]);
         assert_eq!(run(redux_add, |_| [0x1000_0000, 0]), [0; 32], "wraps");
         assert_eq!(run(redux_max_u32, |lane| [(lane as u32 * 29) % 37, 0]), [36; 32]);

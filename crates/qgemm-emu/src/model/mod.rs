@@ -116,6 +116,7 @@ pub static COLLECTIVES: &[Collective] = {
         exchange("shfl_xor", 2, Sm70, exchange::shfl_xor),
         exchange("shfl_idx", 2, Sm70, exchange::shfl_idx),
         exchange("ballot", 1, Sm70, exchange::ballot),
+        exchange("match_any", 1, Sm70, exchange::match_any),
         exchange("redux_add", 1, Sm80, exchange::redux_add),
         exchange("redux_max_u32", 1, Sm80, exchange::redux_max_u32),
         Collective {

@@ -105,6 +105,7 @@ pub static PROBES: &[Probe] = &[
     probe("shfl_xor_u32", Sm70, &[(Bits, 1), (Below(32), 1)], 1),
     probe("shfl_idx_u32", Sm70, &[(Bits, 1), (Below(64), 1)], 1),
     probe("ballot", Sm70, &[(Bits, 1)], 1),
+    probe("match_any", Sm70, &[(Below(9), 1)], 1),
     probe("prmt", Sm70, &[(Bits, 3)], 1),
     probe("and_or", Sm70, &[(Bits, 3)], 1),
     probe("dp4a", Sm70, &[(S8, 1), (S8, 1), (Bits, 1)], 1),

@@ -5,6 +5,7 @@
 #include "atoms/fp8.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/ldmatrix.cuh"
+#include "atoms/match.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/mma.cuh"
 #include "atoms/mma_fp8.cuh"
@@ -67,6 +68,7 @@ QG_DEVICE void probe_shfl_xor_u32(const u32 (&in)[2], u32 (&out)[1], const Lane&
 QG_DEVICE void probe_shfl_idx_u32(const u32 (&in)[2], u32 (&out)[1], const Lane&) {
     out[0] = shfl_idx_u32(in[0], in[1]);
 }
+QG_DEVICE void probe_match_any(const u32 (&in)[1], u32 (&out)[1], const Lane&) { out[0] = match_any(in[0]); }
 QG_DEVICE void probe_ballot(const u32 (&in)[1], u32 (&out)[1], const Lane&) {
     out[0] = ballot(in[0] % 2 != 0);
 }
