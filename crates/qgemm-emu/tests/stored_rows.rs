@@ -13,15 +13,23 @@ const ROWS: usize = MATRICES * 8;
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Params {
     d: u64,
+    transposed: u64,
 }
 
 #[test]
 fn stored_matrices_are_transposed_and_loaded_again() {
+    check("stored_matrices_are_transposed_and_loaded_again", true);
+}
+
+#[test]
+fn stored_matrices_have_their_rows_and_are_loaded_again() {
+    check("stored_matrices_have_their_rows_and_are_loaded_again", false);
+}
+
+fn check(test: &str, transposed: bool) {
     let device = match qgemm_emu::open(90) {
         Ok(device) => device,
-        Err(why @ HalError::NoDevice { .. }) => {
-            return qgemm_testkit::skipped("stored_matrices_are_transposed_and_loaded_again", &why.to_string());
-        }
+        Err(why @ HalError::NoDevice { .. }) => return qgemm_testkit::skipped(test, &why.to_string()),
         Err(other) => panic!("{other}"),
     };
     let spec = KernelSpec {
@@ -35,7 +43,7 @@ fn stored_matrices_are_transposed_and_loaded_again() {
     // The registers that come back, and then the rows as they stand in shared memory.
     let mut words = [0u32; MATRICES * LANES + ROWS * 4];
     let d = device.allocate(size_of_val(&words), "a test").unwrap();
-    let params = Params { d: device_address(&*device, (&d).into()).unwrap() };
+    let params = Params { d: device_address(&*device, (&d).into()).unwrap(), transposed: transposed.into() };
     let region = Region { name: "d", start: params.d as usize, len: d.len(), access: Access::Write };
     let geometry = Geometry {
         blocks: [1, 1, 1],
@@ -57,8 +65,9 @@ fn stored_matrices_are_transposed_and_loaded_again() {
             let register = registers[matrix * LANES + lane];
             assert_eq!(register, u32::from(low) | u32::from(high) << 16, "register {matrix} of lane {lane}");
             for (half, value) in [low, high].into_iter().enumerate() {
-                let (row, column) = (matrix * 8 + lane % 4 * 2 + half, lane / 4);
-                assert_eq!(rows[row * 8 + column], value, "row {row}, column {column}");
+                let (own, pair) = (lane / 4, lane % 4 * 2 + half);
+                let (row, column) = if transposed { (pair, own) } else { (own, pair) };
+                assert_eq!(rows[(matrix * 8 + row) * 8 + column], value, "matrix {matrix}, row {row}, column {column}");
             }
         }
     }

@@ -272,7 +272,7 @@ impl Fp8Kernel {
         let mut out = String::new();
         let is_e5m2 = self.format.encoding == Encoding::E5M2;
         let scales = self.layout.scales.first();
-        let all = [("QG_VARIANT", self.variant.number()), ("QG_PARKS_STATE", 1), ("QG_W_E5M2", is_e5m2.into())];
+        let all = [("QG_VARIANT", self.variant.number()), ("QG_W_E5M2", is_e5m2.into())];
         let integers = [("QG_INTEGERS", 1)].into_iter().filter(|_| self.main_loop.math == Math::TensorS8);
         let powers = [("QG_W_POWERS", 1)].into_iter().filter(|_| self.has_powers());
         // Kernels reckon no address of X with the type that is named here: TMA finds rows by their number, or they count bytes.
