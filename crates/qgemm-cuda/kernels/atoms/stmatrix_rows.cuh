@@ -1,5 +1,5 @@
-// 8×8 matrices of 16-bit elements to shared memory as their rows stand in registers: what atoms/stmatrix.cuh has, not transposed. Register m
-// of lane l is the pair (row l / 4, columns 2 (l % 4) and the next) of matrix m.
+// 8×8 matrices of 16-bit elements to shared memory as their rows stand in registers: what atoms/stmatrix.cuh has, not transposed.
+// Register m of lane l is the pair (row l / 4, columns 2 (l % 4) and the next) of matrix m.
 #pragma once
 #include "atoms/shared_address.cuh"
 

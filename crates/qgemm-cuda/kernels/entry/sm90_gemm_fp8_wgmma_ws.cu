@@ -53,7 +53,8 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
         if (is_whole && is_product(p))
             store_token_lines<FEATURES, ROWS_EXCHANGED>(all, p, first_token, first_row, shared.lines[warp], lane);
         else
-            store_token_rows<FEATURES, ROWS_EXCHANGED>(all, p, first_token, first_row, place.token % 16, is_whole, shared.staging[warp], lane);
+            store_token_rows<FEATURES, ROWS_EXCHANGED>(all, p, first_token, first_row, place.token % 16, is_whole, shared.staging[warp],
+                                                       lane);
     }
 }
 

@@ -1,6 +1,6 @@
 // From a warp's accumulators to rows of D in 16 bits, on Hopper, where outputs are products alone and rows of the matrix instructions are
-// tokens: a line or two of the cache of each row pass through shared memory at a time, by `stmatrix`. With two, a tile of 256 features waits
-// for half as many exchanges.
+// tokens: a line or two of the cache of each row pass through shared memory at a time, by `stmatrix`. With two, a tile of 256 features
+// waits for half as many exchanges.
 #pragma once
 #include "atoms/stmatrix_rows.cuh"
 #include "epilogue/token_rows_store.cuh"
@@ -22,8 +22,8 @@ QG_DEVICE bool is_product(const GemmParams& p) {
     return p.shape.activation == QG_ACTIVATION_IDENTITY && has_only<PRODUCT_OPERANDS>(p);
 }
 
-// `d` is the place of the first of FEATURES features of the first of `tokens` tokens. Of accumulators, what epilogue/token_rows_store.cuh has.
-// Where SCALED, `factor(column, of)` puts the factors of two neighbouring features there; else they are 1.
+// `d` is the place of the first of FEATURES features of the first of `tokens` tokens. Of accumulators, what
+// epilogue/token_rows_store.cuh has. Where SCALED, `factor(column, of)` puts the factors of two neighbouring features there; else they are 1.
 template <u32 FEATURES, bool EXCHANGED, bool F16, bool SCALED, u32 LINES, class Factor>
 QG_DEVICE void store_lines(const float* acc, u8* d, u64 row_bytes, u32 tokens, TokenLines<LINES>& staging, u32 lane, const Factor& factor) {
     using Staging = TokenLines<LINES>;

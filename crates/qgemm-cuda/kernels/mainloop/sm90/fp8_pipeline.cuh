@@ -71,8 +71,8 @@ struct Pipeline {
     }
 };
 
-// A position in the ring. One word says both stage and parity: the compiler keeps it, but not a parity by itself, in a register of the whole
-// warp, and lanes have none left.
+// A position in the ring. One word says both stage and parity: the compiler keeps it, but not a parity by itself, in a register of the
+// whole warp, and lanes have none left.
 struct Position {
     // Stages that have been passed, modulo two turns of the ring.
     u32 passed;

@@ -21,9 +21,11 @@ constexpr bool FLUSHES = PARTS * PART_N / 2 <= 64;
 struct Accumulators {
     float value[PARTS][PART_N / 2];
 };
+// Accumulators in their order, which they are in here.
 QG_DEVICE const Accumulators& in_order(const Accumulators& acc) {
     return acc;
 }
+
 struct Sums {
     i32 value[PARTS][PART_N / 2];
 };
