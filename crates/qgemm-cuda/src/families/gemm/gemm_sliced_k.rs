@@ -97,10 +97,11 @@ const NESTED_MANY_ROWS_TILES: [Tile; 2] =
 /// For experts: the more CTAs there are on an SM, the less is it idle when one finds its expert, waits for its first k-tiles or adds up
 /// what its slices have (INT4, 128 experts of 1536x2048, 32 tokens to eight each: 54.0 for 66.0 us).
 const OF_EXPERTS: Tile = tile(8, &[division(4, 1, 4, 4), division(4, 1, 4, 3)], (180, 950));
-/// On Hopper: three slices share six k-tiles evenly (2048x768, 32 tokens: 33.7 for 37.3 us); and longer rings for few CTAs, which may all
-/// ask for most of their weights at once (2688x2048, one token: 10.4 for 11.4 us, with a settled index 7.6 for 9.0).
-const OF_EXPERTS_ON_HOPPER: [Tile; 3] =
-    [OF_EXPERTS, tile(8, &[division(4, 1, 3, 5)], (175, 950)), tile(8, &[division(4, 1, 4, 3)], (115, 880))];
+/// On Hopper beside it, for weights of four bits and more: three slices share six k-tiles of 128 columns evenly (2048x768, 32 tokens: 33.7
+/// for 37.3 us), and longer rings are for few CTAs, which may all ask for most of their weights at once (2688x2048, one token: 10.4 for
+/// 11.4 us, with a settled index 7.6 for 9.0).
+const THREE_SLICES: Tile = tile(8, &[division(4, 1, 3, 5)], (175, 950));
+const LONGER_RINGS: Tile = tile(8, &[division(4, 1, 4, 3)], (115, 880));
 
 /// K-tiles in the rings: most, and fewest. As many as there is room for, also because a CTA more on an SM than was meant is
 /// slower: the next kernel's CTAs, which start early, then crowd on some SMs (measured on an H200: 16.4 for 11.9 µs).
@@ -143,7 +144,11 @@ fn for_experts(types: &Types) -> Vec<Instance> {
     if !has_own_for_experts(types) {
         return Vec::new();
     }
-    let tiles: &[Tile] = if types.variant == Variant::Sm90 { &OF_EXPERTS_ON_HOPPER } else { &[OF_EXPERTS] };
+    let tiles: &[Tile] = match (types.variant == Variant::Sm90 && has_four_bits(types), types.tile_k() < 128) {
+        (false, _) => &[OF_EXPERTS],
+        (true, true) => &[OF_EXPERTS, LONGER_RINGS],
+        (true, false) => &[OF_EXPERTS, THREE_SLICES, LONGER_RINGS],
+    };
     let with_room =
         |tile: &Tile| tile.divisions.iter().find_map(|division| tile.with_longest_rings(types, division, STAGES.1));
     let mut all: Vec<Instance> = Vec::new();
@@ -210,6 +215,11 @@ pub(super) fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Option<
 
 fn serves(types: &Types) -> bool {
     types.engine.is_mma() && types.variant >= Variant::Sm80
+}
+
+/// Whether a weight has at least four bits; of fewer, rings are long as they are.
+fn has_four_bits(types: &Types) -> bool {
+    types.layout.k_tile_bytes * 8 >= 4 * types.layout.tile_rows * types.layout.k_tile
 }
 
 /// Whether a weight has less than seven bits.
