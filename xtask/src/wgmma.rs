@@ -10,6 +10,9 @@ pub struct Instruction<'a> {
     pub text: &'a str,
 }
 
+/// Matrix instructions on 16 bits, on E4M3 and E5M2, and on signed bytes.
+const PRODUCTS: [&str; 3] = ["HGMMA", "QGMMA", "IGMMA"];
+
 /// The faults of a kernel, in words; none without such instructions.
 pub fn faults(kernel: &[Instruction<'_>]) -> Vec<String> {
     let is = |name: &'static str| move |i: &&Instruction<'_>| i.text.starts_with(name);
@@ -59,7 +62,7 @@ impl Flight {
     fn pass(&mut self, text: &str) -> Option<u32> {
         let (opcode, operands) = text.split_once(' ').unwrap_or((text, ""));
         let mut operands = operands.split(',').map(str::trim);
-        if opcode.starts_with("HGMMA") {
+        if PRODUCTS.iter().any(|product| opcode.starts_with(product)) {
             if let Some(first) = operands.nth(1).and_then(register) {
                 self.open.extend(first..first + 4);
             }
@@ -112,6 +115,17 @@ mod tests {
         for bad in ["HMUL2 R41, R41, R47", "LDS.128 R44, [R2]", "LDS.64 R39, [R2]", "IMAD.WIDE.U32 R46, R1, R2, RZ"] {
             let found = with(&[bad, wait]);
             assert!(found.len() == 1 && found[0].contains(bad), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn operands_of_every_kind_are_watched() {
+        for product in PRODUCTS {
+            let multiply = format!("{product}.64x128x32 R24, R40, gdesc[UR4], R24, gsb0");
+            assert_eq!(faults_of(&[&multiply, "MOV R43, R1"]).len(), 1);
+            // A from shared memory has no registers.
+            let multiply = format!("{product}.64x128x32 R24, gdesc[UR4], R24, gsb0");
+            assert!(faults_of(&[&multiply, "MOV R43, R1"]).is_empty());
         }
     }
 

@@ -9,7 +9,7 @@
 struct SharedStorage {
     Pipeline pipeline;
     WarpStaging staging[QG_WARPS_N];
-    TokenSums token_sums[QG_WARPS_N];
+    WarpScratch scratch[QG_WARPS_N];
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -23,9 +23,10 @@ QG_DEVICE void consume(SharedStorage& shared, const W4A8Params& params, u32 thre
     WorkTile work;
     WorkList list = WorkList::of_cta(p);
     Position at = {};
+    Product::give_first_turn(warp);
     while (WorkList::next(list, p, work)) {
         Accumulators acc;
-        multiply_tile(acc, shared.pipeline, at, shared.token_sums[warp], params, work, warp, lane);
+        multiply_tile(acc, shared.pipeline, at, shared.scratch[warp], params, work, warp, lane);
         if (work.peers > 1 && !add_partials(acc, p, work, thread, &shared.last)) continue;
         store_tile(acc, p, work, shared.staging[warp], warp, lane);
     }
@@ -38,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     if (thread == 0) Pipeline::init(shared.pipeline);
     cta_barrier();
     griddepcontrol_launch_dependents();
-    using Registers = RegisterShares<32>;
+    using Registers = RegisterShares<24>;
     // The shuffle tells the compiler that the role is the same for the whole warp.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
         Registers::take();

@@ -428,10 +428,10 @@ fn x_formats(format: Format) -> Vec<Case> {
         cases.map(|case| case.with_x_format(x_format))
     };
     // A permission is no order: families that quantize X by themselves, or have it quantized first, may be faster or not.
-    let permitted = [XPrecision::Int8, XPrecision::Int8Token, XPrecision::E4M3];
+    let permitted = [XPrecision::Int8, XPrecision::Int8Token, XPrecision::E4M3, XPrecision::E4M3Token];
     let permitted = permitted.into_iter().enumerate().map(|(i, x_precision)| Case {
         x_precision,
-        x_dtype: DType::ALL[i],
+        x_dtype: DType::ALL[i % DType::ALL.len()],
         every_configuration: WAYS.contains(&format.name),
         ..Case::new(format, 21, 67, k)
     });

@@ -1,76 +1,123 @@
-// Weights of four bits as E4M3 operands of `wgmma`, from the registers that hold their packed codes.
+// Weights of four bits as E4M3 operands of `wgmma`, from packed codes in shared memory.
 //
-// A lane holds columns 16s + {2t, 2t+1, 2t+8, 2t+9} of its two rows, which instructions on 16 bits want; those on bytes want columns
-// 4t..4t+3 of each 16. X lies in natural order, so the four lanes of a row exchange halves of their words. The upper
+// A lane's words hold columns 16s + {2t, 2t+1, 2t+8, 2t+9} of its two rows, which instructions on 16 bits want; those on bytes want columns
+// 4t..4t+3 of each 16. X lies in natural order, so each lane loads the words of the two lanes that have its columns. The upper
 // nibble of each byte belongs to the column 16 after that of the lower one, and passes with it.
 //
-// E4M3 numbers below 2^-4 are integers times 2^-9: bytes up to 16 are worth as many units. E2M1 codes, moved up by two
-// bits, are their numbers times 2^-6. Either is exact, and accumulators are brought back to numbers at the end.
+// Integers: E4M3 numbers below 2^-4 are integers times 2^-9, bytes up to 16 are worth as many units. E2M1 codes with powers of two: E4M3 has
+// three bits more of exponent, so that codes whose scales are within 2^11 of one another become operands with their scales, times 2^6, of the
+// largest. Either is exact, and accumulators are brought back to numbers at the end.
 #pragma once
-#include "atoms/warp.cuh"
+#include "atoms/byte_difference.cuh"
 #include "dequant/operand.cuh"
 
+// Whether operands take scales in: those of formats without zero points. Conditions of the preprocessor need it.
+#define QG_TAKES_SCALES (QG_SCALE_PLANES == 1)
+static_assert(QG_TAKES_SCALES == (QG_ZERO_POINTS == 0), "zero points are a plane");
 // 1 in units of an accumulator.
-constexpr float E4M3_UNITS = QG_ZERO_POINTS ? 512.0f : 128.0f;
+constexpr float E4M3_UNITS = QG_TAKES_SCALES ? 1.0f : 512.0f;
 static_assert(KTile::Codes0::BITS == 4 && QG_CODE_PLANES == 1, "codes are nibbles");
+static_assert(!QG_TAKES_SCALES || QG_SUB_BLOCK == 32, "the columns of an instruction share a scale");
 
-// How a lane exchanges columns with the three others of its rows.
-struct ColumnExchange {
-    u32 first_lane, second_lane;
-    // Bytes that it gives first (and, with every bit 0 turned over, second), and how it puts together those that it takes.
-    u32 give, take;
+// Where a lane's columns are.
+struct ColumnPlace {
+    // The first of the two lanes beside each other that have them, and the bytes of both that are the lane's: of the packed order v0 v2 v1 v3,
+    // v0 and v1 or v2 and v3.
+    u32 lane, bytes;
 
-    QG_DEVICE ColumnExchange of_lane(u32 lane) {
-        const u32 t = lane % 4, even = lane - t + 2 * t % 4;
-        const bool is_low = t < 2;
-        return {is_low ? even : even + 1, is_low ? even + 1 : even, lane % 2 == 0 ? 0x6420u : 0x7531u,
-                is_low ? 0x5410u : 0x1054u};
-    }
-    // Words of the lane's two rows, from the packed order v0 v2 v1 v3 of bytes to columns 4t..4t+3.
-    QG_DEVICE void exchange(const ColumnExchange& e, u32& upper, u32& lower) {
-        const u32 first = shfl_idx_u32(prmt(upper, lower, e.give), e.first_lane);
-        const u32 second = shfl_idx_u32(prmt(upper, lower, e.give ^ 0x1111u), e.second_lane);
-        upper = prmt(first, second, e.take);
-        lower = prmt(first, second, e.take + 0x2222u);
+    QG_DEVICE ColumnPlace of_lane(u32 lane) {
+        const u32 t = lane % 4;
+        return {lane - t + 2 * t % 4, t < 2 ? 0x6420u : 0x7531u};
     }
 };
 
-// What codes are less of, a byte each: 32 - zero point, so that the bytes of a sum stay positive.
-QG_DEVICE u32 offset_bytes(u32 zero_point) {
-    return 0x20202020u - (zero_point & 15u) * 0x01010101u;
-}
+// A lane's codes of a k-block of 64 columns, 4t..4t+3 of each 16: two words of the first row, then two of the second.
+struct BlockWords {
+    u32 word[4];
+
+    QG_DEVICE BlockWords load(const u8* k_tile, u32 k_block, const ColumnPlace& place) {
+        KTile first, second;
+        KTile::load_codes<FromShared>(first, k_tile, k_block, place.lane);
+        KTile::load_codes<FromShared>(second, k_tile, k_block, place.lane + 1);
+        BlockWords words;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++)
+            words.word[i] = prmt(first.codes0.word[k_block * 4 + i], second.codes0.word[k_block * 4 + i], place.bytes);
+        return words;
+    }
+};
+
+// The zero point of a row, as bytes, and 128 less it.
+struct ZeroPointBytes {
+    u32 zero_point, rest;
+
+    QG_DEVICE ZeroPointBytes of(u32 zero_point) {
+        const u32 bytes = (zero_point & 15u) * 0x01010101u;
+        return {bytes, 0x80808080u - bytes};
+    }
+};
 
 // Integers of the low nibbles of `codes`, less their zero point, as sign and magnitude.
-QG_DEVICE u32 integers_e4m3(u32 codes, u32 offset) {
-    const u32 biased = (codes & 0x0f0f0f0fu) + offset;
-    const u32 negative = ~biased >> 5 & 0x01010101u;
-    return ((biased & 0x1f1f1f1fu) ^ negative * 31u) + negative * 129u;
+QG_DEVICE u32 integers_e4m3(u32 codes, const ZeroPointBytes& offset) {
+    const u32 nibbles = codes & 0x0f0f0f0fu;
+    // Bit 7 of a byte says that the code is not below the zero point.
+    return byte_differences(nibbles, offset.zero_point) | (~(nibbles + offset.rest) & 0x80808080u);
 }
 
-// The operands of a row, two registers of 16 columns each, from a word in the order of columns.
-QG_DEVICE void row_operands(u32 word, u32 offset, u32& low, u32& high) {
-    if constexpr (QG_ZERO_POINTS) {
-        low = integers_e4m3(word, offset);
-        high = integers_e4m3(word >> 4, offset);
-    } else {
-        low = (word & 0x08080808u) << 4 | (word & 0x07070707u) << 2;
-        high = and_or(word >> 2, 0x1c1c1c1cu, word & 0x80808080u);
+// The E4M3 exponent of 1/2 with the largest scale of a row, and powers of two by which another may be less: 1/2 is no subnormal number then.
+constexpr u32 HALF_EXPONENT = 12, MOST_LAG = HALF_EXPONENT - 1;
+
+// 2^(exponent - 128), exactly: for exponents below 2 it is subnormal in f32.
+QG_DEVICE float power_of_two(i32 exponent) {
+    if (exponent >= 2) return bits_to_f32((u32)(exponent - 1) << 23);
+    return bits_to_f32(exponent >= 0 ? 0x00200000u << exponent : 0x00200000u >> -exponent);
+}
+// What sums are multiplied by whose operands are codes with scale 2^(e - 127), where 1/2 has E4M3 exponent `half`.
+QG_DEVICE float scale_of_power(u32 e, u32 half) {
+    return power_of_two((i32)e + 7 - (i32)half);
+}
+
+// Magnitudes of E2M1 codes, times powers of two that make the exponent of 1/2 `exponent`: a byte each, for `prmt` to look up.
+struct Magnitudes {
+    u32 low, high;
+
+    QG_DEVICE Magnitudes of(u32 exponent) { return {0x0c080000u + exponent * 0x08080800u, 0x1c181410u + exponent * 0x08080808u}; }
+    // The operands of a word of codes, two registers of 16 columns each.
+    QG_DEVICE void look_up(const Magnitudes& m, u32 word, u32& low, u32& high) {
+        const u32 codes = word & 0x77777777u;
+        const u32 first = prmt(m.low, m.high, codes & 0xffffu), second = prmt(m.low, m.high, codes >> 16);
+        low = prmt(first, second, 0x6420u) | (word << 4 & 0x80808080u);
+        high = prmt(first, second, 0x7531u) | (word & 0x80808080u);
     }
-}
+};
 
-// The zero point of a row in a block, of formats that have one.
-template <class D>
-QG_DEVICE u32 zero_point_of(const KTile& k_tile, u32 row, u32 sub) {
-    if constexpr (QG_ZERO_POINTS) return D::zero_point(k_tile, row, sub);
-    return 0;
-}
+// What a row's codes of a run become operands with.
+#if !QG_TAKES_SCALES
+struct RowCodes {
+    ZeroPointBytes offset;
 
-// The A operand of an instruction: 32 columns from `step` of the k-tile on. `offset` is of the lane's two rows.
-QG_DEVICE void weights_e4m3(u32 (&a)[4], const KTile& k_tile, u32 step, const u32 (&offset)[2], const ColumnExchange& e) {
-    // A k-block of 64 columns has two words of the first row, then two of the second.
-    const u32 first = step / 2 * 4 + step % 2;
-    u32 upper = k_tile.codes0.word[first], lower = k_tile.codes0.word[first + 2];
-    ColumnExchange::exchange(e, upper, lower);
-    row_operands(upper, offset[0], a[0], a[2]);
-    row_operands(lower, offset[1], a[1], a[3]);
+    QG_DEVICE void decode(const RowCodes& row, u32 word, u32, u32& low, u32& high) {
+        low = integers_e4m3(word, row.offset);
+        high = integers_e4m3(word >> 4, row.offset);
+    }
+};
+#else
+struct RowCodes {
+    // The exponents of four instructions' scales, bytes, and the largest.
+    u32 exponents, largest;
+
+    // By how much the scale of instruction `step` is less than the largest.
+    QG_DEVICE u32 lag(const RowCodes& row, u32 step) { return row.largest - (row.exponents >> (8 * step) & 0xffu); }
+    QG_DEVICE bool is_far(const RowCodes& row, u32 step) { return lag(row, step) > MOST_LAG; }
+    QG_DEVICE void decode(const RowCodes& row, u32 word, u32 step, u32& low, u32& high) {
+        const u32 own = lag(row, step);
+        Magnitudes::look_up(Magnitudes::of(HALF_EXPONENT - (own < MOST_LAG ? own : MOST_LAG)), word, low, high);
+    }
+};
+#endif
+
+// The A operand of instruction `step` of a run: 32 columns, the first or the second of the k-block. `rows` are the lane's two.
+QG_DEVICE void weights_e4m3(u32 (&a)[4], const BlockWords& words, u32 step, const RowCodes (&rows)[2]) {
+    RowCodes::decode(rows[0], words.word[step % 2], step, a[0], a[2]);
+    RowCodes::decode(rows[1], words.word[2 + step % 2], step, a[1], a[3]);
 }

@@ -119,7 +119,8 @@ QG_DEVICE void produce_scales(Pipeline& pipeline, const W4A8Params& params, u32 
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
             Position::wait_empty(at, pipeline.empty);
-#pragma unroll
+            // Producers have few registers.
+#pragma unroll 1
             for (u32 i = lane; i < QG_TILE_M; i += 32) {
                 const u32 token = work.m_tile * QG_TILE_M + i;
                 const bool is_there = token < p.shape.m;

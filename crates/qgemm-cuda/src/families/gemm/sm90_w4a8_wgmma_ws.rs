@@ -35,16 +35,19 @@ const X_FORMATS: [XFormat; 2] = [XFormat::E4M3Token, XFormat::E4M3Block];
 const WARPS: u32 = 8;
 /// Most stages.
 const STAGES: u32 = 8;
-/// Tokens of an instruction.
-const PART_M: u32 = 64;
+/// Most tokens of an instruction, and of a tile where scales end within a stage, for which there are no registers beside more.
+const PART_M: u32 = 128;
 /// Columns of an instruction, and so the fewest that may share a scale.
 const INSTRUCTION_K: usize = 32;
 
-/// Tokens, and shares of the arithmetic and bandwidth, per mille: estimates.
-const TILES: [(u32, (u32, u32)); 3] = [(64, (290, 740)), (128, (430, 740)), (256, (480, 740))];
-/// Shares of the arithmetic where sums are scaled more often than once a stage, in per cent of the others': with a scale of X a
-/// token, and with one for the columns of a stage, which costs a product more for every sum.
-const OFTEN_SCALED: [u32; 2] = [75, 60];
+/// Tokens, and shares of the arithmetic and bandwidth, per mille: integers with one scale a stage and X with one a token, measured on an
+/// H200.
+const TILES: [(u32, (u32, u32)); 3] = [(64, (290, 740)), (128, (390, 740)), (256, (500, 740))];
+/// Shares of that arithmetic in per cent: where X has a scale for the columns of a stage, which costs a product more for every sum and leaves
+/// no gain over f16; where operands take scales in; where scales end within a stage.
+const BLOCK_SCALES: u32 = 69;
+const TAKES_SCALES: u32 = 84;
+const RUNS: u32 = 60;
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
     if types.variant != Variant::Sm90 || types.x != DType::F16 || !is_decoded(types) {
@@ -55,7 +58,8 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
             let mut kernels = (1..=STAGES).rev().map(|stages| instance(types, x_format, tile_m, stages, efficiency));
             kernels.find(|i| i.shared_bytes <= most_shared(types.variant))
         };
-        TILES.iter().filter_map(best).filter(fits_registers)
+        let tiles = TILES.iter().filter(|(tile_m, _)| *tile_m <= PART_M || !has_runs(types));
+        tiles.filter_map(best).filter(fits_registers)
     };
     X_FORMATS.into_iter().flat_map(of_format).collect()
 }
@@ -75,6 +79,11 @@ fn is_decoded(types: &Types) -> bool {
     is_known && spans && format.code_planes == [4] && stage_k.is_multiple_of(types.layout.k_tile)
 }
 
+/// Whether scales of W end within a stage. Operands take in those that are powers of two.
+fn has_runs(types: &Types) -> bool {
+    types.has_block_offsets() && types.format.sub_block < STAGE_K as usize
+}
+
 fn instance(types: &Types, x_format: XFormat, tile_m: u32, stages: u32, efficiency: (u32, u32)) -> Instance {
     let rows = types.tile_rows();
     let has_block_scales = x_format == XFormat::E4M3Block;
@@ -83,9 +92,13 @@ fn instance(types: &Types, x_format: XFormat, tile_m: u32, stages: u32, efficien
     // Where there is nothing for tokens, four floats stand.
     let of_tokens = |present: bool, tokens: u32| if present { tokens * 4 } else { common::ALIGNMENT };
     let stage = tile_m * STAGE_K + w + of_tokens(has_block_scales, tile_m) + 2 * BARRIER;
-    let of_warp = common::warp_staging(rows, STAGED) + of_tokens(has_zero_points, PART_M);
-    let share =
-        if types.format.sub_block < STAGE_K as usize { OFTEN_SCALED[usize::from(has_block_scales)] } else { 100 };
+    let has_runs = has_runs(types);
+    // Operands of 64 columns of a row tile, where they wait for the other half of a stage (`IN_HALVES`).
+    let in_halves = tile_m > PART_M && !has_block_scales;
+    let half = if in_halves { rows * STAGE_K / 2 } else { common::ALIGNMENT };
+    let of_warp = common::warp_staging(rows, STAGED) + of_tokens(has_zero_points, PART_M.min(tile_m)) + half;
+    let shares = [(has_block_scales, BLOCK_SCALES), (!has_zero_points, TAKES_SCALES), (has_runs, RUNS)];
+    let arithmetic = shares.iter().filter(|(is, _)| *is).fold(efficiency.0, |whole, (_, share)| whole * share / 100);
     Instance {
         consumers: WARPS * 32,
         stages,
@@ -100,7 +113,7 @@ fn instance(types: &Types, x_format: XFormat, tile_m: u32, stages: u32, efficien
             ("QG_X_BLOCK_SCALES", has_block_scales.into()),
         ],
         warps_n: WARPS,
-        efficiency: (efficiency.0 * share / 100, efficiency.1),
+        efficiency: (arithmetic, efficiency.1),
         ..Instance::new(Parts {
             main_loop: &MAIN_LOOP,
             types,

@@ -71,6 +71,7 @@ impl CheckedGemm {
         let formats: &[XFormat] = match self.x_precision {
             XPrecision::Int8 => &[BLOCKS],
             XPrecision::E4M3 => &[XFormat::E4M3Block, BLOCKS],
+            XPrecision::E4M3Token => &[XFormat::E4M3Block, XFormat::E4M3Token, BLOCKS],
             XPrecision::Int8Token => &[XFormat::Int8Token, BLOCKS],
             _ => &[],
         };

@@ -45,11 +45,14 @@ pub enum XPrecision {
     /// To E4M3, four bits of precision, with a factor for every 128 columns, where a CUDA kernel multiplies such codes with those of FP8
     /// weights (Ada and newer), or of INT4 and MXFP4 (Hopper). Else as [`XPrecision::Int8`], which rounds less.
     E4M3,
+    /// To E4M3 with one factor a token, where such kernels are faster with it than with one for every 128 columns. Else as
+    /// [`XPrecision::E4M3`], which rounds less.
+    E4M3Token,
 }
 
 impl XPrecision {
     /// All of them.
-    pub const ALL: [XPrecision; 9] = [
+    pub const ALL: [XPrecision; 10] = [
         XPrecision::Auto,
         XPrecision::Exact,
         XPrecision::F16,
@@ -59,6 +62,7 @@ impl XPrecision {
         XPrecision::Int8,
         XPrecision::Int8Token,
         XPrecision::E4M3,
+        XPrecision::E4M3Token,
     ];
 
     /// Lower-case name.
@@ -73,13 +77,15 @@ impl XPrecision {
             XPrecision::Int8 => "int8",
             XPrecision::Int8Token => "int8_token",
             XPrecision::E4M3 => "e4m3",
+            XPrecision::E4M3Token => "e4m3_token",
         }
     }
 
     /// Whether X, whatever it is stored in, may be multiplied as blocks of integers of eight bits
     /// ([`XFormat::Q8`](qgemm_formats::XFormat::Q8)).
     pub const fn allows_q8(self) -> bool {
-        matches!(self, XPrecision::Auto | XPrecision::Int8 | XPrecision::Int8Token | XPrecision::E4M3)
+        use XPrecision::{Auto, E4M3, E4M3Token, Int8, Int8Token};
+        matches!(self, Auto | Int8 | Int8Token | E4M3 | E4M3Token)
     }
 
     /// The 16-bit type in which X, stored in `dtype`, may be multiplied where it is not that type already; f16 with a power of
