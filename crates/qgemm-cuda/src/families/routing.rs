@@ -399,7 +399,8 @@ mod tests {
                 for &step in &cut.steps {
                     let Geometry { threads, shared_bytes, .. } = geometry(step, &cut, &op);
                     // What every chip has without asking.
-                    assert!(shared_bytes <= 48 << 10 && threads.is_multiple_of(32) && threads <= most_threads(step));
+                    let most = most_threads(spec_of(step, &op));
+                    assert!(shared_bytes <= 48 << 10 && threads.is_multiple_of(32) && threads <= most);
                 }
             }
         }
