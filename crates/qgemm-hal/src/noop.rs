@@ -235,7 +235,10 @@ impl Family<CheckedExperts> for NoopFamily {
 
     fn configs(&self, op: &CheckedExperts, info: &DeviceInfo) -> Result<Vec<ExpertsConfig>, Unsupported> {
         let tiles = Family::<CheckedGemm>::configs(self, &op.each, info)?;
-        Ok(tiles.into_iter().map(|tile| ExpertsConfig { tile, grouped: false, scratch_bytes: 0, settles: false }).collect())
+        Ok(tiles
+            .into_iter()
+            .map(|tile| ExpertsConfig { tile, grouped: false, scratch_bytes: 0, settles: false })
+            .collect())
     }
 
     fn prepare(
