@@ -14,7 +14,7 @@ struct SharedStorage {
         WarpStaging staging[QG_CONSUMERS / 32];
         TokenLines<IS_LARGEST ? 2 : 1> lines[QG_CONSUMERS / 32];
     };
-    TileNotes notes;
+    WorkTileNotes notes;
     u32 faults[8];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -38,10 +38,10 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
     Position at = {};
     u32 note = 0;
 #pragma unroll 1
-    for (;; note = TileNotes::next(note)) {
+    for (;; note = WorkTileNotes::next(note)) {
         Position::wait_full(at, shared.pipeline);
-        const WorkTile first = TileNote::read(shared.notes.note[note]);
-        if (TileNotes::is_end(first)) break;
+        const WorkTile first = WorkTileNote::read(shared.notes.note[note]);
+        if (WorkTileNotes::is_end(first)) break;
         const u32 stages = first.end - first.begin;
         if (warp / 4 % GROUPS_M * 64 >= first.own.rows) {
             // The last tile of an expert: all tokens of this warpgroup are beyond it.
@@ -51,7 +51,7 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
         Accumulators sums;
         multiply_tile(sums, shared.pipeline, at, first.own.rows, stages, place, lane);
         // The note is read again: accumulators leave no registers for it meanwhile.
-        const WorkTile work = TileNote::read(shared.notes.note[note]);
+        const WorkTile work = WorkTileNote::read(shared.notes.note[note]);
         if constexpr (!QG_X_BLOCK_SCALES) scale_tokens(sums, TokenFactors::load(problem_of(params.fp8, work.own), place.token));
         constexpr u32 FEATURES = PARTS * PART_N;
         const u32 first_token = place.token / 16 * 16, first_row = work.n_tile * QG_TILE_N + place.group_n * FEATURES;

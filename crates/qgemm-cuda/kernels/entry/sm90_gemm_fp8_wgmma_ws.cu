@@ -19,7 +19,7 @@ struct SharedStorage {
         WarpStaging staging[QG_CONSUMERS / 32];
         TokenLines<IS_LARGEST ? 2 : 1> lines[QG_CONSUMERS / 32];
     };
-    TileNotes notes;
+    WorkTileNotes notes;
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -33,15 +33,15 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
     Position at = {};
     u32 note = 0;
 #pragma unroll 1
-    for (;; note = TileNotes::next(note)) {
+    for (;; note = WorkTileNotes::next(note)) {
         Position::wait_full(at, shared.pipeline);
-        const WorkTile first = TileNote::read(shared.notes.note[note]);
-        if (TileNotes::is_end(first)) break;
+        const WorkTile first = WorkTileNote::read(shared.notes.note[note]);
+        if (WorkTileNotes::is_end(first)) break;
         Accumulators sums;
         const u32 token = first_token_of(first);
         multiply_tile(sums, shared.pipeline, at, token < p.shape.m ? p.shape.m - token : 0, first.end - first.begin, place, lane);
         // The note is read again: accumulators leave no registers for it meanwhile.
-        const WorkTile work = TileNote::read(shared.notes.note[note]);
+        const WorkTile work = WorkTileNote::read(shared.notes.note[note]);
         constexpr u32 COUNT = sizeof(sums) / 4, FEATURES = PARTS * PART_N;
         scale_tokens(sums, TokenFactors::load(params.fp8, first_token_of(work) + place.token));
         if (work.peers > 1 && !add_token_row_partials<COUNT>(reinterpret_cast<float*>(&sums), p, work, thread, &shared.last)) continue;

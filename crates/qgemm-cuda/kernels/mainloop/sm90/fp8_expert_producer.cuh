@@ -13,7 +13,7 @@ QG_DEVICE Fp8GemmParams problem_of(const Fp8GemmParams& params, const OwnRows& o
 }
 
 // The work of the warp that copies X, tells consumers of tiles and arrives on full barriers for both.
-QG_DEVICE void produce_expert_x(Pipeline& pipeline, TileNotes& notes, const TmaFp8GemmParams& params, u32 lane) {
+QG_DEVICE void produce_expert_x(Pipeline& pipeline, WorkTileNotes& notes, const TmaFp8GemmParams& params, u32 lane) {
     const GemmParams& p = params.fp8.gemm;
     WorkList list = WorkList::of_cta(p);
     WorkTile work;
@@ -21,8 +21,8 @@ QG_DEVICE void produce_expert_x(Pipeline& pipeline, TileNotes& notes, const TmaF
     u32 note = 0;
     while (WorkList::next(list, p, work)) {
         Position::wait_empty(at, pipeline);
-        if (lane == 0) TileNote::write(notes.note[note], work);
-        note = TileNotes::next(note);
+        if (lane == 0) WorkTileNote::write(notes.note[note], work);
+        note = WorkTileNotes::next(note);
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
             Position::wait_empty(at, pipeline);
@@ -36,7 +36,7 @@ QG_DEVICE void produce_expert_x(Pipeline& pipeline, TileNotes& notes, const TmaF
     }
     Position::wait_empty(at, pipeline);
     if (lane == 0) {
-        TileNote::write(notes.note[note], {});
+        WorkTileNote::write(notes.note[note], {});
         mbarrier_arrive(&pipeline.full[Position::stage(at)]);
     }
 }
@@ -70,7 +70,7 @@ QG_DEVICE void produce_expert_scales(Pipeline& pipeline, const Fp8GemmParams& pa
 
 // The work of the producer warpgroup; `thread` is the number in it. The last CTA, which has as few tiles as any, then looks for faults
 // of the index, with `words` in shared memory.
-QG_DEVICE void produce_experts(Pipeline& pipeline, TileNotes& notes, const TmaFp8GemmParams& params, u32 thread, u32* words) {
+QG_DEVICE void produce_experts(Pipeline& pipeline, WorkTileNotes& notes, const TmaFp8GemmParams& params, u32 thread, u32* words) {
     constexpr u32 THREADS = 128, BARRIER = 4;
     const u32 warp = shfl_idx_u32(thread / 32, 0), lane = thread % 32;
     // The index may come from the launch before, and W is chosen by it.

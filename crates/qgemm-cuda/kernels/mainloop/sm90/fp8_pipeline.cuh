@@ -9,7 +9,7 @@
 #include "mainloop/fp8_codes.cuh"
 #include "mainloop/ring.cuh"
 #include "mainloop/sm90/cluster.cuh"
-#include "mainloop/sm90/tile_notes.cuh"
+#include "mainloop/sm90/work_tile_notes.cuh"
 #include "mainloop/tma_params.cuh"
 #include "sched/tile.cuh"
 
@@ -89,7 +89,7 @@ struct Position {
 
 // The work of the thread that copies X, tells consumers of tiles and arrives on full barriers for both. Tokens beyond the last are not
 // copied, unless there are no others, or the tile is the largest, for whose lanes all are alike: then they are zeros.
-QG_DEVICE void produce_x(Pipeline& pipeline, TileNotes& notes, const TmaFp8GemmParams& params) {
+QG_DEVICE void produce_x(Pipeline& pipeline, WorkTileNotes& notes, const TmaFp8GemmParams& params) {
     const GemmParams& p = params.fp8.gemm;
     WorkList list = WorkList::of_cta(p);
     WorkTile work;
@@ -98,8 +98,8 @@ QG_DEVICE void produce_x(Pipeline& pipeline, TileNotes& notes, const TmaFp8GemmP
     griddepcontrol_wait();
     while (WorkList::next(list, p, work)) {
         Position::wait_empty(at, pipeline);
-        TileNote::write(notes.note[note], work);
-        note = TileNotes::next(note);
+        WorkTileNote::write(notes.note[note], work);
+        note = WorkTileNotes::next(note);
         // The second CTA of a cluster may have no tokens left.
         const u32 token = first_token_of(work), left = token < p.shape.m ? p.shape.m - token : QG_TILE_M;
         const u32 tokens = !IS_LARGEST && left < QG_TILE_M ? left : QG_TILE_M;
@@ -114,7 +114,7 @@ QG_DEVICE void produce_x(Pipeline& pipeline, TileNotes& notes, const TmaFp8GemmP
         }
     }
     Position::wait_empty(at, pipeline);
-    TileNote::write(notes.note[note], {});
+    WorkTileNote::write(notes.note[note], {});
     mbarrier_arrive(&pipeline.full[Position::stage(at)]);
 }
 

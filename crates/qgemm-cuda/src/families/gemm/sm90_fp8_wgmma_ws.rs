@@ -104,7 +104,7 @@ fn staging_bytes(tile: &Fp8Tile) -> u32 {
     consumers(tile) / 32 * WARP_STAGING.max(lines * WARP_LINES)
 }
 
-/// `TileNotes::COUNT`.
+/// `WorkTileNotes::COUNT`.
 fn notes(tile: &Fp8Tile) -> u32 {
     tile.stages + 1
 }

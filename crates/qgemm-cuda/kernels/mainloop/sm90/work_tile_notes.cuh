@@ -6,7 +6,7 @@
 #include "atoms/warp.cuh"
 #include "sched/tile.cuh"
 
-struct TileNote {
+struct WorkTileNote {
     static constexpr u32 CHUNKS = sizeof(WorkTile) / 16;
     static_assert(sizeof(WorkTile) % 16 == 0, "whole 16-byte chunks");
     u32x4 chunk[CHUNKS];
@@ -17,13 +17,13 @@ struct TileNote {
     };
 
     // For one thread.
-    QG_DEVICE void write(TileNote& note, const WorkTile& work) {
+    QG_DEVICE void write(WorkTileNote& note, const WorkTile& work) {
         const Value all = {work};
 #pragma unroll
         for (u32 i = 0; i < CHUNKS; i++) st_shared(&note.chunk[i], all.chunk[i]);
     }
     // For all lanes of a warp. Words come from lane 0, so that the compiler knows that they are uniform.
-    QG_DEVICE WorkTile read(const TileNote& note) {
+    QG_DEVICE WorkTile read(const WorkTileNote& note) {
         Value all;
 #pragma unroll
         for (u32 i = 0; i < CHUNKS; i++) {
@@ -36,9 +36,9 @@ struct TileNote {
 
 // Notes that may be read still: of a tile that is being stored, and of tiles of a stage each behind it that fill the ring. A note is
 // written when the first stage of its tile is free, and read when that is full.
-struct TileNotes {
+struct WorkTileNotes {
     static constexpr u32 COUNT = QG_STAGES + 1;
-    TileNote note[COUNT];
+    WorkTileNote note[COUNT];
 
     QG_DEVICE u32 next(u32 place) { return place + 1 == COUNT ? 0 : place + 1; }
     // Behind the last tile there is a note of none, in a stage that only producers arrive at.
