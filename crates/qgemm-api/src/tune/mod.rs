@@ -203,7 +203,10 @@ impl Context {
         let _span = tracing::info_span!("tune", problem = place).entered();
         let Some(mut ways) = Ways::new(self, tuned, start)? else { return Ok(None) };
         let Some(found) = search(&mut ways, limits, longest_ready)? else { return Ok(None) };
-        for &(way, seconds) in &found.measured {
+        // The fastest last: a table keeps the kernel of a family that it was told of last, since sources may have changed.
+        let mut slowest_first = found.measured.clone();
+        slowest_first.sort_by(|a, b| b.1.total_cmp(&a.1));
+        for (way, seconds) in slowest_first {
             ways.record(way, seconds, table);
         }
         let (measured, dropped) = (found.measured.len(), found.dropped.len());

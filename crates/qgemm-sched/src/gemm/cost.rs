@@ -18,23 +18,31 @@ const FEW_TOKENS_UNDERFILL: f64 = 0.75;
 /// Most tokens of such a tile, and fewest of one whose warps share K through rings of their own.
 const FEW_TOKENS: u32 = 16;
 const FEWEST_OF_RINGS: u32 = 8;
-/// What such rings change, fitted with the costs of few tokens below to 192 problems of 4 to 16 tokens, 2700 ways to run them, on an H200:
-/// what was chosen took 5.2 % longer than the best before and 1.3 % after, in 21 and 3 % of them more than 10 %.
-const RINGS: Rings = Rings { latency: 0.8e-6, saturating: 0.14, underfill: [0.6, 0.25], arithmetic: [1.5, 1.2] };
+/// What such rings change, fitted to 192 problems of 4 to 16 tokens, 2700 ways to run them, on an H200: what was chosen took 5.2 % longer than
+/// the best before and 1.3 % after, in 21 and 3 % of them more than 10 %.
+const RINGS: Rings = Rings {
+    latency: 0.8e-6,
+    saturating: 0.14,
+    underfill: [0.6, 0.25],
+    arithmetic: [1.5, 1.2],
+    tile_launches: 0.05,
+    restart_launches: 0.25,
+    fixup_factor: 1.9,
+};
 /// Cost of beginning and ending a tile, as a share of a launch, and of one of a few tokens.
 const TILE_LAUNCHES: f64 = 0.15;
-const FEW_TOKENS_TILE_LAUNCHES: f64 = 0.05;
+const FEW_TOKENS_TILE_LAUNCHES: f64 = 0.2;
 /// Cost of meeting at a split tile's counter, as a share of a launch.
 const FIXUP_LAUNCHES: f64 = 0.5;
 const FEW_TOKENS_FIXUP_LAUNCHES: f64 = 0.43;
-/// Cost of every further wave of blocks where a grid cuts its tiles, as a share of a launch: each begins with empty pipelines.
-/// Of a few tokens, other blocks of a unit multiply meanwhile.
+/// Cost of every further wave of blocks where a grid cuts its tiles, as a share of a launch: each begins with empty pipelines
+/// (measured on an H200, 16 tokens in four parts).
 const RESTART_LAUNCHES: f64 = 0.6;
-const FEW_TOKENS_RESTART_LAUNCHES: f64 = 0.25;
+const FEW_TOKENS_RESTART_LAUNCHES: f64 = 1.0;
 /// What partial sums cost beyond their bytes at that rate, and beyond the meeting, as a factor (fitted to 400 problems on an H200, of
 /// which 83 % were within 10 % of the best without this and [`CUT_SHARE`], 93 % of the dense ones with both).
 const FIXUP_FACTOR: f64 = 1.35;
-const FEW_TOKENS_FIXUP_FACTOR: f64 = 1.9;
+const FEW_TOKENS_FIXUP_FACTOR: f64 = 1.5;
 /// What the multiply-adds of a cut phase cost more than those of whole tiles: ranges begin and end within tiles, and all blocks end together.
 const CUT_SHARE: f64 = 0.1;
 /// How much faster partial sums pass between blocks than data comes from memory: they stay in the last-level cache.
@@ -54,6 +62,10 @@ struct Rings {
     /// more.
     underfill: [f64; 2],
     arithmetic: [f64; 2],
+    /// [`TILE_LAUNCHES`], [`RESTART_LAUNCHES`] and [`FIXUP_FACTOR`]: other blocks of a unit multiply while one begins.
+    tile_launches: f64,
+    restart_launches: f64,
+    fixup_factor: f64,
 }
 
 /// What the launch of a norm costs before a product that waits for it, as a share of a launch (measured on an H200: 1.0 to 1.2 µs, of which the
@@ -267,7 +279,11 @@ fn memory(bytes: f64, info: &DeviceInfo, config: &TileConfig, waves: &Waves) -> 
 
 /// Time of beginning and ending tiles, in which a block multiplies nothing, but others of the same unit do.
 fn tiles(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves) -> f64 {
-    let launches = if has_few_tokens(config) { FEW_TOKENS_TILE_LAUNCHES } else { TILE_LAUNCHES };
+    let launches = match rings(config) {
+        Some(rings) => rings.tile_launches,
+        None if has_few_tokens(config) => FEW_TOKENS_TILE_LAUNCHES,
+        None => TILE_LAUNCHES,
+    };
     launches * info.launch_seconds * waves.count() * phase.tiles_a_block / f64::from(config.ctas_per_unit.max(1))
 }
 
@@ -289,9 +305,12 @@ fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
         Schedule::StreamK | Schedule::Threads => 0.0,
         Schedule::Grid => partition.phases().iter().map(|phase| (phase.blocks / slots).ceil() - 1.0).sum(),
     };
-    let (factor, meeting, restart) = match has_few_tokens(config) {
-        true => (FEW_TOKENS_FIXUP_FACTOR, FEW_TOKENS_FIXUP_LAUNCHES, FEW_TOKENS_RESTART_LAUNCHES),
-        false => (FIXUP_FACTOR, FIXUP_LAUNCHES, RESTART_LAUNCHES),
+    let (factor, meeting, restart) = match rings(config) {
+        Some(rings) => (rings.fixup_factor, FEW_TOKENS_FIXUP_LAUNCHES, rings.restart_launches),
+        None if has_few_tokens(config) => {
+            (FEW_TOKENS_FIXUP_FACTOR, FEW_TOKENS_FIXUP_LAUNCHES, FEW_TOKENS_RESTART_LAUNCHES)
+        }
+        None => (FIXUP_FACTOR, FIXUP_LAUNCHES, RESTART_LAUNCHES),
     };
     let meeting = meeting + restart * restarts;
     // Blocks of the phase that is cut follow one another where they are more than fit.
