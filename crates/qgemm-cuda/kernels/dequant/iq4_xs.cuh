@@ -6,9 +6,9 @@ struct Dequant {
     static constexpr bool HAS_SCALE = true;
     static constexpr bool HAS_MIN = false;
 
+    QG_DEVICE constexpr Codebook table() { return iq4_table(); }
     QG_DEVICE u32 pair_f16(const KTile& kt, u32 quad, u32 pair) {
-        constexpr Codebook table = {{0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u}};
-        return codebook_pair_f16(table, kt, quad, pair);
+        return codebook_pair_f16(table(), kt, quad, pair);
     }
     QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
         // The record is d, the upper two bits of eight scales, and their low nibbles.

@@ -1,11 +1,13 @@
 // MXFP4: 2^(e - 128) * twice the fp4 value.
 #pragma once
+#include "dequant/codebook.cuh"
 #include "dequant/fp4.cuh"
 
 struct Dequant {
     static constexpr bool HAS_SCALE = true;
     static constexpr bool HAS_MIN = false;
 
+    QG_DEVICE constexpr Codebook table() { return e2m1_table(); }
     QG_DEVICE u32 pair_f16(const KTile& kt, u32 quad, u32 pair) {
         return fp4_pair_f16(kt, quad, pair);
     }

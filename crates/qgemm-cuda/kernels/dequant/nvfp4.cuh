@@ -1,5 +1,6 @@
 // NVFP4: e4m3 / 2 * twice the fp4 value. The tensor scale is a row scale.
 #pragma once
+#include "dequant/codebook.cuh"
 #include "dequant/float8.cuh"
 #include "dequant/fp4.cuh"
 
@@ -17,6 +18,7 @@ struct Dequant {
     static constexpr bool HAS_SCALE = true;
     static constexpr bool HAS_MIN = false;
 
+    QG_DEVICE constexpr Codebook table() { return e2m1_table(); }
     QG_DEVICE u32 pair_f16(const KTile& kt, u32 quad, u32 pair) {
         return fp4_pair_f16(kt, quad, pair);
     }

@@ -1,7 +1,8 @@
-// Integer codes as signed bytes, the operands of integer matrix instructions: four codes of a quad in the order in which planes hold
-// them, columns 2t, 2t + 8, 2t + 1, 2t + 9 of the quad's sixteen (QUAD_BYTE in prepack.rs). One shift and one mask take them out of a
-// plane, and X stands in shared memory in the same order (`mainloop/signed_byte_ring.cuh`).
+// Integer codes, or the entries of a table that codes say, as signed bytes, the operands of integer matrix instructions: four codes of a
+// quad in the order in which planes hold them, columns 2t, 2t + 8, 2t + 1, 2t + 9 of the quad's sixteen (QUAD_BYTE in prepack.rs). One
+// shift and one mask take them out of a plane, and X stands in shared memory in the same order (`mainloop/signed_byte_ring.cuh`).
 #pragma once
+#include "dequant/codebook.cuh"
 #include "dequant/integer.cuh"
 #include "dequant/operand.cuh"
 
@@ -31,16 +32,28 @@ QG_DEVICE u32 less_bytes(u32 bytes, u32 offsets) {
     return ((bytes | BYTE_SIGNS) - offsets) ^ BYTE_SIGNS;
 }
 
+// Whether codes of a format stand for the entries of a table.
+template <class D>
+QG_DEVICE constexpr auto has_table(int) -> decltype(D::table(), true) {
+    return true;
+}
+template <class D>
+QG_DEVICE constexpr bool has_table(long) {
+    return false;
+}
+
 template <class D>
 struct SignedBytesOf {
     static constexpr bool HAS_SCALE = D::HAS_SCALE;
     // Whether something is added to a sub-block's products for each unit of X.
     static constexpr bool HAS_MIN = D::HAS_MIN || (QG_ZERO_POINTS && HAS_WIDE_CODES);
 
-    // The codes of quad `quad`, of the lane's row `row` and sub-block `sub`, less their offset as far as bytes hold it.
+    // The codes of quad `quad`, of the lane's row `row` and sub-block `sub`, less their offset as far as bytes hold it, or their entries.
     QG_DEVICE u32 of_quad(const KTile& kt, u32 quad, u32 row, u32 sub) {
         const u32 bytes = unsigned_bytes(kt, quad);
-        if constexpr (HAS_WIDE_CODES)
+        if constexpr (has_table<D>(0))
+            return codebook_signed_bytes(D::table(), kt, quad);
+        else if constexpr (HAS_WIDE_CODES)
             return bytes ^ BYTE_SIGNS;
         else if constexpr (QG_ZERO_POINTS)
             return less_bytes(bytes, D::zero_point(kt, row, sub) * EACH_BYTE);

@@ -50,7 +50,7 @@ const TURING: [Tile; 2] =
 
 fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
     let tiles: &[Tile] = match types.variant {
-        _ if !types.format.encoding.is_integer() || types.x != DType::F16 => &[],
+        _ if !types.has_signed_bytes() || types.x != DType::F16 => &[],
         Variant::Sm70 => &VOLTA,
         Variant::Sm75 => &TURING,
         _ => &[],

@@ -64,7 +64,7 @@ const CHUNK: u32 = 16;
 pub(super) const X_FORMATS: [XFormat; 2] = [XFormat::Q8 { block: 32 }, XFormat::Int8Token];
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
-    let is_served = types.format.encoding.is_integer() && types.x == DType::F16 && types.variant >= Variant::Sm80;
+    let is_served = types.has_signed_bytes() && types.x == DType::F16 && types.variant >= Variant::Sm80;
     if !is_served {
         return Vec::new();
     }

@@ -126,6 +126,11 @@ impl Types {
         self.format.encoding.is_integer() && !self.format.scale_planes.is_empty()
     }
 
+    /// Whether codes are integers, or say which of a table of signed bytes is meant (`dequant/signed_bytes.cuh`).
+    pub(crate) fn has_signed_bytes(&self) -> bool {
+        self.format.encoding.is_integer() || matches!(self.format.encoding, Encoding::Codebook(_))
+    }
+
     /// Whether codes can be operands as they are, so that offsets act on sums (`dequant/integer_operand.cuh`).
     pub(crate) fn has_integer_operands(&self) -> bool {
         let Engine::Mma(operand) = self.engine else { return false };

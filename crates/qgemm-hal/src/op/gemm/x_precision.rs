@@ -37,7 +37,7 @@ pub enum XPrecision {
     Bf16x3,
     /// To integers of eight bits, with a factor for every
     /// [`activation_block`](qgemm_formats::FormatDesc::activation_block) columns, on CUDA for every 32, where weights are such
-    /// integers, too. Else as [`XPrecision::F16`].
+    /// integers, too, or name them in a table. Else as [`XPrecision::F16`].
     Int8,
     /// To integers of eight bits with one factor a token, where kernels multiply such codes with weights that are integers, too. Else as
     /// [`XPrecision::Int8`], which rounds less.
