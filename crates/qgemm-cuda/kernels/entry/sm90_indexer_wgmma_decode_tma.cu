@@ -51,32 +51,56 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 //   have arrived (32), and TMA has brought the keys: boxes are whole whatever lies outside of the tensor, so they are always as many.
 // - `empty` completes a phase when each warp of the warpgroup has arrived once (4). The producer waits for the phase before the first one,
 //   which counts as complete.
-// Nobody passes a CTA barrier after the roles part. The copies that the producer began complete on barriers that consumers wait for.
+// Nobody passes a CTA barrier after these are set up. The copies that the producer began complete on barriers that consumers wait for.
 constexpr u32 FILLING = 1 + 32, EMPTYING = 4;
 
-// Copies the heads of `count` queries from `query` on and what they are weighed with: zeros in the place of those that are not there.
-QG_DEVICE void load_heads(const IndexerParams& p, SharedStorage& shared, u64 query, u32 count) {
-    for (u32 at = thread_index(); at < QG_GROUPS * COLUMNS * ROW_CHUNKS; at += CONSUMERS) {
-        const u32 column = at / ROW_CHUNKS, chunk = at % ROW_CHUNKS, own = column / QG_HEADS, head = column % QG_HEADS;
-        u32x4 v = {0, 0, 0, 0};
-        if (own < count && head < p.heads && chunk * 16 < p.features)
-            v = ld_global_v4(reinterpret_cast<const u8*>(p.q) + (query + own) * p.q_token + head * p.q_head + chunk * 16);
-        u8* to = shared.heads[column / COLUMNS] + column % COLUMNS * FEATURES + (chunk ^ (column % 8)) * 16;
-        st_shared(reinterpret_cast<u32x4*>(to), v);
-    }
-    for (u32 column = thread_index(); column < QG_GROUPS * COLUMNS; column += CONSUMERS) {
-        const u32 own = column / QG_HEADS, head = column % QG_HEADS;
-        float weight = 0.0f;
-        if (own < count && head < p.heads) {
-            weight = bits_to_f32(word_at(p.weights, (query + own) * p.weights_row + head));
-            if (p.q_scales) weight *= bits_to_f32(word_at(p.q_scales, (query + own) * p.heads + head));
+// The heads of a sequence's queries and what they are weighed with, zeros in the place of those that are not there: what a consumer copies to
+// shared memory. Loads that begin after those of keys would come back after them, so these begin first.
+struct OwnHeads {
+    static constexpr u32 CHUNKS = QG_GROUPS * COLUMNS * ROW_CHUNKS / CONSUMERS;
+    static constexpr u32 WEIGHTS = (QG_GROUPS * COLUMNS + CONSUMERS - 1) / CONSUMERS;
+    u32x4 chunks[CHUNKS];
+    float weights[WEIGHTS];
+
+    // Those of `count` queries from `query` on.
+    QG_DEVICE OwnHeads load(const IndexerParams& p, u64 query, u32 count) {
+        OwnHeads heads;
+#pragma unroll
+        for (u32 i = 0; i < CHUNKS; i++) {
+            const u32 at = i * CONSUMERS + thread_index(), column = at / ROW_CHUNKS, chunk = at % ROW_CHUNKS;
+            const u32 own = column / QG_HEADS, head = column % QG_HEADS;
+            heads.chunks[i] = {0, 0, 0, 0};
+            if (own < count && head < p.heads && chunk * 16 < p.features)
+                heads.chunks[i] = ld_global_v4(reinterpret_cast<const u8*>(p.q) + (query + own) * p.q_token + head * p.q_head + chunk * 16);
         }
-        st_shared(&shared.weights[column / COLUMNS][column % COLUMNS], weight);
+#pragma unroll
+        for (u32 i = 0; i < WEIGHTS; i++) {
+            const u32 column = i * CONSUMERS + thread_index(), own = column / QG_HEADS, head = column % QG_HEADS;
+            heads.weights[i] = 0.0f;
+            if (own < count && head < p.heads) {
+                heads.weights[i] = bits_to_f32(word_at(p.weights, (query + own) * p.weights_row + head));
+                if (p.q_scales) heads.weights[i] *= bits_to_f32(word_at(p.q_scales, (query + own) * p.heads + head));
+            }
+        }
+        return heads;
     }
-    // The tensor cores read what was just stored.
-    fence_proxy_async();
-    barrier_sync(1, CONSUMERS);
-}
+
+    __device__ __forceinline__ void store(SharedStorage& shared) const {
+#pragma unroll
+        for (u32 i = 0; i < CHUNKS; i++) {
+            const u32 at = i * CONSUMERS + thread_index(), column = at / ROW_CHUNKS, chunk = at % ROW_CHUNKS;
+            u8* to = shared.heads[column / COLUMNS] + column % COLUMNS * FEATURES + (chunk ^ (column % 8)) * 16;
+            st_shared(reinterpret_cast<u32x4*>(to), chunks[i]);
+        }
+#pragma unroll
+        for (u32 i = 0; i < WEIGHTS; i++) {
+            const u32 column = i * CONSUMERS + thread_index();
+            if (column < QG_GROUPS * COLUMNS) st_shared(&shared.weights[column / COLUMNS][column % COLUMNS], weights[i]);
+        }
+        // The tensor cores read what was just stored.
+        fence_proxy_async();
+    }
+};
 
 // A row of a page; `page` is none where there is no key.
 struct PageRow {
@@ -204,12 +228,17 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
         fence_mbarrier_init();
     }
     griddepcontrol_launch_dependents();
+    // The barriers are set up; until roles meet at them, nobody waits for another.
+    cta_barrier();
     griddepcontrol_wait();
     const u32 sequence = sequence_index(p, launch_sequence);
     const u64 launch_query = (u64)launch_sequence * count;
+    const bool is_producer = warp == CONSUMERS / 32;
+    OwnHeads heads = {};
+    if (!is_producer) heads = OwnHeads::load(p, p.first_query + launch_query, count);
     // Keys in pages are seen from the first one on, so that pages are looked up before it is known how many are.
     PageRow first = {~0u, 0};
-    if (warp == CONSUMERS / 32 && p.lengths) first = PageRow::of(p, sequence, first_key + lane * TILE_KEYS, last_key);
+    if (is_producer && p.lengths) first = PageRow::of(p, sequence, first_key + lane * TILE_KEYS, last_key);
     // What any query sees.
     u32 from = last_key, end = first_key;
 #pragma unroll
@@ -226,8 +255,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
     from = from > first_key ? from - (from - first_key) % TILE_KEYS : first_key;
     const u32 tiles = from < end ? (end - from + TILE_KEYS - 1) / TILE_KEYS : 0;
     const u32 behind = tiles > 0 ? least(from + tiles * TILE_KEYS, last_key) : from;
-    cta_barrier();
-    if (warp == CONSUMERS / 32) {
+    if (is_producer) {
         if (!p.lengths) first = PageRow::of(p, sequence, from + lane * TILE_KEYS, behind);
         produce(shared, params, first, sequence, from, behind, tiles, lane);
         return;
@@ -238,6 +266,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
             if (key < from || key >= behind) st_global_u32(scores + (query * p.scores_row + key) * 4, p.not_seen);
     }
     if (tiles == 0) return;
-    load_heads(p, shared, p.first_query + launch_query, count);
+    heads.store(shared);
+    barrier_sync(1, CONSUMERS);
     consume(shared, p, {from, behind, tiles, count, scores}, warp / 4, warp, lane);
 }
