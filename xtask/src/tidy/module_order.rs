@@ -78,6 +78,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "sm80_s8_cp_async",
             "sm70_s8_two_stage",
             "sm90_w4a8_wgmma_ws",
+            "sm90_s8_groups_wgmma_ws",
             "sm90_wgmma_ws",
             "sm120_tma_ws",
             "instances",

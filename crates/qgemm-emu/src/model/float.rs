@@ -127,12 +127,14 @@ pub(crate) enum WgmmaOperands {
     S8AndU8,
     /// Words, whose lowest 13 bits do not count.
     Tf32,
+    /// Signed bytes, sums in 32 bits.
+    S8,
 }
 
 impl WgmmaOperands {
     pub(crate) fn of(number: u32) -> Option<Self> {
         use WgmmaOperands as W;
-        [W::F16, W::Bf16, W::E4M3, W::E4M3AndE5M2, W::S8AndU8, W::Tf32].get(number as usize).copied()
+        [W::F16, W::Bf16, W::E4M3, W::E4M3AndE5M2, W::S8AndU8, W::Tf32, W::S8].get(number as usize).copied()
     }
 
     /// The 16 rows of a warp times eight columns, words as of the `mma` of that shape.
@@ -143,6 +145,7 @@ impl WgmmaOperands {
             Self::E4M3 => mma::<32, 8>(inputs, outputs, M16N8K32, [E4M3; 2], &precision.fp8_wgmma),
             Self::E4M3AndE5M2 => mma::<32, 8>(inputs, outputs, M16N8K32, [E4M3, E5M2], &precision.fp8_wgmma),
             Self::S8AndU8 => super::integer::m16n8k32_u8(inputs, outputs),
+            Self::S8 => super::integer::m16n8k32(inputs, outputs, precision),
             Self::Tf32 => m16n8k8_tf32(inputs, outputs, precision),
         }
     }

@@ -1,51 +1,25 @@
 // Weights of four bits as E4M3 operands of `wgmma`, from packed codes in shared memory.
 //
-// A lane's words hold columns 16s + {2t, 2t+1, 2t+8, 2t+9} of its two rows, which instructions on 16 bits want; those on bytes want columns
-// 4t..4t+3 of each 16. X lies in natural order, so each lane loads the words of the two lanes that have its columns. The upper
-// nibble of each byte belongs to the column 16 after that of the lower one, and passes with it.
-//
 // Integers: E4M3 numbers below 2^-4 are integers times 2^-9, bytes up to 16 are worth as many units. E2M1 codes with powers of two: E4M3 has
 // three bits more of exponent, so that codes whose scales are within 2^11 of one another become operands with their scales, times 2^6, of the
 // largest. Either is exact, and accumulators are brought back to numbers at the end.
 #pragma once
 #include "atoms/byte_difference.cuh"
-#include "dequant/operand.cuh"
+#include "atoms/float.cuh"
+#include "atoms/mma_fp8.cuh"
+#include "atoms/wgmma_fp8.cuh"
+#include "mainloop/sm90/column_words.cuh"
 
 // Whether operands take scales in: those of formats without zero points. Conditions of the preprocessor need it.
 #define QG_TAKES_SCALES (QG_SCALE_PLANES == 1)
+// What operands leave of zero points, which no checkpoint has, is multiplied with sums of X that the warp makes.
+#define QG_SUMS_OF_X 0
 static_assert(QG_TAKES_SCALES == (QG_ZERO_POINTS == 0), "zero points are a plane");
-// 1 in units of an accumulator.
-constexpr float E4M3_UNITS = QG_TAKES_SCALES ? 1.0f : 512.0f;
+// Sums of an instruction, and 1 in units of an accumulator.
+using Sum = float;
+constexpr float UNITS = QG_TAKES_SCALES ? 1.0f : 512.0f;
 static_assert(KTile::Codes0::BITS == 4 && QG_CODE_PLANES == 1, "codes are nibbles");
 static_assert(!QG_TAKES_SCALES || QG_SUB_BLOCK == 32, "the columns of an instruction share a scale");
-
-// Where a lane's columns are.
-struct ColumnPlace {
-    // The first of the two lanes beside each other that have them, and the bytes of both that are the lane's: of the packed order v0 v2 v1 v3,
-    // v0 and v1 or v2 and v3.
-    u32 lane, bytes;
-
-    QG_DEVICE ColumnPlace of_lane(u32 lane) {
-        const u32 t = lane % 4;
-        return {lane - t + 2 * t % 4, t < 2 ? 0x6420u : 0x7531u};
-    }
-};
-
-// A lane's codes of a k-block of 64 columns, 4t..4t+3 of each 16: two words of the first row, then two of the second.
-struct BlockWords {
-    u32 word[4];
-
-    QG_DEVICE BlockWords load(const u8* k_tile, u32 k_block, const ColumnPlace& place) {
-        KTile first, second;
-        KTile::load_codes<FromShared>(first, k_tile, k_block, place.lane);
-        KTile::load_codes<FromShared>(second, k_tile, k_block, place.lane + 1);
-        BlockWords words;
-#pragma unroll
-        for (u32 i = 0; i < 4; i++)
-            words.word[i] = prmt(first.codes0.word[k_block * 4 + i], second.codes0.word[k_block * 4 + i], place.bytes);
-        return words;
-    }
-};
 
 // The zero point of a row, as bytes, and 128 less it.
 struct ZeroPointBytes {
@@ -96,6 +70,12 @@ struct Magnitudes {
 struct RowCodes {
     ZeroPointBytes offset;
 
+    QG_DEVICE RowCodes of(u32 zero_point) { return {ZeroPointBytes::of(zero_point)}; }
+    // Whether operands leave something of a zero point.
+    QG_DEVICE bool leaves(u32 zero_point) { return zero_point > 15; }
+    // That, its upper nibble, negated, in units.
+    QG_DEVICE Sum rest(u32 zero_point) { return (float)(zero_point & 0xf0u) * (-1.0f / UNITS); }
+
     QG_DEVICE void decode(const RowCodes& row, u32 word, u32, u32& low, u32& high) {
         low = integers_e4m3(word, row.offset);
         high = integers_e4m3(word >> 4, row.offset);
@@ -117,7 +97,24 @@ struct RowCodes {
 #endif
 
 // The A operand of instruction `step` of a run: 32 columns, the first or the second of the k-block. `rows` are the lane's two.
-QG_DEVICE void weights_e4m3(u32 (&a)[4], const BlockWords& words, u32 step, const RowCodes (&rows)[2]) {
-    RowCodes::decode(rows[0], words.word[step % 2], step, a[0], a[2]);
-    RowCodes::decode(rows[1], words.word[2 + step % 2], step, a[1], a[3]);
+QG_DEVICE void decode_step(u32 (&a)[4], const KTile& columns, u32 step, const RowCodes (&rows)[2]) {
+    RowCodes::decode(rows[0], columns.codes0.word[step % 2], step, a[0], a[2]);
+    RowCodes::decode(rows[1], columns.codes0.word[2 + step % 2], step, a[1], a[3]);
+}
+
+template <u32 COLUMNS, u32 ADDS>
+QG_DEVICE void multiply_codes(Sum (&sums)[COLUMNS / 2], const u32 (&a)[4], u64 x) {
+    wgmma_k32_e4m3_e4m3<COLUMNS, ADDS>(sums, a, x);
+}
+// The sum with that of four codes of X.
+QG_DEVICE Sum add_codes(Sum sum, u32 codes) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) sum += e4m3_to_f32(codes >> (8 * i) & 0xffu);
+    return sum;
+}
+QG_DEVICE Sum add_product(Sum a, Sum b, Sum sum) {
+    return fma_f32(a, b, sum);
+}
+QG_DEVICE float number_of(Sum sum) {
+    return sum;
 }

@@ -1,8 +1,10 @@
-// The ring of a CTA that multiplies weights of four bits with E4M3 codes: 128 columns a stage, of all its tokens and rows. One
-// thread of the producer warpgroup copies X by TMA, two warps copy packed k-tiles of W, one copies the scales of X.
+// The ring of a CTA that decodes weights to bytes and multiplies them with codes of X: 128 columns a stage, of all its tokens and rows. One
+// thread of the producer warpgroup copies X by TMA, two warps copy packed k-tiles of W, one copies the scales of X, or adds its codes up. How
+// weights are decoded, what is included before says.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/mbarrier.cuh"
+#include "atoms/numeric.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/tma.cuh"
 #include "atoms/warp.cuh"
@@ -27,21 +29,30 @@ static_assert(STAGE_K_TILES * QG_K_TILE == STAGE_K, "a stage is whole k-tiles");
 constexpr u32 FIRST_PRODUCER = QG_THREADS - 128;
 // Warps that copy W: a lane's copy takes some 60 cycles to issue, one lane after another.
 constexpr u32 W_PRODUCERS = 2;
-// Arrivals that fill a stage: of the thread that copies X, and of the lanes that copy scales.
-constexpr u32 FILLING = 1 + (QG_X_BLOCK_SCALES ? 32 : 0);
+// Whether a producer adds the codes of a stage up for all consumers, where zero points want that.
+constexpr bool SUMS_OF_X = QG_SUMS_OF_X;
+static_assert(!SUMS_OF_X || (!QG_X_BLOCK_SCALES && STAGE_K_TILES == 1), "sums take the place of scales, once a stage");
+// Registers of a producer: what adds codes up has loads under way.
+constexpr u32 PRODUCER_REGISTERS = SUMS_OF_X ? 40 : 24;
+// Arrivals that fill a stage: of the thread that copies X, and of the lanes that copy scales. Warps that read it.
+constexpr u32 FILLING = 1 + (QG_X_BLOCK_SCALES ? 32 : 0), READING = QG_CONSUMERS / 32 + SUMS_OF_X;
 
 struct Pipeline {
     // TMA's swizzle depends on the address: stages begin at multiples of 1024 bytes.
     alignas(16) u8 x[QG_X_STAGES][QG_TILE_M * STAGE_K];
     u8 w[QG_X_STAGES][CTA_ROW_TILES][STAGE_K_TILES * QG_K_TILE_BYTES];
-    // Of each token.
-    float scales[QG_X_STAGES][QG_X_BLOCK_SCALES ? QG_TILE_M : 4];
+    // Of each token: its scale, a float, or the sum of its codes, an integer.
+    u32 of_tokens[QG_X_STAGES][QG_X_BLOCK_SCALES || SUMS_OF_X ? QG_TILE_M : 4];
     u64 full[QG_X_STAGES];
     u64 empty[QG_X_STAGES];
+    // Says that these sums have been made.
+    u64 added[SUMS_OF_X ? QG_X_STAGES : 1];
 
     // For the first thread, before a CTA barrier.
     QG_DEVICE void init(Pipeline& pipeline) {
-        init_ring(pipeline.full, pipeline.empty, FILLING, QG_CONSUMERS / 32);
+#pragma unroll
+        for (u32 i = 0; SUMS_OF_X && i < QG_X_STAGES; i++) mbarrier_init(&pipeline.added[i], 1);
+        init_ring(pipeline.full, pipeline.empty, FILLING, READING);
     }
     // For a warp that has read all of a stage.
     QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) {
@@ -125,13 +136,70 @@ QG_DEVICE void produce_scales(Pipeline& pipeline, const W4A8Params& params, u32 
                 const u32 token = work.m_tile * QG_TILE_M + i;
                 const bool is_there = token < p.shape.m;
                 const u8* row = reinterpret_cast<const u8*>(params.x.scales) + (is_there ? token : 0) * params.x.scales_row;
-                cp_async_4(reinterpret_cast<u8*>(&pipeline.scales[at.stage][i]), row + (u64)k * 4, is_there ? 4 : 0);
+                cp_async_4(reinterpret_cast<u8*>(&pipeline.of_tokens[at.stage][i]), row + (u64)k * 4, is_there ? 4 : 0);
             }
             cp_async_mbarrier_arrive(&pipeline.full[at.stage]);
             Position::next(at);
         }
     }
 }
+
+#if QG_SUMS_OF_X
+// Whether rows of a stage have zero points that act on sums. For all lanes of a warp.
+QG_DEVICE bool wants_sums(const Pipeline& pipeline, u32 stage, u32 lane) {
+    bool wants = false;
+    const u8* k_tile = pipeline.w[stage][lane / QG_TILE_ROWS];
+#pragma unroll 1
+    for (u32 i = 0; i < CTA_ROW_TILES; i += 32 / QG_TILE_ROWS) {
+        KTile record;
+        KTile::Scales1::load_one<FromShared>(record.scales1, k_tile, lane % QG_TILE_ROWS);
+        wants |= RowCodes::leaves(KTile::Scales1::byte(record.scales1, 0, 0));
+        k_tile += 32 / QG_TILE_ROWS * QG_K_TILE_BYTES;
+    }
+    return ballot(wants) != 0;
+}
+
+// The work of the warp that adds codes of X up.
+QG_DEVICE void produce_sums(Pipeline& pipeline, const GemmParams& p, u32 lane) {
+    WorkList list = WorkList::of_cta(p);
+    WorkTile work;
+    Position at = {};
+    while (WorkList::next(list, p, work)) {
+        // Of the tile. Those beyond the last have zeros.
+        const u32 tokens = p.shape.m - work.m_tile * QG_TILE_M;
+#pragma unroll 1
+        for (u32 count = work.end - work.begin; count > 0; count--) {
+            mbarrier_wait(&pipeline.full[at.stage], at.parity);
+            const u32 wanted = wants_sums(pipeline, at.stage, lane) ? QG_TILE_M : 0;
+#pragma unroll 1
+            for (u32 token = lane; token < wanted; token += 64) {
+                // Neighbouring lanes begin in neighbouring banks. Four loads are under way at a time.
+                const u8* x = pipeline.x[at.stage] + token * STAGE_K;
+                i32 sum[2] = {0, 0};
+#pragma unroll 2
+                for (u32 chunk = 0; chunk < STAGE_K / 16; chunk++) {
+                    const u8* from = x + (chunk ^ lane % 8) * 16;
+#pragma unroll
+                    for (u32 i = 0; i < 2; i++) {
+                        u32x4 v = {};
+                        if (token + i * 32 < tokens) v = ld_shared(reinterpret_cast<const u32x4*>(from + i * 32 * STAGE_K));
+                        sum[i] = dp4a((i32)v.x, (i32)EACH_BYTE, dp4a((i32)v.y, (i32)EACH_BYTE, sum[i]));
+                        sum[i] = dp4a((i32)v.z, (i32)EACH_BYTE, dp4a((i32)v.w, (i32)EACH_BYTE, sum[i]));
+                    }
+                }
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) st_shared(&pipeline.of_tokens[at.stage][token + i * 32], (u32)sum[i]);
+            }
+            warp_barrier();
+            if (lane == 0) {
+                mbarrier_arrive(&pipeline.added[at.stage]);
+                mbarrier_arrive(&pipeline.empty[at.stage]);
+            }
+            Position::next(at);
+        }
+    }
+}
+#endif
 
 // The work of the producer warpgroup; `thread` is the number in it.
 QG_DEVICE void produce(Pipeline& pipeline, const W4A8Params& params, u32 thread) {
@@ -140,7 +208,12 @@ QG_DEVICE void produce(Pipeline& pipeline, const W4A8Params& params, u32 thread)
         if (lane == 0) produce_x(pipeline, params);
     } else if (warp <= W_PRODUCERS) {
         produce_w(pipeline, params.gemm, warp - 1, lane);
-    } else if (QG_X_BLOCK_SCALES) {
+    } else if constexpr (QG_X_BLOCK_SCALES) {
         produce_scales(pipeline, params, lane);
     }
+#if QG_SUMS_OF_X
+    else {
+        produce_sums(pipeline, params.gemm, lane);
+    }
+#endif
 }

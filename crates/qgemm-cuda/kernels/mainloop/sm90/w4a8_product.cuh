@@ -1,13 +1,11 @@
-// The product of a consumer warpgroup: 64 rows of W, decoded to E4M3 in registers, and all tokens of the CTA, whose codes the
-// instructions read from shared memory.
+// The product of a consumer warpgroup: 64 rows of W, decoded to bytes in registers, and all tokens of the CTA, whose codes the
+// instructions read from shared memory. Which bytes, and what sums they have, `e4m3_weights.cuh` or `s8_weights.cuh` says, included before.
 //
 // The instructions start from zero wherever a scale of W or X ends, and their sums are added in f32, times both, while the other warpgroup's
 // instructions run.
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/mma_fp8.cuh"
-#include "atoms/wgmma_fp8.cuh"
-#include "mainloop/sm90/e4m3_weights.cuh"
 #include "mainloop/sm90/w4a8_pipeline.cuh"
 #include "mainloop/warp_tile.cuh"
 
@@ -34,33 +32,36 @@ constexpr bool TAKES_TURNS = RUNS == 1 && (!IN_HALVES || QG_TAKES_SCALES);
 constexpr u32 TURN = 2;
 static_assert(QG_CONSUMERS == 256, "two warpgroups take turns");
 
-// For zero points that no nibble holds: the sums of X's codes over a run, of the tokens of a part.
+#if !QG_SUMS_OF_X
+// For what operands leave of zero points: the sums of X's codes over a run, of the tokens of a part.
 struct TokenSums {
-    float value[QG_ZERO_POINTS ? PART_M : 4];
+    Sum value[QG_ZERO_POINTS ? PART_M : 4];
 
     // By the warp, for itself. `x` are the part's tokens in a stage, of which those from `tokens` on are not there.
     QG_DEVICE void make(TokenSums& sums, const u8* x, u32 run, u32 tokens, u32 lane) {
         warp_barrier();
 #pragma unroll 1
         for (u32 token = lane; token < PART_M; token += 32) {
-            float sum = 0.0f;
+            Sum sum = 0;
 #pragma unroll 1
             for (u32 word = run * RUN_K / 4; token < tokens && word < (run + 1) * RUN_K / 4; word++) {
                 const u32 at = token * STAGE_K + (word / 4 ^ token % 8) * 16 + word % 4 * 4;
-                const u32 codes = ld_shared(reinterpret_cast<const u32*>(x + at));
-#pragma unroll
-                for (u32 i = 0; i < 4; i++) sum += e4m3_to_f32(codes >> (8 * i) & 0xffu);
+                sum = add_codes(sum, ld_shared(reinterpret_cast<const u32*>(x + at)));
             }
             st_shared(&sums.value[token], sum);
         }
         warp_barrier();
     }
 };
+#else
+static_assert(RUNS == 1, "a producer adds the codes of a stage up");
+struct TokenSums {};
+#endif
 
 // What the lane's two rows have in a run.
 struct RowScales {
     float scale[2];
-    // Whether one of the warp's rows has what operands do not: a zero point beyond the lower nibble, or a scale far from the largest.
+    // Whether one of the warp's rows has what operands do not: a part of a zero point, or a scale far from the largest.
     bool exceeds;
 };
 
@@ -95,9 +96,9 @@ struct RunRows {
 #pragma unroll
         for (u32 row = 0; row < 2; row++) {
             const u32 zero_point = Dequant::zero_point(records, row, sub);
-            rows.codes[row].offset = ZeroPointBytes::of(zero_point);
+            rows.codes[row] = RowCodes::of(zero_point);
             rows.scales.scale[row] = Dequant::scale(records, row, sub);
-            exceeds |= zero_point > 15;
+            exceeds |= RowCodes::leaves(zero_point);
         }
 #else
         static_assert(RUN_STEPS == 4, "a run's exponents are a word");
@@ -133,23 +134,23 @@ struct RunRows {
 constexpr u32 BLOCK_STEPS = K_BLOCK / INSTRUCTION_K, RUN_BLOCKS = RUN_STEPS > BLOCK_STEPS ? RUN_STEPS / BLOCK_STEPS : 1;
 
 // K-block `block` of a stage.
-QG_DEVICE BlockWords block_of(const u8* k_tiles, u32 block, const ColumnPlace& place) {
-    return BlockWords::load(k_tiles + block / K_BLOCKS * QG_K_TILE_BYTES, block % K_BLOCKS, place);
+QG_DEVICE KTile block_of(const u8* k_tiles, u32 block, const ColumnPlace& place) {
+    return columns_of(k_tiles + block / K_BLOCKS * QG_K_TILE_BYTES, block % K_BLOCKS, place);
 }
 // Makes the operands of those of a run's instructions that block number `block` of it has. Columns with scales far from a row's largest are left
 // out (`add_far_columns`).
-QG_DEVICE void decode(RunOperands& operands, BlockWords words, u32 run, u32 block, const RunRows& rows) {
+QG_DEVICE void decode(RunOperands& operands, KTile words, u32 run, u32 block, const RunRows& rows) {
     constexpr u32 STEPS = RUN_STEPS < BLOCK_STEPS ? RUN_STEPS : BLOCK_STEPS;
 #if QG_TAKES_SCALES
     if (rows.scales.exceeds) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++)
-            if (RowCodes::is_far(rows.codes[i / 2], block * STEPS + i % 2)) words.word[i] = 0;
+            if (RowCodes::is_far(rows.codes[i / 2], block * STEPS + i % 2)) words.codes0.word[i] = 0;
     }
 #endif
 #pragma unroll
     for (u32 i = block * STEPS; i < (block + 1) * STEPS; i++)
-        weights_e4m3(operands.a[i], words, RUN_STEPS < BLOCK_STEPS ? run * RUN_STEPS + i : i, rows.codes);
+        decode_step(operands.a[i], words, RUN_STEPS < BLOCK_STEPS ? run * RUN_STEPS + i : i, rows.codes);
 }
 
 // The operands of half a run, for a warp. Each lane loads its own.
@@ -172,8 +173,8 @@ struct HalfRun {
 
 // What a warp has in shared memory of its own.
 struct WarpScratch {
-    TokenSums sums;
     HalfRun half;
+    TokenSums sums;
 };
 
 // From the tokens of a part to the next, in a descriptor.
@@ -185,7 +186,7 @@ QG_DEVICE u64 further(u64 descriptor, u32 units) {
 }
 
 // Begins sums = W · X over a run, at warpgroup `group`'s turn. Code that touches sums or operands next must finish it first.
-QG_DEVICE void start_run(float (&sums)[SUMS], const RunOperands& operands, u64 x, u32 group) {
+QG_DEVICE void start_run(Sum (&sums)[SUMS], const RunOperands& operands, u64 x, u32 group) {
     constexpr u32 STEP = INSTRUCTION_K >> 4;
     wgmma_fence_accumulators(sums);
     if constexpr (TAKES_TURNS) barrier_sync(TURN + group, QG_CONSUMERS);
@@ -195,15 +196,15 @@ QG_DEVICE void start_run(float (&sums)[SUMS], const RunOperands& operands, u64 x
         // The last instruction is a group of its own.
         if (TAKES_TURNS && i == RUN_STEPS - 1) wgmma_commit_group();
         if (i == 0)
-            wgmma_k32_e4m3_e4m3<PART_M, 0>(sums, operands.a[i], x);
+            multiply_codes<PART_M, 0>(sums, operands.a[i], x);
         else
-            wgmma_k32_e4m3_e4m3<PART_M, 1>(sums, operands.a[i], further(x, i * STEP));
+            multiply_codes<PART_M, 1>(sums, operands.a[i], further(x, i * STEP));
     }
     wgmma_commit_group();
 }
 // Waits for the instructions, and passes the turn when only the last still runs, so that others follow it at once. Operands keep their
 // registers until then.
-QG_DEVICE void finish_run(float (&sums)[SUMS], RunOperands& operands, u32 group) {
+QG_DEVICE void finish_run(Sum (&sums)[SUMS], RunOperands& operands, u32 group) {
     if constexpr (TAKES_TURNS) {
         wgmma_wait_group<1>();
         barrier_arrive(TURN + 1 - group, QG_CONSUMERS);
@@ -214,7 +215,7 @@ QG_DEVICE void finish_run(float (&sums)[SUMS], RunOperands& operands, u32 group)
 }
 
 // acc += sums · scales, of the rows and, where X has them for 128 columns, of the tokens.
-QG_DEVICE void promote(float (&acc)[SUMS], const float (&sums)[SUMS], const RowScales& rows, const float* x_scales, u32 lane) {
+QG_DEVICE void promote(float (&acc)[SUMS], const Sum (&sums)[SUMS], const RowScales& rows, const float* x_scales, u32 lane) {
     if constexpr (QG_X_BLOCK_SCALES) {
 #pragma unroll
         for (u32 j = 0; j < SUMS / 4; j++) {
@@ -222,8 +223,8 @@ QG_DEVICE void promote(float (&acc)[SUMS], const float (&sums)[SUMS], const RowS
 #pragma unroll
             for (u32 row = 0; row < 2; row++) {
                 const u32 i = j * 4 + row * 2;
-                acc[i] = fma_f32(x.x * rows.scale[row], sums[i], acc[i]);
-                acc[i + 1] = fma_f32(x.y * rows.scale[row], sums[i + 1], acc[i + 1]);
+                acc[i] = fma_f32(x.x * rows.scale[row], number_of(sums[i]), acc[i]);
+                acc[i + 1] = fma_f32(x.y * rows.scale[row], number_of(sums[i + 1]), acc[i + 1]);
             }
         }
     } else {
@@ -232,21 +233,21 @@ QG_DEVICE void promote(float (&acc)[SUMS], const float (&sums)[SUMS], const RowS
         for (u32 row = 0; row < 2; row++)
 #pragma unroll
             for (u32 i = row * 2; i < SUMS; i += 4) {
-                acc[i] = fma_f32(rows.scale[row], sums[i], acc[i]);
-                acc[i + 1] = fma_f32(rows.scale[row], sums[i + 1], acc[i + 1]);
+                acc[i] = fma_f32(rows.scale[row], number_of(sums[i]), acc[i]);
+                acc[i + 1] = fma_f32(rows.scale[row], number_of(sums[i + 1]), acc[i + 1]);
             }
     }
 }
 
 #if !QG_TAKES_SCALES
-// Takes the upper nibbles of zero points, times the sums of X, off the sums.
-QG_DEVICE void take_zero_points(float (&sums)[SUMS], const KTile& records, u32 sub, const float* tokens, u32 lane) {
-    float high[2];
+// Takes what operands left of zero points, times the sums of X's codes, of the tokens of a part, off the sums.
+QG_DEVICE void take_rests(Sum (&sums)[SUMS], const KTile& records, u32 sub, const Sum* of_x, u32 lane) {
+    Sum rest[2];
 #pragma unroll
-    for (u32 row = 0; row < 2; row++) high[row] = (float)(Dequant::zero_point(records, row, sub) & 0xf0u) * (-1.0f / E4M3_UNITS);
+    for (u32 row = 0; row < 2; row++) rest[row] = RowCodes::rest(Dequant::zero_point(records, row, sub));
 #pragma unroll
     for (u32 i = 0; i < SUMS; i++)
-        sums[i] = fma_f32(high[i / 2 % 2], ld_shared(tokens + i / 4 * 8 + lane % 4 * 2 + i % 2), sums[i]);
+        sums[i] = add_product(rest[i / 2 % 2], ld_shared(of_x + i / 4 * 8 + lane % 4 * 2 + i % 2), sums[i]);
 }
 #else
 // acc += what `decode` left out, of the tokens `x` of a part in a stage and, where X has them, their scales.
@@ -259,12 +260,12 @@ QG_DEVICE void add_far_columns(float (&acc)[SUMS], const u8* k_tiles, const u8* 
         bool is_far[2];
         float scale[2];
         u32 a[4];
-        const BlockWords words = block_of(k_tiles, step / 2, place);
+        const KTile words = block_of(k_tiles, step / 2, place);
 #pragma unroll
         for (u32 row = 0; row < 2; row++) {
             is_far[row] = RowCodes::is_far(rows.codes[row], step);
             scale[row] = scale_of_power(rows.codes[row].exponents >> (8 * step) & 0xffu, HALF);
-            const u32 word = step % 2 == 0 ? words.word[row * 2] : words.word[row * 2 + 1];
+            const u32 word = step % 2 == 0 ? words.codes0.word[row * 2] : words.codes0.word[row * 2 + 1];
             Magnitudes::look_up(Magnitudes::of(HALF), is_far[row] ? word : 0, a[row], a[2 + row]);
         }
         if (ballot(is_far[0] || is_far[1]) == 0) continue;
@@ -312,17 +313,25 @@ struct Product {
     }
 
     // Adds the sums of a run of the tokens of part `part`.
-    QG_DEVICE void add(Product& product, float (&sums)[SUMS], const RowScales& rows, Pipeline& pipeline, u32 stage, u32 run, TokenSums& token_sums,
-                       u32 part) {
-        const u8* x = pipeline.x[stage] + part * PART_M * STAGE_K;
-        const u8* k_tiles = pipeline.w[stage][product.warp];
-        const float* x_scales = pipeline.scales[stage] + part * PART_M;
+    QG_DEVICE void add(Product& product, Sum (&sums)[SUMS], const RowScales& rows, Pipeline& pipeline, const Position& at, u32 run,
+                       [[maybe_unused]] TokenSums& token_sums, u32 part) {
+        [[maybe_unused]] const u8* x = pipeline.x[at.stage] + part * PART_M * STAGE_K;
+        const u8* k_tiles = pipeline.w[at.stage][product.warp];
+        const u32* of_tokens = pipeline.of_tokens[at.stage] + part * PART_M;
+        const float* x_scales = reinterpret_cast<const float*>(of_tokens);
 #if !QG_TAKES_SCALES
         if (rows.exceeds) {
-            const u32 before = part * PART_M, tokens = product.tokens > before ? product.tokens - before : 0, column = run * RUN_K;
+#if QG_SUMS_OF_X
+            mbarrier_wait(&pipeline.added[at.stage], at.parity);
+            const Sum* of_x = reinterpret_cast<const Sum*>(of_tokens);
+#else
+            const u32 before = part * PART_M, tokens = product.tokens > before ? product.tokens - before : 0;
             TokenSums::make(token_sums, x, run, tokens, product.lane);
+            const Sum* of_x = token_sums.value;
+#endif
+            const u32 column = run * RUN_K;
             const KTile records = records_of(k_tiles, column / QG_K_TILE, product.lane);
-            take_zero_points(sums, records, column % QG_K_TILE / QG_SUB_BLOCK, token_sums.value, product.lane);
+            take_rests(sums, records, column % QG_K_TILE / QG_SUB_BLOCK, of_x, product.lane);
         }
         promote(product.acc[part], sums, rows, x_scales, product.lane);
 #else
@@ -334,8 +343,9 @@ struct Product {
     // Multiplies a stage. `has_next` says whether another follows, whose first run is decoded then; without, this one's is once more, and not
     // used.
     QG_DEVICE void multiply_stage(Product& product, Pipeline& pipeline, WarpScratch& scratch, Position& at, bool has_next) {
-        const u32 stage = at.stage, group = product.warp / 4;
-        const u64 x = wgmma_descriptor_128b(pipeline.x[stage]);
+        const Position own = at;
+        const u32 group = product.warp / 4;
+        const u64 x = wgmma_descriptor_128b(pipeline.x[own.stage]);
 #pragma unroll
         for (u32 run = 0; run < RUNS; run++) {
             const u32 next_run = (run + 1) % RUNS;
@@ -348,17 +358,17 @@ struct Product {
                     Position::next(at);
                     mbarrier_wait(&pipeline.full[at.stage], at.parity);
                 }
-                float sums[SUMS];
+                Sum sums[SUMS];
                 start_run(sums, operands, further(x, part * PART_STRIDE + (run * RUN_K >> 4)), group);
                 const u8* k_tiles = pipeline.w[at.stage][product.warp];
                 if (begins_next) product.rows = RunRows::of(k_tiles, next_run, product.lane);
-                BlockWords words[RUN_BLOCKS];
+                KTile words[RUN_BLOCKS];
 #pragma unroll
                 for (u32 i = 0; i < RUN_BLOCKS; i++)
                     if (IN_HALVES ? i == part : is_last) words[i] = block_of(k_tiles, next_run * RUN_K / K_BLOCK + i, product.place);
                 finish_run(sums, operands, group);
                 if (IN_HALVES && is_last) HalfRun::load(scratch.half, next, product.lane);
-                add(product, sums, scales, pipeline, stage, run, scratch.sums, part);
+                add(product, sums, scales, pipeline, own, run, scratch.sums, part);
 #pragma unroll
                 for (u32 i = 0; i < RUN_BLOCKS; i++)
                     if (IN_HALVES ? i == part : is_last) decode(next, words[i], next_run, i, product.rows);
@@ -366,7 +376,7 @@ struct Product {
             }
             product.operands = next;
         }
-        Pipeline::release(pipeline, stage, product.lane);
+        Pipeline::release(pipeline, own.stage, product.lane);
     }
 };
 static_assert(!IN_HALVES || (PARTS == 2 && RUN_BLOCKS == 2), "a half behind each part");
@@ -379,7 +389,7 @@ struct TokenScales {
         TokenScales scales;
 #pragma unroll
         for (u32 i = 0; i < QG_TILE_M / 32; i++) {
-            scales.value[i] = E4M3_UNITS;
+            scales.value[i] = UNITS;
             if constexpr (QG_X_BLOCK_SCALES) continue;
             // Tokens beyond the last have any.
             const u32 m = params.gemm.shape.m, own = first_token + i * 32 + lane, token = own < m ? own : m - 1;
@@ -395,7 +405,7 @@ struct TokenScales {
             float(&of_tokens)[4] = reinterpret_cast<float(&)[4]>(acc[j * 4 / SUMS][j * 4 % SUMS]);
 #pragma unroll
             for (u32 c = 0; c < 2; c++) {
-                float scale = E4M3_UNITS;
+                float scale = UNITS;
                 if constexpr (!QG_X_BLOCK_SCALES)
                     scale = bits_to_f32(shfl_idx_u32(f32_to_bits(scales.value[j / 4]), j % 4 * 8 + lane % 4 * 2 + c));
                 of_tokens[c] *= scale, of_tokens[2 + c] *= scale;

@@ -11,7 +11,7 @@ use super::instance::{FitsRegisters, Instance, MainLoop};
 use super::types::Types;
 use super::{
     gemm_simt, gemm_sliced_k, gemv, sm70_s8_two_stage, sm70_two_stage, sm80_cp_async, sm80_s8_cp_async,
-    sm90_w4a8_wgmma_ws, sm90_wgmma_ws, sm120_tma_ws, spills,
+    sm90_s8_groups_wgmma_ws, sm90_w4a8_wgmma_ws, sm90_wgmma_ws, sm120_tma_ws, spills,
 };
 
 /// Every main loop. An instruction set that needs another adds its file here.
@@ -26,8 +26,12 @@ static MAIN_LOOPS: [&MainLoop; 7] = [
 ];
 
 /// Every main loop that multiplies codes of a quantized X.
-static MAIN_LOOPS_OF_PLANES: [&MainLoop; 3] =
-    [&sm70_s8_two_stage::MAIN_LOOP, &sm80_s8_cp_async::MAIN_LOOP, &sm90_w4a8_wgmma_ws::MAIN_LOOP];
+static MAIN_LOOPS_OF_PLANES: [&MainLoop; 4] = [
+    &sm70_s8_two_stage::MAIN_LOOP,
+    &sm80_s8_cp_async::MAIN_LOOP,
+    &sm90_w4a8_wgmma_ws::MAIN_LOOP,
+    &sm90_s8_groups_wgmma_ws::MAIN_LOOP,
+];
 
 /// Their kernels, listed once a process; D that they write in a hurry is f16.
 static INSTANCES_OF_PLANES: LazyLock<HashMap<PlanesKey, OnceLock<Vec<Instance>>>> =

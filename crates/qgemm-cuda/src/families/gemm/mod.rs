@@ -19,6 +19,7 @@ mod sm80_cp_async;
 mod sm80_s8_cp_async;
 mod sm89_fp8_cp_async;
 mod sm90_fp8_wgmma_ws;
+mod sm90_s8_groups_wgmma_ws;
 mod sm90_s8_wgmma_ws;
 mod sm90_w4a8_wgmma_ws;
 mod sm90_wgmma_ws;

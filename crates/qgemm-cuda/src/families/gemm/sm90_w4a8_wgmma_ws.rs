@@ -54,14 +54,25 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
         return Vec::new();
     }
     let of_format = |x_format| {
-        let best = move |&(tile_m, efficiency): &(u32, (u32, u32))| {
-            let mut kernels = (1..=STAGES).rev().map(|stages| instance(types, x_format, tile_m, stages, efficiency));
-            kernels.find(|i| i.shared_bytes <= most_shared(types.variant))
-        };
         let tiles = TILES.iter().filter(|(tile_m, _)| *tile_m <= PART_M || !has_runs(types));
+        let best = move |&(tile_m, efficiency): &(u32, (u32, u32))| {
+            let codes = Codes { main_loop: &MAIN_LOOP, x_format, math: Math::TensorFp8, sums_of_x: false };
+            with_most_stages(types, codes, tile_m, share(types, x_format, efficiency))
+        };
         tiles.filter_map(best).filter(fits_registers)
     };
     X_FORMATS.into_iter().flat_map(of_format).collect()
+}
+
+/// The share of the arithmetic that a kernel reaches, of that which tiles state.
+fn share(types: &Types, x_format: XFormat, (arithmetic, bandwidth): (u32, u32)) -> (u32, u32) {
+    let shares = [
+        (x_format == XFormat::E4M3Block, BLOCK_SCALES),
+        (!types.has_block_offsets(), TAKES_SCALES),
+        (has_runs(types), RUNS),
+    ];
+    let of_all = |whole, (_, share): &(bool, u32)| whole * share / 100;
+    (shares.iter().filter(|(is, _)| *is).fold(arithmetic, of_all), bandwidth)
 }
 
 /// Whether codes are nibbles that become E4M3 exactly, with scales that whole instructions share: integers with a zero point, or
@@ -84,27 +95,44 @@ fn has_runs(types: &Types) -> bool {
     types.has_block_offsets() && types.format.sub_block < STAGE_K as usize
 }
 
-fn instance(types: &Types, x_format: XFormat, tile_m: u32, stages: u32, efficiency: (u32, u32)) -> Instance {
+/// What a kernel multiplies codes of.
+#[derive(Clone, Copy)]
+pub(super) struct Codes {
+    pub main_loop: &'static MainLoop,
+    pub x_format: XFormat,
+    pub math: Math,
+    /// Whether a producer adds X's codes up, for zero points to act on (`QG_SUMS_OF_X`); else warps do, for themselves.
+    pub sums_of_x: bool,
+}
+
+/// The kernel with as many stages as shared memory has room for.
+pub(super) fn with_most_stages(types: &Types, codes: Codes, tile_m: u32, efficiency: (u32, u32)) -> Option<Instance> {
+    let mut kernels = (1..=STAGES).rev().map(|stages| instance(types, codes, tile_m, stages, efficiency));
+    kernels.find(|i| i.shared_bytes <= most_shared(types.variant))
+}
+
+fn instance(types: &Types, codes: Codes, tile_m: u32, stages: u32, efficiency: (u32, u32)) -> Instance {
+    let Codes { main_loop, x_format, math, sums_of_x } = codes;
     let rows = types.tile_rows();
     let has_block_scales = x_format == XFormat::E4M3Block;
     let has_zero_points = types.has_block_offsets();
     let w = WARPS * (STAGE_K / types.tile_k()) * types.k_tile_bytes();
-    // Where there is nothing for tokens, four floats stand.
+    // Where there is nothing for tokens, four words stand.
     let of_tokens = |present: bool, tokens: u32| if present { tokens * 4 } else { common::ALIGNMENT };
-    let stage = tile_m * STAGE_K + w + of_tokens(has_block_scales, tile_m) + 2 * BARRIER;
-    let has_runs = has_runs(types);
+    let stage = tile_m * STAGE_K + w + of_tokens(has_block_scales || sums_of_x, tile_m) + 2 * BARRIER;
+    let added = if sums_of_x { stages * BARRIER } else { BARRIER };
+    let pipeline = (stages * stage + added).next_multiple_of(common::ALIGNMENT);
+    let own_sums = if sums_of_x { common::ALIGNMENT } else { of_tokens(has_zero_points, PART_M.min(tile_m)) };
     // Operands of 64 columns of a row tile, where they wait for the other half of a stage (`IN_HALVES`).
     let in_halves = tile_m > PART_M && !has_block_scales;
     let half = if in_halves { rows * STAGE_K / 2 } else { common::ALIGNMENT };
-    let of_warp = common::warp_staging(rows, STAGED) + of_tokens(has_zero_points, PART_M.min(tile_m)) + half;
-    let shares = [(has_block_scales, BLOCK_SCALES), (!has_zero_points, TAKES_SCALES), (has_runs, RUNS)];
-    let arithmetic = shares.iter().filter(|(is, _)| *is).fold(efficiency.0, |whole, (_, share)| whole * share / 100);
+    let of_warp = common::warp_staging(rows, STAGED) + half + own_sums;
     Instance {
         consumers: WARPS * 32,
         stages,
         tile_k: STAGE_K,
         x_format,
-        math: Math::TensorFp8,
+        math,
         constants: vec![
             ("QG_ROW_TILES", 1),
             ("QG_WARPS_N", WARPS),
@@ -113,13 +141,13 @@ fn instance(types: &Types, x_format: XFormat, tile_m: u32, stages: u32, efficien
             ("QG_X_BLOCK_SCALES", has_block_scales.into()),
         ],
         warps_n: WARPS,
-        efficiency: (arithmetic, efficiency.1),
+        efficiency,
         ..Instance::new(Parts {
-            main_loop: &MAIN_LOOP,
+            main_loop,
             types,
             tile: [tile_m, WARPS * rows],
             threads: (WARPS + PRODUCER_WARPS) * 32,
-            shared_bytes: stages * stage + WARPS * of_warp + common::FLAG,
+            shared_bytes: pipeline + WARPS * of_warp + common::FLAG,
         })
     }
 }

@@ -1,0 +1,53 @@
+// What kernels on Hopper that decode weights to bytes have in shared memory, and the work of their warps. Which bytes, what is included before
+// says.
+#pragma once
+#include "atoms/launch.cuh"
+#include "atoms/sync.cuh"
+#include "epilogue/warp_store.cuh"
+#include "mainloop/register_shares.cuh"
+#include "mainloop/sm90/w4a8_product.cuh"
+
+struct SharedStorage {
+    Pipeline pipeline;
+    WarpStaging staging[QG_WARPS_N];
+    WarpScratch scratch[QG_WARPS_N];
+    u32 last;
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+static_assert(QG_CONSUMERS == QG_WARPS_N * 32 && QG_CONSUMERS % 128 == 0, "the warps are warpgroups");
+static_assert(FIRST_PRODUCER == QG_CONSUMERS, "registers pass between whole warpgroups");
+
+QG_DEVICE void consume(SharedStorage& shared, const W4A8Params& params, u32 thread) {
+    const GemmParams& p = params.gemm;
+    // The shuffle tells the compiler that the warp is the same for all its lanes.
+    const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
+    WorkTile work;
+    WorkList list = WorkList::of_cta(p);
+    Position at = {};
+    Product::give_first_turn(warp);
+    while (WorkList::next(list, p, work)) {
+        Accumulators acc;
+        multiply_tile(acc, shared.pipeline, at, shared.scratch[warp], params, work, warp, lane);
+        if (work.peers > 1 && !add_partials(acc, p, work, thread, &shared.last)) continue;
+        store_tile(acc, p, work, shared.staging[warp], warp, lane);
+    }
+}
+
+// The work of a CTA.
+QG_DEVICE void multiply(const W4A8Params& params) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const u32 thread = thread_index();
+    if (thread == 0) Pipeline::init(shared.pipeline);
+    cta_barrier();
+    griddepcontrol_launch_dependents();
+    using Registers = RegisterShares<PRODUCER_REGISTERS>;
+    // The shuffle tells the compiler that the role is the same for the whole warp.
+    if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
+        Registers::take();
+        griddepcontrol_wait();
+        consume(shared, params, thread);
+    } else {
+        Registers::give();
+        produce(shared.pipeline, params, thread - FIRST_PRODUCER);
+    }
+}

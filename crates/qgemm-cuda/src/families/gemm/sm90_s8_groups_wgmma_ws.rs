@@ -1,0 +1,51 @@
+//! The main loop of `gemm` on Hopper for grouped integers and X in signed bytes with a scale a token: the same as that for weights of four bits
+//! and E4M3 codes, but for sums in integers, exact, which are added in f32 where a group ends.
+
+use qgemm_formats::{DType, Encoding, ScaleType, XFormat};
+use qgemm_hal::{Math, Schedule, Variant};
+
+use super::common::STAGE_K;
+use super::instance::{FitsRegisters, Instance, MainLoop, XAccess};
+use super::sm90_w4a8_wgmma_ws::{Codes, with_most_stages};
+use super::types::Types;
+
+pub(super) static MAIN_LOOP: MainLoop = MainLoop {
+    family: "gemm",
+    name: "sm90_s8_groups_wgmma_ws",
+    entry: "entry/sm90_gemm_s8_groups_wgmma_ws.cu",
+    symbol: "qg_sm90_gemm_s8_groups_wgmma_ws",
+    arch_specific: true,
+    schedule: Schedule::StreamK,
+    x_access: XAccess::TmaOfPlanes,
+    // Codes are exact operands, and scales act on their sums.
+    rounds_beyond: None,
+    experts_tiles: |_| &[],
+    for_experts: None,
+    // A persistent grid has one dimension.
+    most_m_tiles: usize::MAX,
+    most_tile_bytes: usize::MAX,
+    instances,
+};
+
+const CODES: Codes =
+    Codes { main_loop: &MAIN_LOOP, x_format: XFormat::Int8Token, math: Math::TensorS8, sums_of_x: true };
+
+/// Tokens, and shares of the arithmetic and bandwidth, per mille.
+const TILES: [(u32, (u32, u32)); 3] = [(64, (230, 740)), (128, (310, 740)), (256, (400, 740))];
+
+fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
+    if types.variant != Variant::Sm90 || types.x != DType::F16 || !is_decoded(types) {
+        return Vec::new();
+    }
+    let tiles = TILES.iter().filter_map(|&(tile_m, efficiency)| with_most_stages(types, CODES, tile_m, efficiency));
+    tiles.filter(fits_registers).collect()
+}
+
+/// Whether codes are integers with zero points, and scales that whole stages share.
+fn is_decoded(types: &Types) -> bool {
+    let format = types.format;
+    let scales: Vec<_> = format.float_scales.iter().map(|scale| scale.kind).collect();
+    let stage_k = STAGE_K as usize;
+    let spans = format.sub_block.is_multiple_of(stage_k) && stage_k.is_multiple_of(types.layout.k_tile);
+    format.encoding == Encoding::IntZero && scales == [ScaleType::F16] && spans
+}
