@@ -25,11 +25,10 @@ QG_DEVICE void load_columns(CodePlane<P>& plane, const u8* k_tile, u32 k_block, 
     constexpr u32 RECORD = QgCodePlane<P>::WORD_BYTES, ALL = CodePlane<P>::BITS * 4, PIECE = RECORD < ALL ? RECORD : ALL;
 #pragma unroll
     for (u32 i = 0; i < ALL / PIECE; i++) {
-        const u32 at = k_block * ALL + i * PIECE;
-        const u8* from = k_tile + QgCodePlane<P>::OFFSET + at / RECORD * RECORD * 32 + at % RECORD + place.lane * RECORD;
+        const u32 at = k_block * ALL + i * PIECE, offset = QgCodePlane<P>::OFFSET + at % RECORD;
         u32 first[PIECE / 4], second[PIECE / 4];
-        load_record<PIECE, FromShared>(from, first);
-        load_record<PIECE, FromShared>(from + RECORD, second);
+        load_record<PIECE, FromShared>(k_tile + offset + (at / RECORD * 32 + place.lane) * RECORD, first);
+        load_record<PIECE, FromShared>(k_tile + offset + (at / RECORD * 32 + place.lane + 1) * RECORD, second);
 #pragma unroll
         for (u32 word = 0; word < PIECE / 4; word++) plane.word[i * PIECE / 4 + word] = prmt(first[word], second[word], place.bytes);
     }

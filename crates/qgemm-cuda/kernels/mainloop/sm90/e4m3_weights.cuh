@@ -15,6 +15,8 @@
 // What operands leave of zero points, which no checkpoint has, is multiplied with sums of X that the warp makes.
 #define QG_SUMS_OF_X 0
 static_assert(QG_TAKES_SCALES == (QG_ZERO_POINTS == 0), "zero points are a plane");
+// Registers of a producer.
+constexpr u32 PRODUCER_REGISTERS = 24;
 // Sums of an instruction, and 1 in units of an accumulator.
 using Sum = float;
 constexpr float UNITS = QG_TAKES_SCALES ? 1.0f : 512.0f;

@@ -5,6 +5,7 @@
 #include "atoms/cp_async.cuh"
 #include "atoms/mbarrier.cuh"
 #include "atoms/numeric.cuh"
+#include "atoms/opaque_register.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/tma.cuh"
 #include "atoms/warp.cuh"
@@ -32,8 +33,6 @@ constexpr u32 W_PRODUCERS = 2;
 // Whether a producer adds the codes of a stage up for all consumers, where zero points want that.
 constexpr bool SUMS_OF_X = QG_SUMS_OF_X;
 static_assert(!SUMS_OF_X || (!QG_X_BLOCK_SCALES && STAGE_K_TILES == 1), "sums take the place of scales, once a stage");
-// Registers of a producer: what adds codes up has loads under way.
-constexpr u32 PRODUCER_REGISTERS = SUMS_OF_X ? 40 : 24;
 // Arrivals that fill a stage: of the thread that copies X, and of the lanes that copy scales. Warps that read it.
 constexpr u32 FILLING = 1 + (QG_X_BLOCK_SCALES ? 32 : 0), READING = QG_CONSUMERS / 32 + SUMS_OF_X;
 
@@ -170,25 +169,28 @@ QG_DEVICE void produce_sums(Pipeline& pipeline, const GemmParams& p, u32 lane) {
 #pragma unroll 1
         for (u32 count = work.end - work.begin; count > 0; count--) {
             mbarrier_wait(&pipeline.full[at.stage], at.parity);
-            const u32 wanted = wants_sums(pipeline, at.stage, lane) ? QG_TILE_M : 0;
+            // What follows from it is computed here: producers have few registers.
+            const u32 own = opaque_register(lane);
+            const u32 wanted = wants_sums(pipeline, at.stage, own) ? QG_TILE_M : 0;
 #pragma unroll 1
-            for (u32 token = lane; token < wanted; token += 64) {
-                // Neighbouring lanes begin in neighbouring banks. Four loads are under way at a time.
-                const u8* x = pipeline.x[at.stage] + token * STAGE_K;
-                i32 sum[2] = {0, 0};
+            for (u32 token = own; token < wanted; token += 32 * SUMS_AT_ONCE) {
+                // Neighbouring lanes begin in neighbouring banks.
+                const u32 first = token * STAGE_K + token % 8 * 16;
+                i32 sum[SUMS_AT_ONCE] = {};
 #pragma unroll 2
-                for (u32 chunk = 0; chunk < STAGE_K / 16; chunk++) {
-                    const u8* from = x + (chunk ^ lane % 8) * 16;
+                for (u32 chunk = 0; chunk < STAGE_K; chunk += 16) {
+                    const u8* from = pipeline.x[at.stage] + (first ^ chunk);
 #pragma unroll
-                    for (u32 i = 0; i < 2; i++) {
+                    for (u32 i = 0; i < SUMS_AT_ONCE; i++) {
                         u32x4 v = {};
-                        if (token + i * 32 < tokens) v = ld_shared(reinterpret_cast<const u32x4*>(from + i * 32 * STAGE_K));
+                        if (token + i * 32 < tokens)
+                            v = ld_shared(reinterpret_cast<const u32x4*>(from + i * 32 * STAGE_K));
                         sum[i] = dp4a((i32)v.x, (i32)EACH_BYTE, dp4a((i32)v.y, (i32)EACH_BYTE, sum[i]));
                         sum[i] = dp4a((i32)v.z, (i32)EACH_BYTE, dp4a((i32)v.w, (i32)EACH_BYTE, sum[i]));
                     }
                 }
 #pragma unroll
-                for (u32 i = 0; i < 2; i++) st_shared(&pipeline.of_tokens[at.stage][token + i * 32], (u32)sum[i]);
+                for (u32 i = 0; i < SUMS_AT_ONCE; i++) st_shared(&pipeline.of_tokens[at.stage][token + i * 32], (u32)sum[i]);
             }
             warp_barrier();
             if (lane == 0) {
