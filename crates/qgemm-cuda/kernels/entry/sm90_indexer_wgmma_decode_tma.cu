@@ -3,7 +3,7 @@
 #include "atoms/cp_async.cuh"
 #include "atoms/mbarrier.cuh"
 #include "atoms/sync.cuh"
-#include "atoms/tma_batch.cuh"
+#include "atoms/tma_stream.cuh"
 #include "mainloop/indexer_keys.cuh"
 #include "mainloop/sm90/indexer_wgmma.cuh"
 #include "mainloop/sm90/indexer_wgmma_shared.cuh"
@@ -119,6 +119,8 @@ struct PageRow {
 QG_DEVICE void produce(SharedStorage& shared, const TmaIndexerParams& params, PageRow first, u32 sequence, u32 from, u32 end, u32 tiles,
                        u32 lane) {
     const IndexerParams& p = params.indexer;
+    // Scores are written between reads of keys, and are read soon: L2 would make room for keys by writing them to memory.
+    const u64 policy = l2_evict_first();
     PageRow own = first;
     for (u32 tile = 0; tile < tiles; tile++) {
         if (tile > 0 && tile % 32 == 0) own = PageRow::of(p, sequence, from + (tile + lane) * TILE_KEYS, end);
@@ -132,7 +134,7 @@ QG_DEVICE void produce(SharedStorage& shared, const TmaIndexerParams& params, Pa
             st_shared(&scales.is_there, (u32)is_there);
             mbarrier_arrive_expect_tx(full, TILE_BYTES);
             // Of the first page where there is none: what is made of it is not stored.
-            cp_async_bulk_tensor_3d(shared.keys[ring][stage], &params.k_map, 0, (i32)row, is_there ? (i32)page : 0, full);
+            cp_async_bulk_tensor_3d_stream(shared.keys[ring][stage], &params.k_map, 0, (i32)row, is_there ? (i32)page : 0, full, policy);
         }
 #pragma unroll
         for (u32 i = 0; i < TILE_KEYS; i += 32) {

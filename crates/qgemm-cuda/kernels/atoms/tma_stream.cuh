@@ -1,0 +1,27 @@
+// TMA of memory that is read from end to end, once: L2 gives its lines up before others, so that what was written meanwhile, and what all
+// read, stays there.
+#pragma once
+#include "atoms/tma.cuh"
+
+#if QG_VARIANT >= 90
+// createpolicy: what L2 does with the lines of copies that are given this.
+QG_DEVICE u64 l2_evict_first() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+// cp.async.bulk.tensor: as `cp_async_bulk_tensor_3d`.
+QG_DEVICE void cp_async_bulk_tensor_3d_stream(u8* shared, const void* map, i32 x, i32 y, i32 matrix, u64* barrier, u64 policy) {
+    asm volatile("cp.async.bulk.tensor.3d" QG_OWN_SHARED ".global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(x), "r"(y), "r"(matrix), "r"(shared_address(barrier)), "l"(policy)
+                 : "memory");
+}
+// The same as `cp_async_bulk_tensor_5d`.
+QG_DEVICE void cp_async_bulk_tensor_5d_stream(u8* shared, const void* map, const i32 (&at)[5], u64* barrier, u64 policy) {
+    asm volatile("cp.async.bulk.tensor.5d" QG_OWN_SHARED ".global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(shared_address(barrier)), "l"(policy)
+                 : "memory");
+}
+#endif

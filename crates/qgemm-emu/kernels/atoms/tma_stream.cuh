@@ -1,0 +1,14 @@
+// TMA of memory that is read once: what L2 keeps is not emulated.
+#pragma once
+#include "atoms/tma.cuh"
+
+#if QG_VARIANT >= 90
+QG_DEVICE u64 l2_evict_first() { return 0; }
+QG_DEVICE void cp_async_bulk_tensor_3d_stream(u8* shared, const void* map, i32 x, i32 y, i32 matrix, u64* barrier, u64, QG_AT) {
+    const i32 at[3] = {x, y, matrix};
+    emu->tensor_copy(shared, map, at, 3, barrier, file, line);
+}
+QG_DEVICE void cp_async_bulk_tensor_5d_stream(u8* shared, const void* map, const i32 (&at)[5], u64* barrier, u64, QG_AT) {
+    emu->tensor_copy(shared, map, at, 5, barrier, file, line);
+}
+#endif
