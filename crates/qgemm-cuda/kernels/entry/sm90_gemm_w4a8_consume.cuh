@@ -11,7 +11,12 @@ struct SharedStorage {
     Pipeline pipeline;
     WarpStaging staging[QG_WARPS_N];
     WarpScratch scratch[QG_WARPS_N];
+#if QG_EXPERT_TILES
+    WorkTileNotes notes;
+    u32 faults[8];
+#else
     u32 last;
+#endif
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_CONSUMERS == QG_WARPS_N * 32 && QG_CONSUMERS % 128 == 0, "the warps are warpgroups");
@@ -21,16 +26,30 @@ QG_DEVICE void consume(SharedStorage& shared, const W4A8Params& params, u32 thre
     const GemmParams& p = params.gemm;
     // The shuffle tells the compiler that the warp is the same for all its lanes.
     const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
-    WorkTile work;
-    WorkList list = WorkList::of_cta(p);
     Position at = {};
     Product::give_first_turn(warp);
+#if QG_EXPERT_TILES
+#pragma unroll 1
+    for (u32 note = 0;; note = WorkTileNotes::next(note)) {
+        mbarrier_wait(&shared.pipeline.full[at.stage], at.parity);
+        const WorkTile work = WorkTileNote::read(shared.notes.note[note]);
+        if (WorkTileNotes::is_end(work)) break;
+        Accumulators acc;
+        multiply_tile(acc, shared.pipeline, at, shared.scratch[warp], params, work, warp, lane);
+        // The note is read again: accumulators leave no registers for it meanwhile.
+        const WorkTile stored = WorkTileNote::read(shared.notes.note[note]);
+        store_tile(acc, problem_of(p, stored), stored, shared.staging[warp], warp, lane);
+    }
+#else
+    WorkTile work;
+    WorkList list = WorkList::of_cta(p);
     while (WorkList::next(list, p, work)) {
         Accumulators acc;
         multiply_tile(acc, shared.pipeline, at, shared.scratch[warp], params, work, warp, lane);
         if (work.peers > 1 && !add_partials(acc, p, work, thread, &shared.last)) continue;
         store_tile(acc, p, work, shared.staging[warp], warp, lane);
     }
+#endif
 }
 
 // The work of a CTA.
@@ -40,7 +59,8 @@ QG_DEVICE void multiply(const W4A8Params& params) {
     if (thread == 0) Pipeline::init(shared.pipeline);
     cta_barrier();
     griddepcontrol_launch_dependents();
-    using Registers = RegisterShares<PRODUCER_REGISTERS>;
+    // Looking for tiles takes registers.
+    using Registers = RegisterShares<QG_EXPERT_TILES && PRODUCER_REGISTERS < 40 ? 40 : PRODUCER_REGISTERS>;
     // The shuffle tells the compiler that the role is the same for the whole warp.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
         Registers::take();
@@ -48,6 +68,11 @@ QG_DEVICE void multiply(const W4A8Params& params) {
         consume(shared, params, thread);
     } else {
         Registers::give();
+#if QG_EXPERT_TILES
+        produce(shared.pipeline, params, thread - FIRST_PRODUCER, shared.notes, shared.faults);
+        warp_barrier();
+#else
         produce(shared.pipeline, params, thread - FIRST_PRODUCER);
+#endif
     }
 }

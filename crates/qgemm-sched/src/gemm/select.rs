@@ -17,7 +17,7 @@ use crate::error::{Refusal, SchedError};
 pub const INVARIANT_M: usize = 64;
 /// A batch-invariant operation takes only families that serve all of these.
 const INVARIANT_PROBES: [usize; 3] = [1, INVARIANT_M, 1 << 16];
-/// Where weights are rounded before they are multiplied, this share of the time must be expected to be saved.
+/// Where weights are rounded before they are multiplied, or a plain X is quantized, this share of the time must be expected to be saved.
 const EXACTNESS: f64 = 0.05;
 
 /// What the user wants of a plan.
@@ -139,10 +139,10 @@ impl Offer {
         }
     }
 
-    /// Expected seconds, plus what the accuracy is worth that is lost where weights are rounded. Small operations take the same time
-    /// whatever they are multiplied with, and their few values would show each rounding.
+    /// Expected seconds, plus what the accuracy is worth that is lost where weights are rounded, or a plain X is quantized. Small operations
+    /// take the same time whatever they are multiplied with, and their few values would show each rounding.
     fn rank(&self) -> f64 {
-        let rounds = self.plan.config.rounded_weights.is_some();
+        let rounds = self.plan.config.rounded_weights.is_some() || self.plan.workspace.quantized.is_some();
         self.seconds * if rounds { 1.0 + EXACTNESS } else { 1.0 }
     }
 }

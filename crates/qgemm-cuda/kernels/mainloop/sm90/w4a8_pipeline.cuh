@@ -1,6 +1,6 @@
 // The ring of a CTA that decodes weights to bytes and multiplies them with codes of X: 128 columns a stage, of all its tokens and rows. One
-// thread of the producer warpgroup copies X by TMA, two warps copy packed k-tiles of W, one copies the scales of X, or adds its codes up. How
-// weights are decoded, what is included before says.
+// thread of the producer warpgroup copies X by TMA, two warps copy packed k-tiles of W, one copies the scales of X, or adds its codes up. Of
+// products with experts one warp copies X and W by TMA. How weights are decoded, what is included before says.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/mbarrier.cuh"
@@ -13,13 +13,23 @@
 #include "mainloop/tma_params.cuh"
 #include "mainloop/w_ring.cuh"
 #include "sched/tile.cuh"
+#if QG_EXPERT_TILES
+#include "atoms/tma_tensor5.cuh"
+#include "mainloop/sm90/work_tile_notes.cuh"
+#endif
 
 struct W4A8Params {
     GemmParams gemm;
     XPlanePointers x;
+#if QG_EXPERT_TILES
+    // X as codes: [tokens][columns], boxes of 128 columns and a token tile, 128-byte swizzle; packed k-tiles of W, boxes of a stage, whose
+    // dimensions are bytes (two), k-tiles, row tiles and experts.
+    TensorMap x_map, w_map;
+#else
     // X as codes: [tokens][columns], boxes of 128 columns and a whole token tile, and of the last token tile where that is
     // no whole one, 128-byte swizzle.
     TensorMap x_map, x_tail_map;
+#endif
 };
 
 // Columns of a stage, which share a scale of X. K-tiles of the schedule are stages.
@@ -38,19 +48,19 @@ constexpr u32 FILLING = 1 + (QG_X_BLOCK_SCALES ? 32 : 0), READING = QG_CONSUMERS
 
 struct Pipeline {
     // TMA's swizzle depends on the address: stages begin at multiples of 1024 bytes.
-    alignas(16) u8 x[QG_X_STAGES][QG_TILE_M * STAGE_K];
-    u8 w[QG_X_STAGES][CTA_ROW_TILES][STAGE_K_TILES * QG_K_TILE_BYTES];
+    alignas(16) u8 x[QG_STAGES][QG_TILE_M * STAGE_K];
+    u8 w[QG_STAGES][CTA_ROW_TILES][STAGE_K_TILES * QG_K_TILE_BYTES];
     // Of each token: its scale, a float, or the sum of its codes, an integer.
-    u32 of_tokens[QG_X_STAGES][QG_X_BLOCK_SCALES || SUMS_OF_X ? QG_TILE_M : 4];
-    u64 full[QG_X_STAGES];
-    u64 empty[QG_X_STAGES];
+    u32 of_tokens[QG_STAGES][QG_X_BLOCK_SCALES || SUMS_OF_X ? QG_TILE_M : 4];
+    u64 full[QG_STAGES];
+    u64 empty[QG_STAGES];
     // Says that these sums have been made.
-    u64 added[SUMS_OF_X ? QG_X_STAGES : 1];
+    u64 added[SUMS_OF_X ? QG_STAGES : 1];
 
     // For the first thread, before a CTA barrier.
     QG_DEVICE void init(Pipeline& pipeline) {
 #pragma unroll
-        for (u32 i = 0; SUMS_OF_X && i < QG_X_STAGES; i++) mbarrier_init(&pipeline.added[i], 1);
+        for (u32 i = 0; SUMS_OF_X && i < QG_STAGES; i++) mbarrier_init(&pipeline.added[i], 1);
         init_ring(pipeline.full, pipeline.empty, FILLING, READING);
     }
     // For a warp that has read all of a stage.
@@ -60,8 +70,55 @@ struct Pipeline {
     }
 };
 
-using Position = RingPosition<QG_X_STAGES>;
+using Position = RingPosition<QG_STAGES>;
 
+// Rows of X that a work tile has: the first, and how many there are from it on, of the product or of an expert.
+struct TileRows {
+    u32 first, count;
+
+    QG_DEVICE TileRows of(const GemmParams& p, const WorkTile& work) {
+#if QG_EXPERT_TILES
+        return {work.own.first, work.own.rows};
+#else
+        return {work.m_tile * QG_TILE_M, p.shape.m - work.m_tile * QG_TILE_M};
+#endif
+    }
+};
+
+#if QG_EXPERT_TILES
+// The work of the warp that copies X, a whole tile of rows at once, and W by TMA, and tells consumers of tiles. Rows of the next expert come
+// along, and nothing depends on them. All lanes walk through the tiles, because a warp looks for a tile's owner.
+QG_DEVICE void produce_x_and_w(Pipeline& pipeline, const W4A8Params& params, WorkTileNotes& notes, u32 lane) {
+    WorkList list = WorkList::of_cta(params.gemm);
+    WorkTile work;
+    Position at = {};
+    u32 note = 0;
+    while (WorkList::next(list, params.gemm, work)) {
+        Position::wait_empty(at, pipeline.empty);
+        if (lane == 0) WorkTileNote::write(notes.note[note], work);
+        note = WorkTileNotes::next(note);
+#pragma unroll 1
+        for (u32 k = work.begin; k < work.end; k++) {
+            Position::wait_empty(at, pipeline.empty);
+            u64* full = &pipeline.full[at.stage];
+            if (lane == 0) {
+                mbarrier_arrive_expect_tx(full, QG_TILE_M * STAGE_K + CTA_ROW_TILES * STAGE_K_TILES * QG_K_TILE_BYTES);
+                cp_async_bulk_tensor_2d(pipeline.x[at.stage], &params.x_map, (i32)(k * STAGE_K), (i32)work.own.first, full);
+                // Experts may share one weight. K-tiles and row tiles beyond the last are zeros.
+                const i32 expert = params.gemm.groups.row_pitch == 0 ? 0 : (i32)work.own.expert;
+                const i32 from[5] = {0, 0, (i32)(k * STAGE_K_TILES), (i32)(work.n_tile * CTA_ROW_TILES), expert};
+                cp_async_bulk_tensor_5d(pipeline.w[at.stage][0], &params.w_map, from, full);
+            }
+            Position::next(at);
+        }
+    }
+    Position::wait_empty(at, pipeline.empty);
+    if (lane == 0) {
+        WorkTileNote::write(notes.note[note], {});
+        mbarrier_arrive(&pipeline.full[at.stage]);
+    }
+}
+#else
 // The work of the thread that copies X and arrives on full barriers for all bulk copies. Tokens beyond the last are not copied.
 QG_DEVICE void produce_x(Pipeline& pipeline, const W4A8Params& params) {
     const GemmParams& p = params.gemm;
@@ -96,8 +153,7 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 
     Position at = {};
     while (WorkList::next(list, p, work)) {
         const u32 own = work.n_tile * CTA_ROW_TILES + (copies ? tile : 0);
-        const u8* rows =
-            reinterpret_cast<const u8*>(p.at.w) + (u64)(own < last_tile ? own : last_tile) * k_tiles * QG_K_TILE_BYTES;
+        const u8* rows = reinterpret_cast<const u8*>(p.at.w) + (u64)(own < last_tile ? own : last_tile) * k_tiles * QG_K_TILE_BYTES;
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
             Position::wait_empty(at, pipeline.empty);
@@ -117,6 +173,7 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 
     }
 }
 static_assert(STAGE_K_TILES <= 2, "one k-tile at most is missing");
+#endif
 
 // The work of the warp that copies scales of X. Tokens beyond the last have zeros.
 QG_DEVICE void produce_scales(Pipeline& pipeline, const W4A8Params& params, u32 lane) {
@@ -126,21 +183,26 @@ QG_DEVICE void produce_scales(Pipeline& pipeline, const W4A8Params& params, u32 
     Position at = {};
     griddepcontrol_wait();
     while (WorkList::next(list, p, work)) {
+        const TileRows rows = TileRows::of(p, work);
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
             Position::wait_empty(at, pipeline.empty);
             // Producers have few registers.
 #pragma unroll 1
             for (u32 i = lane; i < QG_TILE_M; i += 32) {
-                const u32 token = work.m_tile * QG_TILE_M + i;
-                const bool is_there = token < p.shape.m;
-                const u8* row = reinterpret_cast<const u8*>(params.x.scales) + (is_there ? token : 0) * params.x.scales_row;
+                const bool is_there = i < rows.count;
+                const u8* row = reinterpret_cast<const u8*>(params.x.scales) + (u64)(is_there ? rows.first + i : 0) * params.x.scales_row;
                 cp_async_4(reinterpret_cast<u8*>(&pipeline.of_tokens[at.stage][i]), row + (u64)k * 4, is_there ? 4 : 0);
             }
             cp_async_mbarrier_arrive(&pipeline.full[at.stage]);
             Position::next(at);
         }
     }
+#if QG_EXPERT_TILES
+    // A stage without data brings the end.
+    Position::wait_empty(at, pipeline.empty);
+    mbarrier_arrive(&pipeline.full[at.stage]);
+#endif
 }
 
 #if QG_SUMS_OF_X
@@ -165,7 +227,7 @@ QG_DEVICE void produce_sums(Pipeline& pipeline, const GemmParams& p, u32 lane) {
     Position at = {};
     while (WorkList::next(list, p, work)) {
         // Of the tile. Those beyond the last have zeros.
-        const u32 tokens = p.shape.m - work.m_tile * QG_TILE_M;
+        const u32 tokens = TileRows::of(p, work).count;
 #pragma unroll 1
         for (u32 count = work.end - work.begin; count > 0; count--) {
             mbarrier_wait(&pipeline.full[at.stage], at.parity);
@@ -183,8 +245,7 @@ QG_DEVICE void produce_sums(Pipeline& pipeline, const GemmParams& p, u32 lane) {
 #pragma unroll
                     for (u32 i = 0; i < SUMS_AT_ONCE; i++) {
                         u32x4 v = {};
-                        if (token + i * 32 < tokens)
-                            v = ld_shared(reinterpret_cast<const u32x4*>(from + i * 32 * STAGE_K));
+                        if (token + i * 32 < tokens) v = ld_shared(reinterpret_cast<const u32x4*>(from + i * 32 * STAGE_K));
                         sum[i] = dp4a((i32)v.x, (i32)EACH_BYTE, dp4a((i32)v.y, (i32)EACH_BYTE, sum[i]));
                         sum[i] = dp4a((i32)v.z, (i32)EACH_BYTE, dp4a((i32)v.w, (i32)EACH_BYTE, sum[i]));
                     }
@@ -203,6 +264,22 @@ QG_DEVICE void produce_sums(Pipeline& pipeline, const GemmParams& p, u32 lane) {
 }
 #endif
 
+#if QG_EXPERT_TILES
+// The work of the producer warpgroup; `thread` is the number in it. The last CTA, which has as few tiles as any, then looks for faults of the index, with `words` in shared memory.
+QG_DEVICE void produce(Pipeline& pipeline, const W4A8Params& params, u32 thread, WorkTileNotes& notes, u32* words) {
+    constexpr u32 THREADS = 128, BARRIER = 4;
+    // The index may come from the launch before, and W is chosen by it.
+    griddepcontrol_wait();
+    const u32 warp = shfl_idx_u32(thread / 32, 0), lane = thread % 32;
+    if (warp == 0) produce_x_and_w(pipeline, params, notes, lane);
+    if (QG_X_BLOCK_SCALES && warp == 1) produce_scales(pipeline, params, lane);
+#if QG_SUMS_OF_X
+    if (warp == 1) produce_sums(pipeline, params.gemm, lane);
+#endif
+    if (cta_index().x + 1 == grid_ctas().x)
+        store_faults<THREADS>(params.gemm.groups, words, thread, [] { barrier_sync(BARRIER, THREADS); });
+}
+#else
 // The work of the producer warpgroup; `thread` is the number in it.
 QG_DEVICE void produce(Pipeline& pipeline, const W4A8Params& params, u32 thread) {
     const u32 warp = thread / 32, lane = thread % 32;
@@ -219,3 +296,4 @@ QG_DEVICE void produce(Pipeline& pipeline, const W4A8Params& params, u32 thread)
     }
 #endif
 }
+#endif

@@ -385,21 +385,21 @@ static_assert(!IN_HALVES || (PARTS == 2 && RUN_BLOCKS == 2), "a half behind each
 struct TokenScales {
     float value[QG_TILE_M / 32];
 
-    QG_DEVICE TokenScales load(const W4A8Params& params, u32 first_token, u32 lane) {
+    QG_DEVICE TokenScales load(const W4A8Params& params, const TileRows& rows, u32 lane) {
         TokenScales scales;
 #pragma unroll
         for (u32 i = 0; i < QG_TILE_M / 32; i++) {
             scales.value[i] = UNITS;
             if constexpr (QG_X_BLOCK_SCALES) continue;
             // Tokens beyond the last have any.
-            const u32 m = params.gemm.shape.m, own = first_token + i * 32 + lane, token = own < m ? own : m - 1;
+            const u32 own = i * 32 + lane, token = rows.first + (own < rows.count ? own : rows.count - 1);
             const u8* at = reinterpret_cast<const u8*>(params.x.scales) + (u64)token * params.x.scales_row;
             scales.value[i] *= bits_to_f32(ld_global_u32(at));
         }
         return scales;
     }
-    QG_DEVICE void apply(float (&acc)[PARTS][SUMS], const W4A8Params& params, u32 first_token, u32 lane) {
-        const TokenScales scales = load(params, first_token, lane);
+    QG_DEVICE void apply(float (&acc)[PARTS][SUMS], const W4A8Params& params, const TileRows& rows, u32 lane) {
+        const TokenScales scales = load(params, rows, lane);
 #pragma unroll
         for (u32 j = 0; j < QG_TILE_M / 8; j++) {
             float(&of_tokens)[4] = reinterpret_cast<float(&)[4]>(acc[j * 4 / SUMS][j * 4 % SUMS]);
@@ -417,15 +417,15 @@ struct TokenScales {
 // acc = W · X over a work tile's stages.
 QG_DEVICE void multiply_tile(Accumulators& all, Pipeline& pipeline, Position& at, WarpScratch& scratch, const W4A8Params& params,
                              const WorkTile& work, u32 warp, u32 lane) {
-    const u32 first_token = work.m_tile * QG_TILE_M, m = params.gemm.shape.m;
+    const TileRows rows = TileRows::of(params.gemm, work);
     float(&acc)[PARTS][SUMS] = reinterpret_cast<float(&)[PARTS][SUMS]>(all);
     all = {};
-    Product product = {acc, m - first_token, warp, lane, ColumnPlace::of_lane(lane)};
+    Product product = {acc, rows.count, warp, lane, ColumnPlace::of_lane(lane)};
     mbarrier_wait(&pipeline.full[at.stage], at.parity);
     Product::begin(product, pipeline, at);
 #pragma unroll 1
     for (u32 count = work.end - work.begin; count > 0; count--)
         Product::multiply_stage(product, pipeline, scratch, at, count > 1);
     Position::next(at);
-    TokenScales::apply(acc, params, first_token, lane);
+    TokenScales::apply(acc, params, rows, lane);
 }

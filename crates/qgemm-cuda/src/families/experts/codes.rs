@@ -17,11 +17,13 @@ use super::super::gemm::{
 };
 use super::super::kernel_launch::{KernelLaunch, Params, Places};
 use super::super::launch_params::LaunchParams;
+use super::decoded::DecodedKernel;
 use super::gather::GatheredX;
 use super::listed_slots;
 use super::params::{ProductParams, groups, places};
+use super::w_map::w_map;
 use crate::spec::KernelSpec;
-use crate::tensor_map::EncodedMap;
+use crate::tensor_map::{EncodedMap, TileMap};
 
 /// A kernel whose CTAs take tiles of all experts in turn.
 #[derive(Clone, Debug)]
@@ -30,6 +32,8 @@ enum Kernel {
     Fp8(Fp8Kernel),
     /// On codes that instructions scale.
     BlockScaled(BlockScaledKernel),
+    /// On bytes that weights are decoded to.
+    Decoded(DecodedKernel),
 }
 
 impl Kernel {
@@ -37,13 +41,16 @@ impl Kernel {
     fn all(format: Format, x: XFormat, variant: Variant) -> impl Iterator<Item = Self> {
         let fp8 = fp8_kernels(format, x, variant).into_iter().filter_map(Fp8Kernel::for_experts).map(Kernel::Fp8);
         let block_scaled = block_scaled_kernels(format, x, variant).into_iter();
-        fp8.chain(block_scaled.filter_map(BlockScaledKernel::for_experts).map(Kernel::BlockScaled))
+        let block_scaled = block_scaled.filter_map(BlockScaledKernel::for_experts).map(Kernel::BlockScaled);
+        fp8.chain(block_scaled).chain(DecodedKernel::all(format, x, variant).map(Kernel::Decoded))
     }
 
     fn serves(&self, op: &CheckedGemm) -> Result<(), Unsupported> {
         match self {
             Kernel::Fp8(kernel) => kernel.serves(op),
             Kernel::BlockScaled(kernel) => kernel.serves(op),
+            // What TMA reaches is asked for all kernels.
+            Kernel::Decoded(_) => Ok(()),
         }
     }
 
@@ -51,6 +58,7 @@ impl Kernel {
         match self {
             Kernel::Fp8(kernel) => kernel.config(),
             Kernel::BlockScaled(kernel) => kernel.config(),
+            Kernel::Decoded(kernel) => kernel.instance().config(),
         }
     }
 
@@ -58,6 +66,7 @@ impl Kernel {
         match self {
             Kernel::Fp8(kernel) => kernel.id(),
             Kernel::BlockScaled(kernel) => kernel.id(),
+            Kernel::Decoded(kernel) => kernel.id(),
         }
     }
 
@@ -65,6 +74,7 @@ impl Kernel {
         match self {
             Kernel::Fp8(kernel) => kernel.spec(),
             Kernel::BlockScaled(kernel) => kernel.spec(),
+            Kernel::Decoded(kernel) => kernel.spec(),
         }
     }
 
@@ -72,6 +82,7 @@ impl Kernel {
         match self {
             Kernel::Fp8(kernel) => kernel.layout(),
             Kernel::BlockScaled(kernel) => kernel.layout(),
+            Kernel::Decoded(kernel) => &kernel.instance().types.layout,
         }
     }
 }
@@ -180,6 +191,7 @@ pub(super) fn launch(
             rows: each.m,
             columns: each.k,
             w: [weight_rows(op), each.stored_k],
+            w_map: w_map(op, kernel.layout(), tile.tile_k / kernel.layout().k_tile as u32, tile.tile_n),
             kernel,
         }),
     })
@@ -237,6 +249,8 @@ struct Launch {
     columns: usize,
     /// Rows of all experts, and columns.
     w: [usize; 2],
+    /// W in packed k-tiles for TMA, of kernels that read it so, but for its address.
+    w_map: TileMap,
     kernel: Kernel,
 }
 
@@ -280,6 +294,7 @@ impl Params for Launch {
                 let maps = [map, EncodedMap::default()];
                 Ok(LaunchParams::of(&MappedBlockScaledParams { x, maps, ..MappedBlockScaledParams::zeroed() }))
             }
+            Kernel::Decoded(kernel) => kernel.params(product, &x, &self.planes, scales, &self.w_map, at),
         }
     }
 

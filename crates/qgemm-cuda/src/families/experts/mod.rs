@@ -3,6 +3,7 @@
 
 mod codes;
 mod convert;
+mod decoded;
 mod gather;
 mod params;
 mod w_map;
@@ -385,7 +386,7 @@ fn product_launch(
         params: Arc::new(ProductLaunch {
             list: op.list_parts()?[1].start,
             x_map,
-            w_map: takes_tiles.then(|| w_map(op, instance, layout)),
+            w_map: takes_tiles.then(|| w_map(op, layout, instance.run_k_tiles(), config.tile_n)),
             params: ProductParams::new(params(each, &x, &cut), groups(op, layout), early),
         }),
     })

@@ -3,7 +3,6 @@
 use qgemm_formats::prepack::PackedLayout;
 use qgemm_hal::CheckedExperts;
 
-use super::super::gemm::Instance;
 use crate::tensor_map::{MapElement, MapSwizzle, TileMap};
 
 /// Most elements of a tile along a dimension, and what rows of a tile are multiples of, in bytes (`cuTensorMapEncodeTiled`).
@@ -11,8 +10,8 @@ const MOST_ELEMENTS: usize = 256;
 const ROW_UNIT: usize = 16;
 
 /// The weights of `op`, but for their address: bytes of a k-tile, in as many equal parts as it takes, k-tiles, row tiles and experts. A tile
-/// is a run of k-tiles of all row tiles of a CTA of `instance` (`WRuns`).
-pub(super) fn w_map(op: &CheckedExperts, instance: &Instance, layout: &PackedLayout) -> TileMap {
+/// is a run of `run_k_tiles` k-tiles of `tile_n` rows, those of a CTA (`WRuns`).
+pub(super) fn w_map(op: &CheckedExperts, layout: &PackedLayout, run_k_tiles: u32, tile_n: u32) -> TileMap {
     let element = MapElement::Bytes8;
     let bytes = layout.k_tile_bytes;
     let fits =
@@ -33,7 +32,7 @@ pub(super) fn w_map(op: &CheckedExperts, instance: &Instance, layout: &PackedLay
         dimensions: 5,
         size: [columns, parts, k_tiles, row_tiles, op.weights()].map(|elements| elements as u64),
         strides: [(bytes / parts) as u64, bytes as u64, row_tile, expert],
-        tile: [columns as u32, parts as u32, instance.run_k_tiles(), instance.tile_n / layout.tile_rows as u32, 1],
+        tile: [columns as u32, parts as u32, run_k_tiles, tile_n / layout.tile_rows as u32, 1],
         swizzle: MapSwizzle::None,
     }
 }

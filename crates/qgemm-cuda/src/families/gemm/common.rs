@@ -17,7 +17,7 @@ pub(super) const SUM_PADDING: u32 = 4;
 /// Columns of X in a k-block: what a stage of a ring holds, or several of.
 pub(crate) const K_BLOCK: u32 = 64;
 /// Columns of a stage of codes, which share a scale of X (`STAGE_K`).
-pub(super) const STAGE_K: u32 = 128;
+pub(in crate::families) const STAGE_K: u32 = 128;
 /// What kernels of experts that take tiles in turn have for warps that look for faults to tell one another (`store_faults`).
 pub(in crate::families) const FAULTS: u32 = 32;
 /// Tiles of so many tokens that pass through a warp's shared memory together on their way to D, where there is room

@@ -27,14 +27,14 @@ mod spills;
 mod types;
 mod x_prologue;
 
-pub(super) use common::{FAULTS, K_BLOCK};
+pub(super) use common::{FAULTS, K_BLOCK, STAGE_K};
 pub(super) use fp8::{Fp8Kernel, Fp8Matrix};
 pub(super) use fp8_kernels::fp8_kernels;
 pub(super) use gemm_sliced_k::settles;
 pub(super) use gemv::for_experts;
 pub(super) use instance::{Instance, XAccess};
 pub(super) use instances::{Key, ListedKernels, ask_registers, instances, instances_for_experts, of_planes};
-pub(super) use params::{Cut, GemmParams, params};
+pub(super) use params::{Cut, GemmParams, params, plane_pointers};
 pub(super) use projection::{
     NAME as PROJECTION, ask_registers_of_projections, projection_configs, projection_source_hash, projection_specs,
 };

@@ -174,7 +174,7 @@ impl Params for GemmLaunch {
 }
 
 /// How the planes of a quantized X lie.
-fn plane_pointers(planes: &XPlanes) -> XPlanePointers {
+pub(in crate::families) fn plane_pointers(planes: &XPlanes) -> XPlanePointers {
     XPlanePointers {
         scales_row: planes.scales_row,
         sums_row: planes.sums_row,

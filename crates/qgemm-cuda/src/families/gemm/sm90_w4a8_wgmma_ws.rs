@@ -136,7 +136,7 @@ fn instance(types: &Types, codes: Codes, tile_m: u32, stages: u32, efficiency: (
         constants: vec![
             ("QG_ROW_TILES", 1),
             ("QG_WARPS_N", WARPS),
-            ("QG_X_STAGES", stages),
+            ("QG_STAGES", stages),
             ("QG_STAGED", STAGED),
             ("QG_X_BLOCK_SCALES", has_block_scales.into()),
         ],
