@@ -7,7 +7,11 @@
 #include "epilogue/warpgroup_store.cuh"
 #include "mainloop/expert_producer.cuh"
 #include "mainloop/register_shares.cuh"
+#if QG_CODE_SUMS
+#include "mainloop/sm90/code_sums_product.cuh"
+#else
 #include "mainloop/sm90/warpgroup_product.cuh"
+#endif
 
 static_assert(QG_K_GROUPS <= 2, "accumulators pass once");
 using Exchange = ExchangeOf<QG_K_GROUPS>::type;

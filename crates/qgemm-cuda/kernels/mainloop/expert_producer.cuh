@@ -55,25 +55,33 @@ struct GatheredRows {
         rows.any = first < own.shape.m;
     }
 
-    // The warp's part of the columns from `column` on, 64 of each row.
-    QG_DEVICE void copy(const GatheredRows& rows, XStage& stage, const GemmParams& p, u32 column, u32 lane) {
+    // The warp's part of a stage, whose columns begin with `column`: 64 of each row to a k-block.
+    QG_DEVICE void copy(const GatheredRows& rows, XStage (&stage)[STAGE_K_BLOCKS], const GemmParams& p, u32 column, u32 lane) {
         if (!rows.any) return;
-        const u8* x = reinterpret_cast<const u8*>(p.at.x) + column * 2;
-        const u32 to = shared_address(stage.bytes);
-        const u32 left = p.shape.k - column;
-        if (column < p.shape.k && left >= K_BLOCK) {
+        const u8* const x = reinterpret_cast<const u8*>(p.at.x) + column * 2;
+        const u32 to = shared_address(stage[0].bytes);
+        if (column + STAGE_K_BLOCKS * K_BLOCK <= p.shape.k) {
 #pragma unroll
-            for (u32 i = 0; i < COUNT; i++) cp_async_16(to + rows.to[i % 2] + i / 2 * 8 * X_ROW_BYTES, x + rows.from[i]);
+            for (u32 i = 0; i < COUNT; i++) {
+                const u8* const from = x + rows.from[i];
+#pragma unroll
+                for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++)
+                    cp_async_16(to + rows.to[i % 2] + i / 2 * 8 * X_ROW_BYTES + k_block * sizeof(XStage), from + k_block * K_BLOCK * 2);
+            }
             return;
         }
         // The last columns: what is beyond them is zero.
-        const u32 first = lane % X_ROW_CHUNKS * X_CHUNK_K;
-        const u32 own = column < p.shape.k && first < left ? (left - first) * 2 : 0;
-        const u32 bytes = own < X_CHUNK_BYTES ? own : X_CHUNK_BYTES;
-        if (bytes == 0) x = reinterpret_cast<const u8*>(p.at.x);
 #pragma unroll
-        for (u32 i = 0; i < COUNT; i++)
-            cp_async_16(to + rows.to[i % 2] + i / 2 * 8 * X_ROW_BYTES, x + (bytes == 0 ? 0 : rows.from[i]), bytes);
+        for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++) {
+            const u32 first = column + k_block * K_BLOCK + lane % X_ROW_CHUNKS * X_CHUNK_K;
+            const u32 own = first < p.shape.k ? (p.shape.k - first) * 2 : 0;
+            const u32 bytes = own < X_CHUNK_BYTES ? own : X_CHUNK_BYTES;
+#pragma unroll
+            for (u32 i = 0; i < COUNT; i++) {
+                const u8* const from = bytes == 0 ? reinterpret_cast<const u8*>(p.at.x) : x + k_block * K_BLOCK * 2 + rows.from[i];
+                cp_async_16(to + rows.to[i % 2] + i / 2 * 8 * X_ROW_BYTES + k_block * sizeof(XStage), from, bytes);
+            }
+        }
     }
 };
 static_assert(ROWS_AT_ONCE == 4, "every second group of rows has the same swizzle");
@@ -86,6 +94,14 @@ QG_DEVICE u32 next_note(u32 note) {
     return note + 1 == NOTES ? 0 : note + 1;
 }
 
+// Starts the copy of a run of W to where the walk is.
+QG_DEVICE void copy_w(Pipeline& pipeline, const TmaGemmParams& params, const ProducerWalk& walk, u32 k_tile) {
+    // Experts may share one weight. K-tiles and row tiles beyond the last are zeros.
+    const i32 expert = params.gemm.groups.row_pitch == 0 ? 0 : walk.work.own.expert;
+    const i32 at[5] = {0, 0, (i32)k_tile, (i32)(walk.work.n_tile * CTA_ROW_TILES), expert};
+    cp_async_bulk_tensor_5d(pipeline.w[walk.at.w].tile[0], &params.w_map, at, &pipeline.full[walk.at.x]);
+}
+
 // `notes` are null where consumers find their tiles themselves.
 template <bool GATHERS>
 QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, TileNote* notes, u32 warp, u32 lane) {
@@ -93,14 +109,15 @@ QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, Ti
     const bool leads = warp == 0 && lane == 0;
     ProducerWalk walk = ProducerWalk::start(p);
     u32 note = 0;
+    bool is_first = true;
     while (ProducerWalk::next_tile(walk, p)) {
+        // The first run of W is asked for before the rows of X are looked up: nothing else is on its way then.
+        if (is_first && leads) copy_w(pipeline, params, walk, 0);
         const GemmParams own = problem_of(p, walk.work);
         if (notes != nullptr && warp == 0) TileNote::write(notes[note], own, walk.work, lane);
         note = next_note(note);
         GatheredRows rows;
         if constexpr (GATHERS) GatheredRows::find(rows, own, warp, lane);
-        // Experts may share one weight.
-        const i32 w_expert = p.groups.row_pitch == 0 ? 0 : walk.work.own.expert;
         u32 column = 0;
 #pragma unroll 1
         for (u32 k_tile = 0; k_tile < walk.work.end; k_tile += RUN_K_TILES) {
@@ -111,23 +128,21 @@ QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, Ti
                 ProducerWalk::wait_empty(walk, pipeline);
                 u64* full = &pipeline.full[walk.at.x];
                 if (leads) {
-                    // K-tiles and row tiles beyond the last are zeros.
                     const u32 w_bytes = i == 0 ? sizeof(WRuns) : 0;
                     mbarrier_arrive_expect_tx(full, (GATHERS ? 0 : k_blocks * X_STAGE_BYTES) + w_bytes);
-                    if (i == 0) {
-                        const i32 at[5] = {0, 0, (i32)k_tile, (i32)(walk.work.n_tile * CTA_ROW_TILES), w_expert};
-                        cp_async_bulk_tensor_5d(pipeline.w[walk.at.w].tile[0], &params.w_map, at, full);
-                    }
+                    if (i == 0 && !is_first) copy_w(pipeline, params, walk, k_tile);
                 }
+                is_first = false;
+                if constexpr (GATHERS) {
+                    GatheredRows::copy(rows, pipeline.x[walk.at.x], p, column, lane);
+                } else if (leads) {
 #pragma unroll
-                for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++, column += K_BLOCK) {
-                    if (k_block > 0 && k_block >= k_blocks) continue;
-                    XStage& stage = pipeline.x[walk.at.x][k_block];
-                    if constexpr (GATHERS)
-                        GatheredRows::copy(rows, stage, p, column, lane);
-                    else if (leads)
-                        cp_async_bulk_tensor_2d(stage.bytes, &params.x_map, column, walk.work.own.first, full);
+                    for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++)
+                        if (k_block == 0 || k_block < k_blocks)
+                            cp_async_bulk_tensor_2d(pipeline.x[walk.at.x][k_block].bytes, &params.x_map, column + k_block * K_BLOCK,
+                                                    walk.work.own.first, full);
                 }
+                column += STAGE_K_BLOCKS * K_BLOCK;
                 if constexpr (GATHERS) cp_async_mbarrier_arrive(full);
                 Position::next_stage(walk.at);
             }
@@ -149,10 +164,12 @@ QG_DEVICE void produce(Pipeline& pipeline, const TmaGemmParams& params, u32 thre
     constexpr u32 THREADS = PRODUCER_WARPS * 32, BARRIER = 4;
     // The index may come from the launch before, and W is chosen by it.
     griddepcontrol_wait();
+    // The shuffle tells the compiler that a warp is at one place of the ring.
+    const u32 warp = shfl_idx_u32(thread / 32, 0);
     if (params.gemm.groups.list != 0)
-        produce_tiles<true>(pipeline, params, notes, thread / 32, thread % 32);
+        produce_tiles<true>(pipeline, params, notes, warp, thread % 32);
     else
-        produce_tiles<false>(pipeline, params, notes, thread / 32, thread % 32);
+        produce_tiles<false>(pipeline, params, notes, warp, thread % 32);
     if (cta_index().x + 1 == grid_ctas().x)
         store_faults<THREADS, 16>(params.gemm.groups, words, thread, [] { barrier_sync(BARRIER, THREADS); });
 }

@@ -100,6 +100,8 @@ pub(crate) struct Instance {
     pub shared_bytes: u32,
     /// Whether codes become operands as they are, and offsets act on sums (`dequant/integer_operand.cuh`).
     pub integer_operands: bool,
+    /// Whether codes less their zero points are operands, exact, and scales act on sums (`mainloop/sm90/code_sums_product.cuh`).
+    pub sums_codes: bool,
     /// Whether scheduler state waits in shared memory (`mainloop/parked_state.cuh`), because accumulators leave too few registers.
     pub parks_state: bool,
     /// Bytes of shared memory in which producers of a kernel for experts tell consumers of their tiles (`sched/tile_notes.cuh`).
@@ -142,6 +144,7 @@ impl Instance {
             stages: 1,
             shared_bytes: shared_bytes.next_multiple_of(common::ALIGNMENT),
             integer_operands: false,
+            sums_codes: false,
             parks_state: false,
             note_bytes: 0,
             constants: Vec::new(),
@@ -165,7 +168,7 @@ impl Instance {
 
     /// Whether the kernel rounds weights to the type of X before it multiplies them.
     pub(crate) fn rounds_weights(&self) -> bool {
-        self.main_loop.rounds_beyond.is_some() && !self.types.format.scale_planes.is_empty()
+        self.main_loop.rounds_beyond.is_some() && !self.types.format.scale_planes.is_empty() && !self.sums_codes
     }
 
     /// Whether the kernel computes `op` within its limits; `in_order` says that X is rows of aligned columns in the order of the
@@ -268,6 +271,9 @@ impl Instance {
             ("QG_SCALE_PLANES", layout.scales.len() as u32),
         ] {
             macro_line(&mut out, name, &value.to_string());
+        }
+        if self.sums_codes {
+            macro_line(&mut out, "QG_CODE_SUMS", "1");
         }
         macro_line(&mut out, "QG_DEQUANT_FILE", &format!("\"dequant/{}.cuh\"", format.dequant));
 
