@@ -43,7 +43,8 @@ constexpr u32 FIRST_PEER = IS_TURNED ? 4 : 1, LAST_PEER = IS_TURNED ? 16 : 2;
 // What a warp leaves for the others, in the place of its ring.
 struct WarpResult {
     float sums[ROWS][SUM_PITCH];
-    float largest[ROWS], total[ROWS];
+    // The largest exponent of each row and the sum of its weights.
+    f32x2 stats[ROWS];
 };
 static_assert(sizeof(WarpResult) <= RING_BYTES, "results take the place of the ring");
 
@@ -123,22 +124,26 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     // Where weights are turned round.
     u8* scratch = own_ring + SLOTS * SLOT_BYTES;
     griddepcontrol_launch_dependents();
-    const WorkPlace place = WorkPlace::of(p, cta_index().x);
+    // What depends on no earlier launch is computed while that still runs. The compiler would do it behind the wait: one word of all of it has
+    // to be there before.
+    Work work = Work::of_shape(p, WorkPlace::of(p, cta_index().x));
+    const WorkPlace& place = work.place;
+    const u32 kv_head = place.kv_head, heads = place.heads, first_row = place.first_row;
+    KeyRange keys = work.keys(p);
+    TileRing ring(p, work.s, keys, kv_head, own_ring);
+    u32* const parked = reinterpret_cast<u32*>(reinterpret_cast<u8*>(dynamic_shared()) + PARKED_AT);
+    if (thread_index() == 0) st_shared(parked, work.digest(keys) ^ ring.digest());
     griddepcontrol_wait();
-    const Work work = Work::of(p, place);
+    if (Work::depends_on_operands(p)) {
+        work = Work::of(p, place, sequence_of(p, place.sequence));
+        keys = work.keys(p);
+    }
     if (!work.has_rows()) return;
     const Sequence& s = work.s;
-    const u32 kv_head = place.kv_head, heads = place.heads, first_row = place.first_row, last_row = work.last_row();
-    const KeyRange keys = work.keys(p);
+    const u32 last_row = work.last_row();
     // Parts that no row sees anything of have no result; where there is no other, the first part's is that of no keys.
     if (keys.first >= keys.end && !work.is_first_of_none()) return;
-#ifndef QG_BITS
-    // Tiles before the first of these keys, and those that have one from the second on, have some that not all rows see.
-    const KeyRange of_all = {keys_seen(p, s, work.last_query()).first, keys_seen(p, s, place.first_query).end};
-    const u32 mixed_before = keys.first < of_all.first ? of_all.first : 0, mixed_from = keys.end > of_all.end ? of_all.end : ~0u;
-#endif
 
-    TileRing ring(p, s, keys, kv_head, own_ring);
 #ifdef QG_BITS
     const u32 mask_row_number = least(first_row + lane % ROWS, last_row);
     ring.mask_seen = keys_seen(p, s, mask_row_number / heads);
@@ -187,8 +192,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             }
         }
     }
-    u32* const parked = reinterpret_cast<u32*>(reinterpret_cast<u8*>(dynamic_shared()) + PARKED_AT);
     if (thread_index() == 0) ParkedWork::of(p, work).park(parked);
+#ifndef QG_BITS
+    // Tiles before the first of these keys, and those that have one from the second on, have some that not all rows see.
+    const KeyRange of_all = {keys_seen(p, s, work.last_query()).first, keys_seen(p, s, place.first_query).end};
+    const u32 mixed_before = keys.first < of_all.first ? of_all.first : 0, mixed_from = keys.end > of_all.end ? of_all.end : ~0u;
+#endif
     float sums[SUM_TILES][4] = {};
     float largest[2] = {minus_infinity(), minus_infinity()}, total[2] = {0.0f, 0.0f};
     // Without a soft cap, the factor of scores is one of the exponents; otherwise scores are multiplied with it before.
@@ -243,8 +252,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                     }
 #pragma unroll
                     for (u32 k = 0; k < 4; k++) {
-                        const u32 a[4] = {e4m3_operand(words[0][k]), e4m3_operand(words[1][k]), e4m3_operand(words[0][k] >> 16),
-                                          e4m3_operand(words[1][k] >> 16)};
+                        const u32 low = words[0][k], high = words[1][k];
+                        const u32 a[4] = {e4m3_operand<0>(low), e4m3_operand<0>(high), e4m3_operand<1>(low), e4m3_operand<1>(high)};
                         multiply_add<QG_X>(scores[n], a, q[block * 4 + k][0], q[block * 4 + k][1]);
                     }
                 }
@@ -494,10 +503,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
         for (u32 peer = FIRST_PEER; peer <= LAST_PEER; peer *= 2) total[i] += shfl_xor(total[i], peer);
         const u32 row = lane_row(i);
-        if (IS_TURNED ? g == 0 : t == 0) {
-            st_shared(&own.largest[row], largest[i]);
-            st_shared(&own.total[row], total[i]);
-        }
+        if (IS_TURNED ? g == 0 : t == 0) st_shared(&own.stats[row], f32x2{largest[i], total[i]});
 #pragma unroll
         for (u32 n = 0; n < SUM_TILES; n++) {
             const u32 first = IS_TURNED ? i : 2 * i, second = IS_TURNED ? i + 2 : 2 * i + 1;
@@ -515,39 +521,39 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     };
     const ParkedWork end = ParkedWork::from(parked);
     const bool is_partial = end.is_partial(p);
-    // Eight columns a thread.
-    constexpr u32 ROW_THREADS = QG_V / 8;
+    // Four columns a thread.
+    constexpr u32 COLUMNS = 4, ROW_THREADS = QG_V / COLUMNS;
 #pragma unroll 1
     for (u32 row = thread_index() / ROW_THREADS; row < end.rows; row += QG_THREADS / ROW_THREADS) {
-        float most_of_all = minus_infinity(), all = 0.0f, weights[WARPS];
+        const u32 c = thread_index() % ROW_THREADS * COLUMNS;
+        f32x2 stats[WARPS];
+        f32x4 others[WARPS];
 #pragma unroll
-        for (u32 w = 0; w < WARPS; w++) {
-            const float other = ld_shared(&result_of(w).largest[row]);
-            most_of_all = other > most_of_all ? other : most_of_all;
-        }
+        for (u32 w = 0; w < WARPS; w++) stats[w] = ld_shared(&result_of(w).stats[row]);
+#pragma unroll
+        for (u32 w = 0; w < WARPS; w++) others[w] = ld_shared(reinterpret_cast<const f32x4*>(&result_of(w).sums[row][c]));
+        float most_of_all = minus_infinity(), all = 0.0f;
+#pragma unroll
+        for (u32 w = 0; w < WARPS; w++) most_of_all = stats[w].x > most_of_all ? stats[w].x : most_of_all;
         const float base = most_of_all == minus_infinity() ? 0.0f : most_of_all;
+        float values[COLUMNS] = {};
 #pragma unroll
         for (u32 w = 0; w < WARPS; w++) {
-            weights[w] = ex2_approx(ld_shared(&result_of(w).largest[row]) - base);
-            all += weights[w] * ld_shared(&result_of(w).total[row]);
-        }
-        const u32 c = thread_index() % ROW_THREADS * 8;
-        float values[8] = {};
+            const float weight = ex2_approx(stats[w].x - base);
+            all += weight * stats[w].y;
+            const float of_warp[COLUMNS] = {others[w].x, others[w].y, others[w].z, others[w].w};
 #pragma unroll
-        for (u32 w = 0; w < WARPS; w++) {
-            const f32x4* from = reinterpret_cast<const f32x4*>(&result_of(w).sums[row][c]);
-            const f32x4 low = ld_shared(from), high = ld_shared(from + 1);
-            const float others[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-            for (u32 i = 0; i < 8; i++) values[i] = fma_f32(weights[w], others[i], values[i]);
+            for (u32 i = 0; i < COLUMNS; i++) values[i] = fma_f32(weight, of_warp[i], values[i]);
         }
         if (is_partial) {
-            float* to = end.partial_results(p, row) + (u64)end.part * (p.shape.v_dim + 4);
-            if (c < p.shape.v_dim) {
-                st_global_f32x4(reinterpret_cast<f32x4*>(to + 4 + c), {values[0], values[1], values[2], values[3]});
-                st_global_f32x4(reinterpret_cast<f32x4*>(to + 8 + c), {values[4], values[5], values[6], values[7]});
+            const PartResults results = end.results_of(p, row);
+            f32x4 *header = results.headers + end.part, *sums = reinterpret_cast<f32x4*>(results.sums(end.part, c));
+            if (!ParkedWork::adds_up(p)) {
+                header = end.result_of_launch(p, row);
+                sums = header + 1 + c / 4;
             }
-            if (c == 0) st_global_f32x4(reinterpret_cast<f32x4*>(to), {most_of_all, all, 0.0f, 0.0f});
+            if (c < p.shape.v_dim) st_global_f32x4(sums, {values[0], values[1], values[2], values[3]});
+            if (c == 0) st_global_f32x4(header, {most_of_all, all, 0.0f, 0.0f});
         } else {
             store_row(p, end, row, c, values, most_of_all, all);
         }
@@ -555,14 +561,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     if (!is_partial || !ParkedWork::adds_up(p)) return;
     u32* counter = reinterpret_cast<u32*>(p.at.workspace) + end.tile;
     Ending& ending = *reinterpret_cast<Ending*>(reinterpret_cast<u8*>(dynamic_shared()) + ENDING_AT);
-    // What a warp adds up first: its parts, and where their results begin.
+    // What a warp adds up first: its parts, and where their results are.
     PartRange of_row = {};
-    const float* results = nullptr;
+    PartResults results = {};
     const auto look_up = [&](u32 i) {
         const u32 row = i / ROW_WARPS;
         if (row >= end.rows) return;
         of_row = end.parts_of_row(p, row);
-        results = end.partial_results(p, row) + (u64)of_row.first * (p.shape.v_dim + 4);
+        results = end.results_of(p, row);
     };
     // The last warp, which arrives for all, has nothing to do above where there are few rows.
     if (warp == WARPS - 1) look_up(warp);
@@ -571,8 +577,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     for (u32 i = warp; i < end.rows * ROW_WARPS; i += WARPS) {
         if (i != warp) look_up(i);
         const u32 c = (i % ROW_WARPS * 32 + lane) * LANE_COLUMNS;
-        const auto sums_of = PartSums<LANE_COLUMNS>::of(results, of_row.end - of_row.first, p.shape.v_dim + 4, c, c < p.shape.v_dim,
-                                                        ending.weights[warp]);
+        const auto sums_of = PartSums<LANE_COLUMNS>::of(results, of_row, c, c < p.shape.v_dim, ending.weights[warp]);
         store_row(p, end, i / ROW_WARPS, c, sums_of.sums, sums_of.largest, sums_of.total);
     }
 }

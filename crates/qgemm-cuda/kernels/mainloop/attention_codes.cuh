@@ -2,6 +2,7 @@
 // a block of 32 features adds up to; weights are multiplied with the scales of values in f16, whatever type Q has.
 #pragma once
 #include "atoms/fp8.cuh"
+#include "atoms/fp8_upper.cuh"
 #include "atoms/mma.cuh"
 #include "mainloop/attention_keys.cuh"
 #include "mainloop/e4m3_pair.cuh"
@@ -31,12 +32,13 @@ QG_DEVICE u32 query_pair(u32 pair) {
     return f32_to_bf16x2(f16_to_f32(pair & 0xffffu), f16_to_f32(pair >> 16));
 }
 
-// Two E4M3 numbers as operands, exactly.
+// Two E4M3 numbers as operands, exactly: of a word's lower half, or of its upper half.
+template <u32 HALF>
 QG_DEVICE u32 e4m3_operand(u32 codes) {
 #if QG_VARIANT >= 89
-    return query_pair(cvt_f16x2_e4m3x2(codes & 0xffffu));
+    return query_pair(HALF == 0 ? cvt_f16x2_e4m3x2(codes & 0xffffu) : cvt_f16x2_e4m3x2_upper(codes));
 #else
-    return query_pair(decoded_pair(prmt(codes, 0, 0x1404)));
+    return query_pair(decoded_pair(prmt(codes, 0, HALF == 0 ? 0x1404 : 0x3424)));
 #endif
 }
 
@@ -100,8 +102,8 @@ struct CodeRows {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             const u32 bytes = prmt(even, odd, half ? 0x7362 : 0x5140);
-            pairs[half * 2] = e4m3_operand(bytes);
-            pairs[half * 2 + 1] = e4m3_operand(bytes >> 16);
+            pairs[half * 2] = e4m3_operand<0>(bytes);
+            pairs[half * 2 + 1] = e4m3_operand<1>(bytes);
         }
     }
 

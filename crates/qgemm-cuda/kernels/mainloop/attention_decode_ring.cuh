@@ -219,6 +219,13 @@ struct TileRing {
         for (u32 run = 0; run < RUNS; run++) next_pages[run] = only_page;
     }
 
+    // A word that all has to be computed for that does not change.
+    __device__ __forceinline__ u32 digest() const {
+        const u64 bases = reinterpret_cast<u64>(k.lane_base) ^ reinterpret_cast<u64>(v.lane_base) << 1;
+        const u32 flags = wide | wide_scales << 1 | has_runs << 2 | has_pages << 3;
+        return (u32)bases ^ (u32)(bases >> 32) ^ flags ^ next_pages[0];
+    }
+
     // Asks for the pages of the runs of a tile.
     __device__ __forceinline__ void ask_pages(u32 tile) {
 #pragma unroll

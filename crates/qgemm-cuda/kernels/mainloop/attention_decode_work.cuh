@@ -33,10 +33,17 @@ struct Work {
     // What some row sees.
     KeyRange all;
 
-    QG_DEVICE Work of(const KernelParams& p, const WorkPlace& place) {
-        Work work = {place, sequence_of(p, place.sequence), {}};
+    QG_DEVICE Work of(const KernelParams& p, const WorkPlace& place, const Sequence& s) {
+        Work work = {place, s, {}};
         if (work.has_rows()) work.all = keys_seen_by(p, work.s, place.first_query, work.last_query());
         return work;
+    }
+    // Whether other operands say where a sequence lies, which an earlier launch may write. Otherwise it lies where the shape says.
+    QG_DEVICE bool depends_on_operands(const KernelParams& p) {
+        return p.shape.flags & (QG_FLAG_Q_OFFSETS | QG_FLAG_KV_OFFSETS | QG_FLAG_KV_LENGTHS);
+    }
+    QG_DEVICE Work of_shape(const KernelParams& p, const WorkPlace& place) {
+        return of(p, place, {place.sequence, place.sequence * p.shape.most_queries, p.shape.most_queries, 0, p.shape.most_keys});
     }
 
     __device__ __forceinline__ bool has_rows() const {
@@ -55,6 +62,11 @@ struct Work {
     }
     __device__ __forceinline__ bool is_first_of_none() const {
         return all.first >= all.end && place.part == 0;
+    }
+    // A word that all of it, and `keys`, have to be computed for.
+    __device__ __forceinline__ u32 digest(const KeyRange& keys) const {
+        return place.sequence ^ place.kv_head ^ place.part ^ place.heads ^ place.first_row ^ place.first_query ^ place.last_query ^ s.token ^
+               s.queries ^ s.keys ^ all.first ^ all.end ^ keys.first ^ keys.end;
     }
 };
 
@@ -104,11 +116,13 @@ struct ParkedWork {
     __device__ __forceinline__ u32 head_of(u32 row) const {
         return kv_head * heads + first_row + row - query_of(row) * heads;
     }
-    // Where the results of the parts of a row begin, behind the counters: where another launch looks for them, or row by row.
-    __device__ __forceinline__ float* partial_results(const KernelParams& p, u32 row) const {
-        if (!adds_up(p)) return partial_result(p, token_of(row), head_of(row), 0) + QG_COUNTERS;
-        const u64 place = (u64)token * p.shape.heads + kv_head * (queries * heads) + first_row + row;
-        return reinterpret_cast<float*>(p.at.workspace) + place * p.at.parts * (p.shape.v_dim + 4) + QG_COUNTERS;
+    // Where the results of the parts of a row are that a CTA of these adds up: behind the counters, row by row.
+    __device__ __forceinline__ PartResults results_of(const KernelParams& p, u32 row) const {
+        return PartResults::of(p, (u64)token * p.shape.heads + kv_head * (queries * heads) + first_row + row);
+    }
+    // Where another launch looks for the part's.
+    __device__ __forceinline__ f32x4* result_of_launch(const KernelParams& p, u32 row) const {
+        return reinterpret_cast<f32x4*>(partial_result(p, token_of(row), head_of(row), part) + QG_COUNTERS);
     }
     // Parts that a row sees.
     __device__ __forceinline__ PartRange parts_of_row(const KernelParams& p, u32 row) const {

@@ -30,6 +30,22 @@ QG_DEVICE bool is_last_of(u32* counter, u32 peers, u32* flag, F&& meanwhile) {
     return ld_shared(flag) != 0;
 }
 
+// The results of a row's parts: a header each, the largest exponent, the sum of the weights and two words that are not used, then the sums of
+// values of each. What is loaded together lies together, at distances that are constants.
+struct PartResults {
+    f32x4* headers;
+    float* all_sums;
+
+    // Of row `row` of all.
+    QG_DEVICE PartResults of(const AttentionParams& p, u64 row) {
+        float* from = reinterpret_cast<float*>(p.at.workspace) + QG_COUNTERS + row * (p.at.parts * (QG_V + 4));
+        return {reinterpret_cast<f32x4*>(from), from + p.at.parts * 4};
+    }
+    __device__ __forceinline__ float* sums(u32 part, u32 c) const {
+        return all_sums + part * QG_V + c;
+    }
+};
+
 // What the parts of a row add up to in COLUMNS columns, which a lane has. Parts are added up in chains, every so many parts one, and chains in
 // the end one after another, as `attention_combine` does.
 template <u32 COLUMNS>
@@ -38,36 +54,45 @@ struct PartSums {
     static_assert(COLUMNS == 2 || COLUMNS == 4, "a lane loads eight bytes or sixteen");
     float largest, total, sums[COLUMNS];
 
-    QG_DEVICE PartSums of(const float* results, u32 count, u32 pitch, u32 c, bool has_columns, f32x4* weights) {
+    QG_DEVICE void load_columns(float (&values)[COLUMNS], const float* from) {
+        if constexpr (COLUMNS == 4) {
+            const f32x4 v = ld_global_cg_f32x4(reinterpret_cast<const f32x4*>(from));
+            values[0] = v.x, values[1] = v.y, values[2] = v.z, values[3] = v.w;
+        } else {
+            const f32x2 v = ld_global_cg_f32x2(reinterpret_cast<const f32x2*>(from));
+            values[0] = v.x, values[1] = v.y;
+        }
+    }
+
+    // Of the parts `parts`, from column `c` on, if it is there.
+    QG_DEVICE PartSums of(const PartResults& results, const PartRange& parts, u32 c, bool has_columns, f32x4* weights) {
         const u32 lane = thread_index() % 32;
         PartSums row;
         row.largest = minus_infinity();
         float totals[CHAINS] = {}, sums[CHAINS][COLUMNS] = {};
 #pragma unroll 1
-        for (u32 batch = 0; batch < count; batch += BATCH) {
+        for (u32 batch = parts.first; batch < parts.end; batch += BATCH) {
             // All in flight at once. Parts that are not there have no weight, and zeros; a lane has exponent and total of a part.
             f32x4 own = {minus_infinity(), 0.0f, 0.0f, 0.0f};
-            if (batch + lane < count) own = ld_global_cg_f32x4(reinterpret_cast<const f32x4*>(results + (u64)(batch + lane) * pitch));
+            if (batch + lane < parts.end) own = ld_global_cg_f32x4(results.headers + batch + lane);
             float values[BATCH][COLUMNS];
-            const float* from = results + (u64)batch * pitch + 4 + c;
+            const float* from = results.sums(batch, c);
+            if (has_columns && parts.end - batch >= BATCH) {
 #pragma unroll
-            for (u32 i = 0; i < BATCH; i++) {
-                const bool is_there = has_columns && batch + i < count;
-                if constexpr (COLUMNS == 4) {
-                    f32x4 v = {};
-                    if (is_there) v = ld_global_cg_f32x4(reinterpret_cast<const f32x4*>(from));
-                    values[i][0] = v.x, values[i][1] = v.y, values[i][2] = v.z, values[i][3] = v.w;
-                } else {
-                    f32x2 v = {};
-                    if (is_there) v = ld_global_cg_f32x2(reinterpret_cast<const f32x2*>(from));
-                    values[i][0] = v.x, values[i][1] = v.y;
+                for (u32 i = 0; i < BATCH; i++) load_columns(values[i], from + i * QG_V);
+            } else {
+                const u32 there = has_columns ? parts.end - batch : 0;
+#pragma unroll
+                for (u32 i = 0; i < BATCH; i++) {
+#pragma unroll
+                    for (u32 j = 0; j < COLUMNS; j++) values[i][j] = 0.0f;
+                    if (i < there) load_columns(values[i], from + i * QG_V);
                 }
-                from += pitch;
             }
-            if (batch == 0) {
+            if (batch == parts.first) {
                 row.largest = own.x;
-                for (u32 part = BATCH + lane; part < count; part += BATCH) {
-                    const float other = ld_global_cg_f32(results + (u64)part * pitch);
+                for (u32 part = batch + BATCH + lane; part < parts.end; part += BATCH) {
+                    const float other = ld_global_cg_f32(reinterpret_cast<const float*>(results.headers + part));
                     row.largest = other > row.largest ? other : row.largest;
                 }
 #pragma unroll

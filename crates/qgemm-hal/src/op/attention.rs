@@ -463,7 +463,12 @@ impl CheckedAttention {
 
     /// Bytes of workspace that hold counters, and `parts` partial results of every query of every head.
     pub fn partial_bytes(&self, parts: usize) -> usize {
-        WorkspaceLayout::RESERVED + self.tokens * self.heads * parts * (self.v_dim + 4) * size_of::<f32>()
+        self.partial_bytes_of(parts, self.v_dim)
+    }
+
+    /// The same, where `v_dim` features of values have room.
+    pub fn partial_bytes_of(&self, parts: usize, v_dim: usize) -> usize {
+        WorkspaceLayout::RESERVED + self.tokens * self.heads * parts * (v_dim + 4) * size_of::<f32>()
     }
 }
 

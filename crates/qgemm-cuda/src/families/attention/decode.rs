@@ -222,6 +222,14 @@ fn adds_up(op: &CheckedAttention, row_ctas: usize) -> bool {
     op.sequences * op.kv_heads * row_ctas <= COUNTERS
 }
 
+/// Bytes of workspace that hold counters and the results of all parts: of a kernel that adds parts up at distances that are constants in it.
+fn partial_bytes(op: &CheckedAttention, spec: &AttentionSpec, cut: &Cut) -> usize {
+    match adds_up(op, cut.row_ctas) {
+        true => op.partial_bytes_of(cut.parts, spec.v as usize),
+        false => op.partial_bytes(cut.parts),
+    }
+}
+
 impl Family<CheckedAttention> for AttentionDecode {
     fn name(&self) -> &'static str {
         NAME
@@ -239,7 +247,7 @@ impl Family<CheckedAttention> for AttentionDecode {
             launches: if cut.parts > 1 && !adds_up(op, cut.row_ctas) { 2 } else { 1 },
             parts: cut.parts as u32,
             part_keys: cut.part_keys as u32,
-            workspace_bytes: if cut.parts > 1 { op.partial_bytes(cut.parts) } else { 0 },
+            workspace_bytes: if cut.parts > 1 { partial_bytes(op, &spec, &cut) } else { 0 },
             math: Math::TensorF16,
             padding: (cut.row_ctas * spec.rows as usize) as f64 / rows as f64,
             efficiency: EFFICIENCY,
