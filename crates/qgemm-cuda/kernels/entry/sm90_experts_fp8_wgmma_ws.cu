@@ -5,7 +5,11 @@
 #include "epilogue/token_lines_store.cuh"
 #include "mainloop/register_shares.cuh"
 #include "mainloop/sm90/fp8_expert_producer.cuh"
+#if QG_W_LINES
+#include "mainloop/sm90/fp8_lines_product.cuh"
+#else
 #include "mainloop/sm90/fp8_product.cuh"
+#endif
 #include "mainloop/sm90/token_factors.cuh"
 
 struct SharedStorage {
@@ -49,14 +53,14 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
             continue;
         }
         Accumulators sums;
-        multiply_tile(sums, shared.pipeline, at, first.own.rows, stages, place, lane);
+        multiply_tile(sums, shared.pipeline, at, first.own.rows, first, p, place, lane);
         // The note is read again: accumulators leave no registers for it meanwhile.
         const WorkTile work = WorkTileNote::read(shared.notes.note[note]);
         if constexpr (!QG_X_BLOCK_SCALES) scale_tokens(sums, TokenFactors::load(problem_of(params.fp8, work.own), place.token));
         constexpr u32 FEATURES = PARTS * PART_N;
         const u32 first_token = place.token / 16 * 16, first_row = work.n_tile * QG_TILE_N + place.group_n * FEATURES;
         const bool is_whole = (work.n_tile + 1) * QG_TILE_N <= rows_of_outputs(p);
-        Accumulators acc = in_order(sums);
+        auto acc = in_order(sums, lane);
         float* const all = reinterpret_cast<float*>(&acc);
         const GemmParams own = problem_of(p, work);
         if (is_whole && p.groups.list == 0 && is_product(p))

@@ -4,9 +4,12 @@
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/token_lines_store.cuh"
+#include "epilogue/token_rows_parts.cuh"
 #include "mainloop/register_shares.cuh"
 #if QG_INTEGERS
 #include "mainloop/sm90/s8_product.cuh"
+#elif QG_W_LINES
+#include "mainloop/sm90/fp8_lines_product.cuh"
 #else
 #include "mainloop/sm90/fp8_product.cuh"
 #endif
@@ -39,13 +42,13 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
         if (WorkTileNotes::is_end(first)) break;
         Accumulators sums;
         const u32 token = first_token_of(first);
-        multiply_tile(sums, shared.pipeline, at, token < p.shape.m ? p.shape.m - token : 0, first.end - first.begin, place, lane);
+        multiply_tile(sums, shared.pipeline, at, token < p.shape.m ? p.shape.m - token : 0, first, p, place, lane);
         // The note is read again: accumulators leave no registers for it meanwhile.
         const WorkTile work = WorkTileNote::read(shared.notes.note[note]);
         constexpr u32 COUNT = sizeof(sums) / 4, FEATURES = PARTS * PART_N;
         scale_tokens(sums, TokenFactors::load(params.fp8, first_token_of(work) + place.token));
         if (work.peers > 1 && !add_token_row_partials<COUNT>(reinterpret_cast<float*>(&sums), p, work, thread, &shared.last)) continue;
-        Accumulators acc = in_order(sums);
+        auto acc = in_order(sums, lane);
         float* const all = reinterpret_cast<float*>(&acc);
         const u32 first_token = first_token_of(work) + place.token / 16 * 16;
         const u32 first_row = work.n_tile * QG_TILE_N + place.group_n * FEATURES;
@@ -53,8 +56,8 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
         if (is_whole && is_product(p))
             store_token_lines<FEATURES, ROWS_EXCHANGED>(all, p, first_token, first_row, shared.lines[warp], lane);
         else
-            store_token_rows<FEATURES, ROWS_EXCHANGED>(all, p, first_token, first_row, place.token % 16, is_whole, shared.staging[warp],
-                                                       lane);
+            store_token_parts<FEATURES, ROWS_EXCHANGED>(all, p, first_token, first_row, place.token % 16, is_whole, shared.staging[warp],
+                                                        lane);
     }
 }
 

@@ -28,16 +28,17 @@ template <u32 FEATURES, bool EXCHANGED, bool F16, bool SCALED, u32 LINES, class 
 QG_DEVICE void store_lines(const float* acc, u8* d, u64 row_bytes, u32 tokens, TokenLines<LINES>& staging, u32 lane, const Factor& factor) {
     using Staging = TokenLines<LINES>;
     constexpr u32 OF_LINE = LINE_BYTES / 2;
-    static_assert(FEATURES % (LINES * OF_LINE) == 0, "lines are whole");
+    static_assert(FEATURES % (LINES * OF_LINE) == 0 || (LINES == 1 && FEATURES % 16 == 0), "lines are whole, or the last is one of them");
     constexpr u32 ROWS_AT_ONCE = 32 / Staging::ROW_CHUNKS, ROUNDS = WARP_TOKENS / ROWS_AT_ONCE;
     // The row and the chunk that a lane gives the address of, and those that it stores.
     const u32 row = token_of(lane % 8) + lane / 8 % 2 * 8, own = lane / Staging::ROW_CHUNKS, index = lane % Staging::ROW_CHUNKS;
     d += own * row_bytes + index * 16;
 #pragma unroll
     for (u32 first = 0; first < FEATURES; first += LINES * OF_LINE) {
+        const u32 here = FEATURES - first < LINES * OF_LINE ? FEATURES - first : LINES * OF_LINE;
         warp_barrier();
 #pragma unroll
-        for (u32 j = 0; j < LINES * OF_LINE / 8; j += 2) {
+        for (u32 j = 0; j < here / 8; j += 2) {
             u32 pairs[4];
 #pragma unroll
             for (u32 eight = 0; eight < 2; eight++) {
@@ -64,7 +65,7 @@ QG_DEVICE void store_lines(const float* acc, u8* d, u64 row_bytes, u32 tokens, T
         for (u32 i = 0; i < ROUNDS; i++)
 #pragma unroll
             for (u32 line = 0; line < LINES; line++)
-                if (i * ROWS_AT_ONCE + own < tokens)
+                if (i * ROWS_AT_ONCE + own < tokens && (here == LINES * OF_LINE || index < here / 8))
                     st_global_v4(d + i * ROWS_AT_ONCE * row_bytes + first * 2 + line * LINE_BYTES, v[line][i]);
     }
 }

@@ -1,5 +1,5 @@
 // The producer warpgroup of products of 8-bit codes with experts, whose rows follow one another. One warp copies X and one W, by TMA:
-// X a whole tile of rows at once, of which those of the next expert come along, and nothing depends on them. One copies scales.
+// X a box of rows at once, of which those of the next expert come along, and nothing depends on them. One copies scales.
 // All lanes walk through the tiles of all experts together, because a warp looks for the owner of a tile as a whole.
 #pragma once
 #include "mainloop/sm90/fp8_scales.cuh"
@@ -28,8 +28,13 @@ QG_DEVICE void produce_expert_x(Pipeline& pipeline, WorkTileNotes& notes, const 
             Position::wait_empty(at, pipeline);
             u64* full = &pipeline.full[Position::stage(at)];
             if (lane == 0) {
-                mbarrier_arrive_expect_tx(full, (QG_TILE_M + QG_TILE_N) * STAGE_K);
-                cp_async_bulk_tensor_2d(pipeline.x[Position::stage(at)], &params.x_map, (i32)(k * STAGE_K), (i32)work.own.first, full);
+                const u32 boxes = X_BOX < QG_TILE_M ? (work.own.rows + X_BOX - 1) / X_BOX : 1;
+                mbarrier_arrive_expect_tx(full, boxes * X_BOX * STAGE_K + W_COPIED);
+#pragma unroll
+                for (u32 i = 0; i < QG_TILE_M / X_BOX; i++)
+                    if (i < boxes)
+                        cp_async_bulk_tensor_2d(pipeline.x[Position::stage(at)] + i * X_BOX * STAGE_K, &params.x_map, (i32)(k * STAGE_K),
+                                                (i32)(work.own.first + i * X_BOX), full);
             }
             Position::next(at);
         }

@@ -12,6 +12,13 @@
 #include "mainloop/sm90/work_tile_notes.cuh"
 #include "mainloop/tma_params.cuh"
 #include "sched/tile.cuh"
+// Whether W comes in whole lines of the cache: 1 in the prelude of kernels that memory bounds, where packed k-tiles are no whole lines.
+#ifndef QG_W_LINES
+#define QG_W_LINES 0
+#endif
+#if QG_W_LINES
+#include "mainloop/sm90/w_lines.cuh"
+#endif
 
 struct TmaFp8GemmParams {
     Fp8GemmParams fp8;
@@ -23,10 +30,16 @@ struct TmaFp8GemmParams {
     // is the same but for bit 6 of an address, the lower row's or the upper row's half: of each second eight rows, 2i and
     // 2i + 1 are exchanged (`ROWS_EXCHANGED`). TMA has half as many rows to copy as with boxes of 64 bytes.
     TensorMap w_map;
+#if QG_W_LINES
+    // Instead: [row tile][line][128 bytes], boxes of the lines of a k-tile of all row tiles, 128-byte swizzle; and the same of the last
+    // k-tiles alone, with which row tiles end. Instructions read two rows of W as one of 128 bytes, its halves one after the other.
+    TensorMap w_last_map;
+#endif
 };
 
 // Whether this is the largest tile, which instructions bound. Smaller ones are bound by memory.
 constexpr bool IS_LARGEST = QG_TILE_M * QG_TILE_N >= 128 * 256;
+static_assert(!QG_W_LINES || (!IS_LARGEST && QG_CLUSTER == 1), "tiles that memory bounds");
 
 // Whether scales pass through registers (mainloop/sm90/fp8_scales.cuh): in the largest tile, but for experts, who gain nothing by it. Warps
 // that copy them. Arrivals that fill a stage: of the thread that copies X, and of these warps, or of the lanes of one.
@@ -35,7 +48,7 @@ constexpr u32 SCALE_WARPS = SCALES_IN_REGISTERS ? 2 : 1;
 constexpr u32 FILLING = 1 + (HAS_BLOCK_SCALES ? (SCALES_IN_REGISTERS ? SCALE_WARPS : 32) : 0);
 
 // Whether the features of a pair are exchanged in every second eight (`TmaFp8GemmParams::w_map`).
-constexpr bool ROWS_EXCHANGED = true;
+constexpr bool ROWS_EXCHANGED = !QG_W_LINES;
 
 // The first thread of the producer warpgroup.
 constexpr u32 FIRST_PRODUCER = QG_THREADS - 128;
@@ -44,6 +57,15 @@ constexpr u32 FIRST_PRODUCER = QG_THREADS - 128;
 constexpr u32 SHARE_N = QG_TILE_N / QG_CLUSTER;
 // Bytes from a k-block of a share to the next.
 constexpr u32 SHARE_K_BLOCK = SHARE_N * PACKED_K_BLOCK;
+// Bytes of W in a stage that are copied.
+#if QG_W_LINES
+constexpr u32 W_COPIED = W_ROW_TILES * LINES_BYTES;
+#else
+constexpr u32 W_COPIED = QG_TILE_N * STAGE_K;
+#endif
+
+// Rows of X in a box. An expert's last tile has only those boxes that it has rows in.
+constexpr u32 X_BOX = QG_EXPERT_TILES && QG_TILE_M == 64 ? 32 : QG_TILE_M;
 
 // The first token of this CTA in a work tile, which has those of all CTAs of the cluster.
 QG_DEVICE u32 first_token_of(const WorkTile& work) {
@@ -54,7 +76,11 @@ QG_DEVICE u32 first_token_of(const WorkTile& work) {
 struct Pipeline {
     // TMA's swizzles depend on the address: both begin at multiples of 1024 bytes.
     alignas(16) u8 x[QG_STAGES][QG_TILE_M * STAGE_K];
+#if QG_W_LINES
+    u8 w[QG_STAGES][W_STAGE_BYTES];
+#else
     u8 w[QG_STAGES][QG_CLUSTER][STAGE_K_BLOCKS * SHARE_K_BLOCK];
+#endif
     StageScales scales[QG_STAGES];
     u64 full[QG_STAGES];
     u64 empty[QG_STAGES];
@@ -65,10 +91,12 @@ struct Pipeline {
     }
     // For a warp that has read all of a stage.
     QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) { release_stage(&pipeline.empty[stage], lane); }
+#if !QG_W_LINES
     // The first k-block of W's rows from `row` of the tile on.
     QG_DEVICE const u8* w_rows(const Pipeline& pipeline, u32 stage, u32 row) {
         return pipeline.w[stage][row / SHARE_N] + row % SHARE_N * PACKED_K_BLOCK;
     }
+#endif
 };
 
 // A position in the ring. One word says both stage and parity: the compiler keeps it, but not a parity by itself, in a register of the
@@ -108,7 +136,7 @@ QG_DEVICE void produce_x(Pipeline& pipeline, WorkTileNotes& notes, const TmaFp8G
         for (u32 k = work.begin; k < work.end; k++) {
             Position::wait_empty(at, pipeline);
             u64* full = &pipeline.full[Position::stage(at)];
-            mbarrier_arrive_expect_tx(full, (tokens + QG_TILE_N) * STAGE_K);
+            mbarrier_arrive_expect_tx(full, tokens * STAGE_K + W_COPIED);
             cp_async_bulk_tensor_2d(pipeline.x[Position::stage(at)], map, (i32)(k * STAGE_K), (i32)token, full);
             Position::next(at);
         }
@@ -120,6 +148,12 @@ QG_DEVICE void produce_x(Pipeline& pipeline, WorkTileNotes& notes, const TmaFp8G
 
 // Copies this CTA's share of W's rows from `first_row` on, of stage `k`, to all CTAs of the cluster. For one thread.
 QG_DEVICE void copy_w(Pipeline& pipeline, const Position& at, const TmaFp8GemmParams& params, u32 first_row, u32 k) {
+#if QG_W_LINES
+    const KTileLines lines = KTileLines::of(k, params.fp8.gemm.shape.k_tiles);
+    const TensorMap* map = lines.is_last ? &params.w_last_map : &params.w_map;
+    u64* full = &pipeline.full[Position::stage(at)];
+    cp_async_bulk_tensor_5d(pipeline.w[Position::stage(at)], map, {0, (i32)lines.line, (i32)(first_row / 16), 0, 0}, full);
+#else
     copy_share<QG_CLUSTER>([&](u32 share) {
         const i32 row_tile = (i32)((first_row + share * SHARE_N) / 16);
         const i32 k_tile = (i32)(k * (STAGE_K_BLOCKS / K_TILE_K_BLOCKS));
@@ -130,6 +164,7 @@ QG_DEVICE void copy_w(Pipeline& pipeline, const Position& at, const TmaFp8GemmPa
         else
             cp_async_bulk_tensor_5d(to, &params.w_map, {0, 0, row_tile, 0, k_tile}, full);
     });
+#endif
 }
 
 // The work of the thread that copies W, which does not depend on the kernel before this one.

@@ -18,7 +18,7 @@ struct Accumulators {
 
 // Accumulators in their order: while they are added up, those of a pair are exchanged. A sum and its accumulator then lie in registers of
 // which one has an even and one an odd number, in different banks.
-QG_DEVICE Accumulators in_order(const Accumulators& acc) {
+QG_DEVICE Accumulators in_order(const Accumulators& acc, u32) {
     Accumulators all;
 #pragma unroll
     for (u32 part = 0; part < PARTS; part++)
@@ -142,9 +142,11 @@ static_assert(PARTS == 1 || (GROUPS_N == 1 && PARTS * PART_N == (PART_N < SHARE_
 // before the next is waited for.
 constexpr bool LOADS_AHEAD = IS_LARGEST;
 
-// acc = X · Wᵀ over `count` stages, of `tokens` tokens, which may be more than the tile has, or none. What need not come before the
+// acc = X · Wᵀ over the stages of a work tile, of `tokens` tokens, which may be more than the tile has, or none. What need not come before the
 // instructions of a stage is done while they run: nothing else fills that time.
-QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, u32 tokens, u32 count, const LanePlace& place, u32 lane) {
+QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, u32 tokens, const WorkTile& work, const GemmParams&,
+                             const LanePlace& place, u32 lane) {
+    u32 count = work.end - work.begin;
     acc = {};
     Pipeline& pipeline = shared_in_register(shared);
     const XPlace x_place = XPlace::of(place, tokens, lane);

@@ -20,7 +20,7 @@ struct ScaleSource {
         ScaleSource s;
         s.token = warp * (32 * TOKENS) + lane;
         s.tokens = first_token < p.shape.m ? p.shape.m - first_token : 0;
-        s.copies_w = QG_W_BLOCK_SCALES && warp == 0 && lane < CTA_SCALES && (QG_W_SCALE_ROWS < QG_PART_N || lane % PART_RUNS < 2);
+        s.copies_w = QG_W_BLOCK_SCALES && !QG_W_LINES && warp == 0 && lane < CTA_SCALES && (QG_W_SCALE_ROWS < QG_PART_N || lane % PART_RUNS < 2);
         s.x = reinterpret_cast<const u8*>(params.x_scales) + (u64)(first_token + s.token) * params.x_scale_row + (u64)k * 4;
         s.w = s.copies_w ? StageScales::w_record(p, first_row + lane * SCALE_ROWS, k) : nullptr;
         return s;

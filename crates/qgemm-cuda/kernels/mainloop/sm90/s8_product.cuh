@@ -22,7 +22,7 @@ struct Accumulators {
     float value[PARTS][PART_N / 2];
 };
 // Accumulators in their order, which they are in here.
-QG_DEVICE const Accumulators& in_order(const Accumulators& acc) {
+QG_DEVICE const Accumulators& in_order(const Accumulators& acc, u32) {
     return acc;
 }
 
@@ -98,7 +98,9 @@ QG_DEVICE void multiply_stages(Accumulators& acc, Pipeline& pipeline, Position& 
 }
 
 // acc = X · Wᵀ over `count` stages, of `tokens` tokens.
-QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, u32 tokens, u32 count, const LanePlace& place, u32 lane) {
+QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, u32 tokens, const WorkTile& work, const GemmParams&,
+                             const LanePlace& place, u32 lane) {
+    u32 count = work.end - work.begin;
     Pipeline& pipeline = shared_in_register(shared);
     if constexpr (FLUSHES) {
         acc = {};

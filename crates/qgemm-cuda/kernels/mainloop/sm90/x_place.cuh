@@ -28,7 +28,7 @@ struct XPlace {
 
     QG_DEVICE XPlace of(const LanePlace& place, u32 tokens, u32 lane) {
         constexpr u32 FURTHER = 8 * STAGE_K;
-        constexpr bool HAS_ALL = QG_EXPERT_TILES || IS_LARGEST;
+        constexpr bool HAS_ALL = (QG_EXPERT_TILES && X_BOX == QG_TILE_M) || IS_LARGEST;
         const bool has_first = HAS_ALL || place.token < tokens, has_second = HAS_ALL || place.token + 8 < tokens;
         const u32 token = has_first ? place.token : 0;
         return {token * STAGE_K + (lane % 4 ^ token % 8) * 16, has_second ? FURTHER : 0};

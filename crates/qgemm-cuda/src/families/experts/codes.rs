@@ -219,13 +219,13 @@ const fn padding(bytes: usize) -> usize {
     (bytes.next_multiple_of(64) - bytes) / 8
 }
 
-/// `TmaFp8GemmParams` in `mainloop/sm90/fp8_pipeline.cuh`, of products with experts. The second map is not read.
+/// `TmaFp8GemmParams` in `mainloop/sm90/fp8_pipeline.cuh`, of products with experts. The second map is not read, and the last only where W comes in lines.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MappedFp8Params {
     fp8: Fp8Params,
     padding: [u64; padding(size_of::<Fp8Params>())],
-    maps: [EncodedMap; 3],
+    maps: [EncodedMap; 4],
 }
 
 /// `TmaBlockScaledParams`, of products with experts. The second map is not read.
@@ -268,8 +268,9 @@ impl Launch {
             XFactor::Given | XFactor::PerToken => (factors, 0),
         };
         let fp8 = Fp8Params { product, x_scales, x_scale_row };
-        let Some([x, w]) = kernel.maps(x, self.w, product.gemm.at.w) else { return Ok(LaunchParams::of(&fp8)) };
-        let maps = [(at.encode)(&x)?, EncodedMap::default(), (at.encode)(&w)?];
+        let Some(tiles) = kernel.maps(x, self.w, product.gemm.at.w) else { return Ok(LaunchParams::of(&fp8)) };
+        let last = tiles.w_last.as_ref().map_or(Ok(EncodedMap::default()), |map| (at.encode)(map))?;
+        let maps = [(at.encode)(&tiles.x)?, EncodedMap::default(), (at.encode)(&tiles.w)?, last];
         Ok(LaunchParams::of(&MappedFp8Params { fp8, maps, ..MappedFp8Params::zeroed() }))
     }
 }

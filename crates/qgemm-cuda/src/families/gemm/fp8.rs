@@ -57,6 +57,8 @@ pub(super) struct Fp8Loop {
     /// Threads that hold accumulators, of which there are no others but those of producers.
     pub consumers: fn(&Fp8Tile) -> u32,
     pub producers: u32,
+    /// The tile for weights of a layout; `None` where such weights have no kernel of it.
+    pub tile_of: fn(&Fp8Tile, &PackedLayout) -> Option<Fp8Tile>,
     /// `sizeof(SharedStorage)` of the kernel, which asserts it.
     pub shared_bytes: fn(&Fp8Tile) -> u32,
     /// Its kernel for products with experts, where it has one.
@@ -83,7 +85,15 @@ pub(super) struct Fp8Experts {
 }
 
 /// See [`Fp8Experts::maps`].
-pub(super) type ExpertMaps = fn(&PackedLayout, &Fp8Tile, &Fp8Matrix, [usize; 2], u64) -> [TileMap; 2];
+pub(super) type ExpertMaps = fn(&PackedLayout, &Fp8Tile, &Fp8Matrix, [usize; 2], u64) -> ExpertTileMaps;
+
+/// What the kernel for experts reads by TMA: X, W, and, where W comes in whole lines of the cache, its last k-tiles.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::families) struct ExpertTileMaps {
+    pub x: TileMap,
+    pub w: TileMap,
+    pub w_last: Option<TileMap>,
+}
 
 /// Codes of X in place.
 #[derive(Clone, Copy, Debug)]
@@ -103,6 +113,9 @@ pub(super) struct Fp8Tile {
     pub stages: u32,
     /// CTAs along M that share a work tile of as many times the tokens, and copy its W for one another.
     pub cluster: u32,
+    /// Where W comes in whole lines of the cache, because its k-tiles begin anywhere in one: bytes of the lines of a row tile in a stage.
+    /// Otherwise 0.
+    pub lines: u32,
     /// How it is shared: constants of the main loop.
     pub shares: [(&'static str, u32); 2],
     /// Shares of the tensor rate and of bandwidth, per mille: estimates.
@@ -133,9 +146,10 @@ impl Fp8Loop {
         }
         let Some(layout) = PackedLayout::new(format, FragmentLayout::MmaM16) else { return Vec::new() };
         let kernel =
-            |&tile| Fp8Kernel { main_loop: self, format, x, variant, layout: layout.clone(), tile, experts: None };
+            |tile| Fp8Kernel { main_loop: self, format, x, variant, layout: layout.clone(), tile, experts: None };
         let fits = |tile: &&Fp8Tile| (self.fits_registers)(tile, variant) && (scaled || (self.takes_powers)(tile));
-        self.tiles.iter().filter(fits).map(kernel).collect()
+        let tiles = self.tiles.iter().filter(fits).filter_map(|tile| (self.tile_of)(tile, &layout));
+        tiles.map(kernel).collect()
     }
 }
 
@@ -177,7 +191,7 @@ impl Fp8Kernel {
     }
 
     /// X and W for TMA, W of so many rows and columns; `None` of a kernel that takes no maps, or is not for experts.
-    pub(in crate::families) fn maps(&self, x: &Fp8Matrix, rows: [usize; 2], w: u64) -> Option<[TileMap; 2]> {
+    pub(in crate::families) fn maps(&self, x: &Fp8Matrix, rows: [usize; 2], w: u64) -> Option<ExpertTileMaps> {
         self.experts?.maps.map(|maps| maps(&self.layout, &self.tile, x, rows, w))
     }
 
@@ -210,6 +224,9 @@ impl Fp8Kernel {
     pub(in crate::families) fn serves(&self, op: &CheckedGemm) -> Result<(), Unsupported> {
         if op.m.max(op.stored_rows).max(op.stored_k) > MOST_MAPPED || op.x.row_stride >= MOST_STRIDE_BYTES {
             return Err(Unsupported::new("TMA reaches 2^31 rows and columns, and 2^40 bytes from a row to the next"));
+        }
+        if self.tile.lines > 0 && self.layout.k_tiles(op.stored_k) < 2 {
+            return Err(Unsupported::new("copies lines of the cache that begin before a single k-tile"));
         }
         match (self.main_loop.most_k)(&self.tile) {
             most if op.stored_k > most => Err(Unsupported::new(format!("adds up {most} columns at most"))),
@@ -278,11 +295,13 @@ impl Fp8Kernel {
         // Kernels reckon no address of X with the type that is named here: TMA finds rows by their number, or they count bytes.
         let of_experts = [("QG_EXPERTS", 1), ("QG_EXPERT_TILES", 1), ("QG_X_DTYPE", dtype_code(DType::F16))];
         let clusters = [("QG_CLUSTER", self.tile.cluster)].into_iter().filter(|_| self.tile.cluster > 1);
+        let lines = [("QG_W_LINES", 1)].into_iter().filter(|_| self.tile.lines > 0);
         for (name, value) in all
             .into_iter()
             .chain(integers)
             .chain(powers)
             .chain(clusters)
+            .chain(lines)
             .chain(of_experts.into_iter().filter(|_| self.experts.is_some()))
         {
             macro_line(&mut out, name, &value.to_string());

@@ -29,6 +29,7 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     fits_registers: |tile, variant| variant != Variant::Sm120 || tile.tokens < 128,
     consumers,
     producers: 0,
+    tile_of: |&tile, _| Some(tile),
     shared_bytes,
     experts: Some(Fp8Experts {
         entry: ENTRY,
@@ -47,7 +48,7 @@ const ALIGNMENT: u32 = 128;
 /// Warps side by side along tokens and along features.
 const fn tile(tokens: u32, features: u32, warps: (u32, u32), stages: u32, efficiency: (u32, u32)) -> Fp8Tile {
     let shares = [("QG_WARPS_M", warps.0), ("QG_WARPS_N", warps.1)];
-    Fp8Tile { tokens, features, stages, cluster: 1, shares, efficiency }
+    Fp8Tile { tokens, features, stages, cluster: 1, lines: 0, shares, efficiency }
 }
 
 /// Warps have 32 tokens; 100 KiB have room for so many stages.

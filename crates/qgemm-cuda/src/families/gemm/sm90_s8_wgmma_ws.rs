@@ -22,6 +22,7 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     fits_registers: |_, _| true,
     consumers,
     producers: PRODUCER_WARPS * 32,
+    tile_of: |&tile, _| Some(tile),
     shared_bytes,
     experts: None,
     params: mapped,
