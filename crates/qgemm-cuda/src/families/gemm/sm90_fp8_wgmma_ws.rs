@@ -125,9 +125,9 @@ fn tile_of(tile: &Fp8Tile, layout: &PackedLayout) -> Option<Fp8Tile> {
 
 /// The tile with as many of its stages as there is room for.
 fn fitting(tile: Fp8Tile) -> Fp8Tile {
-    let tiles = (1..=tile.stages).rev().map(|stages| Fp8Tile { stages, ..tile });
+    let mut tiles = (1..=tile.stages).rev().map(|stages| Fp8Tile { stages, ..tile });
     let fits = |tile: &Fp8Tile| shared_bytes(tile).max(experts_shared_bytes(tile)) <= most_shared(Variant::Sm90);
-    tiles.filter(fits).next().unwrap_or(tile)
+    tiles.find(fits).unwrap_or(tile)
 }
 
 pub(super) fn consumers(tile: &Fp8Tile) -> u32 {
