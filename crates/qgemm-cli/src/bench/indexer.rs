@@ -1,8 +1,12 @@
 //! `qgemm bench --op indexer`.
 
 use std::fmt;
+use std::ops::Range;
 
 use qgemm_api::{Buffer, Context, DType, Indexer, IndexerArgs, KvFormat};
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
@@ -10,6 +14,8 @@ use crate::choice::IndexerShape;
 
 /// Keys that are chosen, where some are.
 const CHOSEN: usize = 2048;
+/// Of the numbers, so that scores are the same in every run.
+const SEED: u64 = 25;
 /// Rows of a page.
 const PAGE_SIZE: usize = 64;
 
@@ -82,13 +88,16 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let (of_q, of_k) = (format.bytes_of(all * heads * features), format.bytes_of(rows * features));
     let places: Vec<usize> = (0..copies(ctx, of_q + of_k)).collect();
     // Codes of small numbers of both signs, which are numbers in 16 bits, too.
-    let numbers =
-        |bytes: usize, step: usize| (0..bytes).map(|i| ((i * step) % 61) as u8 ^ (i / 7 % 2 * 0x80) as u8).collect();
-    let (queries_bytes, keys_bytes): (Vec<u8>, Vec<u8>) = (numbers(of_q, 7), numbers(of_k, 13));
+    let mut numbers = StdRng::seed_from_u64(SEED);
+    let mut codes =
+        |bytes: usize| (0..bytes).map(|_| numbers.random_range(0..61) | numbers.random_range(0..2u8) << 7).collect();
+    let (queries_bytes, keys_bytes): (Vec<u8>, Vec<u8>) = (codes(of_q), codes(of_k));
     let uploaded = |bytes: &[u8]| places.iter().map(|_| ctx.upload(bytes)).collect::<Result<Vec<Buffer>, _>>();
     let (q, k) = (uploaded(&queries_bytes)?, uploaded(&keys_bytes)?);
-    let weights = ctx.upload(&(0..all * heads).map(|i| (i % 37) as f32 * 0.05 - 0.9).collect::<Vec<f32>>())?;
-    let scales = ctx.upload(&(0..rows).map(|i| 1.0 + (i % 31) as f32 / 32.0).collect::<Vec<f32>>())?;
+    let mut factors =
+        |range: Range<f32>, count: usize| (0..count).map(|_| numbers.random_range(range.clone())).collect::<Vec<f32>>();
+    let weights = ctx.upload(&factors(-1.0..1.0, all * heads))?;
+    let scales = ctx.upload(&factors(1.0..2.0, rows))?;
     let lengths = ctx.upload(&vec![keys as u32; sequences.unwrap_or(0)])?;
     let table = ctx.upload(&(0..(rows / PAGE_SIZE) as u32).collect::<Vec<u32>>())?;
     let mut result = ctx.allocate(all * best.unwrap_or(plan.op().most_keys()) * 4)?;

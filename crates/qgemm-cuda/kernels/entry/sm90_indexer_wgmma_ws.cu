@@ -2,6 +2,8 @@
 // of `wgmma`; a producer thread copies the heads of one query after another by TMA, as columns in shared memory, and producer warps what
 // they are weighed with. What a query's products become is added up over the columns while the tensor cores compute the next.
 #include "atoms/mbarrier.cuh"
+#include "atoms/narrow_store.cuh"
+#include "atoms/sync.cuh"
 #include "atoms/tma_batch.cuh"
 #include "mainloop/indexer_queries.cuh"
 #include "mainloop/register_shares.cuh"
@@ -26,28 +28,40 @@ constexpr u32 PART_COLUMNS = 128, PARTS = STAGE_COLUMNS / PART_COLUMNS, PART_QUE
 constexpr u32 HEAD_BYTES = QG_HEADS * FEATURES;
 constexpr u32 MOST_QUERIES = QG_QUERIES;
 using Registers = RegisterShares<32>;
+static_assert((KEYS & (KEYS - 1)) == 0, "a key's place in the CTA is some bits of its number");
 static_assert(QG_THREADS == QG_CONSUMERS + 128 && QG_THREADS >= MOST_QUERIES, "a warpgroup produces");
 
-// A query of a stage: which keys it sees, and where its scores are.
+// A query of a stage: which keys it sees, and where its scores are, or where keys are gathered the score of its note.
 struct alignas(16) StageQuery {
     u32 first, end;
-    u64 scores;
+    u64 scores_or_bound;
 };
 
-// The key whose scores a thread stores, its scale, and what it is compared with what queries see as: a key of no page is seen by none.
+// The column of scores that a thread has, the scale of its key, and what it is compared with what queries see as: a key of no page is seen by
+// none. Beside it, how many queries see keys of the CTA.
 struct alignas(16) StoredKey {
-    u32 key;
+    u32 column;
     float scale;
-    u32 seen_as, unused;
+    u32 seen_as, active;
 
-    QG_DEVICE StoredKey at(const IndexerParams& p, u32 sequence, u32 key) {
-        StoredKey stored = {key, 0.0f, ~0u, 0};
-        if (key >= p.most_keys) return stored;
-        const KeyPlace place = place_of_key(p, sequence_index(p, sequence), key);
-        if (place.is_there) stored.scale = bits_to_f32(word_at(p.k_scales, place.scale)), stored.seen_as = key;
+    // Of column `column` of scores.
+    QG_DEVICE StoredKey at(const IndexerParams& p, u32 sequence, u32 column, u32 active) {
+        StoredKey stored = {column, 0.0f, ~0u, active};
+        if (column >= p.columns) return stored;
+        const KeyPlace place = place_of_key(p, sequence_index(p, sequence), column * p.key_step);
+        if (place.is_there) stored.scale = bits_to_f32(word_at(p.k_scales, place.scale)), stored.seen_as = column * p.key_step;
         return stored;
     }
 };
+
+// A key that reaches the bound of a query: its score, and the query's place among those that see keys of the CTA above the key's place in the
+// CTA.
+struct alignas(8) FoundKey {
+    float score;
+    u32 query_and_key;
+};
+// Keys that a warp has found and not yet written: two halves, of which one is written when the other is begun.
+constexpr u32 FOUND_HALF = 32, FOUND_ROOM = 2 * FOUND_HALF;
 
 struct SharedStorage {
     // TMA's swizzle depends on the address: stages begin at multiples of 1024 bytes.
@@ -57,6 +71,7 @@ struct SharedStorage {
     SeenQueries<MOST_QUERIES> queries;
     // Of each consumer, in shared memory for want of registers.
     StoredKey keys[QG_CONSUMERS];
+    FoundKey found[QG_GATHERS ? QG_CONSUMERS / 32 : 1][QG_GATHERS ? FOUND_ROOM : 2];
     u64 full[QG_STAGES], empty[QG_STAGES];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -157,8 +172,15 @@ QG_DEVICE void produce_weights(SharedStorage& shared, const IndexerParams& p, co
         for (u32 i = 0; i < PART_COLUMNS / 32; i++) st_shared(to + i * 32 + lane, own.value[i]);
         if (lane < PART_QUERIES) {
             const u32 query = query_at(shared, part * PART_QUERIES + lane, active);
-            const u64 scores = p.scores + (place.launch_query + query) * p.scores_row * 4;
-            const StageQuery seen = {ld_shared(&shared.queries.first[query]), ld_shared(&shared.queries.end[query]), scores};
+            const u64 launch_query = place.launch_query + query;
+            StageQuery seen = {ld_shared(&shared.queries.first[query]), ld_shared(&shared.queries.end[query]), 0};
+#if QG_GATHERS
+            seen.scores_or_bound = f32_to_bits(QueryNote::of(p, launch_query).least);
+            // Nothing is found for those behind the last.
+            if (part * PART_QUERIES + lane >= active) seen.end = 0;
+#else
+            seen.scores_or_bound = p.scores + launch_query * p.scores_row * 4;
+#endif
             st_shared(&shared.stage_queries[at][part % PARTS * PART_QUERIES + lane], seen);
         }
         mbarrier_arrive(&shared.full[at]);
@@ -166,9 +188,9 @@ QG_DEVICE void produce_weights(SharedStorage& shared, const IndexerParams& p, co
 }
 
 // A row of a lane's keys: the first or the second one.
-QG_DEVICE void load_row(LaneKeys& keys, const IndexerParams& p, u32 sequence, u32 key, u32 row, u32 lane) {
+QG_DEVICE void load_row(LaneKeys& keys, const IndexerParams& p, u32 sequence, u32 column, u32 row, u32 lane) {
     KeyPlace place = {0, 0, false};
-    if (key < p.most_keys) place = place_of_key(p, sequence_index(p, sequence), key);
+    if (column < p.columns) place = place_of_key(p, sequence_index(p, sequence), column * p.key_step);
     const u8* from = reinterpret_cast<const u8*>(p.k) + place.row;
 #pragma unroll
     for (u32 step = 0; step < STEPS; step++) {
@@ -180,9 +202,24 @@ QG_DEVICE void load_row(LaneKeys& keys, const IndexerParams& p, u32 sequence, u3
     }
 }
 
-// Stores scores of two queries of a stage, of query `pair` * 2 or the next, if that is among the first `count`.
-QG_DEVICE void store_scores(const SharedStorage& shared, const IndexerParams& p, u32 stage, u32 pair, u32 count, u32 thread,
-                            float of_first, float of_second) {
+#if QG_GATHERS
+// Writes the first `count` keys of a half of what a warp has found.
+QG_DEVICE void write_found(const SharedStorage& shared, const IndexerParams& p, const Place& place, const FoundKey* half, u32 count) {
+    const u32 lane = thread_index() % 32;
+    warp_barrier();
+    if (lane >= count) return;
+    const FoundKey found = ld_shared(half + lane);
+    const u64 query = place.launch_query + ld_shared(&shared.queries.seeing[found.query_and_key / KEYS]);
+    const u32 at = atomic_add_relaxed(reinterpret_cast<u32*>(QueryNote::place(p, query) + QG_OFFSET_OF(QueryNote, count)), 1);
+    if (at < p.gathered)
+        st_global_v2(gathered_keys(p, query) + (u64)at * 8, {f32_to_bits(found.score), place.key + found.query_and_key % KEYS});
+}
+#endif
+
+// Stores scores of two queries of a stage, of query `pair` * 2 or the next, or takes in keys that reach their bounds, if there are so many
+// queries from `item` on. `taken` counts the keys that the warp has taken in.
+QG_DEVICE void store_scores(SharedStorage& shared, const IndexerParams& p, const Place& place, u32 stage, u32 pair, u32 item, u32& taken,
+                            u32 thread, float of_first, float of_second) {
     const u32 lane = thread % 32, own = pair * 2 + lane / 2 % 2;
     const float sum = sum_of_lane(of_first, of_second, lane);
     // Behind the sum: registers are scarce.
@@ -190,8 +227,19 @@ QG_DEVICE void store_scores(const SharedStorage& shared, const IndexerParams& p,
     const StoredKey key = ld_shared(&shared.keys[thread]);
     const float score = sum * key.scale;
     const bool is_seen = key.seen_as >= query.first && key.seen_as < query.end;
+#if QG_GATHERS
+    FoundKey* const of_warp = shared.found[thread / 32];
+    const bool is_found = is_seen && is_reached(bits_to_f32((u32)query.scores_or_bound), score);
+    const u32 mask = ballot(is_found), at = taken + popc(mask & ((1u << lane) - 1));
+    if (is_found) st_shared(of_warp + at % FOUND_ROOM, FoundKey{score, (item + own) * KEYS + key.column % KEYS});
+    const u32 before = taken / FOUND_HALF;
+    taken += popc(mask);
+    if (taken / FOUND_HALF != before) write_found(shared, p, place, of_warp + before % 2 * FOUND_HALF, FOUND_HALF);
+#else
     const u32 bits = is_seen ? score_bits(score) : p.not_seen;
-    if (own < count && key.key < p.most_keys) st_global_u32(reinterpret_cast<u8*>(query.scores) + (u64)key.key * 4, bits);
+    if (item + own < key.active && key.column < p.columns)
+        st_global_u32(reinterpret_cast<u8*>(query.scores_or_bound) + (u64)key.column * 4, bits);
+#endif
 }
 
 QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Place& place, u32 active, u32 thread) {
@@ -202,11 +250,12 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Plac
     for (u32 row = 0; row < 2; row++) load_row(keys, p, place.sequence, first_key + row * 8, row, lane);
 #pragma unroll
     for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(keys.a[step]);
-    StoredKey stored = StoredKey::at(p, place.sequence, first_key + lane % 2 * 8);
+    StoredKey stored = StoredKey::at(p, place.sequence, first_key + lane % 2 * 8, active);
     stored.scale *= row_factor(lane);
     st_shared(&shared.keys[thread], stored);
 
     Position at = {};
+    u32 taken = 0;
     for (u32 item = 0; item < active; item += STAGE_QUERIES) {
         mbarrier_wait(&shared.full[at.stage], at.parity);
         const u64 columns = wgmma_descriptor_128b(shared.heads[at.stage]);
@@ -236,7 +285,7 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Plac
                 multiply(own, keys, columns + (group + 2) * NEXT);
             }
             const auto store = [&](float of_first, float of_second, u32 pair) {
-                store_scores(shared, p, at.stage, pair, active - item, thread, of_first, of_second);
+                store_scores(shared, p, place, at.stage, pair, item, taken, thread, of_first, of_second);
             };
             const float of_first = sum_of_row(sums.value[0], lane);
             if constexpr (COLUMN_QUERIES == 2)
@@ -249,6 +298,9 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Plac
         if (lane == 0) mbarrier_arrive(&shared.empty[at.stage]);
         Position::next(at);
     }
+#if QG_GATHERS
+    write_found(shared, p, place, shared.found[warp] + taken / FOUND_HALF % 2 * FOUND_HALF, taken % FOUND_HALF);
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
@@ -268,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     const Place place = Place::of(p);
-    const u32 active = note_queries(p, shared.queries, place.sequence, place.first_query, place.count, place.key, KEYS, QG_THREADS);
+    const u32 active = note_queries<QG_GATHERS>(p, shared.queries, place.sequence, place.first_query, place.count, place.key, KEYS, QG_THREADS);
     // The shuffle tells the compiler that the role is the same for the whole warp. Registers pass between whole warpgroups.
     if (shfl_idx_u32(thread / QG_CONSUMERS, 0) == 0) {
         Registers::take();

@@ -519,7 +519,7 @@ struct IndexerParams {
     u64 ends;  // Where the keys of each query end; 0 where all see all.
     u64 lengths;  // Keys of each sequence; 0 where there are no pages.
     u64 block_table;  // Pages of each sequence; 0 where there are no pages.
-    u64 scores;  // Scores of the queries of this launch.
+    u64 scores;  // Scores of the queries of this launch, or keys that are gathered while they are scored.
     u64 indices;  // Keys with the highest scores.
     u64 q_token;  // From one query to the next.
     u64 q_head;  // From one head of a query to the next.
@@ -528,6 +528,7 @@ struct IndexerParams {
     u64 k_row;  // From one key to the next.
     u64 k_scale_page;  // From one page of scales to the next.
     u64 scores_row;  // From one query's scores to the next.
+    u64 notes;  // What is known of queries whose keys are gathered while they are scored; 0 where none are.
     u32 first_query;  // First query of this launch.
     u32 cta_keys;  // Keys of a CTA, where the kernel has no fixed number.
     u32 heads;  // Heads.
@@ -544,7 +545,11 @@ struct IndexerParams {
     u32 q_aligned;  // Whether sixteen bytes of queries are loaded at once.
     u32 k_aligned;  // Whether sixteen bytes of keys are loaded at once.
     u32 not_seen;  // Bits of the score of a key that a query does not see.
-}; static_assert(sizeof(IndexerParams) == 208, "layout");
+    u32 key_step;  // Keys from one that is scored to the next.
+    u32 columns;  // Keys that are scored.
+    u32 gathered;  // Keys of a query that are gathered while they are scored at most.
+    u32 aim;  // Keys of a query that should be.
+}; static_assert(sizeof(IndexerParams) == 232, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, weights) == 16, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, q_scales) == 24, "layout");
@@ -562,22 +567,27 @@ static_assert(QG_OFFSET_OF(IndexerParams, k_page) == 112, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, k_row) == 120, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, k_scale_page) == 128, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, scores_row) == 136, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, first_query) == 144, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, cta_keys) == 148, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, heads) == 152, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, features) == 156, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, most_keys) == 160, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, sequence_queries) == 164, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, query_ctas) == 168, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, cta_queries) == 172, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, key_ctas) == 176, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, pages) == 180, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, page_size) == 184, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, table_width) == 188, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, chosen) == 192, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, q_aligned) == 196, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, k_aligned) == 200, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, not_seen) == 204, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, notes) == 144, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, first_query) == 152, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, cta_keys) == 156, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, heads) == 160, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, features) == 164, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, most_keys) == 168, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, sequence_queries) == 172, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, query_ctas) == 176, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, cta_queries) == 180, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, key_ctas) == 184, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, pages) == 188, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, page_size) == 192, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, table_width) == 196, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, chosen) == 200, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, q_aligned) == 204, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, k_aligned) == 208, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, not_seen) == 212, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, key_step) == 216, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, columns) == 220, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, gathered) == 224, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, aim) == 228, "layout");
 struct OptimizerShape {
     u32 len;  // Parameters, of wgpu those of a dispatch.
     u32 flags;  // `ALIGNED16` and `COPY` of the `FLAG_` constants.

@@ -3,7 +3,7 @@
 #include "atoms/bits.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
-#include "mainloop/indexer_keys.cuh"
+#include "mainloop/indexer_notes.cuh"
 
 template <u32 MOST>
 struct SeenQueries {
@@ -13,17 +13,20 @@ struct SeenQueries {
 };
 
 // Notes `count` queries of a sequence from `first` on, and writes what is to be written of those that see none of the `keys` keys from
-// `key` on. Returns how many do. For all `threads` threads of the CTA, at least `MOST`.
-template <u32 MOST>
+// `key` on, counted in steps of `key_step`. Returns how many do. For all `threads` threads of the CTA, at least `MOST`. With notes, queries
+// whose keys have been gathered see none, and nothing is written of them. Nothing is written where keys are gathered, either.
+template <bool GATHERS = false, u32 MOST>
 QG_DEVICE u32 note_queries(const IndexerParams& p, SeenQueries<MOST>& all, u32 sequence, u32 first, u32 count, u32 key, u32 keys,
                            u32 threads) {
-    const u32 thread = thread_index();
+    const u32 thread = thread_index(), first_key = key * p.key_step, end_key = (key + keys) * p.key_step;
+    const auto sees_some = [&](const KeyRange& seen) { return seen.first < seen.end && seen.first < end_key && seen.end > first_key; };
     bool sees_any = false;
     if (thread < count) {
-        const KeyRange seen = keys_seen(p, sequence, first + thread);
+        KeyRange seen = keys_seen(p, sequence, first + thread);
+        if (!GATHERS && p.notes != 0 && QueryNote::of(p, (u64)sequence * p.sequence_queries + first + thread).has_all_wanted(p)) seen = {~0u, 0};
         st_shared(&all.first[thread], seen.first);
         st_shared(&all.end[thread], seen.end);
-        sees_any = seen.first < seen.end && seen.first < key + keys && seen.end > key;
+        sees_any = sees_some(seen);
     }
     const u32 mask = ballot(sees_any);
     if (thread % 32 == 0 && thread < MOST) st_shared(&all.counts[thread / 32], popc(mask));
@@ -37,11 +40,11 @@ QG_DEVICE u32 note_queries(const IndexerParams& p, SeenQueries<MOST>& all, u32 s
     }
     if (sees_any) st_shared(&all.seeing[before], thread);
     // Most often all see some.
-    for (u32 query = total < count ? 0 : count; query < count; query++) {
-        const u32 from = ld_shared(&all.first[query]), end = ld_shared(&all.end[query]);
-        if (from < end && from < key + keys && end > key) continue;
+    for (u32 query = !GATHERS && total < count ? 0 : count; query < count; query++) {
+        const KeyRange seen = {ld_shared(&all.first[query]), ld_shared(&all.end[query])};
+        if (sees_some(seen) || seen.first == ~0u) continue;
         const u64 row = ((u64)sequence * p.sequence_queries + first + query) * p.scores_row;
-        for (u32 i = key + thread; i < least(key + keys, p.most_keys); i += threads)
+        for (u32 i = key + thread; i < least(key + keys, p.columns); i += threads)
             st_global_u32(reinterpret_cast<u8*>(p.scores) + (row + i) * 4, p.not_seen);
     }
     cta_barrier();

@@ -25,7 +25,7 @@ abi_struct! {
         pub lengths: u64,
         /// Pages of each sequence; 0 where there are no pages.
         pub block_table: u64,
-        /// Scores of the queries of this launch.
+        /// Scores of the queries of this launch, or keys that are gathered while they are scored.
         pub scores: u64,
         /// Keys with the highest scores.
         pub indices: u64,
@@ -43,6 +43,8 @@ abi_struct! {
         pub k_scale_page: u64,
         /// From one query's scores to the next.
         pub scores_row: u64,
+        /// What is known of queries whose keys are gathered while they are scored; 0 where none are.
+        pub notes: u64,
         /// First query of this launch.
         pub first_query: u32,
         /// Keys of a CTA, where the kernel has no fixed number.
@@ -75,5 +77,13 @@ abi_struct! {
         pub k_aligned: u32,
         /// Bits of the score of a key that a query does not see.
         pub not_seen: u32,
+        /// Keys from one that is scored to the next.
+        pub key_step: u32,
+        /// Keys that are scored.
+        pub columns: u32,
+        /// Keys of a query that are gathered while they are scored at most.
+        pub gathered: u32,
+        /// Keys of a query that should be.
+        pub aim: u32,
     }
 }

@@ -9,7 +9,7 @@ use qgemm_hal::{
 
 use super::super::kernel_launch::{KernelLaunch, load};
 use super::super::prelude::{constant_line, macro_line};
-use super::{Cut, Part, offered, params};
+use super::{Cut, Kept, Part, offered, params};
 use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
@@ -116,7 +116,7 @@ pub(super) fn cut(op: &CheckedIndexer, part: Part, info: &DeviceInfo) -> Cut {
     let ctas = (CTAS_PER_UNIT * info.units as usize / sequences).max(1);
     let keys = op.most_keys().div_ceil(ctas).next_multiple_of(TILE_KEYS);
     // Queries are not shared out.
-    Cut { keys, queries: each.max(1) }
+    Cut { keys, queries: each.max(1), key_step: 1 }
 }
 
 /// What multiplies the heads of a sequence's queries.
@@ -197,6 +197,6 @@ pub(super) fn launch(op: &CheckedIndexer, kernel: KernelId, part: Part, info: &D
         starts_early: true,
         operands: IndexerOperand::ALL,
         updated: None,
-        params: Arc::new(params(op, part, cut)),
+        params: Arc::new(params(op, part, cut, Kept::default())),
     }
 }

@@ -11,7 +11,7 @@ use super::super::kernel_launch::{KernelLaunch, load};
 use super::super::prelude::{constant_line, macro_line};
 use super::decode::{COLUMNS, Columns, FEATURES, TILE_KEYS, cut, padding, served};
 use super::mapped::{Mapped, MappedOperand};
-use super::{Part, offered, params};
+use super::{Kept, Part, offered, params};
 use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
@@ -138,6 +138,6 @@ pub(super) fn launch(op: &CheckedIndexer, kernel: KernelId, part: Part, info: &D
         starts_early: true,
         operands: IndexerOperand::ALL,
         updated: None,
-        params: Arc::new(Mapped { indexer: params(op, part, cut), map, of: MappedOperand::Keys }),
+        params: Arc::new(Mapped { indexer: params(op, part, cut, Kept::default()), map, of: MappedOperand::Keys }),
     }
 }

@@ -12,7 +12,7 @@ use qgemm_hal::{
 use super::super::attention::params::kv_code;
 use super::super::kernel_launch::{KernelLaunch, load};
 use super::super::prelude::{constant_line, macro_line};
-use super::{Cut, Part, offered, params};
+use super::{Cut, Kept, Part, offered, params};
 use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
@@ -108,7 +108,7 @@ fn cut(op: &CheckedIndexer, spec: &IndexerSpec, part: Part, info: &DeviceInfo) -
     let wanted = (CTAS_PER_UNIT * info.units as usize).max(1);
     let key_ctas = (op.most_keys().div_ceil(keys) * sequences).max(1);
     let queries = (each.min(part.queries) * key_ctas / wanted).clamp(1, MOST_QUERIES);
-    Cut { keys, queries }
+    Cut { keys, queries, key_step: 1 }
 }
 
 impl Family<CheckedIndexer> for IndexerMma {
@@ -122,7 +122,7 @@ impl Family<CheckedIndexer> for IndexerMma {
         let spec = spec.ok_or_else(|| Unsupported::new(format!("multiplies no {} before Ampere", op.format)))?;
         check_shared(shared_bytes(&spec, variant), info)?;
         // Without keys nothing is scored.
-        let kernel = if op.most_keys() > 0 { id(spec, variant) } else { super::choose_id(variant) };
+        let kernel = if op.most_keys() > 0 { id(spec, variant) } else { super::Chooser::Scores.id(variant) };
         let math = if operand_bytes(op.format, variant) == 1 { Math::TensorFp8 } else { Math::TensorF16 };
         let padded = op.heads.next_multiple_of(MMA_HEADS) as f64 * f64::from(spec.features);
         let padding = padded / (op.heads * op.features) as f64;
@@ -170,6 +170,6 @@ pub(super) fn launch(
         starts_early: variant >= Variant::Sm90,
         operands: IndexerOperand::ALL,
         updated: None,
-        params: Arc::new(params(op, part, cut)),
+        params: Arc::new(params(op, part, cut, Kept::default())),
     }
 }

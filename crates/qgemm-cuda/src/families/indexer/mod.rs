@@ -1,7 +1,9 @@
-//! `indexer`: scores by matrix instructions, and the keys with the highest, which are chosen from scores in the workspace.
+//! `indexer`: scores by matrix instructions, and the keys with the highest, which are chosen from scores in the workspace, or from keys that
+//! are gathered while they are scored.
 
 mod decode;
 mod decode_tma;
+mod gather;
 mod mapped;
 mod mma;
 mod wgmma;
@@ -15,6 +17,7 @@ use qgemm_hal::{
     Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
+use self::gather::Gathering;
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
 use super::launch_params::LaunchParams;
 use super::prelude::{constant_line, macro_line};
@@ -27,7 +30,7 @@ pub(super) const FAMILIES: IndexerFamilies =
 
 /// Threads of a CTA that chooses keys for a query.
 const CHOOSE_THREADS: u32 = 512;
-/// `SharedStorage` of `entry/indexer_choose.cu`.
+/// `SharedStorage` of `mainloop/indexer_ranks.cuh`.
 const CHOOSE_SHARED_BYTES: u32 = 4096 * 8 + 2048 * 4 + CHOOSE_THREADS / 32 * 4 + 4 * 4;
 /// Bits of the score of a key that a query does not see: minus infinity, and where keys are chosen, what no score has.
 const NOT_SEEN: [u32; 2] = [0xff80_0000, u32::MAX];
@@ -35,24 +38,71 @@ const NOT_SEEN: [u32; 2] = [0xff80_0000, u32::MAX];
 /// Every kernel of the families on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let of_hopper = wgmma::specs(variant).chain(decode_tma::specs(variant)).chain(decode::specs(variant));
-    of_hopper.chain(mma::specs(variant)).chain([choose_source(variant)])
+    let choosers = Chooser::ALL.into_iter().filter(move |chooser| chooser.serves(variant));
+    of_hopper.chain(mma::specs(variant)).chain(choosers.map(move |chooser| chooser.source(variant)))
 }
 
-fn choose_id(variant: Variant) -> KernelId {
-    // Scores are all that it reads.
-    let x = qgemm_hal::KvFormat::Plain(qgemm_formats::DType::F32);
-    let spec = IndexerSpec { step: Name::new("choose"), x, features: 0, keys: 0 };
-    KernelId::new("indexer_choose", Some(variant), Spec::Indexer(spec))
+/// A kernel with a CTA a query that ranks scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Chooser {
+    /// Chooses keys from all scores.
+    Scores,
+    /// Finds the bounds of what is gathered.
+    Bound,
+    /// Chooses from what was gathered.
+    Gathered,
 }
 
-fn choose_source(variant: Variant) -> KernelSpec {
-    let entry = "entry/indexer_choose.cu";
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", CHOOSE_THREADS);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", CHOOSE_SHARED_BYTES);
-    let (name, symbol) = (choose_id(variant).to_string(), "qg_indexer_choose");
-    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+impl Chooser {
+    const ALL: [Self; 3] = [Self::Scores, Self::Bound, Self::Gathered];
+
+    /// Keys are gathered on Hopper.
+    fn serves(self, variant: Variant) -> bool {
+        self == Self::Scores || variant == Variant::Sm90
+    }
+
+    /// The name of its step, its entry and its symbol.
+    fn names(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Scores => ("choose", "entry/indexer_choose.cu", "qg_indexer_choose"),
+            Self::Bound => ("bound", "entry/indexer_bound.cu", "qg_indexer_bound"),
+            Self::Gathered => ("choose_gathered", "entry/indexer_choose_gathered.cu", "qg_indexer_choose_gathered"),
+        }
+    }
+
+    fn id(self, variant: Variant) -> KernelId {
+        // Scores are all that it reads.
+        let x = qgemm_hal::KvFormat::Plain(qgemm_formats::DType::F32);
+        let spec = IndexerSpec { step: Name::new(self.names().0), x, features: 0, keys: 0 };
+        KernelId::new("indexer_choose", Some(variant), Spec::Indexer(spec))
+    }
+
+    fn source(self, variant: Variant) -> KernelSpec {
+        let (_, entry, symbol) = self.names();
+        let mut prelude = String::new();
+        macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
+        constant_line(&mut prelude, "QG_THREADS", CHOOSE_THREADS);
+        constant_line(&mut prelude, "QG_SHARED_BYTES", CHOOSE_SHARED_BYTES);
+        let name = self.id(variant).to_string();
+        KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+    }
+
+    /// A launch for the queries of `part`.
+    fn launch(self, variant: Variant, part: Part, params: IndexerParams) -> KernelLaunch {
+        KernelLaunch {
+            id: self.id(variant),
+            spec: self.source(variant),
+            geometry: Geometry {
+                grid: [part.queries as u32, 1, 1],
+                threads: CHOOSE_THREADS,
+                shared_bytes: CHOOSE_SHARED_BYTES,
+            },
+            starts_early: variant >= Variant::Sm90,
+            operands: IndexerOperand::ALL,
+            updated: None,
+            params: Arc::new(params),
+        }
+    }
 }
 
 impl Params for IndexerParams {
@@ -82,6 +132,10 @@ fn at_operands(params: &IndexerParams, operands: &Operands<'_>, at: &Places<'_>)
     }
     let kept = operands.get(O::Workspace).is_some();
     params.scores = at.of(operands, if kept { O::Workspace } else { O::Scores })?;
+    // Until here, where they are in the workspace.
+    if params.notes > 0 {
+        params.notes += params.scores;
+    }
     Ok(params)
 }
 
@@ -128,21 +182,39 @@ struct Cut {
     keys: usize,
     /// Queries of a CTA.
     queries: usize,
+    /// Keys from one that is scored to the next.
+    key_step: usize,
 }
+
+/// What a launch with a CTA a query is told.
+const WHOLE: Cut = Cut { keys: 1, queries: 1, key_step: 1 };
 
 impl Cut {
     /// CTAs along the keys, those along the queries of a sequence, and all of a launch.
     fn ctas(&self, op: &CheckedIndexer, part: Part) -> (usize, usize, Option<usize>) {
         let (_, each) = op.sequences();
         let each = each.min(part.queries).max(1);
-        let (along_keys, along_queries) = (op.most_keys().div_ceil(self.keys), each.div_ceil(self.queries));
+        let scored = op.most_keys().div_ceil(self.key_step);
+        let (along_keys, along_queries) = (scored.div_ceil(self.keys), each.div_ceil(self.queries));
         let all = along_keys.checked_mul(along_queries).and_then(|ctas| ctas.checked_mul(part.queries / each));
         (along_keys, along_queries, all.filter(|&ctas| i32::try_from(ctas).is_ok()))
     }
 }
 
+/// What is in the workspace, if anything is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Kept {
+    /// Where the notes of the part's queries begin; 0 where there are none.
+    notes: u64,
+    /// Scores from one query to the next, where not all are kept.
+    scores_row: Option<u64>,
+    /// Most keys of a query that are gathered, and how many should be.
+    gathered: u32,
+    aim: u32,
+}
+
 /// All parameters but addresses; `cut` plays no part where keys are chosen.
-fn params(op: &CheckedIndexer, part: Part, cut: Cut) -> IndexerParams {
+fn params(op: &CheckedIndexer, part: Part, cut: Cut, kept: Kept) -> IndexerParams {
     let Paging { pages, page_size, width } = op.paging();
     let (_, each) = op.sequences();
     let (key_ctas, query_ctas, _) = cut.ctas(op, part);
@@ -157,7 +229,7 @@ fn params(op: &CheckedIndexer, part: Part, cut: Cut) -> IndexerParams {
         k_page: op.k.page_stride,
         k_row: op.k.row_stride,
         k_scale_page: op.k.scale_page_stride,
-        scores_row,
+        scores_row: kept.scores_row.unwrap_or(scores_row),
         first_query: part.first as u32,
         cta_keys: cut.keys as u32,
         heads: op.heads as u32,
@@ -174,6 +246,11 @@ fn params(op: &CheckedIndexer, part: Part, cut: Cut) -> IndexerParams {
         q_aligned: u32::from(op.q.aligned),
         k_aligned: u32::from(op.k.aligned),
         not_seen: NOT_SEEN[usize::from(op.chosen() > 0)],
+        notes: kept.notes,
+        key_step: cut.key_step as u32,
+        columns: op.most_keys().div_ceil(cut.key_step) as u32,
+        gathered: kept.gathered,
+        aim: kept.aim,
         ..IndexerParams::default()
     }
 }
@@ -189,48 +266,46 @@ pub fn indexer_sequence(
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
     let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
-    let IndexerConfig { kernel, part_queries, .. } = plan.config;
-    let mut steps = Vec::new();
-    for first in (0..op.queries).step_by(part_queries.max(1)) {
-        let part = Part { first, queries: (op.queries - first).min(part_queries) };
-        if op.most_keys() > 0 {
-            let launch = match kernel.family.as_str() {
-                wgmma::NAME => wgmma::launch(op, kernel, part, info),
-                decode_tma::NAME => decode_tma::launch(op, kernel, part, info),
-                decode::NAME => decode::launch(op, kernel, part, info),
-                _ => mma::launch(op, kernel, part, info, variant),
-            };
-            steps.push(bound(op, launch.step::<IndexerOperand>(make)?, part));
+    let IndexerConfig { kernel, part_queries, workspace_bytes, .. } = plan.config;
+    let gathering = Gathering::of(op, info).filter(|_| kernel.family.as_str() == wgmma::NAME);
+    let mut launches = Vec::new();
+    for whole in parts(Part { first: 0, queries: op.queries }, gathering.map_or(op.queries, |all| all.part_queries)) {
+        if let Some(gathering) = gathering {
+            launches.extend(gathering.launch(op, whole, part_queries, info, variant));
         }
-        if op.chosen() > 0 {
-            steps.push(bound(op, choose_launch(op, part, variant).step::<IndexerOperand>(make)?, part));
+        // Where keys are gathered, of queries whose bound misled.
+        for part in parts(whole, part_queries) {
+            let kept = gathering.map_or(Kept::default(), |all| all.kept(op, part_queries, part.first - whole.first));
+            if op.most_keys() > 0 {
+                launches.push(match kernel.family.as_str() {
+                    wgmma::NAME => wgmma::launch(op, part, info, 1, false, kept),
+                    decode_tma::NAME => decode_tma::launch(op, kernel, part, info),
+                    decode::NAME => decode::launch(op, kernel, part, info),
+                    _ => mma::launch(op, kernel, part, info, variant),
+                });
+            }
+            if op.chosen() > 0 {
+                launches.push(Chooser::Scores.launch(variant, part, params(op, part, WHOLE, kept)));
+            }
         }
     }
+    let step = |launch: KernelLaunch| Ok(bound(op, launch.step::<IndexerOperand>(make)?, workspace_bytes));
+    let steps = launches.into_iter().map(step).collect::<Result<Vec<_>, HalError>>()?;
     Ok(LaunchSequence::new::<IndexerOperand>(format!("{}_{}", kernel.family, op.format), steps))
 }
 
-/// A step with the operands of the operation, its scores in the workspace where keys are chosen.
-fn bound(op: &CheckedIndexer, step: LaunchStep, part: Part) -> LaunchStep {
+/// The queries of `whole`, so many at a time.
+fn parts(whole: Part, queries: usize) -> impl Iterator<Item = Part> {
+    let end = whole.first + whole.queries;
+    (whole.first..end).step_by(queries.max(1)).map(move |first| Part { first, queries: (end - first).min(queries) })
+}
+
+/// A step with the operands of the operation, what is kept in the workspace where keys are chosen.
+fn bound(op: &CheckedIndexer, step: LaunchStep, workspace_bytes: usize) -> LaunchStep {
     use IndexerOperand as O;
     let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
     match op.chosen() {
         0 => step,
-        _ => step.bind_part(O::Workspace, O::Workspace, WorkspaceLayout::RESERVED..op.score_bytes(part.queries)),
-    }
-}
-
-fn choose_launch(op: &CheckedIndexer, part: Part, variant: Variant) -> KernelLaunch {
-    KernelLaunch {
-        id: choose_id(variant),
-        spec: choose_source(variant),
-        geometry: Geometry {
-            grid: [part.queries as u32, 1, 1],
-            threads: CHOOSE_THREADS,
-            shared_bytes: CHOOSE_SHARED_BYTES,
-        },
-        starts_early: variant >= Variant::Sm90,
-        operands: IndexerOperand::ALL,
-        updated: None,
-        params: Arc::new(params(op, part, Cut { keys: 1, queries: 1 })),
+        _ => step.bind_part(O::Workspace, O::Workspace, WorkspaceLayout::RESERVED..workspace_bytes),
     }
 }

@@ -10,7 +10,7 @@ use qgemm_hal::{
 use super::super::kernel_launch::{KernelLaunch, load};
 use super::super::prelude::{constant_line, macro_line};
 use super::mapped::{Mapped, MappedOperand};
-use super::{Cut, Part, offered, params};
+use super::{Cut, Kept, Part, gather, offered, params};
 use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
@@ -32,6 +32,8 @@ const STAGE_COLUMNS: u32 = 512;
 const STAGES: u32 = 3;
 /// Heads that there are kernels for; others take the next larger ones.
 const HEADS: [u32; 2] = [32, 64];
+/// Keys that a warp has room for before they are written (`FoundKey`).
+const FOUND_ROOM: u32 = 64;
 /// Most queries of a CTA.
 const MOST_QUERIES: u32 = 512;
 /// Queries of a sequence from which on keys that stay in registers pay.
@@ -45,20 +47,46 @@ const EFFICIENCY: (u32, u32) = (700, 550);
 #[derive(Debug)]
 pub(super) struct IndexerWgmma;
 
-fn spec_of(heads: u32) -> IndexerSpec {
-    let step = Name::new(if heads > HEADS[0] { "score_heads64" } else { "score_heads32" });
-    IndexerSpec { step, x: KvFormat::E4M3, features: FEATURES, keys: KEYS }
+/// What tells kernels apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Columns {
+    /// Those of a query.
+    heads: u32,
+    /// Whether keys that reach a bound are gathered, and scores are not stored.
+    gathers: bool,
 }
 
-/// Columns of a query.
-fn columns_of(spec: &IndexerSpec) -> u32 {
-    HEADS[usize::from(*spec == spec_of(HEADS[1]))]
-}
+const ALL: [(&str, Columns); 4] = [
+    ("score_heads32", Columns { heads: HEADS[0], gathers: false }),
+    ("score_heads64", Columns { heads: HEADS[1], gathers: false }),
+    ("gather_heads32", Columns { heads: HEADS[0], gathers: true }),
+    ("gather_heads64", Columns { heads: HEADS[1], gathers: true }),
+];
 
-/// `SharedStorage` of `entry/sm90_indexer_wgmma_ws.cu`.
-fn shared_bytes(spec: &IndexerSpec) -> u32 {
-    let stage = STAGE_COLUMNS * (FEATURES + 4) + STAGE_COLUMNS / columns_of(spec) * 16 + 16;
-    (STAGES * stage + (3 * MOST_QUERIES + MOST_QUERIES / 32) * 4 + CONSUMERS * 16).next_multiple_of(16)
+impl Columns {
+    /// The kernel for so many heads.
+    fn spec(heads: usize, gathers: bool) -> IndexerSpec {
+        let holds = |columns: &Self| columns.heads as usize >= heads && columns.gathers == gathers;
+        let found = ALL.iter().find(|(_, columns)| holds(columns));
+        Self::named(found.map_or(ALL[0].0, |(name, _)| name))
+    }
+
+    fn named(name: &'static str) -> IndexerSpec {
+        IndexerSpec { step: Name::new(name), x: KvFormat::E4M3, features: FEATURES, keys: KEYS }
+    }
+
+    /// Those of a kernel.
+    fn of_spec(spec: &IndexerSpec) -> Self {
+        let found = ALL.into_iter().find(|(name, _)| Self::named(name) == *spec);
+        found.map_or(ALL[0].1, |(_, columns)| columns)
+    }
+
+    /// `SharedStorage` of `entry/sm90_indexer_wgmma_ws.cu`.
+    fn shared_bytes(self) -> u32 {
+        let stage = STAGE_COLUMNS * (FEATURES + 4) + STAGE_COLUMNS / self.heads * 16 + 16;
+        let found = if self.gathers { CONSUMERS / 32 * FOUND_ROOM * 8 } else { 16 };
+        (STAGES * stage + (3 * MOST_QUERIES + MOST_QUERIES / 32) * 4 + CONSUMERS * 16 + found).next_multiple_of(16)
+    }
 }
 
 fn id(spec: IndexerSpec) -> KernelId {
@@ -67,31 +95,35 @@ fn id(spec: IndexerSpec) -> KernelId {
 
 fn source(spec: IndexerSpec) -> KernelSpec {
     let entry = "entry/sm90_indexer_wgmma_ws.cu";
+    let columns = Columns::of_spec(&spec);
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &Variant::Sm90.number().to_string());
+    macro_line(&mut prelude, "QG_GATHERS", &u32::from(columns.gathers).to_string());
     constant_line(&mut prelude, "QG_THREADS", THREADS);
     constant_line(&mut prelude, "QG_CONSUMERS", CONSUMERS);
-    constant_line(&mut prelude, "QG_HEADS", columns_of(&spec));
+    constant_line(&mut prelude, "QG_HEADS", columns.heads);
     constant_line(&mut prelude, "QG_STAGE_COLUMNS", STAGE_COLUMNS);
     constant_line(&mut prelude, "QG_QUERIES", MOST_QUERIES);
     constant_line(&mut prelude, "QG_STAGES", STAGES);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
+    constant_line(&mut prelude, "QG_SHARED_BYTES", columns.shared_bytes());
     let (name, symbol) = (id(spec).to_string(), "qg_sm90_indexer_wgmma_ws");
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }
 }
 
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    HEADS.into_iter().filter(move |_| variant == Variant::Sm90).map(|heads| source(spec_of(heads)))
+    ALL.into_iter().filter(move |_| variant == Variant::Sm90).map(|(name, _)| source(Columns::named(name)))
 }
 
-/// Queries and keys of a CTA.
-fn cut(op: &CheckedIndexer, spec: &IndexerSpec, part: Part, info: &DeviceInfo) -> Cut {
+/// Queries and keys of a CTA, where every `key_step`-th key is scored.
+fn cut(op: &CheckedIndexer, heads: u32, part: Part, key_step: usize, info: &DeviceInfo) -> Cut {
     let (sequences, each) = op.sequences();
     let each = each.min(part.queries).max(1);
-    let ctas = op.most_keys().div_ceil(KEYS as usize) * sequences.min(part.queries.div_ceil(each));
-    let of_stage = (STAGE_COLUMNS / columns_of(spec)) as usize;
-    Cut { keys: KEYS as usize, queries: cta_queries(each, ctas.max(1), info.units.max(1) as usize, of_stage) }
+    let scored = op.most_keys().div_ceil(key_step);
+    let ctas = scored.div_ceil(KEYS as usize) * sequences.min(part.queries.div_ceil(each));
+    let of_stage = (STAGE_COLUMNS / heads) as usize;
+    let queries = cta_queries(each, ctas.max(1), info.units.max(1) as usize, of_stage);
+    Cut { keys: KEYS as usize, queries, key_step }
 }
 
 /// How many of `each` queries a CTA has, of which a stage has `of_stage`, where each part of them has `ctas` CTAs and `units` run at once:
@@ -140,10 +172,19 @@ impl Family<CheckedIndexer> for IndexerWgmma {
         if !op.q.aligned || !op.k.aligned || !is_strided {
             return Err(Unsupported::new("reads queries and keys whose rows begin at multiples of 16 bytes"));
         }
-        let spec = spec_of(op.heads as u32);
-        check_shared(shared_bytes(&spec), info)?;
-        let padding = f64::from(columns_of(&spec) * FEATURES) / (op.heads * op.features) as f64;
-        offered(op, info, id(spec), |part| cut(op, &spec, part, info), Math::TensorFp8, padding, EFFICIENCY)
+        let spec = Columns::spec(op.heads, false);
+        let columns = Columns::of_spec(&spec);
+        check_shared(Columns { gathers: true, ..columns }.shared_bytes(), info)?;
+        let padding = f64::from(columns.heads * FEATURES) / (op.heads * op.features) as f64;
+        let cut = |part| cut(op, columns.heads, part, 1, info);
+        let mut configs = offered(op, info, id(spec), cut, Math::TensorFp8, padding, EFFICIENCY)?;
+        if let Some(gathering) = gather::Gathering::of(op, info) {
+            for config in &mut configs {
+                config.launches += gathering.launches(op);
+                config.workspace_bytes = gathering.workspace_bytes(op, config.part_queries);
+            }
+        }
+        Ok(configs)
     }
 
     fn prepare(
@@ -164,7 +205,7 @@ impl Family<CheckedIndexer> for IndexerWgmma {
 }
 
 /// Queries: a box has all heads of one, and zeros behind them.
-fn q_map(op: &CheckedIndexer, spec: &IndexerSpec) -> TileMap {
+fn q_map(op: &CheckedIndexer, heads: u32) -> TileMap {
     let [head, query] = strides(op);
     TileMap {
         address: 0,
@@ -172,29 +213,38 @@ fn q_map(op: &CheckedIndexer, spec: &IndexerSpec) -> TileMap {
         dimensions: 3,
         size: [op.features as u64, op.heads as u64, op.queries as u64, 1, 1],
         strides: [head, query, 0, 0],
-        tile: [FEATURES, columns_of(spec), 1, 1, 1],
+        tile: [FEATURES, heads, 1, 1, 1],
         swizzle: MapSwizzle::Bytes128,
     }
 }
 
-/// The launch that scores `part`.
-pub(super) fn launch(op: &CheckedIndexer, kernel: KernelId, part: Part, info: &DeviceInfo) -> KernelLaunch {
-    let Spec::Indexer(spec) = kernel.spec else { unreachable!("a configuration is of a kernel of the indexer") };
-    let cut = cut(op, &spec, part, info);
+/// The launch that scores every `key_step`-th key for `part`, and stores scores or `gathers` keys.
+pub(super) fn launch(
+    op: &CheckedIndexer,
+    part: Part,
+    info: &DeviceInfo,
+    key_step: usize,
+    gathers: bool,
+    kept: Kept,
+) -> KernelLaunch {
+    let spec = Columns::spec(op.heads, gathers);
+    let columns = Columns::of_spec(&spec);
+    let cut = cut(op, columns.heads, part, key_step, info);
     let (_, _, ctas) = cut.ctas(op, part);
+    let indexer = params(op, part, cut, kept);
     KernelLaunch {
-        id: kernel,
+        id: id(spec),
         spec: source(spec),
         geometry: Geometry {
             // `configs` found that they can be counted.
             grid: [ctas.unwrap_or(0) as u32, 1, 1],
             threads: THREADS,
-            shared_bytes: shared_bytes(&spec),
+            shared_bytes: columns.shared_bytes(),
         },
         starts_early: true,
         operands: IndexerOperand::ALL,
         updated: None,
-        params: Arc::new(Mapped { indexer: params(op, part, cut), map: q_map(op, &spec), of: MappedOperand::Queries }),
+        params: Arc::new(Mapped { indexer, map: q_map(op, columns.heads), of: MappedOperand::Queries }),
     }
 }
 

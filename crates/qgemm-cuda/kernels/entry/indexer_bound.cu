@@ -1,0 +1,40 @@
+// The bounds that keys must reach to be gathered while they are scored: a CTA a query. From scores of every `key_step`-th key comes the score
+// that somewhat more keys reach than are wanted.
+#include "mainloop/indexer_notes.cuh"
+#include "mainloop/indexer_ranks.cuh"
+
+// Scores of a sample that a thread has at most.
+constexpr u32 OWN_SAMPLES = MOST_GATHERED / QG_THREADS;
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, CTAS) qg_indexer_bound(const __grid_constant__ IndexerParams p) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const u32 query = cta_index().x, sequence = query / p.sequence_queries;
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    const KeyRange seen = keys_seen(p, sequence, query % p.sequence_queries);
+    // Every key.
+    QueryNote note = {bits_to_f32(0x7fffffffu), 0, {}};
+    if (seen.first + MOST_GATHERED < seen.end) {
+        const u32 first = (seen.first + p.key_step - 1) / p.key_step, end = (seen.end + p.key_step - 1) / p.key_step;
+        const u32 count = least(end - first, MOST_GATHERED);
+        const u8* scores = reinterpret_cast<const u8*>(p.scores) + (query * p.scores_row + first) * 4;
+        u32 bits[OWN_SAMPLES];
+#pragma unroll
+        for (u32 i = 0; i < OWN_SAMPLES; i++) {
+            const u32 at = i * QG_THREADS + thread_index();
+            bits[i] = at < count ? ld_global_u32(scores + at * 4) : ~0u;
+        }
+#pragma unroll
+        for (u32 i = 0; i < OWN_SAMPLES; i++) {
+            const u32 at = i * QG_THREADS + thread_index();
+            st_shared(&shared.gathered[at], ranked(bits[i], (first + at) * p.key_step));
+        }
+        // Of a sample, an eighth more than is aimed at is as good.
+        const u32 of_sample = (u32)((u64)p.aim * count / (seen.end - seen.first)) + 1;
+        const Bound bound = find_bound(Gathered{shared.gathered, count}, shared, of_sample, of_sample + of_sample / 8);
+        // All keys with that very score are gathered.
+        const u32 place = (u32)(bound.bits << bound.shift >> 32);
+        if (place >= LEAST_NUMBER) note.least = score_of_place(place);
+    }
+    if (thread_index() == 0) note.store(p, query);
+}
