@@ -8,7 +8,4 @@ QG_DEVICE void cp_async_bulk_tensor_3d_stream(u8* shared, const void* map, i32 x
     const i32 at[3] = {x, y, matrix};
     emu->tensor_copy(shared, map, at, 3, barrier, file, line);
 }
-QG_DEVICE void cp_async_bulk_tensor_5d_stream(u8* shared, const void* map, const i32 (&at)[5], u64* barrier, u64, QG_AT) {
-    emu->tensor_copy(shared, map, at, 5, barrier, file, line);
-}
 #endif
