@@ -76,7 +76,7 @@ impl DecodedKernel {
         at: &Places<'_>,
     ) -> Result<LaunchParams, HalError> {
         let tile = [STAGE_K, self.0.tile_m];
-        let x_map = TileMap::matrix(x.address, MapElement::Byte, [x.columns as u64, x.rows], x.row_bytes, tile);
+        let x_map = TileMap::matrix(x.address, MapElement::Byte, [x.columns, x.rows], x.row_bytes, tile);
         let w_map = TileMap { address: product.gemm.at.w, ..*w_map };
         Ok(LaunchParams::of(&MappedParams {
             product,
