@@ -87,9 +87,12 @@ pub(super) fn has_sums(types: &Types) -> bool {
 }
 
 impl Tile {
-    /// Whether its accumulators leave room for what the format's minimums take: sums of X and factors of each row.
+    /// Whether its accumulators leave room for what the format's minimums take: sums of X and factors of each row. On Hopper, where such
+    /// products are slower than those in f16, few tiles serve an X that is given for codes of a table, which the bundle has room for.
     fn suits(&self, types: &Types) -> bool {
-        !has_sums(types) || self.tile_m * self.row_tiles <= 64
+        let has_room = !has_sums(types) || self.tile_m * self.row_tiles <= 64;
+        let is_wanted = types.variant != Variant::Sm90 || types.format.encoding.is_integer() || self.row_tiles == 2;
+        has_room && is_wanted
     }
 
     fn instance(&self, types: &Types, x_format: XFormat) -> Instance {
