@@ -30,16 +30,45 @@ mod sm89 {
     }
 }
 mod sm90 {
-    // What only Hopper has are tiles for many tokens: the rest is sm120's, copied by the same TMA.
+    use qgemm_testkit::check_group;
+
+    // The groups that reach what only Hopper has: the rest is sm120's, copied by the same TMA. `qgemm verify --device emu:sm90` runs all.
     #[test]
     fn configurations() {
-        qgemm_testkit::check_group("emu:sm90", "configurations");
+        check_group("emu:sm90", "configurations");
     }
 
     // Those of `matmul` do not serve what sm120's groups are small enough for.
     #[test]
     fn matmul_every_kernel() {
-        qgemm_testkit::check_group("emu:sm90", "matmul_every_kernel");
+        check_group("emu:sm90", "matmul_every_kernel");
+    }
+
+    // Codes of X by `wgmma`.
+    #[test]
+    fn x_formats() {
+        check_group("emu:sm90", "x_formats");
+    }
+
+    #[test]
+    fn experts_every_way() {
+        check_group("emu:sm90", "experts_every_way");
+    }
+
+    #[test]
+    fn experts_x_formats() {
+        check_group("emu:sm90", "experts_x_formats");
+    }
+
+    #[test]
+    fn attention_every_kernel() {
+        check_group("emu:sm90", "attention_every_kernel");
+    }
+
+    // Keys that are gathered while they are scored.
+    #[test]
+    fn indexer_best() {
+        check_group("emu:sm90", "indexer_best");
     }
 }
 mod sm120 {
