@@ -10,18 +10,11 @@ struct GatheredKeys {
 
     template <class F>
     QG_DEVICE void each(const GatheredKeys& all, F&& visit) {
-        for (u32 base = 0; base < all.count; base += QG_THREADS * TOGETHER) {
-            u64 values[TOGETHER];
-#pragma unroll
-            for (u32 i = 0; i < TOGETHER; i++) {
-                const u32 at = base + i * QG_THREADS + thread_index();
-                values[i] = 0;
-                if (at >= all.count) continue;
-                const f32x2 v = ld_global_cg_f32x2(reinterpret_cast<const f32x2*>(all.keys) + at);
-                values[i] = ranked(f32_to_bits(v.x), f32_to_bits(v.y));
-            }
-            visit(values);
-        }
+        const auto number = [&](u32 at) {
+            const f32x2 v = ld_global_cg_f32x2(reinterpret_cast<const f32x2*>(all.keys) + at);
+            return ranked(f32_to_bits(v.x), f32_to_bits(v.y));
+        };
+        each_number(all.count, number, visit);
     }
 };
 
