@@ -21,6 +21,9 @@ fn weight(format: Format, n: usize, k: usize) -> HostWeight {
             blocks[row * row_bytes + block * format.block_bytes..][record.clone()].copy_from_slice(&copy);
         }
     }
+    if let Some(largest) = format.largest_zero_point() {
+        blocks.chunks_exact_mut(format.block_bytes).for_each(|b| b[format.block_bytes - 1] %= largest);
+    }
     HostWeight::new(format, n, k, blocks.into()).expect("valid")
 }
 

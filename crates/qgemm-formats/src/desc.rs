@@ -213,6 +213,13 @@ impl FormatDesc {
         self.code_planes.iter().map(|&b| u32::from(b)).sum()
     }
 
+    /// The largest zero point that a block may have, where it has one (its last byte): one past the largest code, since GPTQ
+    /// files hold zero points less one. `None` for formats without zero points.
+    pub fn largest_zero_point(&self) -> Option<u8> {
+        let past_codes = (1u32 << self.code_bits().min(8)).min(u32::from(u8::MAX)) as u8;
+        (self.encoding == Encoding::IntZero).then_some(past_codes)
+    }
+
     /// Stored bits per weight within blocks (18/32 × 8 = 4.5 for Q4_0).
     pub fn bits_per_weight(&self) -> f64 {
         self.block_bytes as f64 * 8.0 / self.block_len as f64

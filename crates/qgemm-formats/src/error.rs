@@ -73,6 +73,22 @@ pub enum FormatError {
         /// Block within the row.
         block: usize,
     },
+    /// A zero point is no number that codes are near to.
+    #[error(
+        "{format} weight: zero point at row {row}, block {block} is {got}, expected at most {largest}: codes are offset by no more than one past the largest"
+    )]
+    ZeroPoint {
+        /// Name of the format.
+        format: &'static str,
+        /// Output feature.
+        row: usize,
+        /// Block within the row.
+        block: usize,
+        /// The largest there may be.
+        largest: u8,
+        /// The zero point.
+        got: u8,
+    },
     /// A scale is no power of two where the checkpoint, or its blocks, ask for one.
     #[error(
         "tensor `{tensor}`: scale {index} is {value:e}, and expected is a power of two from 2^-127 to 2^127 (UE8M0); requantize the checkpoint, or correct its `scale_fmt`"

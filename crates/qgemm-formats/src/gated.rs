@@ -128,18 +128,11 @@ pub(crate) fn row_difference(a: &HostWeight, b: &HostWeight) -> Option<(&'static
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample::sample;
     use crate::{DType, Format};
 
     fn weight(format: Format, n: usize, blocks: usize, seed: u32) -> HostWeight {
-        let mut state = seed;
-        let k = format.block_len * blocks;
-        let bytes: Vec<u8> = (0..format.row_offset(n, k))
-            .map(|_| {
-                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                (state >> 24) as u8
-            })
-            .collect();
-        HostWeight::new(format, n, k, bytes.into()).expect("valid")
+        sample(format, n, format.block_len * blocks, seed)
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub mod prepack;
 mod quantize;
 pub mod quantize_x;
 pub mod repack;
+mod sample;
 mod sub_scale;
 mod weight;
 mod x_format;

@@ -17,6 +17,7 @@ use crate::desc::Format;
 use crate::error::FormatError;
 use crate::gated::pair_rows;
 use crate::prepack::{FragmentLayout, PackedLayout};
+use crate::sample::sample;
 use crate::weight::{HostWeight, NO_COLUMN, SharedBytes};
 use crate::x_format::XFormat;
 
@@ -345,15 +346,10 @@ fn fingerprint(format: Format, class: FragmentLayout) -> u64 {
         Some(layout) => (layout.tile_rows + 1, layout.k_tile + format.block_len),
         None => (2, 2 * format.block_len),
     };
-    let mut state = 1u32;
-    let mut random = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 24) as u8
-    };
-    let blocks: Vec<u8> = (0..format.row_offset(rows, columns)).map(|_| random()).collect();
-    let packed = match (PackedLayout::new(format, class), HostWeight::new(format, rows, columns, blocks.into())) {
-        (Some(layout), Ok(sample)) => layout.pack(&sample),
-        (_, sample) => sample.map(|s| s.blocks().to_vec()).unwrap_or_default(),
+    let sample = sample(format, rows, columns, 1);
+    let packed = match PackedLayout::new(format, class) {
+        Some(layout) => layout.pack(&sample),
+        None => sample.blocks().to_vec(),
     };
     checksum(format.block_bytes as u64, &packed)
 }

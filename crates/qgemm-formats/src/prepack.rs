@@ -356,6 +356,7 @@ impl PackedLayout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample::sample;
 
     #[test]
     fn locate_inverts_position() {
@@ -380,14 +381,7 @@ mod tests {
             for format in Format::all() {
                 let layout = PackedLayout::new(format, class).expect("a fragment layout");
                 let (n, k) = (layout.tile_rows + 3, format.block_len * 3);
-                let mut state = 1u32;
-                let bytes: Vec<u8> = (0..format.row_offset(n, k))
-                    .map(|_| {
-                        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                        (state >> 24) as u8
-                    })
-                    .collect();
-                let weight = HostWeight::new(format, n, k, bytes.into()).expect("valid");
+                let weight = sample(format, n, k, 1);
                 let packed = layout.pack(&weight);
                 let k_tiles = layout.k_tiles(k);
                 let mut codes = vec![0u32; format.block_len];

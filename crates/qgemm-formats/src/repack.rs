@@ -200,7 +200,7 @@ fn block_records(format: Format, record_byte: &[usize]) -> Option<Vec<BlockRecor
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::weight::HostWeight;
+    use crate::sample::sample;
 
     /// 32 bits of `row` from bit `at`; bits beyond its end are 0.
     fn window(row: &[u8], at: usize) -> u32 {
@@ -217,13 +217,7 @@ mod tests {
             let layout = PackedLayout::new(format, class).expect("a fragment class");
             let repacking = Repacking::new(&layout).unwrap_or_else(|| panic!("{format} {class:?}"));
             let (n, k) = (layout.tile_rows, 2 * layout.k_tile);
-            let mut state = 9u32;
-            let mut random = || {
-                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                (state >> 24) as u8
-            };
-            let blocks: Vec<u8> = (0..format.row_offset(n, k)).map(|_| random()).collect();
-            let weight = HostWeight::new(format, n, k, blocks.into()).expect("valid");
+            let weight = sample(format, n, k, 9);
             let packed = layout.pack(&weight);
             let k_tile_row = layout.k_tile / format.block_len * format.block_bytes;
             for (k_tile, lane) in (0..2).flat_map(|s| (0..32).map(move |l| (s, l))) {

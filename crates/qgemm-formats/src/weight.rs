@@ -80,8 +80,8 @@ impl HostWeight {
     /// A weight over canonical blocks.
     ///
     /// # Errors
-    /// A [`FormatError`] when a dimension is 0, `k` does not suit the format, the size overflows, or
-    /// `blocks` is not exactly `n` rows long.
+    /// A [`FormatError`] when a dimension is 0, `k` does not suit the format, the size overflows,
+    /// `blocks` is not exactly `n` rows long, or a zero point exceeds [`FormatDesc::largest_zero_point`](crate::FormatDesc::largest_zero_point).
     pub fn new(format: Format, n: usize, k: usize, blocks: SharedBytes) -> Result<Self, FormatError> {
         Self::build(format, n, k, k, blocks)
     }
@@ -117,6 +117,7 @@ impl HostWeight {
                 got: blocks.len(),
             });
         }
+        check_zero_points(format, &blocks, format.blocks_per_row(stored_k))?;
         Ok(Self { format, n, k, stored_k, blocks, row_scale: None, k_order: None, stated_x: None })
     }
 
@@ -335,5 +336,22 @@ impl HostWeight {
         let ones = |part: &HostWeight| vec![1.0; part.n];
         let scales = parts.iter().flat_map(|&part| part.row_scale().map_or_else(|| ones(part), <[f32]>::to_vec));
         weight.with_row_scale(scales.collect())
+    }
+}
+
+/// Checks that no zero point is larger than kernels, which keep code less zero point in few bits, can hold.
+fn check_zero_points(format: Format, blocks: &[u8], per_row: usize) -> Result<(), FormatError> {
+    let Some(largest) = format.largest_zero_point().filter(|&largest| largest < u8::MAX) else { return Ok(()) };
+    let bad =
+        blocks.par_chunks_exact(format.block_bytes).position_first(|block| block[format.block_bytes - 1] > largest);
+    match bad {
+        None => Ok(()),
+        Some(at) => Err(FormatError::ZeroPoint {
+            format: format.desc().name,
+            row: at / per_row,
+            block: at % per_row,
+            largest,
+            got: blocks[(at + 1) * format.block_bytes - 1],
+        }),
     }
 }

@@ -1,7 +1,7 @@
 //! What holds for every format: sizes, offsets, and that a block's values follow from its codes and scales.
 
 use half::f16;
-use qgemm_formats::{Encoding, Format, FormatError, ScaleType};
+use qgemm_formats::{Encoding, Format, FormatError, HostWeight, ScaleType};
 
 /// Deterministic bytes (a linear congruential generator's upper bits).
 fn random_bytes(len: usize, seed: u32) -> Vec<u8> {
@@ -250,11 +250,30 @@ fn values_of_unit_scales_lie_within_the_unit_range_and_nearly_fill_it() {
                 }
                 assert_eq!(scale.read(block).abs(), 1.0, "{format}");
             }
+            if let Some(largest) = format.largest_zero_point() {
+                block[format.block_bytes - 1] = block[format.block_bytes - 1].min(largest);
+            }
             let mut values = vec![0.0; format.block_len];
             (format.dequantize_block)(block, &mut values);
             largest = values.iter().filter(|v| v.is_finite()).fold(largest, |largest, v| largest.max(v.abs()));
         }
         assert!(largest <= format.unit_range, "{format}: {largest} is beyond {}", format.unit_range);
         assert!(largest >= 0.7 * format.unit_range, "{format}: {} is far beyond {largest}", format.unit_range);
+    }
+}
+
+#[test]
+fn zero_points_beyond_the_codes_are_refused() {
+    for (name, largest) in [("int2_g64", 4), ("int3_g32", 8), ("int4_g128", 16), ("int8_g32", 255)] {
+        let format: Format = name.parse().expect("a format");
+        let mut blocks = vec![0; format.row_offset(3, 2 * format.block_len)];
+        let last = |row: usize, block: usize| (row * 2 + block + 1) * format.block_bytes - 1;
+        let weight = |blocks: &[u8]| HostWeight::new(format, 3, 2 * format.block_len, blocks.to_vec().into());
+        blocks[last(1, 1)] = largest;
+        assert!(weight(&blocks).is_ok(), "{name}");
+        let Some(got) = largest.checked_add(1) else { continue };
+        (blocks[last(1, 1)], blocks[last(2, 0)]) = (got, 0xff);
+        let error = weight(&blocks).expect_err("no such zero point");
+        assert_eq!(error, FormatError::ZeroPoint { format: name, row: 1, block: 1, largest, got });
     }
 }

@@ -8,7 +8,10 @@ use qgemm_formats::{Format, FormatError, HostWeight, NO_COLUMN, SharedBytes, XFo
 const CLASSES: [FragmentLayout; 3] = [FragmentLayout::Canonical, FragmentLayout::MmaM16, FragmentLayout::MmaM8N8K4];
 
 fn weight(format: Format, n: usize, k: usize) -> HostWeight {
-    let blocks: Vec<u8> = (0..format.row_offset(n, k)).map(|i| (i * 131 % 251) as u8).collect();
+    let mut blocks: Vec<u8> = (0..format.row_offset(n, k)).map(|i| (i * 131 % 251) as u8).collect();
+    if let Some(largest) = format.largest_zero_point() {
+        blocks.chunks_exact_mut(format.block_bytes).for_each(|b| b[format.block_bytes - 1] %= largest);
+    }
     HostWeight::new(format, n, k, blocks.into()).expect("valid")
 }
 
@@ -26,7 +29,7 @@ fn read(bytes: Vec<u8>) -> Result<PackedWeight, FormatError> {
 fn act_order() -> PackedWeight {
     let format: Format = "int4_g32".parse().expect("a format");
     let order: Vec<u32> = (0..67).rev().chain([NO_COLUMN; 3]).collect();
-    let blocks = vec![0x35; format.row_offset(5, 70)];
+    let blocks = vec![0x0d; format.row_offset(5, 70)];
     let weight = HostWeight::with_k_order(format, 5, 67, blocks.into(), order).expect("valid");
     PackedWeight::pack(&weight.with_row_scale(vec![0.5; 5]).expect("finite"), FragmentLayout::MmaM16).expect("small")
 }

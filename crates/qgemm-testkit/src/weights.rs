@@ -282,12 +282,11 @@ fn fill_codes(format: Format, kind: WeightKind, valid: usize, block: &mut [u8], 
             block[..valid].iter_mut().for_each(|byte| *byte = codes[rng.random_range(0..codes.len())]);
         }
         _ if valid < format.block_len => {}
-        encoding => {
+        _ => {
             rng.fill(block);
-            if encoding == Encoding::IntZero {
-                // AutoGPTQ's zero points go from 0 to one past the largest code.
-                let zero = format.block_bytes - 1;
-                block[zero] = (u32::from(block[zero]) % ((1 << format.code_bits()) + 1)).min(255) as u8;
+            if let Some(largest) = format.largest_zero_point() {
+                let zero = &mut block[format.block_bytes - 1];
+                *zero = (u16::from(*zero) % (u16::from(largest) + 1)) as u8;
             }
         }
     }

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Code `i` stands at bits `i × bits ..` of the code bytes, low bits first, in K order (so 3-bit codes
-//! straddle bytes). A row may end inside a group; what is missing is stored as the zero point.
+//! straddle bytes). The zero point is at most one past the largest code (of 8 bits any byte). A row may end inside a group;
+//! what is missing is stored as the zero point.
 
 use half::f16;
 
@@ -76,8 +77,8 @@ impl<const BITS: usize, const GROUP: usize> IntGroup<BITS, GROUP> {
             row_scale: false,
             encoding: Encoding::IntZero,
             sub_block: GROUP,
-            // The zero point is any byte.
-            unit_range: 255.0,
+            // A code of 0 less the largest zero point; of 8 bits a zero point is any byte.
+            unit_range: if BITS == 8 { 255.0 } else { (1u32 << BITS) as f32 },
             code_planes: match BITS {
                 2 => &[2],
                 3 => &[2, 1],

@@ -65,6 +65,9 @@ fn random_blocks(format: Format, blocks: usize, rng: &mut StdRng) -> Vec<u8> {
             Encoding::E4M3 | Encoding::E5M2 => block.iter_mut().for_each(|b| *b &= 0xbb),
             _ => {}
         }
+        if let Some(largest) = format.largest_zero_point() {
+            block[format.block_bytes - 1] %= largest;
+        }
         for scale in format.float_scales {
             let (at, value) = (scale.offset, rng.random_range(0.01f32..0.1));
             match scale.kind {
