@@ -1,7 +1,7 @@
 // The bounds that keys must reach to be gathered while they are scored: a CTA a query. From scores of every `key_step`-th key comes the score
 // that somewhat more keys reach than are wanted.
+#include "mainloop/indexer_bins.cuh"
 #include "mainloop/indexer_notes.cuh"
-#include "mainloop/indexer_ranks.cuh"
 
 // Scores of a sample that a thread has at most.
 constexpr u32 OWN_SAMPLES = MOST_GATHERED / QG_THREADS;
@@ -18,23 +18,20 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, CTAS) qg_indexer_bound(
         const u32 first = (seen.first + p.key_step - 1) / p.key_step, end = (seen.end + p.key_step - 1) / p.key_step;
         const u32 count = least(end - first, MOST_GATHERED);
         const u8* scores = reinterpret_cast<const u8*>(p.scores) + (query * p.scores_row + first) * 4;
-        u32 bits[OWN_SAMPLES];
+        u32 places[OWN_SAMPLES];
 #pragma unroll
         for (u32 i = 0; i < OWN_SAMPLES; i++) {
             const u32 at = i * QG_THREADS + thread_index();
-            bits[i] = at < count ? ld_global_u32(scores + at * 4) : ~0u;
+            places[i] = at < count ? ld_global_u32(scores + at * 4) : ~0u;
         }
 #pragma unroll
-        for (u32 i = 0; i < OWN_SAMPLES; i++) {
-            const u32 at = i * QG_THREADS + thread_index();
-            st_shared(&shared.gathered[at], ranked(bits[i], (first + at) * p.key_step));
-        }
+        for (u32 i = 0; i < OWN_SAMPLES; i++) places[i] = place_of(ranked(places[i], 0));
         // Of a sample, an eighth more than is aimed at is as good.
         const u32 of_sample = (u32)((u64)p.aim * count / (seen.end - seen.first)) + 1;
-        const Bound bound = find_bound(Gathered{shared.gathered, count}, shared, of_sample, of_sample + of_sample / 8);
         // All keys with that very score are gathered.
-        const u32 place = (u32)(bound.bits << bound.shift >> 32);
+        const u32 place = find_place(shared, places, of_sample, of_sample + of_sample / 8);
         if (place >= LEAST_NUMBER) note.least = score_of_place(place);
     }
     if (thread_index() == 0) note.store(p, query);
+    if (query == 0 && thread_index() == 0) FoundHeader::clear(p);
 }

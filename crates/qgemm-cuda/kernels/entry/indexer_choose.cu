@@ -1,8 +1,8 @@
 // The keys with the highest scores of a query, in the order of scores: a CTA a query. From a sample of them comes a bound that somewhat more
 // reach than are wanted; those are gathered in shared memory, reduced to as many as are wanted, and sorted. Where the sample misleads, the
 // bound is found from all. Queries whose keys were gathered while they were scored have been served.
+#include "mainloop/indexer_bins.cuh"
 #include "mainloop/indexer_notes.cuh"
-#include "mainloop/indexer_ranks.cuh"
 
 // Keys of a sample.
 constexpr u32 SAMPLED = 4096;
@@ -141,9 +141,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, CTAS) qg_indexer_choose
     const u32 query = cta_index().x, sequence = query / p.sequence_queries;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    if (p.notes && QueryNote::of(p, query).has_all_wanted(p)) return;
+    if (p.notes && (FoundHeader::all_are_served(p) || QueryNote::of(p, query).is_served)) return;
     const Scores scores = {reinterpret_cast<const u8*>(p.scores) + query * p.scores_row * 4,
                            keys_seen(p, sequence, query % p.sequence_queries)};
-    const u32 found = reduce(shared, gather_candidates(scores, shared, p.chosen), p.chosen);
-    write_chosen(p, shared, found, query);
+    write_best(p, shared, gather_candidates(scores, shared, p.chosen), query);
 }

@@ -28,40 +28,37 @@ constexpr u32 PART_COLUMNS = 128, PARTS = STAGE_COLUMNS / PART_COLUMNS, PART_QUE
 constexpr u32 HEAD_BYTES = QG_HEADS * FEATURES;
 constexpr u32 MOST_QUERIES = QG_QUERIES;
 using Registers = RegisterShares<32>;
-static_assert((KEYS & (KEYS - 1)) == 0, "a key's place in the CTA is some bits of its number");
+static_assert(KEYS == GATHER_KEYS && KEYS * 32 == RECORD_KEYS * QG_CONSUMERS, "a record is of a warp's keys");
 static_assert(QG_THREADS == QG_CONSUMERS + 128 && QG_THREADS >= MOST_QUERIES, "a warpgroup produces");
 
-// A query of a stage: which keys it sees, and where its scores are, or where keys are gathered the score of its note.
+// A query of a stage: which keys it sees, and where its scores are, or where keys are gathered the least score of these and the query's row of
+// records.
 struct alignas(16) StageQuery {
     u32 first, end;
-    u64 scores_or_bound;
+#if QG_GATHERS
+    float least;
+    u32 row;
+#else
+    u64 scores;
+#endif
 };
 
 // The column of scores that a thread has, the scale of its key, and what it is compared with what queries see as: a key of no page is seen by
-// none. Beside it, how many queries see keys of the CTA.
+// none.
 struct alignas(16) StoredKey {
     u32 column;
     float scale;
-    u32 seen_as, active;
+    u32 seen_as;
 
     // Of column `column` of scores.
-    QG_DEVICE StoredKey at(const IndexerParams& p, u32 sequence, u32 column, u32 active) {
-        StoredKey stored = {column, 0.0f, ~0u, active};
+    QG_DEVICE StoredKey at(const IndexerParams& p, u32 sequence, u32 column) {
+        StoredKey stored = {column, 0.0f, ~0u};
         if (column >= p.columns) return stored;
         const KeyPlace place = place_of_key(p, sequence_index(p, sequence), column * p.key_step);
         if (place.is_there) stored.scale = bits_to_f32(word_at(p.k_scales, place.scale)), stored.seen_as = column * p.key_step;
         return stored;
     }
 };
-
-// A key that reaches the bound of a query: its score, and the query's place among those that see keys of the CTA above the key's place in the
-// CTA.
-struct alignas(8) FoundKey {
-    float score;
-    u32 query_and_key;
-};
-// Keys that a warp has found and not yet written: two halves, of which one is written when the other is begun.
-constexpr u32 FOUND_HALF = 32, FOUND_ROOM = 2 * FOUND_HALF;
 
 struct SharedStorage {
     // TMA's swizzle depends on the address: stages begin at multiples of 1024 bytes.
@@ -71,7 +68,6 @@ struct SharedStorage {
     SeenQueries<MOST_QUERIES> queries;
     // Of each consumer, in shared memory for want of registers.
     StoredKey keys[QG_CONSUMERS];
-    FoundKey found[QG_GATHERS ? QG_CONSUMERS / 32 : 1][QG_GATHERS ? FOUND_ROOM : 2];
     u64 full[QG_STAGES], empty[QG_STAGES];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -173,13 +169,14 @@ QG_DEVICE void produce_weights(SharedStorage& shared, const IndexerParams& p, co
         if (lane < PART_QUERIES) {
             const u32 query = query_at(shared, part * PART_QUERIES + lane, active);
             const u64 launch_query = place.launch_query + query;
-            StageQuery seen = {ld_shared(&shared.queries.first[query]), ld_shared(&shared.queries.end[query]), 0};
+            StageQuery seen = {ld_shared(&shared.queries.first[query]), ld_shared(&shared.queries.end[query])};
 #if QG_GATHERS
-            seen.scores_or_bound = f32_to_bits(QueryNote::of(p, launch_query).least);
-            // Nothing is found for those behind the last.
-            if (part * PART_QUERIES + lane >= active) seen.end = 0;
+            seen.least = QueryNote::of(p, launch_query).least;
+            seen.row = (u32)launch_query + 1;
+            // Nothing is found for those behind the last, whose row is nobody's.
+            if (part * PART_QUERIES + lane >= active) seen.end = seen.row = 0;
 #else
-            seen.scores_or_bound = p.scores + launch_query * p.scores_row * 4;
+            seen.scores = p.scores + launch_query * p.scores_row * 4;
 #endif
             st_shared(&shared.stage_queries[at][part % PARTS * PART_QUERIES + lane], seen);
         }
@@ -203,42 +200,45 @@ QG_DEVICE void load_row(LaneKeys& keys, const IndexerParams& p, u32 sequence, u3
 }
 
 #if QG_GATHERS
-// Writes the first `count` keys of a half of what a warp has found.
-QG_DEVICE void write_found(const SharedStorage& shared, const IndexerParams& p, const Place& place, const FoundKey* half, u32 count) {
-    const u32 lane = thread_index() % 32;
-    warp_barrier();
-    if (lane >= count) return;
-    const FoundKey found = ld_shared(half + lane);
-    const u64 query = place.launch_query + ld_shared(&shared.queries.seeing[found.query_and_key / KEYS]);
-    const u32 at = atomic_add_relaxed(reinterpret_cast<u32*>(QueryNote::place(p, query) + QG_OFFSET_OF(QueryNote, count)), 1);
-    if (at < p.gathered)
-        st_global_v2(gathered_keys(p, query) + (u64)at * 8, {f32_to_bits(found.score), place.key + found.query_and_key % KEYS});
+// A chunk for what a warp finds next.
+QG_DEVICE u32 take_chunk(const IndexerParams& p, u32 lane) {
+    u32 taken = 0;
+    if (lane == 0) taken = atomic_add_relaxed(FoundHeader::taken_chunks(p), 1);
+    taken = shfl_idx_u32(taken, 0);
+    return taken < p.spare_chunks ? (taken + 1) * CHUNK : 0;
 }
 #endif
 
-// Stores scores of two queries of a stage, of query `pair` * 2 or the next, or takes in keys that reach their bounds, if there are so many
-// queries from `item` on. `taken` counts the keys that the warp has taken in.
-QG_DEVICE void store_scores(SharedStorage& shared, const IndexerParams& p, const Place& place, u32 stage, u32 pair, u32 item, u32& taken,
-                            u32 thread, float of_first, float of_second) {
+// Stores scores of two queries of a stage, of query `pair` * 2 or the next, of which `left` are left, or those of keys that reach their bounds,
+// from place `found` on.
+QG_DEVICE void store_scores(SharedStorage& shared, const IndexerParams& p, u32 stage, u32 pair, u32 left, u32& found, u32 thread,
+                            float of_first, float of_second) {
     const u32 lane = thread % 32, own = pair * 2 + lane / 2 % 2;
     const float sum = sum_of_lane(of_first, of_second, lane);
-    // Behind the sum: registers are scarce.
-    const StageQuery query = ld_shared(&shared.stage_queries[stage][own]);
-    const StoredKey key = ld_shared(&shared.keys[thread]);
+    // Behind the sum, and behind each other: registers are scarce.
+    const StageQuery& of_query = shared.stage_queries[stage][own];
+    const StoredKey& of_key = shared.keys[thread];
+#if QG_GATHERS
+    const float score = sum * ld_shared(&of_key.scale);
+    const u32 seen_as = ld_shared(&of_key.seen_as);
+    const bool is_seen = seen_as >= ld_shared(&of_query.first) && seen_as < ld_shared(&of_query.end);
+    const bool is_found = is_seen && is_reached(ld_shared(&of_query.least), score);
+    const u32 lanes = ballot(is_found);
+    if (is_found) st_global_u32(found_score(p, found + popc(lanes & ((1u << lane) - 1))), f32_to_bits(score));
+    // Lanes of the warp's first key.
+    if ((lane & ~2u) == 0) {
+        const FoundRecord record = FoundRecord::of(found, lane / 2, lanes);
+        st_global_v2(found_record(p, ld_shared(&of_query.row), ld_shared(&of_key.column)), {record.first_and_query, record.lanes});
+    }
+    found += popc(lanes);
+#else
+    const StageQuery query = ld_shared(&of_query);
+    const StoredKey key = ld_shared(&of_key);
     const float score = sum * key.scale;
     const bool is_seen = key.seen_as >= query.first && key.seen_as < query.end;
-#if QG_GATHERS
-    FoundKey* const of_warp = shared.found[thread / 32];
-    const bool is_found = is_seen && is_reached(bits_to_f32((u32)query.scores_or_bound), score);
-    const u32 mask = ballot(is_found), at = taken + popc(mask & ((1u << lane) - 1));
-    if (is_found) st_shared(of_warp + at % FOUND_ROOM, FoundKey{score, (item + own) * KEYS + key.column % KEYS});
-    const u32 before = taken / FOUND_HALF;
-    taken += popc(mask);
-    if (taken / FOUND_HALF != before) write_found(shared, p, place, of_warp + before % 2 * FOUND_HALF, FOUND_HALF);
-#else
     const u32 bits = is_seen ? score_bits(score) : p.not_seen;
-    if (item + own < key.active && key.column < p.columns)
-        st_global_u32(reinterpret_cast<u8*>(query.scores_or_bound) + (u64)key.column * 4, bits);
+    if (own < left && key.column < p.columns)
+        st_global_u32(reinterpret_cast<u8*>(query.scores) + (u64)key.column * 4, bits);
 #endif
 }
 
@@ -250,13 +250,13 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Plac
     for (u32 row = 0; row < 2; row++) load_row(keys, p, place.sequence, first_key + row * 8, row, lane);
 #pragma unroll
     for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(keys.a[step]);
-    StoredKey stored = StoredKey::at(p, place.sequence, first_key + lane % 2 * 8, active);
+    StoredKey stored = StoredKey::at(p, place.sequence, first_key + lane % 2 * 8);
     stored.scale *= row_factor(lane);
     st_shared(&shared.keys[thread], stored);
 
     Position at = {};
-    u32 taken = 0;
-    for (u32 item = 0; item < active; item += STAGE_QUERIES) {
+    u32 found = (1 + p.spare_chunks + cta_index().x * (QG_CONSUMERS / 32) + warp) * CHUNK;
+    for (u32 left = active; left > 0; left -= least(left, STAGE_QUERIES)) {
         mbarrier_wait(&shared.full[at.stage], at.parity);
         const u64 columns = wgmma_descriptor_128b(shared.heads[at.stage]);
         constexpr u64 NEXT = COLUMNS * FEATURES >> 4;
@@ -285,7 +285,7 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Plac
                 multiply(own, keys, columns + (group + 2) * NEXT);
             }
             const auto store = [&](float of_first, float of_second, u32 pair) {
-                store_scores(shared, p, place, at.stage, pair, item, taken, thread, of_first, of_second);
+                store_scores(shared, p, at.stage, pair, left, found, thread, of_first, of_second);
             };
             const float of_first = sum_of_row(sums.value[0], lane);
             if constexpr (COLUMN_QUERIES == 2)
@@ -297,10 +297,11 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Plac
         warp_barrier();
         if (lane == 0) mbarrier_arrive(&shared.empty[at.stage]);
         Position::next(at);
-    }
 #if QG_GATHERS
-    write_found(shared, p, place, shared.found[warp] + taken / FOUND_HALF % 2 * FOUND_HALF, taken % FOUND_HALF);
+        // The next stage's fit, whatever it finds. The vote tells the compiler that the warp goes one way.
+        if (ballot(found % CHUNK >= CHUNK - STAGE_QUERIES * RECORD_KEYS) != 0) found = take_chunk(p, lane);
 #endif
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
@@ -319,6 +320,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     cta_barrier();
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
+#if !QG_GATHERS
+    if (FoundHeader::all_are_served(p)) return;
+#endif
     const Place place = Place::of(p);
     const u32 active = note_queries<QG_GATHERS>(p, shared.queries, place.sequence, place.first_query, place.count, place.key, KEYS, QG_THREADS);
     // The shuffle tells the compiler that the role is the same for the whole warp. Registers pass between whole warpgroups.

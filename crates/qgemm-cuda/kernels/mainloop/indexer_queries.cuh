@@ -23,7 +23,7 @@ QG_DEVICE u32 note_queries(const IndexerParams& p, SeenQueries<MOST>& all, u32 s
     bool sees_any = false;
     if (thread < count) {
         KeyRange seen = keys_seen(p, sequence, first + thread);
-        if (!GATHERS && p.notes != 0 && QueryNote::of(p, (u64)sequence * p.sequence_queries + first + thread).has_all_wanted(p)) seen = {~0u, 0};
+        if (!GATHERS && p.notes != 0 && QueryNote::of(p, (u64)sequence * p.sequence_queries + first + thread).is_served) seen = {~0u, 0};
         st_shared(&all.first[thread], seen.first);
         st_shared(&all.end[thread], seen.end);
         sees_any = sees_some(seen);

@@ -8,8 +8,8 @@
 #include "mainloop/indexer_keys.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;
-// Turing's SMs have 1024 threads; for consumer Blackwell the compiler would spill.
-constexpr u32 CTAS = QG_VARIANT == 75 || QG_VARIANT == 120 ? 2 : 3;
+// Of three, which have 40 registers a thread, the compiler would spill.
+constexpr u32 CTAS = 2;
 // Bins of a histogram, by which a bound is found 11 or 10 bits at a time.
 constexpr u32 BINS = 2048, THREAD_BINS = BINS / QG_THREADS;
 constexpr u32 DIGITS = 6;
@@ -99,16 +99,10 @@ QG_DEVICE void count(u32* bins, bool counts, u32 bin) {
         reduce_add_shared(&bins[bin], 1);
 }
 
-// Finds the bin, from the highest on, where `wanted` are reached. Returns how many are counted; where those are fewer, there is none.
-QG_DEVICE u32 find_bin(SharedStorage& shared, u32 wanted) {
-    const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
-    cta_barrier();
-    // Thread 0 has the highest bins.
-    const u32 top = BINS - 1 - thread * THREAD_BINS;
-    u32 own[THREAD_BINS], sum = 0;
-#pragma unroll
-    for (u32 i = 0; i < THREAD_BINS; i++) sum += own[i] = ld_shared(&shared.bins[top - i]);
-    u32 upto = sum;
+// The sum of what threads before this one have; `all` becomes that of all. Behind a barrier.
+QG_DEVICE u32 sum_before(SharedStorage& shared, u32 own, u32& all) {
+    const u32 lane = thread_index() % 32, warp = thread_index() / 32;
+    u32 upto = own;
 #pragma unroll
     for (u32 step = 1; step < 32; step *= 2) {
         const u32 before = shfl_idx_u32(upto, lane - step);
@@ -116,15 +110,28 @@ QG_DEVICE u32 find_bin(SharedStorage& shared, u32 wanted) {
     }
     if (lane == 31) st_shared(&shared.of_warps[warp], upto);
     cta_barrier();
-    u32 all = 0;
+    all = 0;
 #pragma unroll
     for (u32 i = 0; i < WARPS; i++) {
         const u32 of_warp = ld_shared(&shared.of_warps[i]);
         if (i < warp) upto += of_warp;
         all += of_warp;
     }
-    u32 above = upto - sum;
-    if (above < wanted && upto >= wanted) {
+    return upto - own;
+}
+
+// Finds the bin, from the highest on, where `wanted` are reached. Returns how many are counted; where those are fewer, there is none.
+QG_DEVICE u32 find_bin(SharedStorage& shared, u32 wanted) {
+    const u32 thread = thread_index();
+    cta_barrier();
+    // Thread 0 has the highest bins.
+    const u32 top = BINS - 1 - thread * THREAD_BINS;
+    u32 own[THREAD_BINS], sum = 0;
+#pragma unroll
+    for (u32 i = 0; i < THREAD_BINS; i++) sum += own[i] = ld_shared(&shared.bins[top - i]);
+    u32 all;
+    u32 above = sum_before(shared, sum, all);
+    if (above < wanted && above + sum >= wanted) {
 #pragma unroll
         for (u32 i = 0; i < THREAD_BINS; i++) {
             if (above < wanted && above + own[i] >= wanted) {

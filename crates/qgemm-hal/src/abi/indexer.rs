@@ -25,7 +25,7 @@ abi_struct! {
         pub lengths: u64,
         /// Pages of each sequence; 0 where there are no pages.
         pub block_table: u64,
-        /// Scores of the queries of this launch, or keys that are gathered while they are scored.
+        /// Scores of the queries of this launch, or which keys are gathered while they are scored.
         pub scores: u64,
         /// Keys with the highest scores.
         pub indices: u64,
@@ -41,10 +41,12 @@ abi_struct! {
         pub k_row: u64,
         /// From one page of scales to the next.
         pub k_scale_page: u64,
-        /// From one query's scores to the next.
+        /// From one query's scores, or what is told of its keys, to the next.
         pub scores_row: u64,
         /// What is known of queries whose keys are gathered while they are scored; 0 where none are.
         pub notes: u64,
+        /// Where scores of keys that are gathered while they are scored end.
+        pub found_end: u64,
         /// First query of this launch.
         pub first_query: u32,
         /// Keys of a CTA, where the kernel has no fixed number.
@@ -81,9 +83,9 @@ abi_struct! {
         pub key_step: u32,
         /// Keys that are scored.
         pub columns: u32,
-        /// Keys of a query that are gathered while they are scored at most.
-        pub gathered: u32,
-        /// Keys of a query that should be.
+        /// Chunks of scores for warps that gather more keys than are expected.
+        pub spare_chunks: u32,
+        /// Keys of a query that should be gathered while they are scored.
         pub aim: u32,
     }
 }

@@ -10,16 +10,18 @@ use crate::families::kernel_launch::KernelLaunch;
 const SAMPLED: usize = 2048;
 /// Fewest keys for which a sample pays.
 const LEAST_KEYS: usize = 1 << 14;
-/// Keys that are all gathered where a query sees no more (`MOST_GATHERED`).
-const ALL_GATHERED: usize = 4096;
-/// Standard deviations of a sample from what is wanted to what is aimed at, and from there to what there is room for.
+/// Standard deviations of a sample from what is wanted to what is aimed at.
 const BELOW: f64 = 4.3;
-const ABOVE: f64 = 6.0;
-/// Most bytes of keys that are kept at a time.
-const KEPT_BYTES: usize = 128 << 20;
-/// Bytes of a key, and of the note of a query (`QueryNote`).
-const KEY_BYTES: usize = 8;
+/// Most bytes of what is gathered, and of scores of queries that are served again.
+const KEPT_BYTES: usize = 256 << 20;
+/// Bytes of the note of a query, of a record of 16 keys of it, and of what is behind found scores (`indexer_notes.cuh`).
 const NOTE_BYTES: usize = 16;
+const RECORD_BYTES: usize = 8;
+const RECORD_KEYS: usize = 16;
+const HEADER_BYTES: usize = 16;
+/// Bytes of a chunk, and one of how many of all chunks are spare.
+const CHUNK_BYTES: usize = 1024 * 4;
+const SPARE: usize = 4;
 /// Launches for some queries: scores of a sample, bounds, keys, and the choice among them.
 const LAUNCHES: u32 = 4;
 
@@ -28,11 +30,15 @@ const LAUNCHES: u32 = 4;
 pub(super) struct Gathering {
     /// Keys from one of a sample to the next.
     key_step: usize,
-    /// Keys that should be gathered of a query, and those that there is room for.
+    /// Keys that should be gathered of a query.
     aim: usize,
-    room: usize,
     /// Queries whose keys are kept at a time.
     pub(super) part_queries: usize,
+    /// Queries that are served again at a time.
+    pub(super) score_queries: usize,
+    spare_chunks: usize,
+    /// Where found scores end, which are behind the records of queries; a header and notes follow.
+    found_end: usize,
 }
 
 impl Gathering {
@@ -49,41 +55,54 @@ impl Gathering {
         let expected = chosen as f64 / key_step as f64;
         let of_sample = ((BELOW + (BELOW * BELOW + 4.0 * expected).sqrt()) / 2.0).powi(2);
         let aim = (of_sample * key_step as f64) as usize;
-        let room = ((of_sample + ABOVE * of_sample.sqrt()) * key_step as f64) as usize;
-        let room = room.max(ALL_GATHERED).next_multiple_of(2);
+        if aim * 4 > keys {
+            return None;
+        }
         let unit = if matches!(op.keys, IndexerKeys::Pages { .. }) { op.sequences().1.max(1) } else { 1 };
-        let part_queries = KEPT_BYTES / (room * KEY_BYTES) / unit * unit;
-        let pays = aim * 4 <= keys && part_queries > 0;
-        pays.then_some(Self { key_step, aim, room, part_queries: part_queries.min(op.queries) })
+        let kept = KEPT_BYTES.min(usize::try_from(info.memory_bytes / 4).unwrap_or(KEPT_BYTES));
+        let score_queries = (kept / (op.kept_stride() * size_of::<f32>()) / unit * unit).min(op.queries);
+        // The most queries whose records and chunks fit, in halves of all.
+        let halves = std::iter::successors(Some(op.queries), |&queries| {
+            let half = queries.div_ceil(2).next_multiple_of(unit);
+            (half < queries).then_some(half)
+        });
+        let gathering = |part_queries| {
+            let of_part = |queries| wgmma::warps(op, Part { first: 0, queries }, info);
+            let warps = of_part(part_queries)?.max(of_part(op.queries % part_queries)?);
+            let spare_chunks = warps.div_ceil(SPARE);
+            let records = (part_queries + 1) * record_row(op) * RECORD_BYTES;
+            let sample = part_queries * sample_row(op, key_step) * size_of::<f32>();
+            let scores = score_queries * op.kept_stride() * size_of::<f32>();
+            // Scores of a sample, and of queries that are served again, lie in the same place.
+            let found = records + (1 + spare_chunks + warps) * CHUNK_BYTES;
+            let found_end = found.max(sample).max(scores).next_multiple_of(HEADER_BYTES);
+            (found <= kept).then_some(Self { key_step, aim, part_queries, score_queries, spare_chunks, found_end })
+        };
+        halves.filter(|_| score_queries > 0).find_map(gathering)
     }
 
-    /// Launches beside those that score all and choose from scores.
+    /// All launches.
     pub(super) fn launches(&self, op: &CheckedIndexer) -> u32 {
-        op.queries.div_ceil(self.part_queries) as u32 * LAUNCHES
+        let of_part = |part: usize| LAUNCHES + 2 * part.div_ceil(self.score_queries) as u32;
+        let rest = op.queries % self.part_queries;
+        let of_rest = if rest > 0 { of_part(rest) } else { 0 };
+        (op.queries / self.part_queries) as u32 * of_part(self.part_queries) + of_rest
     }
 
-    /// Bytes of workspace, in which scores of `score_queries` queries take the place of keys.
-    pub(super) fn workspace_bytes(&self, op: &CheckedIndexer, score_queries: usize) -> usize {
-        WorkspaceLayout::RESERVED + self.notes_at(op, score_queries) + self.part_queries * NOTE_BYTES
-    }
-
-    /// Where notes are, behind whatever else is kept.
-    fn notes_at(&self, op: &CheckedIndexer, score_queries: usize) -> usize {
-        let scores = op.score_bytes(score_queries) - WorkspaceLayout::RESERVED;
-        let sample = self.part_queries * self.sample_stride(op) * size_of::<f32>();
-        let keys = self.part_queries * self.room * KEY_BYTES;
-        scores.max(sample).max(keys).next_multiple_of(NOTE_BYTES)
-    }
-
-    /// Scores of a sample from one query to the next.
-    fn sample_stride(&self, op: &CheckedIndexer) -> usize {
-        op.most_keys().div_ceil(self.key_step).next_multiple_of(4)
+    /// Bytes of workspace.
+    pub(super) fn workspace_bytes(&self) -> usize {
+        WorkspaceLayout::RESERVED + self.found_end + HEADER_BYTES + self.part_queries * NOTE_BYTES
     }
 
     /// What kernels are told for queries from the `first` one of those whose keys are kept on.
-    pub(super) fn kept(&self, op: &CheckedIndexer, score_queries: usize, first: usize) -> Kept {
-        let notes = (self.notes_at(op, score_queries) + first * NOTE_BYTES) as u64;
-        Kept { notes, scores_row: None, gathered: self.room as u32, aim: self.aim as u32 }
+    pub(super) fn kept(&self, first: usize) -> Kept {
+        Kept {
+            notes: (self.found_end + HEADER_BYTES + first * NOTE_BYTES) as u64,
+            found_end: self.found_end as u64,
+            row: None,
+            spare_chunks: self.spare_chunks as u32,
+            aim: self.aim as u32,
+        }
     }
 
     /// The launches for the queries of `part`.
@@ -91,18 +110,28 @@ impl Gathering {
         &self,
         op: &CheckedIndexer,
         part: Part,
-        score_queries: usize,
         info: &DeviceInfo,
         variant: Variant,
     ) -> [KernelLaunch; LAUNCHES as usize] {
-        let kept = self.kept(op, score_queries, 0);
-        let scores_row = Some(self.sample_stride(op) as u64);
+        let kept = self.kept(0);
+        let sampled = Kept { row: Some(sample_row(op, self.key_step) as u64), ..kept };
+        let gathered = Kept { row: Some(record_row(op) as u64), ..kept };
         let of_sample = Cut { key_step: self.key_step, ..WHOLE };
         [
-            wgmma::launch(op, part, info, self.key_step, false, Kept { notes: 0, scores_row, ..kept }),
-            Chooser::Bound.launch(variant, part, params(op, part, of_sample, Kept { scores_row, ..kept })),
-            wgmma::launch(op, part, info, 1, true, kept),
-            Chooser::Gathered.launch(variant, part, params(op, part, WHOLE, kept)),
+            wgmma::launch(op, part, info, self.key_step, false, Kept { notes: 0, ..sampled }),
+            Chooser::Bound.launch(variant, part, params(op, part, of_sample, sampled)),
+            wgmma::launch(op, part, info, 1, true, gathered),
+            Chooser::Gathered.launch(variant, part, params(op, part, WHOLE, gathered)),
         ]
     }
+}
+
+/// Records of a query: of whole CTAs.
+fn record_row(op: &CheckedIndexer) -> usize {
+    op.most_keys().next_multiple_of(wgmma::KEYS as usize) / RECORD_KEYS
+}
+
+/// Scores of a sample from one query to the next.
+fn sample_row(op: &CheckedIndexer, key_step: usize) -> usize {
+    op.most_keys().div_ceil(key_step).next_multiple_of(4)
 }

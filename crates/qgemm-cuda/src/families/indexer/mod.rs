@@ -135,6 +135,7 @@ fn at_operands(params: &IndexerParams, operands: &Operands<'_>, at: &Places<'_>)
     // Until here, where they are in the workspace.
     if params.notes > 0 {
         params.notes += params.scores;
+        params.found_end += params.scores;
     }
     Ok(params)
 }
@@ -206,10 +207,13 @@ impl Cut {
 struct Kept {
     /// Where the notes of the part's queries begin; 0 where there are none.
     notes: u64,
-    /// Scores from one query to the next, where not all are kept.
-    scores_row: Option<u64>,
-    /// Most keys of a query that are gathered, and how many should be.
-    gathered: u32,
+    /// Where scores of gathered keys end.
+    found_end: u64,
+    /// Scores or records from one query to the next, where not all scores are kept.
+    row: Option<u64>,
+    /// Chunks of scores that no warp has from the beginning.
+    spare_chunks: u32,
+    /// How many keys of a query should be gathered.
     aim: u32,
 }
 
@@ -229,7 +233,7 @@ fn params(op: &CheckedIndexer, part: Part, cut: Cut, kept: Kept) -> IndexerParam
         k_page: op.k.page_stride,
         k_row: op.k.row_stride,
         k_scale_page: op.k.scale_page_stride,
-        scores_row: kept.scores_row.unwrap_or(scores_row),
+        scores_row: kept.row.unwrap_or(scores_row),
         first_query: part.first as u32,
         cta_keys: cut.keys as u32,
         heads: op.heads as u32,
@@ -249,7 +253,8 @@ fn params(op: &CheckedIndexer, part: Part, cut: Cut, kept: Kept) -> IndexerParam
         notes: kept.notes,
         key_step: cut.key_step as u32,
         columns: op.most_keys().div_ceil(cut.key_step) as u32,
-        gathered: kept.gathered,
+        found_end: kept.found_end,
+        spare_chunks: kept.spare_chunks,
         aim: kept.aim,
         ..IndexerParams::default()
     }
@@ -271,11 +276,11 @@ pub fn indexer_sequence(
     let mut launches = Vec::new();
     for whole in parts(Part { first: 0, queries: op.queries }, gathering.map_or(op.queries, |all| all.part_queries)) {
         if let Some(gathering) = gathering {
-            launches.extend(gathering.launch(op, whole, part_queries, info, variant));
+            launches.extend(gathering.launch(op, whole, info, variant));
         }
         // Where keys are gathered, of queries whose bound misled.
         for part in parts(whole, part_queries) {
-            let kept = gathering.map_or(Kept::default(), |all| all.kept(op, part_queries, part.first - whole.first));
+            let kept = gathering.map_or(Kept::default(), |all| all.kept(part.first - whole.first));
             if op.most_keys() > 0 {
                 launches.push(match kernel.family.as_str() {
                     wgmma::NAME => wgmma::launch(op, part, info, 1, false, kept),

@@ -23,7 +23,7 @@ const CONSUMERS: u32 = 512;
 /// Those, and a warpgroup that copies heads and weights.
 const THREADS: u32 = CONSUMERS + 128;
 /// Keys of a CTA.
-const KEYS: u32 = CONSUMERS / 128 * 64;
+pub(super) const KEYS: u32 = CONSUMERS / 128 * 64;
 /// Features of a stage's rows.
 const FEATURES: u32 = 128;
 /// Columns of a stage.
@@ -32,8 +32,6 @@ const STAGE_COLUMNS: u32 = 512;
 const STAGES: u32 = 3;
 /// Heads that there are kernels for; others take the next larger ones.
 const HEADS: [u32; 2] = [32, 64];
-/// Keys that a warp has room for before they are written (`FoundKey`).
-const FOUND_ROOM: u32 = 64;
 /// Most queries of a CTA.
 const MOST_QUERIES: u32 = 512;
 /// Queries of a sequence from which on keys that stay in registers pay.
@@ -84,8 +82,7 @@ impl Columns {
     /// `SharedStorage` of `entry/sm90_indexer_wgmma_ws.cu`.
     fn shared_bytes(self) -> u32 {
         let stage = STAGE_COLUMNS * (FEATURES + 4) + STAGE_COLUMNS / self.heads * 16 + 16;
-        let found = if self.gathers { CONSUMERS / 32 * FOUND_ROOM * 8 } else { 16 };
-        (STAGES * stage + (3 * MOST_QUERIES + MOST_QUERIES / 32) * 4 + CONSUMERS * 16 + found).next_multiple_of(16)
+        (STAGES * stage + (3 * MOST_QUERIES + MOST_QUERIES / 32) * 4 + CONSUMERS * 16).next_multiple_of(16)
     }
 }
 
@@ -113,6 +110,13 @@ fn source(spec: IndexerSpec) -> KernelSpec {
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     ALL.into_iter().filter(move |_| variant == Variant::Sm90).map(|(name, _)| source(Columns::named(name)))
+}
+
+/// Warps of all CTAs that score all keys for `part`, each of 16 keys; nothing where there are too many.
+pub(super) fn warps(op: &CheckedIndexer, part: Part, info: &DeviceInfo) -> Option<usize> {
+    let columns = Columns::of_spec(&Columns::spec(op.heads, true));
+    let (_, _, ctas) = cut(op, columns.heads, part, 1, info).ctas(op, part);
+    ctas.map(|ctas| ctas * (CONSUMERS / 32) as usize)
 }
 
 /// Queries and keys of a CTA, where every `key_step`-th key is scored.
@@ -174,14 +178,15 @@ impl Family<CheckedIndexer> for IndexerWgmma {
         }
         let spec = Columns::spec(op.heads, false);
         let columns = Columns::of_spec(&spec);
-        check_shared(Columns { gathers: true, ..columns }.shared_bytes(), info)?;
+        check_shared(columns.shared_bytes(), info)?;
         let padding = f64::from(columns.heads * FEATURES) / (op.heads * op.features) as f64;
         let cut = |part| cut(op, columns.heads, part, 1, info);
         let mut configs = offered(op, info, id(spec), cut, Math::TensorFp8, padding, EFFICIENCY)?;
         if let Some(gathering) = gather::Gathering::of(op, info) {
             for config in &mut configs {
-                config.launches += gathering.launches(op);
-                config.workspace_bytes = gathering.workspace_bytes(op, config.part_queries);
+                config.part_queries = gathering.score_queries;
+                config.launches = gathering.launches(op);
+                config.workspace_bytes = gathering.workspace_bytes();
             }
         }
         Ok(configs)
