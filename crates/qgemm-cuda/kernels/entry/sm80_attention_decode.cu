@@ -2,51 +2,10 @@
 // that keys are read once for all of them. A CTA has sixteen rows, of codes eight, and a part of the keys; its warps take tiles of them in
 // turn, each with a softmax of its own and a ring of keys and values in flight, and meet the others only at the end, where results are added
 // up in order.
+// Of pairs (QG_PAIRS), a CTA has eight rows of each of two heads of keys, and two warps, of a head each, share a ring.
 #include "atoms/ldmatrix.cuh"
-#include "atoms/max.cuh"
-#include "mainloop/attention_decode_ring.cuh"
+#include "mainloop/attention_decode_queries.cuh"
 #include "mainloop/attention_decode_store.cuh"
-#include "mainloop/attention_decode_work.cuh"
-
-constexpr u32 MMA_K = 16, MMA_N = 8;
-constexpr u32 V_TILES = QG_V / MMA_N, SUM_PITCH = QG_V + 4;
-// Of eight rows, tiles of scores are those of sixteen keys by eight rows, and tiles of sums sixteen features by eight rows, so that no half
-// of a tile is empty where groups of heads are small; otherwise, sixteen rows by eight keys or features.
-static_assert(ROWS == 16 || IS_TURNED, "scores and sums are laid out for eight rows or sixteen");
-constexpr u32 TILE_KEYS = IS_TURNED ? 16 : 8, SCORE_TILES = TILE / TILE_KEYS, SUM_TILES = IS_TURNED ? V_TILES / 2 : V_TILES;
-// Of a tile, a lane has four scores and four sums, of two rows. This says which of both number `i` is of.
-QG_DEVICE constexpr u32 row_of(u32 i) {
-    return IS_TURNED ? i % 2 : i / 2;
-}
-// Which row of the CTA the first or second of them is.
-QG_DEVICE u32 lane_row(u32 i) {
-    const u32 lane = thread_index() % 32;
-    return IS_TURNED ? lane % 4 * 2 + i : lane / 4 + 8 * i;
-}
-// Which key of a tile score `i` is of.
-QG_DEVICE u32 lane_key(u32 i) {
-    const u32 lane = thread_index() % 32;
-    return IS_TURNED ? lane / 4 + i / 2 * 8 : lane % 4 * 2 + i % 2;
-}
-// Which feature sum `i` of tile `m` is of; sums 0 and 2, or 1 and 3, of codes are of neighbours.
-QG_DEVICE u32 lane_feature(u32 m, u32 i) {
-    const u32 g = thread_index() % 32 / 4, t = thread_index() % 4;
-    if constexpr (!IS_TURNED) return m * MMA_N + t * 2 + i % 2;
-    if constexpr (!IS_CODES) return m * 16 + g + i / 2 * 8;
-    if constexpr (QG_KV == KV_Q8_0) return m * 16 + g * 2 + i / 2;
-    if constexpr (QG_KV == KV_Q4_0) return m / 2 * 32 + g * 4 + m % 2 * 2 + i / 2;
-    return g * V_TILES + m * 2 + i / 2;
-}
-// Lanes that have scores of the same rows differ in these bits.
-constexpr u32 FIRST_PEER = IS_TURNED ? 4 : 1, LAST_PEER = IS_TURNED ? 16 : 2;
-
-// What a warp leaves for the others, in the place of its ring.
-struct WarpResult {
-    float sums[ROWS][SUM_PITCH];
-    // The largest exponent of each row and the sum of its weights.
-    f32x2 stats[ROWS];
-};
-static_assert(sizeof(WarpResult) <= RING_BYTES, "results take the place of the ring");
 
 // Columns of a lane that adds parts up, and warps that a row takes: few warps have more registers.
 constexpr u32 LANE_COLUMNS = IS_TURNED || QG_V == 64 ? 2 : 4, ROW_WARPS = QG_V / LANE_COLUMNS / 32;
@@ -59,7 +18,7 @@ struct Ending {
 constexpr u32 ENDING_AT = (sizeof(WarpResult) + 15) / 16 * 16;
 static_assert(ENDING_AT + sizeof(Ending) <= WARPS * RING_BYTES, "an ending takes the place of rings");
 // Behind the rings, what the end needs to know.
-constexpr u32 PARKED_AT = WARPS * RING_BYTES;
+constexpr u32 PARKED_AT = ALL_RINGS;
 static_assert(QG_SHARED_BYTES == PARKED_AT + PARKED_BYTES, "the host computes another size");
 
 QG_DEVICE float stored_number(const u8* at) {
@@ -74,63 +33,42 @@ QG_DEVICE float value_of(const u8* v_rows, const u8* v_scales, u32 row, u32 colu
     if constexpr (IS_CODES) {
         float scale = 1.0f;
         if constexpr (HAS_SCALES)
-            scale = f16_to_f32(ld_shared(reinterpret_cast<const u16*>(v_scales + row * SCALE_BYTES + column / KV_BLOCK * 2)));
+            scale = f16_to_f32(ld_shared(reinterpret_cast<const u16*>(v_scales + row * SCALE_PITCH + column / KV_BLOCK * 2)));
         return CodeRows::number(at, column, scale);
     }
     return stored_number(at);
 }
 
-// Scores become weights: powers of 2 of their products with `factor`, which is positive, less those of the largest so far. What sums so far
-// are multiplied with is `kept`, which is 1 where the largest stays; `total` is the lane's share of the sum of weights.
-QG_DEVICE void weigh(float (&scores)[SCORE_TILES][4], float (&kept)[2], float (&largest)[2], float (&total)[2], float factor) {
-    // Two chains a row.
-    float above[2][2] = {{largest[0], minus_infinity()}, {largest[1], minus_infinity()}};
-#pragma unroll
-    for (u32 n = 0; n < SCORE_TILES; n++) {
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            float& of_chain = above[row_of(i)][IS_TURNED ? i / 2 : i % 2];
-            of_chain = max_f32(scores[n][i], of_chain);
-        }
-    }
-    float base[2];
-#pragma unroll
-    for (u32 row = 0; row < 2; row++) {
-        float next = max_f32(above[row][0], above[row][1]);
-#pragma unroll
-        for (u32 peer = FIRST_PEER; peer <= LAST_PEER; peer *= 2) next = max_f32(shfl_xor(next, peer), next);
-        // Of minus infinities no power is taken of a difference of two.
-        base[row] = next == minus_infinity() ? 0.0f : next * factor;
-        // The products of the same largest are the same, so that their difference is nothing.
-        kept[row] = ex2_approx(largest[row] * factor - base[row]);
-        base[row] -= WEIGHT_EXPONENT;
-        largest[row] = next;
-        total[row] *= kept[row];
-    }
-#pragma unroll
-    for (u32 n = 0; n < SCORE_TILES; n++) {
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            scores[n][i] = ex2_approx(fma_f32(scores[n][i], factor, -base[row_of(i)]));
-            total[row_of(i)] += scores[n][i];
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
+#ifdef QG_PAIRS
+    qg_attention_decode(const __grid_constant__ TmaParams params) {
+    const KernelParams& p = params.attention;
+#else
     qg_attention_decode(const __grid_constant__ KernelParams p) {
+#endif
     const u32 lane = thread_index() % 32, warp = thread_index() / 32, g = lane / 4, t = lane % 4;
-    u8* own_ring = reinterpret_cast<u8*>(dynamic_shared()) + warp * RING_BYTES;
+    u8* const rings = reinterpret_cast<u8*>(dynamic_shared());
+    u8* own_ring = rings + warp * RING_BYTES;
     // Where weights are turned round.
+#ifdef QG_PAIRS
+    u8* scratch = rings + WEIGHTS_AT + warp * WEIGHT_BYTES;
+    TileRing::set_up(rings);
+    cta_barrier();
+#else
     u8* scratch = own_ring + SLOTS * SLOT_BYTES;
+#endif
     griddepcontrol_launch_dependents();
     // What depends on no earlier launch is computed while that still runs. The compiler would do it behind the wait: one word of all of it has
     // to be there before.
     Work work = Work::of_shape(p, WorkPlace::of(p, cta_index().x));
     const WorkPlace& place = work.place;
-    const u32 kv_head = place.kv_head, heads = place.heads, first_row = place.first_row;
+    const u32 kv_head = place.kv_head + own_head(), heads = place.heads, first_row = place.first_row;
     KeyRange keys = work.keys(p);
+#ifdef QG_PAIRS
+    TileRing ring(params, work.s, keys, place.kv_head / KV_HEADS, rings);
+#else
     TileRing ring(p, work.s, keys, kv_head, own_ring);
+#endif
     u32* const parked = reinterpret_cast<u32*>(reinterpret_cast<u8*>(dynamic_shared()) + PARKED_AT);
     if (thread_index() == 0) st_shared(parked, work.digest(keys) ^ ring.digest());
     griddepcontrol_wait();
@@ -149,49 +87,33 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     ring.mask_seen = keys_seen(p, s, mask_row_number / heads);
     ring.mask = mask_row(p, s, kv_head * heads + mask_row_number % heads, mask_row_number / heads);
 #endif
+#ifdef QG_PAIRS
+    const u32 first_tile = keys.first / TILE * TILE + own_group() * TILE;
+    const auto fill_ring = [&] { ring.fill(first_tile); };
+#else
     const u32 first_tile = keys.first / TILE * TILE + warp * TILE;
-    if (ring.has_pages) ring.ask_pages(first_tile);
+    // Values of an only tile are asked for when its keys are there, which come sooner so, and are multiplied while values come.
+    const bool has_one_tile = IS_CODES && first_tile + WARPS * TILE >= keys.end;
+    const auto fill_ring = [&] {
+        if (ring.has_pages) ring.ask_pages(first_tile);
 #pragma unroll 1
-    for (u32 i = 0; i < SLOTS; i += 2) {
-        ring.copy_keys(first_tile + i / 2 * WARPS * TILE, i);
-        if (i + 1 < SLOTS) ring.copy_values(i + 1);
-    }
-
-    // The rows of this lane; those that are not there do as the last one. Of eight, a lane multiplies one row and has scores of two others.
-    constexpr u32 Q_ROWS = ROWS / 8;
-    u32 q[QG_QK / MMA_K][4];
+        for (u32 i = 0; i < SLOTS; i += 2) {
+            ring.copy_keys(first_tile + i / 2 * WARPS * TILE, i);
+            if (has_one_tile) break;
+            if (i + 1 < SLOTS) ring.copy_values(i + 1);
+        }
+    };
+#endif
+    // What is loaded behind copies waits for them. Queries that have to be computed with before keys are multiplied come first.
+    QueryOperands q;
+    if constexpr (CodeRows::HAS_KEY_OFFSET) q.load(p, work);
+    fill_ring();
+    if constexpr (!CodeRows::HAS_KEY_OFFSET) q.load(p, work);
 #ifndef QG_BITS
     KeyRange seen[2];
 #pragma unroll
     for (u32 i = 0; i < 2; i++) seen[i] = keys_seen(p, s, least(first_row + lane_row(i), last_row) / heads);
 #endif
-#pragma unroll
-    for (u32 i = 0; i < Q_ROWS; i++) {
-        const u32 row = least(first_row + g + 8 * i, last_row);
-        const u64 token = s.token + row / heads;
-        const u32 head = kv_head * heads + row % heads;
-        const u8* from = reinterpret_cast<const u8*>(p.at.q) + (token * p.at.q_token + head * p.at.q_head) * 2;
-        if constexpr (HAS_SCALES) {
-#pragma unroll
-            for (u32 block = 0; block < SCALES; block++) {
-                u32 pairs[4];
-                const u32 column = block * KV_BLOCK + t * 8;
-                CodeRows::query_pairs(pairs, column < p.shape.qk_dim ? ld_global_v4(from + column * 2) : u32x4{0, 0, 0, 0});
-#pragma unroll
-                for (u32 pair = 0; pair < 4; pair++) q[block * 2 + pair / 2][pair % 2] = pairs[pair];
-            }
-            continue;
-        }
-#pragma unroll
-        for (u32 k = 0; k < QG_QK / MMA_K; k++) {
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                // Of E4M3, a lane reads sixteen neighbours of 64 features: Q's take the same places.
-                const u32 column = IS_E4M3 ? k / 4 * 64 + t * 16 + k % 4 * 4 + half * 2 : k * MMA_K + half * 8 + t * 2;
-                q[k][half * Q_ROWS + i] = column < p.shape.qk_dim ? ld_global_u32(from + column * 2) : 0;
-            }
-        }
-    }
     if (thread_index() == 0) ParkedWork::of(p, work).park(parked);
 #ifndef QG_BITS
     // Tiles before the first of these keys, and those that have one from the second on, have some that not all rows see.
@@ -201,13 +123,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     float sums[SUM_TILES][4] = {};
     float largest[2] = {minus_infinity(), minus_infinity()}, total[2] = {0.0f, 0.0f};
     // Without a soft cap, the factor of scores is one of the exponents; otherwise scores are multiplied with it before.
-    const float key_product_factor = key_factor(p, kv_head);
+    const float key_product_factor = key_factor(p, kv_head) / CodeRows::KEY_UNIT;
     const bool has_plain_scores = !(p.shape.flags & QG_FLAG_SOFT_CAP) && key_product_factor > 0.0f;
     const float factor = has_plain_scores ? key_product_factor : 1.0f;
 
     // Products of the rows with the keys of a tile.
     const auto multiply_keys = [&](float (&scores)[SCORE_TILES][4], const u8* k_rows) {
-        const u8* k_scales = k_rows + ring.k.SCALES_AT;
+        const u8* k_scales = k_rows + ring.template scales_at<false>();
         if constexpr (HAS_SCALES) {
 #pragma unroll
             for (u32 n = 0; n < SCORE_TILES; n++) {
@@ -217,7 +139,17 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                 for (u32 half = 0; half < 2; half++) {
 #pragma unroll
                     for (u32 i = 0; i < SCALES / 2; i++)
-                        scales[half][i] = ld_shared(reinterpret_cast<const u32*>(k_scales + (n * 16 + half * 8 + g) * SCALE_BYTES + i * 4));
+                        scales[half][i] = ld_shared(reinterpret_cast<const u32*>(k_scales + (n * 16 + half * 8 + g) * SCALE_PITCH + i * 4));
+                }
+                if constexpr (CodeRows::HAS_KEY_OFFSET) {
+                    // Rows are keys, and columns of A blocks, each twice.
+                    u32 a[4];
+#pragma unroll
+                    for (u32 i = 0; i < 4; i++) {
+                        const u8* at = k_scales + (n * 16 + i % 2 * 8 + g) * SCALE_PITCH + t % SCALES * 2;
+                        a[i] = f32_to_bits(f16_to_f32(ld_shared(reinterpret_cast<const u16*>(at))));
+                    }
+                    mma_m16n8k8_tf32(scores[n], a, q.offsets);
                 }
 #pragma unroll
                 for (u32 block = 0; block < SCALES; block++) {
@@ -229,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
                     for (u32 half = 0; half < 2; half++) {
                         const u32 a[4] = {low[half * 2], high[half * 2], low[half * 2 + 1], high[half * 2 + 1]};
-                        multiply_add<QG_X>(products, a, q[block * 2 + half][0], q[block * 2 + half][1]);
+                        multiply_add<QG_X>(products, a, q.b[block * 2 + half][0], q.b[block * 2 + half][1]);
                     }
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
@@ -254,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                     for (u32 k = 0; k < 4; k++) {
                         const u32 low = words[0][k], high = words[1][k];
                         const u32 a[4] = {e4m3_operand<0>(low), e4m3_operand<0>(high), e4m3_operand<1>(low), e4m3_operand<1>(high)};
-                        multiply_add<QG_X>(scores[n], a, q[block * 4 + k][0], q[block * 4 + k][1]);
+                        multiply_add<QG_X>(scores[n], a, q.b[block * 4 + k][0], q.b[block * 4 + k][1]);
                     }
                 }
             }
@@ -265,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                 for (u32 n = 0; n < SCORE_TILES; n++) {
                     u32 a[4];
                     ldmatrix_x4(a, k_rows + key_place(n * 16 + lane % 16, k * 2 + lane / 16));
-                    multiply_add<QG_X>(scores[n], a, q[k][0], q[k][1]);
+                    multiply_add<QG_X>(scores[n], a, q.b[k][0], q.b[k][1]);
                 }
             }
         } else {
@@ -276,8 +208,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                 for (u32 pair = 0; pair < TILE / 16; pair++) {
                     u32 b[4];
                     ldmatrix_x4(b, k_rows + key_place(pair * 16 + row, k * 2 + lane / 8 % 2));
-                    multiply_add<QG_X>(scores[pair * 2], q[k], b[0], b[1]);
-                    multiply_add<QG_X>(scores[pair * 2 + 1], q[k], b[2], b[3]);
+                    multiply_add<QG_X>(scores[pair * 2], q.b[k], b[0], b[1]);
+                    multiply_add<QG_X>(scores[pair * 2 + 1], q.b[k], b[2], b[3]);
                 }
             }
         }
@@ -314,7 +246,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     };
     // The scales of a value and of the next.
     const auto load_scales = [&](u32 (&scales)[SCALES], const u8* at) {
-        if constexpr (SCALES == 4) {
+        if constexpr (SCALES == 4 && SCALE_PITCH > SCALE_BYTES) {
+            const u32x2 low = ld_shared(reinterpret_cast<const u32x2*>(at)), high = ld_shared(reinterpret_cast<const u32x2*>(at + SCALE_PITCH));
+            scales[0] = low.x, scales[1] = low.y, scales[2] = high.x, scales[3] = high.y;
+        } else if constexpr (SCALES == 4) {
             const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(at));
             scales[0] = v.x, scales[1] = v.y, scales[2] = v.z, scales[3] = v.w;
         } else {
@@ -324,13 +259,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     };
     // Adds the values of a tile, times weights. Of a mixed tile, some rows see keys that others do not.
     const auto add_values = [&](float (&scores)[SCORE_TILES][4], const auto& is_seen, bool is_mixed, u32 there, const u8* v_rows) {
-        const u8* v_scales = v_rows + ring.v.SCALES_AT;
+        const u8* v_scales = v_rows + ring.template scales_at<true>();
         bool is_apart = false;
         if constexpr (HAS_SCALES) {
             // A lane looks at those of its value.
 #pragma unroll
             for (u32 i = 0; i < SCALE_BYTES; i += 4)
-                is_apart = is_apart || may_overflow(ld_shared(reinterpret_cast<const u32*>(v_scales + lane * SCALE_BYTES + i)));
+                is_apart = is_apart || may_overflow(ld_shared(reinterpret_cast<const u32*>(v_scales + lane * SCALE_PITCH + i)));
             is_apart = ballot(is_apart) != 0;
         } else if (is_mixed) {
             is_apart = has_not_finite(v_rows);
@@ -385,8 +320,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             if constexpr (HAS_SCALES) {
                 // Neighbours of sixteen bits of a value are a column; a lane gets those of two keys.
                 u32 low_scales[SCALES], high_scales[SCALES];
-                load_scales(low_scales, v_scales + (pair * 16 + t * 2) * SCALE_BYTES);
-                load_scales(high_scales, v_scales + (pair * 16 + 8 + t * 2) * SCALE_BYTES);
+                load_scales(low_scales, v_scales + (pair * 16 + t * 2) * SCALE_PITCH);
+                load_scales(high_scales, v_scales + (pair * 16 + 8 + t * 2) * SCALE_PITCH);
                 // Of sixteen bytes of each, all of them in a block.
                 constexpr u32 CHUNK_TILES = 128 / KV_BITS / 16;
 #pragma unroll
@@ -449,19 +384,35 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             }
         }
     };
+#ifndef QG_PAIRS
+    if (has_one_tile) {
+        cp_async_wait_group<0>();
+        ring.copy_values(1);
+#pragma unroll
+        for (u32 i = 2; i < SLOTS; i++) ring.copy_nothing(i % 2 == 0);
+    }
     u32 slot = 0;
     const auto next_slot = [&] { slot = slot + 1 == SLOTS ? 0 : slot + 1; };
     // In the slot that is free, the keys or values are copied whose turn it is.
     const auto copy_next = [&](u32 tile, bool of_keys) {
-        if (of_keys)
-            ring.copy_keys(tile + (SLOTS + 1) / 2 * WARPS * TILE, slot);
+        const u32 next = tile + (SLOTS + 1) / 2 * WARPS * TILE;
+        if (of_keys ? next >= keys.end : ring.tile >= keys.end)
+            ring.copy_nothing(of_keys);
+        else if (of_keys)
+            ring.copy_keys(next, slot);
         else
             ring.copy_values(slot);
         next_slot();
     };
+#endif
 #pragma unroll 1
-    for (u32 tile = first_tile; tile < keys.end; tile += WARPS * TILE) {
+    for (u32 tile = first_tile; tile < keys.end; tile += KEY_GROUPS * TILE) {
+#ifdef QG_PAIRS
+        const u8* const k_rows = ring.wait();
+        const u32 there = ring.there();
+#else
         const u32 there = ring.there[0];
+#endif
 #ifdef QG_BITS
         const u32 own_bits = ring.row_bits[0];
         u32 row_bits[2];
@@ -476,6 +427,16 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         constexpr bool is_any_seen = true;
 #endif
         float scores[SCORE_TILES][4] = {};
+#ifdef QG_PAIRS
+        if (is_any_seen) multiply_keys(scores, k_rows);
+        ring.pass();
+        if (is_any_seen) weigh_scores(scores, is_seen, is_mixed, there);
+        ring.refill<true>(tile);
+        const u8* const v_rows = ring.wait();
+        if (is_any_seen) add_values(scores, is_seen, is_mixed, there, v_rows);
+        ring.pass();
+        ring.refill<false>(tile);
+#else
         cp_async_wait_group<SLOTS - 1>();
         // The copies of all lanes are complete.
         warp_barrier();
@@ -489,14 +450,20 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         if (is_any_seen) add_values(scores, is_seen, is_mixed, there, own_ring + slot * SLOT_BYTES);
         warp_barrier();
         copy_next(tile, SLOTS % 2 != 0);
+#endif
     }
     // Exponents of the largest scores.
 #pragma unroll
     for (u32 i = 0; i < 2; i++) largest[i] = largest[i] == minus_infinity() ? largest[i] : largest[i] * factor - WEIGHT_EXPONENT;
 
+#ifdef QG_PAIRS
+    // Results lie where other warps' codes did.
+    cta_barrier();
+#else
     // What is still in flight is nothing but zeros' groups; the ring's place is free then.
     cp_async_wait_group<0>();
     warp_barrier();
+#endif
     WarpResult& own = *reinterpret_cast<WarpResult*>(own_ring);
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
@@ -516,34 +483,39 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
     }
     cta_barrier();
-    const auto result_of = [&](u32 w) -> const WarpResult& {
+    const auto result_of = [&](u32 w, u32 head) -> const WarpResult& {
+        w = w * KV_HEADS + head;
         return *reinterpret_cast<const WarpResult*>(reinterpret_cast<const u8*>(dynamic_shared()) + w * RING_BYTES);
     };
-    const ParkedWork end = ParkedWork::from(parked);
-    const bool is_partial = end.is_partial(p);
+    const ParkedWork of_cta = ParkedWork::from(parked);
+    const bool is_partial = of_cta.is_partial(p);
+    // Which head of keys a row of the CTA's is of: those of the first, then those of the other.
+    const auto head_of = [&](u32 i) -> u32 { return KV_HEADS > 1 && i >= of_cta.rows; };
     // Four columns a thread.
     constexpr u32 COLUMNS = 4, ROW_THREADS = QG_V / COLUMNS;
 #pragma unroll 1
-    for (u32 row = thread_index() / ROW_THREADS; row < end.rows; row += QG_THREADS / ROW_THREADS) {
+    for (u32 i = thread_index() / ROW_THREADS; i < KV_HEADS * of_cta.rows; i += QG_THREADS / ROW_THREADS) {
+        const u32 head = head_of(i), row = i - head * of_cta.rows;
+        const ParkedWork end = of_cta.of_head(head);
         const u32 c = thread_index() % ROW_THREADS * COLUMNS;
-        f32x2 stats[WARPS];
-        f32x4 others[WARPS];
+        f32x2 stats[KEY_GROUPS];
+        f32x4 others[KEY_GROUPS];
 #pragma unroll
-        for (u32 w = 0; w < WARPS; w++) stats[w] = ld_shared(&result_of(w).stats[row]);
+        for (u32 w = 0; w < KEY_GROUPS; w++) stats[w] = ld_shared(&result_of(w, head).stats[row]);
 #pragma unroll
-        for (u32 w = 0; w < WARPS; w++) others[w] = ld_shared(reinterpret_cast<const f32x4*>(&result_of(w).sums[row][c]));
+        for (u32 w = 0; w < KEY_GROUPS; w++) others[w] = ld_shared(reinterpret_cast<const f32x4*>(&result_of(w, head).sums[row][c]));
         float most_of_all = minus_infinity(), all = 0.0f;
 #pragma unroll
-        for (u32 w = 0; w < WARPS; w++) most_of_all = stats[w].x > most_of_all ? stats[w].x : most_of_all;
+        for (u32 w = 0; w < KEY_GROUPS; w++) most_of_all = stats[w].x > most_of_all ? stats[w].x : most_of_all;
         const float base = most_of_all == minus_infinity() ? 0.0f : most_of_all;
         float values[COLUMNS] = {};
 #pragma unroll
-        for (u32 w = 0; w < WARPS; w++) {
+        for (u32 w = 0; w < KEY_GROUPS; w++) {
             const float weight = ex2_approx(stats[w].x - base);
             all += weight * stats[w].y;
             const float of_warp[COLUMNS] = {others[w].x, others[w].y, others[w].z, others[w].w};
 #pragma unroll
-            for (u32 i = 0; i < COLUMNS; i++) values[i] = fma_f32(weight, of_warp[i], values[i]);
+            for (u32 j = 0; j < COLUMNS; j++) values[j] = fma_f32(weight, of_warp[j], values[j]);
         }
         if (is_partial) {
             const PartResults results = end.results_of(p, row);
@@ -559,25 +531,26 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
     }
     if (!is_partial || !ParkedWork::adds_up(p)) return;
-    u32* counter = reinterpret_cast<u32*>(p.at.workspace) + end.tile;
+    u32* counter = reinterpret_cast<u32*>(p.at.workspace) + of_cta.tile;
     Ending& ending = *reinterpret_cast<Ending*>(reinterpret_cast<u8*>(dynamic_shared()) + ENDING_AT);
     // What a warp adds up first: its parts, and where their results are.
     PartRange of_row = {};
     PartResults results = {};
     const auto look_up = [&](u32 i) {
-        const u32 row = i / ROW_WARPS;
-        if (row >= end.rows) return;
-        of_row = end.parts_of_row(p, row);
-        results = end.results_of(p, row);
+        const u32 head = head_of(i / ROW_WARPS), row = i / ROW_WARPS - head * of_cta.rows;
+        if (row >= of_cta.rows) return;
+        of_row = of_cta.parts_of_row(p, row);
+        results = of_cta.of_head(head).results_of(p, row);
     };
     // The last warp, which arrives for all, has nothing to do above where there are few rows.
     if (warp == WARPS - 1) look_up(warp);
-    if (!is_last_of(counter, end.end_part - end.first_part, &ending.is_last, [&] { look_up(warp); })) return;
+    if (!is_last_of(counter, of_cta.end_part - of_cta.first_part, &ending.is_last, [&] { look_up(warp); })) return;
 #pragma unroll 1
-    for (u32 i = warp; i < end.rows * ROW_WARPS; i += WARPS) {
+    for (u32 i = warp; i < KV_HEADS * of_cta.rows * ROW_WARPS; i += WARPS) {
         if (i != warp) look_up(i);
         const u32 c = (i % ROW_WARPS * 32 + lane) * LANE_COLUMNS;
         const auto sums_of = PartSums<LANE_COLUMNS>::of(results, of_row, c, c < p.shape.v_dim, ending.weights[warp]);
-        store_row(p, end, i / ROW_WARPS, c, sums_of.sums, sums_of.largest, sums_of.total);
+        const u32 head = head_of(i / ROW_WARPS);
+        store_row(p, of_cta.of_head(head), i / ROW_WARPS - head * of_cta.rows, c, sums_of.sums, sums_of.largest, sums_of.total);
     }
 }

@@ -64,6 +64,15 @@ struct CodeRows {
     // Features of a lane in a block of keys.
     static constexpr u32 KEY_FEATURES = 8;
 
+    // Keys of Q4_0 are operands as their nibbles are: in f16 subnormal numbers, of which upper nibbles are worth 16 times as much, and Q is a 16th
+    // there (rounded to a multiple of 2^-24); in bf16 numbers behind 128. Scores are too large by `KEY_OFFSET`, times the scale of a block, times
+    // what Q's features of the block add up to.
+    static constexpr bool HAS_KEY_OFFSET = QG_KV == KV_Q4_0;
+    static constexpr float KEY_UNIT = HAS_KEY_OFFSET && QG_X == DTYPE_F16 ? 0x1p-24f : 1.0f;
+    // A pair of ones, and of what those of Q are worth that are operands for upper nibbles.
+    static constexpr u32 ONES = QG_X == DTYPE_F16 ? 0x3c003c00u : 0x3f803f80u, UPPER_ONES = QG_X == DTYPE_F16 ? 0x4c004c00u : ONES;
+    static constexpr float KEY_OFFSET = (QG_X == DTYPE_F16 ? 8.0f : 128.0f + 8.0f) * KEY_UNIT;
+
     // Of a lane's features of a block of a key, eight neighbours: four pairs in the type of Q. Their order is that of `query_pairs`.
     QG_DEVICE void key_pairs(u32 (&pairs)[4], const u8* at) {
         if constexpr (QG_KV == KV_Q8_0) {
@@ -71,19 +80,28 @@ struct CodeRows {
             const u32 low = codes.x ^ 0x80808080u, high = codes.y ^ 0x80808080u;
             pairs[0] = signed_bytes_f16<0>(low), pairs[1] = signed_bytes_f16<2>(low);
             pairs[2] = signed_bytes_f16<0>(high), pairs[3] = signed_bytes_f16<2>(high);
-        } else {
-            nibbles_f16(pairs, ld_shared(reinterpret_cast<const u32*>(at)));
-        }
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) pairs[i] = query_pair(pairs[i]);
+            for (u32 i = 0; i < 4; i++) pairs[i] = query_pair(pairs[i]);
+        } else {
+            const u32 word = ld_shared(reinterpret_cast<const u32*>(at));
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                if constexpr (QG_X == DTYPE_F16)
+                    pairs[i] = (i < 2 ? word : word >> 8) & (i % 2 ? 0x00f000f0u : 0x000f000fu);
+                else
+                    pairs[i] = and_or(word >> 4 * i, 0x000f000fu, 0x43004300u);
+            }
+        }
     }
 
     // The same features of a query, eight neighbours as they are stored.
     QG_DEVICE void query_pairs(u32 (&pairs)[4], u32x4 eight) {
         const u32 words[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
-        for (u32 i = 0; i < 4; i++)
+        for (u32 i = 0; i < 4; i++) {
             pairs[i] = QG_KV == KV_Q8_0 ? words[i] : prmt(words[i / 2], words[2 + i / 2], i % 2 ? 0x7632 : 0x5410);
+            if (HAS_KEY_OFFSET && QG_X == DTYPE_F16 && i % 2) pairs[i] = mul_f16x2(pairs[i], 0x2c002c00u);
+        }
     }
 
     // Of E4M3, words of a lane's features of a value.

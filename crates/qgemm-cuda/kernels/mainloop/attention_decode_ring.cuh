@@ -7,6 +7,11 @@
 #include "mainloop/attention_codes.cuh"
 
 constexpr u32 ROWS = QG_ROWS, TILE = QG_TILE, WARPS = QG_THREADS / 32;
+// Heads of keys of a CTA, and tiles of a head's keys that its warps have at once.
+constexpr u32 KV_HEADS = 1, KEY_GROUPS = WARPS;
+QG_DEVICE u32 own_head() {
+    return 0;
+}
 // Keys that lie one after another where pages have 16, 32 or another power of 2.
 constexpr u32 RUN = 16, RUNS = TILE / RUN;
 constexpr u32 ALL_THERE = TILE == 32 ? ~0u : (1u << TILE % 32) - 1;
@@ -29,7 +34,7 @@ QG_DEVICE constexpr bool is_exchanged(u32 numbers) {
 constexpr u32 K_PITCH = is_exchanged(QG_QK) || IS_E4M3 ? bytes_of(QG_QK) : bytes_of(QG_QK) + (KV_BITS == 8 ? 32 : 16);
 constexpr u32 V_PITCH = is_exchanged(QG_V) ? bytes_of(QG_V) : bytes_of(QG_V) + 16;
 // Scales of a key or value, behind the codes of all.
-constexpr u32 SCALES = QG_QK / KV_BLOCK, SCALE_BYTES = HAS_SCALES ? SCALES * 2 : 0;
+constexpr u32 SCALES = QG_QK / KV_BLOCK, SCALE_BYTES = HAS_SCALES ? SCALES * 2 : 0, SCALE_PITCH = SCALE_BYTES;
 static_assert(!HAS_SCALES || (QG_QK == QG_V && TILE == 32), "a lane copies the scales of a key and a value");
 // What scales begin at a multiple of where a lane copies those of a key at once.
 constexpr u32 SCALES_ALIGNED = HAS_SCALES ? SCALE_BYTES : 1;
@@ -37,7 +42,7 @@ constexpr u32 SLOTS = QG_SLOTS, SLOT_BYTES = TILE * ((K_PITCH > V_PITCH ? K_PITC
 // Tiles whose keys are in flight or there at once.
 constexpr u32 TILES_AHEAD = (SLOTS + 1) / 2;
 // Behind the slots, of keys that are rows, a place for weights.
-constexpr u32 RING_BYTES = SLOTS * SLOT_BYTES + (IS_TURNED ? TILE * 8 * 2 : 0);
+constexpr u32 RING_BYTES = SLOTS * SLOT_BYTES + (IS_TURNED ? TILE * 8 * 2 : 0), ALL_RINGS = WARPS * RING_BYTES;
 static_assert(TILE % RUN == 0 && TILE <= 32, "a lane has a key");
 static_assert(QG_QK % 64 == 0 && QG_V % 64 == 0, "eight chunks are exchanged");
 
@@ -226,6 +231,12 @@ struct TileRing {
         return (u32)bases ^ (u32)(bases >> 32) ^ flags ^ next_pages[0];
     }
 
+    // From a slot's rows to the scales.
+    template <bool OF_VALUES>
+    __device__ __forceinline__ u32 scales_at() const {
+        return Rows<OF_VALUES>::SCALES_AT;
+    }
+
     // Asks for the pages of the runs of a tile.
     __device__ __forceinline__ void ask_pages(u32 tile) {
 #pragma unroll
@@ -270,6 +281,20 @@ struct TileRing {
     // Copies the values of the tile whose keys were copied last to a slot.
     __device__ __forceinline__ void copy_values(u32 slot) {
         copy(v, slot);
+    }
+
+    // The turn of keys, or of values, of which there are no more.
+    __device__ __forceinline__ void copy_nothing(bool of_keys) {
+        if (of_keys) {
+#pragma unroll
+            for (u32 i = 0; i + 1 < TILES_AHEAD; i++) there[i] = there[i + 1];
+#ifdef QG_BITS
+#pragma unroll
+            for (u32 i = 0; i + 1 < TILES_AHEAD; i++) row_bits[i] = row_bits[i + 1];
+#endif
+            tile = keys.end;
+        }
+        cp_async_commit_group();
     }
 
     // Where a key is, and whether it is there and among the warp's.

@@ -1,6 +1,10 @@
 // What a CTA of attention of few queries works on: rows of a sequence and head of keys, and a part of the keys.
 #pragma once
+#ifdef QG_PAIRS
+#include "mainloop/sm90/attention_pairs.cuh"
+#else
 #include "mainloop/attention_decode_ring.cuh"
+#endif
 #include "mainloop/attention_parts.cuh"
 
 // What the CTA's number says. It depends on no earlier launch, so that divisions are done while that still runs.
@@ -15,8 +19,9 @@ struct WorkPlace {
         WorkPlace place;
         place.row_cta = cta % p.at.row_ctas;
         cta /= p.at.row_ctas;
-        place.kv_head = cta % p.shape.kv_heads;
-        cta /= p.shape.kv_heads;
+        const u32 cta_heads = p.shape.kv_heads / KV_HEADS;
+        place.kv_head = cta % cta_heads * KV_HEADS;
+        cta /= cta_heads;
         place.part = cta % p.at.parts;
         place.sequence = cta / p.at.parts;
         place.heads = p.shape.heads / p.shape.kv_heads;
@@ -123,6 +128,12 @@ struct ParkedWork {
     // Where another launch looks for the part's.
     __device__ __forceinline__ f32x4* result_of_launch(const KernelParams& p, u32 row) const {
         return reinterpret_cast<f32x4*>(partial_result(p, token_of(row), head_of(row), part) + QG_COUNTERS);
+    }
+    // The same of another of the CTA's heads of keys.
+    __device__ __forceinline__ ParkedWork of_head(u32 i) const {
+        ParkedWork work = *this;
+        work.kv_head += i;
+        return work;
     }
     // Parts that a row sees.
     __device__ __forceinline__ PartRange parts_of_row(const KernelParams& p, u32 row) const {

@@ -260,6 +260,13 @@ fn decode() -> Vec<AttentionCase> {
             }
         }
     }
+    // As many sequences as leave one of them parts of thousands of keys, of heads that make pairs.
+    let mut lengths = vec![(1, 5); 66];
+    lengths[0] = (1, 4200);
+    for (dtype, places) in [(DType::F16, AttentionPlaces::Paged(16)), (DType::BF16, AttentionPlaces::Offsets)] {
+        let case = AttentionCase::new(&lengths, (4, 2), 128, dtype);
+        cases.push(AttentionCase { kv: KvFormat::Q4_0, places, ragged: true, ..case });
+    }
     // More parts than are added up at once.
     for kv in [KvFormat::Plain(DType::F16), KvFormat::Q4_0] {
         let case = AttentionCase::new(&[(2, 17_000), (1, 600)], (2, 1), 64, DType::F16);

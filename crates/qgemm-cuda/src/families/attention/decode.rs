@@ -10,8 +10,9 @@ use qgemm_hal::{
 
 use super::super::kernel_launch::{MakeKernel, load};
 use super::super::prelude::{constant_line, macro_line};
+use super::decode_pairs as pairs;
 use super::mask_line;
-use super::params::kv_code;
+use super::params::{for_attend, kv_code};
 use super::simt::{self, Attend, Cut, ctas};
 use crate::arch::check_shared;
 use crate::source;
@@ -74,6 +75,9 @@ fn warps(rows: u32, is_masked: bool, variant: Variant) -> u32 {
 
 /// Threads of a CTA.
 fn threads(spec: &AttentionSpec) -> u32 {
+    if pairs::is_of(spec) {
+        return pairs::THREADS;
+    }
     spec.keys / tile(spec.kv, spec.qk) * 32
 }
 
@@ -91,6 +95,9 @@ fn formats(variant: Variant) -> impl Iterator<Item = (DType, KvFormat)> {
 /// CTAs that share a multiprocessor: what their rings have in flight saturates its share of memory. Of codes, which take more instructions a
 /// byte, there are more on chips with room for their rings.
 fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
+    if pairs::is_of(spec) {
+        return 1;
+    }
     // Shared memory of a multiprocessor, of which each CTA takes another 1024 bytes.
     let room: u32 = match variant {
         Variant::Sm80 => 164 << 10,
@@ -110,6 +117,7 @@ fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
 /// Slots of a warp's ring, each for the keys or the values of a tile.
 fn slots(spec: &AttentionSpec) -> u32 {
     match spec.kv.bits() > 8 {
+        _ if pairs::is_of(spec) => pairs::SLOTS,
         true if is_turned(spec) => 3,
         true => 6,
         false if spec.qk > 64 => 3,
@@ -119,6 +127,9 @@ fn slots(spec: &AttentionSpec) -> u32 {
 
 /// Shared memory of `entry/sm80_attention_decode.cu`: its rings, and what is behind them.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
+    if pairs::is_of(spec) {
+        return pairs::ring_bytes() + PARKED_BYTES;
+    }
     let bytes = |numbers: u32| spec.kv.bytes_of(numbers as usize) as u32;
     let scales = spec.kv.scale_bytes_of(spec.qk as usize) as u32;
     // Rows whose chunks are exchanged have no gap.
@@ -141,7 +152,8 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm80_attention_decode.cu";
-    let x = if ["decode_bf16", MASKED_STEPS[1]].contains(&spec.step.as_str()) { DType::BF16 } else { DType::F16 };
+    let is_bf16 = pairs::is_bf16(&spec) || ["decode_bf16", MASKED_STEPS[1]].contains(&spec.step.as_str());
+    let x = if is_bf16 { DType::BF16 } else { DType::F16 };
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
     constant_line(&mut prelude, "QG_THREADS", threads(&spec));
@@ -156,8 +168,11 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
     macro_line(&mut prelude, "QG_CTAS_PER_SM", &ctas_a_unit(&spec, variant).to_string());
     mask_line(&mut prelude, MASKED_STEPS.contains(&spec.step.as_str()));
+    if pairs::is_of(&spec) {
+        macro_line(&mut prelude, "QG_PAIRS", "1");
+    }
     let (name, symbol) = (id(spec, variant).to_string(), "qg_attention_decode");
-    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: pairs::is_of(&spec) }
 }
 
 /// Every kernel of the family on devices of `variant`.
@@ -170,7 +185,8 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
             })
         })
     });
-    all.map(move |spec| source(spec, variant))
+    let of_pairs = formats(variant).filter(move |&(_, kv)| pairs::has(kv, variant));
+    all.chain(of_pairs.map(|(x, kv)| pairs::attend_spec(x, kv))).map(move |spec| source(spec, variant))
 }
 
 /// The kernel for `op`, or why there is none.
@@ -191,9 +207,25 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     let dim = dim.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
     let all = self::rows(op.kv, op.mask.is_some(), variant);
     let of_cta = all.iter().copied().find(|&of_cta| of_cta as usize >= rows).unwrap_or(all[all.len() - 1]);
-    let spec = attend_spec(op.dtype, op.kv, dim, op.mask.is_some(), of_cta, variant);
+    let spec = match takes_pairs(op, variant, info) {
+        true => pairs::attend_spec(op.dtype, op.kv),
+        false => attend_spec(op.dtype, op.kv, dim, op.mask.is_some(), of_cta, variant),
+    };
     check_shared(shared_bytes(&spec), info)?;
     Ok((spec, variant))
+}
+
+/// Whether a kernel for pairs of heads serves `op` sooner: CTAs with more keys each, which take longer to begin and to end. Where bits may not
+/// depend on the batch, the choice of a kernel may not, either.
+fn takes_pairs(op: &CheckedAttention, variant: Variant, info: &DeviceInfo) -> bool {
+    let spec = pairs::attend_spec(op.dtype, op.kv);
+    let part_keys = || cut(op, &spec, ctas_a_unit(&spec, variant), info.units).part_keys;
+    !op.batch_invariant && pairs::serves(op, variant) && part_keys() >= pairs::LEAST_PART
+}
+
+/// CTAs along the heads of keys.
+fn head_ctas(op: &CheckedAttention, spec: &AttentionSpec) -> usize {
+    if pairs::is_of(spec) { op.kv_heads / pairs::HEADS } else { op.kv_heads }
 }
 
 /// How the keys of a sequence are cut: into as many parts as keep the CTAs that run at once busy to the end.
@@ -203,7 +235,8 @@ fn cut(op: &CheckedAttention, spec: &AttentionSpec, ctas_a_unit: usize, units: u
         return Cut::of(op, row_ctas, simt::INVARIANT_PART);
     }
     let at_once = ctas_a_unit * units.max(1) as usize;
-    let part_keys = part_keys(op.most_keys, op.sequences * op.kv_heads * row_ctas, at_once, spec.keys as usize);
+    let tiles = op.sequences * head_ctas(op, spec) * row_ctas;
+    let part_keys = part_keys(op.most_keys, tiles, at_once, spec.keys as usize);
     Cut::of(op, row_ctas, part_keys)
 }
 
@@ -282,6 +315,8 @@ pub(super) fn sequence(
         id: config.kernel,
         spec: source(spec, variant),
         row_ctas,
+        head_ctas: head_ctas(op, &spec),
+        params: if pairs::is_of(&spec) { pairs::params } else { for_attend },
         threads: threads(&spec),
         shared_bytes: shared_bytes(&spec),
         counts: true,

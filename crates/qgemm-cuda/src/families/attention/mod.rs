@@ -3,6 +3,7 @@
 
 mod cp_async;
 mod decode;
+mod decode_pairs;
 mod mma;
 pub(super) mod params;
 mod simt;

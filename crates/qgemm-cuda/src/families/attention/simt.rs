@@ -244,6 +244,8 @@ pub(super) fn sequence(
         id: id(spec, variant),
         spec: source(spec, variant),
         row_ctas,
+        head_ctas: op.kv_heads,
+        params: for_attend,
         threads: THREADS,
         shared_bytes: shared_bytes(&spec),
         counts: false,
@@ -258,6 +260,10 @@ pub(super) struct Attend {
     pub spec: KernelSpec,
     /// CTAs for the rows of a sequence and head of keys.
     pub row_ctas: usize,
+    /// CTAs for the heads of keys.
+    pub head_ctas: usize,
+    /// The kernel's parameter.
+    pub params: fn(&CheckedAttention, AttentionParams) -> Arc<dyn Params>,
     pub threads: u32,
     pub shared_bytes: u32,
     /// Whether the kernel takes the whole workspace, counters and all.
@@ -276,9 +282,11 @@ pub(super) fn in_parts(
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
     use AttentionOperand as O;
-    let Attend { id: attend_id, spec: attend_spec, row_ctas, threads, shared_bytes, counts, adds_up } = attend;
+    let Attend {
+        id: attend_id, spec: attend_spec, row_ctas, head_ctas, threads, shared_bytes, counts, adds_up, ..
+    } = attend;
     let params = AttentionParams::new(op, config.parts, config.part_keys, row_ctas as u32);
-    let of_attend = for_attend(op, params);
+    let of_attend = (attend.params)(op, params);
     let mut step = |id: KernelId,
                     spec: KernelSpec,
                     ctas: usize,
@@ -300,7 +308,7 @@ pub(super) fn in_parts(
     };
     let parts = config.parts as usize;
     let attend =
-        step(attend_id, attend_spec, op.sequences * op.kv_heads * row_ctas * parts, threads, shared_bytes, of_attend)?;
+        step(attend_id, attend_spec, op.sequences * head_ctas * row_ctas * parts, threads, shared_bytes, of_attend)?;
     let workspace = WorkspaceLayout::RESERVED..config.workspace_bytes;
     let name = format!("{family}_{}_{}", op.dtype, op.kv);
     if parts == 1 {

@@ -1,0 +1,58 @@
+// Queries of attention of few queries as operands of matrix instructions.
+#pragma once
+#include "mainloop/attention_decode_tile.cuh"
+
+// The rows of a lane; those that are not there do as the last one. Of eight, a lane multiplies one row and has scores of two others.
+struct QueryOperands {
+    // A tile of sixteen features each: of eight rows, a column's two pairs, of sixteen rows, four.
+    u32 b[QG_QK / MMA_K][4];
+    // Keys of Q4_0 are too large as operands: what block `t`, times its scale, adds to scores of row `g` for it, in two tf32 numbers.
+    u32 offsets[2];
+
+    __device__ __forceinline__ void load(const KernelParams& p, const Work& work) {
+        constexpr u32 LANE_ROWS = ROWS / 8;
+        const u32 lane = thread_index() % 32, g = lane / 4, t = lane % 4, heads = work.place.heads;
+#pragma unroll
+        for (u32 i = 0; i < LANE_ROWS; i++) {
+            const u32 row = least(work.place.first_row + g + 8 * i, work.last_row());
+            const u64 token = work.s.token + row / heads;
+            const u32 head = (work.place.kv_head + own_head()) * heads + row % heads;
+            const u8* from = reinterpret_cast<const u8*>(p.at.q) + (token * p.at.q_token + head * p.at.q_head) * 2;
+            if constexpr (HAS_SCALES) {
+#pragma unroll
+                for (u32 block = 0; block < SCALES; block++) {
+                    u32 pairs[4];
+                    const u32 column = block * KV_BLOCK + t * 8;
+                    CodeRows::query_pairs(pairs, column < p.shape.qk_dim ? ld_global_v4(from + column * 2) : u32x4{0, 0, 0, 0});
+#pragma unroll
+                    for (u32 pair = 0; pair < 4; pair++) b[block * 2 + pair / 2][pair % 2] = pairs[pair];
+                }
+                continue;
+            }
+#pragma unroll
+            for (u32 k = 0; k < QG_QK / MMA_K; k++) {
+#pragma unroll
+                for (u32 half = 0; half < 2; half++) {
+                    // Of E4M3, a lane reads sixteen neighbours of 64 features: Q's take the same places.
+                    const u32 column = IS_E4M3 ? k / 4 * 64 + t * 16 + k % 4 * 4 + half * 2 : k * MMA_K + half * 8 + t * 2;
+                    b[k][half * LANE_ROWS + i] = column < p.shape.qk_dim ? ld_global_u32(from + column * 2) : 0;
+                }
+            }
+        }
+        if constexpr (CodeRows::HAS_KEY_OFFSET) find_offsets(g);
+    }
+
+    // What the features of a block add up to, times ones in column `2 · block`, is what lanes `t` of that number get.
+    __device__ __forceinline__ void find_offsets(u32 g) {
+        float of_block[4] = {};
+#pragma unroll
+        for (u32 k = 0; k < QG_QK / MMA_K; k++) {
+            const bool is_own = g == k * MMA_K / KV_BLOCK * 2;
+            const u32 a[4] = {b[k][0], 0, b[k][1], 0};
+            multiply_add<QG_X>(of_block, a, is_own ? CodeRows::ONES : 0, is_own ? CodeRows::UPPER_ONES : 0);
+        }
+        const float offset = of_block[0] * -CodeRows::KEY_OFFSET;
+        offsets[0] = f32_to_bits(offset) & 0xffffe000u;
+        offsets[1] = f32_to_bits(offset - bits_to_f32(offsets[0]));
+    }
+};
