@@ -66,6 +66,10 @@ struct SharedStorage {
     float weights[QG_STAGES][STAGE_COLUMNS];
     StageQuery stage_queries[QG_STAGES][STAGE_QUERIES];
     SeenQueries<MOST_QUERIES> queries;
+#if QG_GATHERS
+    // Of each query's note.
+    float least[MOST_QUERIES];
+#endif
     // Of each consumer, in shared memory for want of registers.
     StoredKey keys[QG_CONSUMERS];
     u64 full[QG_STAGES], empty[QG_STAGES];
@@ -171,7 +175,7 @@ QG_DEVICE void produce_weights(SharedStorage& shared, const IndexerParams& p, co
             const u64 launch_query = place.launch_query + query;
             StageQuery seen = {ld_shared(&shared.queries.first[query]), ld_shared(&shared.queries.end[query])};
 #if QG_GATHERS
-            seen.least = QueryNote::of(p, launch_query).least;
+            seen.least = ld_shared(&shared.least[query]);
             seen.row = (u32)launch_query + 1;
             // Nothing is found for those behind the last, whose row is nobody's.
             if (part * PART_QUERIES + lane >= active) seen.end = seen.row = 0;
@@ -221,10 +225,11 @@ QG_DEVICE void store_scores(SharedStorage& shared, const IndexerParams& p, u32 s
 #if QG_GATHERS
     const float score = sum * ld_shared(&of_key.scale);
     const u32 seen_as = ld_shared(&of_key.seen_as);
-    const bool is_seen = seen_as >= ld_shared(&of_query.first) && seen_as < ld_shared(&of_query.end);
-    const bool is_found = is_seen && is_reached(ld_shared(&of_query.least), score);
+    // Without branches, at which the warp would part.
+    const bool is_found = (seen_as >= ld_shared(&of_query.first)) & (seen_as < ld_shared(&of_query.end)) & is_reached(ld_shared(&of_query.least), score);
     const u32 lanes = ballot(is_found);
-    if (is_found) st_global_u32(found_score(p, found + popc(lanes & ((1u << lane) - 1))), f32_to_bits(score));
+    u8* const to = found_score(p, found + popc(lanes & ((1u << lane) - 1)));
+    if (is_found) st_global_u32(to, f32_to_bits(score));
     // Lanes of the warp's first key.
     if ((lane & ~2u) == 0) {
         const FoundRecord record = FoundRecord::of(found, lane / 2, lanes);
@@ -324,6 +329,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     if (FoundHeader::all_are_served(p)) return;
 #endif
     const Place place = Place::of(p);
+#if QG_GATHERS
+    // The barriers of `note_queries` follow.
+    if (thread < place.count) st_shared(&shared.least[thread], QueryNote::of(p, place.launch_query + thread).least);
+#endif
     const u32 active = note_queries<QG_GATHERS>(p, shared.queries, place.sequence, place.first_query, place.count, place.key, KEYS, QG_THREADS);
     // The shuffle tells the compiler that the role is the same for the whole warp. Registers pass between whole warpgroups.
     if (shfl_idx_u32(thread / QG_CONSUMERS, 0) == 0) {

@@ -529,7 +529,8 @@ struct IndexerParams {
     u64 k_scale_page;  // From one page of scales to the next.
     u64 scores_row;  // From one query's scores, or what is told of its keys, to the next.
     u64 notes;  // What is known of queries whose keys are gathered while they are scored; 0 where none are.
-    u64 found_end;  // Where scores of keys that are gathered while they are scored end.
+    u64 found;  // Scores of keys that are gathered while they are scored.
+    u64 found_header;  // What is known of all queries of such.
     u32 first_query;  // First query of this launch.
     u32 cta_keys;  // Keys of a CTA, where the kernel has no fixed number.
     u32 heads;  // Heads.
@@ -550,7 +551,7 @@ struct IndexerParams {
     u32 columns;  // Keys that are scored.
     u32 spare_chunks;  // Chunks of scores for warps that gather more keys than are expected.
     u32 aim;  // Keys of a query that should be gathered while they are scored.
-}; static_assert(sizeof(IndexerParams) == 240, "layout");
+}; static_assert(sizeof(IndexerParams) == 248, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, weights) == 16, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, q_scales) == 24, "layout");
@@ -569,27 +570,28 @@ static_assert(QG_OFFSET_OF(IndexerParams, k_row) == 120, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, k_scale_page) == 128, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, scores_row) == 136, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, notes) == 144, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, found_end) == 152, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, first_query) == 160, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, cta_keys) == 164, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, heads) == 168, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, features) == 172, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, most_keys) == 176, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, sequence_queries) == 180, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, query_ctas) == 184, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, cta_queries) == 188, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, key_ctas) == 192, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, pages) == 196, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, page_size) == 200, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, table_width) == 204, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, chosen) == 208, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, q_aligned) == 212, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, k_aligned) == 216, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, not_seen) == 220, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, key_step) == 224, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, columns) == 228, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, spare_chunks) == 232, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, aim) == 236, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, found) == 152, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, found_header) == 160, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, first_query) == 168, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, cta_keys) == 172, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, heads) == 176, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, features) == 180, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, most_keys) == 184, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, sequence_queries) == 188, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, query_ctas) == 192, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, cta_queries) == 196, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, key_ctas) == 200, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, pages) == 204, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, page_size) == 208, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, table_width) == 212, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, chosen) == 216, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, q_aligned) == 220, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, k_aligned) == 224, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, not_seen) == 228, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, key_step) == 232, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, columns) == 236, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, spare_chunks) == 240, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, aim) == 244, "layout");
 struct OptimizerShape {
     u32 len;  // Parameters, of wgpu those of a dispatch.
     u32 flags;  // `ALIGNED16` and `COPY` of the `FLAG_` constants.

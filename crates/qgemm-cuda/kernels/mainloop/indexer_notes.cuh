@@ -25,15 +25,15 @@ struct alignas(16) QueryNote {
     }
 };
 
-// What is behind the chunks.
+// What is known of all queries.
 struct alignas(16) FoundHeader {
     // Spare chunks that are taken, whether there are as many or not; queries that are not served.
     u32 taken, misled;
     u32 unused[2];
 
-    QG_DEVICE u32* taken_chunks(const IndexerParams& p) { return reinterpret_cast<u32*>(p.found_end); }
-    QG_DEVICE u32* misled_queries(const IndexerParams& p) { return reinterpret_cast<u32*>(p.found_end + QG_OFFSET_OF(FoundHeader, misled)); }
-    QG_DEVICE void clear(const IndexerParams& p) { st_global_v4(reinterpret_cast<u8*>(p.found_end), {0, 0, 0, 0}); }
+    QG_DEVICE u32* taken_chunks(const IndexerParams& p) { return reinterpret_cast<u32*>(p.found_header); }
+    QG_DEVICE u32* misled_queries(const IndexerParams& p) { return reinterpret_cast<u32*>(p.found_header + QG_OFFSET_OF(FoundHeader, misled)); }
+    QG_DEVICE void clear(const IndexerParams& p) { st_global_v4(reinterpret_cast<u8*>(p.found_header), {0, 0, 0, 0}); }
     // Whether launches that serve queries again have nothing to do.
     QG_DEVICE bool all_are_served(const IndexerParams& p) {
         return p.notes != 0 && ld_global_u32(reinterpret_cast<const u8*>(misled_queries(p))) == 0;
@@ -63,9 +63,8 @@ struct alignas(8) FoundRecord {
 QG_DEVICE u8* found_record(const IndexerParams& p, u32 row, u32 key) {
     return reinterpret_cast<u8*>(p.scores) + (u64)(row * (u32)p.scores_row + key / RECORD_KEYS) * sizeof(FoundRecord);
 }
-// Scores are counted from the end on, where launches that serve queries again find the header.
 QG_DEVICE u8* found_score(const IndexerParams& p, u32 at) {
-    return reinterpret_cast<u8*>(p.found_end) + (long long)(i32)~at * 4;
+    return reinterpret_cast<u8*>(p.found) + (u64)at * 4;
 }
 
 // Whether a key is gathered: one whose score is NaN is, too, since it may be wanted where there are few others.

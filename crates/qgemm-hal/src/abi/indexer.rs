@@ -45,8 +45,10 @@ abi_struct! {
         pub scores_row: u64,
         /// What is known of queries whose keys are gathered while they are scored; 0 where none are.
         pub notes: u64,
-        /// Where scores of keys that are gathered while they are scored end.
-        pub found_end: u64,
+        /// Scores of keys that are gathered while they are scored.
+        pub found: u64,
+        /// What is known of all queries of such.
+        pub found_header: u64,
         /// First query of this launch.
         pub first_query: u32,
         /// Keys of a CTA, where the kernel has no fixed number.

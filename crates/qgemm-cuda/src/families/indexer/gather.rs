@@ -14,11 +14,13 @@ const LEAST_KEYS: usize = 1 << 14;
 const BELOW: f64 = 4.3;
 /// Most bytes of what is gathered, and of scores of queries that are served again.
 const KEPT_BYTES: usize = 256 << 20;
-/// Bytes of the note of a query, of a record of 16 keys of it, and of what is behind found scores (`indexer_notes.cuh`).
+/// Bytes of the note of a query, of a record of 16 keys of it, and of what is known of all queries (`indexer_notes.cuh`).
 const NOTE_BYTES: usize = 16;
 const RECORD_BYTES: usize = 8;
 const RECORD_KEYS: usize = 16;
 const HEADER_BYTES: usize = 16;
+/// Chunks begin at lines of a cache.
+const LINE_BYTES: usize = 128;
 /// Bytes of a chunk, and one of how many of all chunks are spare.
 const CHUNK_BYTES: usize = 1024 * 4;
 const SPARE: usize = 4;
@@ -37,8 +39,9 @@ pub(super) struct Gathering {
     /// Queries that are served again at a time.
     pub(super) score_queries: usize,
     spare_chunks: usize,
-    /// Where found scores end, which are behind the records of queries; a header and notes follow.
-    found_end: usize,
+    /// Where found scores are, behind the records of queries, and a header with notes behind it.
+    found_at: usize,
+    header_at: usize,
 }
 
 impl Gathering {
@@ -74,9 +77,11 @@ impl Gathering {
             let sample = part_queries * sample_row(op, key_step) * size_of::<f32>();
             let scores = score_queries * op.kept_stride() * size_of::<f32>();
             // Scores of a sample, and of queries that are served again, lie in the same place.
-            let found = records + (1 + spare_chunks + warps) * CHUNK_BYTES;
-            let found_end = found.max(sample).max(scores).next_multiple_of(HEADER_BYTES);
-            (found <= kept).then_some(Self { key_step, aim, part_queries, score_queries, spare_chunks, found_end })
+            let found_at = records.next_multiple_of(LINE_BYTES);
+            let found_end = found_at + (1 + spare_chunks + warps) * CHUNK_BYTES;
+            let header_at = found_end.max(sample).max(scores).next_multiple_of(HEADER_BYTES);
+            let all = Self { key_step, aim, part_queries, score_queries, spare_chunks, found_at, header_at };
+            (found_end <= kept).then_some(all)
         };
         halves.filter(|_| score_queries > 0).find_map(gathering)
     }
@@ -91,14 +96,15 @@ impl Gathering {
 
     /// Bytes of workspace.
     pub(super) fn workspace_bytes(&self) -> usize {
-        WorkspaceLayout::RESERVED + self.found_end + HEADER_BYTES + self.part_queries * NOTE_BYTES
+        WorkspaceLayout::RESERVED + self.header_at + HEADER_BYTES + self.part_queries * NOTE_BYTES
     }
 
     /// What kernels are told for queries from the `first` one of those whose keys are kept on.
     pub(super) fn kept(&self, first: usize) -> Kept {
         Kept {
-            notes: (self.found_end + HEADER_BYTES + first * NOTE_BYTES) as u64,
-            found_end: self.found_end as u64,
+            notes: (self.header_at + HEADER_BYTES + first * NOTE_BYTES) as u64,
+            found: self.found_at as u64,
+            found_header: self.header_at as u64,
             row: None,
             spare_chunks: self.spare_chunks as u32,
             aim: self.aim as u32,

@@ -135,7 +135,8 @@ fn at_operands(params: &IndexerParams, operands: &Operands<'_>, at: &Places<'_>)
     // Until here, where they are in the workspace.
     if params.notes > 0 {
         params.notes += params.scores;
-        params.found_end += params.scores;
+        params.found += params.scores;
+        params.found_header += params.scores;
     }
     Ok(params)
 }
@@ -207,8 +208,9 @@ impl Cut {
 struct Kept {
     /// Where the notes of the part's queries begin; 0 where there are none.
     notes: u64,
-    /// Where scores of gathered keys end.
-    found_end: u64,
+    /// Where scores of gathered keys are, and what is known of all queries.
+    found: u64,
+    found_header: u64,
     /// Scores or records from one query to the next, where not all scores are kept.
     row: Option<u64>,
     /// Chunks of scores that no warp has from the beginning.
@@ -253,7 +255,8 @@ fn params(op: &CheckedIndexer, part: Part, cut: Cut, kept: Kept) -> IndexerParam
         notes: kept.notes,
         key_step: cut.key_step as u32,
         columns: op.most_keys().div_ceil(cut.key_step) as u32,
-        found_end: kept.found_end,
+        found: kept.found,
+        found_header: kept.found_header,
         spare_chunks: kept.spare_chunks,
         aim: kept.aim,
         ..IndexerParams::default()

@@ -82,7 +82,8 @@ impl Columns {
     /// `SharedStorage` of `entry/sm90_indexer_wgmma_ws.cu`.
     fn shared_bytes(self) -> u32 {
         let stage = STAGE_COLUMNS * (FEATURES + 4) + STAGE_COLUMNS / self.heads * 16 + 16;
-        (STAGES * stage + (3 * MOST_QUERIES + MOST_QUERIES / 32) * 4 + CONSUMERS * 16).next_multiple_of(16)
+        let of_query = if self.gathers { 4 } else { 3 };
+        (STAGES * stage + (of_query * MOST_QUERIES + MOST_QUERIES / 32) * 4 + CONSUMERS * 16).next_multiple_of(16)
     }
 }
 
@@ -178,7 +179,7 @@ impl Family<CheckedIndexer> for IndexerWgmma {
         }
         let spec = Columns::spec(op.heads, false);
         let columns = Columns::of_spec(&spec);
-        check_shared(columns.shared_bytes(), info)?;
+        check_shared(Columns { gathers: true, ..columns }.shared_bytes(), info)?;
         let padding = f64::from(columns.heads * FEATURES) / (op.heads * op.features) as f64;
         let cut = |part| cut(op, columns.heads, part, 1, info);
         let mut configs = offered(op, info, id(spec), cut, Math::TensorFp8, padding, EFFICIENCY)?;
