@@ -92,14 +92,15 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const auto fill_ring = [&] { ring.fill(first_tile); };
 #else
     const u32 first_tile = keys.first / TILE * TILE + warp * TILE;
-    // Values of an only tile are asked for when its keys are there, which come sooner so, and are multiplied while values come.
-    const bool has_one_tile = IS_CODES && first_tile + WARPS * TILE >= keys.end;
+    // Of few tiles, what follows the first keys is asked for when these are there, which come sooner so, and are multiplied while values come.
+    constexpr u32 FEW_TILES = IS_CODES ? 1 : IS_TURNED ? 2 : 0;
+    const bool has_few_tiles = FEW_TILES != 0 && first_tile + FEW_TILES * WARPS * TILE >= keys.end;
     const auto fill_ring = [&] {
         if (ring.has_pages) ring.ask_pages(first_tile);
 #pragma unroll 1
         for (u32 i = 0; i < SLOTS; i += 2) {
             ring.copy_keys(first_tile + i / 2 * WARPS * TILE, i);
-            if (has_one_tile) break;
+            if (has_few_tiles) break;
             if (i + 1 < SLOTS) ring.copy_values(i + 1);
         }
     };
@@ -385,11 +386,19 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
     };
 #ifndef QG_PAIRS
-    if (has_one_tile) {
+    if (has_few_tiles) {
         cp_async_wait_group<0>();
         ring.copy_values(1);
 #pragma unroll
-        for (u32 i = 2; i < SLOTS; i++) ring.copy_nothing(i % 2 == 0);
+        for (u32 i = 2; i < SLOTS; i++) {
+            const u32 next = first_tile + i / 2 * WARPS * TILE;
+            if (i / 2 >= FEW_TILES || next >= keys.end)
+                ring.copy_nothing(i % 2 == 0);
+            else if (i % 2 == 0)
+                ring.copy_keys(next, i);
+            else
+                ring.copy_values(i);
+        }
     }
     u32 slot = 0;
     const auto next_slot = [&] { slot = slot + 1 == SLOTS ? 0 : slot + 1; };
