@@ -4,8 +4,9 @@ use qgemm_formats::DType;
 use qgemm_hal::{Activation, XPrecision};
 
 use super::architecture::{FeedForward, Matrix};
-use super::build::{Buffer, Builder, Index, Product, Routed, op, too_large};
+use super::build::{Buffer, Builder, too_large};
 use super::file::{PlannedOp, RegionKind};
+use super::product::{Index, Product, Routed, op};
 use crate::error::Error;
 use crate::record::Sizes;
 use crate::routing::Routing;

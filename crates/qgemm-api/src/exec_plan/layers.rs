@@ -5,9 +5,10 @@ use qgemm_hal::{Activation, XPrecision};
 
 use super::architecture::{LayerTensors, NormTensors};
 use super::backward::Taped;
-use super::build::{Buffer, Builder, known, op};
+use super::build::{Buffer, Builder};
 use super::file::{Phase, PlannedOp, RegionKind};
 use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, STEP_BYTES, WORD};
+use super::product::{known, op};
 use crate::error::Error;
 use crate::record::Sizes;
 

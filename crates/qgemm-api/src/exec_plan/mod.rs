@@ -4,6 +4,8 @@ mod architecture;
 mod arena;
 mod backward;
 mod build;
+mod check;
+mod describe;
 mod feed_forward;
 mod file;
 mod layers;
@@ -11,6 +13,7 @@ mod layout;
 mod load;
 mod numbers;
 mod operands;
+mod product;
 mod run;
 
 pub use arena::PlanArena;

@@ -1,0 +1,301 @@
+//! What [`Context::load_plan`](crate::Context::load_plan) checks: device, memory, and each operation against what is planned here.
+
+use std::fmt::Display;
+
+use qgemm_formats::{DType, Format};
+use qgemm_hal::{Activation, DeviceKind};
+
+use super::file::{MemoryPlan, PlannedOp, PlannedWeight, Region, RegionKind};
+use super::layout::overlap;
+use super::load::WORKSPACE;
+use crate::context::Context;
+use crate::described::DescribedWeight;
+use crate::error::Error;
+use crate::experts::ExpertProblem;
+use crate::gemm::{Candidate, Problem};
+use crate::gradient::ThroughShape;
+use crate::record::{DeviceRecord, Dispatch, PlanRecord, Reduction, Sizes};
+
+/// That the file says what is here.
+pub(super) fn expect(at: impl Display, expected: impl Display, got: impl Display) -> Result<(), Error> {
+    let (expected, got) = (expected.to_string(), got.to_string());
+    if expected == got { Ok(()) } else { Err(Error::PlanMismatch { at: at.to_string(), expected, got }) }
+}
+
+/// That a plan is for this device. One for a chip's description fits every device with that chip's instructions and size.
+pub(super) fn check_device(planned: &DeviceRecord, here: &DeviceRecord) -> Result<(), Error> {
+    let text = |variant: &Option<String>| variant.clone().unwrap_or_else(|| "none".into());
+    expect("runtime.device.arch", &here.arch, &planned.arch)?;
+    expect("runtime.device.variant", text(&here.variant), text(&planned.variant))?;
+    expect("runtime.device.units", here.units, planned.units)?;
+    let is_description = planned.id.starts_with(DeviceKind::Emu.name());
+    if !is_description {
+        expect("runtime.device.name", &here.name, &planned.name)?;
+        expect("runtime.device.driver", &here.driver, &planned.driver)?;
+    }
+    Ok(())
+}
+
+/// That regions are within the arena, aligned, and apart.
+pub(super) fn check_memory(memory: &MemoryPlan, ops: usize) -> Result<(), Error> {
+    let wrong = |at: String, expected: String, got: String| Err(Error::PlanMismatch { at, expected, got });
+    if !memory.alignment.is_power_of_two() || memory.alignment < 256 {
+        return wrong("memory.alignment".into(), "a power of two from 256 on".into(), memory.alignment.to_string());
+    }
+    if memory.weights_end > memory.arena_bytes {
+        let limit = format!("at most {}", memory.arena_bytes);
+        return wrong("memory.weights_end".into(), limit, memory.weights_end.to_string());
+    }
+    for region in &memory.regions {
+        let at = |field: &str| format!("memory.regions ({}).{field}", region.name);
+        let Region { offset, bytes, reserved, first_op, last_op, .. } = *region;
+        if !offset.is_multiple_of(memory.alignment) {
+            return wrong(at("offset"), format!("a multiple of {}", memory.alignment), offset.to_string());
+        }
+        if bytes.checked_add(memory.canary_bytes).is_none_or(|least| least > reserved) {
+            return wrong(at("reserved"), format!("{bytes} bytes and a canary"), reserved.to_string());
+        }
+        let end = if region.kind == RegionKind::Weight { memory.weights_end } else { memory.arena_bytes };
+        if offset.checked_add(reserved).is_none_or(|last| last > end) {
+            return wrong(at("offset"), format!("an end of at most {end}"), offset.to_string());
+        }
+        if region.kind != RegionKind::Weight && offset < memory.weights_end {
+            return wrong(at("offset"), format!("{} or more", memory.weights_end), offset.to_string());
+        }
+        if first_op > last_op || last_op >= ops {
+            return wrong(at("last_op"), format!("{first_op} to {}", ops.saturating_sub(1)), last_op.to_string());
+        }
+    }
+    // Nothing is allocated by a number that no region accounts for.
+    let last = memory.regions.iter().map(|region| region.offset + region.reserved).max();
+    expect("memory.arena_bytes", last.unwrap_or(0), memory.arena_bytes)?;
+    match overlap(&memory.regions) {
+        None => Ok(()),
+        Some((a, b)) => wrong(
+            format!("memory.regions ({})", b.name),
+            format!("no byte of `{}`, which lives at the same time", a.name),
+            format!("offset {}", b.offset),
+        ),
+    }
+}
+
+/// Checks one operation.
+pub(super) struct OpChecks<'a> {
+    pub ctx: &'a Context,
+    pub place: usize,
+    pub at: String,
+    pub op: &'a PlannedOp,
+}
+
+impl OpChecks<'_> {
+    fn expect(&self, field: &str, expected: impl Display, got: impl Display) -> Result<(), Error> {
+        expect(format!("{}.{field}", self.at), expected, got)
+    }
+
+    /// Everything. The way to run it, of a product.
+    pub fn all(&self, memory: &MemoryPlan) -> Result<Option<Candidate>, Error> {
+        let op = self.op;
+        let found = match (op.operation.as_str(), &op.weight) {
+            ("gemm", Some(weight)) => Some(self.product(weight)?),
+            ("experts", Some(weight)) => {
+                self.experts(weight)?;
+                None
+            }
+            ("routing", None) => {
+                self.record(&self.ctx.explain_routing(&op.as_routing())?)?;
+                None
+            }
+            ("gradient", Some(weight)) => {
+                let (described, gradient) = (self.weight(weight)?, op.as_gradient()?);
+                let (through, bytes) = match weight.experts {
+                    Some(experts) => {
+                        let experts = described.experts(experts)?;
+                        (ThroughShape::from(*experts.shape()), experts.bytes())
+                    }
+                    None => ((*described.shape()).into(), described.bytes()),
+                };
+                self.expect("weight.bytes", bytes, weight.bytes)?;
+                self.record(&self.ctx.explain_gradient_by(&through, &gradient)?)?;
+                None
+            }
+            ("matmul", None) => {
+                self.record(&self.ctx.explain_matmul(&op.as_matmul()?)?)?;
+                None
+            }
+            ("norm", None) => {
+                self.record(&self.ctx.explain_norm(&op.as_norm()?)?)?;
+                None
+            }
+            ("kv_append", None) => {
+                self.record(&self.ctx.explain_kv_append(&op.as_kv_append()?)?)?;
+                None
+            }
+            ("attention", None) => {
+                self.record(&self.ctx.explain_attention(&op.as_attention()?)?)?;
+                None
+            }
+            ("optimizer", None) => {
+                self.record(&self.ctx.explain_optimizer(&op.as_optimizer()?)?)?;
+                None
+            }
+            (operation, _) => {
+                const KNOWN: &str = "gemm, experts or gradient with a weight, matmul, routing, norm, kv_append, attention, or optimizer";
+                self.expect("operation", KNOWN, operation)?;
+                None
+            }
+        };
+        self.regions(memory)?;
+        Ok(found)
+    }
+
+    /// The weight as it would be on this device.
+    fn weight(&self, weight: &PlannedWeight) -> Result<DescribedWeight, Error> {
+        let format: Format = weight.format.parse()?;
+        let Sizes { n, k, .. } = self.op.shape;
+        let (n, k) = if self.op.operation == "gradient" { (k, n) } else { (n, k) };
+        let described = self.ctx.describe_weight(format, n, k)?;
+        let described = if weight.row_scale { described.row_scaled() } else { described };
+        let described = if weight.k_order { described.permuted() } else { described };
+        let described = if weight.gated { described.gated()? } else { described };
+        self.expect("weight.row_bytes", format.row_bytes(k), weight.row_bytes)?;
+        self.expect("weight.layout", format!("{:?}", described.shape().class), &weight.layout)?;
+        Ok(described)
+    }
+
+    fn state(&self, problem: Problem) -> Result<Problem, Error> {
+        let op = self.op;
+        let (x, d): (DType, DType) = (op.x_dtype.parse()?, op.d_dtype.parse()?);
+        let known = Activation::ALL.into_iter().find(|activation| activation.name() == op.activation);
+        let names = || Activation::ALL.map(Activation::name).join(", ");
+        let activation = known.ok_or_else(|| Error::PlanMismatch {
+            at: format!("{}.activation", self.at),
+            expected: format!("one of {}", names()),
+            got: op.activation.clone(),
+        })?;
+        let problem = problem.x_dtype(x).d_dtype(d).x_precision(op.x_precision.parse()?).activation(activation);
+        let problem = match &op.bias_dtype {
+            Some(dtype) => problem.bias(dtype.parse()?),
+            None => problem,
+        };
+        Ok(if op.residual.is_some() { problem.residual(d) } else { problem })
+    }
+
+    fn product(&self, weight: &PlannedWeight) -> Result<Candidate, Error> {
+        let (op, described) = (self.op, self.weight(weight)?);
+        self.expect("weight.bytes", described.bytes(), weight.bytes)?;
+        let problem = self.state(described.problem(op.shape.m))?;
+        let all = self.ctx.candidates(&problem)?;
+        let of_kernel: Vec<&Candidate> = all.iter().filter(|c| c.kernel_id().to_string() == op.kernel_id).collect();
+        let Some(&first) = of_kernel.first() else {
+            let kernels = all.len();
+            self.expect("kernel_id", format!("one of {kernels} that the device has for it"), &op.kernel_id)?;
+            return Err(Error::NotInPlan { what: "kernel", name: op.kernel_id.clone() });
+        };
+        self.expect("source_hash", format!("{:016x}", first.source_hash()), &op.source_hash)?;
+        let found = of_kernel.iter().find(|c| Some(Dispatch::of(c.launch())) == op.dispatch);
+        let Some(&found) = found else {
+            let got =
+                op.dispatch.as_ref().map_or("none".into(), |d| format!("a grid of {:?}", d.grid.unwrap_or_default()));
+            let expected = format!("one of {} ways to share its tiles", of_kernel.len());
+            return Err(Error::PlanMismatch { at: format!("{}.dispatch", self.at), expected, got });
+        };
+        self.expect("workspace_bytes", found.launch().workspace.bytes, op.workspace_bytes)?;
+        let reduction = |reduction: &Option<Reduction>| format!("{reduction:?}");
+        self.expect("reduction", reduction(&Some(Reduction::of(found.launch()))), reduction(&op.reduction))?;
+        Ok(found.clone())
+    }
+
+    fn experts(&self, weight: &PlannedWeight) -> Result<(), Error> {
+        let (op, described) = (self.op, self.weight(weight)?.experts(weight.experts.unwrap_or(0))?);
+        self.expect("weight.bytes", described.bytes(), weight.bytes)?;
+        let (tokens, top_k) = op.slots();
+        let problem = match op.offsets {
+            Some(_) => described.contiguous(op.shape.m),
+            None => described.indexed(tokens, top_k),
+        };
+        self.record(&self.ctx.explain_experts(&self.expert_problem(problem)?)?)
+    }
+
+    /// Rows of experts with all that the operation states.
+    pub fn expert_problem(&self, problem: ExpertProblem) -> Result<ExpertProblem, Error> {
+        let mut stated = Ok(());
+        let problem = problem.each(|each| match self.state(each.clone()) {
+            Ok(each) => each,
+            Err(error) => {
+                stated = Err(error);
+                each
+            }
+        });
+        stated?;
+        Ok(if self.op.router_weights.is_some() { problem.x_per_slot().combined() } else { problem })
+    }
+
+    /// That the operation would still be planned so.
+    fn record(&self, record: &PlanRecord) -> Result<(), Error> {
+        self.expect("kernel_id", record.kernel_id.as_deref().unwrap_or("none"), &self.op.kernel_id)?;
+        self.expect("source_hash", record.source_hash.as_deref().unwrap_or("none"), &self.op.source_hash)?;
+        let sharing =
+            |dispatch: &Option<Dispatch>, reduction: &Option<Reduction>| format!("{dispatch:?}, {reduction:?}");
+        let here = sharing(&record.dispatch, &record.reduction);
+        self.expect("dispatch", here, sharing(&self.op.dispatch, &self.op.reduction))?;
+        self.expect("workspace_bytes", record.workspace_bytes, self.op.workspace_bytes)
+    }
+
+    /// That its operands have regions which are long enough and live.
+    pub fn regions(&self, memory: &MemoryPlan) -> Result<(), Error> {
+        let op = self.op;
+        let place = self.place;
+        let check = |field: &str, name: &str, least: Option<usize>| {
+            let region = memory.regions.iter().find(|region| region.name == name);
+            let Some(region) = region else { return self.expect(field, "the name of a region", name) };
+            let Some(least) = least else { return self.expect(field, "a size", "one that overflows") };
+            if region.bytes < least {
+                let at = format!("memory.regions ({name}).bytes");
+                return Err(Error::PlanMismatch {
+                    at,
+                    expected: format!("{least} or more"),
+                    got: region.bytes.to_string(),
+                });
+            }
+            match (region.first_op..=region.last_op).contains(&place) {
+                true => Ok(()),
+                false => self.expect(field, format!("a region that lives in operation {place}"), name),
+            }
+        };
+        let matrix = |rows: usize, columns: usize, dtype: &str| -> Option<usize> {
+            rows.checked_mul(columns)?.checked_mul(if dtype == "i32" {
+                4
+            } else {
+                dtype.parse::<DType>().ok()?.bytes()
+            })
+        };
+        let (m, n, k) = (op.shape.m, op.shape.n, op.shape.k);
+        let tokens = m / op.top_k.unwrap_or(1).max(1);
+        let is_combined = op.router_weights.is_some();
+        let (x, d) = match (op.operation.as_str(), is_combined) {
+            ("matmul", _) => {
+                let rows = m.checked_mul(op.products.unwrap_or(1));
+                (matrix(m, k, &op.x_dtype), rows.and_then(|rows| matrix(rows, n, &op.d_dtype)))
+            }
+            ("experts", true) => (matrix(m, k, &op.x_dtype), matrix(tokens, n, &op.d_dtype)),
+            ("experts", false) => (matrix(tokens, k, &op.x_dtype), matrix(m, n, &op.d_dtype)),
+            ("routing", _) => (matrix(m, n, &op.x_dtype), matrix(m, k, &op.d_dtype)),
+            _ => (matrix(m, k, &op.x_dtype), matrix(m, n, &op.d_dtype)),
+        };
+        check("x", &op.x, x)?;
+        check("d", &op.d, d)?;
+        op.residual.iter().try_for_each(|name| check("residual", name, d))?;
+        if let (Some(b), Some(dtype)) = (&op.b, &op.b_dtype) {
+            check("b", b, matrix(k, n, dtype))?;
+        }
+        if let (Some(bias), Some(dtype)) = (&op.bias, &op.bias_dtype) {
+            check("bias", bias, matrix(1, n, dtype))?;
+        }
+        op.weight.iter().try_for_each(|weight| check("weight.region", &weight.region, Some(weight.bytes)))?;
+        op.other_regions()?.into_iter().try_for_each(|(field, name, least)| check(field, name, least))?;
+        match op.workspace_bytes {
+            0 => Ok(()),
+            bytes => check("workspace", WORKSPACE, Some(bytes)),
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Operations of a plan file as what plans them: gradients, routing, products of activations, rows of experts.
+
+use qgemm_formats::DType;
+
+use super::backward::weight_gradient;
+use super::file::{PlannedOp, PlannedWeight};
+use crate::error::Error;
+use crate::gradient::Gradient;
+use crate::matmul::Matmul;
+use crate::record::Sizes;
+use crate::routing::Routing;
+
+impl PlannedOp {
+    /// The description of a `gradient`.
+    pub(super) fn as_gradient(&self) -> Result<Gradient, Error> {
+        let gradient = Gradient::new(self.shape.m, self.x_dtype.parse()?, self.d_dtype.parse()?);
+        Ok(if self.residual.is_some() { gradient.accumulate(1.0) } else { gradient })
+    }
+
+    /// The description of a `routing`.
+    pub(super) fn as_routing(&self) -> Routing {
+        Routing::from_logits(self.shape.m, self.shape.n, self.top_k.unwrap_or(0), DType::F32).renormalized()
+    }
+
+    /// The description of a `matmul`.
+    pub(super) fn as_matmul(&self) -> Result<Matmul, Error> {
+        let Sizes { m, n, k } = self.shape;
+        let b = self.b_dtype.as_deref();
+        let b = b.ok_or_else(|| Error::NotInPlan { what: "type of B of", name: self.op_id.clone() })?;
+        Ok(weight_gradient([m, n, k], self.products, self.x_dtype.parse()?, b.parse()?))
+    }
+
+    /// Tokens of an operation of experts, and slots of each.
+    pub(super) fn slots(&self) -> (usize, usize) {
+        let top_k = self.top_k.unwrap_or(0);
+        (self.shape.m.checked_div(top_k).unwrap_or(0), top_k)
+    }
+
+    /// Whether two operations are the same but for names and regions.
+    pub(super) fn is_alike(&self, other: &Self) -> bool {
+        let (a, b) = (self, other);
+        let weight = |w: &Option<PlannedWeight>| {
+            w.as_ref().map(|w| PlannedWeight { region: String::new(), tensors: Vec::new(), ..w.clone() })
+        };
+        let types = |op: &PlannedOp| {
+            [&op.x_dtype, &op.x_precision, &op.d_dtype, &op.activation]
+                .map(String::clone)
+                .into_iter()
+                .chain(op.bias_dtype.clone())
+                .collect::<Vec<_>>()
+        };
+        let same_options = |a: &Option<String>, b: &Option<String>| a.is_some() == b.is_some();
+        (&a.operation, &a.kernel_id, &a.source_hash, a.shape) == (&b.operation, &b.kernel_id, &b.source_hash, b.shape)
+            && types(a) == types(b)
+            && same_options(&a.residual, &b.residual)
+            && same_options(&a.offsets, &b.offsets)
+            && a.products == b.products
+            && a.b_dtype == b.b_dtype
+            && same_options(&a.router_weights, &b.router_weights)
+            && (a.top_k, &a.dispatch, &a.reduction) == (b.top_k, &b.dispatch, &b.reduction)
+            && a.workspace_bytes == b.workspace_bytes
+            && weight(&a.weight) == weight(&b.weight)
+            && a.numbers_between() == b.numbers_between()
+    }
+}
