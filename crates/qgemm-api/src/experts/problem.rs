@@ -95,8 +95,9 @@ impl ExpertProblem {
         self
     }
 
-    /// The index is there before a run is submitted, or the graph is launched that it was captured in. Where slots are multiplied each by
-    /// itself, kernels on Hopper and newer then ask for weights before the work ahead of them in the stream is done.
+    /// The index, with its lists, is there before a run is submitted, or the graph is launched that it was captured in. Where slots are
+    /// multiplied each by itself, or many by lists, kernels on Hopper and newer then ask for weights before the work ahead of them in the
+    /// stream is done.
     pub fn settled_index(mut self) -> Self {
         self.settled_index = true;
         self

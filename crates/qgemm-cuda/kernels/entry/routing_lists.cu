@@ -1,4 +1,4 @@
-// Lists of few ids: one CTA makes them.
+// Lists of few ids, which are counted by each CTA.
 #include "mainloop/expert_lists.cuh"
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_lists(const __grid_constant__ RoutingParams p) {

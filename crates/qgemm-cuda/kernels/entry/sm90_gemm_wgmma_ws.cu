@@ -108,7 +108,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const u32 thread = thread_index();
     if (thread == 0) Pipeline::init(shared.pipeline, stage_producers(params.gemm));
     cta_barrier();
+#if !QG_EXPERT_TILES
     griddepcontrol_launch_dependents();
+#endif
     // Gathering takes registers, which two warpgroups of consumers leave.
     using Registers = RegisterShares<(QG_EXPERT_TILES && QG_THREADS <= 384 ? 56 : 32), QG_CTAS_PER_SM>;
     // The shuffle tells the compiler that the role is the same for the whole warp.
@@ -116,6 +118,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     if (role < QG_K_GROUPS) {
         Registers::take();
         griddepcontrol_wait();
+#if QG_EXPERT_TILES
+        // Not before: what the next launch finds of experts before it waits is there then, and it finds no room before CTAs end.
+        griddepcontrol_launch_dependents();
+#endif
         if (role == 0)
             consume<0>(shared, params.gemm, thread);
         else

@@ -252,7 +252,7 @@ QG_DEVICE void count_chunk(const RoutingParams& p, u64 ids, u32 chunk, const Lis
     }
 }
 
-// Everything, by one CTA.
+// Everything, by one CTA, or by a few of which each counts all slots and writes the places of every so many warps.
 QG_DEVICE void make_lists(const RoutingParams& p, u64 ids, const ListStorage& storage) {
     const u32 experts = p.shape.experts, warp = thread_index() / 32, warps = cta_threads() / 32;
     const SlotRange all = {0, p.shape.tokens * p.shape.top_k};
@@ -260,13 +260,14 @@ QG_DEVICE void make_lists(const RoutingParams& p, u64 ids, const ListStorage& st
     const SlotIds first_rows = SlotIds::load(p, ids, range, range.first);
     clear_counts(storage, experts);
     const u32 bad = least_of_warps(storage, count_slots(p, ids, range, first_rows, storage.of_warps + warp * experts));
-    if (thread_index() == 0) store_status(p, ids, bad);
+    const u32 cta = cta_index().x, ctas = grid_ctas().x;
+    if (cta == 0 && thread_index() == 0) store_status(p, ids, bad);
     for (u32 e = thread_index(); e < experts; e += cta_threads()) {
         st_shared(&storage.offsets[e], counts_to_places(storage, experts, e, 0));
     }
     cta_barrier();
     counts_to_offsets(storage, experts);
-    store_offsets(p, storage);
-    scatter_slots(p, ids, range, first_rows, storage.of_warps + warp * experts, storage.offsets);
-    fill_rest(p, all, ld_shared(&storage.offsets[experts]));
+    if (cta == 0) store_offsets(p, storage);
+    if (ctas == 1 || warp % ctas == cta) scatter_slots(p, ids, range, first_rows, storage.of_warps + warp * experts, storage.offsets);
+    if (cta == 0) fill_rest(p, all, ld_shared(&storage.offsets[experts]));
 }

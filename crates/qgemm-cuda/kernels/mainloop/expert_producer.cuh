@@ -10,6 +10,9 @@
 #include "sched/tile_notes.cuh"
 
 #if QG_EXPERT_TILES
+#include "atoms/tma_stream5.cuh"
+#include "sched/settled_experts.cuh"
+
 constexpr u32 PRODUCER_WARPS = 4;
 // Rows that a warp copies of a stage, and those that an instruction copies.
 constexpr u32 GATHERED_ROWS = QG_TILE_M / PRODUCER_WARPS, ROWS_AT_ONCE = 32 / X_ROW_CHUNKS;
@@ -94,12 +97,22 @@ QG_DEVICE u32 next_note(u32 note) {
     return note + 1 == NOTES ? 0 : note + 1;
 }
 
-// Starts the copy of a run of W to where the walk is.
+// Whether most experts have one tile of rows, so that W is read once.
+QG_DEVICE bool reads_w_once(const ExpertGroups& g) {
+    return g.form == QG_FORM_MASKED ? g.rows <= TILE_ROWS : g.rows <= (u64)g.experts * TILE_ROWS;
+}
+
+// Starts the copy of a run of W to where the walk is. L2 gives up first what is read once: rows of X, the index and what is written stay.
 QG_DEVICE void copy_w(Pipeline& pipeline, const TmaGemmParams& params, const ProducerWalk& walk, u32 k_tile) {
     // Experts may share one weight. K-tiles and row tiles beyond the last are zeros.
     const i32 expert = params.gemm.groups.row_pitch == 0 ? 0 : walk.work.own.expert;
     const i32 at[5] = {0, 0, (i32)k_tile, (i32)(walk.work.n_tile * CTA_ROW_TILES), expert};
-    cp_async_bulk_tensor_5d(pipeline.w[walk.at.w].tile[0], &params.w_map, at, &pipeline.full[walk.at.x]);
+    u8* const to = pipeline.w[walk.at.w].tile[0];
+    u64* const full = &pipeline.full[walk.at.x];
+    if (reads_w_once(params.gemm.groups))
+        cp_async_bulk_tensor_5d_stream(to, &params.w_map, at, full, l2_evict_first());
+    else
+        cp_async_bulk_tensor_5d(to, &params.w_map, at, full);
 }
 
 // `notes` are null where consumers find their tiles themselves.
@@ -118,6 +131,8 @@ QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, Ti
         note = next_note(note);
         GatheredRows rows;
         if constexpr (GATHERS) GatheredRows::find(rows, own, warp, lane);
+        // X comes from the launch before.
+        if (is_first) griddepcontrol_wait();
         u32 column = 0;
 #pragma unroll 1
         for (u32 k_tile = 0; k_tile < walk.work.end; k_tile += RUN_K_TILES) {
@@ -162,14 +177,19 @@ QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, Ti
 // of the index, with `words` in shared memory.
 QG_DEVICE void produce(Pipeline& pipeline, const TmaGemmParams& params, u32 thread, u32* words, TileNote* notes = nullptr) {
     constexpr u32 THREADS = PRODUCER_WARPS * 32, BARRIER = 4;
-    // The index may come from the launch before, and W is chosen by it.
-    griddepcontrol_wait();
+    // The index may come from the launch before, and W is chosen by it. Where it is settled, L1 may keep what was there before.
+    if (params.gemm.shape.flags & SETTLED_INDEX)
+        fence_gpu();
+    else
+        griddepcontrol_wait();
     // The shuffle tells the compiler that a warp is at one place of the ring.
     const u32 warp = shfl_idx_u32(thread / 32, 0);
     if (params.gemm.groups.list != 0)
         produce_tiles<true>(pipeline, params, notes, warp, thread % 32);
     else
         produce_tiles<false>(pipeline, params, notes, warp, thread % 32);
+    // A CTA without tiles has not waited.
+    griddepcontrol_wait();
     if (cta_index().x + 1 == grid_ctas().x)
         store_faults<THREADS, 16>(params.gemm.groups, words, thread, [] { barrier_sync(BARRIER, THREADS); });
 }

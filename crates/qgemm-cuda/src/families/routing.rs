@@ -34,6 +34,10 @@ const ALONE_TOKENS: usize = 16;
 const ALONE_SLOTS: usize = 8192;
 /// Counts of all warps that a CTA keeps in shared memory, in words.
 const SHARED_COUNTS: u32 = 8192;
+/// Slots of which a CTA writes the places, where one CTA counts all, and most such CTAs: they are scattered words, of which a multiprocessor
+/// writes one after the other. Each counts all slots for itself.
+const SLOTS_A_WRITER: usize = 512;
+const MOST_WRITERS: usize = 8;
 /// CTAs for each multiprocessor.
 const CTAS_A_UNIT: usize = 4;
 /// Fewest slots that are worth counts of their own.
@@ -82,7 +86,7 @@ impl Cut {
     /// CTAs of a kernel.
     fn ctas(&self, step: RoutingStep, op: &CheckedRouting) -> u32 {
         match step {
-            RoutingStep::Lists => 1,
+            RoutingStep::Lists => op.slots().div_ceil(SLOTS_A_WRITER).clamp(1, MOST_WRITERS) as u32,
             RoutingStep::Scan if op.lists => (op.experts as u32).div_ceil(32),
             RoutingStep::Scan => 1,
             RoutingStep::TopK | RoutingStep::Count | RoutingStep::Scatter => self.chunks as u32,

@@ -21,7 +21,7 @@ use qgemm_hal::{
 
 use super::gemm::{
     Cut, FAULTS, Instance, K_BLOCK, Key, ListedKernels, Types, XAccess, fits_registers_as, for_experts,
-    instances_for_experts, params, settles, spills_key,
+    instances_for_experts, params, settles, settles_lists, spills_key,
 };
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
@@ -375,7 +375,8 @@ fn product_launch(
     });
     // Others wait for all work before them.
     let is_by_slot = matches!(op.form, ExpertForm::Indexed { .. }) && !grouped;
-    let early = op.settled_index && is_by_slot && settles(instance);
+    let is_known = if is_by_slot { settles(instance) } else { grouped && op.lists && settles_lists(instance) };
+    let early = op.settled_index && is_known;
     Some(KernelLaunch {
         id: product_id(instance),
         spec: product_spec(instance),
@@ -435,8 +436,8 @@ fn plain_configs(op: &CheckedExperts, info: &DeviceInfo, variant: Variant) -> Re
     // Slots by themselves, where kernels have a CTA for each, and slots by experts.
     let alone = |i: &Instance| i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE;
     let ways = |i: &'static Instance| {
-        let config =
-            |grouped, scratch_bytes| ExpertsConfig { tile: i.config(), grouped, scratch_bytes, settles: settles(i) };
+        let settles = settles(i) || settles_lists(i);
+        let config = |grouped, scratch_bytes| ExpertsConfig { tile: i.config(), grouped, scratch_bytes, settles };
         let fits = |grouped| {
             takes_tiles(i) || places(op, i.tile_m as usize, grouped).max(op.tokens()) < MOST_GRID_YZ * MOST_GRID_YZ
         };

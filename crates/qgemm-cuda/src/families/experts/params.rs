@@ -81,7 +81,7 @@ fn rows(op: &CheckedExperts) -> u32 {
     }
 }
 
-/// What a product by slots reads and writes whose index is settled: that is there, like weights.
+/// What a product reads and writes whose index is settled: that, and its lists, are there, like weights.
 pub(super) static SETTLED_OPERANDS: [OperandDesc; ExpertOperand::ALL.len()] = {
     let mut all = [ExpertOperand::ALL[0]; ExpertOperand::ALL.len()];
     let mut slot = 0;
@@ -90,6 +90,7 @@ pub(super) static SETTLED_OPERANDS: [OperandDesc; ExpertOperand::ALL.len()] = {
         slot += 1;
     }
     all[ExpertOperand::Index as usize].access = Access::Constant;
+    all[ExpertOperand::Lists as usize].access = Access::Constant;
     all
 };
 

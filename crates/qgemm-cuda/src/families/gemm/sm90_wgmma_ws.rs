@@ -26,6 +26,12 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     instances,
 };
 
+/// Whether a kernel with experts reads lists, and asks for weights by them, before the work before it is done, where they are settled, and
+/// lets the next launch begin after that work (`mainloop/expert_producer.cuh`).
+pub(in crate::families) fn settles_lists(instance: &Instance) -> bool {
+    instance.main_loop.name == MAIN_LOOP.name
+}
+
 /// A tile: its tokens, how warps share its rows and its K, and the shares of the arithmetic and bandwidth that an H200
 /// reaches with it, per mille.
 struct Tile {
