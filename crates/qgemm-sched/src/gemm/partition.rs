@@ -107,9 +107,13 @@ impl Partition {
                 let tiles = u32::try_from(tiles).ok().filter(|&t| u64::from(t) < MAX_TILES)?;
                 let slots = slots.max(1);
                 let cut = Cutter { config, tiles, k_tiles, slots }.cut(cut)?;
-                let blocks = if cut.cut_tiles < tiles { slots.min(tiles) } else { cut.cut_ctas };
-                let blocks = blocks.max(cut.cut_ctas);
-                let swizzle_group = swizzle_group(op, config, n_tiles, blocks);
+                let blocks = match cut.cut_tiles < tiles {
+                    // Clusters have tiles that arithmetic bounds, and with it power: only as many begin as all waves need.
+                    true if config.cluster > 1 && cut.cut_ctas == 0 => tiles.div_ceil(tiles.div_ceil(slots)),
+                    true => slots.min(tiles).max(cut.cut_ctas),
+                    false => cut.cut_ctas,
+                };
+                let swizzle_group = swizzle_group(op, config, [n_tiles, m_tiles], blocks);
                 let workspace = WorkspaceLayout::stream_k(&cut, tile_values)?;
                 let stream_k = Some(StreamK { swizzle_group, ..cut });
                 Some(Self { stream_k, grid: [blocks, 1, 1], workspace, ..fixed })
@@ -235,12 +239,18 @@ impl Cutter<'_> {
 }
 
 /// Tiles along N that are worked through together, so that `blocks` blocks at work at once read the fewest different
-/// bytes: `g` tiles of W and `blocks / g` of X.
-fn swizzle_group(op: &CheckedGemm, config: &TileConfig, n_tiles: u32, blocks: u32) -> u32 {
+/// bytes: `g` tiles of W and `blocks / g` of X. Clusters have all of X at work where that is a wave of not many more bytes: the next wave
+/// then finds X in the last cache.
+fn swizzle_group(op: &CheckedGemm, config: &TileConfig, [n_tiles, m_tiles]: [u32; 2], blocks: u32) -> u32 {
     let w_tile = f64::from(config.tile_n) * op.format.row_bytes(op.stored_k) as f64;
     let x_tile = f64::from(config.tile_m) * op.x_row_bytes();
     let best = (f64::from(blocks) * x_tile / w_tile.max(1.0)).sqrt();
-    (best.round() as u32).clamp(1, n_tiles.max(1))
+    let of_all_x = blocks / m_tiles.max(1);
+    let near = (0.45..=1.0).contains(&(f64::from(of_all_x) / best));
+    match config.cluster > 1 && blocks.is_multiple_of(m_tiles.max(1)) && near {
+        true => of_all_x.clamp(1, n_tiles.max(1)),
+        false => (best.round() as u32).clamp(1, n_tiles.max(1)),
+    }
 }
 
 #[cfg(test)]
@@ -394,6 +404,16 @@ mod tests {
         let partition = Partition::new(&op(4096, 14336, 4096), &config, Cut::NONE, 132).expect("small");
         let (n, m): (HashSet<_>, HashSet<_>) = tile_order(&partition).into_iter().take(132).unzip();
         assert!((12..20).contains(&n.len()) && (7..12).contains(&m.len()), "{n:?} {m:?}");
+    }
+
+    #[test]
+    fn clusters_fill_all_waves_alike_with_all_tokens_at_work() {
+        let config = TileConfig { tile_m: 256, tile_n: 256, cluster: 2, schedule: Schedule::StreamK, ..config("gemm") };
+        let whole = |m, n| Partition::new(&op(m, n, 4096), &config, Cut::NONE, 66).expect("small");
+        let grids = [(512, 14336), (4096, 14336), (512, 28672), (4096, 4096)].map(|(m, n)| whole(m, n).grid()[0]);
+        assert_eq!(grids, [56, 64, 56, 64]);
+        let (n, m): (HashSet<_>, HashSet<_>) = tile_order(&whole(1024, 14336)).into_iter().take(56).unzip();
+        assert_eq!((n.len(), m.len()), (14, 4));
     }
 
     #[test]
