@@ -3,10 +3,11 @@
 #include "mainloop/indexer_bins.cuh"
 #include "mainloop/indexer_notes.cuh"
 
-// Scores of a sample that a thread has at most.
-constexpr u32 OWN_SAMPLES = MOST_GATHERED / QG_THREADS;
+// Scores of a sample that a thread has at most, of the 2048 and up to an eighth more that there are.
+constexpr u32 OWN_SAMPLES = 5;
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, CTAS) qg_indexer_bound(const __grid_constant__ IndexerParams p) {
+// Of four CTAs an SM, one goes on where another waits.
+extern "C" __global__ void __launch_bounds__(QG_THREADS, 4) qg_indexer_bound(const __grid_constant__ IndexerParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 query = cta_index().x, sequence = query / p.sequence_queries;
     griddepcontrol_launch_dependents();
@@ -16,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, CTAS) qg_indexer_bound(
     QueryNote note = {bits_to_f32(0x7fffffffu), 0, {}};
     if (seen.first + MOST_GATHERED < seen.end) {
         const u32 first = (seen.first + p.key_step - 1) / p.key_step, end = (seen.end + p.key_step - 1) / p.key_step;
-        const u32 count = least(end - first, MOST_GATHERED);
+        const u32 count = least(end - first, OWN_SAMPLES * QG_THREADS);
         const u8* scores = reinterpret_cast<const u8*>(p.scores) + (query * p.scores_row + first) * 4;
         u32 places[OWN_SAMPLES];
 #pragma unroll

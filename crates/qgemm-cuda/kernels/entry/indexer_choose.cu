@@ -135,8 +135,8 @@ QG_DEVICE u32 gather_candidates(const Scores& scores, SharedStorage& shared, u32
     return found;
 }
 
-// Three CTAs of an SM leave fewer registers than the compiler would take by itself.
-extern "C" __global__ void __launch_bounds__(QG_THREADS, CTAS) qg_indexer_choose(const __grid_constant__ IndexerParams p) {
+// Of a third CTA an SM, threads would have fewer registers, and the few queries of decoding take longer.
+extern "C" __global__ void __launch_bounds__(QG_THREADS, 2) qg_indexer_choose(const __grid_constant__ IndexerParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 query = cta_index().x, sequence = query / p.sequence_queries;
     griddepcontrol_launch_dependents();

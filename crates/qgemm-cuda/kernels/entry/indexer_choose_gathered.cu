@@ -131,7 +131,8 @@ QG_DEVICE void load_numbers(const IndexerParams& p, SharedStorage& shared, u32 f
     cta_barrier();
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, CTAS) qg_indexer_choose_gathered(const __grid_constant__ IndexerParams p) {
+// Of many queries: three CTAs an SM.
+extern "C" __global__ void __launch_bounds__(QG_THREADS, 3) qg_indexer_choose_gathered(const __grid_constant__ IndexerParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 query = cta_index().x;
     griddepcontrol_launch_dependents();

@@ -41,8 +41,6 @@ struct SharedStorage {
     u8 heads[QG_GROUPS][COLUMNS * FEATURES];
     TileScales scales[WARPGROUPS][QG_STAGES];
     float weights[QG_GROUPS][COLUMNS];
-    // Scores of two tiles of each warpgroup, in turn: warps have sixteen keys each, half of what a line of the cache holds.
-    u32 scores[WARPGROUPS][2][QUERIES][TILE_KEYS];
     // Of each query; empty where there is none.
     KeyRange seen[QUERIES];
     u64 full[WARPGROUPS][QG_STAGES], empty[WARPGROUPS][QG_STAGES];
@@ -156,19 +154,10 @@ struct Task {
     u8* scores;
 };
 
-// Stores scores of a tile by whole lines; of a tile behind the last none.
-QG_DEVICE void store_tile(const IndexerParams& p, const Task& task, const u32 (&scores)[QUERIES][TILE_KEYS], u32 tile, u32 thread) {
-#pragma unroll
-    for (u32 i = 0; i < QUERIES * TILE_KEYS; i += 128) {
-        const u32 query = (i + thread) / TILE_KEYS, row = thread % TILE_KEYS, key = task.from + tile * TILE_KEYS + row;
-        if (query < task.count && key < task.end) st_global_u32(task.scores + (query * p.scores_row + key) * 4, ld_shared(&scores[query][row]));
-    }
-}
-
 QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Task& task, u32 ring, u32 warp, u32 lane) {
     if (ring >= task.tiles) return;
     const u32 tiles = (task.tiles - ring + WARPGROUPS - 1) / WARPGROUPS;
-    const u32 row = warp % 4 * 16 + lane / 4 + lane % 2 * 8, thread = warp % 4 * 32 + lane;
+    const u32 row = warp % 4 * 16 + lane / 4 + lane % 2 * 8;
     u32 stage = 0, parity = 0;
     float d[2][ACCUMULATORS];
     mbarrier_wait(&shared.full[ring][stage], parity);
@@ -196,15 +185,15 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Task
             multiply_shared(other, wgmma_descriptor_128b(shared.keys[ring][next_stage]), wgmma_descriptor_128b(shared.heads[is_last ? 0 : group + 1]));
             const Sums sums = Sums::of(own, shared.weights[group], lane);
             const float of_first = sum_of_row(sums.value[0], lane);
-            u32(&scores)[QUERIES][TILE_KEYS] = shared.scores[ring][tile % 2];
-            // Puts scores of query `one`, or of `two`, which may be the same, in their places.
+            // Stores scores of query `one`, or of `two`, which may be the same.
             const auto store = [&](float of_one, float of_two, u32 one, u32 two) {
                 const TileScales& scales = shared.scales[ring][stage];
                 const float score = sum_of_lane(of_one, of_two, lane) * (ld_shared(&scales.scale[row]) * row_factor(lane));
                 const u32 query = one + lane / 2 % 2, key = task.from + (tile * WARPGROUPS + ring) * TILE_KEYS + row;
                 const KeyRange seen = ld_shared(&shared.seen[query > two ? two : query]);
                 const bool is_seen = ld_shared(&scales.is_there) && key >= seen.first && key < seen.end;
-                if (query <= two) st_shared(&scores[query][row], is_seen ? score_bits(score) : p.not_seen);
+                const u32 bits = is_seen ? score_bits(score) : p.not_seen;
+                if (query <= two && query < task.count && key < task.end) st_global_u32(task.scores + (query * p.scores_row + key) * 4, bits);
             };
             if constexpr (COLUMN_QUERIES == 2)
                 store(of_first, sum_of_row(sums.value[COLUMN_QUERIES - 1], lane), group * 2, group * 2 + 1);
@@ -217,9 +206,6 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Task
                 warp_barrier();
                 if (lane == 0 && tile < tiles) mbarrier_arrive(&shared.empty[ring][stage]);
                 stage = next_stage, parity = next_parity;
-                // Whoever has passed the next tile's has stored these.
-                barrier_sync(2 + ring, 128);
-                store_tile(p, task, scores, tile * WARPGROUPS + ring, thread);
             }
         }
     }

@@ -98,19 +98,15 @@ constexpr u32 MOST_OF_BIN = 255;
 // has many numbers, of scores that are nearly alike.
 QG_DEVICE bool write_in_bins(const IndexerParams& p, SharedStorage& shared, u32 found, u32 query) {
     const u32 thread = thread_index();
-    u64 own[THREAD_GATHERED];
-#pragma unroll
-    for (u32 i = 0; i < THREAD_GATHERED; i++) own[i] = i * QG_THREADS + thread < found ? ld_shared(&shared.gathered[i * QG_THREADS + thread]) : 0;
-    const Bins bins = bins_of_all<THREAD_GATHERED>(shared, [&](u32 i) { return place_of(own[i]); });
+    const auto number = [&](u32 i) { return i * QG_THREADS + thread < found ? ld_shared(&shared.gathered[i * QG_THREADS + thread]) : 0; };
+    const Bins bins = bins_of_all<THREAD_GATHERED>(shared, [&](u32 i) { return place_of(number(i)); });
     // The highest first.
     const auto bin_of = [&](u64 number) { return BINS - 1 - bins.at(place_of(number)); };
     if (thread == 0) st_shared(&shared.inside, 0u);
     clear_bins(shared);
-    // The place in its bin of each, a byte.
-    u32 in_bin[THREAD_GATHERED / 4] = {};
 #pragma unroll
     for (u32 i = 0; i < THREAD_GATHERED; i++) {
-        if (own[i] != 0) in_bin[i / 4] |= (atomic_add_shared(&shared.bins[bin_of(own[i])], 1) & 255u) << i % 4 * 8;
+        if (const u64 own = number(i); own != 0) reduce_add_shared(&shared.bins[bin_of(own)], 1);
     }
     cta_barrier();
     u32 sum = 0, most = 0, all;
@@ -123,7 +119,7 @@ QG_DEVICE bool write_in_bins(const IndexerParams& p, SharedStorage& shared, u32 
     if (most > MOST_OF_BIN) reduce_add_shared(&shared.inside, 1);
     u32 before = sum_before(shared, sum, all);
     if (ld_shared(&shared.inside) != 0) return false;
-    // Where a bin begins takes the place of how many it has.
+    // Where a bin begins takes the place of how many it has, and becomes where it ends.
 #pragma unroll
     for (u32 i = 0; i < THREAD_BINS; i++) {
         u32* const bin = &shared.bins[thread * THREAD_BINS + i];
@@ -131,21 +127,23 @@ QG_DEVICE bool write_in_bins(const IndexerParams& p, SharedStorage& shared, u32 
         st_shared(bin, before);
         before += count;
     }
+    u64 own[THREAD_GATHERED];
+#pragma unroll
+    for (u32 i = 0; i < THREAD_GATHERED; i++) own[i] = number(i);
     cta_barrier();
 #pragma unroll
     for (u32 i = 0; i < THREAD_GATHERED; i++) {
-        if (own[i] != 0) st_shared(&shared.gathered[ld_shared(&shared.bins[bin_of(own[i])]) + (in_bin[i / 4] >> i % 4 * 8 & 255u)], own[i]);
+        if (own[i] != 0) st_shared(&shared.gathered[atomic_add_shared(&shared.bins[bin_of(own[i])], 1)], own[i]);
     }
     cta_barrier();
     u8* const to = reinterpret_cast<u8*>(p.indices) + ((u64)p.first_query + query) * p.chosen * 4;
     for (u32 at = thread; at < found; at += QG_THREADS) {
-        const u64 number = ld_shared(&shared.gathered[at]);
-        const u32 bin = bin_of(number), begin = ld_shared(&shared.bins[bin]);
+        const u64 of_place = ld_shared(&shared.gathered[at]);
+        const u32 bin = bin_of(of_place), begin = bin > 0 ? ld_shared(&shared.bins[bin - 1]) : 0, end = ld_shared(&shared.bins[bin]);
         if (begin >= p.chosen) break;
-        const u32 end = bin + 1 < BINS ? ld_shared(&shared.bins[bin + 1]) : found;
         u32 rank = begin;
-        for (u32 other = begin; other < end; other++) rank += ld_shared(&shared.gathered[other]) > number;
-        if (rank < p.chosen) st_global_u32(to + rank * 4, ~(u32)number);
+        for (u32 other = begin; other < end; other++) rank += ld_shared(&shared.gathered[other]) > of_place;
+        if (rank < p.chosen) st_global_u32(to + rank * 4, ~(u32)of_place);
     }
     for (u32 i = found + thread; i < p.chosen; i += QG_THREADS) st_global_u32(to + i * 4, ~0u);
     return true;
@@ -153,7 +151,5 @@ QG_DEVICE bool write_in_bins(const IndexerParams& p, SharedStorage& shared, u32 
 
 // Writes the keys of a query that has `found` gathered numbers.
 QG_DEVICE void write_best(const IndexerParams& p, SharedStorage& shared, u32 found, u32 query) {
-    // For consumer Blackwell the compiler would spill.
-    constexpr bool HAS_BINS = QG_VARIANT != 120;
-    if (!HAS_BINS || !write_in_bins(p, shared, found, query)) write_chosen(p, shared, reduce(shared, found, p.chosen), query);
+    if (!write_in_bins(p, shared, found, query)) write_chosen(p, shared, reduce(shared, found, p.chosen), query);
 }

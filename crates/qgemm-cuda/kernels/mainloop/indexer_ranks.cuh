@@ -8,8 +8,6 @@
 #include "mainloop/indexer_keys.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;
-// Of three, which have 40 registers a thread, the compiler would spill.
-constexpr u32 CTAS = 2;
 // Bins of a histogram, by which a bound is found 11 or 10 bits at a time.
 constexpr u32 BINS = 2048, THREAD_BINS = BINS / QG_THREADS;
 constexpr u32 DIGITS = 6;
@@ -110,13 +108,16 @@ QG_DEVICE u32 sum_before(SharedStorage& shared, u32 own, u32& all) {
     }
     if (lane == 31) st_shared(&shared.of_warps[warp], upto);
     cta_barrier();
-    all = 0;
+    // Each warp adds up what the warps have, a lane for each.
+    u32 upto_warp = lane < WARPS ? ld_shared(&shared.of_warps[lane]) : 0;
 #pragma unroll
-    for (u32 i = 0; i < WARPS; i++) {
-        const u32 of_warp = ld_shared(&shared.of_warps[i]);
-        if (i < warp) upto += of_warp;
-        all += of_warp;
+    for (u32 step = 1; step < WARPS; step *= 2) {
+        const u32 before = shfl_idx_u32(upto_warp, lane - step);
+        if (lane >= step) upto_warp += before;
     }
+    all = shfl_idx_u32(upto_warp, WARPS - 1);
+    const u32 before = shfl_idx_u32(upto_warp, warp - 1);
+    if (warp > 0) upto += before;
     return upto - own;
 }
 
@@ -190,7 +191,7 @@ QG_DEVICE void append(SharedStorage& shared, const Bound& bound, const u64 (&val
 #pragma unroll
     for (u32 i = 0; i < TOGETHER; i++) {
         const u32 at = to + popc(wanted[i] & ((1u << lane) - 1));
-        if ((wanted[i] >> lane & 1u) && at < MOST_GATHERED) st_shared(&shared.gathered[at], values[i]);
+        if (Bound::holds(bound, values[i]) && at < MOST_GATHERED) st_shared(&shared.gathered[at], values[i]);
         to += popc(wanted[i]);
     }
 }

@@ -38,8 +38,7 @@ pub(super) struct IndexerDecodeTma;
 
 /// `SharedStorage` of `entry/sm90_indexer_wgmma_decode_tma.cu`.
 fn shared_bytes(columns: Columns) -> u32 {
-    let of_query = 8 + WARPGROUPS * 2 * BOX_KEYS * 4;
-    let heads = columns.groups * COLUMNS * (FEATURES + 4) + columns.queries() * of_query;
+    let heads = columns.groups * COLUMNS * (FEATURES + 4) + columns.queries() * 8;
     (WARPGROUPS * STAGES * (STAGE_BYTES + 16) + heads).next_multiple_of(16)
 }
 
