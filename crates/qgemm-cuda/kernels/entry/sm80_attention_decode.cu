@@ -142,16 +142,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                     for (u32 i = 0; i < SCALES / 2; i++)
                         scales[half][i] = ld_shared(reinterpret_cast<const u32*>(k_scales + (n * 16 + half * 8 + g) * SCALE_PITCH + i * 4));
                 }
-                if constexpr (CodeRows::HAS_KEY_OFFSET) {
-                    // Rows are keys, and columns of A blocks, each twice.
-                    u32 a[4];
-#pragma unroll
-                    for (u32 i = 0; i < 4; i++) {
-                        const u8* at = k_scales + (n * 16 + i % 2 * 8 + g) * SCALE_PITCH + t % SCALES * 2;
-                        a[i] = f32_to_bits(f16_to_f32(ld_shared(reinterpret_cast<const u16*>(at))));
-                    }
-                    mma_m16n8k8_tf32(scores[n], a, q.offsets);
-                }
 #pragma unroll
                 for (u32 block = 0; block < SCALES; block++) {
                     const u32 byte = bytes_of(block * KV_BLOCK + t * CodeRows::KEY_FEATURES);
@@ -169,6 +159,16 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                         const float scale = f16_to_f32(scales[i / 2][block / 2] >> (block % 2 * 16) & 0xffffu);
                         scores[n][i] = fma_f32(products[i], scale, scores[n][i]);
                     }
+                }
+                if constexpr (CodeRows::HAS_KEY_OFFSET) {
+                    // Rows are keys, and columns of A blocks, each twice. Behind the products, what it takes has registers.
+                    u32 a[4];
+#pragma unroll
+                    for (u32 i = 0; i < 4; i++) {
+                        const u8* at = k_scales + (n * 16 + i % 2 * 8 + g) * SCALE_PITCH + t % SCALES * 2;
+                        a[i] = f32_to_bits(f16_to_f32(ld_shared(reinterpret_cast<const u16*>(at))));
+                    }
+                    mma_m16n8k8_tf32(scores[n], a, q.offsets);
                 }
             }
         } else if constexpr (IS_E4M3) {
