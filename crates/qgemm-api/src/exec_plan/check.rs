@@ -95,55 +95,22 @@ impl OpChecks<'_> {
     /// Everything. The way to run it, of a product.
     pub fn all(&self, memory: &MemoryPlan) -> Result<Option<Candidate>, Error> {
         let op = self.op;
-        let found = match (op.operation.as_str(), &op.weight) {
-            ("gemm", Some(weight)) => Some(self.product(weight)?),
-            ("experts", Some(weight)) => {
-                self.experts(weight)?;
-                None
-            }
-            ("routing", None) => {
-                self.record(&self.ctx.explain_routing(&op.as_routing())?)?;
-                None
-            }
-            ("gradient", Some(weight)) => {
-                let (described, gradient) = (self.weight(weight)?, op.as_gradient()?);
-                let (through, bytes) = match weight.experts {
-                    Some(experts) => {
-                        let experts = described.experts(experts)?;
-                        (ThroughShape::from(*experts.shape()), experts.bytes())
-                    }
-                    None => ((*described.shape()).into(), described.bytes()),
-                };
-                self.expect("weight.bytes", bytes, weight.bytes)?;
-                self.record(&self.ctx.explain_gradient_by(&through, &gradient)?)?;
-                None
-            }
-            ("matmul", None) => {
-                self.record(&self.ctx.explain_matmul(&op.as_matmul()?)?)?;
-                None
-            }
-            ("norm", None) => {
-                self.record(&self.ctx.explain_norm(&op.as_norm()?)?)?;
-                None
-            }
-            ("kv_append", None) => {
-                self.record(&self.ctx.explain_kv_append(&op.as_kv_append()?)?)?;
-                None
-            }
-            ("attention", None) => {
-                self.record(&self.ctx.explain_attention(&op.as_attention()?)?)?;
-                None
-            }
-            ("optimizer", None) => {
-                self.record(&self.ctx.explain_optimizer(&op.as_optimizer()?)?)?;
-                None
-            }
+        let mut found = None;
+        match (op.operation.as_str(), &op.weight) {
+            ("gemm", Some(weight)) => found = Some(self.product(weight)?),
+            ("experts", Some(weight)) => self.experts(weight)?,
+            ("gradient", Some(weight)) => self.gradient(weight)?,
+            ("routing", None) => self.record(&self.ctx.explain_routing(&op.as_routing())?)?,
+            ("matmul", None) => self.record(&self.ctx.explain_matmul(&op.as_matmul()?)?)?,
+            ("norm", None) => self.record(&self.ctx.explain_norm(&op.as_norm()?)?)?,
+            ("kv_append", None) => self.record(&self.ctx.explain_kv_append(&op.as_kv_append()?)?)?,
+            ("attention", None) => self.record(&self.ctx.explain_attention(&op.as_attention()?)?)?,
+            ("optimizer", None) => self.record(&self.ctx.explain_optimizer(&op.as_optimizer()?)?)?,
             (operation, _) => {
                 const KNOWN: &str = "gemm, experts or gradient with a weight, matmul, routing, norm, kv_append, attention, or optimizer";
                 self.expect("operation", KNOWN, operation)?;
-                None
             }
-        };
+        }
         self.regions(memory)?;
         Ok(found)
     }
@@ -214,6 +181,20 @@ impl OpChecks<'_> {
             None => described.indexed(tokens, top_k),
         };
         self.record(&self.ctx.explain_experts(&self.expert_problem(problem)?)?)
+    }
+
+    /// A gradient through a weight.
+    fn gradient(&self, weight: &PlannedWeight) -> Result<(), Error> {
+        let (described, gradient) = (self.weight(weight)?, self.op.as_gradient()?);
+        let (through, bytes) = match weight.experts {
+            Some(experts) => {
+                let experts = described.experts(experts)?;
+                (ThroughShape::from(*experts.shape()), experts.bytes())
+            }
+            None => ((*described.shape()).into(), described.bytes()),
+        };
+        self.expect("weight.bytes", bytes, weight.bytes)?;
+        self.record(&self.ctx.explain_gradient_by(&through, &gradient)?)
     }
 
     /// Rows of experts with all that the operation states.
