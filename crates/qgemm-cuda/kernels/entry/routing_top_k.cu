@@ -4,6 +4,7 @@
 #include "atoms/float.cuh"
 #include "epilogue/activation.cuh"
 #include "mainloop/expert_lists.cuh"
+#include "mainloop/warp_max.cuh"
 
 // Experts of a lane: `lane`, `lane + 32`, ….
 constexpr u32 PER_LANE = QG_EXPERTS / 32;
@@ -21,19 +22,6 @@ QG_DEVICE u32 ordered(float key) {
 
 QG_DEVICE float number(u32 ordered) {
     return bits_to_f32(ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered);
-}
-
-QG_DEVICE u32 warp_max(u32 value) {
-#if QG_VARIANT >= 80
-    return redux_max_u32(value);
-#else
-#pragma unroll
-    for (u32 mask = 16; mask > 0; mask /= 2) {
-        const u32 other = shfl_xor_u32(value, mask);
-        value = other > value ? other : value;
-    }
-    return value;
-#endif
 }
 
 // The same order of additions in every run, and the same sum in every lane.

@@ -2,6 +2,7 @@
 #pragma once
 #include "atoms/reciprocal.cuh"
 #include "mainloop/indexer_ranks.cuh"
+#include "mainloop/warp_max.cuh"
 
 // The place of a number's score in the order of scores.
 QG_DEVICE u32 place_of(u64 number) {
@@ -29,19 +30,6 @@ struct Bins {
     }
     __device__ __forceinline__ u32 last(u32 bin) const { return bin + 1 < BINS ? first(bin + 1) - 1 : high; }
 };
-
-QG_DEVICE u32 warp_max(u32 value) {
-#if QG_VARIANT >= 80
-    return redux_max_u32(value);
-#else
-#pragma unroll
-    for (u32 mask = 16; mask > 0; mask /= 2) {
-        const u32 other = shfl_xor_u32(value, mask);
-        value = other > value ? other : value;
-    }
-    return value;
-#endif
-}
 
 QG_DEVICE void clear_bins(SharedStorage& shared) {
     cta_barrier();

@@ -48,20 +48,6 @@ QG_DEVICE float score_of_place(u32 place) {
     return bits_to_f32(place & 0x80000000u ? place & 0x7fffffffu : ~place);
 }
 
-// Calls `visit` with `count` numbers in groups, by all threads of the CTA equally often: `number` gives the one at a place.
-template <class N, class F>
-QG_DEVICE void each_number(u32 count, N&& number, F&& visit) {
-    for (u32 base = 0; base < count; base += QG_THREADS * TOGETHER) {
-        u64 values[TOGETHER];
-#pragma unroll
-        for (u32 i = 0; i < TOGETHER; i++) {
-            const u32 at = base + i * QG_THREADS + thread_index();
-            values[i] = at < count ? number(at) : 0;
-        }
-        visit(values);
-    }
-}
-
 // What was gathered.
 struct Gathered {
     const u64* values;
@@ -69,7 +55,15 @@ struct Gathered {
 
     template <class F>
     QG_DEVICE void each(const Gathered& all, F&& visit) {
-        each_number(all.count, [&](u32 at) { return ld_shared(&all.values[at]); }, visit);
+        for (u32 base = 0; base < all.count; base += QG_THREADS * TOGETHER) {
+            u64 values[TOGETHER];
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) {
+                const u32 at = base + i * QG_THREADS + thread_index();
+                values[i] = at < all.count ? ld_shared(&all.values[at]) : 0;
+            }
+            visit(values);
+        }
     }
 };
 
