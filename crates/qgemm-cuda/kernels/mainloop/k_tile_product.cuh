@@ -58,9 +58,11 @@ QG_DEVICE void multiply_partial(float (&acc)[TOKEN_TILES][4], const KTile& k_til
     }
 }
 
-// acc += W · X over a k-tile. `x` points to its first k-block of X. `table` is the warp's own memory.
-QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTES], const XStage* x,
-                               const XCursor& cursor, const Constants& constants, ScaleTableOfWarp& table, u32 lane) {
+// acc += W · X over a k-tile. `x` points to its first k-block of X. `table` is the warp's own memory. `x_sum_of(operands, tt, partial,
+// sub)` are the X block sums of token tile `tt` over a partial of a span with these operands, which is number `sub` of the k-tile.
+template <class XSumOf>
+QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTES], const XStage* x, const XCursor& cursor,
+                               ScaleTableOfWarp& table, u32 lane, XSumOf x_sum_of) {
     ScaleTableOfWarp::make(table, w, lane);
     if (HAS_SCALE_TABLE) warp_barrier();
     KTile k_tiles[ROW_TILES];
@@ -93,7 +95,7 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_
             if (HAS_SCALE_TABLE && sub % 4 == 0) ScaleUnit::load(scales, table, sub / 4, lane);
             XBlockSum x_sums[TOKEN_TILES];
 #pragma unroll
-            for (u32 tt = 0; tt < TOKEN_TILES; tt++) x_sums[tt] = XBlockSum::of(constants, operands.b[tt], partial);
+            for (u32 tt = 0; tt < TOKEN_TILES; tt++) x_sums[tt] = x_sum_of(operands, tt, partial, sub);
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++) {
                 SubBlockFactors factors;
@@ -107,6 +109,14 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_
     }
     if constexpr (SUPER_BLOCK_MINIMUMS)
         add_super_block_minimums<Operands::Format>(acc.value, k_tiles, x_sums_of_k_tile, lane);
+}
+
+// The same with X block sums that the warp makes itself.
+QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTES], const XStage* x,
+                               const XCursor& cursor, const Constants& constants, ScaleTableOfWarp& table, u32 lane) {
+    multiply_k_tile(acc, w, x, cursor, table, lane, [&](const XSpan& operands, u32 tt, u32 partial, u32) {
+        return XBlockSum::of(constants, operands.b[tt], partial);
+    });
 }
 
 // Calls `visit(row in the warp's rows, token, value)` for every accumulator of this lane, in units of the operands.

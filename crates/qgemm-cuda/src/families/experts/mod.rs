@@ -21,7 +21,7 @@ use qgemm_hal::{
 
 use super::gemm::{
     Cut, FAULTS, Instance, K_BLOCK, Key, ListedKernels, Types, XAccess, fits_registers_as, for_experts,
-    instances_for_experts, params, settles, settles_lists, spills_key,
+    instances_for_experts, params, settles, settles_lists, spills_key, takes_row_tiles,
 };
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
@@ -360,7 +360,7 @@ fn product_launch(
     let x = each.plain_x().unwrap_or(each.d);
     let places = places(op, config.tile_m as usize, grouped);
     let takes_tiles = takes_tiles(instance);
-    let grid = if takes_tiles {
+    let grid = if takes_tiles || takes_row_tiles(instance) {
         let ctas = (info.units as usize).saturating_mul(config.ctas_per_unit as usize);
         [ctas.min(places.saturating_mul(n_tiles as usize)).max(1) as u32, 1, 1]
     } else {
@@ -375,7 +375,11 @@ fn product_launch(
     });
     // Others wait for all work before them.
     let is_by_slot = matches!(op.form, ExpertForm::Indexed { .. }) && !grouped;
-    let is_known = if is_by_slot { settles(instance) } else { grouped && op.lists && settles_lists(instance) };
+    let is_known = match is_by_slot {
+        _ if takes_row_tiles(instance) => is_by_slot || (grouped && op.lists),
+        true => settles(instance),
+        false => grouped && op.lists && settles_lists(instance),
+    };
     let early = op.settled_index && is_known;
     Some(KernelLaunch {
         id: product_id(instance),
@@ -434,12 +438,12 @@ fn plain_configs(op: &CheckedExperts, info: &DeviceInfo, variant: Variant) -> Re
     let x_bytes = (op.x_rows() as u64).saturating_mul(x.row_stride).saturating_mul(x.dtype.bytes() as u64);
     let finds_rows = x_bytes <= u64::from(u32::MAX);
     // Slots by themselves, where kernels have a CTA for each, and slots by experts.
-    let alone = |i: &Instance| i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE;
+    let alone = |i: &Instance| (i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE) || takes_row_tiles(i);
     let ways = |i: &'static Instance| {
-        let settles = settles(i) || settles_lists(i);
+        let settles = settles(i) || settles_lists(i) || takes_row_tiles(i);
         let config = |grouped, scratch_bytes| ExpertsConfig { tile: i.config(), grouped, scratch_bytes, settles };
         let fits = |grouped| {
-            takes_tiles(i) || places(op, i.tile_m as usize, grouped).max(op.tokens()) < MOST_GRID_YZ * MOST_GRID_YZ
+            takes_tiles(i) || takes_row_tiles(i) || places(op, i.tile_m as usize, grouped).max(op.tokens()) < MOST_GRID_YZ * MOST_GRID_YZ
         };
         let by_slot = (indexed && alone(i) && fits(false)).then(|| config(false, 0));
         let by_expert = match (indexed && !op.lists, scratch_bytes) {

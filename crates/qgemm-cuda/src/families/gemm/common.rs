@@ -42,6 +42,11 @@ pub(super) fn x_stage(types: &Types, tile_m: u32) -> u32 {
     tile_m * K_BLOCK * types.engine.x_bytes()
 }
 
+/// `sizeof(ScaleTableOfWarp)` in `mainloop/scale_table.cuh`, of a warp with `rows` rows.
+pub(super) fn scale_table_bytes(types: &Types, rows: u32) -> u32 {
+    if types.has_nested_scales() { rows * types.tile_k() / types.format.sub_block as u32 * 4 } else { 0 }
+}
+
 /// The sums of a CTA's tile.
 pub(super) fn cta_sums(tile_m: u32, tile_n: u32) -> u32 {
     tile_m * (tile_n + SUM_PADDING) * 4

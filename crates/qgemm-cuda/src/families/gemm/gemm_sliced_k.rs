@@ -251,7 +251,7 @@ impl Tile {
         let rows = row_tiles * types.tile_rows();
         let w = row_tiles * types.k_tile_bytes();
         let ring = (stages * w).max(common::warp_sums(self.tile_m, rows));
-        let of_warps = warps * slices * (ring + scale_table_bytes(types, rows));
+        let of_warps = warps * slices * (ring + common::scale_table_bytes(types, rows));
         let mut constants = vec![("QG_ROW_TILES", row_tiles), ("QG_WARPS_N", warps), ("QG_STAGES", stages)];
         let (main_loop, of_x) = match x {
             XMemory::Rings => (&MAIN_LOOP, stages * slices * self.tile_m * types.tile_k() * types.engine.x_bytes()),
@@ -278,11 +278,6 @@ impl Tile {
             })
         }
     }
-}
-
-/// `sizeof(ScaleTableOfWarp)` in `mainloop/scale_table.cuh`.
-fn scale_table_bytes(types: &Types, rows: u32) -> u32 {
-    if types.has_nested_scales() { rows * types.tile_k() / types.format.sub_block as u32 * 4 } else { 0 }
 }
 
 /// What kernels reach of the arithmetic of INT4's, or of nested scales of Q4_K's, per cent: codes of two planes or looked up, and twice

@@ -106,6 +106,8 @@ pub(crate) struct Instance {
     pub parks_state: bool,
     /// Bytes of shared memory in which producers of a kernel for experts tell consumers of their tiles (`sched/tile_notes.cuh`).
     pub note_bytes: u32,
+    /// Columns up to which X has room in shared memory, of those that keep all of them there.
+    pub most_k: usize,
     /// Constants that only this main loop has, by name.
     pub constants: Vec<(&'static str, u32)>,
     /// Format in which X is multiplied, and what with.
@@ -147,6 +149,7 @@ impl Instance {
             sums_codes: false,
             parks_state: false,
             note_bytes: 0,
+            most_k: usize::MAX,
             constants: Vec::new(),
             x_format: XFormat::Plain(types.x),
             math: types.engine.math(),
@@ -183,7 +186,7 @@ impl Instance {
         let reaches = k_tiles.saturating_mul(self.types.layout.k_tile_bytes) <= *most_tile_bytes;
         let is_mapped = *x_access != XAccess::TmaOfPlanes
             || (op.m.max(op.stored_k) <= MOST_MAPPED && op.x.row_stride < MOST_STRIDE_BYTES);
-        (may_round || !self.rounds_weights()) && reaches && is_mapped && (in_order || *x_access == XAccess::Any)
+        (may_round || !self.rounds_weights()) && reaches && op.stored_k <= self.most_k && is_mapped && (in_order || *x_access == XAccess::Any)
     }
 
     /// K-tiles of W that arrive together, of those that read X by TMA (`RUN_K_TILES`).

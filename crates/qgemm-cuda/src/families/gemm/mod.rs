@@ -18,6 +18,7 @@ mod sm70_two_stage;
 mod sm80_cp_async;
 mod sm80_s8_cp_async;
 mod sm89_fp8_cp_async;
+mod sm90_bulk_stream;
 mod sm90_fp8_wgmma_ws;
 mod sm90_s8_groups_wgmma_ws;
 mod sm90_s8_wgmma_ws;
@@ -39,6 +40,7 @@ pub(super) use projection::{
     NAME as PROJECTION, ask_registers_of_projections, projection_configs, projection_source_hash, projection_specs,
 };
 pub use sequence::gemm_sequence;
+pub(super) use sm90_bulk_stream::takes_row_tiles;
 pub(super) use sm90_wgmma_ws::settles_lists;
 pub(super) use sm120_block_scaled::{BlockScaledKernel, BlockScaledX, block_scaled_kernels};
 pub(super) use spills::{fits_registers_as, key as spills_key};

@@ -1,0 +1,76 @@
+//! The main loop of products with experts of a few rows each on Hopper: warps that copy long pieces of W each for itself.
+
+use qgemm_hal::{Schedule, Variant};
+
+use super::common::{self, BARRIER, K_BLOCK};
+use super::instance::{Instance, MainLoop, Parts, XAccess};
+use super::types::Types;
+use crate::arch::most_shared;
+
+pub(super) static MAIN_LOOP: MainLoop = MainLoop {
+    family: "gemm",
+    name: "sm90_bulk_stream",
+    entry: "entry/sm90_experts_bulk_stream.cu",
+    symbol: "qg_sm90_experts_bulk_stream",
+    arch_specific: false,
+    schedule: Schedule::StreamK,
+    x_access: XAccess::AlignedRows,
+    rounds_beyond: None,
+    experts_tiles: |_| &[],
+    for_experts: Some(for_experts),
+    most_m_tiles: usize::MAX,
+    most_tile_bytes: usize::MAX,
+    instances: |_, _| Vec::new(),
+};
+
+/// Tokens of a tile, and warps: with eight and with sixteen an H200 took as long, or longer.
+const TILE_M: u32 = 8;
+const WARPS: u32 = 12;
+/// Pieces of W that a warp has room for (`PIECES`), and the fewest bytes of one.
+const PIECES: u32 = 2;
+const LEAST_PIECE_BYTES: u32 = 2048;
+/// Most experts (`ExpertWords`).
+pub(in crate::families) const MOST_EXPERTS: u32 = 1024;
+/// Most tiles of X in shared memory at a time.
+const MOST_X_TILES: u32 = 4;
+/// Most bytes of the sums of X of a k-block (`XSumTable`): of every 16 columns.
+const MOST_SUM_BYTES: u32 = K_BLOCK / 16 * TILE_M * 4;
+/// Shares of the arithmetic and bandwidth that an H200 reaches, per mille.
+const EFFICIENCY: (u32, u32) = (250, 980);
+
+/// Whether CTAs take row tiles of all experts in turn.
+pub(in crate::families) fn takes_row_tiles(instance: &Instance) -> bool {
+    instance.main_loop.name == MAIN_LOOP.name
+}
+
+fn for_experts(types: &Types) -> Vec<Instance> {
+    if !types.engine.is_mma() || types.variant != Variant::Sm90 {
+        return Vec::new();
+    }
+    vec![instance(types)]
+}
+
+/// With all of a multiprocessor's shared memory.
+fn instance(types: &Types) -> Instance {
+    let tables = WARPS * common::scale_table_bytes(types, types.tile_rows());
+    let words = MOST_EXPERTS + 1 + MOST_X_TILES * TILE_M + WARPS * 2;
+    let fixed = (tables + WARPS * PIECES * BARRIER + words * 4).next_multiple_of(128);
+    let shared_bytes = most_shared(Variant::Sm90);
+    let pieces = WARPS * PIECES * types.k_tile_bytes().max(LEAST_PIECE_BYTES);
+    let x_and_sums = common::x_stage(types, TILE_M) + MOST_SUM_BYTES;
+    let k_blocks = (shared_bytes - fixed - pieces) / x_and_sums;
+    Instance {
+        integer_operands: types.has_integer_operands(),
+        constants: vec![("QG_ROW_TILES", 1), ("QG_FIXED_BYTES", fixed)],
+        most_k: (k_blocks * K_BLOCK) as usize,
+        warps_n: 1,
+        efficiency: EFFICIENCY,
+        ..Instance::new(Parts {
+            main_loop: &MAIN_LOOP,
+            types,
+            tile: [TILE_M, types.tile_rows()],
+            threads: WARPS * 32,
+            shared_bytes,
+        })
+    }
+}
