@@ -142,7 +142,7 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
     let written = op.each.x_row_bytes() + 2.0 * op.each.k as f64;
     let converts = tile.x_prologue.map_or(0.0, |_| info.launch_seconds + op.x_rows() as f64 * written / info.bandwidth);
     let lists = lists + converts;
-    let seconds = info.launch_seconds + lists + begun + memory.max(math) + latency(op, tile);
+    let seconds = info.launch_seconds + lists + begun + memory.max(math) + latency(op, config);
     Cost { prologue: lists, tiles: begun, ..Cost::of_parts(memory, math, info.launch_seconds, seconds) }
 }
 
@@ -155,9 +155,13 @@ fn columns(op: &CheckedExperts, tile: &TileConfig) -> f64 {
     }
 }
 
-/// Seconds that nothing hides in the last CTAs of a grid whose warps share K: one wait for as many k-tiles as a ring of theirs holds,
-/// after the other.
-fn latency(op: &CheckedExperts, tile: &TileConfig) -> f64 {
+/// Seconds that nothing hides: in the last CTAs of a grid whose warps share K, one wait for as many k-tiles as a ring of theirs holds, after
+/// the other; of a persistent grid whose warps each have a row tile by itself, finding the first and multiplying the last.
+fn latency(op: &CheckedExperts, config: &ExpertsConfig) -> f64 {
+    let tile = &config.tile;
+    if tile.schedule == Schedule::StreamK && tile.tile_n <= ROW_TILE {
+        return if op.settled_index && config.settles { SETTLED_ROW_TILE_LATENCY } else { ROW_TILE_LATENCY };
+    }
     if tile.schedule != Schedule::Grid || tile.k_groups < 2 {
         return 0.0;
     }
@@ -188,6 +192,11 @@ const TILE_LAUNCHES: f64 = 0.27;
 /// Seconds from a copy's start to its end while memory is in use (one token, 1536x2048 on an H200: 7.0, 8.0 and 9.2 us with rings of four,
 /// three and two k-tiles).
 const MEMORY_LATENCY: f64 = 7e-7;
+/// Rows of a warp that has one row tile at a time, and what such warps take beside memory and arithmetic, with a settled index less (fitted on an
+/// H200 to what 16 to 64 tokens take beside grids whose warps share K).
+const ROW_TILE: u32 = 16;
+const ROW_TILE_LATENCY: f64 = 3.8e-6;
+const SETTLED_ROW_TILE_LATENCY: f64 = 1.8e-6;
 /// How much faster than memory a last cache is read, roughly.
 const CACHE_SPEEDUP: f64 = 2.0;
 /// What it takes to list slots, and to find an expert in lists, in launches.

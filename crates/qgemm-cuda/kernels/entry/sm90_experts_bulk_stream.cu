@@ -127,8 +127,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         const u32 end = RowTileRange::end_of(range, tile);
 #pragma unroll 1
         for (; row_tile < end; row_tile += WARPS) {
-            // A slot without an expert.
-            if (own.rows == 0) continue;
             Accumulators acc = {};
             const XStage* columns = room.x + place * room.k_blocks;
             const XSumTable* sums = room.sums + place * given.shape.k_tiles;

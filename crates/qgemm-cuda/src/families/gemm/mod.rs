@@ -40,7 +40,7 @@ pub(super) use projection::{
     NAME as PROJECTION, ask_registers_of_projections, projection_configs, projection_source_hash, projection_specs,
 };
 pub use sequence::gemm_sequence;
-pub(super) use sm90_bulk_stream::takes_row_tiles;
+pub(super) use sm90_bulk_stream::{counts_row_tiles, takes_row_tiles};
 pub(super) use sm90_wgmma_ws::settles_lists;
 pub(super) use sm120_block_scaled::{BlockScaledKernel, BlockScaledX, block_scaled_kernels};
 pub(super) use spills::{fits_registers_as, key as spills_key};

@@ -1,5 +1,6 @@
 //! The main loop of products with experts of a few rows each on Hopper: warps that copy long pieces of W each for itself.
 
+use qgemm_formats::Encoding;
 use qgemm_hal::{Schedule, Variant};
 
 use super::common::{self, BARRIER, K_BLOCK};
@@ -23,31 +24,36 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     instances: |_, _| Vec::new(),
 };
 
-/// Tokens of a tile, and warps: with eight and with sixteen an H200 took as long, or longer.
+/// Tokens of a tile, and warps: with 8, 10, 14 and 16 an H200 took as long, or longer.
 const TILE_M: u32 = 8;
 const WARPS: u32 = 12;
-/// Pieces of W that a warp has room for (`PIECES`), and the fewest bytes of one.
+/// Pieces of W that a warp has room for (`PIECES`), and the fewest bytes of one beside one tile of X.
 const PIECES: u32 = 2;
 const LEAST_PIECE_BYTES: u32 = 2048;
 /// Most experts (`ExpertWords`).
-pub(in crate::families) const MOST_EXPERTS: u32 = 1024;
+const MOST_EXPERTS: u32 = 1024;
 /// Most tiles of X in shared memory at a time.
 const MOST_X_TILES: u32 = 4;
 /// Most bytes of the sums of X of a k-block (`XSumTable`): of every 16 columns.
 const MOST_SUM_BYTES: u32 = K_BLOCK / 16 * TILE_M * 4;
 /// Shares of the arithmetic and bandwidth that an H200 reaches, per mille.
-const EFFICIENCY: (u32, u32) = (250, 980);
+const EFFICIENCY: (u32, u32) = (135, 930);
 
-/// Whether CTAs take row tiles of all experts in turn.
+/// Whether CTAs share the row tiles of all experts.
 pub(in crate::families) fn takes_row_tiles(instance: &Instance) -> bool {
     instance.main_loop.name == MAIN_LOOP.name
 }
 
+/// Whether CTAs can count `places` tiles of rows of as many experts, each with so many row tiles.
+pub(in crate::families) fn counts_row_tiles(experts: usize, places: usize, row_tiles: usize) -> bool {
+    experts <= MOST_EXPERTS as usize && places.checked_mul(row_tiles).is_some_and(|all| all <= i32::MAX as usize)
+}
+
+/// For weights of which memory takes longer than arithmetic: those of few bits, with one scale a sub-block, and without a table.
 fn for_experts(types: &Types) -> Vec<Instance> {
-    if !types.engine.is_mma() || types.variant != Variant::Sm90 {
-        return Vec::new();
-    }
-    vec![instance(types)]
+    let is_codebook = matches!(types.format.encoding, Encoding::Codebook(_));
+    let serves = types.engine.is_mma() && types.variant == Variant::Sm90 && !is_codebook;
+    if serves && !types.has_nested_scales() && types.is_narrow() { vec![instance(types)] } else { Vec::new() }
 }
 
 /// With all of a multiprocessor's shared memory.

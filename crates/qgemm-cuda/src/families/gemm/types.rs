@@ -111,6 +111,11 @@ impl Types {
         self.layout.k_tile > 128
     }
 
+    /// Whether a weight has less than seven bits.
+    pub(crate) fn is_narrow(&self) -> bool {
+        self.layout.k_tile_bytes * 8 < 7 * self.layout.tile_rows * self.layout.k_tile
+    }
+
     /// Whether codes have an offset of their own in every block, which takes registers beside the scale.
     pub(crate) fn has_block_offsets(&self) -> bool {
         matches!(self.format.encoding, Encoding::IntAffine | Encoding::IntZero)
