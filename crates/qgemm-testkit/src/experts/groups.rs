@@ -174,7 +174,7 @@ fn grouped(format: Format) -> Vec<ExpertCase> {
 }
 
 /// One case of each form by all kernels, so large that tiles are full and not; tokens' factors and gated pairs, which kernels may have
-/// paths of their own for.
+/// paths of their own for; and more experts than a warp looks at together.
 fn every_way(format: Format) -> Vec<ExpertCase> {
     let indexed = |x_per_slot, combined| FormCase::Indexed { top_k: 3, x_per_slot, combined };
     let all = [
@@ -196,7 +196,14 @@ fn every_way(format: Format) -> Vec<ExpertCase> {
         let (listed, settled) = (i == 1, i.is_multiple_of(2) || i == 1);
         ExpertCase { index, listed, settled, ..ExpertCase::new(each, 3, rows, form) }
     };
-    all.into_iter().enumerate().map(of).collect()
+    let each = Case {
+        x_dtype: DType::F16,
+        seed: 97,
+        every_configuration: true,
+        ..Case::new(format, 0, 24, 2 * format.block_len.max(64))
+    };
+    let many = ExpertCase { index: IndexKind::Skewed, ..ExpertCase::new(each, 300, 350, FormCase::Contiguous) };
+    all.into_iter().enumerate().map(of).chain([many]).collect()
 }
 
 fn norm(format: Format) -> Vec<ExpertCase> {
