@@ -80,6 +80,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "sm90_w4a8_wgmma_ws",
             "sm90_s8_groups_wgmma_ws",
             "sm90_wgmma_ws",
+            "sm90_bulk_stream",
             "sm120_tma_ws",
             "instances",
             "x_prologue",
