@@ -60,11 +60,9 @@ struct XTiles {
                         u32 tile, u32 thread) {
 #pragma unroll 1
         for (u32 i = 0; i < room.x_tiles; i++) {
-            GemmParams p = given;
             OwnRows own = {0, 0, 0};
             if ((tile + i) * range.row_tiles < range.end) own = RowTileIndex::find(index, shared.words, given.groups, range.first_place + tile + i);
-            OwnRows::narrow(own, p);
-            copy_x_tile(room.x + i * room.k_blocks, shared.tokens[i], p, room.k_blocks, thread);
+            copy_x_tile(room.x + i * room.k_blocks, shared.tokens[i], problem_of(given, own), room.k_blocks, thread);
         }
         cp_async_commit_group();
     }

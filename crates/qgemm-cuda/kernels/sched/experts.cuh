@@ -7,6 +7,7 @@
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "sched/expert_faults.cuh"
+#include "sched/lane_sums.cuh"
 #include "sched/params.cuh"
 
 using KernelParams = GemmParams;
@@ -73,11 +74,7 @@ struct OwnRows {
 #pragma unroll
             for (u32 i = 0; i < LANE_EXPERTS; i++) until += tiles_of(of_lane.count[i]);
             const u32 tiles = until;
-#pragma unroll
-            for (u32 step = 1; step < 32; step *= 2) {
-                const u32 other = shfl_idx_u32(until, lane >= step ? lane - step : lane);
-                if (lane >= step) until += other;
-            }
+            until = sum_up_to_lane(until);
             const u32 all = shfl_idx_u32(until, 31);
             if (place < passed.tiles + all) {
                 // As many lanes end before this place.

@@ -2,6 +2,7 @@
 #pragma once
 #include "atoms/bits.cuh"
 #include "atoms/warp.cuh"
+#include "sched/lane_sums.cuh"
 #include "sched/matmul_tile.cuh"
 
 // Rows of one product, QG_TILE_M at most.
@@ -35,12 +36,7 @@ struct MatmulRows {
             const u32 before = shfl_idx_u32(end, lane == 0 ? 0 : lane - 1);
             const u32 first = lane == 0 ? reached : before;
             const u32 tiles = tiles_of(end - first);
-            u32 until = tiles;
-#pragma unroll
-            for (u32 step = 1; step < 32; step *= 2) {
-                const u32 other = shfl_idx_u32(until, lane >= step ? lane - step : lane);
-                if (lane >= step) until += other;
-            }
+            const u32 until = sum_up_to_lane(tiles);
             const u32 all = shfl_idx_u32(until, 31);
             if (place < passed + all) {
                 // As many lanes end before this place.

@@ -3,6 +3,7 @@
 #pragma once
 #include "atoms/fresh_load.cuh"
 #include "sched/experts.cuh"
+#include "sched/lane_sums.cuh"
 
 // The words of an index that say which rows are an expert's, in shared memory: counts, or else offsets and one behind the last. All warps
 // of all CTAs look at them, and few lines of L2 hold them.
@@ -45,12 +46,7 @@ QG_DEVICE_CALL OwnRows find_tile(const ExpertWords& words, const ExpertGroups& g
     for (u32 expert = lane; expert - lane < g.experts; expert += 32) {
         u32 first;
         const u32 count = ExpertWords::rows_of(words, g, expert, first), tiles = OwnRows::tiles_of(count);
-        u32 until = tiles;
-#pragma unroll
-        for (u32 step = 1; step < 32; step *= 2) {
-            const u32 other = shfl_idx_u32(until, lane >= step ? lane - step : lane);
-            if (lane >= step) until += other;
-        }
+        const u32 until = sum_up_to_lane(tiles);
         const u32 all = shfl_idx_u32(until, 31);
         if (place - passed < all) {
             // As many lanes end before this place.
@@ -82,11 +78,7 @@ struct RowTileIndex {
             index.count[i] = ExpertWords::rows_of(words, g, lane * LANE_EXPERTS + i, index.first[i]);
             index.until += OwnRows::tiles_of(index.count[i]);
         }
-#pragma unroll
-        for (u32 step = 1; step < 32; step *= 2) {
-            const u32 other = shfl_idx_u32(index.until, lane >= step ? lane - step : lane);
-            if (lane >= step) index.until += other;
-        }
+        index.until = sum_up_to_lane(index.until);
         index.all = shfl_idx_u32(index.until, 31);
         return index;
     }

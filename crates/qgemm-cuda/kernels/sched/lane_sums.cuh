@@ -1,0 +1,15 @@
+// Sums over the lanes of a warp.
+#pragma once
+#include "atoms/launch.cuh"
+#include "atoms/warp.cuh"
+
+// The sum of the values of the lanes up to this one; lane 31 has that of all.
+QG_DEVICE u32 sum_up_to_lane(u32 value) {
+    const u32 lane = thread_index() % 32;
+#pragma unroll
+    for (u32 step = 1; step < 32; step *= 2) {
+        const u32 other = shfl_idx_u32(value, lane >= step ? lane - step : lane);
+        if (lane >= step) value += other;
+    }
+    return value;
+}
