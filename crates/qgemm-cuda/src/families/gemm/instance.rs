@@ -106,6 +106,8 @@ pub(crate) struct Instance {
     pub parks_state: bool,
     /// Bytes of shared memory in which producers of a kernel for experts tell consumers of their tiles (`sched/tile_notes.cuh`).
     pub note_bytes: u32,
+    /// Whether it multiplies one row of X, of which those of a tile are copies.
+    pub one_row: bool,
     /// Columns up to which X has room in shared memory, of those that keep all of them there.
     pub most_k: usize,
     /// Constants that only this main loop has, by name.
@@ -149,6 +151,7 @@ impl Instance {
             sums_codes: false,
             parks_state: false,
             note_bytes: 0,
+            one_row: false,
             most_k: usize::MAX,
             constants: Vec::new(),
             x_format: XFormat::Plain(types.x),
@@ -202,6 +205,9 @@ impl Instance {
 
     /// Most tokens that one launch computes.
     pub(crate) fn most_tokens(&self) -> usize {
+        if self.one_row {
+            return 1;
+        }
         (self.tile_m as usize).saturating_mul(self.main_loop.most_m_tiles)
     }
 
@@ -219,7 +225,8 @@ impl Instance {
             ctas_per_unit: self.ctas_per_sm,
             cluster: 1,
             schedule: self.main_loop.schedule,
-            max_splits: 16,
+            // A kernel that keeps all of X has all of K.
+            max_splits: if self.most_k == usize::MAX { 16 } else { 1 },
             warps_n: self.warps_n,
             k_groups: self.k_groups,
             stages: self.stages,
@@ -281,6 +288,9 @@ impl Instance {
         }
         if self.sums_codes {
             macro_line(&mut out, "QG_CODE_SUMS", "1");
+        }
+        if self.one_row {
+            macro_line(&mut out, "QG_X_ROWS", "1");
         }
         macro_line(&mut out, "QG_DEQUANT_FILE", &format!("\"dequant/{}.cuh\"", format.dequant));
 

@@ -11,17 +11,19 @@ use super::instance::{FitsRegisters, Instance, MainLoop};
 use super::types::Types;
 use super::{
     gemm_simt, gemm_sliced_k, gemv, sm70_s8_two_stage, sm70_two_stage, sm80_cp_async, sm80_s8_cp_async,
-    sm90_bulk_stream, sm90_s8_groups_wgmma_ws, sm90_w4a8_wgmma_ws, sm90_wgmma_ws, sm120_tma_ws, spills,
+    sm90_bulk_sliced_k, sm90_bulk_stream, sm90_s8_groups_wgmma_ws, sm90_w4a8_wgmma_ws, sm90_wgmma_ws, sm120_tma_ws,
+    spills,
 };
 
 /// Every main loop. An instruction set that needs another adds its file here.
-static MAIN_LOOPS: [&MainLoop; 8] = [
+static MAIN_LOOPS: [&MainLoop; 9] = [
     &gemv::MAIN_LOOP,
     &sm70_two_stage::MAIN_LOOP,
     &gemm_sliced_k::MAIN_LOOP,
     &sm80_cp_async::MAIN_LOOP,
     &sm120_tma_ws::MAIN_LOOP,
     &sm90_wgmma_ws::MAIN_LOOP,
+    &sm90_bulk_sliced_k::MAIN_LOOP,
     &sm90_bulk_stream::MAIN_LOOP,
     &gemm_simt::MAIN_LOOP,
 ];

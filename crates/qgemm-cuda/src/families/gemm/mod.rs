@@ -18,6 +18,7 @@ mod sm70_two_stage;
 mod sm80_cp_async;
 mod sm80_s8_cp_async;
 mod sm89_fp8_cp_async;
+mod sm90_bulk_sliced_k;
 mod sm90_bulk_stream;
 mod sm90_fp8_wgmma_ws;
 mod sm90_s8_groups_wgmma_ws;

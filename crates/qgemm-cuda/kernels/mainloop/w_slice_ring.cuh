@@ -1,0 +1,72 @@
+// A ring of one warp's pieces of W, of which it has the same slice of K of each of its team's row tiles: a piece is some k-tiles that follow one
+// another in memory, and is one bulk copy. The warp asks for its pieces itself, and waits for no other.
+#pragma once
+#include "atoms/bulk_stream.cuh"
+#include "atoms/mbarrier.cuh"
+#include "sched/k_slice.cuh"
+
+// With more pieces on their way, or shorter ones, an H200 took longer on most shapes: X waits for what was asked for before (one token of FP8:
+// 6144x4096 7.5 us, three pieces 8.0, of half the length 8.6; 14336x4096 15.0, 14.7, 15.0).
+constexpr u32 PIECES = 2, PIECE_BYTES = 8448;
+
+struct WSliceRing {
+    u8* memory;
+    u64* full;
+    // K-tiles of a piece, but for the last of a slice.
+    u32 piece_k_tiles;
+    // The next piece to ask for: its row tile, how far the one behind is, and its first k-tile in the slice.
+    u32 n_tile, step, k_tile;
+    // The slice's beginning in the first row tile of W, and k-tiles of the slice and of a row tile.
+    const u8* w;
+    u32 slice_k_tiles, k_tiles;
+    // Pieces asked for, and taken.
+    u32 asked, taken;
+
+    // The rings of all warps have the memory from `begin` to `end`.
+    QG_DEVICE WSliceRing of_warp(u8* begin, const u8* end, u64* full, const GemmParams& p, const KSlice& slice, u32 warp, u32 n_tile, u32 step) {
+        WSliceRing ring;
+        // Of the longest slice, so that all warps' pieces are alike.
+        const u32 most = (p.shape.k_tiles + QG_SLICES - 1) / QG_SLICES, room = (u32)(end - begin) / (WARPS * PIECES * QG_K_TILE_BYTES);
+        const u32 wanted = PIECE_BYTES / QG_K_TILE_BYTES, longest = room < wanted ? room : wanted;
+        const u32 count = (most + longest - 1) / longest;
+        ring.piece_k_tiles = (most + count - 1) / count;
+        ring.memory = begin + warp * PIECES * ring.piece_k_tiles * QG_K_TILE_BYTES;
+        ring.full = full;
+        ring.n_tile = n_tile, ring.step = step, ring.k_tile = 0;
+        ring.w = reinterpret_cast<const u8*>(p.at.w) + (u64)slice.first * QG_K_TILE_BYTES;
+        ring.slice_k_tiles = slice.k_tiles, ring.k_tiles = p.shape.k_tiles;
+        ring.asked = ring.taken = 0;
+        return ring;
+    }
+
+    QG_DEVICE void init(const WSliceRing& ring) {
+#pragma unroll
+        for (u32 i = 0; i < PIECES; i++) mbarrier_init(&ring.full[i], 1);
+        fence_mbarrier_init();
+    }
+
+    // Asks for the next piece, where there is one, in the place of one that all lanes have read.
+    QG_DEVICE void ask(WSliceRing& ring, u32 n_tiles, u64 policy, u32 lane) {
+        if (ring.n_tile >= n_tiles || ring.slice_k_tiles == 0) return;
+        const u32 left = ring.slice_k_tiles - ring.k_tile, count = left < ring.piece_k_tiles ? left : ring.piece_k_tiles;
+        if (lane == 0) {
+            const u64 k_tile = (u64)ring.n_tile * ring.k_tiles + ring.k_tile;
+            u64* const full = &ring.full[ring.asked % PIECES];
+            mbarrier_arrive_expect_tx(full, count * QG_K_TILE_BYTES);
+            cp_async_bulk_stream(piece(ring, ring.asked), ring.w + k_tile * QG_K_TILE_BYTES, count * QG_K_TILE_BYTES, full, policy);
+        }
+        ring.asked++;
+        ring.k_tile += count;
+        if (ring.k_tile == ring.slice_k_tiles) ring.k_tile = 0, ring.n_tile += ring.step;
+    }
+
+    // The next piece, once it is there.
+    QG_DEVICE const u8* take(WSliceRing& ring) {
+        mbarrier_wait(&ring.full[ring.taken % PIECES], ring.taken / PIECES % 2);
+        return piece(ring, ring.taken++);
+    }
+
+    QG_DEVICE u8* piece(const WSliceRing& ring, u32 number) {
+        return ring.memory + number % PIECES * ring.piece_k_tiles * QG_K_TILE_BYTES;
+    }
+};
