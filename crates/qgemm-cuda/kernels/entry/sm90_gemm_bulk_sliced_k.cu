@@ -31,7 +31,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const KSlice slice = KSlice::of_member(k_tiles, member);
     XStage* const all_x = reinterpret_cast<XStage*>(dynamic_shared() + FIXED_BYTES);
     XSumTable* const all_sums = reinterpret_cast<XSumTable*>(all_x + k_tiles * K_BLOCKS);
-    u8* const rings = reinterpret_cast<u8*>(all_sums + (HAS_X_SUM_TABLE ? k_tiles : 0));
+    const u32 before_rings = FIXED_BYTES + k_tiles * (K_BLOCKS * sizeof(XStage) + (HAS_X_SUM_TABLE ? sizeof(XSumTable) : 0));
+    u8* const rings = dynamic_shared() + (before_rings + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
     u32 n_tile = cta_index().x + team * grid_ctas().x;
     const u32 step = TEAMS * grid_ctas().x;
     WSliceRing ring = WSliceRing::of_warp(rings, dynamic_shared() + QG_SHARED_BYTES, shared.warp[warp].full, p, slice, warp, n_tile, step);
@@ -64,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll 1
         for (u32 left = slice.k_tiles; left > 0;) {
             const u32 count = left < ring.piece_k_tiles ? left : ring.piece_k_tiles;
-            const u8* w = WSliceRing::take(ring);
+            const u8* w = WSliceRing::take(ring, n_tile, slice.k_tiles - left);
 #pragma unroll 2
             for (u32 i = 0; i < count; i++, w += QG_K_TILE_BYTES, columns += K_BLOCKS, sums++)
                 multiply_k_tile(acc, *reinterpret_cast<const u8(*)[1][QG_K_TILE_BYTES]>(w), columns, cursor, shared.warp[warp], lane,

@@ -5,15 +5,17 @@
 #include "atoms/mbarrier.cuh"
 #include "sched/k_slice.cuh"
 
-// With more pieces on their way, or shorter ones, an H200 took longer on most shapes: X waits for what was asked for before (one token of FP8:
-// 6144x4096 7.5 us, three pieces 8.0, of half the length 8.6; 14336x4096 15.0, 14.7, 15.0).
+// Pieces of a ring, and about how long they are.
 constexpr u32 PIECES = 2, PIECE_BYTES = 8448;
+// A piece lies as far behind a line of the cache in shared memory as it does in memory. Where it does not, copies take longer (one token of
+// FP8, k-tiles of 2064 bytes, 128256x4096, on an H200: 145 us, and 118 where pieces happened to lie so).
+constexpr u32 LINE_BYTES = 128;
 
 struct WSliceRing {
     u8* memory;
     u64* full;
-    // K-tiles of a piece, but for the last of a slice.
-    u32 piece_k_tiles;
+    // K-tiles of a piece, but for the last of a slice, and bytes from a piece to the next.
+    u32 piece_k_tiles, pitch;
     // The next piece to ask for: its row tile, how far the one behind is, and its first k-tile in the slice.
     u32 n_tile, step, k_tile;
     // The slice's beginning in the first row tile of W, and k-tiles of the slice and of a row tile.
@@ -25,12 +27,13 @@ struct WSliceRing {
     // The rings of all warps have the memory from `begin` to `end`.
     QG_DEVICE WSliceRing of_warp(u8* begin, const u8* end, u64* full, const GemmParams& p, const KSlice& slice, u32 warp, u32 n_tile, u32 step) {
         WSliceRing ring;
+        ring.pitch = (u32)(end - begin) / (WARPS * PIECES) / LINE_BYTES * LINE_BYTES;
         // Of the longest slice, so that all warps' pieces are alike.
-        const u32 most = (p.shape.k_tiles + QG_SLICES - 1) / QG_SLICES, room = (u32)(end - begin) / (WARPS * PIECES * QG_K_TILE_BYTES);
+        const u32 most = (p.shape.k_tiles + QG_SLICES - 1) / QG_SLICES, room = (ring.pitch - LINE_BYTES) / QG_K_TILE_BYTES;
         const u32 wanted = PIECE_BYTES / QG_K_TILE_BYTES, longest = room < wanted ? room : wanted;
         const u32 count = (most + longest - 1) / longest;
         ring.piece_k_tiles = (most + count - 1) / count;
-        ring.memory = begin + warp * PIECES * ring.piece_k_tiles * QG_K_TILE_BYTES;
+        ring.memory = begin + warp * PIECES * ring.pitch;
         ring.full = full;
         ring.n_tile = n_tile, ring.step = step, ring.k_tile = 0;
         ring.w = reinterpret_cast<const u8*>(p.at.w) + (u64)slice.first * QG_K_TILE_BYTES;
@@ -50,23 +53,25 @@ struct WSliceRing {
         if (ring.n_tile >= n_tiles || ring.slice_k_tiles == 0) return;
         const u32 left = ring.slice_k_tiles - ring.k_tile, count = left < ring.piece_k_tiles ? left : ring.piece_k_tiles;
         if (lane == 0) {
-            const u64 k_tile = (u64)ring.n_tile * ring.k_tiles + ring.k_tile;
+            const u8* const from = ring.w + ((u64)ring.n_tile * ring.k_tiles + ring.k_tile) * QG_K_TILE_BYTES;
             u64* const full = &ring.full[ring.asked % PIECES];
             mbarrier_arrive_expect_tx(full, count * QG_K_TILE_BYTES);
-            cp_async_bulk_stream(piece(ring, ring.asked), ring.w + k_tile * QG_K_TILE_BYTES, count * QG_K_TILE_BYTES, full, policy);
+            cp_async_bulk_stream(piece(ring, ring.asked, (u32)reinterpret_cast<u64>(from)), from, count * QG_K_TILE_BYTES, full, policy);
         }
         ring.asked++;
         ring.k_tile += count;
         if (ring.k_tile == ring.slice_k_tiles) ring.k_tile = 0, ring.n_tile += ring.step;
     }
 
-    // The next piece, once it is there.
-    QG_DEVICE const u8* take(WSliceRing& ring) {
+    // The next piece, once it is there: that of a row tile from k-tile `k_tile` of the slice on.
+    QG_DEVICE const u8* take(WSliceRing& ring, u32 n_tile, u32 k_tile) {
         mbarrier_wait(&ring.full[ring.taken % PIECES], ring.taken / PIECES % 2);
-        return piece(ring, ring.taken++);
+        const u32 from = (u32)reinterpret_cast<u64>(ring.w) + (n_tile * ring.k_tiles + k_tile) * QG_K_TILE_BYTES;
+        return piece(ring, ring.taken++, from);
     }
 
-    QG_DEVICE u8* piece(const WSliceRing& ring, u32 number) {
-        return ring.memory + number % PIECES * ring.piece_k_tiles * QG_K_TILE_BYTES;
+    // Where piece number `number` is, of which `from` is the lower half of the address in memory.
+    QG_DEVICE u8* piece(const WSliceRing& ring, u32 number, u32 from) {
+        return ring.memory + number % PIECES * ring.pitch + from % LINE_BYTES;
     }
 };

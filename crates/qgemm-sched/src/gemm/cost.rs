@@ -212,6 +212,9 @@ const STREAMED_ROWS: u32 = 16;
 /// of 14336 x 4096 in FP8 took 1.1 and 2.1 µs longer than one).
 const STREAMED_X_FACTOR: f64 = 2.0;
 
+/// What blocks without a tile in the last round cost of what they would with one: the others draw more of the bandwidth meanwhile.
+const LAST_ROUND_IDLE: f64 = 0.3;
+
 /// Whether blocks stream rows of W past an X that they keep.
 fn streams_rows(config: &TileConfig) -> bool {
     config.schedule == Schedule::StreamK && config.tile_n <= STREAMED_ROWS && config.k_groups > 1
@@ -227,7 +230,8 @@ fn of_streamed_rows(
 ) -> Cost {
     let slots = f64::from(info.units.max(1));
     let tiles: f64 = partition.phases().iter().map(|phase| phase.blocks).sum();
-    let rounds = (tiles / slots).ceil();
+    let waves = tiles / slots;
+    let rounds = waves + LAST_ROUND_IDLE * (waves.ceil() - waves);
     let tile_bytes = op.weight_bytes() / tiles;
     let memory = rounds * slots * tile_bytes / (info.bandwidth * efficiency(config.efficiency.1));
     let x = slots.min(tiles) * op.m as f64 * op.x_row_bytes() / (STREAMED_X_FACTOR * info.bandwidth);
