@@ -81,6 +81,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "sm90_s8_groups_wgmma_ws",
             "sm90_wgmma_ws",
             "sm90_bulk_stream",
+            "sm90_bulk_sliced_k",
             "sm120_tma_ws",
             "instances",
             "x_prologue",

@@ -46,10 +46,10 @@ struct Room {
         for (u32 more = 2; more <= MOST_X_TILES; more++)
             if (more <= tiles && more * (x_bytes + sum_bytes) + WARPS * PIECES * LEAST_PIECE_BYTES <= REST) room.x_tiles = more;
         room.x = reinterpret_cast<XStage*>(shared + FIXED_BYTES);
-        u8* const sums = shared + FIXED_BYTES + room.x_tiles * x_bytes;
-        room.sums = reinterpret_cast<XSumTable*>(sums);
-        room.pieces = sums + room.x_tiles * sum_bytes;
-        room.cut = Pieces::in_bytes(p.shape.k_tiles, REST - room.x_tiles * (x_bytes + sum_bytes));
+        room.sums = reinterpret_cast<XSumTable*>(room.x + room.x_tiles * room.k_blocks);
+        const u32 before = (room.x_tiles * (x_bytes + sum_bytes) + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+        room.pieces = shared + FIXED_BYTES + before;
+        room.cut = Pieces::in_bytes(p.shape.k_tiles, REST - before);
         return room;
     }
 };
@@ -128,10 +128,11 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             Accumulators acc = {};
             const XStage* columns = room.x + place * room.k_blocks;
             const XSumTable* sums = room.sums + place * given.shape.k_tiles;
+            const u8* from = WBulkRing::row_tile_of(given, WBulkRing::weights_of(given, own), row_tile - tile * range.row_tiles);
 #pragma unroll 1
             for (u32 left = given.shape.k_tiles; left > 0;) {
                 const u32 k_tiles = left < room.cut.k_tiles ? left : room.cut.k_tiles;
-                const u8* w = WBulkRing::piece(ring, taken);
+                const u8* w = WBulkRing::piece(ring, taken, from);
                 mbarrier_wait(&full[taken % PIECES], taken / PIECES % 2);
 #pragma unroll 2
                 for (u32 i = 0; i < k_tiles; i++, w += QG_K_TILE_BYTES, columns += K_BLOCKS, sums++)
@@ -140,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                                         return HAS_X_SUM_TABLE ? XSumTable::of(*sums, tt, sub, lane) : XBlockSum{};
                                     });
                 taken++;
-                left -= k_tiles;
+                left -= k_tiles, from += k_tiles * QG_K_TILE_BYTES;
                 warp_barrier();
                 WBulkRing::ask(ring, given, index, shared.words, range, room.cut, policy, lane);
             }

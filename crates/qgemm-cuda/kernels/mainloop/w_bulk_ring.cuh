@@ -7,23 +7,25 @@
 #include "sched/row_tile_range.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, PIECES = 2;
+// A piece lies as far behind a line of the cache in shared memory as it does in memory (`mainloop/w_slice_ring.cuh`).
+constexpr u32 LINE_BYTES = 128;
 
 // How row tiles are cut.
 struct Pieces {
-    // K-tiles of a piece, but for the last of a row tile; pieces of a row tile.
-    u32 k_tiles, count;
+    // K-tiles of a piece, but for the last of a row tile; pieces of a row tile; bytes from a piece to the next.
+    u32 k_tiles, count, pitch;
 
     // The fewest, all about as long, of which each warp has room for PIECES in so many bytes of all of them.
     QG_DEVICE Pieces in_bytes(u32 k_tiles, u32 bytes) {
-        const u32 most = bytes / (WARPS * PIECES * QG_K_TILE_BYTES);
+        const u32 pitch = bytes / (WARPS * PIECES) / LINE_BYTES * LINE_BYTES, most = (pitch - LINE_BYTES) / QG_K_TILE_BYTES;
         const u32 count = (k_tiles + most - 1) / most, each = (k_tiles + count - 1) / count;
-        return {each, (k_tiles + each - 1) / each};
+        return {each, (k_tiles + each - 1) / each, pitch};
     }
 };
 
 struct WBulkRing {
     u8* pieces;
-    u32 piece_bytes;
+    u32 pitch;
     u64* full;
     // The next piece to ask for: of the warp's row tiles, as the range counts them, and its number there.
     u32 row_tile, number;
@@ -36,8 +38,8 @@ struct WBulkRing {
     // `own` is the range's first tile of rows.
     QG_DEVICE WBulkRing of_warp(u8* pieces, u64* full, const GemmParams& p, const RowTileRange& range, const Pieces& cut, u32 warp, const OwnRows& own) {
         WBulkRing ring;
-        ring.piece_bytes = cut.k_tiles * QG_K_TILE_BYTES;
-        ring.pieces = pieces + warp * PIECES * ring.piece_bytes;
+        ring.pitch = cut.pitch;
+        ring.pieces = pieces + warp * PIECES * ring.pitch;
         ring.full = full;
         ring.row_tile = range.first + warp, ring.number = 0;
         ring.tile = 0, ring.w = weights_of(p, own);
@@ -45,8 +47,9 @@ struct WBulkRing {
         return ring;
     }
 
-    QG_DEVICE u8* piece(const WBulkRing& ring, u32 number) {
-        return ring.pieces + number % PIECES * ring.piece_bytes;
+    // Where piece number `number` is, which is at `from` in memory.
+    QG_DEVICE u8* piece(const WBulkRing& ring, u32 number, const u8* from) {
+        return ring.pieces + number % PIECES * ring.pitch + reinterpret_cast<u64>(from) % LINE_BYTES;
     }
 
     // Asks for the next piece, where there is one, in the place of the one asked for PIECES before, which all lanes have read.
@@ -60,13 +63,18 @@ struct WBulkRing {
         const u32 first = ring.number * cut.k_tiles, left = p.shape.k_tiles - first;
         const u32 bytes = (left < cut.k_tiles ? left : cut.k_tiles) * QG_K_TILE_BYTES;
         if (lane == 0) {
-            const u64 k_tile = (u64)(ring.row_tile - ring.tile * range.row_tiles) * p.shape.k_tiles + first;
+            const u8* const from = row_tile_of(p, ring.w, ring.row_tile - ring.tile * range.row_tiles) + first * QG_K_TILE_BYTES;
             u64* const full = ring.full + ring.asked % PIECES;
             mbarrier_arrive_expect_tx(full, bytes);
-            cp_async_bulk_stream(piece(ring, ring.asked), ring.w + k_tile * QG_K_TILE_BYTES, bytes, full, policy);
+            cp_async_bulk_stream(piece(ring, ring.asked, from), from, bytes, full, policy);
         }
         ring.asked++;
         if (++ring.number == cut.count) ring.number = 0, ring.row_tile += WARPS;
+    }
+
+    // Where a row tile of an expert begins in memory.
+    QG_DEVICE const u8* row_tile_of(const GemmParams& p, const u8* w, u32 row_tile) {
+        return w + (u64)row_tile * p.shape.k_tiles * QG_K_TILE_BYTES;
     }
 
     QG_DEVICE const u8* weights_of(const GemmParams& p, const OwnRows& own) {

@@ -14,6 +14,8 @@ pub(super) const PARKED: u32 = 32 + 2 * 16;
 /// Words of padding between the sums of neighbouring tokens, and of neighbouring sub-blocks (`SUM_PITCH`,
 /// `WarpStaging::PITCH`).
 pub(super) const SUM_PADDING: u32 = 4;
+/// Two lines of the cache: what a piece of W needs beside its bytes to lie as far behind a line as in memory (`LINE_BYTES`).
+pub(super) const LINES: u32 = 2 * 128;
 /// Columns of X in a k-block: what a stage of a ring holds, or several of.
 pub(crate) const K_BLOCK: u32 = 64;
 /// Columns of a stage of codes, which share a scale of X (`STAGE_K`).

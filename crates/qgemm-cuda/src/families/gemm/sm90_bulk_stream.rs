@@ -62,7 +62,7 @@ fn instance(types: &Types) -> Instance {
     let words = MOST_EXPERTS + 1 + MOST_X_TILES * TILE_M + WARPS * 2;
     let fixed = (tables + WARPS * PIECES * BARRIER + words * 4).next_multiple_of(128);
     let shared_bytes = most_shared(Variant::Sm90);
-    let pieces = WARPS * PIECES * types.k_tile_bytes().max(LEAST_PIECE_BYTES);
+    let pieces = WARPS * PIECES * (types.k_tile_bytes() + common::LINES).max(LEAST_PIECE_BYTES);
     let x_and_sums = common::x_stage(types, TILE_M) + MOST_SUM_BYTES;
     let k_blocks = (shared_bytes - fixed - pieces) / x_and_sums;
     Instance {
