@@ -5,7 +5,7 @@ use qgemm_hal::{Schedule, Variant};
 
 use super::common::{self, BARRIER, K_BLOCK, PRODUCER_WARPS, STAGED};
 use super::instance::{FitsRegisters, Instance, MOST_EXACT, MainLoop, Parts, STAGE_K_BLOCKS, XAccess};
-use super::types::Types;
+use super::types::{Engine, Operand, Types};
 use crate::arch::most_shared;
 
 pub(super) static MAIN_LOOP: MainLoop = MainLoop {
@@ -51,12 +51,12 @@ const TILES: [Tile; 5] = [
     tile(128, 8, (760, 450)),
     tile(128, 4, (620, 450)),
 ];
-/// Warpgroups are faster there.
+/// Warpgroups are faster there. It is to be seen on a chip at hand what this main loop computes, for which f16 is enough.
 const HOPPER_TILES: [Tile; 1] = [tile(128, 8, (490, 450))];
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
     let tiles: &[Tile] = match types.variant {
-        Variant::Sm90 if types.engine.is_mma() => &HOPPER_TILES,
+        Variant::Sm90 if types.engine == Engine::Mma(Operand::F16) => &HOPPER_TILES,
         Variant::Sm120 if types.engine.is_mma() => &TILES,
         _ => &[],
     };
@@ -94,6 +94,7 @@ impl Tile {
                 ("QG_W_STAGES", w_stages),
                 ("QG_STAGED", staged),
                 (STAGE_K_BLOCKS, 1),
+                (common::RUN_PITCH, types.k_tile_bytes()),
             ],
             warps_n: warps,
             efficiency,
