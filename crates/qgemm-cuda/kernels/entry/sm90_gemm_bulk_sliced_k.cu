@@ -1,13 +1,13 @@
-// D[m, n] for a few tokens on Hopper. Teams of warps of a persistent grid take row tiles in turn. Slices of K are a warp's each: it copies its
-// part of a row tile in long pieces of its own, and multiplies it with its columns of X, which are in shared memory once. Warps of a team meet
-// only where the sums of a row tile are added up. Memory bounds it: all shared memory that X leaves has W on its way.
+// D[m, n] for a few tokens on Hopper. CTAs of a persistent grid take row tiles in turn. Slices of K are a warp's each: it copies its part of
+// a row tile in long pieces of its own, and multiplies it with its columns of X, which it brought into shared memory once. Warps meet only where
+// the sums of a row tile are added up. Memory bounds it: all shared memory that X leaves has W on its way.
 #include "atoms/launch.cuh"
 #include "epilogue/row_tile_slices_store.cuh"
 #include "mainloop/w_slice_ring.cuh"
 #include "mainloop/x_slice_copies.cuh"
 #include "mainloop/x_sum_table.cuh"
 
-static_assert(QG_ROW_TILES == 1 && QG_CLUSTER == 1, "a team has a row tile at a time");
+static_assert(QG_ROW_TILES == 1 && QG_WARPS_N == 1 && QG_CLUSTER == 1, "a CTA has a row tile at a time");
 
 struct WarpMemory : ScaleTableOfWarp {
     u64 full[PIECES];
@@ -15,8 +15,8 @@ struct WarpMemory : ScaleTableOfWarp {
 // Behind it, X and its sums, and then the rings of all warps.
 struct SharedStorage {
     // Of two row tiles in turn: a warp may be one ahead.
-    RowTileSums sums[TEAMS][2];
-    WarpMemory warp[WARPS];
+    RowTileSums sums[2];
+    WarpMemory warp[SLICES];
 };
 constexpr u32 FIXED_BYTES = (sizeof(SharedStorage) + 127) / 128 * 128;
 static_assert(FIXED_BYTES == QG_FIXED_BYTES, "the host computes another size");
@@ -26,16 +26,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     QG_TAKE_PROBLEM(p, given);
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
-    const u32 team = warp / QG_SLICES, member = warp % QG_SLICES;
     const u32 k_tiles = p.shape.k_tiles, n_tiles = p.tiles.n_tiles;
-    const KSlice slice = KSlice::of_member(k_tiles, member);
+    const KSlice slice = KSlice::of_warp(k_tiles, warp);
     XStage* const all_x = reinterpret_cast<XStage*>(dynamic_shared() + FIXED_BYTES);
     XSumTable* const all_sums = reinterpret_cast<XSumTable*>(all_x + k_tiles * K_BLOCKS);
     const u32 before_rings = FIXED_BYTES + k_tiles * (K_BLOCKS * sizeof(XStage) + (HAS_X_SUM_TABLE ? sizeof(XSumTable) : 0));
     u8* const rings = dynamic_shared() + (before_rings + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
-    u32 n_tile = cta_index().x + team * grid_ctas().x;
-    const u32 step = TEAMS * grid_ctas().x;
-    WSliceRing ring = WSliceRing::of_warp(rings, dynamic_shared() + QG_SHARED_BYTES, shared.warp[warp].full, p, slice, warp, n_tile, step);
+    WSliceRing ring = WSliceRing::of_warp(rings, dynamic_shared() + QG_SHARED_BYTES, shared.warp[warp].full, p, slice, warp);
     if (lane == 0) WSliceRing::init(ring);
     warp_barrier();
     // Weights come first: they come from memory, while X, which all CTAs share, comes from L2. But X waits for what was asked for before.
@@ -47,18 +44,20 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     XStage* const x = all_x + slice.first * K_BLOCKS;
     XSumTable* const x_sums = all_sums + slice.first;
     const XCursor cursor = XCursor::of_lane_in_k_steps(lane);
-    copy_x_slice(x, p, slice.first * K_BLOCKS, slice.k_tiles * K_BLOCKS, team, lane);
+    copy_x_slice(x, p, slice.first * K_BLOCKS, slice.k_tiles * K_BLOCKS, lane);
+    cp_async_commit_group();
     WSliceRing::ask(ring, n_tiles, policy, lane);
     const bool plain = is_plain_row_tile(p);
-    wait_for_x_slice();
+    cp_async_wait_group<0>();
+    warp_barrier();
     if constexpr (HAS_X_SUM_TABLE) {
-        XSumTable::make(x_sums, x, slice.k_tiles, cursor, team, TEAMS, lane);
-        x_slice_barrier();
+        XSumTable::make(x_sums, x, slice.k_tiles, cursor, 0, 1, lane);
+        warp_barrier();
     }
 
     u32 turn = 0;
 #pragma unroll 1
-    for (; n_tile < n_tiles; n_tile += step, turn ^= 1) {
+    for (u32 n_tile = cta_index().x; n_tile < n_tiles; n_tile += grid_ctas().x, turn ^= 1) {
         Accumulators acc = {};
         const XStage* columns = x;
         const XSumTable* sums = x_sums;
@@ -76,12 +75,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             warp_barrier();
             WSliceRing::ask(ring, n_tiles, policy, lane);
         }
-        RowTileSums& tile_sums = shared.sums[team][turn];
+        RowTileSums& tile_sums = shared.sums[turn];
         for_each_accumulator(acc, lane, [&](u32 row, u32 token, float value) {
             // Others are copies of the one.
-            if (QG_X_ROWS > 1 || token == 0) WarpAccumulators::put(tile_sums.of_slice[member], row, token, value);
+            if (QG_X_ROWS > 1 || token == 0) WarpAccumulators::put(tile_sums.of_slice[warp], row, token, value);
         });
-        team_barrier(team);
-        store_row_tile_slices(p, plain, tile_sums, n_tile, thread % TEAM_THREADS);
+        cta_barrier();
+        store_row_tile_slices(p, plain, tile_sums, n_tile, thread);
     }
 }

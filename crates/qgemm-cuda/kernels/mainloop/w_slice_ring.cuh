@@ -1,9 +1,9 @@
-// A ring of one warp's pieces of W, of which it has the same slice of K of each of its team's row tiles: a piece is some k-tiles that follow one
+// A ring of one warp's pieces of W, of which it has the same slice of K of each of its CTA's row tiles: a piece is some k-tiles that follow one
 // another in memory, and is one bulk copy. The warp asks for its pieces itself, and waits for no other.
 #pragma once
 #include "atoms/bulk_stream.cuh"
 #include "atoms/mbarrier.cuh"
-#include "sched/k_slice.cuh"
+#include "epilogue/sliced_k.cuh"
 
 // Pieces of a ring, and about how long they are.
 constexpr u32 PIECES = 2, PIECE_BYTES = 8448;
@@ -11,13 +11,23 @@ constexpr u32 PIECES = 2, PIECE_BYTES = 8448;
 // FP8, k-tiles of 2064 bytes, 128256x4096, on an H200: 145 us, and 118 where pieces happened to lie so).
 constexpr u32 LINE_BYTES = 128;
 
+// The k-tiles of a row tile that are a warp's.
+struct KSlice {
+    u32 first, k_tiles;
+
+    QG_DEVICE KSlice of_warp(u32 k_tiles, u32 warp) {
+        const u32 first = warp * k_tiles / SLICES;
+        return {first, (warp + 1) * k_tiles / SLICES - first};
+    }
+};
+
 struct WSliceRing {
     u8* memory;
     u64* full;
     // K-tiles of a piece, but for the last of a slice, and bytes from a piece to the next.
     u32 piece_k_tiles, pitch;
-    // The next piece to ask for: its row tile, how far the one behind is, and its first k-tile in the slice.
-    u32 n_tile, step, k_tile;
+    // The next piece to ask for: its row tile, and its first k-tile in the slice.
+    u32 n_tile, k_tile;
     // The slice's beginning in the first row tile of W, and k-tiles of the slice and of a row tile.
     const u8* w;
     u32 slice_k_tiles, k_tiles;
@@ -25,17 +35,17 @@ struct WSliceRing {
     u32 asked, taken;
 
     // The rings of all warps have the memory from `begin` to `end`.
-    QG_DEVICE WSliceRing of_warp(u8* begin, const u8* end, u64* full, const GemmParams& p, const KSlice& slice, u32 warp, u32 n_tile, u32 step) {
+    QG_DEVICE WSliceRing of_warp(u8* begin, const u8* end, u64* full, const GemmParams& p, const KSlice& slice, u32 warp) {
         WSliceRing ring;
-        ring.pitch = (u32)(end - begin) / (WARPS * PIECES) / LINE_BYTES * LINE_BYTES;
+        ring.pitch = (u32)(end - begin) / (SLICES * PIECES) / LINE_BYTES * LINE_BYTES;
         // Of the longest slice, so that all warps' pieces are alike.
-        const u32 most = (p.shape.k_tiles + QG_SLICES - 1) / QG_SLICES, room = (ring.pitch - LINE_BYTES) / QG_K_TILE_BYTES;
+        const u32 most = (p.shape.k_tiles + SLICES - 1) / SLICES, room = (ring.pitch - LINE_BYTES) / QG_K_TILE_BYTES;
         const u32 wanted = PIECE_BYTES / QG_K_TILE_BYTES, longest = room < wanted ? room : wanted;
         const u32 count = (most + longest - 1) / longest;
         ring.piece_k_tiles = (most + count - 1) / count;
         ring.memory = begin + warp * PIECES * ring.pitch;
         ring.full = full;
-        ring.n_tile = n_tile, ring.step = step, ring.k_tile = 0;
+        ring.n_tile = cta_index().x, ring.k_tile = 0;
         ring.w = reinterpret_cast<const u8*>(p.at.w) + (u64)slice.first * QG_K_TILE_BYTES;
         ring.slice_k_tiles = slice.k_tiles, ring.k_tiles = p.shape.k_tiles;
         ring.asked = ring.taken = 0;
@@ -60,7 +70,7 @@ struct WSliceRing {
         }
         ring.asked++;
         ring.k_tile += count;
-        if (ring.k_tile == ring.slice_k_tiles) ring.k_tile = 0, ring.n_tile += ring.step;
+        if (ring.k_tile == ring.slice_k_tiles) ring.k_tile = 0, ring.n_tile += grid_ctas().x;
     }
 
     // The next piece, once it is there: that of a row tile from k-tile `k_tile` of the slice on.

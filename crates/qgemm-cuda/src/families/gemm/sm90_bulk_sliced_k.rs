@@ -40,7 +40,7 @@ const EIGHT: Tile = Tile { tile_m: 8, rows: 8 };
 /// 4096 x 4096 8.0 for 7.0; with scales of 128 columns 18.8 for 16.8, 8.8 for 6.7).
 const SIXTEEN: Tile = Tile { tile_m: 16, rows: 16 };
 
-/// Slices of K, one a warp of a team.
+/// Slices of K, one a warp.
 const SLICES: u32 = 8;
 /// Pieces of W that a warp has room for (`PIECES`), and the fewest bytes of both.
 const PIECES: u32 = 2;
@@ -70,18 +70,17 @@ fn is_bound_by_memory(types: &Types) -> bool {
 impl Tile {
     /// With all of a multiprocessor's shared memory.
     fn instance(&self, types: &Types) -> Instance {
-        let warps = SLICES;
-        let sums = 2 * warps * common::warp_sums(self.tile_m, types.tile_rows());
-        let tables = warps * (common::scale_table_bytes(types, types.tile_rows()) + PIECES * BARRIER);
+        let sums = 2 * SLICES * common::warp_sums(self.tile_m, types.tile_rows());
+        let tables = SLICES * (common::scale_table_bytes(types, types.tile_rows()) + PIECES * BARRIER);
         let fixed = (sums + tables).next_multiple_of(128);
         let shared_bytes = most_shared(Variant::Sm90);
-        let rings = warps * LEAST_RING_BYTES.max(2 * types.k_tile_bytes());
+        let rings = SLICES * LEAST_RING_BYTES.max(PIECES * (types.k_tile_bytes() + common::LINES));
         let sums_of_x = if types.format.encoding.is_integer() { MOST_SUMS * self.tile_m } else { 0 };
         let x_and_sums = self.rows * K_BLOCK * types.engine.x_bytes() + sums_of_x;
         let k_blocks = (shared_bytes - fixed - rings) / x_and_sums;
         Instance {
             integer_operands: types.has_integer_operands(),
-            constants: vec![("QG_ROW_TILES", 1), ("QG_SLICES", SLICES), ("QG_WARPS_N", 1), ("QG_FIXED_BYTES", fixed)],
+            constants: vec![("QG_ROW_TILES", 1), ("QG_WARPS_N", 1), ("QG_FIXED_BYTES", fixed)],
             one_row: self.rows == 1,
             most_k: (k_blocks * K_BLOCK) as usize,
             warps_n: 1,
@@ -91,7 +90,7 @@ impl Tile {
                 main_loop: if self.rows == 1 { &ONE_ROW } else { &MAIN_LOOP },
                 types,
                 tile: [self.tile_m, types.tile_rows()],
-                threads: warps * 32,
+                threads: SLICES * 32,
                 shared_bytes,
             })
         }
