@@ -16,7 +16,7 @@ struct WarpMemory : ScaleTableOfWarp {
 struct SharedStorage {
     // Of two row tiles in turn: a warp may be one ahead.
     RowTileSums sums[2];
-    WarpMemory warp[SLICES];
+    WarpMemory warp[WARPS];
 };
 constexpr u32 FIXED_BYTES = (sizeof(SharedStorage) + 127) / 128 * 128;
 static_assert(FIXED_BYTES == QG_FIXED_BYTES, "the host computes another size");

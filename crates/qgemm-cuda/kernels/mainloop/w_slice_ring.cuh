@@ -2,8 +2,11 @@
 // another in memory, and is one bulk copy. The warp asks for its pieces itself, and waits for no other.
 #pragma once
 #include "atoms/bulk_stream.cuh"
+#include "atoms/launch.cuh"
 #include "atoms/mbarrier.cuh"
-#include "epilogue/sliced_k.cuh"
+#include "sched/params.cuh"
+
+constexpr u32 WARPS = QG_THREADS / 32;
 
 // Pieces of a ring, and about how long they are.
 constexpr u32 PIECES = 2, PIECE_BYTES = 8448;
@@ -19,8 +22,8 @@ struct KSlice {
     u32 first, k_tiles;
 
     QG_DEVICE KSlice of_warp(u32 k_tiles, u32 warp) {
-        const u32 first = warp * k_tiles / SLICES;
-        return {first, (warp + 1) * k_tiles / SLICES - first};
+        const u32 first = warp * k_tiles / WARPS;
+        return {first, (warp + 1) * k_tiles / WARPS - first};
     }
 };
 
@@ -41,7 +44,7 @@ struct WSliceRing {
     QG_DEVICE WSliceRing of_warp(u8* begin, const u8* end, u64* full, const GemmParams& p, const KSlice& slice, u32 warp) {
         WSliceRing ring;
         // Of the longest slice, so that all warps' pieces are alike.
-        const u32 most = (p.shape.k_tiles + SLICES - 1) / SLICES, space = (u32)(end - begin) / (SLICES * PIECES);
+        const u32 most = (p.shape.k_tiles + WARPS - 1) / WARPS, space = (u32)(end - begin) / (WARPS * PIECES);
         const u32 room = (ARE_WHOLE_LINES ? space : space / LINE_BYTES * LINE_BYTES - LINE_BYTES) / QG_K_TILE_BYTES;
         const u32 wanted = PIECE_BYTES / QG_K_TILE_BYTES, longest = room < wanted ? room : wanted;
         const u32 count = (most + longest - 1) / longest;
