@@ -560,7 +560,11 @@ fn configurations(format: Format) -> Vec<Case> {
         case(DType::F32, 41, aligned, ActivationKind::Normal, 4).with_x_format(XFormat::Q8_1),
         case(DType::F32, 20, k, ActivationKind::Normal, 5).with_x_format(XFormat::Int8Token),
     ];
-    others.into_iter().chain(of_e4m3).collect()
+    // More row tiles than multiprocessors, so that CTAs of persistent grids have several, and fewer k-tiles than slices of K.
+    let of_tokens =
+        |m| Case { x_dtype: DType::F16, every_configuration: true, seed: m as u64, ..Case::new(format, m, 2128, 520) };
+    let rounds = [1, 9].map(of_tokens).into_iter().filter(|_| format.code_bits() == 8);
+    others.into_iter().chain(of_e4m3).chain(rounds).collect()
 }
 
 #[cfg(test)]
