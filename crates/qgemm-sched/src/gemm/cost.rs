@@ -416,6 +416,20 @@ mod tests {
     }
 
     #[test]
+    fn streamed_rows_take_the_time_of_their_bytes_and_of_x() {
+        let c = TileConfig { tile_n: 16, tile_m: 8, k_groups: 8, schedule: Schedule::StreamK, ..config("gemm") };
+        let own = |m, n| seconds(m, n, 4096, &c, 1) - info().launch_seconds;
+        let units = info().units as usize;
+        let rounds = |count: usize| own(1, 16 * units * count);
+        // X is waited for once.
+        assert!((3.5..4.0).contains(&(rounds(8) / rounds(2))), "{} {}", rounds(2), rounds(8));
+        // One row tile more begins a round, which costs less than a whole one.
+        let (whole, one_more, next) = (rounds(2), own(1, 16 * (2 * units + 1)), rounds(3));
+        assert!(whole < one_more && one_more < next, "{whole} {one_more} {next}");
+        assert!(own(1, 16 * units) < own(8, 16 * units));
+    }
+
+    #[test]
     fn splitting_helps_a_grid_that_leaves_units_idle_only() {
         let c = TileConfig { tile_m: 16, tile_n: 64, max_splits: 8, ..config("gemm") };
         assert!(seconds(16, 128, 16384, &c, 8) < seconds(16, 128, 16384, &c, 1));
