@@ -237,8 +237,9 @@ fn of_streamed_rows(
     let x = slots.min(tiles) * op.m as f64 * op.x_row_bytes() / (STREAMED_X_FACTOR * info.bandwidth);
     let step_macs = f64::from(config.tile_n) * f64::from(config.tile_m) * f64::from(config.tile_k);
     let math = rounds * slots * step_macs * f64::from(partition.k_tiles()) / (rate * efficiency(config.efficiency.0));
-    let seconds = info.launch_seconds + x + overlapping(math, memory);
-    Cost { tiles: x, ..Cost::of_parts(memory, math, info.launch_seconds, seconds) }
+    let prologue = x_prologue(op, info, partition) + norm_of_x(op, info, config, partition);
+    let seconds = info.launch_seconds + prologue + x + overlapping(math, memory);
+    Cost { tiles: x, prologue, ..Cost::of_parts(memory, math, info.launch_seconds, seconds) }
 }
 
 /// The time of two things that overlap, but not perfectly.
@@ -427,6 +428,8 @@ mod tests {
         let (whole, one_more, next) = (rounds(2), own(1, 16 * (2 * units + 1)), rounds(3));
         assert!(whole < one_more && one_more < next, "{whole} {one_more} {next}");
         assert!(own(1, 16 * units) < own(8, 16 * units));
+        let converts = TileConfig { x_prologue: Some(XPrologue::Convert { row_factors: false }), ..c };
+        assert!(seconds(1, 14336, 4096, &converts, 1) > seconds(1, 14336, 4096, &c, 1) + info().launch_seconds);
     }
 
     #[test]
