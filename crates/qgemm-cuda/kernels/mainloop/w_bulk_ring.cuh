@@ -4,11 +4,10 @@
 #pragma once
 #include "atoms/bulk_stream.cuh"
 #include "atoms/mbarrier.cuh"
+#include "mainloop/cache_line.cuh"
 #include "sched/row_tile_range.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, PIECES = 2;
-// A piece lies as far behind a line of the cache in shared memory as it does in memory (`mainloop/w_slice_ring.cuh`).
-constexpr u32 LINE_BYTES = 128;
 
 // How row tiles are cut.
 struct Pieces {

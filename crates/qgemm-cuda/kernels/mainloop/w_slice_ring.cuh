@@ -4,17 +4,15 @@
 #include "atoms/bulk_stream.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/mbarrier.cuh"
+#include "mainloop/cache_line.cuh"
 #include "sched/params.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;
 
 // Pieces of a ring, and about how long they are.
 constexpr u32 PIECES = 2, PIECE_BYTES = 8448;
-// A piece lies as far behind a line of the cache in shared memory as it does in memory. Where it does not, copies take longer (one token of
-// FP8, k-tiles of 2064 bytes, 128256x4096, on an H200: 145 us, and 118 where pieces happened to lie so). Pieces that are whole lines lie one
-// behind the other: they took up to a tenth longer with gaps, lines of memory then beginning at other multiples of them (7168x2048 without
-// scales: 6.2 us for 5.6).
-constexpr u32 LINE_BYTES = 128;
+// Pieces that are whole lines lie one behind the other: they took up to a tenth longer with gaps, lines of memory then beginning at other
+// multiples of them (7168x2048 without scales: 6.2 us for 5.6).
 constexpr bool ARE_WHOLE_LINES = QG_K_TILE_BYTES % LINE_BYTES == 0;
 
 // The k-tiles of a row tile that are a warp's.

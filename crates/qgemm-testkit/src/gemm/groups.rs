@@ -1,9 +1,10 @@
 //! The suite of `gemm`: which cases a backend must pass.
 
-use qgemm_formats::{DType, Encoding, Format, ScaleSpan, ScaleType, XFormat};
+use qgemm_formats::{DType, Encoding, Format, ScaleSpan, XFormat};
 use qgemm_hal::{Activation, Math, NormKind, XPrecision};
 
 use super::case::{ActOrder, Case, Epilogue, Layout};
+use super::configurations::{WAYS, configurations};
 use super::projections::{fused, projection};
 use crate::activations::ActivationKind;
 use crate::suite::Group;
@@ -318,7 +319,7 @@ fn whole_tiles(format: Format) -> Vec<Case> {
 }
 
 /// Formats of activations whose scales are bytes of the type of the weights', and span as many columns: matrix instructions scale both.
-fn with_block_scales_of(format: Format) -> impl Iterator<Item = XFormat> {
+pub(super) fn with_block_scales_of(format: Format) -> impl Iterator<Item = XFormat> {
     let planes = format.scale_planes.iter().filter(|plane| plane.bytes == 1);
     let spans = planes.map(|plane| ScaleSpan::Block(plane.span));
     let own: Vec<_> = spans.zip(format.float_scales.iter().map(|scale| Some(scale.kind))).collect();
@@ -509,62 +510,6 @@ fn batch_invariant(format: Format) -> Vec<Case> {
         ..Case::new(format, m, 67, medium_k(format))
     };
     [2, 3, 9, 17, 65].into_iter().enumerate().map(case).collect()
-}
-
-/// Formats whose weights take different ways through a kernel: minimums, zero points, a table, FP8 with shared scales, scales
-/// for every 16 columns.
-const WAYS: [&str; 5] = ["q4_k", "int4_g128", "iq4_nl", "fp8_e4m3_block128", "q6_k"];
-
-/// Tiles for many tokens are not chosen for matrices as small as the other groups'.
-fn configurations(format: Format) -> Vec<Case> {
-    let has_powers = format.float_scales.iter().any(|scale| scale.kind == ScaleType::E8M0);
-    // Rings are filled more than once, and K ends within a stage.
-    let block_scaled = with_block_scales_of(format).enumerate().flat_map(|(i, x)| {
-        let case = |m, layout, seed| Case {
-            weights: WeightKind::Raw,
-            layout,
-            seed,
-            every_configuration: true,
-            ..Case::new(format, m, 290, 1056 + i * 256)
-        };
-        let gaps = Layout { x_gap: 2, d_gap: 3, ..Layout::default() };
-        let dense = Case { d_dtype: DType::F16, ..case(150, Layout::default(), 8) };
-        [dense.with_x_format(x), case(37, gaps, 9).with_x_format(x)]
-    });
-    if !WAYS.contains(&format.name) && !has_powers {
-        return block_scaled.collect();
-    }
-    let case = |x_dtype, m, k, activations, seed| Case {
-        x_dtype,
-        activations,
-        seed,
-        every_configuration: true,
-        ..Case::new(format, m, 290, k)
-    };
-    let k = medium_k(format);
-    // Some kernels take only activations whose rows are aligned.
-    let aligned = k.next_multiple_of(8);
-    // Raw weights have zero points of all sizes.
-    let raw = Case { weights: WeightKind::Raw, ..case(DType::F32, 70, k, ActivationKind::Normal, 6) };
-    let of_e4m3 = [
-        raw.with_x_format(XFormat::E4M3Block),
-        case(DType::F16, 70, k, ActivationKind::Outliers, 7).with_x_format(XFormat::E4M3Token),
-    ];
-    if has_powers {
-        return of_e4m3.into_iter().chain(block_scaled).collect();
-    }
-    let others = [
-        case(DType::F16, 41, aligned, ActivationKind::PositiveMean, 1),
-        case(DType::BF16, 20, aligned, ActivationKind::Normal, 2),
-        case(DType::F16, 20, k, ActivationKind::Normal, 3),
-        case(DType::F32, 41, aligned, ActivationKind::Normal, 4).with_x_format(XFormat::Q8_1),
-        case(DType::F32, 20, k, ActivationKind::Normal, 5).with_x_format(XFormat::Int8Token),
-    ];
-    // More row tiles than multiprocessors, so that CTAs of persistent grids have several, and fewer k-tiles than slices of K.
-    let of_tokens =
-        |m| Case { x_dtype: DType::F16, every_configuration: true, seed: m as u64, ..Case::new(format, m, 2128, 520) };
-    let rounds = [1, 9].map(of_tokens).into_iter().filter(|_| format.code_bits() == 8);
-    others.into_iter().chain(of_e4m3).chain(rounds).collect()
 }
 
 #[cfg(test)]

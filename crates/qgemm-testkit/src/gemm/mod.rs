@@ -2,6 +2,7 @@
 
 mod activation;
 mod case;
+mod configurations;
 mod fused;
 mod groups;
 pub(crate) mod host;

@@ -169,11 +169,6 @@ pub(in crate::families) fn settles(instance: &Instance) -> bool {
 /// The constant that says how many k-blocks of X a CTA keeps.
 pub(super) const X_BLOCKS: &str = "QG_X_BLOCKS";
 
-/// Whether a kernel serves one token alone.
-pub(super) fn is_for_one(instance: &Instance) -> bool {
-    instance.main_loop.name == ONE_ROW.name
-}
-
 /// What a CTA has of X in shared memory.
 #[derive(Clone, Copy)]
 enum XMemory {
@@ -260,6 +255,7 @@ impl Tile {
             ctas_per_sm,
             stages,
             integer_operands: types.has_integer_operands(),
+            one_row: matches!(x, XMemory::Row { .. }),
             constants,
             warps_n: warps,
             k_groups: slices,

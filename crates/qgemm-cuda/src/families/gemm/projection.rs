@@ -135,15 +135,12 @@ fn spec(instance: &Instance) -> KernelSpec {
     let takes_tiles = instance.main_loop.schedule != Schedule::Grid;
     let macros = [
         ("QG_PROJECTION", 1),
-        ("QG_RESIDENT_X", gemm_sliced_k::is_for_one(instance).into()),
+        ("QG_RESIDENT_X", instance.one_row.into()),
         ("QG_SEGMENT_TILES", takes_tiles.into()),
         ("QG_TILE_FEATURES", instance.tile_n),
     ];
     for (name, value) in macros {
         macro_line(&mut own, name, &value.to_string());
-    }
-    if gemm_sliced_k::is_for_one(instance) {
-        macro_line(&mut own, "QG_X_ROWS", "1");
     }
     instance.spec_with(id(instance), &own)
 }
@@ -152,7 +149,7 @@ fn spec(instance: &Instance) -> KernelSpec {
 /// takes no longer.
 fn most_normalized(instance: &Instance) -> usize {
     match () {
-        () if gemm_sliced_k::is_for_one(instance) => 1,
+        () if instance.one_row => 1,
         () if std::ptr::eq(instance.main_loop, &gemv::MAIN_LOOP) => instance.tile_m as usize,
         () => 0,
     }
