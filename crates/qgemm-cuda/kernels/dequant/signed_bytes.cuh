@@ -27,6 +27,14 @@ QG_DEVICE u32 unsigned_bytes(const S& kt, u32 quad) {
     return bytes;
 }
 
+// Codes of four bits of a quad in the upper halves of bytes. A template, for the type of planes.
+template <class S>
+QG_DEVICE u32 upper_nibbles(const S& kt, u32 quad) {
+    using Low = typename S::Codes0;
+    const u32 word = Low::word_of(kt.codes0, quad), from = Low::shift(quad, 0);
+    return (from >= 4 ? word >> (from - 4) : word << (4 - from)) & 0xf0 * EACH_BYTE;
+}
+
 // Each of four bytes below 128, less the same byte of `offsets`, at most 128.
 QG_DEVICE u32 less_bytes(u32 bytes, u32 offsets) {
     return ((bytes | BYTE_SIGNS) - offsets) ^ BYTE_SIGNS;
@@ -42,17 +50,31 @@ QG_DEVICE constexpr bool has_table(long) {
     return false;
 }
 
+// Whether codes of four bits less 8 become bytes sixteen times as large: the nibble stands in the upper half of its byte, and one LOP3
+// takes it out of a plane and its offset away. Scales are a sixteenth.
+template <class D>
+QG_DEVICE constexpr bool has_upper_nibbles() {
+    if constexpr (has_table<D>(0) || CODE_BITS != 4 || QG_CODE_PLANES > 1 || QG_ZERO_POINTS || D::HAS_MIN || !D::HAS_SCALE)
+        return false;
+    else
+        return D::OFFSET == 8;
+}
+
 template <class D>
 struct SignedBytesOf {
     static constexpr bool HAS_SCALE = D::HAS_SCALE;
+    static constexpr bool UPPER_NIBBLES = has_upper_nibbles<D>();
     // Whether something is added to a sub-block's products for each unit of X.
     static constexpr bool HAS_MIN = D::HAS_MIN || (QG_ZERO_POINTS && HAS_WIDE_CODES);
 
     // The codes of quad `quad`, of the lane's row `row` and sub-block `sub`, less their offset as far as bytes hold it, or their entries.
-    QG_DEVICE u32 of_quad(const KTile& kt, u32 quad, u32 row, u32 sub) {
+    // `none` is zero, which the compiler must not know: one instruction has no room for two constants.
+    QG_DEVICE u32 of_quad(const KTile& kt, u32 quad, u32 row, u32 sub, u32 none = 0) {
         const u32 bytes = unsigned_bytes(kt, quad);
         if constexpr (has_table<D>(0))
             return codebook_signed_bytes(D::table(), kt, quad);
+        else if constexpr (UPPER_NIBBLES)
+            return upper_nibbles(kt, quad) ^ (BYTE_SIGNS | none);
         else if constexpr (HAS_WIDE_CODES)
             return bytes ^ BYTE_SIGNS;
         else if constexpr (QG_ZERO_POINTS)
@@ -63,7 +85,11 @@ struct SignedBytesOf {
             return bytes;
     }
 
-    QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) { return OperandsOf<D>::scale(kt, row, sub); }
+    QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
+        const float scale = OperandsOf<D>::scale(kt, row, sub);
+        if constexpr (UPPER_NIBBLES) return scale * (1.0f / 16);
+        return scale;
+    }
 
     QG_DEVICE float min(const KTile& kt, u32 row, u32 sub) {
         if constexpr (QG_ZERO_POINTS && HAS_WIDE_CODES)

@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     ByteProducer::start(producer, p, pipeline, state.producer_list, thread);
 #pragma unroll
     for (u32 i = 0; i < BYTE_PREFETCH; i++)
-        ByteProducer::copy(producer, pipeline, state.producer_list, given, i % K_BLOCKS, i, thread);
+        ByteProducer::copy(producer, pipeline, state.producer_list, given, i % RUN_STAGES, i, thread);
     ByteProducer::make_ready(producer, pipeline, 0, thread);
 
     const ByteCursor cursor = ByteCursor::of_lane(lane);
@@ -42,30 +42,34 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     while (ParkedState::next(state, p, lane)) {
         Accumulators acc = {};
 #pragma unroll 1
-        for (u32 k_tile = ParkedState::k_tiles(state); k_tile > 0; k_tile--) {
+        for (u32 run = (ParkedState::k_tiles(state) + RUN_K_TILES - 1) / RUN_K_TILES; run > 0; run--) {
             KTile k_tiles[ROW_TILES];
 #pragma unroll
-            for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
+            for (u32 part = 0; part < RUN_STAGES; part++) {
                 mbarrier_wait(&pipeline.full[at.x], at.parity);
                 const u32 free = BytePosition::free_stage(at);
                 mbarrier_wait(&pipeline.empty[free], BytePosition::free_parity(at));
-                ByteProducer::copy(producer, pipeline, state.producer_list, given,
-                                   (k_block + BYTE_PREFETCH) % K_BLOCKS, free, thread);
+                ByteProducer::copy(producer, pipeline, state.producer_list, given, (part + BYTE_PREFETCH) % RUN_STAGES, free,
+                                   thread);
                 ByteProducer::make_ready(producer, pipeline, BytePosition::next_stage(at), thread);
-                ByteRows rows[ROW_TILES];
 #pragma unroll
-                for (u32 rt = 0; rt < ROW_TILES; rt++) {
-                    const u8* tile = pipeline.w[at.w].k_tile[warp * ROW_TILES + rt];
-                    KTile::load_codes<FromShared>(k_tiles[rt], tile, k_block, lane);
-                    if (k_block == 0) KTile::load_scales<FromShared>(k_tiles[rt], tile, lane);
-                    ByteRows::load(rows[rt], k_tiles[rt], k_block);
+                for (u32 i = 0; i < STAGE_K_BLOCKS; i++) {
+                    const u32 of_run = part * STAGE_K_BLOCKS + i, k_block = of_run % K_BLOCKS;
+                    ByteRows rows[ROW_TILES];
+#pragma unroll
+                    for (u32 rt = 0; rt < ROW_TILES; rt++) {
+                        const u8* tile = pipeline.w[at.w].k_tile[warp * ROW_TILES + rt] + of_run / K_BLOCKS * QG_K_TILE_BYTES;
+                        KTile::load_codes<FromShared>(k_tiles[rt], tile, k_block, lane);
+                        if (k_block == 0) KTile::load_scales<FromShared>(k_tiles[rt], tile, lane);
+                        ByteRows::load(rows[rt], k_tiles[rt], k_block, lane, none);
+                    }
+                    accumulate_bytes(acc, rows, pipeline.x[at.x], i, cursor, lane, none);
                 }
-                accumulate_bytes(acc, rows, pipeline.x[at.x], cursor, lane, none);
                 warp_barrier();
                 if (lane == 0) mbarrier_arrive(&pipeline.empty[at.x]);
-                BytePosition::next_k_block(at);
+                BytePosition::next(at);
             }
-            BytePosition::next_k_tile(at);
+            BytePosition::next_run(at);
         }
         const WorkTile work = Parked<WorkTile>::load(state.tile);
         if (work.peers > 1 && !add_partials(acc, p, work, thread, &shared.last)) continue;

@@ -1,11 +1,13 @@
-// X in signed bytes, a k-block of 64 columns a stage, with the scales of its blocks: 64 bytes a token, of which every 16 hold the
-// columns of a k-step in the order of W's bytes, 0, 8, 1, 9, 2, 10, ... A row's 16-byte chunks are swizzled, chunk c of token r lies
-// at c ^ (r / 2 % 4), so that the eight rows that `ldmatrix` reads at once lie in different banks.
+// X in signed bytes, a k-block of 64 columns or two a stage, with the scales of its blocks: 64 bytes a token and k-block, of which
+// every 16 hold the columns of a k-step in the order of W's bytes, 0, 8, 1, 9, 2, 10, ... A row's 16-byte chunks are swizzled, chunk c
+// of token r lies at c ^ r % 8, or at c ^ (r / 2 % 4) in rows of four chunks, so that the eight rows that `ldmatrix` reads at once lie
+// in different banks.
 //
 // Copies bring bytes in their natural order; the thread that copied 16 of them changes it in place.
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/memory.cuh"
+#include "atoms/warp.cuh"
 #include "dequant/signed_bytes.cuh"
 #include "sched/params.cuh"
 
@@ -15,47 +17,77 @@ struct SignedByteParams {
     XPlanePointers x;
 };
 
-constexpr u32 X_ROW = K_BLOCK, X_CHUNK = 16, X_CHUNKS = X_ROW / X_CHUNK;
-// Scales of a token in a stage: one for every 32 columns, or none where all columns of a token share one, which then is a factor of
+constexpr u32 STAGE_K_BLOCKS = QG_STAGE_K_BLOCKS, STAGE_K = STAGE_K_BLOCKS * K_BLOCK;
+constexpr u32 X_CHUNK = 16, K_BLOCK_CHUNKS = K_BLOCK / X_CHUNK, X_CHUNKS = STAGE_K / X_CHUNK;
+static_assert(STAGE_K_BLOCKS <= 2, "rows of four chunks, or of eight");
+// Scales of a token in a k-block: one for every 32 columns, or none where all columns of a token share one, which then is a factor of
 // the accumulators.
 constexpr u32 X_SCALES = QG_X_BLOCK_SCALES ? 2 : 0;
 constexpr u32 X_SCALE_COLUMNS = 32;
 
-struct ByteStage {
-    alignas(16) u8 codes[QG_TILE_M * X_ROW];
-    alignas(16) float scale[QG_TILE_M * X_SCALES + (X_SCALES == 0 ? 4 : 0)];
-    // Of the codes of every chunk, for minimums.
-    alignas(16) float sum[SignedBytes::HAS_MIN ? QG_TILE_M * X_CHUNKS : 4];
+// Columns after which sums are scaled, and how often in a k-block.
+constexpr u32 SUM_K = X_SCALES > 0 && PARTIAL_K > X_SCALE_COLUMNS ? X_SCALE_COLUMNS : PARTIAL_K;
+constexpr u32 SUMS = K_BLOCK / SUM_K;
+// Words of 32 bits that hold a sum of X for minimums, alike: a k-block has four, as many as columns of two bf16 numbers in an operand.
+constexpr u32 SUM_WORDS = K_BLOCK_CHUNKS / SUMS;
 
-    QG_DEVICE u32 place(u32 token, u32 chunk) { return token * X_ROW + (chunk ^ token / 2 % 4) * X_CHUNK; }
+// A number as two bf16 numbers, whose sum has 17 bits of it: the upper part, rounded, in the lower half.
+QG_DEVICE u32 bf16_parts(float value) {
+    const float upper = bits_to_f32(f32_to_bits(value) + 0x8000u & 0xffff0000u);
+    return f32_to_bf16x2(upper, value - upper);
+}
+
+struct ByteStage {
+    alignas(16) u8 codes[QG_TILE_M * STAGE_K];
+    alignas(16) float scale[STAGE_K_BLOCKS][X_SCALES == 0 ? 4 : QG_TILE_M * X_SCALES];
+    // For minimums: sums of codes times their scale (`store_sum`).
+    alignas(16) u32 sum[STAGE_K_BLOCKS][SignedBytes::HAS_MIN ? QG_TILE_M * K_BLOCK_CHUNKS : 4];
+
+    QG_DEVICE u32 place(u32 token, u32 chunk) {
+        return token * STAGE_K + (chunk ^ (STAGE_K_BLOCKS == 2 ? token : token / 2) % X_CHUNKS) * X_CHUNK;
+    }
+    // That of the columns of chunk `chunk`.
+    QG_DEVICE float* scale_of(ByteStage& stage, u32 token, u32 chunk) {
+        return &stage.scale[chunk / K_BLOCK_CHUNKS][token * X_SCALES + chunk % K_BLOCK_CHUNKS / 2];
+    }
 };
 
-// 16-byte chunks and scales of a stage, and how many of them a thread has.
-constexpr u32 STAGE_CHUNKS = QG_TILE_M * X_CHUNKS, STAGE_SCALES = QG_TILE_M * X_SCALES;
+// 16-byte chunks of a stage, and how many of them a thread has.
+constexpr u32 STAGE_CHUNKS = QG_TILE_M * X_CHUNKS;
 constexpr u32 CHUNK_TURNS = (STAGE_CHUNKS + QG_THREADS - 1) / QG_THREADS;
-constexpr u32 SCALE_TURNS = (STAGE_SCALES + QG_THREADS - 1) / QG_THREADS;
-// Tokens from a thread's chunk, and scale, to its next.
-constexpr u32 CHUNK_TURN_TOKENS = QG_THREADS / X_CHUNKS, SCALE_TURN_TOKENS = QG_THREADS / 2;
+// Tokens from a thread's chunk to its next.
+constexpr u32 CHUNK_TURN_TOKENS = QG_THREADS / X_CHUNKS;
 
 QG_DEVICE bool has_chunk(u32 turn, u32 thread) {
     return STAGE_CHUNKS % QG_THREADS == 0 || turn * QG_THREADS + thread < STAGE_CHUNKS;
 }
-QG_DEVICE bool has_scale(u32 turn, u32 thread) {
-    return STAGE_SCALES % QG_THREADS == 0 || turn * QG_THREADS + thread < STAGE_SCALES;
+
+// Stores a word of a chunk of a token, whose codes come to `sum`: those of SUM_K columns times their scale, in two parts.
+QG_DEVICE void store_sum(ByteStage& stage, float sum, u32 token, u32 chunk) {
+#pragma unroll
+    for (u32 chunks = 1; chunks < SUM_K / X_CHUNK; chunks *= 2) sum += shfl_xor(sum, chunks);
+    if constexpr (X_SCALES > 0) {
+        // The thread of an even chunk copied the scale.
+        float scale = 0;
+        if (chunk % 2 == 0) scale = ld_shared(ByteStage::scale_of(stage, token, chunk));
+        sum *= scale + shfl_xor(scale, 1);
+    }
+    st_shared(&stage.sum[chunk / K_BLOCK_CHUNKS][token * K_BLOCK_CHUNKS + chunk % K_BLOCK_CHUNKS], bf16_parts(sum));
 }
 
 // Gives the thread's chunks of a stage the order of W's bytes, and adds them up.
 QG_DEVICE void order_bytes(ByteStage& stage, u32 thread) {
+    const u32 chunk = thread % X_CHUNKS;
 #pragma unroll
     for (u32 i = 0; i < CHUNK_TURNS; i++) {
         if (!has_chunk(i, thread)) continue;
-        u32x4* at = reinterpret_cast<u32x4*>(
-            stage.codes + ByteStage::place(thread / X_CHUNKS + i * CHUNK_TURN_TOKENS, thread % X_CHUNKS));
+        const u32 token = thread / X_CHUNKS + i * CHUNK_TURN_TOKENS;
+        u32x4* at = reinterpret_cast<u32x4*>(stage.codes + ByteStage::place(token, chunk));
         const u32x4 v = ld_shared(at);
         if constexpr (SignedBytes::HAS_MIN) {
             i32 sum = dp4a((i32)v.x, (i32)EACH_BYTE, dp4a((i32)v.y, (i32)EACH_BYTE, 0));
             sum = dp4a((i32)v.z, (i32)EACH_BYTE, dp4a((i32)v.w, (i32)EACH_BYTE, sum));
-            st_shared(&stage.sum[i * QG_THREADS + thread], (float)sum);
+            store_sum(stage, (float)sum, token, chunk);
         }
         st_shared(at, u32x4{prmt(v.x, v.z, 0x5140), prmt(v.x, v.z, 0x7362), prmt(v.y, v.w, 0x5140),
                             prmt(v.y, v.w, 0x7362)});
@@ -68,8 +100,8 @@ struct ByteCursor {
 
     QG_DEVICE ByteCursor of_lane(u32 lane) { return {ByteStage::place(lane % 8, lane / 8)}; }
 
-    // The B operands of token tile `tt`, one a k-step. `zero` is added to the address.
-    QG_DEVICE void load(const ByteCursor& cursor, const ByteStage& stage, u32 tt, u32 zero, u32 (&b)[4]) {
-        ldmatrix_x4(b, shared_address(stage.codes) + cursor.offset + tt * 8 * X_ROW + zero);
+    // The B operands of token tile `tt` in k-block `k_block` of the stage, one a k-step. `zero` is added to the address.
+    QG_DEVICE void load(const ByteCursor& cursor, const ByteStage& stage, u32 k_block, u32 tt, u32 zero, u32 (&b)[4]) {
+        ldmatrix_x4(b, shared_address(stage.codes) + (cursor.offset ^ k_block * K_BLOCK) + tt * 8 * STAGE_K + zero);
     }
 };

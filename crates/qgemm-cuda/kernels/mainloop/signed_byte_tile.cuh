@@ -1,15 +1,13 @@
 // The product of a warp with signed bytes: ROW_TILES x 16 rows of W and all tokens of the CTA, a k-block at a time. Sums of codes are
 // exact in s32; wherever a scale of W or of X ends they are added to accumulators in f32, with both scales. Minimums act on sums of
-// X's codes, which threads made that put them in order.
+// X's codes, which threads made that put them in order: a product of its own, in bf16.
 #pragma once
+#include "atoms/mma.cuh"
 #include "atoms/mma_s8.cuh"
 #include "dequant/signed_bytes.cuh"
 #include "mainloop/signed_byte_ring.cuh"
 #include "mainloop/warp_tile.cuh"
 
-// Columns after which sums are scaled, and how often in a k-block.
-constexpr u32 SUM_K = X_SCALES > 0 && PARTIAL_K > X_SCALE_COLUMNS ? X_SCALE_COLUMNS : PARTIAL_K;
-constexpr u32 SUMS = K_BLOCK / SUM_K;
 constexpr u32 SUM_K_STEPS = SUM_K / K_STEP;
 
 // Token tiles that are multiplied side by side.
@@ -32,74 +30,87 @@ QG_DEVICE void mma_sum(i32 (&d)[4], const u32 (&a)[K_STEPS][2], const u32 (&b)[K
     }
 }
 
-// Sums of X's codes of the lane's two tokens: of the chunks of a k-block.
-struct SumsOfX {
-    float chunk[2][X_CHUNKS];
+// Minimums of a row tile as an operand of bf16, whose pairs of columns are the words of `store_sum`: upper and lower part of a minimum,
+// each for both parts of its sum. In a lane they stand for word lane % 4.
+struct MinOperand {
+    u32 upper[2], lower[2];
 
-    QG_DEVICE void load(SumsOfX& sums, const ByteStage& x, u32 tt, u32 lane) {
+    // `min` are those of the lane's rows.
+    QG_DEVICE void set(MinOperand& operand, const float (&min)[SUMS][2], u32 lane) {
+        const u32 word = lane % K_BLOCK_CHUNKS;
 #pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-            const u32 token = tt * MMA_TOKENS + lane % 4 * 2 + i;
-            const f32x4 v = ld_shared(reinterpret_cast<const f32x4*>(&x.sum[token * X_CHUNKS]));
-            sums.chunk[i][0] = v.x, sums.chunk[i][1] = v.y, sums.chunk[i][2] = v.z, sums.chunk[i][3] = v.w;
+        for (u32 row = 0; row < 2; row++) {
+            u32 parts = bf16_parts(min[0][row]);
+#pragma unroll
+            for (u32 i = 1; i < SUMS; i++) {
+                const u32 of_sum = bf16_parts(min[i][row]);
+                parts = word / SUM_WORDS == i ? of_sum : parts;
+            }
+            operand.upper[row] = prmt(parts, 0, 0x1010);
+            operand.lower[row] = prmt(parts, 0, 0x3232);
+            // Where a sum has several words, one is for each part, and none is for the rest.
+            if constexpr (SUM_WORDS > 1) operand.upper[row] = word % SUM_WORDS == 0 ? operand.upper[row] : operand.lower[row];
+            if constexpr (SUM_WORDS > 2) operand.upper[row] = word % SUM_WORDS < 2 ? operand.upper[row] : 0;
         }
     }
-    // Over `SUM_K_STEPS` k-steps from `first` on; exact.
-    QG_DEVICE float of(const SumsOfX& sums, u32 token, u32 first) {
-        float sum = sums.chunk[token][first];
-#pragma unroll
-        for (u32 i = 1; i < SUM_K_STEPS; i++) sum += sums.chunk[token][first + i];
-        return sum;
+
+    // acc += minimums . sums; `word` is the lane's of X.
+    QG_DEVICE void multiply(float (&acc)[4], const MinOperand& operand, u32 word) {
+        if constexpr (SUM_WORDS > 1)
+            mma_m16n8k8_bf16(acc, operand.upper, word);
+        else
+            mma_m16n8k16_bf16(acc, {operand.upper[0], operand.upper[1], operand.lower[0], operand.lower[1]}, {word, word});
     }
 };
 
 // The A operands of a k-block of one row tile, with what its sums are scaled by and what is added.
 struct ByteRows {
     u32 a[K_STEPS][2];
-    float scale[SUMS][2], min[SUMS][2];
+    float scale[SUMS][2];
+    MinOperand min;
 
-    QG_DEVICE void load(ByteRows& rows, const KTile& k_tile, u32 k_block) {
+    QG_DEVICE void load(ByteRows& rows, const KTile& k_tile, u32 k_block, u32 lane, u32 none) {
+        float min[SUMS][2];
 #pragma unroll
         for (u32 row = 0; row < 2; row++) {
 #pragma unroll
             for (u32 k_step = 0; k_step < K_STEPS; k_step++) {
                 const u32 sub = sub_block_of(k_block, k_step * K_STEP / PARTIAL_K);
-                rows.a[k_step][row] = SignedBytes::of_quad(k_tile, quad_of(k_block, row, k_step), row, sub);
+                rows.a[k_step][row] = SignedBytes::of_quad(k_tile, quad_of(k_block, row, k_step), row, sub, none);
             }
 #pragma unroll
             for (u32 sum = 0; sum < SUMS; sum++) {
                 const u32 sub = sub_block_of(k_block, sum * SUM_K / PARTIAL_K);
                 rows.scale[sum][row] = SignedBytes::scale(k_tile, row, sub);
-                rows.min[sum][row] = SignedBytes::min(k_tile, row, sub);
+                min[sum][row] = SignedBytes::min(k_tile, row, sub);
             }
         }
+        if constexpr (SignedBytes::HAS_MIN) MinOperand::set(rows.min, min, lane);
     }
 };
 
-// acc += W . X over a k-block.
-QG_DEVICE void accumulate_bytes(Accumulators& acc, const ByteRows (&rows)[ROW_TILES], const ByteStage& x,
+// acc += W . X over k-block `k_block` of a stage.
+QG_DEVICE void accumulate_bytes(Accumulators& acc, const ByteRows (&rows)[ROW_TILES], const ByteStage& x, u32 k_block,
                                 const ByteCursor& cursor, u32 lane, u32 none) {
 #pragma unroll
     for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
         u32 b[K_STEPS];
-        ByteCursor::load(cursor, x, tt, after(acc, tt, none), b);
+        ByteCursor::load(cursor, x, k_block, tt, after(acc, tt, none), b);
         // Scales of the lane's two tokens, those of a token beside one another.
         float x_scale[2][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
         if constexpr (X_SCALES > 0) {
             const f32x4 v =
-                ld_shared(reinterpret_cast<const f32x4*>(&x.scale[(tt * MMA_TOKENS + lane % 4 * 2) * X_SCALES]));
+                ld_shared(reinterpret_cast<const f32x4*>(&x.scale[k_block][(tt * MMA_TOKENS + lane % 4 * 2) * X_SCALES]));
             x_scale[0][0] = v.x, x_scale[0][1] = v.y, x_scale[1][0] = v.z, x_scale[1][1] = v.w;
         }
-        [[maybe_unused]] SumsOfX sums;
-        if constexpr (SignedBytes::HAS_MIN) SumsOfX::load(sums, x, tt, lane);
+        if constexpr (SignedBytes::HAS_MIN) {
+            const u32 word = ld_shared(&x.sum[k_block][tt * MMA_TOKENS * K_BLOCK_CHUNKS + lane]);
+#pragma unroll
+            for (u32 rt = 0; rt < ROW_TILES; rt++) MinOperand::multiply(acc.value[rt][tt], rows[rt].min, word);
+        }
 #pragma unroll
         for (u32 sum = 0; sum < SUMS; sum++) {
             const u32 half = sum * SUM_K / X_SCALE_COLUMNS;
-            [[maybe_unused]] float sum_x[2];
-            if constexpr (SignedBytes::HAS_MIN) {
-#pragma unroll
-                for (u32 i = 0; i < 2; i++) sum_x[i] = SumsOfX::of(sums, i, sum * SUM_K_STEPS) * x_scale[i][half];
-            }
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++) {
                 i32 d[4] = {0, 0, 0, 0};
@@ -115,7 +126,6 @@ QG_DEVICE void accumulate_bytes(Accumulators& acc, const ByteRows (&rows)[ROW_TI
                         to = fma_f32(rows[rt].scale[sum][i / 2], (float)d[i], to);
                     else
                         to += (float)d[i];
-                    if constexpr (SignedBytes::HAS_MIN) to = fma_f32(rows[rt].min[sum][i / 2], sum_x[i % 2], to);
                 }
             }
         }

@@ -9,17 +9,25 @@
 #include "mainloop/w_ring.cuh"
 #include "sched/split.cuh"
 
-// K-blocks in flight while one is multiplied. Of the two other stages, one holds that k-block, and
-// one holds the k-block before it, which the slowest warp may still be reading.
+// Stages in flight while one is multiplied. Of the two other stages, one is multiplied, and one is the stage before it, which the
+// slowest warp may still be reading.
 constexpr u32 BYTE_PREFETCH = QG_X_STAGES - 2;
-static_assert(BYTE_PREFETCH >= 2, "a k-block is put in order before a warp waits for it");
-static_assert(QG_W_STAGES == 1 + (BYTE_PREFETCH + K_BLOCKS - 1) / K_BLOCKS, "k-tiles for all k-blocks in flight");
-constexpr u32 K_TILE_CHUNKS = QG_K_TILE_BYTES / 16;
+static_assert(BYTE_PREFETCH >= 2, "a stage is put in order before a warp waits for it");
+// K-tiles that arrive together, a run, and the stages that it lasts for.
+constexpr u32 RUN_K_TILES = STAGE_K_BLOCKS > K_BLOCKS ? STAGE_K_BLOCKS / K_BLOCKS : 1;
+constexpr u32 RUN_STAGES = RUN_K_TILES * K_BLOCKS / STAGE_K_BLOCKS;
+static_assert(RUN_STAGES * STAGE_K_BLOCKS == RUN_K_TILES * K_BLOCKS, "runs are whole stages");
+static_assert(QG_W_STAGES == 1 + (BYTE_PREFETCH + RUN_STAGES - 1) / RUN_STAGES, "runs for all stages in flight");
+constexpr u32 RUN_BYTES = RUN_K_TILES * QG_K_TILE_BYTES, K_TILE_CHUNKS = QG_K_TILE_BYTES / 16, RUN_CHUNKS = RUN_BYTES / 16;
 static_assert(ROW_TILES <= 2, "a warp has a first and a second row tile");
+
+struct RunStage {
+    alignas(16) u8 k_tile[CTA_ROW_TILES][RUN_BYTES];
+};
 
 struct BytePipeline {
     ByteStage x[QG_X_STAGES];
-    WStage w[QG_W_STAGES];
+    RunStage w[QG_W_STAGES];
     u64 full[QG_X_STAGES];
     u64 empty[QG_X_STAGES];
 
@@ -33,60 +41,58 @@ struct BytePipeline {
     }
 };
 
-// The part of X that a thread copies: the same 16 bytes of the rows of every CHUNK_TURN_TOKENS-th token, and its share of scales.
+// The part of X that a thread copies: the same 16 bytes of the rows of every CHUNK_TURN_TOKENS-th token, and their scales.
 struct ByteSource {
-    // The address in the next k-block's columns, and that k-block's first column.
+    // The address in the next stage's columns, that stage's first column, and the column that the tile's work ends before.
     const u8* row;
-    u32 column;
+    u32 column, end;
     // The tile's first token.
     u32 first_token;
 
-    QG_DEVICE void start_tile(ByteSource& s, const GemmParams& p, u32 first_token, u32 column, u32 thread) {
-        const u32 token = first_token + thread / X_CHUNKS;
-        s.row = reinterpret_cast<const u8*>(p.at.x) + token * p.at.x_row + column + thread % X_CHUNKS * X_CHUNK;
-        s.column = column;
-        s.first_token = first_token;
+    QG_DEVICE void start_tile(ByteSource& s, const GemmParams& p, const WorkTile& work, u32 thread) {
+        s.first_token = work.m_tile * QG_TILE_M;
+        s.column = work.begin * QG_K_TILE;
+        s.end = work.end * QG_K_TILE < p.shape.k ? work.end * QG_K_TILE : p.shape.k;
+        const u32 token = s.first_token + thread / X_CHUNKS;
+        s.row = reinterpret_cast<const u8*>(p.at.x) + token * p.at.x_row + s.column + thread % X_CHUNKS * X_CHUNK;
     }
 
-    // Starts copying the next k-block. What lies outside X becomes zeros.
+    // Starts copying the next stage. What lies outside X or the work becomes zeros.
     QG_DEVICE void copy(ByteSource& s, const SignedByteParams& given, ByteStage& stage, u32 thread) {
         const GemmParams& p = given.gemm;
-        const bool inside = s.column + thread % X_CHUNKS * X_CHUNK < p.shape.k;
+        const u32 chunk = thread % X_CHUNKS;
+        const bool inside = s.column + chunk * X_CHUNK < s.end;
         const u8* row = s.row;
+        // The scale of 32 columns is copied by the thread of the first of their chunks, which needs it.
+        const bool copies_scale = X_SCALES > 0 && thread % 2 == 0;
+        const u8* scales = reinterpret_cast<const u8*>(given.x.scales) +
+                           (u64)(s.column + chunk * X_CHUNK >> given.x.block_shift) * 4;
 #pragma unroll
         for (u32 i = 0; i < CHUNK_TURNS; i++, row += p.at.x_row * CHUNK_TURN_TOKENS) {
             if (!has_chunk(i, thread)) continue;
-            const u32 token = thread / X_CHUNKS + i * CHUNK_TURN_TOKENS;
-            cp_async_16(stage.codes + ByteStage::place(token, thread % X_CHUNKS), row,
-                        inside && s.first_token + token < p.shape.m ? X_CHUNK : 0);
+            const u32 at = thread / X_CHUNKS + i * CHUNK_TURN_TOKENS, token = s.first_token + at;
+            const bool is_x = inside && token < p.shape.m;
+            cp_async_16(stage.codes + ByteStage::place(at, chunk), row, is_x ? X_CHUNK : 0);
+            if (copies_scale)
+                cp_async_4(reinterpret_cast<u8*>(ByteStage::scale_of(stage, at, chunk)),
+                           scales + token * given.x.scales_row, is_x ? 4 : 0);
         }
-        if constexpr (X_SCALES > 0) {
-            const u32 column = s.column + thread % 2 * X_SCALE_COLUMNS;
-            const u8* scales = reinterpret_cast<const u8*>(given.x.scales) + (u64)(column >> given.x.block_shift) * 4;
-#pragma unroll
-            for (u32 i = 0; i < SCALE_TURNS; i++) {
-                if (!has_scale(i, thread)) continue;
-                const u32 token = s.first_token + thread / 2 + i * SCALE_TURN_TOKENS;
-                cp_async_4(reinterpret_cast<u8*>(&stage.scale[i * QG_THREADS + thread]),
-                           scales + token * given.x.scales_row, column < p.shape.k && token < p.shape.m ? 4 : 0);
-            }
-        }
-        s.row += K_BLOCK;
-        s.column += K_BLOCK;
+        s.row += STAGE_K;
+        s.column += STAGE_K;
     }
 };
 
-// Walks through the CTA's work as the main loop does, BYTE_PREFETCH k-blocks before it, across tile borders.
+// Walks through the CTA's work as the main loop does, BYTE_PREFETCH stages before it, across tile borders.
 struct ByteProducer {
     // K-tiles of the present tile that are still to be copied; none when there is no more work.
     u32 k_tiles;
     // The next stage of W, and the shared address of the lane's part in the first stage.
     u32 w_at, w_target;
-    // The address of the lane's part of the warp's first row tile at the next k-tile, and the distance to the second row tile.
+    // The address of the lane's part of the warp's first row tile at the next run, and the distance to the second row tile.
     const u8* w;
     u32 w_pitch;
     ByteSource x;
-    // K-blocks that are copied and not yet ready.
+    // Stages that are copied and not yet ready.
     u32 waiting;
 
     QG_DEVICE void start(ByteProducer& s, const GemmParams& p, BytePipeline& pipeline, Parked<WorkList>& list,
@@ -106,23 +112,26 @@ struct ByteProducer {
         const u32 first = work.n_tile * CTA_ROW_TILES + thread / 32 * ROW_TILES;
         s.w_pitch = (u32)(row_tile(p, first + 1, 0) - row_tile(p, first, 0));
         s.w = row_tile(p, first, work.begin) + thread % 32 * 16;
-        ByteSource::start_tile(s.x, p, work.m_tile * QG_TILE_M, work.begin * QG_K_TILE, thread);
+        ByteSource::start_tile(s.x, p, work, thread);
     }
 
-    // Starts copying the next k-block, number `k_block` of its k-tile, to stage `stage`: a group of copies, which is empty when there
-    // is no more work.
-    QG_DEVICE void copy(ByteProducer& s, BytePipeline& pipeline, Parked<WorkList>& list, const SignedByteParams& given,
-                        u32 k_block, u32 stage, u32 thread) {
+    // Starts copying the next stage, number `part` of its run, to stage `stage`: a group of copies, which is empty when there is no
+    // more work.
+    QG_DEVICE void copy(ByteProducer& s, BytePipeline& pipeline, Parked<WorkList>& list, const SignedByteParams& given, u32 part,
+                        u32 stage, u32 thread) {
         if (s.k_tiles > 0) {
-            if (k_block == 0) copy_w(s, thread % 32);
+            if (part == 0) copy_w(s, thread % 32);
             ByteSource::copy(s.x, given, pipeline.x[stage], thread);
             s.waiting++;
-            if (k_block + 1 == K_BLOCKS && --s.k_tiles == 0) next_tile(s, given.gemm, list, thread);
+            if (part + 1 == RUN_STAGES) {
+                s.k_tiles = s.k_tiles > RUN_K_TILES ? s.k_tiles - RUN_K_TILES : 0;
+                if (s.k_tiles == 0) next_tile(s, given.gemm, list, thread);
+            }
         }
         cp_async_commit_group();
     }
 
-    // Waits for the oldest group but BYTE_PREFETCH - 1 and makes its k-block, in stage `stage`, ready, if there is one.
+    // Waits for the oldest group but BYTE_PREFETCH - 1 and makes its columns, in stage `stage`, ready, if there are any.
     QG_DEVICE void make_ready(ByteProducer& s, BytePipeline& pipeline, u32 stage, u32 thread) {
         if (s.waiting == 0) return;
         s.waiting--;
@@ -131,17 +140,23 @@ struct ByteProducer {
         mbarrier_arrive(&pipeline.full[stage]);
     }
 
+    // A run's second k-tile is zeros where the work ends before it.
     QG_DEVICE void copy_w(ByteProducer& s, u32 lane) {
-        const u32 target = s.w_target + s.w_at * (u32)sizeof(WStage);
+        const u32 target = s.w_target + s.w_at * (u32)sizeof(RunStage);
+        const u32 chunks = RUN_K_TILES > 1 && s.k_tiles < RUN_K_TILES ? K_TILE_CHUNKS : RUN_CHUNKS;
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
             const u8* source = rt == 0 ? s.w : s.w + s.w_pitch;
 #pragma unroll
-            for (u32 i = 0; i < K_TILE_CHUNKS; i += 32)
-                if (i + 32 <= K_TILE_CHUNKS || i + lane < K_TILE_CHUNKS)
-                    cp_async_16(target + rt * QG_K_TILE_BYTES + i * 16, source + i * 16);
+            for (u32 i = 0; i < RUN_CHUNKS; i += 32) {
+                if (i + 32 > RUN_CHUNKS && i + lane >= RUN_CHUNKS) continue;
+                if constexpr (RUN_K_TILES > 1)
+                    cp_async_16(target + rt * RUN_BYTES + i * 16, source + i * 16, i + lane < chunks ? 16 : 0);
+                else
+                    cp_async_16(target + rt * RUN_BYTES + i * 16, source + i * 16);
+            }
         }
-        s.w += QG_K_TILE_BYTES;
+        s.w += RUN_BYTES;
         if (++s.w_at == QG_W_STAGES) s.w_at = 0;
     }
 };
@@ -151,17 +166,17 @@ struct BytePosition {
     u32 x, w;
     u32 parity;
 
-    // The stage of the k-block before the last one, which is filled next, and the parity of its phase of `empty`. In the first round
-    // that phase counts as complete.
+    // The stage before the last one, which is filled next, and the parity of its phase of `empty`. In the first round that phase
+    // counts as complete.
     QG_DEVICE u32 free_stage(const BytePosition& at) { return at.x < 2 ? at.x + BYTE_PREFETCH : at.x - 2; }
     QG_DEVICE u32 free_parity(const BytePosition& at) { return at.x < 2 ? at.parity ^ 1 : at.parity; }
 
     QG_DEVICE u32 next_stage(const BytePosition& at) { return at.x + 1 == QG_X_STAGES ? 0 : at.x + 1; }
 
-    QG_DEVICE void next_k_block(BytePosition& at) {
+    QG_DEVICE void next(BytePosition& at) {
         if (++at.x == QG_X_STAGES) at.x = 0, at.parity ^= 1;
     }
-    QG_DEVICE void next_k_tile(BytePosition& at) {
+    QG_DEVICE void next_run(BytePosition& at) {
         if (++at.w == QG_W_STAGES) at.w = 0;
     }
 };

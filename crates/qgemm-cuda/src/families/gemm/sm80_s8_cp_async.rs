@@ -31,34 +31,34 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
 
 struct Tile {
     tile_m: u32,
-    /// Warps along N; all of them compute the CTA's tokens.
-    warps: u32,
     /// Tiles of rows of a warp.
     row_tiles: u32,
-    /// Stages of a k-block of X.
+    /// K-blocks of a stage of X.
+    stage_k_blocks: u32,
     x_stages: u32,
-    /// Tiles of eight tokens that pass through a warp's shared memory together on their way to D (`QG_STAGED`).
-    staged: u32,
     /// Shares of what `mma.sync` reaches, where every 32 columns have scales of X, and of bandwidth, per mille.
     efficiency: (u32, u32),
 }
 
-const fn tile(tile_m: u32, warps: u32, row_tiles: u32, x_stages: u32, efficiency: (u32, u32)) -> Tile {
-    Tile { tile_m, warps, row_tiles, x_stages, staged: STAGED, efficiency }
+const fn tile(tile_m: u32, row_tiles: u32, stage_k_blocks: u32, x_stages: u32, efficiency: (u32, u32)) -> Tile {
+    Tile { tile_m, row_tiles, stage_k_blocks, x_stages, efficiency }
 }
 
 /// By how much nearer to the rate of instructions a kernel comes whose sums are scaled once in 64 columns: on Hopper no nearer (INT4 g128, 512
 /// tokens of 14336 x 4096 on an H200: 218 us, Q4_0 283 us).
 const RARE_SCALES: u32 = 2;
 
-/// Sums of codes and their scales take registers beside the accumulators, so that warps with many tokens have a tile of rows alone.
+/// Shares are of M = 32 and 512 of Q4_0, 14336 x 4096, on an H200. Stages of two k-blocks leave less to do beside products, where they have
+/// room: 217 us instead of 244.
 static TILES: [Tile; 4] = [
-    tile(32, 8, 2, 6, (180, 560)),
-    tile(64, 8, 2, 4, (230, 500)),
-    tile(64, 8, 1, 4, (210, 450)),
-    tile(128, 8, 1, 4, (260, 450)),
+    tile(32, 2, 1, 6, (150, 560)),
+    tile(64, 2, 1, 4, (200, 500)),
+    tile(64, 2, 2, 4, (225, 500)),
+    tile(64, 1, 1, 4, (155, 450)),
 ];
 
+/// Warps of a CTA, along N; all of them compute its tokens.
+const WARPS: u32 = 8;
 /// Columns of X of which a sum is kept.
 const CHUNK: u32 = 16;
 /// Columns of X that share a scale, in the two ways that there are kernels for.
@@ -87,25 +87,27 @@ pub(super) fn has_sums(types: &Types) -> bool {
 }
 
 impl Tile {
-    /// Whether its accumulators leave room for what the format's minimums take: sums of X and factors of each row. On Hopper, where such
-    /// products are slower than those in f16, few tiles serve an X that is given for codes of a table, which the bundle has room for.
+    /// On Hopper, where such products are slower than those in f16, few tiles serve an X that is given: of the two ways of 64 tokens and
+    /// two row tiles the faster, and for codes of a table no more than that, which the bundle has room for.
     fn suits(&self, types: &Types) -> bool {
-        let has_room = !has_sums(types) || self.tile_m * self.row_tiles <= 64;
-        let is_wanted = types.variant != Variant::Sm90 || types.format.encoding.is_integer() || self.row_tiles == 2;
-        has_room && is_wanted
+        let is_best = self.tile_m != 64 || self.row_tiles == 1 || self.stage_k_blocks == 2;
+        let is_wanted = types.format.encoding.is_integer() || self.row_tiles == 2;
+        types.variant != Variant::Sm90 || (is_best && is_wanted)
     }
 
     fn instance(&self, types: &Types, x_format: XFormat) -> Instance {
-        let Tile { tile_m, warps, row_tiles, x_stages, staged, efficiency } = *self;
+        let Tile { tile_m, row_tiles, stage_k_blocks, x_stages, efficiency } = *self;
         let rows = row_tiles * types.tile_rows();
         let has_block_scales = x_format != XFormat::Int8Token;
-        // The k-tile in use, and those of all k-blocks in flight. Threads that copy leave a stage to the slowest of them.
-        let w_stages = 1 + (x_stages - 2).div_ceil(types.tile_k() / K_BLOCK);
+        let k_tile_blocks = types.tile_k() / K_BLOCK;
+        let run_k_tiles = (stage_k_blocks / k_tile_blocks).max(1);
+        // The run in use, and those of all stages in flight. Threads that copy leave a stage to the slowest of them.
+        let w_stages = 1 + (x_stages - 2).div_ceil(run_k_tiles * k_tile_blocks / stage_k_blocks);
         let scales = if has_block_scales { tile_m * 2 * 4 } else { common::ALIGNMENT };
         let sums = if has_sums(types) { tile_m * K_BLOCK / CHUNK * 4 } else { common::ALIGNMENT };
-        let x = x_stages * (tile_m * K_BLOCK + scales + sums);
-        let w = w_stages * warps * row_tiles * types.k_tile_bytes();
-        let staging = warps * common::warp_staging(rows, staged);
+        let x = x_stages * stage_k_blocks * (tile_m * K_BLOCK + scales + sums);
+        let w = w_stages * WARPS * row_tiles * run_k_tiles * types.k_tile_bytes();
+        let staging = WARPS * common::warp_staging(rows, STAGED);
         let rarely = !has_block_scales && (types.format.sub_block >= 64 || types.format.scale_planes.is_empty());
         let gains = rarely && types.variant != Variant::Sm90;
         let math = if gains { efficiency.0 * RARE_SCALES } else { efficiency.0 };
@@ -113,26 +115,27 @@ impl Tile {
         let of_rate = if types.variant == Variant::Sm90 { HOPPER_MMA_SYNC } else { 1.0 };
         let math = (f64::from(math) * of_rate) as u32;
         Instance {
-            stages: x_stages,
+            stages: x_stages * stage_k_blocks,
             x_format,
             math: Math::TensorS8,
             parks_state: true,
             constants: vec![
                 ("QG_ROW_TILES", row_tiles),
-                ("QG_WARPS_N", warps),
+                ("QG_WARPS_N", WARPS),
+                ("QG_STAGE_K_BLOCKS", stage_k_blocks),
                 ("QG_X_STAGES", x_stages),
                 ("QG_W_STAGES", w_stages),
-                ("QG_STAGED", staged),
+                ("QG_STAGED", STAGED),
                 ("QG_X_BLOCK_SCALES", has_block_scales.into()),
             ],
-            warps_n: warps,
+            warps_n: WARPS,
             efficiency: (math, efficiency.1),
             ..Instance::new(Parts {
                 main_loop: &MAIN_LOOP,
                 types,
-                tile: [tile_m, warps * rows],
-                threads: warps * 32,
-                shared_bytes: x + w + x_stages * 2 * BARRIER + staging + warps * common::PARKED + common::FLAG,
+                tile: [tile_m, WARPS * rows],
+                threads: WARPS * 32,
+                shared_bytes: x + w + x_stages * 2 * BARRIER + staging + WARPS * common::PARKED + common::FLAG,
             })
         }
     }
