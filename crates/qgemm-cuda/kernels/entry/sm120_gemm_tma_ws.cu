@@ -21,7 +21,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_CONSUMERS == QG_WARPS_N * 32, "every warp that multiplies has rows of its own");
-static_assert(STAGE_K_BLOCKS == 1, "a stage is multiplied as a whole");
+static_assert(STAGE_K_BLOCKS == 1 && !IN_LINES, "a stage is multiplied as a whole");
 
 // acc += W · X over the next k-tile. `first` is the offset of the warp's rows in a stage of W. The barrier after a
 // k-step keeps the compiler from loading X for all k-steps at once: there are no registers for that (without the
@@ -34,7 +34,7 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, Pipeline& pipeline, Position& 
         mbarrier_wait(&pipeline.full[at.x], at.parity);
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            const u8* k_tile = pipeline.w[at.w].tile[rt] + first;
+            const u8* k_tile = WRuns::run(pipeline.w[at.w], rt, 0) + first;
             KTile::load_codes<FromShared>(k_tiles[rt], k_tile, k_block, lane);
             // Records of long k-tiles are loaded again for each k-block. Held across k-blocks, they take registers that
             // codes need (Q4_K spilled 124 bytes).

@@ -80,7 +80,7 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     Position tile_at = {};
     bool is_first = true;
     while (TileSource::next(source, shared, p, tile_at, work)) {
-        Product product = Product::of_tile(tile_at);
+        Product product = Product::of_tile(tile_at, p, work, warp);
         Position::skip<GROUP>(product.at);
 #if QG_EXPERT_TILES
         if (HAS_FEW_ROWS && work.own.rows <= FEW_ROWS)

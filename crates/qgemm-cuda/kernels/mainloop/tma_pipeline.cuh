@@ -5,6 +5,7 @@
 #include "atoms/sync.cuh"
 #include "atoms/tma.cuh"
 #include "atoms/warp.cuh"
+#include "mainloop/cache_line.cuh"
 #include "mainloop/tma_params.cuh"
 #include "mainloop/w_ring.cuh"
 #include "mainloop/x_ring.cuh"
@@ -22,8 +23,21 @@ static_assert(QG_W_STAGES == 1 + (QG_X_STAGES - 1 + K_TILE_STAGES - 1) / K_TILE_
 // The first thread of the producer warpgroup.
 constexpr u32 FIRST_PRODUCER = QG_THREADS - 128;
 
+// Where the host leaves room for it, a run lies as far behind a line of the cache in shared memory as it does in memory
+// (`mainloop/cache_line.cuh`); but those of experts are one copy, which leaves no gaps.
+constexpr u32 RUN_BYTES = RUN_K_TILES * QG_K_TILE_BYTES;
+constexpr bool IN_LINES = QG_RUN_PITCH != RUN_BYTES && !QG_EXPERT_TILES;
+static_assert(!IN_LINES || QG_RUN_PITCH >= RUN_BYTES + LINE_BYTES - 16, "a run that begins at any 16 bytes of a line");
+static_assert(!IN_LINES || (sizeof(XStage) % LINE_BYTES == 0 && QG_RUN_PITCH % LINE_BYTES == 0), "rings begin with lines");
+
 struct WRuns {
-    alignas(16) u8 tile[CTA_ROW_TILES][RUN_K_TILES * QG_K_TILE_BYTES];
+    alignas(16) u8 bytes[CTA_ROW_TILES * QG_RUN_PITCH];
+
+    // `from` are the lowest bits of the run's address in memory.
+    QG_DEVICE u8* run(WRuns& runs, u32 tile, u32 from) {
+        if constexpr (IN_LINES) return runs.bytes + tile * QG_RUN_PITCH + from % LINE_BYTES;
+        return runs.bytes + tile * RUN_BYTES;
+    }
 };
 
 struct Pipeline {
@@ -152,7 +166,7 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 
                 // Also for stages that bring no W: the run that is overwritten is free when all its stages are.
                 ProducerWalk::wait_empty(walk, pipeline);
                 if (i == 0 && copies)
-                    cp_async_bulk(pipeline.w[walk.at.w].tile[tile], w, k_tiles * QG_K_TILE_BYTES, full);
+                    cp_async_bulk(WRuns::run(pipeline.w[walk.at.w], tile, (u32)reinterpret_cast<u64>(w)), w, k_tiles * QG_K_TILE_BYTES, full);
                 Position::next_stage(walk.at);
             }
             Position::next_run(walk.at);

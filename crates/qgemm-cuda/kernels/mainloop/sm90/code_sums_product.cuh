@@ -28,6 +28,8 @@ struct KBlockOperands {
     }
 };
 
+static_assert(!IN_LINES, "of experts");
+
 // The state of a work tile in a warp.
 struct Product {
     Accumulators acc;
@@ -38,7 +40,7 @@ struct Product {
     u32 read;
     Position at;
 
-    QG_DEVICE Product of_tile(const Position& at) {
+    QG_DEVICE Product of_tile(const Position& at, const GemmParams&, const WorkTile&, u32) {
         Product product;
         product.acc = {};
         product.operands[0] = product.operands[1] = {};
@@ -72,7 +74,7 @@ struct Product {
         // All that a warp loads of a stage, so that it waits for shared memory once.
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            const u8* bytes = pipeline.w[at.w].tile[warp * ROW_TILES + rt];
+            const u8* bytes = WRuns::run(pipeline.w[at.w], warp * ROW_TILES + rt, 0);
             KTile::load_scales<FromShared>(k_tile[rt], bytes, lane);
 #pragma unroll
             for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) KTile::load_codes<FromShared>(k_tile[rt], bytes, k_block, lane);

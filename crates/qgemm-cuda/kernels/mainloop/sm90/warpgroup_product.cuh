@@ -27,13 +27,20 @@ struct Product {
     // The stages that are free when the instructions on these operands are complete.
     u32 read[IN_FLIGHT];
     Position at;
+    // The lowest bits of where the warp's row tiles begin in memory.
+    u32 from[ROW_TILES];
 
-    QG_DEVICE Product of_tile(const Position& at) {
+    QG_DEVICE Product of_tile(const Position& at, const GemmParams& p, const WorkTile& work, u32 warp) {
         Product product;
         product.acc = {};
 #pragma unroll
         for (u32 turn = 0; turn < IN_FLIGHT; turn++) product.read[turn] = QG_X_STAGES;
         product.at = at;
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++) {
+            const u32 tile = work.n_tile * CTA_ROW_TILES + warp * ROW_TILES + rt;
+            product.from[rt] = IN_LINES ? (u32)reinterpret_cast<u64>(row_tile(p, tile, 0)) % LINE_BYTES : 0;
+        }
         return product;
     }
 
@@ -43,20 +50,20 @@ struct Product {
         u32 k_tile = work.begin + GROUP * RUN_K_TILES;
 #pragma unroll 1
         for (; k_tile + LOOP_K_TILES <= work.end; k_tile += LOOP_RUNS * GROUP_STRIDE) {
-            multiply_run<RUN_K_TILES, 0, TOKENS>(product, pipeline, warp, lane);
-            if constexpr (LOOP_RUNS > 1) multiply_run<RUN_K_TILES, 1, TOKENS>(product, pipeline, warp, lane);
+            multiply_run<RUN_K_TILES, 0, TOKENS>(product, pipeline, k_tile, warp, lane);
+            if constexpr (LOOP_RUNS > 1) multiply_run<RUN_K_TILES, 1, TOKENS>(product, pipeline, k_tile + GROUP_STRIDE, warp, lane);
         }
         wait(product, pipeline, lane);
         if (LOOP_K_TILES > 1 && k_tile < work.end) {
-            multiply_run<1, 0, TOKENS>(product, pipeline, warp, lane);
+            multiply_run<1, 0, TOKENS>(product, pipeline, k_tile, warp, lane);
             wait(product, pipeline, lane);
         }
     }
 
-    // Multiplies the next K_TILES k-tiles: a whole run or the rest of one. The first k-block takes the registers of
-    // turn TURN.
+    // Multiplies the next K_TILES k-tiles, from `first` on: a whole run or the rest of one. The first k-block takes the
+    // registers of turn TURN.
     template <u32 K_TILES, u32 TURN, u32 TOKENS>
-    QG_DEVICE void multiply_run(Product& product, Pipeline& pipeline, u32 warp, u32 lane) {
+    QG_DEVICE void multiply_run(Product& product, Pipeline& pipeline, u32 first, u32 warp, u32 lane) {
         Position& at = product.at;
         KTile k_tile[ROW_TILES];
 #pragma unroll
@@ -69,7 +76,8 @@ struct Product {
             }
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++) {
-                const u8* bytes = pipeline.w[at.w].tile[warp * ROW_TILES + rt] + i / K_BLOCKS * QG_K_TILE_BYTES;
+                const u32 from = product.from[rt] + first * QG_K_TILE_BYTES;
+                const u8* bytes = WRuns::run(pipeline.w[at.w], warp * ROW_TILES + rt, from) + i / K_BLOCKS * QG_K_TILE_BYTES;
                 if (k_block == 0) KTile::load_scales<FromShared>(k_tile[rt], bytes, lane);
                 if constexpr (!CODES_ARE_OPERANDS) KTile::load_codes<FromShared>(k_tile[rt], bytes, k_block, lane);
 #pragma unroll

@@ -94,6 +94,7 @@ impl Tile {
                 ("QG_W_STAGES", w_stages),
                 ("QG_STAGED", staged),
                 (STAGE_K_BLOCKS, 1),
+                (common::RUN_PITCH, types.k_tile_bytes()),
             ],
             warps_n: warps,
             efficiency,

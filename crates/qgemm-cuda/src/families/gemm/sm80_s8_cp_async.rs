@@ -48,8 +48,7 @@ const fn tile(tile_m: u32, row_tiles: u32, stage_k_blocks: u32, x_stages: u32, e
 /// tokens of 14336 x 4096 on an H200: 218 us, Q4_0 283 us).
 const RARE_SCALES: u32 = 2;
 
-/// Shares are of M = 32 and 512 of Q4_0, 14336 x 4096, on an H200. Stages of two k-blocks leave less to do beside products, where they have
-/// room: 217 us instead of 244.
+/// Shares are of 512 tokens of Q4_0, 14336 x 4096, on an H200. Stages of two k-blocks leave less to do beside products: 217 us instead of 244.
 static TILES: [Tile; 4] = [
     tile(32, 2, 1, 6, (150, 560)),
     tile(64, 2, 1, 4, (200, 500)),
@@ -87,12 +86,15 @@ pub(super) fn has_sums(types: &Types) -> bool {
 }
 
 impl Tile {
-    /// On Hopper, where such products are slower than those in f16, few tiles serve an X that is given: of the two ways of 64 tokens and
-    /// two row tiles the faster, and for codes of a table no more than that, which the bundle has room for.
+    /// Two k-blocks a stage are for short k-tiles: of super-blocks, stages of one bring little but X, and registers are scarce (Q2_K, 512
+    /// tokens of 14336 x 4096 on an H200: 535 us, and 502 with one). On Hopper, where such products are slower than those in f16, few tiles
+    /// serve an X that is given, and fewer yet for codes of a table, which the bundle has room for.
     fn suits(&self, types: &Types) -> bool {
-        let is_best = self.tile_m != 64 || self.row_tiles == 1 || self.stage_k_blocks == 2;
+        let has_short_k_tiles = types.tile_k() <= 2 * K_BLOCK;
+        let is_best = self.tile_m != 64 || self.row_tiles == 1 || (self.stage_k_blocks == 2) == has_short_k_tiles;
         let is_wanted = types.format.encoding.is_integer() || self.row_tiles == 2;
-        types.variant != Variant::Sm90 || (is_best && is_wanted)
+        let is_kept = types.variant != Variant::Sm90 || (is_best && is_wanted);
+        is_kept && (self.stage_k_blocks == 1 || has_short_k_tiles)
     }
 
     fn instance(&self, types: &Types, x_format: XFormat) -> Instance {

@@ -99,7 +99,9 @@ fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
     if !serves(types) {
         return Vec::new();
     }
-    TILES.iter().filter_map(|tile| tile.best_instance(types, &tile.best_division(types), |_| 0)).collect()
+    // Of fewer bits arithmetic takes longer than copies.
+    let pitch_of = if types.is_narrow() { |run, _| run } else { common::pitch_in_lines };
+    TILES.iter().filter_map(|tile| tile.best_instance(types, &tile.best_division(types), pitch_of, |_| 0)).collect()
 }
 
 fn for_experts(types: &Types) -> Vec<Instance> {
@@ -115,7 +117,7 @@ fn for_experts(types: &Types) -> Vec<Instance> {
         let arithmetic = if sums_codes { i.efficiency.0 * SUMMED / 100 } else { i.efficiency.0 };
         Instance { sums_codes, efficiency: (arithmetic, i.efficiency.1), ..i }
     };
-    tiles.filter_map(|tile| tile.best_instance(types, &tile.division, own_bytes)).map(with_sums).collect()
+    tiles.filter_map(|tile| tile.best_instance(types, &tile.division, |run, _| run, own_bytes)).map(with_sums).collect()
 }
 
 /// Whether a row's columns of a k-tile have one scale and zero point, and codes of four bits.
@@ -131,9 +133,15 @@ fn serves(types: &Types) -> bool {
 }
 
 impl Tile {
-    /// With as many stages as there is room for beside `own_bytes`.
-    fn best_instance(&self, types: &Types, division: &Division, own_bytes: fn(&Instance) -> u32) -> Option<Instance> {
-        let mut kernels = (STAGES.1..=STAGES.0).rev().map(|stages| self.instance(types, division, stages));
+    /// With as many stages as there is room for beside `own_bytes`. `pitch_of` a run and a k-tile are the bytes from a run of W to the next.
+    fn best_instance(
+        &self,
+        types: &Types,
+        division: &Division,
+        pitch_of: fn(u32, u32) -> u32,
+        own_bytes: fn(&Instance) -> u32,
+    ) -> Option<Instance> {
+        let mut kernels = (STAGES.1..=STAGES.0).rev().map(|stages| self.instance(types, division, pitch_of, stages));
         kernels.find(|i| i.shared_bytes + own_bytes(i) <= most_shared(Variant::Sm90))
     }
 
@@ -158,16 +166,16 @@ impl Tile {
         }
     }
 
-    fn instance(&self, types: &Types, division: &Division, stages: u32) -> Instance {
+    fn instance(&self, types: &Types, division: &Division, pitch_of: fn(u32, u32) -> u32, stages: u32) -> Instance {
         let Division { row_tiles, warps, k_groups, stage_k_blocks } = *division;
         let tile_m = self.tile_m;
         let rows = row_tiles * types.tile_rows();
         let k_blocks = types.tile_k() / K_BLOCK;
         // Runs of k-tiles, of those that arrive together (`RUN_SLABS`).
         let w_stages = 1 + (stages - 1).div_ceil((k_blocks / stage_k_blocks).max(1));
-        let run = (stage_k_blocks / k_blocks).max(1) * types.k_tile_bytes();
+        let pitch = pitch_of((stage_k_blocks / k_blocks).max(1) * types.k_tile_bytes(), types.k_tile_bytes());
         let x = stages * stage_k_blocks * common::x_stage(types, tile_m);
-        let w = w_stages * warps * row_tiles * run;
+        let w = w_stages * warps * row_tiles * pitch;
         // Many rounds of a tile are whole quarters (`ROUNDS_AT_ONCE`).
         let rounds = tile_m / (STAGED * MMA_TOKENS);
         let staged = if rounds < 8 || rounds.is_multiple_of(4) { STAGED } else { STAGED + 1 };
@@ -185,6 +193,7 @@ impl Tile {
                 ("QG_X_STAGES", stages),
                 ("QG_W_STAGES", w_stages),
                 ("QG_STAGED", staged),
+                (common::RUN_PITCH, pitch),
             ],
             warps_n: warps,
             k_groups,
