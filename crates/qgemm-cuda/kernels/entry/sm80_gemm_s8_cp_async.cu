@@ -55,12 +55,15 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
                 for (u32 i = 0; i < STAGE_K_BLOCKS; i++) {
                     const u32 of_run = part * STAGE_K_BLOCKS + i, k_block = of_run % K_BLOCKS;
+                    // Else W of both k-blocks is loaded first, for which there are no registers (INT8 spilled 100 bytes).
+                    if (i > 0) warp_barrier();
                     ByteRows rows[ROW_TILES];
 #pragma unroll
                     for (u32 rt = 0; rt < ROW_TILES; rt++) {
                         const u8* tile = pipeline.w[at.w].k_tile[warp * ROW_TILES + rt] + of_run / K_BLOCKS * QG_K_TILE_BYTES;
                         KTile::load_codes<FromShared>(k_tiles[rt], tile, k_block, lane);
-                        if (k_block == 0) KTile::load_scales<FromShared>(k_tiles[rt], tile, lane);
+                        // Records of long k-tiles, held across k-blocks, would take registers, too (Q4_K spilled 36 bytes).
+                        if (k_block == 0 || K_BLOCKS > 2) KTile::load_scales<FromShared>(k_tiles[rt], tile, lane);
                         ByteRows::load(rows[rt], k_tiles[rt], k_block, lane, none);
                     }
                     accumulate_bytes(acc, rows, pipeline.x[at.x], i, cursor, lane, none);
