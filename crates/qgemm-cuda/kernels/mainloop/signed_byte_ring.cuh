@@ -28,20 +28,20 @@ constexpr u32 X_SCALE_COLUMNS = 32;
 // Columns after which sums are scaled, and how often in a k-block.
 constexpr u32 SUM_K = X_SCALES > 0 && PARTIAL_K > X_SCALE_COLUMNS ? X_SCALE_COLUMNS : PARTIAL_K;
 constexpr u32 SUMS = K_BLOCK / SUM_K;
-// Words of 32 bits that hold a sum of X for minimums, alike: a k-block has four, as many as columns of two bf16 numbers in an operand.
-constexpr u32 SUM_WORDS = K_BLOCK_CHUNKS / SUMS;
+// Words of a sum of X for minimums, of the four that a k-block has, as many as half of the columns of an operand of tf32. A number is the
+// sum of two of tf32, but for the lowest two of its bits; where there are four sums, the lower parts are four more words.
+constexpr u32 SUM_WORDS = K_BLOCK_CHUNKS / SUMS, SUM_PASSES = SUM_WORDS == 1 ? 2 : 1;
 
-// A number as two bf16 numbers, whose sum has 17 bits of it: the upper part, rounded, in the lower half.
-QG_DEVICE u32 bf16_parts(float value) {
-    const float upper = bits_to_f32(f32_to_bits(value) + 0x8000u & 0xffff0000u);
-    return f32_to_bf16x2(upper, value - upper);
+// The part of a number that tf32 holds.
+QG_DEVICE float tf32_part(float value) {
+    return bits_to_f32(f32_to_bits(value) & 0xffffe000u);
 }
 
 struct ByteStage {
     alignas(16) u8 codes[QG_TILE_M * STAGE_K];
     alignas(16) float scale[STAGE_K_BLOCKS][X_SCALES == 0 ? 4 : QG_TILE_M * X_SCALES];
     // For minimums: sums of codes times their scale (`store_sum`).
-    alignas(16) u32 sum[STAGE_K_BLOCKS][SignedBytes::HAS_MIN ? QG_TILE_M * K_BLOCK_CHUNKS : 4];
+    alignas(16) float sum[STAGE_K_BLOCKS][SignedBytes::HAS_MIN ? SUM_PASSES * QG_TILE_M * K_BLOCK_CHUNKS : 4];
 
     QG_DEVICE u32 place(u32 token, u32 chunk) {
         return token * STAGE_K + (chunk ^ (STAGE_K_BLOCKS == 2 ? token : token / 2) % X_CHUNKS) * X_CHUNK;
@@ -62,7 +62,8 @@ QG_DEVICE bool has_chunk(u32 turn, u32 thread) {
     return STAGE_CHUNKS % QG_THREADS == 0 || turn * QG_THREADS + thread < STAGE_CHUNKS;
 }
 
-// Stores a word of a chunk of a token, whose codes come to `sum`: those of SUM_K columns times their scale, in two parts.
+// Stores a part, the upper or the lower, of what the codes of SUM_K columns come to times their scale, `sum` of them in a chunk of a
+// token: the upper in the first word of a sum.
 QG_DEVICE void store_sum(ByteStage& stage, float sum, u32 token, u32 chunk) {
 #pragma unroll
     for (u32 chunks = 1; chunks < SUM_K / X_CHUNK; chunks *= 2) sum += shfl_xor(sum, chunks);
@@ -72,7 +73,10 @@ QG_DEVICE void store_sum(ByteStage& stage, float sum, u32 token, u32 chunk) {
         if (chunk % 2 == 0) scale = ld_shared(ByteStage::scale_of(stage, token, chunk));
         sum *= scale + shfl_xor(scale, 1);
     }
-    st_shared(&stage.sum[chunk / K_BLOCK_CHUNKS][token * K_BLOCK_CHUNKS + chunk % K_BLOCK_CHUNKS], bf16_parts(sum));
+    const float upper = tf32_part(sum);
+    float* to = &stage.sum[chunk / K_BLOCK_CHUNKS][token * K_BLOCK_CHUNKS + chunk % K_BLOCK_CHUNKS];
+    st_shared(to, chunk % SUM_WORDS == 0 ? upper : sum - upper);
+    if constexpr (SUM_PASSES == 2) st_shared(to + QG_TILE_M * K_BLOCK_CHUNKS, sum - upper);
 }
 
 // Gives the thread's chunks of a stage the order of W's bytes, and adds them up.

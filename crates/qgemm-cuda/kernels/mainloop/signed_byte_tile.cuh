@@ -1,6 +1,6 @@
 // The product of a warp with signed bytes: ROW_TILES x 16 rows of W and all tokens of the CTA, a k-block at a time. Sums of codes are
 // exact in s32; wherever a scale of W or of X ends they are added to accumulators in f32, with both scales. Minimums act on sums of
-// X's codes, which threads made that put them in order: a product of its own, in bf16.
+// X's codes, which threads made that put them in order: a product of its own, in tf32.
 #pragma once
 #include "atoms/mma.cuh"
 #include "atoms/mma_s8.cuh"
@@ -30,8 +30,8 @@ QG_DEVICE void mma_sum(i32 (&d)[4], const u32 (&a)[K_STEPS][2], const u32 (&b)[K
     }
 }
 
-// Minimums of a row tile as an operand of bf16, whose pairs of columns are the words of `store_sum`: upper and lower part of a minimum,
-// each for both parts of its sum. In a lane they stand for word lane % 4.
+// Minimums of a row tile as an operand of tf32. Its columns are the words of X (`store_sum`), and those once more: the upper part of a
+// minimum is for both parts of its sum, the lower one for the upper. In a lane they stand for word lane % 4.
 struct MinOperand {
     u32 upper[2], lower[2];
 
@@ -40,26 +40,24 @@ struct MinOperand {
         const u32 word = lane % K_BLOCK_CHUNKS;
 #pragma unroll
         for (u32 row = 0; row < 2; row++) {
-            u32 parts = bf16_parts(min[0][row]);
+            // Not an element that depends on the lane, which would put all of them into memory.
+            u32 bits = f32_to_bits(min[0][row]);
 #pragma unroll
             for (u32 i = 1; i < SUMS; i++) {
-                const u32 of_sum = bf16_parts(min[i][row]);
-                parts = word / SUM_WORDS == i ? of_sum : parts;
+                const u32 of_sum = f32_to_bits(min[i][row]);
+                bits = word / SUM_WORDS == i ? of_sum : bits;
             }
-            operand.upper[row] = prmt(parts, 0, 0x1010);
-            operand.lower[row] = prmt(parts, 0, 0x3232);
-            // Where a sum has several words, one is for each part, and none is for the rest.
-            if constexpr (SUM_WORDS > 1) operand.upper[row] = word % SUM_WORDS == 0 ? operand.upper[row] : operand.lower[row];
-            if constexpr (SUM_WORDS > 2) operand.upper[row] = word % SUM_WORDS < 2 ? operand.upper[row] : 0;
+            const float value = bits_to_f32(bits), upper = tf32_part(value);
+            operand.upper[row] = word % SUM_WORDS < 2 ? f32_to_bits(upper) : 0;
+            operand.lower[row] = word % SUM_WORDS == 0 ? f32_to_bits(value - upper) : 0;
         }
     }
 
-    // acc += minimums . sums; `word` is the lane's of X.
-    QG_DEVICE void multiply(float (&acc)[4], const MinOperand& operand, u32 word) {
-        if constexpr (SUM_WORDS > 1)
-            mma_m16n8k8_bf16(acc, operand.upper, word);
-        else
-            mma_m16n8k16_bf16(acc, {operand.upper[0], operand.upper[1], operand.lower[0], operand.lower[1]}, {word, word});
+    // acc += minimums . sums; `words` are the lane's of X.
+    QG_DEVICE void multiply(float (&acc)[4], const MinOperand& operand, const u32 (&words)[SUM_PASSES]) {
+        const u32 a[4] = {operand.upper[0], operand.upper[1], operand.lower[0], operand.lower[1]};
+        mma_m16n8k8_tf32(acc, a, {words[0], words[0]});
+        if constexpr (SUM_PASSES == 2) mma_m16n8k8_tf32(acc, {a[0], a[1], 0, 0}, {words[1], words[1]});
     }
 };
 
@@ -104,9 +102,13 @@ QG_DEVICE void accumulate_bytes(Accumulators& acc, const ByteRows (&rows)[ROW_TI
             x_scale[0][0] = v.x, x_scale[0][1] = v.y, x_scale[1][0] = v.z, x_scale[1][1] = v.w;
         }
         if constexpr (SignedBytes::HAS_MIN) {
-            const u32 word = ld_shared(&x.sum[k_block][tt * MMA_TOKENS * K_BLOCK_CHUNKS + lane]);
+            u32 words[SUM_PASSES];
 #pragma unroll
-            for (u32 rt = 0; rt < ROW_TILES; rt++) MinOperand::multiply(acc.value[rt][tt], rows[rt].min, word);
+            for (u32 i = 0; i < SUM_PASSES; i++)
+                words[i] = f32_to_bits(
+                    ld_shared(&x.sum[k_block][(i * QG_TILE_M + tt * MMA_TOKENS) * K_BLOCK_CHUNKS + lane]));
+#pragma unroll
+            for (u32 rt = 0; rt < ROW_TILES; rt++) MinOperand::multiply(acc.value[rt][tt], rows[rt].min, words);
         }
 #pragma unroll
         for (u32 sum = 0; sum < SUMS; sum++) {

@@ -34,10 +34,6 @@ QG_DEVICE void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)
 QG_DEVICE void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], QG_AT) {
     emu_mma(EMU_mma_m16n8k16_bf16, d, a, b, file, line);
 }
-QG_DEVICE void mma_m16n8k8_bf16(float (&d)[4], const u32 (&a)[2], u32 b, QG_AT) {
-    const u32 words[1] = {b};
-    emu_mma(EMU_mma_m16n8k8_bf16, d, a, words, file, line);
-}
 QG_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], QG_AT) {
     emu_mma(EMU_mma_m16n8k8_tf32, d, a, b, file, line);
 }

@@ -84,11 +84,6 @@ pub(crate) fn m16n8k16_bf16(inputs: &WarpWords, outputs: &mut WarpWords, precisi
     mma::<16, 16>(inputs, outputs, M16N8K16, [BF16; 2], &precision.half);
 }
 
-/// `mma.m16n8k8.row.col.f32.bf16.bf16.f32`.
-pub(crate) fn m16n8k8_bf16(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
-    mma::<8, 16>(inputs, outputs, M16N8K8, [BF16; 2], &precision.half);
-}
-
 /// `mma.m16n8k8.row.col.f32.tf32.tf32.f32`: an operand a word, whose lowest 13 bits do not count.
 pub(crate) fn m16n8k8_tf32(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
     let number = |lane: usize, word: usize| f32::from_bits(inputs[lane][word] & !0x1fff);

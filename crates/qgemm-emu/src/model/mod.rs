@@ -102,7 +102,6 @@ pub static COLLECTIVES: &[Collective] = {
         mma("mma_m16n8k8_f16", FloatMma, float::M16N8K8, Sm75, float::m16n8k8_f16),
         mma("mma_m16n8k16_f16", FloatMma, float::M16N8K16, Sm80, float::m16n8k16_f16),
         mma("mma_m16n8k16_bf16", FloatMma, float::M16N8K16, Sm80, float::m16n8k16_bf16),
-        mma("mma_m16n8k8_bf16", FloatMma, float::M16N8K8, Sm80, float::m16n8k8_bf16),
         mma("mma_m16n8k8_tf32", FloatMma, float::M16N8K8_TF32, Sm80, float::m16n8k8_tf32),
         mma("mma_m8n8k16_s8", IntegerMma, integer::M8N8K16, Sm75, integer::m8n8k16),
         mma("mma_m16n8k16_s8", IntegerMma, integer::M16N8K16, Sm80, integer::m16n8k16),

@@ -157,17 +157,6 @@ const SHAPES: &[Shape] = &[
         products: 1,
     },
     Shape {
-        name: "mma_m16n8k8_bf16",
-        m: 16,
-        k: 8,
-        bits: 16,
-        a: |lane, i| (if i < 2 { group(lane) } else { group(lane) + 8 }, within(lane) * 2 + (i & 1)),
-        b: |lane, i| (within(lane) * 2 + i, group(lane)),
-        d: d16,
-        encode: |value| (value as f32).to_bits() >> 16,
-        products: 1,
-    },
-    Shape {
         name: "mma_m16n8k8_tf32",
         m: 16,
         k: 8,

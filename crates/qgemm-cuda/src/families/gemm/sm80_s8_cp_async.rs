@@ -106,7 +106,9 @@ impl Tile {
         // The run in use, and those of all stages in flight. Threads that copy leave a stage to the slowest of them.
         let w_stages = 1 + (x_stages - 2).div_ceil(run_k_tiles * k_tile_blocks / stage_k_blocks);
         let scales = if has_block_scales { tile_m * 2 * 4 } else { common::ALIGNMENT };
-        let sums = if has_sums(types) { tile_m * K_BLOCK / CHUNK * 4 } else { common::ALIGNMENT };
+        // Four words for a token, eight where every chunk has a sum (`SUM_PASSES`).
+        let passes = if types.format.sub_block as u32 == CHUNK { 2 } else { 1 };
+        let sums = if has_sums(types) { passes * tile_m * K_BLOCK / CHUNK * 4 } else { common::ALIGNMENT };
         let x = x_stages * stage_k_blocks * (tile_m * K_BLOCK + scales + sums);
         let w = w_stages * WARPS * row_tiles * run_k_tiles * types.k_tile_bytes();
         let staging = WARPS * common::warp_staging(rows, STAGED);
