@@ -107,7 +107,7 @@ QG_DEVICE void copy_w(Pipeline& pipeline, const TmaGemmParams& params, const Pro
     // Experts may share one weight. K-tiles and row tiles beyond the last are zeros.
     const i32 expert = params.gemm.groups.row_pitch == 0 ? 0 : walk.work.own.expert;
     const i32 at[5] = {0, 0, (i32)k_tile, (i32)(walk.work.n_tile * CTA_ROW_TILES), expert};
-    u8* const to = pipeline.w[walk.at.w].bytes;
+    u8* const to = pipeline.w[walk.at.w].tile[0];
     u64* const full = &pipeline.full[walk.at.x];
     if (reads_w_once(params.gemm.groups))
         cp_async_bulk_tensor_5d_stream(to, &params.w_map, at, full, l2_evict_first());
@@ -143,7 +143,7 @@ QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, Ti
                 ProducerWalk::wait_empty(walk, pipeline);
                 u64* full = &pipeline.full[walk.at.x];
                 if (leads) {
-                    const u32 w_bytes = i == 0 ? CTA_ROW_TILES * RUN_BYTES : 0;
+                    const u32 w_bytes = i == 0 ? sizeof(WRuns) : 0;
                     mbarrier_arrive_expect_tx(full, (GATHERS ? 0 : k_blocks * X_STAGE_BYTES) + w_bytes);
                     if (i == 0 && !is_first) copy_w(pipeline, params, walk, k_tile);
                 }

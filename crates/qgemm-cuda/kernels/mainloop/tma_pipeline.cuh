@@ -31,12 +31,11 @@ static_assert(!IN_LINES || QG_RUN_PITCH >= RUN_BYTES + LINE_BYTES - 16, "a run t
 static_assert(!IN_LINES || (sizeof(XStage) % LINE_BYTES == 0 && QG_RUN_PITCH % LINE_BYTES == 0), "rings begin with lines");
 
 struct WRuns {
-    alignas(16) u8 bytes[CTA_ROW_TILES * QG_RUN_PITCH];
+    alignas(16) u8 tile[CTA_ROW_TILES][QG_RUN_PITCH];
 
     // `from` are the lowest bits of the run's address in memory.
     QG_DEVICE u8* run(WRuns& runs, u32 tile, u32 from) {
-        if constexpr (IN_LINES) return runs.bytes + tile * QG_RUN_PITCH + from % LINE_BYTES;
-        return runs.bytes + tile * RUN_BYTES;
+        return IN_LINES ? runs.tile[tile] + from % LINE_BYTES : runs.tile[tile];
     }
 };
 
