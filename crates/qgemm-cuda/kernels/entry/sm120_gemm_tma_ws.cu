@@ -34,7 +34,7 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, Pipeline& pipeline, Position& 
         mbarrier_wait(&pipeline.full[at.x], at.parity);
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            const u8* k_tile = WRuns::run(pipeline.w[at.w], rt, 0) + first;
+            const u8* k_tile = pipeline.w[at.w].tile[rt] + first;
             KTile::load_codes<FromShared>(k_tiles[rt], k_tile, k_block, lane);
             // Records of long k-tiles are loaded again for each k-block. Held across k-blocks, they take registers that
             // codes need (Q4_K spilled 124 bytes).

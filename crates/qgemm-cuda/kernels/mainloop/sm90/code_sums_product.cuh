@@ -74,7 +74,7 @@ struct Product {
         // All that a warp loads of a stage, so that it waits for shared memory once.
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            const u8* bytes = WRuns::run(pipeline.w[at.w], warp * ROW_TILES + rt, 0);
+            const u8* bytes = pipeline.w[at.w].tile[warp * ROW_TILES + rt];
             KTile::load_scales<FromShared>(k_tile[rt], bytes, lane);
 #pragma unroll
             for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) KTile::load_codes<FromShared>(k_tile[rt], bytes, k_block, lane);

@@ -14,12 +14,14 @@ pub(super) const PARKED: u32 = 32 + 2 * 16;
 /// Words of padding between the sums of neighbouring tokens, and of neighbouring sub-blocks (`SUM_PITCH`,
 /// `WarpStaging::PITCH`).
 pub(super) const SUM_PADDING: u32 = 4;
-/// Two lines of the cache: what a piece of W needs beside its bytes to lie as far behind a line as in memory (`LINE_BYTES`).
-pub(super) const LINES: u32 = 2 * 128;
+/// A line of the cache (`LINE_BYTES`).
+const LINE: u32 = 128;
+/// Two lines of the cache: what a piece of W needs beside its bytes to lie as far behind a line as in memory.
+pub(super) const LINES: u32 = 2 * LINE;
+
 /// Bytes from a run of W in shared memory to the next, where each lies as far behind a line of the cache as in memory (`WRuns`): runs of
 /// k-tiles that are no whole lines begin anywhere in one, at 16 bytes.
 pub(super) fn pitch_in_lines(run: u32, k_tile: u32) -> u32 {
-    const LINE: u32 = 128;
     match k_tile.is_multiple_of(LINE) {
         true => run,
         false => (run + LINE - ALIGNMENT).next_multiple_of(LINE),
