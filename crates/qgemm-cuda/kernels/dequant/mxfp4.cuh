@@ -6,6 +6,7 @@
 struct Dequant {
     static constexpr bool HAS_SCALE = true;
     static constexpr bool HAS_MIN = false;
+    static constexpr bool HAS_WIDE_SCALES = true;
 
     QG_DEVICE constexpr Codebook table() { return e2m1_table(); }
     QG_DEVICE u32 pair_f16(const KTile& kt, u32 quad, u32 pair) {

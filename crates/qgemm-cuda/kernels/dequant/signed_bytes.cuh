@@ -60,9 +60,20 @@ QG_DEVICE constexpr bool has_upper_nibbles() {
         return D::OFFSET == 8;
 }
 
+// Whether scales may be any power of two that f32 has.
+template <class D>
+QG_DEVICE constexpr auto has_wide_scales(int) -> decltype(D::HAS_WIDE_SCALES) {
+    return D::HAS_WIDE_SCALES;
+}
+template <class D>
+QG_DEVICE constexpr bool has_wide_scales(long) {
+    return false;
+}
+
 template <class D>
 struct SignedBytesOf {
     static constexpr bool HAS_SCALE = D::HAS_SCALE;
+    static constexpr bool HAS_WIDE_SCALES = has_wide_scales<D>(0);
     static constexpr bool UPPER_NIBBLES = has_upper_nibbles<D>();
     // Whether something is added to a sub-block's products for each unit of X.
     static constexpr bool HAS_MIN = D::HAS_MIN || (QG_ZERO_POINTS && HAS_WIDE_CODES);

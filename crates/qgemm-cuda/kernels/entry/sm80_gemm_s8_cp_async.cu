@@ -37,6 +37,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const ByteCursor cursor = ByteCursor::of_lane(lane);
     // There are fewer than 2^31 tokens.
     const u32 none = opaque_register(p.shape.m >> 31);
+    const SumZero zero = SumZero::make();
     Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
     BytePosition at = {};
     while (ParkedState::next(state, p, lane)) {
@@ -66,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                         if (k_block == 0 || K_BLOCKS > 2) KTile::load_scales<FromShared>(k_tiles[rt], tile, lane);
                         ByteRows::load(rows[rt], k_tiles[rt], k_block, lane, none);
                     }
-                    accumulate_bytes(acc, rows, pipeline.x[at.x], i, cursor, lane, none);
+                    accumulate_bytes(acc, rows, pipeline.x[at.x], i, cursor, zero, lane, none);
                 }
                 warp_barrier();
                 if (lane == 0) mbarrier_arrive(&pipeline.empty[at.x]);

@@ -20,7 +20,7 @@ QG_DEVICE void store_row_tile_slices(const GemmParams& p, bool plain, const RowT
     const u32 first_row = n_tile * CTA_ROWS;
     const auto accumulators_of = [&](u32 i) -> const WarpAccumulators& { return sums.of_slice[i]; };
     if (plain && first_row + CTA_ROWS <= p.shape.out_features) {
-        store_products(p, 0, first_row, thread, accumulators_of);
+        store_products<false>(p, 0, first_row, nullptr, thread, accumulators_of);
         return;
     }
     store_runs<QG_X_ROWS, CTA_ROWS, QG_THREADS, WIDTH>(p, 0, first_row, thread, [&](u32 token, u32 run, float (&acc)[WIDTH]) {

@@ -1,6 +1,8 @@
 // The epilogue of sliced-K kernels. The accumulators of a CTA's slices (warps with the same rows) are added in the
 // order of the slices, then those of the CTAs that share the tile, and stored.
 #pragma once
+#include "atoms/cg_pair.cuh"
+#include "atoms/opaque_register.cuh"
 #include "atoms/sync.cuh"
 #include "dequant/operand.cuh"
 #include "epilogue/plain.cuh"
@@ -42,34 +44,81 @@ QG_DEVICE void reduce_slices(float (&acc)[WIDTH], u32 token, u32 row, Accumulato
     acc[0] *= FROM_UNITS, acc[1] *= FROM_UNITS;
 }
 
+// Pairs of partial sums that a thread loads side by side, and of how many CTAs where it has `pairs` of each.
+constexpr u32 LOADS_AT_ONCE = 8;
+QG_DEVICE constexpr u32 peers_at_once(u32 pairs) {
+    return pairs >= LOADS_AT_ONCE ? 1 : pairs > 2 ? LOADS_AT_ONCE / pairs : 4;
+}
+
+// True for the CTA that arrives last of those that share a tile: what all have written is then visible to all its threads, whose barriers
+// make one thread's arrival that of all. `flag` is a word of shared memory.
+QG_DEVICE bool is_last_of(const GemmParams& p, const WorkTile& work, u32* flag) {
+    cta_barrier();
+    if (thread_index() == 0) {
+        u32* counter = reinterpret_cast<u32*>(p.at.counters) + work.tile;
+        const bool is_last = atomic_add_acq_rel(counter, 1) == work.peers - 1;
+        // The next launch finds the counter at zero.
+        if (is_last) st_global_relaxed_u32(counter, 0);
+        st_shared(flag, (u32)is_last);
+    }
+    cta_barrier();
+    return ld_shared(flag) != 0;
+}
+
 // Stores outputs that need nothing but a factor, where all rows lie inside. All slices are added before the first
 // output is stored, so that latencies overlap. A thread stores the same rows of several tokens, so addresses are
-// computed once.
-template <class AccumulatorsOf>
-QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_row, u32 thread,
+// computed once. Of a tile that CTAs share, the last to arrive stores the sum of what all have, in the order of their K ranges.
+template <bool IS_SHARED, class AccumulatorsOf>
+QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_row, u32* flag, u32 thread,
                               AccumulatorsOf accumulators_of) {
     constexpr u32 ROW_THREADS = CTA_ROWS / WIDTH, TOKENS_AT_ONCE = QG_THREADS / ROW_THREADS;
     constexpr u32 PASSES = (QG_TILE_M + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
+    constexpr u32 PEERS_AT_ONCE = peers_at_once(PASSES);
     static_assert(TOKENS_AT_ONCE > 0, "a thread has a pair of rows at most");
     const u32 row = thread % ROW_THREADS * WIDTH, first = thread / ROW_THREADS;
-    if (first >= TOKENS_AT_ONCE || first >= QG_TILE_M) return;
-    const float alpha = p.shape.alpha;
+    const bool has_rows = first < TOKENS_AT_ONCE && first < QG_TILE_M;
+    if (!IS_SHARED && !has_rows) return;
+    const auto has = [&](u32 i) { return has_rows && first + i * TOKENS_AT_ONCE < QG_TILE_M; };
     float v[PASSES][WIDTH];
 #pragma unroll
-    for (u32 i = 0; i < PASSES; i++) {
-        const u32 token = first + i * TOKENS_AT_ONCE;
-        reduce_slices(v[i], token < QG_TILE_M ? token : first, row, accumulators_of);
-        v[i][0] *= alpha, v[i][1] *= alpha;
+    for (u32 i = 0; i < PASSES; i++)
+        reduce_slices(v[i], has(i) ? first + i * TOKENS_AT_ONCE : first % QG_TILE_M, row, accumulators_of);
+    if constexpr (IS_SHARED) {
+        const WorkTile work = WorkTile::of_grid(p);
+        const auto part = [&](u32 split, u32 i) {
+            float* const all = partial_slot(p, work, split, ELEMENTS) + first * CTA_ROWS + row;
+            return reinterpret_cast<f32x2*>(all + i * (TOKENS_AT_ONCE * CTA_ROWS));
+        };
+#pragma unroll
+        for (u32 i = 0; i < PASSES; i++)
+            if (has(i)) st_global_f32x2(part(work.index, i), f32x2{v[i][0], v[i][1]});
+        if (!is_last_of(p, work, flag) || !has_rows) return;
+#pragma unroll
+        for (u32 i = 0; i < PASSES; i++) v[i][0] = v[i][1] = 0;
+#pragma unroll 1
+        for (u32 split = 0; split < work.peers; split += PEERS_AT_ONCE) {
+            f32x2 theirs[PEERS_AT_ONCE][PASSES] = {};
+#pragma unroll
+            for (u32 j = 0; j < PEERS_AT_ONCE; j++)
+#pragma unroll
+                for (u32 i = 0; i < PASSES; i++)
+                    if (split + j < work.peers && has(i)) theirs[j][i] = ld_global_cg_f32x2(part(split + j, i));
+#pragma unroll
+            for (u32 j = 0; j < PEERS_AT_ONCE; j++)
+#pragma unroll
+                for (u32 i = 0; i < PASSES; i++) v[i][0] += theirs[j][i].x, v[i][1] += theirs[j][i].y;
+        }
     }
     float scale[WIDTH] = {1, 1};
     if constexpr (!Operands::HAS_SCALE) {
         if (p.shape.flags & QG_FLAG_ROW_SCALE)
             load_dense_run(scale, DTYPE_F32, p.at.row_scale, first_row + row, true, WIDTH);
     }
+    const float alpha = p.shape.alpha;
 #pragma unroll
     for (u32 i = 0; i < PASSES; i++) {
         const u32 token = first + i * TOKENS_AT_ONCE;
-        v[i][0] *= scale[0], v[i][1] *= scale[1];
+        v[i][0] = v[i][0] * alpha * scale[0], v[i][1] = v[i][1] * alpha * scale[1];
         u32 own;
         if (token < QG_TILE_M && find_row(p, first_token + token, own))
             store_dense_run(QG_X_DTYPE, p.at.d, own * p.at.d_row + first_row + row, true, WIDTH, v[i]);
@@ -114,7 +163,7 @@ QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, Accumula
 QG_DEVICE bool are_products(const GemmParams& p) {
     constexpr u32 OTHERS = QG_FLAG_BIAS | (Operands::HAS_SCALE ? QG_FLAG_ROW_SCALE : 0);
     const bool inside = (cta_index().x + 1) * CTA_ROWS <= p.shape.out_features;
-    return is_plain(p) && !(p.shape.flags & OTHERS) && p.shape.splits == 1 && inside;
+    return is_plain(p) && !(p.shape.flags & OTHERS) && inside;
 }
 
 // For the whole CTA, after a barrier behind the last `put`. `flag` is a word of shared memory. Plain products have code
@@ -124,8 +173,15 @@ QG_DEVICE bool are_products(const GemmParams& p) {
 template <class AccumulatorsOf>
 QG_DEVICE void store_sliced_k(const GemmParams& p, bool products, u32* flag, u32 thread,
                               AccumulatorsOf accumulators_of) {
-    if (products)
-        store_products(p, WorkTile::of_grid(p).m_tile * QG_TILE_M, cta_index().x * CTA_ROWS, thread, accumulators_of);
-    else
+    // Else the compiler computes addresses of the main loop again at every turn, or spills them, which those here have parts of (Q8_0, 10 %
+    // slower).
+    thread = opaque_register(thread);
+    const u32 first_token = opaque_register(WorkTile::of_grid(p).m_tile) * QG_TILE_M;
+    const u32 first_row = opaque_register(cta_index().x) * CTA_ROWS;
+    if (!products)
         store_others(p, flag, thread, accumulators_of);
+    else if (!QG_EXPERTS && p.shape.splits > 1)
+        store_products<true>(p, first_token, first_row, flag, thread, accumulators_of);
+    else
+        store_products<false>(p, first_token, first_row, flag, thread, accumulators_of);
 }

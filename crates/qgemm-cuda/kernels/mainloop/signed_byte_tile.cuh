@@ -5,19 +5,33 @@
 #include "atoms/mma.cuh"
 #include "atoms/mma_s8.cuh"
 #include "dequant/signed_bytes.cuh"
+#include "mainloop/scaled_sum.cuh"
 #include "mainloop/signed_byte_ring.cuh"
 #include "mainloop/warp_tile.cuh"
 
 constexpr u32 SUM_K_STEPS = SUM_K / K_STEP;
+static_assert(SUM_K << 14 <= 1u << 22, "sums of bytes lie within the mantissa of f32");
 
-// Token tiles that are multiplied side by side.
-constexpr u32 TILES_AT_ONCE = 2;
+// Token tiles that are multiplied side by side. For more, registers are too few, of which the compiler takes more for Hopper and Blackwell.
+constexpr u32 TILES_AT_ONCE = SUMS == 4 ? 2 : SignedBytes::HAS_MIN || (X_SCALES > 0 && QG_VARIANT >= 90) ? 4 : 8;
 
-// Zero, which depends on the accumulators of the token tile TILES_AT_ONCE before `tt`. Else the compiler begins all tiles at once,
-// for which there are no registers. `none` is zero, which the compiler must not know.
+// Zero, which depends on the accumulators of the token tile TILES_AT_ONCE before `tt`. Else the compiler begins all tiles at once.
+// `none` is zero, which the compiler must not know.
 QG_DEVICE u32 after(const Accumulators& acc, u32 tt, u32 none) {
     return tt < TILES_AT_ONCE ? 0 : f32_to_bits(acc.value[ROW_TILES - 1][tt - TILES_AT_ONCE][3]) & none;
 }
+
+// What sums begin with, in registers that all of them share.
+struct SumZero {
+    i32 value[4];
+
+    QG_DEVICE SumZero make() {
+        SumZero zero;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) zero.value[i] = sum_zero();
+        return zero;
+    }
+};
 
 // d += A . B over `SUM_K_STEPS` k-steps from `first` on.
 QG_DEVICE void mma_sum(i32 (&d)[4], const u32 (&a)[K_STEPS][2], const u32 (&b)[K_STEPS], u32 first) {
@@ -64,7 +78,7 @@ struct MinOperand {
 // The A operands of a k-block of one row tile, with what its sums are scaled by and what is added.
 struct ByteRows {
     u32 a[K_STEPS][2];
-    float scale[SUMS][2];
+    SumFactor scale[SUMS][2];
     MinOperand min;
 
     QG_DEVICE void load(ByteRows& rows, const KTile& k_tile, u32 k_block, u32 lane, u32 none) {
@@ -79,7 +93,7 @@ struct ByteRows {
 #pragma unroll
             for (u32 sum = 0; sum < SUMS; sum++) {
                 const u32 sub = sub_block_of(k_block, sum * SUM_K / PARTIAL_K);
-                rows.scale[sum][row] = SignedBytes::scale(k_tile, row, sub);
+                rows.scale[sum][row] = SumFactor::of(SignedBytes::scale(k_tile, row, sub));
                 min[sum][row] = SignedBytes::min(k_tile, row, sub);
             }
         }
@@ -89,7 +103,7 @@ struct ByteRows {
 
 // acc += W . X over k-block `k_block` of a stage.
 QG_DEVICE void accumulate_bytes(Accumulators& acc, const ByteRows (&rows)[ROW_TILES], const ByteStage& x, u32 k_block,
-                                const ByteCursor& cursor, u32 lane, u32 none) {
+                                const ByteCursor& cursor, const SumZero& zero, u32 lane, u32 none) {
 #pragma unroll
     for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
         u32 b[K_STEPS];
@@ -115,19 +129,12 @@ QG_DEVICE void accumulate_bytes(Accumulators& acc, const ByteRows (&rows)[ROW_TI
             const u32 half = sum * SUM_K / X_SCALE_COLUMNS;
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++) {
-                i32 d[4] = {0, 0, 0, 0};
+                i32 d[4] = {zero.value[0], zero.value[1], zero.value[2], zero.value[3]};
                 mma_sum(d, rows[rt].a, b, sum * SUM_K_STEPS);
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
                     float& to = acc.value[rt][tt][i];
-                    if constexpr (X_SCALES > 0 && Operands::HAS_SCALE)
-                        to = fma_f32(rows[rt].scale[sum][i / 2] * x_scale[i % 2][half], (float)d[i], to);
-                    else if constexpr (X_SCALES > 0)
-                        to = fma_f32(x_scale[i % 2][half], (float)d[i], to);
-                    else if constexpr (Operands::HAS_SCALE)
-                        to = fma_f32(rows[rt].scale[sum][i / 2], (float)d[i], to);
-                    else
-                        to += (float)d[i];
+                    to = add_sum(to, rows[rt].scale[sum][i / 2], x_scale[i % 2][half], d[i]);
                 }
             }
         }

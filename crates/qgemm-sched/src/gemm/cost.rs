@@ -18,16 +18,17 @@ const FEW_TOKENS_UNDERFILL: f64 = 0.75;
 /// Most tokens of such a tile, and fewest of one whose warps share K through rings of their own.
 const FEW_TOKENS: u32 = 16;
 const FEWEST_OF_RINGS: u32 = 8;
-/// What such rings change, fitted to 192 problems of 4 to 16 tokens, 2700 ways to run them, on an H200: what was chosen took 5.2 % longer than
-/// the best before and 1.3 % after, in 21 and 3 % of them more than 10 %.
+/// What such rings change, fitted to 757 problems of 1 to 128 tokens and eight formats, 7500 ways to run them, on an H200: what was chosen
+/// took 2.6 % longer than the best, in 7 % of them more than 10 %.
 const RINGS: Rings = Rings {
-    latency: 0.8e-6,
-    saturating: 0.14,
-    underfill: [0.6, 0.25],
-    arithmetic: [1.5, 1.2],
-    tile_launches: 0.05,
-    restart_launches: 0.25,
-    fixup_factor: 1.9,
+    latency: 1.43e-6,
+    saturating: 0.35,
+    underfill: [0.15, 0.0],
+    arithmetic: [0.87, 1.08],
+    cached_rows: 0.62,
+    fixup_launches: 0.24,
+    restart_launches: 0.3,
+    fixup_factor: 1.6,
 };
 /// Cost of beginning and ending a tile, as a share of a launch, and of one of a few tokens.
 const TILE_LAUNCHES: f64 = 0.15;
@@ -58,14 +59,17 @@ struct Rings {
     latency: f64,
     /// [`SATURATING_SHARE`].
     saturating: f64,
-    /// [`UNDERFILL`], and what they reach of the arithmetic beyond their stated share, which has that latency in it: with fewest tokens and with
-    /// more.
+    /// [`UNDERFILL`], and what they reach of the arithmetic's stated share, which has that latency in it: with fewest tokens and with more.
     underfill: [f64; 2],
     arithmetic: [f64; 2],
-    /// [`TILE_LAUNCHES`], [`RESTART_LAUNCHES`] and [`FIXUP_FACTOR`]: other blocks of a unit multiply while one begins.
-    tile_launches: f64,
+    /// What rows of W cost that blocks of a single wave read for other tokens, of what they cost the first time: all read them at the
+    /// same time.
+    cached_rows: f64,
+    /// [`RESTART_LAUNCHES`] and [`FIXUP_FACTOR`]. To begin a tile costs nothing: the latency has it, and other blocks multiply meanwhile.
     restart_launches: f64,
     fixup_factor: f64,
+    /// [`FIXUP_LAUNCHES`] where blocks fill the device; fewer wait less for each other.
+    fixup_launches: f64,
 }
 
 /// What the launch of a norm costs before a product that waits for it, as a share of a launch (measured on an H200: 1.0 to 1.2 µs, of which the
@@ -183,7 +187,8 @@ pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition:
     let steps: f64 = phases.iter().map(Phase::steps).sum();
     // Rows of W that blocks read for other tokens come from the last-level cache, at no higher rate: what limits a kernel's
     // traffic is how much of it is under way (measured on an H200, 8 and 16 tokens a tile).
-    let all_bytes = op.traffic() + op.weight_bytes() * f64::from(partition.m_tiles().saturating_sub(1));
+    let again = f64::from(partition.m_tiles().saturating_sub(1)) * cached_rows(info, config, partition);
+    let all_bytes = op.traffic() + op.weight_bytes() * again;
     let fixup = fixup(info, config, partition);
     let prologue = x_prologue(op, info, partition) + norm_of_x(op, info, config, partition);
     let mut cost = Cost { fixup, prologue, ..Cost::of_parts(0.0, 0.0, info.launch_seconds, 0.0) };
@@ -265,6 +270,17 @@ fn latency(config: &TileConfig, phase: &Phase, waves: &Waves) -> f64 {
     waves.count() * turns * rings.latency / f64::from(config.stages.saturating_sub(1).max(1))
 }
 
+/// What it costs to read rows of W once more, for other tokens, of what it costs the first time.
+fn cached_rows(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
+    let is_one_wave = partition.phases().iter().map(|phase| phase.blocks).sum::<f64>() <= slots(info, config);
+    rings(config).filter(|_| is_one_wave).map_or(1.0, |rings| rings.cached_rows)
+}
+
+/// Blocks that the device has room for at a time.
+fn slots(info: &DeviceInfo, config: &TileConfig) -> f64 {
+    places(info, config) * f64::from(config.ctas_per_unit.max(1))
+}
+
 /// Units, or groups of so many units as a cluster takes, which is a block here.
 fn places(info: &DeviceInfo, config: &TileConfig) -> f64 {
     f64::from((info.units / config.cluster.max(1)).max(1))
@@ -279,7 +295,7 @@ struct Waves {
 
 impl Waves {
     fn new(info: &DeviceInfo, config: &TileConfig, phase: &Phase) -> Self {
-        let slots = places(info, config) * f64::from(config.ctas_per_unit.max(1));
+        let slots = slots(info, config);
         let full = (phase.blocks / slots).floor();
         Self { slots, full, rest: phase.blocks - full * slots }
     }
@@ -320,7 +336,7 @@ fn memory(bytes: f64, info: &DeviceInfo, config: &TileConfig, waves: &Waves) -> 
 /// Time of beginning and ending tiles, in which a block multiplies nothing, but others of the same unit do.
 fn tiles(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves) -> f64 {
     let launches = match rings(config) {
-        Some(rings) => rings.tile_launches,
+        Some(_) => 0.0,
         None if has_few_tokens(config) => FEW_TOKENS_TILE_LAUNCHES,
         None => TILE_LAUNCHES,
     };
@@ -339,22 +355,22 @@ fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
     let is_hopper_fp8 = config.math == Math::TensorFp8 && config.variant == Some(Variant::Sm90);
     let passes = if is_hopper_fp8 { 2.0 } else { 1.0 };
     let tile_bytes = passes * f64::from(config.tile_n) * f64::from(config.tile_m) * 4.0;
-    let slots = places(info, config) * f64::from(config.ctas_per_unit.max(1));
+    let slots = slots(info, config);
     let block_rate = CACHE_FACTOR * info.bandwidth / slots;
     let restarts = match config.schedule {
         Schedule::StreamK | Schedule::Threads => 0.0,
         Schedule::Grid => partition.phases().iter().map(|phase| (phase.blocks / slots).ceil() - 1.0).sum(),
     };
+    // Blocks of the phase that is cut follow one another where they are more than fit.
+    let waves = partition.phases().iter().map(|phase| phase.blocks / slots).fold(0.0, f64::max);
     let (factor, meeting, restart) = match rings(config) {
-        Some(rings) => (rings.fixup_factor, FEW_TOKENS_FIXUP_LAUNCHES, rings.restart_launches),
+        Some(rings) => (rings.fixup_factor, rings.fixup_launches * waves.min(1.0), rings.restart_launches),
         None if has_few_tokens(config) => {
             (FEW_TOKENS_FIXUP_FACTOR, FEW_TOKENS_FIXUP_LAUNCHES, FEW_TOKENS_RESTART_LAUNCHES)
         }
         None => (FIXUP_FACTOR, FIXUP_LAUNCHES, RESTART_LAUNCHES),
     };
-    let meeting = meeting + restart * restarts;
-    // Blocks of the phase that is cut follow one another where they are more than fit.
-    let rounds = partition.phases().iter().map(|phase| phase.blocks / slots).fold(1.0, f64::max);
+    let (meeting, rounds) = (meeting + restart * restarts, waves.max(1.0));
     factor * (rounds * f64::from(peers) * tile_bytes / block_rate + meeting * info.launch_seconds)
 }
 
@@ -372,7 +388,7 @@ fn norm_of_x(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition
         None => 0.0,
         Some(_) if config.normalizes_x => {
             let blocks: f64 = partition.phases().iter().map(|phase| phase.blocks).sum();
-            let waves = (blocks / (places(info, config) * f64::from(config.ctas_per_unit.max(1)))).ceil();
+            let waves = (blocks / slots(info, config)).ceil();
             let rows = op.m.min(config.tile_m as usize) as f64;
             let turns = (rows * op.x_row_bytes() / f64::from(config.threads.max(1)) / STATISTICS_BYTES).ceil();
             let [first, further] = STATISTICS_SECONDS;

@@ -2,6 +2,7 @@
 // tokens of the CTA: acc[32 rows, tokens] += scale · x_scale · (codes · X) + min · Σx. X is the same for all lanes of a warp, so that
 // an access brings 16 columns to all of them at once. Sums of codes are exact in s32.
 #pragma once
+#include "mainloop/scaled_sum.cuh"
 #include "mainloop/sm70/w_stream.cuh"
 
 static_assert(QG_MMA_M8N8K4 && K_STEPS == 8, "a lane has a row of W");
@@ -16,8 +17,10 @@ struct Engine {
                               u32 k_block, u32 lane) {
         constexpr u32 CHUNKS = K_BLOCK / X_CHUNK;
         const u32 place = WScales::place(lane);
+        const i32 zero = sum_zero();
         u32 a[ROW_TILES][K_STEPS];
-        float scale[ROW_TILES][SUMS], min[ROW_TILES][SUMS];
+        SumFactor scale[ROW_TILES][SUMS];
+        float min[ROW_TILES][SUMS];
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
 #pragma unroll
@@ -26,7 +29,7 @@ struct Engine {
 #pragma unroll
             for (u32 sum = 0; sum < SUMS; sum++) {
                 const u32 sub = sub_block_of_sum(k_block, sum);
-                scale[rt][sum] = RowTerms::HAS_SCALE ? WScales::one(scales.scale, sub, rt, place) : 1.0f;
+                scale[rt][sum] = SumFactor::of(RowTerms::HAS_SCALE ? WScales::one(scales.scale, sub, rt, place) : 1.0f);
                 min[rt][sum] = RowTerms::HAS_MIN ? WScales::one(scales.min, sub, rt, place) : 0.0f;
             }
         }
@@ -47,12 +50,12 @@ struct Engine {
                 if constexpr (RowTerms::HAS_MIN) x_sum = XRows::sum_of(x, token, column) * x_scale;
 #pragma unroll
                 for (u32 rt = 0; rt < ROW_TILES; rt++) {
-                    i32 part = 0;
+                    i32 part = zero;
 #pragma unroll
                     for (u32 i = 0; i < SUM_K_STEPS; i++)
                         part = dp4a((i32)a[rt][sum * SUM_K_STEPS + i], (i32)b[sum * SUM_K_STEPS + i], part);
                     float& d = acc.value[rt][token];
-                    d = fma_f32(RowTerms::HAS_SCALE ? scale[rt][sum] * x_scale : x_scale, (float)part, d);
+                    d = add_sum(d, scale[rt][sum], x_scale, part);
                     if constexpr (RowTerms::HAS_MIN) d = fma_f32(min[rt][sum], x_sum, d);
                 }
             }

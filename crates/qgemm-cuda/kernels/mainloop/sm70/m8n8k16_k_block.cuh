@@ -3,6 +3,7 @@
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/mma_s8.cuh"
+#include "mainloop/scaled_sum.cuh"
 #include "mainloop/sm70/fragment_accumulators.cuh"
 
 static_assert(!QG_MMA_M8N8K4, "fragments of 16 rows");
@@ -12,8 +13,10 @@ struct Engine {
     QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], const XRows& x, const WScales& scales, u32,
                               u32 lane) {
         const u32 place = WScales::place(lane / 4);
+        const i32 zero[2] = {sum_zero(), sum_zero()};
         u32 a[ROW_TILES][K_STEPS][2];
-        f32x2 scale[ROW_TILES][SUMS] = {}, min[ROW_TILES][SUMS] = {};
+        SumFactor scale[ROW_TILES][SUMS][2] = {};
+        f32x2 min[ROW_TILES][SUMS] = {};
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
 #pragma unroll
@@ -25,7 +28,10 @@ struct Engine {
 #pragma unroll
             for (u32 sum = 0; sum < SUMS; sum++) {
                 const u32 sub = sub_block_of_sum(0, sum);
-                if constexpr (RowTerms::HAS_SCALE) scale[rt][sum] = WScales::pair(scales.scale, sub, rt, place);
+                if constexpr (RowTerms::HAS_SCALE) {
+                    const f32x2 of_rows = WScales::pair(scales.scale, sub, rt, place);
+                    scale[rt][sum][0] = SumFactor::of(of_rows.x), scale[rt][sum][1] = SumFactor::of(of_rows.y);
+                }
                 if constexpr (RowTerms::HAS_MIN) min[rt][sum] = WScales::pair(scales.min, sub, rt, place);
             }
         }
@@ -45,7 +51,7 @@ struct Engine {
                 }
 #pragma unroll
                 for (u32 rt = 0; rt < ROW_TILES; rt++) {
-                    i32 part[2][2] = {};
+                    i32 part[2][2] = {{zero[0], zero[1]}, {zero[0], zero[1]}};
 #pragma unroll
                     for (u32 i = 0; i < SUM_K_STEPS; i++) {
                         const u32 k_step = sum * SUM_K_STEPS + i;
@@ -56,9 +62,7 @@ struct Engine {
                     for (u32 i = 0; i < 4; i++) {
                         const bool upper = i / 2;
                         float& d = acc.value[rt][tt][i];
-                        float factor = x_scale[i % 2];
-                        if constexpr (RowTerms::HAS_SCALE) factor *= upper ? scale[rt][sum].y : scale[rt][sum].x;
-                        d = fma_f32(factor, (float)part[i / 2][i % 2], d);
+                        d = add_sum(d, scale[rt][sum][upper], x_scale[i % 2], part[upper][i % 2]);
                         if constexpr (RowTerms::HAS_MIN)
                             d = fma_f32(upper ? min[rt][sum].y : min[rt][sum].x, x_sum[i % 2], d);
                     }

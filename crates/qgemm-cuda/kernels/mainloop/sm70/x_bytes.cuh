@@ -30,6 +30,7 @@ constexpr u32 X_SCALE_COLUMNS = 32, X_SCALES = QG_X_BLOCK_SCALES ? STAGE_K / X_S
 // Columns after which sums are scaled, in s32 until then, and how often in a k-block.
 constexpr u32 SUM_K = X_SCALES > 0 && PARTIAL_K > X_SCALE_COLUMNS ? X_SCALE_COLUMNS : PARTIAL_K;
 constexpr u32 SUMS = K_BLOCK / SUM_K, SUM_K_STEPS = SUM_K / K_STEP;
+static_assert(SUM_K << 14 <= 1u << 22, "sums of bytes lie within the mantissa of f32");
 // The sub-block of the stage that sum `sum` of k-block `k_block` lies in.
 QG_DEVICE u32 sub_block_of_sum(u32 k_block, u32 sum) {
     return (k_block * K_BLOCK + sum * SUM_K) * STAGE_SUBS / STAGE_K;

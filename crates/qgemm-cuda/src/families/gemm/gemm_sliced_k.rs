@@ -278,7 +278,7 @@ fn arithmetic_share(types: &Types, tile_m: u32) -> u32 {
     let format = types.format;
     match () {
         () if types.variant == Variant::Sm90 && !types.is_narrow() && tile_m == 8 => 60,
-        () if !types.has_nested_scales() && matches!(format.encoding, Encoding::Codebook(_)) => 40,
+        () if !types.has_nested_scales() && matches!(format.encoding, Encoding::Codebook(_)) => 48,
         () if !types.has_nested_scales() => 100,
         () if !format.encoding.is_integer() => 60,
         () if format.code_planes.len() > 1 || format.sub_block == 16 => 85,

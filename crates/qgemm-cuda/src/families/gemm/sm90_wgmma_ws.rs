@@ -81,9 +81,8 @@ const OF_EXPERTS_OF_FOUR_BITS: [Tile; 3] = [
     Tile { tile_m: 144, division: division(2, 8, 1, 2), efficiency: (710, 740) },
 ];
 
-/// Share of the arithmetic of tiles of up to so many tokens with nested scales, which take as many instructions as their codes,
-/// in per cent of the others'.
-const NESTED: (u32, u32) = (64, 80);
+/// Most tokens of the tiles that take longer where codes take more instructions.
+const FEW_TOKENS: u32 = 64;
 
 /// Most tokens of a tile whose sums of a k-tile have registers of their own and are added up times their scales, for fewer instructions than
 /// scaled weights take (`mainloop/sm90/code_sums_product.cuh`), and the share of the arithmetic then, in per cent of the others'. In bf16,
@@ -181,7 +180,6 @@ impl Tile {
         let staged = if rounds < 8 || rounds.is_multiple_of(4) { STAGED } else { STAGED + 1 };
         let staging = warps * common::warp_staging(rows, staged);
         let exchange = (k_groups - 1) * tile_m * warps * rows * 4;
-        let share = if types.has_nested_scales() && tile_m <= NESTED.0 { NESTED.1 } else { 100 };
         Instance {
             consumers: warps * 32,
             stages,
@@ -199,7 +197,7 @@ impl Tile {
             k_groups,
             // A note has a row for each token, and four words more; `NOTES`.
             note_bytes: (stages + 2) * (tile_m + 4) * 4,
-            efficiency: (self.efficiency.0 * share / 100, self.efficiency.1),
+            efficiency: (self.efficiency.0 * arithmetic_share(types, tile_m) / 100, self.efficiency.1),
             ..Instance::new(Parts {
                 main_loop: &MAIN_LOOP,
                 types,
@@ -208,5 +206,18 @@ impl Tile {
                 shared_bytes: x + w + stages * 2 * BARRIER + staging + exchange + common::FLAG,
             })
         }
+    }
+}
+
+/// What tiles of a few tokens reach of INT4's arithmetic, per cent: nested scales take as many instructions as their codes, those of two planes more, and
+/// codes are looked up (MXFP4, measured on an H200: up to 54 % behind the best way with all of it, 0.2 % on average with this).
+fn arithmetic_share(types: &Types, tile_m: u32) -> u32 {
+    let format = types.format;
+    match () {
+        () if tile_m > FEW_TOKENS => 100,
+        () if types.has_nested_scales() && format.code_planes.len() > 1 => 72,
+        () if types.has_nested_scales() => 80,
+        () if matches!(format.encoding, Encoding::Codebook(_)) => 70,
+        () => 100,
     }
 }
