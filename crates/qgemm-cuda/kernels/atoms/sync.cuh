@@ -30,7 +30,7 @@ QG_DEVICE u32 atomic_add_relaxed(u32* address, u32 value) {
 QG_DEVICE void st_global_relaxed_u32(u32* address, u32 value) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
-// fence.acq_rel.gpu: makes the partial accumulators of all threads visible before the CTA's single arrival.
+// fence.acq_rel.gpu: what other launches have written is read from memory from here on.
 QG_DEVICE void fence_gpu() {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }

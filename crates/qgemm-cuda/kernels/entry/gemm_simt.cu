@@ -96,23 +96,11 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         st_shared(&shared.acc[token * ACC_PITCH + warp * WARP_ROWS + row], value);
     });
     cta_barrier();
-    if (p.shape.splits > 1) {
-        float* mine = partial_slot(p, work, work.index, ELEMENTS);
-#pragma unroll 1
-        for (u32 i = thread; i < ELEMENTS; i += QG_THREADS)
-            st_global_f32(mine + i, ld_shared(&shared.acc[i / TILE_N * ACC_PITCH + i % TILE_N]));
-        if (!arrive_and_check_last(p, work, &shared.last)) return;
-    }
+    const auto four = [&](u32 i) { return reinterpret_cast<f32x4*>(&shared.acc[i / TILE_N * ACC_PITCH + i % TILE_N]); };
+    if (p.shape.splits > 1 && !add_shared_partials<ELEMENTS>(p, work, &shared.last, four)) return;
 #pragma unroll 1
     for (u32 i = thread; i < ELEMENTS; i += QG_THREADS) {
         const u32 token = i / TILE_N, row = i % TILE_N;
-        float acc;
-        if (p.shape.splits > 1) {
-            acc = 0;
-            for (u32 s = 0; s < p.shape.splits; s++) acc += ld_global_cg_f32(partial_slot(p, work, s, ELEMENTS) + i);
-        } else {
-            acc = ld_shared(&shared.acc[token * ACC_PITCH + row]);
-        }
-        store_by_lane(p, first_token + token, work.n_tile * TILE_N + row, acc, true);
+        store_by_lane(p, first_token + token, work.n_tile * TILE_N + row, ld_shared(&shared.acc[token * ACC_PITCH + row]), true);
     }
 }

@@ -88,25 +88,6 @@ QG_DEVICE void load_run(float (&v)[RUN], const SharedStorage& shared, u32 token,
     }
 }
 
-// Adds this CTA's part of a split tile. True for the last of the peers, which then has the complete accumulators in
-// shared memory.
-QG_DEVICE bool add_up(SharedStorage& shared, const GemmParams& p, const WorkTile& work) {
-    const u32 thread = thread_index();
-    float* mine = partial_slot(p, work, work.index, ELEMENTS);
-#pragma unroll 1
-    for (u32 i = thread; i < ELEMENTS; i += QG_THREADS)
-        st_global_f32(mine + i, ld_shared(&shared.acc[accumulator_place(i / TILE_N, i % TILE_N)]));
-    if (!arrive_and_check_last(p, work, &shared.last)) return false;
-#pragma unroll 1
-    for (u32 i = thread; i < ELEMENTS; i += QG_THREADS) {
-        float acc = 0;
-        for (u32 c = 0; c < work.peers; c++) acc += ld_global_cg_f32(partial_slot(p, work, c, ELEMENTS) + i);
-        st_shared(&shared.acc[accumulator_place(i / TILE_N, i % TILE_N)], acc);
-    }
-    cta_barrier();
-    return true;
-}
-
 // Turns the complete accumulators in shared memory into outputs. Lanes store runs of eight where rows of D begin at
 // multiples of 16 bytes. Otherwise neighbouring lanes store neighbouring elements.
 QG_DEVICE void store_tile(const SharedStorage& shared, const GemmParams& p, const WorkTile& work) {
@@ -145,7 +126,8 @@ QG_DEVICE void store(const Accumulators& acc, SharedStorage& shared, const GemmP
         st_shared(&shared.acc[accumulator_place(token, warp * WARP_ROWS + row)], value);
     });
     cta_barrier();
-    if (work.peers == 1 || add_up(shared, p, work)) store_tile(shared, p, work);
+    const auto four = [&](u32 i) { return reinterpret_cast<f32x4*>(&shared.acc[accumulator_place(i / TILE_N, i % TILE_N)]); };
+    if (work.peers == 1 || add_shared_partials<ELEMENTS>(p, work, &shared.last, four)) store_tile(shared, p, work);
     cta_barrier();
 }
 

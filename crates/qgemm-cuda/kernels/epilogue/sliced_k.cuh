@@ -50,21 +50,6 @@ QG_DEVICE constexpr u32 peers_at_once(u32 pairs) {
     return pairs >= LOADS_AT_ONCE ? 1 : pairs > 2 ? LOADS_AT_ONCE / pairs : 4;
 }
 
-// True for the CTA that arrives last of those that share a tile: what all have written is then visible to all its threads, whose barriers
-// make one thread's arrival that of all. `flag` is a word of shared memory.
-QG_DEVICE bool is_last_of(const GemmParams& p, const WorkTile& work, u32* flag) {
-    cta_barrier();
-    if (thread_index() == 0) {
-        u32* counter = reinterpret_cast<u32*>(p.at.counters) + work.tile;
-        const bool is_last = atomic_add_acq_rel(counter, 1) == work.peers - 1;
-        // The next launch finds the counter at zero.
-        if (is_last) st_global_relaxed_u32(counter, 0);
-        st_shared(flag, (u32)is_last);
-    }
-    cta_barrier();
-    return ld_shared(flag) != 0;
-}
-
 // Stores outputs that need nothing but a factor, where all rows lie inside. All slices are added before the first
 // output is stored, so that latencies overlap. A thread stores the same rows of several tokens, so addresses are
 // computed once. Of a tile that CTAs share, the last to arrive stores the sum of what all have, in the order of their K ranges.
@@ -92,7 +77,7 @@ QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_ro
 #pragma unroll
         for (u32 i = 0; i < PASSES; i++)
             if (has(i)) st_global_f32x2(part(work.index, i), f32x2{v[i][0], v[i][1]});
-        if (!is_last_of(p, work, flag) || !has_rows) return;
+        if (!arrive_and_check_last(p, work, flag) || !has_rows) return;
 #pragma unroll
         for (u32 i = 0; i < PASSES; i++) v[i][0] = v[i][1] = 0;
 #pragma unroll 1
@@ -129,8 +114,8 @@ QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_ro
 template <class AccumulatorsOf>
 QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, AccumulatorsOf accumulators_of) {
     const WorkTile work = WorkTile::of_grid(p);
-    const auto lift_level = [&](u32 split, u32 token, u32 row) {
-        return partial_slot(p, work, split, ELEMENTS) + token * CTA_ROWS + row;
+    const auto part = [&](u32 split, u32 token, u32 row) {
+        return reinterpret_cast<f32x2*>(partial_slot(p, work, split, ELEMENTS) + token * CTA_ROWS + row);
     };
     if (p.shape.splits > 1) {
 #pragma unroll 1
@@ -138,8 +123,7 @@ QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, Accumula
             const u32 token = at / CTA_ROWS, row = at % CTA_ROWS;
             float acc[WIDTH];
             reduce_slices(acc, token, row, accumulators_of);
-            float* mine = lift_level(work.index, token, row);
-            st_global_f32(mine, acc[0]), st_global_f32(mine + 1, acc[1]);
+            st_global_f32x2(part(work.index, token, row), f32x2{acc[0], acc[1]});
         }
         if (!arrive_and_check_last(p, work, flag)) return;
     }
@@ -150,10 +134,16 @@ QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, Accumula
                 reduce_slices(acc, token, row, accumulators_of);
                 return;
             }
+            constexpr u32 PEERS_AT_ONCE = peers_at_once(1);
             acc[0] = acc[1] = 0;
-            for (u32 split = 0; split < p.shape.splits; split++) {
-                const float* part = lift_level(split, token, row);
-                acc[0] += ld_global_cg_f32(part), acc[1] += ld_global_cg_f32(part + 1);
+#pragma unroll 1
+            for (u32 split = 0; split < work.peers; split += PEERS_AT_ONCE) {
+                f32x2 theirs[PEERS_AT_ONCE] = {};
+#pragma unroll
+                for (u32 j = 0; j < PEERS_AT_ONCE; j++)
+                    if (split + j < work.peers) theirs[j] = ld_global_cg_f32x2(part(split + j, token, row));
+#pragma unroll
+                for (u32 j = 0; j < PEERS_AT_ONCE; j++) acc[0] += theirs[j].x, acc[1] += theirs[j].y;
             }
         });
 }

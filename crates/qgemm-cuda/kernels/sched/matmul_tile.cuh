@@ -142,7 +142,7 @@ QG_DEVICE bool add_matmul_partials(float* acc, const MatmulParams& p, const Matm
 #pragma unroll
     for (u32 i = 0; i < COUNT; i += 4)
         st_global_f32x4(mine + i / 4 * THREADS, f32x4{acc[i], acc[i + 1], acc[i + 2], acc[i + 3]});
-    fence_gpu();
+    // Barriers make one thread's arrival that of all.
     matmul_barrier<THREADS>();
     if (thread == 0) {
         u32* counter = reinterpret_cast<u32*>(p.at.workspace) + t.tile;
@@ -153,7 +153,6 @@ QG_DEVICE bool add_matmul_partials(float* acc, const MatmulParams& p, const Matm
     }
     matmul_barrier<THREADS>();
     if (ld_shared(flag) == 0) return false;
-    fence_gpu();
 #pragma unroll
     for (u32 i = 0; i < COUNT; i++) acc[i] = 0.0f;
 #pragma unroll 1

@@ -32,10 +32,10 @@ QG_DEVICE void reset_counter(u32* counter, u32 peers) {
         st_global_relaxed_u32(counter, 0);
 }
 
-// True for the one CTA that must finish the tile: all partial accumulators are then visible to all its threads. `flag`
-// is a word of shared memory.
+// True for the one CTA that must finish the tile: all partial accumulators are then visible to all its threads, because
+// barriers make one thread's arrival that of all, and no thread needs a fence of its own (PTX ISA, "memory consistency
+// model": causality order). `flag` is a word of shared memory.
 QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const WorkTile& work, u32* flag) {
-    fence_gpu();
     consumer_barrier();
     if (thread_index() == 0) {
         u32* counter = reinterpret_cast<u32*>(p.at.counters) + work.tile;
@@ -44,7 +44,6 @@ QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const WorkTile& work, 
         st_shared(flag, (u32)last);
     }
     consumer_barrier();
-    fence_gpu();
     return ld_shared(flag) != 0;
 }
 
@@ -59,13 +58,49 @@ QG_DEVICE bool check_others_arrived(const GemmParams& p, const WorkTile& work, u
         st_shared(flag, (u32)last);
     }
     consumer_barrier();
-    const bool last = ld_shared(flag) != 0;
-    if (last) fence_gpu();
-    return last;
+    return ld_shared(flag) != 0;
 }
 
 // The partial accumulators of peer `peer` of `work`'s tile: `elements` floats, the same number in every call of a
 // kernel.
 QG_DEVICE float* partial_slot(const GemmParams& p, const WorkTile& work, u32 peer, u32 elements) {
     return reinterpret_cast<float*>(p.at.partials) + (u64)(work.first_slot + peer) * elements;
+}
+
+// Adds the accumulators that peers have in shared memory, in the order of their K ranges, in the CTA that arrives last. False
+// in the others, whose work on the tile is then done. `place(i)` is where the four accumulators from `i` on are. A thread
+// moves several such at once, so that their latencies overlap.
+template <u32 ELEMENTS, class Place>
+QG_DEVICE bool add_shared_partials(const GemmParams& p, const WorkTile& work, u32* flag, Place place) {
+    constexpr u32 OWN = (ELEMENTS / 4 + QG_THREADS - 1) / QG_THREADS, AT_ONCE = OWN < 4 ? OWN : 4, NEXT = QG_THREADS * 4;
+    static_assert(ELEMENTS % 4 == 0, "accumulators are moved four at a time");
+    float* mine = partial_slot(p, work, work.index, ELEMENTS);
+    const u32 own = thread_index() * 4;
+#pragma unroll 1
+    for (u32 first = own; first < ELEMENTS; first += AT_ONCE * NEXT) {
+#pragma unroll
+        for (u32 i = first; i < first + AT_ONCE * NEXT; i += NEXT)
+            if (i < ELEMENTS) st_global_f32x4(reinterpret_cast<f32x4*>(mine + i), ld_shared(place(i)));
+    }
+    if (!arrive_and_check_last(p, work, flag)) return false;
+#pragma unroll 1
+    for (u32 first = own; first < ELEMENTS; first += AT_ONCE * NEXT) {
+        f32x4 acc[AT_ONCE] = {};
+#pragma unroll 1
+        for (u32 peer = 0; peer < work.peers; peer++) {
+            const float* theirs = partial_slot(p, work, peer, ELEMENTS) + first;
+            f32x4 v[AT_ONCE] = {};
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++)
+                if (first + i * NEXT < ELEMENTS) v[i] = ld_global_cg_f32x4(reinterpret_cast<const f32x4*>(theirs + i * NEXT));
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++)
+                acc[i].x += v[i].x, acc[i].y += v[i].y, acc[i].z += v[i].z, acc[i].w += v[i].w;
+        }
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++)
+            if (first + i * NEXT < ELEMENTS) st_shared(place(first + i * NEXT), acc[i]);
+    }
+    cta_barrier();
+    return true;
 }
