@@ -134,7 +134,7 @@ impl Family<CheckedGemm> for Gemv {
         let serving = kernels().find(|i| i.tile_m as usize >= op.m);
         let instance = serving.ok_or_else(|| unsupported_tokens(most.unwrap_or(0), op))?;
         check_shared(instance.shared_bytes, info)?;
-        Ok(vec![instance.config()])
+        Ok(vec![instance.config_on(info)])
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
@@ -187,7 +187,7 @@ fn codes(
     }
     let serving =
         |i: &&Instance| i.x_format == x_format && i.serves(op, true) && check_shared(i.shared_bytes, info).is_ok();
-    let all: Vec<_> = of_planes(op.format, variant).iter().filter(serving).map(Instance::config).collect();
+    let all: Vec<_> = of_planes(op.format, variant).iter().filter(serving).map(|i| i.config_on(info)).collect();
     if all.is_empty() { refuse("has no kernel for such codes with these weights on this chip") } else { Ok(all) }
 }
 
@@ -215,7 +215,7 @@ impl Gemm {
         if all.is_empty() {
             return Err(Unsupported::new("needs more shared memory than the device has"));
         }
-        Ok(all.into_iter().map(Instance::config).collect())
+        Ok(all.into_iter().map(|i| i.config_on(info)).collect())
     }
 }
 

@@ -1,76 +1,19 @@
 //! The cost model: what blocks do one after another, each phase bound by arithmetic or by memory, and what it costs to
 //! begin tiles and to add up those that are cut.
 
-use qgemm_hal::{CheckedGemm, DeviceInfo, Math, Operation, Schedule, TileConfig, Variant};
+use qgemm_hal::{CheckedGemm, DeviceInfo, Operation, Schedule, TileConfig};
 use serde::{Deserialize, Serialize};
 
+use super::blocks::{Blocks, multiplies_codes_on_hopper};
 use super::partition::{Partition, Phase};
 use super::processor;
 
-/// Share of a device's block slots that suffices to saturate its memory: loads of a block overlap, so fewer
-/// blocks than slots still draw the full bandwidth.
-const SATURATING_SHARE: f64 = 0.5;
-/// Underfill exponent: with n times fewer CTAs than a unit has room for, it multiplies n to this power times more slowly.
-const UNDERFILL: f64 = 0.5;
-/// The same for a few tokens on matrix instructions, whose blocks are bound by how long one product waits for another (measured on an
-/// H200, tiles of 64 × 8: 128 blocks, of which an SM has room for two, took 15.0 µs, twice as many with half the work each 12.3).
-const FEW_TOKENS_UNDERFILL: f64 = 0.75;
-/// Most tokens of such a tile, and fewest of one whose warps share K through rings of their own.
-const FEW_TOKENS: u32 = 16;
-const FEWEST_OF_RINGS: u32 = 8;
-/// What such rings change, fitted to 757 problems of 1 to 128 tokens and eight formats, 7500 ways to run them, on an H200: what was chosen
-/// took 2.7 % longer than the best in a run of its own, in 9 % of 480 problems more than 10 %.
-const RINGS: Rings = Rings {
-    latency: 1.43e-6,
-    saturating: 0.35,
-    underfill: [0.15, 0.0],
-    arithmetic: [0.87, 1.08],
-    cached_rows: 0.62,
-    fixup_launches: 0.24,
-    restart_launches: 0.3,
-    fixup_factor: 1.6,
-};
-/// Cost of beginning and ending a tile, as a share of a launch, and of one of a few tokens.
-const TILE_LAUNCHES: f64 = 0.15;
-const FEW_TOKENS_TILE_LAUNCHES: f64 = 0.2;
-/// Cost of meeting at a split tile's counter, as a share of a launch.
-const FIXUP_LAUNCHES: f64 = 0.5;
-const FEW_TOKENS_FIXUP_LAUNCHES: f64 = 0.43;
-/// Cost of every further wave of blocks where a grid cuts its tiles, as a share of a launch: each begins with empty pipelines
-/// (measured on an H200, 16 tokens in four parts).
-const RESTART_LAUNCHES: f64 = 0.6;
-const FEW_TOKENS_RESTART_LAUNCHES: f64 = 1.0;
-/// What partial sums cost beyond their bytes at that rate, and beyond the meeting, as a factor (fitted to 400 problems on an H200, of
-/// which 83 % were within 10 % of the best without this and [`CUT_SHARE`], 93 % of the dense ones with both).
-const FIXUP_FACTOR: f64 = 1.35;
-const FEW_TOKENS_FIXUP_FACTOR: f64 = 1.5;
-/// What the multiply-adds of a cut phase cost more than those of whole tiles: ranges begin and end within tiles, and all blocks end together.
-const CUT_SHARE: f64 = 0.1;
 /// How much faster partial sums pass between blocks than data comes from memory: they stay in the last-level cache.
 const CACHE_FACTOR: f64 = 1.5;
 /// The roofline's p-norm: where arithmetic and memory take the same time, they take `2^(1/4)` of it
 /// together, for they do not overlap perfectly. Measured kernels have such a bend, too, and without the norm the choice
 /// jumps to and fro where two configurations cross.
 pub(super) const ROOFLINE_P: f64 = 4.0;
-
-/// How blocks fare whose warps share K through rings of their own.
-struct Rings {
-    /// Seconds from a copy's start to its product's end: a ring takes as long as it has been filled anew so often.
-    latency: f64,
-    /// [`SATURATING_SHARE`].
-    saturating: f64,
-    /// [`UNDERFILL`], and what they reach of the arithmetic's stated share, which has that latency in it: with fewest tokens and with more.
-    underfill: [f64; 2],
-    arithmetic: [f64; 2],
-    /// What rows of W cost that blocks of a single wave read for other tokens, of what they cost the first time: all read them at the
-    /// same time.
-    cached_rows: f64,
-    /// [`RESTART_LAUNCHES`] and [`FIXUP_FACTOR`]. To begin a tile costs nothing: the latency has it, and other blocks multiply meanwhile.
-    restart_launches: f64,
-    fixup_factor: f64,
-    /// [`FIXUP_LAUNCHES`] where blocks fill the device; fewer wait less for each other.
-    fixup_launches: f64,
-}
 
 /// What the launch of a norm costs before a product that waits for it, as a share of a launch (measured on an H200: 1.0 to 1.2 µs, of which the
 /// product's first weights hide a part).
@@ -203,7 +146,7 @@ pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition:
         cost.memory += memory;
         cost.seconds += overlapping(busy, memory);
         if place == 0 && partition.cuts_tiles() {
-            cost.fixup += CUT_SHARE * math;
+            cost.fixup += Blocks::of(config).cut_share * math;
         }
     }
     cost.seconds += cost.fixup + prologue + info.launch_seconds;
@@ -252,28 +195,18 @@ pub(crate) fn overlapping(a: f64, b: f64) -> f64 {
     (a.powf(ROOFLINE_P) + b.powf(ROOFLINE_P)).powf(1.0 / ROOFLINE_P)
 }
 
-/// Whether a tile is one of a few tokens on matrix instructions.
-fn has_few_tokens(config: &TileConfig) -> bool {
-    config.tile_m <= FEW_TOKENS && config.math == Math::TensorF16 && config.schedule == Schedule::Grid
-}
-
-/// Whether its warps share K through rings of their own: from Ampere on, whose copies pass by registers.
-fn rings(config: &TileConfig) -> Option<&'static Rings> {
-    let has_rings = config.tile_m >= FEWEST_OF_RINGS && config.k_groups > 1 && config.variant >= Some(Variant::Sm80);
-    (has_few_tokens(config) && has_rings).then_some(&RINGS)
-}
-
-/// Time in which rings wait for memory: the blocks of a wave do so at the same time.
+/// Time in which blocks wait for copies: those of a wave do so at the same time.
 fn latency(config: &TileConfig, phase: &Phase, waves: &Waves) -> f64 {
-    let Some(rings) = rings(config) else { return 0.0 };
-    let turns = (phase.steps_a_block / f64::from(config.k_groups)).ceil();
-    waves.count() * turns * rings.latency / f64::from(config.stages.saturating_sub(1).max(1))
+    let of = Blocks::of(config);
+    let stages_a_tile = of.latency_columns.map_or(1.0, |columns| f64::from(config.tile_k) / f64::from(columns));
+    let turns = (phase.steps_a_block / f64::from(config.k_groups)).ceil() * stages_a_tile;
+    waves.count() * turns * of.latency / f64::from(config.stages.saturating_sub(1).max(1))
 }
 
 /// What it costs to read rows of W once more, for other tokens, of what it costs the first time.
 fn cached_rows(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
     let is_one_wave = blocks(partition) <= slots(info, config);
-    rings(config).filter(|_| is_one_wave).map_or(1.0, |rings| rings.cached_rows)
+    Blocks::of(config).cached_rows[usize::from(!is_one_wave)]
 }
 
 /// Blocks of all phases.
@@ -317,14 +250,7 @@ fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Wav
     let step_macs = f64::from(config.tile_n) * f64::from(config.tile_m) * f64::from(config.tile_k);
     let room = f64::from(config.ctas_per_unit.max(1));
     let rest = (waves.rest / units).ceil();
-    let (underfill, reached) = match rings(config) {
-        Some(rings) => {
-            let has_more = usize::from(config.tile_m > FEWEST_OF_RINGS);
-            (rings.underfill[has_more], rings.arithmetic[has_more])
-        }
-        None if has_few_tokens(config) => (FEW_TOKENS_UNDERFILL, 1.0),
-        None => (UNDERFILL, 1.0),
-    };
+    let Blocks { underfill, arithmetic: reached, .. } = *Blocks::of(config);
     let ctas_of_a_unit = waves.full * room + if rest > 0.0 { rest * (room / rest).powf(underfill) } else { 0.0 };
     ctas_of_a_unit * step_macs * phase.steps_a_block * units / (rate * reached * efficiency(config.efficiency.0))
 }
@@ -333,19 +259,14 @@ fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Wav
 fn memory(bytes: f64, info: &DeviceInfo, config: &TileConfig, waves: &Waves) -> f64 {
     let blocks = waves.full * waves.slots + waves.rest;
     let block_seconds = bytes / blocks / (info.bandwidth * efficiency(config.efficiency.1));
-    let saturating = rings(config).map_or(SATURATING_SHARE, |rings| rings.saturating);
-    let drawn = (waves.rest / (waves.slots * saturating)).clamp(f64::MIN_POSITIVE, 1.0);
+    let drawn = (waves.rest / (waves.slots * Blocks::of(config).saturating)).clamp(f64::MIN_POSITIVE, 1.0);
     block_seconds * (waves.full * waves.slots + waves.rest / drawn)
 }
 
 /// Time of beginning and ending tiles, in which a block multiplies nothing, but others of the same unit do.
 fn tiles(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves) -> f64 {
-    let launches = match rings(config) {
-        Some(_) => 0.0,
-        None if has_few_tokens(config) => FEW_TOKENS_TILE_LAUNCHES,
-        None => TILE_LAUNCHES,
-    };
-    launches * info.launch_seconds * waves.count() * phase.tiles_a_block / f64::from(config.ctas_per_unit.max(1))
+    Blocks::of(config).tile_launches * info.launch_seconds * waves.count() * phase.tiles_a_block
+        / f64::from(config.ctas_per_unit.max(1))
 }
 
 /// Time of writing, meeting at and adding up the partial sums of a split tile. As many as there are blocks at a time are added up at
@@ -355,10 +276,9 @@ fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
     if peers < 2 {
         return 0.0;
     }
-    // Hopper's kernels on FP8 codes keep no peer's sums in registers, and all write while others do: 17 us and not 9 us, measured on an
-    // H200 for 512 tokens of 14336 x 4096.
-    let is_hopper_fp8 = config.math == Math::TensorFp8 && config.variant == Some(Variant::Sm90);
-    let passes = if is_hopper_fp8 { 2.0 } else { 1.0 };
+    // They keep no peer's sums in registers, and all write while others do: 17 us and not 9 us, measured on an H200 for 512 tokens of
+    // 14336 x 4096 in FP8.
+    let passes = if multiplies_codes_on_hopper(config) { 2.0 } else { 1.0 };
     let tile_bytes = passes * f64::from(config.tile_n) * f64::from(config.tile_m) * 4.0;
     let slots = slots(info, config);
     let block_rate = CACHE_FACTOR * info.bandwidth / slots;
@@ -368,15 +288,9 @@ fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
     };
     // Blocks of the phase that is cut follow one another where they are more than fit.
     let waves = partition.phases().iter().map(|phase| phase.blocks / slots).fold(0.0, f64::max);
-    let (factor, meeting, restart) = match rings(config) {
-        Some(rings) => (rings.fixup_factor, rings.fixup_launches * waves.min(1.0), rings.restart_launches),
-        None if has_few_tokens(config) => {
-            (FEW_TOKENS_FIXUP_FACTOR, FEW_TOKENS_FIXUP_LAUNCHES, FEW_TOKENS_RESTART_LAUNCHES)
-        }
-        None => (FIXUP_FACTOR, FIXUP_LAUNCHES, RESTART_LAUNCHES),
-    };
-    let (meeting, rounds) = (meeting + restart * restarts, waves.max(1.0));
-    factor * (rounds * f64::from(peers) * tile_bytes / block_rate + meeting * info.launch_seconds)
+    let Blocks { fixup_factor, fixup_launches: [meeting, of_full], restart_launches, .. } = *Blocks::of(config);
+    let meeting = meeting + of_full * waves.min(1.0) + restart_launches * restarts;
+    fixup_factor * (waves.max(1.0) * f64::from(peers) * tile_bytes / block_rate + meeting * info.launch_seconds)
 }
 
 /// Time of the launch that converts X: X is read, the padded copy written.

@@ -1,6 +1,7 @@
 //! Products: which kernel, how its tiles and their K are shared, and what was measured.
 
 mod avoided;
+mod blocks;
 mod cost;
 mod explain;
 mod partition;

@@ -440,7 +440,8 @@ fn plain_configs(op: &CheckedExperts, info: &DeviceInfo, variant: Variant) -> Re
     let alone = |i: &Instance| i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE;
     let ways = |i: &'static Instance| {
         let settles = settles(i) || settles_lists(i) || takes_row_tiles(i);
-        let config = |grouped, scratch_bytes| ExpertsConfig { tile: i.config(), grouped, scratch_bytes, settles };
+        let config =
+            |grouped, scratch_bytes| ExpertsConfig { tile: i.config_on(info), grouped, scratch_bytes, settles };
         let fits = |grouped| match places(op, i.tile_m as usize, grouped) {
             places if takes_row_tiles(i) => {
                 counts_row_tiles(op.experts, places, each.stored_rows.div_ceil(i.tile_n as usize))

@@ -6,6 +6,7 @@ use qgemm_hal::{Schedule, Variant};
 
 use super::common;
 use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, XAccess};
+use super::shares::Shares;
 use super::types::Types;
 use crate::arch::most_shared;
 
@@ -61,7 +62,7 @@ const MANY_ROWS: [Division; 2] = [division(7, 1, 4, 2), division(4, 2, 3, 2)];
 struct Tile {
     tile_m: u32,
     divisions: &'static [Division],
-    /// Shares of the arithmetic and bandwidth that an H200 reaches, per mille.
+    /// Shares of what `mma.sync` reaches on an H200, and of its bandwidth, per mille.
     efficiency: (u32, u32),
 }
 
@@ -69,14 +70,14 @@ const fn tile(tile_m: u32, divisions: &'static [Division], efficiency: (u32, u32
     Tile { tile_m, divisions, efficiency }
 }
 
-const TILES: [Tile; 2] = [tile(8, &EIGHT_WARPS, (180, 920)), tile(16, &FOR_16, (180, 840))];
+const TILES: [Tile; 2] = [tile(8, &EIGHT_WARPS, (273, 920)), tile(16, &FOR_16, (273, 840))];
 /// For weights of up to six bits, of which a CTA reads no more than of activations: INT4 of 28672 x 8192 took an H200 34.2 µs
 /// for 36.3 with 8 tokens, 36.2 for 40.9 with 16. Q8_0 with 16 tokens took 64.5 for 62.4.
-const MANY_ROWS_TILES: [Tile; 2] = [tile(8, &MANY_ROWS, (160, 950)), tile(16, &MANY_ROWS, (170, 920))];
+const MANY_ROWS_TILES: [Tile; 2] = [tile(8, &MANY_ROWS, (242, 950)), tile(16, &MANY_ROWS, (258, 920))];
 /// For nested scales, which take instructions and registers beside their codes: eight warps an SM before
 /// sixteen, and four where shared memory has room for no more (100 KiB: Ada, consumer Blackwell). The shares are Q4_K's; others
 /// have `arithmetic_share` of them.
-const NESTED_TILES: [Tile; 2] = [tile(8, &NESTED, (165, 920)), tile(16, &NESTED_16, (185, 800))];
+const NESTED_TILES: [Tile; 2] = [tile(8, &NESTED, (250, 920)), tile(16, &NESTED_16, (280, 800))];
 const NESTED: [Division; 8] = [
     WARP_PER_SLICE,
     division(2, 1, 4, 2),
@@ -92,16 +93,16 @@ const NESTED_16: [Division; 4] =
 /// For weights that have many more rows (28672 x 8192, Q4_K, on an H200): three CTAs an SM for 8 tokens, and for 16 CTAs of 128
 /// rows, which read half of the activations (43 for 50 µs).
 const NESTED_MANY_ROWS_TILES: [Tile; 2] =
-    [tile(8, &[division(2, 1, 4, 3)], (183, 855)), tile(16, &[division(4, 2, 2, 2)], (210, 900))];
+    [tile(8, &[division(2, 1, 4, 3)], (277, 855)), tile(16, &[division(4, 2, 2, 2)], (318, 900))];
 
 /// For experts: the more CTAs there are on an SM, the less is it idle when one finds its expert, waits for its first k-tiles or adds up
 /// what its slices have (INT4, 128 experts of 1536x2048, 32 tokens to eight each: 54.0 for 66.0 us).
-const OF_EXPERTS: Tile = tile(8, &[division(4, 1, 4, 4), division(4, 1, 4, 3)], (180, 950));
+const OF_EXPERTS: Tile = tile(8, &[division(4, 1, 4, 4), division(4, 1, 4, 3)], (273, 950));
 /// On Hopper beside it, for weights of four bits and more: three slices share six k-tiles of 128 columns evenly (2048x768, 32 tokens: 33.7
 /// for 37.3 us), and longer rings are for few CTAs, which may all ask for most of their weights at once (2688x2048, one token: 10.4 for
 /// 11.4 us, with a settled index 7.6 for 9.0).
-const THREE_SLICES: Tile = tile(8, &[division(4, 1, 3, 5)], (175, 900));
-const LONGER_RINGS: Tile = tile(8, &[division(4, 1, 4, 3)], (115, 880));
+const THREE_SLICES: Tile = tile(8, &[division(4, 1, 3, 5)], (265, 900));
+const LONGER_RINGS: Tile = tile(8, &[division(4, 1, 4, 3)], (174, 880));
 
 /// K-tiles in the rings: most, and fewest. As many as there is room for, also because a CTA more on an SM than was meant is
 /// slower: the next kernel's CTAs, which start early, then crowd on some SMs (measured on an H200: 16.4 for 11.9 µs).
@@ -260,6 +261,7 @@ impl Tile {
             warps_n: warps,
             k_groups: slices,
             efficiency: (self.efficiency.0 * arithmetic_share(types, self.tile_m) / 100, self.efficiency.1),
+            shares: Shares::OfMmaSync,
             ..Instance::new(Parts {
                 main_loop,
                 types,
@@ -277,7 +279,7 @@ impl Tile {
 fn arithmetic_share(types: &Types, tile_m: u32) -> u32 {
     let format = types.format;
     match () {
-        () if types.variant == Variant::Sm90 && !types.is_narrow() && tile_m == 8 => 60,
+        () if !types.is_narrow() && tile_m == 8 => 60,
         () if !types.has_nested_scales() && matches!(format.encoding, Encoding::Codebook(_)) => 48,
         () if !types.has_nested_scales() => 100,
         () if !format.encoding.is_integer() => 60,

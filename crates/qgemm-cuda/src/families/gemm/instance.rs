@@ -4,10 +4,11 @@
 use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{DType, Encoding, XFormat};
 use qgemm_hal::abi::dtype_code;
-use qgemm_hal::{CheckedGemm, KernelId, Math, Schedule, TileConfig};
+use qgemm_hal::{CheckedGemm, DeviceInfo, KernelId, Math, Schedule, TileConfig};
 
 use super::super::prelude::{constant_line, macro_line, planes};
 use super::common;
+use super::shares::Shares;
 use super::types::Types;
 use crate::source;
 use crate::spec::KernelSpec;
@@ -118,8 +119,9 @@ pub(crate) struct Instance {
     /// Warps along N, and groups of warps that share K.
     pub warps_n: u32,
     pub k_groups: u32,
-    /// How near it comes to the chip's rates (arithmetic, bandwidth), per mille: estimates, good enough to rank with.
+    /// How near it comes to rates (arithmetic, bandwidth), per mille, and to which: estimates, good enough to rank with.
     pub efficiency: (u32, u32),
+    pub shares: Shares,
 }
 
 /// What every main loop says of a kernel.
@@ -159,6 +161,7 @@ impl Instance {
             warps_n: threads / 32,
             k_groups: 1,
             efficiency: (0, 0),
+            shares: Shares::OfChip,
         }
     }
 
@@ -237,6 +240,11 @@ impl Instance {
             normalizes_x: false,
             efficiency: self.efficiency,
         }
+    }
+
+    /// The same, with the shares that it reaches of a chip's rates.
+    pub(crate) fn config_on(&self, info: &DeviceInfo) -> TileConfig {
+        TileConfig { efficiency: self.shares.on(self.efficiency, self.math, info), ..self.config() }
     }
 
     /// What the kernel is.

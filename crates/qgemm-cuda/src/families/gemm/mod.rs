@@ -11,6 +11,7 @@ mod instances;
 mod params;
 mod projection;
 mod sequence;
+mod shares;
 mod sm120_block_scaled;
 mod sm120_tma_ws;
 mod sm70_s8_two_stage;

@@ -126,6 +126,10 @@ fn config(instance: &Instance) -> TileConfig {
     TileConfig { family: NAME, ..instance.config() }
 }
 
+fn config_on(instance: &Instance, info: &DeviceInfo) -> TileConfig {
+    TileConfig { family: NAME, ..instance.config_on(info) }
+}
+
 fn id(instance: &Instance) -> KernelId {
     config(instance).kernel_id(instance.types.format)
 }
@@ -212,13 +216,13 @@ pub(in crate::families) fn projection_configs(
     let tile = all.iter().map(|i| most_normalized(i)).filter(|&tile| tile >= op.m).min();
     let is_read = normalizes_x || in_order && op.k.is_multiple_of(GROUP) && !op.segments.is_empty();
     let few = all.iter().filter(|i| is_read && Some(most_normalized(i)) == tile);
-    let few = few.map(|instance| TileConfig { normalizes_x, ..config(instance) });
+    let few = few.map(|instance| TileConfig { normalizes_x, ..config_on(instance, info) });
     // Those that do not, behind the launch of a norm, if there is one.
     let others = all.iter().filter(|i| !op.segments.is_empty() && writes(i, op.m) && i.serves(op, in_order));
     let others: Vec<_> = others.collect();
     let is_smaller = |a: &Instance, b: &Instance| std::ptr::eq(a.main_loop, b.main_loop) && a.tile_m < b.tile_m;
     let largest = others.iter().filter(|i| !others.iter().any(|other| is_smaller(i, other)));
-    let others = largest.map(|instance| config(instance));
+    let others = largest.map(|instance| config_on(instance, info));
     let configs: Vec<_> = few.chain(others).collect();
     if configs.is_empty() {
         return refuse(refused.unwrap_or("serves no such X, number of tokens, columns or segments"));

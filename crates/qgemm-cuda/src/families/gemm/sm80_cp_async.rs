@@ -5,6 +5,7 @@ use qgemm_hal::{Schedule, Variant};
 
 use super::common::{self, BARRIER, K_BLOCK, STAGED};
 use super::instance::{FitsRegisters, Instance, MOST_EXACT, MainLoop, Parts, XAccess};
+use super::shares::Shares;
 use super::types::Types;
 use crate::arch::most_shared;
 
@@ -36,7 +37,7 @@ struct Tile {
     staged: u32,
     /// Whether scheduler state is parked: what is tried in turn.
     parks_state: &'static [bool],
-    /// Shares of what `mma.sync` reaches on an H200, and of bandwidth, per mille.
+    /// Shares of what `mma.sync` reaches on an H200, and of its bandwidth, per mille.
     efficiency: (u32, u32),
 }
 
@@ -105,6 +106,7 @@ impl Tile {
             ],
             warps_n: warps,
             efficiency,
+            shares: Shares::OfMmaSync,
             ..Instance::new(Parts {
                 main_loop: &MAIN_LOOP,
                 types,

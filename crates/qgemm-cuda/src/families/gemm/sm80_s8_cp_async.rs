@@ -6,9 +6,9 @@ use qgemm_hal::{Math, Schedule, Variant};
 
 use super::common::{self, BARRIER, K_BLOCK, STAGED};
 use super::instance::{FitsRegisters, Instance, MainLoop, Parts, XAccess};
+use super::shares::Shares;
 use super::types::Types;
 use crate::arch::most_shared;
-use crate::chip::HOPPER_MMA_SYNC;
 
 pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     family: "gemm",
@@ -115,9 +115,6 @@ impl Tile {
         let rarely = !has_block_scales && (types.format.sub_block >= 64 || types.format.scale_planes.is_empty());
         let gains = rarely && types.variant != Variant::Sm90;
         let math = if gains { efficiency.0 * RARE_SCALES } else { efficiency.0 };
-        // Hopper's rate is that of `wgmma`.
-        let of_rate = if types.variant == Variant::Sm90 { HOPPER_MMA_SYNC } else { 1.0 };
-        let math = (f64::from(math) * of_rate) as u32;
         Instance {
             stages: x_stages * stage_k_blocks,
             x_format,
@@ -134,6 +131,7 @@ impl Tile {
             ],
             warps_n: WARPS,
             efficiency: (math, efficiency.1),
+            shares: Shares::OfMmaSync,
             ..Instance::new(Parts {
                 main_loop: &MAIN_LOOP,
                 types,
