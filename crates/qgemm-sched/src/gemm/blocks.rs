@@ -65,9 +65,6 @@ const STREAM_K: Blocks = Blocks {
     cut_share: 0.1,
     ..GRID
 };
-/// Those of a persistent grid that multiply codes of eight bits on Hopper, whose shares were measured with the constants of a grid (512 tokens of
-/// 14336 x 4096 in FP8 would take a tile of 64 tokens with those above, 80 and not 57 µs).
-const CODES: Blocks = Blocks { cut_share: 0.1, ..GRID };
 /// Those of a few tokens on matrix instructions, which are bound by how long one product waits for another (measured on an
 /// H200, tiles of 64 × 8: 128 blocks, of which an SM has room for two, took 15.0 µs, twice as many with half the work each 12.3).
 const FEW: Blocks = Blocks {
@@ -105,7 +102,6 @@ impl Blocks {
             true if has_rings && config.tile_m == FEWEST_OF_RINGS => &RINGS_OF_FEWEST,
             true if has_rings => &RINGS,
             true => &FEW,
-            false if multiplies_codes_on_hopper(config) => &CODES,
             false if config.schedule == Schedule::StreamK => &STREAM_K,
             false => &GRID,
         }
@@ -115,10 +111,4 @@ impl Blocks {
 /// Whether a tile is one of a few tokens on matrix instructions.
 fn has_few_tokens(config: &TileConfig) -> bool {
     config.tile_m <= FEW_TOKENS && config.math == Math::TensorF16 && config.schedule == Schedule::Grid
-}
-
-/// Whether these are Hopper's kernels on codes of eight bits.
-pub(super) fn multiplies_codes_on_hopper(config: &TileConfig) -> bool {
-    let is_persistent = config.schedule == Schedule::StreamK && config.variant == Some(Variant::Sm90);
-    is_persistent && matches!(config.math, Math::TensorFp8 | Math::TensorS8)
 }

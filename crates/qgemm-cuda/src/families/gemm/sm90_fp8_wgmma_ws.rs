@@ -103,13 +103,13 @@ const fn measured(tile: Fp8Tile, bandwidth: u32) -> Fp8Tile {
 /// Sums of 128 columns stand in registers beside those of all columns, so that a warpgroup has 64 tokens and 256 features at most.
 /// 224 and 112 features are for weights that come in lines: 128 CTAs have a tile each of 28672 and of 14336.
 const TILES: [Fp8Tile; 7] = [
-    measured(tile(64, 128, (64, 1), 8, 450), 850),
-    measured(tile(64, 256, (128, 1), 5, 500), 870),
-    measured(tile(64, 112, (112, 1), 9, 450), 860),
-    measured(tile(64, 224, (112, 1), 5, 500), 920),
-    measured(tile(128, 128, (128, 1), 6, 520), 800),
-    tile(128, 256, (128, 2), 4, 460),
-    clustered(tile(128, 256, (128, 2), 4, 460), 500),
+    measured(tile(64, 128, (64, 1), 8, 350), 850),
+    measured(tile(64, 256, (128, 1), 5, 480), 870),
+    measured(tile(64, 112, (112, 1), 9, 380), 860),
+    measured(tile(64, 224, (112, 1), 5, 410), 920),
+    measured(tile(128, 128, (128, 1), 6, 450), 800),
+    tile(128, 256, (128, 2), 4, 520),
+    clustered(tile(128, 256, (128, 2), 4, 520), 600),
 ];
 
 /// Tiles that memory bounds take W in whole lines of the cache, where its k-tiles, which have scales behind their codes, are no whole lines: of
