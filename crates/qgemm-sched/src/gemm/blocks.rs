@@ -7,6 +7,7 @@ const FEW_TOKENS: u32 = 16;
 const FEWEST_OF_RINGS: u32 = 8;
 
 /// How blocks of a kind fare beyond the rates that a configuration states.
+#[derive(Debug, PartialEq)]
 pub(super) struct Blocks {
     /// Share of a device's block slots that suffices to saturate its memory: loads of a block overlap, so fewer
     /// blocks than slots still draw the full bandwidth.
@@ -111,4 +112,23 @@ impl Blocks {
 /// Whether a tile is one of a few tokens on matrix instructions.
 fn has_few_tokens(config: &TileConfig) -> bool {
     config.tile_m <= FEW_TOKENS && config.math == Math::TensorF16 && config.schedule == Schedule::Grid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gemm::select::tests::config;
+
+    #[test]
+    fn kinds_follow_from_the_configuration() {
+        let is = |config: &TileConfig, kind: &Blocks| Blocks::of(config) == kind;
+        let few = config("gemm");
+        assert!(is(&few, &FEW));
+        let rings = TileConfig { k_groups: 4, variant: Some(Variant::Sm80), ..few };
+        assert!(is(&rings, &RINGS));
+        assert!(is(&TileConfig { tile_m: FEWEST_OF_RINGS, ..rings }, &RINGS_OF_FEWEST));
+        assert!(is(&TileConfig { variant: Some(Variant::Sm75), ..rings }, &FEW), "copies pass through registers");
+        assert!(is(&TileConfig { tile_m: 64, ..rings }, &GRID));
+        assert!(is(&TileConfig { schedule: Schedule::StreamK, ..rings }, &STREAM_K));
+    }
 }

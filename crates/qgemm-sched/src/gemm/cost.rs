@@ -368,6 +368,30 @@ mod tests {
     }
 
     #[test]
+    fn a_persistent_grid_waits_for_its_stages_where_few_are_under_way() {
+        let c = TileConfig { tile_m: 64, schedule: Schedule::StreamK, stages: 2, ..config("gemm") };
+        let two = seconds(64, 512, 16384, &c, 1);
+        let eight = seconds(64, 512, 16384, &TileConfig { stages: 8, ..c }, 1);
+        assert!(two > 2.0 * eight, "{two} {eight}");
+        // A k-tile of twice the columns is two stages.
+        let wide = seconds(64, 512, 16384, &TileConfig { tile_k: 128, ..c }, 1);
+        assert!((wide / two - 1.0).abs() < 0.1, "{wide} {two}");
+    }
+
+    #[test]
+    fn a_persistent_grid_reads_rows_again_from_the_cache() {
+        let grid = TileConfig { tile_m: 64, tile_n: 64, ..config("gemm") };
+        let persistent = TileConfig { schedule: Schedule::StreamK, stages: 8, ..grid };
+        let memory = |m, c: &TileConfig| {
+            let op = op(m, 8192, 4096);
+            let partition = Partition::new(&op, c, Cut::NONE, info().units * c.ctas_per_unit).expect("small");
+            cost(&op, &info(), c, &partition).expect("has the arithmetic").memory
+        };
+        let more = |c| memory(512, c) / memory(64, c);
+        assert!(more(&persistent) < 0.6 * more(&grid), "{} {}", more(&persistent), more(&grid));
+    }
+
+    #[test]
     fn splitting_helps_a_grid_that_leaves_units_idle_only() {
         let c = TileConfig { tile_m: 16, tile_n: 64, max_splits: 8, ..config("gemm") };
         assert!(seconds(16, 128, 16384, &c, 8) < seconds(16, 128, 16384, &c, 1));
