@@ -11,8 +11,8 @@ use super::convert::Convert;
 use super::dequantize::Dequantize;
 use super::experts::ExpertProducts;
 use super::gemm::{
-    BlockScaledKernel, Fp8Kernel, Instance, PROJECTION, block_scaled_kernels, fp8_kernels, gathers, gemm_sequence,
-    instances, of_planes, projection_configs, projection_source_hash, x_prologue,
+    BlockScaledKernel, Instance, PROJECTION, block_scaled_kernels, fp8_kernels, gathers, gemm_sequence, instances,
+    of_planes, projection_configs, projection_source_hash, x_prologue,
 };
 use super::indexer;
 use super::kernel_launch::load;
@@ -98,7 +98,8 @@ fn multiplying_codes(op: &CheckedGemm, variant: Variant, info: &DeviceInfo) -> R
         )));
     }
     all.iter().try_for_each(|kernel| kernel.serves(op))?;
-    let configs = all.iter().map(Fp8Kernel::config).chain(block_scaled.iter().map(BlockScaledKernel::config));
+    let configs =
+        all.iter().map(|kernel| kernel.config_on(info)).chain(block_scaled.iter().map(BlockScaledKernel::config));
     Ok(configs.filter(|config| config.shared_bytes <= info.shared_bytes).collect())
 }
 

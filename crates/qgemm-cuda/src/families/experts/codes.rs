@@ -62,6 +62,13 @@ impl Kernel {
         }
     }
 
+    fn config_on(&self, info: &DeviceInfo) -> TileConfig {
+        match self {
+            Kernel::Fp8(kernel) => kernel.config_on(info),
+            Kernel::BlockScaled(_) | Kernel::Decoded(_) => self.config(),
+        }
+    }
+
     fn id(&self) -> KernelId {
         match self {
             Kernel::Fp8(kernel) => kernel.id(),
@@ -119,7 +126,7 @@ pub(super) fn configs(
     all.iter().try_for_each(|kernel| kernel.serves(each))?;
     let scratch_bytes = scratch_bytes(op, planes, info)?;
     let config =
-        |kernel: &Kernel| ExpertsConfig { tile: kernel.config(), grouped: true, scratch_bytes, settles: false };
+        |kernel: &Kernel| ExpertsConfig { tile: kernel.config_on(info), grouped: true, scratch_bytes, settles: false };
     let fits = |config: &ExpertsConfig| config.tile.shared_bytes <= info.shared_bytes;
     Ok(all.iter().map(config).filter(fits).collect())
 }

@@ -9,8 +9,8 @@ use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{DType, Encoding, Format, ScalePlane, ScaleType, XCode, XFactor, XFormat};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
-    CheckedGemm, Dense, GemmOperand, HalError, KernelId, LaunchPlan, Math, Operands, Schedule, Spec, TileConfig,
-    Unsupported, Variant, XPlanes,
+    CheckedGemm, Dense, DeviceInfo, GemmOperand, HalError, KernelId, LaunchPlan, Math, Operands, Schedule, Spec,
+    TileConfig, Unsupported, Variant, XPlanes,
 };
 
 use super::super::kernel_launch::{Params, Places};
@@ -19,6 +19,7 @@ use super::super::prelude::{constant_line, macro_line};
 use super::common::STAGE_K;
 use super::instance::{MOST_MAPPED, MOST_STRIDE_BYTES};
 use super::params::{Cut, GemmParams, params};
+use super::shares::Shares;
 use crate::source;
 use crate::spec::KernelSpec;
 use crate::tensor_map::TileMap;
@@ -52,6 +53,8 @@ pub(super) struct Fp8Loop {
     /// Most columns, whose sums have room.
     pub most_k: fn(&Fp8Tile) -> usize,
     pub tiles: &'static [Fp8Tile],
+    /// What the shares that tiles state are shares of.
+    pub shares: Shares,
     /// Whether the kernel of a tile fits in registers on a variant, by what `kernels.lock` said.
     pub fits_registers: fn(&Fp8Tile, Variant) -> bool,
     /// Threads that hold accumulators, of which there are no others but those of producers.
@@ -261,6 +264,12 @@ impl Fp8Kernel {
             normalizes_x: false,
             efficiency: (efficiency.0, bandwidth),
         }
+    }
+
+    /// The same, with the shares that it reaches of a chip's rates.
+    pub(in crate::families) fn config_on(&self, info: &DeviceInfo) -> TileConfig {
+        let config = self.config();
+        TileConfig { efficiency: self.main_loop.shares.on(config.efficiency, config.math, info), ..config }
     }
 
     /// What the kernel is.

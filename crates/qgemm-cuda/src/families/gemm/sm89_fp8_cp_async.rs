@@ -6,6 +6,7 @@ use qgemm_hal::{Math, Variant};
 use super::super::launch_params::LaunchParams;
 use super::common::{FLAG, STAGE_K};
 use super::fp8::{Fp8Experts, Fp8Loop, Fp8Tile, SCALE_ROWS, WARP_STAGING};
+use super::shares::Shares;
 
 const ENTRY: &str = "entry/sm89_gemm_fp8_cp_async.cu";
 const SYMBOL: &str = "qg_sm89_gemm_fp8_cp_async";
@@ -25,6 +26,7 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     math: Math::TensorFp8,
     most_k: |_| usize::MAX,
     tiles: &TILES,
+    shares: Shares::OfMmaSync,
     // Compiled for sm_120, 128×128 spills 8 to 24 bytes.
     fits_registers: |tile, variant| variant != Variant::Sm120 || tile.tokens < 128,
     consumers,

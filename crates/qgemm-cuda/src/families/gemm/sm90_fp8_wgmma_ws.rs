@@ -13,6 +13,7 @@ use super::fp8::{
     ExpertTileMaps, Fp8Experts, Fp8Launch, Fp8Loop, Fp8Matrix, Fp8Params, Fp8Tile, SCALE_ROWS, WARP_STAGING,
 };
 use super::params::GemmParams;
+use super::shares::Shares;
 use crate::arch::most_shared;
 use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
 
@@ -28,6 +29,7 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     math: Math::TensorFp8,
     most_k: |_| usize::MAX,
     tiles: &TILES,
+    shares: Shares::OfChip,
     fits_registers: |_, _| true,
     consumers,
     producers: PRODUCER_WARPS * 32,

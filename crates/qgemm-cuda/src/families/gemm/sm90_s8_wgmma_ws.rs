@@ -5,6 +5,7 @@ use qgemm_hal::{Math, Variant};
 
 use super::common::PRODUCER_WARPS;
 use super::fp8::{Fp8Loop, Fp8Tile};
+use super::shares::Shares;
 use super::sm90_fp8_wgmma_ws::{clustered, consumers, mapped, shared_bytes, tile};
 
 pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
@@ -19,6 +20,7 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     math: Math::TensorS8,
     most_k,
     tiles: &TILES,
+    shares: Shares::OfChip,
     fits_registers: |_, _| true,
     consumers,
     producers: PRODUCER_WARPS * 32,
