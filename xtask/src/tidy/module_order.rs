@@ -68,6 +68,7 @@ const ORDERS: &[(&str, &[&str])] = &[
         &[
             "types",
             "common",
+            "shares",
             "instance",
             "spills",
             "gemv",
