@@ -121,7 +121,7 @@ pub(super) struct Fp8Tile {
     pub lines: u32,
     /// How it is shared: constants of the main loop.
     pub shares: [(&'static str, u32); 2],
-    /// Shares of the tensor rate and of bandwidth, per mille: estimates.
+    /// Shares of the tensor rate and of bandwidth, per mille, of those that [`Fp8Loop::shares`] names: estimates.
     pub efficiency: (u32, u32),
 }
 
