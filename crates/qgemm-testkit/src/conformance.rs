@@ -106,6 +106,8 @@ pub fn check_group(device: &str, group: &str) {
 const ALL_VARIABLE: &str = "QGEMM_CONFORMANCE";
 /// Days in which an emulated device has met every format, which takes thousands of times as long as a GPU.
 const EMULATED_DAYS: u64 = 12;
+/// Of so many groups an emulated device runs one, until it has met every format; then the next.
+const GROUP_TURNS: u64 = 3;
 /// The same of the cases of groups that have no formats, of which there are fewer.
 const CASE_DAYS: u64 = 7;
 /// The same of formats on wgpu, whose adapter is software where there is no GPU.
@@ -113,19 +115,19 @@ const WGPU_DAYS: u64 = 3;
 /// Groups that want more kernels than a software adapter compiles in a minute: wgpu draws their formats as emulated devices do.
 const MANY_KERNELS: &[&str] = &["experts_every_way"];
 
-/// Whether a test of `device` runs a group: emulated devices run every other one, and the others when all formats have had their turn.
+/// Whether a test of `device` runs a group: emulated devices run every third one, and the next when all formats have had their turn.
 fn is_of_today(device: &str, group: &str) -> bool {
     if !is_emulated(device) || runs_all() {
         return true;
     }
-    say_once(device, &format!("conformance on {device} of every other group"));
+    say_once(device, &format!("conformance on {device} of every third group"));
     let place = group_names().iter().position(|name| *name == group).unwrap_or(0) as u64;
     is_drawn(place, variant_number(device), today())
 }
 
 /// Whether group number `place` is drawn for variant number `variant` on a day.
 fn is_drawn(place: u64, variant: u64, day: u64) -> bool {
-    (place + variant + day / EMULATED_DAYS).is_multiple_of(2)
+    (place + variant + day / EMULATED_DAYS).is_multiple_of(GROUP_TURNS)
 }
 
 /// Whether nothing is to be left out.
@@ -242,8 +244,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn twice_as_many_days_draw_every_format_for_every_group() {
-        let days = 20_780..20_780 + 2 * EMULATED_DAYS;
+    fn days_for_all_turns_draw_every_format_for_every_group() {
+        let days = 20_780..20_780 + GROUP_TURNS * EMULATED_DAYS;
         for (variant, place) in (0..6).flat_map(|variant| (0..3).map(move |place| (variant, place))) {
             let is_met = |format: u64| {
                 let of_format = |day: &u64| (format + variant + day).is_multiple_of(EMULATED_DAYS);
