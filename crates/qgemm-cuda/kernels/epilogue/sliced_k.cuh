@@ -58,7 +58,6 @@ QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_ro
                               AccumulatorsOf accumulators_of) {
     constexpr u32 ROW_THREADS = CTA_ROWS / WIDTH, TOKENS_AT_ONCE = QG_THREADS / ROW_THREADS;
     constexpr u32 PASSES = (QG_TILE_M + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
-    constexpr u32 PEERS_AT_ONCE = peers_at_once(PASSES);
     static_assert(TOKENS_AT_ONCE > 0, "a thread has a pair of rows at most");
     const u32 row = thread % ROW_THREADS * WIDTH, first = thread / ROW_THREADS;
     const bool has_rows = first < TOKENS_AT_ONCE && first < QG_TILE_M;
@@ -78,21 +77,12 @@ QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_ro
         for (u32 i = 0; i < PASSES; i++)
             if (has(i)) st_global_f32x2(part(work.index, i), f32x2{v[i][0], v[i][1]});
         if (!arrive_and_check_last(p, work, flag) || !has_rows) return;
+        f32x2 sums[PASSES] = {};
+        add_peers<peers_at_once(PASSES)>(sums, work.peers, [&](u32 split, u32 i) {
+            return has(i) ? ld_global_cg_f32x2(part(split, i)) : f32x2{};
+        });
 #pragma unroll
-        for (u32 i = 0; i < PASSES; i++) v[i][0] = v[i][1] = 0;
-#pragma unroll 1
-        for (u32 split = 0; split < work.peers; split += PEERS_AT_ONCE) {
-            f32x2 theirs[PEERS_AT_ONCE][PASSES] = {};
-#pragma unroll
-            for (u32 j = 0; j < PEERS_AT_ONCE; j++)
-#pragma unroll
-                for (u32 i = 0; i < PASSES; i++)
-                    if (split + j < work.peers && has(i)) theirs[j][i] = ld_global_cg_f32x2(part(split + j, i));
-#pragma unroll
-            for (u32 j = 0; j < PEERS_AT_ONCE; j++)
-#pragma unroll
-                for (u32 i = 0; i < PASSES; i++) v[i][0] += theirs[j][i].x, v[i][1] += theirs[j][i].y;
-        }
+        for (u32 i = 0; i < PASSES; i++) v[i][0] = sums[i].x, v[i][1] = sums[i].y;
     }
     float scale[WIDTH] = {1, 1};
     if constexpr (!Operands::HAS_SCALE) {
@@ -134,17 +124,10 @@ QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, Accumula
                 reduce_slices(acc, token, row, accumulators_of);
                 return;
             }
-            constexpr u32 PEERS_AT_ONCE = peers_at_once(1);
-            acc[0] = acc[1] = 0;
-#pragma unroll 1
-            for (u32 split = 0; split < work.peers; split += PEERS_AT_ONCE) {
-                f32x2 theirs[PEERS_AT_ONCE] = {};
-#pragma unroll
-                for (u32 j = 0; j < PEERS_AT_ONCE; j++)
-                    if (split + j < work.peers) theirs[j] = ld_global_cg_f32x2(part(split + j, token, row));
-#pragma unroll
-                for (u32 j = 0; j < PEERS_AT_ONCE; j++) acc[0] += theirs[j].x, acc[1] += theirs[j].y;
-            }
+            f32x2 sum[1] = {};
+            add_peers<peers_at_once(1)>(sum, work.peers,
+                                        [&](u32 split, u32) { return ld_global_cg_f32x2(part(split, token, row)); });
+            acc[0] = sum[0].x, acc[1] = sum[0].y;
         });
 }
 

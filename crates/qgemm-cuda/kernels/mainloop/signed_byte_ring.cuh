@@ -8,26 +8,14 @@
 #include "atoms/ldmatrix.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/warp.cuh"
-#include "dequant/signed_bytes.cuh"
-#include "sched/params.cuh"
-
-// The parameter of products of signed bytes.
-struct SignedByteParams {
-    GemmParams gemm;
-    XPlanePointers x;
-};
+#include "mainloop/signed_byte_sums.cuh"
 
 constexpr u32 STAGE_K_BLOCKS = QG_STAGE_K_BLOCKS, STAGE_K = STAGE_K_BLOCKS * K_BLOCK;
-constexpr u32 X_CHUNK = 16, K_BLOCK_CHUNKS = K_BLOCK / X_CHUNK, X_CHUNKS = STAGE_K / X_CHUNK;
+constexpr u32 K_BLOCK_CHUNKS = K_BLOCK / X_CHUNK, X_CHUNKS = STAGE_K / X_CHUNK;
 static_assert(STAGE_K_BLOCKS <= 2, "rows of four chunks, or of eight");
-// Scales of a token in a k-block: one for every 32 columns, or none where all columns of a token share one, which then is a factor of
-// the accumulators.
-constexpr u32 X_SCALES = QG_X_BLOCK_SCALES ? 2 : 0;
-constexpr u32 X_SCALE_COLUMNS = 32;
+// Scales of a token in a k-block.
+constexpr u32 X_SCALES = QG_X_BLOCK_SCALES ? K_BLOCK / X_SCALE_COLUMNS : 0;
 
-// Columns after which sums are scaled, and how often in a k-block.
-constexpr u32 SUM_K = X_SCALES > 0 && PARTIAL_K > X_SCALE_COLUMNS ? X_SCALE_COLUMNS : PARTIAL_K;
-constexpr u32 SUMS = K_BLOCK / SUM_K;
 // Words of a sum of X for minimums, of the four that a k-block has, as many as half of the columns of an operand of tf32. A number is the
 // sum of two of tf32, but for the lowest two of its bits; where there are four sums, the lower parts are four more words.
 constexpr u32 SUM_WORDS = K_BLOCK_CHUNKS / SUMS, SUM_PASSES = SUM_WORDS == 1 ? 2 : 1;
@@ -88,13 +76,8 @@ QG_DEVICE void order_bytes(ByteStage& stage, u32 thread) {
         const u32 token = thread / X_CHUNKS + i * CHUNK_TURN_TOKENS;
         u32x4* at = reinterpret_cast<u32x4*>(stage.codes + ByteStage::place(token, chunk));
         const u32x4 v = ld_shared(at);
-        if constexpr (SignedBytes::HAS_MIN) {
-            i32 sum = dp4a((i32)v.x, (i32)EACH_BYTE, dp4a((i32)v.y, (i32)EACH_BYTE, 0));
-            sum = dp4a((i32)v.z, (i32)EACH_BYTE, dp4a((i32)v.w, (i32)EACH_BYTE, sum));
-            store_sum(stage, (float)sum, token, chunk);
-        }
-        st_shared(at, u32x4{prmt(v.x, v.z, 0x5140), prmt(v.x, v.z, 0x7362), prmt(v.y, v.w, 0x5140),
-                            prmt(v.y, v.w, 0x7362)});
+        if constexpr (SignedBytes::HAS_MIN) store_sum(stage, (float)sum_of_codes(v), token, chunk);
+        st_shared(at, in_order_of_w(v));
     }
 }
 

@@ -9,9 +9,6 @@
 #include "mainloop/signed_byte_ring.cuh"
 #include "mainloop/warp_tile.cuh"
 
-constexpr u32 SUM_K_STEPS = SUM_K / K_STEP;
-static_assert(SUM_K << 14 <= 1u << 22, "sums of bytes lie within the mantissa of f32");
-
 // Token tiles that are multiplied side by side. For more, registers are too few, of which the compiler takes more for Hopper and Blackwell.
 constexpr u32 TILES_AT_ONCE = SUMS == 4 ? 2 : SignedBytes::HAS_MIN || (X_SCALES > 0 && QG_VARIANT >= 90) ? 4 : 8;
 

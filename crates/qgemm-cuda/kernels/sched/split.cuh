@@ -5,6 +5,7 @@
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"
+#include "sched/peers.cuh"
 #include "sched/tile.cuh"
 
 // A barrier of the threads that hold accumulators. Producers do not take part.
@@ -86,17 +87,10 @@ QG_DEVICE bool add_shared_partials(const GemmParams& p, const WorkTile& work, u3
 #pragma unroll 1
     for (u32 first = own; first < ELEMENTS; first += AT_ONCE * NEXT) {
         f32x4 acc[AT_ONCE] = {};
-#pragma unroll 1
-        for (u32 peer = 0; peer < work.peers; peer++) {
-            const float* theirs = partial_slot(p, work, peer, ELEMENTS) + first;
-            f32x4 v[AT_ONCE] = {};
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++)
-                if (first + i * NEXT < ELEMENTS) v[i] = ld_global_cg_f32x4(reinterpret_cast<const f32x4*>(theirs + i * NEXT));
-#pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++)
-                acc[i].x += v[i].x, acc[i].y += v[i].y, acc[i].z += v[i].z, acc[i].w += v[i].w;
-        }
+        add_peers<1>(acc, work.peers, [&](u32 peer, u32 i) {
+            const float* theirs = partial_slot(p, work, peer, ELEMENTS) + first + i * NEXT;
+            return first + i * NEXT < ELEMENTS ? ld_global_cg_f32x4(reinterpret_cast<const f32x4*>(theirs)) : f32x4{};
+        });
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++)
             if (first + i * NEXT < ELEMENTS) st_shared(place(first + i * NEXT), acc[i]);

@@ -3,15 +3,8 @@
 // eight lanes reach all banks both when they store the chunks of two tokens and when they read the same chunk of eight.
 #pragma once
 #include "atoms/memory.cuh"
-#include "atoms/numeric.cuh"
-#include "dequant/signed_bytes.cuh"
-#include "sched/params.cuh"
+#include "mainloop/signed_byte_sums.cuh"
 
-// The parameter of products of signed bytes.
-struct SignedByteParams {
-    GemmParams gemm;
-    XPlanePointers x;
-};
 using XSource = SignedByteParams;
 // Scale and minimum of a row in a sub-block.
 using RowTerms = SignedBytes;
@@ -22,15 +15,9 @@ constexpr u32 STAGE_K_BLOCKS = STAGE_K / K_BLOCK;
 // Sub-blocks in a stage; one where a sub-block is longer.
 constexpr u32 STAGE_SUBS = QG_SUB_BLOCK < STAGE_K ? STAGE_K / QG_SUB_BLOCK : 1;
 
-constexpr u32 X_CHUNK = 16, STAGE_CHUNKS = STAGE_K / X_CHUNK;
-// Scales of a token in a stage: one for every 32 columns, or none where all columns of a token share one, which then is a factor of
-// the accumulators.
-constexpr u32 X_SCALE_COLUMNS = 32, X_SCALES = QG_X_BLOCK_SCALES ? STAGE_K / X_SCALE_COLUMNS : 0;
+// 16-byte chunks and scales of a token in a stage.
+constexpr u32 STAGE_CHUNKS = STAGE_K / X_CHUNK, X_SCALES = QG_X_BLOCK_SCALES ? STAGE_K / X_SCALE_COLUMNS : 0;
 
-// Columns after which sums are scaled, in s32 until then, and how often in a k-block.
-constexpr u32 SUM_K = X_SCALES > 0 && PARTIAL_K > X_SCALE_COLUMNS ? X_SCALE_COLUMNS : PARTIAL_K;
-constexpr u32 SUMS = K_BLOCK / SUM_K, SUM_K_STEPS = SUM_K / K_STEP;
-static_assert(SUM_K << 14 <= 1u << 22, "sums of bytes lie within the mantissa of f32");
 // The sub-block of the stage that sum `sum` of k-block `k_block` lies in.
 QG_DEVICE u32 sub_block_of_sum(u32 k_block, u32 sum) {
     return (k_block * K_BLOCK + sum * SUM_K) * STAGE_SUBS / STAGE_K;
@@ -56,7 +43,6 @@ struct XRows {
         return sum;
     }
 };
-static_assert(SUM_K % X_CHUNK == 0, "sums are of whole chunks");
 
 // The part of X that a thread moves: the same 16 columns of a stage, of some tokens, and the scale of 32 columns of some.
 struct XStream {
@@ -103,23 +89,11 @@ struct XStream {
             const u32 token = thread / STAGE_CHUNKS + i * TOKENS;
             if (QG_TILE_M % TOKENS != 0 && token >= QG_TILE_M) continue;
             const u32x4 v = x.chunk[i];
-            if constexpr (RowTerms::HAS_MIN) {
-                i32 sum = dp4a((i32)v.x, (i32)EACH_BYTE, dp4a((i32)v.y, (i32)EACH_BYTE, 0));
-                sum = dp4a((i32)v.z, (i32)EACH_BYTE, dp4a((i32)v.w, (i32)EACH_BYTE, sum));
-                st_shared(&rows.sum[token * STAGE_CHUNKS + thread % STAGE_CHUNKS], (float)sum);
-            }
-            st_shared(reinterpret_cast<u32x4*>(rows.codes + XRows::place(token, thread % STAGE_CHUNKS)), ordered(v));
+            if constexpr (RowTerms::HAS_MIN)
+                st_shared(&rows.sum[token * STAGE_CHUNKS + thread % STAGE_CHUNKS], (float)sum_of_codes(v));
+            st_shared(reinterpret_cast<u32x4*>(rows.codes + XRows::place(token, thread % STAGE_CHUNKS)), in_order_of_w(v));
         }
         if constexpr (X_SCALES > 0)
             if (thread / 2 < QG_TILE_M) st_shared(&rows.scale[thread], x.scale);
-    }
-
-    // Sixteen columns in the order of W's bytes: 0, 2, 1, 3 of every quad of four neighbours, or 0, 8, 1, 9, 2, 10, ….
-    QG_DEVICE u32x4 ordered(const u32x4& v) {
-#if QG_MMA_M8N8K4
-        return {prmt(v.x, 0, 0x3120), prmt(v.y, 0, 0x3120), prmt(v.z, 0, 0x3120), prmt(v.w, 0, 0x3120)};
-#else
-        return {prmt(v.x, v.z, 0x5140), prmt(v.x, v.z, 0x7362), prmt(v.y, v.w, 0x5140), prmt(v.y, v.w, 0x7362)};
-#endif
     }
 };

@@ -1,0 +1,37 @@
+// What products of signed bytes have in common: their parameter, the order of X's bytes, and after how many columns sums in s32 are scaled.
+#pragma once
+#include "atoms/numeric.cuh"
+#include "dequant/signed_bytes.cuh"
+#include "sched/params.cuh"
+
+// The parameter of products of signed bytes.
+struct SignedByteParams {
+    GemmParams gemm;
+    XPlanePointers x;
+};
+
+// Bytes of X that a thread moves at once: the columns of a k-step.
+constexpr u32 X_CHUNK = 16;
+// Columns of X that share a scale, unless all columns of a token share one, which then is a factor of the accumulators.
+constexpr u32 X_SCALE_COLUMNS = 32;
+
+// Columns after which sums are scaled, in s32 until then, and how often in a k-block.
+constexpr u32 SUM_K = QG_X_BLOCK_SCALES && PARTIAL_K > X_SCALE_COLUMNS ? X_SCALE_COLUMNS : PARTIAL_K;
+constexpr u32 SUMS = K_BLOCK / SUM_K, SUM_K_STEPS = SUM_K / K_STEP;
+static_assert(SUM_K << 14 <= 1u << 22, "sums of bytes lie within the mantissa of f32");
+static_assert(SUM_K % X_CHUNK == 0, "sums are of whole chunks");
+
+// The sum of a chunk's codes.
+QG_DEVICE i32 sum_of_codes(const u32x4& v) {
+    const i32 half = dp4a((i32)v.x, (i32)EACH_BYTE, dp4a((i32)v.y, (i32)EACH_BYTE, 0));
+    return dp4a((i32)v.z, (i32)EACH_BYTE, dp4a((i32)v.w, (i32)EACH_BYTE, half));
+}
+
+// A chunk in the order of W's bytes: 0, 2, 1, 3 of every quad of four neighbours, or 0, 8, 1, 9, 2, 10, ….
+QG_DEVICE u32x4 in_order_of_w(const u32x4& v) {
+#if QG_MMA_M8N8K4
+    return {prmt(v.x, 0, 0x3120), prmt(v.y, 0, 0x3120), prmt(v.z, 0, 0x3120), prmt(v.w, 0, 0x3120)};
+#else
+    return {prmt(v.x, v.z, 0x5140), prmt(v.x, v.z, 0x7362), prmt(v.y, v.w, 0x5140), prmt(v.y, v.w, 0x7362)};
+#endif
+}
