@@ -81,7 +81,7 @@ impl<'a> Ways<'a> {
                 let (a, b) = (factor(&op.a, op.m, op.k), factor(&op.b, op.k, op.n));
                 let d = Extent::of_batch(&op.d, op.d.dtype.bytes(), op.batch, op.m, op.n).bytes();
                 let copies = if ways.is_empty() { 0 } else { ctx.copies_beyond_cache(a + b) };
-                let factors = (0..copies).map(|_| Ok([ctx.allocate(a)?, ctx.allocate(b)?]));
+                let factors = (0..copies).map(|_| Ok([ctx.upload(&unlike_values(a))?, ctx.upload(&unlike_values(b))?]));
                 let factors = factors.collect::<Result<_, Error>>()?;
                 Of::Matmul { op: Box::new(op), ways, factors, d: ctx.allocate(d)?, ready: None }
             }
@@ -150,7 +150,7 @@ impl<'a> Of<'a> {
             let planned = ways.remove(place);
             ways.insert(0, planned);
         }
-        Ok(Self::Gemm { ways, weights, x: ctx.allocate(x)?, d: ctx.allocate(d)?, ready: None })
+        Ok(Self::Gemm { ways, weights, x: ctx.upload(&unlike_values(x))?, d: ctx.allocate(d)?, ready: None })
     }
 
     fn experts(ctx: &Context, problem: &'a ExpertProblem, experts: &'a [Experts]) -> Result<Self, Error> {
@@ -181,7 +181,7 @@ impl<'a> Of<'a> {
             problem,
             ways,
             experts,
-            x: ctx.allocate(Extent::of(&x, op.x_rows(), each.k).bytes())?,
+            x: ctx.upload(&unlike_values(Extent::of(&x, op.x_rows(), each.k).bytes()))?,
             index: ctx.upload(&index)?,
             weights,
             status: ctx.allocate(STATUS_BYTES)?,
@@ -190,6 +190,18 @@ impl<'a> Of<'a> {
             op: Box::new(op),
         })
     }
+}
+
+/// So many bytes of numbers that differ, between 0.5 and 2 in f16 and finite in every type: what a chip draws, and with that its clock,
+/// depends on them, so that ways to multiply equal numbers may not compare as those to multiply others do.
+fn unlike_values(bytes: usize) -> Vec<u8> {
+    /// No power of two, so that neighbouring rows differ.
+    const REPEATED_AFTER: usize = 65_537;
+    let word = |i: usize| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u16 & 0x87b7 | 0x3800;
+    let mut values: Vec<u8> = (0..REPEATED_AFTER.min(bytes.div_ceil(2))).flat_map(|i| word(i).to_le_bytes()).collect();
+    values = values.repeat(bytes.div_ceil(values.len().max(1)));
+    values.truncate(bytes);
+    values
 }
 
 impl Timed for Ways<'_> {
@@ -252,5 +264,24 @@ impl Timed for Ways<'_> {
 
     fn now(&self) -> f64 {
         self.start.elapsed().as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_differ_are_finite_in_every_type() {
+        let bytes = unlike_values(1 << 18);
+        assert_eq!(bytes.len(), 1 << 18);
+        for dtype in DType::ALL {
+            let values = dtype.decode(&bytes);
+            assert!(values.iter().all(|value| value.is_finite()), "{dtype}");
+            assert!(values.windows(2).filter(|pair| pair[0] != pair[1]).count() > values.len() * 3 / 4, "{dtype}");
+        }
+        // No NaN of E4M3.
+        assert!(bytes.iter().all(|byte| byte & 0x7f != 0x7f));
+        assert!(unlike_values(0).is_empty() && unlike_values(3).len() == 3);
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use anyhow::ensure;
 use qgemm_api::{Buffer, Context, Conversion, ConversionArgs, DType};
 
+use super::subject::normal_rows;
 use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 
@@ -88,7 +89,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let plan = ctx.plan_conversion(&subject.conversion())?;
     let (x_bytes, d_bytes) = (rows * columns * from.bytes(), rows * columns * to.bytes());
     let places: Vec<usize> = (0..copies(ctx, x_bytes + d_bytes)).collect();
-    let values = from.encode(&vec![0.5; rows * columns]);
+    let values = normal_rows(from, rows, columns);
     let x: Vec<Buffer> = places.iter().map(|_| ctx.upload(&values)).collect::<Result<_, _>>()?;
     let mut d: Vec<Buffer> = places.iter().map(|_| ctx.allocate(d_bytes)).collect::<Result<_, _>>()?;
     let reverse: Vec<u8> = (0..columns as u32).rev().flat_map(u32::to_le_bytes).collect();

@@ -10,7 +10,7 @@ use qgemm_api::{
 };
 
 use super::gemm::quantized_x;
-use super::subject::repeated_rows;
+use super::subject::{normal_rows, repeated_rows};
 use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies_of_part};
 use crate::choice::{FormatChoice, Shape};
@@ -210,7 +210,7 @@ fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) 
     for (slot, id) in subject.ids().into_iter().enumerate() {
         logits[slot / top_k * experts + id] = 4.0 + (slot % top_k) as f32;
     }
-    let (x, logits) = (ctx.upload(&x_dtype.encode(&vec![0.5; m * k]))?, ctx.upload(&logits)?);
+    let (x, logits) = (ctx.upload(&normal_rows(x_dtype, m, k))?, ctx.upload(&logits)?);
     let quantized = quantization.map(|quantization| quantized_x(ctx, &quantization, &x)).transpose()?;
     let mut d = ctx.allocate(m * k * x_dtype.bytes())?;
     let mut workspace = layers[0].workspace(m)?;
@@ -284,7 +284,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     while weights.len() < count {
         weights.push(ctx.load_experts(&host)?);
     }
-    let x = ctx.upload(&x_dtype.encode(&vec![0.5; rows[0] * k]))?;
+    let x = ctx.upload(&normal_rows(x_dtype, rows[0], k))?;
     let quantization = args.x_format.map(|format| Quantization::new(rows[0], k, x_dtype, format));
     let quantized = quantization.map(|quantization| quantized_x(ctx, &quantization, &x)).transpose()?;
     let index = ctx.upload(&index.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>())?;

@@ -2,7 +2,7 @@
 
 use qgemm_api::{Args as RunArgs, Buffer, Context, Plan, Quantization, QuantizedX, Weight, XFactor};
 
-use super::subject::Subject;
+use super::subject::{Subject, normal_rows};
 use super::timing::{Pace, Timing, time_launches};
 use super::{Args, BenchRow, copies};
 use crate::choice::Shape;
@@ -82,7 +82,7 @@ impl<'a> Bench<'a> {
             weights.push(ctx.load(&host)?);
         }
         let x_dtype = args.x_dtype;
-        let x = ctx.upload(&x_dtype.encode(&vec![0.5; most * k]))?;
+        let x = ctx.upload(&normal_rows(x_dtype, most, k))?;
         let quantized = match args.x_format {
             None => None,
             Some(format) => Some(quantized_x(ctx, &Quantization::new(most, k, x_dtype, format), &x)?),

@@ -2,7 +2,7 @@
 
 use qgemm_api::{Context, Gradient, GradientArgs, Weight};
 
-use super::subject::{self, Subject};
+use super::subject::{self, Subject, normal_rows};
 use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 use crate::choice::{self, Shape};
@@ -36,7 +36,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         weights.push(ctx.load(&host)?);
     }
     let plan = ctx.plan_gradient(&weights[0], &Gradient::new(m, dtype, dtype))?;
-    let dy = ctx.upload(&dtype.encode(&vec![0.5; m * n]))?;
+    let dy = ctx.upload(&normal_rows(dtype, m, n))?;
     let mut dx = ctx.allocate(m * k * dtype.bytes())?;
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.new_stream()?;

@@ -4,6 +4,7 @@ use std::fmt;
 
 use anyhow::ensure;
 use qgemm_api::{Buffer, Context, DType, FactorFormat, Matmul, MatmulArgs, MatmulLayout, XPrecision};
+use qgemm_testkit::{ActivationKind, activations};
 
 use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
@@ -99,10 +100,10 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let stored_k = if factors.has_scales() { k.next_multiple_of(FactorFormat::BLOCK) } else { k };
     let [a_bytes, b_bytes] = [m, n].map(|outer| outer * stored_k * matrices * factors.bytes());
     let d_bytes = m * n * batch * d_dtype.bytes();
+    let normal = activations(ActivationKind::Normal, 128, stored_k, DType::F32, 1);
     let made = |bytes: usize| {
-        let value = |i: usize| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as f32 / 128.0 - 1.0;
         let mut made = vec![0; bytes];
-        (0..bytes / factors.bytes()).for_each(|i| factors.write(&mut made, i, value(i)));
+        (0..bytes / factors.bytes()).for_each(|i| factors.write(&mut made, i, normal[i % normal.len()]));
         made
     };
     let (a, b) = (made(a_bytes), made(b_bytes));

@@ -5,8 +5,8 @@ use std::fmt;
 use std::path::Path;
 
 use anyhow::ensure;
-use qgemm_api::{Format, HostWeight, Model, TensorKind, quantize};
-use qgemm_testkit::{WeightKind, weight};
+use qgemm_api::{DType, Format, HostWeight, Model, TensorKind, quantize};
+use qgemm_testkit::{ActivationKind, WeightKind, activations, weight};
 
 use crate::choice::{FormatChoice, Shape, Sizes, gemm_shapes};
 use crate::opening::Opening;
@@ -56,9 +56,20 @@ impl Subject {
     }
 }
 
-/// A random weight whose rows repeat after 128, the most that share a scale: time depends on no values that a quantizer writes.
+/// Rows after which made-up values repeat: the most that share a scale, and as many as a tile has.
+const ROWS: usize = 128;
+
+/// Normal numbers, as rows of X or of dY: what a chip draws, and with that its clock, depends on how values differ, so that an H200 multiplies
+/// rows that are all alike 5 % faster.
+pub fn normal_rows(dtype: DType, rows: usize, columns: usize) -> Vec<u8> {
+    let few = dtype.encode(&activations(ActivationKind::Normal, rows.min(ROWS), columns, dtype, 1));
+    let mut bytes = few.repeat(rows.div_ceil(ROWS));
+    bytes.truncate(rows * columns * dtype.bytes());
+    bytes
+}
+
+/// A random weight whose rows repeat: time depends on no values that a quantizer writes.
 pub fn repeated_rows(format: Format, n: usize, k: usize) -> anyhow::Result<HostWeight> {
-    const ROWS: usize = 128;
     // As a quantizer writes them: zero points that none writes may take a kernel's slow path.
     let few = weight(WeightKind::Quantized, format, n.min(ROWS), k, None, 1)?;
     let mut blocks = few.blocks().repeat(n.div_ceil(few.n()));
@@ -150,4 +161,20 @@ pub fn from_model(
     }
     ensure!(!subjects.is_empty(), "{}: no weight among {} tensors", path.display(), model.tensors().len());
     Ok(subjects)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn made_up_rows_differ_until_they_repeat() {
+        let (columns, dtype) = (16, DType::F16);
+        let values = dtype.decode(&normal_rows(dtype, ROWS + 3, columns));
+        assert_eq!(values.len(), (ROWS + 3) * columns);
+        let rows: Vec<&[f32]> = values.chunks(columns).collect();
+        assert!((1..ROWS).all(|row| rows[row] != rows[0]));
+        assert!((0..3).all(|row| rows[ROWS + row] == rows[row]));
+        assert_eq!(normal_rows(dtype, 2, columns).len(), 2 * columns * 2);
+    }
 }
