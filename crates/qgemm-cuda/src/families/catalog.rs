@@ -12,7 +12,7 @@ use super::dequantize::Dequantize;
 use super::experts::ExpertProducts;
 use super::gemm::{
     BlockScaledKernel, Instance, PROJECTION, block_scaled_kernels, fp8_kernels, gathers, gemm_sequence, instances,
-    of_planes, projection_configs, projection_source_hash, x_prologue,
+    of_planes, projection_configs, projection_source_hash, serving, x_prologue,
 };
 use super::indexer;
 use super::kernel_launch::load;
@@ -89,7 +89,6 @@ fn multiplying_codes(op: &CheckedGemm, variant: Variant, info: &DeviceInfo) -> R
         return Err(Unsupported::new("multiplies codes of X in the order of its columns"));
     }
     let block_scaled = block_scaled_kernels(op.format, op.x.format, variant);
-    block_scaled.iter().try_for_each(|kernel| kernel.serves(op))?;
     let all = fp8_kernels(op.format, op.x.format, variant);
     if all.is_empty() && block_scaled.is_empty() {
         return Err(Unsupported::new(format!(
@@ -97,7 +96,8 @@ fn multiplying_codes(op: &CheckedGemm, variant: Variant, info: &DeviceInfo) -> R
             op.format, op.x.format
         )));
     }
-    all.iter().try_for_each(|kernel| kernel.serves(op))?;
+    let all = serving(all, |kernel| kernel.serves(op))?;
+    let block_scaled = serving(block_scaled, |kernel| kernel.serves(op))?;
     let configs =
         all.iter().map(|kernel| kernel.config_on(info)).chain(block_scaled.iter().map(BlockScaledKernel::config));
     Ok(configs.filter(|config| config.shared_bytes <= info.shared_bytes).collect())

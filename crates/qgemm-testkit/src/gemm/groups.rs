@@ -436,7 +436,15 @@ fn x_formats(format: Format) -> Vec<Case> {
         every_configuration: WAYS.contains(&format.name),
         ..Case::new(format, 21, 67, k)
     });
-    quantized.enumerate().flat_map(of_format).chain(permitted).collect()
+    quantized.enumerate().flat_map(of_format).chain(permitted).chain(sums_beyond_32_bits(format)).collect()
+}
+
+/// Products of bytes alike over so many columns that no integer of 32 bits holds their sum.
+fn sums_beyond_32_bits(format: Format) -> Option<Case> {
+    let are_bytes = format.row_scale && format.code_planes == [8] && format.encoding.is_integer();
+    let case =
+        Case { weights: WeightKind::Raw, activations: ActivationKind::AllEqual, ..Case::new(format, 20, 33, 140_032) };
+    are_bytes.then(|| case.with_x_format(XFormat::Int8Token))
 }
 
 /// Formats that a norm writes rows in, all of them over the weights' formats.

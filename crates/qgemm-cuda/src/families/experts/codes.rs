@@ -13,7 +13,7 @@ use qgemm_hal::{
 };
 
 use super::super::gemm::{
-    BlockScaledKernel, BlockScaledX, Cut, Fp8Kernel, Fp8Matrix, block_scaled_kernels, fp8_kernels, params,
+    BlockScaledKernel, BlockScaledX, Cut, Fp8Kernel, Fp8Matrix, block_scaled_kernels, fp8_kernels, params, serving,
 };
 use super::super::kernel_launch::{KernelLaunch, Params, Places};
 use super::super::launch_params::LaunchParams;
@@ -123,7 +123,7 @@ pub(super) fn configs(
     if weight_rows(op).max(each.m) > i32::MAX as usize || planes.codes_row >= 1 << 40 {
         return Err(Unsupported::new("TMA reaches 2^31 rows, and 2^40 bytes from a row to the next"));
     }
-    all.iter().try_for_each(|kernel| kernel.serves(each))?;
+    let all = serving(all, |kernel| kernel.serves(each))?;
     let scratch_bytes = scratch_bytes(op, planes, info)?;
     let config =
         |kernel: &Kernel| ExpertsConfig { tile: kernel.config_on(info), grouped: true, scratch_bytes, settles: false };

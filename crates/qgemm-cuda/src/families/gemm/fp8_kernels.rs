@@ -1,7 +1,7 @@
 //! All kernels that multiply 8-bit codes of W and of X as they are.
 
 use qgemm_formats::{Format, XFormat};
-use qgemm_hal::Variant;
+use qgemm_hal::{Unsupported, Variant};
 
 use super::fp8::{Fp8Kernel, Fp8Loop};
 use super::{sm89_fp8_cp_async, sm90_fp8_wgmma_ws, sm90_s8_wgmma_ws};
@@ -13,6 +13,27 @@ static MAIN_LOOPS: [&Fp8Loop; 3] =
 /// The kernels for weights of `format` and activations of `x`.
 pub(in crate::families) fn fp8_kernels(format: Format, x: XFormat, variant: Variant) -> Vec<Fp8Kernel> {
     MAIN_LOOPS.iter().flat_map(|main_loop| main_loop.kernels(format, x, variant)).collect()
+}
+
+/// Those of `kernels` that serve a product.
+///
+/// # Errors
+/// Why the first does not, where none of them does.
+pub(in crate::families) fn serving<K>(
+    kernels: impl IntoIterator<Item = K>,
+    serves: impl Fn(&K) -> Result<(), Unsupported>,
+) -> Result<Vec<K>, Unsupported> {
+    let (mut found, mut refused) = (Vec::new(), None);
+    for kernel in kernels {
+        match serves(&kernel) {
+            Ok(()) => found.push(kernel),
+            Err(why) => refused = refused.or(Some(why)),
+        }
+    }
+    match refused {
+        Some(why) if found.is_empty() => Err(why),
+        _ => Ok(found),
+    }
 }
 
 #[cfg(test)]

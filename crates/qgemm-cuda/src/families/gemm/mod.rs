@@ -32,7 +32,7 @@ mod x_prologue;
 
 pub(super) use common::{FAULTS, K_BLOCK, STAGE_K};
 pub(super) use fp8::{Fp8Kernel, Fp8Matrix};
-pub(super) use fp8_kernels::fp8_kernels;
+pub(super) use fp8_kernels::{fp8_kernels, serving};
 pub(super) use gemm_sliced_k::settles;
 pub(super) use gemv::for_experts;
 pub(super) use instance::{Instance, XAccess};
