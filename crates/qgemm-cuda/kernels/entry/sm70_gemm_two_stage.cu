@@ -119,10 +119,13 @@ QG_DEVICE void store_tile(const SharedStorage& shared, const GemmParams& p, cons
 }
 
 // Stores the tile, or this CTA's part of a split tile. Afterwards shared memory is free.
-QG_DEVICE void store(const Accumulators& acc, SharedStorage& shared, const GemmParams& p, const WorkTile& work) {
+QG_DEVICE void store(const Accumulators& acc, SharedStorage& shared, const GemmParams& p, const XSource& x_source, const WorkTile& work) {
     const u32 lane = thread_index() % 32, warp = thread_index() / 32;
     // Transpose the accumulators, which lanes hold as [row][token], into rows of D.
     Engine::for_each(acc, lane, [&](u32 row, u32 token, float value) {
+#if QG_X_PLANES
+        value *= scale_of_row(x_source, token);
+#endif
         st_shared(&shared.acc[accumulator_place(token, warp * WARP_ROWS + row)], value);
     });
     cta_barrier();
@@ -133,9 +136,9 @@ QG_DEVICE void store(const Accumulators& acc, SharedStorage& shared, const GemmP
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #if QG_X_PLANES
-    qg_sm70_gemm_s8_two_stage(const __grid_constant__ XSource given) {
-    const GemmParams& p = given.gemm;
-    const XSource& x_source = given;
+    qg_sm70_gemm_s8_two_stage(const __grid_constant__ XSource launched) {
+    QG_TAKE_BYTES(x_source, launched);
+    const GemmParams& p = x_source.gemm;
 #else
     qg_sm70_gemm_two_stage(const __grid_constant__ KernelParams given) {
     QG_TAKE_PROBLEM(p, given);
@@ -150,9 +153,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         Accumulators acc = {};
         multiply(acc, shared, p, x_source, work);
 #if QG_SEGMENT_TILES
-        store(acc, shared, problem_of(p, work), work);
+        store(acc, shared, problem_of(p, work), x_source, work);
 #else
-        store(acc, shared, p, work);
+        store(acc, shared, p, x_source, work);
 #endif
     }
 }

@@ -16,7 +16,8 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 static_assert(QG_WARPS_N * 32 == QG_THREADS, "every warp has rows of its own");
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-    qg_sm80_gemm_s8_cp_async(const __grid_constant__ SignedByteParams given) {
+    qg_sm80_gemm_s8_cp_async(const __grid_constant__ SignedByteParams launched) {
+    QG_TAKE_BYTES(given, launched);
     const GemmParams& p = given.gemm;
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     BytePipeline& pipeline = shared.pipeline;
@@ -77,6 +78,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
         const WorkTile work = Parked<WorkTile>::load(state.tile);
         if (work.peers > 1 && !add_partials(acc, p, work, thread, &shared.last)) continue;
+        if constexpr (QG_EXPERTS && !QG_X_BLOCK_SCALES) scale_tokens(acc, given, lane);
         store_tile(acc, p, work, shared.staging[warp], warp, lane);
     }
 }

@@ -1,14 +1,38 @@
 // What products of signed bytes have in common: their parameter, the order of X's bytes, and after how many columns sums in s32 are scaled.
 #pragma once
+#include "atoms/memory.cuh"
 #include "atoms/numeric.cuh"
 #include "dequant/signed_bytes.cuh"
-#include "sched/params.cuh"
+#include "sched/experts.cuh"
 
 // The parameter of products of signed bytes.
 struct SignedByteParams {
     GemmParams gemm;
     XPlanePointers x;
+
+#if QG_EXPERTS
+    // That of rows of an expert, which follow one another in the planes of X from row `first` on. `own` is the problem of these rows.
+    QG_DEVICE SignedByteParams of_rows(const SignedByteParams& all, const GemmParams& own, u32 first) {
+        SignedByteParams rows = {own, all.x};
+        rows.gemm.at.x = all.gemm.at.x + (u64)first * all.gemm.at.x_row;
+        rows.x.scales += (u64)first * all.x.scales_row;
+        return rows;
+    }
+#endif
 };
+#if QG_EXPERTS
+#define QG_TAKE_BYTES(given, launched)                    \
+    QG_TAKE_ROWS(own_rows, own_problem, launched.gemm)    \
+    const SignedByteParams given = SignedByteParams::of_rows(launched, own_problem, own_rows.first)
+#else
+#define QG_TAKE_BYTES(given, launched) const SignedByteParams& given = launched
+#endif
+
+// The scale of all columns of a row of an expert, which no row of D need have; elsewhere the epilogue multiplies by it.
+QG_DEVICE float scale_of_row(const SignedByteParams& given, u32 row) {
+    if (!QG_EXPERTS || QG_X_BLOCK_SCALES || row >= given.gemm.shape.m) return 1.0f;
+    return bits_to_f32(ld_global_u32(reinterpret_cast<const u8*>(given.x.scales) + row * given.x.scales_row));
+}
 
 // Bytes of X that a thread moves at once: the columns of a k-step.
 constexpr u32 X_CHUNK = 16;

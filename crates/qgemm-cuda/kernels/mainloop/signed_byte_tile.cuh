@@ -137,3 +137,16 @@ QG_DEVICE void accumulate_bytes(Accumulators& acc, const ByteRows (&rows)[ROW_TI
         }
     }
 }
+
+// Multiplies sums by scales of tokens, of a tile that begins with the first row of the problem.
+QG_DEVICE void scale_tokens(Accumulators& acc, const SignedByteParams& given, u32 lane) {
+#pragma unroll
+    for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
+        const u32 token = tt * MMA_TOKENS + lane % 4 * 2;
+        const float scale[2] = {scale_of_row(given, token), scale_of_row(given, token + 1)};
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) acc.value[rt][tt][i] *= scale[i % 2];
+    }
+}

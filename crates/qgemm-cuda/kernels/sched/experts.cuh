@@ -158,11 +158,13 @@ struct CtaPlace {
     }
 };
 
-// The problem of this CTA, `p`, of what the kernel is given. CTAs without rows end here. The index may come from the launch before.
-#define QG_TAKE_PROBLEM(p, given)                                                                        \
+// The problem of this CTA, `p`, of what the kernel is given, and its rows, `own`. CTAs without rows end here. The index may come from the
+// launch before.
+#define QG_TAKE_ROWS(own, p, given)                                                                      \
     griddepcontrol_launch_dependents();                                                                  \
     griddepcontrol_wait();                                                                               \
     GemmParams p = given;                                                                                \
+    OwnRows own;                                                                                         \
     {                                                                                                    \
         const CtaPlace at = CtaPlace::of_grid();                                                         \
         if (at.is_last) {                                                                                \
@@ -170,10 +172,11 @@ struct CtaPlace {
             if (cta_index().x == 0) store_faults<QG_THREADS>(p.groups, words, thread_index(), [] { cta_barrier(); }); \
             return;                                                                                      \
         }                                                                                                \
-        const OwnRows own = OwnRows::of_place(p.groups, at.place);                                       \
+        own = OwnRows::of_place(p.groups, at.place);                                                     \
         if (own.rows == 0) return;                                                                       \
         OwnRows::narrow(own, p);                                                                         \
     }
+#define QG_TAKE_PROBLEM(p, given) QG_TAKE_ROWS(own_rows, p, given)
 #elif !QG_PROJECTION
 #define QG_TAKE_PROBLEM(p, given) const GemmParams& p = given
 #endif

@@ -21,11 +21,12 @@ use super::decoded::DecodedKernel;
 use super::gather::GatheredX;
 use super::listed_slots;
 use super::params::{ProductParams, groups, places};
+use super::staged::StagedKernel;
 use super::w_map::w_map;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, TileMap};
 
-/// A kernel whose CTAs take tiles of all experts in turn.
+/// A kernel. But for the last, CTAs take tiles of all experts in turn.
 #[derive(Clone, Debug)]
 enum Kernel {
     /// On 8-bit codes, whose sums are scaled.
@@ -34,6 +35,8 @@ enum Kernel {
     BlockScaled(BlockScaledKernel),
     /// On bytes that weights are decoded to.
     Decoded(DecodedKernel),
+    /// On signed bytes, by a CTA for each tile.
+    Staged(StagedKernel),
 }
 
 impl Kernel {
@@ -42,7 +45,8 @@ impl Kernel {
         let fp8 = fp8_kernels(format, x, variant).into_iter().filter_map(Fp8Kernel::for_experts).map(Kernel::Fp8);
         let block_scaled = block_scaled_kernels(format, x, variant).into_iter();
         let block_scaled = block_scaled.filter_map(BlockScaledKernel::for_experts).map(Kernel::BlockScaled);
-        fp8.chain(block_scaled).chain(DecodedKernel::all(format, x, variant).map(Kernel::Decoded))
+        let decoded = DecodedKernel::all(format, x, variant).map(Kernel::Decoded);
+        fp8.chain(block_scaled).chain(decoded).chain(StagedKernel::all(format, x, variant).map(Kernel::Staged))
     }
 
     fn serves(&self, op: &CheckedGemm) -> Result<(), Unsupported> {
@@ -50,7 +54,7 @@ impl Kernel {
             Kernel::Fp8(kernel) => kernel.serves(op),
             Kernel::BlockScaled(kernel) => kernel.serves(op),
             // What TMA reaches is asked for all kernels.
-            Kernel::Decoded(_) => Ok(()),
+            Kernel::Decoded(_) | Kernel::Staged(_) => Ok(()),
         }
     }
 
@@ -59,12 +63,14 @@ impl Kernel {
             Kernel::Fp8(kernel) => kernel.config(),
             Kernel::BlockScaled(kernel) => kernel.config(),
             Kernel::Decoded(kernel) => kernel.instance().config(),
+            Kernel::Staged(kernel) => kernel.instance().config(),
         }
     }
 
     fn config_on(&self, info: &DeviceInfo) -> TileConfig {
         match self {
             Kernel::Fp8(kernel) => kernel.config_on(info),
+            Kernel::Staged(kernel) => kernel.instance().config_on(info),
             Kernel::BlockScaled(_) | Kernel::Decoded(_) => self.config(),
         }
     }
@@ -74,6 +80,7 @@ impl Kernel {
             Kernel::Fp8(kernel) => kernel.id(),
             Kernel::BlockScaled(kernel) => kernel.id(),
             Kernel::Decoded(kernel) => kernel.id(),
+            Kernel::Staged(kernel) => kernel.id(),
         }
     }
 
@@ -82,6 +89,7 @@ impl Kernel {
             Kernel::Fp8(kernel) => kernel.spec(),
             Kernel::BlockScaled(kernel) => kernel.spec(),
             Kernel::Decoded(kernel) => kernel.spec(),
+            Kernel::Staged(kernel) => kernel.spec(),
         }
     }
 
@@ -90,6 +98,7 @@ impl Kernel {
             Kernel::Fp8(kernel) => kernel.layout(),
             Kernel::BlockScaled(kernel) => kernel.layout(),
             Kernel::Decoded(kernel) => &kernel.instance().types.layout,
+            Kernel::Staged(kernel) => &kernel.instance().types.layout,
         }
     }
 }
@@ -97,7 +106,10 @@ impl Kernel {
 /// Every kernel on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let types = Format::all().flat_map(|format| XFormat::ALL.into_iter().map(move |x| (format, x)));
-    types.flat_map(move |(format, x)| Kernel::all(format, x, variant)).map(|kernel| kernel.spec())
+    // One on signed bytes serves several formats of X.
+    let is_own = |kernel: &Kernel, x| !matches!(kernel, Kernel::Staged(staged) if staged.instance().x_format != x);
+    let of_types = move |(format, x)| Kernel::all(format, x, variant).filter(move |kernel| is_own(kernel, x));
+    types.flat_map(of_types).map(|kernel| kernel.spec())
 }
 
 /// What there is for X in `planes`.
@@ -176,18 +188,20 @@ pub(super) fn launch(
     let tiles = TileSchedule { n_tiles, m_tiles: 1, swizzle_group: 1, cut_tiles: 0, cut_ctas: 0, cut_k_tiles: 1 };
     let k_tiles = each.stored_k.div_ceil(tile.tile_k as usize) as u32;
     let cut = Cut { k_tiles, splits: 1, has_factors: false, tiles };
-    let clusters = ((info.units / tile.cluster) as usize).saturating_mul(tile.ctas_per_unit as usize);
-    let most = places(op, tile.tile_m as usize, true).saturating_mul(n_tiles as usize);
+    let grid = match &kernel {
+        Kernel::Staged(kernel) => kernel.grid(op, n_tiles),
+        _ => {
+            let clusters = ((info.units / tile.cluster) as usize).saturating_mul(tile.ctas_per_unit as usize);
+            let most = places(op, tile.tile_m as usize, true).saturating_mul(n_tiles as usize);
+            [clusters.min(most).max(1) as u32 * tile.cluster, 1, 1]
+        }
+    };
     // The kernel reads no element type of X.
     let x = Dense { dtype: DType::F16, row_stride: planes.codes_row, col_stride: 1, aligned16: true };
     Some(KernelLaunch {
         id: kernel.id(),
         spec: kernel.spec(),
-        geometry: Geometry {
-            grid: [clusters.min(most).max(1) as u32 * tile.cluster, 1, 1],
-            threads: tile.threads,
-            shared_bytes: tile.shared_bytes,
-        },
+        geometry: Geometry { grid, threads: tile.threads, shared_bytes: tile.shared_bytes },
         starts_early: variant >= Variant::Sm90,
         operands: ExpertOperand::ALL,
         updated: None,
@@ -303,6 +317,7 @@ impl Params for Launch {
                 Ok(LaunchParams::of(&MappedBlockScaledParams { x, maps, ..MappedBlockScaledParams::zeroed() }))
             }
             Kernel::Decoded(kernel) => kernel.params(product, &x, &self.planes, scales, &self.w_map, at),
+            Kernel::Staged(kernel) => Ok(kernel.params(product, &self.planes, scales)),
         }
     }
 

@@ -6,6 +6,7 @@ mod convert;
 mod decoded;
 mod gather;
 mod params;
+mod staged;
 mod w_map;
 
 use std::sync::Arc;
@@ -92,8 +93,9 @@ fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Inst
 
 /// Asks of each kernel that may serve experts whether it fits in registers, by its line of `kernels.spills`.
 pub(super) fn ask_registers(variant: Variant, fits: &dyn Fn(String, KernelSpec) -> bool) {
-    let fits = |instance: &Instance| fits(spills_key(product_id(instance), instance), product_spec(instance));
-    types().for_each(|(format, x)| drop(list((format, x, variant), &fits)));
+    let of_plain_x = |instance: &Instance| fits(spills_key(product_id(instance), instance), product_spec(instance));
+    types().for_each(|(format, x)| drop(list((format, x, variant), &of_plain_x)));
+    staged::ask_registers(variant, fits);
 }
 
 fn product_spec(instance: &Instance) -> KernelSpec {
