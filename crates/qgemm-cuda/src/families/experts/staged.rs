@@ -1,6 +1,8 @@
 //! Products with experts whose integer weights are multiplied with signed bytes of X by integer instructions, both through shared memory: kernels
 //! of `gemm` whose CTAs each find the rows of one expert.
 
+use std::cmp::Reverse;
+
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{Format, XFormat};
 use qgemm_hal::abi::XPlanePointers;
@@ -11,6 +13,9 @@ use super::super::launch_params::LaunchParams;
 use super::params::{ProductParams, places};
 use super::{EXPERTS_MACRO, product_id, two_dimensions};
 use crate::spec::KernelSpec;
+
+/// Scales of X, in the two ways that there are kernels for.
+const CODES: [XFormat; 2] = [XFormat::Q8 { block: 32 }, XFormat::Int8Token];
 
 /// A kernel.
 #[derive(Clone, Debug)]
@@ -29,11 +34,12 @@ impl StagedKernel {
     pub fn all(format: Format, x: XFormat, variant: Variant) -> impl Iterator<Item = Self> {
         let codes = match x {
             // Scales are found by a shift, and X's own sums are not read.
-            XFormat::Q8 { .. } | XFormat::Q8_1 => Some(XFormat::Q8 { block: 32 }),
-            XFormat::Int8Token => Some(x),
+            XFormat::Q8 { .. } | XFormat::Q8_1 => Some(CODES[0]),
+            XFormat::Int8Token => Some(CODES[1]),
             _ => None,
         };
-        candidates(format, variant).filter(move |kernel| Some(kernel.0.x_format) == codes && kernel.fits_registers())
+        let fits = |kernel: &Self| fits_registers_as(kernel.id(), &kernel.0);
+        codes.into_iter().flat_map(move |codes| best(format, codes, variant, &fits))
     }
 
     pub fn instance(&self) -> &Instance {
@@ -48,10 +54,6 @@ impl StagedKernel {
         self.0.spec_with(self.id(), EXPERTS_MACRO)
     }
 
-    fn fits_registers(&self) -> bool {
-        fits_registers_as(self.id(), &self.0)
-    }
-
     /// The grid: tiles of W, and tiles of rows, of which there are fewer than 2^31, behind which one more place looks for faults.
     pub fn grid(&self, op: &CheckedExperts, n_tiles: u32) -> [u32; 3] {
         let [y, z] = two_dimensions(places(op, self.0.tile_m as usize, true) + 1);
@@ -64,21 +66,20 @@ impl StagedKernel {
     }
 }
 
-/// Every kernel, whether it fits in registers or not: those of each number of tokens whose tiles of W are largest, as fewer CTAs then copy X.
-fn candidates(format: Format, variant: Variant) -> impl Iterator<Item = StagedKernel> {
-    let all = of_planes(format, variant).iter().filter(|i| i.main_loop.x_access == XAccess::Planes);
-    let is_largest = move |i: &&Instance| {
-        let mut same = of_planes(format, variant).iter().filter(|other| {
-            other.main_loop.x_access == XAccess::Planes && (other.tile_m, other.x_format) == (i.tile_m, i.x_format)
-        });
-        same.all(|other| (other.tile_n, other.stages) <= (i.tile_n, i.stages))
-    };
-    all.filter(is_largest).map(|instance| StagedKernel(instance.clone()))
+/// For each number of tokens the kernel with the largest tile of W that `fits` in registers: fewer CTAs then copy X. A problem that is narrowed
+/// takes registers (`kernels.lock`).
+fn best(format: Format, codes: XFormat, variant: Variant, fits: &dyn Fn(&StagedKernel) -> bool) -> Vec<StagedKernel> {
+    let is_staged = |i: &&Instance| i.main_loop.x_access == XAccess::Planes && i.x_format == codes;
+    let mut all: Vec<&Instance> = of_planes(format, variant).iter().filter(is_staged).collect();
+    all.sort_by_key(|i| (i.tile_m, Reverse((i.tile_n, i.stages))));
+    let same_tokens = all.chunk_by(|a, b| a.tile_m == b.tile_m);
+    same_tokens.filter_map(|all| all.iter().map(|&i| StagedKernel(i.clone())).find(fits)).collect()
 }
 
 /// Asks of each kernel whether it fits in registers, by its line of `kernels.spills`.
 pub(super) fn ask_registers(variant: Variant, fits: &dyn Fn(String, KernelSpec) -> bool) {
-    for kernel in Format::all().flat_map(|format| candidates(format, variant)) {
-        fits(spills_key(kernel.id(), &kernel.0), kernel.spec());
+    let fits = |kernel: &StagedKernel| fits(spills_key(kernel.id(), &kernel.0), kernel.spec());
+    for (format, codes) in Format::all().flat_map(|format| CODES.map(|codes| (format, codes))) {
+        best(format, codes, variant, &fits);
     }
 }
