@@ -72,8 +72,10 @@ fn best(format: Format, codes: XFormat, variant: Variant, fits: &dyn Fn(&StagedK
     let is_staged = |i: &&Instance| i.main_loop.x_access == XAccess::Planes && i.x_format == codes;
     let mut all: Vec<&Instance> = of_planes(format, variant).iter().filter(is_staged).collect();
     all.sort_by_key(|i| (i.tile_m, Reverse((i.tile_n, i.stages))));
-    let same_tokens = all.chunk_by(|a, b| a.tile_m == b.tile_m);
-    same_tokens.filter_map(|all| all.iter().map(|&i| StagedKernel(i.clone())).find(fits)).collect()
+    let same_tokens = all.chunk_by(|a, b| a.tile_m == b.tile_m).rev();
+    let fitting = same_tokens.filter_map(|all| all.iter().map(|&i| StagedKernel(i.clone())).find(fits));
+    // The bundle for Hopper, where such products are slower than those in f16, has room for one.
+    fitting.take(if variant == Variant::Sm90 { 1 } else { usize::MAX }).collect()
 }
 
 /// Asks of each kernel whether it fits in registers, by its line of `kernels.spills`.
