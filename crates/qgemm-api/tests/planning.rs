@@ -120,6 +120,7 @@ fn quantized_activations_are_planned_and_others_than_those_planned_for_are_refus
         let problem = Problem::new(&w, 2).x_format(format);
         let plan = ctx.plan(&problem).expect("every format is served");
         assert_eq!((plan.op().x.format, plan.op().d.dtype), (format, format.plain().unwrap_or(DType::F32)));
+        assert!(plan.kernel_name().ends_with(&format!("_nt_q4_k_{}", format.name())), "{}", plan.kernel_name());
         if format.plain().is_some() {
             continue;
         }

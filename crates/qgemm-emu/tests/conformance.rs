@@ -24,6 +24,12 @@ mod sm89 {
         check_group("emu:sm89", "exact");
     }
 
+    // Codes of FP8 by `mma.sync`.
+    #[test]
+    fn x_formats() {
+        check_group("emu:sm89", "x_formats");
+    }
+
     #[test]
     fn configurations() {
         check_group("emu:sm89", "configurations");
