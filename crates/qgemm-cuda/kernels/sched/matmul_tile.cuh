@@ -5,7 +5,6 @@
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"
 #include "generated/abi.cuh"
-#include "sched/peers.cuh"
 
 struct MatmulParams {
     MatmulShape shape;
@@ -154,12 +153,16 @@ QG_DEVICE bool add_matmul_partials(float* acc, const MatmulParams& p, const Matm
     }
     matmul_barrier<THREADS>();
     if (ld_shared(flag) == 0) return false;
-    f32x4 sums[COUNT / 4] = {};
-    add_peers<1>(sums, p.tiles.splits, [&](u32 split, u32 i) {
-        return ld_global_cg_f32x4(matmul_partials<COUNT, THREADS>(p, t, split, thread) + i * THREADS);
-    });
 #pragma unroll
-    for (u32 i = 0; i < COUNT; i += 4)
-        acc[i] = sums[i / 4].x, acc[i + 1] = sums[i / 4].y, acc[i + 2] = sums[i / 4].z, acc[i + 3] = sums[i / 4].w;
+    for (u32 i = 0; i < COUNT; i++) acc[i] = 0.0f;
+#pragma unroll 1
+    for (u32 split = 0; split < p.tiles.splits; split++) {
+        const f32x4* theirs = matmul_partials<COUNT, THREADS>(p, t, split, thread);
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i += 4) {
+            const f32x4 v = ld_global_cg_f32x4(theirs + i / 4 * THREADS);
+            acc[i] += v.x, acc[i + 1] += v.y, acc[i + 2] += v.z, acc[i + 3] += v.w;
+        }
+    }
     return true;
 }
