@@ -81,7 +81,8 @@ impl<'a> Ways<'a> {
                 let (a, b) = (factor(&op.a, op.m, op.k), factor(&op.b, op.k, op.n));
                 let d = Extent::of_batch(&op.d, op.d.dtype.bytes(), op.batch, op.m, op.n).bytes();
                 let copies = if ways.is_empty() { 0 } else { ctx.copies_beyond_cache(a + b) };
-                let factors = (0..copies).map(|_| Ok([ctx.upload(&unlike_values(a))?, ctx.upload(&unlike_values(b))?]));
+                let (a, b) = (unlike_values(a), unlike_values(b));
+                let factors = (0..copies).map(|_| Ok([ctx.upload(&a)?, ctx.upload(&b)?]));
                 let factors = factors.collect::<Result<_, Error>>()?;
                 Of::Matmul { op: Box::new(op), ways, factors, d: ctx.allocate(d)?, ready: None }
             }
@@ -198,8 +199,8 @@ fn unlike_values(bytes: usize) -> Vec<u8> {
     /// No power of two, so that neighbouring rows differ.
     const REPEATED_AFTER: usize = 65_537;
     let word = |i: usize| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u16 & 0x87b7 | 0x3800;
-    let mut values: Vec<u8> = (0..REPEATED_AFTER.min(bytes.div_ceil(2))).flat_map(|i| word(i).to_le_bytes()).collect();
-    values = values.repeat(bytes.div_ceil(values.len().max(1)));
+    let few: Vec<u8> = (0..REPEATED_AFTER).flat_map(|i| word(i).to_le_bytes()).collect();
+    let mut values = few.repeat(bytes.div_ceil(few.len()));
     values.truncate(bytes);
     values
 }

@@ -6,6 +6,7 @@ use anyhow::ensure;
 use qgemm_api::{Buffer, Context, DType, FactorFormat, Matmul, MatmulArgs, MatmulLayout, XPrecision};
 use qgemm_testkit::{ActivationKind, activations};
 
+use super::subject::{ROWS, repeated};
 use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 use crate::choice::{self, Shape};
@@ -100,13 +101,10 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let stored_k = if factors.has_scales() { k.next_multiple_of(FactorFormat::BLOCK) } else { k };
     let [a_bytes, b_bytes] = [m, n].map(|outer| outer * stored_k * matrices * factors.bytes());
     let d_bytes = m * n * batch * d_dtype.bytes();
-    let normal = activations(ActivationKind::Normal, 128, stored_k, DType::F32, 1);
-    let made = |bytes: usize| {
-        let mut made = vec![0; bytes];
-        (0..bytes / factors.bytes()).for_each(|i| factors.write(&mut made, i, normal[i % normal.len()]));
-        made
-    };
-    let (a, b) = (made(a_bytes), made(b_bytes));
+    let normal = activations(ActivationKind::Normal, ROWS, stored_k, DType::F32, 1);
+    let mut few = vec![0; normal.len() * factors.bytes()];
+    normal.into_iter().enumerate().for_each(|(i, value)| factors.write(&mut few, i, value));
+    let (a, b) = (repeated(&few, a_bytes), repeated(&few, b_bytes));
     let places: Vec<usize> = (0..copies(ctx, a_bytes + b_bytes)).collect();
     let copied = |bytes: &[u8]| places.iter().map(|_| ctx.upload(bytes)).collect::<Result<Vec<Buffer>, _>>();
     let (a, b) = (copied(&a)?, copied(&b)?);

@@ -106,9 +106,9 @@ impl Kernel {
 /// Every kernel on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let types = Format::all().flat_map(|format| XFormat::ALL.into_iter().map(move |x| (format, x)));
-    // One on signed bytes serves several formats of X.
-    let is_own = |kernel: &Kernel, x| !matches!(kernel, Kernel::Staged(staged) if staged.instance().x_format != x);
-    let of_types = move |(format, x)| Kernel::all(format, x, variant).filter(move |kernel| is_own(kernel, x));
+    // One on signed bytes serves several formats of X, and stands with its own.
+    let of_types =
+        move |(format, x)| Kernel::all(format, x, variant).filter(move |kernel| kernel.config().x_format == x);
     types.flat_map(of_types).map(|kernel| kernel.spec())
 }
 
