@@ -12,9 +12,13 @@
 //! All arithmetic is single operations of f32, each rounded to nearest even, in this order, so that devices agree:
 //!
 //! - f32 scales: `scale = max(max|x| / largest, 2⁻¹²⁶)` with the largest code 127 or 448, `code = round(x · (1 / scale))`.
-//! - E8M0: the power of two that puts `max|x|` into the top binade of E2M1, or just below 448 of E4M3; 2⁻¹²⁶ at least.
-//! - NVFP4: `factor = max(max|x| / 2688, 2⁻¹²⁶)` of the token's finite values, `scale = e4m3(max|x| · (1 / factor) · (1 / 6))`,
-//!   `code = e2m1(x · (1 / factor) · (1 / scale))`.
+//! - E8M0: the power of two that puts `max|x|` just below 448 of E4M3, or into the top binade of E2M1, or twice that; 2⁻¹²⁶ at least.
+//! - NVFP4: `factor = max(max|x| / 1536, 2⁻¹²⁶)` of the token's finite values, `scale = e4m3(max|x| · (1 / factor) · (1 / 6))` or the
+//!   same with `1 / 4` or `1 / 6.5`, `code = e2m1(x · (1 / factor) · (1 / scale))`.
+//! - Of its scales of E2M1 a block has the one with the least error, the first of such. The error is the sum of
+//!   `round(128 · (min(|v|, 8) − |code|))²` of all `v = x · (1 / factor) · (1 / scale)`, which is an integer below 2²⁴, times `scale²`;
+//!   a scale of 0 is the last resort. E2M1 has nothing between 4 and 6, where with the first scale alone a block's second largest
+//!   values often are (Cook et al., "Four Over Six", 2025, have the scale of `1 / 4`).
 //!
 //! Codes saturate. Where values that share a scale are not all finite, the scale is NaN and their codes are 0; E4M3 with a given
 //! scale has NaN codes for them. −0 keeps its sign in codes that are floating-point numbers.
@@ -26,8 +30,13 @@ use crate::x_format::{ScaleSpan, XFormat};
 
 /// Largest code of a signed byte: −128 is not used.
 const S8_MAX: f32 = 127.0;
-/// Factor of NVFP4: the largest scale times the largest code.
-const NVFP4_MAX: f32 = E4M3_MAX * E2M1_MAX;
+/// What a token's largest magnitude is of NVFP4: the largest code times a scale of which one and a half times are a scale, too.
+const NVFP4_MAX: f32 = 256.0 * E2M1_MAX;
+/// What the largest magnitude of a block becomes with each of NVFP4's scales.
+const NVFP4_LARGEST: [f32; 3] = [E2M1_MAX, 4.0, 6.5];
+/// Parts of 1 in which errors are counted, and the magnitude from which on they grow no more.
+const ERROR_PARTS: f32 = 128.0;
+const ERROR_MOST: f32 = 8.0;
 /// Exponents of the largest numbers' binades.
 const E4M3_EXPONENT: u32 = 8;
 const E2M1_EXPONENT: u32 = 2;
@@ -191,18 +200,9 @@ impl XParts {
                     encode_given(x, inverse_factor, codes);
                     continue;
                 }
-                Some(ScaleType::E8M0) => {
-                    scales[i] = self.power(bits);
-                    e8m0_inverse(scales[i])
-                }
-                Some(ScaleType::E4M3) => {
-                    let is_number = bits < INFINITY_BITS && !inverse_factor.is_nan();
-                    let scale = f32::from_bits(bits) * inverse_factor * (1.0 / E2M1_MAX);
-                    scales[i] = if is_number { f32_to_e4m3(scale) } else { 0x7f };
-                    match e4m3_to_f32(scales[i]) {
-                        0.0 => 0.0,
-                        scale => 1.0 / scale,
-                    }
+                Some(ScaleType::E8M0 | ScaleType::E4M3) => {
+                    scales[i] = self.byte_scale(x, bits, inverse_factor);
+                    self.byte_inverse(scales[i])
                 }
                 Some(_) => {
                     let most = if self.code == XCode::E4M3 { E4M3_MAX } else { S8_MAX };
@@ -247,7 +247,81 @@ impl XParts {
         (0..k).map(value).collect()
     }
 
-    /// The E8M0 code for a block whose largest magnitude has these bits.
+    /// The scale of a byte of a block whose largest magnitude has these bits: of E2M1 that with the least error.
+    fn byte_scale(&self, x: &[f32], bits: u32, inverse_factor: f32) -> u8 {
+        if bits >= INFINITY_BITS || inverse_factor.is_nan() {
+            return if self.scale == Some(ScaleType::E4M3) { 0x7f } else { 0xff };
+        }
+        let choices = self.choices(bits, inverse_factor);
+        if self.code != XCode::E2M1 {
+            return choices[0].0;
+        }
+        let error = |(scale, square)| match square {
+            // Nothing has an error.
+            0.0 => f32::INFINITY,
+            _ => self.e2m1_error(x, inverse_factor, self.byte_inverse(scale)) as f32 * square,
+        };
+        let [first, others @ ..] = choices;
+        let nearer = |(best, least): (u8, f32), choice: (u8, f32)| {
+            let error = error(choice);
+            if error < least { (choice.0, error) } else { (best, least) }
+        };
+        others.into_iter().fold((first.0, error(first)), nearer).0
+    }
+
+    /// The scales that a block of E2M1 chooses from, some of them twice; of other codes the first is the block's. Each with its square,
+    /// of E8M0 with that of what it is of the first: squares of powers of two may be no numbers.
+    fn choices(&self, bits: u32, inverse_factor: f32) -> [(u8, f32); 3] {
+        if self.scale == Some(ScaleType::E4M3) {
+            let of_factor = f32::from_bits(bits) * inverse_factor;
+            let scales = NVFP4_LARGEST.map(|largest| f32_to_e4m3(of_factor * (1.0 / largest)));
+            return scales.map(|scale| (scale, e4m3_to_f32(scale).powi(2)));
+        }
+        let power = self.power(bits);
+        let second = (power.saturating_add(1), 4.0);
+        [(power, 1.0), second, second]
+    }
+
+    /// The scales that a block of E2M1 chooses from whose largest magnitude is `largest`, a finite number; `factor` is the row's or the given
+    /// one. Some may be there twice.
+    ///
+    /// ```
+    /// # use qgemm_formats::XFormat;
+    /// let parts = XFormat::MxFp4.parts(false, None).expect("it has codes");
+    /// assert_eq!(parts.e2m1_scales(5.0, None)[..2], [1.0, 2.0]);
+    /// ```
+    pub fn e2m1_scales(&self, largest: f32, factor: Option<f32>) -> [f32; 3] {
+        let choices = self.choices(largest.to_bits(), factor.map_or(1.0, checked_inverse));
+        choices.map(|(scale, _)| match self.scale {
+            Some(ScaleType::E4M3) => e4m3_to_f32(scale),
+            _ => e8m0_to_f32(scale),
+        })
+    }
+
+    /// What values are multiplied with for a scale of a byte; NaN where that is none, 0 where it is 0.
+    fn byte_inverse(&self, scale: u8) -> f32 {
+        if self.scale == Some(ScaleType::E8M0) {
+            return e8m0_inverse(scale);
+        }
+        match e4m3_to_f32(scale) {
+            0.0 => 0.0,
+            scale => 1.0 / scale,
+        }
+    }
+
+    /// The error of E2M1 codes of a block, in squares of parts of the scale.
+    fn e2m1_error(&self, x: &[f32], inverse_factor: f32, inverse: f32) -> u32 {
+        let error = |&v: &f32| {
+            let scaled = v.abs() * inverse_factor * inverse;
+            let number = f32::from(E2M1_DOUBLED[usize::from(f32_to_e2m1(scaled))]) * 0.5;
+            let parts =
+                ((scaled.min(ERROR_MOST) - number) * ERROR_PARTS + ROUNDER).to_bits() as i32 - ROUNDER.to_bits() as i32;
+            parts.unsigned_abs().pow(2)
+        };
+        x.iter().map(error).sum()
+    }
+
+    /// The E8M0 code for a block whose largest magnitude has these bits; of E2M1 the first of two.
     fn power(&self, bits: u32) -> u8 {
         if bits >= INFINITY_BITS {
             return 0xff;

@@ -39,7 +39,7 @@ fn main(
         let is_fit = bits >= SMALLEST && bits <= 0x7e800000u;
         inverse_factor = select(0u, reciprocal(select(ONE, bits, is_fit)), is_fit);
     } else if (FACTOR == FACTOR_PER_TOKEN) {
-        let bits = divided(of_all, 21u, 5u, 12u);
+        let bits = divided(of_all, 3u, 2u, 11u);
         inverse_factor = reciprocal(bits);
         if (n.lane == 0u && is_there) {
             others[p.others_base + row * p.others_row] = bits;
@@ -64,7 +64,7 @@ fn main(
             }
             workgroupBarrier();
         }
-        let scale = scale_of(of_block, inverse_factor);
+        let scale = nearest_scale(thread, lo, hi, of_block, inverse_factor);
         var low = vec4<u32>();
         var high = vec4<u32>();
         if (SCALE == SCALE_NONE) {

@@ -40,7 +40,7 @@ fn main(
         let is_fit = bits >= SMALLEST && bits <= 0x7e800000u;
         inverse_factor = select(0u, reciprocal(select(ONE, bits, is_fit)), is_fit);
     } else if (FACTOR == FACTOR_PER_TOKEN) {
-        let bits = divided(of_all, 21u, 5u, 12u);
+        let bits = divided(of_all, 3u, 2u, 11u);
         inverse_factor = reciprocal(bits);
         if (thread == 0u && end > 0u) {
             token_factors[p.token_factors_base + row] = bits;
@@ -60,7 +60,7 @@ fn main(
                 of_block = max(of_block, largest[lane]);
             }
         }
-        let scale = scale_of(of_block, inverse_factor);
+        let scale = nearest_scale(thread, x.lo, x.hi, of_block, inverse_factor);
         var low = vec4<u32>();
         var high = vec4<u32>();
         if (SCALE == SCALE_NONE) {

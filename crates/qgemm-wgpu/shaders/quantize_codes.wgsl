@@ -38,7 +38,8 @@ struct Scale {
     is_number: bool,
 }
 
-fn scale_of(bits: u32, inverse_factor: u32) -> Scale {
+// E2M1 has a block choose one of several, of which this is number `choice`.
+fn scale_of(bits: u32, inverse_factor: u32, choice: u32) -> Scale {
     var scale = Scale(0u, ONE, bits < INFINITY);
     if (SCALE == SCALE_F32) {
         var f = SMALLEST;
@@ -51,12 +52,13 @@ fn scale_of(bits: u32, inverse_factor: u32) -> Scale {
         let exponent = i32(bits >> 23u);
         let beyond = select(0, 1, (bits & 0x7fffffu) > 0x600000u);
         let power = u32(max(select(exponent - 2, exponent + beyond - 8, CODE == E4M3), 1));
-        scale.stored = select(0xffu, power, scale.is_number);
-        scale.inverse = (254u - min(power, 253u)) << 23u;
+        let own = power + choice;
+        scale.stored = select(0xffu, own, scale.is_number);
+        scale.inverse = (254u - min(own, 253u)) << 23u;
     } else if (SCALE == SCALE_E4M3) {
         scale.is_number = scale.is_number && inverse_factor != 0u;
         let magnitude = bitcast<f32>(select(0u, bits, scale.is_number));
-        let share = times(vec4<f32>(magnitude), inverse_factor) * (1.0 / 6.0);
+        let share = times(vec4<f32>(magnitude), inverse_factor) * select(select(1.0 / 6.5, 1.0 / 4.0, choice == 1u), 1.0 / 6.0, choice == 0u);
         let code = to_e4m3(share).x;
         scale.stored = select(0x7fu, code, scale.is_number);
         let f = bitcast<u32>(finite_e4m3_to_f32(vec4<u32>(max(code, 1u))).x);
@@ -125,6 +127,60 @@ fn to_e2m1(magnitude: vec4<f32>) -> vec4<u32> {
     let normal = (bits - vec4<u32>(126u << 23u) + vec4<u32>(0x1fffffu) + ((bits >> vec4<u32>(22u)) & vec4<u32>(1u))) >> vec4<u32>(22u);
     let subnormal = vec4<u32>(round(min(magnitude, vec4<f32>(1.0)) * 2.0));
     return min(select(normal, subnormal, bits < vec4<u32>(ONE)), vec4<u32>(7u));
+}
+
+// The error of E2M1 codes: the sum of squares of 128th parts of the scale, each rounded to an integer.
+fn error_of(x: vec4<f32>, inverse_factor: u32, inverse: u32) -> u32 {
+    var scaled = x;
+    if (FACTOR != 0u) {
+        scaled = times(x, inverse_factor);
+    }
+    scaled = times(scaled, inverse);
+    let code = to_e2m1(scaled);
+    let binade = max(code / 2u, vec4<u32>(1u)) - 1u;
+    // Halves: 0 to 4, then twice 2 and 3, and four times.
+    let halves = (code - 2u * binade) << binade;
+    let parts = vec4<i32>(round((min(scaled, vec4<f32>(8.0)) - 0.5 * vec4<f32>(halves)) * 128.0));
+    let squares = parts * parts;
+    return u32(squares.x + squares.y + squares.z + squares.w);
+}
+
+// Of each invocation: the errors of its columns.
+var<workgroup> block_errors: array<u32, THREADS>;
+
+// The scale of a block whose largest magnitude has these bits, and of which `lo` and `hi` are an invocation's columns: of E2M1 that
+// with the least error. All invocations take part.
+fn nearest_scale(thread: u32, lo: vec4<f32>, hi: vec4<f32>, bits: u32, inverse_factor: u32) -> Scale {
+    var best = scale_of(bits, inverse_factor, 0u);
+    if (CODE != E2M1) {
+        return best;
+    }
+    let lanes = max(BLOCK / 8u, 1u);
+    let first = thread / lanes * lanes;
+    var least = 0.0;
+    for (var choice = 0u; choice < select(2u, 3u, SCALE == SCALE_E4M3); choice++) {
+        let scale = scale_of(bits, inverse_factor, choice);
+        block_errors[thread] = error_of(lo, inverse_factor, scale.inverse) + error_of(hi, inverse_factor, scale.inverse);
+        workgroupBarrier();
+        var sum = 0u;
+        for (var lane = first; lane < first + lanes; lane++) {
+            sum += block_errors[lane];
+        }
+        workgroupBarrier();
+        // Squares of powers of two may be no numbers; those of what one is of the other are the same everywhere.
+        var square = select(4.0, 1.0, choice == 0u);
+        if (SCALE == SCALE_E4M3) {
+            let number = finite_e4m3_to_f32(vec4<u32>(scale.stored)).x;
+            square = number * number;
+        }
+        // With a scale of 0 nothing has an error.
+        let error = select(0x1p100f, f32(sum) * square, square > 0.0);
+        if (choice == 0u || (scale.is_number && error < least)) {
+            best = scale;
+            least = error;
+        }
+    }
+    return best;
 }
 
 fn bytes(code: vec4<u32>) -> u32 {

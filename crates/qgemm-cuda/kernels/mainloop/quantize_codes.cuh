@@ -28,10 +28,17 @@ constexpr u32 SMALLEST_BITS = 0x00800000u, LARGEST_FACTOR_BITS = 0x7e800000u;
 constexpr u32 NAN_BITS = 0x7fc00000u;
 // The largest number of a code, and that of NVFP4's codes times that of its scales.
 constexpr float MOST = QG_CODE == CODE_E4M3 ? 448.0f : 127.0f;
-constexpr float MOST_NVFP4 = 448.0f * 6.0f;
+constexpr float MOST_NVFP4 = 256.0f * 6.0f;
+// Beside 1.5 * 2^23 neighbours are 1 apart, so that sums are rounded to integers, which their low bits hold.
+constexpr float ROUNDER = 12582912.0f;
 
 QG_DEVICE u32 larger(u32 a, u32 b) {
     return a > b ? a : b;
+}
+
+// Of two magnitudes.
+QG_DEVICE float smaller(float a, float b) {
+    return bits_to_f32(f32_to_bits(a) < f32_to_bits(b) ? f32_to_bits(a) : f32_to_bits(b));
 }
 
 // The bits of the largest magnitude of a group, which order like numbers; those of infinity and NaN are the largest.
@@ -67,15 +74,20 @@ QG_DEVICE float checked_inverse(float factor) {
     return bits >= SMALLEST_BITS && bits <= LARGEST_FACTOR_BITS ? rcp_rn_f32(factor) : bits_to_f32(NAN_BITS);
 }
 
-// A number as E2M1, to nearest even; what is too large becomes the largest one.
-QG_DEVICE u32 f32_to_e2m1(float value) {
-    const u32 bits = f32_to_bits(value), magnitude = bits & MAGNITUDE;
-    const u32 normal = (magnitude - (126u << 23) + 0x1fffffu + (magnitude >> 22 & 1u)) >> 22;
-    // Below 1 numbers are multiples of 1/2, as f32's beside 2^22 are.
-    const u32 subnormal = f32_to_bits(bits_to_f32(magnitude) + 4194304.0f) - 0x4a800000u;
-    const u32 code = magnitude < 0x3f800000u ? subnormal : normal;
-    return (bits >> 28 & 8u) | (code < 7u ? code : 7u);
-}
+// A magnitude as E2M1, to nearest even; what is too large becomes the largest one.
+struct E2m1 {
+    u32 code;
+    float number;
+
+    QG_DEVICE E2m1 of(float magnitude) {
+        const float least = smaller(magnitude, 6.0f);
+        // Beside 2^22 times a binade's first number its numbers of two bits are neighbours. Below 1 they are as far apart as above.
+        const u32 binade = larger(f32_to_bits(least), 0x3f800000u) & 0x7f800000u;
+        const float beside = bits_to_f32(binade + (22u << 23)), sum = least + beside;
+        // The last three bits are 2 and 3 in every binade, below 1 less, and 4 where the next begins.
+        return {(f32_to_bits(sum) & 7u) + (binade >> 22) - (0x3f800000u >> 22), sum - beside};
+    }
+};
 
 // What values of a block are multiplied with.
 struct BlockScale {
@@ -86,6 +98,8 @@ struct BlockScale {
     // Whether values are numbers; codes are 0 where they are not.
     bool is_number;
 
+    // E2M1 has a block choose one of several, of which this is number `CHOICE`.
+    template <u32 CHOICE = 0>
     QG_DEVICE BlockScale of_block(u32 largest, float inverse_factor) {
         BlockScale scale = {inverse_factor, 0.0f, 0, largest < INFINITY_BITS};
         if constexpr (QG_SCALE == SCALE_F32) {
@@ -96,12 +110,13 @@ struct BlockScale {
             // The power of two that puts the largest into E2M1's top binade, or no higher than 448 = 1.75 * 2^8.
             const i32 exponent = (i32)(largest >> 23);
             const i32 code = QG_CODE == CODE_E4M3 ? exponent + ((largest & 0x7fffffu) > 0x600000u) - 8 : exponent - 2;
-            const u32 power = code > 1 ? code : 1;
+            const u32 power = (code > 1 ? code : 1) + CHOICE;
             scale.stored = scale.is_number ? power : 0xffu;
             scale.inverse = bits_to_f32((254 - power) << 23);
         } else if constexpr (QG_SCALE == SCALE_E4M3) {
             scale.is_number &= inverse_factor == inverse_factor;
-            const float share = mul_rn_f32(mul_rn_f32(bits_to_f32(largest), inverse_factor), 1.0f / 6.0f);
+            constexpr float SHARE = CHOICE == 0 ? 1.0f / 6.0f : CHOICE == 1 ? 1.0f / 4.0f : 1.0f / 6.5f;
+            const float share = mul_rn_f32(mul_rn_f32(bits_to_f32(largest), inverse_factor), SHARE);
             scale.stored = scale.is_number ? f32_to_e4m3(share) : 0x7fu;
             const float f = e4m3_to_f32(scale.stored);
             scale.inverse = scale.stored == 0 ? 0.0f : rcp_rn_f32(f);
@@ -110,7 +125,7 @@ struct BlockScale {
     }
 };
 
-// The codes of a group: two words, of E2M1 one.
+// The codes of a group of bytes: two words.
 template <class Group>
 QG_DEVICE u32x2 codes_of(const Group& group, const BlockScale& scale) {
     float scaled[GROUP];
@@ -130,19 +145,64 @@ QG_DEVICE u32x2 codes_of(const Group& group, const BlockScale& scale) {
     for (u32 i = 0; i < GROUP; i += 4) {
         const float* four = &scaled[i];
         if constexpr (QG_CODE == CODE_INT8) {
-            // Beside 1.5 * 2^23 neighbours are 1 apart, so that sums are rounded to integers, which their low bytes hold.
-            const auto rounded = [&](u32 j) { return f32_to_bits(four[j] + 12582912.0f); };
+            const auto rounded = [&](u32 j) { return f32_to_bits(four[j] + ROUNDER); };
             word[i / 4] = prmt(prmt(rounded(0), rounded(1), 0x0040), prmt(rounded(2), rounded(3), 0x0040), 0x5410);
-        } else if constexpr (QG_CODE == CODE_E4M3) {
-            word[i / 4] = f32_to_e4m3x2(four[0], four[1]) | f32_to_e4m3x2(four[2], four[3]) << 16;
         } else {
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) word[0] |= f32_to_e2m1(four[j]) << (i + j) * 4;
+            word[i / 4] = f32_to_e4m3x2(four[0], four[1]) | f32_to_e4m3x2(four[2], four[3]) << 16;
         }
     }
     if constexpr (QG_SCALE == SCALE_NONE) return {word[0], word[1]};
     return {scale.is_number ? word[0] : 0, scale.is_number ? word[1] : 0};
 }
+
+// A block of E2M1 with one of its scales. `error` is the least of those that were tried.
+struct E2m1Block {
+    // The codes of the lane's group.
+    u32 word;
+    BlockScale scale;
+    float error;
+
+    // With the scale of the least error, which is the same for all lanes of the block.
+    template <class Group>
+    QG_DEVICE E2m1Block of(const Group& group, u32 largest, float inverse_factor) {
+        E2m1Block best = {0, {}, bits_to_f32(INFINITY_BITS)};
+        try_scale<0>(best, group, largest, inverse_factor);
+        try_scale<1>(best, group, largest, inverse_factor);
+        if constexpr (QG_SCALE == SCALE_E4M3) try_scale<2>(best, group, largest, inverse_factor);
+        if (!best.scale.is_number) best.word = 0;
+        return best;
+    }
+
+    template <u32 CHOICE, class Group>
+    QG_DEVICE void try_scale(E2m1Block& best, const Group& group, u32 largest, float inverse_factor) {
+        const BlockScale scale = BlockScale::of_block<CHOICE>(largest, inverse_factor);
+        u32 word = 0;
+        // Of squares of 128th parts of the scale, whose sum is an integer below 2^24.
+        float error = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < GROUP; i++) {
+            const float value = Group::value(group, i);
+            const float of_token = QG_FACTOR == FACTOR_NONE ? value : mul_rn_f32(value, inverse_factor);
+            const float scaled = mul_rn_f32(bits_to_f32(f32_to_bits(of_token) & MAGNITUDE), scale.inverse);
+            const E2m1 nearest = E2m1::of(scaled);
+            const float parts = (smaller(scaled, 8.0f) - nearest.number) * 128.0f + ROUNDER - ROUNDER;
+            error += parts * parts;
+            word |= (nearest.code | (f32_to_bits(value) >> 28 & 8u)) << i * 4;
+        }
+#pragma unroll
+        for (u32 mask = 1; mask < BLOCK_LANES; mask *= 2) error += bits_to_f32(shfl_xor_u32(f32_to_bits(error), mask));
+        // Squares of powers of two may be no numbers; those of what one is of the other are the same everywhere.
+        float square = CHOICE == 0 ? 1.0f : 4.0f;
+        if constexpr (QG_SCALE == SCALE_E4M3) {
+            const float number = e4m3_to_f32(scale.stored);
+            square = number * number;
+        }
+        const float of_scale = mul_rn_f32(error, square);
+        // With a scale of 0 nothing has an error.
+        if (CHOICE == 0 || (square > 0.0f && of_scale < best.error))
+            best = {word, scale, square > 0.0f ? of_scale : bits_to_f32(INFINITY_BITS)};
+    }
+};
 
 QG_DEVICE void store_codes(u8* codes_row, u32 column, u32x2 codes) {
     u8* at = codes_row + (u64)column * CODE_BITS / 8;
@@ -160,8 +220,16 @@ QG_DEVICE void quantize_in_warp(const QuantizePointers& to, const Group& group, 
     u32 largest = largest_of(group);
 #pragma unroll
     for (u32 mask = 1; mask < BLOCK_LANES; mask *= 2) largest = larger(largest, shfl_xor_u32(largest, mask));
-    const BlockScale scale = BlockScale::of_block(largest, inverse_factor);
-    const u32x2 codes = codes_of(group, scale);
+    BlockScale scale;
+    u32x2 codes;
+    if constexpr (QG_CODE == CODE_E2M1) {
+        const E2m1Block block = E2m1Block::of(group, largest, inverse_factor);
+        scale = block.scale;
+        codes = {block.word, 0};
+    } else {
+        scale = BlockScale::of_block(largest, inverse_factor);
+        codes = codes_of(group, scale);
+    }
     u8* scales = reinterpret_cast<u8*>(to.scales) + row * to.scales_row;
     if (stores) store_codes(reinterpret_cast<u8*>(to.codes) + row * to.codes_row, column, codes);
     if constexpr (QG_SCALE == SCALE_F32) {

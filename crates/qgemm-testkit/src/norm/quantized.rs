@@ -12,6 +12,8 @@ const SHARE: f64 = 3e-5;
 /// What a value of a centered row may be off because the row's mean is one of f32, as a share of the row's root mean square: a value next to the mean is
 /// what is left of two that cancel.
 const MEAN: f64 = f32::EPSILON as f64;
+/// Errors that scales are chosen by are counted in 128th parts of the scale, rounded.
+const COUNTED: f64 = 0.5 / 128.0;
 /// The rounding of a value's quotients by factor and scale.
 const QUOTIENTS: f64 = 1e-6;
 
@@ -110,14 +112,45 @@ impl Row<'_> {
                 None if got.is_nan() => {}
                 None => return self.wrong(format!("scale {at} is {got:e} of what is not finite")),
                 Some(bounds) => {
-                    let [least, most] = bounds.map(|largest| made(self.parts, largest, factor).0);
-                    if !(least..=most).contains(&got) {
-                        return self.wrong(format!("scale {at} is {got:e}, expected {least:e} to {most:e}"));
+                    let [least, most] = bounds.map(|largest| choices(self.parts, largest, factor));
+                    if !least.iter().zip(&most).any(|(least, most)| (*least..=*most).contains(&got)) {
+                        return self.wrong(format!("scale {at} is {got:e}, expected {least:?} to {most:?}"));
                     }
+                    self.check_choice(at * block..(at + 1) * block, got, &most, factor)?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// That no scale of `choices` has a lesser error than `got`, give or take how errors are counted and what values may be off.
+    fn check_choice(
+        &self,
+        columns: std::ops::Range<usize>,
+        got: f32,
+        choices: &[f32],
+        factor: Option<f32>,
+    ) -> Result<(), Failure> {
+        if choices.len() < 2 {
+            return Ok(());
+        }
+        let numbers = numbers(self.parts.code);
+        let values = || self.values[columns.clone()].iter().zip(&self.reach[columns.clone()]);
+        let error = |scale: f32, slack: f64| {
+            let unit = f64::from(factor.unwrap_or(1.0)) * f64::from(scale);
+            let of = |(value, reach): (&f64, &f64)| {
+                let off = numbers.iter().map(|number| (number * unit - value).abs()).fold(f64::INFINITY, f64::min);
+                (off + slack * (reach + unit * COUNTED)).max(0.0).powi(2)
+            };
+            values().map(of).sum::<f64>()
+        };
+        let own = error(got, -1.0);
+        match choices.iter().find(|&&scale| scale > 0.0 && error(scale, 1.0) < own) {
+            None => Ok(()),
+            Some(better) => {
+                self.wrong(format!("columns {columns:?} have a scale of {got:e}, and {better:e} is better"))
+            }
+        }
     }
 
     /// That no code comes nearer to a value than its own.
@@ -168,6 +201,14 @@ fn word(bytes: &[u8], at: usize) -> f32 {
 fn scale(parts: &XParts, scales: &[u8], at: usize) -> f32 {
     let one = XParts { code: XCode::Int8, block: None, factor: XFactor::None, sum_span: None, ..*parts };
     one.dequantize_row(&[1], &scales[at * parts.scale_width()..], None, 1)[0]
+}
+
+/// The scales that a block may have whose largest magnitude is this.
+fn choices(parts: &XParts, largest: f32, factor: Option<f32>) -> Vec<f32> {
+    match parts.code {
+        XCode::E2M1 => parts.e2m1_scales(largest, factor).to_vec(),
+        _ => vec![made(parts, largest, factor).0],
+    }
 }
 
 /// The scale and the factor of a block whose largest magnitude is this, where `factor` is the row's if it has one.
