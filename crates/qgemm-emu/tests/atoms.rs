@@ -19,8 +19,9 @@ use atom_probe::{LANES, PROBES, Probe, fill, on_emulator, on_gpu, spec, sums_are
 
 /// Names the folder that the GPU's results are written to.
 const RECORD_VARIABLE: &str = "QGEMM_RECORD";
-/// Cases that are recorded: eight of each kind of fill.
+/// Cases that are recorded of a warp, and of a warpgroup: eight and two of each kind of fill.
 const RECORDED_CASES: usize = 32;
+const RECORDED_WARPGROUP_CASES: usize = 8;
 /// Cases with a GPU at hand.
 const LIVE_CASES: usize = 1024;
 /// The chip that the recordings are of.
@@ -52,7 +53,7 @@ fn the_emulator_gives_what_is_recorded() {
         return qgemm_testkit::skipped("the_emulator_gives_what_is_recorded", &why.to_string());
     }
     for probe in PROBES {
-        let inputs = fill(probe, RECORDED_CASES);
+        let inputs = fill(probe, recorded_cases(probe));
         let emulated = on_emulator(probe, &inputs).unwrap_or_else(|e| panic!("{}: {e}", probe.name));
         // Emulated devices add as their own chip does; how the recorded one does is the next test's.
         check(probe, "the emulator", &inputs, &emulated, &recorded(probe), float_mma(probe).is_some());
@@ -93,7 +94,7 @@ fn a_gpu_gives_what_is_recorded() {
     let Some(device) = gpu_or_skip(test) else { return };
     let record = env::var_os(RECORD_VARIABLE).map(PathBuf::from);
     for probe in PROBES {
-        let inputs = fill(probe, RECORDED_CASES);
+        let inputs = fill(probe, recorded_cases(probe));
         match (on_gpu_or_skip(test, &*device, probe, &inputs), &record) {
             (Some(outputs), Some(folder)) => write_recording(folder, probe, &outputs),
             (None, Some(_)) => panic!("{} is not recorded", probe.name),
@@ -140,7 +141,8 @@ fn gpu_or_skip(test: &str) -> Option<Arc<dyn Device>> {
 
 /// The results of `probe`, unless the GPU is too old for it or nothing can compile it.
 fn on_gpu_or_skip(test: &str, device: &dyn Device, probe: &Probe, inputs: &[u32]) -> Option<Vec<u32>> {
-    let why = if chip(device) < probe.variant.number() {
+    let is_chips_own = spec(probe.variant).arch_specific;
+    let why = if chip(device) < probe.variant.number() || is_chips_own && chip(device) != probe.variant.number() {
         format!("the GPU is {}", device.info().arch)
     } else {
         match on_gpu(device, probe, inputs) {
@@ -182,6 +184,10 @@ fn recordings(probe: &Probe, inputs: &[u32], outputs: &[u32]) -> Vec<Recording> 
         .collect()
 }
 
+fn recorded_cases(probe: &Probe) -> usize {
+    if probe.lanes() == LANES { RECORDED_CASES } else { RECORDED_WARPGROUP_CASES }
+}
+
 fn recording_name(probe: &Probe) -> String {
     format!("{}.bin", probe.name)
 }
@@ -199,7 +205,7 @@ fn recorded(probe: &Probe) -> Vec<u32> {
     let path = folder.join(recording_name(probe));
     let bytes = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}; {RECORD_VARIABLE} makes it", path.display()));
     let words: Vec<_> = bytes.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
-    assert_eq!(words.len(), RECORDED_CASES * LANES * probe.words_out, "{}", path.display());
+    assert_eq!(words.len(), recorded_cases(probe) * probe.lanes() * probe.words_out, "{}", path.display());
     words
 }
 
@@ -207,7 +213,7 @@ fn recorded(probe: &Probe) -> Vec<u32> {
 fn check(probe: &Probe, who: &str, inputs: &[u32], got: &[u32], expected: &[u32], only_exact: bool) {
     assert_eq!(got.len(), expected.len(), "{}", probe.name);
     let (words_in, words_out) = (probe.words_in(), probe.words_out);
-    let counts = |word: usize| !only_exact || sums_are_exact(word / words_out / LANES);
+    let counts = |word: usize| !only_exact || sums_are_exact(word / words_out / probe.lanes());
     let wrong: Vec<_> = (0..got.len()).filter(|&word| counts(word) && got[word] != expected[word]).collect();
     let Some(&first) = wrong.first() else { return };
     let lane = first / words_out;
@@ -218,8 +224,8 @@ fn check(probe: &Probe, who: &str, inputs: &[u32], got: &[u32], expected: &[u32]
         wrong.len(),
         got.len(),
         first % words_out,
-        lane / LANES,
-        lane % LANES,
+        lane / probe.lanes(),
+        lane % probe.lanes(),
         got[first],
         expected[first],
         &inputs[lane * words_in..(lane + 1) * words_in],

@@ -15,13 +15,15 @@
 //! - E8M0: the power of two that puts `max|x|` just below 448 of E4M3, or into the top binade of E2M1, or twice that; 2⁻¹²⁶ at least.
 //! - NVFP4: `factor = max(max|x| / 1536, 2⁻¹²⁶)` of the token's finite values, `scale = e4m3(max|x| · (1 / factor) · (1 / 6))` or the
 //!   same with `1 / 4` or `1 / 6.5`, `code = e2m1(x · (1 / factor) · (1 / scale))`.
-//! - Of its scales of E2M1 a block has the one with the least error, the first of such. The error is the sum of
-//!   `round(128 · (min(|v|, 8) − |code|))²` of all `v = x · (1 / factor) · (1 / scale)`, which is an integer below 2²⁴, times `scale²`;
-//!   a scale of 0 is the last resort. E2M1 has nothing between 4 and 6, where with the first scale alone a block's second largest
+//! - Of its scales of E2M1 a block has the one with the least error, the first of such. The error is the sum of `round(32 · (h − e2m1(h)))²`,
+//!   an integer below 2²⁴, times `scale²`. `h` is `f16(min(|x| · (1 / factor) · (1 / first), 8))` with the first scale, of another one
+//!   `f16(h · f16(first · (1 / scale)))`; a scale of 0 is the last resort. E2M1 has nothing between 4 and 6, where with the first scale alone a block's second largest
 //!   values often are (Cook et al., "Four Over Six", 2025, have the scale of `1 / 4`).
 //!
 //! Codes saturate. Where values that share a scale are not all finite, the scale is NaN and their codes are 0; E4M3 with a given
 //! scale has NaN codes for them. −0 keeps its sign in codes that are floating-point numbers.
+
+use half::f16;
 
 use crate::activation::Q8_BLOCK;
 use crate::desc::{Encoding, ScaleType};
@@ -35,7 +37,7 @@ const NVFP4_MAX: f32 = 256.0 * E2M1_MAX;
 /// What the largest magnitude of a block becomes with each of NVFP4's scales.
 const NVFP4_LARGEST: [f32; 3] = [E2M1_MAX, 4.0, 6.5];
 /// Parts of 1 in which errors are counted, and the magnitude from which on they grow no more.
-const ERROR_PARTS: f32 = 128.0;
+const ERROR_PARTS: f32 = 32.0;
 const ERROR_MOST: f32 = 8.0;
 /// Exponents of the largest numbers' binades.
 const E4M3_EXPONENT: u32 = 8;
@@ -256,12 +258,21 @@ impl XParts {
         if self.code != XCode::E2M1 {
             return choices[0].0;
         }
-        let error = |(scale, square)| match square {
-            // Nothing has an error.
-            0.0 => f32::INFINITY,
-            _ => self.e2m1_error(x, inverse_factor, self.byte_inverse(scale)) as f32 * square,
-        };
         let [first, others @ ..] = choices;
+        let inverse = self.byte_inverse(first.0);
+        let halves = || x.iter().map(move |v| f16::from_f32((v.abs() * inverse_factor * inverse).min(ERROR_MOST)));
+        let error = |(scale, square)| match (square, scale == first.0) {
+            // Nothing has an error.
+            (0.0, _) => f32::INFINITY,
+            (_, true) => e2m1_error(halves()) as f32 * square,
+            (_, false) => {
+                let ratio = f16::from_f32(match self.scale {
+                    Some(ScaleType::E4M3) => e4m3_to_f32(first.0) * self.byte_inverse(scale),
+                    _ => 0.5,
+                });
+                e2m1_error(halves().map(|half| half * ratio)) as f32 * square
+            }
+        };
         let nearer = |(best, least): (u8, f32), choice: (u8, f32)| {
             let error = error(choice);
             if error < least { (choice.0, error) } else { (best, least) }
@@ -309,18 +320,6 @@ impl XParts {
         }
     }
 
-    /// The error of E2M1 codes of a block, in squares of parts of the scale.
-    fn e2m1_error(&self, x: &[f32], inverse_factor: f32, inverse: f32) -> u32 {
-        let error = |&v: &f32| {
-            let scaled = v.abs() * inverse_factor * inverse;
-            let number = f32::from(E2M1_DOUBLED[usize::from(f32_to_e2m1(scaled))]) * 0.5;
-            let parts =
-                ((scaled.min(ERROR_MOST) - number) * ERROR_PARTS + ROUNDER).to_bits() as i32 - ROUNDER.to_bits() as i32;
-            parts.unsigned_abs().pow(2)
-        };
-        x.iter().map(error).sum()
-    }
-
     /// The E8M0 code for a block whose largest magnitude has these bits; of E2M1 the first of two.
     fn power(&self, bits: u32) -> u8 {
         if bits >= INFINITY_BITS {
@@ -357,6 +356,17 @@ impl XParts {
             }
         }
     }
+}
+
+/// The error of E2M1 codes of these magnitudes, in squares of parts of the scale.
+fn e2m1_error(magnitudes: impl Iterator<Item = f16>) -> u32 {
+    let error = |magnitude: f16| {
+        let magnitude = magnitude.to_f32();
+        let number = f32::from(E2M1_DOUBLED[usize::from(f32_to_e2m1(magnitude))]) * 0.5;
+        let parts = ((magnitude - number) * ERROR_PARTS + ROUNDER).to_bits() as i32 - ROUNDER.to_bits() as i32;
+        parts.unsigned_abs().pow(2)
+    };
+    magnitudes.map(error).sum()
 }
 
 /// E4M3 with a given scale: nothing but the code can say that a value is not finite.

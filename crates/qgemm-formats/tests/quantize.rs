@@ -78,7 +78,6 @@ fn activations_of_four_bits_lose_less_than_those_of_ggml() {
             let x = almost_normal(64 * 1024, outliers);
             let own: Vec<f32> = x.chunks_exact(1024).flat_map(|row| requantized(&parts, row)).collect();
             let ours = nmse(&own, &x);
-            println!("{format} {ours:e}");
             assert!(ours < expected, "{format}: {ours:e}, ggml's {expected:e}");
         }
     }

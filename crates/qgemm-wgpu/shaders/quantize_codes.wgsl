@@ -129,18 +129,29 @@ fn to_e2m1(magnitude: vec4<f32>) -> vec4<u32> {
     return min(select(normal, subnormal, bits < vec4<u32>(ONE)), vec4<u32>(7u));
 }
 
-// The error of E2M1 codes: the sum of squares of 128th parts of the scale, each rounded to an integer.
-fn error_of(x: vec4<f32>, inverse_factor: u32, inverse: u32) -> u32 {
+// A positive number rounded to f16, below its normal numbers to as many bits as above: what errors do not tell apart.
+fn rounded_to_f16(x: vec4<f32>) -> vec4<f32> {
+    let bits = bitcast<vec4<u32>>(x);
+    let odd = (bits >> vec4<u32>(13u)) & vec4<u32>(1u);
+    return bitcast<vec4<f32>>((bits + vec4<u32>(0xfffu) + odd) & vec4<u32>(0xffffe000u));
+}
+
+// Magnitudes of columns in f16 with the first scale of a block.
+fn halves_of(x: vec4<f32>, inverse_factor: u32, inverse: u32) -> vec4<f32> {
     var scaled = x;
     if (FACTOR != 0u) {
         scaled = times(x, inverse_factor);
     }
-    scaled = times(scaled, inverse);
-    let code = to_e2m1(scaled);
+    return rounded_to_f16(min(times(scaled, inverse), vec4<f32>(8.0)));
+}
+
+// The error of E2M1 codes of magnitudes: the sum of squares of 32nd parts of the scale, each rounded to an integer.
+fn error_of(magnitude: vec4<f32>) -> u32 {
+    let code = to_e2m1(magnitude);
     let binade = max(code / 2u, vec4<u32>(1u)) - 1u;
     // Halves: 0 to 4, then twice 2 and 3, and four times.
     let halves = (code - 2u * binade) << binade;
-    let parts = vec4<i32>(round((min(scaled, vec4<f32>(8.0)) - 0.5 * vec4<f32>(halves)) * 128.0));
+    let parts = vec4<i32>(round((magnitude - 0.5 * vec4<f32>(halves)) * 32.0));
     let squares = parts * parts;
     return u32(squares.x + squares.y + squares.z + squares.w);
 }
@@ -157,10 +168,22 @@ fn nearest_scale(thread: u32, lo: vec4<f32>, hi: vec4<f32>, bits: u32, inverse_f
     }
     let lanes = max(BLOCK / 8u, 1u);
     let first = thread / lanes * lanes;
+    let low = halves_of(lo, inverse_factor, best.inverse);
+    let high = halves_of(hi, inverse_factor, best.inverse);
+    let first_stored = best.stored;
     var least = 0.0;
     for (var choice = 0u; choice < select(2u, 3u, SCALE == SCALE_E4M3); choice++) {
         let scale = scale_of(bits, inverse_factor, choice);
-        block_errors[thread] = error_of(lo, inverse_factor, scale.inverse) + error_of(hi, inverse_factor, scale.inverse);
+        if (choice == 0u) {
+            block_errors[thread] = error_of(low) + error_of(high);
+        } else {
+            var ratio = 0.5;
+            if (SCALE == SCALE_E4M3) {
+                let number = finite_e4m3_to_f32(vec4<u32>(first_stored));
+                ratio = rounded_to_f16(number * bitcast<f32>(scale.inverse)).x;
+            }
+            block_errors[thread] = error_of(rounded_to_f16(low * ratio)) + error_of(rounded_to_f16(high * ratio));
+        }
         workgroupBarrier();
         var sum = 0u;
         for (var lane = first; lane < first + lanes; lane++) {

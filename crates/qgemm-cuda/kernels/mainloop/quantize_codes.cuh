@@ -4,9 +4,11 @@
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/fp8.cuh"
+#include "atoms/half_order.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/narrow_store.cuh"
+#include "atoms/numeric.cuh"
 #include "atoms/rounded.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
@@ -75,19 +77,34 @@ QG_DEVICE float checked_inverse(float factor) {
 }
 
 // A magnitude as E2M1, to nearest even; what is too large becomes the largest one.
-struct E2m1 {
-    u32 code;
-    float number;
+QG_DEVICE u32 f32_to_e2m1(float magnitude) {
+    const float least = smaller(magnitude, 6.0f);
+    // Beside 2^22 times a binade's first number its numbers of two bits are neighbours. Below 1 they are as far apart as above.
+    const u32 binade = larger(f32_to_bits(least), 0x3f800000u) & 0x7f800000u;
+    const u32 sum = f32_to_bits(least + bits_to_f32(binade + (22u << 23)));
+    // The last three bits are 2 and 3 in every binade, below 1 less, and 4 where the next begins.
+    return (sum & 7u) + (binade >> 22) - (127u << 1);
+}
 
-    QG_DEVICE E2m1 of(float magnitude) {
-        const float least = smaller(magnitude, 6.0f);
-        // Beside 2^22 times a binade's first number its numbers of two bits are neighbours. Below 1 they are as far apart as above.
-        const u32 binade = larger(f32_to_bits(least), 0x3f800000u) & 0x7f800000u;
-        const float beside = bits_to_f32(binade + (22u << 23)), sum = least + beside;
-        // The last three bits are 2 and 3 in every binade, below 1 less, and 4 where the next begins.
-        return {(f32_to_bits(sum) & 7u) + (binade >> 22) - (0x3f800000u >> 22), sum - beside};
-    }
-};
+// Two numbers as f16, to nearest even.
+QG_DEVICE u32 f16_pair(float low, float high) {
+#if QG_VARIANT >= 80
+    return f32_to_f16x2(low, high);
+#else
+    return f32_to_f16(low) | f32_to_f16(high) << 16;
+#endif
+}
+
+// What a pair of magnitudes in f16 is off from E2M1, as two f16 numbers whose low bytes are 32 times that, a signed integer.
+QG_DEVICE u32 e2m1_errors(u32 pair) {
+    constexpr u32 ONE = 0x3c003c00u, SIX = 0x46004600u, BINADE = 0x7c007c00u, TIMES_512 = 9u << 10 | 9u << 26;
+    // Beside 48 neighbours are 1/32 apart.
+    constexpr u32 FORTY_EIGHT = 0x52005200u;
+    const u32 least = min_f16x2(pair, SIX);
+    const u32 beside = (max_f16x2(least, ONE) & BINADE) + TIMES_512;
+    const u32 number = sub_f16x2(fma_f16x2(least, ONE, beside), beside);
+    return fma_f16x2(sub_f16x2(pair, number), ONE, FORTY_EIGHT);
+}
 
 // What values of a block are multiplied with.
 struct BlockScale {
@@ -155,52 +172,85 @@ QG_DEVICE u32x2 codes_of(const Group& group, const BlockScale& scale) {
     return {scale.is_number ? word[0] : 0, scale.is_number ? word[1] : 0};
 }
 
-// A block of E2M1 with one of its scales. `error` is the least of those that were tried.
+// Scales that a block of E2M1 chooses from.
+constexpr u32 CHOICES = QG_SCALE == SCALE_E4M3 ? 3 : 2;
+
+// A block of E2M1: the codes of the lane's group, with the scale of the least error, which is the same for all of its lanes.
 struct E2m1Block {
-    // The codes of the lane's group.
     u32 word;
     BlockScale scale;
-    float error;
 
-    // With the scale of the least error, which is the same for all lanes of the block.
     template <class Group>
     QG_DEVICE E2m1Block of(const Group& group, u32 largest, float inverse_factor) {
-        E2m1Block best = {0, {}, bits_to_f32(INFINITY_BITS)};
-        try_scale<0>(best, group, largest, inverse_factor);
-        try_scale<1>(best, group, largest, inverse_factor);
-        if constexpr (QG_SCALE == SCALE_E4M3) try_scale<2>(best, group, largest, inverse_factor);
-        if (!best.scale.is_number) best.word = 0;
-        return best;
-    }
-
-    template <u32 CHOICE, class Group>
-    QG_DEVICE void try_scale(E2m1Block& best, const Group& group, u32 largest, float inverse_factor) {
-        const BlockScale scale = BlockScale::of_block<CHOICE>(largest, inverse_factor);
-        u32 word = 0;
-        // Of squares of 128th parts of the scale, whose sum is an integer below 2^24.
-        float error = 0.0f;
+        BlockScale scales[3] = {BlockScale::of_block<0>(largest, inverse_factor), BlockScale::of_block<1>(largest, inverse_factor), {}};
+        if constexpr (CHOICES > 2) scales[2] = BlockScale::of_block<2>(largest, inverse_factor);
+        float of_token[GROUP];
+        // With the first scale, which others are a little more or less than.
+        u32 halves[GROUP / 2];
 #pragma unroll
         for (u32 i = 0; i < GROUP; i++) {
             const float value = Group::value(group, i);
-            const float of_token = QG_FACTOR == FACTOR_NONE ? value : mul_rn_f32(value, inverse_factor);
-            const float scaled = mul_rn_f32(bits_to_f32(f32_to_bits(of_token) & MAGNITUDE), scale.inverse);
-            const E2m1 nearest = E2m1::of(scaled);
-            const float parts = (smaller(scaled, 8.0f) - nearest.number) * 128.0f + ROUNDER - ROUNDER;
-            error += parts * parts;
-            word |= (nearest.code | (f32_to_bits(value) >> 28 & 8u)) << i * 4;
+            of_token[i] = QG_FACTOR == FACTOR_NONE ? value : mul_rn_f32(value, inverse_factor);
         }
 #pragma unroll
-        for (u32 mask = 1; mask < BLOCK_LANES; mask *= 2) error += bits_to_f32(shfl_xor_u32(f32_to_bits(error), mask));
-        // Squares of powers of two may be no numbers; those of what one is of the other are the same everywhere.
-        float square = CHOICE == 0 ? 1.0f : 4.0f;
-        if constexpr (QG_SCALE == SCALE_E4M3) {
-            const float number = e4m3_to_f32(scale.stored);
-            square = number * number;
+        for (u32 i = 0; i < GROUP; i += 2) {
+            const auto scaled = [&](u32 j) { return smaller(scaled_of(of_token[i + j], scales[0]), 8.0f); };
+            halves[i / 2] = f16_pair(scaled(0), scaled(1));
         }
-        const float of_scale = mul_rn_f32(error, square);
-        // With a scale of 0 nothing has an error.
-        if (CHOICE == 0 || (square > 0.0f && of_scale < best.error))
-            best = {word, scale, square > 0.0f ? of_scale : bits_to_f32(INFINITY_BITS)};
+        // Sums of squares of 32nd parts of the scale.
+        i32 errors[CHOICES];
+#pragma unroll
+        for (u32 choice = 0; choice < CHOICES; choice++) {
+            const u32 ratio = ratio_of(scales[0], scales[choice]);
+            u32 off[GROUP / 2];
+#pragma unroll
+            for (u32 i = 0; i < GROUP / 2; i++) off[i] = e2m1_errors(choice == 0 ? halves[i] : mul_f16x2(halves[i], ratio));
+            const i32 low = (i32)prmt(off[0], off[1], 0x6420), high = (i32)prmt(off[2], off[3], 0x6420);
+            errors[choice] = dp4a(low, low, dp4a(high, high, 0));
+        }
+        static_assert(GROUP == 8, "errors of a group are two words");
+#pragma unroll
+        for (u32 mask = 1; mask < BLOCK_LANES; mask *= 2)
+#pragma unroll
+            for (u32 choice = 0; choice < CHOICES; choice++)
+                errors[choice] += (i32)shfl_xor_u32((u32)errors[choice], mask);
+        E2m1Block block = {0, scales[0]};
+        float least = of_scale<0>(errors[0], scales[0]);
+        take_nearer<1>(block.scale, least, errors[1], scales[1]);
+        if constexpr (CHOICES > 2) take_nearer<2>(block.scale, least, errors[CHOICES - 1], scales[2]);
+#pragma unroll
+        for (u32 i = 0; i < GROUP; i++) {
+            const u32 sign = f32_to_bits(of_token[i]) >> 28 & 8u;
+            block.word |= (f32_to_e2m1(scaled_of(of_token[i], block.scale)) | sign) << i * 4;
+        }
+        if (!block.scale.is_number) block.word = 0;
+        return block;
+    }
+
+    QG_DEVICE float scaled_of(float of_token, const BlockScale& scale) {
+        return mul_rn_f32(bits_to_f32(f32_to_bits(of_token) & MAGNITUDE), scale.inverse);
+    }
+
+    // The pair of what magnitudes are multiplied with for another scale.
+    QG_DEVICE u32 ratio_of(const BlockScale& first, const BlockScale& scale) {
+        if constexpr (QG_SCALE != SCALE_E4M3) return 0x38003800u;
+        const float ratio = mul_rn_f32(e4m3_to_f32(first.stored), scale.inverse);
+        return f16_pair(ratio, ratio);
+    }
+
+    // The error in squares of the scale, of E8M0 of the first one's: squares of powers of two may be no numbers. With a scale of 0
+    // nothing has an error.
+    template <u32 CHOICE>
+    QG_DEVICE float of_scale(i32 error, const BlockScale& scale) {
+        if constexpr (QG_SCALE != SCALE_E4M3) return CHOICE == 0 ? (float)error : (float)error * 4.0f;
+        const float number = e4m3_to_f32(scale.stored), square = number * number;
+        return scale.stored > 0 ? mul_rn_f32((float)error, square) : bits_to_f32(INFINITY_BITS);
+    }
+
+    template <u32 CHOICE>
+    QG_DEVICE void take_nearer(BlockScale& nearest, float& least, i32 error, const BlockScale& scale) {
+        const float own = of_scale<CHOICE>(error, scale);
+        if (own < least) nearest = scale, least = own;
     }
 };
 

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{LANES, Probe};
+use super::Probe;
 
 /// What the bits of an input word stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,13 +46,13 @@ const FILLS: [Fill; 4] = [Fill::Index, Fill::Integers, Fill::Normal, Fill::Wide]
 
 /// The inputs of the first `cases` cases of `probe`: `[case][lane][word]`. More cases begin with the same ones.
 pub fn fill(probe: &Probe, cases: usize) -> Vec<u32> {
-    let mut words = Vec::with_capacity(cases * LANES * probe.words_in());
+    let mut words = Vec::with_capacity(cases * probe.lanes() * probe.words_in());
     for case in 0..cases {
         let mut random = Random::new(probe.name, case);
         let fill = FILLS[case % FILLS.len()];
         // Another start in each round of fills.
         let shift = (case / FILLS.len() * 7) as u32;
-        for lane in 0..LANES {
+        for lane in 0..probe.lanes() {
             for &(kind, count) in probe.inputs {
                 words.extend((0..count).map(|i| word(kind, fill, (lane * count + i) as u32, shift, &mut random)));
             }

@@ -1,4 +1,4 @@
-//! Probes: each runs one atom on one warp's registers, the same source on a GPU and under the emulator.
+//! Probes: each runs one atom on the registers of a warp, or of a warpgroup, the same source on a GPU and under the emulator.
 
 mod inputs;
 mod run;
@@ -12,8 +12,12 @@ use qgemm_hal::Variant;
 pub use inputs::{Kind, fill, sums_are_exact};
 pub use run::{on_emulator, on_gpu};
 
-/// Lanes of a warp.
+/// Lanes of a warp, and of a warpgroup.
 pub const LANES: usize = 32;
+const WARPGROUP_LANES: usize = 128;
+/// Bytes of shared memory of a warp, 16 a lane, and of a warpgroup: two tiles of 64 rows, which begin at a multiple of 1024.
+const WARP_BYTES: usize = LANES * 16;
+const WARPGROUP_BYTES: usize = 2 * 64 * 128 + 1024;
 
 /// One atom, and what its probe takes and gives.
 #[derive(Debug)]
@@ -32,6 +36,11 @@ impl Probe {
     /// Input words of a lane.
     pub fn words_in(&self) -> usize {
         self.inputs.iter().map(|&(_, words)| words).sum()
+    }
+
+    /// Lanes that run the atom together: of Hopper's a warpgroup's.
+    pub fn lanes(&self) -> usize {
+        lanes(self.variant)
     }
 
     /// Its number in the kernel of its variant.
@@ -56,9 +65,14 @@ pub struct Params {
     reserved: u32,
 }
 
-/// The launch of `cases` warps, with room for 16 bytes a lane in shared memory.
-pub fn geometry(cases: usize) -> Geometry {
-    Geometry { grid: [cases as u32, 1, 1], threads: LANES as u32, shared_bytes: (LANES * 16) as u32 }
+/// The launch of `cases` of `probe`.
+pub fn geometry(probe: &Probe, cases: usize) -> Geometry {
+    let shared_bytes = if probe.lanes() == LANES { WARP_BYTES } else { WARPGROUP_BYTES };
+    Geometry { grid: [cases as u32, 1, 1], threads: probe.lanes() as u32, shared_bytes: shared_bytes as u32 }
+}
+
+fn lanes(variant: Variant) -> usize {
+    if variant == Variant::Sm90 { WARPGROUP_LANES } else { LANES }
 }
 
 /// The variants that have probes.
@@ -68,14 +82,15 @@ pub fn variants() -> Vec<Variant> {
     variants
 }
 
-/// PTX of the variant's own chip, which any newer GPU runs.
+/// PTX of the variant's own chip, which any newer GPU runs, but of Hopper, whose instructions are its own.
 pub fn target(variant: Variant) -> Target {
-    Target::Ptx { arch: variant.number(), specific: false }
+    Target::Ptx { arch: variant.number(), specific: variant == Variant::Sm90 }
 }
 
 /// The kernel with all probes of `variant`.
 pub fn spec(variant: Variant) -> KernelSpec {
-    let mut prelude = format!("#define QG_VARIANT {}\n#define QG_PROBES(PROBE)", variant.number());
+    let (number, lanes) = (variant.number(), lanes(variant));
+    let mut prelude = format!("#define QG_VARIANT {number}\n#define QG_LANES {lanes}\n#define QG_PROBES(PROBE)");
     for probe in PROBES.iter().filter(|p| p.variant == variant) {
         let (number, name) = (probe.number(), probe.name);
         write!(prelude, " PROBE({number}, {}, {}, {name})", probe.words_in(), probe.words_out).expect("a string");
@@ -87,7 +102,7 @@ pub fn spec(variant: Variant) -> KernelSpec {
         text: include_str!("../kernels/atom_probe.cu"),
         symbol: "atom_probe",
         prelude,
-        arch_specific: false,
+        arch_specific: variant == Variant::Sm90,
     }
 }
 
@@ -96,7 +111,7 @@ const fn probe(name: &'static str, variant: Variant, inputs: &'static [(Kind, us
 }
 
 use Kind::{AnyF16, AnyF32, Below, Bf16, Bits, E4m3, E5m2, F16, F32, S8};
-use Variant::{Sm70, Sm75, Sm80, Sm89};
+use Variant::{Sm70, Sm75, Sm80, Sm89, Sm90};
 
 /// Every atom that computes or moves registers, in the order of variants.
 pub static PROBES: &[Probe] = &[
@@ -127,6 +142,7 @@ pub static PROBES: &[Probe] = &[
     probe("ldmatrix_x4_trans", Sm75, &[(Bits, 4), (Below(32), 1)], 4),
     probe("mma_m16n8k16_f16", Sm80, &[(F16, 4), (F16, 2), (F32, 4)], 4),
     probe("mma_m16n8k16_bf16", Sm80, &[(Bf16, 4), (Bf16, 2), (F32, 4)], 4),
+    probe("mma_m16n8k8_tf32", Sm80, &[(F32, 4), (F32, 2), (F32, 4)], 4),
     probe("mma_m16n8k16_s8", Sm80, &[(S8, 2), (S8, 1), (Bits, 4)], 4),
     probe("mma_m16n8k32_s8", Sm80, &[(S8, 4), (S8, 2), (Bits, 4)], 4),
     probe("redux_add", Sm80, &[(Bits, 1)], 1),
@@ -137,8 +153,16 @@ pub static PROBES: &[Probe] = &[
     probe("cp_async_16", Sm80, &[(Below(17), 1), (Bits, 7)], 4),
     probe("mma_m16n8k32_e4m3", Sm89, &[(E4m3, 4), (E4m3, 2), (F32, 4)], 4),
     probe("mma_m16n8k32_e5m2", Sm89, &[(E5m2, 4), (E5m2, 2), (F32, 4)], 4),
+    probe("mma_m16n8k32_e4m3_e5m2", Sm89, &[(E4m3, 4), (E5m2, 2), (F32, 4)], 4),
     probe("cvt_f16x2_e4m3x2", Sm89, &[(Bits, 1)], 1),
     probe("cvt_f16x2_e5m2x2", Sm89, &[(Bits, 1)], 1),
     probe("cvt_e4m3x2_f32", Sm89, &[(AnyF32, 2)], 1),
     probe("cvt_e5m2x2_f32", Sm89, &[(AnyF32, 2)], 1),
+    probe("wgmma_k16_f16", Sm90, &[(F16, 4), (F16, 8), (F32, 4)], 4),
+    probe("wgmma_k16_bf16", Sm90, &[(Bf16, 4), (Bf16, 8), (F32, 4)], 4),
+    probe("wgmma_k32_e4m3_e4m3", Sm90, &[(E4m3, 4), (E4m3, 8), (F32, 4)], 4),
+    probe("wgmma_k32_e4m3_e5m2", Sm90, &[(E4m3, 4), (E5m2, 8), (F32, 4)], 4),
+    probe("wgmma_k32_s8_u8", Sm90, &[(S8, 4), (S8, 8), (Bits, 4)], 4),
+    probe("wgmma_k32_s8_s8", Sm90, &[(S8, 4), (S8, 8), (Bits, 4)], 4),
+    probe("wgmma_shared_k32_e4m3", Sm90, &[(E4m3, 4), (E4m3, 8), (F32, 4)], 4),
 ];

@@ -5,12 +5,12 @@ use qgemm_emu::model::Precision;
 use qgemm_emu::{Access, Region};
 use qgemm_hal::{Device, HalError, Variant};
 
-use super::{LANES, Probe, geometry, spec, target};
+use super::{Probe, geometry, spec, target};
 
 /// What a GPU gives for these inputs, through PTX of the probe's variant.
 pub fn on_gpu(device: &dyn Device, probe: &Probe, inputs: &[u32]) -> Result<Vec<u32>, HalError> {
     let cases = cases_of(probe, inputs);
-    let mut outputs = vec![0u32; cases * LANES * probe.words_out];
+    let mut outputs = vec![0u32; cases * probe.lanes() * probe.words_out];
     let stream = device.default_stream();
     let mut from = device.allocate(size_of_val(inputs), "the inputs")?;
     let to = device.allocate(size_of_val(outputs.as_slice()), "the outputs")?;
@@ -22,7 +22,7 @@ pub fn on_gpu(device: &dyn Device, probe: &Probe, inputs: &[u32]) -> Result<Vec<
     // buffers, which are as long as all of them and live until the results have been waited for.
     unsafe {
         let params = bytemuck::bytes_of(&params);
-        launch_spec(device, &stream, &spec, Some(target), geometry(cases), params)?;
+        launch_spec(device, &stream, &spec, Some(target), geometry(probe, cases), params)?;
     }
     device.download(&stream, (&to).into(), bytemuck::cast_slice_mut(&mut outputs))?;
     Ok(outputs)
@@ -35,7 +35,7 @@ pub fn on_emulator(probe: &Probe, inputs: &[u32]) -> Result<Vec<u32>, HalError> 
     // The recordings are an H200's, which runs the instructions of every older chip its own way.
     qgemm_emu::set_precision(device, Precision::of(Variant::Sm90))?;
     let cases = cases_of(probe, inputs);
-    let mut outputs = vec![0u32; cases * LANES * probe.words_out];
+    let mut outputs = vec![0u32; cases * probe.lanes() * probe.words_out];
     let stream = device.default_stream();
     let mut from = device.allocate(size_of_val(inputs), "the inputs")?;
     let to = device.allocate(size_of_val(outputs.as_slice()), "the outputs")?;
@@ -44,7 +44,7 @@ pub fn on_emulator(probe: &Probe, inputs: &[u32]) -> Result<Vec<u32>, HalError> 
     let (from_address, to_address) = (address((&from).into())?, address((&to).into())?);
     let params = probe.params(from_address, to_address);
     let params = bytemuck::bytes_of(&params);
-    let Geometry { grid: blocks, threads, shared_bytes } = geometry(cases);
+    let Geometry { grid: blocks, threads, shared_bytes } = geometry(probe, cases);
     let geometry = qgemm_emu::Geometry { blocks, threads, shared_bytes, params, starts_early: false };
     let region = |name, start, len, access| Region { name, start: start as usize, len, access };
     let regions = [
@@ -58,5 +58,5 @@ pub fn on_emulator(probe: &Probe, inputs: &[u32]) -> Result<Vec<u32>, HalError> 
 }
 
 fn cases_of(probe: &Probe, inputs: &[u32]) -> usize {
-    inputs.len() / (LANES * probe.words_in())
+    inputs.len() / (probe.lanes() * probe.words_in())
 }

@@ -1,4 +1,4 @@
-// Runs one atom on registers from memory: lane l of CTA c takes words [32c + l][…], and writes what the atom yields to
+// Runs one atom on registers from memory: lane l of CTA c takes words [QG_LANES * c + l][…], and writes what the atom yields to
 // the same place of the results. The prelude lists the probes: QG_PROBES(number, words in, words out, name).
 #include "atoms/cp_async.cuh"
 #include "atoms/float.cuh"
@@ -12,7 +12,14 @@
 #include "atoms/mma_s8.cuh"
 #include "atoms/numeric.cuh"
 #include "atoms/sync.cuh"
+#include "atoms/tma.cuh"
 #include "atoms/warp.cuh"
+#if QG_VARIANT == 90
+#include "atoms/wgmma.cuh"
+#include "atoms/wgmma_fp8.cuh"
+#include "atoms/wgmma_fp8_shared.cuh"
+#include "atoms/wgmma_s8_s8.cuh"
+#endif
 
 struct AtomProbe {
     u64 in;
@@ -21,7 +28,8 @@ struct AtomProbe {
     u32 reserved;
 };
 
-// What a probe may need beside its words: their address, and 16 bytes of shared memory for each lane.
+// What a probe may need beside its words: their address, and shared memory, 16 bytes for each lane of a warp, of a warpgroup the tiles
+// of both factors.
 struct Lane {
     u32 index;
     const u8* in;
@@ -125,6 +133,7 @@ LDMATRIX_PROBE(ldmatrix_x4_trans, 4)
 #if QG_VARIANT >= 80
 MMA_PROBE(mma_m16n8k16_f16, float, 4, 2, 4, WORDS4(0), WORDS2(4))
 MMA_PROBE(mma_m16n8k16_bf16, float, 4, 2, 4, WORDS4(0), WORDS2(4))
+MMA_PROBE(mma_m16n8k8_tf32, float, 4, 2, 4, WORDS4(0), WORDS2(4))
 MMA_PROBE(mma_m16n8k16_s8, i32, 2, 1, 4, WORDS2(0), in[2])
 MMA_PROBE(mma_m16n8k32_s8, i32, 4, 2, 4, WORDS4(0), WORDS2(4))
 
@@ -154,6 +163,7 @@ CP_ASYNC_PROBE(cp_async_16, 16)
 #if QG_VARIANT >= 89
 MMA_PROBE(mma_m16n8k32_e4m3, float, 4, 2, 4, WORDS4(0), WORDS2(4))
 MMA_PROBE(mma_m16n8k32_e5m2, float, 4, 2, 4, WORDS4(0), WORDS2(4))
+MMA_PROBE(mma_m16n8k32_e4m3_e5m2, float, 4, 2, 4, WORDS4(0), WORDS2(4))
 
 QG_DEVICE void probe_cvt_f16x2_e4m3x2(const u32 (&in)[1], u32 (&out)[1], const Lane&) {
     out[0] = cvt_f16x2_e4m3x2(in[0] & 0xffffu);
@@ -169,10 +179,84 @@ QG_DEVICE void probe_cvt_e5m2x2_f32(const u32 (&in)[2], u32 (&out)[1], const Lan
 }
 #endif
 
+#if QG_VARIANT == 90
+// Two instructions that add to the same accumulators, of which a lane is given, and gives, the first two and the last two of 32: B is 64
+// columns of 64 bytes, of which each is multiplied with the half that is its step along k; A is the same for both. A lane has half a column
+// of B, and of A, where that is in shared memory, half of the 32 bytes of a row.
+constexpr u32 WGMMA_COLUMNS = 64, WGMMA_D = WGMMA_COLUMNS / 2;
+
+QG_DEVICE u8* swizzle_aligned(const Lane& lane) {
+    return reinterpret_cast<u8*>((reinterpret_cast<u64>(lane.shared) + 1023) / 1024 * 1024);
+}
+// A row of `BYTES` bytes has its 16 bytes `chunk` where the swizzle of as many bytes puts them.
+template <u32 BYTES>
+QG_DEVICE void st_swizzled(u8* tile, u32 row, u32 chunk, const u32* words) {
+    const u32 place = BYTES == 128 ? chunk ^ row % 8 : chunk ^ row / 2 % 4;
+    st_shared(reinterpret_cast<u32x4*>(tile + row * BYTES + place * 16), u32x4{words[0], words[1], words[2], words[3]});
+}
+template <class Number, u32 IN>
+QG_DEVICE void take_corners(Number (&d)[WGMMA_D], const u32 (&in)[IN]) {
+    Number corners[4];
+    take_accumulators(corners, in);
+    for (u32 i = 0; i < WGMMA_D; i++) d[i] = 0;
+    d[0] = corners[0], d[1] = corners[1], d[WGMMA_D - 2] = corners[2], d[WGMMA_D - 1] = corners[3];
+}
+template <class Number>
+QG_DEVICE void give_corners(u32 (&out)[4], const Number (&d)[WGMMA_D]) {
+    const Number corners[4] = {d[0], d[1], d[WGMMA_D - 2], d[WGMMA_D - 1]};
+    give(out, corners);
+}
+
+#define WGMMA_PROBE(probe, type, BYTES, atom)                                                              \
+    QG_DEVICE void probe_##probe(const u32 (&in)[16], u32 (&out)[4], const Lane& lane) {                   \
+        u8* b = swizzle_aligned(lane);                                                                     \
+        for (u32 i = 0; i < 2; i++)                                                                        \
+            st_swizzled<BYTES>(b, lane.index / 2, lane.index % 2 * 2 + i, &in[4 + i * 4]);                 \
+        u32 a[4] = WORDS4(0);                                                                              \
+        type d[WGMMA_D];                                                                                   \
+        take_corners(d, in);                                                                               \
+        fence_proxy_async();                                                                               \
+        cta_barrier();                                                                                     \
+        wgmma_fence_accumulators(d);                                                                       \
+        wgmma_fence();                                                                                     \
+        atom(d, a, wgmma_descriptor_##BYTES##b(b));                                                        \
+        atom(d, a, wgmma_descriptor_##BYTES##b(b + 32));                                                   \
+        wgmma_commit_group();                                                                              \
+        wgmma_wait_group<0>();                                                                             \
+        wgmma_fence_accumulators(d);                                                                       \
+        give_corners(out, d);                                                                              \
+    }
+WGMMA_PROBE(wgmma_k16_f16, float, 128, wgmma_k16_f16<WGMMA_COLUMNS>)
+WGMMA_PROBE(wgmma_k16_bf16, float, 128, wgmma_k16_bf16<WGMMA_COLUMNS>)
+WGMMA_PROBE(wgmma_k32_e4m3_e4m3, float, 64, (wgmma_k32_e4m3_e4m3<WGMMA_COLUMNS, 1>))
+WGMMA_PROBE(wgmma_k32_e4m3_e5m2, float, 64, (wgmma_k32_e4m3_e5m2<WGMMA_COLUMNS, 1>))
+WGMMA_PROBE(wgmma_k32_s8_u8, i32, 64, (wgmma_k32_s8_u8<WGMMA_COLUMNS, 1>))
+WGMMA_PROBE(wgmma_k32_s8_s8, i32, 64, (wgmma_k32_s8_s8<WGMMA_COLUMNS, 1>))
+
+QG_DEVICE void probe_wgmma_shared_k32_e4m3(const u32 (&in)[16], u32 (&out)[4], const Lane& lane) {
+    u8* b = swizzle_aligned(lane);
+    u8* a = b + WGMMA_COLUMNS * 128;
+    st_swizzled<128>(a, lane.index / 2, lane.index % 2, &in[0]);
+    for (u32 i = 0; i < 2; i++) st_swizzled<128>(b, lane.index / 2, lane.index % 2 * 2 + i, &in[4 + i * 4]);
+    float d[WGMMA_D];
+    take_corners(d, in);
+    fence_proxy_async();
+    cta_barrier();
+    wgmma_fence_accumulators(d);
+    wgmma_fence();
+    for (u32 step = 0; step < 2; step++)
+        wgmma_shared_k32_e4m3<WGMMA_COLUMNS, 1>(d, wgmma_descriptor_128b(a), wgmma_descriptor_128b(b + step * 32));
+    wgmma_commit_group();
+    wgmma_wait_group<0>();
+    wgmma_fence_accumulators(d);
+    give_corners(out, d);
+}
+#endif
+
 template <u32 IN, u32 OUT, void (*RUN)(const u32 (&)[IN], u32 (&)[OUT], const Lane&)>
 QG_DEVICE void run_probe(const AtomProbe& p) {
     const u32 lane = thread_index();
-    const u64 index = (u64)cta_index().x * 32 + lane;
+    const u64 index = (u64)cta_index().x * QG_LANES + lane;
     const u8* from = reinterpret_cast<const u8*>(p.in) + index * (IN * 4);
     u8* to = reinterpret_cast<u8*>(p.out) + index * (OUT * 4);
     u32 in[IN], out[OUT];
@@ -181,7 +265,7 @@ QG_DEVICE void run_probe(const AtomProbe& p) {
     for (u32 i = 0; i < OUT; i++) st_global_u32(to + i * 4, out[i]);
 }
 
-extern "C" __global__ void __launch_bounds__(32) atom_probe(const __grid_constant__ AtomProbe p) {
+extern "C" __global__ void __launch_bounds__(QG_LANES) atom_probe(const __grid_constant__ AtomProbe p) {
     switch (p.probe) {
 #define PROBE(number, words_in, words_out, name)              \
     case number:                                              \

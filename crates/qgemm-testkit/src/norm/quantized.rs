@@ -12,8 +12,8 @@ const SHARE: f64 = 3e-5;
 /// What a value of a centered row may be off because the row's mean is one of f32, as a share of the row's root mean square: a value next to the mean is
 /// what is left of two that cancel.
 const MEAN: f64 = f32::EPSILON as f64;
-/// Errors that scales are chosen by are counted in 128th parts of the scale, rounded.
-const COUNTED: f64 = 0.5 / 128.0;
+/// Errors that scales are chosen by are counted in 32nd parts of the scale, rounded, of values of f16.
+const COUNTED: f64 = 0.5 / 32.0 + 1.0 / 128.0;
 /// The rounding of a value's quotients by factor and scale.
 const QUOTIENTS: f64 = 1e-6;
 

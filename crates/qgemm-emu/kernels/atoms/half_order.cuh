@@ -1,0 +1,12 @@
+// The smaller and the larger of two f16 numbers, in pairs, for numbers that are neither negative nor NaN: they order like their bits.
+#pragma once
+#include "atoms/types.cuh"
+
+QG_DEVICE u32 min_f16x2(u32 a, u32 b) {
+    const u32 low = (a & 0xffffu) < (b & 0xffffu) ? a & 0xffffu : b & 0xffffu;
+    return low | ((a >> 16) < (b >> 16) ? a & 0xffff0000u : b & 0xffff0000u);
+}
+QG_DEVICE u32 max_f16x2(u32 a, u32 b) {
+    const u32 low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu;
+    return low | ((a >> 16) > (b >> 16) ? a & 0xffff0000u : b & 0xffff0000u);
+}
