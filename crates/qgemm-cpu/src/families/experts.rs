@@ -10,7 +10,7 @@ use std::sync::Arc;
 use qgemm_hal::{
     CheckedExperts, CheckedGemm, Dense, Device, DeviceId, DeviceInfo, ExpertForm, ExpertOperand, ExpertsConfig,
     ExpertsFamilies, ExpertsPlan, Family, Geometry, HalError, HostMemory, HostStream, Kernel, LaunchSequence,
-    LaunchStep, Operand, Operands, Stream, Unsupported,
+    LaunchStep, Operand, Operands, Stream, Unsupported, XOperand, XPlanes,
 };
 
 use crate::families::gemm::{CpuGemm, GEMM, GEMM_INT8};
@@ -35,7 +35,6 @@ impl Family<CheckedExperts> for ExpertsFamily {
     }
 
     fn configs(&self, op: &CheckedExperts, info: &DeviceInfo) -> Result<Vec<ExpertsConfig>, Unsupported> {
-        op.each.plain_x()?;
         let tiles = self.0.configs(&CheckedGemm { m: op.mean_rows(), ..op.each.clone() }, info)?;
         let scratch = Scratch::of(op).ok_or_else(|| Unsupported::new("keeps more rows than memory has addresses"))?;
         let config = |tile| ExpertsConfig { tile, grouped: true, scratch_bytes: scratch.bytes, settles: false };
@@ -56,11 +55,6 @@ impl Family<CheckedExperts> for ExpertsFamily {
         };
         let kernel = CpuExperts {
             gemm: CpuGemm::of_config(device, &op.each, tile)?,
-            x: op.each.plain_x().map_err(|reason| HalError::Unsupported {
-                device: device.info().id,
-                what: op.kernel_name(tile.family),
-                why: reason.why,
-            })?,
             scratch: Scratch::of(op).ok_or(too_large)?,
             plan: *plan,
             op: op.clone(),
@@ -89,6 +83,7 @@ struct Gathered {
 struct Scratch {
     lists: Range<usize>,
     x: Gathered,
+    x_scales: Gathered,
     c: Gathered,
     residual: Gathered,
     token_scale: Gathered,
@@ -104,9 +99,12 @@ impl Scratch {
             return Some(scratch);
         }
         let each = &op.each;
-        let x = each.plain_x().ok()?;
         scratch.lists = scratch.part(Lists::words(op).checked_mul(4)?)?;
-        scratch.x = scratch.gathered(each.m, each.k, x.dtype.bytes())?;
+        let [x_bytes, x_scale_bytes] = x_row_bytes(each)?;
+        scratch.x = scratch.gathered(each.m, x_bytes, 1)?;
+        if x_scale_bytes > 0 {
+            scratch.x_scales = scratch.gathered(each.m, x_scale_bytes, 1)?;
+        }
         if let Some(c) = &each.c {
             scratch.c = scratch.gathered(each.m, each.out_features, c.dtype.bytes())?;
         }
@@ -137,8 +135,6 @@ impl Scratch {
 struct CpuExperts {
     op: CheckedExperts,
     gemm: CpuGemm,
-    /// X as the operation describes it.
-    x: Dense,
     scratch: Scratch,
     plan: ExpertsPlan,
 }
@@ -167,6 +163,7 @@ impl Kernel for CpuExperts {
 /// What all experts read.
 struct Read<'a> {
     x: &'a [u8],
+    x_scales: &'a [u8],
     w: &'a [u8],
     row_scale: &'a [u8],
     k_order: &'a [u8],
@@ -205,6 +202,7 @@ impl<'a> Job<'a> {
             |operand: O| operands.take(operand).map_or(Ok(Default::default()), |view| host_bytes(view, operand.name()));
         let read = Read {
             x: read(O::X)?,
+            x_scales: read(O::XScales)?,
             w: read(O::W)?,
             row_scale: read(O::RowScale)?,
             k_order: read(O::KOrder)?,
@@ -267,15 +265,17 @@ impl<'a> Job<'a> {
         let of = |bytes: &'a [u8], dense: Option<&Dense>| {
             dense.map_or(Default::default(), |dense| from_row(bytes, dense, first))
         };
+        let [x_start, x_scales_start] = x_starts(each, first);
         let parts = Parts {
-            x: of(read.x, Some(&self.kernel.x)),
+            x: read.x.get(x_start..).unwrap_or_default(),
+            x_scales: read.x_scales.get(x_scales_start..).unwrap_or_default(),
             c: of(read.c, each.c.as_ref()),
             residual: of(read.residual, each.residual.as_ref()),
             token_scale: read.token_scale.get(first * 4..).unwrap_or_default(),
             d: self.d.get_mut(row_start(&each.d, first)..).unwrap_or_default(),
             ..self.kernel.of_expert(read, expert)
         };
-        self.kernel.gemm.multiply(&own, self.kernel.x, parts)
+        self.kernel.gemm.multiply(&own, parts)
     }
 
     /// Gathers the rows of each expert, multiplies them, and scatters or combines the products. Slots are `slots_of_row` to a row of X.
@@ -285,9 +285,11 @@ impl<'a> Job<'a> {
         let (products, scratch) = workspace.split_at_mut(kernel.plan.scratch.min(workspace.len()));
         let products = products.get_mut(kernel.plan.products..).unwrap_or_default();
         let mut scratch = Areas { rest: scratch, taken: 0 };
-        let Scratch { lists, x, c, residual, token_scale, d: gathered_d, .. } = &kernel.scratch;
+        let Scratch { lists, x, x_scales, c, residual, token_scale, d: gathered_d, .. } = &kernel.scratch;
         let lists = Lists::make(op, read.index, bytemuck::cast_slice_mut(scratch.take(lists)?));
-        let x_of = scratch.gather(x, lists.slots(), |slot| (read.x, row_start(&kernel.x, slot / slots_of_row)))?;
+        let x_row = |slot: usize| x_starts(each, slot / slots_of_row);
+        let x_of = scratch.gather(x, lists.slots(), |slot| (read.x, x_row(slot)[0]))?;
+        let x_scales_of = scratch.gather(x_scales, lists.slots(), |slot| (read.x_scales, x_row(slot)[1]))?;
         let c_of = scratch.gather(c, lists.slots(), |slot| (read.c, start_of(each.c.as_ref(), slot)))?;
         let residual_of =
             scratch.gather(residual, lists.slots(), |slot| (read.residual, start_of(each.residual.as_ref(), slot)))?;
@@ -301,6 +303,7 @@ impl<'a> Job<'a> {
             let part = |of: &Gathered| rows.start * of.row_bytes;
             let parts = Parts {
                 x: &x_of[part(x)..],
+                x_scales: &x_scales_of[part(x_scales)..],
                 c: &c_of[part(c)..],
                 residual: &residual_of[part(residual)..],
                 token_scale: &token_scale_of[part(token_scale)..],
@@ -308,7 +311,7 @@ impl<'a> Job<'a> {
                 ..kernel.of_expert(read, expert)
             };
             let own = kernel.gathered_op(rows.len());
-            kernel.gemm.multiply(&own, Dense::rows_of(kernel.x.dtype, each.k), parts)?;
+            kernel.gemm.multiply(&own, parts)?;
         }
         let (to, dense): (&mut [u8], Dense) = match &op.combine {
             None => (d, each.d),
@@ -362,14 +365,40 @@ impl CpuExperts {
     fn gathered_op(&self, rows: usize) -> CheckedGemm {
         let each = self.gemm.op();
         let dense = |dense: &Dense| Dense::rows_of(dense.dtype, each.out_features);
+        let x = match (&each.x.planes, each.x.dense()) {
+            (Some(planes), _) => {
+                let Scratch { x, x_scales, .. } = &self.scratch;
+                let (codes_row, scales_row) = (x.row_bytes as u64, x_scales.row_bytes as u64);
+                let planes = XPlanes { codes_row, scales_row, ..planes.clone() };
+                XOperand { planes: Some(planes), ..each.x.clone() }
+            }
+            (None, Some(x)) => Dense::rows_of(x.dtype, each.k).into(),
+            (None, None) => each.x.clone(),
+        };
         CheckedGemm {
             m: rows,
-            x: Dense::rows_of(self.x.dtype, each.k).into(),
+            x,
             d: dense(&each.d),
             c: each.c.as_ref().map(dense),
             residual: each.residual.as_ref().map(dense),
             ..each.clone()
         }
+    }
+}
+
+/// Bytes of a row of X, or of its codes, and of its scales; `None` where they overflow.
+fn x_row_bytes(each: &CheckedGemm) -> Option<[usize; 2]> {
+    match (&each.x.planes, each.x.dense()) {
+        (Some(planes), _) => Some([planes.parts.code_bytes(each.k), planes.parts.scale_bytes(each.k)]),
+        (None, x) => Some([each.k.checked_mul(x?.dtype.bytes())?, 0]),
+    }
+}
+
+/// Bytes at which a row of X, or of its codes, begins, and that of its scales.
+fn x_starts(each: &CheckedGemm, row: usize) -> [usize; 2] {
+    match &each.x.planes {
+        Some(planes) => [planes.codes_row, planes.scales_row].map(|stride| row.saturating_mul(stride as usize)),
+        None => [start_of(each.x.dense().as_ref(), row), 0],
     }
 }
 

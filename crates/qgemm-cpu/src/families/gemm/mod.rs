@@ -211,12 +211,12 @@ impl CpuGemm {
         Self::new(device, op, config, quantization)
     }
 
-    /// Multiplies the rows of one expert: `op` is the kernel's, with the expert's number of rows and X as `x`.
+    /// Multiplies the rows of one expert: `op` is the kernel's, with the expert's number of rows and its X.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`] for an operand that is too short.
-    pub(super) fn multiply(&self, op: &CheckedGemm, x: Dense, parts: JobParts<'_>) -> Result<(), HalError> {
-        self.run(&Job::of_parts(op, Some(x), &self.layout, &self.scales, self.simd, parts)?);
+    pub(super) fn multiply(&self, op: &CheckedGemm, parts: JobParts<'_>) -> Result<(), HalError> {
+        self.run(&Job::of_parts(op, op.x.dense(), &self.layout, &self.scales, self.simd, parts)?);
         Ok(())
     }
 
