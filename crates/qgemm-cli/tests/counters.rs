@@ -60,6 +60,36 @@ fn kernels_are_counted_in_all_and_by_place() {
     assert!(number(&f16["mma"], "mma_m16n8k8_f16") >= 5 * 512 / 8, "{f16}");
 }
 
+/// Products of signed bytes on the oldest chips, whose lanes read shared memory without waiting for one another.
+#[test]
+fn products_of_bytes_have_no_bank_conflicts() {
+    for (chip, format, x_format) in [
+        ("emu:sm70", "q4_0", "q8_1"),
+        ("emu:sm75", "q4_0", "q8_1"),
+        ("emu:sm70", "q2_k", "q8_1"),
+        ("emu:sm75", "q4_k", "q8_1"),
+        ("emu:sm75", "int8_channel", "int8_token"),
+    ] {
+        let shape = ["--shape", "33x256x512", "--format", format, "--x-format", x_format];
+        let command = [&["verify", "--counters", "--json", "--family", "gemm", "--device", chip], &shape[..]].concat();
+        let output = Command::new(env!("CARGO_BIN_EXE_qgemm")).args(command).output().expect("the command starts");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        if errors.contains("C++ compiler") {
+            return qgemm_testkit::skipped("products_of_bytes_have_no_bank_conflicts", &errors);
+        }
+        assert!(output.status.success(), "{errors}");
+        let both: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let kernels = both["kernels"].as_array().expect("kernels").iter();
+        let of_bytes = |kernel: &&Value| kernel["kernel"].as_str().is_some_and(|name| name.contains("s8_two_stage"));
+        let kernels: Vec<_> = kernels.filter(of_bytes).collect();
+        assert!(!kernels.is_empty(), "{chip} {format}: {both}");
+        for kernel in kernels {
+            let shared = &kernel["shared"];
+            assert_eq!(number(shared, "units"), number(shared, "ideal"), "{chip} {format}: {kernel}");
+        }
+    }
+}
+
 #[test]
 fn the_table_names_places() {
     let Some(text) = verify_emulated("the_table_names_places", &[]) else { return };

@@ -5,7 +5,7 @@
 struct Params {
     shape: GemmShape,       // `m` is the rows of all experts, or with FORM_MASKED the capacity of each
     modes: u32,             // `mode()` reads it
-    x_row: u32,             // elements between rows of X
+    x_row: u32,             // elements between rows of X, words of an X in codes
     x_sharers: u32,         // rows of D that share a row of X
     experts: u32,
     first_expert: u32,      // of this dispatch, the first whose weight is bound
@@ -17,6 +17,8 @@ struct Params {
     w_base: u32,            // vectors of four words
     token_scale_base: u32,
     bases: vec2<u32>,       // distances below 256: of X, row scales, column orders and the index, then of the bias, C, the residual and D
+    x_scale_row: u32,       // words between rows of scales of an X in codes, which stand where column orders would
+    reserved: u32,
 }
 
 var<immediate> p: Params;
@@ -137,6 +139,14 @@ fn x_first() -> u32 {
 
 fn x_col() -> u32 {
     return 1u;
+}
+
+fn x_scales_first() -> u32 {
+    return base_of(p.bases.x, 2u) + rows_begin() / p.x_sharers * p.x_scale_row;
+}
+
+fn x_scale_row() -> u32 {
+    return p.x_scale_row;
 }
 
 // Experts that share a weight have its bias and its order of columns, too.

@@ -53,6 +53,15 @@ fn x_col() -> u32 {
     return p.x_col;
 }
 
+// Of an X in codes: words before its first scale, and from one row's to the next's.
+fn x_scales_first() -> u32 {
+    return p.k_order_base;
+}
+
+fn x_scale_row() -> u32 {
+    return p.x_col;
+}
+
 fn w_first() -> u32 {
     return p.w_base;
 }

@@ -1,5 +1,5 @@
 // X given in codes and scales: signed bytes, a row of words `p.x_row` words after the one before, and an f32 for every SCALE_BLOCK
-// columns, or, where that is 0, for all of a token. Scales stand where the column order would, rows `p.x_col` words apart.
+// columns, or, where that is 0, for all of a token. Scales stand where the column order would, rows `x_scale_row()` words apart.
 
 // Loads `units` units of X from column `s0` on. Rows of codes are whole units.
 fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
@@ -12,7 +12,8 @@ fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
             var codes: array<vec4<u32>, 2>;
             var d = 0u;
             if (column < x_columns()) {
-                let word = x_first() + m * p.x_row + column / 4u;
+                let row = x_row_of(m);
+                let word = x_first() + row * p.x_row + column / 4u;
                 #for e 2
                 codes[$e] = in_order(vec4<u32>(
                     x_word(word + $eu * 4u),
@@ -22,7 +23,7 @@ fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
                 ));
                 #end
                 let block = select(0u, column / max(SCALE_BLOCK, 1u), SCALE_BLOCK != 0u);
-                d = k_order[k_order_first() + m * p.x_col + block];
+                d = k_order[x_scales_first() + row * x_scale_row() + block];
             }
             let sums = vec2<i32>(sum_of(codes[0]), sum_of(codes[1]));
             let scale = bitcast<f32>(d);

@@ -563,6 +563,17 @@ mod tests {
                 let part = experts::with_entry(part);
                 validate(&compose_experts(format, &code, &part).source, &format!("experts, {config:?} with {format}"));
             }
+            if !gemv_int8::holds_bytes(format) {
+                continue;
+            }
+            let configs = [gemv_int8::CONFIGS[i % 6], int8::CONFIGS[i % 3]];
+            for x in [gemv_int8::XBytes::Quantized, gemv_int8::XBytes::Given(32), gemv_int8::XBytes::Given(0)] {
+                let parts = [gemv_int8::part(&configs[0], format, x, false), int8::part(&configs[1], format, x)];
+                for part in parts.map(experts::with_entry) {
+                    let source = compose_experts(format, &code, &part).source;
+                    validate(&source, &format!("experts, {configs:?} with {format} by {x:?}"));
+                }
+            }
         }
         validate(&compose_gemm_sum(64).source, "the sums of parts");
         validate(&compose_gemm_sum(64).writable().source, "the sums of parts within a buffer");

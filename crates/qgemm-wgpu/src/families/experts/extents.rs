@@ -3,7 +3,7 @@
 use qgemm_hal::{CheckedExperts, CheckedGemm, Dense, Unsupported};
 
 use crate::families::dispatch::MARGIN;
-use crate::families::gemm::TILE_ROWS;
+use crate::families::gemm::{TILE_ROWS, x_matrix, x_scale_bytes};
 use crate::weight_code::WeightCode;
 
 /// C, where it is added: as in BLAS, it is not read where its factor is 0.
@@ -18,6 +18,7 @@ pub(super) struct Extents {
     /// Of the weight of one expert.
     pub w: usize,
     pub row_scale: usize,
+    /// Of column orders, or of the scales of an X in codes.
     pub k_order: usize,
     pub index: usize,
     pub c: usize,
@@ -52,8 +53,10 @@ impl Extents {
     /// Those of `op`, a portion of the operation that these are of.
     pub fn of_portion(self, op: &CheckedExperts) -> Result<Self, Unsupported> {
         let each = &op.each;
+        let (x, x_columns) = x_matrix(each)?;
         Ok(Self {
-            x: dense_bytes("X", &each.plain_x()?, op.x_rows(), each.k)?,
+            x: dense_bytes("X", &x, op.x_rows(), x_columns)?,
+            k_order: if each.x.planes.is_some() { x_scale_bytes(each, op.x_rows()) } else { self.k_order },
             index: op.index_len() * 4,
             c: match added_c(each) {
                 Some(c) => dense_bytes("C", c, each.m, each.out_features)?,
@@ -74,7 +77,7 @@ impl Extents {
             ("X", self.x),
             ("the weight of an expert", self.w),
             ("the row scales", self.row_scale),
-            ("the column orders", self.k_order),
+            ("the column orders, or the scales of X", self.k_order),
             ("the index", self.index),
             ("C", self.c),
             ("the biases", self.bias),

@@ -16,6 +16,7 @@ use super::extents::{Extents, added_c};
 use super::{CHECK_INTERFACE, COMBINE_INTERFACE, GATHER_INTERFACE, INTERFACE};
 use crate::event::WgpuStream;
 use crate::families::dispatch::{Dispatch, stride, submit};
+use crate::families::gemm::x_matrix;
 use crate::families::modes::Modes;
 use crate::families::operands::{Bound, Touched};
 use crate::memory::VECTOR;
@@ -40,6 +41,8 @@ pub(super) struct Params {
     w_base: u32,
     token_scale_base: u32,
     bases: [u32; 2],
+    x_scale_row: u32,
+    reserved: u32,
 }
 
 /// `Params` of `shaders/experts_gather.wgsl`.
@@ -221,7 +224,7 @@ impl Run<'_> {
     fn product<'a>(&'a self, first: usize, operands: &'a Operands<'_>) -> Result<Dispatch<'a, Params>, HalError> {
         use ExpertOperand as O;
         let (op, each, shared) = (&self.op, &self.op.each, &self.kernel.shared);
-        let x_dense = each.plain_x().map_err(|reason| self.kernel.refused(reason))?;
+        let (x_dense, _) = x_matrix(each).map_err(|reason| self.kernel.refused(reason))?;
         let extents = &self.extents;
         let of = |dense: Option<&Dense>| dense.map_or(4, |dense| dense.dtype.bytes());
         let touched = |operand, bytes, width| self.touched(operands, operand, bytes, width);
@@ -234,7 +237,8 @@ impl Run<'_> {
         p.w_base = w_base;
         let (x, x_base) = touched(O::X, extents.x, x_dense.dtype.bytes()).bind_vectors(shared)?;
         let (row_scale, row_scale_base) = touched(O::RowScale, extents.row_scale, 4).bind(shared)?;
-        let (k_order, k_order_base) = touched(O::KOrder, extents.k_order, 4).bind(shared)?;
+        let third = if each.x.planes.is_some() { O::XScales } else { O::KOrder };
+        let (k_order, k_order_base) = touched(third, extents.k_order, 4).bind(shared)?;
         let (of_index, index_bytes) = self.rows_index();
         let c = touched(O::C, extents.c, of(added_c(each)));
         let (fourth, c_base, seventh, index_base);
@@ -358,6 +362,7 @@ fn params(op: &CheckedExperts, x: &Dense, rows: u32, grouped: bool) -> Params {
         modes: modes.packed(),
         x_row: row_stride(x, op.x_rows()),
         x_sharers,
+        x_scale_row: each.x.planes.map_or(0, |planes| stride(op.x_rows(), planes.scales_row / 4)),
         experts: op.experts as u32,
         d_row: row_stride(&each.d, each.m),
         c_row: added_c(each).map_or(0, |c| row_stride(c, each.m)),

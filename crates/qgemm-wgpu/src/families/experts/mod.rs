@@ -13,7 +13,8 @@ use qgemm_hal::{
 };
 
 use super::dispatch::{MARGIN, MAX_GROUPS, too_large};
-use super::gemm::{gemv, of_plain_x, simt, source_hash, weight_code};
+use super::gemm::gemv_int8::{self, XBytes, of_quantized_x};
+use super::gemm::{gemv, int8, of_plain_x, simt, source_hash, weight_code};
 use super::routing::{list_steps, list_workspace_bytes};
 use super::shared_of;
 use crate::pipeline::{Compiled, Interface};
@@ -26,7 +27,8 @@ use extents::{Extents, added_c, bound_experts};
 use kernel::{CheckParams, CombineParams, ExpertsKernel, GatherParams, Params, What};
 
 /// What a wgpu device offers of `experts`.
-pub(super) const FAMILIES: ExpertsFamilies = &[&ExpertsFamily::Gemv, &ExpertsFamily::Gemm];
+pub(super) const FAMILIES: ExpertsFamilies =
+    &[&ExpertsFamily::GemvInt8, &ExpertsFamily::Gemv, &ExpertsFamily::GemmInt8, &ExpertsFamily::Gemm];
 
 /// What products are given: as those of `gemm`, with the index where C is, or where the factors of rows are.
 pub(crate) const INTERFACE: Interface =
@@ -58,8 +60,10 @@ const CHECK_THREADS: u32 = 256;
 const GATHER_THREADS: u32 = 256;
 const COMBINE_THREADS: u32 = 64;
 
-static SOURCE_HASH: LazyLock<u64> =
-    LazyLock::new(|| source_hash(&[&EXPERTS_TEXTS[..], &simt::SOURCES[..]].concat()) ^ *gemv::SOURCE_HASH);
+static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| {
+    let of_bytes = *gemv_int8::SOURCE_HASH ^ int8::SOURCE_HASH.rotate_left(1);
+    source_hash(&[&EXPERTS_TEXTS[..], &simt::SOURCES[..]].concat()) ^ *gemv::SOURCE_HASH ^ of_bytes
+});
 
 /// `part` with the entry point of products with experts.
 pub(crate) fn with_entry(mut part: Part) -> Part {
@@ -72,16 +76,23 @@ pub(crate) fn with_entry(mut part: Part) -> Part {
 enum ExpertsFamily {
     /// For experts with few rows.
     Gemv,
+    /// The same on signed bytes.
+    GemvInt8,
     /// For any number of rows.
     Gemm,
+    /// The same on signed bytes.
+    GemmInt8,
 }
 
 impl ExpertsFamily {
-    fn part(&self, config: &TileConfig, code: &WeightCode) -> Part {
-        match self {
-            ExpertsFamily::Gemv => with_entry(gemv::part(config, code, false)),
-            ExpertsFamily::Gemm => with_entry(simt::part(config)),
-        }
+    /// The kernel of a configuration; `None` where X is in codes that it does not multiply.
+    fn part(&self, config: &TileConfig, each: &CheckedGemm, code: &WeightCode) -> Option<Part> {
+        Some(with_entry(match self {
+            ExpertsFamily::Gemv => gemv::part(config, code, false),
+            ExpertsFamily::GemvInt8 => gemv_int8::part(config, each.format, XBytes::of(each)?, false),
+            ExpertsFamily::Gemm => simt::part(config),
+            ExpertsFamily::GemmInt8 => int8::part(config, each.format, XBytes::of(each)?),
+        }))
     }
 }
 
@@ -89,7 +100,9 @@ impl Family<CheckedExperts> for ExpertsFamily {
     fn name(&self) -> &'static str {
         match self {
             ExpertsFamily::Gemv => "gemv",
+            ExpertsFamily::GemvInt8 => "gemv_int8",
             ExpertsFamily::Gemm => "gemm",
+            ExpertsFamily::GemmInt8 => "gemm_int8",
         }
     }
 
@@ -101,7 +114,12 @@ impl Family<CheckedExperts> for ExpertsFamily {
                 gemv::check_tokens(&typical)?;
                 of_plain_x(&op.each, gemv::fitting(gemv::CONFIGS, &typical, info))?.collect()
             }
+            ExpertsFamily::GemvInt8 => {
+                gemv::check_tokens(&typical)?;
+                of_quantized_x(&op.each, gemv::fitting(gemv_int8::CONFIGS, &typical, info))?.collect()
+            }
             ExpertsFamily::Gemm => of_plain_x(&op.each, simt::fitting(&typical, info))?.collect(),
+            ExpertsFamily::GemmInt8 => of_quantized_x(&op.each, int8::fitting(info))?.collect(),
         };
         if tiles.is_empty() {
             return Err(Unsupported::new(format!("{} bytes of workgroup memory are too few", info.shared_bytes)));
@@ -138,7 +156,9 @@ impl Family<CheckedExperts> for ExpertsFamily {
             |reason: Unsupported| HalError::Unsupported { device: shared.id, what: name.clone(), why: reason.why };
         check(op, device.info()).map_err(refused)?;
         let code = weight_code(&op.each).map_err(refused)?;
-        let part = self.part(&config, &code);
+        let part = self.part(&config, &op.each, &code).ok_or_else(|| {
+            refused(Unsupported::new(format!("multiplies signed bytes, and X is in {}", op.each.x.format)))
+        })?;
         let compiled = |interface, name: &str, shader: Shader| -> Result<Compiled, HalError> {
             Compiled::new(shared, interface, name.to_owned(), shader)
         };

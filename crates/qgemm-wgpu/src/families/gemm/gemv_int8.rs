@@ -19,7 +19,8 @@ const X_CODES: &str = include_str!("../../../shaders/x_codes.wgsl");
 /// What brings X to workgroup memory.
 pub(super) const X_TEXTS: [&str; 3] = [X_UNITS, X_INT8, X_CODES];
 const INTEGER: &str = include_str!("../../../shaders/gemv/integer.wgsl");
-static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| gemv::source_hash(&[&X_TEXTS[..], &[INTEGER]].concat()));
+pub(crate) static SOURCE_HASH: LazyLock<u64> =
+    LazyLock::new(|| gemv::source_hash(&[&X_TEXTS[..], &[INTEGER]].concat()));
 
 /// Bytes of a unit of X in workgroup memory: 32 codes, their factor and their sums.
 pub(super) const UNIT_BYTES: u32 = 48;
@@ -122,7 +123,7 @@ pub(crate) fn holds_bytes(format: Format) -> bool {
 ///
 /// # Errors
 /// Why integers may not be multiplied instead of activations and weights.
-pub(super) fn of_quantized_x(
+pub(crate) fn of_quantized_x(
     op: &CheckedGemm,
     configs: impl Iterator<Item = TileConfig>,
 ) -> Result<impl Iterator<Item = TileConfig>, Unsupported> {

@@ -16,7 +16,7 @@ use crate::shader::{Codes, ENTRY, FourRows, Part};
 /// Name of the family.
 const NAME: &str = "gemm_int8";
 const MAIN_LOOP: &str = include_str!("../../../shaders/gemm_int8.wgsl");
-static SOURCE_HASH: LazyLock<u64> =
+pub(crate) static SOURCE_HASH: LazyLock<u64> =
     LazyLock::new(|| super::source_hash(&[&X_TEXTS[..], &[UNITS, MAIN_LOOP, ENTRY]].concat()));
 
 /// Tokens of a workgroup.
@@ -69,7 +69,7 @@ pub(crate) fn part(config: &TileConfig, format: Format, x: XBytes) -> Part {
 }
 
 /// The configurations that an adapter's workgroup memory allows.
-fn fitting(info: &DeviceInfo) -> impl Iterator<Item = TileConfig> + use<> {
+pub(crate) fn fitting(info: &DeviceInfo) -> impl Iterator<Item = TileConfig> + use<> {
     let available = info.shared_bytes;
     // Software takes seconds to compile what is written out for more.
     let most = if info.features.contains("software-adapter") { 4 } else { u32::MAX };

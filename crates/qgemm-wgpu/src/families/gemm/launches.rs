@@ -24,13 +24,26 @@ pub(super) struct Product<'a> {
 
 impl<'a> Product<'a> {
     pub fn new(op: &'a CheckedGemm, code: &'a WeightCode) -> Result<Self, Unsupported> {
-        let Some(planes) = op.x.planes else { return Ok(Self { op, code, x: op.plain_x()?, x_columns: op.k }) };
-        let words = |bytes: u64| bytes / DType::F32.bytes() as u64;
-        let x_columns = words(planes.parts.code_bytes(op.k) as u64) as usize;
-        let row_stride = words(planes.codes_row);
-        let x = Dense { dtype: DType::F32, row_stride, col_stride: 1, aligned16: true };
+        let (x, x_columns) = x_matrix(op)?;
         Ok(Self { op, code, x, x_columns })
     }
+}
+
+/// X as a matrix with its columns: its numbers, or words of its codes.
+///
+/// # Errors
+/// When it is neither plain nor has planes.
+pub(crate) fn x_matrix(op: &CheckedGemm) -> Result<(Dense, usize), Unsupported> {
+    let Some(planes) = op.x.planes else { return Ok((op.plain_x()?, op.k)) };
+    let words = |bytes: u64| bytes / DType::F32.bytes() as u64;
+    let row_stride = words(planes.codes_row);
+    let x = Dense { dtype: DType::F32, row_stride, col_stride: 1, aligned16: true };
+    Ok((x, words(planes.parts.code_bytes(op.k) as u64) as usize))
+}
+
+/// Bytes of scales of `rows` rows of X, from the first to the last; 0 where X is plain.
+pub(crate) fn x_scale_bytes(op: &CheckedGemm, rows: usize) -> usize {
+    op.x.planes.map_or(0, |planes| (rows - 1) * planes.scales_row as usize + planes.parts.scale_bytes(op.k))
 }
 
 /// The part of an operation that one dispatch computes.
@@ -83,7 +96,7 @@ impl Extents {
             row_scale: if op.row_scale { op.stored_rows * 4 } else { 0 },
             k_order: match op.x.planes {
                 // Columns of given codes are in order, so the binding of the order is free for their scales.
-                Some(planes) => (m - 1) * planes.scales_row as usize + planes.parts.scale_bytes(op.k),
+                Some(_) => x_scale_bytes(op, m),
                 None if op.k_order => op.stored_k * 4,
                 None => 0,
             },

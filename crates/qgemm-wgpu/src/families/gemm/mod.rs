@@ -23,8 +23,8 @@ use crate::shader::{self, Part};
 use crate::shared::Shared;
 use crate::weight_code::{CLASS, WeightCode};
 use kernel::GemmKernel;
-pub(crate) use launches::TILE_ROWS;
 use launches::{Launch, Product};
+pub(crate) use launches::{TILE_ROWS, x_matrix, x_scale_bytes};
 use parts::{Phase, SUM_THREADS, most_splits, sums};
 
 /// What a wgpu device offers of `gemm`.
