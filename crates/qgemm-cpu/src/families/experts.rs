@@ -369,11 +369,11 @@ impl CpuExperts {
             (Some(planes), _) => {
                 let Scratch { x, x_scales, .. } = &self.scratch;
                 let (codes_row, scales_row) = (x.row_bytes as u64, x_scales.row_bytes as u64);
-                let planes = XPlanes { codes_row, scales_row, ..planes.clone() };
-                XOperand { planes: Some(planes), ..each.x.clone() }
+                let planes = XPlanes { codes_row, scales_row, ..*planes };
+                XOperand { planes: Some(planes), ..each.x }
             }
             (None, Some(x)) => Dense::rows_of(x.dtype, each.k).into(),
-            (None, None) => each.x.clone(),
+            (None, None) => each.x,
         };
         CheckedGemm {
             m: rows,
