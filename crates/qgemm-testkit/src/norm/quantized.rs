@@ -116,14 +116,17 @@ impl Row<'_> {
                     if !least.iter().zip(&most).any(|(least, most)| (*least..=*most).contains(&got)) {
                         return self.wrong(format!("scale {at} is {got:e}, expected {least:?} to {most:?}"));
                     }
-                    self.check_choice(at * block..(at + 1) * block, got, &most, factor)?;
+                    let certain = least.iter().zip(&most).filter(|(least, most)| least == most);
+                    let certain: Vec<f32> = certain.map(|(scale, _)| *scale).collect();
+                    self.check_choice(at * block..(at + 1) * block, got, &certain, factor)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// That no scale of `choices` has a lesser error than `got`, give or take how errors are counted and what values may be off.
+    /// That no scale of `choices`, which the block had for sure, has a lesser error than `got`, give or take how errors are counted and what
+    /// values may be off.
     fn check_choice(
         &self,
         columns: std::ops::Range<usize>,
@@ -131,9 +134,6 @@ impl Row<'_> {
         choices: &[f32],
         factor: Option<f32>,
     ) -> Result<(), Failure> {
-        if choices.len() < 2 {
-            return Ok(());
-        }
         let numbers = numbers(self.parts.code);
         let values = || self.values[columns.clone()].iter().zip(&self.reach[columns.clone()]);
         let error = |scale: f32, slack: f64| {
