@@ -261,17 +261,10 @@ impl XParts {
         let [first, others @ ..] = choices;
         let inverse = self.byte_inverse(first.0);
         let halves = || x.iter().map(move |v| f16::from_f32((v.abs() * inverse_factor * inverse).min(ERROR_MOST)));
-        let error = |(scale, square)| match (square, scale == first.0) {
-            // Nothing has an error.
-            (0.0, _) => f32::INFINITY,
-            (_, true) => e2m1_error(halves()) as f32 * square,
-            (_, false) => {
-                let ratio = f16::from_f32(match self.scale {
-                    Some(ScaleType::E4M3) => e4m3_to_f32(first.0) * self.byte_inverse(scale),
-                    _ => 0.5,
-                });
-                e2m1_error(halves().map(|half| half * ratio)) as f32 * square
-            }
+        let error = |(scale, square): (u8, f32)| {
+            let ratio = f16::from_f32(self.byte_number(first.0) * self.byte_inverse(scale));
+            // With a scale of 0 nothing has an error.
+            if square == 0.0 { f32::INFINITY } else { e2m1_error(halves().map(|half| half * ratio)) as f32 * square }
         };
         let nearer = |(best, least): (u8, f32), choice: (u8, f32)| {
             let error = error(choice);
@@ -303,10 +296,12 @@ impl XParts {
     /// ```
     pub fn e2m1_scales(&self, largest: f32, factor: Option<f32>) -> [f32; 3] {
         let choices = self.choices(largest.to_bits(), factor.map_or(1.0, checked_inverse));
-        choices.map(|(scale, _)| match self.scale {
-            Some(ScaleType::E4M3) => e4m3_to_f32(scale),
-            _ => e8m0_to_f32(scale),
-        })
+        choices.map(|(scale, _)| self.byte_number(scale))
+    }
+
+    /// The number of a scale of a byte.
+    fn byte_number(&self, scale: u8) -> f32 {
+        if self.scale == Some(ScaleType::E8M0) { e8m0_to_f32(scale) } else { e4m3_to_f32(scale) }
     }
 
     /// What values are multiplied with for a scale of a byte; NaN where that is none, 0 where it is 0.

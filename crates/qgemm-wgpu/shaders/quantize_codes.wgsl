@@ -96,13 +96,18 @@ fn times(x: vec4<f32>, bits: u32) -> vec4<f32> {
     return select(bitcast<vec4<f32>>(magnitude) * by, tiny, magnitude < vec4<u32>(SMALLEST));
 }
 
+// |x| over the factor, where there is one, and the scale.
+fn scaled_of(x: vec4<f32>, inverse_factor: u32, inverse: u32) -> vec4<f32> {
+    var of_token = x;
+    if (FACTOR != 0u) {
+        of_token = times(x, inverse_factor);
+    }
+    return times(of_token, inverse);
+}
+
 fn codes_of(x: vec4<f32>, inverse_factor: u32, inverse: u32) -> vec4<u32> {
     let sign = bitcast<vec4<u32>>(x) >> vec4<u32>(31u);
-    var scaled = x;
-    if (FACTOR != 0u) {
-        scaled = times(x, inverse_factor);
-    }
-    scaled = times(scaled, inverse);
+    let scaled = scaled_of(x, inverse_factor, inverse);
     if (CODE == INT8) {
         let magnitude = vec4<i32>(round(scaled));
         return bitcast<vec4<u32>>(select(magnitude, -magnitude, sign == vec4<u32>(1u))) & vec4<u32>(0xffu);
@@ -138,11 +143,7 @@ fn rounded_to_f16(x: vec4<f32>) -> vec4<f32> {
 
 // Magnitudes of columns in f16 with the first scale of a block.
 fn halves_of(x: vec4<f32>, inverse_factor: u32, inverse: u32) -> vec4<f32> {
-    var scaled = x;
-    if (FACTOR != 0u) {
-        scaled = times(x, inverse_factor);
-    }
-    return rounded_to_f16(min(times(scaled, inverse), vec4<f32>(8.0)));
+    return rounded_to_f16(min(scaled_of(x, inverse_factor, inverse), vec4<f32>(8.0)));
 }
 
 // The error of E2M1 codes of magnitudes: the sum of squares of 32nd parts of the scale, each rounded to an integer.
