@@ -40,7 +40,7 @@ enum Command {
     Spills(spills::Args),
     /// Print the folder of the sentence encoder that the example `embed` runs, installing it when it is not there.
     Model(model::Args),
-    /// Write the tables of docs/performance.md from benches/results/, or check that they are current.
+    /// Write the tables of docs/results/performance.md from benches/results/, or check that they are current.
     Performance(performance::Args),
     /// Run every check and test of every layer, setting up what is missing.
     Test(test::Args),

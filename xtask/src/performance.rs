@@ -1,4 +1,4 @@
-//! `cargo xtask performance`: writes the tables of `docs/performance.md` and `docs/performance-operations.md` from the result
+//! `cargo xtask performance`: writes the tables of `docs/results/performance.md` and `docs/results/operations.md` from the result
 //! files in `benches/results/`.
 //!
 //! The schemas are described in `benches/results/README.md`. A table stands between `<!-- generated: FILE -->` and
@@ -19,14 +19,14 @@ use operations::OperationResults;
 use results::Results;
 
 /// The pages of products with a weight and of other operations, and where the results are, relative to the root.
-const PRODUCTS: &str = "docs/performance.md";
-const OPERATIONS: &str = "docs/performance-operations.md";
+const PRODUCTS: &str = "docs/results/performance.md";
+const OPERATIONS: &str = "docs/results/operations.md";
 const RESULTS: &str = "benches/results";
 
 /// How the names of files end that hold the times of operations other than products with a weight.
 const OF_OPERATIONS: &str = "-operations.json";
 
-/// Longest page, in lines: what was tried goes to `docs/experiments.md`.
+/// Longest page, in lines: what was tried goes to `docs/results/notes/`.
 const MAX_LINES: usize = 120;
 
 const BEGIN: &str = "<!-- generated: ";
@@ -56,7 +56,7 @@ fn update(page: &str, tables: &BTreeMap<String, String>, args: &Args) -> anyhow:
     let old = fs::read_to_string(&path).with_context(|| format!("reading {page}"))?;
     let new = filled(&old, tables).with_context(|| page.to_owned())?;
     let lines = new.lines().count();
-    ensure!(lines <= MAX_LINES, "{page}: {lines} lines; move what is over {MAX_LINES} to docs/experiments.md");
+    ensure!(lines <= MAX_LINES, "{page}: {lines} lines; move what is over {MAX_LINES} to docs/results/notes/");
     if new == old {
         return Ok(());
     }

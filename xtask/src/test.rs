@@ -41,7 +41,7 @@ const STEPS: &[Step] = &[
     Step { name: "codegen", why: "generated files are current", run: |_| generated() },
     Step {
         name: "performance",
-        why: "the tables of docs/performance.md are those of benches/results/",
+        why: "the tables of docs/results/performance.md are those of benches/results/",
         run: |_| performance::run(&performance::Args { check: true }),
     },
     Step {

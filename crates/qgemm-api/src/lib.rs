@@ -232,5 +232,5 @@ struct Readme;
 
 /// The programs of the engine guide, run with the doctests.
 #[cfg(all(doctest, feature = "cuda"))]
-#[doc = include_str!("../../../docs/engines.md")]
+#[doc = include_str!("../../../docs/guide/engines.md")]
 struct Engines;

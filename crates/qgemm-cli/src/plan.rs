@@ -37,7 +37,7 @@ pub struct Args {
     /// With the gradients of a training step, and what an optimizer with two moments keeps.
     #[arg(long)]
     train: bool,
-    /// Where to write the plan (schema qgemm.exec.v1, docs/plans.md).
+    /// Where to write the plan (schema qgemm.exec.v1, docs/guide/plans.md).
     #[arg(short, long, value_name = "FILE", required_unless_present = "check")]
     output: Option<PathBuf>,
     /// Read this plan in place of making one, and check that it fits the device and the model.

@@ -22,7 +22,7 @@ pub struct Args {
     /// The devices to ask; CUDA chips by the emulated ones, which offer what real ones do.
     #[arg(long, num_args = 1.., default_values = DEVICES)]
     device: Vec<String>,
-    /// Print the page `docs/support.md`.
+    /// Print the page `docs/guide/support.md`.
     #[arg(long)]
     markdown: bool,
 }
@@ -216,7 +216,7 @@ fn made_up(format: Format) -> anyhow::Result<HostWeight> {
     Ok(weight(WeightKind::Quantized, format, n, k, None, 1)?)
 }
 
-/// The page `docs/support.md`.
+/// The page `docs/guide/support.md`.
 fn page(devices: &[&str], all: &Answers) -> String {
     let mut page = String::from(HEADER);
     // Writing to a String cannot fail.
@@ -322,7 +322,7 @@ mod tests {
 
     use super::*;
 
-    /// `docs/support.md` without the column of a device that is not here.
+    /// `docs/guide/support.md` without the column of a device that is not here.
     fn without_column(page: &str, title: &str) -> String {
         let mut at = None;
         let mut out = String::new();
@@ -343,15 +343,15 @@ mod tests {
         let as_described = |ctx: Context| ctx.info().rate(Math::TensorF16).is_none();
         let there = |device: &&str| !device.starts_with("wgpu") || Context::open(device).is_ok_and(as_described);
         let devices: Vec<&str> = DEVICES.into_iter().filter(there).collect();
-        let mut expected = include_str!("../../../docs/support.md").to_owned();
+        let mut expected = include_str!("../../../docs/guide/support.md").to_owned();
         for absent in DEVICES.into_iter().filter(|device| !devices.contains(device)) {
-            skipped(&format!("column {absent} of docs/support.md"), "there is no such device here");
+            skipped(&format!("column {absent} of docs/guide/support.md"), "there is no such device here");
             expected = without_column(&expected, &title(absent));
         }
         let page = page(&devices, &ask_all(&devices).expect("every device loads every format"));
         assert!(
             page == expected,
-            "docs/support.md is stale: `cargo run -p qgemm-cli -- support --markdown > docs/support.md`"
+            "docs/guide/support.md is stale: `cargo run -p qgemm-cli -- support --markdown > docs/guide/support.md`"
         );
     }
 

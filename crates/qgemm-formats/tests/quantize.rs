@@ -35,7 +35,7 @@ fn almost_normal(count: usize, outliers: bool) -> Vec<f32> {
     (0..count).map(value).collect()
 }
 
-/// The losses of ggml's activations, of 64 rows of 1024 such values: `docs/quantized-x.md` says how they were computed.
+/// The losses of ggml's activations, of 64 rows of 1024 such values: `docs/ops/quantized-x.md` says how they were computed.
 #[test]
 fn activations_lose_no_more_than_those_of_ggml() {
     let golden = [

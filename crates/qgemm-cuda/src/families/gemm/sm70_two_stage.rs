@@ -35,7 +35,7 @@ struct Tile {
     row_tiles: u32,
     ctas_per_sm: u32,
     /// Share of the tensor cores' rate, per mille: that of matrix instructions in the main loop's issue slots
-    /// (docs/performance.md), not measured on a chip.
+    /// (docs/results/performance.md), not measured on a chip.
     arithmetic: u32,
 }
 

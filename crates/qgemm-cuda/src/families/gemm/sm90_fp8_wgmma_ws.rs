@@ -24,7 +24,7 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     arch_specific: true,
     variants: &[Variant::Sm90],
     takes: |format| matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2),
-    // Sums would begin anew every 32 columns, with factors of a lane for each column of D: docs/quantized-x.md reckons it.
+    // Sums would begin anew every 32 columns, with factors of a lane for each column of D: docs/ops/quantized-x.md reckons it.
     takes_powers: |_| false,
     x_code: XCode::E4M3,
     math: Math::TensorFp8,

@@ -11,7 +11,7 @@ use crate::error::HalError;
 ///
 /// It allows and never forces: a product that rounds less is always permitted, and taken where it is as fast. What a plan does,
 /// [`TileConfig::x_format`](crate::TileConfig::x_format) of its launch says; what each device makes of each permission stands in
-/// `docs/support.md`.
+/// `docs/guide/support.md`.
 ///
 /// Integers of eight bits, which [`XPrecision::Auto`] permits, cost an error of 1e-5 to 1e-4 of the output's square, 2.5e-4 seen
 /// for tokens with a few large values. That is what llama.cpp does on processors. It is little beside what weights of four bits
