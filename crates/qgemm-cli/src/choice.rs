@@ -14,30 +14,30 @@ use qgemm_testkit::Suite;
 /// An operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Op {
-    /// Products of activations and a weight.
+    /// GEMM with a quantized weight.
     Gemm,
-    /// Matrices in another element type and order.
+    /// Type and layout conversion.
     Convert,
-    /// Products of rows with the weights of the experts that they are given to.
+    /// Mixture-of-experts GEMM.
     Experts,
-    /// The experts of tokens, and the tokens of experts.
+    /// Router top-k and expert lists.
     Routing,
-    /// Products of two matrices.
+    /// Matrix product of two matrices in device memory.
     Matmul,
-    /// Activations in a format of codes and scales.
+    /// Quantization of activations (INT8, FP8, FP4).
     Quantize,
-    /// Means of values, weighed by how keys match queries.
+    /// Attention.
     Attention,
-    /// Rows brought to one magnitude.
+    /// RMSNorm and LayerNorm.
     Norm,
-    /// Queries and keys turned, keys and values written to the cache.
+    /// Rotary embedding and KV-cache append.
     #[value(name = "kv_append")]
     KvAppend,
-    /// How well keys match queries, and which do best.
+    /// Sparse-attention indexer: scores and top-k.
     Indexer,
-    /// Products of gradients and a weight, added up over its output features.
+    /// Gradient through a packed weight: dX = dY·W.
     Gradient,
-    /// Parameters moved against their gradient.
+    /// Optimizer step (SGD, AdamW).
     Optimizer,
 }
 

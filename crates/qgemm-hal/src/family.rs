@@ -66,29 +66,29 @@ pub type OptimizerFamilies = &'static [&'static dyn Family<CheckedOptimizer>];
 pub struct Catalog {
     /// Products of activations and a weight.
     pub gemm: GemmFamilies,
-    /// Matrices in another element type and order.
+    /// Type and layout conversion.
     pub convert: ConvertFamilies,
     /// Products of rows with the weights of the experts that they are given to.
     pub experts: ExpertsFamilies,
-    /// The experts of tokens, and the tokens of experts.
+    /// Router top-k and expert lists.
     pub routing: RoutingFamilies,
-    /// Products of two matrices in device memory.
+    /// Matrix product of two matrices in device memory.
     pub matmul: MatmulFamilies,
     /// Activations in a format of codes and scales.
     pub quantize: QuantizeFamilies,
-    /// Such activations as plain numbers.
+    /// Dequantization of quantized activations.
     pub dequantize: DequantizeFamilies,
-    /// Means of values, weighed by how keys match queries.
+    /// Attention.
     pub attention: AttentionFamilies,
-    /// Rows brought to one magnitude.
+    /// RMSNorm and LayerNorm.
     pub norm: NormFamilies,
-    /// Queries and keys turned, keys and values written to the cache.
+    /// Rotary embedding and KV-cache append.
     pub kv_append: KvAppendFamilies,
-    /// How well keys match queries, and which do best.
+    /// Sparse-attention indexer: scores and top-k.
     pub indexer: IndexerFamilies,
     /// Packed weights as plain numbers.
     pub unpack: UnpackFamilies,
-    /// Parameters moved against their gradient.
+    /// Optimizer step (SGD, AdamW).
     pub optimizer: OptimizerFamilies,
 }
 

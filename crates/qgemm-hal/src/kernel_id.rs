@@ -48,39 +48,39 @@ pub struct KernelId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Spec {
-    /// A product of activations and a weight.
+    /// GEMM with a quantized weight.
     Gemm(GemmSpec),
-    /// A matrix in another element type and order.
+    /// Type and layout conversion.
     Convert(ConvertSpec),
-    /// Products of rows with the weights of the experts that they are given to; the keys are those of one product.
+    /// Mixture-of-experts GEMM; the keys are those of one product.
     Experts(GemmSpec),
-    /// What else products with experts launch.
+    /// Gather, conversion and combine steps of mixture-of-experts GEMM.
     ExpertStep(ExpertStepSpec),
-    /// The experts of tokens, and the tokens of experts.
+    /// Router top-k and expert lists.
     Routing(RoutingSpec),
-    /// Products of two matrices in device memory.
+    /// Matrix product of two matrices in device memory.
     Matmul(MatmulSpec),
-    /// Rows of a packed weight's transpose as plain numbers.
+    /// Transposed rows of a packed weight, dequantized.
     Unpack(UnpackSpec),
-    /// Activations in a format of codes and scales.
+    /// Quantization of activations (INT8, FP8, FP4).
     Quantize(QuantizeSpec),
-    /// Such activations as plain numbers.
+    /// Dequantization of quantized activations.
     Dequantize(DequantizeSpec),
-    /// Means of values, weighed by how keys match queries.
+    /// Attention.
     Attention(AttentionSpec),
-    /// Rows brought to one magnitude.
+    /// RMSNorm and LayerNorm.
     Norm(NormSpec),
-    /// The same in a format of codes and scales.
+    /// RMSNorm and LayerNorm with a quantized result.
     NormQuantize(NormQuantizeSpec),
-    /// Parameters moved against their gradient.
+    /// Optimizer step (SGD, AdamW).
     Optimizer(OptimizerSpec),
-    /// Queries and keys turned, keys and values written to the cache.
+    /// Rotary embedding and KV-cache append.
     KvAppend(KvAppendSpec),
-    /// How well keys match queries, and which do best.
+    /// Sparse-attention indexer: scores and top-k.
     Indexer(IndexerSpec),
-    /// Rows of blocks in the order of a packed layout: what loading a weight runs.
+    /// Packing of a weight's blocks, run when a weight is loaded.
     Pack(PackSpec),
-    /// A measurement of the device.
+    /// Probe of the device's bandwidth.
     Probe(ProbeSpec),
 }
 

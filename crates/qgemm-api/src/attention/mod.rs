@@ -1,4 +1,4 @@
-//! Means of values, weighed by how keys match queries: what is to be attended to, and its plan.
+//! Attention: builder and plan.
 
 mod description;
 mod plan;

@@ -1,4 +1,4 @@
-//! Matrices in another element type and order: what is to be converted, and its plan.
+//! Type and layout conversion: builder and plan.
 
 mod conversion;
 mod plan;

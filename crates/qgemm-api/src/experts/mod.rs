@@ -1,4 +1,4 @@
-//! Layers of experts: their weights, products of rows with the experts that they are given to, plans of those, and whole layers.
+//! Mixture of experts: weights, GEMM with experts, and whole layers.
 
 mod layer;
 mod moe;

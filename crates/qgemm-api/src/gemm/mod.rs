@@ -1,5 +1,4 @@
-//! Products of activations and a weight: the problem, its plan, every other way to run it, the layer that plans by itself,
-//! and the one-line layer.
+//! GEMM with a quantized weight: problem, plan, candidates, and layers that plan for each number of tokens.
 
 mod candidate;
 mod layer;

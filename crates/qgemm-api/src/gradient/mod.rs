@@ -1,4 +1,4 @@
-//! Gradients through a packed weight: what is to be computed, and its plan.
+//! Gradients through a packed weight: builder and plan.
 
 mod description;
 mod explain;

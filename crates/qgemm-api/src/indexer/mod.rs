@@ -1,4 +1,4 @@
-//! The sparse indexer: how well keys match queries, and which match best. What is to be done, and its plan.
+//! Sparse-attention indexer: builder and plan.
 
 mod description;
 mod plan;

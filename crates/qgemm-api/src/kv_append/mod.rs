@@ -1,4 +1,4 @@
-//! Rotary embedding, and new keys and values written to the cache: what is to be done, and its plan.
+//! Rotary embedding and KV-cache append: builder and plan.
 
 mod description;
 mod plan;

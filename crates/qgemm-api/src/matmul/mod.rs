@@ -1,4 +1,4 @@
-//! Products of two matrices in device memory: what is to be multiplied, and its plan.
+//! Matrix product of two matrices: builder and plan.
 
 mod description;
 mod plan;

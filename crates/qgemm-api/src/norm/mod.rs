@@ -1,4 +1,4 @@
-//! RMSNorm and LayerNorm of rows: what is to be normalized, and its plan.
+//! RMSNorm and LayerNorm: builder and plan.
 
 mod description;
 mod plan;

@@ -1,4 +1,4 @@
-//! Optimizers: what moves parameters against their gradient, and its plan.
+//! Optimizer step (SGD, AdamW): builder and plan.
 
 mod description;
 mod plan;

@@ -1,4 +1,4 @@
-//! Activations in codes and scales: what is to be quantized, its plan, and what comes of it.
+//! Quantization of activations: builder, plan and quantized X.
 
 mod description;
 mod plan;

@@ -1,4 +1,4 @@
-//! [`PlanRecord`]: what a plan is and why, as data. Records are made when they are asked for; planning does not pay for them.
+//! [`PlanRecord`]: what a plan is and why, as data. It is made on request, so planning does not pay for it.
 
 mod gemm;
 mod others;

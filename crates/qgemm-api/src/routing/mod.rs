@@ -1,4 +1,4 @@
-//! The experts of tokens, and the tokens of experts: what is to be routed, and its plan.
+//! Router top-k and expert lists: builder and plan.
 
 mod description;
 mod plan;

@@ -1,4 +1,4 @@
-//! [`Context::tune`]: measuring candidates within a budget, and tables that are found by themselves.
+//! [`Context::tune`]: measures candidates within a budget, and finds the user's tuned table.
 
 mod search;
 mod ways;

@@ -32,7 +32,7 @@ pub static FAMILIES: ConvertFamilies = &[&CONVERT];
 /// The family `convert`.
 pub static CONVERT: ConvertFamily = ConvertFamily;
 
-/// Matrices in another element type and order, bound by memory.
+/// Type and layout conversion, bound by memory.
 #[derive(Debug)]
 pub struct ConvertFamily;
 

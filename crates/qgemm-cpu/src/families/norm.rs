@@ -37,7 +37,7 @@ pub static FAMILIES: NormFamilies = &[&NORM];
 /// The family `norm`.
 pub static NORM: NormFamily = NormFamily;
 
-/// Rows brought to one magnitude, bound by memory.
+/// RMSNorm and LayerNorm, bound by memory.
 #[derive(Debug)]
 pub struct NormFamily;
 

@@ -29,7 +29,7 @@ pub static FAMILIES: OptimizerFamilies = &[&OPTIMIZER];
 /// The family `optimizer`.
 pub static OPTIMIZER: OptimizerFamily = OptimizerFamily;
 
-/// Parameters moved against their gradient, bound by memory.
+/// Optimizer step (SGD, AdamW), bound by memory.
 #[derive(Debug)]
 pub struct OptimizerFamily;
 

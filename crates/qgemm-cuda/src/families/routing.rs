@@ -1,4 +1,4 @@
-//! `routing`: the experts of tokens, and the tokens of experts. Few tokens take one launch, more of them two, and where one CTA would
+//! `routing`: router top-k and expert lists. Few tokens take one launch, more of them two, and where one CTA would
 //! be long at the lists, three: choose and count, add the counts up, write.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! `routing`: the experts of tokens, and the tokens of experts. Choosing, counting, adding up and listing are a kernel each.
+//! `routing`: router top-k and expert lists. Choosing, counting, adding up and listing are a kernel each.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};

@@ -34,7 +34,7 @@ pub static FAMILIES: RoutingFamilies = &[&ROUTING];
 /// The family `routing`.
 pub static ROUTING: RoutingFamily = RoutingFamily;
 
-/// The experts of tokens, and the tokens of experts.
+/// Router top-k and expert lists.
 #[derive(Debug)]
 pub struct RoutingFamily;
 
