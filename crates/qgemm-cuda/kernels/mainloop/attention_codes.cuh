@@ -64,14 +64,14 @@ struct CodeRows {
     // Features of a lane in a block of keys.
     static constexpr u32 KEY_FEATURES = 8;
 
-    // Keys of Q4_0 are operands as their nibbles are: in f16 subnormal numbers, of which upper nibbles are worth 16 times as much, and Q is a 16th
-    // there (rounded to a multiple of 2^-24); in bf16 numbers behind 128. Scores are too large by `KEY_OFFSET`, times the scale of a block, times
-    // what Q's features of the block add up to.
+    // Q4_0 keys are operands without a subtraction a code. In f16 a nibble is a subnormal number; upper nibbles are worth 16 times as much, so Q is
+    // divided by 16 there (rounded to a multiple of 2^-24). In bf16 a nibble is the upper mantissa of 16 + code: an offset as small as the codes,
+    // so that little of the f32 sum cancels. Scores exceed the right ones by `KEY_OFFSET`, times a block's scale, times the block's sum of Q.
     static constexpr bool HAS_KEY_OFFSET = QG_KV == KV_Q4_0;
     static constexpr float KEY_UNIT = HAS_KEY_OFFSET && QG_X == DTYPE_F16 ? 0x1p-24f : 1.0f;
     // A pair of ones, and of what those of Q are worth that are operands for upper nibbles.
     static constexpr u32 ONES = QG_X == DTYPE_F16 ? 0x3c003c00u : 0x3f803f80u, UPPER_ONES = QG_X == DTYPE_F16 ? 0x4c004c00u : ONES;
-    static constexpr float KEY_OFFSET = (QG_X == DTYPE_F16 ? 8.0f : 128.0f + 8.0f) * KEY_UNIT;
+    static constexpr float KEY_OFFSET = (QG_X == DTYPE_F16 ? 8.0f : 16.0f + 8.0f) * KEY_UNIT;
 
     // Of a lane's features of a block of a key, eight neighbours: four pairs in the type of Q. Their order is that of `query_pairs`.
     QG_DEVICE void key_pairs(u32 (&pairs)[4], const u8* at) {
@@ -89,7 +89,7 @@ struct CodeRows {
                 if constexpr (QG_X == DTYPE_F16)
                     pairs[i] = (i < 2 ? word : word >> 8) & (i % 2 ? 0x00f000f0u : 0x000f000fu);
                 else
-                    pairs[i] = and_or(word >> 4 * i, 0x000f000fu, 0x43004300u);
+                    pairs[i] = and_or(i == 0 ? word << 3 : word >> (4 * i - 3), 0x00780078u, 0x41804180u);
             }
         }
     }

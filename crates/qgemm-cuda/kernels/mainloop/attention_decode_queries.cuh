@@ -6,7 +6,7 @@
 struct QueryOperands {
     // A tile of sixteen features each: of eight rows, a column's two pairs, of sixteen rows, four.
     u32 b[QG_QK / MMA_K][4];
-    // Keys of Q4_0 are too large as operands: what block `t`, times its scale, adds to scores of row `g` for it, in two tf32 numbers.
+    // What Q4_0 key operands exceed the keys by: the sum of row `g` over block `t`, times `-KEY_OFFSET`, as two tf32 numbers.
     u32 offsets[2];
 
     __device__ __forceinline__ void load(const KernelParams& p, const Work& work) {
@@ -52,7 +52,8 @@ struct QueryOperands {
             multiply_add<QG_X>(of_block, a, is_own ? CodeRows::ONES : 0, is_own ? CodeRows::UPPER_ONES : 0);
         }
         const float offset = of_block[0] * -CodeRows::KEY_OFFSET;
-        offsets[0] = f32_to_bits(offset) & 0xffffe000u;
-        offsets[1] = f32_to_bits(offset - bits_to_f32(offsets[0]));
+        // Both to nearest: cut off, the pair would miss two bits of f32.
+        offsets[0] = f32_to_tf32(offset);
+        offsets[1] = f32_to_tf32(offset - bits_to_f32(offsets[0]));
     }
 };

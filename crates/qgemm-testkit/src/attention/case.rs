@@ -31,6 +31,8 @@ pub enum AttentionValues {
     Normal,
     /// Queries thirty times as large: nearly all weight on one key.
     Huge,
+    /// Queries of 30 and a little: scores are small beside the products that they are the sums of.
+    Cancelling,
     /// All keys the same: means of values.
     Equal,
     /// NaN in the last key of every sequence, an infinity in the value before it.
@@ -45,9 +47,10 @@ pub enum AttentionValues {
 
 impl AttentionValues {
     /// Every kind.
-    pub const ALL: [AttentionValues; 7] = [
+    pub const ALL: [AttentionValues; 8] = [
         AttentionValues::Normal,
         AttentionValues::Huge,
+        AttentionValues::Cancelling,
         AttentionValues::Equal,
         AttentionValues::NotFinite,
         AttentionValues::MinusInfinity,
@@ -59,6 +62,7 @@ impl AttentionValues {
         match self {
             AttentionValues::Normal => "normal",
             AttentionValues::Huge => "huge",
+            AttentionValues::Cancelling => "cancelling",
             AttentionValues::Equal => "equal",
             AttentionValues::NotFinite => "not-finite",
             AttentionValues::MinusInfinity => "minus-infinity",
@@ -184,6 +188,7 @@ impl AttentionCase {
         let values: Vec<f32> = (0..count)
             .map(|_| match self.values {
                 AttentionValues::Huge => 30.0 * normal(&mut rng),
+                AttentionValues::Cancelling => 30.0 + normal(&mut rng),
                 // Products with minus infinity are that.
                 AttentionValues::MinusInfinity => normal(&mut rng).abs() + 0.01,
                 _ => normal(&mut rng),

@@ -121,8 +121,13 @@ fn masks() -> Vec<AttentionCase> {
 
 fn values() -> Vec<AttentionCase> {
     let mut cases = Vec::new();
-    let kinds =
-        [AttentionValues::Huge, AttentionValues::Equal, AttentionValues::NotFinite, AttentionValues::MinusInfinity];
+    let kinds = [
+        AttentionValues::Huge,
+        AttentionValues::Cancelling,
+        AttentionValues::Equal,
+        AttentionValues::NotFinite,
+        AttentionValues::MinusInfinity,
+    ];
     for values in kinds {
         for (i, lengths) in
             [&[(1, 90), (1, 2), (1, 40)][..], &[(70, 100), (70, 70), (70, 9)], &[(4, 6), (4, 300), (4, 4)]]
@@ -253,6 +258,10 @@ fn decode() -> Vec<AttentionCase> {
                 ..of(&[(8, 130), (2, 65), (1, 0)], (12, 2), 64)
             });
             cases.push(AttentionCase { offset: 8, causal: false, ..of(&[(3, 80), (3, 33)], (6, 2), 128) });
+            // Of one visible key, the log-sum-exp is its score, of which sums of codes and of their offset cancel.
+            for values in [AttentionValues::Huge, AttentionValues::Cancelling] {
+                cases.push(AttentionCase { values, window: Some(1), ..of(&[(1, 90), (3, 40)], (3, 3), 96) });
+            }
             // What is beyond f16 is a result in bf16 only.
             if kv.has_scales() && dtype == DType::BF16 {
                 let values = AttentionValues::LargeScales;

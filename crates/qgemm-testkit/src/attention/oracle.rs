@@ -1,6 +1,7 @@
 //! Attention in f64, on the numbers that kernels are given.
 
 use qgemm_hal::KvFormat;
+use qgemm_hal::op::attention::KV_BLOCK;
 use rayon::prelude::*;
 
 use super::case::{AttentionCase, AttentionPlaces};
@@ -14,8 +15,8 @@ pub(super) struct Row {
     pub energy: Vec<f64>,
     /// Log-sum-exp.
     pub lse: f64,
-    /// Largest magnitude of what the exponential is taken of.
-    pub largest: f64,
+    /// Largest sum of magnitudes that a visible score is made of: what f32 rounding of scores is measured by.
+    pub magnitude: f64,
 }
 
 /// All rows, `tokens × heads`; none of tokens that are nobody's.
@@ -64,11 +65,16 @@ impl Inputs<'_> {
             (!case.causal || key < end) && case.window.is_none_or(|window| key >= end - window as i64)
         };
         let mut scores: Vec<(f64, usize)> = Vec::new();
+        let mut magnitude = 0.0f64;
         let is_set = |key: usize| case.mask.is_none_or(|mask| mask.is_set(case, sequence, query, head, key));
         for key in (0..keys).filter(|&key| is_seen(key) && is_set(key)) {
             let Some(row) = case.row(sequence, key, &self.table) else { continue };
             let k = &self.k[(row * kv_heads + kv_head) * qk..][..qk];
             let product: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+            let parts = q.iter().zip(k).map(|(q, k)| (f64::from(*q) * f64::from(*k)).abs()).sum::<f64>();
+            if product.is_finite() {
+                magnitude = magnitude.max((parts + self.offset_magnitude(q, row * kv_heads + kv_head)) * scale.abs());
+            }
             let score = case.soft_cap.map_or(product * scale, |cap| {
                 let cap = f64::from(cap);
                 cap * (product * scale / cap).tanh()
@@ -79,7 +85,8 @@ impl Inputs<'_> {
         let most = scores
             .iter()
             .fold(f64::NEG_INFINITY, |most, (score, _)| if score.is_nan() { f64::NAN } else { most.max(*score) });
-        let mut out = Row { values: vec![0.0; v_dim], energy: vec![0.0; v_dim], lse: f64::NEG_INFINITY, largest: 0.0 };
+        let (values, energy) = (vec![0.0; v_dim], vec![0.0; v_dim]);
+        let mut out = Row { values, energy, lse: f64::NEG_INFINITY, magnitude };
         if most == f64::NEG_INFINITY {
             return out;
         }
@@ -87,9 +94,6 @@ impl Inputs<'_> {
         let factor = f64::from(self.v_factors[kv_head]);
         for (score, row) in scores {
             let weight = (score - most).exp() / total * factor;
-            if score.is_finite() {
-                out.largest = out.largest.max(score.abs());
-            }
             let v = &self.v[(row * kv_heads + kv_head) * v_dim..][..v_dim];
             for ((value, energy), v) in out.values.iter_mut().zip(&mut out.energy).zip(v) {
                 let part = weight * f64::from(*v);
@@ -99,5 +103,17 @@ impl Inputs<'_> {
         }
         out.lse = most + total.ln();
         out
+    }
+
+    /// What the offset of unsigned codes adds to the parts of a score before it is subtracted: Q4_0 keys are multiplied as
+    /// code + 16, whose sum is too large by 24 times Q's sum over each block.
+    fn offset_magnitude(&self, q: &[f32], row: usize) -> f64 {
+        const OFFSET: f64 = 24.0;
+        let blocks = q.chunks(KV_BLOCK).enumerate();
+        let of_block = |(block, q): (usize, &[f32])| {
+            let sum: f64 = q.iter().map(|q| f64::from(*q)).sum();
+            OFFSET * f64::from(self.case.block_scale(row, block)) * sum.abs()
+        };
+        if self.case.kv == KvFormat::Q4_0 { blocks.map(of_block).sum() } else { 0.0 }
     }
 }

@@ -425,6 +425,8 @@ fn x_formats(format: Format) -> Vec<Case> {
             Case { activations: kinds[i % 3], act_order, k: k_ordered, ..case(17, 35, 3) },
             Case { layout, ..case(66 - i, 65, 4) }.with_exact_sums(),
             Case { batch_invariant: true, ..case(9, 130, 5) },
+            // K below a stage, tokens below a tile, and scales that differ by all that the format has.
+            Case { weights: WeightKind::TinyScales, k: depths(format)[0], d_dtype: DType::F32, ..case(17, 11, 6) },
         ];
         cases.map(|case| case.with_x_format(x_format))
     };

@@ -250,8 +250,10 @@ QG_DEVICE void take_rests(Sum (&sums)[SUMS], const KTile& records, u32 sub, cons
         sums[i] = add_product(rest[i / 2 % 2], ld_shared(of_x + i / 4 * 8 + lane % 4 * 2 + i % 2), sums[i]);
 }
 #else
-// acc += what `decode` left out, of the tokens `x` of a part in a stage and, where X has them, their scales.
-QG_DEVICE void add_far_columns(float (&acc)[SUMS], const u8* k_tiles, const u8* x, const float* x_scales, const ColumnPlace& place, u32 lane) {
+// acc += the columns that `decode` left out, times the tokens `x` of a part in a stage and, where X has them, their scales. Rows of X from
+// `tokens` on were never copied to shared memory.
+QG_DEVICE void add_far_columns(float (&acc)[SUMS], const u8* k_tiles, const u8* x, const float* x_scales, const ColumnPlace& place, u32 tokens,
+                               u32 lane) {
     // Any that E4M3 has for all codes.
     constexpr u32 HALF = 6;
     const RunRows rows = RunRows::of(k_tiles, 0, lane);
@@ -272,10 +274,12 @@ QG_DEVICE void add_far_columns(float (&acc)[SUMS], const u8* k_tiles, const u8* 
 #pragma unroll
         for (u32 j = 0; j < SUMS / 4; j++) {
             const u32 token = j * 8 + lane / 4;
-            u32 b[2];
+            u32 b[2] = {};
+            if (token < tokens) {
 #pragma unroll
-            for (u32 i = 0; i < 2; i++)
-                b[i] = ld_shared(reinterpret_cast<const u32*>(x + token * STAGE_K + ((step * 2 + i) ^ token % 8) * 16 + lane % 4 * 4));
+                for (u32 i = 0; i < 2; i++)
+                    b[i] = ld_shared(reinterpret_cast<const u32*>(x + token * STAGE_K + ((step * 2 + i) ^ token % 8) * 16 + lane % 4 * 4));
+            }
             float sums[4] = {};
             mma_m16n8k32_e4m3(sums, a, b);
             f32x2 of_tokens = {1.0f, 1.0f};
@@ -319,13 +323,13 @@ struct Product {
         const u8* k_tiles = pipeline.w[at.stage][product.warp];
         const u32* of_tokens = pipeline.of_tokens[at.stage] + part * PART_M;
         const float* x_scales = reinterpret_cast<const float*>(of_tokens);
+        [[maybe_unused]] const u32 before = part * PART_M, tokens = product.tokens > before ? product.tokens - before : 0;
 #if !QG_TAKES_SCALES
         if (rows.exceeds) {
 #if QG_SUMS_OF_X
             mbarrier_wait(&pipeline.added[at.stage], at.parity);
             const Sum* of_x = reinterpret_cast<const Sum*>(of_tokens);
 #else
-            const u32 before = part * PART_M, tokens = product.tokens > before ? product.tokens - before : 0;
             TokenSums::make(token_sums, x, run, tokens, product.lane);
             const Sum* of_x = token_sums.value;
 #endif
@@ -336,7 +340,7 @@ struct Product {
         promote(product.acc[part], sums, rows, x_scales, product.lane);
 #else
         promote(product.acc[part], sums, rows, x_scales, product.lane);
-        if (rows.exceeds) add_far_columns(product.acc[part], k_tiles, x, x_scales, product.place, product.lane);
+        if (rows.exceeds) add_far_columns(product.acc[part], k_tiles, x, x_scales, product.place, tokens, product.lane);
 #endif
     }
 
