@@ -234,3 +234,19 @@ struct Readme;
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../../../docs/guide/engines.md")]
 struct Engines;
+
+/// The examples of the pages of operations, run with the doctests.
+#[cfg(doctest)]
+mod operations {
+    macro_rules! pages {
+        ($($name:ident: $file:literal)*) => { $(#[doc = include_str!(concat!("../../../docs/ops/", $file))] struct $name;)* };
+    }
+
+    pages! {
+        Attention: "attention.md"
+        Experts: "experts.md"
+        Indexer: "indexer.md"
+        Matmul: "matmul.md"
+        QuantizedX: "quantized-x.md"
+    }
+}
