@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: the rules of the house that the compiler does not check.
 
+mod comments;
 mod device_sources;
 mod format_names;
 mod layering;
@@ -66,6 +67,7 @@ pub fn run(_args: &Args) -> anyhow::Result<()> {
     let mut findings = layering::check()?;
     findings.extend(rust_sources::check(&sources));
     findings.extend(device_sources::check(&sources));
+    findings.extend(comments::check(&sources));
     findings.extend(module_order::check(&sources));
     for finding in &findings {
         eprintln!("{finding}");
