@@ -147,8 +147,8 @@ QG_DEVICE void store_words(u8* k_tile, u32 lane, const u32 (&word)[WORDS]) {
     }
 }
 
-// Macros for the prelude's lists. `lane_row(row,
-// lane_bits)` is the origin of a lane's windows in a row.
+// Macros for the prelude's lists. `lane_row(row, lane_bits)`
+// is the origin of a lane's windows in a row.
 #define QG_WINDOW(index, row, bit, lane_bits) const u32 window##index = Bits::window(lane_row(row, lane_bits), bit);
 #define QG_MOVE(index, shift, mask) | (shifted<shift>(window##index) & mask)
 #define QG_WORD0(index, row, block, moves) \

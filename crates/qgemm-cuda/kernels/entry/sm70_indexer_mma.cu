@@ -188,7 +188,7 @@ QG_DEVICE void add_weighed(float (&sums)[SUMS], const float (&d)[KEY_TILES][PROD
     }
 }
 
-// Key whose sum the lane stores, and whether it stores one.
+// The key for which the lane stores a sum, and whether it stores one.
 struct LaneKey {
     u32 row;
     bool is_own;

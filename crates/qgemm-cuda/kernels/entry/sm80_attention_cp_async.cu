@@ -20,8 +20,7 @@ static_assert(QG_KEYS <= 64, "two words say which keys have a page");
 
 struct CpAsyncParams {
     KernelParams attention;
-    // Heads whose K and V stay in L2
-    // while CTAs process their queries.
+    // Heads that CTAs process together, so that their K and V stay in L2.
     u32 heads_together;
     u32 reserved;
 };
@@ -349,8 +348,8 @@ QG_DEVICE void add_not_finite(Rows& rows, const KernelParams& p, const Work& wor
     }
 }
 
-// One K tile; MIXED applies the mask. Returns
-// the next tile, whose keys are in flight.
+// One K tile; MIXED applies the mask. Starts the copy
+// of the next tile's keys and returns that tile.
 template <bool MIXED>
 QG_DEVICE u32 step(Rows& rows, const KernelParams& p, SharedStorage& shared, u32 tile) {
     {

@@ -367,8 +367,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                     }
                 }
             } else if constexpr (IS_CODES) {
-                // A lane loads V / 8 features of four keys, from `g · V
-                // / 8` on. They become rows g and g + 8 of all tiles.
+                // A lane loads V / 8 features of four keys, from `g · V / 8`
+                // on. They become rows g and g + 8 of all tiles.
                 constexpr u32 WORDS = CodeRows::VALUE_WORDS;
                 u32 codes[4][WORDS];
 #pragma unroll

@@ -214,8 +214,8 @@ struct TileRing {
     // Page of each segment of the next
     // tile, loaded one tile ahead.
     u32 next_pages[RUNS];
-    // The last tile whose keys were copied, whether
-    // its segments were contiguous, and their pages.
+    // The last tile with copied keys: whether its
+    // segments were contiguous, and their pages.
     u32 tile;
     bool are_runs;
     u32 pages[RUNS];

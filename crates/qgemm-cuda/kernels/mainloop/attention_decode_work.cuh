@@ -144,7 +144,7 @@ struct SavedWork {
         work.kv_head += i;
         return work;
     }
-    // Parts whose keys the row attends to.
+    // Parts with keys that the row attends to.
     __device__ __forceinline__ PartRange parts_of_row(const KernelParams& p, u32 row) const {
         if (queries == 1) return {first_part, end_part};
         return parts_of(p, visible_keys(p, Sequence{0, token, queries, 0, keys}, query_of(row)));

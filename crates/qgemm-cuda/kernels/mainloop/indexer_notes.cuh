@@ -30,8 +30,8 @@ struct alignas(16) QueryNote {
 
 // State of all queries.
 struct alignas(16) FoundHeader {
-    // Spare chunks requested, which may exceed
-    // those that exist; queries whose bound misled.
+    // Spare chunks requested (possibly more than
+    // exist); queries with a misleading bound.
     u32 taken, misled;
     u32 unused[2];
 

@@ -240,7 +240,7 @@ struct Statistics {
         return rescales ? rescaled(p, row, storage) : s;
     }
 
-    // Statistics of a row whose squares leave f32's range.
+    // Statistics with rescaling, for squares outside f32's range.
     template <class Row>
     QG_DEVICE Statistics rescaled(const NormParams& p, const Row& row, NormStorage& storage) {
         Statistics s = {1.0f, 0.0f, 0.0f, 0.0f};

@@ -3,9 +3,8 @@
 #pragma once
 #include "mainloop/norm.cuh"
 
-// A thread has groups `thread`, `thread +
-// threads`, …. It reads only groups that
-// it wrote, so no barrier is needed.
+// A thread has groups `thread`, `thread + threads`, …. It
+// reads only groups that it wrote, so no barrier is needed.
 struct LongRow {
     // Row to normalize in memory: X,
     // or its sum with the residual.

@@ -278,7 +278,7 @@ QG_DEVICE void store_codes(u8* codes_row, u32 column, u32x2 codes) {
         st_global_u32(at, codes.x);
 }
 
-// Quantizes a group whose block lies within the warp; stores
+// Quantizes a group; its block lies within the warp. Stores
 // codes, scales and sums if `stores`. Warp-collective.
 template <class Group>
 QG_DEVICE void quantize_in_warp(const QuantizePointers& to, const Group& group, u64 row, u32 column, bool stores,

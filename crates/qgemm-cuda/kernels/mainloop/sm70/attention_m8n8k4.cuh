@@ -134,8 +134,8 @@ QG_DEVICE void operand_row(u32 (&a)[4], const float (&weights)[TILE_SUMS], u32 l
 // the eight of the neighbouring product.
 QG_DEVICE void multiply_values(float (&sums)[ROW_TILES * FEATURE_TILES][TILE_SUMS], const float (&weights)[ROW_TILES * KEY_TILES][TILE_SUMS],
                                const Operands& operands, u32 lane) {
-    // Row offset from the product's
-    // own keys to the other keys.
+    // Row offset from the product's first
+    // eight keys to its other keys.
     const i32 others = (Fragments::column_group(lane) ? -8 : 8) * (i32)V_PITCH;
 #pragma unroll
     for (u32 n = 0; n < KEY_TILES; n++) {

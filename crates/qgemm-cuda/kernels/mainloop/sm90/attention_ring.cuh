@@ -35,8 +35,8 @@ struct TmaAttentionParams {
 #else
     AttentionParams attention;
 #endif
-    // Heads whose K and V stay in L2
-    // while CTAs process their queries.
+    // Heads that CTAs process together,
+    // so that their K and V stay in L2.
     u32 heads_together;
     // Paged: log2 of the keys of a piece.
     u32 piece_shift;
