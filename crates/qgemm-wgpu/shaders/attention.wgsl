@@ -1,21 +1,24 @@
-// Attention: a workgroup has ROWS rows, each a query of one of the heads that share keys, and goes through the keys that they see, as
-// many at a time as it has invocations. `attention_plain.wgsl` or `attention_codes.wgsl` before this file reads keys and values, and
-// `attention_mask.wgsl` or `attention_mask_in_place.wgsl` the mask. Numbers
-// that are not finite are told by their bits, because adapters may calculate as if there were none. Offsets, lengths and tables never lead
-// out of an operand, whatever they hold.
+// Attention: a workgroup has ROWS rows (queries × heads of a
+// KV head) and iterates over their visible keys, one key per
+// invocation. `attention_plain.wgsl` or `attention_codes.wgsl`
+// precedes this file and reads K and V; `attention_mask.wgsl`
+// or `attention_mask_in_place.wgsl` reads the mask. Infinities
+// and NaN are detected by their bits: adapters may assume
+// finite math. Indices are clamped: no content of offsets,
+// lengths or tables makes an access go out of bounds.
 
 struct Params {
     sequences: u32,
-    tokens: u32,        // of all sequences
-    most_queries: u32,  // of one; of all as many where there are no offsets
+    tokens: u32,  // of all sequences
+    most_queries: u32,  // of one sequence; of every sequence without offsets
     most_keys: u32,
     pages: u32,
     page_size: u32,
-    table_width: u32,   // 0 where there is no table
-    row_groups: u32,    // workgroups for a sequence and a head of keys
-    factor: f32,        // of products: of tanh's argument, or of the exponent to base 2
-    soft_cap: f32,      // as an exponent to base 2
-    q_base: u32,        // distances in elements, as in `params.wgsl`
+    table_width: u32,  // 0 without a table
+    row_groups: u32,  // workgroups per sequence and KV head
+    factor: f32,  // score scale: to tanh's argument, or to a base-2 exponent
+    soft_cap: f32,  // as a base-2 exponent
+    q_base: u32,  // offsets in elements, as in `params.wgsl`
     k_base: u32,
     v_base: u32,
     q_offsets_base: u32,
@@ -39,26 +42,28 @@ var<immediate> p: Params;
 @group(0) @binding(6) var<storage, read_write> d: array<atomic<u32>>;
 
 const GROUP: u32 = HEADS / KV_HEADS;
-// Below every exponent that counts; its power is 0.
+// Below every real exponent; its exp2 is 0.
 const MASKED: f32 = -3.0e38;
 const NOT_FOUND: u32 = 0xffffffffu;
 const COLUMNS: u32 = 256u;
 
 var<workgroup> q: array<vec4<f32>, ROWS * COLUMNS / 4u>;
 var<workgroup> scores: array<f32, ROWS * THREADS>;
-// Where the value of each key begins, and which rows see it: a bit each.
+// Per key: offset of its value, and
+// bits of the rows that attend to it.
 var<workgroup> value_at: array<u32, THREADS>;
-var<workgroup> seen_by: array<u32, THREADS>;
-var<workgroup> first_seen: array<u32, ROWS>;
-var<workgroup> end_seen: array<u32, ROWS>;
-var<workgroup> of_eighth: array<f32, 64u>;
-var<workgroup> largest: array<f32, ROWS>;
-var<workgroup> total: array<f32, ROWS>;
-var<workgroup> kept: array<f32, ROWS>;
-// 1 where a score of the row is NaN or positive infinity: its result is NaN.
-var<workgroup> spoiled: array<atomic<u32>, ROWS>;
+var<workgroup> visible_to: array<u32, THREADS>;
+var<workgroup> first_visible: array<u32, ROWS>;
+var<workgroup> end_visible: array<u32, ROWS>;
+var<workgroup> partials: array<f32, 64u>;
+var<workgroup> row_max: array<f32, ROWS>;
+var<workgroup> row_sum: array<f32, ROWS>;
+var<workgroup> rescale: array<f32, ROWS>;
+// 1 if a score of the row is NaN or +inf: the result is NaN.
+var<workgroup> row_is_nan: array<atomic<u32>, ROWS>;
 var<workgroup> bounds: vec2<u32>;
-// The mask's two words of each row for the keys of a tile, and whether a bit of them is set.
+// Mask words of the tile, two per
+// row, and whether any bit is set.
 var<workgroup> tile_bits: array<u32, 2u * ROWS>;
 var<workgroup> tile_has_bits: u32;
 
@@ -70,7 +75,7 @@ fn load_query(index: u32) -> f32 {
     return element(queries[word_of(index, DTYPE)], index, DTYPE);
 }
 
-// Stores a half beside another row's.
+// Stores a half; the word's other half belongs to another row.
 fn store_half(index: u32, half: u32) {
     let shift = index % 2u * 16u;
     atomicAnd(&d[index / 2u], ~(0xffffu << shift));
@@ -84,7 +89,7 @@ fn half_of(value: f32) -> u32 {
     return f32_to_bf16(value);
 }
 
-// Two neighbours.
+// Stores two adjacent results.
 fn store_result(index: u32, result: vec2<f32>) {
     if (DTYPE == F32) {
         atomicStore(&d[index], bitcast<u32>(result.x));
@@ -104,7 +109,7 @@ fn is_nan_or_infinite(value: f32) -> bool {
     return (bitcast<u32>(value) & 0x7f800000u) == 0x7f800000u;
 }
 
-// The exponent to base 2 of a product.
+// Base-2 exponent of a scaled score, with the soft cap.
 fn exponent(product: f32) -> f32 {
     if (!SOFT_CAP) {
         return product;
@@ -121,8 +126,8 @@ fn main(
 ) {
     let place = group.x + group.y * groups.x;
     let group_count = p.sequences * KV_HEADS * p.row_groups;
-    let is_one = place < group_count;
-    let sequence = select(0u, place / p.row_groups / KV_HEADS, is_one);
+    let has_work = place < group_count;
+    let sequence = select(0u, place / p.row_groups / KV_HEADS, has_work);
     let kv_head = place / p.row_groups % KV_HEADS;
     var first_token = sequence * p.most_queries;
     var query_count = p.most_queries;
@@ -139,18 +144,18 @@ fn main(
         key_count = min(kv_index[p.kv_index_base + sequence], key_count);
     }
     let first_row = place % p.row_groups * ROWS;
-    let rows = select(0u, min(beyond(query_count * GROUP, first_row), ROWS), is_one);
+    let rows = select(0u, min(beyond(query_count * GROUP, first_row), ROWS), has_work);
 
     if (thread < ROWS) {
         let query = (first_row + thread) / GROUP;
         let end = beyond(key_count + query + 1u, query_count);
         let last = select(key_count, min(end, key_count), CAUSAL);
         let is_row = thread < rows;
-        end_seen[thread] = select(0u, last, is_row);
-        first_seen[thread] = select(0u, min(beyond(end, WINDOW), last), is_row);
-        largest[thread] = MASKED;
-        total[thread] = 0.0;
-        atomicStore(&spoiled[thread], 0u);
+        end_visible[thread] = select(0u, last, is_row);
+        first_visible[thread] = select(0u, min(beyond(end, WINDOW), last), is_row);
+        row_max[thread] = MASKED;
+        row_sum[thread] = 0.0;
+        atomicStore(&row_is_nan[thread], 0u);
     }
     for (var i = thread; i < rows * (QK_DIM / 4u); i += THREADS) {
         let r = i / (QK_DIM / 4u);
@@ -166,16 +171,17 @@ fn main(
         var first = NOT_FOUND;
         var end = 0u;
         for (var r = 0u; r < rows; r++) {
-            if (first_seen[r] < end_seen[r]) {
-                first = min(first, first_seen[r]);
-                end = max(end, end_seen[r]);
+            if (first_visible[r] < end_visible[r]) {
+                first = min(first, first_visible[r]);
+                end = max(end, end_visible[r]);
             }
         }
         bounds = vec2<u32>(min(first, end) / THREADS * THREADS, end);
     }
     let range = workgroupUniformLoad(&bounds);
 
-    // Columns 2 · thread and the next, and those 2 · THREADS further on.
+    // Columns 2 · thread and the next, and
+    // the same two 2 · THREADS further on.
     var sums: array<vec4<f32>, ROWS>;
     for (var r = 0u; r < ROWS; r++) {
         sums[r] = vec4<f32>();
@@ -206,15 +212,15 @@ fn main(
                 continue;
             }
         }
-        // An invocation a key.
+        // One key per invocation.
         let key = tile + thread;
-        var seen = 0u;
+        var visible = 0u;
         for (var r = 0u; r < rows; r++) {
-            var is_seen = key >= first_seen[r] && key < end_seen[r];
+            var is_visible = key >= first_visible[r] && key < end_visible[r];
             if (MASK) {
-                is_seen = is_seen && ((tile_bits[2u * r + thread / 32u] >> (thread % 32u)) & 1u) == 1u;
+                is_visible = is_visible && ((tile_bits[2u * r + thread / 32u] >> (thread % 32u)) & 1u) == 1u;
             }
-            seen |= u32(is_seen) << r;
+            visible |= u32(is_visible) << r;
         }
         var page = sequence;
         var row = key;
@@ -222,52 +228,52 @@ fn main(
             page = 0u;
             row += first_key_row;
         } else if (TABLE) {
-            if (seen != 0u) {
+            if (visible != 0u) {
                 page = block_table[p.table_base + sequence * p.table_width + key / p.page_size];
             }
             row = key % p.page_size;
-            seen = select(0u, seen, page < p.pages);
+            visible = select(0u, visible, page < p.pages);
         }
         value_at[thread] = page * V_PAGE + row * V_TOKEN + kv_head * V_HEAD;
-        seen_by[thread] = seen;
+        visible_to[thread] = visible;
         var products: array<f32, ROWS>;
         for (var r = 0u; r < ROWS; r++) {
             products[r] = 0.0;
         }
-        if (seen != 0u) {
+        if (visible != 0u) {
             add_products(page * K_PAGE + row * K_TOKEN + kv_head * K_HEAD, &products);
         }
         for (var r = 0u; r < ROWS; r++) {
             let product = products[r] * p.factor;
             var score = exponent(product);
             if (is_nan_or_infinite(product)) {
-                let is_spoiled = bitcast<u32>(product) != 0xff800000u && !(SOFT_CAP && bitcast<u32>(product) == 0x7f800000u);
-                if (is_spoiled && ((seen >> r) & 1u) == 1u) {
-                    atomicStore(&spoiled[r], 1u);
+                let is_nan = bitcast<u32>(product) != 0xff800000u && !(SOFT_CAP && bitcast<u32>(product) == 0x7f800000u);
+                if (is_nan && ((visible >> r) & 1u) == 1u) {
+                    atomicStore(&row_is_nan[r], 1u);
                 }
                 if (!SOFT_CAP) {
                     score = MASKED;
                 }
             }
-            scores[r * THREADS + thread] = select(MASKED, score, ((seen >> r) & 1u) == 1u);
+            scores[r * THREADS + thread] = select(MASKED, score, ((visible >> r) & 1u) == 1u);
         }
         workgroupBarrier();
-        // Eight invocations a row, of which each has every eighth key.
+        // Eight invocations per row, each with every eighth key.
         let r = thread / 8u;
-        var most = MASKED;
+        var next_max = MASKED;
         if (r < rows) {
             for (var i = thread % 8u; i < THREADS; i += 8u) {
-                most = max(most, scores[r * THREADS + i]);
+                next_max = max(next_max, scores[r * THREADS + i]);
             }
         }
-        of_eighth[thread] = most;
+        partials[thread] = next_max;
         workgroupBarrier();
-        var before = MASKED;
+        var previous_max = MASKED;
         if (r < rows) {
-            before = largest[r];
-            most = before;
+            previous_max = row_max[r];
+            next_max = previous_max;
             for (var i = 0u; i < 8u; i++) {
-                most = max(most, of_eighth[r * 8u + i]);
+                next_max = max(next_max, partials[r * 8u + i]);
             }
         }
         workgroupBarrier();
@@ -275,32 +281,32 @@ fn main(
         if (r < rows) {
             for (var i = thread % 8u; i < THREADS; i += 8u) {
                 let score = scores[r * THREADS + i];
-                let power = select(exp2(score - most), 0.0, score <= MASKED);
+                let power = select(exp2(score - next_max), 0.0, score <= MASKED);
                 scores[r * THREADS + i] = power;
                 sum += power;
             }
         }
-        of_eighth[thread] = sum;
+        partials[thread] = sum;
         workgroupBarrier();
         if (r < rows && thread % 8u == 0u) {
-            let weight = select(exp2(before - most), 0.0, before <= MASKED);
+            let weight = select(exp2(previous_max - next_max), 0.0, previous_max <= MASKED);
             var all_sums = 0.0;
             for (var i = 0u; i < 8u; i++) {
-                all_sums += of_eighth[r * 8u + i];
+                all_sums += partials[r * 8u + i];
             }
-            kept[r] = weight;
-            total[r] = total[r] * weight + all_sums;
-            largest[r] = most;
+            rescale[r] = weight;
+            row_sum[r] = row_sum[r] * weight + all_sums;
+            row_max[r] = next_max;
         }
         workgroupBarrier();
         if (RESULTS) {
             for (var row_of_group = 0u; row_of_group < rows; row_of_group++) {
-                sums[row_of_group] *= kept[row_of_group];
+                sums[row_of_group] *= rescale[row_of_group];
             }
             let column = thread * 2u;
             for (var i = 0u; i < THREADS; i++) {
-                let seen_value = seen_by[i];
-                if (seen_value == 0u || column >= V_DIM) {
+                let value_rows = visible_to[i];
+                if (value_rows == 0u || column >= V_DIM) {
                     continue;
                 }
                 var v = vec4<f32>(load_value(value_at[i] + column), 0.0, 0.0);
@@ -308,8 +314,8 @@ fn main(
                     v = vec4<f32>(v.xy, load_value(value_at[i] + column + 2u * THREADS));
                 }
                 for (var row_of_group = 0u; row_of_group < ROWS; row_of_group++) {
-                    // A value that is not seen may be no number.
-                    if (((seen_value >> row_of_group) & 1u) == 1u) {
+                    // 0 · NaN is NaN: skip masked values.
+                    if (((value_rows >> row_of_group) & 1u) == 1u) {
                         sums[row_of_group] += scores[row_of_group * THREADS + i] * v;
                     }
                 }
@@ -322,10 +328,10 @@ fn main(
         let row = first_row + row_of_group;
         let head = kv_head * GROUP + row % GROUP;
         let token = first_token + row / GROUP;
-        let sum = total[row_of_group];
+        let sum = row_sum[row_of_group];
         var result = sums[row_of_group] * (value_factor(kv_head) * select(1.0 / sum, 0.0, sum == 0.0));
-        let is_spoiled = atomicLoad(&spoiled[row_of_group]) == 1u;
-        if (is_spoiled) {
+        let is_nan = atomicLoad(&row_is_nan[row_of_group]) == 1u;
+        if (is_nan) {
             result = bitcast<vec4<f32>>(vec4<u32>(0x7fc00000u | (thread >> 31u)));
         }
         let column = thread * 2u;
@@ -337,10 +343,10 @@ fn main(
             store_result(to + 2u * THREADS, result.zw);
         }
         if (LSE && thread == 0u) {
-            // As bits: expressions of constants may be no infinities.
-            var bits = bitcast<u32>((largest[row_of_group] + log2(max(sum, 1e-30))) * 0.693147181);
+            // As bits: constant expressions must not be infinite.
+            var bits = bitcast<u32>((row_max[row_of_group] + log2(max(sum, 1e-30))) * 0.693147181);
             bits = select(bits, 0xff800000u, sum == 0.0);
-            store_lse(p.lse_base + token * HEADS + head, select(bits, 0x7fc00000u, is_spoiled));
+            store_lse(p.lse_base + token * HEADS + head, select(bits, 0x7fc00000u, is_nan));
         }
     }
 }

@@ -1,5 +1,7 @@
-// Keys and values in codes, with a factor a head or a scale a block. There are no more storage buffers than these, so that a launch writes
-// either results or log-sum-exps: `d` is what it writes.
+// Quantized K and V: one factor per head (E4M3)
+// or one scale per block. No storage buffer is
+// left for log-sum-exps, so a launch writes
+// either results or log-sum-exps to `d`.
 
 @group(0) @binding(7) var<storage, read> k_scales: array<u32>;  // or factors
 @group(0) @binding(8) var<storage, read> v_scales: array<u32>;
@@ -8,7 +10,7 @@ fn store_lse(index: u32, bits: u32) {
     atomicStore(&d[index], bits);
 }
 
-// What products with a head are multiplied with.
+// Dequantization factor of a KV head.
 fn key_factor(kv_head: u32) -> f32 {
     if (KV_DTYPE == KV_E4M3) {
         return bitcast<f32>(k_scales[p.k_scales_base + kv_head]);
@@ -27,7 +29,7 @@ fn signed_bytes(bytes: u32) -> vec4<f32> {
     return vec4<f32>(bitcast<vec4<i32>>(vec4<u32>(bytes) << vec4<u32>(24u, 16u, 8u, 0u)) >> vec4<u32>(24u));
 }
 
-// Half bytes of bits 0, 4, 8 and 12.
+// Nibbles at bits 0, 4, 8 and 12, minus 8.
 fn half_bytes(bits: u32) -> vec4<f32> {
     return vec4<f32>((vec4<u32>(bits) >> vec4<u32>(0u, 4u, 8u, 12u)) & vec4<u32>(15u)) - 8.0;
 }
@@ -39,7 +41,7 @@ fn four_bytes(bytes: u32) -> vec4<f32> {
     return signed_bytes(bytes);
 }
 
-// Four bytes of keys, which may begin within a word.
+// Four bytes of K, unaligned.
 fn key_bytes(byte: u32) -> u32 {
     let shift = byte % 4u * 8u;
     if (shift == 0u) {
@@ -48,7 +50,7 @@ fn key_bytes(byte: u32) -> u32 {
     return (keys[byte / 4u] >> shift) | (keys[byte / 4u + 1u] << (32u - shift));
 }
 
-// Eight neighbours of a key, without scale.
+// Eight adjacent features of a key, without the scale.
 fn load_key(at: u32) -> Eight {
     let byte = p.k_base + code_byte(at);
     let first = key_bytes(byte);
@@ -58,7 +60,7 @@ fn load_key(at: u32) -> Eight {
     return Eight(four_bytes(first), four_bytes(key_bytes(byte + 4u)));
 }
 
-// The scale of the block that an element is in.
+// Scale of the block that contains an element.
 fn key_scale(at: u32) -> f32 {
     let index = p.k_scales_base + at / KV_BLOCK;
     return f16_scalar((k_scales[index / 2u] >> (index % 2u * 16u)) & 0xffffu);
@@ -69,7 +71,7 @@ fn value_scale(at: u32) -> f32 {
     return f16_scalar((v_scales[index / 2u] >> (index % 2u * 16u)) & 0xffffu);
 }
 
-// Adds the products of every row with the key that begins at element `at`.
+// Adds q · k of every row for the key at element `at`.
 fn add_products(at: u32, products: ptr<function, array<f32, ROWS>>) {
     var scale = 1.0;
     for (var column = 0u; column < QK_DIM; column += 8u) {
@@ -84,7 +86,7 @@ fn add_products(at: u32, products: ptr<function, array<f32, ROWS>>) {
     }
 }
 
-// Two neighbours of a value.
+// Two adjacent features of a value.
 fn load_value(at: u32) -> vec2<f32> {
     let byte = p.v_base + code_byte(at);
     let shift = byte % 4u * 8u;

@@ -1,4 +1,4 @@
-// The mask of an attention in a storage buffer of its own.
+// Attention mask in a separate storage buffer.
 
 @group(0) @binding(8) var<storage, read> mask_bits: array<u32>;
 

@@ -1,4 +1,5 @@
-// The mask of an attention in the place of an index that it has not, where there is no storage buffer more.
+// Attention mask bound in place of an unused index
+// buffer, when no further storage buffer is available.
 
 fn mask_word(index: u32) -> u32 {
     if (MASK_AT == 3u) {

@@ -1,4 +1,4 @@
-// Keys and values in f32, f16 or bf16.
+// K and V in f32, f16 or bf16.
 
 @group(0) @binding(7) var<storage, read_write> lse: array<u32>;
 
@@ -25,7 +25,8 @@ fn load_key(index: u32) -> vec4<f32> {
     return four_halves((words.x >> 16u) | (words.y << 16u), (words.y >> 16u) | (words.z << 16u), KV_DTYPE);
 }
 
-// Adds the products of every row with the key that begins at element `at`.
+// Adds q · k of every row for
+// the key at element `at`.
 fn add_products(at: u32, products: ptr<function, array<f32, ROWS>>) {
     for (var column = 0u; column < QK_DIM; column += 4u) {
         let k = load_key(p.k_base + at + column);
@@ -35,7 +36,7 @@ fn add_products(at: u32, products: ptr<function, array<f32, ROWS>>) {
     }
 }
 
-// Two neighbours of a value.
+// Two adjacent features of a value.
 fn load_value(at: u32) -> vec2<f32> {
     let index = p.v_base + at;
     if (KV_DTYPE == F32) {

@@ -1,9 +1,11 @@
-// The keys with the highest scores of a query, in the order of scores: a workgroup a query. Histograms of the bits of scores, eight at a
-// time, find the score that the last of them has; those above it, and the first that have it, are sorted.
+// Sparse-attention indexer: top-k keys of a query, sorted by
+// score; one workgroup per query. Radix select: histograms
+// of eight score bits at a time find the k-th score. Keys
+// above it, and the first keys equal to it, are sorted.
 
 @group(0) @binding(0) var<storage, read> scores: array<u32>;
 @group(0) @binding(1) var<storage, read> starts: array<u32>;  // or lengths
-@group(0) @binding(2) var<storage, read> ends: array<u32>;    // or the block table
+@group(0) @binding(2) var<storage, read> ends: array<u32>;  // or the block table
 @group(0) @binding(3) var<storage, read_write> indices: array<u32>;
 
 const MOST_CHOSEN: u32 = 2048u;
@@ -13,11 +15,13 @@ const NO_KEY: u32 = 0xffffffffu;
 var<workgroup> sorted: array<u32, MOST_CHOSEN>;
 var<workgroup> bins: array<atomic<u32>, BINS>;
 var<workgroup> of_threads: array<u32, THREADS>;
-// What histograms found: bits of the bound, and how many keys are above it.
+// Radix-select state: bits of the bound,
+// and the number of keys above it.
 var<workgroup> found: vec2<u32>;
 var<workgroup> gathered: atomic<u32>;
 
-// Bits in the order of scores, the same for both zeros; 1 for NaN, 0 where there is no score.
+// Order-preserving bits of a score. Both
+// zeros are equal; NaN is 1, no score is 0.
 fn ordered(bits: u32) -> u32 {
     let magnitude = bits & 0x7fffffffu;
     if (bits == NO_KEY) {
@@ -36,7 +40,7 @@ fn score_of(row: u32, key: u32) -> u32 {
     return ordered(scores[row + key]);
 }
 
-// Whether key `a` comes before key `b`.
+// Sort order: whether key `a` precedes key `b`.
 fn is_before(row: u32, a: u32, b: u32) -> bool {
     if (a == NO_KEY || b == NO_KEY) {
         return b == NO_KEY && a != NO_KEY;
@@ -74,7 +78,7 @@ fn main(
         let bound = workgroupUniformLoad(&found);
         for (var key = seen.x + thread; key < seen.y; key += THREADS) {
             let score = score_of(row, key);
-            // Shifted twice, because not all of a word may be shifted at once.
+            // Two shifts: a shift by 32 is undefined.
             if (score != 0u && ((score >> shift) >> 8u) == bound.x) {
                 atomicAdd(&bins[(score >> shift) & 0xffu], 1u);
             }
@@ -91,7 +95,8 @@ fn main(
         }
     }
     let bound = workgroupUniformLoad(&found);
-    // Each invocation counts what has the score of the bound in its part of the keys.
+    // Each invocation counts scores equal
+    // to the bound in its part of the keys.
     let part = (seen.y - seen.x + THREADS - 1u) / THREADS;
     let first = min(seen.x + thread * part, seen.y);
     let last = min(first + part, seen.y);
@@ -119,7 +124,7 @@ fn main(
         }
     }
     workgroupBarrier();
-    // A bitonic network over the next power of two.
+    // Bitonic sort over the next power of two.
     var size = 2u;
     while (size < p.chosen) {
         size *= 2u;

@@ -1,31 +1,32 @@
-// What the kernels of the indexer are given, and which keys a query sees.
+// Indexer: immediates, and the visible keys of a query.
 
 struct Params {
-    q_base: u32,        // distances in elements, as in `params.wgsl`
+    q_base: u32,  // offsets in elements, as in `params.wgsl`
     k_base: u32,
     weights_base: u32,
     q_scales_base: u32,
     k_scales_base: u32,
-    starts_base: u32,   // or lengths
-    ends_base: u32,     // or the block table
+    starts_base: u32,  // or lengths
+    ends_base: u32,  // or the block table
     scores_base: u32,
     indices_base: u32,
     first_query: u32,
     part_queries: u32,  // queries of the dispatch
-    each: u32,          // queries of a sequence
+    each: u32,  // queries per sequence
     most_keys: u32,
-    key_groups: u32,    // workgroups along the keys
+    key_groups: u32,  // workgroups along the keys
     pages: u32,
     page_size: u32,
     table_width: u32,
-    scores_row: u32,    // from one query's scores to the next
-    not_seen: u32,      // bits of the score of a key that a query does not see
+    scores_row: u32,  // stride between the scores of queries
+    not_seen: u32,  // score bits of a masked key
     chosen: u32,
 }
 
 var<immediate> p: Params;
 
-// The first key that a query sees, and where they end.
+// First visible key of a query,
+// and the end of its visible keys.
 fn keys_seen(query: u32) -> vec2<u32> {
     if (PAGES) {
         let end = min(starts[p.starts_base + query / p.each], p.most_keys) + query % p.each + 1u;

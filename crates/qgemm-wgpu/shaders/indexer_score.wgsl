@@ -1,5 +1,7 @@
-// Scores of keys for queries of several heads: an invocation has a key, whose products with eight heads at a time it weighs and adds up.
-// Ranges, lengths and tables never lead out of an operand.
+// Sparse-attention indexer: scores of keys. One invocation
+// per key computes weighted ReLU products with eight heads
+// at a time. Indices are clamped: no content of ranges,
+// lengths or tables makes an access go out of bounds.
 
 @group(0) @binding(0) var<storage, read> queries: array<u32>;
 @group(0) @binding(1) var<storage, read> keys: array<u32>;
@@ -7,17 +9,17 @@
 @group(0) @binding(3) var<storage, read> q_scales: array<f32>;
 @group(0) @binding(4) var<storage, read> k_scales: array<f32>;
 @group(0) @binding(5) var<storage, read> starts: array<u32>;  // or lengths
-@group(0) @binding(6) var<storage, read> ends: array<u32>;    // or the block table
+@group(0) @binding(6) var<storage, read> ends: array<u32>;  // or the block table
 @group(0) @binding(7) var<storage, read_write> scores: array<u32>;
 
 const TILE_HEADS: u32 = 8u;
 const FOURS: u32 = FEATURES / 4u;
 
-// Heads of the query, in f32.
+// Query heads in f32: [TILE_HEADS][FOURS].
 var<workgroup> tile: array<vec4<f32>, TILE_HEADS * FOURS>;
 var<workgroup> tile_weights: array<f32, TILE_HEADS>;
 
-// Four features, given the words in which the first and the last one stand and the word between, if there is one.
+// Extracts four features from up to three adjacent words.
 fn four_of(index: u32, words: vec3<u32>) -> vec4<f32> {
     if (E4M3) {
         let shift = index % 4u * 8u;
@@ -34,7 +36,8 @@ fn four_of(index: u32, words: vec3<u32>) -> vec4<f32> {
     return bitcast<vec4<f32>>(halves << vec4<u32>(16u));
 }
 
-// The words of four features from `index` on: the first, the next one and the one after it, where features stand in them.
+// Indices of the words that hold four features
+// from `index` on; the last index may repeat.
 fn places_of(index: u32) -> vec3<u32> {
     let per_word = select(2u, 4u, E4M3);
     let first = index / per_word;
@@ -70,7 +73,7 @@ fn main(
     let is_key = key < p.most_keys;
     var score = 0.0;
     var is_seen = false;
-    // The same for all invocations of the workgroup.
+    // Uniform for the workgroup.
     if (seen.x < seen.y && seen.x < first_key + THREADS && seen.y > first_key) {
         is_seen = is_key && key >= seen.x && key < seen.y;
         var page = 0u;
@@ -107,7 +110,7 @@ fn main(
                     }
                 }
                 for (var i = 0u; i < min(TILE_HEADS, HEADS - head); i++) {
-                    // Not `max`, which may take NaN for a number.
+                    // Not `max`: it may drop NaN.
                     score += tile_weights[i] * select(products[i], 0.0, products[i] < 0.0);
                 }
             }

@@ -1,27 +1,29 @@
-// Turns heads and writes them: queries in place, or new keys or values to the cache, as STEP says. This is where heads of tokens are, where
-// they go, and how far they are turned; `kv_append_plain.wgsl` or `kv_append_codes.wgsl` follows. Offsets, lengths and tables never lead out
-// of an operand.
+// Rotary embedding and KV-cache append: STEP selects queries in
+// place, or new keys or values to the cache. This file locates
+// heads of tokens and their rotation; `kv_append_plain.wgsl` or
+// `kv_append_codes.wgsl` follows. Indices are clamped: no content
+// of offsets, lengths or tables makes an access go out of bounds.
 
 struct Params {
     sequences: u32,
-    tokens: u32,           // of all sequences
-    most_queries: u32,     // of one; of all as many where there are no offsets
+    tokens: u32,  // of all sequences
+    most_queries: u32,  // of one sequence; of every sequence without offsets
     most_keys: u32,
     pages: u32,
     page_size: u32,
-    table_width: u32,      // 0 where there is no table
+    table_width: u32,  // 0 without a table
     table_positions: u32,  // rows of cosines and sines
-    table_row: u32,        // elements from one to the next
+    table_row: u32,  // elements between rows
     amplitude: f32,
-    source_base: u32,      // distances in elements, as in `params.wgsl`
-    written_base: u32,     // of codes in bytes
+    source_base: u32,  // offsets in elements, as in `params.wgsl`
+    written_base: u32,  // in bytes for quantized caches
     q_offsets_base: u32,
     kv_index_base: u32,
     block_table_base: u32,
     positions_base: u32,
-    angles_base: u32,      // of cosines, or of words of frequencies
+    angles_base: u32,  // of cosines, or of frequency words
     sines_base: u32,
-    scales_base: u32,      // of factors of heads, or of scales of blocks
+    scales_base: u32,  // of head factors, or of block scales
 }
 
 var<immediate> p: Params;
@@ -31,7 +33,7 @@ var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read> kv_index: array<u32>;  // offsets or lengths
 @group(0) @binding(3) var<storage, read> block_table: array<u32>;
 @group(0) @binding(4) var<storage, read> positions: array<u32>;
-@group(0) @binding(5) var<storage, read> angles: array<u32>;    // cosines, or frequencies, the lower word first
+@group(0) @binding(5) var<storage, read> angles: array<u32>;  // cosines, or frequencies (low word first)
 @group(0) @binding(6) var<storage, read> sines: array<f32>;
 @group(0) @binding(7) var<storage, read_write> written: array<atomic<u32>>;
 
@@ -42,7 +44,7 @@ fn beyond(a: u32, b: u32) -> u32 {
     return a - min(a, b);
 }
 
-// The upper half of a product.
+// High 32 bits of a product.
 fn mul_high(a: u32, b: u32) -> u32 {
     let low = (a & 0xffffu) * (b & 0xffffu);
     let first = (a >> 16u) * (b & 0xffffu) + (low >> 16u);
@@ -50,8 +52,9 @@ fn mul_high(a: u32, b: u32) -> u32 {
     return (a >> 16u) * (b >> 16u) + (first >> 16u) + (second >> 16u);
 }
 
-// Cosine and sine of a part of a turn, in units of 2^-32: the nearest quarter of a turn taken away, and polynomials for the rest, which is
-// at most an eighth, within 2^-24.
+// Cosine and sine of an angle in units of 2^-32 turns.
+// Subtracts the nearest quarter turn; polynomials for
+// the rest, at most an eighth of a turn, within 2^-24.
 fn cos_sin(turns: u32) -> vec2<f32> {
     let quarter = (turns + (1u << 29u)) >> 30u;
     let x = f32(bitcast<i32>(turns - (quarter << 30u))) * 1.46291807926715968e-9;
@@ -63,7 +66,8 @@ fn cos_sin(turns: u32) -> vec2<f32> {
     return vec2<f32>(cosine, select(swapped.y, -swapped.y, (quarter & 2u) != 0u));
 }
 
-// Those of a pair at a position, with the amplitude.
+// Cosine and sine of a rotary pair at
+// a position, times the amplitude.
 fn angle_of(pair: u32, position: u32) -> vec2<f32> {
     if (TABLES) {
         let at = position * p.table_row + pair;
@@ -71,7 +75,7 @@ fn angle_of(pair: u32, position: u32) -> vec2<f32> {
     }
     let low = angles[p.angles_base + 2u * pair];
     let high = angles[p.angles_base + 2u * pair + 1u];
-    // Rounded to the nearest part of 2^-32.
+    // Rounded to the nearest 2^-32 turn.
     let below = low * position;
     return cos_sin(high * position + mul_high(low, position) + (below >> 31u)) * p.amplitude;
 }
@@ -83,9 +87,9 @@ fn load(index: u32) -> f32 {
     return element(source[word_of(index, DTYPE)], index, DTYPE);
 }
 
-// Where a head of a token is, and where it goes.
+// Source and destination of a head of a token.
 struct Place {
-    is_there: bool,   // whether it is written
+    is_there: bool,  // whether it is written
     position: u32,
     source_at: u32,
     written_at: u32,  // without `written_base`
@@ -97,7 +101,8 @@ fn place_of(token: u32, head: u32) -> Place {
     var query = token % p.most_queries;
     var query_count = p.most_queries;
     if (Q_OFFSETS) {
-        // The last that begins at or before the token: offsets ascend.
+        // Binary search: the last sequence that begins
+        // at or before the token. Offsets ascend.
         var first = 0u;
         var count = p.sequences;
         while (count > 1u) {

@@ -1,14 +1,17 @@
-// Q8_0 and Q4_0: the four invocations that have a block find its scale together. Each step is rounded for itself, as on the CPU.
+// Q8_0 and Q4_0 cache: four invocations share a block and find its
+// scale together. Each step is rounded separately, as on the CPU.
 
 @group(0) @binding(8) var<storage, read_write> scales: array<atomic<u32>>;
 
-// Scales of smaller magnitudes are 0 by far in f16, and inverses of theirs might not be numbers.
+// Below this magnitude, scales are 0 in f16
+// anyway, and their inverses might overflow.
 const LEAST: f32 = 0x1p-100f;
 
-// Largest and least number of each invocation's eight, and 0.
+// Maximum and minimum of each invocation's eight numbers and 0.
 var<workgroup> extremes: array<vec2<f32>, THREADS>;
 
-// The scale of block `block`. What its word has of another one keeps its bits.
+// Stores the scale of a block; the
+// word's other half keeps its bits.
 fn store_scale(block: u32, scale: f32) {
     let index = p.scales_base + block;
     let shift = index % 2u * 16u;
@@ -22,7 +25,8 @@ fn signed_bytes(x: vec4<f32>, factor: f32) -> u32 {
 }
 
 fn nibbles(x: vec4<f32>, factor: f32) -> u32 {
-    // A bit that no count of tokens has, or adapters might round the sum alone.
+    // Sets a bit that `p.tokens` never has, so that
+    // adapters cannot fuse the product and the sum.
     let products = bitcast<vec4<f32>>(bitcast<vec4<u32>>(x * factor) | vec4<u32>(p.tokens & 0x80000000u));
     let codes = min(vec4<u32>(products + 8.5), vec4<u32>(15u));
     return codes.x | (codes.y << 4u) | (codes.z << 8u) | (codes.w << 12u);
@@ -45,7 +49,7 @@ fn encoded(x: Eight, head: u32, at: u32, is_there: bool, thread: u32) -> vec2<u3
     }
     let magnitude = max(high, -low);
     let is_zero = magnitude < LEAST;
-    // Scales of numbers beyond 2^126 are infinite.
+    // Above 2^126, scales are infinite in f16.
     let inverse = bitcast<f32>(reciprocal(bitcast<u32>(select(min(magnitude, 0x1p126f), 1.0, is_zero))));
     var scale: f32;
     var codes: vec2<u32>;
@@ -54,7 +58,7 @@ fn encoded(x: Eight, head: u32, at: u32, is_there: bool, thread: u32) -> vec2<u3
         let factor = select(127.0 * inverse, 0.0, is_zero);
         codes = vec2<u32>(signed_bytes(x.lo, factor), signed_bytes(x.hi, factor));
     } else {
-        // The number of the largest magnitude becomes -8.
+        // The number of largest magnitude becomes -8.
         let furthest = select(low, high, high > -low);
         scale = furthest * -0.125;
         let factor = select(select(8.0, -8.0, furthest > 0.0) * inverse, 0.0, is_zero);

@@ -1,9 +1,10 @@
-// Heads in codes: an invocation has eight features of a head of a token. `kv_append_factor.wgsl` or `kv_append_blocks.wgsl` before this file
-// says what their codes are, to the bit those of the CPU.
+// Append to a quantized cache: one invocation per eight features of a
+// head of a token. `kv_append_factor.wgsl` or `kv_append_blocks.wgsl`
+// precedes this file and quantizes, bit for bit as the CPU does.
 
 const EIGHTS: u32 = COLUMNS / 8u;
 
-// A feature, turned where it is.
+// A feature after the rotary embedding.
 fn feature_of(head: Place, feature: u32) -> f32 {
     let own = load(head.source_at + feature);
     if (feature >= 2u * TURNED_PAIRS) {
@@ -27,7 +28,8 @@ fn replace_bits(word: u32, mask: u32, bits: u32) {
     atomicOr(&written[word], bits);
 }
 
-// Stores four bytes. What others have of their words keeps its bits.
+// Stores four bytes, unaligned; other
+// bytes of their words keep their bits.
 fn store_bytes(byte: u32, bytes: u32) {
     let word = byte / 4u;
     let shift = byte % 4u * 8u;
@@ -45,7 +47,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    // Workgroups of a token follow one another.
+    // Workgroups of a token are adjacent.
     let place = group.x + group.y * groups.x;
     let token = place / GROUPS_A_TOKEN;
     let item = place % GROUPS_A_TOKEN * THREADS + thread;

@@ -1,11 +1,14 @@
-// E4M3: a number times the inverse of its head's factor. NaN and infinities are told by their bits.
+// E4M3 cache: a number times the inverse of its head's
+// factor. Infinities and NaN are detected by their bits.
 
 @group(0) @binding(8) var<storage, read> factors: array<u32>;
 
 const INFINITY: u32 = 0x7f800000u;
 const MAGNITUDE: u32 = 0x7fffffffu;
 
-// The bits of 1 / |factor|; infinity or 0 where factor or inverse is subnormal.
+// Bits of 1 /
+// factor
+// ; infinity or 0 where factor or inverse is subnormal.
 fn inverse_of(factor: u32) -> u32 {
     let magnitude = factor & MAGNITUDE;
     if (magnitude > INFINITY) {
@@ -17,7 +20,9 @@ fn inverse_of(factor: u32) -> u32 {
     return reciprocal(magnitude);
 }
 
-// The bits of |x| times an inverse: of NaN where there is no product, and of infinity beyond all numbers.
+// Bits of
+// x
+// · inverse: NaN if the product is undefined, infinity on overflow.
 fn product_of(x: f32, inverse: u32) -> u32 {
     let magnitude = bitcast<u32>(x) & MAGNITUDE;
     let larger = max(magnitude, inverse);

@@ -1,6 +1,9 @@
-// Heads in f32, f16 or bf16: an invocation has a pair of features of a head of a token, one that is turned, or neighbours that are not.
+// Append to an f32, f16 or bf16 cache: one invocation
+// per pair of features, either a rotary pair or two
+// adjacent features beyond the rotary dimension.
 
-// Stores one element; the other half of its word keeps its bits.
+// Stores one element; the other
+// half of its word keeps its bits.
 fn store(index: u32, value: f32) {
     if (KV_DTYPE == F32) {
         atomicStore(&written[index], bitcast<u32>(value));
@@ -23,7 +26,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    // Workgroups of a token follow one another.
+    // Workgroups of a token are adjacent.
     let place = group.x + group.y * groups.x;
     let token = place / GROUPS_A_TOKEN;
     let item = place % GROUPS_A_TOKEN * THREADS + thread;

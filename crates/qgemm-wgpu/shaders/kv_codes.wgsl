@@ -1,12 +1,12 @@
-// Formats of caches whose numbers are codes, of which KV_DTYPE is one.
+// Quantized KV-cache formats; KV_DTYPE is one of them.
 
 const KV_E4M3: u32 = 3u;
 const KV_Q8_0: u32 = 4u;
 const KV_Q4_0: u32 = 5u;
-// Features that share a scale, in formats that have scales.
+// Features per scale in Q8_0 and Q4_0.
 const KV_BLOCK: u32 = 32u;
 
-// How many bytes of codes come before those of an element.
+// Byte offset of an element's code.
 fn code_byte(element: u32) -> u32 {
     if (KV_DTYPE == KV_Q4_0) {
         return element / 2u;

@@ -1,11 +1,14 @@
-// Adds the results of the parts of the keys up, in an order that depends on their number alone, that of `PartSums` (mainloop/attention_parts.cuh): a
-// CTA a query and head, whose warps take parts in turn, eight columns a lane. Parts are loaded a few at a time, because each waits for memory.
+// Split-KV combine as a separate launch: one CTA per query and
+// head. Warps take parts in turn, a lane has eight columns.
+// The order of additions depends only on the number of parts
+// and matches `PartSums` (mainloop/attention_parts.cuh).
+// Several parts are loaded at once to hide latency.
 #include "mainloop/attention_keys.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, LANE_COLUMNS = 8, AT_ONCE = 4;
 
 struct SharedStorage {
-    float largest[WARPS], total[WARPS];
+    float row_max[WARPS], row_sum[WARPS];
     alignas(16) float sums[WARPS][32 * LANE_COLUMNS];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -21,31 +24,32 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     const Sequence s = sequence_of(p, queries / p.shape.most_queries);
     if (query >= s.queries) return;
     const u64 token = s.token + query;
-    const KeyRange seen = keys_seen(p, s, query);
-    const bool sees = seen.first < seen.end;
-    const u32 first = sees ? seen.first / p.at.part_keys : 0;
-    const u32 end = sees ? (seen.end - 1) / p.at.part_keys + 1 : 0;
+    const KeyRange visible = visible_keys(p, s, query);
+    const bool any_visible = visible.first < visible.end;
+    const u32 first = any_visible ? visible.first / p.at.part_keys : 0;
+    const u32 end = any_visible ? (visible.end - 1) / p.at.part_keys + 1 : 0;
 
-    float largest = minus_infinity();
-    const auto keep_larger = [&](float other) { largest = other > largest ? other : largest; };
+    float row_max = minus_infinity();
+    const auto update_max = [&](float other) { row_max = other > row_max ? other : row_max; };
     for (u32 part = first + thread_index(); part < end; part += QG_THREADS)
-        keep_larger(ld_global_cg_f32(partial_result(p, token, head, part)));
+        update_max(ld_global_cg_f32(partial_result(p, token, head, part)));
 #pragma unroll
-    for (u32 mask = 16; mask > 0; mask /= 2) keep_larger(shfl_xor(largest, mask));
-    if (lane == 0) st_shared(&shared.largest[warp], largest);
+    for (u32 mask = 16; mask > 0; mask /= 2) update_max(shfl_xor(row_max, mask));
+    if (lane == 0) st_shared(&shared.row_max[warp], row_max);
     cta_barrier();
 #pragma unroll
-    for (u32 w = 0; w < WARPS; w++) keep_larger(ld_shared(&shared.largest[w]));
-    const float base = largest == minus_infinity() ? 0.0f : largest;
+    for (u32 w = 0; w < WARPS; w++) update_max(ld_shared(&shared.row_max[w]));
+    const float base = row_max == minus_infinity() ? 0.0f : row_max;
 
-    float total = 0.0f, sums[LANE_COLUMNS] = {};
+    float row_sum = 0.0f, sums[LANE_COLUMNS] = {};
     const u32 c = lane * LANE_COLUMNS;
     const bool has_columns = c < p.shape.v_dim;
     for (u32 part = first + warp; part < end; part += WARPS * AT_ONCE) {
         f32x4 row[AT_ONCE], low[AT_ONCE], high[AT_ONCE];
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) {
-            // Of a part that is not there the last one's, which nothing is done with.
+            // Parts beyond the end load the
+            // last part; the result is unused.
             const float* from = partial_result(p, token, head, least(part + i * WARPS, end - 1));
             row[i] = ld_global_cg_f32x4(reinterpret_cast<const f32x4*>(from));
             low[i] = high[i] = {};
@@ -57,14 +61,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
         for (u32 i = 0; i < AT_ONCE; i++) {
             if (part + i * WARPS >= end) continue;
             const float weight = ex2_approx(row[i].x - base);
-            total = fma_f32(weight, row[i].y, total);
+            row_sum = fma_f32(weight, row[i].y, row_sum);
             const float others[LANE_COLUMNS] = {low[i].x,  low[i].y,  low[i].z,  low[i].w,
                                                 high[i].x, high[i].y, high[i].z, high[i].w};
 #pragma unroll
             for (u32 j = 0; j < LANE_COLUMNS; j++) sums[j] = fma_f32(weight, others[j], sums[j]);
         }
     }
-    if (lane == 0) st_shared(&shared.total[warp], total);
+    if (lane == 0) st_shared(&shared.row_sum[warp], row_sum);
     f32x4* own = reinterpret_cast<f32x4*>(&shared.sums[warp][c]);
     st_shared(own, f32x4{sums[0], sums[1], sums[2], sums[3]});
     st_shared(own + 1, f32x4{sums[4], sums[5], sums[6], sums[7]});
@@ -72,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     if (warp != 0) return;
 #pragma unroll
     for (u32 w = 1; w < WARPS; w++) {
-        total += ld_shared(&shared.total[w]);
+        row_sum += ld_shared(&shared.row_sum[w]);
         const f32x4* theirs = reinterpret_cast<const f32x4*>(&shared.sums[w][c]);
         const f32x4 low = ld_shared(theirs), high = ld_shared(theirs + 1);
         const float others[LANE_COLUMNS] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -80,10 +84,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
         for (u32 j = 0; j < LANE_COLUMNS; j++) sums[j] += others[j];
     }
     const u32 kv_head = head / (p.shape.heads / p.shape.kv_heads);
-    const float scale = total == 0.0f ? 0.0f : value_factor(p, kv_head) / total;
+    const float scale = row_sum == 0.0f ? 0.0f : value_factor(p, kv_head) / row_sum;
 #pragma unroll
     for (u32 i = 0; i < LANE_COLUMNS; i++) sums[i] *= scale;
     if (has_columns) store_results(p, token * p.at.d_token + head * p.at.d_head + c, sums);
     if (lane == 0 && p.shape.flags & QG_FLAG_LSE)
-        st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(largest, total));
+        st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(row_max, row_sum));
 }

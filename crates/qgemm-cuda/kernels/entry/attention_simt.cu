@@ -1,16 +1,20 @@
-// Attention by FMA, for any number of queries; what decoding runs. A CTA has QG_ROWS rows, each a query of one of the heads that
-// share keys, and a part of the keys. QG_LANES lanes hold a key, eight features each; every such group of lanes has an online
-// softmax of its own over every so many keys, and the CTA adds up those of all groups in order.
+// FMA attention for any number of queries, with
+// split-KV. A CTA has QG_ROWS rows (queries × heads of
+// a KV head) and a part of the keys. A group of
+// QG_LANES lanes holds a key, eight features a lane.
+// Each group has its own online softmax over every
+// GROUPS-th key; the CTA combines the groups in order.
 #include "mainloop/attention_bits.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, GROUPS_A_WARP = 32 / QG_LANES, GROUPS = WARPS * GROUPS_A_WARP;
 constexpr u32 TILE_KEYS = QG_KEYS;
-// Keys that a group has in flight.
+// Keys in flight per group.
 constexpr u32 UNROLL = TILE_KEYS / GROUPS;
 static_assert(UNROLL * GROUPS == TILE_KEYS && UNROLL <= 32, "every group has as many keys of a tile");
 constexpr u32 COLUMNS = QG_LANES * 8;
 
-// Eight features of a key or a value, with the scale of their block, where there is one.
+// Eight features of a key or value, with the
+// scale of their block if the format has scales.
 struct KvEight {
     using Stored = Eight<QG_KV>;
     Stored stored;
@@ -34,11 +38,11 @@ struct KvEight {
     }
 };
 
-// What a group knows of a row.
+// Online softmax state of a row in one group.
 struct RowState {
     float q[8], sums[8];
-    float largest, total;
-    KeyRange seen;
+    float row_max, row_sum;
+    KeyRange visible;
 #ifdef QG_BITS
     const u8* mask;
 #endif
@@ -46,44 +50,47 @@ struct RowState {
 
 struct SharedStorage {
     float sums[GROUPS][QG_ROWS][COLUMNS];
-    float largest[GROUPS][QG_ROWS], total[GROUPS][QG_ROWS];
+    float row_max[GROUPS][QG_ROWS], row_sum[GROUPS][QG_ROWS];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
 #ifdef QG_BITS
-// Keys that a group has in flight are bits of a row, and rows follow one another.
+// Bit r * UNROLL + u: row r attends to key u of the group.
 static_assert(QG_ROWS * UNROLL <= 32, "a word says which rows see which keys");
 constexpr u32 ALL_KEYS = QG_ROWS * UNROLL == 32 ? ~0u : (1u << QG_ROWS * UNROLL % 32) - 1;
 
-// Key `u` as all rows see it.
+// Bits of key `u` for all rows.
 QG_DEVICE constexpr u32 key_of_all(u32 u) {
     u32 bits = 0;
     for (u32 r = 0; r < QG_ROWS; r++) bits |= 1u << (r * UNROLL + u);
     return bits;
 }
 
-// Which rows see which keys of a group, of those in `keys`.
+// Mask bits of the group's keys,
+// within `keys`, for all rows.
 QG_DEVICE u32 keys_of_group(const KernelParams& p, const RowState (&rows)[QG_ROWS], const KeyRange& keys, u32 first_key) {
-    u32 seen = 0;
+    u32 visible = 0;
 #pragma unroll
     for (u32 u = 0; u < UNROLL; u++) {
         const u32 key = first_key + u * GROUPS;
         if (key < keys.first || key >= keys.end) continue;
 #pragma unroll
         for (u32 r = 0; r < QG_ROWS; r++) {
-            const u32 bits = mask_bits(p, rows[r].mask, rows[r].seen, key / WORD_KEYS * WORD_KEYS);
-            seen |= (bits >> key % WORD_KEYS & 1u) << (r * UNROLL + u);
+            const u32 bits = mask_bits(p, rows[r].mask, rows[r].visible, key / WORD_KEYS * WORD_KEYS);
+            visible |= (bits >> key % WORD_KEYS & 1u) << (r * UNROLL + u);
         }
     }
-    return seen;
+    return visible;
 }
 #endif
 
-// One step of the online softmax: products of UNROLL keys with every row, and their values. ALL: every row sees every key. `there` says which
-// keys are there, or with a mask which row sees which.
+// Online softmax step: UNROLL keys and values
+// for every row. ALL: every row attends to
+// every key. `present`: keys that exist, or
+// with a mask the bits of `keys_of_group`.
 template <bool ALL>
 QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const KvEight (&k)[UNROLL],
-                      const KvEight (&v)[UNROLL], u32 first_key, u32 there) {
+                      const KvEight (&v)[UNROLL], u32 first_key, u32 present) {
     float scores[QG_ROWS][UNROLL];
 #pragma unroll
     for (u32 u = 0; u < UNROLL; u++) {
@@ -100,37 +107,37 @@ QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const
             scores[r][u] = sum;
         }
     }
-    const auto is_seen = [&](u32 r, u32 u) -> bool {
+    const auto is_visible = [&](u32 r, u32 u) -> bool {
 #ifdef QG_BITS
-        return there >> (r * UNROLL + u) & 1u;
+        return present >> (r * UNROLL + u) & 1u;
 #else
         const RowState& row = rows[r];
         const u32 key = first_key + u * GROUPS;
-        return (there >> u & 1u) && key >= row.seen.first && key < row.seen.end;
+        return (present >> u & 1u) && key >= row.visible.first && key < row.visible.end;
 #endif
     };
 #pragma unroll
     for (u32 r = 0; r < QG_ROWS; r++) {
         RowState& row = rows[r];
-        float largest = row.largest;
+        float row_max = row.row_max;
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
             scores[r][u] = bounded(p, scores[r][u]);
-            if (!ALL && !is_seen(r, u)) scores[r][u] = minus_infinity();
-            largest = scores[r][u] > largest ? scores[r][u] : largest;
+            if (!ALL && !is_visible(r, u)) scores[r][u] = minus_infinity();
+            row_max = scores[r][u] > row_max ? scores[r][u] : row_max;
         }
-        // Of minus infinities no power is taken of a difference of two.
-        const float base = largest == minus_infinity() ? 0.0f : largest;
-        const float kept = ex2_approx(row.largest - base);
-        row.largest = largest;
-        row.total *= kept;
+        // Avoid (−inf) − (−inf) = NaN when a row is fully masked.
+        const float base = row_max == minus_infinity() ? 0.0f : row_max;
+        const float rescale = ex2_approx(row.row_max - base);
+        row.row_max = row_max;
+        row.row_sum *= rescale;
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
             scores[r][u] = ex2_approx(scores[r][u] - base);
-            row.total += scores[r][u];
+            row.row_sum += scores[r][u];
         }
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) row.sums[i] *= kept;
+        for (u32 i = 0; i < 8; i++) row.sums[i] *= rescale;
     }
 #pragma unroll
     for (u32 u = 0; u < UNROLL; u++) {
@@ -139,15 +146,17 @@ QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const
         for (u32 i = 0; i < 8; i++) numbers[i] = KvEight::number(v[u], i);
 #pragma unroll
         for (u32 r = 0; r < QG_ROWS; r++) {
-            // A value that is not seen may be no number.
-            if (!ALL && !is_seen(r, u)) continue;
+            // 0 · NaN is NaN: skip masked values.
+            if (!ALL && !is_visible(r, u)) continue;
 #pragma unroll
             for (u32 i = 0; i < 8; i++) rows[r].sums[i] = fma_f32(scores[r][u], numbers[i], rows[r].sums[i]);
         }
     }
 }
 
-// Where ptxas would spill for a CTA more on an SM, it is told how many are enough (`kernels.lock` shows no spills).
+// Occupancy bound where ptxas would
+// otherwise aim for one more CTA per SM and
+// spill (`kernels.lock` shows no spills).
 #ifdef QG_CTAS_PER_SM
 #define QG_BOUNDS __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #else
@@ -159,7 +168,8 @@ extern "C" __global__ void QG_BOUNDS
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 lane = thread_index() % 32, warp = thread_index() / 32;
     const u32 group = warp * GROUPS_A_WARP + lane / QG_LANES, column = lane % QG_LANES * 8;
-    // The last rows of a causal sequence see the most keys: those begin first.
+    // The last rows of a causal sequence attend
+    // to the most keys: they begin first.
     u32 cta = cta_index().x;
     const u32 part = cta % p.at.parts;
     cta /= p.at.parts;
@@ -175,27 +185,27 @@ extern "C" __global__ void QG_BOUNDS
     const u32 last_row = least(first_row + QG_ROWS, all_rows) - 1;
 
     const u32 part_first = part * p.at.part_keys;
-    KeyRange keys = keys_seen_by(p, s, first_row / heads, last_row / heads);
+    KeyRange keys = visible_keys_of(p, s, first_row / heads, last_row / heads);
     keys = {most(keys.first, part_first), least(keys.end, part_first + p.at.part_keys)};
-    // Nobody reads the partial result of a part that no row sees anything of.
+    // The combine does not read parts without visible keys.
     if (p.at.parts > 1 && keys.first >= keys.end) return;
-    // What all rows see.
-    const KeyRange of_all = {keys_seen(p, s, last_row / heads).first, keys_seen(p, s, first_row / heads).end};
+    // Keys that all rows attend to.
+    const KeyRange visible_to_all = {visible_keys(p, s, last_row / heads).first, visible_keys(p, s, first_row / heads).end};
 
     RowState rows[QG_ROWS];
     const float factor = key_factor(p, kv_head);
 #pragma unroll
     for (u32 r = 0; r < QG_ROWS; r++) {
-        // Rows that are not there do as the last one.
+        // Rows beyond the last repeat the last row.
         const u32 row = least(first_row + r, last_row);
         const u64 token = s.token + row / heads;
         const u32 head = kv_head * heads + row % heads;
-        rows[r].seen = keys_seen(p, s, row / heads);
+        rows[r].visible = visible_keys(p, s, row / heads);
 #ifdef QG_BITS
         rows[r].mask = mask_row(p, s, head, row / heads);
 #endif
-        rows[r].largest = minus_infinity();
-        rows[r].total = 0.0f;
+        rows[r].row_max = minus_infinity();
+        rows[r].row_sum = 0.0f;
 #pragma unroll
         for (u32 i = 0; i < 8; i++) rows[r].q[i] = rows[r].sums[i] = 0.0f;
         if (column < p.shape.qk_dim) load_query(p, token * p.at.q_token + head * p.at.q_head + column, rows[r].q);
@@ -205,13 +215,14 @@ extern "C" __global__ void QG_BOUNDS
 
     const u64 k_first = kv_head * p.at.k_head + column, v_first = kv_head * p.at.v_head + column;
     const bool aligned = p.shape.flags & QG_FLAG_KV_ALIGNED;
-    // Tiles begin at multiples of their length: who adds up which keys does not depend on the rows of the CTA.
+    // Aligned tiles: the assignment of keys to
+    // groups does not depend on the rows of the CTA.
     for (u32 tile = keys.first / TILE_KEYS * TILE_KEYS; tile < keys.end; tile += TILE_KEYS) {
 #ifdef QG_BITS
-        u32 there = keys_of_group(p, rows, keys, tile + group);
-        if (ballot(there != 0) == 0) continue;
+        u32 present = keys_of_group(p, rows, keys, tile + group);
+        if (ballot(present != 0) == 0) continue;
 #else
-        u32 there = 0;
+        u32 present = 0;
 #endif
         KvEight k[UNROLL], v[UNROLL];
 #pragma unroll
@@ -219,17 +230,17 @@ extern "C" __global__ void QG_BOUNDS
             const u32 key = tile + u * GROUPS + group;
             k[u] = v[u] = KvEight::zeros();
 #ifdef QG_BITS
-            if ((there & key_of_all(u)) == 0) continue;
+            if ((present & key_of_all(u)) == 0) continue;
             const KeyPlace at = place_of_key(p, s, key);
-            if (!at.is_there) {
-                there &= ~key_of_all(u);
+            if (!at.is_present) {
+                present &= ~key_of_all(u);
                 continue;
             }
 #else
             if (key < keys.first || key >= keys.end) continue;
             const KeyPlace at = place_of_key(p, s, key);
-            if (!at.is_there) continue;
-            there |= 1u << u;
+            if (!at.is_present) continue;
+            present |= 1u << u;
 #endif
             const u64 k_row = at.page * p.at.k_page + at.row * p.at.k_token;
             const u64 v_row = at.page * p.at.v_page + at.row * p.at.v_token;
@@ -237,15 +248,15 @@ extern "C" __global__ void QG_BOUNDS
             if (column < p.shape.v_dim) v[u] = KvEight::load(p.at.v, p.at.v_scales, v_first + v_row, aligned);
         }
 #ifdef QG_BITS
-        const bool all_seen = ballot(there != ALL_KEYS) == 0;
+        const bool all_visible = ballot(present != ALL_KEYS) == 0;
 #else
-        const bool all_there = ballot(there != (1u << UNROLL) - 1) == 0;
-        const bool all_seen = all_there && tile >= of_all.first && tile + TILE_KEYS <= of_all.end;
+        const bool all_present = ballot(present != (1u << UNROLL) - 1) == 0;
+        const bool all_visible = all_present && tile >= visible_to_all.first && tile + TILE_KEYS <= visible_to_all.end;
 #endif
-        if (all_seen)
-            attend<true>(p, rows, k, v, tile + group, there);
+        if (all_visible)
+            attend<true>(p, rows, k, v, tile + group, present);
         else
-            attend<false>(p, rows, k, v, tile + group, there);
+            attend<false>(p, rows, k, v, tile + group, present);
     }
 
 #pragma unroll
@@ -255,24 +266,24 @@ extern "C" __global__ void QG_BOUNDS
         st_shared(to, {sums[0], sums[1], sums[2], sums[3]});
         st_shared(to + 1, {sums[4], sums[5], sums[6], sums[7]});
         if (column == 0) {
-            st_shared(&shared.largest[group][r], rows[r].largest);
-            st_shared(&shared.total[group][r], rows[r].total);
+            st_shared(&shared.row_max[group][r], rows[r].row_max);
+            st_shared(&shared.row_sum[group][r], rows[r].row_sum);
         }
     }
     cta_barrier();
-    // A warp a row, eight columns a lane.
+    // One warp per row, eight columns per lane.
     for (u32 r = warp; r < QG_ROWS && first_row + r <= last_row; r += WARPS) {
-        float largest = minus_infinity(), total = 0.0f;
+        float row_max = minus_infinity(), row_sum = 0.0f;
         float sums[8] = {};
         for (u32 g = 0; g < GROUPS; g++) {
-            const float other = ld_shared(&shared.largest[g][r]);
-            largest = other > largest ? other : largest;
+            const float other = ld_shared(&shared.row_max[g][r]);
+            row_max = other > row_max ? other : row_max;
         }
-        const float base = largest == minus_infinity() ? 0.0f : largest;
+        const float base = row_max == minus_infinity() ? 0.0f : row_max;
         const u32 c = lane * 8;
         for (u32 g = 0; g < GROUPS; g++) {
-            const float weight = ex2_approx(ld_shared(&shared.largest[g][r]) - base);
-            total += weight * ld_shared(&shared.total[g][r]);
+            const float weight = ex2_approx(ld_shared(&shared.row_max[g][r]) - base);
+            row_sum += weight * ld_shared(&shared.row_sum[g][r]);
             if (c >= COLUMNS) continue;
             const f32x4* from = reinterpret_cast<const f32x4*>(&shared.sums[g][r][c]);
             const f32x4 low = ld_shared(from), high = ld_shared(from + 1);
@@ -284,18 +295,18 @@ extern "C" __global__ void QG_BOUNDS
         const u32 head = kv_head * heads + (first_row + r) % heads;
         if (p.at.parts > 1) {
             float* to = partial_result(p, token, head, part);
-            if (lane == 0) st_global_f32x4(reinterpret_cast<f32x4*>(to), {largest, total, 0.0f, 0.0f});
+            if (lane == 0) st_global_f32x4(reinterpret_cast<f32x4*>(to), {row_max, row_sum, 0.0f, 0.0f});
             if (c < p.shape.v_dim) {
                 st_global_f32x4(reinterpret_cast<f32x4*>(to + 4 + c), {sums[0], sums[1], sums[2], sums[3]});
                 st_global_f32x4(reinterpret_cast<f32x4*>(to + 8 + c), {sums[4], sums[5], sums[6], sums[7]});
             }
             continue;
         }
-        const float scale = total == 0.0f ? 0.0f : value_factor(p, kv_head) / total;
+        const float scale = row_sum == 0.0f ? 0.0f : value_factor(p, kv_head) / row_sum;
 #pragma unroll
         for (u32 i = 0; i < 8; i++) sums[i] *= scale;
         if (c < p.shape.v_dim) store_results(p, token * p.at.d_token + head * p.at.d_head + c, sums);
         if (lane == 0 && p.shape.flags & QG_FLAG_LSE)
-            st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(largest, total));
+            st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(row_max, row_sum));
     }
 }

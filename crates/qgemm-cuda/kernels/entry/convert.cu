@@ -1,7 +1,9 @@
-// Converts rows of a matrix, one row a CTA. Columns are in natural order or gathered, and padded with zeros. Where rows
-// have factors, values are rounded after the row was multiplied by a power of two. The CTA reads a row from memory once:
-// the pass that finds the largest magnitude leaves the row in shared memory. Where the row does not fit, the second pass
-// finds it in L1 or L2.
+// Type and layout conversion of a matrix, one CTA per
+// row. Columns may be permuted and are padded with
+// zeros. With row factors, each row is multiplied by a
+// power of two before rounding. The first pass finds the
+// row maximum and caches the row in shared memory; a row
+// that does not fit is read again through L1 or L2.
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "mainloop/convert.cuh"
@@ -12,7 +14,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// Eight neighbouring elements of X in the source type.
+// Eight adjacent elements of X in the source type.
 constexpr u32 SOURCE_WORDS = GROUP * SOURCE_BYTES / 4;
 struct SourceGroup {
     u32 word[SOURCE_WORDS];
@@ -23,7 +25,8 @@ struct SourceGroup {
     }
 };
 
-// Columns [column, column + GROUP) of a row of X; columns beyond the last are zero.
+// Loads columns [column, column + GROUP) of a
+// row of X; columns beyond the last are zero.
 QG_DEVICE SourceGroup load_group(const ConvertParams& p, const u8* row, u32 column) {
     SourceGroup group = {};
     if ((p.shape.flags & QG_FLAG_X_ALIGNED16) && column + GROUP <= p.shape.columns) {
@@ -46,7 +49,7 @@ QG_DEVICE SourceGroup load_group(const ConvertParams& p, const u8* row, u32 colu
     return group;
 }
 
-// The same columns, from the row in shared memory.
+// Loads these columns from the cached row.
 QG_DEVICE SourceGroup cached_group(const ConvertParams& p, const u8* cached, u32 column) {
     SourceGroup group = {};
     if (column >= p.shape.columns) return group;
@@ -65,7 +68,7 @@ QG_DEVICE void store_row(u8* cached, u32 column, const SourceGroup& group) {
                   u32x4{group.word[i], group.word[i + 1], group.word[i + 2], group.word[i + 3]});
 }
 
-// The bits of one element of the row.
+// Bits of one element of the row.
 QG_DEVICE u32 row_element(const ConvertParams& p, const u8* row, const u8* cached, u32 source) {
     if (source >= p.shape.columns) return 0;
     if (!(p.shape.flags & QG_FLAG_ROW_IN_SHARED)) return load_source(row + (u64)source * p.at.x_col * SOURCE_BYTES);
@@ -73,7 +76,7 @@ QG_DEVICE u32 row_element(const ConvertParams& p, const u8* row, const u8* cache
     return ld_shared(reinterpret_cast<const u16*>(cached) + source);
 }
 
-// The values of columns [column, column + GROUP) of the result, not yet scaled.
+// Unscaled values of columns [column, column + GROUP) of D.
 QG_DEVICE void load_values(const ConvertParams& p, const u8* row, const u8* cached, u32 column, float (&values)[GROUP]) {
     if (p.shape.flags & QG_FLAG_K_ORDER) {
 #pragma unroll
@@ -87,7 +90,7 @@ QG_DEVICE void load_values(const ConvertParams& p, const u8* row, const u8* cach
     }
 }
 
-// The largest value of all threads of the CTA.
+// Maximum over the threads of the CTA.
 QG_DEVICE u32 cta_max(u32 value, u32* warps) {
 #pragma unroll
     for (u32 mask = 16; mask > 0; mask /= 2) {

@@ -1,16 +1,17 @@
-// Converts a matrix whose columns lie apart, as those of a transposed one: its rows are neighbours in memory. A CTA has
-// eight rows, so that one CTA reads a sector of 32 bytes (two CTAs where elements have 2 bytes). Where rows have factors,
-// the CTA reads them twice, the first time for their largest magnitudes. A tile in shared memory turns columns into rows.
+// Type and layout conversion of a column-major matrix. A CTA has
+// eight rows, which are adjacent in memory: one 32-byte sector
+// for 4-byte elements. With row factors it reads the rows twice,
+// first for their maxima. A shared-memory tile transposes.
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "mainloop/convert.cuh"
 
 constexpr u32 ROWS = 8;
 constexpr u32 WARPS = QG_THREADS / 32;
-// Columns that the CTA reads at once, and columns of the tile.
+// Columns read at once, and columns of the tile.
 constexpr u32 READ_COLUMNS = QG_THREADS / ROWS;
 constexpr u32 TILE_COLUMNS = QG_THREADS / ROWS * GROUP;
-// Elements of D as the tile holds them.
+// Element type of the tile.
 template <u32 BYTES>
 struct Element {
     using Type = u16;
@@ -20,7 +21,8 @@ struct Element<4> {
     using Type = u32;
 };
 using Converted = Element<D_BYTES>::Type;
-// 16 bytes of padding put the rows that a warp stores at once into different banks.
+// 16 bytes of padding put the rows that a
+// warp stores at once into different banks.
 constexpr u32 PITCH = TILE_COLUMNS + 16 / D_BYTES;
 
 struct SharedStorage {
@@ -29,14 +31,14 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// Column `source` of a row. What lies outside X is zero.
+// Column `source` of a row; zero outside X.
 QG_DEVICE float load_value(const ConvertParams& p, u32 row, u32 source) {
     if (row >= p.shape.rows || source >= p.shape.columns) return 0;
     const u64 index = row * p.at.x_row + source * p.at.x_col;
     return source_value(load_source(reinterpret_cast<const u8*>(p.at.x) + index * SOURCE_BYTES));
 }
 
-// The largest magnitude of the thread's row.
+// Largest magnitude of the thread's row.
 QG_DEVICE u32 largest_of_row(const ConvertParams& p, u32 row, SharedStorage& shared) {
     const u32 thread = thread_index(), lane = thread % 32;
     u32 largest = 0;
@@ -62,7 +64,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     qg_convert_transposed(const __grid_constant__ ConvertParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), first_row = cta_index().x * ROWS;
-    // Neighbouring threads read neighbouring rows and write neighbouring groups of columns.
+    // Adjacent threads read adjacent rows
+    // and write adjacent column groups.
     const u32 row = first_row + thread % ROWS;
     const u32 written_row = thread / READ_COLUMNS, written_column = thread % READ_COLUMNS * GROUP;
 

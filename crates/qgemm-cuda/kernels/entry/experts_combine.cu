@@ -1,6 +1,8 @@
-// The weighted sums of the slots of tokens, in their order, in f32: a CTA has some features of a token, a thread a run of them. Slots
-// without an expert, and those whose weight is NaN, are left out. Few threads have much to wait for, so that the words of several slots are
-// asked for before the first is there.
+// MoE combine: weighted sum over the slots of a
+// token, in slot order, in f32. A thread has a
+// contiguous segment of features. Slots without an
+// expert or with a NaN weight are skipped. Several
+// slots are loaded at once to hide latency.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/operands.cuh"

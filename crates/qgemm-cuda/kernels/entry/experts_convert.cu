@@ -1,22 +1,27 @@
-// Rows of X in the type that matrix instructions take, and of each row of products the factor that undoes the power of two that its row of
-// X was multiplied with, times what it is scaled by beside: a row of X a CTA. What it reads twice it finds in L1 or L2.
+// MoE X prologue: converts X to the MMA's 16-bit type,
+// one CTA per row. It also stores the factor of each
+// product row: the inverse of the row's power of two,
+// times the given factor. The second read hits L1 or L2.
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "mainloop/convert.cuh"
 
 struct ExpertConvertParams {
-    // X, its rows in 16 bits, factors that rows of products have anyway, or 0, and where those with the powers of two go.
+    // X; converted rows; given factors of
+    // product rows, or 0; combined factors.
     u64 x, to, factors, to_factors;
-    // Elements from one row to the next.
+    // Row strides in elements.
     u64 x_row, to_row;
-    // Rows of X, of which each has so many of products; columns, and those of the rows in 16 bits, which are whole groups.
+    // Rows of X, and product rows per row of X; columns of
+    // X, and of the converted rows, which are whole groups.
     u32 rows, sharers, columns, to_columns;
-    // Whether rows of X begin at multiples of 16 bytes.
+    // Whether rows of X are 16-byte aligned.
     u32 aligned16, unused;
 };
 static_assert(sizeof(ExpertConvertParams) == 72, "the host lays out another size");
 
-// Columns [column, column + GROUP) of a row of X; those beyond the last are zeros.
+// Loads columns [column, column + GROUP) of a
+// row of X; columns beyond the last are zeros.
 QG_DEVICE void load_columns(const ExpertConvertParams& p, const u8* row, u32 column, float (&values)[GROUP]) {
     constexpr u32 WORDS = GROUP * SOURCE_BYTES / 4;
     if (p.aligned16 && column + GROUP <= p.columns) {
@@ -36,7 +41,7 @@ QG_DEVICE void load_columns(const ExpertConvertParams& p, const u8* row, u32 col
         values[i] = column + i < p.columns ? source_value(load_source(row + (u64)(column + i) * SOURCE_BYTES)) : 0.0f;
 }
 
-// The largest value of all threads.
+// Maximum over all threads.
 QG_DEVICE u32 cta_max(u32 value, u32* of_warps) {
 #pragma unroll
     for (u32 mask = 16; mask > 0; mask /= 2) {
@@ -69,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_experts_convert(cons
     const u32 row = cta_index().x, thread = thread_index();
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    // There may be CTAs for more rows than there are.
+    // The grid may exceed the rows.
     if (row >= p.rows) return;
     const u8* x = reinterpret_cast<const u8*>(p.x) + row * p.x_row * SOURCE_BYTES;
     RowScale scale = {1.0f, 1.0f};

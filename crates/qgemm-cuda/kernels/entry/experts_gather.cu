@@ -1,20 +1,23 @@
-// Rows of a quantized X in the order of the lists of slots, for products that read an expert's rows one after the other: codes, scales and
-// factors of tokens. A CTA has a place of the lists; what no slot is listed at is not written.
+// MoE gather of quantized X into list order, so
+// that each expert's rows are contiguous: codes,
+// scales and token factors. One CTA per list
+// entry; entries without a slot are not written.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"
 
 struct GatherParams {
-    // Planes of X, and where they go; 0 where there is none.
+    // Planes of X and their destinations; 0 if absent.
     u64 codes, scales, factors, to_codes, to_scales, to_factors;
-    // The slot at each place, and bytes from one row of X to the next.
+    // Slot of each list entry, and row strides of X in bytes.
     u64 list, codes_row, scales_row;
-    // Slots, and how many of them share a row of X; 16 bytes of a row of codes, and words of a row of scales.
+    // Slots, and slots per row of X; 16-byte
+    // chunks of codes and words of scales per row.
     u32 slots, x_sharers, chunks, words;
 };
 static_assert(sizeof(GatherParams) == 88, "the host lays out another size");
 
-// Copies that a thread has in flight.
+// Copies of a thread in flight.
 constexpr u32 AT_ONCE = 4;
 
 QG_DEVICE void copy_chunks(const u8* from, u8* to, u32 chunks, u32 thread) {

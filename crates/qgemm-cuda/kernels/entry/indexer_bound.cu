@@ -1,19 +1,22 @@
-// The bounds that keys must reach to be gathered while they are scored: a CTA a query. From scores of every `key_step`-th key comes the score
-// that somewhat more keys reach than are wanted.
+// Sparse-attention indexer: score bound per query for
+// gathering keys while they are scored. One CTA per
+// query. Scores of every `key_step`-th key give a
+// bound that slightly more keys reach than are wanted.
 #include "mainloop/indexer_bins.cuh"
 #include "mainloop/indexer_notes.cuh"
 
-// Scores of a sample that a thread has at most, of the 2048 and up to an eighth more that there are.
+// Sampled scores per thread, at most: 2048
+// in total, and up to an eighth more.
 constexpr u32 OWN_SAMPLES = 5;
 
-// Of four CTAs an SM, one goes on where another waits.
+// Four CTAs per SM hide each other's latency.
 extern "C" __global__ void __launch_bounds__(QG_THREADS, 4) qg_indexer_bound(const __grid_constant__ IndexerParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 query = cta_index().x, sequence = query / p.sequence_queries;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     const KeyRange seen = keys_seen(p, sequence, query % p.sequence_queries);
-    // Every key.
+    // NaN: gather every key.
     QueryNote note = {bits_to_f32(0x7fffffffu), 0, {}};
     if (seen.first + MOST_GATHERED < seen.end) {
         const u32 first = (seen.first + p.key_step - 1) / p.key_step, end = (seen.end + p.key_step - 1) / p.key_step;
@@ -27,9 +30,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 4) qg_indexer_bound(con
         }
 #pragma unroll
         for (u32 i = 0; i < OWN_SAMPLES; i++) places[i] = place_of(ranked(places[i], 0));
-        // Of a sample, an eighth more than is aimed at is as good.
+        // A rank up to an eighth above the target is close enough.
         const u32 of_sample = (u32)((u64)p.aim * count / (seen.end - seen.first)) + 1;
-        // All keys with that very score are gathered.
+        // All keys with exactly the bound's score are gathered, too.
         const u32 place = find_place(shared, places, of_sample, of_sample + of_sample / 8);
         if (place >= LEAST_NUMBER) note.least = score_of_place(place);
     }

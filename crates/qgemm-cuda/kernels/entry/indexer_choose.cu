@@ -1,19 +1,22 @@
-// The keys with the highest scores of a query, in the order of scores: a CTA a query. From a sample of them comes a bound that somewhat more
-// reach than are wanted; those are gathered in shared memory, reduced to as many as are wanted, and sorted. Where the sample misleads, the
-// bound is found from all. Queries whose keys were gathered while they were scored have been served.
+// Sparse-attention indexer: top-k keys of a query, sorted by
+// score; one CTA per query. A sample gives a bound that
+// slightly more keys reach than are wanted. These keys are
+// gathered in shared memory, reduced to k and sorted. If the
+// sample misleads, the bound is computed from all scores.
+// Skips queries whose keys were gathered during scoring.
 #include "mainloop/indexer_bins.cuh"
 #include "mainloop/indexer_notes.cuh"
 
-// Keys of a sample.
+// Sampled keys.
 constexpr u32 SAMPLED = 4096;
 static_assert(SAMPLED % QG_THREADS == 0 && SAMPLED <= MOST_GATHERED, "a sample takes the place of what is gathered");
 
-// All scores of a query, of neighbouring keys.
+// All scores of a query, as a contiguous range.
 struct Scores {
     const u8* row;
     KeyRange seen;
 
-    // Calls `visit` by all threads of the CTA equally often.
+    // Every thread of the CTA calls `visit` equally often.
     template <class F>
     QG_DEVICE void each(const Scores& scores, F&& visit) {
         const u32 end = scores.seen.end;
@@ -26,7 +29,7 @@ struct Scores {
         u32x4 next = load((scores.seen.first & ~3u) + own);
         for (u32 base = scores.seen.first & ~3u; base < end; base += QG_THREADS * TOGETHER) {
             const u32x4 v = next;
-            // In flight while these are looked at.
+            // Prefetch of the next scores.
             if (base + QG_THREADS * TOGETHER < end) next = load(base + QG_THREADS * TOGETHER + own);
             const u32 bits[TOGETHER] = {v.x, v.y, v.z, v.w};
             u64 values[TOGETHER];
@@ -40,11 +43,12 @@ struct Scores {
     }
 };
 
-// Scores that a thread compares before a warp appends those that reach the bound.
+// Scores that a thread compares before its warp appends candidates.
 constexpr u32 COMPARED = 2 * TOGETHER;
 
-// The same of scores, few of which reach the bound: where that depends on scores alone, they are compared as they are stored, and become
-// numbers in the order of scores when they have been gathered.
+// Gathers scores that reach the bound; few do. If
+// the bound depends on scores alone, it compares
+// raw scores and ranks only the gathered ones.
 QG_DEVICE u32 gather_scores(const Scores& scores, SharedStorage& shared, const Bound& bound) {
     const u32 place = bound.shift >= 32 && bound.shift < 64 ? (u32)(bound.bits << (bound.shift - 32)) : 0;
     if (place < LEAST_NUMBER) return gather(scores, shared, bound);
@@ -62,10 +66,11 @@ QG_DEVICE u32 gather_scores(const Scores& scores, SharedStorage& shared, const B
     for (u32 base = begin; base < end; base += 2 * STRIDE) {
         const u32 key = base + thread * TOGETHER;
         u32 bits[COMPARED] = {next[0].x, next[0].y, next[0].z, next[0].w, next[1].x, next[1].y, next[1].z, next[1].w};
-        // In flight while these are looked at.
+        // Prefetch of the next scores.
 #pragma unroll
         for (u32 i = 0; i < 2; i++) next[i] = load(key + (2 + i) * STRIDE);
-        // Keys of the first and the last four may not be seen. NaN reaches no bound.
+        // The first and last vectors may contain
+        // masked keys. NaN reaches no bound.
         if (base < first || base + 2 * STRIDE > end) {
 #pragma unroll
             for (u32 i = 0; i < COMPARED; i++) {
@@ -76,7 +81,8 @@ QG_DEVICE u32 gather_scores(const Scores& scores, SharedStorage& shared, const B
         u32 own = 0;
 #pragma unroll
         for (u32 i = 0; i < COMPARED; i++) own += bits_to_f32(bits[i]) >= least_score;
-        // A lane's place among those of its warp, from the digits of how many each lane has.
+        // Prefix sum over lanes by ballots of
+        // the binary digits of their counts.
         const u32 below = (1u << lane) - 1;
         u32 all = 0, before = 0;
 #pragma unroll
@@ -109,7 +115,8 @@ QG_DEVICE u32 gather_scores(const Scores& scores, SharedStorage& shared, const B
     return found;
 }
 
-// Every so many-th of all scores, to the place of what is gathered later: each digit of a bound looks at all of them.
+// Stores every step-th score in `gathered`:
+// each digit of a bound reads the whole sample.
 QG_DEVICE void take_sample(const Scores& scores, SharedStorage& shared) {
     const u32 step = (scores.seen.end - scores.seen.first) / SAMPLED;
     constexpr u32 OWN = SAMPLED / QG_THREADS;
@@ -121,11 +128,12 @@ QG_DEVICE void take_sample(const Scores& scores, SharedStorage& shared) {
     for (u32 i = 0; i < OWN; i++) st_shared(&shared.gathered[i * QG_THREADS + thread_index()], ranked(bits[i], key_of(i)));
 }
 
-// Gathers at least `wanted`, if there are as many, and no more than there is room for.
+// Gathers at least `wanted` keys, if so
+// many exist, and at most MOST_GATHERED.
 QG_DEVICE u32 gather_candidates(const Scores& scores, SharedStorage& shared, u32 wanted) {
     const u32 keys = scores.seen.end - scores.seen.first;
     if (keys <= MOST_GATHERED) return gather(scores, shared, {1, 0});
-    // In the middle between too few and too many.
+    // Aim at the middle between too few and too many.
     const u32 aim = (wanted + MOST_GATHERED) / 2;
     const u32 of_sample = (u32)((u64)aim * SAMPLED / keys) + 1;
     take_sample(scores, shared);
@@ -135,7 +143,8 @@ QG_DEVICE u32 gather_candidates(const Scores& scores, SharedStorage& shared, u32
     return found;
 }
 
-// Of a third CTA an SM, threads would have fewer registers, and the few queries of decoding take longer.
+// Two CTAs per SM: with three, fewer registers
+// would slow down the few queries of decoding.
 extern "C" __global__ void __launch_bounds__(QG_THREADS, 2) qg_indexer_choose(const __grid_constant__ IndexerParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 query = cta_index().x, sequence = query / p.sequence_queries;

@@ -1,4 +1,5 @@
-// The keys with the highest scores of a query, in the order of scores, from those that were gathered while all were scored: a CTA a query.
+// Sparse-attention indexer: top-k keys of a query, sorted by
+// score, from the keys gathered during scoring. One CTA per query.
 #include "atoms/cg_pair.cuh"
 #include "mainloop/indexer_bins.cuh"
 #include "mainloop/indexer_notes.cuh"
@@ -6,7 +7,7 @@
 QG_DEVICE u32x4 bits_of(f32x4 v) {
     return {f32_to_bits(v.x), f32_to_bits(v.y), f32_to_bits(v.z), f32_to_bits(v.w)};
 }
-// Lanes of a record below its lowest one of `lanes`.
+// Mask of the lanes below the lowest lane of `lanes`.
 QG_DEVICE u32 below_lowest(u32 lanes) {
     return (lanes & (0u - lanes)) - 1;
 }
@@ -15,24 +16,24 @@ QG_DEVICE float load_score(const IndexerParams& p, u32 at) {
     return ld_global_cg_f32(reinterpret_cast<const float*>(found_score(p, at)));
 }
 
-// A key of a record: its place among all, and where its score is.
+// A gathered key, and the index of its score.
 struct FoundKey {
     u32 key, score;
 
-    // Of the lowest lane of `lanes`.
+    // Key of the lowest lane of `lanes`.
     QG_DEVICE FoundKey of(const FoundRecord& record, u32 lanes, u32 first_key) {
         const u32 below = below_lowest(lanes);
         return {first_key + FoundRecord::key(popc(below)), record.first() + popc(record.lanes & below)};
     }
 };
 
-// What was gathered of a query, in no order.
+// Gathered keys of a query, unordered.
 struct GatheredKeys {
     const IndexerParams* p;
     const u8* records;
     u32 count, first_key;
 
-    // Of what the query sees, which CTAs that scored it have written whole.
+    // Records of all CTAs that scored visible keys.
     QG_DEVICE GatheredKeys of(const IndexerParams& p, u32 query) {
         const KeyRange seen = keys_seen(p, query / p.sequence_queries, query % p.sequence_queries);
         const u32 first = seen.first / GATHER_KEYS * GATHER_KEYS;
@@ -65,11 +66,12 @@ struct GatheredKeys {
     }
 };
 
-// Records of a thread at a time, in pairs.
+// Record pairs that a thread loads at once.
 constexpr u32 OWN_PAIRS = 2;
 
-// Lists keys and where their scores are, as many as there is room for, as what is gathered. Returns how many there are; `inside` is above 0 where
-// some are lost.
+// Lists keys and score indices in `gathered`, up to
+// its capacity, and returns their number. Sets
+// `inside` if some scores were lost for lack of space.
 QG_DEVICE u32 list_keys(const GatheredKeys& all, SharedStorage& shared) {
     const u32 thread = thread_index(), lane = thread % 32;
     if (thread == 0) st_shared(&shared.inside, 0u);
@@ -115,7 +117,7 @@ QG_DEVICE u32 list_keys(const GatheredKeys& all, SharedStorage& shared) {
     return ld_shared(&shared.count);
 }
 
-// Puts the numbers of `found` listed keys in their places.
+// Replaces `found` listed entries by ranked scores.
 QG_DEVICE void load_numbers(const IndexerParams& p, SharedStorage& shared, u32 found) {
     float own[THREAD_GATHERED];
 #pragma unroll
@@ -131,7 +133,7 @@ QG_DEVICE void load_numbers(const IndexerParams& p, SharedStorage& shared, u32 f
     cta_barrier();
 }
 
-// Of many queries: three CTAs an SM.
+// Many queries: three CTAs per SM.
 extern "C" __global__ void __launch_bounds__(QG_THREADS, 3) qg_indexer_choose_gathered(const __grid_constant__ IndexerParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 query = cta_index().x;

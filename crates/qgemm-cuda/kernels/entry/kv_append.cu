@@ -1,6 +1,10 @@
-// Turns queries in place and writes new keys, turned, and values to the cache. A token has one CTA or several, which finds each angle
-// once; a group of lanes has a head, eight features a lane, and several heads one after the other, whose angles are the same. Where all is
-// aligned and pairs are eight features apart or neighbours, a lane has all of its heads in flight; else one head after another.
+// Rotary embedding and KV-cache append: rotates queries in place,
+// writes rotated keys and values to the cache. A token has one or
+// several CTAs; each computes the angles once. A group of lanes
+// has a head, eight features a lane, and processes several heads
+// with the same angles. With aligned operands, and rotary pairs
+// that are adjacent or whole vectors apart, a lane has all its
+// heads in flight; otherwise it takes one head at a time.
 #include "atoms/bits.cuh"
 #include "atoms/narrow_store.cuh"
 #include "atoms/opaque_register.cuh"
@@ -13,15 +17,16 @@ struct KvAppendParams {
     KvAppendPointers at;
 };
 
-// Heads of a lane at most: what it has in flight.
+// Heads of a lane in flight, at most.
 constexpr u32 MOST_HEADS = 6;
 constexpr u32 X_BYTES = QG_X == DTYPE_F32 ? 4 : 2;
 constexpr u32 X_WORDS = X_BYTES * 2;
-// CTAs for whose registers a multiprocessor has room, without a spill.
+// CTAs per SM that fit without register spills.
 constexpr u32 LEAST_CTAS = QG_X == DTYPE_F32 || QG_VARIANT == 70 ? 4 : 6;
 constexpr u32 NO_SEQUENCE = ~0u;
 
-// The last sequence that begins at or before `token`, searched by a warp: offsets ascend.
+// The last sequence that begins at or before `token`.
+// Offsets ascend; a warp searches 32-ary. Warp-collective.
 QG_DEVICE u32 sequence_at(const AttentionParams& p, u32 token) {
     if (!(p.shape.flags & QG_FLAG_Q_OFFSETS)) return token / p.shape.most_queries;
     const u32 lane = thread_index() % 32;
@@ -36,8 +41,9 @@ QG_DEVICE u32 sequence_at(const AttentionParams& p, u32 token) {
     return first;
 }
 
-// Cosine and sine of a part of a turn, in units of 2^-64: rounded to 2^-32, the nearest quarter of a turn taken away, and polynomials
-// for the rest, which is at most an eighth, within 2^-24.
+// Cosine and sine of an angle in units of 2^-64 turns. Rounds to
+// 2^-32 turns and subtracts the nearest quarter turn; polynomials
+// for the rest, at most an eighth of a turn, within 2^-24.
 QG_DEVICE void cos_sin(u64 turns, float& cosine, float& sine) {
     const u32 nearest = (u32)((turns + (1ull << 31)) >> 32);
     const u32 quarter = (nearest + (1u << 29)) >> 30;
@@ -56,7 +62,8 @@ QG_DEVICE void cos_sin(u64 turns, float& cosine, float& sine) {
     sine = quarter & 2u ? -swapped_s : swapped_s;
 }
 
-// Cosine and sine of each pair, times the amplitude. A head has at most 256 features.
+// Cosine and sine of each rotary pair, times the
+// amplitude. A head has at most 256 features.
 struct Turns {
     float cosine[128], sine[128];
 };
@@ -64,14 +71,15 @@ static_assert(sizeof(Turns) == QG_SHARED_BYTES, "the host computes another size"
 
 static_assert(QG_THREADS >= 128, "threads have a pair each");
 
-// The frequency of a thread's pair, if it has one: it comes while the token's position is looked up.
+// Frequency of the thread's pair. The load overlaps
+// with the lookup of the token's position.
 QG_DEVICE u64 frequency_of_thread(const KvAppendPointers& at) {
     const u32 pair = thread_index();
     if (!at.frequencies || pair >= at.rotary_dim / 2) return 0;
     return (u64)index_at(at.frequencies, 2 * pair + 1) << 32 | index_at(at.frequencies, 2 * pair);
 }
 
-// By all threads, a pair each.
+// Computes one pair per thread.
 QG_DEVICE void write_turns(const KvAppendPointers& at, u32 position, u64 frequency, Turns& turns) {
     const u32 pair = thread_index();
     if (pair >= at.rotary_dim / 2) return;
@@ -87,11 +95,12 @@ QG_DEVICE void write_turns(const KvAppendPointers& at, u32 position, u64 frequen
     st_shared(&turns.sine[pair], sine * at.amplitude);
 }
 
-// What a lane's features and their partners are multiplied with.
+// Rotation factors of a lane's features and of their partners.
 struct Angles {
     float own[8], partner[8];
 
-    // `whole` says that the eight features belong to eight pairs, the first of them at a multiple of eight.
+    // `whole`: the eight features belong to eight
+    // pairs, and the first pair is a multiple of eight.
     QG_DEVICE Angles of(const Turns& turns, const KvAppendPointers& at, u32 column, bool whole) {
         Angles angles;
         const u32 half = at.rotary_dim / 2;
@@ -126,7 +135,8 @@ struct Angles {
     }
 };
 
-// Numbers of Q, or of new keys or values, as they are stored; what this kernel writes may be among them, so they are read coherently.
+// Eight stored numbers of Q, K or V. Loads are
+// coherent: queries are overwritten in place.
 struct Source {
     u32 words[X_WORDS];
 
@@ -163,7 +173,7 @@ struct Source {
     }
 };
 
-// Stores eight numbers in DTYPE, which is an element type or E4M3.
+// Stores eight numbers in DTYPE, an element type or E4M3.
 template <u32 DTYPE>
 QG_DEVICE void store_eight(u8* to, bool aligned, const float (&x)[8]) {
     if constexpr (DTYPE == DTYPE_F32) {
@@ -198,11 +208,12 @@ QG_DEVICE void store_eight(u8* to, bool aligned, const float (&x)[8]) {
     }
 }
 
-// Codes of a block with a scale, which four lanes have: what its numbers are multiplied with, and the scale that is stored.
+// Quantization of a block, which four lanes share:
+// multiplier of the numbers, and the scale to store.
 struct BlockScale {
     float inverse, scale;
 
-    // All lanes of a warp take part.
+    // Warp-collective.
     QG_DEVICE BlockScale of(const float (&x)[8]) {
         float high = 0.0f, low = 0.0f;
 #pragma unroll
@@ -219,16 +230,18 @@ struct BlockScale {
         const float magnitude = high > -low ? high : -low;
         if (magnitude == 0.0f) return {0.0f, 0.0f};
         if constexpr (QG_KV == KV_Q8_0) return {127.0f * rcp_rn_f32(magnitude), magnitude * (1.0f / 127.0f)};
-        // The number of the largest magnitude becomes -8.
+        // The number of largest magnitude becomes -8.
         const float furthest = high > -low ? high : low;
         return {-8.0f * rcp_rn_f32(furthest), furthest * -0.125f};
     }
 };
 
-// Stores the codes of eight numbers of a block. Each step is rounded for itself, as on the CPU and in WGSL.
+// Quantizes and stores eight numbers of a block. Each
+// step is rounded separately, as on the CPU and in WGSL.
 QG_DEVICE void store_codes(u8* to, bool aligned, const float (&x)[8], float inverse) {
     if constexpr (QG_KV == KV_Q8_0) {
-        // Beside 1.5 * 2^23 neighbours are 1 apart, so that sums are rounded to integers, which their low bytes hold.
+        // Adding 1.5 · 2^23 rounds to an integer
+        // and leaves it in the low byte of the sum.
         u32 words[2] = {0, 0};
 #pragma unroll
         for (u32 i = 0; i < 8; i++) words[i / 4] |= (f32_to_bits(mul_rn_f32(x[i], inverse) + 12582912.0f) & 0xffu) << (i % 4 * 8);
@@ -251,7 +264,8 @@ QG_DEVICE void store_codes(u8* to, bool aligned, const float (&x)[8], float inve
     }
 }
 
-// A head of a token: of queries, then of keys, then of values.
+// A head of a token. Head numbers count
+// queries, then keys, then values.
 struct Head {
     const u8* from;
     u32 index, columns;
@@ -280,7 +294,8 @@ struct Head {
     }
 };
 
-// Writes eight numbers of a head of the cache, from an element of the values or of the keys on.
+// Writes eight numbers of a head to
+// the K or V cache, from `element` on.
 QG_DEVICE void store_cached(const AttentionParams& p, bool is_value, bool aligned, u32 head, u64 element, float (&x)[8],
                             const BlockScale& scale) {
     u8* to = reinterpret_cast<u8*>(is_value ? p.at.v : p.at.k) + Eight<QG_KV>::offset_of(element);
@@ -299,11 +314,11 @@ QG_DEVICE void store_cached(const AttentionParams& p, bool is_value, bool aligne
     if constexpr (!has_scales(QG_KV)) store_eight<QG_KV>(to, aligned, x);
 }
 
-// A token, and where its key and value go.
+// A token, and the cache slot of its key and value.
 struct Token {
     u32 index, position;
     KeyPlace place;
-    // Whether it has a place.
+    // Whether the token is appended.
     bool is_any;
 
     QG_DEVICE Token of(const KvAppendParams& p, u32 index) {
@@ -313,7 +328,8 @@ struct Token {
         if (sequence == NO_SEQUENCE || sequence >= shape.sequences) return token;
         const Sequence s = sequence_of(p.attention, sequence);
         const u32 query = index - s.token;
-        // The key's place is keys + query - queries; tokens before the first key have none.
+        // Slot of the key: keys + query − queries.
+        // Tokens before slot 0 are skipped.
         if (query >= s.queries || s.keys + query < s.queries) return token;
         const u32 key = s.keys + query - s.queries;
         token.position = p.at.positions ? index_at(p.at.positions, index) : key;
@@ -324,17 +340,20 @@ struct Token {
     }
 };
 
-// Heads of a token that a lane has one after the other, from `first` on, and its column of them.
+// Heads that a lane processes (from `first`
+// in steps of `step`), and its first feature.
 struct LaneHeads {
     u32 first, step, count, column;
 };
 
-// The heads of a kind of a token, eight features of each of which a lane has: where those of the first are, and how far the next ones.
+// Address of a lane's eight features in
+// head 0, and the stride between heads.
 struct HeadRow {
     u64 from;
     u32 step;
 
-    // Kept in registers: the compiler would multiply again for every head.
+    // Opaque registers: the compiler would
+    // repeat the multiplication for every head.
     QG_DEVICE HeadRow of(u64 from, u32 step) {
         return {(u64)opaque_register((u32)(from >> 32)) << 32 | opaque_register((u32)from), step};
     }
@@ -343,7 +362,9 @@ struct HeadRow {
     }
 };
 
-// Whether rows of all operands are aligned, neighbouring heads less than 2^30 elements apart, and the partners of eight features in a lane.
+// Whether the fast path applies: all rows are
+// aligned, head strides are below 2^30 elements,
+// and partners of eight features are in one lane.
 QG_DEVICE bool are_aligned(const KvAppendParams& p) {
     const AttentionShape& shape = p.attention.shape;
     const AttentionPointers& cache = p.attention.at;
@@ -353,7 +374,7 @@ QG_DEVICE bool are_aligned(const KvAppendParams& p) {
            p.at.rotary_dim % (p.at.interleaved ? 8 : 16) == 0;
 }
 
-// A lane's heads where all are aligned: queries, then keys, then values.
+// Fast path: all heads of a lane in flight (queries, keys, values).
 struct AlignedHeads {
     LaneHeads own;
     Source sources[MOST_HEADS];
@@ -390,7 +411,7 @@ struct AlignedHeads {
         const LaneHeads& own = heads.own;
         const u32 half = p.at.rotary_dim / 2, lane = thread_index() % 32, first_value = shape.heads + shape.kv_heads;
         const bool is_turned = own.column < p.at.rotary_dim;
-        // Halves of a pair are in other lanes of the head.
+        // The partner features are in another lane of the head.
         const u32 partner_lane = lane + (own.column < half ? half / 8 : 0u - half / 8);
         Angles angles;
         if (is_turned) angles = Angles::of(turns, p.at, own.column, !p.at.interleaved);
@@ -399,7 +420,7 @@ struct AlignedHeads {
         const HeadRow values = HeadRow::of(token.place.page * at.v_page + token.place.row * at.v_token + own.column, (u32)at.v_head);
 #pragma unroll
         for (u32 i = 0; i < MOST_HEADS; i++) {
-            // The same for all lanes of a warp, which exchange features.
+            // Uniform for the warp, which shuffles below.
             if (i >= own.count) break;
             const u32 head = own.first + i * own.step;
             const bool is_query = head < shape.heads, is_value = head >= first_value;
@@ -429,13 +450,13 @@ struct AlignedHeads {
             const u32 index = head - (is_query ? 0 : is_value ? first_value : shape.heads);
             if (is_query)
                 store_eight<QG_X>(reinterpret_cast<u8*>(HeadRow::at(heads.queries, index)), true, x);
-            else if (token.place.is_there)
+            else if (token.place.is_present)
                 store_cached(p.attention, is_value, true, index, is_value ? HeadRow::at(values, index) : HeadRow::at(keys, index), x, scale);
         }
     }
 };
 
-// One head after another, however they lie.
+// General path: one head at a time, any alignment.
 QG_DEVICE void append_any(const KvAppendParams& p, const Token& token, const Turns& turns, const LaneHeads& own) {
     const AttentionParams& attention = p.attention;
     const u32 all = attention.shape.heads + 2 * attention.shape.kv_heads, half = p.at.rotary_dim / 2;
@@ -443,9 +464,9 @@ QG_DEVICE void append_any(const KvAppendParams& p, const Token& token, const Tur
 #pragma unroll 1
     for (u32 i = 0; i < own.count; i++) {
         const u32 item = own.first + i * own.step;
-        const bool is_there = item < all;
-        const Head head = Head::at(p, token.index, is_there ? item : 0);
-        const bool is_own = is_there && own.column < head.columns;
+        const bool is_present = item < all;
+        const Head head = Head::at(p, token.index, is_present ? item : 0);
+        const bool is_own = is_present && own.column < head.columns;
         float x[8] = {}, partner[8] = {};
         if (is_own) {
             const Source source = Source::load(head.from + own.column * X_BYTES, head.aligned);
@@ -461,7 +482,7 @@ QG_DEVICE void append_any(const KvAppendParams& p, const Token& token, const Tur
             else
                 partner[j] = Source::load_one(head.from + (feature < half ? feature + half : feature - half) * X_BYTES);
         }
-        // What others read is overwritten below.
+        // Queries are overwritten in place: all lanes must have read first.
         warp_barrier();
         if (!head.is_value) {
 #pragma unroll
@@ -473,7 +494,7 @@ QG_DEVICE void append_any(const KvAppendParams& p, const Token& token, const Tur
         if (!is_own) continue;
         if (head.is_query) {
             store_eight<QG_X>(const_cast<u8*>(head.from) + own.column * X_BYTES, head.aligned, x);
-        } else if (token.place.is_there) {
+        } else if (token.place.is_present) {
             const AttentionPointers& cache = attention.at;
             const u64 element = head.is_value ? token.place.page * cache.v_page + token.place.row * cache.v_token + head.index * cache.v_head
                                               : token.place.page * cache.k_page + token.place.row * cache.k_token + head.index * cache.k_head;
@@ -492,7 +513,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, LEAST_CTAS) qg_kv_appen
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
 
-    // What is turned, and how fast, depends on no index and comes while the token's sequence and place are looked up.
+    // Heads and frequencies depend on no index: their
+    // loads overlap with the lookup of the token.
     const bool is_aligned = are_aligned(p);
     AlignedHeads heads;
     if (is_aligned) heads = AlignedHeads::load(p, index, own);

@@ -1,21 +1,26 @@
-// Normalizes rows that fit in registers, of one type that is known, in whole groups at multiples of 16 bytes. X, the residual,
-// the sum and D have that type, and a thread keeps what it normalizes as it is stored: half the registers of f32 for 16 bits, so
-// that twice as many bytes are in flight. Few rows have twice as many threads each as many rows, whose threads add up what two would,
-// each for itself, so that a row's bits do not depend on how many there are.
+// RMSNorm and LayerNorm of rows in registers: one
+// compile-time type, whole groups, 16-byte alignment. X,
+// residual, sum and D have this type. Values stay in their
+// stored form, which halves the registers of 16-bit types
+// and doubles the bytes in flight. Partial sums use the
+// same tree whether a row gets few or twice as many
+// threads, so the bits do not depend on the number of rows.
 #include "atoms/reciprocal_root.cuh"
 #include "mainloop/norm_packed_row.cuh"
 
-// Threads of few rows in the place of each of ours.
+// Partial sums per thread: each stands
+// for one thread of the wider layout.
 constexpr u32 PARTS = QG_GROUPS > 2 ? 2 : 1;
 constexpr u32 MOST_SUMS = PARTS * QG_THREADS / 32;
 
 struct AlignedStorage {
     NormStorage norm;
-    // Sums of a warp's threads, for as many parts as each has.
+    // Partial sums of the warps, for each part of a thread.
     alignas(16) u32 sums[3][MOST_SUMS];
 };
 
-// Adds values of the threads of a row, in the same order in every run; the sums become the first part of each.
+// Deterministic sum over the threads
+// of a row; totals go to part 0.
 template <u32 COUNT>
 QG_DEVICE void add_up(const PackedRow& row, float (&value)[COUNT][PARTS], AlignedStorage& storage, u32 first) {
     const u32 in_warp = QG_GROUPS == 1 ? row.threads : 32;
@@ -41,7 +46,8 @@ QG_DEVICE void add_up(const PackedRow& row, float (&value)[COUNT][PARTS], Aligne
         for (u32 part = 0; part < PARTS; part++)
             if (lane == 0) st_shared(&storage.sums[first + i][part * (row.threads / 32) + warp], f32_to_bits(value[i][part]));
     cta_barrier();
-    // All threads read the same words at once, which takes less time than to shuffle them. Behind those of the row's warps are zeros.
+    // A broadcast read by all threads is faster than
+    // shuffles. Words beyond the row's warps are zero.
 #pragma unroll
     for (u32 i = 0; i < COUNT; i++) {
         value[i][0] = 0.0f;
@@ -53,8 +59,9 @@ QG_DEVICE void add_up(const PackedRow& row, float (&value)[COUNT][PARTS], Aligne
     }
 }
 
-// The statistics of a row that needs no scale, as in `Statistics`, and whether it needs one. What is fused with what is said, so that kernels
-// for few rows and many do the same.
+// Row statistics without rescaling, as in
+// `Statistics`, and whether rescaling is needed. FMAs
+// are explicit, so that all instances round alike.
 struct PackedStatistics {
     float mean, correction, inverse;
     bool needs_scale;
@@ -84,7 +91,8 @@ struct PackedStatistics {
             squares = sum[0][0];
             variance = fma_f32(squares, share, p.shape.eps);
         }
-        // One step of Newton's: nothing near the ends of f32's range comes here.
+        // One Newton step. Values near the ends
+        // of f32's range take the rescaled path.
         const float near = rsqrt_approx(variance), half = mul_rn_f32(0.5f * variance, near);
         s.inverse = fma_f32(near, fma_f32(-half, near, 0.5f), near);
         s.needs_scale = !(squares <= MOST_SQUARES) || (squares < LEAST_SQUARES && p.shape.eps < LEAST_SQUARES);
@@ -112,12 +120,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_LEAST_CTAS)
     own.lane = thread_index();
     u32 row = cta_index().x;
     if (own.threads <= 32) {
-        // A power of two.
+        // log2 of the threads, a power of two.
         const u32 bits = (own.threads > 1) + (own.threads > 2) + (own.threads > 4) + (own.threads > 8) + (own.threads > 16);
         row = row * (cta_threads() >> bits) + (own.lane >> bits);
         own.lane &= own.threads - 1;
     }
-    // Threads without a row take part in what their warp does.
+    // Threads without a row still take part in shuffles.
     own.columns = row < p.shape.rows ? p.shape.columns : 0;
 
     griddepcontrol_launch_dependents();
@@ -159,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_LEAST_CTAS)
     }
 
     const PackedStatistics s = PackedStatistics::of(p, own, share, storage);
-    // No copy is in flight where a CTA ends.
+    // No copy may be in flight when a CTA exits.
     ColumnOperand::wait();
     bool needs_scale = s.needs_scale;
     if (own.threads < 32) needs_scale = ballot(needs_scale) != 0;

@@ -1,5 +1,6 @@
-// Normalizes rows of any length, one a CTA. The first columns are kept in shared memory as f32; what has no room there is
-// read again for each pass.
+// RMSNorm and LayerNorm of long rows, one CTA per
+// row. Shared memory caches the first columns as
+// f32; further columns are reloaded in each pass.
 #include "mainloop/norm_long_row.cuh"
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_norm_long_rows(const __grid_constant__ NormParams p) {

@@ -1,5 +1,6 @@
-// Normalizes rows of any length, one a CTA, and writes them in codes and scales. Where a token has a scale or a factor, its columns are
-// normalized twice.
+// RMSNorm and LayerNorm with quantization of long
+// rows, one CTA per row. Per-token scales or factors
+// need two passes over the normalized columns.
 #include "mainloop/norm_long_row.cuh"
 #include "mainloop/norm_quantize.cuh"
 
@@ -28,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
             largest = larger(largest, NormalizedGroup::largest(normalized(p, statistics, own, column)));
     }
     const RowScale scale = RowScale::of(params, row, thread_index() == 0, largest, storage);
-    // Whole warps, whose lanes compare.
+    // Whole warps iterate together: lanes compare by shuffles.
     for (u32 column = first; column - thread_index() % 32 * GROUP < p.shape.d_columns; column += step)
         store_quantized(params, scale, normalized(p, statistics, own, column), row, column);
 }

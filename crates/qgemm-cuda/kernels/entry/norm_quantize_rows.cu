@@ -1,5 +1,7 @@
-// Normalizes rows that fit in registers, and writes them in codes and scales. A row has a CTA, or, if it is short, a warp: lanes
-// that share a scale are of one warp, as in quantize_blocks.cu.
+// RMSNorm and LayerNorm with quantization of
+// rows in registers. A CTA per row, or a warp
+// per short row: lanes that share a scale are
+// in one warp, as in quantize_blocks.cu.
 #include "mainloop/norm_quantize.cuh"
 #include "mainloop/norm_register_row.cuh"
 
@@ -11,13 +13,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     RegisterRow own = RegisterRow::of_thread(p, row);
 
     griddepcontrol_launch_dependents();
-    // Gamma and beta are constant operands, which come nearer before the kernel before ours is done.
+    // Gamma and beta are constant operands: prefetch
+    // them before the previous launch ends.
 #pragma unroll
     for (u32 i = 0; i < QG_GROUPS; i++) ColumnGroup::prefetch(p, RegisterRow::column(own, i));
     griddepcontrol_wait();
     RegisterRow::load(own, p, row);
     const Statistics statistics = Statistics::of(p, own, storage);
-    // A row's threads are whole warps, which have nothing to tell others.
+    // Whole warps exit: no later shuffle or barrier misses their threads.
     if (row >= p.shape.rows) return;
 
     NormalizedGroup group[QG_GROUPS];

@@ -1,8 +1,10 @@
-// Normalizes rows that fit in registers: X is read once, and kept as f32. A row has a CTA, or, if it is short, a warp or a
-// part of one.
+// RMSNorm and LayerNorm of rows in
+// registers: X is read once and held as f32.
+// A row has a CTA, a warp or part of a warp.
 #include "mainloop/norm_register_row.cuh"
 
-// Gamma and beta are constant operands, which come before the kernel before ours is done, if there are registers for them.
+// Gamma and beta are constant operands: load them before
+// the previous launch ends, if registers suffice.
 constexpr bool COLUMNS_FIRST = QG_GROUPS <= 2;
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_LEAST_CTAS)

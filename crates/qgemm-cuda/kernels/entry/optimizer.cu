@@ -1,5 +1,6 @@
-// One step of an optimizer: a thread moves eight neighbouring parameters, whose operands are all in flight at once. Everything is in
-// f32; the copy is rounded to nearest even.
+// Optimizer step (SGD, momentum, AdamW): a thread updates eight
+// adjacent parameters with all loads in flight. Arithmetic is
+// f32; the low-precision copy is rounded to nearest even.
 #include "atoms/float.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
@@ -15,7 +16,7 @@ struct OptimizerParams {
 constexpr u32 RULE_ADAMW = 0, RULE_SGD = 1, RULE_MOMENTUM = 2;
 constexpr u32 GROUP = 8;
 
-// Eight neighbouring values in f32, of which `count` are there.
+// Eight adjacent f32 values; `count` of them exist.
 struct Values {
     float v[GROUP];
 
@@ -37,7 +38,7 @@ struct Values {
         return values;
     }
 
-    // Of a type that is told at run time.
+    // For a run-time element type.
     QG_DEVICE Values load_as(u32 dtype, u64 address, u64 first, u32 count, bool whole) {
         if (dtype == DTYPE_F32) return load(address, first, count, whole);
         const u8* at = reinterpret_cast<const u8*>(address) + first * 2;

@@ -1,14 +1,16 @@
-// Quantizes X in formats whose scales are those of blocks of a row: several CTAs a row. A thread has eight neighbouring columns
-// of each of its turns, all of which are in flight at once, and the lanes that share a scale compare by shuffles.
+// Block quantization of X: several CTAs per
+// row. A thread loads eight adjacent columns
+// for each of its turns, all in flight at once.
+// Lanes that share a scale compare by shuffles.
 #include "mainloop/quantize.cuh"
 
-// Groups that a thread loads before it quantizes the first.
+// Groups that a thread loads before it quantizes.
 constexpr u32 TURNS = 2;
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS)
     qg_quantize_blocks(const __grid_constant__ QuantizeParams p) {
     const u32 row = cta_index().x / p.shape.chunks, chunk = cta_index().x % p.shape.chunks;
-    // There may be CTAs for more rows than there are.
+    // The grid may exceed the rows.
     if (row >= p.shape.rows) return;
     const u32 step = cta_threads() * GROUP;
     const u32 first = chunk * TURNS * step + thread_index() * GROUP;

@@ -1,5 +1,6 @@
-// Quantizes X in formats with a scale or factor a token: a row a CTA. The pass that finds the row's largest magnitude leaves the row
-// in shared memory; where it does not fit, the second pass finds it in L1 or L2.
+// Per-token quantization of X: one CTA per row. The first pass
+// finds the row maximum and caches the row in shared memory; a
+// row that does not fit is read again through L1 or L2.
 #include "mainloop/quantize.cuh"
 
 struct SharedStorage {
@@ -8,7 +9,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// The largest value of all threads.
+// Maximum over all threads.
 QG_DEVICE u32 cta_max(u32 value, u32* of_warps) {
 #pragma unroll
     for (u32 mask = 16; mask > 0; mask /= 2) value = larger(value, shfl_xor_u32(value, mask));
@@ -41,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     u8* cached = dynamic_shared() + sizeof(SharedStorage);
     const u32 row = cta_index().x, first = thread_index() * GROUP, step = cta_threads() * GROUP;
-    // There may be CTAs for more rows than there are.
+    // The grid may exceed the rows.
     if (row >= p.shape.rows) return;
     const u8* source = reinterpret_cast<const u8*>(p.at.x) + row * p.at.x_row * SOURCE_BYTES;
     const bool caches = p.shape.flags & QG_FLAG_ROW_IN_SHARED;
@@ -62,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
         if (thread_index() == 0)
             st_global_u32(reinterpret_cast<u8*>(p.at.token_factors) + (u64)row * 4, f32_to_bits(factor));
         const float inverse = rcp_rn_f32(factor);
-        // Whole warps, whose lanes compare.
+        // Whole warps iterate together: lanes compare by shuffles.
         for (u32 column = first; column - thread_index() % 32 * GROUP < p.shape.stored_columns; column += step) {
             const bool stores = column < p.shape.stored_columns;
             const SourceGroup group = caches && stores ? kept(cached, column) : SourceGroup::load(p, source, column);

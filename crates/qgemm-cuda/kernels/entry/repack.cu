@@ -1,7 +1,9 @@
-// Rearranges rows of quantization blocks into the packed layout (qgemm-formats/src/prepack.rs). The kernel is bound by
-// memory: a CTA loads a strip of a tile's rows into shared memory, 16 bytes a load, and each of its warps writes whole
-// k-tiles, 16 bytes a lane. Which bits of a row make up a word is data: QG_WINDOWS and QG_WORDS_<plane> in the prelude,
-// from qgemm-formats/src/repack.rs.
+// Repacks rows of quantization blocks into the packed layout
+// (qgemm-formats/src/prepack.rs). The kernel is bandwidth-bound:
+// a CTA loads a strip of a tile's rows into shared memory with
+// 16-byte loads, and each warp writes whole k-tiles, 16 bytes a
+// lane. The bit mapping is data: QG_WINDOWS and QG_WORDS_<plane>
+// in the prelude, from qgemm-formats/src/repack.rs.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"
@@ -9,20 +11,20 @@
 
 constexpr u32 WARPS = QG_THREADS / 32;
 constexpr u32 K_TILE_BLOCKS = QG_K_TILE / QG_BLOCK_LEN;
-// Bytes of a row that go into one k-tile, and bytes of a row in a strip.
+// Bytes of a row per k-tile, and per strip.
 constexpr u32 K_TILE_ROW_BYTES = K_TILE_BLOCKS * QG_BLOCK_BYTES;
 constexpr u32 STRIP_BYTES = QG_STRIP_K_TILES * K_TILE_ROW_BYTES;
-// Loads of one thread in flight.
+// Loads of a thread in flight.
 constexpr u32 IN_FLIGHT = 4;
 
 struct SharedStorage {
-    // Rows keep the alignment that they have in memory: each begins up to 15 bytes after the place of its first 16-byte
-    // chunk.
+    // Rows keep their global-memory misalignment: each
+    // begins up to 15 bytes after its first 16-byte chunk.
     u32x4 row[QG_TILE_ROWS][QG_ROW_CHUNKS];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// The part of a tile that this CTA rearranges.
+// Part of a tile that this CTA repacks.
 struct Strip {
     u32 tile;
     u32 first_k_tile;
@@ -31,7 +33,7 @@ struct Strip {
     QG_DEVICE u32 row(const Strip& strip, u32 tile_row) {
         return strip.tile * QG_TILE_ROWS + tile_row;
     }
-    // The offset of the strip in memory, for a row of the tile.
+    // Byte offset of the strip in global memory, for a row of the tile.
     QG_DEVICE u64 begin(const Strip& strip, u32 tile_row) {
         return row(strip, tile_row) * strip.row_bytes + (u64)strip.first_k_tile * K_TILE_ROW_BYTES;
     }
@@ -40,13 +42,14 @@ struct Strip {
     }
 };
 
-// A mask of the bytes of word `word` that lie before `bytes`.
+// Mask of the bytes of word `word` below byte `bytes`.
 QG_DEVICE u32 bytes_before(u32 bytes, u32 word) {
     if (bytes >= word * 4 + 4) return ~0u;
     return bytes <= word * 4 ? 0 : (1u << (bytes - word * 4) * 8) - 1;
 }
 
-// A 16-byte chunk of a row of the strip. Bytes beyond the last row and beyond the end of the row are zero.
+// A 16-byte chunk of a row of the strip. Bytes beyond
+// the last row and beyond the row's end are zero.
 QG_DEVICE u32x4 load_chunk(const RepackParams& p, const Strip& strip, u32 tile_row, u32 chunk) {
     u32x4 v = {0, 0, 0, 0};
     if (Strip::row(strip, tile_row) >= p.n) return v;
@@ -80,12 +83,12 @@ QG_DEVICE void stage(SharedStorage& shared, const RepackParams& p, const Strip& 
     }
 }
 
-// A row in shared memory, from one of its bits on.
+// A row in shared memory, from a bit offset on.
 struct Bits {
     const u32* words;
     u32 first;
 
-    // 32 bits, `offset` bits further.
+    // 32 bits at `offset`.
     QG_DEVICE u32 window(const Bits& bits, u32 offset) {
         const u32 at = bits.first + offset % 32;
         const u32* word = bits.words + at / 32 + offset / 32;
@@ -94,7 +97,7 @@ struct Bits {
     }
 };
 
-// One k-tile of the strip.
+// A k-tile of the strip.
 struct KTile {
     const SharedStorage* shared;
     const Strip* strip;
@@ -102,12 +105,12 @@ struct KTile {
     u32 rows;
     u32 blocks;
 
-    // Row `tile_row`, from byte `byte` of the k-tile and then bit `bit` on.
+    // Row `tile_row`, from bit `bit` after byte `byte` of the k-tile.
     QG_DEVICE Bits row(const KTile& s, u32 tile_row, u32 byte, u32 bit) {
         const u32 first = Strip::misalignment(*s.strip, tile_row) + s.index * K_TILE_ROW_BYTES + byte;
         return {&s.shared->row[tile_row][0].x, first * 8 + bit};
     }
-    // The mask that turns the moved bits of a block into codes.
+    // XOR mask that turns moved bits into codes; 0 for padding.
     QG_DEVICE u32 flip(const KTile& s, u32 tile_row, u32 block) {
         if constexpr (QG_ZERO_CODE == 0) return 0;
         const bool is_padding = Strip::row(*s.strip, tile_row) >= s.rows ||
@@ -124,7 +127,7 @@ QG_DEVICE u32 shifted(u32 word) {
         return word << SHIFT;
 }
 
-// The row of the tile that a lane holds as its row `row`.
+// Tile row of the lane's row `row`.
 QG_DEVICE u32 row_of_lane(u32 lane, u32 row) {
     return QG_MMA_M8N8K4 ? lane : lane / 4 + row * 8;
 }
@@ -144,8 +147,8 @@ QG_DEVICE void store_words(u8* k_tile, u32 lane, const u32 (&word)[WORDS]) {
     }
 }
 
-// The prelude's lists expand with these: `lane_row(row, lane_bits)` is where a lane's windows of a row are counted
-// from.
+// Macros for the prelude's lists. `lane_row(row, lane_bits)`
+// is the origin of a lane's windows in a row.
 #define QG_WINDOW(index, row, bit, lane_bits) const u32 window##index = Bits::window(lane_row(row, lane_bits), bit);
 #define QG_MOVE(index, shift, mask) | (shifted<shift>(window##index) & mask)
 #define QG_WORD0(index, row, block, moves) \
@@ -153,7 +156,8 @@ QG_DEVICE void store_words(u8* k_tile, u32 lane, const u32 (&word)[WORDS]) {
 #define QG_WORD1(index, row, block, moves) \
     word1[index] = (0u moves) ^ KTile::flip(k_tile, row_of_lane(lane, row), block);
 
-// Planes share windows, so the words of all planes are made before the first is stored.
+// Planes share windows, so all words
+// are computed before the first store.
 QG_DEVICE void store_codes(u8* out, const KTile& k_tile, u32 lane) {
     const auto lane_row = [&](u32 row, u32 lane_bits) {
         return KTile::row(k_tile, row_of_lane(lane, row), 0, lane_bits * (lane % 4));
@@ -172,14 +176,15 @@ QG_DEVICE void store_codes(u8* out, const KTile& k_tile, u32 lane) {
 #endif
 }
 
-// The row whose record stands at `place` in a scale plane.
+// Row of the record at index `place` of a scale plane.
 template <u32 P>
 QG_DEVICE u32 row_of_record(u32 place) {
     if constexpr (QgScalePlane<P>::SHARED_BY > 1) return place * QgScalePlane<P>::SHARED_BY;
     return QG_MMA_M8N8K4 ? place : place % 2 * 8 + place / 2;
 }
 
-// Four bytes of a scale plane, in pieces as large as a record allows.
+// Four bytes of a scale plane, assembled from
+// the largest pieces that divide a record.
 template <u32 P>
 QG_DEVICE u32 record_word(const KTile& k_tile, u32 word) {
     constexpr u32 row_bytes = QgScalePlane<P>::ROW_BYTES, part = QgBlockRecords<P>::BYTES;
@@ -198,8 +203,8 @@ QG_DEVICE u32 record_word(const KTile& k_tile, u32 word) {
     return value;
 }
 
-// The records of a plane and the padding behind them, for `count` k-tiles. Records are few: all threads of the CTA
-// share them.
+// Records and padding of a plane, for `count` k-tiles.
+// Records are few, so all threads of the CTA share them.
 template <u32 P>
 QG_DEVICE void store_records(u8* out, KTile k_tile, u32 count, u32 thread) {
     constexpr u32 bytes = QG_TILE_ROWS / QgScalePlane<P>::SHARED_BY * QgScalePlane<P>::ROW_BYTES;

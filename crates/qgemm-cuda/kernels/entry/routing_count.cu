@@ -1,4 +1,5 @@
-// Counts given ids, a chunk a CTA.
+// Expert lists: counts given
+// expert ids, one chunk per CTA.
 #include "mainloop/expert_lists.cuh"
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_count(const __grid_constant__ RoutingParams p) {

@@ -1,4 +1,5 @@
-// Lists of few ids, which are counted by each CTA.
+// Expert lists of few slots:
+// each CTA counts all ids.
 #include "mainloop/expert_lists.cuh"
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_lists(const __grid_constant__ RoutingParams p) {

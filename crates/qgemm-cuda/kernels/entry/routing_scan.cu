@@ -1,5 +1,7 @@
-// Adds up what the chunks counted: 32 experts a CTA, a lane each; its warps share the chunks. The first CTA finds the first
-// slot without an expert.
+// Expert lists: prefix sum of counts over
+// chunks. A CTA has 32 experts, one per lane;
+// its warps share the chunks. CTA 0 also
+// finds the first slot without an expert.
 #include "mainloop/expert_lists.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;
@@ -13,7 +15,8 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 // Chunks whose counts a lane loads at once.
 constexpr u32 AT_ONCE = 4;
 
-// What those from `first` on counted of an expert; none beyond `last`.
+// Counts of one expert for the chunks
+// from `first` on, before `last`.
 struct Counts {
     u32 of_chunk[AT_ONCE];
 
@@ -77,6 +80,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_scan(const _
             before += held.of_chunk[i];
         }
     }
-    // The last warp knows the count of all; warps without chunks have nothing to add.
+    // The last warp holds the total;
+    // warps without chunks add 0.
     if (warp == WARPS - 1) st_global_u32(chunk_count(p, p.shape.chunks, e), before);
 }

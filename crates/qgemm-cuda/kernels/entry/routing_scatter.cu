@@ -1,4 +1,5 @@
-// Writes the lists, a chunk a CTA, from what the chunks before it counted.
+// Expert lists: writes the slots of one chunk
+// per CTA, at offsets from the scan of counts.
 #include "mainloop/expert_lists.cuh"
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_scatter(const __grid_constant__ RoutingParams p) {

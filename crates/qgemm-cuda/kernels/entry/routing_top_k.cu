@@ -1,5 +1,7 @@
-// Chooses the experts of each token: a warp a token, an expert in 32 a lane. Keys are compared as bits in the order of the
-// numbers. Of the few tokens of a lone CTA, it makes the lists as well, for which a warp has a row of slots or two.
+// Router top-k: one warp per token, every 32nd expert
+// per lane. Keys are compared as order-preserving
+// bits. A single CTA also builds the expert lists;
+// its warps have one or two rows of slots.
 #define QG_ROWS_AT_ONCE 1
 #include "atoms/float.cuh"
 #include "epilogue/activation.cuh"
@@ -8,11 +10,11 @@
 
 // Experts of a lane: `lane`, `lane + 32`, ….
 constexpr u32 PER_LANE = QG_EXPERTS / 32;
-// Less than every key that may be chosen.
+// Below every valid key.
 constexpr u32 NO_KEY = 0;
 constexpr float SMALLEST_NORMAL = 1.17549435e-38f;
 
-// Bits in the order of the numbers, the same for both zeros; NO_KEY for NaN.
+// Order-preserving bits; both zeros are equal, NaN is NO_KEY.
 QG_DEVICE u32 ordered(float key) {
     const u32 bits = f32_to_bits(key), magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return NO_KEY;
@@ -24,14 +26,15 @@ QG_DEVICE float number(u32 ordered) {
     return bits_to_f32(ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered);
 }
 
-// The same order of additions in every run, and the same sum in every lane.
+// Deterministic sum, equal in all lanes.
 QG_DEVICE float warp_sum(float value) {
 #pragma unroll
     for (u32 mask = 16; mask > 0; mask /= 2) value += shfl_xor(value, mask);
     return value;
 }
 
-// One more expert may be every token's: it has no logit, and one more slot, the last. The parameter counts it nowhere.
+// Optional shared expert of every token. It has no logit and
+// takes one extra slot, the last; `p.shape` does not count it.
 QG_DEVICE u32 shared_experts(const RoutingParams& p) {
     return p.shape.flags & QG_FLAG_SHARED ? 1 : 0;
 }
@@ -43,8 +46,9 @@ QG_DEVICE float load_logit(const RoutingParams& p, u64 row, u32 expert) {
     return p.shape.dtype == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
-// Takes away the keys of all groups but the best, which are those whose two largest keys have the largest sums. `keys` is the
-// warp's shared memory, a word an expert.
+// Group-limited routing: clears the keys of all but the
+// best groups, ranked by the sum of their two largest keys.
+// `keys`: shared memory of the warp, one word per expert.
 QG_DEVICE void keep_best_groups(const RoutingParams& p, u32 (&key)[PER_LANE], u32* keys) {
     const u32 lane = thread_index() % 32, experts = p.shape.experts, groups = p.shape.groups;
     const u32 size = experts / groups;
@@ -55,14 +59,14 @@ QG_DEVICE void keep_best_groups(const RoutingParams& p, u32 (&key)[PER_LANE], u3
     for (u32 group = lane; group < groups; group += 32) {
         u32 first = NO_KEY, second = NO_KEY;
         for (u32 i = 0; i < size; i++) {
-            // Lanes begin at different places, which lie in different banks.
+            // Rotated start per lane avoids bank conflicts.
             const u32 own = ld_shared(&keys[group * size + (i + lane) % size]);
             if (own > first)
                 second = first, first = own;
             else if (own > second)
                 second = own;
         }
-        // The sum takes the place of the group's first key.
+        // The sum overwrites the group's first key.
         st_shared(&keys[group * size], second == NO_KEY ? first : ordered(number(first) + number(second)));
     }
     warp_barrier();
@@ -88,7 +92,7 @@ QG_DEVICE void keep_best_groups(const RoutingParams& p, u32 (&key)[PER_LANE], u3
     warp_barrier();
 }
 
-// What the logits become: 0 where one has no key, which is where it is NaN.
+// Scores from logits (sigmoid or softmax); 0 for NaN logits.
 QG_DEVICE void score_logits(const RoutingParams& p, float (&score)[PER_LANE], const u32 (&key)[PER_LANE]) {
     if (p.shape.flags & QG_FLAG_SIGMOID) {
 #pragma unroll
@@ -103,7 +107,7 @@ QG_DEVICE void score_logits(const RoutingParams& p, float (&score)[PER_LANE], co
     float sum = 0.0f;
 #pragma unroll
     for (u32 i = 0; i < PER_LANE; i++) {
-        // Infinity minus itself would be no number.
+        // inf − inf would be NaN.
         const float below = score[i] == largest ? 0.0f : score[i] - largest;
         score[i] = key[i] == NO_KEY ? 0.0f : exp_nonpositive(below);
         sum += score[i];
@@ -114,7 +118,8 @@ QG_DEVICE void score_logits(const RoutingParams& p, float (&score)[PER_LANE], co
     for (u32 i = 0; i < PER_LANE; i++) score[i] = score[i] / sum;
 }
 
-// Writes ids and weights of a token. Returns its first slot without an expert.
+// Routes a token: stores ids and weights.
+// Returns its first slot without an expert.
 QG_DEVICE u32 route_token(const RoutingParams& p, u32 token, u32* keys) {
     const u32 lane = thread_index() % 32, experts = p.shape.experts, top_k = p.shape.top_k;
     const u64 row = token * p.at.logits_row;
@@ -139,7 +144,7 @@ QG_DEVICE u32 route_token(const RoutingParams& p, u32 token, u32* keys) {
     }
     if (p.shape.groups != 0) keep_best_groups(p, key, keys);
 
-    // Lane j has the j-th best.
+    // Lane j holds the j-th best expert.
     u32 own_id = ~0u;
     float own_score = 0.0f;
     for (u32 place = 0; place < top_k; place++) {
@@ -149,7 +154,7 @@ QG_DEVICE u32 route_token(const RoutingParams& p, u32 token, u32* keys) {
             if (key[i] > best) best = key[i], at = i;
         const u32 largest = warp_max(best);
         if (largest == NO_KEY) break;
-        // The lowest id has the largest complement.
+        // Ties go to the lowest id, which has the largest complement.
         const u32 expert = ~warp_max(best == largest ? ~(at * 32 + lane) : 0u);
         float chosen = 0.0f;
 #pragma unroll
@@ -185,11 +190,11 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_top_k(const 
         bad = missing < bad ? missing : bad;
     }
     const bool is_alone = p.shape.chunks == 1, counts = p.shape.flags & QG_FLAG_COUNTS;
-    // A kernel of its own makes the lists, and finds what is wrong.
+    // Separate launches build the lists and the status.
     if (!is_alone && !counts) return;
-    // The ids of all warps are visible, and their keys no longer in use.
+    // All ids are written, and the shared memory of keys is free.
     cta_barrier();
-    // Lists have the expert of every token, too.
+    // Lists include the shared expert.
     RoutingParams all = p;
     all.shape.experts += shared_experts(p), all.shape.top_k += shared_experts(p);
     const ListStorage storage = ListStorage::of(dynamic_shared(), all.shape.experts, warps);

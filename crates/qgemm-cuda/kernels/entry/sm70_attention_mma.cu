@@ -1,6 +1,9 @@
-// Attention by matrix instructions of a warp: a CTA has QG_ROWS queries of a head, whose products with QG_KEYS keys at a time, online softmax
-// and results stay in registers of their warps. The keys of the next tile and the values of this one are on their way meanwhile: to shared
-// memory from Turing on (from Ampere on in the background), to registers on Volta.
+// MMA attention for many queries. A CTA has
+// QG_ROWS queries of a head; scores, softmax state
+// and accumulators stay in registers of a warp.
+// The next K tile and the current V tile are
+// loaded meanwhile: with cp.async on Ampere, to
+// shared memory on Turing, to registers on Volta.
 #include "atoms/cp_async.cuh"
 #include "mainloop/attention_tile_bits.cuh"
 #if QG_VARIANT >= 75
@@ -11,8 +14,9 @@
 
 constexpr u32 WARPS = QG_THREADS / 32;
 static_assert(WARPS * WARP_ROWS == QG_ROWS, "each warp has its queries");
-// Words that have a bit for each key of a tile, and the bits of the last that stand for none.
-constexpr u32 THERE_WORDS = (QG_KEYS + 31) / 32, NO_KEYS = QG_KEYS < 32 ? ~0u << QG_KEYS % 32 : 0;
+// Words with one bit per key of a tile,
+// and the unused bits of the last word.
+constexpr u32 PRESENT_WORDS = (QG_KEYS + 31) / 32, NO_KEYS = QG_KEYS < 32 ? ~0u << QG_KEYS % 32 : 0;
 
 struct SharedStorage {
     u8 q[QG_ROWS * QK_PITCH];
@@ -20,15 +24,16 @@ struct SharedStorage {
     u8 k[QG_KEYS * QK_PITCH];
     u8 v[QG_KEYS * V_PITCH];
 #else
-    // Each waits in registers until nobody reads the other: so there is room for two CTAs.
+    // K and V share memory; each waits in registers until
+    // the other has been read. Two CTAs fit on an SM.
     union {
         u8 k[QG_KEYS * QK_PITCH];
         u8 v[QG_KEYS * V_PITCH];
     };
 #endif
-    // Which keys the table names a page for: a bit each.
-    u32 there[2];
-    // Whether a value of the key is infinite or NaN.
+    // Bits of keys that have a page.
+    u32 present[2];
+    // Whether a value row has infinities or NaN.
     u32 not_finite[QG_KEYS];
 #ifdef QG_BITS
     TileBits<QG_ROWS> tiles;
@@ -41,7 +46,7 @@ QG_DEVICE bool is_finite(u32 half) {
     return (half & EXPONENT) != EXPONENT;
 }
 
-// Sixteen bytes from global to shared memory, or zeros.
+// Copies 16 bytes from global to shared memory, or zeros.
 QG_DEVICE void copy_16(bool wanted, u8* to, const u8* from) {
 #if QG_VARIANT >= 80
     cp_async_16_or_zeros(wanted, shared_address(to), from);
@@ -52,14 +57,15 @@ QG_DEVICE void copy_16(bool wanted, u8* to, const u8* from) {
 #endif
 }
 
-// Ends what was copied since the last such call.
+// Closes the group of copies since the last commit.
 QG_DEVICE void commit_copies() {
 #if QG_VARIANT >= 80
     cp_async_commit_group();
 #endif
 }
 
-// Waits for all copies of the CTA, and until nobody reads what was copied before.
+// Waits for all copies of the CTA. The barrier also
+// ensures that all reads of the previous tile are done.
 QG_DEVICE void wait_for_copies() {
 #if QG_VARIANT >= 80
     cp_async_wait_group<0>();
@@ -67,7 +73,8 @@ QG_DEVICE void wait_for_copies() {
     cta_barrier();
 }
 
-// A tile of keys or values on its way to shared memory: rows of COLUMNS numbers, PITCH bytes apart.
+// Copy of a K or V tile to shared memory.
+// [QG_KEYS][COLUMNS], PITCH bytes a row
 template <u32 COLUMNS, u32 PITCH>
 struct TileCopy {
     static constexpr u32 CHUNKS = COLUMNS / 8;
@@ -77,7 +84,8 @@ struct TileCopy {
     u32x4 staged[COUNT];
 #endif
 
-    // Begins to copy the tile from key `tile` on, of whose numbers `columns` are there; zeros of keys outside of `keys`.
+    // Starts the copy of the tile at key `tile`. Keys outside
+    // `keys` and features beyond `columns` become zeros.
     QG_DEVICE void begin(TileCopy& copy, const AttentionParams& p, const Sequence& s, const u8* base, u64 page_stride,
                          u64 token_stride, u32 columns, u32 tile, const KeyRange& keys, u8* to) {
 #pragma unroll
@@ -89,7 +97,7 @@ struct TileCopy {
             const u8* from = base;
             if (wanted) {
                 const KeyPlace at = place_of_key(p, s, key);
-                wanted = at.is_there;
+                wanted = at.is_present;
                 if (wanted) from += (at.page * page_stride + at.row * token_stride + column) * 2;
             }
 #if QG_VARIANT >= 75
@@ -102,7 +110,8 @@ struct TileCopy {
         commit_copies();
     }
 
-    // Has the tile stored that was begun; `wait_for_copies` then makes it visible. Nobody reads what stood there before.
+    // Completes the copy; `wait_for_copies` makes it visible.
+    // All reads of the previous contents must be done.
     QG_DEVICE void end(const TileCopy& copy, u8* to) {
 #if QG_VARIANT < 75
         cta_barrier();
@@ -115,32 +124,34 @@ struct TileCopy {
     }
 };
 
-// Notes which keys of a tile have a page.
-QG_DEVICE void note_pages(const AttentionParams& p, const Sequence& s, u32 tile, const KeyRange& keys,
+// Stores the bits of keys that have a page.
+QG_DEVICE void find_present_keys(const AttentionParams& p, const Sequence& s, u32 tile, const KeyRange& keys,
                           SharedStorage& shared) {
-    if (p.shape.table_width == 0 || thread_index() / 32 >= THERE_WORDS) return;
+    if (p.shape.table_width == 0 || thread_index() / 32 >= PRESENT_WORDS) return;
     const u32 key = tile + thread_index();
-    const bool is_seen = key >= keys.first && key < keys.end;
-    const u32 there = ballot(is_seen && place_of_key(p, s, key).is_there);
-    if (thread_index() % 32 == 0) st_shared(&shared.there[thread_index() / 32], there);
+    const bool is_visible = key >= keys.first && key < keys.end;
+    const u32 present = ballot(is_visible && place_of_key(p, s, key).is_present);
+    if (thread_index() % 32 == 0) st_shared(&shared.present[thread_index() / 32], present);
 }
 
 #if QG_VARIANT < 75
-// What the rows of a lane see, found where it is asked for: registers are few, and tiles that some rows do not see are, too.
-struct SeenAnew {
+// Visible keys of the lane's rows, recomputed on use to
+// save registers. Only mixed tiles, which are few, use it.
+struct VisibleKeys {
     const AttentionParams& p;
     const Sequence& s;
     u32 first_query, own_row, last_query;
 
     __device__ __forceinline__ KeyRange operator[](u32 row) const {
-        return keys_seen(p, s, least(first_query + own_row + Fragments::rows_below(row), last_query));
+        return visible_keys(p, s, least(first_query + own_row + Fragments::rows_below(row), last_query));
     }
 };
 #endif
 
-// Puts zeros in the place of values that are infinite or NaN, and notes whose they are: those of keys that a query does not see must
-// not reach it.
-QG_DEVICE void take_not_finite_away(SharedStorage& shared) {
+// Replaces infinities and NaN in V by zeros
+// and records their keys. A masked value must
+// not reach a query through 0 · inf = NaN.
+QG_DEVICE void zero_not_finite(SharedStorage& shared) {
     const u32 lane = thread_index() % 32;
     for (u32 key = thread_index() / 32; key < QG_KEYS; key += WARPS) {
         bool found = false;
@@ -160,7 +171,9 @@ QG_DEVICE void take_not_finite_away(SharedStorage& shared) {
     }
 }
 
-// Where ptxas would spill for a CTA more on an SM, it is told how many are enough (`kernels.lock` shows no spills).
+// Occupancy bound where ptxas would
+// otherwise aim for one more CTA per SM and
+// spill (`kernels.lock` shows no spills).
 #ifdef QG_CTAS_PER_SM
 #define QG_BOUNDS __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #else
@@ -171,7 +184,8 @@ extern "C" __global__ void QG_BOUNDS
     qg_attention_mma(const __grid_constant__ KernelParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 lane = thread_index() % 32, warp = thread_index() / 32;
-    // The last queries of a causal sequence see the most keys: those begin first.
+    // The last queries of a causal sequence
+    // attend to the most keys: they begin first.
     u32 cta = cta_index().x;
     const u32 head = cta % p.shape.heads;
     cta /= p.shape.heads;
@@ -183,8 +197,8 @@ extern "C" __global__ void QG_BOUNDS
     if (first_query >= s.queries) return;
     const u32 last_query = least(first_query + QG_ROWS, s.queries) - 1;
     const u32 kv_head = head / (p.shape.heads / p.shape.kv_heads);
-    const KeyRange keys = keys_seen_by(p, s, first_query, last_query);
-    const KeyRange of_all = {keys_seen(p, s, last_query).first, keys_seen(p, s, first_query).end};
+    const KeyRange keys = visible_keys_of(p, s, first_query, last_query);
+    const KeyRange visible_to_all = {visible_keys(p, s, last_query).first, visible_keys(p, s, first_query).end};
     const u8* k_base = reinterpret_cast<const u8*>(p.at.k) + kv_head * p.at.k_head * 2;
     const u8* v_base = reinterpret_cast<const u8*>(p.at.v) + kv_head * p.at.v_head * 2;
 #ifdef QG_BITS
@@ -196,9 +210,9 @@ extern "C" __global__ void QG_BOUNDS
     ValueCopy value_copy;
     const auto copy_keys = [&](u32 tile) {
 #ifdef QG_BITS
-        TileBits<QG_ROWS>::note(shared.tiles, p, mask_rows, tile);
+        TileBits<QG_ROWS>::store_row_bits(shared.tiles, p, mask_rows, tile);
 #endif
-        note_pages(p, s, tile, keys, shared);
+        find_present_keys(p, s, tile, keys, shared);
         KeyCopy::begin(key_copy, p, s, k_base, p.at.k_page, p.at.k_token, p.shape.qk_dim, tile, keys, shared.k);
     };
 
@@ -211,23 +225,25 @@ extern "C" __global__ void QG_BOUNDS
             const u64 element = wanted ? query * p.at.q_token + column : 0;
             copy_16(wanted, shared.q + row * QK_PITCH + column * 2, q_base + element * 2);
         }
-        // A group of its own: where there are no keys, nothing else commits it, and what is not committed is not waited for.
+        // A separate group: without keys, no later commit would
+        // include it, and uncommitted copies are not waited for.
         commit_copies();
     }
-    // The queries of this lane; those that are not there do as the last one.
+    // Queries of this lane. Rows beyond
+    // the last repeat the last query.
     const u32 own_row = warp * WARP_ROWS + Fragments::first_row(lane);
 #if QG_VARIANT >= 75
-    KeyRange seen[LANE_ROWS];
+    KeyRange visible[LANE_ROWS];
 #pragma unroll
     for (u32 row = 0; row < LANE_ROWS; row++)
-        seen[row] = keys_seen(p, s, least(first_query + own_row + Fragments::rows_below(row), last_query));
+        visible[row] = visible_keys(p, s, least(first_query + own_row + Fragments::rows_below(row), last_query));
 #else
-    const SeenAnew seen = {p, s, first_query, own_row, last_query};
+    const VisibleKeys visible = {p, s, first_query, own_row, last_query};
 #endif
     float sums[ROW_TILES * FEATURE_TILES][TILE_SUMS] = {};
-    float largest[LANE_ROWS], total[LANE_ROWS] = {};
+    float row_max[LANE_ROWS], row_sum[LANE_ROWS] = {};
 #pragma unroll
-    for (u32 row = 0; row < LANE_ROWS; row++) largest[row] = minus_infinity();
+    for (u32 row = 0; row < LANE_ROWS; row++) row_max[row] = minus_infinity();
     const float factor = key_factor(p, kv_head);
 
     Operands operands;
@@ -248,16 +264,16 @@ extern "C" __global__ void QG_BOUNDS
         multiply_keys(scores, operands);
 
 #ifdef QG_BITS
-        bool all_seen = TileBits<QG_ROWS>::is_full(shared.tiles, tile);
+        bool all_visible = TileBits<QG_ROWS>::is_full(shared.tiles, tile);
 #else
-        bool all_seen = tile >= of_all.first && tile + QG_KEYS <= of_all.end;
+        bool all_visible = tile >= visible_to_all.first && tile + QG_KEYS <= visible_to_all.end;
 #endif
-        u32 there[2] = {~0u, ~0u};
+        u32 present[2] = {~0u, ~0u};
         if (p.shape.table_width != 0) {
 #pragma unroll
-            for (u32 i = 0; i < THERE_WORDS; i++) {
-                there[i] = ld_shared(&shared.there[i]);
-                all_seen = all_seen && (there[i] | NO_KEYS) == ~0u;
+            for (u32 i = 0; i < PRESENT_WORDS; i++) {
+                present[i] = ld_shared(&shared.present[i]);
+                all_visible = all_visible && (present[i] | NO_KEYS) == ~0u;
             }
         }
 #ifdef QG_BITS
@@ -265,12 +281,12 @@ extern "C" __global__ void QG_BOUNDS
 #pragma unroll
         for (u32 i = 0; i < LANE_ROWS * QG_KEYS / WORD_KEYS; i++) {
             const u32 row = own_row + Fragments::rows_below(i % LANE_ROWS), word = i / LANE_ROWS;
-            bits[i % LANE_ROWS][word] = ld_shared(&shared.tiles.of_row[row][word]) & there[word];
+            bits[i % LANE_ROWS][word] = ld_shared(&shared.tiles.of_row[row][word]) & present[word];
         }
 #endif
-        float above[LANE_ROWS] = {largest[0], largest[1]};
+        float next_max[LANE_ROWS] = {row_max[0], row_max[1]};
 #pragma unroll
-        for (u32 row = 2; row < LANE_ROWS; row++) above[row] = largest[row];
+        for (u32 row = 2; row < LANE_ROWS; row++) next_max[row] = row_max[row];
 #pragma unroll
         for (u32 n = 0; n < ROW_TILES * KEY_TILES; n++) {
 #pragma unroll
@@ -282,28 +298,28 @@ extern "C" __global__ void QG_BOUNDS
                 const u32 column = Fragments::key_of(n, i, lane);
                 if (!(bits[row][Fragments::first_key(n) / WORD_KEYS] >> column % WORD_KEYS & 1u)) score = minus_infinity();
 #else
-                if (!all_seen) {
+                if (!all_visible) {
                     const u32 column = Fragments::key_of(n, i, lane), key = tile + column;
-                    const bool is_seen = key >= seen[row].first && key < seen[row].end;
-                    if (!is_seen || !(there[column / 32] >> column % 32 & 1u)) score = minus_infinity();
+                    const bool is_visible = key >= visible[row].first && key < visible[row].end;
+                    if (!is_visible || !(present[column / 32] >> column % 32 & 1u)) score = minus_infinity();
                 }
 #endif
-                above[row] = score > above[row] ? score : above[row];
+                next_max[row] = score > next_max[row] ? score : next_max[row];
             }
         }
-        float kept[LANE_ROWS], base[LANE_ROWS];
+        float rescale[LANE_ROWS], base[LANE_ROWS];
 #pragma unroll
         for (u32 row = 0; row < LANE_ROWS; row++) {
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {
-                const float other = shfl_xor(above[row], Fragments::SAME_ROWS[i]);
-                above[row] = other > above[row] ? other : above[row];
+                const float other = shfl_xor(next_max[row], Fragments::SAME_ROWS[i]);
+                next_max[row] = other > next_max[row] ? other : next_max[row];
             }
-            // Of minus infinities no power is taken of a difference of two.
-            base[row] = above[row] == minus_infinity() ? 0.0f : above[row];
-            kept[row] = ex2_approx(largest[row] - base[row]);
-            largest[row] = above[row];
-            total[row] *= kept[row];
+            // Avoid (−inf) − (−inf) = NaN when a row is fully masked.
+            base[row] = next_max[row] == minus_infinity() ? 0.0f : next_max[row];
+            rescale[row] = ex2_approx(row_max[row] - base[row]);
+            row_max[row] = next_max[row];
+            row_sum[row] *= rescale[row];
         }
 #pragma unroll
         for (u32 n = 0; n < ROW_TILES * KEY_TILES; n++) {
@@ -311,13 +327,13 @@ extern "C" __global__ void QG_BOUNDS
             for (u32 i = 0; i < TILE_SUMS; i++) {
                 const u32 row = Fragments::row_of<KEY_TILES>(n, i);
                 scores[n][i] = ex2_approx(scores[n][i] - base[row]);
-                total[row] += scores[n][i];
+                row_sum[row] += scores[n][i];
             }
         }
 #pragma unroll
         for (u32 n = 0; n < ROW_TILES * FEATURE_TILES; n++) {
 #pragma unroll
-            for (u32 i = 0; i < TILE_SUMS; i++) sums[n][i] *= kept[Fragments::row_of<FEATURE_TILES>(n, i)];
+            for (u32 i = 0; i < TILE_SUMS; i++) sums[n][i] *= rescale[Fragments::row_of<FEATURE_TILES>(n, i)];
         }
 
         ValueCopy::end(value_copy, shared.v);
@@ -328,25 +344,27 @@ extern "C" __global__ void QG_BOUNDS
         next = tile + QG_KEYS;
 #endif
         if (next < keys.end) copy_keys(next);
-        if (!all_seen) {
-            take_not_finite_away(shared);
+        if (!all_visible) {
+            zero_not_finite(shared);
             cta_barrier();
         }
         multiply_values(sums, scores, operands, lane);
-        // What was taken away reaches the queries that see it.
-        for (u32 j = 0; !all_seen && j < QG_KEYS; j++) {
+        // Adds the replaced infinities and NaN
+        // to the queries that attend to them.
+        for (u32 j = 0; !all_visible && j < QG_KEYS; j++) {
             const u32 key = tile + j;
             if (ld_shared(&shared.not_finite[j]) == 0) continue;
             const KeyPlace at = place_of_key(p, s, key);
             const u8* from = v_base + (at.page * p.at.v_page + at.row * p.at.v_token) * 2;
 #ifdef QG_BITS
-            // Of the rows' words in shared memory those of the next tile have taken the place.
-            u32 sees[LANE_ROWS];
+            // The mask bits in shared memory
+            // already belong to the next tile.
+            u32 row_visible[LANE_ROWS];
 #pragma unroll
             for (u32 i = 0; i < LANE_ROWS; i++) {
                 const u32 query = least(first_query + own_row + Fragments::rows_below(i), last_query);
                 const u8* row = mask_row(p, s, head, query);
-                sees[i] = mask_bits(p, row, seen[i], key / WORD_KEYS * WORD_KEYS) >> key % WORD_KEYS & 1u;
+                row_visible[i] = mask_bits(p, row, visible[i], key / WORD_KEYS * WORD_KEYS) >> key % WORD_KEYS & 1u;
             }
 #endif
 #pragma unroll
@@ -355,11 +373,11 @@ extern "C" __global__ void QG_BOUNDS
                 for (u32 i = 0; i < TILE_SUMS; i++) {
                     const u32 column = Fragments::feature_of(n, i, lane), row = Fragments::row_of<FEATURE_TILES>(n, i);
 #ifdef QG_BITS
-                    const bool is_seen = sees[row];
+                    const bool is_visible = row_visible[row];
 #else
-                    const bool is_seen = key >= seen[row].first && key < seen[row].end;
+                    const bool is_visible = key >= visible[row].first && key < visible[row].end;
 #endif
-                    if (!is_seen || column >= p.shape.v_dim) continue;
+                    if (!is_visible || column >= p.shape.v_dim) continue;
                     const u32 half = ld_global_u16(from + column * 2);
                     if (!is_finite(half)) sums[n][i] += QG_KV == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
                 }
@@ -371,10 +389,10 @@ extern "C" __global__ void QG_BOUNDS
 #pragma unroll
     for (u32 own = 0; own < LANE_ROWS; own++) {
 #pragma unroll
-        for (u32 i = 0; i < 2; i++) total[own] += shfl_xor(total[own], Fragments::SAME_ROWS[i]);
+        for (u32 i = 0; i < 2; i++) row_sum[own] += shfl_xor(row_sum[own], Fragments::SAME_ROWS[i]);
         const u32 query = first_query + own_row + Fragments::rows_below(own);
         if (query > last_query) continue;
-        const float scale = total[own] == 0.0f ? 0.0f : 1.0f / total[own];
+        const float scale = row_sum[own] == 0.0f ? 0.0f : 1.0f / row_sum[own];
         const u64 token = s.token + query;
         u8* row = d + (token * p.at.d_token + head * p.at.d_head) * 2;
 #pragma unroll
@@ -395,10 +413,10 @@ extern "C" __global__ void QG_BOUNDS
         }
         if ((lane & (Fragments::SAME_ROWS[0] | Fragments::SAME_ROWS[1])) == 0 && p.shape.flags & QG_FLAG_LSE)
             st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head,
-                          log_sum_exp(largest[own], total[own]));
+                          log_sum_exp(row_max[own], row_sum[own]));
     }
 #if QG_VARIANT >= 80
-    // Queries of a CTA without keys are still in flight.
+    // Without keys, the copy of Q is still in flight.
     cp_async_wait_group<0>();
 #endif
 }

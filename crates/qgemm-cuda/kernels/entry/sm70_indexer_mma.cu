@@ -1,6 +1,7 @@
-// Scores of keys for queries of several heads, by matrix instructions of a warp. A warp keeps its keys in registers, as rows of the
-// products; the heads of one query after another pass through shared memory, as columns. What a query's products become is added up over
-// the columns where it is computed.
+// Sparse-attention indexer scores with MMA. A warp holds its
+// keys in registers as rows; the heads of one query after
+// another pass through shared memory as columns. Weighted
+// ReLU sums over columns are computed in the same warp.
 #include "atoms/cp_async.cuh"
 #include "atoms/mma.cuh"
 #include "atoms/mma_fp8.cuh"
@@ -9,7 +10,7 @@
 #include "mainloop/indexer_queries.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, WARP_KEYS = QG_KEYS / WARPS;
-// Most queries of a CTA.
+// Queries of a CTA, at most.
 constexpr u32 MOST_QUERIES = 64;
 constexpr u32 ROW_BYTES = CHUNKS * 16;
 constexpr u32 MMA_HEADS = 8, UNROLLED_TILES = QG_VARIANT >= 80 ? 2 : 1;
@@ -27,9 +28,10 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// How a warp's lanes hold keys, heads and products.
+// Fragment layouts of keys, heads and products.
 #if QG_VARIANT >= 75
-// Tiles of sixteen keys; a lane has two rows of each, and every fourth chunk of them.
+// Tiles of 16 keys; a lane has two rows
+// of each, and every fourth chunk.
 constexpr u32 KEY_TILES = WARP_KEYS / 16, LANE_ROWS = 2, LANE_CHUNKS = CHUNKS / 4;
 constexpr u32 SUMS = KEY_TILES * 2;
 QG_DEVICE u32 row_of_lane(u32 lane, u32 tile, u32 i) {
@@ -41,12 +43,12 @@ QG_DEVICE u32 chunk_of_lane(u32 lane, u32 i) {
 QG_DEVICE u32 head_of_lane(u32 lane) {
     return lane / 4;
 }
-// Rows that are read together, two, then lie in different banks.
+// Puts the two rows that are read together into different banks.
 QG_DEVICE u32 swizzled(u32 head, u32 chunk) {
     return CHUNKS >= 8 ? chunk ^ (head & 1u) << 2 : chunk;
 }
 #else
-// Four products of eight keys; a lane has a whole row of one of them.
+// Four products of eight keys; a lane has a whole row of one product.
 constexpr u32 KEY_TILES = 1, LANE_ROWS = 1, LANE_CHUNKS = CHUNKS;
 constexpr u32 SUMS = 2;
 static_assert(WARP_KEYS == 32, "four products of eight keys");
@@ -64,11 +66,12 @@ QG_DEVICE u32 swizzled(u32 head, u32 chunk) {
 }
 #endif
 
-// Keys of a lane.
+// Key fragments of a lane.
 struct Keys {
     u32 words[KEY_TILES][LANE_ROWS][LANE_CHUNKS][4];
 
-    // Each lane has the place of one of the warp's keys, for all; `there`: which are there, a bit each.
+    // Each lane holds the position of one key of the
+    // warp. `there`: bits of the keys that exist.
     template <bool ALIGNED>
     QG_DEVICE void load(Keys& keys, const IndexerParams& p, const KeyPlace& place, u32 there, u32 lane) {
 #pragma unroll
@@ -92,7 +95,7 @@ struct Keys {
     }
 };
 
-// Products of a lane's rows with eight heads.
+// Accumulators of a lane for eight heads.
 constexpr u32 PRODUCTS = QG_VARIANT >= 75 ? 4 : 8;
 
 // Adds the products of one chunk.
@@ -130,9 +133,10 @@ QG_DEVICE void multiply(float (&d)[KEY_TILES][PRODUCTS], const Keys& keys, u32 c
     }
 }
 
-// The products of the lane's keys with eight heads, rows of shared memory.
+// Products of the lane's keys with eight heads in shared memory.
 QG_DEVICE void multiply_heads(float (&d)[KEY_TILES][PRODUCTS], const Keys& keys, const u8* heads, u32 lane) {
-    // FP8 tensor cores keep about 14 bits within a sum: after 128 features it is added to one of f32.
+    // FP8 MMAs accumulate with about 14 bits:
+    // promote to f32 after 128 features.
     constexpr u32 PART = IS_E4M3 && !IS_DECODED && LANE_CHUNKS > 2 ? 2 : LANE_CHUNKS;
     const u32 head = head_of_lane(lane);
 #pragma unroll
@@ -153,7 +157,8 @@ QG_DEVICE void multiply_heads(float (&d)[KEY_TILES][PRODUCTS], const Keys& keys,
     }
 }
 
-// Adds what the products of eight heads become; `heads` of them are there.
+// Adds weighted ReLU products of eight
+// heads; only `heads` of them exist.
 QG_DEVICE void add_weighed(float (&sums)[SUMS], const float (&d)[KEY_TILES][PRODUCTS], const float* weights,
                            const float* scales, bool has_scales, u32 heads, u32 lane) {
     constexpr u32 PAIRS = PRODUCTS / 4;
@@ -174,7 +179,7 @@ QG_DEVICE void add_weighed(float (&sums)[SUMS], const float (&d)[KEY_TILES][PROD
                 if (heads >= MMA_HEADS) {
                     sum = fma_f32(weight.y, relu(second), fma_f32(weight.x, relu(first), sum));
                 } else {
-                    // What stands in the place of heads may be NaN: zeros times infinity.
+                    // Absent heads may be NaN (0 · inf), so skip them.
                     if (column < heads) sum = fma_f32(weight.x, relu(first), sum);
                     if (column + 1 < heads) sum = fma_f32(weight.y, relu(second), sum);
                 }
@@ -183,7 +188,7 @@ QG_DEVICE void add_weighed(float (&sums)[SUMS], const float (&d)[KEY_TILES][PROD
     }
 }
 
-// The key of a lane, of the warp's, and its sum over all columns; whether the lane has one.
+// The key for which the lane stores a sum, and whether it stores one.
 struct LaneKey {
     u32 row;
     bool is_own;
@@ -198,7 +203,7 @@ struct LaneKey {
     }
 };
 
-// The sum of the lane's key: lanes exchange the halves that they do not keep.
+// Sum over all columns for the lane's key: lanes exchange halves.
 QG_DEVICE float sum_of_lane(const float (&sums)[SUMS], u32 lane) {
 #if QG_VARIANT >= 75
     float halves[KEY_TILES];
@@ -217,13 +222,13 @@ QG_DEVICE float sum_of_lane(const float (&sums)[SUMS], u32 lane) {
 #endif
 }
 
-// Whether chunks are copied as they are, in the background.
+// Whether cp.async copies chunks unconverted.
 constexpr bool COPIES_ASYNC = QG_VARIANT >= 80 && !IS_DECODED;
 
-// Copies `rows` rows of heads, of which `heads` are there: the others become zeros.
+// Copies `rows` rows of heads; rows from `heads` on become zeros.
 template <bool ALIGNED>
 QG_DEVICE void copy_rows(const IndexerParams& p, u8* to, const u8* q, u32 rows, u32 heads) {
-    // Chunks of a thread that are in flight together.
+    // Chunks of a thread in flight.
     constexpr u32 TOGETHER = COPIES_ASYNC && ALIGNED ? 1 : 4;
     for (u32 base = thread_index(); base < rows * CHUNKS; base += TOGETHER * QG_THREADS) {
         u32x4 chunks[TOGETHER];
@@ -250,7 +255,8 @@ QG_DEVICE void copy_rows(const IndexerParams& p, u8* to, const u8* q, u32 rows, 
     }
 }
 
-// Copies some heads of a query to a stage, those behind the last as zeros up to whole products.
+// Copies heads of a query to a stage,
+// padded with zero heads to whole MMAs.
 QG_DEVICE void copy_heads(const IndexerParams& p, Stage& stage, u64 query, u32 first) {
     const u32 heads = least(p.heads - first, QG_HEADS), rows = (heads + MMA_HEADS - 1) / MMA_HEADS * MMA_HEADS;
     const u8* q = reinterpret_cast<const u8*>(p.q) + (query * p.q_token + first * p.q_head) * FEATURE_BYTES;
@@ -279,7 +285,8 @@ QG_DEVICE void commit_copies() {
 #endif
 }
 
-// Waits for all but the copies of the latest stages, and until nobody reads what was used before.
+// Waits for all but the latest stages. The barrier
+// also ensures that the stage to refill has been read.
 QG_DEVICE void wait_for_copies() {
 #if QG_VARIANT >= 80
     cp_async_wait_group<QG_STAGES - 2>();
@@ -310,7 +317,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_indexer_mma(const __
         commit_copies();
     }
 
-    // Each lane finds one of the warp's keys, for all.
+    // Each lane looks up one key of the warp.
     const u32 warp_key = key + warp * WARP_KEYS, own_key = warp_key + lane % WARP_KEYS;
     KeyPlace place = {0, 0, false};
     if (own_key < p.most_keys) place = place_of_key(p, sequence_index(p, sequence), own_key);
@@ -334,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_indexer_mma(const __
         commit_copies();
         const Stage& stage = shared.stages[item % QG_STAGES];
         const u32 part = item % parts, heads = least(p.heads - part * QG_HEADS, QG_HEADS);
-        // Two at a time, whose products do not wait for each other, where registers suffice.
+        // Two independent products at a time, where registers suffice.
 #pragma unroll UNROLLED_TILES
         for (u32 first = 0; first < heads; first += MMA_HEADS) {
             float d[KEY_TILES][PRODUCTS];

@@ -1,7 +1,9 @@
-// Attention of many queries by matrix instructions of a warp, from Ampere on: a CTA has 128 queries of a head, a warp 32 of them, so that
-// what it reads of keys and values serves two row tiles. Keys of the next tile, and values of this one, are copied to shared memory in the
-// background. Rows have no gap: their sixteen-byte chunks are exchanged by the row's number, so that the eight rows of a matrix lie in
-// different banks.
+// MMA attention for many queries on Ampere and later. A
+// CTA has 128 queries of a head. A warp has 32 queries,
+// so that each K and V fragment serves two row tiles.
+// cp.async loads the next K tile and the current V tile
+// meanwhile. Rows have no padding: 16-byte chunks are
+// XOR-swizzled by the row to avoid bank conflicts.
 #include "atoms/cp_async.cuh"
 #include "atoms/ldmatrix.cuh"
 #include "atoms/mma.cuh"
@@ -18,18 +20,19 @@ static_assert(QG_KEYS <= 64, "two words say which keys have a page");
 
 struct CpAsyncParams {
     KernelParams attention;
-    // Heads whose keys stay in L2 while CTAs go through their queries.
+    // Heads that CTAs process together, so that their K and V stay in L2.
     u32 heads_together;
     u32 reserved;
 };
 
-// What a CTA computes. It is read again wherever it is needed: registers are for accumulators.
+// Work of a CTA. It is reloaded from shared memory
+// on each use; registers are for accumulators.
 struct Work {
     const u8 *k, *v;
     Sequence s;
     u32 head, first_query, last_query;
-    // What all queries see together, and what each of them sees.
-    KeyRange keys, of_all;
+    // Union and intersection of the keys visible to the queries.
+    KeyRange keys, visible_to_all;
 
     QG_DEVICE Work load(const Work& shared) {
         const Sequence& s = shared.s;
@@ -40,7 +43,7 @@ struct Work {
                 ld_shared(&shared.first_query),
                 ld_shared(&shared.last_query),
                 {ld_shared(&shared.keys.first), ld_shared(&shared.keys.end)},
-                {ld_shared(&shared.of_all.first), ld_shared(&shared.of_all.end)}};
+                {ld_shared(&shared.visible_to_all.first), ld_shared(&shared.visible_to_all.end)}};
     }
     QG_DEVICE void store(Work& shared, const Work& work) {
         st_shared(&shared.k, work.k), st_shared(&shared.v, work.v);
@@ -50,7 +53,7 @@ struct Work {
         st_shared(&shared.head, work.head);
         st_shared(&shared.first_query, work.first_query), st_shared(&shared.last_query, work.last_query);
         st_shared(&shared.keys.first, work.keys.first), st_shared(&shared.keys.end, work.keys.end);
-        st_shared(&shared.of_all.first, work.of_all.first), st_shared(&shared.of_all.end, work.of_all.end);
+        st_shared(&shared.visible_to_all.first, work.visible_to_all.first), st_shared(&shared.visible_to_all.end, work.visible_to_all.end);
     }
 };
 
@@ -58,9 +61,9 @@ struct SharedStorage {
     alignas(16) u8 q[ROWS * QK_PITCH];
     u8 k[QG_KEYS * QK_PITCH];
     u8 v[QG_KEYS * V_PITCH];
-    // Which keys the table names a page for: a bit each.
-    u32 there[2];
-    // Whether a value of a mixed tile is infinite or NaN.
+    // Bits of keys that have a page.
+    u32 present[2];
+    // Whether V of some mixed tile has infinities or NaN.
     u32 not_finite;
 #ifdef QG_BITS
     TileBits<ROWS> tiles;
@@ -69,15 +72,17 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// What exponents to base 2 are of scores: where they are not products times a positive factor, they take the place of scores.
+// Factor from scores to base-2 exponents. With
+// a soft cap, scores already are exponents.
 QG_DEVICE float factor(const AttentionParams& p) {
     return QG_BOUNDED ? 1.0f : p.shape.factor;
 }
 
-// A lane has two queries of each row tile, the second eight rows below the first.
+// Registers of a lane: two query rows
+// of each row tile, eight apart.
 struct Rows {
     float sums[ROW_TILES][SUMS];
-    float largest[ROW_TILES][2], total[ROW_TILES][2];
+    float row_max[ROW_TILES][2], row_sum[ROW_TILES][2];
 };
 
 QG_DEVICE void multiply_add(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
@@ -94,13 +99,16 @@ QG_DEVICE bool is_finite(u32 half) {
     return (half & EXPONENT) != EXPONENT;
 }
 
-// Waits for all copies of the CTA, and until nobody reads what was copied before.
+// Waits for all copies of the CTA. The barrier also
+// ensures that all reads of the previous tile are done.
 QG_DEVICE void wait_for_copies() {
     cp_async_wait_group<0>();
     cta_barrier();
 }
 
-// Copies a tile of keys or values from `tile` on: rows of COLUMNS numbers, of which `columns` are there; zeros of keys that nobody sees.
+// Copies a K or V tile. Keys that no query attends
+// to and features beyond `columns` become zeros.
+// [QG_KEYS][COLUMNS]
 template <u32 COLUMNS>
 QG_DEVICE void copy_tile(const AttentionParams& p, const Work& work, const u8* base, u64 page_stride, u64 token_stride,
                          u32 columns, u32 tile, u8* to) {
@@ -128,7 +136,7 @@ QG_DEVICE void copy_tile(const AttentionParams& p, const Work& work, const u8* b
         u64 element = 0;
         if (wanted) {
             const KeyPlace at = place_of_key(p, work.s, key);
-            wanted = at.is_there;
+            wanted = at.is_present;
             if (wanted) element = at.page * page_stride + at.row * token_stride;
         }
         cp_async_16_or_zeros(wanted, place + i * COLUMNS * 2, from + element * 2);
@@ -141,16 +149,17 @@ QG_DEVICE MaskedRows masked_rows(const Work& work) {
 }
 #endif
 
-// Begins to copy keys, and notes which of them have a page, and with a mask which query sees which.
+// Starts the copy of a K tile and
+// stores its mask and page bits.
 QG_DEVICE void copy_keys(const KernelParams& p, const Work& work, SharedStorage& shared, u32 tile) {
 #ifdef QG_BITS
-    TileBits<ROWS>::note(shared.tiles, p, masked_rows(work), tile);
+    TileBits<ROWS>::store_row_bits(shared.tiles, p, masked_rows(work), tile);
 #endif
     if (p.shape.table_width != 0 && thread_index() < QG_KEYS) {
         const u32 key = tile + thread_index();
-        const bool is_seen = key >= work.keys.first && key < work.keys.end;
-        const u32 there = ballot(is_seen && place_of_key(p, work.s, key).is_there);
-        if (thread_index() % 32 == 0) st_shared(&shared.there[thread_index() / 32], there);
+        const bool is_visible = key >= work.keys.first && key < work.keys.end;
+        const u32 present = ballot(is_visible && place_of_key(p, work.s, key).is_present);
+        if (thread_index() % 32 == 0) st_shared(&shared.present[thread_index() / 32], present);
     }
     copy_tile<QG_QK>(p, work, work.k, p.at.k_page, p.at.k_token, p.shape.qk_dim, tile, shared.k);
     cp_async_commit_group();
@@ -167,7 +176,8 @@ QG_DEVICE void copy_queries(const AttentionParams& p, const Work& work, SharedSt
         const bool wanted = work.first_query + row + i <= work.last_query && chunk * 8 < p.shape.qk_dim;
         cp_async_16_or_zeros(wanted, place + i * QK_PITCH, from + i * p.at.q_token * 2);
     }
-    // A group of its own: where there are no keys, nothing else commits it, and what is not committed is not waited for.
+    // A separate group: without keys, no later commit would
+    // include it, and uncommitted copies are not waited for.
     cp_async_commit_group();
 }
 
@@ -214,15 +224,16 @@ QG_DEVICE void multiply_values(Rows& rows, const u32 (&weights)[ROW_TILES][QG_KE
     }
 }
 
-// What the queries of a lane's row tile see; those that are not there see what the last one does.
-QG_DEVICE void keys_of_lane(KeyRange (&seen)[2], const AttentionParams& p, const Work& work, u32 row_tile) {
+// Visible keys of the lane's two queries in a row
+// tile. Rows beyond the last repeat the last query.
+QG_DEVICE void visible_to_lane(KeyRange (&visible)[2], const AttentionParams& p, const Work& work, u32 row_tile) {
     const u32 row = thread_index() / 32 * WARP_ROWS + row_tile * 16 + thread_index() % 32 / 4;
 #pragma unroll
     for (u32 i = 0; i < 2; i++)
-        seen[i] = keys_seen(p, work.s, least(work.first_query + row + 8 * i, work.last_query));
+        visible[i] = visible_keys(p, work.s, least(work.first_query + row + 8 * i, work.last_query));
 }
 
-// The tile behind `tile`, or with a mask the next one of which a query sees a key.
+// Next tile; with a mask, the next tile that has visible keys.
 QG_DEVICE u32 tile_behind(const KernelParams& p, const Work& work, SharedStorage& shared, u32 tile) {
 #ifdef QG_BITS
     return TileBits<ROWS>::next(shared.tiles, p, masked_rows(work), tile + QG_KEYS, false);
@@ -232,7 +243,8 @@ QG_DEVICE u32 tile_behind(const KernelParams& p, const Work& work, SharedStorage
 }
 
 #ifdef QG_BITS
-// Takes away the scores of keys that a query does not see, by the mask and otherwise.
+// Masks scores by the mask bits,
+// which include the causal range.
 QG_DEVICE void mask_scores_by_bits(float (&scores)[SCORES], const SharedStorage& shared, u32 row_tile) {
     const u32 row = thread_index() / 32 * WARP_ROWS + row_tile * 16 + thread_index() % 32 / 4;
 #pragma unroll
@@ -250,30 +262,32 @@ QG_DEVICE void mask_scores_by_bits(float (&scores)[SCORES], const SharedStorage&
 }
 #endif
 
-// Takes away the scores of keys whose page is none.
+// Masks keys without a page.
 QG_DEVICE void mask_pages(float (&scores)[SCORES], const SharedStorage& shared) {
-    u32 there[2] = {~0u, ~0u};
+    u32 present[2] = {~0u, ~0u};
 #pragma unroll
-    for (u32 i = 0; i < QG_KEYS / 32; i++) there[i] = ld_shared(&shared.there[i]);
+    for (u32 i = 0; i < QG_KEYS / 32; i++) present[i] = ld_shared(&shared.present[i]);
 #pragma unroll
     for (u32 i = 0; i < SCORES; i++) {
         const u32 column = i / 4 * 8 + thread_index() % 4 * 2 + i % 2;
-        if (!(there[i / 16] >> column % 32 & 1u)) scores[i] = minus_infinity();
+        if (!(present[i / 16] >> column % 32 & 1u)) scores[i] = minus_infinity();
     }
 }
 
-// Whether some queries see keys of a tile and others do not. A page that is none may be anywhere.
+// Whether some query does not attend to all keys of a
+// tile. With a block table any key may lack a page.
 QG_DEVICE bool is_mixed(const KernelParams& p, const Work& work, const SharedStorage& shared, u32 tile) {
 #ifdef QG_BITS
     return !TileBits<ROWS>::is_full(shared.tiles, tile) || p.shape.table_width != 0;
 #else
-    return tile < work.of_all.first || tile + QG_KEYS > work.of_all.end || p.shape.table_width != 0;
+    return tile < work.visible_to_all.first || tile + QG_KEYS > work.visible_to_all.end || p.shape.table_width != 0;
 #endif
 }
 
-// Puts zeros in the place of values of a mixed tile that are infinite or NaN, and notes that there are some: those of keys that a query
-// does not see must not reach it.
-QG_DEVICE void take_not_finite_away(SharedStorage& shared) {
+// Replaces infinities and NaN in V of a mixed
+// tile by zeros and sets a flag. A masked value
+// must not reach a query through 0 · inf = NaN.
+QG_DEVICE void zero_not_finite(SharedStorage& shared) {
     constexpr u32 CHUNKS = QG_KEYS * QG_V / 8;
     bool found = false;
     for (u32 chunk = thread_index(); chunk < CHUNKS; chunk += QG_THREADS) {
@@ -292,36 +306,40 @@ QG_DEVICE void take_not_finite_away(SharedStorage& shared) {
     if (ballot(found) != 0 && thread_index() % 32 == 0) st_shared(&shared.not_finite, 1u);
 }
 
-// What was taken away reaches the queries that see it: whatever else is added, it decides the sum.
+// Adds the replaced infinities and NaN to
+// the queries that attend to them. They
+// decide the sum in any order of addition.
 QG_DEVICE void add_not_finite(Rows& rows, const KernelParams& p, const Work& work, const SharedStorage& shared) {
 #pragma unroll 1
     for (u32 key = work.keys.first; key < work.keys.end; key++) {
 #ifndef QG_BITS
-        // With a mask any tile may have been mixed. To add what was not taken away changes nothing: the sum is infinite or NaN.
+        // With a mask, any tile may have been mixed.
+        // Adding a value that was not replaced is
+        // harmless: the sum is already infinite or NaN.
         if (!is_mixed(p, work, shared, key / QG_KEYS * QG_KEYS)) continue;
 #endif
         const KeyPlace at = place_of_key(p, work.s, key);
-        if (!at.is_there) continue;
+        if (!at.is_present) continue;
         const u8* from = work.v + (at.page * p.at.v_page + at.row * p.at.v_token) * 2;
 #pragma unroll
         for (u32 row = 0; row < ROW_TILES; row++) {
-            KeyRange seen[2];
-            keys_of_lane(seen, p, work, row);
+            KeyRange visible[2];
+            visible_to_lane(visible, p, work, row);
 #ifdef QG_BITS
-            // What the mask hides is not seen.
+            // Hidden by the mask.
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {
                 const u32 own = thread_index() / 32 * WARP_ROWS + row * 16 + thread_index() % 32 / 4 + 8 * i;
                 const u32 query = least(work.first_query + own, work.last_query);
                 const u8* of_query = mask_row(p, work.s, work.head, query);
-                const u32 bits = mask_bits(p, of_query, seen[i], key / WORD_KEYS * WORD_KEYS);
-                if (!(bits >> key % WORD_KEYS & 1u)) seen[i] = {0, 0};
+                const u32 bits = mask_bits(p, of_query, visible[i], key / WORD_KEYS * WORD_KEYS);
+                if (!(bits >> key % WORD_KEYS & 1u)) visible[i] = {0, 0};
             }
 #endif
 #pragma unroll
             for (u32 i = 0; i < SUMS; i++) {
                 const u32 column = i / 4 * 8 + thread_index() % 4 * 2 + i % 2;
-                const KeyRange& of_row = seen[i / 2 % 2];
+                const KeyRange& of_row = visible[i / 2 % 2];
                 if (key < of_row.first || key >= of_row.end || column >= p.shape.v_dim) continue;
                 const u32 half = ld_global_u16(from + column * 2);
                 if (!is_finite(half)) rows.sums[row][i] += QG_KV == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
@@ -330,7 +348,8 @@ QG_DEVICE void add_not_finite(Rows& rows, const KernelParams& p, const Work& wor
     }
 }
 
-// A tile of keys, which some queries see and others do not if it is MIXED. Returns the next one, whose keys are under way.
+// One K tile; MIXED applies the mask. Starts the copy
+// of the next tile's keys and returns that tile.
 template <bool MIXED>
 QG_DEVICE u32 step(Rows& rows, const KernelParams& p, SharedStorage& shared, u32 tile) {
     {
@@ -351,34 +370,34 @@ QG_DEVICE u32 step(Rows& rows, const KernelParams& p, SharedStorage& shared, u32
 #ifdef QG_BITS
             mask_scores_by_bits(scores[row], shared, row);
 #else
-            KeyRange seen[2];
-            keys_of_lane(seen, p, Work::load(shared.work), row);
-            mask_scores(scores[row], seen, tile);
+            KeyRange visible[2];
+            visible_to_lane(visible, p, Work::load(shared.work), row);
+            mask_scores(scores[row], visible, tile);
 #endif
             if (p.shape.table_width != 0) mask_pages(scores[row], shared);
         }
-        float kept[2];
-        weigh(scores[row], kept, rows.largest[row], rows.total[row], factor(p));
+        float rescale[2];
+        online_softmax(scores[row], rescale, rows.row_max[row], rows.row_sum[row], factor(p));
 #pragma unroll
         for (u32 i = 0; i < SCORES / 2; i++)
             weights[row][i / 4][i % 4] = opaque_register(rounded_pair(scores[row][2 * i], scores[row][2 * i + 1]));
-        if (!is_less_kept(kept)) continue;
+        if (!needs_rescale(rescale)) continue;
 #pragma unroll
-        for (u32 i = 0; i < SUMS; i++) rows.sums[row][i] *= kept[i / 2 % 2];
+        for (u32 i = 0; i < SUMS; i++) rows.sums[row][i] *= rescale[i / 2 % 2];
     }
 
     wait_for_copies();
     const u32 next = tile_behind(p, Work::load(shared.work), shared, tile);
     if (next < ld_shared(&shared.work.keys.end)) copy_keys(p, Work::load(shared.work), shared, next);
     if constexpr (MIXED) {
-        take_not_finite_away(shared);
+        zero_not_finite(shared);
         cta_barrier();
     }
     multiply_values(rows, weights, shared);
     return next;
 }
 
-// Stores the first rows of the lanes, or the second, of every row tile.
+// Stores the lane's row ROW (0 or 1) of every row tile.
 template <u32 ROW>
 QG_DEVICE void store(const Rows& rows, const AttentionParams& p, const Work& work) {
 #pragma unroll
@@ -386,11 +405,13 @@ QG_DEVICE void store(const Rows& rows, const AttentionParams& p, const Work& wor
         const u32 row = thread_index() / 32 * WARP_ROWS + i * 16 + thread_index() % 32 / 4 + 8 * ROW;
         const u32 query = work.first_query + row;
         store_query<ROW>(rows.sums[i], p, work.s, work.head, query, query <= work.last_query,
-                         largest_exponent(rows.largest[i][ROW], factor(p)), rows.total[i][ROW]);
+                         max_exponent(rows.row_max[i][ROW], factor(p)), rows.row_sum[i][ROW]);
     }
 }
 
-// The work of a CTA, if there is some. The last queries of a causal sequence see the most keys: those of a group of heads begin first.
+// Work of a CTA; false if it has none. Within a
+// group of heads, the last queries of causal
+// sequences attend to the most keys and begin first.
 QG_DEVICE bool work_of(const CpAsyncParams& params, u32 cta, Work& work) {
     const KernelParams& p = params.attention;
     const u32 of_head = p.shape.sequences * p.at.row_ctas;
@@ -404,8 +425,8 @@ QG_DEVICE bool work_of(const CpAsyncParams& params, u32 cta, Work& work) {
     if (work.first_query >= work.s.queries) return false;
     work.last_query = least(work.first_query + ROWS, work.s.queries) - 1;
     const u32 kv_head = work.head / (p.shape.heads / p.shape.kv_heads);
-    work.keys = keys_seen_by(p, work.s, work.first_query, work.last_query);
-    work.of_all = {keys_seen(p, work.s, work.last_query).first, keys_seen(p, work.s, work.first_query).end};
+    work.keys = visible_keys_of(p, work.s, work.first_query, work.last_query);
+    work.visible_to_all = {visible_keys(p, work.s, work.last_query).first, visible_keys(p, work.s, work.first_query).end};
     work.k = reinterpret_cast<const u8*>(p.at.k) + kv_head * p.at.k_head * 2;
     work.v = reinterpret_cast<const u8*>(p.at.v) + kv_head * p.at.v_head * 2;
     return true;
@@ -436,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     }
     Rows rows = {};
 #pragma unroll
-    for (u32 i = 0; i < ROW_TILES * 2; i++) rows.largest[i / 2][i % 2] = minus_infinity();
+    for (u32 i = 0; i < ROW_TILES * 2; i++) rows.row_max[i / 2][i % 2] = minus_infinity();
     for (;;) {
         wait_for_copies();
         const Work work = Work::load(shared.work);

@@ -1,32 +1,37 @@
-// Attention of few queries by matrix instructions, of keys as they are or in codes: the heads that share keys are the rows of one tile, so
-// that keys are read once for all of them. A CTA has sixteen rows, of codes eight, and a part of the keys; its warps take tiles of them in
-// turn, each with a softmax of its own and a ring of keys and values in flight, and meet the others only at the end, where results are added
-// up in order.
-// Of pairs (QG_PAIRS), a CTA has eight rows of each of two heads of keys, and two warps, of a head each, share a ring.
+// Decode attention with MMA, for plain and quantized K
+// and V. The query heads of a KV head are the rows of
+// one tile, so that keys are read once. A CTA has 16
+// rows, or 8 for quantized keys, and a part of the keys
+// (split-KV). Each warp has its own K tiles, softmax
+// and ring; warps are combined in order at the end.
+//
+// With QG_PAIRS, a CTA has eight rows of each of two
+// KV heads, and two warps, one per head, share a ring.
 #include "atoms/ldmatrix.cuh"
 #include "mainloop/attention_decode_queries.cuh"
 #include "mainloop/attention_decode_store.cuh"
 
-// Columns of a lane that adds parts up, and warps that a row takes: few warps have more registers.
-constexpr u32 LANE_COLUMNS = IS_TURNED || QG_V == 64 ? 2 : 4, ROW_WARPS = QG_V / LANE_COLUMNS / 32;
+// Split-KV combine: columns per lane, and warps
+// per row. Fewer warps have more registers each.
+constexpr u32 LANE_COLUMNS = IS_TRANSPOSED || QG_V == 64 ? 2 : 4, ROW_WARPS = QG_V / LANE_COLUMNS / 32;
 
-// What the CTA that adds parts up has in shared memory.
-struct Ending {
+// Shared memory of the split-KV combine.
+struct SplitKvCombine {
     u32 is_last;
     alignas(16) f32x4 weights[WARPS][PartSums<LANE_COLUMNS>::BATCH / 2];
 };
-constexpr u32 ENDING_AT = (sizeof(WarpResult) + 15) / 16 * 16;
-static_assert(ENDING_AT + sizeof(Ending) <= WARPS * RING_BYTES, "an ending takes the place of rings");
-// Behind the rings, what the end needs to know.
-constexpr u32 PARKED_AT = ALL_RINGS;
-static_assert(QG_SHARED_BYTES == PARKED_AT + PARKED_BYTES, "the host computes another size");
+constexpr u32 COMBINE_AT = (sizeof(WarpResult) + 15) / 16 * 16;
+static_assert(COMBINE_AT + sizeof(SplitKvCombine) <= WARPS * RING_BYTES, "an ending takes the place of rings");
+// The saved work follows the rings.
+constexpr u32 SAVED_AT = ALL_RINGS;
+static_assert(QG_SHARED_BYTES == SAVED_AT + SAVED_BYTES, "the host computes another size");
 
 QG_DEVICE float stored_number(const u8* at) {
     const u32 half = ld_shared(reinterpret_cast<const u16*>(at));
     return QG_X == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
 }
 
-// Feature `column` of value `row` of a slot.
+// Feature `column` of value row `row` of a slot, as f32.
 QG_DEVICE float value_of(const u8* v_rows, const u8* v_scales, u32 row, u32 column) {
     const u32 byte = bytes_of(column);
     const u8* at = v_rows + value_place(row, byte / 16) + byte % 16;
@@ -49,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const u32 lane = thread_index() % 32, warp = thread_index() / 32, g = lane / 4, t = lane % 4;
     u8* const rings = reinterpret_cast<u8*>(dynamic_shared());
     u8* own_ring = rings + warp * RING_BYTES;
-    // Where weights are turned round.
+    // Scratch of the warp to transpose P.
 #ifdef QG_PAIRS
     u8* scratch = rings + WEIGHTS_AT + warp * WEIGHT_BYTES;
     TileRing::set_up(rings);
@@ -58,8 +63,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     u8* scratch = own_ring + SLOTS * SLOT_BYTES;
 #endif
     griddepcontrol_launch_dependents();
-    // What depends on no earlier launch is computed while that still runs. The compiler would do it behind the wait: one word of all of it has
-    // to be there before.
+    // Overlap with the previous launch: compute everything
+    // that does not depend on it before
+    // griddepcontrol_wait. The store of `digest` keeps the
+    // compiler from sinking the computation below the wait.
     Work work = Work::of_shape(p, WorkPlace::of(p, cta_index().x));
     const WorkPlace& place = work.place;
     const u32 kv_head = place.kv_head + own_head(), heads = place.heads, first_row = place.first_row;
@@ -69,8 +76,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #else
     TileRing ring(p, work.s, keys, kv_head, own_ring);
 #endif
-    u32* const parked = reinterpret_cast<u32*>(reinterpret_cast<u8*>(dynamic_shared()) + PARKED_AT);
-    if (thread_index() == 0) st_shared(parked, work.digest(keys) ^ ring.digest());
+    u32* const saved = reinterpret_cast<u32*>(reinterpret_cast<u8*>(dynamic_shared()) + SAVED_AT);
+    if (thread_index() == 0) st_shared(saved, work.digest(keys) ^ ring.digest());
     griddepcontrol_wait();
     if (Work::depends_on_operands(p)) {
         work = Work::of(p, place, sequence_of(p, place.sequence));
@@ -79,12 +86,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     if (!work.has_rows()) return;
     const Sequence& s = work.s;
     const u32 last_row = work.last_row();
-    // Parts that no row sees anything of have no result; where there is no other, the first part's is that of no keys.
-    if (keys.first >= keys.end && !work.is_first_of_none()) return;
+    // Parts without visible keys write no result. If no key
+    // is visible at all, part 0 writes the empty result.
+    if (keys.first >= keys.end && !work.is_first_of_no_keys()) return;
 
 #ifdef QG_BITS
     const u32 mask_row_number = least(first_row + lane % ROWS, last_row);
-    ring.mask_seen = keys_seen(p, s, mask_row_number / heads);
+    ring.mask_range = visible_keys(p, s, mask_row_number / heads);
     ring.mask = mask_row(p, s, kv_head * heads + mask_row_number % heads, mask_row_number / heads);
 #endif
 #ifdef QG_PAIRS
@@ -92,8 +100,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const auto fill_ring = [&] { ring.fill(first_tile); };
 #else
     const u32 first_tile = keys.first / TILE * TILE + warp * TILE;
-    // Of few tiles, what follows the first keys is asked for when these are there, which come sooner so, and are multiplied while values come.
-    constexpr u32 FEW_TILES = IS_CODES ? 1 : IS_TURNED ? 2 : 0;
+    // With few tiles, further copies start after
+    // the first K tile has arrived. K comes
+    // sooner, and QKᵀ overlaps with the copy of V.
+    constexpr u32 FEW_TILES = IS_CODES ? 1 : IS_TRANSPOSED ? 2 : 0;
     const bool has_few_tiles = FEW_TILES != 0 && first_tile + FEW_TILES * WARPS * TILE >= keys.end;
     const auto fill_ring = [&] {
         if (ring.has_pages) ring.ask_pages(first_tile);
@@ -105,36 +115,39 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
     };
 #endif
-    // What is loaded behind copies waits for them. Queries that have to be computed with before keys are multiplied come first.
+    // Loads issued after the copies wait for them. The
+    // offset correction needs Q early, so it loads Q first.
     QueryOperands q;
     if constexpr (CodeRows::HAS_KEY_OFFSET) q.load(p, work);
     fill_ring();
     if constexpr (!CodeRows::HAS_KEY_OFFSET) q.load(p, work);
 #ifndef QG_BITS
-    KeyRange seen[2];
+    KeyRange visible[2];
 #pragma unroll
-    for (u32 i = 0; i < 2; i++) seen[i] = keys_seen(p, s, least(first_row + lane_row(i), last_row) / heads);
+    for (u32 i = 0; i < 2; i++) visible[i] = visible_keys(p, s, least(first_row + lane_row(i), last_row) / heads);
 #endif
-    if (thread_index() == 0) ParkedWork::of(p, work).park(parked);
+    if (thread_index() == 0) SavedWork::of(p, work).save(saved);
 #ifndef QG_BITS
-    // Tiles before the first of these keys, and those that have one from the second on, have some that not all rows see.
-    const KeyRange of_all = {keys_seen(p, s, work.last_query()).first, keys_seen(p, s, place.first_query).end};
-    const u32 mixed_before = keys.first < of_all.first ? of_all.first : 0, mixed_from = keys.end > of_all.end ? of_all.end : ~0u;
+    // Tiles that begin below `mixed_before`
+    // or end above `mixed_from` need a mask.
+    const KeyRange visible_to_all = {visible_keys(p, s, work.last_query()).first, visible_keys(p, s, place.first_query).end};
+    const u32 mixed_before = keys.first < visible_to_all.first ? visible_to_all.first : 0, mixed_from = keys.end > visible_to_all.end ? visible_to_all.end : ~0u;
 #endif
     float sums[SUM_TILES][4] = {};
-    float largest[2] = {minus_infinity(), minus_infinity()}, total[2] = {0.0f, 0.0f};
-    // Without a soft cap, the factor of scores is one of the exponents; otherwise scores are multiplied with it before.
+    float row_max[2] = {minus_infinity(), minus_infinity()}, row_sum[2] = {0.0f, 0.0f};
+    // Without a soft cap, the softmax applies the factor to
+    // exponents. Otherwise `bounded` needs scaled scores.
     const float key_product_factor = key_factor(p, kv_head) / CodeRows::KEY_UNIT;
     const bool has_plain_scores = !(p.shape.flags & QG_FLAG_SOFT_CAP) && key_product_factor > 0.0f;
     const float factor = has_plain_scores ? key_product_factor : 1.0f;
 
-    // Products of the rows with the keys of a tile.
+    // S = Q · Kᵀ of a tile.
     const auto multiply_keys = [&](float (&scores)[SCORE_TILES][4], const u8* k_rows) {
         const u8* k_scales = k_rows + ring.template scales_at<false>();
         if constexpr (HAS_SCALES) {
 #pragma unroll
             for (u32 n = 0; n < SCORE_TILES; n++) {
-                // Those of the lane's two keys.
+                // Scales of the lane's two keys.
                 u32 scales[2][SCALES / 2];
 #pragma unroll
                 for (u32 half = 0; half < 2; half++) {
@@ -161,7 +174,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                     }
                 }
                 if constexpr (CodeRows::HAS_KEY_OFFSET) {
-                    // Rows are keys, and columns of A blocks, each twice. Behind the products, what it takes has registers.
+                    // Offset correction as a TF32 MMA: rows of A are keys, its
+                    // columns are block scales, repeated for the two halves of the
+                    // offset. It follows the products, when registers are free.
                     u32 a[4];
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
@@ -191,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                     }
                 }
             }
-        } else if constexpr (IS_TURNED) {
+        } else if constexpr (IS_TRANSPOSED) {
 #pragma unroll
             for (u32 k = 0; k < QG_QK / MMA_K; k++) {
 #pragma unroll
@@ -215,8 +230,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             }
         }
     };
-    // Scores become weights; what was added up before is multiplied with what the largest so far has become.
-    const auto weigh_scores = [&](float (&scores)[SCORE_TILES][4], const auto& is_seen, bool is_mixed, u32 there) {
+    // Online softmax step: masks scores, turns them
+    // into probabilities and rescales the accumulators.
+    const auto softmax_step = [&](float (&scores)[SCORE_TILES][4], const auto& is_visible, bool is_mixed, u32 present) {
         if (!has_plain_scores) {
 #pragma unroll
             for (u32 n = 0; n < SCORE_TILES; n++) {
@@ -224,28 +240,28 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                 for (u32 i = 0; i < 4; i++) scores[n][i] = bounded(p, scores[n][i] * key_product_factor);
             }
         }
-        if (is_mixed || there != ALL_THERE) {
+        if (is_mixed || present != ALL_PRESENT) {
 #pragma unroll
             for (u32 n = 0; n < SCORE_TILES; n++) {
 #pragma unroll
                 for (u32 i = 0; i < 4; i++) {
                     const u32 column = n * TILE_KEYS + lane_key(i);
-                    if (!is_seen(row_of(i), column) || !(there >> column & 1u)) scores[n][i] = minus_infinity();
+                    if (!is_visible(row_of(i), column) || !(present >> column & 1u)) scores[n][i] = minus_infinity();
                 }
             }
         }
-        float kept[2];
-        weigh(scores, kept, largest, total, factor);
-        // The largest seldom changes.
-        if (ballot(kept[0] != 1.0f || kept[1] != 1.0f) != 0) {
+        float rescale[2];
+        online_softmax(scores, rescale, row_max, row_sum, factor);
+        // row_max seldom changes.
+        if (ballot(rescale[0] != 1.0f || rescale[1] != 1.0f) != 0) {
 #pragma unroll
             for (u32 n = 0; n < SUM_TILES; n++) {
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) sums[n][i] *= kept[row_of(i)];
+                for (u32 i = 0; i < 4; i++) sums[n][i] *= rescale[row_of(i)];
             }
         }
     };
-    // The scales of a value and of the next.
+    // Scales of two adjacent values.
     const auto load_scales = [&](u32 (&scales)[SCALES], const u8* at) {
         if constexpr (SCALES == 4 && SCALE_PITCH > SCALE_BYTES) {
             const u32x2 low = ld_shared(reinterpret_cast<const u32x2*>(at)), high = ld_shared(reinterpret_cast<const u32x2*>(at + SCALE_PITCH));
@@ -258,44 +274,49 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             scales[0] = v.x, scales[1] = v.y;
         }
     };
-    // Adds the values of a tile, times weights. Of a mixed tile, some rows see keys that others do not.
-    const auto add_values = [&](float (&scores)[SCORE_TILES][4], const auto& is_seen, bool is_mixed, u32 there, const u8* v_rows) {
+    // O += P · V of a tile. In a mixed tile,
+    // some rows do not attend to all keys.
+    const auto add_values = [&](float (&scores)[SCORE_TILES][4], const auto& is_visible, bool is_mixed, u32 present, const u8* v_rows) {
         const u8* v_scales = v_rows + ring.template scales_at<true>();
-        bool is_apart = false;
+        bool is_row_by_row = false;
         if constexpr (HAS_SCALES) {
-            // A lane looks at those of its value.
+            // Each lane checks the scales of its value.
 #pragma unroll
             for (u32 i = 0; i < SCALE_BYTES; i += 4)
-                is_apart = is_apart || may_overflow(ld_shared(reinterpret_cast<const u32*>(v_scales + lane * SCALE_PITCH + i)));
-            is_apart = ballot(is_apart) != 0;
+                is_row_by_row = is_row_by_row || may_overflow(ld_shared(reinterpret_cast<const u32*>(v_scales + lane * SCALE_PITCH + i)));
+            is_row_by_row = ballot(is_row_by_row) != 0;
         } else if (is_mixed) {
-            is_apart = has_not_finite(v_rows);
+            is_row_by_row = has_not_finite(v_rows);
         }
-        if (is_apart) {
-            // Where a row does not see a value that is no number, or one with a large scale may be too large for an operand, each row adds
-            // those that it sees. Otherwise weights of nothing add nothing.
+        if (is_row_by_row) {
+            // Slow path, row by row. V has infinities or NaN in
+            // a mixed tile, or probability × scale may overflow
+            // f16. Each row then adds only visible values, in
+            // f32. The fast path would compute 0 · inf = NaN.
 #pragma unroll 1
             for (u32 j = 0; j < TILE; j++) {
-                // Weights of a tile move to the place of the first, so that registers have no index.
+                // Shift the next tile's probabilities into place:
+                // registers cannot be indexed at run time.
                 if (j % TILE_KEYS == 0 && j != 0) {
 #pragma unroll
                     for (u32 i = 0; i < (SCORE_TILES - 1) * 4; i++) scores[i / 4][i % 4] = scores[i / 4 + 1][i % 4];
                 }
-                if (!(there >> j & 1u)) continue;
-                // Of two weights of a row, the second is of the key after the first, or eight after it.
-                const bool is_second = IS_TURNED ? j / 8 % 2 : j % 2;
-                const u32 holder = IS_TURNED ? j % 8 * 4 + t : g * 4 + j % 8 / 2;
+                if (!(present >> j & 1u)) continue;
+                // A row has two probabilities in a lane: their
+                // keys are adjacent, or eight apart if transposed.
+                const bool is_second = IS_TRANSPOSED ? j / 8 % 2 : j % 2;
+                const u32 holder = IS_TRANSPOSED ? j % 8 * 4 + t : g * 4 + j % 8 / 2;
                 float weight[2];
 #pragma unroll
                 for (u32 i = 0; i < 2; i++) {
-                    const float own = is_second ? scores[0][IS_TURNED ? i + 2 : 2 * i + 1] : scores[0][IS_TURNED ? i : 2 * i];
+                    const float own = is_second ? scores[0][IS_TRANSPOSED ? i + 2 : 2 * i + 1] : scores[0][IS_TRANSPOSED ? i : 2 * i];
                     weight[i] = bits_to_f32(shfl_idx_u32(f32_to_bits(own), holder));
                 }
 #pragma unroll
                 for (u32 m = 0; m < SUM_TILES; m++) {
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
-                        if (is_seen(row_of(i), j))
+                        if (is_visible(row_of(i), j))
                             sums[m][i] = fma_f32(weight[row_of(i)], value_of(v_rows, v_scales, j, lane_feature(m, i)), sums[m][i]);
                     }
                 }
@@ -303,8 +324,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             return;
         }
         u32 weights[TILE / 16][2];
-        if constexpr (IS_TURNED) {
-            // Rows of eight weights of a key become columns.
+        if constexpr (IS_TRANSPOSED) {
+            // Transpose P from [key][8 rows] to operand B.
 #pragma unroll
             for (u32 i = 0; i < TILE / 8; i++) {
                 const u32 pair = rounded_pair(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1]);
@@ -319,11 +340,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
         for (u32 pair = 0; pair < TILE / 16; pair++) {
             if constexpr (HAS_SCALES) {
-                // Neighbours of sixteen bits of a value are a column; a lane gets those of two keys.
+                // ldmatrix.trans moves 16-bit units of several adjacent
+                // codes. A lane receives the units of two keys.
                 u32 low_scales[SCALES], high_scales[SCALES];
                 load_scales(low_scales, v_scales + (pair * 16 + t * 2) * SCALE_PITCH);
                 load_scales(high_scales, v_scales + (pair * 16 + 8 + t * 2) * SCALE_PITCH);
-                // Of sixteen bytes of each, all of them in a block.
+                // MMA tiles per 16-byte chunk; a chunk lies within one block.
                 constexpr u32 CHUNK_TILES = 128 / KV_BITS / 16;
 #pragma unroll
                 for (u32 chunk = 0; chunk < bytes_of(QG_V) / 16; chunk += 2) {
@@ -345,7 +367,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                     }
                 }
             } else if constexpr (IS_CODES) {
-                // Of each of four keys, the features `g · V / 8` and those after it: rows g and g + 8 of all tiles.
+                // A lane loads V / 8 features of four keys, from `g · V / 8`
+                // on. They become rows g and g + 8 of all tiles.
                 constexpr u32 WORDS = CodeRows::VALUE_WORDS;
                 u32 codes[4][WORDS];
 #pragma unroll
@@ -364,7 +387,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                         multiply_add<VALUE_TYPE>(sums[(word * 4 + i) / 2], a, weights[pair][0], weights[pair][1]);
                     }
                 }
-            } else if constexpr (IS_TURNED) {
+            } else if constexpr (IS_TRANSPOSED) {
 #pragma unroll
                 for (u32 n = 0; n < V_TILES; n += 2) {
                     u32 a[4];
@@ -402,7 +425,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     }
     u32 slot = 0;
     const auto next_slot = [&] { slot = slot + 1 == SLOTS ? 0 : slot + 1; };
-    // In the slot that is free, the keys or values are copied whose turn it is.
+    // Refills the free slot with the next K or V tile in turn.
     const auto copy_next = [&](u32 tile, bool of_keys) {
         const u32 next = tile + (SLOTS + 1) / 2 * WARPS * TILE;
         if (of_keys ? next >= keys.end : ring.tile >= keys.end)
@@ -418,58 +441,59 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     for (u32 tile = first_tile; tile < keys.end; tile += KEY_GROUPS * TILE) {
 #ifdef QG_PAIRS
         const u8* const k_rows = ring.wait();
-        const u32 there = ring.there();
+        const u32 present = ring.present();
 #else
-        const u32 there = ring.there[0];
+        const u32 present = ring.present[0];
 #endif
 #ifdef QG_BITS
         const u32 own_bits = ring.row_bits[0];
         u32 row_bits[2];
 #pragma unroll
         for (u32 i = 0; i < 2; i++) row_bits[i] = shfl_idx_u32(own_bits, lane_row(i));
-        const auto is_seen = [&](u32 i, u32 column) { return (bool)(row_bits[i] >> column & 1u); };
-        const bool is_mixed = ballot((own_bits & there) != there) != 0;
-        const bool is_any_seen = there != 0;
+        const auto is_visible = [&](u32 i, u32 column) { return (bool)(row_bits[i] >> column & 1u); };
+        const bool is_mixed = ballot((own_bits & present) != present) != 0;
+        const bool any_visible = present != 0;
 #else
-        const auto is_seen = [&](u32 i, u32 column) { return tile + column >= seen[i].first && tile + column < seen[i].end; };
+        const auto is_visible = [&](u32 i, u32 column) { return tile + column >= visible[i].first && tile + column < visible[i].end; };
         const bool is_mixed = tile < mixed_before || tile + TILE > mixed_from;
-        constexpr bool is_any_seen = true;
+        constexpr bool any_visible = true;
 #endif
         float scores[SCORE_TILES][4] = {};
 #ifdef QG_PAIRS
-        if (is_any_seen) multiply_keys(scores, k_rows);
+        if (any_visible) multiply_keys(scores, k_rows);
         ring.pass();
-        if (is_any_seen) weigh_scores(scores, is_seen, is_mixed, there);
+        if (any_visible) softmax_step(scores, is_visible, is_mixed, present);
         ring.refill<true>(tile);
         const u8* const v_rows = ring.wait();
-        if (is_any_seen) add_values(scores, is_seen, is_mixed, there, v_rows);
+        if (any_visible) add_values(scores, is_visible, is_mixed, present, v_rows);
         ring.pass();
         ring.refill<false>(tile);
 #else
         cp_async_wait_group<SLOTS - 1>();
-        // The copies of all lanes are complete.
+        // Copies of all lanes are complete.
         warp_barrier();
-        if (is_any_seen) multiply_keys(scores, own_ring + slot * SLOT_BYTES);
+        if (any_visible) multiply_keys(scores, own_ring + slot * SLOT_BYTES);
         // All lanes have read the slot.
         warp_barrier();
         copy_next(tile, SLOTS % 2 == 0);
-        if (is_any_seen) weigh_scores(scores, is_seen, is_mixed, there);
+        if (any_visible) softmax_step(scores, is_visible, is_mixed, present);
         cp_async_wait_group<SLOTS - 1>();
         warp_barrier();
-        if (is_any_seen) add_values(scores, is_seen, is_mixed, there, own_ring + slot * SLOT_BYTES);
+        if (any_visible) add_values(scores, is_visible, is_mixed, present, own_ring + slot * SLOT_BYTES);
         warp_barrier();
         copy_next(tile, SLOTS % 2 != 0);
 #endif
     }
-    // Exponents of the largest scores.
+    // row_max as a base-2 exponent.
 #pragma unroll
-    for (u32 i = 0; i < 2; i++) largest[i] = largest[i] == minus_infinity() ? largest[i] : largest[i] * factor - WEIGHT_EXPONENT;
+    for (u32 i = 0; i < 2; i++) row_max[i] = row_max[i] == minus_infinity() ? row_max[i] : row_max[i] * factor - WEIGHT_EXPONENT;
 
 #ifdef QG_PAIRS
-    // Results lie where other warps' codes did.
+    // Results overwrite the codes of other warps.
     cta_barrier();
 #else
-    // What is still in flight is nothing but zeros' groups; the ring's place is free then.
+    // Only empty groups are in flight;
+    // after this the ring is free.
     cp_async_wait_group<0>();
     warp_barrier();
 #endif
@@ -477,13 +501,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
 #pragma unroll
-        for (u32 peer = FIRST_PEER; peer <= LAST_PEER; peer *= 2) total[i] += shfl_xor(total[i], peer);
+        for (u32 peer = FIRST_PEER; peer <= LAST_PEER; peer *= 2) row_sum[i] += shfl_xor(row_sum[i], peer);
         const u32 row = lane_row(i);
-        if (IS_TURNED ? g == 0 : t == 0) st_shared(&own.stats[row], f32x2{largest[i], total[i]});
+        if (IS_TRANSPOSED ? g == 0 : t == 0) st_shared(&own.stats[row], f32x2{row_max[i], row_sum[i]});
 #pragma unroll
         for (u32 n = 0; n < SUM_TILES; n++) {
-            const u32 first = IS_TURNED ? i : 2 * i, second = IS_TURNED ? i + 2 : 2 * i + 1;
-            if constexpr (IS_TURNED && !IS_CODES) {
+            const u32 first = IS_TRANSPOSED ? i : 2 * i, second = IS_TRANSPOSED ? i + 2 : 2 * i + 1;
+            if constexpr (IS_TRANSPOSED && !IS_CODES) {
                 st_shared(&own.sums[row][lane_feature(n, first)], sums[n][first]);
                 st_shared(&own.sums[row][lane_feature(n, second)], sums[n][second]);
             } else {
@@ -496,16 +520,17 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         w = w * KV_HEADS + head;
         return *reinterpret_cast<const WarpResult*>(reinterpret_cast<const u8*>(dynamic_shared()) + w * RING_BYTES);
     };
-    const ParkedWork of_cta = ParkedWork::from(parked);
+    const SavedWork of_cta = SavedWork::from(saved);
     const bool is_partial = of_cta.is_partial(p);
-    // Which head of keys a row of the CTA's is of: those of the first, then those of the other.
+    // Head of the pair that row `i` belongs to: rows
+    // of the first head, then rows of the second.
     const auto head_of = [&](u32 i) -> u32 { return KV_HEADS > 1 && i >= of_cta.rows; };
     // Four columns a thread.
     constexpr u32 COLUMNS = 4, ROW_THREADS = QG_V / COLUMNS;
 #pragma unroll 1
     for (u32 i = thread_index() / ROW_THREADS; i < KV_HEADS * of_cta.rows; i += QG_THREADS / ROW_THREADS) {
         const u32 head = head_of(i), row = i - head * of_cta.rows;
-        const ParkedWork end = of_cta.of_head(head);
+        const SavedWork end = of_cta.of_head(head);
         const u32 c = thread_index() % ROW_THREADS * COLUMNS;
         f32x2 stats[KEY_GROUPS];
         f32x4 others[KEY_GROUPS];
@@ -513,15 +538,15 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         for (u32 w = 0; w < KEY_GROUPS; w++) stats[w] = ld_shared(&result_of(w, head).stats[row]);
 #pragma unroll
         for (u32 w = 0; w < KEY_GROUPS; w++) others[w] = ld_shared(reinterpret_cast<const f32x4*>(&result_of(w, head).sums[row][c]));
-        float most_of_all = minus_infinity(), all = 0.0f;
+        float cta_max = minus_infinity(), cta_sum = 0.0f;
 #pragma unroll
-        for (u32 w = 0; w < KEY_GROUPS; w++) most_of_all = stats[w].x > most_of_all ? stats[w].x : most_of_all;
-        const float base = most_of_all == minus_infinity() ? 0.0f : most_of_all;
+        for (u32 w = 0; w < KEY_GROUPS; w++) cta_max = stats[w].x > cta_max ? stats[w].x : cta_max;
+        const float base = cta_max == minus_infinity() ? 0.0f : cta_max;
         float values[COLUMNS] = {};
 #pragma unroll
         for (u32 w = 0; w < KEY_GROUPS; w++) {
             const float weight = ex2_approx(stats[w].x - base);
-            all += weight * stats[w].y;
+            cta_sum += weight * stats[w].y;
             const float of_warp[COLUMNS] = {others[w].x, others[w].y, others[w].z, others[w].w};
 #pragma unroll
             for (u32 j = 0; j < COLUMNS; j++) values[j] = fma_f32(weight, of_warp[j], values[j]);
@@ -529,20 +554,21 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         if (is_partial) {
             const PartResults results = end.results_of(p, row);
             f32x4 *header = results.headers + end.part, *sums = reinterpret_cast<f32x4*>(results.sums(end.part, c));
-            if (!ParkedWork::adds_up(p)) {
+            if (!SavedWork::combines_in_kernel(p)) {
                 header = end.result_of_launch(p, row);
                 sums = header + 1 + c / 4;
             }
             if (c < p.shape.v_dim) st_global_f32x4(sums, {values[0], values[1], values[2], values[3]});
-            if (c == 0) st_global_f32x4(header, {most_of_all, all, 0.0f, 0.0f});
+            if (c == 0) st_global_f32x4(header, {cta_max, cta_sum, 0.0f, 0.0f});
         } else {
-            store_row(p, end, row, c, values, most_of_all, all);
+            store_row(p, end, row, c, values, cta_max, cta_sum);
         }
     }
-    if (!is_partial || !ParkedWork::adds_up(p)) return;
+    if (!is_partial || !SavedWork::combines_in_kernel(p)) return;
     u32* counter = reinterpret_cast<u32*>(p.at.workspace) + of_cta.tile;
-    Ending& ending = *reinterpret_cast<Ending*>(reinterpret_cast<u8*>(dynamic_shared()) + ENDING_AT);
-    // What a warp adds up first: its parts, and where their results are.
+    SplitKvCombine& ending = *reinterpret_cast<SplitKvCombine*>(reinterpret_cast<u8*>(dynamic_shared()) + COMBINE_AT);
+    // The first row that a warp combines:
+    // its parts and partial results.
     PartRange of_row = {};
     PartResults results = {};
     const auto look_up = [&](u32 i) {
@@ -551,7 +577,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         of_row = of_cta.parts_of_row(p, row);
         results = of_cta.of_head(head).results_of(p, row);
     };
-    // The last warp, which arrives for all, has nothing to do above where there are few rows.
+    // The last warp arrives for the CTA, so it looks
+    // up before. With few rows it was idle above.
     if (warp == WARPS - 1) look_up(warp);
     if (!is_last_of(counter, of_cta.end_part - of_cta.first_part, &ending.is_last, [&] { look_up(warp); })) return;
 #pragma unroll 1
@@ -560,6 +587,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         const u32 c = (i % ROW_WARPS * 32 + lane) * LANE_COLUMNS;
         const auto sums_of = PartSums<LANE_COLUMNS>::of(results, of_row, c, c < p.shape.v_dim, ending.weights[warp]);
         const u32 head = head_of(i / ROW_WARPS);
-        store_row(p, of_cta.of_head(head), i / ROW_WARPS - head * of_cta.rows, c, sums_of.sums, sums_of.largest, sums_of.total);
+        store_row(p, of_cta.of_head(head), i / ROW_WARPS - head * of_cta.rows, c, sums_of.sums, sums_of.row_max, sums_of.row_sum);
     }
 }

@@ -1,6 +1,9 @@
-// Attention of many queries on Hopper, warp-specialized: one warp copies queries, keys and values with TMA, three look at the values that
-// masks concern, and each warpgroup of consumers has 64 queries of a head. CTAs stay and take items in turn; while consumers store their
-// results, the producer fills the ring for the next.
+// Warp-specialized attention for many queries on
+// Hopper. A producer warp copies Q, K and V with TMA,
+// three inspector warps check V of masked tiles, and
+// each consumer warpgroup has 64 queries of a head.
+// CTAs are persistent: while consumers store results,
+// the producer fills the ring for the next item.
 #include "epilogue/attention_store.cuh"
 #include "mainloop/register_shares.cuh"
 #include "mainloop/sm90/attention_wgmma.cuh"
@@ -10,12 +13,12 @@
 
 using Registers = RegisterShares<(WARPGROUPS == 2 ? 40 : 32)>;
 
-// Stores the first rows of a warp's lanes, or the second.
+// Stores the lane's row ROW (0 or 1).
 template <u32 ROW>
 QG_DEVICE void store(const Rows& rows, const AttentionParams& p, const AttentionItem& item, const Consumer& own, u32 warp) {
     const u32 query = item.first_query + warp * 16 + own.lane / 4 + 8 * ROW;
     store_query<ROW>(rows.sums, p, item.s, item.head, query, query <= item.last_query,
-                     largest_exponent(rows.largest[ROW], own.factor), rows.total[ROW]);
+                     max_exponent(rows.row_max[ROW], own.factor), rows.row_sum[ROW]);
 }
 
 QG_DEVICE void consume(AttentionRing& ring, const TmaAttentionParams& params, u32 thread) {
@@ -30,9 +33,9 @@ QG_DEVICE void consume(AttentionRing& ring, const TmaAttentionParams& params, u3
         Rows rows = {};
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
-            rows.largest[i] = minus_infinity();
+            rows.row_max[i] = minus_infinity();
             const u32 query = item.first_query + warp * 16 + own.lane / 4 + 8 * i;
-            rows.seen[i] = keys_seen(p, item.s, least(query, item.last_query));
+            rows.visible[i] = visible_keys(p, item.s, least(query, item.last_query));
 #ifdef QG_BITS
             rows.mask[i] = mask_row(params.attention, item.s, item.head, least(query, item.last_query));
 #endif
@@ -45,7 +48,8 @@ QG_DEVICE void consume(AttentionRing& ring, const TmaAttentionParams& params, u3
         store<0>(rows, p, item, own, warp);
         store<1>(rows, p, item, own, warp);
     }
-    // The last turn that was passed.
+    // Consume the turn that was passed last,
+    // so that the barrier is balanced.
     if (own.warpgroup == 0) take_turn(own);
 }
 
@@ -57,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     cta_barrier();
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    // The shuffle tells the compiler that the role is the same for the whole warp.
+    // The shuffle makes the role warp-uniform for the compiler.
     if (shfl_idx_u32(thread / CONSUMERS, 0) == 0) {
         Registers::take();
         consume(ring, params, thread);

@@ -1,37 +1,42 @@
-// Scores of E4M3 keys for a few queries of several heads on Hopper. All heads of a sequence's queries stay in shared memory, as columns of
-// `wgmma`; keys pass from memory through registers, as rows, a tile for each warpgroup at a time, while the next ones are in flight.
+// Sparse-attention indexer scores for few queries on Hopper
+// (FP8 WGMMA). All heads of a sequence's queries stay in shared
+// memory as columns. Keys stream through registers as rows, one
+// tile per warpgroup at a time, with the next tiles in flight.
 #include "atoms/sync.cuh"
 #include "atoms/tma.cuh"
 #include "mainloop/indexer_keys.cuh"
 #include "mainloop/sm90/indexer_wgmma.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, WARPGROUPS = WARPS / 4;
-// Keys of a warpgroup and of a warp at a time, and from a warp's to its next ones.
+// Keys per warpgroup and per warp, and
+// the key stride between iterations.
 constexpr u32 TILE_KEYS = 64, WARP_KEYS = 16, KEY_STRIDE = WARPGROUPS * TILE_KEYS;
 // Tiles of a warp in flight.
 constexpr u32 IN_FLIGHT = 2;
-// Queries of all columns.
+// Queries over all columns.
 constexpr u32 QUERIES = QG_GROUPS * COLUMN_QUERIES;
 constexpr u32 ROW_CHUNKS = FEATURES / 16;
 
 struct SharedStorage {
-    // The 128-byte swizzle depends on the address: groups begin at multiples of 1024 bytes.
+    // Groups must be 1024-byte aligned: the
+    // 128-byte swizzle depends on the address.
     alignas(16) u8 heads[QG_GROUPS][COLUMNS * FEATURES];
     float weights[QG_GROUPS][COLUMNS];
-    // Of each query; empty where there is none.
+    // Visible keys of each query; empty without a query.
     KeyRange seen[QUERIES];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// Lane t of four has the sixteen bytes t and t + 4 of a key's row, four bytes of each of which are what an instruction takes from it at a
-// time. So features are in another order than a row's, of keys and of heads alike. Returns where word `word` of chunk `chunk` of a
-// column's row is.
+// Byte offset of a word of a column. Lane t of four loads chunks
+// t and t + 4 of a key, and each k-step takes four bytes of
+// each. This permutes the features, so heads are permuted alike.
 QG_DEVICE u32 word_place(u32 column, u32 chunk, u32 word) {
     const u32 step = chunk / 4 * 2 + word / 2, half = word % 2;
     return column * FEATURES + ((step * 2 + half) ^ (column % 8)) * 16 + chunk % 4 * 4;
 }
 
-// Copies the heads of `count` queries from `query` on and what they are weighed with: zeros in the place of those that are not there.
+// Loads the heads and weights of `count`
+// queries; absent ones become zeros.
 QG_DEVICE void load_heads(const IndexerParams& p, SharedStorage& shared, u64 query, u32 count) {
     for (u32 at = thread_index(); at < QG_GROUPS * COLUMNS * ROW_CHUNKS; at += QG_THREADS) {
         const u32 column = at / ROW_CHUNKS, chunk = at % ROW_CHUNKS, own = column / QG_HEADS, head = column % QG_HEADS;
@@ -52,29 +57,31 @@ QG_DEVICE void load_heads(const IndexerParams& p, SharedStorage& shared, u64 que
         }
         st_shared(&shared.weights[column / COLUMNS][column % COLUMNS], weight);
     }
-    // The tensor cores read what was just stored.
+    // WGMMA reads shared memory through the async proxy.
     fence_proxy_async();
     cta_barrier();
 }
 
-// A row of a page; `page` is none where there is no key.
+// Row of a page; an invalid page if no key exists.
 struct PageRow {
     u32 page, row;
 };
 
-// A lane's two rows of one of its warp's tiles after another, and what pages they are in.
+// Iterates over the two rows of a lane
+// in its warp's tiles, with their pages.
 struct RowWalk {
-    // The first row's key; the second's is eight further. Those from `end` on are not there.
+    // Key of the first row; the second is eight
+    // further. Keys from `end` on do not exist.
     u32 key, end;
-    // Where each is: a place in the table, and a row of that page.
+    // Index into the block table, and row within the page.
     u32 place[2], row[2];
-    // What a step adds.
+    // Step per iteration.
     u32 step_places, step_rows;
 
     QG_DEVICE RowWalk from(const IndexerParams& p, u32 key, u32 end) {
         RowWalk walk;
         walk.key = key, walk.end = end;
-        // Where there are no pages, all keys are in one.
+        // Without pages, all keys are in page 0.
         walk.step_places = p.lengths ? KEY_STRIDE / p.page_size : 0;
         walk.step_rows = KEY_STRIDE - walk.step_places * p.page_size;
 #pragma unroll
@@ -85,7 +92,7 @@ struct RowWalk {
         return walk;
     }
 
-    // Looks up where the rows are, and goes on to the next ones.
+    // Looks up the current rows and advances.
     QG_DEVICE void next(RowWalk& walk, const IndexerParams& p, u32 sequence, PageRow (&rows)[2]) {
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
@@ -98,14 +105,16 @@ struct RowWalk {
     }
 };
 
-// What a lane has of the tiles in flight: chunks t and t + 4 of two rows, the scale of the key whose scores it stores, and a bit that says
-// whether that is there.
+// Data of a lane's tiles in flight: chunks t and
+// t + 4 of two rows, the scale of the key whose
+// score it stores, and a bit for its presence.
 struct Fetched {
     u32x4 chunks[IN_FLIGHT][2][2];
     float scales[IN_FLIGHT];
     u32 there;
 
-    // What is not there leaves the place as it is: features beyond a row's are never there, and keys that are not there have no scores.
+    // Absent data leaves registers unchanged: absent
+    // features stay zero, and absent keys get no score.
     QG_DEVICE void load(Fetched& fetched, u32 slot, const IndexerParams& p, const PageRow (&rows)[2], u32 lane) {
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
@@ -139,7 +148,7 @@ struct Fetched {
 extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
     qg_sm90_indexer_wgmma_decode(const __grid_constant__ IndexerParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
-    // The shuffle tells the compiler that the place is the same for the whole warp.
+    // The shuffle makes the index warp-uniform for the compiler.
     const u32 thread = thread_index(), lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
     const u32 launch_sequence = cta_index().x / p.key_ctas, count = p.sequence_queries;
     const u32 first_key = cta_index().x % p.key_ctas * p.cta_keys, last_key = least(first_key + p.cta_keys, p.most_keys);
@@ -155,9 +164,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
 #pragma unroll
         for (u32 i = 0; i < IN_FLIGHT; i++) RowWalk::next(walk, p, sequence, first[i]);
     };
-    // Keys in pages are seen from the first one on, so that pages are looked up before it is known how many are.
+    // In paged caches visible keys begin at 0, so page
+    // lookups can start before the ends are known.
     if (p.lengths) look_up(first_key);
-    // What any query sees.
+    // Union of the keys visible to the queries.
     u32 from = last_key, end = first_key;
 #pragma unroll
     for (u32 i = 0; i < QUERIES; i++) {
@@ -169,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
         if (seen.end > end) end = seen.end;
     }
     end = least(end, last_key);
-    // In whole tiles from the CTA's first key on.
+    // Round down to a whole tile of the CTA.
     from = from > first_key ? from - (from - first_key) % TILE_KEYS : first_key;
     u8* const scores = reinterpret_cast<u8*>(p.scores) + launch_query * p.scores_row * 4;
     const u32 behind = from < end ? least(from + (end - from + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS, last_key) : from;
@@ -200,9 +210,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
             for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(keys.a[step]);
             Fetched::load(fetched, i, p, ahead, lane);
             RowWalk::next(walk, p, sequence, ahead);
-            // The products are of whole warps, and addresses give their registers back before.
+            // WGMMA is warp-collective; converge after the divergent loads.
             warp_barrier();
-            // Stores scores of query `one`, or of `other`, which may be the same.
+            // Stores scores of query `one` and `other`, which may be equal.
             const auto store = [&](float of_one, float of_other, u32 one, u32 other) {
                 const float score = sum_of_lane(of_one, of_other, lane) * scale;
                 const u32 query = one + lane / 2 % 2;

@@ -1,5 +1,7 @@
-// Scores of E4M3 keys for a few queries of several heads on Hopper, warp-specialized, where tiles of keys lie in one page each. All heads of
-// a sequence's queries stay in shared memory, as columns of `wgmma`; a producer warp copies tiles of keys by TMA, as rows in shared memory.
+// Warp-specialized indexer scores for few queries on
+// Hopper (FP8 WGMMA), if each K tile lies in one page.
+// All heads of a sequence's queries stay in shared memory
+// as columns; a producer warp copies K tiles by TMA.
 #include "atoms/cp_async.cuh"
 #include "atoms/mbarrier.cuh"
 #include "atoms/sync.cuh"
@@ -8,61 +10,69 @@
 #include "mainloop/sm90/indexer_wgmma.cuh"
 #include "mainloop/sm90/indexer_wgmma_shared.cuh"
 
-// Tensor maps lie at multiples of 64 bytes.
+// Tensor maps must be 64-byte aligned.
 struct alignas(64) KeysMap {
     u64 word[16];
 };
 
 struct TmaIndexerParams {
     IndexerParams indexer;
-    // Keys: [page][row][feature], boxes of TILE_KEYS rows of a page and 128 features, 128-byte swizzle, zeros outside.
+    // Keys: [page][row][feature], boxes of TILE_KEYS rows and
+    // 128 features, 128-byte swizzle, zeros out of bounds.
     KeysMap k_map;
 };
 
 constexpr u32 CONSUMERS = QG_THREADS - 32, WARPGROUPS = CONSUMERS / 128;
-// Keys of a warpgroup at a time, which take them in turn.
+// Keys per tile. Warpgroups take tiles in turn.
 constexpr u32 TILE_KEYS = 64, TILE_BYTES = TILE_KEYS * FEATURES;
-// Queries of all columns.
+// Queries over all columns.
 constexpr u32 QUERIES = QG_GROUPS * COLUMN_QUERIES;
 constexpr u32 ROW_CHUNKS = FEATURES / 16;
-// A consumer's turn: two products, of one tile or of two.
+// Consumer iteration: two products, of one tile or of two.
 constexpr u32 TURN = QG_GROUPS == 1 ? 2 : QG_GROUPS, TURN_TILES = TURN / QG_GROUPS;
 
-// What is told of a tile beside its keys.
+// Scales of a K tile.
 struct alignas(16) TileScales {
     float scale[TILE_KEYS];
-    // Whether the table names a page.
+    // Whether the block table has a valid page.
     u32 is_there;
 };
 
 struct SharedStorage {
-    // The 128-byte swizzle depends on the address: tiles and groups begin at multiples of 1024 bytes.
+    // Tiles and groups must be 1024-byte aligned:
+    // the 128-byte swizzle depends on the address.
     alignas(16) u8 keys[WARPGROUPS][QG_STAGES][TILE_BYTES];
     u8 heads[QG_GROUPS][COLUMNS * FEATURES];
     TileScales scales[WARPGROUPS][QG_STAGES];
     float weights[QG_GROUPS][COLUMNS];
-    // Of each query; empty where there is none.
+    // Visible keys of each query; empty without a query.
     KeyRange seen[QUERIES];
     u64 full[WARPGROUPS][QG_STAGES], empty[WARPGROUPS][QG_STAGES];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
-// Each warpgroup has a ring, through which the tiles pass that are its own.
-// - `full` completes a phase when the producer's first lane has announced the bytes of the keys (1), the scales that each of its lanes copies
-//   have arrived (32), and TMA has brought the keys: boxes are whole whatever lies outside of the tensor, so they are always as many.
-// - `empty` completes a phase when each warp of the warpgroup has arrived once (4). The producer waits for the phase before the first one,
-//   which counts as complete.
-// Nobody passes a CTA barrier after these are set up. The copies that the producer began complete on barriers that consumers wait for.
+// Each warpgroup has a ring for its tiles.
+// - `full` completes a phase after 33 arrivals: one of the
+// producer lane that announces the bytes of keys, 32 of the
+// lanes whose scales have arrived. TMA's bytes must also have
+// arrived; boxes always count in full, even out of bounds.
+// - `empty` completes a phase when the four
+// warps of the warpgroup have arrived. The
+// phase before the first counts as complete.
+// No role passes a CTA barrier after the setup,
+// so the producer may exit early. Consumers
+// wait for all copies that it started.
 constexpr u32 FILLING = 1 + 32, EMPTYING = 4;
 
-// The heads of a sequence's queries and what they are weighed with, zeros in the place of those that are not there: what a consumer copies to
-// shared memory. Loads that begin after those of keys would come back after them, so these begin first.
+// Heads and weights that a consumer copies to shared memory;
+// absent ones are zeros. These loads are issued before the
+// key copies: issued later, they would also return later.
 struct OwnHeads {
     static constexpr u32 CHUNKS = QG_GROUPS * COLUMNS * ROW_CHUNKS / CONSUMERS;
     static constexpr u32 WEIGHTS = (QG_GROUPS * COLUMNS + CONSUMERS - 1) / CONSUMERS;
     u32x4 chunks[CHUNKS];
     float weights[WEIGHTS];
 
-    // Those of `count` queries from `query` on.
+    // Loads `count` queries from `query` on.
     QG_DEVICE OwnHeads load(const IndexerParams& p, u64 query, u32 count) {
         OwnHeads heads;
 #pragma unroll
@@ -97,16 +107,17 @@ struct OwnHeads {
             const u32 column = i * CONSUMERS + thread_index();
             if (column < QG_GROUPS * COLUMNS) st_shared(&shared.weights[column / COLUMNS][column % COLUMNS], weights[i]);
         }
-        // The tensor cores read what was just stored.
+        // WGMMA reads shared memory through the async proxy.
         fence_proxy_async();
     }
 };
 
-// A row of a page; `page` is none where there is no key.
+// Row of a page; an invalid page if no key exists.
 struct PageRow {
     u32 page, row;
 
-    // Of the tile from `key` on, none from `end` on. A tile is in one page.
+    // Position of the tile at `key`; invalid
+    // from `end` on. A tile is in one page.
     QG_DEVICE PageRow of(const IndexerParams& p, u32 sequence, u32 key, u32 end) {
         if (key >= end) return {~0u, 0};
         if (!p.lengths) return {0, key};
@@ -115,11 +126,14 @@ struct PageRow {
     }
 };
 
-// The work of the warp that copies `tiles` tiles from key `from` on; `first` is where the lane's one of the first 32 is.
+// Producer warp: copies `tiles` tiles from
+// key `from` on. Each lane holds the position
+// of one of 32 tiles, at first in `first`.
 QG_DEVICE void produce(SharedStorage& shared, const TmaIndexerParams& params, PageRow first, u32 sequence, u32 from, u32 end, u32 tiles,
                        u32 lane) {
     const IndexerParams& p = params.indexer;
-    // Scores are written between reads of keys, and are read soon: L2 would make room for keys by writing them to memory.
+    // Evict keys first: scores written meanwhile
+    // are read soon and must stay in L2.
     const u64 policy = l2_evict_first();
     PageRow own = first;
     for (u32 tile = 0; tile < tiles; tile++) {
@@ -133,7 +147,7 @@ QG_DEVICE void produce(SharedStorage& shared, const TmaIndexerParams& params, Pa
         if (lane == 0) {
             st_shared(&scales.is_there, (u32)is_there);
             mbarrier_arrive_expect_tx(full, TILE_BYTES);
-            // Of the first page where there is none: what is made of it is not stored.
+            // A tile without a page copies page 0; its scores are masked.
             cp_async_bulk_tensor_3d_stream(shared.keys[ring][stage], &params.k_map, 0, (i32)row, is_there ? (i32)page : 0, full, policy);
         }
 #pragma unroll
@@ -148,7 +162,8 @@ QG_DEVICE void produce(SharedStorage& shared, const TmaIndexerParams& params, Pa
     }
 }
 
-// What consumers know of the keys of the CTA: tiles from `from` on, no scores from `end` on; queries, and where their scores are.
+// Consumer parameters: first key and end of the CTA,
+// its tiles, number of queries, and their scores.
 struct Task {
     u32 from, end, tiles, count;
     u8* scores;
@@ -170,7 +185,8 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Task
         for (u32 i = 0; i < TURN; i++) {
             const u32 tile = first + i / QG_GROUPS, group = i % QG_GROUPS;
             const bool is_last = group + 1 == QG_GROUPS;
-            // Behind the last tile it once more, which nobody looks at.
+            // After the last tile, multiply it
+            // once more; the result is unused.
             u32 next_stage = stage, next_parity = parity;
             if (is_last && tile + 1 < tiles) {
                 if (++next_stage == QG_STAGES) next_stage = 0, next_parity ^= 1;
@@ -185,7 +201,7 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Task
             multiply_shared(other, wgmma_descriptor_128b(shared.keys[ring][next_stage]), wgmma_descriptor_128b(shared.heads[is_last ? 0 : group + 1]));
             const Sums sums = Sums::of(own, shared.weights[group], lane);
             const float of_first = sum_of_row(sums.value[0], lane);
-            // Stores scores of query `one`, or of `two`, which may be the same.
+            // Stores scores of query `one` and `two`, which may be equal.
             const auto store = [&](float of_one, float of_two, u32 one, u32 two) {
                 const TileScales& scales = shared.scales[ring][stage];
                 const float score = sum_of_lane(of_one, of_two, lane) * (ld_shared(&scales.scale[row]) * row_factor(lane));
@@ -217,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
     qg_sm90_indexer_wgmma_decode_tma(const __grid_constant__ TmaIndexerParams params) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const IndexerParams& p = params.indexer;
-    // The shuffle tells the compiler that the place is the same for the whole warp.
+    // The shuffle makes the index warp-uniform for the compiler.
     const u32 thread = thread_index(), lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
     const u32 launch_sequence = cta_index().x / p.key_ctas, count = p.sequence_queries;
     const u32 first_key = cta_index().x % p.key_ctas * p.cta_keys, last_key = least(first_key + p.cta_keys, p.most_keys);
@@ -230,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
         fence_mbarrier_init();
     }
     griddepcontrol_launch_dependents();
-    // The barriers are set up; until roles meet at them, nobody waits for another.
+    // Publishes the initialized mbarriers.
     cta_barrier();
     griddepcontrol_wait();
     const u32 sequence = sequence_index(p, launch_sequence);
@@ -238,10 +254,11 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
     const bool is_producer = warp == CONSUMERS / 32;
     OwnHeads heads = {};
     if (!is_producer) heads = OwnHeads::load(p, p.first_query + launch_query, count);
-    // Keys in pages are seen from the first one on, so that pages are looked up before it is known how many are.
+    // In paged caches visible keys begin at 0, so page
+    // lookups can start before the ends are known.
     PageRow first = {~0u, 0};
     if (is_producer && p.lengths) first = PageRow::of(p, sequence, first_key + lane * TILE_KEYS, last_key);
-    // What any query sees.
+    // Union of the keys visible to the queries.
     u32 from = last_key, end = first_key;
 #pragma unroll
     for (u32 i = 0; i < QUERIES; i++) {
@@ -253,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 2)
         if (seen.end > end) end = seen.end;
     }
     end = least(end, last_key);
-    // In whole tiles from the CTA's first key on.
+    // Round down to a whole tile of the CTA.
     from = from > first_key ? from - (from - first_key) % TILE_KEYS : first_key;
     const u32 tiles = from < end ? (end - from + TILE_KEYS - 1) / TILE_KEYS : 0;
     const u32 behind = tiles > 0 ? least(from + tiles * TILE_KEYS, last_key) : from;

@@ -1,6 +1,9 @@
-// Scores of E4M3 keys for queries of several heads on Hopper, warp-specialized. Consumer warpgroups keep 64 keys each in registers, as rows
-// of `wgmma`; a producer thread copies the heads of one query after another by TMA, as columns in shared memory, and producer warps what
-// they are weighed with. What a query's products become is added up over the columns while the tensor cores compute the next.
+// Warp-specialized indexer scores for many queries on
+// Hopper (FP8 WGMMA). Each consumer warpgroup holds 64
+// keys in registers as rows. A producer thread copies the
+// heads of one query after another by TMA, as columns;
+// producer warps copy their weights. Weighted ReLU sums
+// of a query overlap with the WGMMAs of the next.
 #include "atoms/mbarrier.cuh"
 #include "atoms/narrow_store.cuh"
 #include "atoms/sync.cuh"
@@ -9,21 +12,22 @@
 #include "mainloop/register_shares.cuh"
 #include "mainloop/sm90/indexer_wgmma.cuh"
 
-// Tensor maps lie at multiples of 64 bytes.
+// Tensor maps must be 64-byte aligned.
 struct alignas(64) HeadsMap {
     u64 word[16];
 };
 
 struct TmaIndexerParams {
     IndexerParams indexer;
-    // Queries: [query][head][feature], boxes of QG_HEADS heads of a query and 128 features, 128-byte swizzle, zeros outside.
+    // Queries: [query][head][feature], boxes of QG_HEADS heads
+    // and 128 features, 128-byte swizzle, zeros out of bounds.
     HeadsMap q_map;
 };
 
 constexpr u32 GROUP_KEYS = 64, KEYS = QG_CONSUMERS / 128 * GROUP_KEYS;
-// Columns of a stage: of so many groups of instructions.
+// Columns of a stage, and WGMMAs and queries in them.
 constexpr u32 STAGE_COLUMNS = QG_STAGE_COLUMNS, GROUPS = STAGE_COLUMNS / COLUMNS, STAGE_QUERIES = STAGE_COLUMNS / QG_HEADS;
-// A warp copies the weights of a part of a stage at a time.
+// A warp copies the weights of one part of a stage at a time.
 constexpr u32 PART_COLUMNS = 128, PARTS = STAGE_COLUMNS / PART_COLUMNS, PART_QUERIES = STAGE_QUERIES / PARTS;
 constexpr u32 HEAD_BYTES = QG_HEADS * FEATURES;
 constexpr u32 MOST_QUERIES = QG_QUERIES;
@@ -31,8 +35,9 @@ using Registers = RegisterShares<32>;
 static_assert(KEYS == GATHER_KEYS && KEYS * 32 == RECORD_KEYS * QG_CONSUMERS, "a record is of a warp's keys");
 static_assert(QG_THREADS == QG_CONSUMERS + 128 && QG_THREADS >= MOST_QUERIES, "a warpgroup produces");
 
-// A query of a stage: which keys it sees, and where its scores are, or where keys are gathered the least score of these and the query's row of
-// records.
+// Query of a stage: its visible keys, and the
+// address of its scores. When gathering: its
+// score bound and row of records instead.
 struct alignas(16) StageQuery {
     u32 first, end;
 #if QG_GATHERS
@@ -43,14 +48,15 @@ struct alignas(16) StageQuery {
 #endif
 };
 
-// The column of scores that a thread has, the scale of its key, and what it is compared with what queries see as: a key of no page is seen by
-// none.
+// Column of scores that a thread stores, the scale
+// of its key, and the key's position for visibility
+// checks. The position is ~0 if the key has no page.
 struct alignas(16) StoredKey {
     u32 column;
     float scale;
     u32 seen_as;
 
-    // Of column `column` of scores.
+    // For a column of scores.
     QG_DEVICE StoredKey at(const IndexerParams& p, u32 sequence, u32 column) {
         StoredKey stored = {column, 0.0f, ~0u};
         if (column >= p.columns) return stored;
@@ -61,34 +67,40 @@ struct alignas(16) StoredKey {
 };
 
 struct SharedStorage {
-    // TMA's swizzle depends on the address: stages begin at multiples of 1024 bytes.
+    // Stages must be 1024-byte aligned:
+    // TMA's swizzle depends on the address.
     alignas(16) u8 heads[QG_STAGES][STAGE_COLUMNS * FEATURES];
     float weights[QG_STAGES][STAGE_COLUMNS];
     StageQuery stage_queries[QG_STAGES][STAGE_QUERIES];
     SeenQueries<MOST_QUERIES> queries;
 #if QG_GATHERS
-    // Of each query's note.
+    // Score bound of each query.
     float least[MOST_QUERIES];
 #endif
-    // Of each consumer, in shared memory for want of registers.
+    // Per consumer thread; in shared memory to save registers.
     StoredKey keys[QG_CONSUMERS];
     u64 full[QG_STAGES], empty[QG_STAGES];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
-// All roles go through the same stages: ceil(active / STAGE_QUERIES) of them, where `active` is what `note_queries` returned to every thread.
-// - `full` completes a phase when the thread that copies heads has announced all bytes of the stage (1), each lane of the warps whose turn it
-//   is to copy weights of a part has stored its own (PARTS * 32), and TMA has brought the bytes: boxes are whole whatever lies outside of the
-//   tensor, so they are always as many.
-// - `empty` completes a phase when each consumer warp has arrived once (QG_CONSUMERS / 32). Producers wait for the phase before the first
-//   one, which counts as complete, and then for one that consumers complete of a stage that they have got: neither waits for the other's next.
-// - Where `active` is 0, no role enters its loop. Nobody passes a CTA barrier after the roles part, so that producers may end first; the
-//   copies that they began complete on barriers that consumers wait for before they end.
+// All roles iterate over the same ceil(active / STAGE_QUERIES)
+// stages; `note_queries` returned `active` to every thread.
+// - `full` completes a phase after one arrival of the TMA thread,
+// which announces all bytes of the stage, and PARTS * 32 arrivals
+// of the lanes that stored weights. TMA's bytes must also have
+// arrived; boxes always count in full, even out of bounds.
+// - `empty` completes a phase when each consumer warp
+// has arrived. The phase before the first counts as
+// complete. A producer waits only for stages that
+// consumers have received, so the roles cannot deadlock.
+// - If `active` is 0, no role enters its loop. No role passes
+// a CTA barrier after the roles diverge, so producers may exit
+// early. Consumers wait for all copies that producers started.
 constexpr u32 FILLING = 1 + PARTS * 32, EMPTYING = QG_CONSUMERS / 32;
-// Warps that copy weights, a part of a stage each in turn. A single one waited for its loads longer than consumers take for a stage, which waited
-// for it a third of their time (2048 queries of 64 heads, 16384 keys on an H200).
+// Warps that copy weights, taking parts in turn. With
+// one warp, consumers would wait for its load latency.
 constexpr u32 WEIGHT_WARPS = 3;
 
-// A position in the ring of stages.
+// Position in the ring of stages.
 struct Position {
     u32 stage, parity;
 
@@ -97,10 +109,10 @@ struct Position {
     }
 };
 
-// Where a CTA stands.
+// Work of a CTA.
 struct Place {
     u32 key, sequence, first_query, count;
-    // The first query among those of the launch.
+    // Index of the first query within the launch.
     u64 launch_query;
 
     QG_DEVICE Place of(const IndexerParams& p) {
@@ -115,12 +127,12 @@ struct Place {
     }
 };
 
-// The query at place `item` of those that see keys of the CTA, the last one in the place of those behind it.
+// Active query number `item`; clamped to the last one.
 QG_DEVICE u32 query_at(const SharedStorage& shared, u32 item, u32 active) {
     return ld_shared(&shared.queries.seeing[least(item, active - 1)]);
 }
 
-// The work of the thread that copies heads.
+// TMA producer thread of heads.
 QG_DEVICE void produce_heads(SharedStorage& shared, const TmaIndexerParams& params, const Place& place, u32 active) {
     Position at = {};
     for (u32 item = 0; item < active; item += STAGE_QUERIES) {
@@ -136,7 +148,7 @@ QG_DEVICE void produce_heads(SharedStorage& shared, const TmaIndexerParams& para
     }
 }
 
-// What a lane of the warp that copies weights has of a part of a stage: of every 32nd column.
+// Weights of a part of a stage: every 32nd column per lane.
 struct LaneWeights {
     float value[PART_COLUMNS / 32];
 
@@ -156,7 +168,8 @@ struct LaneWeights {
     }
 };
 
-// The work of the warp that copies weights of parts `turn`, `turn` + WEIGHT_WARPS and so on.
+// Producer warp of weights: parts `turn`,
+// `turn` + WEIGHT_WARPS, and so on.
 QG_DEVICE void produce_weights(SharedStorage& shared, const IndexerParams& p, const Place& place, u32 active, u32 turn, u32 lane) {
     const u32 parts = (active + STAGE_QUERIES - 1) / STAGE_QUERIES * PARTS;
     if (turn >= parts) return;
@@ -164,7 +177,7 @@ QG_DEVICE void produce_weights(SharedStorage& shared, const IndexerParams& p, co
     for (u32 part = turn; part < parts; part += WEIGHT_WARPS) {
         const LaneWeights own = next;
         const u32 ahead = part + WEIGHT_WARPS, at = part / PARTS % QG_STAGES, parity = part / PARTS / QG_STAGES % 2;
-        // In flight while this warp waits.
+        // Prefetch while waiting for the stage.
         if (ahead < parts) next = LaneWeights::load(shared, p, place, ahead * PART_QUERIES, active, lane);
         mbarrier_wait(&shared.empty[at], parity ^ 1);
         float* const to = shared.weights[at] + part % PARTS * PART_COLUMNS;
@@ -177,7 +190,7 @@ QG_DEVICE void produce_weights(SharedStorage& shared, const IndexerParams& p, co
 #if QG_GATHERS
             seen.least = ld_shared(&shared.least[query]);
             seen.row = (u32)launch_query + 1;
-            // Nothing is found for those behind the last, whose row is nobody's.
+            // Padding queries find nothing; their row is the dummy row 0.
             if (part * PART_QUERIES + lane >= active) seen.end = seen.row = 0;
 #else
             seen.scores = p.scores + launch_query * p.scores_row * 4;
@@ -188,7 +201,7 @@ QG_DEVICE void produce_weights(SharedStorage& shared, const IndexerParams& p, co
     }
 }
 
-// A row of a lane's keys: the first or the second one.
+// Loads row 0 or 1 of a lane's key fragments.
 QG_DEVICE void load_row(LaneKeys& keys, const IndexerParams& p, u32 sequence, u32 column, u32 row, u32 lane) {
     KeyPlace place = {0, 0, false};
     if (column < p.columns) place = place_of_key(p, sequence_index(p, sequence), column * p.key_step);
@@ -204,7 +217,7 @@ QG_DEVICE void load_row(LaneKeys& keys, const IndexerParams& p, u32 sequence, u3
 }
 
 #if QG_GATHERS
-// A chunk for what a warp finds next.
+// Takes a spare chunk; chunk 0 if none is left.
 QG_DEVICE u32 take_chunk(const IndexerParams& p, u32 lane) {
     u32 taken = 0;
     if (lane == 0) taken = atomic_add_relaxed(FoundHeader::taken_chunks(p), 1);
@@ -213,19 +226,20 @@ QG_DEVICE u32 take_chunk(const IndexerParams& p, u32 lane) {
 }
 #endif
 
-// Stores scores of two queries of a stage, of query `pair` * 2 or the next, of which `left` are left, or those of keys that reach their bounds,
-// from place `found` on.
+// Stores scores of queries `pair` * 2 and the next;
+// `left` queries of the stage exist. When gathering,
+// stores only candidates, from index `found` on.
 QG_DEVICE void store_scores(SharedStorage& shared, const IndexerParams& p, u32 stage, u32 pair, u32 left, u32& found, u32 thread,
                             float of_first, float of_second) {
     const u32 lane = thread % 32, own = pair * 2 + lane / 2 % 2;
     const float sum = sum_of_lane(of_first, of_second, lane);
-    // Behind the sum, and behind each other: registers are scarce.
+    // Loads come after the sum, one after another, to save registers.
     const StageQuery& of_query = shared.stage_queries[stage][own];
     const StoredKey& of_key = shared.keys[thread];
 #if QG_GATHERS
     const float score = sum * ld_shared(&of_key.scale);
     const u32 seen_as = ld_shared(&of_key.seen_as);
-    // Without branches, at which the warp would part.
+    // Non-short-circuit `&`: branches would diverge the warp.
     const bool is_found = (seen_as >= ld_shared(&of_query.first)) & (seen_as < ld_shared(&of_query.end)) & is_reached(ld_shared(&of_query.least), score);
     const u32 lanes = ballot(is_found);
     u8* const to = found_score(p, found + popc(lanes & ((1u << lane) - 1)));
@@ -266,8 +280,9 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Plac
         const u64 columns = wgmma_descriptor_128b(shared.heads[at.stage]);
         constexpr u64 NEXT = COLUMNS * FEATURES >> 4;
         const float* weights = shared.weights[at.stage];
-        // The tensor cores compute one while the other's products are added up. Without that all warpgroups wait for them at the same time,
-        // and then they for all warpgroups.
+        // Two WGMMAs in flight: one computes while the other's
+        // products are reduced. Otherwise all warpgroups would
+        // alternate in lockstep between tensor cores and reduction.
         float d[2][ACCUMULATORS];
         wgmma_fence_accumulators(d[0]);
         wgmma_fence_accumulators(d[1]);
@@ -303,7 +318,8 @@ QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Plac
         if (lane == 0) mbarrier_arrive(&shared.empty[at.stage]);
         Position::next(at);
 #if QG_GATHERS
-        // The next stage's fit, whatever it finds. The vote tells the compiler that the warp goes one way.
+        // Ensures space for everything that the next stage
+        // may find. The ballot makes the branch uniform.
         if (ballot(found % CHUNK >= CHUNK - STAGE_QUERIES * RECORD_KEYS) != 0) found = take_chunk(p, lane);
 #endif
     }
@@ -330,11 +346,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
 #endif
     const Place place = Place::of(p);
 #if QG_GATHERS
-    // The barriers of `note_queries` follow.
+    // The barriers in `note_queries` publish this.
     if (thread < place.count) st_shared(&shared.least[thread], QueryNote::of(p, place.launch_query + thread).least);
 #endif
     const u32 active = note_queries<QG_GATHERS>(p, shared.queries, place.sequence, place.first_query, place.count, place.key, KEYS, QG_THREADS);
-    // The shuffle tells the compiler that the role is the same for the whole warp. Registers pass between whole warpgroups.
+    // The shuffle makes the role warp-uniform for the
+    // compiler. Registers move between whole warpgroups.
     if (shfl_idx_u32(thread / QG_CONSUMERS, 0) == 0) {
         Registers::take();
         consume(shared, p, place, active, thread);

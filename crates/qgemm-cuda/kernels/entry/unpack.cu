@@ -1,5 +1,7 @@
-// D[i, n] = W[n, first + i]: columns of packed W as rows of plain numbers. A warp decodes a k-tile of a row tile in
-// registers; the CTA's k-blocks pass through shared memory, so that neighbouring lanes store neighbouring runs.
+// Dequantizes columns of packed W: D[i, n] = W[n,
+// first + i]. A warp decodes a k-tile of a row tile
+// in registers; k-blocks pass through shared memory,
+// so that adjacent lanes store contiguous segments.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "dequant/operand.cuh"
@@ -12,20 +14,22 @@ struct UnpackParams {
 };
 
 constexpr u32 CTA_ROWS = QG_THREADS / 32 * QG_TILE_ROWS;
-// With MmaM16, four words of padding put the columns that a warp writes together into different banks.
+// With MmaM16, four words of padding put the columns
+// that a warp writes together into different banks.
 constexpr u32 PITCH = CTA_ROWS + 4;
 
 struct SharedStorage {
     alignas(16) float value[K_BLOCK * PITCH];
 
-    // Pairs of four rows change places in every other 32, so that lanes that read runs together read from all banks.
+    // Swizzle: swaps pairs of four rows in every
+    // other 32, so that vector reads use all banks.
     QG_DEVICE float* at(SharedStorage& shared, u32 column, u32 row) {
         return &shared.value[column * PITCH + (row ^ row / 32 % 2 * 4)];
     }
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// Writes the values of a k-block, each the code's number scaled, plus its minimum, times the row's factor.
+// Decodes a k-block: (scale · number + minimum) · row factor.
 QG_DEVICE void decode_k_block(SharedStorage& shared, const KTile& k_tile, const float (&factor)[LANE_ROWS], u32 k_block,
                               u32 warp, u32 lane) {
 #pragma unroll
@@ -46,13 +50,15 @@ QG_DEVICE void decode_k_block(SharedStorage& shared, const KTile& k_tile, const 
     }
 }
 
-// Rows of W as stored. Those of a gated pair stand in groups of 16, eight of the gate and the same eight of the up.
+// Stored rows of W. A gated pair alternates
+// eight gate rows and eight up rows.
 QG_DEVICE u32 stored_rows(const UnpackParams& p) {
     const u32 rows = p.shape.out_features;
     return p.shape.flags & QG_FLAG_GATED ? (rows + 7) / 8 * 16 : rows;
 }
 
-// Stores the columns that D has, from stored column `first_column` on.
+// Stores the columns of D within this k-block,
+// from stored column `first_column` on.
 QG_DEVICE void store_k_block(const UnpackParams& p, SharedStorage& shared, u32 first_row, u32 first_column,
                              u32 thread) {
     constexpr u32 RUNS = CTA_ROWS / RUN;
@@ -62,13 +68,14 @@ QG_DEVICE void store_k_block(const UnpackParams& p, SharedStorage& shared, u32 f
         const u32 feature = p.shape.flags & QG_FLAG_K_ORDER
                                 ? ld_global_u32(reinterpret_cast<const u8*>(p.at.k_order) + (u64)stored * 4)
                                 : stored;
-        // Features before the first wrap, and columns that are none lie behind the last.
+        // Features below `first` wrap around; padding columns
+        // exceed the last feature. Both fail the bound.
         const u32 d_row = feature - p.shape.first;
         const bool gated = p.shape.flags & QG_FLAG_GATED;
         const u32 of_weight = gated ? row / 16 * 8 : row;
         if (d_row >= p.shape.features || of_weight >= p.shape.out_features) continue;
         const u32 left = p.shape.out_features - of_weight;
-        // The up's columns are behind all of the gate's.
+        // Up columns follow all gate columns.
         const u32 d_column = of_weight + (gated && row % 16 != 0 ? p.shape.out_features : 0);
         float v[RUN];
 #pragma unroll
@@ -86,7 +93,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1) qg_unpack(const __gr
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32, cta = cta_index().x;
     const u32 first_row = cta % p.shape.row_groups * CTA_ROWS, k_tile = p.shape.first_k_tile + cta / p.shape.row_groups;
     const u32 rows = stored_rows(p), tiles = (rows + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
-    // Warps beyond the last row tile decode that one, and nothing of it is stored.
+    // Warps beyond the last row tile
+    // decode it again and store nothing.
     const u32 wanted = first_row / QG_TILE_ROWS + warp, tile = wanted < tiles ? wanted : tiles - 1;
 
     griddepcontrol_launch_dependents();

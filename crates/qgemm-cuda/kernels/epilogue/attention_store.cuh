@@ -1,8 +1,9 @@
-// Results of attention, from the accumulators of matrix instructions to rows of D.
+// Attention epilogue: stores accumulators to rows of D.
 #pragma once
 #include "mainloop/attention_softmax.cuh"
 
-// Exchanges words of four lanes: lane t gets word t of each of them.
+// 4 × 4 transpose among four lanes:
+// lane t receives word t of each lane.
 QG_DEVICE void transpose(u32 (&words)[4], u32 t) {
 #pragma unroll
     for (u32 distance = 1; distance <= 2; distance *= 2) {
@@ -18,20 +19,22 @@ QG_DEVICE void transpose(u32 (&words)[4], u32 t) {
     }
 }
 
-// Stores the result of query `query` of a head: of accumulators, four for each eight features, those of row ROW; and its log-sum-exp.
-// `largest` is an exponent to base 2, `total` the lane's share of the sum of weights. All lanes of a warp take part.
+// Stores a query of a head: accumulator row ROW, normalized, and
+// its log-sum-exp. `row_max` is a base-2 exponent, `row_sum` the
+// lane's partial sum. All lanes of a warp take part.
 template <u32 ROW, u32 SUMS>
 QG_DEVICE void store_query(const float (&sums)[SUMS], const AttentionParams& p, const Sequence& s, u32 head, u32 query,
-                           bool is_there, float largest, float total) {
+                           bool is_present, float row_max, float row_sum) {
     const u32 t = thread_index() % 4;
 #pragma unroll
-    for (u32 mask = 1; mask <= 2; mask *= 2) total += shfl_xor(total, mask);
-    const float scale = total == 0.0f ? 0.0f : 1.0f / total;
+    for (u32 mask = 1; mask <= 2; mask *= 2) row_sum += shfl_xor(row_sum, mask);
+    const float scale = row_sum == 0.0f ? 0.0f : 1.0f / row_sum;
     const u64 token = s.token + query;
     u8* to = reinterpret_cast<u8*>(p.at.d) + (token * p.at.d_token + head * p.at.d_head) * 2;
 #pragma unroll
     for (u32 n = 0; n < SUMS / 4; n += 4) {
-        // Two neighbouring features of each of four lanes become eight of one.
+        // Two adjacent features of each of
+        // four lanes become eight of one lane.
         u32 words[4];
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
@@ -40,7 +43,7 @@ QG_DEVICE void store_query(const float (&sums)[SUMS], const AttentionParams& p, 
         }
         transpose(words, t);
         const u32 column = (n + t) * 8;
-        if (!is_there || column >= p.shape.v_dim) continue;
+        if (!is_present || column >= p.shape.v_dim) continue;
         if (p.shape.flags & QG_FLAG_D_ALIGNED) {
             st_global_v4(to + column * 2, {words[0], words[1], words[2], words[3]});
         } else {
@@ -48,6 +51,6 @@ QG_DEVICE void store_query(const float (&sums)[SUMS], const AttentionParams& p, 
             for (u32 i = 0; i < 8; i++) st_global_u16(to + column * 2 + i * 2, words[i / 2] >> (i % 2 * 16));
         }
     }
-    if (is_there && t == 0 && p.shape.flags & QG_FLAG_LSE)
-        st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(largest, total));
+    if (is_present && t == 0 && p.shape.flags & QG_FLAG_LSE)
+        st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(row_max, row_sum));
 }

@@ -1,12 +1,16 @@
-// Queries of attention of few queries as operands of matrix instructions.
+// Decode attention: Q fragments in registers.
 #pragma once
 #include "mainloop/attention_decode_tile.cuh"
 
-// The rows of a lane; those that are not there do as the last one. Of eight, a lane multiplies one row and has scores of two others.
+// Q fragments of a lane. Rows beyond the last repeat
+// the last row. With eight rows, Q is operand B: a lane
+// loads one row and holds scores of two other rows.
 struct QueryOperands {
-    // A tile of sixteen features each: of eight rows, a column's two pairs, of sixteen rows, four.
+    // [MMA k-step][register]: operand B
+    // has two registers, operand A four.
     u32 b[QG_QK / MMA_K][4];
-    // What Q4_0 key operands exceed the keys by: the sum of row `g` over block `t`, times `-KEY_OFFSET`, as two tf32 numbers.
+    // Correction of Q4_0 scores: the sum of row `g` over block
+    // `t`, times `-KEY_OFFSET`, split into two TF32 numbers.
     u32 offsets[2];
 
     __device__ __forceinline__ void load(const KernelParams& p, const Work& work) {
@@ -33,7 +37,8 @@ struct QueryOperands {
             for (u32 k = 0; k < QG_QK / MMA_K; k++) {
 #pragma unroll
                 for (u32 half = 0; half < 2; half++) {
-                    // Of E4M3, a lane reads sixteen neighbours of 64 features: Q's take the same places.
+                    // E4M3: a lane reads 16 adjacent bytes of
+                    // 64 features, so Q is permuted alike.
                     const u32 column = IS_E4M3 ? k / 4 * 64 + t * 16 + k % 4 * 4 + half * 2 : k * MMA_K + half * 8 + t * 2;
                     b[k][half * LANE_ROWS + i] = column < p.shape.qk_dim ? ld_global_u32(from + column * 2) : 0;
                 }
@@ -42,7 +47,8 @@ struct QueryOperands {
         if constexpr (CodeRows::HAS_KEY_OFFSET) find_offsets(g);
     }
 
-    // What the features of a block add up to, times ones in column `2 · block`, is what lanes `t` of that number get.
+    // Sums Q over each block with one MMA: column `2 · block`
+    // of B has ones, so lane `t` receives the sum of block `t`.
     __device__ __forceinline__ void find_offsets(u32 g) {
         float of_block[4] = {};
 #pragma unroll
@@ -52,7 +58,8 @@ struct QueryOperands {
             multiply_add<QG_X>(of_block, a, is_own ? CodeRows::ONES : 0, is_own ? CodeRows::UPPER_ONES : 0);
         }
         const float offset = of_block[0] * -CodeRows::KEY_OFFSET;
-        // Both to nearest: cut off, the pair would miss two bits of f32.
+        // Round both to nearest: truncation
+        // would lose two bits of f32.
         offsets[0] = f32_to_tf32(offset);
         offsets[1] = f32_to_tf32(offset - bits_to_f32(offsets[0]));
     }

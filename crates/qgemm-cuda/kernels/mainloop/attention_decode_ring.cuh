@@ -1,5 +1,6 @@
-// Tiles of keys and values of a warp of attention of few queries, in flight to a ring in shared memory. A slot of the ring is the keys or the
-// values of a tile, in turn, so that one is copied to the place of the other as soon as that is read.
+// Decode attention: cp.async ring of K and V tiles, one ring
+// a warp. Slots alternate between keys and values of a tile,
+// so that each is refilled as soon as it has been read.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/cp_async_line.cuh"
@@ -7,52 +8,57 @@
 #include "mainloop/attention_codes.cuh"
 
 constexpr u32 ROWS = QG_ROWS, TILE = QG_TILE, WARPS = QG_THREADS / 32;
-// Heads of keys of a CTA, and tiles of a head's keys that its warps have at once.
+// KV heads of a CTA, and K tiles of a
+// head that its warps process at once.
 constexpr u32 KV_HEADS = 1, KEY_GROUPS = WARPS;
 QG_DEVICE u32 own_head() {
     return 0;
 }
-// Keys that lie one after another where pages have 16, 32 or another power of 2.
+// Contiguous segment of keys: page sizes
+// are 16, 32 or a larger power of two.
 constexpr u32 RUN = 16, RUNS = TILE / RUN;
-constexpr u32 ALL_THERE = TILE == 32 ? ~0u : (1u << TILE % 32) - 1;
+constexpr u32 ALL_PRESENT = TILE == 32 ? ~0u : (1u << TILE % 32) - 1;
 constexpr bool IS_E4M3 = QG_KV == KV_E4M3;
-// Whether keys are the rows of matrix instructions, and queries their columns.
-constexpr bool IS_TURNED = ROWS == 8;
-static_assert(IS_TURNED || !IS_CODES, "of codes, keys are rows");
+// Transposed products Sᵀ = K · Qᵀ: keys are
+// the rows of the MMA, queries its columns.
+constexpr bool IS_TRANSPOSED = ROWS == 8;
+static_assert(IS_TRANSPOSED || !IS_CODES, "of codes, keys are rows");
 QG_DEVICE constexpr u32 bytes_of(u32 numbers) {
     return KV_BITS < 8 ? numbers * KV_BITS / 8 : numbers * (KV_BITS / 8);
 }
 QG_DEVICE u64 bytes_before(u64 element) {
     return KV_BITS < 8 ? element * KV_BITS / 8 : element * (KV_BITS / 8);
 }
-// Plain rows, and rows of codes of 128 bytes, have no gap: their sixteen-byte chunks are exchanged by the row's number, so that lanes that read
-// together read different banks. Other rows of codes are read by lanes four rows or four chunks apart, which their pitches spread over the
-// banks.
-QG_DEVICE constexpr bool is_exchanged(u32 numbers) {
+// Plain rows, and quantized rows of 128 bytes, have no
+// padding: their 16-byte chunks are XOR-swizzled by the row
+// to avoid bank conflicts. Other quantized rows are padded,
+// because lanes read them four rows or four chunks apart.
+QG_DEVICE constexpr bool is_swizzled(u32 numbers) {
     return !IS_CODES || bytes_of(numbers) == 128;
 }
-constexpr u32 K_PITCH = is_exchanged(QG_QK) || IS_E4M3 ? bytes_of(QG_QK) : bytes_of(QG_QK) + (KV_BITS == 8 ? 32 : 16);
-constexpr u32 V_PITCH = is_exchanged(QG_V) ? bytes_of(QG_V) : bytes_of(QG_V) + 16;
-// Scales of a key or value, behind the codes of all.
+constexpr u32 K_PITCH = is_swizzled(QG_QK) || IS_E4M3 ? bytes_of(QG_QK) : bytes_of(QG_QK) + (KV_BITS == 8 ? 32 : 16);
+constexpr u32 V_PITCH = is_swizzled(QG_V) ? bytes_of(QG_V) : bytes_of(QG_V) + 16;
+// Scales of a key or value; they follow
+// the codes of all rows of a slot.
 constexpr u32 SCALES = QG_QK / KV_BLOCK, SCALE_BYTES = HAS_SCALES ? SCALES * 2 : 0, SCALE_PITCH = SCALE_BYTES;
 static_assert(!HAS_SCALES || (QG_QK == QG_V && TILE == 32), "a lane copies the scales of a key and a value");
-// What scales begin at a multiple of where a lane copies those of a key at once.
+// Alignment in bytes that one copy of a key's scales needs.
 constexpr u32 SCALES_ALIGNED = HAS_SCALES ? SCALE_BYTES : 1;
 constexpr u32 SLOTS = QG_SLOTS, SLOT_BYTES = TILE * ((K_PITCH > V_PITCH ? K_PITCH : V_PITCH) + SCALE_BYTES);
-// Tiles whose keys are in flight or there at once.
+// K tiles that are in flight or in shared memory at once.
 constexpr u32 TILES_AHEAD = (SLOTS + 1) / 2;
-// Behind the slots, of keys that are rows, a place for weights.
-constexpr u32 RING_BYTES = SLOTS * SLOT_BYTES + (IS_TURNED ? TILE * 8 * 2 : 0), ALL_RINGS = WARPS * RING_BYTES;
+// With transposed products, a buffer for P follows the slots.
+constexpr u32 RING_BYTES = SLOTS * SLOT_BYTES + (IS_TRANSPOSED ? TILE * 8 * 2 : 0), ALL_RINGS = WARPS * RING_BYTES;
 static_assert(TILE % RUN == 0 && TILE <= 32, "a lane has a key");
 static_assert(QG_QK % 64 == 0 && QG_V % 64 == 0, "eight chunks are exchanged");
 
-// Where a chunk of a key, and of a value, is.
+// Swizzled byte offset of a 16-byte chunk.
 QG_DEVICE u32 key_place(u32 row, u32 chunk) {
-    if constexpr (is_exchanged(QG_QK)) chunk ^= !IS_CODES ? row & 7u : IS_E4M3 ? (row & 1u) * 4 : (row & 3u) * 2;
+    if constexpr (is_swizzled(QG_QK)) chunk ^= !IS_CODES ? row & 7u : IS_E4M3 ? (row & 1u) * 4 : (row & 3u) * 2;
     return row * K_PITCH + chunk * 16;
 }
 QG_DEVICE u32 value_place(u32 row, u32 chunk) {
-    if constexpr (is_exchanged(QG_V)) chunk ^= row & 7u;
+    if constexpr (is_swizzled(QG_V)) chunk ^= row & 7u;
     return row * V_PITCH + chunk * 16;
 }
 template <bool OF_VALUES>
@@ -60,18 +66,18 @@ QG_DEVICE u32 place_of(u32 row, u32 chunk) {
     return OF_VALUES ? value_place(row, chunk) : key_place(row, chunk);
 }
 
-// Rows of keys, or of values, of a head of a sequence.
+// K or V rows of one KV head of a sequence.
 template <bool OF_VALUES>
 struct Rows {
     static constexpr u32 CHUNKS = bytes_of(OF_VALUES ? QG_V : QG_QK) / 16;
-    // Whether a row is less than a line of L2.
+    // Whether a row is shorter than a 128-byte line of L2.
     static constexpr bool IS_SHORT = CHUNKS < 8;
-    // Where scales begin in a slot.
+    // Byte offset of the scales in a slot.
     static constexpr u32 SCALES_AT = TILE * (OF_VALUES ? V_PITCH : K_PITCH);
     static_assert(RUN * CHUNKS % 32 == 0, "every lane copies as many chunks of a run");
     const KernelParams& p;
     u32 kv_head;
-    // What the lane copies of a run's first rows.
+    // The lane's chunk of the first rows of a segment.
     const u8* lane_base;
 
     __device__ __forceinline__ Rows(const KernelParams& p, u32 kv_head) : p(p), kv_head(kv_head) {
@@ -79,7 +85,7 @@ struct Rows {
         lane_base = base() + bytes_before(lane / CHUNKS * token()) + (has_chunk() ? lane % CHUNKS * 16 : 0);
     }
 
-    // Elements from a page to the next, from a row to the next, and before the head.
+    // Page stride, row stride and head offset, in elements.
     __device__ __forceinline__ u64 page() const {
         return OF_VALUES ? p.at.v_page : p.at.k_page;
     }
@@ -89,7 +95,8 @@ struct Rows {
     __device__ __forceinline__ u64 head() const {
         return kv_head * (OF_VALUES ? p.at.v_head : p.at.k_head);
     }
-    // Features that are there, and whether there is anything of the lane's chunk.
+    // Features of a row, and whether
+    // the lane's chunk has any of them.
     __device__ __forceinline__ u32 columns() const {
         return OF_VALUES ? p.shape.v_dim : p.shape.qk_dim;
     }
@@ -103,7 +110,8 @@ struct Rows {
         return page_index * page() + row * token();
     }
 
-    // Copies run `run` of a tile, which begins at an element, whole: rows of zeros behind the features that are there.
+    // Copies one contiguous segment of a tile that begins
+    // at `element`. Features beyond `columns` become zeros.
     __device__ __forceinline__ void copy_run(u32 run, u64 element, u8* to) const {
         const u32 lane = thread_index() % 32;
         const u8* from = lane_base + bytes_before(element);
@@ -120,8 +128,10 @@ struct Rows {
         }
     }
 
-    // Copies a tile's rows of the keys that `there` has, and zeros of others. `element` is where that of key `lane % TILE` begins.
-    __device__ __forceinline__ void copy_some(u64 element, u32 there, bool wide, u32 lane, u8* to) const {
+    // Copies a tile row by row; keys that are not
+    // in `present` become zeros. Each lane passes
+    // the first element of key `lane % TILE`.
+    __device__ __forceinline__ void copy_some(u64 element, u32 present, bool wide, u32 lane, u8* to) const {
         const u64 offset = bytes_before(element);
         const u8* base = this->base();
 #pragma unroll 1
@@ -130,16 +140,16 @@ struct Rows {
             const u32 low = shfl_idx_u32((u32)offset, row), high = shfl_idx_u32((u32)(offset >> 32), row);
             const u8* from = base + ((u64)high << 32 | low) + chunk * 16;
             const u32 place = place_of<OF_VALUES>(row, chunk);
-            const bool is_there = there >> row & 1u;
+            const bool is_present = present >> row & 1u;
             if (wide) {
-                const bool wanted = is_there && chunk * 16 < bytes_of(columns());
+                const bool wanted = is_present && chunk * 16 < bytes_of(columns());
                 cp_async_16_or_zeros(wanted, shared_address(to + place), wanted ? from : base);
             } else {
-                // Rows of bytes may begin at multiples of eight, rows of nibbles at multiples of four.
+                // Byte rows are 8-byte aligned, 4-bit rows 4-byte aligned.
                 constexpr u32 STEP = KV_BITS == 4 ? 4 : 8;
 #pragma unroll
                 for (u32 half = 0; half < 16; half += STEP) {
-                    const bool wanted = is_there && chunk * 16 + half < bytes_of(columns());
+                    const bool wanted = is_present && chunk * 16 + half < bytes_of(columns());
                     if constexpr (STEP == 4)
                         cp_async_4(to + place + half, wanted ? from + half : base, wanted ? 4 : 0);
                     else
@@ -149,33 +159,36 @@ struct Rows {
         }
     }
 
-    // Copies the scales of a key or value that begins at an element, and zeros behind them; zeros where it is not there. Not `wide`: scales
-    // begin anywhere, and are there when this returns.
-    __device__ __forceinline__ void copy_scales(u64 element, bool is_there, bool wide, u8* to) const {
+    // Copies the scales of the lane's key or value;
+    // absent scales become zeros. Without `wide`, scales
+    // are 2-byte aligned and copied synchronously.
+    __device__ __forceinline__ void copy_scales(u64 element, bool is_present, bool wide, u8* to) const {
         const u8* scales = reinterpret_cast<const u8*>(OF_VALUES ? p.at.v_scales : p.at.k_scales);
         const u8* from = scales + (head() + element) / KV_BLOCK * 2;
         const u32 bytes = columns() / KV_BLOCK * 2;
         if (!wide) {
 #pragma unroll
             for (u32 i = 0; i < SCALE_BYTES; i += 2) {
-                const u32 scale = is_there && i < bytes ? ld_global_u16(from + i) : 0;
+                const u32 scale = is_present && i < bytes ? ld_global_u16(from + i) : 0;
                 st_shared(reinterpret_cast<u16*>(to + i), (u16)scale);
             }
         } else if constexpr (SCALE_BYTES == 4) {
-            cp_async_4_line(to, is_there ? from : scales, is_there ? bytes : 0);
+            cp_async_4_line(to, is_present ? from : scales, is_present ? bytes : 0);
         } else if constexpr (IS_SHORT) {
-            cp_async_8_line(to, is_there ? from : scales, is_there ? bytes : 0);
+            cp_async_8_line(to, is_present ? from : scales, is_present ? bytes : 0);
         } else {
-            cp_async_8(to, is_there ? from : scales, is_there ? bytes : 0);
+            cp_async_8(to, is_present ? from : scales, is_present ? bytes : 0);
         }
     }
 };
 
-// Whether any value of a tile, without scales, is infinite or NaN. By a warp.
+// Whether the V tile (a format without scales)
+// has infinities or NaN. Warp-collective.
 QG_DEVICE bool has_not_finite(const u8* v_rows) {
     constexpr u32 CHUNKS = Rows<true>::CHUNKS;
     u32 found = 0;
-    // For few tiles: the lane comes out of an exchange, so that nothing of it is computed before the loop over tiles.
+    // The shuffle makes the lane opaque, so that the compiler
+    // hoists none of this rare path out of the tile loop.
 #pragma unroll 1
     for (u32 at = shfl_idx_u32(thread_index() % 32, thread_index()); at < TILE * CHUNKS; at += 32) {
         const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(v_rows + value_place(at / CHUNKS, at % CHUNKS)));
@@ -184,7 +197,8 @@ QG_DEVICE bool has_not_finite(const u8* v_rows) {
     return ballot(found != 0) != 0;
 }
 
-// The tiles of a warp, from the first in flight on. Keys and values are copied in turn: `copy_keys`, then `copy_values` of the same tile.
+// Ring of K and V tiles of a warp. Call
+// `copy_keys`, then `copy_values` of the same tile.
 struct TileRing {
     const KernelParams& p;
     const Sequence& s;
@@ -192,28 +206,32 @@ struct TileRing {
     u8* ring;
     Rows<false> k;
     Rows<true> v;
-    // Whether all chunks begin where sixteen bytes are copied at once, all scales where a key's are, and a run's keys are one after another, in
-    // pages of a table.
+    // `wide`: all chunks are 16-byte aligned. `wide_scales`:
+    // one copy brings the scales of a key. `has_runs`:
+    // segments of RUN keys are contiguous. `has_pages`:
+    // these segments lie in pages of a block table.
     bool wide, wide_scales, has_runs, has_pages;
-    // The pages of the runs of the next tile, asked for when those before it are copied.
+    // Page of each segment of the next
+    // tile, loaded one tile ahead.
     u32 next_pages[RUNS];
-    // The tile whose keys were copied last, whether they were runs, and on which pages.
+    // The last tile with copied keys: whether its
+    // segments were contiguous, and their pages.
     u32 tile;
     bool are_runs;
     u32 pages[RUNS];
-    // Which keys of the tiles in flight are there, the oldest first.
-    u32 there[TILES_AHEAD] = {};
+    // Present keys of the tiles in flight, oldest first.
+    u32 present[TILES_AHEAD] = {};
 #ifdef QG_BITS
-    // Which of them the row `lane % ROWS` sees.
+    // Mask bits of row `lane % ROWS` for these tiles.
     u32 row_bits[TILES_AHEAD] = {};
-    KeyRange mask_seen;
+    KeyRange mask_range;
     const u8* mask;
 #endif
 
     __device__ __forceinline__ TileRing(const KernelParams& p, const Sequence& s, const KeyRange& keys, u32 kv_head, u8* ring)
         : p(p), s(s), keys(keys), ring(ring), k(p, kv_head), v(p, kv_head) {
         const u64 strides = p.at.k_page | p.at.k_token | p.at.k_head | p.at.v_page | p.at.v_token | p.at.v_head;
-        // Strides and features of blocks are whole chunks.
+        // Block formats have strides of whole chunks.
         const bool has_chunks = HAS_SCALES || (strides | p.shape.qk_dim | p.shape.v_dim) % 16 == 0;
         wide = !IS_CODES || ((p.at.k | p.at.v) % 16 == 0 && has_chunks);
         wide_scales = HAS_SCALES && ((p.at.k_scales | p.at.v_scales) % SCALES_ALIGNED == 0 && strides % QG_QK == 0);
@@ -224,20 +242,20 @@ struct TileRing {
         for (u32 run = 0; run < RUNS; run++) next_pages[run] = only_page;
     }
 
-    // A word that all has to be computed for that does not change.
+    // Depends on everything that is computed before the wait.
     __device__ __forceinline__ u32 digest() const {
         const u64 bases = reinterpret_cast<u64>(k.lane_base) ^ reinterpret_cast<u64>(v.lane_base) << 1;
         const u32 flags = wide | wide_scales << 1 | has_runs << 2 | has_pages << 3;
         return (u32)bases ^ (u32)(bases >> 32) ^ flags ^ next_pages[0];
     }
 
-    // From a slot's rows to the scales.
+    // Byte offset from the rows of a slot to its scales.
     template <bool OF_VALUES>
     __device__ __forceinline__ u32 scales_at() const {
         return Rows<OF_VALUES>::SCALES_AT;
     }
 
-    // Asks for the pages of the runs of a tile.
+    // Loads the pages of the segments of a tile.
     __device__ __forceinline__ void ask_pages(u32 tile) {
 #pragma unroll
         for (u32 run = 0; run < RUNS; run++) {
@@ -247,23 +265,23 @@ struct TileRing {
         }
     }
 
-    // Copies the keys of a tile to a slot.
+    // Starts the copy of a K tile to a slot.
     __device__ __forceinline__ void copy_keys(u32 tile, u32 slot) {
         const bool is_inside = tile >= keys.first && tile + TILE <= keys.end;
-        u32 seen_by_any = ALL_THERE;
+        u32 visible_to_any = ALL_PRESENT;
 #pragma unroll
-        for (u32 i = 0; i + 1 < TILES_AHEAD; i++) there[i] = there[i + 1];
+        for (u32 i = 0; i + 1 < TILES_AHEAD; i++) present[i] = present[i + 1];
 #ifdef QG_BITS
-        const u32 own = tile < keys.end ? mask_bits(p, mask, mask_seen, tile / WORD_KEYS * WORD_KEYS) >> tile % WORD_KEYS & ALL_THERE : 0;
+        const u32 own = tile < keys.end ? mask_bits(p, mask, mask_range, tile / WORD_KEYS * WORD_KEYS) >> tile % WORD_KEYS & ALL_PRESENT : 0;
 #pragma unroll
         for (u32 i = 0; i + 1 < TILES_AHEAD; i++) row_bits[i] = row_bits[i + 1];
         row_bits[TILES_AHEAD - 1] = own;
-        seen_by_any = own;
+        visible_to_any = own;
 #pragma unroll
-        for (u32 distance = 1; distance < ROWS; distance *= 2) seen_by_any |= shfl_xor_u32(seen_by_any, distance);
+        for (u32 distance = 1; distance < ROWS; distance *= 2) visible_to_any |= shfl_xor_u32(visible_to_any, distance);
 #endif
         this->tile = tile;
-        are_runs = has_runs && is_inside && seen_by_any == ALL_THERE;
+        are_runs = has_runs && is_inside && visible_to_any == ALL_PRESENT;
 #pragma unroll
         for (u32 run = 0; run < RUNS; run++) pages[run] = next_pages[run];
         if (has_pages) {
@@ -272,22 +290,24 @@ struct TileRing {
             ask_pages(tile + WARPS * TILE);
         }
         if (are_runs)
-            there[TILES_AHEAD - 1] = ALL_THERE;
+            present[TILES_AHEAD - 1] = ALL_PRESENT;
         else
-            there[TILES_AHEAD - 1] = ballot(seen_by_any >> thread_index() % 32 % TILE & 1u && place_of(tile + thread_index() % 32 % TILE).is_there) & ALL_THERE;
+            present[TILES_AHEAD - 1] = ballot(visible_to_any >> thread_index() % 32 % TILE & 1u && place_of(tile + thread_index() % 32 % TILE).is_present) & ALL_PRESENT;
         copy(k, slot);
     }
 
-    // Copies the values of the tile whose keys were copied last to a slot.
+    // Starts the copy of the V tile
+    // that belongs to the last K tile.
     __device__ __forceinline__ void copy_values(u32 slot) {
         copy(v, slot);
     }
 
-    // The turn of keys, or of values, of which there are no more.
+    // Commits an empty group when no tile is left, so
+    // that the number of groups in flight stays constant.
     __device__ __forceinline__ void copy_nothing(bool of_keys) {
         if (of_keys) {
 #pragma unroll
-            for (u32 i = 0; i + 1 < TILES_AHEAD; i++) there[i] = there[i + 1];
+            for (u32 i = 0; i + 1 < TILES_AHEAD; i++) present[i] = present[i + 1];
 #ifdef QG_BITS
 #pragma unroll
             for (u32 i = 0; i + 1 < TILES_AHEAD; i++) row_bits[i] = row_bits[i + 1];
@@ -297,7 +317,8 @@ struct TileRing {
         cp_async_commit_group();
     }
 
-    // Where a key is, and whether it is there and among the warp's.
+    // Position of a key; absent if the
+    // key is outside the warp's range.
     __device__ __forceinline__ KeyPlace place_of(u32 key) {
         if (key < keys.first || key >= keys.end) return {0, 0, false};
         return place_of_key(p, s, key);
@@ -325,20 +346,22 @@ struct TileRing {
         cp_async_commit_group();
     }
 
-    // Copies what is there of a tile, key by key. This is for few tiles: lane and head come out of an exchange, so that the compiler computes
-    // nothing of it before the loop, where registers would hold it all the time.
+    // Copies a tile key by key: unaligned, partial or
+    // masked tiles. The shuffles make lane and head opaque,
+    // so that the compiler hoists none of this rare path
+    // out of the tile loop, where it would hold registers.
     template <bool OF_VALUES>
     __device__ __forceinline__ void copy_some(Rows<OF_VALUES> rows, u8* to) {
-        const u32 lane = shfl_idx_u32(thread_index() % 32, thread_index()), mask = there[TILES_AHEAD - 1];
+        const u32 lane = shfl_idx_u32(thread_index() % 32, thread_index()), mask = present[TILES_AHEAD - 1];
         rows.kv_head = shfl_idx_u32(rows.kv_head, 0);
-        const bool is_there = mask >> lane % TILE & 1u;
+        const bool is_present = mask >> lane % TILE & 1u;
         u64 element = 0;
-        if (is_there) {
+        if (is_present) {
             const KeyPlace at = place_of_key(p, s, tile + lane % TILE);
             element = rows.element_of(at.page, at.row);
         }
         rows.copy_some(element, mask, wide, lane, to);
         if constexpr (HAS_SCALES)
-            rows.copy_scales(element, is_there, wide_scales, to + rows.SCALES_AT + lane * SCALE_BYTES);
+            rows.copy_scales(element, is_present, wide_scales, to + rows.SCALES_AT + lane * SCALE_BYTES);
     }
 };

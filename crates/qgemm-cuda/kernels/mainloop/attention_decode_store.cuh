@@ -1,8 +1,9 @@
-// How attention of few queries stores its results, some columns of a row at a time.
+// Decode attention: stores rows of D.
 #pragma once
 #include "mainloop/attention_decode_work.cuh"
 
-// Rounds N results to D's type, which is that of Q, and stores them from `element` on.
+// Rounds N results to the type of D, which is the
+// type of Q, and stores them from `element` on.
 template <u32 N>
 QG_DEVICE void store_some(const KernelParams& p, u64 element, const float (&d)[N]) {
     u8* to = reinterpret_cast<u8*>(p.at.d) + element * 2;
@@ -22,17 +23,18 @@ QG_DEVICE void store_some(const KernelParams& p, u64 element, const float (&d)[N
     for (u32 i = 0; i < N; i++) st_global_u16(to + i * 2, pairs[i / 2] >> (i % 2 * 16));
 }
 
-// Stores N columns of a row from `c` on, if they are there: sums of values times weights, of which `total` is the sum.
+// Normalizes N columns of a row by `row_sum`
+// and stores them from column `c` on.
 template <u32 N>
-QG_DEVICE void store_row(const KernelParams& p, const ParkedWork& work, u32 row, u32 c, const float (&sums)[N], float largest, float total) {
+QG_DEVICE void store_row(const KernelParams& p, const SavedWork& work, u32 row, u32 c, const float (&sums)[N], float row_max, float row_sum) {
     if (c >= p.shape.v_dim) return;
     const u64 token = work.token_of(row);
     const u32 head = work.head_of(row);
-    const float scale = total == 0.0f ? 0.0f : work.v_factor / total;
+    const float scale = row_sum == 0.0f ? 0.0f : work.v_factor / row_sum;
     float d[N];
 #pragma unroll
     for (u32 i = 0; i < N; i++) d[i] = sums[i] * scale;
     store_some(p, token * p.at.d_token + head * p.at.d_head + c, d);
     if (c == 0 && p.shape.flags & QG_FLAG_LSE)
-        st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(largest, total));
+        st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(row_max, row_sum));
 }

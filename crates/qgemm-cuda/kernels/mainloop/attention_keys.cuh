@@ -1,5 +1,6 @@
-// The queries and keys of a sequence, where they lie, and which keys a query sees. Whatever offsets, lengths and tables hold, no
-// place is outside of an operand.
+// Attention: sequences, KV cache addressing, visible key
+// ranges. Indices are clamped: no content of offsets,
+// lengths or tables makes an access go out of bounds.
 #pragma once
 #include "atoms/exp2.cuh"
 #include "atoms/float.cuh"
@@ -9,15 +10,15 @@
 #include "atoms/warp.cuh"
 #include "generated/abi.cuh"
 
-// The parameter of every kernel of an attention.
+// Kernel parameter of every attention kernel.
 struct AttentionParams {
     AttentionShape shape;
     AttentionPointers at;
 };
 
-// Numbers as the prelude calls the format of keys and values: an element type, or one of codes.
+// KV formats of the prelude beyond the element types (DTYPE_*).
 constexpr u32 KV_E4M3 = 3, KV_Q8_0 = 4, KV_Q4_0 = 5;
-// Features that share a scale, in formats that have scales.
+// Features that share a scale in Q8_0 and Q4_0.
 constexpr u32 KV_BLOCK = 32;
 QG_DEVICE constexpr bool has_scales(u32 format) {
     return format == KV_Q8_0 || format == KV_Q4_0;
@@ -30,9 +31,10 @@ constexpr float LN_2 = 0.693147181f;
 
 struct Sequence {
     u32 index;
-    // First query token, and how many.
+    // First query token, and number of queries.
     u32 token, queries;
-    // Row of the first key, where offsets say it, and how many.
+    // First row of K for packed sequences
+    // (kv_offsets), and number of keys.
     u32 row, keys;
 };
 
@@ -42,7 +44,7 @@ QG_DEVICE u32 least(u32 a, u32 b) {
 QG_DEVICE u32 most(u32 a, u32 b) {
     return a > b ? a : b;
 }
-// a - b, and zero where that is less.
+// max(a − b, 0) for unsigned numbers.
 QG_DEVICE u32 beyond(u32 a, u32 b) {
     return a > b ? a - b : 0;
 }
@@ -69,29 +71,31 @@ QG_DEVICE Sequence sequence_of(const AttentionParams& p, u32 index) {
     return s;
 }
 
-// Keys from `first` on, before `end`.
+// Half-open range of keys.
 struct KeyRange {
     u32 first, end;
 };
 
-// What query `query` of a sequence sees.
-QG_DEVICE KeyRange keys_seen(const AttentionParams& p, const Sequence& s, u32 query) {
-    // One behind the query's own position.
+// Keys that a query attends to: causal range and sliding window.
+QG_DEVICE KeyRange visible_keys(const AttentionParams& p, const Sequence& s, u32 query) {
+    // One past the query's own position,
+    // which is aligned to the last key.
     const u32 end = beyond(s.keys + query + 1, s.queries);
     const u32 last = p.shape.flags & QG_FLAG_CAUSAL ? least(end, s.keys) : s.keys;
     return {least(beyond(end, p.shape.window), last), last};
 }
 
-// What queries `first` to `last`, both among them, see together: windows move on with the query.
-QG_DEVICE KeyRange keys_seen_by(const AttentionParams& p, const Sequence& s, u32 first, u32 last) {
-    return {keys_seen(p, s, first).first, keys_seen(p, s, last).end};
+// Union of the keys visible to the queries
+// `first ..= last`. Windows move with the query.
+QG_DEVICE KeyRange visible_keys_of(const AttentionParams& p, const Sequence& s, u32 first, u32 last) {
+    return {visible_keys(p, s, first).first, visible_keys(p, s, last).end};
 }
 
-// Page and row of a key.
+// Page and row of a key in the KV cache.
 struct KeyPlace {
     u32 page, row;
-    // Whether the table names a page.
-    bool is_there;
+    // Whether the block table has a valid page for the key.
+    bool is_present;
 };
 
 QG_DEVICE KeyPlace place_of_key(const AttentionParams& p, const Sequence& s, u32 key) {
@@ -111,14 +115,14 @@ QG_DEVICE KeyPlace place_of_key(const AttentionParams& p, const Sequence& s, u32
     return {page, row, page < p.shape.pages};
 }
 
-// Eight neighbouring numbers of a format, as they are stored; those that have scales without them.
+// Eight adjacent stored numbers of a format, without scales.
 template <u32 DTYPE>
 struct Eight {
     static constexpr u32 BITS = DTYPE == DTYPE_F32 ? 32 : DTYPE < KV_E4M3 ? 16 : DTYPE == KV_Q4_0 ? 4 : 8;
     static constexpr u32 WORDS = BITS / 4;
     u32 words[WORDS];
 
-    // Bytes before an element.
+    // Byte offset of an element.
     QG_DEVICE u64 offset_of(u64 element) {
         return element * BITS / 8;
     }
@@ -130,7 +134,8 @@ struct Eight {
         return eight;
     }
 
-    // From `address` on, which is a multiple of all eight's bytes, 16 at most, if `aligned` says so.
+    // `aligned`: the address is a multiple of the size of
+    // eight numbers, or of 16 bytes if this is smaller.
     QG_DEVICE Eight load(const u8* address, bool aligned) {
         Eight eight;
         if (aligned) {
@@ -170,7 +175,8 @@ struct Eight {
             const u32 word = eight.words[i / 2];
             return bits_to_f32(i % 2 ? word & 0xffff0000u : word << 16);
         }
-        // The sign of a byte is that of the word whose highest byte it is.
+        // Shift the byte to the top, then
+        // arithmetically back: sign extension.
         if constexpr (DTYPE == KV_Q8_0) return (float)((i32)(eight.words[i / 4] << (24 - i % 4 * 8)) >> 24);
         if constexpr (DTYPE == KV_Q4_0) return (float)(i32)(eight.words[0] >> (i * 4) & 15u) - 8.0f;
         if constexpr (DTYPE == KV_E4M3) return e4m3_to_f32_or_nan(eight.words[i / 4] >> (i % 4 * 8) & 0xffu);
@@ -181,7 +187,8 @@ struct Eight {
     }
 };
 
-// Eight numbers of Q, whose type is known when the kernel runs, in f32.
+// Loads eight numbers of Q as f32.
+// The type of Q is a run-time value.
 QG_DEVICE void load_query(const AttentionParams& p, u64 element, float (&q)[8]) {
     const u8* base = reinterpret_cast<const u8*>(p.at.q);
     const bool aligned = p.shape.flags & QG_FLAG_Q_ALIGNED;
@@ -200,7 +207,8 @@ QG_DEVICE void load_query(const AttentionParams& p, u64 element, float (&q)[8]) 
     }
 }
 
-// Rounds eight results to D's type and stores them from `element` on.
+// Rounds eight results to the type of
+// D and stores them from `element` on.
 QG_DEVICE void store_results(const AttentionParams& p, u64 element, const float (&d)[8]) {
     u8* base = reinterpret_cast<u8*>(p.at.d);
     const bool aligned = p.shape.flags & QG_FLAG_D_ALIGNED;
@@ -230,7 +238,7 @@ QG_DEVICE void store_results(const AttentionParams& p, u64 element, const float 
     for (u32 i = 0; i < 8; i++) st_global_u16(to + i * 2, words[i]);
 }
 
-// exp2's exponent of a product that was multiplied with the shape's factor and the keys' own.
+// Soft cap of a scaled score, which is a base-2 exponent.
 QG_DEVICE float bounded(const AttentionParams& p, float product) {
     if (!(p.shape.flags & QG_FLAG_SOFT_CAP)) return product;
     // tanh |x| = (1 - e) / (1 + e), with e = exp(-2 |x|).
@@ -240,7 +248,7 @@ QG_DEVICE float bounded(const AttentionParams& p, float product) {
     return (product < 0.0f ? -tanh : tanh) * p.shape.soft_cap;
 }
 
-// What products of a head are multiplied with.
+// Softmax scale times the dequantization factor of the KV head.
 QG_DEVICE float key_factor(const AttentionParams& p, u32 kv_head) {
     const float own = p.at.k_factors ? bits_to_f32(index_at(p.at.k_factors, kv_head)) : 1.0f;
     return p.shape.factor * own;
@@ -249,12 +257,14 @@ QG_DEVICE float value_factor(const AttentionParams& p, u32 kv_head) {
     return p.at.v_factors ? bits_to_f32(index_at(p.at.v_factors, kv_head)) : 1.0f;
 }
 
-// The log-sum-exp of exponents to base 2 whose largest is `largest` and of whose powers, less that, the sum is `sum`.
-QG_DEVICE float log_sum_exp(float largest, float sum) {
-    return sum == 0.0f ? minus_infinity() : (largest + lg2_approx(sum)) * LN_2;
+// Log-sum-exp in base e, from row_max as a base-2
+// exponent and `sum`, the sum of exp2(score − row_max).
+QG_DEVICE float log_sum_exp(float row_max, float sum) {
+    return sum == 0.0f ? minus_infinity() : (row_max + lg2_approx(sum)) * LN_2;
 }
 
-// A partial result: the largest exponent, the sum of the powers, two words that are not used, and the sums of the values.
+// Split-KV partial result: {row_max, row_sum,
+// unused, unused}, then the accumulators [v_dim].
 QG_DEVICE float* partial_result(const AttentionParams& p, u64 token, u32 head, u32 part) {
     const u64 row = (token * p.shape.heads + head) * p.at.parts + part;
     return reinterpret_cast<float*>(p.at.workspace) + row * (p.shape.v_dim + 4);

@@ -1,4 +1,5 @@
-// The products of attention by m16n8k16, or two m16n8k8 on Turing: a warp has sixteen queries, a lane two of them.
+// Attention products with m16n8k16, or two m16n8k8 on
+// Turing. A warp has 16 queries, a lane two of them.
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/mma.cuh"
@@ -6,9 +7,11 @@
 
 constexpr u32 WARP_ROWS = 16, ROW_TILES = 1, LANE_ROWS = 2;
 constexpr u32 MMA_K = 16, MMA_N = 8;
-// Tiles of accumulators, and accumulators of a lane in one: two neighbours of each of its rows.
+// MMA tiles, and accumulator registers per tile and
+// lane: two adjacent columns of each of two rows.
 constexpr u32 KEY_TILES = QG_KEYS / MMA_N, FEATURE_TILES = QG_V / MMA_N, TILE_SUMS = 4;
-// Bytes from a row to the next. Sixteen more than it has: eight rows of a matrix then lie in different banks.
+// Row pitch in bytes. 16 bytes of padding put
+// eight rows of a matrix into different banks.
 constexpr u32 QK_PITCH = QG_QK * 2 + 16, V_PITCH = QG_V * 2 + 16;
 
 QG_DEVICE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -25,7 +28,7 @@ QG_DEVICE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 #endif
 }
 
-// Two numbers, rounded to the operands' type.
+// Rounds two numbers to the operand type.
 QG_DEVICE u32 rounded_pair(float low, float high) {
     if constexpr (QG_KV == DTYPE_BF16) {
 #if QG_VARIANT >= 80
@@ -41,36 +44,39 @@ QG_DEVICE u32 rounded_pair(float low, float high) {
 #endif
 }
 
-// Which of a warp's rows, a tile's keys and the features a lane's accumulators are of.
+// Fragment layout: rows, keys and
+// features of a lane's accumulators.
 struct Fragments {
-    // The lane's first row, and how far below it the others are.
+    // First row of the lane, and the
+    // offset of its row number `row`.
     QG_DEVICE u32 first_row(u32 lane) {
         return lane / 4;
     }
     QG_DEVICE u32 rows_below(u32 row) {
         return 8 * row;
     }
-    // The row, of the lane's, of accumulator `i` of any tile.
+    // Row number (0 or 1) of accumulator register `i`.
     template <u32 TILES>
     QG_DEVICE u32 row_of(u32, u32 i) {
         return i / 2;
     }
-    // The first key of tile `n` of scores, and that of an accumulator.
+    // First key of score tile `n`, and the key of a register.
     QG_DEVICE u32 first_key(u32 n) {
         return n * MMA_N;
     }
     QG_DEVICE u32 key_of(u32 n, u32 i, u32 lane) {
         return n * MMA_N + lane % 4 * 2 + i % 2;
     }
-    // The feature of an accumulator of tile `n` of results.
+    // Feature of an accumulator register of output tile `n`.
     QG_DEVICE u32 feature_of(u32 n, u32 i, u32 lane) {
         return n * MMA_N + lane % 4 * 2 + i % 2;
     }
-    // Lanes that differ in these bits have the same rows, one of which stores what a row has one of.
+    // Lanes that share rows differ in these bits. One
+    // of them stores the values that exist once a row.
     static constexpr u32 SAME_ROWS[2] = {1, 2};
 };
 
-// Where a lane finds the operands of its warp in shared memory.
+// Shared-memory pointers of a lane's operands.
 struct Operands {
     u32 q_rows, k_rows;
     const u8* v_rows;
@@ -82,7 +88,7 @@ struct Operands {
     }
 };
 
-// scores += Q · Kᵀ.
+// S += Q · Kᵀ
 QG_DEVICE void multiply_keys(float (&scores)[KEY_TILES][TILE_SUMS], const Operands& operands) {
 #pragma unroll
     for (u32 k = 0; k < QG_QK / MMA_K; k++) {
@@ -98,7 +104,8 @@ QG_DEVICE void multiply_keys(float (&scores)[KEY_TILES][TILE_SUMS], const Operan
     }
 }
 
-// sums += weights · V. The accumulators of two tiles are laid out as operand A of one.
+// O += P · V. The accumulators of
+// two tiles form one operand A.
 QG_DEVICE void multiply_values(float (&sums)[FEATURE_TILES][TILE_SUMS], const float (&weights)[KEY_TILES][TILE_SUMS],
                                const Operands& operands, u32) {
 #pragma unroll

@@ -1,10 +1,13 @@
-// What is left to do where the keys of a sequence are cut into parts, a CTA each: the CTA of some rows that arrives last adds up what those of
-// all parts have written, in the order of the parts, so that bits do not depend on which it is. Nobody waits for another.
+// Split-KV combine inside the attention kernel. The
+// CTA that arrives last combines the partial results
+// of all parts in order, so the bits do not depend
+// on the arrival order. No CTA waits for another.
 #pragma once
 #include "atoms/cg_pair.cuh"
 #include "mainloop/attention_keys.cuh"
 
-// Parts that a row, or some of the rows of a CTA, see.
+// Parts that contain visible keys of
+// one row, or of all rows of a CTA.
 struct PartRange {
     u32 first, end;
 };
@@ -13,9 +16,13 @@ QG_DEVICE PartRange parts_of(const AttentionParams& p, const KeyRange& keys) {
     return {keys.first / p.at.part_keys, (keys.end - 1) / p.at.part_keys + 1};
 }
 
-// True for the CTA that arrives last of `peers`: what all have written is then visible to all its threads. `flag` is a word of shared memory.
-// The barriers make one thread's arrival that of all: the first of the last warp, while the other warps do what `meanwhile` does. The next
-// launch finds the counter at zero.
+// Arrives at `counter`. True for the last of `peers`
+// CTAs, to which the writes of all peers are visible.
+// One thread arrives for the CTA: the barrier before
+// orders the writes of all threads, the barrier after
+// publishes the result through `flag` (shared memory).
+// It is thread 0 of the last warp; other warps run
+// `meanwhile`. The counter is reset for the next launch.
 template <class F>
 QG_DEVICE bool is_last_of(u32* counter, u32 peers, u32* flag, F&& meanwhile) {
     cta_barrier();
@@ -30,13 +37,15 @@ QG_DEVICE bool is_last_of(u32* counter, u32 peers, u32* flag, F&& meanwhile) {
     return ld_shared(flag) != 0;
 }
 
-// The results of a row's parts: a header each, the largest exponent, the sum of the weights and two words that are not used, then the sums of
-// values of each. What is loaded together lies together, at distances that are constants.
+// Partial results of a row: a header {row_max,
+// row_sum, unused, unused} per part, then the
+// accumulators of each part. Data that is loaded
+// together is adjacent, at constant strides.
 struct PartResults {
     f32x4* headers;
     float* all_sums;
 
-    // Of row `row` of all.
+    // `row`: index over all rows of all sequences.
     QG_DEVICE PartResults of(const AttentionParams& p, u64 row) {
         float* from = reinterpret_cast<float*>(p.at.workspace) + QG_COUNTERS + row * (p.at.parts * (QG_V + 4));
         return {reinterpret_cast<f32x4*>(from), from + p.at.parts * 4};
@@ -46,13 +55,14 @@ struct PartResults {
     }
 };
 
-// What the parts of a row add up to in COLUMNS columns, which a lane has. Parts are added up in chains, every so many parts one, and chains in
-// the end one after another, as `attention_combine` does.
+// Combined result of a row in COLUMNS columns of a lane.
+// Every CHAINS-th part goes into one chain; chains are summed
+// last, in order. Bits therefore match `attention_combine`.
 template <u32 COLUMNS>
 struct PartSums {
     static constexpr u32 CHAINS = 4, BATCH = 32;
     static_assert(COLUMNS == 2 || COLUMNS == 4, "a lane loads eight bytes or sixteen");
-    float largest, total, sums[COLUMNS];
+    float row_max, row_sum, sums[COLUMNS];
 
     QG_DEVICE void load_columns(float (&values)[COLUMNS], const float* from) {
         if constexpr (COLUMNS == 4) {
@@ -64,15 +74,18 @@ struct PartSums {
         }
     }
 
-    // Of the parts `parts`, from column `c` on, if it is there.
+    // Combines `parts` from column `c` on, if the row has
+    // this column. `weights`: shared scratch of the warp.
     QG_DEVICE PartSums of(const PartResults& results, const PartRange& parts, u32 c, bool has_columns, f32x4* weights) {
         const u32 lane = thread_index() % 32;
         PartSums row;
-        row.largest = minus_infinity();
-        float totals[CHAINS] = {}, sums[CHAINS][COLUMNS] = {};
+        row.row_max = minus_infinity();
+        float row_sums[CHAINS] = {}, sums[CHAINS][COLUMNS] = {};
 #pragma unroll 1
         for (u32 batch = parts.first; batch < parts.end; batch += BATCH) {
-            // All in flight at once. Parts that are not there have no weight, and zeros; a lane has exponent and total of a part.
+            // All loads of a batch are in flight at once.
+            // Absent parts have weight 0 and zeros. Each
+            // lane holds the header of one part.
             f32x4 own = {minus_infinity(), 0.0f, 0.0f, 0.0f};
             if (batch + lane < parts.end) own = ld_global_cg_f32x4(results.headers + batch + lane);
             float values[BATCH][COLUMNS];
@@ -81,27 +94,27 @@ struct PartSums {
 #pragma unroll
                 for (u32 i = 0; i < BATCH; i++) load_columns(values[i], from + i * QG_V);
             } else {
-                const u32 there = has_columns ? parts.end - batch : 0;
+                const u32 present = has_columns ? parts.end - batch : 0;
 #pragma unroll
                 for (u32 i = 0; i < BATCH; i++) {
 #pragma unroll
                     for (u32 j = 0; j < COLUMNS; j++) values[i][j] = 0.0f;
-                    if (i < there) load_columns(values[i], from + i * QG_V);
+                    if (i < present) load_columns(values[i], from + i * QG_V);
                 }
             }
             if (batch == parts.first) {
-                row.largest = own.x;
+                row.row_max = own.x;
                 for (u32 part = batch + BATCH + lane; part < parts.end; part += BATCH) {
                     const float other = ld_global_cg_f32(reinterpret_cast<const float*>(results.headers + part));
-                    row.largest = other > row.largest ? other : row.largest;
+                    row.row_max = other > row.row_max ? other : row.row_max;
                 }
 #pragma unroll
                 for (u32 mask = 16; mask > 0; mask /= 2) {
-                    const float other = shfl_xor(row.largest, mask);
-                    row.largest = other > row.largest ? other : row.largest;
+                    const float other = shfl_xor(row.row_max, mask);
+                    row.row_max = other > row.row_max ? other : row.row_max;
                 }
             }
-            const float base = row.largest == minus_infinity() ? 0.0f : row.largest;
+            const float base = row.row_max == minus_infinity() ? 0.0f : row.row_max;
             st_shared(reinterpret_cast<f32x2*>(weights) + lane, f32x2{ex2_approx(own.x - base), own.y});
             warp_barrier();
 #pragma unroll
@@ -111,20 +124,20 @@ struct PartSums {
 #pragma unroll
                 for (u32 of = 0; of < 2; of++) {
                     float(&chain)[COLUMNS] = sums[(i + of) % CHAINS];
-                    totals[(i + of) % CHAINS] = fma_f32(pair[of * 2], pair[of * 2 + 1], totals[(i + of) % CHAINS]);
+                    row_sums[(i + of) % CHAINS] = fma_f32(pair[of * 2], pair[of * 2 + 1], row_sums[(i + of) % CHAINS]);
 #pragma unroll
                     for (u32 j = 0; j < COLUMNS; j++) chain[j] = fma_f32(pair[of * 2], values[i + of][j], chain[j]);
                 }
             }
-            // The next batch's take their place.
+            // The next batch overwrites `weights`.
             warp_barrier();
         }
-        row.total = totals[0];
+        row.row_sum = row_sums[0];
 #pragma unroll
         for (u32 j = 0; j < COLUMNS; j++) row.sums[j] = sums[0][j];
 #pragma unroll
         for (u32 chain = 1; chain < CHAINS; chain++) {
-            row.total += totals[chain];
+            row.row_sum += row_sums[chain];
 #pragma unroll
             for (u32 j = 0; j < COLUMNS; j++) row.sums[j] += sums[chain][j];
         }

@@ -1,5 +1,6 @@
-// Lists of the slots of each expert, in ascending order. A warp counts the slots of a range, CTAs and warps find where their
-// part of each list begins, and the warp writes the slots there: who is first in a list does not depend on who runs first.
+// Expert lists: the slots of each expert, ascending. Each warp
+// counts a range of slots, prefix sums give its offset in every
+// list, and it scatters its slots. The order is deterministic.
 #pragma once
 #include "atoms/bits.cuh"
 #include "atoms/launch.cuh"
@@ -10,14 +11,14 @@
 #include "atoms/warp.cuh"
 #include "generated/abi.cuh"
 
-// The parameter of every kernel of a routing.
+// Kernel parameter of routing kernels.
 struct RoutingParams {
     RoutingShape shape;
     RoutingPointers at;
 };
 
 constexpr u32 NO_SLOT = ~0u;
-// Codes of the status.
+// Status codes.
 constexpr u32 STATUS_BAD_ID = 1, STATUS_TOO_FEW = 2;
 
 struct SlotRange {
@@ -25,11 +26,11 @@ struct SlotRange {
 
     QG_DEVICE SlotRange of_chunk(const RoutingParams& p, u32 chunk) {
         const u32 all = p.shape.tokens * p.shape.top_k, each = p.shape.chunk_tokens * p.shape.top_k;
-        // Chunks may be those of more tokens than there are.
+        // The last chunk may exceed the tokens.
         const u32 first = chunk * each < all ? chunk * each : all;
         return {first, first + each < all ? first + each : all};
     }
-    // The part of a warp: whole rows of 32.
+    // Range of a warp: whole rows of 32 slots.
     QG_DEVICE SlotRange of_warp(const SlotRange& range, u32 warp, u32 warps) {
         const u32 each = ((range.last - range.first + warps - 1) / warps + 31) / 32 * 32;
         const u32 first = range.first + warp * each;
@@ -37,8 +38,10 @@ struct SlotRange {
     }
 };
 
-// The CTA's shared memory: a count for each expert of every warp, which becomes the place of the warp's next slot; one for
-// each of all warps, which becomes the offset of the list, and the end of the last; and two words a warp.
+// Shared memory of a CTA. `of_warps`: per warp and expert, a
+// count that becomes the position of the warp's next slot.
+// `offsets`: per expert, a count that becomes the offset of
+// its list, then the end. `sums`, `bad`: one word per warp.
 struct ListStorage {
     u32* of_warps;
     u32* offsets;
@@ -56,7 +59,8 @@ QG_DEVICE u8* word_at(u64 address, u64 index) {
     return reinterpret_cast<u8*>(address) + index * 4;
 }
 
-// The workspace: the first bad slot of every chunk, then the counts of every chunk, then those of all.
+// Workspace: first bad slot of each chunk,
+// counts of each chunk, total counts.
 QG_DEVICE u8* chunk_bad(const RoutingParams& p, u32 chunk) {
     return word_at(p.at.workspace, chunk);
 }
@@ -64,26 +68,27 @@ QG_DEVICE u8* chunk_count(const RoutingParams& p, u32 chunk, u32 expert) {
     return word_at(p.at.workspace, p.shape.chunks + (u64)chunk * p.shape.experts + expert);
 }
 
-// The lowest bit that is set.
+// Index of the lowest set bit.
 QG_DEVICE u32 lowest(u32 bits) {
     return popc(~bits & (bits - 1));
 }
 
-// The id of a slot, `experts` of one beyond the range or without an expert.
+// Expert id of a slot; `experts` if out of range or invalid.
 QG_DEVICE u32 load_id(const RoutingParams& p, u64 ids, const SlotRange& range, u32 slot) {
     if (slot >= range.last) return p.shape.experts;
     const u32 id = ld_global_u32(word_at(ids, slot));
     return id < p.shape.experts ? id : p.shape.experts;
 }
 
-// Rows of 32 slots whose ids a warp asks for at once, and warps whose counts a thread does, because each waits for memory.
+// Rows of 32 slots that a warp loads at once, and warps
+// whose counts a thread loads at once, to hide latency.
 #ifdef QG_ROWS_AT_ONCE
 constexpr u32 ROWS_AT_ONCE = QG_ROWS_AT_ONCE;
 #else
 constexpr u32 ROWS_AT_ONCE = 4;
 #endif
 
-// The ids of a lane's slots, of rows that follow one another.
+// Expert ids of a lane in consecutive rows of slots.
 struct SlotIds {
     u32 id[ROWS_AT_ONCE];
 
@@ -95,7 +100,8 @@ struct SlotIds {
     }
 };
 
-// Adds the slots of a warp's range, whose first rows are loaded, to its counts. Returns the first without an expert.
+// Counts the slots of a warp's range; the first rows are
+// already loaded. Returns the first slot without an expert.
 QG_DEVICE u32 count_slots(const RoutingParams& p, u64 ids, const SlotRange& range, const SlotIds& first_rows, u32* counts) {
     const u32 lane = thread_index() % 32, experts = p.shape.experts;
     u32 first_bad = NO_SLOT;
@@ -113,8 +119,9 @@ QG_DEVICE u32 count_slots(const RoutingParams& p, u64 ids, const SlotRange& rang
     return first_bad;
 }
 
-// Writes the slots of a warp's range, whose first rows are loaded, to the rows, from the places on that the warp has for each expert behind
-// `offsets`.
+// Scatters the slots of a warp's range to the lists; the
+// first rows are already loaded. `places`: the warp's
+// next position in each list, relative to `offsets`.
 QG_DEVICE void scatter_slots(const RoutingParams& p, u64 ids, const SlotRange& range, const SlotIds& first_rows, u32* places,
                              const u32* offsets) {
     const u32 lane = thread_index() % 32, experts = p.shape.experts;
@@ -125,18 +132,19 @@ QG_DEVICE void scatter_slots(const RoutingParams& p, u64 ids, const SlotRange& r
             const u32 id = own.id[i];
             if (rows + i * 32 >= range.last) break;
             const u32 lanes = match_any(id), before = popc(lanes & ((1u << lane) - 1));
-            // The first lane of an expert takes places for all of them.
+            // One atomic per expert: the first lane reserves
+            // positions for all lanes with this expert.
             u32 place = 0;
             if (id < experts && before == 0) place = atomic_add_shared(&places[id], popc(lanes));
             place = shfl_idx_u32(place, lowest(lanes)) + before;
             if (id < experts) st_global_u32(word_at(p.at.rows, ld_shared(&offsets[id]) + place), rows + i * 32 + lane);
-            // Those of the next row come behind.
+            // Later rows must get later positions.
             warp_barrier();
         }
     }
 }
 
-// The sum of the values of this lane and those before it.
+// Inclusive prefix sum over lanes.
 QG_DEVICE u32 inclusive_sum(u32 value) {
     const u32 lane = thread_index() % 32;
 #pragma unroll
@@ -147,7 +155,8 @@ QG_DEVICE u32 inclusive_sum(u32 value) {
     return value;
 }
 
-// Replaces counts by the sums of those before them, and the entry behind the last by the sum of all.
+// Exclusive prefix sum of the counts;
+// the total follows the last entry.
 QG_DEVICE void counts_to_offsets(const ListStorage& storage, u32 experts) {
     const u32 lane = thread_index() % 32, warp = thread_index() / 32, warps = cta_threads() / 32;
     const u32 rows = (experts + 31) / 32;
@@ -171,8 +180,9 @@ QG_DEVICE void counts_to_offsets(const ListStorage& storage, u32 experts) {
     cta_barrier();
 }
 
-// Replaces the counts of an expert by the sums of those of the warps before, the first by `place`. Returns the sum of all. Counts of
-// several warps are loaded before the first is replaced, so that one wait serves them.
+// Exclusive prefix sum of an expert's counts over warps,
+// starting at `place`. Returns the end. Loads several
+// counts before it overwrites them, to hide latency.
 QG_DEVICE u32 counts_to_places(const ListStorage& storage, u32 experts, u32 expert, u32 place) {
     const u32 warps = cta_threads() / 32;
     for (u32 warp = 0; warp < warps; warp += ROWS_AT_ONCE) {
@@ -195,7 +205,7 @@ QG_DEVICE void clear_counts(const ListStorage& storage, u32 experts) {
     cta_barrier();
 }
 
-// The least of what the warps found; every thread gets it.
+// Minimum over warps, for every thread.
 QG_DEVICE u32 least_of_warps(const ListStorage& storage, u32 slot) {
     const u32 lane = thread_index() % 32;
     if (lane == 0) st_shared(&storage.bad[thread_index() / 32], slot);
@@ -209,7 +219,8 @@ QG_DEVICE u32 least_of_warps(const ListStorage& storage, u32 slot) {
     return slot;
 }
 
-// What the status says when `slot` is the first without an expert; by one thread.
+// Writes the status; `slot` is the first
+// without an expert. Call from one thread.
 QG_DEVICE void store_status(const RoutingParams& p, u64 ids, u32 slot) {
     const bool is_bad = slot != NO_SLOT, is_given = p.shape.flags & QG_FLAG_GIVEN_IDS;
     u32 id = is_bad ? ~0u : 0;
@@ -220,14 +231,14 @@ QG_DEVICE void store_status(const RoutingParams& p, u64 ids, u32 slot) {
     st_global_u32(word_at(p.at.status, 3), id);
 }
 
-// Entries of the rows, of those that are this CTA's to fill, behind the last list.
+// Fills unused entries behind the last list, within this CTA's range.
 QG_DEVICE void fill_rest(const RoutingParams& p, const SlotRange& range, u32 listed) {
     const u32 first = range.first < listed ? listed : range.first;
     for (u32 place = first + thread_index(); place < range.last; place += cta_threads())
         st_global_u32(word_at(p.at.rows, place), ~0u);
 }
 
-// Offsets and counts, from the offsets in shared memory.
+// Stores the offsets and counts of all lists.
 QG_DEVICE void store_offsets(const RoutingParams& p, const ListStorage& storage) {
     for (u32 e = thread_index(); e <= p.shape.experts; e += cta_threads()) {
         const u32 offset = ld_shared(&storage.offsets[e]);
@@ -237,7 +248,7 @@ QG_DEVICE void store_offsets(const RoutingParams& p, const ListStorage& storage)
     }
 }
 
-// Counts the slots of a chunk for the kernels that follow.
+// Counts the slots of a chunk for later launches.
 QG_DEVICE void count_chunk(const RoutingParams& p, u64 ids, u32 chunk, const ListStorage& storage) {
     const u32 experts = p.shape.experts, warp = thread_index() / 32, warps = cta_threads() / 32;
     const SlotRange range = SlotRange::of_warp(SlotRange::of_chunk(p, chunk), warp, warps);
@@ -252,7 +263,8 @@ QG_DEVICE void count_chunk(const RoutingParams& p, u64 ids, u32 chunk, const Lis
     }
 }
 
-// Everything, by one CTA, or by a few of which each counts all slots and writes the places of every so many warps.
+// Builds the lists in one launch. Several CTAs each count
+// all slots and scatter the ranges of every ctas-th warp.
 QG_DEVICE void make_lists(const RoutingParams& p, u64 ids, const ListStorage& storage) {
     const u32 experts = p.shape.experts, warp = thread_index() / 32, warps = cta_threads() / 32;
     const SlotRange all = {0, p.shape.tokens * p.shape.top_k};

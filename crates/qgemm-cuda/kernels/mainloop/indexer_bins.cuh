@@ -1,30 +1,32 @@
-// Scores in bins of equal width: how a CTA finds a bound of scores, and how it sorts numbers, where bins have few of them.
+// Sparse-attention indexer: bins of equal width
+// over scores. A CTA finds a score bound with them
+// and sorts candidates while bins have few entries.
 #pragma once
 #include "atoms/reciprocal.cuh"
 #include "mainloop/indexer_ranks.cuh"
 #include "mainloop/warp_max.cuh"
 
-// The place of a number's score in the order of scores.
+// Order-preserving score bits of a ranked value.
 QG_DEVICE u32 place_of(u64 number) {
     return (u32)(number >> 32);
 }
 
-// BINS bins of the places from `low` to `high`, in their order.
+// BINS bins over the ordered scores `low ..= high`, ascending.
 struct Bins {
     u32 low, high;
-    // Bins of a place, in 2^-32.
+    // Bins per unit of score, in 2^-32.
     u32 scale;
 
     QG_DEVICE Bins between(u32 low, u32 high) {
-        // Fewer places than bins have one each.
+        // With fewer distinct scores than bins, each has its bin.
         const u32 range = high - low;
         return {low, high, range < BINS ? ~0u : (u32)(4294966272.0f * BINS * rcp_approx((float)range))};
     }
-    // The bin of a place of the range.
+    // Bin of an ordered score within the range.
     __device__ __forceinline__ u32 at(u32 place) const {
         return least((u32)((u64)(place - low + 1) * scale >> 32), BINS - 1);
     }
-    // The lowest place of a bin.
+    // Lowest ordered score of a bin.
     __device__ __forceinline__ u32 first(u32 bin) const {
         return bin == 0 ? low : low - 1 + (u32)((((u64)bin << 32) + scale - 1) / scale);
     }
@@ -37,7 +39,8 @@ QG_DEVICE void clear_bins(SharedStorage& shared) {
     cta_barrier();
 }
 
-// The bins between the lowest and the highest of all threads' places, of which 0 is none. `high` is 0 where there are none.
+// Bins between the minimum and maximum over all threads;
+// 0 means no score. `high` is 0 if no thread has a score.
 template <u32 COUNT, class F>
 QG_DEVICE Bins bins_of_all(SharedStorage& shared, F&& place) {
     u32 high = 0, below = 0;
@@ -45,7 +48,7 @@ QG_DEVICE Bins bins_of_all(SharedStorage& shared, F&& place) {
     for (u32 i = 0; i < COUNT; i++) {
         const u32 own = place(i);
         if (own > high) high = own;
-        // The complement of the lowest is the highest complement.
+        // Minimum as the complement of the maximum complement.
         if (own != 0 && ~own > below) below = ~own;
     }
     high = warp_max(high), below = warp_max(below);
@@ -59,8 +62,9 @@ QG_DEVICE Bins bins_of_all(SharedStorage& shared, F&& place) {
     return Bins::between(~below, high);
 }
 
-// A place that at least `wanted` of all threads' places reach, and at most `most`, or as many as are at that very place; 0 where there are no
-// more than are wanted.
+// An ordered score that at least `wanted` scores
+// reach, and at most `most` unless scores are
+// equal. Returns 0 if no more than `wanted` exist.
 template <u32 COUNT>
 QG_DEVICE u32 find_place(SharedStorage& shared, const u32 (&places)[COUNT], u32 wanted, u32 most) {
     Bins bins = bins_of_all<COUNT>(shared, [&](u32 i) { return places[i]; });
@@ -79,16 +83,17 @@ QG_DEVICE u32 find_place(SharedStorage& shared, const u32 (&places)[COUNT], u32 
     }
 }
 
-// Numbers of a bin at most.
+// Capacity of a bin for the sort.
 constexpr u32 MOST_OF_BIN = 255;
 
-// Writes the keys of a query that has `found` gathered numbers in the order of these, -1 behind the last. Returns whether it has: not where a bin
-// has many numbers, of scores that are nearly alike.
+// Bin sort: writes the keys of `found` candidates in
+// order of score, then -1. Fails (returns false) if a
+// bin has many entries because scores are nearly equal.
 QG_DEVICE bool write_in_bins(const IndexerParams& p, SharedStorage& shared, u32 found, u32 query) {
     const u32 thread = thread_index();
     const auto number = [&](u32 i) { return i * QG_THREADS + thread < found ? ld_shared(&shared.gathered[i * QG_THREADS + thread]) : 0; };
     const Bins bins = bins_of_all<THREAD_GATHERED>(shared, [&](u32 i) { return place_of(number(i)); });
-    // The highest first.
+    // Highest scores first.
     const auto bin_of = [&](u64 number) { return BINS - 1 - bins.at(place_of(number)); };
     if (thread == 0) st_shared(&shared.inside, 0u);
     clear_bins(shared);
@@ -107,7 +112,8 @@ QG_DEVICE bool write_in_bins(const IndexerParams& p, SharedStorage& shared, u32 
     if (most > MOST_OF_BIN) reduce_add_shared(&shared.inside, 1);
     u32 before = sum_before(shared, sum, all);
     if (ld_shared(&shared.inside) != 0) return false;
-    // Where a bin begins takes the place of how many it has, and becomes where it ends.
+    // A bin's count becomes its begin offset;
+    // the scatter advances it to its end offset.
 #pragma unroll
     for (u32 i = 0; i < THREAD_BINS; i++) {
         u32* const bin = &shared.bins[thread * THREAD_BINS + i];
@@ -137,7 +143,7 @@ QG_DEVICE bool write_in_bins(const IndexerParams& p, SharedStorage& shared, u32 
     return true;
 }
 
-// Writes the keys of a query that has `found` gathered numbers.
+// Writes the top keys among `found` candidates.
 QG_DEVICE void write_best(const IndexerParams& p, SharedStorage& shared, u32 found, u32 query) {
     if (!write_in_bins(p, shared, found, query)) write_chosen(p, shared, reduce(shared, found, p.chosen), query);
 }

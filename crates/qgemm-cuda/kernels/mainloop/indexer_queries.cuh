@@ -1,4 +1,6 @@
-// The queries of a CTA that scores keys: what each sees, and which of them see any of its keys.
+// Sparse-attention indexer: queries of a CTA
+// that scores keys, their visible keys, and the
+// queries that attend to any key of the CTA.
 #pragma once
 #include "atoms/bits.cuh"
 #include "atoms/sync.cuh"
@@ -8,13 +10,17 @@
 template <u32 MOST>
 struct SeenQueries {
     u32 first[MOST], end[MOST];
-    // Those that see any of the CTA's keys, and how many of each 32 do.
+    // Active queries, which attend to some key of
+    // the CTA; and their number in each group of 32.
     u32 seeing[MOST], counts[MOST / 32];
 };
 
-// Notes `count` queries of a sequence from `first` on, and writes what is to be written of those that see none of the `keys` keys from
-// `key` on, counted in steps of `key_step`. Returns how many do. For all `threads` threads of the CTA, at least `MOST`. With notes, queries
-// whose keys have been gathered see none, and nothing is written of them. Nothing is written where keys are gathered, either.
+// Stores the visible ranges of `count` queries from `first`
+// on and returns the number of active ones. The CTA's keys
+// are `keys` keys from `key` on, in steps of `key_step`.
+// For inactive queries it writes masked scores, except for
+// already served queries and when gathering. All `threads`
+// threads, at least MOST, take part.
 template <bool GATHERS = false, u32 MOST>
 QG_DEVICE u32 note_queries(const IndexerParams& p, SeenQueries<MOST>& all, u32 sequence, u32 first, u32 count, u32 key, u32 keys,
                            u32 threads) {
@@ -39,7 +45,7 @@ QG_DEVICE u32 note_queries(const IndexerParams& p, SeenQueries<MOST>& all, u32 s
         total += of_warp;
     }
     if (sees_any) st_shared(&all.seeing[before], thread);
-    // Most often all see some.
+    // Usually all queries are active.
     for (u32 query = !GATHERS && total < count ? 0 : count; query < count; query++) {
         const KeyRange seen = {ld_shared(&all.first[query]), ld_shared(&all.end[query])};
         if (sees_some(seen) || seen.first == ~0u) continue;

@@ -1,5 +1,6 @@
-// Scores with their keys, in the order in which keys are chosen: how a CTA finds the highest of many, and sorts them. A score and the
-// complement of its key are one number, of which no two are alike.
+// Sparse-attention indexer: top-k selection and sort
+// by a CTA. A ranked value combines a score and the
+// complement of its key into one unique number.
 #pragma once
 #include "atoms/bits.cuh"
 #include "atoms/shared_atomic.cuh"
@@ -8,12 +9,13 @@
 #include "mainloop/indexer_keys.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;
-// Bins of a histogram, by which a bound is found 11 or 10 bits at a time.
+// Radix-select histogram: 11 or 10 bits a pass.
 constexpr u32 BINS = 2048, THREAD_BINS = BINS / QG_THREADS;
 constexpr u32 DIGITS = 6;
-// Keys that are gathered at most: more than are ever wanted, so that a sample's bound need not be exact.
+// Candidate capacity. It exceeds any k, so that
+// the bound of a sample need not be exact.
 constexpr u32 MOST_GATHERED = 4096, THREAD_GATHERED = MOST_GATHERED / QG_THREADS;
-// Keys that are chosen at most.
+// Largest k.
 constexpr u32 MOST_CHOSEN = 2048;
 static_assert(BINS % QG_THREADS == 0 && MOST_GATHERED % (4 * QG_THREADS) == 0, "threads have equally many");
 
@@ -21,16 +23,19 @@ struct SharedStorage {
     u64 gathered[MOST_GATHERED];
     u32 bins[BINS];
     u32 of_warps[WARPS];
-    // The bin where as many as are wanted are reached, how many are above it, and how many in it.
+    // Result of `find_bin`: the bin that reaches `wanted`,
+    // the count above it, and the count inside it.
     u32 bin, above, inside;
     u32 count;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// Score above, complement of the key below: those that come first are the largest. 0 where there is none.
+// Ranked value: ordered score in the high word, ~key
+// in the low word. Larger comes first; 0 is no key.
 QG_DEVICE u64 ranked(u32 bits, u32 key) {
     if (bits == ~0u) return 0;
-    // Bits in the order of scores, the same for both zeros; NaN is below all numbers.
+    // Order-preserving bits. Both zeros
+    // are equal; NaN is below all numbers.
     const u32 magnitude = bits & 0x7fffffffu;
     u32 score = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
     if (magnitude == 0) score = 0x80000000u;
@@ -38,17 +43,17 @@ QG_DEVICE u64 ranked(u32 bits, u32 key) {
     return (u64)score << 32 | ~key;
 }
 
-// Numbers that a thread looks at together.
+// Values that a thread processes at once.
 constexpr u32 TOGETHER = 4;
 
-// The lowest place of a number in the order of scores: that of minus infinity, above NaN.
+// Ordered bits of −inf, which is above NaN.
 constexpr u32 LEAST_NUMBER = 0x007fffffu;
-// The score that has a place.
+// Score with given ordered bits.
 QG_DEVICE float score_of_place(u32 place) {
     return bits_to_f32(place & 0x80000000u ? place & 0x7fffffffu : ~place);
 }
 
-// What was gathered.
+// Candidates in shared memory.
 struct Gathered {
     const u64* values;
     u32 count;
@@ -67,7 +72,7 @@ struct Gathered {
     }
 };
 
-// Numbers from `bits`, shifted by `shift`, on.
+// Values whose upper bits (after `shift`) are at least `bits`.
 struct Bound {
     u64 bits;
     u32 shift;
@@ -77,7 +82,8 @@ struct Bound {
     }
 };
 
-// Counts in a bin. Lanes that have the same one as the first lane that counts are counted together: scores are often alike.
+// Counts in a histogram. Lanes that share the leader's bin are
+// counted with one atomic, because scores are often equal.
 QG_DEVICE void count(u32* bins, bool counts, u32 bin) {
     const u32 lane = thread_index() % 32, all = ballot(counts);
     if (all == 0) return;
@@ -91,7 +97,8 @@ QG_DEVICE void count(u32* bins, bool counts, u32 bin) {
         reduce_add_shared(&bins[bin], 1);
 }
 
-// The sum of what threads before this one have; `all` becomes that of all. Behind a barrier.
+// Exclusive prefix sum over threads; `all`
+// receives the total. Call after a barrier.
 QG_DEVICE u32 sum_before(SharedStorage& shared, u32 own, u32& all) {
     const u32 lane = thread_index() % 32, warp = thread_index() / 32;
     u32 upto = own;
@@ -102,7 +109,7 @@ QG_DEVICE u32 sum_before(SharedStorage& shared, u32 own, u32& all) {
     }
     if (lane == 31) st_shared(&shared.of_warps[warp], upto);
     cta_barrier();
-    // Each warp adds up what the warps have, a lane for each.
+    // Each warp scans the warp sums, one per lane.
     u32 upto_warp = lane < WARPS ? ld_shared(&shared.of_warps[lane]) : 0;
 #pragma unroll
     for (u32 step = 1; step < WARPS; step *= 2) {
@@ -115,7 +122,8 @@ QG_DEVICE u32 sum_before(SharedStorage& shared, u32 own, u32& all) {
     return upto - own;
 }
 
-// Finds the bin, from the highest on, where `wanted` are reached. Returns how many are counted; where those are fewer, there is none.
+// Finds the bin, from the highest down, where the count reaches
+// `wanted`. Returns the total; if it is smaller, no bin is found.
 QG_DEVICE u32 find_bin(SharedStorage& shared, u32 wanted) {
     const u32 thread = thread_index();
     cta_barrier();
@@ -141,7 +149,9 @@ QG_DEVICE u32 find_bin(SharedStorage& shared, u32 wanted) {
     return all;
 }
 
-// The bound that at least `wanted` reach, and at most `most`; 1 where there are no more than are wanted. `most` is at least `wanted`.
+// Radix select: a bound that at least `wanted`
+// values reach, and at most `most` (≥ `wanted`).
+// Returns bound 1 if no more than `wanted` exist.
 template <class Source>
 QG_DEVICE Bound find_bound(const Source& source, SharedStorage& shared, u32 wanted, u32 most) {
     Bound bound = {0, 64};
@@ -155,7 +165,7 @@ QG_DEVICE Bound find_bound(const Source& source, SharedStorage& shared, u32 want
         Source::each(source, [&](const u64 (&values)[TOGETHER]) {
 #pragma unroll
             for (u32 i = 0; i < TOGETHER; i++) {
-                // Shifted twice, because not all of a number may be shifted at once.
+                // Two shifts: a shift by 64 is undefined.
                 const bool counts = values[i] != 0 && values[i] >> shift >> width == bound.bits;
                 count(shared.bins, counts, (u32)(values[i] >> shift) & ((1u << width) - 1));
             }
@@ -169,7 +179,8 @@ QG_DEVICE Bound find_bound(const Source& source, SharedStorage& shared, u32 want
     return bound;
 }
 
-// Appends those that reach the bound to what is gathered, as far as there is room. For whole warps.
+// Appends values that reach the bound to
+// `gathered`, up to its capacity. Warp-collective.
 QG_DEVICE void append(SharedStorage& shared, const Bound& bound, const u64 (&values)[TOGETHER]) {
     const u32 lane = thread_index() % 32;
     u32 wanted[TOGETHER], all = 0;
@@ -196,7 +207,8 @@ QG_DEVICE void clear_count(SharedStorage& shared) {
     cta_barrier();
 }
 
-// Gathers what reaches the bound. Returns how many do, of which as many as there is room for are there.
+// Gathers all values that reach the bound. Returns
+// their number, which may exceed the capacity.
 template <class Source>
 QG_DEVICE u32 gather(const Source& source, SharedStorage& shared, const Bound& bound) {
     clear_count(shared);
@@ -205,7 +217,8 @@ QG_DEVICE u32 gather(const Source& source, SharedStorage& shared, const Bound& b
     return ld_shared(&shared.count);
 }
 
-// Leaves the `wanted` largest of `found`. Returns how many there are.
+// Keeps the `wanted` largest of `found`
+// values. Returns how many remain.
 QG_DEVICE u32 reduce(SharedStorage& shared, u32 found, u32 wanted) {
     if (found <= wanted) return found;
     const Bound bound = find_bound(Gathered{shared.gathered, found}, shared, wanted, wanted);
@@ -222,17 +235,17 @@ QG_DEVICE u32 reduce(SharedStorage& shared, u32 found, u32 wanted) {
     return wanted;
 }
 
-// Numbers that a thread sorts, neighbours.
+// Adjacent values that a thread sorts.
 constexpr u32 OWN = MOST_CHOSEN / QG_THREADS;
 static_assert(OWN == 4 && 2 * MOST_CHOSEN <= MOST_GATHERED, "threads sort four each, and exchange them through two places in turn");
 
-// Of a pair, the number that has the place of the larger or the smaller one.
+// Compare-exchange: the larger or the smaller value of a pair.
 QG_DEVICE u64 kept(u64 own, u64 other, bool keeps_larger) {
     return (own < other) == keeps_larger ? other : own;
 }
 
-// Sorts, the largest first: a bitonic network over the next power of two. Numbers are in registers; those of other warps pass through shared
-// memory.
+// Bitonic sort, descending, over the next power of two. Values are
+// in registers; exchanges between warps go through shared memory.
 QG_DEVICE void sort(SharedStorage& shared, u32 count) {
     const u32 thread = thread_index(), first = thread * OWN;
     u32 size = 2;
@@ -246,7 +259,7 @@ QG_DEVICE void sort(SharedStorage& shared, u32 count) {
     for (u32 run = 2; run <= size; run *= 2) {
 #pragma unroll 1
         for (u32 distance = run / 2; distance >= OWN; distance /= 2) {
-            // Runs that fall keep the larger number at the lower place.
+            // Descending runs keep the larger value at the lower position.
             const bool keeps_larger = ((first & run) == 0) == ((first & distance) == 0);
             u64 other[OWN];
             if (distance >= 32 * OWN) {
@@ -267,7 +280,7 @@ QG_DEVICE void sort(SharedStorage& shared, u32 count) {
 #pragma unroll
             for (u32 i = 0; i < OWN; i++) own[i] = kept(own[i], other[i], keeps_larger);
         }
-        // Among a thread's own.
+        // Exchanges within a thread.
 #pragma unroll
         for (u32 distance = OWN / 2; distance > 0; distance /= 2) {
             if (distance >= run) continue;
@@ -287,7 +300,8 @@ QG_DEVICE void sort(SharedStorage& shared, u32 count) {
     cta_barrier();
 }
 
-// Sorts what was found, of which `shared` has as many as are wanted or all there are, and writes the keys of a query, -1 behind the last.
+// Sorts the candidates and writes the keys of a query,
+// then -1. `shared` already holds at most k candidates.
 QG_DEVICE void write_chosen(const IndexerParams& p, SharedStorage& shared, u32 found, u32 query) {
     sort(shared, found);
     u8* to = reinterpret_cast<u8*>(p.indices) + ((u64)p.first_query + query) * p.chosen * 4;

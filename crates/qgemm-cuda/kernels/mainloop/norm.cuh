@@ -1,5 +1,5 @@
-// What both kernels of `norm` are made of: groups of eight neighbouring columns in any type, sums over the threads of a
-// row, a row's statistics, and the result.
+// RMSNorm and LayerNorm: column groups of any
+// type, row sums, row statistics, and stores.
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/launch.cuh"
@@ -10,13 +10,13 @@
 #include "generated/abi.cuh"
 #include "mainloop/column_group.cuh"
 
-// The parameter of kernels that normalize.
+// Kernel parameter.
 struct NormParams {
     NormShape shape;
     NormPointers at;
 };
 
-// Places in NormShape::types.
+// Indices into NormShape::types.
 constexpr u32 TYPE_X = 0, TYPE_RESIDUAL = 1, TYPE_SUM = 2, TYPE_D = 3, TYPE_GAMMA = 4, TYPE_BETA = 5;
 
 QG_DEVICE u32 type_of(const NormParams& p, u32 place) {
@@ -31,7 +31,7 @@ QG_DEVICE u32 bytes_of(u32 dtype) {
 struct OperandRow {
     u8* start;
     u32 dtype;
-    // Whether it begins at a multiple of 16 bytes.
+    // Whether the row is 16-byte aligned.
     bool aligned;
 
     QG_DEVICE OperandRow of(const NormParams& p, u64 address, u64 stride, u32 row, u32 place, u32 aligned_flag) {
@@ -58,7 +58,7 @@ struct OperandRow {
         return of(p, p.at.beta, 0, 0, TYPE_BETA, QG_FLAG_BETA_ALIGNED16);
     }
 
-    // One element.
+    // Loads one element as f32.
     QG_DEVICE float element(const OperandRow& row, u32 column) {
         if (row.dtype == DTYPE_F32) return bits_to_f32(ld_global_u32(row.start + (u64)column * 4));
         const u32 bits = ld_global_cached_u16(row.start + (u64)column * 2);
@@ -66,11 +66,12 @@ struct OperandRow {
     }
 };
 
-// GROUP neighbouring elements as they are stored: of 16 bits two a word, in the first words.
+// GROUP adjacent stored elements; 16-bit types are packed two a word.
 struct StoredGroup {
     u32 word[GROUP];
 
-    // Those of `columns` columns that lie in [column, column + GROUP); the others are zero.
+    // Loads columns [column, column + GROUP);
+    // columns from `columns` on become zeros.
     QG_DEVICE StoredGroup load(const OperandRow& row, u32 column, u32 columns) {
         StoredGroup group = {};
         if (row.aligned && column + GROUP <= columns) {
@@ -142,7 +143,8 @@ struct StoredGroup {
     }
 };
 
-// Adds the residual, writes the sum, and leaves in `value` what was written.
+// Adds the residual and stores the sum.
+// `value` receives the rounded sum.
 QG_DEVICE void add_residual(const StoredGroup& residual, u32 residual_dtype, const OperandRow& sum, u32 column,
                             u32 columns, float (&value)[GROUP]) {
     float other[GROUP];
@@ -154,7 +156,8 @@ QG_DEVICE void add_residual(const StoredGroup& residual, u32 residual_dtype, con
     StoredGroup::decode(rounded, sum.dtype, value);
 }
 
-// What warps leave for one another: a line for each sum, so that none has to wait until all have read the one before.
+// Partial sums of warps. Separate lines
+// save a barrier between consecutive sums.
 struct NormStorage {
     u32 mean[2][32];
     u32 moments[2][2][32];
@@ -162,8 +165,8 @@ struct NormStorage {
 };
 static_assert(sizeof(NormStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// Adds values of the threads of a row, in the same order in every run; all of them get the sums. Threads that share a warp
-// with those of other rows are a power of two.
+// Deterministic sum over the threads of a row; all threads receive
+// it. If rows share a warp, `row_threads` is a power of two.
 template <u32 COUNT>
 QG_DEVICE void row_sum(u32 row_threads, float (&value)[COUNT], u32* const (&line)[COUNT]) {
     const u32 in_warp = row_threads < 32 ? row_threads : 32;
@@ -176,11 +179,11 @@ QG_DEVICE void row_sum(u32 row_threads, float (&value)[COUNT], u32* const (&line
 #pragma unroll
     for (u32 i = 0; i < COUNT; i++) {
         if (lane == 0) st_shared(&line[i][warp], f32_to_bits(value[i]));
-        // What is read with four sums at once and is none.
+        // Zero the rest of the line: sums are read four at a time.
         if (warp == 0 && lane >= warps) st_shared(&line[i][lane], 0u);
     }
     cta_barrier();
-    // All threads read the same words at once, which takes less time than to shuffle them.
+    // A broadcast read by all threads is faster than shuffles.
 #pragma unroll
     for (u32 i = 0; i < COUNT; i++) {
         value[i] = 0.0f;
@@ -205,16 +208,17 @@ QG_DEVICE u32 row_max(u32 row_threads, u32 value, u32* line) {
     return value;
 }
 
-// Squares whose sum lies between these lose nothing to the ends of f32's range; with an eps above the lower one, no lower
-// end matters.
+// Sums of squares in this range neither overflow nor lose precision to
+// underflow. An eps above the lower bound makes that bound irrelevant.
 constexpr float MOST_SQUARES = 0x1p120f, LEAST_SQUARES = 0x1p-60f;
 
-// What turns the values of a row into normalized ones.
+// Row statistics: scale, mean and inverse deviation.
 struct Statistics {
-    // A power of two: 1, unless squares would leave f32's range.
+    // A power of two; 1 unless squares would leave f32's range.
     float scale;
-    // Of the scaled values: their mean as it was added up, and the mean of what lies beside it, which is what rounding
-    // had taken from the first. Both are 0 without FLAG_CENTERED.
+    // Mean of the scaled values, and the mean of the
+    // remaining differences, which corrects the rounding
+    // error of `mean`. Both are 0 without FLAG_CENTERED.
     float mean, correction;
     float inverse;
 
@@ -222,19 +226,21 @@ struct Statistics {
         return (value * s.scale - s.mean - s.correction) * s.inverse;
     }
 
-    // Of a row whose values `Row::each` gives in groups, with the number of those that the row has.
+    // `Row::each` visits groups of values
+    // with the number of valid columns.
     template <class Row>
     QG_DEVICE Statistics of(const NormParams& p, const Row& row, NormStorage& storage) {
         Statistics s = {1.0f, 0.0f, 0.0f, 0.0f};
         float squares = moments(p, row, storage, 0, s);
         const bool is_small = squares < LEAST_SQUARES && p.shape.eps < LEAST_SQUARES;
-        // The same for all threads of a row, but not of a warp that has several rows, all of which take part.
+        // Uniform for a row but not for a warp with
+        // several rows; all its lanes must take part.
         bool rescales = !(squares <= MOST_SQUARES) || is_small;
         if (p.shape.row_threads < 32) rescales = ballot(rescales) != 0;
         return rescales ? rescaled(p, row, storage) : s;
     }
 
-    // The same of a row whose squares leave f32's range.
+    // Statistics with rescaling, for squares outside f32's range.
     template <class Row>
     QG_DEVICE Statistics rescaled(const NormParams& p, const Row& row, NormStorage& storage) {
         Statistics s = {1.0f, 0.0f, 0.0f, 0.0f};
@@ -243,12 +249,13 @@ struct Statistics {
 #pragma unroll
             for (u32 i = 0; i < GROUP; i++) {
                 const u32 magnitude = f32_to_bits(value[i]) & 0x7fffffffu;
-                // Infinity and NaN stay what they are under every factor.
+                // Infinities and NaN are unaffected by any factor.
                 if (i < count && magnitude < 0x7f800000u && magnitude > largest) largest = magnitude;
             }
         });
         largest = row_max(p.shape.row_threads, largest, storage.largest);
-        // The scaled values are below 4; factor and its inverse are normal numbers.
+        // Scaled values are below 4; the factor
+        // and its inverse are normal numbers.
         u32 exponent = largest >> 23;
         exponent = exponent < 1 ? 1 : exponent > 253 ? 253 : exponent;
         s.scale = bits_to_f32((254 - exponent) << 23);
@@ -256,7 +263,8 @@ struct Statistics {
         return s;
     }
 
-    // Finds mean, correction and inverse of the values times `s.scale`. Returns the sum of the squares.
+    // Computes mean, correction and inverse of the values
+    // times `s.scale`. Returns the sum of squares.
     template <class Row>
     QG_DEVICE float moments(const NormParams& p, const Row& row, NormStorage& storage, u32 turn, Statistics& s) {
         const float share = 1.0f / (float)p.shape.columns;
@@ -282,9 +290,11 @@ struct Statistics {
                 if (i < count) sum[0] += value[i] * s.scale;
         });
         row_sum<1>(p.shape.row_threads, sum, {storage.mean[turn]});
-        // Rounded for itself: fused with a difference, it would be another mean there than elsewhere, and the correction that of neither.
+        // No FMA contraction here: the compiler could fuse this
+        // product into a difference elsewhere, which would then
+        // use a different mean than `correction` assumes.
         s.mean = mul_rn_f32(sum[0], share);
-        // Of what lies beside the mean: the sum, which is small, and the squares.
+        // Differences from the mean: their (small) sum and squares.
         float sums[2] = {};
         Row::each(row, [&](const float(&value)[GROUP], u32 count) {
 #pragma unroll
@@ -304,7 +314,7 @@ struct Statistics {
     }
 };
 
-// Gamma and beta of a group, where there are any.
+// Gamma and beta of a column group; zeros if absent.
 struct ColumnGroup {
     StoredGroup gamma, beta;
 
@@ -315,7 +325,7 @@ struct ColumnGroup {
         return group;
     }
 
-    // Has the group come nearer without a register for it.
+    // Prefetches a group without holding registers.
     QG_DEVICE void prefetch(const NormParams& p, u32 column) {
         if (column + GROUP > p.shape.columns) return;
         const OperandRow gamma = OperandRow::gamma(p), beta = OperandRow::beta(p);
@@ -326,7 +336,7 @@ struct ColumnGroup {
     }
 };
 
-// Multiplies values with gamma and adds beta.
+// Multiplies by gamma and adds beta.
 QG_DEVICE void apply_columns(const NormParams& p, const ColumnGroup& of_columns, float (&out)[GROUP]) {
     float factor[GROUP];
     if (p.shape.flags & QG_FLAG_GAMMA) {
@@ -341,7 +351,7 @@ QG_DEVICE void apply_columns(const NormParams& p, const ColumnGroup& of_columns,
     }
 }
 
-// A group of the result. Columns that X does not have are zero.
+// Normalizes a group. Columns beyond those of X become zero.
 QG_DEVICE void normalize_group(const NormParams& p, const Statistics& s, const float (&value)[GROUP],
                                const ColumnGroup& of_columns, u32 column, float (&out)[GROUP]) {
     if (p.shape.flags & QG_FLAG_CENTERED) {
@@ -359,7 +369,7 @@ QG_DEVICE void normalize_group(const NormParams& p, const Statistics& s, const f
         if (column + i >= p.shape.columns) out[i] = 0.0f;
 }
 
-// Stores a group of D.
+// Stores a normalized group to D.
 QG_DEVICE void store_normalized(const NormParams& p, const Statistics& s, const float (&value)[GROUP],
                                 const ColumnGroup& of_columns, u32 row, u32 column) {
     float out[GROUP];
@@ -368,7 +378,7 @@ QG_DEVICE void store_normalized(const NormParams& p, const Statistics& s, const 
     StoredGroup::store(StoredGroup::encode(out, d.dtype), d, column, p.shape.d_columns);
 }
 
-// Stores the groups of D of a thread whose columns stand in another order than X's, which is read again.
+// Stores D in permuted column order; reloads X by element.
 QG_DEVICE void store_gathered(const NormParams& p, const Statistics& s, u32 row, u32 first_group, u32 group_step) {
     const OperandRow x = OperandRow::x(p, row), d = OperandRow::d(p, row);
     const OperandRow gamma = OperandRow::gamma(p), beta = OperandRow::beta(p);

@@ -1,16 +1,20 @@
-// A row of any length, whose first columns are kept in shared memory as f32; the others are read again.
+// Long row: shared memory caches the first columns
+// as f32; further columns are reloaded from memory.
 #pragma once
 #include "mainloop/norm.cuh"
 
-// Groups of a thread: `thread`, `thread + threads`, …. It reads what it has written itself, and nothing of others.
+// A thread has groups `thread`, `thread + threads`, …. It
+// reads only groups that it wrote, so no barrier is needed.
 struct LongRow {
-    // What is normalized, in memory: X, or the sum with the residual.
+    // Row to normalize in memory: X,
+    // or its sum with the residual.
     OperandRow source;
     u32 columns, kept_columns;
-    // The halves of the groups that are kept: threads beside one another read vectors beside one another.
+    // Low and high halves of cached groups.
+    // Adjacent threads access adjacent vectors.
     f32x4 *low, *high;
 
-    // The row of this CTA; what is kept of it lies at `shared`.
+    // The row of this CTA; `shared` holds the cache.
     QG_DEVICE LongRow of_cta(const NormParams& p, u8* shared) {
         LongRow row;
         row.columns = p.shape.columns;
@@ -22,11 +26,11 @@ struct LongRow {
         return row;
     }
 
-    // Keeps what there is room for, after adding the residual to all of it.
+    // Adds the residual to all columns and fills the cache.
     QG_DEVICE void load(const LongRow& row, const NormParams& p, u32 index) {
         const bool adds = p.shape.flags & QG_FLAG_RESIDUAL;
         const OperandRow x = OperandRow::x(p, index), residual = OperandRow::residual(p, index);
-        // Without a residual, what is not kept need not be read now.
+        // Without a residual, uncached columns are not read yet.
         const u32 end = adds || row.columns < row.kept_columns ? row.columns : row.kept_columns;
         for (u32 column = thread_index() * GROUP; column < end; column += cta_threads() * GROUP) {
             float value[GROUP];

@@ -1,4 +1,5 @@
-// Rows of one type that is known, in whole groups at multiples of 16 bytes, as threads keep them in registers: as they are stored.
+// Row in registers in its stored form: one
+// compile-time type, whole groups, 16-byte alignment.
 #pragma once
 #include "mainloop/norm.cuh"
 #if QG_VARIANT >= 80
@@ -8,7 +9,7 @@
 constexpr u32 VALUE_BYTES = QG_X_DTYPE == DTYPE_F32 ? 4 : 2;
 constexpr u32 WORDS = GROUP * VALUE_BYTES / 4;
 
-// A group as it is stored.
+// A group in its stored form.
 struct PackedGroup {
     u32 word[WORDS];
 
@@ -19,7 +20,7 @@ struct PackedGroup {
         return {group.word[first], group.word[first + 1], group.word[first + 2], group.word[first + 3]};
     }
 
-    // Of a row that is read once.
+    // For rows that are read once (streaming load).
     QG_DEVICE PackedGroup load_once(const u8* row, u32 column) {
         PackedGroup group;
 #pragma unroll
@@ -39,7 +40,7 @@ struct PackedGroup {
         for (u32 i = 0; i < WORDS; i += 4) st_global_v4(row + (u64)column * VALUE_BYTES + i * 4, four(group, i));
     }
 
-    // Of values of type `dtype`, which has as many bytes as X's.
+    // `dtype` is as wide as the type of X.
     QG_DEVICE void decode(const PackedGroup& group, u32 dtype, float (&value)[GROUP]) {
 #pragma unroll
         for (u32 i = 0; i < GROUP; i++) {
@@ -78,7 +79,7 @@ struct PackedGroup {
     }
 };
 
-// Groups of a thread: `lane`, `lane + threads`, ….
+// A thread has groups `lane`, `lane + threads`, ….
 struct PackedRow {
     PackedGroup group[QG_GROUPS];
     u32 lane, threads, columns;
@@ -91,17 +92,21 @@ struct PackedRow {
     }
 };
 
-// Whether threads copy gamma and beta to shared memory before the kernel before ours is done.
+// Whether cp.async brings gamma and beta to
+// shared memory before the previous launch ends.
 constexpr bool COPIES_COLUMNS = QG_VARIANT >= 80 && QG_X_DTYPE != DTYPE_F32;
-// 16 bytes each.
+// 16-byte copies per thread and operand.
 constexpr u32 PIECES = QG_GROUPS * WORDS / 4;
 
-// Gamma or beta, constant operands. Numbers as wide as X's wait in shared memory, each with the thread that copied it, through L1, since
-// CTAs of a multiprocessor copy the same; others come near, and are loaded where they are wanted.
+// Gamma or beta (constant operands). Types as wide as X
+// are copied to shared memory, by the thread that reads
+// them later. The copies go through L1, which the CTAs
+// of an SM share. Other types are only prefetched.
 struct ColumnOperand {
     OperandRow from;
     u8* copies;
-    // Whether it is copied, and whether whole groups can be loaded, and become f32 in one way.
+    // Whether it is copied; whether whole
+    // groups can be loaded with one conversion.
     bool is_copied, in_groups;
 
     QG_DEVICE ColumnOperand of(const OperandRow& from, bool is_given, const PackedRow& row, u8* copies) {
@@ -123,7 +128,7 @@ struct ColumnOperand {
         return operand;
     }
 
-    // Until what this thread copied is there.
+    // Waits for the copies of this thread.
     QG_DEVICE void wait() {
 #if QG_VARIANT >= 80
         cp_async_commit_group();
@@ -149,7 +154,7 @@ struct ColumnOperand {
     }
 };
 
-// A row in memory, shared by part of the threads.
+// A row in memory, iterated by a subset of threads.
 struct MemoryRow {
     const u8* start;
     u32 lane, threads, columns;
@@ -165,9 +170,10 @@ struct MemoryRow {
     }
 };
 
-// Normalizes a row one element after the other: one whose squares leave f32's range, whose statistics every warp of the row finds again, in
-// the same order whichever threads it has, or one with a gamma or beta that no group can be loaded of. For all threads of the row, and of
-// those that share a warp with it.
+// Slow path, element by element: the row needs rescaling, or gamma
+// or beta cannot be loaded in groups. Each warp recomputes the
+// statistics of the whole row, so the order of additions is fixed.
+// Call with all threads of the row and of the warps that it shares.
 QG_DEVICE void normalize_elements(const NormParams& p, NormStorage& storage, const PackedRow& own, u32 row, Statistics s, bool needs_scale) {
     OperandRow x = OperandRow::x(p, row);
     const OperandRow d = OperandRow::d(p, row), gamma = OperandRow::gamma(p), beta = OperandRow::beta(p);
@@ -176,7 +182,8 @@ QG_DEVICE void normalize_elements(const NormParams& p, NormStorage& storage, con
         NormParams of_warp = p;
         if (own.threads > 32) of_warp.shape.row_threads = 32;
         const u32 threads = of_warp.shape.row_threads;
-        // Other threads wrote sums, and none stores in the place of X before all have read.
+        // Wait until other threads have stored the sum. After
+        // the statistics, wait again: D may overwrite X.
         if (own.threads > 32) cta_barrier();
         s = Statistics::rescaled(of_warp, MemoryRow{x.start, own.lane & (threads - 1), threads, own.columns}, storage);
         if (own.threads > 32) cta_barrier();

@@ -1,18 +1,19 @@
-// A normalized row in codes and scales: what of it shares a scale or a factor is known once all of it is normalized.
+// Quantization of a normalized row.
 #pragma once
 #include "mainloop/norm.cuh"
 #include "mainloop/quantize_codes.cuh"
 
-// The parameter of kernels that quantize what they normalize; D has the columns of the codes.
+// Kernel parameter. D has the columns of the codes.
 struct NormQuantizeParams {
     NormParams norm;
     QuantizePointers to;
 };
 
-// Whether the largest magnitude of a row must be known before its first code.
+// Whether the row maximum must be known before
+// any code is stored (per-token scale or factor).
 constexpr bool OF_TOKEN = QG_SCALE_OF_TOKEN || QG_FACTOR == FACTOR_PER_TOKEN;
 
-// Eight neighbouring columns.
+// Eight adjacent normalized columns.
 struct NormalizedGroup {
     float number[GROUP];
 
@@ -26,12 +27,13 @@ struct NormalizedGroup {
     }
 };
 
-// What the codes of a row are made with.
+// Per-row quantization parameters.
 struct RowScale {
     float inverse_factor;
     BlockScale of_token;
 
-    // Finds it, and stores what is the row's. `largest` is of the thread's columns; all threads of the row take part.
+    // Computes and stores the per-row parameters. `largest` is the maximum
+    // over the thread's columns; all threads of the row take part.
     QG_DEVICE RowScale of(const NormQuantizeParams& p, u32 row, bool is_first, u32 largest, NormStorage& storage) {
         RowScale scale = {given_inverse(p.to), {}};
         if constexpr (OF_TOKEN) largest = row_max(p.norm.shape.row_threads, largest, storage.largest);
@@ -50,7 +52,8 @@ struct RowScale {
     }
 };
 
-// Stores a group of a warp's columns. All lanes take part, those beyond the row, too.
+// Quantizes and stores a group. Warp-collective,
+// including lanes beyond the row.
 QG_DEVICE void store_quantized(const NormQuantizeParams& p, const RowScale& scale, const NormalizedGroup& group, u64 row,
                                u32 column) {
     const bool stores = column < p.norm.shape.d_columns;

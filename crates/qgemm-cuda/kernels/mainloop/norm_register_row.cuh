@@ -1,13 +1,13 @@
-// A row in registers, as f32.
+// Row in registers as f32.
 #pragma once
 #include "mainloop/norm.cuh"
 
-// Groups of a thread: `lane`, `lane + row_threads`, ….
+// A thread has groups `lane`, `lane + row_threads`, ….
 struct RegisterRow {
     float value[QG_GROUPS][GROUP];
     u32 lane, threads, columns;
 
-    // The thread's part of a row, which `index` becomes; its values are not loaded yet.
+    // Assigns a row to the thread; sets `index`. Loads no values.
     QG_DEVICE RegisterRow of_thread(const NormParams& p, u32& index) {
         RegisterRow row;
         row.threads = p.shape.row_threads;
@@ -15,12 +15,12 @@ struct RegisterRow {
         row.lane = is_alone ? thread_index() : thread_index() % row.threads;
         index = is_alone ? cta_index().x
                          : cta_index().x * (cta_threads() / row.threads) + thread_index() / row.threads;
-        // Threads without a row take part in what their warp does.
+        // Threads without a row still take part in shuffles.
         row.columns = index < p.shape.rows ? p.shape.columns : 0;
         return row;
     }
 
-    // Loads the values of row `index`, and adds the residual.
+    // Loads row `index` and adds the residual.
     QG_DEVICE void load(RegisterRow& row, const NormParams& p, u32 index) {
         const OperandRow x = OperandRow::x(p, index);
         StoredGroup stored[QG_GROUPS];

@@ -1,8 +1,8 @@
-// What both kernels that quantize X share: reading groups of columns.
+// Quantization of X: parameter, and loads of column groups.
 #pragma once
 #include "mainloop/quantize_codes.cuh"
 
-// The parameter of kernels that quantize.
+// Kernel parameter.
 struct QuantizeParams {
     QuantizeShape shape;
     QuantizePointers at;
@@ -11,7 +11,7 @@ struct QuantizeParams {
 constexpr u32 SOURCE_BYTES = QG_X_DTYPE == DTYPE_F32 ? 4 : 2;
 constexpr u32 SOURCE_WORDS = GROUP * SOURCE_BYTES / 4;
 
-// Eight neighbouring elements of X as they are stored.
+// Eight adjacent stored elements of X.
 struct SourceGroup {
     u32 word[SOURCE_WORDS];
 
@@ -21,7 +21,8 @@ struct SourceGroup {
         return QG_X_DTYPE == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
     }
 
-    // Columns [column, column + GROUP) of a row; those beyond the last are zeros.
+    // Loads columns [column, column + GROUP) of
+    // a row; columns beyond the last are zeros.
     QG_DEVICE SourceGroup load(const QuantizeParams& p, const u8* row, u32 column) {
         SourceGroup group = {};
         if ((p.shape.flags & QG_FLAG_X_ALIGNED16) && column + GROUP <= p.shape.columns) {

@@ -1,4 +1,4 @@
-// The largest number of a warp, for all of its lanes.
+// Maximum over a warp, in all lanes.
 #pragma once
 #include "atoms/warp.cuh"
 

@@ -1,9 +1,15 @@
-// The products of attention by m8n8k4, four of 8 × 8 × 4 at once: two by two they are tiles of 16 × 16. A warp has one or two tiles of
-// queries, so that what a lane reads of keys and values serves all of them.
+// Attention products with m8n8k4 on Volta. One
+// instruction computes four 8 × 8 × 4 products, which
+// form a 16 × 16 tile. A warp has one or two query tiles,
+// so that each K and V fragment serves all of them.
 //
-// Lane l takes part in product l % 16 / 4, whose bit 0 says which eight rows of a tile it has, and bit 1, `column group`, which eight
-// columns. As operand A the lane has row l % 8 + 8 (l / 16), as accumulators two rows: the even or the odd two of the four that its
-// product's lanes of this half have as operands. Lanes l and l ^ 2 have the same two, and neighbouring columns.
+// Lane l takes part in product l % 16 / 4: bit 0
+// selects the eight rows, bit 1 (`column group`) the
+// eight columns. As operand A, the lane has row l %
+// 8 + 8 (l / 16). As accumulators, it has two rows,
+// the even or the odd two among the four operand
+// rows of its half of the product. Lanes l and l ^ 2
+// have the same two rows and adjacent columns.
 #pragma once
 #include "atoms/mma.cuh"
 #include "atoms/mma_m8n8k4.cuh"
@@ -13,53 +19,61 @@ static_assert(QG_KV == DTYPE_F16, "m8n8k4 takes f16");
 
 constexpr u32 TILE = 16;
 constexpr u32 WARP_ROWS = QG_ROWS * 32 / QG_THREADS, ROW_TILES = WARP_ROWS / TILE, LANE_ROWS = 2 * ROW_TILES;
-// Tiles of accumulators for each row tile, all of the first before those of the second, and accumulators of a lane in one: twice two
-// neighbours of each of two rows.
+// MMA tiles of each row tile (row-tile-major),
+// and accumulator registers per tile and lane:
+// twice two adjacent columns of two rows.
 constexpr u32 KEY_TILES = QG_KEYS / TILE, FEATURE_TILES = QG_V / TILE, TILE_SUMS = 8;
 static_assert(FEATURE_TILES % 2 == 0, "what a lane loads of a value is of two tiles");
-// Bytes from a row to the next. Sixteen more than it has: eight rows of queries then lie in different banks.
+// Row pitch in bytes. 16 bytes of padding
+// put eight query rows into different banks.
 constexpr u32 QK_PITCH = QG_QK * 2 + 16, V_PITCH = QG_V * 2 + 16;
 
-// Two numbers, rounded to the operands' type.
+// Rounds two numbers to the operand type.
 QG_DEVICE u32 rounded_pair(float low, float high) {
     return f32_to_f16(low) | f32_to_f16(high) << 16;
 }
 
-// Which of a warp's rows, a tile's keys and the features a lane's accumulators are of.
+// Fragment layout: rows, keys and
+// features of a lane's accumulators.
 struct Fragments {
     QG_DEVICE u32 column_group(u32 lane) {
         return lane / 8 % 2;
     }
-    // The lane's first row, and how far below it the others are.
+    // First row of the lane, and the
+    // offset of its row number `row`.
     QG_DEVICE u32 first_row(u32 lane) {
         return lane / 16 * 8 + lane % 8 / 4 * 4 + lane % 2;
     }
     QG_DEVICE u32 rows_below(u32 row) {
         return row / 2 * TILE + row % 2 * 2;
     }
-    // The row, of the lane's, of accumulator `i` of tile `n`, where a row tile has TILES: of every four accumulators two are of the next row.
+    // Row number of register `i` of tile `n`,
+    // with TILES tiles per row tile. Of every
+    // four registers, two belong to the next row.
     template <u32 TILES>
     QG_DEVICE u32 row_of(u32 n, u32 i) {
         return n / TILES * 2 + i / 2 % 2;
     }
-    // The first key of tile `n` of scores, and that of an accumulator.
+    // First key of score tile `n`, and the key of a register.
     QG_DEVICE u32 first_key(u32 n) {
         return n % KEY_TILES * TILE;
     }
     QG_DEVICE u32 key_of(u32 n, u32 i, u32 lane) {
         return first_key(n) + column_group(lane) * 8 + i / 4 * 4 + (lane & 2u) + i % 2;
     }
-    // The feature of an accumulator of tile `n` of results. Two tiles have 32 features: of each sixteen those of the first tile are every
-    // other four.
+    // Feature of a register of output tile `n`.
+    // A pair of tiles covers 32 features: groups
+    // of four alternate between the two tiles.
     QG_DEVICE u32 feature_of(u32 n, u32 i, u32 lane) {
         const u32 tile = n % FEATURE_TILES;
         return tile / 2 * 32 + column_group(lane) * 16 + i / 4 * 8 + tile % 2 * 4 + (lane & 2u) + i % 2;
     }
-    // Lanes that differ in these bits have the same rows, one of which stores what a row has one of.
+    // Lanes that share rows differ in these bits. One
+    // of them stores the values that exist once a row.
     static constexpr u32 SAME_ROWS[2] = {2, 8};
 };
 
-// Where a lane finds the operands of its warp in shared memory.
+// Shared-memory pointers of a lane's operands.
 struct Operands {
     const u8 *q_rows, *k_rows, *v_rows;
 
@@ -75,7 +89,7 @@ QG_DEVICE u32x4 load_operands(const u8* at) {
     return ld_shared(reinterpret_cast<const u32x4*>(at));
 }
 
-// scores += Q · Kᵀ. Sixteen bytes of a row are two steps of the instruction.
+// S += Q · Kᵀ. Each 16-byte load feeds two MMA k-steps.
 QG_DEVICE void multiply_keys(float (&scores)[ROW_TILES * KEY_TILES][TILE_SUMS], const Operands& operands) {
 #pragma unroll
     for (u32 k = 0; k < QG_QK / 8; k++) {
@@ -100,25 +114,28 @@ QG_DEVICE void multiply_keys(float (&scores)[ROW_TILES * KEY_TILES][TILE_SUMS], 
     }
 }
 
-// Operand A of two steps, the eight weights of the lane's row that its product has. Of its two rows as accumulators a lane gives one to the
-// lane that has the same two, and gets the other half of its own.
+// Operand A of two MMA k-steps: eight probabilities
+// of one row. A lane has two rows as accumulators; it
+// swaps halves with the lane that shares both rows.
 QG_DEVICE void operand_row(u32 (&a)[4], const float (&weights)[TILE_SUMS], u32 lane) {
     const bool is_second = lane & 2u;
 #pragma unroll
     for (u32 step = 0; step < 2; step++) {
         const u32 first = rounded_pair(weights[4 * step], weights[4 * step + 1]);
         const u32 second = rounded_pair(weights[4 * step + 2], weights[4 * step + 3]);
-        const u32 kept = is_second ? second : first, came = shfl_xor_u32(is_second ? first : second, 2);
-        a[2 * step] = is_second ? came : kept;
-        a[2 * step + 1] = is_second ? kept : came;
+        const u32 own = is_second ? second : first, came = shfl_xor_u32(is_second ? first : second, 2);
+        a[2 * step] = is_second ? came : own;
+        a[2 * step + 1] = is_second ? own : came;
     }
 }
 
-// sums += weights · V. Every product needs the weights of all keys of a tile: first it takes its own eight, then those of the product beside
-// it.
+// O += P · V. Each product needs the probabilities
+// of all keys of a tile: first its own eight, then
+// the eight of the neighbouring product.
 QG_DEVICE void multiply_values(float (&sums)[ROW_TILES * FEATURE_TILES][TILE_SUMS], const float (&weights)[ROW_TILES * KEY_TILES][TILE_SUMS],
                                const Operands& operands, u32 lane) {
-    // From a product's own keys to the others.
+    // Row offset from the product's first
+    // eight keys to its other keys.
     const i32 others = (Fragments::column_group(lane) ? -8 : 8) * (i32)V_PITCH;
 #pragma unroll
     for (u32 n = 0; n < KEY_TILES; n++) {

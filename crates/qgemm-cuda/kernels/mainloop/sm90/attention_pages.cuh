@@ -1,33 +1,39 @@
-// Prefill on Hopper: how keys and values come to shared memory that lie in pages. Where a page and a tile are made of the same pieces of
-// eight rows and more, TMA copies piece by piece (QG_PAGES 1). Of other pages warps copy row by row, as TMA would have written them (2).
+// Prefill on Hopper with a paged KV cache. If
+// pages and tiles share pieces of eight or more
+// rows, TMA copies piece by piece (QG_PAGES 1).
+// Otherwise warps copy row by row with cp.async,
+// in the layout that TMA would write (QG_PAGES 2).
 #pragma once
 #include "mainloop/sm90/attention_ring.cuh"
 #if QG_PAGES == 2
 #include "atoms/cp_async.cuh"
 #endif
 
-// Whether some query sees one of `count` keys from `key` on. Of others the table is not asked.
-QG_DEVICE bool are_seen(const AttentionItem& item, u32 key, u32 count) {
+// Whether some query attends to one of `count` keys from
+// `key` on. The block table is not read for other keys.
+QG_DEVICE bool any_visible(const AttentionItem& item, u32 key, u32 count) {
     return key < item.keys.end && key + count > item.keys.first;
 }
 
 #if QG_PAGES == 1
-// A piece of a tile: page and first row of a page as TMA takes them. One that nobody sees, or whose page is none, is outside of the
-// tensor, and comes as zeros.
+// TMA coordinates of a piece of a tile: page and
+// first row within it. A piece that is masked or has
+// no page gets page −1, so TMA fills it with zeros.
 struct Piece {
     i32 page, row;
     bool is_absent;
 
-    // Piece `i` of the tile from `tile` on.
+    // Piece `i` of the tile that begins at key `tile`.
     QG_DEVICE Piece of(const TmaAttentionParams& params, const AttentionItem& item, u32 tile, u32 i) {
         const u32 keys = 1u << params.piece_shift, key = tile + i * keys;
-        if (i * keys >= QG_KEYS || !are_seen(item, key, keys)) return {-1, 0, false};
+        if (i * keys >= QG_KEYS || !any_visible(item, key, keys)) return {-1, 0, false};
         const KeyPlace at = place_of_key(params.attention, item.s, key);
-        return {at.is_there ? (i32)at.page : -1, (i32)at.row, !at.is_there};
+        return {at.is_present ? (i32)at.page : -1, (i32)at.row, !at.is_present};
     }
 };
 
-// By a warp whose lanes have a piece each: copies rows of COLUMNS features of each.
+// Copies rows of COLUMNS features; each lane of
+// the warp holds one piece. Warp-collective.
 template <u32 COLUMNS>
 QG_DEVICE void copy_pieces(u8* to, const HeadsMap& map, const TmaAttentionParams& params, u32 kv_head, const Piece& piece,
                            u64* full, u32 lane) {
@@ -44,7 +50,8 @@ QG_DEVICE void copy_pieces(u8* to, const HeadsMap& map, const TmaAttentionParams
     }
 }
 
-// The work of a warp: as `produce`.
+// TMA producer warp for paged K and
+// V; order of copies as in `produce`.
 QG_DEVICE void produce_pieces(AttentionRing& ring, const TmaAttentionParams& params, u32 lane) {
     RingPosition k = {}, v = {};
     u32 q_parity = 0;
@@ -90,19 +97,22 @@ QG_DEVICE void produce_pages(AttentionRing& ring, const TmaAttentionParams& para
 constexpr u32 COPIED_ROWS = QG_KEYS / ROW_COPIERS, LANE_ROWS = COPIED_ROWS / 32;
 static_assert(COPIED_ROWS % 32 == 0, "a lane looks rows up");
 
-// Keys or values of all heads.
+// K or V in the cache: strides in elements.
 struct HeadRows {
     const u8* first;
     u64 page_stride, token_stride, head_stride;
     u32 columns;
 };
 
-// A warp's rows of a tile, of which a lane knows every 32nd: where they begin, or that nothing is to be read.
+// Rows of a tile that a warp copies. A
+// lane holds the address of every 32nd
+// row, or NONE if the row is not read.
 struct TileRows {
     u64 element[LANE_ROWS];
     static constexpr u64 NONE = ~0ull;
 
-    // From key `first` on. `absent`: which keys have no page.
+    // Looks up the rows from key `first` on.
+    // `absent`: bits of keys without a page.
     QG_DEVICE TileRows of(const AttentionParams& p, const HeadRows& heads, const AttentionItem& item, u32 first, u32 lane,
                           u32 (&absent)[LANE_ROWS]) {
         TileRows rows;
@@ -111,18 +121,20 @@ struct TileRows {
             const u32 key = first + i * 32 + lane;
             bool is_absent = false;
             rows.element[i] = NONE;
-            if (are_seen(item, key, 1)) {
+            if (any_visible(item, key, 1)) {
                 const KeyPlace at = place_of_key(p, item.s, key);
-                is_absent = !at.is_there;
-                if (at.is_there) rows.element[i] = at.page * heads.page_stride + at.row * heads.token_stride;
+                is_absent = !at.is_present;
+                if (at.is_present) rows.element[i] = at.page * heads.page_stride + at.row * heads.token_stride;
             }
             absent[i] = ballot(is_absent);
         }
         return rows;
     }
 
-    // By the warp: copies rows of COLUMNS features to where they lie from row `first` of a stage on, and waits for them. A lane has
-    // the same sixteen bytes of every fourth row of a box.
+    // Copies rows of COLUMNS features to a stage,
+    // from row `first` on, and waits for them. A
+    // lane copies one 16-byte chunk of every
+    // fourth row of a box. Warp-collective.
     template <u32 COLUMNS>
     QG_DEVICE void copy(const TileRows& rows, u8* stage, u32 first, const HeadRows& heads, u32 kv_head, u32 lane) {
         const u32 unit = lane % 8, to = shared_address(stage);
@@ -148,7 +160,7 @@ struct TileRows {
     }
 };
 
-// The work of a warp that copies keys: a half of the rows of each tile.
+// Producer warp of K: half of the rows of each tile.
 QG_DEVICE void produce_keys(AttentionRing& ring, const TmaAttentionParams& params, u32 warp, u32 lane) {
     const AttentionParams& p = params.attention;
     const HeadRows heads = {reinterpret_cast<const u8*>(p.at.k), p.at.k_page, p.at.k_token, p.at.k_head, p.shape.qk_dim};
@@ -174,14 +186,16 @@ QG_DEVICE void produce_keys(AttentionRing& ring, const TmaAttentionParams& param
                 if (lane == 0) st_shared(&ring.absent[slot_of(k)][warp * LANE_ROWS + word], absent[word]);
             }
             TileRows::copy<QG_QK>(rows, ring.k[k.stage], first, heads, item.kv_head, lane);
-            // Matrix instructions read the rows next.
+            // WGMMA reads shared memory through the async proxy.
             fence_proxy_async();
             AttentionRing::release(&ring.k_full[k.stage], lane);
         }
     }
 }
 
-// The work of a warp that copies values, a half of the rows of each tile, and notes whether its own of mixed tiles are infinite or NaN.
+// Producer warp of V: half of the rows
+// of each tile. It also checks its rows
+// of mixed tiles for infinities and NaN.
 QG_DEVICE void produce_values(AttentionRing& ring, const TmaAttentionParams& params, u32 warp, u32 lane) {
     const AttentionParams& p = params.attention;
     const HeadRows heads = {reinterpret_cast<const u8*>(p.at.v), p.at.v_page, p.at.v_token, p.at.v_head, p.shape.v_dim};
@@ -201,7 +215,7 @@ QG_DEVICE void produce_values(AttentionRing& ring, const TmaAttentionParams& par
             if (tile.is_mixed) {
 #pragma unroll 1
                 for (u32 j = lane; j < COPIED_ROWS * QG_V / 8; j += 32) {
-                    // The sixteen bytes that the lane has copied itself, box by box.
+                    // The 16-byte chunk that the same lane copied.
                     const u32 box = j / (COPIED_ROWS * 8), row = first + j / 8 % COPIED_ROWS;
                     const u8* of_row = ring.v[v.stage] + box * KEYS_BOX_BYTES + row * BOX * 2;
                     const u32x4 word = ld_shared(reinterpret_cast<const u32x4*>(of_row + (j % 8 ^ row % 8) * 16));
@@ -211,9 +225,9 @@ QG_DEVICE void produce_values(AttentionRing& ring, const TmaAttentionParams& par
             }
             const u32 any = ballot(found != 0);
             if (lane == 0) st_shared(&ring.not_finite[v.stage][warp], any);
-            // Matrix instructions read the rows next.
+            // WGMMA reads shared memory through the async proxy.
             fence_proxy_async();
-            AttentionRing::release(&ring.v_seen[v.stage], lane);
+            AttentionRing::release(&ring.v_checked[v.stage], lane);
         }
     }
 }

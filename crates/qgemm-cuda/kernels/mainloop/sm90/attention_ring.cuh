@@ -1,5 +1,6 @@
-// Prefill on Hopper: the work of a CTA, and how its queries, keys and values come to shared memory. Tiles are stored as TMA writes
-// them in the 128-byte swizzle, boxes of 64 features: 128 bytes of each row.
+// Prefill on Hopper: work items of a CTA and its TMA
+// ring of Q, K and V. Tiles are in the 128-byte swizzle
+// of TMA: boxes of 64 features, 128 bytes a row.
 #pragma once
 #include "atoms/mbarrier.cuh"
 #include "atoms/tma_batch.cuh"
@@ -12,16 +13,18 @@ static_assert(QG_THREADS == CONSUMERS + 128, "a warpgroup of producers");
 static_assert(QG_QK % BOX == 0 && QG_V % BOX == 0, "a row of a box is the swizzle's 128 bytes");
 constexpr u32 Q_BOX_BYTES = 64 * BOX * 2, KEYS_BOX_BYTES = QG_KEYS * BOX * 2;
 constexpr u32 Q_BYTES = ROWS * QG_QK * 2, K_BYTES = QG_KEYS * QG_QK * 2, V_BYTES = QG_KEYS * QG_V * 2;
-// Keys and values that lie in pages come by TMA in pieces of a page (QG_PAGES 1), or row by row by `cp.async` (2).
+// Paged K and V: TMA copies pieces of pages (QG_PAGES
+// 1), or `cp.async` copies rows (QG_PAGES 2).
 #if defined(QG_PAGES) && QG_PAGES == 2
 constexpr bool BY_ROWS = true;
 #else
 constexpr bool BY_ROWS = false;
 #endif
-// Warps that look at values before consumers multiply them. Of the four warps that copy rows, two have keys, and two values.
+// Inspector warps check V before consumers multiply it.
+// With row copies, two of four warps copy K and two copy V.
 constexpr u32 INSPECTORS = BY_ROWS ? 2 : 3, ROW_COPIERS = 2;
 
-// Heads of tokens as TMA sees them.
+// Tensor map of heads.
 struct alignas(64) HeadsMap {
     u64 word[16];
 };
@@ -32,30 +35,34 @@ struct TmaAttentionParams {
 #else
     AttentionParams attention;
 #endif
-    // Heads whose keys stay in L2 while CTAs go through their queries.
+    // Heads that CTAs process together,
+    // so that their K and V stay in L2.
     u32 heads_together;
-    // Of pages: keys of a piece, 2 to this power.
+    // Paged: log2 of the keys of a piece.
     u32 piece_shift;
-    // Q: [heads][tokens][features]; K and V: [pages][heads][rows][features].
+    // Q: [heads][tokens][features]; K and
+    // V: [pages][heads][rows][features].
     HeadsMap q_map, k_map, v_map;
 };
 
-// A tile of keys: the first, and whether some queries see keys of it and others do not, or nobody.
+// K tile: first key, and whether it needs a mask because
+// some query does not attend to all of its keys.
 struct KeysTile {
     u32 key;
     bool is_mixed;
 };
 
-// Up to ROWS queries of a head, and their keys in tiles: the last ones first, among which those are that some queries see and others do
-// not.
+// Work item: up to ROWS queries of a head. K
+// tiles are processed from last to first, so
+// that tiles on the causal diagonal come first.
 struct AttentionItem {
     Sequence s;
     u32 head, kv_head, first_query, last_query;
-    // What all queries see together, and what each of them sees.
-    KeyRange keys, of_all;
+    // Union and intersection of the keys visible to the queries.
+    KeyRange keys, visible_to_all;
     u32 first_tile, tiles;
 #ifdef QG_BITS
-    // The tiles that a mask leaves.
+    // Tiles that the mask does not hide.
     const u8* list;
 #endif
 
@@ -65,18 +72,20 @@ struct AttentionItem {
         return {entry & ~MIXED_TILE, (entry & MIXED_TILE) != 0};
 #else
         const u32 key = item.first_tile + (item.tiles - 1 - i) * QG_KEYS;
-        return {key, key < item.of_all.first || key + QG_KEYS > item.of_all.end};
+        return {key, key < item.visible_to_all.first || key + QG_KEYS > item.visible_to_all.end};
 #endif
     }
 };
 
-// The items of a CTA, group of heads by group. Of each group the longest come first, and CTAs take them in turn, forwards and then
-// backwards, so that all get long ones and short ones.
+// Work items of a CTA, one group of heads after another. Each
+// group starts with its longest items. CTAs take items in
+// alternating direction, which balances long and short ones.
 struct ItemWalk {
     u32 first_head, round;
     bool is_backwards;
 
-    // The next item that has queries, if there is one.
+    // Advances to the next item that
+    // has queries; false at the end.
     QG_DEVICE bool next(ItemWalk& walk, const TmaAttentionParams& params, AttentionItem& item) {
         const AttentionParams& p = params.attention;
         const u32 ctas = grid_ctas().x;
@@ -97,18 +106,19 @@ struct ItemWalk {
         return false;
     }
 
-    // Item `number` of a head.
+    // Item `number` of a head; false if it has no queries.
     QG_DEVICE bool of(const TmaAttentionParams& params, u32 number, AttentionItem& item) {
         const AttentionParams& p = params.attention;
         item.s = sequence_of(p, number % p.shape.sequences);
-        // The last queries of a causal sequence see the most keys: those begin first.
+        // The last queries of a causal sequence
+        // attend to the most keys: they begin first.
         const u32 row_tile = p.at.row_ctas - 1 - number / p.shape.sequences;
         item.first_query = row_tile * ROWS;
         if (item.first_query >= item.s.queries) return false;
         item.last_query = least(item.first_query + ROWS, item.s.queries) - 1;
         item.kv_head = item.head / (p.shape.heads / p.shape.kv_heads);
-        item.keys = keys_seen_by(p, item.s, item.first_query, item.last_query);
-        item.of_all = {keys_seen(p, item.s, item.last_query).first, keys_seen(p, item.s, item.first_query).end};
+        item.keys = visible_keys_of(p, item.s, item.first_query, item.last_query);
+        item.visible_to_all = {visible_keys(p, item.s, item.last_query).first, visible_keys(p, item.s, item.first_query).end};
         item.first_tile = item.keys.first / QG_KEYS * QG_KEYS;
 #ifdef QG_BITS
         item.list = tile_list(params.attention, item.s, item.head, row_tile);
@@ -126,16 +136,18 @@ struct AttentionRing {
     alignas(1024) u8 v[QG_STAGES][V_BYTES];
     u64 q_full, q_empty;
     u64 k_full[QG_STAGES], k_empty[QG_STAGES];
-    // Values have arrived; they have been looked at; they are read.
-    u64 v_full[QG_STAGES], v_seen[QG_STAGES], v_empty[QG_STAGES];
-    // What each inspector found in values of mixed tiles: whether some are infinite or NaN.
+    // V has arrived; V has been inspected; V has been consumed.
+    u64 v_full[QG_STAGES], v_checked[QG_STAGES], v_empty[QG_STAGES];
+    // Per inspector: whether V of a
+    // mixed tile has infinities or NaN.
     u32 not_finite[QG_STAGES][4];
 #ifdef QG_PAGES
-    // Which keys of a tile have no page, a bit each. Consumers ask when they have released the keys: those of two turns of the ring.
+    // Bits of keys without a page. Two turns of the ring:
+    // consumers read the bits after they have released the keys.
     u32 absent[2 * QG_STAGES][QG_KEYS / 32];
 #endif
 
-    // For the first thread, before a CTA barrier.
+    // Call from one thread, before a CTA barrier.
     QG_DEVICE void init(AttentionRing& ring) {
         mbarrier_init(&ring.q_full, 1);
         mbarrier_init(&ring.q_empty, CONSUMERS / 32);
@@ -144,12 +156,12 @@ struct AttentionRing {
             mbarrier_init(&ring.k_full[i], BY_ROWS ? ROW_COPIERS : 1);
             mbarrier_init(&ring.k_empty[i], CONSUMERS / 32);
             mbarrier_init(&ring.v_full[i], 1);
-            mbarrier_init(&ring.v_seen[i], INSPECTORS);
+            mbarrier_init(&ring.v_checked[i], INSPECTORS);
             mbarrier_init(&ring.v_empty[i], CONSUMERS / 32);
         }
         fence_mbarrier_init();
     }
-    // For a warp whose instructions on what the barrier guards are complete.
+    // Arrives for a warp after its accesses are complete.
     QG_DEVICE void release(u64* empty, u32 lane) {
         warp_barrier();
         if (lane == 0) mbarrier_arrive(empty);
@@ -157,7 +169,7 @@ struct AttentionRing {
 };
 static_assert(sizeof(AttentionRing) == QG_SHARED_BYTES, "the host computes another size");
 
-// A position in the ring; the parity says how often it has wrapped, modulo 2.
+// Position in the ring; `parity` flips at each wrap.
 struct RingPosition {
     u32 stage, parity;
 
@@ -167,13 +179,14 @@ struct RingPosition {
 };
 
 #ifdef QG_PAGES
-// Which of `absent` are those of a tile whose keys are at `k`.
+// Slot of `absent` for the tile at ring position `k`.
 QG_DEVICE u32 slot_of(const RingPosition& k) {
     return k.parity * QG_STAGES + k.stage;
 }
 #endif
 
-// Copies QG_KEYS rows of COLUMNS features from `tile` on. What lies outside of the operand arrives as zeros.
+// Copies QG_KEYS rows of COLUMNS features from
+// `tile` on. Out-of-bounds rows become zeros.
 template <u32 COLUMNS>
 QG_DEVICE void copy_rows(u8* to, const HeadsMap& map, const AttentionParams& p, const AttentionItem& item, u32 tile,
                          u64* full) {
@@ -196,10 +209,11 @@ QG_DEVICE void copy_queries(AttentionRing& ring, const TmaAttentionParams& param
     }
 }
 
-// The work of the producer: the keys of each tile, and behind them the values of the tile before, as consumers take them.
+// Producer: K of each tile, then V of the tile
+// before, in the order in which consumers read them.
 QG_DEVICE void produce(AttentionRing& ring, const TmaAttentionParams& params) {
     const AttentionParams& p = params.attention;
-    // For what has never been filled, the phase before the first counts as complete.
+    // Empty stages: the phase before the first counts as complete.
     RingPosition k = {}, v = {};
     u32 q_parity = 0;
     ItemWalk walk = {};
@@ -227,14 +241,17 @@ QG_DEVICE void produce(AttentionRing& ring, const TmaAttentionParams& params) {
     }
 }
 
-// Whether one of two neighbouring numbers is infinite or NaN: adding one to the highest exponent reaches the sign.
+// Whether one of two 16-bit numbers is infinite or NaN: adding
+// one to a saturated exponent carries into the sign bit.
 QG_DEVICE u32 not_finite_pair(u32 pair) {
     constexpr u32 ONE = QG_KV == DTYPE_BF16 ? 0x0080u : 0x0400u;
     return ((pair & 0x7fff7fffu) + (ONE | ONE << 16)) & 0x80008000u;
 }
 
-// The work of an inspector: it puts zeros in the place of values behind the last key, which may hold anything, and notes whether values
-// of mixed tiles are infinite or NaN: a weight of zero would not keep them away from queries that do not see them.
+// Inspector warp. It zeroes V rows beyond the
+// last key, which may hold anything. It also
+// checks V of mixed tiles for infinities and NaN:
+// a probability of zero would not mask them.
 QG_DEVICE void inspect(AttentionRing& ring, const TmaAttentionParams& params, u32 inspector, u32 lane) {
     RingPosition v = {};
     ItemWalk walk = {};
@@ -245,12 +262,12 @@ QG_DEVICE void inspect(AttentionRing& ring, const TmaAttentionParams& params, u3
             const KeysTile tile = AttentionItem::tile(item, i);
             mbarrier_wait(&ring.v_full[v.stage], v.parity);
             if (tile.is_mixed) {
-                const u32 there = beyond(item.s.keys, tile.key);
+                const u32 present = beyond(item.s.keys, tile.key);
                 u32 found = 0;
 #pragma unroll 1
                 for (u32 unit = inspector * 32 + lane; unit < V_BYTES / 16; unit += INSPECTORS * 32) {
                     u32x4* at = reinterpret_cast<u32x4*>(ring.v[v.stage] + unit * 16);
-                    if (unit / 8 % QG_KEYS < there) {
+                    if (unit / 8 % QG_KEYS < present) {
                         const u32x4 word = ld_shared(at);
                         found |= not_finite_pair(word.x) | not_finite_pair(word.y) | not_finite_pair(word.z) |
                                  not_finite_pair(word.w);
@@ -258,18 +275,19 @@ QG_DEVICE void inspect(AttentionRing& ring, const TmaAttentionParams& params, u3
                         st_shared(at, {0, 0, 0, 0});
                     }
                 }
-                // Matrix instructions read the zeros next.
+                // WGMMA reads shared memory through the async proxy.
                 fence_proxy_async();
                 const u32 any = ballot(found != 0);
                 if (lane == 0) st_shared(&ring.not_finite[v.stage][inspector], any);
             }
 #ifdef QG_PAGES
-            // Consumers take a tile for mixed, too, of which a key has no page.
+            // Consumers also treat a tile as mixed if a
+            // key has no page, so this word must be valid.
             else if (lane == 0) {
                 st_shared(&ring.not_finite[v.stage][inspector], 0u);
             }
 #endif
-            AttentionRing::release(&ring.v_seen[v.stage], lane);
+            AttentionRing::release(&ring.v_checked[v.stage], lane);
         }
     }
 }

@@ -1,5 +1,6 @@
-// Prefill on Hopper: what a warpgroup of consumers does with its 64 queries. Scores of a tile of keys begin while the weights of the tile
-// before are multiplied with its values; while one warpgroup computes its softmax, the matrix instructions of another run.
+// Prefill on Hopper: consumer warpgroup with 64 queries. QKᵀ
+// of a tile starts together with PV of the tile before. While
+// one warpgroup computes its softmax, another one runs WGMMA.
 #pragma once
 #include "atoms/wgmma_attention.cuh"
 #include "mainloop/attention_softmax.cuh"
@@ -7,25 +8,25 @@
 
 constexpr u32 SCORES = QG_KEYS / 2, SUMS = QG_V / 2, K_STEPS = QG_QK / 16, KEY_STEPS = QG_KEYS / 16;
 
-// A lane has two queries, the second eight rows below the first.
+// Registers of a lane: two query rows, eight apart.
 struct Rows {
     float sums[SUMS];
-    // Weights of the tile before, which belong to its matrix instructions until these are complete.
+    // P of the tile before. WGMMA owns these registers until it completes.
     u32 weights[KEY_STEPS][4];
-    // The largest product, and the lane's share of the sum of weights.
-    float largest[2], total[2];
-    KeyRange seen[2];
+    // Unscaled row_max, and the lane's partial sum.
+    float row_max[2], row_sum[2];
+    KeyRange visible[2];
 #ifdef QG_BITS
-    // The mask's rows of the queries.
+    // Mask rows of the two queries.
     const u8* mask[2];
 #endif
 };
 
-// What a warpgroup keeps from item to item.
+// Consumer state across items.
 struct Consumer {
     u32 warpgroup, lane;
     RingPosition k, v;
-    // What exponents to base 2 are of products.
+    // Factor from scores to base-2 exponents.
     float factor;
 };
 
@@ -33,7 +34,7 @@ QG_DEVICE float number_of(u32 half) {
     return QG_KV == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
 }
 
-// Warpgroups begin their matrix instructions in turn.
+// Warpgroups start their WGMMAs in turn (ping-pong).
 QG_DEVICE void take_turn(const Consumer& own) {
     if constexpr (WARPGROUPS > 1) barrier_sync(1 + own.warpgroup, 256);
 }
@@ -41,13 +42,13 @@ QG_DEVICE void pass_turn(const Consumer& own) {
     if constexpr (WARPGROUPS > 1) barrier_arrive(own.warpgroup + 1 == WARPGROUPS ? 1 : 2 + own.warpgroup, 256);
 }
 
-// Begins the scores of a tile of keys.
+// Starts S = Q · Kᵀ of a tile.
 QG_DEVICE void start_scores(float (&scores)[SCORES], const AttentionRing& ring, const Consumer& own) {
     const u64 q = wgmma_descriptor_128b(ring.q + own.warpgroup * (QG_QK / BOX) * Q_BOX_BYTES);
     const u64 k = wgmma_descriptor_128b(ring.k[own.k.stage]);
 #pragma unroll
     for (u32 step = 0; step < K_STEPS; step++) {
-        // In the descriptor's units of 16 bytes.
+        // Descriptor offsets are in units of 16 bytes.
         const u32 in_box = step % 4 * 2, q_at = step / 4 * Q_BOX_BYTES / 16 + in_box;
         const u32 k_at = step / 4 * KEYS_BOX_BYTES / 16 + in_box;
         if constexpr (QG_KV == DTYPE_F16) {
@@ -65,7 +66,7 @@ QG_DEVICE void start_scores(float (&scores)[SCORES], const AttentionRing& ring, 
     wgmma_commit_group();
 }
 
-// Begins adding the values of the tile before, times their weights.
+// Starts O += P · V of the tile before.
 QG_DEVICE void start_values(Rows& rows, const AttentionRing& ring, const Consumer& own) {
     const u64 v = wgmma_descriptor_128b_mn(ring.v[own.v.stage], KEYS_BOX_BYTES);
 #pragma unroll
@@ -79,21 +80,22 @@ QG_DEVICE void start_values(Rows& rows, const AttentionRing& ring, const Consume
     wgmma_commit_group();
 }
 
-QG_DEVICE void keep(Rows& rows, const float (&kept)[2]) {
-    if (!is_less_kept(kept)) return;
+QG_DEVICE void rescale_sums(Rows& rows, const float (&rescale)[2]) {
+    if (!needs_rescale(rescale)) return;
 #pragma unroll
-    for (u32 i = 0; i < SUMS; i++) rows.sums[i] *= kept[i / 2 % 2];
+    for (u32 i = 0; i < SUMS; i++) rows.sums[i] *= rescale[i / 2 % 2];
 }
 
-// Adds values of a tile, some of which are infinite or NaN, each to the queries that see it.
-QG_DEVICE void add_values_seen(Rows& rows, const TmaAttentionParams& params, const u8* values, u32 tile, u32 lane) {
+// Slow path for V with infinities or NaN: adds each
+// value only to the queries that attend to it.
+QG_DEVICE void add_visible_values(Rows& rows, const TmaAttentionParams& params, const u8* values, u32 tile, u32 lane) {
 #pragma unroll 1
     for (u32 step = 0; step < KEY_STEPS; step++) {
 #pragma unroll 1
         for (u32 i = 0; i < 16; i++) {
             const u32 key = step * 16 + i;
             float weight[2];
-            bool is_seen[2];
+            bool is_visible[2];
 #pragma unroll
             for (u32 row = 0; row < 2; row++) {
                 const u32 pair = i < 8 ? rows.weights[0][row] : rows.weights[0][2 + row];
@@ -101,9 +103,9 @@ QG_DEVICE void add_values_seen(Rows& rows, const TmaAttentionParams& params, con
                 weight[row] = number_of(key % 2 ? of_key >> 16 : of_key & 0xffffu);
 #ifdef QG_BITS
                 const u32 first = tile + key / WORD_KEYS * WORD_KEYS;
-                is_seen[row] = mask_bits(params.attention, rows.mask[row], rows.seen[row], first) >> key % WORD_KEYS & 1u;
+                is_visible[row] = mask_bits(params.attention, rows.mask[row], rows.visible[row], first) >> key % WORD_KEYS & 1u;
 #else
-                is_seen[row] = tile + key >= rows.seen[row].first && tile + key < rows.seen[row].end;
+                is_visible[row] = tile + key >= rows.visible[row].first && tile + key < rows.visible[row].end;
 #endif
             }
 #pragma unroll
@@ -114,13 +116,14 @@ QG_DEVICE void add_values_seen(Rows& rows, const TmaAttentionParams& params, con
                 for (u32 j = 0; j < 4; j++) {
                     const u32 half = j % 2 ? pair >> 16 : pair & 0xffffu;
                     const float value = number_of(half), sum = rows.sums[n * 4 + j];
-                    // A weight may have been rounded to zero.
+                    // A probability may have been rounded to zero, and 0 · inf is NaN.
                     const float added = not_finite_pair(half) ? sum + value : fma_f32(weight[j / 2], value, sum);
-                    rows.sums[n * 4 + j] = is_seen[j / 2] ? added : sum;
+                    rows.sums[n * 4 + j] = is_visible[j / 2] ? added : sum;
                 }
             }
         }
-        // Registers have no run-time index: the weights of the next step take the first place.
+        // Registers cannot be indexed at run
+        // time: rotate the next step into place.
 #pragma unroll
         for (u32 j = 0; j < 4; j++) {
             const u32 first = rows.weights[0][j];
@@ -131,7 +134,7 @@ QG_DEVICE void add_values_seen(Rows& rows, const TmaAttentionParams& params, con
     }
 }
 
-// Waits for the sums that `start_values` began.
+// Waits for the WGMMAs of `start_values`.
 QG_DEVICE void finish_values(Rows& rows, AttentionRing& ring, Consumer& own) {
     wgmma_wait_group<0>();
     wgmma_fence_accumulators(rows.sums);
@@ -145,7 +148,8 @@ QG_DEVICE void wait_for_keys(AttentionRing& ring, const Consumer& own) {
     mbarrier_wait(&ring.k_full[own.k.stage], own.k.parity);
 }
 
-// Whether scores of a tile of keys, which have arrived, are to be masked: keys have no page, or some queries see them and others do not.
+// Whether the tile needs masking. Call after its keys
+// have arrived, because `absent` arrives with them.
 QG_DEVICE bool is_mixed(const AttentionRing& ring, const Consumer& own, const KeysTile& tile) {
 #ifdef QG_PAGES
     u32 absent = 0;
@@ -157,7 +161,7 @@ QG_DEVICE bool is_mixed(const AttentionRing& ring, const Consumer& own, const Ke
 }
 
 #ifdef QG_PAGES
-// Takes away the scores of keys that have no page.
+// Masks keys without a page.
 QG_DEVICE void mask_absent(float (&scores)[SCORES], const u32* absent, u32 lane) {
 #pragma unroll
     for (u32 word = 0; word < QG_KEYS / 32; word++) {
@@ -172,7 +176,7 @@ QG_DEVICE void mask_absent(float (&scores)[SCORES], const u32* absent, u32 lane)
 #endif
 
 #ifdef QG_BITS
-// Which keys of a tile a lane's queries see.
+// Mask bits of a tile for the lane's two queries.
 struct MaskWords {
     u32 bits[2][QG_KEYS / WORD_KEYS];
 
@@ -181,9 +185,9 @@ struct MaskWords {
         for (u32 row = 0; row < 2; row++)
 #pragma unroll
             for (u32 i = 0; i < QG_KEYS / WORD_KEYS; i++)
-                words.bits[row][i] = mask_bits(params.attention, rows.mask[row], rows.seen[row], tile + i * WORD_KEYS);
+                words.bits[row][i] = mask_bits(params.attention, rows.mask[row], rows.visible[row], tile + i * WORD_KEYS);
     }
-    // Takes away the scores of the others.
+    // Masks the scores of hidden keys.
     QG_DEVICE void apply(const MaskWords& words, float (&scores)[SCORES], u32 lane) {
 #pragma unroll
         for (u32 i = 0; i < SCORES; i++) {
@@ -194,8 +198,9 @@ struct MaskWords {
 };
 #endif
 
-// A tile of keys, which have arrived: its weights, and the sums of the tile before where one is PENDING. Whether its own are then
-// pending: values of MIXED tiles may have been added at once.
+// One K tile: its softmax, and PV of the tile before if
+// PENDING. Returns whether PV of this tile is pending:
+// a MIXED tile with infinities or NaN is added at once.
 template <bool MIXED, bool PENDING>
 QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const TmaAttentionParams& params, u32 tile, bool is_last) {
     const AttentionParams& p = params.attention;
@@ -207,7 +212,7 @@ QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const TmaAtt
 #ifdef QG_PAGES
     const u32* absent = ring.absent[slot_of(own.k)];
 #endif
-    if constexpr (PENDING) mbarrier_wait(&ring.v_seen[own.v.stage], own.v.parity);
+    if constexpr (PENDING) mbarrier_wait(&ring.v_checked[own.v.stage], own.v.parity);
     take_turn(own);
     wgmma_fence();
     start_scores(scores, ring, own);
@@ -221,21 +226,22 @@ QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const TmaAtt
 #pragma unroll
         for (u32 i = 0; i < SCORES; i++) scores[i] = bounded(p, scores[i] * p.shape.factor);
     }
-    float kept[2];
+    float rescale[2];
 #ifdef QG_BITS
     if constexpr (MIXED) MaskWords::apply(words, scores, own.lane);
 #else
-    if constexpr (MIXED) mask_scores(scores, rows.seen, tile);
+    if constexpr (MIXED) mask_scores(scores, rows.visible, tile);
 #endif
 #ifdef QG_PAGES
     if constexpr (MIXED) mask_absent(scores, absent, own.lane);
 #endif
-    weigh(scores, kept, rows.largest, rows.total, own.factor);
-    // The compiler moves most powers behind this wait. Before it, with a branch in between, they took longer (docs/experiments.md): by
-    // then the matrix instructions are another warpgroup's.
+    online_softmax(scores, rescale, rows.row_max, rows.row_sum, own.factor);
+    // The compiler sinks most exp2 below this wait. Do not
+    // force them above: with a branch between, they are slower,
+    // as another warpgroup has the tensor cores by then.
     if constexpr (PENDING) finish_values(rows, ring, own);
     if (!is_last) wait_for_keys(ring, own);
-    keep(rows, kept);
+    rescale_sums(rows, rescale);
 #pragma unroll
     for (u32 i = 0; i < KEY_STEPS * 4; i++) {
         rows.weights[i / 4][i % 4] = rounded_pair(scores[2 * i], scores[2 * i + 1]);
@@ -243,12 +249,12 @@ QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const TmaAtt
 #pragma unroll
     for (u32 i = 0; i < KEY_STEPS; i++) wgmma_fence_operand(rows.weights[i]);
     if constexpr (MIXED) {
-        mbarrier_wait(&ring.v_seen[own.v.stage], own.v.parity);
+        mbarrier_wait(&ring.v_checked[own.v.stage], own.v.parity);
         u32 found = 0;
 #pragma unroll
         for (u32 i = 0; i < INSPECTORS; i++) found |= ld_shared(&ring.not_finite[own.v.stage][i]);
         if (found != 0) {
-            add_values_seen(rows, params, ring.v[own.v.stage], tile, own.lane);
+            add_visible_values(rows, params, ring.v[own.v.stage], tile, own.lane);
             AttentionRing::release(&ring.v_empty[own.v.stage], own.lane);
             RingPosition::next(own.v);
             return false;
@@ -257,7 +263,7 @@ QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const TmaAtt
     return true;
 }
 
-// All keys of an item.
+// All K tiles of an item.
 QG_DEVICE void attend(Rows& rows, AttentionRing& ring, Consumer& own, const TmaAttentionParams& params,
                       const AttentionItem& item) {
     bool pending = false;
@@ -283,7 +289,7 @@ QG_DEVICE void attend(Rows& rows, AttentionRing& ring, Consumer& own, const TmaA
     }
     AttentionRing::release(&ring.q_empty, own.lane);
     if (!pending) return;
-    mbarrier_wait(&ring.v_seen[own.v.stage], own.v.parity);
+    mbarrier_wait(&ring.v_checked[own.v.stage], own.v.parity);
     wgmma_fence();
     start_values(rows, ring, own);
     finish_values(rows, ring, own);
