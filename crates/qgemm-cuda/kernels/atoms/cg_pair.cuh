@@ -1,5 +1,5 @@
-// f32x2 access through L2,
-// to exchange partial sums between CTAs.
+// f32x2 access through L2, to exchange partial
+// sums between CTAs.
 #pragma once
 #include "atoms/types.cuh"
 

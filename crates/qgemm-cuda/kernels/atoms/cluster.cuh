@@ -1,7 +1,6 @@
 // Thread block clusters.
-// CTAs of a cluster run at once and reach each
-// other's shared memory
-// (PTX ISA, "Cluster of Cooperative Thread Arrays").
+// CTAs of a cluster run at once and reach each other's shared
+// memory (PTX ISA, "Cluster of Cooperative Thread Arrays").
 // CTAs with consecutive x indices form a cluster.
 // The rank of a CTA is its index in the cluster.
 #pragma once
@@ -19,12 +18,12 @@
 QG_DEVICE void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// Remote mbarrier.arrive: the barrier at the offset of `barrier`
-// in the shared memory of the CTA with this rank.
+// Remote mbarrier.arrive: the barrier at the offset of
+// `barrier` in the shared memory of the CTA with this rank.
 // The thread signals that it has read the CTA's data.
 // The arrival releases no writes, on purpose: with
-// `.release.cluster`
-// the compiler emits a fence over all GPU memory, which is slow.
+// `.release.cluster` the compiler emits a fence over all GPU
+// memory, which is slow.
 QG_DEVICE void mbarrier_arrive_at(u64* barrier, u32 rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
                  "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(shared_address(barrier)),

@@ -36,15 +36,15 @@ QG_DEVICE void cp_async_16(u32 shared, const u8* global, u32 source_bytes) {
 QG_DEVICE void cp_async_16(u32 shared, const u8* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
-// Copies 16 bytes if `wanted`, else writes zeros without a read
-// (PTX ISA, "cp.async", ignore-src).
+// Copies 16 bytes if `wanted`, else writes zeros without a
+// read (PTX ISA, "cp.async", ignore-src).
 QG_DEVICE void cp_async_16_or_zeros(bool wanted, u32 shared, const u8* global) {
     asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, p; }" ::"r"(shared),
                  "l"(global), "r"((u32)wanted)
                  : "memory");
 }
-// As above through L1, for bytes that another CTA
-// of the SM reads at about the same time.
+// As above through L1, for bytes that another CTA of the SM
+// reads at about the same time.
 QG_DEVICE void cp_async_16_or_zeros_l1(bool wanted, u32 shared, const u8* global) {
     asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; cp.async.ca.shared.global [%0], [%1], 16, p; }" ::"r"(shared),
                  "l"(global), "r"((u32)wanted)
@@ -64,9 +64,8 @@ template <u32 N>
 QG_DEVICE void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-// cp.async.mbarrier.arrive.noinc: this thread
-// arrives on `barrier`
-// once all copies that it has issued are complete.
+// cp.async.mbarrier.arrive.noinc: this thread arrives on
+// `barrier` once all copies that it has issued are complete.
 QG_DEVICE void cp_async_mbarrier_arrive(u64* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }

@@ -1,6 +1,6 @@
 // FP8 → f16x2 conversion of the upper half of a word (fp8.cuh).
-// The instruction can read either half;
-// a shift would hide this from the compiler.
+// The instruction can read either half; a shift would hide
+// this from the compiler.
 #pragma once
 #include "atoms/types.cuh"
 

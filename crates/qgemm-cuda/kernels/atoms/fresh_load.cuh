@@ -1,6 +1,6 @@
 // Loads that bypass L1, whose lines may be stale:
-// the data comes from a launch
-// that this kernel has not waited for.
+// the data comes from a launch that this kernel
+// has not waited for.
 #pragma once
 #include "atoms/types.cuh"
 

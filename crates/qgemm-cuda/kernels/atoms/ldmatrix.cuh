@@ -23,8 +23,8 @@ QG_DEVICE void ldmatrix_x2(u32 (&d)[2], const u8* row) {
                  : "r"(shared_address(row))
                  : "memory");
 }
-// `row` is an address from `shared_address`,
-// so constant offsets fold into the instruction.
+// `row` is an address from `shared_address`, so constant
+// offsets fold into the instruction.
 QG_DEVICE void ldmatrix_x4(u32 (&d)[4], u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])

@@ -1,10 +1,9 @@
 // Integer sums with a mantissa bias.
 // An s32 sum starts from the bits of 1.5 · 2²³.
-// Read as f32,
-// it is exactly 1.5 · 2²³ + sum,
-// for |sum| up to 2²².
+// Read as f32, it is exactly 1.5 · 2²³ + sum, for
+// |sum| up to 2²².
 // One FFMA then scales the sum and removes the bias.
-// I2F (at half rate) and FMUL would be two instructions.
+// I2F (half rate) plus FMUL is slower.
 #pragma once
 #include "atoms/numeric.cuh"
 

@@ -18,9 +18,8 @@ QG_DEVICE void mbarrier_arrive(u64* barrier) {
 }
 // Waits for the phase of this parity; the first
 // phase has parity 0.
-// `try_wait` times out, and `test_wait`, before
-// Hopper, does not block,
-// so the wait loops.
+// `try_wait` times out, and `test_wait`, before Hopper, does
+// not block, so the wait loops.
 QG_DEVICE void mbarrier_wait(u64* barrier, u32 parity) {
     u32 complete;
     do {

@@ -4,9 +4,9 @@
 
 #if QG_VARIANT >= 90
 // `mbarrier_wait` with a suspend-time hint.
-// Without a hint `try_wait` returns after some 30
-// cycles; a polling warp
-// then takes issue slots and power from warps that compute.
+// Without a hint `try_wait` returns after some 30 cycles;
+// a polling warp then takes issue slots and power from
+// warps that compute.
 QG_DEVICE void mbarrier_wait_suspended(u64* barrier, u32 parity) {
     constexpr u32 MOST_NANOSECONDS = 10'000'000;
     u32 complete;

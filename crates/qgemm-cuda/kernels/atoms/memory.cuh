@@ -1,6 +1,6 @@
 // Loads and stores of global and shared memory.
-// Every access goes through these functions,
-// so the emulator can check each one.
+// Every access goes through these functions, so the emulator
+// can check each one.
 #pragma once
 #include "atoms/types.cuh"
 
@@ -42,9 +42,8 @@ QG_DEVICE u32x4 ld_global_v4(const u8* address) {
                  : "l"(address));
     return v;
 }
-// ld.global without L1 allocation, for data
-// that one thread reads once and an earlier kernel
-// may have written.
+// ld.global without L1 allocation, for data that one thread
+// reads once and an earlier kernel may have written.
 QG_DEVICE u32x4 ld_global_once_v4(const u8* address) {
     u32x4 v;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -57,8 +56,8 @@ QG_DEVICE u32 ld_global_u32(const u8* address) {
     asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(address));
     return v;
 }
-// ld.global.cg: reads other CTAs' partial sums from L2,
-// never from a stale L1 line.
+// ld.global.cg: reads other CTAs' partial sums from L2, never
+// from a stale L1 line.
 QG_DEVICE float ld_global_cg_f32(const float* address) {
     float v;
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(address) : "memory");

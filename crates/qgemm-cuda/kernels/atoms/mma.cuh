@@ -1,8 +1,8 @@
 // mma.sync with f16, bf16 or tf32 operands, f32
 // accumulators: D += A · B.
 //
-// Lane layouts, with g = lane/4, t = lane%4
-// (PTX ISA, "Matrix Fragments for mma.m16n8k16"):
+// Lane layouts, with g = lane/4, t = lane%4 (PTX ISA, "Matrix
+// Fragments for mma.m16n8k16"):
 //   A (row, k): a0 (g, 2t..2t+1), a1 (g+8, 2t..)
 //               a2 (g, 2t+8..), a3 (g+8, 2t+8..)
 //   B (k, column): b0 (2t..2t+1, g), b1 (2t+8.., g)
@@ -15,9 +15,8 @@
 //               a2 (g, t+4), a3 (g+8, t+4)
 //   B (k, column): b0 (t, g), b1 (t+4, g)
 //
-// m8n8k4 is four independent 8×8×4 products (PTX ISA,
-// "Matrix Fragments for mma.m8n8k4 with .f16
-// floating point type").
+// m8n8k4 is four independent 8×8×4 products (PTX ISA, "Matrix
+// Fragments for mma.m8n8k4 with .f16 floating point type").
 // Lane l belongs to product (l%16)/4.
 // h = 4·(l/16), r = l%4 + h:
 //   A: a0, a1: row r, k 0..1 and 2..3

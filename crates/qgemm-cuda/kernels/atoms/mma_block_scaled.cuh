@@ -5,8 +5,8 @@
 //
 // m16n8k64: a register holds eight values along k,
 // lowest nibble first.
-// With g = lane/4, t = lane%4
-// (PTX ISA, "Matrix Fragments for mma.m16n8k64"):
+// With g = lane/4, t = lane%4 (PTX ISA, "Matrix Fragments
+// for mma.m16n8k64"):
 //   A (row, k): a0 (g, 8t..8t+7), a1 (g+8, 8t..)
 //               a2 (g, 8t+32..), a3 (g+8, 8t+32..)
 //   B (k, column): b0 (8t..8t+7, g), b1 (8t+32.., g)

@@ -1,8 +1,8 @@
 // mma.sync with FP8 operands and f32 accumulators: D += A · B.
 //
 // A register holds four values along k, lowest byte first.
-// With g = lane/4, t = lane%4
-// (PTX ISA, "Matrix Fragments for mma.m16n8k32"):
+// With g = lane/4, t = lane%4 (PTX ISA, "Matrix Fragments
+// for mma.m16n8k32"):
 //   A (row, k): a0 (g, 4t..4t+3), a1 (g+8, 4t..)
 //               a2 (g, 4t+16..), a3 (g+8, 4t+16..)
 //   B (k, column): b0 (4t..4t+3, g), b1 (4t+16.., g)

@@ -1,6 +1,6 @@
 // Shared object whose address stays in a register.
-// Otherwise the compiler reads the CTA's cluster rank,
-// a part of each such address, at every use.
+// Otherwise the compiler reads the CTA's cluster rank, a part
+// of each such address, at every use.
 #pragma once
 #include "atoms/opaque_register.cuh"
 #include "atoms/shared_address.cuh"

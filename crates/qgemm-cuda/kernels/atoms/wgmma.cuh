@@ -3,8 +3,9 @@
 // It needs sm_90a: kernels are compiled for the chip.
 //
 // Warp w of the warpgroup has rows 16w..16w+15.
-// In these rows, with g = lane/4, t = lane%4 (PTX ISA, "Register
-// Fragments and Shared Memory Matrix Layouts" of wgmma):
+// In these rows, with g = lane/4, t = lane%4 (PTX ISA,
+// "Register Fragments and Shared Memory Matrix
+// Layouts" of wgmma):
 //   A: as in mma.m16n8k16:
 //      (row, k): a0 (g, 2t..2t+1), a1 (g+8, 2t..)
 //                a2 (g, 2t+8..), a3 (g+8, 2t+8..)
@@ -55,7 +56,7 @@ QG_DEVICE void wgmma_wait_group() {
 // bytes to the address.
 QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
     const u64 start = (shared_address(shared) & 0x3ffffu) >> 4;
-    const u64 leading = 1; // Unused with swizzles.
+    const u64 leading = 1;  // Unused with swizzles.
     const u64 stride = 1024 >> 4;
     const u64 swizzle_128 = 1;
     return start | leading << 16 | stride << 32 | swizzle_128 << 62;

@@ -7,8 +7,8 @@
 #include "atoms/wgmma_shared.cuh"
 
 #if QG_VARIANT == 90
-// One wgmma of `n` columns. Immediates: scale-d (ADDS),
-// A and B not negated, both K-major.
+// One wgmma of `n` columns. Immediates: scale-d (ADDS), A and
+// B not negated, both K-major.
 #define QG_WGMMA_SCORES(n, type, places, operands, a, b, adds)                                                         \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" places "}, " a ", " b ", " adds  \
                  ", 1, 1, 0, 0;"                                                                                       \
@@ -32,8 +32,8 @@ QG_DEVICE void wgmma_scores_k16_bf16(float (&d)[COLUMNS / 2], u64 a_descriptor, 
     QG_WGMMA_SCORES_OF_COLUMNS("bf16");
 }
 
-// One wgmma of `n` columns. Immediates: accumulate,
-// A and B not negated, B MN-major.
+// One wgmma of `n` columns. Immediates: accumulate, A and B
+// not negated, B MN-major.
 #define QG_WGMMA_VALUES(n, type, places, operands, a, b)                                                               \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" places "}, {" a "}, " b          \
                  ", 1, 1, 1, 1;"                                                                                       \

@@ -4,23 +4,22 @@
 // Fences and groups: see atoms/wgmma.cuh.
 //
 // A register of A holds four values along k, lowest byte first.
-// In the 16 rows of a warp, with g = lane/4, t =
-// lane%4 (PTX ISA,
-// "Register Fragments and Shared Memory Matrix
+// In the 16 rows of a warp, with g = lane/4, t = lane%4
+// (PTX ISA, "Register Fragments and Shared Memory Matrix
 // Layouts" of wgmma):
 //   A: as in mma.m16n8k32:
 //      (row, k): a0 (g, 4t..4t+3), a1 (g+8, 4t..)
 //                a2 (g, 4t+16..), a3 (g+8, 4t+16..)
 //   D: as with 16-bit operands
 //   B: K-major, the only order of 8-bit operands
-// Hopper's tensor cores keep about 14 bits of a sum
-// inside the instruction. Promote long sums to f32 often.
+// Hopper's tensor cores keep about 14 bits of a sum inside the
+// instruction. Promote long sums to f32 often.
 #pragma once
 #include "atoms/wgmma.cuh"
 
 #if QG_VARIANT == 90
-// Descriptor of a K-major matrix with the 64-byte swizzle
-// (PTX ISA, "Matrix Descriptor Format").
+// Descriptor of a K-major matrix with the 64-byte swizzle (PTX
+// ISA, "Matrix Descriptor Format").
 // A column has 64 bytes along k.
 // Groups of eight columns are 512 bytes apart.
 // The swizzle moves 16-byte chunk u of column c to
@@ -30,7 +29,7 @@
 // bytes to the address.
 QG_DEVICE u64 wgmma_descriptor_64b(const u8* shared) {
     const u64 start = (shared_address(shared) & 0x3ffffu) >> 4;
-    const u64 leading = 1; // Unused with swizzles.
+    const u64 leading = 1;  // Unused with swizzles.
     const u64 stride = 512 >> 4;
     const u64 swizzle_64 = 2;
     return start | leading << 16 | stride << 32 | swizzle_64 << 62;

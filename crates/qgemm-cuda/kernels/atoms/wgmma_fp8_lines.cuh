@@ -7,13 +7,13 @@
 // Descriptor of a matrix with the 128-byte swizzle.
 // Columns are 128 bytes apart, groups of eight
 // columns STRIDE bytes.
-// The swizzle XORs address bits 4..6 with bits 7..9,
-// whatever the start; it must be a multiple of 16 bytes.
+// The swizzle XORs address bits 4..6 with bits 7..9, whatever
+// the start; it must be a multiple of 16 bytes.
 template <u32 STRIDE>
 QG_DEVICE u64 wgmma_descriptor_lines(const u8* shared) {
     static_assert(STRIDE % 16 == 0, "descriptors count 16 bytes");
     const u64 start = (shared_address(shared) & 0x3ffffu) >> 4;
-    const u64 leading = 1; // Unused with swizzles.
+    const u64 leading = 1;  // Unused with swizzles.
     const u64 stride = STRIDE >> 4;
     const u64 swizzle_128 = 1;
     return start | leading << 16 | stride << 32 | swizzle_128 << 62;

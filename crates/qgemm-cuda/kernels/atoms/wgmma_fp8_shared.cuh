@@ -7,8 +7,8 @@
 #include "atoms/wgmma.cuh"
 
 #if QG_VARIANT == 90
-// One wgmma of `n` columns. Immediates: scale-d (ADDS),
-// A and B not negated.
+// One wgmma of `n` columns. Immediates: scale-d (ADDS), A
+// and B not negated.
 #define QG_WGMMA_FP8_SHARED(n, places, operands, a, b, adds)                                                           \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" places "}, " a ", " b ", " adds          \
                  ", 1, 1;"                                                                                             \

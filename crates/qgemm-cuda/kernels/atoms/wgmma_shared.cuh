@@ -1,8 +1,8 @@
 // wgmma with A and B in shared memory: D += A · B, 64 rows.
 // D, fences and groups: see atoms/wgmma.cuh.
 //
-// K-major operand: values along k are contiguous
-// (descriptor in atoms/wgmma.cuh).
+// K-major operand: values along k are contiguous (descriptor
+// in atoms/wgmma.cuh).
 // MN-major operand: rows of A, or columns of B, are contiguous.
 // 16-bit operands may be either.
 #pragma once
@@ -11,8 +11,8 @@
 #if QG_VARIANT == 90
 // Descriptor of an MN-major operand with the 128-byte swizzle.
 // Each k has 64 values along M or N, 128 bytes.
-// Groups of eight k are 1024 bytes apart,
-// groups of 64 values along M or N `leading_bytes`.
+// Groups of eight k are 1024 bytes apart, groups of 64 values
+// along M or N `leading_bytes`.
 // The matrix is 1024-byte aligned.
 // A step of 16 along k adds 2048 bytes to the address.
 QG_DEVICE u64 wgmma_descriptor_128b_mn(const u8* shared, u32 leading_bytes) {
@@ -22,8 +22,8 @@ QG_DEVICE u64 wgmma_descriptor_128b_mn(const u8* shared, u32 leading_bytes) {
     return start | (u64)(leading_bytes >> 4) << 16 | stride << 32 | swizzle_128 << 62;
 }
 
-// One wgmma of `n` columns. Immediates: accumulate,
-// A and B not negated, A_MN, B_MN.
+// One wgmma of `n` columns. Immediates: accumulate, A and B
+// not negated, A_MN, B_MN.
 #define QG_WGMMA_SHARED(n, type, places, operands, a, b, a_mn, b_mn)                                                   \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" places "}, " a ", " b            \
                  ", 1, 1, 1, " a_mn ", " b_mn ";"                                                                      \

@@ -2,16 +2,16 @@
 // A is in registers, B in shared memory.
 // The low 13 bits of a word are ignored:
 // round to nearest beforehand if needed.
-// A as in mma.m16n8k8: (row g, k t), (row g+8, k t),
-// (row g, k t+4), (row g+8, k t+4).
+// A as in mma.m16n8k8: (row g, k t), (row g+8, k t), (row g, k
+// t+4), (row g+8, k t+4).
 // B is K-major with the 128-byte swizzle, 32 values a row.
 // Descriptors, D, fences and groups: see atoms/wgmma.cuh.
 #pragma once
 #include "atoms/wgmma.cuh"
 
 #if QG_VARIANT == 90
-// One wgmma of `n` columns. Immediates: accumulate,
-// A and B not negated.
+// One wgmma of `n` columns. Immediates: accumulate, A
+// and B not negated.
 #define QG_WGMMA_TF32(n, places, operands, a, b)                                                                       \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k8.f32.tf32.tf32 {" places "}, {" a "}, " b ", 1, 1, 1;"      \
                  : operands                                                                                            \

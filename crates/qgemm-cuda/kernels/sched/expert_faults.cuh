@@ -39,8 +39,8 @@ struct ExpertFaults {
     }
 
     // As `of_thread` for an index of one expert id per slot.
-    // AT_ONCE loads are in flight: with a million slots,
-    // one load at a time would be bound by latency.
+    // AT_ONCE loads are in flight: with a million slots, one load
+    // at a time would be bound by latency.
     template <u32 AT_ONCE>
     QG_DEVICE ExpertFaults of_slots(const ExpertGroups& g, u32 thread, u32 threads) {
         const u32 experts = g.experts;

@@ -1,5 +1,5 @@
-// Matmul scheduling: parameters, the tile and K range of a CTA,
-// and the split-K fix-up.
+// Matmul scheduling: parameters, the tile and K range of a
+// CTA, and the split-K fix-up.
 #pragma once
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
@@ -23,8 +23,8 @@ static_assert(BLOCK % QG_TILE_K == 0, "a k-tile has the scales of one block");
 #endif
 
 struct MatmulTile {
-    // Product, first row and column of its tile,
-    // and k-tiles [begin, end) of the product's part of K.
+    // Product, first row and column of its tile, and k-tiles
+    // [begin, end) of the product's part of K.
     u32 product, row, column, begin, end;
     // The product's part of K: all of K, unless K is grouped.
     u32 k_first, k_len;
@@ -104,8 +104,8 @@ struct MatmulTile {
 };
 
 // Defines the CTA's tile and its problem.
-// With grouped rows the problem is one product;
-// CTAs without rows return here.
+// With grouped rows the problem is one product; CTAs without
+// rows return here.
 #if QG_GROUPS_ROWS
 #include "sched/matmul_rows.cuh"
 #else
@@ -115,8 +115,8 @@ struct MatmulTile {
 #endif
 
 #if QG_BLOCK_SCALED
-// Scales of the operand's first row or column,
-// from the product's first block on.
+// Scales of the operand's first row or column, from the
+// product's first block on.
 QG_DEVICE const u8* block_scales(u64 scales, const MatmulTile& t) {
     return reinterpret_cast<const u8*>(scales) + (u64)(t.k_first / BLOCK) * 4;
 }

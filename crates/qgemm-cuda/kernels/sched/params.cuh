@@ -29,8 +29,8 @@
 #define QG_SEGMENT_TILES 0
 #endif
 // Rows of X in shared memory.
-// Kernels for one token keep fewer than QG_TILE_M;
-// the other rows of the tile are copies.
+// Kernels for one token keep fewer than QG_TILE_M; the other
+// rows of the tile are copies.
 #ifndef QG_X_ROWS
 #define QG_X_ROWS QG_TILE_M
 #endif

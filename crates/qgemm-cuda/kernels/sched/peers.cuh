@@ -9,8 +9,8 @@ QG_DEVICE void add_to(f32x4& sum, const f32x4& v) {
     sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
 }
 
-// Adds all peers;
-// `load(peer, i)` is the addend of sums[i].
+// Adds the sums of all peers.
+// `load(peer, i)` gives peer's sums[i].
 // Loads of AT_ONCE peers overlap their latencies.
 template <u32 AT_ONCE, u32 COUNT, class V, class Load>
 QG_DEVICE void add_peers(V (&sums)[COUNT], u32 peers, Load load) {

@@ -10,8 +10,8 @@
 
 // Expert index in shared memory: counts, or
 // offsets plus the end.
-// Every warp of every CTA reads these words,
-// and only a few L2 lines hold them.
+// Every warp of every CTA reads these words, and only a few L2
+// lines hold them.
 struct ExpertWords {
     // Limit of the kernel; the host checks it.
     static constexpr u32 MOST_EXPERTS = 1024;

@@ -1,10 +1,11 @@
-// Token → row of X, C, D, the residual and the row scales.
-// The identity, except that listed MoE rows come from the list.
+// Token → row of X, C, D, residual and row scales.
+// Listed MoE rows come from the list.
+// Otherwise the row is the token.
 #pragma once
 #include "atoms/memory.cuh"
 #include "sched/params.cuh"
 
-// False past the last token, and for an invalid row in the list.
+// False past the last token and for an invalid row in the list.
 QG_DEVICE bool find_row(const GemmParams& p, u32 token, u32& row) {
     row = token;
     if (token >= p.shape.m) return false;
@@ -17,7 +18,8 @@ QG_DEVICE bool find_row(const GemmParams& p, u32 token, u32& row) {
     return true;
 }
 
-// Row of X; `x_sharers` rows of D share one row of X.
+// Row of X.
+// `x_sharers` rows of D share one row of X.
 // An invalid list entry maps to row 0, which is safe to read.
 QG_DEVICE bool find_x_row(const GemmParams& p, u32 token, u32& row) {
     const bool found = find_row(p, token, row);

@@ -18,8 +18,8 @@ struct SettledExperts {
     }
 };
 
-// As `QG_TAKE_PROBLEM` for kernels that wait by themselves
-// and then launch dependents. They may load W before they wait,
+// As `QG_TAKE_PROBLEM` for kernels that wait by themselves and
+// then launch dependents. They may load W before they wait,
 // but not X. CTAs without rows return without a wait:
 // the last CTA, which checks for faults, has waited.
 #define QG_TAKE_PROBLEM_EARLY(p, given)                                                                  \

@@ -10,8 +10,8 @@ struct WorkTile {
     u32 n_tile, m_tile;
     // K-tiles [begin, end) of the output tile.
     u32 begin, end;
-    // CTAs that share the tile, this CTA's rank in K order,
-    // and the tile's counter.
+    // CTAs that share the tile, this CTA's rank in K order, and
+    // the tile's counter.
     u32 peers, index, tile;
     // Partial-sum slot of peer 0; the other peers' slots follow.
     u32 first_slot;
@@ -70,8 +70,8 @@ struct WorkList {
     QG_DEVICE WorkList of_cta(const GemmParams&) { return {cta_index().x / QG_CLUSTER, 0, {}}; }
 
     // Next work tile, for all lanes of a warp; false at the end.
-    // Values are shuffled from lane 0,
-    // so that the compiler knows they are uniform.
+    // Values are shuffled from lane 0, so that the compiler knows
+    // they are uniform.
     QG_DEVICE bool next(WorkList& list, const GemmParams& p, WorkTile& w) {
         const u32 n_tiles = p.tiles.n_tiles;
         const OwnRows own = OwnRows::find(p.groups, list.tile / n_tiles, list.passed);

@@ -1,8 +1,8 @@
 // Tile info of an expert's rows, from the producer
 // to the consumers.
-// The producer warp searches the index and the
-// list once per tile;
-// consumer warps would lose thousands of cycles on the search.
+// The producer warp searches the index and the list once
+// per tile; consumer warps would lose thousands of
+// cycles on the search.
 #pragma once
 #include "sched/rows.cuh"
 #include "sched/tile.cuh"
@@ -36,8 +36,8 @@ struct alignas(16) TileNote {
     }
 
     // All lanes of a warp read; false at the end of the work.
-    // Values are shuffled from lane 0,
-    // so that the compiler knows they are uniform.
+    // Values are shuffled from lane 0, so that the compiler knows
+    // they are uniform.
     QG_DEVICE bool read(const TileNote& note, const GemmParams& p, WorkTile& w) {
         const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(&note));
         w = {};
