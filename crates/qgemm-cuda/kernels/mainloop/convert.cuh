@@ -1,12 +1,13 @@
-// What both kernels that convert a matrix share: reading an element, the power of two of a row, and conversion to the
-// type of D.
+// Type conversion shared by both conversion kernels:
+// element loads, power-of-two row scales, rounding
+// to the type of D.
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "generated/abi.cuh"
 
-// The parameter of kernels that convert.
+// Parameters of the conversion kernels.
 struct ConvertParams {
     ConvertShape shape;
     ConvertPointers at;
@@ -14,14 +15,15 @@ struct ConvertParams {
 
 constexpr u32 SOURCE_BYTES = QG_X_DTYPE == DTYPE_F32 ? 4 : 2;
 constexpr u32 D_BYTES = QG_D_DTYPE == DTYPE_F32 ? 4 : 2;
-// Whether rows are multiplied by powers of two. This and whether groups are whole are constants, so that the prologue of a
-// product has no code that it does not need.
+// Whether rows are scaled by powers of two.
+// This flag and QG_WHOLE_GROUPS are constants, to keep unused
+// code out of the X prologue.
 constexpr bool SCALED = QG_ROW_FACTORS;
 static_assert(!SCALED || QG_D_DTYPE == DTYPE_F16, "f16 alone has too few exponents for its rows");
 // Columns of D that a thread writes at once.
 constexpr u32 GROUP = 8;
 
-// An element of X, from its bits.
+// An element of X from its bits.
 QG_DEVICE float source_value(u32 bits) {
     if constexpr (QG_X_DTYPE == DTYPE_F32) return bits_to_f32(bits);
     return QG_X_DTYPE == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
@@ -32,7 +34,8 @@ QG_DEVICE u32 load_source(const u8* address) {
     return ld_global_cached_u16(address);
 }
 
-// The column of X that column `column` of D holds; what is not below X's columns stands for zero.
+// Column of X for column `column` of D.
+// A result ≥ X's columns stands for zero.
 QG_DEVICE u32 source_column(const ConvertParams& p, u32 column) {
     if (!(p.shape.flags & QG_FLAG_K_ORDER)) return column;
     if (column >= p.shape.d_columns) return p.shape.columns;
@@ -41,8 +44,9 @@ QG_DEVICE u32 source_column(const ConvertParams& p, u32 column) {
 
 constexpr u32 INFINITY_BITS = 0x7f800000u;
 
-// The larger of `largest` and |value|, both as the bits of f32, which order like the numbers. An infinity or a NaN does
-// not count: it stays what it is under every factor, and the row's finite values keep theirs.
+// Maximum of magnitudes, as f32 bits, which order like numbers.
+// Infinities and NaN do not count: no scale changes them, and
+// the row's finite values keep their scale.
 QG_DEVICE u32 larger_magnitude(u32 largest, float value) {
     const u32 magnitude = f32_to_bits(value) & 0x7fffffffu;
     return magnitude > largest && magnitude < INFINITY_BITS ? magnitude : largest;
@@ -52,9 +56,11 @@ QG_DEVICE u32 larger_magnitude(u32 largest, float value) {
 struct RowScale {
     float factor, inverse;
 
-    // Brings the largest magnitude of a row to [2^14, 2^15): rounded up, it stays below f16's 65504, and values down to
-    // 2^-28 of it remain normal numbers. Both numbers are normal in f32, so 2^126 is the largest factor; it makes f32's
-    // smallest number 2^-23.
+    // Scales the row's largest magnitude to [2^14, 2^15).
+    // It then rounds to at most f16's 65504, and values down to
+    // 2^-28 of it remain normal numbers.
+    // Both factors are normal in f32, so the largest is 2^126.
+    // It maps f32's smallest number to 2^-23.
     QG_DEVICE RowScale of(u32 largest) {
         const u32 exponent = largest >> 23;
         const u32 biased = exponent > 15 ? 127 + 141 - exponent : 127 + 126;
@@ -67,7 +73,8 @@ QG_DEVICE u32 converted(float value) {
     if constexpr (QG_D_DTYPE == DTYPE_F32) return f32_to_bits(value);
     if constexpr (QG_D_DTYPE == DTYPE_F16) return f32_to_f16(value);
     const u32 bits = f32_to_bf16(value);
-    // f32's largest numbers would round to infinity: bf16's largest finite one is as near.
+    // f32's largest numbers would round to infinity; bf16's
+    // largest finite number is as near.
     const bool overflows = (bits & 0x7fffu) == INFINITY_BITS >> 16 &&
                            (f32_to_bits(value) & 0x7fffffffu) < INFINITY_BITS;
     return overflows ? bits - 1 : bits;
@@ -77,7 +84,7 @@ QG_DEVICE void store_factor(const ConvertParams& p, u32 row, const RowScale& sca
     st_global_u32(reinterpret_cast<u8*>(p.at.row_factors) + (u64)row * 4, f32_to_bits(scale.inverse));
 }
 
-// GROUP neighbouring elements of D.
+// GROUP consecutive elements of D.
 struct ConvertedGroup {
     u32 word[GROUP * D_BYTES / 4];
 
@@ -86,7 +93,8 @@ struct ConvertedGroup {
         return group.word[i / 2] >> (16 * (i % 2)) & 0xffffu;
     }
 
-    // Stores the group as columns [column, column + GROUP) of row `row`, as far as D has them.
+    // Stores columns [column, column + GROUP) of row
+    // `row`, clipped to D.
     QG_DEVICE void store(const ConvertedGroup& group, const ConvertParams& p, u32 row, u32 column) {
         u8* at = reinterpret_cast<u8*>(p.at.d) + (row * p.at.d_row + column) * D_BYTES;
         if constexpr (QG_WHOLE_GROUPS) {

@@ -1,4 +1,4 @@
-// Products of `matmul` whose factors have 16 bits.
+// `matmul` of 16-bit operands on MMA.
 #pragma once
 #include "atoms/mma.cuh"
 #include "mainloop/matmul_tiles.cuh"

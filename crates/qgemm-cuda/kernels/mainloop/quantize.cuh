@@ -1,8 +1,8 @@
-// What both kernels that quantize X share: reading groups of columns.
+// Column groups of X, for both quantization kernels.
 #pragma once
 #include "mainloop/quantize_codes.cuh"
 
-// The parameter of kernels that quantize.
+// Parameters of the quantization kernels.
 struct QuantizeParams {
     QuantizeShape shape;
     QuantizePointers at;
@@ -11,7 +11,7 @@ struct QuantizeParams {
 constexpr u32 SOURCE_BYTES = QG_X_DTYPE == DTYPE_F32 ? 4 : 2;
 constexpr u32 SOURCE_WORDS = GROUP * SOURCE_BYTES / 4;
 
-// Eight neighbouring elements of X as they are stored.
+// Eight consecutive elements of X as stored.
 struct SourceGroup {
     u32 word[SOURCE_WORDS];
 
@@ -21,7 +21,7 @@ struct SourceGroup {
         return QG_X_DTYPE == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
     }
 
-    // Columns [column, column + GROUP) of a row; those beyond the last are zeros.
+    // Columns [column, column + GROUP) of a row; zero past the end.
     QG_DEVICE SourceGroup load(const QuantizeParams& p, const u8* row, u32 column) {
         SourceGroup group = {};
         if ((p.shape.flags & QG_FLAG_X_ALIGNED16) && column + GROUP <= p.shape.columns) {

@@ -1,6 +1,11 @@
-// Scales and codes of groups of eight neighbouring columns, and how they are stored: what kernels share that quantize X and that quantize
-// what they normalize. A group is a type whose `value(group, i)` are numbers. All arithmetic is single operations of f32, each rounded
-// for itself, in the order of the host's reference, whose bits every device has.
+// Quantization of groups of eight columns:
+// scales, codes, stores.
+// Kernels that quantize X and kernels that quantize their
+// normalized output share it.
+// A group is a type with `value(group, i)`.
+// All arithmetic is single f32 operations, each rounded once,
+// in the order of the host reference:
+// all devices give identical bits.
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/fp8.cuh"
@@ -20,30 +25,32 @@ constexpr u32 CODE_INT8 = 0, CODE_E4M3 = 1, CODE_E2M1 = 2;
 constexpr u32 SCALE_NONE = 0, SCALE_F32 = 1, SCALE_E8M0 = 2, SCALE_E4M3 = 3;
 constexpr u32 FACTOR_NONE = 0, FACTOR_GIVEN = 1, FACTOR_PER_TOKEN = 2;
 
-// Lanes that share a scale: 2 to 32 of a warp, whose columns follow one another.
+// Lanes per scale: 2 to 32 of a warp, with consecutive columns.
 constexpr u32 BLOCK_LANES = QG_BLOCK / GROUP;
 constexpr u32 CODE_BITS = QG_CODE == CODE_E2M1 ? 4 : 8;
 constexpr u32 INFINITY_BITS = 0x7f800000u;
 constexpr u32 MAGNITUDE = 0x7fffffffu;
-// f32's smallest normal number and its inverse.
+// f32's smallest normal number, and its inverse.
 constexpr u32 SMALLEST_BITS = 0x00800000u, LARGEST_FACTOR_BITS = 0x7e800000u;
 constexpr u32 NAN_BITS = 0x7fc00000u;
-// The largest number of a code, and that of NVFP4's codes times that of its scales.
+// Largest code value; for NVFP4 times its largest scale.
 constexpr float MOST = QG_CODE == CODE_E4M3 ? 448.0f : 127.0f;
 constexpr float MOST_NVFP4 = 256.0f * 6.0f;
-// Beside 1.5 * 2^23 neighbours are 1 apart, so that sums are rounded to integers, which their low bits hold.
+// 1.5 · 2^23: near it f32 has an ulp of 1. Adding it rounds to
+// an integer, which is then in the low bits.
 constexpr float ROUNDER = 12582912.0f;
 
 QG_DEVICE u32 larger(u32 a, u32 b) {
     return a > b ? a : b;
 }
 
-// Of two magnitudes.
+// Minimum of two magnitudes.
 QG_DEVICE float smaller(float a, float b) {
     return bits_to_f32(f32_to_bits(a) < f32_to_bits(b) ? f32_to_bits(a) : f32_to_bits(b));
 }
 
-// The bits of the largest magnitude of a group, which order like numbers; those of infinity and NaN are the largest.
+// Bits of a group's largest magnitude, which order like numbers.
+// Infinity and NaN are the largest.
 template <class Group>
 QG_DEVICE u32 largest_of(const Group& group) {
     u32 largest = 0;
@@ -53,7 +60,7 @@ QG_DEVICE u32 largest_of(const Group& group) {
     return largest;
 }
 
-// The same of the values that are finite.
+// `largest_of` over finite values.
 template <class Group>
 QG_DEVICE u32 largest_finite_of(const Group& group) {
     u32 largest = 0;
@@ -65,28 +72,32 @@ QG_DEVICE u32 largest_finite_of(const Group& group) {
     return largest;
 }
 
-// The scale that maps the magnitude with these bits, which is finite, to `most`: a normal number, so that its inverse is finite.
+// Scale that maps a finite magnitude to `most`.
+// It is a normal number, so its inverse is finite.
 QG_DEVICE float f32_scale(u32 largest, float most) {
     return bits_to_f32(larger(f32_to_bits(div_rn_f32(bits_to_f32(largest), most)), SMALLEST_BITS));
 }
 
-// 1 / factor; NaN of a factor that is no normal number, or whose inverse is none.
+// 1 / factor; NaN if factor or its inverse is not normal.
 QG_DEVICE float checked_inverse(float factor) {
     const u32 bits = f32_to_bits(factor);
     return bits >= SMALLEST_BITS && bits <= LARGEST_FACTOR_BITS ? rcp_rn_f32(factor) : bits_to_f32(NAN_BITS);
 }
 
-// A magnitude as E2M1, to nearest even; what is too large becomes the largest one.
+// Magnitude → E2M1, nearest even, saturating.
 QG_DEVICE u32 f32_to_e2m1(float magnitude) {
     const float least = smaller(magnitude, 6.0f);
-    // Beside 2^22 times a binade's first number its numbers of two bits are neighbours. Below 1 they are as far apart as above.
+    // Near 2^22 times the binade's first number, f32's ulp is half
+    // of that number: the sum rounds to two significant bits.
+    // Below 1 the step is that of [1, 2).
     const u32 binade = larger(f32_to_bits(least), 0x3f800000u) & 0x7f800000u;
     const u32 sum = f32_to_bits(least + bits_to_f32(binade + (22u << 23)));
-    // The last three bits are 2 and 3 in every binade, below 1 less, and 4 where the next begins.
+    // The low three bits are 2 or 3 in a binade, less below 1, and
+    // 4 at the start of the next binade.
     return (sum & 7u) + (binade >> 22) - (127u << 1);
 }
 
-// Two numbers as f16, to nearest even.
+// Two numbers as f16, nearest even.
 QG_DEVICE u32 f16_pair(float low, float high) {
 #if QG_VARIANT >= 80
     return f32_to_f16x2(low, high);
@@ -95,10 +106,11 @@ QG_DEVICE u32 f16_pair(float low, float high) {
 #endif
 }
 
-// What a pair of magnitudes in f16 is off from E2M1, as two f16 numbers whose low bytes are 32 times that, a signed integer.
+// E2M1 rounding errors of a pair of f16 magnitudes.
+// The low byte of each result is 32 times the error, as s8.
 QG_DEVICE u32 e2m1_errors(u32 pair) {
     constexpr u32 ONE = 0x3c003c00u, SIX = 0x46004600u, BINADE = 0x7c007c00u, TIMES_512 = 9u << 10 | 9u << 26;
-    // Beside 48 neighbours are 1/32 apart.
+    // 48: near it f16 has an ulp of 1/32.
     constexpr u32 FORTY_EIGHT = 0x52005200u;
     const u32 least = min_f16x2(pair, SIX);
     const u32 beside = (max_f16x2(least, ONE) & BINADE) + TIMES_512;
@@ -106,16 +118,17 @@ QG_DEVICE u32 e2m1_errors(u32 pair) {
     return fma_f16x2(sub_f16x2(pair, number), ONE, FORTY_EIGHT);
 }
 
-// What values of a block are multiplied with.
+// Scale of a block.
 struct BlockScale {
-    // Of the token or of all X, 1 where there is no factor; and of the block.
+    // Inverses of the token or tensor factor (1 if none) and of
+    // the block scale.
     float inverse_factor, inverse;
-    // As it is stored.
+    // Stored form.
     u32 stored;
-    // Whether values are numbers; codes are 0 where they are not.
+    // False if the block has NaN or infinity; its codes are then 0.
     bool is_number;
 
-    // E2M1 has a block choose one of several, of which this is number `CHOICE`.
+    // E2M1 blocks choose among several scales; this is scale CHOICE.
     template <u32 CHOICE = 0>
     QG_DEVICE BlockScale of_block(u32 largest, float inverse_factor) {
         BlockScale scale = {inverse_factor, 0.0f, 0, largest < INFINITY_BITS};
@@ -124,7 +137,8 @@ struct BlockScale {
             scale.stored = scale.is_number ? f32_to_bits(f) : NAN_BITS;
             scale.inverse = rcp_rn_f32(f);
         } else if constexpr (QG_SCALE == SCALE_E8M0) {
-            // The power of two that puts the largest into E2M1's top binade, or no higher than 448 = 1.75 * 2^8.
+            // Power of two that maps the maximum into E2M1's top binade,
+            // or, for E4M3, to at most 448 = 1.75 · 2^8.
             const i32 exponent = (i32)(largest >> 23);
             const i32 code = QG_CODE == CODE_E4M3 ? exponent + ((largest & 0x7fffffu) > 0x600000u) - 8 : exponent - 2;
             const u32 power = (code > 1 ? code : 1) + CHOICE;
@@ -142,7 +156,7 @@ struct BlockScale {
     }
 };
 
-// The codes of a group of bytes: two words.
+// Byte codes of a group, two words.
 template <class Group>
 QG_DEVICE u32x2 codes_of(const Group& group, const BlockScale& scale) {
     float scaled[GROUP];
@@ -172,10 +186,11 @@ QG_DEVICE u32x2 codes_of(const Group& group, const BlockScale& scale) {
     return {scale.is_number ? word[0] : 0, scale.is_number ? word[1] : 0};
 }
 
-// Scales that a block of E2M1 chooses from.
+// Number of scales that an E2M1 block chooses from.
 constexpr u32 CHOICES = QG_SCALE == SCALE_E4M3 ? 3 : 2;
 
-// A block of E2M1: the codes of the lane's group, with the scale of the least error, which is the same for all of its lanes.
+// E2M1 block: the codes of the lane's group, and the scale of
+// least error, equal in all lanes of the block.
 struct E2m1Block {
     u32 word;
     BlockScale scale;
@@ -185,7 +200,8 @@ struct E2m1Block {
         BlockScale scales[3] = {BlockScale::of_block<0>(largest, inverse_factor), BlockScale::of_block<1>(largest, inverse_factor), {}};
         if constexpr (CHOICES > 2) scales[2] = BlockScale::of_block<2>(largest, inverse_factor);
         float of_token[GROUP];
-        // With the first scale, which others are a little more or less than.
+        // Values under the first scale; other scales are within a
+        // small ratio of it.
         u32 halves[GROUP / 2];
 #pragma unroll
         for (u32 i = 0; i < GROUP; i++) {
@@ -197,7 +213,7 @@ struct E2m1Block {
             const auto scaled = [&](u32 j) { return smaller(scaled_of(of_token[i + j], scales[0]), 8.0f); };
             halves[i / 2] = f16_pair(scaled(0), scaled(1));
         }
-        // Sums of squares of 32nd parts of the scale.
+        // Sums of squared errors, in units of 1/32 of the scale.
         i32 errors[CHOICES];
 #pragma unroll
         for (u32 choice = 0; choice < CHOICES; choice++) {
@@ -231,15 +247,16 @@ struct E2m1Block {
         return mul_rn_f32(bits_to_f32(f32_to_bits(of_token) & MAGNITUDE), scale.inverse);
     }
 
-    // The pair of what magnitudes are multiplied with for another scale.
+    // f16x2 ratio from the first scale to another scale.
     QG_DEVICE u32 ratio_of(const BlockScale& first, const BlockScale& scale) {
         if constexpr (QG_SCALE != SCALE_E4M3) return 0x38003800u;
         const float ratio = mul_rn_f32(e4m3_to_f32(first.stored), scale.inverse);
         return f16_pair(ratio, ratio);
     }
 
-    // The error in squares of the scale, of E8M0 of the first one's: squares of powers of two may be no numbers. With a scale of 0
-    // nothing has an error.
+    // Squared error in absolute units; for E8M0 in units of the
+    // first scale, because its square may overflow.
+    // A zero NVFP4 scale never wins the comparison.
     template <u32 CHOICE>
     QG_DEVICE float of_scale(i32 error, const BlockScale& scale) {
         if constexpr (QG_SCALE != SCALE_E4M3) return CHOICE == 0 ? (float)error : (float)error * 4.0f;
@@ -262,8 +279,10 @@ QG_DEVICE void store_codes(u8* codes_row, u32 column, u32x2 codes) {
         st_global_u32(at, codes.x);
 }
 
-// Quantizes a group of a warp's columns in a format whose blocks lie in warps, and stores it with its scales and sums, `stores`
-// of the row that has it. All lanes take part.
+// Quantizes a warp's group and stores codes, scales and sums.
+// Blocks must lie within the warp.
+// `stores` is false for rows that the lane must not write.
+// All lanes take part.
 template <class Group>
 QG_DEVICE void quantize_in_warp(const QuantizePointers& to, const Group& group, u64 row, u32 column, bool stores,
                                 float inverse_factor) {
@@ -285,7 +304,8 @@ QG_DEVICE void quantize_in_warp(const QuantizePointers& to, const Group& group, 
     if constexpr (QG_SCALE == SCALE_F32) {
         if (stores && column % QG_BLOCK == 0) st_global_u32(scales + (u64)(column / QG_BLOCK) * 4, scale.stored);
     } else {
-        // Four scales of a byte each are a word, which the first lane of their blocks stores.
+        // Four byte scales form a word; the first lane of their
+        // blocks stores it.
         u32 word = scale.stored << (column / QG_BLOCK % 4 * 8);
         word |= shfl_xor_u32(word, BLOCK_LANES);
         word |= shfl_xor_u32(word, 2 * BLOCK_LANES);
@@ -303,7 +323,7 @@ QG_DEVICE void quantize_in_warp(const QuantizePointers& to, const Group& group, 
     }
 }
 
-// The inverse of the factor that is given; 1 where there is none.
+// Inverse of the given tensor factor; 1 if none.
 QG_DEVICE float given_inverse(const QuantizePointers& to) {
     if constexpr (QG_FACTOR != FACTOR_GIVEN) return 1.0f;
     return checked_inverse(bits_to_f32(ld_global_u32(reinterpret_cast<const u8*>(to.factor))));
