@@ -23,8 +23,8 @@ constexpr u32 X_SCALES = QG_X_BLOCK_SCALES ? K_BLOCK / X_SCALE_COLUMNS : 0;
 // Words per X sum for the minimums.
 // A k-block has four words, half of the columns
 // of a tf32 operand.
-// A number is the sum of two tf32 parts, except for its
-// two lowest bits.
+// A number is the sum of two tf32 parts.
+// Its two lowest bits are lost.
 // With four sums the lower parts take four more words.
 constexpr u32 SUM_WORDS = K_BLOCK_CHUNKS / SUMS, SUM_PASSES = SUM_WORDS == 1 ? 2 : 1;
 
@@ -65,7 +65,7 @@ QG_DEVICE void store_sum(ByteStage& stage, float sum, u32 token, u32 chunk) {
 #pragma unroll
     for (u32 chunks = 1; chunks < SUM_K / X_CHUNK; chunks *= 2) sum += shfl_xor(sum, chunks);
     if constexpr (X_SCALES > 0) {
-        // The thread of the even chunk copied the scale.
+        // The even chunk's thread copied the scale.
         float scale = 0;
         if (chunk % 2 == 0) scale = ld_shared(ByteStage::scale_of(stage, token, chunk));
         sum *= scale + shfl_xor(scale, 1);

@@ -1,4 +1,5 @@
-// K-tiles of W in shared memory, in the packed layout of global memory. Lanes read their codes 16 bytes at a time.
+// Ring of packed W k-tiles in shared memory.
+// Lanes read their codes 16 bytes at a time.
 #pragma once
 #include "dequant/operand.cuh"
 #include "mainloop/row_tiles.cuh"

@@ -1,4 +1,4 @@
-// The largest number of a warp, for all of its lanes.
+// Warp maximum, for all lanes.
 #pragma once
 #include "atoms/warp.cuh"
 

@@ -14,7 +14,8 @@
 struct ColumnPlace {
     // First of the two adjacent lanes that hold the columns, and
     // the byte selector for both.
-    // In the packed order v0 v2 v1 v3 it takes v0, v1 or v2, v3.
+    // The packed order is v0 v2 v1 v3.
+    // The selector takes v0, v1 or v2, v3.
     u32 lane, bytes;
 
     QG_DEVICE ColumnPlace of_lane(u32 lane) {

@@ -88,7 +88,7 @@ QG_DEVICE void produce(MatmulRing& ring, const TmaMatmulParams& p) {
 }
 
 // Starts acc += A · B over a stage for 64 rows.
-// For E4M3 it starts acc = A · B.
+// E4M3 starts from zero.
 QG_DEVICE void start_stage(float (&acc)[ACCUMULATORS], const MatmulStage& stage, u32 warpgroup) {
     const u8* rows = stage.a + warpgroup * BOX_BYTES;
     const u64 a = QG_A_ALONG_K ? wgmma_descriptor_128b(rows) : wgmma_descriptor_128b_mn(rows, BOX_BYTES);
@@ -187,7 +187,7 @@ QG_DEVICE void multiply_words(float (&acc)[ACCUMULATORS], MatmulRing& ring, Posi
     if (before < QG_STAGES) MatmulRing::release(ring, before, lane);
 }
 
-// acc += A · B over a work item, for a warpgroup's 64 rows.
+// Main loop of a work item, for a warpgroup's 64 rows.
 // A stage's wgmmas are issued while the previous ones run.
 QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, Position& at, const MatmulParams& p,
                         const MatmulTile& tile, u32 thread, u32 warpgroup, u32 lane) {
