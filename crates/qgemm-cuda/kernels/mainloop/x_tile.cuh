@@ -3,14 +3,15 @@
 // MmaM16: of every 64 columns, lane t of four needs columns
 //   16s + {2t, 2t+1, 2t+8, 2t+9}, s = 0..3.
 // They are contiguous (index 16t + 4s + i) for 16-byte loads.
-// MmaM8N8K4: every lane needs every column; natural order.
+// MmaM8N8K4: natural order, because lanes need all columns.
 #pragma once
 #include "mainloop/x_group.cuh"
 
 template <u32 TOKENS, u32 COLUMNS>
 struct XTile {
-    // Padding against bank conflicts: a warp writes four k-blocks
-    // at once (MmaM16) and reads two tokens.
+    // Padding against bank conflicts.
+    // A warp writes four k-blocks at once (MmaM16) and
+    // reads two tokens.
     static constexpr u32 K_BLOCK_PITCH = K_BLOCK + (QG_MMA_M8N8K4 ? 0 : 16);
     static constexpr u32 PITCH = COLUMNS / K_BLOCK * K_BLOCK_PITCH + 16 / sizeof(XElement);
     static constexpr u32 ROW_GROUPS = COLUMNS / GROUP;
