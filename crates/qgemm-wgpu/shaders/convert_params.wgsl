@@ -5,7 +5,7 @@ struct Params {
     shape: ConvertShape,  // of this dispatch
     modes: u32,           // `mode()` reads it
     rows_together: u32,   // rows per workgroup, a power of two
-    rows_beside: u32,     // 1: neighboring invocations have neighboring rows; 0: columns
+    rows_beside: u32,     // 1: neighbouring invocations have neighbouring rows; 0: columns
     x_row: u32,           // elements between rows of X
     x_col: u32,           // elements between columns of X
     d_row: u32,           // elements between rows of D

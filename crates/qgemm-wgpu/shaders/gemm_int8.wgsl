@@ -1,8 +1,8 @@
 // INT8 GEMM for many tokens.
 // A workgroup computes TILE_N outputs for TILE_M tokens.
 // An invocation has four rows of W and TOKENS tokens.
-// LANES neighboring invocations have all rows of equal tokens,
-// so one load of X serves all of them.
+// LANES neighbouring invocations have all rows of equal
+// tokens, so one load of X serves all of them.
 // X is in workgroup memory, CHUNK_UNITS units at a time.
 // The next unit of W is loaded while one is multiplied.
 // Products are added in order of K.
@@ -67,7 +67,7 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     // One token per iteration, to have the epilogue code once; the
     // next token's sums move up.
     // Half of the invocations have the first four of eight rows
-    // and get the others from a neighbor.
+    // and get the others from a neighbour.
     let row = n0 + lane * 4u;
     for (var m = m0 + first_token; m < m0 + first_token + TOKENS; m++) {
         workgroupBarrier();

@@ -1,4 +1,4 @@
-// W by quads of four neighboring columns.
+// W by quads of four neighbouring columns.
 
 // Numbers of four consecutive columns, for four rows.
 struct Quad {

@@ -7,7 +7,7 @@ const EACH: u32 = MOST_EXPERTS / THREADS;
 var<workgroup> totals: array<u32, THREADS>;
 var<workgroup> bad: atomic<u32>;
 
-// Neighboring experts of an invocation.
+// Neighbouring experts of an invocation.
 fn expert_of(thread: u32, i: u32) -> u32 {
     return thread * EACH + i;
 }

@@ -1,4 +1,4 @@
-// Four neighboring rows of a W tile; the first is a
+// Four neighbouring rows of a W tile; the first is a
 // multiple of four.
 // Their words are adjacent: one load reads all four.
 // Packed layout Simd16: tiles of 16 rows, each with k-tiles of
@@ -6,7 +6,7 @@
 
 @group(0) @binding(1) var<storage, read> w_vectors: array<vec4<u32>>;
 
-// Lanes of `gemv` have neighboring rows.
+// Lanes of `gemv` have neighbouring rows.
 const LANES_BESIDE: bool = true;
 
 struct Rows {

@@ -1,5 +1,5 @@
 // One row in each of four consecutive W tiles.
-// 16 neighboring invocations have all rows of these tiles.
+// 16 neighbouring invocations have all rows of these tiles.
 // Their loads read adjacent words at any access width.
 // Packed layout Simd16: tiles of 16 rows, each with k-tiles of
 // PACKED_K columns.

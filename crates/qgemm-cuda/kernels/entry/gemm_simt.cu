@@ -24,7 +24,7 @@ using Loop = Engine<ROW_TILES>;
 struct SharedStorage {
     union {
         Tile x[2];
-        float acc[QG_TILE_M * ACC_PITCH];
+        float acc[QG_TILE_M * ACC_PITCH];  // [token][row of W]
     };
     u32 last;
 };

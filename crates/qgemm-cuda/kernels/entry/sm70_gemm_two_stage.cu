@@ -35,7 +35,7 @@ struct Stage {
 struct SharedStorage {
     union {
         Stage stage[2];
-        float acc[QG_TILE_M * ACC_PITCH];
+        float acc[QG_TILE_M * ACC_PITCH];  // [token][row of W], swizzled
     };
     u32 last;
 };
@@ -95,7 +95,7 @@ QG_DEVICE void load_run(float (&v)[RUN], const SharedStorage& shared, u32 token,
 
 // Epilogue of the accumulators in shared memory.
 // Lanes store runs of eight if rows of D are 16-byte aligned.
-// Otherwise neighboring lanes store neighboring elements.
+// Otherwise neighbouring lanes store neighbouring elements.
 QG_DEVICE void store_tile(const SharedStorage& shared, const GemmParams& p, const WorkTile& work) {
     const u32 first_token = work.m_tile * QG_TILE_M, first_row = work.n_tile * TILE_N;
     if (!(p.shape.flags & QG_FLAG_D_ALIGNED16)) {

@@ -5,7 +5,7 @@
 #include "epilogue/warp_store.cuh"
 
 struct AccumulatorExchange {
-    f32x4 acc[THREAD_ACCUMULATORS / 4][QG_CONSUMERS];
+    f32x4 acc[THREAD_ACCUMULATORS / 4][QG_CONSUMERS];  // [vector][thread]
 
     // Named barriers of both groups; the first group uses barrier 1.
     // FULL: the accumulators are in shared memory.

@@ -1,6 +1,6 @@
 // Matmul epilogue of a warp, through shared memory.
-// Sixteen rows pass at a time, so that neighboring lanes store
-// neighboring runs.
+// Sixteen rows pass at a time, so that neighbouring lanes
+// store neighbouring runs.
 #pragma once
 #include "atoms/warp.cuh"
 #include "epilogue/matmul_store.cuh"
@@ -11,7 +11,7 @@ constexpr u32 TILE_PADDING = QG_VARIANT >= 75 ? 8 : 4;
 struct MatmulStaging {
     // Padding: the rows that half a warp writes use different banks.
     static constexpr u32 PITCH = WARP_N + TILE_PADDING;
-    alignas(16) float acc[16 * PITCH];
+    alignas(16) float acc[16 * PITCH];  // [row][column]
 };
 
 QG_DEVICE void store_matmul_tile(const Accumulators& acc, const MatmulParams& p, const MatmulTile& t,

@@ -1,6 +1,6 @@
 // Matmul epilogue of a warpgroup, through shared memory.
 // Tiles of 16 rows by 32 columns pass per warp, so that
-// neighboring lanes store neighboring runs.
+// neighbouring lanes store neighbouring runs.
 // Outputs that are only scaled have a faster path.
 #pragma once
 #include "atoms/warp.cuh"
@@ -9,7 +9,7 @@
 
 struct WarpgroupStaging {
     static constexpr u32 COLUMNS = 32, PITCH = COLUMNS + 8;
-    alignas(16) float acc[16 * PITCH];
+    alignas(16) float acc[16 * PITCH];  // [row][column], swizzled
 
     // Swizzle: groups of four columns swap in odd rows, so that
     // lanes reading two rows use all banks.

@@ -21,7 +21,7 @@ struct WarpAccumulators {
     // Four words of padding:
     // the tokens 2t that lanes write together use different banks.
     static constexpr u32 PITCH = WARP_ROWS + (QG_TILE_M < 8 ? 0 : 4);
-    alignas(16) float value[QG_TILE_M * PITCH];
+    alignas(16) float value[QG_TILE_M * PITCH];  // [token][row of W]
 
     QG_DEVICE void put(WarpAccumulators& acc, u32 row, u32 token, float value) {
         st_shared(&acc.value[token * PITCH + row], value);

@@ -11,7 +11,7 @@
 template <u32 LINES>
 struct TokenLines {
     static constexpr u32 ROW_CHUNKS = LINE_BYTES / 16;
-    alignas(16) u8 bytes[LINES][WARP_TOKENS][LINE_BYTES];
+    alignas(16) u8 bytes[LINES][WARP_TOKENS][LINE_BYTES];  // [line][token][byte], swizzled
 
     // Swizzle: the chunks of eight rows use all banks.
     QG_DEVICE u8* chunk(TokenLines& lines, u32 line, u32 row, u32 index) { return &lines.bytes[line][row][(index ^ row % 8) * 16]; }
@@ -29,7 +29,7 @@ QG_DEVICE bool is_product(const GemmParams& p) {
 // Stores FEATURES features of `tokens` tokens; `d` is the first.
 // Accumulator layout: epilogue/token_rows_store.cuh.
 // If SCALED, `factor(column, of)` sets the factors of two
-// neighboring features; otherwise they are 1.
+// neighbouring features; otherwise they are 1.
 template <u32 FEATURES, bool EXCHANGED, bool F16, bool SCALED, u32 LINES, class Factor>
 QG_DEVICE void store_lines(const float* acc, u8* d, u64 row_bytes, u32 tokens, TokenLines<LINES>& staging, u32 lane, const Factor& factor) {
     using Staging = TokenLines<LINES>;

@@ -1,7 +1,7 @@
 // Epilogue for MMA rows that are tokens.
 // Lanes hold two features of two tokens.
 // A warp passes 32 features at a time through shared memory,
-// so that neighboring lanes store neighboring features.
+// so that neighbouring lanes store neighbouring features.
 // Scaled-only outputs use epilogue/whole_rows.cuh.
 #pragma once
 #include "atoms/numeric.cuh"
@@ -20,7 +20,7 @@ constexpr u32 WARP_TOKENS = 16, ROUND_FEATURES = 32, ROUND_ACCUMULATORS = ROUND_
 struct WarpStaging {
     // Swizzle in units of four features.
     // Writes of half a warp and reads of a quarter use all banks.
-    alignas(16) float value[WARP_TOKENS * ROUND_FEATURES];
+    alignas(16) float value[WARP_TOKENS * ROUND_FEATURES];  // [token][feature], swizzled
 
     QG_DEVICE u32 unit(u32 token, u32 index) {
         const u32 exchange = (token % 2 | token / 4 % 2 << 1) << 1 | token % 2;

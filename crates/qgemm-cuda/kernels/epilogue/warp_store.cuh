@@ -1,7 +1,7 @@
 // Epilogue of a warp's accumulators, held as [row][token].
 // A warp passes a few token tiles at a time through
-// shared memory, so that neighboring lanes store
-// neighboring features.
+// shared memory, so that neighbouring lanes store
+// neighbouring features.
 #pragma once
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
@@ -26,7 +26,7 @@ struct WarpStaging {
     // Four words of padding:
     // the tokens 2t that lanes write together use different banks.
     static constexpr u32 PITCH = WARP_ROWS + 4;
-    alignas(16) float acc[STAGED * MMA_TOKENS * PITCH];
+    alignas(16) float acc[STAGED * MMA_TOKENS * PITCH];  // [token][row of W]
     // Factor and bias of each row for plain outputs, loaded once
     // per tile instead of once per token.
     alignas(16) float factor[WARP_ROWS];

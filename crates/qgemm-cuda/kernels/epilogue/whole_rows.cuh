@@ -12,7 +12,7 @@ constexpr u32 LINE_ROWS = 16, LINE_BYTES = 128;
 // A line or half a line of each row, in CHUNKS of 16 bytes.
 // Swizzle: eight rows write to all banks.
 struct LineStaging {
-    alignas(16) u32 word[LINE_ROWS * LINE_BYTES / 4];
+    alignas(16) u32 word[LINE_ROWS * LINE_BYTES / 4];  // [row][word], swizzled
 
     template <u32 CHUNKS>
     QG_DEVICE u32* chunk(LineStaging& staging, u32 row, u32 index) {

@@ -78,8 +78,8 @@ static_assert(STEPS == 4 && STAGE_K_BLOCKS == 2, "two steps of two k-blocks each
 
 // Scales of a stage: per token, and per eight rows of W.
 struct StageScales {
-    float x[QG_TILE_M];
-    float w[CTA_SCALES];
+    float x[QG_TILE_M];  // [token]
+    float w[CTA_SCALES];  // [eight rows of W]
 
     // Starts the copies of stage `k` with COUNT threads.
     // Tokens past the last get zeros.

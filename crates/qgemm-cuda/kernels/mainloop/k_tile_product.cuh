@@ -14,12 +14,12 @@ static_assert(TOKEN_TILES * MMA_TOKENS == QG_TILE_M, "tokens fill instructions")
 
 // value[rt][tt]: D registers of one instruction.
 struct Accumulators {
-    float value[ROW_TILES][TOKEN_TILES][4];
+    float value[ROW_TILES][TOKEN_TILES][4];  // [row tile][token tile][register]
 };
 
 // B operands of a span.
 struct XSpan {
-    u32 b[TOKEN_TILES][SPAN_K_STEPS][2];
+    u32 b[TOKEN_TILES][SPAN_K_STEPS][2];  // [token tile][k-step][register]
 
     QG_DEVICE void load(XSpan& x, const XStage* k_blocks, const XCursor& cursor) {
 #pragma unroll

@@ -1,6 +1,7 @@
 // Accumulators of `matmul` on `mma.sync`.
-// A warp has WARP_M × WARP_N of the tile, in 16×8 MMA tiles
-// (16×16 on Volta). A lane holds pairs of neighboring columns.
+// A warp has WARP_M × WARP_N of the tile, in 16×8 MMA
+// tiles (16×16 on Volta). A lane holds pairs of
+// neighbouring columns.
 #pragma once
 #include "atoms/types.cuh"
 
@@ -12,7 +13,7 @@ constexpr u32 M_TILES = WARP_M / 16, N_TILES = WARP_N / TILE_COLUMNS;
 constexpr u32 ACCUMULATORS = M_TILES * N_TILES * TILE_SUMS;
 
 struct Accumulators {
-    float value[M_TILES][N_TILES][TILE_SUMS];
+    float value[M_TILES][N_TILES][TILE_SUMS];  // [row tile][column tile][register]
 };
 
 // Rows and columns of a lane's accumulator pairs.

@@ -33,8 +33,8 @@ using TileB = CodeTile<QG_TILE_N>;
 static_assert(N_TILES % 2 == 0, "B is loaded for two tiles at once");
 
 struct MmaStage {
-    alignas(128) u8 a[TileA::BYTES];
-    alignas(128) u8 b[TileB::BYTES];
+    alignas(128) u8 a[TileA::BYTES];  // [row][k]
+    alignas(128) u8 b[TileB::BYTES];  // [column][k]
 };
 
 // Adds the products of a stage.

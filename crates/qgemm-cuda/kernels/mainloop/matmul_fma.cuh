@@ -69,8 +69,8 @@ using TileA = FmaTile<QG_TILE_M, QG_A_ALONG_K, RowPlaces>;
 using TileB = FmaTile<QG_TILE_N, QG_B_ALONG_K, ColumnPlaces>;
 
 struct FmaStage {
-    alignas(16) u8 a[TileA::BYTES];
-    alignas(16) u8 b[TileB::BYTES];
+    alignas(16) u8 a[TileA::BYTES];  // [k][row]
+    alignas(16) u8 b[TileB::BYTES];  // [k][column]
 };
 
 // A thread's copies of each tile of an operand.

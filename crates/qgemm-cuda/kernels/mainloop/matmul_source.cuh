@@ -21,7 +21,8 @@ struct ChunkSource {
     u64 step_bytes;
     u32 outer_left[COUNT], k[COUNT], k_len;
 
-    // Position of chunk `i` in copy order; neighbors are contiguous.
+    // Position of chunk `i` in copy order;
+    // neighbours are contiguous.
     QG_DEVICE void place(u32 i, u32& outer, u32& k) {
         outer = ALONG_K ? i / (QG_TILE_K / CHUNK) : i % (Tile::OUTER / CHUNK) * CHUNK;
         k = ALONG_K ? i % (QG_TILE_K / CHUNK) * CHUNK : i / (Tile::OUTER / CHUNK);

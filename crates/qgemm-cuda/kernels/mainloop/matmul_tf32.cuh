@@ -37,8 +37,8 @@ using TileA = F32Tile<QG_TILE_M, QG_A_ALONG_K>;
 using TileB = F32Tile<QG_TILE_N, QG_B_ALONG_K>;
 
 struct MmaStage {
-    alignas(128) u8 a[TileA::BYTES];
-    alignas(128) u8 b[TileB::BYTES];
+    alignas(128) u8 a[TileA::BYTES];  // [row][k] or [k][row]
+    alignas(128) u8 b[TileB::BYTES];  // [column][k] or [k][column]
 };
 
 #include "mainloop/matmul_source.cuh"

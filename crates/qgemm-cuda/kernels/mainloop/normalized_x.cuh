@@ -200,7 +200,7 @@ struct RowNormalizer {
         return value * ld_shared(&rows.scale[token]) * ld_shared(&rows.inverse[token]) * gamma;
     }
 
-    // Normalizes two neighboring columns of a token.
+    // Normalizes two neighbouring columns of a token.
     QG_DEVICE u32 normalized_pair(const RowStatistics& rows, u32 token, u32 pair, float gamma_low, float gamma_high) {
         return f32_to_x(normalized(rows, token, x_to_f32(pair & 0xffffu), gamma_low)) |
                f32_to_x(normalized(rows, token, x_to_f32(pair >> 16), gamma_high)) << 16;

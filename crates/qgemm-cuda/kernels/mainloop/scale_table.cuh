@@ -16,7 +16,7 @@ template <u32 UNITS>
 struct ScaleTable {
     static_assert(UNITS == 2 || UNITS == 4, "scales of 16 or 32 columns in k-tiles of 256");
     // Rows are in the order of their records.
-    // Units of neighboring rows are swizzled: units that lanes
+    // Units of neighbouring rows are swizzled: units that lanes
     // read or write together use different banks.
     f32x4 scale[ROW_TILES][QG_TILE_ROWS * UNITS];
 

@@ -34,9 +34,10 @@ QG_DEVICE float tf32_part(float value) {
 }
 
 struct ByteStage {
-    alignas(16) u8 codes[QG_TILE_M * STAGE_K];
-    alignas(16) float scale[STAGE_K_BLOCKS][X_SCALES == 0 ? 4 : QG_TILE_M * X_SCALES];
-    // Scaled sums of codes, for minimums (`store_sum`).
+    alignas(16) u8 codes[QG_TILE_M * STAGE_K];  // [token][column], swizzled
+    alignas(16) float scale[STAGE_K_BLOCKS][X_SCALES == 0 ? 4 : QG_TILE_M * X_SCALES];  // [k-block][token][scale]
+    // Scaled sums of codes, for minimums (`store_sum`):
+    // [k-block][pass][token][word].
     alignas(16) float sum[STAGE_K_BLOCKS][SignedBytes::HAS_MIN ? SUM_PASSES * QG_TILE_M * K_BLOCK_CHUNKS : 4];
 
     QG_DEVICE u32 place(u32 token, u32 chunk) {

@@ -57,7 +57,7 @@ QG_DEVICE i32 sum_of_codes(const u32x4& v) {
 }
 
 // Permutes a chunk to W's byte order:
-// 0, 2, 1, 3 in every quad of four neighbors, or 0,
+// 0, 2, 1, 3 in every quad of four neighbours, or 0,
 // 8, 1, 9, 2, 10, ….
 QG_DEVICE u32x4 in_order_of_w(const u32x4& v) {
 #if QG_MMA_M8N8K4

@@ -11,7 +11,7 @@
 // the lane's columns.
 template <u32 ROW_TILES>
 struct Accumulators_ {
-    float value[ROW_TILES][LANE_ROWS][QG_TILE_M];
+    float value[ROW_TILES][LANE_ROWS][QG_TILE_M];  // [row tile][row][token]
 };
 
 template <u32 ROW_TILES>
@@ -60,7 +60,7 @@ struct Engine {
             }
     }
 
-    // MmaM16 spreads a row's columns over four neighboring lanes.
+    // MmaM16 spreads a row's columns over four neighbouring lanes.
     // Afterwards all four hold the complete sums.
     QG_DEVICE void reduce_lanes(Accumulators& acc) {
         if constexpr (!QG_MMA_M8N8K4) {

@@ -36,7 +36,7 @@ static_assert(!IN_LINES || QG_RUN_PITCH >= RUN_BYTES + LINE_BYTES - 16, "a run t
 static_assert(!IN_LINES || (sizeof(XStage) % LINE_BYTES == 0 && QG_RUN_PITCH % LINE_BYTES == 0), "rings begin with lines");
 
 struct WRuns {
-    alignas(16) u8 tile[CTA_ROW_TILES][QG_RUN_PITCH];
+    alignas(16) u8 tile[CTA_ROW_TILES][QG_RUN_PITCH];  // [row tile][byte]
 
     // `from`: low bits of the run's global address.
     QG_DEVICE u8* run(WRuns& runs, u32 tile, u32 from) {
@@ -45,7 +45,7 @@ struct WRuns {
 };
 
 struct Pipeline {
-    XStage x[QG_X_STAGES][STAGE_K_BLOCKS];
+    XStage x[QG_X_STAGES][STAGE_K_BLOCKS];  // [stage][k-block]
     WRuns w[QG_W_STAGES];
     u64 full[QG_X_STAGES];
     u64 empty[QG_X_STAGES];

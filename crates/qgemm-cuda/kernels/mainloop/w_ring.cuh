@@ -8,5 +8,5 @@
 constexpr u32 CTA_ROW_TILES = QG_WARPS_N * ROW_TILES;
 
 struct WStage {
-    alignas(16) u8 k_tile[CTA_ROW_TILES][QG_K_TILE_BYTES];
+    alignas(16) u8 k_tile[CTA_ROW_TILES][QG_K_TILE_BYTES];  // [row tile][byte]
 };

@@ -16,7 +16,7 @@ static_assert(TOKEN_TILES * MMA_TOKENS == QG_TILE_M && TOKEN_TILES % 2 == 0, "to
 
 // value[rt][tt]: D registers of one instruction.
 struct Accumulators {
-    float value[ROW_TILES][TOKEN_TILES][4];
+    float value[ROW_TILES][TOKEN_TILES][4];  // [row tile][token tile][register]
 };
 
 // Scale and minimum of a row, as factors of operand pairs.

@@ -17,7 +17,7 @@ constexpr u32 X_STAGE_BYTES = QG_X_ROWS * X_ROW_BYTES;
 // TMA's swizzle depends on the address.
 // Stages are 1024-byte aligned, so X is first in shared memory.
 struct XStage {
-    alignas(16) u8 bytes[X_STAGE_BYTES];
+    alignas(16) u8 bytes[X_STAGE_BYTES];  // [token][column], swizzled
 
     QG_DEVICE u8* at(XStage& stage, u32 token, u32 chunk) {
         return stage.bytes + token * X_ROW_BYTES + (chunk ^ token % 8) * X_CHUNK_BYTES;

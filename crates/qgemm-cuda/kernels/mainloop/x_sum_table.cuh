@@ -11,7 +11,7 @@ constexpr u32 K_TILE_PARTIALS = SPANS * SPAN_PARTIALS;
 
 // X block sums of a k-tile.
 struct XSumTable {
-    alignas(8) float value[K_TILE_PARTIALS][QG_TILE_M];
+    alignas(8) float value[K_TILE_PARTIALS][QG_TILE_M];  // [partial][token]
 
     // All warps compute the tables, interleaved by k-tile.
     QG_DEVICE void make(XSumTable* tables, const XStage* x, u32 k_tiles, const XCursor& cursor, u32 warp, u32 warps, u32 lane) {

@@ -15,7 +15,7 @@ struct XTile {
     static constexpr u32 K_BLOCK_PITCH = K_BLOCK + (QG_MMA_M8N8K4 ? 0 : 16);
     static constexpr u32 PITCH = COLUMNS / K_BLOCK * K_BLOCK_PITCH + 16 / sizeof(XElement);
     static constexpr u32 ROW_GROUPS = COLUMNS / GROUP;
-    alignas(16) XElement element[TOKENS * PITCH];
+    alignas(16) XElement element[TOKENS * PITCH];  // [token][column]
 
     QG_DEVICE const XElement* k_block(const XTile& tile, u32 token, u32 index, u32 lane) {
         return tile.element + token * PITCH + index * K_BLOCK_PITCH + (QG_MMA_M8N8K4 ? 0 : lane % 4 * 16);

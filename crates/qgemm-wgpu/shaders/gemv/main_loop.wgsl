@@ -1,6 +1,6 @@
 // GEMV for few tokens.
 // A workgroup computes TILE_N outputs for TILE_M tokens.
-// An invocation has four rows of W; LANES neighboring
+// An invocation has four rows of W; LANES neighbouring
 // invocations have all rows.
 // It multiplies every SLICES-th unit of UNIT columns.
 // X is in workgroup memory, CHUNK_UNITS units at a

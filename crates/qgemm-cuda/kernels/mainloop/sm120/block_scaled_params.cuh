@@ -8,9 +8,9 @@ struct BlockScaledParams {
     // in the low nibble.
     // `x_row` counts bytes.
     GemmParams gemm;
-    u64 x_scales;  // Scales of X, one byte per QG_SUB_BLOCK columns.
-    u64 x_scale_row;  // Byte stride of rows of scales.
-    u64 x_factors;  // f32 factors of X, or 0.
+    u64 x_scales;      // Scales of X, one byte per QG_SUB_BLOCK columns.
+    u64 x_scale_row;   // Byte stride of rows of scales.
+    u64 x_factors;     // f32 factors of X, or 0.
     u64 x_factor_row;  // Byte stride of factors; 0 for one per-tensor factor.
 };
 

@@ -44,9 +44,9 @@ constexpr u32 FILLING = 1 + 32;
 struct Pipeline {
     // TMA's swizzle depends on the address.
     // Stages are 512-byte aligned, so X is first in shared memory.
-    alignas(16) u8 x[QG_STAGES][QG_TILE_M * X_STAGE_BYTES];
-    alignas(16) u8 w[QG_STAGES][CTA_ROW_TILES][W_STAGE_BYTES];
-    alignas(16) u32 x_scale[QG_STAGES][SCALE_WORDS][QG_TILE_M];
+    alignas(16) u8 x[QG_STAGES][QG_TILE_M * X_STAGE_BYTES];  // [stage][token][byte]
+    alignas(16) u8 w[QG_STAGES][CTA_ROW_TILES][W_STAGE_BYTES];  // [stage][row tile][byte]
+    alignas(16) u32 x_scale[QG_STAGES][SCALE_WORDS][QG_TILE_M];  // [stage][word][token]
     u64 full[QG_STAGES];
     u64 empty[QG_STAGES];
 

@@ -25,7 +25,7 @@ static_assert(M_TILES % 2 == 0, "the lanes of a quad hold scales of two instruct
 
 // D registers of the instructions.
 struct Accumulators {
-    float value[M_TILES][N_TILES][4];
+    float value[M_TILES][N_TILES][4];  // [M tile][N tile][register]
 };
 
 // Row g of an instruction is token `token_of(g)` of eight.

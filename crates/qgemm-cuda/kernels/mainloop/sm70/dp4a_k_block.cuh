@@ -13,7 +13,7 @@
 static_assert(QG_MMA_M8N8K4 && K_STEPS == 8, "a lane has a row of W");
 
 struct Accumulators {
-    float value[ROW_TILES][QG_TILE_M];
+    float value[ROW_TILES][QG_TILE_M];  // [row tile][token]
 };
 
 struct Engine {

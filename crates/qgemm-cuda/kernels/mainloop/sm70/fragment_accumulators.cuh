@@ -7,7 +7,7 @@ static_assert(QG_TILE_M % 8 == 0, "tokens fill the instruction");
 constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
 
 struct Accumulators {
-    float value[ROW_TILES][TOKEN_TILES][4];
+    float value[ROW_TILES][TOKEN_TILES][4];  // [row tile][token tile][register]
 
     // Calls `visit(row, token, value)` for this lane's accumulators.
     // Rows count from the warp's first row.

@@ -19,7 +19,7 @@ constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
 
 // value[rt][tt][i]: D registers of one instruction.
 struct Accumulators {
-    float value[ROW_TILES][TOKEN_TILES][8];
+    float value[ROW_TILES][TOKEN_TILES][8];  // [row tile][token tile][register]
 };
 
 struct Engine {
@@ -96,8 +96,9 @@ struct Engine {
     }
 
     // Calls `visit(row, token, value)` for this lane's accumulators.
-    // Lanes with other tokens visit their rows in reverse order,
-    // so that a warp's stores of neighboring rows reach all banks.
+    // Lanes with other tokens visit their rows in reverse
+    // order, so that a warp's stores of neighbouring rows
+    // reach all banks.
     template <class Visit>
     QG_DEVICE void for_each(const Accumulators& acc, u32 lane, Visit visit) {
         const bool swap = lane & 2;

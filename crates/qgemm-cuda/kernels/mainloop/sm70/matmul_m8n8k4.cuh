@@ -42,8 +42,8 @@ using TileB = TileLayout<QG_TILE_N, QG_B_ALONG_K>;
 #include "mainloop/matmul_source.cuh"
 
 struct MmaStage {
-    alignas(128) u8 a[TileA::BYTES];
-    alignas(128) u8 b[TileB::BYTES];
+    alignas(128) u8 a[TileA::BYTES];  // [row][k] or [k][row]
+    alignas(128) u8 b[TileB::BYTES];  // [column][k] or [k][column]
 };
 
 // Operands of TILES tiles of 16 rows of A or columns of B, for

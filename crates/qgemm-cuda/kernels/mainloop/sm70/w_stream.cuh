@@ -21,8 +21,8 @@ static_assert(WARP_ROWS % 32 == 0, "every lane decodes the scales of as many row
 // The two rows of a lane's accumulators are adjacent:
 // r and r + 2 with MmaM8N8K4, r and r + 8 with MmaM16.
 struct WScales {
-    alignas(8) float scale[RowTerms::HAS_SCALE ? STAGE_SUBS * WARP_ROWS : 2];
-    alignas(8) float min[RowTerms::HAS_MIN ? STAGE_SUBS * WARP_ROWS : 2];
+    alignas(8) float scale[RowTerms::HAS_SCALE ? STAGE_SUBS * WARP_ROWS : 2];  // [sub-block][row]
+    alignas(8) float min[RowTerms::HAS_MIN ? STAGE_SUBS * WARP_ROWS : 2];  // [sub-block][row]
 
     // Position of row `row` of a tile.
     QG_DEVICE u32 place(u32 row) {

@@ -27,10 +27,10 @@ QG_DEVICE u32 sub_block_of_sum(u32 k_block, u32 sum) {
 }
 
 struct XRows {
-    alignas(16) u8 codes[QG_TILE_M * STAGE_K];
-    alignas(16) float scale[X_SCALES > 0 ? QG_TILE_M * X_SCALES : 4];
+    alignas(16) u8 codes[QG_TILE_M * STAGE_K];  // [token][column], swizzled
+    alignas(16) float scale[X_SCALES > 0 ? QG_TILE_M * X_SCALES : 4];  // [token][32 columns]
     // Sums of the codes of each chunk, for minimums.
-    alignas(16) float sum[RowTerms::HAS_MIN ? QG_TILE_M * STAGE_CHUNKS : 4];
+    alignas(16) float sum[RowTerms::HAS_MIN ? QG_TILE_M * STAGE_CHUNKS : 4];  // [token][chunk]
 
     QG_DEVICE u32 place(u32 token, u32 chunk) { return token * STAGE_K + (chunk ^ token / 2 % 4) * X_CHUNK; }
 

@@ -28,11 +28,11 @@ static_assert(!Operands::HAS_MIN || QG_SUB_BLOCK <= STAGE_K, "X block sums of wh
 struct XRows {
     static constexpr u32 ROW_BYTES = STAGE_K * 2;
     // Four words of padding:
-    // X block sums of neighboring sub-blocks use different banks.
+    // X block sums of neighbouring sub-blocks use different banks.
     static constexpr u32 SUM_PITCH = QG_TILE_M + 4;
-    alignas(16) u8 byte[QG_TILE_M * ROW_BYTES];
+    alignas(16) u8 byte[QG_TILE_M * ROW_BYTES];  // [token][column], swizzled
     // X block sum of each token and sub-block, for minimums.
-    float sum[Operands::HAS_MIN ? STAGE_SUBS * SUM_PITCH : 2];
+    float sum[Operands::HAS_MIN ? STAGE_SUBS * SUM_PITCH : 2];  // [sub-block][token]
 
     // Offset of the first eight columns of `token`.
     // Columns 8 · g are at (offset ^ 16 · g).

@@ -25,7 +25,7 @@ constexpr u32 RUN_BYTES = RUN_K_TILES * QG_K_TILE_BYTES, K_TILE_CHUNKS = QG_K_TI
 static_assert(ROW_TILES <= 2, "a warp has a first and a second row tile");
 
 struct RunStage {
-    alignas(16) u8 k_tile[CTA_ROW_TILES][RUN_BYTES];
+    alignas(16) u8 k_tile[CTA_ROW_TILES][RUN_BYTES];  // [row tile][byte]
 };
 
 struct BytePipeline {

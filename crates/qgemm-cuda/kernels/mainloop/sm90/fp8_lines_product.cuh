@@ -25,7 +25,7 @@ constexpr u32 GROUP_TILES = PART_N / 16, HALF_SUMS = PART_N / 4;
 // two of its second.
 // Lane t has features 4t..4t+3 of the row tile.
 struct Accumulators {
-    float value[2][HALF_SUMS];
+    float value[2][HALF_SUMS];  // [even or odd feature][register]
 };
 
 // Accumulators in standard order: per eight features, 2t and

@@ -95,11 +95,11 @@ QG_DEVICE u32 first_token_of(const WorkTile& work) {
 struct Pipeline {
     // TMA's swizzle depends on the address:
     // both arrays are 1024-byte aligned.
-    alignas(16) u8 x[QG_STAGES][QG_TILE_M * STAGE_K];
+    alignas(16) u8 x[QG_STAGES][QG_TILE_M * STAGE_K];  // [stage][token][column]
 #if QG_W_LINES
-    u8 w[QG_STAGES][W_STAGE_BYTES];
+    u8 w[QG_STAGES][W_STAGE_BYTES];  // [stage][row tile][line]
 #else
-    u8 w[QG_STAGES][QG_CLUSTER][STAGE_K_BLOCKS * SHARE_K_BLOCK];
+    u8 w[QG_STAGES][QG_CLUSTER][STAGE_K_BLOCKS * SHARE_K_BLOCK];  // [stage][share][k-block][row][byte]
 #endif
     StageScales scales[QG_STAGES];
     u64 full[QG_STAGES];

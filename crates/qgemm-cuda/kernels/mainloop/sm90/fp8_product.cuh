@@ -15,7 +15,7 @@ constexpr u32 PART_RUNS = PART_N / SCALE_ROWS;
 // Per eight features a lane has two accumulators of its first
 // token and two of its second.
 struct Accumulators {
-    float value[PARTS][PART_N / 2];
+    float value[PARTS][PART_N / 2];  // [part][register]
 };
 
 // Accumulators in standard order.

@@ -32,8 +32,8 @@ static_assert(QG_A_BYTES == 2 || (QG_A_ALONG_K && QG_B_ALONG_K), "factors of wor
 static_assert(QG_THREADS == CONSUMERS + 128, "a warpgroup of producers");
 
 struct MatmulStage {
-    alignas(1024) u8 a[QG_TILE_M / BOX * BOX_BYTES];
-    alignas(1024) u8 b[QG_TILE_N / BOX * BOX_BYTES];
+    alignas(1024) u8 a[QG_TILE_M / BOX * BOX_BYTES];  // [box][64 rows or k][128 bytes]
+    alignas(1024) u8 b[QG_TILE_N / BOX * BOX_BYTES];  // [box][64 columns or k][128 bytes]
 };
 
 struct MatmulRing {

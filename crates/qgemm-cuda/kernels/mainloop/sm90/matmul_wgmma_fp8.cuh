@@ -24,8 +24,8 @@ static_assert(QG_TILE_K == BLOCK && BLOCK == ROW_BYTES, "a row of a block is the
 static_assert(QG_THREADS == CONSUMERS + 128, "a warpgroup of producers");
 
 struct MatmulStage {
-    alignas(1024) u8 a[QG_TILE_M * ROW_BYTES];
-    alignas(1024) u8 b[QG_TILE_N * ROW_BYTES];
+    alignas(1024) u8 a[QG_TILE_M * ROW_BYTES];  // [row][k]
+    alignas(1024) u8 b[QG_TILE_N * ROW_BYTES];  // [column][k]
 };
 
 // Scales of the rows of A, then of the columns of B.

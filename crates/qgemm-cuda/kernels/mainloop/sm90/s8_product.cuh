@@ -25,7 +25,7 @@ constexpr bool FLUSHES = PARTS * PART_N / 2 <= 64;
 // token and two of its second.
 // Without flushes the s32 sums are converted in place.
 struct Accumulators {
-    float value[PARTS][PART_N / 2];
+    float value[PARTS][PART_N / 2];  // [part][register]
 };
 // The accumulators already have standard order.
 QG_DEVICE const Accumulators& in_order(const Accumulators& acc, u32) {

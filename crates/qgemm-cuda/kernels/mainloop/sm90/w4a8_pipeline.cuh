@@ -3,7 +3,7 @@
 // One producer thread copies X by TMA, two warps copy packed W.
 // One warp copies the scales of X, or sums its codes.
 // With experts one warp copies X and W by TMA.
-// The including file defines the decoding of W.
+// The file included before defines the decoding of W.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/mbarrier.cuh"
@@ -60,10 +60,10 @@ constexpr u32 FILLING = 1 + (QG_X_BLOCK_SCALES ? 32 : 0), READING = QG_CONSUMERS
 struct Pipeline {
     // TMA's swizzle depends on the address:
     // stages are 1024-byte aligned.
-    alignas(16) u8 x[QG_STAGES][QG_TILE_M * STAGE_K];
-    u8 w[QG_STAGES][CTA_ROW_TILES][STAGE_K_TILES * QG_K_TILE_BYTES];
+    alignas(16) u8 x[QG_STAGES][QG_TILE_M * STAGE_K];  // [stage][token][column]
+    u8 w[QG_STAGES][CTA_ROW_TILES][STAGE_K_TILES * QG_K_TILE_BYTES];  // [stage][row tile][k-tile]
     // Per token: a float scale, or the integer sum of its codes.
-    u32 of_tokens[QG_STAGES][QG_X_BLOCK_SCALES || SUMS_OF_X ? QG_TILE_M : 4];
+    u32 of_tokens[QG_STAGES][QG_X_BLOCK_SCALES || SUMS_OF_X ? QG_TILE_M : 4];  // [stage][token]
     u64 full[QG_STAGES];
     u64 empty[QG_STAGES];
     // The sums of a stage are ready.
@@ -259,7 +259,7 @@ QG_DEVICE void produce_sums(Pipeline& pipeline, const GemmParams& p, u32 lane) {
             const u32 wanted = wants_sums(pipeline, at.stage, own) ? QG_TILE_M : 0;
 #pragma unroll 1
             for (u32 token = own; token < wanted; token += 32 * SUMS_AT_ONCE) {
-                // Neighboring lanes start in neighboring banks.
+                // Neighbouring lanes start in neighbouring banks.
                 const u32 first = token * STAGE_K + token % 8 * 16;
                 i32 sum[SUMS_AT_ONCE] = {};
 #pragma unroll 2

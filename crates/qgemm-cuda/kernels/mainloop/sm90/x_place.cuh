@@ -7,7 +7,7 @@
 // A lane's columns of a stage, in the order of X:
 // per k-block, 16 of its first token and 16 of its second.
 struct XColumns {
-    u32x4 chunk[STAGE_K_BLOCKS][2];
+    u32x4 chunk[STAGE_K_BLOCKS][2];  // [k-block][token]
 
     // Permutes them to the order of W.
     QG_DEVICE XFragments in_order(const XColumns& columns) {
