@@ -2,8 +2,9 @@
 // A workgroup computes a TILE_N × TILE_M tile of D.
 // An invocation has eight rows of W and four times
 // THREAD_M_VECTORS tokens.
-// Each k-block dequantizes a TILE_N × TILE_K tile of W to f32
-// and copies a TILE_M × TILE_K tile of X to workgroup memory.
+// Each k-block goes to workgroup memory:
+// a TILE_N × TILE_K tile of W, dequantized to f32, and a
+// TILE_M × TILE_K tile of X.
 // Products are added in order of K, so the bits do not depend
 // on the tile size.
 

@@ -1,9 +1,10 @@
 // GEMM on cooperative matrices, for many tokens.
 // A workgroup computes a TILE_N × TILE_M tile of D, a subgroup
 // NS × MS matrices of SIDE × SIDE; W is on the left.
-// Each k-block dequantizes a TILE_N × TILE_K tile of W to f16
-// and copies a TILE_M × TILE_K tile of X to workgroup memory,
-// while the next k-block is loaded.
+// Each k-block goes to workgroup memory:
+// a TILE_N × TILE_K tile of W, dequantized to f16, and a
+// TILE_M × TILE_K tile of X.
+// The next k-block is loaded meanwhile.
 // No invocation returns early:
 // all invocations must reach cooperative operations.
 

@@ -51,8 +51,8 @@ fn scale_alone(scale: vec4<f32>) -> Affine {
 
 // Q4_K and Q5_K: f16 d, f16 dmin, 12 bytes of eight 6-bit
 // scales and minimums.
-// Sub-blocks 4..7 have their low four bits in the last four
-// bytes, and their upper two above sub-blocks 0..3.
+// Sub-blocks 4..7: the low four bits are in the last four
+// bytes, the upper two above sub-blocks 0..3.
 // Branch-free: a branch would wait for its loads
 // before it issues more.
 fn k_scale_min(rows: Rows, plane: Plane, sub: u32) -> Affine {

@@ -1,7 +1,8 @@
 // Expert lists: shared parts of the list kernels.
-// Workspace: the first bad slot of each chunk, then
-// counts per chunk, which become list offsets, then the
-// number of listed slots.
+// Workspace:
+//   - the first bad slot of each chunk
+//   - counts per chunk, which become list offsets
+//   - the number of listed slots
 
 @group(0) @binding(0) var<storage, read> ids: array<u32>;
 @group(0) @binding(1) var<storage, read_write> workspace: array<u32>;

@@ -55,7 +55,8 @@ fn number(key: u32) -> f32 {
     return bitcast<f32>(select(~key, key & 0x7fffffffu, key >= 0x80000000u));
 }
 
-// exp(x) for x ≤ 0; 0 below -87, where results are subnormal.
+// exp(x) for x ≤ 0.
+// It is 0 below -87, where results would be subnormal.
 // The reduction to multiples of 1/4 is exact in any evaluation
 // order; CUDA's two-step reduction is not.
 fn exp_nonpositive(x: f32) -> f32 {

@@ -68,7 +68,7 @@ fn largest_of(x: Eight) -> u32 {
 }
 
 // Bits of `largest / 127`, rounded to nearest.
-// WGSL's division may be less accurate, so the mantissa,
+// WGSL's division may be less accurate. So the mantissa,
 // extended by seven bits, is divided by 127 as an integer.
 fn factor(largest: u32) -> u32 {
     if (largest >= INFINITY_BITS) {

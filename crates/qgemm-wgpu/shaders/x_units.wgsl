@@ -1,7 +1,7 @@
 // INT8 X in workgroup memory.
-// A unit of a token has two vectors of codes in W's word
-// order, and one vector with the factor d and `d * (sum of
-// codes)` of its spans.
+// A unit of a token has three vectors:
+// two of codes in W's word order, one with the factor d and `d
+// * (sum of codes)` of its spans.
 
 const UNIT_PITCH: u32 = 3u;
 const CHUNK: u32 = TILE_M * CHUNK_UNITS;

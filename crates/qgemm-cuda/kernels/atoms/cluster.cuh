@@ -1,6 +1,7 @@
 // Thread block clusters.
-// CTAs of a cluster run at once and reach each other's shared
-// memory (PTX ISA, "Cluster of Cooperative Thread Arrays").
+// CTAs of a cluster run at once.
+// They can access each other's shared memory.
+// See PTX ISA, "Cluster of Cooperative Thread Arrays".
 // CTAs with consecutive x indices form a cluster.
 // The rank of a CTA is its index in the cluster.
 #pragma once

@@ -4,7 +4,7 @@
 #include "atoms/shared_address.cuh"
 
 #if QG_VARIANT >= 90
-// State space of the destination, the CTA's own shared memory.
+// State space of the destination: this CTA's shared memory.
 // Every compiler for Hopper accepts `shared::cluster`.
 // On consumer Blackwell ptxas then adds a call for remote CTAs
 // and drops `setmaxnreg` (C7506).

@@ -36,8 +36,8 @@ struct AffineK {
     // Twelve bytes after d and dmin hold eight scales
     // and eight minimums.
     // Values 0..3 are the low six bits of the bytes at `first`.
-    // Values 4..7 have their upper two bits above these bits, and
-    // their low nibbles in the last four bytes, at bit `nibble`.
+    // Values 4..7 have their upper two bits above these bits.
+    // Their low nibbles are in the last four bytes, at bit `nibble`.
     QG_DEVICE u32 six_bits(const KTile& kt, u32 row, u32 sub, u32 first, u32 nibble) {
         const u32 bytes = KTile::Scales0::full(kt.scales0, row, first);
         if (sub < 4) return bytes & 0x3f3f3f3fu;

@@ -61,9 +61,9 @@ QG_DEVICE u32 integer_pair_f16(const S& kt, u32 quad, u32 pair, Offset offset) {
 // Half of the code range. Kernels that round weights center
 // affine codes: they subtract it from the codes and add it,
 // times the scale, to the minimum.
-// The remaining minimum is small, so a weight computed in f16
-// from a rounded scale and minimum stays accurate even if X
-// has a large mean.
+// The remaining minimum is small.
+// So f16 weights from a rounded scale and minimum stay
+// accurate even if X has a large mean.
 // Kernels that round no weight use 0.
 constexpr u32 MIDDLE_CODE = QG_ROUNDED ? 1u << (code_bits<KTile>() - 1) : 0;
 

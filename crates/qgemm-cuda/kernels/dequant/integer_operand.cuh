@@ -33,7 +33,7 @@ constexpr u32 MANTISSA_BITS = 7;
 #endif
 
 // Lift of MMA k-step `k_step`: codes lie 0 or LIFT bits high.
-// Each lift needs its own accumulators.
+// Each lift needs separate accumulators.
 // That does not pay if a partial of two k-steps has both lifts.
 constexpr u32 LIFT = 4;
 constexpr float LIFT_FACTOR = 1.0f / (1 << LIFT);
@@ -79,9 +79,9 @@ QG_DEVICE constexpr bool has_super_block_mins(long) { return false; }
 // equal for all rows.
 template <class D>
 struct IntegerOperands : D {
-    // Super-block minimums, and constant offsets beside them, act
-    // on the X block sums of a whole k-tile
-    // (`mainloop/super_block_minimums.cuh`).
+    // Super-block minimums, with their constant offsets, act on
+    // the X block sums of a whole k-tile.
+    // See `mainloop/super_block_minimums.cuh`.
     static constexpr bool SUPER_BLOCK_MINIMUMS = has_super_block_mins<D>(0);
     static constexpr bool HAS_MIN = D::HAS_MIN && !SUPER_BLOCK_MINIMUMS || QG_ZERO_POINTS;
 

@@ -67,8 +67,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #else
     XSliceSource x = XSliceSource::of(p, x_ring, work.m_tile * QG_TILE_M, k_tile, slice_thread);
     griddepcontrol_wait();
-    // Not earlier: CTAs of the kernel after the next would occupy
-    // SMs unevenly, which delays the next kernel, a norm.
+    // Not earlier: CTAs of the kernel after the next
+    // would take SM slots.
+    // CTAs of the next kernel, a norm, would then spread unevenly.
     griddepcontrol_launch_dependents();
 #pragma unroll
     for (u32 i = 0; i < PREFETCH_DISTANCE; i++) {

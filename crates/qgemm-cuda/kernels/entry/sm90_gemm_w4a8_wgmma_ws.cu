@@ -1,6 +1,6 @@
 // Warp-specialized W4A8 GEMM on Hopper: 4-bit W, E4M3 X.
-// Consumer warpgroups decode W to E4M3 in registers and
-// multiply by X in shared memory with byte `wgmma`.
+// Consumer warpgroups decode W to E4M3 in registers.
+// Byte `wgmma` multiplies it by X in shared memory.
 // A producer warpgroup copies W and X.
 #include "mainloop/sm90/e4m3_weights.cuh"
 #include "entry/sm90_gemm_w4a8_consume.cuh"

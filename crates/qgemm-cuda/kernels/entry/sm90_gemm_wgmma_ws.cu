@@ -35,8 +35,8 @@ static_assert(FIRST_PRODUCER == QG_CONSUMERS * QG_K_GROUPS, "registers pass betw
 
 // Experts often have few rows, and few in their last tile.
 // wgmma over fewer tokens is then faster.
-// Kernels of 96 and 128 tokens would spill with this path, or
-// ptxas would serialize their wgmmas.
+// Kernels of 96 and 128 tokens would spill with this path.
+// Or ptxas would serialize their wgmmas.
 // A separate epilogue avoids the spills but is slower.
 constexpr u32 FEW_ROWS = 32;
 constexpr bool HAS_FEW_ROWS = QG_TILE_M < 96;
@@ -75,9 +75,9 @@ struct TileSource {
 };
 
 // Work of the consumers of group GROUP.
-// GROUP is a template parameter, so that the ring position is
-// uniform over all threads of the code. The compiler then
-// keeps it and the matrix descriptors in uniform registers.
+// GROUP is a template parameter: the ring position is then
+// uniform over all threads of the code. The compiler keeps it
+// and the matrix descriptors in uniform registers.
 template <u32 GROUP>
 QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     Pipeline& pipeline = shared.pipeline;

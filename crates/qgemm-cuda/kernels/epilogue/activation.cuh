@@ -9,8 +9,8 @@
 // It is 0 below -87, where results would be subnormal.
 // Minimax polynomial for |r| up to ln(2) / 2.
 QG_DEVICE float exp_nonpositive(float x) {
-    // 1.5 · 2^23: adding it rounds a small number to an integer,
-    // which is then in the lowest bits.
+    // 1.5 · 2^23: the addition rounds a small number.
+    // The integer is then in the lowest bits.
     const float round = 12582912.0f;
     const float shifted = x * 1.44269504f + round;
     const float n = shifted - round;
@@ -33,8 +33,8 @@ QG_DEVICE float sigmoid(float x) {
 }
 
 // Normal CDF, (1 + erf(x / sqrt(2))) / 2.
-// Its tail at z = |x| / sqrt(2) is exp(-z²) / 2 times a
-// function of t = 1 / (1 + 0.4 z).
+// With z = |x| / sqrt(2) and t = 1 / (1 + 0.4 z) the tail is
+// exp(-z²) / 2 times a function of t.
 // A polynomial approximates this function within 1e-7 for z ≤
 // 9.4; beyond, exp(-z²) is 0.
 QG_DEVICE float normal_cdf(float x) {
@@ -57,7 +57,7 @@ QG_DEVICE float activate(u32 activation, float v) {
     if (activation == QG_ACTIVATION_IDENTITY) return v;
     if (activation == QG_ACTIVATION_RELU) return v < 0.0f ? 0.0f : v;
     if (activation == QG_ACTIVATION_GELU_ERF) return v * normal_cdf(v);
-    // Tanh GELU: 2 · sqrt(2 / pi) · (v + 0.044715 v³).
+    // Tanh GELU: 2·sqrt(2/pi) · (v + 0.044715 v³).
     const float x = activation == QG_ACTIVATION_SILU ? v : 1.59576912f * (v + 0.044715f * v * v * v);
     return v * sigmoid(x);
 }

@@ -2,8 +2,8 @@
 #pragma once
 #include "sched/params.cuh"
 
-// Whether D = acc · row_scale · alpha + bias, in the type of
-// X, with aligned rows of D.
+// Whether D = acc · row_scale · alpha + bias.
+// D has the type of X and aligned rows.
 // A whitelist: unknown flags take the general path.
 QG_DEVICE bool is_plain(const GemmParams& p) {
     constexpr u32 OPERANDS = QG_FLAG_ROW_SCALE | QG_FLAG_K_ORDER | QG_FLAG_BIAS;

@@ -49,8 +49,8 @@ QG_DEVICE void reduce_slices(float (&acc)[WIDTH], u32 token, u32 row, Accumulato
     acc[0] *= FROM_UNITS, acc[1] *= FROM_UNITS;
 }
 
-// Partial-sum pairs that a thread loads at once, and the peers
-// per step if a thread has `pairs` of each.
+// Partial-sum pairs that a thread loads at once.
+// `peers_at_once`: peers per step, for `pairs` pairs of each.
 constexpr u32 LOADS_AT_ONCE = 8;
 QG_DEVICE constexpr u32 peers_at_once(u32 pairs) {
     return pairs >= LOADS_AT_ONCE ? 1 : pairs > 2 ? LOADS_AT_ONCE / pairs : 4;
@@ -61,8 +61,8 @@ QG_DEVICE constexpr u32 peers_at_once(u32 pairs) {
 // overlap latencies.
 // A thread stores the same rows of several tokens, so it
 // computes addresses once.
-// If IS_SHARED, the last CTA to arrive adds the partial sums
-// of all peers in order of their K ranges.
+// IS_SHARED: split-K fix-up by the last CTA to arrive, in
+// order of the peers' K ranges.
 template <bool IS_SHARED, class AccumulatorsOf>
 QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_row, u32* flag, u32 thread,
                               AccumulatorsOf accumulators_of) {

@@ -1,7 +1,8 @@
 // Hopper epilogue of a consumer warp.
 // Three kinds of outputs in the type of X finish in registers:
-// with row scales and bias only, with a residual or a token
-// scale, and gated pairs, whose gate and up share a lane.
+//   - row scales and bias only
+//   - with a residual or a token scale
+//   - gated pairs (a lane has gate and up)
 // They pass through shared memory in 16 bits; `stmatrix`
 // transposes them.
 // f32 outputs are stored directly: eight lanes fill a sector.

@@ -57,8 +57,8 @@ struct RowScale {
     float factor, inverse;
 
     // Scales the row's largest magnitude to [2^14, 2^15).
-    // It then rounds to at most f16's 65504, and values down to
-    // 2^-28 of it remain normal numbers.
+    // It then rounds to at most f16's 65504.
+    // Values down to 2^-28 of it remain normal numbers.
     // Both factors are normal in f32, so the largest is 2^126.
     // It maps f32's smallest number to 2^-23.
     QG_DEVICE RowScale of(u32 largest) {

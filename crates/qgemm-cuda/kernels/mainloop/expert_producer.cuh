@@ -117,8 +117,8 @@ QG_DEVICE bool reads_w_once(const ExpertGroups& g) {
 }
 
 // Starts the copy of a W run to the current stage.
-// Data that is read once is evicted first from L2, which then
-// keeps X, the index and the outputs.
+// Data that is read once is evicted first from L2.
+// X, the index and the outputs then stay.
 QG_DEVICE void copy_w(Pipeline& pipeline, const TmaGemmParams& params, const ProducerWalk& walk, u32 k_tile) {
     // Experts may share one weight.
     // K-tiles and row tiles past the end are zero-filled.

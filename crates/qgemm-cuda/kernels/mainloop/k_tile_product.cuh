@@ -2,8 +2,8 @@
 // in shared memory.
 // Codes are the operands. Scales act on the f32 accumulators
 // of each sub-block, so no weight is rounded.
-// Registers hold a span of X, affordable for few tokens, and
-// the partial accumulators of one row tile at a time.
+// Registers hold a span of X (affordable for few tokens) and
+// the partial accumulators of one row tile.
 #pragma once
 #include "mainloop/scale_table.cuh"
 #include "mainloop/super_block_minimums.cuh"
@@ -63,9 +63,9 @@ QG_DEVICE void multiply_partial(float (&acc)[TOKEN_TILES][4], const KTile& k_til
 
 // acc += W · X over a k-tile. `x` is its first k-block of X.
 // `table` is private to the warp.
-// `x_sum_of(operands, tt, partial, sub)` returns the X block
-// sums of token tile `tt` over a partial of a span; `sub`
-// numbers the partial in the k-tile.
+// `x_sum_of(operands, tt, partial, sub)` returns X block sums
+// of token tile `tt` over a partial of a span.
+// `sub` numbers the partial in the k-tile.
 template <class XSumOf>
 QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTES], const XStage* x, const XCursor& cursor,
                                ScaleTableOfWarp& table, u32 lane, XSumOf x_sum_of) {

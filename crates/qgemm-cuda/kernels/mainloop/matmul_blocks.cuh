@@ -1,5 +1,5 @@
-// Block-scaled `matmul`: each block of K has its own sums,
-// which are added to the total times both scales.
+// Block-scaled `matmul`: each block of K has separate sums.
+// They are added to the total, times both scales.
 #pragma once
 #include "atoms/numeric.cuh"
 #include "mainloop/matmul_accumulators.cuh"

@@ -153,8 +153,8 @@ using CopyA = TileCopy<TileA, QG_A_ALONG_K>;
 using CopyB = TileCopy<TileB, QG_B_ALONG_K>;
 
 // Thread position along the tile.
-// 16-byte loads are twice as fast if lanes i and i ^ 1, or i
-// and i ^ 2, load the same address.
+// 16-byte loads are twice as fast if lane pairs i, i ^ 1 or i,
+// i ^ 2 load one address.
 // So the lowest lane bit goes to A, the next three to B.
 QG_DEVICE u32 part_of_rows(u32 thread) {
     return thread / 32 % 4 * 4 + thread / 16 % 2 * 2 + thread % 2;

@@ -1,7 +1,7 @@
 // Global loads of `matmul` operands, at least 16 bytes each.
-// A tile type has OUTER rows of A or columns of B, CHUNK
-// elements that are contiguous in shared memory, and their
-// byte offset `at`.
+// A tile type defines OUTER (rows of A or columns of B), CHUNK
+// (contiguous elements in shared memory) and the byte offset
+// `at` of a chunk.
 // Global elements have the size of the stored type.
 // The including main loop defines TileA and TileB.
 #pragma once

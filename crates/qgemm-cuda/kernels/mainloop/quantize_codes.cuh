@@ -137,8 +137,8 @@ struct BlockScale {
             scale.stored = scale.is_number ? f32_to_bits(f) : NAN_BITS;
             scale.inverse = rcp_rn_f32(f);
         } else if constexpr (QG_SCALE == SCALE_E8M0) {
-            // Power of two that maps the maximum into E2M1's top binade,
-            // or, for E4M3, to at most 448 = 1.75 · 2^8.
+            // Power of two that maps the maximum into E2M1's top binade.
+            // For E4M3: to at most 448 = 1.75 · 2^8.
             const i32 exponent = (i32)(largest >> 23);
             const i32 code = QG_CODE == CODE_E4M3 ? exponent + ((largest & 0x7fffffu) > 0x600000u) - 8 : exponent - 2;
             const u32 power = (code > 1 ? code : 1) + CHOICE;

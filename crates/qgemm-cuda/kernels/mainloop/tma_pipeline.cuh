@@ -1,7 +1,7 @@
 // Ring of a warp-specialized CTA, Hopper and newer.
-// When a stage is free, the producer warpgroup starts
-// TMA copies of its X columns and of the W k-tiles
-// that begin with it.
+// When a stage is free, the producer warpgroup
+// refills it by TMA:
+// its X columns, and the W k-tiles that begin with it.
 // Consumers wait only for data.
 #pragma once
 #include "atoms/mbarrier.cuh"

@@ -1,5 +1,5 @@
-// Copies X of a tile of rows to shared memory, all columns, as
-// k-blocks of 64 in the order of `XStage`.
+// Copies all columns of X, for a tile of rows, to shared memory.
+// K-blocks of 64 have the order of `XStage`.
 // Columns past K and missing rows are zero.
 #pragma once
 #include "atoms/cp_async.cuh"

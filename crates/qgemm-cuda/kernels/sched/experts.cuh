@@ -1,6 +1,6 @@
 // MoE GEMM: the rows of one expert that a CTA computes.
-// The problem is narrowed to these rows, so the main loop and
-// the epilogue see a dense product of a few tokens.
+// The problem is narrowed to these rows: the main loop and the
+// epilogue see a dense product of few tokens.
 #pragma once
 #include "atoms/bits.cuh"
 #include "atoms/launch.cuh"

@@ -141,8 +141,8 @@ QG_DEVICE void matmul_barrier() {
 }
 
 // Split-K fix-up: the last CTA to arrive adds all partial sums.
-// It adds in order of the K ranges, so the bits do not depend
-// on which CTA is last. Returns false in the other CTAs.
+// It adds in order of K: the bits do not depend on which CTA
+// is last. Returns false in the other CTAs.
 // `flag` is a word of shared memory. No CTA spins.
 template <u32 COUNT, u32 THREADS = QG_THREADS>
 QG_DEVICE bool add_matmul_partials(float* acc, const MatmulParams& p, const MatmulTile& t, u32 thread, u32* flag) {

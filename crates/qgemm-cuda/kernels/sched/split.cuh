@@ -1,6 +1,6 @@
 // Split-K fix-up. Every CTA writes its partial sums.
-// The last CTA to arrive adds all of them in order of their K
-// ranges, so the bits do not depend on which CTA is last.
+// The last CTA to arrive adds all of them in order of K.
+// So the bits do not depend on which CTA is last.
 // No CTA spins on another.
 #pragma once
 #include "atoms/launch.cuh"
@@ -38,8 +38,8 @@ QG_DEVICE void reset_counter(u32* counter, u32 peers) {
 // True in the CTA that must finish the tile.
 // All partial sums are then visible to all its threads:
 // the barriers extend one thread's arrival to all threads, so
-// no thread needs its own fence (PTX ISA, "memory consistency
-// model": causality order).
+// no thread needs a separate fence (PTX ISA, "memory
+// consistency model": causality order).
 // `flag` is a word of shared memory.
 QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const WorkTile& work, u32* flag) {
     consumer_barrier();

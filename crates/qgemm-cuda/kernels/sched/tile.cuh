@@ -26,7 +26,7 @@ struct WorkTile {
         const u32x3 cta = cta_index();
         WorkTile w;
         w.n_tile = cta.x;
-        // With experts the problem starts at the CTA's own rows.
+        // With experts the problem starts at the CTA's rows.
         w.m_tile = QG_EXPERTS ? 0 : cta.y;
         w.begin = 0, w.end = p.shape.k_tiles;
         // Skip the divisions if unsplit: weight addresses wait for them.

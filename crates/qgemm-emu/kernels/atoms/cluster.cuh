@@ -1,6 +1,6 @@
 // Clusters. Emulated CTAs run one after another.
-// Each copies every share and arrives for every CTA on
-// its own barriers.
+// Each copies every share. It arrives on local
+// barriers for every CTA.
 // Races between the CTAs of a cluster are not detected.
 #pragma once
 #include "atoms/launch.cuh"

@@ -15,8 +15,9 @@ QG_DEVICE u32 f32_to_bits(float f) {
     return bits;
 }
 
-// Rounds a finite magnitude to nearest even in a format with
-// FRACTION significand bits and least normal exponent LEAST.
+// Rounds a finite magnitude to nearest even.
+// The format has FRACTION significand bits and the least
+// normal exponent LEAST.
 // Past the format's range, codes continue as if it
 // had more exponents.
 template <u32 FRACTION, i32 LEAST>

@@ -1,6 +1,6 @@
 // Integer codes. GPUs convert integers at a reduced rate.
-// So a code goes to the upper mantissa bits of 1.0 and becomes
-// `1 + code / CODES`.
+// So a code goes to the upper mantissa bits of 1.0:
+// the number is `1 + code / CODES`.
 // Scale and minimum compensate for it.
 
 fn begin(thread: u32) {}

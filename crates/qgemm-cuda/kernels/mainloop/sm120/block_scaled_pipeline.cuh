@@ -1,8 +1,9 @@
 // Ring of block-scaled GEMM.
 // A stage has 64 bytes of each row of X:
 // 64 columns of E4M3, or 128 of FP4.
-// One producer thread copies X by TMA, two warps copy packed
-// k-tiles of W, and one warp copies the scales of X.
+// One producer thread copies X by TMA.
+// Two warps copy packed k-tiles of W, one warp copies
+// the scales of X.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/mbarrier.cuh"

@@ -96,9 +96,8 @@ struct Engine {
     }
 
     // Calls `visit(row, token, value)` for this lane's accumulators.
-    // Lanes with other tokens visit their rows in reverse
-    // order, so that a warp's stores of neighbouring rows
-    // reach all banks.
+    // Half of the lanes visit their two rows in reverse order:
+    // a warp's stores of neighbouring rows then reach all banks.
     template <class Visit>
     QG_DEVICE void for_each(const Accumulators& acc, u32 lane, Visit visit) {
         const bool swap = lane & 2;

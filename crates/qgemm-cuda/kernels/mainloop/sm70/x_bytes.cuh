@@ -2,8 +2,8 @@
 // A stage has 64 columns: 64 bytes a token, in W's byte order.
 // 16-byte chunks are swizzled:
 // chunk c of token r is at c ^ (r/2%4).
-// Eight lanes then reach all banks, both when they store two
-// tokens and when they read one chunk of eight tokens.
+// Eight lanes then reach all banks in both accesses:
+// stores of two tokens, and loads of one chunk of eight tokens.
 #pragma once
 #include "atoms/memory.cuh"
 #include "mainloop/signed_byte_sums.cuh"

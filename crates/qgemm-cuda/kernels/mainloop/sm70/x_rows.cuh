@@ -2,8 +2,8 @@
 // Columns are in natural order:
 // 128 bytes a token, eight columns per 16-byte chunk.
 // The chunks of token t are permuted by t % 8.
-// Eight lanes then reach all banks, both when they store one
-// token and when they read the same columns of eight tokens.
+// Eight lanes then reach all banks in both accesses:
+// stores of one token, and loads of one chunk of eight tokens.
 #pragma once
 #include "atoms/warp.cuh"
 #include "dequant/operand.cuh"

@@ -87,10 +87,10 @@ struct Producer {
     u32 k_tiles;
     // Next stage of W, and the lane's shared address in stage 0.
     u32 w_at, w_target;
-    // The lane's address in the warp's first row tile at the next
-    // k-tile, and the distance to the second row tile, if any.
-    // A distance takes one register; a second address takes two,
-    // and many formats would spill.
+    // The lane's address in the first row tile at the next k-tile,
+    // and the distance to the second row tile, if any.
+    // A distance takes one register.
+    // A second address takes two; many formats would spill.
     const u8* w;
     u32 w_pitch;
     XSource x;

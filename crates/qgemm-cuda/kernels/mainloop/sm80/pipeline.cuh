@@ -1,6 +1,6 @@
 // Rings between cp.async copies and MMA.
-// Each warp copies the k-tiles of its rows and a share of X,
-// PREFETCH_DISTANCE k-blocks ahead of its MMA.
+// Each warp copies the k-tiles of its rows and a share of X.
+// Copies run PREFETCH_DISTANCE k-blocks ahead of the MMA.
 // There is no CTA barrier. A warp waits for its next k-block.
 // Before it refills a stage, it waits for warps that are two
 // k-blocks behind.

@@ -4,8 +4,8 @@
 // The sums of a k-tile are added times the row scales:
 // one instruction per accumulator and k-tile.
 // Scaled weights (`mainloop/sm90/warpgroup_product.cuh`) cost
-// one instruction per two weights, and six in bf16, which
-// goes through f32.
+// one instruction per two weights.
+// In bf16 they cost six, because they go through f32.
 #pragma once
 #include "atoms/wgmma_first.cuh"
 #include "dequant/exact_codes.cuh"

@@ -120,8 +120,9 @@ struct Pipeline {
 };
 
 // Position in the ring; one word encodes stage and parity.
-// The compiler keeps this word in a uniform register, but not
-// a separate parity, and no vector registers are left.
+// The compiler keeps this word in a uniform register.
+// A separate parity would need a vector register,
+// and none is left.
 struct Position {
     // Stages passed, modulo two turns of the ring.
     u32 passed;
@@ -171,8 +172,8 @@ QG_DEVICE void produce_x(Pipeline& pipeline, WorkTileNotes& notes, const TmaFp8G
     mbarrier_arrive(&pipeline.full[Position::stage(at)]);
 }
 
-// One thread copies this CTA's share of W from `first_row` on
-// to all CTAs of the cluster, for stage `k`.
+// Copies this CTA's share of W from `first_row` on, for stage
+// `k`, to all CTAs of the cluster. One thread calls it.
 QG_DEVICE void copy_w(Pipeline& pipeline, const Position& at, const TmaFp8GemmParams& params, u32 first_row, u32 k) {
 #if QG_W_LINES
     const KTileLines lines = KTileLines::of(k, params.fp8.gemm.shape.k_tiles);

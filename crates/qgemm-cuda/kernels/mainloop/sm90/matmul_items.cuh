@@ -13,7 +13,7 @@ struct TmaMatmulParams {
     MatmulParams matmul;
     // Tiles of all products, and this number times the K splits.
     u32 all_tiles, work;
-    // 1 if each product has its own matrix, 0 if it is shared.
+    // 1 if each product has a separate matrix, 0 if shared.
     u32 a_per_product, b_per_product;
     BatchMap a_map, b_map;
 };

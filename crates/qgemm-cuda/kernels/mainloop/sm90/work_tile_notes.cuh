@@ -1,8 +1,8 @@
 // Tile info from the X producer to the consumers,
 // in shared memory.
-// If consumers searched tiles themselves, it would cost time,
-// and the compiler would lose track of warp uniformity:
-// ring positions would move to vector registers, and the main
+// Consumers do not search tiles themselves: it would cost
+// time, and the compiler would lose track of warp uniformity.
+// Ring positions would move to vector registers, and the main
 // loop would get divergence handling.
 #pragma once
 #include "atoms/memory.cuh"
