@@ -14,7 +14,8 @@ const NO_ROW: u32 = 0xffffffffu;
 
 // Stores rows `row .. row + 4` and `row + 8 .. row + 12` of
 // the tile's token `token`.
-// A loop, to have the epilogue code once: drivers inline calls.
+// A loop, to keep one copy of the epilogue code:
+// drivers inline calls.
 fn store8(token: u32, row: u32, low: vec4<f32>, high: vec4<f32>) {
     let m = d_row_of(token);
     if (m == NO_ROW) {

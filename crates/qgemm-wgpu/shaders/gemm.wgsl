@@ -88,7 +88,7 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     if (row >= p.shape.stored_rows) {
         return;
     }
-    // An array and a loop, to have the epilogue code once.
+    // An array and a loop, to keep one copy of the epilogue code.
     var sums: array<vec4<f32>, THREAD_M_VECTORS * 8u>;
     #for v THREAD_M_VECTORS
     #for i 4

@@ -64,8 +64,8 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
         }
     }
 
-    // One token per iteration, to have the epilogue code once; the
-    // next token's sums move up.
+    // One token per iteration, to keep one copy of the epilogue
+    // code; the next token's sums move up.
     // Half of the invocations have the first four of eight rows
     // and get the others from a neighbour.
     let row = n0 + lane * 4u;

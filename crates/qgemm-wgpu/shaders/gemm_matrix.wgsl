@@ -153,8 +153,8 @@ fn main(
         buffer = (buffer + 1u) % BUFFERS;
     }
 
-    // 16 rows × 16 tokens per iteration, to have the epilogue code
-    // once; the next accumulators move up.
+    // 16 rows × 16 tokens per iteration, to keep one copy of the
+    // epilogue code; the next accumulators move up.
     for (var j = 0u; j < MS / BLOCK; j++) {
         for (var i = 0u; i < NS / BLOCK; i++) {
             #for b BLOCK

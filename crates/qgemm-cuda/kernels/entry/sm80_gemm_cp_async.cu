@@ -62,8 +62,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                 mbarrier_wait(&pipeline.full[at.x], at.parity);
                 const auto per_k_step = [&](u32 k_step) {
                     // All copies are issued after the first k-step.
-                    // Compilers move nothing across a branch, so an MMA waits
-                    // for the code in it.
+                    // Compilers move nothing across the branch, so later MMAs
+                    // wait for its code.
                     if (k_step != 0) return;
                     const XPosition free = Position::two_k_blocks_ago(at);
                     mbarrier_wait(&pipeline.empty[free.x], free.parity);

@@ -65,7 +65,7 @@ QG_DEVICE void store_matmul_rows(const float (&acc)[COUNT], const MatmulParams& 
             store_whole_rows_16<COUNT * 2, false, false>(acc, lines, d, row_bytes, rows, own, lane, factor);
         return;
     }
-    // Not unrolled, to have the epilogue code once.
+    // Not unrolled, to keep one copy of the epilogue code.
     // Registers cannot be indexed: the inner loop unrolls the
     // write of each part.
 #pragma unroll 1

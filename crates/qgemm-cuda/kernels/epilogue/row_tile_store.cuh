@@ -77,7 +77,7 @@ QG_DEVICE void store_row_tile(const GemmParams& given, const OwnRows& own, bool 
             }
         return;
     }
-    // Not unrolled, to have the code of all options once.
+    // Not unrolled, to keep one copy of the code of all options.
 #pragma unroll 1
     for (u32 i = 0; i < TOKEN_TILES * 2; i++) {
         u32 token = TileTokens::NONE;

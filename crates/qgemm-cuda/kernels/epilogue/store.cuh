@@ -106,7 +106,7 @@ QG_DEVICE void linear_run(const GemmParams& p, u32 token, u32 row, u32 bias_inde
     }
 }
 
-// Not unrolled, to have the activation code once.
+// Not unrolled, to keep one copy of the activation code.
 template <u32 WIDTH>
 QG_DEVICE void activate_run(u32 activation, float (&v)[WIDTH]) {
     if (activation == QG_ACTIVATION_IDENTITY) return;

@@ -10,7 +10,7 @@ QG_DEVICE void add_to(f32x4& sum, const f32x4& v) {
 }
 
 // Adds the sums of all peers.
-// `load(peer, i)` gives peer's sums[i].
+// `load(peer, i)` gives sums[i] of a peer.
 // Loads of AT_ONCE peers overlap their latencies.
 template <u32 AT_ONCE, u32 COUNT, class V, class Load>
 QG_DEVICE void add_peers(V (&sums)[COUNT], u32 peers, Load load) {

@@ -45,7 +45,7 @@ struct ExpertWords {
 
 // Rows of row tile `place`, uniform over the warp.
 // Past the last tile `rows` is 0 and `first` is the tile count.
-// A real call, to have the code once in the kernel.
+// A real call, to keep one copy of the code in the kernel.
 QG_DEVICE_CALL OwnRows find_tile(const ExpertWords& words, const ExpertGroups& g, u32 place) {
     const u32 lane = thread_index() % 32;
     u32 passed = 0;

@@ -11,8 +11,8 @@
 // separate registers.
 constexpr u32 IN_FLIGHT = 2;
 // Runs per loop iteration, so that k-blocks alternate between
-// the register sets. No branch may stand between them: NVRTC
-// 12.9 then reuses registers of in-flight operands.
+// the register sets. No branch may stand between them:
+// otherwise NVRTC 12.9 reuses registers of in-flight operands.
 // `build-kernels` checks the machine code for it.
 constexpr u32 LOOP_RUNS = RUN_K_TILES * K_BLOCKS * ROW_TILES * PARTS % IN_FLIGHT == 0 ? 1 : IN_FLIGHT;
 // K-tiles from a group's run to its next, and k-tiles spanned
