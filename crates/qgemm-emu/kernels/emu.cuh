@@ -1,10 +1,13 @@
-// What an emulated atom calls: functions of the emulator, which knows every thread, checks every access and counts.
+// Interface of the emulated atoms to the emulator, which
+// tracks every thread, checks every access, and counts.
 //
-// The host's C++ compiler builds kernels with these atoms instead of those in PTX. Every thread of a CTA runs on a
-// stack of its own. A call that waits for other threads switches to them.
+// The host's C++ compiler builds kernels with these atoms
+// instead of PTX. Every thread of a CTA has a separate stack.
+// A call that waits for other threads switches to them.
 #pragma once
 
-// The place of an atom in the sources: the last parameters of every atom that calls the emulator.
+// Source location: the last parameters of every atom that
+// calls the emulator.
 #define QG_AT const char *file = __builtin_FILE(), u32 line = __builtin_LINE()
 
 struct EmuPlace {
@@ -13,12 +16,13 @@ struct EmuPlace {
     u8* shared;
 };
 
-// The same fields in the same order as `Runtime` in src/machine/callbacks.rs.
+// Field order of `Runtime` in src/machine/callbacks.rs.
 struct EmuRuntime {
     const EmuPlace* (*place)();
     void (*load_shared)(const void* address, u32 bytes, void* out, const char* file, u32 line);
     void (*store_shared)(void* address, u32 bytes, const void* in, const char* file, u32 line);
-    // `read_only`: through the non-coherent path, for memory that nothing writes while the kernel runs.
+    // `read_only`: non-coherent path, for memory that the
+    // kernel does not write.
     void (*load_global)(const void* address, u32 bytes, void* out, u32 read_only, const char* file, u32 line);
     void (*store_global)(void* address, u32 bytes, const void* in, const char* file, u32 line);
     // `relaxed` 0: .acq_rel.gpu.
@@ -26,7 +30,8 @@ struct EmuRuntime {
     u32 (*atomic_add_shared)(u32* address, u32 value, const char* file, u32 line);
     void (*store_relaxed)(u32* address, u32 value, const char* file, u32 line);
     void (*fence)();
-    // `threads` 0: all threads of the CTA. `waits` 0: arrive only.
+    // `threads` 0: all threads of the CTA.
+    // `waits` 0: arrive only.
     void (*barrier)(u32 id, u32 threads, u32 waits, const char* file, u32 line);
     void (*collective)(u32 op, const u32* in, u32 in_words, u32* out, u32 out_words, const char* file, u32 line);
     void (*ldmatrix)(u32 matrices, u32 transposed, const void* row, u32* out, const char* file, u32 line);
@@ -39,24 +44,25 @@ struct EmuRuntime {
     void (*grid_wait)();
     void (*mbarrier_init)(u64* barrier, u32 count, const char* file, u32 line);
     void (*mbarrier_fence)();
-    // Announces `bytes` before it arrives.
+    // Announces `bytes`, then arrives.
     void (*mbarrier_arrive)(u64* barrier, u32 bytes, const char* file, u32 line);
     void (*mbarrier_wait)(u64* barrier, u32 parity, const char* file, u32 line);
-    // `at`: the coordinates of the tile's first element.
+    // `at`: coordinates of the tile's first element.
     void (*tensor_copy)(u8* shared, const void* map, const i32* at, u32 dimensions, u64* barrier, const char* file,
                         u32 line);
     void (*proxy_fence)();
     void (*wgmma_fence)();
-    // `operands`: the numbers of WgmmaOperands in src/model/float.rs. `adds` 0: D is written, not added to. `b_mn`: 1 where B is
-    // MN-major.
+    // `operands`: WgmmaOperands in src/model/float.rs.
+    // `adds` 0: D is overwritten. `b_mn` 1: B is MN-major.
     void (*wgmma)(float* d, u32 d_words, const u32* a, u64 b_descriptor, u32 b_mn, u32 operands, u32 adds,
                   const char* file, u32 line);
-    // Both factors in shared memory. `a_mn`, `b_mn`: 1 where it is MN-major.
+    // A and B in shared memory.
+    // `a_mn`, `b_mn` 1: MN-major.
     void (*wgmma_shared)(float* d, u32 d_words, u64 a_descriptor, u64 b_descriptor, u32 a_mn, u32 b_mn, u32 operands,
                          u32 adds, const char* file, u32 line);
     void (*wgmma_commit)();
     void (*wgmma_wait)(u32 groups, const char* file, u32 line);
-    // `count` registers of the running thread from here on; waits for those that it lacks.
+    // Sets the thread's register count; waits for missing registers.
     void (*set_registers)(u32 count, const char* file, u32 line);
 };
 
@@ -67,7 +73,8 @@ extern "C" __attribute__((visibility("default"))) bool qg_emu_bind(const EmuRunt
     return bytes == sizeof(EmuRuntime);
 }
 
-// A warp collective: every lane gives `in`, all lanes meet, the model of the operation computes, each lane gets `out`.
+// Warp collective: every lane gives `in`, all lanes meet, the
+// model computes, each lane receives `out`.
 template <u32 IN, u32 OUT>
 static inline void emu_collective(u32 op, const u32 (&in)[IN], u32 (&out)[OUT], const char* file, u32 line) {
     emu->collective(op, in, IN, out, OUT, file, line);

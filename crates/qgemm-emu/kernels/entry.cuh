@@ -1,4 +1,5 @@
-// Comes after the kernel: starts it from the emulator, which gives the parameter as bytes.
+// Appended after the kernel: the emulator's entry point.
+// It passes the parameter as bytes.
 template <class P>
 static void emu_call(void (*kernel)(P), const void* params) {
     kernel(*static_cast<const P*>(params));

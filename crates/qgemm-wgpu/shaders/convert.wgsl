@@ -1,6 +1,10 @@
-// A matrix in another element type, with its rows in order: an invocation converts eight columns of a row at a time. With
-// FLAG_X_FACTOR every row is multiplied by the power of two that brings its largest finite magnitude to [2^14, 2^15),
-// 2^126 at most, before it is rounded, and `row_factors` gets the inverse; a workgroup then has all columns of its rows.
+// Type conversion, rows in order.
+// An invocation converts eight columns of a row at a time.
+// With FLAG_X_FACTOR each row is scaled by a power of two, at
+// most 2^126, before it is rounded. The power brings the row's
+// largest finite magnitude to [2^14, 2^15).
+// `row_factors` gets its inverse.
+// A workgroup then has all columns of its rows.
 
 var<workgroup> largest: array<u32, THREADS>;  // (columns, rows_together)
 
@@ -20,11 +24,12 @@ fn main(
     let step = groups.x * lanes * 8u;
     // No invocation may return before the barriers.
     let end = select(0u, p.shape.d_columns, row < p.shape.rows);
-    // The exponent of the factor, as f32 has it.
+    // f32 exponent of the factor.
     var exponent = 127u;
     if (has(FLAG_X_FACTOR)) {
         var own = 0u;
-        // X's columns in their own order, those that D leaves out among them.
+        // All columns of X in natural order, including columns
+        // that D leaves out.
         for (var s = first; s < select(0u, x_columns(), row < p.shape.rows); s += step) {
             let x = x8_of(row, s, x_columns(), false);
             own = max(own, max(largest_finite(x.lo), largest_finite(x.hi)));
@@ -38,7 +43,7 @@ fn main(
             }
         }
         workgroupBarrier();
-        // 253 is that of 2^126: factor and inverse are normal numbers.
+        // 253 is 2^126: the factor and its inverse are normal numbers.
         exponent = min(268u - (largest[row_of_group] >> 23u), 253u);
         if (lane == 0u && row < p.shape.rows) {
             row_factors[p.factor_base + row] = (254u - exponent) << 23u;
@@ -50,20 +55,22 @@ fn main(
     }
 }
 
-// The bits of the largest magnitude that is neither infinite nor NaN.
+// Bits of the largest finite magnitude.
 fn largest_finite(x: vec4<f32>) -> u32 {
     let magnitudes = bitcast<vec4<u32>>(x) & vec4<u32>(0x7fffffffu);
     let finite = select(vec4<u32>(), magnitudes, magnitudes < vec4<u32>(0x7f800000u));
     return max(max(finite.x, finite.y), max(finite.z, finite.w));
 }
 
-// Four values before they are rounded. Without a factor no arithmetic touches them, for which adapters may take subnormal
-// numbers for 0.
+// Four values before rounding.
+// Without a factor they bypass arithmetic:
+// adapters may flush subnormal numbers to 0.
 fn converted(x: vec4<f32>, exponent: u32) -> vec4<f32> {
     var value = x;
     if (has(FLAG_X_FACTOR)) {
         let bits = bitcast<vec4<u32>>(x);
-        // Subnormal numbers are their mantissa times 2^-149. Where that times the factor is none, it vanishes in f16, too.
+        // A subnormal number is its mantissa times 2^-149.
+        // If its scaled value is subnormal too, it is 0 in f16 anyway.
         let mantissa = vec4<f32>(bits & vec4<u32>(0x7fffffu));
         let tiny = bitcast<vec4<u32>>(mantissa * bitcast<f32>((max(exponent, 150u) - 149u) << 23u));
         let signed = bitcast<vec4<f32>>(tiny | (bits & vec4<u32>(0x80000000u)));
@@ -71,7 +78,8 @@ fn converted(x: vec4<f32>, exponent: u32) -> vec4<f32> {
         value = select(x * bitcast<f32>(exponent << 23u), signed, is_subnormal);
     }
     if (d_dtype() == BF16) {
-        // f32's largest numbers would become infinite: bf16's largest finite one is as near.
+        // f32's largest numbers would become infinite; bf16's largest
+        // finite number is as near.
         let bits = bitcast<vec4<u32>>(value);
         let magnitude = bits & vec4<u32>(0x7fffffffu);
         let beyond = (magnitude > vec4<u32>(0x7f7f0000u)) & (magnitude < vec4<u32>(0x7f800000u));

@@ -1,10 +1,11 @@
-// The parameter of every `convert` kernel; distances (`*_base`) as in `params.wgsl`, in elements.
+// Parameters of `convert` kernels.
+// `*_base` offsets count elements (see `params.wgsl`).
 
 struct Params {
     shape: ConvertShape,  // of this dispatch
     modes: u32,           // `mode()` reads it
-    rows_together: u32,   // rows of a workgroup, a power of two
-    rows_beside: u32,     // 1 where invocations side by side have neighbouring rows, 0 where they have neighbouring columns
+    rows_together: u32,   // rows per workgroup, a power of two
+    rows_beside: u32,     // 1: neighbouring invocations have neighbouring rows; 0: columns
     x_row: u32,           // elements between rows of X
     x_col: u32,           // elements between columns of X
     d_row: u32,           // elements between rows of D
@@ -16,10 +17,11 @@ struct Params {
 
 var<immediate> p: Params;
 
-// Binding 0 is X: `x.wgsl` declares it. Binding 3 is the column order: `modes.wgsl`. Binding 8 is D.
+// Binding 0 is X (`x.wgsl`), binding 3 the column order
+// (`modes.wgsl`), binding 8 is D.
 @group(0) @binding(9) var<storage, read_write> row_factors: array<u32>;
 
-// The row of X that row `m` is of.
+// Row of X for row `m`.
 fn x_row_of(m: u32) -> u32 {
     return m;
 }
@@ -45,7 +47,7 @@ fn x_columns() -> u32 {
     return p.shape.columns;
 }
 
-// Columns of D that are columns of X.
+// Columns of D that exist in X.
 fn stored_columns() -> u32 {
     return select(min(p.shape.columns, p.shape.d_columns), p.shape.d_columns, has(FLAG_K_ORDER));
 }

@@ -1,5 +1,8 @@
-// A quantized X as plain numbers: an invocation has four neighbouring columns a turn, a workgroup a part of a row. CODE, SCALE, FACTOR
-// and BLOCK say the format, as in quantize.wgsl.
+// Dequantization of X.
+// An invocation handles four columns per iteration, a
+// workgroup part of a row.
+// CODE, SCALE, FACTOR and BLOCK define the format
+// (see quantize.wgsl).
 
 struct Params {
     shape: DequantizeShape,  // of this dispatch
@@ -30,7 +33,8 @@ fn e4m3_bits(code: u32) -> u32 {
     return select(bitcast<u32>(finite_e4m3_to_f32(vec4<u32>(code)).x), NAN, (code & 0x7fu) == 0x7fu);
 }
 
-// The bits of a scale: adapters may take a NaN that is computed for any number.
+// Bits of a scale.
+// Adapters may replace a computed NaN by any number.
 fn scale_bits(row: u32, column: u32) -> u32 {
     if (SCALE == SCALE_NONE) {
         return 0x3f800000u;
@@ -58,7 +62,8 @@ fn number_bits(row: u32, column: u32) -> u32 {
     }
     let code = (codes[first + column / 8u] >> (column % 8u * 4u)) & 15u;
     let magnitude = code & 7u;
-    // Of 0 and 1/2, and of all others, whose exponent is at least that of 1.
+    // 0 and 1/2 take the second value.
+    // The exponents of all other codes are at least that of 1.
     let bits = select((magnitude << 22u) + (126u << 23u), magnitude * (126u << 23u), magnitude < 2u);
     return bits | ((code & 8u) << 28u);
 }

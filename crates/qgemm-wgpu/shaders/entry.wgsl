@@ -1,5 +1,6 @@
-// The entry point of kernels whose invocations know their place by one number. The family's `tile_of_d(n0, m0, thread)`
-// computes the workgroup's part of D: rows of W from `n0` on for tokens from `m0` on.
+// Entry point of kernels with a linear thread index.
+// The family's `tile_of_d(n0, m0, thread)` computes the tile:
+// rows of W from `n0` on, tokens from `m0` on.
 
 @compute @workgroup_size(THREADS)
 fn main(

@@ -1,15 +1,21 @@
-// The outputs of complete accumulators:
-//     v = alpha * row_scale * token_scale * acc + beta * C + bias
-//     D = activation(v) + residual, or, of a gated pair, activation(v of the gate) * v of the up + residual
+// GEMM epilogue:
+//   v = alpha * row_scale * token_scale * acc
+//       + beta * C + bias
+//   D = activation(v) + residual
+//   D = activation(v_gate) * v_up + residual  (gated pair)
 //
-// An invocation finishes accumulators of four rows of W and of the four rows eight behind them, where `row % 16` is 0
-// or 4. Rows of a gated pair stand in groups of 16: eight of the gate, then the same eight of the up. Its accumulators
-// are four features of both.
+// An invocation finishes four rows of W and the four rows
+// eight further; `row % 16` is 0 or 4.
+// Rows of a gated pair form groups of 16:
+// eight gate rows, then the up rows of the same eight features.
+// The invocation then has gate and up of four features.
 
 const NO_ROW: u32 = 0xffffffffu;
 
-// Stores the outputs of rows `row .. row + 4` and `row + 8 .. row + 12` in the row of D that row `token` of the tile is. A
-// loop, so that the epilogue stands in the program once: drivers inline every call.
+// Stores rows `row .. row + 4` and `row + 8 .. row + 12` of
+// the tile's token `token`.
+// A loop, to keep one copy of the epilogue code:
+// drivers inline calls.
 fn store8(token: u32, row: u32, low: vec4<f32>, high: vec4<f32>) {
     let m = d_row_of(token);
     if (m == NO_ROW) {
@@ -37,12 +43,12 @@ fn store8(token: u32, row: u32, low: vec4<f32>, high: vec4<f32>) {
     }
 }
 
-// Four indices from `first` on. Indices behind the first `count` are the last of these.
+// Four indices from `first` on, clamped to `count` indices.
 fn four(first: u32, count: u32) -> vec4<u32> {
     return vec4<u32>(first) + min(vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(count - 1u));
 }
 
-// The v of `count` accumulators.
+// v of `count` accumulators.
 fn linear(m: u32, row: u32, bias_index: u32, count: u32, sums: vec4<f32>) -> vec4<f32> {
     var value = p.shape.alpha * sums;
     if (has(FLAG_ROW_SCALE)) {

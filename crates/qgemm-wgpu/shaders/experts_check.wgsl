@@ -1,5 +1,6 @@
-// What is wrong with an index: the kind of fault and its first place, as `ExpertFault` of qgemm-hal numbers them. One
-// workgroup looks at all of it.
+// Validation of an expert index: the first fault and its offset.
+// Faults are numbered like `ExpertFault` of qgemm-hal.
+// One workgroup checks the index.
 
 struct Params {
     form: u32,
@@ -19,7 +20,7 @@ var<immediate> p: Params;
 
 const NONE: u32 = 0xffffffffu;
 
-// The first place of each kind of fault that an invocation has seen: of the index, and of the weights.
+// First fault per invocation: in the index, in the weights.
 var<workgroup> first: array<vec2<u32>, THREADS>;
 
 fn is_wrong(place: u32) -> bool {

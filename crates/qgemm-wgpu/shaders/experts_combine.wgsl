@@ -1,5 +1,6 @@
-// The weighted sums of the slots of tokens, in their order: an invocation has four features of a token. Slots without an
-// expert, and those whose weight is NaN, are left out.
+// MoE combine: weighted sum of a token's slots, in slot order.
+// An invocation has four features of a token.
+// Slots without an expert or with a NaN weight are skipped.
 
 struct Params {
     modes: u32,  // `mode()` reads it

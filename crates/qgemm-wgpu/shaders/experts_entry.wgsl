@@ -1,4 +1,5 @@
-// The entry point of products with experts: tiles of W along x, tiles of rows along y and z.
+// Entry point of MoE GEMM: tiles of W along x, row
+// tiles along y and z.
 
 @compute @workgroup_size(THREADS)
 fn main(

@@ -1,4 +1,5 @@
-// Copies the index and the factors of rows into one memory, where a kernel that adds C finds both in one binding.
+// Copies the index and the row factors to one buffer.
+// Kernels with C bind both at once.
 
 struct Params {
     index_words: u32,

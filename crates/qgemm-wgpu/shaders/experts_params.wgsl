@@ -1,23 +1,26 @@
-// The parameter of products with experts, and what a workgroup's rows and expert make of it. As in `params.wgsl`, but kernels
-// have a binding less than there are operands: the index is where C would be, and of a product that adds C where the factors of the
-// rows would be, which then follow it in the same memory.
+// Parameters of MoE GEMM, and a workgroup's rows and expert.
+// As `params.wgsl`, but wgpu allows one storage binding fewer
+// than the kernel has operands.
+// So the index uses the binding of C.
+// With C it uses the binding of the row factors, which then
+// follow the index in one buffer.
 
 struct Params {
-    shape: GemmShape,       // `m` is the rows of all experts, or with FORM_MASKED the capacity of each
+    shape: GemmShape,       // `m`: rows of all experts; with FORM_MASKED the capacity of each
     modes: u32,             // `mode()` reads it
-    x_row: u32,             // elements between rows of X, words of an X in codes
+    x_row: u32,             // elements between rows of X; words if X is quantized
     x_sharers: u32,         // rows of D that share a row of X
     experts: u32,
-    first_expert: u32,      // of this dispatch, the first whose weight is bound
-    bound_experts: u32,     // and their number
+    first_expert: u32,      // first expert of this dispatch whose weight is bound
+    bound_experts: u32,     // number of such experts
     d_row: u32,             // elements between rows of D
     c_row: u32,             // elements between rows of C
     residual_row: u32,      // elements between rows of the residual
-    row_pitch: u32,         // rows of W from one expert to the next: whole tiles
+    row_pitch: u32,         // rows of W from expert to expert: whole tiles
     w_base: u32,            // vectors of four words
     token_scale_base: u32,
-    bases: vec2<u32>,       // distances below 256: of X, row scales, column orders and the index, then of the bias, C, the residual and D
-    x_scale_row: u32,       // words between rows of scales of an X in codes, which stand where column orders would
+    bases: vec2<u32>,       // 8-bit offsets: X, row scales, orders, index; bias, C, residual, D
+    x_scale_row: u32,       // words between scale rows of a quantized X (column-order binding)
     reserved: u32,
 }
 
@@ -29,10 +32,10 @@ var<immediate> p: Params;
 @group(0) @binding(6) var<storage, read> token_scale_words: array<u32>;
 @group(0) @binding(7) var<storage, read> residual_words: array<u32>;
 
-// The workgroup's rows: all of one expert.
+// The workgroup's rows, all of one expert.
 struct Own {
     expert: u32,
-    first: u32,  // the first row of D, or its place in the list
+    first: u32,  // first row of D, or its list entry
     rows: u32,
 }
 
@@ -50,8 +53,9 @@ fn index_word(place: u32) -> u32 {
     return c_words[at];
 }
 
-// Finds the rows of the workgroups at `place`, TILE_M at most; false where there are none, or another dispatch has their expert's
-// weight.
+// Finds the rows of workgroup `place`, at most TILE_M.
+// False without rows, or if another dispatch has the
+// expert's weight.
 fn take_rows(place: u32) -> bool {
     return find_rows(place) && own.expert - p.first_expert < p.bound_experts;
 }
@@ -62,7 +66,7 @@ fn find_rows(place: u32) -> bool {
         if (place >= p.shape.m) {
             return false;
         }
-        // A negative id is a large number here.
+        // A negative id is a large unsigned number.
         own = Own(index_word(place), place, 1u);
         return own.expert < p.experts;
     }
@@ -93,8 +97,9 @@ fn find_rows(place: u32) -> bool {
     return false;
 }
 
-// Whether the index is lists, as `list_parts` of qgemm-hal has them: offsets, and from a multiple of 64 words on the rows of each
-// expert.
+// Whether the index is lists (`list_parts` of qgemm-hal):
+// offsets, then, at a multiple of 64 words, the
+// rows of each expert.
 fn is_listed() -> bool {
     return has(FLAG_LISTS);
 }
@@ -103,7 +108,8 @@ fn list_first() -> u32 {
     return (p.experts + 64u) / 64u * 64u;
 }
 
-// The first row of D, where rows follow one another; those of a list are found one by one.
+// First row of D for contiguous rows.
+// Listed rows are looked up one by one.
 fn rows_begin() -> u32 {
     return select(own.first, 0u, is_listed());
 }
@@ -116,7 +122,7 @@ fn d_row_of(m: u32) -> u32 {
     return select(NO_ROW, row, row < p.shape.m);
 }
 
-// Of a row that is none, the first of X.
+// Row of X; an invalid row maps to row 0.
 fn x_row_of(m: u32) -> u32 {
     if (!is_listed()) {
         return m;
@@ -149,7 +155,7 @@ fn x_scale_row() -> u32 {
     return p.x_scale_row;
 }
 
-// Experts that share a weight have its bias and its order of columns, too.
+// Experts that share a weight share its bias and column order.
 fn own_weight() -> u32 {
     return select(0u, own.expert, p.row_pitch > 0u);
 }
@@ -195,7 +201,7 @@ fn x_columns() -> u32 {
     return p.shape.k;
 }
 
-// Columns in the order in which W stores them.
+// Columns in W's stored order.
 fn stored_columns() -> u32 {
     return p.shape.stored_k;
 }

@@ -1,10 +1,16 @@
-// Many tokens. A workgroup computes a TILE_N x TILE_M tile of D, and an invocation eight of its outputs for
-// THREAD_M_VECTORS times four tokens. Every k-block decodes a TILE_N x TILE_K tile of W to f32 and copies a TILE_M x
-// TILE_K tile of X, both into workgroup memory. Products are added in the order of K, so the bits do not depend on the
-// tile sizes.
+// GEMM for many tokens.
+// A workgroup computes a TILE_N × TILE_M tile of D.
+// An invocation has eight rows of W and four times
+// THREAD_M_VECTORS tokens.
+// Each k-block goes to workgroup memory:
+// a TILE_N × TILE_K tile of W, dequantized to f32, and a
+// TILE_M × TILE_K tile of X.
+// Products are added in order of K, so the bits do not depend
+// on the tile size.
 
-// Vectors of a column of each tile, and the halves in which invocations read theirs, so that those that are read at
-// once stand side by side.
+// Vectors per column of each tile.
+// W columns are split in halves, so that vectors that
+// invocations read at once are adjacent.
 const W_VECTORS: u32 = TILE_N / 4u;
 const W_HALF: u32 = W_VECTORS / 2u;
 const X_VECTORS: u32 = TILE_M / 4u;
@@ -14,7 +20,8 @@ const THREADS_M: u32 = THREADS / THREADS_N;
 var<workgroup> w_tile: array<vec4<f32>, TILE_K * W_VECTORS>;  // (TILE_K, TILE_N)
 var<workgroup> x_tile: array<vec4<f32>, TILE_K * X_VECTORS>;  // (TILE_K, TILE_M)
 
-// The first half of a column has the first eight rows of every tile of W, the second half the others.
+// The first half of a column has rows 0..7 of each W tile, the
+// second half rows 8..15.
 fn load_w(n0: u32, s0: u32, thread: u32) {
     for (var i = thread; i < W_VECTORS * (TILE_K / 4u); i += THREADS) {
         let group = i % W_VECTORS;
@@ -48,7 +55,8 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     let tn = thread % THREADS_N;
     let tm = thread / THREADS_N;
 
-    // Accumulators of token i of the invocation's vector v: of its first four rows, and of its second four.
+    // Accumulators of token i of vector v:
+    // the first four rows, and the second four.
     #for v THREAD_M_VECTORS
     #for i 4
     var low$v_$i: vec4<f32>;
@@ -80,7 +88,7 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     if (row >= p.shape.stored_rows) {
         return;
     }
-    // Through an array, so that the epilogue stands in the program once and not for every token.
+    // An array and a loop, to keep one copy of the epilogue code.
     var sums: array<vec4<f32>, THREAD_M_VECTORS * 8u>;
     #for v THREAD_M_VECTORS
     #for i 4

@@ -1,17 +1,23 @@
-// Many tokens, quantized to eight bits. A workgroup computes TILE_N outputs for TILE_M tokens, and an invocation four
-// rows of W for TOKENS of them. LANES neighbouring invocations have all rows and the same tokens, whose codes one load
-// brings to all. X is in workgroup memory, CHUNK_UNITS units at a time. The next unit of W is in flight while one is
-// multiplied. Products are added in the order of K.
+// INT8 GEMM for many tokens.
+// A workgroup computes TILE_N outputs for TILE_M tokens.
+// An invocation has four rows of W and TOKENS tokens.
+// LANES neighbouring invocations have all rows of equal
+// tokens, so one load of X serves all of them.
+// X is in workgroup memory, CHUNK_UNITS units at a time.
+// The next unit of W is loaded while one is multiplied.
+// Products are added in order of K.
 
 const LANES: u32 = TILE_N / 4u;
 const TOKEN_PITCH: u32 = CHUNK_UNITS * UNIT_PITCH;
 
-// The bits of (TILE_M, CHUNK_UNITS, UNIT_PITCH) of X; afterwards accumulators of (TILE_M / TOKENS, LANES).
+// X bits (TILE_M, CHUNK_UNITS, UNIT_PITCH); later accumulators
+// (TILE_M / TOKENS, LANES).
 var<workgroup> tile: array<vec4<u32>, TILE_VECTORS>;
 
 alias Accumulators = array<vec4<f32>, TOKENS>;
 
-// Adds the products of a unit with the X that begins at vector `x` of each token. Codes are unpacked once.
+// Multiplies a unit by X; `x` is its vector of each token.
+// Codes are unpacked once.
 fn multiply(w: Unit, x: u32, sums: ptr<function, Accumulators>) {
     #for s SPANS
     #for q SPAN_QUADS
@@ -50,7 +56,7 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
         load_x(m0, first * UNIT, end, thread);
         workgroupBarrier();
         for (var unit = 0u; unit < end; unit++) {
-            // Counted along all k-tiles.
+            // Counted over all k-tiles.
             let at = min(first + unit + 1u, units - 1u);
             let next = unit_of(in_k_tile(rows, at / PACKED_UNITS), at % PACKED_UNITS);
             multiply(w, first_token * TOKEN_PITCH + unit * UNIT_PITCH, &sums);
@@ -58,8 +64,10 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
         }
     }
 
-    // One token of each group at a time, the next one moving up, so that the epilogue stands in the program once. Half
-    // of the invocations have the first four of eight rows and get the others from a neighbour.
+    // One token per iteration, to keep one copy of the epilogue
+    // code; the next token's sums move up.
+    // Half of the invocations have the first four of eight rows
+    // and get the others from a neighbour.
     let row = n0 + lane * 4u;
     for (var m = m0 + first_token; m < m0 + first_token + TOKENS; m++) {
         workgroupBarrier();

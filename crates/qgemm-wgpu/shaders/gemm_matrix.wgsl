@@ -1,22 +1,29 @@
-// Many tokens with matrix instructions. A workgroup computes a TILE_N x TILE_M tile of D, and a subgroup NS x MS
-// matrices of SIDE x SIDE accumulators of it, W on the left. Every k-block decodes a TILE_N x TILE_K tile of W to f16
-// and copies a TILE_M x TILE_K tile of X, both into workgroup memory, while the next k-block is in flight. No
-// invocation returns early: wgpu demands that all invocations reach matrix instructions.
+// GEMM on cooperative matrices, for many tokens.
+// A workgroup computes a TILE_N × TILE_M tile of D, a subgroup
+// NS × MS matrices of SIDE × SIDE; W is on the left.
+// Each k-block goes to workgroup memory:
+// a TILE_N × TILE_K tile of W, dequantized to f16, and a
+// TILE_M × TILE_K tile of X.
+// The next k-block is loaded meanwhile.
+// No invocation returns early:
+// all invocations must reach cooperative operations.
 
-// X in f16. Its rows are whole k-blocks and begin at multiples of eight. There is no other way to read X, which is what
-// the X prologue is for: a second way, even if it is never taken, doubles the time of 512 tokens on an H200.
+// X in f16, as the X prologue writes it.
+// Rows are whole k-blocks, aligned to eight elements.
+// A second way to read X, even unused, slows the kernel.
 @group(0) @binding(0) var<storage, read> x_halves: array<vec4<f16>>;
 
-// Vectors of four from one column of W to the next, and from one token of X to the next. The pitch is eight halves more
-// than the tile, so that what is read at once lies in different banks.
+// Pitches in vectors of four.
+// A pitch is eight halves more than the tile,
+// against bank conflicts.
 const W_PITCH: u32 = TILE_N / 4u + 2u;
 const X_PITCH: u32 = TILE_K / 4u + 2u;
 const PIECE_COLUMNS: u32 = PIECE_QUADS * 4u;
 const W_BUFFER: u32 = TILE_K * W_PITCH;
 const X_BUFFER: u32 = TILE_M * X_PITCH;
 const SUBGROUPS_N: u32 = TILE_N / (NS * SIDE);
-// Vectors of the accumulators that a subgroup finishes at once: of 16 rows of W, whose halves belong together, and 16
-// tokens.
+// Vectors of accumulators that a subgroup finishes at once:
+// 16 rows of W, two halves that belong together, and 16 tokens.
 const SUMS: u32 = 64u;
 
 var<workgroup> w_tile: array<vec4<f16>, BUFFERS * W_BUFFER>;    // (BUFFERS, TILE_K, W_PITCH)
@@ -37,7 +44,7 @@ struct XPiece {
     hi: vec4<f16>,
 }
 
-// What an invocation loads of a k-block.
+// An invocation's loads of a k-block.
 struct Step {
     #for i W_PIECES
     w$i: WPiece,
@@ -105,7 +112,7 @@ fn main(
 ) {
     let n0 = first_row(group, groups);
     let m0 = group.y * TILE_M;
-    // Within the subgroup's part of the tile.
+    // Offsets of the subgroup in the tile.
     let part_n = subgroup % SUBGROUPS_N * (NS * SIDE);
     let part_m = subgroup / SUBGROUPS_N * (MS * SIDE);
     begin(thread);
@@ -146,8 +153,8 @@ fn main(
         buffer = (buffer + 1u) % BUFFERS;
     }
 
-    // Accumulators of 16 rows and 16 tokens at a time, the next ones moving up, so that the epilogue stands in the
-    // program once.
+    // 16 rows × 16 tokens per iteration, to keep one copy of the
+    // epilogue code; the next accumulators move up.
     for (var j = 0u; j < MS / BLOCK; j++) {
         for (var i = 0u; i < NS / BLOCK; i++) {
             #for b BLOCK
@@ -176,7 +183,8 @@ fn main(
     }
 }
 
-// Stores the outputs of the subgroup's accumulators: rows of W from `n` on and tokens from `m0` on.
+// Stores the subgroup's outputs:
+// rows of W from `n` on, tokens from `m0` on.
 fn finish(n: u32, m0: u32, subgroup: u32, lane: u32) {
     for (var i = lane; i < SUMS / 2u; i += THREADS / SUBGROUPS) {
         let m = m0 + i / 2u;
@@ -189,8 +197,9 @@ fn finish(n: u32, m0: u32, subgroup: u32, lane: u32) {
     }
 }
 
-// The factor of token m's accumulators, the inverse of the one that X was multiplied with. Binding 3 holds it where X
-// was converted, whose columns are in order.
+// Inverse of the factor that scaled token m of X.
+// Converted X is in natural column order, so binding 3
+// holds the factors.
 fn x_factor(m: u32) -> f32 {
     if (has(FLAG_X_FACTOR)) {
         return bitcast<f32>(k_order[p.k_order_base + m]);

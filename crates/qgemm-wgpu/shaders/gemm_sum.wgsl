@@ -1,9 +1,10 @@
-// Adds up the parts of K that `part_of_k.wgsl` left, in their order, and makes outputs of the sums: an invocation those of eight rows of
-// W for a token.
+// Split-K reduction of `part_of_k.wgsl`, in part
+// order, with the epilogue. An invocation has eight
+// rows of W for one token.
 
 @group(0) @binding(0) var<storage, read> part_sums: array<vec4<f32>>;
 
-// Four sums of part `i`, of which `vectors` are a token's.
+// Four sums of part `i`; a token has `vectors` vectors.
 fn part_of(i: u32, token: u32, vectors: u32, vector: u32) -> vec4<f32> {
     return part_sums[p.x_base + (i * p.shape.m + token) * vectors + vector];
 }
@@ -17,7 +18,8 @@ fn main(
     let vectors = (p.shape.stored_rows + TILE_ROWS - 1u) / TILE_ROWS * (TILE_ROWS / 4u);
     let place = (group.x + group.y * groups.x) * THREADS + thread;
     let token = place / (vectors / 2u);
-    // Of a tile of rows, the first and the second four: those eight behind them are the invocation's, too.
+    // First or second four rows of a tile.
+    // The invocation also has the four rows eight further.
     let half = place % (vectors / 2u);
     let vector = half / 2u * 4u + half % 2u;
     if (token >= p.shape.m || vector * 4u >= p.shape.stored_rows) {

@@ -1,6 +1,6 @@
-// Values in types that are told at run time.
+// Conversion to a runtime 16-bit type.
 
-// Bits of a value in a type of 16 bits.
+// Bits of a value in a 16-bit type.
 fn half_of(value: f32, dtype: u32) -> u32 {
     if (dtype == F16) {
         return f32_to_f16(value);
@@ -8,7 +8,7 @@ fn half_of(value: f32, dtype: u32) -> u32 {
     return f32_to_bf16(value);
 }
 
-// The value as its type has it.
+// The value rounded to `dtype`.
 fn rounded_to(value: f32, dtype: u32) -> f32 {
     if (dtype == F32) {
         return value;

@@ -1,4 +1,4 @@
-// Elements of D of 16 bits.
+// 16-bit elements of D.
 
 fn to_half(value: f32) -> u32 {
     if (d_dtype() == F16) {

@@ -1,11 +1,12 @@
-// The parameter of products of two matrices in device memory; distances (`*_base`) as in `params.wgsl`, in elements.
+// Parameters of `matmul` kernels.
+// `*_base` offsets count elements (see `params.wgsl`).
 
 struct Params {
-    shape: MatmulShape,  // of this dispatch: `m` counts its rows
-    modes: u32,          // `mode()` reads it: X is A, and the residual's type is that of B, each of which may be `E4M3` or `E4M3_BLOCK`
+    shape: MatmulShape,  // of this dispatch; `m` counts its rows
+    modes: u32,          // `mode()`; X is A, the residual's mode is B's, maybe `E4M3[_BLOCK]`
     a_row: u32,          // elements between rows of A
     a_col: u32,          // elements between columns of A
-    a_batch: u32,        // elements between matrices; where blocks have scales, of which there is one, between rows of scales
+    a_batch: u32,        // elements between matrices; block-scaled: between rows of scales
     b_row: u32,
     b_col: u32,
     b_batch: u32,
@@ -18,8 +19,8 @@ struct Params {
     c_base: u32,
     bias_base: u32,
     d_base: u32,
-    offsets_base: u32,   // of products with parts of K of their own
-    scale_bases: u32,    // of the factor of all of A, or of its scales, in the lower half, and of B's
+    offsets_base: u32,   // of products with grouped K
+    scale_bases: u32,    // scale offsets of A (lower half) and B (upper half)
 }
 
 var<immediate> p: Params;
@@ -31,25 +32,29 @@ var<immediate> p: Params;
 @group(0) @binding(4) var<storage, read> c_words: array<u32>;
 @group(0) @binding(5) var<storage, read> bias_words: array<u32>;
 @group(0) @binding(6) var<storage, read> offsets: array<u32>;
-// Binding 8 is D: `store.wgsl` declares it.
+// Binding 8 is D (`store.wgsl`).
 
-// Phases where K is cut: sums of parts, in f32, are D of one dispatch and A of the next. They stand above all modes.
+// Split-K phases: partial sums in f32 are D of one dispatch
+// and A of the next. The phase is above all modes.
 const PHASE_PARTS: u32 = 1u;
 const PHASE_SUM: u32 = 2u;
-// Products share the rows of one A, C and D, of which the dispatch sees `m`. In place of the batch strides of A, C and D stand how
-// many products it has, the first of them, and the first row.
+// Grouped rows: products share the rows of one A, C and D, `m`
+// of them in this dispatch.
+// The batch strides of A, C and D then hold the number of
+// products, the first product and the first row.
 const PHASE_ROWS: u32 = 3u;
 
 fn phase() -> u32 {
     return p.modes >> 28u;
 }
 
-// Parts of each product's K, a power of two.
+// K splits of each product, a power of two.
 fn k_parts() -> u32 {
     return 1u << mode(FORM_MODE);
 }
 
-// The product that the workgroup computes a tile of, and the matrices of A and C, and of D.
+// The workgroup's product, and the matrices of A
+// and C, and of D.
 var<private> product: u32;
 var<private> a_matrix: u32;
 var<private> d_matrix: u32;

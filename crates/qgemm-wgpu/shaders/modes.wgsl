@@ -1,6 +1,8 @@
-// What kernels of every operation look up of their parameters `p`: flags, and modes of four bits each, which stand from
-// bit `*_MODE` of `p.modes` on (`families/modes.rs`). Element types are F32, F16 and BF16 of `numbers.wgsl`, the
-// activation one of the ACTIVATION_ constants.
+// Flags and modes of the parameters `p`, for all operations.
+// A mode has four bits, from bit `*_MODE` of `p.modes` on
+// (`families/modes.rs`).
+// Element types: F32, F16, BF16 of `numbers.wgsl`.
+// Activations: ACTIVATION_ constants.
 
 fn has(flag: u32) -> bool {
     return (p.shape.flags & flag) != 0u;
@@ -18,5 +20,6 @@ fn d_dtype() -> u32 {
     return mode(D_MODE);
 }
 
-// Stored column → column of X. Where X has no such column, the stored one is 0.
+// Stored column → column of X.
+// The stored column is 0 if X has no such column.
 @group(0) @binding(3) var<storage, read> k_order: array<u32>;

@@ -1,13 +1,16 @@
-// What rows are normalized with: `row_threads` invocations of a workgroup share one, each with pairs of neighbouring columns. The first
-// columns are kept in workgroup memory; what has no room there is read again for each pass. Values are scaled by a power of
-// two, so that no square leaves f32's range; infinities and NaN are told by their bits, because adapters may calculate as if
-// there were none.
+// RMSNorm and LayerNorm statistics of rows.
+// `row_threads` invocations share a row, in column pairs.
+// Workgroup memory keeps the first columns; each pass
+// rereads the others.
+// A power-of-two scale keeps squares in f32's range.
+// Infinity and NaN are tested by bits, because adapters may
+// assume that they do not occur.
 
 var<workgroup> kept: array<f32, KEPT>;
 var<workgroup> sums: array<vec2<f32>, THREADS>;
 var<workgroup> largest: array<u32, THREADS>;
 
-// X's row `row`, column `column`, as it is stored.
+// Stored value at row `row`, column `column` of X.
 fn x_at(row: u32, column: u32) -> f32 {
     let dtype = type_of(TYPE_X);
     if (has(FLAG_X_IN_D)) {
@@ -29,7 +32,7 @@ fn residual_at(row: u32, column: u32) -> f32 {
     return element(residual_words[word_of(index, dtype)], index, dtype);
 }
 
-// What is normalized, where it is not kept.
+// Input value that is not in workgroup memory.
 fn source_at(row: u32, column: u32) -> f32 {
     if (has(FLAG_RESIDUAL)) {
         return load_sum(p.sum_base + row * p.sum_row + column, type_of(TYPE_SUM));
@@ -37,7 +40,8 @@ fn source_at(row: u32, column: u32) -> f32 {
     return x_at(row, column);
 }
 
-// What is normalized; 0 of columns that X does not have. `first_kept` is the row's place in workgroup memory.
+// Input value; 0 past X's columns.
+// `first_kept` is the row's offset in workgroup memory.
 fn value_at(row: u32, column: u32, first_kept: u32) -> f32 {
     if (column >= p.shape.columns) {
         return 0.0;
@@ -48,7 +52,8 @@ fn value_at(row: u32, column: u32, first_kept: u32) -> f32 {
     return source_at(row, column);
 }
 
-// The sums over the invocations of a row, in the same order in every run. All invocations of a workgroup take part.
+// Row sums in a fixed order.
+// All invocations of a workgroup take part.
 fn row_sums(thread: u32, lane: u32, value: vec2<f32>) -> vec2<f32> {
     workgroupBarrier();
     sums[thread] = value;
@@ -74,12 +79,12 @@ fn row_max(thread: u32, lane: u32, value: u32) -> u32 {
     return largest[thread - lane];
 }
 
-// What a row is normalized with, and where its values are.
+// Statistics of a row.
 struct RowNorm {
     row: u32,
     lane: u32,
     first_kept: u32,
-    columns: u32,  // none of a row that is not there
+    columns: u32,  // 0 for a row past the end
     scale: f32,
     mean: f32,
     correction: f32,
@@ -87,7 +92,8 @@ struct RowNorm {
     is_nan: bool,
 }
 
-// Reads the row of an invocation, and finds what it is normalized with. All invocations of a workgroup take part.
+// Reads the invocation's row and computes its statistics.
+// All invocations of a workgroup take part.
 fn norm_of_row(group: vec3<u32>, groups: vec3<u32>, thread: u32) -> RowNorm {
     let row_threads = p.shape.row_threads;
     let row_of_group = thread / row_threads;
@@ -118,7 +124,8 @@ fn norm_of_row(group: vec3<u32>, groups: vec3<u32>, thread: u32) -> RowNorm {
         }
     }
     magnitude = row_max(thread, lane, magnitude);
-    // The scaled values are below 4; the factor and its inverse are normal numbers.
+    // Scaled values are below 4.
+    // The factor and its inverse are normal numbers.
     let scale = bitcast<f32>((254u - clamp(magnitude >> 23u, 1u, 253u)) << 23u);
 
     let divisor = f32(p.shape.columns);
@@ -131,7 +138,8 @@ fn norm_of_row(group: vec3<u32>, groups: vec3<u32>, thread: u32) -> RowNorm {
         }
         mean = row_sums(thread, lane, vec2<f32>(own, 0.0)).x / divisor;
     }
-    // Of what lies beside the mean: the sum, which is what rounding took from the mean, and the squares.
+    // Sum and sum of squares of deviations from the mean.
+    // The sum corrects the rounding error of the mean.
     var own = vec2<f32>();
     for (var column = lane * 2u; column < columns; column += step) {
         for (var i = 0u; i < min(2u, columns - column); i++) {
@@ -142,12 +150,12 @@ fn norm_of_row(group: vec3<u32>, groups: vec3<u32>, thread: u32) -> RowNorm {
     let moments = row_sums(thread, lane, own) / divisor;
     let correction = select(0.0, moments.x, has(FLAG_CENTERED));
     let inverse = 1.0 / sqrt(max(moments.y - correction * correction, 0.0) + p.shape.eps * scale * scale);
-    // `max` may drop a NaN, which every value of its row becomes.
+    // `max` may drop a NaN, which must reach all values of the row.
     let is_nan = (bitcast<u32>(moments.y) & 0x7fffffffu) > 0x7f800000u;
     return RowNorm(row, lane, first_kept, columns, scale, mean, correction, inverse, is_nan);
 }
 
-// A column of the result, before it is rounded; 0 of columns that X does not have.
+// Normalized value before rounding; 0 past X's columns.
 fn normalized(n: RowNorm, column: u32) -> f32 {
     if (column >= n.columns) {
         return 0.0;

@@ -1,4 +1,4 @@
-// Writes normalized rows as plain numbers: an invocation has pairs of neighbouring columns.
+// Norm epilogue: unquantized output, in column pairs.
 
 @compute @workgroup_size(THREADS)
 fn main(

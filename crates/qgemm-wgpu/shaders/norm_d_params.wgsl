@@ -1,4 +1,5 @@
-// The parameter of the `norm` kernel that writes plain numbers; distances (`*_base`) as in `params.wgsl`, in elements.
+// Parameters of the unquantized `norm` kernel.
+// `*_base` offsets count elements (see `params.wgsl`).
 
 struct Params {
     shape: NormShape,  // of this dispatch
@@ -18,7 +19,7 @@ var<immediate> p: Params;
 
 @group(0) @binding(5) var<storage, read_write> d: array<atomic<u32>>;
 
-// X, whose place the result takes.
+// X in place: the result overwrites it.
 fn x_in_d(row: u32, column: u32, dtype: u32) -> f32 {
     return load_d(p.d_base + row * p.d_row + column, dtype);
 }

@@ -1,4 +1,5 @@
-// What every `norm` kernel reads, and the sum that it writes. Its parameter `p` is norm_d_params.wgsl's or norm_planes_params.wgsl's.
+// Inputs of `norm` kernels, and the sum output.
+// norm_d_params.wgsl or norm_planes_params.wgsl defines `p`.
 
 @group(0) @binding(0) var<storage, read> x_words: array<u32>;
 @group(0) @binding(1) var<storage, read> residual_words: array<u32>;
@@ -6,7 +7,7 @@
 @group(0) @binding(3) var<storage, read> beta_words: array<u32>;
 @group(0) @binding(4) var<storage, read_write> sum: array<atomic<u32>>;
 
-// Places in `p.shape.types`.
+// Positions in `p.shape.types`.
 const TYPE_X: u32 = 0u;
 const TYPE_RESIDUAL: u32 = 1u;
 const TYPE_SUM: u32 = 2u;

@@ -1,5 +1,7 @@
-// Writes normalized rows in codes and scales: an invocation has eight neighbouring columns a turn, and those that share a scale compare in
-// workgroup memory, as in quantize.wgsl.
+// Norm epilogue: quantized output.
+// An invocation has eight columns per iteration.
+// Invocations that share a scale compare maximums in workgroup
+// memory, as in quantize.wgsl.
 
 fn four(n: RowNorm, column: u32) -> vec4<f32> {
     return vec4<f32>(
@@ -21,7 +23,8 @@ fn main(
     let is_there = row < p.shape.rows;
     let end = p.shape.d_columns;
     let step = p.shape.row_threads * 8u;
-    // What is not kept of a sum, other invocations have written.
+    // Other invocations have written the sum's columns that are
+    // not in workgroup memory.
     storageBarrier();
     var of_all = 0u;
     if (OF_TOKEN == 1u) {
@@ -32,7 +35,7 @@ fn main(
         of_all = row_max(thread, n.lane, own);
         workgroupBarrier();
     }
-    // The inverse of the factor, as bits; 0 where it is none.
+    // Bits of the inverse factor; 0 if it is invalid.
     var inverse_factor = ONE;
     if (FACTOR == FACTOR_GIVEN) {
         let bits = others[p.others_base];
@@ -46,7 +49,7 @@ fn main(
         }
     }
     let scales_at = p.scales_base + row * p.scales_row;
-    // No invocation may leave the turns before the barriers.
+    // No invocation may leave the loop before the barriers.
     for (var base = 0u; base < end; base += step) {
         let column = base + n.lane * 8u;
         let stores = is_there && column < end;
@@ -90,7 +93,7 @@ fn main(
             }
         }
         if (SCALE == SCALE_E8M0 || SCALE == SCALE_E4M3) {
-            // Four scales are a word.
+            // Four scales form a word.
             largest[thread] = scale.stored;
             workgroupBarrier();
             let lanes = max(BLOCK / 8u, 1u);

@@ -1,4 +1,6 @@
-// The parameter of `norm` kernels whose result is quantized; distances (`*_base`) as in `params.wgsl`, of planes in words.
+// Parameters of quantizing `norm` kernels.
+// `*_base` offsets count elements, of planes words
+// (see `params.wgsl`).
 
 struct Params {
     shape: NormShape,  // of this dispatch
@@ -22,10 +24,11 @@ var<immediate> p: Params;
 
 @group(0) @binding(5) var<storage, read_write> codes: array<u32>;
 @group(0) @binding(6) var<storage, read_write> scales: array<u32>;
-// Sums, or factors of tokens: no format has both. Or the factor that is given, which is not written.
+// Sums or token factors; no format has both.
+// Or the given factor, which is read only.
 @group(0) @binding(7) var<storage, read_write> others: array<u32>;
 
-// Codes take no place of X.
+// Quantized output never overwrites X.
 fn x_in_d(row: u32, column: u32, dtype: u32) -> f32 {
     return 0.0;
 }

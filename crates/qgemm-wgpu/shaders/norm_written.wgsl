@@ -1,12 +1,14 @@
-// TARGET, which is written, and read where it takes the place of something: an element a word in f32, two a word in f16
-// and bf16.
+// TARGET, an output that may alias an input.
+// f32 has one element a word, f16 and bf16 two.
 
 fn load_TARGET(index: u32, dtype: u32) -> f32 {
     return element(atomicLoad(&TARGET[word_of(index, dtype)]), index, dtype);
 }
 
-// Stores the first `count` of two values from element `index` on. A word of two elements is stored whole only where both
-// are this invocation's. Otherwise the other half belongs to another invocation or lies outside, and must keep its bits.
+// Stores the first `count` of two values from `index` on.
+// A plain store of a 16-bit word needs both elements.
+// Otherwise the other half belongs to another invocation or
+// lies outside, and must keep its bits.
 fn store_TARGET(index: u32, count: u32, dtype: u32, pair: vec2<f32>) {
     if (dtype == F32) {
         for (var i = 0u; i < count; i++) {

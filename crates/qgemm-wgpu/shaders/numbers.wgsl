@@ -1,5 +1,6 @@
-// Number types as bit patterns. Conversions are written out because the built-in ones leave subnormal numbers and the
-// direction of rounding to the adapter.
+// Number types as bit patterns.
+// Built-in conversions leave subnormals and rounding to the
+// adapter, so conversions are explicit.
 
 const F32: u32 = 0u;
 const F16: u32 = 1u;
@@ -11,7 +12,8 @@ struct Eight {
     hi: vec4<f32>,
 }
 
-// Subnormal numbers get the exponent of the smallest normal one, 2^-14, and lose its leading 1, 2^-14, again.
+// Subnormals get the exponent of 2^-14, the least normal number.
+// Then its implicit leading 1 is subtracted.
 fn finite_f16_to_f32(half: vec4<u32>) -> vec4<f32> {
     let magnitude = half & vec4<u32>(0x7fffu);
     let normal = bitcast<vec4<f32>>((magnitude << vec4<u32>(13u)) + vec4<u32>(112u << 23u));
@@ -30,7 +32,8 @@ fn f16_scalar(half: u32) -> f32 {
     return f16_to_f32(vec4<u32>(half)).x;
 }
 
-// As with f16; the smallest normal number is 2^-6. NaN becomes 480.
+// As for f16, with 2^-6 as the least normal number.
+// NaN becomes 480.
 fn finite_e4m3_to_f32(code: vec4<u32>) -> vec4<f32> {
     let magnitude = code & vec4<u32>(0x7fu);
     let normal = bitcast<vec4<f32>>((magnitude << vec4<u32>(20u)) + vec4<u32>(120u << 23u));
@@ -39,13 +42,14 @@ fn finite_e4m3_to_f32(code: vec4<u32>) -> vec4<f32> {
     return bitcast<vec4<f32>>(finite | ((code & vec4<u32>(0x80u)) << vec4<u32>(24u)));
 }
 
-// NaN is told by its code.
+// NaN is tested by its code.
 fn e4m3_to_f32(code: vec4<u32>) -> vec4<f32> {
     let nan = bitcast<vec4<f32>>(vec4<u32>(0x7fc00000u));
     return select(finite_e4m3_to_f32(code), nan, (code & vec4<u32>(0x7fu)) == vec4<u32>(0x7fu));
 }
 
-// A magnitude as E4M3, to nearest even, 448 at most. Below 2^-6 numbers are multiples of 2^-9.
+// Magnitude → E4M3, nearest even, saturating at 448.
+// Below 2^-6 codes are multiples of 2^-9.
 fn to_e4m3(magnitude: vec4<f32>) -> vec4<u32> {
     let bits = bitcast<vec4<u32>>(magnitude);
     let normal = (bits - vec4<u32>(120u << 23u) + vec4<u32>(0x7ffffu) + ((bits >> vec4<u32>(20u)) & vec4<u32>(1u))) >> vec4<u32>(20u);
@@ -64,7 +68,7 @@ fn f32_to_f16(value: f32) -> u32 {
     if (magnitude >= 0x47800000u) { // 65536
         return sign | 0x7c00u;
     }
-    if (magnitude >= 0x38800000u) { // 2^-14; a carry out of 65504 ends in infinity, as it should
+    if (magnitude >= 0x38800000u) { // 2^-14; a carry out of 65504 correctly gives infinity
         let rebased = magnitude - (112u << 23u);
         return sign | ((rebased + 0xfffu + ((rebased >> 13u) & 1u)) >> 13u);
     }
@@ -86,13 +90,15 @@ fn f32_to_bf16(value: f32) -> u32 {
     return (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
 }
 
-// 1 / f, rounded to nearest, of the bits of a positive number whose inverse is normal.
+// 1 / f, rounded to nearest, for bits of a positive f whose
+// inverse is normal.
 fn reciprocal(bits: u32) -> u32 {
     let mantissa = (bits & 0x7fffffu) | 0x800000u;
     if (mantissa == 0x800000u) {
         return (254u - (bits >> 23u)) << 23u;
     }
-    // 2^47 / mantissa, of which an adapter's quotient may be off by a little; 2^47 is 0 modulo 2^32, and the rest is small.
+    // 2^47 / mantissa; an adapter's quotient may be slightly off.
+    // 2^47 is 0 modulo 2^32, and the remainder is small.
     var quotient = u32((1.0 / f32(mantissa)) * 0x1p47f);
     var rest = bitcast<i32>(0u - quotient * mantissa);
     for (var i = 0; i < 8; i++) {
@@ -108,7 +114,7 @@ fn reciprocal(bits: u32) -> u32 {
     return ((253u - (bits >> 23u)) << 23u) + (quotient - 0x800000u) + select(0u, 1u, up);
 }
 
-// The word of an array of `dtype` that element `index` stands in.
+// Word of element `index` in an array of `dtype`.
 fn word_of(index: u32, dtype: u32) -> u32 {
     return select(index >> 1u, index, dtype == F32);
 }
@@ -125,12 +131,12 @@ fn element(word: u32, index: u32, dtype: u32) -> f32 {
     return bitcast<f32>(half << 16u);
 }
 
-// As `word_of`, of four elements.
+// `word_of` for four elements.
 fn words_of(index: vec4<u32>, dtype: u32) -> vec4<u32> {
     return select(index >> vec4<u32>(1u), index, dtype == F32);
 }
 
-// Four elements `index`, given their words.
+// Four elements, given their words.
 fn elements(words: vec4<u32>, index: vec4<u32>, dtype: u32) -> vec4<f32> {
     if (dtype == F32) {
         return bitcast<vec4<f32>>(words);

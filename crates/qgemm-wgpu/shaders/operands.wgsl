@@ -1,17 +1,19 @@
-// X by token and stored column of W; of `convert`, by row and column of D.
+// X by token and stored column of W.
+// For `convert`: by row and column of D.
 
-// The columns of row `m` of X for the stored columns `s .. s + 8`. `s` is a multiple of eight. Columns outside X are 0.
+// Eight stored columns of row `m` of X, 0 outside X.
+// `s` is a multiple of eight.
 fn x8(m: u32, s: u32) -> Eight {
     return x8_of(m, s, stored_columns(), has(FLAG_K_ORDER));
 }
 
-// As `x8`, of `end` columns, in X's own order unless `gathers`.
+// `x8` for `end` columns; gathered columns if `gathers`.
 fn x8_of(m: u32, s: u32, end: u32, gathers: bool) -> Eight {
     let row = x_first() + x_row_of(m) * p.x_row;
     if (x_col() == 1u && s + 8u <= end && !gathers) {
         return x_eight(row + s);
     }
-    // Column by column, in a loop that drivers cannot unroll.
+    // Column by column; drivers cannot unroll this loop.
     var values = Eight();
     for (var i = 0u; i < min(8u, max(end, s) - s); i++) {
         let value = vec4<f32>(x_at(row, s + i, gathers));

@@ -1,4 +1,6 @@
-// One step of an optimizer: an invocation moves pairs of neighbouring parameters. RULE says how. Distances (`*_base`) are in elements.
+// Optimizer step (SGD, AdamW; see RULE).
+// An invocation updates pairs of parameters.
+// `*_base` offsets count elements.
 
 struct Params {
     shape: OptimizerShape,  // of this dispatch
@@ -26,7 +28,7 @@ fn factor_of_step(i: u32) -> f32 {
     return bitcast<f32>(step_words[p.step_base + i]);
 }
 
-// Moves a parameter, and returns it.
+// Updates a parameter and returns it.
 fn moved(i: u32) -> f32 {
     let index = p.gradient_base + i;
     let dtype = p.shape.gradient;

@@ -1,23 +1,28 @@
-// W in the packed layout Simd16 (`qgemm-formats`, `prepack.rs`): tiles of 16 rows, cut into k-tiles of PACKED_K columns.
-// An invocation decodes four rows at a time; `rows_*.wgsl` before this file says which.
+// W in packed layout Simd16 (`qgemm-formats`, `prepack.rs`):
+// tiles of 16 rows, split into k-tiles of PACKED_K columns.
+// An invocation decodes four rows at a time.
+// The preceding `rows_*.wgsl` defines which.
 
 const TILE_ROWS: u32 = 16u;
 
-// The place of the records of a scale plane in a k-tile.
+// Location of a scale plane's records in a k-tile.
 struct Plane {
     at: u32,     // first byte
     row: u32,    // bytes of a row's records
-    rows: u32,   // consecutive rows that share their records
+    rows: u32,   // consecutive rows that share records
 }
 
-// Whether a plane holds its records by words, as code planes do.
+// Whether records are interleaved by words, as in code planes.
 fn by_words(plane: Plane) -> bool {
     return plane.rows == 1u && plane.row % 4u == 0u;
 }
 
-// For sub-blocks of four rows. A value is `scale * number + min`, where the number is the unsigned code as an integer
-// or what table, FP8 or type make of it. `dequant/<stem>.wgsl` reads these from the records; `encoding/` may transform
-// them.
+// Scale and minimum of a sub-block, for four rows:
+// `value = scale * number + min`.
+// A number is the integer code, or the value of the code's
+// table, FP8 or plain type.
+// `dequant/<stem>.wgsl` decodes the records; `encoding/` may
+// transform the result.
 struct Affine {
     scale: vec4<f32>,
     min: vec4<f32>,
@@ -35,7 +40,7 @@ fn record_f32(rows: Rows, plane: Plane, byte: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(record_bits(rows, plane, byte));
 }
 
-// For codes from which an offset, or a zero point, is subtracted before they are scaled.
+// For codes with an offset or zero point.
 fn offset_scale(scale: vec4<f32>, offset: vec4<f32>) -> Affine {
     return Affine(scale, -scale * offset);
 }
@@ -44,9 +49,12 @@ fn scale_alone(scale: vec4<f32>) -> Affine {
     return Affine(scale, vec4<f32>(0.0));
 }
 
-// Scale and minimum of Q4_K and Q5_K: f16 d, f16 dmin and 12 bytes with eight scales and minima of six bits each. Those
-// of the second four sub-blocks have their lower four bits in the last four bytes, and the upper two above those of the
-// first four. There is no branch: at a branch, an invocation would wait for its loads before it loads more.
+// Q4_K and Q5_K: f16 d, f16 dmin, 12 bytes of eight 6-bit
+// scales and minimums.
+// Sub-blocks 4..7: the low four bits are in the last four
+// bytes, the upper two above sub-blocks 0..3.
+// Branch-free: a branch would wait for its loads
+// before it issues more.
 fn k_scale_min(rows: Rows, plane: Plane, sub: u32) -> Affine {
     let byte = sub % 4u;
     let scales = record_u8(rows, plane, 4u + byte);

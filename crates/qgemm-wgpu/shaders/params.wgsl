@@ -1,15 +1,18 @@
-// The parameter of every GEMM kernel. Bindings begin at a multiple of the adapter's offset alignment, so each operand
-// also has the distance (`*_base`) from there to its own first element, or vector for W.
+// Parameters of GEMM kernels.
+// A binding starts at a multiple of the adapter's
+// offset alignment.
+// `*_base` is the distance from there to the first element
+// (for W, vector) of the operand.
 
 struct Params {
-    shape: GemmShape,     // of this dispatch: `m` counts its tokens, `stored_rows` ends its rows of W
+    shape: GemmShape,     // of this dispatch: `m` tokens; `stored_rows` ends its rows of W
     modes: u32,           // `mode()` reads it, and `splits()`
     x_row: u32,           // elements between rows of X
-    x_col: u32,           // elements between columns of X, or words between rows of scales of given codes
+    x_col: u32,           // elements between columns of X; quantized X: words between scale rows
     c_row: u32,           // elements between rows of C
     d_row: u32,           // elements between rows of D
     residual_row: u32,    // elements between rows of the residual
-    n_first: u32,         // the dispatch's first row of W, and the first that is bound: a multiple of 16
+    n_first: u32,         // first row of W in the dispatch and binding, a multiple of 16
     x_base: u32,
     w_base: u32,          // vectors of four words
     row_scale_base: u32,
@@ -23,15 +26,17 @@ struct Params {
 
 var<immediate> p: Params;
 
-// Binding 0 is X: `x.wgsl` declares it. Binding 1 is W: `rows_*.wgsl`. Binding 3 is the column order: `modes.wgsl`.
+// Binding 0 is X (`x.wgsl`), binding 1 is W (`rows_*.wgsl`),
+// binding 3 the column order (`modes.wgsl`).
 @group(0) @binding(2) var<storage, read> row_scale: array<f32>;
 @group(0) @binding(4) var<storage, read> c_words: array<u32>;
 @group(0) @binding(5) var<storage, read> bias_words: array<u32>;
 @group(0) @binding(6) var<storage, read> token_scale: array<f32>;
 @group(0) @binding(7) var<storage, read> residual_words: array<u32>;
-// Binding 8 is D: `store.wgsl` declares it.
+// Binding 8 is D (`store.wgsl`).
 
-// Where what a workgroup computes begins: of these kernels, where the dispatch's does. `experts_params.wgsl` has others.
+// Origin of a workgroup's problem: here the dispatch's origin.
+// `experts_params.wgsl` defines others.
 fn tokens() -> u32 {
     return p.shape.m;
 }
@@ -40,7 +45,7 @@ fn rows_first() -> u32 {
     return p.n_first;
 }
 
-// The row of X that row `m` is of.
+// Row of X for row `m`.
 fn x_row_of(m: u32) -> u32 {
     return m;
 }
@@ -53,7 +58,7 @@ fn x_col() -> u32 {
     return p.x_col;
 }
 
-// Of an X in codes: words before its first scale, and from one row's to the next's.
+// Quantized X: offset of its scales, and words between rows.
 fn x_scales_first() -> u32 {
     return p.k_order_base;
 }
@@ -94,7 +99,8 @@ fn residual_first() -> u32 {
     return p.residual_base;
 }
 
-// The row of D, C and the residual that row `m` of the tile is; NO_ROW where it is none.
+// Row of D, C and the residual for row `m` of the tile;
+// NO_ROW if it has none.
 fn d_row_of(m: u32) -> u32 {
     return m;
 }
@@ -108,12 +114,12 @@ fn x_columns() -> u32 {
     return p.shape.k;
 }
 
-// Columns in the order in which W stores them.
+// Columns in W's stored order.
 fn stored_columns() -> u32 {
     return p.shape.stored_k;
 }
 
-// Parts that K is cut into: their number less one stands above the modes.
+// K splits; their number minus 1 is above the modes.
 fn splits() -> u32 {
     return (p.modes >> 24u) + 1u;
 }

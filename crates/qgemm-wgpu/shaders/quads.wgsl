@@ -1,6 +1,6 @@
-// W by quads: four neighbouring columns.
+// W by quads of four neighbouring columns.
 
-// Numbers of four consecutive columns, each of four rows.
+// Numbers of four consecutive columns, for four rows.
 struct Quad {
     a: vec4<f32>,
     b: vec4<f32>,
@@ -8,8 +8,8 @@ struct Quad {
     d: vec4<f32>,
 }
 
-// The words of a quad. `a` holds codes of up to eight bits, and `b` those of the second plane. Wider codes take as many
-// words as they need.
+// Words of a quad: `a` has codes of up to eight bits, `b` the
+// second plane. Wider codes use more words.
 struct QuadWords {
     a: vec4<u32>,
     b: vec4<u32>,
@@ -17,7 +17,7 @@ struct QuadWords {
     d: vec4<u32>,
 }
 
-// The words of quad `quad` of a k-tile.
+// Words of quad `quad` of a k-tile.
 fn quad_words(rows: Rows, quad: u32) -> QuadWords {
     var words: QuadWords;
     if (LOW_BITS == 32u) {
@@ -37,7 +37,8 @@ fn quad_words(rows: Rows, quad: u32) -> QuadWords {
     return words;
 }
 
-// The numbers of a quad. Within a word, the values of a quad stand in bytes 0, 2, 1, 3.
+// Numbers of a quad. Values 0, 1, 2, 3 of a word are in
+// bytes 0, 2, 1, 3.
 fn numbers_of(w: QuadWords) -> Quad {
     if (LOW_BITS == 32u) {
         let none = vec4<u32>();

@@ -1,5 +1,8 @@
-// X in codes and scales: an invocation has eight neighbouring columns a turn, a workgroup a part of a row, or, of formats with a
-// scale or factor a token, the row. quantize_codes.wgsl says what of each group of columns becomes.
+// Quantization of X.
+// An invocation has eight columns per iteration.
+// A workgroup has part of a row, or, with per-token scales or
+// factors, the whole row.
+// quantize_codes.wgsl quantizes each column group.
 
 var<workgroup> largest: array<u32, THREADS>;
 var<workgroup> byte_scales: array<u32, THREADS>;
@@ -33,7 +36,7 @@ fn main(
         of_all = largest[0];
         workgroupBarrier();
     }
-    // The inverse of the factor, as bits; 0 where it is none.
+    // Bits of the inverse factor; 0 if it is invalid.
     var inverse_factor = ONE;
     if (FACTOR == FACTOR_GIVEN) {
         let bits = factor[p.factor_base];
@@ -87,7 +90,7 @@ fn main(
             }
         }
         if (SCALE == SCALE_E8M0 || SCALE == SCALE_E4M3) {
-            // Four scales are a word.
+            // Four scales form a word.
             byte_scales[thread] = scale.stored;
             workgroupBarrier();
             let lanes = max(BLOCK / 8u, 1u);

@@ -1,5 +1,8 @@
-// Scales and codes of activations, to the bit those of the host's reference: what adapters may compute in more ways than one
-// (quotients, subnormal numbers) is written out. CODE, SCALE, FACTOR, BLOCK, SUM_SPAN and OF_TOKEN say the format.
+// Quantized activations, bit-identical to the host reference.
+// Operations that adapters may compute differently (quotients,
+// subnormals) are explicit.
+// CODE, SCALE, FACTOR, BLOCK, SUM_SPAN and OF_TOKEN
+// define the format.
 
 const INT8: u32 = 0u;
 const E4M3: u32 = 1u;
@@ -17,13 +20,13 @@ const NAN: u32 = 0x7fc00000u;
 const SMALLEST: u32 = 0x00800000u;  // 2^-126
 const ONE: u32 = 0x3f800000u;
 
-// The bits of the largest magnitude, which order like numbers.
+// Bits of the largest magnitude, which order like numbers.
 fn magnitude_of(x: vec4<f32>) -> u32 {
     let bits = bitcast<vec4<u32>>(x) & vec4<u32>(MAGNITUDE);
     return max(max(bits.x, bits.y), max(bits.z, bits.w));
 }
 
-// Of a token: its factor is that of its finite values.
+// Per-token factors use finite values only.
 fn largest_of(x: vec4<f32>) -> u32 {
     if (FACTOR != FACTOR_PER_TOKEN) {
         return magnitude_of(x);
@@ -33,12 +36,12 @@ fn largest_of(x: vec4<f32>) -> u32 {
 }
 
 struct Scale {
-    stored: u32,   // as it is stored
-    inverse: u32,  // the bits of what values are multiplied with
+    stored: u32,   // stored form
+    inverse: u32,  // bits of the multiplier of values
     is_number: bool,
 }
 
-// E2M1 has a block choose one of several, of which this is number `choice`.
+// E2M1 blocks choose among several scales; this is `choice`.
 fn scale_of(bits: u32, inverse_factor: u32, choice: u32) -> Scale {
     var scale = Scale(0u, ONE, bits < INFINITY);
     if (SCALE == SCALE_F32) {
@@ -67,8 +70,10 @@ fn scale_of(bits: u32, inverse_factor: u32, choice: u32) -> Scale {
     return scale;
 }
 
-// The magnitude with these bits, which is finite, over `odd` times a power of two, rounded to nearest even, 2^-126 at least.
-// `odd` divides the mantissa, `left` bits longer, into at least 24 bits; `down` is how much less the exponent is.
+// A finite magnitude divided by `odd` times a power of two,
+// rounded to nearest even, at least 2^-126.
+// The mantissa, extended by `left` bits and divided by `odd`,
+// has at least 24 bits. `down` reduces the exponent.
 fn divided(bits: u32, odd: u32, left: u32, down: u32) -> u32 {
     let wide = ((bits & 0x7fffffu) | 0x800000u) << left;
     var quotient = wide / odd;
@@ -87,8 +92,10 @@ fn divided(bits: u32, odd: u32, left: u32, down: u32) -> u32 {
     return (u32(exponent) << 23u) + (quotient - 0x800000u) + select(0u, 1u, up);
 }
 
-// |x| times the positive number with these bits. Subnormal numbers are their mantissa times 2^-149; where that times the factor is
-// none that codes tell from 0, it may vanish on the way.
+// x| times the positive number `bits`.
+// A subnormal x is its mantissa times 2^-149.
+// The product may underflow to 0 if no code
+// distinguishes it from 0.
 fn times(x: vec4<f32>, bits: u32) -> vec4<f32> {
     let by = bitcast<f32>(bits);
     let magnitude = bitcast<vec4<u32>>(x) & vec4<u32>(MAGNITUDE);
@@ -96,7 +103,7 @@ fn times(x: vec4<f32>, bits: u32) -> vec4<f32> {
     return select(bitcast<vec4<f32>>(magnitude) * by, tiny, magnitude < vec4<u32>(SMALLEST));
 }
 
-// |x| over the factor, where there is one, and the scale.
+// x| divided by the factor (if any) and the scale.
 fn scaled_of(x: vec4<f32>, inverse_factor: u32, inverse: u32) -> vec4<f32> {
     var of_token = x;
     if (FACTOR != 0u) {
@@ -118,7 +125,8 @@ fn codes_of(x: vec4<f32>, inverse_factor: u32, inverse: u32) -> vec4<u32> {
     return to_e2m1(scaled) | (sign << vec4<u32>(3u));
 }
 
-// E4M3 with a given scale: what is no number is told by its code alone.
+// E4M3 with a given scale.
+// Invalid values become the NaN code.
 fn given_codes(x: vec4<f32>, inverse_factor: u32) -> vec4<u32> {
     let bits = bitcast<vec4<u32>>(x);
     let is_finite = (bits & vec4<u32>(MAGNITUDE)) < vec4<u32>(INFINITY);
@@ -126,7 +134,8 @@ fn given_codes(x: vec4<f32>, inverse_factor: u32) -> vec4<u32> {
     return select(vec4<u32>(0x7fu), code, is_finite & vec4<bool>(inverse_factor != 0u));
 }
 
-// A magnitude as E2M1, to nearest even. Below 1 numbers are multiples of 1/2.
+// Magnitude → E2M1, nearest even.
+// Below 1 codes are multiples of 1/2.
 fn to_e2m1(magnitude: vec4<f32>) -> vec4<u32> {
     let bits = bitcast<vec4<u32>>(magnitude);
     let normal = (bits - vec4<u32>(126u << 23u) + vec4<u32>(0x1fffffu) + ((bits >> vec4<u32>(22u)) & vec4<u32>(1u))) >> vec4<u32>(22u);
@@ -134,34 +143,40 @@ fn to_e2m1(magnitude: vec4<f32>) -> vec4<u32> {
     return min(select(normal, subnormal, bits < vec4<u32>(ONE)), vec4<u32>(7u));
 }
 
-// A positive number rounded to f16, below its normal numbers to as many bits as above: what errors do not tell apart.
+// A positive number rounded to f16.
+// f16 subnormals keep full precision; the errors do
+// not depend on it.
 fn rounded_to_f16(x: vec4<f32>) -> vec4<f32> {
     let bits = bitcast<vec4<u32>>(x);
     let odd = (bits >> vec4<u32>(13u)) & vec4<u32>(1u);
     return bitcast<vec4<f32>>((bits + vec4<u32>(0xfffu) + odd) & vec4<u32>(0xffffe000u));
 }
 
-// Magnitudes of columns in f16 with the first scale of a block.
+// Magnitudes of columns in f16, under the block's first scale.
 fn halves_of(x: vec4<f32>, inverse_factor: u32, inverse: u32) -> vec4<f32> {
     return rounded_to_f16(min(scaled_of(x, inverse_factor, inverse), vec4<f32>(8.0)));
 }
 
-// The error of E2M1 codes of magnitudes: the sum of squares of 32nd parts of the scale, each rounded to an integer.
+// Squared E2M1 error of magnitudes, in units of
+// 1/32 of the scale.
+// Each error is rounded to an integer.
 fn error_of(magnitude: vec4<f32>) -> u32 {
     let code = to_e2m1(magnitude);
     let binade = max(code / 2u, vec4<u32>(1u)) - 1u;
-    // Halves: 0 to 4, then twice 2 and 3, and four times.
+    // In halves: 0..4, then 2, 3 doubled, then times four.
     let halves = (code - 2u * binade) << binade;
     let parts = vec4<i32>(round((magnitude - 0.5 * vec4<f32>(halves)) * 32.0));
     let squares = parts * parts;
     return u32(squares.x + squares.y + squares.z + squares.w);
 }
 
-// Of each invocation: the errors of its columns.
+// Errors of each invocation's columns.
 var<workgroup> block_errors: array<u32, THREADS>;
 
-// The scale of a block whose largest magnitude has these bits, and of which `lo` and `hi` are an invocation's columns: of E2M1 that
-// with the least error. All invocations take part.
+// Scale of a block with the largest magnitude `bits`; for E2M1
+// the scale of least error.
+// `lo` and `hi` are the invocation's columns.
+// All invocations take part.
 fn nearest_scale(thread: u32, lo: vec4<f32>, hi: vec4<f32>, bits: u32, inverse_factor: u32) -> Scale {
     var best = scale_of(bits, inverse_factor, 0u);
     if (CODE != E2M1) {
@@ -191,13 +206,14 @@ fn nearest_scale(thread: u32, lo: vec4<f32>, hi: vec4<f32>, bits: u32, inverse_f
             sum += block_errors[lane];
         }
         workgroupBarrier();
-        // Squares of powers of two may be no numbers; those of what one is of the other are the same everywhere.
+        // The square of a power of two may overflow.
+        // So E8M0 compares errors relative to the first scale.
         var square = select(4.0, 1.0, choice == 0u);
         if (SCALE == SCALE_E4M3) {
             let number = finite_e4m3_to_f32(vec4<u32>(scale.stored)).x;
             square = number * number;
         }
-        // With a scale of 0 nothing has an error.
+        // A zero scale never wins the comparison.
         let error = select(0x1p100f, f32(sum) * square, square > 0.0);
         if (choice == 0u || (scale.is_number && error < least)) {
             best = scale;
@@ -215,7 +231,7 @@ fn nibbles(code: vec4<u32>) -> u32 {
     return code.x | (code.y << 4u) | (code.z << 8u) | (code.w << 12u);
 }
 
-// Of signed bytes.
+// Sum of signed bytes.
 fn sum_of(code: vec4<u32>) -> i32 {
     let signed = bitcast<vec4<i32>>(code << vec4<u32>(24u)) >> vec4<u32>(24u);
     return signed.x + signed.y + signed.z + signed.w;

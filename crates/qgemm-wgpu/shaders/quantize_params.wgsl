@@ -1,4 +1,6 @@
-// The parameter of the kernel that quantizes; distances (`*_base`) as in `params.wgsl`, of X in elements, of all else in words.
+// Parameters of the quantization kernel.
+// `*_base` offsets of X count elements, all others words
+// (see `params.wgsl`).
 
 struct Params {
     shape: QuantizeShape,  // of this dispatch
@@ -18,14 +20,15 @@ struct Params {
 
 var<immediate> p: Params;
 
-// Binding 0 is X: `x.wgsl` declares it. Binding 3 is the column order of `modes.wgsl`, which is absent here.
+// Binding 0 is X (`x.wgsl`).
+// Binding 3, the column order of `modes.wgsl`, is unused here.
 @group(0) @binding(1) var<storage, read> factor: array<u32>;
 @group(0) @binding(4) var<storage, read_write> codes: array<u32>;
 @group(0) @binding(5) var<storage, read_write> scales: array<u32>;
 @group(0) @binding(6) var<storage, read_write> token_factors: array<u32>;
 @group(0) @binding(7) var<storage, read_write> sums: array<u32>;
 
-// The row of X that row `m` is of.
+// Row of X for row `m`.
 fn x_row_of(m: u32) -> u32 {
     return m;
 }

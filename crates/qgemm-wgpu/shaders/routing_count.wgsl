@@ -1,4 +1,5 @@
-// Counts the slots of a chunk, a workgroup a chunk. The order of additions plays no part.
+// Routing histogram: slots per expert, one chunk per workgroup.
+// The order of additions does not matter.
 
 var<workgroup> own_counts: array<atomic<u32>, MOST_EXPERTS>;
 var<workgroup> bad: atomic<u32>;

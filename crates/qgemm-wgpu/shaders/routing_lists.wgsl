@@ -1,5 +1,8 @@
-// What the kernels share that list the slots of each expert. The workspace has the first bad slot of every chunk, then the counts of
-// every chunk, which become places in the rows, then how many slots are listed.
+// Expert lists: shared parts of the list kernels.
+// Workspace:
+//   - the first bad slot of each chunk
+//   - counts per chunk, which become list offsets
+//   - the number of listed slots
 
 @group(0) @binding(0) var<storage, read> ids: array<u32>;
 @group(0) @binding(1) var<storage, read_write> workspace: array<u32>;

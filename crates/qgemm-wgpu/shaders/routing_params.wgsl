@@ -1,4 +1,5 @@
-// The parameter of every kernel of a routing; distances (`*_base`) as in `params.wgsl`, in elements.
+// Parameters of routing kernels.
+// `*_base` offsets count elements (see `params.wgsl`).
 
 struct Params {
     shape: RoutingShape,  // of this dispatch

@@ -1,5 +1,6 @@
-// Adds up what the chunks counted, in one workgroup: writes offsets, counts and the status, and where each chunk's part of each list
-// begins.
+// Routing prefix sum over the chunks' counts, one workgroup.
+// Writes offsets, counts, the status, and the start of each
+// chunk's part of each list.
 
 const EACH: u32 = MOST_EXPERTS / THREADS;
 
@@ -48,7 +49,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
         }
         all += own[i];
     }
-    // Sums of an invocation's experts and of those before them.
+    // Inclusive prefix sums over invocations.
     totals[thread] = all;
     workgroupBarrier();
     for (var distance = 1u; distance < THREADS; distance *= 2u) {

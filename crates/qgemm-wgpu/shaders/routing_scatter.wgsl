@@ -1,4 +1,5 @@
-// Writes the slots of a chunk to their places, a workgroup a chunk, as many slots at a time as there are invocations.
+// Routing scatter: writes a chunk's slots to the lists.
+// A workgroup has one chunk, THREADS slots per iteration.
 
 var<workgroup> places: array<u32, MOST_EXPERTS>;
 var<workgroup> together: array<u32, THREADS>;
@@ -34,7 +35,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if (id < p.shape.experts && is_last) {
             places[id] = place + 1u;
         }
-        // The next round's first barrier stands between this and what reads it.
+        // The next iteration's first barrier orders this store.
     }
     let listed = workspace[place_of_count(p.shape.chunks, 0u)];
     for (var place = max(listed, first_slot(chunk)) + thread; place < last; place += THREADS) {

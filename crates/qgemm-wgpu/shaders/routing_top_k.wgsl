@@ -1,5 +1,8 @@
-// Chooses the experts of a token, a workgroup a token. Keys are compared as bits in the order of the numbers, 0 being less than
-// every key that may be chosen; infinities and NaN are told by their bits, because adapters may calculate as if there were none.
+// Router top-k, one token per workgroup.
+// Keys are bits that order like numbers; 0 is below
+// every selectable key.
+// Infinity and NaN are tested by bits, because adapters may
+// assume that they do not occur.
 
 @group(0) @binding(0) var<storage, read> logits: array<u32>;
 @group(0) @binding(1) var<storage, read> biases: array<u32>;
@@ -8,20 +11,22 @@
 
 const MOST_EXPERTS: u32 = 1024u;
 const MOST_TOP_K: u32 = 16u;
-const INFINITY: u32 = 0xff800000u;  // as `ordered` has it
+const INFINITY: u32 = 0xff800000u;  // in the order of `ordered`
 const MINUS_INFINITY: u32 = 0x007fffffu;
 
 var<workgroup> keys: array<u32, MOST_EXPERTS>;
 var<workgroup> scores: array<f32, MOST_EXPERTS>;
 var<workgroup> group_sums: array<u32, MOST_EXPERTS>;
-// Of each invocation: its largest key and whose it is, or a part of a sum.
+// Per invocation: the largest key and its expert,
+// or a partial sum.
 var<workgroup> best: array<u32, THREADS>;
 var<workgroup> best_at: array<u32, THREADS>;
 var<workgroup> sums: array<f32, THREADS>;
 var<workgroup> chosen: array<u32, MOST_TOP_K>;
 var<workgroup> chosen_scores: array<f32, MOST_TOP_K>;
 
-// The last expert may be every token's: it has no logit, and the last slot.
+// The last expert may be shared by all tokens.
+// It has no logit, and uses the last slot.
 fn shared_experts() -> u32 {
     return select(0u, 1u, has(FLAG_SHARED));
 }
@@ -34,7 +39,7 @@ fn chosen_slots() -> u32 {
     return p.shape.top_k - shared_experts();
 }
 
-// Bits in the order of the numbers, the same for both zeros; 0 for NaN.
+// Bits in numeric order, equal for both zeros; 0 for NaN.
 fn ordered(bits: u32) -> u32 {
     let magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) {
@@ -50,8 +55,10 @@ fn number(key: u32) -> f32 {
     return bitcast<f32>(select(~key, key & 0x7fffffffu, key >= 0x80000000u));
 }
 
-// exp(x) for x ≤ 0; 0 below -87, where results would leave the normal numbers. The distance to the next multiple of 1/4 is exact
-// in whichever order an adapter calculates; that of CUDA's reduction by ln(2) in two parts is not.
+// exp(x) for x ≤ 0.
+// It is 0 below -87, where results would be subnormal.
+// The reduction to multiples of 1/4 is exact in any evaluation
+// order; CUDA's two-step reduction is not.
 fn exp_nonpositive(x: f32) -> f32 {
     let bounded = max(x, -88.0);
     let quarters = round(bounded * -4.0);
@@ -71,7 +78,7 @@ fn exp_nonpositive(x: f32) -> f32 {
     return select(0.0, fraction * power, x > -87.0);
 }
 
-// 1 / (1 + exp(-x)).
+// Logistic function.
 fn sigmoid(key: u32) -> f32 {
     if (key == INFINITY) {
         return 1.0;
@@ -84,7 +91,7 @@ fn sigmoid(key: u32) -> f32 {
     return select(1.0, e, x < 0.0) / (1.0 + e);
 }
 
-// The exponential of a logit beside that of the largest one.
+// exp(logit - largest logit).
 fn share(key: u32, largest: u32) -> f32 {
     if (key == largest) {
         return 1.0;
@@ -92,14 +99,15 @@ fn share(key: u32, largest: u32) -> f32 {
     if (key == MINUS_INFINITY || largest == INFINITY) {
         return 0.0;
     }
-    // Halves do not overflow.
+    // Halving avoids overflow.
     if (number(key) * 0.5 - number(largest) * 0.5 < -50.0) {
         return 0.0;
     }
     return exp_nonpositive(number(key) - number(largest));
 }
 
-// The largest key of all, and the lowest expert that has it, in the first places of `best` and `best_at`.
+// Largest key, and the lowest expert with this key, in
+// `best[0]` and `best_at[0]`.
 fn find_best(thread: u32) {
     var key = 0u;
     var at = 0u;
@@ -137,7 +145,8 @@ fn add_up(thread: u32, value: f32) -> f32 {
     return sums[0];
 }
 
-// Takes away the keys of all groups but the best, which are those whose two largest keys have the largest sums.
+// Removes the keys of all groups but the best.
+// A group's score is the sum of its two largest keys.
 fn keep_best_groups(thread: u32) {
     let groups = p.shape.groups;
     let size = logit_experts() / groups;
@@ -182,10 +191,10 @@ fn main(
     for (var e = thread; e < logit_experts(); e += THREADS) {
         let index = row + e;
         let word = logits[word_of(index, p.shape.dtype)];
-        // A number keeps its bits where it needs no conversion.
+        // f32 bits need no conversion.
         keys[e] = ordered(select(bitcast<u32>(element(word, index, p.shape.dtype)), word, p.shape.dtype == F32));
     }
-    // Keys of another invocation are read from here on.
+    // Keys of other invocations are read from here on.
     workgroupBarrier();
     if (has(FLAG_SIGMOID)) {
         for (var e = thread; e < logit_experts(); e += THREADS) {

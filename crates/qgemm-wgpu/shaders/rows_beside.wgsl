@@ -1,5 +1,8 @@
-// Four rows of a tile of W, the first a multiple of four. Their words stand side by side, so that one load brings them.
-// The packed layout is Simd16: tiles of 16 rows, in each the k-tiles of PACKED_K columns.
+// Four neighbouring rows of a W tile; the first is a
+// multiple of four.
+// Their words are adjacent: one load reads all four.
+// Packed layout Simd16: tiles of 16 rows, each with k-tiles of
+// PACKED_K columns.
 
 @group(0) @binding(1) var<storage, read> w_vectors: array<vec4<u32>>;
 
@@ -7,37 +10,39 @@
 const LANES_BESIDE: bool = true;
 
 struct Rows {
-    k_tile: u32,  // where the k-tile begins, in vectors
-    first: u32,   // the first row's place in its tile
+    k_tile: u32,  // start of the k-tile, in vectors
+    first: u32,   // first row in its tile
 }
 
-// Rows `row .. row + 4` in k-tile `k_tile`. Rows behind the last tile are those of that tile.
+// Rows `row .. row + 4` in k-tile `k_tile`.
+// Past the last tile the last one is used.
 fn rows_of(row: u32, k_tile: u32) -> Rows {
     let tile = (min(row, p.shape.stored_rows - 1u) - rows_first()) / TILE_ROWS;
     return Rows(w_first() + (tile * k_tiles() + k_tile) * PACKED_VECTORS, row % TILE_ROWS);
 }
 
-// The rows of lane `lane` from row `n0` of W on, in the first k-tile.
+// Rows of lane `lane` from row `n0` on, in k-tile 0.
 fn rows_of_lane(n0: u32, lane: u32) -> Rows {
     return rows_of(n0 + lane * 4u, 0u);
 }
 
-// The rows in k-tile `k_tile`; `rows` are those of the first.
+// `rows` of k-tile 0, moved to k-tile `k_tile`.
 fn in_k_tile(rows: Rows, k_tile: u32) -> Rows {
     return Rows(rows.k_tile + k_tile * PACKED_VECTORS, rows.first);
 }
 
-// Word `word` of a code plane that begins at vector `plane` of the k-tile.
+// Word `word` of the code plane at vector `plane` of the k-tile.
 fn code_word(rows: Rows, plane: u32, word: u32) -> vec4<u32> {
     return w_vectors[rows.k_tile + plane + word * (TILE_ROWS / 4u) + rows.first / 4u];
 }
 
-// The word of a k-tile that holds `byte`, shifted so that this byte is lowest.
+// The word that contains `byte`, shifted to put `byte` lowest.
 fn k_tile_bits(k_tile: u32, byte: u32) -> u32 {
     return w_vectors[k_tile + byte / 16u][(byte / 4u) % 4u] >> ((byte % 4u) * 8u);
 }
 
-// The bits of each row's records from `byte` on: at least to the end of the word.
+// Bits of each row's records from `byte` on, at least to the
+// end of the word.
 fn record_bits(rows: Rows, plane: Plane, byte: u32) -> vec4<u32> {
     if (plane.rows > 1u) {
         return vec4<u32>(k_tile_bits(rows.k_tile, plane.at + rows.first / plane.rows * plane.row + byte));

@@ -1,6 +1,8 @@
-// The same row of four tiles of W that follow one another. Sixteen neighbouring invocations have the rows of these
-// tiles, so that each of their loads reads neighbouring words, whatever its width on the adapter. The packed layout is
-// Simd16: tiles of 16 rows, in each the k-tiles of PACKED_K columns.
+// One row in each of four consecutive W tiles.
+// 16 neighbouring invocations have all rows of these tiles.
+// Their loads read adjacent words at any access width.
+// Packed layout Simd16: tiles of 16 rows, each with k-tiles of
+// PACKED_K columns.
 
 @group(0) @binding(1) var<storage, read> w_words: array<u32>;
 
@@ -8,28 +10,30 @@
 const LANES_BESIDE: bool = false;
 
 struct Rows {
-    k_tiles: vec4<u32>,  // where the k-tile of each tile begins, in words
-    row: u32,            // within the tile
+    k_tiles: vec4<u32>,  // start of each tile's k-tile, in words
+    row: u32,            // row in the tile
 }
 
-// The rows of lane `lane` from row `n0` of W on, in the first k-tile. Tiles behind the last are the last.
+// Rows of lane `lane` from row `n0` on, in k-tile 0.
+// Past the last tile the last one is used.
 fn rows_of_lane(n0: u32, lane: u32) -> Rows {
     let last = (p.shape.stored_rows - 1u - rows_first()) / TILE_ROWS;
     let tiles = min(vec4<u32>((n0 - rows_first()) / TILE_ROWS) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(last));
     return Rows((vec4<u32>(w_first()) + tiles * (k_tiles() * PACKED_VECTORS)) * 4u, lane);
 }
 
-// The rows in k-tile `k_tile`; `rows` are those of the first.
+// `rows` of k-tile 0, moved to k-tile `k_tile`.
 fn in_k_tile(rows: Rows, k_tile: u32) -> Rows {
     return Rows(rows.k_tiles + vec4<u32>(k_tile * (PACKED_VECTORS * 4u)), rows.row);
 }
 
-// Word `word` of a code plane that begins at vector `plane` of the k-tile.
+// Word `word` of the code plane at vector `plane` of the k-tile.
 fn code_word(rows: Rows, plane: u32, word: u32) -> vec4<u32> {
     return at_each(rows, plane * 4u + word * TILE_ROWS + rows.row);
 }
 
-// The bits of each row's records from `byte` on: at least to the end of the word.
+// Bits of each row's records from `byte` on, at least to the
+// end of the word.
 fn record_bits(rows: Rows, plane: Plane, byte: u32) -> vec4<u32> {
     if (by_words(plane)) {
         return at_each(rows, plane.at / 4u + byte / 4u * TILE_ROWS + rows.row) >> vec4<u32>(byte % 4u * 8u);

@@ -1,10 +1,12 @@
-// D: an element a word in f32, two a word in f16 and bf16.
+// Stores to D. f32 has one element a word, f16 and bf16 two.
 
 @group(0) @binding(8) var<storage, read_write> d: array<atomic<u32>>;
 
-// Stores the first `count` values from `feature` on in row m of D. A word of two elements is stored whole only where
-// both are this invocation's. Otherwise the other half belongs to another invocation or lies outside D, and must keep
-// its bits.
+// Stores the first `count` values from `feature`
+// on in row m of D.
+// A plain store of a 16-bit word needs both elements.
+// Otherwise the other half belongs to another invocation or
+// lies outside D, and must keep its bits.
 fn store4(m: u32, feature: u32, count: u32, four_values: vec4<f32>) {
     var v = four_values;
     let first = d_first() + m * p.d_row + feature;

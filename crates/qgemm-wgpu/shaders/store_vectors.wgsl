@@ -1,8 +1,8 @@
-// D whose rows are whole vectors of 16 bytes.
+// D with rows of whole 16-byte vectors.
 
 @group(0) @binding(8) var<storage, read_write> d: array<vec4<u32>>;
 
-// Stores eight values from column `s` on in row `row` of D.
+// Stores eight values of a row from column `s` on.
 fn store_eight(row: u32, s: u32, lo: vec4<f32>, hi: vec4<f32>) {
     let first = d_first() + row * p.d_row + s;
     if (d_dtype() == F32) {

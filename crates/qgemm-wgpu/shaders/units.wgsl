@@ -1,4 +1,4 @@
-// W in units of UNIT columns, whose words an invocation loads at once.
+// W by units of UNIT columns, loaded at once.
 
 // Four rows of a unit.
 struct Unit {

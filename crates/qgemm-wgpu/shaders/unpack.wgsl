@@ -1,20 +1,25 @@
-// Columns of W as rows of plain numbers: D[i, n] = W[n, first + i]. An invocation decodes four rows of W by four columns. Of
-// the parameters of products, those of X say where D's rows stand in W: `x_row` is the input feature of its first row, and
-// `x_col` the stored column where tiles begin, a multiple of four. Of a gated pair, D has the columns of the gate, then those of the up.
+// Dequantized columns of W:
+// D[i, n] = W[n, first + i].
+// An invocation decodes four rows by four columns of W.
+// The X parameters locate D in W:
+// `x_row` is the input feature of D's first row, `x_col` the
+// stored column where tiles start, a multiple of four.
+// A gated pair has the gate columns, then the up columns.
 
-// The row of D that a stored column is; none where that is not below the number of rows.
+// Row of D for a stored column.
+// A result ≥ D's number of rows means none.
 fn written_row(stored: u32) -> u32 {
     if (!has(FLAG_K_ORDER)) {
         return stored - p.x_row;
     }
-    // What no order tells of is no column.
+    // The order has no entries past `stored_k`.
     if (stored >= p.shape.stored_k) {
         return 0xffffffffu;
     }
     return k_order[k_order_first() + stored] - p.x_row;
 }
 
-// The column of D that a row of W is, a multiple of four of either weight.
+// Feature of a row of W, a multiple of four.
 fn feature_of(row: u32) -> u32 {
     return select(row, row / 16u * 8u + row % 8u, has(FLAG_GATED));
 }

@@ -1,11 +1,12 @@
-// Kernels whose workgroups have all of K of their tiles.
+// Kernels without split-K.
 
-// The first row of W of a workgroup's tile: tiles along N that exceed one grid dimension continue along z.
+// First row of W of the workgroup's tile.
+// Tiles along N past one grid dimension continue along z.
 fn first_row(group: vec3<u32>, groups: vec3<u32>) -> u32 {
     return rows_first() + (group.x + group.z * groups.x) * TILE_N;
 }
 
-// The packed k-tiles that a workgroup multiplies.
+// The workgroup's range of packed k-tiles.
 fn first_k_tile() -> u32 {
     return 0u;
 }

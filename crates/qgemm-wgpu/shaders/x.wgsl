@@ -1,5 +1,7 @@
-// X, bound by vectors, whose words can be read one by one: it may begin anywhere. Both ways of reading X are in every
-// shader, because drivers take longer to compile a second shader.
+// X bound as vectors, with single-word access:
+// it may start anywhere.
+// Every shader has both ways to read X, because a second
+// shader would take longer to compile.
 
 @group(0) @binding(0) var<storage, read> x_vectors: array<vec4<u32>>;
 

@@ -1,7 +1,12 @@
-// X given in codes and scales: signed bytes, a row of words `p.x_row` words after the one before, and an f32 for every SCALE_BLOCK
-// columns, or, where that is 0, for all of a token. Scales stand where the column order would, rows `x_scale_row()` words apart.
+// Quantized X with given codes and scales.
+// Codes are s8; rows are `p.x_row` words apart.
+// An f32 scale covers SCALE_BLOCK columns, or the whole token
+// if SCALE_BLOCK is 0.
+// Scales use the binding of the column order; their rows are
+// `x_scale_row()` words apart.
 
-// Loads `units` units of X from column `s0` on. Rows of codes are whole units.
+// Loads `units` units of X from column `s0` on.
+// Rows of codes are whole units.
 fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
     for (var i = thread; i < CHUNK; i += THREADS) {
         let unit = i % CHUNK_UNITS;
@@ -38,7 +43,7 @@ fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
     }
 }
 
-// Words of four neighbouring columns with the second and the third exchanged.
+// Words of four columns with columns 1 and 2 swapped.
 fn in_order(words: vec4<u32>) -> vec4<u32> {
     let outer = words & vec4<u32>(0xff0000ffu);
     return outer | ((words >> vec4<u32>(8u)) & vec4<u32>(0xff00u)) | ((words << vec4<u32>(8u)) & vec4<u32>(0xff0000u));

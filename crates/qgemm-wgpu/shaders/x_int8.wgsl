@@ -1,16 +1,19 @@
-// X quantized to eight bits, bit for bit as `QuantizedActivations` of `qgemm-formats` does it: a block of X_BLOCK
-// columns has the factor `d = max |x| / 127` and codes `round(x * (1 / d))`.
+// INT8 quantization of X, bit-identical to
+// `QuantizedActivations` of `qgemm-formats`.
+// A block of X_BLOCK columns has the factor `d = max |x| /
+// 127` and codes `round(x * (1 / d))`.
 
 const BLOCK_UNITS: u32 = X_BLOCK / UNIT;
 
 const NAN_BITS: u32 = 0x7fc00000u;
 const INFINITY_BITS: u32 = 0x7f800000u;
-// Below 127 * 2^-126 factors would not be normal numbers. They are 2^-126 instead.
+// Below 127 * 2^-126 factors would be subnormal; they
+// are 2^-126 instead.
 const LEAST_LARGEST: u32 = 0x03fe0000u;
 const LEAST_FACTOR: u32 = 0x00800000u;
 
-// Loads `units` units of X from column `s0` on. There are as many invocations as units of a chunk or fewer, by a power
-// of two.
+// Loads `units` units of X from column `s0` on.
+// CHUNK is THREADS times a power of two.
 fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
     for (var i = thread; i < CHUNK; i += THREADS) {
         let unit = i % CHUNK_UNITS;
@@ -56,16 +59,17 @@ fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
     }
 }
 
-// The bits of the largest magnitude. The bits of a NaN are larger than those of infinity, and these are larger than all
-// others.
+// Bits of the largest magnitude.
+// They order as finite < infinity < NaN.
 fn largest_of(x: Eight) -> u32 {
     let magnitude = vec4<u32>(0x7fffffffu);
     let magnitudes = max(bitcast<vec4<u32>>(x.lo) & magnitude, bitcast<vec4<u32>>(x.hi) & magnitude);
     return max(max(magnitudes.x, magnitudes.y), max(magnitudes.z, magnitudes.w));
 }
 
-// The bits of `largest / 127`, rounded to nearest: WGSL's division may be less accurate. The integers are the mantissa,
-// seven bits longer, and 127.
+// Bits of `largest / 127`, rounded to nearest.
+// WGSL's division may be less accurate. So the mantissa,
+// extended by seven bits, is divided by 127 as an integer.
 fn factor(largest: u32) -> u32 {
     if (largest >= INFINITY_BITS) {
         return NAN_BITS;
@@ -78,7 +82,8 @@ fn factor(largest: u32) -> u32 {
     let rest = dividend - quotient * 127u;
     var exponent = (largest >> 23u) - 7u;
     if (quotient >= 1u << 24u) {
-        // One bit too long. Halves are rounded to even; a half can only occur where the division is exact.
+        // One bit too long. Ties round to even; a tie needs
+        // an exact division.
         let half = quotient & 1u;
         quotient >>= 1u;
         quotient += half & (quotient | u32(rest > 0u));
@@ -95,19 +100,21 @@ fn inverse_of(d: u32) -> f32 {
         return 0.0;
     }
     let mantissa = (d & 0x7fffffu) | 0x800000u;
-    // The quotient is accurate to a few units. Its error is in the lower 32 bits of 2^47 - quotient * mantissa; all
-    // other bits are 0.
+    // The quotient is accurate to a few units.
+    // Its error is in the low 32 bits of 2^47 - quotient *
+    // mantissa; the other bits are 0.
     var quotient = u32(0x1p47f / f32(mantissa));
     let rest = bitcast<i32>(0u - quotient * mantissa);
     let divisor = i32(mantissa);
-    // Rounded down. Only the quotient of a power of two is exact, and none lies in the middle of two numbers.
+    // Rounded down. Only a power of two has an exact quotient, and
+    // no quotient is a tie.
     var correction = (2 * rest + divisor) / (2 * divisor);
     correction -= i32(2 * rest + divisor < correction * 2 * divisor);
     quotient = u32(i32(quotient) + correction);
     return bitcast<f32>(((253u - (d >> 23u)) << 23u) + quotient - 0x800000u);
 }
 
-// Eight codes, each quad in the order of W's words.
+// Eight codes; each quad in the order of W's words.
 fn codes_of(x: Eight, inverse: f32) -> vec2<u32> {
     let lo = vec4<i32>(round(x.lo * inverse));
     let hi = vec4<i32>(round(x.hi * inverse));

@@ -1,4 +1,4 @@
-// Arithmetic with pairs of bf16: one instruction each.
+// bf16x2 arithmetic, one instruction each.
 #pragma once
 #include "atoms/types.cuh"
 

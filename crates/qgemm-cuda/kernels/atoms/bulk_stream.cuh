@@ -1,4 +1,6 @@
-// Bulk copies of memory that is read from end to end, once: L2 gives its lines up before others (`atoms/tma_stream.cuh`).
+// Bulk copies with L2 evict-first, for memory that is read once.
+// The policy comes from `l2_evict_first`
+// (`atoms/tma_stream.cuh`).
 #pragma once
 #include "atoms/tma_stream.cuh"
 

@@ -1,8 +1,11 @@
-// Copies from global to shared memory that pass no register and run in the background. The thread that issued a copy
-// sees its bytes when it has waited for the copy's group. Other threads see them after a barrier on top.
+// cp.async: asynchronous copies from global to shared memory.
+// The issuing thread sees the bytes after it waits for
+// the copy's group.
+// Other threads also need a barrier after this wait.
 //
-// Both addresses are multiples of the size. Only `source_bytes` of the source, at most the size, are read; the rest of
-// the destination becomes zero.
+// Both addresses must be multiples of the copy size.
+// A copy reads `source_bytes` bytes, at most its size.
+// It fills the rest of the destination with zeros.
 #pragma once
 #include "atoms/shared_address.cuh"
 
@@ -18,13 +21,14 @@ QG_DEVICE void cp_async_8(u8* shared, const u8* global, u32 source_bytes) {
                  "r"(source_bytes)
                  : "memory");
 }
-// cp.async.cg: through L2 only, for what one CTA reads once.
+// cp.async.cg: through L2 only, for data that
+// one CTA reads once.
 QG_DEVICE void cp_async_16(u8* shared, const u8* global, u32 source_bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
                  "r"(source_bytes)
                  : "memory");
 }
-// The destination is an address from `shared_address`.
+// `shared` is an address from `shared_address`.
 QG_DEVICE void cp_async_16(u32 shared, const u8* global, u32 source_bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(source_bytes)
                  : "memory");
@@ -32,34 +36,36 @@ QG_DEVICE void cp_async_16(u32 shared, const u8* global, u32 source_bytes) {
 QG_DEVICE void cp_async_16(u32 shared, const u8* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
-// Copies 16 bytes if `wanted`; otherwise writes zeros and reads nothing (PTX ISA, "cp.async", ignore-src).
+// Copies 16 bytes if `wanted`, else writes zeros without a
+// read (PTX ISA, "cp.async", ignore-src).
 QG_DEVICE void cp_async_16_or_zeros(bool wanted, u32 shared, const u8* global) {
     asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, p; }" ::"r"(shared),
                  "l"(global), "r"((u32)wanted)
                  : "memory");
 }
-// The same through L1, for bytes that another CTA of the multiprocessor reads at about the same time.
+// As above through L1, for bytes that another CTA of the SM
+// reads at about the same time.
 QG_DEVICE void cp_async_16_or_zeros_l1(bool wanted, u32 shared, const u8* global) {
     asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; cp.async.ca.shared.global [%0], [%1], 16, p; }" ::"r"(shared),
                  "l"(global), "r"((u32)wanted)
                  : "memory");
 }
-// Copies 16 bytes of memory that is read from end to end: L2 fetches whole lines, which come faster from memory.
+// 16-byte copy with a 128-byte L2 prefetch, for streams.
 QG_DEVICE void cp_async_16_stream(u32 shared, const u8* global) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
-// Ends the group of the copies issued since the last group ended.
+// Closes the group of copies issued since the last commit.
 QG_DEVICE void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Waits until at most the last N groups are in flight.
+// Waits until at most N groups are in flight.
 template <u32 N>
 QG_DEVICE void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-// cp.async.mbarrier.arrive.noinc: this thread arrives on `barrier` as soon as all copies that it has issued are
-// complete.
+// cp.async.mbarrier.arrive.noinc: this thread arrives on
+// `barrier` once all copies that it has issued are complete.
 QG_DEVICE void cp_async_mbarrier_arrive(u64* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }

@@ -1,5 +1,6 @@
-// Copies in the background (atoms/cp_async.cuh) with which L2 fetches the whole line of 128 bytes: for pieces of memory shorter than that, whose
-// neighbours other CTAs read at about the same time.
+// cp.async with a 128-byte L2 prefetch (atoms/cp_async.cuh).
+// For reads shorter than a line, if other CTAs read the rest
+// at about the same time.
 #pragma once
 #include "atoms/shared_address.cuh"
 
@@ -14,7 +15,7 @@ QG_DEVICE void cp_async_8_line(u8* shared, const u8* global, u32 source_bytes) {
                  "r"(source_bytes)
                  : "memory");
 }
-// Copies 16 bytes if `wanted`; otherwise writes zeros and reads nothing.
+// Copies 16 bytes if `wanted`, else writes zeros without a read.
 QG_DEVICE void cp_async_16_or_zeros_line(bool wanted, u32 shared, const u8* global) {
     asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; cp.async.cg.shared.global.L2::128B [%0], [%1], 16, p; }" ::"r"(shared),
                  "l"(global), "r"((u32)wanted)

@@ -1,5 +1,6 @@
-// Powers and logarithms to base 2: one instruction each, within 2^-22 of the value or of 1. Results and operands below the
-// normal numbers count as zero.
+// Base-2 exponential and logarithm, one instruction each.
+// The error is at most 2^-22, relative or absolute.
+// Subnormal operands and results count as zero.
 #pragma once
 #include "atoms/types.cuh"
 

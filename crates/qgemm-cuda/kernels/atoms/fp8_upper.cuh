@@ -1,4 +1,6 @@
-// The conversion of fp8.cuh, of the upper half of a word: the instruction reads either half, which a shift would hide from the compiler.
+// FP8 → f16x2 conversion of the upper half of a word (fp8.cuh).
+// The instruction can read either half; a shift would hide
+// this from the compiler.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,4 +1,6 @@
-// Loads of what an earlier launch has written whose end was not waited for: past L1, which may keep what was there before.
+// Loads that bypass L1, whose lines may be stale:
+// the data comes from a launch that this kernel
+// has not waited for.
 #pragma once
 #include "atoms/types.cuh"
 

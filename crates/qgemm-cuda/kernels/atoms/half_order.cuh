@@ -1,4 +1,4 @@
-// The smaller and the larger of two f16 numbers, in pairs, for numbers that are neither negative nor NaN.
+// f16x2 minimum and maximum, for values ≥ 0 without NaN.
 #pragma once
 #include "atoms/types.cuh"
 
@@ -14,7 +14,8 @@ QG_DEVICE u32 max_f16x2(u32 a, u32 b) {
     return d;
 }
 #else
-// Such numbers order like their bits. Older chips have no instruction for pairs.
+// Nonnegative f16 values order like their bits.
+// Older chips have no f16x2 min and max.
 QG_DEVICE u32 min_f16x2(u32 a, u32 b) {
     const u32 low = (a & 0xffffu) < (b & 0xffffu) ? a & 0xffffu : b & 0xffffu;
     return low | ((a >> 16) < (b >> 16) ? a & 0xffff0000u : b & 0xffff0000u);

@@ -1,4 +1,4 @@
-// The place of a thread in the launch, and the shared memory of its CTA.
+// Thread and CTA indices, and dynamic shared memory.
 #pragma once
 #include "atoms/types.cuh"
 
@@ -9,20 +9,20 @@ struct u32x3 {
 QG_DEVICE u32 thread_index() {
     return threadIdx.x;
 }
-// Threads of a CTA.
+// Threads per CTA.
 QG_DEVICE u32 cta_threads() {
     return blockDim.x;
 }
 QG_DEVICE u32x3 cta_index() {
     return {blockIdx.x, blockIdx.y, blockIdx.z};
 }
-// CTAs of the grid.
+// CTAs per grid dimension.
 QG_DEVICE u32x3 grid_ctas() {
     return {gridDim.x, gridDim.y, gridDim.z};
 }
 
-// The CTA's dynamic shared memory, as many bytes as the launch asked for. It begins at a multiple of 1024, the period
-// of TMA's widest swizzle.
+// Dynamic shared memory of the CTA, sized by the launch.
+// Aligned to 1024 bytes, the period of TMA's 128-byte swizzle.
 QG_DEVICE u8* dynamic_shared() {
     extern __shared__ __align__(1024) u8 shared_bytes[];
     return shared_bytes;

@@ -1,12 +1,18 @@
-// Sums of integers in s32 that begin with the bits of 1.5 · 2²³, and so are 1.5 · 2²³ + sum as numbers of f32, exactly, up to 2²² either way.
-// One FFMA scales such a sum and takes the beginning away; I2F, at half of its rate, and FMUL would be two instructions.
+// Integer sums with a mantissa bias.
+// An s32 sum starts from the bits of 1.5 · 2²³.
+// Read as f32, it is exactly 1.5 · 2²³ + sum, for
+// |sum| up to 2²².
+// One FFMA then scales the sum and removes the bias.
+// I2F (half rate) plus FMUL is slower.
 #pragma once
 #include "atoms/numeric.cuh"
 
 constexpr u32 MANTISSA_ZERO_BITS = 0x4b400000u;
 constexpr float MANTISSA_ZERO = 12582912.0f;
 
-// A factor of sums, below 2^103. It rounds once where it has at most 22 bits, for then that of MANTISSA_ZERO is exact.
+// Scale factor of such sums; below 2^103.
+// With at most 22 significant bits the result rounds once,
+// because `factor * MANTISSA_ZERO` is then exact.
 struct SumFactor {
     float factor, zero;
 

@@ -1,11 +1,14 @@
-// Barriers in shared memory that count arriving threads and bytes of copies. A phase is complete when as many threads
-// have arrived as `mbarrier_init` said and all announced bytes are there. The next phase then begins by itself.
+// mbarriers: shared-memory barriers that count arrivals
+// and copied bytes.
+// A phase completes after `count` arrivals (`mbarrier_init`)
+// and all announced bytes. The next phase then begins.
 #pragma once
 #include "atoms/shared_address.cuh"
 
 #if QG_VARIANT >= 80
-// For one thread, before any other thread uses the barrier. A CTA barrier follows, and before it `fence_mbarrier_init`
-// if TMA arrives on the barrier.
+// One thread initializes, before any thread uses the barrier.
+// A CTA barrier must follow. If TMA arrives on the barrier,
+// `fence_mbarrier_init` must precede this CTA barrier.
 QG_DEVICE void mbarrier_init(u64* barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
@@ -13,8 +16,10 @@ QG_DEVICE void mbarrier_init(u64* barrier, u32 count) {
 QG_DEVICE void mbarrier_arrive(u64* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// Waits until the phase of this parity is complete; a barrier's first phase has parity 0. `try_wait` gives up after a
-// while, and `test_wait`, before Hopper, does not wait at all, so both are repeated.
+// Waits for the phase of this parity; the first
+// phase has parity 0.
+// `try_wait` times out, and `test_wait`, before Hopper, does
+// not block, so the wait loops.
 QG_DEVICE void mbarrier_wait(u64* barrier, u32 parity) {
     u32 complete;
     do {
@@ -31,11 +36,12 @@ QG_DEVICE void mbarrier_wait(u64* barrier, u32 parity) {
 #endif
 
 #if QG_VARIANT >= 90
-// fence.mbarrier_init: makes the barriers that this thread has set up visible to TMA.
+// fence.mbarrier_init: makes initialized
+// barriers visible to TMA.
 QG_DEVICE void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Arrives after announcing `bytes` bytes that copies will bring in this phase.
+// Announces `bytes` copied bytes for this phase, then arrives.
 QG_DEVICE void mbarrier_arrive_expect_tx(u64* barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");

@@ -1,10 +1,12 @@
-// Waiting at a barrier in shared memory without taking part in what a multiprocessor does meanwhile.
+// mbarrier wait that suspends the thread.
 #pragma once
 #include "atoms/mbarrier.cuh"
 
 #if QG_VARIANT >= 90
-// `mbarrier_wait` whose thread is suspended until the phase is complete. Without a time that it may be, `try_wait` gives up after some 30
-// cycles, so that a warp that repeats it takes slots, and power, of those that compute.
+// `mbarrier_wait` with a suspend-time hint.
+// Without a hint `try_wait` returns after some 30 cycles;
+// a polling warp then takes issue slots and power from
+// warps that compute.
 QG_DEVICE void mbarrier_wait_suspended(u64* barrier, u32 parity) {
     constexpr u32 MOST_NANOSECONDS = 10'000'000;
     u32 complete;

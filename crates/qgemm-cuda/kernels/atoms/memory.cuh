@@ -1,8 +1,11 @@
-// Every access to global and shared memory goes through these functions, so that an emulator can check each one.
+// Loads and stores of global and shared memory.
+// Every access goes through these functions, so the emulator
+// can check each one.
 #pragma once
 #include "atoms/types.cuh"
 
-// ld.global.nc: one warp reads weights once, and nothing writes them, so they bypass L1 allocation.
+// ld.global.nc without L1 allocation, for weights:
+// one warp reads them once, and no kernel writes them.
 QG_DEVICE u32x4 ld_global_stream_v4(const u8* address) {
     u32x4 v;
     asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -30,7 +33,8 @@ QG_DEVICE u32 ld_global_u8(const u8* address) {
     asm("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(address));
     return v;
 }
-// ld.global: cached, because many CTAs read X and small operands.
+// ld.global: cached, because many CTAs read X
+// and small operands.
 QG_DEVICE u32x4 ld_global_v4(const u8* address) {
     u32x4 v;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -38,7 +42,8 @@ QG_DEVICE u32x4 ld_global_v4(const u8* address) {
                  : "l"(address));
     return v;
 }
-// ld.global without a place in L1: what one thread reads once, and kernels before this one may have written.
+// ld.global without L1 allocation, for data that one thread
+// reads once and an earlier kernel may have written.
 QG_DEVICE u32x4 ld_global_once_v4(const u8* address) {
     u32x4 v;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -51,7 +56,8 @@ QG_DEVICE u32 ld_global_u32(const u8* address) {
     asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(address));
     return v;
 }
-// Partial accumulators that other CTAs of this launch wrote are read through L2, never from a stale L1 line.
+// ld.global.cg: reads other CTAs' partial sums from L2, never
+// from a stale L1 line.
 QG_DEVICE float ld_global_cg_f32(const float* address) {
     float v;
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(address) : "memory");

@@ -1,19 +1,29 @@
-// Matrix instructions of one warp with f16, bf16 or tf32 operands and f32 accumulators: D += A · B.
+// mma.sync with f16, bf16 or tf32 operands, f32
+// accumulators: D += A · B.
 //
-// Lane layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"), with g = lane / 4 and t = lane % 4:
-//   A: a0 = (row g, k 2t..2t+1), a1 = (row g+8, k 2t..), a2 = (row g, k 2t+8..), a3 = (row g+8, k 2t+8..)
-//   B: b0 = (k 2t..2t+1, column g), b1 = (k 2t+8.., column g)
-//   D: d0 = (row g, column 2t), d1 = (row g, column 2t+1), d2, d3 = the same columns of row g+8
-// The k8 shape has only the registers of the lower half of k.
+// Lane layouts, with g = lane/4, t = lane%4 (PTX ISA, "Matrix
+// Fragments for mma.m16n8k16"):
+//   A (row, k): a0 (g, 2t..2t+1), a1 (g+8, 2t..)
+//               a2 (g, 2t+8..), a3 (g+8, 2t+8..)
+//   B (k, column): b0 (2t..2t+1, g), b1 (2t+8.., g)
+//   D: d0, d1 in row g, columns 2t, 2t+1
+//      d2, d3 in row g+8
+// m16n8k8 has the registers of the lower half of k only.
 //
-// The tf32 shape m16n8k8 has an f32 a register, of which the lowest 13 bits do not count:
-//   A: a0 = (row g, k t), a1 = (row g+8, k t), a2 = (row g, k t+4), a3 = (row g+8, k t+4)     B: b0 = (k t, column g), b1 = (k t+4, column g)
+// tf32 m16n8k8 (the low 13 bits of a register are ignored):
+//   A (row, k): a0 (g, t), a1 (g+8, t)
+//               a2 (g, t+4), a3 (g+8, t+4)
+//   B (k, column): b0 (t, g), b1 (t+4, g)
 //
-// m8n8k4 is four independent products of 8×8×4 (PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16 floating point
-// type"). Lane l belongs to product (l % 16) / 4. With r = l % 4 + 4 (l / 16) and h = 4 (l / 16):
-//   A: a0, a1 = (row r, k 0..1 and k 2..3)          B: b0, b1 = (k 0..1 and k 2..3, column r)
-//   D: d[i] = (row l % 2 + (i & 2) + h, column (i & 4) + (l & 2) + i % 2)
-// It is an instruction on Volta and Turing. Newer chips run a sequence of other instructions instead.
+// m8n8k4 is four independent 8×8×4 products (PTX ISA, "Matrix
+// Fragments for mma.m8n8k4 with .f16 floating point type").
+// Lane l belongs to product (l%16)/4.
+// h = 4·(l/16), r = l%4 + h:
+//   A: a0, a1: row r, k 0..1 and 2..3
+//   B: b0, b1: column r, k 0..1 and 2..3
+//   D: d[i]: row l%2 + (i&2) + h
+//            column (i&4) + (l&2) + i%2
+// It is native on Volta and Turing only; newer chips emulate it.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,9 +1,16 @@
-// Volta's matrix instruction with operands stored either way: D += A · B, f16 operands and f32 accumulators, four products of 8×8×4. The
-// names say how A and B are stored, by rows or by columns; `mma_m8n8k4_f16` in mma.cuh takes A by rows and B by columns.
+// Volta's m8n8k4 with row- or column-major operands: D += A · B.
+// f16 operands, f32 accumulators, four 8×8×4 products.
+// Names give the order of A, then of B.
+// `mma_m8n8k4_f16` in mma.cuh has row-major A
+// and column-major B.
 //
-// Lane layouts (PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16 floating point type") are those of mma.cuh, but with h = 4 (lane / 16)
-//   A by columns: a0, a1 = (rows h..h+1 and h+2..h+3, k lane % 4)
-//   B by rows:    b0, b1 = (k lane % 4, columns h..h+1 and h+2..h+3)
+// Lane layouts as in mma.cuh, except, with h = 4·(lane/16)
+// (PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16
+// floating point type"):
+//   A column-major: k lane%4
+//                   a0, a1: rows h..h+1, h+2..h+3
+//   B row-major:    k lane%4
+//                   b0, b1: columns h..h+1, h+2..h+3
 #pragma once
 #include "atoms/types.cuh"
 

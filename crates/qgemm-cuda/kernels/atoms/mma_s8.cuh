@@ -1,10 +1,16 @@
-// Matrix instructions of one warp with signed bytes and 32-bit accumulators that wrap around: D += A · B.
+// mma.sync with s8 operands and wrapping s32
+// accumulators: D += A · B.
 //
-// A register holds four values of neighbouring k, the lowest in its low byte. With g = lane / 4 and t = lane % 4 (PTX
-// ISA, "Matrix Fragments for mma.m8n8k16", "… mma.m16n8k16", "… mma.m16n8k32"):
-//   m8n8k16:   a = (row g, k 4t..4t+3), b = (k 4t..4t+3, column g), d0, d1 = (row g, columns 2t, 2t+1)
-//   m16n8k16:  a0 = (row g, k 4t..), a1 = (row g+8, k 4t..), b as above, d0, d1 as above, d2, d3 = the same of row g+8
-//   m16n8k32:  a0, a1 as in m16n8k16, a2, a3 the same 16 further along k; b0 = (k 4t.., column g), b1 = (k 4t+16..)
+// A register holds four values along k, lowest byte first.
+// With g = lane/4, t = lane%4 (PTX ISA, "Matrix Fragments for
+// mma.m8n8k16", "… mma.m16n8k16", "… mma.m16n8k32"):
+//   m8n8k16:  a: row g, k 4t..4t+3
+//             b: k 4t..4t+3, column g
+//             d0, d1: row g, columns 2t, 2t+1
+//   m16n8k16: a0 in row g, a1 in row g+8, b as above
+//             d0, d1 in row g, d2, d3 in row g+8
+//   m16n8k32: a0, a1 at k 4t.., a2, a3 at 4t+16..
+//             b0 at k 4t.., b1 at k 4t+16..
 #pragma once
 #include "atoms/types.cuh"
 

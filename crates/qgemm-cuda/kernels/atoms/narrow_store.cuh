@@ -1,5 +1,5 @@
-// Stores to global memory of fewer bytes than a vector has. They have a file of their own so that memory.cuh is the same text for
-// kernels that store none.
+// Global stores narrower than 16 bytes.
+// A separate file keeps memory.cuh unchanged for other kernels.
 #pragma once
 #include "atoms/types.cuh"
 

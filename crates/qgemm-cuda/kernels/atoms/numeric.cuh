@@ -1,15 +1,17 @@
-// Bit permutation, byte products, f16 pairs and conversions: one instruction each.
+// Bit permutation, byte dot products, f16x2 and conversions.
 #pragma once
 #include "atoms/types.cuh"
 
-// prmt.b32: byte i of the result is byte `selector nibble i` of {a, b}.
+// prmt.b32: byte i of the result is byte `selector
+// nibble i` of {a, b}.
 QG_DEVICE u32 prmt(u32 a, u32 b, u32 selector) {
     u32 d;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
     return d;
 }
 
-// lop3.b32 as (a & mask) | bits: one instruction, where the compiler makes two for two immediates.
+// lop3.b32 as (a & mask) | bits.
+// The compiler emits two instructions for two immediates.
 QG_DEVICE u32 and_or(u32 a, u32 mask, u32 bits) {
     u32 d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
@@ -23,14 +25,14 @@ QG_DEVICE float fma_f32(float a, float b, float c) {
     return d;
 }
 
-// sqrt.rn.f32: rounded to nearest, with subnormal numbers.
+// sqrt.rn.f32: rounded to nearest, with subnormals.
 QG_DEVICE float sqrt_f32(float a) {
     float d;
     asm("sqrt.rn.f32 %0, %1;" : "=f"(d) : "f"(a));
     return d;
 }
 
-// dp4a: c plus the products of the four pairs of signed bytes, modulo 2^32.
+// dp4a: c + the dot product of four signed byte pairs, mod 2^32.
 QG_DEVICE i32 dp4a(i32 a, i32 b, i32 c) {
     i32 d;
     asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));

@@ -1,5 +1,6 @@
-// A value that the compiler keeps in a register. Otherwise it computes cheap values, such as an address in shared
-// memory or a comparison with the thread's number, again at every use.
+// Forces a value to stay in a register.
+// Otherwise the compiler recomputes cheap values at every use,
+// e.g. shared addresses or comparisons with the thread index.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,8 +1,9 @@
-// A reciprocal in one instruction.
+// Approximate reciprocal.
 #pragma once
 #include "atoms/types.cuh"
 
-// rcp.approx: 1 / x within one unit in the last place. Results and operands below the normal numbers count as zero.
+// rcp.approx: 1 / x within 1 ulp.
+// Subnormal operands and results count as zero.
 QG_DEVICE float rcp_approx(float x) {
     float d;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));

@@ -1,11 +1,13 @@
-// Registers that pass between the warpgroups of a CTA. The instructions exist for single chips (sm_90a, sm_120a):
-// kernels that use them are compiled for the chip itself.
+// setmaxnreg: moves registers between the warpgroups of a CTA.
+// It needs sm_90a or sm_120a: kernels are compiled for the chip.
 #pragma once
 #include "atoms/types.cuh"
 
 #if QG_VARIANT >= 90
-// setmaxnreg, by all warps of a warpgroup: the number of registers of each of their threads from here on, a multiple of
-// 8 from 24 to 256. An increase waits until others of the CTA have given back as many.
+// All warps of a warpgroup execute it.
+// It sets the registers per thread, a multiple of
+// 8 from 24 to 256.
+// An increase waits until other warps have released enough.
 template <u32 COUNT>
 QG_DEVICE void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));

@@ -1,4 +1,4 @@
-// ReLU that leaves NaN as it is.
+// ReLU that propagates NaN.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,4 +1,5 @@
-// Operations of f32 that are rounded once, each for itself: the compiler fuses none of them with another one.
+// f32 operations that the compiler must not fuse;
+// each rounds once.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,8 +1,8 @@
-// Addresses in the form in which instructions on shared memory take them.
+// Shared-memory addresses for PTX instructions.
 #pragma once
 #include "atoms/types.cuh"
 
-// cvta.to.shared: the offset in the shared window that a generic pointer into shared memory stands for.
+// cvta.to.shared: generic pointer → offset in the shared window.
 QG_DEVICE u32 shared_address(const void* pointer) {
     return (u32)__cvta_generic_to_shared(pointer);
 }

@@ -1,5 +1,6 @@
-// An object in shared memory whose address the compiler keeps in a register. Otherwise it asks for the CTA's rank in its cluster, which
-// addresses begin with, wherever it computes one.
+// Shared object whose address stays in a register.
+// Otherwise the compiler reads the CTA's cluster rank, a part
+// of each such address, at every use.
 #pragma once
 #include "atoms/opaque_register.cuh"
 #include "atoms/shared_address.cuh"

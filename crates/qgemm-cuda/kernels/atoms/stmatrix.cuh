@@ -1,5 +1,10 @@
-// 8×8 matrices of 16-bit elements to shared memory. Lane 8m + r gives the address of row r of matrix m: 16 bytes at a multiple of 16.
-// Registers are those of `ldmatrix`: transposed, register m of lane l is the pair (rows 2 (l % 4) and the next, column l / 4) of matrix m.
+// stmatrix, transposed: 8×8 matrices of 16-bit elements
+// to shared memory.
+// Lane 8m + r gives the address of row r of matrix m.
+// Rows are 16 bytes at multiples of 16.
+// Register m of lane l holds a pair of matrix m,
+// as in `ldmatrix`:
+// rows 2(l%4) and +1, column l/4.
 #pragma once
 #include "atoms/shared_address.cuh"
 

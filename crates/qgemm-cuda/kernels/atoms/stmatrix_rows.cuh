@@ -1,5 +1,6 @@
-// 8×8 matrices of 16-bit elements to shared memory as their rows stand in registers: what atoms/stmatrix.cuh has, not transposed.
-// Register m of lane l is the pair (row l / 4, columns 2 (l % 4) and the next) of matrix m.
+// stmatrix, not transposed (see atoms/stmatrix.cuh).
+// Register m of lane l holds a pair of matrix m:
+// row l/4, columns 2(l%4) and +1.
 #pragma once
 #include "atoms/shared_address.cuh"
 

@@ -1,10 +1,10 @@
-// TMA of memory that is read from end to end, once: L2 gives its lines up before others, so that what was written meanwhile, and what all
-// read, stays there.
+// TMA with L2 evict-first, for memory that is read once.
+// L2 then keeps recent writes and shared operands instead.
 #pragma once
 #include "atoms/tma.cuh"
 
 #if QG_VARIANT >= 90
-// createpolicy: what L2 does with the lines of copies that are given this.
+// createpolicy: the evict-first policy for L2 cache hints.
 QG_DEVICE u64 l2_evict_first() {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

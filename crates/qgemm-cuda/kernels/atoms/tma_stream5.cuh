@@ -1,4 +1,4 @@
-// TMA of tensors of five dimensions that are read once, as `tma_stream.cuh` has it.
+// 5D TMA with L2 evict-first (`tma_stream.cuh`).
 #pragma once
 #include "atoms/tma_stream.cuh"
 

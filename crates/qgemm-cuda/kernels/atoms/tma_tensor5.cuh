@@ -1,10 +1,11 @@
-// TMA of tiles of packed weights: tensor maps of five dimensions.
+// TMA of packed weight tiles: 5D tensor maps.
 #pragma once
 #include "atoms/tma.cuh"
 
 #if QG_VARIANT >= 90
-// cp.async.bulk.tensor: as `cp_async_bulk_tensor_2d`, with the coordinates of the tile's first element along five
-// dimensions, the contiguous one first.
+// cp.async.bulk.tensor: as `cp_async_bulk_tensor_2d` in
+// five dimensions.
+// `at` is the first element, the contiguous dimension first.
 QG_DEVICE void cp_async_bulk_tensor_5d(u8* shared, const void* map, const i32 (&at)[5], u64* barrier) {
     asm volatile("cp.async.bulk.tensor.5d" QG_OWN_SHARED ".global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared_address(shared)),

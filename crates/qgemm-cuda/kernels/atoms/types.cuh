@@ -1,4 +1,6 @@
-// Element and vector types. Kernels include no CUDA header and no host header, so NVRTC needs nothing but itself.
+// Element and vector types.
+// Kernels include no CUDA or host header: NVRTC needs
+// no include path.
 #pragma once
 
 using u8 = unsigned char;
@@ -21,14 +23,15 @@ struct alignas(16) f32x4 {
     float x, y, z, w;
 };
 
-// Element types as numbered by qgemm-hal's abi.rs.
+// Element type numbers of qgemm-hal's abi.rs.
 constexpr u32 DTYPE_F32 = 0, DTYPE_F16 = 1, DTYPE_BF16 = 2;
 
 #define QG_DEVICE static __device__ __forceinline__
-// A call, so that the function's registers are not live in its caller.
+// A real call, so the function's registers are not
+// live in its caller.
 #define QG_DEVICE_CALL static __device__ __noinline__
 
-// Byte offset of a field. NVRTC has no offsetof; the compiler front end that it is built on spells it __INTADDR__.
+// offsetof. NVRTC lacks it, but its front end has __INTADDR__.
 #ifdef __CUDACC_RTC__
 #define QG_OFFSET_OF(type, field) __INTADDR__(&((type*)0)->field)
 #else

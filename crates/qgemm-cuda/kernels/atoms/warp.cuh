@@ -1,4 +1,4 @@
-// Exchanges within a warp. All 32 lanes take part in each.
+// Warp shuffles, votes and reductions. All 32 lanes take part.
 #pragma once
 #include "atoms/types.cuh"
 
@@ -13,14 +13,15 @@ QG_DEVICE u32 shfl_xor_u32(u32 value, u32 lane_mask) {
     asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=r"(d) : "r"(value), "r"(lane_mask));
     return d;
 }
-// shfl.sync.idx: the value of lane `source_lane % 32`, which each lane chooses for itself.
+// shfl.sync.idx: the value of lane `source_lane % 32`.
+// Each lane chooses its source.
 QG_DEVICE u32 shfl_idx_u32(u32 value, u32 source_lane) {
     u32 d;
     asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=r"(d) : "r"(value), "r"(source_lane));
     return d;
 }
 
-// vote.sync.ballot: bit l is lane l's answer.
+// vote.sync.ballot: bit l is the vote of lane l.
 QG_DEVICE u32 ballot(bool yes) {
     u32 d;
     asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xffffffff; }"
@@ -29,13 +30,13 @@ QG_DEVICE u32 ballot(bool yes) {
     return d;
 }
 
-// bar.warp.sync: the lanes wait for each other and see each other's earlier writes.
+// bar.warp.sync: joins the lanes; earlier writes become visible.
 QG_DEVICE void warp_barrier() {
     asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
 }
 
 #if QG_VARIANT >= 80
-// redux.sync: every lane gets the sum (modulo 2^32) or the largest of all lanes' values.
+// redux.sync: the sum (mod 2^32) or maximum over all lanes.
 QG_DEVICE u32 redux_add(u32 value) {
     u32 d;
     asm volatile("redux.sync.add.u32 %0, %1, 0xffffffff;" : "=r"(d) : "r"(value));

@@ -1,53 +1,69 @@
-// Asynchronous matrix instructions of a warpgroup: D += A · B, 64 rows, A in registers, B in shared memory. They exist
-// on sm_90a only: kernels that use them are compiled for the chip itself.
+// wgmma: D += A · B, 64 rows, A in registers, B
+// in shared memory.
+// It needs sm_90a: kernels are compiled for the chip.
 //
-// Warp w of the four has rows 16w..16w+15. With g = lane / 4 and t = lane % 4 (PTX ISA, "Register Fragments and Shared
-// Memory Matrix Layouts" of wgmma), in these rows:
-//   A: as in mma.m16n8k16: a0 = (row g, k 2t..2t+1), a1 = (row g+8, k 2t..), a2 = (row g, k 2t+8..), a3 = row g+8's
-//   D: for each 8 columns, d[4j] and d[4j+1] = (row g, columns 8j+2t and the next), d[4j+2], d[4j+3] = row g+8's
-//   B: stored with k contiguous, one column after another (K-major), in the swizzle that the descriptor names
+// Warp w of the warpgroup has rows 16w..16w+15.
+// In these rows, with g = lane/4, t = lane%4 (PTX ISA,
+// "Register Fragments and Shared Memory Matrix
+// Layouts" of wgmma):
+//   A: as in mma.m16n8k16:
+//      (row, k): a0 (g, 2t..2t+1), a1 (g+8, 2t..)
+//                a2 (g, 2t+8..), a3 (g+8, 2t+8..)
+//   D: for each j of eight columns:
+//      d[4j], d[4j+1]: row g, columns 8j+2t, 8j+2t+1
+//      d[4j+2], d[4j+3]: row g+8
+//   B: K-major, in the swizzle of the descriptor
 #pragma once
 #include "atoms/shared_address.cuh"
 
 #if QG_VARIANT == 90
-// Needed before the first instruction, and before an instruction whose A or D registers others have written.
+// Required before the first wgmma, and after any other write
+// to A or D registers.
 QG_DEVICE void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-// Emits no instruction. What computes an operand stays before this point, so that the compiler need not order it with
-// the matrix instructions itself: for that it may serialize them (ptxas C7520).
+// Compiler fence, no instruction: operand registers are
+// computed before this point. Otherwise the compiler may
+// serialize the wgmmas to order them (ptxas C7520).
 QG_DEVICE void wgmma_fence_operand(u32 (&a)[4]) {
     asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
 }
-// Emits no instruction. What reads accumulators stays behind this point, and what writes them before it.
+// Compiler fence, no instruction: accumulator writes stay
+// before this point, reads after it.
 template <u32 COUNT>
 QG_DEVICE void wgmma_fence_accumulators(float (&d)[COUNT]) {
 #pragma unroll
     for (u32 i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
-// Ends the group of the instructions issued since the last group ended.
+// Closes the group of wgmmas issued since the last commit.
 QG_DEVICE void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits until at most the last N groups are in flight. Registers of the other groups may then be used.
+// Waits until at most N groups are in flight.
+// Registers of completed groups may then be used.
 template <u32 N>
 QG_DEVICE void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// Descriptor of a matrix in shared memory (PTX ISA, "Matrix Descriptor Format"): columns of 128 bytes along k (64
-// values of 16 bits), 1024 bytes from one group of eight columns to the next, in the 128-byte swizzle that TMA writes:
-// the 16-byte chunk u of column c stands at u ^ (c % 8). The matrix begins at a multiple of 1024 bytes. A step along k
-// within its 128 bytes adds as many bytes to the address.
+// Descriptor of a K-major matrix with the 128-byte swizzle
+// (PTX ISA, "Matrix Descriptor Format").
+// A column has 128 bytes along k, i.e. 64 values of 16 bits.
+// Groups of eight columns are 1024 bytes apart.
+// The swizzle moves 16-byte chunk u of column c to u ^ (c % 8).
+// The matrix is 1024-byte aligned.
+// A step along k inside the 128 bytes adds its
+// bytes to the address.
 QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
     const u64 start = (shared_address(shared) & 0x3ffffu) >> 4;
-    const u64 leading = 1;  // Not used with swizzles.
+    const u64 leading = 1;  // Unused with swizzles.
     const u64 stride = 1024 >> 4;
     const u64 swizzle_128 = 1;
     return start | leading << 16 | stride << 32 | swizzle_128 << 62;
 }
 
-// The registers of D as operands of an instruction, and their names in its text: QG_TEN("1") is "%10, %11, … %19".
+// D registers as asm operands, and their names in the text:
+// QG_TEN("1") is "%10, %11, … %19".
 #define QG_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define QG_D8(i) QG_D4(i), QG_D4(i + 4)
 #define QG_D16(i) QG_D8(i), QG_D8(i + 8)
@@ -76,8 +92,8 @@ QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
 #define QG_PLACES_120 QG_PLACES_90 ", " QG_TEN("9") ", " QG_TEN("10") ", " QG_TEN("11")
 #define QG_PLACES_128 QG_PLACES_120 ", " QG_EIGHT("12")
 
-// One instruction for `n` columns. The operands are D, A, B's descriptor, and immediates: accumulate into D, no
-// negation of A and B, no transposition of B.
+// One wgmma of `n` columns. Operands: D, A, B's descriptor.
+// Immediates: accumulate, A and B not negated, B not transposed.
 #define QG_WGMMA(n, type, places, operands, a, b)                                                                      \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" places "}, {" a "}, " b          \
                  ", 1, 1, 1, 0;"                                                                                       \
@@ -104,7 +120,8 @@ QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
     else                                                                                                               \
         QG_WGMMA(256, type, QG_PLACES_128, QG_D128(0), "%128, %129, %130, %131", "%132")
 
-// D[64 rows, COLUMNS] += A · B over 16 values of k. COLUMNS is a power of two from 8 to 256, or one of the others above.
+// D[64 rows, COLUMNS] += A · B over 16 values of k.
+// COLUMNS is one of the sizes above.
 template <u32 COLUMNS>
 QG_DEVICE void wgmma_k16_f16(float (&d)[COLUMNS / 2], const u32 (&a_registers)[4], u64 b_descriptor) {
     QG_WGMMA_OF_COLUMNS("f16");

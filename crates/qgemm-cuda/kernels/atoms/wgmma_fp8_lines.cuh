@@ -1,17 +1,19 @@
-// Asynchronous matrix instructions of a warpgroup on 8-bit floating-point operands, as those of atoms/wgmma_fp8.cuh, for a B that begins
-// anywhere in the lines of 128 bytes in which TMA has written it, and for few columns.
+// wgmma with FP8 operands (atoms/wgmma_fp8.cuh) for few columns.
+// B may begin anywhere in the 128-byte lines that TMA wrote.
 #pragma once
 #include "atoms/wgmma_fp8.cuh"
 
 #if QG_VARIANT == 90
-// Descriptor of a matrix in shared memory: columns 128 bytes apart, STRIDE bytes from one group of eight columns to the next, in the
-// 128-byte swizzle that TMA writes: bits 4 to 6 of an address are exchanged by its bits 7 to 9, whatever the matrix begins with, a multiple
-// of 16 bytes.
+// Descriptor of a matrix with the 128-byte swizzle.
+// Columns are 128 bytes apart, groups of eight
+// columns STRIDE bytes.
+// The swizzle XORs address bits 4..6 with bits 7..9, whatever
+// the start; it must be a multiple of 16 bytes.
 template <u32 STRIDE>
 QG_DEVICE u64 wgmma_descriptor_lines(const u8* shared) {
     static_assert(STRIDE % 16 == 0, "descriptors count 16 bytes");
     const u64 start = (shared_address(shared) & 0x3ffffu) >> 4;
-    const u64 leading = 1;  // Not used with swizzles.
+    const u64 leading = 1;  // Unused with swizzles.
     const u64 stride = STRIDE >> 4;
     const u64 swizzle_128 = 1;
     return start | leading << 16 | stride << 32 | swizzle_128 << 62;
@@ -27,7 +29,9 @@ QG_DEVICE u64 wgmma_descriptor_lines(const u8* shared) {
         QG_WGMMA_FP8(64, types, QG_PLACES_32, QG_D32(0), "%32, %33, %34, %35", "%36", "%37")
 #define QG_AND ,
 
-// D[64 rows, COLUMNS] = A · B, or += where ADDS is 1, over 32 values of k. COLUMNS is 32, 56 or 64.
+// D[64 rows, COLUMNS] = A · B (+= if ADDS is 1)
+// over 32 values of k.
+// COLUMNS is 32, 56 or 64.
 template <u32 COLUMNS, u32 ADDS>
 QG_DEVICE void wgmma_few_k32_e4m3_e4m3(float (&d)[COLUMNS / 2], const u32 (&a_registers)[4], u64 b_descriptor) {
     QG_WGMMA_FP8_OF_FEW_COLUMNS("e4m3.e4m3");

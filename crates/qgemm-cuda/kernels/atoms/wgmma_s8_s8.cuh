@@ -1,16 +1,19 @@
-// The same as atoms/wgmma_s8.cuh with signed bytes of both factors.
+// wgmma with s8 A and s8 B; otherwise as atoms/wgmma_s8.cuh.
 #pragma once
 #include "atoms/wgmma_s8.cuh"
 
 #if QG_VARIANT == 90
-// One instruction for `n` columns. The operands are D, A, B's descriptor, and whether it adds to D.
+// One wgmma of `n` columns.
+// Operands: D, A, B's descriptor, scale-d (ADDS).
 #define QG_WGMMA_S8_S8(n, places, operands, a, b, adds)                                                                \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" places "}, {" a "}, " b ", " adds ";"       \
                  : operands                                                                                            \
                  : "r"(a_registers[0]), "r"(a_registers[1]), "r"(a_registers[2]), "r"(a_registers[3]),                 \
                    "l"(b_descriptor), "n"(ADDS))
 
-// D[64 rows, COLUMNS] = A · B, or += where ADDS is 1, over 32 values of k. COLUMNS is 64 or 128.
+// D[64 rows, COLUMNS] = A · B (+= if ADDS is 1)
+// over 32 values of k.
+// COLUMNS is 64 or 128.
 template <u32 COLUMNS, u32 ADDS>
 QG_DEVICE void wgmma_k32_s8_s8(i32 (&d)[COLUMNS / 2], const u32 (&a_registers)[4], u64 b_descriptor) {
     if constexpr (COLUMNS == 64)

@@ -1,4 +1,5 @@
-// Blocks of 32 with an f16 scale and an f16 minimum (Q4_1, Q5_1): d * q + m.
+// Q4_1, Q5_1: blocks of 32 with an f16 scale and
+// minimum: d * q + m.
 #pragma once
 #include "dequant/integer.cuh"
 
@@ -12,7 +13,8 @@ struct Affine {
     QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
         return f16_to_f32(KTile::Scales0::half(kt.scales0, row, sub * 4));
     }
-    // Added once per sub-block: weight = scale * (code - MIDDLE_CODE) + min.
+    // Added once per sub-block:
+    // weight = scale * (code - MIDDLE_CODE) + min.
     QG_DEVICE float min(const KTile& kt, u32 row, u32 sub) {
         return centered_min(f16_to_f32(KTile::Scales0::half(kt.scales0, row, sub * 4 + 2)), scale(kt, row, sub));
     }

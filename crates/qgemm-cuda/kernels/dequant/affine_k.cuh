@@ -1,4 +1,6 @@
-// Super-blocks of 256 with a scale and a minimum per 32 (Q4_K, Q5_K): d * scale * q - dmin * min.
+// Q4_K, Q5_K: super-blocks of 256.
+// Each 32 values have a scale and a minimum:
+// d * scale * q - dmin * min.
 #pragma once
 #include "dequant/byte_scale.cuh"
 #include "dequant/integer.cuh"
@@ -14,7 +16,8 @@ struct AffineK {
         const float d = f16_to_f32(KTile::Scales0::half(kt.scales0, row, 0));
         return scaled_byte(six_bits(kt, row, sub, 4, 0), sub % 4, d);
     }
-    // Added once per sub-block: weight = scale * (code - MIDDLE_CODE) + min.
+    // Added once per sub-block:
+    // weight = scale * (code - MIDDLE_CODE) + min.
     QG_DEVICE float min(const KTile& kt, u32 row, u32 sub) {
         const float dmin = f16_to_f32(KTile::Scales0::half(kt.scales0, row, 2));
         return centered_min(scaled_byte(six_bits(kt, row, sub, 8, 4), sub % 4, -dmin), scale(kt, row, sub));
@@ -29,9 +32,12 @@ struct AffineK {
         return byte_pair(six_bits(kt, row, 0, first, nibble), six_bits(kt, row, 4, first, nibble), pair);
     }
 
-    // Six bits each of the four scales or minimums that `sub` is among. Eight of both are in the twelve bytes behind d
-    // and dmin: the first four in the low bits of the bytes at `first`, the upper bits of the others above them, and
-    // the nibbles of the others in the last four bytes, from bit `nibble` on.
+    // The four 6-bit scales or minimums around `sub`, one a byte.
+    // Twelve bytes after d and dmin hold eight scales
+    // and eight minimums.
+    // Values 0..3 are the low six bits of the bytes at `first`.
+    // Values 4..7 have their upper two bits above these bits.
+    // Their low nibbles are in the last four bytes, at bit `nibble`.
     QG_DEVICE u32 six_bits(const KTile& kt, u32 row, u32 sub, u32 first, u32 nibble) {
         const u32 bytes = KTile::Scales0::full(kt.scales0, row, first);
         if (sub < 4) return bytes & 0x3f3f3f3fu;

@@ -1,4 +1,4 @@
-// bf16 weights: a code is the number itself.
+// bf16 weights, stored unquantized.
 #pragma once
 #include "dequant/k_tile.cuh"
 
@@ -9,8 +9,8 @@ struct Dequant {
     QG_DEVICE u32 pair_bf16(const KTile& kt, u32 quad, u32 pair) {
         return kt.codes0.word[quad * 2 + pair];
     }
-    // Loops that scale weights in f16 or bf16 name this function. Plain weights have no scale, so none of them calls
-    // it.
+    // Named by loops that scale weights in f16 or bf16.
+    // Never called: plain weights have no scale.
     QG_DEVICE u32 pair_f16(const KTile& kt, u32 quad, u32 pair) {
         const u32 bits = kt.codes0.word[quad * 2 + pair];
         return f32_to_f16(bf16_to_f32(bits & 0xffffu)) | f32_to_f16(bf16_to_f32(bits >> 16)) << 16;

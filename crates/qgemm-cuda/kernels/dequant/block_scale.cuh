@@ -1,4 +1,5 @@
-// Blocks with one f16 scale, the first scale plane, and no minimum.
+// Blocks with one f16 scale and no minimum.
+// The scales are scale plane 0.
 #pragma once
 #include "dequant/k_tile.cuh"
 

@@ -1,8 +1,8 @@
-// 4-bit codes that index a table of 16 signed bytes, looked up with prmt.
+// Codebook lookup with prmt: 4-bit codes into 16 signed bytes.
 #pragma once
 #include "dequant/k_tile.cuh"
 
-// Table entries 4i..4i+3, each plus 128, as the bytes of a word.
+// Table entries 4i..4i+3, each plus 128, as bytes of a word.
 struct Codebook {
     u32 word[4];
 };
@@ -10,17 +10,18 @@ struct Codebook {
 QG_DEVICE constexpr Codebook iq4_table() {
     return {{0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u}};
 }
-// E2M1 at twice its value.
+// E2M1 values times 2.
 QG_DEVICE constexpr Codebook e2m1_table() {
     return {{0x83828180u, 0x8c888684u, 0x7d7e7f80u, 0x74787a7cu}};
 }
 
-// The entries of a word's eight nibbles, a byte each, those of its lower half first.
+// Table entries of a word's eight nibbles, lower half first.
 struct CodebookBytes {
     u32 low, high;
 
     QG_DEVICE CodebookBytes of(const Codebook& table, u32 word) {
-        // prmt selectors have three index bits; the fourth bit of each nibble chooses between the halves of the table.
+        // prmt selectors have three index bits.
+        // Bit 3 of each nibble selects the half of the table.
         const u32 index = word & 0x77777777u;
         const u32 upper = (word >> 1) & 0x44444444u;
         return {prmt(prmt(table.word[0], table.word[1], index), prmt(table.word[2], table.word[3], index), (upper & 0xffffu) | 0x3210u),
@@ -29,17 +30,22 @@ struct CodebookBytes {
     }
 };
 
-// Pair `pair` of quad `quad` in f16. The two lookups of a word serve both of its quads; the compiler shares them.
+// Pair `pair` of quad `quad` in f16.
+// The compiler shares a word's two lookups
+// between its two quads.
 QG_DEVICE u32 codebook_pair_f16(const Codebook& table, const KTile& kt, u32 quad, u32 pair) {
     const CodebookBytes entries = CodebookBytes::of(table, kt.codes0.word[quad / 2]);
-    // Nibble 0 + quad + 2·pair of the lower half is the pair's first value, the same nibble of the upper half its
-    // second (prepack.rs: values stand in the bytes as v0 v2 v1 v3).
+    // The pair's first value is nibble 0 + quad + 2·pair
+    // of the low half.
+    // Its second value is this nibble of the upper half
+    // (prepack.rs: byte order v0 v2 v1 v3).
     const u32 nibble = quad % 2 + 2 * pair;
     const u32 bytes = prmt(entries.low, entries.high, nibble | (nibble << 4) | ((nibble + 4) << 8) | ((nibble + 4) << 12));
     return sub_f16x2(and_or(bytes, 0x00ff00ffu, 0x64006400u), 0x64806480u);
 }
 
-// The four entries of quad `quad`, in the order of its codes, as signed bytes.
+// The four entries of quad `quad` as signed
+// bytes, in code order.
 QG_DEVICE u32 codebook_signed_bytes(const Codebook& table, const KTile& kt, u32 quad) {
     constexpr u32 SIGNS = 0x80808080u;
     const Codebook entries = {{table.word[0] ^ SIGNS, table.word[1] ^ SIGNS, table.word[2] ^ SIGNS, table.word[3] ^ SIGNS}};

@@ -1,4 +1,4 @@
-// f16 weights: a code is the number itself.
+// f16 weights, stored unquantized.
 #pragma once
 #include "dequant/k_tile.cuh"
 

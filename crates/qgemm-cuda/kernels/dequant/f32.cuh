@@ -1,4 +1,4 @@
-// f32 weights: a code is the number itself.
+// f32 weights, stored unquantized.
 #pragma once
 #include "dequant/k_tile.cuh"
 

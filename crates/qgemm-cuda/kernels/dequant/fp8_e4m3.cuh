@@ -1,4 +1,4 @@
-// FP8 E4M3 scaled per row.
+// FP8 E4M3 with per-row scales.
 #pragma once
 #include "dequant/float8.cuh"
 

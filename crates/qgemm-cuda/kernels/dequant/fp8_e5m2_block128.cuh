@@ -1,4 +1,4 @@
-// FP8 E5M2 scaled per 128 x 128 block.
+// FP8 E5M2 with 128×128 block scales.
 #pragma once
 #include "dequant/float8.cuh"
 

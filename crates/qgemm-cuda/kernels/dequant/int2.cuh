@@ -1,4 +1,5 @@
-// Grouped 2-bit integers with a zero point: d * (q - z).
+// 2-bit grouped integers with zero points.
+// Weight: d * (q - z).
 #pragma once
 #include "dequant/zero_point.cuh"
 

@@ -1,4 +1,5 @@
-// Grouped 3-bit integers with a zero point: d * (q - z).
+// 3-bit grouped integers with zero points.
+// Weight: d * (q - z).
 #pragma once
 #include "dequant/zero_point.cuh"
 

@@ -1,4 +1,4 @@
-// 8-bit integers scaled per row; codes are stored plus 128.
+// INT8 with per-row scales; codes are stored plus 128.
 #pragma once
 #include "dequant/integer.cuh"
 

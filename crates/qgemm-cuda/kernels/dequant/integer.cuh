@@ -1,20 +1,23 @@
-// Unsigned integer codes in one or two bit planes, as exact f16 pairs.
+// Unsigned integer codes as exact f16 pairs.
+// Codes lie in one or two bit planes.
 #pragma once
 #include "dequant/k_tile.cuh"
 
-// 1024 in both halves of an f16 pair. Its last mantissa bit is worth 1, so an OR with a code adds the code.
+// f16x2 of 1024. Its ulp is 1, so OR with a code adds the code.
 constexpr u32 F16X2_1024 = 0x64006400u;
 
-// The offset of the codes of one row and sub-block, as the constants of the two ways below.
+// Offset of the codes of a row and sub-block, in the form of
+// the two conversions below.
 struct Offset {
-    // f16 pair 1024 + offset.
+    // f16x2 of 1024 + offset.
     u32 biased;
-    // f16 pair -(64 + offset); meaningful for offsets below 64 only, as 4-bit codes have.
+    // f16x2 of -(64 + offset).
+    // Valid for offsets below 64, i.e. for 4-bit codes.
     u32 minus_64;
 };
 
 QG_DEVICE constexpr Offset offset_of(u32 offset) {
-    // The last mantissa bit of 1024 is worth 1, and that of -64 is worth 1/16.
+    // The ulp of 1024 is 1, the ulp of -64 is 1/16.
     return {(0x6400u + offset) * 0x00010001u, (0xd400u + offset * 16) * 0x00010001u};
 }
 
@@ -25,7 +28,8 @@ QG_DEVICE constexpr u32 code_bits() {
     return bits;
 }
 
-// `codes` with their upper bits from the second plane, where the bits of the first plane begin at bit `lift`.
+// ORs the upper bits from the second plane into `codes`.
+// The bits of the first plane start at bit `lift`.
 template <class S>
 QG_DEVICE u32 or_upper_bits(u32 codes, const S& kt, u32 quad, u32 pair, u32 lift) {
     using High = typename S::Codes1;
@@ -34,15 +38,18 @@ QG_DEVICE u32 or_upper_bits(u32 codes, const S& kt, u32 quad, u32 pair, u32 lift
     return and_or(from >= to ? word >> (from - to) : word << (to - from), High::MASK << to, codes);
 }
 
-// `code - offset` of a pair in f16. The function is a template so that the second plane may be absent.
+// `code - offset` of a pair in f16.
+// A template, so that the second plane may be absent.
 template <class S>
 QG_DEVICE u32 integer_pair_f16(const S& kt, u32 quad, u32 pair, Offset offset) {
     using Low = typename S::Codes0;
     const u32 word = Low::word_of(kt.codes0, quad);
     const u32 shift = Low::shift(quad, pair);
     if constexpr (QG_CODE_PLANES == 1 && Low::BITS == 4) {
-        // The upper nibble of a byte stays in place, worth 16 times as much. That saves the shift, and the fma that
-        // scales it back (0x2c00 is 1/16) also subtracts.
+        // The upper nibble of a byte stays in place, at 16
+        // times its value.
+        // This saves the shift. The FMA that scales by 1/16 (0x2c00)
+        // also subtracts the offset.
         if (shift % 8 == 4)
             return fma_f16x2(and_or(word >> (shift - 4), Low::MASK << 4, F16X2_1024), 0x2c002c00u, offset.minus_64);
     }
@@ -51,12 +58,16 @@ QG_DEVICE u32 integer_pair_f16(const S& kt, u32 quad, u32 pair, Offset offset) {
     return sub_f16x2(biased, offset.biased);
 }
 
-// Half of the range of the codes. Where weights are rounded, affine formats subtract it from their codes and add it,
-// times the scale, to their minimum. What is left of the minimum is small, so a weight computed in f16 from a rounded
-// scale and a rounded minimum is accurate also where X has a mean. Kernels that round no weight need none of it.
+// Half of the code range. Kernels that round weights center
+// affine codes: they subtract it from the codes and add it,
+// times the scale, to the minimum.
+// The remaining minimum is small.
+// So f16 weights from a rounded scale and minimum stay
+// accurate even if X has a large mean.
+// Kernels that round no weight use 0.
 constexpr u32 MIDDLE_CODE = QG_ROUNDED ? 1u << (code_bits<KTile>() - 1) : 0;
 
-// The minimum that belongs to codes less `MIDDLE_CODE`.
+// Minimum for codes minus `MIDDLE_CODE`.
 QG_DEVICE float centered_min(float min, float scale) {
     if constexpr (MIDDLE_CODE == 0) return min;
     return MIDDLE_CODE * scale + min;

@@ -1,20 +1,27 @@
-// Integer operands: codes without their offset, each made with a single mask. The offset acts on the accumulators:
-// weight = scale * (code - offset) + min. Kernels whose scales act on accumulators take integer operands
+// Integer operands: codes without their offset,
+// extracted by one mask.
+// The offset acts on the accumulators:
+// weight = scale * (code - offset) + min.
+// Kernels with scales on accumulators use them
 // (`QG_INTEGER_OPERANDS`).
 //
-// In f16 a code stays in place, in the mantissa of a subnormal: 2^lift * code in units of 2^-24. Matrix instructions
-// take subnormals exactly (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021). bf16
-// subnormals are too small for f32 accumulators, so codes become the low bits of 128 + code.
+// f16: a code stays in place, in the mantissa of a subnormal.
+// Its value is 2^lift * code in units of 2^-24.
+// Tensor cores handle subnormals exactly (Fasi, Higham,
+// Mikaitis, Pranesh, "Numerical behavior of NVIDIA
+// tensor cores", 2021).
+// bf16: subnormals are too small for f32 accumulators, so
+// codes become the low bits of 128 + code.
 #pragma once
 #include "dequant/integer.cuh"
 
 #if QG_X_DTYPE == 1
-// A pair whose codes are 1, and one whose codes are -offset.
+// Pairs of code 1, and of code -offset.
 constexpr u32 INTEGER_ONE = 0x00010001u;
 QG_DEVICE constexpr u32 integer_minus(u32 offset) { return 0x80008000u | offset * 0x00010001u; }
-// The bits that are or'ed to a pair, and the number that they add to its codes.
+// Bits ORed into a pair, and the bias that they add to codes.
 constexpr u32 INTEGER_EXPONENT = 0, INTEGER_BIAS = 0;
-// Units of an operand in 1.
+// Operand units per 1.0.
 constexpr float INTEGER_UNITS = 16777216.0f;
 constexpr u32 MANTISSA_BITS = 10;
 #else
@@ -25,12 +32,14 @@ constexpr float INTEGER_UNITS = 1.0f;
 constexpr u32 MANTISSA_BITS = 7;
 #endif
 
-// The lift of MMA k-step `k_step` of a k-block: the bits, 0 or LIFT, by which its codes lie above their lowest place.
-// Each lift has accumulators of its own, which does not pay where a partial of two k-steps has both.
+// Lift of MMA k-step `k_step`: codes lie 0 or LIFT bits high.
+// Each lift needs separate accumulators.
+// That does not pay if a partial of two k-steps has both lifts.
 constexpr u32 LIFT = 4;
 constexpr float LIFT_FACTOR = 1.0f / (1 << LIFT);
-// Whether both pairs of a quad are assembled at once, a code in each byte. That saves shifts of the second plane, more
-// than taking the bytes apart costs.
+// Both pairs of a quad are assembled at once, one code a byte.
+// The saved shifts of the second plane outweigh the
+// byte extraction.
 constexpr bool ASSEMBLES_BYTES = QG_CODE_PLANES > 1 && KTile::Codes0::BITS == 4;
 constexpr bool USES_LIFT =
     INTEGER_BIAS == 0 && !ASSEMBLES_BYTES && code_bits<KTile>() + LIFT <= MANTISSA_BITS && QG_SUB_BLOCK / K_STEP != 2;
@@ -55,7 +64,7 @@ QG_DEVICE u32 integer_operand_pair(const S& kt, u32 quad, u32 pair) {
         const u32 high = High::word_of(kt.codes1, quad), from = High::shift(quad, 0), to = Low::BITS;
         word = and_or(from >= to ? high >> (from - to) : high << (to - from), HIGH, word >> Low::shift(quad, 0) & LOW);
     }
-    // Bytes 0 and 2 of a word, or 1 and 3.
+    // Bytes 0 and 2 of a word, or bytes 1 and 3.
     return prmt(word, INTEGER_EXPONENT, pair == 0 ? 0x5250u : 0x5351u);
 }
 
@@ -64,12 +73,15 @@ QG_DEVICE constexpr auto has_super_block_mins(int) -> decltype(&D::unit, true) {
 template <class D>
 QG_DEVICE constexpr bool has_super_block_mins(long) { return false; }
 
-// Format D with integer operands. Offsets that rows have of their own are part of the minimum. With an offset that all
-// codes share, accumulators start at -offset * Σx, which is the same for all rows.
+// Format D with integer operands.
+// Per-row offsets are part of the minimum.
+// A constant offset is the initial accumulator, -offset * Σx,
+// equal for all rows.
 template <class D>
 struct IntegerOperands : D {
-    // Super-block minimums, and offsets beside them, act on the X block sums of a whole k-tile
-    // (`mainloop/super_block_minimums.cuh`).
+    // Super-block minimums, with their constant offsets, act on
+    // the X block sums of a whole k-tile.
+    // See `mainloop/super_block_minimums.cuh`.
     static constexpr bool SUPER_BLOCK_MINIMUMS = has_super_block_mins<D>(0);
     static constexpr bool HAS_MIN = D::HAS_MIN && !SUPER_BLOCK_MINIMUMS || QG_ZERO_POINTS;
 
@@ -83,8 +95,9 @@ struct IntegerOperands : D {
         return min;
     }
 
-    // Operands whose product with X is that start, for codes of lift `lift`. Where there is a minimum, the product is
-    // Σx.
+    // Operand pair whose product with X is the initial
+    // accumulator, for codes of lift `lift`. With a minimum
+    // the product is Σx.
     QG_DEVICE constexpr u32 constant_pair(u32 lift) {
         if constexpr (HAS_MIN || SUPER_BLOCK_MINIMUMS) return INTEGER_ONE;
         else return integer_minus(D::OFFSET << lift);

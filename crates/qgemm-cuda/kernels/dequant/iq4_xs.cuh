@@ -11,7 +11,8 @@ struct Dequant {
         return codebook_pair_f16(table(), kt, quad, pair);
     }
     QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
-        // The record is d, the upper two bits of eight scales, and their low nibbles.
+        // Record: d, the upper two bits of eight scales,
+        // their low nibbles.
         const u32 low = (KTile::Scales0::byte(kt.scales0, row, 4 + sub / 2) >> (4 * (sub % 2))) & 0xfu;
         const u32 high = (KTile::Scales0::half(kt.scales0, row, 2) >> (2 * sub)) & 3u;
         return f16_to_f32(KTile::Scales0::half(kt.scales0, row, 0)) * (float)((i32)(low | high << 4) - 32);

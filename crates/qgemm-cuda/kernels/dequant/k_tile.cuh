@@ -1,30 +1,31 @@
-// One packed k-tile of a weight in a lane's registers: its code words and the scale records of its rows. The layout is
-// defined in qgemm-formats/src/prepack.rs. The prelude gives its constants as QgCodePlane
-//
-// and QgScalePlane
-//
-// .
+// One packed k-tile of W in a lane's registers:
+// code words and the scale records of its rows.
+// qgemm-formats/src/prepack.rs defines the layout.
+// The prelude has its constants (QgCodePlane, QgScalePlane).
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/memory.cuh"
 
-// Rows of the tile that one lane holds: g and g + 8 with MmaM16, its own with MmaM8N8K4.
+// Tile rows per lane: g and g + 8 (MmaM16), or one (MmaM8N8K4).
 constexpr u32 LANE_ROWS = QG_MMA_M8N8K4 ? 1 : 2;
-// Quads (four codes of a row) that a lane holds.
+// Quads per lane.
+// A quad is four codes of a row.
 constexpr u32 QUADS = QG_TILE_ROWS * QG_K_TILE / 128;
-// A k-block is eight quads of a lane. An MMA k-step is the columns that one quad belongs to: the 16 of a k16 fragment
-// with MmaM16, the quad's own 4 with MmaM8N8K4.
+// A k-block is eight quads of a lane.
+// An MMA k-step is the columns of one quad:
+// 16 of a k16 fragment (MmaM16), or the quad's four (MmaM8N8K4).
 constexpr u32 K_BLOCK = QG_MMA_M8N8K4 ? 32 : 64;
 constexpr u32 K_BLOCKS = QG_K_TILE / K_BLOCK;
 constexpr u32 K_STEPS = 8 / LANE_ROWS;
 constexpr u32 K_STEP = K_BLOCK / K_STEPS;
 
-// The quad of the lane's row `row` in MMA k-step `k_step` of k-block `k_block`.
+// Quad of the lane's row `row` in k-step `k_step` of `k_block`.
 QG_DEVICE constexpr u32 quad_of(u32 k_block, u32 row, u32 k_step) {
     return k_block * 8 + row * K_STEPS + k_step;
 }
 
-// The inverse: the lane's row that a quad belongs to, and the first column of its k-step in the k-tile.
+// Inverse of `quad_of`: the quad's row in the lane, and the
+// first column of its k-step in the k-tile.
 QG_DEVICE constexpr u32 row_of(u32 quad) {
     return quad % 8 / K_STEPS;
 }
@@ -32,7 +33,7 @@ QG_DEVICE constexpr u32 column_of(u32 quad) {
     return quad / 8 * K_BLOCK + quad % K_STEPS * K_STEP;
 }
 
-// Memory that a k-tile is loaded from: global memory, streamed, or shared memory.
+// Source of a k-tile: streamed global memory, or shared memory.
 struct FromGlobal {
     QG_DEVICE u32x4 v4(const u8* address) { return ld_global_stream_v4(address); }
     QG_DEVICE u32x2 v2(const u8* address) { return ld_global_stream_v2(address); }
@@ -77,7 +78,8 @@ template <u32 P>
 struct CodePlane {
     static constexpr u32 BITS = QgCodePlane<P>::BITS;
     static constexpr u32 WORDS = QUADS * BITS / 8;
-    // Quads that share a word, and the mask of a pair's codes in the word, for planes of integers.
+    // Quads per word, and the mask of a pair's codes
+    // (integer planes).
     static constexpr u32 PER_WORD = BITS > 8 ? 1 : 8 / BITS;
     static constexpr u32 MASK = BITS > 8 ? 0 : ((1u << BITS % 16) - 1u) * 0x00010001u;
     u32 word[WORDS];
@@ -100,8 +102,8 @@ struct CodePlane {
                                          plane.word + i * (bytes / 4));
     }
 
-    // The place of the codes of pair `pair_index` of quad `quad`: the first code begins at this bit of the quad's word,
-    // the second 16 bits above.
+    // Bit of the quad's word where the pair's first code starts.
+    // The second code is 16 bits higher.
     QG_DEVICE constexpr u32 shift(u32 quad, u32 pair_index) {
         return BITS * (quad % PER_WORD) + 8 * pair_index;
     }
@@ -113,31 +115,33 @@ struct CodePlane {
 template <u32 P>
 struct ScalePlane {
     static constexpr u32 ROW_BYTES = QgScalePlane<P>::ROW_BYTES;
-    // With MmaM16, a record of eight rows serves all lanes. Each lane takes the records of its two rows, as if they
-    // were its own.
+    // With MmaM16 all lanes share a record of eight rows.
+    // Each lane takes the records of its two rows, as if unshared.
     static constexpr bool SHARED = QgScalePlane<P>::SHARED_BY > 1;
     static constexpr u32 BYTES = LANE_ROWS * ROW_BYTES;
     u32 word[(BYTES + 3) / 4];
 
-    // `row_group` is g with MmaM16, whose records stand in the order 0, 8, 1, 9, …, and the lane with MmaM8N8K4.
+    // `row_group` is g with MmaM16 and the lane with MmaM8N8K4.
+    // MmaM16 stores records in the order 0, 8, 1, 9, ….
     template <class From>
     QG_DEVICE void load_scales(ScalePlane& plane, const u8* k_tile, u32 row_group) {
         const u32 record = !SHARED ? row_group : QG_MMA_M8N8K4 ? row_group / QgScalePlane<P>::SHARED_BY : 0;
         load_record<BYTES, From>(k_tile + QgScalePlane<P>::OFFSET + record * BYTES, plane.word);
     }
 
-    // Loads the record of row `row` of the tile, whichever lane holds its codes, as that of the lane's first row.
+    // Loads the record of tile row `row` as the lane's first row,
+    // whichever lane holds the row's codes.
     QG_DEVICE void load_row(ScalePlane& plane, const u8* k_tile, u32 row) {
         const u32 record = SHARED ? row / QgScalePlane<P>::SHARED_BY : QG_MMA_M8N8K4 ? row : row % 8 * 2 + row / 8;
         load_one<FromGlobal>(plane, k_tile, record);
     }
-    // The same for record `record`, in the order in which records are stored.
+    // Loads record `record`, counted in storage order.
     template <class From>
     QG_DEVICE void load_one(ScalePlane& plane, const u8* k_tile, u32 record) {
         load_record<ROW_BYTES, From>(k_tile + QgScalePlane<P>::OFFSET + record * ROW_BYTES, plane.word);
     }
 
-    // Skips the first `bytes` of a record of at most four bytes.
+    // Drops the first `bytes` of a record of at most four bytes.
     QG_DEVICE void skip(ScalePlane& plane, u32 bytes) {
         plane.word[0] >>= 8 * bytes;
     }
@@ -146,17 +150,17 @@ struct ScalePlane {
         const u32 at = row * ROW_BYTES + index;
         return (plane.word[at / 4] >> (8 * (at % 4))) & 0xffu;
     }
-    // Byte offsets of 16-bit fields are even.
+    // Byte offsets of 16-bit fields must be even.
     QG_DEVICE u32 half(const ScalePlane& plane, u32 row, u32 byte_index) {
         const u32 at = row * ROW_BYTES + byte_index;
         return (plane.word[at / 4] >> (8 * (at % 4))) & 0xffffu;
     }
-    // The same field in both halves of a word.
+    // A 16-bit field in both halves of a word.
     QG_DEVICE u32 half_twice(const ScalePlane& plane, u32 row, u32 byte_index) {
         const u32 at = row * ROW_BYTES + byte_index;
         return prmt(plane.word[at / 4], 0, at % 4 == 0 ? 0x1010u : 0x3232u);
     }
-    // Byte offsets of 32-bit fields are multiples of 4.
+    // Byte offsets of 32-bit fields must be multiples of 4.
     QG_DEVICE u32 full(const ScalePlane& plane, u32 row, u32 byte_index) {
         return plane.word[(row * ROW_BYTES + byte_index) / 4];
     }
@@ -203,7 +207,8 @@ struct KTile {
         load_scales<FromGlobal>(kt, k_tile, lane);
     }
 
-    // Loads the codes that k-block `k_block` needs beyond those of the k-blocks before it.
+    // Loads the codes of k-block `k_block` that earlier k-blocks
+    // have not loaded.
     template <class From>
     QG_DEVICE void load_codes(KTile& kt, const u8* k_tile, u32 k_block, u32 lane) {
         Codes0::template load_k_block<From>(kt.codes0, k_tile, k_block, lane);

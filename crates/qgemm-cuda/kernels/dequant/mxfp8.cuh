@@ -1,4 +1,4 @@
-// MXFP8: 2^(e - 127) * the E4M3 number.
+// MXFP8 (E4M3): 2^(e - 127) * value.
 #pragma once
 #include "dequant/e8m0.cuh"
 #include "dequant/float8.cuh"

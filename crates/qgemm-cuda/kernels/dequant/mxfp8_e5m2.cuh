@@ -1,4 +1,4 @@
-// MXFP8 of E5M2 numbers: 2^(e - 127) * the E5M2 number.
+// MXFP8 (E5M2): 2^(e - 127) * value.
 #pragma once
 #include "dequant/e8m0.cuh"
 #include "dequant/float8.cuh"

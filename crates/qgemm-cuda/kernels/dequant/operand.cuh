@@ -1,12 +1,14 @@
-// Codes as the operands of the main loops: f16 or bf16 pairs for matrix instructions, f32 for FMA. Codes of every
-// quantized format are exact in each of them. Scales act on the f32 accumulators.
+// Codes as MMA operands (f16 or bf16 pairs) or
+// FMA operands (f32).
+// Codes of every quantized format are exact in each type.
+// Scales act on the f32 accumulators.
 #pragma once
 #include QG_DEQUANT_FILE
 #if QG_INTEGER_OPERANDS
 #include "dequant/integer_operand.cuh"
 #endif
 
-// A template, so that branches that a format lacks are not compiled.
+// A template, so absent functions of a format are not compiled.
 template <class D>
 struct OperandsOf {
     using Format = D;
@@ -16,7 +18,8 @@ struct OperandsOf {
     }
 
 #if QG_VARIANT >= 80
-    // The scale, rounded to f16, in both halves of a word. Formats that store it so have a function for it.
+    // The scale, rounded to f16, in both halves of a word.
+    // Formats with f16 scales provide it directly.
     QG_DEVICE u32 scale_f16x2(const KTile& kt, u32 row, u32 sub) { return stored_f16x2<D>(kt, row, sub, 0); }
     template <class F>
     QG_DEVICE auto stored_f16x2(const KTile& kt, u32 row, u32 sub, int) -> decltype(F::scale_f16x2(kt, row, sub)) {
@@ -65,19 +68,20 @@ struct OperandsOf {
 };
 #if QG_INTEGER_OPERANDS
 using Operands = OperandsOf<IntegerOperands<Dequant>>;
-// Units of an accumulator in 1.
+// Accumulator units per 1.0.
 constexpr float FROM_UNITS = INTEGER_UNITS;
 #else
 using Operands = OperandsOf<Dequant>;
 constexpr float FROM_UNITS = 1.0f;
 #endif
 
-// Columns of a partial accumulator, to which one scale applies: a sub-block, but never more than a k-block.
+// Columns of a partial accumulator, which has one scale:
+// a sub-block, but at most a k-block.
 constexpr u32 PARTIAL_K = !Operands::HAS_SCALE || QG_SUB_BLOCK > K_BLOCK ? K_BLOCK : QG_SUB_BLOCK;
 constexpr u32 PARTIALS = K_BLOCK / PARTIAL_K;
 constexpr u32 K_STEPS_PER_PARTIAL = K_STEPS / PARTIALS;
 
-// The sub-block of the k-tile that partial `partial` of k-block `k_block` lies in.
+// Sub-block of the k-tile for partial `partial` of `k_block`.
 QG_DEVICE constexpr u32 sub_block_of(u32 k_block, u32 partial) {
     return (k_block * K_BLOCK + partial * PARTIAL_K) / QG_SUB_BLOCK;
 }

@@ -1,4 +1,5 @@
-// Q2_K: d * (scale nibble) * q - dmin * (min nibble), sub-blocks of 16.
+// Q2_K: d * scale * q - dmin * min, sub-blocks of 16.
+// Scales and minimums are nibbles.
 #pragma once
 #include "dequant/byte_scale.cuh"
 #include "dequant/integer.cuh"
@@ -14,7 +15,8 @@ struct Dequant {
         const float d = f16_to_f32(KTile::Scales1::half(kt.scales1, row, 0));
         return scaled_byte(KTile::Scales0::full(kt.scales0, row, sub / 4 * 4) & LOW_NIBBLES, sub % 4, d);
     }
-    // Added once per sub-block: weight = scale * (code - MIDDLE_CODE) + min.
+    // Added once per sub-block:
+    // weight = scale * (code - MIDDLE_CODE) + min.
     QG_DEVICE float min(const KTile& kt, u32 row, u32 sub) {
         const float dmin = f16_to_f32(KTile::Scales1::half(kt.scales1, row, 2));
         const u32 bytes = KTile::Scales0::full(kt.scales0, row, sub / 4 * 4) >> 4 & LOW_NIBBLES;

@@ -1,4 +1,5 @@
-// Q3_K: d * (6-bit scale - 32) * (q - 4), sub-blocks of 16.
+// Q3_K, sub-blocks of 16:
+// d * (6-bit scale - 32) * (q - 4).
 #pragma once
 #include "dequant/byte_scale.cuh"
 #include "dequant/integer.cuh"
@@ -12,7 +13,8 @@ struct Dequant {
         return integer_pair_f16(kt, quad, pair, offset_of(OFFSET));
     }
     QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
-        // Twelve bytes: the low nibbles of 16 scales in the first eight bytes, their upper two bits in the last four.
+        // Twelve bytes: eight with the low nibbles of 16 scales, four
+        // with their upper two bits.
         const u32 low = KTile::Scales0::full(kt.scales0, row, sub % 8 / 4 * 4) >> 4 * (sub / 8);
         const u32 high = KTile::Scales0::full(kt.scales0, row, 8), from = 2 * (sub / 4);
         const u32 bytes = and_or(from < 4 ? high << (4 - from) : high >> (from - 4), 0x30303030u, low & 0x0f0f0f0fu);

@@ -1,4 +1,5 @@
-// Q4_K: d * scale * q - dmin * min, sub-blocks of 32.
+// Q4_K: d * scale * q - dmin * min.
+// Sub-blocks of 32.
 #pragma once
 #include "dequant/affine_k.cuh"
 

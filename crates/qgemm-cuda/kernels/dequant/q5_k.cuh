@@ -1,4 +1,5 @@
-// Q5_K: d * scale * q - dmin * min, sub-blocks of 32.
+// Q5_K: d * scale * q - dmin * min.
+// Sub-blocks of 32.
 #pragma once
 #include "dequant/affine_k.cuh"
 

@@ -1,4 +1,5 @@
-// Q6_K: d * (signed scale byte) * (q - 32), sub-blocks of 16.
+// Q6_K: d * (s8 scale) * (q - 32).
+// Sub-blocks of 16.
 #pragma once
 #include "dequant/byte_scale.cuh"
 #include "dequant/integer.cuh"
@@ -12,7 +13,7 @@ struct Dequant {
         return integer_pair_f16(kt, quad, pair, offset_of(OFFSET));
     }
     QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
-        // Flipping the sign bits makes signed bytes unsigned.
+        // Flipped sign bits turn s8 into u8 with an offset of 128.
         const u32 bytes = KTile::Scales0::full(kt.scales0, row, sub / 4 * 4) ^ 0x80808080u;
         return scaled_byte<128>(bytes, sub % 4, f16_to_f32(KTile::Scales1::half(kt.scales1, row, 0)));
     }

@@ -1,6 +1,9 @@
-// Integer codes, or the entries of a table that codes say, as signed bytes, the operands of integer matrix instructions: four codes of a
-// quad in the order in which planes hold them, columns 2t, 2t + 8, 2t + 1, 2t + 9 of the quad's sixteen (QUAD_BYTE in prepack.rs). One
-// shift and one mask take them out of a plane, and X stands in shared memory in the same order (`mainloop/signed_byte_ring.cuh`).
+// Integer codes or table entries as s8 operands of integer MMA.
+// A word has the four codes of a quad in plane order:
+// columns 2t, 2t + 8, 2t + 1, 2t + 9 (QUAD_BYTE in prepack.rs).
+// One shift and one mask extract them.
+// X has this order in shared memory
+// (`mainloop/signed_byte_ring.cuh`).
 #pragma once
 #include "dequant/codebook.cuh"
 #include "dequant/integer.cuh"
@@ -9,10 +12,12 @@
 constexpr u32 EACH_BYTE = 0x01010101u;
 constexpr u32 BYTE_SIGNS = 0x80808080u;
 constexpr u32 CODE_BITS = code_bits<KTile>();
-// Codes of eight bits are taken less 128. Where rows have offsets of their own, the rest of these acts on sums.
+// 8-bit codes are stored as code - 128.
+// With zero points the remaining offset acts on the sums.
 constexpr bool HAS_WIDE_CODES = CODE_BITS == 8;
 
-// The codes of a quad as they are stored. A template, so that planes may be absent.
+// The stored codes of a quad.
+// A template, so that planes may be absent.
 template <class S>
 QG_DEVICE u32 unsigned_bytes(const S& kt, u32 quad) {
     using Low = typename S::Codes0;
@@ -27,7 +32,8 @@ QG_DEVICE u32 unsigned_bytes(const S& kt, u32 quad) {
     return bytes;
 }
 
-// Codes of four bits of a quad in the upper halves of bytes. A template, for the type of planes.
+// 4-bit codes of a quad in the upper halves of bytes.
+// A template, for the plane types.
 template <class S>
 QG_DEVICE u32 upper_nibbles(const S& kt, u32 quad) {
     using Low = typename S::Codes0;
@@ -35,12 +41,12 @@ QG_DEVICE u32 upper_nibbles(const S& kt, u32 quad) {
     return (from >= 4 ? word >> (from - 4) : word << (4 - from)) & 0xf0 * EACH_BYTE;
 }
 
-// Each of four bytes below 128, less the same byte of `offsets`, at most 128.
+// Bytewise `bytes` - `offsets`; bytes < 128, offsets ≤ 128.
 QG_DEVICE u32 less_bytes(u32 bytes, u32 offsets) {
     return ((bytes | BYTE_SIGNS) - offsets) ^ BYTE_SIGNS;
 }
 
-// Whether codes of a format stand for the entries of a table.
+// Whether a format's codes index a table.
 template <class D>
 QG_DEVICE constexpr auto has_table(int) -> decltype(D::table(), true) {
     return true;
@@ -50,8 +56,11 @@ QG_DEVICE constexpr bool has_table(long) {
     return false;
 }
 
-// Whether codes of four bits less 8 become bytes sixteen times as large: the nibble stands in the upper half of its byte, and one LOP3
-// takes it out of a plane and its offset away. Scales are a sixteenth.
+// Whether 4-bit codes minus 8 become bytes of 16
+// times their value.
+// The nibble stays in the upper half of its byte; one LOP3
+// extracts it and subtracts the offset.
+// Scales are divided by 16.
 template <class D>
 QG_DEVICE constexpr bool has_upper_nibbles() {
     if constexpr (has_table<D>(0) || CODE_BITS != 4 || QG_CODE_PLANES > 1 || QG_ZERO_POINTS || D::HAS_MIN || !D::HAS_SCALE)
@@ -60,7 +69,7 @@ QG_DEVICE constexpr bool has_upper_nibbles() {
         return D::OFFSET == 8;
 }
 
-// Whether scales may be any power of two that f32 has.
+// Whether scales span all powers of two of f32.
 template <class D>
 QG_DEVICE constexpr auto has_wide_scales(int) -> decltype(D::HAS_WIDE_SCALES) {
     return D::HAS_WIDE_SCALES;
@@ -75,11 +84,14 @@ struct SignedBytesOf {
     static constexpr bool HAS_SCALE = D::HAS_SCALE;
     static constexpr bool HAS_WIDE_SCALES = has_wide_scales<D>(0);
     static constexpr bool UPPER_NIBBLES = has_upper_nibbles<D>();
-    // Whether something is added to a sub-block's products for each unit of X.
+    // Whether sums get a term proportional to Σx of the sub-block.
     static constexpr bool HAS_MIN = D::HAS_MIN || (QG_ZERO_POINTS && HAS_WIDE_CODES);
 
-    // The codes of quad `quad`, of the lane's row `row` and sub-block `sub`, less their offset as far as bytes hold it, or their entries.
-    // `none` is zero, which the compiler must not know: one instruction has no room for two constants.
+    // Codes of `quad` in lane row `row` and sub-block `sub`.
+    // They are minus their offset as far as s8 holds it,
+    // or table entries.
+    // `none` is 0, but opaque to the compiler:
+    // a LOP3 has room for one constant only.
     QG_DEVICE u32 of_quad(const KTile& kt, u32 quad, u32 row, u32 sub, u32 none = 0) {
         const u32 bytes = unsigned_bytes(kt, quad);
         if constexpr (has_table<D>(0))

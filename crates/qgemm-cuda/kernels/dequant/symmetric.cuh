@@ -1,4 +1,4 @@
-// Blocks of unsigned integers with a fixed offset (Q4_0, Q5_0, Q8_0): d * (q - OFFSET).
+// Q4_0, Q5_0, Q8_0: d * (q - OFFSET).
 #pragma once
 #include "dequant/block_scale.cuh"
 #include "dequant/integer.cuh"

@@ -1,5 +1,7 @@
-// Grouped unsigned integers of any width with an integer zero point (GPTQ, AWQ): d * (q - z). The zero point is
-// subtracted from the code, exactly, before the product, unless codes are integer operands.
+// Grouped unsigned integers with zero points (GPTQ,
+// AWQ): d * (q - z).
+// The exact difference enters the product.
+// Integer operands instead correct the sums.
 #pragma once
 #include "dequant/block_scale.cuh"
 #include "dequant/integer.cuh"

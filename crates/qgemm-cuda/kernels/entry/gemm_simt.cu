@@ -1,6 +1,7 @@
-// D[m, n] for any number of tokens on CUDA cores. Each warp owns rows of W and reads them straight into registers. X
-// passes through two stages of shared memory, one k-block at a time: the next k-block is in flight while one is
-// multiplied.
+// SIMT GEMM on CUDA cores, any M.
+// Each warp owns rows of W and loads them directly to registers.
+// X is double-buffered in shared memory:
+// the next k-block is loaded while one is multiplied.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/store.cuh"
@@ -14,7 +15,8 @@ constexpr u32 WARP_ROWS = ROW_TILES * QG_TILE_ROWS;
 constexpr u32 TILE_N = WARPS * WARP_ROWS;
 constexpr u32 ELEMENTS = TILE_N * QG_TILE_M;
 static_assert(ELEMENTS % QG_THREADS == 0, "whole warps store");
-// Four words of padding put the tokens that the lanes of a warp hold into different banks.
+// Four words of padding:
+// the tokens of a warp's lanes use different banks.
 constexpr u32 ACC_PITCH = TILE_N + 4;
 using Tile = XTile<QG_TILE_M, K_BLOCK>;
 using Loop = Engine<ROW_TILES>;
@@ -22,13 +24,13 @@ using Loop = Engine<ROW_TILES>;
 struct SharedStorage {
     union {
         Tile x[2];
-        float acc[QG_TILE_M * ACC_PITCH];
+        float acc[QG_TILE_M * ACC_PITCH];  // [token][row of W]
     };
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// The groups of an X tile that one thread moves.
+// Groups of an X tile that one thread moves.
 constexpr u32 ROW_GROUPS = Tile::ROW_GROUPS;
 constexpr u32 GROUPS = QG_TILE_M * ROW_GROUPS;
 constexpr u32 THREAD_GROUPS = (GROUPS + QG_THREADS - 1) / QG_THREADS;
@@ -73,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         KTile k_tiles[ROW_TILES];
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            // Warps beyond the last row tile compute that tile again and store nothing.
+            // Warps past the last row tile recompute it and store nothing.
             const u32 tile = first_tile + rt < tiles ? first_tile + rt : tiles - 1;
             KTile::load(k_tiles[rt],
                        reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_tiles + k_tile) * QG_K_TILE_BYTES,
@@ -90,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
     }
 
-    // Transpose the accumulators, which lanes hold as [row][token], into rows of D.
+    // Transpose the accumulators, [row][token], to rows of D.
     Loop::reduce_lanes(acc);
     Loop::for_each(acc, lane, [&](u32 row, u32 token, float value) {
         st_shared(&shared.acc[token * ACC_PITCH + warp * WARP_ROWS + row], value);

@@ -1,7 +1,11 @@
-// D[m, n] for a few tokens on matrix instructions, Ampere and newer. Slices of a CTA's warps share the K dimension of
-// the CTA's rows. Every warp copies the k-tiles of its rows into its own ring in shared memory, and every slice copies
-// its columns of X into a ring of the slice. No slice waits for another before the end. The kernel is bound by memory. Where
-// X is normalized, all of it is in shared memory before the main loop begins.
+// Sliced-K GEMM on MMA for few tokens, Ampere and newer.
+// Slices of a CTA's warps split the K of the CTA's rows.
+// Each warp has a ring of its W k-tiles, each slice a ring
+// of its X columns.
+// Slices do not wait for each other before the end.
+// The kernel is memory-bound.
+// If X is normalized, all of it is in shared memory
+// before the main loop.
 #include "atoms/launch.cuh"
 #include "epilogue/sliced_k.cuh"
 #include "mainloop/k_tile_product.cuh"
@@ -14,7 +18,7 @@
 #include "mainloop/x_slice_ring.cuh"
 #endif
 
-// A warp's k-tiles of W, replaced by its accumulators after the main loop.
+// W ring of a warp, reused for its accumulators.
 struct KTilesOrAccumulators {
     union {
         WWarpRing ring;
@@ -34,7 +38,7 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_STAGES >= 2, "at least one stage is in flight");
 
-// K-tiles in flight while one is multiplied.
+// K-tiles in flight during the MMA of one.
 constexpr u32 PREFETCH_DISTANCE = QG_STAGES - 1;
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
@@ -51,7 +55,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 
     u32 k_tile = work.begin + slice;
     WSource w = WSource::of(p, w_ring, (work.n_tile * QG_WARPS_N + warp) * ROW_TILES, k_tile, lane);
-    // Weights come first: they come from memory, while X, which all CTAs share, comes from L2.
+    // Weights first: they come from memory.
+    // All CTAs share X, which comes from L2.
 #pragma unroll
     for (u32 i = 0; i < PREFETCH_DISTANCE; i++)
         if (k_tile + i * SLICES < work.end) WSource::copy(w, i, SLICES, lane);
@@ -62,8 +67,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #else
     XSliceSource x = XSliceSource::of(p, x_ring, work.m_tile * QG_TILE_M, k_tile, slice_thread);
     griddepcontrol_wait();
-    // CTAs of the kernel after the next would take places that the next one's, a norm's, should share evenly (6144 x 4096, 2 tokens on an
-    // H200: 7.2 us and not 9.8 us with a norm before, 6.2 us and not 6.7 us without).
+    // Not earlier: CTAs of the kernel after the next
+    // would take SM slots.
+    // CTAs of the next kernel, a norm, would then spread unevenly.
     griddepcontrol_launch_dependents();
 #pragma unroll
     for (u32 i = 0; i < PREFETCH_DISTANCE; i++) {
@@ -85,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #else
         slice_barrier(slice);
 #endif
-        // The next k-tile takes the place of the one before this one.
+        // The next k-tile overwrites the previous one.
         const u32 next = k_tile + PREFETCH_DISTANCE * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
         if (next < work.end) {
             WSource::copy(w, free, SLICES, lane);
@@ -104,7 +110,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         at = at + 1 == QG_STAGES ? 0 : at + 1;
     }
 
-    // The accumulators take the place of the warp's k-tiles, all of which have arrived and been read.
+    // The accumulators overwrite the warp's k-tiles, all of which
+    // have arrived and been read.
     warp_barrier();
     WarpAccumulators& own = shared.w[thread / 32].acc;
     for_each_accumulator(acc, lane,

@@ -1,5 +1,7 @@
-// D[m, n] for a few tokens. A CTA has few rows. Its warps share their K dimension and stream through the weight without
-// waiting for each other. The kernel is bound by memory: it reads every weight once, 16 bytes a lane.
+// GEMV for few tokens. A CTA has few rows.
+// Its warps split K and stream W without synchronization.
+// The kernel is memory-bound: it reads every weight once,
+// 16 bytes per lane.
 #include "atoms/launch.cuh"
 #if QG_USE_MMA
 #include "mainloop/mma_k_block.cuh"
@@ -26,14 +28,14 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// Bytes from a k-tile of a warp to its next.
+// Byte stride of a warp's k-tiles.
 constexpr u32 STRIDE = SLICES * QG_K_TILE_BYTES;
-// K-tiles that a warp has in flight before it computes: enough bytes to cover the latency of memory.
+// K-tiles in flight per warp, enough to cover memory latency.
 struct Batch {
     KTile k_tile[QG_UNROLL][ROW_TILES];
 };
 
-// The address of this warp's next k-tile of each row tile.
+// Address of this warp's next k-tile in each row tile.
 struct Cursor {
     const u8* tile[ROW_TILES];
 
@@ -58,7 +60,7 @@ QG_DEVICE void accumulate_k_tile(Loop::Accumulators& acc, const KTile (&k_tile)[
 }
 
 #if QG_PROJECTION
-// Normalizes a group of columns, those of a token of the tile.
+// Normalizes a column group of a token of the tile.
 QG_DEVICE void normalize_group(XGroup& group, const RowStatistics& rows, const GemmParams& p, u32 token, u32 column) {
     if constexpr (QG_USE_MMA) {
 #pragma unroll
@@ -69,14 +71,15 @@ QG_DEVICE void normalize_group(XGroup& group, const RowStatistics& rows, const G
 #pragma unroll
         for (u32 i = 0; i < GROUP_WORDS; i++) {
             const float v = RowNormalizer::normalized(rows, token, bits_to_f32(group.word[i]), RowNormalizer::gamma(p, column + i));
-            // What is multiplied has the type of X.
+            // Operands have the type of X.
             group.word[i] = f32_to_bits(QG_X_DTYPE == DTYPE_F32 ? v : x_to_f32(f32_to_x(v)));
         }
     }
 }
 #endif
 
-// Fills the tile with the columns of k-tiles [begin, begin + count) of all tokens.
+// Fills the tile with k-tiles [begin, begin +
+// count), all tokens.
 QG_DEVICE void fill_x_tile(SharedStorage& shared, const GemmParams& p, u32 first_token, u32 begin, u32 count, u32 thread) {
     for (u32 token = 0; token < QG_TILE_M; token++)
         for (u32 column = thread * GROUP; column < count * QG_K_TILE; column += QG_THREADS * GROUP) {
@@ -106,13 +109,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         Cursor next;
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            // Row tiles beyond the last are computed again and not stored.
+            // Row tiles past the last are recomputed and not stored.
             const u32 tile = work.n_tile * ROW_TILES + rt < tiles ? work.n_tile * ROW_TILES + rt : tiles - 1;
             next.tile[rt] = reinterpret_cast<const u8*>(p.at.w) +
                             ((u64)tile * p.shape.k_tiles + begin + warp) * QG_K_TILE_BYTES;
         }
         u32 k_tile = warp;
-        // Weights come first: they come from memory, while X, which all CTAs share, comes from L2.
+        // Weights first: they come from memory.
+        // All CTAs share X, which comes from L2.
         if (k_tile + (QG_UNROLL - 1) * SLICES < count) load_batch(batch, next, lane);
         if (begin == work.begin)
             griddepcontrol_wait();
@@ -124,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         fill_x_tile(shared, p, first_token, begin, count, thread);
         cta_barrier();
         while (k_tile + (QG_UNROLL - 1) * SLICES < count) {
-            // The next batch is in flight while this one is computed.
+            // The next batch is in flight during this one.
             Batch prefetched;
             const u32 following = k_tile + QG_UNROLL * SLICES;
             Cursor::advance(next, QG_UNROLL * STRIDE);

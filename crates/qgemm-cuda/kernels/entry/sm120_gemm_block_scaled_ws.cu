@@ -1,5 +1,7 @@
-// D[m, n] from weights and activations that both have a scale a block, warp-specialized: MXFP4 · MXFP4, NVFP4 · NVFP4, and MXFP4 or MXFP8 ·
-// MXFP8. A producer warpgroup copies packed W and the codes and scales of X; consumer warps multiply codes, which the instructions scale.
+// Warp-specialized block-scaled GEMM, sm_120:
+// MXFP4 × MXFP4, NVFP4 × NVFP4, and MXFP4 or MXFP8 × MXFP8.
+// A producer warpgroup copies packed W and X's codes and scales.
+// Consumer warps multiply codes; the MMA applies the scales.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/token_rows_store.cuh"
@@ -20,7 +22,7 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(sizeof(BlockScaledParams) == sizeof(GemmParams) + 32, "the host lays out another size");
 
-// Moves the accumulators of the instructions from FROM to END along M to the first place.
+// Shifts M tiles FROM..END to the front.
 template <u32 FROM, u32 END>
 QG_DEVICE void move_up(Accumulators& acc) {
 #pragma unroll
@@ -31,7 +33,9 @@ QG_DEVICE void move_up(Accumulators& acc) {
             for (u32 i = 0; i < 4; i++) acc.value[mt - FROM][nt][i] = acc.value[mt][nt][i];
 }
 
-// Stores a warp's sums, sixteen tokens by the same code. Registers cannot be indexed, so accumulators move: in groups, of which fewer do.
+// Stores a warp's sums, 16 tokens per iteration.
+// Registers cannot be indexed, so accumulators shift, in
+// groups to reduce the moves.
 QG_DEVICE void store_warp(Accumulators& acc, const GemmParams& p, u32 first_token, u32 first_row, bool is_whole, WarpStaging& staging,
                           u32 lane) {
     constexpr u32 GROUP = M_TILES < 4 ? M_TILES : 4;
@@ -50,7 +54,7 @@ QG_DEVICE void store_warp(Accumulators& acc, const GemmParams& p, u32 first_toke
 }
 
 QG_DEVICE void consume(SharedStorage& shared, const BlockScaledParams& params, u32 thread) {
-    // The shuffle tells the compiler that the place is the same for the whole warp.
+    // The shuffle makes `warp` uniform for the compiler.
     const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
     const GemmParams& p = params.gemm;
     const LanePlace place = LanePlace::of(warp, lane);
@@ -71,9 +75,9 @@ QG_DEVICE void consume(SharedStorage& shared, const BlockScaledParams& params, u
         scale_tokens(acc, problem_of(params, work), work.m_tile * QG_TILE_M + warp % QG_WARPS_M * WARP_M + token_of(lane / 4));
         constexpr u32 COUNT = sizeof(acc) / 4;
         float* const all = reinterpret_cast<float*>(&acc);
-        // K of experts is not cut.
+        // MoE GEMM does not split K.
         if (!QG_EXPERT_TILES && work.peers > 1 && !add_token_row_partials<COUNT>(all, p, work, thread, &shared.last)) continue;
-        // The tile is loaded again: accumulators leave no registers for it meanwhile.
+        // Reloaded: accumulators leave no registers for the tile.
         const WorkTile tile = Parked<WorkTile>::load(state.tile);
         const u32 first_token = tile.m_tile * QG_TILE_M + warp % QG_WARPS_M * WARP_M;
         const u32 first_row = tile.n_tile * QG_TILE_N + warp / QG_WARPS_M * WARP_N;
@@ -90,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     cta_barrier();
     griddepcontrol_launch_dependents();
     using Registers = RegisterShares<40>;
-    // The shuffle tells the compiler that the role is the same for the whole warp.
+    // The shuffle makes the role uniform for the compiler.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
         Registers::take();
         griddepcontrol_wait();

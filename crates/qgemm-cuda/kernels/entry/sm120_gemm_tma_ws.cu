@@ -1,5 +1,7 @@
-// D[m, n] for more than a few tokens, warp-specialized, on chips with TMA (Hopper, consumer Blackwell) and `mma.sync`.
-// A producer warpgroup copies W and X. The consumer warps only dequantize and multiply.
+// Warp-specialized GEMM with TMA and `mma.sync`, for larger M
+// on Hopper and consumer Blackwell.
+// A producer warpgroup copies W and X.
+// Consumer warps only dequantize and multiply.
 #include "atoms/launch.cuh"
 #include "atoms/opaque_register.cuh"
 #include "atoms/sync.cuh"
@@ -23,9 +25,10 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 static_assert(QG_CONSUMERS == QG_WARPS_N * 32, "every warp that multiplies has rows of its own");
 static_assert(STAGE_K_BLOCKS == 1 && !IN_LINES, "a stage is multiplied as a whole");
 
-// acc += W · X over the next k-tile. `first` is the offset of the warp's rows in a stage of W. The barrier after a
-// k-step keeps the compiler from loading X for all k-steps at once: there are no registers for that (without the
-// barrier, 33 of 64 kernels spilled for sm_90).
+// acc += W · X over the next k-tile.
+// `first` is the offset of the warp's rows in a stage of W.
+// The barrier after a k-step stops the compiler from loading X
+// for all k-steps at once, which would spill.
 QG_DEVICE void multiply_k_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const XCursor& cursor, u32 first,
                                u32 lane) {
     KTile k_tiles[ROW_TILES];
@@ -36,8 +39,8 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, Pipeline& pipeline, Position& 
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
             const u8* k_tile = pipeline.w[at.w].tile[rt] + first;
             KTile::load_codes<FromShared>(k_tiles[rt], k_tile, k_block, lane);
-            // Records of long k-tiles are loaded again for each k-block. Held across k-blocks, they take registers that
-            // codes need (Q4_K spilled 124 bytes).
+            // Records of long k-tiles are reloaded per k-block.
+            // Kept across k-blocks, they would cause spills.
             if (k_block == 0 || K_BLOCKS > 2) KTile::load_scales<FromShared>(k_tiles[rt], k_tile, lane);
         }
         accumulate_rounded(acc, k_tiles, k_block, pipeline.x[at.x][0], cursor, [](u32) { warp_barrier(); });
@@ -61,7 +64,7 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
             multiply_k_tile(acc, shared.pipeline, at, cursor, first, lane);
         const WorkTile tile = Parked<WorkTile>::load(state.tile);
         if (tile.peers > 1 && !add_partials(acc, p, tile, thread, &shared.last)) continue;
-        // The tile is loaded again: adding the peers' accumulators left no registers for it.
+        // Reloaded: `add_partials` leaves no registers for the tile.
         const WorkTile work = Parked<WorkTile>::load(state.tile);
         store_tile(acc, problem_of(p, work), work, shared.staging[warp], warp, lane);
     }
@@ -75,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     cta_barrier();
     griddepcontrol_launch_dependents();
     using Registers = RegisterShares<(QG_EXPERT_TILES ? 40 : 24), QG_CTAS_PER_SM>;
-    // The shuffle tells the compiler that the role is the same for the whole warp.
+    // The shuffle makes the role uniform for the compiler.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
         Registers::take();
         griddepcontrol_wait();

@@ -1,4 +1,4 @@
-// What sm70_gemm_two_stage does, with X in signed bytes: on Turing's integer matrix instruction, and on Volta with dot products of four
-// bytes.
+// sm70_gemm_two_stage with s8 X:
+// integer MMA on Turing, dp4a on Volta.
 #define QG_X_PLANES 1
 #include "entry/sm70_gemm_two_stage.cu"

@@ -1,8 +1,9 @@
-// D[m, n] for any number of tokens, on matrix instructions of chips without asynchronous copies (Volta, Turing). Each
-// warp owns rows of W and reads them straight into registers. X passes through registers to two stages of shared
-// memory. W and X are loaded one stage of 64 columns before they are multiplied.
+// GEMM on MMA without async copies (Volta, Turing), any M.
+// Each warp owns rows of W and loads them directly to registers.
+// X passes through registers to two stages of shared memory.
+// W and X are loaded one stage of 64 columns ahead.
 #include "atoms/launch.cuh"
-// Whether X is in signed bytes (sm70_gemm_s8_two_stage).
+// Whether X is s8 (sm70_gemm_s8_two_stage).
 #ifndef QG_X_PLANES
 #define QG_X_PLANES 0
 #endif
@@ -23,7 +24,8 @@
 constexpr u32 WARPS = QG_THREADS / 32;
 constexpr u32 TILE_N = WARPS * WARP_ROWS;
 constexpr u32 ELEMENTS = TILE_N * QG_TILE_M;
-// Four words of padding put the tokens that the lanes of a warp hold into different banks.
+// Four words of padding:
+// the tokens of a warp's lanes use different banks.
 constexpr u32 ACC_PITCH = TILE_N + 4;
 
 struct Stage {
@@ -33,13 +35,14 @@ struct Stage {
 struct SharedStorage {
     union {
         Stage stage[2];
-        float acc[QG_TILE_M * ACC_PITCH];
+        float acc[QG_TILE_M * ACC_PITCH];  // [token][row of W], swizzled
     };
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// Multiplies the k-tiles of the work tile. Afterwards `acc` is complete and shared memory is free.
+// Multiplies the k-tiles of the work tile.
+// Afterwards shared memory is free.
 QG_DEVICE void multiply(Accumulators& acc, SharedStorage& shared, const GemmParams& p, const XSource& x_source,
                         const WorkTile& work) {
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
@@ -62,7 +65,7 @@ QG_DEVICE void multiply(Accumulators& acc, SharedStorage& shared, const GemmPara
             cta_barrier();
         }
         WStream::take(k_tiles, w, at % (K_TILE_STAGES * STAGE_K_BLOCKS));
-        // The last codes of the stage are taken, so the next stage can be loaded.
+        // The stage's last codes are taken: load the next stage.
         if (k_block + 1 == STAGE_K_BLOCKS && done + 1 < stages) {
             if ((done + 1) % K_TILE_STAGES == 0) WStream::next_k_tile(w);
             WStream::load(w, (done + 1) % K_TILE_STAGES, lane);
@@ -73,8 +76,10 @@ QG_DEVICE void multiply(Accumulators& acc, SharedStorage& shared, const GemmPara
     cta_barrier();
 }
 
-// Where the accumulator of `row` of the tile and `token` lies. Of every 128 rows, the second, third and fourth 32 have
-// their words of four rows in other orders. So lanes that read runs of eight neighbouring rows reach all banks.
+// Position of an accumulator of the tile.
+// Swizzle: each 32 rows of 128 order their words of four
+// rows differently. Lanes that read runs of eight rows
+// reach all banks.
 QG_DEVICE u32 accumulator_place(u32 token, u32 row) {
     return token * ACC_PITCH + (row ^ row / 32 % 4 * 4);
 }
@@ -88,8 +93,9 @@ QG_DEVICE void load_run(float (&v)[RUN], const SharedStorage& shared, u32 token,
     }
 }
 
-// Turns the complete accumulators in shared memory into outputs. Lanes store runs of eight where rows of D begin at
-// multiples of 16 bytes. Otherwise neighbouring lanes store neighbouring elements.
+// Epilogue of the accumulators in shared memory.
+// Lanes store runs of eight if rows of D are 16-byte aligned.
+// Otherwise neighbouring lanes store neighbouring elements.
 QG_DEVICE void store_tile(const SharedStorage& shared, const GemmParams& p, const WorkTile& work) {
     const u32 first_token = work.m_tile * QG_TILE_M, first_row = work.n_tile * TILE_N;
     if (!(p.shape.flags & QG_FLAG_D_ALIGNED16)) {
@@ -118,10 +124,11 @@ QG_DEVICE void store_tile(const SharedStorage& shared, const GemmParams& p, cons
     }
 }
 
-// Stores the tile, or this CTA's part of a split tile. Afterwards shared memory is free.
+// Stores the tile, or this CTA's part of a split tile.
+// Afterwards shared memory is free.
 QG_DEVICE void store(const Accumulators& acc, SharedStorage& shared, const GemmParams& p, const XSource& x_source, const WorkTile& work) {
     const u32 lane = thread_index() % 32, warp = thread_index() / 32;
-    // Transpose the accumulators, which lanes hold as [row][token], into rows of D.
+    // Transpose the accumulators, [row][token], to rows of D.
     Engine::for_each(acc, lane, [&](u32 row, u32 token, float value) {
 #if QG_X_PLANES
         value *= scale_of_row(x_source, token);

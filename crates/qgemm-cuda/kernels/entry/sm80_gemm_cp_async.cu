@@ -1,5 +1,5 @@
-// D[m, n] for any number of tokens on matrix instructions, Ampere and Ada. W and X pass through rings of shared memory
-// that `cp.async` fills. Warps dequantize W in registers, right before the instruction that takes it.
+// GEMM on MMA with `cp.async` rings, Ampere and Ada, any M.
+// Warps dequantize W in registers, right before its MMA.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/warp_store.cuh"
@@ -61,8 +61,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
                 mbarrier_wait(&pipeline.full[at.x], at.parity);
                 const auto per_k_step = [&](u32 k_step) {
-                    // All copies are issued after the first k-step. Compilers move nothing across a branch, and matrix
-                    // instructions wait for what stands there.
+                    // All copies are issued after the first k-step.
+                    // Compilers move nothing across the branch, so later MMAs
+                    // wait for its code.
                     if (k_step != 0) return;
                     const XPosition free = Position::two_k_blocks_ago(at);
                     mbarrier_wait(&pipeline.empty[free.x], free.parity);

@@ -1,5 +1,6 @@
-// D[m, n] for any number of tokens with X in signed bytes, on the integer matrix instructions of Ampere and newer. W and X pass
-// through rings of shared memory that `cp.async` fills. Codes of W become signed bytes in registers.
+// s8 GEMM on integer MMA with `cp.async` rings, Ampere
+// and newer, any M.
+// Codes of W become s8 in registers.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/warp_store.cuh"
@@ -36,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     ByteProducer::make_ready(producer, pipeline, 0, thread);
 
     const ByteCursor cursor = ByteCursor::of_lane(lane);
-    // There are fewer than 2^31 tokens.
+    // Always 0: M is below 2^31. Opaque to the compiler.
     const u32 none = opaque_register(p.shape.m >> 31);
     const SumZero zero = SumZero::make();
     Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
@@ -57,14 +58,15 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
                 for (u32 i = 0; i < STAGE_K_BLOCKS; i++) {
                     const u32 of_run = part * STAGE_K_BLOCKS + i, k_block = of_run % K_BLOCKS;
-                    // Else W of both k-blocks is loaded first, for which there are no registers (INT8 spilled 100 bytes).
+                    // Without it W of both k-blocks is loaded first, which spills.
                     if (i > 0) warp_barrier();
                     ByteRows rows[ROW_TILES];
 #pragma unroll
                     for (u32 rt = 0; rt < ROW_TILES; rt++) {
                         const u8* tile = pipeline.w[at.w].k_tile[warp * ROW_TILES + rt] + of_run / K_BLOCKS * QG_K_TILE_BYTES;
                         KTile::load_codes<FromShared>(k_tiles[rt], tile, k_block, lane);
-                        // Records of long k-tiles, held across k-blocks, would take registers, too (Q4_K spilled 36 bytes).
+                        // Records of long k-tiles are reloaded per k-block.
+                        // Kept across k-blocks, they would cause spills.
                         if (k_block == 0 || K_BLOCKS > 2) KTile::load_scales<FromShared>(k_tiles[rt], tile, lane);
                         ByteRows::load(rows[rt], k_tiles[rt], k_block, lane, none);
                     }

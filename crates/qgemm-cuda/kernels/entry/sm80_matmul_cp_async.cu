@@ -1,5 +1,7 @@
-// D = A · B on matrix instructions, from Ampere on: factors of 16 bits, or f32 that is rounded to TF32, whose contiguous parts begin at
-// multiples of 16 bytes, stored by rows or by columns, and, from Ada on, E4M3 codes along K with scales of blocks. Tiles pass through a ring of shared memory that `cp.async` fills.
+// Matmul on MMA with a `cp.async` ring, Ampere and newer.
+// Operands are 16-bit, or f32 rounded to TF32, row- or
+// column-major, with 16-byte aligned contiguous runs.
+// From Ada on also block-scaled E4M3 along K.
 #include "atoms/cp_async.cuh"
 #include "epilogue/matmul_warp_store.cuh"
 #if QG_ELEMENT_BYTES == 4
@@ -21,7 +23,8 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
 #if QG_BLOCK_SCALED
-// Copies the chunk in which a part of K begins: codes before `k_skip` are zeros.
+// Copies the chunk where a part of K starts.
+// Codes before `k_skip` become zero.
 template <class Source>
 QG_DEVICE void copy_first_chunk(u8* to, const Source& s, u32 i, u32 elements, u32 k_skip) {
     u32 word[4] = {};
@@ -46,7 +49,7 @@ QG_DEVICE void copy_tile(u8* tile, const Source& s, u32 thread, u32 k_skip) {
             elements = 0;
         }
 #endif
-        // What is not read has an address all the same.
+        // Unread chunks still need a valid address.
         cp_async_16(tile + Source::to(i, thread), elements > 0 ? s.from[i] : s.first,
                     elements * Source::ELEMENT_BYTES);
     }
@@ -68,7 +71,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    // Copies k-tile `k_tile` to its stage, where there is one. Every call ends a group of copies.
+    // Copies k-tile `k_tile` to its stage, if there is one.
+    // Every call commits a group.
     const auto copy = [&](u32 k_tile, u32 stage) {
         if (k_tile < tile.end) {
             copy_tile(shared.stage[stage].a, a, thread, k_skip);
@@ -88,7 +92,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll 1
     for (u32 k_tile = tile.begin; k_tile < tile.end; k_tile++) {
         cp_async_wait_group<QG_STAGES - 2>();
-        // All see the stage's bytes, and nobody reads the one before any more.
+        // The stage is visible to all threads, and no thread reads the
+        // previous one any more.
         cta_barrier();
         copy(k_tile + QG_STAGES - 1, free);
 #if QG_BLOCK_SCALED

@@ -1,5 +1,9 @@
-// D = A · B in f32 on CUDA cores, from Ampere on: factors whose contiguous parts begin at multiples of 16 bytes, stored by rows or by columns.
-// Tiles pass through a ring of shared memory that `cp.async` fills, [k][row] and [k][column]: what lies along K is turned on the way, value by value.
+// f32 matmul on CUDA cores with a `cp.async` ring,
+// Ampere and newer.
+// Operands are row- or column-major, with 16-byte aligned
+// contiguous runs.
+// Tiles are [k][row] and [k][column].
+// Operands along K are transposed by the copy, value by value.
 #include "epilogue/matmul_store.cuh"
 #include "mainloop/matmul_fma.cuh"
 
@@ -20,13 +24,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const u32 first_k = tile.begin * QG_TILE_K;
     CopyA a = CopyA::of(a_first, QG_A_ALONG_K ? p.at.a_row : p.at.a_col, tile.row, first_k, thread);
     CopyB b = CopyB::of(b_first, QG_B_ALONG_K ? p.at.b_col : p.at.b_row, tile.column, first_k, thread);
-    // K-tiles before this one lie in both matrices.
+    // K-tiles before this one lie inside both matrices.
     const bool is_inside = tile.row + QG_TILE_M <= p.shape.m && tile.column + QG_TILE_N <= p.shape.n;
     const u32 whole_end = is_inside ? tile.k_len / QG_TILE_K : 0;
 
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    // Copies k-tile `k_tile` to its stage, where there is one. Every call ends a group of copies.
+    // Copies k-tile `k_tile` to its stage, if there is one.
+    // Every call commits a group.
     const auto copy = [&](u32 k_tile, u32 stage) {
         FmaStage& to = shared.stage[stage];
         if (k_tile < whole_end && k_tile < tile.end) {
@@ -45,7 +50,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll 1
     for (u32 k_tile = tile.begin; k_tile < tile.end; k_tile++) {
         cp_async_wait_group<QG_STAGES - 2>();
-        // All see the stage's bytes, and nobody reads the one before any more.
+        // The stage is visible to all threads, and no thread reads the
+        // previous one any more.
         cta_barrier();
         copy(k_tile + QG_STAGES - 1, free);
         multiply_stage(acc, shared.stage[stage], rows, columns);

@@ -1,5 +1,7 @@
-// D[m, n] from E4M3 or E5M2 codes of W and E4M3 codes of X with `mma.sync`, Ada and consumer Blackwell. All threads copy stages of 128 columns
-// with `cp.async`, and multiply codes as they are, tokens as rows.
+// FP8 GEMM on `mma.sync`, Ada and consumer Blackwell.
+// W is E4M3 or E5M2, X is E4M3; neither is decoded.
+// All threads copy stages of 128 columns by `cp.async`.
+// Tokens are MMA rows.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/token_rows_store.cuh"
@@ -19,7 +21,7 @@ QG_DEVICE void multiply_tile(Accumulators& acc, SharedStorage& shared, const Fp8
     const u32 first_token = work.m_tile * QG_TILE_M, first_row = work.n_tile * QG_TILE_N;
     const u32 tokens = params.gemm.shape.m - first_token;
     acc = {};
-    // Every thread has read the stages of the tile before.
+    // Every thread has read the previous tile's stages.
     cta_barrier();
 #pragma unroll
     for (u32 i = 0; i + 1 < QG_STAGES; i++) {
@@ -32,7 +34,7 @@ QG_DEVICE void multiply_tile(Accumulators& acc, SharedStorage& shared, const Fp8
     for (u32 k = work.begin; k < work.end; k++) {
         cp_async_wait_group<QG_STAGES - 2>();
         cta_barrier();
-        // The stage that all threads read before the barrier.
+        // All threads have read this stage before the barrier.
         if (k + QG_STAGES - 1 < work.end)
             Stage::copy(shared.stage[next], params, first_token, first_row, k + QG_STAGES - 1, thread);
         cp_async_commit_group();
@@ -68,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
         Accumulators acc;
         multiply_tile(acc, shared, own, work, token, row, thread);
         constexpr u32 COUNT = sizeof(acc) / 4;
-        // K of experts is not cut.
+        // MoE GEMM does not split K.
         if (!QG_EXPERT_TILES && work.peers > 1 &&
             !add_token_row_partials<COUNT>(reinterpret_cast<float*>(&acc), p, work, thread, &shared.last))
             continue;
@@ -80,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
                                      work.n_tile * QG_TILE_N + row, token % 8, is_whole, shared.staging[warp], lane);
     }
 #if QG_EXPERT_TILES
-    // The last CTA has as few tiles as any.
+    // The last CTA has the fewest tiles.
     if (cta_index().x + 1 != grid_ctas().x) return;
     cta_barrier();
     store_faults<QG_THREADS>(p.groups, reinterpret_cast<u32*>(shared.staging), thread, [] { cta_barrier(); });

@@ -1,6 +1,9 @@
-// D[m, n] of experts with a few rows of X each, on Hopper. A persistent grid shares the row tiles of all experts in use evenly, and each
-// warp multiplies row tiles by itself, along all of K, with what it copies of W in long pieces of its own. X of a tile of rows is in shared
-// memory as a whole. Memory bounds it: all shared memory that X leaves has W on its way.
+// Hopper MoE GEMM for few rows per expert, memory-bound.
+// A persistent grid splits the row tiles of all active experts
+// evenly. Each warp multiplies row tiles along all of K and
+// copies its W in long bulk pieces.
+// X of a tile of rows is resident in shared memory.
+// The rest of shared memory holds W in flight.
 #include "atoms/launch.cuh"
 #include "epilogue/row_tile_store.cuh"
 #include "mainloop/w_bulk_ring.cuh"
@@ -10,12 +13,13 @@
 
 static_assert(QG_ROW_TILES == 1 && QG_CLUSTER == 1, "a warp has a row tile at a time");
 
-// Most tiles of X at a time: a CTA's range seldom has row tiles of more.
+// Maximum of resident X tiles; a CTA's range seldom spans
+// more tiles of rows.
 constexpr u32 MOST_X_TILES = 4;
-// Least bytes of a piece beside several tiles of X.
+// Minimum piece size with several X tiles.
 constexpr u32 LEAST_PIECE_BYTES = 4096;
 
-// Behind it, X and its sums, and then the rings of all warps.
+// Followed by X, its block sums, and the rings of all warps.
 struct SharedStorage {
     alignas(128) ScaleTableOfWarp table[WARPS];
     u64 full[WARPS][PIECES];
@@ -26,9 +30,10 @@ struct SharedStorage {
 constexpr u32 FIXED_BYTES = (sizeof(SharedStorage) + 127) / 128 * 128;
 static_assert(FIXED_BYTES == QG_FIXED_BYTES, "the host computes another size");
 
-// How the rest of shared memory is divided.
+// Partition of the rest of shared memory.
 struct Room {
-    // Tiles of X at a time, as many as the range has and there is room for, and each one's k-blocks.
+    // Resident X tiles, limited by the range and by space, and
+    // k-blocks per tile.
     u32 x_tiles, k_blocks;
     XStage* x;
     XSumTable* sums;
@@ -54,7 +59,9 @@ struct Room {
     }
 };
 
-// Brings X of the tiles of rows from `tile` on, and their sums, for all threads of the CTA.
+// Loads X of the tiles of rows from `tile` on,
+// and its block sums.
+// All threads of the CTA call it.
 struct XTiles {
     QG_DEVICE void copy(SharedStorage& shared, const GemmParams& given, const Room& room, const RowTileIndex& index, const RowTileRange& range,
                         u32 tile, u32 thread) {
@@ -75,7 +82,7 @@ struct XTiles {
     }
 };
 
-// What one CTA does is not in the way of the others' code.
+// A real call keeps one CTA's check out of the hot code.
 QG_DEVICE_CALL void look_for_faults(const ExpertGroups& g, u32* words) {
     store_faults<QG_THREADS, 4>(g, words, thread_index(), [] { cta_barrier(); });
 }
@@ -91,7 +98,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         fence_mbarrier_init();
     }
     warp_barrier();
-    // Where the index is settled, W is asked for by it before the launch ahead is done.
+    // If the index is ready before launch, W is prefetched before
+    // the previous launch ends.
     if (!(given.shape.flags & SETTLED_INDEX)) griddepcontrol_wait();
     ExpertWords::load(shared.words, given.groups, thread);
     const RowTileIndex index = RowTileIndex::of(shared.words, given.groups);
@@ -112,10 +120,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     for (u32 tile = 0; tile * range.row_tiles < range.end; tile++, place++) {
         if (place == room.x_tiles) {
             place = 0;
-            // All have read the tiles before.
+            // All warps have read the previous tiles.
             if (tile > 0) cta_barrier();
             XTiles::copy(shared, given, room, index, range, tile, thread);
-            // While X and W are on their way.
+            // Overlaps the copies of X and W.
             if (tile == 0 && cta_index().x + 1 == grid_ctas().x)
                 look_for_faults(given.groups, shared.faults);
             XTiles::wait(given, room, cursor, warp, lane);
@@ -148,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             store_row_tile(given, own, products, tokens, acc, row_tile - tile * range.row_tiles, lane);
         }
     }
-    // A CTA without row tiles has not looked.
+    // A CTA without row tiles has not checked yet.
     if (range.end == 0 && cta_index().x + 1 == grid_ctas().x)
         look_for_faults(given.groups, shared.faults);
 }

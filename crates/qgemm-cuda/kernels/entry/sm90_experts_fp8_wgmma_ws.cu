@@ -1,5 +1,6 @@
-// Products of rows with their experts from 8-bit floating-point codes of W and of X on Hopper, warp-specialized: what
-// sm90_gemm_fp8_wgmma_ws does, with a persistent grid whose CTAs take the tiles of all experts in turn. K is not cut.
+// Warp-specialized FP8 MoE GEMM on Hopper:
+// sm90_gemm_fp8_wgmma_ws with a persistent grid over the tiles
+// of all experts. K is not split.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/token_lines_store.cuh"
@@ -24,7 +25,7 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_CONSUMERS % 128 == 0 && FIRST_PRODUCER == QG_CONSUMERS, "registers pass between whole warpgroups");
 
-// Goes through the stages of a tile without reading them.
+// Releases the stages of a tile without reading them.
 QG_DEVICE void pass_stages(Pipeline& pipeline, Position& at, u32 count, u32 lane) {
 #pragma unroll 1
     for (; count > 0; count--) {
@@ -35,7 +36,7 @@ QG_DEVICE void pass_stages(Pipeline& pipeline, Position& at, u32 count, u32 lane
 }
 
 QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u32 thread) {
-    // The shuffle tells the compiler that the place is the same for the whole warp.
+    // The shuffle makes `warp` uniform for the compiler.
     const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
     const GemmParams& p = params.fp8.gemm;
     const LanePlace place = LanePlace::of(warp, lane);
@@ -48,13 +49,13 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
         if (WorkTileNotes::is_end(first)) break;
         const u32 stages = first.end - first.begin;
         if (warp / 4 % GROUPS_M * 64 >= first.own.rows) {
-            // The last tile of an expert: all tokens of this warpgroup are beyond it.
+            // Last tile of an expert: this warpgroup has no tokens.
             pass_stages(shared.pipeline, at, stages, lane);
             continue;
         }
         Accumulators sums;
         multiply_tile(sums, shared.pipeline, at, first.own.rows, first, p, place, lane);
-        // The note is read again: accumulators leave no registers for it meanwhile.
+        // Reloaded: accumulators leave no registers for tile info.
         const WorkTile work = WorkTileNote::read(shared.notes.note[note]);
         if constexpr (!QG_X_BLOCK_SCALES) scale_tokens(sums, TokenFactors::load(problem_of(params.fp8, work.own), place.token));
         constexpr u32 FEATURES = PARTS * PART_N;
@@ -82,9 +83,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     if (thread == 0) Pipeline::init(shared.pipeline);
     meet_cluster();
     griddepcontrol_launch_dependents();
-    // Looking for tiles takes registers.
+    // The tile search needs registers.
     using Registers = RegisterShares<40>;
-    // The shuffle tells the compiler that the role is the same for the whole warp.
+    // The shuffle makes the role uniform for the compiler.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
         Registers::take();
         griddepcontrol_wait();

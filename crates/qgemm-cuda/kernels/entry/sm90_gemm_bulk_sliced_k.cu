@@ -1,6 +1,10 @@
-// D[m, n] for a few tokens on Hopper. CTAs of a persistent grid take row tiles in turn. Slices of K are a warp's each: it copies its part of
-// a row tile in long pieces of its own, and multiplies it with its columns of X, which it brought into shared memory once. Warps meet only where
-// the sums of a row tile are added up. Memory bounds it: all shared memory that X leaves has W on its way.
+// Sliced-K GEMM for few tokens on Hopper, memory-bound.
+// CTAs of a persistent grid take row tiles in turn.
+// Each warp has a slice of K.
+// It copies its W in long bulk pieces and loads its
+// columns of X once.
+// Warps meet only to add the sums of a row tile.
+// The rest of shared memory holds W in flight.
 #include "atoms/launch.cuh"
 #include "epilogue/row_tile_slices_store.cuh"
 #include "mainloop/w_slice_ring.cuh"
@@ -12,9 +16,9 @@ static_assert(QG_ROW_TILES == 1 && QG_WARPS_N == 1 && QG_CLUSTER == 1, "a CTA ha
 struct WarpMemory : ScaleTableOfWarp {
     u64 full[PIECES];
 };
-// Behind it, X and its sums, and then the rings of all warps.
+// Followed by X, its block sums, and all warps' rings.
 struct SharedStorage {
-    // Of two row tiles in turn: a warp may be one ahead.
+    // Two row tiles alternate: a warp may be one ahead.
     RowTileSums sums[2];
     WarpMemory warp[WARPS];
 };
@@ -35,7 +39,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     WSliceRing ring = WSliceRing::of_warp(rings, dynamic_shared() + QG_SHARED_BYTES, shared.warp[warp].full, p, slice, warp);
     if (lane == 0) WSliceRing::init(ring);
     warp_barrier();
-    // Weights come first: they come from memory, while X, which all CTAs share, comes from L2. But X waits for what was asked for before.
+    // Weights first: they come from memory.
+    // All CTAs share X, which comes from L2.
+    // X queues behind earlier copies, so the second piece follows X.
     const u64 policy = l2_evict_first();
     WSliceRing::ask(ring, n_tiles, policy, lane);
     griddepcontrol_wait();
@@ -77,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
         RowTileSums& tile_sums = shared.sums[turn];
         for_each_accumulator(acc, lane, [&](u32 row, u32 token, float value) {
-            // Others are copies of the one.
+            // The other tokens are copies of token 0.
             if (QG_X_ROWS > 1 || token == 0) WarpAccumulators::put(tile_sums.of_slice[warp], row, token, value);
         });
         cta_barrier();

@@ -1,6 +1,8 @@
-// D[m, n] from 8-bit codes of W and of X on Hopper, warp-specialized. Consumer warpgroups multiply codes as they are with
-// `wgmma`, tokens as rows: integers exactly, floating-point numbers with the sums of 128 columns added in f32, scaled. A
-// producer warpgroup copies both by TMA.
+// Warp-specialized FP8 and INT8 GEMM on Hopper.
+// Consumer warpgroups multiply codes by `wgmma`, tokens as rows.
+// Integer sums are exact.
+// FP8 sums of 128 columns are scaled and added in f32.
+// A producer warpgroup copies W and X by TMA.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/token_lines_store.cuh"
@@ -29,7 +31,7 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 static_assert(QG_CONSUMERS % 128 == 0 && FIRST_PRODUCER == QG_CONSUMERS, "registers pass between whole warpgroups");
 
 QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u32 thread) {
-    // The shuffle tells the compiler that the place is the same for the whole warp.
+    // The shuffle makes `warp` uniform for the compiler.
     const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
     const GemmParams& p = params.fp8.gemm;
     const LanePlace place = LanePlace::of(warp, lane);
@@ -43,7 +45,7 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
         Accumulators sums;
         const u32 token = first_token_of(first);
         multiply_tile(sums, shared.pipeline, at, token < p.shape.m ? p.shape.m - token : 0, first, p, place, lane);
-        // The note is read again: accumulators leave no registers for it meanwhile.
+        // Reloaded: accumulators leave no registers for tile info.
         const WorkTile work = WorkTileNote::read(shared.notes.note[note]);
         constexpr u32 COUNT = sizeof(sums) / 4, FEATURES = PARTS * PART_N;
         scale_tokens(sums, TokenFactors::load(params.fp8, first_token_of(work) + place.token));
@@ -73,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     meet_cluster();
     griddepcontrol_launch_dependents();
     using Registers = RegisterShares<32>;
-    // The shuffle tells the compiler that the role is the same for the whole warp.
+    // The shuffle makes the role uniform for the compiler.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
         Registers::take();
         griddepcontrol_wait();

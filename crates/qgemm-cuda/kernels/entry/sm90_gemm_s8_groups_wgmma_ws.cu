@@ -1,5 +1,6 @@
-// The same as sm90_gemm_w4a8_wgmma_ws.cu for X in signed bytes and grouped integers, which are decoded to signed bytes. Sums are integers, exact,
-// and are added in f32 where a group ends.
+// sm90_gemm_w4a8_wgmma_ws.cu for s8 X and grouped integers.
+// W is decoded to s8. Integer sums are exact and are added in
+// f32 at the end of each group.
 #include "mainloop/sm90/s8_weights.cuh"
 #include "entry/sm90_gemm_w4a8_consume.cuh"
 

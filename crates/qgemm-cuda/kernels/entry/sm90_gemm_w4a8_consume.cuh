@@ -1,5 +1,6 @@
-// What kernels on Hopper that decode weights to bytes have in shared memory, and the work of their warps. Which bytes, what is included before
-// says.
+// Hopper kernels that decode W to bytes:
+// shared storage and warp roles.
+// The file included before defines the decoding.
 #pragma once
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
@@ -24,7 +25,7 @@ static_assert(FIRST_PRODUCER == QG_CONSUMERS, "registers pass between whole warp
 
 QG_DEVICE void consume(SharedStorage& shared, const W4A8Params& params, u32 thread) {
     const GemmParams& p = params.gemm;
-    // The shuffle tells the compiler that the warp is the same for all its lanes.
+    // The shuffle makes `warp` uniform for the compiler.
     const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
     Position at = {};
     Product::give_first_turn(warp);
@@ -36,7 +37,7 @@ QG_DEVICE void consume(SharedStorage& shared, const W4A8Params& params, u32 thre
         if (WorkTileNotes::is_end(work)) break;
         Accumulators acc;
         multiply_tile(acc, shared.pipeline, at, shared.scratch[warp], params, work, warp, lane);
-        // The note is read again: accumulators leave no registers for it meanwhile.
+        // Reloaded: accumulators leave no registers for tile info.
         const WorkTile stored = WorkTileNote::read(shared.notes.note[note]);
         store_tile(acc, problem_of(p, stored), stored, shared.staging[warp], warp, lane);
     }
@@ -52,16 +53,16 @@ QG_DEVICE void consume(SharedStorage& shared, const W4A8Params& params, u32 thre
 #endif
 }
 
-// The work of a CTA.
+// Work of a CTA.
 QG_DEVICE void multiply(const W4A8Params& params) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index();
     if (thread == 0) Pipeline::init(shared.pipeline);
     cta_barrier();
     griddepcontrol_launch_dependents();
-    // Looking for tiles takes registers.
+    // The tile search needs registers.
     using Registers = RegisterShares<QG_EXPERT_TILES && PRODUCER_REGISTERS < 40 ? 40 : PRODUCER_REGISTERS>;
-    // The shuffle tells the compiler that the role is the same for the whole warp.
+    // The shuffle makes the role uniform for the compiler.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
         Registers::take();
         griddepcontrol_wait();

@@ -1,5 +1,7 @@
-// D[m, n] from weights of four bits and X in E4M3 codes on Hopper, warp-specialized. Consumer warpgroups decode W to E4M3 in
-// registers and multiply it with X in shared memory, with `wgmma` on bytes. A producer warpgroup copies both.
+// Warp-specialized W4A8 GEMM on Hopper: 4-bit W, E4M3 X.
+// Consumer warpgroups decode W to E4M3 in registers.
+// Byte `wgmma` multiplies it by X in shared memory.
+// A producer warpgroup copies W and X.
 #include "mainloop/sm90/e4m3_weights.cuh"
 #include "entry/sm90_gemm_w4a8_consume.cuh"
 

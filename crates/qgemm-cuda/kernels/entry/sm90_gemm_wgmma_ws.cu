@@ -1,6 +1,9 @@
-// D[m, n] for more than a few tokens on Hopper, warp-specialized. Consumer warpgroups dequantize W in registers and
-// multiply it with X in shared memory, with `wgmma`. A producer warpgroup copies W and X. For few tokens, two groups of
-// consumers share the K dimension of the tile, k-tile by k-tile: one group dequantizes while the other waits.
+// Warp-specialized GEMM on Hopper for larger M.
+// Consumer warpgroups dequantize W in registers and multiply
+// by X in shared memory with `wgmma`.
+// A producer warpgroup copies W and X.
+// For few tokens, two consumer groups split K by k-tiles:
+// one group dequantizes while the other waits.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/accumulator_exchange.cuh"
@@ -30,16 +33,19 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 static_assert(QG_CONSUMERS == QG_WARPS_N * 32 && QG_CONSUMERS % 128 == 0, "the warps of a group are warpgroups");
 static_assert(FIRST_PRODUCER == QG_CONSUMERS * QG_K_GROUPS, "registers pass between whole warpgroups");
 
-// Experts have few rows more often than not, and few in their last tile, for which instructions of fewer tokens do. Beside those of 96 and
-// 128 tokens there are no registers for them: f16 and Q5_K spilled 24 bytes with a row tile a warp, INT4 g128 148 bytes with two, Q4_K 448,
-// and of NVFP4 the compiler let instructions wait for one another. Stored on a path of their own they spill nothing, and take a tenth longer.
+// Experts often have few rows, and few in their last tile.
+// wgmma over fewer tokens is then faster.
+// Kernels of 96 and 128 tokens would spill with this path.
+// Or ptxas would serialize their wgmmas.
+// A separate epilogue avoids the spills but is slower.
 constexpr u32 FEW_ROWS = 32;
 constexpr bool HAS_FEW_ROWS = QG_TILE_M < 96;
 
-// What tells consumers of their tiles.
+// Source of the consumers' tiles.
 struct TileSource {
 #if QG_EXPERT_TILES
-    // A note that the producers wrote, of which the next tile's comes with its first stage.
+    // Tile info from the producers.
+    // The next tile's info arrives with its first stage.
     const TileNote* note;
     u32 next_place;
 
@@ -68,9 +74,10 @@ struct TileSource {
 #endif
 };
 
-// The work of the consumers of group GROUP. The group is a template parameter, so that its place in the ring is the
-// same for all threads that execute the code: the compiler then keeps the place and the matrix descriptors in uniform
-// registers.
+// Work of the consumers of group GROUP.
+// GROUP is a template parameter: the ring position is then
+// uniform over all threads of the code. The compiler keeps it
+// and the matrix descriptors in uniform registers.
 template <u32 GROUP>
 QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     Pipeline& pipeline = shared.pipeline;
@@ -93,7 +100,7 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
             Exchange::put(shared.exchange, product.acc, is_first, thread);
         } else {
             Exchange::add(shared.exchange, product.acc, thread);
-            // K of experts is not cut.
+            // MoE GEMM does not split K.
             if (QG_EXPERT_TILES || work.peers == 1 || add_partials(product.acc, p, work, thread, &shared.last))
                 TileSource::store(source, product.acc, problem_of(p, work), work, shared.staging[warp], warp, lane);
         }
@@ -111,15 +118,18 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #if !QG_EXPERT_TILES
     griddepcontrol_launch_dependents();
 #endif
-    // Gathering takes registers, which two warpgroups of consumers leave.
+    // Gathering needs registers.
+    // Two consumer warpgroups leave enough.
     using Registers = RegisterShares<(QG_EXPERT_TILES && QG_THREADS <= 384 ? 56 : 32), QG_CTAS_PER_SM>;
-    // The shuffle tells the compiler that the role is the same for the whole warp.
+    // The shuffle makes the role uniform for the compiler.
     const u32 role = shfl_idx_u32(thread / QG_CONSUMERS, 0);
     if (role < QG_K_GROUPS) {
         Registers::take();
         griddepcontrol_wait();
 #if QG_EXPERT_TILES
-        // Not before: what the next launch finds of experts before it waits is there then, and it finds no room before CTAs end.
+        // Not earlier: expert data that the next launch reads before
+        // its wait must be ready by then.
+        // The next launch finds no room before CTAs end anyway.
         griddepcontrol_launch_dependents();
 #endif
         if (role == 0)

@@ -1,5 +1,6 @@
-// What kernels of `matmul` on Hopper whose CTAs stay have in shared memory, and the work of their consumers. The main loop, included before,
-// says how a tile is multiplied.
+// Persistent `matmul` on Hopper:
+// shared storage and the consumers' work.
+// The main loop, included before, multiplies a tile.
 #pragma once
 #include "atoms/registers.cuh"
 #include "epilogue/matmul_warpgroup_store.cuh"
@@ -11,7 +12,8 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// With one warpgroup of consumers, threads start with as many registers as a thread can have.
+// With one consumer warpgroup, threads start with the
+// maximum of registers.
 constexpr bool PASS_REGISTERS = WARPGROUPS > 1;
 constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 

@@ -1,28 +1,35 @@
-// Factors of `matmul` in f32 as Hopper's matrix instructions want TF32: rounded to nearest, which the instructions do not do, with values
-// along K as neighbours, whichever way they were stored, in rows that begin at multiples of 32 bytes. A CTA has 64 by 64 values of
-// one matrix of A or of B.
+// TF32 rounding pass of f32 `matmul` operands for Hopper.
+// wgmma truncates, so values are rounded to nearest here.
+// The copy is K-major, whatever the source order.
+// Its rows are 32-byte aligned.
+// A CTA handles 64 × 64 values of one matrix of A or B.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/numeric.cuh"
 #include "atoms/sync.cuh"
 
-// Values that a thread reads and writes together, chunks of a line of the tile, lines that the CTA takes at once.
+// Values per thread and access, chunks per tile line, and
+// lines per pass of the CTA.
 constexpr u32 TILE = QG_TILE, CHUNK = 4, CHUNKS = TILE / CHUNK;
 constexpr u32 LINES = QG_THREADS / CHUNKS, PASSES = TILE / LINES;
-// An odd pitch spreads what a warp writes at once over the banks.
+// The odd pitch avoids bank conflicts of a warp's writes.
 constexpr u32 PITCH = TILE + 1;
 
-// One factor: the matrices that it has, and where their copies go. Strides are in elements.
+// An operand: its matrices and their copies.
+// Strides count elements.
 struct RoundedFactor {
     u64 from, to;
-    // From a stored line, the contiguous dimension, to the next, and from a matrix to the next.
+    // Strides of source lines (the contiguous dimension) and of
+    // source matrices.
     u64 from_line, from_matrix;
-    // From a row of the copy, the values along K, to the next, a multiple of 8, and from a copy to the next.
+    // Strides of copy rows (values along K), a multiple of
+    // 8, and of copies.
     u64 to_row, to_matrix;
     u32 outer, k;
-    // Tiles of a matrix along K, of a matrix, and of all matrices.
+    // Tiles along K, per matrix, and in all matrices.
     u32 k_tiles, matrix_tiles, tiles;
-    // Whether values along K are neighbours already, and whether lines begin at multiples of 16 bytes.
+    // Whether the source is contiguous along K, and whether its
+    // lines are 16-byte aligned.
     u32 along_k, aligned16;
     u32 padding;
 };
@@ -33,12 +40,13 @@ struct RoundParams {
 static_assert(sizeof(RoundParams) == 160, "the host lays out another size");
 
 struct SharedStorage {
-    // [outer][k].
+    // [outer][k]
     u32 tile[TILE * PITCH];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// Four values of a line of `length` from `first` on, rounded. What lies behind the line is zero.
+// Four rounded values of a line from `first` on,
+// zero past `length`.
 QG_DEVICE u32x4 load_rounded(const u8* line, u32 first, u32 length, bool aligned) {
     u32x4 v = {0, 0, 0, 0};
     const u8* at = line + (u64)first * 4;
@@ -95,7 +103,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
             v[i] = u32x4{ld_shared(at), ld_shared(at + 1), ld_shared(at + 2), ld_shared(at + 3)};
         }
     }
-    // Up to the row's end, so that what lies between the values and the next row has been written.
+    // Writes up to the row's end: the padding between the values
+    // and the next row must be initialized.
 #pragma unroll
     for (u32 i = 0; i < PASSES; i++) {
         const u32 of_tile = i * LINES + line;

@@ -1,5 +1,8 @@
-// D = A · B on Hopper, warp-specialized: factors of 16 bits in device memory, stored by rows or by columns, that TMA can
-// read. CTAs stay and take work items in turn; while consumers store a tile, the producer fills the ring for the next.
+// Warp-specialized matmul on Hopper.
+// 16-bit operands, row- or column-major, readable by TMA.
+// Persistent CTAs take work items in turn.
+// While consumers store a tile, the producer fills the ring
+// for the next one.
 #include "mainloop/sm90/matmul_wgmma.cuh"
 #include "entry/sm90_matmul_consume.cuh"
 
@@ -11,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     cta_barrier();
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    // The shuffle tells the compiler that the role is the same for the whole warp.
+    // The shuffle makes the role uniform for the compiler.
     if (shfl_idx_u32(thread / CONSUMERS, 0) == 0) {
         if constexpr (PASS_REGISTERS) setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(shared, params, thread);

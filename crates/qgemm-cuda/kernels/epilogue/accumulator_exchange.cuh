@@ -1,13 +1,17 @@
-// Passes the accumulators of a tile from the second of two groups of consumers, which share the tile's K, to the first.
+// Accumulator exchange between two consumer groups that split
+// the K of a tile. The second passes its sums to the first.
 #pragma once
 #include "atoms/sync.cuh"
 #include "epilogue/warp_store.cuh"
 
 struct AccumulatorExchange {
-    f32x4 acc[THREAD_ACCUMULATORS / 4][QG_CONSUMERS];
+    f32x4 acc[THREAD_ACCUMULATORS / 4][QG_CONSUMERS];  // [vector][thread]
 
-    // Barriers of both groups (barrier 1 is the first group's own). FULL: the accumulators are in shared memory. EMPTY:
-    // they have been read. With an mbarrier, which waits in a loop, the compiler serializes `wgmma` (ptxas C7513).
+    // Named barriers of both groups; the first group uses barrier 1.
+    // FULL: the accumulators are in shared memory.
+    // EMPTY: they have been read.
+    // An mbarrier would make ptxas serialize `wgmma` (C7513),
+    // because its wait is a loop.
     static constexpr u32 FULL = 2, EMPTY = 3, THREADS = 2 * QG_CONSUMERS;
 
     // `is_first` is true for the CTA's first tile.
@@ -29,13 +33,14 @@ struct AccumulatorExchange {
         }
         barrier_arrive(EMPTY, THREADS);
     }
-    // For the group that puts, after its last tile: it leaves no barrier half complete.
+    // The putting group calls it after its last tile, so that no
+    // barrier stays half complete.
     QG_DEVICE void end(bool has_put) {
         if (has_put) barrier_sync(EMPTY, THREADS);
     }
 };
 
-// For a single group, which exchanges nothing.
+// A single group exchanges nothing.
 struct NoExchange {
     template <class... T>
     QG_DEVICE void put(T&&...) {}

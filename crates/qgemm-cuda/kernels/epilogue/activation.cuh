@@ -1,17 +1,20 @@
-// Activation functions, in f32. All but the last are v · sigmoid(…): GELU by tanh has 1 + tanh(u), which equals 2 ·
-// sigmoid(2u) but cancels where u is negative.
+// Activation functions in f32, mostly v · sigmoid(…).
+// Tanh GELU uses 2 · sigmoid(2u) for 1 + tanh(u), which would
+// cancel for negative u.
 #pragma once
 #include "atoms/numeric.cuh"
 #include "generated/abi.cuh"
 
-// exp(x) for x ≤ 0, within 1e-7 of the exact value. It is 0 below -87, where results would leave the normal numbers.
-// The polynomial is the minimax polynomial for |r| up to ln(2) / 2.
+// exp(x) for x ≤ 0, within 1e-7.
+// It is 0 below -87, where results would be subnormal.
+// Minimax polynomial for |r| up to ln(2) / 2.
 QG_DEVICE float exp_nonpositive(float x) {
-    // 1.5 · 2^23. Its sum with a small number is that number rounded to an integer, in the lowest bits.
+    // 1.5 · 2^23: the addition rounds a small number.
+    // The integer is then in the lowest bits.
     const float round = 12582912.0f;
     const float shifted = x * 1.44269504f + round;
     const float n = shifted - round;
-    // x - n · ln(2), in two parts, of which the first is exact.
+    // x - n · ln(2) in two steps; the first step is exact.
     const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     float q = 0.00138144672f;
     q = q * r + 0.00836878084f;
@@ -23,14 +26,17 @@ QG_DEVICE float exp_nonpositive(float x) {
     return x > -87.0f ? fraction * power : 0.0f;
 }
 
-// 1 / (1 + exp(-x)).
+// Logistic function.
 QG_DEVICE float sigmoid(float x) {
     const float e = exp_nonpositive(x < 0.0f ? x : -x);
     return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
-// (1 + erf(x / sqrt(2))) / 2, the normal distribution. Its tail at z = |x| / sqrt(2) is exp(-z²) / 2 times a function
-// of t = 1 / (1 + 0.4 z). The polynomial approximates that function within 1e-7 for z up to 9.4; beyond, exp(-z²) is 0.
+// Normal CDF, (1 + erf(x / sqrt(2))) / 2.
+// With z = |x| / sqrt(2) and t = 1 / (1 + 0.4 z) the tail is
+// exp(-z²) / 2 times a function of t.
+// A polynomial approximates this function within 1e-7 for z ≤
+// 9.4; beyond, exp(-z²) is 0.
 QG_DEVICE float normal_cdf(float x) {
     const float e = exp_nonpositive(-0.5f * x * x);
     const float t = 1.0f / (1.0f + 0.282842712f * (x < 0.0f ? -x : x));
@@ -51,7 +57,7 @@ QG_DEVICE float activate(u32 activation, float v) {
     if (activation == QG_ACTIVATION_IDENTITY) return v;
     if (activation == QG_ACTIVATION_RELU) return v < 0.0f ? 0.0f : v;
     if (activation == QG_ACTIVATION_GELU_ERF) return v * normal_cdf(v);
-    // 2 · sqrt(2 / pi) · (v + 0.044715 v³) for GELU by tanh.
+    // Tanh GELU: 2·sqrt(2/pi) · (v + 0.044715 v³).
     const float x = activation == QG_ACTIVATION_SILU ? v : 1.59576912f * (v + 0.044715f * v * v * v);
     return v * sigmoid(x);
 }

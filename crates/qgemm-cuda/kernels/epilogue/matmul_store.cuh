@@ -1,10 +1,11 @@
-// The outputs of complete accumulators of `matmul`: alpha, C or what D held, the bias, the activation or its derivative, D.
+// Matmul epilogue: alpha, C or the old D, bias, activation or
+// its derivative, D.
 #pragma once
 #include "epilogue/activation_slope.cuh"
 #include "epilogue/operands.cuh"
 #include "sched/matmul_tile.cuh"
 
-// The factor of the product: alpha, and those of all of A and of B, where they have one.
+// alpha times the per-tensor scales of A and B.
 QG_DEVICE float matmul_alpha(const MatmulParams& p) {
     float alpha = p.shape.alpha;
     if constexpr (QG_MAY_SCALE) {
@@ -14,8 +15,8 @@ QG_DEVICE float matmul_alpha(const MatmulParams& p) {
     return alpha;
 }
 
-// Finishes and stores RUN neighbouring outputs of row `row` from column `column`, a multiple of RUN, on, as far as D has
-// them.
+// Finishes and stores RUN consecutive outputs of a row,
+// clipped to D. `column` is a multiple of RUN.
 QG_DEVICE void store_matmul_run(const MatmulParams& p, u32 product, u32 row, u32 column, float (&v)[RUN]) {
     if (row >= p.shape.m || column >= p.shape.n) return;
     const u32 flags = p.shape.flags, left = p.shape.n - column, count = left < RUN ? left : RUN;

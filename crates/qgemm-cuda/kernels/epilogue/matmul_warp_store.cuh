@@ -1,5 +1,6 @@
-// From a warp's accumulators of `matmul` to rows of D: sixteen rows at a time pass through shared memory of the warp, so
-// that neighbouring lanes store neighbouring runs.
+// Matmul epilogue of a warp, through shared memory.
+// Sixteen rows pass at a time, so that neighbouring lanes
+// store neighbouring runs.
 #pragma once
 #include "atoms/warp.cuh"
 #include "epilogue/matmul_store.cuh"
@@ -8,9 +9,9 @@
 constexpr u32 TILE_PADDING = QG_VARIANT >= 75 ? 8 : 4;
 
 struct MatmulStaging {
-    // Words of padding put the rows that half a warp writes together into different banks.
+    // Padding: the rows that half a warp writes use different banks.
     static constexpr u32 PITCH = WARP_N + TILE_PADDING;
-    alignas(16) float acc[16 * PITCH];
+    alignas(16) float acc[16 * PITCH];  // [row][column]
 };
 
 QG_DEVICE void store_matmul_tile(const Accumulators& acc, const MatmulParams& p, const MatmulTile& t,

@@ -1,4 +1,4 @@
-// Dense operands of the epilogue, whose types are known at run time: one element, or a run of a few elements.
+// Dense operands of the epilogue, with runtime element types.
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/memory.cuh"
@@ -49,8 +49,9 @@ QG_DEVICE void store_words(u8* address, const u32 (&words)[WORDS]) {
         st_global_v4(address, u32x4{words[0], words[1], words[2], words[3]});
 }
 
-// The first `count` elements of a run of WIDTH, two or eight, that begins at a multiple of WIDTH. The others are 0.
-// `aligned` says that rows begin at multiples of 16 bytes.
+// First `count` elements of a run of WIDTH, the others 0.
+// WIDTH is two or eight; `index` is a multiple of WIDTH.
+// `aligned`: rows start at multiples of 16 bytes.
 template <u32 WIDTH>
 QG_DEVICE void load_dense_run(float (&v)[WIDTH], u32 dtype, u64 base, u64 index, bool aligned, u32 count) {
     if (!aligned || count < WIDTH) {

@@ -1,9 +1,10 @@
-// The fast path of epilogues: outputs for which kernels have code of their own.
+// Fast path of epilogues.
 #pragma once
 #include "sched/params.cuh"
 
-// Whether an output is the accumulator times a factor of its row, plus a bias, in the type of X, and rows of D are
-// aligned. The path lists what it allows: an operand that it does not know is none of its own.
+// Whether D = acc · row_scale · alpha + bias.
+// D has the type of X and aligned rows.
+// A whitelist: unknown flags take the general path.
 QG_DEVICE bool is_plain(const GemmParams& p) {
     constexpr u32 OPERANDS = QG_FLAG_ROW_SCALE | QG_FLAG_K_ORDER | QG_FLAG_BIAS;
     constexpr u32 ALIGNMENTS = QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 |

@@ -1,5 +1,7 @@
-// From the accumulators of a row tile, in a warp's registers, to D. A lane has two rows, eight apart, of two tokens of each token tile:
-// of a gated pair these are a feature's gate and up.
+// Epilogue of a row tile in a warp's registers.
+// A lane has two rows, eight apart, of two
+// tokens per token tile.
+// In a gated pair these rows are a feature's gate and up.
 #pragma once
 #include "dequant/operand.cuh"
 #include "epilogue/store.cuh"
@@ -7,7 +9,7 @@
 #include "mainloop/x_tile_copies.cuh"
 #include "sched/experts.cuh"
 
-// The rows of D of a lane's tokens.
+// Rows of D of a lane's tokens.
 struct LaneTokens {
     u32 row[TOKEN_TILES][2];
 
@@ -21,23 +23,24 @@ struct LaneTokens {
     }
 };
 
-// Whether outputs need nothing but a factor for all.
+// Whether outputs are only scaled by alpha.
 QG_DEVICE bool are_products(const GemmParams& p) {
     constexpr u32 ALIGNMENTS = QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 | QG_FLAG_C_ALIGNED16 |
                                QG_FLAG_RESIDUAL_ALIGNED16;
     return !(p.shape.flags & QG_GEMM_FLAGS & ~ALIGNMENTS) && p.shape.activation == QG_ACTIVATION_IDENTITY;
 }
 
-// The problem of some rows.
+// Problem of the rows `own`.
 QG_DEVICE GemmParams problem_of(const GemmParams& given, const OwnRows& own) {
     GemmParams p = given;
     OwnRows::narrow(own, p);
     return p;
 }
 
-// Stores one token's two rows, `row` and the one eight further, with all that an output may need. The problem is narrowed here: where a
-// function was called with a narrowed one, all of that passed through memory for each row tile (32 tokens, 128 experts of 2048x768, on an
-// H200: 66 us, and 33 without).
+// Stores rows `row` and `row` + 8 of one token,
+// with all options.
+// The problem is narrowed here: passing a narrowed copy to a
+// call goes through local memory for every row tile.
 QG_DEVICE void store_two_rows(const GemmParams& given, const OwnRows& own, u32 token, u32 row, float low, float high) {
     const GemmParams p = problem_of(given, own);
     const u32 features = p.shape.out_features;
@@ -55,7 +58,7 @@ QG_DEVICE void store_two_rows(const GemmParams& given, const OwnRows& own, u32 t
             store_feature(p, token, row, activate(p.shape.activation, linear_output(p, token, row, row, acc[i])));
 }
 
-// For all lanes of a warp; `products` as `are_products` says.
+// All lanes of a warp call it; `products` is `are_products`.
 QG_DEVICE void store_row_tile(const GemmParams& given, const OwnRows& own, bool products, const LaneTokens& tokens, const Accumulators& acc,
                               u32 row_tile, u32 lane) {
     const u32 row = row_tile * QG_TILE_ROWS + lane / 4;
@@ -74,7 +77,7 @@ QG_DEVICE void store_row_tile(const GemmParams& given, const OwnRows& own, bool 
             }
         return;
     }
-    // Options stand in the code once.
+    // Not unrolled, to keep one copy of the code of all options.
 #pragma unroll 1
     for (u32 i = 0; i < TOKEN_TILES * 2; i++) {
         u32 token = TileTokens::NONE;

@@ -1,5 +1,7 @@
-// The epilogue of sliced-K kernels. The accumulators of a CTA's slices (warps with the same rows) are added in the
-// order of the slices, then those of the CTAs that share the tile, and stored.
+// Epilogue of sliced-K kernels.
+// Slices are warps with equal rows. Their accumulators
+// are added in slice order, then over the CTAs of the
+// tile, and stored.
 #pragma once
 #include "atoms/cg_pair.cuh"
 #include "atoms/opaque_register.cuh"
@@ -14,23 +16,26 @@ constexpr u32 WARP_ROWS = QG_ROW_TILES * QG_TILE_ROWS;
 constexpr u32 CTA_ROWS = QG_WARPS_N * WARP_ROWS;
 constexpr u32 ELEMENTS = CTA_ROWS * QG_TILE_M;
 
-// The accumulators of one warp, in shared memory.
+// Accumulators of one warp, in shared memory.
 struct WarpAccumulators {
-    // Four words of padding put the tokens that lanes write together, 2t, into different banks.
+    // Four words of padding:
+    // the tokens 2t that lanes write together use different banks.
     static constexpr u32 PITCH = WARP_ROWS + (QG_TILE_M < 8 ? 0 : 4);
-    alignas(16) float value[QG_TILE_M * PITCH];
+    alignas(16) float value[QG_TILE_M * PITCH];  // [token][row of W]
 
     QG_DEVICE void put(WarpAccumulators& acc, u32 row, u32 token, float value) {
         st_shared(&acc.value[token * PITCH + row], value);
     }
 };
 
-// Rows that a thread adds and stores at once. They are few, so that all threads have some: the latency of one thread is
-// what the epilogue takes.
+// Rows per thread and step.
+// Few, so that all threads have work: the epilogue takes the
+// latency of one thread.
 constexpr u32 WIDTH = 2;
 
-// Adds the slices' accumulators of a pair of rows. `accumulators_of(i)` are those of warp i; the warps of a slice
-// follow one another.
+// Adds the slices' accumulators of two rows.
+// `accumulators_of(i)` belongs to warp i; the warps of a slice
+// are consecutive.
 template <class AccumulatorsOf>
 QG_DEVICE void reduce_slices(float (&acc)[WIDTH], u32 token, u32 row, AccumulatorsOf accumulators_of) {
     acc[0] = acc[1] = 0;
@@ -44,15 +49,20 @@ QG_DEVICE void reduce_slices(float (&acc)[WIDTH], u32 token, u32 row, Accumulato
     acc[0] *= FROM_UNITS, acc[1] *= FROM_UNITS;
 }
 
-// Pairs of partial sums that a thread loads side by side, and of how many CTAs where it has `pairs` of each.
+// Partial-sum pairs that a thread loads at once.
+// `peers_at_once`: peers per step, for `pairs` pairs of each.
 constexpr u32 LOADS_AT_ONCE = 8;
 QG_DEVICE constexpr u32 peers_at_once(u32 pairs) {
     return pairs >= LOADS_AT_ONCE ? 1 : pairs > 2 ? LOADS_AT_ONCE / pairs : 4;
 }
 
-// Stores outputs that need nothing but a factor, where all rows lie inside. All slices are added before the first
-// output is stored, so that latencies overlap. A thread stores the same rows of several tokens, so addresses are
-// computed once. Of a tile that CTAs share, the last to arrive stores the sum of what all have, in the order of their K ranges.
+// Stores outputs that are only scaled; all rows lie inside D.
+// All slices are added before the first store, to
+// overlap latencies.
+// A thread stores the same rows of several tokens, so it
+// computes addresses once.
+// IS_SHARED: split-K fix-up by the last CTA to arrive, in
+// order of the peers' K ranges.
 template <bool IS_SHARED, class AccumulatorsOf>
 QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_row, u32* flag, u32 thread,
                               AccumulatorsOf accumulators_of) {
@@ -100,7 +110,7 @@ QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_ro
     }
 }
 
-// Stores all other outputs, among them those of tiles that several CTAs share.
+// Stores all other outputs, with or without split-K.
 template <class AccumulatorsOf>
 QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, AccumulatorsOf accumulators_of) {
     const WorkTile work = WorkTile::of_grid(p);
@@ -131,23 +141,24 @@ QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, Accumula
         });
 }
 
-// Whether the CTA's outputs need nothing but a factor. The caller asks before the barrier behind the last `put`, where
-// the answer costs no time.
+// Whether the CTA's outputs are only scaled.
+// Ask before the barrier that follows the last `put`, where
+// the answer's latency is hidden.
 QG_DEVICE bool are_products(const GemmParams& p) {
     constexpr u32 OTHERS = QG_FLAG_BIAS | (Operands::HAS_SCALE ? QG_FLAG_ROW_SCALE : 0);
     const bool inside = (cta_index().x + 1) * CTA_ROWS <= p.shape.out_features;
     return is_plain(p) && !(p.shape.flags & OTHERS) && inside;
 }
 
-// For the whole CTA, after a barrier behind the last `put`. `flag` is a word of shared memory. Plain products have code
-// of their own, short and without branches, because nothing hides the fetch of instructions here: for a CTA with 64
-// rows on an H200, the code with all options took 2.0 us for eight tokens and 3.7 us for 16, and this code takes 0.5
-// and 0.9 us.
+// The whole CTA calls it after a barrier behind the last `put`.
+// `flag` is a word of shared memory.
+// Scaled-only outputs have short code without branches,
+// because nothing hides instruction fetch here.
 template <class AccumulatorsOf>
 QG_DEVICE void store_sliced_k(const GemmParams& p, bool products, u32* flag, u32 thread,
                               AccumulatorsOf accumulators_of) {
-    // Else the compiler computes addresses of the main loop again at every turn, or spills them, which those here have parts of (Q8_0, 10 %
-    // slower).
+    // Opaque values: the compiler otherwise shares subexpressions
+    // with main-loop addresses, and recomputes or spills those.
     thread = opaque_register(thread);
     const u32 first_token = opaque_register(WorkTile::of_grid(p).m_tile) * QG_TILE_M;
     const u32 first_row = opaque_register(cta_index().x) * CTA_ROWS;

@@ -1,17 +1,23 @@
-// The outputs of complete accumulators, computed in f32 and converted once:
-//     v = alpha · row_scale · token_scale · x_factor · acc + beta · C + bias
-//     D = activation(v) + residual, or, of a gated pair, activation(v of the gate) · v of the up + residual
-// Options are uniform branches. `row` counts rows of W. Rows of a gated pair stand in groups of 16: eight of the gate,
-// then the up's rows of the same eight features. Rows and tokens beyond the output are accepted and not stored. The
-// thread that stores an element of D has read the same element of the residual before, so residual and D may be the
-// same memory.
+// GEMM epilogue in f32, converted once:
+//   v = alpha · row_scale · token_scale · x_factor · acc
+//       + beta · C + bias
+//   D = activation(v) + residual
+//   D = activation(v_gate) · v_up + residual  (gated pair)
+// Options are uniform branches. `row` counts rows of W.
+// Rows of a gated pair form groups of 16:
+// eight gate rows, then the up rows of the same eight features.
+// Rows and tokens outside D are accepted but not stored.
+// The thread that stores an element of D has read this element
+// of the residual before.
+// So the residual and D may be the same memory.
 #pragma once
 #include "atoms/warp.cuh"
 #include "epilogue/activation.cuh"
 #include "epilogue/operands.cuh"
 #include "sched/rows.cuh"
 
-// Undoes the power of two that X was multiplied with: before all other factors, and exactly.
+// Undoes the power of two that scaled X.
+// It comes before all other factors, and is exact.
 QG_DEVICE float x_factor(const GemmParams& p, u32 token) {
     return p.shape.flags & QG_FLAG_X_FACTOR ? load_dense(DTYPE_F32, p.at.x_factor, token) : 1.0f;
 }
@@ -21,7 +27,8 @@ QG_DEVICE float token_factor(const GemmParams& p, u32 token) {
     return p.shape.alpha * load_dense(DTYPE_F32, p.at.token_scale, token);
 }
 
-// The v of one accumulator. `bias_index` is its feature, or, for the up, its feature behind all features of the gate.
+// v of one accumulator. `bias_index` is the feature.
+// For up rows it is offset by the number of features.
 QG_DEVICE float linear_output(const GemmParams& p, u32 token, u32 row, u32 bias_index, float acc) {
     const u32 flags = p.shape.flags;
     float v = token_factor(p, token) * (x_factor(p, token) * acc);
@@ -37,7 +44,8 @@ QG_DEVICE void store_feature(const GemmParams& p, u32 token, u32 feature, float 
     store_dense(p.shape.d_dtype, p.at.d, token * p.at.d_row + feature, v);
 }
 
-// Stores one output of a weight that is no gated pair. Tokens of the tile become rows of D here (`find_row`).
+// Stores one output of an ungated weight.
+// `find_row` maps the tile's token to a row of D.
 QG_DEVICE void store_output(const GemmParams& p, u32 token, u32 row, float acc) {
     u32 own;
     if (row >= p.shape.out_features || !find_row(p, token, own)) return;
@@ -48,7 +56,8 @@ QG_DEVICE u32 feature_of_gate(u32 gate_row) {
     return gate_row / 16 * 8 + gate_row % 8;
 }
 
-// Stores one output of a gated pair, from the accumulators of rows `gate_row` and `gate_row` + 8.
+// Stores one output of a gated pair from rows `gate_row`
+// and `gate_row` + 8.
 QG_DEVICE void store_gated(const GemmParams& p, u32 token, u32 gate_row, float gate_acc, float up_acc) {
     const u32 feature = feature_of_gate(gate_row);
     u32 own;
@@ -58,8 +67,10 @@ QG_DEVICE void store_gated(const GemmParams& p, u32 token, u32 gate_row, float g
     store_feature(p, own, feature, activate(p.shape.activation, gate) * up);
 }
 
-// Stores one accumulator of every lane of a warp. All lanes call it; `inside` says whether the lane has an accumulator.
-// Lanes l and l ^ 8 hold the same token, and rows of the same 16 that lie 8 apart.
+// Stores one accumulator per lane. All lanes of a warp call
+// it; `inside` tells whether the lane has an accumulator.
+// Lanes l and l ^ 8 hold the same token and rows 8 apart
+// in a group of 16.
 QG_DEVICE_CALL void store_by_lane(const GemmParams& p, u32 token, u32 row, float acc, bool inside) {
     if (p.shape.flags & QG_FLAG_GATED) {
         const float up = shfl_xor(acc, 8);
@@ -69,7 +80,7 @@ QG_DEVICE_CALL void store_by_lane(const GemmParams& p, u32 token, u32 row, float
     }
 }
 
-// `linear_output` of a run of rows, of which `count` lie inside.
+// `linear_output` of a run of rows; `count` of them lie inside.
 template <u32 WIDTH>
 QG_DEVICE void linear_run(const GemmParams& p, u32 token, u32 row, u32 bias_index, u32 count, float (&v)[WIDTH]) {
     const u32 flags = p.shape.flags;
@@ -78,7 +89,7 @@ QG_DEVICE void linear_run(const GemmParams& p, u32 token, u32 row, u32 bias_inde
 #pragma unroll
     for (u32 i = 0; i < WIDTH; i++) v[i] = factor * (inverse * v[i]);
     if (flags & QG_FLAG_ROW_SCALE) {
-        // Row scales are the weight's own memory, which is aligned.
+        // Row scales are part of the weight's memory, which is aligned.
         load_dense_run(operand, DTYPE_F32, p.at.row_scale, row, true, count);
 #pragma unroll
         for (u32 i = 0; i < WIDTH; i++) v[i] *= operand[i];
@@ -95,7 +106,7 @@ QG_DEVICE void linear_run(const GemmParams& p, u32 token, u32 row, u32 bias_inde
     }
 }
 
-// The loop is not unrolled, so that the functions stand in the code once.
+// Not unrolled, to keep one copy of the activation code.
 template <u32 WIDTH>
 QG_DEVICE void activate_run(u32 activation, float (&v)[WIDTH]) {
     if (activation == QG_ACTIVATION_IDENTITY) return;
@@ -121,7 +132,8 @@ QG_DEVICE void store_features(const GemmParams& p, u32 token, u32 feature, u32 c
     store_dense_run(p.shape.d_dtype, p.at.d, token * p.at.d_row + feature, flags & QG_FLAG_D_ALIGNED16, count, v);
 }
 
-// Stores a run of outputs of one token, of a weight that is no gated pair. `first_row` is a multiple of the run.
+// Stores a run of outputs of one token of an ungated weight.
+// `first_row` is a multiple of WIDTH.
 template <u32 WIDTH>
 QG_DEVICE void store_run(const GemmParams& p, u32 token, u32 first_row, const float (&acc)[WIDTH]) {
     u32 own;
@@ -135,8 +147,8 @@ QG_DEVICE void store_run(const GemmParams& p, u32 token, u32 first_row, const fl
     store_features(p, own, first_row, count, v);
 }
 
-// The same for a gated pair, from the accumulators of a run of the gate's rows and of the up's rows, eight rows
-// further.
+// `store_run` of a gated pair: a run of gate rows, and the up
+// rows eight rows further.
 template <u32 WIDTH>
 QG_DEVICE void store_gated_run(const GemmParams& p, u32 token, u32 first_row, const float (&gate_acc)[WIDTH],
                                const float (&up_acc)[WIDTH]) {
@@ -155,8 +167,9 @@ QG_DEVICE void store_gated_run(const GemmParams& p, u32 token, u32 first_row, co
     store_features(p, own, feature, count, gate);
 }
 
-// Stores the outputs of TOKENS tokens and ROWS rows of W, a multiple of 16, with THREADS threads, each of which stores
-// runs of WIDTH. `take(token, run, acc)` reads the accumulators of a run of rows.
+// Stores TOKENS × ROWS outputs with THREADS threads.
+// ROWS is a multiple of 16; a thread stores runs of WIDTH.
+// `take(token, run, acc)` reads the accumulators of a run.
 template <u32 TOKENS, u32 ROWS, u32 THREADS, u32 WIDTH, class Take>
 QG_DEVICE void store_runs(const GemmParams& p, u32 first_token, u32 first_row, u32 thread, Take take) {
     constexpr u32 RUNS = ROWS / WIDTH, OF_EIGHT = 8 / WIDTH;

@@ -1,6 +1,9 @@
-// From a warp's accumulators to rows of D in 16 bits, on Hopper, where outputs are products alone and rows of the matrix instructions are
-// tokens: a line or two of the cache of each row pass through shared memory at a time, by `stmatrix`. With two, a tile of 256 features
-// waits for half as many exchanges.
+// Hopper epilogue of scaled-only 16-bit outputs, for MMA rows
+// that are tokens.
+// `stmatrix` moves LINES 128-byte lines of each row through
+// shared memory at a time.
+// With two lines a tile of 256 features has half
+// as many exchanges.
 #pragma once
 #include "atoms/stmatrix_rows.cuh"
 #include "epilogue/token_rows_store.cuh"
@@ -8,29 +11,33 @@
 template <u32 LINES>
 struct TokenLines {
     static constexpr u32 ROW_CHUNKS = LINE_BYTES / 16;
-    alignas(16) u8 bytes[LINES][WARP_TOKENS][LINE_BYTES];
+    alignas(16) u8 bytes[LINES][WARP_TOKENS][LINE_BYTES];  // [line][token][byte], swizzled
 
-    // Chunks are exchanged so that those of eight rows lie in all banks.
+    // Swizzle: the chunks of eight rows use all banks.
     QG_DEVICE u8* chunk(TokenLines& lines, u32 line, u32 row, u32 index) { return &lines.bytes[line][row][(index ^ row % 8) * 16]; }
 };
 
-// What such outputs may have: weights with scales of blocks have no factors of rows.
+// Allowed operands.
+// Block-scaled weights have no row scales.
 constexpr u32 PRODUCT_OPERANDS = QG_W_BLOCK_SCALES ? 0 : QG_FLAG_ROW_SCALE;
 
-// Whether outputs are products alone, in 16 bits.
+// Whether outputs are only scaled, in 16 bits.
 QG_DEVICE bool is_product(const GemmParams& p) {
     return p.shape.activation == QG_ACTIVATION_IDENTITY && has_only<PRODUCT_OPERANDS>(p);
 }
 
-// `d` is the place of the first of FEATURES features of the first of `tokens` tokens. Of accumulators, what
-// epilogue/token_rows_store.cuh has. Where SCALED, `factor(column, of)` puts the factors of two neighbouring features there; else they are 1.
+// Stores FEATURES features of `tokens` tokens; `d` is the first.
+// Accumulator layout: epilogue/token_rows_store.cuh.
+// If SCALED, `factor(column, of)` sets the factors of two
+// neighbouring features; otherwise they are 1.
 template <u32 FEATURES, bool EXCHANGED, bool F16, bool SCALED, u32 LINES, class Factor>
 QG_DEVICE void store_lines(const float* acc, u8* d, u64 row_bytes, u32 tokens, TokenLines<LINES>& staging, u32 lane, const Factor& factor) {
     using Staging = TokenLines<LINES>;
     constexpr u32 OF_LINE = LINE_BYTES / 2;
     static_assert(FEATURES % (LINES * OF_LINE) == 0 || (LINES == 1 && FEATURES % 16 == 0), "lines are whole, or the last is one of them");
     constexpr u32 ROWS_AT_ONCE = 32 / Staging::ROW_CHUNKS, ROUNDS = WARP_TOKENS / ROWS_AT_ONCE;
-    // The row and the chunk that a lane gives the address of, and those that it stores.
+    // Row and chunk whose address the lane gives to `stmatrix`,
+    // and the row and chunk that it stores.
     const u32 row = token_of(lane % 8) + lane / 8 % 2 * 8, own = lane / Staging::ROW_CHUNKS, index = lane % Staging::ROW_CHUNKS;
     d += own * row_bytes + index * 16;
 #pragma unroll

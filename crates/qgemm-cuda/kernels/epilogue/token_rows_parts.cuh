@@ -1,8 +1,11 @@
-// Rows of D of a number of features that is no multiple of a line's: parts that epilogue/token_rows_store.cuh stores, and half a round.
+// Token-row epilogue for feature counts that are no
+// multiple of a line: rounds of
+// epilogue/token_rows_store.cuh and half a round.
 #pragma once
 #include "epilogue/token_rows_store.cuh"
 
-// Stores 16 tokens and half a round's features, of which a lane has eight accumulators and room for eight more.
+// Stores 16 tokens × half a round of features.
+// A lane has eight accumulators, and room for eight more.
 template <bool EXCHANGED>
 QG_DEVICE void store_half_round(float* acc, const GemmParams& p, u32 first_token, u32 first_row, u32 token, bool is_whole, WarpStaging& staging,
                                 u32 lane) {
@@ -23,7 +26,8 @@ QG_DEVICE void store_half_round(float* acc, const GemmParams& p, u32 first_token
     store_dense_run(p.shape.d_dtype, p.at.d, own * p.at.d_row + first_row / 2, true, RUN, v);
 }
 
-// `store_token_rows`, of a multiple of 16 features. Accumulators are those of whole rounds.
+// `store_token_rows` for a multiple of 16 features.
+// `acc` has room for whole rounds.
 template <u32 FEATURES, bool EXCHANGED>
 QG_DEVICE void store_token_parts(float* acc, const GemmParams& p, u32 first_token, u32 first_row, u32 token, bool is_whole,
                                  WarpStaging& staging, u32 lane) {

@@ -1,6 +1,8 @@
-// From a warp's accumulators to rows of D, where rows of the matrix instructions are tokens. Lanes hold two features of two
-// tokens. They pass through a little shared memory of the warp, 32 features at a time, so that neighbouring lanes store
-// neighbouring features; where outputs are products alone, as epilogue/whole_rows.cuh has it.
+// Epilogue for MMA rows that are tokens.
+// Lanes hold two features of two tokens.
+// A warp passes 32 features at a time through shared memory,
+// so that neighbouring lanes store neighbouring features.
+// Scaled-only outputs use epilogue/whole_rows.cuh.
 #pragma once
 #include "atoms/numeric.cuh"
 #include "atoms/warp.cuh"
@@ -12,19 +14,21 @@
 #include "sched/output_rows.cuh"
 #include "sched/split.cuh"
 
-// Tokens and features that pass in a round, and accumulators of a lane for them.
+// Tokens and features of a round, and its accumulators per lane.
 constexpr u32 WARP_TOKENS = 16, ROUND_FEATURES = 32, ROUND_ACCUMULATORS = ROUND_FEATURES * WARP_TOKENS / 32;
 
 struct WarpStaging {
-    // Units of four features. The exchange puts what half a warp writes at once, and a quarter reads, into all banks.
-    alignas(16) float value[WARP_TOKENS * ROUND_FEATURES];
+    // Swizzle in units of four features.
+    // Writes of half a warp and reads of a quarter use all banks.
+    alignas(16) float value[WARP_TOKENS * ROUND_FEATURES];  // [token][feature], swizzled
 
     QG_DEVICE u32 unit(u32 token, u32 index) {
         const u32 exchange = (token % 2 | token / 4 % 2 << 1) << 1 | token % 2;
         return token * ROUND_FEATURES + (index ^ exchange) * 4;
     }
 
-    // Writes the first accumulators of every lane, for all lanes to read. `token` is the lane's first.
+    // Publishes the first ROUND_ACCUMULATORS of every lane.
+    // `token` is the lane's first token.
     template <bool EXCHANGED>
     QG_DEVICE void put(WarpStaging& staging, const float* acc, u32 token, u32 lane) {
         warp_barrier();
@@ -45,8 +49,9 @@ struct WarpStaging {
     }
 };
 
-// Outputs of no flags but those of OPERANDS and alignments, in f16 or bf16, with rows of D aligned: paths list what they allow, as
-// those of epilogue/plain.cuh.
+// Whether outputs have only the operands OPERANDS, in f16 or
+// bf16, with aligned rows of D.
+// A whitelist, as in epilogue/plain.cuh.
 template <u32 OPERANDS>
 QG_DEVICE bool has_only(const GemmParams& p) {
     constexpr u32 ALLOWED = OPERANDS | QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 |
@@ -55,17 +60,19 @@ QG_DEVICE bool has_only(const GemmParams& p) {
     return !(p.shape.flags & QG_GEMM_FLAGS & ~ALLOWED) && direct;
 }
 
-// The accumulator times a factor of its row of W.
+// The accumulator times alpha and a row scale.
 QG_DEVICE bool is_plain(const GemmParams& p) {
     return p.shape.activation == QG_ACTIVATION_IDENTITY && has_only<QG_FLAG_ROW_SCALE>(p);
 }
 
-// What fast gated outputs have: weights with scales of blocks have no others, and no registers for them.
+// Operands of the fast gated path.
+// Block-scaled weights have no row scales, and their kernels
+// no registers for them.
 constexpr u32 GATED_OPERANDS = QG_FLAG_GATED | (QG_W_BLOCK_SCALES ? 0 : QG_FLAG_ROW_SCALE);
 
-// Turns the accumulators of a round into the products of activated gates and ups: of each 16 features, which a lane holds two of
-// the eight gates and the same two of the ups, the gates' places get them. In `store_runs` a lane would do eight outputs one after
-// the other.
+// Replaces a round's gate accumulators by activated outputs.
+// Of each 16 features a lane has two gates and their two ups.
+// In `store_runs` a lane would compute eight outputs serially.
 template <bool EXCHANGED>
 QG_DEVICE void activate_gated_round(float* acc, const GemmParams& p, u32 first_row, u32 lane) {
     const bool scales = p.shape.flags & GATED_OPERANDS & QG_FLAG_ROW_SCALE;
@@ -78,7 +85,8 @@ QG_DEVICE void activate_gated_round(float* acc, const GemmParams& p, u32 first_r
             const float up = p.shape.alpha * (scales ? load_dense(DTYPE_F32, p.at.row_scale, row + 8 + i) : 1.0f);
 #pragma unroll
             for (u32 token = 0; token < 2; token++) {
-                // In every second eight features those of a pair are exchanged, where EXCHANGED says so.
+                // With EXCHANGED the pair is swapped in odd groups
+                // of eight features.
                 float& value = acc[pair * 8 + token * 2 + i];
                 const float other = acc[pair * 8 + 4 + token * 2 + (EXCHANGED ? 1 - i : i)];
                 value = activate(p.shape.activation, gate * value) * (up * other);
@@ -87,7 +95,8 @@ QG_DEVICE void activate_gated_round(float* acc, const GemmParams& p, u32 first_r
     }
 }
 
-// Stores the gates' places of a round that lies in `staging`, whose first feature is `first_feature`.
+// Stores the gated outputs of a round in `staging`.
+// `first_feature` is its first feature.
 QG_DEVICE void store_gated_round(const WarpStaging& staging, const GemmParams& p, u32 first_token, u32 first_feature, u32 lane) {
     constexpr u32 RUNS = ROUND_FEATURES / 16;
     static_assert(WARP_TOKENS * RUNS == 32, "a run a lane");
@@ -99,7 +108,8 @@ QG_DEVICE void store_gated_round(const WarpStaging& staging, const GemmParams& p
     store_dense_run(p.shape.d_dtype, p.at.d, own * p.at.d_row + first_feature + run * RUN, true, RUN, v);
 }
 
-// Moves the next round's accumulators to the first place: registers cannot be indexed.
+// Shifts the next round's accumulators to the front:
+// registers cannot be indexed.
 template <u32 ROUNDS>
 QG_DEVICE void next_round(float* acc) {
 #pragma unroll
@@ -107,11 +117,15 @@ QG_DEVICE void next_round(float* acc) {
 }
 
 #if QG_EXPERTS
-// What listed outputs have: weights with scales of blocks have no others, and no registers for them.
+// Operands of the listed path.
+// Block-scaled weights have no row scales, and their kernels
+// no registers for them.
 constexpr u32 LISTED_OPERANDS = QG_W_BLOCK_SCALES ? 0 : QG_FLAG_ROW_SCALE;
 
-// Stores 16 tokens and FEATURES features of outputs that are an accumulator times a factor of its row of W, where a list says which rows of
-// D they are. Lanes look up a token's row each first: that takes longer than a round.
+// Stores 16 tokens × FEATURES scaled-only features to the rows
+// of D that a list names.
+// Lanes look up the rows first: a lookup takes
+// longer than a round.
 template <u32 FEATURES, bool EXCHANGED>
 QG_DEVICE void store_listed_rows(float* acc, const GemmParams& p, u32 first_token, u32 first_row, u32 token, WarpStaging& staging,
                                  u32 lane) {
@@ -137,7 +151,8 @@ QG_DEVICE void store_listed_rows(float* acc, const GemmParams& p, u32 first_toke
     }
 }
 
-// Whether outputs are such, in any type, and rows of D aligned.
+// Whether outputs are scaled only, of any type, with
+// aligned rows of D.
 QG_DEVICE bool is_listed_plain(const GemmParams& p) {
     constexpr u32 ALLOWED = LISTED_OPERANDS | QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 |
                             QG_FLAG_C_ALIGNED16 | QG_FLAG_RESIDUAL_ALIGNED16;
@@ -146,9 +161,12 @@ QG_DEVICE bool is_listed_plain(const GemmParams& p) {
 }
 #endif
 
-// Stores 16 tokens and FEATURES features. A lane's accumulators are, for eight features after the other, two of its first
-// token, which is `token` of the 16, and two of its second, eight further. `is_whole` says that the CTA's tile has no row
-// beyond `rows_of_outputs`. EXCHANGED: in every second eight features, those of a pair are exchanged.
+// Stores 16 tokens × FEATURES features.
+// Per eight features a lane has two accumulators of token
+// `token` and two of the token eight further.
+// `is_whole`: no row of the CTA's tile exceeds
+// `rows_of_outputs`.
+// EXCHANGED: pairs are swapped in odd groups of eight features.
 template <u32 FEATURES, bool EXCHANGED>
 QG_DEVICE void store_token_rows(float* acc, const GemmParams& p, u32 first_token, u32 first_row, u32 token, bool is_whole,
                                 WarpStaging& staging, u32 lane) {
@@ -179,7 +197,8 @@ QG_DEVICE void store_token_rows(float* acc, const GemmParams& p, u32 first_token
             store_whole_rows_16<FEATURES, EXCHANGED, false>(acc, lines, d, p.at.d_row * 2, tokens, token, lane, factor);
         return;
     }
-    // The largest tile of a cluster has no registers for this where scales of X are of whole rows (20 bytes spilled).
+    // The largest tile of a cluster would spill here if X
+    // has per-row scales.
     constexpr bool HAS_REGISTERS = FEATURES < 256 || QG_CLUSTER == 1 || QG_X_BLOCK_SCALES;
     if (HAS_REGISTERS && is_whole && (p.shape.flags & QG_FLAG_GATED) && has_only<GATED_OPERANDS>(p)) {
 #pragma unroll 1
@@ -202,7 +221,7 @@ QG_DEVICE void store_token_rows(float* acc, const GemmParams& p, u32 first_token
     }
 }
 
-// This thread's part of a peer's partial accumulators, COUNT a thread.
+// This thread's part of a peer's partial sums, COUNT a thread.
 template <u32 COUNT>
 QG_DEVICE f32x4* token_row_partials(const GemmParams& p, const WorkTile& work, u32 peer, u32 thread) {
     const u32 rank = QG_CLUSTER > 1 ? cta_index().x % QG_CLUSTER : 0;
@@ -210,8 +229,8 @@ QG_DEVICE f32x4* token_row_partials(const GemmParams& p, const WorkTile& work, u
     return reinterpret_cast<f32x4*>(slot) + thread;
 }
 
-// Adds the accumulators of all peers, in the order of their K ranges, in the CTA that arrives last. False in the other CTAs,
-// whose work on the tile is then done.
+// Split-K fix-up: the last CTA to arrive adds all peers in
+// order of their K ranges. Returns false in the other CTAs.
 template <u32 COUNT>
 QG_DEVICE bool add_token_row_partials(float* acc, const GemmParams& p, const WorkTile& work, u32 thread, u32* flag) {
     f32x4* slot = token_row_partials<COUNT>(p, work, work.index, thread);

@@ -1,5 +1,7 @@
-// From a warp's accumulators to rows of D. Lanes hold accumulators as [row][token]. They pass through a little shared
-// memory of the warp, eight tokens at a time, so that neighbouring lanes store neighbouring features.
+// Epilogue of a warp's accumulators, held as [row][token].
+// A warp passes a few token tiles at a time through
+// shared memory, so that neighbouring lanes store
+// neighbouring features.
 #pragma once
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
@@ -11,25 +13,26 @@
 constexpr u32 WARP_ROWS = ROW_TILES * QG_TILE_ROWS;
 constexpr u32 WARP_RUNS = WARP_ROWS / RUN;
 constexpr u32 THREAD_ACCUMULATORS = sizeof(Accumulators) / 4;
-// Token tiles that pass in one round, and the rounds of a tile.
+// Token tiles per round, and rounds per tile.
 constexpr u32 STAGED = QG_STAGED;
 constexpr u32 ROUND_TOKENS = STAGED * MMA_TOKENS;
 constexpr u32 ROUNDS = TOKEN_TILES / STAGED;
-// Rounds in one piece of code: a quarter of them. A CTA that has only one tile fetches all of this code for it (64
-// tokens on an H200: 21.9 us with four rounds at once, 20.8 us with one).
+// Rounds that are unrolled together: a quarter of them.
+// A CTA with a single tile fetches all of this code once.
 constexpr u32 ROUNDS_AT_ONCE = ROUNDS < 8 ? 1 : ROUNDS / 4;
 static_assert(ROUNDS % ROUNDS_AT_ONCE == 0, "rounds that pass at once divide all");
 
 struct WarpStaging {
-    // Four words of padding put the tokens that lanes write together, 2t, into different banks.
+    // Four words of padding:
+    // the tokens 2t that lanes write together use different banks.
     static constexpr u32 PITCH = WARP_ROWS + 4;
-    alignas(16) float acc[STAGED * MMA_TOKENS * PITCH];
-    // The factor and the bias of each row, for plain outputs. They are loaded once a tile and not once a token (512
-    // tokens of FP8 weights with a scale a row on an H200: 90 us and not 104 us).
+    alignas(16) float acc[STAGED * MMA_TOKENS * PITCH];  // [token][row of W]
+    // Factor and bias of each row for plain outputs, loaded once
+    // per tile instead of once per token.
     alignas(16) float factor[WARP_ROWS];
     alignas(16) float bias[WARP_ROWS];
 
-    // Writes the accumulators of round `round`, for all lanes to read.
+    // Publishes the accumulators of round `round` to all lanes.
     QG_DEVICE void put_round(WarpStaging& staging, const Accumulators& acc, u32 round, u32 lane) {
         warp_barrier();
 #pragma unroll
@@ -98,8 +101,8 @@ QG_DEVICE void store_plain(const WarpStaging& staging, const GemmParams& p, u32 
     }
 }
 
-// Moves the accumulators of token tiles from TILES on to the first place. Registers cannot be indexed, so a loop over
-// rounds moves the accumulators.
+// Shifts token tiles from TILES on to the front:
+// registers cannot be indexed in a loop over rounds.
 template <u32 TILES>
 QG_DEVICE void move_up(Accumulators& acc) {
 #pragma unroll
@@ -110,7 +113,7 @@ QG_DEVICE void move_up(Accumulators& acc) {
             for (u32 i = 0; i < 4; i++) acc.value[rt][tt - TILES][i] = acc.value[rt][tt][i];
 }
 
-// Outputs with whatever operands.
+// Outputs with any operands.
 QG_DEVICE void store_rounds(Accumulators& acc, const GemmParams& p, WarpStaging& staging, u32 first_token, u32 first_row,
                             u32 lane) {
 #pragma unroll 1
@@ -123,17 +126,17 @@ QG_DEVICE void store_rounds(Accumulators& acc, const GemmParams& p, WarpStaging&
     }
 }
 
-// Plain outputs pass in several rounds before accumulators move: moving took as many instructions as all the rest. On
-// an H200, INT4 takes 92.8 us and not 96.0 us for 512 tokens, and 677 us and not 694 us for 4096.
+// Plain outputs pass several rounds before accumulators shift:
+// the shift costs as many instructions as the rest.
 QG_DEVICE void store_tile(Accumulators& acc, const GemmParams& p, const WorkTile& work, WarpStaging& staging, u32 warp,
                           u32 lane) {
     const u32 first_row = (work.n_tile * QG_WARPS_N + warp) * WARP_ROWS;
     const u32 first_token = work.m_tile * QG_TILE_M;
-    // The condition is the same for the whole CTA. Behind a barrier in a branch that warps take differently, the
-    // compiler no longer knows what is uniform, and the main loop pays for that (128 tokens on an H200: 27.0 us and not
-    // 24.2 us).
+    // The condition is uniform over the CTA.
+    // With a barrier in a divergent branch the compiler loses
+    // uniformity information, and the main loop gets slower.
     const bool plain = is_plain(p) && (work.n_tile + 1) * QG_WARPS_N * WARP_ROWS <= p.shape.stored_rows;
-    // All lanes have read the row operands of the tile before.
+    // All lanes must have read the previous tile's row operands.
     warp_barrier();
     if (plain) {
         WarpStaging::load_row_operands(staging, p, first_row, lane);
@@ -152,7 +155,7 @@ QG_DEVICE void store_tile(Accumulators& acc, const GemmParams& p, const WorkTile
     }
 }
 
-// This thread's part of a peer's partial accumulators.
+// This thread's part of a peer's partial sums.
 QG_DEVICE f32x4* partials(const GemmParams& p, const WorkTile& work, u32 peer, u32 thread) {
     return reinterpret_cast<f32x4*>(partial_slot(p, work, peer, THREAD_ACCUMULATORS * QG_CONSUMERS)) + thread;
 }
@@ -167,9 +170,10 @@ QG_DEVICE void add_peer(Accumulators& acc, const GemmParams& p, const WorkTile& 
     }
 }
 
-// Adds the accumulators of all peers, in the order of their K ranges, in the CTA that arrives last. False in the other
-// CTAs, whose work on the tile is then done. The first two peers, whose order does not matter, keep their own
-// accumulators in registers if they find that they are last.
+// Split-K fix-up: the last CTA to arrive adds all peers in
+// order of their K ranges. Returns false in the other CTAs.
+// The first two peers commute:
+// they keep their sums in registers if they arrive last.
 QG_DEVICE bool add_partials(Accumulators& acc, const GemmParams& p, const WorkTile& work, u32 thread, u32* flag) {
     const bool can_add_to_own = work.index < 2;
     const bool others_arrived = can_add_to_own && check_others_arrived(p, work, flag);
@@ -181,7 +185,7 @@ QG_DEVICE bool add_partials(Accumulators& acc, const GemmParams& p, const WorkTi
             st_global_f32x4(slot + i / 4 * QG_CONSUMERS, f32x4{mine[i], mine[i + 1], mine[i + 2], mine[i + 3]});
         if (!arrive_and_check_last(p, work, flag)) return false;
     }
-    // Otherwise the accumulators of the first two peers come from memory, and those of the others are added.
+    // A later peer reloads all sums, to keep the order.
     u32 own = work.index;
     if (!can_add_to_own) {
         acc = {};

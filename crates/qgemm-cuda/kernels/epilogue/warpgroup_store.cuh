@@ -1,7 +1,12 @@
-// From the accumulators of a consumer warp to rows of D, on Hopper. Outputs of X's type without other operands than factors and biases
-// of rows and a residual or a factor of the token are finished in the lanes that hold their accumulators, so are gated pairs, of which gate and up lie side by
-// side. They pass through shared memory in 16 bits, which `stmatrix` transposes; in f32, eight lanes fill a sector by themselves. All
-// others pass as accumulators (`store_rounds`).
+// Hopper epilogue of a consumer warp.
+// Three kinds of outputs in the type of X finish in registers:
+//   - row scales and bias only
+//   - with a residual or a token scale
+//   - gated pairs (a lane has gate and up)
+// They pass through shared memory in 16 bits; `stmatrix`
+// transposes them.
+// f32 outputs are stored directly: eight lanes fill a sector.
+// All other outputs use `store_rounds`.
 #pragma once
 #include "atoms/exp2.cuh"
 #include "atoms/ldmatrix.cuh"
@@ -11,20 +16,22 @@
 #include "epilogue/warp_store.cuh"
 #include "sched/output_rows.cuh"
 
-// Tokens that pass at once, in passes of a tile, of which the last may lack some.
+// Tokens per pass, and passes of a tile.
+// The last pass may be partial.
 constexpr u32 PASS_TILES = 4, PASS_TOKENS = PASS_TILES * MMA_TOKENS, PASSES = (TOKEN_TILES + PASS_TILES - 1) / PASS_TILES;
 
-// An accumulator of the pass; zero of tokens that the tile does not have.
+// An accumulator of the pass; 0 past the tile's last token.
 QG_DEVICE float accumulator(const float (&of)[TOKEN_TILES][4], u32 token_tile, u32 i) {
     return token_tile < TOKEN_TILES ? of[token_tile < TOKEN_TILES ? token_tile : 0][i] : 0.0f;
 }
 
-// Rows of D as `find_row` has them.
+// Rows of D by `find_row`.
 struct FoundRows {
     QG_DEVICE bool find(const FoundRows&, const GemmParams& p, u32 token, u32& row) { return find_row(p, token, row); }
 };
 
-// Factors and biases of the lane's rows. A gated pair's first row is the gate's, and its second the up's.
+// Factors and biases of the lane's rows.
+// In a gated pair the first row is the gate, the second the up.
 struct RowOperands {
     float factor[ROW_TILES][2], bias[ROW_TILES][2];
 
@@ -49,7 +56,7 @@ struct RowOperands {
     }
 };
 
-// v · sigmoid(x) in few instructions, within 2^-20: what becomes of it has 16 bits.
+// v · sigmoid(x), fast, within 2^-20; outputs have 16 bits.
 QG_DEVICE float activate_gate(u32 activation, float v) {
     const float x = activation == QG_ACTIVATION_SILU ? v : 1.59576912f * (v + 0.044715f * v * v * v);
     return v * rcp_approx(1.0f + ex2_approx(-1.44269504f * x));
@@ -59,25 +66,30 @@ QG_DEVICE u32 pack_outputs(float low, float high) {
     return QG_X_DTYPE == DTYPE_F16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
 }
 
-// What outputs are, of those that are finished in registers. With a factor of the token, it is 1 where there is none.
+// Output kinds that finish in registers.
+// TOKEN_SCALE uses 1 if no token scale is given.
 enum class Finish { PLAIN, RESIDUAL, TOKEN_SCALE, GATED };
-// Down projections of experts multiply outputs by their tokens' weights. A path without them beside it took registers (24 bytes spilled).
+// Expert down projections scale outputs by router weights.
+// A second path without token scales would spill.
 constexpr Finish PLAIN_FINISH = QG_EXPERTS ? Finish::TOKEN_SCALE : Finish::PLAIN;
 
-// Outputs of a pass in a warp's shared memory: of each token, chunks of eight. With a residual, its numbers have been there.
+// Outputs of a pass in a warp's shared memory:
+// chunks of eight features per token.
+// RESIDUAL: the residual occupies them first.
 template <Finish FINISH>
 struct OutputStaging {
     static constexpr bool GATED = FINISH == Finish::GATED;
     static constexpr u32 CHUNKS = WARP_ROWS / (GATED ? 16 : 8);
     static_assert(PASS_TOKENS * CHUNKS * 16 <= sizeof(WarpStaging::acc), "outputs take the place of accumulators");
 
-    // Chunks are exchanged so that those of eight tokens lie in all banks.
+    // Swizzle: the chunks of eight tokens use all banks.
     QG_DEVICE u8* chunk(WarpStaging& staging, u32 token, u32 index) {
         const u32 exchange = CHUNKS == 1 ? 0 : CHUNKS == 2 ? token / 4 % 2 : token / 2 % 4;
         return reinterpret_cast<u8*>(staging.acc) + (token * CHUNKS + (index ^ exchange)) * 16;
     }
 
-    // For all lanes, which have what is there. `token_scale` is that of the lane's own token.
+    // All lanes call it. `token_scale` belongs to the
+    // lane's own token.
     QG_DEVICE void put(WarpStaging& staging, const Accumulators& acc, u32 pass, const RowOperands& o, float token_scale, u32 activation,
                        u32 lane) {
 #pragma unroll
@@ -127,7 +139,8 @@ struct OutputStaging {
     }
 };
 
-// Passes in one piece of code (`ROUNDS_AT_ONCE`): half of them, or of gated pairs, whose code is longer, one.
+// Passes that are unrolled together (see `ROUNDS_AT_ONCE`).
+// Gated pairs have longer code, hence one pass.
 template <Finish FINISH>
 constexpr u32 PASSES_AT_ONCE = FINISH == Finish::GATED || PASSES < 4 ? 1 : (PASSES + 1) / 2;
 
@@ -141,7 +154,8 @@ QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, const Rows& 
     const u32 feature = (GATED ? first_row / 2 : first_row) + lane % CHUNKS * 8;
     u8* const d = reinterpret_cast<u8*>(p.at.d) + feature * 2;
     const u8* const residual = reinterpret_cast<const u8*>(p.at.residual) + feature * 2;
-    // A loop of one turn stays a loop: without it, two kernels of 32 tokens spilled 28 and 156 bytes.
+    // Keep a loop even for one iteration; without it kernels of
+    // 32 tokens spill.
     const u32 passes = PASSES > 1 ? PASSES : opaque_register(PASSES);
 #pragma unroll 1
     for (u32 pass = 0; pass < passes; pass += AT_ONCE) {
@@ -149,7 +163,8 @@ QG_DEVICE void store_passes(Accumulators& acc, const GemmParams& p, const Rows& 
 #pragma unroll
         for (u32 i = 0; i < AT_ONCE; i++) {
             if (PASSES % AT_ONCE != 0 && i > 0 && first_token + (pass + i) * PASS_TOKENS >= p.shape.m) break;
-            // Rows and factors are looked up before they are needed, and the residual is read by who stores the same outputs.
+            // Rows and factors are looked up early.
+            // The thread that stores an output reads its residual.
             u32 row[CHUNKS];
             bool is_there[CHUNKS];
             u32x4 v[CHUNKS];
@@ -217,8 +232,9 @@ QG_DEVICE void store_f32(Accumulators& acc, const GemmParams& p, const Rows& row
     }
 }
 
-// Whether outputs have X's type and aligned rows, or are f32, and need the operands NEEDED, and no others but those of rows and of
-// PLAIN_FINISH.
+// Whether outputs need the operands NEEDED, and otherwise row
+// operands and PLAIN_FINISH only.
+// D has the type of X and aligned rows, or is f32.
 template <u32 NEEDED, bool F32 = false>
 QG_DEVICE bool needs_only(const GemmParams& p) {
     constexpr u32 OPERANDS = QG_FLAG_ROW_SCALE | QG_FLAG_K_ORDER | QG_FLAG_BIAS;
@@ -242,14 +258,14 @@ template <class Rows = FoundRows>
 QG_DEVICE void store_warpgroup_tile(Accumulators& acc, const GemmParams& p, const WorkTile& work, WarpStaging& staging, u32 warp,
                                     u32 lane, const Rows& rows = {}) {
     const u32 first_row = (work.n_tile * QG_WARPS_N + warp) * WARP_ROWS, first_token = work.m_tile * QG_TILE_M;
-    // Conditions are the same for the whole CTA (`store_tile`).
+    // Conditions are uniform over the CTA (see `store_tile`).
     const bool is_whole = (work.n_tile + 1) * QG_WARPS_N * WARP_ROWS <= rows_of_outputs(p);
     if (is_whole && needs_only<0>(p) && is_linear(p))
         store_passes<PLAIN_FINISH>(acc, p, rows, staging, first_token, first_row, lane);
-    // Kernels of 32 tokens have no registers for it (44 and 56 bytes spilled in two).
+    // Kernels of 32 tokens would spill here.
     else if (PASSES > 1 && is_whole && needs_only<0, true>(p) && is_linear(p))
         store_f32(acc, p, rows, first_token, first_row, lane);
-    // Kernels of experts and of segments have no registers for a residual (24 and 56 bytes spilled).
+    // Expert and segment kernels would spill with a residual.
     else if (!QG_EXPERTS && !QG_PROJECTION && is_whole && needs_only<QG_FLAG_RESIDUAL | QG_FLAG_RESIDUAL_ALIGNED16>(p) &&
              p.shape.residual_dtype == QG_X_DTYPE && is_linear(p))
         store_passes<Finish::RESIDUAL>(acc, p, rows, staging, first_token, first_row, lane);

@@ -1,5 +1,7 @@
-// From a warp's accumulators to 16 rows of D, where an output is its accumulator times a factor alone. Outputs get the type of D in
-// registers, and pass through shared memory a line of the cache of each row at a time, so that eight lanes store it together.
+// Epilogue of 16 rows of scaled-only outputs per warp.
+// Outputs are converted in registers.
+// They pass through shared memory one line per row, so that
+// eight lanes store a line together.
 #pragma once
 #include "atoms/memory.cuh"
 #include "atoms/numeric.cuh"
@@ -7,9 +9,10 @@
 
 constexpr u32 LINE_ROWS = 16, LINE_BYTES = 128;
 
-// A line of each row, or half of one: CHUNKS of 16 bytes, which are exchanged so that eight rows write to all banks.
+// A line or half a line of each row, in CHUNKS of 16 bytes.
+// Swizzle: eight rows write to all banks.
 struct LineStaging {
-    alignas(16) u32 word[LINE_ROWS * LINE_BYTES / 4];
+    alignas(16) u32 word[LINE_ROWS * LINE_BYTES / 4];  // [row][word], swizzled
 
     template <u32 CHUNKS>
     QG_DEVICE u32* chunk(LineStaging& staging, u32 row, u32 index) {
@@ -17,7 +20,8 @@ struct LineStaging {
         const u32 exchange = CHUNKS == 8 ? row % 8 : row / 2 % 4;
         return &staging.word[(row * CHUNKS + (index ^ exchange)) * 4];
     }
-    // Stores what all lanes have put there, as far as there are rows. `d` is the first row's place for it.
+    // Stores the staged rows, at most `rows`.
+    // `d` is the line's address in the first row.
     template <u32 CHUNKS>
     QG_DEVICE void store(LineStaging& staging, u8* d, u64 row_bytes, u32 rows, u32 lane) {
         constexpr u32 AT_ONCE = 32 / CHUNKS;
@@ -33,15 +37,17 @@ struct LineStaging {
     }
 };
 
-// Two numbers of 16 bits.
+// Packs two 16-bit values.
 template <bool F16>
 QG_DEVICE u32 pack_pair(float low, float high) {
     return F16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
 }
 
-// Stores COLUMNS columns of 16-bit numbers. A lane's accumulators are, for eight columns after the other, two of row `row` and two of
-// the row eight further; with EXCHANGED, in every second eight columns, those of a pair are exchanged. `factor(column, of)` puts the
-// factors of two neighbouring columns there.
+// Stores COLUMNS columns in 16 bits.
+// Per eight columns a lane has two accumulators of row `row`
+// and two of the row eight further.
+// EXCHANGED: pairs are swapped in odd groups of eight columns.
+// `factor(column, of)` sets the factors of two columns.
 template <u32 COLUMNS, bool EXCHANGED, bool F16, class Factor>
 QG_DEVICE void store_whole_rows_16(const float* acc, LineStaging& staging, u8* d, u64 row_bytes, u32 rows, u32 row, u32 lane,
                                    const Factor& factor) {
@@ -67,7 +73,7 @@ QG_DEVICE void store_whole_rows_16(const float* acc, LineStaging& staging, u8* d
     }
 }
 
-// The same, where columns are f32.
+// `store_whole_rows_16` for f32 columns.
 template <u32 COLUMNS, class Factor>
 QG_DEVICE void store_whole_rows_f32(const float* acc, LineStaging& staging, u8* d, u64 row_bytes, u32 rows, u32 row, u32 lane,
                                     const Factor& factor) {

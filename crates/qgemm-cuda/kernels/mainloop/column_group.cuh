@@ -1,4 +1,4 @@
-// Columns that a thread loads, and stores, at once.
+// Columns that a thread loads and stores at once.
 #pragma once
 #include "atoms/types.cuh"
 

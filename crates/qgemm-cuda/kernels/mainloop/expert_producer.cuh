@@ -1,7 +1,13 @@
-// The producer warpgroup of products with experts. W is copied by TMA, a k-tile of all row tiles at once. So is X, a whole tile of rows at once, where the rows of an
-// expert follow one another; rows of the next expert come along, and nothing depends on them. Where a list says which rows are the
-// expert's, which TMA of Hopper cannot follow, every warp copies a quarter of them by `cp.async`, whose completion arrives for each
-// thread. Matrix instructions of the asynchronous proxy read them: consumers fence when they have waited.
+// Producer warpgroup of MoE GEMM.
+// TMA copies W, one k-tile of all row tiles at a time.
+// If an expert's rows are contiguous, TMA copies
+// a tile of X too.
+// Rows of the next expert may come along; they are ignored.
+// If a list names the rows, Hopper's TMA cannot gather them:
+// each warp copies a quarter by `cp.async`, and every thread's
+// completion arrives on the stage's mbarrier.
+// wgmma reads these bytes through the async proxy, so
+// consumers fence after the wait.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/tma_tensor5.cuh"
@@ -14,29 +20,33 @@
 #include "sched/settled_experts.cuh"
 
 constexpr u32 PRODUCER_WARPS = 4;
-// Rows that a warp copies of a stage, and those that an instruction copies.
+// Rows of a stage that a warp copies, and rows per instruction.
 constexpr u32 GATHERED_ROWS = QG_TILE_M / PRODUCER_WARPS, ROWS_AT_ONCE = 32 / X_ROW_CHUNKS;
 static_assert(GATHERED_ROWS % ROWS_AT_ONCE == 0, "instructions copy whole groups of rows");
 
-// Arrivals for a stage: who announces the bytes, and, of rows that are gathered, every thread.
+// Arrivals per stage: the thread that announces the bytes,
+// plus every thread if rows are gathered.
 QG_DEVICE u32 stage_producers(const GemmParams& p) {
     return p.groups.list != 0 ? 1 + PRODUCER_WARPS * 32 : 1;
 }
 
-// The rows that a warp copies: a lane has a chunk of one of ROWS_AT_ONCE at a time.
+// The rows that a warp gathers.
+// A lane copies a chunk of one of ROWS_AT_ONCE rows at a time.
 struct GatheredRows {
     static constexpr u32 COUNT = GATHERED_ROWS / ROWS_AT_ONCE;
-    // Where the lane's chunks begin in X, in bytes. Those of rows beyond the tile's last are the first row's: nothing depends on them.
+    // Byte offsets of the lane's chunks in X.
+    // Rows past the tile's last repeat the warp's first row.
     u32 from[COUNT];
-    // Where the lane's first two chunks go in a stage. Rows eight further have the same swizzle.
+    // Offsets of the lane's first two chunks in a stage.
+    // Rows eight further have the same swizzle.
     u32 to[2];
-    // Whether the warp has any of the tile's rows.
+    // Whether the warp has any row of the tile.
     bool any;
 
-    // Those of a tile of `own`, whose rows are in a list.
+    // Looks up the rows of a tile of `own` in the list.
     QG_DEVICE void find(GatheredRows& rows, const GemmParams& own, u32 warp, u32 lane) {
         const u32 first = warp * GATHERED_ROWS, chunk = lane % X_ROW_CHUNKS;
-        // Where the rows begin that a lane looks up: one of every 32.
+        // Row offsets that this lane looks up, one of every 32.
         u32 begin[(GATHERED_ROWS + 31) / 32];
 #pragma unroll
         for (u32 i = 0; i < (GATHERED_ROWS + 31) / 32; i++) {
@@ -58,7 +68,8 @@ struct GatheredRows {
         rows.any = first < own.shape.m;
     }
 
-    // The warp's part of a stage, whose columns begin with `column`: 64 of each row to a k-block.
+    // Copies the warp's part of a stage from `column` on, 64
+    // columns of each row per k-block.
     QG_DEVICE void copy(const GatheredRows& rows, XStage (&stage)[STAGE_K_BLOCKS], const GemmParams& p, u32 column, u32 lane) {
         if (!rows.any) return;
         const u8* const x = reinterpret_cast<const u8*>(p.at.x) + column * 2;
@@ -73,7 +84,7 @@ struct GatheredRows {
             }
             return;
         }
-        // The last columns: what is beyond them is zero.
+        // The last columns; zero past K.
 #pragma unroll
         for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++) {
             const u32 first = column + k_block * K_BLOCK + lane % X_ROW_CHUNKS * X_CHUNK_K;
@@ -89,22 +100,28 @@ struct GatheredRows {
 };
 static_assert(ROWS_AT_ONCE == 4, "every second group of rows has the same swizzle");
 
-// Notes of tiles, as many as there can be that are not read to their end: tiles of a stage each fill the ring while consumers store the one
-// before, and a note is written before its tile's first stage is free.
+// Tile info slots: as many as can be unread at a time.
+// Tiles of one stage each may fill the ring while consumers
+// store the tile before. The producer also writes a slot
+// before the tile's first stage is free.
 constexpr u32 NOTES = QG_X_STAGES + 2;
 
 QG_DEVICE u32 next_note(u32 note) {
     return note + 1 == NOTES ? 0 : note + 1;
 }
 
-// Whether most experts have one tile of rows, so that W is read once.
+// Whether most experts have a single row tile,
+// so W is read once.
 QG_DEVICE bool reads_w_once(const ExpertGroups& g) {
     return g.form == QG_FORM_MASKED ? g.rows <= TILE_ROWS : g.rows <= (u64)g.experts * TILE_ROWS;
 }
 
-// Starts the copy of a run of W to where the walk is. L2 gives up first what is read once: rows of X, the index and what is written stay.
+// Starts the copy of a W run to the current stage.
+// Data that is read once is evicted first from L2.
+// X, the index and the outputs then stay.
 QG_DEVICE void copy_w(Pipeline& pipeline, const TmaGemmParams& params, const ProducerWalk& walk, u32 k_tile) {
-    // Experts may share one weight. K-tiles and row tiles beyond the last are zeros.
+    // Experts may share one weight.
+    // K-tiles and row tiles past the end are zero-filled.
     const i32 expert = params.gemm.groups.row_pitch == 0 ? 0 : walk.work.own.expert;
     const i32 at[5] = {0, 0, (i32)k_tile, (i32)(walk.work.n_tile * CTA_ROW_TILES), expert};
     u8* const to = pipeline.w[walk.at.w].tile[0];
@@ -115,7 +132,7 @@ QG_DEVICE void copy_w(Pipeline& pipeline, const TmaGemmParams& params, const Pro
         cp_async_bulk_tensor_5d(to, &params.w_map, at, full);
 }
 
-// `notes` are null where consumers find their tiles themselves.
+// `notes` is null if consumers find their tiles themselves.
 template <bool GATHERS>
 QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, TileNote* notes, u32 warp, u32 lane) {
     const GemmParams& p = params.gemm;
@@ -124,14 +141,15 @@ QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, Ti
     u32 note = 0;
     bool is_first = true;
     while (ProducerWalk::next_tile(walk, p)) {
-        // The first run of W is asked for before the rows of X are looked up: nothing else is on its way then.
+        // The first copy of W starts before the row lookup, because no
+        // other copy is in flight yet.
         if (is_first && leads) copy_w(pipeline, params, walk, 0);
         const GemmParams own = problem_of(p, walk.work);
         if (notes != nullptr && warp == 0) TileNote::write(notes[note], own, walk.work, lane);
         note = next_note(note);
         GatheredRows rows;
         if constexpr (GATHERS) GatheredRows::find(rows, own, warp, lane);
-        // X comes from the launch before.
+        // The previous launch writes X.
         if (is_first) griddepcontrol_wait();
         u32 column = 0;
 #pragma unroll 1
@@ -165,7 +183,7 @@ QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, Ti
         }
     }
     if (notes == nullptr) return;
-    // A stage without data brings the end.
+    // An empty stage marks the end.
     ProducerWalk::wait_empty(walk, pipeline);
     u64* full = &pipeline.full[walk.at.x];
     if (warp == 0) TileNote::write_end(notes[note], lane);
@@ -173,22 +191,24 @@ QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, Ti
     if constexpr (GATHERS) cp_async_mbarrier_arrive(full);
 }
 
-// The work of the producer warpgroup; `thread` is the number in it. The last CTA, which has as few tiles as any, then looks for faults
-// of the index, with `words` in shared memory.
+// Work of the producer warpgroup; `thread` is its thread index.
+// The last CTA has the fewest tiles. It then validates the
+// index, with `words` in shared memory.
 QG_DEVICE void produce(Pipeline& pipeline, const TmaGemmParams& params, u32 thread, u32* words, TileNote* notes = nullptr) {
     constexpr u32 THREADS = PRODUCER_WARPS * 32, BARRIER = 4;
-    // The index may come from the launch before, and W is chosen by it. Where it is settled, L1 may keep what was there before.
+    // The previous launch may write the index, which selects W.
+    // If the index is ready before launch, L1 may still be stale.
     if (params.gemm.shape.flags & SETTLED_INDEX)
         fence_gpu();
     else
         griddepcontrol_wait();
-    // The shuffle tells the compiler that a warp is at one place of the ring.
+    // The shuffle makes the ring position uniform for the compiler.
     const u32 warp = shfl_idx_u32(thread / 32, 0);
     if (params.gemm.groups.list != 0)
         produce_tiles<true>(pipeline, params, notes, warp, thread % 32);
     else
         produce_tiles<false>(pipeline, params, notes, warp, thread % 32);
-    // A CTA without tiles has not waited.
+    // A CTA without tiles has not waited yet.
     griddepcontrol_wait();
     if (cta_index().x + 1 == grid_ctas().x)
         store_faults<THREADS, 16>(params.gemm.groups, words, thread, [] { barrier_sync(BARRIER, THREADS); });

@@ -1,6 +1,9 @@
-// The product of a warp's k-tiles and their columns of X, both in shared memory. Codes are the operands, and scales act
-// on the f32 accumulators of each sub-block, so no weight is rounded. Registers hold a span of X, which there is room
-// for with few tokens, and the partial accumulators of one row tile at a time.
+// MMA main loop for few tokens: W k-tiles times X, both
+// in shared memory.
+// Codes are the operands. Scales act on the f32 accumulators
+// of each sub-block, so no weight is rounded.
+// Registers hold a span of X (affordable for few tokens) and
+// the partial accumulators of one row tile.
 #pragma once
 #include "mainloop/scale_table.cuh"
 #include "mainloop/super_block_minimums.cuh"
@@ -9,14 +12,14 @@
 constexpr u32 TOKEN_TILES = QG_TILE_M / MMA_TOKENS;
 static_assert(TOKEN_TILES * MMA_TOKENS == QG_TILE_M, "tokens fill instructions");
 
-// value[rt][tt] are the D registers of one instruction.
+// value[rt][tt]: D registers of one instruction.
 struct Accumulators {
-    float value[ROW_TILES][TOKEN_TILES][4];
+    float value[ROW_TILES][TOKEN_TILES][4];  // [row tile][token tile][register]
 };
 
-// The B operands of a span.
+// B operands of a span.
 struct XSpan {
-    u32 b[TOKEN_TILES][SPAN_K_STEPS][2];
+    u32 b[TOKEN_TILES][SPAN_K_STEPS][2];  // [token tile][k-step][register]
 
     QG_DEVICE void load(XSpan& x, const XStage* k_blocks, const XCursor& cursor) {
 #pragma unroll
@@ -58,8 +61,11 @@ QG_DEVICE void multiply_partial(float (&acc)[TOKEN_TILES][4], const KTile& k_til
     }
 }
 
-// acc += W · X over a k-tile. `x` points to its first k-block of X. `table` is the warp's own memory. `x_sum_of(operands, tt, partial,
-// sub)` are the X block sums of token tile `tt` over a partial of a span with these operands, which is number `sub` of the k-tile.
+// acc += W · X over a k-tile. `x` is its first k-block of X.
+// `table` is private to the warp.
+// `x_sum_of(operands, tt, partial, sub)` returns X block sums
+// of token tile `tt` over a partial of a span.
+// `sub` numbers the partial in the k-tile.
 template <class XSumOf>
 QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTES], const XStage* x, const XCursor& cursor,
                                ScaleTableOfWarp& table, u32 lane, XSumOf x_sum_of) {
@@ -70,7 +76,8 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_
     XBlockSums x_sums_of_k_tile[TOKEN_TILES] = {};
 #pragma unroll
     for (u32 span = 0; span < SPANS; span++) {
-        // All loads come first: with one CTA an SM, their latency shows (16 tokens, H200: 15.6 us and not 21.1 us).
+        // Loads come first: with one CTA per SM their
+        // latency is exposed.
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
 #pragma unroll
@@ -111,7 +118,7 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_
         add_super_block_minimums<Operands::Format>(acc.value, k_tiles, x_sums_of_k_tile, lane);
 }
 
-// The same with X block sums that the warp makes itself.
+// `multiply_k_tile` with X block sums that the warp computes.
 QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTES], const XStage* x,
                                const XCursor& cursor, const Constants& constants, ScaleTableOfWarp& table, u32 lane) {
     multiply_k_tile(acc, w, x, cursor, table, lane, [&](const XSpan& operands, u32 tt, u32 partial, u32) {
@@ -119,7 +126,9 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_
     });
 }
 
-// Calls `visit(row in the warp's rows, token, value)` for every accumulator of this lane, in units of the operands.
+// Calls `visit(row, token, value)` for this lane's accumulators.
+// Values are in units of the operands; rows count
+// from the warp's.
 template <class Visit>
 QG_DEVICE void for_each_accumulator(const Accumulators& acc, u32 lane, Visit visit) {
 #pragma unroll

@@ -1,5 +1,7 @@
-// The accumulators of `matmul` on `mma.sync`: a warp has WARP_M × WARP_N of the tile, as tiles of 16 rows and 8 columns, on Volta 16. A lane
-// has pairs of neighbouring columns in them.
+// Accumulators of `matmul` on `mma.sync`.
+// A warp has WARP_M × WARP_N of the tile, in 16×8 MMA
+// tiles (16×16 on Volta). A lane holds pairs of
+// neighbouring columns.
 #pragma once
 #include "atoms/types.cuh"
 
@@ -11,13 +13,15 @@ constexpr u32 M_TILES = WARP_M / 16, N_TILES = WARP_N / TILE_COLUMNS;
 constexpr u32 ACCUMULATORS = M_TILES * N_TILES * TILE_SUMS;
 
 struct Accumulators {
-    float value[M_TILES][N_TILES][TILE_SUMS];
+    float value[M_TILES][N_TILES][TILE_SUMS];  // [row tile][column tile][register]
 };
 
-// Which rows and columns of a warp's tile a lane's accumulators are of, a pair at a time.
+// Rows and columns of a lane's accumulator pairs.
 struct LanePlaces {
 #if QG_VARIANT >= 75
-    // The lane's first row and first column, how far below it pair `pair` of row tile `i` is, and how far after it that of column tile `j`.
+    // Position = lane offset + tile offset:
+    // first_row + rows_below(row tile i, pair), first_column +
+    // columns_after(column tile j).
     QG_DEVICE u32 first_row(u32 lane) {
         return lane / 4;
     }
@@ -30,7 +34,8 @@ struct LanePlaces {
     QG_DEVICE u32 columns_after(u32 j, u32) {
         return j * 8;
     }
-    // A pair's row of the sixteen of its row tile, and where from `first` on such a row is.
+    // The pair's row in its 16-row tile, and the D row of such a
+    // row, from `first` on.
     QG_DEVICE u32 tile_row(u32 pair, u32 lane) {
         return lane / 4 + pair * 8;
     }
@@ -38,8 +43,10 @@ struct LanePlaces {
         return first + i * 16 + row;
     }
 #else
-    // Lanes of m8n8k4: lane l has part in product l % 16 / 4, whose bit 0 says which eight rows it has, and bit 1 which eight columns. Where
-    // sixteen bytes of a factor are not along K, they are of two tiles, in fours by turns.
+    // m8n8k4: lane l belongs to product l % 16 / 4.
+    // Bit 0 of the product selects eight rows, bit 1 eight columns.
+    // If an operand is not contiguous along K, 16 bytes of it
+    // cover two tiles, in alternating groups of four.
     QG_DEVICE u32 first_row(u32 lane) {
         return (lane / 16 * 2 + lane / 4 % 2) * (QG_A_ALONG_K ? 4 : 8) + lane % 2;
     }

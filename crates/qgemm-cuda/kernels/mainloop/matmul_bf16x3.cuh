@@ -1,5 +1,9 @@
-// Products of `matmul` in f32 by three of bf16: x = hi + lo, each rounded to nearest, and a · b = hi · hi + hi · lo + lo · hi. Values are
-// split once, on the way to shared memory, where both halves have a tile, so that `ldmatrix` loads them whichever way they lie.
+// f32 `matmul` as three bf16 products (bf16x3).
+// x = hi + lo, each rounded to nearest; a · b = hi · hi +
+// hi · lo + lo · hi.
+// Values are split once, on the way to shared memory.
+// hi and lo have a tile each, so `ldmatrix` works for either
+// order of the tile.
 #pragma once
 #include "atoms/mma.cuh"
 #include "atoms/numeric.cuh"
@@ -8,36 +12,40 @@
 static_assert(QG_VARIANT >= 80, "bf16 has instructions from Ampere on");
 
 struct MmaStage {
-    // The tiles of hi, then those of lo.
+    // The hi tile, then the lo tile.
     alignas(128) u8 a[2 * TileA::BYTES];
     alignas(128) u8 b[2 * TileB::BYTES];
 };
 
-// Whether x is more than bf16's largest number, be it infinite. Then `hi` is 1 and `lo` all of x: an infinite `hi` would make NaN of the
-// products with what rounding left of the other factor.
+// Whether |x| exceeds bf16's largest number, or is infinite.
+// Then hi is ±1 and lo is x: an infinite hi would give NaN in
+// products with the other operand's lo.
 QG_DEVICE bool is_beyond_bf16(float x) {
     return bits_to_f32(f32_to_bits(x) & 0x7fffffffu) > bits_to_f32(0x7f7f0000u);
 }
 QG_DEVICE float high_part(float x) {
     return is_beyond_bf16(x) ? bits_to_f32((f32_to_bits(x) & 0x80000000u) | 0x3f800000u) : x;
 }
-// What rounding to `hi` leaves. The largest numbers become bf16's largest.
+// The rest after rounding to hi.
+// The largest numbers become bf16's largest.
 QG_DEVICE float low_part(float x, u32 hi_bits) {
     return is_beyond_bf16(x) ? bits_to_f32(f32_to_bits(x) & 0xffff0000u) : x - bits_to_f32(hi_bits);
 }
 
-// Two values as pairs of bf16.
+// Splits two values into bf16 pairs.
 QG_DEVICE void split_bf16x2(u32& hi, u32& lo, u32 first, u32 second) {
     const float x = bits_to_f32(first), y = bits_to_f32(second);
     hi = f32_to_bf16x2(high_part(x), high_part(y));
     lo = f32_to_bf16x2(low_part(x, hi << 16), low_part(y, hi & 0xffff0000u));
 }
 
-// Adds the products of a stage. Those of 16 values along K are added up by the instructions, the small ones first, and their sums by f32
-// additions, which round to nearest where instructions cut.
+// Adds the products of a stage. The MMA adds 16 values along
+// K, small products first. f32 additions combine these sums:
+// they round to nearest, while the MMA truncates.
 QG_DEVICE void multiply_stage(Accumulators& acc, const MmaStage& stage, u32 warp, u32 lane) {
     const u32 row = warp / QG_WARPS_N * WARP_M, column = warp % QG_WARPS_N * WARP_N;
-    // Unrolled, the fragments of the next step would take registers that threads do not have.
+    // Not unrolled: the next step's fragments would not
+    // fit in registers.
 #pragma unroll 1
     for (u32 step = 0; step < K_STEPS; step++) {
         u32 b_hi[N_TILES / 2][4], b_lo[N_TILES / 2][4];

@@ -1,11 +1,12 @@
-// Sums of `matmul` over blocks of K whose factors have scales: those of a block are added up on their own, and times both scales to those of
-// all blocks.
+// Block-scaled `matmul`: each block of K has separate sums.
+// They are added to the total, times both scales.
 #pragma once
 #include "atoms/numeric.cuh"
 #include "mainloop/matmul_accumulators.cuh"
 #include "sched/matmul_tile.cuh"
 
-// The scales of one block that a lane's accumulators have: of two rows in each tile, and of its columns.
+// Scales of one block for a lane's accumulators:
+// two rows per tile, and the lane's columns.
 struct LaneScales {
     static constexpr u32 COLUMNS = TILE_COLUMNS / 4;
     float a[M_TILES][2], b[N_TILES][COLUMNS];
@@ -26,13 +27,13 @@ struct LaneScales {
                 s.b[j][e] = one(of_b, p.scales.b_row, column + LanePlaces::columns_after(j, e / 2 * 2) + e % 2, p.shape.n, block);
     }
 
-    // Rows and columns that D does not have have none.
+    // 0 for rows and columns outside D.
     QG_DEVICE float one(const u8* scales, u64 row_stride, u32 outer, u32 outer_len, u32 block) {
         return outer < outer_len ? bits_to_f32(ld_global_u32(scales + (outer * row_stride + block) * 4)) : 0.0f;
     }
 };
 
-// Adds the sums of a block to those of all, and begins anew.
+// Adds a block's scaled sums to the total and clears them.
 QG_DEVICE void add_block(Accumulators& all, Accumulators& sums, const LaneScales& s) {
 #pragma unroll
     for (u32 i = 0; i < M_TILES; i++)

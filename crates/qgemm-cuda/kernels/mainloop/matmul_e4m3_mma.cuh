@@ -1,5 +1,6 @@
-// Products of `matmul` whose factors are E4M3 codes along K, on matrix instructions that multiply those: sums of one block of K, which the
-// instructions keep with about 14 bits.
+// `matmul` of E4M3 operands along K, on FP8 MMA.
+// The MMA keeps about 14 bits of a sum, so sums
+// cover one block of K.
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/memory.cuh"
@@ -11,13 +12,14 @@ constexpr u32 INSTRUCTION_K = 32, K_STEPS = QG_TILE_K / INSTRUCTION_K, K_CHUNKS 
 static_assert(K_CHUNKS == 4, "a row along K is half of the banks");
 static_assert(QG_A_ALONG_K && QG_B_ALONG_K, "bytes are not transposed");
 
-// [outer][k] in chunks of 16 bytes, swizzled as in `matmul_tiles.cuh`.
+// [outer][k] in 16-byte chunks, swizzled as in
+// `matmul_tiles.cuh`.
 template <u32 TILE>
 struct CodeTile {
     static constexpr u32 OUTER = TILE, CHUNK = 16;
     static constexpr u32 BYTES = TILE * QG_TILE_K;
 
-    // The byte of the chunk that holds (outer, k), the latter of its first code.
+    // Byte offset of the chunk of (outer, k); k is its first code.
     QG_DEVICE u32 at(u32 outer, u32 k) {
         return (outer * K_CHUNKS + (k / CHUNK ^ (outer / 2 % 4))) * CHUNK;
     }
@@ -31,11 +33,12 @@ using TileB = CodeTile<QG_TILE_N>;
 static_assert(N_TILES % 2 == 0, "B is loaded for two tiles at once");
 
 struct MmaStage {
-    alignas(128) u8 a[TileA::BYTES];
-    alignas(128) u8 b[TileB::BYTES];
+    alignas(128) u8 a[TileA::BYTES];  // [row][k]
+    alignas(128) u8 b[TileB::BYTES];  // [column][k]
 };
 
-// Adds the products of a stage. Two codes are an element of 16 bits to `ldmatrix`.
+// Adds the products of a stage.
+// `ldmatrix` treats two codes as one 16-bit element.
 QG_DEVICE void multiply_stage(Accumulators& acc, const MmaStage& stage, u32 warp, u32 lane) {
     const u32 row = warp / QG_WARPS_N * WARP_M, column = warp % QG_WARPS_N * WARP_N;
 #pragma unroll

@@ -1,31 +1,34 @@
-// Tiles of `matmul` in f32 for FMA, [k][row] and [k][column] in shared memory, from where threads load fours of rows and columns.
+// f32 `matmul` on FMA. Tiles are [k][row] and [k][column] in
+// shared memory; threads load four rows or columns at once.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/numeric.cuh"
 #include "sched/matmul_tile.cuh"
 
-// Threads stand 16 × 16.
+// Threads form a 16 × 16 grid.
 constexpr u32 THREADS_ACROSS = 16, FOUR = 4;
 constexpr u32 THREAD_ROWS = QG_TILE_M / THREADS_ACROSS, THREAD_COLUMNS = QG_TILE_N / THREADS_ACROSS;
 constexpr u32 ACCUMULATORS = THREAD_ROWS * THREAD_COLUMNS;
 static_assert(THREADS_ACROSS * THREADS_ACROSS == QG_THREADS, "threads share the tile");
 
-// Fours of rows or columns of all threads beside one another: a thread's lie FOURS apart.
+// Rows or columns that all threads cover with one load each.
+// A thread's groups of four are FOURS apart.
 constexpr u32 FOURS = THREADS_ACROSS * FOUR;
 
-// Rows lie in their order.
+// Rows keep their order.
 struct RowPlaces {
     QG_DEVICE constexpr u32 of(u32 row) {
         return row;
     }
-    // Row `i` of thread `part` along the tile.
+    // Row `i` of thread `part`.
     QG_DEVICE u32 row(u32 part, u32 i) {
         return i / FOUR * FOURS + part * FOUR + i % FOUR;
     }
 };
 
-// A thread has runs of eight neighbouring columns, which it stores together. Their halves lie apart.
+// A thread stores eight consecutive columns together.
+// Their halves are FOURS apart in the tile.
 struct ColumnPlaces {
     QG_DEVICE constexpr u32 of(u32 column) {
         const u32 in_both = column % (2 * FOURS);
@@ -36,21 +39,24 @@ struct ColumnPlaces {
     }
 };
 
-// [k][place of outer]. Values along K, which threads store at once, lie in different banks, with the padding, and because every eighth k turns
-// the places of a four by one, of tiles of 16 k by two.
+// [k][position of outer].
+// Values along K that threads store at once use different banks:
+// by the padding, and by a rotation of each group of four.
+// The rotation advances by one every eight k (by two
+// for 16-k tiles).
 template <u32 TILE, bool TURNS, class Places>
 struct FmaTile {
     static constexpr u32 OUTER = TILE, PITCH = TILE + 4, BYTES = QG_TILE_K * PITCH * 4;
-    // Which place of a four its value `i` has at `k`.
+    // Rotated position of value `i` of a group of four at `k`.
     QG_DEVICE constexpr u32 turned(u32 i, u32 k) {
         return (i + k / 8 * (32 / QG_TILE_K)) % FOUR;
     }
-    // The byte of (outer, k).
+    // Byte offset of (outer, k).
     QG_DEVICE constexpr u32 at(u32 outer, u32 k) {
         const u32 place = Places::of(outer);
         return (k * PITCH + place - place % FOUR + (TURNS ? turned(place % FOUR, k) : place % FOUR)) * 4;
     }
-    // Loads the four whose first lies at `place`.
+    // Loads the group of four at `place`.
     QG_DEVICE void load_four(float* to, const u8* tile, u32 place, u32 k) {
         const f32x4 v = ld_shared(reinterpret_cast<const f32x4*>(tile + (k * PITCH + place) * 4));
         const float four[FOUR] = {v.x, v.y, v.z, v.w};
@@ -63,25 +69,28 @@ using TileA = FmaTile<QG_TILE_M, QG_A_ALONG_K, RowPlaces>;
 using TileB = FmaTile<QG_TILE_N, QG_B_ALONG_K, ColumnPlaces>;
 
 struct FmaStage {
-    alignas(16) u8 a[TileA::BYTES];
-    alignas(16) u8 b[TileB::BYTES];
+    alignas(16) u8 a[TileA::BYTES];  // [k][row]
+    alignas(16) u8 b[TileB::BYTES];  // [k][column]
 };
 
-// What a thread copies of every tile of a factor: chunks whose places in the tile are always the same, equally far apart: four values of a
-// factor that lies across K, single ones of one that lies along it.
+// A thread's copies of each tile of an operand.
+// The chunks have fixed, equally spaced positions in the tile.
+// A chunk is four values of an operand across K, or one value
+// of an operand along K.
 template <class Tile, bool ALONG_K>
 struct TileCopy {
     static constexpr u32 CHUNK = ALONG_K ? 1 : FOUR;
-    // Chunks beside one another in memory, and those of a thread.
+    // Chunks side by side in memory, and chunks per thread.
     static constexpr u32 ACROSS = ALONG_K ? QG_TILE_K : Tile::OUTER / CHUNK;
     static constexpr u32 COUNT = Tile::OUTER * QG_TILE_K / CHUNK / QG_THREADS, APART = QG_THREADS / ACROSS;
     static_assert(COUNT * QG_THREADS * CHUNK == Tile::OUTER * QG_TILE_K, "threads copy the same number of chunks");
     static_assert(!ALONG_K || APART % 8 == 0, "chunks of a thread are equally far apart");
 
-    // The first chunk of the next tile, and the strides to the thread's next one, and to the next tile, in bytes.
+    // First chunk of the next tile, and byte strides to the
+    // thread's next chunk and to the next tile.
     const u8* from;
     u64 apart, step;
-    // Where the first chunk is in the matrix, and the byte of it in a tile.
+    // Matrix position of the first chunk, and its byte in a tile.
     u32 outer, k, place;
 
     QG_DEVICE TileCopy of(const u8* matrix, u64 stride, u32 first_outer, u32 first_k, u32 thread) {
@@ -96,7 +105,7 @@ struct TileCopy {
         return c;
     }
 
-    // How many bytes behind the first chunk `i` has its place.
+    // Byte distance of chunk `i` from the first chunk.
     QG_DEVICE constexpr u32 after(u32 i) {
         return ALONG_K ? Tile::at(i * APART, 0) : Tile::at(0, i * APART);
     }
@@ -108,7 +117,7 @@ struct TileCopy {
             cp_async_4(to, from, elements * 4);
     }
 
-    // Copies the next tile, all of which the matrix has.
+    // Copies the next tile; all of it lies inside the matrix.
     QG_DEVICE void whole(TileCopy& c, u8* tile) {
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) {
@@ -120,7 +129,7 @@ struct TileCopy {
         advance(c);
     }
 
-    // The same of one that may end behind the matrix; what that does not have becomes zeros.
+    // Copies the next tile, zero-filled past the matrix's end.
     QG_DEVICE void part(TileCopy& c, u8* tile, const u8* matrix, u32 outer_len, u32 k_len) {
 #pragma unroll 1
         for (u32 i = 0; i < COUNT; i++) {
@@ -128,7 +137,7 @@ struct TileCopy {
             u32 elements = ALONG_K ? k_len - k : outer_len - outer;
             if (elements > CHUNK) elements = CHUNK;
             if (outer >= outer_len || k >= k_len) elements = 0;
-            // What is not read has an address all the same.
+            // Unread chunks still need a valid address.
             copy(tile + c.place + after(i), elements > 0 ? c.from + i * c.apart : matrix, elements);
         }
         advance(c);
@@ -143,8 +152,10 @@ struct TileCopy {
 using CopyA = TileCopy<TileA, QG_A_ALONG_K>;
 using CopyB = TileCopy<TileB, QG_B_ALONG_K>;
 
-// Where a thread stands along the tile. Loads of 16 bytes take half the time where lanes i and i ^ 1, or i and i ^ 2, load the same: the
-// lowest bit is A's, the three above B's.
+// Thread position along the tile.
+// 16-byte loads are twice as fast if lane pairs i, i ^ 1 or i,
+// i ^ 2 load one address.
+// So the lowest lane bit goes to A, the next three to B.
 QG_DEVICE u32 part_of_rows(u32 thread) {
     return thread / 32 % 4 * 4 + thread / 16 % 2 * 2 + thread % 2;
 }
@@ -176,7 +187,7 @@ QG_DEVICE void multiply_stage(float (&acc)[ACCUMULATORS], const FmaStage& stage,
         for (u32 i = 0; i < THREAD_ROWS; i++)
 #pragma unroll
             for (u32 j = 0; j < THREAD_COLUMNS; j++) {
-                // Back and forth, so that one operand stays.
+                // Serpentine order, to reuse one operand.
                 const u32 column = i % 2 == 0 ? j : THREAD_COLUMNS - 1 - j;
                 acc[i * THREAD_COLUMNS + column] = fma_f32(o.a[i], o.b[column], acc[i * THREAD_COLUMNS + column]);
             }

@@ -1,4 +1,4 @@
-// Products of `matmul` whose factors have 16 bits.
+// `matmul` of 16-bit operands on MMA.
 #pragma once
 #include "atoms/mma.cuh"
 #include "mainloop/matmul_tiles.cuh"
@@ -6,8 +6,8 @@
 static_assert(QG_DTYPE == DTYPE_F16 || QG_VARIANT >= 80, "bf16 has instructions from Ampere on");
 
 struct MmaStage {
-    alignas(128) u8 a[TileA::BYTES];
-    alignas(128) u8 b[TileB::BYTES];
+    alignas(128) u8 a[TileA::BYTES];  // [row][k] or [k][row]
+    alignas(128) u8 b[TileB::BYTES];  // [column][k] or [k][column]
 };
 
 QG_DEVICE void multiply_16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {

@@ -1,10 +1,14 @@
-// What threads copy of the factors of `matmul`, 16 bytes of device memory or more at a time: tiles are types with OUTER rows of A or columns of
-// B, CHUNK neighbouring elements that lie together in shared memory, and the byte at which they do. In device memory an element has
-// as many bytes as the factor is stored in. TileA and TileB are those of the main loop that includes this.
+// Global loads of `matmul` operands, at least 16 bytes each.
+// A tile type defines OUTER (rows of A or columns of B), CHUNK
+// (contiguous elements in shared memory) and the byte offset
+// `at` of a chunk.
+// Global elements have the size of the stored type.
+// The including main loop defines TileA and TileB.
 #pragma once
 #include "sched/matmul_tile.cuh"
 
-// What a thread copies of every tile of a factor: chunks whose place in the tile is always the same.
+// A thread's copies of each tile of an operand.
+// Chunks have fixed positions in the tile.
 template <class Tile, bool ALONG_K, u32 STORED_BYTES>
 struct ChunkSource {
     static constexpr u32 ELEMENT_BYTES = STORED_BYTES, TILE_BYTES = Tile::BYTES;
@@ -17,7 +21,8 @@ struct ChunkSource {
     u64 step_bytes;
     u32 outer_left[COUNT], k[COUNT], k_len;
 
-    // The place of chunk `i` in the order in which threads copy them: neighbours in memory.
+    // Position of chunk `i` in copy order;
+    // neighbours are contiguous.
     QG_DEVICE void place(u32 i, u32& outer, u32& k) {
         outer = ALONG_K ? i / (QG_TILE_K / CHUNK) : i % (Tile::OUTER / CHUNK) * CHUNK;
         k = ALONG_K ? i % (QG_TILE_K / CHUNK) * CHUNK : i / (Tile::OUTER / CHUNK);
@@ -41,14 +46,14 @@ struct ChunkSource {
         return s;
     }
 
-    // Elements of chunk `i` that the matrix has.
+    // Elements of chunk `i` inside the matrix.
     QG_DEVICE u32 elements(const ChunkSource& s, u32 i) {
         if (s.outer_left[i] == 0 || s.k[i] >= s.k_len) return 0;
         const u32 left = ALONG_K ? s.k_len - s.k[i] : s.outer_left[i];
         return left < CHUNK ? left : CHUNK;
     }
 
-    // To the next tile along K.
+    // Advances to the next tile along K.
     QG_DEVICE void advance(ChunkSource& s) {
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) {
@@ -57,12 +62,14 @@ struct ChunkSource {
         }
     }
 
-    // Of a chunk of twice a tile's: whether a thread stores the upper half first, so that eight threads store to different banks.
+    // For a chunk of two tile chunks: whether the thread
+    // stores the upper half first, so that eight threads use
+    // different banks.
     QG_DEVICE bool begins_with_upper(u32 i) {
         return !ALONG_K && Tile::OUTER / CHUNK > 4 && i / 4 % 2 == 1;
     }
 
-    // The byte in the tile of the elements of chunk `i` from `first` on.
+    // Byte offset in the tile of chunk `i`, from element `first` on.
     QG_DEVICE u32 to(u32 i, u32 thread, u32 first = 0) {
         u32 outer, k;
         place(thread + i * QG_THREADS, outer, k);

@@ -1,5 +1,7 @@
-// Tiles of `matmul` in f32, whose values become TF32 on the way from shared memory to matrix instructions. There is no `ldmatrix` that
-// transposes 32 bits: lanes load words, whichever way a tile lies.
+// f32 `matmul` on TF32 MMA.
+// Values become TF32 between shared memory and the MMA.
+// `ldmatrix` cannot transpose 32-bit elements:
+// lanes load words, for either order of the tile.
 #pragma once
 #include "atoms/memory.cuh"
 #include "atoms/mma.cuh"
@@ -9,8 +11,9 @@
 
 constexpr u32 K_STEPS = QG_TILE_K / 8;
 
-// [outer][k] where the matrix is contiguous along K, otherwise [k][outer]. With the padding, the 4 × 8 words that lanes load at once
-// lie in different banks.
+// [outer][k] if the matrix is contiguous along K,
+// else [k][outer].
+// Padding: the 4 × 8 words that lanes load use different banks.
 template <u32 TILE, bool ALONG_K>
 struct F32Tile {
     static constexpr u32 OUTER = TILE, CHUNK = 4;
@@ -19,12 +22,12 @@ struct F32Tile {
     static_assert(QG_TILE_K % 32 == 16 && TILE % 32 == 0, "what the padding is for");
     static_assert(ALONG_K || QG_TILE_K * PITCH * 4 <= BYTES, "either way takes as much");
 
-    // The byte of (outer, k).
+    // Byte offset of (outer, k).
     QG_DEVICE u32 at(u32 outer, u32 k) {
         return (ALONG_K ? outer * PITCH + k : k * PITCH + outer) * 4;
     }
 
-    // The value at (outer, k), rounded to nearest.
+    // Value at (outer, k), rounded to nearest.
     QG_DEVICE u32 tf32(const u8* tile, u32 outer, u32 k) {
         return f32_to_tf32(bits_to_f32(ld_shared(reinterpret_cast<const u32*>(tile + at(outer, k)))));
     }
@@ -34,8 +37,8 @@ using TileA = F32Tile<QG_TILE_M, QG_A_ALONG_K>;
 using TileB = F32Tile<QG_TILE_N, QG_B_ALONG_K>;
 
 struct MmaStage {
-    alignas(128) u8 a[TileA::BYTES];
-    alignas(128) u8 b[TileB::BYTES];
+    alignas(128) u8 a[TileA::BYTES];  // [row][k] or [k][row]
+    alignas(128) u8 b[TileB::BYTES];  // [column][k] or [k][column]
 };
 
 #include "mainloop/matmul_source.cuh"

@@ -1,8 +1,12 @@
-// Tiles of `matmul` in shared memory, as matrix instructions take them: 16-bit elements, 16 bytes at a time, whichever way
-// the matrices are stored. No tile is transposed: `ldmatrix` does that on the way into registers.
+// Shared-memory tiles of `matmul` for 16-bit MMA operands.
+// Tiles keep the order of the matrix; `ldmatrix` transposes on
+// the way to registers.
 //
-// A tile of a matrix that is contiguous along K is [outer][k], otherwise [k][outer], where the outer index is that of rows
-// of A or columns of B. Chunks of 16 bytes are swizzled, so that the eight of an 8×8 matrix lie in different banks.
+// A matrix contiguous along K has [outer][k] tiles,
+// else [k][outer].
+// `outer` is a row of A or a column of B.
+// 16-byte chunks are swizzled: the eight chunks of an 8×8
+// matrix use different banks.
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/memory.cuh"
@@ -19,7 +23,7 @@ struct TileLayout {
     static constexpr u32 OUTER = TILE, CHUNK = ::CHUNK;
     static constexpr u32 BYTES = TILE * QG_TILE_K * 2;
 
-    // The byte of the chunk that holds (outer, k), both of its first element.
+    // Byte offset of the chunk whose first element is (outer, k).
     QG_DEVICE u32 at(u32 outer, u32 k) {
         if constexpr (ALONG_K) return (outer * K_CHUNKS + (k / CHUNK ^ (outer / 2 % 4))) * CHUNK_BYTES;
         return (k * (TILE / CHUNK) + (outer / CHUNK ^ (k % 8))) * CHUNK_BYTES;
@@ -33,7 +37,7 @@ using TileB = TileLayout<QG_TILE_N, QG_B_ALONG_K>;
 
 static_assert(N_TILES % 2 == 0, "B is loaded for two tiles at once");
 
-// Registers 0 to 3 of A: (rows, k) (0, 0), (8, 0), (0, 8), (8, 8).
+// A registers 0..3: (row, k) +(0, 0), +(8, 0), +(0, 8), +(8, 8).
 QG_DEVICE void load_a(u32 (&a)[4], const u8* tile, u32 row, u32 k, u32 lane) {
     if constexpr (QG_A_ALONG_K)
         ldmatrix_x4(a, tile + TileA::at(row + lane % 16, k + lane / 16 * 8));
@@ -41,7 +45,7 @@ QG_DEVICE void load_a(u32 (&a)[4], const u8* tile, u32 row, u32 k, u32 lane) {
         ldmatrix_x4_trans(a, tile + TileA::at(row + lane / 8 % 2 * 8, k + lane / 16 * 8 + lane % 8));
 }
 
-// Registers 0 and 1 are those of B's first eight columns, 2 and 3 of the next.
+// Registers 0, 1: B's first eight columns; 2, 3: the next eight.
 QG_DEVICE void load_b(u32 (&b)[4], const u8* tile, u32 column, u32 k, u32 lane) {
     if constexpr (QG_B_ALONG_K)
         ldmatrix_x4(b, tile + TileB::at(column + lane / 16 * 8 + lane % 8, k + lane / 8 % 2 * 8));

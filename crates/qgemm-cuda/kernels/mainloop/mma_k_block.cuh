@@ -1,5 +1,6 @@
-// A k-block of 64 columns on matrix instructions: acc[16 rows, 8 tokens] += scale · (codes · X) + min · Σx. Codes are
-// exact in f16 and bf16, so weights are never rounded.
+// MMA over a k-block of 64 columns, for 16 rows and 8 tokens:
+// acc += scale · (codes · X) + min · Σx.
+// Codes are exact in f16 and bf16: no weight is rounded.
 #pragma once
 #include "mainloop/mma_operand.cuh"
 #include "mainloop/x_tile.cuh"
@@ -8,7 +9,8 @@ static_assert(QG_TILE_M % MMA_TOKENS == 0 || MMA_TOKENS % QG_TILE_M == 0, "token
 // Token tiles, rounded up to whole instructions.
 constexpr u32 TOKEN_TILES = (QG_TILE_M + MMA_TOKENS - 1) / MMA_TOKENS;
 
-// Accumulators of ROW_TILES × 16 rows and all tokens in a warp: value[rt][tt] are the D registers of one instruction.
+// Accumulators of a warp: ROW_TILES × 16 rows, all tokens.
+// value[rt][tt]: D registers of one instruction.
 template <u32 ROW_TILES>
 struct Accumulators_ {
     float value[ROW_TILES][TOKEN_TILES][4];
@@ -32,14 +34,16 @@ struct Engine {
 
 #pragma unroll
         for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
-            // Columns of the instruction beyond the tile's tokens repeat its tokens. Nothing reads their accumulators.
+            // Instruction columns past the tile's tokens repeat its tokens.
+            // Their accumulators are ignored.
             const u32 token = tt * MMA_TOKENS + lane / 4 % (QG_TILE_M < MMA_TOKENS ? QG_TILE_M : MMA_TOKENS);
             const u32x4* row = reinterpret_cast<const u32x4*>(Tile::k_block(x, token, x_k_block, lane));
             const u32x4 b[2] = {ld_shared(row), ld_shared(row + 1)};
             const u32 bs[K_STEPS][2] = {{b[0].x, b[0].y}, {b[0].z, b[0].w}, {b[1].x, b[1].y}, {b[1].z, b[1].w}};
 #pragma unroll
             for (u32 partial = 0; partial < PARTIALS; partial++) {
-                // A matrix of ones yields each token's X block sum in every row, for the minimum.
+                // A matrix of ones gives each token's X block sum in every
+                // row; the minimum needs it.
                 float x_sum[4] = {};
                 if constexpr (Operands::HAS_MIN) {
                     const u32 ones[4] = {ONE_PAIR, ONE_PAIR, ONE_PAIR, ONE_PAIR};
@@ -77,7 +81,8 @@ struct Engine {
         }
     }
 
-    // Calls `visit(row in the warp's rows, token, value)` for every accumulator of this lane.
+    // Calls `visit(row, token, value)` for this lane's accumulators.
+    // Rows count from the warp's first row.
     template <class Visit>
     QG_DEVICE void for_each(Accumulators& acc, u32 lane, Visit visit) {
 #pragma unroll

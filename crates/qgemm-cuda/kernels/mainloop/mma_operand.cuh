@@ -1,11 +1,12 @@
-// An MMA k-step of 16 columns: D[16 rows, 8 tokens] += A · B, with operands in the type of X.
+// MMA k-step of 16 columns, operands in the type of X:
+// D[16 rows, 8 tokens] += A · B.
 #pragma once
 #include "atoms/mma.cuh"
 #include "dequant/operand.cuh"
 
 static_assert(!QG_MMA_M8N8K4, "the MmaM8N8K4 layout is for m8n8k4, which these loops do not issue");
 
-// Tokens of an instruction.
+// Tokens per instruction.
 constexpr u32 MMA_TOKENS = 8;
 
 #if QG_X_DTYPE == 1
@@ -13,7 +14,7 @@ QG_DEVICE void mma_k_step(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #if QG_VARIANT >= 80
     mma_m16n8k16_f16(d, a, b);
 #else
-    // Turing's instruction has half of the columns: the upper eight are a second instruction.
+    // Turing's instruction has k8: issue it twice.
     mma_m16n8k8_f16(d, {a[0], a[1]}, b[0]);
     mma_m16n8k8_f16(d, {a[2], a[3]}, b[1]);
 #endif

@@ -1,6 +1,10 @@
-// RMSNorm of a CTA's tokens inside their product. Each CTA finds the statistics of whole rows while its first weights come from memory.
-// What is multiplied is what the launch of a norm would have written: rounded once to the type of X. Rows of X begin at multiples of 16
-// bytes, and have whole groups of columns (the host offers such kernels for no others).
+// RMSNorm fused into the GEMM.
+// Each CTA computes the statistics of whole rows while its
+// first weights are loaded.
+// Operands equal the output of a separate norm:
+// rounded once to the type of X.
+// Rows of X are 16-byte aligned with whole column groups; the
+// host checks this.
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/memory.cuh"
@@ -10,15 +14,17 @@
 #include "mainloop/column_group.cuh"
 #include "sched/projection.cuh"
 
-// Squares whose sum lies between these lose nothing to the ends of f32's range, as in `mainloop/norm.cuh`.
+// A sum of squares in this range suffers no over- or
+// underflow, as in `mainloop/norm.cuh`.
 constexpr float MOST_ROW_SQUARES = 0x1p120f, LEAST_ROW_SQUARES = 0x1p-60f;
 
-// The statistics of a CTA's tokens, and what its warps tell one another of them.
+// Row statistics, and scratch for exchange between warps.
 struct RowStatistics {
-    // A power of two, 1 unless squares would leave f32's range, and the factor of values times it.
+    // scale: a power of two, 1 unless squares leave f32's range.
+    // inverse: the factor of scaled values.
     float scale[QG_X_ROWS], inverse[QG_X_ROWS];
     u32 of_warp[QG_THREADS / 32][QG_X_ROWS];
-    // Whether a token is to be scaled.
+    // Whether the token must be rescaled.
     u32 rescales[QG_X_ROWS];
 };
 
@@ -29,7 +35,8 @@ QG_DEVICE u32 f32_to_x(float value) {
     return QG_X_DTYPE == DTYPE_F16 ? f32_to_f16(value) : f32_to_bf16(value);
 }
 
-// Gives `visit` every group of columns of each token that this thread reads.
+// Calls `visit` for every column group of each token that
+// this thread reads.
 template <class Visit>
 QG_DEVICE void each_group_of_rows(const GemmParams& p, u32 first_token, u32 thread, Visit visit) {
     constexpr u32 WORDS = QG_X_DTYPE == DTYPE_F32 ? 8 : 4;
@@ -56,7 +63,8 @@ QG_DEVICE void each_group_of_rows(const GemmParams& p, u32 first_token, u32 thre
     }
 }
 
-// Finds the statistics of the tokens from `first_token` on. For the whole CTA; all threads may read them afterwards.
+// Statistics of the tokens from `first_token` on.
+// The whole CTA calls it; then all threads may read them.
 struct RowNormalizer {
     QG_DEVICE void find(RowStatistics& rows, const GemmParams& p, u32 first_token, u32 thread) {
         float squares[QG_X_ROWS] = {};
@@ -64,7 +72,7 @@ struct RowNormalizer {
         find(rows, squares, p, first_token, thread);
     }
 
-    // The same of rows of whose squares each thread has added up its part.
+    // `find` with each thread's partial sums of squares.
     QG_DEVICE void find(RowStatistics& rows, float (&squares)[QG_X_ROWS], const GemmParams& p, u32 first_token, u32 thread) {
         if (thread < QG_X_ROWS) st_shared(&rows.scale[thread], 1.0f);
         add_up(rows, squares, p, first_token, thread, true);
@@ -88,7 +96,8 @@ struct RowNormalizer {
         }
     }
 
-    // Finds the inverses of the rows as they are scaled, and whether they are to be scaled otherwise, where that `may` be.
+    // Computes the inverses of the scaled rows and, if `may`,
+    // whether rows must be rescaled.
     QG_DEVICE void add_up(RowStatistics& rows, float (&squares)[QG_X_ROWS], const GemmParams& p, u32 first_token, u32 thread, bool may) {
         const u32 tokens = p.shape.m - first_token;
 #pragma unroll
@@ -113,7 +122,7 @@ struct RowNormalizer {
         cta_barrier();
     }
 
-    // Finds the powers of two with which the largest values are below 4.
+    // Powers of two that bring the largest values below 4.
     QG_DEVICE void find_scales(RowStatistics& rows, const GemmParams& p, u32 first_token, u32 thread) {
         u32 largest[QG_X_ROWS] = {};
         const auto keep = [](u32& most, u32 value) {
@@ -123,7 +132,7 @@ struct RowNormalizer {
 #pragma unroll
             for (u32 i = 0; i < GROUP; i++) {
                 const u32 magnitude = f32_to_bits(value[i]) & 0x7fffffffu;
-                // Infinity and NaN stay what they are under every factor.
+                // Infinity and NaN are the same under every factor.
                 if (magnitude < 0x7f800000u) keep(largest[token], magnitude);
             }
         });
@@ -137,7 +146,7 @@ struct RowNormalizer {
         if (thread < QG_X_ROWS) {
             u32 most = f32_to_bits(sqrt_f32(p.projection.eps));
             for (u32 warp = 0; warp < QG_THREADS / 32; warp++) keep(most, ld_shared(&rows.of_warp[warp][thread]));
-            // Factor and its inverse are normal numbers.
+            // The factor and its inverse are normal numbers.
             u32 exponent = most >> 23;
             exponent = exponent < 1 ? 1 : exponent > 253 ? 253 : exponent;
             st_shared(&rows.scale[thread], bits_to_f32((254 - exponent) << 23));
@@ -155,7 +164,7 @@ struct RowNormalizer {
         return dtype == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
     }
 
-    // Of a group of neighbouring columns, all of which X has, or none.
+    // Gamma of a column group; all or none of its columns are in X.
     QG_DEVICE void gamma_of_group(const GemmParams& p, u32 column, float (&value)[GROUP]) {
         const ProjectionOperands& of = p.projection;
         const u32 dtype = of.types & 15u, bytes = dtype == DTYPE_F32 ? 4 : 2;

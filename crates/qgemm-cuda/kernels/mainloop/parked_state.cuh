@@ -1,6 +1,7 @@
-// Scheduler state of a warp, which nothing reads before the work tile ends. It is parked in shared memory where the
-// accumulators of 128 tokens leave too few registers (`QG_PARKS_STATE`): without that, Q4_0 with f16 spilled 40 bytes
-// on sm_80. Parking costs little (INT4 g128, 512 tokens on an H200: 142 us instead of 140 us).
+// Scheduler state of a warp, parked in shared memory.
+// The main loop does not read it.
+// 128 tokens of accumulators leave too few registers
+// (`QG_PARKS_STATE`) and would spill.
 #pragma once
 #include "atoms/memory.cuh"
 #include "atoms/warp.cuh"
@@ -18,7 +19,8 @@ struct Parked {
         u32x4 chunk[CHUNKS];
     };
 
-    // For all lanes of a warp, with the same value. All lanes have read the value before.
+    // All lanes of a warp call it with the same value.
+    // All lanes have read the old value before.
     QG_DEVICE void store(Parked& parked, const T& value, u32 lane) {
         const Value all = {value};
         warp_barrier();
@@ -27,8 +29,9 @@ struct Parked {
         for (u32 i = 0; i < CHUNKS; i++) st_shared(&parked.chunk[i], all.chunk[i]);
     }
 
-    // Words come from lane 0, so that the compiler knows that they are uniform. Otherwise it prepares every branch that
-    // depends on them for divergent lanes (INT4 g128, 512 tokens on an H200: 156 us instead of 141 us).
+    // Values are shuffled from lane 0, so that the compiler knows
+    // they are uniform. Otherwise it guards every branch on them
+    // against divergence.
     QG_DEVICE T load(const Parked& parked) {
         Value all;
         warp_barrier();
@@ -51,7 +54,7 @@ struct Parked {
 };
 #endif
 
-// Takes the next work tile off the parked list; false when there is none.
+// Pops the next work tile of the parked list; false at the end.
 QG_DEVICE bool take_next(Parked<WorkList>& parked, const GemmParams& p, WorkTile& work, u32 lane) {
     WorkList list = Parked<WorkList>::load(parked);
     if (!WorkList::next(list, p, work)) return false;
@@ -59,13 +62,13 @@ QG_DEVICE bool take_next(Parked<WorkList>& parked, const GemmParams& p, WorkTile
     return true;
 }
 
-// The scheduler state of one warp.
+// Scheduler state of one warp.
 struct ParkedState {
     Parked<WorkTile> tile;
-    // The work after `tile`, and the work after the tile that the producer is at.
+    // Work after `tile`, and work after the producer's tile.
     Parked<WorkList> list, producer_list;
 
-    // Moves on to the next work tile; false when there is none.
+    // Advances to the next work tile; false at the end.
     QG_DEVICE bool next(ParkedState& state, const GemmParams& p, u32 lane) {
         WorkTile work;
         if (!take_next(state.list, p, work, lane)) return false;

@@ -1,8 +1,11 @@
-// Quantization of groups of eight adjacent columns: scales,
-// codes and stores. Quantize kernels and norm kernels share
-// it. A group type provides `value(group, i)`. Every f32
-// operation is rounded separately, in the order of the
-// host's reference: results are bit-exact on all devices.
+// Quantization of groups of eight columns:
+// scales, codes, stores.
+// Kernels that quantize X and kernels that quantize their
+// normalized output share it.
+// A group is a type with `value(group, i)`.
+// All arithmetic is single f32 operations, each rounded once,
+// in the order of the host reference:
+// all devices give identical bits.
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/fp8.cuh"
@@ -22,33 +25,32 @@ constexpr u32 CODE_INT8 = 0, CODE_E4M3 = 1, CODE_E2M1 = 2;
 constexpr u32 SCALE_NONE = 0, SCALE_F32 = 1, SCALE_E8M0 = 2, SCALE_E4M3 = 3;
 constexpr u32 FACTOR_NONE = 0, FACTOR_GIVEN = 1, FACTOR_PER_TOKEN = 2;
 
-// Lanes that share a scale: 2 to 32 adjacent lanes of a warp.
+// Lanes per scale: 2 to 32 of a warp, with consecutive columns.
 constexpr u32 BLOCK_LANES = QG_BLOCK / GROUP;
 constexpr u32 CODE_BITS = QG_CODE == CODE_E2M1 ? 4 : 8;
 constexpr u32 INFINITY_BITS = 0x7f800000u;
 constexpr u32 MAGNITUDE = 0x7fffffffu;
-// Smallest normal f32 number and its inverse.
+// f32's smallest normal number, and its inverse.
 constexpr u32 SMALLEST_BITS = 0x00800000u, LARGEST_FACTOR_BITS = 0x7e800000u;
 constexpr u32 NAN_BITS = 0x7fc00000u;
-// Largest code value, and for NVFP4 the product
-// of the largest code and the scale limit.
+// Largest code value; for NVFP4 times its largest scale.
 constexpr float MOST = QG_CODE == CODE_E4M3 ? 448.0f : 127.0f;
 constexpr float MOST_NVFP4 = 256.0f * 6.0f;
-// Adding 1.5 · 2^23 rounds to an integer
-// and leaves it in the low bits of the sum.
+// 1.5 · 2^23: near it f32 has an ulp of 1. Adding it rounds to
+// an integer, which is then in the low bits.
 constexpr float ROUNDER = 12582912.0f;
 
 QG_DEVICE u32 larger(u32 a, u32 b) {
     return a > b ? a : b;
 }
 
-// Both are magnitudes.
+// Minimum of two magnitudes.
 QG_DEVICE float smaller(float a, float b) {
     return bits_to_f32(f32_to_bits(a) < f32_to_bits(b) ? f32_to_bits(a) : f32_to_bits(b));
 }
 
-// Bits of the largest magnitude of a group, which
-// order like numbers. Infinities and NaN are largest.
+// Bits of a group's largest magnitude, which order like numbers.
+// Infinity and NaN are the largest.
 template <class Group>
 QG_DEVICE u32 largest_of(const Group& group) {
     u32 largest = 0;
@@ -58,7 +60,7 @@ QG_DEVICE u32 largest_of(const Group& group) {
     return largest;
 }
 
-// Largest magnitude among finite values.
+// `largest_of` over finite values.
 template <class Group>
 QG_DEVICE u32 largest_finite_of(const Group& group) {
     u32 largest = 0;
@@ -70,33 +72,32 @@ QG_DEVICE u32 largest_finite_of(const Group& group) {
     return largest;
 }
 
-// Scale that maps a finite magnitude (as bits) to `most`.
-// It is a normal number, so that its inverse is finite.
+// Scale that maps a finite magnitude to `most`.
+// It is a normal number, so its inverse is finite.
 QG_DEVICE float f32_scale(u32 largest, float most) {
     return bits_to_f32(larger(f32_to_bits(div_rn_f32(bits_to_f32(largest), most)), SMALLEST_BITS));
 }
 
-// 1 / factor; NaN if the factor or
-// its inverse is not a normal number.
+// 1 / factor; NaN if factor or its inverse is not normal.
 QG_DEVICE float checked_inverse(float factor) {
     const u32 bits = f32_to_bits(factor);
     return bits >= SMALLEST_BITS && bits <= LARGEST_FACTOR_BITS ? rcp_rn_f32(factor) : bits_to_f32(NAN_BITS);
 }
 
-// Rounds a magnitude to E2M1, to nearest even, saturating.
+// Magnitude → E2M1, nearest even, saturating.
 QG_DEVICE u32 f32_to_e2m1(float magnitude) {
     const float least = smaller(magnitude, 6.0f);
-    // Near 2^22 · binade, f32 numbers are half a
-    // binade apart: the sum rounds to one mantissa
-    // bit. Values below 1 have the spacing of [1, 2).
+    // Near 2^22 times the binade's first number, f32's ulp is half
+    // of that number: the sum rounds to two significant bits.
+    // Below 1 the step is that of [1, 2).
     const u32 binade = larger(f32_to_bits(least), 0x3f800000u) & 0x7f800000u;
     const u32 sum = f32_to_bits(least + bits_to_f32(binade + (22u << 23)));
-    // The low three bits are 2 or 3 in every binade, less
-    // below 1, and 4 if rounding reaches the next binade.
+    // The low three bits are 2 or 3 in a binade, less below 1, and
+    // 4 at the start of the next binade.
     return (sum & 7u) + (binade >> 22) - (127u << 1);
 }
 
-// Two numbers as f16, to nearest even.
+// Two numbers as f16, nearest even.
 QG_DEVICE u32 f16_pair(float low, float high) {
 #if QG_VARIANT >= 80
     return f32_to_f16x2(low, high);
@@ -105,11 +106,11 @@ QG_DEVICE u32 f16_pair(float low, float high) {
 #endif
 }
 
-// Rounding errors of two f16 magnitudes in E2M1. The
-// low byte of each half is 32 times the error, signed.
+// E2M1 rounding errors of a pair of f16 magnitudes.
+// The low byte of each result is 32 times the error, as s8.
 QG_DEVICE u32 e2m1_errors(u32 pair) {
     constexpr u32 ONE = 0x3c003c00u, SIX = 0x46004600u, BINADE = 0x7c007c00u, TIMES_512 = 9u << 10 | 9u << 26;
-    // Near 48, f16 numbers are 1/32 apart.
+    // 48: near it f16 has an ulp of 1/32.
     constexpr u32 FORTY_EIGHT = 0x52005200u;
     const u32 least = min_f16x2(pair, SIX);
     const u32 beside = (max_f16x2(least, ONE) & BINADE) + TIMES_512;
@@ -117,17 +118,17 @@ QG_DEVICE u32 e2m1_errors(u32 pair) {
     return fma_f16x2(sub_f16x2(pair, number), ONE, FORTY_EIGHT);
 }
 
-// Quantization parameters of a block.
+// Scale of a block.
 struct BlockScale {
-    // Inverse of the token's or tensor's factor (1
-    // without one), and inverse of the block's scale.
+    // Inverses of the token or tensor factor (1 if none) and of
+    // the block scale.
     float inverse_factor, inverse;
-    // Scale in its stored form.
+    // Stored form.
     u32 stored;
-    // Whether all values are finite; otherwise codes are 0.
+    // False if the block has NaN or infinity; its codes are then 0.
     bool is_number;
 
-    // E2M1 tries several scales for a block; this is number `CHOICE`.
+    // E2M1 blocks choose among several scales; this is scale CHOICE.
     template <u32 CHOICE = 0>
     QG_DEVICE BlockScale of_block(u32 largest, float inverse_factor) {
         BlockScale scale = {inverse_factor, 0.0f, 0, largest < INFINITY_BITS};
@@ -136,8 +137,8 @@ struct BlockScale {
             scale.stored = scale.is_number ? f32_to_bits(f) : NAN_BITS;
             scale.inverse = rcp_rn_f32(f);
         } else if constexpr (QG_SCALE == SCALE_E8M0) {
-            // Power of two that puts the maximum into E2M1's top
-            // binade, or to at most 448 = 1.75 · 2^8 for E4M3.
+            // Power of two that maps the maximum into E2M1's top binade.
+            // For E4M3: to at most 448 = 1.75 · 2^8.
             const i32 exponent = (i32)(largest >> 23);
             const i32 code = QG_CODE == CODE_E4M3 ? exponent + ((largest & 0x7fffffu) > 0x600000u) - 8 : exponent - 2;
             const u32 power = (code > 1 ? code : 1) + CHOICE;
@@ -155,7 +156,7 @@ struct BlockScale {
     }
 };
 
-// Codes of an 8-bit format: two words.
+// Byte codes of a group, two words.
 template <class Group>
 QG_DEVICE u32x2 codes_of(const Group& group, const BlockScale& scale) {
     float scaled[GROUP];
@@ -185,11 +186,11 @@ QG_DEVICE u32x2 codes_of(const Group& group, const BlockScale& scale) {
     return {scale.is_number ? word[0] : 0, scale.is_number ? word[1] : 0};
 }
 
-// Candidate scales of an E2M1 block.
+// Number of scales that an E2M1 block chooses from.
 constexpr u32 CHOICES = QG_SCALE == SCALE_E4M3 ? 3 : 2;
 
-// E2M1 block: the scale of least error, and the codes of the
-// lane's group. The scale is uniform for the block's lanes.
+// E2M1 block: the codes of the lane's group, and the scale of
+// least error, equal in all lanes of the block.
 struct E2m1Block {
     u32 word;
     BlockScale scale;
@@ -199,8 +200,8 @@ struct E2m1Block {
         BlockScale scales[3] = {BlockScale::of_block<0>(largest, inverse_factor), BlockScale::of_block<1>(largest, inverse_factor), {}};
         if constexpr (CHOICES > 2) scales[2] = BlockScale::of_block<2>(largest, inverse_factor);
         float of_token[GROUP];
-        // Values at the first candidate scale; `ratio_of`
-        // converts them to the other candidates.
+        // Values under the first scale; other scales are within a
+        // small ratio of it.
         u32 halves[GROUP / 2];
 #pragma unroll
         for (u32 i = 0; i < GROUP; i++) {
@@ -212,7 +213,7 @@ struct E2m1Block {
             const auto scaled = [&](u32 j) { return smaller(scaled_of(of_token[i + j], scales[0]), 8.0f); };
             halves[i / 2] = f16_pair(scaled(0), scaled(1));
         }
-        // Sums of squared errors, in units of (scale / 32)².
+        // Sums of squared errors, in units of 1/32 of the scale.
         i32 errors[CHOICES];
 #pragma unroll
         for (u32 choice = 0; choice < CHOICES; choice++) {
@@ -246,16 +247,16 @@ struct E2m1Block {
         return mul_rn_f32(bits_to_f32(f32_to_bits(of_token) & MAGNITUDE), scale.inverse);
     }
 
-    // Ratio between two candidate scales, as an f16 pair.
+    // f16x2 ratio from the first scale to another scale.
     QG_DEVICE u32 ratio_of(const BlockScale& first, const BlockScale& scale) {
         if constexpr (QG_SCALE != SCALE_E4M3) return 0x38003800u;
         const float ratio = mul_rn_f32(e4m3_to_f32(first.stored), scale.inverse);
         return f16_pair(ratio, ratio);
     }
 
-    // Error in units of squared scale. For UE8M0 it is relative to
-    // the first scale, as squares of powers of two may overflow. A
-    // scale of 0 would show no error, so its error is infinite.
+    // Squared error in absolute units; for E8M0 in units of the
+    // first scale, because its square may overflow.
+    // A zero NVFP4 scale never wins the comparison.
     template <u32 CHOICE>
     QG_DEVICE float of_scale(i32 error, const BlockScale& scale) {
         if constexpr (QG_SCALE != SCALE_E4M3) return CHOICE == 0 ? (float)error : (float)error * 4.0f;
@@ -278,8 +279,10 @@ QG_DEVICE void store_codes(u8* codes_row, u32 column, u32x2 codes) {
         st_global_u32(at, codes.x);
 }
 
-// Quantizes a group; its block lies within the warp. Stores
-// codes, scales and sums if `stores`. Warp-collective.
+// Quantizes a warp's group and stores codes, scales and sums.
+// Blocks must lie within the warp.
+// `stores` is false for rows that the lane must not write.
+// All lanes take part.
 template <class Group>
 QG_DEVICE void quantize_in_warp(const QuantizePointers& to, const Group& group, u64 row, u32 column, bool stores,
                                 float inverse_factor) {
@@ -301,8 +304,8 @@ QG_DEVICE void quantize_in_warp(const QuantizePointers& to, const Group& group, 
     if constexpr (QG_SCALE == SCALE_F32) {
         if (stores && column % QG_BLOCK == 0) st_global_u32(scales + (u64)(column / QG_BLOCK) * 4, scale.stored);
     } else {
-        // The first lane of four blocks stores
-        // their four 1-byte scales as a word.
+        // Four byte scales form a word; the first lane of their
+        // blocks stores it.
         u32 word = scale.stored << (column / QG_BLOCK % 4 * 8);
         word |= shfl_xor_u32(word, BLOCK_LANES);
         word |= shfl_xor_u32(word, 2 * BLOCK_LANES);
@@ -320,7 +323,7 @@ QG_DEVICE void quantize_in_warp(const QuantizePointers& to, const Group& group, 
     }
 }
 
-// Inverse of the given factor; 1 without one.
+// Inverse of the given tensor factor; 1 if none.
 QG_DEVICE float given_inverse(const QuantizePointers& to) {
     if constexpr (QG_FACTOR != FACTOR_GIVEN) return 1.0f;
     return checked_inverse(bits_to_f32(ld_global_u32(reinterpret_cast<const u8*>(to.factor))));

@@ -1,5 +1,6 @@
-// All of X that a CTA multiplies, normalized where it is to be, in shared memory from the beginning: what a few tokens have is less than the
-// rings of weights. Columns lie as k-blocks of 64 in the order of `XStage`.
+// X resident in shared memory, normalized if required.
+// For few tokens all of X is smaller than the rings of W.
+// Columns form k-blocks of 64 in the order of `XStage`.
 #pragma once
 #include "mainloop/normalized_x.cuh"
 #include "mainloop/x_ring.cuh"
@@ -10,24 +11,26 @@ struct ResidentX {
     XStage k_block[QG_X_BLOCKS];
     RowStatistics rows;
 
-    // Groups of columns of a thread that are read at once.
+    // Column groups that a thread reads at once.
     static constexpr u32 AT_ONCE = QG_X_ROWS == 1 ? 4 : 1, STEP = QG_THREADS * GROUP;
 
     QG_DEVICE u32x4* place(ResidentX& x, u32 token, u32 column) {
         return reinterpret_cast<u32x4*>(XStage::at(x.k_block[column / K_BLOCK], token, column % K_BLOCK / X_CHUNK_K));
     }
 
-    // Brings in the tokens from `first_token` on; behind it all threads may read them. Columns that X does not have are zeros.
+    // Loads the tokens from `first_token` on and
+    // ends with a barrier.
+    // Columns past K are zero.
     QG_DEVICE void fill(ResidentX& x, const GemmParams& p, u32 first_token, u32 thread) {
         const u32 tokens = p.shape.m - first_token, columns = p.shape.k_tiles * QG_K_TILE;
         const u8* rows = reinterpret_cast<const u8*>(p.at.x) + (u64)first_token * p.at.x_row * 2;
         float squares[QG_X_ROWS] = {};
-        // Gamma is a constant operand: it may come before the launch before is done.
+        // Gamma is constant, so its load may precede the wait.
         Gamma first;
         const bool normalizes = normalizes_x(p);
         if (normalizes) Gamma::load(first, p, thread * GROUP);
         griddepcontrol_wait();
-        // As in `gemm_sliced_k`, no sooner.
+        // As in `gemm_sliced_k`, not earlier.
         griddepcontrol_launch_dependents();
 #pragma unroll 1
         for (u32 column = thread * GROUP; column < columns; column += AT_ONCE * STEP) {
@@ -57,7 +60,7 @@ struct ResidentX {
         cta_barrier();
     }
 
-    // Gamma of some groups of columns.
+    // Gamma of some column groups.
     struct Gamma {
         float value[AT_ONCE][GROUP];
 
@@ -67,7 +70,7 @@ struct ResidentX {
         }
     };
 
-    // Normalizes what this thread has brought in.
+    // Normalizes the values that this thread has loaded.
     QG_DEVICE void normalize(ResidentX& x, const GemmParams& p, Gamma& gamma, u32 tokens, u32 thread) {
         float scale[QG_X_ROWS], inverse[QG_X_ROWS];
 #pragma unroll

@@ -1,24 +1,28 @@
-// A ring of stages between producers and consumers, each with a barrier that says that it is full, and one that it is empty.
+// Ring of stages between producers and consumers.
+// Each stage has a full and an empty mbarrier.
 #pragma once
 #include "atoms/mbarrier.cuh"
 
-// A position in the ring.
+// Position in the ring.
 template <u32 STAGES>
 struct RingPosition {
     u32 stage;
-    // How often the stages have wrapped, modulo 2.
+    // Number of wraps of the ring, modulo 2.
     u32 parity;
 
     QG_DEVICE void next(RingPosition& at) {
         if (++at.stage == STAGES) at.stage = 0, at.parity ^= 1;
     }
-    // For a stage that has never been filled, the phase before the first counts as complete.
+    // The phase before the first counts as complete, so a stage
+    // that was never filled is empty.
     QG_DEVICE void wait_empty(const RingPosition& at, u64 (&empty)[STAGES]) {
         mbarrier_wait(&empty[at.stage], at.parity ^ 1);
     }
 };
 
-// For the first thread, before a barrier of all who use the ring: `filling` arrivals make a stage full, `reading` empty.
+// The first thread initializes, before a barrier of all users.
+// A stage is full after `filling` arrivals, empty after
+// `reading` arrivals.
 template <u32 STAGES>
 QG_DEVICE void init_ring(u64 (&full)[STAGES], u64 (&empty)[STAGES], u32 filling, u32 reading) {
 #pragma unroll

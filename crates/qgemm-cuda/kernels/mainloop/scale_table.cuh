@@ -1,5 +1,8 @@
-// The scales of a warp's rows in f32, in shared memory, for formats with super-blocks. One lane computes the scales of
-// a row. Without the table, each of the four lanes that hold the row's codes would compute all of them.
+// f32 scales of a warp's rows, in shared memory, for formats
+// with super-blocks.
+// One lane decodes the scales of a row.
+// Otherwise each of the four lanes that hold the row's codes
+// would decode all of them.
 #pragma once
 #include "mainloop/row_tiles.cuh"
 #include "mainloop/sub_block_accumulators.cuh"
@@ -7,19 +10,21 @@
 // Formats with super-blocks have k-tiles of 256 columns.
 constexpr bool HAS_SCALE_TABLE = QG_K_TILE > 128;
 
-// The scales of a row stand in units of four. Without a table there are none.
+// Scales of a row in units of four.
+// UNITS is 0 without a table.
 template <u32 UNITS>
 struct ScaleTable {
     static_assert(UNITS == 2 || UNITS == 4, "scales of 16 or 32 columns in k-tiles of 256");
-    // Rows stand in the order of their records. Units of neighbouring rows are swizzled, so that those that lanes read
-    // or write together lie in different banks.
+    // Rows are in the order of their records.
+    // Units of neighbouring rows are swizzled: units that lanes
+    // read or write together use different banks.
     f32x4 scale[ROW_TILES][QG_TILE_ROWS * UNITS];
 
     QG_DEVICE constexpr u32 place(u32 record, u32 unit) {
         return record * UNITS + (unit ^ record / (8 / UNITS) % UNITS);
     }
 
-    // For all lanes of a warp, which see the table after a barrier.
+    // All lanes of a warp call it; a barrier must follow.
     QG_DEVICE void make(ScaleTable& table, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTES], u32 lane) {
         constexpr u32 TILES_AT_ONCE = 32 / QG_TILE_ROWS;
         const u32 record = lane % QG_TILE_ROWS;
@@ -40,7 +45,8 @@ struct ScaleTable {
         }
     }
 
-    // A sub-block's scale for an accumulator of integer operands, all of which have the same lift.
+    // Scale of a sub-block for an integer-operand accumulator.
+    // All operands of the sub-block have the same lift.
     QG_DEVICE float scale_of_partial(const KTile& k_tile, u32 sub) {
         return Operands::scale(k_tile, 0, sub) * level_factor(lift_level(sub * PARTIAL_K_STEPS));
     }
@@ -53,7 +59,7 @@ struct ScaleTable<0> {
 };
 using ScaleTableOfWarp = ScaleTable<HAS_SCALE_TABLE ? QG_K_TILE / QG_SUB_BLOCK / 4 : 0>;
 
-// The scales of a lane's two rows of each row tile, four sub-blocks at a time.
+// Scales of a lane's two rows per row tile, for four sub-blocks.
 struct ScaleUnit {
     float value[ROW_TILES][2][4];
 

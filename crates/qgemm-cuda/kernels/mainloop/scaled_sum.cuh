@@ -1,19 +1,22 @@
-// Exact sums of signed bytes, which become numbers in f32 as they are scaled and added to accumulators.
+// Exact s8 sums, converted to f32 as they are scaled.
 #pragma once
 #include "atoms/mantissa_sum.cuh"
 #include "atoms/opaque_register.cuh"
 #include "dequant/signed_bytes.cuh"
 
-// Whether sums are scaled by SumFactor, and so begin with MANTISSA_ZERO_BITS: where both W and X have scales. Elsewhere I2F takes no longer,
-// and an instruction that begins with zero reads four registers less.
+// Whether sums use SumFactor and start from MANTISSA_ZERO_BITS.
+// It pays if both W and X have scales.
+// Otherwise I2F is as fast, and an MMA that starts from zero
+// reads four registers less.
 constexpr bool IN_MANTISSA = QG_X_BLOCK_SCALES && SignedBytes::HAS_SCALE && !SignedBytes::HAS_WIDE_SCALES;
 
-// What sums begin with, in a register that all of them share: as a constant it would take a MOV for each.
+// Initial value of sums, in one shared register; as a constant
+// it would take a MOV per sum.
 QG_DEVICE i32 sum_zero() {
     return IN_MANTISSA ? (i32)opaque_register(MANTISSA_ZERO_BITS) : 0;
 }
 
-// d + scale · x_scale · sum, without the scales that W or X lacks.
+// Adds a sum times its scales; a missing scale is 1.
 QG_DEVICE float add_sum(float d, const SumFactor& scale, float x_scale, i32 sum) {
     if constexpr (IN_MANTISSA)
         return fma_f32(SumFactor::times(scale, sum), x_scale, d);

@@ -1,17 +1,20 @@
-// What products of signed bytes have in common: their parameter, the order of X's bytes, and after how many columns sums in s32 are scaled.
+// s8 GEMM: shared parameters, byte order of X, and the
+// span of an s32 sum.
 #pragma once
 #include "atoms/memory.cuh"
 #include "atoms/numeric.cuh"
 #include "dequant/signed_bytes.cuh"
 #include "sched/experts.cuh"
 
-// The parameter of products of signed bytes.
+// Parameters of s8 GEMM.
 struct SignedByteParams {
     GemmParams gemm;
     XPlanePointers x;
 
 #if QG_EXPERTS
-    // That of rows of an expert, which follow one another in the planes of X from row `first` on. `own` is the problem of these rows.
+    // Parameters for an expert's rows.
+    // The rows are contiguous in the planes of X from `first` on.
+    // `own` is the problem of these rows.
     QG_DEVICE SignedByteParams of_rows(const SignedByteParams& all, const GemmParams& own, u32 first) {
         SignedByteParams rows = {own, all.x};
         rows.gemm.at.x = all.gemm.at.x + (u64)first * all.gemm.at.x_row;
@@ -28,30 +31,34 @@ struct SignedByteParams {
 #define QG_TAKE_BYTES(given, launched) const SignedByteParams& given = launched
 #endif
 
-// The scale of all columns of a row of an expert, which no row of D need have; elsewhere the epilogue multiplies by it.
+// Per-row scale of an expert's row.
+// Without experts the epilogue applies this scale.
 QG_DEVICE float scale_of_row(const SignedByteParams& given, u32 row) {
     if (!QG_EXPERTS || QG_X_BLOCK_SCALES || row >= given.gemm.shape.m) return 1.0f;
     return bits_to_f32(ld_global_u32(reinterpret_cast<const u8*>(given.x.scales) + row * given.x.scales_row));
 }
 
-// Bytes of X that a thread moves at once: the columns of a k-step.
+// Bytes of X that a thread moves at once: columns of a k-step.
 constexpr u32 X_CHUNK = 16;
-// Columns of X that share a scale, unless all columns of a token share one, which then is a factor of the accumulators.
+// Columns of X per block scale.
 constexpr u32 X_SCALE_COLUMNS = 32;
 
-// Columns after which sums are scaled, in s32 until then, and how often in a k-block.
+// Columns per s32 sum, and sums per k-block.
+// A sum is scaled after SUM_K columns.
 constexpr u32 SUM_K = QG_X_BLOCK_SCALES && PARTIAL_K > X_SCALE_COLUMNS ? X_SCALE_COLUMNS : PARTIAL_K;
 constexpr u32 SUMS = K_BLOCK / SUM_K, SUM_K_STEPS = SUM_K / K_STEP;
 static_assert(SUM_K << 14 <= 1u << 22, "sums of bytes lie within the mantissa of f32");
 static_assert(SUM_K % X_CHUNK == 0, "sums are of whole chunks");
 
-// The sum of a chunk's codes.
+// Sum of a chunk's codes.
 QG_DEVICE i32 sum_of_codes(const u32x4& v) {
     const i32 half = dp4a((i32)v.x, (i32)EACH_BYTE, dp4a((i32)v.y, (i32)EACH_BYTE, 0));
     return dp4a((i32)v.z, (i32)EACH_BYTE, dp4a((i32)v.w, (i32)EACH_BYTE, half));
 }
 
-// A chunk in the order of W's bytes: 0, 2, 1, 3 of every quad of four neighbours, or 0, 8, 1, 9, 2, 10, ….
+// Permutes a chunk to W's byte order:
+// 0, 2, 1, 3 in every quad of four neighbours, or 0,
+// 8, 1, 9, 2, 10, ….
 QG_DEVICE u32x4 in_order_of_w(const u32x4& v) {
 #if QG_MMA_M8N8K4
     return {prmt(v.x, 0, 0x3120), prmt(v.y, 0, 0x3120), prmt(v.z, 0, 0x3120), prmt(v.w, 0, 0x3120)};

@@ -1,6 +1,9 @@
-// The product of a warp with signed bytes: ROW_TILES x 16 rows of W and all tokens of the CTA, a k-block at a time. Sums of codes are
-// exact in s32; wherever a scale of W or of X ends they are added to accumulators in f32, with both scales. Minimums act on sums of
-// X's codes, which threads made that put them in order: a product of its own, in tf32.
+// s8 product of a warp: ROW_TILES × 16 rows of W, all tokens,
+// one k-block at a time.
+// Sums of codes are exact in s32. At the end of each scale of
+// W or X they are added to f32 accumulators, with both scales.
+// Minimums multiply sums of X's codes, in a separate tf32 MMA.
+// The threads that permute X compute these sums.
 #pragma once
 #include "atoms/mma.cuh"
 #include "atoms/mma_s8.cuh"
@@ -9,16 +12,18 @@
 #include "mainloop/signed_byte_ring.cuh"
 #include "mainloop/warp_tile.cuh"
 
-// Token tiles that are multiplied side by side. For more, registers are too few, of which the compiler takes more for Hopper and Blackwell.
+// Token tiles in flight, limited by registers.
+// The compiler uses more registers on Hopper and Blackwell.
 constexpr u32 TILES_AT_ONCE = SUMS == 4 ? 2 : SignedBytes::HAS_MIN || (X_SCALES > 0 && QG_VARIANT >= 90) ? 4 : 8;
 
-// Zero, which depends on the accumulators of the token tile TILES_AT_ONCE before `tt`. Else the compiler begins all tiles at once.
-// `none` is zero, which the compiler must not know.
+// Zero that depends on the token tile TILES_AT_ONCE before `tt`.
+// Otherwise the compiler starts all tiles at once.
+// `none` is 0, but opaque to the compiler.
 QG_DEVICE u32 after(const Accumulators& acc, u32 tt, u32 none) {
     return tt < TILES_AT_ONCE ? 0 : f32_to_bits(acc.value[ROW_TILES - 1][tt - TILES_AT_ONCE][3]) & none;
 }
 
-// What sums begin with, in registers that all of them share.
+// Initial value of sums, in shared registers.
 struct SumZero {
     i32 value[4];
 
@@ -30,7 +35,7 @@ struct SumZero {
     }
 };
 
-// d += A . B over `SUM_K_STEPS` k-steps from `first` on.
+// d += A · B over SUM_K_STEPS k-steps from `first` on.
 QG_DEVICE void mma_sum(i32 (&d)[4], const u32 (&a)[K_STEPS][2], const u32 (&b)[K_STEPS], u32 first) {
     if constexpr (SUM_K_STEPS == 1) {
         mma_m16n8k16_s8(d, a[first], b[first]);
@@ -41,17 +46,20 @@ QG_DEVICE void mma_sum(i32 (&d)[4], const u32 (&a)[K_STEPS][2], const u32 (&b)[K
     }
 }
 
-// Minimums of a row tile as an operand of tf32. Its columns are the words of X (`store_sum`), and those once more: the upper part of a
-// minimum is for both parts of its sum, the lower one for the upper. In a lane they stand for word lane % 4.
+// Minimums of a row tile as a tf32 operand.
+// Its columns are the words of X (`store_sum`), twice.
+// The upper part of a minimum multiplies both parts of its
+// sum, the lower part only the upper.
+// A lane holds word lane % 4.
 struct MinOperand {
     u32 upper[2], lower[2];
 
-    // `min` are those of the lane's rows.
+    // `min`: minimums of the lane's rows.
     QG_DEVICE void set(MinOperand& operand, const float (&min)[SUMS][2], u32 lane) {
         const u32 word = lane % K_BLOCK_CHUNKS;
 #pragma unroll
         for (u32 row = 0; row < 2; row++) {
-            // Not an element that depends on the lane, which would put all of them into memory.
+            // No dynamic index: it would move the array to local memory.
             u32 bits = f32_to_bits(min[0][row]);
 #pragma unroll
             for (u32 i = 1; i < SUMS; i++) {
@@ -64,7 +72,7 @@ struct MinOperand {
         }
     }
 
-    // acc += minimums . sums; `words` are the lane's of X.
+    // acc += minimums · sums; `words` are the lane's words of X.
     QG_DEVICE void multiply(float (&acc)[4], const MinOperand& operand, const u32 (&words)[SUM_PASSES]) {
         const u32 a[4] = {operand.upper[0], operand.upper[1], operand.lower[0], operand.lower[1]};
         mma_m16n8k8_tf32(acc, a, {words[0], words[0]});
@@ -72,7 +80,7 @@ struct MinOperand {
     }
 };
 
-// The A operands of a k-block of one row tile, with what its sums are scaled by and what is added.
+// A operands of a k-block of one row tile, scales and minimums.
 struct ByteRows {
     u32 a[K_STEPS][2];
     SumFactor scale[SUMS][2];
@@ -98,14 +106,15 @@ struct ByteRows {
     }
 };
 
-// acc += W . X over k-block `k_block` of a stage.
+// acc += W · X over k-block `k_block` of a stage.
 QG_DEVICE void accumulate_bytes(Accumulators& acc, const ByteRows (&rows)[ROW_TILES], const ByteStage& x, u32 k_block,
                                 const ByteCursor& cursor, const SumZero& zero, u32 lane, u32 none) {
 #pragma unroll
     for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
         u32 b[K_STEPS];
         ByteCursor::load(cursor, x, k_block, tt, after(acc, tt, none), b);
-        // Scales of the lane's two tokens, those of a token beside one another.
+        // Scales of the lane's two tokens; a token's
+        // scales are adjacent.
         float x_scale[2][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
         if constexpr (X_SCALES > 0) {
             const f32x4 v =
@@ -138,7 +147,8 @@ QG_DEVICE void accumulate_bytes(Accumulators& acc, const ByteRows (&rows)[ROW_TI
     }
 }
 
-// Multiplies sums by scales of tokens, of a tile that begins with the first row of the problem.
+// Multiplies sums by token scales.
+// The tile starts at the problem's first row.
 QG_DEVICE void scale_tokens(Accumulators& acc, const SignedByteParams& given, u32 lane) {
 #pragma unroll
     for (u32 tt = 0; tt < TOKEN_TILES; tt++) {

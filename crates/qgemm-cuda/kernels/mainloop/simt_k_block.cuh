@@ -1,14 +1,17 @@
-// A k-block on f32 fused multiply-adds: acc[row, token] += scale · Σ code·x + min · Σx. Serves both packed layouts: on
-// Volta, for f32 activations, and for pairs of types that no matrix instruction takes.
+// FMA over a k-block in f32:
+// acc[row, token] += scale · Σ code·x + min · Σx.
+// For both packed layouts: Volta, f32 X, and type pairs
+// that no MMA takes.
 #pragma once
 #include "atoms/warp.cuh"
 #include "dequant/operand.cuh"
 #include "mainloop/x_tile.cuh"
 
-// Accumulators of the lane's rows and all tokens, over the columns that the lane holds.
+// Accumulators of the lane's rows and all tokens, over
+// the lane's columns.
 template <u32 ROW_TILES>
 struct Accumulators_ {
-    float value[ROW_TILES][LANE_ROWS][QG_TILE_M];
+    float value[ROW_TILES][LANE_ROWS][QG_TILE_M];  // [row tile][row][token]
 };
 
 template <u32 ROW_TILES>
@@ -57,7 +60,8 @@ struct Engine {
             }
     }
 
-    // MmaM16 spreads a row's columns over four neighbouring lanes. Afterwards all four hold the complete accumulators.
+    // MmaM16 spreads a row's columns over four neighbouring lanes.
+    // Afterwards all four hold the complete sums.
     QG_DEVICE void reduce_lanes(Accumulators& acc) {
         if constexpr (!QG_MMA_M8N8K4) {
 #pragma unroll
@@ -73,7 +77,9 @@ struct Engine {
         }
     }
 
-    // Calls `visit(row in the warp's rows, token, value)` once for every accumulator of the warp.
+    // Calls `visit(row, token, value)` once per
+    // accumulator of the warp.
+    // Rows count from the warp's first row.
     template <class Visit>
     QG_DEVICE void for_each(Accumulators& acc, u32 lane, Visit visit) {
 #pragma unroll
@@ -85,7 +91,7 @@ struct Engine {
                     if constexpr (QG_MMA_M8N8K4) {
                         visit(rt * 32 + lane, token, acc.value[rt][row][token]);
                     } else {
-                        // Four lanes hold the accumulator; they take turns with the tokens.
+                        // Four lanes hold the sum; they alternate over tokens.
                         if (token % 4 == lane % 4)
                             visit(rt * 16 + lane / 4 + row * 8, token, acc.value[rt][row][token]);
                     }

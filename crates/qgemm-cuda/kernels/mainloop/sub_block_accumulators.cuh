@@ -1,10 +1,13 @@
-// Accumulators of a sub-block (no more than a k-tile) on matrix instructions, and their scale and minimum, all in units
-// of the operands (`FROM_UNITS`): acc += scale * (codes · X) + min * Σx.
+// MMA accumulators of a sub-block (at most a k-tile).
+// Scale and minimum are applied in operand units (`FROM_UNITS`):
+// acc += scale * (codes · X) + min * Σx.
 #pragma once
 #include "atoms/warp.cuh"
 #include "mainloop/mma_operand.cuh"
 
-// A span is the k-blocks whose operands are in registers together: those of a sub-block, at least one.
+// A span is the k-blocks whose operands are in
+// registers together:
+// those of a sub-block, at least one.
 constexpr u32 SPAN_K = !Operands::HAS_SCALE || QG_SUB_BLOCK < K_BLOCK ? K_BLOCK
                        : QG_SUB_BLOCK < QG_K_TILE                     ? QG_SUB_BLOCK
                                                                       : QG_K_TILE;
@@ -12,7 +15,7 @@ constexpr u32 SPANS = QG_K_TILE / SPAN_K, SPAN_K_BLOCKS = SPAN_K / K_BLOCK, SPAN
 constexpr u32 PARTIAL_K_STEPS = Operands::HAS_SCALE && QG_SUB_BLOCK < SPAN_K ? QG_SUB_BLOCK / K_STEP : SPAN_K_STEPS;
 constexpr u32 SPAN_PARTIALS = SPAN_K_STEPS / PARTIAL_K_STEPS;
 
-// The operand of MMA k-step `k_step` of span `span`: rows g and g + 8 of the tile.
+// Operand of k-step `k_step` of span `span`: rows g and g + 8.
 QG_DEVICE void load_operand(u32 (&a)[4], const KTile& k_tile, u32 span, u32 k_step) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++)
@@ -20,13 +23,13 @@ QG_DEVICE void load_operand(u32 (&a)[4], const KTile& k_tile, u32 span, u32 k_st
 }
 
 #if QG_INTEGER_OPERANDS
-// Integer operands of different lifts have accumulators of their own.
+// Each lift of integer operands has separate accumulators.
 constexpr u32 LIFT_LEVELS = 2;
 QG_DEVICE constexpr u32 lift_level(u32 k_step) { return integer_lift(k_step % K_STEPS) / LIFT; }
 QG_DEVICE constexpr float level_factor(u32 level) { return level == 0 ? 1.0f : LIFT_FACTOR; }
 constexpr bool SUPER_BLOCK_MINIMUMS = Operands::Format::SUPER_BLOCK_MINIMUMS;
 constexpr float CODE_BIAS = INTEGER_BIAS;
-// Accumulators start at the X block sum times the offset that all codes share.
+// Accumulators start at the X block sum times the common offset.
 constexpr bool STARTS_AT_X_BLOCK_SUM = !Operands::HAS_MIN && !SUPER_BLOCK_MINIMUMS;
 QG_DEVICE constexpr u32 constant_pair(u32 first_k_step) {
     return Operands::Format::constant_pair(integer_lift(first_k_step % K_STEPS));
@@ -42,8 +45,9 @@ QG_DEVICE constexpr u32 constant_pair(u32) { return ONE_PAIR; }
 
 constexpr bool NEEDS_X_BLOCK_SUMS = Operands::HAS_MIN || STARTS_AT_X_BLOCK_SUM;
 
-// Operands of constants, one for each lift. The compiler must not see that they are constants: it would make their four
-// registers again for every instruction.
+// Constant operands, one per lift.
+// They are opaque to the compiler, which would otherwise
+// rematerialize four registers for every MMA.
 struct Constants {
     u32 a[LIFT_LEVELS][4];
 
@@ -62,12 +66,12 @@ struct Constants {
     }
 };
 
-// Each token's X block sum over the columns of a partial, times a constant, as the D registers of one instruction (all
-// rows alike).
+// X block sum of each token over a partial, times a constant,
+// as D registers; all rows are equal.
 struct XBlockSum {
     float value[4];
 
-    // `b` are the B operands of the span's MMA k-steps.
+    // `b`: B operands of the span's k-steps.
     QG_DEVICE XBlockSum of(const Constants& constants, const u32 (&b)[SPAN_K_STEPS][2], u32 partial) {
         XBlockSum x = {};
         if constexpr (!NEEDS_X_BLOCK_SUMS) return x;
@@ -78,7 +82,7 @@ struct XBlockSum {
     }
 };
 
-// The scales and the minimum of a lane's two rows.
+// Scales and minimums of a lane's two rows.
 struct SubBlockFactors {
     float scale[2][LIFT_LEVELS], min[2];
 
@@ -95,7 +99,7 @@ struct SubBlockFactors {
         return f;
     }
 
-    // For a partial whose operands all have the same lift, which `scale` makes up for.
+    // For a partial of uniform lift, which `scale` includes.
     QG_DEVICE SubBlockFactors of_scales(const float (&scale)[2]) {
         SubBlockFactors f = {};
 #pragma unroll
@@ -106,7 +110,7 @@ struct SubBlockFactors {
     }
 };
 
-// The partial accumulators of 16 rows and eight tokens.
+// Partial accumulators of 16 rows and eight tokens.
 struct SubBlockAccumulators {
     float value[LIFT_LEVELS][4];
 

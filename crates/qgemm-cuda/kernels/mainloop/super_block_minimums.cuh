@@ -1,6 +1,9 @@
-// Super-block minimums, as K-quants have them: integers times a unit of the row. Their part in the product of a k-tile
-// is itself a product, of the integers and the X block sums, on matrix instructions. So is the part of an offset that
-// all codes share, with the scales. The integers are exact in bf16, and an f32 sum is the sum of three bf16 numbers.
+// Super-block minimums of K-quants: integers times a row unit.
+// Their contribution to a k-tile is an MMA of these integers
+// and the X block sums.
+// A common code offset is handled alike, with the scales.
+// The integers are exact in bf16.
+// An f32 sum is split into three bf16 numbers.
 #pragma once
 #include "dequant/byte_scale.cuh"
 #include "mainloop/row_tiles.cuh"
@@ -9,13 +12,15 @@
 // Tiles of eight sub-blocks.
 constexpr u32 SUB_TILES = SUPER_BLOCK_MINIMUMS ? QG_K_TILE / QG_SUB_BLOCK / 8 : 1;
 
-// The X block sums of the sub-blocks of a k-tile: the D registers of an instruction whose A operand is X, two MMA
-// k-steps of eight tokens. Its upper and lower rows are the two halves of the k-steps' columns, and column s is
-// sub-block s.
+// X block sums of a k-tile: D registers of an MMA whose A
+// operand is X, two k-steps of eight tokens.
+// Upper and lower rows are the two halves of the columns.
+// Column s is sub-block s.
 struct XBlockSums {
     float value[SUB_TILES][4];
 
-    // `first` and `second` are the B operands of MMA k-steps `k_step` and `k_step` + 1 of the k-tile.
+    // `first` and `second`: B operands of k-steps `k_step` and
+    // `k_step` + 1 of the k-tile.
     QG_DEVICE void add(XBlockSums& sums, u32 k_step, const u32 (&first)[2], const u32 (&second)[2], u32 lane) {
         const u32 a[4] = {first[0], first[1], second[0], second[1]};
         const u32 sub = k_step * K_STEP / QG_SUB_BLOCK, next_sub = (k_step + 1) * K_STEP / QG_SUB_BLOCK;
@@ -23,8 +28,9 @@ struct XBlockSums {
         mma_k_step(sums.value[sub / 8], a, b);
     }
 
-    // As B operands, of which a lane has sub-blocks 2t and 2t + 1 of token g: the sums rounded to bf16, the remainders
-    // rounded, and the remainders of these.
+    // B operands: a lane has sub-blocks 2t, 2t + 1 of token g.
+    // Part 0 is the sum in bf16, part 1 the remainder, part 2 the
+    // remainder of that.
     QG_DEVICE void split(const XBlockSums& sums, u32 (&part)[3][SUB_TILES]) {
 #pragma unroll
         for (u32 tile = 0; tile < SUB_TILES; tile++) {
@@ -38,7 +44,7 @@ struct XBlockSums {
     }
 };
 
-// The integers of a lane's rows, as A operands.
+// The integers of a lane's rows as A operands.
 template <class Format>
 struct SuperBlockIntegers {
     u32 a[SUB_TILES][2];
@@ -70,8 +76,8 @@ struct SuperBlockIntegers {
     }
 };
 
-// acc[row tile][token tile] += the minimums, and the scales times an offset that all codes share, both times the X
-// block sums.
+// Adds the minimums, and the common offset times the scales,
+// each times the X block sums.
 template <class Format, u32 TOKEN_TILES>
 QG_DEVICE void add_super_block_minimums(float (&acc)[ROW_TILES][TOKEN_TILES][4], const KTile (&k_tiles)[ROW_TILES],
                                         const XBlockSums (&x_sums)[TOKEN_TILES], u32 lane) {
@@ -93,7 +99,7 @@ QG_DEVICE void add_super_block_minimums(float (&acc)[ROW_TILES][TOKEN_TILES][4],
             }
         }
     };
-    // Accumulators are in units of the operands; X block sums are not.
+    // Accumulators are in operand units, X block sums are not.
     add(SuperBlockPart::MINS, 1.0f / FROM_UNITS);
     if (CODE_BIAS != 0) add(SuperBlockPart::SCALES, -CODE_BIAS / FROM_UNITS);
 }

@@ -1,5 +1,8 @@
-// The ring of a warp-specialized CTA, on Hopper and newer. As soon as a stage is free, a producer warpgroup starts TMA
-// copies of its columns of X, and of the k-tiles of W that begin with it. The consumers wait only for data.
+// Ring of a warp-specialized CTA, Hopper and newer.
+// When a stage is free, the producer warpgroup
+// refills it by TMA:
+// its X columns, and the W k-tiles that begin with it.
+// Consumers wait only for data.
 #pragma once
 #include "atoms/mbarrier.cuh"
 #include "atoms/sync.cuh"
@@ -11,41 +14,44 @@
 #include "mainloop/x_ring.cuh"
 #include "sched/tile.cuh"
 
-// A stage is a few k-blocks: a part of a k-tile, or several k-tiles, which follow one another in W. Either way each
-// k-tile, or run of k-tiles, arrives with the first stage that needs it.
+// A stage is part of a k-tile, or several contiguous k-tiles.
+// A k-tile or run arrives with the first stage that needs it.
 constexpr u32 STAGE_K_BLOCKS = QG_STAGE_K_BLOCKS;
 constexpr u32 K_TILE_STAGES = K_BLOCKS > STAGE_K_BLOCKS ? K_BLOCKS / STAGE_K_BLOCKS : 1;
 constexpr u32 RUN_K_TILES = STAGE_K_BLOCKS > K_BLOCKS ? STAGE_K_BLOCKS / K_BLOCKS : 1;
 static_assert(K_TILE_STAGES * STAGE_K_BLOCKS == RUN_K_TILES * K_BLOCKS, "runs of k-tiles are whole stages");
-// A run is overwritten when the first stage of a later run is filled: by then its own last stage is free.
+// A run is overwritten when the first stage of a later run is
+// filled; its last stage is then free.
 static_assert(QG_W_STAGES == 1 + (QG_X_STAGES - 1 + K_TILE_STAGES - 1) / K_TILE_STAGES, "runs for all stages of X");
 
-// The first thread of the producer warpgroup.
+// First thread of the producer warpgroup.
 constexpr u32 FIRST_PRODUCER = QG_THREADS - 128;
 
-// Where the host leaves room for it, a run lies as far behind a line of the cache in shared memory as it does in memory
-// (`mainloop/cache_line.cuh`); but those of experts are one copy, which leaves no gaps.
+// Whether runs keep their offset modulo a cache line
+// (`mainloop/cache_line.cuh`), if the host leaves room.
+// With experts all runs are one copy, without gaps.
 constexpr u32 RUN_BYTES = RUN_K_TILES * QG_K_TILE_BYTES;
 constexpr bool IN_LINES = QG_RUN_PITCH != RUN_BYTES && !QG_EXPERT_TILES;
 static_assert(!IN_LINES || QG_RUN_PITCH >= RUN_BYTES + LINE_BYTES - 16, "a run that begins at any 16 bytes of a line");
 static_assert(!IN_LINES || (sizeof(XStage) % LINE_BYTES == 0 && QG_RUN_PITCH % LINE_BYTES == 0), "rings begin with lines");
 
 struct WRuns {
-    alignas(16) u8 tile[CTA_ROW_TILES][QG_RUN_PITCH];
+    alignas(16) u8 tile[CTA_ROW_TILES][QG_RUN_PITCH];  // [row tile][byte]
 
-    // `from` are the lowest bits of the run's address in memory.
+    // `from`: low bits of the run's global address.
     QG_DEVICE u8* run(WRuns& runs, u32 tile, u32 from) {
         return IN_LINES ? runs.tile[tile] + from % LINE_BYTES : runs.tile[tile];
     }
 };
 
 struct Pipeline {
-    XStage x[QG_X_STAGES][STAGE_K_BLOCKS];
+    XStage x[QG_X_STAGES][STAGE_K_BLOCKS];  // [stage][k-block]
     WRuns w[QG_W_STAGES];
     u64 full[QG_X_STAGES];
     u64 empty[QG_X_STAGES];
 
-    // For the first thread, before a CTA barrier. `producers` arrive for each stage.
+    // The first thread initializes, before a CTA barrier.
+    // `producers` arrive for each stage.
     QG_DEVICE void init(Pipeline& pipeline, u32 producers = 1) {
 #pragma unroll
         for (u32 i = 0; i < QG_X_STAGES; i++) {
@@ -54,17 +60,17 @@ struct Pipeline {
         }
         fence_mbarrier_init();
     }
-    // For a warp that has read all of a stage.
+    // A warp calls it after it has read all of a stage.
     QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) {
         warp_barrier();
         if (lane == 0) mbarrier_arrive(&pipeline.empty[stage]);
     }
 };
 
-// A position in the ring.
+// Position in the ring.
 struct Position {
     u32 x, w;
-    // How often the stages have wrapped, modulo 2.
+    // Number of wraps of the stages, modulo 2.
     u32 parity;
 
     QG_DEVICE void next_stage(Position& at) {
@@ -73,7 +79,7 @@ struct Position {
     QG_DEVICE void next_run(Position& at) {
         if (++at.w == QG_W_STAGES) at.w = 0;
     }
-    // Skips runs that another group multiplies: COUNT of them, or all of a work tile.
+    // Skips COUNT runs of other groups, or all runs of a work tile.
     template <u32 COUNT>
     QG_DEVICE void skip(Position& at) {
         if constexpr (COUNT > 0) {
@@ -92,11 +98,12 @@ struct Position {
     }
 };
 
-// Warps of the producer warpgroup that copy W; the first warp copies X. A lane's copy takes some 60 cycles to issue,
-// one lane after another, so a CTA with eight row tiles waited for a single producer warp (measured on an H200).
+// Warps that copy W; the first warp copies X.
+// Lanes issue bulk copies one after another, and each is slow:
+// a single warp would delay CTAs with eight row tiles.
 constexpr u32 W_PRODUCERS = 3;
 
-// What a producer warp walks through: the same work as the consumers.
+// Iteration of a producer warp over the consumers' work.
 struct ProducerWalk {
     WorkList list;
     WorkTile work;
@@ -106,20 +113,23 @@ struct ProducerWalk {
     QG_DEVICE bool next_tile(ProducerWalk& walk, const GemmParams& p) {
         return WorkList::next(walk.list, p, walk.work);
     }
-    // For a stage that has never been filled, the phase before the first counts as complete.
+    // The phase before the first counts as complete, so a stage
+    // that was never filled is empty.
     QG_DEVICE void wait_empty(const ProducerWalk& walk, Pipeline& pipeline) {
         mbarrier_wait(&pipeline.empty[walk.at.x], walk.at.parity ^ 1);
     }
-    // K-tiles of the run that begins with `k_tile`.
+    // K-tiles of the run that starts at `k_tile`.
     QG_DEVICE u32 k_tiles_of_run(const ProducerWalk& walk, u32 k_tile) {
         return walk.work.end - k_tile < RUN_K_TILES ? walk.work.end - k_tile : RUN_K_TILES;
     }
 };
 
 #if !QG_EXPERT_TILES
-// The work of one lane of the first producer warp. It arrives on a full barrier for all copies. Tokens beyond the last
-// are not copied: TMA takes longer to fill rows outside a tensor than to copy rows (13 cycles a row, measured on an
-// H200), and no other token depends on their values.
+// One lane of the first warp copies X.
+// It arrives on the full barrier for all copies.
+// Tokens past the last are not copied:
+// TMA is slower at zero-fill than at copies, and their
+// outputs are ignored.
 QG_DEVICE void produce_x(Pipeline& pipeline, const TmaGemmParams& params) {
     const GemmParams& p = params.gemm;
     ProducerWalk walk = ProducerWalk::start(p);
@@ -149,7 +159,8 @@ QG_DEVICE void produce_x(Pipeline& pipeline, const TmaGemmParams& params) {
     }
 }
 
-// The work of the other producer warps. W does not depend on the kernel before this one, so they do not wait for it.
+// The other warps copy W. They do not wait for the
+// previous kernel.
 QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lane) {
     const u32 tile = lane * W_PRODUCERS + warp;
     const bool copies = tile < CTA_ROW_TILES;
@@ -162,7 +173,8 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 
             u64* full = &pipeline.full[walk.at.x];
 #pragma unroll
             for (u32 i = 0; i < K_TILE_STAGES; i++) {
-                // Also for stages that bring no W: the run that is overwritten is free when all its stages are.
+                // Stages without W count too: a run is free when
+                // all its stages are.
                 ProducerWalk::wait_empty(walk, pipeline);
                 if (i == 0 && copies)
                     cp_async_bulk(WRuns::run(pipeline.w[walk.at.w], tile, (u32)reinterpret_cast<u64>(w)), w, k_tiles * QG_K_TILE_BYTES, full);
@@ -174,7 +186,7 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 
     }
 }
 
-// The work of the producer warpgroup; `thread` is the number in it.
+// Work of the producer warpgroup; `thread` is its thread index.
 QG_DEVICE void produce(Pipeline& pipeline, const TmaGemmParams& params, u32 thread) {
     const u32 warp = thread / 32, lane = thread % 32;
     if (warp > 0)
@@ -183,7 +195,7 @@ QG_DEVICE void produce(Pipeline& pipeline, const TmaGemmParams& params, u32 thre
         produce_x(pipeline, params);
 }
 
-// Arrivals for a stage.
+// Arrivals per stage.
 QG_DEVICE u32 stage_producers(const GemmParams&) {
     return 1;
 }

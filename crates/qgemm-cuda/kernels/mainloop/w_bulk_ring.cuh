@@ -1,6 +1,8 @@
-// A ring of one warp's pieces of row tiles of W: a piece is some k-tiles that follow one another in memory, and is one bulk copy. The warp
-// asks for its pieces itself, and waits for no other. Long copies come faster than short ones (109 experts of 2048x768 in INT4, no
-// arithmetic, on an H200: 20.0 us in pieces of 6.5 KB, 21.4 and 23.1 in those of 3.2 and 1.1).
+// Ring of W pieces of one warp.
+// A piece is some contiguous k-tiles of a row
+// tile, one bulk copy.
+// The warp issues its copies itself and waits for no other warp.
+// Long copies have a higher throughput.
 #pragma once
 #include "atoms/bulk_stream.cuh"
 #include "atoms/mbarrier.cuh"
@@ -9,12 +11,14 @@
 
 constexpr u32 WARPS = QG_THREADS / 32, PIECES = 2;
 
-// How row tiles are cut.
+// Partition of row tiles into pieces.
 struct Pieces {
-    // K-tiles of a piece, but for the last of a row tile; pieces of a row tile; bytes from a piece to the next.
+    // K-tiles per piece (the last may be shorter), pieces per row
+    // tile, byte stride of pieces.
     u32 k_tiles, count, pitch;
 
-    // The fewest, all about as long, of which each warp has room for PIECES in so many bytes of all of them.
+    // Fewest pieces of similar length such that PIECES per
+    // warp fit in `bytes`.
     QG_DEVICE Pieces in_bytes(u32 k_tiles, u32 bytes) {
         const u32 pitch = bytes / (WARPS * PIECES) / LINE_BYTES * LINE_BYTES, most = (pitch - LINE_BYTES) / QG_K_TILE_BYTES;
         const u32 count = (k_tiles + most - 1) / most, each = (k_tiles + count - 1) / count;
@@ -26,12 +30,12 @@ struct WBulkRing {
     u8* pieces;
     u32 pitch;
     u64* full;
-    // The next piece to ask for: of the warp's row tiles, as the range counts them, and its number there.
+    // Next piece: row tile in the range, and number in the row tile.
     u32 row_tile, number;
-    // The tile of rows of that row tile, and where its expert's weights begin.
+    // Tile of rows of this row tile, and its expert's weights.
     u32 tile;
     const u8* w;
-    // Pieces asked for.
+    // Pieces requested so far.
     u32 asked;
 
     // `own` is the range's first tile of rows.
@@ -46,12 +50,15 @@ struct WBulkRing {
         return ring;
     }
 
-    // Where piece number `number` is, which is at `from` in memory.
+    // Shared address of piece `number`, whose global
+    // address is `from`.
     QG_DEVICE u8* piece(const WBulkRing& ring, u32 number, const u8* from) {
         return ring.pieces + number % PIECES * ring.pitch + reinterpret_cast<u64>(from) % LINE_BYTES;
     }
 
-    // Asks for the next piece, where there is one, in the place of the one asked for PIECES before, which all lanes have read.
+    // Starts the next copy, if any.
+    // It replaces the piece PIECES before, which all
+    // lanes must have read.
     QG_DEVICE void ask(WBulkRing& ring, const GemmParams& p, const RowTileIndex& index, const ExpertWords& words, const RowTileRange& range,
                        const Pieces& cut, u64 policy, u32 lane) {
         if (ring.row_tile >= range.end) return;
@@ -71,7 +78,7 @@ struct WBulkRing {
         if (++ring.number == cut.count) ring.number = 0, ring.row_tile += WARPS;
     }
 
-    // Where a row tile of an expert begins in memory.
+    // Global address of an expert's row tile.
     QG_DEVICE const u8* row_tile_of(const GemmParams& p, const u8* w, u32 row_tile) {
         return w + (u64)row_tile * p.shape.k_tiles * QG_K_TILE_BYTES;
     }

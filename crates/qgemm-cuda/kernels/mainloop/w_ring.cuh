@@ -1,4 +1,5 @@
-// K-tiles of W in shared memory, in the packed layout of global memory. Lanes read their codes 16 bytes at a time.
+// Ring of packed W k-tiles in shared memory.
+// Lanes read their codes 16 bytes at a time.
 #pragma once
 #include "dequant/operand.cuh"
 #include "mainloop/row_tiles.cuh"
@@ -7,5 +8,5 @@
 constexpr u32 CTA_ROW_TILES = QG_WARPS_N * ROW_TILES;
 
 struct WStage {
-    alignas(16) u8 k_tile[CTA_ROW_TILES][QG_K_TILE_BYTES];
+    alignas(16) u8 k_tile[CTA_ROW_TILES][QG_K_TILE_BYTES];  // [row tile][byte]
 };

@@ -1,5 +1,7 @@
-// A ring of one warp's pieces of W, of which it has the same slice of K of each of its CTA's row tiles: a piece is some k-tiles that follow one
-// another in memory, and is one bulk copy. The warp asks for its pieces itself, and waits for no other.
+// Ring of W pieces of one warp, which has one K slice of each
+// row tile of its CTA.
+// A piece is some contiguous k-tiles, one bulk copy.
+// The warp issues its copies itself and waits for no other warp.
 #pragma once
 #include "atoms/bulk_stream.cuh"
 #include "atoms/launch.cuh"
@@ -9,13 +11,13 @@
 
 constexpr u32 WARPS = QG_THREADS / 32;
 
-// Pieces of a ring, and about how long they are.
+// Pieces per ring, and their approximate size.
 constexpr u32 PIECES = 2, PIECE_BYTES = 8448;
-// Pieces that are whole lines lie one behind the other: they took up to a tenth longer with gaps, lines of memory then beginning at other
-// multiples of them (7168x2048 without scales: 6.2 us for 5.6).
+// Pieces of whole lines are stored without gaps.
+// Gaps would change the line alignment and slow the copies.
 constexpr bool ARE_WHOLE_LINES = QG_K_TILE_BYTES % LINE_BYTES == 0;
 
-// The k-tiles of a row tile that are a warp's.
+// A warp's k-tiles of a row tile.
 struct KSlice {
     u32 first, k_tiles;
 
@@ -28,20 +30,22 @@ struct KSlice {
 struct WSliceRing {
     u8* memory;
     u64* full;
-    // K-tiles of a piece, but for the last of a slice, and bytes from a piece to the next.
+    // K-tiles per piece (the last may be shorter), and byte
+    // stride of pieces.
     u32 piece_k_tiles, pitch;
-    // The next piece to ask for: its row tile, and its first k-tile in the slice.
+    // Next piece: its row tile, and its first k-tile in the slice.
     u32 n_tile, k_tile;
-    // The slice's beginning in the first row tile of W, and k-tiles of the slice and of a row tile.
+    // Start of the slice in W's first row tile, and k-tiles of the
+    // slice and of a row tile.
     const u8* w;
     u32 slice_k_tiles, k_tiles;
-    // Pieces asked for, and taken.
+    // Pieces requested and consumed.
     u32 asked, taken;
 
-    // The rings of all warps have the memory from `begin` to `end`.
+    // Memory from `begin` to `end` holds the rings of all warps.
     QG_DEVICE WSliceRing of_warp(u8* begin, const u8* end, u64* full, const GemmParams& p, const KSlice& slice, u32 warp) {
         WSliceRing ring;
-        // Of the longest slice, so that all warps' pieces are alike.
+        // Sized for the longest slice: all warps have equal pieces.
         const u32 most = (p.shape.k_tiles + WARPS - 1) / WARPS, space = (u32)(end - begin) / (WARPS * PIECES);
         const u32 room = (ARE_WHOLE_LINES ? space : space / LINE_BYTES * LINE_BYTES - LINE_BYTES) / QG_K_TILE_BYTES;
         const u32 wanted = PIECE_BYTES / QG_K_TILE_BYTES, longest = room < wanted ? room : wanted;
@@ -63,7 +67,8 @@ struct WSliceRing {
         fence_mbarrier_init();
     }
 
-    // Asks for the next piece, where there is one, in the place of one that all lanes have read.
+    // Starts the next copy, if any.
+    // It replaces a piece that all lanes must have read.
     QG_DEVICE void ask(WSliceRing& ring, u32 n_tiles, u64 policy, u32 lane) {
         if (ring.n_tile >= n_tiles || ring.slice_k_tiles == 0) return;
         const u32 left = ring.slice_k_tiles - ring.k_tile, count = left < ring.piece_k_tiles ? left : ring.piece_k_tiles;
@@ -78,14 +83,17 @@ struct WSliceRing {
         if (ring.k_tile == ring.slice_k_tiles) ring.k_tile = 0, ring.n_tile += grid_ctas().x;
     }
 
-    // The next piece, once it is there: that of a row tile from k-tile `k_tile` of the slice on.
+    // Waits for the next piece.
+    // It starts at k-tile `k_tile` of the slice in
+    // row tile `n_tile`.
     QG_DEVICE const u8* take(WSliceRing& ring, u32 n_tile, u32 k_tile) {
         mbarrier_wait(&ring.full[ring.taken % PIECES], ring.taken / PIECES % 2);
         const u32 from = (u32)reinterpret_cast<u64>(ring.w) + (n_tile * ring.k_tiles + k_tile) * QG_K_TILE_BYTES;
         return piece(ring, ring.taken++, from);
     }
 
-    // Where piece number `number` is, of which `from` is the lower half of the address in memory.
+    // Shared address of piece `number`.
+    // `from` is the lower half of its global address.
     QG_DEVICE u8* piece(const WSliceRing& ring, u32 number, u32 from) {
         return ring.memory + number % PIECES * ring.pitch + (ARE_WHOLE_LINES ? 0 : from % LINE_BYTES);
     }

@@ -1,5 +1,5 @@
-// A ring of one warp's k-tiles of W. The warp fills its ring with asynchronous copies, so that many bytes are in flight
-// without taking registers.
+// Ring of W k-tiles of one warp, filled by cp.async:
+// many bytes in flight without registers.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/opaque_register.cuh"
@@ -17,8 +17,10 @@ struct WWarpRing {
 // 16-byte chunks of a k-tile.
 constexpr u32 K_TILE_CHUNKS = QG_K_TILE_BYTES / 16;
 
-// The addresses of a lane's part of the next k-tiles, and of its place in the first stage. They stay in registers:
-// computing them for every k-tile from the lane's number took, with those of X, a third of the loop's instructions.
+// The lane's global address in the next k-tiles, and its
+// shared address in stage 0.
+// They stay in registers: recomputation per k-tile would be a
+// large part of the loop.
 struct WSource {
     const u8* tile[ROW_TILES];
     u32 target;
@@ -31,7 +33,8 @@ struct WSource {
         return w;
     }
 
-    // Starts copying to stage `stage` of the ring, and moves on by `k_tiles` k-tiles.
+    // Starts the copies to stage `stage`, and advances by
+    // `k_tiles` k-tiles.
     QG_DEVICE void copy(WSource& w, u32 stage, u32 k_tiles, u32 lane) {
         const u32 target = w.target + stage * sizeof(WKTiles);
 #pragma unroll

@@ -1,4 +1,4 @@
-// Maximum over a warp, in all lanes.
+// Warp maximum, for all lanes.
 #pragma once
 #include "atoms/warp.cuh"
 

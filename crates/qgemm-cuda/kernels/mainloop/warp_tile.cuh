@@ -1,8 +1,10 @@
-// The product of a warp: ROW_TILES × 16 rows of W and all tokens of the CTA, a k-block at a time, both from shared
-// memory.
+// MMA product of a warp: ROW_TILES × 16 rows of W, all tokens.
+// Both come from shared memory, one k-block at a time.
 //
-// Scale and minimum act on the codes in registers, and each weight is rounded once to the type of X. So there is one
-// set of accumulators, and the cost of dequantizing does not grow with the tokens.
+// Scale and minimum act on codes in registers, and each weight
+// is rounded once to the type of X.
+// So one set of accumulators suffices, and the cost of
+// dequantization does not grow with M.
 #pragma once
 #include "atoms/float.cuh"
 #include "mainloop/mma_operand.cuh"
@@ -12,12 +14,12 @@
 constexpr u32 TOKEN_TILES = QG_TILE_M / MMA_TOKENS;
 static_assert(TOKEN_TILES * MMA_TOKENS == QG_TILE_M && TOKEN_TILES % 2 == 0, "tokens fill instructions, two at a time");
 
-// value[rt][tt] are the D registers of one instruction.
+// value[rt][tt]: D registers of one instruction.
 struct Accumulators {
-    float value[ROW_TILES][TOKEN_TILES][4];
+    float value[ROW_TILES][TOKEN_TILES][4];  // [row tile][token tile][register]
 };
 
-// Scale and minimum of one of the lane's rows, as factors of operand pairs.
+// Scale and minimum of a row, as factors of operand pairs.
 struct RowFactor {
 #if QG_X_DTYPE == 1
     u32 scale, min;
@@ -44,7 +46,7 @@ struct RowFactor {
 #endif
 };
 
-// acc += A · X over the columns of MMA k-step `k_step`.
+// acc += A · X over the columns of k-step `k_step`.
 QG_DEVICE void multiply_k_step(Accumulators& acc, const u32 (&a)[ROW_TILES][4], const XStage& x, const XCursor& cursor,
                                u32 k_step) {
 #pragma unroll
@@ -59,7 +61,9 @@ QG_DEVICE void multiply_k_step(Accumulators& acc, const u32 (&a)[ROW_TILES][4], 
     }
 }
 
-// The A operand of MMA k-step `k_step` of a k-block: weights rounded to the type of X. `factor` is kept between calls.
+// A operand of k-step `k_step`: weights rounded
+// to the type of X.
+// `factor` persists between calls.
 QG_DEVICE void rounded_weights(u32 (&a)[4], RowFactor (&factor)[2], const KTile& k_tile, u32 k_block, u32 k_step) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
@@ -74,8 +78,9 @@ QG_DEVICE void rounded_weights(u32 (&a)[4], RowFactor (&factor)[2], const KTile&
     }
 }
 
-// acc += W · X over k-block `k_block`, with weights rounded to the type of X. `per_k_step` is called after every MMA
-// k-step, for what else the warp has to issue.
+// acc += W · X over `k_block`, weights rounded to the type of X.
+// `per_k_step` runs after every k-step, for other
+// instructions to interleave.
 template <class PerKStep>
 QG_DEVICE void accumulate_rounded(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], u32 k_block, const XStage& x,
                                   const XCursor& cursor, PerKStep per_k_step) {

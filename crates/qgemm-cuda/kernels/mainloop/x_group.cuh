@@ -1,5 +1,5 @@
-// Eight neighbouring columns of one token, read from X with any strides and any alignment, with ragged ends, and with
-// columns in act-order.
+// Eight consecutive columns of a token of X.
+// Any strides, alignment and ragged ends; act-order too.
 #pragma once
 #include "dequant/k_tile.cuh"
 #include "mainloop/column_group.cuh"
@@ -11,7 +11,7 @@ using XElement = u16;
 using XElement = float;
 #endif
 
-// Words that columns which a thread loads at once take in registers.
+// Register words of a column group.
 constexpr u32 GROUP_WORDS = GROUP * sizeof(XElement) / 4;
 struct XGroup {
     u32 word[GROUP_WORDS];
@@ -19,7 +19,7 @@ struct XGroup {
 
 constexpr u32 X_BYTES = QG_X_DTYPE == DTYPE_F32 ? 4 : 2;
 
-// The element at `address` in the low bits: unchanged for matrix instructions, otherwise as f32.
+// The element's bits: unchanged for MMA, else as f32.
 QG_DEVICE u32 load_x_element(const u8* address) {
     if constexpr (QG_X_DTYPE == DTYPE_F32) return ld_global_u32(address);
     const u32 bits = ld_global_cached_u16(address);
@@ -27,7 +27,8 @@ QG_DEVICE u32 load_x_element(const u8* address) {
     return f32_to_bits(QG_X_DTYPE == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits));
 }
 
-// Eight columns from `column` (a multiple of 8, in stored order) of one token. Elements outside X are zero.
+// Eight columns of a token from `column` on, zero outside X.
+// `column` is a multiple of 8, in stored order.
 QG_DEVICE XGroup load_x_group(const GemmParams& p, u32 token, u32 column) {
     XGroup x = {};
     u32 own;
@@ -55,13 +56,14 @@ QG_DEVICE XGroup load_x_group(const GemmParams& p, u32 token, u32 column) {
         }
         return x;
     }
-    // Elements are shifted in from the end, one at a time, so that the loop need not be unrolled to keep the group in
-    // registers.
+    // Elements are shifted in one by one:
+    // a rolled loop can still keep the group in registers.
 #pragma unroll 1
     for (u32 i = 0; i < GROUP; i++) {
         u32 source = column + i;
         if (p.shape.flags & QG_FLAG_K_ORDER) {
-            // The table has `stored_k` entries. Columns that have no input feature hold 0xffffffff.
+            // The table has `stored_k` entries.
+            // 0xffffffff marks columns without an input feature.
             source = source < p.shape.stored_k
                          ? ld_global_u32(reinterpret_cast<const u8*>(p.at.k_order) + (u64)source * 4)
                          : 0xffffffffu;

@@ -1,10 +1,11 @@
-// A warp's columns of X in shared memory, as k-blocks of 64 in the order of `XStage`. Those that X does not have, and rows beyond the last, are
-// zeros.
+// Shared-memory copy of a warp's columns of X.
+// K-blocks of 64 have the order of `XStage`.
+// Columns past K and rows past M are zero.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "mainloop/x_ring.cuh"
 
-// For all lanes of a warp: starts copying k-blocks from `first` on.
+// All lanes start the copies of k-blocks from `first` on.
 QG_DEVICE void copy_x_slice(XStage* to, const GemmParams& p, u32 first, u32 k_blocks, u32 lane) {
     const u8* const x = reinterpret_cast<const u8*>(p.at.x);
 #pragma unroll 4

@@ -1,5 +1,7 @@
-// The X block sums of a CTA's tokens in shared memory, made once for all rows of W that they are multiplied with. A warp that made them for
-// one row tile alone would issue as many matrix instructions again, and wait for one after the other before the first product.
+// X block sums of a CTA's tokens in shared memory, computed
+// once for all rows of W.
+// Computed per row tile, they would double the MMAs and delay
+// the first product.
 #pragma once
 #include "mainloop/k_tile_product.cuh"
 
@@ -7,11 +9,11 @@ constexpr bool HAS_X_SUM_TABLE = NEEDS_X_BLOCK_SUMS;
 // Partials of a k-tile.
 constexpr u32 K_TILE_PARTIALS = SPANS * SPAN_PARTIALS;
 
-// Those of a k-tile.
+// X block sums of a k-tile.
 struct XSumTable {
-    alignas(8) float value[K_TILE_PARTIALS][QG_TILE_M];
+    alignas(8) float value[K_TILE_PARTIALS][QG_TILE_M];  // [partial][token]
 
-    // Of all k-tiles, by all warps, each of which makes every so many.
+    // All warps compute the tables, interleaved by k-tile.
     QG_DEVICE void make(XSumTable* tables, const XStage* x, u32 k_tiles, const XCursor& cursor, u32 warp, u32 warps, u32 lane) {
         const Constants constants = Constants::make(lane);
 #pragma unroll 1
@@ -24,7 +26,7 @@ struct XSumTable {
                 for (u32 partial = 0; partial < SPAN_PARTIALS; partial++)
 #pragma unroll
                     for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
-                        // All rows are alike.
+                        // All rows are equal.
                         const XBlockSum sum = XBlockSum::of(constants, operands.b[tt], partial);
                         float* const to = &tables[k_tile].value[span * SPAN_PARTIALS + partial][tt * MMA_TOKENS + lane % 4 * 2];
                         if (lane < 4) st_shared(to, sum.value[0]), st_shared(to + 1, sum.value[1]);

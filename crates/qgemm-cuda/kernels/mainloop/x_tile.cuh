@@ -1,18 +1,21 @@
-// X of a CTA's tokens in shared memory, in the order in which lanes read it.
+// X tile in shared memory, in the lanes' read order.
 //
-// MmaM16: of every 64 columns, lane t of a group of four needs columns 16 s + {2t, 2t+1, 2t+8, 2t+9} for s = 0..3. They
-// are stored one after another (index 16 t + 4 s + i), so that a lane reads them with 16-byte accesses. MmaM8N8K4:
-// every lane needs every column, and the order is natural.
+// MmaM16: of every 64 columns, lane t of four needs columns
+//   16s + {2t, 2t+1, 2t+8, 2t+9}, s = 0..3.
+// They are contiguous (index 16t + 4s + i) for 16-byte loads.
+// MmaM8N8K4: natural order, because lanes need all columns.
 #pragma once
 #include "mainloop/x_group.cuh"
 
 template <u32 TOKENS, u32 COLUMNS>
 struct XTile {
-    // Padding spreads over the banks what a warp stores at once (MmaM16: four k-blocks) and reads at once (two tokens).
+    // Padding against bank conflicts.
+    // A warp writes four k-blocks at once (MmaM16) and
+    // reads two tokens.
     static constexpr u32 K_BLOCK_PITCH = K_BLOCK + (QG_MMA_M8N8K4 ? 0 : 16);
     static constexpr u32 PITCH = COLUMNS / K_BLOCK * K_BLOCK_PITCH + 16 / sizeof(XElement);
     static constexpr u32 ROW_GROUPS = COLUMNS / GROUP;
-    alignas(16) XElement element[TOKENS * PITCH];
+    alignas(16) XElement element[TOKENS * PITCH];  // [token][column]
 
     QG_DEVICE const XElement* k_block(const XTile& tile, u32 token, u32 index, u32 lane) {
         return tile.element + token * PITCH + index * K_BLOCK_PITCH + (QG_MMA_M8N8K4 ? 0 : lane % 4 * 16);

@@ -1,11 +1,12 @@
-// All columns of X of some tiles of rows in shared memory. Columns of a tile lie as k-blocks of 64 in the order of `XStage`; those that X
-// does not have, and rows beyond the last, are zeros.
+// Copies all columns of X, for a tile of rows, to shared memory.
+// K-blocks of 64 have the order of `XStage`.
+// Columns past K and missing rows are zero.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "mainloop/x_ring.cuh"
 #include "sched/rows.cuh"
 
-// The rows of D of a tile's tokens.
+// Rows of D of a tile's tokens.
 struct TileTokens {
     static constexpr u32 NONE = ~0u;
     u32 row[QG_TILE_M];
@@ -15,7 +16,8 @@ struct TileTokens {
 constexpr u32 K_BLOCK_THREADS = QG_TILE_M * X_ROW_CHUNKS;
 static_assert(QG_THREADS % K_BLOCK_THREADS == 0, "a thread copies of one row");
 
-// For all threads of a CTA: starts copying the rows of `p`, the problem of one tile of rows, and notes them.
+// All threads of the CTA start the copies of the rows of `p`
+// and record the rows of D.
 QG_DEVICE void copy_x_tile(XStage* to, TileTokens& tokens, const GemmParams& p, u32 k_blocks, u32 thread) {
     const u32 token = thread / X_ROW_CHUNKS % QG_TILE_M, chunk = thread % X_ROW_CHUNKS;
     u32 row, x_row;

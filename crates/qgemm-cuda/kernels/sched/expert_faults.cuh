@@ -1,5 +1,6 @@
-// What is wrong with an index: the kind of fault and its first place, as `ExpertFault` of qgemm-hal numbers them. One CTA of a product
-// looks at all of it while the others multiply.
+// Validation of an expert index: the first fault and its offset.
+// Faults are numbered like `ExpertFault` of qgemm-hal.
+// One CTA checks the index while the others multiply.
 #pragma once
 #include "atoms/memory.cuh"
 #include "atoms/warp.cuh"
@@ -11,7 +12,7 @@ QG_DEVICE u32 index_word(u64 base, u32 place) {
 
 struct ExpertFaults {
     static constexpr u32 NONE = 0xffffffffu;
-    // The first places in the index and among the router weights.
+    // First faulty offsets in the index and in the router weights.
     u32 in_index, in_weights;
 
     QG_DEVICE u32 smaller(u32 a, u32 b) {
@@ -24,7 +25,7 @@ struct ExpertFaults {
         return g.form == QG_FORM_INDEXED ? own >= g.experts : own > g.rows;
     }
 
-    // Those of every `threads`-th place.
+    // Checks every `threads`-th entry.
     QG_DEVICE ExpertFaults of_thread(const ExpertGroups& g, u32 thread, u32 threads) {
         const u32 places = (g.form == QG_FORM_INDEXED ? g.rows : g.experts) + (g.form == QG_FORM_CONTIGUOUS ? 1 : 0);
         ExpertFaults first = {NONE, NONE};
@@ -37,8 +38,9 @@ struct ExpertFaults {
         return first;
     }
 
-    // The same where the index is a slot's expert: AT_ONCE words are in flight, because a thread that goes through a million slots waits
-    // for memory at each turn.
+    // As `of_thread` for an index of one expert id per slot.
+    // AT_ONCE loads are in flight: with a million slots, one load
+    // at a time would be bound by latency.
     template <u32 AT_ONCE>
     QG_DEVICE ExpertFaults of_slots(const ExpertGroups& g, u32 thread, u32 threads) {
         const u32 experts = g.experts;
@@ -50,13 +52,13 @@ struct ExpertFaults {
         return first;
     }
 
-    // The first of every `threads`-th of so many words that is wrong.
+    // First faulty entry among every `threads`-th of `places` words.
     template <u32 AT_ONCE, class IsWrong>
     QG_DEVICE u32 first_wrong(u64 words, u32 places, u32 thread, u32 threads, IsWrong is_wrong) {
         u32 first = NONE;
         for (u32 place = thread; place < places; place += threads * AT_ONCE) {
             u32 word[AT_ONCE];
-            // Beyond the last, the turn's first.
+            // Past the end, reload the first word of this iteration.
 #pragma unroll
             for (u32 i = 0; i < AT_ONCE; i++)
                 word[i] = index_word(words, place + i * threads < places ? place + i * threads : place);
@@ -88,8 +90,10 @@ struct ExpertFaults {
     }
 };
 
-// By THREADS threads, which `barrier` holds together and which share `words`, two for each of their warps; with AT_ONCE words of slots in
-// flight where that is more than one. Does nothing where the index is not to be looked at.
+// Checks the index with THREADS threads, joined by `barrier`.
+// `words` is shared memory, two words per warp.
+// AT_ONCE above 1 keeps as many slot loads in flight.
+// Does nothing without a status buffer.
 template <u32 THREADS, u32 AT_ONCE = 1, class Barrier>
 QG_DEVICE void store_faults(const ExpertGroups& g, u32* words, u32 thread, Barrier barrier) {
     if (g.status == 0) return;

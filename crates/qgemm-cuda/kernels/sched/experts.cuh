@@ -1,5 +1,6 @@
-// What a CTA computes of products with experts: some rows of one expert. The problem that the kernel is given is narrowed to these,
-// so that the main loop and the epilogue see a dense product of a few tokens.
+// MoE GEMM: the rows of one expert that a CTA computes.
+// The problem is narrowed to these rows: the main loop and the
+// epilogue see a dense product of few tokens.
 #pragma once
 #include "atoms/bits.cuh"
 #include "atoms/launch.cuh"
@@ -13,12 +14,14 @@
 using KernelParams = GemmParams;
 
 #if QG_EXPERTS
-// The rows of EXPERTS neighbouring experts: of D, or, where rows are listed, places in the list.
+// Row ranges of EXPERTS consecutive experts.
+// Rows are rows of D, or entries of the list if there is one.
 template <u32 EXPERTS>
 struct ExpertRows {
     u32 first[EXPERTS], count[EXPERTS];
 
-    // Of those from `expert` on; beyond the last, none. All words are loaded before the first is waited for.
+    // Ranges of experts `expert` and up; empty past the last expert.
+    // All loads are issued before the first use.
     QG_DEVICE ExpertRows of(const ExpertGroups& g, u32 expert) {
         ExpertRows rows;
         if (g.form == QG_FORM_MASKED) {
@@ -48,23 +51,25 @@ struct ExpertRows {
     }
 };
 
-// Experts that a lane looks at together, and a warp.
+// Experts per lane and per warp in one step of the search.
 constexpr u32 LANE_EXPERTS = 4, WARP_EXPERTS = 32 * LANE_EXPERTS;
 
-// Experts that a search has passed, a multiple of WARP_EXPERTS, and their tiles of rows.
+// Search state: experts passed, a multiple of WARP_EXPERTS,
+// and their row tiles.
 struct PassedExperts {
     u32 experts, tiles;
 };
 
-// Rows of a tile, which the CTAs of a cluster share.
+// Rows of a tile; the CTAs of a cluster share them.
 constexpr u32 TILE_ROWS = QG_TILE_M * QG_CLUSTER;
 
-// Rows of one expert, TILE_ROWS at most.
+// Rows of one expert, at most TILE_ROWS.
 struct OwnRows {
     u32 expert, first, rows;
 
-    // Those of tile `place` of all tiles of rows; none beyond the last. Every warp adds up the tiles of WARP_EXPERTS experts at a time.
-    // A later search for a later place goes on where this one ended.
+    // Rows of row tile `place`; empty past the last tile.
+    // Every warp scans WARP_EXPERTS experts at a time.
+    // A search for a later tile resumes from `passed`.
     QG_DEVICE OwnRows find(const ExpertGroups& g, u32 place, PassedExperts& passed) {
         const u32 lane = thread_index() % 32;
         for (; passed.experts < g.experts; passed.experts += WARP_EXPERTS) {
@@ -77,7 +82,7 @@ struct OwnRows {
             until = sum_up_to_lane(until);
             const u32 all = shfl_idx_u32(until, 31);
             if (place < passed.tiles + all) {
-                // As many lanes end before this place.
+                // The number of lanes that end before `place`.
                 const u32 owner = popc(ballot(passed.tiles + until <= place));
                 u32 before = passed.tiles + until - tiles;
                 OwnRows own = {};
@@ -101,13 +106,15 @@ struct OwnRows {
         return (rows + TILE_ROWS - 1) / TILE_ROWS;
     }
 
-    // Those of this CTA among its cluster's; the second may have none.
+    // This CTA's share of a cluster's rows.
+    // The second CTA's share may be empty.
     QG_DEVICE OwnRows of_rank(const OwnRows& all) {
         const u32 before = cta_index().x % QG_CLUSTER * QG_TILE_M, left = all.rows > before ? all.rows - before : 0;
         return {all.expert, all.first + before, left < QG_TILE_M ? left : QG_TILE_M};
     }
 
-    // Those of the CTA at this place: a slot where rows are neither sorted nor listed.
+    // Rows of the CTA at grid position `place`.
+    // It is a slot if rows are neither sorted nor listed.
     QG_DEVICE OwnRows of_place(const ExpertGroups& g, u32 place) {
         if (g.form == QG_FORM_INDEXED && g.list == 0) return of_slot(g, place);
         PassedExperts passed = {};
@@ -116,7 +123,7 @@ struct OwnRows {
 
     QG_DEVICE OwnRows of_slot(const ExpertGroups& g, u32 slot) {
         if (slot >= g.rows) return {0, 0, 0};
-        // A negative id is a large number here.
+        // A negative id is a large unsigned number.
         const u32 expert = index_word(g.index, slot);
         return {expert, slot, expert < g.experts ? 1u : 0u};
     }
@@ -125,7 +132,7 @@ struct OwnRows {
         return dtype == DTYPE_F32 ? 4 : 2;
     }
 
-    // Makes `p` the product of these rows with their expert.
+    // Narrows `p` to the product of these rows with their expert.
     QG_DEVICE void narrow(const OwnRows& own, GemmParams& p) {
         const ExpertGroups& g = p.groups;
         const u64 expert = own.expert, first = own.first;
@@ -135,7 +142,7 @@ struct OwnRows {
         p.at.k_order += expert * g.k_order_len * 4;
         p.at.bias += expert * g.bias_bytes;
         if (g.list != 0) {
-            // What lies in rows is found by the list.
+            // Row pointers stay: the list holds the rows.
             p.groups.list += first * 4;
             return;
         }
@@ -147,7 +154,8 @@ struct OwnRows {
     }
 };
 
-// Tiles of rows are along the grid's y axis and, beyond its limit, along z. What is behind all of them looks for faults.
+// Row tiles run along the grid's y axis and, past its limit, z.
+// The CTA behind all row tiles checks for faults.
 struct CtaPlace {
     u32 place;
     bool is_last;
@@ -158,8 +166,10 @@ struct CtaPlace {
     }
 };
 
-// The problem of this CTA, `p`, of what the kernel is given, and its rows, `own`. CTAs without rows end here. The index may come from the
-// launch before.
+// `p` is the CTA's problem, narrowed from
+// `given`; `own` its rows.
+// CTAs without rows return here.
+// The previous launch may write the index, hence the wait.
 #define QG_TAKE_ROWS(own, p, given)                                                                      \
     griddepcontrol_launch_dependents();                                                                  \
     griddepcontrol_wait();                                                                               \

@@ -1,9 +1,9 @@
-// Sums over the lanes of a warp.
+// Warp prefix sum.
 #pragma once
 #include "atoms/launch.cuh"
 #include "atoms/warp.cuh"
 
-// The sum of the values of the lanes up to this one; lane 31 has that of all.
+// Inclusive prefix sum; lane 31 has the total.
 QG_DEVICE u32 sum_up_to_lane(u32 value) {
     const u32 lane = thread_index() % 32;
 #pragma unroll

@@ -1,15 +1,17 @@
-// The tile of a CTA where products share the rows of one A, C and D: offsets in device memory say which rows are whose.
+// Tile scheduler of a row-grouped matmul.
+// The products share the rows of one A, C and D.
+// Device offsets give each product's rows.
 #pragma once
 #include "atoms/bits.cuh"
 #include "atoms/warp.cuh"
 #include "sched/lane_sums.cuh"
 #include "sched/matmul_tile.cuh"
 
-// Rows of one product, QG_TILE_M at most.
+// Rows of one product, from `first` to `end`.
 struct MatmulRows {
     u32 product, first, end;
 
-    // The offset that product `i` begins with; none leads out of D.
+    // First row of product `i`, clamped to M.
     QG_DEVICE u32 offset(const MatmulParams& p, u32 i) {
         const u32 at = ld_global_u32(reinterpret_cast<const u8*>(p.at.offsets) + (u64)i * 4);
         return at < p.shape.m ? at : p.shape.m;
@@ -19,8 +21,9 @@ struct MatmulRows {
         return (rows + QG_TILE_M - 1) / QG_TILE_M;
     }
 
-    // Those of tile `place` of all tiles of rows; none beyond the last. A lane of each warp looks at one of 32 products at a time. No
-    // offset leads before one that precedes it, so that no two products have a row in common.
+    // Rows of row tile `place`; empty past the last tile.
+    // Each lane scans one of 32 products at a time.
+    // Offsets are made monotonic: no row belongs to two products.
     QG_DEVICE MatmulRows find(const MatmulParams& p, u32 place) {
         const u32 lane = thread_index() % 32, products = p.tiles.m_tiles;
         u32 reached = offset(p, 0), passed = 0;
@@ -39,7 +42,7 @@ struct MatmulRows {
             const u32 until = sum_up_to_lane(tiles);
             const u32 all = shfl_idx_u32(until, 31);
             if (place < passed + all) {
-                // As many lanes end before this place.
+                // The number of lanes that end before `place`.
                 const u32 owner = popc(ballot(passed + until <= place));
                 const u32 skipped = place - passed - shfl_idx_u32(until - tiles, owner);
                 return {begin + owner, shfl_idx_u32(first, owner) + skipped * QG_TILE_M, shfl_idx_u32(end, owner)};
@@ -51,8 +54,10 @@ struct MatmulRows {
     }
 };
 
-// Columns follow one another, so that CTAs at work at once share A. The problem ends with the rows of the tile's product, whose A and D
-// are the first. Offsets are what work before may have written.
+// Tiles run along N first, so concurrent CTAs share A.
+// M of the problem is the end of the product's rows.
+// A and D still start at row 0.
+// Earlier work may write the offsets, hence the wait.
 #define QG_TAKE_MATMUL_TILE(p, tile, given)                                                              \
     griddepcontrol_wait();                                                                               \
     const u32 cta_of_all = cta_index().x;                                                                \

@@ -1,5 +1,5 @@
-// The parameter of kernels that multiply two matrices in device memory, the tile and the K range of a CTA, and the
-// fix-up of tiles whose K several CTAs share.
+// Matmul scheduling: parameters, the tile and K range of a
+// CTA, and the split-K fix-up.
 #pragma once
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
@@ -17,21 +17,24 @@ struct MatmulParams {
 };
 
 #if QG_BLOCK_SCALED
-// Values along K that share a scale of a row of A, or of a column of B.
+// Values along K per scale of a row of A or a column of B.
 constexpr u32 BLOCK = 128;
 static_assert(BLOCK % QG_TILE_K == 0, "a k-tile has the scales of one block");
 #endif
 
 struct MatmulTile {
-    // The product, its tile's first row and first column, and K-tiles [begin, end) of its part of K.
+    // Product, first row and column of its tile, and k-tiles
+    // [begin, end) of the product's part of K.
     u32 product, row, column, begin, end;
-    // That part: all of K, unless products have one each.
+    // The product's part of K: all of K, unless K is grouped.
     u32 k_first, k_len;
 #if QG_BLOCK_SCALED
-    // Values at its beginning that are not the product's: parts begin with whole blocks.
+    // Leading values that belong to the previous product:
+    // a part is extended to start at a whole block.
     u32 k_skip = 0;
 #endif
-    // The tile among those of all products, and the CTA's place among those that share it.
+    // Tile number over all products, and the CTA's
+    // rank in its split.
     u32 tile, split;
 
     // For a grid (tile, split).
@@ -40,8 +43,8 @@ struct MatmulTile {
         return of(p, cta.x, cta.y);
     }
 
-    // Tiles follow one another in groups of GROUP along M, all columns for each group, so that CTAs at work at once share A
-    // and B in the cache.
+    // Tiles are grouped by GROUP along M; a group covers all of N.
+    // Concurrent CTAs then share A and B in L2.
     QG_DEVICE MatmulTile of(const MatmulParams& p, u32 tile, u32 split) {
         constexpr u32 GROUP = 8;
         const u32 of_product = p.tiles.m_tiles * p.tiles.n_tiles;
@@ -64,7 +67,7 @@ struct MatmulTile {
             }
         }
 #if QG_BLOCK_SCALED
-        // Parts are whole blocks.
+        // Split K at whole blocks.
         constexpr u32 EACH = BLOCK / QG_TILE_K;
         const u32 blocks = (k_tiles + EACH - 1) / EACH, end = first_k_tile(blocks, p.tiles.splits, split + 1) * EACH;
         t.begin = first_k_tile(blocks, p.tiles.splits, split) * EACH;
@@ -76,9 +79,9 @@ struct MatmulTile {
         return t;
     }
 
-    // Finds the product's part of K. No offset leads out of K, or to fewer than no values.
+    // Reads the product's part of K, clamped to K; never negative.
     QG_DEVICE void set_k_group(MatmulTile& t, const MatmulParams& p) {
-        // Offsets are what work before may have written.
+        // Earlier work may write the offsets.
         griddepcontrol_wait();
         const u8* at = reinterpret_cast<const u8*>(p.at.offsets) + (u64)t.product * 4;
         const u32 first = ld_global_u32(at), end = ld_global_u32(at + 4);
@@ -93,15 +96,16 @@ struct MatmulTile {
 #endif
     }
 
-    // split * k_tiles / splits, in 32 bits.
+    // split * k_tiles / splits without 64-bit arithmetic.
     QG_DEVICE u32 first_k_tile(u32 k_tiles, u32 splits, u32 split) {
         const u32 whole = k_tiles / splits, rest = k_tiles % splits;
         return split * whole + split * rest / splits;
     }
 };
 
-// The tile of this CTA, and the problem that it is part of. Where products share rows, that ends with those of one; CTAs without
-// rows end here.
+// Defines the CTA's tile and its problem.
+// With grouped rows the problem is one product; CTAs without
+// rows return here.
 #if QG_GROUPS_ROWS
 #include "sched/matmul_rows.cuh"
 #else
@@ -111,20 +115,23 @@ struct MatmulTile {
 #endif
 
 #if QG_BLOCK_SCALED
-// Scales of a factor's first row, or column, from the product's first block on.
+// Scales of the operand's first row or column, from the
+// product's first block on.
 QG_DEVICE const u8* block_scales(u64 scales, const MatmulTile& t) {
     return reinterpret_cast<const u8*>(scales) + (u64)(t.k_first / BLOCK) * 4;
 }
 #endif
 
-// This thread's part of the partial accumulators of a CTA that shares the tile, whose first THREADS threads have COUNT each.
+// This thread's partial sums in the workspace.
+// A CTA has COUNT accumulators in each of its first
+// THREADS threads.
 template <u32 COUNT, u32 THREADS>
 QG_DEVICE f32x4* matmul_partials(const MatmulParams& p, const MatmulTile& t, u32 split, u32 thread) {
     float* all = reinterpret_cast<float*>(p.at.workspace + p.at.partials);
     return reinterpret_cast<f32x4*>(all + ((u64)t.tile * p.tiles.splits + split) * (COUNT * THREADS)) + thread;
 }
 
-// Meets the other threads with accumulators.
+// Barrier of the threads that hold accumulators.
 template <u32 THREADS>
 QG_DEVICE void matmul_barrier() {
     if constexpr (THREADS == QG_THREADS)
@@ -133,21 +140,22 @@ QG_DEVICE void matmul_barrier() {
         barrier_sync(1, THREADS);
 }
 
-// Adds the accumulators of all CTAs that share the tile, in the order of their K ranges, in the one that arrives last, so
-// that the bits do not depend on which that is. False in the others, whose work is then done. `flag` is a word of shared
-// memory. There is no inter-CTA spinning.
+// Split-K fix-up: the last CTA to arrive adds all partial sums.
+// It adds in order of K: the bits do not depend on which CTA
+// is last. Returns false in the other CTAs.
+// `flag` is a word of shared memory. No CTA spins.
 template <u32 COUNT, u32 THREADS = QG_THREADS>
 QG_DEVICE bool add_matmul_partials(float* acc, const MatmulParams& p, const MatmulTile& t, u32 thread, u32* flag) {
     f32x4* mine = matmul_partials<COUNT, THREADS>(p, t, t.split, thread);
 #pragma unroll
     for (u32 i = 0; i < COUNT; i += 4)
         st_global_f32x4(mine + i / 4 * THREADS, f32x4{acc[i], acc[i + 1], acc[i + 2], acc[i + 3]});
-    // Barriers make one thread's arrival that of all.
+    // The barriers extend one thread's arrival to all threads.
     matmul_barrier<THREADS>();
     if (thread == 0) {
         u32* counter = reinterpret_cast<u32*>(p.at.workspace) + t.tile;
         const bool last = atomic_add_acq_rel(counter, 1) == p.tiles.splits - 1;
-        // The next launch finds the counter at zero.
+        // The next launch needs a zero counter.
         if (last) st_global_relaxed_u32(counter, 0);
         st_shared(flag, (u32)last);
     }

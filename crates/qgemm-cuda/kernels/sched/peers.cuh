@@ -1,4 +1,4 @@
-// Partial sums of the CTAs that share a tile, added up in the order of their K ranges.
+// Reduction of peers' partial sums in order of their K ranges.
 #pragma once
 #include "atoms/types.cuh"
 
@@ -9,8 +9,9 @@ QG_DEVICE void add_to(f32x4& sum, const f32x4& v) {
     sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
 }
 
-// Adds what all peers have: `load(peer, i)` is what a peer adds to sums[i]. Those of AT_ONCE peers are loaded side by side, so that their
-// latencies overlap.
+// Adds the sums of all peers.
+// `load(peer, i)` gives sums[i] of a peer.
+// Loads of AT_ONCE peers overlap their latencies.
 template <u32 AT_ONCE, u32 COUNT, class V, class Load>
 QG_DEVICE void add_peers(V (&sums)[COUNT], u32 peers, Load load) {
 #pragma unroll 1

@@ -1,20 +1,24 @@
-// Outputs of a product that lie in several matrices, each for neighbouring features. A tile's features lie in one of them: the host offers
-// such kernels only where each begins at a whole tile.
+// Projection with several output segments of
+// consecutive features.
+// A tile lies in one segment: the host selects these kernels
+// only if every segment starts at a whole tile.
 #pragma once
 #include "sched/experts.cuh"
 
 #if QG_PROJECTION
-// Whether X is normalized.
+// Whether the kernel normalizes X.
 QG_DEVICE bool normalizes_x(const GemmParams& p) {
     return p.projection.types >> 16 & 1u;
 }
 
 struct Segment {
-    // The first feature of an output behind the first.
+    // First feature of segment `index` + 1.
     QG_DEVICE u32 first_of(const ProjectionOperands& all, u32 index) {
         return (u32)(all.firsts >> 21 * index & 0x1fffffu) * 16;
     }
-    // Makes the output of `p` that of the features from `first_row` on, found by their number among all.
+    // Points the output of `p` at the segment that
+    // contains `first_row`.
+    // D is offset, so features keep their global number.
     QG_DEVICE void narrow(GemmParams& p, u32 first_row) {
         const ProjectionOperands& all = p.projection;
         const u32 first1 = first_of(all, 0), first2 = first_of(all, 1), first3 = first_of(all, 2);

@@ -1,18 +1,24 @@
-// The work of a CTA of a persistent grid with experts of a few rows each: neighbouring row tiles of W, as many as every other CTA has, of
-// all tiles of rows one after the other. Where an expert follows another in memory, so do the weights that a CTA reads.
+// Persistent MoE GEMM for few rows per expert.
+// Each CTA gets an equal, contiguous range of W row tiles,
+// counted over all tiles of rows.
+// Consecutive experts in memory thus give a CTA
+// contiguous weights.
 #pragma once
 #include "atoms/fresh_load.cuh"
 #include "sched/experts.cuh"
 #include "sched/lane_sums.cuh"
 
-// The words of an index that say which rows are an expert's, in shared memory: counts, or else offsets and one behind the last. All warps
-// of all CTAs look at them, and few lines of L2 hold them.
+// Expert index in shared memory: counts, or
+// offsets plus the end.
+// Every warp of every CTA reads these words, and only a few L2
+// lines hold them.
 struct ExpertWords {
-    // The host offers the kernel to no more experts.
+    // Limit of the kernel; the host checks it.
     static constexpr u32 MOST_EXPERTS = 1024;
     u32 word[MOST_EXPERTS + 1];
 
-    // For all threads of a CTA; past L1, which may keep what was there before.
+    // All threads of the CTA load. Bypasses L1, whose
+    // lines may be stale.
     QG_DEVICE void load(ExpertWords& words, const ExpertGroups& g, u32 thread) {
         const u64 from = g.list != 0 ? g.offsets : g.index;
         const u32 count = g.experts + (g.form == QG_FORM_MASKED ? 0 : 1);
@@ -21,7 +27,7 @@ struct ExpertWords {
         cta_barrier();
     }
 
-    // How many rows an expert has, and the first; none beyond the last expert.
+    // Row count and first row of an expert; 0 past the last expert.
     QG_DEVICE u32 rows_of(const ExpertWords& words, const ExpertGroups& g, u32 expert, u32& first) {
         first = 0;
         if (expert >= g.experts) return 0;
@@ -37,8 +43,9 @@ struct ExpertWords {
     }
 };
 
-// The rows of tile `place` of all tiles of rows, for all lanes of a warp. Where it is none, there are no rows, and `first` is how many tiles
-// there are. The code stands in the kernel once.
+// Rows of row tile `place`, uniform over the warp.
+// Past the last tile `rows` is 0 and `first` is the tile count.
+// A real call, to keep one copy of the code in the kernel.
 QG_DEVICE_CALL OwnRows find_tile(const ExpertWords& words, const ExpertGroups& g, u32 place) {
     const u32 lane = thread_index() % 32;
     u32 passed = 0;
@@ -49,7 +56,7 @@ QG_DEVICE_CALL OwnRows find_tile(const ExpertWords& words, const ExpertGroups& g
         const u32 until = sum_up_to_lane(tiles);
         const u32 all = shfl_idx_u32(until, 31);
         if (place - passed < all) {
-            // As many lanes end before this place.
+            // The number of lanes that end before `place`.
             const u32 owner = popc(ballot(passed + until <= place));
             const u32 skipped = (place - passed - (until - tiles)) * TILE_ROWS, left = count - skipped;
             return {shfl_idx_u32(expert, owner), shfl_idx_u32(first + skipped, owner),
@@ -60,10 +67,12 @@ QG_DEVICE_CALL OwnRows find_tile(const ExpertWords& words, const ExpertGroups& g
     return {0, passed, 0};
 }
 
-// Where tiles of rows are found. Each lane of a warp has a few of WARP_EXPERTS experts in registers; of more, each search begins anew.
+// Row-tile search. Lanes keep up to WARP_EXPERTS
+// experts in registers.
+// With more experts each search starts over.
 struct RowTileIndex {
     u32 first[LANE_EXPERTS], count[LANE_EXPERTS];
-    // The tiles of the lanes up to this one, and of all.
+    // Tiles up to and including this lane, and all tiles.
     u32 until, all;
 
     QG_DEVICE RowTileIndex of(const ExpertWords& words, const ExpertGroups& g) {
@@ -87,11 +96,11 @@ struct RowTileIndex {
         return g.experts <= WARP_EXPERTS;
     }
 
-    // As `find_tile`, but for what `first` is where there are no rows.
+    // As `find_tile`, but without the tile count in `first`.
     QG_DEVICE OwnRows find(const RowTileIndex& index, const ExpertWords& words, const ExpertGroups& g, u32 place) {
         if (!has_all(g)) return find_tile(words, g, place);
         if (place >= index.all) return {0, 0, 0};
-        // As many lanes end before this place.
+        // The number of lanes that end before `place`.
         const u32 owner = popc(ballot(index.until <= place));
         u32 end = index.until;
         OwnRows own = {};
@@ -109,16 +118,17 @@ struct RowTileIndex {
 };
 
 struct RowTileRange {
-    // The first tile of rows, and of its row tiles the first that is this CTA's; behind the last, counted like that.
+    // First tile of rows, and the CTA's range of row tiles.
+    // The range is counted from row tile 0 of this tile of rows.
     u32 first_place, first, end;
-    // Row tiles of a tile of rows.
+    // Row tiles of W per tile of rows.
     u32 row_tiles;
 
-    // Of `places` tiles of rows.
+    // The CTA's range among `places` tiles of rows.
     QG_DEVICE RowTileRange of_cta(const GemmParams& p, u32 places) {
         RowTileRange range;
         range.row_tiles = (p.shape.stored_rows + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
-        // The host offers the kernel where 32 bits count them.
+        // The host ensures that 32 bits suffice.
         const u32 all = places * range.row_tiles, cta = cta_index().x, ctas = grid_ctas().x;
         const u32 each = all / ctas, more = all % ctas;
         const u32 first = cta * each + (cta < more ? cta : more);
@@ -128,12 +138,12 @@ struct RowTileRange {
         return range;
     }
 
-    // Tiles of rows that have some.
+    // Tiles of rows that the range touches.
     QG_DEVICE u32 tiles(const RowTileRange& range) {
         return (range.end + range.row_tiles - 1) / range.row_tiles;
     }
 
-    // What is behind the last row tile of the range's tile of rows number `tile`.
+    // End of the row tiles in tile of rows `tile` of the range.
     QG_DEVICE u32 end_of(const RowTileRange& range, u32 tile) {
         const u32 end = (tile + 1) * range.row_tiles;
         return end < range.end ? end : range.end;

@@ -1,10 +1,11 @@
-// Which row of X, and of C, D, the residual and the row factors, a token of a tile is: the row of its number, or, with
-// experts whose rows lie apart, the one that a list in memory names.
+// Token → row of X, C, D, residual and row scales.
+// Listed MoE rows come from the list.
+// Otherwise the row is the token.
 #pragma once
 #include "atoms/memory.cuh"
 #include "sched/params.cuh"
 
-// False of tokens beyond the last, and of those that the list gives a row that is none.
+// False past the last token and for an invalid row in the list.
 QG_DEVICE bool find_row(const GemmParams& p, u32 token, u32& row) {
     row = token;
     if (token >= p.shape.m) return false;
@@ -17,7 +18,9 @@ QG_DEVICE bool find_row(const GemmParams& p, u32 token, u32& row) {
     return true;
 }
 
-// The same of X, of which several rows of D may share one. What is no row gets that of number 0 from a list, so that it may be read.
+// Row of X.
+// `x_sharers` rows of D share one row of X.
+// An invalid list entry maps to row 0, which is safe to read.
 QG_DEVICE bool find_x_row(const GemmParams& p, u32 token, u32& row) {
     const bool found = find_row(p, token, row);
 #if QG_EXPERTS

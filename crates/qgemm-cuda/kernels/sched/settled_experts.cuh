@@ -1,15 +1,16 @@
-// The problem of a CTA of products with experts that may know its expert before the launches ahead are done.
+// MoE problem of a CTA whose expert may be ready before launch.
 #pragma once
 #include "sched/experts.cuh"
 
 #if QG_EXPERTS
 #include "atoms/fresh_load.cuh"
 
-// The bit of a problem's flags that says that nothing still at work writes the ids of its slots.
+// Flag bit: no kernel still at work writes the
+// slots' expert ids.
 constexpr u32 SETTLED_INDEX = 1u << 31;
 
 struct SettledExperts {
-    // The row of a slot.
+    // Row of a slot.
     QG_DEVICE OwnRows of_slot(const ExpertGroups& g, u32 slot) {
         if (slot >= g.rows) return {0, 0, 0};
         const u32 expert = ld_global_fresh_u32(reinterpret_cast<const u8*>(g.index) + (u64)slot * 4);
@@ -17,8 +18,10 @@ struct SettledExperts {
     }
 };
 
-// As `QG_TAKE_PROBLEM`, of kernels that wait themselves, and then let the next launch begin: before X, and not before W. CTAs without rows
-// need not: the last one, which looks for faults, has waited.
+// As `QG_TAKE_PROBLEM` for kernels that wait by themselves and
+// then launch dependents. They may load W before they wait,
+// but not X. CTAs without rows return without a wait:
+// the last CTA, which checks for faults, has waited.
 #define QG_TAKE_PROBLEM_EARLY(p, given)                                                                  \
     GemmParams p = given;                                                                                \
     {                                                                                                    \

@@ -1,6 +1,7 @@
-// Fix-up of a tile whose K dimension several CTAs share. Every CTA writes its partial accumulators. The last CTA to
-// arrive adds all of them in the order of their K ranges, so that the bits do not depend on which CTA is last. There is
-// no inter-CTA spinning.
+// Split-K fix-up. Every CTA writes its partial sums.
+// The last CTA to arrive adds all of them in order of K.
+// So the bits do not depend on which CTA is last.
+// No CTA spins on another.
 #pragma once
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
@@ -8,7 +9,7 @@
 #include "sched/peers.cuh"
 #include "sched/tile.cuh"
 
-// A barrier of the threads that hold accumulators. Producers do not take part.
+// Barrier of the consumer threads, which hold accumulators.
 QG_DEVICE void consumer_barrier() {
     if constexpr (QG_CONSUMERS == QG_THREADS)
         cta_barrier();
@@ -16,16 +17,17 @@ QG_DEVICE void consumer_barrier() {
         barrier_sync(1, QG_CONSUMERS);
 }
 
-// What a CTA adds to the counter of a tile to arrive. CTAs of a cluster each count the CTAs of their rank, in 16 bits.
+// Increment of a tile's counter for one arrival.
+// With clusters each rank has 16 bits of the counter.
 static_assert(QG_CLUSTER <= 2, "a counter has room for two");
 QG_DEVICE u32 arrival() {
     return 1u << (QG_CLUSTER > 1 ? cta_index().x % QG_CLUSTER * 16 : 0);
 }
-// How many have arrived, of what the counter was.
+// Arrivals of this rank in the counter value.
 QG_DEVICE u32 arrived(u32 counter) {
     return QG_CLUSTER > 1 ? counter >> (cta_index().x % QG_CLUSTER * 16) & 0xffffu : counter;
 }
-// The next launch finds the counter at zero.
+// The next launch needs a zero counter.
 QG_DEVICE void reset_counter(u32* counter, u32 peers) {
     if constexpr (QG_CLUSTER > 1)
         atomic_add_relaxed(counter, 0 - peers * arrival());
@@ -33,9 +35,12 @@ QG_DEVICE void reset_counter(u32* counter, u32 peers) {
         st_global_relaxed_u32(counter, 0);
 }
 
-// True for the one CTA that must finish the tile: all partial accumulators are then visible to all its threads, because
-// barriers make one thread's arrival that of all, and no thread needs a fence of its own (PTX ISA, "memory consistency
-// model": causality order). `flag` is a word of shared memory.
+// True in the CTA that must finish the tile.
+// All partial sums are then visible to all its threads:
+// the barriers extend one thread's arrival to all threads, so
+// no thread needs a separate fence (PTX ISA, "memory
+// consistency model": causality order).
+// `flag` is a word of shared memory.
 QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const WorkTile& work, u32* flag) {
     consumer_barrier();
     if (thread_index() == 0) {
@@ -48,13 +53,14 @@ QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const WorkTile& work, 
     return ld_shared(flag) != 0;
 }
 
-// True if all other peers have arrived: this CTA may then finish the tile without arriving itself.
+// True if all other peers have arrived.
+// This CTA may then finish the tile without an arrival.
 QG_DEVICE bool check_others_arrived(const GemmParams& p, const WorkTile& work, u32* flag) {
     consumer_barrier();
     if (thread_index() == 0) {
         u32* counter = reinterpret_cast<u32*>(p.at.counters) + work.tile;
         const bool last = arrived(atomic_add_acq_rel(counter, 0)) == work.peers - 1;
-        // This CTA does not arrive.
+        // This CTA did not arrive.
         if (last) reset_counter(counter, work.peers - 1);
         st_shared(flag, (u32)last);
     }
@@ -62,15 +68,16 @@ QG_DEVICE bool check_others_arrived(const GemmParams& p, const WorkTile& work, u
     return ld_shared(flag) != 0;
 }
 
-// The partial accumulators of peer `peer` of `work`'s tile: `elements` floats, the same number in every call of a
-// kernel.
+// Partial sums of peer `peer` of the tile: `elements` floats.
+// `elements` must be the same in every call of a kernel.
 QG_DEVICE float* partial_slot(const GemmParams& p, const WorkTile& work, u32 peer, u32 elements) {
     return reinterpret_cast<float*>(p.at.partials) + (u64)(work.first_slot + peer) * elements;
 }
 
-// Adds the accumulators that peers have in shared memory, in the order of their K ranges, in the CTA that arrives last. False
-// in the others, whose work on the tile is then done. `place(i)` is where the four accumulators from `i` on are. A thread
-// moves several such at once, so that their latencies overlap.
+// Split-K fix-up of accumulators in shared memory, in K order.
+// Returns false in all CTAs but the last.
+// `place(i)` is the address of accumulators i..i+3.
+// A thread moves several vectors at once to overlap latencies.
 template <u32 ELEMENTS, class Place>
 QG_DEVICE bool add_shared_partials(const GemmParams& p, const WorkTile& work, u32* flag, Place place) {
     constexpr u32 OWN = (ELEMENTS / 4 + QG_THREADS - 1) / QG_THREADS, AT_ONCE = OWN < 4 ? OWN : 4, NEXT = QG_THREADS * 4;

@@ -1,4 +1,5 @@
-// Which tiles and which K ranges a CTA works on, as qgemm-sched lays them out (`Partition`).
+// Tile scheduler: work tiles of a CTA (`Partition`
+// in qgemm-sched).
 #pragma once
 #include "atoms/launch.cuh"
 #include "sched/experts.cuh"
@@ -9,13 +10,13 @@ struct WorkTile {
     u32 n_tile, m_tile;
     // K-tiles [begin, end) of the output tile.
     u32 begin, end;
-    // The number of CTAs that share the tile, this CTA's place among them in the order of their K ranges, and the
-    // tile's counter.
+    // CTAs that share the tile, this CTA's rank in K order, and
+    // the tile's counter.
     u32 peers, index, tile;
-    // The slot of the partial accumulators of peer 0; those of the other peers follow.
+    // Partial-sum slot of peer 0; the other peers' slots follow.
     u32 first_slot;
 #if QG_EXPERT_TILES
-    // The expert's rows, and what makes the struct whole 16-byte chunks.
+    // The expert's rows, and padding to 16-byte chunks.
     OwnRows own;
     u32 unused;
 #endif
@@ -25,10 +26,10 @@ struct WorkTile {
         const u32x3 cta = cta_index();
         WorkTile w;
         w.n_tile = cta.x;
-        // With experts, the problem begins at the CTA's own rows.
+        // With experts the problem starts at the CTA's rows.
         w.m_tile = QG_EXPERTS ? 0 : cta.y;
         w.begin = 0, w.end = p.shape.k_tiles;
-        // Addresses of weights depend on these divisions, so tiles that are not split skip them.
+        // Skip the divisions if unsplit: weight addresses wait for them.
         if (p.shape.splits > 1) {
             w.begin = first_k_tile(p, cta.z);
             w.end = first_k_tile(p, cta.z + 1);
@@ -40,14 +41,14 @@ struct WorkTile {
         return w;
     }
 
-    // split * k_tiles / splits, in 32 bits.
+    // split * k_tiles / splits without 64-bit arithmetic.
     QG_DEVICE u32 first_k_tile(const GemmParams& p, u32 split) {
         const u32 whole = p.shape.k_tiles / p.shape.splits, rest = p.shape.k_tiles % p.shape.splits;
         return split * whole + split * rest / p.shape.splits;
     }
 
-    // Tile number `tile` in swizzled order: swizzle groups of `swizzle_group` tiles along N, and within a group all
-    // tiles along M, each with the group's tiles along N.
+    // Swizzled tile order. A swizzle group has `swizzle_group`
+    // n-tiles and all m-tiles; n runs fastest in the group.
     QG_DEVICE void place(WorkTile& w, const TileSchedule& s, u32 tile) {
         const u32 group = tile / (s.swizzle_group * s.m_tiles);
         const u32 first = group * s.swizzle_group;
@@ -60,15 +61,16 @@ struct WorkTile {
 };
 
 #if QG_EXPERT_TILES
-// The work of a CTA of a persistent grid with experts: every tile whose number is the CTA's, plus a multiple of the CTAs. Tiles are
-// numbered by their rows, and then along N.
+// Work of a CTA in a persistent MoE grid: tiles with a stride
+// of the grid size. Tiles are numbered along N, then by rows.
 struct WorkList {
     u32 tile, unused;
     PassedExperts passed;
 
     QG_DEVICE WorkList of_cta(const GemmParams&) { return {cta_index().x / QG_CLUSTER, 0, {}}; }
 
-    // The next work tile, for all lanes of a warp; false when there is none. Words come from lane 0, so that the compiler knows that
+    // Next work tile, for all lanes of a warp; false at the end.
+    // Values are shuffled from lane 0, so that the compiler knows
     // they are uniform.
     QG_DEVICE bool next(WorkList& list, const GemmParams& p, WorkTile& w) {
         const u32 n_tiles = p.tiles.n_tiles;
@@ -85,7 +87,7 @@ struct WorkList {
     }
 };
 
-// The problem of a work tile.
+// Problem of a work tile.
 QG_DEVICE GemmParams problem_of(const GemmParams& p, const WorkTile& work) {
     GemmParams own = p;
     OwnRows::narrow(work.own, own);
@@ -93,7 +95,7 @@ QG_DEVICE GemmParams problem_of(const GemmParams& p, const WorkTile& work) {
 }
 #else
 #if QG_SEGMENT_TILES
-// The problem of a work tile: that of its segment.
+// Problem of a work tile: its segment.
 QG_DEVICE GemmParams problem_of(const GemmParams& p, const WorkTile& work) {
     GemmParams own = p;
     Segment::narrow(own, work.n_tile * QG_TILE_FEATURES);
@@ -105,11 +107,13 @@ QG_DEVICE const GemmParams& problem_of(const GemmParams& p, const WorkTile&) {
 }
 #endif
 
-// The work of a CTA of a persistent grid, or of a cluster: its range of the split tiles, then whole tiles.
+// Work of a CTA or cluster in a persistent grid:
+// its range of the split tiles, then whole tiles.
 struct WorkList {
-    // What is left of the range, in split quanta of `cut_k_tiles` k-tiles. Every split tile has `quanta` of them.
+    // Rest of the range, in quanta of `cut_k_tiles` k-tiles.
+    // A split tile has `quanta` quanta.
     u32 quantum, last_quantum, quanta;
-    // The next whole tile, in swizzled order.
+    // Next whole tile, in swizzled order.
     u32 tile;
 
     QG_DEVICE WorkList of_cta(const GemmParams& p) {
@@ -127,7 +131,7 @@ struct WorkList {
         return list;
     }
 
-    // The next work tile; false when there is none.
+    // Next work tile; false at the end.
     QG_DEVICE bool next(WorkList& list, const GemmParams& p, WorkTile& w) {
         if (list.quantum < list.last_quantum) {
             next_of_range(list, p, w);
@@ -144,7 +148,7 @@ struct WorkList {
         return true;
     }
 
-    // The part of the range that lies in its next tile.
+    // The range's part in its next tile.
     QG_DEVICE void next_of_range(WorkList& list, const GemmParams& p, WorkTile& w) {
         const TileSchedule& s = p.tiles;
         const u32 tile = list.quantum / list.quanta;
@@ -156,12 +160,12 @@ struct WorkList {
         const u32 first_cta = owner(s, list.quanta, tile_begin);
         w.peers = owner(s, list.quanta, tile_end - 1) - first_cta + 1;
         w.index = cta_index().x / QG_CLUSTER - first_cta;
-        // At most as many of the tiles before this one were split.
+        // Upper bound of the split tiles before this one.
         w.first_slot = first_cta + (tile < first_cta ? tile : first_cta);
         list.quantum = end;
     }
 
-    // The CTA whose range holds `quantum`.
+    // CTA whose range contains `quantum`.
     QG_DEVICE u32 owner(const TileSchedule& s, u32 quanta, u32 quantum) {
         return (u32)(((u64)(quantum + 1) * s.cut_ctas - 1) / ((u64)s.cut_tiles * quanta));
     }

@@ -1,6 +1,8 @@
-// What a producer warp tells the consumers of a tile of an expert's rows, in shared memory. A consumer warp that searched the index and
-// the list by itself did nothing else for 2000 to 4000 cycles a tile (of 21000 with
-// 128 tokens and 768 columns, on an H200).
+// Tile info of an expert's rows, from the producer
+// to the consumers.
+// The producer warp searches the index and the list once
+// per tile; consumer warps would lose thousands of
+// cycles on the search.
 #pragma once
 #include "sched/rows.cuh"
 #include "sched/tile.cuh"
@@ -8,12 +10,12 @@
 #if QG_EXPERT_TILES
 struct alignas(16) TileNote {
     static constexpr u32 NO_ROW = ~0u, PARTS = (QG_TILE_M + 31) / 32;
-    // A tile without rows ends the work.
+    // `rows` = 0 ends the work.
     u32 expert, first, rows, n_tile;
-    // Of rows that a list names, that of each token.
+    // The row of each token, if rows are listed.
     u32 row[QG_TILE_M];
 
-    // For the lanes of a warp, which all have written when it returns.
+    // All lanes of a warp write; a warp barrier follows.
     QG_DEVICE void write(TileNote& note, const GemmParams& own, const WorkTile& work, u32 lane) {
         if (lane == 0)
             st_shared(reinterpret_cast<u32x4*>(&note), u32x4{work.own.expert, work.own.first, work.own.rows, work.n_tile});
@@ -33,7 +35,9 @@ struct alignas(16) TileNote {
         warp_barrier();
     }
 
-    // For all lanes of a warp; false where the work ends. Words come from lane 0, so that the compiler knows that they are uniform.
+    // All lanes of a warp read; false at the end of the work.
+    // Values are shuffled from lane 0, so that the compiler knows
+    // they are uniform.
     QG_DEVICE bool read(const TileNote& note, const GemmParams& p, WorkTile& w) {
         const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(&note));
         w = {};
@@ -44,7 +48,7 @@ struct alignas(16) TileNote {
         return w.own.rows != 0;
     }
 
-    // The row of D of a token, as `find_row` has it.
+    // Row of D of a token, as `find_row`.
     QG_DEVICE bool find(const TileNote& note, const GemmParams& p, u32 token, u32& row) {
         row = token;
         if (token >= p.shape.m) return false;

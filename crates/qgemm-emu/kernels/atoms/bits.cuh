@@ -1,4 +1,4 @@
-// Counting bits.
+// Population count.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,4 +1,4 @@
-// How far bytes are apart.
+// Absolute differences of bytes.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,4 +1,5 @@
-// Two neighbouring numbers for other CTAs, and what they wrote, from L2.
+// f32x2 access through L2, to exchange partial
+// sums between CTAs.
 #pragma once
 #include "atoms/memory.cuh"
 

@@ -1,5 +1,7 @@
-// Clusters. CTAs run one after another, so each does all that its cluster would do for it: it copies every share, and arrives for every
-// CTA at its own barriers. What one CTA of a cluster could do wrong to another is not seen.
+// Clusters. Emulated CTAs run one after another.
+// Each copies every share. It arrives on local
+// barriers for every CTA.
+// Races between the CTAs of a cluster are not detected.
 #pragma once
 #include "atoms/launch.cuh"
 #include "atoms/mbarrier.cuh"

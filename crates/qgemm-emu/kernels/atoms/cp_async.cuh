@@ -1,4 +1,4 @@
-// Copies from global to shared memory. They arrive when they are waited for, not before.
+// cp.async. Bytes arrive only at a wait.
 #pragma once
 #include "atoms/shared_address.cuh"
 

@@ -1,4 +1,4 @@
-// Copies from global to shared memory with which L2 fetches whole lines: here the same as others.
+// cp.async with an L2 prefetch, which is not emulated.
 #pragma once
 #include "atoms/cp_async.cuh"
 

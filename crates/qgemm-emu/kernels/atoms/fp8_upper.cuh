@@ -1,4 +1,4 @@
-// The conversion of the upper half of a word.
+// FP8 conversion of the upper half of a word.
 #pragma once
 #include "atoms/fp8.cuh"
 

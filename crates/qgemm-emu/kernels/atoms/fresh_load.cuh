@@ -1,4 +1,5 @@
-// Loads of what an earlier launch has written: here there is no cache that would keep what was there before.
+// Loads that bypass L1.
+// The emulator has no cache.
 #pragma once
 #include "atoms/types.cuh"
 

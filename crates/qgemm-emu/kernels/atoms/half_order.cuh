@@ -1,4 +1,5 @@
-// The smaller and the larger of two f16 numbers, in pairs, for numbers that are neither negative nor NaN: they order like their bits.
+// f16x2 minimum and maximum, for values ≥ 0 without NaN.
+// Such values order like their bits.
 #pragma once
 #include "atoms/types.cuh"
 

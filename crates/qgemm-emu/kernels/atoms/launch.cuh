@@ -1,4 +1,4 @@
-// The place of a thread in the launch, and the shared memory of its CTA.
+// Thread and CTA indices, and dynamic shared memory.
 #pragma once
 #include "atoms/types.cuh"
 

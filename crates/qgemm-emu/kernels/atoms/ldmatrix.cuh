@@ -1,4 +1,5 @@
-// 8x8 matrices of 16-bit elements from shared memory, one row of 16 bytes a lane.
+// ldmatrix: 8×8 matrices of 16-bit elements from shared memory.
+// A lane gives a row of 16 bytes.
 #pragma once
 #include "atoms/shared_address.cuh"
 

@@ -1,4 +1,5 @@
-// Which lanes of a warp have the same value. All 32 lanes take part.
+// Lanes of a warp with equal values.
+// All 32 lanes take part.
 #pragma once
 #include "atoms/types.cuh"
 

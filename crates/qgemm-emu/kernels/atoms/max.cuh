@@ -1,4 +1,4 @@
-// The larger of two numbers.
+// f32 maximum.
 #pragma once
 #include "atoms/types.cuh"
 

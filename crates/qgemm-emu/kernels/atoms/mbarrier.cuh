@@ -1,4 +1,4 @@
-// Barriers in shared memory that count threads and bytes.
+// mbarriers: count arrivals and copied bytes.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,4 +1,4 @@
-// Waiting at a barrier in shared memory, suspended: here no other than waiting.
+// mbarrier wait that suspends; here a plain wait.
 #pragma once
 #include "atoms/mbarrier.cuh"
 

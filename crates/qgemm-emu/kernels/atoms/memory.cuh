@@ -1,4 +1,4 @@
-// Global and shared memory, every access checked.
+// Checked loads and stores of global and shared memory.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,9 +1,10 @@
-// Matrix instructions of one warp with f16, bf16 or tf32 operands and f32 accumulators: D += A · B. The lane layouts are in
-// src/model.
+// mma.sync with f16, bf16 or tf32 operands, f32 accumulators.
+// Lane layouts: src/model.
 #pragma once
 #include "atoms/types.cuh"
 
-// D += A · B as a collective, of floats or integers: its words are those of a, b and d, then the scales.
+// mma as a collective, for floats or integers.
+// Input words: a, b, d, then scales.
 template <class T, u32 A, u32 B, u32 D>
 QG_DEVICE void emu_mma(u32 op, T (&d)[D], const u32 (&a)[A], const u32 (&b)[B], const char* file, u32 line,
                        const u32* scales = nullptr, u32 scale_words = 0) {

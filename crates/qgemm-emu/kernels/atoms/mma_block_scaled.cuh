@@ -1,4 +1,4 @@
-// Matrix instructions of one warp with block-scaled E2M1 or E4M3 operands and f32 accumulators: D += (A · scale) · (B · scale).
+// Block-scaled mma.sync with E2M1 or E4M3 operands.
 #pragma once
 #include "atoms/types.cuh"
 
@@ -7,7 +7,7 @@ struct ScalePlace {
     u32 byte, thread;
 };
 
-// The model takes both places as a third word of scales, a byte each.
+// The model takes the selectors as a third scale word.
 QG_DEVICE void emu_mma_block_scaled(u32 op, float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], u32 scale_a, ScalePlace at_a,
                                     u32 scale_b, ScalePlace at_b, const char* file, u32 line) {
     u32 in[13] = {a[0], a[1], a[2], a[3], b[0], b[1]}, out[4];

@@ -1,4 +1,4 @@
-// Matrix instructions of one warp with 8-bit floating-point operands and f32 accumulators: D += A · B.
+// mma.sync with FP8 operands and f32 accumulators.
 #pragma once
 #include "atoms/mma.cuh"
 

@@ -1,4 +1,5 @@
-// Volta's matrix instruction with operands stored either way. The lane layouts are in src/model.
+// Volta's m8n8k4 with row- or column-major operands.
+// Lane layouts: src/model.
 #pragma once
 #include "atoms/mma.cuh"
 

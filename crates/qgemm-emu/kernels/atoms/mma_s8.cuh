@@ -1,4 +1,4 @@
-// Matrix instructions of one warp with signed 8-bit operands and i32 accumulators, wrapping: D += A · B.
+// mma.sync with s8 operands and wrapping s32 accumulators.
 #pragma once
 #include "atoms/mma.cuh"
 

@@ -1,4 +1,4 @@
-// Stores to global memory of fewer bytes than a vector has, every one checked.
+// Checked global stores narrower than 16 bytes.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,5 +1,6 @@
-// Bit permutation, f16 pairs and conversions, equal to the instructions in every bit. A NaN result is always the
-// canonical one (all bits of the magnitude set), as on a GPU.
+// Bit permutation, f16x2 and conversions, bit-exact.
+// A NaN result is canonical, as on a GPU:
+// all bits of the magnitude are set.
 #pragma once
 #include "atoms/types.cuh"
 
@@ -14,14 +15,17 @@ QG_DEVICE u32 f32_to_bits(float f) {
     return bits;
 }
 
-// The magnitude of a finite `value`, rounded to nearest even, in a format with FRACTION stored bits of significand
-// whose least normal exponent is LEAST. Beyond the format's range, codes continue as if there were more exponents.
+// Rounds a finite magnitude to nearest even.
+// The format has FRACTION significand bits and the least
+// normal exponent LEAST.
+// Past the format's range, codes continue as if it
+// had more exponents.
 template <u32 FRACTION, i32 LEAST>
 QG_DEVICE u32 emu_round(double value) {
     u64 bits;
     __builtin_memcpy(&bits, &value, sizeof bits);
     const i32 exponent = (i32)((bits >> 52) & 0x7ffu) - 1023;
-    // At most half of the least subnormal, and in a tie zero is even.
+    // At most half of the least subnormal; ties go to zero.
     if (exponent < LEAST - (i32)FRACTION - 1) return 0;
     const bool normal = exponent >= LEAST;
     const u64 significand = (bits & ((1ull << 52) - 1)) | (1ull << 52);
@@ -29,7 +33,7 @@ QG_DEVICE u32 emu_round(double value) {
     const u64 rest = significand & ((1ull << dropped) - 1), half = 1ull << (dropped - 1);
     u64 kept = significand >> dropped;
     if (rest > half || (rest == half && (kept & 1))) kept++;
-    // A carry out of the significand is the next exponent.
+    // A carry out of the significand increments the exponent.
     return (u32)kept + (normal ? (u32)(exponent - LEAST) << FRACTION : 0);
 }
 
@@ -41,8 +45,9 @@ QG_DEVICE u32 emu_f64_to_f16(double value) {
     return sign | emu_round<10, -14>(magnitude);
 }
 
-// prmt.b32: byte i of the result is byte `selector nibble i` of {a, b}, or its sign in all bits where the nibble's top
-// bit is set.
+// prmt.b32: byte i is byte `selector nibble i` of {a, b}.
+// If the nibble's top bit is set, the byte's sign fills
+// all bits instead.
 QG_DEVICE u32 prmt(u32 a, u32 b, u32 selector) {
     const u64 bytes = (u64)b << 32 | a;
     u32 d = 0;
@@ -69,7 +74,7 @@ QG_DEVICE u32 and_or(u32 a, u32 mask, u32 bits) {
     return (a & mask) | bits;
 }
 
-// dp4a.s32.s32: c plus the four products of signed bytes, wrapping.
+// dp4a.s32.s32: c + the dot product of four s8 pairs, wrapping.
 QG_DEVICE i32 dp4a(i32 a, i32 b, i32 c) {
     u32 sum = (u32)c;
     for (u32 i = 0; i < 4; i++) sum += (u32)((i32)(i8)((u32)a >> (8 * i)) * (i32)(i8)((u32)b >> (8 * i)));
@@ -88,7 +93,7 @@ QG_DEVICE u32 f32_to_f16(float f) {
     return emu_f64_to_f16(f);
 }
 
-// Sums, differences and products of two f16 are exact in a double.
+// Sums, differences and products of two f16 are exact in double.
 QG_DEVICE u32 sub_f16x2(u32 a, u32 b) {
     const u32 low = emu_f64_to_f16((double)f16_to_f32(a) - f16_to_f32(b));
     return low | emu_f64_to_f16((double)f16_to_f32(a >> 16) - f16_to_f32(b >> 16)) << 16;
@@ -98,8 +103,10 @@ QG_DEVICE u32 mul_f16x2(u32 a, u32 b) {
     return low | emu_f64_to_f16((double)f16_to_f32(a >> 16) * f16_to_f32(b >> 16)) << 16;
 }
 
-// The product has 22 bits and is exact. A sum that needs more than a double's 53 bits has a product less than 2^-30 of
-// c. It is c in f16, so rounding twice is rounding once.
+// The product has 22 bits and is exact.
+// If the sum needs more than 53 bits, the product is
+// below 2^-30 of c.
+// The result is then c in f16, so double rounding does no harm.
 QG_DEVICE u32 emu_fma_f16(u32 a, u32 b, u32 c) {
     return emu_f64_to_f16((double)f16_to_f32(a) * f16_to_f32(b) + f16_to_f32(c));
 }

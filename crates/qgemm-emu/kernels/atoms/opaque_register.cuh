@@ -1,4 +1,4 @@
-// A value that the compiler keeps in a register. The emulator has nothing to do for it.
+// Compiler hint; a no-op in the emulator.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,4 +1,4 @@
-// A reciprocal, rounded to nearest.
+// Reciprocal, rounded to nearest.
 #pragma once
 #include "atoms/types.cuh"
 

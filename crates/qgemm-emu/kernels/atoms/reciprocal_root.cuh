@@ -1,4 +1,4 @@
-// The reciprocal of a square root, rounded twice.
+// Reciprocal square root, rounded twice.
 #pragma once
 #include "atoms/types.cuh"
 

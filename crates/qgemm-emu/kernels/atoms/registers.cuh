@@ -1,4 +1,5 @@
-// Registers that pass between warpgroups. Emulated threads have all registers that they need; how many they may have is counted.
+// setmaxnreg. Emulated threads have enough registers; the
+// emulator only counts their limits.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,4 +1,4 @@
-// ReLU times two, x + |x|, that leaves NaN as it is.
+// Twice the ReLU; propagates NaN.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,4 +1,5 @@
-// Operations of f32 that are rounded once, each for itself. What is volatile is not fused.
+// f32 operations, each rounded once.
+// `volatile` prevents contraction.
 #pragma once
 #include "atoms/types.cuh"
 

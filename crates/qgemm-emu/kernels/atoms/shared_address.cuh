@@ -1,4 +1,4 @@
-// Addresses within shared memory, as descriptors hold them: here the offset from its first byte.
+// Shared-memory offsets, as descriptors hold them.
 #pragma once
 #include "atoms/types.cuh"
 

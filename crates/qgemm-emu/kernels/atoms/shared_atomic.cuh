@@ -1,4 +1,4 @@
-// Atomics on shared memory.
+// Shared-memory atomics.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,4 +1,5 @@
-// 8x8 matrices of 16-bit elements to shared memory, one row of 16 bytes a lane.
+// stmatrix, transposed: 8×8 matrices to shared memory.
+// A lane gives a row of 16 bytes.
 #pragma once
 #include "atoms/shared_address.cuh"
 

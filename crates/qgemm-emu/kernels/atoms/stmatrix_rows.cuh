@@ -1,4 +1,5 @@
-// 8x8 matrices of 16-bit elements to shared memory as their rows stand in registers, one row of 16 bytes a lane.
+// stmatrix, not transposed.
+// A lane gives a row of 16 bytes.
 #pragma once
 #include "atoms/shared_address.cuh"
 

@@ -1,4 +1,4 @@
-// Barriers, fences, atomics and programmatic dependent launch.
+// Barriers, fences, atomics and dependent launch.
 #pragma once
 #include "atoms/types.cuh"
 
@@ -17,6 +17,6 @@ QG_DEVICE void st_global_relaxed_u32(u32* address, u32 value, QG_AT) {
 }
 QG_DEVICE void fence_gpu() { emu->fence(); }
 
-// The emulated device decides whether the kernel starts early.
+// The emulated device decides whether a kernel starts early.
 QG_DEVICE void griddepcontrol_launch_dependents() {}
 QG_DEVICE void griddepcontrol_wait() { emu->grid_wait(); }

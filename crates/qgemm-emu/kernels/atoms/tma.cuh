@@ -1,4 +1,4 @@
-// TMA. Tiles arrive when every thread waits for something, not before.
+// TMA. Tiles arrive only once every thread waits.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,4 +1,4 @@
-// TMA of tiles of a batch of matrices.
+// TMA of tiles in a batch of matrices.
 #pragma once
 #include "atoms/tma.cuh"
 

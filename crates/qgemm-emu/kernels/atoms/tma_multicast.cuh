@@ -1,4 +1,4 @@
-// TMA of tiles that all CTAs of a cluster get: here each copies them for itself (`copy_share`).
+// TMA multicast. Here each CTA copies for itself (`copy_share`).
 #pragma once
 #include "atoms/tma.cuh"
 

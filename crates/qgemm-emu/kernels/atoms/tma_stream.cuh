@@ -1,4 +1,5 @@
-// TMA of memory that is read once: what L2 keeps is not emulated.
+// TMA with L2 evict-first.
+// L2 policies are not emulated.
 #pragma once
 #include "atoms/tma.cuh"
 

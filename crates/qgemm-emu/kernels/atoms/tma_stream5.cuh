@@ -1,4 +1,5 @@
-// TMA of tensors of five dimensions that are read once: what L2 keeps is not emulated.
+// 5D TMA with L2 evict-first.
+// L2 policies are not emulated.
 #pragma once
 #include "atoms/tma_stream.cuh"
 

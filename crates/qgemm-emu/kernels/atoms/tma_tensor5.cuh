@@ -1,4 +1,4 @@
-// TMA of tensors of five dimensions.
+// 5D TMA.
 #pragma once
 #include "atoms/tma.cuh"
 

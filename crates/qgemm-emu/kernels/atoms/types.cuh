@@ -1,4 +1,5 @@
-// Element and vector types, the same as in the atoms of a GPU, and CUDA's keywords, which mean nothing to a host compiler.
+// Element and vector types as in the GPU atoms.
+// CUDA keywords are empty for the host compiler.
 #pragma once
 
 using u8 = unsigned char;
@@ -21,7 +22,7 @@ struct alignas(16) f32x4 {
     float x, y, z, w;
 };
 
-// Element types as numbered by qgemm-hal's abi.rs.
+// Element type numbers of qgemm-hal's abi.rs.
 constexpr u32 DTYPE_F32 = 0, DTYPE_F16 = 1, DTYPE_BF16 = 2;
 
 #define __device__

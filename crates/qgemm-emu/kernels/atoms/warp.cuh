@@ -1,4 +1,5 @@
-// Exchanges between the lanes of a warp. All 32 lanes take part.
+// Warp shuffles, votes and reductions.
+// All 32 lanes take part.
 #pragma once
 #include "atoms/numeric.cuh"
 

@@ -1,4 +1,4 @@
-// Asynchronous matrix instructions of a warpgroup. Accumulators are not numbers until they have been waited for.
+// wgmma. Accumulators are NaN until the wait.
 #pragma once
 #include "atoms/shared_address.cuh"
 

@@ -1,4 +1,4 @@
-// The forms of `wgmma` that attention takes.
+// wgmma for attention.
 #pragma once
 #include "atoms/wgmma_shared.cuh"
 

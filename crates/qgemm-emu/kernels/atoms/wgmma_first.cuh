@@ -1,4 +1,4 @@
-// The first instruction of a sum, which takes nothing from the accumulators.
+// wgmma with scale-d 0, for a first k-step.
 #pragma once
 #include "atoms/wgmma.cuh"
 

@@ -1,4 +1,4 @@
-// Asynchronous matrix instructions of a warpgroup on 8-bit floating-point operands.
+// wgmma with FP8 operands, B in shared memory.
 #pragma once
 #include "atoms/wgmma.cuh"
 

@@ -1,4 +1,5 @@
-// Asynchronous matrix instructions of a warpgroup on 8-bit floating-point operands, for a B that begins anywhere in lines, and few columns.
+// wgmma with FP8 operands for few columns.
+// B may begin anywhere in its lines.
 #pragma once
 #include "atoms/wgmma_fp8.cuh"
 

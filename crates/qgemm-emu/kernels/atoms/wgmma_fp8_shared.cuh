@@ -1,4 +1,4 @@
-// Asynchronous matrix instructions of a warpgroup that read both factors, E4M3 codes, from shared memory.
+// wgmma with E4M3 A and B in shared memory.
 #pragma once
 #include "atoms/wgmma.cuh"
 

@@ -1,4 +1,4 @@
-// Asynchronous matrix instructions of a warpgroup on bytes. Accumulators are words, whatever type they have.
+// wgmma with bytes. Accumulators are words of any type.
 #pragma once
 #include "atoms/wgmma_fp8.cuh"
 

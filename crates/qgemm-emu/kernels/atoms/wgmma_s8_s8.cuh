@@ -1,4 +1,4 @@
-// Asynchronous matrix instructions of a warpgroup on signed bytes.
+// wgmma with s8 A and s8 B.
 #pragma once
 #include "atoms/wgmma_s8.cuh"
 

@@ -1,4 +1,4 @@
-// Asynchronous matrix instructions of a warpgroup that read both factors from shared memory.
+// wgmma with A and B in shared memory.
 #pragma once
 #include "atoms/wgmma.cuh"
 

@@ -1,4 +1,4 @@
-// Asynchronous matrix instructions of a warpgroup on words of TF32, A in registers, B in shared memory.
+// wgmma with TF32 operands, B in shared memory.
 #pragma once
 #include "atoms/wgmma.cuh"
 

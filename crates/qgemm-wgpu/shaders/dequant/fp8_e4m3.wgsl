@@ -1,4 +1,4 @@
-// FP8 E4M3; the scale belongs to the row.
+// FP8 E4M3 with per-row scales.
 
 fn sub_scale(rows: Rows, sub: u32) -> Affine {
     return scale_alone(vec4<f32>(1.0));

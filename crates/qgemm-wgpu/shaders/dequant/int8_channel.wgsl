@@ -1,4 +1,4 @@
-// Bytes of value + 128; the scale belongs to the row.
+// INT8 + 128, with per-row scales.
 
 fn sub_scale(rows: Rows, sub: u32) -> Affine {
     return offset_scale(vec4<f32>(1.0), vec4<f32>(OFFSET));

@@ -1,4 +1,5 @@
-// IQ4_XS: f16 d, a halfword with the upper two bits of eight scales, four bytes with their lower nibbles.
+// IQ4_XS: f16 d, the upper two bits of eight scales, then four
+// bytes of their low nibbles.
 
 fn sub_scale(rows: Rows, sub: u32) -> Affine {
     let low = (record_u8(rows, PLANE_SCALES, 4u + sub / 2u) >> vec4<u32>(sub % 2u * 4u)) & vec4<u32>(15u);

@@ -1,4 +1,5 @@
-// Q2_K: 16 bytes of scale (low nibble) and minimum (high nibble); f16 d, f16 dmin.
+// Q2_K: 16 bytes of scale (low nibble) and minimum (high
+// nibble); f16 d, f16 dmin.
 
 fn sub_scale(rows: Rows, sub: u32) -> Affine {
     let nibbles = record_u8(rows, PLANE_SCALES, sub);

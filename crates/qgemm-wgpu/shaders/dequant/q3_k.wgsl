@@ -1,4 +1,5 @@
-// Q3_K: 12 bytes of 6-bit scales, low nibbles in eight bytes, then upper pairs of bits in four; f16 d.
+// Q3_K: 12 bytes of 6-bit scales; f16 d.
+// Eight bytes hold low nibbles, four the upper two bits.
 
 fn sub_scale(rows: Rows, sub: u32) -> Affine {
     let low = (record_u8(rows, PLANE_SCALES, sub % 8u) >> vec4<u32>(sub / 8u * 4u)) & vec4<u32>(15u);

@@ -1,4 +1,4 @@
-// Q6_K: 16 signed bytes of scales; f16 d.
+// Q6_K: 16 s8 scales, f16 d.
 
 fn sub_scale(rows: Rows, sub: u32) -> Affine {
     let bytes = record_u8(rows, PLANE_SCALES, sub) << vec4<u32>(24u);

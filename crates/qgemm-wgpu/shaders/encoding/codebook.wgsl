@@ -1,5 +1,6 @@
-// Codes that index the format's table `TABLE` of 16 numbers. In workgroup memory every entry has its own bank, so that
-// invocations may read different entries at once.
+// Codebook: codes index the format's 16-entry `TABLE`.
+// Each entry has a separate bank of workgroup memory, so
+// invocations can read different entries at once.
 
 var<workgroup> table: array<f32, 16>;
 

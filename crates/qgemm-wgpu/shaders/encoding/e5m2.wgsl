@@ -1,4 +1,4 @@
-// FP8 with 5 exponent and 2 mantissa bits: the upper byte of an f16.
+// FP8 E5M2: the upper byte of an f16.
 
 fn begin(thread: u32) {}
 

@@ -1,5 +1,7 @@
-// Integers. GPUs convert numbers at a fraction of their rate, so a code is placed in the upper bits of the mantissa of
-// 1.0 instead. It becomes `1 + code / CODES`, and scale and minimum are such that the same values come out.
+// Integer codes. GPUs convert integers at a reduced rate.
+// So a code goes to the upper mantissa bits of 1.0:
+// the number is `1 + code / CODES`.
+// Scale and minimum compensate for it.
 
 fn begin(thread: u32) {}
 
@@ -17,7 +19,7 @@ fn number(low: vec4<u32>, high: vec4<u32>, low_bit: u32, high_bit: u32) -> vec4<
     return bitcast<vec4<f32>>(bits | vec4<u32>(0x3f800000u));
 }
 
-// Moves bit `from` to bit `to`.
+// Moves bit `from_bit` to bit `to_bit`.
 fn moved(word: vec4<u32>, from_bit: u32, to_bit: u32) -> vec4<u32> {
     if (from_bit > to_bit) {
         return word >> vec4<u32>(from_bit - to_bit);

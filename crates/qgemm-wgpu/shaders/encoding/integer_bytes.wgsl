@@ -1,8 +1,8 @@
-// Integers as bytes of their own.
+// Integer codes as bytes.
 
 fn begin(thread: u32) {}
 
-// Codes of eight bits become signed ones, 128 less.
+// 8-bit codes become signed: code - 128.
 fn affine(rows: Rows, sub: u32) -> Affine {
     let of_codes = sub_scale(rows, sub);
     if (CODE_BITS == 8u) {
@@ -11,7 +11,8 @@ fn affine(rows: Rows, sub: u32) -> Affine {
     return of_codes;
 }
 
-// The codes of a quad, from the words that hold them. Each byte's code begins at bit `from`.
+// Codes of a quad. In each byte the code starts at bit
+// `low_bit`, its upper part at `high_bit`.
 fn quad(low: vec4<u32>, high: vec4<u32>, low_bit: u32, high_bit: u32) -> vec4<u32> {
     var codes = (low >> vec4<u32>(low_bit)) & vec4<u32>(((1u << LOW_BITS) - 1u) * 0x01010101u);
     if (HIGH_BITS > 0u) {

@@ -1,6 +1,8 @@
-// Three tokens or more: weights are dequantized once for all of them.
+// For three or more tokens.
+// Weights are dequantized once for all tokens.
 
-// Adds the products of a unit with the X that begins at vector `x` of each token.
+// Multiplies a unit by X.
+// `x` is its vector of each token.
 fn multiply(w: Unit, x: u32, sums: ptr<function, Accumulators>) {
     #for t TILE_M
     var sum$t = (*sums)[$t];

@@ -1,6 +1,9 @@
-// One token or two: scales and minima act on the accumulators of a span, columns that share them.
+// For one or two tokens.
+// Scales and minimums act on span sums.
+// Columns of a span share them.
 
-// Adds the products of a unit with the X that begins at vector `x` of each token.
+// Multiplies a unit by X.
+// `x` is its vector of each token.
 fn multiply(w: Unit, x: u32, sums: ptr<function, Accumulators>) {
     #for s SPANS
     {

@@ -1,6 +1,7 @@
-// Products of bytes. The integer accumulators of a span are exact; scales and minima act on them.
+// Byte products. Integer sums of a span are exact; scales and
+// minimums act on them.
 
-// Adds the products of a unit with the X that begins at vector `x` of each token.
+// Multiplies a unit by X; `x` is its vector of each token.
 fn multiply(w: Unit, x: u32, sums: ptr<function, Accumulators>) {
     #for t TILE_M
     let low$t = tile[x + $tu * TOKEN_PITCH];

@@ -1,13 +1,18 @@
-// Few tokens. A workgroup computes TILE_N outputs for TILE_M tokens. An invocation has four rows of W, LANES
-// neighbouring ones have all rows, and an invocation has every SLICES-th unit of UNIT columns of its rows. X is in
-// workgroup memory, CHUNK_UNITS units at a time, as `x_*.wgsl` loads it. `reduce_*.wgsl` adds the slices' accumulators,
-// always in the same order.
+// GEMV for few tokens.
+// A workgroup computes TILE_N outputs for TILE_M tokens.
+// An invocation has four rows of W; LANES neighbouring
+// invocations have all rows.
+// It multiplies every SLICES-th unit of UNIT columns.
+// X is in workgroup memory, CHUNK_UNITS units at a
+// time (`x_*.wgsl`).
+// `reduce_*.wgsl` adds the slices in a fixed order.
 
 const LANES: u32 = TILE_N / 4u;
 const SLICES: u32 = THREADS / LANES;
 const TOKEN_PITCH: u32 = CHUNK_UNITS * UNIT_PITCH;
 
-// The bits of (TILE_M, CHUNK_UNITS, UNIT_PITCH) of X; afterwards accumulators of (SLICES, TILE_M, LANES).
+// X bits (TILE_M, CHUNK_UNITS, UNIT_PITCH); later accumulators
+// (SLICES, TILE_M, LANES).
 var<workgroup> tile: array<vec4<u32>, TILE_VECTORS>;
 
 fn tile_of_d(n0: u32, m0: u32, thread: u32) {
@@ -22,7 +27,7 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
         load_x(m0, first * UNIT, end, thread);
         workgroupBarrier();
         for (var unit = slice; unit < end; unit += SLICES) {
-            // Counted along all k-tiles.
+            // Counted over all k-tiles.
             let at = first + unit;
             multiply(unit_of(in_k_tile(rows, at / PACKED_UNITS), at % PACKED_UNITS), unit * UNIT_PITCH, &sums);
         }
@@ -30,7 +35,8 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     workgroupBarrier();
     reduce(lane, slice, &sums);
 
-    // An invocation has eight rows of 16: four, and the four that lie eight behind them.
+    // An invocation has four rows of 16, and the four
+    // rows eight further.
     if (thread < TILE_M * TILE_N / 8u) {
         let m = thread / (TILE_N / 8u);
         let tile_of_n = thread / 2u % (TILE_N / TILE_ROWS);
@@ -42,8 +48,10 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     }
 }
 
-// Adds the accumulators of all parts in `tile`. The number of parts is a power of two up to SLICES. Invocations that
-// lead have written those of `part` from `at` on. All invocations of the workgroup call it.
+// Adds the accumulators of all parts in `tile`.
+// The number of parts is a power of two up to SLICES.
+// Leading invocations have written `part` from `at` on.
+// All invocations of the workgroup call it.
 fn add_parts(at: u32, part: u32, parts: u32, leads: bool) {
     workgroupBarrier();
     for (var half = SLICES / 2u; half > 0u; half /= 2u) {
@@ -58,7 +66,7 @@ fn add_parts(at: u32, part: u32, parts: u32, leads: bool) {
     }
 }
 
-// The accumulators of the four rows from `first` on of a tile of W.
+// Accumulators of four rows from `first` on in a tile of W.
 fn finished(m: u32, tile_of_n: u32, first: u32) -> vec4<f32> {
     if (LANES_BESIDE) {
         return bitcast<vec4<f32>>(tile[m * LANES + tile_of_n * 4u + first / 4u]);

@@ -1,11 +1,12 @@
-// Adds the accumulators of slices within subgroups first, then through workgroup memory.
+// Slice reduction within subgroups, then in workgroup memory.
 
-// Invocations of a subgroup. It is 1 where subgroups are not full, so that places in them say nothing about slices.
+// Subgroup size; 1 if subgroups are not full, because lanes
+// then say nothing about slices.
 var<private> lanes: u32 = 1u;
 
-// Leaves the accumulators of all slices in `tile`: (TILE_M, LANES).
+// Leaves the sums of all slices in `tile`: (TILE_M, LANES).
 fn reduce(lane: u32, slice: u32, sums: ptr<function, Accumulators>) {
-    // A subgroup holds that many slices of the same rows, LANES apart.
+    // Slices of equal rows in a subgroup, LANES apart.
     let together = max(lanes / LANES, 1u);
     for (var apart = LANES; apart < lanes; apart *= 2u) {
         #for t TILE_M
@@ -39,8 +40,8 @@ fn main(
         return;
     }
     var thread = index;
-    // Every subgroup is full if there are as many places as invocations. Only then do lanes say which slice an
-    // invocation has.
+    // All subgroups are full if their lanes add up to THREADS.
+    // Only then the lane determines the slice.
     if (subgroup_size * subgroups == THREADS) {
         lanes = subgroup_size;
         thread = subgroup * subgroup_size + lane;

@@ -1,6 +1,6 @@
-// Adds the accumulators of slices through workgroup memory.
+// Slice reduction in workgroup memory.
 
-// Leaves the accumulators of all slices in `tile`: (TILE_M, LANES).
+// Leaves the sums of all slices in `tile`: (TILE_M, LANES).
 fn reduce(lane: u32, slice: u32, sums: ptr<function, Accumulators>) {
     let at = slice * TILE_M * LANES + lane;
     #for t TILE_M

@@ -1,4 +1,5 @@
-// X in f32. An unused vector follows each unit of a token, so that units that are read at once lie in different banks.
+// X in f32. A padding vector follows each unit of a token,
+// against bank conflicts.
 
 const UNIT_PITCH: u32 = UNIT / 4u + 1u;
 

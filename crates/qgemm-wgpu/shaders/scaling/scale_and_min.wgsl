@@ -1,6 +1,6 @@
-// Integer formats. Their encoding defines what scale and minimum act on.
+// Integer formats; the encoding defines scale and minimum.
 
-// The accumulator of values times x, from that of numbers times x.
+// Accumulator of dequantized values from that of codes.
 fn scaled(sum: vec4<f32>, sum_x: f32, affine: Affine) -> vec4<f32> {
     return fma(sum, affine.scale, sum_x * affine.min);
 }

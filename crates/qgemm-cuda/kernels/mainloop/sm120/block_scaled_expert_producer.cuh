@@ -1,11 +1,15 @@
-// The producer warpgroup of products of codes with block scales with experts, whose rows follow one another. A warp copies X by TMA, a
-// whole tile of rows at once, of which those of the next expert come along, and nothing depends on them. All lanes walk through the tiles of
-// all experts together, because a warp looks for the owner of a tile as a whole.
+// Producer warpgroup of block-scaled MoE GEMM.
+// The rows of an expert are contiguous.
+// TMA copies a whole tile of X; rows of the next expert may
+// come along and are ignored.
+// All lanes iterate over the tiles, because the tile search
+// works on a whole warp.
 #pragma once
 #include "mainloop/sm120/block_scaled_pipeline.cuh"
 
 #if QG_EXPERT_TILES
-// The product of a tile's rows with their expert, but for the codes of X, which TMA finds.
+// Problem of a tile's rows and their expert.
+// TMA locates the codes of X.
 QG_DEVICE BlockScaledParams problem_of(const BlockScaledParams& params, const WorkTile& work) {
     BlockScaledParams own = params;
     OwnRows::narrow(work.own, own.gemm);
@@ -14,7 +18,8 @@ QG_DEVICE BlockScaledParams problem_of(const BlockScaledParams& params, const Wo
     return own;
 }
 
-// The work of the warp that copies X and arrives on full barriers for X and W.
+// The warp that copies X; it arrives on full
+// barriers for X and W.
 QG_DEVICE void produce_expert_x(Pipeline& pipeline, const TmaBlockScaledParams& params, u32 lane) {
     const GemmParams& p = params.x.gemm;
     WorkList list = WorkList::of_cta(p);
@@ -34,7 +39,7 @@ QG_DEVICE void produce_expert_x(Pipeline& pipeline, const TmaBlockScaledParams& 
     }
 }
 
-// The work of a warp that copies W, and of the one that copies scales of X.
+// A warp that copies W, and the warp that copies scales of X.
 QG_DEVICE void produce_expert_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lane) {
     WorkList list = WorkList::of_cta(p);
     WorkTile work;
@@ -48,12 +53,13 @@ QG_DEVICE void produce_expert_scales(Pipeline& pipeline, const BlockScaledParams
     while (WorkList::next(list, params.gemm, work)) produce_scales_tile(pipeline, at, problem_of(params, work), work, lane);
 }
 
-// The work of the producer warpgroup; `thread` is the number in it. The last CTA, which has as few tiles as any, then looks for faults of
-// the index, with `words` in shared memory.
+// Work of the producer warpgroup; `thread` is its thread index.
+// The last CTA has the fewest tiles.
+// It then validates the index, with `words` in shared memory.
 QG_DEVICE void produce(Pipeline& pipeline, const TmaBlockScaledParams& params, u32 thread, u32* words) {
     constexpr u32 THREADS = 128, BARRIER = 4;
     const u32 warp = shfl_idx_u32(thread / 32, 0), lane = thread % 32;
-    // The index may come from the launch before, and W is chosen by it.
+    // The previous launch may write the index, which selects W.
     griddepcontrol_wait();
     if (warp == 0) {
         produce_expert_x(pipeline, params, lane);

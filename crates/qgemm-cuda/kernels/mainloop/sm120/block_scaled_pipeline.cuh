@@ -1,5 +1,9 @@
-// The ring of a CTA that multiplies codes with block scales. A stage is 64 bytes of a token's row of X: 64 columns of E4M3, 128 of FP4.
-// One producer thread copies X by TMA, two producer warps copy the packed k-tiles of W as they are, and one the scales of X.
+// Ring of block-scaled GEMM.
+// A stage has 64 bytes of each row of X:
+// 64 columns of E4M3, or 128 of FP4.
+// One producer thread copies X by TMA.
+// Two warps copy packed k-tiles of W, one warp copies
+// the scales of X.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/mbarrier.cuh"
@@ -10,40 +14,46 @@
 #include "mainloop/sm120/block_scaled_params.cuh"
 #include "sched/tile.cuh"
 
-// Bytes of a token's row in a stage, instructions along them, and an instruction's bytes.
+// Bytes per row and stage, bytes per instruction, and
+// instructions per stage.
 constexpr u32 X_STAGE_BYTES = 64, STEP_BYTES = 32, STEPS = X_STAGE_BYTES / STEP_BYTES;
 constexpr u32 STAGE_K = X_STAGE_BYTES * 8 / QG_X_BITS;
 constexpr u32 STAGE_K_TILES = STAGE_K / QG_K_TILE;
 static_assert(QG_K_TILE == 64 && QG_TILE_ROWS == 16, "a stage is whole k-tiles");
-// Row tiles of the CTA, and bytes of one of them in a stage.
+// Row tiles of the CTA, and bytes of a row tile per stage.
 constexpr u32 CTA_ROW_TILES = QG_TILE_N / QG_TILE_ROWS;
 constexpr u32 W_STAGE_BYTES = STAGE_K_TILES * QG_K_TILE_BYTES;
 
-// Scales of a token come as words. Of 64 columns with a scale per 32 those are the neighbour's, too, which a step has half of.
+// Scales of a token are loaded as words.
+// With 64 columns a stage and 32 per scale, two stages share a
+// word, and each uses half of it.
 constexpr u32 WORD_K = 4 * QG_SUB_BLOCK;
 constexpr u32 SCALE_WORDS = STAGE_K < WORD_K ? 1 : STAGE_K / WORD_K;
-// Stages that share a word.
+// Stages per word of scales.
 constexpr u32 WORD_STAGES = STAGE_K < WORD_K ? WORD_K / STAGE_K : 1;
 
-// The first thread of the producer warpgroup.
+// First thread of the producer warpgroup.
 constexpr u32 FIRST_PRODUCER = QG_CONSUMERS;
 static_assert(QG_CONSUMERS % 128 == 0 && QG_THREADS == QG_CONSUMERS + 128, "registers pass between whole warpgroups");
-// Warps that copy W. A lane's copy takes some 60 cycles to issue, one lane after another (measured on an H200).
+// Warps that copy W. Lanes issue bulk copies one after
+// another, and each issue is slow.
 constexpr u32 W_PRODUCERS = 2;
-// Arrivals that fill a stage: of the thread that copies X, and of the lanes that copy scales.
+// Arrivals per stage: the thread that copies X, and the lanes
+// that copy scales.
 constexpr u32 FILLING = 1 + 32;
 
 struct Pipeline {
-    // TMA's swizzle depends on the address: stages begin at multiples of 512 bytes, first in shared memory.
-    alignas(16) u8 x[QG_STAGES][QG_TILE_M * X_STAGE_BYTES];
-    alignas(16) u8 w[QG_STAGES][CTA_ROW_TILES][W_STAGE_BYTES];
-    alignas(16) u32 x_scale[QG_STAGES][SCALE_WORDS][QG_TILE_M];
+    // TMA's swizzle depends on the address.
+    // Stages are 512-byte aligned, so X is first in shared memory.
+    alignas(16) u8 x[QG_STAGES][QG_TILE_M * X_STAGE_BYTES];  // [stage][token][byte]
+    alignas(16) u8 w[QG_STAGES][CTA_ROW_TILES][W_STAGE_BYTES];  // [stage][row tile][byte]
+    alignas(16) u32 x_scale[QG_STAGES][SCALE_WORDS][QG_TILE_M];  // [stage][word][token]
     u64 full[QG_STAGES];
     u64 empty[QG_STAGES];
 
-    // For the first thread, before a CTA barrier.
+    // The first thread initializes, before a CTA barrier.
     QG_DEVICE void init(Pipeline& pipeline) { init_ring(pipeline.full, pipeline.empty, FILLING, QG_CONSUMERS / 32); }
-    // For a warp that has read all of a stage.
+    // A warp calls it after it has read all of a stage.
     QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) {
         warp_barrier();
         if (lane == 0) mbarrier_arrive(&pipeline.empty[stage]);
@@ -53,8 +63,10 @@ static_assert(QG_TILE_M * X_STAGE_BYTES % 512 == 0, "stages of X have the alignm
 
 using Position = RingPosition<QG_STAGES>;
 
-// The work of the thread that copies X and arrives on full barriers for X and W. Tokens beyond the last are not copied: no other
-// depends on them.
+// The thread that copies X; it arrives on full
+// barriers for X and W.
+// Tokens past the last are not copied: their
+// outputs are ignored.
 QG_DEVICE void produce_x(Pipeline& pipeline, const TmaBlockScaledParams& params) {
     const GemmParams& p = params.x.gemm;
     WorkList list = WorkList::of_cta(p);
@@ -76,8 +88,10 @@ QG_DEVICE void produce_x(Pipeline& pipeline, const TmaBlockScaledParams& params)
     }
 }
 
-// The part of a warp that copies W in a work tile. Row tiles beyond the last are copies of it, and so is a k-tile beyond the last one: X
-// is zero there, and what is not finite in the copy is in its row already.
+// Copies W of a work tile, one warp's share.
+// Row tiles past the last repeat the last.
+// A k-tile past the last repeats one too: X is zero there, and
+// a non-finite value of the copy is in the row anyway.
 QG_DEVICE void produce_w_tile(Pipeline& pipeline, Position& at, const GemmParams& p, const WorkTile& work, u32 warp, u32 lane) {
     constexpr u32 SHARE = CTA_ROW_TILES / W_PRODUCERS;
     static_assert(SHARE * W_PRODUCERS == CTA_ROW_TILES && SHARE <= 32, "a lane copies a row tile");
@@ -105,7 +119,7 @@ QG_DEVICE void produce_w_tile(Pipeline& pipeline, Position& at, const GemmParams
     }
 }
 
-// The work of such a warp, which does not depend on the kernel before this one.
+// A warp that copies W; independent of the previous kernel.
 QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lane) {
     WorkList list = WorkList::of_cta(p);
     WorkTile work;
@@ -113,8 +127,8 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 
     while (WorkList::next(list, p, work)) produce_w_tile(pipeline, at, p, work, warp, lane);
 }
 
-// The part of the warp that copies scales of X in a work tile. Those of tokens beyond the last, and of blocks beyond the last column, are
-// zeros.
+// Copies the scales of X of a work tile.
+// Scales of missing tokens and of blocks past K are zero.
 QG_DEVICE void produce_scales_tile(Pipeline& pipeline, Position& at, const BlockScaledParams& params, const WorkTile& work, u32 lane) {
     const GemmParams& p = params.gemm;
     const u32 blocks = (p.shape.k + QG_SUB_BLOCK - 1) / QG_SUB_BLOCK;
@@ -140,7 +154,7 @@ QG_DEVICE void produce_scales_tile(Pipeline& pipeline, Position& at, const Block
     }
 }
 
-// The work of that warp.
+// The warp that copies scales of X.
 QG_DEVICE void produce_scales(Pipeline& pipeline, const BlockScaledParams& params, u32 lane) {
     const GemmParams& p = params.gemm;
     WorkList list = WorkList::of_cta(p);
@@ -150,7 +164,7 @@ QG_DEVICE void produce_scales(Pipeline& pipeline, const BlockScaledParams& param
     while (WorkList::next(list, p, work)) produce_scales_tile(pipeline, at, params, work, lane);
 }
 
-// The work of the producer warpgroup; `thread` is the number in it.
+// Work of the producer warpgroup; `thread` is its thread index.
 QG_DEVICE void produce(Pipeline& pipeline, const TmaBlockScaledParams& params, u32 thread) {
     const u32 warp = thread / 32, lane = thread % 32;
     if (warp == 0) {

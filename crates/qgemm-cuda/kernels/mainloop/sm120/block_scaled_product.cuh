@@ -1,13 +1,16 @@
-// The product of a consumer warp with codes that have block scales: WARP_M tokens, which are rows of the instructions, and WARP_N features.
+// Block-scaled product of a consumer warp:
+// WARP_M tokens (MMA rows) by WARP_N features.
 //
-// X is in the order of columns, as `ldmatrix` brings it. Lanes bring W into that order in registers, once for all tokens of the warp.
+// X is in column order, as `ldmatrix` loads it.
+// Lanes permute W to this order in registers, once for all
+// tokens of the warp.
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/mma_block_scaled.cuh"
 #include "atoms/opaque_register.cuh"
 #include "mainloop/sm120/block_scaled_pipeline.cuh"
 
-// Tokens and features of a warp, and of an instruction.
+// Tokens and features per warp and per instruction.
 constexpr u32 WARP_M = QG_TILE_M / QG_WARPS_M, WARP_N = QG_TILE_N / QG_WARPS_N;
 constexpr u32 MMA_M = 16, MMA_N = 8, M_TILES = WARP_M / MMA_M, N_TILES = WARP_N / MMA_N;
 constexpr u32 ROW_TILES = WARP_N / QG_TILE_ROWS;
@@ -20,24 +23,30 @@ static_assert(M_TILES % 2 == 0, "the lanes of a quad hold scales of two instruct
 #include "mainloop/sm120/fp4_operands.cuh"
 #endif
 
-// The D registers of the instructions.
+// D registers of the instructions.
 struct Accumulators {
-    float value[M_TILES][N_TILES][4];
+    float value[M_TILES][N_TILES][4];  // [M tile][N tile][register]
 };
 
-// Row g of an instruction is token `token_of(g)` of eight: lanes that hand over accumulators in the epilogue then reach all banks.
+// Row g of an instruction is token `token_of(g)` of eight.
+// Lanes that write accumulators in the epilogue then
+// reach all banks.
 QG_DEVICE u32 token_of(u32 row) {
     return row % 2 * 4 + row / 2;
 }
 
-// Where a lane finds its part of a stage. The compiler would find these anew for every stage.
+// Precomputed addresses of the lane's data in a stage.
+// The compiler would recompute them for every stage.
 struct LanePlace {
-    // Of the rows of X that its `ldmatrix` reads, of its tokens' scales, and of the warp's row tiles; and what brings W into order.
+    // Offsets of the `ldmatrix` rows of X, the tokens' scales and
+    // the warp's row tiles, and the permutation of W.
     u32 x, scale, w;
     WOrder order;
 
-    // The matrices of an `ldmatrix` are eight tokens and the next eight of one 16-byte chunk, then of the next chunk. Chunk c of token r is
-    // at c ^ (r / 2 % 4): TMA's 64-byte swizzle.
+    // Matrices of an `ldmatrix`: tokens 0..7 and 8..15 of a
+    // 16-byte chunk, then of the next chunk.
+    // Chunk c of token r is at c ^ (r / 2 % 4), TMA's
+    // 64-byte swizzle.
     QG_DEVICE LanePlace of(u32 warp, u32 lane) {
         const u32 first = warp % QG_WARPS_M * WARP_M, row = lane / 8 % 2 * 8 + token_of(lane % 8), t = lane % 4;
         const u32 x = (first + row) * X_STAGE_BYTES + (lane / 16 ^ row / 2 % 4) * 16;
@@ -47,11 +56,12 @@ struct LanePlace {
     }
 };
 
-// Scales of X for a step: thread i of an instruction's pair is that of every second 16 tokens.
+// Scales of X for a step.
+// Thread i of an instruction pair scales every second 16 tokens.
 struct XScales {
     u32 word[M_TILES / 2];
 
-    // `half` says which half of the words a stage has, where two share them.
+    // `half` is the half of the word, if two stages share words.
     QG_DEVICE void load(XScales& s, const u32 (&words)[QG_TILE_M], u32 token, u32 half) {
 #pragma unroll
         for (u32 i = 0; i < M_TILES / 2; i++) {
@@ -74,7 +84,8 @@ QG_DEVICE void multiply_stage(Accumulators& acc, const Pipeline& pipeline, u32 s
             XScales::load(x_scales, pipeline.x_scale[stage][step * SCALE_WORDS / STEPS], place.scale, half);
         WOperand operand;
         WStage::operand(w, operand, step, place.order);
-        // Without the barrier the compiler loads X of both steps at once, for which there are no registers (MXFP8: 45 spills).
+        // The barrier stops the compiler from loading X of both steps
+        // at once, which would spill.
         if (step > 0) warp_barrier();
 #pragma unroll
         for (u32 mt = 0; mt < M_TILES; mt++) {
@@ -87,7 +98,7 @@ QG_DEVICE void multiply_stage(Accumulators& acc, const Pipeline& pipeline, u32 s
     }
 }
 
-// Multiplies each token's sums with its factor, where X has any.
+// Multiplies each token's sums by its factor, if X has factors.
 QG_DEVICE void scale_tokens(Accumulators& acc, const BlockScaledParams& params, u32 first_token) {
     if (params.x_factors == 0) return;
     const u32 last = params.gemm.shape.m - 1;

@@ -1,8 +1,12 @@
-// FP4 of W as operands of FP4 instructions, for `block_scaled_product.cuh`. A step is a k-tile of 64 columns.
+// FP4 W operands of FP4 MMA, for `block_scaled_product.cuh`.
+// A step is a k-tile of 64 columns.
 //
-// Of each 32 columns, lane t of the four of a row has a word with nibble 2j + o for column 16 o + {2t, 2t+8, 2t+1, 2t+9}[j]
-// (qgemm-formats/src/prepack.rs). Instructions take nibble i of lane t for column 8t + i. So pairs of columns become bytes, which four
-// lanes exchange: each keeps a quarter, and gets the same quarter from the others.
+// Per 32 columns, lane t of a row's four has one word.
+// Its nibble 2j + o is column 16 o + {2t, 2t+8, 2t+1, 2t+9}[j]
+// (qgemm-formats/src/prepack.rs).
+// The MMA needs column 8t + i in nibble i of lane t.
+// So column pairs become bytes, and four lanes transpose them:
+// each keeps a quarter and receives the others'.
 #pragma once
 #include "atoms/numeric.cuh"
 #include "atoms/warp.cuh"
@@ -13,13 +17,15 @@ static_assert(KTile::Codes0::BITS == 4, "codes are FP4");
 // Bytes of a row's scales in a k-tile.
 constexpr u32 SCALE_BYTES = QG_K_TILE / QG_SUB_BLOCK;
 
-// The B operands of a step, and scales of the row tiles: of row g in the first and third lane of four, of row g + 8 in the others.
+// B operands of a step, and scales of the row tiles.
+// Lanes 0 and 2 of four hold row g, lanes 1 and 3 row g + 8.
 struct WOperand {
     u32 code[N_TILES][2];
     u32 scale[ROW_TILES];
 };
 
-// Where a lane's part of a k-tile is, and which bytes it keeps, gives away and puts where as it brings columns into order.
+// The lane's offsets in a k-tile, and the byte selectors of
+// the permutation.
 struct WOrder {
     u32 codes, scale, own, given, order;
     bool upper;
@@ -36,17 +42,20 @@ struct WOrder {
     }
 };
 
-// Brings the words of two times 32 columns into the order of columns, in all lanes of a row.
+// Permutes the words of 2 × 32 columns to column order, across
+// the lanes of a row.
 QG_DEVICE void order_columns(const u32 (&word)[2], u32 (&ordered)[2], const WOrder& order) {
-    // Bytes of columns 2t and the next, and of those eight further: of the first word, then of the second.
+    // Bytes of columns 2t, 2t+1, and of these plus eight:
+    // first word, then second word.
     const u32 evens = prmt(word[0], word[1], 0x5410), odds = prmt(word[0], word[1], 0x7632);
     const u32 low = (evens & 0x0f0f0f0fu) | (odds & 0x0f0f0f0fu) << 4;
     const u32 high = (evens >> 4 & 0x0f0f0f0fu) | (odds & 0xf0f0f0f0u);
-    // The upper two lanes get the upper 16 columns of all, then every second lane the upper eight of those.
+    // Lanes 2 and 3 get the upper 16 columns.
+    // Then odd lanes get the upper eight of those.
     const u32 kept = order.upper ? high : low, received = shfl_xor_u32(order.upper ? low : high, 2);
     const u32 own = prmt(kept, received, order.own);
     const u32 others = shfl_xor_u32(prmt(kept, received, order.given), 1);
-    // Bytes in the order of the lanes that they come from.
+    // Bytes ordered by source lane.
     ordered[0] = prmt(own, others, order.order);
     ordered[1] = prmt(own, others, order.order + 0x1111);
 }
@@ -70,7 +79,9 @@ struct WStage {
     }
 };
 
-// D += A · B for an instruction: of which pair of lanes the scales of A are, and of which lane of a pair those of B.
+// D += A · B for one instruction. `pair_a` selects the
+// lane pair that holds A's scales, `lane_b` the lane
+// of a pair for B's.
 QG_DEVICE void mma_step(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], u32 scale_a, u32 pair_a, u32 scale_b, u32 lane_b, u32 step) {
     if constexpr (QG_SUB_BLOCK == 16)
         mma_m16n8k64_nvf4(d, a, b, scale_a, {0, pair_a}, scale_b, {0, lane_b});

@@ -1,9 +1,14 @@
-// E4M3 or E2M1 of W as operands of instructions whose elements are bytes, for `block_scaled_product.cuh`. A step is half a k-tile: 32
-// columns, which have one scale.
+// E4M3 or E2M1 W operands of byte MMA, for
+// `block_scaled_product.cuh`.
+// A step is half a k-tile: 32 columns with one scale.
 //
-// Of each 16 columns, lane t of the four of a row has bytes for columns {2t, 2t+8, 2t+1, 2t+9} (qgemm-formats/src/prepack.rs); of E2M1, 32
-// columns share a word, 16 of them in the low nibbles. Instructions take bytes 4t, 4t+1, … from lane t: those of two lanes, whose words it
-// loads. They take E2M1 in the middle of a byte.
+// Per 16 columns, lane t of a row's four has the bytes of
+// columns {2t, 2t+8, 2t+1, 2t+9}
+// (qgemm-formats/src/prepack.rs).
+// E2M1 has 32 columns a word, 16 of them in the low nibbles.
+// The MMA needs bytes 4t, 4t+1, … in lane t.
+// They belong to two lanes, whose words this lane loads.
+// E2M1 elements occupy bits 2..5 of a byte.
 #pragma once
 #include "atoms/numeric.cuh"
 #include "dequant/k_tile.cuh"
@@ -12,18 +17,21 @@ static_assert(QG_SUB_BLOCK == 32, "a scale for the columns of an instruction");
 constexpr bool W_E2M1 = KTile::Codes0::BITS == 4;
 static_assert(W_E2M1 || KTile::Codes0::BITS == 8, "codes are E2M1 or E4M3");
 
-// The B operands of a step, and scales of the row tiles: of row g in the first and third lane of four, of row g + 8 in the others.
+// B operands of a step, and scales of the row tiles.
+// Lanes 0 and 2 of four hold row g, lanes 1 and 3 row g + 8.
 struct WOperand {
     u32 code[N_TILES][2];
     u32 scale[ROW_TILES];
 };
 
-// Where a lane's part of a k-tile is, and which bytes of two lanes' words it takes.
+// The lane's offsets in a k-tile, and the byte selector for
+// two lanes' words.
 struct WOrder {
     u32 codes, scale, bytes;
 
     QG_DEVICE WOrder of_lane(u32 lane) {
-        // The words of lanes 2t and 2t + 1, modulo 4, which have this lane's columns: the lower eight columns for the lower two lanes.
+        // Words of lanes 2t and 2t + 1 (mod 4) have this lane's columns.
+        // Lanes 0 and 1 use the lower eight columns.
         return {opaque_register(QgCodePlane<0>::OFFSET + (lane / 4 * 4 + lane % 2 * 2) * 16),
                 opaque_register(QgScalePlane<0>::OFFSET + (lane / 4 * 2 + lane % 2) * 2), opaque_register(lane & 2 ? 0x7531 : 0x6420)};
     }
@@ -31,7 +39,8 @@ struct WOrder {
 
 // The warp's row tiles in a stage.
 struct WStage {
-    // Columns in order: of E2M1 a word for 32 columns of eight rows, of E4M3 for 16.
+    // Columns in order: a word has 32 columns (E2M1) or 16 columns
+    // (E4M3) of eight rows.
     static constexpr u32 WORDS = W_E2M1 ? 2 : 4;
     u32 code[N_TILES][WORDS];
     u32 scale[ROW_TILES];
@@ -41,7 +50,7 @@ struct WStage {
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
             const u8* k_tile = row_tiles + rt * W_STAGE_BYTES;
             const u8* first = k_tile + order.codes;
-            // Rows g, then rows g + 8; E2M1 of both are loaded at once.
+            // Rows g, then rows g + 8; one load has both for E2M1.
             constexpr u32 LOADS = W_E2M1 ? 1 : 2;
 #pragma unroll
             for (u32 i = 0; i < LOADS; i++) {
@@ -71,7 +80,9 @@ struct WStage {
     }
 };
 
-// D += A · B for an instruction: of which pair of lanes the scales of A are, and of which lane of a pair those of B.
+// D += A · B for one instruction. `pair_a` selects the
+// lane pair that holds A's scales, `lane_b` the lane
+// of a pair for B's.
 QG_DEVICE void mma_step(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], u32 scale_a, u32 pair_a, u32 scale_b, u32 lane_b, u32 step) {
     mma_m16n8k32_mxf8<W_E2M1>(d, a, b, scale_a, {step, pair_a}, scale_b, {step, lane_b});
 }

@@ -1,6 +1,11 @@
-// A k-block of 32 columns on Volta, which has no integer matrix instructions: a lane has a row of W, as the packed layout has it, and all
-// tokens of the CTA: acc[32 rows, tokens] += scale · x_scale · (codes · X) + min · Σx. X is the same for all lanes of a warp, so that
-// an access brings 16 columns to all of them at once. Sums of codes are exact in s32.
+// Volta dp4a over a k-block of 32 columns.
+// Volta has no integer MMA.
+// A lane has a row of W (the packed layout) and all tokens:
+// acc[32 rows, tokens] += scale · x_scale · (codes · X)
+//                         + min · Σx.
+// X is the same for all lanes of a warp, so one load
+// broadcasts 16 columns.
+// Sums of codes are exact in s32.
 #pragma once
 #include "mainloop/scaled_sum.cuh"
 #include "mainloop/sm70/w_stream.cuh"
@@ -8,7 +13,7 @@
 static_assert(QG_MMA_M8N8K4 && K_STEPS == 8, "a lane has a row of W");
 
 struct Accumulators {
-    float value[ROW_TILES][QG_TILE_M];
+    float value[ROW_TILES][QG_TILE_M];  // [row tile][token]
 };
 
 struct Engine {
@@ -62,7 +67,8 @@ struct Engine {
         }
     }
 
-    // Calls `visit(row in the warp's rows, token, value)` for every accumulator of this lane.
+    // Calls `visit(row, token, value)` for this lane's accumulators.
+    // Rows count from the warp's first row.
     template <class Visit>
     QG_DEVICE void for_each(const Accumulators& acc, u32 lane, Visit visit) {
 #pragma unroll

@@ -1,4 +1,5 @@
-// Accumulators of Turing's warps: of 16 rows and eight tokens, lane l has rows l / 4 and l / 4 + 8, tokens 2 (l % 4) and the next.
+// Turing accumulators of 16 rows and eight tokens.
+// Lane l has rows l/4 and l/4 + 8, tokens 2(l%4) and +1.
 #pragma once
 #include "mainloop/sm70/w_stream.cuh"
 
@@ -6,9 +7,10 @@ static_assert(QG_TILE_M % 8 == 0, "tokens fill the instruction");
 constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
 
 struct Accumulators {
-    float value[ROW_TILES][TOKEN_TILES][4];
+    float value[ROW_TILES][TOKEN_TILES][4];  // [row tile][token tile][register]
 
-    // Calls `visit(row in the warp's rows, token, value)` for every accumulator of this lane.
+    // Calls `visit(row, token, value)` for this lane's accumulators.
+    // Rows count from the warp's first row.
     template <class Visit>
     QG_DEVICE void for_each(const Accumulators& acc, u32 lane, Visit visit) {
 #pragma unroll

@@ -1,4 +1,6 @@
-// A k-block of 64 columns on Turing's matrix instruction: acc[16 rows, 8 tokens] += scale · (codes · X) + min · Σx.
+// Turing m16n8k8 over a k-block of 64 columns:
+// acc[16 rows, 8 tokens] += scale · (codes · X)
+//                           + min · Σx.
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/mma.cuh"
@@ -7,13 +9,13 @@
 static_assert(!QG_MMA_M8N8K4 && QG_X_DTYPE == DTYPE_F16, "m16n8k8 takes f16, fragments of 16 rows");
 
 struct Engine {
-    // Instructions in an MMA k-step of 16 columns.
+    // Instructions per MMA k-step of 16 columns.
     static constexpr u32 HALVES = 2;
 
     // A stage is one k-block.
     QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], const XRows& x,
                               const WScales& scales, u32, u32 lane) {
-        // Matrix m of an access to X is the columns from 8 m of eight tokens.
+        // Matrix m of an `ldmatrix` of X: columns 8m.. of eight tokens.
         const u32 x_offset = XRows::offset(lane % 8) ^ lane / 8 * 16, place = WScales::place(lane / 4);
         u32 a[ROW_TILES][K_STEPS * HALVES][2];
         f32x2 scale[ROW_TILES][PARTIALS] = {}, min[ROW_TILES][PARTIALS] = {};

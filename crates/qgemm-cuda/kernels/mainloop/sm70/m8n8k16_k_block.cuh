@@ -1,5 +1,7 @@
-// A k-block of 64 columns on Turing's integer matrix instruction, of eight rows: acc[16 rows, 8 tokens] += scale · x_scale · (codes · X)
-// + min · Σx. Sums of codes are exact in s32.
+// Turing integer m8n8k16 over a k-block of 64 columns:
+// acc[16 rows, 8 tokens] += scale · x_scale · (codes · X)
+//                           + min · Σx.
+// Sums of codes are exact in s32.
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/mma_s8.cuh"
@@ -37,7 +39,7 @@ struct Engine {
         }
 #pragma unroll
         for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
-            // Matrix m of the access is k-step m of eight tokens.
+            // Matrix m of the `ldmatrix`: k-step m of eight tokens.
             u32 b[K_STEPS];
             ldmatrix_x4(b, shared_address(x.codes) + XRows::place(tt * 8 + lane % 8, lane / 8));
 #pragma unroll

@@ -1,8 +1,14 @@
-// A k-block of 32 columns on Volta's matrix instruction: acc[32 rows, 8 tokens] += scale · (codes · X) + min · Σx.
+// Volta m8n8k4 over a k-block of 32 columns:
+// acc[32 rows, 8 tokens] += scale · (codes · X)
+//                           + min · Σx.
 //
-// m8n8k4 is four products of 8 × 8 × 4 at once. Each takes eight rows of W, and all take the same eight tokens: lane l
-// holds row l of a tile, as the packed layout has it, and the columns of token l % 4 + 4 (l / 16). Product p = l % 16 /
-// 4 then has rows 4p..4p+3 and 16+4p.., of which lane l gets the accumulators of rows r and r + 2 (see `first_row`).
+// m8n8k4 is four 8×8×4 products. Each has eight rows of W; all
+// have the same eight tokens.
+// Lane l holds row l of a tile, as the packed layout does, and
+// columns of token l%4 + 4·(l/16).
+// Product p = l%16/4 has rows 4p.. and 16+4p...
+// Lane l gets the accumulators of rows r and r + 2
+// (see `first_row`).
 #pragma once
 #include "atoms/mma.cuh"
 #include "mainloop/sm70/w_stream.cuh"
@@ -11,19 +17,19 @@ static_assert(QG_MMA_M8N8K4 && QG_X_DTYPE == DTYPE_F16, "m8n8k4 takes f16, a row
 static_assert(QG_TILE_M % 8 == 0, "tokens fill the instruction");
 constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
 
-// value[rt][tt][i]: the D registers of one instruction.
+// value[rt][tt][i]: D registers of one instruction.
 struct Accumulators {
-    float value[ROW_TILES][TOKEN_TILES][8];
+    float value[ROW_TILES][TOKEN_TILES][8];  // [row tile][token tile][register]
 };
 
 struct Engine {
-    // MMA k-steps whose columns one access of X brings.
+    // MMA k-steps per load of X.
     static constexpr u32 GROUP_K_STEPS = GROUP / K_STEP;
 
     QG_DEVICE u32 first_row(u32 lane) {
         return lane % 16 / 4 * 4 + lane % 2 + lane / 16 * 16;
     }
-    // The token of accumulator i, which is 4 less than that of accumulator i + 4.
+    // Token of accumulator i; accumulator i + 4 is 4 tokens further.
     QG_DEVICE u32 first_token(u32 lane) {
         return lane & 2;
     }
@@ -79,7 +85,7 @@ struct Engine {
         }
     }
 
-    // acc += factor · values, with one factor for each of a lane's two rows.
+    // acc += factor · values, with a factor per row of the lane.
     QG_DEVICE void apply(Accumulators& acc, const float (&values)[ROW_TILES][8], const f32x2 (&factor)[ROW_TILES],
                          u32 tt) {
 #pragma unroll
@@ -89,8 +95,9 @@ struct Engine {
                 acc.value[rt][tt][i] += (i & 2 ? factor[rt].y : factor[rt].x) * values[rt][i];
     }
 
-    // Calls `visit(row in the warp's rows, token, value)` for every accumulator of this lane. Lanes with other tokens
-    // take their rows in the other order, so that a warp that stores neighbouring rows reaches all banks.
+    // Calls `visit(row, token, value)` for this lane's accumulators.
+    // Half of the lanes visit their two rows in reverse order:
+    // a warp's stores of neighbouring rows then reach all banks.
     template <class Visit>
     QG_DEVICE void for_each(const Accumulators& acc, u32 lane, Visit visit) {
         const bool swap = lane & 2;

@@ -1,7 +1,11 @@
-// Products of `matmul` on Volta: m8n8k4 takes operands by rows or by columns as they are stored, so that no tile is transposed. Sixteen bytes
-// of shared memory are a lane's operands of two instructions: along K those of two steps, otherwise those of two tiles.
+// `matmul` on Volta's m8n8k4.
+// It takes row- or column-major operands, so no
+// tile is transposed.
+// 16 bytes of shared memory are a lane's operands of two
+// instructions: two k-steps if contiguous along K,
+// otherwise two tiles.
 //
-// Which lane has which row of A or column of B: see `LanePlaces`.
+// `LanePlaces` gives the rows of A and columns of B of a lane.
 #pragma once
 #include "atoms/memory.cuh"
 #include "atoms/mma.cuh"
@@ -15,14 +19,17 @@ static_assert(QG_TILE_K == 32 && WARP_M % 32 == 0 && WARP_N % 32 == 0, "tiles co
 constexpr u32 CHUNK = 8, CHUNK_BYTES = 16, K_CHUNKS = QG_TILE_K / CHUNK;
 constexpr u32 MMA_K = 4;
 
-// A tile of a matrix that is contiguous along K is [outer][k], otherwise [k][outer]. Chunks of 16 bytes are swizzled, so that those that eight
-// lanes load together, of eight rows along K, or of two chunks in four rows, lie in different banks, as do those that they store.
+// A matrix contiguous along K has [outer][k] tiles,
+// else [k][outer].
+// 16-byte chunks are swizzled. Chunks that eight lanes load or
+// store together use different banks:
+// eight rows along K, or two chunks in four rows.
 template <u32 TILE, bool ALONG_K>
 struct TileLayout {
     static constexpr u32 OUTER = TILE, CHUNK = ::CHUNK;
     static constexpr u32 BYTES = TILE * QG_TILE_K * 2;
 
-    // The byte of the chunk that holds (outer, k), both of its first element.
+    // Byte offset of the chunk whose first element is (outer, k).
     QG_DEVICE u32 at(u32 outer, u32 k) {
         if constexpr (ALONG_K) return (outer * K_CHUNKS + (k / CHUNK ^ (outer / 2 % 4))) * CHUNK_BYTES;
         return (k * (TILE / CHUNK) + (outer / CHUNK ^ (k % 4 * 2 + k % 2))) * CHUNK_BYTES;
@@ -35,23 +42,27 @@ using TileB = TileLayout<QG_TILE_N, QG_B_ALONG_K>;
 #include "mainloop/matmul_source.cuh"
 
 struct MmaStage {
-    alignas(128) u8 a[TileA::BYTES];
-    alignas(128) u8 b[TileB::BYTES];
+    alignas(128) u8 a[TileA::BYTES];  // [row][k] or [k][row]
+    alignas(128) u8 b[TileB::BYTES];  // [column][k] or [k][column]
 };
 
-// Operands of eight columns of A, or rows of B, in TILES tiles of sixteen of the other index: two words a step.
+// Operands of TILES tiles of 16 rows of A or columns of B, for
+// two k-steps; two words a step.
 template <class Tile, bool ALONG_K, u32 TILES>
 struct OperandPairs {
     u32 word[TILES][2][2];
 
-    // From `outer` and `k` on; `row` is the lane's of sixteen along K, `chunk` its of four otherwise.
+    // Loads from `outer` and `k` on.
+    // `row` is the lane's row of sixteen (contiguous along K),
+    // `chunk` its chunk of four otherwise.
     QG_DEVICE void load(OperandPairs& operands, const u8* tile, u32 outer, u32 k, u32 row, u32 chunk, u32 lane) {
 #pragma unroll
         for (u32 i = 0; i < TILES; i++) {
             const u32 at = ALONG_K ? Tile::at(outer + i * 16 + row, k)
                                    : Tile::at(outer + i / 2 * 32 + chunk * CHUNK, k + i % 2 * MMA_K + lane % 4);
             const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(tile + at));
-            // Along K the second half is of the next step, otherwise of the next tile.
+            // The second half belongs to the next k-step (contiguous along
+            // K) or to the next tile.
             u32(&first)[2] = ALONG_K ? operands.word[i][0] : operands.word[i / 2 * 2][i % 2];
             u32(&second)[2] = ALONG_K ? operands.word[i][1] : operands.word[i / 2 * 2 + 1][i % 2];
             first[0] = v.x, first[1] = v.y;

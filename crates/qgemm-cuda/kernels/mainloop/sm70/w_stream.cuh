@@ -1,6 +1,10 @@
-// The weights of a warp. Codes go straight into the registers of the lanes whose operands they become. Scales pass
-// through shared memory to the lanes that hold the accumulators of their rows. Both are loaded a stage (64 columns)
-// before they are multiplied, and taken a k-block at a time.
+// W stream of a warp.
+// Codes are loaded directly into the registers of the lanes
+// that use them as operands.
+// Scales go through shared memory to the lanes that hold the
+// accumulators of their rows.
+// Both are loaded one stage (64 columns) ahead and consumed
+// one k-block at a time.
 #pragma once
 #if QG_X_PLANES
 #include "mainloop/sm70/x_bytes.cuh"
@@ -13,28 +17,29 @@ constexpr u32 WARP_ROWS = ROW_TILES * QG_TILE_ROWS;
 constexpr u32 K_TILE_STAGES = QG_K_TILE / STAGE_K;
 static_assert(WARP_ROWS % 32 == 0, "every lane decodes the scales of as many rows");
 
-// Scales and minimums of a warp's rows in the sub-blocks of a stage. The two rows of which a lane holds accumulators
-// lie side by side: r and r + 2 with MmaM8N8K4, r and r + 8 with MmaM16.
+// Scales and minimums of a warp's rows in a stage's sub-blocks.
+// The two rows of a lane's accumulators are adjacent:
+// r and r + 2 with MmaM8N8K4, r and r + 8 with MmaM16.
 struct WScales {
-    alignas(8) float scale[RowTerms::HAS_SCALE ? STAGE_SUBS * WARP_ROWS : 2];
-    alignas(8) float min[RowTerms::HAS_MIN ? STAGE_SUBS * WARP_ROWS : 2];
+    alignas(8) float scale[RowTerms::HAS_SCALE ? STAGE_SUBS * WARP_ROWS : 2];  // [sub-block][row]
+    alignas(8) float min[RowTerms::HAS_MIN ? STAGE_SUBS * WARP_ROWS : 2];  // [sub-block][row]
 
-    // The place of row `row` of a tile.
+    // Position of row `row` of a tile.
     QG_DEVICE u32 place(u32 row) {
         return QG_MMA_M8N8K4 ? row - row % 4 + row % 2 * 2 + row % 4 / 2 : row - row % 16 + row % 8 * 2 + row % 16 / 8;
     }
-    // The value of the row at `place` of tile `rt`.
+    // Value of the row at `place` in tile `rt`.
     QG_DEVICE float one(const float* values, u32 sub, u32 rt, u32 place) {
         return ld_shared(values + place + sub * WARP_ROWS + rt * QG_TILE_ROWS);
     }
-    // The values of the row at `place` of tile `rt`, and of its neighbour.
+    // Values of the row at `place` in tile `rt` and of the next one.
     QG_DEVICE f32x2 pair(const float* values, u32 sub, u32 rt, u32 place) {
         return ld_shared(reinterpret_cast<const f32x2*>(values + place + sub * WARP_ROWS + rt * QG_TILE_ROWS));
     }
 };
 
-// The codes of one plane in flight, 16 bytes an access where the plane has as many. They may be the codes of several
-// stages.
+// In-flight codes of one plane, up to 16 bytes per load.
+// They may span several stages.
 template <u32 P>
 struct PlaneInFlight {
     static constexpr u32 WORD_BYTES = QgCodePlane<P>::WORD_BYTES;
@@ -86,20 +91,20 @@ struct WStream {
     // Rows whose scales a lane decodes.
     static constexpr u32 SCALE_ROWS = WARP_ROWS / 32;
 
-    // The k-tile of each row tile that is being loaded.
+    // Current k-tile of each row tile.
     const u8* k_tile[ROW_TILES];
     PlaneInFlight<0> codes0[ROW_TILES];
     Plane1 codes1[ROW_TILES];
     // Zero points of the rows whose codes the lane holds.
     KTile::Scales1 zeros[ROW_TILES];
-    // Records of the rows whose scales the lane decodes, as row 0 of a k-tile.
+    // Scale records that the lane decodes, as row 0 of a k-tile.
     KTile records[SCALE_ROWS];
 
     QG_DEVICE void begin(WStream& w, const GemmParams& p, u32 first_tile, u32 first_k_tile) {
         const u32 tiles = (p.shape.stored_rows + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            // Warps beyond the last row tile compute that tile again and store nothing.
+            // Warps past the last row tile recompute it and store nothing.
             const u32 tile = first_tile + rt < tiles ? first_tile + rt : tiles - 1;
             w.k_tile[rt] =
                 reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_tiles + first_k_tile) * QG_K_TILE_BYTES;
@@ -110,7 +115,8 @@ struct WStream {
         for (u32 rt = 0; rt < ROW_TILES; rt++) w.k_tile[rt] += QG_K_TILE_BYTES;
     }
 
-    // Loads a stage of the k-tile; with the first stage, all zero points and records of the k-tile.
+    // Loads a stage of the k-tile. The first stage also loads all
+    // zero points and records of the k-tile.
     QG_DEVICE void load(WStream& w, u32 stage, u32 lane) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
@@ -139,7 +145,8 @@ struct WStream {
         }
     }
 
-    // Copies the codes of `k_block` to the beginning of each of `k_tiles`, and its zero points.
+    // Copies the codes and zero points of `k_block` to the
+    // start of `k_tiles`.
     QG_DEVICE void take(KTile (&k_tiles)[ROW_TILES], const WStream& w, u32 k_block) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
@@ -154,7 +161,7 @@ struct WStream {
     }
 
     QG_DEVICE void store_scales(WScales& scales, const WStream& w, u32 stage, u32 lane) {
-        // A branch for each stage makes sub-blocks constants where their records are decoded.
+        // A branch per stage makes sub-block indices constant.
 #pragma unroll
         for (u32 c = 0; c < K_TILE_STAGES; c++) {
             if (c != stage) continue;

@@ -1,6 +1,9 @@
-// X of a CTA's tokens in signed bytes in shared memory, 64 columns at a time, with the scales of its blocks: 64 bytes a token, in the
-// order in which W's quads have their columns. A row's 16-byte chunks are swizzled, chunk c of token r lies at c ^ (r / 2 % 4), so that
-// eight lanes reach all banks both when they store the chunks of two tokens and when they read the same chunk of eight.
+// X as signed bytes in shared memory, with block scales.
+// A stage has 64 columns: 64 bytes a token, in W's byte order.
+// 16-byte chunks are swizzled:
+// chunk c of token r is at c ^ (r/2%4).
+// Eight lanes then reach all banks in both accesses:
+// stores of two tokens, and loads of one chunk of eight tokens.
 #pragma once
 #include "atoms/memory.cuh"
 #include "mainloop/signed_byte_sums.cuh"
@@ -9,33 +12,33 @@ using XSource = SignedByteParams;
 // Scale and minimum of a row in a sub-block.
 using RowTerms = SignedBytes;
 
-// Columns that the main loop multiplies between barriers.
+// Columns between main-loop barriers.
 constexpr u32 STAGE_K = 64;
 constexpr u32 STAGE_K_BLOCKS = STAGE_K / K_BLOCK;
-// Sub-blocks in a stage; one where a sub-block is longer.
+// Sub-blocks per stage; 1 for a longer sub-block.
 constexpr u32 STAGE_SUBS = QG_SUB_BLOCK < STAGE_K ? STAGE_K / QG_SUB_BLOCK : 1;
 
-// 16-byte chunks and scales of a token in a stage.
+// 16-byte chunks and scales of a token per stage.
 constexpr u32 STAGE_CHUNKS = STAGE_K / X_CHUNK, X_SCALES = QG_X_BLOCK_SCALES ? STAGE_K / X_SCALE_COLUMNS : 0;
 
-// The sub-block of the stage that sum `sum` of k-block `k_block` lies in.
+// Sub-block of the stage for sum `sum` of k-block `k_block`.
 QG_DEVICE u32 sub_block_of_sum(u32 k_block, u32 sum) {
     return (k_block * K_BLOCK + sum * SUM_K) * STAGE_SUBS / STAGE_K;
 }
 
 struct XRows {
-    alignas(16) u8 codes[QG_TILE_M * STAGE_K];
-    alignas(16) float scale[X_SCALES > 0 ? QG_TILE_M * X_SCALES : 4];
-    // Of the codes of every chunk, for minimums.
-    alignas(16) float sum[RowTerms::HAS_MIN ? QG_TILE_M * STAGE_CHUNKS : 4];
+    alignas(16) u8 codes[QG_TILE_M * STAGE_K];  // [token][column], swizzled
+    alignas(16) float scale[X_SCALES > 0 ? QG_TILE_M * X_SCALES : 4];  // [token][32 columns]
+    // Sums of the codes of each chunk, for minimums.
+    alignas(16) float sum[RowTerms::HAS_MIN ? QG_TILE_M * STAGE_CHUNKS : 4];  // [token][chunk]
 
     QG_DEVICE u32 place(u32 token, u32 chunk) { return token * STAGE_K + (chunk ^ token / 2 % 4) * X_CHUNK; }
 
-    // Those of `token` at column `column` of the stage; 1 where X has none.
+    // Scale of `token` at column `column` of the stage; 1 if none.
     QG_DEVICE float scale_of(const XRows& x, u32 token, u32 column) {
         return X_SCALES > 0 ? ld_shared(&x.scale[token * X_SCALES + column / X_SCALE_COLUMNS]) : 1.0f;
     }
-    // The sum of a token's codes over SUM_K columns from `column` on; exact.
+    // Exact sum of codes over SUM_K columns from `column`.
     QG_DEVICE float sum_of(const XRows& x, u32 token, u32 column) {
         float sum = 0;
 #pragma unroll
@@ -44,15 +47,16 @@ struct XRows {
     }
 };
 
-// The part of X that a thread moves: the same 16 columns of a stage, of some tokens, and the scale of 32 columns of some.
+// A thread's share of X: 16 columns of some tokens, and the
+// scale of 32 columns of one token.
 struct XStream {
-    // Tokens that the CTA moves at once, and how often it does so for a stage.
+    // Tokens per pass of the CTA, and passes per stage.
     static constexpr u32 TOKENS = QG_THREADS / STAGE_CHUNKS, SCALED_TOKENS = QG_THREADS / 2;
     static constexpr u32 TIMES = (QG_TILE_M + TOKENS - 1) / TOKENS;
     static_assert(QG_TILE_M <= SCALED_TOKENS, "a thread has one scale");
     u32x4 chunk[TIMES];
     float scale;
-    // The address of the first token's next columns.
+    // Address of the first token's next columns.
     const u8* next;
 
     QG_DEVICE void begin(XStream& x, const XSource& from, u32 first_token, u32 stage, u32 thread) {
@@ -61,7 +65,8 @@ struct XStream {
                  thread % STAGE_CHUNKS * X_CHUNK;
     }
 
-    // Loads the columns from 64 · `stage`; what lies outside X is zeros. Calls are in the order of stages.
+    // Loads the columns from 64 · `stage`, zero outside X.
+    // Calls must be in stage order.
     QG_DEVICE void load(XStream& x, const XSource& from, u32 first_token, u32 stage, u32 thread) {
         const GemmParams& p = from.gemm;
         const bool inside = stage * STAGE_K + thread % STAGE_CHUNKS * X_CHUNK < p.shape.k;

@@ -1,6 +1,9 @@
-// X of a CTA's tokens in shared memory, 64 columns at a time in natural order: a row of 128 bytes a token, eight
-// columns in each 16-byte chunk. The chunks of token t are permuted by t % 8, so that eight lanes reach all banks both
-// when they store the columns of one token and when they read the same columns of eight tokens.
+// X rows of a CTA's tokens in shared memory, 64 columns a stage.
+// Columns are in natural order:
+// 128 bytes a token, eight columns per 16-byte chunk.
+// The chunks of token t are permuted by t % 8.
+// Eight lanes then reach all banks in both accesses:
+// stores of one token, and loads of one chunk of eight tokens.
 #pragma once
 #include "atoms/warp.cuh"
 #include "dequant/operand.cuh"
@@ -12,48 +15,53 @@ using XSource = GemmParams;
 // Scale and minimum of a row in a sub-block.
 using RowTerms = Operands;
 
-// Columns that the main loop multiplies between barriers: a cache line of X a token, and whole k-blocks.
+// Columns between barriers of the main loop:
+// a cache line of X per token, and whole k-blocks.
 constexpr u32 STAGE_K = 64;
 constexpr u32 STAGE_K_BLOCKS = STAGE_K / K_BLOCK;
 constexpr u32 STAGE_GROUPS = STAGE_K / GROUP;
 
-// Sub-blocks in a stage; one where a sub-block is longer.
+// Sub-blocks per stage; 1 for a longer sub-block.
 constexpr u32 STAGE_SUBS = QG_SUB_BLOCK < STAGE_K ? STAGE_K / QG_SUB_BLOCK : 1;
 static_assert(!Operands::HAS_MIN || QG_SUB_BLOCK <= STAGE_K, "X block sums of whole sub-blocks");
 
 struct XRows {
     static constexpr u32 ROW_BYTES = STAGE_K * 2;
-    // Four words of padding put the X block sums of neighbouring sub-blocks into different banks.
+    // Four words of padding:
+    // X block sums of neighbouring sub-blocks use different banks.
     static constexpr u32 SUM_PITCH = QG_TILE_M + 4;
-    alignas(16) u8 byte[QG_TILE_M * ROW_BYTES];
-    // The X block sum of each token in each sub-block, where weights have a minimum.
-    float sum[Operands::HAS_MIN ? STAGE_SUBS * SUM_PITCH : 2];
+    alignas(16) u8 byte[QG_TILE_M * ROW_BYTES];  // [token][column], swizzled
+    // X block sum of each token and sub-block, for minimums.
+    float sum[Operands::HAS_MIN ? STAGE_SUBS * SUM_PITCH : 2];  // [sub-block][token]
 
-    // The offset of the first eight columns of `token`. A token eight further lies eight rows further; the columns from
-    // 8 · g lie at (offset ^ 16 · g).
+    // Offset of the first eight columns of `token`.
+    // Columns 8 · g are at (offset ^ 16 · g).
+    // A token eight further is eight rows further.
     QG_DEVICE u32 offset(u32 token) {
         return token * ROW_BYTES + token % STAGE_GROUPS * 16;
     }
-    // The address of the columns from 8 · `group` of the token with this offset, or of the token 8 · `tt` further.
+    // Address of columns 8 · `group` for the token of `offset`, or
+    // for the token 8 · `tt` further.
     QG_DEVICE const u8* address(const XRows& rows, u32 offset, u32 group, u32 tt) {
         return rows.byte + (offset ^ group * 16) + tt * 8 * ROW_BYTES;
     }
 
-    // The X block sums of `token`, which is even, and of the next token.
+    // X block sums of `token`, which is even, and of the next token.
     QG_DEVICE f32x2 sums(const XRows& rows, u32 sub, u32 token) {
         return ld_shared(reinterpret_cast<const f32x2*>(rows.sum + sub * SUM_PITCH + token));
     }
 };
 
-// The part of X that a thread moves: the same eight columns of a stage, of some tokens.
+// A thread's share of X: eight columns of some tokens.
 struct XStream {
-    // Tokens that the CTA moves at once, and how often it does so for a stage.
+    // Tokens per pass of the CTA, and passes per stage.
     static constexpr u32 TOKENS = QG_THREADS / STAGE_GROUPS;
     static constexpr u32 TIMES = (QG_TILE_M + TOKENS - 1) / TOKENS;
     static_assert(TOKENS % 8 == 0 && QG_TILE_M % 4 == 0, "a thread's tokens lie alike, and a warp's are in or out");
-    // The columns of tokens beyond the last are always zero.
+    // Columns of tokens past the last stay zero.
     XGroup group[TIMES];
-    // The address of the first token's next columns; where rows may lie apart, of each token's.
+    // Address of the first token's next columns; for gathered MoE
+    // rows, one address per token.
     const u8* next[QG_EXPERTS ? TIMES : 1];
 
     QG_DEVICE void begin(XStream& x, const GemmParams& p, u32 first_token, u32 stage, u32 thread) {
@@ -68,7 +76,8 @@ struct XStream {
         for (u32 i = 0; i < TIMES; i++) x.group[i] = {};
     }
 
-    // Loads the columns from 64 · `stage`. Calls are in the order of stages.
+    // Loads the columns from 64 · `stage`.
+    // Calls must be in stage order.
     QG_DEVICE void load(XStream& x, const GemmParams& p, u32 first_token, u32 stage, u32 thread) {
         const u32 column = stage * STAGE_K + thread % STAGE_GROUPS * GROUP;
         const bool whole =
@@ -102,7 +111,7 @@ struct XStream {
         }
     }
 
-    // The lanes that hold a sub-block of a token add their columns.
+    // Lanes that share a sub-block of a token add their columns.
     QG_DEVICE void store_sum(XRows& rows, const u32 (&word)[4], u32 token, u32 group) {
         constexpr u32 SUB_GROUPS = STAGE_GROUPS / STAGE_SUBS;
         float sum = 0;

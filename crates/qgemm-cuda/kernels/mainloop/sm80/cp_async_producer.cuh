@@ -1,6 +1,7 @@
-// Fills the rings with `cp.async` of all threads, on Ampere and Ada. What the main loop loses time to is instructions
-// that the tensor cores do not execute. So the copies of whole tiles have code of their own, and parts of addresses
-// stay in registers.
+// Ampere and Ada: all threads fill the rings with `cp.async`.
+// Issue slots outside the tensor cores limit the main loop.
+// So whole tiles have separate copy code, and parts of
+// addresses stay in registers.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/opaque_register.cuh"
@@ -11,19 +12,21 @@
 
 // 16-byte chunks of a k-tile.
 constexpr u32 K_TILE_CHUNKS = QG_K_TILE_BYTES / 16;
-// Tokens of which the CTA copies a 16-byte chunk at once, and how often it does so for a stage.
+// Tokens per pass of the CTA (a chunk each), and
+// passes per stage.
 constexpr u32 X_COPY_ROWS = QG_THREADS / X_ROW_CHUNKS;
 constexpr u32 X_COPIES = QG_TILE_M / X_COPY_ROWS;
 static_assert(X_COPIES * X_COPY_ROWS == QG_TILE_M, "all threads copy as many rows");
 static_assert(X_COPY_ROWS % 8 == 0, "rows that a thread copies lie at the same place of the swizzle");
 
-// The part of X that a thread copies: the same 16 bytes of the rows of every X_COPY_ROWS-th token.
+// A thread's share of X: 16 bytes of every X_COPY_ROWS-th token.
 struct XSource {
-    // The address in the next k-block's columns; where rows may lie apart, of each of them.
+    // Address in the next k-block; one per row if MoE
+    // rows are gathered.
     const u8* row[QG_EXPERTS ? X_COPIES : 1];
-    // Tokens from the tile's first on, and columns from the next k-block on.
+    // Tokens from the tile's first, columns from the next k-block.
     u32 tokens, columns;
-    // The shared address of the first row's bytes in the first stage.
+    // Shared address of the first row's bytes in stage 0.
     u32 target;
 
     QG_DEVICE void start_tile(XSource& s, const GemmParams& p, u32 first_token, u32 column, u32 thread) {
@@ -38,7 +41,8 @@ struct XSource {
         s.columns = column < p.shape.k ? p.shape.k - column : 0;
     }
 
-    // Starts copying the next k-block to stage `stage`. Bytes outside X become zero.
+    // Starts the copy of the next k-block to stage `stage`,
+    // zero-filled outside X.
     QG_DEVICE void copy(XSource& s, const GemmParams& p, u32 stage, u32 thread) {
         const u32 target = s.target + stage * X_STAGE_BYTES;
         if (s.tokens >= QG_TILE_M && s.columns >= K_BLOCK)
@@ -50,7 +54,7 @@ struct XSource {
         s.columns = s.columns < K_BLOCK ? 0 : s.columns - K_BLOCK;
     }
 
-    // Bytes of the thread's part of the next k-block that lie in X.
+    // Bytes of the thread's chunk that lie in X.
     QG_DEVICE u32 bytes_inside(const XSource& s, u32 thread) {
         const u32 bytes = s.columns * 2, begin = thread % X_ROW_CHUNKS * X_CHUNK_BYTES;
         const u32 inside = begin < bytes ? bytes - begin : 0;
@@ -74,16 +78,19 @@ struct XSource {
 };
 static_assert(ROW_TILES <= 2, "a warp has a first and a second row tile");
 
-// Walks through the CTA's work as the main loop does, PREFETCH_DISTANCE k-blocks before it, across tile borders: the
-// first k-blocks of a tile arrive while the tile before it is being stored.
+// Producer, PREFETCH_DISTANCE k-blocks ahead of the main loop.
+// It runs ahead across tiles: the first k-blocks of a tile
+// arrive while the previous tile is stored.
 struct Producer {
-    // K-tiles of the present tile that are still to be copied; none when there is no more work.
+    // K-tiles of the current tile left to copy; 0 at
+    // the end of work.
     u32 k_tiles;
-    // The next stage of W, and the shared address of the lane's part in the first stage.
+    // Next stage of W, and the lane's shared address in stage 0.
     u32 w_at, w_target;
-    // The address of the lane's part of the warp's first row tile at the next k-tile, and the distance to the second
-    // row tile, if there is one. A distance takes one register where a second address takes two, which many formats do
-    // not have (128 tokens of Q4_0 spilled 404 bytes on sm_80).
+    // The lane's address in the first row tile at the next k-tile,
+    // and the distance to the second row tile, if any.
+    // A distance takes one register.
+    // A second address takes two; many formats would spill.
     const u8* w;
     u32 w_pitch;
     XSource x;
@@ -99,7 +106,7 @@ struct Producer {
         return s;
     }
 
-    // `list` is the work after the present tile.
+    // `list` is the work after the current tile.
     QG_DEVICE void next_tile(Producer& s, const GemmParams& p, Parked<WorkList>& list, u32 thread) {
         WorkTile work;
         s.k_tiles = 0;
@@ -111,7 +118,8 @@ struct Producer {
         XSource::start_tile(s.x, p, work.m_tile * QG_TILE_M, work.begin * QG_K_TILE, thread);
     }
 
-    // Starts copying the next k-block, number `k_block` of its k-tile, to stage `stage` of X.
+    // Starts the copy of the next k-block to X stage `stage`.
+    // `k_block` is its number in the k-tile.
     QG_DEVICE void copy(Producer& s, Pipeline& pipeline, Parked<WorkList>& list, const GemmParams& p, u32 k_block,
                         u32 stage, u32 thread) {
         if (s.k_tiles == 0) return;

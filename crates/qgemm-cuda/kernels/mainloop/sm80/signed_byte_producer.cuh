@@ -1,5 +1,6 @@
-// Fills the rings of products of signed bytes with `cp.async`. A thread that has waited for its copies of a k-block gives its bytes of
-// X their order, then arrives.
+// s8 GEMM: all threads fill the rings with `cp.async`.
+// After its copies of a k-block complete, a thread permutes
+// its bytes of X, then arrives.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/mbarrier.cuh"
@@ -9,11 +10,13 @@
 #include "mainloop/w_ring.cuh"
 #include "sched/split.cuh"
 
-// Stages in flight while one is multiplied. Of the two other stages, one is multiplied, and one is the stage before it, which the
-// slowest warp may still be reading.
+// Stages in flight during the MMA of one.
+// Two more stages hold that stage and the previous one, which
+// the slowest warp may still read.
 constexpr u32 BYTE_PREFETCH = QG_X_STAGES - 2;
 static_assert(BYTE_PREFETCH >= 2, "a stage is put in order before a warp waits for it");
-// K-tiles that arrive together, a run, and the stages that it lasts for.
+// A run is the k-tiles that arrive together, and spans
+// RUN_STAGES stages.
 constexpr u32 RUN_K_TILES = STAGE_K_BLOCKS > K_BLOCKS ? STAGE_K_BLOCKS / K_BLOCKS : 1;
 constexpr u32 RUN_STAGES = RUN_K_TILES * K_BLOCKS / STAGE_K_BLOCKS;
 static_assert(RUN_STAGES * STAGE_K_BLOCKS == RUN_K_TILES * K_BLOCKS, "runs are whole stages");
@@ -22,7 +25,7 @@ constexpr u32 RUN_BYTES = RUN_K_TILES * QG_K_TILE_BYTES, K_TILE_CHUNKS = QG_K_TI
 static_assert(ROW_TILES <= 2, "a warp has a first and a second row tile");
 
 struct RunStage {
-    alignas(16) u8 k_tile[CTA_ROW_TILES][RUN_BYTES];
+    alignas(16) u8 k_tile[CTA_ROW_TILES][RUN_BYTES];  // [row tile][byte]
 };
 
 struct BytePipeline {
@@ -31,7 +34,7 @@ struct BytePipeline {
     u64 full[QG_X_STAGES];
     u64 empty[QG_X_STAGES];
 
-    // For the first thread, before a CTA barrier.
+    // The first thread initializes, before a CTA barrier.
     QG_DEVICE void init(BytePipeline& pipeline) {
 #pragma unroll
         for (u32 i = 0; i < QG_X_STAGES; i++) {
@@ -41,9 +44,11 @@ struct BytePipeline {
     }
 };
 
-// The part of X that a thread copies: the same 16 bytes of the rows of every CHUNK_TURN_TOKENS-th token, and their scales.
+// A thread's share of X: 16 bytes of every
+// CHUNK_TURN_TOKENS-th token, and their scales.
 struct ByteSource {
-    // The address in the next stage's columns, that stage's first column, and the column that the tile's work ends before.
+    // Address in the next stage, its first column, and the end of
+    // the tile's columns.
     const u8* row;
     u32 column, end;
     // The tile's first token.
@@ -57,13 +62,15 @@ struct ByteSource {
         s.row = reinterpret_cast<const u8*>(p.at.x) + token * p.at.x_row + s.column + thread % X_CHUNKS * X_CHUNK;
     }
 
-    // Starts copying the next stage. What lies outside X or the work becomes zeros.
+    // Starts the copy of the next stage, zero-filled outside X and
+    // outside the work.
     QG_DEVICE void copy(ByteSource& s, const SignedByteParams& given, ByteStage& stage, u32 thread) {
         const GemmParams& p = given.gemm;
         const u32 chunk = thread % X_CHUNKS;
         const bool inside = s.column + chunk * X_CHUNK < s.end;
         const u8* row = s.row;
-        // The scale of 32 columns is copied by the thread of the first of their chunks, which needs it.
+        // The thread of the first chunk of 32 columns copies their
+        // scale, because it needs it.
         const bool copies_scale = X_SCALES > 0 && thread % 2 == 0;
         const u8* scales = reinterpret_cast<const u8*>(given.x.scales) +
                            (u64)(s.column + chunk * X_CHUNK >> given.x.block_shift) * 4;
@@ -82,17 +89,20 @@ struct ByteSource {
     }
 };
 
-// Walks through the CTA's work as the main loop does, BYTE_PREFETCH stages before it, across tile borders.
+// Producer, BYTE_PREFETCH stages ahead of the main
+// loop, across tiles.
 struct ByteProducer {
-    // K-tiles of the present tile that are still to be copied; none when there is no more work.
+    // K-tiles of the current tile left to copy; 0 at
+    // the end of work.
     u32 k_tiles;
-    // The next stage of W, and the shared address of the lane's part in the first stage.
+    // Next stage of W, and the lane's shared address in stage 0.
     u32 w_at, w_target;
-    // The address of the lane's part of the warp's first row tile at the next run, and the distance to the second row tile.
+    // The lane's address in the warp's first row tile at the next
+    // run, and the distance to the second row tile.
     const u8* w;
     u32 w_pitch;
     ByteSource x;
-    // Stages that are copied and not yet ready.
+    // Stages that are copied but not yet permuted.
     u32 waiting;
 
     QG_DEVICE void start(ByteProducer& s, const GemmParams& p, BytePipeline& pipeline, Parked<WorkList>& list,
@@ -103,7 +113,7 @@ struct ByteProducer {
         next_tile(s, p, list, thread);
     }
 
-    // `list` is the work after the present tile.
+    // `list` is the work after the current tile.
     QG_DEVICE void next_tile(ByteProducer& s, const GemmParams& p, Parked<WorkList>& list, u32 thread) {
         WorkTile work;
         s.k_tiles = 0;
@@ -115,8 +125,9 @@ struct ByteProducer {
         ByteSource::start_tile(s.x, p, work, thread);
     }
 
-    // Starts copying the next stage, number `part` of its run, to stage `stage`: a group of copies, which is empty when there is no
-    // more work.
+    // Starts the copy of the next stage, number `part` of its run,
+    // to stage `stage`, as one group.
+    // The group is empty at the end of the work.
     QG_DEVICE void copy(ByteProducer& s, BytePipeline& pipeline, Parked<WorkList>& list, const SignedByteParams& given, u32 part,
                         u32 stage, u32 thread) {
         if (s.k_tiles > 0) {
@@ -131,7 +142,8 @@ struct ByteProducer {
         cp_async_commit_group();
     }
 
-    // Waits for the oldest group but BYTE_PREFETCH - 1 and makes its columns, in stage `stage`, ready, if there are any.
+    // Waits until BYTE_PREFETCH - 1 groups are in flight.
+    // Then permutes and publishes stage `stage`, if there is one.
     QG_DEVICE void make_ready(ByteProducer& s, BytePipeline& pipeline, u32 stage, u32 thread) {
         if (s.waiting == 0) return;
         s.waiting--;
@@ -140,7 +152,7 @@ struct ByteProducer {
         mbarrier_arrive(&pipeline.full[stage]);
     }
 
-    // A run's second k-tile is zeros where the work ends before it.
+    // The run's second k-tile is zero if the work ends before it.
     QG_DEVICE void copy_w(ByteProducer& s, u32 lane) {
         const u32 target = s.w_target + s.w_at * (u32)sizeof(RunStage);
         const u32 chunks = RUN_K_TILES > 1 && s.k_tiles < RUN_K_TILES ? K_TILE_CHUNKS : RUN_CHUNKS;
@@ -161,13 +173,14 @@ struct ByteProducer {
     }
 };
 
-// A position in the rings.
+// Position in the rings.
 struct BytePosition {
     u32 x, w;
     u32 parity;
 
-    // The stage before the last one, which is filled next, and the parity of its phase of `empty`. In the first round that phase
-    // counts as complete.
+    // Stage before the previous one, which is filled next, and the
+    // parity of its `empty` phase.
+    // In the first round this phase counts as complete.
     QG_DEVICE u32 free_stage(const BytePosition& at) { return at.x < 2 ? at.x + BYTE_PREFETCH : at.x - 2; }
     QG_DEVICE u32 free_parity(const BytePosition& at) { return at.x < 2 ? at.parity ^ 1 : at.parity; }
 

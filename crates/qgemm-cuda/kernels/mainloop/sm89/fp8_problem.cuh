@@ -1,4 +1,6 @@
-// The product that a work tile is part of: with experts, that of some rows with theirs, which begins with the first of them.
+// FP8 GEMM problem of a work tile.
+// With experts it is the product of an expert's rows, and
+// starts at the first of these rows.
 #pragma once
 #include "mainloop/fp8_codes.cuh"
 #include "sched/tile.cuh"

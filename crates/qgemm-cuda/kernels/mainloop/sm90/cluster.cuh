@@ -1,16 +1,19 @@
-// Clusters of QG_CLUSTER CTAs along M, whose tiles have the same features: each CTA copies a share of their part of W, or of B, for
-// all of them.
+// Clusters of QG_CLUSTER CTAs along M, with equal features.
+// Each CTA multicasts a share of W (or B) to the cluster.
 #pragma once
 #include "atoms/cluster.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "sched/params.cuh"
 
-// All CTAs of a cluster, as bits.
+// Bit mask of all CTAs of a cluster.
 constexpr u32 ALL_CTAS = (1 << QG_CLUSTER) - 1;
 
-// Meets the threads of all CTAs of the cluster. At the start, nobody uses what another CTA has not made ready. At the end, no CTA leaves
-// while others copy to its memory or arrive there.
+// Barrier of all threads of the cluster.
+// At the start: no CTA uses uninitialized
+// barriers of another CTA.
+// At the end: no CTA exits while other CTAs copy to its memory
+// or arrive on its barriers.
 QG_DEVICE void meet_cluster() {
     if constexpr (QG_CLUSTER > 1)
         cluster_barrier();
@@ -18,7 +21,8 @@ QG_DEVICE void meet_cluster() {
         cta_barrier();
 }
 
-// For a warp that has read all of a stage, which every CTA of the cluster fills: each learns of it.
+// A warp calls it after it has read all of a stage.
+// Every CTA of the cluster fills the stage, so each is notified.
 QG_DEVICE void release_stage(u64* empty, u32 lane) {
     warp_barrier();
     if constexpr (QG_CLUSTER > 1) {

@@ -1,7 +1,11 @@
-// The product of a work tile in one warp of a consumer warpgroup, for few tokens and weights with one scale for a row's columns of a
-// k-tile: codes less their zero points are operands, exact, and the sums of a k-tile are added up times their rows' scales. That takes an
-// instruction for each accumulator and k-tile, where scaled weights (`mainloop/sm90/warpgroup_product.cuh`) take one for two weights, and
-// in bf16, where they pass through f32, six.
+// Consumer of a work tile for few tokens, on code sums.
+// Each row of W has one scale per k-tile.
+// Codes minus zero points are exact operands.
+// The sums of a k-tile are added times the row scales:
+// one instruction per accumulator and k-tile.
+// Scaled weights (`mainloop/sm90/warpgroup_product.cuh`) cost
+// one instruction per two weights.
+// In bf16 they cost six, because they go through f32.
 #pragma once
 #include "atoms/wgmma_first.cuh"
 #include "dequant/exact_codes.cuh"
@@ -11,7 +15,8 @@
 static_assert(STAGE_K_BLOCKS == K_BLOCKS && QG_SUB_BLOCK >= QG_K_TILE && QG_K_GROUPS == 1, "a stage is a k-tile with one scale a row");
 static_assert(K_BLOCKS == 2, "k-blocks alternate between two sets of operands");
 
-// The operands of one row tile and k-block. Their registers belong to the instructions until these are complete.
+// Operands of a row tile and k-block.
+// wgmma owns these registers until it completes.
 struct KBlockOperands {
     u32 a[K_STEPS][4];
 
@@ -30,13 +35,15 @@ struct KBlockOperands {
 
 static_assert(!IN_LINES, "of experts");
 
-// The state of a work tile in a warp.
+// State of a work tile in a warp.
 struct Product {
     Accumulators acc;
-    // The sums of a row tile and k-tile, which instructions write, and the scales of the lane's rows.
+    // Sums of a row tile and k-tile, which wgmma writes, and the
+    // scales of the lane's rows.
     float sums[TOKEN_TILES][4], scale[2];
     KBlockOperands operands[K_BLOCKS];
-    // The stage that is free when the sums are complete that are in flight as a k-tile begins. QG_X_STAGES: none.
+    // Stage to release once the sums in flight at the start of a
+    // k-tile complete; QG_X_STAGES: none.
     u32 read;
     Position at;
 
@@ -54,7 +61,7 @@ struct Product {
         return product;
     }
 
-    // Multiplies all k-tiles with the first TOKENS tokens.
+    // Multiplies all k-tiles by the first TOKENS tokens.
     template <u32 GROUP, u32 TOKENS>
     QG_DEVICE void multiply(Product& product, Pipeline& pipeline, const WorkTile& work, u32 warp, u32 lane) {
 #pragma unroll 1
@@ -68,10 +75,12 @@ struct Product {
     QG_DEVICE void multiply_k_tile(Product& product, Pipeline& pipeline, u32 warp, u32 lane) {
         Position& at = product.at;
         mbarrier_wait(&pipeline.full[at.x], at.parity);
-        // Rows that were gathered come through the generic proxy (`mainloop/expert_producer.cuh`).
+        // Gathered rows come through the generic proxy
+        // (`mainloop/expert_producer.cuh`).
         if constexpr (QG_EXPERT_TILES) fence_proxy_async();
         KTile k_tile[ROW_TILES];
-        // All that a warp loads of a stage, so that it waits for shared memory once.
+        // All shared loads of a stage come first, so the warp
+        // waits for them once.
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
             const u8* bytes = pipeline.w[at.w].tile[warp * ROW_TILES + rt];
@@ -84,7 +93,8 @@ struct Product {
             wgmma_wait_group<1>();
             KBlockOperands::fence(product.operands[0]);
             KBlockOperands::decode(product.operands[0], k_tile[rt], 0);
-            // Those of the row tile before, or of the last of the k-tile before.
+            // Sums of the previous row tile, or of the last row tile of
+            // the previous k-tile.
             add_up<TOKENS>(product, rt == 0 ? ROW_TILES - 1 : rt - 1);
             start_k_block<TOKENS>(product, 0, pipeline.x[at.x][0]);
             if (rt == 0) release(product, pipeline, lane);
@@ -98,7 +108,8 @@ struct Product {
         Position::next_run(at);
     }
 
-    // Begins the sums over k-block `k_block` of a k-tile. Code that touches them or the operands next must wait first.
+    // Starts the sums over k-block `k_block` of a k-tile.
+    // Wait before the sums or the operands are touched again.
     template <u32 TOKENS>
     QG_DEVICE void start_k_block(Product& product, u32 k_block, const XStage& x) {
         const KBlockOperands& operands = product.operands[k_block];
@@ -124,7 +135,7 @@ struct Product {
         wgmma_commit_group();
     }
 
-    // Waits for the sums that are in flight, those of row tile `rt`, and adds them up.
+    // Waits for the sums of row tile `rt` and adds them.
     template <u32 TOKENS>
     QG_DEVICE void add_up(Product& product, u32 rt) {
         wgmma_wait_group<0>();
@@ -139,7 +150,7 @@ struct Product {
             }
     }
 
-    // A stage of QG_X_STAGES means that none is free.
+    // QG_X_STAGES means no stage.
     QG_DEVICE void release(Product& product, Pipeline& pipeline, u32 lane) {
         if (product.read < QG_X_STAGES) Pipeline::release(pipeline, product.read, lane);
     }

@@ -1,15 +1,21 @@
-// Packed codes in shared memory, brought into the order of instructions on bytes.
+// Packed codes in shared memory, permuted for byte MMA.
 //
-// A lane's words hold columns 16s + {2t, 2t+1, 2t+8, 2t+9} of its two rows, which instructions on 16 bits want; those on bytes want columns
-// 4t..4t+3 of each 16. X lies in natural order, so each lane loads the words of the two lanes that have its columns. Bits of a byte belong to
-// the same column of each 16, and pass with it.
+// A lane's words hold columns 16s + {2t, 2t+1, 2t+8, 2t+9} of
+// its two rows, the order of 16-bit MMA.
+// Byte MMA needs columns 4t..4t+3 of each 16.
+// X is in natural order, so a lane loads the words of the two
+// lanes that have its columns.
+// All bits of a byte belong to one column of each 16
+// and move together.
 #pragma once
 #include "dequant/operand.cuh"
 
-// Where a lane's columns are.
+// Location of a lane's columns.
 struct ColumnPlace {
-    // The first of the two lanes beside each other that have them, and the bytes of both that are the lane's: of the packed order v0 v2 v1 v3,
-    // v0 and v1 or v2 and v3.
+    // First of the two adjacent lanes that hold the columns, and
+    // the byte selector for both.
+    // The packed order is v0 v2 v1 v3.
+    // The selector takes v0, v1 or v2, v3.
     u32 lane, bytes;
 
     QG_DEVICE ColumnPlace of_lane(u32 lane) {
@@ -18,10 +24,10 @@ struct ColumnPlace {
     }
 };
 
-// The lane's words of a k-block, of a plane, which begins with them then.
+// Loads the lane's words of a k-block to the plane's start.
 template <u32 P>
 QG_DEVICE void load_columns(CodePlane<P>& plane, const u8* k_tile, u32 k_block, const ColumnPlace& place) {
-    // Bytes of a lane that lie together, and those of a k-block.
+    // Contiguous bytes of a lane, and bytes of a k-block.
     constexpr u32 RECORD = QgCodePlane<P>::WORD_BYTES, ALL = CodePlane<P>::BITS * 4, PIECE = RECORD < ALL ? RECORD : ALL;
 #pragma unroll
     for (u32 i = 0; i < ALL / PIECE; i++) {
@@ -35,7 +41,8 @@ QG_DEVICE void load_columns(CodePlane<P>& plane, const u8* k_tile, u32 k_block, 
 }
 QG_DEVICE void load_columns(NoPlane&, const u8*, u32, const ColumnPlace&) {}
 
-// A lane's codes of a k-block of 64 columns, 4t..4t+3 of each 16, as those of a k-tile's first.
+// A lane's codes of a k-block of 64 columns, 4t..4t+3 of each
+// 16, as the first k-block of a k-tile.
 QG_DEVICE KTile columns_of(const u8* k_tile, u32 k_block, const ColumnPlace& place) {
     KTile columns;
     load_columns(columns.codes0, k_tile, k_block, place);

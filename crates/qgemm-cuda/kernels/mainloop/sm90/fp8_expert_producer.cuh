@@ -1,10 +1,15 @@
-// The producer warpgroup of products of 8-bit codes with experts, whose rows follow one another. One warp copies X and one W, by TMA:
-// X a box of rows at once, of which those of the next expert come along, and nothing depends on them. One copies scales.
-// All lanes walk through the tiles of all experts together, because a warp looks for the owner of a tile as a whole.
+// Producer warpgroup of FP8 MoE GEMM.
+// The rows of an expert are contiguous.
+// One warp copies X and one copies W, both by TMA; further
+// warps copy scales.
+// Boxes of X may include rows of the next expert,
+// which are ignored.
+// All lanes iterate over the tiles, because the tile search
+// works on a whole warp.
 #pragma once
 #include "mainloop/sm90/fp8_scales.cuh"
 
-// The product of some rows with their expert.
+// Problem of an expert's rows.
 QG_DEVICE Fp8GemmParams problem_of(const Fp8GemmParams& params, const OwnRows& own) {
     Fp8GemmParams of_expert = params;
     OwnRows::narrow(own, of_expert.gemm);
@@ -12,7 +17,8 @@ QG_DEVICE Fp8GemmParams problem_of(const Fp8GemmParams& params, const OwnRows& o
     return of_expert;
 }
 
-// The work of the warp that copies X, tells consumers of tiles and arrives on full barriers for both.
+// The warp that copies X. It also publishes tile info and
+// arrives on full barriers for X and W.
 QG_DEVICE void produce_expert_x(Pipeline& pipeline, WorkTileNotes& notes, const TmaFp8GemmParams& params, u32 lane) {
     const GemmParams& p = params.fp8.gemm;
     WorkList list = WorkList::of_cta(p);
@@ -46,7 +52,8 @@ QG_DEVICE void produce_expert_x(Pipeline& pipeline, WorkTileNotes& notes, const 
     }
 }
 
-// The work of the warp that copies W. Row tiles of all experts follow one another.
+// The warp that copies W. Row tiles of all
+// experts are contiguous.
 QG_DEVICE void produce_expert_w(Pipeline& pipeline, const TmaFp8GemmParams& params, u32 lane) {
     const GemmParams& p = params.fp8.gemm;
     WorkList list = WorkList::of_cta(p);
@@ -63,7 +70,7 @@ QG_DEVICE void produce_expert_w(Pipeline& pipeline, const TmaFp8GemmParams& para
     }
 }
 
-// The work of warp `warp` of those that copy scales.
+// Scale warp `warp`.
 QG_DEVICE void produce_expert_scales(Pipeline& pipeline, const Fp8GemmParams& params, u32 warp, u32 lane) {
     WorkList list = WorkList::of_cta(params.gemm);
     WorkTile work;
@@ -73,12 +80,13 @@ QG_DEVICE void produce_expert_scales(Pipeline& pipeline, const Fp8GemmParams& pa
     end_scales(pipeline, at, lane);
 }
 
-// The work of the producer warpgroup; `thread` is the number in it. The last CTA, which has as few tiles as any, then looks for faults
-// of the index, with `words` in shared memory.
+// Work of the producer warpgroup; `thread` is its thread index.
+// The last CTA has the fewest tiles.
+// It then validates the index, with `words` in shared memory.
 QG_DEVICE void produce_experts(Pipeline& pipeline, WorkTileNotes& notes, const TmaFp8GemmParams& params, u32 thread, u32* words) {
     constexpr u32 THREADS = 128, BARRIER = 4;
     const u32 warp = shfl_idx_u32(thread / 32, 0), lane = thread % 32;
-    // The index may come from the launch before, and W is chosen by it.
+    // The previous launch may write the index, which selects W.
     griddepcontrol_wait();
     if (warp == 0) produce_expert_x(pipeline, notes, params, lane);
     if (warp == 1) produce_expert_w(pipeline, params, lane);

@@ -1,9 +1,14 @@
-// The product of a consumer warpgroup with 8-bit floating-point codes whose k-tiles come in whole lines (mainloop/sm90/w_lines.cuh): 64
-// tokens of X, which pass through registers, and PART_N features of W, which the instructions read from shared memory.
+// FP8 consumer warpgroup for W k-tiles in whole lines
+// (mainloop/sm90/w_lines.cuh).
+// It multiplies 64 tokens of X in registers by PART_N features
+// of W in shared memory.
 //
-// A line holds the 64 columns of a row, and then those of the next. So an instruction reads every second row: first the even ones, then the
-// odd ones, of which each has accumulators of its own. They start from zero every 128 columns, and their sums are added in f32, times both
-// scales of these columns.
+// A line holds 64 columns of a row, then 64 of the next row.
+// So an instruction reads every second row:
+// one pass for even rows, one for odd rows, each with
+// its accumulators.
+// Sums restart every 128 columns. They are added in f32, times
+// both scales of these columns.
 #pragma once
 #include "atoms/shared_in_register.cuh"
 #include "atoms/wgmma_fp8_lines.cuh"
@@ -11,23 +16,28 @@
 
 static_assert(PARTS == 1 && QG_W_BLOCK_SCALES, "a warpgroup's features have their sums at once, and a scale each eight");
 
-// Row tiles of a warpgroup, and accumulators of a lane for its even features, or for its odd ones.
+// Row tiles of a warpgroup, and a lane's accumulators for even
+// (or odd) features.
 constexpr u32 GROUP_TILES = PART_N / 16, HALF_SUMS = PART_N / 4;
 
-// Of the even features, then of the odd ones, of each row tile two of the lane's first token and two of its second. The features of lane t are
-// 4t to 4t + 3 of the row tile's.
+// Even features, then odd features.
+// Per row tile: two accumulators of the lane's first token,
+// two of its second.
+// Lane t has features 4t..4t+3 of the row tile.
 struct Accumulators {
-    float value[2][HALF_SUMS];
+    float value[2][HALF_SUMS];  // [even or odd feature][register]
 };
 
-// Accumulators as others have them, of each eight features two of the first token, 2t and 2t + 1, and two of the second, for whole rounds of
-// `store_token_rows`.
+// Accumulators in standard order: per eight features, 2t and
+// 2t+1 of the first token, then of the second.
+// Padded to whole rounds of `store_token_rows`.
 struct OrderedAccumulators {
     float value[(PART_N + 31) / 32 * 16];
 };
 
-// They are other lanes'. While they are added up, those of a pair are exchanged, so that a sum and its accumulator lie in different banks of
-// registers.
+// Standard order needs other lanes' accumulators.
+// During accumulation pairs are swapped, so that a sum and its
+// accumulator use different register banks.
 QG_DEVICE OrderedAccumulators in_order(const Accumulators& acc, u32 lane) {
     OrderedAccumulators all = {};
     const bool takes_last = lane % 2 == 1;
@@ -56,9 +66,11 @@ QG_DEVICE void multiply_step(float (&sums)[HALF_SUMS], const u32 (&a)[4], u64 w)
 #endif
 }
 
-// Starts sums = X · Wᵀ over a stage, for the features whose lines begin at `w`, `unit` units before their codes.
+// Starts sums = X · Wᵀ over a stage.
+// The features' lines start at `w`; their codes start
+// `unit` units later.
 QG_DEVICE void start_stage(Accumulators& sums, const XFragments& x, const u8* w, u32 unit) {
-    // From a k-block to the next, and from a step to the next within, in a descriptor.
+    // Descriptor strides: next k-block, next k-step, next row.
     constexpr u32 BLOCK = 16 * PACKED_K_BLOCK / W_UNIT, STEP = INSTRUCTION_K / W_UNIT, NEXT_ROW = PACKED_K_BLOCK / W_UNIT;
     const u64 lines = wgmma_descriptor_lines<LINES_BYTES>(w);
     wgmma_fence_accumulators(sums.value[0]), wgmma_fence_accumulators(sums.value[1]);
@@ -67,7 +79,8 @@ QG_DEVICE void start_stage(Accumulators& sums, const XFragments& x, const u8* w,
     for (u32 step = 0; step < STEPS; step++)
 #pragma unroll
         for (u32 odd = 0; odd < 2; odd++) {
-            // Units are added to a descriptor's lower word, which they do not leave.
+            // Units are added to the descriptor's lower word
+            // without overflow.
             const u64 codes = (lines & 0xffffffff00000000) | ((u32)lines + unit + odd * NEXT_ROW + step / 2 * BLOCK + step % 2 * STEP);
             if (step == 0)
                 multiply_step<0>(sums.value[odd], x.a[step], codes);
@@ -83,8 +96,10 @@ QG_DEVICE void finish_stage(Accumulators& sums, XFragments& x) {
     for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(x.a[step]);
 }
 
-// acc = X · Wᵀ over the stages of a work tile, of `tokens` tokens, which may be more than the tile has, or none. The next stage is waited for
-// while a stage's instructions run, and its columns of X are loaded before the sums are added.
+// acc = X · Wᵀ over the stages of a work tile.
+// `tokens` may be 0, or more than the tile has.
+// The wait for the next stage overlaps the wgmmas of this stage.
+// X of the next stage is loaded before the sums are added.
 QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, u32 tokens, const WorkTile& work, const GemmParams& p,
                              const LanePlace& place, u32 lane) {
     acc = {};
@@ -113,7 +128,7 @@ QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, 
         const bool has_next = k + 1 < work.end;
         if (has_next) Position::wait_full(at, pipeline);
         finish_stage(sums, x);
-        // Behind the last stage nothing is loaded that is used.
+        // After the last stage this reloads a valid stage, unused.
         load(has_next ? Position::stage(at) : stage);
         Pipeline::release(pipeline, stage, lane);
 #pragma unroll

@@ -1,23 +1,26 @@
-// The product of a consumer warpgroup with 8-bit codes: 64 tokens of X, which pass through registers, and PARTS times PART_N
-// features of W, which the instructions read from shared memory.
+// FP8 consumer warpgroup: 64 tokens of X in registers, PARTS ·
+// PART_N features of W in shared memory.
 //
-// The instructions start from zero every 128 columns, and their sums are added in f32, times both scales of these columns.
+// Sums restart every 128 columns. They are added in f32, times
+// both scales of these columns.
 #pragma once
 #include "atoms/shared_in_register.cuh"
 #include "atoms/wgmma_fp8.cuh"
 #include "mainloop/sm90/x_place.cuh"
 
-// Runs of rows in a part that share a record of scales.
+// Scale records (runs of eight rows) per part.
 constexpr u32 PART_RUNS = PART_N / SCALE_ROWS;
 
-// The D registers of the instructions, side by side. Of eight features each, a lane holds two of its first token and two
-// of its second.
+// D registers of the instructions.
+// Per eight features a lane has two accumulators of its first
+// token and two of its second.
 struct Accumulators {
-    float value[PARTS][PART_N / 2];
+    float value[PARTS][PART_N / 2];  // [part][register]
 };
 
-// Accumulators in their order: while they are added up, those of a pair are exchanged. A sum and its accumulator then lie in registers of
-// which one has an even and one an odd number, in different banks.
+// Accumulators in standard order.
+// During accumulation pairs are swapped, so that a sum and its
+// accumulator use different register banks.
 QG_DEVICE Accumulators in_order(const Accumulators& acc, u32) {
     Accumulators all;
 #pragma unroll
@@ -27,14 +30,17 @@ QG_DEVICE Accumulators in_order(const Accumulators& acc, u32) {
     return all;
 }
 
-// Whether all rows of a part share a scale, or, of a gated pair, runs of rows two in turn.
+// Whether all rows of a part share a scale, or, in a gated
+// pair, alternating runs share two scales.
 constexpr bool PART_SHARES_SCALES = QG_W_SCALE_ROWS >= PART_N;
 
-// What the sums of a part are multiplied by, read and computed while the instructions run.
+// Factors of a part's sums, loaded during the wgmmas.
 struct Factors {
-    // Of the lane's first and second token, for runs of rows two in turn.
+    // [token][run % 2]: token scale times run scale.
     float pairs[2][2];
-    // Whether runs two in turn have the same scales. Otherwise the scale of the run that is the lane's number, and those of the tokens.
+    // Whether all runs of equal parity have equal scales.
+    // Otherwise `own` is the scale of run `lane`, and `x` has
+    // the token scales.
     bool in_pairs;
     u32 own;
     float x[2];
@@ -73,7 +79,7 @@ QG_DEVICE void promote(float (&acc)[PART_N / 2], const float (&sums)[PART_N / 2]
         return;
     }
     if (factors.in_pairs) {
-        // One factor after the other, so that the next sum finds it where operands are collected.
+        // Grouped by factor, to hit the operand reuse cache.
 #pragma unroll
         for (u32 pair = 0; pair < 4; pair++)
 #pragma unroll
@@ -100,15 +106,17 @@ QG_DEVICE void multiply_step(float (&sums)[PART_N / 2], const u32 (&a)[4], u64 w
 #endif
 }
 
-// A descriptor of what lies `units` of 16 bytes further. They are added to its lower word, which they do not leave.
+// Descriptor advanced by `units` of 16 bytes.
+// The lower word does not overflow.
 QG_DEVICE u64 further(u64 descriptor, u32 units) {
     return (descriptor & 0xffffffff00000000) | ((u32)descriptor + units);
 }
 
-// Starts sums = X · Wᵀ over a stage, for the features whose descriptor is `w`. A group for each k-block where HALVES says so.
+// Starts sums = X · Wᵀ over a stage for descriptor `w`.
+// HALVES commits one group per k-block.
 template <bool HALVES>
 QG_DEVICE void start_stage(float (&sums)[PART_N / 2], const XFragments& x, u64 w) {
-    // From a k-block to the next, and from a step to the next within.
+    // Descriptor strides: next k-block, next k-step.
     constexpr u32 BLOCK = SHARE_K_BLOCK >> 4, STEP = INSTRUCTION_K >> 4;
     wgmma_fence_accumulators(sums);
     wgmma_fence();
@@ -119,13 +127,14 @@ QG_DEVICE void start_stage(float (&sums)[PART_N / 2], const XFragments& x, u64 w
     multiply_step<1>(sums, x.a[3], further(w, BLOCK + STEP));
     wgmma_commit_group();
 }
-// Waits for the instructions of the first k-block. Its operands keep their registers until then.
+// Waits for the first k-block's wgmmas, which own its operand
+// registers until then.
 QG_DEVICE void finish_half(XFragments& x) {
     wgmma_wait_group<1>();
 #pragma unroll
     for (u32 step = 0; step < STEPS / 2; step++) wgmma_fence_operand(x.a[step]);
 }
-// Waits for all instructions.
+// Waits for all wgmmas.
 QG_DEVICE void finish_stage(float (&sums)[PART_N / 2], XFragments& x) {
     wgmma_wait_group<0>();
     wgmma_fence_accumulators(sums);
@@ -133,17 +142,22 @@ QG_DEVICE void finish_stage(float (&sums)[PART_N / 2], XFragments& x) {
     for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(x.a[step]);
 }
 
-// From a part to the next, in a descriptor: they are in one share of W, or in one each.
+// Descriptor stride of parts: within a share of W, or
+// from share to share.
 constexpr u32 PART_STRIDE = (PART_N < SHARE_N ? PART_N * PACKED_K_BLOCK : STAGE_K_BLOCKS * SHARE_K_BLOCK) >> 4;
 static_assert(PARTS == 1 || (GROUPS_N == 1 && PARTS * PART_N == (PART_N < SHARE_N ? 1 : PARTS) * SHARE_N), "parts are alike");
 
-// Whether the next stage is waited for while the last instructions of a stage run, and a lane's columns of it are loaded as soon as
-// registers are free, the rest before their sums are added. Elsewhere memory bounds the kernel, and a stage that has been read is given back
-// before the next is waited for.
+// Load-ahead: the wait for the next stage overlaps the last
+// wgmmas of this stage. A lane's columns are loaded as soon as
+// registers are free, the rest before the sums are added.
+// Memory-bound tiles instead release a stage before they
+// wait for the next.
 constexpr bool LOADS_AHEAD = IS_LARGEST;
 
-// acc = X · Wᵀ over the stages of a work tile, of `tokens` tokens, which may be more than the tile has, or none. What need not come before the
-// instructions of a stage is done while they run: nothing else fills that time.
+// acc = X · Wᵀ over the stages of a work tile.
+// `tokens` may be 0, or more than the tile has.
+// All work that can wait runs during the wgmmas:
+// nothing else fills this time.
 QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, u32 tokens, const WorkTile& work, const GemmParams&,
                              const LanePlace& place, u32 lane) {
     u32 count = work.end - work.begin;
@@ -159,7 +173,7 @@ QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, 
         XFragments x = XColumns::in_order(columns);
         const u64 w = wgmma_descriptor_64b(Pipeline::w_rows(pipeline, stage, place.group_n * PARTS * PART_N));
         Position::next(at);
-        // Behind the last stage nothing is loaded that is used.
+        // After the last stage this reloads a valid stage, unused.
         const u32 next = count > 1 ? Position::stage(at) : stage;
 #pragma unroll
         for (u32 part = 0; part < PARTS; part++) {

@@ -1,16 +1,22 @@
-// What producer warps copy of scales. Where instructions bound a kernel, they pass through registers of two warps, which store those of 32
-// tokens at once: `cp.async` brings them four bytes at a time, each a write to shared memory of its own, in the way of the instructions
-// that read W there (2 to 3 % of the time of 512 and of 4096 tokens, measured on an H200). Where memory bounds it, `cp.async` of one warp
-// has those of all free stages under way, and loads to registers, each waited for, are 10 % slower (16 and 64 tokens).
+// FP8 GEMM: scale copies of the producer warps.
+// Instruction-bound tiles: scales pass through the registers
+// of two warps, which store 32 tokens at once.
+// `cp.async` would write shared memory four bytes at a time
+// and delay the wgmma reads of W.
+// Memory-bound tiles: `cp.async` of one warp keeps the scales
+// of all free stages in flight.
+// Register loads, each waited for, are slower there.
 #pragma once
 #include "mainloop/sm90/fp8_pipeline.cuh"
 
-// Where a lane's scales come from. Rows of a part share scales, or, of a gated pair, runs of rows two in turn: the first two records of a
-// part are then all that is read.
+// Source of a lane's scales.
+// Rows of a part share scales, or alternate between two in a
+// gated pair. Then only a part's first two records are read.
 struct ScaleSource {
     static constexpr u32 TOKENS = QG_TILE_M / (32 * SCALE_WARPS), PART_RUNS = QG_PART_N / SCALE_ROWS;
     static_assert(QG_TILE_M % (32 * SCALE_WARPS) == 0, "warps share the tokens");
-    // The number of the lane's first token in the tile, how many tokens there are, and whether the lane copies a record of W.
+    // The lane's first token, the number of tokens, and whether
+    // the lane copies a scale record of W.
     u32 token, tokens;
     bool copies_w;
     const u8 *x, *w;
@@ -27,7 +33,7 @@ struct ScaleSource {
     }
 };
 
-// Stores the scales of a stage, which are loaded before it is free.
+// Stores a stage's scales, loaded before the stage is free.
 QG_DEVICE void store_scales(Pipeline& pipeline, const Position& at, const Fp8GemmParams& params, const ScaleSource& s, u32 lane) {
     u32 x[ScaleSource::TOKENS] = {}, w = 0;
     if constexpr (QG_X_BLOCK_SCALES)
@@ -45,7 +51,7 @@ QG_DEVICE void store_scales(Pipeline& pipeline, const Position& at, const Fp8Gem
     if (lane == 0) mbarrier_arrive(&pipeline.full[Position::stage(at)]);
 }
 
-// Starts copying the scales of a stage.
+// Starts the copies of a stage's scales.
 QG_DEVICE void start_scales(Pipeline& pipeline, const Position& at, const Fp8GemmParams& params, const ScaleSource& s, u32 lane) {
     Position::wait_empty(at, pipeline);
     StageScales& scales = pipeline.scales[Position::stage(at)];
@@ -60,13 +66,14 @@ QG_DEVICE void start_scales(Pipeline& pipeline, const Position& at, const Fp8Gem
     cp_async_mbarrier_arrive(&pipeline.full[Position::stage(at)]);
 }
 
-// Arrives at the stage behind those of the last tile.
+// Arrives on the stage after the last tile.
 QG_DEVICE void end_scales(Pipeline& pipeline, const Position& at, u32 lane) {
     Position::wait_empty(at, pipeline);
     if (!SCALES_IN_REGISTERS || lane == 0) mbarrier_arrive(&pipeline.full[Position::stage(at)]);
 }
 
-// Copies the scales of a tile's stages [begin, end). Tokens beyond the last have zeros.
+// Copies the scales of a tile's stages [begin, end).
+// Tokens past the last get zeros.
 QG_DEVICE void copy_scales(Pipeline& pipeline, Position& at, const Fp8GemmParams& params, u32 first_token, u32 first_row, u32 begin, u32 end,
                            u32 warp, u32 lane) {
     ScaleSource s = ScaleSource::of(params, first_token, first_row, begin, warp, lane);
@@ -81,7 +88,7 @@ QG_DEVICE void copy_scales(Pipeline& pipeline, Position& at, const Fp8GemmParams
     }
 }
 
-// The work of warp `warp` of those that copy scales.
+// Scale warp `warp`.
 QG_DEVICE void produce_scales(Pipeline& pipeline, const Fp8GemmParams& params, u32 warp, u32 lane) {
     WorkList list = WorkList::of_cta(params.gemm);
     WorkTile work;

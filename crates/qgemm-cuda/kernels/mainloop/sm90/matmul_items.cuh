@@ -1,18 +1,19 @@
-// The work items of kernels of `matmul` on Hopper whose CTAs stay, the maps by which TMA reads factors, and positions in their ring.
+// Persistent `matmul` on Hopper: work items, tensor
+// maps, ring position.
 #pragma once
 #include "mainloop/ring.cuh"
 #include "sched/matmul_tile.cuh"
 
-// A batch of matrices as TMA sees it.
+// Tensor map of a batch of matrices.
 struct alignas(64) BatchMap {
     u64 word[16];
 };
 
 struct TmaMatmulParams {
     MatmulParams matmul;
-    // Tiles of all products, and these times the parts of their K.
+    // Tiles of all products, and this number times the K splits.
     u32 all_tiles, work;
-    // 1 where each product has a matrix of its own, 0 where all share one.
+    // 1 if each product has a separate matrix, 0 if shared.
     u32 a_per_product, b_per_product;
     BatchMap a_map, b_map;
 };

@@ -1,10 +1,16 @@
-// The main loop of `matmul` on Hopper: a producer thread copies k-tiles of A and B with TMA to a ring of stages, which the
-// warpgroups of consumers multiply with `wgmma` in place, 64 rows of A a warpgroup.
+// Hopper `matmul` main loop.
+// A producer thread copies k-tiles of A and B by TMA to a ring
+// of stages. Consumer warpgroups multiply them in place with
+// `wgmma`, 64 rows of A each.
 //
-// A factor is stored along k (K-major) or along its outer index (MN-major), and lies in shared memory in the 128-byte
-// swizzle: K-major as one box of 64 values of k for each row of the tile, MN-major as boxes of 64 by 64, one for each 64 of
-// the outer index. Either way 64 of the outer index are BOX_BYTES. Factors of words, TF32, and of E4M3 codes are K-major, 32 or 128 values of k
-// in a row of 128 bytes. Words of A pass through registers, where they are rounded; those of B have been rounded before.
+// Operands are K-major or MN-major, with the 128-byte swizzle.
+// K-major: one box of 64 values of k for all rows of the tile.
+// MN-major: boxes of 64 × 64, one per 64 values along M or N.
+// Either way 64 values along M or N take BOX_BYTES.
+// TF32 and E4M3 operands are K-major: 32 or 128 values of k in
+// a row of 128 bytes.
+// TF32 A passes through registers, where it is rounded; TF32 B
+// is rounded beforehand.
 #pragma once
 #include "atoms/mbarrier.cuh"
 #include "atoms/tma_batch.cuh"
@@ -15,7 +21,7 @@
 #include "mainloop/sm90/tf32_rows.cuh"
 
 constexpr u32 BOX = 64, ROW_BYTES = 128, BOX_BYTES = BOX * ROW_BYTES;
-// Of 32 bytes each.
+// K-steps of 32 bytes.
 constexpr u32 K_STEPS = QG_TILE_K * QG_A_BYTES / 32;
 constexpr bool IS_TF32 = QG_A_BYTES == 4, IS_E4M3 = QG_A_BYTES == 1;
 constexpr u32 WARPGROUPS = QG_TILE_M / BOX;
@@ -26,8 +32,8 @@ static_assert(QG_A_BYTES == 2 || (QG_A_ALONG_K && QG_B_ALONG_K), "factors of wor
 static_assert(QG_THREADS == CONSUMERS + 128, "a warpgroup of producers");
 
 struct MatmulStage {
-    alignas(1024) u8 a[QG_TILE_M / BOX * BOX_BYTES];
-    alignas(1024) u8 b[QG_TILE_N / BOX * BOX_BYTES];
+    alignas(1024) u8 a[QG_TILE_M / BOX * BOX_BYTES];  // [box][64 rows or k][128 bytes]
+    alignas(1024) u8 b[QG_TILE_N / BOX * BOX_BYTES];  // [box][64 columns or k][128 bytes]
 };
 
 struct MatmulRing {
@@ -35,18 +41,19 @@ struct MatmulRing {
     u64 full[QG_STAGES];
     u64 empty[QG_STAGES];
 
-    // For the first thread, before a CTA barrier.
+    // The first thread initializes, before a CTA barrier.
     QG_DEVICE void init(MatmulRing& ring) {
         init_ring(ring.full, ring.empty, 1, CONSUMERS / 32);
     }
-    // For a warp whose instructions on a stage are complete.
+    // A warp calls it when its wgmmas on a stage are complete.
     QG_DEVICE void release(MatmulRing& ring, u32 stage, u32 lane) {
         warp_barrier();
         if (lane == 0) mbarrier_arrive(&ring.empty[stage]);
     }
 };
 
-// Copies the k-tile from `first_k` on of a factor, whose tile has OUTER of its outer index from `outer` on.
+// Copies an operand's k-tile from `first_k` on.
+// The tile has OUTER rows or columns from `outer` on.
 template <u32 OUTER, bool ALONG_K>
 QG_DEVICE void copy_k_tile(u8* shared, const BatchMap& map, u32 outer, u32 first_k, u32 matrix, u64* full) {
     const i32 k = (i32)first_k;
@@ -59,8 +66,8 @@ QG_DEVICE void copy_k_tile(u8* shared, const BatchMap& map, u32 outer, u32 first
     }
 }
 
-// The work of the producer: all k-tiles of the tiles that this CTA computes, one after another. What a matrix does not
-// have arrives as zeros.
+// Producer: all k-tiles of this CTA's tiles in sequence,
+// zero-filled outside the matrices.
 QG_DEVICE void produce(MatmulRing& ring, const TmaMatmulParams& p) {
     Position at = {};
     for (u32 item = cta_index().x; item < p.work; item += grid_ctas().x) {
@@ -80,12 +87,13 @@ QG_DEVICE void produce(MatmulRing& ring, const TmaMatmulParams& p) {
     }
 }
 
-// Begins acc += A · B over a stage, for 64 rows; of codes acc = A · B.
+// Starts acc += A · B over a stage for 64 rows.
+// E4M3 starts from zero.
 QG_DEVICE void start_stage(float (&acc)[ACCUMULATORS], const MatmulStage& stage, u32 warpgroup) {
     const u8* rows = stage.a + warpgroup * BOX_BYTES;
     const u64 a = QG_A_ALONG_K ? wgmma_descriptor_128b(rows) : wgmma_descriptor_128b_mn(rows, BOX_BYTES);
     const u64 b = QG_B_ALONG_K ? wgmma_descriptor_128b(stage.b) : wgmma_descriptor_128b_mn(stage.b, BOX_BYTES);
-    // Bytes of a step along k, in the descriptor's units of 16.
+    // K-step in the descriptor's units of 16 bytes.
     constexpr u32 A_STEP = QG_A_ALONG_K ? 2 : 2 * BOX, B_STEP = QG_B_ALONG_K ? 2 : 2 * BOX;
     wgmma_fence();
 #pragma unroll
@@ -101,8 +109,10 @@ QG_DEVICE void start_stage(float (&acc)[ACCUMULATORS], const MatmulStage& stage,
     wgmma_commit_group();
 }
 
-// Makes zeros of what a stage has from value `k` of its k-tile on: values of the next product's part of K. Factors lie along their outer
-// index, so that a row of a box is one value of k. All consumers take part.
+// Zeroes a stage from value `k` of its k-tile on:
+// these values belong to the next product's part of K.
+// Operands are MN-major here, so a box row is one value of k.
+// All consumers take part.
 QG_DEVICE void clear_behind(MatmulStage& stage, u32 k, u32 thread) {
     constexpr u32 BOXES = (QG_TILE_M + QG_TILE_N) / BOX, CHUNKS = ROW_BYTES / 16;
     const u32 rows = BOX - k;
@@ -115,8 +125,10 @@ QG_DEVICE void clear_behind(MatmulStage& stage, u32 k, u32 thread) {
     matmul_barrier<CONSUMERS>();
 }
 
-// acc += A · B over the k-tiles of a work item, of codes, whose instructions keep about 14 bits of a sum:
-// what is added in f32 are the sums of a stage. While one warpgroup adds, the other's instructions run.
+// acc += A · B over the k-tiles of a work item, E4M3.
+// The MMA keeps about 14 bits, so f32 adds the
+// sums of each stage.
+// One warpgroup adds while the other's wgmmas run.
 QG_DEVICE void multiply_codes(float (&acc)[ACCUMULATORS], MatmulRing& ring, Position& at, const MatmulTile& tile,
                               u32 warpgroup, u32 lane) {
 #pragma unroll 1
@@ -134,7 +146,9 @@ QG_DEVICE void multiply_codes(float (&acc)[ACCUMULATORS], MatmulRing& ring, Posi
     }
 }
 
-// acc += A · B over a k-tile of words. A's are loaded while the instructions of the stage before run, after which that stage is free.
+// acc += A · B over a TF32 k-tile.
+// A is loaded during the previous stage's wgmmas; that stage
+// is then released.
 QG_DEVICE void multiply_words_of_stage(float (&acc)[ACCUMULATORS], Tf32Rows& a, MatmulRing& ring, Position& at, u32& before, u32 warpgroup,
                                        u32 warp, u32 lane) {
     mbarrier_wait(&ring.full[at.stage], at.parity);
@@ -153,7 +167,8 @@ QG_DEVICE void multiply_words_of_stage(float (&acc)[ACCUMULATORS], Tf32Rows& a, 
     Position::next(at);
 }
 
-// acc += A · B over the k-tiles of a work item, of words: two in turn, in registers of their own.
+// acc += A · B over the k-tiles of a work item, TF32.
+// Two k-tiles alternate, in separate registers.
 QG_DEVICE void multiply_words(float (&acc)[ACCUMULATORS], MatmulRing& ring, Position& at, const MatmulTile& tile, u32 thread,
                               u32 warpgroup, u32 lane) {
     const u32 warp = thread / 32;
@@ -172,8 +187,8 @@ QG_DEVICE void multiply_words(float (&acc)[ACCUMULATORS], MatmulRing& ring, Posi
     if (before < QG_STAGES) MatmulRing::release(ring, before, lane);
 }
 
-// acc += A · B over the k-tiles of a work item, for the 64 rows of a warpgroup. The instructions of a stage are given while
-// those of the one before run.
+// Main loop of a work item, for a warpgroup's 64 rows.
+// A stage's wgmmas are issued while the previous ones run.
 QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, Position& at, const MatmulParams& p,
                         const MatmulTile& tile, u32 thread, u32 warpgroup, u32 lane) {
     if constexpr (IS_E4M3) {
@@ -185,7 +200,7 @@ QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, Position& 
         return;
     }
     u32 before = 0, whole_end = tile.end;
-    // What lies behind all of K arrives as zeros, but not what lies behind a product's part of it.
+    // TMA zero-fills past K, but not past a product's part of K.
     bool clears = false;
     if constexpr (QG_MAY_GROUP_K)
         clears = (p.shape.flags & QG_FLAG_K_GROUPED) && tile.begin < tile.end && tile.end * QG_TILE_K > tile.k_len;

@@ -1,6 +1,9 @@
-// The main loop of `matmul` on Hopper for E4M3 codes along K with scales of blocks: a stage of the ring is a block. One warp of the
-// producers copies codes with TMA, the others scales; warpgroups of consumers multiply 64 rows of A each, in place, and add the sums of
-// a block, of which the instructions keep about 14 bits, in f32, times both scales.
+// Hopper `matmul` main loop for block-scaled E4M3 along K.
+// A stage of the ring is one block of K.
+// One producer warp copies codes by TMA, the others scales.
+// Consumer warpgroups multiply 64 rows of A each, in place.
+// The MMA keeps about 14 bits of a sum, so f32 adds the sums
+// of each block, times both scales.
 #pragma once
 #include "atoms/mbarrier.cuh"
 #include "atoms/numeric.cuh"
@@ -14,17 +17,18 @@ constexpr u32 WARPGROUPS = QG_TILE_M / WARPGROUP_ROWS;
 constexpr u32 CONSUMERS = WARPGROUPS * 128;
 constexpr u32 ACCUMULATORS = QG_TILE_N / 2;
 constexpr u32 INSTRUCTION_K = 32, K_STEPS = QG_TILE_K / INSTRUCTION_K;
-// Warps of the producers that copy scales, each those of every third stage: so many loads are under way at once.
+// Warps that copy scales, each for every third stage, to keep
+// several loads in flight.
 constexpr u32 SCALE_WARPS = 3;
 static_assert(QG_TILE_K == BLOCK && BLOCK == ROW_BYTES, "a row of a block is the swizzle's 128 bytes");
 static_assert(QG_THREADS == CONSUMERS + 128, "a warpgroup of producers");
 
 struct MatmulStage {
-    alignas(1024) u8 a[QG_TILE_M * ROW_BYTES];
-    alignas(1024) u8 b[QG_TILE_N * ROW_BYTES];
+    alignas(1024) u8 a[QG_TILE_M * ROW_BYTES];  // [row][k]
+    alignas(1024) u8 b[QG_TILE_N * ROW_BYTES];  // [column][k]
 };
 
-// Of each row of A and of each column of B.
+// Scales of the rows of A, then of the columns of B.
 struct StageScales {
     alignas(16) float value[QG_TILE_M + QG_TILE_N];
 };
@@ -35,19 +39,20 @@ struct MatmulRing {
     u64 full[QG_STAGES];
     u64 empty[QG_STAGES];
 
-    // For the first thread, before a CTA barrier.
+    // The first thread initializes, before a CTA barrier.
     QG_DEVICE void init(MatmulRing& ring) {
-        // Whoever copies codes, and whoever copies scales.
+        // Arrivals: the code producer and a scale producer.
         init_ring(ring.full, ring.empty, 2, CONSUMERS / 32);
     }
-    // For a warp that has read the stage and its scales.
+    // A warp calls it after it has read the stage and its scales.
     QG_DEVICE void release(MatmulRing& ring, u32 stage, u32 lane) {
         warp_barrier();
         if (lane == 0) mbarrier_arrive(&ring.empty[stage]);
     }
 };
 
-// The work of one thread: codes of all blocks of the tiles that this CTA computes. What a matrix does not have arrives as zeros.
+// One thread copies the codes of all blocks of this CTA's
+// tiles, zero-filled outside the matrices.
 QG_DEVICE void produce_codes(MatmulRing& ring, const TmaMatmulParams& p) {
     Position at = {};
     for (u32 item = cta_index().x; item < p.work; item += grid_ctas().x) {
@@ -66,7 +71,7 @@ QG_DEVICE void produce_codes(MatmulRing& ring, const TmaMatmulParams& p) {
     }
 }
 
-// The work of warp `warp` of those that copy scales. Rows and columns that D does not have have zeros.
+// Scale warp `warp`. Rows and columns outside D get zeros.
 QG_DEVICE void produce_scales(MatmulRing& ring, const TmaMatmulParams& params, u32 warp, u32 lane) {
     const MatmulParams& p = params.matmul;
     constexpr u32 EACH = (QG_TILE_M + QG_TILE_N) / 32;
@@ -98,7 +103,8 @@ QG_DEVICE void produce_scales(MatmulRing& ring, const TmaMatmulParams& params, u
     }
 }
 
-// The four bytes from value `k` of a block on, of which those from `first` to `end` stay.
+// Keeps the bytes of `word` with value index in [first, end).
+// The word starts at value `k`.
 QG_DEVICE u32 kept(u32 word, u32 k, u32 first, u32 end) {
     u32 mask = 0;
 #pragma unroll
@@ -107,7 +113,9 @@ QG_DEVICE u32 kept(u32 word, u32 k, u32 first, u32 end) {
     return word & mask;
 }
 
-// Makes zeros of what a stage has outside of values `first` to `end`, which are the product's. All consumers take part.
+// Zeroes a stage outside values [first, end),
+// the product's part.
+// All consumers take part.
 QG_DEVICE void clear_outside(MatmulStage& stage, u32 first, u32 end, u32 thread) {
     for (u32 i = thread; i < (QG_TILE_M + QG_TILE_N) * ROW_CHUNKS; i += CONSUMERS) {
         const u32 row = i / ROW_CHUNKS, chunk = i % ROW_CHUNKS, k = chunk * 16;
@@ -121,10 +129,10 @@ QG_DEVICE void clear_outside(MatmulStage& stage, u32 first, u32 end, u32 thread)
     matmul_barrier<CONSUMERS>();
 }
 
-// sums = A · B over a stage, for the 64 rows of a warpgroup. Begins the instructions.
+// Starts sums = A · B over a stage, for a warpgroup's 64 rows.
 QG_DEVICE void start_stage(float (&sums)[ACCUMULATORS], const MatmulStage& stage, u32 warpgroup) {
     const u64 a = wgmma_descriptor_128b(stage.a + warpgroup * WARPGROUP_ROWS * ROW_BYTES), b = wgmma_descriptor_128b(stage.b);
-    // In the descriptors' units of 16 bytes.
+    // K-step in the descriptors' units of 16 bytes.
     constexpr u32 STEP = INSTRUCTION_K / 16;
     wgmma_fence_accumulators(sums);
     wgmma_fence();
@@ -135,7 +143,8 @@ QG_DEVICE void start_stage(float (&sums)[ACCUMULATORS], const MatmulStage& stage
     wgmma_commit_group();
 }
 
-// acc += sums times the scales of a lane's two rows, from `row` on, and of its columns.
+// Adds the sums times row scales and column scales.
+// A lane has two rows.
 QG_DEVICE void promote(float (&acc)[ACCUMULATORS], const float (&sums)[ACCUMULATORS], const float (&of_row)[2],
                        const f32x2 (&of_columns)[ACCUMULATORS / 4]) {
 #pragma unroll
@@ -145,7 +154,8 @@ QG_DEVICE void promote(float (&acc)[ACCUMULATORS], const float (&sums)[ACCUMULAT
     }
 }
 
-// acc += A · B over the blocks of a work item, for the 64 rows of a warpgroup. While one warpgroup adds, the other's instructions run.
+// Main loop of a work item, for a warpgroup's 64 rows.
+// One warpgroup adds while the other's wgmmas run.
 QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, Position& at, const MatmulParams& p,
                         const MatmulTile& tile, u32 thread, u32 warpgroup, u32 lane) {
     const u32 row = thread / 32 * 16 + lane / 4;
@@ -153,7 +163,7 @@ QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, Position& 
     for (u32 k_tile = tile.begin; k_tile < tile.end; k_tile++) {
         mbarrier_wait(&ring.full[at.stage], at.parity);
         MatmulStage& stage = ring.stage[at.stage];
-        // What lies behind all of K arrives as zeros, but not what lies around a product's part of it.
+        // TMA zero-fills past K, but not around a product's part of K.
         if (p.shape.flags & QG_FLAG_K_GROUPED) {
             const u32 first = k_tile == 0 ? tile.k_skip : 0, left = tile.k_len - k_tile * BLOCK;
             if (first > 0 || left < BLOCK) clear_outside(stage, first, left < BLOCK ? left : BLOCK, thread);

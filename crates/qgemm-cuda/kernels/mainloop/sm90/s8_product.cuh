@@ -1,6 +1,8 @@
-// The product of a consumer warpgroup with 8-bit integers: 64 tokens of X, which pass through registers, and PARTS times PART_N
-// features of W, which the instructions read from shared memory as they are packed: unsigned, 128 more than they stand for. The
-// sums of X's codes take that away again. Sums of more than FLUSH_STAGES stages are added in f32.
+// INT8 consumer warpgroup: 64 tokens of X in registers, PARTS
+// · PART_N features of W in shared memory.
+// W is read as packed: unsigned codes with an offset of 128.
+// Sums of X's codes remove the offset.
+// Sums of more than FLUSH_STAGES stages are added in f32.
 #pragma once
 #include "atoms/shared_in_register.cuh"
 #include "atoms/wgmma_s8.cuh"
@@ -8,20 +10,24 @@
 
 static_assert(!HAS_BLOCK_SCALES, "sums are exact, and scaled once");
 
-// What codes of W are stored plus.
+// Offset of stored W codes.
 constexpr i32 W_OFFSET = 128;
 
-// Stages whose products of a byte below 256 and one of at most 128 in magnitude fill 31 bits, and whether registers have room for sums
-// and numbers side by side. Where they have not, the host plans no more stages.
+// Stages until an s32 sum may overflow: bytes below 256 times
+// bytes of magnitude up to 128 fill 31 bits.
+// FLUSHES: registers have room for both s32 and f32 sums.
+// Otherwise the host plans at most FLUSH_STAGES stages.
 constexpr u32 FLUSH_STAGES = 65536 / STAGE_K;
 constexpr bool FLUSHES = PARTS * PART_N / 2 <= 64;
 
-// The D registers of the instructions, side by side. Of eight features each, a lane holds two of its first token and two
-// of its second. Where sums are not flushed, they become numbers in the same registers.
+// D registers of the instructions.
+// Per eight features a lane has two accumulators of its first
+// token and two of its second.
+// Without flushes the s32 sums are converted in place.
 struct Accumulators {
-    float value[PARTS][PART_N / 2];
+    float value[PARTS][PART_N / 2];  // [part][register]
 };
-// Accumulators in their order, which they are in here.
+// The accumulators already have standard order.
 QG_DEVICE const Accumulators& in_order(const Accumulators& acc, u32) {
     return acc;
 }
@@ -30,14 +36,14 @@ struct Sums {
     i32 value[PARTS][PART_N / 2];
 };
 
-// Four products of signed bytes with 1.
+// Adds four signed bytes to `sum`.
 QG_DEVICE i32 add_bytes(u32 bytes, i32 sum) {
     return dp4a((i32)bytes, 0x01010101, sum);
 }
 
-// sums += X · Wᵀ over a stage. Waits for the instructions.
+// sums += X · Wᵀ over a stage; waits for the wgmmas.
 QG_DEVICE void multiply_stage(Sums& sums, const XFragments& x, const Pipeline& pipeline, u32 stage, u32 first_row) {
-    // From a k-block to the next, and from a step to the next within.
+    // Descriptor strides: next k-block, next k-step.
     constexpr u32 BLOCK = SHARE_K_BLOCK >> 4, STEP = INSTRUCTION_K >> 4;
 #pragma unroll
     for (u32 part = 0; part < PARTS; part++) wgmma_fence_accumulators(sums.value[part]);
@@ -56,12 +62,13 @@ QG_DEVICE void multiply_stage(Sums& sums, const XFragments& x, const Pipeline& p
     for (u32 part = 0; part < PARTS; part++) wgmma_fence_accumulators(sums.value[part]);
 }
 
-// acc += X · Wᵀ over `count` stages, at most FLUSH_STAGES, but for the factors of tokens.
+// acc += X · Wᵀ over `count` ≤ FLUSH_STAGES stages,
+// without token scales.
 template <bool ADDS>
 QG_DEVICE void multiply_stages(Accumulators& acc, Pipeline& pipeline, Position& at, u32 tokens, u32 count,
                                const LanePlace& place, u32 lane) {
     Sums sums = {};
-    // Of the codes of the lane's columns of its two tokens.
+    // Code sums of the lane's columns, for its two tokens.
     i32 codes[2] = {0, 0};
     const XPlace x_place = XPlace::of(place, tokens, lane);
 #pragma unroll 1
@@ -83,7 +90,7 @@ QG_DEVICE void multiply_stages(Accumulators& acc, Pipeline& pipeline, Position& 
     }
 #pragma unroll
     for (u32 token = 0; token < 2; token++) {
-        // Four lanes have the columns of a token.
+        // Four lanes hold the columns of a token.
 #pragma unroll
         for (u32 mask = 1; mask < 4; mask *= 2) codes[token] += (i32)shfl_xor_u32((u32)codes[token], mask);
         codes[token] *= W_OFFSET;
@@ -97,7 +104,7 @@ QG_DEVICE void multiply_stages(Accumulators& acc, Pipeline& pipeline, Position& 
         }
 }
 
-// acc = X · Wᵀ over `count` stages, of `tokens` tokens.
+// acc = X · Wᵀ over the stages of a work tile.
 QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& shared, Position& at, u32 tokens, const WorkTile& work, const GemmParams&,
                              const LanePlace& place, u32 lane) {
     u32 count = work.end - work.begin;

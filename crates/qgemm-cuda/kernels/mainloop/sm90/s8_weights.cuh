@@ -1,39 +1,42 @@
-// Grouped integers as signed bytes, the operands of `wgmma` on bytes.
+// Grouped integers as s8 operands of byte `wgmma`.
 //
-// Codes of fewer than eight bits less their zero point are bytes, exactly; of eight bits, less 128. What a zero point is beyond 128 acts on
-// sums, which are those of integers, exact.
+// Codes of less than eight bits minus their zero point fit s8.
+// 8-bit codes are reduced by 128.
+// The rest of a zero point acts on the exact integer sums.
 #pragma once
 #include "atoms/wgmma_s8_s8.cuh"
 #include "dequant/signed_bytes.cuh"
 #include "mainloop/sm90/column_words.cuh"
 
 #define QG_TAKES_SCALES 0
-// What operands leave of zero points is multiplied with sums of X that a producer makes.
+// A producer sums X for the remaining zero points.
 #define QG_SUMS_OF_X 1
 static_assert(QG_ZERO_POINTS, "codes have a zero point");
 static_assert(QG_SUB_BLOCK % 128 == 0, "sums are scaled once a stage");
 
-// Sums of an instruction, and 1 in units of an accumulator.
+// Sum type of an instruction, and accumulator units per 1.0.
 using Sum = i32;
 constexpr float UNITS = 1.0f;
 
-// The largest zero point that operands take in.
+// Largest zero point that operands absorb.
 constexpr u32 MOST_TAKEN = 128;
 
-// Registers of a producer, and tokens whose codes a lane adds up at once. Codes that fill a byte want sums of most checkpoints' stages, for which
-// loads are under way together (INT8, 4096 tokens on an H200: 1133 us instead of 1695 us). The others want none that is known, and lose with
-// eight registers fewer for consumers (INT4: 582 us instead of 552 us).
+// Producer registers, and tokens that a lane sums at once.
+// 8-bit codes usually need X sums in most stages, so several
+// loads should be in flight.
+// Narrower codes rarely need them, and consumers use the
+// registers better.
 constexpr u32 PRODUCER_REGISTERS = HAS_WIDE_CODES ? 40 : 24, SUMS_AT_ONCE = HAS_WIDE_CODES ? 2 : 1;
 
-// What a row's codes of a run become operands with.
+// Conversion of a row's codes to operands.
 struct RowCodes {
-    // The zero point as bytes.
+    // The zero point in each byte.
     u32 offsets;
 
     QG_DEVICE RowCodes of(u32 zero_point) { return {(zero_point < MOST_TAKEN ? zero_point : MOST_TAKEN) * EACH_BYTE}; }
-    // Whether operands leave something of a zero point.
+    // Whether operands do not absorb all of a zero point.
     QG_DEVICE bool leaves(u32 zero_point) { return HAS_WIDE_CODES ? zero_point != MOST_TAKEN : zero_point > MOST_TAKEN; }
-    // That, negated.
+    // The part that operands do not absorb, negated.
     QG_DEVICE Sum rest(u32 zero_point) { return leaves(zero_point) ? (i32)MOST_TAKEN - (i32)zero_point : 0; }
 
     // Codes of quad `quad` of a k-block.
@@ -43,7 +46,9 @@ struct RowCodes {
     }
 };
 
-// The A operand of instruction `step` of a run: 32 columns, the first or the second of the k-block. `rows` are the lane's two.
+// A operand of instruction `step`: half of a
+// k-block, 32 columns.
+// `rows` are the lane's two rows.
 QG_DEVICE void decode_step(u32 (&a)[4], const KTile& columns, u32 step, const RowCodes (&rows)[2]) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) a[i] = RowCodes::decode(rows[i % 2], columns, quad_of(0, i % 2, step % 2 * 2 + i / 2));

@@ -1,5 +1,7 @@
-// A k-tile of 64 rows of f32, as TMA wrote it in the 128-byte swizzle, in the registers of a warpgroup: rounded to nearest, which matrix
-// instructions do not do. So a factor whose values along K are neighbours needs no copy before.
+// f32 k-tile of 64 rows in a warpgroup's registers, as TF32.
+// TMA wrote it with the 128-byte swizzle.
+// Values are rounded to nearest; the MMA would truncate them.
+// So a K-major operand needs no conversion pass.
 #pragma once
 #include "atoms/numeric.cuh"
 #include "atoms/shared_address.cuh"
@@ -7,10 +9,11 @@
 
 struct Tf32Rows {
     static constexpr u32 K_STEPS = 4;
-    // Of each step, as the instructions take them.
+    // A operand per k-step.
     u32 step[K_STEPS][4];
 
-    // Rows of this warp in the box at `rows`. Eight rows of a word each lie in chunks of their own, so that no bank is asked twice.
+    // Loads this warp's rows from the box at `rows`.
+    // Eight rows of a word use different chunks: no bank conflicts.
     QG_DEVICE void load(Tf32Rows& a, const u8* rows, u32 warp, u32 lane) {
         const u32 g = lane / 4, t = lane % 4;
         const u8* const row = rows + (warp % 4 * 16 + g) * 128 + t * 4;

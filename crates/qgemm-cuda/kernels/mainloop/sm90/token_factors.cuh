@@ -1,11 +1,11 @@
-// Factors of the two tokens that a lane has accumulators of, where X has a scale a token.
+// Per-token scales of X for a lane's two tokens.
 #pragma once
 #include "mainloop/fp8_codes.cuh"
 
 struct TokenFactors {
     float value[2];
 
-    // `token` is the first one.
+    // `token` is the lane's first token.
     QG_DEVICE TokenFactors load(const Fp8GemmParams& params, u32 token) {
         TokenFactors factors = {{1.0f, 1.0f}};
         if constexpr (!QG_X_BLOCK_SCALES) load_token_factors(factors.value, params, token);

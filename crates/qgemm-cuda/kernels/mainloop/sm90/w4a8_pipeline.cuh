@@ -1,6 +1,9 @@
-// The ring of a CTA that decodes weights to bytes and multiplies them with codes of X: 128 columns a stage, of all its tokens and rows. One
-// thread of the producer warpgroup copies X by TMA, two warps copy packed k-tiles of W, one copies the scales of X, or adds its codes up. Of
-// products with experts one warp copies X and W by TMA. How weights are decoded, what is included before says.
+// Ring of W4A8 GEMM: 128 columns a stage, all tokens and rows.
+// Consumers decode W to bytes and multiply by codes of X.
+// One producer thread copies X by TMA, two warps copy packed W.
+// One warp copies the scales of X, or sums its codes.
+// With experts one warp copies X and W by TMA.
+// The file included before defines the decoding of W.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/mbarrier.cuh"
@@ -22,48 +25,57 @@ struct W4A8Params {
     GemmParams gemm;
     XPlanePointers x;
 #if QG_EXPERT_TILES
-    // X as codes: [tokens][columns], boxes of 128 columns and a token tile, 128-byte swizzle; packed k-tiles of W, boxes of a stage, whose
-    // dimensions are bytes (two), k-tiles, row tiles and experts.
+    // X codes: [tokens][columns], 128-byte swizzle.
+    // Boxes have 128 columns and a token tile.
+    // W map: packed k-tiles, boxes of a stage.
+    // Its dimensions are bytes (two), k-tiles, row tiles, experts.
     TensorMap x_map, w_map;
 #else
-    // X as codes: [tokens][columns], boxes of 128 columns and a whole token tile, and of the last token tile where that is
-    // no whole one, 128-byte swizzle.
+    // X codes: [tokens][columns], 128-byte swizzle.
+    // Boxes have 128 columns and a whole token tile.
+    // The tail map has the size of a partial last token tile.
     TensorMap x_map, x_tail_map;
 #endif
 };
 
-// Columns of a stage, which share a scale of X. K-tiles of the schedule are stages.
+// Columns of a stage, which share a scale of X.
+// The schedule's k-tiles are stages.
 constexpr u32 STAGE_K = 128, STAGE_K_TILES = STAGE_K / QG_K_TILE;
 static_assert(STAGE_K_TILES * QG_K_TILE == STAGE_K, "a stage is whole k-tiles");
 
-// The first thread of the producer warpgroup.
+// First thread of the producer warpgroup.
 constexpr u32 FIRST_PRODUCER = QG_THREADS - 128;
-// Warps that copy W: a lane's copy takes some 60 cycles to issue, one lane after another.
+// Warps that copy W. Lanes issue bulk copies one after
+// another, and each issue is slow.
 constexpr u32 W_PRODUCERS = 2;
-// Whether a producer adds the codes of a stage up for all consumers, where zero points want that.
+// Whether a producer sums the codes of a stage for all
+// consumers, if zero points need these sums.
 constexpr bool SUMS_OF_X = QG_SUMS_OF_X;
 static_assert(!SUMS_OF_X || (!QG_X_BLOCK_SCALES && STAGE_K_TILES == 1), "sums take the place of scales, once a stage");
-// Arrivals that fill a stage: of the thread that copies X, and of the lanes that copy scales. Warps that read it.
+// Arrivals per stage: the X thread, and the lanes
+// that copy scales.
+// READING counts the warps that read a stage.
 constexpr u32 FILLING = 1 + (QG_X_BLOCK_SCALES ? 32 : 0), READING = QG_CONSUMERS / 32 + SUMS_OF_X;
 
 struct Pipeline {
-    // TMA's swizzle depends on the address: stages begin at multiples of 1024 bytes.
-    alignas(16) u8 x[QG_STAGES][QG_TILE_M * STAGE_K];
-    u8 w[QG_STAGES][CTA_ROW_TILES][STAGE_K_TILES * QG_K_TILE_BYTES];
-    // Of each token: its scale, a float, or the sum of its codes, an integer.
-    u32 of_tokens[QG_STAGES][QG_X_BLOCK_SCALES || SUMS_OF_X ? QG_TILE_M : 4];
+    // TMA's swizzle depends on the address:
+    // stages are 1024-byte aligned.
+    alignas(16) u8 x[QG_STAGES][QG_TILE_M * STAGE_K];  // [stage][token][column]
+    u8 w[QG_STAGES][CTA_ROW_TILES][STAGE_K_TILES * QG_K_TILE_BYTES];  // [stage][row tile][k-tile]
+    // Per token: a float scale, or the integer sum of its codes.
+    u32 of_tokens[QG_STAGES][QG_X_BLOCK_SCALES || SUMS_OF_X ? QG_TILE_M : 4];  // [stage][token]
     u64 full[QG_STAGES];
     u64 empty[QG_STAGES];
-    // Says that these sums have been made.
+    // The sums of a stage are ready.
     u64 added[SUMS_OF_X ? QG_STAGES : 1];
 
-    // For the first thread, before a CTA barrier.
+    // The first thread initializes, before a CTA barrier.
     QG_DEVICE void init(Pipeline& pipeline) {
 #pragma unroll
         for (u32 i = 0; SUMS_OF_X && i < QG_STAGES; i++) mbarrier_init(&pipeline.added[i], 1);
         init_ring(pipeline.full, pipeline.empty, FILLING, READING);
     }
-    // For a warp that has read all of a stage.
+    // A warp calls it after it has read all of a stage.
     QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) {
         warp_barrier();
         if (lane == 0) mbarrier_arrive(&pipeline.empty[stage]);
@@ -72,7 +84,8 @@ struct Pipeline {
 
 using Position = RingPosition<QG_STAGES>;
 
-// Rows of X that a work tile has: the first, and how many there are from it on, of the product or of an expert.
+// X rows of a work tile: the first row, and the rows from
+// there to the end of the product or expert.
 struct TileRows {
     u32 first, count;
 
@@ -86,8 +99,11 @@ struct TileRows {
 };
 
 #if QG_EXPERT_TILES
-// The work of the warp that copies X, a whole tile of rows at once, and W by TMA, and tells consumers of tiles. Rows of the next expert come
-// along, and nothing depends on them. All lanes walk through the tiles, because a warp looks for a tile's owner.
+// The warp that copies X and W by TMA and publishes tile info.
+// A copy has a whole tile of rows; rows of the next expert may
+// come along and are ignored.
+// All lanes iterate over the tiles, because the tile search
+// works on a whole warp.
 QG_DEVICE void produce_x_and_w(Pipeline& pipeline, const W4A8Params& params, WorkTileNotes& notes, u32 lane) {
     WorkList list = WorkList::of_cta(params.gemm);
     WorkTile work;
@@ -104,7 +120,8 @@ QG_DEVICE void produce_x_and_w(Pipeline& pipeline, const W4A8Params& params, Wor
             if (lane == 0) {
                 mbarrier_arrive_expect_tx(full, QG_TILE_M * STAGE_K + CTA_ROW_TILES * STAGE_K_TILES * QG_K_TILE_BYTES);
                 cp_async_bulk_tensor_2d(pipeline.x[at.stage], &params.x_map, (i32)(k * STAGE_K), (i32)work.own.first, full);
-                // Experts may share one weight. K-tiles and row tiles beyond the last are zeros.
+                // Experts may share one weight.
+                // K-tiles and row tiles past the end are zero-filled.
                 const i32 expert = params.gemm.groups.row_pitch == 0 ? 0 : (i32)work.own.expert;
                 const i32 from[5] = {0, 0, (i32)(k * STAGE_K_TILES), (i32)(work.n_tile * CTA_ROW_TILES), expert};
                 cp_async_bulk_tensor_5d(pipeline.w[at.stage][0], &params.w_map, from, full);
@@ -119,7 +136,8 @@ QG_DEVICE void produce_x_and_w(Pipeline& pipeline, const W4A8Params& params, Wor
     }
 }
 #else
-// The work of the thread that copies X and arrives on full barriers for all bulk copies. Tokens beyond the last are not copied.
+// The X thread; it arrives on full barriers for all bulk copies.
+// Tokens past the last are not copied.
 QG_DEVICE void produce_x(Pipeline& pipeline, const W4A8Params& params) {
     const GemmParams& p = params.gemm;
     WorkList list = WorkList::of_cta(p);
@@ -141,8 +159,10 @@ QG_DEVICE void produce_x(Pipeline& pipeline, const W4A8Params& params) {
     }
 }
 
-// The work of a warp that copies W, which does not depend on the kernel before this one. Row tiles beyond the last are
-// computed again and not stored. Where K ends within a stage, its last k-tile comes twice: X has zeros there.
+// A warp that copies W; independent of the previous kernel.
+// Row tiles past the last are recomputed and not stored.
+// If K ends within a stage, its last k-tile is copied twice:
+// X is zero there.
 QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lane) {
     const u32 tile = lane * W_PRODUCERS + warp;
     const bool copies = tile < CTA_ROW_TILES;
@@ -175,7 +195,8 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 
 static_assert(STAGE_K_TILES <= 2, "one k-tile at most is missing");
 #endif
 
-// The work of the warp that copies scales of X. Tokens beyond the last have zeros.
+// The warp that copies scales of X.
+// Tokens past the last get zeros.
 QG_DEVICE void produce_scales(Pipeline& pipeline, const W4A8Params& params, u32 lane) {
     const GemmParams& p = params.gemm;
     WorkList list = WorkList::of_cta(p);
@@ -199,14 +220,15 @@ QG_DEVICE void produce_scales(Pipeline& pipeline, const W4A8Params& params, u32 
         }
     }
 #if QG_EXPERT_TILES
-    // A stage without data brings the end.
+    // An empty stage marks the end.
     Position::wait_empty(at, pipeline.empty);
     mbarrier_arrive(&pipeline.full[at.stage]);
 #endif
 }
 
 #if QG_SUMS_OF_X
-// Whether rows of a stage have zero points that act on sums. For all lanes of a warp.
+// Whether rows of a stage have zero points that act on sums.
+// All lanes of a warp call it.
 QG_DEVICE bool wants_sums(const Pipeline& pipeline, u32 stage, u32 lane) {
     bool wants = false;
     const u8* k_tile = pipeline.w[stage][lane / QG_TILE_ROWS];
@@ -220,23 +242,24 @@ QG_DEVICE bool wants_sums(const Pipeline& pipeline, u32 stage, u32 lane) {
     return ballot(wants) != 0;
 }
 
-// The work of the warp that adds codes of X up.
+// The warp that sums the codes of X.
 QG_DEVICE void produce_sums(Pipeline& pipeline, const GemmParams& p, u32 lane) {
     WorkList list = WorkList::of_cta(p);
     WorkTile work;
     Position at = {};
     while (WorkList::next(list, p, work)) {
-        // Of the tile. Those beyond the last have zeros.
+        // Tokens of the tile; missing tokens count as zero.
         const u32 tokens = TileRows::of(p, work).count;
 #pragma unroll 1
         for (u32 count = work.end - work.begin; count > 0; count--) {
             mbarrier_wait(&pipeline.full[at.stage], at.parity);
-            // What follows from it is computed here: producers have few registers.
+            // Opaque: derived values are recomputed here, because
+            // producers have few registers.
             const u32 own = opaque_register(lane);
             const u32 wanted = wants_sums(pipeline, at.stage, own) ? QG_TILE_M : 0;
 #pragma unroll 1
             for (u32 token = own; token < wanted; token += 32 * SUMS_AT_ONCE) {
-                // Neighbouring lanes begin in neighbouring banks.
+                // Neighbouring lanes start in neighbouring banks.
                 const u32 first = token * STAGE_K + token % 8 * 16;
                 i32 sum[SUMS_AT_ONCE] = {};
 #pragma unroll 2
@@ -265,10 +288,12 @@ QG_DEVICE void produce_sums(Pipeline& pipeline, const GemmParams& p, u32 lane) {
 #endif
 
 #if QG_EXPERT_TILES
-// The work of the producer warpgroup; `thread` is the number in it. The last CTA, which has as few tiles as any, then looks for faults of the index, with `words` in shared memory.
+// Work of the producer warpgroup; `thread` is its thread index.
+// The last CTA has the fewest tiles.
+// It then validates the index, with `words` in shared memory.
 QG_DEVICE void produce(Pipeline& pipeline, const W4A8Params& params, u32 thread, WorkTileNotes& notes, u32* words) {
     constexpr u32 THREADS = 128, BARRIER = 4;
-    // The index may come from the launch before, and W is chosen by it.
+    // The previous launch may write the index, which selects W.
     griddepcontrol_wait();
     const u32 warp = shfl_idx_u32(thread / 32, 0), lane = thread % 32;
     if (warp == 0) produce_x_and_w(pipeline, params, notes, lane);
@@ -280,7 +305,7 @@ QG_DEVICE void produce(Pipeline& pipeline, const W4A8Params& params, u32 thread,
         store_faults<THREADS>(params.gemm.groups, words, thread, [] { barrier_sync(BARRIER, THREADS); });
 }
 #else
-// The work of the producer warpgroup; `thread` is the number in it.
+// Work of the producer warpgroup; `thread` is its thread index.
 QG_DEVICE void produce(Pipeline& pipeline, const W4A8Params& params, u32 thread) {
     const u32 warp = thread / 32, lane = thread % 32;
     if (warp == 0) {

@@ -1,23 +1,28 @@
-// Packed k-tiles of W that do not begin with lines of the cache, because scales stand behind their codes. Boxes whose rows lie across two
-// lines ask the cache twice for each (of 64 tokens, 28672x8192, 70 and 48 % of the requests that an H200's cache can serve). So whole
-// lines are copied, and a k-tile begins somewhere in the first of them. They bring its scales along.
+// W k-tiles that are not aligned to cache lines, because
+// scales follow their codes.
+// TMA boxes whose rows straddle two lines request both lines
+// for each row and saturate L2.
+// So whole lines are copied. A k-tile starts somewhere in its
+// first line, and its scales come along.
 #pragma once
 #include "mainloop/fp8_codes.cuh"
 
-// A line, and what addresses and descriptors count.
+// Line size, and the unit of addresses and descriptors.
 constexpr u32 W_LINE = 128, W_UNIT = 16;
-// The row tiles of a CTA. Lines with the k-tile of one, wherever that begins, and their bytes.
+// Row tiles of the CTA, and lines that hold a k-tile, wherever
+// it starts in the first.
 constexpr u32 W_ROW_TILES = QG_TILE_N / 16, TILE_LINES = (QG_K_TILE_BYTES + W_LINE - W_UNIT) / W_LINE;
 constexpr u32 LINES_BYTES = TILE_LINES * W_LINE;
 static_assert(LINES_BYTES >= QG_K_TILE_BYTES + W_LINE - W_UNIT && QG_K_TILE_BYTES % W_UNIT == 0, "a k-tile is in its lines");
 static_assert(K_TILE_K_BLOCKS == STAGE_K_BLOCKS, "a stage is a k-tile");
-// Those of a stage, where TMA's swizzle begins anew.
+// Bytes of a stage, rounded up to the period of TMA's swizzle.
 constexpr u32 W_STAGE_BYTES = (W_ROW_TILES * LINES_BYTES + 1023) / 1024 * 1024;
 
-// Where k-tile `k` of a row tile lies.
+// Location of k-tile `k` of a row tile.
 struct KTileLines {
-    // Whether the map of last k-tiles has it (`TmaFp8GemmParams::w_last_map`), where row tiles are no whole lines. Its first line in the map.
-    // Units from there to its codes.
+    // is_last: in `TmaFp8GemmParams::w_last_map`, for the last
+    // k-tile of row tiles that are not whole lines.
+    // line: first line in the map. unit: units to the codes.
     bool is_last;
     u32 line, unit;
 
@@ -28,7 +33,8 @@ struct KTileLines {
     }
 };
 
-// The scale of the first or the second eight rows of a row tile in a stage: TMA has exchanged bits of its place.
+// Scale of the first or second eight rows of a row tile.
+// The address follows TMA's swizzle.
 QG_DEVICE float w_scale(const u8* stage, u32 row_tile, u32 unit, u32 eight) {
     const u32 place = row_tile * LINES_BYTES + unit * W_UNIT + QG_SCALE_OFFSET + eight * 4;
     return ld_shared(reinterpret_cast<const float*>(stage + (place ^ place / W_LINE % 8 * W_UNIT)));

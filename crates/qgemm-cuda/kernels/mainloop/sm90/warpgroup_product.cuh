@@ -1,33 +1,39 @@
-// The product of a work tile in one warp of a consumer warpgroup: run by run through the ring, dequantizing one k-block
-// while another is multiplied.
+// Consumer of a work tile: a warp of a consumer warpgroup.
+// It dequantizes one k-block while wgmma multiplies another,
+// run by run through the ring.
 #pragma once
 #include "mainloop/sm90/wgmma_k_block.cuh"
 #include "mainloop/tma_pipeline.cuh"
 
-// K-blocks of row tiles, or parts of them, whose instructions are in flight at once. While the instructions of one run, the weights of the
-// next are made, in registers of their own.
+// wgmma groups in flight: k-blocks of row tiles,
+// or parts of them.
+// While one runs, the next weights are dequantized, in
+// separate registers.
 constexpr u32 IN_FLIGHT = 2;
-// Runs of k-tiles in one round of the loop, so that its k-blocks alternate between the registers. No branch may stand
-// between them: the compiler gives the registers of operands in flight to other values where one does (NVRTC 12.9;
-// `build-kernels` checks the machine code for it).
+// Runs per loop iteration, so that k-blocks alternate between
+// the register sets. No branch may stand between them:
+// otherwise NVRTC 12.9 reuses registers of in-flight operands.
+// `build-kernels` checks the machine code for it.
 constexpr u32 LOOP_RUNS = RUN_K_TILES * K_BLOCKS * ROW_TILES * PARTS % IN_FLIGHT == 0 ? 1 : IN_FLIGHT;
-// K-tiles from a group's run to its next, and from the first to the last of a round of the loop.
+// K-tiles from a group's run to its next, and k-tiles spanned
+// by a loop iteration.
 constexpr u32 GROUP_STRIDE = QG_K_GROUPS * RUN_K_TILES;
 constexpr u32 LOOP_K_TILES = (LOOP_RUNS - 1) * GROUP_STRIDE + RUN_K_TILES;
 static_assert(RUN_K_TILES <= 2, "the loop leaves no more than one k-tile");
 
-// Plain weights are loaded into the operands' registers, so not before the instructions that read these are complete.
+// Plain weights are loaded directly to the operand registers,
+// so only after the wgmmas that read these have completed.
 constexpr bool CODES_ARE_OPERANDS = QG_PLAIN_DTYPE == QG_X_DTYPE;
 static_assert(!CODES_ARE_OPERANDS || PARTS == 1, "a k-block is loaded once");
 
-// The state of a work tile in a warp.
+// State of a work tile in a warp.
 struct Product {
     Accumulators acc;
     KBlockOperands operands[IN_FLIGHT];
-    // The stages that are free when the instructions on these operands are complete.
+    // Stages to release once these operands' wgmmas complete.
     u32 read[IN_FLIGHT];
     Position at;
-    // The lowest bits of where the warp's row tiles begin in memory.
+    // Low address bits of the warp's row tiles in memory.
     u32 from[ROW_TILES];
 
     QG_DEVICE Product of_tile(const Position& at, const GemmParams& p, const WorkTile& work, u32 warp) {
@@ -44,7 +50,7 @@ struct Product {
         return product;
     }
 
-    // Multiplies all runs of group GROUP with the first TOKENS tokens.
+    // Multiplies all runs of group GROUP by the first TOKENS tokens.
     template <u32 GROUP, u32 TOKENS>
     QG_DEVICE void multiply(Product& product, Pipeline& pipeline, const WorkTile& work, u32 warp, u32 lane) {
         u32 k_tile = work.begin + GROUP * RUN_K_TILES;
@@ -60,8 +66,9 @@ struct Product {
         }
     }
 
-    // Multiplies the next K_TILES k-tiles, from `first` on: a whole run or the rest of one. The first k-block takes the
-    // registers of turn TURN.
+    // Multiplies K_TILES k-tiles from `first` on, a whole
+    // run or its rest.
+    // The first k-block uses the registers of turn TURN.
     template <u32 K_TILES, u32 TURN, u32 TOKENS>
     QG_DEVICE void multiply_run(Product& product, Pipeline& pipeline, u32 first, u32 warp, u32 lane) {
         Position& at = product.at;
@@ -71,7 +78,8 @@ struct Product {
             const u32 k_block = i % K_BLOCKS, of_stage = i % STAGE_K_BLOCKS;
             if (of_stage == 0) {
                 mbarrier_wait(&pipeline.full[at.x], at.parity);
-                // Rows that were gathered come through the generic proxy (`mainloop/expert_producer.cuh`).
+                // Gathered rows come through the generic proxy
+                // (`mainloop/expert_producer.cuh`).
                 if constexpr (QG_EXPERT_TILES) fence_proxy_async();
             }
 #pragma unroll
@@ -99,7 +107,7 @@ struct Product {
         Position::skip<QG_K_GROUPS - 1>(at);
     }
 
-    // Waits until no instruction is in flight.
+    // Waits until no wgmma is in flight.
     QG_DEVICE void wait(Product& product, Pipeline& pipeline, u32 lane) {
         wgmma_wait_group<0>();
 #pragma unroll
@@ -109,7 +117,8 @@ struct Product {
         }
     }
 
-    // The instructions on the operands of turn `turn` are complete. A stage of QG_X_STAGES means that they free none.
+    // Call it when the wgmmas of `turn` are complete.
+    // QG_X_STAGES means no stage to release.
     QG_DEVICE void release(Product& product, Pipeline& pipeline, u32 turn, u32 lane) {
         if (product.read[turn] < QG_X_STAGES) Pipeline::release(pipeline, product.read[turn], lane);
     }

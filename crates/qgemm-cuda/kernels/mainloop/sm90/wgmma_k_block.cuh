@@ -1,26 +1,31 @@
-// The product of a warpgroup's instructions: 64 rows of W, of which each warp dequantizes 16 in registers, and all
-// tokens of the CTA, which the instruction reads from shared memory. Weights are rounded once to the type of X.
+// wgmma over a k-block: 64 rows of W and all tokens.
+// Each warp dequantizes 16 rows in registers; X is read
+// from shared memory.
+// Weights are rounded once to the type of X.
 #pragma once
 #include "atoms/wgmma.cuh"
 #include "mainloop/warp_tile.cuh"
 
-// Parts of a k-block that are begun one after the other. Beside two row tiles of more than 128 tokens there are no registers for the
-// operands of whole k-blocks.
+// Parts of a k-block, issued one after another.
+// Two row tiles with more than 128 tokens leave no registers
+// for the operands of a whole k-block.
 constexpr u32 PARTS = ROW_TILES > 1 && QG_TILE_M > 128 ? 2 : 1, PART_STEPS = K_STEPS / PARTS;
 
-// The operands of one row tile and part of a k-block. Their registers belong to the instructions until these are complete.
+// Operands of a row tile and part of a k-block.
+// wgmma owns these registers until it completes.
 struct KBlockOperands {
     u32 a[PART_STEPS][4];
 };
 
-// Begins acc += W · X of a row tile and the first TOKENS tokens over part `part` of k-block `k_block` of the k-tile. Code that touches the
-// accumulators or the operands next must wait first.
+// Starts acc += W · X of a row tile for the first TOKENS
+// tokens, over part `part` of k-block `k_block`.
+// Wait before the accumulators or operands are touched again.
 template <u32 TOKENS>
 QG_DEVICE void start_k_block(float (&acc)[TOKEN_TILES][4], KBlockOperands& operands, const KTile& k_tile, u32 k_block,
                              u32 part, const XStage& x) {
     [[maybe_unused]] RowFactor factor[2];
     if constexpr (PARTS > 1 && Operands::HAS_SCALE) {
-        // Of a sub-block that began in an earlier part.
+        // Scale of a sub-block that began in an earlier part.
 #pragma unroll
         for (u32 i = 0; i < 2; i++)
             factor[i] = RowFactor::of(k_tile, i, sub_block_of(k_block, part * PART_STEPS * K_STEP / PARTIAL_K));

@@ -1,6 +1,9 @@
-// What the producer of X tells consumers of the CTA's tiles, in shared memory. Consumers that found them by themselves took 700 cycles a
-// tile for it, and the compiler, which did not know any more that a warp's lanes go one way, kept places of the ring in registers of every
-// lane and made the main loop's head ready for lanes that part.
+// Tile info from the X producer to the consumers,
+// in shared memory.
+// Consumers do not search tiles themselves: it would cost
+// time, and the compiler would lose track of warp uniformity.
+// Ring positions would move to vector registers, and the main
+// loop would get divergence handling.
 #pragma once
 #include "atoms/memory.cuh"
 #include "atoms/warp.cuh"
@@ -16,13 +19,15 @@ struct WorkTileNote {
         u32x4 chunk[CHUNKS];
     };
 
-    // For one thread.
+    // One thread writes.
     QG_DEVICE void write(WorkTileNote& note, const WorkTile& work) {
         const Value all = {work};
 #pragma unroll
         for (u32 i = 0; i < CHUNKS; i++) st_shared(&note.chunk[i], all.chunk[i]);
     }
-    // For all lanes of a warp. Words come from lane 0, so that the compiler knows that they are uniform.
+    // All lanes of a warp read.
+    // Values are shuffled from lane 0, so that the compiler knows
+    // they are uniform.
     QG_DEVICE WorkTile read(const WorkTileNote& note) {
         Value all;
 #pragma unroll
@@ -34,13 +39,15 @@ struct WorkTileNote {
     }
 };
 
-// Notes that may be read still: of a tile that is being stored, and of tiles of a stage each behind it that fill the ring. A note is
-// written when the first stage of its tile is free, and read when that is full.
+// Tile info slots that may be unread: the tile being stored,
+// plus tiles of one stage each that fill the ring.
+// A slot is written when its tile's first stage is free, and
+// read when this stage is full.
 struct WorkTileNotes {
     static constexpr u32 COUNT = QG_STAGES + 1;
     WorkTileNote note[COUNT];
 
     QG_DEVICE u32 next(u32 place) { return place + 1 == COUNT ? 0 : place + 1; }
-    // Behind the last tile there is a note of none, in a stage that only producers arrive at.
+    // The end marker comes in a stage without data.
     QG_DEVICE bool is_end(const WorkTile& work) { return work.begin == work.end; }
 };

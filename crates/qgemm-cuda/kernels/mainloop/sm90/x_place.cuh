@@ -1,13 +1,15 @@
-// Where a lane's columns of X stand in a stage of 8-bit codes, found once a tile.
+// Location of a lane's columns of X in a stage,
+// computed once per tile.
 #pragma once
 #include "atoms/wgmma.cuh"
 #include "mainloop/sm90/consumer_place.cuh"
 
-// A lane's columns of a stage in the order of X, of each k-block 16 of its first token and 16 of its second.
+// A lane's columns of a stage, in the order of X:
+// per k-block, 16 of its first token and 16 of its second.
 struct XColumns {
-    u32x4 chunk[STAGE_K_BLOCKS][2];
+    u32x4 chunk[STAGE_K_BLOCKS][2];  // [k-block][token]
 
-    // Brings them into the order of W.
+    // Permutes them to the order of W.
     QG_DEVICE XFragments in_order(const XColumns& columns) {
         XFragments x;
 #pragma unroll
@@ -21,9 +23,11 @@ struct XColumns {
 };
 
 struct XPlace {
-    // Of the lane's first token, the chunk of the first k-block: chunk c of token r stands at c ^ (r % 8). Bytes from there to its second
-    // token's, eight rows further. Instead of tokens beyond the last, others are read: no sum but their own depends on them, and nobody
-    // stores these.
+    // offset: chunk of the first token in the first k-block; chunk
+    // c of token r is at c ^ (r % 8).
+    // second: bytes to the second token, eight rows further.
+    // Missing tokens read other tokens instead.
+    // Only their sums are affected; these are not stored.
     u32 offset, second;
 
     QG_DEVICE XPlace of(const LanePlace& place, u32 tokens, u32 lane) {
@@ -33,7 +37,7 @@ struct XPlace {
         const u32 token = has_first ? place.token : 0;
         return {token * STAGE_K + (lane % 4 ^ token % 8) * 16, has_second ? FURTHER : 0};
     }
-    // Reads the lane's columns of a k-block of a stage.
+    // Loads the lane's columns of a k-block.
     QG_DEVICE void load(XColumns& x, const u8* stage, const XPlace& place, u32 k_block) {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
