@@ -34,8 +34,9 @@ impl std::fmt::Display for Mismatch {
 
 /// How far a result is from the oracle. Errors are `Σ(ŷ−y)² / max(Σy², Σ energy)` of a region; infinite where
 /// the region holds a NaN or an infinity that the oracle does not have, or lacks one that it has. Which of the two comes
-/// of infinite activations depends on the order of summation. What the output's type cannot hold is an infinity of its sign,
-/// and near the end of the type's range either that or a number. Where what cancels leaves the sign open, it is either infinity.
+/// of infinite activations depends on the order of summation; where a weight alone is NaN the result must be NaN. What the
+/// output's type cannot hold is an infinity of its sign, and near the end of the type's range either that or a number. Where
+/// what cancels leaves the sign open, it is either infinity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
     /// Error of the whole output.
@@ -129,7 +130,9 @@ impl Element {
             Self { got, y: f64::NAN, squared_error, energy: 0.0 }
         };
         if !y.is_finite() {
-            return Self { y, ..measures_nothing(!got.is_finite()) };
+            // Where the energy is finite no activation is infinite, and nothing but a weight makes the output NaN.
+            let must_be_nan = y.is_nan() && energy.is_finite();
+            return Self { y, ..measures_nothing(if must_be_nan { got.is_nan() } else { !got.is_finite() }) };
         }
         let reach = BAD * (tolerance.nmse * energy.max(y * y)).sqrt();
         // What cancels may have either sign within the limit, and beyond the type's range either infinity.

@@ -20,11 +20,11 @@ macro_rules! conformance {
     ($device:literal) => {
         $crate::conformance!(@tests $device
             shapes_plain shapes_int_offset shapes_int_affine shapes_int_zero shapes_codebook shapes_float8
-            exact values deep_k epilogue scales activations gated whole_tiles layouts act_order x_prologue x_formats norm
+            exact values deep_k epilogue scales activations gated whole_tiles layouts act_order x_prologue x_formats nan_codes norm
             fused projection batch_invariant configurations
             convert_types convert_layouts convert_gathered convert_special convert_row_factors
             experts_forms experts_exact experts_epilogue experts_layouts experts_faults experts_grouped experts_shared experts_every_way
-            experts_norm experts_x_formats experts_x_permitted experts_invariant
+            experts_nan_codes experts_norm experts_x_formats experts_x_permitted experts_invariant
             routing_sizes routing_scores routing_special routing_shared routing_layouts routing_ids
             matmul_layouts matmul_sizes matmul_exact matmul_epilogue matmul_batched matmul_strides matmul_special
             matmul_slopes matmul_gradients matmul_k_grouped matmul_rows_grouped matmul_tf32 matmul_every_kernel
@@ -35,7 +35,7 @@ macro_rules! conformance {
             norm_sizes norm_types norm_layouts norm_values norm_residual norm_quantized
             kv_append_lengths kv_append_heads kv_append_angles kv_append_layouts
             indexer_lengths indexer_heads indexer_values indexer_best indexer_layouts
-            gradient_formats gradient_exact gradient_parts gradient_order gradient_gated gradient_experts
+            gradient_formats gradient_exact gradient_nan_codes gradient_parts gradient_order gradient_gated gradient_experts
             optimizer_rules optimizer_steps);
     };
     (@tests $device:literal $($group:ident)*) => {

@@ -2,7 +2,7 @@
 
 use half::f16;
 use qgemm_api::quantize;
-use qgemm_formats::{Encoding, Format, FormatError, HostWeight, NO_COLUMN, ScaleType};
+use qgemm_formats::{Encoding, FloatScale, Format, FormatError, HostWeight, NO_COLUMN, ScaleType};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use thiserror::Error;
@@ -23,10 +23,12 @@ pub enum WeightKind {
     TinyScales,
     /// Random codes with scales so large that weights leave the range of f16.
     HugeScales,
+    /// [`WeightKind::Raw`], and NaN in every third row: a code, or a scale, that stands for it.
+    Nan,
 }
 
 impl WeightKind {
-    /// Every kind.
+    /// Every kind that is finite.
     pub const ALL: [WeightKind; 5] =
         [WeightKind::Quantized, WeightKind::Raw, WeightKind::Exact, WeightKind::TinyScales, WeightKind::HugeScales];
 
@@ -38,7 +40,13 @@ impl WeightKind {
             WeightKind::Exact => "exact",
             WeightKind::TinyScales => "tiny-scales",
             WeightKind::HugeScales => "huge-scales",
+            WeightKind::Nan => "nan",
         }
+    }
+
+    /// Whether weights of `format` can be of this kind.
+    pub fn suits(self, format: Format) -> bool {
+        self != WeightKind::Nan || !nan_places(format).is_empty()
     }
 }
 
@@ -62,6 +70,9 @@ pub enum TestWeightError {
         /// Input features.
         k: usize,
     },
+    /// Neither codes nor scales of the format stand for NaN.
+    #[error("{0} has no code of NaN")]
+    NoNan(Format),
     /// There is no way to load this one.
     #[error("a weight that is given transposed has no channel scale")]
     TransposedWithScale,
@@ -114,6 +125,9 @@ pub fn weight(
             let unit = code_magnitude(format, &mut rng);
             scales.iter_mut().for_each(|s| *s = scale.factor(unit, &mut rng));
         }
+    }
+    if kind == WeightKind::Nan {
+        put_nan(format, stored_k, &mut blocks, &mut rng)?;
     }
     let mut weight = match order {
         None => HostWeight::new(format, n, k, blocks.into())?,
@@ -201,7 +215,7 @@ struct Scale {
 impl Scale {
     fn of(kind: WeightKind) -> Self {
         let target = match kind {
-            WeightKind::Quantized | WeightKind::Raw | WeightKind::Exact => 1.0,
+            WeightKind::Quantized | WeightKind::Raw | WeightKind::Exact | WeightKind::Nan => 1.0,
             WeightKind::TinyScales => 1e-6,
             WeightKind::HugeScales => 1e5,
         };
@@ -263,6 +277,43 @@ fn fill_raw(
             write_scale(float.kind, factors[column * format.float_scales.len() + s], &mut block[float.offset..]);
         }
     }
+}
+
+/// Where a block of a format may hold NaN.
+#[derive(Clone, Copy)]
+enum NanPlace {
+    /// Any of its codes, which are bytes.
+    Code,
+    /// A scale of a byte, at this offset, and the code of NaN.
+    Scale(usize, u8),
+}
+
+/// Every place; none of formats whose codes are integers and whose scales are wider than a byte.
+fn nan_places(format: Format) -> Vec<NanPlace> {
+    let code = matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2).then_some(NanPlace::Code);
+    let scale = |scale: &FloatScale| match scale.kind {
+        ScaleType::E4M3 => Some(NanPlace::Scale(scale.offset, 0x7f)),
+        ScaleType::E8M0 => Some(NanPlace::Scale(scale.offset, 0xff)),
+        ScaleType::F32 | ScaleType::F16 => None,
+    };
+    code.into_iter().chain(format.float_scales.iter().filter_map(scale)).collect()
+}
+
+/// Writes NaN into a block of every third row, in each place in turn, with either sign.
+fn put_nan(format: Format, stored_k: usize, blocks: &mut [u8], rng: &mut StdRng) -> Result<(), TestWeightError> {
+    let places = nan_places(format);
+    if places.is_empty() {
+        return Err(TestWeightError::NoNan(format));
+    }
+    for (i, row) in blocks.chunks_exact_mut(format.row_bytes(stored_k)).step_by(3).enumerate() {
+        let column = rng.random_range(0..stored_k);
+        let block = &mut row[column / format.block_len * format.block_bytes..][..format.block_bytes];
+        match places[i % places.len()] {
+            NanPlace::Code => block[column % format.block_len] = if rng.random() { 0x7f } else { 0xff },
+            NanPlace::Scale(offset, nan) => block[offset] = nan,
+        }
+    }
+    Ok(())
 }
 
 /// Random codes and integer sub-scales for the first `valid` values of a block; float scales come later.
@@ -336,7 +387,7 @@ fn e4m3_at_most(value: f32) -> u8 {
     (1..0x7f).rev().find(|&code| decode(code) <= value).unwrap_or(1)
 }
 
-/// Checks that every weight is finite and, for exact sums, a multiple of 2^-10 of at most 2^10, so that 2^13
+/// Checks that every weight is finite, but where [`WeightKind::Nan`] asks for NaN, and, for exact sums, a multiple of 2^-10 of at most 2^10, so that 2^13
 /// products with integers up to 2 stay within the 24 bits of f32 on either side.
 fn check(kind: WeightKind, weight: &HostWeight) -> Result<(), TestWeightError> {
     let format = weight.format();
@@ -344,7 +395,7 @@ fn check(kind: WeightKind, weight: &HostWeight) -> Result<(), TestWeightError> {
     let mut finest = f32::MAX;
     for row in 0..weight.n() {
         for value in weight.dequantize_row(row) {
-            if !value.is_finite() {
+            if !value.is_finite() && !(kind == WeightKind::Nan && row % 3 == 0 && value.is_nan()) {
                 return Err(TestWeightError::BadValue { format, kind: kind.name(), value });
             }
             if value != 0.0 {
@@ -418,6 +469,22 @@ mod tests {
             assert!(unfit.contains(&(name, "tiny-scales")), "{name}");
         }
         assert!(!unfit.iter().any(|&(name, kind)| name.starts_with('q') && kind == "tiny-scales"));
+    }
+
+    #[test]
+    fn nan_is_in_every_third_row() {
+        let mut names = Vec::new();
+        for format in Format::all().filter(|&format| WeightKind::Nan.suits(format)) {
+            let weight = weight(WeightKind::Nan, format, 8, 512, None, 2).expect("valid");
+            for row in 0..8 {
+                let has_nan = weight.dequantize_row(row).iter().any(|value| value.is_nan());
+                assert_eq!(has_nan, row % 3 == 0, "{format} row {row}");
+            }
+            names.push(format.name);
+        }
+        let float8 = ["fp8_e4m3", "fp8_e5m2", "fp8_e4m3_block128", "fp8_e5m2_block128"];
+        assert!(float8.iter().chain(&["mxfp4", "mxfp8", "mxfp8_e5m2", "nvfp4"]).all(|name| names.contains(name)));
+        assert!(weight(WeightKind::Nan, "q4_0".parse().expect("a format"), 8, 512, None, 2).is_err());
     }
 
     #[test]

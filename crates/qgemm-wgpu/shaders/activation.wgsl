@@ -4,7 +4,7 @@ fn activate(v: vec4<f32>) -> vec4<f32> {
     // Beyond 64 every function is v or 0 in f32, and powers of v stay within its range.
     let x = clamp(v, vec4<f32>(-64.0), vec4<f32>(64.0));
     switch mode(ACTIVATION_MODE) {
-        case ACTIVATION_RELU: { return max(v, vec4<f32>()); }
+        case ACTIVATION_RELU: { return select(v, vec4<f32>(), v < vec4<f32>()); }
         case ACTIVATION_SILU: { return v * sigmoid(clamp(v, vec4<f32>(-100.0), vec4<f32>(100.0))); }
         // (1 + tanh(u)) / 2 is sigmoid(2u), which does not cancel.
         case ACTIVATION_GELU_TANH: { return v * sigmoid(1.59576912 * (x + 0.044715 * x * x * x)); }

@@ -20,7 +20,7 @@ const E4M3: u32 = 3u;
 const E4M3_BLOCK: u32 = 4u;
 const BLOCK: u32 = 128u;
 
-// The word of an element of a factor, and the element, given the word. NaN is told by its code.
+// The word of an element of a factor, and the element, given the word.
 fn factor_word(index: u32, format: u32) -> u32 {
     return select(word_of(index, format), index >> 2u, format >= E4M3);
 }
@@ -29,9 +29,7 @@ fn factor_element(word: u32, index: u32, format: u32) -> f32 {
     if (format < E4M3) {
         return element(word, index, format);
     }
-    let code = (word >> ((index & 3u) * 8u)) & 0xffu;
-    let finite = bitcast<u32>(finite_e4m3_to_f32(vec4<u32>(code)).x);
-    return bitcast<f32>(select(finite, 0x7fc00000u, (code & 0x7fu) == 0x7fu));
+    return e4m3_to_f32(vec4<u32>((word >> ((index & 3u) * 8u)) & 0xffu)).x;
 }
 
 // Neighbouring invocations read what lies side by side in memory.

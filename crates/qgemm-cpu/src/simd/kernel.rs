@@ -47,8 +47,7 @@ impl Number for E4M3 {
     }
 }
 
-/// FP8 numbers of four exponent bits: their bits are those of an f32 whose exponent is 120 too small. NaN becomes 480, as with
-/// the other backends.
+/// FP8 numbers of four exponent bits, and NaN.
 ///
 /// # Safety
 /// As of [`Vector`]'s functions.
@@ -58,7 +57,10 @@ pub unsafe fn e4m3<V: Vector>(codes: V::Words) -> V::Floats {
     unsafe {
         let sign = V::shift_left(V::and(codes, 0x80), 24);
         let magnitude = V::shift_left(V::and(codes, 0x7f), 20);
-        V::multiply_add(V::bits_to_floats(V::or(sign, magnitude)), V::splat(2f32.powi(120)), V::splat(-0.0))
+        // The bits are those of an f32 whose exponent is 120 too small.
+        let number = V::multiply(V::bits_to_floats(V::or(sign, magnitude)), V::splat(2f32.powi(120)));
+        // The code of NaN gives 480, and the product is infinite; that of 448 is finite. Infinity times 0 is NaN.
+        V::multiply_add(V::multiply(number, V::splat(1.125 * 2f32.powi(119))), V::splat(0.0), number)
     }
 }
 

@@ -347,7 +347,9 @@ unsafe fn float<V: Vector>(k_tile: &[u8], at: Source, kind: ScaleType) -> V::Flo
                 let upper = V::shift_right(V::add(exponent, V::splat_word(1)), 1);
                 let power =
                     |exponent, bias| V::bits_to_floats(V::shift_left(V::add(exponent, V::splat_word(bias)), 23));
-                V::multiply(power(lower, 64), power(upper, 63))
+                let number = V::multiply(power(lower, 64), power(upper, 63));
+                // The code of NaN gives an infinity, which times 0 is NaN.
+                V::multiply_add(number, V::splat(0.0), number)
             }
         }
     }

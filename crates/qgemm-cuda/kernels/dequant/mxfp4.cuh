@@ -1,6 +1,7 @@
 // MXFP4: 2^(e - 128) * twice the fp4 value.
 #pragma once
 #include "dequant/codebook.cuh"
+#include "dequant/e8m0.cuh"
 #include "dequant/fp4.cuh"
 
 struct Dequant {
@@ -13,8 +14,6 @@ struct Dequant {
         return fp4_pair_f16(kt, quad, pair);
     }
     QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
-        const u32 e = KTile::Scales0::byte(kt.scales0, row, sub);
-        // For e below 2 the scale is subnormal in f32.
-        return bits_to_f32(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+        return e8m0_scale(kt, row, sub) * 0.5f;
     }
 };

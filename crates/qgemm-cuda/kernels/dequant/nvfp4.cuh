@@ -1,17 +1,14 @@
 // NVFP4: e4m3 / 2 * twice the fp4 value. The tensor scale is a row scale.
 #pragma once
+#include "atoms/e4m3.cuh"
 #include "dequant/codebook.cuh"
-#include "dequant/float8.cuh"
 #include "dequant/fp4.cuh"
 
-// Units of the f16 numbers below in 1.
-constexpr float E4M3_UNITS = 256.0f;
-
-// The scales of sub-blocks 2 `pair` and 2 `pair` + 1 of a row.
+// The scales of sub-blocks 2 `pair` and 2 `pair` + 1 of a row, as a pair of f16. NaN stays NaN.
 QG_DEVICE u32 e4m3_scales_f16(const KTile& kt, u32 row, u32 pair) {
     static_assert(KTile::Scales0::ROW_BYTES % 2 == 0, "a pair lies in one word");
-    const u32 first = row * KTile::Scales0::ROW_BYTES + pair * 2, from = first % 4;
-    return e4m3_upper_bytes_f16(prmt(kt.scales0.word[first / 4], 0, 0x0404u | from << 4 | (from + 1) << 12));
+    const u32 first = row * KTile::Scales0::ROW_BYTES + pair * 2, word = kt.scales0.word[first / 4];
+    return first % 4 == 0 ? e4m3_pair_f16<0, 1>(word) : e4m3_pair_f16<2, 3>(word);
 }
 
 struct Dequant {
@@ -24,6 +21,6 @@ struct Dequant {
     }
     QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
         const u32 pair = e4m3_scales_f16(kt, row, sub / 2);
-        return f16_to_f32(sub % 2 == 0 ? pair & 0xffffu : pair >> 16) * (E4M3_UNITS / 2);
+        return f16_to_f32(sub % 2 == 0 ? pair & 0xffffu : pair >> 16) * 0.5f;
     }
 };

@@ -1,6 +1,7 @@
 // A quantized X as plain numbers in f32: a row is several CTAs', a thread has four neighbouring columns of each of its turns, all of
 // which are in flight at once. Constants say the format, as in mainloop/quantize.cuh.
-#include "atoms/float.cuh"
+#include "atoms/e4m3.cuh"
+#include "atoms/e8m0.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"
@@ -15,7 +16,6 @@ constexpr u32 CODE_INT8 = 0, CODE_E4M3 = 1;
 constexpr u32 SCALE_NONE = 0, SCALE_F32 = 1, SCALE_E8M0 = 2;
 constexpr u32 FACTOR_NONE = 0, FACTOR_GIVEN = 1;
 constexpr u32 GROUP = 4, TURNS = 4;
-constexpr u32 NAN_BITS = 0x7fc00000u;
 
 // Four codes, in the low bits of a word.
 QG_DEVICE u32 codes_at(const u8* row, u32 column) {
@@ -28,20 +28,13 @@ QG_DEVICE float scale_at(const u8* row, u32 column) {
     if constexpr (QG_SCALE == SCALE_NONE) return 1.0f;
     if constexpr (QG_SCALE == SCALE_F32) return bits_to_f32(ld_global_u32(row + (u64)block * 4));
     const u32 code = ld_global_cached_u8(row + block);
-    if constexpr (QG_SCALE == SCALE_E8M0) {
-        // 2^-127 is subnormal.
-        const u32 bits = code == 0 ? 0x00400000u : code << 23;
-        return bits_to_f32(code == 0xffu ? NAN_BITS : bits);
-    }
-    return (code & 0x7fu) == 0x7fu ? bits_to_f32(NAN_BITS) : e4m3_to_f32(code);
+    if constexpr (QG_SCALE == SCALE_E8M0) return e8m0_to_f32(code);
+    return e4m3_to_f32_or_nan(code);
 }
 
 QG_DEVICE float number(u32 codes, u32 i) {
     if constexpr (QG_CODE == CODE_INT8) return (float)((i32)(codes << (24 - 8 * i)) >> 24);
-    if constexpr (QG_CODE == CODE_E4M3) {
-        const u32 code = codes >> (8 * i) & 0xffu;
-        return (code & 0x7fu) == 0x7fu ? bits_to_f32(NAN_BITS) : e4m3_to_f32(code);
-    }
+    if constexpr (QG_CODE == CODE_E4M3) return e4m3_to_f32_or_nan(codes >> (8 * i) & 0xffu);
     // E2M1 as the upper bits of an f16: the bias is 14 less.
     const u32 code = codes >> (4 * i) & 15u;
     return f16_to_f32((code & 8u) << 12 | (code & 7u) << 9) * 16384.0f;

@@ -1,11 +1,13 @@
 // D = A · B on CUDA cores, for factors of any type, layout and alignment. A and B become f32 on the way into two stages
 // of shared memory, `[k][row]` and `[k][column]`: the next stage is in flight while one is multiplied. A thread has
 // THREAD_ROWS × 8 outputs; the lanes of a warp stand 4 × 8, so that a warp reads little from shared memory.
-#include "atoms/float.cuh"
+#include "atoms/e4m3.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/numeric.cuh"
 #include "epilogue/matmul_store.cuh"
-#include "mainloop/e4m3_factor.cuh"
+
+// The format of E4M3 factors, beside the element types of plain ones.
+constexpr u32 FACTOR_E4M3 = 3;
 
 constexpr u32 THREAD_ROWS = QG_TILE_M / 16;
 constexpr u32 THREADS_N = QG_TILE_N / RUN;

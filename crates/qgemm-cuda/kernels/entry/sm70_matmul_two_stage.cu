@@ -1,9 +1,9 @@
 // D = A · B on matrix instructions: factors of 16 bits, E4M3 that becomes f16, with scales of blocks, too, or f32 that is split into two bf16, stored by
 // rows or by columns at any alignment. Tiles pass through registers into two stages of shared memory: the next one is in flight while one is multiplied.
-#include "epilogue/matmul_warp_store.cuh"
 #if QG_ELEMENT_BYTES == 1
-#include "mainloop/e4m3_factor.cuh"
+#include "atoms/e4m3.cuh"
 #endif
+#include "epilogue/matmul_warp_store.cuh"
 #if QG_ELEMENT_BYTES == 4
 #include "mainloop/matmul_bf16x3.cuh"
 #elif QG_VARIANT >= 75
@@ -76,7 +76,8 @@ struct Chunks {
 #elif QG_ELEMENT_BYTES == 1
             u32 pair[8];
 #pragma unroll
-            for (u32 w = 0; w < 4; w++) e4m3x4_to_f16(pair[w * 2], pair[w * 2 + 1], word[w]);
+            for (u32 w = 0; w < 4; w++)
+                pair[w * 2] = e4m3_pair_f16<0, 1>(word[w]), pair[w * 2 + 1] = e4m3_pair_f16<2, 3>(word[w]);
             // Neighbours whose lower halves lie in the same banks begin with different halves.
             const bool swap = Source::begins_with_upper(thread + i * QG_THREADS);
             const u32x4 lower = {pair[0], pair[1], pair[2], pair[3]}, upper = {pair[4], pair[5], pair[6], pair[7]};

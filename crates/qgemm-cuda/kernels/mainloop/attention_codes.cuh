@@ -1,11 +1,9 @@
 // Keys and values in codes as operands of matrix instructions. Codes are exact in f16 and those of keys also in bf16. Scales of keys act on what
 // a block of 32 features adds up to; weights are multiplied with the scales of values in f16, whatever type Q has.
 #pragma once
-#include "atoms/fp8.cuh"
-#include "atoms/fp8_upper.cuh"
+#include "atoms/e4m3.cuh"
 #include "atoms/mma.cuh"
 #include "mainloop/attention_keys.cuh"
-#include "mainloop/e4m3_pair.cuh"
 
 constexpr bool IS_CODES = QG_KV >= KV_E4M3, HAS_SCALES = has_scales(QG_KV);
 constexpr u32 KV_BITS = Eight<QG_KV>::BITS;
@@ -35,11 +33,7 @@ QG_DEVICE u32 query_pair(u32 pair) {
 // Two E4M3 numbers as operands, exactly: of a word's lower half, or of its upper half.
 template <u32 HALF>
 QG_DEVICE u32 e4m3_operand(u32 codes) {
-#if QG_VARIANT >= 89
-    return query_pair(HALF == 0 ? cvt_f16x2_e4m3x2(codes & 0xffffu) : cvt_f16x2_e4m3x2_upper(codes));
-#else
-    return query_pair(decoded_pair(prmt(codes, 0, HALF == 0 ? 0x1404 : 0x3424)));
-#endif
+    return query_pair(HALF == 0 ? e4m3_pair_f16<0, 1>(codes) : e4m3_pair_f16<2, 3>(codes));
 }
 
 // Two signed bytes, given as bytes FIRST and FIRST + 1 of a word whose signs are turned round: 1024 + 128 + code is exact in f16.

@@ -1,7 +1,7 @@
 // Features of queries and keys as operands of matrix instructions of a warp: sixteen bytes of shared memory or registers at a time. Where
 // those of a chip take no E4M3 (on Hopper wgmma alone does), its numbers become f16, exactly.
 #pragma once
-#include "mainloop/e4m3_pair.cuh"
+#include "atoms/e4m3.cuh"
 #include "mainloop/indexer_keys.cuh"
 
 constexpr bool IS_E4M3 = QG_X == KV_E4M3;
@@ -14,8 +14,7 @@ constexpr u32 CHUNK_BYTES = CHUNK_FEATURES * FEATURE_BYTES;
 constexpr u32 CHUNKS = QG_FEATURES / CHUNK_FEATURES;
 
 QG_DEVICE u32x4 decoded(u32 low, u32 high) {
-    return {decoded_pair(prmt(low, 0, 0x1404)), decoded_pair(prmt(low, 0, 0x3424)), decoded_pair(prmt(high, 0, 0x1404)),
-            decoded_pair(prmt(high, 0, 0x3424))};
+    return {e4m3_pair_f16<0, 1>(low), e4m3_pair_f16<2, 3>(low), e4m3_pair_f16<0, 1>(high), e4m3_pair_f16<2, 3>(high)};
 }
 
 // The chunk whose bytes begin at `at`, if ALIGNED at a multiple of their number.

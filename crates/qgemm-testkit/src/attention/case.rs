@@ -35,7 +35,7 @@ pub enum AttentionValues {
     Cancelling,
     /// All keys the same: means of values.
     Equal,
-    /// NaN in the last key of every sequence, an infinity in the value before it.
+    /// NaN in the last key of every sequence, an infinity in the value before it, or NaN in formats that have none.
     NotFinite,
     /// Keys whose products are minus infinity: some of each sequence, all of every third.
     MinusInfinity,
@@ -283,7 +283,9 @@ impl AttentionCase {
                 to.copy_from_slice(if is_keys && self.values == AttentionValues::Equal { &alike } else { &values });
                 match self.values {
                     AttentionValues::NotFinite if is_keys && key + 1 == keys => to[special] = f32::NAN,
-                    AttentionValues::NotFinite if !is_keys && key + 2 == keys => to[special] = f32::INFINITY,
+                    AttentionValues::NotFinite if !is_keys && key + 2 == keys => {
+                        to[special] = if self.kv == KvFormat::E4M3 { f32::NAN } else { f32::INFINITY };
+                    }
                     AttentionValues::MinusInfinity if is_keys && (key % 5 == 2 || sequence % 3 == 2) => {
                         to.iter_mut().step_by(columns).for_each(|value| *value = f32::NEG_INFINITY);
                     }

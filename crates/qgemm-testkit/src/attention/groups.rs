@@ -137,6 +137,10 @@ fn values() -> Vec<AttentionCase> {
             for dtype in DType::ALL {
                 let case = AttentionCase::new(lengths, (2, 1), 64, dtype);
                 cases.push(AttentionCase { values, ..case.clone() });
+                if values == AttentionValues::NotFinite {
+                    let dims = [(64, 64), (128, 128), (96, 160)][i];
+                    cases.push(AttentionCase { values, kv: KvFormat::E4M3, dims, ..case.clone() });
+                }
                 if i == 1 {
                     cases.push(AttentionCase { values, causal: false, window: Some(5), ..case });
                 }

@@ -6,6 +6,7 @@ use qgemm_hal::{Activation, NormKind, XPrecision};
 use super::case::{ExpertCase, FormCase, IndexKind};
 use crate::gemm::{ActOrder, Case, Epilogue, Layout};
 use crate::suite::Group;
+use crate::weights::WeightKind;
 
 /// A group with its cases for one format; none where the group does not concern the format.
 type Cases = (Group, fn(Format) -> Vec<ExpertCase>);
@@ -23,6 +24,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("experts_grouped", "slots that are multiplied expert by expert, by given lists or their own", grouped),
     group("experts_shared", "groups of rows that share a weight: tiles of rows by their lengths", shared),
     group("experts_every_way", "every kernel and every way to launch it", every_way),
+    group("experts_nan_codes", "NaN among the codes and scales of weights", nan_codes),
     group("experts_norm", "X that is normalized first", norm),
     group("experts_x_formats", "activations given in codes and scales, of every format", x_formats),
     group("experts_x_permitted", "a plain X that may be rounded to codes", permitted),
@@ -204,6 +206,19 @@ fn every_way(format: Format) -> Vec<ExpertCase> {
     };
     let many = ExpertCase { index: IndexKind::Skewed, ..ExpertCase::new(each, 300, 350, FormCase::Contiguous) };
     all.into_iter().enumerate().map(of).chain([many]).collect()
+}
+
+fn nan_codes(format: Format) -> Vec<ExpertCase> {
+    let weights = WeightKind::Nan;
+    if !weights.suits(format) {
+        return Vec::new();
+    }
+    every_form(format, 35, |i, case| {
+        let gated = i % 3 == 1;
+        let activation = if gated { Activation::Silu } else { Activation::Identity };
+        let epilogue = Epilogue { alpha: if gated { 0.0625 } else { 1.0 }, activation, ..Epilogue::default() };
+        ExpertCase { each: Case { weights, gated, epilogue, ..case.each }, ..case }
+    })
 }
 
 fn norm(format: Format) -> Vec<ExpertCase> {

@@ -9,7 +9,8 @@ use qgemm_hal::Activation;
 pub fn activate(activation: Activation, v: f64) -> (f64, f64) {
     match activation {
         Activation::Identity => (v, 1.0),
-        Activation::Relu => (v.max(0.0), 1.0),
+        // Unlike `max`, it leaves NaN as it is.
+        Activation::Relu => (if v < 0.0 { 0.0 } else { v }, 1.0),
         Activation::Silu => times_sigmoid(v, v, 1.0),
         Activation::GeluTanh => {
             // (1 + tanh(u)) / 2 is the sigmoid of 2u.

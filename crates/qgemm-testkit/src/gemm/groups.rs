@@ -52,6 +52,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("act_order", "permuted columns", act_order),
     group("x_prologue", "activations converted for matrix instructions", x_prologue),
     group("x_formats", "activations given in codes and scales, of every format", x_formats),
+    group("nan_codes", "NaN among the codes and scales of weights and of X", nan_codes),
     group("norm", "X that is normalized first", norm),
     group("fused", "weights fused of several, each with an output of its own", fused),
     group("projection", "a few tokens, normalized and to outputs of their own, where one launch can do it", projection),
@@ -447,6 +448,40 @@ fn sums_beyond_32_bits(format: Format) -> Option<Case> {
     let case =
         Case { weights: WeightKind::Raw, activations: ActivationKind::AllEqual, ..Case::new(format, 20, 33, 140_032) };
     are_bytes.then(|| case.with_x_format(XFormat::Int8Token))
+}
+
+/// Rows of NaN and others: few tokens and many, an X of zeros, gated pairs, activations, every kernel once, and a quantized X, too.
+fn nan_codes(format: Format) -> Vec<Case> {
+    let weights = WeightKind::Nan;
+    if !weights.suits(format) {
+        return Vec::new();
+    }
+    let k = medium_k(format);
+    let case = |m, n, seed| Case { weights, seed, ..Case::new(format, m, n, k) };
+    let mut cases = Vec::new();
+    for (i, (m, n)) in [(1, 67), (2, 33), (5, 40), (17, 67), (40, 33), (70, 130)].into_iter().enumerate() {
+        for (j, x_dtype) in DType::ALL.into_iter().enumerate() {
+            let activations = if j == i % 3 { ActivationKind::MixedMagnitudes } else { ActivationKind::Normal };
+            let d_dtype = if j == i % 3 { DType::F32 } else { x_dtype };
+            let x_precision = [XPrecision::Auto, XPrecision::F16, XPrecision::Exact][(i / 3 + j) % 3];
+            cases.push(Case { x_dtype, d_dtype, x_precision, activations, ..case(m, n, (3 * i + j) as u64) });
+        }
+    }
+    for (i, activation) in Activation::ALL.into_iter().enumerate() {
+        let epilogue = Epilogue { alpha: BENT, activation, bias: Some(DType::F32), ..Epilogue::default() };
+        let x_dtype = DType::ALL[i % 3];
+        cases.push(Case { x_dtype, epilogue, gated: i % 2 == 1, ..case([3, 36][i % 2], 40, 20 + i as u64) });
+    }
+    let aligned = k.next_multiple_of(8);
+    cases.push(Case { x_dtype: DType::F16, k: aligned, every_configuration: true, ..case(20, 40, 30) });
+    let quantized = XFormat::ALL.into_iter().filter(|format| format.plain().is_none());
+    for (i, x_format) in quantized.enumerate() {
+        let seed = 40 + i as u64;
+        cases.push(case(1 + 34 * (i % 2), 67, seed).with_x_format(x_format));
+        let x = Case { weights: WeightKind::Raw, activations: ActivationKind::NotFinite, ..case(35, 33, seed) };
+        cases.push(x.with_x_format(x_format));
+    }
+    cases
 }
 
 /// Formats that a norm writes rows in, all of them over the weights' formats.

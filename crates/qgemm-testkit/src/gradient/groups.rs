@@ -18,6 +18,7 @@ const fn group(name: &'static str, summary: &'static str, cases: fn(Format) -> V
 pub(super) const GROUPS: &[Cases] = &[
     group("gradient_formats", "dX through every format and type, around tiles in every direction", formats),
     group("gradient_exact", "small integers, bit for bit", exact),
+    group("gradient_nan_codes", "NaN among the codes and scales of weights", nan_codes),
     group("gradient_parts", "weights that are decoded in parts, accumulation, leading dimensions", parts),
     group("gradient_order", "permuted columns", order),
     group("gradient_gated", "gated pairs, whose dY has the gradients by the gate's sums, then by the up's", gated),
@@ -60,6 +61,18 @@ fn exact(format: Format) -> Vec<GradientCase> {
         GradientCase { accumulate: (i == 1).then_some(-2.0), ..GradientCase::of(layer).of_types(dy, DType::F32) }
     };
     DType::ALL.into_iter().enumerate().map(case).collect()
+}
+
+fn nan_codes(format: Format) -> Vec<GradientCase> {
+    let weights = WeightKind::Nan;
+    if !weights.suits(format) {
+        return Vec::new();
+    }
+    let case = |(i, [tokens, n]): (usize, [usize; 2])| {
+        let layer = Case { weights, gated: i == 3, seed: i as u64, ..Case::new(format, tokens, n, ragged_k(format)) };
+        GradientCase::of(layer).of_types(dtype(i), dtype(i + 1))
+    };
+    SIZES.into_iter().enumerate().map(case).collect()
 }
 
 fn parts(format: Format) -> Vec<GradientCase> {

@@ -29,7 +29,7 @@ pub enum IndexerValues {
     Normal,
     /// Small integers and powers of two: every score is exact, and many are alike.
     Integers,
-    /// Normal, and NaN in every fifth key.
+    /// Normal, and NaN in every fifth key and in every fourth query.
     Nan,
     /// Normal, and an infinity in every fifth key, in formats that have one.
     Infinite,
@@ -176,8 +176,12 @@ impl IndexerCase {
     /// Queries `[queries, heads, features]`, numbers of the format.
     pub(super) fn queries(&self) -> Vec<f32> {
         let mut rng = self.rng(1);
-        let count = self.queries * self.heads * self.features;
-        (0..count).map(|_| self.stored(self.number(&mut rng))).collect()
+        let of_query = self.heads * self.features;
+        let mut all: Vec<f32> = (0..self.queries * of_query).map(|_| self.stored(self.number(&mut rng))).collect();
+        if self.values == IndexerValues::Nan {
+            all.chunks_mut(of_query).skip(3).step_by(4).for_each(|query| query[of_query / 3] = f32::NAN);
+        }
+        all
     }
 
     /// Rows of keys `[pages · page size, features]`, numbers of the format: NaN of those that no query sees.

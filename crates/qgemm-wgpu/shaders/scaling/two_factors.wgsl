@@ -1,5 +1,5 @@
 // Formats whose scales are powers of two that may be no normal f32. Adapters may flush those to 0, so scales are
-// applied as two factors, which the fields of `Affine` hold.
+// applied as two factors, which the fields of `Affine` hold. Exponent 255 is NaN.
 
 fn affine(rows: Rows, sub: u32) -> Affine {
     return sub_scale(rows, sub);
@@ -8,18 +8,24 @@ fn affine(rows: Rows, sub: u32) -> Affine {
 // 2^(exponent - 128): half of what `exponent` means in E8M0.
 fn half_e8m0(exponent: vec4<u32>) -> Affine {
     let first = exponent / vec4<u32>(2u);
-    return Affine(power_of_two(first + vec4<u32>(63u)), power_of_two(exponent - first + vec4<u32>(63u)));
+    return Affine(or_nan(first + vec4<u32>(63u), exponent), power_of_two(exponent - first + vec4<u32>(63u)));
 }
 
 // 2^(exponent - 127)
 fn e8m0(exponent: vec4<u32>) -> Affine {
     let first = exponent / vec4<u32>(2u);
-    return Affine(power_of_two(first + vec4<u32>(64u)), power_of_two(exponent - first + vec4<u32>(63u)));
+    return Affine(or_nan(first + vec4<u32>(64u), exponent), power_of_two(exponent - first + vec4<u32>(63u)));
 }
 
 // 2^(biased - 127)
 fn power_of_two(biased: vec4<u32>) -> vec4<f32> {
     return bitcast<vec4<f32>>(biased << vec4<u32>(23u));
+}
+
+// The same, and NaN where `exponent` stands for that.
+fn or_nan(biased: vec4<u32>, exponent: vec4<u32>) -> vec4<f32> {
+    let nan = bitcast<vec4<f32>>(vec4<u32>(0x7fc00000u));
+    return select(power_of_two(biased), nan, exponent == vec4<u32>(255u));
 }
 
 // The accumulator of values times x, from that of numbers times x.

@@ -2,6 +2,7 @@
 // the product of a warp: `mma.sync` starts from zero every stage, and its sums are added in f32, times both scales. With QG_W_POWERS
 // each row of W has a power of two for 32 columns, which are an instruction's.
 #pragma once
+#include "atoms/e8m0.cuh"
 #include "atoms/ldmatrix.cuh"
 #include "atoms/mma_fp8.cuh"
 #include "mainloop/fp8_codes.cuh"
@@ -110,11 +111,6 @@ QG_DEVICE void load_ordered_w(u32 (&words)[4], const u8* k_block, u32 row, u32 l
     words[3] = prmt(even.w, odd.w, bytes);
 }
 
-// The number that a power's byte stands for, that of 0 being subnormal.
-QG_DEVICE float power_of(u32 byte) {
-    return bits_to_f32(byte == 0 ? 0x00400000u : byte << 23);
-}
-
 // acc += X · Wᵀ over a stage: sums of 32 columns are added in f32. `token` is the lane's first of the warp's first 16, `row` the warp's
 // first feature.
 QG_DEVICE void multiply_stage(Accumulators& acc, const Stage& s, u32 token, u32, u32 row, u32 lane) {
@@ -145,7 +141,7 @@ QG_DEVICE void multiply_stage(Accumulators& acc, const Stage& s, u32 token, u32,
             const u32 odd = ld_shared(reinterpret_cast<const u32*>(of_lane + 4)) >> upper;
 #pragma unroll
             for (u32 step = 0; step < 2; step++) {
-                const float of_w[2] = {power_of(even >> step * 8 & 0xff), power_of(odd >> step * 8 & 0xff)};
+                const float of_w[2] = {e8m0_to_f32(even >> step * 8 & 0xff), e8m0_to_f32(odd >> step * 8 & 0xff)};
 #pragma unroll
                 for (u32 mt = 0; mt < M_TILES; mt++) {
                     float sums[4] = {};

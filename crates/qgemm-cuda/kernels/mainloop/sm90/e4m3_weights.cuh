@@ -48,9 +48,10 @@ QG_DEVICE float power_of_two(i32 exponent) {
     if (exponent >= 2) return bits_to_f32((u32)(exponent - 1) << 23);
     return bits_to_f32(exponent >= 0 ? 0x00200000u << exponent : 0x00200000u >> -exponent);
 }
-// What sums are multiplied by whose operands are codes with scale 2^(e - 127), where 1/2 has E4M3 exponent `half`.
+// What sums are multiplied by whose operands are codes with scale 2^(e - 127), where 1/2 has E4M3 exponent `half`; of e = 255 NaN.
 QG_DEVICE float scale_of_power(u32 e, u32 half) {
-    return power_of_two((i32)e + 7 - (i32)half);
+    const float power = power_of_two((i32)e + 7 - (i32)half);
+    return e == 255 ? bits_to_f32(0x7fffffffu) : power;
 }
 
 // Magnitudes of E2M1 codes, times powers of two that make the exponent of 1/2 `exponent`: a byte each, for `prmt` to look up.

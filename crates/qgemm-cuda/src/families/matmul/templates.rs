@@ -327,7 +327,7 @@ pub(super) fn of_blocks(variant: Variant, aligned: bool) -> &'static [Template] 
 }
 
 /// The number by which kernels on CUDA cores know the format of a factor: that of the element type, and `FACTOR_E4M3` in
-/// `mainloop/e4m3_factor.cuh`. They take no blocks with scales.
+/// `entry/matmul_simt.cu`. They take no blocks with scales.
 pub(super) fn factor_code(format: FactorFormat) -> u32 {
     format.plain().map_or(3, dtype_code)
 }
