@@ -101,7 +101,7 @@ fn stream(fields: impl Iterator<Item = u32>, bits: usize) -> Vec<u32> {
 fn settings(bits: usize, group: i64, format: &str) -> String {
     format!(
         r#"{{"model_type": "llama", "version": 7, "quantization_config": {{"quant_method": "gptq", "bits": {bits},
-            "group_size": {group}, "desc_act": true, "checkpoint_format": "{format}"}}}}"#
+            "group_size": {group}, "desc_act": false, "checkpoint_format": "{format}"}}}}"#
     )
 }
 
@@ -312,9 +312,9 @@ fn layers_that_do_not_fit_together_are_refused() {
         assert!(matches!(&model.info("layer").expect("listed").kind, TensorKind::Opaque(why) if *why == error));
     };
     refused(layer.gptq(1), &settings(4, 128, "gptq"), "makes 1 groups, but there are scales for 2");
-    refused(layer.gptq(1), &settings(4, 48, "gptq"), "multiple of 32");
-    refused(layer.gptq(1), &settings(4, 0, "gptq"), "multiple of 32");
-    refused(layer.gptq(1), &settings(4, -7, "gptq"), "multiple of 32");
+    refused(layer.gptq(1), &settings(4, 48, "gptq"), "makes 3 groups, but there are scales for 2");
+    refused(layer.gptq(1), &settings(4, 0, "gptq"), "`group_size` is 0: expected -1 (one group) or a positive number");
+    refused(layer.gptq(1), &settings(4, -7, "gptq"), "`group_size` is -7");
     refused(layer.gptq(1), &settings(5, 64, "gptq"), "expected one of 2, 3, 4 and 8");
     refused(layer.gptq(1), &settings(4, 64, "marlin"), "expected gptq or gptq_v2");
     let group_9 = vec![9u32; 128];
@@ -346,7 +346,7 @@ fn scales_must_be_finite() {
 #[test]
 fn bad_settings_are_refused() {
     let bytes = || Layer::in_groups_of(8, 32, 4, 32).awq().bytes();
-    for config in ["", "[]", "{", r#"{"quantization_config": {"bits": "four"}}"#, r#"{"quantization_config": 4}"#] {
+    for config in ["", "[]", "{", r#"{"quantization_config": "four"}"#, r#"{"quantization_config": 4}"#] {
         let error = Model::from_bytes(bytes().into(), Some(config), ModelOptions::default()).expect_err("refused");
         assert!(matches!(error, FormatError::BadFile { .. }), "{config}: {error}");
     }
