@@ -59,8 +59,9 @@ fn open(
     };
     let shard = |file: &PathBuf| Ok(NamedFile { name: file.display().to_string(), contents: contents(file)? });
     let shards = files.iter().map(shard).collect::<Result<Vec<_>, Error>>()?;
-    let text = |file: &'_ NamedFile<String>| NamedFile { name: file.name.clone(), contents: file.contents.as_str() };
-    Ok(Model::from_files(&shards, &settings.iter().map(text).collect::<Vec<_>>(), options)?)
+    let settings: Vec<_> =
+        settings.iter().map(|file| NamedFile { name: file.name.clone(), contents: file.contents.as_str() }).collect();
+    Ok(Model::from_files(&shards, &settings, options)?)
 }
 
 /// Opens a file that [`PackedWeight::write`] wrote. It is mapped, and read once to compare its checksum.

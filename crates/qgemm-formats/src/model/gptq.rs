@@ -69,7 +69,6 @@ impl GptqLayer {
         if scale_columns != n {
             return Err(bad(&scales.name, format!("expected {n} columns as in qweight, got {scale_columns}")));
         }
-        let g_idx = g_idx.filter(|g_idx| g_idx.elements() > 0);
         let features = g_idx.as_ref().map(RawTensor::elements);
         let bits = width(&qweight, qzeros.as_ref(), features, settings)?;
         let zeros = match qzeros {
@@ -115,13 +114,17 @@ impl GptqLayer {
         if shown == label || !uniform() {
             return label;
         }
-        let read_as = if by_data { shown } else { label };
+        let tensor = &qzeros.name;
+        if by_data {
+            tracing::info!(%tensor, "mislabelled as GPTQ {label}: every zero point is stored as {first}, read as {shown}");
+            return shown;
+        }
         tracing::warn!(
-            tensor = %qzeros.name,
-            "every zero point is stored as {first}, as of a symmetric layer that is {shown:?}, but the file or the caller \
-             says {label:?}: mislabelled? Read as {read_as:?}"
+            %tensor,
+            "every zero point is stored as {first}: the layer looks like GPTQ {shown}, symmetric, but is read as {label}; \
+             set `ModelOptions::gptq_zeros` if it is mislabelled"
         );
-        read_as
+        label
     }
 
     fn stored_zero(&self, qzeros: &RawTensor, group: usize, row: usize) -> u32 {

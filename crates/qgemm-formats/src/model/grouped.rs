@@ -3,6 +3,7 @@
 //!
 //! AutoRound writes both: `packing_format` says which, and how zero points are stored.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::awq::AwqLayer;
@@ -43,6 +44,13 @@ pub(super) enum StoredZeros {
     AsIs,
 }
 
+/// The version of GPTQ that stores them so.
+impl fmt::Display for StoredZeros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Self::LessOne { "v1" } else { "v2" })
+    }
+}
+
 enum Packing {
     Gptq(StoredZeros),
     Awq,
@@ -58,7 +66,7 @@ pub(super) fn take_grouped(
     let base = name.strip_suffix(".qweight")?;
     let scales = tensors.remove(&format!("{base}.scales"))?;
     let qweight = tensors.remove(name)?;
-    let mut other = |part: &str| tensors.remove(&format!("{base}.{part}"));
+    let mut other = |part: &str| tensors.remove(&format!("{base}.{part}")).filter(|tensor| tensor.elements() > 0);
     let parts = GroupedParts { qweight, qzeros: other("qzeros"), scales, g_idx: other("g_idx") };
     Some((format!("{base}.weight"), layer(parts, &settings.layer(base), options)))
 }
