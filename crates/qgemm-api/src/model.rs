@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read as _};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use qgemm_formats::model::{Model, ModelOptions, NamedFile};
+use qgemm_formats::model::{Model, ModelOptions, NamedFile, strict_json};
 use qgemm_formats::packed_file::PackedWeight;
 use qgemm_formats::{FormatError, SharedBytes};
 use qgemm_hal::{MappedFile, check_regular};
@@ -21,8 +21,9 @@ use crate::error::Error;
 /// process (`SIGBUS`), and what is written to it changes weights. Replacing it by renaming another file over it is safe. For
 /// files that others write to there is [`read_model`].
 ///
-/// For safetensors, quantization settings are taken from `config.json`, `quantize_config.json` or
-/// `quant_config.json` in the same folder.
+/// For safetensors, quantization settings are taken from `config.json` (also below `text_config` and the like),
+/// `quantize_config.json`, `quant_config.json`, `quantization_config.json` and `hf_quant_config.json` in the same folder.
+/// A layer about which two of them disagree is refused as it is loaded.
 ///
 /// # Errors
 /// When a file cannot be opened or is not what it should be, or a folder does not hold exactly one model.
@@ -54,13 +55,13 @@ fn open(
     let files = model_files(path)?;
     let settings = match files.first().and_then(|file| file.parent()) {
         Some(folder) if files.iter().any(|file| has_extension(file, "safetensors")) => settings(folder)?,
-        _ => None,
+        _ => Vec::new(),
     };
     let shard = |file: &PathBuf| Ok(NamedFile { name: file.display().to_string(), contents: contents(file)? });
     let shards = files.iter().map(shard).collect::<Result<Vec<_>, Error>>()?;
-    let settings =
-        settings.as_ref().map(|NamedFile { name, contents }| NamedFile { name: name.clone(), contents: &**contents });
-    Ok(Model::from_files(&shards, settings, options)?)
+    let settings: Vec<_> =
+        settings.iter().map(|file| NamedFile { name: file.name.clone(), contents: file.contents.as_str() }).collect();
+    Ok(Model::from_files(&shards, &settings, options)?)
 }
 
 /// Opens a file that [`PackedWeight::write`] wrote. It is mapped, and read once to compare its checksum.
@@ -134,8 +135,8 @@ struct Index {
 
 fn shards_of_index(path: &Path) -> Result<Vec<PathBuf>, Error> {
     let text = read_text(path, MOST_INDEX)?;
-    let index: Index =
-        serde_json::from_str(&text).map_err(|error| bad(path, format!("expected an index of shards: {error}")))?;
+    let index: Index = serde_json::from_str(&strict_json(&text))
+        .map_err(|error| bad(path, format!("expected an index of shards: {error}")))?;
     let names: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
     if names.is_empty() {
         return Err(bad(path, "expected at least one shard, got none".into()));
@@ -161,25 +162,13 @@ pub(crate) fn config_of(path: &Path) -> Result<Option<NamedFile<String>>, Error>
     }
 }
 
-/// The file in `folder` that states quantization settings, if one does.
-fn settings(folder: &Path) -> Result<Option<NamedFile<String>>, Error> {
-    let config = read_if_there(&folder.join("config.json"))?;
-    if config.as_ref().is_some_and(|config| states_quantization(&config.contents)) {
-        return Ok(config);
-    }
-    for name in ["quantize_config.json", "quant_config.json"] {
-        if let Some(file) = read_if_there(&folder.join(name))? {
-            return Ok(Some(file));
-        }
-    }
-    Ok(None)
-}
+/// What files with quantization settings are called; some hold nothing else.
+const SETTINGS: [&str; 5] =
+    ["config.json", "quantize_config.json", "quant_config.json", "quantization_config.json", "hf_quant_config.json"];
 
-fn states_quantization(config: &str) -> bool {
-    let parsed = serde_json::from_str::<serde_json::Value>(config);
-    // Text that is no JSON is passed on, for the reader to complain about.
-    parsed
-        .map_or(true, |value| ["quantization_config", "compression_config"].iter().any(|key| value.get(key).is_some()))
+/// The files in `folder` that may state quantization settings.
+fn settings(folder: &Path) -> Result<Vec<NamedFile<String>>, Error> {
+    SETTINGS.iter().filter_map(|name| read_if_there(&folder.join(name)).transpose()).collect()
 }
 
 fn read_if_there(path: &Path) -> Result<Option<NamedFile<String>>, Error> {

@@ -243,6 +243,10 @@ fn safetensors_are_planned_by_their_config() {
     assert_eq!(plan.ops[1].bias.as_deref(), Some("model.layers.0.self_attn.q_proj.bias"));
     check_schemas(&plan);
 
+    // As Python writes it, with a byte-order mark.
+    config(&format!("\u{feff}{}", llama.to_string().replacen('{', r#"{"time_step_limit": [0.0, Infinity], "#, 1)));
+    ctx.plan_model(folder.0.path(), &PlanOptions::new(BATCH)).expect("not strict JSON");
+
     // A scaling that the library does not have is the caller's; a number that is missing is named.
     let mut other = llama.clone();
     other["rope_scaling"] = json!({"rope_type": "longrope"});

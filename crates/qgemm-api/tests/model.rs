@@ -111,8 +111,10 @@ fn shards_make_one_model() {
     assert!(ambiguous.to_string().contains("2 safetensors"), "{ambiguous}");
     let index = r#"{"weight_map":{"first.weight":"a.safetensors","second.weight":"b.safetensors"}}"#;
     fs::write(path("model.safetensors.index.json"), index).expect("writable");
-    for model in [open_model(folder.path()), open_model(path("model.safetensors.index.json"))] {
-        let model = model.expect("an index");
+    for (path, mark) in [(folder.path().into(), ""), (path("model.safetensors.index.json"), "\u{feff}")] {
+        let as_python = format!(r#"{mark}{{"metadata":{{"total":NaN}},{}"#, &index[1..]);
+        fs::write(folder.path().join("model.safetensors.index.json"), as_python).expect("writable");
+        let model = open_model(path).expect("an index");
         let names: Vec<_> = model.tensors().iter().map(|t| t.name.as_str()).collect();
         assert_eq!(names, ["first.weight", "second.weight"]);
         assert_eq!(model.dense("second").expect("plain").to_f32(), values());
@@ -142,7 +144,7 @@ fn settings_beside_the_file_are_read() {
     let folder = tempfile::tempdir().expect("writable");
     let path = |name: &str| folder.path().join(name);
     write_safetensors(&path("model.safetensors"), "w");
-    // What is read shows in what is refused: only the file that states the quantization counts.
+    // What is read shows in what is refused.
     let broken = r#"{"quantization_config": 7}"#;
     fs::write(path("quantize_config.json"), "[]").expect("writable");
     assert!(matches!(open_model(folder.path()), Err(Error::Format(FormatError::BadFile { .. }))));
@@ -154,6 +156,54 @@ fn settings_beside_the_file_are_read() {
     assert!(matches!(open_model(folder.path()), Err(Error::Format(FormatError::BadFile { .. }))));
     fs::write(path("config.json"), "no JSON").expect("writable");
     assert!(matches!(open_model(folder.path()), Err(Error::Format(FormatError::BadFile { .. }))));
+}
+
+/// One layer of 8 × 32 weights by GPTQ, all codes and scales 0.
+fn write_gptq(path: &Path) {
+    let header = r#"{"l.qweight":{"dtype":"I32","shape":[4,8],"data_offsets":[0,128]},
+        "l.scales":{"dtype":"F16","shape":[2,8],"data_offsets":[128,160]}}"#;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.resize(bytes.len() + 160, 0);
+    fs::write(path, bytes).expect("writable");
+}
+
+#[test]
+fn settings_of_all_files_count() {
+    const NAMES: [&str; 5] = [
+        "config.json",
+        "quantize_config.json",
+        "quant_config.json",
+        "quantization_config.json",
+        "hf_quant_config.json",
+    ];
+    let config =
+        |settings: &str| format!(r#"{{"model_type":"llama","limit":Infinity,"quantization_config":{settings}}}"#);
+    let settings = r#"{"quant_method":"gptq","bits":4,"group_size":16,"sym":true}"#;
+    for name in NAMES {
+        let folder = tempfile::tempdir().expect("writable");
+        let path = |name: &str| folder.path().join(name);
+        write_gptq(&path("model.safetensors"));
+        // Nothing says that the layer is symmetric, and so may have no zero points.
+        fs::write(path("config.json"), config("null")).expect("writable");
+        let error = open_model(folder.path()).and_then(|model| Ok(model.weight("l")?)).expect_err("no settings");
+        assert!(error.to_string().contains("qzeros"), "{error}");
+
+        fs::write(path(name), config(settings)).expect("writable");
+        let weight = open_model(folder.path()).expect("a model").weight("l").expect("settings");
+        assert_eq!((weight.n(), weight.k()), (8, 32), "{name}");
+
+        // Another file says something else.
+        let other = if name == "config.json" { "quantization_config.json" } else { "config.json" };
+        fs::write(path(other), config(r#"{"bits":8}"#)).expect("writable");
+        let model = open_model(folder.path()).expect("a model");
+        let error = model.weight("l").expect_err("two widths").to_string();
+        let named = |file: &str| error.contains(path(file).to_str().expect("UTF-8"));
+        assert!(
+            named(name) && named(other) && error.contains("`bits` is 4") && error.contains("`bits` is 8"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Architectures: which products and norms a layer has, of which tensors.
 
-use qgemm_formats::model::{Model, TensorInfo, TensorKind};
+use qgemm_formats::model::{Model, TensorInfo, TensorKind, strict_json};
 use qgemm_formats::{DType, Format};
 use qgemm_hal::Activation;
 use serde_json::Value;
@@ -164,7 +164,7 @@ pub(super) fn network(model: &Model, config: Option<&str>) -> Result<Network, Er
     let is_gguf = !model.metadata().is_empty();
     let config: Value = match config {
         Some(text) if !is_gguf => {
-            serde_json::from_str(text).map_err(|error| incomplete(format!("config.json: {error}")))?
+            serde_json::from_str(&strict_json(text)).map_err(|error| incomplete(format!("config.json: {error}")))?
         }
         _ => Value::Null,
     };

@@ -5,13 +5,14 @@
 //! qzeros  [groups, N/8] i32   in the same order, zero points as they are
 //! scales  [groups, N]         value = scale · (code − zero)
 //! ```
+//!
+//! Layers that are stated to be symmetric may have no `qzeros`: all zero points are 8.
 
 use std::ops::Range;
 
 use safetensors::tensor::Dtype;
 
-use super::config::QuantConfig;
-use super::gptq::consecutive_groups;
+use super::grouped::{GroupedParts, GroupedSettings, consecutive_groups, symmetric_zero};
 use super::groups::{GroupContents, GroupPlan};
 use super::layer::Layer;
 use super::raw::{RawTensor, bad, unsupported, word};
@@ -32,8 +33,15 @@ pub(super) struct AwqLayer {
     n: usize,
     plan: GroupPlan,
     qweight: SharedBytes,
-    qzeros: SharedBytes,
+    zeros: Zeros,
     scales: RawTensor,
+}
+
+#[derive(Debug)]
+enum Zeros {
+    /// One for all, which the file need not have.
+    Symmetric(u8),
+    Stored(SharedBytes),
 }
 
 impl AwqLayer {
@@ -49,32 +57,35 @@ impl AwqLayer {
     ///
     /// # Errors
     /// [`FormatError::BadFile`] when the tensors do not fit one another or the settings,
-    /// [`FormatError::UnsupportedFile`] for other packings and widths.
-    pub fn new(
-        qweight: RawTensor,
-        qzeros: RawTensor,
-        scales: RawTensor,
-        config: &QuantConfig,
-    ) -> Result<Self, FormatError> {
+    /// [`FormatError::UnsupportedFile`] for other widths and for act-order.
+    pub fn new(parts: GroupedParts, settings: &GroupedSettings) -> Result<Self, FormatError> {
+        let GroupedParts { qweight, qzeros, scales, g_idx } = parts;
         let name = &qweight.name;
         qweight.expect_type(Dtype::I32)?;
-        qzeros.expect_type(Dtype::I32)?;
         scales.scale_type()?;
-        if let Some(bits) = config.bits.filter(|&bits| bits as usize != BITS) {
-            return Err(unsupported(name, format!("AWQ with {bits} bits: expected {BITS}")));
+        if let Some(bits) = settings.bits.filter(|&bits| bits as usize != BITS) {
+            let who = &settings.who_says_bits;
+            return Err(unsupported(name, format!("AWQ with {bits} bits ({who}): expected {BITS}")));
         }
-        if let Some(version) = config.version.as_deref().filter(|v| !v.eq_ignore_ascii_case("gemm")) {
-            return Err(unsupported(name, format!("AWQ packing `{version}`: expected `gemm`")));
+        if let Some(g_idx) = g_idx {
+            return Err(unsupported(&g_idx.name, "an order of the columns of an AWQ layer: expected none"));
         }
         let (k, words) = qweight.matrix()?;
         let (groups, n) = scales.matrix()?;
         if words.checked_mul(PACKED) != Some(n) {
             return Err(bad(name, format!("expected {} words a row for {n} scales, got {words}", n / PACKED)));
         }
-        qzeros.expect_shape(&[groups, words])?;
-        let group_of = consecutive_groups(name, k, groups, config)?;
+        let zeros = match qzeros {
+            None => Zeros::Symmetric(symmetric_zero(name, BITS, settings)?),
+            Some(qzeros) => {
+                qzeros.expect_type(Dtype::I32)?;
+                qzeros.expect_shape(&[groups, words])?;
+                Zeros::Stored(qzeros.bytes)
+            }
+        };
+        let group_of = consecutive_groups(name, k, groups, settings)?;
         let plan = GroupPlan::new(name, BITS, &group_of, groups)?;
-        Ok(Self { n, plan, qweight: qweight.bytes, qzeros: qzeros.bytes, scales })
+        Ok(Self { n, plan, qweight: qweight.bytes, zeros, scales })
     }
 
     fn unpack_rows(&self, rows: Range<usize>, codes: &mut [u8]) {
@@ -102,7 +113,11 @@ impl Layer for AwqLayer {
     }
 
     fn bytes(&self) -> usize {
-        self.qweight.len() + self.qzeros.len() + self.scales.bytes.len()
+        let zeros = match &self.zeros {
+            Zeros::Symmetric(_) => 0,
+            Zeros::Stored(qzeros) => qzeros.len(),
+        };
+        self.qweight.len() + zeros + self.scales.bytes.len()
     }
 
     fn weight(&self, _index: usize) -> Result<HostWeight, FormatError> {
@@ -112,7 +127,10 @@ impl Layer for AwqLayer {
             &GroupContents {
                 codes: &|rows, codes| self.unpack_rows(rows, codes),
                 scale: &scale,
-                zero: &|group, row| self.nibble(&self.qzeros, group, row),
+                zero: &|group, row| match &self.zeros {
+                    Zeros::Symmetric(zero) => *zero,
+                    Zeros::Stored(qzeros) => self.nibble(qzeros, group, row),
+                },
             },
         )
     }

@@ -19,10 +19,10 @@ use half::f16;
 use rayon::prelude::*;
 use safetensors::tensor::Dtype;
 
-use super::config::QuantConfig;
 use super::layer::Layer;
 use super::raw::{RawTensor, bad, unsupported};
 use super::scales::{Scales, e8m0_of, row_scales};
+use super::settings::LayerSettings;
 use crate::desc::Format;
 use crate::error::FormatError;
 use crate::formats::fp8::{FP8_E4M3, FP8_E4M3_BLOCK128, FP8_E5M2, FP8_E5M2_BLOCK128, SCALE_BLOCK};
@@ -67,7 +67,7 @@ impl EightBitLayer {
         weight: RawTensor,
         scale: Option<RawTensor>,
         zero_point: Option<RawTensor>,
-        config: &QuantConfig,
+        config: &LayerSettings<'_>,
     ) -> Result<Self, FormatError> {
         let (n, k) = weight.matrix()?;
         let (by_row, by_block) = match weight.dtype {
@@ -97,8 +97,10 @@ impl EightBitLayer {
                 }
             }
         }
-        let power_scales =
-            by_block.is_some_and(|[_, by_power]| config.has_power_scales() || std::ptr::eq(format, by_power));
+        let power_scales = match by_block {
+            Some([_, by_power]) => std::ptr::eq(format, by_power) || config.has_power_scales()?,
+            None => false,
+        };
         let stated_x = by_block.and_then(|_| config.stated_x());
         let flip = if weight.dtype == Dtype::I8 { ZERO_CODE } else { 0 };
         let zeros = zero_point.filter(|zero_point| zero_point.bytes.iter().any(|&byte| byte != 0));
@@ -185,16 +187,16 @@ impl EightBitLayer {
 ///
 /// # Errors
 /// [`FormatError::UnsupportedFile`] for blocks of another size, [`FormatError::BadFile`] for a shape that is none of those.
-fn scale_block(scale: &RawTensor, weight: &RawTensor, config: &QuantConfig) -> Result<[usize; 2], FormatError> {
+fn scale_block(scale: &RawTensor, weight: &RawTensor, config: &LayerSettings<'_>) -> Result<[usize; 2], FormatError> {
     const BLOCKS: [[usize; 2]; 3] = [[SCALE_BLOCK, SCALE_BLOCK], [MX_BLOCK, MX_BLOCK], [1, MX_BLOCK]];
     let (n, k) = weight.matrix()?;
-    let stated = config.weight_block_size.as_deref();
-    if let Some(block) = stated.filter(|stated| !BLOCKS.iter().any(|block| block == stated)) {
+    let stated = config.weight_block_size()?;
+    if let Some(block) = stated.as_deref().filter(|stated| !BLOCKS.iter().any(|block| block == stated)) {
         let what = format!("scale blocks of {block:?} of {:?} weights: expected one of {BLOCKS:?}", weight.dtype);
         return Err(unsupported(&weight.name, what));
     }
     let shape = |[rows, columns]: [usize; 2]| [n.div_ceil(rows), k.div_ceil(columns)];
-    let mut wanted = BLOCKS.into_iter().filter(|block| stated.is_none_or(|stated| stated == block));
+    let mut wanted = BLOCKS.into_iter().filter(|block| stated.as_deref().is_none_or(|stated| stated == block));
     let found = wanted.clone().find(|&block| scale.shape == shape(block));
     let expected: Vec<_> = wanted.by_ref().map(shape).collect();
     found.ok_or_else(|| bad(&scale.name, format!("expected one of the shapes {expected:?}, got {:?}", scale.shape)))

@@ -8,29 +8,22 @@
 //! ```
 //!
 //! Version 1 of the format stores `zero − 1`, modulo `2^bits`: like the reference implementation (AutoGPTQ),
-//! reading adds 1 and drops the carry, so that a stored 255 of an 8-bit layer means 0, and 256 never arises.
+//! reading adds 1 and drops the carry, so that a stored 255 of an 8-bit layer means 0, and 256 never arises. Some files
+//! state the wrong version. A symmetric layer shows which it is: its zero points are all `2^(bits − 1)`. Such a layer
+//! may have no `qzeros` at all.
 
 use std::ops::Range;
 
 use safetensors::tensor::Dtype;
 
-use super::GptqZeros;
-use super::config::QuantConfig;
+use super::grouped::{GroupedParts, GroupedSettings, StoredZeros, consecutive_groups, symmetric_zero};
 use super::groups::{GroupContents, GroupPlan};
 use super::layer::Layer;
-use super::raw::{RawTensor, bad, unsupported, word};
+use super::raw::{RawTensor, bad, word};
 use super::scales::group_scales;
 use crate::desc::Format;
 use crate::error::FormatError;
 use crate::weight::{HostWeight, SharedBytes};
-
-/// The tensors of a layer, before anything is checked.
-pub(super) struct GptqParts {
-    pub qweight: RawTensor,
-    pub qzeros: RawTensor,
-    pub scales: RawTensor,
-    pub g_idx: Option<RawTensor>,
-}
 
 /// A GPTQ layer.
 #[derive(Debug)]
@@ -39,46 +32,103 @@ pub(super) struct GptqLayer {
     bits: usize,
     plan: GroupPlan,
     qweight: SharedBytes,
-    qzeros: RawTensor,
+    zeros: Zeros,
     scales: RawTensor,
-    /// What is added to a stored zero point.
-    zero_offset: u32,
+}
+
+#[derive(Debug)]
+enum Zeros {
+    /// One for all, which the file need not have.
+    Symmetric(u8),
+    Stored {
+        qzeros: RawTensor,
+        label: StoredZeros,
+        /// Whether the zero points themselves may show that the label is wrong.
+        by_data: bool,
+    },
 }
 
 impl GptqLayer {
-    /// Checks shapes, finds the width and sorts columns by group.
+    /// Checks shapes, finds the width and sorts columns by group. `label`: how the file says that zero points are
+    /// stored; `chosen`: how they are, where the caller knows better.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when the tensors do not fit one another or the settings,
-    /// [`FormatError::UnsupportedFile`] for other packings.
-    pub fn new(parts: GptqParts, config: &QuantConfig, zeros: GptqZeros) -> Result<Self, FormatError> {
-        let GptqParts { qweight, qzeros, scales, g_idx } = parts;
+    /// [`FormatError::BadFile`] when the tensors do not fit one another or the settings.
+    pub fn new(
+        parts: GroupedParts,
+        settings: &GroupedSettings,
+        label: StoredZeros,
+        chosen: Option<StoredZeros>,
+    ) -> Result<Self, FormatError> {
+        let GroupedParts { qweight, qzeros, scales, g_idx } = parts;
         let name = qweight.name.clone();
         qweight.expect_type(Dtype::I32)?;
-        qzeros.expect_type(Dtype::I32)?;
         scales.scale_type()?;
-        let stored_less_one = stores_zero_less_one(&name, config, zeros)?;
         let (words, n) = qweight.matrix()?;
         let (groups, scale_columns) = scales.matrix()?;
         if scale_columns != n {
             return Err(bad(&scales.name, format!("expected {n} columns as in qweight, got {scale_columns}")));
         }
-        let g_idx = g_idx.filter(|g_idx| g_idx.elements() > 0);
         let features = g_idx.as_ref().map(RawTensor::elements);
-        let bits = width(&qweight, &qzeros, n, features, config)?;
-        qzeros.expect_shape(&[groups, (n * bits).div_ceil(32)])?;
+        let bits = width(&qweight, qzeros.as_ref(), features, settings)?;
+        let zeros = match qzeros {
+            None => Zeros::Symmetric(symmetric_zero(&name, bits, settings)?),
+            Some(qzeros) => {
+                qzeros.expect_type(Dtype::I32)?;
+                qzeros.expect_shape(&[groups, (n * bits).div_ceil(32)])?;
+                // Where nothing is stated, GPTQ is symmetric: so AutoGPTQ, GPTQModel and transformers have it.
+                let by_data = chosen.is_none() && settings.symmetric != Some(false);
+                Zeros::Stored { qzeros, label: chosen.unwrap_or(label), by_data }
+            }
+        };
         let k = features.unwrap_or(words * 32 / bits);
         let group_of = match g_idx {
             Some(g_idx) => read_groups(&g_idx)?,
-            None => consecutive_groups(&name, k, groups, config)?,
+            None => consecutive_groups(&name, k, groups, settings)?,
         };
         let plan = GroupPlan::new(&name, bits, &group_of, groups)?;
-        let zero_offset = u32::from(stored_less_one);
-        Ok(Self { n, bits, plan, qweight: qweight.bytes, qzeros, scales, zero_offset })
+        Ok(Self { n, bits, plan, qweight: qweight.bytes, zeros, scales })
     }
 
-    fn stored_zero(&self, group: usize, row: usize) -> u32 {
-        let words = &self.qzeros.bytes[group * self.qzeros.shape[1] * 4..];
+    /// The reader of zero points by group and row.
+    fn zero_points(&self) -> Box<dyn Fn(usize, usize) -> u8 + Sync + '_> {
+        match &self.zeros {
+            &Zeros::Symmetric(zero) => Box::new(move |_, _| zero),
+            Zeros::Stored { qzeros, label, by_data } => {
+                let stored = self.stored_zeros(qzeros, *label, *by_data);
+                let (offset, mask) = (u32::from(stored == StoredZeros::LessOne), (1 << self.bits) - 1);
+                Box::new(move |group, row| ((self.stored_zero(qzeros, group, row) + offset) & mask) as u8)
+            }
+        }
+    }
+
+    /// How zero points are stored. Symmetric layers have one, `2^(bits − 1)`, throughout, which shows it.
+    fn stored_zeros(&self, qzeros: &RawTensor, label: StoredZeros, by_data: bool) -> StoredZeros {
+        let first = self.stored_zero(qzeros, 0, 0);
+        let shown = match (1 << (self.bits - 1)) - first as i32 {
+            0 => StoredZeros::AsIs,
+            1 => StoredZeros::LessOne,
+            _ => return label,
+        };
+        let uniform = || (0..qzeros.shape[0]).all(|g| (0..self.n).all(|row| self.stored_zero(qzeros, g, row) == first));
+        if shown == label || !uniform() {
+            return label;
+        }
+        let tensor = &qzeros.name;
+        if by_data {
+            tracing::info!(%tensor, "mislabelled as GPTQ {label}: every zero point is stored as {first}, read as {shown}");
+            return shown;
+        }
+        tracing::warn!(
+            %tensor,
+            "every zero point is stored as {first}: the layer looks like GPTQ {shown}, symmetric, but is read as {label}; \
+             set `ModelOptions::gptq_zeros` if it is mislabelled"
+        );
+        label
+    }
+
+    fn stored_zero(&self, qzeros: &RawTensor, group: usize, row: usize) -> u32 {
+        let words = &qzeros.bytes[group * qzeros.shape[1] * 4..];
         field(|index| word(words, index), row, self.bits)
     }
 
@@ -87,26 +137,6 @@ impl GptqLayer {
             for (column, code) in codes.iter_mut().enumerate() {
                 *code = field(|index| word(&self.qweight, index * self.n + row), column, self.bits) as u8;
             }
-        }
-    }
-
-    /// Symmetric layers have one zero point, `2^(bits − 1)`, throughout, which shows how it is stored.
-    fn warn_if_mislabelled(&self) {
-        let middle = 1 << (self.bits - 1);
-        let first = self.stored_zero(0, 0);
-        let expected = middle - self.zero_offset;
-        let other = middle - (1 - self.zero_offset);
-        if first != other || expected == other {
-            return;
-        }
-        let all_same = (0..self.qzeros.shape[0]).all(|g| (0..self.n).all(|row| self.stored_zero(g, row) == first));
-        if all_same {
-            let (read_as, looks_like) = if self.zero_offset == 1 { ("v1", "v2") } else { ("v2", "v1") };
-            tracing::warn!(
-                tensor = %self.qzeros.name,
-                "every zero point is stored as {first}: the file looks like GPTQ {looks_like} but is read as \
-                 {read_as}; set `ModelOptions::gptq_zeros` if it is mislabelled"
-            );
         }
     }
 }
@@ -121,21 +151,18 @@ impl Layer for GptqLayer {
     }
 
     fn bytes(&self) -> usize {
-        self.qweight.len() + self.qzeros.bytes.len() + self.scales.bytes.len()
+        let zeros = match &self.zeros {
+            Zeros::Symmetric(_) => 0,
+            Zeros::Stored { qzeros, .. } => qzeros.bytes.len(),
+        };
+        self.qweight.len() + zeros + self.scales.bytes.len()
     }
 
     fn weight(&self, _index: usize) -> Result<HostWeight, FormatError> {
-        self.warn_if_mislabelled();
         let scale = group_scales(&self.scales, self.n)?;
-        let mask = (1 << self.bits) - 1;
-        self.plan.build(
-            self.n,
-            &GroupContents {
-                codes: &|rows, codes| self.unpack_rows(rows, codes),
-                scale: &scale,
-                zero: &|group, row| ((self.stored_zero(group, row) + self.zero_offset) & mask) as u8,
-            },
-        )
+        let zero = self.zero_points();
+        let codes = |rows: Range<usize>, codes: &mut [u8]| self.unpack_rows(rows, codes);
+        self.plan.build(self.n, &GroupContents { codes: &codes, scale: &scale, zero: &zero })
     }
 }
 
@@ -149,49 +176,34 @@ fn field(word: impl Fn(usize) -> u32, index: usize, bits: usize) -> u32 {
     (window >> shift) as u32 & ((1 << bits) - 1)
 }
 
-fn stores_zero_less_one(name: &str, config: &QuantConfig, zeros: GptqZeros) -> Result<bool, FormatError> {
-    let by_config = match config.checkpoint_format.as_deref() {
-        None | Some("" | "gptq") => true,
-        Some("gptq_v2") => false,
-        Some(other) => return Err(unsupported(name, format!("checkpoint format `{other}`: expected gptq or gptq_v2"))),
-    };
-    Ok(match zeros {
-        GptqZeros::FromConfig => by_config,
-        GptqZeros::LessOne => true,
-        GptqZeros::AsIs => false,
-    })
-}
-
 /// The width of codes that the shapes allow; the settings decide only where several do.
 fn width(
     qweight: &RawTensor,
-    qzeros: &RawTensor,
-    n: usize,
+    qzeros: Option<&RawTensor>,
     features: Option<usize>,
-    config: &QuantConfig,
+    settings: &GroupedSettings,
 ) -> Result<usize, FormatError> {
-    let (words, _) = qweight.matrix()?;
-    let (_, zero_words) = qzeros.matrix()?;
+    let (words, n) = qweight.matrix()?;
+    let zero_words = qzeros.map(RawTensor::matrix).transpose()?.map(|(_, words)| words);
+    let words_of = |count: usize, bits: usize| count.checked_mul(bits).map(|total| total.div_ceil(32));
     let fits = |bits: usize| {
         let columns_fit = match features {
-            Some(k) => k.checked_mul(bits).is_some_and(|total| total.div_ceil(32) == words),
+            Some(k) => words_of(k, bits) == Some(words),
             None => words > 0 && (words * 32).is_multiple_of(bits),
         };
-        n.checked_mul(bits).is_some_and(|total| total.div_ceil(32) == zero_words) && columns_fit
+        columns_fit && zero_words.is_none_or(|zero_words| words_of(n, bits) == Some(zero_words))
     };
     let candidates: Vec<usize> = [2, 3, 4, 8].into_iter().filter(|&bits| fits(bits)).collect();
-    let stated = config.bits.map(|bits| bits as usize).filter(|_| !config.varies_by_layer());
-    match (stated, &candidates[..]) {
+    match (settings.bits.map(|bits| bits as usize), &candidates[..]) {
         (Some(bits), _) if candidates.contains(&bits) => Ok(bits),
         (None, &[bits]) => Ok(bits),
-        (stated, _) => Err(bad(
-            &qweight.name,
-            format!(
-                "qweight {:?} and qzeros {:?} fit codes of {candidates:?} bits, the settings say {stated:?}: expected \
-                 one of 2, 3, 4 and 8",
-                qweight.shape, qzeros.shape
-            ),
-        )),
+        (stated, _) => {
+            let said = if stated.is_some() { &settings.who_says_bits } else { "no settings say which" };
+            let zeros = qzeros.map_or("no qzeros".into(), |qzeros| format!("qzeros {:?}", qzeros.shape));
+            let shape = &qweight.shape;
+            let what = format!("qweight {shape:?} and {zeros} fit codes of {candidates:?} bits, but {said}");
+            Err(bad(&qweight.name, format!("{what}: expected one of 2, 3, 4 and 8")))
+        }
     }
 }
 
@@ -200,34 +212,4 @@ fn read_groups(g_idx: &RawTensor) -> Result<Vec<u32>, FormatError> {
     g_idx.expect_shape(&[g_idx.elements()])?;
     // Negative groups become huge numbers, which the plan refuses.
     Ok((0..g_idx.elements()).map(|k| word(&g_idx.bytes, k)).collect())
-}
-
-/// The group of every input feature of a layer without act-order.
-///
-/// # Errors
-/// [`FormatError::BadFile`] when `groups` groups of the stated size do not make up `k` features, or the size is
-/// no multiple of 32.
-pub(super) fn consecutive_groups(
-    name: &str,
-    k: usize,
-    groups: usize,
-    config: &QuantConfig,
-) -> Result<Vec<u32>, FormatError> {
-    let stated = config.group_size.filter(|_| !config.varies_by_layer());
-    let size = match stated {
-        Some(-1) => k,
-        Some(size) => usize::try_from(size).unwrap_or(0),
-        None if groups > 0 && k.is_multiple_of(groups) => k / groups,
-        None => return Err(bad(name, format!("K = {k} does not divide into {groups} groups"))),
-    };
-    if size == 0 || (groups > 1 && !size.is_multiple_of(32)) {
-        return Err(bad(name, format!("groups of {size}: expected -1 (one group) or a multiple of 32")));
-    }
-    if k.div_ceil(size) != groups {
-        return Err(bad(
-            name,
-            format!("K = {k} in groups of {size} makes {} groups, but there are scales for {groups}", k.div_ceil(size)),
-        ));
-    }
-    Ok((0..k).map(|column| (column / size) as u32).collect())
 }

@@ -5,18 +5,21 @@
 //! FP8, MXFP4 and NVFP4 layers, and plain f32, f16 and bf16 matrices.
 
 mod awq;
-mod config;
 mod eight_bit;
 mod experts;
 mod four_bit;
 pub mod gguf;
 mod gptq;
+mod grouped;
 mod groups;
+mod json;
 mod layer;
 mod numbers;
+mod overrides;
 mod raw;
 mod recognise;
 mod scales;
+mod settings;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,15 +30,17 @@ use crate::error::FormatError;
 use crate::names::nearest;
 pub use crate::names::printable;
 use crate::weight::{HostWeight, SharedBytes};
-use config::QuantConfig;
+pub use json::strict_json;
 use layer::{BlockLayer, Layer, stack_size};
 pub use numbers::{NumberTensor, NumberType};
+use settings::Settings;
 
 /// How a GPTQ checkpoint stores its zero points. Some files state the wrong version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GptqZeros {
-    /// As `checkpoint_format` of the settings says; version 1 where it is absent.
+    /// As a symmetric layer's zero points show, which are all `2^(bits − 1)`. Of other layers as `checkpoint_format` of
+    /// the settings says, or `packing_format` of AutoRound's; version 1 where both are absent.
     #[default]
     FromConfig,
     /// Less one: version 1.
@@ -125,7 +130,8 @@ pub struct Model {
 
 impl Model {
     /// Opens the file that `bytes` holds, GGUF or safetensors by its first bytes. `config` is the text of the
-    /// checkpoint's `config.json` or `quantize_config.json`, for safetensors files that need one.
+    /// checkpoint's `config.json` or `quantize_config.json`, for safetensors files that need one. Where there are
+    /// several, [`Model::from_files`] takes them.
     ///
     /// # Errors
     /// [`FormatError::BadFile`], [`FormatError::UnsupportedFile`] and others that [`gguf::GgufFile::read`] names.
@@ -146,16 +152,18 @@ impl Model {
         let name = |i: usize| if shards.len() == 1 { "model file".into() } else { format!("model file {}", i + 1) };
         let shards = shards.iter().enumerate().map(|(i, bytes)| NamedFile { name: name(i), contents: bytes.clone() });
         let config = config.map(|text| NamedFile { name: "model configuration".into(), contents: text });
-        Self::from_files(&shards.collect::<Vec<_>>(), config, options)
+        Self::from_files(&shards.collect::<Vec<_>>(), config.as_slice(), options)
     }
 
-    /// [`Model::from_shards`] of files whose names errors state.
+    /// [`Model::from_shards`] of files whose names errors state. `settings` are all files of the checkpoint that may say
+    /// how it is quantized: `config.json`, `quantize_config.json`, `quant_config.json`, `quantization_config.json` and
+    /// `hf_quant_config.json`. A layer about which two of them disagree is refused.
     ///
     /// # Errors
     /// As [`Model::from_shards`].
     pub fn from_files(
         shards: &[NamedFile<SharedBytes>],
-        config: Option<NamedFile<&str>>,
+        settings: &[NamedFile<&str>],
         options: ModelOptions,
     ) -> Result<Self, FormatError> {
         let _span = tracing::info_span!("open_model", shards = shards.len()).entered();
@@ -171,8 +179,7 @@ impl Model {
                         what: "is not safetensors (which has a JSON header at byte 8), nor a single GGUF file".into(),
                     });
                 }
-                let config = config.map(|file| QuantConfig::parse(&file.name, file.contents)).transpose()?;
-                Self::from_safetensors(raw::read(shards)?, &config.unwrap_or_default(), &options)?
+                Self::from_safetensors(raw::read(shards)?, &Settings::parse(settings)?, &options)?
             }
         };
         model.by_name = model.tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
@@ -321,11 +328,11 @@ impl Model {
 
     fn from_safetensors(
         mut tensors: raw::RawTensors,
-        config: &QuantConfig,
+        settings: &Settings,
         options: &ModelOptions,
     ) -> Result<Self, FormatError> {
         let mut model = Self::empty();
-        for (name, found) in recognise::take_layers(&mut tensors, config, options) {
+        for (name, found) in recognise::take_layers(&mut tensors, settings, options) {
             match found {
                 Ok(layer) => model.push(name, layer.shape(), layer.bytes(), "", Source::Layer(layer))?,
                 Err(error) => model.push(name, Vec::new(), 0, "", Source::Broken(error))?,

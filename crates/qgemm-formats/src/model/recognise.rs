@@ -6,13 +6,12 @@ use std::sync::Arc;
 use safetensors::tensor::Dtype;
 
 use super::ModelOptions;
-use super::awq::AwqLayer;
-use super::config::QuantConfig;
 use super::eight_bit::EightBitLayer;
 use super::four_bit::{Mxfp4Layer, Nvfp4Layer};
-use super::gptq::{GptqLayer, GptqParts};
+use super::grouped::take_grouped;
 use super::layer::Layer;
 use super::raw::{RawTensor, RawTensors, unsupported};
+use super::settings::Settings;
 use crate::error::FormatError;
 
 /// A layer, or why it is none, under the name that users know it by (`….weight`).
@@ -43,15 +42,15 @@ const QUANTIZATION_WORDS: [&str; 7] = ["scale", "zero", "blocks", "packed", "g_i
 /// Takes the tensors of quantized layers out of `tensors`. A layer whose tensors do not fit together is found
 /// too, as the error that loading it gives, so that the rest of the model stays usable; so is one with a tensor that
 /// is not understood, since it may change every weight.
-pub(super) fn take_layers(tensors: &mut RawTensors, config: &QuantConfig, options: &ModelOptions) -> Vec<Found> {
+pub(super) fn take_layers(tensors: &mut RawTensors, settings: &Settings, options: &ModelOptions) -> Vec<Found> {
     let names: Vec<String> = tensors.keys().cloned().collect();
     let mut found = Vec::new();
     for name in &names {
-        let layer = take_grouped(tensors, name, config, options)
+        let layer = take_grouped(tensors, name, settings, options)
             .or_else(|| take_mxfp4(tensors, name))
             .or_else(|| take_nvfp4(tensors, name))
             .or_else(|| take_packed_nvfp4(tensors, name))
-            .or_else(|| take_eight_bit(tensors, name, config));
+            .or_else(|| take_eight_bit(tensors, name, settings));
         found.extend(layer);
     }
     let layers: HashMap<String, usize> = found.iter().enumerate().map(|(i, (layer, _))| (layer.clone(), i)).collect();
@@ -83,7 +82,7 @@ fn owner(name: &str, layers: &HashMap<String, usize>) -> Option<usize> {
     splits.filter(|(_, rest)| is_part(rest)).find_map(|(layer, _)| position(layer))
 }
 
-fn erase<L: Layer + 'static>(layer: Result<L, FormatError>) -> Result<Arc<dyn Layer>, FormatError> {
+pub(super) fn erase<L: Layer + 'static>(layer: Result<L, FormatError>) -> Result<Arc<dyn Layer>, FormatError> {
     layer.map(|layer| Arc::new(layer) as Arc<dyn Layer>)
 }
 
@@ -99,22 +98,6 @@ fn take<const OTHERS: usize>(
     let first = tensors.remove(name)?;
     let rest: Vec<RawTensor> = others.iter().filter_map(|other| tensors.remove(*other)).collect();
     Some((first, rest.try_into().ok()?))
-}
-
-/// GPTQ and AWQ.
-fn take_grouped(tensors: &mut RawTensors, name: &str, config: &QuantConfig, options: &ModelOptions) -> Option<Found> {
-    let base = name.strip_suffix(".qweight")?;
-    let (qweight, [qzeros, scales]) = take(tensors, name, [&format!("{base}.qzeros"), &format!("{base}.scales")])?;
-    let order = format!("{base}.g_idx");
-    let has_order = tensors.contains_key(&order);
-    let is_awq = config.is("awq") || (!config.is("gptq") && !has_order && AwqLayer::has_shape(&qweight, &scales));
-    let layer = if is_awq {
-        erase(AwqLayer::new(qweight, qzeros, scales, config))
-    } else {
-        let g_idx = tensors.remove(&order);
-        erase(GptqLayer::new(GptqParts { qweight, qzeros, scales, g_idx }, config, options.gptq_zeros))
-    };
-    Some((format!("{base}.weight"), layer))
 }
 
 fn take_mxfp4(tensors: &mut RawTensors, name: &str) -> Option<Found> {
@@ -143,7 +126,7 @@ fn take_packed_nvfp4(tensors: &mut RawTensors, name: &str) -> Option<Found> {
     Some((base.to_owned(), erase(Nvfp4Layer::new(codes, scales, scale, true))))
 }
 
-fn take_eight_bit(tensors: &mut RawTensors, name: &str, config: &QuantConfig) -> Option<Found> {
+fn take_eight_bit(tensors: &mut RawTensors, name: &str, settings: &Settings) -> Option<Found> {
     let tensor = tensors.get(name)?;
     let scale_names = [format!("{name}_scale"), format!("{name}_scale_inv")];
     let scale_name = scale_names.iter().find(|scale| tensors.contains_key(*scale));
@@ -157,5 +140,6 @@ fn take_eight_bit(tensors: &mut RawTensors, name: &str, config: &QuantConfig) ->
     let scale = scale_name.and_then(|scale| tensors.remove(scale));
     let zero_point = tensors.remove(&format!("{name}_zero_point"));
     let weight = tensors.remove(name)?;
-    Some((name.to_owned(), erase(EightBitLayer::new(weight, scale, zero_point, config))))
+    let config = settings.layer(name.strip_suffix(".weight").unwrap_or(name));
+    Some((name.to_owned(), erase(EightBitLayer::new(weight, scale, zero_point, &config))))
 }

@@ -1,7 +1,7 @@
 //! Shared by the tests of model files: small checkpoints made by hand.
 
-use qgemm_formats::model::{Model, ModelOptions};
-use qgemm_formats::{FormatError, HostWeight};
+use qgemm_formats::model::{Model, ModelOptions, NamedFile};
+use qgemm_formats::{FormatError, HostWeight, SharedBytes};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 
 /// A deterministic stream of numbers.
@@ -48,6 +48,20 @@ impl Checkpoint {
 
     pub fn open_with(&self, config: Option<&str>, options: ModelOptions) -> Model {
         Model::from_bytes(self.bytes().into(), config, options).expect("a model")
+    }
+
+    /// The model with these files of settings, each a name and its text.
+    pub fn open_beside(&self, settings: &[(&str, &str)]) -> Result<Model, FormatError> {
+        let shard = NamedFile { name: "model.safetensors".into(), contents: SharedBytes::from(self.bytes()) };
+        let settings: Vec<_> =
+            settings.iter().map(|&(name, contents)| NamedFile { name: name.into(), contents }).collect();
+        Model::from_files(&[shard], &settings, ModelOptions::default())
+    }
+
+    /// Without the tensors whose names end in `part`.
+    pub fn without(mut self, part: &str) -> Self {
+        self.0.retain(|(name, ..)| !name.ends_with(part));
+        self
     }
 
     /// The tensors of `other`, too, with `layer` in their names replaced by `name`.

@@ -1,107 +1,16 @@
 //! GPTQ and AWQ layers, packed here bit by bit, must decode to exactly `scale · (code − zero)`.
 
 use crate::checkpoint::{Checkpoint, Numbers, values};
+use crate::integers::{Layer, le_bytes};
 use half::f16;
 use qgemm_formats::model::{GptqZeros, Model, ModelOptions, TensorKind};
 use qgemm_formats::{FormatError, NO_COLUMN};
 use safetensors::tensor::Dtype;
 
-/// A layer in plain numbers.
-struct Layer {
-    n: usize,
-    k: usize,
-    bits: usize,
-    groups: usize,
-    group_of: Vec<u32>,
-    /// `[n][k]`
-    codes: Vec<u32>,
-    /// `[groups][n]`
-    zeros: Vec<u32>,
-    scales: Vec<f16>,
-}
-
-impl Layer {
-    fn random(n: usize, bits: usize, group_of: Vec<u32>, groups: usize) -> Self {
-        let mut numbers = Numbers::new((n * 1000 + bits * 10 + groups) as u64);
-        let (k, limit) = (group_of.len(), 1 << bits);
-        let codes = (0..n * k).map(|_| numbers.below(limit)).collect();
-        let zeros = (0..groups * n).map(|_| numbers.below(limit)).collect();
-        let scales = (0..groups * n).map(|_| f16::from_f32(0.001 + numbers.below(1000) as f32 * 1e-4)).collect();
-        Self { n, k, bits, groups, group_of, codes, zeros, scales }
-    }
-
-    fn in_groups_of(n: usize, k: usize, bits: usize, size: usize) -> Self {
-        let group_of = (0..k).map(|column| (column / size) as u32).collect();
-        Self::random(n, bits, group_of, k.div_ceil(size))
-    }
-
-    fn expected(&self) -> Vec<f32> {
-        let value = |row: usize, column: usize| {
-            let at = self.group_of[column] as usize * self.n + row;
-            let step = self.codes[row * self.k + column] as i32 - self.zeros[at] as i32;
-            self.scales[at].to_f32() * step as f32
-        };
-        (0..self.n).flat_map(|row| (0..self.k).map(move |column| value(row, column))).collect()
-    }
-
-    fn scale_bytes(&self) -> Vec<u8> {
-        self.scales.iter().flat_map(|s| s.to_le_bytes()).collect()
-    }
-
-    /// `qweight` and `qzeros`, zero points stored less `subtract`.
-    fn gptq(&self, subtract: u32) -> Checkpoint {
-        let mask = (1u32 << self.bits) - 1;
-        let words = (self.k * self.bits).div_ceil(32);
-        let mut qweight = vec![0u32; words * self.n];
-        for row in 0..self.n {
-            let column = stream((0..self.k).map(|k| self.codes[row * self.k + k]), self.bits);
-            for (i, &word) in column.iter().enumerate() {
-                qweight[i * self.n + row] = word;
-            }
-        }
-        let zero_words = (self.n * self.bits).div_ceil(32);
-        let qzeros: Vec<u32> = self
-            .zeros
-            .chunks(self.n)
-            .flat_map(|zeros| stream(zeros.iter().map(|&z| z.wrapping_sub(subtract) & mask), self.bits))
-            .collect();
-        Checkpoint::default()
-            .add("layer.qweight", Dtype::I32, &[words, self.n], le_bytes(&qweight))
-            .add("layer.qzeros", Dtype::I32, &[self.groups, zero_words], le_bytes(&qzeros))
-            .add("layer.scales", Dtype::F16, &[self.groups, self.n], self.scale_bytes())
-            .add_f32("layer.bias", &[self.n], &vec![0.5; self.n])
-    }
-
-    fn awq(&self) -> Checkpoint {
-        let pack = |line: &dyn Fn(usize) -> u32| -> Vec<u32> {
-            let word = |c: usize| {
-                [0, 2, 4, 6, 1, 3, 5, 7].iter().enumerate().fold(0, |word, (i, j)| word | line(8 * c + j) << (4 * i))
-            };
-            (0..self.n / 8).map(word).collect()
-        };
-        let qweight: Vec<u32> = (0..self.k).flat_map(|k| pack(&|row| self.codes[row * self.k + k])).collect();
-        let qzeros: Vec<u32> = (0..self.groups).flat_map(|g| pack(&|row| self.zeros[g * self.n + row])).collect();
-        Checkpoint::default()
-            .add("layer.qweight", Dtype::I32, &[self.k, self.n / 8], le_bytes(&qweight))
-            .add("layer.qzeros", Dtype::I32, &[self.groups, self.n / 8], le_bytes(&qzeros))
-            .add("layer.scales", Dtype::F16, &[self.groups, self.n], self.scale_bytes())
-    }
-}
-
-fn le_bytes(words: &[u32]) -> Vec<u8> {
-    bytemuck::cast_slice(words).to_vec()
-}
-
-/// A stream of fields as words, bit by bit.
-fn stream(fields: impl Iterator<Item = u32>, bits: usize) -> Vec<u32> {
-    let flat: Vec<u32> = fields.flat_map(|field| (0..bits).map(move |bit| field >> bit & 1)).collect();
-    flat.chunks(32).map(|chunk| chunk.iter().enumerate().fold(0, |word, (i, bit)| word | bit << i)).collect()
-}
-
 fn settings(bits: usize, group: i64, format: &str) -> String {
     format!(
         r#"{{"model_type": "llama", "version": 7, "quantization_config": {{"quant_method": "gptq", "bits": {bits},
-            "group_size": {group}, "desc_act": true, "checkpoint_format": "{format}"}}}}"#
+            "group_size": {group}, "desc_act": false, "checkpoint_format": "{format}"}}}}"#
     )
 }
 
@@ -312,9 +221,9 @@ fn layers_that_do_not_fit_together_are_refused() {
         assert!(matches!(&model.info("layer").expect("listed").kind, TensorKind::Opaque(why) if *why == error));
     };
     refused(layer.gptq(1), &settings(4, 128, "gptq"), "makes 1 groups, but there are scales for 2");
-    refused(layer.gptq(1), &settings(4, 48, "gptq"), "multiple of 32");
-    refused(layer.gptq(1), &settings(4, 0, "gptq"), "multiple of 32");
-    refused(layer.gptq(1), &settings(4, -7, "gptq"), "multiple of 32");
+    refused(layer.gptq(1), &settings(4, 48, "gptq"), "makes 3 groups, but there are scales for 2");
+    refused(layer.gptq(1), &settings(4, 0, "gptq"), "`group_size` is 0: expected -1 (one group) or a positive number");
+    refused(layer.gptq(1), &settings(4, -7, "gptq"), "`group_size` is -7");
     refused(layer.gptq(1), &settings(5, 64, "gptq"), "expected one of 2, 3, 4 and 8");
     refused(layer.gptq(1), &settings(4, 64, "marlin"), "expected gptq or gptq_v2");
     let group_9 = vec![9u32; 128];
@@ -346,7 +255,7 @@ fn scales_must_be_finite() {
 #[test]
 fn bad_settings_are_refused() {
     let bytes = || Layer::in_groups_of(8, 32, 4, 32).awq().bytes();
-    for config in ["", "[]", "{", r#"{"quantization_config": {"bits": "four"}}"#, r#"{"quantization_config": 4}"#] {
+    for config in ["", "[]", "{", r#"{"quantization_config": "four"}"#, r#"{"quantization_config": 4}"#] {
         let error = Model::from_bytes(bytes().into(), Some(config), ModelOptions::default()).expect_err("refused");
         assert!(matches!(error, FormatError::BadFile { .. }), "{config}: {error}");
     }

@@ -130,6 +130,13 @@ const CONFIGS: [Option<&str>; 4] = [
     Some(r#"{"quant_method": "gptq", "bits": 8, "group_size": -1, "checkpoint_format": "gptq_v2"}"#),
 ];
 
+/// Settings of every kind that is looked at.
+const SETTINGS: &str = r#"{"limits": [Infinity, NaN, -1e5], "text_config": {"quantization_config": {"quant_method": "gptq",
+    "bits": "4", "group_size": 32, "sym": false, "checkpoint_format": "gptq_v2", "desc_act": true, "weight_block_size": [128, 128],
+    "scale_fmt": "ue8m0", "dynamic": {"-:.*a\\.b$": {}, "+:(aw|gp).{2}": {"bits": 4, "group_size": -1}, "int8": {"bits": 8}}}},
+    "quantization_config": {"packing_format": "auto_round:auto_awq", "quant_method": null, "zero_point": true,
+    "extra_config": {"gptq": {"bits": 4}, ".*wq[^x]*": {"bits": 16}}}, "quantization": {"quantized_layers": {"fp8": {}}}}"#;
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -150,6 +157,14 @@ proptest! {
         let header = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
         damages.iter().for_each(|damage| apply(damage, &mut bytes, header));
         exercise(bytes, CONFIGS[config]);
+    }
+
+    /// Settings with bytes changed, cut and moved.
+    #[test]
+    fn damaged_settings_do_no_harm(damages in proptest::collection::vec(damage(), 1..6)) {
+        let mut bytes = SETTINGS.as_bytes().to_vec();
+        damages.iter().for_each(|damage| apply(damage, &mut bytes, SETTINGS.len()));
+        exercise(safetensors_file(), Some(&String::from_utf8_lossy(&bytes)));
     }
 
     /// The safetensors crate refuses most damage to the header; here types and shapes lie consistently.

@@ -1,0 +1,216 @@
+//! Settings of single layers: AutoRound's `extra_config`, GPTQModel's `dynamic` and ModelOpt's `quantized_layers`,
+//! which name layers or have regular expressions for their names.
+
+use std::collections::HashMap;
+
+use regex::bytes::{Regex, RegexBuilder};
+
+use super::json::Json;
+
+/// Regular expressions in one place, at most: each is tried for each layer.
+const MOST_PATTERNS: usize = 4096;
+/// Bytes of memory that one may take once compiled.
+const PATTERN_MEMORY: usize = 1 << 20;
+/// What makes a key a regular expression. Dots stand in every name.
+const PATTERN_CHARACTERS: &[char] = &['*', '+', '?', '^', '$', '(', ')', '[', ']', '{', '}', '|', '\\'];
+
+/// The settings of single layers that one place has.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Overrides {
+    lists: Vec<List>,
+    /// Why they are not understood.
+    refused: Option<String>,
+}
+
+/// One setting with an entry a layer or pattern.
+#[derive(Clone, Debug)]
+struct List {
+    rules: Vec<Rule>,
+    /// First rule of each layer that is named in full.
+    named: HashMap<String, usize>,
+    /// The rules with patterns, in their order.
+    patterns: Vec<usize>,
+    /// Whether a full name goes before all patterns, and not just those after it.
+    names_first: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Rule {
+    key: String,
+    pattern: Option<Pattern>,
+    values: Json,
+}
+
+#[derive(Clone, Debug)]
+enum Pattern {
+    Compiled(Regex),
+    /// Why it is not.
+    Refused(String),
+}
+
+impl Overrides {
+    /// Those in `settings`.
+    pub fn of(settings: &Json) -> Self {
+        let lists = [
+            // A pattern may match anywhere in the name.
+            ("extra_config", true, (|key, values| (key, "", values)) as fn(&str, Json) -> (&str, &str, Json)),
+            // A pattern must match from the start. `-:` is for layers that are not quantized.
+            ("dynamic", false, |key, values| match key.strip_prefix("-:") {
+                Some(key) => (key, "^", Json::Object(vec![("bits".into(), Json::Integer(16))])),
+                None => (key.strip_prefix("+:").unwrap_or(key), "^", values),
+            }),
+            ("quantized_layers", true, |key, values| (key, "", values)),
+        ];
+        let mut overrides = Self::default();
+        for (setting, names_first, rule) in lists {
+            match settings.get(setting) {
+                Json::Object(entries) => overrides.lists.push(List::new(entries, names_first, rule)),
+                Json::Null => {}
+                other => overrides.refused = Some(format!("`{setting}` is {other}: expected an object")),
+            }
+        }
+        overrides
+    }
+
+    /// The settings of the layer `name`, if it has some of its own.
+    ///
+    /// # Errors
+    /// Why they are not known: a pattern that cannot be tried, or settings that are none.
+    pub fn find(&self, name: &str) -> Result<Option<&Json>, String> {
+        if let Some(why) = &self.refused {
+            return Err(why.clone());
+        }
+        for list in &self.lists {
+            if let Some(values) = list.find(name)? {
+                return Ok(Some(values));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl List {
+    fn new(entries: &[(String, Json)], names_first: bool, rule: fn(&str, Json) -> (&str, &str, Json)) -> Self {
+        let mut list = Self { rules: Vec::new(), named: HashMap::new(), patterns: Vec::new(), names_first };
+        for (index, (key, values)) in entries.iter().enumerate() {
+            let (name, anchor, values) = rule(key, values.clone());
+            let pattern = match literal(name) {
+                Some(name) => {
+                    list.named.entry(name).or_insert(index);
+                    None
+                }
+                None => {
+                    list.patterns.push(index);
+                    Some(match list.patterns.len() {
+                        0..=MOST_PATTERNS => compile(anchor, name),
+                        _ => Pattern::Refused(format!("is one of more than {MOST_PATTERNS}")),
+                    })
+                }
+            };
+            list.rules.push(Rule { key: key.clone(), pattern, values });
+        }
+        list
+    }
+
+    fn find(&self, name: &str) -> Result<Option<&Json>, String> {
+        let named = self.named.get(name).copied();
+        let first = named.filter(|_| self.names_first);
+        let mut patterns = self.patterns.iter().copied().filter(|&index| named.is_none_or(|named| index < named));
+        let rule = match first {
+            Some(rule) => Some(rule),
+            None => loop {
+                let Some(index) = patterns.next() else { break named };
+                match &self.rules[index] {
+                    Rule { pattern: Some(Pattern::Compiled(pattern)), .. } if pattern.is_match(name.as_bytes()) => {
+                        break Some(index);
+                    }
+                    Rule { pattern: Some(Pattern::Refused(why)), key, .. } => {
+                        return Err(format!("the pattern `{key}` of layers {why}"));
+                    }
+                    _ => {}
+                }
+            },
+        };
+        let Some(Rule { key, values, .. }) = rule.map(|rule| &self.rules[rule]) else { return Ok(None) };
+        if !values.is_object() {
+            return Err(format!("`{key}` is {values}: expected an object"));
+        }
+        Ok(Some(values))
+    }
+}
+
+/// The one name that a key stands for, escaped or not; `None` of a pattern.
+fn literal(key: &str) -> Option<String> {
+    let key = key.strip_prefix('^').unwrap_or(key);
+    let key = key.strip_suffix('$').filter(|rest| !rest.ends_with('\\')).unwrap_or(key);
+    let name = key.replace("\\.", ".").replace("\\-", "-");
+    (!name.contains(PATTERN_CHARACTERS)).then_some(name)
+}
+
+fn compile(anchor: &str, pattern: &str) -> Pattern {
+    let pattern = format!("{anchor}(?:{pattern})");
+    let regex = RegexBuilder::new(&pattern).unicode(false).size_limit(PATTERN_MEMORY).nest_limit(64).build();
+    match regex {
+        Ok(regex) => Pattern::Compiled(regex),
+        Err(regex::Error::CompiledTooBig(_)) => Pattern::Refused("is too large".into()),
+        Err(_) => Pattern::Refused("is no regular expression without look-around and references".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bits(settings: &str, name: &str) -> Result<Option<i64>, String> {
+        let overrides = Overrides::of(&Json::parse(settings).expect("JSON"));
+        overrides.find(name).map(|values| values.and_then(|values| values.get("bits").integer()))
+    }
+
+    #[test]
+    fn the_first_rule_that_matches_counts() {
+        let dynamic = r#"{"dynamic": {"-:.*\\.shared.*": {}, "+:.*\\.3\\..*(?:up|down).*": {"bits": 8}, "lm_head": {"bits": 2},
+            ".*up_proj": {"bits": 3}, "^model\\.first$": {"bits": 5}}}"#;
+        for (name, expected) in [
+            ("model.layers.3.mlp.shared.up_proj", Some(16)),
+            ("model.layers.3.mlp.up_proj", Some(8)),
+            ("model.layers.13.mlp.up_proj", Some(3)),
+            ("lm_head", Some(2)),
+            ("model.lm_head", None),
+            ("model.first", Some(5)),
+            ("model.firstly", None),
+        ] {
+            assert_eq!(bits(dynamic, name), Ok(expected), "{name}");
+        }
+        // From the start of the name: `re.match`.
+        assert_eq!(bits(r#"{"dynamic": {"mlp\\..*": {"bits": 8}}}"#, "model.mlp.up"), Ok(None));
+    }
+
+    #[test]
+    fn extra_settings_prefer_full_names() {
+        let extra = r#"{"extra_config": {".*mlp\\.gate.*": {"bits": 16}, "model.mlp.gate": {"bits": 8}, "attn(?!x)": {"bits": 2}}}"#;
+        assert_eq!(bits(extra, "model.mlp.gate"), Ok(Some(8)));
+        assert_eq!(bits(extra, "model.mlp.gate_proj"), Ok(Some(16)));
+        // Anywhere in the name: `re.search`.
+        assert_eq!(bits(r#"{"extra_config": {"mlp\\.[gu].*": {"bits": 8}}}"#, "model.mlp.up"), Ok(Some(8)));
+        // What cannot be tried might match.
+        let error = bits(extra, "model.attn").expect_err("no look-around");
+        assert!(error.contains("attn(?!x)"), "{error}");
+        assert_eq!(bits(r#"{"quantized_layers": {"lm_head": {"bits": 8}}}"#, "lm_head"), Ok(Some(8)));
+        for settings in ["{}", r#"{"dynamic": null, "extra_config": {}}"#, r#"{"dynamic": {"a.*": 4}}"#] {
+            assert_eq!(bits(settings, "lm_head"), Ok(None), "{settings}");
+        }
+        for settings in [r#"{"extra_config": 4}"#, r#"{"dynamic": [1]}"#, r#"{"dynamic": {"lm_head": 4}}"#] {
+            assert!(bits(settings, "lm_head").is_err(), "{settings}");
+        }
+    }
+
+    #[test]
+    fn hostile_patterns_cost_little() {
+        for pattern in ["(".repeat(100_000), "((a{1000}){1000}){1000}".into(), "(a*)*b".into(), "[".into()] {
+            let settings = format!(r#"{{"extra_config": {{"{pattern}": {{"bits": 8}}}}}}"#);
+            assert_ne!(bits(&settings, &"a".repeat(10_000)), Ok(Some(8)));
+        }
+        let many: Vec<String> = (0..MOST_PATTERNS + 1).map(|i| format!(r#""x{i}.*": {{}}"#)).collect();
+        assert!(bits(&format!(r#"{{"dynamic": {{{}}}}}"#, many.join(", ")), "name").is_err());
+    }
+}
