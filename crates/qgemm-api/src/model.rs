@@ -21,8 +21,11 @@ use crate::error::Error;
 /// process (`SIGBUS`), and what is written to it changes weights. Replacing it by renaming another file over it is safe. For
 /// files that others write to there is [`read_model`].
 ///
+/// A shard can be opened alone: what the index beside it has in other shards is named in errors, and layers that are shared
+/// out among shards are refused.
+///
 /// For safetensors, quantization settings are taken from `config.json`, `quantize_config.json` or
-/// `quant_config.json` in the same folder.
+/// `quant_config.json`, or ModelOpt's `hf_quant_config.json`, in the same folder.
 ///
 /// # Errors
 /// When a file cannot be opened or is not what it should be, or a folder does not hold exactly one model.
@@ -60,7 +63,32 @@ fn open(
     let shards = files.iter().map(shard).collect::<Result<Vec<_>, Error>>()?;
     let settings =
         settings.as_ref().map(|NamedFile { name, contents }| NamedFile { name: name.clone(), contents: &**contents });
-    Ok(Model::from_files(&shards, settings, options)?)
+    let model = Model::from_files(&shards, settings, options)?;
+    match &files[..] {
+        [shard] if has_extension(shard, "safetensors") => Ok(model.with_other_shards(other_shards(shard))),
+        _ => Ok(model),
+    }
+}
+
+/// The tensors of a shard's checkpoint that are in other files, and these files, by the index beside it. The shard opens
+/// without an index, too, so one that cannot be read is as none.
+fn other_shards(shard: &Path) -> BTreeMap<String, String> {
+    let (Some(folder), Some(name)) = (shard.parent(), shard.file_name().and_then(|name| name.to_str())) else {
+        return BTreeMap::new();
+    };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let paths = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let indices = paths.filter(|path| path.to_string_lossy().ends_with(SHARD_INDEX_EXTENSION));
+    let maps = indices.filter_map(|path| match read_index(&path) {
+        Ok(index) => Some(index.weight_map),
+        Err(error) => {
+            tracing::warn!(index = %path.display(), %error, "the index beside a shard is not read");
+            None
+        }
+    });
+    let mut map = maps.into_iter().find(|map| map.values().any(|file| file == name)).unwrap_or_default();
+    map.retain(|_, file| file != name);
+    map
 }
 
 /// Opens a file that [`PackedWeight::write`] wrote. It is mapped, and read once to compare its checksum.
@@ -103,6 +131,7 @@ pub fn model_files(path: impl AsRef<Path>) -> Result<Vec<PathBuf>, Error> {
 }
 
 const INDEX_EXTENSION: &str = ".index.json";
+const SHARD_INDEX_EXTENSION: &str = ".safetensors.index.json";
 
 fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let mut files = Vec::new();
@@ -113,7 +142,7 @@ fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let with = |suffix: &str| -> Vec<PathBuf> {
         files.iter().filter(|file| file.to_string_lossy().ends_with(suffix)).cloned().collect()
     };
-    let candidates = [with(".safetensors.index.json"), with(".safetensors"), with(".gguf")];
+    let candidates = [with(SHARD_INDEX_EXTENSION), with(".safetensors"), with(".gguf")];
     match candidates.each_ref().map(Vec::as_slice) {
         [[index], _, _] => shards_of_index(index),
         [[], [file], []] | [[], [], [file]] => Ok(vec![file.clone()]),
@@ -132,10 +161,13 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-fn shards_of_index(path: &Path) -> Result<Vec<PathBuf>, Error> {
+fn read_index(path: &Path) -> Result<Index, Error> {
     let text = read_text(path, MOST_INDEX)?;
-    let index: Index =
-        serde_json::from_str(&text).map_err(|error| bad(path, format!("expected an index of shards: {error}")))?;
+    serde_json::from_str(&text).map_err(|error| bad(path, format!("expected an index of shards: {error}")))
+}
+
+fn shards_of_index(path: &Path) -> Result<Vec<PathBuf>, Error> {
+    let index = read_index(path)?;
     let names: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
     if names.is_empty() {
         return Err(bad(path, "expected at least one shard, got none".into()));
@@ -167,7 +199,7 @@ fn settings(folder: &Path) -> Result<Option<NamedFile<String>>, Error> {
     if config.as_ref().is_some_and(|config| states_quantization(&config.contents)) {
         return Ok(config);
     }
-    for name in ["quantize_config.json", "quant_config.json"] {
+    for name in ["quantize_config.json", "quant_config.json", "hf_quant_config.json"] {
         if let Some(file) = read_if_there(&folder.join(name))? {
             return Ok(Some(file));
         }
@@ -178,8 +210,9 @@ fn settings(folder: &Path) -> Result<Option<NamedFile<String>>, Error> {
 fn states_quantization(config: &str) -> bool {
     let parsed = serde_json::from_str::<serde_json::Value>(config);
     // Text that is no JSON is passed on, for the reader to complain about.
-    parsed
-        .map_or(true, |value| ["quantization_config", "compression_config"].iter().any(|key| value.get(key).is_some()))
+    parsed.map_or(true, |value| {
+        ["quantization_config", "compression_config", "quantization"].iter().any(|key| value.get(key).is_some())
+    })
 }
 
 fn read_if_there(path: &Path) -> Result<Option<NamedFile<String>>, Error> {

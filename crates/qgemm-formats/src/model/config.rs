@@ -1,5 +1,7 @@
 //! The quantization settings of a checkpoint: `config.json`'s `quantization_config`, or `quantize_config.json`.
 
+use std::sync::Arc;
+
 use serde::Deserialize;
 
 use crate::error::FormatError;
@@ -32,6 +34,9 @@ pub(super) struct QuantConfig {
     pub config_groups: Option<serde_json::Value>,
     /// GPTQ settings that differ by layer; where there are any, `bits` and `group_size` prove nothing.
     pub dynamic: Option<serde_json::Value>,
+    /// All of the settings, for what is asked of one method or one layer.
+    #[serde(skip)]
+    pub all: Arc<serde_json::Value>,
 }
 
 impl QuantConfig {
@@ -43,7 +48,9 @@ impl QuantConfig {
         let bad = |what: String| FormatError::BadFile { file: file.to_owned(), what: printable(&what) };
         let value: serde_json::Value = serde_json::from_str(json).map_err(|error| bad(error.to_string()))?;
         let object = value.as_object().ok_or_else(|| bad("expected a JSON object".into()))?;
-        let nested = object.get("quantization_config").or_else(|| object.get("compression_config"));
+        // ModelOpt's `hf_quant_config.json` and MLX's `config.json` have them below `quantization`.
+        let names = ["quantization_config", "compression_config", "quantization"];
+        let nested = names.iter().find_map(|name| object.get(*name));
         // A `config.json` has other things called `version` or `bits` at its top level.
         let settings = match nested {
             Some(nested) => nested.clone(),
@@ -52,7 +59,8 @@ impl QuantConfig {
             }
             None => value,
         };
-        serde_json::from_value(settings).map_err(|error| bad(format!("quantization settings: {error}")))
+        let read = Self::deserialize(&settings).map_err(|error| bad(format!("quantization settings: {error}")))?;
+        Ok(Self { all: Arc::new(settings), ..read })
     }
 
     /// Whether layers may differ from `bits` and `group_size`.

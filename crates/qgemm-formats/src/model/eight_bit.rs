@@ -11,7 +11,7 @@
 //! Scales of FP8 are F32, F16, BF16, or powers of two in bytes (F8_E8M0, or U8). Those of 32 columns, and all of a checkpoint whose settings
 //! have `"scale_fmt": "ue8m0"`, must be powers of two, whatever they are stored as: any other is an error and never rounded.
 //!
-//! FP8 weights without a scale have scale 1. NaN codes of FP8 weights are data and pass unchecked. INT8 with zero points
+//! FP8 weights without a scale have scale 1, unless settings promise scales. NaN codes of FP8 weights are data and pass unchecked. INT8 with zero points
 //! becomes integer groups whose scales are 1, so that the scale of a row stays the f32 factor that it is. Zero points that
 //! are all 0 (some writers store them of symmetric layers, too) are dropped.
 
@@ -82,6 +82,14 @@ impl EightBitLayer {
                 [SCALE_BLOCK, _] => (by_block, SCALE_BLOCK),
                 [rows, _] => (by_power, rows),
             },
+            (Some(scale), None) if matches!(scale.shape[..], [rows, groups] if rows == n && groups < k) => {
+                let what = format!(
+                    "is int8 with a scale for each group of columns (compressed-tensors int-quantized), which is not \
+                     supported: expected 1 or {n} scales, got shape {:?}",
+                    scale.shape
+                );
+                return Err(unsupported(&weight.name, what));
+            }
             (Some(scale), None) => {
                 return Err(bad(&scale.name, format!("expected 1 or {n} scales, got shape {:?}", scale.shape)));
             }

@@ -64,6 +64,13 @@ pub(super) fn stack_size(shape: &[usize]) -> usize {
     shape[..shape.len() - 2].iter().product()
 }
 
+/// Elements of a tensor of this shape; `None` where a product of any of its dimensions that are not 0 overflows, so that
+/// no part of the shape can be counted wrong.
+pub(super) fn elements(shape: &[usize]) -> Option<usize> {
+    let product = shape.iter().filter(|&&d| d != 0).try_fold(1usize, |count, &d| count.checked_mul(d))?;
+    Some(if shape.contains(&0) { 0 } else { product })
+}
+
 /// Part `index` of `count` equal parts; empty where there is no such part.
 pub(super) fn stack_slice(bytes: &SharedBytes, index: usize, count: usize) -> SharedBytes {
     let size = bytes.len() / count.max(1);

@@ -2,7 +2,8 @@
 //!
 //! [`Model`] works on bytes that the caller has mapped or read. Opening looks at headers only; a layer's bytes
 //! are touched when [`Model::weight`] loads it. Recognised in safetensors files: GPTQ, AWQ, INT8 per channel,
-//! FP8, MXFP4 and NVFP4 layers, and plain f32, f16 and bf16 matrices.
+//! FP8, MXFP4 and NVFP4 layers, stacks of these, and plain f32, f16 and bf16 matrices. Layers of other formats are
+//! found, too, as errors that name the format.
 
 mod awq;
 mod config;
@@ -17,8 +18,12 @@ mod numbers;
 mod raw;
 mod recognise;
 mod scales;
+mod shards;
+mod stack;
+mod stated;
+mod unserved;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::desc::{Encoding, Format};
@@ -121,6 +126,8 @@ pub struct Model {
     sources: Vec<Source>,
     by_name: HashMap<String, usize>,
     metadata: Vec<(String, gguf::GgufValue)>,
+    /// Tensors of the same checkpoint in files that were not opened, and these files.
+    others: BTreeMap<String, String>,
 }
 
 impl Model {
@@ -193,7 +200,7 @@ impl Model {
     /// The entry called `name` or `name.weight`.
     ///
     /// # Errors
-    /// [`FormatError::NoSuchTensor`], with the most similar name there is.
+    /// [`FormatError::NoSuchTensor`], with the most similar name there is; [`FormatError::InOtherShard`].
     pub fn info(&self, name: &str) -> Result<&TensorInfo, FormatError> {
         Ok(&self.tensors[self.find(name)?])
     }
@@ -289,15 +296,30 @@ impl Model {
             TensorKind::Opaque(kind) => kind.as_str(),
             TensorKind::Quantized(_) | TensorKind::Dense(_) => "unknown",
         };
-        raw::unsupported(&info.name, format!("has type {kind}, for which there is no weight format"))
+        raw::unsupported(&info.name, format!("is {kind}, for which there is no weight format"))
     }
 
     fn find(&self, name: &str) -> Result<usize, FormatError> {
         let found = self.by_name.get(name).or_else(|| self.by_name.get(&format!("{name}.weight")));
-        found.copied().ok_or_else(|| FormatError::NoSuchTensor {
-            name: name.to_owned(),
-            near: nearest(name, self.tensors.iter().map(|tensor| tensor.name.as_str())),
-        })
+        found.copied().ok_or_else(|| self.no_such_tensor(name))
+    }
+
+    /// Whether there is a tensor of that name, as [`Model::find`] looks for it, or in a shard that was not opened.
+    fn knows(&self, name: &str) -> bool {
+        let is_known = |name: &str| self.by_name.contains_key(name) || self.others.contains_key(name);
+        is_known(name) || is_known(&format!("{name}.weight"))
+    }
+
+    /// The error of a name that there is no tensor of.
+    fn no_such_tensor(&self, name: &str) -> FormatError {
+        let weight = format!("{name}.weight");
+        match [name, &weight].into_iter().find_map(|name| self.others.get_key_value(name)) {
+            Some((name, shard)) => FormatError::InOtherShard { name: name.clone(), shard: shard.clone() },
+            None => FormatError::NoSuchTensor {
+                name: name.to_owned(),
+                near: nearest(name, self.tensors.iter().map(|tensor| tensor.name.as_str())),
+            },
+        }
     }
 
     fn from_gguf(file: gguf::GgufFile) -> Result<Self, FormatError> {
@@ -346,7 +368,13 @@ impl Model {
     }
 
     fn empty() -> Self {
-        Self { tensors: Vec::new(), sources: Vec::new(), by_name: HashMap::new(), metadata: Vec::new() }
+        Self {
+            tensors: Vec::new(),
+            sources: Vec::new(),
+            by_name: HashMap::new(),
+            metadata: Vec::new(),
+            others: BTreeMap::new(),
+        }
     }
 
     /// Adds a tensor; `type_name` is shown for opaque ones.
