@@ -50,7 +50,7 @@ impl QuantConfig {
         let object = value.as_object().ok_or_else(|| bad("expected a JSON object".into()))?;
         // ModelOpt's `hf_quant_config.json` and MLX's `config.json` have them below `quantization`.
         let names = ["quantization_config", "compression_config", "quantization"];
-        let nested = names.iter().find_map(|name| object.get(*name));
+        let nested = names.iter().find_map(|name| object.get(*name).filter(|settings| !settings.is_null()));
         // A `config.json` has other things called `version` or `bits` at its top level.
         let settings = match nested {
             Some(nested) => nested.clone(),

@@ -23,6 +23,23 @@ pub(super) trait Layer: fmt::Debug + Send + Sync {
     /// # Errors
     /// A [`FormatError`] when the contents break the rules; the caller checks the index and the scales.
     fn weight(&self, index: usize) -> Result<HostWeight, FormatError>;
+
+    /// The blocks of all matrices, one below the other.
+    ///
+    /// # Errors
+    /// As [`Layer::weight`]; [`FormatError::UnsupportedFile`] when blocks are not all that there is to a weight.
+    fn blocks(&self) -> Result<SharedBytes, FormatError> {
+        let mut blocks = Vec::new();
+        for index in 0..stack_size(&self.shape()) {
+            let weight = self.weight(index)?;
+            if weight.row_scale().is_some() || weight.k_order().is_some() {
+                let what = "has scales of rows, or a column order, beside its blocks".into();
+                return Err(FormatError::UnsupportedFile { file: format!("{} weight", weight.format()), what });
+            }
+            blocks.extend_from_slice(weight.blocks());
+        }
+        Ok(blocks.into())
+    }
 }
 
 /// Rows of blocks, as in GGUF files and plain tensors.
@@ -51,6 +68,10 @@ impl Layer for BlockLayer {
         let (n, k) = matrix_of(&self.shape);
         let bytes = stack_slice(&self.bytes, index, stack_size(&self.shape));
         HostWeight::new(self.format, n, k, bytes)
+    }
+
+    fn blocks(&self) -> Result<SharedBytes, FormatError> {
+        Ok(self.bytes.clone())
     }
 }
 

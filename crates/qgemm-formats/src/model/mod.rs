@@ -251,6 +251,22 @@ impl Model {
         }
     }
 
+    /// The blocks of the quantized tensor called `name` or `name.weight`, of a stack those of all its matrices: of a GGUF file
+    /// the tensor's bytes as they are, whatever their scales.
+    ///
+    /// # Errors
+    /// [`FormatError::NoSuchTensor`]; [`FormatError::UnsupportedFile`] when it is not quantized, or blocks are not all that there
+    /// is to its weights; whatever is wrong with the layer.
+    pub fn blocks(&self, name: &str) -> Result<SharedBytes, FormatError> {
+        let index = self.find(name)?;
+        match &self.sources[index] {
+            Source::Layer(layer) => layer.blocks(),
+            Source::Dense(_) => Err(raw::unsupported(&self.tensors[index].name, "is not quantized: read it as it is")),
+            Source::Numbers(_) | Source::Opaque => Err(self.opaque(index)),
+            Source::Broken(error) => Err(error.clone()),
+        }
+    }
+
     /// The tensor called `name`, where it is one of integers or of f64, which are neither weights nor [`Model::dense`]:
     /// [`TensorKind::Opaque`], but copied without loss. `None` for every other tensor.
     ///

@@ -87,7 +87,7 @@ static UNSERVED: &[Signature] = &[
     known((".Qidxs", INTEGERS), &[], "QuIP#"),
     known((".trellis", INTEGERS), &[(".SU", &[])], "QTIP"),
     known((".trellis", INTEGERS), &[], "EXL3"),
-    known((".q_weight", INTEGERS), &[], "EXL2"),
+    known((".q_weight", INTEGERS), &[(".q_scale", &[])], "EXL2"),
     known((".weight", SIGNED), &[(".weight_scales", NUMBERS)], "EETQ int8"),
     known((".qweight", SIGNED), &[], "EETQ int8"),
     known((".dense_weights", &[]), &[(".row_offsets", &[])], "SpQR"),

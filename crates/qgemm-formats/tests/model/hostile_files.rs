@@ -222,3 +222,14 @@ fn shapes_without_elements_do_no_harm() {
         }
     }
 }
+
+#[test]
+fn shapes_of_which_a_part_overflows_are_refused() {
+    let huge = 1usize << 40;
+    for shape in [[0, huge, huge], [huge, 0, huge], [huge, huge, 0]] {
+        let header = format!(r#"{{"w":{{"dtype":"F32","shape":{shape:?},"data_offsets":[0,0]}}}}"#);
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+        let error = Model::from_bytes(bytes.into(), None, Default::default()).expect_err("no such tensor");
+        assert!(error.to_string().to_lowercase().contains("overflow"), "{error}");
+    }
+}
