@@ -182,7 +182,10 @@ impl<'a> Target<'a> {
                 (Some(_), _) => bail!(
                     "{name}: expected a weight of real numbers, got {why} (`--keep {name}` copies it, `--skip {name}` leaves it out)"
                 ),
-                (None, _) => bail!("{name}: expected numbers that GGUF has, got {why} (`--skip {name}` leaves it out)"),
+                (None, _) => {
+                    let error = model.dense(name).err().context("it is not dense")?;
+                    bail!("{error} (`--skip {name}` leaves it out)")
+                }
             },
             (TensorKind::Dense(dtype), Fate::Copied(note)) => (Stored::Dense(dtype.name().parse()?), note),
             (TensorKind::Dense(_), Fate::Quantized) => {

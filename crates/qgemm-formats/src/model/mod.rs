@@ -227,6 +227,9 @@ impl Model {
 
     /// Loads matrix `matrix` of the stack called `name` (an expert of a mixture), as [`Model::weight`] does.
     ///
+    /// A stack is `[E, N, K]`, as its shape says, and never turned. Llama 4 stores `[E, K, N]`: a stack whose scales show that
+    /// is an error, and one in whose file nothing shows it, as with one scale for all, has N and K exchanged.
+    ///
     /// # Errors
     /// As [`Model::weight`], and [`FormatError::BadFile`] when the stack has no such matrix.
     pub fn stacked_weight(&self, name: &str, matrix: usize) -> Result<HostWeight, FormatError> {

@@ -23,10 +23,11 @@ pub(super) type Found = (String, Result<Arc<dyn Layer>, FormatError>);
 
 /// What a layer may have beside its weight that leaves the weight as it is: what is added to the product, and the scales
 /// that activations and caches were calibrated for.
-pub(super) const BESIDE_WEIGHT: [&str; 15] = [
+pub(super) const BESIDE_WEIGHT: [&str; 16] = [
     "bias",
     "e_score_correction_bias",
     "input_scale",
+    "input_scale_ub",
     "input_zero_point",
     "input_global_scale",
     "input_amax",
@@ -181,7 +182,8 @@ fn take_eight_bit(tensors: &mut RawTensors, name: &str, config: &QuantConfig, st
     let scale = scale_name.and_then(|scale| tensors.remove(scale));
     let zero_point = tensors.remove(&format!("{name}_zero_point"));
     let weight = tensors.remove(name)?;
-    let layer = match stated.promises_scales(module).filter(|_| scale.is_none()) {
+    let promised = if scale.is_none() { stated.promises_scales(module) } else { None };
+    let layer = match promised {
         Some(by) => Err(FormatError::missing(name, &format!("FP8 with scales by {by}"), scale_names[..2].to_vec())),
         None => eight_bit(weight, scale, zero_point, config),
     };

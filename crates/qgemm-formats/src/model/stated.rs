@@ -14,30 +14,42 @@ pub(super) struct Stated<'a> {
     settings: &'a Value,
     unquantized: Vec<Pattern>,
     promises: Vec<Promise>,
+    groups: Vec<Group>,
+}
+
+/// A group of compressed-tensors' settings.
+struct Group {
+    name: String,
+    /// Its modules.
+    targets: Vec<Pattern>,
+    /// Bits of a weight.
+    bits: Option<u64>,
+    /// Whether weights are floats.
+    is_float: bool,
 }
 
 /// A statement that the FP8 weights of some modules have scales.
 struct Promise {
     /// The statement, for errors.
     by: String,
-    /// The modules; `None` for all.
-    modules: Option<Vec<Pattern>>,
+    /// The modules; none for all.
+    modules: Vec<Pattern>,
 }
 
 impl<'a> Stated<'a> {
     /// Looks through the settings once.
     pub fn of(config: &'a QuantConfig) -> Self {
         let settings = &*config.all;
-        let lists = UNQUANTIZED.iter().flat_map(|list| strings(&settings[*list]));
-        Self { settings, unquantized: lists.map(Pattern::new).collect(), promises: promises(config) }
+        let unquantized = UNQUANTIZED.iter().flat_map(|list| patterns(&settings[*list])).collect();
+        Self { settings, unquantized, promises: promises(config), groups: groups(settings) }
     }
 
     /// What states that FP8 weights of `module` have scales.
     pub fn promises_scales(&self, module: &str) -> Option<&str> {
-        let promise = self.promises.iter().find(|promise| {
-            promise.modules.as_ref().is_none_or(|modules| modules.iter().any(|pattern| pattern.matches(module)))
-        })?;
-        (!self.is_unquantized(module)).then_some(promise.by.as_str())
+        let by_promise = self.promises.iter().find(|p| is_one_of(&p.modules, module)).map(|p| p.by.as_str());
+        let floats = self.groups.iter().filter(|group| group.is_float && group.bits == Some(8));
+        let by = by_promise.or_else(|| floats.into_iter().find(|g| is_one_of(&g.targets, module)).map(|g| &*g.name))?;
+        (!self.is_unquantized(module)).then_some(by)
     }
 
     /// Whether the settings leave `module` as it is.
@@ -68,17 +80,30 @@ impl<'a> Stated<'a> {
 
     /// Bits of the weights of `module` by its group in compressed-tensors' settings.
     pub fn group_bits(&self, module: &str) -> Option<u64> {
-        let groups = || self.settings["config_groups"].as_object().into_iter().flat_map(|groups| groups.values());
-        let bits = |group: &Value| group["weights"]["num_bits"].as_u64();
-        let of_module =
-            groups().find(|group| strings(&group["targets"]).any(|name| Pattern::new(name).matches(module)));
-        of_module.or_else(|| groups().next().filter(|_| groups().count() == 1)).and_then(bits)
+        let of_module = self.groups.iter().find(|group| is_one_of(&group.targets, module));
+        of_module.or(self.groups.first().filter(|_| self.groups.len() == 1))?.bits
     }
+}
+
+/// Whether `module` is in a list, which of no modules is one of all.
+fn is_one_of(list: &[Pattern], module: &str) -> bool {
+    list.is_empty() || list.iter().any(|pattern| pattern.matches(module))
+}
+
+fn groups(settings: &Value) -> Vec<Group> {
+    let groups = settings["config_groups"].as_object();
+    let group = |(name, group): (&String, &Value)| Group {
+        name: format!("`{name}` of `config_groups`"),
+        targets: patterns(&group["targets"]).collect(),
+        bits: group["weights"]["num_bits"].as_u64(),
+        is_float: group["weights"]["type"].as_str() == Some("float"),
+    };
+    groups.into_iter().flatten().map(group).collect()
 }
 
 fn promises(config: &QuantConfig) -> Vec<Promise> {
     let settings = &*config.all;
-    let of_all = |by: String| Promise { by, modules: None };
+    let of_all = |by: String| Promise { by, modules: Vec::new() };
     let mut found = Vec::new();
     if let Some(block) = &config.weight_block_size {
         found.push(of_all(format!("`weight_block_size` {block:?}")));
@@ -89,27 +114,20 @@ fn promises(config: &QuantConfig) -> Vec<Promise> {
     if let Some(algorithm) = settings["quant_algo"].as_str() {
         match settings["quantized_layers"].as_object() {
             None => found.push(of_all(format!("`quant_algo` {algorithm}"))),
+            // A list of none is not one of all.
+            Some(layers) if layers.is_empty() => {}
             Some(layers) => found.push(Promise {
                 by: format!("`quantized_layers` of `quant_algo` {algorithm}"),
-                modules: Some(layers.keys().map(|name| Pattern::new(name)).collect()),
+                modules: layers.keys().map(|name| Pattern::new(name)).collect(),
             }),
-        }
-    }
-    let groups = settings["config_groups"].as_object();
-    for (name, group) in groups.into_iter().flatten() {
-        let weights = &group["weights"];
-        if weights["type"].as_str() == Some("float") && weights["num_bits"].as_u64() == Some(8) {
-            let modules: Vec<Pattern> = strings(&group["targets"]).map(Pattern::new).collect();
-            let by = format!("`config_groups`, whose `{name}` is of 8-bit floats");
-            found.push(Promise { by, modules: (!modules.is_empty()).then_some(modules) });
         }
     }
     found
 }
 
-/// The texts of a list.
-fn strings(list: &Value) -> impl Iterator<Item = &str> {
-    list.as_array().into_iter().flatten().filter_map(Value::as_str)
+/// The names in a list.
+fn patterns(list: &Value) -> impl Iterator<Item = Pattern> {
+    list.as_array().into_iter().flatten().filter_map(Value::as_str).map(Pattern::new)
 }
 
 /// A name in a list of modules, in any of the ways in which writers mean it.
