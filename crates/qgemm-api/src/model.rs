@@ -21,6 +21,9 @@ use crate::error::Error;
 /// process (`SIGBUS`), and what is written to it changes weights. Replacing it by renaming another file over it is safe. For
 /// files that others write to there is [`read_model`].
 ///
+/// A shard can be opened alone: errors name the shard that has a missing tensor, by the index beside it. Layers whose
+/// tensors are in several shards are refused then.
+///
 /// For safetensors, quantization settings are taken from `config.json` (also below `text_config` and the like),
 /// `quantize_config.json`, `quant_config.json`, `quantization_config.json` and `hf_quant_config.json` in the same folder.
 /// A layer about which two of them disagree is refused as it is loaded.
@@ -61,7 +64,32 @@ fn open(
     let shards = files.iter().map(shard).collect::<Result<Vec<_>, Error>>()?;
     let settings: Vec<_> =
         settings.iter().map(|file| NamedFile { name: file.name.clone(), contents: file.contents.as_str() }).collect();
-    Ok(Model::from_files(&shards, &settings, options)?)
+    let model = Model::from_files(&shards, &settings, options)?;
+    match &files[..] {
+        [shard] if has_extension(shard, "safetensors") => Ok(model.with_other_shards(other_shards(shard))),
+        _ => Ok(model),
+    }
+}
+
+/// The tensors of a shard's checkpoint that are in other files, and these files, by the index beside it. The shard opens
+/// without an index, too, so one that cannot be read is as none.
+fn other_shards(shard: &Path) -> BTreeMap<String, String> {
+    let (Some(folder), Some(name)) = (shard.parent(), shard.file_name().and_then(|name| name.to_str())) else {
+        return BTreeMap::new();
+    };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let paths = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let indices = paths.filter(|path| path.to_string_lossy().ends_with(SHARD_INDEX_EXTENSION));
+    let maps = indices.filter_map(|path| match read_index(&path) {
+        Ok(index) => Some(index.weight_map),
+        Err(error) => {
+            tracing::warn!(index = %path.display(), %error, "the index beside a shard is not read");
+            None
+        }
+    });
+    let mut map = maps.into_iter().find(|map| map.values().any(|file| file == name)).unwrap_or_default();
+    map.retain(|_, file| file != name);
+    map
 }
 
 /// Opens a file that [`PackedWeight::write`] wrote. It is mapped, and read once to compare its checksum.
@@ -104,6 +132,7 @@ pub fn model_files(path: impl AsRef<Path>) -> Result<Vec<PathBuf>, Error> {
 }
 
 const INDEX_EXTENSION: &str = ".index.json";
+const SHARD_INDEX_EXTENSION: &str = ".safetensors.index.json";
 
 fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let mut files = Vec::new();
@@ -114,7 +143,7 @@ fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let with = |suffix: &str| -> Vec<PathBuf> {
         files.iter().filter(|file| file.to_string_lossy().ends_with(suffix)).cloned().collect()
     };
-    let candidates = [with(".safetensors.index.json"), with(".safetensors"), with(".gguf")];
+    let candidates = [with(SHARD_INDEX_EXTENSION), with(".safetensors"), with(".gguf")];
     match candidates.each_ref().map(Vec::as_slice) {
         [[index], _, _] => shards_of_index(index),
         [[], [file], []] | [[], [], [file]] => Ok(vec![file.clone()]),
@@ -133,10 +162,14 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-fn shards_of_index(path: &Path) -> Result<Vec<PathBuf>, Error> {
+fn read_index(path: &Path) -> Result<Index, Error> {
     let text = read_text(path, MOST_INDEX)?;
-    let index: Index = serde_json::from_str(&strict_json(&text))
-        .map_err(|error| bad(path, format!("expected an index of shards: {error}")))?;
+    serde_json::from_str(&strict_json(&text))
+        .map_err(|error| bad(path, format!("expected an index of shards: {error}")))
+}
+
+fn shards_of_index(path: &Path) -> Result<Vec<PathBuf>, Error> {
+    let index = read_index(path)?;
     let names: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
     if names.is_empty() {
         return Err(bad(path, "expected at least one shard, got none".into()));

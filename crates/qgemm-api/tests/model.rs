@@ -122,6 +122,55 @@ fn shards_make_one_model() {
 }
 
 #[test]
+fn a_shard_opened_alone_knows_of_the_others() {
+    let folder = tempfile::tempdir().expect("writable");
+    let path = |name: &str| folder.path().join(name);
+    let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    let tensor = |name: &str, dtype: &str, bytes: &[u8]| {
+        let count = if dtype == "F32" { bytes.len() / 4 } else { bytes.len() };
+        let header =
+            format!(r#"{{"{name}":{{"dtype":"{dtype}","shape":[1,{count}],"data_offsets":[0,{}]}}}}"#, bytes.len());
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), bytes].concat()
+    };
+    fs::write(path(shards[0]), tensor("a.weight", "F8_E4M3", &[0x38; 8])).expect("writable");
+    fs::write(path(shards[1]), tensor("a.weight_scale_inv", "F32", &0.5f32.to_le_bytes())).expect("writable");
+    let alone = || open_model(path(shards[0])).expect("a file");
+    assert!(alone().weight("a").is_ok(), "plain FP8, as far as anybody knows");
+    let index = path("model.safetensors.index.json");
+    let map = format!(r#"{{"weight_map":{{"a.weight":"{}","a.weight_scale_inv":"{}"}}}}"#, shards[0], shards[1]);
+    fs::write(&index, map).expect("writable");
+    let config = r#"{"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}"#;
+    for config in ["{}", config] {
+        fs::write(path("config.json"), config).expect("writable");
+        let error = alone().weight("a").expect_err("its scale is elsewhere").to_string();
+        assert!(error.contains(shards[1]) && error.contains("a.weight_scale_inv"), "{error}");
+        for whole in [folder.path(), &index] {
+            assert!(open_model(whole).expect("both shards").weight("a").is_ok());
+        }
+    }
+    // What is wrong with an index is no concern of a file that is opened without it.
+    fs::write(&index, "no JSON").expect("writable");
+    assert!(matches!(alone().weight("a"), Err(FormatError::MissingTensor { shard: None, .. })));
+    fs::remove_file(path("config.json")).expect("there");
+    assert!(alone().weight("a").is_ok());
+}
+
+#[test]
+fn settings_of_model_opt_stand_in_a_file_of_their_own() {
+    let folder = tempfile::tempdir().expect("writable");
+    let path = folder.path().join("model.safetensors");
+    let header = r#"{"a.weight":{"dtype":"F8_E4M3","shape":[1,8],"data_offsets":[0,8]}}"#;
+    fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0x38; 8]].concat())
+        .expect("writable");
+    fs::write(folder.path().join("config.json"), r#"{"architectures": ["X"]}"#).expect("writable");
+    assert!(open_model(&path).expect("a file").weight("a").is_ok());
+    let settings = r#"{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}"#;
+    fs::write(folder.path().join("hf_quant_config.json"), settings).expect("writable");
+    let error = open_model(&path).expect("a file").weight("a").expect_err("a scale is promised");
+    assert!(matches!(error, FormatError::MissingTensor { .. }), "{error}");
+}
+
+#[test]
 fn an_index_cannot_name_files_elsewhere() {
     let folder = tempfile::tempdir().expect("writable");
     let path = folder.path().join("model.safetensors.index.json");

@@ -84,13 +84,12 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let output = WholeFile::create(&args.output, existing)?;
     let model = args.opening.open(&args.input)?;
     args.patterns.check(model.tensors().iter().map(|info| info.name.as_str()))?;
+    let targets = model.tensors().iter().map(|info| Target::of(info, &model, args));
+    let targets: Vec<Target<'_>> = targets.filter_map(Result::transpose).collect::<anyhow::Result<_>>()?;
     let mut header = GgufHeader::new();
-    metadata(&mut header, &model, args)?;
-    let mut targets = Vec::new();
-    for info in model.tensors() {
-        let Some(target) = Target::of(info, &model, args)? else { continue };
-        target.announce(&mut header).with_context(|| info.name.clone())?;
-        targets.push(target);
+    metadata(&mut header, &model, &targets, args)?;
+    for target in &targets {
+        target.announce(&mut header).with_context(|| target.info.name.clone())?;
     }
     let writer = BufWriter::new(output.file());
     write(&model, header, &targets, (writer, &args.output), json)?;
@@ -113,8 +112,9 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
     false
 }
 
-/// What llama.cpp wants to know of a file, as far as the model says it: all that a GGUF file has, and how it was quantized.
-fn metadata(header: &mut GgufHeader, model: &Model, args: &Args) -> anyhow::Result<()> {
+/// What llama.cpp wants to know of a file, as far as the model says it: all that a GGUF file has, and how it was quantized,
+/// where anything was.
+fn metadata(header: &mut GgufHeader, model: &Model, targets: &[Target<'_>], args: &Args) -> anyhow::Result<()> {
     const NAME: &str = "general.name";
     const FILE_TYPE: &str = "general.file_type";
     const VERSION: (&str, u32) = ("general.quantization_version", 2);
@@ -123,10 +123,14 @@ fn metadata(header: &mut GgufHeader, model: &Model, args: &Args) -> anyhow::Resu
         let stem = args.input.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         header.metadata(NAME, GgufValue::String(stem))?;
     }
+    let quantizes = targets.iter().any(|target| matches!(target.stored, Stored::Quantized(_)));
     for (key, value) in model.metadata() {
-        if ![FILE_TYPE, VERSION.0].contains(&key.as_str()) {
+        if !quantizes || ![FILE_TYPE, VERSION.0].contains(&key.as_str()) {
             header.metadata(key, value.clone())?;
         }
+    }
+    if !quantizes {
+        return Ok(());
     }
     if let Some(file_type) = args.format.ggml_type.and_then(file_type) {
         header.metadata(FILE_TYPE, file_type.into())?;
@@ -140,6 +144,8 @@ enum Stored {
     Quantized(Format),
     /// Plain numbers that are a format, too, as they are.
     Dense(Format),
+    /// Blocks of a format that the model has them in, as they are.
+    Blocks(Format),
     /// Other numbers, as they are.
     Numbers(NumberType),
 }
@@ -158,13 +164,28 @@ impl<'a> Target<'a> {
         let fate = args.patterns.fate(name, info.shape.len());
         let (stored, note) = match (&info.kind, fate) {
             (_, Fate::LeftOut) => return Ok(None),
-            (TensorKind::Quantized(format), _) => {
-                bail!("{name}: it is quantized already, to {format} (`--skip {name}` leaves it out)")
+            (TensorKind::Quantized(format), Fate::Copied(note)) => {
+                ensure!(
+                    format.ggml_type.is_some(),
+                    "{name}: it cannot be copied, as GGUF does not have {format} (`--skip {name}` leaves it out)"
+                );
+                (Stored::Blocks(*format), note)
             }
+            (TensorKind::Quantized(format), Fate::Quantized) => bail!(
+                "{name}: it is quantized already, to {format} (`--keep {name}` copies it, `--skip {name}` leaves it out)"
+            ),
             (TensorKind::Opaque(why), fate) => match (model.numbers(name)?, fate) {
                 (Some(tensor), Fate::Copied(note)) => (Stored::Numbers(tensor.kind), note),
-                (Some(tensor), _) => (Stored::Numbers(tensor.kind), Some("not of real numbers".into())),
-                (None, _) => bail!("{name}: expected numbers that GGUF has, got {why} (`--skip {name}` leaves it out)"),
+                (Some(tensor), _) if tensor.kind == NumberType::F64 => {
+                    (Stored::Numbers(tensor.kind), Some("no format is made of it".into()))
+                }
+                (Some(_), _) => bail!(
+                    "{name}: expected a weight of real numbers, got {why} (`--keep {name}` copies it, `--skip {name}` leaves it out)"
+                ),
+                (None, _) => {
+                    let error = model.dense(name).err().context("it is not dense")?;
+                    bail!("{error} (`--skip {name}` leaves it out)")
+                }
             },
             (TensorKind::Dense(dtype), Fate::Copied(note)) => (Stored::Dense(dtype.name().parse()?), note),
             (TensorKind::Dense(_), Fate::Quantized) => {
@@ -183,7 +204,9 @@ impl<'a> Target<'a> {
         // GGUF has no tensors without dimensions.
         let shape: &[usize] = if self.info.shape.is_empty() { &[1] } else { &self.info.shape };
         Ok(match self.stored {
-            Stored::Quantized(format) | Stored::Dense(format) => header.tensor(&self.info.name, shape, format)?,
+            Stored::Quantized(format) | Stored::Dense(format) | Stored::Blocks(format) => {
+                header.tensor(&self.info.name, shape, format)?
+            }
             Stored::Numbers(kind) => header.numbers(&self.info.name, shape, kind)?,
         })
     }
@@ -204,6 +227,11 @@ impl<'a> Target<'a> {
                 let tensor = model.numbers(&info.name)?.context("its kind is known")?;
                 write(&tensor.bytes)?;
                 Ok(row(kind.name(), kind.name().to_owned(), tensor.bytes.len(), note.clone()))
+            }
+            Stored::Blocks(format) => {
+                let blocks = model.blocks(&info.name)?;
+                write(&blocks)?;
+                Ok(row(format.name, format.to_string(), blocks.len(), note.clone()))
             }
             Stored::Dense(format) => {
                 let tensor = model.dense(&info.name)?;

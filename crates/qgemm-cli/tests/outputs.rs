@@ -219,6 +219,101 @@ fn quantize_keeps_the_metadata_of_a_gguf_file() {
     }
 }
 
+/// A GGUF file of these tensors: name, format, shape and bytes.
+fn write_gguf(path: &Path, tensors: &[(&str, &str, &[usize], &[u8])]) {
+    let mut header = qgemm_api::gguf::GgufHeader::new();
+    header.metadata("general.file_type", 3u32.into()).expect("a new key");
+    for (name, format, shape, _) in tensors {
+        header.tensor(name, shape, format.parse().expect("a format")).expect("fits");
+    }
+    let mut writer = header.write(Vec::new()).expect("memory");
+    for (_, _, _, bytes) in tensors {
+        writer.tensor(bytes).expect("fits");
+    }
+    fs::write(path, writer.finish().expect("complete")).expect("written");
+}
+
+#[test]
+fn quantize_copies_quantized_tensors_that_are_kept() {
+    let folder = tempfile::tempdir().expect("writable");
+    let (model, output) = (folder.path().join("m.gguf"), folder.path().join("out.gguf"));
+    // Scales of all bits set are NaN, which a copy does not change.
+    let (blocks, stack) = (vec![0xff; 4 * 2 * 20], (0..3 * 2 * 20).map(|i| i as u8).collect::<Vec<u8>>());
+    let plain = floats((0..64 * 4).map(|i| (i as f32).sin()));
+    write_gguf(
+        &model,
+        &[
+            ("blk.0.attn_q.weight", "q4_1", &[4, 64], &blocks),
+            ("blk.0.ffn_up_exps.weight", "q4_1", &[3, 2, 32], &stack),
+            ("output.weight", "f32", &[4, 64], &plain),
+        ],
+    );
+    let quantize = ["quantize", text(&model), text(&output), "--format", "q8_0", "--force"];
+    let errors = refused(&quantize);
+    assert!(errors.contains("blk.0.attn_q.weight") && errors.contains("q4_1") && errors.contains("--keep"), "{errors}");
+    let value = |model: &qgemm_api::Model, key: &str| {
+        let value = model.metadata().iter().find(|(k, _)| k == key).map(|(_, value)| value.clone());
+        value.as_ref().and_then(qgemm_api::gguf::GgufValue::as_u64)
+    };
+    for (keep, of_output, file_type) in [("*", "f32", 3), ("blk.*", "q8_0", 7)] {
+        let table = json(&[&quantize[..], &["--keep", keep]].concat());
+        assert_eq!(row(&table, "blk.0.attn_q.weight")["to"], "q4_1");
+        assert_eq!(row(&table, "output.weight")["to"], of_output);
+        let written = qgemm_api::open_model(&output).expect("a model");
+        assert_eq!(&*written.blocks("blk.0.attn_q").expect("quantized"), blocks);
+        assert_eq!(&*written.blocks("blk.0.ffn_up_exps").expect("quantized"), stack);
+        assert_eq!(written.info("blk.0.ffn_up_exps").expect("listed").shape, [3, 2, 32]);
+        assert_eq!(value(&written, "general.file_type"), Some(file_type), "--keep {keep}");
+    }
+    // All of it kept, the file is what it was.
+    json(&[&quantize[..], &["--keep", "*"]].concat());
+    let [before, after] = [&model, &output].map(|path| qgemm_api::open_model(path).expect("a model"));
+    assert_eq!(before.tensors(), after.tensors());
+}
+
+#[test]
+fn quantize_refuses_layers_that_it_cannot_read() {
+    let folder = tempfile::tempdir().expect("writable");
+    let (model, output) = (folder.path().join("m.safetensors"), folder.path().join("out.gguf"));
+    let plain = || ("plain.weight", "F32", &[4, 64][..], floats((0..64 * 4).map(|i| (i as f32).sin())));
+    let packed = [
+        ("a.weight_packed", "I32", &[4, 8][..], vec![0; 128]),
+        ("a.weight_scale", "F32", &[4, 1], floats([1.0; 4])),
+        ("a.weight_shape", "I64", &[2], [4i64, 64].iter().flat_map(|d| d.to_le_bytes()).collect()),
+        plain(),
+    ];
+    let fp8 = [("a.weight", "F8_E4M3", &[4, 64][..], vec![0; 256]), plain()];
+    let integers = [("a.weight", "I32", &[4, 64][..], vec![0; 1024]), plain()];
+    let settings = r#"{"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"group_0":
+        {"targets": ["Linear"], "weights": {"num_bits": BITS, "type": "TYPE"}}}}}"#;
+    let cases = [
+        (&packed[..], "4", "int", "compressed-tensors pack-quantized int4"),
+        (&fp8, "8", "float", "a.weight_scale"),
+        (&integers, "8", "int", "compressed-tensors"),
+    ];
+    for (tensors, bits, kind, format) in cases {
+        write_safetensors(&model, tensors);
+        let settings = settings.replace("BITS", bits).replace("TYPE", kind);
+        fs::write(folder.path().join("config.json"), settings).expect("written");
+        let quantize = ["quantize", text(&model), text(&output), "--format", "q8_0"];
+        let errors = refused(&quantize);
+        assert!(errors.contains("a.weight") && errors.contains(format) && errors.contains("--skip"), "{errors}");
+        assert!(!output.exists());
+        let table = json(&[&quantize[..], &["--skip", "a.weight", "--force"]].concat());
+        assert_eq!(table.as_array().map(Vec::len), Some(1), "nothing of the layer is left: {table}");
+        fs::remove_file(&output).expect("written");
+        let listed = json(&["inspect", text(&model)]);
+        let listed = row(&listed, "a.weight");
+        assert!(listed["format"].as_str().is_some_and(|text| text.contains(format)), "{listed}");
+    }
+    // Integers that are called weights are none, and are copied where that is asked for.
+    fs::remove_file(folder.path().join("config.json")).expect("written");
+    write_safetensors(&model, &integers);
+    let quantize = ["quantize", text(&model), text(&output), "--format", "q8_0"];
+    assert!(refused(&quantize).contains("I32"));
+    assert_eq!(row(&json(&[&quantize[..], &["--keep", "a.weight"]].concat()), "a.weight")["to"], "I32");
+}
+
 #[test]
 fn names_of_a_file_cannot_act_on_the_terminal() {
     let folder = tempfile::tempdir().expect("writable");

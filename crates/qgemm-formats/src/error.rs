@@ -247,6 +247,39 @@ pub enum FormatError {
         /// That of the bytes.
         got: u64,
     },
+    /// A tensor that a quantized layer needs is not in the files that were opened.
+    #[error(
+        "tensor `{layer}` is {format}: expected {} beside it, got none{}", quoted(.tensors),
+        .shard.as_ref().map(|shard| format!("; {}", in_shard(shard))).unwrap_or_default()
+    )]
+    MissingTensor {
+        /// The layer.
+        layer: String,
+        /// Its format, and what says so.
+        format: String,
+        /// The tensors one of which it needs.
+        tensors: Vec<String>,
+        /// The file of the checkpoint that has one, by the index of shards.
+        shard: Option<String>,
+    },
+    /// A tensor is in a shard that was not opened.
+    #[error("tensor `{}` is not in the files that were opened; {}", printable(name), in_shard(shard))]
+    InOtherShard {
+        /// The tensor.
+        name: String,
+        /// The file of the checkpoint that has it, by the index of shards.
+        shard: String,
+    },
+    /// A layer of experts has a gap in its numbers, or an expert lacks a weight that others have.
+    #[error("`{}`: expert {expert} is missing, but there is `{}`", printable(name), printable(there))]
+    MissingExpert {
+        /// The name of the experts' weights, with `{}` for a number.
+        name: String,
+        /// The first that is missing.
+        expert: usize,
+        /// A tensor that tells that there is such an expert, or a later one.
+        there: String,
+    },
     /// No tensor of this name.
     #[error(
         "no tensor is called `{}`{}", printable(name),
@@ -260,7 +293,33 @@ pub enum FormatError {
     },
 }
 
+/// Names in a sentence.
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ")
+}
+
+/// Where the index of shards has a tensor, and what to do.
+fn in_shard(shard: &str) -> String {
+    format!("the index has it in {}: open the index, or the folder", printable(shard))
+}
+
 impl FormatError {
+    /// The error of a layer of this format that needs one of `tensors`.
+    pub(crate) fn missing(layer: &str, format: &str, tensors: impl IntoIterator<Item = String>) -> Self {
+        let tensors = tensors.into_iter().map(|name| printable(&name)).collect();
+        Self::MissingTensor { layer: printable(layer), format: printable(format), tensors, shard: None }
+    }
+
+    /// This error, naming the file that has the missing tensor.
+    pub(crate) fn in_shard(self, shard: String) -> Self {
+        match self {
+            Self::MissingTensor { layer, format, tensors, .. } => {
+                Self::MissingTensor { layer, format, tensors, shard: Some(shard) }
+            }
+            other => other,
+        }
+    }
+
     /// This error, naming `file`, whose contents it is about.
     pub(crate) fn in_file(self, file: &str) -> Self {
         match self {

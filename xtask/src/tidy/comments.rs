@@ -22,7 +22,8 @@ const PHRASES: &[(&str, &str, &str)] = &[
 
 /// Checks the comments of every source but generated ones.
 pub fn check(sources: &[Source]) -> Vec<Finding> {
-    let is_code = |source: &&Source| source.path.extension().is_some_and(|e| e == "rs" || e == "cu" || e == "cuh" || e == "wgsl");
+    let is_code =
+        |source: &&Source| source.path.extension().is_some_and(|e| e == "rs" || e == "cu" || e == "cuh" || e == "wgsl");
     let is_written = |source: &&Source| !source.path.components().any(|part| part.as_os_str() == "generated");
     sources.iter().filter(is_code).filter(is_written).flat_map(comments).collect()
 }

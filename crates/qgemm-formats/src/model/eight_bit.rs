@@ -11,7 +11,7 @@
 //! Scales of FP8 are F32, F16, BF16, or powers of two in bytes (F8_E8M0, or U8). Those of 32 columns, and all of a checkpoint whose settings
 //! have `"scale_fmt": "ue8m0"`, must be powers of two, whatever they are stored as: any other is an error and never rounded.
 //!
-//! FP8 weights without a scale have scale 1. NaN codes of FP8 weights are data and pass unchecked. INT8 with zero points
+//! FP8 weights without a scale have scale 1, unless settings promise scales. NaN codes of FP8 weights are data and pass unchecked. INT8 with zero points
 //! becomes integer groups whose scales are 1, so that the scale of a row stays the f32 factor that it is. Zero points that
 //! are all 0 (some writers store them of symmetric layers, too) are dropped.
 
@@ -31,6 +31,24 @@ use crate::formats::int8_channel::{INT8_CHANNEL, ZERO_CODE};
 use crate::formats::mxfp8::{MXFP8, MXFP8_E5M2, SCALE_BLOCK as MX_BLOCK};
 use crate::weight::{HostWeight, SharedBytes};
 use crate::x_format::XFormat;
+
+/// What the settings of a checkpoint say of an 8-bit layer. A setting that is wrong fails only a layer that needs it.
+#[derive(Clone, Debug)]
+pub(super) struct EightBitSettings {
+    /// Rows and columns of an FP8 scale block.
+    block: Result<Option<Vec<usize>>, FormatError>,
+    /// Whether FP8 scales must be powers of two.
+    power_scales: Result<bool, FormatError>,
+    /// The quantization of activations of FP8 layers.
+    stated_x: Option<XFormat>,
+}
+
+impl EightBitSettings {
+    /// Takes them from the settings of the layer.
+    pub fn of(layer: &LayerSettings<'_>) -> Self {
+        Self { block: layer.weight_block_size(), power_scales: layer.has_power_scales(), stated_x: layer.stated_x() }
+    }
+}
 
 /// An INT8 or FP8 layer.
 #[derive(Debug)]
@@ -67,7 +85,7 @@ impl EightBitLayer {
         weight: RawTensor,
         scale: Option<RawTensor>,
         zero_point: Option<RawTensor>,
-        config: &LayerSettings<'_>,
+        config: &EightBitSettings,
     ) -> Result<Self, FormatError> {
         let (n, k) = weight.matrix()?;
         let (by_row, by_block) = match weight.dtype {
@@ -82,6 +100,14 @@ impl EightBitLayer {
                 [SCALE_BLOCK, _] => (by_block, SCALE_BLOCK),
                 [rows, _] => (by_power, rows),
             },
+            (Some(scale), None) if matches!(scale.shape[..], [rows, groups] if rows == n && groups < k) => {
+                let what = format!(
+                    "is int8 with a scale for each group of columns (compressed-tensors int-quantized), which is not \
+                     supported: expected 1 or {n} scales, got shape {:?}",
+                    scale.shape
+                );
+                return Err(unsupported(&weight.name, what));
+            }
             (Some(scale), None) => {
                 return Err(bad(&scale.name, format!("expected 1 or {n} scales, got shape {:?}", scale.shape)));
             }
@@ -98,10 +124,10 @@ impl EightBitLayer {
             }
         }
         let power_scales = match by_block {
-            Some([_, by_power]) => std::ptr::eq(format, by_power) || config.has_power_scales()?,
+            Some([_, by_power]) => std::ptr::eq(format, by_power) || config.power_scales.clone()?,
             None => false,
         };
-        let stated_x = by_block.and_then(|_| config.stated_x());
+        let stated_x = by_block.and(config.stated_x);
         let flip = if weight.dtype == Dtype::I8 { ZERO_CODE } else { 0 };
         let zeros = zero_point.filter(|zero_point| zero_point.bytes.iter().any(|&byte| byte != 0));
         let zeros = zeros.map(|zero_point| zero_codes(&zero_point, &weight, n)).transpose()?;
@@ -187,10 +213,10 @@ impl EightBitLayer {
 ///
 /// # Errors
 /// [`FormatError::UnsupportedFile`] for blocks of another size, [`FormatError::BadFile`] for a shape that is none of those.
-fn scale_block(scale: &RawTensor, weight: &RawTensor, config: &LayerSettings<'_>) -> Result<[usize; 2], FormatError> {
+fn scale_block(scale: &RawTensor, weight: &RawTensor, config: &EightBitSettings) -> Result<[usize; 2], FormatError> {
     const BLOCKS: [[usize; 2]; 3] = [[SCALE_BLOCK, SCALE_BLOCK], [MX_BLOCK, MX_BLOCK], [1, MX_BLOCK]];
     let (n, k) = weight.matrix()?;
-    let stated = config.weight_block_size()?;
+    let stated = config.block.clone()?;
     if let Some(block) = stated.as_deref().filter(|stated| !BLOCKS.iter().any(|block| block == stated)) {
         let what = format!("scale blocks of {block:?} of {:?} weights: expected one of {BLOCKS:?}", weight.dtype);
         return Err(unsupported(&weight.name, what));

@@ -1,5 +1,7 @@
 //! The experts of a layer, as files have them: one tensor with all of them, or a tensor an expert.
 
+use std::collections::BTreeMap;
+
 use super::Model;
 use super::layer::stack_size;
 use super::raw::bad;
@@ -12,10 +14,12 @@ const NUMBER: &str = "{}";
 
 impl Model {
     /// The weights of a layer's experts, called `name`: either a stack of matrices, as in GGUF files (`blk.0.ffn_down_exps`), or, where
-    /// `name` holds `{}`, a layer for each number from 0 on that the model has (`model.layers.0.mlp.experts.{}.down_proj`).
+    /// `name` holds `{}`, a layer for each expert (`model.layers.0.mlp.experts.{}.down_proj`). Experts are those of which the
+    /// checkpoint has any tensor, be it in a shard that was not opened ([`Model::with_other_shards`]).
     ///
     /// # Errors
-    /// As [`Model::weight`] and [`HostExperts::new`].
+    /// As [`Model::weight`] and [`HostExperts::new`]; [`FormatError::MissingExpert`] when there is a gap in the numbers, or an
+    /// expert has other weights and not this one.
     pub fn experts(&self, name: &str) -> Result<HostExperts, FormatError> {
         HostExperts::new(&self.expert_weights(name)?)
     }
@@ -73,10 +77,35 @@ impl Model {
             return (0..experts).map(|expert| self.stacked_weight(name, expert)).collect();
         }
         let of = |expert: usize| name.replacen(NUMBER, &expert.to_string(), 1);
-        let mut weights = vec![self.weight(&of(0))?];
-        while self.find(&of(weights.len())).is_ok() {
-            weights.push(self.weight(&of(weights.len()))?);
-        }
-        Ok(weights)
+        let numbers = self.expert_numbers(name);
+        let last = match numbers.last_key_value() {
+            Some((&last, _)) if numbers.keys().any(|&expert| self.knows(&of(expert))) => last,
+            // It is the name that is wrong.
+            _ => return Err(self.no_such_tensor(&of(0))),
+        };
+        let weight = |expert| match self.knows(&of(expert)) {
+            true => self.weight(&of(expert)),
+            false => {
+                let there = numbers.range(expert..).next().map_or("", |(_, tensor)| tensor).to_owned();
+                Err(FormatError::MissingExpert { name: name.to_owned(), expert, there })
+            }
+        };
+        (0..=last).map(weight).collect()
+    }
+
+    /// The experts of which there is any tensor, and one of each.
+    fn expert_numbers(&self, name: &str) -> BTreeMap<usize, &str> {
+        let Some((before, after)) = name.split_once(NUMBER) else { return BTreeMap::new() };
+        let number = |tensor: &str| {
+            let rest = tensor.strip_prefix(before)?;
+            let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+            let (number, rest) = rest.split_at(digits);
+            // Of a number that ends otherwise than in the name, there is no telling that it is an expert's.
+            let ends_alike = after.is_empty() || rest.chars().next() == after.chars().next();
+            number.parse::<usize>().ok().filter(|n| ends_alike && n.to_string() == number)
+        };
+        let names =
+            self.tensors.iter().map(|tensor| tensor.name.as_str()).chain(self.others.keys().map(String::as_str));
+        names.filter_map(|tensor| Some((number(tensor)?, tensor))).collect()
     }
 }

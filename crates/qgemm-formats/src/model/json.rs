@@ -80,6 +80,22 @@ impl Json {
         }
     }
 
+    /// The values of a list; nothing of other values.
+    pub fn items(&self) -> &[Self] {
+        match self {
+            Self::List(values) => values,
+            _ => &[],
+        }
+    }
+
+    /// Text as it stands.
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
     pub fn is_null(&self) -> bool {
         matches!(self, Self::Null)
     }

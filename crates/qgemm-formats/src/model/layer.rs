@@ -23,6 +23,23 @@ pub(super) trait Layer: fmt::Debug + Send + Sync {
     /// # Errors
     /// A [`FormatError`] when the contents break the rules; the caller checks the index and the scales.
     fn weight(&self, index: usize) -> Result<HostWeight, FormatError>;
+
+    /// The blocks of all matrices, one below the other.
+    ///
+    /// # Errors
+    /// As [`Layer::weight`]; [`FormatError::UnsupportedFile`] when blocks are not all that there is to a weight.
+    fn blocks(&self) -> Result<SharedBytes, FormatError> {
+        let mut blocks = Vec::new();
+        for index in 0..stack_size(&self.shape()) {
+            let weight = self.weight(index)?;
+            if weight.row_scale().is_some() || weight.k_order().is_some() {
+                let what = "has scales of rows, or a column order, beside its blocks".into();
+                return Err(FormatError::UnsupportedFile { file: format!("{} weight", weight.format()), what });
+            }
+            blocks.extend_from_slice(weight.blocks());
+        }
+        Ok(blocks.into())
+    }
 }
 
 /// Rows of blocks, as in GGUF files and plain tensors.
@@ -52,6 +69,10 @@ impl Layer for BlockLayer {
         let bytes = stack_slice(&self.bytes, index, stack_size(&self.shape));
         HostWeight::new(self.format, n, k, bytes)
     }
+
+    fn blocks(&self) -> Result<SharedBytes, FormatError> {
+        Ok(self.bytes.clone())
+    }
 }
 
 /// N and K of a shape of at least 2 dimensions.
@@ -62,6 +83,13 @@ pub(super) fn matrix_of(shape: &[usize]) -> (usize, usize) {
 /// Matrices in a stack of a shape of at least 2 dimensions.
 pub(super) fn stack_size(shape: &[usize]) -> usize {
     shape[..shape.len() - 2].iter().product()
+}
+
+/// Elements of a tensor of this shape; `None` where a product of any of its dimensions that are not 0 overflows, so that
+/// no part of the shape can be counted wrong.
+pub(super) fn elements(shape: &[usize]) -> Option<usize> {
+    let product = shape.iter().filter(|&&d| d != 0).try_fold(1usize, |count, &d| count.checked_mul(d))?;
+    Some(if shape.contains(&0) { 0 } else { product })
 }
 
 /// Part `index` of `count` equal parts; empty where there is no such part.

@@ -2,7 +2,8 @@
 //!
 //! [`Model`] works on bytes that the caller has mapped or read. Opening looks at headers only; a layer's bytes
 //! are touched when [`Model::weight`] loads it. Recognised in safetensors files: GPTQ, AWQ, INT8 per channel,
-//! FP8, MXFP4 and NVFP4 layers, and plain f32, f16 and bf16 matrices.
+//! FP8, MXFP4 and NVFP4 layers, stacks of these, and plain f32, f16 and bf16 matrices. Layers of other formats are
+//! found, too, as errors that name the format.
 
 mod awq;
 mod eight_bit;
@@ -20,8 +21,12 @@ mod raw;
 mod recognise;
 mod scales;
 mod settings;
+mod shards;
+mod stack;
+mod stated;
+mod unserved;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::desc::{Encoding, Format};
@@ -126,6 +131,8 @@ pub struct Model {
     sources: Vec<Source>,
     by_name: HashMap<String, usize>,
     metadata: Vec<(String, gguf::GgufValue)>,
+    /// Tensors of the same checkpoint in files that were not opened, and these files.
+    others: BTreeMap<String, String>,
 }
 
 impl Model {
@@ -200,7 +207,7 @@ impl Model {
     /// The entry called `name` or `name.weight`.
     ///
     /// # Errors
-    /// [`FormatError::NoSuchTensor`], with the most similar name there is.
+    /// [`FormatError::NoSuchTensor`], with the most similar name there is; [`FormatError::InOtherShard`].
     pub fn info(&self, name: &str) -> Result<&TensorInfo, FormatError> {
         Ok(&self.tensors[self.find(name)?])
     }
@@ -227,6 +234,9 @@ impl Model {
 
     /// Loads matrix `matrix` of the stack called `name` (an expert of a mixture), as [`Model::weight`] does.
     ///
+    /// A stack is `[E, N, K]`, as its shape says, and never turned. Llama 4 stores `[E, K, N]`: a stack whose scales show that
+    /// is an error, and one in whose file nothing shows it, as with one scale for all, has N and K exchanged.
+    ///
     /// # Errors
     /// As [`Model::weight`], and [`FormatError::BadFile`] when the stack has no such matrix.
     pub fn stacked_weight(&self, name: &str, matrix: usize) -> Result<HostWeight, FormatError> {
@@ -246,6 +256,22 @@ impl Model {
                 &self.tensors[index].name,
                 format!("is quantized ({}): load it as a weight", layer.format()),
             )),
+            Source::Numbers(_) | Source::Opaque => Err(self.opaque(index)),
+            Source::Broken(error) => Err(error.clone()),
+        }
+    }
+
+    /// The blocks of the quantized tensor called `name` or `name.weight`, of a stack those of all its matrices: of a GGUF file
+    /// the tensor's bytes as they are, whatever their scales.
+    ///
+    /// # Errors
+    /// [`FormatError::NoSuchTensor`]; [`FormatError::UnsupportedFile`] when it is not quantized, or blocks are not all that there
+    /// is to its weights; whatever is wrong with the layer.
+    pub fn blocks(&self, name: &str) -> Result<SharedBytes, FormatError> {
+        let index = self.find(name)?;
+        match &self.sources[index] {
+            Source::Layer(layer) => layer.blocks(),
+            Source::Dense(_) => Err(raw::unsupported(&self.tensors[index].name, "is not quantized: read it as it is")),
             Source::Numbers(_) | Source::Opaque => Err(self.opaque(index)),
             Source::Broken(error) => Err(error.clone()),
         }
@@ -296,15 +322,30 @@ impl Model {
             TensorKind::Opaque(kind) => kind.as_str(),
             TensorKind::Quantized(_) | TensorKind::Dense(_) => "unknown",
         };
-        raw::unsupported(&info.name, format!("has type {kind}, for which there is no weight format"))
+        raw::unsupported(&info.name, format!("is {kind}, for which there is no weight format"))
     }
 
     fn find(&self, name: &str) -> Result<usize, FormatError> {
         let found = self.by_name.get(name).or_else(|| self.by_name.get(&format!("{name}.weight")));
-        found.copied().ok_or_else(|| FormatError::NoSuchTensor {
-            name: name.to_owned(),
-            near: nearest(name, self.tensors.iter().map(|tensor| tensor.name.as_str())),
-        })
+        found.copied().ok_or_else(|| self.no_such_tensor(name))
+    }
+
+    /// Whether there is a tensor of that name, as [`Model::find`] looks for it, or in a shard that was not opened.
+    fn knows(&self, name: &str) -> bool {
+        let is_known = |name: &str| self.by_name.contains_key(name) || self.others.contains_key(name);
+        is_known(name) || is_known(&format!("{name}.weight"))
+    }
+
+    /// The error of a name that there is no tensor of.
+    fn no_such_tensor(&self, name: &str) -> FormatError {
+        let weight = format!("{name}.weight");
+        match [name, &weight].into_iter().find_map(|name| self.others.get_key_value(name)) {
+            Some((name, shard)) => FormatError::InOtherShard { name: name.clone(), shard: shard.clone() },
+            None => FormatError::NoSuchTensor {
+                name: name.to_owned(),
+                near: nearest(name, self.tensors.iter().map(|tensor| tensor.name.as_str())),
+            },
+        }
     }
 
     fn from_gguf(file: gguf::GgufFile) -> Result<Self, FormatError> {
@@ -353,7 +394,13 @@ impl Model {
     }
 
     fn empty() -> Self {
-        Self { tensors: Vec::new(), sources: Vec::new(), by_name: HashMap::new(), metadata: Vec::new() }
+        Self {
+            tensors: Vec::new(),
+            sources: Vec::new(),
+            by_name: HashMap::new(),
+            metadata: Vec::new(),
+            others: BTreeMap::new(),
+        }
     }
 
     /// Adds a tensor; `type_name` is shown for opaque ones.

@@ -1,6 +1,7 @@
 //! Tensors of numbers that are no weights and no activations: token identifiers, positions, masks. They are passed on as
 //! they are.
 
+use super::layer::elements;
 use crate::weight::SharedBytes;
 
 /// A number type that model files have and nothing here computes with.
@@ -77,8 +78,7 @@ impl NumberTensor {
     /// these, or the bytes are too few.
     pub(super) fn new(type_name: &str, shape: &[usize], bytes: &SharedBytes) -> Option<Self> {
         let kind = NumberType::named(type_name)?;
-        let count = shape.iter().try_fold(1usize, |count, &d| count.checked_mul(d))?;
-        let bytes = bytes.slice(0..count.checked_mul(kind.bytes())?)?;
+        let bytes = bytes.slice(0..elements(shape)?.checked_mul(kind.bytes())?)?;
         Some(Self { shape: shape.to_vec(), kind, bytes })
     }
 }

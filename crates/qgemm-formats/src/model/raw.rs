@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::NamedFile;
+use super::layer::elements;
 use crate::dtype::DType;
 use crate::error::FormatError;
 use crate::names::printable;
@@ -88,6 +89,9 @@ pub(super) fn read(files: &[NamedFile<SharedBytes>]) -> Result<RawTensors, Forma
             let (from, to) = info.data_offsets;
             let bytes = start.checked_add(from).zip(start.checked_add(to)).and_then(|(from, to)| bytes.slice(from..to));
             let bytes = bytes.ok_or_else(|| bad(format!("tensor `{name}` leaves the file")))?;
+            if elements(&info.shape).is_none() {
+                return Err(bad(format!("tensor `{name}`: {:?} overflows the address space", info.shape)));
+            }
             let tensor = RawTensor { name: name.clone(), dtype: info.dtype, shape: info.shape.clone(), bytes };
             if tensors.insert(name.clone(), tensor).is_some() {
                 return Err(bad(format!("tensor `{name}` is in two shards")));

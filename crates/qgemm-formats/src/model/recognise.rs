@@ -6,12 +6,15 @@ use std::sync::Arc;
 use safetensors::tensor::Dtype;
 
 use super::ModelOptions;
-use super::eight_bit::EightBitLayer;
+use super::eight_bit::{EightBitLayer, EightBitSettings};
 use super::four_bit::{Mxfp4Layer, Nvfp4Layer};
 use super::grouped::take_grouped;
 use super::layer::Layer;
 use super::raw::{RawTensor, RawTensors, unsupported};
 use super::settings::Settings;
+use super::stack::StackLayer;
+use super::stated::Stated;
+use super::unserved::{take_incomplete, take_unserved};
 use crate::error::FormatError;
 
 /// A layer, or why it is none, under the name that users know it by (`….weight`).
@@ -19,10 +22,11 @@ pub(super) type Found = (String, Result<Arc<dyn Layer>, FormatError>);
 
 /// What a layer may have beside its weight that leaves the weight as it is: what is added to the product, and the scales
 /// that activations and caches were calibrated for.
-const BESIDE_WEIGHT: [&str; 15] = [
+pub(super) const BESIDE_WEIGHT: [&str; 16] = [
     "bias",
     "e_score_correction_bias",
     "input_scale",
+    "input_scale_ub",
     "input_zero_point",
     "input_global_scale",
     "input_amax",
@@ -43,16 +47,18 @@ const QUANTIZATION_WORDS: [&str; 7] = ["scale", "zero", "blocks", "packed", "g_i
 /// too, as the error that loading it gives, so that the rest of the model stays usable; so is one with a tensor that
 /// is not understood, since it may change every weight.
 pub(super) fn take_layers(tensors: &mut RawTensors, settings: &Settings, options: &ModelOptions) -> Vec<Found> {
+    let stated = Stated::of(settings);
+    let mut found = take_unserved(tensors, &stated);
     let names: Vec<String> = tensors.keys().cloned().collect();
-    let mut found = Vec::new();
     for name in &names {
         let layer = take_grouped(tensors, name, settings, options)
             .or_else(|| take_mxfp4(tensors, name))
             .or_else(|| take_nvfp4(tensors, name))
             .or_else(|| take_packed_nvfp4(tensors, name))
-            .or_else(|| take_eight_bit(tensors, name, settings));
+            .or_else(|| take_eight_bit(tensors, name, settings, &stated));
         found.extend(layer);
     }
+    found.extend(take_incomplete(tensors, &stated));
     let layers: HashMap<String, usize> = found.iter().enumerate().map(|(i, (layer, _))| (layer.clone(), i)).collect();
     for name in tensors.keys() {
         let Some(index) = owner(name, &layers) else { continue };
@@ -66,7 +72,7 @@ pub(super) fn take_layers(tensors: &mut RawTensors, settings: &Settings, options
 }
 
 /// Index of the layer that the tensor `name` says something of that is not understood.
-fn owner(name: &str, layers: &HashMap<String, usize>) -> Option<usize> {
+pub(super) fn owner(name: &str, layers: &HashMap<String, usize>) -> Option<usize> {
     let position = |layer: &str| layers.get(layer).copied();
     if let Some((module, rest)) = name.rsplit_once('.')
         && !BESIDE_WEIGHT.contains(&rest)
@@ -113,8 +119,11 @@ fn take_nvfp4(tensors: &mut RawTensors, name: &str) -> Option<Found> {
     if tensors.get(name)?.dtype != Dtype::U8 {
         return None;
     }
-    let (codes, [scales, scale]) = take(tensors, name, [&format!("{name}_scale"), &format!("{name}_scale_2")])?;
-    Some((name.to_owned(), erase(Nvfp4Layer::new(codes, scales, scale, false))))
+    // Of fused experts ModelOpt appends to the name what else begins with `weight`.
+    let beside = ["", "_weight"].map(|infix| [format!("{name}{infix}_scale"), format!("{name}{infix}_scale_2")]);
+    let taken = beside.iter().find_map(|[scales, scale]| take(tensors, name, [scales, scale]));
+    let (codes, [scales, scale]) = taken?;
+    Some((name.to_owned(), nvfp4(codes, scales, scale, false)))
 }
 
 fn take_packed_nvfp4(tensors: &mut RawTensors, name: &str) -> Option<Found> {
@@ -123,23 +132,71 @@ fn take_packed_nvfp4(tensors: &mut RawTensors, name: &str) -> Option<Found> {
         return None;
     }
     let (codes, [scales, scale]) = take(tensors, name, [&format!("{base}_scale"), &format!("{base}_global_scale")])?;
-    Some((base.to_owned(), erase(Nvfp4Layer::new(codes, scales, scale, true))))
+    Some((base.to_owned(), nvfp4(codes, scales, scale, true)))
 }
 
-fn take_eight_bit(tensors: &mut RawTensors, name: &str, settings: &Settings) -> Option<Found> {
+/// A layer, or a stack of them.
+fn nvfp4(codes: RawTensor, scales: RawTensor, scale: RawTensor, divides: bool) -> Result<Arc<dyn Layer>, FormatError> {
+    if codes.shape.len() < 3 {
+        return erase(Nvfp4Layer::new(codes, scales, scale, divides));
+    }
+    erase(StackLayer::new(codes, [scales, scale], move |codes, [scales, scale]| {
+        Nvfp4Layer::new(codes, scales, scale, divides)
+    }))
+}
+
+fn take_eight_bit(tensors: &mut RawTensors, name: &str, settings: &Settings, stated: &Stated<'_>) -> Option<Found> {
     let tensor = tensors.get(name)?;
-    let scale_names = [format!("{name}_scale"), format!("{name}_scale_inv")];
+    let module = name.strip_suffix(".weight").unwrap_or(name);
+    let scale_names = ["_scale", "_scale_inv", "_weight_scale", "_weight_scale_inv"].map(|end| format!("{name}{end}"));
+    // DeepSeek's own files; of other writers such a scale may divide.
+    let deep_seek = format!("{module}.scale");
+    let is_deep_seek = |scale: &RawTensor| scale.dtype == Dtype::F8_E8M0 || stated.has("weight_block_size");
     let scale_name = scale_names.iter().find(|scale| tensors.contains_key(*scale));
+    let scale_name = scale_name.or_else(|| tensors.get(&deep_seek).filter(|s| is_deep_seek(s)).map(|_| &deep_seek));
+    let is_float = tensor.dtype != Dtype::I8;
     // Scales of FP8 type, and integers without scales, are no layers.
     let is_layer = EightBitLayer::has_type(tensor.dtype)
         && tensor.shape.len() >= 2
-        && (scale_name.is_some() || tensor.dtype != Dtype::I8);
+        && (scale_name.is_some() || is_float && !is_scale(name));
     if !is_layer {
         return None;
     }
     let scale = scale_name.and_then(|scale| tensors.remove(scale));
     let zero_point = tensors.remove(&format!("{name}_zero_point"));
     let weight = tensors.remove(name)?;
-    let config = settings.layer(name.strip_suffix(".weight").unwrap_or(name));
-    Some((name.to_owned(), erase(EightBitLayer::new(weight, scale, zero_point, &config))))
+    let config = EightBitSettings::of(&settings.layer(module));
+    let promised = if scale.is_none() { stated.promises_scales(module) } else { None };
+    let layer = match promised {
+        Some(by) => Err(FormatError::missing(name, &format!("FP8 with scales by {by}"), scale_names[..2].to_vec())),
+        None => eight_bit(weight, scale, zero_point, &config),
+    };
+    Some((name.to_owned(), layer))
+}
+
+/// Whether a tensor is called a scale.
+fn is_scale(name: &str) -> bool {
+    name.rsplit('.').next().is_some_and(|last| last.contains("scale"))
+}
+
+/// A layer, or a stack of them.
+fn eight_bit(
+    weight: RawTensor,
+    scale: Option<RawTensor>,
+    zero_point: Option<RawTensor>,
+    config: &EightBitSettings,
+) -> Result<Arc<dyn Layer>, FormatError> {
+    if weight.shape.len() != 3 {
+        return erase(EightBitLayer::new(weight, scale, zero_point, config));
+    }
+    if let Some(zero_point) = zero_point.filter(|zero_point| zero_point.bytes.iter().any(|&byte| byte != 0)) {
+        return Err(unsupported(&zero_point.name, "zero points of a stack of experts: expected 0"));
+    }
+    let config = config.clone();
+    match scale {
+        None => erase(StackLayer::new(weight, [], move |weight, []| EightBitLayer::new(weight, None, None, &config))),
+        Some(scale) => erase(StackLayer::new(weight, [scale], move |weight, [scale]| {
+            EightBitLayer::new(weight, Some(scale), None, &config)
+        })),
+    }
 }

@@ -88,6 +88,11 @@ impl Settings {
         self.places.push(Place { name: printable(&name), values, overrides });
     }
 
+    /// The settings of each place.
+    pub fn places(&self) -> impl Iterator<Item = &Json> {
+        self.places.iter().map(|place| &place.values)
+    }
+
     /// What is said of the layer `name`, such as `model.layers.0.mlp.up_proj`.
     pub fn layer(&self, name: &str) -> LayerSettings<'_> {
         let places = self.places.iter().map(|place| (place, place.overrides.find(name))).collect();

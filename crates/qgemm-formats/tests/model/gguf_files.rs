@@ -28,6 +28,8 @@ fn all_values() -> Vec<(&'static str, GgufValue)> {
         ("text", "Blöcke".into()),
         ("i16s", GgufValue::Array(scalars(3, &[1, 0, 0xff, 0xff]))),
         ("tokens", GgufValue::Array(GgufArray::Strings(vec!["a".into(), String::new(), "ß".into()]))),
+        ("no UTF-8", GgufValue::ByteString(b"caf\xe9".to_vec())),
+        ("raw tokens", GgufValue::Array(GgufArray::ByteStrings(vec![b"a".to_vec(), vec![], b"\xf0\x9f".to_vec()]))),
         ("nested", GgufValue::Array(GgufArray::Arrays(vec![scalars(0, &[]), GgufArray::Strings(vec!["x".into()])]))),
     ]
 }
@@ -83,6 +85,16 @@ fn what_is_written_is_read() {
 }
 
 #[test]
+fn strings_that_are_not_utf_8_are_kept_as_bytes() {
+    let raw = Raw::new(3, 0, 2).text("one").u32(8).bytes(b"\xff\xfe").text("all").u32(9).u32(8).u64(2);
+    let file = read(raw.bytes(b"fine").bytes(b"\x80").0).expect("reads");
+    assert_eq!(file.value("one"), Some(&GgufValue::ByteString(b"\xff\xfe".to_vec())));
+    assert_eq!(file.value("one").and_then(GgufValue::as_str), None);
+    let Some(GgufValue::Array(GgufArray::ByteStrings(items))) = file.value("all") else { panic!("strings") };
+    assert_eq!(items, &[b"fine".to_vec(), b"\x80".to_vec()]);
+}
+
+#[test]
 fn stacks_and_vectors() {
     let q8_0 = format("q8_0");
     let mut header = GgufHeader::new();
@@ -94,6 +106,8 @@ fn stacks_and_vectors() {
     let norm: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect();
     writer.tensor(&norm).expect("fits");
     let model = Model::from_bytes(writer.finish().expect("complete").into(), None, Default::default()).expect("opens");
+    assert_eq!(&*model.blocks("experts").expect("quantized"), bytes);
+    assert!(matches!(model.blocks("norm"), Err(FormatError::UnsupportedFile { .. })));
     for expert in 0..3 {
         assert_eq!(model.stacked_weight("experts", expert).expect("loads").blocks(), &bytes[expert * 68..][..68]);
     }
@@ -118,6 +132,7 @@ fn the_writer_checks_what_it_is_given() {
     assert!(matches!(header.tensor("t", &[1, 32], format("q4_0")), Err(FormatError::BadFile { .. })));
     assert!(matches!(header.tensor("u", &[1, 33], format("q4_0")), Err(FormatError::KNotMultiple { .. })));
     assert!(matches!(header.tensor("v", &[1 << 40, 1 << 40], format("q4_0")), Err(FormatError::Overflow { .. })));
+    assert!(matches!(header.tensor("x", &[0, 1 << 40, 1 << 40], format("f32")), Err(FormatError::Overflow { .. })));
     assert!(matches!(header.tensor("w", &[1, 128], format("int4_g128")), Err(FormatError::UnsupportedFile { .. })));
     let mut writer = header.write(Vec::new()).expect("writes");
     assert!(matches!(writer.tensor(&[0; 17]), Err(FormatError::WrongLength { expected: 18, got: 17, .. })));
@@ -144,10 +159,14 @@ impl Raw {
         self
     }
 
-    fn text(self, text: &str) -> Self {
-        let mut raw = self.u64(text.len() as u64);
-        raw.0.extend(text.as_bytes());
+    fn bytes(self, bytes: &[u8]) -> Self {
+        let mut raw = self.u64(bytes.len() as u64);
+        raw.0.extend(bytes);
         raw
+    }
+
+    fn text(self, text: &str) -> Self {
+        self.bytes(text.as_bytes())
     }
 
     fn tensor(self, name: &str, dims: &[u64], ggml_type: u32, offset: u64) -> Self {
@@ -186,6 +205,13 @@ fn broken_files_are_refused_with_the_reason() {
         (Raw::new(3, 1, 0).tensor("t", &[33, 1], 2, 0).data(64), "no multiple"),
         (Raw::new(3, 1, 0).tensor("t", &[1 << 40, 1 << 40], 2, 0).data(18), "overflows"),
         (Raw::new(3, 1, 0).tensor("t", &[1 << 62], 0, 0).data(18), "overflows"),
+        // A product of some dimensions overflows though that of all is 0, whichever of them is.
+        (Raw::new(3, 1, 0).tensor("t", &[0, 1 << 40, 1 << 40], 2, 0).data(18), "overflows"),
+        (Raw::new(3, 1, 0).tensor("t", &[1 << 40, 0, 1 << 40], 2, 0).data(18), "overflows"),
+        (Raw::new(3, 1, 0).tensor("t", &[1 << 40, 1 << 40, 0], 2, 0).data(18), "overflows"),
+        (Raw::new(3, 1, 0).tensor("t", &[1 << 40, 1 << 40, 0], 9999, 0).data(18), "overflows"),
+        (Raw::new(3, 0, 1).bytes(b"k\xff").u32(4).u32(1), "metadata key is not UTF-8"),
+        (Raw::new(3, 1, 0).bytes(b"t\xff").u32(1).u64(8).u32(0).u64(0).data(32), "tensor name is not UTF-8"),
         (Raw::new(3, 1, 0).tensor("t", &[32, 1], 2, 0).data(17), "holds 17 bytes"),
         (Raw::new(3, 1, 0).tensor("t", &[32, 1], 2, 32).data(18), "at offset 32"),
         (Raw::new(3, 1, 0).tensor("t", &[32, 1], 2, u64::MAX - 31).data(18), "holds 18 bytes"),
@@ -226,8 +252,10 @@ fn version_2_and_unknown_types_are_read() {
     assert_eq!(kinds[1], (TensorKind::Quantized(format("q8_0")), 34));
     assert_eq!(kinds[2], (TensorKind::Opaque("IQ2_XXS".into()), 72));
     assert_eq!(model.info("odd").expect("listed").shape, [3, 10]);
-    let error = model.weight("iq").expect_err("opaque").to_string();
-    assert!(error.contains("IQ2_XXS"), "{error}");
+    for (name, kind) in [("iq", "is IQ2_XXS,"), ("odd", "is type 9999,")] {
+        let error = model.weight(name).expect_err("opaque").to_string();
+        assert!(error.contains(kind), "{error}");
+    }
 }
 
 #[test]

@@ -50,6 +50,11 @@ fn safetensors_file() -> Vec<u8> {
         .add("nv.weight_scale", Dtype::F8_E4M3, &[2, 1], bytes(2))
         .add("nv.weight_scale_2", Dtype::F32, &[], bytes(4))
         .add("plain.weight", Dtype::BF16, &[3, 5], bytes(30))
+        .add("fp8_experts", Dtype::F8_E4M3, &[2, 3, 5], bytes(30))
+        .add("fp8_experts_scale", Dtype::F32, &[2, 3, 1], bytes(24))
+        .add("nv_experts", Dtype::U8, &[2, 2, 8], bytes(32))
+        .add("nv_experts_weight_scale", Dtype::F8_E4M3, &[2, 2, 1], bytes(4))
+        .add("nv_experts_weight_scale_2", Dtype::F32, &[2], bytes(8))
         .bytes()
 }
 
@@ -123,11 +128,16 @@ fn apply(damage: &Damage, bytes: &mut Vec<u8>, header: usize) {
     }
 }
 
-const CONFIGS: [Option<&str>; 4] = [
+const CONFIGS: [Option<&str>; 6] = [
     None,
     Some(r#"{"quant_method": "gptq", "bits": 4, "group_size": 32}"#),
     Some(r#"{"quant_method": "awq", "bits": 4, "group_size": 32}"#),
     Some(r#"{"quant_method": "gptq", "bits": 8, "group_size": -1, "checkpoint_format": "gptq_v2"}"#),
+    Some(
+        r#"{"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["re:.*[a-f]$"],
+        "weights": {"num_bits": 8, "type": "float"}}}, "ignore": ["re:(", "*b*"]}"#,
+    ),
+    Some(r#"{"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["d*"]}"#),
 ];
 
 /// Settings of every kind that is looked at.
@@ -170,25 +180,28 @@ proptest! {
     /// The safetensors crate refuses most damage to the header; here types and shapes lie consistently.
     #[test]
     fn layers_of_any_shape_do_no_harm(
-        shapes in proptest::collection::vec((0..6usize, 0..6usize), 17),
-        types in proptest::collection::vec(0..9usize, 17),
+        shapes in proptest::collection::vec((0..6usize, 0..6usize, 0..6usize), 24),
+        types in proptest::collection::vec(0..11usize, 24),
         config in 0..CONFIGS.len(),
     ) {
-        const TYPES: [Dtype; 9] = [
+        const TYPES: [Dtype; 11] = [
             Dtype::I32, Dtype::F16, Dtype::F32, Dtype::I8, Dtype::U8, Dtype::F8_E4M3, Dtype::F8_E5M2, Dtype::BF16,
-            Dtype::I64,
+            Dtype::I64, Dtype::U32, Dtype::F8_E8M0,
         ];
         const SIZES: [usize; 6] = [1, 0, 2, 8, 16, 3];
-        const NAMES: [&str; 17] = [
+        const NAMES: [&str; 24] = [
             "a.qweight", "a.qzeros", "a.scales", "a.g_idx", "b.qweight", "b.qzeros", "b.scales", "c.weight",
             "c.weight_scale", "d.weight", "d.weight_scale_inv", "e_blocks", "e_scales", "f.weight",
-            "f.weight_scale", "f.weight_scale_2", "g.weight",
+            "f.weight_scale", "f.weight_scale_2", "g.weight", "h.weight_packed", "h.weight_scale", "h.weight_shape",
+            "h.weight_global_scale", "g.scales", "g.scale", "d.qweight",
         ];
         let mut checkpoint = Checkpoint::default();
-        for ((name, (rows, columns)), dtype) in NAMES.iter().zip(shapes).zip(types) {
-            let (shape, dtype) = ([SIZES[rows], SIZES[columns]], TYPES[dtype]);
-            let bytes = vec![1; shape[0] * shape[1] * dtype.bitsize() / 8];
-            checkpoint = checkpoint.add(name, dtype, &shape, bytes);
+        for ((name, (outer, rows, columns)), dtype) in NAMES.iter().zip(shapes).zip(types) {
+            // Half are matrices, half are stacks.
+            let shape = [SIZES[outer % 4], SIZES[rows], SIZES[columns]];
+            let (shape, dtype) = (if outer < 3 { &shape[1..] } else { &shape[..] }, TYPES[dtype]);
+            let bytes = vec![1; shape.iter().product::<usize>() * dtype.bitsize() / 8];
+            checkpoint = checkpoint.add(name, dtype, shape, bytes);
         }
         exercise(checkpoint.bytes(), CONFIGS[config]);
     }
@@ -196,7 +209,7 @@ proptest! {
 
 #[test]
 fn undamaged_files_load_completely() {
-    for (bytes, layers) in [(gguf_file(), 16), (safetensors_file(), 7)] {
+    for (bytes, layers) in [(gguf_file(), 16), (safetensors_file(), 9)] {
         let model = Model::from_bytes(bytes.into(), None, Default::default()).expect("opens");
         assert_eq!(model.tensors().len(), layers);
         for tensor in model.tensors() {
@@ -235,5 +248,16 @@ fn shapes_without_elements_do_no_harm() {
             bytes.extend(header.as_bytes());
             CONFIGS.iter().for_each(|config| exercise(bytes.clone(), *config));
         }
+    }
+}
+
+#[test]
+fn shapes_of_which_a_part_overflows_are_refused() {
+    let huge = 1usize << 40;
+    for shape in [[0, huge, huge], [huge, 0, huge], [huge, huge, 0]] {
+        let header = format!(r#"{{"w":{{"dtype":"F32","shape":{shape:?},"data_offsets":[0,0]}}}}"#);
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+        let error = Model::from_bytes(bytes.into(), None, Default::default()).expect_err("no such tensor");
+        assert!(error.to_string().to_lowercase().contains("overflow"), "{error}");
     }
 }

@@ -2,10 +2,13 @@
 
 mod auto_round;
 mod checkpoint;
+mod expert_stacks;
 mod gguf_files;
 mod grouped_layers;
 mod hostile_files;
 mod integers;
+mod promised_scales;
 mod scaled_layers;
 mod settings;
+mod unserved_formats;
 mod zero_points;

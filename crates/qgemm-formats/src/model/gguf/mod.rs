@@ -7,6 +7,9 @@
 //!
 //! Everything is little-endian; a tensor's dimensions stand innermost first (K before N). Definition:
 //! `docs/gguf.md` of ggml.
+//!
+//! Strings of metadata are UTF-8 by that definition, and those of files that have others are kept as bytes, and written
+//! as they were. Keys and names of tensors must be UTF-8, because programs ask for them.
 
 mod reader;
 mod value;
@@ -27,13 +30,15 @@ const MAX_DIMS: usize = 4;
 /// Names of tensors are shorter: ggml holds them, with a zero at their end, in so many bytes.
 pub const NAME_BYTES: usize = 64;
 
-/// What ggml calls the tensor type `ggml_type`, as far as it is known here.
+/// What ggml calls the tensor type `ggml_type`, or called it before it was removed, as far as it is known here.
 pub fn ggml_type_name(ggml_type: u32) -> Option<&'static str> {
     Some(match ggml_type {
         0 => "F32",
         1 => "F16",
         2 => "Q4_0",
         3 => "Q4_1",
+        4 => "Q4_2",
+        5 => "Q4_3",
         6 => "Q5_0",
         7 => "Q5_1",
         8 => "Q8_0",
@@ -59,10 +64,18 @@ pub fn ggml_type_name(ggml_type: u32) -> Option<&'static str> {
         28 => "F64",
         29 => "IQ1_M",
         30 => "BF16",
+        31 => "Q4_0_4_4",
+        32 => "Q4_0_4_8",
+        33 => "Q4_0_8_8",
         34 => "TQ1_0",
         35 => "TQ2_0",
+        36 => "IQ4_NL_4_4",
+        37 => "IQ4_NL_4_8",
+        38 => "IQ4_NL_8_8",
         39 => "MXFP4",
         40 => "NVFP4",
+        41 => "Q1_0",
+        42 => "Q2_0",
         _ => return None,
     })
 }

@@ -7,6 +7,7 @@ use super::value::{ARRAY, GgufArray, GgufScalar, GgufValue, STRING, scalar_bytes
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, ggml_type_name};
 use crate::desc::Format;
 use crate::error::FormatError;
+use crate::model::layer::elements;
 use crate::names::printable;
 use crate::weight::SharedBytes;
 
@@ -173,15 +174,23 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn string(&mut self, what: &str) -> Result<String, FormatError> {
+    fn string(&mut self, what: &str) -> Result<&'a [u8], FormatError> {
         let length = self.count(what, 1)?;
-        let text = std::str::from_utf8(self.take(length, what)?).map_err(|_| bad(format!("{what} is not UTF-8")))?;
+        self.take(length, what)
+    }
+
+    /// A string that programs ask for.
+    fn name(&mut self, what: &str) -> Result<String, FormatError> {
+        let text = std::str::from_utf8(self.string(what)?).map_err(|_| bad(format!("{what} is not UTF-8")))?;
         Ok(text.to_owned())
     }
 
     fn value(&mut self, kind: u32, key: &str) -> Result<GgufValue, FormatError> {
         match kind {
-            STRING => Ok(GgufValue::String(self.string(key)?)),
+            STRING => {
+                let bytes = self.string(key)?.to_vec();
+                Ok(String::from_utf8(bytes).map_or_else(|e| GgufValue::ByteString(e.into_bytes()), GgufValue::String))
+            }
             ARRAY => Ok(GgufValue::Array(self.array(key, 1)?)),
             kind => {
                 let size = scalar_bytes(kind).ok_or_else(|| bad(format!("`{key}` has the unknown type {kind}")))?;
@@ -200,7 +209,11 @@ impl<'a> Cursor<'a> {
         match kind {
             STRING => {
                 let count = self.count(key, 8)?;
-                (0..count).map(|_| self.string(key)).collect::<Result<_, _>>().map(GgufArray::Strings)
+                let strings = (0..count).map(|_| self.string(key)).collect::<Result<Vec<_>, _>>()?;
+                let texts: Result<Vec<_>, _> =
+                    strings.iter().map(|bytes| str::from_utf8(bytes).map(str::to_owned)).collect();
+                let bytes = |_| GgufArray::ByteStrings(strings.iter().map(|bytes| bytes.to_vec()).collect());
+                Ok(texts.map_or_else(bytes, GgufArray::Strings))
             }
             ARRAY => {
                 let count = self.count(key, 12)?;
@@ -222,7 +235,7 @@ fn read_metadata(cursor: &mut Cursor<'_>, count: usize) -> Result<Vec<(String, G
     let mut metadata = Vec::new();
     let mut keys = HashSet::new();
     for _ in 0..count {
-        let key = cursor.string("metadata key")?;
+        let key = cursor.name("metadata key")?;
         let kind = cursor.u32(&key)?;
         let value = cursor.value(kind, &key)?;
         if !keys.insert(key.clone()) {
@@ -258,7 +271,7 @@ fn read_descriptions(cursor: &mut Cursor<'_>, count: usize) -> Result<Vec<Descri
 }
 
 fn read_description(cursor: &mut Cursor<'_>) -> Result<Description, FormatError> {
-    let name = cursor.string("tensor name")?;
+    let name = cursor.name("tensor name")?;
     let dims = cursor.u32(&name)? as usize;
     if dims > MAX_DIMS {
         return Err(bad(format!("tensor `{name}` has {dims} dimensions: expected at most {MAX_DIMS}")));
@@ -270,7 +283,7 @@ fn read_description(cursor: &mut Cursor<'_>) -> Result<Description, FormatError>
     let overflow = || FormatError::Overflow { what: printable(&format!("tensor `{name}`")), dims: dimensions.clone() };
     let shape =
         dimensions.iter().map(|&d| usize::try_from(d)).collect::<Result<Vec<usize>, _>>().map_err(|_| overflow())?;
-    let values = shape.iter().try_fold(1usize, |count, &d| count.checked_mul(d)).ok_or_else(overflow)?;
+    let values = elements(&shape).ok_or_else(overflow)?;
     let offset = usize::try_from(offset).map_err(|_| overflow())?;
     let format = Format::from_ggml_type(ggml_type);
     let size = match format {

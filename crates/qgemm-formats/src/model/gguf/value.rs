@@ -129,6 +129,8 @@ pub enum GgufArray {
     },
     /// Strings.
     Strings(Vec<String>),
+    /// Strings of which at least one is not UTF-8.
+    ByteStrings(Vec<Vec<u8>>),
     /// Arrays.
     Arrays(Vec<GgufArray>),
 }
@@ -139,6 +141,7 @@ impl GgufArray {
         match self {
             Self::Scalars { kind, bytes } => bytes.len() / scalar_bytes(*kind).unwrap_or(1),
             Self::Strings(items) => items.len(),
+            Self::ByteStrings(items) => items.len(),
             Self::Arrays(items) => items.len(),
         }
     }
@@ -164,6 +167,7 @@ impl PartialEq for GgufArray {
                 kind == other_kind && **bytes == **other_bytes
             }
             (Self::Strings(a), Self::Strings(b)) => a == b,
+            (Self::ByteStrings(a), Self::ByteStrings(b)) => a == b,
             (Self::Arrays(a), Self::Arrays(b)) => a == b,
             _ => false,
         }
@@ -178,6 +182,8 @@ pub enum GgufValue {
     Scalar(GgufScalar),
     /// A string.
     String(String),
+    /// A string that is not UTF-8.
+    ByteString(Vec<u8>),
     /// An array.
     Array(GgufArray),
 }

@@ -8,6 +8,7 @@ use super::value::{ARRAY, GgufArray, GgufValue, STRING};
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, NAME_BYTES};
 use crate::desc::Format;
 use crate::error::FormatError;
+use crate::model::layer::elements;
 use crate::model::{NumberType, printable};
 
 const VERSION: u32 = 3;
@@ -72,7 +73,7 @@ impl GgufHeader {
                 _ => return Err(bad(format!("`{key}` is {value:?}: expected a power of two, before all tensors"))),
             };
         }
-        put_string(&mut self.metadata, key);
+        put_string(&mut self.metadata, key.as_bytes());
         match &value {
             GgufValue::Scalar(scalar) => {
                 self.metadata.extend(scalar.kind().to_le_bytes());
@@ -80,7 +81,11 @@ impl GgufHeader {
             }
             GgufValue::String(text) => {
                 self.metadata.extend(STRING.to_le_bytes());
-                put_string(&mut self.metadata, text);
+                put_string(&mut self.metadata, text.as_bytes());
+            }
+            GgufValue::ByteString(bytes) => {
+                self.metadata.extend(STRING.to_le_bytes());
+                put_string(&mut self.metadata, bytes);
             }
             GgufValue::Array(array) => {
                 self.metadata.extend(ARRAY.to_le_bytes());
@@ -138,13 +143,13 @@ impl GgufHeader {
             what: printable(&format!("tensor `{name}`")),
             dims: shape.iter().map(|&d| d as u64).collect(),
         };
-        let values = shape.iter().try_fold(1usize, |count, &d| count.checked_mul(d)).ok_or_else(overflow)?;
+        let values = elements(shape).ok_or_else(overflow)?;
         let size = (values / block_len).checked_mul(block_bytes).ok_or_else(overflow)?;
         let end = size
             .checked_next_multiple_of(self.alignment)
             .and_then(|padded| padded.checked_add(self.data_bytes))
             .ok_or_else(overflow)?;
-        put_string(&mut self.descriptions, name);
+        put_string(&mut self.descriptions, name.as_bytes());
         self.descriptions.extend((shape.len() as u32).to_le_bytes());
         for &dimension in shape.iter().rev() {
             self.descriptions.extend((dimension as u64).to_le_bytes());
@@ -244,23 +249,24 @@ fn failed(error: std::io::Error) -> FormatError {
     FormatError::WriteFailed { file: "GGUF file".into(), why: error.to_string() }
 }
 
-fn put_string(out: &mut Vec<u8>, text: &str) {
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
+fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.extend((bytes.len() as u64).to_le_bytes());
+    out.extend(bytes);
 }
 
 /// Element type, count and elements.
 fn put_array(out: &mut Vec<u8>, array: &GgufArray) {
     let kind = match array {
         GgufArray::Scalars { kind, .. } => *kind,
-        GgufArray::Strings(_) => STRING,
+        GgufArray::Strings(_) | GgufArray::ByteStrings(_) => STRING,
         GgufArray::Arrays(_) => ARRAY,
     };
     out.extend(kind.to_le_bytes());
     out.extend((array.len() as u64).to_le_bytes());
     match array {
         GgufArray::Scalars { bytes, .. } => out.extend_from_slice(bytes),
-        GgufArray::Strings(items) => items.iter().for_each(|text| put_string(out, text)),
+        GgufArray::Strings(items) => items.iter().for_each(|text| put_string(out, text.as_bytes())),
+        GgufArray::ByteStrings(items) => items.iter().for_each(|bytes| put_string(out, bytes)),
         GgufArray::Arrays(items) => items.iter().for_each(|item| put_array(out, item)),
     }
 }
