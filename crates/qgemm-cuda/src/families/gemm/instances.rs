@@ -37,8 +37,9 @@ static MAIN_LOOPS_OF_PLANES: [&MainLoop; 4] = [
     &sm90_s8_groups_wgmma_ws::MAIN_LOOP,
 ];
 
-/// Kernels for quantized X, listed once per process. Their
-/// vectorized store path writes f16.
+/// Kernels for quantized X, listed once per process. They
+/// are listed with f16 as type of X; the epilogue's fast
+/// path is for D of that type.
 static INSTANCES_OF_PLANES: LazyLock<HashMap<PlanesKey, OnceLock<Vec<Instance>>>> =
     LazyLock::new(|| keys_of_planes().map(|key| (key, OnceLock::new())).collect());
 

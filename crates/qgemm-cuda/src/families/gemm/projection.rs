@@ -37,8 +37,8 @@ const MOST_FEATURES: usize = ((1 << 21) - 1) * Segment::STEP;
 /// Columns that a thread reads at once for a row's statistics.
 const GROUP: usize = 8;
 
-/// A main loop with output segments and a tile for `tokens`
-/// tokens. The largest such tile also takes more tokens.
+/// A main loop with output segments, a token tile, and the
+/// token counts that it serves.
 struct OfSegments {
     main_loop: &'static MainLoop,
     variants: &'static [Variant],
