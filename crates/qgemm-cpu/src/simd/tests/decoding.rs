@@ -1,4 +1,4 @@
-//! From packed and from dense values to numbers.
+//! Decoding of packed and dense values.
 
 use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{Format, SubScale};
@@ -58,7 +58,7 @@ fn every_level_reads_the_scales_that_a_format_describes() {
     for format in Format::all().filter(|format| !matches!(format.encoding, Encoding::Plain(_))) {
         let layout = PackedLayout::new(format, FragmentLayout::Simd16).expect("a layout");
         let mut word = words(5);
-        // Bytes below 0x70 make no infinities and no NaN of any type.
+        // Bytes below 0x70 form no infinities or NaN in any type.
         let bytes: Vec<u8> = (0..layout.k_tile_bytes).map(|_| word() as u8 % 0x70).collect();
         let scales = Scales::new(&layout);
         let subs = format.block_len / format.sub_block;
