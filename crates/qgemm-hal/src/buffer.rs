@@ -94,11 +94,17 @@ impl Buffer {
     }
 
     /// Splits the view at byte `at`.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`].
     pub fn split_at(&self, at: usize) -> Result<(BufferRef<'_>, BufferRef<'_>), HalError> {
         self.view().split_at(at)
     }
 
     /// Splits into two writable views at byte `at`.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`].
     pub fn split_at_mut(&mut self, at: usize) -> Result<(BufferMut<'_>, BufferMut<'_>), HalError> {
         self.view_mut().split_at(at)
     }
@@ -107,6 +113,9 @@ impl Buffer {
     /// two share the allocation but no bytes, so that an engine
     /// can own the tensors of an arena. Every `at` that is
     /// a multiple of 256 keeps all alignments.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`].
     pub fn split_off(&mut self, at: usize) -> Result<Buffer, HalError> {
         check_range("splitting off", &(at..self.len), self.len)?;
         let rest = Buffer { raw: Arc::clone(&self.raw), offset: self.offset + at, len: self.len - at };
@@ -116,6 +125,9 @@ impl Buffer {
 
     /// Several views at once. Writable views share no byte with
     /// any other view.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`], [`HalError::Overlap`].
     pub fn parts<const R: usize, const W: usize>(
         &mut self,
         read: [Range<usize>; R],
@@ -196,6 +208,9 @@ impl<'a> BufferRef<'a> {
     }
 
     /// Splits the view at byte `at`.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`].
     pub fn split_at(self, at: usize) -> Result<(BufferRef<'a>, BufferRef<'a>), HalError> {
         Ok((self.slice(0..at)?, self.slice(at..self.len)?))
     }
@@ -243,6 +258,9 @@ impl<'a> BufferMut<'a> {
     }
 
     /// Splits the view at byte `at`.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`].
     pub fn split_at(self, at: usize) -> Result<(BufferMut<'a>, BufferMut<'a>), HalError> {
         let (before, behind) = self.view.split_at(at)?;
         Ok((BufferMut { view: before }, BufferMut { view: behind }))
