@@ -1,5 +1,5 @@
-//! Tests of the CPU backend for 64-bit Arm under QEMU, and
-//! their requirements.
+//! Tests of the CPU backend for 64-bit Arm under QEMU,
+//! and their requirements.
 
 use std::io::ErrorKind;
 use std::process::{Command, Stdio};
@@ -8,16 +8,16 @@ use anyhow::Context;
 
 use crate::workspace;
 
-/// Statically linked by the linker that comes with Rust, so
-/// that neither a C compiler nor Arm libraries are needed.
-/// `.cargo/config.toml` names that linker and [`EMULATOR`].
+/// Statically linked by the linker that comes with Rust, so that
+/// neither a C compiler nor Arm libraries are needed. `.cargo/config.toml`
+/// names that linker and [`EMULATOR`].
 const TARGET: &str = "aarch64-unknown-linux-musl";
 
 /// Runs programs of the target.
 const EMULATOR: &str = "qemu-aarch64";
 
-/// Excluded test: it checks how threads share work, which
-/// takes two minutes under QEMU and does not depend on Arm.
+/// Excluded test: it checks how threads share work, which takes two
+/// minutes under QEMU and does not depend on Arm.
 pub const LEFT_OUT: &str = "bits_are_the_same_along_whichever_axis_threads_share";
 
 /// Cargo arguments. The whole conformance suite takes some
@@ -40,8 +40,8 @@ pub const TESTS: [&[&str]; 2] = [
     ],
 ];
 
-/// The missing requirement, if any. Installs the standard
-/// library if necessary.
+/// The missing requirement, if any. Installs the
+/// standard library if necessary.
 ///
 /// # Errors
 /// When an installed program cannot be started.

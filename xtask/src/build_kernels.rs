@@ -2,8 +2,8 @@
 //! the given chips into bundles, or checks them against `kernels.lock`.
 //!
 //! Worker processes fill a cache in the target folder, from which
-//! bundles are assembled. Unchanged kernels are not compiled
-//! again, and an interrupted build continues where it stopped.
+//! bundles are assembled. Unchanged kernels are not compiled again, and an
+//! interrupted build continues where it stopped.
 
 mod workers;
 
@@ -28,13 +28,13 @@ const MAX_BUNDLE_BYTES: u64 = 20_000_000;
 /// Options of the command.
 #[derive(clap::Args, Clone)]
 pub struct Args {
-    /// Chips to compile for, by compute capability: `70,86,120`. Kernels
-    /// with chip-specific instructions are compiled for `sm_90a`, `sm_120a`.
-    /// With `--check`, the default is the chips of `kernels.lock`.
+    /// Chips to compile for, by compute capability: `70,86,120`. Kernels with
+    /// chip-specific instructions are compiled for `sm_90a`, `sm_120a`. With
+    /// `--check`, the default is the chips of `kernels.lock`.
     #[arg(long, value_delimiter = ',', required_unless_present = "check", value_name = "ARCH,…")]
     arch: Vec<String>,
-    /// Write portable PTX, which runs on these chips and all
-    /// newer ones, instead of machine code.
+    /// Write portable PTX, which runs on these chips and all newer
+    /// ones, instead of machine code.
     #[arg(long)]
     ptx: bool,
     /// Only kernels of this family (`gemv`).
@@ -47,12 +47,12 @@ pub struct Args {
     /// (`main_loop=gemm_sliced_k`), or one of several.
     #[arg(long, value_name = "PART")]
     named: Vec<String>,
-    /// Write nothing; fail when registers, spills or shared memory
-    /// are worse than in `kernels.lock`, or when it is stale.
+    /// Write nothing; fail when registers, spills or shared memory are worse
+    /// than in `kernels.lock`, or when it is stale.
     #[arg(long, conflicts_with_all = ["ptx", "out"])]
     check: bool,
-    /// Check quickly: compile each kernel for only one of the
-    /// chips, in rotation.
+    /// Check quickly: compile each kernel for only one of
+    /// the chips, in rotation.
     #[arg(long, requires = "check")]
     sample: bool,
     /// Every sixth kernel of the sample: the part for this day.
@@ -151,8 +151,8 @@ fn targets(args: &Args, lock: &Lock, version: &str, supported: &[u32]) -> anyhow
     let mut targets = Vec::new();
     let names = if args.arch.is_empty() { &lock.chips() } else { &args.arch };
     for name in names {
-        // Each kernel decides whether it needs `sm_90a`, so both
-        // names mean the same.
+        // Each kernel decides whether it needs `sm_90a`, so
+        // both names mean the same.
         let Ok(arch) = name.strip_suffix('a').unwrap_or(name).parse::<u32>() else {
             bail!("`{name}` is no architecture: expected numbers like 70,86,120");
         };
@@ -203,8 +203,8 @@ fn sample(jobs: &[Job], targets: &[Target]) -> Vec<Job> {
     chosen.collect()
 }
 
-/// What kernels with different tiles or ring copies have in
-/// common: operation, family, mechanism and types.
+/// What kernels with different tiles or ring copies have in common:
+/// operation, family, mechanism and types.
 fn kind(spec: &KernelSpec) -> String {
     /// Main loops whose CTAs share rings.
     const RINGS: [&str; 2] = ["sm80_cp_async", "sm120_tma_ws"];
@@ -246,8 +246,8 @@ fn wanted(name: &str, family: &Option<String>, formats: &[Format]) -> bool {
     family.as_ref().is_none_or(of_family) && (formats.is_empty() || of_format)
 }
 
-/// Rows of `kernels.lock` for the built kernels. Without a
-/// disassembler they lack instructions, which is reported.
+/// Rows of `kernels.lock` for the built kernels. Without a disassembler
+/// they lack instructions, which is reported.
 fn rows(built: &[Built], disassembler: Option<&Disassembler>) -> anyhow::Result<Vec<Rows>> {
     match disassembler {
         Some(found) => println!("matrix instructions from {}", found.path().display()),
@@ -332,8 +332,8 @@ fn check(args: &Args, lock: &Lock, all: &[Job], rows: &[Rows]) -> anyhow::Result
 /// Updates the lock file, unless it is from another compiler.
 fn update_lock(args: &Args, version: &str, rows: &[Rows]) -> anyhow::Result<()> {
     let path = Lock::path();
-    // Read now instead of before the work: another build may
-    // have finished meanwhile.
+    // Read now instead of before the work: another build
+    // may have finished meanwhile.
     let lock = Lock::read()?;
     if lock != Lock::default() && lock.nvrtc != version {
         println!(
@@ -354,8 +354,8 @@ fn update_lock(args: &Args, version: &str, rows: &[Rows]) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Checks that files can be created in the folder, which is
-/// created if necessary.
+/// Checks that files can be created in the folder, which
+/// is created if necessary.
 fn writable(folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder)
         .and_then(|()| tempfile::tempfile_in(folder))
@@ -418,8 +418,8 @@ mod tests {
         assert_eq!((of(None, "convert:"), of(None, "probe:"), of(Some("gemv"), "convert:")), (48, 0, 0));
         assert!(of(Some("gemm"), "gemm:gemm:") > 5 && of(Some("gemm"), "gemm:gemv:") == 0);
         assert_eq!((of(Some("gemm"), "convert:"), of(Some("repack"), "pack:repack:")), (48, 1));
-        // A format whose name starts with another's name is a
-        // different format.
+        // A format whose name starts with another's name
+        // is a different format.
         let fp8 = chosen(None, &["fp8_e4m3"]);
         assert!(fp8.iter().all(|name| !name.contains("block128")));
         let two = chosen(Some("gemv"), &["q4_0", "q6_k"]);

@@ -93,8 +93,8 @@ fn cuda_type(ty: &str) -> anyhow::Result<&'static str> {
     })
 }
 
-/// The structs as WGSL. WGSL cannot assert offsets, so its
-/// rule (contiguous 4-byte scalars) is asserted here.
+/// The structs as WGSL. WGSL cannot assert offsets, so its rule
+/// (contiguous 4-byte scalars) is asserted here.
 fn wgsl(structs: &[AbiStruct]) -> anyhow::Result<String> {
     let mut out = HEADER.to_owned();
     for s in structs {

@@ -1,6 +1,6 @@
 //! Test of qgemm-cuda's feature `embed-kernels`: a program
-//! builds with a bundle, and does not build when the bundle
-//! is missing or unusable.
+//! builds with a bundle, and does not build when the
+//! bundle is missing or unusable.
 
 use std::fs;
 use std::path::Path;
@@ -27,8 +27,8 @@ pub fn run() -> anyhow::Result<()> {
     Bundle::write(&bundle, TARGET, &artifact.nvrtc, &[(spec, artifact.clone())])?;
     let good = fs::read(&bundle)?;
 
-    // The tests of this crate that the feature enables, at the
-    // end of this file.
+    // The tests of this crate that the feature enables,
+    // at the end of this file.
     let status = workspace::cargo()
         .args(["test", "--package", "xtask", "--features", "embed-kernels", "embedded"])
         .env(EMBED_VARIABLE, &folder)

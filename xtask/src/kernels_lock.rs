@@ -1,5 +1,5 @@
-//! `kernels.lock`: registers, spills, shared memory and matrix
-//! instructions of every kernel, so that changes show up in review.
+//! `kernels.lock`: registers, spills, shared memory and matrix instructions
+//! of every kernel, so that changes show up in review.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::workspace;
 
-/// Matrix instructions of a kernel by name
-/// (`HMMA.16816.F32`), with their number in the code.
+/// Matrix instructions of a kernel by name (`HMMA.16816.F32`),
+/// with their number in the code.
 pub type Mma = BTreeMap<String, u32>;
 
 /// The file's contents.
@@ -116,9 +116,9 @@ impl Lock {
         Ok(out)
     }
 
-    /// Merges the kernels built for `target`; with `all`, kernels
-    /// that were not built are removed. Known instructions are
-    /// kept when the new kernel was not disassembled.
+    /// Merges the kernels built for `target`; with `all`, kernels that
+    /// were not built are removed. Known instructions are kept when the
+    /// new kernel was not disassembled.
     pub fn update(&mut self, nvrtc: &str, target: Target, built: &[(String, Row)], all: bool) {
         nvrtc.clone_into(&mut self.nvrtc);
         let rows = self.targets.entry(target.to_string()).or_default();

@@ -35,23 +35,23 @@ struct Cli {
 enum Command {
     /// Compile every kernel for the given architectures into bundles.
     BuildKernels(build_kernels::Args),
-    /// Generate the parameter ABI and the layouts as CUDA and
-    /// WGSL, or check that the generated files are current.
+    /// Generate the parameter ABI and the layouts as CUDA and WGSL,
+    /// or check that the generated files are current.
     Codegen(codegen::Args),
-    /// Ask the compiler which kernels exceed the registers, so
-    /// that main loops choose among the others.
+    /// Ask the compiler which kernels exceed the registers, so that main
+    /// loops choose among the others.
     Spills(spills::Args),
-    /// Print the folder of the sentence encoder that the example
-    /// `embed` runs, and install it if necessary.
+    /// Print the folder of the sentence encoder that the example `embed`
+    /// runs, and install it if necessary.
     Model(model::Args),
     /// Write the tables of docs/results/performance.md from
     /// benches/results/, or check that they are current.
     Performance(performance::Args),
-    /// Run every check and test of every layer, and set up
-    /// what is missing.
+    /// Run every check and test of every layer, and
+    /// set up what is missing.
     Test(test::Args),
-    /// Check repository rules that the compiler does not:
-    /// layering, kernel sources, file sizes.
+    /// Check repository rules that the compiler does not: layering,
+    /// kernel sources, file sizes.
     Tidy(tidy::Args),
 }
 

@@ -1,5 +1,5 @@
-//! `cargo xtask model`: the sentence encoder all-MiniLM-L6-v2,
-//! which the example `embed` runs and its test checks.
+//! `cargo xtask model`: the sentence encoder all-MiniLM-L6-v2, which the
+//! example `embed` runs and its test checks.
 
 use std::path::{Path, PathBuf};
 

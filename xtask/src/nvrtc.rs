@@ -13,8 +13,8 @@ use crate::pip;
 /// The wheel: the last version that supports all chips since Volta.
 const WHEEL: &str = "nvidia-cuda-nvrtc-cu12==12.9.86";
 
-/// Folder name of the compiler, in the target folder and
-/// next to programs.
+/// Folder name of the compiler, in the target
+/// folder and next to programs.
 const NAME: &str = "nvrtc";
 
 /// Ensures that this process and its children find the compiler.
@@ -53,8 +53,8 @@ pub fn target_folder() -> anyhow::Result<PathBuf> {
     executable.ancestors().nth(2).map(Path::to_path_buf).context("the executable is in no target folder")
 }
 
-/// Links the installed compiler next to the programs that
-/// cargo builds, which only search their own folder.
+/// Links the installed compiler next to the programs that cargo builds,
+/// which only search their own folder.
 #[cfg(unix)]
 fn link(folder: &Path) -> anyhow::Result<()> {
     let target = target_folder()?;

@@ -1,10 +1,10 @@
 //! `cargo xtask performance`: writes the tables of
-//! `docs/results/performance.md` and `docs/results/operations.md`
-//! from the result files in `benches/results/`.
+//! `docs/results/performance.md` and `docs/results/operations.md` from the
+//! result files in `benches/results/`.
 //!
-//! `benches/results/README.md` describes the schemas. A
-//! table is between `<!-- generated: FILE -->` and
-//! `<!-- end -->`; every result file has exactly one.
+//! `benches/results/README.md` describes the schemas. A table is
+//! between `<!-- generated: FILE -->` and `<!-- end -->`; every
+//! result file has exactly one.
 
 mod operations;
 mod results;

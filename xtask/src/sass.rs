@@ -1,5 +1,5 @@
-//! Matrix instructions in machine code, and their correct use,
-//! according to NVIDIA's disassembler if it is installed.
+//! Matrix instructions in machine code, and their correct use, according to
+//! NVIDIA's disassembler if it is installed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,8 +15,8 @@ use crate::{wgmma, workspace};
 /// Names the disassembler or its folder.
 const VARIABLE: &str = "QGEMM_NVDISASM";
 const NAME: &str = if cfg!(windows) { "nvdisasm.exe" } else { "nvdisasm" };
-/// Subfolders of a toolkit or of Python packages that may
-/// hold it.
+/// Subfolders of a toolkit or of Python
+/// packages that may hold it.
 const SUBFOLDERS: [&str; 4] = ["bin", "nvidia/cu13/bin", "nvidia/cuda_nvdisasm/bin", "triton/backends/nvidia/bin"];
 /// Bytes of an instruction since Volta.
 const INSTRUCTION_BYTES: usize = 16;
@@ -68,9 +68,9 @@ impl Disassembler {
     }
 
     /// Disassembles each of the `cubins`, machine code of
-    /// `target` with one kernel each. Starting the program takes
-    /// ten times as long as one kernel, so it is given
-    /// the code of many at once.
+    /// `target` with one kernel each. Starting the program
+    /// takes ten times as long as one kernel, so it is
+    /// given the code of many at once.
     ///
     /// # Errors
     /// When a cubin has no code, or the program fails.
@@ -116,8 +116,8 @@ fn machine(target: Target) -> String {
     target.to_string().replace("sm_", "SM")
 }
 
-/// The program at a user path: the file itself, or in
-/// a folder.
+/// The program at a user path: the file
+/// itself, or in a folder.
 fn in_named(named: &Path) -> anyhow::Result<PathBuf> {
     let files = [named.to_path_buf(), named.join(NAME), named.join("bin").join(NAME)];
     files
@@ -133,8 +133,8 @@ fn candidates() -> Vec<PathBuf> {
     toolkits.chain(env::split_paths(&path)).map(|folder| folder.join(NAME)).collect()
 }
 
-/// Machine code in an ELF file: the section `.text.<kernel>`
-/// ("Executable and Linkable Format", 64 bit, little endian).
+/// Machine code in an ELF file: the section `.text.<kernel>` ("Executable
+/// and Linkable Format", 64 bit, little endian).
 fn code_of(cubin: &[u8]) -> Option<&[u8]> {
     let number = |at: usize, len: usize| -> Option<usize> {
         let bytes = cubin.get(at..at.checked_add(len)?)?;
@@ -153,8 +153,8 @@ fn code_of(cubin: &[u8]) -> Option<&[u8]> {
     })
 }
 
-/// Instructions of a listing, split by the kernels that end
-/// at the offsets `ends`.
+/// Instructions of a listing, split by the kernels that
+/// end at the offsets `ends`.
 fn split<'a>(listing: &'a str, ends: &[usize]) -> Vec<Vec<Instruction<'a>>> {
     let mut kernels = vec![Vec::new(); ends.len()];
     for line in listing.lines() {

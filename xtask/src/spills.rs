@@ -1,8 +1,8 @@
-//! `cargo xtask spills`: asks the compiler which candidate kernels of
-//! main loops spill registers, and lists them in `kernels.spills`.
+//! `cargo xtask spills`: asks the compiler which candidate kernels of main
+//! loops spill registers, and lists them in `kernels.spills`.
 //!
-//! Kernels in `kernels.lock` are known to fit, and listed
-//! ones are known to spill. Neither is compiled again.
+//! Kernels in `kernels.lock` are known to fit, and listed ones are
+//! known to spill. Neither is compiled again.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
@@ -23,13 +23,13 @@ const HEADER: &str =
 #[derive(clap::Args)]
 pub struct Args {
     /// Compile and write nothing; fail when the file lacks a
-    /// kernel that is not in `kernels.lock`, or lists one that
-    /// no main loop asks for.
+    /// kernel that is not in `kernels.lock`, or lists one
+    /// that no main loop asks for.
     #[arg(long)]
     pub check: bool,
-    /// Compile the listed kernels again, for a compiler or
-    /// sources that need fewer registers. Kernels that now fit
-    /// replace others, which disappear from `kernels.lock`.
+    /// Compile the listed kernels again, for a compiler or sources that
+    /// need fewer registers. Kernels that now fit replace others, which
+    /// disappear from `kernels.lock`.
     #[arg(long, conflicts_with = "check")]
     pub anew: bool,
 }
@@ -37,8 +37,8 @@ pub struct Args {
 /// Runs the command.
 ///
 /// # Errors
-/// When the file is stale, the compiler version of
-/// `kernels.lock` is missing, or a kernel does not compile.
+/// When the file is stale, the compiler version of `kernels.lock` is
+/// missing, or a kernel does not compile.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let lock = Lock::read()?;
     let current = fs::read_to_string(path()).with_context(|| format!("reading {}", path().display()))?;
@@ -80,10 +80,10 @@ fn path() -> PathBuf {
     workspace::root().join("crates/qgemm-cuda/kernels.spills")
 }
 
-/// The file's text. `spills` tells whether a kernel spills
-/// on a target, given its line in the file. Answers lead
-/// main loops to further questions, so it repeats until none
-/// is new; unknown kernels are assumed to fit.
+/// The file's text. `spills` tells whether a kernel spills on a
+/// target, given its line in the file. Answers lead main loops
+/// to further questions, so it repeats until none is new;
+/// unknown kernels are assumed to fit.
 fn text(lock: &Lock, spills: impl Fn(&str, &KernelSpec, Target) -> anyhow::Result<bool>) -> anyhow::Result<String> {
     let mut settled = HashSet::new();
     for variant in Variant::ALL {
@@ -127,8 +127,8 @@ fn targets(lock: &Lock, variant: Variant) -> anyhow::Result<Vec<Target>> {
     Ok(all.into_iter().filter(|target| target.variant() == Ok(variant)).collect())
 }
 
-/// Kernels of `variant` that have spill-free rows in `lock`
-/// for all its chips.
+/// Kernels of `variant` that have spill-free rows in
+/// `lock` for all its chips.
 fn in_lock(lock: &Lock, variant: Variant) -> anyhow::Result<Vec<Sha256Hash>> {
     let targets = targets(lock, variant)?;
     let fits = |spec: &KernelSpec, target: &Target| {

@@ -1,5 +1,5 @@
-//! `cargo xtask test`: every check and test of every layer,
-//! with setup. CI runs this.
+//! `cargo xtask test`: every check and test of every
+//! layer, with setup. CI runs this.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -20,8 +20,8 @@ pub struct Args {
     only: Vec<String>,
 }
 
-/// Prefix of the line by which a test reports that it
-/// was skipped.
+/// Prefix of the line by which a test reports
+/// that it was skipped.
 const SKIP: &str = "skipped:";
 
 /// A step of the run.
@@ -130,8 +130,8 @@ fn generated() -> anyhow::Result<()> {
     spills::run(&spills::Args { check: true, anew: false })
 }
 
-/// Tests the CPU backend for Arm, as far as possible on
-/// this machine.
+/// Tests the CPU backend for Arm, as far as
+/// possible on this machine.
 fn arm(skips: &mut Vec<String>) -> anyhow::Result<()> {
     if let Some(why) = arm::missing()? {
         skips.push(format!("{SKIP} kernels for Arm: {why}"));
@@ -167,8 +167,8 @@ fn devices() -> anyhow::Result<()> {
     watch(command.arg("devices"), |_| {})
 }
 
-/// Runs cargo in the root, shows its output, and collects
-/// the skip lines.
+/// Runs cargo in the root, shows its output, and
+/// collects the skip lines.
 fn cargo<S: AsRef<str>>(arguments: &[S], skips: &mut Vec<String>) -> anyhow::Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
     let mut command = workspace::cargo();
@@ -182,8 +182,8 @@ fn cargo<S: AsRef<str>>(arguments: &[S], skips: &mut Vec<String>) -> anyhow::Res
     })
 }
 
-/// Runs a command that must succeed, and passes on its
-/// stderr line by line.
+/// Runs a command that must succeed, and passes on
+/// its stderr line by line.
 fn watch(command: &mut Command, mut seen: impl FnMut(&str)) -> anyhow::Result<()> {
     let mut child = command.stderr(Stdio::piped()).spawn().with_context(|| format!("starting {command:?}"))?;
     if let Some(errors) = child.stderr.take() {

@@ -1,6 +1,6 @@
-//! Faults of `wgmma` in machine code that the compiler
-//! accepts silently. `wgmma` is asynchronous: its operand
-//! registers must not be written before a wait.
+//! Faults of `wgmma` in machine code that the compiler accepts
+//! silently. `wgmma` is asynchronous: its operand registers must
+//! not be written before a wait.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ pub struct Instruction<'a> {
     pub text: &'a str,
 }
 
-/// Matrix instructions for 16 bits, FP8 (E4M3 and E5M2), and
-/// signed bytes.
+/// Matrix instructions for 16 bits, FP8 (E4M3 and
+/// E5M2), and signed bytes.
 const PRODUCTS: [&str; 3] = ["HGMMA", "QGMMA", "IGMMA"];
 
 /// Faults of a kernel as text; empty without such instructions.
@@ -20,8 +20,8 @@ pub fn faults(kernel: &[Instruction<'_>]) -> Vec<String> {
     let is = |name: &'static str| move |i: &&Instruction<'_>| i.text.starts_with(name);
     let products = kernel.iter().filter(is("HGMMA")).count();
     let mut faults = Vec::new();
-    // ptxas only warns (C7510 and others) and serializes: one
-    // arrival and wait for each instruction.
+    // ptxas only warns (C7510 and others) and serializes: one arrival
+    // and wait for each instruction.
     if products > 1 && kernel.iter().filter(is("WARPGROUP.ARRIVE")).count() >= products {
         faults.push(format!("the compiler lets {products} matrix instructions wait for each other"));
     }
@@ -61,8 +61,8 @@ struct Flight {
 }
 
 impl Flight {
-    /// Processes an instruction. Returns a register that it must
-    /// not write, if it does.
+    /// Processes an instruction. Returns a register that it
+    /// must not write, if it does.
     fn pass(&mut self, text: &str) -> Option<u32> {
         let (opcode, operands) = text.split_once(' ').unwrap_or((text, ""));
         let mut operands = operands.split(',').map(str::trim);

@@ -8,13 +8,13 @@ use std::sync::LazyLock;
 
 use anyhow::{Context, bail};
 
-/// Root of the workspace, searched at each run: this program
-/// may have been built in another working tree that shares
-/// the target folder.
+/// Root of the workspace, searched at each run: this
+/// program may have been built in another working tree
+/// that shares the target folder.
 pub fn root() -> PathBuf {
     static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
-        // `cargo run` passes this crate's folder. Started directly,
-        // the program searches upwards from the current folder.
+        // `cargo run` passes this crate's folder. Started directly, the program
+        // searches upwards from the current folder.
         let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
         let start = package.or_else(|| std::env::current_dir().ok()).unwrap_or_default();
         root_above(&start).unwrap_or(start)
@@ -22,8 +22,8 @@ pub fn root() -> PathBuf {
     ROOT.clone()
 }
 
-/// The nearest folder from `start` upwards with a workspace
-/// that contains this crate.
+/// The nearest folder from `start` upwards with a
+/// workspace that contains this crate.
 fn root_above(start: &Path) -> Option<PathBuf> {
     let is_root = |folder: &&Path| {
         let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap_or_default();
@@ -39,8 +39,8 @@ pub fn cargo() -> Command {
     command
 }
 
-/// Files that git tracks or would track, as paths relative
-/// to the root.
+/// Files that git tracks or would track, as paths
+/// relative to the root.
 pub fn files() -> anyhow::Result<Vec<PathBuf>> {
     let listing = output(Command::new("git").current_dir(root()).args([
         "ls-files",
@@ -97,8 +97,8 @@ mod tests {
         assert_eq!(root_above(crate_folder).as_deref(), expected);
         assert_eq!(root_above(&crate_folder.join("src").join("tidy")).as_deref(), expected);
         assert_eq!(root_above(Path::new("/")), None);
-        // Another working tree has a separate root, wherever this
-        // program was built.
+        // Another working tree has a separate root, wherever
+        // this program was built.
         let other = tempfile::tempdir().expect("writable");
         std::fs::create_dir_all(other.path().join("xtask/src")).expect("writable");
         std::fs::write(other.path().join("Cargo.toml"), "[workspace]\n").expect("writable");

@@ -1,5 +1,5 @@
-//! Per-thread scratch memory, kept between launches. A launch does
-//! not allocate once its threads have run one of its size.
+//! Per-thread scratch memory, kept between launches. A launch does not
+//! allocate once its threads have run one of its size.
 
 use std::cell::Cell;
 use std::thread::LocalKey;
@@ -21,8 +21,8 @@ thread_local! {
     static SUMS: Arena = const { Cell::new(Vec::new()) };
 }
 
-/// Calls `work` with `len` floats for activations, shared by
-/// all threads of a launch. The contents are unspecified.
+/// Calls `work` with `len` floats for activations, shared by all threads
+/// of a launch. The contents are unspecified.
 pub fn with_activations<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
     with(&ACTIVATIONS, len, work)
 }
@@ -39,8 +39,8 @@ pub fn with_sums<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
     with(&SUMS, len, work)
 }
 
-/// Grows this thread's memory for activations, accumulators
-/// and results to this many floats.
+/// Grows this thread's memory for activations, accumulators and
+/// results to this many floats.
 pub fn reserve(activations: usize, sums: usize, tile: usize) {
     with_activations(activations, |_| ());
     with_sums(sums, |_| ());

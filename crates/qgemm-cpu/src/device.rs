@@ -19,13 +19,13 @@ use crate::simd::Simd;
 
 const ID: DeviceId = DeviceId::CPU;
 
-/// Clock for estimating rates, in cycles per second. Only
-/// their ratio to the bandwidth matters.
+/// Clock for estimating rates, in cycles per second. Only their
+/// ratio to the bandwidth matters.
 pub(crate) const CLOCK: f64 = 2.5e9;
 /// FMA units of a core with vector instructions.
 const FMA_UNITS: f64 = 2.0;
-/// Time for waking a pool's sleeping threads from outside
-/// and waiting for them. Single-threaded launches avoid it.
+/// Time for waking a pool's sleeping threads from outside and waiting
+/// for them. Single-threaded launches avoid it.
 const LAUNCH_SECONDS: f64 = 1e-5;
 
 /// The CPU device. Streams are synchronous, and buffers are host memory.
@@ -37,9 +37,9 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// The CPU with its best SIMD level and rayon's global
-    /// thread pool. The first device of a process measures the
-    /// memory bandwidth, which takes some tens of milliseconds.
+    /// The CPU with its best SIMD level and rayon's global thread
+    /// pool. The first device of a process measures the memory bandwidth,
+    /// which takes some tens of milliseconds.
     pub fn new() -> Self {
         let host = Host::detect();
         Self {
@@ -50,8 +50,8 @@ impl CpuDevice {
         }
     }
 
-    /// Runs kernels on `pool`, except small ones that the
-    /// calling thread finishes sooner alone.
+    /// Runs kernels on `pool`, except small ones that the calling
+    /// thread finishes sooner alone.
     #[must_use]
     pub fn with_pool(mut self, pool: Arc<ThreadPool>) -> Self {
         let threads = u32::try_from(pool.current_num_threads()).unwrap_or(u32::MAX);

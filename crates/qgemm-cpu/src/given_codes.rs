@@ -15,8 +15,8 @@ pub struct GivenCodes<'a> {
 }
 
 impl<'a> GivenCodes<'a> {
-    /// Wraps `planes` with `rows` rows of `columns` columns.
-    /// Codes and scales come with their names for errors.
+    /// Wraps `planes` with `rows` rows of `columns` columns. Codes and scales
+    /// come with their names for errors.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`] when a plane is too short.
@@ -34,8 +34,8 @@ impl<'a> GivenCodes<'a> {
         })
     }
 
-    /// Loads `columns` columns of `row` from `first` on, in
-    /// kernel order, zero-padded beyond X.
+    /// Loads `columns` columns of `row` from `first` on, in kernel
+    /// order, zero-padded beyond X.
     pub fn load(&self, how: &Quantization, row: usize, first: usize, columns: usize, out: &mut [u32]) {
         let (codes, scales) = (self.codes.row(row), self.scales.row(row));
         let scale = |column: usize| {

@@ -190,8 +190,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Quantizes `tokens` rows of X (unless given quantized) in
-    /// the order of W's stored columns, padded as in
+    /// Quantizes `tokens` rows of X (unless given quantized) in the
+    /// order of W's stored columns, padded as in
     /// [`Job::load_tokens`]; on all threads if `shared`.
     ///
     /// The output is ordered by steps of `step` columns over all
@@ -255,10 +255,10 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// Runs the epilogue and writes the outputs of `tokens` for
-    /// the row block at `first_row`. Accumulators of tokens are
-    /// [`BLOCK_ROWS`] apart. In a gated pair, eight rows of the
-    /// gate alternate with eight rows of the up.
+    /// Runs the epilogue and writes the outputs of `tokens` for the
+    /// row block at `first_row`. Accumulators of tokens are
+    /// [`BLOCK_ROWS`] apart. In a gated pair, eight rows of the gate
+    /// alternate with eight rows of the up.
     ///
     /// # Safety
     /// No other thread may store these outputs of this job.
@@ -294,8 +294,8 @@ impl<'a> Job<'a> {
                 residual: op.residual.map(|_| match self.residual {
                     Some(from) => self.load_outputs(from, token, feature, outputs, residual),
                     None => {
-                        // SAFETY: guaranteed by the caller; this thread writes
-                        // these outputs below.
+                        // SAFETY: guaranteed by the caller; this thread
+                        // writes these outputs below.
                         unsafe { self.d.load_part(self.simd, token, feature, &mut residual[..outputs]) };
                         &*residual
                     }
@@ -307,8 +307,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Writes outputs of a token from `feature` on, each to its
-    /// segment.
+    /// Writes outputs of a token from `feature` on,
+    /// each to its segment.
     ///
     /// # Safety
     /// As for [`Job::store`].

@@ -1,38 +1,38 @@
 //! CPU backend: every format and activation type, all cores,
 //! SIMD level chosen at run time.
 //!
-//! Weights are packed so that a vector register holds sixteen
-//! rows. For integer weights and activations that may be
-//! quantized, codes are unpacked to bytes and multiplied as
-//! integers (`gemm_int8`). Otherwise weights are decoded to f32
-//! a few columns at a time and multiplied in f32 (`gemm`).
+//! Weights are packed so that a vector register holds sixteen rows.
+//! For integer weights and activations that may be quantized, codes are
+//! unpacked to bytes and multiplied as integers (`gemm_int8`).
+//! Otherwise weights are decoded to f32 a few columns at a
+//! time and multiplied in f32 (`gemm`).
 //!
-//! Products are accumulated in column order, with the parts
-//! of a long K added one after the other. This order
-//! depends only on N and K, not on M or the
-//! number of threads. Results are therefore bit-identical
-//! between runs, and a row's result does not depend on its
-//! batch. (They differ in the last bits between SIMD levels.)
+//! Products are accumulated in column order, with the parts of a
+//! long K added one after the other. This order depends only
+//! on N and K, not on M or the number of
+//! threads. Results are therefore bit-identical between runs, and a
+//! row's result does not depend on its batch. (They differ in
+//! the last bits between SIMD levels.)
 //!
 //! # What a launch does besides computing
 //!
 //! A launch returns when its result is ready. If the plan
 //! has one thread
-//! ([`TileConfig::threads`](qgemm_hal::TileConfig::threads)), the
-//! calling thread computes it: it wakes no thread, takes no lock,
-//! and does not allocate once the thread has run a plan
-//! of that size (planning reserves the memory of the planning
-//! thread). With more threads, a thread pool computes it:
+//! ([`TileConfig::threads`](qgemm_hal::TileConfig::threads)), the calling
+//! thread computes it: it wakes no thread, takes no lock, and
+//! does not allocate once the thread has run a plan of
+//! that size (planning reserves the memory of the planning thread). With
+//! more threads, a thread pool computes it:
 //!
 //! - From a thread of that pool, only the pool itself locks
 //!   or allocates, when its queues grow. While the thread waits for
 //!   others, it may begin another launch, which then uses separate memory.
-//! - From another thread, that thread sleeps on a mutex
-//!   until the result is ready, and about every sixtieth
-//!   launch allocates a block of rayon's queue.
+//! - From another thread, that thread sleeps on a mutex until
+//!   the result is ready, and about every sixtieth launch
+//!   allocates a block of rayon's queue.
 //! - Planning lets the pool's threads reserve their memory
-//!   without waiting for them: a busy thread reserves it
-//!   when it first works on a launch.
+//!   without waiting for them: a busy thread reserves it when
+//!   it first works on a launch.
 #![deny(missing_docs)]
 
 mod arena;
@@ -86,8 +86,8 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
 /// The CPU.
 ///
 /// # Errors
-/// None: every host has a CPU. The signature is that of
-/// all backends.
+/// None: every host has a CPU. The signature is
+/// that of all backends.
 pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
     Ok(vec![CpuDevice::new().info().clone()])
 }
@@ -112,13 +112,13 @@ pub fn open_with_threads(threads: usize) -> Result<Arc<dyn Device>, HalError> {
     Ok(open_with_pool(Arc::new(pool.map_err(failed)?)))
 }
 
-/// Wraps `len` caller-owned bytes at `start` without
-/// copying, for every device of this backend.
+/// Wraps `len` caller-owned bytes at `start` without copying, for
+/// every device of this backend.
 ///
 /// # Safety
-/// Until the buffer is dropped, the bytes must be
-/// initialised memory that nothing else writes, and that
-/// nothing else reads while the buffer is borrowed mutably.
+/// Until the buffer is dropped, the bytes must be initialised
+/// memory that nothing else writes, and that nothing else reads
+/// while the buffer is borrowed mutably.
 pub unsafe fn wrap(start: NonNull<u8>, len: usize) -> Buffer {
     // SAFETY: the caller promises the same.
     unsafe { HostMemory::borrow(DeviceId::CPU, start, len) }

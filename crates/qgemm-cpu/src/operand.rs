@@ -20,8 +20,8 @@ pub struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// A matrix of `rows` × `columns` in `bytes`; `what` names
-    /// it in errors.
+    /// A matrix of `rows` × `columns` in `bytes`;
+    /// `what` names it in errors.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`] when it exceeds `bytes`.
@@ -76,8 +76,8 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Elements are converted together, which is much faster
-    /// than one by one.
+    /// Elements are converted together, which is much
+    /// faster than one by one.
     fn gather_sized<const SIZE: usize>(
         &self,
         simd: &Simd,
@@ -122,14 +122,14 @@ pub struct Output<'a> {
     bytes: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: an `Output` is a `&mut [u8]` whose only accesses
-// are `store_part` and `load_part`, unsafe methods whose
-// callers must leave every element to one thread.
+// SAFETY: an `Output` is a `&mut [u8]` whose only accesses are
+// `store_part` and `load_part`, unsafe methods whose callers must
+// leave every element to one thread.
 unsafe impl Sync for Output<'_> {}
 
 impl<'a> Output<'a> {
-    /// A matrix of `shape` (rows × columns) in `bytes`; `what`
-    /// names it in errors.
+    /// A matrix of `shape` (rows × columns) in `bytes`;
+    /// `what` names it in errors.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`] when it exceeds `bytes`,
@@ -195,10 +195,10 @@ impl<'a> Output<'a> {
             let rounded = &mut rounded[..values.len() * dtype.bytes()];
             convert::from_f32(dtype, values, rounded);
             let at = |column: usize| element(&self.layout, row, first + i * PART + column) * dtype.bytes();
-            // SAFETY: `new` checked that the last element, and so every
-            // element of the shape (asserted), is in the bytes that
-            // `self` borrows mutably, and that no two elements overlap.
-            // The caller guarantees that nobody else writes these.
+            // SAFETY: `new` checked that the last element, and so every element
+            // of the shape (asserted), is in the bytes that `self` borrows
+            // mutably, and that no two elements overlap. The caller guarantees
+            // that nobody else writes these.
             unsafe {
                 let to = |column| self.start.add(at(column));
                 if self.layout.col_stride == 1 {
@@ -224,8 +224,8 @@ pub struct OutputBatch<'a> {
 }
 
 impl<'a> OutputBatch<'a> {
-    /// `batch` matrices of `shape` (rows × columns), `stride`
-    /// elements apart in `bytes`; `what` names them in errors.
+    /// `batch` matrices of `shape` (rows × columns), `stride` elements apart in
+    /// `bytes`; `what` names them in errors.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`] when one exceeds `bytes`,
@@ -244,8 +244,8 @@ impl<'a> OutputBatch<'a> {
         let last = last.and_then(|at| usize::try_from(at).ok()).unwrap_or(usize::MAX);
         check_extent(len.saturating_sub(last), &layout, shape, what)?;
         let one = layout.extent(rows, columns).unwrap_or(u64::MAX);
-        // The matrices are consecutive, or they are column ranges
-        // of one wide matrix.
+        // The matrices are consecutive, or they are column
+        // ranges of one wide matrix.
         let beside = layout.col_stride == 1
             && stride >= columns as u64
             && (rows < 2 || layout.row_stride >= (batch as u64 - 1) * stride + columns as u64);
@@ -266,9 +266,9 @@ impl<'a> OutputBatch<'a> {
     pub fn of(&self, product: usize) -> Output<'_> {
         assert!(product < self.batch, "the product is one of the batch");
         let Output { start, layout, shape, .. } = self.first;
-        // SAFETY: `new` checked that the last matrix, and so every
-        // one, is in the bytes that `first` borrows mutably, and
-        // that no two overlap.
+        // SAFETY: `new` checked that the last matrix, and so
+        // every one, is in the bytes that `first` borrows
+        // mutably, and that no two overlap.
         let start = unsafe { start.add(product * self.stride * layout.dtype.bytes()) };
         Output { start, layout, shape, bytes: PhantomData }
     }

@@ -1,5 +1,5 @@
-//! Rows of X for products and `convert`: in f32, with
-//! columns in order.
+//! Rows of X for products and `convert`: in f32,
+//! with columns in order.
 
 use std::ops::Range;
 

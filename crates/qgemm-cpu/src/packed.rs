@@ -41,8 +41,8 @@ impl<'a> Packed<'a> {
         self.k_tiles
     }
 
-    /// Scales and minimums of a k-tile of `layout`; 0 for
-    /// unquantized types.
+    /// Scales and minimums of a k-tile of `layout`; 0
+    /// for unquantized types.
     pub fn scale_floats_of(layout: &PackedLayout) -> usize {
         2 * scaled_sub_blocks(layout) * LANES
     }
@@ -70,8 +70,8 @@ impl<'a> Packed<'a> {
         KTile { layout: self.layout, bytes, prefetch, scales, mins }
     }
 
-    /// Unpacks scale and minimum of every sub-block of
-    /// `k_tiles`; no minimums when `mins` is empty.
+    /// Unpacks scale and minimum of every sub-block of `k_tiles`; no
+    /// minimums when `mins` is empty.
     pub fn unpack_scales(&self, simd: &Simd, k_tiles: &[u8], scales: &mut [f32], mins: &mut [f32]) {
         simd.unpack_scales(self.layout, self.scales, k_tiles, scales, mins);
     }

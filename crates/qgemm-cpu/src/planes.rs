@@ -1,5 +1,5 @@
-//! Output planes of a quantized X: rows of bytes, checked
-//! once per launch.
+//! Output planes of a quantized X: rows of bytes,
+//! checked once per launch.
 
 use std::marker::PhantomData;
 
@@ -17,9 +17,9 @@ struct Plane<'a> {
     bytes: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a `Plane` is a `&mut [u8]` whose only access is
-// `row`, an unsafe method whose callers must not use a row
-// in two threads.
+// SAFETY: a `Plane` is a `&mut [u8]` whose only access
+// is `row`, an unsafe method whose callers must not
+// use a row in two threads.
 unsafe impl Sync for Plane<'_> {}
 
 impl<'a> Plane<'a> {
@@ -73,8 +73,8 @@ pub struct PlaneViews<'a> {
     pub sums: Option<BufferMut<'a>>,
 }
 
-/// Planes of a quantized X, shared by the threads of a
-/// launch.
+/// Planes of a quantized X, shared by the
+/// threads of a launch.
 pub struct Planes<'a> {
     parts: XParts,
     /// The given factor for all of X, if any.
@@ -87,13 +87,13 @@ pub struct Planes<'a> {
 }
 
 impl<'a> Planes<'a> {
-    /// Planes of `rows` rows of `columns` columns. Rows of
-    /// codes, scales and sums are `row_strides` bytes apart.
-    /// `factor` is read if one is given for all of X.
+    /// Planes of `rows` rows of `columns` columns. Rows of codes,
+    /// scales and sums are `row_strides` bytes apart. `factor` is read
+    /// if one is given for all of X.
     ///
     /// # Errors
-    /// When a plane of the format is missing, too short, or
-    /// not in host memory.
+    /// When a plane of the format is missing, too
+    /// short, or not in host memory.
     pub fn new(
         parts: &XParts,
         [rows, columns]: [usize; 2],
@@ -125,8 +125,8 @@ impl<'a> Planes<'a> {
     /// if the format needs one.
     ///
     /// # Errors
-    /// When it is needed and missing, too short, or not in
-    /// host memory.
+    /// When it is needed and missing, too short,
+    /// or not in host memory.
     pub fn with_factor(self, view: Option<BufferRef<'_>>, what: &'static str) -> Result<Self, HalError> {
         if self.parts.factor != XFactor::Given {
             return Ok(self);

@@ -1,14 +1,14 @@
 //! Hash of the kernel sources.
 
-/// The sources, by their paths under `src`. A test finds
-/// missing ones.
+/// The sources, by their paths under `src`. A
+/// test finds missing ones.
 macro_rules! sources {
     ($($path:literal)*) => {
         #[cfg(test)]
         const PATHS: &[&str] = &[$($path),*];
 
-        /// FNV-1a of the sources, because the standard library's
-        /// hashes may change with its version.
+        /// FNV-1a of the sources, because the standard library's hashes
+        /// may change with its version.
         pub const SOURCE_HASH: u64 = {
             let hash = OFFSET;
             $(let hash = fnv1a(hash, include_bytes!($path));)*

@@ -1,12 +1,12 @@
-//! Properties that follow from the compute capability:
-//! kernel variant, fragment layout, shared memory.
+//! Properties that follow from the compute capability: kernel variant,
+//! fragment layout, shared memory.
 
 use qgemm_formats::prepack::FragmentLayout;
 use qgemm_hal::{DeviceInfo, Unsupported, Variant};
 
 /// Kernel variant of compute capability `arch`. Chips without a matching
-/// variant use the newest one whose instructions they support:
-/// data-centre Blackwell has neither `wgmma` nor block-scaled `mma.sync`.
+/// variant use the newest one whose instructions they support: data-centre
+/// Blackwell has neither `wgmma` nor block-scaled `mma.sync`.
 pub(crate) fn variant(arch: u32) -> Result<Variant, String> {
     match arch {
         0..70 => Err(format!("compute capability {}.{} is older than 7.0", arch / 10, arch % 10)),
@@ -24,8 +24,8 @@ pub fn fragment_layout(variant: Variant) -> FragmentLayout {
     if variant == Variant::Sm70 { FragmentLayout::MmaM8N8K4 } else { FragmentLayout::MmaM16 }
 }
 
-/// Maximum dynamic shared memory of a CTA (CUDA C Programming
-/// Guide, "Technical Specifications per Compute Capability").
+/// Maximum dynamic shared memory of a CTA (CUDA C Programming Guide,
+/// "Technical Specifications per Compute Capability").
 pub(crate) fn most_shared(variant: Variant) -> u32 {
     match variant {
         Variant::Sm70 => 96 << 10,

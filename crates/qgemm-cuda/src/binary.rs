@@ -27,8 +27,8 @@ impl Writer {
     }
 }
 
-/// Reads fields from bytes; `None` when they end early or
-/// are not text.
+/// Reads fields from bytes; `None` when they end
+/// early or are not text.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {

@@ -26,8 +26,8 @@ pub fn compiler() -> Result<(String, Vec<u32>), NvrtcError> {
     Ok((nvrtc.version().to_owned(), nvrtc.supported().to_vec()))
 }
 
-/// Whether the compiler is installed, without keeping it
-/// loaded. A later call finds one that was installed since.
+/// Whether the compiler is installed, without keeping it loaded. A later
+/// call finds one that was installed since.
 ///
 /// # Errors
 /// [`NvrtcError::Missing`] when `QGEMM_NVRTC` names a path without it.
@@ -61,17 +61,17 @@ pub struct Built {
     pub compiled_in: Option<Duration>,
 }
 
-/// Returns the kernel `spec` compiled for `target` (with
-/// chip-specific instructions if the kernel needs them).
+/// Returns the kernel `spec` compiled for `target` (with chip-specific
+/// instructions if the kernel needs them).
 ///
 /// It comes from the cache in folder `cache`, or is compiled
-/// and added to it. Several processes may do so concurrently
-/// with the same kernels and folder.
+/// and added to it. Several processes may do so concurrently with
+/// the same kernels and folder.
 ///
 /// # Errors
 /// [`BuildError::Kernel`] with [`HalError::Compile`], or
-/// [`HalError::KernelUnavailable`] when no compiler supports the
-/// target; [`BuildError::Cache`] when the folder cannot be written.
+/// [`HalError::KernelUnavailable`] when no compiler supports the target;
+/// [`BuildError::Cache`] when the folder cannot be written.
 pub fn compile(cache: &Path, spec: &KernelSpec, target: Target) -> Result<Built, BuildError> {
     let obtained = store::obtain(&Cache::at(cache), spec, jit::target_of(spec, target))?;
     obtained.cached.map_err(|error| BuildError::Cache { folder: cache.to_path_buf(), error })?;

@@ -12,12 +12,12 @@ use crate::target::Target;
 /// Lowers the kernel variant of every device: `QGEMM_VARIANT=sm70`.
 const VARIANT_VARIABLE: &str = "QGEMM_VARIANT";
 
-/// Share of the theoretical memory bandwidth that a
-/// read-only kernel reaches (measured on an H200).
+/// Share of the theoretical memory bandwidth that a read-only kernel
+/// reaches (measured on an H200).
 const READ_FRACTION: f64 = 0.91;
 
-/// Chips that NVRTC 12.9 compiles machine code for. Later
-/// chips run PTX.
+/// Chips that NVRTC 12.9 compiles machine code
+/// for. Later chips run PTX.
 const COMPILED_FOR: [u32; 12] = [70, 72, 75, 80, 86, 87, 89, 90, 100, 103, 120, 121];
 
 /// A device before a context is opened.
@@ -95,8 +95,8 @@ pub(crate) fn read(ordinal: u32) -> Result<Chip, HalError> {
     Ok(Chip { arch, variant, lowered, info })
 }
 
-/// The variant that the user requested, if the chip can run
-/// it.
+/// The variant that the user requested, if
+/// the chip can run it.
 fn lower(id: DeviceId, natural: Variant, wanted: Option<&str>) -> Result<Variant, HalError> {
     let Some(wanted) = wanted.filter(|w| !w.is_empty()) else { return Ok(natural) };
     let refuse = |why: String| HalError::Unsupported { device: id, what: format!("{VARIANT_VARIABLE}={wanted}"), why };
@@ -109,14 +109,14 @@ fn lower(id: DeviceId, natural: Variant, wanted: Option<&str>) -> Result<Variant
     Ok(variant)
 }
 
-/// Share of Hopper's tensor rate that `mma.sync` reaches
-/// (measured on an H200).
+/// Share of Hopper's tensor rate that `mma.sync`
+/// reaches (measured on an H200).
 pub(crate) const HOPPER_MMA_SYNC: f64 = 0.66;
 
 /// Multiply-adds per clock and SM of a chip that runs kernels
 /// of variant `run`, with f32 accumulation and without sparsity
-/// ("Arithmetic Instructions" of the CUDA programming guide,
-/// and the tensor-core rates of NVIDIA's architecture papers).
+/// ("Arithmetic Instructions" of the CUDA programming guide, and the
+/// tensor-core rates of NVIDIA's architecture papers).
 fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 8] {
     let fma = match arch {
         70..=80 => 64.0,

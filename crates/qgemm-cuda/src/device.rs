@@ -19,8 +19,8 @@ use crate::memory::{CudaBuffer, device_address};
 use crate::probe;
 use crate::stream::{self, CudaStream};
 
-/// Bytes read to measure the bandwidth when the driver does
-/// not report clocks.
+/// Bytes read to measure the bandwidth when the driver
+/// does not report clocks.
 const PROBE_BYTES: usize = 256 << 20;
 
 /// An opened NVIDIA GPU.
@@ -28,8 +28,8 @@ const PROBE_BYTES: usize = 256 << 20;
 pub(crate) struct CudaDevice {
     gpu: Gpu,
     default_stream: Stream,
-    /// For internal work that the caller's stream must not
-    /// delay, such as zeroing fresh memory.
+    /// For internal work that the caller's stream must not delay,
+    /// such as zeroing fresh memory.
     own_stream: CudaStream,
 }
 
@@ -107,8 +107,8 @@ impl Device for CudaDevice {
             return Ok(());
         }
         self.gpu.context().bind()?;
-        // SAFETY: the bytes are on this device and belong to the
-        // view.
+        // SAFETY: the bytes are on this device and
+        // belong to the view.
         let filled = unsafe { result::memset_d8_async(address, value, dst.view().len(), stream.handle()) };
         self.gpu.context().check("cuMemsetD8Async", filled)
     }
@@ -139,9 +139,9 @@ impl Device for CudaDevice {
         repack.run(self, stream, weight, |launch| {
             let params = launch.params(|view, what| device_address(self.id(), view, what))?;
             let Geometry { grid, threads, shared_bytes } = launch.geometry;
-            // SAFETY: the parameter is the kernel's, made by `Repack`
-            // for views of this length. They live until the stream was
-            // waited for, and nothing else uses them.
+            // SAFETY: the parameter is the kernel's, made by `Repack` for
+            // views of this length. They live until the stream was waited
+            // for, and nothing else uses them.
             unsafe { function.launch(stream, grid, threads, shared_bytes, bytemuck::bytes_of(&params), Start::InOrder) }
         })
     }

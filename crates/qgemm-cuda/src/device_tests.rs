@@ -1,5 +1,5 @@
-//! Tests on a real GPU. They are skipped without one, and
-//! print the reason.
+//! Tests on a real GPU. They are skipped without
+//! one, and print the reason.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -136,8 +136,8 @@ fn the_callers_streams_are_used() {
     device.fill(&stream, (&mut buffer).into(), 4).unwrap();
     cudarc_stream.synchronize().unwrap();
     assert_eq!(contents(&*device, &buffer), [4; 8]);
-    // The legacy default stream (0), the per-thread stream (2),
-    // and a foreign handle.
+    // The legacy default stream (0), the per-thread stream
+    // (2), and a foreign handle.
     for handle in [std::ptr::null_mut(), std::ptr::without_provenance_mut(2), raw.cast()] {
         // SAFETY: these streams exist as long as the context and `cudarc_stream`.
         let stream = unsafe { wrap_stream(&*device, handle) }.unwrap();
@@ -175,15 +175,15 @@ fn a_kernel_is_loaded_once_and_reads_memory() {
 fn a_kernel_is_launched_by_its_specification() {
     let Some(device) = device_or_skip("a_kernel_is_launched_by_its_specification") else { return };
     let data = device.allocate(4096, "a test").unwrap();
-    // Fresh memory is zero, so the kernel never writes and
-    // needs no sink.
+    // Fresh memory is zero, so the kernel never
+    // writes and needs no sink.
     let params = [device_address(&*device, (&data).into()).unwrap(), 4096 / 16, 0u64];
     let geometry = Geometry { grid: [2, 1, 1], threads: 128, shared_bytes: 0 };
     for target in [None, Some(Target::Ptx { arch: 80, specific: false })] {
         let stream = device.default_stream();
         let bytes = bytemuck::bytes_of(&params);
-        // SAFETY: the three words are the kernel's parameter, and
-        // it reads the 256 words of `data`, which live longer.
+        // SAFETY: the three words are the kernel's parameter, and it reads
+        // the 256 words of `data`, which live longer.
         unsafe { launch_spec(&*device, &stream, &probe::spec(), target, geometry, bytes) }.unwrap();
         device.synchronize(&stream).unwrap();
     }
@@ -193,8 +193,8 @@ fn a_kernel_is_launched_by_its_specification() {
 fn a_launch_the_driver_refuses_is_an_error() {
     let Some(device) = device_or_skip("a_launch_the_driver_refuses_is_an_error") else { return };
     let function = Gpu::of(&*device).unwrap().kernel(&probe::spec()).unwrap();
-    // SAFETY: the launch is refused, so the zero addresses are
-    // never used; 24 bytes are the kernel's parameter.
+    // SAFETY: the launch is refused, so the zero addresses are never
+    // used; 24 bytes are the kernel's parameter.
     let error =
         unsafe { function.launch(&device.default_stream(), [1, 1, 1], 4096, 0, &[0; 24], Start::InOrder) }.unwrap_err();
     assert!(matches!(&error, HalError::Driver { message, .. } if message.contains("probe:read:")), "{error}");

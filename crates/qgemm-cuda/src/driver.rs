@@ -1,5 +1,5 @@
-//! CUDA driver access: presence, devices, and the shared
-//! context of a device.
+//! CUDA driver access: presence, devices, and the
+//! shared context of a device.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 use qgemm_hal::{DeviceId, DeviceKind, HalError};
 
-/// Names of the driver's library. cudarc tries the same names
-/// but panics when none exists, so they are tried here first.
+/// Names of the driver's library. cudarc tries the same names but
+/// panics when none exists, so they are tried here first.
 const DRIVER_LIBRARIES: [&str; 3] = ["libcuda.so.1", "libcuda.so", "nvcuda.dll"];
 
 /// Initialises the driver once per process.
@@ -29,14 +29,14 @@ fn start() -> Result<(), String> {
     let Some(library) = found else {
         return Err(format!("no NVIDIA driver is installed ({} not found)", DRIVER_LIBRARIES[0]));
     };
-    // The driver stays loaded for the life of the process,
-    // because cudarc keeps function pointers into it.
+    // The driver stays loaded for the life of the process, because
+    // cudarc keeps function pointers into it.
     std::mem::forget(library);
     result::init().map_err(|e| format!("the NVIDIA driver does not start: {}", describe(e)))
 }
 
-/// Newest CUDA version that the driver supports: `12.9`;
-/// empty when unknown. Call only after [`init`] succeeded.
+/// Newest CUDA version that the driver supports: `12.9`; empty when
+/// unknown. Call only after [`init`] succeeded.
 pub(crate) fn version() -> String {
     let mut version = 0;
     // SAFETY: the driver writes one integer, which lives through the call.
@@ -54,8 +54,8 @@ pub(crate) fn device_count() -> Result<u32, HalError> {
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
-/// The driver's name and text of an error. Call only after
-/// [`init`] succeeded.
+/// The driver's name and text of an error. Call only
+/// after [`init`] succeeded.
 pub(crate) fn describe(error: DriverError) -> String {
     let text = |r: Result<&std::ffi::CStr, DriverError>| r.ok().map(|s| s.to_string_lossy().into_owned());
     match (text(error.error_name()), text(error.error_string())) {
@@ -123,8 +123,8 @@ mod tests {
 
     #[test]
     fn a_missing_driver_is_no_such_device() {
-        // If there is a driver, it is asked for an ordinal
-        // that no machine has.
+        // If there is a driver, it is asked for an
+        // ordinal that no machine has.
         let error = DeviceContext::open(10_000).unwrap_err();
         assert!(matches!(&error, HalError::NoDevice { why, .. } if why.contains("driver")), "{error}");
     }

@@ -16,10 +16,10 @@ use crate::stream::CudaStream;
 
 /// Size of the driver's error log for an image.
 const ERROR_LOG_BYTES: usize = 16 * 1024;
-/// Early-start launches of at most this many CTAs ask for
-/// maximum shared memory, too. An SM with another L1/shared
-/// split must drain before it accepts a CTA that needs more
-/// shared memory, which would delay the next kernel.
+/// Early-start launches of at most this many CTAs ask for maximum
+/// shared memory, too. An SM with another L1/shared split must
+/// drain before it accepts a CTA that needs more shared memory,
+/// which would delay the next kernel.
 const FEW_BLOCKS: u64 = 64;
 /// Preferred shared-memory carveout of an SM in percent: the
 /// driver's default, and the maximum.
@@ -41,8 +41,8 @@ struct Module {
     asks_for_most_shared: AtomicBool,
 }
 
-// SAFETY: modules and functions are handles that every thread may
-// use while the context lives. After loading they are only read.
+// SAFETY: modules and functions are handles that every thread may use
+// while the context lives. After loading they are only read.
 unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
@@ -56,16 +56,16 @@ unsafe impl Sync for Function {}
 pub(crate) enum Start {
     /// After all earlier work of the stream is done.
     InOrder,
-    /// Programmatic dependent launch (sm_90 and newer): as soon as
-    /// all CTAs of the previous kernel have started and leave room.
-    /// The kernel itself waits for the previous kernel's results.
+    /// Programmatic dependent launch (sm_90 and newer): as soon as all CTAs
+    /// of the previous kernel have started and leave room. The kernel
+    /// itself waits for the previous kernel's results.
     Early,
 }
 
 impl Function {
-    /// Loads `artifact` and looks up the kernel of `spec`. `shared_bytes`
-    /// is the device's maximum shared memory of a CTA; launches may
-    /// use all of it that the kernel does not reserve statically.
+    /// Loads `artifact` and looks up the kernel of `spec`. `shared_bytes` is
+    /// the device's maximum shared memory of a CTA; launches may use
+    /// all of it that the kernel does not reserve statically.
     pub(crate) fn load(
         context: &Arc<DeviceContext>,
         spec: &KernelSpec,
@@ -87,8 +87,8 @@ impl Function {
             message: format!("{}: {e}", spec.symbol),
         })?;
         use sys::CUfunction_attribute_enum as A;
-        // SAFETY: the module was just loaded and is kept alive
-        // beside the function.
+        // SAFETY: the module was just loaded and is kept
+        // alive beside the function.
         let raw = unsafe {
             let raw = context.check("cuModuleGetFunction", result::module::get_function(module.raw, symbol))?;
             let fixed = context.check(
@@ -104,9 +104,9 @@ impl Function {
         Ok(Self { module, raw })
     }
 
-    /// Launches the kernel on `stream`: CTAs of `threads` threads
-    /// with `shared_bytes` of dynamic shared memory, and `params`
-    /// as its single by-value parameter. Does not allocate or lock.
+    /// Launches the kernel on `stream`: CTAs of `threads` threads with
+    /// `shared_bytes` of dynamic shared memory, and `params` as its single
+    /// by-value parameter. Does not allocate or lock.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`] when the stream belongs to
@@ -116,9 +116,9 @@ impl Function {
     /// `params` must have the layout of the kernel's parameter and be
     /// at least as long. Its addresses must be memory on this
     /// device that is as large as the kernel expects and stays
-    /// allocated until the kernel is done. With [`Start::Early`] the
-    /// kernel must execute `griddepcontrol.wait` before it reads what
-    /// earlier work of the stream writes, and before it writes.
+    /// allocated until the kernel is done. With [`Start::Early`] the kernel
+    /// must execute `griddepcontrol.wait` before it reads what earlier work of
+    /// the stream writes, and before it writes.
     pub(crate) unsafe fn launch(
         &self,
         stream: &Stream,
@@ -152,10 +152,10 @@ impl Function {
             attrs: &raw mut early,
             numAttrs: 1,
         };
-        // SAFETY: function, stream and context belong together and
-        // are alive. The driver copies the configuration and the
-        // parameter, which the caller vouches for, before it
-        // returns, and does not write through the pointers.
+        // SAFETY: function, stream and context belong together and are
+        // alive. The driver copies the configuration and the
+        // parameter, which the caller vouches for, before it returns,
+        // and does not write through the pointers.
         let status = unsafe {
             match start {
                 Start::Early => sys::cuLaunchKernelEx(&config, self.raw, params.as_mut_ptr(), ptr::null_mut()),
@@ -187,8 +187,8 @@ impl Function {
     }
 
     /// Sets the preferred shared-memory carveout for the next
-    /// launches, which changes no results. The driver is called
-    /// only when the preference changes.
+    /// launches, which changes no results. The driver is called only
+    /// when the preference changes.
     fn divide_memory(&self, most_shared: bool) -> Result<(), HalError> {
         if self.module.asks_for_most_shared.swap(most_shared, Ordering::Relaxed) == most_shared {
             return Ok(());
@@ -218,9 +218,9 @@ fn load_image(context: &DeviceContext, image: &[u8]) -> Result<sys::CUmodule, Ha
     // API, `cuModuleLoadDataEx`).
     let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(ERROR_LOG_BYTES)];
     let mut module = ptr::null_mut();
-    // SAFETY: the image is a cubin, or zero-terminated PTX, and
-    // its hash was checked when it was read. The option values
-    // match their options, and all of them outlive the call.
+    // SAFETY: the image is a cubin, or zero-terminated PTX, and its
+    // hash was checked when it was read. The option values match
+    // their options, and all of them outlive the call.
     let status = unsafe {
         sys::cuModuleLoadDataEx(
             &mut module,

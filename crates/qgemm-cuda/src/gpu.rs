@@ -60,8 +60,8 @@ impl Gpu {
     /// The kernel `spec`: found or compiled, and loaded once.
     ///
     /// # Errors
-    /// [`HalError::Compile`], [`HalError::KernelUnavailable`] or
-    /// a driver error.
+    /// [`HalError::Compile`],
+    /// [`HalError::KernelUnavailable`] or a driver error.
     pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<Function, HalError> {
         self.load(spec, None)
     }

@@ -12,16 +12,16 @@ use crate::driver::DeviceContext;
 use crate::gpu::Gpu;
 use crate::stream::CudaStream;
 
-/// Captured launches. The graph borrows their memory, so
-/// that it cannot be freed or seen half written while the
-/// graph can be replayed. Data that changes between replays
-/// belongs in its `N` [buffers](Graph::buffers_mut).
+/// Captured launches. The graph borrows their memory, so that it
+/// cannot be freed or seen half written while the graph can
+/// be replayed. Data that changes between replays belongs in its `N`
+/// [buffers](Graph::buffers_mut).
 pub struct Graph<'a, const N: usize = 0> {
     context: Arc<DeviceContext>,
     graph: sys::CUgraph,
     executable: sys::CUgraphExec,
-    /// Lent as views only, so that the addresses used by the
-    /// launches stay valid.
+    /// Lent as views only, so that the addresses used by
+    /// the launches stay valid.
     buffers: [Buffer; N],
     /// Dropped with the graph: it owns what was moved into it.
     _work: Box<dyn Send + 'a>,
@@ -36,8 +36,8 @@ struct Kept<F>(F);
 
 /// Captures what `work` submits to `stream` instead of running it.
 ///
-/// `work` must not allocate, free, copy from host memory or
-/// wait: the driver refuses these during capture.
+/// `work` must not allocate, free, copy from host memory or wait:
+/// the driver refuses these during capture.
 ///
 /// # Errors
 /// Errors of `work`, [`HalError::WrongDevice`], or a driver error.
@@ -49,9 +49,9 @@ where
     capture_with(device, stream, [], move |_: [BufferMut<'_>; 0]| work())
 }
 
-/// As [`capture`], for work on `buffers`. The graph owns
-/// them from then on and lends them between replays, for
-/// uploading inputs and downloading results.
+/// As [`capture`], for work on `buffers`. The graph owns them
+/// from then on and lends them between replays, for uploading
+/// inputs and downloading results.
 ///
 /// ```no_run
 /// use qgemm_api::half::f16;
@@ -107,9 +107,9 @@ impl<const N: usize> Graph<'_, N> {
         self.buffers.each_ref().map(Buffer::view)
     }
 
-    /// The graph's buffers, writable between replays. Writes on
-    /// the replay stream (`Context::upload_on`) are ordered
-    /// after earlier replays and before later ones.
+    /// The graph's buffers, writable between replays. Writes on the
+    /// replay stream (`Context::upload_on`) are ordered after earlier
+    /// replays and before later ones.
     pub fn buffers_mut(&mut self) -> [BufferMut<'_>; N] {
         self.buffers.each_mut().map(Buffer::view_mut)
     }
@@ -122,8 +122,8 @@ impl<const N: usize> Graph<'_, N> {
     pub fn replay(&self, stream: &Stream) -> Result<(), HalError> {
         let stream = CudaStream::of(self.context.id(), stream)?;
         self.context.bind()?;
-        // SAFETY: graph and stream are alive and of one context.
-        // The graph borrows or owns the memory that it uses.
+        // SAFETY: graph and stream are alive and of one context. The
+        // graph borrows or owns the memory that it uses.
         self.context.check("cuGraphLaunch", unsafe { result::graph::launch(self.executable, stream.handle()) })
     }
 }
@@ -131,8 +131,8 @@ impl<const N: usize> Graph<'_, N> {
 impl<const N: usize> Drop for Graph<'_, N> {
     fn drop(&mut self) {
         let destroyed = self.context.bind().and_then(|()| {
-            // SAFETY: both handles were made by `capture` and are
-            // destroyed once. A running replay completes.
+            // SAFETY: both handles were made by `capture` and are destroyed
+            // once. A running replay completes.
             unsafe {
                 if !self.executable.is_null() {
                     self.context.check("cuGraphExecDestroy", result::graph::exec_destroy(self.executable))?;
@@ -159,8 +159,8 @@ struct Recording<'s> {
     context: &'s DeviceContext,
     stream: &'s CudaStream,
     ended: bool,
-    /// A thread-local capture must be ended by the thread that
-    /// began it.
+    /// A thread-local capture must be ended by the
+    /// thread that began it.
     _on_this_thread: PhantomData<*const ()>,
 }
 

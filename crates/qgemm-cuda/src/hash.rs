@@ -14,8 +14,8 @@ impl Sha256Hash {
         Self(sha2::Sha256::digest(bytes).into())
     }
 
-    /// The first eight bytes, for uses where a collision costs
-    /// only a wrong guess.
+    /// The first eight bytes, for uses where a collision
+    /// costs only a wrong guess.
     pub fn short(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_be_bytes([a, b, c, d, e, f, g, h])
@@ -34,8 +34,8 @@ impl fmt::Debug for Sha256Hash {
     }
 }
 
-/// Hashes a sequence of fields, each prefixed with its
-/// length, so that different sequences never look alike.
+/// Hashes a sequence of fields, each prefixed with its length, so
+/// that different sequences never look alike.
 pub(crate) struct Hasher(sha2::Sha256);
 
 impl Hasher {

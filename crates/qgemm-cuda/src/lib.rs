@@ -3,10 +3,10 @@
 //! them, but does not choose one.
 //!
 //! On a machine without a driver or a GPU, [`open`] and
-//! [`devices`] return errors and never panic. Kernels come from a
-//! prebuilt bundle (`QGEMM_KERNELS`, or embedded by the feature
-//! `embed-kernels`), from the disk cache (`QGEMM_CACHE`), or from NVRTC
-//! (`QGEMM_NVRTC`, else the usual install locations of CUDA and Python).
+//! [`devices`] return errors and never panic. Kernels come from a prebuilt
+//! bundle (`QGEMM_KERNELS`, or embedded by the feature `embed-kernels`),
+//! from the disk cache (`QGEMM_CACHE`), or from NVRTC (`QGEMM_NVRTC`, else
+//! the usual install locations of CUDA and Python).
 #![deny(missing_docs)]
 
 mod address_space;
@@ -79,8 +79,8 @@ use stream::CudaStream;
 ///
 /// # Errors
 /// [`HalError::NoDevice`] when there is no driver or no such device,
-/// [`HalError::Unsupported`] when `QGEMM_VARIANT` requests a variant
-/// that a device does not run, or a driver error.
+/// [`HalError::Unsupported`] when `QGEMM_VARIANT` requests a variant that a
+/// device does not run, or a driver error.
 pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
     let count = driver::device_count()?;
     let mut found = Vec::new();
@@ -102,13 +102,13 @@ pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
     Ok(found)
 }
 
-/// Opens device `ordinal`. Its primary context is shared
-/// with all other CUDA code of the process.
+/// Opens device `ordinal`. Its primary context is shared with all
+/// other CUDA code of the process.
 ///
 /// # Errors
-/// [`HalError::NoDevice`] when there is no driver, no such device,
-/// or its chip is older than Volta; [`HalError::Unsupported`] for
-/// a wrong `QGEMM_VARIANT`; or a driver error.
+/// [`HalError::NoDevice`] when there is no driver, no such device, or its
+/// chip is older than Volta; [`HalError::Unsupported`] for a wrong
+/// `QGEMM_VARIANT`; or a driver error.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
     Ok(Arc::new(CudaDevice::open(ordinal)?))
 }
@@ -120,27 +120,27 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
 /// [`HalError::WrongDevice`] when `device` is not a CUDA device.
 ///
 /// # Safety
-/// The bytes must be device memory (from `cuMemAlloc`, the
-/// runtime, PyTorch, cudarc …) accessible from the primary
-/// context of `device`. They must be aligned to the element
-/// type they are used as, and stay allocated until the
-/// buffer is dropped and all work that uses it is done.
+/// The bytes must be device memory (from `cuMemAlloc`, the runtime,
+/// PyTorch, cudarc …) accessible from the primary context of
+/// `device`. They must be aligned to the element type they are
+/// used as, and stay allocated until the buffer is dropped and
+/// all work that uses it is done.
 pub unsafe fn wrap_device_ptr(device: &dyn Device, address: u64, len: usize) -> Result<Buffer, HalError> {
     let context = Gpu::of(device)?.context();
     // SAFETY: passed on to the caller.
     Ok(unsafe { CudaBuffer::wrap(context, address, len) }.into_buffer())
 }
 
-/// Wraps the caller's `CUstream` (or `cudaStream_t`), which is
-/// never destroyed here. The handles 0 (legacy default stream),
-/// 1, and 2 (per-thread default stream) are accepted too.
+/// Wraps the caller's `CUstream` (or `cudaStream_t`), which is never
+/// destroyed here. The handles 0 (legacy default stream), 1, and 2
+/// (per-thread default stream) are accepted too.
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when `device` is not a CUDA device.
 ///
 /// # Safety
-/// `stream` must be a stream of the primary context of
-/// `device`, and must outlive the returned object.
+/// `stream` must be a stream of the primary context of `device`,
+/// and must outlive the returned object.
 pub unsafe fn wrap_stream(device: &dyn Device, stream: *mut c_void) -> Result<Stream, HalError> {
     let context = Gpu::of(device)?.context();
     // SAFETY: passed on to the caller.

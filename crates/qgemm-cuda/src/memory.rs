@@ -1,5 +1,5 @@
-//! Device memory: own allocations with optional guard bands,
-//! and caller-owned memory.
+//! Device memory: own allocations with optional guard
+//! bands, and caller-owned memory.
 
 use std::any::Any;
 use std::fmt;
@@ -10,9 +10,9 @@ use qgemm_hal::{Buffer, BufferRef, DeviceId, HalError, RawBuffer};
 
 use crate::driver::{self, DeviceContext};
 
-/// Guard bytes before and after an allocation. A multiple of
-/// the alignment that `Device::allocate` promises, so that
-/// the usable part keeps it.
+/// Guard bytes before and after an allocation. A multiple
+/// of the alignment that `Device::allocate` promises, so
+/// that the usable part keeps it.
 const GUARD_BYTES: usize = 256;
 const GUARD_PATTERN: u8 = 0xa5;
 
@@ -36,8 +36,8 @@ enum Ownership {
 }
 
 impl CudaBuffer {
-    /// Allocates `len` zeroed bytes. `stream` does the zeroing
-    /// and is waited for.
+    /// Allocates `len` zeroed bytes. `stream` does the
+    /// zeroing and is waited for.
     pub(crate) fn allocate(
         context: &Arc<DeviceContext>,
         stream: sys::CUstream,
@@ -65,8 +65,8 @@ impl CudaBuffer {
 
     fn initialise(&self, stream: sys::CUstream, base: u64, total: usize, guard: usize) -> Result<(), HalError> {
         let context = &self.context;
-        // SAFETY: `base .. base + total` was just allocated, and
-        // the usable part lies within it.
+        // SAFETY: `base .. base + total` was just allocated, and the
+        // usable part lies within it.
         unsafe {
             if guard > 0 {
                 context.check("cuMemsetD8Async", result::memset_d8_async(base, GUARD_PATTERN, total, stream))?;
@@ -157,8 +157,8 @@ impl fmt::Debug for CudaBuffer {
     }
 }
 
-/// Device address of the first byte of `view`; `what` names
-/// the argument in errors.
+/// Device address of the first byte of `view`; `what`
+/// names the argument in errors.
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when the view is not memory of `device`.

@@ -1,17 +1,17 @@
-//! Private folders and files with executable contents: only this user
-//! and root may be able to change them. Outside Unix the
-//! system's cache folder belongs to the user, and nothing is checked.
+//! Private folders and files with executable contents: only this user and
+//! root may be able to change them. Outside Unix the system's
+//! cache folder belongs to the user, and nothing is checked.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Creates the folder with access for this user only, or
-/// checks an existing one.
+/// Creates the folder with access for this user only,
+/// or checks an existing one.
 ///
 /// # Errors
-/// System errors, and [`io::ErrorKind::PermissionDenied`] with
-/// the reason when others can change the folder's contents.
+/// System errors, and [`io::ErrorKind::PermissionDenied`] with the reason
+/// when others can change the folder's contents.
 pub fn make_private_folder(folder: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -39,8 +39,8 @@ pub(crate) fn check_folder(folder: &Path) -> io::Result<()> {
 /// # Errors
 /// As [`make_private_folder`], for the file.
 pub fn read_private(path: &Path) -> io::Result<Vec<u8>> {
-    // Check the opened file, because the name may refer to
-    // another one by now.
+    // Check the opened file, because the name may
+    // refer to another one by now.
     let mut file = File::open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
@@ -93,8 +93,8 @@ const STICKY: u32 = 0o1000;
 #[cfg(unix)]
 const MODE_BITS: u32 = 0o7777;
 
-/// Why `user` must not execute a file of `owner` with
-/// `mode`, or `None`.
+/// Why `user` must not execute a file of `owner`
+/// with `mode`, or `None`.
 #[cfg(unix)]
 fn refusal(owner: u32, user: u32, mode: u32) -> Option<String> {
     if owner != user && owner != 0 {

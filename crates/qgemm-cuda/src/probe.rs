@@ -39,9 +39,9 @@ struct ReadProbe {
     sink: u64,
 }
 
-/// Read bandwidth of a kernel over a buffer of `bytes`
-/// bytes, in bytes per second: the best of seven runs. Use
-/// at least 2 GB, so that caches do not matter.
+/// Read bandwidth of a kernel over a buffer of `bytes` bytes,
+/// in bytes per second: the best of seven runs. Use at
+/// least 2 GB, so that caches do not matter.
 ///
 /// # Errors
 /// [`HalError::OutOfMemory`], [`HalError::WrongDevice`] for a device of
@@ -61,21 +61,21 @@ pub fn read_bandwidth(device: &dyn Device, bytes: usize) -> Result<f64, HalError
     let stream = device.default_stream();
     let grid = [device.info().units * BLOCKS_PER_UNIT, 1, 1];
     let best = best_time(device, &stream, || {
-        // SAFETY: `ReadProbe` is the kernel's parameter. The kernel
-        // reads `words` words of `data`, which live until the end
-        // of this function, after the last run was waited for.
+        // SAFETY: `ReadProbe` is the kernel's parameter. The kernel reads `words`
+        // words of `data`, which live until the end of this function,
+        // after the last run was waited for.
         unsafe { function.launch(&stream, grid, THREADS, 0, bytemuck::bytes_of(&params), Start::InOrder) }
     })?;
     Ok((words * WORD_BYTES) as f64 / best)
 }
 
 /// Copy bandwidth of the driver within device memory, in
-/// bytes read and written per second: the best of seven runs
-/// with `bytes` bytes.
+/// bytes read and written per second: the best of seven
+/// runs with `bytes` bytes.
 ///
 /// # Errors
-/// [`HalError::OutOfMemory`], [`HalError::WrongDevice`] for
-/// a device of another backend, or a driver error.
+/// [`HalError::OutOfMemory`], [`HalError::WrongDevice`] for a device of
+/// another backend, or a driver error.
 pub fn copy_bandwidth(device: &dyn Device, bytes: usize) -> Result<f64, HalError> {
     let gpu = Gpu::of(device)?;
     let id = device.info().id;

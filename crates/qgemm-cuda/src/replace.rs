@@ -1,6 +1,6 @@
-//! Atomic file replacement: readers see the old file or the
-//! new one, and a writer that fails or dies leaves the
-//! old one.
+//! Atomic file replacement: readers see the old
+//! file or the new one, and a writer that fails or
+//! dies leaves the old one.
 
 use std::fs::{self, File, OpenOptions};
 #[cfg(any(test, feature = "write-bundles"))]
@@ -14,8 +14,8 @@ use tempfile::{Builder, NamedTempFile};
 const PARTIAL: &str = ".qgemm-partial-";
 
 /// Writes `bytes` to `path`, writable only by this user.
-/// After a power loss the file may be damaged, so readers
-/// must check its contents.
+/// After a power loss the file may be damaged, so
+/// readers must check its contents.
 ///
 /// # Errors
 /// System errors; nothing is left behind.
@@ -26,8 +26,8 @@ pub(crate) fn with(path: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets `write` write the new file `path`, and waits until
-/// it is on disk.
+/// Lets `write` write the new file `path`, and
+/// waits until it is on disk.
 ///
 /// # Errors
 /// Errors of `write` and of the system; nothing is left behind.
@@ -42,8 +42,8 @@ pub(crate) fn durably(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Res
     Ok(())
 }
 
-/// Open options for a file that others may read, subject to
-/// the umask, but not write.
+/// Open options for a file that others may read, subject
+/// to the umask, but not write.
 fn owners(mut options: OpenOptions) -> OpenOptions {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o644);

@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 
 use crate::hash::{self, Sha256Hash};
 
-/// Every file under `kernels/` as (include name, text),
-/// sorted by name: `("atoms/types.cuh", "…")`.
+/// Every file under `kernels/` as (include name, text), sorted by
+/// name: `("atoms/types.cuh", "…")`.
 pub static SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 
 /// The text of the source `name`.
@@ -17,8 +17,8 @@ pub fn find(name: &str) -> Option<&'static str> {
 /// The text of the kernel source `name`.
 ///
 /// # Panics
-/// When it does not exist: names of entries are constants of
-/// this crate.
+/// When it does not exist: names of entries are
+/// constants of this crate.
 pub(crate) fn entry(name: &'static str) -> &'static str {
     find(name).unwrap_or_else(|| panic!("{name} is not among the embedded sources"))
 }
@@ -48,8 +48,8 @@ pub(crate) fn included(prelude: &str, text: &str) -> Vec<Source> {
     found.into_iter().map(|index| SOURCES[index]).collect()
 }
 
-/// The operand of each `#include` in `text`: a quoted name
-/// or a macro.
+/// The operand of each `#include` in `text`: a
+/// quoted name or a macro.
 fn includes(text: &str) -> impl Iterator<Item = &str> {
     let directives = text.lines().filter_map(|line| line.trim_start().strip_prefix('#'));
     directives.filter_map(|line| Some(line.trim_start().strip_prefix("include")?.trim()))

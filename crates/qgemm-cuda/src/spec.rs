@@ -6,9 +6,9 @@ use crate::source;
 /// One kernel: an entry source with a prelude of constants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelSpec {
-    /// Unique name in errors, traces, bundles, caches and
-    /// `kernels.lock`. For kernels that plans launch, the text
-    /// of a [`KernelId`](qgemm_hal::KernelId).
+    /// Unique name in errors, traces, bundles, caches and `kernels.lock`. For
+    /// kernels that plans launch, the text of a
+    /// [`KernelId`](qgemm_hal::KernelId).
     pub name: String,
     /// Name of the entry source, for messages: `entry/sm80_gemm_cp_async.cu`.
     pub entry: &'static str,
@@ -20,14 +20,14 @@ pub struct KernelSpec {
     /// C++ text before the source: variant and tile constants.
     pub prelude: String,
     /// Whether it uses instructions that only one chip supports
-    /// (`wgmma`, `setmaxnreg`, block-scaled `mma`) and is
-    /// therefore compiled for `sm_90a` instead of `sm_90`.
+    /// (`wgmma`, `setmaxnreg`, block-scaled `mma`) and is therefore
+    /// compiled for `sm_90a` instead of `sm_90`.
     pub arch_specific: bool,
 }
 
 impl KernelSpec {
-    /// Hash of name, entry, symbol and prelude. Included sources
-    /// and the target are hashed separately.
+    /// Hash of name, entry, symbol and prelude. Included sources and
+    /// the target are hashed separately.
     pub fn key(&self) -> Sha256Hash {
         let mut hasher = Hasher::new();
         hasher.field(self.name.as_bytes());

@@ -26,15 +26,15 @@ enum Owner {
     Cudarc { _stream: Arc<cudarc::driver::CudaStream> },
 }
 
-// SAFETY: a stream handle may be used from every thread;
-// the driver serialises the calls.
+// SAFETY: a stream handle may be used from every thread; the
+// driver serialises the calls.
 unsafe impl Send for CudaStream {}
 // SAFETY: as above.
 unsafe impl Sync for CudaStream {}
 
 impl CudaStream {
-    /// Creates a stream that does not synchronise with the
-    /// legacy default stream.
+    /// Creates a stream that does not synchronise with
+    /// the legacy default stream.
     pub(crate) fn new(context: &Arc<DeviceContext>) -> Result<Self, HalError> {
         context.bind()?;
         let kind = result::stream::StreamKind::NonBlocking;
@@ -105,9 +105,9 @@ impl CudaStream {
         let event = CudaEvent::of(self.context.id(), event, "the event")?;
         self.context.bind()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: both handles are valid and of the same context.
-        // The driver keeps what it needs of the event, which may
-        // be destroyed before the stream reaches the wait.
+        // SAFETY: both handles are valid and of the same context. The
+        // driver keeps what it needs of the event, which may be
+        // destroyed before the stream reaches the wait.
         let waits = unsafe { result::stream::wait_event(self.raw, event.raw, flags) };
         self.context.check("cuStreamWaitEvent", waits)
     }
@@ -129,8 +129,8 @@ impl Drop for CudaStream {
             return;
         }
         let destroyed = self.context.bind().and_then(|()| {
-            // SAFETY: the handle was created here and is destroyed
-            // once; pending work still completes.
+            // SAFETY: the handle was created here and is destroyed once;
+            // pending work still completes.
             self.context.check("cuStreamDestroy", unsafe { result::stream::destroy(self.raw) })
         });
         if let Err(error) = destroyed {
@@ -151,8 +151,8 @@ pub(crate) struct CudaEvent {
     raw: sys::CUevent,
 }
 
-// SAFETY: an event handle may be used from every thread;
-// the driver serialises the calls.
+// SAFETY: an event handle may be used from every thread; the
+// driver serialises the calls.
 unsafe impl Send for CudaEvent {}
 // SAFETY: as above.
 unsafe impl Sync for CudaEvent {}
@@ -171,8 +171,8 @@ pub(crate) fn elapsed(context: &DeviceContext, start: &Event, end: &Event) -> Re
     let start = CudaEvent::of(context.id(), start, "the start event")?;
     let end = CudaEvent::of(context.id(), end, "the end event")?;
     context.bind()?;
-    // SAFETY: both events are valid, were recorded when they
-    // were made, and belong to this context.
+    // SAFETY: both events are valid, were recorded when they were
+    // made, and belong to this context.
     let milliseconds = unsafe {
         context.check("cuEventSynchronize", result::event::synchronize(end.raw))?;
         context.check("cuEventElapsedTime", result::event::elapsed(start.raw, end.raw))?
@@ -189,8 +189,8 @@ impl RawEvent for CudaEvent {
 impl Drop for CudaEvent {
     fn drop(&mut self) {
         let destroyed = self.context.bind().and_then(|()| {
-            // SAFETY: the handle was created by `CudaStream::record`
-            // and is destroyed once.
+            // SAFETY: the handle was created by
+            // `CudaStream::record` and is destroyed once.
             self.context.check("cuEventDestroy", unsafe { result::event::destroy(self.raw) })
         });
         if let Err(error) = destroyed {

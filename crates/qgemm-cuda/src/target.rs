@@ -1,5 +1,5 @@
-//! Compilation targets: machine code of one chip (`sm_90a`),
-//! or PTX (`compute_70`, `compute_90a`).
+//! Compilation targets: machine code of one chip (`sm_90a`), or PTX
+//! (`compute_70`, `compute_90a`).
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,9 +11,9 @@ use crate::arch;
 /// Compilation target of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Target {
-    /// Machine code. Runs on chips of the same major version and
-    /// at least this minor version; with `specific` (`sm_90a`)
-    /// only on this chip.
+    /// Machine code. Runs on chips of the same major version
+    /// and at least this minor version; with `specific`
+    /// (`sm_90a`) only on this chip.
     Cubin {
         /// Compute capability, 10 × major + minor.
         arch: u32,

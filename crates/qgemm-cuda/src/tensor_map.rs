@@ -44,8 +44,8 @@ pub enum MapSwizzle {
     Bytes128,
 }
 
-/// Description of a tensor for TMA. Elements outside the
-/// tensor read as zeros.
+/// Description of a tensor for TMA. Elements outside
+/// the tensor read as zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileMap {
     /// Address of the first element, a multiple of 16.
@@ -56,19 +56,19 @@ pub struct TileMap {
     pub dimensions: usize,
     /// Elements along each dimension, contiguous one first; 1 for unused ones.
     pub size: [u64; MOST_DIMENSIONS],
-    /// Byte strides of all dimensions but the contiguous one,
-    /// multiples of 16.
+    /// Byte strides of all dimensions but the
+    /// contiguous one, multiples of 16.
     pub strides: [u64; MOST_DIMENSIONS - 1],
-    /// Box: elements of a tile along each dimension; 1 for
-    /// unused ones.
+    /// Box: elements of a tile along each
+    /// dimension; 1 for unused ones.
     pub tile: [u32; MOST_DIMENSIONS],
     /// Swizzle of the tile.
     pub swizzle: MapSwizzle,
 }
 
 impl TileMap {
-    /// A matrix in tiles with 128-byte rows. `size` and `tile`
-    /// are (columns, rows); `row_bytes` is the row stride.
+    /// A matrix in tiles with 128-byte rows. `size` and `tile` are
+    /// (columns, rows); `row_bytes` is the row stride.
     pub(crate) fn matrix(address: u64, element: MapElement, size: [u64; 2], row_bytes: u64, tile: [u32; 2]) -> Self {
         Self {
             address,
@@ -86,8 +86,8 @@ impl TileMap {
 /// `cuTensorMapEncodeTiled`, or the emulator's format.
 pub type EncodedMap = [u64; 16];
 
-/// Encodes a tensor map into 128 bytes. Nothing is sent to
-/// the device.
+/// Encodes a tensor map into 128 bytes. Nothing
+/// is sent to the device.
 ///
 /// # Errors
 /// [`HalError::Driver`] when the driver rejects sizes or addresses.
@@ -107,10 +107,10 @@ pub(crate) fn encode(device: DeviceId, tensor: &TileMap) -> Result<EncodedMap, H
     };
     let mut map = MaybeUninit::<sys::CUtensorMap>::zeroed();
     let steps = [1u32; MOST_DIMENSIONS];
-    // SAFETY: sizes, strides, boxes and steps are arrays with at
-    // least as many entries as the call reads for this number
-    // of dimensions, at most five. The map is written to a
-    // value with its alignment. The address is not dereferenced.
+    // SAFETY: sizes, strides, boxes and steps are arrays with at least
+    // as many entries as the call reads for this number of
+    // dimensions, at most five. The map is written to a value
+    // with its alignment. The address is not dereferenced.
     let status = unsafe {
         sys::cuTensorMapEncodeTiled(
             map.as_mut_ptr(),
@@ -132,7 +132,7 @@ pub(crate) fn encode(device: DeviceId, tensor: &TileMap) -> Result<EncodedMap, H
         call: "cuTensorMapEncodeTiled",
         message: format!("{}: {tensor:?}", driver::describe(e)),
     })?;
-    // SAFETY: all bytes were zeroed before, and the call has
-    // written the rest.
+    // SAFETY: all bytes were zeroed before, and the
+    // call has written the rest.
     Ok(unsafe { map.assume_init() }.opaque)
 }

@@ -9,15 +9,15 @@ struct Chip {
     variant: Variant,
     name: &'static str,
     units: u32,
-    /// Maximum shared memory of a CTA ("Technical Specifications
-    /// per Compute Capability", CUDA programming guide).
+    /// Maximum shared memory of a CTA ("Technical Specifications per Compute
+    /// Capability", CUDA programming guide).
     shared_kib: u32,
-    /// Bandwidth in bytes per second, and clock in Hz (NVIDIA's
-    /// data sheets).
+    /// Bandwidth in bytes per second, and clock in Hz
+    /// (NVIDIA's data sheets).
     bandwidth: f64,
     clock: f64,
-    /// Multiply-adds per clock and SM: f32 FMA, and f16 tensor
-    /// cores (NVIDIA's architecture papers).
+    /// Multiply-adds per clock and SM: f32 FMA, and f16 tensor cores
+    /// (NVIDIA's architecture papers).
     fma: f64,
     tensor: f64,
 }

@@ -1,5 +1,5 @@
-//! Compilation of kernels with the host's C++ compiler. Shared
-//! objects are kept in the user's cache, if it is usable.
+//! Compilation of kernels with the host's C++ compiler. Shared objects are
+//! kept in the user's cache, if it is usable.
 
 use std::fs;
 use std::io::{self, Write};
@@ -18,11 +18,11 @@ use crate::sources;
 /// Names the C++ compiler: `QGEMM_CXX=clang++`.
 pub(crate) const COMPILER_VARIABLE: &str = "QGEMM_CXX";
 
-/// The emulator is for debugging kernels, but their sources
-/// are mostly templates, which are slow without optimization.
-/// `-O1` compiles half as long again, which most tests do not
-/// win back. FMA contraction is on as in NVIDIA's compiler;
-/// at this level clang does it, GCC does not.
+/// The emulator is for debugging kernels, but their sources are
+/// mostly templates, which are slow without optimization. `-O1`
+/// compiles half as long again, which most tests do not win
+/// back. FMA contraction is on as in NVIDIA's compiler; at this
+/// level clang does it, GCC does not.
 const FLAGS: &[&str] = &[
     "-std=c++17",
     "-Og",
@@ -208,8 +208,8 @@ impl Compiler {
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(io)?;
         let stdin = child.stdin.take();
         let text = text.to_vec();
-        // Write from another thread; otherwise both sides may block
-        // on full pipes.
+        // Write from another thread; otherwise both sides
+        // may block on full pipes.
         let writer = std::thread::spawn(move || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(&text)));
         let output = child.wait_with_output().map_err(io)?;
         if !output.status.success() {
@@ -327,8 +327,8 @@ mod tests {
 
     #[test]
     fn without_a_cache_objects_are_removed_once_they_are_loaded() {
-        // A file in place of the folder fails for every user,
-        // including root.
+        // A file in place of the folder fails for every
+        // user, including root.
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, b"").unwrap();
@@ -355,8 +355,8 @@ mod tests {
         let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         assert_eq!(fs::metadata(&cache).unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(fs::metadata(&object).unwrap().permissions().mode() & 0o022, 0);
-        // Correct contents, but in a file that others could change
-        // before it is loaded.
+        // Correct contents, but in a file that others could
+        // change before it is loaded.
         set_mode(&object, 0o666);
         assert_eq!(loads(&compiler), object);
         assert_eq!(fs::metadata(&object).unwrap().permissions().mode() & 0o022, 0, "built anew");

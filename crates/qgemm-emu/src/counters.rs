@@ -1,10 +1,10 @@
-//! Counters of memory accesses and matrix instructions, with
-//! the ideal for comparison.
+//! Counters of memory accesses and matrix instructions,
+//! with the ideal for comparison.
 //!
-//! Accesses of a warp's lanes form one instruction if each
-//! is the lane's n-th use of the same atom since the
-//! lanes last converged. This is exact for uniform control
-//! flow, and an estimate for divergent lanes.
+//! Accesses of a warp's lanes form one instruction if each is
+//! the lane's n-th use of the same atom since the lanes
+//! last converged. This is exact for uniform control flow, and an
+//! estimate for divergent lanes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::AddAssign;
@@ -98,8 +98,8 @@ pub(crate) fn by_place(traffic: &LaunchTraffic) -> BTreeMap<AccessSite, Traffic>
     sites
 }
 
-/// Kind of a warp's access, which decides which lanes are
-/// served together.
+/// Kind of a warp's access, which decides which
+/// lanes are served together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Doing {
     Loads,
@@ -150,7 +150,7 @@ impl WarpTrace {
         trace.requests[number].addresses[lane] = Some(address as u64);
     }
 
-    /// The lanes have met: counts what they did since.
+    /// The lanes have converged: counts their accesses since then.
     pub(crate) fn settle(&mut self, traffic: &mut LaunchTraffic) {
         for ((space, _, site), trace) in self.0.drain() {
             let sum = traffic.entry((space, site)).or_default();

@@ -103,9 +103,9 @@ impl EmuDevice {
     /// Runs a launch of the kernel `name`.
     ///
     /// # Safety
-    /// The kernel's parameter must match `geometry`. Nothing
-    /// else may use the memory of `regions` meanwhile, except
-    /// for reading what the launch only reads.
+    /// The kernel's parameter must match `geometry`. Nothing else
+    /// may use the memory of `regions` meanwhile, except for
+    /// reading what the launch only reads.
     pub(crate) unsafe fn launch(
         &self,
         name: &str,

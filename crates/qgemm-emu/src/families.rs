@@ -418,9 +418,9 @@ impl Kernel for EmuKernel {
         let Some(kernel) = self.kernel.get() else {
             return Err(HalError::WrongDevice { device: id, what: "the kernel" });
         };
-        // SAFETY: the parameter is that of the kernel, made for
-        // this launch. The regions are views that `operands`
-        // borrows, exclusively if they are written.
+        // SAFETY: the parameter is that of the kernel, made for this
+        // launch. The regions are views that `operands` borrows,
+        // exclusively if they are written.
         unsafe { self.device.launch(&self.launch.spec.name, kernel, geometry, &regions) }
     }
 }

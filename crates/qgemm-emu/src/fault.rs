@@ -7,8 +7,8 @@ use std::os::raw::c_char;
 /// Kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultKind {
-    /// Access outside every operand of the launch, or outside
-    /// the CTA's shared memory.
+    /// Access outside every operand of the launch, or
+    /// outside the CTA's shared memory.
     OutOfBounds,
     /// Address that is not a multiple of the access size.
     Misaligned,
@@ -30,8 +30,8 @@ pub enum FaultKind {
     Divergence,
     /// Deadlock: threads wait for others that never arrive.
     Deadlock,
-    /// An early-started kernel accesses data that the previous
-    /// kernel may still write.
+    /// An early-started kernel accesses data that the
+    /// previous kernel may still write.
     TooEarly,
     /// Infinite loop.
     Endless,
@@ -59,8 +59,8 @@ impl FaultKind {
     }
 }
 
-/// Source location where an atom was used. The loaded kernel
-/// owns the file name.
+/// Source location where an atom was used. The loaded
+/// kernel owns the file name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Site {
     pub file: *const c_char,
@@ -76,8 +76,8 @@ impl Site {
         if self.file.is_null() {
             return String::new();
         }
-        // SAFETY: sites come from kernels, which pass the compiler's
-        // file-name string. The kernel is loaded as long as its launch.
+        // SAFETY: sites come from kernels, which pass the compiler's file-name
+        // string. The kernel is loaded as long as its launch.
         let file = unsafe { CStr::from_ptr(self.file) }.to_string_lossy();
         // Included files are relative to the compiler's working folder.
         format!("{}:{}", file.strip_prefix("./").unwrap_or(&file), self.line)

@@ -27,8 +27,8 @@ impl LoadedKernel {
         // SAFETY: the object was made by `compile` (its hash was
         // checked) and has no initialisers.
         let library = unsafe { Library::new(path) }.map_err(|e| failed(e.to_string()))?;
-        // SAFETY: the types are those of `kernels/emu.cuh` and
-        // `kernels/entry.cuh`.
+        // SAFETY: the types are those of `kernels/emu.cuh`
+        // and `kernels/entry.cuh`.
         let run = unsafe {
             let bind = library
                 .get::<unsafe extern "C" fn(*const Runtime, u64) -> bool>(b"qg_emu_bind")
@@ -41,8 +41,8 @@ impl LoadedKernel {
         Ok(Self { run, _library: library })
     }
 
-    /// The kernel function, to be called on a thread of a
-    /// running CTA.
+    /// The kernel function, to be called on a
+    /// thread of a running CTA.
     pub(crate) fn run(&self) -> unsafe extern "C" fn(*const c_void) {
         self.run
     }

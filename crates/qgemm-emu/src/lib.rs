@@ -1,18 +1,18 @@
-//! Emulator for the CUDA backend's kernels. One device for
-//! each kernel variant (`emu:sm70` to `emu:sm120`) runs the
-//! same sources on the host, finds faults that a GPU hides,
-//! and counts what a GPU would do.
+//! Emulator for the CUDA backend's kernels. One device for each
+//! kernel variant (`emu:sm70` to `emu:sm120`) runs the same
+//! sources on the host, finds faults that a GPU hides, and
+//! counts what a GPU would do.
 //!
 //! The host's C++ compiler builds a kernel's sources and prelude,
 //! with models from this crate instead of the PTX atoms
-//! (`kernels/atoms`). Every thread of a CTA has its own stack.
-//! Warp collectives compute from the registers of all lanes. Every
-//! memory access is checked against the operands of the launch,
-//! earlier writes, and the ordering of threads. A [`Fault`] ends
-//! the launch and names kernel, file, line, CTA and thread.
+//! (`kernels/atoms`). Every thread of a CTA has its own stack. Warp
+//! collectives compute from the registers of all lanes. Every memory
+//! access is checked against the operands of the launch, earlier
+//! writes, and the ordering of threads. A [`Fault`] ends the launch
+//! and names kernel, file, line, CTA and thread.
 //!
-//! It is meant for tests: a launch takes thousands of times
-//! as long as on a GPU.
+//! It is meant for tests: a launch takes thousands of
+//! times as long as on a GPU.
 #![deny(missing_docs)]
 
 mod chips;
@@ -54,8 +54,8 @@ pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
 /// [number](Variant::number).
 ///
 /// # Errors
-/// [`HalError::NoDevice`] when the variant or a working C++
-/// compiler does not exist.
+/// [`HalError::NoDevice`] when the variant or a working
+/// C++ compiler does not exist.
 pub fn open(variant: u32) -> Result<Arc<dyn Device>, HalError> {
     let known = Variant::ALL.into_iter().find(|v| v.number() == variant);
     let unknown = || HalError::NoDevice { device: format!("emu:sm{variant}"), why: "there is no such variant".into() };
@@ -97,8 +97,8 @@ pub fn set_block_order(device: &dyn Device, seed: u64) -> Result<(), HalError> {
     Ok(())
 }
 
-/// Sets the summation model of matrix instructions for later launches:
-/// that of another chip, to compare with its results, or f64.
+/// Sets the summation model of matrix instructions for later launches: that
+/// of another chip, to compare with its results, or f64.
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when `device` is not emulated.
@@ -107,8 +107,8 @@ pub fn set_precision(device: &dyn Device, precision: model::Precision) -> Result
     Ok(())
 }
 
-/// Address of the first byte of a view of `device`'s memory,
-/// for a kernel's parameter.
+/// Address of the first byte of a view of `device`'s
+/// memory, for a kernel's parameter.
 ///
 /// # Errors
 /// [`HalError::WrongDevice`].
@@ -116,17 +116,17 @@ pub fn device_address(device: &dyn Device, view: BufferRef<'_>) -> Result<u64, H
     families::address(device.info().id, view, "the view")
 }
 
-/// Runs any kernel `spec` with the operands `regions`, for
-/// tests of atoms and of single kernels.
+/// Runs any kernel `spec` with the operands `regions`, for tests
+/// of atoms and of single kernels.
 ///
 /// # Errors
-/// [`HalError::Compile`], or [`HalError::KernelFault`] with
-/// the kernel's fault.
+/// [`HalError::Compile`], or [`HalError::KernelFault`]
+/// with the kernel's fault.
 ///
 /// # Safety
-/// `geometry.params` must have the layout of the kernel's
-/// parameter. Nothing else may use the memory of `regions`
-/// meanwhile, except for reading what the launch only reads.
+/// `geometry.params` must have the layout of the kernel's parameter.
+/// Nothing else may use the memory of `regions` meanwhile, except for
+/// reading what the launch only reads.
 pub unsafe fn launch_spec(
     device: &dyn Device,
     spec: &KernelSpec,

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use qgemm_cuda::{Sha256Hash, make_private_folder, read_private};
 use tempfile::{Builder, NamedTempFile, TempDir};
 
-/// A folder of objects and notes. A note is named after
-/// an object's build inputs, and contains the object's name
-/// and content hash.
+/// A folder of objects and notes. A note is named
+/// after an object's build inputs, and contains the
+/// object's name and content hash.
 pub(crate) struct Objects<'a> {
     folder: &'a Path,
 }
@@ -18,8 +18,8 @@ impl<'a> Objects<'a> {
     /// Opens the folder, creating it if necessary.
     ///
     /// # Errors
-    /// System errors, and a refusal when others can write to the
-    /// folder.
+    /// System errors, and a refusal when others can
+    /// write to the folder.
     pub(crate) fn open(folder: &'a Path) -> io::Result<Self> {
         make_private_folder(folder)?;
         Ok(Self { folder })
@@ -31,13 +31,13 @@ impl<'a> Objects<'a> {
         self.folder.join(format!("{hash}.note"))
     }
 
-    /// The object that a note names, if both are trusted and
-    /// the object is intact.
+    /// The object that a note names, if both are trusted
+    /// and the object is intact.
     pub(crate) fn noted(&self, note: &Path) -> Option<PathBuf> {
         let text = String::from_utf8(self.read(note)?).ok()?;
         let (name, hash) = text.split_once('\n')?;
-        // Only the file name, so that the path cannot leave the
-        // folder.
+        // Only the file name, so that the path
+        // cannot leave the folder.
         let object = self.folder.join(Path::new(name).file_name()?);
         if Sha256Hash::of(&self.read(&object)?).to_string() == hash {
             return Some(object);

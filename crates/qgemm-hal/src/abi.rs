@@ -1,6 +1,6 @@
-//! Kernel parameter structs, defined once. `cargo xtask codegen`
-//! generates CUDA and WGSL from them, with offset assertions.
-//! `codegen --check` fails when the generated files are stale.
+//! Kernel parameter structs, defined once. `cargo xtask codegen` generates
+//! CUDA and WGSL from them, with offset assertions. `codegen --check` fails
+//! when the generated files are stale.
 
 mod flags;
 
@@ -59,8 +59,8 @@ macro_rules! abi_struct {
 }
 
 abi_struct! {
-    /// Shape and scalars of one GEMM, for the kernels of every
-    /// backend.
+    /// Shape and scalars of one GEMM, for the
+    /// kernels of every backend.
     pub struct GemmShape {
         /// Tokens.
         pub m: u32,
@@ -84,10 +84,10 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// [`GemmShape`] plus fields that only CUDA kernels read: K
-    /// split, activation, element types (0 = f32, 1 = f16, 2
-    /// = bf16). wgpu kernels have these in one word, or derive
-    /// them. Fields that kernels load together are adjacent.
+    /// [`GemmShape`] plus fields that only CUDA kernels read: K split,
+    /// activation, element types (0 = f32, 1 = f16, 2 =
+    /// bf16). wgpu kernels have these in one word, or derive them.
+    /// Fields that kernels load together are adjacent.
     pub struct CudaGemmShape {
         /// Tokens.
         pub m: u32,
@@ -126,8 +126,8 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Device addresses and 64-bit strides (in elements) of one
-    /// GEMM; CUDA only.
+    /// Device addresses and 64-bit strides (in elements)
+    /// of one GEMM; CUDA only.
     pub struct GemmPointers {
         /// X.
         pub x: u64,
@@ -175,25 +175,25 @@ abi_struct! {
         pub columns: u32,
         /// Columns of D.
         pub d_columns: u32,
-        /// `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`, and on wgpu
-        /// `D_ALIGNED16` and `X_FACTOR` of the `FLAG_` constants.
+        /// `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`, and on wgpu `D_ALIGNED16` and
+        /// `X_FACTOR` of the `FLAG_` constants.
         pub flags: u32,
     }
 }
 
 abi_struct! {
-    /// Device addresses and 64-bit strides (in elements) of one
-    /// `convert`; CUDA only.
+    /// Device addresses and 64-bit strides (in elements) of
+    /// one `convert`; CUDA only.
     pub struct ConvertPointers {
         /// X.
         pub x: u64,
-        /// Column of D → column of X: as many entries as
-        /// D has columns.
+        /// Column of D → column of X: as many
+        /// entries as D has columns.
         pub order: u64,
         /// D.
         pub d: u64,
-        /// What each row of D is to be multiplied with, in
-        /// f32.
+        /// What each row of D is to be
+        /// multiplied with, in f32.
         pub row_factors: u64,
         /// Elements from one row of X to the next.
         pub x_row: u64,
@@ -205,8 +205,8 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Sizes and options of one `routing`, for the kernels of
-    /// every backend.
+    /// Sizes and options of one `routing`, for the
+    /// kernels of every backend.
     pub struct RoutingShape {
         /// Tokens.
         pub tokens: u32,
@@ -223,11 +223,11 @@ abi_struct! {
         pub chosen_groups: u32,
         /// Factor of the weights.
         pub scale: f32,
-        /// Element type of the logits (0 = f32, 1 = f16,
-        /// 2 = bf16).
+        /// Element type of the logits (0 = f32,
+        /// 1 = f16, 2 = bf16).
         pub dtype: u32,
-        /// Tokens of a chunk: what a CTA chooses for, counts or
-        /// lists.
+        /// Tokens of a chunk: what a CTA chooses
+        /// for, counts or lists.
         pub chunk_tokens: u32,
         /// Chunks.
         pub chunks: u32,
@@ -235,8 +235,8 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Device addresses of one `routing` kernel, and the row
-    /// stride of the logits in elements; CUDA only.
+    /// Device addresses of one `routing` kernel, and the row stride of
+    /// the logits in elements; CUDA only.
     pub struct RoutingPointers {
         /// The logits.
         pub logits: u64,
@@ -256,8 +256,8 @@ abi_struct! {
         pub rows: u64,
         /// Code, token, slot and id of what was wrong first.
         pub status: u64,
-        /// First wrong slot of every chunk, counts of every chunk,
-        /// counts of all.
+        /// First wrong slot of every chunk, counts of
+        /// every chunk, counts of all.
         pub workspace: u64,
         /// Elements from one row of the logits to the next.
         pub logits_row: u64,
@@ -285,9 +285,9 @@ pub use unpack::*;
 abi_struct! {
     /// Rows of blocks to pack into the packed layout; CUDA only.
     pub struct RepackParams {
-        /// Address of the first row's first block, a multiple of 16.
-        /// Memory goes on to a multiple of 16 after the last
-        /// row.
+        /// Address of the first row's first block, a
+        /// multiple of 16. Memory goes on to a multiple of
+        /// 16 after the last row.
         pub rows: u64,
         /// Address of the packed tiles.
         pub packed: u64,
@@ -303,9 +303,9 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Tile schedule of one GEMM with a persistent grid; CUDA
-    /// only. The K of the first `cut_tiles` tiles is split into
-    /// `cut_ctas` equal ranges; the other tiles are whole.
+    /// Tile schedule of one GEMM with a persistent grid; CUDA only.
+    /// The K of the first `cut_tiles` tiles is split into `cut_ctas`
+    /// equal ranges; the other tiles are whole.
     pub struct TileSchedule {
         /// Tiles along N.
         pub n_tiles: u32,
@@ -314,13 +314,13 @@ abi_struct! {
         /// Tiles along N that are worked through together, for all
         /// tokens, before the next so many.
         pub swizzle_group: u32,
-        /// Tiles, first in the order of the swizzle, whose K
-        /// dimension is cut.
+        /// Tiles, first in the order of the swizzle,
+        /// whose K dimension is cut.
         pub cut_tiles: u32,
         /// CTAs, the first of the grid, that share the cut tiles.
         pub cut_ctas: u32,
-        /// Packed k-tiles between the places of a tile where it may
-        /// be cut.
+        /// Packed k-tiles between the places of a tile
+        /// where it may be cut.
         pub cut_k_tiles: u32,
     }
 }
@@ -342,9 +342,9 @@ abi_struct! {
         pub d3: u64,
         /// Elements from one of its rows to the next.
         pub d3_row: u64,
-        /// First features of the second output and those after it,
-        /// 21 bits each, in tiles of 16: all bits where there
-        /// is no such output.
+        /// First features of the second output and those after
+        /// it, 21 bits each, in tiles of 16: all bits where
+        /// there is no such output.
         pub firsts: u64,
         /// Element types: of gamma in the lowest four bits, then of
         /// the second output and those after it; in bit 16 whether
@@ -366,8 +366,8 @@ abi_struct! {
         /// Address of the list of each expert's rows; 0 where they
         /// follow one another, or are found by ids.
         pub list: u64,
-        /// Address of the slots' weights, of which NaNs are faults;
-        /// 0 where there are none.
+        /// Address of the slots' weights, of which NaNs are
+        /// faults; 0 where there are none.
         pub router_weights: u64,
         /// Address of the two words that say what is wrong; 0
         /// where nobody wants to know.
@@ -427,8 +427,8 @@ abi_struct! {
     }
 }
 
-/// Every activation with its name, for code generation:
-/// values of [`CudaGemmShape::activation`].
+/// Every activation with its name, for code generation: values of
+/// [`CudaGemmShape::activation`].
 pub const ACTIVATIONS: &[(&str, Activation)] = &[
     ("IDENTITY", Activation::Identity),
     ("RELU", Activation::Relu),

@@ -30,13 +30,13 @@ pub trait RawBuffer: Any + Send + Sync + fmt::Debug {
 }
 
 /// Memory on a device. Dropping it frees the memory after all
-/// work submitted before. Parts made by [`Buffer::split_off`]
-/// share the memory, which is freed with the last part.
+/// work submitted before. Parts made by [`Buffer::split_off`] share the
+/// memory, which is freed with the last part.
 #[derive(Debug)]
 pub struct Buffer {
     raw: Arc<dyn RawBuffer>,
-    /// Offset of the first byte in the object. No other `Buffer`
-    /// shares these bytes.
+    /// Offset of the first byte in the object. No other
+    /// `Buffer` shares these bytes.
     offset: usize,
     len: usize,
 }
@@ -123,8 +123,8 @@ impl Buffer {
         Ok(rest)
     }
 
-    /// Several views at once. Writable views share no byte with
-    /// any other view.
+    /// Several views at once. Writable views share no
+    /// byte with any other view.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`], [`HalError::Overlap`].
@@ -163,8 +163,8 @@ pub struct BufferRef<'a> {
 }
 
 impl<'a> BufferRef<'a> {
-    /// A view of `len` bytes at `offset` in a backend's memory
-    /// object.
+    /// A view of `len` bytes at `offset` in a
+    /// backend's memory object.
     ///
     /// # Safety
     /// The bytes must belong to the object, or the object must
@@ -215,8 +215,8 @@ impl<'a> BufferRef<'a> {
         Ok((self.slice(0..at)?, self.slice(at..self.len)?))
     }
 
-    /// Known alignment of the view's first byte: a power of two
-    /// in bytes.
+    /// Known alignment of the view's first byte: a
+    /// power of two in bytes.
     pub fn alignment(&self) -> usize {
         let base = self.raw.alignment();
         if self.offset == 0 { base } else { base.min(1 << self.offset.trailing_zeros()) }
@@ -236,13 +236,13 @@ pub struct BufferMut<'a> {
 }
 
 impl<'a> BufferMut<'a> {
-    /// A writable view of `len` bytes at `offset` in a backend's
-    /// memory object.
+    /// A writable view of `len` bytes at `offset` in a
+    /// backend's memory object.
     ///
     /// # Safety
-    /// The bytes must belong to the object, or the object must
-    /// support writing them. Nothing else may read or write them
-    /// for `'a`.
+    /// The bytes must belong to the object, or the object
+    /// must support writing them. Nothing else may read
+    /// or write them for `'a`.
     pub unsafe fn from_raw(raw: &'a dyn RawBuffer, offset: usize, len: usize) -> Self {
         // SAFETY: the caller promises exclusive access, which is
         // more than `BufferRef` needs.
@@ -276,14 +276,14 @@ impl<'a> BufferMut<'a> {
         self.view
     }
 
-    /// The bytes as a [`BufferRef`], to be turned into a
-    /// [`BufferMut`] again.
+    /// The bytes as a [`BufferRef`], to be turned into
+    /// a [`BufferMut`] again.
     pub(crate) fn into_ref(self) -> BufferRef<'a> {
         self.view
     }
 
-    /// Turns the bytes of a [`BufferMut`] back into a writable
-    /// view. No other view of them may be in use.
+    /// Turns the bytes of a [`BufferMut`] back into a writable view.
+    /// No other view of them may be in use.
     pub(crate) fn of_exclusive(view: BufferRef<'a>) -> Self {
         Self { view }
     }

@@ -40,8 +40,8 @@ impl DeviceKind {
 pub struct DeviceId {
     /// The backend.
     pub kind: DeviceKind,
-    /// Index among the backend's devices; for an emulated
-    /// device, its variant number ([`Variant::number`]).
+    /// Index among the backend's devices; for an emulated device, its
+    /// variant number ([`Variant::number`]).
     pub ordinal: u32,
 }
 
@@ -84,9 +84,9 @@ impl FromStr for DeviceId {
 
 /// Generation of instructions that a CUDA kernel is written for.
 ///
-/// Exhaustive on purpose: the CUDA backend launches, packs
-/// and emulates by variant in many places, and the compiler
-/// then names those that lack a new one.
+/// Exhaustive on purpose: the CUDA backend launches, packs and
+/// emulates by variant in many places, and the compiler then
+/// names those that lack a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Variant {
     /// Volta: `mma.m8n8k4`, `dp4a`.
@@ -138,8 +138,8 @@ impl FromStr for Variant {
     }
 }
 
-/// Arithmetic of a kernel's inner loop. The cost model looks
-/// up its rate.
+/// Arithmetic of a kernel's inner loop. The cost
+/// model looks up its rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Math {
@@ -157,8 +157,8 @@ pub enum Math {
     TensorS8,
     /// E4M3 and E5M2 matrix instructions with f32 accumulation.
     TensorFp8,
-    /// Block-scaled matrix instructions (E4M3 or E2M1 operands)
-    /// with f32 accumulation.
+    /// Block-scaled matrix instructions (E4M3 or E2M1
+    /// operands) with f32 accumulation.
     TensorBlockScaled,
 }
 
@@ -185,20 +185,20 @@ pub struct DeviceInfo {
     pub id: DeviceId,
     /// The vendor's device name.
     pub name: String,
-    /// Chip: `sm_90` for CUDA, the API (`vulkan`) for wgpu, the
-    /// SIMD level for the CPU.
+    /// Chip: `sm_90` for CUDA, the API (`vulkan`) for wgpu,
+    /// the SIMD level for the CPU.
     pub arch: String,
     /// Kernel variant in use (CUDA only). `QGEMM_VARIANT` lowers it.
     pub variant: Option<Variant>,
-    /// Version of the driver or of the kernel compiler; empty
-    /// without one. Measurements with another version are ignored.
+    /// Version of the driver or of the kernel compiler; empty without
+    /// one. Measurements with another version are ignored.
     pub driver: String,
     /// SMs, compute units or cores.
     pub units: u32,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// Read bandwidth in bytes per second: measured where that
-    /// is cheap, else computed from clock and bus width.
+    /// Read bandwidth in bytes per second: measured where that is cheap,
+    /// else computed from clock and bus width.
     pub bandwidth: f64,
     /// Last-level cache in bytes.
     pub cache_bytes: u64,
@@ -206,8 +206,8 @@ pub struct DeviceInfo {
     pub shared_bytes: u32,
     /// Maximum buffer of one kernel argument in bytes.
     pub max_buffer_bytes: u64,
-    /// Multiply-adds per second by kind of arithmetic. A missing
-    /// kind is not supported.
+    /// Multiply-adds per second by kind of arithmetic. A
+    /// missing kind is not supported.
     pub rates: Vec<(Math, f64)>,
     /// Latency of a launch in seconds, before it does any work.
     /// On a CPU, of a launch that wakes threads.

@@ -18,8 +18,8 @@ pub trait Device: Any + Send + Sync + fmt::Debug {
     /// Identity and capabilities.
     fn info(&self) -> &DeviceInfo;
 
-    /// Allocates `bytes` zeroed bytes, aligned to at least 256
-    /// bytes. `what` names the allocation in errors.
+    /// Allocates `bytes` zeroed bytes, aligned to at least 256 bytes.
+    /// `what` names the allocation in errors.
     ///
     /// # Errors
     /// [`HalError::OutOfMemory`] or a driver error.
@@ -34,15 +34,15 @@ pub trait Device: Any + Send + Sync + fmt::Debug {
     /// A driver error.
     fn new_stream(&self) -> Result<Stream, HalError>;
 
-    /// Copies `src` to the start of `dst`. `src` may be reused
-    /// on return.
+    /// Copies `src` to the start of `dst`. `src`
+    /// may be reused on return.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`], [`HalError::WrongDevice`] or a driver error.
     fn upload(&self, stream: &Stream, src: &[u8], dst: BufferMut<'_>) -> Result<(), HalError>;
 
-    /// Waits for the stream, then copies the first `dst.len()`
-    /// bytes of `src`.
+    /// Waits for the stream, then copies the first
+    /// `dst.len()` bytes of `src`.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`], [`HalError::WrongDevice`] or a driver error.
@@ -66,8 +66,8 @@ pub trait Device: Any + Send + Sync + fmt::Debug {
     /// A driver error.
     fn record(&self, stream: &Stream) -> Result<Event, HalError>;
 
-    /// Makes later work of `stream` wait for `event`, which may
-    /// be of another stream. The host does not wait.
+    /// Makes later work of `stream` wait for `event`, which may be
+    /// of another stream. The host does not wait.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`] or a driver error.
@@ -87,8 +87,8 @@ pub trait Device: Any + Send + Sync + fmt::Debug {
     /// Packs on the host unless the device has a packing kernel.
     ///
     /// # Errors
-    /// [`HalError::OutOfMemory`], an error of loading kernels,
-    /// or a driver error.
+    /// [`HalError::OutOfMemory`], an error of loading
+    /// kernels, or a driver error.
     fn pack(&self, stream: &Stream, weight: &HostWeight) -> Result<Buffer, HalError> {
         let packed = PackedLayout::new(weight.format(), self.fragment_layout(weight.format())).map(|l| l.pack(weight));
         let bytes = packed.as_deref().unwrap_or(weight.blocks());
@@ -112,8 +112,8 @@ pub trait RawStream: Any + Send + Sync + fmt::Debug {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A stream: a queue of work on a device. Cheap to
-/// clone.
+/// A stream: a queue of work on a
+/// device. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Stream(Arc<dyn RawStream>);
 

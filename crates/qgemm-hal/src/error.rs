@@ -62,8 +62,8 @@ pub enum HalError {
         /// The buffer's length.
         len: usize,
     },
-    /// Bytes to be written overlap bytes that are used otherwise
-    /// at the same time.
+    /// Bytes to be written overlap bytes that are used
+    /// otherwise at the same time.
     #[error("bytes {}..{} are to be written, and bytes {}..{} of the same buffer are in use", .written.start, .written.end, .other.start, .other.end)]
     Overlap {
         /// The bytes to be written.
@@ -83,8 +83,8 @@ pub enum HalError {
         /// The compiler's log.
         log: String,
     },
-    /// A kernel is in no bundle and cannot be compiled on
-    /// this machine.
+    /// A kernel is in no bundle and cannot be
+    /// compiled on this machine.
     #[error("kernel {kernel} for {target} is not to be had: {why}")]
     KernelUnavailable {
         /// Kernel name.
@@ -94,8 +94,8 @@ pub enum HalError {
         /// What the user must provide.
         why: String,
     },
-    /// A write past the end of a buffer was found in
-    /// its guard band.
+    /// A write past the end of a buffer was
+    /// found in its guard band.
     #[error("{device}: a kernel wrote outside a buffer of {len} bytes ({what})")]
     GuardBand {
         /// The device.
@@ -115,8 +115,8 @@ pub enum HalError {
         /// The violation, its location, CTA and thread.
         fault: String,
     },
-    /// The device was destroyed, reset or removed. Its memory is
-    /// lost; open it again.
+    /// The device was destroyed, reset or removed. Its
+    /// memory is lost; open it again.
     #[error("{device}: {call} failed: the device was lost ({reason})")]
     DeviceLost {
         /// The device.

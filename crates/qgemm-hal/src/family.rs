@@ -1,5 +1,5 @@
-//! Kernel families: the kernels of a backend for an
-//! operation, which the scheduler chooses from.
+//! Kernel families: the kernels of a backend for an operation,
+//! which the scheduler chooses from.
 
 use std::fmt;
 
@@ -12,8 +12,8 @@ use crate::op::{
 };
 use crate::sequence::LaunchSequence;
 
-/// One kernel algorithm of one backend for one operation.
-/// Families are `static`s listed in the device's [`Catalog`].
+/// One kernel algorithm of one backend for one operation. Families are
+/// `static`s listed in the device's [`Catalog`].
 pub trait Family<O: Operation>: Send + Sync + fmt::Debug {
     /// Name: `gemv`, `gemm`.
     fn name(&self) -> &'static str;
@@ -28,8 +28,8 @@ pub trait Family<O: Operation>: Send + Sync + fmt::Debug {
     /// and loads them on the device.
     ///
     /// # Errors
-    /// [`HalError::Compile`], [`HalError::KernelUnavailable`] or
-    /// a driver error.
+    /// [`HalError::Compile`],
+    /// [`HalError::KernelUnavailable`] or a driver error.
     fn prepare(&self, device: &dyn Device, op: &O, plan: &O::Plan) -> Result<LaunchSequence, HalError>;
 
     /// Hash of the sources of a config's kernels. Measurements
@@ -66,8 +66,8 @@ pub type IndexerFamilies = &'static [&'static dyn Family<CheckedIndexer>];
 /// Families of `optimizer`.
 pub type OptimizerFamilies = &'static [&'static dyn Family<CheckedOptimizer>];
 
-/// Kernel families of a device for each operation, in no
-/// particular order.
+/// Kernel families of a device for each operation,
+/// in no particular order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Catalog {
     /// GEMM with a quantized weight.

@@ -10,8 +10,8 @@ use crate::buffer::Buffer;
 use crate::caps::DeviceId;
 use crate::host_memory::HostMemory;
 
-/// SIMD instruction sets that kernels are written for,
-/// detected at run time.
+/// SIMD instruction sets that kernels are written
+/// for, detected at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SimdLevel {
     /// None of the sets below.
@@ -113,8 +113,8 @@ impl SimdLevel {
 /// The host CPU and its memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
-    /// CPU name, or its architecture when the system does not
-    /// report a name.
+    /// CPU name, or its architecture when the system
+    /// does not report a name.
     pub name: String,
     /// SIMD level.
     pub simd: SimdLevel,
@@ -158,10 +158,10 @@ impl Host {
     }
 }
 
-/// Minimum and maximum bytes that the bandwidth measurement
-/// reads: beyond most caches, but quick. If a cache is larger,
-/// the result is the cache's bandwidth. Plans hardly depend on
-/// it, because all CPU candidates read the same weights.
+/// Minimum and maximum bytes that the bandwidth measurement reads: beyond
+/// most caches, but quick. If a cache is larger, the result
+/// is the cache's bandwidth. Plans hardly depend on it, because all
+/// CPU candidates read the same weights.
 const MEASURED_BYTES: (usize, usize) = (32 << 20, 64 << 20);
 /// Assumed bandwidth when the measurement cannot allocate
 /// memory: one DDR4 channel.
@@ -172,13 +172,13 @@ const ROUNDS: usize = 3;
 /// from `bytes` bytes of memory.
 ///
 /// Every thread compares the two halves of its part, all at
-/// once; the slowest thread of the best round counts. Parts
-/// that fit in a cache are read from the cache. `None`
-/// when threads or memory cannot be allocated.
+/// once; the slowest thread of the best round counts. Parts that
+/// fit in a cache are read from the cache. `None` when
+/// threads or memory cannot be allocated.
 pub fn read_bandwidth(threads: usize, bytes: usize) -> Option<f64> {
     let half = (bytes / threads.max(1) / 2).max(1);
-    // Each thread writes its pages first, on its memory node.
-    // Untouched pages would all map to one zero page.
+    // Each thread writes its pages first, on its memory node. Untouched
+    // pages would all map to one zero page.
     let parts: Vec<(Buffer, Buffer)> = on_threads(threads, || filled(half).zip(filled(half)))?;
     let next = AtomicUsize::new(0);
     let gate = RwLock::new(());
@@ -206,8 +206,8 @@ pub fn read_bandwidth(threads: usize, bytes: usize) -> Option<f64> {
     (seconds > 0.0).then(|| (2 * half * times.len()) as f64 / seconds)
 }
 
-/// Results of `work` on `threads` concurrent threads, or
-/// `None` when a thread or a result is missing.
+/// Results of `work` on `threads` concurrent threads, or `None` when
+/// a thread or a result is missing.
 fn on_threads<T: Send>(threads: usize, work: impl Fn() -> Option<T> + Sync) -> Option<Vec<T>> {
     thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| thread::Builder::new().spawn_scoped(scope, &work).ok()).collect();

@@ -1,5 +1,5 @@
-//! Buffers in host memory, for devices that run on the host
-//! (`cpu`, `noop`).
+//! Buffers in host memory, for devices that run on
+//! the host (`cpu`, `noop`).
 //!
 //! A [`HostMemory`] exists only inside a [`Buffer`] or a [`HostSlice`]. A
 //! buffer cannot be cloned and its parts share no bytes; a
@@ -19,15 +19,15 @@ use crate::error::HalError;
 /// Alignment of every allocation in bytes, as
 /// [`Device::allocate`](crate::Device::allocate) promises.
 const ALIGNMENT: usize = 256;
-/// Bytes of a guard band. The front band also keeps the
-/// usable bytes aligned.
+/// Bytes of a guard band. The front band also keeps
+/// the usable bytes aligned.
 const GUARD_BYTES: usize = if cfg!(debug_assertions) { ALIGNMENT } else { 0 };
-/// Fill byte of guard bands: a conspicuous float and an
-/// implausible index.
+/// Fill byte of guard bands: a conspicuous float
+/// and an implausible index.
 const GUARD_PATTERN: u8 = 0xa5;
-/// Huge page size; larger allocations are aligned to it. Weights
-/// are read once from end to end, and a TLB miss
-/// for every 4 KiB costs about a tenth of the bandwidth.
+/// Huge page size; larger allocations are aligned to it. Weights are
+/// read once from end to end, and a TLB miss for
+/// every 4 KiB costs about a tenth of the bandwidth.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Host memory behind a [`Buffer`].
@@ -37,8 +37,8 @@ pub struct HostMemory {
     /// First usable byte.
     start: NonNull<u8>,
     len: usize,
-    /// The whole allocation with its guard bands; `None` for
-    /// caller-owned memory.
+    /// The whole allocation with its guard bands; `None`
+    /// for caller-owned memory.
     allocation: Option<Layout>,
 }
 
@@ -47,13 +47,13 @@ pub struct HostMemory {
 // mutated under the same rules as those of a `Vec<u8>`,
 // which is `Send` and `Sync`.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above; no method of a shared `HostMemory`
-// writes, and guard bands are written only at creation.
+// SAFETY: as above; no method of a shared `HostMemory` writes, and
+// guard bands are written only at creation.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// Allocates `len` zeroed bytes for `device`, aligned to 256 bytes.
-    /// Debug builds add guard bands. `what` names the allocation in errors.
+    /// Allocates `len` zeroed bytes for `device`, aligned to 256 bytes. Debug
+    /// builds add guard bands. `what` names the allocation in errors.
     ///
     /// # Errors
     /// [`HalError::OutOfMemory`].
@@ -73,9 +73,9 @@ impl HostMemory {
             ask_for_huge_pages(base, layout.size());
         }
         // SAFETY: the allocation is GUARD_BYTES + max(len, 1) +
-        // GUARD_BYTES long, so the front band, the first usable
-        // byte and the band behind the last usable byte all lie
-        // within it; nobody else knows of it yet.
+        // GUARD_BYTES long, so the front band, the first usable byte and
+        // the band behind the last usable byte all lie within it;
+        // nobody else knows of it yet.
         let start = unsafe {
             base.as_ptr().write_bytes(GUARD_PATTERN, GUARD_BYTES);
             let start = base.add(GUARD_BYTES);
@@ -87,43 +87,43 @@ impl HostMemory {
         Ok(Buffer::from_raw(Arc::new(memory), len))
     }
 
-    /// A buffer over `len` caller-owned bytes, without a copy
-    /// and without guard bands.
+    /// A buffer over `len` caller-owned bytes, without a
+    /// copy and without guard bands.
     ///
     /// # Safety
-    /// Until the buffer is dropped, `start..start + len` must be
-    /// initialised memory that nothing else writes. Nothing else
-    /// may read it while a [`BufferMut`] of the buffer lives.
+    /// Until the buffer is dropped, `start..start + len` must be initialised
+    /// memory that nothing else writes. Nothing else may read it while
+    /// a [`BufferMut`] of the buffer lives.
     pub unsafe fn borrow(device: DeviceId, start: NonNull<u8>, len: usize) -> Buffer {
         Buffer::from_raw(Arc::new(Self { device, start, len, allocation: None }), len)
     }
 
-    /// Bytes of a view, or `None` when it is not host
-    /// memory.
+    /// Bytes of a view, or `None` when it
+    /// is not host memory.
     pub fn bytes(view: BufferRef<'_>) -> Option<&[u8]> {
         let memory = view.raw().as_any().downcast_ref::<Self>()?;
         assert!(view.offset() <= memory.len && view.len() <= memory.len - view.offset(), "views lie in their buffer");
-        // SAFETY: the range lies in the memory (asserted), which is
-        // initialised and lives as long as the buffer that `view` borrows;
-        // that borrow also keeps every `BufferMut` of the buffer away.
+        // SAFETY: the range lies in the memory (asserted), which is initialised
+        // and lives as long as the buffer that `view` borrows; that
+        // borrow also keeps every `BufferMut` of the buffer away.
         Some(unsafe { std::slice::from_raw_parts(memory.start.as_ptr().add(view.offset()), view.len()) })
     }
 
-    /// Bytes of a writable view, or `None` when it is not
-    /// host memory.
+    /// Bytes of a writable view, or `None` when
+    /// it is not host memory.
     pub fn bytes_mut(view: BufferMut<'_>) -> Option<&mut [u8]> {
         let (offset, len) = (view.view().offset(), view.view().len());
         let memory = view.view().raw().as_any().downcast_ref::<Self>()?;
         assert!(offset <= memory.len && len <= memory.len - offset, "views lie in their buffer");
         let start = memory.start;
-        // SAFETY: as in `bytes`; and `view`, consumed here, is the
-        // only view of the buffer for its lifetime.
+        // SAFETY: as in `bytes`; and `view`, consumed here, is the only
+        // view of the buffer for its lifetime.
         Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr().add(offset), len) })
     }
 
     /// Address of a view's first byte, or `None` when it is
-    /// not host memory. For devices whose kernels take addresses: a
-    /// kernel may only access what the views of its launch allow.
+    /// not host memory. For devices whose kernels take addresses: a kernel
+    /// may only access what the views of its launch allow.
     pub fn address(view: BufferRef<'_>) -> Option<NonNull<u8>> {
         let memory = view.raw().as_any().downcast_ref::<Self>()?;
         assert!(view.offset() <= memory.len && view.len() <= memory.len - view.offset(), "views lie in their buffer");
@@ -134,8 +134,8 @@ impl HostMemory {
     /// Copies `src` to the start of `dst`.
     ///
     /// # Errors
-    /// [`HalError::OutOfBounds`], or [`HalError::WrongDevice`]
-    /// when `dst` does not belong to `device`.
+    /// [`HalError::OutOfBounds`], or [`HalError::WrongDevice`] when
+    /// `dst` does not belong to `device`.
     pub fn upload(device: DeviceId, src: &[u8], dst: BufferMut<'_>) -> Result<(), HalError> {
         let bytes = Self::of_device_mut(device, dst, "destination of an upload")?;
         let len = bytes.len();
@@ -149,8 +149,8 @@ impl HostMemory {
     /// Copies the first `dst.len()` bytes of `src` to `dst`.
     ///
     /// # Errors
-    /// [`HalError::OutOfBounds`], or [`HalError::WrongDevice`]
-    /// when `src` does not belong to `device`.
+    /// [`HalError::OutOfBounds`], or [`HalError::WrongDevice`] when
+    /// `src` does not belong to `device`.
     pub fn download(device: DeviceId, src: BufferRef<'_>, dst: &mut [u8]) -> Result<(), HalError> {
         let bytes = Self::of_device(device, src, "source of a download")?;
         let Some(from) = bytes.get(..dst.len()) else {
@@ -169,8 +169,8 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Bytes of a view of `device`'s memory; `what` names it in
-    /// errors.
+    /// Bytes of a view of `device`'s memory;
+    /// `what` names it in errors.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`].
@@ -181,8 +181,8 @@ impl HostMemory {
         Self::bytes(view).ok_or(HalError::WrongDevice { device, what })
     }
 
-    /// Bytes of a writable view of `device`'s memory; `what`
-    /// names it in errors.
+    /// Bytes of a writable view of `device`'s memory;
+    /// `what` names it in errors.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`].
@@ -201,9 +201,9 @@ impl HostMemory {
     fn broken_guard(&self) -> Option<&'static str> {
         self.allocation?;
         let intact = |offset: isize| {
-            // SAFETY: an owned allocation has GUARD_BYTES bytes before `start`
-            // and after `start + len`, written once at creation. Only a
-            // faulty kernel writes there, which is the bug this looks for.
+            // SAFETY: an owned allocation has GUARD_BYTES bytes before `start` and
+            // after `start + len`, written once at creation. Only a faulty
+            // kernel writes there, which is the bug this looks for.
             let band = unsafe { std::slice::from_raw_parts(self.start.as_ptr().offset(offset), GUARD_BYTES) };
             band.iter().all(|&b| b == GUARD_PATTERN)
         };
@@ -233,8 +233,8 @@ impl<'a> HostSlice<'a> {
 
 impl<'v> From<&'v HostSlice<'_>> for BufferRef<'v> {
     fn from(slice: &'v HostSlice<'_>) -> Self {
-        // SAFETY: the memory is the whole slice, which is borrowed
-        // for reading for longer than `'v`.
+        // SAFETY: the memory is the whole slice, which is borrowed for
+        // reading for longer than `'v`.
         unsafe { BufferRef::from_raw(&slice.memory, 0, slice.memory.len) }
     }
 }
@@ -257,9 +257,9 @@ impl<'a> HostSliceMut<'a> {
 
 impl<'v> From<&'v HostSliceMut<'_>> for BufferRef<'v> {
     fn from(slice: &'v HostSliceMut<'_>) -> Self {
-        // SAFETY: the memory is the whole slice, which is borrowed
-        // for longer than `'v`. While `slice` is borrowed for
-        // reading, no writable view of it exists.
+        // SAFETY: the memory is the whole slice, which is borrowed for
+        // longer than `'v`. While `slice` is borrowed for reading, no
+        // writable view of it exists.
         unsafe { BufferRef::from_raw(&slice.memory, 0, slice.memory.len) }
     }
 }
@@ -299,8 +299,8 @@ impl Drop for HostMemory {
         if let Some(what) = self.broken_guard() {
             tracing::error!(device = %self.device, len = self.len, what, "a write left its buffer");
         }
-        // SAFETY: `start - GUARD_BYTES` is the pointer that `alloc`
-        // returned for this layout.
+        // SAFETY: `start - GUARD_BYTES` is the pointer that
+        // `alloc` returned for this layout.
         unsafe { dealloc(self.start.as_ptr().sub(GUARD_BYTES), layout) }
     }
 }
@@ -309,8 +309,8 @@ impl Drop for HostMemory {
 /// bytes. A refusal is harmless.
 fn ask_for_huge_pages(start: NonNull<u8>, len: usize) {
     #[cfg(target_os = "linux")]
-    // SAFETY: the range is our allocation, and the advice does
-    // not change its contents.
+    // SAFETY: the range is our allocation, and the advice
+    // does not change its contents.
     unsafe {
         libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE);
     }

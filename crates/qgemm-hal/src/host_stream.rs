@@ -51,8 +51,8 @@ impl HostEvent {
         Event::from_raw(Arc::new(Self { at: Instant::now() }))
     }
 
-    /// Checks that `event` is a host event. Its work is always
-    /// done.
+    /// Checks that `event` is a host event. Its
+    /// work is always done.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`].

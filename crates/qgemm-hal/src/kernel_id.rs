@@ -256,8 +256,8 @@ impl FromStr for Name {
     }
 }
 
-/// Writes `key=value`, with a comma before it unless it is
-/// the first.
+/// Writes `key=value`, with a comma before it
+/// unless it is the first.
 pub(crate) fn write_key(out: &mut String, key: &str, value: &dyn fmt::Display) {
     let comma = if out.is_empty() { "" } else { "," };
     // Writing to a String cannot fail.
@@ -272,8 +272,8 @@ pub(crate) fn read_key<'t, T: FromStr>(keys: &mut impl Iterator<Item = &'t str>,
     value.parse().map_err(|_| format!("`{value}` is no value of `{key}`"))
 }
 
-/// Defines the keys of an operation's kernels: a struct that
-/// prints as `key=value,…` in field order.
+/// Defines the keys of an operation's kernels: a struct that prints
+/// as `key=value,…` in field order.
 macro_rules! spec {
     ($(#[doc = $doc:literal])* pub struct $name:ident { $($(#[doc = $fdoc:literal])+ $field:ident: $ty:ty,)* }) => {
         $(#[doc = $doc])*

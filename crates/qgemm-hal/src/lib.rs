@@ -1,11 +1,11 @@
-//! Hardware abstraction layer: devices, capabilities, memory,
-//! streams, events, the traits of a backend, and the parameter ABI
-//! of kernels. It neither interprets formats nor chooses kernels.
+//! Hardware abstraction layer: devices, capabilities, memory, streams,
+//! events, the traits of a backend, and the parameter ABI of
+//! kernels. It neither interprets formats nor chooses kernels.
 //!
 //! # Contract
-//! `qgemm-api` has validated all arguments; a violated invariant below
-//! it is a bug of qgemm. Errors cover what a caller
-//! cannot foresee: a missing driver, exhausted memory, a lost device.
+//! `qgemm-api` has validated all arguments; a violated invariant below it
+//! is a bug of qgemm. Errors cover what a caller cannot
+//! foresee: a missing driver, exhausted memory, a lost device.
 #![deny(missing_docs)]
 
 pub mod abi;

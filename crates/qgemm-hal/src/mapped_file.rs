@@ -23,16 +23,16 @@ impl MappedFile {
     /// Maps the file at `path`.
     ///
     /// # Errors
-    /// [`HalError::File`] when it is not a regular file (pipes and
-    /// devices are not even opened), or cannot be opened or mapped.
+    /// [`HalError::File`] when it is not a regular file (pipes and devices
+    /// are not even opened), or cannot be opened or mapped.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, HalError> {
         let path = path.as_ref();
         let failed = |call, e: std::io::Error| HalError::File { path: path.into(), call, message: e.to_string() };
         check_regular(&std::fs::metadata(path).map_err(|e| failed("open", e))?).map_err(|e| failed("open", e))?;
         let file = File::open(path).map_err(|e| failed("open", e))?;
-        // SAFETY: the mapping is read-only and private to this object.
-        // The type's documentation requires that nobody writes to the
-        // file meanwhile; no operating system lets us enforce it.
+        // SAFETY: the mapping is read-only and private to this object. The
+        // type's documentation requires that nobody writes to the file meanwhile;
+        // no operating system lets us enforce it.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| failed("map", e))?;
         Ok(Self { path: path.into(), map })
     }
@@ -49,8 +49,8 @@ impl AsRef<[u8]> for MappedFile {
     }
 }
 
-/// Checks that a file is regular. Opening a pipe blocks
-/// until its other end is open, and devices have no end.
+/// Checks that a file is regular. Opening a pipe blocks until
+/// its other end is open, and devices have no end.
 ///
 /// # Errors
 /// The actual kind of the file, when it is not regular.

@@ -1,5 +1,5 @@
-//! A device that does nothing, for testing higher layers
-//! without a backend.
+//! A device that does nothing, for testing higher
+//! layers without a backend.
 //!
 //! Its memory is real (zeroed host RAM). Its one kernel family
 //! accepts every operation and leaves the output unchanged.
@@ -171,8 +171,8 @@ impl Device for NoopDevice {
     }
 }
 
-/// The family `noop` of every operation. Its `gemm` config
-/// supports split-K, so that some plans have a workspace.
+/// The family `noop` of every operation. Its `gemm` config supports
+/// split-K, so that some plans have a workspace.
 #[derive(Debug)]
 struct NoopFamily;
 
@@ -258,8 +258,8 @@ impl Family<CheckedExperts> for NoopFamily {
     }
 }
 
-/// Implements the family `noop` for an operation whose
-/// config provides its kernel identity.
+/// Implements the family `noop` for an operation whose config
+/// provides its kernel identity.
 macro_rules! noop_family {
     ($op:ty: $config:ty, $plan:ty, $operand:ty; config: $one:expr; name: $name:expr;) => {
         impl Family<$op> for NoopFamily {
@@ -299,8 +299,8 @@ noop_family! {
         let step = if op.logits().is_some() { RoutingStep::TopK } else { RoutingStep::Lists };
         let spec = RoutingSpec { step, experts: op.experts as u32 };
         let kernel = KernelId::new("noop", None, Spec::Routing(spec));
-        // Large operations have a workspace, so that higher layers
-        // can test with one.
+        // Large operations have a workspace, so that higher
+        // layers can test with one.
         let workspace_bytes = if op.tokens > 64 { 1024 } else { 0 };
         RoutingConfig { kernel, launches: 1, workspace_bytes, efficiency: 1000 }
     };

@@ -24,14 +24,14 @@ pub struct Portion {
 }
 
 impl Portion {
-    /// The first `taken` of `of` tokens; `None` unless
-    /// `1 ≤ taken ≤ of`.
+    /// The first `taken` of `of` tokens; `None`
+    /// unless `1 ≤ taken ≤ of`.
     pub fn new(taken: usize, of: usize) -> Option<Self> {
         (1..=of).contains(&taken).then_some(Self { taken, of })
     }
 
-    /// Rows of the portion, out of `planned` rows with equally
-    /// many for each token.
+    /// Rows of the portion, out of `planned` rows with
+    /// equally many for each token.
     pub fn rows(self, planned: usize) -> usize {
         planned / self.of * self.taken
     }
@@ -69,8 +69,8 @@ impl<'a> Operands<'a> {
         Self::default()
     }
 
-    /// Restricts the launch to a portion of the planned tokens.
-    /// Operands then have only the portion's rows.
+    /// Restricts the launch to a portion of the planned tokens. Operands
+    /// then have only the portion's rows.
     pub fn take_portion(&mut self, portion: Option<Portion>) {
         self.portion = portion;
     }

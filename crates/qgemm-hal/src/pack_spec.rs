@@ -1,5 +1,5 @@
-//! Identity keys of kernels that the scheduler does not
-//! rank: weight packing and device probes.
+//! Identity keys of kernels that the scheduler does not rank:
+//! weight packing and device probes.
 
 use qgemm_formats::Format;
 

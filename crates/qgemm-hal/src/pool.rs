@@ -13,8 +13,8 @@ const SMALLEST: usize = 256;
 /// quarter of a buffer is unused.
 const STEPS: usize = 4;
 
-/// Buffer pool of one device, by size class. Clones share
-/// the buffers.
+/// Buffer pool of one device, by size class.
+/// Clones share the buffers.
 ///
 /// A pool belongs to *one stream*. A buffer may be reused
 /// while earlier work with it is still queued, and only work
@@ -55,9 +55,9 @@ impl BufferPool {
         Self { shared: Arc::new(Shared { device, state: Mutex::default() }) }
     }
 
-    /// A buffer of at least `bytes` bytes with unspecified contents;
-    /// `what` names it in errors. When the device is out of
-    /// memory, the kept buffers are freed and the allocation is retried.
+    /// A buffer of at least `bytes` bytes with unspecified contents; `what`
+    /// names it in errors. When the device is out of memory,
+    /// the kept buffers are freed and the allocation is retried.
     ///
     /// # Errors
     /// [`HalError::OutOfMemory`] or a driver error.
@@ -96,8 +96,8 @@ impl BufferPool {
         let mut state = self.shared.state();
         let free = std::mem::take(&mut state.free);
         let bytes = std::mem::take(&mut state.stats.free_bytes);
-        // Freeing may wait for the device, so it must not happen
-        // under the lock.
+        // Freeing may wait for the device, so it must not
+        // happen under the lock.
         drop(state);
         drop(free);
         bytes
@@ -110,8 +110,8 @@ impl BufferPool {
 }
 
 impl Shared {
-    /// A panic elsewhere leaves the lists valid, so a poisoned
-    /// lock can be used.
+    /// A panic elsewhere leaves the lists valid, so a
+    /// poisoned lock can be used.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

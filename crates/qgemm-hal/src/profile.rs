@@ -1,7 +1,7 @@
 //! Launch profiling: device times of each step of a sequence.
 //!
-//! A recording belongs to a thread. When no thread records,
-//! a run costs one extra relaxed load.
+//! A recording belongs to a thread. When no thread records, a
+//! run costs one extra relaxed load.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -89,8 +89,8 @@ impl Drop for Recording {
     }
 }
 
-/// Runs `work` and returns the times of the sequences that
-/// this thread ran on `device` meanwhile.
+/// Runs `work` and returns the times of the sequences that this
+/// thread ran on `device` meanwhile.
 ///
 /// Events between the kernels keep a kernel from starting
 /// before the last one ended. Capturing a sequence into a
@@ -133,8 +133,8 @@ pub(crate) fn is_recording() -> bool {
     RECORDING.load(Ordering::Relaxed) > 0
 }
 
-/// Runs a sequence for `op`. If this thread records the
-/// stream's device, events surround each step.
+/// Runs a sequence for `op`. If this thread records the stream's
+/// device, events surround each step.
 pub(crate) fn run<O: Operation>(
     sequence: &LaunchSequence,
     op: &O,

@@ -20,9 +20,9 @@ use crate::profile;
 
 /// A kernel that is ready to launch.
 pub trait Kernel: Send + Sync + fmt::Debug {
-    /// Submits the kernel to `stream` with the operands of its
-    /// operation. On CUDA it does not allocate, wait or lock.
-    /// `qgemm_api::Plan::run` documents what other backends do.
+    /// Submits the kernel to `stream` with the operands of its operation.
+    /// On CUDA it does not allocate, wait or lock. `qgemm_api::Plan::run`
+    /// documents what other backends do.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`] or a driver error.
@@ -38,8 +38,8 @@ pub trait Kernel: Send + Sync + fmt::Debug {
 /// Launch geometry: threads, and shared memory of each CTA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Grid of CTAs (wgpu workgroups, CPU blocks of rows): x, y,
-    /// z.
+    /// Grid of CTAs (wgpu workgroups, CPU
+    /// blocks of rows): x, y, z.
     pub grid: [u32; 3],
     /// Threads of a CTA.
     pub threads: u32,
@@ -75,8 +75,8 @@ impl LaunchStep {
         Self { kernel_id, geometry, kernel, slots: S::ALL, bindings: Vec::new() }
     }
 
-    /// Binds every operand to the operation's operand of the
-    /// same name, for a kernel of the operation itself.
+    /// Binds every operand to the operation's operand of the same name,
+    /// for a kernel of the operation itself.
     pub fn of_operation(mut self) -> Self {
         let all = 0..self.slots.len();
         self.bindings = all.map(|slot| Binding { slot, operand: slot, range: None }).collect();
@@ -117,14 +117,14 @@ impl LaunchStep {
         self.geometry
     }
 
-    /// Submits the kernel with its operands taken from those of
-    /// the operation.
+    /// Submits the kernel with its operands taken from
+    /// those of the operation.
     pub(crate) fn launch(&self, stream: &Stream, of_operation: &mut Operands<'_>) -> Result<(), HalError> {
         self.kernel.launch(stream, self.operands(of_operation)?)
     }
 
-    /// Whether the kernel's written bytes are not also bound to
-    /// another of its operands.
+    /// Whether the kernel's written bytes are not also bound
+    /// to another of its operands.
     fn is_exclusive(&self) -> bool {
         let overlap = |a: &Binding, b: &Binding| match (&a.range, &b.range) {
             (Some(a), Some(b)) => a.start < b.end && b.start < a.end,
@@ -165,8 +165,8 @@ pub struct LaunchSequence {
 }
 
 impl LaunchSequence {
-    /// The sequence of `steps` for an operation with operands of
-    /// type `O`. `name` refers to the last step.
+    /// The sequence of `steps` for an operation with operands of type
+    /// `O`. `name` refers to the last step.
     ///
     /// # Panics
     /// When a step writes bytes that are also bound to another
@@ -215,16 +215,16 @@ impl LaunchSequence {
     /// negligible beside the launches.
     ///
     /// # Errors
-    /// [`HalError::WrongDevice`], [`HalError::OutOfBounds`] when an
-    /// operand is too short for a step, [`HalError::Unsupported`] for a
-    /// portion that a kernel does not support, or a driver error.
+    /// [`HalError::WrongDevice`], [`HalError::OutOfBounds`] when an operand is
+    /// too short for a step, [`HalError::Unsupported`] for a portion that a
+    /// kernel does not support, or a driver error.
     pub fn run(&self, stream: &Stream, mut operands: Operands<'_>) -> Result<(), HalError> {
         self.check_portion(stream, &operands)?;
         self.steps.iter().try_for_each(|step| step.launch(stream, &mut operands))
     }
 
-    /// As [`LaunchSequence::run`]; a recording notes that the run
-    /// was for `op` ([`record_launches`](crate::record_launches)).
+    /// As [`LaunchSequence::run`]; a recording notes that the run was for `op`
+    /// ([`record_launches`](crate::record_launches)).
     ///
     /// # Errors
     /// As [`LaunchSequence::run`].
@@ -277,8 +277,8 @@ impl LaunchSequence {
     /// Appends this sequence to `first`, both as parts of an
     /// operation with operands of type `O`.
     ///
-    /// The places list operands that are not found under the
-    /// same name. The result keeps the name of this sequence.
+    /// The places list operands that are not found under the same
+    /// name. The result keeps the name of this sequence.
     ///
     /// # Panics
     /// As [`LaunchSequence::new`].
@@ -296,8 +296,8 @@ impl LaunchSequence {
     }
 
     /// The sequence as text, for a run with these operands: one
-    /// line for each step with identity and geometry, followed
-    /// by one line for each operand with its access.
+    /// line for each step with identity and geometry, followed by one
+    /// line for each operand with its access.
     pub fn display_with<O: Operand>(&self, given: &[O]) -> impl fmt::Display {
         let given = given.iter().fold(0u32, |set, operand| set | 1 << operand.slot());
         Described { sequence: self, given }
@@ -311,8 +311,8 @@ impl fmt::Display for LaunchSequence {
     }
 }
 
-/// A sequence with a bit set of the given operands, for
-/// display.
+/// A sequence with a bit set of the given
+/// operands, for display.
 struct Described<'s> {
     sequence: &'s LaunchSequence,
     given: u32,

@@ -6,9 +6,9 @@ use crate::candidates::Candidates;
 use crate::error::SchedError;
 use crate::gemm::Cost;
 
-/// Picks the family and config for `op` on the device of
-/// `info`. The shortest expected time wins, and the earlier
-/// one of equals.
+/// Picks the family and config for `op` on the device
+/// of `info`. The shortest expected time wins, and
+/// the earlier one of equals.
 ///
 /// # Errors
 /// [`SchedError::NoFamily`] with the reason of every family.

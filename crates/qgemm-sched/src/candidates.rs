@@ -6,8 +6,8 @@ use crate::error::{Refusal, SchedError};
 use crate::gemm::{Cost, TunedTable};
 use crate::measured::Measured;
 
-/// Families to ask: the one named `wanted`, or all families
-/// when `None`.
+/// Families to ask: the one named `wanted`, or
+/// all families when `None`.
 ///
 /// # Errors
 /// [`SchedError::UnknownFamily`] when no family has that name.
@@ -42,8 +42,8 @@ pub struct Offered<'f, O: Operation> {
 
 /// All candidates of an operation, fastest first.
 ///
-/// Measured times rank before estimates. Ties keep the order
-/// of families and configs.
+/// Measured times rank before estimates. Ties keep the
+/// order of families and configs.
 #[derive(Debug)]
 pub struct Candidates<'f, O: Operation> {
     /// The candidates.
@@ -53,8 +53,8 @@ pub struct Candidates<'f, O: Operation> {
 }
 
 impl<'f, O: Operation> Candidates<'f, O> {
-    /// Asks each family for its configs and turns each config
-    /// into plans.
+    /// Asks each family for its configs and turns
+    /// each config into plans.
     pub(crate) fn ask<P: IntoIterator<Item = (O::Plan, Cost)>>(
         families: &[&'f dyn Family<O>],
         configs: impl Fn(&dyn Family<O>) -> Result<Vec<O::Config>, Unsupported>,
@@ -73,8 +73,8 @@ impl<'f, O: Operation> Candidates<'f, O> {
         Self { offered, refusals }.sorted()
     }
 
-    /// Merges in the candidates of the same operation that run a
-    /// step first.
+    /// Merges in the candidates of the same operation
+    /// that run a step first.
     pub(crate) fn and(mut self, others: Self) -> Self {
         self.offered.extend(others.offered);
         self.refusals.extend(others.refusals);

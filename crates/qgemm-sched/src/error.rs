@@ -35,8 +35,8 @@ pub enum SchedError {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TunedError {
-    /// Not a tuned table, or it holds a number that JSON
-    /// cannot represent.
+    /// Not a tuned table, or it holds a number that
+    /// JSON cannot represent.
     #[error("no table of tuned configurations")]
     Json(#[from] serde_json::Error),
     /// Another version wrote it.

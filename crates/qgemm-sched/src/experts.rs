@@ -9,17 +9,17 @@ use crate::candidates::{Candidates, wanted_families};
 use crate::error::SchedError;
 use crate::gemm::{Cost, First, INVARIANT_M, Preferences, TunedTable, processor};
 
-/// Picks the family and config for `op` on the device of
-/// `info`.
+/// Picks the family and config for `op` on
+/// the device of `info`.
 ///
-/// A tuned measurement decides if one exists. Otherwise the
-/// cost model assumes that all experts get the same number of
-/// rows. The contents of the index are unknown here: a plan
-/// works for every index. The earlier candidate of equals wins.
+/// A tuned measurement decides if one exists. Otherwise the cost model
+/// assumes that all experts get the same number of rows. The
+/// contents of the index are unknown here: a plan works for
+/// every index. The earlier candidate of equals wins.
 ///
 /// # Errors
-/// [`SchedError::UnknownFamily`] when the preferred family does not
-/// exist. [`SchedError::NoFamily`] with the reason of every family.
+/// [`SchedError::UnknownFamily`] when the preferred family does not exist.
+/// [`SchedError::NoFamily`] with the reason of every family.
 pub fn choose<'f>(
     op: &CheckedExperts,
     info: &DeviceInfo,
@@ -42,8 +42,8 @@ pub fn choose<'f>(
 
 /// All candidates that [`choose`] ranks for `op`.
 ///
-/// They use X unchanged, a quantized X dequantized first, or
-/// X quantized first where the operation allows it.
+/// They use X unchanged, a quantized X dequantized first, or X
+/// quantized first where the operation allows it.
 pub fn candidates<'f>(
     op: &CheckedExperts,
     info: &DeviceInfo,
@@ -103,8 +103,8 @@ fn of_x<'f>(
     })
 }
 
-/// Expected cost when rows spread evenly over experts: the larger
-/// of memory and arithmetic time, with whole tiles of rows.
+/// Expected cost when rows spread evenly over experts: the larger of
+/// memory and arithmetic time, with whole tiles of rows.
 fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost {
     let tile = &config.tile;
     let (arithmetic, bandwidth) = tile.efficiency;
@@ -113,8 +113,8 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
     let used = op.experts.min(op.each.m);
     let rate = info.rate(tile.math).unwrap_or(f64::MIN_POSITIVE);
     if tile.schedule == Schedule::Threads {
-        // CPU threads work through the experts one by one, without
-        // waking again.
+        // CPU threads work through the experts one by
+        // one, without waking again.
         let each = CheckedGemm { m: op.mean_rows(), ..op.each.clone() };
         return processor::cost(&each, info, tile, rate).repeated(used);
     }
@@ -133,8 +133,8 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
         Schedule::Grid | Schedule::Threads => (tiles * n_tiles, TILE_LAUNCHES * info.launch_seconds * waves),
     };
     let macs = all * (tile_m * tile.tile_n.max(1) as usize) as f64 * columns(op, tile);
-    // Each row tile reads the weight again, from the L2 cache
-    // at best.
+    // Each row tile reads the weight again, from
+    // the L2 cache at best.
     let (most, expected) = (used as f64, op.used_experts());
     let weights = (expected - most + (tiles - expected).max(0.0) / CACHE_SPEEDUP) * op.each.weight_bytes();
     let memory = (op.traffic() + weights) / (info.bandwidth * share(bandwidth));
@@ -145,8 +145,8 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
         (true, false) => SEARCH_LAUNCHES + LIST_LAUNCHES,
     };
     let lists = launches * info.launch_seconds;
-    // Persistent kernels on quantized X need an expert's rows
-    // contiguous. Rows listed by slot are therefore gathered first.
+    // Persistent kernels on quantized X need an expert's rows contiguous. Rows
+    // listed by slot are therefore gathered first.
     let gathers = is_indexed && tile.schedule == Schedule::StreamK && tile.x_format.plain().is_none();
     let gathered = 2.0 * op.each.m as f64 * op.each.x_row_bytes() / info.bandwidth;
     let lists = if gathers { lists + info.launch_seconds + gathered } else { lists };
@@ -159,8 +159,8 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
     Cost { prologue: lists, tiles: begun, ..Cost::of_parts(memory, math, info.launch_seconds, seconds) }
 }
 
-/// Columns multiplied, plus the idle columns of warps that
-/// wait for slices with one more k-tile.
+/// Columns multiplied, plus the idle columns of warps that wait
+/// for slices with one more k-tile.
 fn columns(op: &CheckedExperts, tile: &TileConfig) -> f64 {
     let (k, tile_k) = (op.each.k, tile.tile_k.max(1) as usize);
     match tile.schedule {
@@ -173,8 +173,8 @@ fn columns(op: &CheckedExperts, tile: &TileConfig) -> f64 {
 ///
 /// In the last CTAs of a grid whose warps share K:
 /// one wait for each refill of the copy ring. In a
-/// persistent grid with one row tile per warp: finding the
-/// first tile and multiplying the last.
+/// persistent grid with one row tile per warp: finding the first
+/// tile and multiplying the last.
 fn latency(op: &CheckedExperts, config: &ExpertsConfig) -> f64 {
     let tile = &config.tile;
     if tile.schedule == Schedule::StreamK && tile.tile_n <= ROW_TILE {
@@ -187,11 +187,11 @@ fn latency(op: &CheckedExperts, config: &ExpertsConfig) -> f64 {
     k_tiles / f64::from(tile.k_groups * tile.stages.saturating_sub(1).max(1)) * MEMORY_LATENCY
 }
 
-/// Expected row tiles (`tile_m` rows) of one expert with
-/// `mean` rows on average and random routing.
+/// Expected row tiles (`tile_m` rows) of one expert with `mean` rows
+/// on average and random routing.
 fn expected_tiles(mean: f64, tile_m: usize) -> f64 {
-    // Row counts are Poisson distributed. Beyond this many
-    // tiles, the last tile is half full on average.
+    // Row counts are Poisson distributed. Beyond this many tiles, the
+    // last tile is half full on average.
     const MANY_TILES: f64 = 16.0;
     let tile = tile_m as f64;
     if mean > MANY_TILES * tile {
@@ -210,23 +210,23 @@ fn expected_tiles(mean: f64, tile_m: usize) -> f64 {
 /// Cost of starting a grid tile with an empty pipeline, in
 /// launches (fitted on an H200).
 const TILE_LAUNCHES: f64 = 0.27;
-/// Seconds from issuing a copy to its arrival under load
-/// (fitted on an H200).
+/// Seconds from issuing a copy to its arrival under
+/// load (fitted on an H200).
 const MEMORY_LATENCY: f64 = 7e-7;
 /// Rows of a tile that a single warp owns, and the
-/// extra seconds of such warps (fitted on an H200). The
-/// index being ready before launch saves a part.
+/// extra seconds of such warps (fitted on an H200). The index
+/// being ready before launch saves a part.
 const ROW_TILE: u32 = 16;
 const ROW_TILE_LATENCY: f64 = 3.8e-6;
 const SETTLED_ROW_TILE_LATENCY: f64 = 1.8e-6;
 /// Rough speed of the L2 cache relative to memory.
 const CACHE_SPEEDUP: f64 = 2.0;
-/// Share of the shorter of memory and arithmetic time that
-/// still shows. Of two memory-bound kernels, the one with
-/// fewer multiply-adds is slightly faster.
+/// Share of the shorter of memory and arithmetic time that still
+/// shows. Of two memory-bound kernels, the one with fewer
+/// multiply-adds is slightly faster.
 const HIDDEN_SHARE: f64 = 0.02;
-/// Cost of listing slots and of finding an expert in the
-/// lists, in launches.
+/// Cost of listing slots and of finding an expert in
+/// the lists, in launches.
 const LIST_LAUNCHES: f64 = 1.0;
 const SEARCH_LAUNCHES: f64 = 0.18;
 
@@ -304,8 +304,8 @@ mod tests {
             let tiles = expected_tiles(mean, tile_m);
             assert!((tiles - expected).abs() < 0.01, "{mean} rows in tiles of {tile_m}: {tiles}");
         };
-        // With few rows, an expert has a tile exactly when it
-        // has a row.
+        // With few rows, an expert has a tile
+        // exactly when it has a row.
         about(0.5, 64, 1.0 - (-0.5f64).exp());
         // Half of the experts have more rows than the mean.
         about(32.0, 32, 1.45);

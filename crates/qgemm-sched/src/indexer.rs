@@ -6,9 +6,9 @@ use crate::candidates::Candidates;
 use crate::error::SchedError;
 use crate::gemm::Cost;
 
-/// Picks the family and config for `op` on the device of
-/// `info`. The shortest expected time wins, and the earlier
-/// one of equals.
+/// Picks the family and config for `op` on the device
+/// of `info`. The shortest expected time wins, and
+/// the earlier one of equals.
 ///
 /// # Errors
 /// [`SchedError::NoFamily`] with the reason of every family.
@@ -51,8 +51,8 @@ fn cost(op: &CheckedIndexer, info: &DeviceInfo, config: &IndexerConfig) -> Cost 
     let moving = (op.read_bytes() + scores) / (info.bandwidth * share(of_bandwidth));
     let multiplying = info.rate(config.math).map_or(0.0, |rate| op.macs() * config.padding / (rate * share(of_rate)));
     let launches = f64::from(config.launches) * info.launch_seconds;
-    // Top-k reads the scores about twice more. This does not
-    // change the ranking: every family pays it.
+    // Top-k reads the scores about twice more. This does not change
+    // the ranking: every family pays it.
     let choosing = if op.chosen() > 0 { 2.0 * scores / info.bandwidth } else { 0.0 };
     Cost::of_parts(moving, multiplying, launches, launches + moving.max(multiplying) + choosing)
 }

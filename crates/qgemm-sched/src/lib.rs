@@ -1,6 +1,6 @@
-//! The scheduler: picks a kernel family and config for an
-//! operation, splits the work into tiles and K ranges, and
-//! sizes the workspace.
+//! The scheduler: picks a kernel family and config for
+//! an operation, splits the work into tiles and K
+//! ranges, and sizes the workspace.
 //!
 //! Pure: it knows descriptions of devices and kernels, never a device.
 //!

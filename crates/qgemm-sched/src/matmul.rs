@@ -9,8 +9,8 @@ use crate::gemm::{Cost, TunedTable, overlapping};
 /// Minimum K of a split. Shorter parts do not pay for
 /// writing and re-reading their partial sums.
 const LEAST_PART: usize = 256;
-/// Bytes of traffic for each partial sum: one write and one
-/// read of f32.
+/// Bytes of traffic for each partial sum: one
+/// write and one read of f32.
 const PARTIAL_BYTES: f64 = 8.0;
 /// Share of the bandwidth that the launch before the kernel
 /// reaches while it copies factors.
@@ -19,11 +19,11 @@ const COPY_SHARE: f64 = 0.7;
 /// arithmetic rate is unknown.
 const UNKNOWN_RATE: f64 = 1e10;
 
-/// Picks the family, config and split-K for `op` on the
-/// device of `info`.
+/// Picks the family, config and split-K for `op`
+/// on the device of `info`.
 ///
-/// A tuned measurement decides if one exists, otherwise the
-/// cost model. The earlier candidate of equals wins.
+/// A tuned measurement decides if one exists, otherwise the cost model.
+/// The earlier candidate of equals wins.
 ///
 /// # Errors
 /// [`SchedError::NoFamily`] with the reason of every family.
@@ -53,8 +53,8 @@ pub fn candidates<'f>(
     all.measured(op, info, tuned)
 }
 
-/// Plans for each split-K that is worth considering. Splits are
-/// powers of two, so that few kernels differ in their bits.
+/// Plans for each split-K that is worth considering. Splits are powers
+/// of two, so that few kernels differ in their bits.
 fn plans(op: &CheckedMatmul, info: &DeviceInfo, config: MatmulConfig) -> Vec<(MatmulPlan, Cost)> {
     let tiles = op.tiles(config.tile_m, config.tile_n);
     let most = config.max_splits.min(u32::try_from(op.k_of_product() / LEAST_PART).unwrap_or(u32::MAX)).max(1);
@@ -69,8 +69,8 @@ fn plans(op: &CheckedMatmul, info: &DeviceInfo, config: MatmulConfig) -> Vec<(Ma
     splits.filter_map(plan).collect()
 }
 
-/// Expected cost of `config`: whole waves of tiles, each
-/// bound by a unit's multiply-adds or by memory.
+/// Expected cost of `config`: whole waves of tiles, each bound by
+/// a unit's multiply-adds or by memory.
 fn cost(op: &CheckedMatmul, info: &DeviceInfo, config: &MatmulConfig, tiles: u64, splits: u32) -> Cost {
     let units = f64::from(info.units.max(1));
     let rate = info.rate(config.math).unwrap_or(UNKNOWN_RATE) * f64::from(config.efficiency.max(1)) / 1000.0;

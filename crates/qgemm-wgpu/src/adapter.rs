@@ -16,10 +16,10 @@ use crate::shared::{Owner, Shared};
 /// All usable adapters, real GPUs first.
 ///
 /// Software adapters (lavapipe, WARP) have the feature
-/// `"software-adapter"`. wgpu does not report memory size (given
-/// as 0), units, bandwidth or rates. These come from a short
-/// list of known GPUs, or are typical values for the adapter's
-/// kind: good enough to rank kernels, not to predict times.
+/// `"software-adapter"`. wgpu does not report memory size (given as 0),
+/// units, bandwidth or rates. These come from a short list of
+/// known GPUs, or are typical values for the adapter's kind: good
+/// enough to rank kernels, not to predict times.
 ///
 /// # Errors
 /// [`HalError::NoDevice`] when there is no usable adapter,
@@ -28,9 +28,9 @@ pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
     Ok(usable_adapters()?.iter().zip(0..).map(|(adapter, ordinal)| info_of(adapter, ordinal)).collect())
 }
 
-/// Opens adapter `ordinal` of [`devices`]. An adapter that
-/// is already open returns the same device, so that all
-/// users share its memory; a lost one is opened again.
+/// Opens adapter `ordinal` of [`devices`]. An adapter that is already
+/// open returns the same device, so that all users share its
+/// memory; a lost one is opened again.
 ///
 /// # Errors
 /// [`HalError::NoDevice`] when there are fewer adapters, or a driver error.
@@ -66,12 +66,12 @@ fn open_anew(ordinal: u32) -> Result<Arc<WgpuDevice>, HalError> {
     if matrices.is_some() {
         required_features |= COOPERATIVE_FEATURES;
         // SAFETY: this acknowledges that wgpu's experimental code may have
-        // undefined behaviour that safe calls reach. Whoever builds with
-        // the cargo feature of this name, which is off by default,
-        // has accepted that. Only `gemm_matrix` reaches it. Its shader is
-        // ours: the matrices are within arrays in workgroup memory at
-        // offsets that are constants of the tile, and are loaded and
-        // stored in control flow that is uniform across all invocations.
+        // undefined behaviour that safe calls reach. Whoever builds with the cargo
+        // feature of this name, which is off by default, has accepted
+        // that. Only `gemm_matrix` reaches it. Its shader is ours: the matrices
+        // are within arrays in workgroup memory at offsets that are constants
+        // of the tile, and are loaded and stored in control flow
+        // that is uniform across all invocations.
         experimental_features = unsafe { ExperimentalFeatures::enabled() };
     }
     let request = adapter.request_device(&wgpu::DeviceDescriptor {
@@ -157,8 +157,8 @@ const COOPERATIVE_FEATURES: Features =
 /// Cooperative matrices of a device: f16 operands, f32 sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CooperativeMatrices {
-    /// Rows and columns of each of the three matrices: 16
-    /// or 8.
+    /// Rows and columns of each of the three
+    /// matrices: 16 or 8.
     pub side: u32,
     /// Invocations of a subgroup.
     pub lanes: u32,
@@ -168,10 +168,10 @@ impl CooperativeMatrices {
     /// Largest subgroup that tiles support.
     pub const MAX_LANES: u32 = 32;
 
-    /// Cooperative matrices of a device with `features`, opened
-    /// on `adapter`. `None` without the cargo feature, without
-    /// such a shape, or when the subgroup size varies, because
-    /// the work of a workgroup is divided by it.
+    /// Cooperative matrices of a device with `features`, opened on
+    /// `adapter`. `None` without the cargo feature, without such a
+    /// shape, or when the subgroup size varies, because the work of
+    /// a workgroup is divided by it.
     pub fn of(adapter: &wgpu::Adapter, features: Features) -> Option<Self> {
         let about = adapter.get_info();
         let lanes = about.subgroup_min_size;
@@ -245,8 +245,8 @@ struct Typical {
 }
 
 /// Known GPUs by a part of their name: units, bandwidth, f32
-/// multiply-adds per second and last-level cache, from the
-/// vendors' data sheets (the bandwidth of an H200 is measured).
+/// multiply-adds per second and last-level cache, from the vendors' data
+/// sheets (the bandwidth of an H200 is measured).
 const KNOWN: &[(&str, u32, f64, f64, u64)] = &[
     ("H200", 132, 4.47e12, 3.3e13, 60 << 20),
     ("H100", 132, 3.35e12, 3.3e13, 50 << 20),
@@ -262,13 +262,13 @@ const KNOWN: &[(&str, u32, f64, f64, u64)] = &[
 /// Latency of a dispatch on a GPU, in seconds.
 const LAUNCH_SECONDS: f64 = 1e-5;
 
-/// Rate of INT8 multiply-adds relative to f32. GPUs with a
-/// four-way dot product issue it at half or full rate.
+/// Rate of INT8 multiply-adds relative to f32. GPUs with a four-way
+/// dot product issue it at half or full rate.
 const DOT_RATE: f64 = 2.0;
 
 /// Rate of matrix instructions relative to f32, from the
-/// vendors' data sheets: from 2 (RTX 4090) and 4 (RX 7900
-/// XTX) to 16 (A100, H100).
+/// vendors' data sheets: from 2 (RTX 4090) and 4 (RX
+/// 7900 XTX) to 16 (A100, H100).
 const MATRIX_RATE: f64 = 8.0;
 
 fn typical(about: &AdapterInfo) -> Typical {
@@ -296,8 +296,8 @@ fn info_of(adapter: &wgpu::Adapter, ordinal: u32) -> DeviceInfo {
     info(id, adapter.get_info(), &adapter.limits(), adapter.features(), matrices)
 }
 
-/// Device info for these limits and features. `matrices` are
-/// the supported cooperative matrices.
+/// Device info for these limits and features. `matrices` are the
+/// supported cooperative matrices.
 pub(crate) fn info(
     id: DeviceId,
     about: AdapterInfo,

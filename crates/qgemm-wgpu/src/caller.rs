@@ -1,5 +1,5 @@
-//! Caller-owned devices and buffers, for engines that use
-//! wgpu themselves and share them with qgemm.
+//! Caller-owned devices and buffers, for engines that use wgpu
+//! themselves and share them with qgemm.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,9 +27,9 @@ static NEXT_ORDINAL: AtomicU32 = AtomicU32::new(FIRST_ORDINAL);
 /// need the cargo feature `experimental-cooperative-matrix` and the wgpu
 /// features `EXPERIMENTAL_COOPERATIVE_MATRIX`, `SHADER_F16` and `SUBGROUP`.
 ///
-/// Every launch is submitted to `queue` immediately, so that
-/// later submissions of the caller see its results. The
-/// device's callbacks stay the caller's: when
+/// Every launch is submitted to `queue` immediately, so that later
+/// submissions of the caller see its results. The device's callbacks stay
+/// the caller's: when
 /// [`set_device_lost_callback`](wgpu::Device::set_device_lost_callback)
 /// reports a loss, tell qgemm with [`report_loss`].
 ///
@@ -52,8 +52,8 @@ pub fn from_device(device: &wgpu::Device, queue: &wgpu::Queue) -> Result<Arc<dyn
     Ok(Arc::new(WgpuDevice::new(info, shared)))
 }
 
-/// Makes every later call on a [caller-owned device](from_device) fail
-/// with `reason`. To be called from the caller's device-lost callback.
+/// Makes every later call on a [caller-owned device](from_device) fail with
+/// `reason`. To be called from the caller's device-lost callback.
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when `device` belongs to another backend.
@@ -68,14 +68,14 @@ pub fn report_loss(device: &dyn Device, reason: &str) -> Result<(), HalError> {
 /// It needs [`BufferUsages::STORAGE`] and a size that is a
 /// multiple of 4; for upload, fill or download also the copy
 /// usages. The alignment is that of [views](Buffer::slice)
-/// within the buffer. wgpu orders the work of both sides
-/// that was submitted to the queue.
+/// within the buffer. wgpu orders the work of both sides that
+/// was submitted to the queue.
 ///
 /// # Errors
 /// [`HalError::Unsupported`] saying what to change, or
-/// [`HalError::WrongDevice`] when `device` belongs to another backend,
-/// or `buffer` to another device of the same [`wgpu::Instance`]. wgpu
-/// cannot distinguish objects of several instances.
+/// [`HalError::WrongDevice`] when `device` belongs to another backend, or
+/// `buffer` to another device of the same [`wgpu::Instance`]. wgpu cannot
+/// distinguish objects of several instances.
 pub fn wrap_buffer(device: &dyn Device, buffer: &wgpu::Buffer) -> Result<Buffer, HalError> {
     let shared = shared_of(device)?;
     let refused = |what: &str, why: String| HalError::Unsupported { device: shared.id, what: what.into(), why };

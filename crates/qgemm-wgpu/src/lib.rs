@@ -8,9 +8,9 @@
 //! is f32; INT8 for quantized activations; or f16 with f32 sums
 //! by cooperative matrices (feature `experimental-cooperative-matrix`).
 //!
-//! Adapters must support immediates of 96 bytes, nine
-//! storage buffers per shader, and workgroups of 256. The
-//! backend launches kernels but does not choose one.
+//! Adapters must support immediates of 96 bytes, nine storage
+//! buffers per shader, and workgroups of 256. The backend launches
+//! kernels but does not choose one.
 #![deny(missing_docs)]
 
 mod adapter;

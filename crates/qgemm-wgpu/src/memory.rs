@@ -1,5 +1,5 @@
-//! Buffers, and copies with byte granularity. wgpu itself
-//! only copies whole words.
+//! Buffers, and copies with byte granularity. wgpu
+//! itself only copies whole words.
 
 use std::any::Any;
 use std::ops::Range;
@@ -14,11 +14,11 @@ use crate::shared::{Fault, Shared};
 
 /// Word size of wgpu's copies.
 const WORD: usize = wgpu::COPY_BUFFER_ALIGNMENT as usize;
-/// Kernels read W, and an aligned X, by vectors of four
-/// words.
+/// Kernels read W, and an aligned X, by
+/// vectors of four words.
 pub(crate) const VECTOR: u64 = 16;
-/// Bytes of one staging copy, so that large transfers do not
-/// hold their size twice.
+/// Bytes of one staging copy, so that large transfers do
+/// not hold their size twice.
 const CHUNK: usize = 64 << 20;
 
 /// A wgpu buffer, with its size rounded up to whole vectors.
@@ -145,22 +145,22 @@ fn check_len(what: &'static str, wanted: usize, len: usize) -> Result<(), HalErr
     Ok(())
 }
 
-/// The whole words within `range`; empty, at `range.end`, if
-/// there are none.
+/// The whole words within `range`; empty, at
+/// `range.end`, if there are none.
 fn whole_words(range: &Range<usize>) -> Range<usize> {
     let (start, end) = (range.start.next_multiple_of(WORD), range.end / WORD * WORD);
     if start < end { start..end } else { range.end..range.end }
 }
 
-/// Writes `bytes` at `offset`. Partial words at the edges
-/// keep their other bytes.
+/// Writes `bytes` at `offset`. Partial words at the
+/// edges keep their other bytes.
 fn write(shared: &Arc<Shared>, raw: &WgpuBuffer, offset: usize, bytes: &[u8]) -> Result<(), HalError> {
     let range = offset..offset + bytes.len();
     let words = whole_words(&range);
     let (head, rest) = bytes.split_at(words.start - range.start);
     let (middle, tail) = rest.split_at(words.len());
-    // Without whole words, `head` is the whole range and may
-    // touch two words.
+    // Without whole words, `head` is the whole range
+    // and may touch two words.
     for (i, &byte) in head.iter().enumerate() {
         patch(shared, raw, offset + i, &[byte])?;
     }
@@ -216,8 +216,8 @@ pub(crate) fn read(shared: &Arc<Shared>, buffer: &wgpu::Buffer, offset: usize, d
     let (sender, receiver) = sync_channel(1);
     shared.scoped(CALL, || {
         staging.slice(..).map_async(wgpu::MapMode::Read, move |result| {
-            // The receiver is dropped only when waiting failed, which
-            // is reported there.
+            // The receiver is dropped only when waiting failed,
+            // which is reported there.
             let _ = sender.send(result);
         });
     })?;

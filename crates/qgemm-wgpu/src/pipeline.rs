@@ -31,22 +31,22 @@ pub(crate) struct Layout {
 pub(crate) enum Binding {
     /// Reads and writes use different buffers.
     Apart,
-    /// Some buffer is both read and written, in different ranges
-    /// or by the same invocations. wgpu then requires every
-    /// binding of that buffer to be writable, so all bindings are.
+    /// Some buffer is both read and written, in different ranges or
+    /// by the same invocations. wgpu then requires every binding of that
+    /// buffer to be writable, so all bindings are.
     OneBuffer,
 }
 
-/// A compiled kernel: its name, for errors and debuggers,
-/// and its pipeline.
+/// A compiled kernel: its name, for errors and
+/// debuggers, and its pipeline.
 #[derive(Debug)]
 pub(crate) struct Compiled {
     pub name: String,
     interface: &'static Interface,
     shader: Shader,
     apart: wgpu::ComputePipeline,
-    /// Compiled by the first launch that reads and writes one
-    /// buffer, which is rare.
+    /// Compiled by the first launch that reads and writes
+    /// one buffer, which is rare.
     one_buffer: OnceLock<wgpu::ComputePipeline>,
 }
 
@@ -130,8 +130,8 @@ pub(crate) fn pipeline(
         let mut compiled = shared.pipelines.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(compiled.entry(source.clone()).or_default())
     };
-    // Others that want the same pipeline wait here; the rest do
-    // not.
+    // Others that want the same pipeline wait
+    // here; the rest do not.
     let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(pipeline) = &*place {
         return Ok(pipeline.clone());
@@ -159,27 +159,27 @@ pub(crate) fn pipeline(
         //   `WorkspaceLayout::with_x` makes whole steps. A split-K part has at
         //   least one k-tile; its partial sums are a matrix of whole
         //   row tiles, and there are as many as parts (`gemm/parts.rs`).
-        // - `experts`: rows and experts in an index are compared with
-        //   their counts, experts also with the number of bound ones.
-        // - `convert`: rows are compared with their count; columns of
-        //   X, D and the order with theirs; entries of the order
-        //   with X's columns. D is written by vectors only when its
-        //   rows are whole vectors (`convert::writes_vectors`).
-        // - `routing`: tokens, slots, chunks and experts are compared
-        //   with their counts, and ids with the number of experts.
-        //   Positions in the lists are counts of earlier slots.
+        // - `experts`: rows and experts in an index are compared with their
+        //   counts, experts also with the number of bound ones.
+        // - `convert`: rows are compared with their count; columns of X, D
+        //   and the order with theirs; entries of the order with X's
+        //   columns. D is written by vectors only when its rows are
+        //   whole vectors (`convert::writes_vectors`).
+        // - `routing`: tokens, slots, chunks and experts are compared with their
+        //   counts, and ids with the number of experts. Positions in the
+        //   lists are counts of earlier slots.
         // - `matmul`: rows, columns and positions along K are
         //   compared with M, N and K.
-        // - `quantize`: rows and columns are compared with their
-        //   counts; planes have whole groups of columns.
-        // - `attention`: sequences, rows, keys, pages and mask words
-        //   are compared with their counts, and offsets and lengths are
-        //   clamped to what exists. When codes begin within a word, the
-        //   next word is accessed only if it holds bytes of them.
+        // - `quantize`: rows and columns are compared with their counts;
+        //   planes have whole groups of columns.
+        // - `attention`: sequences, rows, keys, pages and mask words are compared
+        //   with their counts, and offsets and lengths are clamped to what
+        //   exists. When codes begin within a word, the next word is
+        //   accessed only if it holds bytes of them.
         // - `kv_append`: as `attention`; positions are compared
         //   with the rows of the tables.
-        // - `indexer`: queries, keys and pages are compared with
-        //   their counts, and ends are clamped to the keys.
+        // - `indexer`: queries, keys and pages are compared with their counts,
+        //   and ends are clamped to the keys.
         // - `norm`: rows and columns are compared with their counts.
         let module =
             unsafe { shared.device.create_shader_module_trusted(description, wgpu::ShaderRuntimeChecks::unchecked()) };

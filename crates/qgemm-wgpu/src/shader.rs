@@ -1,6 +1,6 @@
-//! WGSL composition. A shader consists of named constants, the ABI,
-//! shared parts, the weight's layout and encoding with
-//! `dequant/<stem>.wgsl`, X, the epilogue, D, and the family's main loop.
+//! WGSL composition. A shader consists of named constants, the ABI, shared
+//! parts, the weight's layout and encoding with `dequant/<stem>.wgsl`, X,
+//! the epilogue, D, and the family's main loop.
 
 use std::fmt::Write;
 
@@ -209,8 +209,8 @@ pub(crate) struct Shader {
 }
 
 impl Shader {
-    /// The shader with every operand declared writable, for
-    /// buffers that are both read and written.
+    /// The shader with every operand declared writable, for buffers
+    /// that are both read and written.
     pub fn writable(&self) -> Self {
         Self { source: self.source.replace("var<storage, read>", "var<storage, read_write>"), ..self.clone() }
     }
@@ -252,16 +252,16 @@ impl Part {
     }
 }
 
-/// A whole shader with entry point `main`. Of its operands
-/// only the weight format is a constant. Types and the
-/// alignment of X are checked at run time, because compiling
-/// a shader takes half a second on software adapters.
+/// A whole shader with entry point `main`. Of its operands only
+/// the weight format is a constant. Types and the alignment of
+/// X are checked at run time, because compiling a shader takes
+/// half a second on software adapters.
 pub(crate) fn compose(format: Format, code: &WeightCode, part: &Part) -> Shader {
     compose_with(PARAMS, &WITH_EPILOGUE, format, code, part)
 }
 
-/// The split-K shader. Each part begins at a multiple of
-/// this many k-tiles.
+/// The split-K shader. Each part begins at a
+/// multiple of this many k-tiles.
 pub(crate) fn compose_part_of_k(format: Format, code: &WeightCode, part: &Part) -> Shader {
     let mut part = part.clone();
     part.constants.push(("QUANTUM_K_TILES", quantum_k_tiles(code)));
@@ -278,8 +278,8 @@ pub(crate) fn compose_gemm_sum(threads: u32) -> Shader {
     Shader { source: parts.join("\n"), prelude }
 }
 
-/// K-tiles of a quantum: the longest block of columns that
-/// share a factor of X.
+/// K-tiles of a quantum: the longest block of columns
+/// that share a factor of X.
 fn quantum_k_tiles(code: &WeightCode) -> u32 {
     QUANTUM_COLUMNS.div_ceil(code.k_tile() as u32)
 }
@@ -356,8 +356,8 @@ fn compose_with(params: &'static str, ends: &[&'static str], format: Format, cod
     Shader { source: parts.join("\n"), prelude }
 }
 
-/// The `convert` shader with `threads` invocations;
-/// `by_vectors` when rows of D are whole vectors.
+/// The `convert` shader with `threads` invocations; `by_vectors`
+/// when rows of D are whole vectors.
 pub(crate) fn compose_convert(threads: u32, by_vectors: bool) -> Shader {
     let prelude = prelude(&[("THREADS", threads)]);
     let mut parts = vec![prelude.as_str(), ABI, CONVERT_PARAMS, MODES, NUMBERS, X, OPERANDS, HALVES];
@@ -377,9 +377,9 @@ pub(crate) fn compose_matmul(constants: &[(&'static str, u32)]) -> Shader {
     Shader { source: parts.join("\n"), prelude }
 }
 
-/// The shader of a `routing` step with `threads`
-/// invocations. [`RoutingStep::Lists`] is not used:
-/// counting, scanning and writing are separate steps.
+/// The shader of a `routing` step with `threads` invocations.
+/// [`RoutingStep::Lists`] is not used: counting, scanning and
+/// writing are separate steps.
 pub(crate) fn compose_routing(step: RoutingStep, threads: u32) -> Shader {
     let prelude = prelude(&[("THREADS", threads), ("FLAG_SHARED", FLAG_SHARED)]);
     let mut parts = vec![prelude.as_str(), ABI, ROUTING_PARAMS, NUMBERS];
@@ -411,9 +411,9 @@ pub(crate) fn compose_dequantize(threads: u32, parts: &XParts) -> Shader {
     Shader { source, prelude }
 }
 
-/// The `attention` shader with these constants, for a cache
-/// with this scaling. A mask has a separate buffer, or uses
-/// the binding of an index.
+/// The `attention` shader with these constants, for a
+/// cache with this scaling. A mask has a separate buffer,
+/// or uses the binding of an index.
 pub(crate) fn compose_attention(
     words: &[(&'static str, u32)],
     choices: &[(&'static str, bool)],
@@ -429,8 +429,8 @@ pub(crate) fn compose_attention(
     }
 }
 
-/// The `kv_append` shader with these constants, for a cache
-/// with this scaling.
+/// The `kv_append` shader with these constants, for a
+/// cache with this scaling.
 pub(crate) fn compose_kv_append(
     words: &[(&'static str, u32)],
     choices: &[(&'static str, bool)],
@@ -444,8 +444,8 @@ pub(crate) fn compose_kv_append(
     compose_chosen(words, choices, &[KV_APPEND, KV_CODES, encoding, KV_APPEND_CODES])
 }
 
-/// The `indexer` shader with these constants: scoring, or
-/// top-k if it `chooses`.
+/// The `indexer` shader with these constants: scoring,
+/// or top-k if it `chooses`.
 pub(crate) fn compose_indexer(
     words: &[(&'static str, u32)],
     choices: &[(&'static str, bool)],
@@ -462,8 +462,8 @@ fn compose_chosen(words: &[(&'static str, u32)], choices: &[(&'static str, bool)
     Shader { source: [&[prelude.as_str(), NUMBERS], texts].concat().join("\n"), prelude }
 }
 
-/// The `norm` shader with `threads` invocations, whose rows
-/// cache `kept` columns in workgroup memory.
+/// The `norm` shader with `threads` invocations, whose rows cache
+/// `kept` columns in workgroup memory.
 pub(crate) fn compose_norm(threads: u32, kept: u32) -> Shader {
     let prelude = prelude(&[("THREADS", threads), ("KEPT", kept)]);
     let [sum, d] = ["sum", "d"].map(|written| NORM_WRITTEN.replace("TARGET", written));

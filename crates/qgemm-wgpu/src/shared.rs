@@ -11,14 +11,14 @@ use crate::adapter::CooperativeMatrices;
 use crate::bind_groups::BindGroups;
 use crate::pipeline::{Binding, Pipelines};
 
-/// Maximum launches per submission, because submitting takes
-/// longer than many kernels. The first launch after a wait
-/// is submitted at once, then two, four and so on, so
-/// that the device does not idle while the host batches.
+/// Maximum launches per submission, because submitting takes longer than
+/// many kernels. The first launch after a wait is submitted at
+/// once, then two, four and so on, so that the device
+/// does not idle while the host batches.
 const MOST_TOGETHER: usize = 16;
 
-/// An opened wgpu device. Buffers, streams, events and
-/// kernels hold it, and are compared by it.
+/// An opened wgpu device. Buffers, streams, events and kernels
+/// hold it, and are compared by it.
 pub(crate) struct Shared {
     pub id: DeviceId,
     pub device: wgpu::Device,
@@ -31,8 +31,8 @@ pub(crate) struct Shared {
     pub groups: BindGroups,
     /// Bound for absent operands that are read.
     pub absent: wgpu::Buffer,
-    /// Bound for absent operands that are written. A dispatch
-    /// must not use one buffer both ways.
+    /// Bound for absent operands that are written. A dispatch must
+    /// not use one buffer both ways.
     pub absent_written: wgpu::Buffer,
     /// Launches that have not been submitted.
     pending: Mutex<Pending>,
@@ -166,15 +166,15 @@ impl Shared {
     pub fn try_scoped<T>(&self, call: &'static str, work: impl FnOnce() -> T) -> Result<Result<T, Fault>, HalError> {
         self.check(call)?;
         let result = scoped(&self.device, work);
-        // A device loss is not reported to scopes; objects created
-        // after it are dead.
+        // A device loss is not reported to scopes; objects
+        // created after it are dead.
         self.check(call)?;
         Ok(result)
     }
 
-    /// Adds a launch, which `record` writes into a pass, to the
-    /// current batch. The batch is submitted at the latest
-    /// before other work.
+    /// Adds a launch, which `record` writes into a pass, to
+    /// the current batch. The batch is submitted at the
+    /// latest before other work.
     pub fn launch(&self, record: impl FnOnce(&mut wgpu::ComputePass<'static>)) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         record(&mut pending.open.get_or_insert_with(|| Open::new(&self.device)).pass);
@@ -185,8 +185,8 @@ impl Shared {
         }
     }
 
-    /// Submits all batched launches. Must be called before any
-    /// other work is queued.
+    /// Submits all batched launches. Must be called before
+    /// any other work is queued.
     pub fn flush(&self) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         pending.together = 1;
@@ -224,8 +224,8 @@ impl Shared {
 fn watch(id: DeviceId, device: &wgpu::Device, broken: &Arc<OnceLock<Fault>>) {
     let of_loss = broken.clone();
     device.set_device_lost_callback(move |reason, message| {
-        // Dropping a device also reports a loss, which must not be
-        // logged.
+        // Dropping a device also reports a loss,
+        // which must not be logged.
         if reason != wgpu::DeviceLostReason::Destroyed {
             tracing::error!(device = %id, message, "device lost");
         }

@@ -11,8 +11,8 @@
 
 use crate::weight_code::Place;
 
-/// Expands all repetitions in `text`. Counts may name
-/// `constants`, and `place` locates a value's code.
+/// Expands all repetitions in `text`. Counts may name `constants`,
+/// and `place` locates a value's code.
 pub(crate) fn expand(text: &str, constants: &[(&str, u32)], place: impl Fn(u32, u32, u32) -> Place) -> String {
     let mut out = String::new();
     repeat(&mut text.lines(), constants, &mut out);
@@ -46,8 +46,8 @@ fn repeat<'a>(lines: &mut impl Iterator<Item = &'a str>, constants: &[(&str, u32
 
 fn count_of(count: &str, constants: &[(&str, u32)]) -> u32 {
     let named = constants.iter().find(|(name, _)| *name == count).map(|&(_, value)| value);
-    // The sources are ours, and the tests expand all
-    // of them.
+    // The sources are ours, and the tests
+    // expand all of them.
     named.or_else(|| count.parse().ok()).unwrap_or_else(|| unreachable!("`{count}` is no constant"))
 }
 

@@ -34,8 +34,8 @@ pub(crate) struct Place {
 }
 
 impl WeightCode {
-    /// The constants of `format`; `None` for more than two code
-    /// planes, which shaders do not support.
+    /// The constants of `format`; `None` for more than two code planes,
+    /// which shaders do not support.
     pub fn new(format: Format) -> Option<Self> {
         let layout = PackedLayout::new(format, CLASS)?;
         if !(1..=2).contains(&layout.codes.len()) {

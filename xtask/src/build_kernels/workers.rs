@@ -27,8 +27,8 @@ struct Report {
     /// Compile time; `None` for a cache hit.
     seconds: Option<f64>,
     error: Option<String>,
-    /// The error is the machine's, not the kernel's: no other
-    /// kernel will fare better.
+    /// The error is the machine's, not the kernel's: no
+    /// other kernel will fare better.
     fatal: bool,
 }
 
@@ -115,8 +115,8 @@ fn failures(failed: &[(&Job, String)], all: usize) -> String {
     text
 }
 
-/// Starts worker `index` of `count` with the same command
-/// line, so that it finds the same jobs.
+/// Starts worker `index` of `count` with the same command line,
+/// so that it finds the same jobs.
 fn start(index: usize, count: usize) -> anyhow::Result<Child> {
     Command::new(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
@@ -127,8 +127,8 @@ fn start(index: usize, count: usize) -> anyhow::Result<Child> {
         .context("starting a worker")
 }
 
-/// Main function of a worker: compiles its share of `jobs`,
-/// given by `worker` (`index/count`).
+/// Main function of a worker: compiles its share of `jobs`, given
+/// by `worker` (`index/count`).
 ///
 /// # Errors
 /// When the reports cannot be written.

@@ -1,5 +1,5 @@
-//! Tables of operations other than GEMM: one row for each
-//! case, next to the peer's figure if there is one.
+//! Tables of operations other than GEMM: one row for each case,
+//! next to the peer's figure if there is one.
 
 use anyhow::ensure;
 use serde::Deserialize;

@@ -42,7 +42,8 @@ pub struct Roof {
     pub source: String,
 }
 
-/// What the page shows; the rest stays in the file.
+/// Columns and rows that the page shows; the
+/// rest stays in the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
@@ -62,8 +63,8 @@ pub struct Run {
     pub by: String,
     /// A peer's name on the page.
     pub name: Option<String>,
-    /// Distinguishes table rows beside shape and tokens, such as
-    /// the SIMD level.
+    /// Distinguishes table rows beside shape and tokens,
+    /// such as the SIMD level.
     pub setting: Option<String>,
     /// Distinguishes machines of one kind. Their figures share a cell.
     pub machine: Option<u32>,

@@ -1,5 +1,5 @@
-//! Result tables: one row for each shape and number of
-//! tokens, one column for each format or peer.
+//! Result tables: one row for each shape and number of tokens,
+//! one column for each format or peer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,8 +10,8 @@ use super::results::{Loading, OURS, Results, Roof, Row, Run, Span, Unit};
 /// Maximum line length of prose.
 const WIDTH: usize = 180;
 
-/// Text between a file's markers: the source of the figures,
-/// and the tables.
+/// Text between a file's markers: the source of the
+/// figures, and the tables.
 pub fn text(results: &Results) -> anyhow::Result<String> {
     Ok(wrapped(&origin(results)?) + &products(results)?)
 }
@@ -275,8 +275,8 @@ mod tests {
     fn memory_bounds_one_token_and_instructions_many() {
         let rows = [row("q4_0", 1, "32.9"), row("q4_0", 512, "320")].join(", ");
         // 132.1 MB of weights and 0.07 MB of X and D
-        // over 4530 GB/s are 29.2 µs; 240.5 GFLOP over 989 TFLOP/s
-        // are 243 µs.
+        // over 4530 GB/s are 29.2 µs; 240.5 GFLOP over
+        // 989 TFLOP/s are 243 µs.
         let with = results(BOTH, &ours("", &rows));
         assert_eq!(body(&with), ["| 28672×8192 | 1 |  | 32.9 (89 %) |  |", "|  | 512 |  | 320 (76 %) |  |"]);
         let without = results(READ, &ours("", &rows));

@@ -7,8 +7,8 @@ use super::{Finding, Source};
 
 const KERNELS: &str = "crates/qgemm-cuda/kernels";
 
-/// Kernel folders from the lowest layer up. A file may
-/// include its own folder and lower ones.
+/// Kernel folders from the lowest layer up. A file may include
+/// its own folder and lower ones.
 const FLOORS: &[&str] = &["atoms", "generated", "dequant", "sched", "mainloop", "epilogue", "entry"];
 
 /// Checks every file in the kernels folder.

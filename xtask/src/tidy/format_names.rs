@@ -1,12 +1,12 @@
-//! Rule: nothing outside `qgemm-formats` may decide by a format's
-//! name. Differences between formats belong in their descriptions.
+//! Rule: nothing outside `qgemm-formats` may decide by a format's name.
+//! Differences between formats belong in their descriptions.
 //!
 //! A library writes out a format name only to decide by
 //! it, so each name is a finding: in comparisons, match arms,
-//! lists and constants. There are two exceptions: a name that
-//! is parsed, and names within a macro of the same file
-//! that includes files, because these are file stems. Parts
-//! of names are findings when a name is searched for them.
+//! lists and constants. There are two exceptions: a name that is
+//! parsed, and names within a macro of the same file that
+//! includes files, because these are file stems. Parts of names are
+//! findings when a name is searched for them.
 
 use std::collections::HashMap;
 
@@ -40,8 +40,8 @@ pub fn lines(code: &str) -> Vec<usize> {
     lines
 }
 
-/// Names of all formats except plain element types, which
-/// are dtypes as well and may be named anywhere.
+/// Names of all formats except plain element types, which are dtypes
+/// as well and may be named anywhere.
 fn names() -> impl Iterator<Item = &'static str> {
     Format::all().map(|format| format.name).filter(|name| !is_element_type(name))
 }
@@ -50,8 +50,8 @@ fn is_element_type(name: &str) -> bool {
     qgemm_formats::DType::ALL.iter().any(|dtype| dtype.name() == name)
 }
 
-/// Every single-line string literal without escapes, with
-/// the position of its first quote.
+/// Every single-line string literal without escapes, with the
+/// position of its first quote.
 fn literals(code: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut start = 0;
     code.split_inclusive('\n').flat_map(move |line| {
@@ -72,8 +72,8 @@ fn is_compared(code: &str, at: usize, after: &str) -> bool {
     arm || before.ends_with("==") || before.ends_with("!=")
 }
 
-/// Locations where a format's name is searched for a part,
-/// given literally or by a constant of the same file.
+/// Locations where a format's name is searched for a part, given
+/// literally or by a constant of the same file.
 fn asked_parts(code: &str) -> Vec<usize> {
     let constants = constants(code);
     let calls = ASKING.iter().flat_map(|call| code.match_indices(call).map(|(at, _)| (at, *call)));

@@ -24,8 +24,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("xtask", &["qgemm-formats", "qgemm-hal", "qgemm-cuda"]),
 ];
 
-/// The test kit and what it tests through. Any crate may
-/// use them in its tests.
+/// The test kit and what it tests through. Any crate
+/// may use them in its tests.
 const TEST_ONLY: [&str; 2] = ["qgemm-testkit", "qgemm-api"];
 
 #[derive(Deserialize)]

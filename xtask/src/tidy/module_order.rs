@@ -1,13 +1,13 @@
-//! Module order. Modules with circular imports cannot be
-//! read, tested or replaced one by one; in the folders
-//! below, a module uses only earlier modules.
+//! Module order. Modules with circular imports cannot be read,
+//! tested or replaced one by one; in the folders below, a
+//! module uses only earlier modules.
 
 use std::path::Path;
 
 use super::{Finding, Source};
 
-/// Folders with their modules, lowest first. The folder's
-/// `lib.rs` or `mod.rs` may use all of them.
+/// Folders with their modules, lowest first. The folder's `lib.rs`
+/// or `mod.rs` may use all of them.
 const ORDERS: &[(&str, &[&str])] = &[
     (
         "crates/qgemm-cuda/src",
@@ -140,8 +140,8 @@ fn file(source: &Source) -> Vec<Finding> {
     findings
 }
 
-/// Every path from `crate` or `super` outside of tests, with
-/// its line, relative to the crate's root.
+/// Every path from `crate` or `super` outside of tests, with its
+/// line, relative to the crate's root.
 fn imports<'t>(text: &'t str, own: &[&'t str]) -> Vec<(usize, Vec<&'t str>)> {
     let code = &text[..text.find("#[cfg(test)]").unwrap_or(text.len())];
     let mut found = Vec::new();

@@ -1,6 +1,6 @@
 //! Rules for Rust sources: module docs, file sizes, nothing
-//! unfinished, no printing from libraries, and no dispatch
-//! on a format outside of the formats crate.
+//! unfinished, no printing from libraries, and no dispatch on a
+//! format outside of the formats crate.
 
 use std::path::Path;
 
@@ -12,12 +12,12 @@ const MAX_LINES: usize = 800;
 /// Crates that may print: programs.
 const PROGRAMS: &[&str] = &["crates/qgemm-cli/", "xtask/", "benches/"];
 
-/// Crates that may decide by a format's name: the formats
-/// crate, and the test kit, which samples formats.
+/// Crates that may decide by a format's name: the formats crate,
+/// and the test kit, which samples formats.
 const KNOW_FORMATS: &[&str] = &["crates/qgemm-formats", "crates/qgemm-testkit"];
 
-/// Checks all Rust, CUDA and WGSL sources. The size limit
-/// applies to all three.
+/// Checks all Rust, CUDA and WGSL sources. The size
+/// limit applies to all three.
 pub fn check(sources: &[Source]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in sources {
@@ -76,8 +76,8 @@ fn rust(source: &Source) -> Vec<Finding> {
 /// from matching themselves.
 const UNFINISHED: &[&str] = &["#[·ignore", "to·do!(", "unimpl·emented!("];
 
-/// Whether it is library source: no program, test, example
-/// or build script.
+/// Whether it is library source: no program, test,
+/// example or build script.
 fn is_library(path: &Path) -> bool {
     let text = path.to_string_lossy();
     let program = PROGRAMS.iter().any(|p| text.starts_with(p));

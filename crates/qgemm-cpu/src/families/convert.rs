@@ -1,5 +1,5 @@
-//! Families of `convert`: a single one. It reads matrices as
-//! products read X.
+//! Families of `convert`: a single one. It reads
+//! matrices as products read X.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::pool::{Pool, Scratch};
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 
-/// Elements below which the calling thread works alone:
+/// Elements below which only the calling thread works, because
 /// waking others takes longer.
 const SERIAL_ELEMENTS: usize = 1 << 15;
-/// Elements that are loaded before they are written: they
-/// stay in the L1 cache.
+/// Elements that are loaded before they are written:
+/// they stay in the L1 cache.
 const TILE: usize = 4096;
 /// Columns of a task when there are no row factors.
 const TASK_COLUMNS: usize = 4 * TILE;
@@ -239,23 +239,23 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Bits of the larger magnitude, because bits are in the
-/// order of the values. Infinity and NaN are ignored.
+/// Bits of the larger magnitude, because bits are in the order
+/// of the values. Infinity and NaN are ignored.
 fn larger_magnitude(largest: u32, value: f32) -> u32 {
     let magnitude = value.to_bits() & 0x7fff_ffff;
     largest.max(if magnitude < f32::INFINITY.to_bits() { magnitude } else { 0 })
 }
 
-/// The power of two that scales the magnitude with these
-/// bits to [2¹⁴, 2¹⁵). It and its inverse are normal
-/// numbers, at most 2¹²⁶.
+/// The power of two that scales the magnitude with
+/// these bits to [2¹⁴, 2¹⁵). It and its inverse are
+/// normal numbers, at most 2¹²⁶.
 fn row_factor(largest: u32) -> f32 {
     let exponent = (largest >> 23).max(15);
     f32::from_bits((127 + 141 - exponent) << 23)
 }
 
-/// Clamps finite values that would round to infinity in bf16
-/// to the largest bf16, which is as close.
+/// Clamps finite values that would round to infinity in bf16 to
+/// the largest bf16, which is as close.
 fn within_bf16(value: f32) -> f32 {
     const LARGEST: u32 = 0x7f7f_0000;
     let (bits, sign) = (value.to_bits() & 0x7fff_ffff, value.to_bits() & 0x8000_0000);

@@ -1,5 +1,5 @@
-//! Families of `dequantize`: a single one, row by row, as
-//! the formats define.
+//! Families of `dequantize`: a single one, row by
+//! row, as the formats define.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::operand::{PlaneRows, absent, host_bytes};
 use crate::pool::Pool;
 use crate::source_hash::SOURCE_HASH;
 
-/// Elements below which the calling thread works alone:
+/// Elements below which only the calling thread works, because
 /// waking others takes longer.
 const SERIAL_ELEMENTS: usize = 1 << 14;
 

@@ -1,6 +1,6 @@
-//! Families of `experts`: those of `gemm`, one expert after the
-//! other. Scattered rows are gathered before and scattered after,
-//! which costs little, so that each expert's weight is read once.
+//! Families of `experts`: those of `gemm`, one expert after the other.
+//! Scattered rows are gathered before and scattered after, which costs
+//! little, so that each expert's weight is read once.
 
 mod combine;
 mod index;
@@ -280,8 +280,8 @@ impl<'a> Job<'a> {
         self.kernel.gemm.multiply(&own, parts)
     }
 
-    /// Gathers each expert's rows, multiplies them, and scatters or
-    /// combines the products. `slots_of_row` slots share a row of X.
+    /// Gathers each expert's rows, multiplies them, and scatters or combines
+    /// the products. `slots_of_row` slots share a row of X.
     fn run_indexed(&mut self, slots_of_row: usize) -> Result<index::Fault, HalError> {
         let Self { kernel, op, read, d, workspace, .. } = self;
         let (op, each): (&CheckedExperts, &CheckedGemm) = (op, &op.each);
@@ -398,8 +398,8 @@ fn x_row_bytes(each: &CheckedGemm) -> Option<[usize; 2]> {
     }
 }
 
-/// Byte offsets of a row of X (or of its codes)
-/// and of its scales.
+/// Byte offsets of a row of X (or of its
+/// codes) and of its scales.
 fn x_starts(each: &CheckedGemm, row: usize) -> [usize; 2] {
     match &each.x.planes {
         Some(planes) => [planes.codes_row, planes.scales_row].map(|stride| row.saturating_mul(stride as usize)),

@@ -1,7 +1,7 @@
-//! Families of `indexer`: a single one. A task scores a
-//! block of keys for some queries of a sequence. For top-k,
-//! scores of some queries are kept in the workspace, and a
-//! task selects keys for one query.
+//! Families of `indexer`: a single one. A task scores a block
+//! of keys for some queries of a sequence. For top-k, scores
+//! of some queries are kept in the workspace, and a task
+//! selects keys for one query.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -25,16 +25,16 @@ use crate::pool::Pool;
 use crate::simd::{LANES, Simd};
 use crate::source_hash::SOURCE_HASH;
 
-/// Multiply-adds below which the calling thread works alone:
-/// waking others takes longer.
+/// Multiply-adds below which only the calling thread works,
+/// because waking others takes longer.
 const SERIAL: f64 = 65536.0;
-/// Keys of a task. A query is converted once for all
-/// of them.
+/// Keys of a task. A query is converted
+/// once for all of them.
 const BLOCK_KEYS: usize = 256;
 /// Keys in the L1 cache at a time.
 const TILE_KEYS: usize = 64;
-/// Maximum queries of a task. Keys are converted once for
-/// all of them.
+/// Maximum queries of a task. Keys are converted
+/// once for all of them.
 const BLOCK_QUERIES: usize = 16;
 /// Heads of a query that are processed together.
 const TILE_HEADS: usize = 64;
@@ -106,8 +106,8 @@ impl std::fmt::Debug for CpuIndexer {
 }
 
 impl CpuIndexer {
-    /// Key blocks, and query blocks of `queries` queries from
-    /// `first` on. No block has queries of two sequences.
+    /// Key blocks, and query blocks of `queries` queries from `first` on.
+    /// No block has queries of two sequences.
     fn blocks(&self, first: usize, queries: usize) -> (usize, usize) {
         let (_, each) = self.op.sequences();
         let of_sequence = each.min(queries).div_ceil(BLOCK_QUERIES);
@@ -240,8 +240,8 @@ impl<'a> Job<'a> {
         let (block, key) = (task / of_keys, task % of_keys * BLOCK_KEYS);
         let sequence = first / each + block / of_sequence;
         let from = sequence * each + block % of_sequence * BLOCK_QUERIES;
-        // A part begins within a sequence only if there is one
-        // sequence.
+        // A part begins within a sequence only if
+        // there is one sequence.
         let from = if each > queries { first + block % of_sequence * BLOCK_QUERIES } else { from };
         let end = (from + BLOCK_QUERIES).min((sequence + 1) * each).min(first + queries);
         let keys = key..op.most_keys().min(key + BLOCK_KEYS);
@@ -257,8 +257,8 @@ impl<'a> Job<'a> {
             for query in from..end {
                 let seen = self.seen(query);
                 let seen = seen.start.max(keys.start)..seen.end.min(keys.end);
-                // SAFETY: tasks share no (query, key) pairs, and rows of
-                // scores do not overlap.
+                // SAFETY: tasks share no (query, key) pairs, and rows
+                // of scores do not overlap.
                 let out =
                     unsafe { self.scores.part((query - first_of(self, first)) * self.row_stride + key, keys.len()) };
                 out.fill(f32::NEG_INFINITY);
@@ -289,8 +289,8 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// Rows of keys of a block in f32, their scales, and
-    /// presence flags.
+    /// Rows of keys of a block in f32, their
+    /// scales, and presence flags.
     fn load_keys(
         &self,
         sequence: usize,
@@ -389,8 +389,8 @@ fn add_weighed(products: &[f32], weights: &[f32], sums: &mut [f32]) {
     }
 }
 
-/// Bits in the order of the values. Both zeros are equal;
-/// NaN is below all.
+/// Bits in the order of the values. Both zeros are
+/// equal; NaN is below all.
 fn ordered(score: f32) -> u32 {
     let bits = score.to_bits();
     match score {
@@ -408,9 +408,9 @@ struct Written<'a, T> {
     values: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a `Written` is a `&mut [T]` of numbers whose only
-// access is `part`, an unsafe method whose callers must not
-// share an element.
+// SAFETY: a `Written` is a `&mut [T]` of numbers whose
+// only access is `part`, an unsafe method whose callers
+// must not share an element.
 unsafe impl<T: Send> Sync for Written<'_, T> {}
 
 impl<'a, T: bytemuck::Pod> Written<'a, T> {
@@ -429,16 +429,16 @@ impl<'a, T: bytemuck::Pod> Written<'a, T> {
     /// `len` values from `first` on.
     ///
     /// # Safety
-    /// While it is used, no other thread may use the same
-    /// values.
+    /// While it is used, no other thread may
+    /// use the same values.
     ///
     /// # Panics
     /// When the range exceeds the operand.
     #[expect(clippy::mut_from_ref, reason = "the caller promises that no two threads share elements")]
     unsafe fn part(&self, first: usize, len: usize) -> &mut [T] {
         assert!(first + len <= self.len, "rows lie in the output");
-        // SAFETY: the range was just asserted; the caller
-        // guarantees that nobody else uses them.
+        // SAFETY: the range was just asserted; the caller guarantees
+        // that nobody else uses them.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(first), len) }
     }
 }

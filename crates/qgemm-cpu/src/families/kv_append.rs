@@ -29,7 +29,7 @@ use crate::pool::Pool;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 
-/// Elements below which the calling thread works alone:
+/// Elements below which only the calling thread works, because
 /// waking others takes longer.
 const SERIAL_ELEMENTS: usize = 1 << 15;
 /// Minimum tokens of a task.
@@ -204,8 +204,8 @@ impl<'a> Job<'a> {
         if elements < SERIAL_ELEMENTS {
             return (0..op.kv_heads).for_each(of_head);
         }
-        // The angles of a token are computed once for all of
-        // its heads.
+        // The angles of a token are computed once
+        // for all of its heads.
         let shares = (op.addressing.tokens / TASK_TOKENS).min(2 * rayon::current_num_threads());
         match shares > op.kv_heads {
             true => (0..shares)
@@ -216,8 +216,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// A share of the tokens, for some KV heads and their
-    /// query heads.
+    /// A share of the tokens, for some KV heads
+    /// and their query heads.
     fn task(&self, sequences: &[Sequence], kv_heads: Range<usize>, share: Share) {
         let op = self.op;
         let paging = op.addressing.paging();
@@ -270,8 +270,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Cosines and sines of a position, times the amplitude;
-    /// `false` when the tables do not have the position.
+    /// Cosines and sines of a position, times the amplitude; `false` when
+    /// the tables do not have the position.
     fn angles_of(&self, position: u32, cos: &mut [f32; MOST_PAIRS], sin: &mut [f32; MOST_PAIRS]) -> bool {
         let Some(CheckedRotary { dim, amplitude, .. }) = self.op.rotary else { return true };
         let pairs = dim / 2;
@@ -301,8 +301,8 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Cosine and sine of a fraction of a turn, in units
-/// of 2⁻⁶⁴.
+/// Cosine and sine of a fraction of a
+/// turn, in units of 2⁻⁶⁴.
 fn cos_sin(turns: u64) -> (f32, f32) {
     // Signed, in units of 2^-32: at most half a turn. f32
     // keeps 24 bits where sine and cosine are steep.
@@ -353,9 +353,9 @@ struct Written<'a> {
     bytes: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a `Written` is a `&mut [u8]` whose only accesses
-// are `load` and `store`, unsafe methods whose callers must
-// leave every element to one thread.
+// SAFETY: a `Written` is a `&mut [u8]` whose only accesses are
+// `load` and `store`, unsafe methods whose callers must leave
+// every element to one thread.
 unsafe impl Sync for Written<'_> {}
 
 impl<'a> Written<'a> {
@@ -381,8 +381,8 @@ impl<'a> Written<'a> {
         let held: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut held)[..out.len() * dtype.bytes()];
         let first = element * dtype.bytes();
         assert!(first + held.len() <= self.len, "rows lie in the operand");
-        // SAFETY: the range was just asserted; the caller
-        // guarantees that nobody else writes there.
+        // SAFETY: the range was just asserted; the caller guarantees
+        // that nobody else writes there.
         unsafe { held.as_mut_ptr().copy_from_nonoverlapping(self.start.add(first), held.len()) };
         simd.to_f32(dtype, held, out);
     }
@@ -412,8 +412,8 @@ impl<'a> Written<'a> {
     /// When the range exceeds the operand.
     unsafe fn store_bytes(&self, first: usize, bytes: &[u8]) {
         assert!(first + bytes.len() <= self.len, "rows lie in the operand");
-        // SAFETY: the range was just asserted; the caller
-        // guarantees that nobody else writes there.
+        // SAFETY: the range was just asserted; the caller guarantees
+        // that nobody else writes there.
         unsafe { self.start.add(first).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 }
@@ -427,8 +427,8 @@ struct Cache<'a> {
 }
 
 impl Cache<'_> {
-    /// Writes `values` from `element` on in the cache's format,
-    /// with this head factor.
+    /// Writes `values` from `element` on in the cache's
+    /// format, with this head factor.
     ///
     /// # Safety
     /// No other thread may write the same elements.
@@ -449,8 +449,8 @@ impl Cache<'_> {
             for (scale, (values, codes)) in of_blocks.iter_mut().zip(blocks) {
                 *scale = quantize_block(self.format, values, codes);
             }
-            // SAFETY: guaranteed by the caller. The scale of element
-            // `i` is scale `i / KV_BLOCK`, and heads are whole blocks.
+            // SAFETY: guaranteed by the caller. The scale of element `i` is
+            // scale `i / KV_BLOCK`, and heads are whole blocks.
             unsafe { scales.store(DType::F16, element / KV_BLOCK, of_blocks) };
         } else {
             let inverse = 1.0 / factor;

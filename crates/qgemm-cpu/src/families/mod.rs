@@ -1,5 +1,5 @@
-//! Kernel families of the CPU, one module for each
-//! operation.
+//! Kernel families of the CPU, one module
+//! for each operation.
 
 pub mod attention;
 pub mod convert;

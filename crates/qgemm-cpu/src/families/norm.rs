@@ -1,6 +1,6 @@
-//! Families of `norm`: a single one. A thread processes whole
-//! rows. A row that is not too long is cached as
-//! f32 between statistics and result; longer rows are read again.
+//! Families of `norm`: a single one. A thread processes whole rows.
+//! A row that is not too long is cached as f32
+//! between statistics and result; longer rows are read again.
 
 use std::sync::Arc;
 
@@ -21,14 +21,14 @@ use crate::pool::Pool;
 use crate::simd::{Normalization, Simd};
 use crate::source_hash::SOURCE_HASH;
 
-/// Elements below which the calling thread works alone:
+/// Elements below which only the calling thread works, because
 /// waking others takes longer.
 const SERIAL_ELEMENTS: usize = 1 << 15;
-/// Columns that are loaded and summed together. Partial sums
-/// are added in order, whoever computes them.
+/// Columns that are loaded and summed together. Partial sums are added
+/// in order, whoever computes them.
 const PART: usize = 4096;
-/// Maximum columns of a cached row: 256 KiB fit in a
-/// core's L2 cache.
+/// Maximum columns of a cached row: 256 KiB fit
+/// in a core's L2 cache.
 const KEPT: usize = 16 * PART;
 /// Squares whose sum is in this range neither overflow nor
 /// underflow f32. With an eps above the lower limit,
@@ -201,8 +201,8 @@ impl<'a> Job<'a> {
         let work = |task: usize| {
             let first = task * rows_of_task;
             let scratch = if self.keeps() { self.op.columns.next_multiple_of(PART) } else { PART };
-            // Parts of gamma (or the residual) and of beta, beside the
-            // cached row.
+            // Parts of gamma (or the residual) and of beta,
+            // beside the cached row.
             arena::with_tile(scratch + 2 * PART, |tile| {
                 let (kept, part) = tile.split_at_mut(scratch);
                 (first..self.op.rows.min(first + rows_of_task)).for_each(|row| self.row(row, kept, part));
@@ -221,8 +221,8 @@ impl<'a> Job<'a> {
         self.op.columns <= KEPT || matches!(self.d, Normalized::Quantized(_))
     }
 
-    /// Normalizes a row. `kept` has room for all of it, or
-    /// for a part.
+    /// Normalizes a row. `kept` has room for all
+    /// of it, or for a part.
     fn row(&self, row: usize, kept: &mut [f32], part: &mut [f32]) {
         let columns = self.op.columns;
         let is_kept = self.keeps();
@@ -346,8 +346,8 @@ fn statistics(
         let magnitudes = values.iter().map(|value| value.to_bits() & 0x7fff_ffff);
         largest = magnitudes.filter(|&bits| bits < f32::INFINITY.to_bits()).fold(largest, u32::max);
     });
-    // Scaled values are below 4. The factor and its inverse are
-    // normal numbers.
+    // Scaled values are below 4. The factor and its
+    // inverse are normal numbers.
     let scale = f32::from_bits((254 - (largest >> 23).clamp(1, 253)) << 23);
     scaled(simd, scale, function, columns, &mut each).0
 }

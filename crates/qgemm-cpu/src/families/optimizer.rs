@@ -19,8 +19,8 @@ use crate::pool::Pool;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 
-/// Parameters below which the calling thread works alone:
-/// waking others takes longer.
+/// Parameters below which only the calling thread works,
+/// because waking others takes longer.
 const SERIAL_LEN: usize = 1 << 14;
 /// Parameters of a task: their data stays in the L1 cache.
 const TASK: usize = 2048;

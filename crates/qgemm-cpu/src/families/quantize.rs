@@ -1,5 +1,5 @@
-//! Families of `quantize`: a single one. Rows are read as
-//! products read X and quantized as the formats define.
+//! Families of `quantize`: a single one. Rows are read as products
+//! read X and quantized as the formats define.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::pool::Pool;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 
-/// Elements below which the calling thread works alone:
+/// Elements below which only the calling thread works, because
 /// waking others takes longer.
 const SERIAL_ELEMENTS: usize = 1 << 14;
 

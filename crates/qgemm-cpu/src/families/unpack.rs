@@ -20,14 +20,14 @@ use crate::pool::{Pool, Scratch};
 use crate::simd::{BLOCK_ROWS, LANES, Scales, Simd, TILES};
 use crate::source_hash::SOURCE_HASH;
 
-/// Values below which the calling thread works alone: waking
-/// others takes longer.
+/// Values below which only the calling thread works, because
+/// waking others takes longer.
 const SERIAL_VALUES: usize = 1 << 15;
-/// Columns that are decoded at a time. K-tiles are multiples
-/// of it.
+/// Columns that are decoded at a time. K-tiles
+/// are multiples of it.
 const STEP: usize = 64;
-/// Values of a step: of one tile, and of a block
-/// of tiles.
+/// Values of a step: of one tile, and of
+/// a block of tiles.
 const TILE_STEP: usize = STEP * LANES;
 const BLOCK_STEP: usize = STEP * BLOCK_ROWS;
 
@@ -109,9 +109,9 @@ impl std::fmt::Debug for CpuUnpack {
 }
 
 impl CpuUnpack {
-    /// Scratch floats of a thread: a step of one tile, a
-    /// step of a block, row scales of a block, scales of
-    /// a k-tile.
+    /// Scratch floats of a thread: a step of one
+    /// tile, a step of a block, row scales of a
+    /// block, scales of a k-tile.
     fn tile_floats(&self) -> usize {
         TILE_STEP + BLOCK_STEP + BLOCK_ROWS + Packed::scale_floats_of(&self.layout)
     }
@@ -198,8 +198,8 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// Stores a column's values for a block of rows. No other
-    /// task stores them.
+    /// Stores a column's values for a block of rows. No
+    /// other task stores them.
     fn store(&self, d_row: usize, first_row: usize, values: &[f32]) {
         let CheckedUnpack { gated, out_features, .. } = self.kernel.op;
         if !gated {
@@ -213,8 +213,8 @@ impl<'a> Job<'a> {
             let count = eight.len().min(out_features.saturating_sub(feature));
             let column = feature + if group.is_multiple_of(2) { 0 } else { out_features };
             if count > 0 {
-                // SAFETY: as above; each row of W has one column of
-                // D.
+                // SAFETY: as above; each row of W has
+                // one column of D.
                 unsafe { self.d.store_part(d_row, column, &eight[..count]) };
             }
         }

@@ -1,7 +1,7 @@
-//! Activation functions on sixteen f32 lanes. All but identity, ReLU
-//! and exact GELU are `v · sigmoid(…)`. GELU-tanh contains
-//! 1 + tanh(u), which is 2 · sigmoid(2u) without cancellation
-//! for negative u. The formulas match the other backends.
+//! Activation functions on sixteen f32 lanes. All but identity, ReLU and
+//! exact GELU are `v · sigmoid(…)`. GELU-tanh contains 1 + tanh(u),
+//! which is 2 · sigmoid(2u) without cancellation for negative u. The
+//! formulas match the other backends.
 
 use std::f32::consts::{FRAC_2_SQRT_PI, LOG2_E, SQRT_2};
 
@@ -72,19 +72,19 @@ impl Function for GeluErf {
 }
 
 /// `exp(x)` for x ≤ 0, within 1e-7. It is 0 below
-/// −87, where results would be subnormal. The polynomial is
-/// the minimax one for |r| up to ln(2) / 2.
+/// −87, where results would be subnormal. The polynomial is the
+/// minimax one for |r| up to ln(2) / 2.
 #[inline(always)]
 pub(super) unsafe fn exp_nonpositive<V: Vector>(x: V::Floats) -> V::Floats {
-    // Adding a small number rounds it to an integer, in the
-    // lowest bits.
+    // Adding a small number rounds it to an
+    // integer, in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
     // SAFETY: guaranteed by the caller.
     unsafe {
         let shifted = V::multiply_add(x, V::splat(LOG2_E), V::splat(ROUND));
         let n = V::multiply_add(shifted, V::splat(1.0), V::splat(-ROUND));
-        // x − n · ln(2) in two parts; the first is
-        // exact.
+        // x − n · ln(2) in two parts; the
+        // first is exact.
         let r = V::multiply_add(n, V::splat(-0.693_359_4), x);
         let r = V::multiply_add(n, V::splat(2.121_944_4e-4), r);
         let q =
@@ -120,11 +120,11 @@ unsafe fn sigmoid<V: Vector>(x: V::Floats) -> V::Floats {
     }
 }
 
-/// `(1 + erf(x / √2)) / 2`, the normal distribution
-/// function. Its tail at z = |x| / √2 is
+/// `(1 + erf(x / √2)) / 2`, the normal distribution function.
+/// Its tail at z = |x| / √2 is
 /// `exp(−z²) / 2` times a function of t = 1 /
-/// (1 + 0.4 z). The polynomial approximates that function
-/// within 1e-7 for z up to 9.4; beyond, `exp(−z²)` is 0.
+/// (1 + 0.4 z). The polynomial approximates that function within 1e-7
+/// for z up to 9.4; beyond, `exp(−z²)` is 0.
 #[inline(always)]
 unsafe fn normal_cdf<V: Vector>(x: V::Floats) -> V::Floats {
     // SAFETY: guaranteed by the caller.

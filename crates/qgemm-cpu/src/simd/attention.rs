@@ -1,15 +1,15 @@
-//! Attention kernels: query-key products, exponentials, and
-//! weighted sums of values, on f32 rows of whole vectors.
+//! Attention kernels: query-key products, exponentials, and weighted sums
+//! of values, on f32 rows of whole vectors.
 
 use super::activation::exp_nonpositive;
 use super::vector::{LANES, Vector};
 
-/// `out[row][key] = q[row] · k[key]`, with rows of `width`
-/// columns. The order of additions depends on the width only.
+/// `out[row][key] = q[row] · k[key]`, with rows of `width` columns. The
+/// order of additions depends on the width only.
 ///
 /// # Safety
-/// The CPU must support the level's instructions. `q`, `k`
-/// and `out` must be whole rows, and `width` whole vectors.
+/// The CPU must support the level's instructions. `q`, `k` and `out`
+/// must be whole rows, and `width` whole vectors.
 #[inline(always)]
 pub unsafe fn match_keys<V: Vector>(q: &[f32], k: &[f32], width: usize, out: &mut [f32]) {
     let (rows, keys) = (q.len() / width, k.len() / width);
@@ -54,8 +54,8 @@ unsafe fn of_rows<V: Vector, const R: usize, const C: usize>(
 }
 
 /// # Safety
-/// As for [`match_keys`]; `R` rows and `C` keys from `row`
-/// and `key` on must exist.
+/// As for [`match_keys`]; `R` rows and `C` keys from
+/// `row` and `key` on must exist.
 #[inline(always)]
 unsafe fn block<V: Vector, const R: usize, const C: usize>(
     q: &[f32],
@@ -102,13 +102,13 @@ pub(super) unsafe fn total<V: Vector>(floats: V::Floats) -> f32 {
     lanes[0]
 }
 
-/// Replaces every score by `exp(score − most)` and returns
-/// their sum. No score exceeds `most`. NaN stays NaN and
-/// makes the sum NaN.
+/// Replaces every score by `exp(score − most)` and
+/// returns their sum. No score exceeds `most`. NaN stays
+/// NaN and makes the sum NaN.
 ///
 /// # Safety
-/// The CPU must support the level's instructions. `scores`
-/// must be whole vectors.
+/// The CPU must support the level's instructions.
+/// `scores` must be whole vectors.
 #[inline(always)]
 pub unsafe fn exponentials<V: Vector>(scores: &mut [f32], most: f32) -> f32 {
     // SAFETY: guaranteed by the caller.
@@ -117,8 +117,8 @@ pub unsafe fn exponentials<V: Vector>(scores: &mut [f32], most: f32) -> f32 {
         let mut sum = V::splat(0.0);
         for scores in scores.chunks_exact_mut(LANES) {
             let x = V::multiply_add(V::splat(most), V::splat(-1.0), V::load(scores.as_ptr()));
-            // Zero for numbers, NaN for NaN, so that the exponential of
-            // NaN is NaN.
+            // Zero for numbers, NaN for NaN, so that the
+            // exponential of NaN is NaN.
             let difference = V::multiply_add(x, V::splat(-1.0), x);
             let power = V::multiply_add(exp_nonpositive::<V>(x), one, difference);
             let power = V::where_less(x, least, V::splat(0.0), power);
@@ -133,8 +133,8 @@ pub unsafe fn exponentials<V: Vector>(scores: &mut [f32], most: f32) -> f32 {
 /// `width` columns, key by key.
 ///
 /// # Safety
-/// As for [`match_keys`]; `weights` must have a row for each
-/// of `sums`, with as many keys as `v` has rows.
+/// As for [`match_keys`]; `weights` must have a row for each of
+/// `sums`, with as many keys as `v` has rows.
 #[inline(always)]
 pub unsafe fn add_values<V: Vector>(weights: &[f32], v: &[f32], width: usize, sums: &mut [f32]) {
     let (rows, keys) = (sums.len() / width, v.len() / width);

@@ -206,8 +206,8 @@ impl Vector for Avx2 {
     unsafe fn half_bits_to_floats([a, b]: [__m256i; 2]) -> [__m256; 2] {
         // SAFETY: as above.
         unsafe {
-            // Packing works within register halves. The permutation
-            // restores the order.
+            // Packing works within register halves. The
+            // permutation restores the order.
             let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(a, b));
             [_mm256_cvtph_ps(_mm256_castsi256_si128(packed)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(packed))]
         }
@@ -217,12 +217,12 @@ impl Vector for Avx2 {
         // SAFETY: as above.
         unsafe {
             let (low, high) = (_mm256_loadu_ps(table.as_ptr()), _mm256_loadu_ps(table.as_ptr().add(8)));
-            // A loop instead of `map`, because compilers do not
-            // propagate the level's instructions into closures.
+            // A loop instead of `map`, because compilers do not propagate the
+            // level's instructions into closures.
             let mut values = [low; 2];
             for (value, words) in values.iter_mut().zip(words) {
-                // Bit 3 of a code, moved to the sign, selects the
-                // table half.
+                // Bit 3 of a code, moved to the sign,
+                // selects the table half.
                 let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(words));
                 let [low, high] = [_mm256_permutevar8x32_ps(low, words), _mm256_permutevar8x32_ps(high, words)];
                 *value = _mm256_blendv_ps(low, high, upper);
@@ -265,8 +265,8 @@ impl Dot<Avx2> for Vnni {
     }
 }
 
-/// Without AVX-VNNI: even and odd bytes as 16-bit numbers. Adding
-/// byte products in pairs would saturate for bytes above 128.
+/// Without AVX-VNNI: even and odd bytes as 16-bit numbers. Adding byte
+/// products in pairs would saturate for bytes above 128.
 struct Widened;
 
 impl Dot<Avx2> for Widened {

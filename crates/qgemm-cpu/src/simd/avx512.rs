@@ -190,8 +190,8 @@ impl Dot<Avx512> for Vnni {
     }
 }
 
-/// Without VNNI: even and odd bytes as 16-bit numbers. Adding
-/// byte products in pairs would saturate for bytes above 128.
+/// Without VNNI: even and odd bytes as 16-bit numbers. Adding byte
+/// products in pairs would saturate for bytes above 128.
 struct Widened;
 
 impl Dot<Avx512> for Widened {

@@ -18,8 +18,8 @@ use super::{
 use super::{avx2, avx512};
 
 impl Simd {
-    /// The kernels for `level`, or `None` when this CPU does not
-    /// support it.
+    /// The kernels for `level`, or `None` when this
+    /// CPU does not support it.
     pub fn new(level: SimdLevel) -> Option<&'static Self> {
         if !level.is_available() {
             return None;
@@ -62,14 +62,14 @@ impl Simd {
         self.multiply.len()
     }
 
-    /// Maximum quantized tokens of a kernel call, with packed or
-    /// unpacked codes.
+    /// Maximum quantized tokens of a kernel call, with
+    /// packed or unpacked codes.
     pub fn quantized_tokens(&self, unpacked: bool) -> usize {
         self.multiply_codes[usize::from(unpacked)].last().map_or(0, |&(tokens, _)| tokens)
     }
 
-    /// Decodes `columns` columns of `k_tile` from `first` on
-    /// (both multiples of 32) to `out[column][lane]`.
+    /// Decodes `columns` columns of `k_tile` from `first` on (both
+    /// multiples of 32) to `out[column][lane]`.
     pub fn decode(&self, k_tile: &KTile<'_>, first: usize, columns: usize, out: &mut [f32]) {
         let layout = k_tile.layout;
         assert!(first.is_multiple_of(32) && columns.is_multiple_of(32), "words are decoded whole");
@@ -81,8 +81,8 @@ impl Simd {
         assert!(layout.format().sub_block.is_power_of_two(), "sub-blocks are found by shifts");
         let subs = scaled_sub_blocks(layout) * LANES;
         assert!(subs <= k_tile.scales.len() && subs <= k_tile.mins.len(), "every sub-block has its scales");
-        // SAFETY: a `Simd` only comes from `new`, which checked that
-        // the CPU supports the level. The rest is checked above.
+        // SAFETY: a `Simd` only comes from `new`, which checked that the
+        // CPU supports the level. The rest is checked above.
         unsafe { (self.decode)(k_tile, first, columns, out) }
     }
 
@@ -108,8 +108,8 @@ impl Simd {
         unsafe { (self.unpack)(from, layout, k_tiles, scales, mins) }
     }
 
-    /// The first `out.len()` values of `bytes` as f32. No
-    /// alignment is needed.
+    /// The first `out.len()` values of `bytes` as f32.
+    /// No alignment is needed.
     ///
     /// # Panics
     /// When `bytes` is shorter than that.
@@ -125,8 +125,8 @@ impl Simd {
         unsafe { (self.quantize)(how, values, out) }
     }
 
-    /// Epilogue of a token's accumulators for a block of rows.
-    /// For a gated pair there are half as many outputs.
+    /// Epilogue of a token's accumulators for a block of rows. For
+    /// a gated pair there are half as many outputs.
     pub fn finish(&self, how: &Epilogue<'_>, token: &OfToken<'_>, sums: &mut OfRows) {
         // SAFETY: as in `decode`; the array types guarantee the lengths.
         unsafe { (self.finish)(how, token, sums) }
@@ -142,8 +142,8 @@ impl Simd {
         unsafe { (self.match_keys)(q, k, width, out) }
     }
 
-    /// Replaces every score by `exp(score − most)` and returns
-    /// their sum. No score exceeds `most`. NaN makes the sum NaN.
+    /// Replaces every score by `exp(score − most)` and returns their sum.
+    /// No score exceeds `most`. NaN makes the sum NaN.
     pub fn exponentials(&self, scores: &mut [f32], most: f32) -> f32 {
         assert!(scores.len().is_multiple_of(LANES), "scores are whole vectors");
         // SAFETY: as in `decode`.
@@ -172,8 +172,8 @@ impl Simd {
         unsafe { (self.add)(other, values) }
     }
 
-    /// `sums[row] += Σ weights[row][key] · v[key]`, with rows of
-    /// `width` columns, which are whole vectors.
+    /// `sums[row] += Σ weights[row][key] · v[key]`, with rows of `width`
+    /// columns, which are whole vectors.
     pub fn add_values(&self, weights: &[f32], v: &[f32], width: usize, sums: &mut [f32]) {
         assert!(width > 0 && width.is_multiple_of(LANES), "rows are whole vectors");
         assert!(v.len().is_multiple_of(width) && sums.len().is_multiple_of(width), "rows are whole");
@@ -182,9 +182,9 @@ impl Simd {
         unsafe { (self.add_values)(weights, v, width, sums) }
     }
 
-    /// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]`
-    /// for `tokens` tokens (at most [`Simd::tokens`]) and all
-    /// tiles of a block. Rows of `x` are `stride` apart.
+    /// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for
+    /// `tokens` tokens (at most [`Simd::tokens`]) and all tiles of a block.
+    /// Rows of `x` are `stride` apart.
     pub fn multiply(&self, tokens: usize, w: &[f32], x: &[f32], stride: usize, columns: usize, sums: &mut [f32]) {
         assert!(BLOCK_ROWS * columns <= w.len(), "tiles lie in their scratch memory");
         assert!((tokens - 1) * stride + columns <= x.len(), "tokens lie in their scratch memory");
@@ -193,9 +193,9 @@ impl Simd {
         unsafe { (self.multiply[tokens - 1])(w, x, stride, columns, sums) }
     }
 
-    /// Group sizes for `tokens` quantized tokens, with packed or
-    /// unpacked codes. A group is multiplied at once, and its
-    /// words are interleaved.
+    /// Group sizes for `tokens` quantized tokens, with packed
+    /// or unpacked codes. A group is multiplied at once, and
+    /// its words are interleaved.
     pub fn token_groups(&self, unpacked: bool, tokens: usize) -> impl Iterator<Item = usize> {
         self.kernels_of_groups(unpacked, tokens).map(|&(group, _)| group)
     }
@@ -214,8 +214,8 @@ impl Simd {
         })
     }
 
-    /// Unpacks the codes of packed k-tiles of `layout`, for
-    /// which `how` is, to bytes: [`LANES`] per column.
+    /// Unpacks the codes of packed k-tiles of `layout`, for which `how`
+    /// is, to bytes: [`LANES`] per column.
     pub fn unpack_codes(&self, how: &Quantization, layout: &PackedLayout, k_tiles: &[u8], out: &mut [u8]) {
         let columns = check_k_tiles(how, layout, k_tiles.len(), layout.k_tile_bytes);
         assert!(columns * LANES <= out.len(), "codes lie in their scratch memory");
@@ -264,8 +264,8 @@ impl Simd {
     }
 }
 
-/// Columns of the whole k-tiles of `layout` (`k_tile_bytes`
-/// each) in `bytes` bytes, if products with them are supported.
+/// Columns of the whole k-tiles of `layout` (`k_tile_bytes` each) in
+/// `bytes` bytes, if products with them are supported.
 fn check_k_tiles(how: &Quantization, layout: &PackedLayout, bytes: usize, k_tile_bytes: usize) -> usize {
     let Quantization { block, span, sub_block, .. } = *how;
     assert!(how.format() == layout.format(), "tokens are quantized for the layout's format");

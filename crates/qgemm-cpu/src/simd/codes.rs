@@ -25,20 +25,20 @@ pub(super) use each;
 /// Offset of codebook values, which makes them unsigned.
 pub const TABLE_OFFSET: i32 = 128;
 
-/// Compile-time shape of a format's codes. Kernels are
-/// specialized for it, so that inner loops do not branch.
+/// Compile-time shape of a format's codes. Kernels are specialized for it,
+/// so that inner loops do not branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeShape {
-    /// Bits of the first plane, and of the second plane above
-    /// it (0 for none).
+    /// Bits of the first plane, and of the second plane
+    /// above it (0 for none).
     pub planes: [usize; 2],
     /// Whether codes index a codebook.
     pub table: bool,
-    /// Columns of a span, whose products are summed before a
-    /// scale applies.
+    /// Columns of a span, whose products are summed
+    /// before a scale applies.
     pub span: usize,
-    /// Whether activations share a factor over several spans, so
-    /// that it applies to their scaled sums.
+    /// Whether activations share a factor over several spans, so that
+    /// it applies to their scaled sums.
     pub wide: bool,
     /// Whether sub-blocks have minimums; otherwise codes have an offset.
     pub minima: bool,
@@ -126,8 +126,8 @@ pub fn unsigned_table(encoding: Encoding) -> [u8; 16] {
     }
 }
 
-/// Code planes of a k-tile, positioned at the next columns
-/// to decode. `SHAPE` is the index of the [`CodeShape`].
+/// Code planes of a k-tile, positioned at the next columns to
+/// decode. `SHAPE` is the index of the [`CodeShape`].
 /// Prefetches packed codes if `ASKS`.
 pub struct Planes<V: Vector, const SHAPE: usize, const ASKS: bool> {
     low: *const u8,
@@ -223,12 +223,12 @@ fn place(quad: usize, bits: usize) -> (bool, usize) {
     (quad.is_multiple_of(quads), quad % quads * bits)
 }
 
-/// Unpacks the codes of packed k-tiles of `layout` to `[quad][lane]`,
-/// one byte each. `SHAPE` is the index of the format's [`CodeShape`].
+/// Unpacks the codes of packed k-tiles of `layout` to `[quad][lane]`, one
+/// byte each. `SHAPE` is the index of the format's [`CodeShape`].
 ///
 /// # Safety
-/// As for [`Vector`]'s functions; the k-tiles must be whole,
-/// and `out` large enough.
+/// As for [`Vector`]'s functions; the k-tiles must be
+/// whole, and `out` large enough.
 #[inline(always)]
 pub unsafe fn unpack<V: Vector, const SHAPE: usize>(layout: &PackedLayout, k_tiles: &[u8], out: &mut [u8]) {
     let table = unsigned_table(layout.format().encoding);

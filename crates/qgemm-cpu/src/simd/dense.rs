@@ -4,8 +4,8 @@ use qgemm_formats::DType;
 
 use super::vector::{LANES, Vector};
 
-/// The first `out.len()` values of `bytes` as f32. No
-/// alignment is needed.
+/// The first `out.len()` values of `bytes` as f32.
+/// No alignment is needed.
 ///
 /// # Safety
 /// The CPU must support the level's instructions.
@@ -18,8 +18,8 @@ pub unsafe fn to_f32<V: Vector>(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     let bytes = &bytes[..out.len() * dtype.bytes()];
     let whole = out.len() / LANES * LANES;
     for first in (0..whole).step_by(LANES) {
-        // SAFETY: guaranteed by the caller; values from `first` on
-        // fill a vector in both `bytes` and `out`.
+        // SAFETY: guaranteed by the caller; values from `first` on fill a
+        // vector in both `bytes` and `out`.
         unsafe {
             let from = bytes.as_ptr().add(first * dtype.bytes());
             let floats = match dtype {

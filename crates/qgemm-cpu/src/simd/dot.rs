@@ -1,11 +1,11 @@
-//! Dot products of packed or unpacked tiles with a few
-//! quantized tokens.
+//! Dot products of packed or unpacked tiles with
+//! a few quantized tokens.
 //!
-//! Products of codes are summed exactly, one span of columns
-//! at a time. The scaled sums form one chain of f32
-//! operations over the spans in ascending order. The bits
-//! therefore depend neither on other work in the same call
-//! nor on the SIMD level, except for fused multiply-adds.
+//! Products of codes are summed exactly, one span of columns at
+//! a time. The scaled sums form one chain of f32 operations
+//! over the spans in ascending order. The bits therefore depend neither
+//! on other work in the same call nor on the SIMD
+//! level, except for fused multiply-adds.
 
 use qgemm_formats::prepack::PackedLayout;
 
@@ -14,8 +14,8 @@ use super::quantize::{Quantization, Row};
 use super::vector::{Dot, LANES, Vector};
 use super::{BLOCK_ROWS, Prefetch, Scales, Unpack};
 
-/// Operands of a product: consecutive k-tiles of some tiles,
-/// and the same columns of quantized tokens.
+/// Operands of a product: consecutive k-tiles of some tiles, and the
+/// same columns of quantized tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands<'a> {
     /// How the tokens are quantized.
@@ -47,8 +47,8 @@ pub struct Tile<'a> {
     pub prefetch: Prefetch,
     /// Scales of the k-tiles, `[sub-block][lane]`, unless kernels unpack them.
     pub scales: &'a [f32],
-    /// Minimums of the k-tiles, `[sub-block][lane]`; empty when
-    /// codes have an offset.
+    /// Minimums of the k-tiles, `[sub-block][lane]`; empty
+    /// when codes have an offset.
     pub mins: &'a [f32],
 }
 
@@ -62,13 +62,13 @@ const SCALES: usize = SCALED_COLUMNS / LEAST_SUB_BLOCK * LANES;
 
 /// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]`
 /// for `T` tokens and up to `P` tiles at a time.
-/// Accumulators of tokens are [`BLOCK_ROWS`] apart. `SHAPE`
-/// is the index of the codes' [`CodeShape`], and `unpack`
-/// the level's [`super::scales::unpack`].
+/// Accumulators of tokens are [`BLOCK_ROWS`] apart. `SHAPE` is
+/// the index of the codes' [`CodeShape`], and `unpack` the
+/// level's [`super::scales::unpack`].
 ///
 /// # Safety
-/// As for [`Vector`]'s functions; the operands must hold their
-/// k-tiles, scales and `T` tokens, and `sums` must be large enough.
+/// As for [`Vector`]'s functions; the operands must hold their k-tiles,
+/// scales and `T` tokens, and `sums` must be large enough.
 #[inline(always)]
 pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usize, const T: usize>(
     at: &Operands<'_>,
@@ -126,8 +126,8 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                 *totals = std::array::from_fn(|tile| V::load(sum_at(token, tile)));
             }
         }
-        // Scales and minimums of the sub-blocks from column
-        // `scaled_from` on; in `own` if they are unpacked here.
+        // Scales and minimums of the sub-blocks from column `scaled_from` on; in
+        // `own` if they are unpacked here.
         let mut scales_at = tiles.map(|tile| [tile.scales.as_ptr(), tile.mins.as_ptr()]);
         let mut scaled_from = 0;
         let min_floats = if shape.minima { SCALES } else { 0 };
@@ -220,8 +220,8 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                 }
                 column += UNIT;
             }
-            // Scale records follow the codes. Requesting memory out of
-            // order is slower.
+            // Scale records follow the codes. Requesting memory
+            // out of order is slower.
             if !shape.unpacked {
                 prefetch.iter().for_each(|prefetch| prefetch.fetch_records(layout));
             }
@@ -237,8 +237,8 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
     }
 }
 
-/// Quads whose products are added together before they are
-/// added to the span's; 0 if each is added immediately.
+/// Quads whose products are added together before they are added to
+/// the span's; 0 if each is added immediately.
 #[inline(always)]
 fn runs<V: Vector, D: Dot<V>>(shape: CodeShape) -> usize {
     match D::longest_run((1 << shape.bits) - 1).min(shape.span / 4) {
@@ -248,8 +248,8 @@ fn runs<V: Vector, D: Dot<V>>(shape: CodeShape) -> usize {
 }
 
 /// Adds the products of quad `Q` of a unit to `run[token][tile]`,
-/// or to `products[token][tile]`, to which finished runs are
-/// added. The tokens' codes start at `x`, followed by their flips.
+/// or to `products[token][tile]`, to which finished runs are added. The
+/// tokens' codes start at `x`, followed by their flips.
 ///
 /// # Safety
 /// As for [`multiply_codes`].

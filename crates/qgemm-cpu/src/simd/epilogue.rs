@@ -25,8 +25,8 @@ pub struct Epilogue<'a> {
     pub bias: Option<&'a OfRows>,
     /// Activation.
     pub activation: Activation,
-    /// Whether eight rows of the gate alternate with eight rows
-    /// of the up.
+    /// Whether eight rows of the gate alternate with
+    /// eight rows of the up.
     pub gated: bool,
 }
 
@@ -62,9 +62,9 @@ pub unsafe fn finish<V: Vector>(how: &Epilogue<'_>, token: &OfToken<'_>, sums: &
 
 #[inline(always)]
 unsafe fn with<V: Vector, F: Function>(how: &Epilogue<'_>, token: &OfToken<'_>, sums: &mut OfRows) {
-    // No `map` or closures, because compilers do not propagate
-    // the level's instructions into them. SAFETY: guaranteed by
-    // the caller; every tile is in its block.
+    // No `map` or closures, because compilers do not propagate the
+    // level's instructions into them. SAFETY: guaranteed by the
+    // caller; every tile is in its block.
     unsafe {
         if how.gated {
             // Outputs never overwrite later inputs, because pairs are twice as long.

@@ -2,8 +2,8 @@
 
 /// Defines the kernels of a level. For f32: tiles per kernel
 /// for each number of tokens, so that all accumulators are in
-/// registers. For packed codes: the supported numbers of
-/// tokens. For unpacked codes: tiles for each number of tokens.
+/// registers. For packed codes: the supported numbers of tokens. For
+/// unpacked codes: tiles for each number of tokens.
 macro_rules! level {
     ($name:ident, $level:expr, $vector:ty, $dot:ty, $($features:literal,)?
      [$($tokens:literal => $tiles:literal),*], packed [$($packed:literal),*],
@@ -172,8 +172,8 @@ macro_rules! level {
 }
 pub(super) use level;
 
-/// A kernel for each of these code shapes, with this many
-/// tiles and tokens.
+/// A kernel for each of these code shapes, with
+/// this many tiles and tokens.
 macro_rules! of_shapes {
     ($kernel:ident []; $($shape:literal)*) => { [$($kernel::<$shape>),*] };
     ($kernel:ident [$tiles:literal, $tokens:literal]; $($shape:literal)*) => {

@@ -1,7 +1,7 @@
 //! SIMD kernels on sixteen rows at a time: decoding of
 //! packed weights to f32 and products with a few tokens;
-//! products of packed codes with a few quantized tokens. One
-//! file for each level.
+//! products of packed codes with a few quantized tokens.
+//! One file for each level.
 
 mod activation;
 mod attention;
@@ -56,8 +56,8 @@ pub struct KTile<'a> {
     pub layout: &'a PackedLayout,
     /// The k-tile.
     pub bytes: &'a [u8],
-    /// The block to prefetch: one line for each line decoded,
-    /// because a core that requests many at once stalls.
+    /// The block to prefetch: one line for each line decoded, because
+    /// a core that requests many at once stalls.
     pub prefetch: Prefetch,
     /// `[sub-block][lane]`; empty for unquantized types.
     pub scales: &'a [f32],

@@ -194,8 +194,8 @@ impl Vector for Neon {
                 vld1q_u8(bytes.add(48)),
             );
             words.map(|words| {
-                // Bytes 4w to 4w + 3 of the table, for every
-                // word w.
+                // Bytes 4w to 4w + 3 of the table,
+                // for every word w.
                 let places = vmlaq_n_u32(vdupq_n_u32(0x0302_0100), words, 0x0404_0404);
                 vreinterpretq_f32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(places)))
             })
@@ -260,16 +260,16 @@ impl Dot<Neon> for Sdot {
     }
 }
 
-/// f16 bits to f32. The compiler's intrinsic requires a
-/// newer compiler than the oldest supported one.
+/// f16 bits to f32. The compiler's intrinsic requires a newer
+/// compiler than the oldest supported one.
 ///
 /// # Safety
 /// The CPU must support Advanced SIMD.
 #[inline(always)]
 unsafe fn half_to_f32(halves: uint16x4_t) -> float32x4_t {
     let floats;
-    // SAFETY: the instruction only accesses the named
-    // registers; every CPU with Advanced SIMD has it.
+    // SAFETY: the instruction only accesses the named registers; every
+    // CPU with Advanced SIMD has it.
     unsafe {
         asm!(
             "fcvtl {floats:v}.4s, {halves:v}.4h",
@@ -281,8 +281,8 @@ unsafe fn half_to_f32(halves: uint16x4_t) -> float32x4_t {
     floats
 }
 
-/// `sums + a · b` of signed bytes. The compiler's intrinsic
-/// is not stable yet.
+/// `sums + a · b` of signed bytes. The compiler's
+/// intrinsic is not stable yet.
 ///
 /// # Safety
 /// The CPU must support the extension `dotprod`.

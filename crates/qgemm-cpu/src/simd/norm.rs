@@ -31,8 +31,8 @@ pub unsafe fn moments<V: Vector>(values: &[f32], scale: f32, mean: f32) -> [f32;
         rest[0] += beside;
         rest[1] += beside * beside;
     }
-    // SAFETY: guaranteed by the caller; vectors from `first` on
-    // are in `values`.
+    // SAFETY: guaranteed by the caller; vectors from
+    // `first` on are in `values`.
     unsafe {
         let (one, scale, mean) = (V::splat(1.0), V::splat(scale), V::splat(-mean));
         let mut sums = [[V::splat(0.0); 2]; 2];
@@ -55,8 +55,8 @@ pub unsafe fn moments<V: Vector>(values: &[f32], scale: f32, mean: f32) -> [f32;
     }
 }
 
-/// Normalizes values, then applies `gamma` and `beta`. Each
-/// is as long as `values`, or empty.
+/// Normalizes values, then applies `gamma` and `beta`. Each is
+/// as long as `values`, or empty.
 ///
 /// # Safety
 /// The CPU must support the level's instructions.
@@ -64,8 +64,8 @@ pub unsafe fn moments<V: Vector>(values: &[f32], scale: f32, mean: f32) -> [f32;
 pub unsafe fn normalize<V: Vector>(how: &Normalization, gamma: &[f32], beta: &[f32], values: &mut [f32]) {
     let Normalization { scale, mean, correction, inverse } = *how;
     let whole = values.len() / LANES * LANES;
-    // SAFETY: guaranteed by the caller; vectors from `first` on
-    // are in `values`, and in gamma and beta unless empty.
+    // SAFETY: guaranteed by the caller; vectors from `first` on are in
+    // `values`, and in gamma and beta unless empty.
     unsafe {
         let one = V::splat(1.0);
         let (scale, mean, correction) = (V::splat(scale), V::splat(-mean), V::splat(-correction));
@@ -97,8 +97,8 @@ pub unsafe fn normalize<V: Vector>(how: &Normalization, gamma: &[f32], beta: &[f
 pub unsafe fn add<V: Vector>(other: &[f32], values: &mut [f32]) {
     let whole = values.len() / LANES * LANES;
     for first in (0..whole).step_by(LANES) {
-        // SAFETY: guaranteed by the caller; vectors from `first` on
-        // are in both.
+        // SAFETY: guaranteed by the caller; vectors from
+        // `first` on are in both.
         unsafe {
             let at = values.as_mut_ptr().add(first);
             V::store(at, V::multiply_add(V::load(at), V::splat(1.0), V::load(other.as_ptr().add(first))));

@@ -1,5 +1,5 @@
-//! INT8 activations: their quantization for a format's
-//! products, and the row layout that kernels read.
+//! INT8 activations: their quantization for a format's products, and
+//! the row layout that kernels read.
 
 use qgemm_formats::{Encoding, Format};
 
@@ -19,14 +19,14 @@ pub struct Quantization {
     pub span: usize,
     /// Columns that share scale and minimum of W.
     pub sub_block: usize,
-    /// Offset of the unsigned codes of W; `None` when sub-blocks
-    /// have minimums instead.
+    /// Offset of the unsigned codes of W; `None` when
+    /// sub-blocks have minimums instead.
     pub offset: Option<i32>,
-    /// Whether tokens are stored as magnitudes and signs, which
-    /// some levels need for an offset of 128.
+    /// Whether tokens are stored as magnitudes and signs, which some
+    /// levels need for an offset of 128.
     pub magnitudes: bool,
-    /// Index of the [`CodeShape`] of W's packed codes, and of
-    /// its unpacked codes.
+    /// Index of the [`CodeShape`] of W's packed codes,
+    /// and of its unpacked codes.
     pub shapes: [usize; 2],
     format: Format,
 }
@@ -38,9 +38,9 @@ impl Quantization {
     /// Maximum columns whose products are summed before scales apply.
     pub const MOST_SPAN: usize = 32;
 
-    /// Quantization for weights of `format`, with a factor for every
-    /// `block` columns of a token. `None` when codes are not integers
-    /// of up to 8 bits, or no kernel supports such blocks.
+    /// Quantization for weights of `format`, with a factor for every `block`
+    /// columns of a token. `None` when codes are not integers of
+    /// up to 8 bits, or no kernel supports such blocks.
     pub fn new(format: Format, block: usize) -> Option<Self> {
         let offset = match format.encoding {
             Encoding::IntOffset { offset } => Some(offset),
@@ -59,8 +59,8 @@ impl Quantization {
         Some(Self { block, span, sub_block, offset, magnitudes: false, shapes, format })
     }
 
-    /// Adapts it to a level whose products need `magnitudes` for
-    /// an offset of 128.
+    /// Adapts it to a level whose products need
+    /// `magnitudes` for an offset of 128.
     pub fn with_magnitudes(self, magnitudes: bool) -> Self {
         Self { magnitudes: magnitudes && self.offset == Some(TABLE_OFFSET), ..self }
     }
@@ -70,10 +70,10 @@ impl Quantization {
         self.format
     }
 
-    /// Writes the row of an already quantized token to `out`.
-    /// The row has `columns` columns (a multiple of a block and
-    /// of a quad) from `codes`, zero-padded, and `factor`
-    /// returns the factor of the block at a column.
+    /// Writes the row of an already quantized token to `out`. The
+    /// row has `columns` columns (a multiple of a block and of
+    /// a quad) from `codes`, zero-padded, and `factor` returns the
+    /// factor of the block at a column.
     pub fn arrange(&self, columns: usize, codes: &[u8], factor: impl Fn(usize) -> f32, out: &mut [u32]) {
         let row = self.row(columns);
         let (words, rest) = out[..row.words].split_at_mut(row.flips);
@@ -125,11 +125,11 @@ impl Quantization {
 ///   when W has minimums, `Σ codes` as f32 (times the factor
 ///   if blocks are no longer than spans).
 ///
-/// With [`Quantization::magnitudes`], codes are magnitudes.
-/// They are followed by as many words of flips: bytes of
-/// 0x80, or 0x7f for negative codes. The integer is then the
-/// sum of the negative codes' magnitudes. Words of tokens
-/// that are multiplied at once are interleaved.
+/// With [`Quantization::magnitudes`], codes are magnitudes. They are
+/// followed by as many words of flips: bytes of 0x80, or
+/// 0x7f for negative codes. The integer is then the sum of
+/// the negative codes' magnitudes. Words of tokens that are
+/// multiplied at once are interleaved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     /// First word of the flips, if any.
@@ -145,16 +145,16 @@ pub struct Row {
 /// Quantizes a token, a multiple of a k-tile long, to the
 /// [`Row::words`] words of `out`.
 ///
-/// A block's factor is its largest magnitude over 127. Codes
-/// are rounded to nearest even. A block with NaN or infinity
-/// has a NaN factor.
+/// A block's factor is its largest magnitude over 127.
+/// Codes are rounded to nearest even. A block with NaN or
+/// infinity has a NaN factor.
 ///
 /// # Safety
 /// The CPU must support the level's instructions.
 #[inline(always)]
 pub unsafe fn quantize<V: Vector>(how: &Quantization, values: &[f32], out: &mut [u32]) {
-    // Compile-time lengths, because divisions by run-time lengths
-    // took a third of the time. SAFETY: guaranteed by the caller.
+    // Compile-time lengths, because divisions by run-time lengths took a third
+    // of the time. SAFETY: guaranteed by the caller.
     unsafe {
         match (how.block, how.span) {
             (32, 32) => quantize_blocks::<V, 2, 2>(how, values, out),
@@ -186,9 +186,9 @@ unsafe fn quantize_blocks<V: Vector, const BLOCK: usize, const SPAN: usize>(
         // SAFETY: guaranteed by the caller.
         *factor = unsafe { largest_magnitude::<V>(vectors) };
     }
-    // Divisions of several blocks vectorize. The memory of the
-    // sums, which are computed later and are at least as many,
-    // holds the inverses.
+    // Divisions of several blocks vectorize. The memory of
+    // the sums, which are computed later and are at least as
+    // many, holds the inverses.
     for (factor, inverse) in factors.iter_mut().zip(&mut *sums) {
         let d = (f32::from_bits(*factor) / 127.0).max(f32::MIN_POSITIVE);
         let finite = *factor < f32::INFINITY.to_bits();
@@ -218,8 +218,8 @@ unsafe fn quantize_blocks<V: Vector, const BLOCK: usize, const SPAN: usize>(
     }
 }
 
-/// Splits codes into magnitudes and flips. Returns the sum
-/// of the negative codes' magnitudes.
+/// Splits codes into magnitudes and flips. Returns the sum of
+/// the negative codes' magnitudes.
 #[inline(always)]
 fn take_signs(codes: &mut [u32], flips: &mut [u32]) -> u32 {
     let mut sum = 0;
@@ -233,8 +233,8 @@ fn take_signs(codes: &mut [u32], flips: &mut [u32]) -> u32 {
     sum
 }
 
-/// Bits of the largest magnitude. Bits are in the order of
-/// the magnitudes.
+/// Bits of the largest magnitude. Bits are in the
+/// order of the magnitudes.
 ///
 /// # Safety
 /// The CPU must support the level's instructions.
@@ -257,8 +257,8 @@ unsafe fn largest_magnitude<V: Vector>(vectors: &[[f32; LANES]]) -> u32 {
 /// The CPU must support the level's instructions.
 #[inline(always)]
 unsafe fn quantize_span<V: Vector>(vectors: &[[f32; LANES]], inverse: f32, quads: &mut [[u32; 4]]) -> i32 {
-    // Adding this moves integers below 2²² into the lower bits,
-    // rounded to nearest even.
+    // Adding this moves integers below 2²² into the lower
+    // bits, rounded to nearest even.
     const ROUND: f32 = 12_582_912.0;
     // SAFETY: guaranteed by the caller; arrays have sixteen lanes.
     let sum = unsafe {

@@ -16,12 +16,12 @@ pub const QUAD_LANES: [u8; LANES] = {
     lanes
 };
 
-/// Instructions on sixteen lanes. The functions are inlined
-/// into callers that are compiled for the level's instructions.
+/// Instructions on sixteen lanes. The functions are inlined into callers
+/// that are compiled for the level's instructions.
 ///
 /// # Safety
-/// For every function: the CPU must support the level's
-/// instructions, and pointers must be valid for sixteen lanes.
+/// For every function: the CPU must support the level's instructions, and
+/// pointers must be valid for sixteen lanes.
 pub trait Vector: Copy {
     /// Sixteen f32.
     type Floats: Copy;
@@ -93,8 +93,8 @@ pub trait Vector: Copy {
     unsafe fn lookup_bytes(table: &[u8; 16], words: Self::Words) -> Self::Words;
 }
 
-/// Number of pairwise sums (two products of unsigned codes up
-/// to `largest` and signed bytes) that fit in 16 bits together.
+/// Number of pairwise sums (two products of unsigned codes up to
+/// `largest` and signed bytes) that fit in 16 bits together.
 #[cfg(target_arch = "x86_64")]
 pub fn pairs_in_16_bits(largest: usize) -> usize {
     i16::MAX as usize / (2 * 127 * largest)
@@ -135,16 +135,16 @@ pub trait Dot<V: Vector> {
         unsafe { V::add(sums, run) }
     }
 
-    /// The same sums, computed before any later code. Otherwise
-    /// compilers with few registers finish one token before the
-    /// next, with the codes of all quads on the stack.
+    /// The same sums, computed before any later code. Otherwise compilers
+    /// with few registers finish one token before the next, with the
+    /// codes of all quads on the stack.
     #[inline(always)]
     unsafe fn now(sums: V::Words) -> V::Words {
         sums
     }
 
-    /// Whether [`Dot::dot_magnitudes`] takes fewer instructions
-    /// than [`Dot::dot`] for codes with an offset of 128.
+    /// Whether [`Dot::dot_magnitudes`] takes fewer instructions than
+    /// [`Dot::dot`] for codes with an offset of 128.
     const MAGNITUDES: bool = false;
     /// `sums + Σ magnitude · (unsigned ^ flip)` in every lane;
     /// the second factor is signed.

@@ -42,8 +42,8 @@ pub static CATALOG: Catalog = Catalog {
     optimizer: &[&Optimizer],
 };
 
-/// Few tokens: the kernel with the smallest tile that holds
-/// all tokens.
+/// Few tokens: the kernel with the smallest tile
+/// that holds all tokens.
 #[derive(Debug)]
 struct Gemv;
 
@@ -51,8 +51,8 @@ struct Gemv;
 #[derive(Debug)]
 struct Gemm;
 
-/// Few tokens with a fused norm or several output segments,
-/// in one launch.
+/// Few tokens with a fused norm or several output
+/// segments, in one launch.
 #[derive(Debug)]
 struct Projection;
 
@@ -200,8 +200,8 @@ fn codes(
 const GATHER_LOADS: u32 = 8;
 
 impl Gemm {
-    /// Kernels for activations of type `x`. `in_order` says whether
-    /// rows are aligned and columns in the order of the weight's.
+    /// Kernels for activations of type `x`. `in_order` says whether rows are
+    /// aligned and columns in the order of the weight's.
     fn serving(
         &self,
         op: &CheckedGemm,
@@ -229,8 +229,8 @@ impl Family<CheckedGemm> for Gemm {
         "gemm"
     }
 
-    /// Kernels that read X in place, and kernels with an X
-    /// prologue.
+    /// Kernels that read X in place, and kernels
+    /// with an X prologue.
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
         let variant = variant_for_one(op, info)?;
         if let Some(planes) = &op.x.planes {

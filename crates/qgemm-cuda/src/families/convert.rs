@@ -1,5 +1,5 @@
-//! `convert`: type and layout conversion. Also the X
-//! prologue of products that cannot read X in place.
+//! `convert`: type and layout conversion. Also the X prologue of
+//! products that cannot read X in place.
 
 use std::sync::Arc;
 
@@ -43,11 +43,11 @@ struct Template {
     rows: u32,
 }
 
-/// Contiguous rows: one row per CTA, 16 KiB of f32 in
-/// flight.
+/// Contiguous rows: one row per CTA, 16
+/// KiB of f32 in flight.
 const ROWS: Template = Template { entry: "entry/convert.cu", symbol: "qg_convert", threads: 512, rows: 1 };
-/// Contiguous columns: eight rows per CTA, 32 columns of X
-/// per step.
+/// Contiguous columns: eight rows per CTA, 32
+/// columns of X per step.
 const COLUMNS: Template =
     Template { entry: "entry/convert_transposed.cu", symbol: "qg_convert_transposed", threads: 256, rows: 8 };
 
@@ -56,9 +56,9 @@ impl Template {
         if transposed { COLUMNS } else { ROWS }
     }
 
-    /// `sizeof(SharedStorage)`, which the kernel asserts: one
-    /// word per warp and, for contiguous columns, per row; plus
-    /// a tile with rows padded by 16 bytes.
+    /// `sizeof(SharedStorage)`, which the kernel asserts: one word
+    /// per warp and, for contiguous columns, per row; plus a tile
+    /// with rows padded by 16 bytes.
     fn shared_bytes(&self, d: DType) -> u32 {
         let words = self.threads / 32 * self.rows * 4;
         let row = self.threads / self.rows * GROUP * d.bytes() as u32 + ACCESS;
@@ -137,8 +137,8 @@ pub(super) fn launch(op: &CheckedConvert, variant: Variant, info: &DeviceInfo) -
         let grid = [(op.rows as u32).div_ceil(template.rows), 1, 1];
         Geometry { grid, threads: template.threads, shared_bytes: base_bytes }
     } else {
-        // X is read twice or out of order: keep the row
-        // in shared memory.
+        // X is read twice or out of order: keep the
+        // row in shared memory.
         let row_bytes = op.columns.next_multiple_of(GROUP as usize).saturating_mul(op.x.dtype.bytes());
         let with_row = u32::try_from(row_bytes).ok().and_then(|row| row.checked_add(base_bytes));
         let cached = with_row.filter(|&bytes| bytes <= info.shared_bytes && (op.row_factors || op.gathers));

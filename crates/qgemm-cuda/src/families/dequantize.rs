@@ -1,5 +1,5 @@
-//! `dequantize`: dequantization of X for products that do
-//! not support its format.
+//! `dequantize`: dequantization of X for products that
+//! do not support its format.
 
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ const THREADS: usize = 256;
 /// Columns per thread access, and accesses per thread.
 const GROUP: usize = 4;
 const TURNS: usize = 4;
-/// Maximum CTAs along the grid's x axis, and maximum
-/// columns: kernels count slightly beyond in 32 bits.
+/// Maximum CTAs along the grid's x axis, and maximum columns: kernels
+/// count slightly beyond in 32 bits.
 const MOST: usize = i32::MAX as usize;
 /// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 700;

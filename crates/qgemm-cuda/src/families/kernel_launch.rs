@@ -24,27 +24,27 @@ pub struct KernelLaunch {
     pub spec: KernelSpec,
     /// Grid, threads, shared memory.
     pub geometry: Geometry,
-    /// Whether it uses programmatic dependent launch: the kernel
-    /// may start before earlier work of its stream is done. It
-    /// calls `griddepcontrol.wait` before it reads anything but
-    /// constant operands, and before it writes.
+    /// Whether it uses programmatic dependent launch: the kernel may start
+    /// before earlier work of its stream is done. It calls
+    /// `griddepcontrol.wait` before it reads anything but constant
+    /// operands, and before it writes.
     pub starts_early: bool,
     /// Operands and their access.
     pub operands: &'static [OperandDesc],
-    /// Slot of the operand that it reads before overwriting it:
-    /// D, if that holds the residual.
+    /// Slot of the operand that it reads before overwriting it: D,
+    /// if that holds the residual.
     pub updated: Option<usize>,
     pub(super) params: Arc<dyn Params>,
 }
 
 /// Kernel parameter without launch-dependent parts.
 pub(super) trait Params: Send + Sync + fmt::Debug {
-    /// The parameter with the operands' addresses, and tensor
-    /// maps of X if used.
+    /// The parameter with the operands' addresses, and
+    /// tensor maps of X if used.
     fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError>;
 
-    /// Whether the parameter supports portions. The grid stays
-    /// the same, and CTAs beyond the portion exit.
+    /// Whether the parameter supports portions. The grid stays the same,
+    /// and CTAs beyond the portion exit.
     fn takes_portions(&self) -> bool {
         false
     }
@@ -83,8 +83,8 @@ impl KernelLaunch {
         self.params.takes_portions()
     }
 
-    /// The launch as a step, with its kernel prepared by `make`
-    /// and no operand bound.
+    /// The launch as a step, with its kernel prepared by
+    /// `make` and no operand bound.
     pub(super) fn step<O: Operand>(self, make: &mut MakeKernel<'_>) -> Result<LaunchStep, HalError> {
         let (id, geometry) = (self.id, self.geometry);
         Ok(LaunchStep::new::<O>(id, geometry, make(self)?))
@@ -126,13 +126,13 @@ impl Kernel for CudaKernel {
         let Geometry { grid, threads, shared_bytes } = self.launch.geometry;
         let start = if self.launch.starts_early { Start::Early } else { Start::InOrder };
         // SAFETY: the parameter has the kernel's layout, which the
-        // generated abi.cuh asserts. The API checked that every operand
-        // is as long as shape and strides require, and that the
-        // workspace has the plan's size and is zeroed; the sequence
-        // passes on parts of it with the plan's sizes. The borrows
-        // in `operands` outlive the call, and buffers are freed in
-        // stream order or after the device is idle. Kernels that start
-        // early read only constant operands before they wait.
+        // generated abi.cuh asserts. The API checked that every operand is
+        // as long as shape and strides require, and that the workspace
+        // has the plan's size and is zeroed; the sequence passes on
+        // parts of it with the plan's sizes. The borrows in `operands`
+        // outlive the call, and buffers are freed in stream order or
+        // after the device is idle. Kernels that start early read only
+        // constant operands before they wait.
         unsafe { self.function.launch(stream, grid, threads, shared_bytes, params.as_bytes(), start) }
     }
 }

@@ -25,8 +25,8 @@ const NAME: &str = "kv_append";
 const THREADS: u32 = 128;
 /// Features of a lane.
 const LANE_FEATURES: usize = 8;
-/// Maximum heads that a lane processes in turn, as in the
-/// kernel.
+/// Maximum heads that a lane processes in
+/// turn, as in the kernel.
 const MOST_LANE_HEADS: usize = 6;
 /// Cosines and sines of a head's pairs (`Turns`).
 const SHARED_BYTES: u32 = 1024;

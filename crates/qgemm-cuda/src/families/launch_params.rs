@@ -4,12 +4,12 @@ use std::fmt;
 
 use bytemuck::Pod;
 
-/// Size of the largest parameter: MoE GEMM with two tensor
-/// maps of X and one of W.
+/// Size of the largest parameter: MoE GEMM with two
+/// tensor maps of X and one of W.
 const MOST_BYTES: usize = 832;
 
-/// The parameter of one launch. Tensor maps in it are
-/// aligned to 64 bytes.
+/// The parameter of one launch. Tensor maps in it
+/// are aligned to 64 bytes.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 pub struct LaunchParams {

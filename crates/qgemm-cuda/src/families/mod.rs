@@ -1,5 +1,5 @@
-//! Kernel families of the CUDA backend, and the list of all
-//! their kernels.
+//! Kernel families of the CUDA backend, and the
+//! list of all their kernels.
 
 mod attention;
 mod catalog;
@@ -79,10 +79,10 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .collect()
 }
 
-/// Asks `fits` whether each candidate kernel of `variant`
-/// fits in registers, as far as earlier answers require.
-/// `cargo xtask spills` writes `kernels.spills` from the
-/// answers. The text is a kernel's line in that file.
+/// Asks `fits` whether each candidate kernel of `variant` fits in
+/// registers, as far as earlier answers require.
+/// `cargo xtask spills` writes `kernels.spills` from the answers.
+/// The text is a kernel's line in that file.
 pub fn ask_registers(variant: Variant, fits: &dyn Fn(String, KernelSpec) -> bool) {
     gemm::ask_registers(variant, &|line, instance| fits(line, instance.spec()));
     gemm::ask_registers_of_projections(variant, fits);

@@ -24,8 +24,8 @@ const GROUP: usize = 8;
 const THREADS: u32 = 256;
 /// Maximum CTAs along the grid's x axis.
 const MOST_CTAS: usize = i32::MAX as usize;
-/// Bytes of a vector access, and the alignment of operands
-/// that it requires.
+/// Bytes of a vector access, and the alignment of
+/// operands that it requires.
 const ACCESS: u64 = 16;
 /// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 850;

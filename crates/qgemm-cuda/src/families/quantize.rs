@@ -1,6 +1,6 @@
-//! `quantize`: quantization of activations (INT8, FP8, FP4).
-//! Formats with block scales use several CTAs per row;
-//! formats with a scale or factor per token use one.
+//! `quantize`: quantization of activations (INT8, FP8, FP4). Formats
+//! with block scales use several CTAs per row; formats with a
+//! scale or factor per token use one.
 
 use std::sync::Arc;
 
@@ -49,8 +49,8 @@ struct Template {
 /// Block scales, or no scales.
 const BLOCKS: Template =
     Template { entry: "entry/quantize_blocks.cu", symbol: "qg_quantize_blocks", threads: 256, shared_bytes: 0 };
-/// Token scales. Shared memory holds a word per warp, and
-/// the row if it fits.
+/// Token scales. Shared memory holds a word per warp,
+/// and the row if it fits.
 const TOKENS: Template =
     Template { entry: "entry/quantize_tokens.cu", symbol: "qg_quantize_tokens", threads: 512, shared_bytes: 64 };
 
@@ -136,8 +136,8 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     all_parts().flat_map(of_parts).map(move |(parts, spec)| source(spec, &parts, variant))
 }
 
-/// All quantized formats with all combinations of planes: block
-/// sums of 32 or 16 columns, and factors given or computed.
+/// All quantized formats with all combinations of planes: block sums of
+/// 32 or 16 columns, and factors given or computed.
 pub(super) fn all_parts() -> impl Iterator<Item = (XFormat, XParts)> {
     let choices = [(false, None), (false, Some(16)), (true, None)];
     XFormat::ALL.into_iter().flat_map(move |format| {

@@ -1,6 +1,6 @@
-//! `repack`: packs a weight's blocks into the packed layout
-//! on the device. It runs when a weight is loaded; no
-//! family schedules it.
+//! `repack`: packs a weight's blocks into the packed
+//! layout on the device. It runs when a weight is
+//! loaded; no family schedules it.
 
 use std::fmt::Write;
 
@@ -108,9 +108,9 @@ impl Repack {
         &self.spec
     }
 
-    /// Uploads `weight` to `device` in parts and packs them there;
-    /// `launch` submits the kernel to `stream`. Temporary device memory
-    /// is at most 64 MiB of rows (or one tile's rows).
+    /// Uploads `weight` to `device` in parts and packs them there; `launch`
+    /// submits the kernel to `stream`. Temporary device memory is at most
+    /// 64 MiB of rows (or one tile's rows).
     ///
     /// # Errors
     /// Errors of allocating, uploading and launching.
@@ -149,8 +149,8 @@ impl Repack {
         self.layout.bytes(n, k)
     }
 
-    /// The launch that packs `n` rows of `k` values into whole
-    /// tiles.
+    /// The launch that packs `n` rows of `k`
+    /// values into whole tiles.
     fn launch<'a>(&self, rows: BufferRef<'a>, packed: BufferMut<'a>, n: usize, k: usize) -> RepackLaunch<'a> {
         let k_tiles = self.layout.k_tiles(k);
         let blocks = self.layout.n_tiles(n) * k_tiles.div_ceil(self.strip_k_tiles);
@@ -281,9 +281,9 @@ mod tests {
             let repack = Repack::new(format, variant).unwrap_or_else(|| panic!("{format} {variant}"));
             // Available on every chip without opting in to more shared memory.
             assert!(repack.shared_bytes <= 48 * 1024, "{format} {variant}: {} bytes", repack.shared_bytes);
-            // `MmaM8N8K4` has twice the rows and half the columns in a
-            // strip. For wide k-tiles two of its warps only store scale
-            // records.
+            // `MmaM8N8K4` has twice the rows and half the
+            // columns in a strip. For wide k-tiles two of its
+            // warps only store scale records.
             let codes_for = if repack.layout.class == FragmentLayout::MmaM8N8K4 { THREADS / 2 } else { THREADS };
             assert!(repack.strip_k_tiles * 32 >= codes_for as usize, "{format} {variant}: warps without a k_tile");
         }

@@ -24,24 +24,24 @@ const NAME: &str = "routing";
 /// Expert counts that top-k kernels are compiled for: a warp
 /// holds them, 2 to 32 per lane.
 const EXPERTS: [u32; 5] = [64, 128, 256, 512, 1024];
-/// Threads of most CTAs, and minimum threads of a top-k CTA
-/// (one warp per token).
+/// Threads of most CTAs, and minimum threads of a top-k
+/// CTA (one warp per token).
 const THREADS: u32 = 256;
-/// Maximum threads of a CTA that builds all lists, scans
-/// counts, or runs top-k over few experts.
+/// Maximum threads of a CTA that builds all lists, scans counts,
+/// or runs top-k over few experts.
 const MOST_THREADS: u32 = 1024;
 /// Maximum experts whose keys fit in registers with that many threads.
 const EXPERTS_OF_MOST_THREADS: u32 = 256;
-/// Tokens for which one CTA does top-k and lists: one or
-/// two per warp.
+/// Tokens for which one CTA does top-k and
+/// lists: one or two per warp.
 const ALONE_TOKENS: usize = 16;
 /// Slots that one CTA lists. More are distributed over CTAs.
 const ALONE_SLOTS: usize = 8192;
 /// Words of shared memory for the counts of all warps.
 const SHARED_COUNTS: u32 = 8192;
-/// Slots per scatter CTA when one CTA counts all, and
-/// maximum such CTAs. Scattered words are written one by one
-/// per SM. Each of these CTAs counts all slots itself.
+/// Slots per scatter CTA when one CTA counts all, and maximum
+/// such CTAs. Scattered words are written one by one per SM.
+/// Each of these CTAs counts all slots itself.
 const SLOTS_A_WRITER: usize = 512;
 const MOST_WRITERS: usize = 8;
 /// CTAs per SM.
@@ -121,7 +121,7 @@ fn geometry(step: RoutingStep, cut: &Cut, op: &CheckedRouting) -> Geometry {
         return Geometry { grid, threads: MOST_THREADS, shared_bytes: SCAN_SHARED_BYTES };
     }
     let experts = op.experts as u32;
-    // As many warps as the counts leave room for.
+    // As many warps as have counts in shared memory.
     let fitting = (SHARED_COUNTS / experts).clamp(THREADS / 32, MOST_THREADS / 32) * 32;
     let most = most_threads(spec_of(step, op)).min(fitting);
     // One token per warp, and no idle warps.
@@ -207,8 +207,8 @@ impl Params for RoutingParams {
         for (pointer, operand) in pointers {
             *pointer = at.of(operands, operand)?;
         }
-        // The chunks stay the same; those after the last token are
-        // empty.
+        // The chunks stay the same; those after the
+        // last token are empty.
         params.shape.tokens = operands.rows(self.shape.tokens as usize) as u32;
         Ok(LaunchParams::of(&params))
     }
@@ -295,8 +295,8 @@ pub fn routing_sequence(
     Ok(LaunchSequence::new::<RoutingOperand>(NAME, steps))
 }
 
-/// List kernels as first launches of another operation, with
-/// no operand bound.
+/// List kernels as first launches of another
+/// operation, with no operand bound.
 ///
 /// # Errors
 /// As [`routing_sequence`].

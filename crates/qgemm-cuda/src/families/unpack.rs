@@ -1,5 +1,5 @@
-//! `unpack`: transposed rows of a packed weight,
-//! dequantized. One main loop for every format and layout.
+//! `unpack`: transposed rows of a packed weight, dequantized. One main
+//! loop for every format and layout.
 
 use std::mem::size_of;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ const NAME: &str = "unpack";
 const ENTRY: &str = "entry/unpack.cu";
 const SYMBOL: &str = "qg_unpack";
 const THREADS: u32 = 128;
-/// Values of a k-block over all lanes (`K_BLOCK` in
-/// `dequant/k_tile.cuh`): columns of a k-block times rows of a tile.
+/// Values of a k-block over all lanes (`K_BLOCK` in `dequant/k_tile.cuh`):
+/// columns of a k-block times rows of a tile.
 const K_BLOCK_VALUES: u32 = 1024;
 /// Padding words between the columns of a k-block in shared memory.
 const PADDING: u32 = 4;
@@ -45,8 +45,8 @@ fn cta_rows(layout: &PackedLayout) -> u32 {
     THREADS / 32 * layout.tile_rows as u32
 }
 
-/// `sizeof(SharedStorage)`, which the kernel asserts: a
-/// k-block of all rows.
+/// `sizeof(SharedStorage)`, which the kernel
+/// asserts: a k-block of all rows.
 fn shared_bytes(layout: &PackedLayout) -> u32 {
     K_BLOCK_VALUES / layout.tile_rows as u32 * (cta_rows(layout) + PADDING) * 4
 }
@@ -130,8 +130,8 @@ impl Params for UnpackParams {
     }
 }
 
-/// Row groups, the first k-tile, and the number of k-tiles
-/// that hold D's rows.
+/// Row groups, the first k-tile, and the number of
+/// k-tiles that hold D's rows.
 fn work(op: &CheckedUnpack, layout: &PackedLayout) -> (u32, u32, u32) {
     let columns = op.stored_columns();
     let first = columns.start / layout.k_tile;
@@ -142,8 +142,8 @@ fn work(op: &CheckedUnpack, layout: &PackedLayout) -> (u32, u32, u32) {
 /// Launch sequence of `op`. `make` prepares its kernel.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when the device has no kernel
-/// for the weight, and errors of `make`.
+/// [`HalError::WrongDevice`] when the device has no kernel for the
+/// weight, and errors of `make`.
 pub fn unpack_sequence(
     op: &CheckedUnpack,
     info: &DeviceInfo,

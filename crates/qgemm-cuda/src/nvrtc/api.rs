@@ -1,5 +1,5 @@
-//! NVRTC functions ("NVRTC", CUDA Toolkit documentation),
-//! behind types that release their resources.
+//! NVRTC functions ("NVRTC", CUDA Toolkit documentation), behind
+//! types that release their resources.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::ptr;
@@ -42,11 +42,11 @@ pub(super) struct Api {
 impl Api {
     /// Loads the library `file` for the life of the process.
     pub(super) fn open(file: &OsStr) -> Result<Self, libloading::Error> {
-        // SAFETY: NVRTC's initialisers have no preconditions. The user
-        // named the file, or it is where NVIDIA's packages put it.
+        // SAFETY: NVRTC's initialisers have no preconditions. The user named the
+        // file, or it is where NVIDIA's packages put it.
         let library = unsafe { Library::new(file) }?;
-        // SAFETY: the types above are those of `nvrtc.h`, unchanged
-        // since CUDA 11.2.
+        // SAFETY: the types above are those of `nvrtc.h`,
+        // unchanged since CUDA 11.2.
         let api = unsafe {
             Self {
                 version: *library.get(b"nvrtcVersion\0")?,

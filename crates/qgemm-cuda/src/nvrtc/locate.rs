@@ -8,18 +8,18 @@ use std::sync::OnceLock;
 /// Names the library or its folder.
 pub const LIBRARY_VARIABLE: &str = "QGEMM_NVRTC";
 
-/// File names, preferred first. CUDA 12 supports all chips
-/// since Volta, CUDA 13 since Turing.
+/// File names, preferred first. CUDA 12 supports all chips since
+/// Volta, CUDA 13 since Turing.
 pub(super) const LIBRARY_NAMES: [&str; 5] =
     ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so", "nvrtc64_120_0.dll", "nvrtc64_130_0.dll"];
 
-/// Subfolders of a toolkit or `target` folder that may hold
-/// the library.
+/// Subfolders of a toolkit or `target` folder
+/// that may hold the library.
 const SUBFOLDERS: [&str; 7] =
     ["", "lib64", "lib", "bin", "nvidia/cuda_nvrtc/lib", "nvidia/cuda_nvrtc/bin", "nvidia/cu13/lib"];
 
-/// The library file; `None` when only the system's loader
-/// may find it.
+/// The library file; `None` when only the
+/// system's loader may find it.
 ///
 /// # Errors
 /// A message, when the user named a path without the library.
@@ -48,8 +48,8 @@ pub(super) fn not_found() -> String {
     )
 }
 
-/// The library at a user path: the file itself, or within
-/// a folder.
+/// The library at a user path: the file
+/// itself, or within a folder.
 fn in_named(named: &Path) -> Result<PathBuf, String> {
     if named.is_file() {
         return Ok(named.to_path_buf());
@@ -70,15 +70,15 @@ fn roots() -> Vec<PathBuf> {
     beside.into_iter().chain(toolkits()).collect()
 }
 
-/// `nvrtc` in the folder of `program`. Folders above are not
-/// searched, because anybody may be able to put a library
-/// there (for example `/tmp` for a program in `/tmp/demo`).
+/// `nvrtc` in the folder of `program`. Folders above are not searched,
+/// because anybody may be able to put a library there (for
+/// example `/tmp` for a program in `/tmp/demo`).
 fn beside(program: &Path) -> Option<PathBuf> {
     program.parent().map(|folder| folder.join("nvrtc"))
 }
 
-/// Folders of CUDA toolkits and of Python packages that
-/// contain parts of them.
+/// Folders of CUDA toolkits and of Python packages
+/// that contain parts of them.
 pub fn toolkits() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> =
         ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"].into_iter().filter_map(env::var_os).map(PathBuf::from).collect();

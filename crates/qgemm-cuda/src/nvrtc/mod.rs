@@ -1,8 +1,8 @@
 //! NVRTC, loaded when the first kernel must be compiled.
 //!
-//! These are separate bindings: cudarc's only look for the
-//! CUDA version they were generated for, only return PTX,
-//! and panic when the library is missing.
+//! These are separate bindings: cudarc's only look for the CUDA
+//! version they were generated for, only return PTX, and panic
+//! when the library is missing.
 
 mod api;
 mod locate;
@@ -84,8 +84,8 @@ impl Nvrtc {
         NVRTC.get_or_init(Nvrtc::load).as_ref().map_err(Clone::clone)
     }
 
-    /// The file that [`Nvrtc::get`] loads, found without loading
-    /// it; `None` when the system's loader must search.
+    /// The file that [`Nvrtc::get`] loads, found without loading it; `None`
+    /// when the system's loader must search.
     pub(crate) fn path() -> Option<&'static Path> {
         locate::library().ok().flatten()
     }
@@ -124,8 +124,8 @@ impl Nvrtc {
         &self.supported
     }
 
-    /// Compiles `source` (called `name` in messages) for
-    /// `target`. `headers` are (include name, text).
+    /// Compiles `source` (called `name` in messages) for `target`.
+    /// `headers` are (include name, text).
     pub(crate) fn compile(
         &self,
         name: &str,

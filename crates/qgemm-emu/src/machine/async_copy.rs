@@ -1,5 +1,5 @@
-//! `cp.async`: copies that arrive only when they are waited
-//! for. Until then nobody may access the destination.
+//! `cp.async`: copies that arrive only when they are waited for. Until
+//! then nobody may access the destination.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,5 @@
-//! Ordering of atomics on global memory (PTX ISA, "Memory
-//! Consistency Model").
+//! Ordering of atomics on global memory (PTX ISA,
+//! "Memory Consistency Model").
 
 use super::block::Block;
 use super::shared::Refused;

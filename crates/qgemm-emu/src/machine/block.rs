@@ -22,8 +22,8 @@ use crate::fault::{Fault, FaultKind, Site};
 
 /// Barriers of a CTA (PTX ISA, "bar").
 const BARRIERS: usize = 16;
-/// Maximum memory accesses of a thread between waits, and
-/// maximum waits. An infinite spin loop exceeds them.
+/// Maximum memory accesses of a thread between waits, and maximum waits.
+/// An infinite spin loop exceeds them.
 const PATIENCE: u64 = 4_000_000;
 const PATIENCE_WAITING: u64 = 1_000_000;
 
@@ -179,8 +179,8 @@ impl<'a> Block<'a> {
         self.ready.push_back(thread);
     }
 
-    /// Arrival of the running thread at a barrier for `wants`
-    /// threads (0: all). Returns whether it must wait.
+    /// Arrival of the running thread at a barrier for `wants` threads
+    /// (0: all). Returns whether it must wait.
     pub(super) fn arrive(&mut self, id: usize, wants: usize, waits: bool, site: Site) -> Result<bool, Refused> {
         let all = self.threads.len();
         let wants = if wants == 0 { all } else { wants };
@@ -227,8 +227,8 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The lanes of a warp have converged: counts their accesses
-    /// since then.
+    /// The lanes of a warp have converged: counts
+    /// their accesses since then.
     pub(super) fn settle(&mut self, warp: usize) {
         if self.grid.counting {
             self.traces[warp].settle(&mut self.grid.traffic);
@@ -240,8 +240,8 @@ impl<'a> Block<'a> {
         self.threads.iter().find(|t| matches!(t.wait, Wait::Registers(_))).map(|t| t.site)
     }
 
-    /// Diagnoses a state in which no thread can run and not
-    /// all have exited.
+    /// Diagnoses a state in which no thread can run
+    /// and not all have exited.
     fn explain_standstill(&mut self) {
         let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
         for (t, thread) in self.threads.iter().enumerate() {
@@ -265,8 +265,8 @@ impl<'a> Block<'a> {
                 None => groups.push((what, vec![t])),
             }
         }
-        // Lanes that lack registers explain why the other lanes of
-        // their warps wait.
+        // Lanes that lack registers explain why the other
+        // lanes of their warps wait.
         let lacking = self.lacks_registers();
         let split_warp = (0..self.warps.len()).find_map(|w| self.warps[w].partial_site()).filter(|_| lacking.is_none());
         let kind = if split_warp.is_some() { FaultKind::Divergence } else { FaultKind::Deadlock };
@@ -297,15 +297,15 @@ fn ranges(threads: &[usize]) -> String {
 /// `block` must be valid and nothing else may use it meanwhile.
 /// `start` must be a kernel with the parameter that it expects.
 pub(super) unsafe fn run(block: *mut Block<'_>, start: Start) -> std::io::Result<()> {
-    // SAFETY: valid, by the contract. References to the CTA are
-    // short, because its threads use it while they run.
+    // SAFETY: valid, by the contract. References to the CTA are short,
+    // because its threads use it while they run.
     let count = unsafe { (*block).threads.len() };
     let mut fibres: Vec<Fibre> = Vec::with_capacity(count);
     for thread in 0..count {
         let block = block.cast::<Block<'static>>();
         let body = move |yielder: &Yielder<(), ()>, ()| {
-            // SAFETY: the CTA outlives its fibres. The yielder lives as
-            // long as this fibre, which alone uses it.
+            // SAFETY: the CTA outlives its fibres. The yielder lives as long
+            // as this fibre, which alone uses it.
             unsafe { (&mut (*block).threads)[thread].yielder = yielder };
             // SAFETY: by the contract of `run`.
             unsafe { (start.run)(start.params) };
@@ -352,8 +352,8 @@ pub(super) unsafe fn run(block: *mut Block<'_>, start: Start) -> std::io::Result
     }
     for mut fibre in fibres {
         if !fibre.done() {
-            // SAFETY: the frames on the stack are C++ without
-            // destructors and Rust callbacks that own nothing.
+            // SAFETY: the frames on the stack are C++ without destructors and
+            // Rust callbacks that own nothing.
             unsafe { fibre.force_reset() };
         }
         stacks::give_back(fibre.into_stack());
@@ -361,15 +361,15 @@ pub(super) unsafe fn run(block: *mut Block<'_>, start: Start) -> std::io::Result
     Ok(())
 }
 
-/// Switches from the running thread to the scheduler until
-/// the thread is woken.
+/// Switches from the running thread to the scheduler
+/// until the thread is woken.
 ///
 /// # Safety
-/// `block` must be the CTA of the calling thread, with no
-/// reference to it alive.
+/// `block` must be the CTA of the calling thread, with
+/// no reference to it alive.
 pub(super) unsafe fn suspend(block: *mut Block<'_>) {
-    // SAFETY: the yielder of the running fibre, stored when the
-    // fibre began.
+    // SAFETY: the yielder of the running fibre,
+    // stored when the fibre began.
     unsafe {
         let yielder = (&(*block).threads)[(*block).current].yielder;
         (*yielder).suspend(());

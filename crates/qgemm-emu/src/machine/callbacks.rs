@@ -1,5 +1,5 @@
-//! Callbacks of kernels: the functions of `kernels/emu.cuh`.
-//! They run on the calling thread's stack.
+//! Callbacks of kernels: the functions of `kernels/emu.cuh`. They run
+//! on the calling thread's stack.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -133,8 +133,8 @@ unsafe fn current<'b>() -> &'b mut Block<'static> {
 /// # Safety
 /// As [`current`].
 unsafe fn accessing<'b>(site: Site) -> &'b mut Block<'static> {
-    // SAFETY: by the contract; the reference is not used again
-    // when the CTA stops.
+    // SAFETY: by the contract; the reference is not used
+    // again when the CTA stops.
     unsafe {
         let block = current();
         if !block.note_access(site) {
@@ -147,8 +147,8 @@ unsafe fn accessing<'b>(site: Site) -> &'b mut Block<'static> {
 /// Stops the CTA: switches to the scheduler, which never returns.
 unsafe fn stop() -> ! {
     loop {
-        // SAFETY: called on a fibre, with no reference to the CTA
-        // alive.
+        // SAFETY: called on a fibre, with no
+        // reference to the CTA alive.
         unsafe { block::suspend(CURRENT.get()) };
     }
 }
@@ -171,8 +171,8 @@ unsafe fn check<T>(result: Result<T, Refused>, site: Site) -> T {
     }
 }
 
-/// Waits for the other lanes of the warp if this lane
-/// must.
+/// Waits for the other lanes of the warp
+/// if this lane must.
 ///
 /// # Safety
 /// As [`check`].
@@ -279,8 +279,8 @@ unsafe extern "C" fn store_global(address: *mut u8, bytes: u32, data: *const u8,
 /// `atom.add.acq_rel.gpu`, or `.relaxed`.
 unsafe extern "C" fn atomic_add(address: *mut u32, value: u32, relaxed: u32, file: *const c_char, line: u32) -> u32 {
     let site = Site { file, line };
-    // SAFETY: called by a kernel. Once accepted, the address is
-    // in an operand that the launch may write.
+    // SAFETY: called by a kernel. Once accepted, the address is in
+    // an operand that the launch may write.
     unsafe {
         let ordered = accessing(site).order_atomic_add(address.addr(), relaxed != 0);
         check(ordered, site);
@@ -293,8 +293,8 @@ unsafe extern "C" fn atomic_add(address: *mut u32, value: u32, relaxed: u32, fil
 /// `atom.shared.add`.
 unsafe extern "C" fn atomic_add_shared(address: *mut u32, value: u32, file: *const c_char, line: u32) -> u32 {
     let site = Site { file, line };
-    // SAFETY: called by a kernel. Once accepted, the word is in
-    // shared memory.
+    // SAFETY: called by a kernel. Once accepted, the
+    // word is in shared memory.
     unsafe {
         let block = accessing(site);
         let thread = block.current;
@@ -326,8 +326,8 @@ unsafe extern "C" fn fence() {
 
 unsafe extern "C" fn barrier(id: u32, threads: u32, waits: u32, file: *const c_char, line: u32) {
     let site = Site { file, line };
-    // SAFETY: called by a kernel; no reference is held across
-    // the switch.
+    // SAFETY: called by a kernel; no reference is
+    // held across the switch.
     unsafe {
         let block = current();
         let arrived = block.arrive(id as usize, threads as usize, waits != 0, site);
@@ -390,8 +390,8 @@ unsafe extern "C" fn stmatrix(
 ) {
     let site = Site { file, line };
     let meeting = Meeting::StoreMatrices { count: count as usize, transposed: transposed != 0 };
-    // SAFETY: called by a kernel with `count` words at
-    // `registers`; no reference is held across the switch.
+    // SAFETY: called by a kernel with `count` words at `registers`; no
+    // reference is held across the switch.
     unsafe {
         let words = slice::from_raw_parts(registers, count as usize);
         wait_for_lanes(current().meet_for_matrices(meeting, words, row.addr(), site), site);
@@ -490,8 +490,8 @@ unsafe extern "C" fn mbarrier_arrive(barrier: *mut u64, bytes: u32, file: *const
 
 unsafe extern "C" fn mbarrier_wait(barrier: *mut u64, parity: u32, file: *const c_char, line: u32) {
     let site = Site { file, line };
-    // SAFETY: called by a kernel; no reference is held across
-    // the switch.
+    // SAFETY: called by a kernel; no reference is
+    // held across the switch.
     unsafe {
         loop {
             let waits = current().wait_at(barrier.addr(), parity, site);
@@ -514,9 +514,9 @@ unsafe extern "C" fn tensor_copy(
     line: u32,
 ) {
     let site = Site { file, line };
-    // SAFETY: called by a kernel. A tensor map is 128 bytes
-    // in the kernel's parameter, and there is a coordinate for
-    // each dimension.
+    // SAFETY: called by a kernel. A tensor map is 128
+    // bytes in the kernel's parameter, and there is a
+    // coordinate for each dimension.
     unsafe {
         let map = TensorMap::decode(&map.cast::<[u64; 16]>().read_unaligned());
         let mut first = [0; MOST_DIMENSIONS];
@@ -585,9 +585,9 @@ unsafe extern "C" fn wgmma_shared(
     let Some(operands) = WgmmaOperands::of(operands) else { return };
     let what = Wgmma { accumulators: accumulators as usize, a: Some(a), b, operands, adds: adds != 0 };
     let meeting = Meeting::Warpgroup(what);
-    // SAFETY: called by a kernel with `accumulators` floats at
-    // `d`, an array of the thread that it must not use
-    // before it waits. No reference is held across the switch.
+    // SAFETY: called by a kernel with `accumulators` floats at `d`, an
+    // array of the thread that it must not use before it
+    // waits. No reference is held across the switch.
     unsafe {
         let share = LaneShare { d: d.expose_provenance(), a: None };
         wait_for_lanes(current().meet_for_wgmma(meeting, share, site), site);
@@ -610,8 +610,8 @@ unsafe extern "C" fn wgmma_wait(pending: u32, file: *const c_char, line: u32) {
 /// `setmaxnreg`.
 unsafe extern "C" fn set_registers(count: u32, file: *const c_char, line: u32) {
     let site = Site { file, line };
-    // SAFETY: called by a kernel; no reference is held across
-    // the switch.
+    // SAFETY: called by a kernel; no reference is
+    // held across the switch.
     unsafe {
         if current().set_registers(count, site) {
             block::suspend(CURRENT.get());

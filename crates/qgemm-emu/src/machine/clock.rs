@@ -1,12 +1,12 @@
 //! Vector clocks: what each thread knows of other threads' past.
 //!
-//! Every thread has a clock that advances when it releases.
-//! CTA-wide barriers are by far the most common synchronization;
-//! what they make known is a single number, the `floor`: every
-//! event of the CTA with a clock up to it is
-//! known to all threads. Knowledge from other sources (named
-//! barriers, mbarriers) is in the thread's row of `known`.
-//! Knowledge of other CTAs, through atomics, is in `foreign`.
+//! Every thread has a clock that advances when it releases. CTA-wide
+//! barriers are by far the most common synchronization; what they make
+//! known is a single number, the `floor`: every event of the
+//! CTA with a clock up to it is known to all
+//! threads. Knowledge from other sources (named barriers, mbarriers)
+//! is in the thread's row of `known`. Knowledge of other CTAs,
+//! through atomics, is in `foreign`.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -79,8 +79,8 @@ impl Knowledge {
     }
 }
 
-/// Union of what several threads know of other CTAs. It is
-/// mostly identical.
+/// Union of what several threads know of other CTAs.
+/// It is mostly identical.
 fn joined<'a>(all: impl Iterator<Item = &'a Option<Rc<Knowledge>>>) -> Option<Rc<Knowledge>> {
     all.flatten().fold(None, |all: Option<Rc<Knowledge>>, known| match all {
         Some(all) if Rc::ptr_eq(&all, known) => Some(all),
@@ -105,8 +105,8 @@ pub(super) struct Clocks {
     /// beyond the floor. Empty until needed.
     known: Vec<u32>,
     foreign: Vec<Option<Rc<Knowledge>>>,
-    /// What a relaxed atomic of the thread releases: everything
-    /// before its last fence.
+    /// What a relaxed atomic of the thread releases:
+    /// everything before its last fence.
     fenced: Vec<Option<Rc<Knowledge>>>,
     /// The thread's clock at its last `fence.proxy.async`.
     proxied: Vec<u32>,
@@ -208,10 +208,10 @@ impl Clocks {
         self.foreign.fill(foreign);
     }
 
-    /// Barrier of some threads: each learns what all of them
-    /// know, and what others have `released` to them. Equivalent
-    /// to a release and acquire by each thread, but in one
-    /// step, because warps converge very often.
+    /// Barrier of some threads: each learns what all of them know,
+    /// and what others have `released` to them. Equivalent to a
+    /// release and acquire by each thread, but in one step,
+    /// because warps converge very often.
     pub(super) fn meet(&mut self, threads: &[usize], released: &Knowledge) {
         self.need_details();
         let count = self.own.len();
@@ -275,8 +275,8 @@ impl Clocks {
         Stamp { clock: self.engine, thread: ENGINE }
     }
 
-    /// Releases everything that TMA has done, for threads that
-    /// wait for it.
+    /// Releases everything that TMA has done, for
+    /// threads that wait for it.
     pub(super) fn engine_release(&mut self) -> Knowledge {
         let known = Known { engine: self.engine, ..Known::default() };
         self.engine += 1;
@@ -297,9 +297,9 @@ impl Clocks {
         self.tick(thread);
     }
 
-    /// Whether TMA and matrix units see an event: events of TMA
-    /// always; events of a thread after a proxy fence by some
-    /// thread that knows them.
+    /// Whether TMA and matrix units see an event: events of
+    /// TMA always; events of a thread after a proxy fence by
+    /// some thread that knows them.
     pub(super) fn is_proxied(&self, stamp: Stamp) -> bool {
         stamp.thread == ENGINE || stamp.clock <= self.proxied[usize::from(stamp.thread)]
     }

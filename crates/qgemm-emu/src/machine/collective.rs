@@ -96,8 +96,8 @@ impl Block<'_> {
         self.come(meeting, site)
     }
 
-    /// The running lane deposits a matrix row address, and for
-    /// stores its registers.
+    /// The running lane deposits a matrix row address, and
+    /// for stores its registers.
     pub(super) fn meet_for_matrices(
         &mut self,
         meeting: Meeting,
@@ -190,12 +190,12 @@ impl Block<'_> {
         &self.warps[self.current / 32].outputs[self.current % 32][..words]
     }
 
-    /// `ldmatrix`: matrix i has its rows at the addresses of
-    /// lanes 8 i to 8 i + 7. Lane l gets
-    /// the two elements of row l / 4 from column 2
-    /// (l % 4) on, or of the transposed matrix (PTX ISA,
-    /// "ldmatrix"). An unwritten row becomes NaN: it only affects
-    /// sums of that row's token, which a kernel may ignore.
+    /// `ldmatrix`: matrix i has its rows at the addresses of lanes
+    /// 8 i to 8 i + 7. Lane l gets the
+    /// two elements of row l / 4 from column 2 (l
+    /// % 4) on, or of the transposed matrix (PTX ISA, "ldmatrix").
+    /// An unwritten row becomes NaN: it only affects sums of that
+    /// row's token, which a kernel may ignore.
     fn load_matrices(&mut self, warp: usize, count: usize, transposed: bool, site: Site) -> Result<(), Refused> {
         let caller = self.current;
         for matrix in 0..count {
@@ -227,9 +227,9 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// `stmatrix`: stores the registers that `ldmatrix` would
-    /// load from the same addresses (PTX ISA, "stmatrix"). The
-    /// lane that provides a row's address writes the row.
+    /// `stmatrix`: stores the registers that `ldmatrix` would load from
+    /// the same addresses (PTX ISA, "stmatrix"). The lane that provides
+    /// a row's address writes the row.
     fn store_matrices(&mut self, warp: usize, count: usize, transposed: bool, site: Site) -> Result<(), Refused> {
         let caller = self.current;
         for matrix in 0..count {

@@ -20,8 +20,8 @@ pub(super) enum Delivery {
     Tensor(TensorCopy),
     /// `cp.async.bulk`.
     Bulk(BulkCopy),
-    /// `cp.async.mbarrier.arrive.noinc`: a thread's copies, and
-    /// the offset of the mbarrier on which they arrive.
+    /// `cp.async.mbarrier.arrive.noinc`: a thread's copies, and the offset of
+    /// the mbarrier on which they arrive.
     Copies(Vec<Copy>, usize),
 }
 
@@ -34,8 +34,8 @@ pub(super) struct BulkCopy {
     bytes: usize,
     /// Offset of the mbarrier.
     barrier: usize,
-    /// Whether the thread was past `griddepcontrol.wait` when it
-    /// issued the copy.
+    /// Whether the thread was past `griddepcontrol.wait`
+    /// when it issued the copy.
     waited: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Global memory: the operands of a launch. No other memory
-//! may be accessed.
+//! Global memory: the operands of a launch. No other
+//! memory may be accessed.
 
 use std::collections::HashMap;
 
@@ -33,8 +33,8 @@ pub struct Region {
     pub access: Access,
 }
 
-/// Access history of a byte during the launch. CTA numbers
-/// are stored plus one, so that 0 means none.
+/// Access history of a byte during the launch. CTA numbers are
+/// stored plus one, so that 0 means none.
 #[derive(Clone, Copy, Debug, Default)]
 struct Byte {
     write_block: u32,
@@ -65,8 +65,8 @@ pub(super) struct GlobalMemory {
     released: HashMap<usize, Knowledge>,
     /// Last atomic on each address: CTA and event.
     atomics: HashMap<usize, (u32, Stamp)>,
-    /// Readers of a byte (region, offset) that the latest reader
-    /// did not know of.
+    /// Readers of a byte (region, offset) that the latest
+    /// reader did not know of.
     readers: HashMap<(usize, usize), Vec<(u32, Stamp)>>,
     /// Whether the kernel starts early: see [`FaultKind::TooEarly`].
     starts_early: bool,
@@ -131,8 +131,8 @@ impl GlobalMemory {
         }
     }
 
-    /// Checks and records a read. `read_only`: through the
-    /// non-coherent path; `waited`: after `griddepcontrol.wait`.
+    /// Checks and records a read. `read_only`: through the non-coherent path;
+    /// `waited`: after `griddepcontrol.wait`.
     pub(super) fn read(
         &mut self,
         place: Place,
@@ -203,8 +203,8 @@ impl GlobalMemory {
         Ok(())
     }
 
-    /// Checks and records an atomic access. Atomics are ordered
-    /// among themselves, but not with plain accesses.
+    /// Checks and records an atomic access. Atomics are ordered among
+    /// themselves, but not with plain accesses.
     pub(super) fn access_atomically(
         &mut self,
         place: Place,
@@ -266,8 +266,8 @@ impl Byte {
     }
 }
 
-/// An access to one byte that must be ordered after earlier
-/// accesses.
+/// An access to one byte that must be ordered
+/// after earlier accesses.
 struct Order<'a> {
     region: &'a Region,
     at: usize,

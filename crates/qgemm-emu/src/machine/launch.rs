@@ -1,5 +1,5 @@
-//! A launch: runs its CTAs one after another, in an order
-//! given by a seed.
+//! A launch: runs its CTAs one after another, in an
+//! order given by a seed.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -54,8 +54,8 @@ thread_local! {
 ///
 /// # Safety
 /// `launch.run` must be a kernel with the parameter `launch.params`.
-/// `launch.regions` must be memory that nothing else uses meanwhile,
-/// except for reading what the launch only reads.
+/// `launch.regions` must be memory that nothing else uses meanwhile, except
+/// for reading what the launch only reads.
 pub(crate) unsafe fn run(launch: &Launch<'_>) -> std::io::Result<Result<KernelCounters, Fault>> {
     let mut shared = SHARED.with_borrow_mut(Vec::pop).unwrap_or_else(SharedMemory::new);
     shared.reset(launch.shared_bytes as usize);
@@ -104,8 +104,8 @@ pub(crate) unsafe fn run(launch: &Launch<'_>) -> std::io::Result<Result<KernelCo
     Ok(outcome.map(|()| counters))
 }
 
-/// Aligned storage for the parameter: tensor maps in it need
-/// 64 bytes.
+/// Aligned storage for the parameter: tensor
+/// maps in it need 64 bytes.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct Line([u8; 64]);
@@ -123,8 +123,8 @@ impl AlignedParams {
     }
 }
 
-/// The numbers below `count`, shuffled by the seed; in order
-/// for seed 0.
+/// The numbers below `count`, shuffled by the
+/// seed; in order for seed 0.
 fn order(count: u64, seed: u64) -> Vec<u64> {
     let mut numbers: Vec<u64> = (0..count).collect();
     let mut state = seed;

@@ -24,8 +24,8 @@ struct Barrier {
     arriving: Knowledge,
     /// Knowledge released by all completed phases.
     complete: Knowledge,
-    /// Event of the initialization; and whether it was made
-    /// visible to TMA.
+    /// Event of the initialization; and whether it
+    /// was made visible to TMA.
     made: Stamp,
     told: bool,
     waiting: Vec<(usize, u32)>,
@@ -140,8 +140,8 @@ impl Block<'_> {
         }
     }
 
-    /// `mbarrier.try_wait.parity` until it succeeds. Returns
-    /// whether the running thread must wait.
+    /// `mbarrier.try_wait.parity` until it succeeds. Returns whether
+    /// the running thread must wait.
     pub(super) fn wait_at(&mut self, address: usize, parity: u32, site: Site) -> Result<bool, Refused> {
         let offset = self.barrier_at(address)?;
         let thread = self.current;

@@ -1,6 +1,6 @@
 //! The machine that runs a launch: CTAs one after
-//! another, each thread with a separate stack, every
-//! access checked.
+//! another, each thread with a separate stack,
+//! every access checked.
 
 mod async_copy;
 mod atomic;

@@ -21,8 +21,8 @@ pub(super) struct Registers {
     /// Registers of each thread.
     owned: Vec<u32>,
     free: u64,
-    /// Threads that wait for registers, with the number they
-    /// want, in order.
+    /// Threads that wait for registers, with the
+    /// number they want, in order.
     waiting: VecDeque<(usize, u32)>,
 }
 

@@ -8,15 +8,15 @@ use std::ptr::NonNull;
 use super::clock::{Clocks, Stamp};
 use crate::fault::FaultKind;
 
-/// Maximum shared memory of any chip, and the alignment of
-/// swizzled TMA tiles.
+/// Maximum shared memory of any chip, and the
+/// alignment of swizzled TMA tiles.
 const BYTES: usize = 228 * 1024;
 const ALIGNMENT: usize = 1024;
 
 const WORD: usize = 4;
 
-/// Value that matrix instructions read from unwritten
-/// memory: a NaN in both f16 and bf16.
+/// Value that matrix instructions read from unwritten memory:
+/// a NaN in both f16 and bf16.
 pub(super) const NO_NUMBER: u16 = 0x7fff;
 
 /// More than one thread has read a cell.
@@ -32,8 +32,8 @@ struct Cell {
     read_thread: u16,
     /// Clock of the latest read.
     read_clock: u32,
-    /// Unwaited asynchronous copies that write it, or read it as
-    /// a source of `wgmma`.
+    /// Unwaited asynchronous copies that write it, or read
+    /// it as a source of `wgmma`.
     in_flight: u16,
     /// Whether the bytes were accessed individually and have separate cells.
     split: bool,
@@ -241,8 +241,8 @@ impl SharedMemory {
         self.reads[row + offset / WORD..=row + (offset + len - 1) / WORD].fill(now.clock);
     }
 
-    /// Marks words, which the caller has just written, as in
-    /// flight until [`SharedMemory::land`].
+    /// Marks words, which the caller has just written, as in flight
+    /// until [`SharedMemory::land`].
     pub(super) fn take_off(&mut self, offset: usize, len: usize) {
         self.words[offset / WORD..][..len / WORD].iter_mut().for_each(|cell| cell.in_flight += 1);
     }
@@ -279,16 +279,16 @@ impl SharedMemory {
     /// Reads the bytes.
     pub(super) fn get(&self, offset: usize, len: usize) -> &[u8] {
         assert!(offset + len <= self.len, "checked by `offset`");
-        // SAFETY: the range is in the allocation, which is
-        // initialised. Kernels write it only through `set`.
+        // SAFETY: the range is in the allocation, which is initialised.
+        // Kernels write it only through `set`.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), len) }
     }
 
     /// Writes the bytes.
     pub(super) fn set(&mut self, offset: usize, data: &[u8]) {
         assert!(offset + data.len() <= self.len, "checked by `offset`");
-        // SAFETY: the range is in the allocation. `data` is guarded
-        // by a reference and does not overlap it.
+        // SAFETY: the range is in the allocation. `data` is guarded by
+        // a reference and does not overlap it.
         unsafe { self.base.as_ptr().add(offset).copy_from_nonoverlapping(data.as_ptr(), data.len()) }
     }
 }
@@ -306,8 +306,8 @@ impl Cell {
         Stamp { clock: self.read_clock, thread: self.read_thread }
     }
 
-    /// Records a read, if it is allowed and the word is
-    /// not split.
+    /// Records a read, if it is allowed and the
+    /// word is not split.
     #[inline]
     fn read(&mut self, now: Stamp, clocks: &Clocks) -> bool {
         let thread = usize::from(now.thread);

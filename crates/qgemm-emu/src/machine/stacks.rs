@@ -1,13 +1,13 @@
-//! Stacks for the threads of a CTA, reused between CTAs and
-//! launches.
+//! Stacks for the threads of a CTA, reused
+//! between CTAs and launches.
 
 use std::cell::RefCell;
 use std::io;
 
 use corosensei::stack::DefaultStack;
 
-/// Room for a kernel's frames, which hold its tiles, and for
-/// the emulator's calls.
+/// Room for a kernel's frames, which hold its tiles, and
+/// for the emulator's calls.
 const STACK_BYTES: usize = 256 * 1024;
 
 thread_local! {

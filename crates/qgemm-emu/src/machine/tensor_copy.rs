@@ -1,5 +1,5 @@
-//! TMA (`cp.async.bulk.tensor`): swizzled tiles of tensors
-//! with up to five dimensions, completing on an mbarrier.
+//! TMA (`cp.async.bulk.tensor`): swizzled tiles of tensors with up to five
+//! dimensions, completing on an mbarrier.
 
 use super::block::Block;
 use super::delivery::Delivery;
@@ -12,8 +12,8 @@ pub const MOST_DIMENSIONS: usize = 5;
 /// Magic number of an emulated tensor map.
 const MAGIC: u64 = u64::from_le_bytes(*b"qgemmtma");
 
-/// Swizzle of a tile's rows in shared memory, which avoids
-/// bank conflicts.
+/// Swizzle of a tile's rows in shared memory, which
+/// avoids bank conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swizzle {
     /// No swizzle.
@@ -27,9 +27,9 @@ pub enum Swizzle {
 }
 
 impl Swizzle {
-    /// Swizzled position of shared-memory offset `offset`: address
-    /// bits 4 to 6, or 4 and 5, are XORed with
-    /// as many bits from bit 7 on (PTX ISA, "Swizzling modes").
+    /// Swizzled position of shared-memory offset `offset`: address bits 4 to 6,
+    /// or 4 and 5, are XORed with as many bits from
+    /// bit 7 on (PTX ISA, "Swizzling modes").
     pub(super) fn apply(self, offset: usize) -> usize {
         match self {
             Swizzle::None => offset,
@@ -39,8 +39,8 @@ impl Swizzle {
     }
 }
 
-/// A tensor map: what `cuTensorMapEncodeTiled` encodes for a
-/// GPU. Unused dimensions have one element.
+/// A tensor map: what `cuTensorMapEncodeTiled` encodes for a GPU.
+/// Unused dimensions have one element.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorMap {
     /// Address of the first element.
@@ -109,8 +109,8 @@ pub(super) struct TensorCopy {
     /// Offset of the mbarrier.
     barrier: usize,
     thread: usize,
-    /// Whether the thread was past `griddepcontrol.wait` when it
-    /// issued the copy.
+    /// Whether the thread was past `griddepcontrol.wait`
+    /// when it issued the copy.
     waited: bool,
 }
 
@@ -184,8 +184,8 @@ impl Block<'_> {
 }
 
 impl TensorMap {
-    /// Address of element `element` of the tile at `first`, if
-    /// it is inside the tensor.
+    /// Address of element `element` of the tile at `first`,
+    /// if it is inside the tensor.
     fn address_of(&self, first: [i32; MOST_DIMENSIONS], mut element: usize) -> Option<usize> {
         let mut address = self.address;
         let strides = std::iter::once(u64::from(self.element_bytes)).chain(self.strides);

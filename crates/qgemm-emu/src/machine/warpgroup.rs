@@ -1,6 +1,6 @@
-//! `wgmma`: asynchronous matrix instructions. Accumulators
-//! are NaN until the wait, and shared memory is read at
-//! the wait, later than on any hardware.
+//! `wgmma`: asynchronous matrix instructions. Accumulators are
+//! NaN until the wait, and shared memory is read at the
+//! wait, later than on any hardware.
 
 use std::collections::VecDeque;
 
@@ -11,8 +11,8 @@ use crate::fault::{FaultKind, Site};
 use crate::model::{NO_WORDS, WgmmaOperands};
 
 /// Rows of one warp, columns of the `mma` model in use,
-/// and K elements: 16-bit values, pairs of 8-bit values, or
-/// halves of 32-bit values.
+/// and K elements: 16-bit values, pairs of 8-bit values,
+/// or halves of 32-bit values.
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
 const K: usize = 16;
@@ -26,8 +26,8 @@ const POISON: f32 = f32::NAN;
 pub(super) struct LaneShare {
     /// Address of its accumulators.
     pub d: usize,
-    /// Address and contents of its operands; `None` when A is in
-    /// shared memory.
+    /// Address and contents of its operands; `None`
+    /// when A is in shared memory.
     pub a: Option<(usize, [u32; 4])>,
 }
 
@@ -94,8 +94,8 @@ pub(super) struct WarpInstructions {
 pub(super) struct Factor {
     /// PTX ISA, "Matrix Descriptor Format".
     pub descriptor: u64,
-    /// MN-major: values along the outer index (rows of A,
-    /// columns of B) are contiguous, instead of K.
+    /// MN-major: values along the outer index (rows of A, columns of
+    /// B) are contiguous, instead of K.
     pub is_mn_major: bool,
 }
 
@@ -105,8 +105,8 @@ struct Matrix {
     start: usize,
     /// MN-major: bytes between groups of 64 values of the outer index.
     leading: usize,
-    /// Bytes between groups of eight of the outer index;
-    /// MN-major: between groups of eight of K.
+    /// Bytes between groups of eight of the outer index; MN-major:
+    /// between groups of eight of K.
     stride: usize,
     /// K-major: bytes between values of the outer index.
     pitch: usize,
@@ -131,8 +131,8 @@ impl Factor {
 }
 
 impl Matrix {
-    /// Offset of the 16-byte unit that starts with a value:
-    /// eight along K, or MN-major eight along the outer index.
+    /// Offset of the 16-byte unit that starts with a value: eight
+    /// along K, or MN-major eight along the outer index.
     fn unit(&self, outer: usize, k: usize) -> usize {
         let place = match self.is_mn_major {
             false => outer / 8 * self.stride + outer % 8 * self.pitch + k * 2,
@@ -156,8 +156,8 @@ impl Block<'_> {
     ///
     /// # Safety
     /// Each lane's `d` must be the address of as many floats
-    /// as it has accumulators, and `a` that of its operands.
-    /// They stay in place until they are waited for.
+    /// as it has accumulators, and `a` that of its operands. They
+    /// stay in place until they are waited for.
     pub(super) unsafe fn issue(&mut self, lanes: Vec<LaneShare>, what: Wgmma, site: Site) -> Result<(), Refused> {
         let warp = self.current / 32;
         if !self.instructions[warp].fenced {
@@ -203,8 +203,8 @@ impl Block<'_> {
         }
     }
 
-    /// `wgmma.wait_group`: leaves at most `pending` groups of
-    /// the warp in flight.
+    /// `wgmma.wait_group`: leaves at most `pending`
+    /// groups of the warp in flight.
     pub(super) fn wait_warpgroup(&mut self, pending: usize) -> Result<(), Refused> {
         let warp = self.current / 32;
         while self.instructions[warp].groups.len() > pending {
@@ -219,8 +219,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// The operand words of an instruction, checked for every
-    /// warp that starts it.
+    /// The operand words of an instruction, checked for
+    /// every warp that starts it.
     fn factors(&mut self, instruction: &Instruction) -> Result<Factors, Refused> {
         let b = self.words(instruction.what.b, 0, instruction.what.accumulators / PART * COLUMNS)?;
         let Some(a) = instruction.what.a else {
@@ -235,16 +235,16 @@ impl Block<'_> {
         Ok(((0..instruction.lanes.len()).map(of_lane).collect(), b))
     }
 
-    /// Words of `count` outer indices of an operand from `first`
-    /// on, a multiple of eight: `[outer][k pair]`. Unwritten
-    /// values become NaN: they only affect the sums of their row
-    /// or column, which a kernel may ignore.
+    /// Words of `count` outer indices of an operand from `first` on,
+    /// a multiple of eight: `[outer][k pair]`. Unwritten values
+    /// become NaN: they only affect the sums of their row or
+    /// column, which a kernel may ignore.
     fn words(&mut self, factor: Factor, first: usize, count: usize) -> Result<Vec<[u32; K / 2]>, Refused> {
         let matrix = factor.decode()?;
         let mut values = vec![[0u16; K]; count];
         for outer in (0..count).step_by(8) {
-            // The 16 units of eight by sixteen values, and the values
-            // of each.
+            // The 16 units of eight by sixteen values,
+            // and the values of each.
             for unit in 0..K {
                 let (of_outer, k) = if matrix.is_mn_major { (0, unit) } else { (unit % 8, unit / 8 * 8) };
                 let bytes = self.unit(matrix.unit(first + outer + of_outer, k))?;
@@ -274,11 +274,11 @@ impl Block<'_> {
         Ok(std::array::from_fn(|i| u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])))
     }
 
-    /// Computes eight columns at a time like the 16-row `mma`,
-    /// whose A and D fragments are the same.
+    /// Computes eight columns at a time like the 16-row `mma`, whose
+    /// A and D fragments are the same.
     fn execute(&mut self, instruction: &Instruction) -> Result<(), Refused> {
-        // SAFETY: by the contract of `issue`: nobody has waited for
-        // it before.
+        // SAFETY: by the contract of `issue`: nobody has
+        // waited for it before.
         if let Some(lane) = instruction.lanes.iter().position(|share| !unsafe { share.is_intact() }) {
             let site = instruction.site.text();
             let detail = format!("lane {lane} has changed operands of the wgmma at {site} before this wait for it");
@@ -314,8 +314,8 @@ impl Block<'_> {
         if pending.instructions == 0 {
             let done = state.pending.swap_remove(at);
             for (&address, values) in done.d.iter().zip(&done.values) {
-                // SAFETY: by the contract of `issue`: nobody moves them
-                // before this wait.
+                // SAFETY: by the contract of `issue`: nobody moves
+                // them before this wait.
                 unsafe {
                     let start = std::ptr::with_exposed_provenance_mut::<f32>(address);
                     start.copy_from_nonoverlapping(values.as_ptr(), values.len());

@@ -1,20 +1,20 @@
 //! Block-scaled matrix instructions with E2M1 or E4M3
 //! operands and f32 accumulators.
 //!
-//! Derived from the PTX ISA ("Matrix Fragments for
-//! mma.m16n8k64", "Block Scaling for mma.sync") and never
-//! checked on hardware: only consumer Blackwell has them.
+//! Derived from the PTX ISA ("Matrix Fragments for mma.m16n8k64",
+//! "Block Scaling for mma.sync") and never checked on hardware:
+//! only consumer Blackwell has them.
 //!
-//! - A: with thread-id i, lane 4g + 2i holds the scales
-//!   of row g, and lane 4g + 2i + 1 those
-//!   of row g + 8.
+//! - A: with thread-id i, lane 4g + 2i holds
+//!   the scales of row g, and lane 4g + 2i +
+//!   1 those of row g + 8.
 //! - B: lane 4g + i holds the scales of column g.
 //! - The byte-id is the byte of that lane's word with the
 //!   scale of the first block of K. K has two blocks
 //!   of 32 elements (mxf4) or four of 16 (nvf4).
 //! - Scale words of other lanes are ignored.
-//! - `m16n8k32` has one block. Its sum is assumed exact and
-//!   is rounded once, with the accumulator.
+//! - `m16n8k32` has one block. Its sum is assumed exact and is
+//!   rounded once, with the accumulator.
 
 use super::decode::{self, Scale};
 use super::fragment::{accumulators, operand, put_accumulators};
@@ -22,8 +22,8 @@ use super::precision::{Precision, Rounding, ScaledSum};
 use super::sum::{LEAST_F32, NAN, power_of_two, round, split};
 use super::{WarpWords, WordCounts};
 
-/// Words of `m16n8k64`. The last word locates the scales:
-/// byte-id and thread-id of A, then of B, one byte each.
+/// Words of `m16n8k64`. The last word locates the scales: byte-id and
+/// thread-id of A, then of B, one byte each.
 pub(crate) const M16N8K64: WordCounts = WordCounts { a: 4, b: 2, d: 4, scales: 3 };
 
 /// Words of `m16n8k32`.
@@ -54,8 +54,8 @@ pub(crate) fn m16n8k32_mxf8_e2m1(inputs: &WarpWords, outputs: &mut WarpWords, _:
 }
 
 /// The word with the scales of a row of A
-/// (`operand` 0) or a column of B (1), first scale in
-/// the lowest byte.
+/// (`operand` 0) or a column of B (1), first
+/// scale in the lowest byte.
 fn scale_word(inputs: &WarpWords, operand: usize, index: usize) -> u32 {
     let first = M16N8K64.first_scale();
     let places = inputs[0][first + 2].to_le_bytes().map(usize::from);
@@ -82,8 +82,8 @@ fn mma_of_bytes(inputs: &WarpWords, outputs: &mut WarpWords, number: fn(u8) -> f
     put_accumulators(&d, outputs);
 }
 
-/// Maximum fraction bits for which five terms below 2^12
-/// units, and their sum, are exact in f64.
+/// Maximum fraction bits for which five terms below 2^12 units,
+/// and their sum, are exact in f64.
 const MOST_FRACTION_BITS: u32 = 38;
 
 /// Sum of sixteen products, and its scales.
@@ -94,8 +94,8 @@ struct Term {
     b: Scale,
 }
 
-/// D += A · B with one scale for every `block`
-/// elements of K.
+/// D += A · B with one scale for every
+/// `block` elements of K.
 fn mma(inputs: &WarpWords, outputs: &mut WarpWords, block: usize, decode: fn(u8) -> Scale, sum: &ScaledSum) {
     let doubled = |code: u16| decode::e2m1_doubled(code as u8);
     let a = operand::<16, 64, 4>(inputs, 0).map(|row| row.map(doubled));

@@ -5,8 +5,8 @@
 pub(crate) fn f16(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let magnitude = u32::from(bits & 0x7fff) << 13;
-    // The exponent field counts from 2^-15 instead of 2^-127.
-    // The product is exact, subnormals included.
+    // The exponent field counts from 2^-15 instead of 2^-127. The
+    // product is exact, subnormals included.
     let scaled = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
     let special = magnitude | 0x7f80_0000;
     f32::from_bits(sign | if magnitude >= 0x0f80_0000 { special } else { scaled })
@@ -18,8 +18,8 @@ pub(crate) fn bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// Decodes the lowest bits of `code`: sign, `exponent_bits`
-/// with bias `bias`, `fraction_bits`. No special values.
+/// Decodes the lowest bits of `code`: sign, `exponent_bits` with bias
+/// `bias`, `fraction_bits`. No special values.
 const fn small_float(code: u8, exponent_bits: u32, fraction_bits: u32, bias: i32) -> f32 {
     let fraction = code as u32 & ((1 << fraction_bits) - 1);
     let exponent = (code as u32 >> fraction_bits) & ((1 << exponent_bits) - 1);
@@ -72,15 +72,15 @@ pub(crate) fn e5m2(code: u8) -> f32 {
     E5M2[usize::from(code)]
 }
 
-/// Twice an E2M1 value, from the lowest four bits. Negative
-/// zero becomes zero, which does not change a sum.
+/// Twice an E2M1 value, from the lowest four bits. Negative zero
+/// becomes zero, which does not change a sum.
 #[inline]
 pub(crate) fn e2m1_doubled(code: u8) -> i16 {
     E2M1_DOUBLED[usize::from(code & 0xf)]
 }
 
-/// Block scale: its value (may be NaN), and its exponent for
-/// aligning terms.
+/// Block scale: its value (may be NaN), and its
+/// exponent for aligning terms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Scale {
     pub(crate) value: f64,

@@ -2,8 +2,8 @@
 
 use super::{Precision, WarpWords};
 
-/// `shfl.sync.bfly.b32`: word 0 of the lane whose number is
-/// XORed with word 1.
+/// `shfl.sync.bfly.b32`: word 0 of the lane whose
+/// number is XORed with word 1.
 pub(crate) fn shfl_xor(inputs: &WarpWords, outputs: &mut WarpWords, _: &Precision) {
     for (lane, output) in outputs.iter_mut().enumerate() {
         output[0] = inputs[lane ^ (inputs[lane][1] % 32) as usize][0];

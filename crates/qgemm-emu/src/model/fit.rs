@@ -32,8 +32,8 @@ pub struct Difference {
 pub struct Agreement {
     /// Output words compared.
     pub words: usize,
-    /// Words that are equal in all bits, or NaN in both
-    /// for floats.
+    /// Words that are equal in all bits, or NaN
+    /// in both for floats.
     pub equal: usize,
     /// The first different word.
     pub first_difference: Option<Difference>,

@@ -27,8 +27,8 @@ const BF16: Number = (decode::bf16, LEAST_BF16);
 const E4M3: Number = (|code| decode::e4m3(code as u8), -6);
 const E5M2: Number = (|code| decode::e5m2(code as u8), -14);
 
-/// `mma.m8n8k4.row.col.f32.f16.f16.f32`: four products, one
-/// for each quad-pair.
+/// `mma.m8n8k4.row.col.f32.f16.f16.f32`: four
+/// products, one for each quad-pair.
 pub(crate) fn m8n8k4_f16(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
     quad_pairs::<false, false>(inputs, outputs, precision);
 }
@@ -48,9 +48,9 @@ pub(crate) fn m8n8k4_col_row_f16(inputs: &WarpWords, outputs: &mut WarpWords, pr
     quad_pairs::<true, true>(inputs, outputs, precision);
 }
 
-/// Products of `m8n8k4`. Operands are stored along K (a lane
-/// has a row of A or a column of B) or
-/// across K.
+/// Products of `m8n8k4`. Operands are stored
+/// along K (a lane has a row of A or a
+/// column of B) or across K.
 fn quad_pairs<const A_ACROSS: bool, const B_ACROSS: bool>(
     inputs: &WarpWords,
     outputs: &mut WarpWords,
@@ -87,8 +87,8 @@ pub(crate) fn m16n8k16_bf16(inputs: &WarpWords, outputs: &mut WarpWords, precisi
     mma::<16, 16>(inputs, outputs, M16N8K16, [BF16; 2], &precision.half);
 }
 
-/// `mma.m16n8k8.row.col.f32.tf32.tf32.f32`: one operand per
-/// word; the lowest 13 bits are ignored.
+/// `mma.m16n8k8.row.col.f32.tf32.tf32.f32`: one operand per word;
+/// the lowest 13 bits are ignored.
 pub(crate) fn m16n8k8_tf32(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
     let number = |lane: usize, word: usize| f32::from_bits(inputs[lane][word] & !0x1fff);
     let (mut a, mut b) = ([[0.0; 8]; 16], [[0.0; 8]; 8]);
@@ -141,8 +141,8 @@ impl WgmmaOperands {
         [W::F16, W::Bf16, W::E4M3, W::E4M3AndE5M2, W::S8AndU8, W::Tf32, W::S8].get(number as usize).copied()
     }
 
-    /// A warp's 16 rows times eight columns, words as in the
-    /// `mma` of that shape.
+    /// A warp's 16 rows times eight columns, words as in
+    /// the `mma` of that shape.
     pub(crate) fn multiply(self, inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
         match self {
             Self::F16 => m16n8k16_f16(inputs, outputs, precision),

@@ -1,17 +1,17 @@
-//! Fragment layouts: which lane holds which matrix element
-//! (PTX ISA, "Matrix Fragments for mma").
+//! Fragment layouts: which lane holds which matrix element (PTX
+//! ISA, "Matrix Fragments for mma").
 //!
 //! With g = lane / 4 and t = lane %
-//! 4, every shape but `m8n8k4` follows one rule for all
-//! element widths. With E elements per word:
+//! 4, every shape but `m8n8k4` follows one rule for all element
+//! widths. With E elements per word:
 //!
 //! - word w of A: row
 //!   `g + 8 * (w % row blocks)`, columns
 //!   `(w / row blocks) * 4E + t * E ..+ E`;
 //! - word w of B: the same elements of its transpose;
-//! - word w of the accumulators: row
-//!   `g + 8 * (w / 2)`, column
-//!   `2t + w % 2`.
+//! - word w of the accumulators:
+//!   row `g + 8 * (w / 2)`,
+//!   column `2t + w % 2`.
 
 use super::WarpWords;
 
@@ -37,8 +37,8 @@ pub(crate) fn operand<const M: usize, const K: usize, const BITS: usize>(
     matrix
 }
 
-/// Reads the M x 8 accumulators from words `first..` of
-/// every lane.
+/// Reads the M x 8 accumulators from words
+/// `first..` of every lane.
 pub(crate) fn accumulators<const M: usize>(words: &WarpWords, first: usize) -> [[u32; 8]; M] {
     let mut matrix = [[0; 8]; M];
     for (lane, words) in words.iter().enumerate() {
@@ -50,8 +50,8 @@ pub(crate) fn accumulators<const M: usize>(words: &WarpWords, first: usize) -> [
     matrix
 }
 
-/// Writes the M x 8 accumulators to the first words of
-/// every lane.
+/// Writes the M x 8 accumulators to the first
+/// words of every lane.
 pub(crate) fn put_accumulators<const M: usize>(matrix: &[[u32; 8]; M], words: &mut WarpWords) {
     for (lane, words) in words.iter_mut().enumerate() {
         let (g, t) = (lane / 4, lane % 4);
@@ -61,8 +61,8 @@ pub(crate) fn put_accumulators<const M: usize>(matrix: &[[u32; 8]; M], words: &m
     }
 }
 
-/// `m8n8k4` runs four products, one for each quad-pair:
-/// lanes 4q to 4q+3 and the lanes 16 higher.
+/// `m8n8k4` runs four products, one for each quad-pair: lanes 4q to
+/// 4q+3 and the lanes 16 higher.
 pub(crate) mod quad_pair {
     use super::WarpWords;
 
@@ -97,8 +97,8 @@ pub(crate) mod quad_pair {
         })
     }
 
-    /// Reads the f32 accumulators of one product from words
-    /// `first..first + 8`.
+    /// Reads the f32 accumulators of one product from
+    /// words `first..first + 8`.
     pub(crate) fn accumulators(words: &WarpWords, first: usize, pair: usize) -> [[u32; 8]; 8] {
         std::array::from_fn(|row| {
             std::array::from_fn(|column| {

@@ -1,8 +1,8 @@
 //! Models of warp-wide instructions, on the registers of 32 lanes.
 //!
-//! [`COLLECTIVES`] is the single table of them. Emulated atoms
-//! name an operation by its index ([`header`]); the machine
-//! collects the lanes' words and calls [`Collective::run`].
+//! [`COLLECTIVES`] is the single table of them. Emulated atoms name an
+//! operation by its index ([`header`]); the machine collects the lanes'
+//! words and calls [`Collective::run`].
 
 mod block_scaled;
 mod decode;
@@ -19,8 +19,8 @@ use qgemm_hal::Variant;
 pub(crate) use float::WgmmaOperands;
 pub use precision::{Accumulator, Aligned, Order, Precision, Rounding, ScaledSum, Sum};
 
-/// Maximum words that a lane passes to or gets from an
-/// operation.
+/// Maximum words that a lane passes to or
+/// gets from an operation.
 pub const MAX_WORDS: usize = 16;
 
 /// Words of every lane. Words beyond an operation's count are ignored.
@@ -45,8 +45,8 @@ pub enum Class {
 /// A warp-wide instruction.
 #[derive(Clone, Copy)]
 pub struct Collective {
-    /// Name of its atom; of the integer atom, when two atoms
-    /// share an instruction.
+    /// Name of its atom; of the integer atom, when two
+    /// atoms share an instruction.
     pub name: &'static str,
     /// Class of the operation.
     pub class: Class,

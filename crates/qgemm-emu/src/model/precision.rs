@@ -1,23 +1,23 @@
-//! Summation models of matrix instructions: published
-//! properties of each chip, as parameters.
+//! Summation models of matrix instructions: published properties
+//! of each chip, as parameters.
 //!
-//! Products are exact on every chip; the sums differ. A
-//! tensor core aligns a group of products and the
-//! accumulator to their largest exponent, truncates below a
-//! fixed number of bits, adds, and truncates the sum to f32.
-//! NVIDIA does not document this; it was measured:
+//! Products are exact on every chip; the sums differ. A tensor
+//! core aligns a group of products and the accumulator to
+//! their largest exponent, truncates below a fixed number of
+//! bits, adds, and truncates the sum to f32. NVIDIA does not
+//! document this; it was measured:
 //!
-//! - Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of
-//!   NVIDIA tensor cores" (PeerJ CS 2021): V100, T4, A100.
-//! - Khattak, Mikaitis, "Accurate Models of NVIDIA Tensor Cores"
-//!   (arXiv 2512.07004): V100, A100, Ada, H100, H200, B200.
-//! - Xie, Wang, Yang, Yang, "MMA-Sim" (arXiv 2511.10909): Volta
-//!   to RTX Blackwell, including FP8 and block-scaled FP4.
+//! - Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor
+//!   cores" (PeerJ CS 2021): V100, T4, A100.
+//! - Khattak, Mikaitis, "Accurate Models of NVIDIA Tensor Cores" (arXiv
+//!   2512.07004): V100, A100, Ada, H100, H200, B200.
+//! - Xie, Wang, Yang, Yang, "MMA-Sim" (arXiv 2511.10909): Volta to RTX
+//!   Blackwell, including FP8 and block-scaled FP4.
 //!
-//! When a chip emulates an instruction, the machine code of
-//! ptxas 12.9 shows the sum: `m8n8k4` from sm_80 on is
-//! shuffles and f32 FMA; FP8 `mma` on sm_90 is two f16
-//! `mma` and an addition.
+//! When a chip emulates an instruction, the machine code
+//! of ptxas 12.9 shows the sum: `m8n8k4` from sm_80 on
+//! is shuffles and f32 FMA; FP8 `mma` on sm_90 is two
+//! f16 `mma` and an addition.
 
 use qgemm_hal::Variant;
 
@@ -26,8 +26,8 @@ use qgemm_hal::Variant;
 pub enum Rounding {
     /// To nearest, ties to even.
     NearestEven,
-    /// Toward zero: keeps this many of the 23 fraction bits and
-    /// clears the others.
+    /// Toward zero: keeps this many of the 23 fraction
+    /// bits and clears the others.
     TowardZero {
         /// 23, or 13 when the chip's accumulator is shorter than f32.
         fraction_bits: u32,
@@ -40,8 +40,8 @@ pub enum Order {
     /// In the order of K.
     Natural,
     /// First two of each four, then the last two. FP8 on
-    /// Hopper: one f16 instruction for the lower halves of all
-    /// registers, a second for the upper halves.
+    /// Hopper: one f16 instruction for the lower halves of all registers,
+    /// a second for the upper halves.
     PairsOfFour,
 }
 
@@ -80,8 +80,8 @@ pub enum Sum {
     /// f64 from the accumulator on, rounded to f32 once at the
     /// end. Fast, and more accurate than any chip.
     Wide,
-    /// f32 FMAs from zero in K order, then the accumulator is
-    /// added.
+    /// f32 FMAs from zero in K order, then the
+    /// accumulator is added.
     FmaChain,
     /// As a tensor core.
     Aligned(Aligned),
@@ -92,10 +92,10 @@ pub enum Sum {
 pub enum ScaledSum {
     /// f64, rounded to f32 once at the end.
     Wide,
-    /// Sixteen products are added exactly and multiplied by both scales.
-    /// These terms and the accumulator are aligned to the largest
-    /// exponent (of a term: that of its scales), truncated to this
-    /// many fraction bits, and added. The sum is truncated to f32.
+    /// Sixteen products are added exactly and multiplied by both scales. These
+    /// terms and the accumulator are aligned to the largest exponent (of
+    /// a term: that of its scales), truncated to this many fraction
+    /// bits, and added. The sum is truncated to f32.
     Aligned {
         /// At most 38.
         fraction_bits: u32,
@@ -140,16 +140,16 @@ impl Precision {
         Precision { quad_pair: sum, half: sum, fp8: sum, fp8_wgmma: sum, block_scaled: ScaledSum::Wide }
     }
 
-    /// Summation models of a variant's chips. Instructions that
-    /// a variant lacks use f64.
+    /// Summation models of a variant's chips. Instructions
+    /// that a variant lacks use f64.
     ///
     /// Only Sm90 can be checked on a chip here. The dot
-    /// products of ordinary random numbers that Khattak and Mikaitis
-    /// published are equal in all bits: 5000 each of f16 on
-    /// V100, f16 and bf16 on A100, Ada, H100, H200 and B200,
-    /// FP8 on Ada and L40S, and FP8 on B200, whose `mma`
-    /// equals Sm90's. Turing, the two groups of `m16n8k16` on Ampere
-    /// and Ada, and FP8 and block scales of Sm120 follow MMA-Sim.
+    /// products of ordinary random numbers that Khattak and Mikaitis published
+    /// are equal in all bits: 5000 each of f16 on V100,
+    /// f16 and bf16 on A100, Ada, H100, H200 and B200, FP8
+    /// on Ada and L40S, and FP8 on B200, whose `mma` equals
+    /// Sm90's. Turing, the two groups of `m16n8k16` on Ampere and Ada,
+    /// and FP8 and block scales of Sm120 follow MMA-Sim.
     pub const fn of(variant: Variant) -> Precision {
         let volta = Sum::Aligned(aligned(4, 23, -133));
         let turing = aligned(8, 24, -132);

@@ -1,5 +1,5 @@
-//! D += A · B of small matrices, summed according to
-//! a [`Sum`].
+//! D += A · B of small matrices, summed
+//! according to a [`Sum`].
 
 use super::precision::{Accumulator, Aligned, Order, Rounding, Sum};
 
@@ -16,8 +16,8 @@ const MOST_FRACTION_BITS: u32 = 26;
 pub(crate) const LEAST_F32: i32 = -126;
 
 /// D += A · B, with B as rows of K.
-/// `least` are the minimum normal exponents of A's and B's
-/// formats, which subnormal factors use for the alignment.
+/// `least` are the minimum normal exponents of A's and B's formats,
+/// which subnormal factors use for the alignment.
 pub(crate) fn multiply<const M: usize, const N: usize, const K: usize>(
     a: &[[f32; K]; M],
     b: &[[f32; N]; K],
@@ -67,8 +67,8 @@ pub(crate) struct Split {
     pub(crate) exponent: i32,
 }
 
-/// Splits `value`, whose format has the minimum normal
-/// exponent `least`. Infinities and NaN count as zero.
+/// Splits `value`, whose format has the minimum normal exponent `least`.
+/// Infinities and NaN count as zero.
 #[inline]
 pub(crate) fn split(value: f32, least: i32) -> Split {
     let bits = value.to_bits();
@@ -86,12 +86,12 @@ pub(crate) fn split(value: f32, least: i32) -> Split {
     }
 }
 
-/// Integer part of `significand` times 2^`power`. The
-/// significand is below 4, and power at most 26.
+/// Integer part of `significand` times 2^`power`. The significand is
+/// below 4, and power at most 26.
 #[inline]
 fn cut(significand: f32, power: i16) -> i32 {
-    // Exact from f32's minimum exponent on; below it the result
-    // is zero anyway.
+    // Exact from f32's minimum exponent on; below it
+    // the result is zero anyway.
     let power = power.max(LEAST_F32 as i16).wrapping_add(127);
     let scaled = significand * f32::from_bits(u32::from(power as u16) << 23);
     // SAFETY: `split` makes significands finite and less than 2, and their
@@ -101,8 +101,8 @@ fn cut(significand: f32, power: i16) -> i32 {
     unsafe { scaled.to_int_unchecked() }
 }
 
-/// A matrix of [`Split`]s. Sixteen bits hold any sum of
-/// three exponents.
+/// A matrix of [`Split`]s. Sixteen bits hold any
+/// sum of three exponents.
 struct Splits<const R: usize, const C: usize> {
     significand: [[f32; C]; R],
     exponent: [[i16; C]; R],
@@ -174,8 +174,8 @@ fn add_group<const N: usize, const K: usize>(
 ) -> [f32; N] {
     let fraction_bits = how.fraction_bits.min(MOST_FRACTION_BITS) as i16;
     let c = Splits::new(&[sums], LEAST_F32);
-    // Beyond all exponents of f32, but within those of f64 and
-    // 16 bits.
+    // Beyond all exponents of f32, but within
+    // those of f64 and 16 bits.
     let mut top = [how.least_exponent.clamp(-900, 900) as i16; N];
     for (top, &c) in top.iter_mut().zip(&c.exponent[0]) {
         *top = c.max(*top);
@@ -186,8 +186,8 @@ fn add_group<const N: usize, const K: usize>(
             *top = exponent[k].wrapping_add(b.exponent[k][n]).max(*top);
         }
     }
-    // The power of two for truncating a term, before its own
-    // exponent.
+    // The power of two for truncating a term,
+    // before its own exponent.
     let mut base = [0; N];
     let mut total = [0.0; N];
     for n in 0..N {
@@ -220,8 +220,8 @@ pub(crate) fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// `integer` times 2^`exponent` as f32. The integer is exact
-/// in f64, and the exponent far from f64's limits.
+/// `integer` times 2^`exponent` as f32. The integer is exact in f64,
+/// and the exponent far from f64's limits.
 #[inline]
 pub(crate) fn round(integer: f64, exponent: i32, rounding: Rounding) -> f32 {
     let value = integer * power_of_two(exponent);
@@ -267,16 +267,16 @@ mod tests {
 
     #[test]
     fn bits_below_the_kept_ones_are_cut() {
-        // 2^12 and three times 2^-13. With 24 fraction bits each
-        // small term is below the last kept bit, 2^-12.
+        // 2^12 and three times 2^-13. With 24 fraction bits each small
+        // term is below the last kept bit, 2^-12.
         let a = [64.0, 2f32.powi(-7), 2f32.powi(-7), 2f32.powi(-7)];
         let b = [64.0, 2f32.powi(-6), 2f32.powi(-6), 2f32.powi(-6)];
         assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(4, 24))), 4096.0);
         // With 25 bits the three terms sum to 2^-12 + 2^-13,
         // but the last bit of f32 is 2^-11 here.
         assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(4, 25))), 4096.0);
-        // Subtracting the large term afterwards shows the small
-        // ones. Within the group, only the first case keeps them.
+        // Subtracting the large term afterwards shows the small ones. Within the
+        // group, only the first case keeps them.
         let (a, b) = ([64.0, 2f32.powi(-7), 2f32.powi(-7), -64.0], [64.0, 2f32.powi(-6), 2f32.powi(-6), 64.0]);
         assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(4, 24))), 0.0);
         assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(4, 25))), 2f32.powi(-12));
@@ -285,8 +285,8 @@ mod tests {
 
     #[test]
     fn terms_are_cut_toward_zero_each_on_its_own() {
-        // Four terms of minus three quarters of the last kept bit:
-        // each becomes zero.
+        // Four terms of minus three quarters of the last kept
+        // bit: each becomes zero.
         let a = [1.0, -0.75, -0.75, -0.75, -0.75, 0.0, 0.0, 0.0];
         let small = 2f32.powi(-12);
         let b = [2048.0, small, small, small, small, 0.0, 0.0, 0.0];
@@ -320,8 +320,8 @@ mod tests {
         let c = 2f32.powi(20);
         assert_eq!(dot([1.0, 0.0], [2f32.powi(-4), 0.0], c, F16, Sum::Aligned(with(2, 24))), c);
         assert_eq!(dot([1.0, 0.0], [2f32.powi(-3), 0.0], c, F16, Sum::Aligned(with(2, 24))), c + 0.125);
-        // After: 2^20 + 0.1875 is rounded to nearest, up. Aligned:
-        // it is truncated.
+        // After: 2^20 + 0.1875 is rounded to nearest, up.
+        // Aligned: it is truncated.
         let after = Aligned { accumulator: Accumulator::After, ..with(2, 24) };
         let three = ([0.1875, 0.0], [1.0, 0.0]);
         assert_eq!(dot(three.0, three.1, c, F16, Sum::Aligned(after)), c + 0.25);
@@ -333,8 +333,8 @@ mod tests {
         let short = Aligned { rounding: Rounding::TowardZero { fraction_bits: 13 }, ..with(2, 13) };
         assert_eq!(dot([1.0, 1.0], [1.0, 2f32.powi(-13)], 0.0, F16, Sum::Aligned(short)), 1.0 + 2f32.powi(-13));
         assert_eq!(dot([1.0, 1.0], [1.0, 2f32.powi(-14)], 0.0, F16, Sum::Aligned(short)), 1.0);
-        // The sum has one bit more than its terms and loses
-        // its last bit.
+        // The sum has one bit more than its terms
+        // and loses its last bit.
         assert_eq!(
             dot([1.0, 1.0], [1.0, 1.0 + 2f32.powi(-10)], 2f32.powi(-13), F16, Sum::Aligned(short)),
             2.0 + 2f32.powi(-10)
@@ -368,8 +368,8 @@ mod tests {
         let hopper = Sum::Aligned(with(16, 25));
         let least_f16 = 2f32.powi(-24);
         assert_eq!(dot([least_f16, 0.0], [least_f16, 0.0], 0.0, F16, hopper), 2f32.powi(-48));
-        // A subnormal factor uses its format's minimum exponent:
-        // -14 instead of -24.
+        // A subnormal factor uses its format's minimum
+        // exponent: -14 instead of -24.
         let (a, b) = ([least_f16, 1.0], [1.0, 2f32.powi(-24)]);
         assert_eq!(dot(a, b, 0.0, F16, hopper), 2f32.powi(-23));
         let least_f32 = f32::from_bits(1);

@@ -1,5 +1,5 @@
-//! Every model against a triple loop over matrices whose elements
-//! are placed in registers by the formulas of the PTX ISA.
+//! Every model against a triple loop over matrices whose elements are
+//! placed in registers by the formulas of the PTX ISA.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -42,8 +42,8 @@ fn e5m2_code(value: i32) -> u32 {
 }
 
 fn e4m3_code(value: i32) -> u32 {
-    // E4M3's fraction ends one bit lower than E5M2's; its bias
-    // is 8 less.
+    // E4M3's fraction ends one bit lower than
+    // E5M2's; its bias is 8 less.
     let f16 = f16_code(value);
     f16 >> 8 & 0x80 | if value == 0 { 0 } else { ((f16 & 0x7fff) >> 7) - (8 << 3) }
 }
@@ -331,8 +331,8 @@ impl Shape {
         (self.m * self.k * self.products / 32, 8 * self.k * self.products / 32)
     }
 
-    /// Runs the operation on matrices of code values, one triple
-    /// for each product, with unit scales.
+    /// Runs the operation on matrices of code values, one triple for
+    /// each product, with unit scales.
     fn run(&self, a: &[Matrix], b: &[Matrix], c: &[Matrix], precision: &Precision) -> Vec<Matrix> {
         self.run_scaled(a, b, c, &|_| [0; 3], precision)
     }
@@ -511,8 +511,8 @@ fn integers_use_all_eight_bits_and_wrap() {
 
 #[test]
 fn block_scales_come_from_the_lanes_and_bytes_of_the_isa() {
-    // Every scale byte of every lane differs. Only the lanes
-    // and bytes that the ISA names may matter.
+    // Every scale byte of every lane differs. Only the lanes and
+    // bytes that the ISA names may matter.
     let mut rng = StdRng::seed_from_u64(4);
     for shape in SHAPES.iter().filter(|shape| shape.bits == 4) {
         let mx = shape.name.ends_with("mxf4");
@@ -532,8 +532,8 @@ fn block_scales_come_from_the_lanes_and_bytes_of_the_isa() {
             });
             [a, b, places]
         };
-        // Byte-ids and thread-ids of A, then of B. With four scales
-        // the byte-id is fixed.
+        // Byte-ids and thread-ids of A, then of B. With four
+        // scales the byte-id is fixed.
         let places: &[[u8; 4]] = if mx {
             &[[0; 4], [2, 1, 0, 0], [0, 0, 2, 1], [2, 1, 2, 1]]
         } else {

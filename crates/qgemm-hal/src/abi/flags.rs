@@ -97,9 +97,9 @@ pub const FLAG_X_IN_SUM: u32 = 1 << 26;
 /// [`NormShape::flags`]: the sum overwrites the residual; wgpu only.
 pub const FLAG_RESIDUAL_IN_SUM: u32 = 1 << 27;
 
-/// All flags of a product. The epilogue's fast path masks
-/// out the flags that it supports, and is used when none
-/// of these remains.
+/// All flags of a product. The epilogue's fast path
+/// masks out the flags that it supports, and is used
+/// when none of these remains.
 pub const GEMM_FLAGS: u32 = 2 * FLAG_X_FACTOR - 1;
 
 /// Every flag with its name, for code generation.

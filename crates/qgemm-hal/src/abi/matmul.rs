@@ -5,8 +5,8 @@ use bytemuck::{Pod, Zeroable};
 use super::{AbiField, AbiStruct};
 
 abi_struct! {
-    /// Sizes and scalars of one `matmul`, for the kernels of
-    /// every backend.
+    /// Sizes and scalars of one `matmul`, for the
+    /// kernels of every backend.
     pub struct MatmulShape {
         /// Rows of A and D.
         pub m: u32,
@@ -25,8 +25,8 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Epilogue types of one `matmul`; CUDA only. Element types
-    /// are 0 = f32, 1 = f16, 2 = bf16.
+    /// Epilogue types of one `matmul`; CUDA only. Element types are
+    /// 0 = f32, 1 = f16, 2 = bf16.
     pub struct MatmulTypes {
         /// Function applied last: see the `ACTIVATION_` constants.
         pub activation: u32,
@@ -62,15 +62,15 @@ abi_struct! {
     pub struct MatmulScales {
         /// Elements from one row of A's scales to the next.
         pub a_row: u64,
-        /// Elements from the scales of one column of B to those
-        /// of the next.
+        /// Elements from the scales of one column of B
+        /// to those of the next.
         pub b_row: u64,
     }
 }
 
 abi_struct! {
-    /// Device addresses and 64-bit strides (in elements) of one
-    /// `matmul`; CUDA only.
+    /// Device addresses and 64-bit strides (in elements) of
+    /// one `matmul`; CUDA only.
     pub struct MatmulPointers {
         /// A.
         pub a: u64,
@@ -106,11 +106,11 @@ abi_struct! {
         pub d_row: u64,
         /// Elements from one D to the next.
         pub d_batch: u64,
-        /// Where each product's range of K begins, and the last one
-        /// ends.
+        /// Where each product's range of K begins,
+        /// and the last one ends.
         pub offsets: u64,
-        /// The factor of all of A, an f32; 0 where there
-        /// is none.
+        /// The factor of all of A, an f32; 0
+        /// where there is none.
         pub a_scale: u64,
         /// The factor of all of B.
         pub b_scale: u64,

@@ -21,8 +21,8 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Device addresses and 64-bit strides of one `quantize`, in
-    /// elements for X and in bytes for outputs; CUDA only.
+    /// Device addresses and 64-bit strides of one `quantize`, in elements for
+    /// X and in bytes for outputs; CUDA only.
     pub struct QuantizePointers {
         /// X.
         pub x: u64,
@@ -70,8 +70,8 @@ abi_struct! {
         pub codes: u64,
         /// Scales.
         pub scales: u64,
-        /// Factors of tokens, or the one that is given for all
-        /// of X.
+        /// Factors of tokens, or the one that is
+        /// given for all of X.
         pub factors: u64,
         /// D, without gaps.
         pub d: u64,
@@ -88,8 +88,8 @@ abi_struct! {
     pub struct XPlanePointers {
         /// Scales.
         pub scales: u64,
-        /// Factors of tokens, or the one that is given for all
-        /// of X.
+        /// Factors of tokens, or the one that is
+        /// given for all of X.
         pub factors: u64,
         /// Sums.
         pub sums: u64,
@@ -97,9 +97,9 @@ abi_struct! {
         pub scales_row: u64,
         /// Bytes from one row of sums to the next.
         pub sums_row: u64,
-        /// Columns that share a scale, as a power of two: by
-        /// how much a column is shifted to the index of its
-        /// scale.
+        /// Columns that share a scale, as a power of
+        /// two: by how much a column is shifted to
+        /// the index of its scale.
         pub block_shift: u32,
         /// Unused, zero.
         pub reserved: u32,

@@ -1,5 +1,5 @@
-//! `attention`: softmax attention for prefill and decode,
-//! with causal, window and bit masks.
+//! `attention`: softmax attention for prefill and decode, with
+//! causal, window and bit masks.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -26,12 +26,12 @@ pub enum KvFormat {
     Plain(DType),
     /// E4M3 with one f32 factor for each head.
     E4M3,
-    /// INT8 with an f16 scale for every 32 features, in a
-    /// separate tensor.
+    /// INT8 with an f16 scale for every 32 features,
+    /// in a separate tensor.
     Q8_0,
     /// 4-bit codes with offset 8 and an f16 scale for every
-    /// 32 features, in a separate tensor. Two features share a
-    /// byte, the first in the low nibble.
+    /// 32 features, in a separate tensor. Two features share a byte,
+    /// the first in the low nibble.
     Q4_0,
 }
 
@@ -111,8 +111,8 @@ impl KvFormat {
         matches!(self, KvFormat::E4M3)
     }
 
-    /// Alignment in bytes that vector loads of eight elements need:
-    /// 16, or the size of eight elements if that is smaller.
+    /// Alignment in bytes that vector loads of eight elements need: 16,
+    /// or the size of eight elements if that is smaller.
     pub const fn vector_bytes(self) -> usize {
         let eight = self.bits();
         if eight < 16 { eight } else { 16 }
@@ -142,8 +142,8 @@ pub struct HeadRows {
     pub token_stride: u64,
     /// Head stride in elements.
     pub head_stride: u64,
-    /// Whether kernels may use vector loads: each group of eight
-    /// features is aligned.
+    /// Whether kernels may use vector loads: each group of
+    /// eight features is aligned.
     pub aligned: bool,
 }
 
@@ -159,14 +159,14 @@ impl HeadRows {
     }
 }
 
-/// Layout of keys or values: [`HeadRows`] for the tokens of
-/// a page.
+/// Layout of keys or values: [`HeadRows`] for
+/// the tokens of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvRows {
     /// Page stride in elements; unused without pages.
     pub page_stride: u64,
-    /// Layout of the tokens of a page, or of all tokens
-    /// without pages.
+    /// Layout of the tokens of a page, or of all
+    /// tokens without pages.
     pub rows: HeadRows,
 }
 
@@ -198,8 +198,8 @@ pub enum KvPlaces {
         /// Whether lengths are given; otherwise all pages are full.
         lengths: bool,
     },
-    /// Pages of a paged KV cache, found through a block table.
-    /// Lengths are given.
+    /// Pages of a paged KV cache, found through a block
+    /// table. Lengths are given.
     Table {
         /// Pages of the cache.
         pages: usize,
@@ -213,14 +213,14 @@ pub enum KvPlaces {
 /// Bit mask in device memory: a set bit means that the
 /// query attends to the key.
 ///
-/// A row is [`MaskBits::words`] little-endian u32. Key `j` is
-/// bit `j % 32` of word `j / 32`; bits after
-/// the last key are ignored. Rows are contiguous and either
-/// one for each query token of all sequences, in the order
-/// of Q ([`MaskBits::of_tokens`]), or one for each query of a
-/// sequence, shared by all sequences ([`MaskBits::shared`]).
-/// All heads share the rows unless [`MaskBits::per_head`],
-/// which stores the rows of one head after the other.
+/// A row is [`MaskBits::words`] little-endian u32. Key `j` is bit
+/// `j % 32` of word `j / 32`; bits after the
+/// last key are ignored. Rows are contiguous and either one for
+/// each query token of all sequences, in the order of Q
+/// ([`MaskBits::of_tokens`]), or one for each query of a
+/// sequence, shared by all sequences ([`MaskBits::shared`]). All
+/// heads share the rows unless [`MaskBits::per_head`], which
+/// stores the rows of one head after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MaskBits {
     /// Whether all sequences share the rows.
@@ -301,9 +301,9 @@ impl Addressing {
 
 /// Softmax attention; validated by the API.
 ///
-/// A sequence has `q_len` queries and `kv_len` keys. Query
-/// `i` of head `h` attends to keys `j < kv_len` of
-/// KV head `h / (heads / kv_heads)`, restricted as follows:
+/// A sequence has `q_len` queries and `kv_len` keys. Query `i` of
+/// head `h` attends to keys `j < kv_len` of KV head
+/// `h / (heads / kv_heads)`, restricted as follows:
 ///
 /// - `causal`: only keys `j ≤ kv_len − q_len + i`;
 /// - `window`: only the last `window` keys up to that position;
@@ -316,8 +316,8 @@ impl Addressing {
 /// is −∞, the result is zeros and the log-sum-exp is −∞.
 /// Masked keys have no effect, whatever they hold.
 ///
-/// Lengths are clamped to [`CheckedAttention::most_keys`]. Offsets
-/// and page numbers outside an operand denote absent keys or queries.
+/// Lengths are clamped to [`CheckedAttention::most_keys`]. Offsets and page
+/// numbers outside an operand denote absent keys or queries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckedAttention {
     /// Sequences; at least 1.
@@ -352,8 +352,8 @@ pub struct CheckedAttention {
     pub d: HeadRows,
     /// Causal mask.
     pub causal: bool,
-    /// Sliding window: maximum visible keys, counted back from
-    /// the query's position.
+    /// Sliding window: maximum visible keys, counted back
+    /// from the query's position.
     pub window: Option<usize>,
     /// Bit mask, combined with the other masks.
     pub mask: Option<MaskBits>,
@@ -363,8 +363,8 @@ pub struct CheckedAttention {
     pub soft_cap: Option<f32>,
     /// Whether the log-sum-exp is written: f32 `[tokens][heads]`.
     pub lse: bool,
-    /// Whether the result bits of a sequence must not depend on
-    /// the other sequences.
+    /// Whether the result bits of a sequence must not
+    /// depend on the other sequences.
     pub batch_invariant: bool,
 }
 
@@ -423,8 +423,8 @@ spec! {
     }
 }
 
-/// Candidate kernels of a family, with what the scheduler
-/// ranks them by.
+/// Candidate kernels of a family, with what the
+/// scheduler ranks them by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionConfig {
     /// The main kernel.
@@ -515,8 +515,8 @@ pub struct Paging {
     pub width: usize,
 }
 
-/// Plan cache key: floats are finite and are compared by
-/// their bits.
+/// Plan cache key: floats are finite and are
+/// compared by their bits.
 impl Eq for CheckedAttention {}
 
 impl Hash for CheckedAttention {

@@ -1,5 +1,5 @@
-//! `convert`: type and layout conversion, as a separate
-//! operation and as X prologue of products.
+//! `convert`: type and layout conversion, as a separate operation
+//! and as X prologue of products.
 
 use qgemm_formats::DType;
 
@@ -15,16 +15,16 @@ use crate::kernel_id::{KernelId, spec};
 /// X, such as [`NO_COLUMN`](qgemm_formats::NO_COLUMN), yields a zero
 /// column. `e` is 0 unless [`CheckedConvert::row_factors`] is set.
 ///
-/// Values beyond the f16 range become infinite. Finite values
-/// beyond the bf16 range become the largest finite bf16.
+/// Values beyond the f16 range become infinite. Finite values beyond the
+/// bf16 range become the largest finite bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedConvert {
     /// Rows of X and D; at least 1.
     pub rows: usize,
     /// Columns of X; at least 1.
     pub columns: usize,
-    /// Columns of D; at least 1. Equal to the length of
-    /// the order, if given.
+    /// Columns of D; at least 1. Equal to the length
+    /// of the order, if given.
     pub d_columns: usize,
     /// X, with any strides.
     pub x: Dense,
@@ -32,9 +32,9 @@ pub struct CheckedConvert {
     pub d: Dense,
     /// Whether an order maps columns of D to columns of X.
     pub gathers: bool,
-    /// Whether each row is scaled by a power of two, so
-    /// that its largest finite value is in [2¹⁴, 2¹⁵) and fits
-    /// f16.
+    /// Whether each row is scaled by a power of
+    /// two, so that its largest finite value is in
+    /// [2¹⁴, 2¹⁵) and fits f16.
     ///
     /// The inverse factor is written to
     /// [`ConvertOperand::RowFactors`]. Rows below 2⁻¹¹² are multiplied
@@ -51,8 +51,8 @@ operands! {
         Order: "the column order" Constant,
         /// The result.
         D: "d" Write,
-        /// Inverse row factors, f32: multiply each row of D by its
-        /// factor.
+        /// Inverse row factors, f32: multiply each
+        /// row of D by its factor.
         RowFactors: "the row factors" Write,
     }
 }
@@ -66,8 +66,8 @@ spec! {
         d: DType,
         /// Whether X is column-major and the kernel transposes it to rows.
         transposed: bool,
-        /// Whether the kernel scales rows by powers of two; `false`
-        /// when that is a run-time parameter.
+        /// Whether the kernel scales rows by powers of two; `false` when
+        /// that is a run-time parameter.
         row_factors: bool,
         /// Whether the kernel only writes aligned groups of eight
         /// columns; `false` for any columns.
@@ -88,8 +88,8 @@ impl ConvertSpec {
     }
 }
 
-/// A candidate kernel of a family, with what the scheduler
-/// ranks it by.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConvertConfig {
     /// The kernel.

@@ -2,8 +2,8 @@
 
 use qgemm_formats::DType;
 
-/// A dense matrix operand: element type, strides in
-/// elements, and the alignment of its first byte.
+/// A dense matrix operand: element type, strides in elements, and
+/// the alignment of its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Dense {
     /// Element type.
@@ -12,8 +12,8 @@ pub struct Dense {
     pub row_stride: u64,
     /// Column stride in elements: 1 for row-major.
     pub col_stride: u64,
-    /// Whether every row is contiguous and 16-byte aligned, so
-    /// that kernels may use 16-byte accesses.
+    /// Whether every row is contiguous and 16-byte aligned, so that
+    /// kernels may use 16-byte accesses.
     pub aligned16: bool,
 }
 
@@ -27,8 +27,8 @@ impl Dense {
         Self { dtype, row_stride: columns as u64, col_stride: 1, aligned16: row_bytes.is_multiple_of(WIDE_ACCESS) }
     }
 
-    /// Elements spanned by `rows × columns`, or `None` when the
-    /// count overflows.
+    /// Elements spanned by `rows × columns`, or `None`
+    /// when the count overflows.
     pub fn extent(&self, rows: usize, columns: usize) -> Option<u64> {
         if rows == 0 || columns == 0 {
             return Some(0);

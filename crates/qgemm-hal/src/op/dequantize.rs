@@ -28,8 +28,8 @@ operands! {
         Codes: "the codes" Read,
         /// The scales.
         Scales: "the scales" Read,
-        /// Factor of each token, or one factor for all of X;
-        /// f32.
+        /// Factor of each token, or one factor
+        /// for all of X; f32.
         Factors: "the factors" Read,
         /// The dequantized values.
         D: "d" Write,
@@ -53,8 +53,8 @@ impl DequantizeSpec {
     }
 }
 
-/// A candidate kernel of a family, with what the scheduler
-/// ranks it by.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DequantizeConfig {
     /// The kernel.

@@ -39,8 +39,8 @@ pub struct ListedSlots {
 
 impl ListedSlots {
     /// Lists of the slots of `op`. `workspace` returns the bytes
-    /// that the routing kernels need. `None` unless rows are
-    /// slots within the limits of `routing`.
+    /// that the routing kernels need. `None` unless rows are slots
+    /// within the limits of `routing`.
     pub fn of(op: &CheckedExperts, workspace: impl FnOnce(&CheckedRouting) -> usize) -> Option<Self> {
         let ExpertForm::Indexed { top_k, .. } = op.form else { return None };
         let (tokens, experts) = (op.tokens(), op.experts);
@@ -82,8 +82,8 @@ impl ListedSlots {
         plan.scratch..plan.scratch + self.lists[1].end
     }
 
-    /// Binds a routing step to operands of `experts` and to
-    /// parts of the workspace of `plan`.
+    /// Binds a routing step to operands of `experts` and to parts
+    /// of the workspace of `plan`.
     pub fn bound(&self, step: LaunchStep, plan: &ExpertsPlan) -> LaunchStep {
         use RoutingOperand as R;
         let parts = [

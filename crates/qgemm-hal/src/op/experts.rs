@@ -26,8 +26,8 @@ operands! {
         W: "the weights" Constant,
         /// Row scales of every expert, f32.
         RowScale: "the row scales" Constant,
-        /// Stored column → input feature for each expert, padded
-        /// with `NO_COLUMN` to whole k-tiles.
+        /// Stored column → input feature for each expert, padded with
+        /// `NO_COLUMN` to whole k-tiles.
         KOrder: "the column orders" Constant,
         /// C.
         C: "c" Read,
@@ -49,8 +49,8 @@ operands! {
         Lists: "the lists" Read,
         /// Scratch memory passed between steps.
         Workspace: "the workspace" Accumulate,
-        /// Products of all slots before the combine step, f32; part
-        /// of the workspace.
+        /// Products of all slots before the combine step,
+        /// f32; part of the workspace.
         Products: "the slots' products" Read,
         /// Gamma of the norm before the products.
         Gamma: "gamma" Constant,
@@ -58,8 +58,8 @@ operands! {
         Beta: "beta" Constant,
         /// Scales of a quantized X, by block or by token.
         XScales: "the scales of x" Read,
-        /// Factor of each token of a quantized X, or one for
-        /// all of X; f32.
+        /// Factor of each token of a quantized X, or
+        /// one for all of X; f32.
         XPlaneFactors: "the factors of x" Read,
         /// X block sums, with scales applied.
         XSums: "the sums of x" Read,
@@ -88,8 +88,8 @@ pub enum ExpertForm {
         /// Rows of an expert.
         capacity: usize,
     },
-    /// `top_k` slots for each token. The index holds the `i32`
-    /// expert id of each slot.
+    /// `top_k` slots for each token. The index holds the
+    /// `i32` expert id of each slot.
     Indexed {
         /// Slots of a token.
         top_k: usize,
@@ -110,8 +110,8 @@ impl ExpertForm {
     }
 }
 
-/// Faults in an index. The affected rows are skipped; all
-/// others are computed.
+/// Faults in an index. The affected rows are skipped;
+/// all others are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum ExpertFault {
@@ -153,8 +153,8 @@ pub struct CheckedExperts {
     /// Experts; at least 1.
     pub experts: usize,
     /// Rows of W between experts: a multiple of
-    /// [`EXPERT_ROWS`](qgemm_formats::EXPERT_ROWS), or 0 when
-    /// all experts share one weight and bias.
+    /// [`EXPERT_ROWS`](qgemm_formats::EXPERT_ROWS), or 0 when all
+    /// experts share one weight and bias.
     pub row_pitch: usize,
     /// How rows are assigned to experts.
     pub form: ExpertForm,
@@ -164,8 +164,8 @@ pub struct CheckedExperts {
     /// rows are skipped in any case.
     pub checks_index: bool,
     /// Whether the source of the ids also provides the slots of
-    /// each expert; [`ExpertForm::Indexed`] only. The lists are
-    /// `u32`, laid out as in [`list_parts`].
+    /// each expert; [`ExpertForm::Indexed`] only. The lists are `u32`,
+    /// laid out as in [`list_parts`].
     pub lists: bool,
     /// Whether the index is ready before launch: kernels may
     /// then read it, and prefetch weights by it, before earlier
@@ -212,8 +212,8 @@ impl CheckedExperts {
         Some((Self { each, ..self.clone() }, CheckedDequantize { rows: self.x_rows(), ..step }))
     }
 
-    /// The steps that quantize X as far as its precision
-    /// permits, each with the operation after it, as in
+    /// The steps that quantize X as far as its precision permits,
+    /// each with the operation after it, as in
     /// [`CheckedGemm::quantized`]. None when a norm writes X.
     pub fn quantized(&self) -> impl Iterator<Item = (Self, CheckedQuantize)> + '_ {
         let is_given = self.each.norm.is_none();
@@ -224,8 +224,8 @@ impl CheckedExperts {
         (Self { each, ..self.clone() }, CheckedQuantize { rows: self.x_rows(), ..step })
     }
 
-    /// The operation that the families of `plan` see: this one,
-    /// or the one after the step that dequantizes or quantizes X.
+    /// The operation that the families of `plan` see: this one, or
+    /// the one after the step that dequantizes or quantizes X.
     pub fn product(&self, plan: &ExpertsPlan) -> Cow<'_, Self> {
         let plain = plan.dequantized.and_then(|_| self.dequantized()).map(|(product, _)| product);
         let quantized = plan.quantized.and_then(|regions| self.each.quantized_to(regions.format));
@@ -233,8 +233,8 @@ impl CheckedExperts {
         plain.or(quantized).map_or(Cow::Borrowed(self), Cow::Owned)
     }
 
-    /// The step that quantizes X before the kernels of `plan`,
-    /// and its output regions.
+    /// The step that quantizes X before the kernels of
+    /// `plan`, and its output regions.
     pub fn quantize_step(&self, plan: &ExpertsPlan) -> Option<(CheckedQuantize, XPlaneRegions)> {
         let regions = plan.quantized?;
         self.each.quantized_to(regions.format).map(|of_each| (self.of_quantized(of_each).1, regions))
@@ -287,15 +287,15 @@ impl CheckedExperts {
 pub struct ExpertsConfig {
     /// The tile of each product.
     pub tile: TileConfig,
-    /// Whether slots of [`ExpertForm::Indexed`] are grouped by expert,
-    /// which reads each weight once but needs expert lists. Otherwise each
-    /// slot is a separate product. Kernels for other forms always group.
+    /// Whether slots of [`ExpertForm::Indexed`] are grouped by expert, which
+    /// reads each weight once but needs expert lists. Otherwise each slot
+    /// is a separate product. Kernels for other forms always group.
     pub grouped: bool,
     /// Workspace bytes of the kernels.
     pub scratch_bytes: usize,
-    /// Whether the next launch starts only after all work before
-    /// this product is done, so that it can prefetch what that
-    /// work wrote.
+    /// Whether the next launch starts only after all work
+    /// before this product is done, so that it can
+    /// prefetch what that work wrote.
     pub settles: bool,
 }
 
@@ -315,8 +315,8 @@ impl ExpertsConfig {
 pub struct ExpertsPlan {
     /// The config.
     pub config: ExpertsConfig,
-    /// Offset of the slot products in the workspace, a multiple
-    /// of 256.
+    /// Offset of the slot products in the
+    /// workspace, a multiple of 256.
     pub products: usize,
     /// Bytes of the slot products; 0 without a combine step.
     pub product_bytes: usize,
@@ -357,8 +357,8 @@ impl ExpertsPlan {
         })
     }
 
-    /// Adds room for the output of `dequantize` at the end;
-    /// `None` on overflow.
+    /// Adds room for the output of `dequantize` at the
+    /// end; `None` on overflow.
     pub fn with_dequantized(self, dequantize: &CheckedDequantize) -> Option<Self> {
         let reserved = usize::try_from(COUNTER_BYTES).ok()?;
         let region = dequantize.region(self.workspace_bytes.max(reserved).checked_next_multiple_of(ALIGNMENT)?);
@@ -368,8 +368,8 @@ impl ExpertsPlan {
 }
 
 impl ExpertsPlan {
-    /// Adds room for the output of `quantize` at the end; `None`
-    /// on overflow.
+    /// Adds room for the output of `quantize` at the
+    /// end; `None` on overflow.
     pub fn with_quantized(self, quantize: &CheckedQuantize) -> Option<Self> {
         let reserved = usize::try_from(COUNTER_BYTES).ok()?;
         let regions = XPlaneRegions::of(quantize, self.workspace_bytes.max(reserved))?;

@@ -21,8 +21,8 @@ pub const FORMATS: [KvFormat; 3] = [KvFormat::E4M3, KvFormat::Plain(DType::F16),
 /// Bytes of scores kept at a time for top-k. Large enough
 /// that each SM has several queries to choose for.
 const SCORE_BYTES: usize = 128 << 20;
-/// Maximum parts that queries are split into to keep fewer
-/// scores. Each part costs two launches.
+/// Maximum parts that queries are split into to keep fewer scores.
+/// Each part costs two launches.
 const MOST_PARTS: usize = 64;
 
 /// Visible keys of each query, and where they are.
@@ -33,13 +33,13 @@ pub enum IndexerKeys {
     Rows {
         /// Number of rows.
         rows: usize,
-        /// Whether each query has a start and an end row; otherwise
-        /// all rows are visible.
+        /// Whether each query has a start and an end row;
+        /// otherwise all rows are visible.
         ranges: bool,
     },
-    /// Paged keys: sequences with equally many queries, a block
-    /// table and lengths. Query `i` of `each` attends to keys
-    /// `j ≤ length − each + i`.
+    /// Paged keys: sequences with equally many queries, a
+    /// block table and lengths. Query `i` of `each` attends to
+    /// keys `j ≤ length − each + i`.
     Pages {
         /// Sequences.
         sequences: usize,
@@ -107,14 +107,14 @@ pub enum IndexerResult {
 ///
 /// The score of key `n` for query `m` is
 /// `k_scale[n] · Σ_h weight[m, h] · q_scale[m, h] · ReLU(q[m, h] · k[n])`,
-/// with scales for E4M3 only. NaN stays NaN. Masked keys
-/// have a score of −∞.
+/// with scales for E4M3 only. NaN stays
+/// NaN. Masked keys have a score of −∞.
 ///
 /// Top-k picks keys as if sorted by descending score, then by
 /// index, with NaN last; both zeros are equal. Queries with fewer
 /// visible keys are padded with −1. Indices are row numbers, or
-/// positions in the sequence for paged keys. Invalid pages have
-/// no keys. Ranges and lengths are clamped to the existing keys.
+/// positions in the sequence for paged keys. Invalid pages have no
+/// keys. Ranges and lengths are clamped to the existing keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedIndexer {
     /// Queries; at least 1.
@@ -183,8 +183,8 @@ spec! {
     }
 }
 
-/// Candidate kernels of a family, with what the scheduler
-/// ranks them by.
+/// Candidate kernels of a family, with what the
+/// scheduler ranks them by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct IndexerConfig {
     /// The scoring kernel.
@@ -245,9 +245,9 @@ impl CheckedIndexer {
         }
     }
 
-    /// Queries whose scores are kept in the workspace at a time
-    /// for top-k: at most `most_bytes` if possible, and whole
-    /// sequences for paged keys.
+    /// Queries whose scores are kept in the workspace at a
+    /// time for top-k: at most `most_bytes` if possible, and
+    /// whole sequences for paged keys.
     pub fn part_queries(&self, most_bytes: usize) -> usize {
         let (_, each) = self.sequences();
         let unit = if matches!(self.keys, IndexerKeys::Pages { .. }) { each.max(1) } else { 1 };

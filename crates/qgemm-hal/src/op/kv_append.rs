@@ -10,8 +10,8 @@ use super::attention::{Addressing, HeadRows, KvFormat, KvPlaces, KvRows, QueryLe
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, spec};
 
-/// Which features form a rotary pair within the first `dim`
-/// of a head.
+/// Which features form a rotary pair within the
+/// first `dim` of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RotaryPairs {
     /// `i` and `i + dim / 2`: GPT-NeoX, and Llama as
@@ -44,8 +44,8 @@ impl fmt::Display for RotaryPairs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RotaryAngles {
-    /// Rotation per position of each pair: a u64 fraction of a
-    /// turn in units of 2⁻⁶⁴.
+    /// Rotation per position of each pair: a u64 fraction of
+    /// a turn in units of 2⁻⁶⁴.
     Frequencies,
     /// Tables of cosines and sines, f32 `[positions][pairs]`.
     Tables {
@@ -69,8 +69,8 @@ pub struct CheckedRotary {
     pub amplitude: f32,
 }
 
-/// Plan cache key: the amplitude is finite and is compared
-/// by its bits.
+/// Plan cache key: the amplitude is finite and is
+/// compared by its bits.
 impl Eq for CheckedRotary {}
 
 impl Hash for CheckedRotary {
@@ -79,8 +79,8 @@ impl Hash for CheckedRotary {
     }
 }
 
-/// Rotates queries in place, and writes rotated keys and the
-/// values to the KV cache; validated by the API.
+/// Rotates queries in place, and writes rotated keys and the values
+/// to the KV cache; validated by the API.
 ///
 /// Sequences are addressed as in the attention that follows.
 /// With `q_len` new tokens among `kv_len` keys, token `i`
@@ -90,9 +90,9 @@ impl Hash for CheckedRotary {
 /// in f32, rounded once.
 ///
 /// Tokens before the first key or at a position outside the
-/// tables are skipped: their queries stay, and no key or
-/// value is written. If the block table has no valid page
-/// for a token, only its queries are rotated.
+/// tables are skipped: their queries stay, and no key or value
+/// is written. If the block table has no valid page for
+/// a token, only its queries are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedKvAppend {
     /// Sequence layout of tokens and keys.
@@ -219,8 +219,8 @@ impl FromStr for KvAppendStep {
     }
 }
 
-/// A candidate kernel of a family, with what the scheduler
-/// ranks it by.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KvAppendConfig {
     /// The kernel, or the first of several.

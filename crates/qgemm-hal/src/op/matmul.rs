@@ -1,5 +1,5 @@
-//! `matmul`: single or batched product of two matrices in
-//! device memory, each row-major or column-major.
+//! `matmul`: single or batched product of two matrices in device
+//! memory, each row-major or column-major.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -62,8 +62,8 @@ impl FactorFormat {
         }
     }
 
-    /// Whether blocks of [`FactorFormat::BLOCK`] values along K have
-    /// scales. Either both factors of a product have scales, or neither.
+    /// Whether blocks of [`FactorFormat::BLOCK`] values along K have scales.
+    /// Either both factors of a product have scales, or neither.
     pub const fn has_scales(self) -> bool {
         matches!(self, FactorFormat::E4M3Block)
     }
@@ -80,8 +80,8 @@ impl FactorFormat {
         }
     }
 
-    /// Writes `value` as element `index` of `bytes`, rounded to
-    /// nearest even. E4M3 saturates at its largest value.
+    /// Writes `value` as element `index` of `bytes`, rounded to nearest even.
+    /// E4M3 saturates at its largest value.
     ///
     /// # Panics
     /// When `bytes` holds fewer than `index + 1` elements.
@@ -138,8 +138,8 @@ impl From<BatchedDense> for BatchedDense<FactorFormat> {
 }
 
 impl<T> BatchedDense<T> {
-    /// Elements spanned by `batch` matrices of `rows × columns`,
-    /// or `None` on overflow.
+    /// Elements spanned by `batch` matrices of
+    /// `rows × columns`, or `None` on overflow.
     pub fn extent(&self, batch: usize, rows: usize, columns: usize) -> Option<u64> {
         if batch == 0 || rows == 0 || columns == 0 {
             return Some(0);
@@ -156,8 +156,8 @@ impl<T> BatchedDense<T> {
 }
 
 /// `D[b] = activation(alpha · A[b]·B[b] + beta · C[b] + bias)`
-/// with A `[m, k]` and B `[k, n]`; validated by the
-/// API.
+/// with A `[m, k]` and B `[k, n]`;
+/// validated by the API.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckedMatmul {
     /// Products; at least 1.
@@ -166,8 +166,8 @@ pub struct CheckedMatmul {
     pub m: usize,
     /// Columns of B and D; at least 1.
     pub n: usize,
-    /// Columns of A and rows of B; with 0, the product
-    /// is zero.
+    /// Columns of A and rows of B; with 0,
+    /// the product is zero.
     pub k: usize,
     /// A, `[m, k]`.
     pub a: BatchedDense<FactorFormat>,
@@ -186,8 +186,8 @@ pub struct CheckedMatmul {
     pub d: BatchedDense,
     /// C, `[m, n]`, row-major; `beta` is 0 without it.
     pub c: Option<BatchedDense>,
-    /// Whether C is D itself: its old contents times `beta` are
-    /// added.
+    /// Whether C is D itself: its old contents
+    /// times `beta` are added.
     pub accumulates: bool,
     /// Element type of the bias: one element for each column of
     /// D, shared by all products.
@@ -198,19 +198,19 @@ pub struct CheckedMatmul {
     pub beta: f32,
     /// Function applied last.
     pub activation: Activation,
-    /// Whether C holds the input of the activation. The product
-    /// plus bias is then multiplied with the activation's
-    /// derivative at C, and nothing else is added or applied.
+    /// Whether C holds the input of the activation. The product plus
+    /// bias is then multiplied with the activation's derivative at C, and
+    /// nothing else is added or applied.
     pub slope: bool,
-    /// K-grouped products: A and B are single matrices of `k`
-    /// columns and rows, and product `b` uses the K range from
-    /// offset `b` to offset `b + 1`. A is column-major and
-    /// B row-major; with block scales it is the other way round.
+    /// K-grouped products: A and B are single matrices of `k` columns
+    /// and rows, and product `b` uses the K range from offset
+    /// `b` to offset `b + 1`. A is column-major and B
+    /// row-major; with block scales it is the other way round.
     pub k_grouped: bool,
     /// M-grouped products: A, C and D are single matrices of `m`
-    /// rows, and product `b` multiplies the rows from offset `b`
-    /// to `b + 1` with B `b` ([`CheckedMatmul::groups`]). A is
-    /// row-major. Rows outside all groups are unchanged.
+    /// rows, and product `b` multiplies the rows from offset `b` to
+    /// `b + 1` with B `b` ([`CheckedMatmul::groups`]). A is row-major. Rows
+    /// outside all groups are unchanged.
     pub rows_grouped: bool,
     /// Permitted rounding of f32 factors.
     pub operand_precision: XPrecision,
@@ -231,8 +231,8 @@ operands! {
         C: "c" Read,
         /// Bias.
         Bias: "the bias" Read,
-        /// Start of each product's K or row range, plus the end:
-        /// u32 `[batch + 1]`.
+        /// Start of each product's K or row range, plus the
+        /// end: u32 `[batch + 1]`.
         Offsets: "the offsets" Read,
         /// Output; read when the operation accumulates.
         D: "d" Accumulate,
@@ -328,8 +328,8 @@ impl std::str::FromStr for MatmulLayout {
     }
 }
 
-/// A candidate kernel of a family, with what the scheduler
-/// ranks it by.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MatmulConfig {
     /// The kernel.
@@ -434,8 +434,8 @@ impl CheckedMatmul {
     }
 }
 
-/// Plan cache key: floats are finite and are compared by
-/// their bits.
+/// Plan cache key: floats are finite and are
+/// compared by their bits.
 impl Eq for CheckedMatmul {}
 
 impl Hash for CheckedMatmul {
@@ -467,8 +467,8 @@ impl Operation for CheckedMatmul {
         [O::A, O::B, O::D].into_iter().chain(given).collect()
     }
 
-    /// A, B, their scales, C and D once each; D twice
-    /// when it accumulates.
+    /// A, B, their scales, C and D once each; D
+    /// twice when it accumulates.
     fn traffic(&self) -> f64 {
         let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
         let of_factor = |dense: &BatchedDense<FactorFormat>, values: f64| {

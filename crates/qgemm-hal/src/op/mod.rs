@@ -1,10 +1,10 @@
-//! Operations: definition, operands, minimum traffic and
-//! multiply-adds. One file or folder for each operation.
+//! Operations: definition, operands, minimum traffic and multiply-adds. One
+//! file or folder for each operation.
 //!
 //! An operation is a checked description ([`CheckedGemm`],
 //! [`CheckedConvert`], [`CheckedRouting`], [`CheckedAttention`],
-//! [`CheckedNorm`]): the API has validated it, and backends trust
-//! it. Its [`Operand`] type names what kernels read and write.
+//! [`CheckedNorm`]): the API has validated it, and backends trust it. Its
+//! [`Operand`] type names what kernels read and write.
 //! [`KernelId`](crate::KernelId) has its kernel identity keys.
 
 pub mod attention;
@@ -57,8 +57,8 @@ pub trait Operation: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     /// A config with launch geometry and workspace, as the scheduler decides.
     type Plan: Clone + fmt::Debug + Send + Sync;
 
-    /// Operands of a run without the workspace. Optional
-    /// operands are included only when used.
+    /// Operands of a run without the workspace. Optional operands
+    /// are included only when used.
     fn operands(&self) -> Vec<Self::Operand>;
 
     /// Minimum bytes moved.

@@ -67,16 +67,16 @@ pub struct NormFunction {
     pub kind: NormKind,
     /// Added to the mean of squares: finite, and not negative.
     pub eps: f32,
-    /// Element type of gamma, one element for each column; 1
-    /// without it.
+    /// Element type of gamma, one element for each
+    /// column; 1 without it.
     pub gamma: Option<DType>,
-    /// Element type of beta, one element for each column; 0
-    /// without it.
+    /// Element type of beta, one element for each
+    /// column; 0 without it.
     pub beta: Option<DType>,
 }
 
 impl NormFunction {
-    /// A norm of this kind without gamma and beta.
+    /// A norm of this kind, without gamma and beta.
     pub const fn new(kind: NormKind, eps: f32) -> Self {
         Self { kind, eps, gamma: None, beta: None }
     }
@@ -102,8 +102,8 @@ impl NormFunction {
     }
 }
 
-/// Plan cache key: eps is finite and is compared by its
-/// bits.
+/// Plan cache key: eps is finite and is
+/// compared by its bits.
 impl Eq for NormFunction {}
 
 impl Hash for NormFunction {
@@ -112,8 +112,8 @@ impl Hash for NormFunction {
     }
 }
 
-/// A residual that is added to X before the norm, and
-/// the output of the sum.
+/// A residual that is added to X before the norm,
+/// and the output of the sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddedResidual {
     /// The residual.
@@ -156,27 +156,27 @@ pub struct QuantizedD {
 /// beyond X are 0. With an order, column `c` of D
 /// is column `order[c]` of X; entries outside X yield zero columns.
 ///
-/// A quantized result is [`XParts::quantize_row`] of the
-/// unrounded f32 row. D is not written then.
+/// A quantized result is [`XParts::quantize_row`] of the unrounded
+/// f32 row. D is not written then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedNorm {
     /// Rows of X and D; at least 1.
     pub rows: usize,
-    /// Columns of X, over which the means are taken; at
-    /// least 1.
+    /// Columns of X, over which the means are
+    /// taken; at least 1.
     pub columns: usize,
-    /// Columns of D: those of X, or others with an order
-    /// or as a prologue.
+    /// Columns of D: those of X, or others with an
+    /// order or as a prologue.
     pub d_columns: usize,
     /// The norm function.
     pub function: NormFunction,
     /// X, row-major.
     pub x: Dense,
-    /// D, row-major. With a quantized result: contiguous f32
-    /// that is never written.
+    /// D, row-major. With a quantized result: contiguous
+    /// f32 that is never written.
     pub d: Dense,
-    /// Quantized output instead of D, which then has as many
-    /// columns as the codes.
+    /// Quantized output instead of D, which then has as
+    /// many columns as the codes.
     pub quantized: Option<QuantizedD>,
     /// The residual and the sum.
     pub added: Option<AddedResidual>,
@@ -224,11 +224,11 @@ operands! {
 }
 
 spec! {
-    /// Kernel identity keys of `norm`. Kind and operands are
-    /// run-time parameters.
+    /// Kernel identity keys of `norm`. Kind and operands
+    /// are run-time parameters.
     pub struct NormSpec {
-        /// Groups of eight columns that a thread keeps in registers;
-        /// 0 for rows of any length.
+        /// Groups of eight columns that a thread keeps in
+        /// registers; 0 for rows of any length.
         groups: u32,
         /// Element type of all matrices in kernels for whole aligned
         /// rows; `any` for run-time types.
@@ -249,11 +249,11 @@ impl NormSpec {
 }
 
 spec! {
-    /// Kernel identity keys of `norm` with a quantized result.
-    /// Kind and types are run-time parameters.
+    /// Kernel identity keys of `norm` with a quantized result. Kind and
+    /// types are run-time parameters.
     pub struct NormQuantizeSpec {
-        /// Groups of eight columns that a thread keeps in registers;
-        /// 0 for rows of any length.
+        /// Groups of eight columns that a thread keeps in
+        /// registers; 0 for rows of any length.
         groups: u32,
         /// The format of the result.
         to: XFormat,
@@ -282,8 +282,8 @@ impl NormQuantizeSpec {
     }
 }
 
-/// A candidate kernel of a family, with what the scheduler
-/// ranks it by.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormConfig {
     /// The kernel.
@@ -312,8 +312,8 @@ impl CheckedNorm {
     }
 
     /// The common type of X, D, residual and sum, if all
-    /// rows are whole aligned groups of eight columns and D has
-    /// no further columns.
+    /// rows are whole aligned groups of eight columns and
+    /// D has no further columns.
     pub fn aligned_dtype(&self) -> Option<DType> {
         let dtype = self.x.dtype;
         let added = self.added.iter().flat_map(|added| [added.residual, added.sum]);
@@ -333,8 +333,8 @@ impl CheckedNorm {
         format!("norm_{}_{}_{}", self.function.kind, self.x.dtype, self.d_format())
     }
 
-    /// The operand that holds D, or the codes of a quantized
-    /// result.
+    /// The operand that holds D, or the codes of
+    /// a quantized result.
     pub fn d_operand(&self) -> NormOperand {
         match self.quantized {
             Some(_) => NormOperand::Codes,

@@ -5,9 +5,9 @@ use std::fmt;
 /// How a kernel accesses an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Reads data that no earlier work of the stream writes,
-    /// such as weights. The kernel may prefetch it before that
-    /// work is done.
+    /// Reads data that no earlier work of the stream
+    /// writes, such as weights. The kernel may prefetch it
+    /// before that work is done.
     Constant,
     /// Reads data that earlier work of the stream may have written.
     Read,

@@ -118,9 +118,9 @@ pub struct MomentFactors {
     pub eps: f32,
 }
 
-/// Numbers that change from step to step: four f32 in device
-/// memory, in this order. A captured graph reads them again
-/// at every replay.
+/// Numbers that change from step to step: four f32 in
+/// device memory, in this order. A captured graph reads
+/// them again at every replay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepFactors {
     /// Step size: the learning rate, for AdamW divided by the
@@ -160,12 +160,12 @@ impl StepFactors {
     }
 }
 
-/// Optimizer step for `len` contiguous f32 parameters with
-/// f32 moments; validated by the API.
+/// Optimizer step for `len` contiguous f32 parameters with f32
+/// moments; validated by the API.
 ///
-/// With `g` the scaled gradient, `w −= decay·w + size·u`,
-/// all in f32. `u` is `m / (√v·inverse_root_bias + eps)` for
-/// AdamW, and the moment or `g` for SGD ([`StepFactors`]).
+/// With `g` the scaled gradient, `w −= decay·w + size·u`, all
+/// in f32. `u` is `m / (√v·inverse_root_bias + eps)` for AdamW,
+/// and the moment or `g` for SGD ([`StepFactors`]).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CheckedOptimizer {
     /// Parameters; at least 1.
@@ -174,13 +174,13 @@ pub struct CheckedOptimizer {
     pub rule: UpdateRule,
     /// Element type of the gradient.
     pub gradient: DType,
-    /// Element type of a copy of the parameters, rounded to
-    /// nearest even, for products to read.
+    /// Element type of a copy of the parameters, rounded to nearest
+    /// even, for products to read.
     pub copy: Option<DType>,
 }
 
-/// Plan cache key: numbers are finite and are compared by
-/// their bits.
+/// Plan cache key: numbers are finite and are
+/// compared by their bits.
 impl Eq for CheckedOptimizer {}
 
 impl Hash for CheckedOptimizer {
@@ -226,8 +226,8 @@ impl OptimizerSpec {
     }
 }
 
-/// A candidate kernel of a family, with what the scheduler
-/// ranks it by.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OptimizerConfig {
     /// The kernel.

@@ -21,14 +21,14 @@ pub struct CheckedQuantize {
     pub format: XFormat,
     /// Contents of its planes.
     pub parts: XParts,
-    /// Row stride of the codes in bytes. It and the address
-    /// are multiples of 16.
+    /// Row stride of the codes in bytes. It and the
+    /// address are multiples of 16.
     pub codes_row: u64,
-    /// Row stride of the scales in bytes. It and the address
-    /// are multiples of 4.
+    /// Row stride of the scales in bytes. It and the
+    /// address are multiples of 4.
     pub scales_row: u64,
-    /// Row stride of the sums in bytes. It and the address
-    /// are multiples of 4.
+    /// Row stride of the sums in bytes. It and the
+    /// address are multiples of 4.
     pub sums_row: u64,
 }
 
@@ -81,8 +81,8 @@ impl QuantizeSpec {
     }
 }
 
-/// A candidate kernel of a family, with what the scheduler
-/// ranks it by.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QuantizeConfig {
     /// The kernel.

@@ -16,8 +16,8 @@ pub const MOST_TOKENS: usize = 1 << 20;
 pub const MOST_EXPERTS: usize = 1024;
 /// Maximum experts of a token.
 pub const MOST_TOP_K: usize = 16;
-/// Words of the status: code, token, slot, and the bits of
-/// the id.
+/// Words of the status: code, token, slot,
+/// and the bits of the id.
 pub const STATUS_WORDS: usize = 4;
 /// [`RoutingOperand::Status`]: every slot has an expert.
 pub const STATUS_FINE: u32 = 0;
@@ -27,13 +27,13 @@ pub const STATUS_BAD_ID: u32 = 1;
 pub const STATUS_TOO_FEW: u32 = 2;
 
 /// Kernel flag: every token uses the last expert
-/// ([`CheckedRouting::shared`]). It is part of the prelude
-/// of top-k kernels.
+/// ([`CheckedRouting::shared`]). It is part of the
+/// prelude of top-k kernels.
 pub const FLAG_SHARED: u32 = 1 << 19;
 
-/// Workspace bytes after the reserved part: one u32 for each
-/// chunk (first slot without an expert); with `lists`, also one
-/// for each expert of every chunk, and one for each expert.
+/// Workspace bytes after the reserved part: one u32 for each chunk
+/// (first slot without an expert); with `lists`, also one for each
+/// expert of every chunk, and one for each expert.
 pub const fn workspace_bytes(chunks: usize, experts: usize, lists: bool) -> usize {
     let counts = if lists { (chunks + 1) * experts } else { 0 };
     WorkspaceLayout::RESERVED + (chunks + counts) * size_of::<u32>()
@@ -44,8 +44,8 @@ pub const fn workspace_bytes(chunks: usize, experts: usize, lists: bool) -> usiz
 pub enum RoutingSource {
     /// Logits `[tokens][experts]`, for top-k.
     Logits(Dense),
-    /// Ids from the caller, `top_k` for each token. Only lists
-    /// are built.
+    /// Ids from the caller, `top_k` for each token.
+    /// Only lists are built.
     Ids,
 }
 
@@ -73,8 +73,8 @@ impl Scoring {
     }
 }
 
-/// Groups of consecutive experts. A token uses the experts
-/// of few groups.
+/// Groups of consecutive experts. A token uses the
+/// experts of few groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertGroups {
     /// Number of groups; a divisor of the experts.
@@ -91,9 +91,9 @@ pub struct ExpertGroups {
 /// gets the `top_k` experts with the largest keys in descending order;
 /// among equal keys, the lower id wins. NaN is never chosen.
 ///
-/// With groups, only the `chosen` groups with the largest sums
-/// of their two best keys (or their only key) remain. A
-/// group with a NaN sum or without a key is dropped.
+/// With groups, only the `chosen` groups with the largest sums of
+/// their two best keys (or their only key) remain. A group
+/// with a NaN sum or without a key is dropped.
 ///
 /// An expert's weight is its score times `scale`, with `renormalize`
 /// divided by the sum of the token's chosen scores (at least
@@ -124,9 +124,9 @@ pub struct CheckedRouting {
     pub groups: Option<ExpertGroups>,
     /// Whether offsets, counts and rows are written; always for given ids.
     pub lists: bool,
-    /// Shared expert: the last expert has no logit, and takes
-    /// the last slot of every token with weight 1. Not for
-    /// given ids.
+    /// Shared expert: the last expert has no logit, and
+    /// takes the last slot of every token with
+    /// weight 1. Not for given ids.
     pub shared: bool,
 }
 
@@ -214,8 +214,8 @@ spec! {
     }
 }
 
-/// Candidate kernels of a family, with what the scheduler
-/// ranks them by.
+/// Candidate kernels of a family, with what the
+/// scheduler ranks them by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoutingConfig {
     /// The first kernel.
@@ -281,8 +281,8 @@ impl CheckedRouting {
     }
 }
 
-/// Plan cache key: floats are finite and are compared by
-/// their bits.
+/// Plan cache key: floats are finite and are
+/// compared by their bits.
 impl Eq for CheckedRouting {}
 
 impl Hash for CheckedRouting {

@@ -1,5 +1,5 @@
-//! `unpack`: transposed rows of a packed weight, dequantized,
-//! for products that reduce over output features.
+//! `unpack`: transposed rows of a packed weight, dequantized, for products
+//! that reduce over output features.
 
 use qgemm_formats::PAIR_ROWS;
 use qgemm_formats::prepack::FragmentLayout;
@@ -10,9 +10,9 @@ use super::{Operation, operands};
 use crate::kernel_id::{KernelId, Name, spec};
 
 /// `D[i, n] = W[n, first + i]` with row scales applied,
-/// rounded once to nearest even; validated by the API. D
-/// holds rows of Wᵀ. For a gated pair, each row has
-/// the gate's values, then the up's.
+/// rounded once to nearest even; validated by the API. D holds
+/// rows of Wᵀ. For a gated pair, each row has the
+/// gate's values, then the up's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedUnpack {
     /// Rows of W (columns of D), or the rows of each
@@ -27,8 +27,8 @@ pub struct CheckedUnpack {
     pub stored_k: usize,
     /// Input feature of D's first row.
     pub first: usize,
-    /// Rows of D; at least 1. All of them are input
-    /// features of W.
+    /// Rows of D; at least 1. All of them are
+    /// input features of W.
     pub features: usize,
     /// Format of W.
     pub format: Format,
@@ -69,8 +69,8 @@ spec! {
     }
 }
 
-/// A candidate kernel of a family, with what the scheduler
-/// ranks it by.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UnpackConfig {
     /// The kernel.

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::tuned::as_text;
 
-/// A kernel that no plan uses, for example one that a
-/// driver miscompiles.
+/// A kernel that no plan uses, for example one
+/// that a driver miscompiles.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AvoidedKernel {

@@ -10,11 +10,11 @@ const FEWEST_OF_RINGS: u32 = 8;
 /// CTA cost constants beyond the rates that a config declares.
 #[derive(Debug, PartialEq)]
 pub(super) struct Blocks {
-    /// Share of the CTA slots that saturates memory bandwidth.
-    /// It is below 1 because loads of one CTA overlap.
+    /// Share of the CTA slots that saturates memory bandwidth. It is
+    /// below 1 because loads of one CTA overlap.
     pub saturating: f64,
-    /// Underfill exponent: with n times fewer CTAs than a unit
-    /// can hold, arithmetic is n^underfill times slower.
+    /// Underfill exponent: with n times fewer CTAs than a unit can
+    /// hold, arithmetic is n^underfill times slower.
     pub underfill: f64,
     /// Reached share of the declared arithmetic rate.
     pub arithmetic: f64,
@@ -29,18 +29,18 @@ pub(super) struct Blocks {
     pub cached_rows: [f64; 2],
     /// Cost of starting and finishing a tile, in launches.
     pub tile_launches: f64,
-    /// Cost of meeting at a split tile's counter, in launches,
-    /// and the extra cost when CTAs fill the device. With fewer
-    /// CTAs they wait less for each other.
+    /// Cost of meeting at a split tile's counter, in launches, and
+    /// the extra cost when CTAs fill the device. With fewer CTAs
+    /// they wait less for each other.
     pub fixup_launches: [f64; 2],
-    /// Cost factor of partial sums, relative to their bytes at
-    /// the L2 rate.
+    /// Cost factor of partial sums, relative to their
+    /// bytes at the L2 rate.
     pub fixup_factor: f64,
     /// Cost of each further wave of a grid with split tiles,
     /// in launches: each wave starts with empty pipelines.
     pub restart_launches: f64,
-    /// Extra share of multiply-adds in the split phase. Ranges
-    /// start and end within tiles, and all CTAs finish together.
+    /// Extra share of multiply-adds in the split phase. Ranges start and
+    /// end within tiles, and all CTAs finish together.
     pub cut_share: f64,
 }
 
@@ -59,9 +59,9 @@ const GRID: Blocks = Blocks {
     restart_launches: 0.6,
     cut_share: 0.0,
 };
-/// A persistent (stream-K) grid, fitted on an H200 with
-/// native, Sm80 and Sm75 kernels. Re-read rows of W come
-/// from the L2 cache.
+/// A persistent (stream-K) grid, fitted on an H200
+/// with native, Sm80 and Sm75 kernels. Re-read rows of
+/// W come from the L2 cache.
 const STREAM_K: Blocks = Blocks {
     saturating: 0.86,
     latency: 0.6e-6,
@@ -73,8 +73,8 @@ const STREAM_K: Blocks = Blocks {
     cut_share: 0.1,
     ..GRID
 };
-/// Small-M tensor-core kernels, which are bound by the
-/// latency between dependent products.
+/// Small-M tensor-core kernels, which are bound by the latency
+/// between dependent products.
 const FEW: Blocks = Blocks {
     underfill: 0.75,
     tile_launches: 0.2,
@@ -118,8 +118,7 @@ impl Blocks {
     }
 }
 
-/// Whether a tile is one of a few tokens on matrix
-/// instructions.
+/// Whether the config is a small-M tensor-core kernel.
 fn has_few_tokens(config: &TileConfig) -> bool {
     config.tile_m <= FEW_TOKENS && config.math == Math::TensorF16 && config.schedule == Schedule::Grid
 }

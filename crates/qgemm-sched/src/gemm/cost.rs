@@ -1,8 +1,8 @@
 //! Cost model of GEMM.
 //!
 //! CTAs run phases one after another. Each phase is bound by
-//! arithmetic or by memory. Starting tiles and adding the
-//! partial sums of split tiles costs extra.
+//! arithmetic or by memory. Starting tiles and adding the partial
+//! sums of split tiles costs extra.
 
 use qgemm_hal::{CheckedGemm, DeviceInfo, Math, Operation, Schedule, TileConfig, Variant};
 use serde::{Deserialize, Serialize};
@@ -11,12 +11,12 @@ use super::blocks::Blocks;
 use super::partition::{Partition, Phase};
 use super::processor;
 
-/// Speed of partial sums relative to memory: they stay in
-/// the L2 cache.
+/// Speed of partial sums relative to memory: they
+/// stay in the L2 cache.
 const CACHE_FACTOR: f64 = 1.5;
-/// P-norm of the roofline. Arithmetic and memory do not overlap
-/// perfectly: two equal times `t` take `2^(1/4) t` together.
-/// Without this bend the choice flips where two configs cross.
+/// P-norm of the roofline. Arithmetic and memory do not overlap perfectly:
+/// two equal times `t` take `2^(1/4) t` together. Without this bend
+/// the choice flips where two configs cross.
 pub(super) const ROOFLINE_P: f64 = 4.0;
 
 /// Launch cost of a norm before the product that waits for
@@ -25,15 +25,15 @@ pub(super) const ROOFLINE_P: f64 = 4.0;
 const NORM_LAUNCHES: f64 = 0.35;
 /// Seconds that a CTA with a fused norm needs before its
 /// first product: for the first pass over the row, and for
-/// each further pass. A thread reads `STATISTICS_BYTES` in
-/// each pass (fitted on an H200, one token).
+/// each further pass. A thread reads `STATISTICS_BYTES` in each pass
+/// (fitted on an H200, one token).
 const STATISTICS_SECONDS: [f64; 2] = [0.9e-6, 3e-6];
 const STATISTICS_BYTES: f64 = 64.0;
 
 /// Expected time of a launch by cause, in seconds.
 ///
-/// Arithmetic and memory overlap, so the parts sum to more
-/// than `seconds`.
+/// Arithmetic and memory overlap, so the parts sum
+/// to more than `seconds`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Cost {
@@ -87,14 +87,14 @@ impl Bound {
 }
 
 impl Cost {
-    /// Cost of an operation that moves bytes for `memory` seconds
-    /// and multiplies for `math` seconds at the same time.
+    /// Cost of an operation that moves bytes for `memory` seconds and
+    /// multiplies for `math` seconds at the same time.
     pub fn of_parts(memory: f64, math: f64, launch: f64, seconds: f64) -> Self {
         Self { math, memory, tiles: 0.0, fixup: 0.0, prologue: 0.0, launch, seconds }
     }
 
-    /// Cost of `count` such operations, run one after another in
-    /// a single launch.
+    /// Cost of `count` such operations, run one after
+    /// another in a single launch.
     pub fn repeated(self, count: usize) -> Self {
         let times = |seconds: f64| seconds * count as f64;
         Self {
@@ -122,14 +122,14 @@ impl Cost {
     }
 }
 
-/// Expected seconds of `partition` of `op`, or `None` when
-/// the device lacks the config's arithmetic.
+/// Expected seconds of `partition` of `op`, or `None` when the device
+/// lacks the config's arithmetic.
 pub fn estimate(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> Option<f64> {
     cost(op, info, config, partition).map(|cost| cost.seconds)
 }
 
-/// Expected cost of `partition` of `op`, or `None` when the
-/// device lacks the config's arithmetic.
+/// Expected cost of `partition` of `op`, or `None` when the device
+/// lacks the config's arithmetic.
 pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> Option<Cost> {
     let rate = info.rate(config.math)?;
     if config.schedule == Schedule::Threads {
@@ -141,8 +141,8 @@ pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition:
     let phases = partition.phases();
     let steps: f64 = phases.iter().map(Phase::steps).sum();
     // Rows of W that are re-read for other tokens come from
-    // the L2 cache. They are no faster there: bytes in flight
-    // limit the traffic.
+    // the L2 cache. They are no faster there: bytes in
+    // flight limit the traffic.
     let again = f64::from(partition.m_tiles().saturating_sub(1)) * cached_rows(info, config, partition);
     let all_bytes = op.traffic() + op.weight_bytes() * again;
     let fixup = fixup(info, config, partition);
@@ -170,9 +170,9 @@ pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition:
 /// memory order, with all of X resident in each CTA.
 const STREAMED_ROWS: u32 = 16;
 
-/// Speed at which X reaches all CTAs, relative to W from
-/// memory. X loads overlap W loads (fitted on an H200 with
-/// FP8).
+/// Speed at which X reaches all CTAs, relative to
+/// W from memory. X loads overlap W loads (fitted
+/// on an H200 with FP8).
 const STREAMED_X_FACTOR: f64 = 2.0;
 
 /// Cost of an idle CTA slot in the last round, as
@@ -213,8 +213,8 @@ pub(crate) fn overlapping(a: f64, b: f64) -> f64 {
     (a.powf(ROOFLINE_P) + b.powf(ROOFLINE_P)).powf(1.0 / ROOFLINE_P)
 }
 
-/// Time that CTAs wait for copies. The CTAs of a wave
-/// wait concurrently.
+/// Time that CTAs wait for copies. The CTAs of a
+/// wave wait concurrently.
 fn latency(config: &TileConfig, phase: &Phase, waves: &Waves) -> f64 {
     let of = Blocks::of(config);
     let stages_a_tile = of.latency_columns.map_or(1.0, |columns| f64::from(config.tile_k) / f64::from(columns));
@@ -239,8 +239,8 @@ fn slots(info: &DeviceInfo, config: &TileConfig) -> f64 {
     places(info, config) * f64::from(config.ctas_per_unit.max(1))
 }
 
-/// Units, or groups of units: a cluster counts as one CTA
-/// here.
+/// Units, or groups of units: a cluster
+/// counts as one CTA here.
 fn places(info: &DeviceInfo, config: &TileConfig) -> f64 {
     f64::from((info.units / config.cluster.max(1)).max(1))
 }
@@ -264,9 +264,9 @@ impl Waves {
     }
 }
 
-/// Time of the multiply-adds, padding included. CTAs on one
-/// unit share its rate. A unit with fewer CTAs than it
-/// can hold does not reach the full rate.
+/// Time of the multiply-adds, padding included. CTAs on one unit
+/// share its rate. A unit with fewer CTAs than it can
+/// hold does not reach the full rate.
 fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves, rate: f64) -> f64 {
     let units = places(info, config);
     let step_macs = f64::from(config.tile_n) * f64::from(config.tile_m) * f64::from(config.tile_k);
@@ -277,8 +277,8 @@ fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Wav
     ctas_of_a_unit * step_macs * phase.steps_a_block * units / (rate * reached * efficiency(config.efficiency.0))
 }
 
-/// Time of the operand traffic: full waves at full bandwidth,
-/// the rest at the bandwidth that so few CTAs reach.
+/// Time of the operand traffic: full waves at full bandwidth, the
+/// rest at the bandwidth that so few CTAs reach.
 fn memory(bytes: f64, info: &DeviceInfo, config: &TileConfig, waves: &Waves) -> f64 {
     let blocks = waves.full * waves.slots + waves.rest;
     let block_seconds = bytes / blocks / (info.bandwidth * efficiency(config.efficiency.1));
@@ -286,23 +286,23 @@ fn memory(bytes: f64, info: &DeviceInfo, config: &TileConfig, waves: &Waves) -> 
     block_seconds * (waves.full * waves.slots + waves.rest / drawn)
 }
 
-/// Time of starting and finishing tiles. The CTA multiplies
-/// nothing then, but other CTAs of the unit do.
+/// Time of starting and finishing tiles. The CTA multiplies nothing
+/// then, but other CTAs of the unit do.
 fn tiles(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves) -> f64 {
     Blocks::of(config).tile_launches * info.launch_seconds * waves.count() * phase.tiles_a_block
         / f64::from(config.ctas_per_unit.max(1))
 }
 
-/// Time of the split-K fix-up: writing, waiting for and
-/// adding partial sums. Concurrent CTAs each reduce one tile
-/// and read the partial sums of its peers.
+/// Time of the split-K fix-up: writing, waiting for and adding
+/// partial sums. Concurrent CTAs each reduce one tile and read
+/// the partial sums of its peers.
 fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
     let peers = partition.peers();
     if peers < 2 {
         return 0.0;
     }
-    // Hopper's 8-bit kernels keep no peer's sums in registers, and
-    // all peers write at the same time. That doubles the traffic.
+    // Hopper's 8-bit kernels keep no peer's sums in registers, and all
+    // peers write at the same time. That doubles the traffic.
     let on_hopper = config.variant == Some(Variant::Sm90);
     let passes = if on_hopper && matches!(config.math, Math::TensorFp8 | Math::TensorS8) { 2.0 } else { 1.0 };
     let tile_bytes = passes * f64::from(config.tile_n) * f64::from(config.tile_m) * 4.0;
@@ -312,16 +312,16 @@ fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
         Schedule::StreamK | Schedule::Threads => 0.0,
         Schedule::Grid => partition.phases().iter().map(|phase| (phase.blocks / slots).ceil() - 1.0).sum(),
     };
-    // CTAs of the split phase run in waves when they exceed
-    // the slots.
+    // CTAs of the split phase run in waves when
+    // they exceed the slots.
     let waves = partition.phases().iter().map(|phase| phase.blocks / slots).fold(0.0, f64::max);
     let Blocks { fixup_factor, fixup_launches: [meeting, of_full], restart_launches, .. } = *Blocks::of(config);
     let meeting = meeting + of_full * waves.min(1.0) + restart_launches * restarts;
     fixup_factor * (waves.max(1.0) * f64::from(peers) * tile_bytes / block_rate + meeting * info.launch_seconds)
 }
 
-/// Time of the X prologue: it reads X and writes the
-/// padded copy.
+/// Time of the X prologue: it reads X and
+/// writes the padded copy.
 fn x_prologue(op: &CheckedGemm, info: &DeviceInfo, partition: &Partition) -> f64 {
     let layout = partition.workspace_layout();
     let Some(region) = layout.x else { return 0.0 };
@@ -329,9 +329,9 @@ fn x_prologue(op: &CheckedGemm, info: &DeviceInfo, partition: &Partition) -> f64
     info.launch_seconds + (read + (layout.bytes - region.x) as f64) / info.bandwidth
 }
 
-/// Time of normalizing X: in a separate launch that reads
-/// and writes X, or fused, where each CTA reads its rows
-/// once more.
+/// Time of normalizing X: in a separate launch that
+/// reads and writes X, or fused, where each CTA
+/// reads its rows once more.
 fn norm_of_x(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
     match op.norm {
         None => 0.0,
@@ -388,8 +388,8 @@ mod tests {
         let rounds = |count: usize| own(1, 16 * units * count);
         // CTAs wait for X once.
         assert!((3.5..4.0).contains(&(rounds(8) / rounds(2))), "{} {}", rounds(2), rounds(8));
-        // One more row tile starts a round, which costs less than
-        // a full round.
+        // One more row tile starts a round, which costs
+        // less than a full round.
         let (whole, one_more, next) = (rounds(2), own(1, 16 * (2 * units + 1)), rounds(3));
         assert!(whole < one_more && one_more < next, "{whole} {one_more} {next}");
         assert!(own(1, 16 * units) < own(8, 16 * units));

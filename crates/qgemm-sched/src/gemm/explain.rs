@@ -1,5 +1,5 @@
-//! Explanation of a choice: the cost of every candidate, and
-//! the refusals.
+//! Explanation of a choice: the cost of every
+//! candidate, and the refusals.
 
 use qgemm_hal::{CheckedGemm, DeviceInfo, Family, LaunchPlan};
 
@@ -47,8 +47,8 @@ impl Explanation<'_> {
 /// everything. Much slower than `choose`.
 ///
 /// # Errors
-/// [`SchedError::UnknownFamily`]. An operation that no
-/// family supports is not an error here.
+/// [`SchedError::UnknownFamily`]. An operation that no family
+/// supports is not an error here.
 pub fn explain<'f>(
     op: &CheckedGemm,
     info: &DeviceInfo,

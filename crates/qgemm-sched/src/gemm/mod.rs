@@ -1,5 +1,5 @@
-//! GEMM: kernel choice, tile partition, split-K and
-//! tuned measurements.
+//! GEMM: kernel choice, tile partition, split-K
+//! and tuned measurements.
 
 mod avoided;
 mod blocks;

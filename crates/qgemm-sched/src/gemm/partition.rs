@@ -1,26 +1,26 @@
-//! Work partition: output tiles, and the K ranges of CTAs
-//! that share a tile.
+//! Work partition: output tiles, and the K ranges of
+//! CTAs that share a tile.
 
 use qgemm_hal::{CheckedGemm, LaunchPlan, Schedule, StreamK, TileConfig, WorkspaceLayout};
 use serde::{Deserialize, Serialize};
 
 /// How CTAs share the K of tiles.
 ///
-/// The numbers that it implies depend on the operation, so
-/// that one measured cut also fits neighbouring shapes.
+/// The numbers that it implies depend on the operation, so that
+/// one measured cut also fits neighbouring shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cut {
-    /// Split-K: every tile's K is split into this many parts,
-    /// one CTA each. 1 means no split.
+    /// Split-K: every tile's K is split into this many parts, one
+    /// CTA each. 1 means no split.
     Parts(u32),
-    /// Stream-K ([`Schedule::StreamK`] only). The tiles after the
-    /// whole waves, and the last `full_waves` (0 or 1) whole waves,
-    /// are split into equal ranges, one for each concurrent CTA.
+    /// Stream-K ([`Schedule::StreamK`] only). The tiles after the whole waves,
+    /// and the last `full_waves` (0 or 1) whole waves, are split
+    /// into equal ranges, one for each concurrent CTA.
     Ranges {
-        /// Whole waves that are split, too. With 1, no range is
-        /// shorter than a tile, so a tile has at most two
-        /// peers.
+        /// Whole waves that are split, too. With 1,
+        /// no range is shorter than a tile, so a tile
+        /// has at most two peers.
         full_waves: u32,
     },
 }
@@ -41,14 +41,14 @@ impl Cut {
     }
 }
 
-/// Columns between the points where a persistent grid may cut
-/// a tile. Shorter parts cost more to start than they save.
+/// Columns between the points where a persistent grid may cut a
+/// tile. Shorter parts cost more to start than they save.
 const CUT_COLUMNS: u32 = 256;
-/// Minimum number of such units in a CTA's range, for the
-/// same reason.
+/// Minimum number of such units in a CTA's
+/// range, for the same reason.
 const RANGE_UNITS: u64 = 2;
-/// Maximum tiles of one launch. Tile counters have 32 bits
-/// and run one grid beyond the last tile.
+/// Maximum tiles of one launch. Tile counters have 32 bits and
+/// run one grid beyond the last tile.
 const MAX_TILES: u64 = 1 << 31;
 
 /// Work of one launch.
@@ -67,8 +67,8 @@ pub struct Partition {
 /// CTAs that do the same work concurrently, for the cost model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Phase {
-    /// Number of CTAs. A CTA of a persistent grid counts once
-    /// for each of its tiles.
+    /// Number of CTAs. A CTA of a persistent grid counts
+    /// once for each of its tiles.
     pub blocks: f64,
     /// K steps of each CTA, or of the busiest one.
     pub steps_a_block: f64,
@@ -84,8 +84,8 @@ impl Phase {
 }
 
 impl Partition {
-    /// Splits `op` into tiles of `config`, and the tiles as
-    /// `cut` says, for a device with `slots` concurrent CTAs.
+    /// Splits `op` into tiles of `config`, and the tiles as `cut`
+    /// says, for a device with `slots` concurrent CTAs.
     ///
     /// `None` when the config does not support the cut, or a
     /// tile count or the workspace size overflows.
@@ -120,8 +120,8 @@ impl Partition {
                 let slots = slots.max(1);
                 let cut = Cutter { config, tiles, k_tiles, slots }.cut(cut)?;
                 let blocks = match cut.cut_tiles < tiles {
-                    // Cluster tiles are bound by arithmetic and thus by power:
-                    // launch only as many clusters as fill all waves evenly.
+                    // Cluster tiles are bound by arithmetic and thus by power: launch
+                    // only as many clusters as fill all waves evenly.
                     true if config.cluster > 1 && cut.cut_ctas == 0 => tiles.div_ceil(tiles.div_ceil(slots)),
                     true => slots.min(tiles).max(cut.cut_ctas),
                     false => cut.cut_ctas,
@@ -182,8 +182,8 @@ impl Partition {
         let ranges = (cut.cut_ctas > 0).then(|| {
             let units = u64::from(cut.cut_tiles) * u64::from(cut.units(self.k_tiles));
             let steps_a_block = units.div_ceil(cut.cut_ctas.into()) as f64 * f64::from(cut.cut_k_tiles);
-            // A range that does not end with a tile covers parts
-            // of one tile more.
+            // A range that does not end with a tile covers
+            // parts of one tile more.
             let begun = u32::from(!cut.is_even());
             let tiles_a_block = f64::from(cut.cut_tiles.div_ceil(cut.cut_ctas) + begun);
             Phase { blocks: cut.cut_ctas.into(), steps_a_block, tiles_a_block }
@@ -242,8 +242,8 @@ impl Cutter<'_> {
                     most => u64::from(cut_tiles) * u64::from(most - 2),
                 };
                 let blocks = u64::from(self.slots).min(most).min(u64::from(cut_tiles) * units / RANGE_UNITS);
-                // Useless if ranges are as long as a tile, or the
-                // tail grows.
+                // Useless if ranges are as long as a tile,
+                // or the tail grows.
                 let gains =
                     if full_waves == 0 { blocks > u64::from(cut_tiles) } else { blocks == u64::from(self.slots) };
                 (cut_tiles, gains.then_some(blocks as u32)?)
@@ -257,10 +257,10 @@ impl Cutter<'_> {
 
 /// Swizzle group: N tiles that are processed together.
 ///
-/// `blocks` concurrent CTAs then read the fewest distinct bytes:
-/// `g` tiles of W and `blocks / g` of X. Clusters
-/// process all of X at once if the bytes of a
-/// wave hardly grow: the next wave then finds X in L2.
+/// `blocks` concurrent CTAs then read the fewest distinct bytes: `g` tiles
+/// of W and `blocks / g` of X. Clusters process all
+/// of X at once if the bytes of a wave hardly
+/// grow: the next wave then finds X in L2.
 fn swizzle_group(op: &CheckedGemm, config: &TileConfig, [n_tiles, m_tiles]: [u32; 2], blocks: u32) -> u32 {
     let w_tile = f64::from(config.tile_n) * op.format.row_bytes(op.stored_k) as f64;
     let x_tile = f64::from(config.tile_m) * op.x_row_bytes();

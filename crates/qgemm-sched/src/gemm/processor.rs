@@ -1,21 +1,21 @@
 //! Cost model of CPUs, where threads take tiles dynamically
 //! ([`Schedule::Threads`](qgemm_hal::Schedule::Threads)).
 //!
-//! CPU kernels do not multiply padding. Waking the threads
-//! can cost more than a small product.
+//! CPU kernels do not multiply padding. Waking the threads can
+//! cost more than a small product.
 
 use qgemm_hal::{CheckedGemm, DeviceInfo, Operation, TileConfig};
 
 use super::cost::{Cost, ROOFLINE_P, efficiency};
 
-/// Bytes per second that one core reads. Two to four cores
-/// saturate most memories.
+/// Bytes per second that one core reads. Two to four
+/// cores saturate most memories.
 const CORE_BANDWIDTH: f64 = 2e10;
-/// Seconds that a core needs to convert one value of X
-/// (f32 to int8 blocks).
+/// Seconds that a core needs to convert one value of
+/// X (f32 to int8 blocks).
 const X_VALUE: f64 = 3e-10;
-/// Seconds that a thread needs to start and finish a tile
-/// (one token).
+/// Seconds that a thread needs to start and
+/// finish a tile (one token).
 const TILE: f64 = 2e-7;
 
 /// Expected cost of a launch, with all units at `rate`.
@@ -64,8 +64,8 @@ mod tests {
 
     #[test]
     fn what_only_fills_up_a_tile_costs_nothing() {
-        // One token more than a tile holds: a remainder tile, or
-        // two even tiles.
+        // One token more than a tile holds: a remainder
+        // tile, or two even tiles.
         let (large, even) = (seconds(257, 4096, 4096, 1, 256), seconds(257, 4096, 4096, 1, 132));
         assert!((large / even - 1.0).abs() < 0.01, "{large} {even}");
     }

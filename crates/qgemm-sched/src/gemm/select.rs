@@ -15,11 +15,11 @@ use crate::error::{Refusal, SchedError};
 
 /// The M that batch-invariant operations are planned for, whatever their M.
 pub const INVARIANT_M: usize = 64;
-/// A batch-invariant operation uses only families that
-/// support all of these.
+/// A batch-invariant operation uses only families
+/// that support all of these.
 const INVARIANT_PROBES: [usize; 3] = [1, INVARIANT_M, 1 << 16];
-/// Minimum expected saving, as a share of the time, for
-/// rounding weights or quantizing a plain X.
+/// Minimum expected saving, as a share of the time, for rounding
+/// weights or quantizing a plain X.
 const EXACTNESS: f64 = 0.05;
 
 /// User preferences for a plan.
@@ -36,8 +36,8 @@ pub struct Preferences {
     pub max_workspace: Option<usize>,
 }
 
-/// Picks the family, config and K split for `op` on the
-/// device of `info`.
+/// Picks the family, config and K split for `op`
+/// on the device of `info`.
 ///
 /// A tuned measurement decides if one exists, otherwise the
 /// cost model. Ties go to the earlier family and config.
@@ -45,13 +45,13 @@ pub struct Preferences {
 /// little faster than exact ones.
 ///
 /// With `op.batch_invariant`, the family and config are those for
-/// [`INVARIANT_M`] tokens, chosen among families that support any M. K
-/// is not split, because the workspace of a split grows with
-/// M. The order of additions then does not depend on M.
+/// [`INVARIANT_M`] tokens, chosen among families that support any M. K is
+/// not split, because the workspace of a split grows with M.
+/// The order of additions then does not depend on M.
 ///
 /// # Errors
-/// [`SchedError::UnknownFamily`], or
-/// [`SchedError::NoFamily`] with the reason of every family.
+/// [`SchedError::UnknownFamily`], or [`SchedError::NoFamily`]
+/// with the reason of every family.
 pub fn choose<'f>(
     op: &CheckedGemm,
     info: &DeviceInfo,
@@ -112,8 +112,8 @@ pub(super) fn ranked(op: &CheckedGemm) -> CheckedGemm {
     let mut ranked = op.clone();
     if op.batch_invariant {
         ranked.m = INVARIANT_M;
-        // A transposed X of one token looks untransposed. It must
-        // run the kernel that its batch runs.
+        // A transposed X of one token looks untransposed. It must run
+        // the kernel that its batch runs.
         if op.x.row_stride == 1 {
             ranked.x.col_stride = op.x.col_stride.max(INVARIANT_M as u64);
         }
@@ -127,8 +127,8 @@ fn describe(op: &CheckedGemm) -> String {
     format!("{m} x {stored_rows} x {k} with {format} weights (layout {class:?}), {x} activations, {} output", d.dtype)
 }
 
-/// Refusal of a batch-invariant plan by a family that does
-/// not support every M.
+/// Refusal of a batch-invariant plan by a family that
+/// does not support every M.
 fn not_any_m(reason: Unsupported) -> Unsupported {
     Unsupported::new(format!("{}, and a batch-invariant plan must serve any M", reason.why))
 }
@@ -152,9 +152,9 @@ impl Offer {
         }
     }
 
-    /// Expected seconds, plus a penalty for rounding weights or
-    /// quantizing a plain X. Small operations are launch-bound whatever
-    /// the arithmetic, and each rounding would show in their few values.
+    /// Expected seconds, plus a penalty for rounding weights or quantizing a
+    /// plain X. Small operations are launch-bound whatever the arithmetic, and
+    /// each rounding would show in their few values.
     fn rank(&self) -> f64 {
         let rounds = self.plan.config.rounded_weights.is_some() || self.plan.workspace.quantized.is_some();
         self.seconds * if rounds { 1.0 + EXACTNESS } else { 1.0 }
@@ -193,8 +193,8 @@ impl First {
 
 pub(super) struct Search<'a> {
     pub op: Cow<'a, CheckedGemm>,
-    /// The step that dequantizes or quantizes X before the
-    /// families see it.
+    /// The step that dequantizes or quantizes X
+    /// before the families see it.
     pub first: Option<First>,
     pub ranked: CheckedGemm,
     pub info: &'a DeviceInfo,
@@ -203,8 +203,8 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// All problems to search: X unchanged, a quantized X
-    /// dequantized, or X quantized where allowed.
+    /// All problems to search: X unchanged, a quantized X dequantized,
+    /// or X quantized where allowed.
     pub(super) fn all(
         op: &'a CheckedGemm,
         info: &'a DeviceInfo,
@@ -223,8 +223,8 @@ impl<'a> Search<'a> {
         self.first.as_ref().map_or(0.0, of)
     }
 
-    /// Launch plan of a partition with its expected seconds, and
-    /// room for the first step's output.
+    /// Launch plan of a partition with its expected seconds, and room
+    /// for the first step's output.
     fn plan(&self, partition: &Partition, seconds: f64) -> Option<LaunchPlan> {
         let plan = partition.plan(seconds);
         let workspace = match &self.first {
@@ -278,8 +278,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The measured config, if the family still has it and its
-    /// sources are unchanged.
+    /// The measured config, if the family still has it and
+    /// its sources are unchanged.
     pub(super) fn tuned_offer(&self, family: &dyn Family<CheckedGemm>, configs: &[TileConfig]) -> Option<Offer> {
         let tuned = self.tuned.find(self.info, &self.ranked, family.name())?;
         let config = configs.iter().find(|config| config.kernel_id(self.op.format) == tuned.kernel)?;

@@ -141,14 +141,14 @@ impl TunedTable {
         Self::default()
     }
 
-    /// Records that `plan` for `op` took `seconds` on a device
-    /// like `info`, with kernel sources of this hash.
+    /// Records that `plan` for `op` took `seconds` on a device like
+    /// `info`, with kernel sources of this hash.
     ///
     /// Returns `false` and drops the measurement in three cases:
     /// - a faster one with the same sources exists;
     /// - `op.m` is not the upper end of its range;
-    /// - a step before the product dequantized or quantized X,
-    ///   so the time is not the kernel's.
+    /// - a step before the product dequantized or quantized X, so
+    ///   the time is not the kernel's.
     pub fn record(
         &mut self,
         info: &DeviceInfo,
@@ -168,8 +168,8 @@ impl TunedTable {
         true
     }
 
-    /// Records a measurement of an operation other than `gemm`.
-    /// The time includes all launches of `plan`.
+    /// Records a measurement of an operation other than `gemm`. The time
+    /// includes all launches of `plan`.
     pub fn record_other<O: Measured>(
         &mut self,
         info: &DeviceInfo,
@@ -207,8 +207,8 @@ impl TunedTable {
         self.best.get(&(Key::of(info, op), family.to_owned()))
     }
 
-    /// Adds a kernel that plans must avoid; `false` when it was
-    /// already avoided.
+    /// Adds a kernel that plans must avoid; `false` when
+    /// it was already avoided.
     pub fn avoid(&mut self, kernel: AvoidedKernel) -> bool {
         let is_new = !self.avoided.iter().any(|known| (known.kernel, &known.device) == (kernel.kernel, &kernel.device));
         if is_new {
@@ -217,8 +217,8 @@ impl TunedTable {
         is_new
     }
 
-    /// Allows a kernel again on all devices; `false` when it was
-    /// not avoided.
+    /// Allows a kernel again on all devices; `false`
+    /// when it was not avoided.
     pub fn allow(&mut self, kernel: &KernelId) -> bool {
         let before = self.avoided.len();
         self.avoided.retain(|known| known.kernel != *kernel);
@@ -230,8 +230,8 @@ impl TunedTable {
         &self.avoided
     }
 
-    /// Why a kernel is avoided on a device like `info`, or
-    /// `None`.
+    /// Why a kernel is avoided on a device like
+    /// `info`, or `None`.
     pub(crate) fn why_avoided(&self, info: &DeviceInfo, kernel: &KernelId) -> Option<&str> {
         self.avoided.iter().find(|known| known.is(info, kernel)).map(|known| known.why.as_str())
     }
@@ -265,12 +265,12 @@ impl TunedTable {
         Ok(serde_json::to_string_pretty(&file)?)
     }
 
-    /// Merges the measurements and avoided kernels of `other`,
-    /// and returns how many measurements were taken.
+    /// Merges the measurements and avoided kernels of `other`, and returns
+    /// how many measurements were taken.
     ///
-    /// `other` wins for problems and families without a
-    /// measurement here, for different kernel sources (assumed
-    /// newer), and for a shorter time with the same sources.
+    /// `other` wins for problems and families without a measurement
+    /// here, for different kernel sources (assumed newer), and for a
+    /// shorter time with the same sources.
     pub fn merge(&mut self, other: TunedTable) -> usize {
         let mut taken = 0;
         for kernel in other.avoided {

@@ -1,9 +1,9 @@
-//! `attention`: a workgroup processes queries of the heads
-//! that share a KV head, over all keys.
+//! `attention`: a workgroup processes queries of the heads that
+//! share a KV head, over all keys.
 //!
-//! Quantized KV caches leave no storage buffer for the log-sum-exp,
-//! which then gets a separate launch, nor for a mask. Attention
-//! has no index list; the mask uses that binding instead.
+//! Quantized KV caches leave no storage buffer for the log-sum-exp, which
+//! then gets a separate launch, nor for a mask. Attention has
+//! no index list; the mask uses that binding instead.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -53,8 +53,8 @@ pub(crate) const MASKED_INTERFACE: Interface = Interface {
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// Kernel interface with a quantized KV cache: scales or
-/// factors use the binding of the log-sum-exp.
+/// Kernel interface with a quantized KV cache: scales or factors use
+/// the binding of the log-sum-exp.
 pub(crate) const CODES_INTERFACE: Interface = Interface {
     name: "attention_codes",
     bindings: &[
@@ -77,8 +77,8 @@ const NAME: &str = "attention";
 const THREADS: u32 = 64;
 /// Row tiles: queries of the heads that share a KV head.
 const ROWS: [u32; 3] = [1, 4, 8];
-/// Bytes of an offset, a length, a page number and a
-/// log-sum-exp.
+/// Bytes of an offset, a length, a page
+/// number and a log-sum-exp.
 const WORD: usize = 4;
 
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(ATTENTION_TEXTS));
@@ -143,7 +143,7 @@ fn interface(op: &CheckedAttention) -> &'static Interface {
     }
 }
 
-/// Whether `op` has offsets or lengths for finding keys.
+/// Whether `op` has key offsets or lengths.
 fn has_kv_index(op: &CheckedAttention) -> bool {
     !matches!(op.places, KvPlaces::Pages { lengths: false, .. })
 }
@@ -153,8 +153,9 @@ fn has_q_offsets(op: &CheckedAttention) -> bool {
     matches!(op.queries, QueryLengths::Offsets { .. })
 }
 
-/// Binding of the mask. With a quantized cache it is that
-/// of an index that `op` does not have, if any.
+/// Binding of the mask, if one is free: the one for
+/// masks, or with a quantized cache that of an index
+/// that `op` does not have.
 fn mask_binding(op: &CheckedAttention) -> Option<u32> {
     let free = [(8, op.kv.is_plain()), (3, !has_q_offsets(op)), (4, !has_kv_index(op)), (5, op.paging().width == 0)];
     free.into_iter().find(|(_, is_free)| *is_free).map(|(binding, _)| binding)
@@ -227,8 +228,8 @@ impl Family<CheckedAttention> for Attention {
 
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
         check(op, info.max_buffer_bytes)?;
-        // Adapters do not report bandwidth, and there is no other
-        // family to rank against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![AttentionConfig {
             kernel: kernel_id(op, Writes::Results),
             launches: launches(op).len() as u32,
@@ -281,8 +282,8 @@ const fn shared_bytes(rows: u32) -> u32 {
     (rows * (256 + THREADS + 8) + 2 * THREADS + 64 + 3) * 4
 }
 
-/// The shader of `op`. Values that differ between plans of a
-/// model are parameters.
+/// The shader of `op`. Values that differ between plans
+/// of a model are parameters.
 fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
     let stride = |stride: u64| stride as u32;
     let words = [
@@ -324,7 +325,7 @@ fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
     compose_attention(&words, &choices, KvNumbers::of(op.kv), op.kv.is_plain() && op.mask.is_some())
 }
 
-/// The kernel for one operation. A launch makes no device memory.
+/// The kernel for one operation. A launch allocates no device memory.
 #[derive(Debug)]
 struct AttentionKernel {
     compiled: Compiled,
@@ -366,8 +367,8 @@ impl AttentionKernel {
         let (kv_index, index_len) =
             if by_offsets { (O::KvOffsets, op.sequences + 1) } else { (O::KvLengths, op.sequences) };
         let [of_k, of_v] = caches(op);
-        // Operands of the weighted sum, which a log-sum-exp launch
-        // does not touch.
+        // Operands of the weighted sum, which a
+        // log-sum-exp launch does not touch.
         let of_results = |bytes: usize| if self.writes == Writes::LogSumExp { 0 } else { bytes };
         let (q, k, v, q_offsets, kv_index_bound, table, d, lse, k_scales, v_scales);
         (q, p.q_base) = touched(O::Q, 0..token_bytes(op, &op.q, op.qk_dim), op.dtype.bytes()).bind(shared)?;

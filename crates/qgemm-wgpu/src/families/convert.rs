@@ -25,8 +25,8 @@ use crate::shared::Shared;
 /// wgpu families of `convert`.
 pub(super) const FAMILIES: ConvertFamilies = &[&Convert];
 
-/// Kernel interface: the operands of `shaders/convert_params.wgsl`,
-/// with the binding numbers of products.
+/// Kernel interface: the operands of `shaders/convert_params.wgsl`, with
+/// the binding numbers of products.
 pub(crate) const INTERFACE: Interface = Interface {
     name: "convert",
     bindings: &[(0, false), (3, false), (8, true), (9, true)],
@@ -39,8 +39,8 @@ const NAME: &str = "convert";
 const THREADS: u32 = 256;
 /// Columns that an invocation converts at once.
 const COLUMNS: usize = 8;
-/// Rows of a workgroup for a column-major X, whose rows are
-/// adjacent.
+/// Rows of a workgroup for a column-major X,
+/// whose rows are adjacent.
 const ROWS_BESIDE: u32 = 32;
 /// Maximum workgroups along a row. For longer rows, invocations loop.
 const MAX_ALONG: usize = 1 << 10;
@@ -75,8 +75,8 @@ impl Family<CheckedConvert> for Convert {
 
     fn configs(&self, op: &CheckedConvert, info: &DeviceInfo) -> Result<Vec<ConvertConfig>, Unsupported> {
         check(op, info)?;
-        // Adapters do not report bandwidth, and there is no other
-        // family to rank against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![ConvertConfig { kernel: kernel_id(op), efficiency: 500 }])
     }
 
@@ -261,8 +261,8 @@ impl Part {
 /// A dispatch, and the bytes of every operand that it touches.
 #[derive(Debug)]
 struct Launch {
-    /// Parameters without the `*_base` fields, which depend on a
-    /// launch's views.
+    /// Parameters without the `*_base` fields, which
+    /// depend on a launch's views.
     params: Params,
     x: Range<usize>,
     order: Range<usize>,

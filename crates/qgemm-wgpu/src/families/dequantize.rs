@@ -1,5 +1,5 @@
-//! `dequantize`: dequantization of X for products that do
-//! not support its format.
+//! `dequantize`: dequantization of X for products that
+//! do not support its format.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -64,8 +64,8 @@ impl Family<CheckedDequantize> for Dequantize {
 
     fn configs(&self, op: &CheckedDequantize, info: &DeviceInfo) -> Result<Vec<DequantizeConfig>, Unsupported> {
         dispatches(op, info.max_buffer_bytes)?;
-        // Adapters do not report bandwidth, and there is no other
-        // family to rank against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![DequantizeConfig { kernel: kernel_id(op), efficiency: 500 }])
     }
 

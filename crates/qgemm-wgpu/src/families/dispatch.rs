@@ -13,8 +13,8 @@ pub(super) const MAX_GROUPS: u32 = 65_535;
 /// Maximum distance of a view's start from the adapter's offset alignment.
 pub(super) const MARGIN: u64 = 1 << 8;
 
-/// Rows of `columns` elements of `dense` that fit in a
-/// binding of `limit` bytes. `name` is for errors.
+/// Rows of `columns` elements of `dense` that fit in a binding
+/// of `limit` bytes. `name` is for errors.
 pub(super) fn rows_that_fit(name: &str, dense: &Dense, columns: usize, limit: u64) -> Result<usize, Unsupported> {
     let width = dense.dtype.bytes() as u64;
     let row = (columns as u64 - 1).checked_mul(dense.col_stride).and_then(|last| (last + 1).checked_mul(width));
@@ -45,10 +45,10 @@ pub(super) struct Dispatch<'a, P> {
     pub grid: [u32; 3],
 }
 
-/// Queues the dispatches of one launch. They are submitted at
-/// the latest before other work. Everything is bound before
-/// anything is recorded, so that an error in this launch does
-/// not spoil the launches that it is recorded with.
+/// Queues the dispatches of one launch. They are submitted at the
+/// latest before other work. Everything is bound before anything is
+/// recorded, so that an error in this launch does not spoil
+/// the launches that it is recorded with.
 pub(super) fn submit<P: Pod>(
     shared: &Shared,
     interface: &Interface,
@@ -74,8 +74,8 @@ pub(super) fn submit<P: Pod>(
     })
 }
 
-/// Whether a buffer is both read and written, even in
-/// different ranges.
+/// Whether a buffer is both read and written,
+/// even in different ranges.
 fn reads_what_it_writes(interface: &Interface, bindings: &[wgpu::BufferBinding<'_>]) -> bool {
     let of_kind = |written| {
         let all = interface.bindings.iter().zip(bindings);

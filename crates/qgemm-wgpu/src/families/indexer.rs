@@ -1,5 +1,5 @@
-//! `indexer`: a scoring kernel with one key per invocation,
-//! and a top-k kernel over scores in the workspace.
+//! `indexer`: a scoring kernel with one key per invocation, and a
+//! top-k kernel over scores in the workspace.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -200,8 +200,8 @@ impl Family<CheckedIndexer> for Indexer {
         let chooses = op.chosen() > 0;
         let part_queries = if chooses { part_queries(op, info.max_buffer_bytes) } else { op.queries };
         let parts = op.queries.div_ceil(part_queries) as u32;
-        // Adapters do not report bandwidth, and there is no other
-        // family to rank against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![IndexerConfig {
             kernel: kernel_id(op, if op.most_keys() > 0 { "score" } else { "choose" }),
             launches: parts * (u32::from(op.most_keys() > 0) + u32::from(chooses)),

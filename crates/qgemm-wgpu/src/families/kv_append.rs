@@ -200,8 +200,8 @@ fn cache(op: &CheckedKvAppend, part: &Part) -> Cache {
     Cache::new(op.kv, part.heads, op.addressing.paging(), &part.written.1, part.columns)
 }
 
-/// Bytes that a kernel reads from its source, and bytes that
-/// it writes.
+/// Bytes that a kernel reads from its source, and
+/// bytes that it writes.
 fn part_bytes(op: &CheckedKvAppend, part: &Part) -> (usize, usize) {
     let source = part.source.map_or(0, |(_, rows)| token_bytes(op, &rows, part.heads, part.columns));
     let written = match part.source {
@@ -259,8 +259,8 @@ impl Family<CheckedKvAppend> for KvAppend {
 
     fn configs(&self, op: &CheckedKvAppend, info: &DeviceInfo) -> Result<Vec<KvAppendConfig>, Unsupported> {
         check(op, info.max_buffer_bytes)?;
-        // Adapters do not report bandwidth, and there is no other
-        // family to rank against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         let launches = parts(op).len() as u32;
         Ok(vec![KvAppendConfig { kernel: kernel_id(op, KvAppendStep::K), launches, efficiency: 500 }])
     }

@@ -1,5 +1,5 @@
-//! KV caches in shaders: format numbers, and the extents of
-//! a cache's operands.
+//! KV caches in shaders: format numbers, and the
+//! extents of a cache's operands.
 
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::op::attention::KV_BLOCK;
@@ -29,8 +29,8 @@ impl KvNumbers {
     }
 }
 
-/// Number of a format in shaders, as in
-/// `shaders/numbers.wgsl` and `shaders/kv_codes.wgsl`.
+/// Number of a format in shaders, as in `shaders/numbers.wgsl`
+/// and `shaders/kv_codes.wgsl`.
 pub(super) fn kv_code(kv: KvFormat) -> u32 {
     match kv {
         KvFormat::Plain(dtype) => dtype_code(dtype),
@@ -45,8 +45,8 @@ pub(super) fn kv_code(kv: KvFormat) -> u32 {
 pub(super) struct Cache {
     kv: KvFormat,
     heads: usize,
-    /// Elements up to the end of the last head of the
-    /// last page.
+    /// Elements up to the end of the last
+    /// head of the last page.
     elements: usize,
 }
 

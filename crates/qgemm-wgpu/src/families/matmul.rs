@@ -77,25 +77,25 @@ struct Params {
 /// Maximum split-K.
 const MOST_SPLITS: u32 = 32;
 
-/// Phase of a product with split-K: partial sums, or their
-/// reduction in order.
+/// Phase of a product with split-K: partial sums, or
+/// their reduction in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// The whole product.
     Whole,
-    /// Partial sums of this many splits: f32 matrices for each
-    /// product, contiguous.
+    /// Partial sums of this many splits: f32 matrices for
+    /// each product, contiguous.
     Parts(u32),
     /// Outputs from this many partial sums.
     Sum(u32),
-    /// Whole row-grouped products. They share one A, C and D,
-    /// and their batch strides are reused for other parameters.
+    /// Whole row-grouped products. They share one A, C and D, and
+    /// their batch strides are reused for other parameters.
     Rows,
 }
 
 impl Phase {
-    /// Its bits of `Params::modes`: log2 of the splits in the
-    /// bits of `FORM_MODE`, and the number of the phase above.
+    /// Its bits of `Params::modes`: log2 of the splits in the bits
+    /// of `FORM_MODE`, and the number of the phase above.
     fn packed(self) -> u32 {
         let (splits, number) = match self {
             Phase::Whole => (1, 0),
@@ -186,8 +186,8 @@ fn partial_bytes(op: &CheckedMatmul, splits: u32) -> u64 {
     values.saturating_mul(u64::from(splits)).saturating_mul(size_of::<f32>() as u64)
 }
 
-/// Maximum split-K of `op`, which must be one dispatch:
-/// limited by a binding of `limit` bytes and by the grid.
+/// Maximum split-K of `op`, which must be one dispatch: limited by
+/// a binding of `limit` bytes and by the grid.
 fn most_splits(op: &CheckedMatmul, limit: u64) -> u32 {
     let fits = |&splits: &u32| {
         let groups = (op.batch as u64).saturating_mul(u64::from(splits));
@@ -203,8 +203,8 @@ struct Part {
     rows: Range<usize>,
 }
 
-/// Bytes of `products` matrices with elements of `width`
-/// bytes, from the first row to the last.
+/// Bytes of `products` matrices with elements of `width` bytes,
+/// from the first row to the last.
 fn bytes_of<T>(
     dense: &BatchedDense<T>,
     width: usize,
@@ -222,8 +222,8 @@ fn bytes_of<T>(
 }
 
 impl Part {
-    /// Byte ranges of A, B, C, D, and of the scales
-    /// of A and B.
+    /// Byte ranges of A, B, C, D, and of the
+    /// scales of A and B.
     fn touches(&self, op: &CheckedMatmul) -> Option<[(MatmulOperand, Range<u64>); 6]> {
         use MatmulOperand as O;
         let Self { products, rows } = self;
@@ -284,8 +284,8 @@ impl Part {
     }
 }
 
-/// Dispatches of `op`: as many products as fit in bindings
-/// of `limit` bytes, or as many rows of one product.
+/// Dispatches of `op`: as many products as fit in bindings of
+/// `limit` bytes, or as many rows of one product.
 ///
 /// # Errors
 /// The operand that exceeds a binding with a single tile's rows.
@@ -336,8 +336,8 @@ impl MatmulKernel {
             true => [stride(rows, op.a_scale_row), stride(op.n, op.b_scale_row)],
             false => [op.a.batch_stride, op.b.batch_stride].map(|apart| stride(products, apart)),
         };
-        // A stride of 1 marks the contiguous dimension, even for a
-        // single element.
+        // A stride of 1 marks the contiguous dimension,
+        // even for a single element.
         let along = |count: usize, by: u64| if by == 1 { 1 } else { stride(count, by) };
         Params {
             shape: MatmulShape {

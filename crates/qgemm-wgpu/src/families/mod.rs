@@ -69,8 +69,8 @@ pub(crate) static INTERFACES: &[&Interface] = &[
     &optimizer::INTERFACE,
 ];
 
-/// Maximum bytes of parameters. A quarter of the 128 bytes
-/// of immediates that adapters support stays free.
+/// Maximum bytes of parameters. A quarter of the 128 bytes of
+/// immediates that adapters support stays free.
 pub(crate) const PARAMS_BYTES: u32 = 96;
 
 /// Maximum storage buffers of a kernel.

@@ -1,5 +1,5 @@
-//! Kernel modes, packed into one word of the parameters:
-//! `Params::modes`, read by `mode()` of `shaders/modes.wgsl`.
+//! Kernel modes, packed into one word of the parameters: `Params::modes`,
+//! read by `mode()` of `shaders/modes.wgsl`.
 
 use qgemm_formats::DType;
 use qgemm_hal::abi::{activation_code, dtype_code, expert_form_code};

@@ -1,5 +1,5 @@
-//! `norm`: RMSNorm and LayerNorm. Also the X prologue of
-//! products with a norm.
+//! `norm`: RMSNorm and LayerNorm. Also the X prologue
+//! of products with a norm.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -59,8 +59,8 @@ const COLUMNS: usize = 2;
 
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(NORM_TEXTS));
 
-/// Common first fields of `Params` in `shaders/norm_d_params.wgsl`
-/// and `shaders/norm_planes_params.wgsl`.
+/// Common first fields of `Params` in `shaders/norm_d_params.wgsl` and
+/// `shaders/norm_planes_params.wgsl`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 struct RowParams {
@@ -108,8 +108,8 @@ impl Family<CheckedNorm> for Norm {
 
     fn configs(&self, op: &CheckedNorm, info: &DeviceInfo) -> Result<Vec<NormConfig>, Unsupported> {
         check(op, info)?;
-        // Adapters do not report bandwidth, and there is no other
-        // family to rank against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![NormConfig { kernel: kernel_id(op), efficiency: 500 }])
     }
 
@@ -208,8 +208,8 @@ fn rows_of_part(op: &CheckedNorm, limit: u64) -> Result<usize, Unsupported> {
 }
 
 /// The codes, the scales, and the sums or token factors,
-/// each with its row stride and row size in bytes. Absent
-/// planes have 0 bytes.
+/// each with its row stride and row size in bytes.
+/// Absent planes have 0 bytes.
 fn planes(op: &CheckedNorm, to: &QuantizedD) -> [(NormOperand, u64, usize); 3] {
     use NormOperand as O;
     let (XPlanes { parts, codes_row, scales_row, sums_row }, k) = (to.planes, op.columns);

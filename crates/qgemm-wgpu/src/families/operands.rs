@@ -19,8 +19,8 @@ pub(super) struct Touched<'a> {
     pub width: usize,
 }
 
-/// A binding, and the number of elements in it before the
-/// first touched element.
+/// A binding, and the number of elements in it before
+/// the first touched element.
 pub(super) type Bound<'a> = (wgpu::BufferBinding<'a>, u32);
 
 impl<'a> Touched<'a> {

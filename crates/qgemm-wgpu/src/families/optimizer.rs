@@ -80,8 +80,8 @@ impl Family<CheckedOptimizer> for Optimizer {
 
     fn configs(&self, op: &CheckedOptimizer, info: &DeviceInfo) -> Result<Vec<OptimizerConfig>, Unsupported> {
         parts(op, info.max_buffer_bytes)?;
-        // Adapters do not report bandwidth, and there is no other
-        // family to rank against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![OptimizerConfig { kernel: kernel_id(op), efficiency: 500 }])
     }
 
@@ -110,9 +110,9 @@ impl Family<CheckedOptimizer> for Optimizer {
     }
 }
 
-/// Parameters of each dispatch, with bindings of at most `limit`
-/// bytes. All but the last have an even number, so that
-/// pairs of 16-bit values never share a word with another dispatch.
+/// Parameters of each dispatch, with bindings of at most `limit` bytes.
+/// All but the last have an even number, so that pairs
+/// of 16-bit values never share a word with another dispatch.
 ///
 /// # Errors
 /// When a binding cannot hold any.

@@ -33,8 +33,8 @@ pub(crate) const INTERFACE: Interface = Interface {
 
 /// Family name.
 const NAME: &str = "quantize";
-/// Invocations of a workgroup. A block of 256 columns fits
-/// in one workgroup.
+/// Invocations of a workgroup. A block of 256
+/// columns fits in one workgroup.
 const THREADS: u32 = 64;
 /// Columns that an invocation quantizes at once.
 const COLUMNS: usize = 8;
@@ -73,8 +73,8 @@ impl Family<CheckedQuantize> for Quantize {
 
     fn configs(&self, op: &CheckedQuantize, info: &DeviceInfo) -> Result<Vec<QuantizeConfig>, Unsupported> {
         parts(op, info.max_buffer_bytes)?;
-        // Adapters do not report bandwidth, and there is no other
-        // family to rank against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![QuantizeConfig { kernel: kernel_id(op), efficiency: 500 }])
     }
 

@@ -1,5 +1,5 @@
-//! `routing`: router top-k and expert lists. Separate
-//! kernels for top-k, counting, scanning and listing.
+//! `routing`: router top-k and expert lists. Separate kernels for
+//! top-k, counting, scanning and listing.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -80,8 +80,8 @@ impl Family<CheckedRouting> for Routing {
     fn configs(&self, op: &CheckedRouting, info: &DeviceInfo) -> Result<Vec<RoutingConfig>, Unsupported> {
         let cut = Cut::new(op, info.max_buffer_bytes)?;
         let steps = steps(op);
-        // Adapters do not report bandwidth, and there is no other
-        // family to rank against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![RoutingConfig {
             kernel: kernel_id(steps[0]),
             launches: steps.len() as u32,
@@ -122,8 +122,8 @@ impl Family<CheckedRouting> for Routing {
     }
 }
 
-/// List kernels as first launches of another operation, with
-/// no operand bound.
+/// List kernels as first launches of another
+/// operation, with no operand bound.
 ///
 /// # Errors
 /// The operand that exceeds a binding.
@@ -159,8 +159,8 @@ fn made(shared: &Arc<Shared>, op: &CheckedRouting, cut: &Cut) -> Result<Vec<(Rou
     steps(op).iter().map(step).collect()
 }
 
-/// Kernels that run. Without lists, counting and scanning
-/// still find faults.
+/// Kernels that run. Without lists, counting and
+/// scanning still find faults.
 fn steps(op: &CheckedRouting) -> &'static [RoutingStep] {
     use RoutingStep as S;
     match (op.logits().is_some(), op.lists) {
@@ -206,8 +206,8 @@ struct Cut {
     /// Tokens of a chunk, which is counted and listed separately.
     chunk_tokens: usize,
     chunks: usize,
-    /// Tokens of each top-k dispatch: as many as have their
-    /// logits in a binding.
+    /// Tokens of each top-k dispatch: as many as have
+    /// their logits in a binding.
     parts: Vec<Range<usize>>,
 }
 

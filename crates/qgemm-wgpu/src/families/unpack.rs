@@ -1,5 +1,5 @@
-//! `unpack`: transposed rows of a packed weight, dequantized. Weights
-//! are decoded as in products, with the same parameters and bindings.
+//! `unpack`: transposed rows of a packed weight, dequantized. Weights are
+//! decoded as in products, with the same parameters and bindings.
 
 use std::sync::{Arc, LazyLock};
 
@@ -33,8 +33,8 @@ const MAIN_LOOP: &str = include_str!("../../shaders/unpack.wgsl");
 const SOURCES: [&str; 3] = [QUADS, MAIN_LOOP, ENTRY];
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| super::gemm::source_hash(&SOURCES));
 
-/// Rows and columns of W of a workgroup. Its invocations
-/// have four of each.
+/// Rows and columns of W of a workgroup. Its
+/// invocations have four of each.
 const TILE: usize = 64;
 const THREADS: u32 = (TILE / 4 * (TILE / 4)) as u32;
 /// Columns that are decoded together.
@@ -51,8 +51,8 @@ impl Family<CheckedUnpack> for Unpack {
 
     fn configs(&self, op: &CheckedUnpack, info: &DeviceInfo) -> Result<Vec<UnpackConfig>, Unsupported> {
         dispatched_rows(op, &weight_code_of(op.format)?, info.max_buffer_bytes)?;
-        // Adapters do not report bandwidth, and there is no other
-        // family to rank against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![UnpackConfig { kernel: kernel_id(op), efficiency: 500 }])
     }
 
@@ -91,9 +91,9 @@ fn tile_bytes(op: &CheckedUnpack, code: &WeightCode) -> usize {
     code.row_of_tiles_bytes(op.stored_k)
 }
 
-/// Rows of W that one dispatch decodes: as many whole tiles
-/// as fit in a binding of `limit` bytes. Each dispatch binds
-/// all of D.
+/// Rows of W that one dispatch decodes: as many whole
+/// tiles as fit in a binding of `limit` bytes. Each
+/// dispatch binds all of D.
 fn dispatched_rows(op: &CheckedUnpack, code: &WeightCode, limit: u64) -> Result<usize, Unsupported> {
     if op.class != CLASS {
         return Err(Unsupported::new(format!("reads weights packed as {CLASS:?}, and these are {:?}", op.class)));

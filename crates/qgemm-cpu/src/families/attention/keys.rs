@@ -1,5 +1,5 @@
-//! Queries and keys of a sequence, and tiles of keys and
-//! values in f32.
+//! Queries and keys of a sequence, and tiles of
+//! keys and values in f32.
 
 use qgemm_formats::DType;
 use qgemm_formats::float8::e4m3_to_f32;
@@ -34,13 +34,13 @@ pub(in crate::families) struct Sequence {
 }
 
 impl Index<'_> {
-    /// Sequence `index`. For any numbers, the queries are within
-    /// the tokens and the keys within the rows.
+    /// Sequence `index`. For any numbers, the queries are within the
+    /// tokens and the keys within the rows.
     pub fn sequence(&self, op: &Addressing, index: usize) -> Sequence {
         let most = op.most_queries();
         let (token, queries) = match (op.queries, self.q_offsets) {
-            // Threads must not share tokens: an offset below an earlier
-            // one is raised to it.
+            // Threads must not share tokens: an offset below an
+            // earlier one is raised to it.
             (QueryLengths::Offsets { .. }, Some(offsets)) => {
                 let before = |end: usize| offsets[..=end].iter().copied().fold(0, u32::max);
                 span([before(index), before(index + 1)], op.tokens)
@@ -54,8 +54,8 @@ impl Index<'_> {
         Sequence { index, token, queries: queries.min(most), row, keys: keys.min(op.most_keys) }
     }
 
-    /// Page and row of key `key`; `None` when the table has
-    /// no valid page.
+    /// Page and row of key `key`; `None` when the
+    /// table has no valid page.
     pub fn place(&self, paging: Paging, of: &Sequence, key: usize) -> Option<(usize, usize)> {
         match self.table {
             Some(table) => {
@@ -68,8 +68,8 @@ impl Index<'_> {
     }
 }
 
-/// Start and length of the range between two offsets,
-/// clamped to `all`.
+/// Start and length of the range between two
+/// offsets, clamped to `all`.
 fn span([first, end]: [u32; 2], all: usize) -> (usize, usize) {
     let first = (first as usize).min(all);
     let end = (end as usize).clamp(first, all);
@@ -147,9 +147,9 @@ impl<'a> Rows<'a> {
         page * page_stride as usize + row * rows.token_stride as usize + head * rows.head_stride as usize
     }
 
-    /// Loads rows of keys from `first` on as f32, `width`
-    /// columns wide. Absent keys are zeros. Returns a bit for
-    /// each present key.
+    /// Loads rows of keys from `first` on as f32,
+    /// `width` columns wide. Absent keys are zeros.
+    /// Returns a bit for each present key.
     pub fn load(&self, from: &Source<'_>, first: usize, width: usize, tile: &mut [f32]) -> u64 {
         let Source { simd, index, op, sequence, head } = from;
         let (paging, mut there) = (op.paging(), 0);
@@ -174,8 +174,8 @@ impl<'a> Rows<'a> {
         there
     }
 
-    /// Dequantizes elements with block scales from `element` on,
-    /// the first of a block.
+    /// Dequantizes elements with block scales from `element`
+    /// on, the first of a block.
     fn load_blocks(&self, element: usize, codes: &[u8], values: &mut [f32]) {
         let scales = &self.scales.unwrap_or_default()[element / KV_BLOCK * KV_SCALE_BYTES..];
         for (block, values) in values.chunks_mut(KV_BLOCK).enumerate() {

@@ -29,8 +29,8 @@ use crate::source_hash::SOURCE_HASH;
 use keys::{Index, Mask, Rows, Sequence, Source, TILE_KEYS};
 use rows::{Block, MOST_ROWS, Weights, scratch_len};
 
-/// Multiply-adds below which the calling thread works alone:
-/// waking others takes longer.
+/// Multiply-adds below which only the calling thread works,
+/// because waking others takes longer.
 const SERIAL: f64 = 65536.0;
 
 /// Keys of a split-KV part: whole tiles.
@@ -43,9 +43,9 @@ const ENOUGH_TASKS: usize = 256;
 const _: () = assert!(PART_KEYS.is_multiple_of(TILE_KEYS));
 
 /// Keys of a part, and maximum parts of a sequence, for
-/// operations whose queries form one block. The bits depend
-/// on them, so they depend neither on the number of threads
-/// nor, with batch invariance, on the number of sequences.
+/// operations whose queries form one block. The bits depend on them,
+/// so they depend neither on the number of threads nor, with
+/// batch invariance, on the number of sequences.
 fn parts(op: &CheckedAttention) -> (usize, usize) {
     let tasks = if op.batch_invariant { op.kv_heads } else { op.sequences * op.kv_heads };
     let most = ENOUGH_TASKS.div_ceil(tasks).min(MOST_PARTS);
@@ -266,9 +266,9 @@ impl<'a> Job<'a> {
     }
 
     /// Attention of a block of queries of a sequence and KV
-    /// head over `keys`. `done` gets each row's number in the
-    /// block, its query, the weighted sums of its values, and
-    /// its softmax state.
+    /// head over `keys`. `done` gets each row's number in
+    /// the block, its query, the weighted sums of its
+    /// values, and its softmax state.
     fn attend(
         &self,
         [sequence, head, block]: [usize; 3],
@@ -328,8 +328,8 @@ impl<'a> Job<'a> {
         let op = &self.attention.op;
         let Row { token, head, .. } = row;
         let element = token * op.d.token_stride as usize + head * op.d.head_stride as usize;
-        // SAFETY: tasks share no row: no token belongs to two
-        // sequences (`Index::sequence`), and rows of D do not overlap.
+        // SAFETY: tasks share no row: no token belongs to two sequences
+        // (`Index::sequence`), and rows of D do not overlap.
         unsafe { self.d.store(op.dtype, element, values) };
         if let Some(lse) = &self.lse {
             // SAFETY: as above.
@@ -384,9 +384,9 @@ struct Written<'a> {
     bytes: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a `Written` is a `&mut [u8]` whose only access is
-// `store`, an unsafe method whose callers must not write an
-// element from two threads.
+// SAFETY: a `Written` is a `&mut [u8]` whose only access
+// is `store`, an unsafe method whose callers must not
+// write an element from two threads.
 unsafe impl Sync for Written<'_> {}
 
 impl Written<'_> {
@@ -404,8 +404,8 @@ impl Written<'_> {
         convert::from_f32(dtype, values, rounded);
         let first = element * dtype.bytes();
         assert!(first + rounded.len() <= self.len, "rows lie in the output");
-        // SAFETY: the range was just asserted; the caller
-        // guarantees that nobody else writes there.
+        // SAFETY: the range was just asserted; the caller guarantees
+        // that nobody else writes there.
         unsafe { self.start.add(first).copy_from_nonoverlapping(rounded.as_ptr(), rounded.len()) };
     }
 }

@@ -1,5 +1,5 @@
-//! Online softmax of queries that share keys, one tile of
-//! keys at a time.
+//! Online softmax of queries that share keys, one
+//! tile of keys at a time.
 
 use std::ops::Range;
 
@@ -7,13 +7,13 @@ use qgemm_hal::CheckedAttention;
 
 use super::keys::{Mask, Rows, Source, TILE_KEYS, whole};
 
-/// Maximum rows of a block: queries of all heads that share
-/// a KV head.
+/// Maximum rows of a block: queries of all heads
+/// that share a KV head.
 pub(super) const MOST_ROWS: usize = 32;
 
-/// A block of rows. Query `i` of head `g` of the
-/// group is row `i · group + g` of its sequence
-/// and KV head.
+/// A block of rows. Query `i` of head `g` of
+/// the group is row `i · group + g` of its
+/// sequence and KV head.
 pub(super) struct Block<'a> {
     pub source: Source<'a>,
     pub k: &'a Rows<'a>,
@@ -41,8 +41,8 @@ impl Weights {
     /// The state without keys.
     pub const NONE: Self = Self { largest: f32::NEG_INFINITY, total: 0.0 };
 
-    /// Merges the state and values of further keys into `self`
-    /// and `sums`. The other state has a finite maximum or NaN.
+    /// Merges the state and values of further keys into `self` and
+    /// `sums`. The other state has a finite maximum or NaN.
     pub fn add(&mut self, sums: &mut [f32], other: Weights, values: &[f32]) {
         if other.total == 0.0 {
             return;
@@ -84,8 +84,8 @@ impl Block<'_> {
         first.min(last)..last
     }
 
-    /// Visible keys of row `row` within the tile from `first`
-    /// on: a bit each.
+    /// Visible keys of row `row` within the tile from
+    /// `first` on: a bit each.
     fn seen_of_tile(&self, row: usize, first: usize) -> u64 {
         let Source { op, sequence, head, .. } = &self.source;
         let (group, seen) = (op.group(), mask_of(self.seen(row), first));
@@ -153,14 +153,14 @@ impl Block<'_> {
                     sums[i * v_width..][..v_width].iter_mut().for_each(|sum| *sum *= kept);
                 }
             }
-            // Zero weights suffice for masked keys, unless their values
-            // are infinite or NaN.
+            // Zero weights suffice for masked keys, unless their
+            // values are infinite or NaN.
             if all_seen || (self.mask.is_some() && v_tile.iter().all(|value| value.is_finite())) {
                 simd.add_values(scores, v_tile, v_width, sums);
                 continue;
             }
-            // Masked values may be infinite or NaN, so each row adds
-            // only its visible keys.
+            // Masked values may be infinite or NaN, so each row
+            // adds only its visible keys.
             for (i, keys) in seen[..rows].iter().enumerate() {
                 for run in runs(*keys) {
                     let weights = &scores[i * TILE_KEYS..][..TILE_KEYS][run.clone()];
@@ -186,8 +186,8 @@ impl Block<'_> {
     }
 }
 
-/// Mask of the keys in `seen` within the tile from `first`
-/// on: a bit each.
+/// Mask of the keys in `seen` within the tile from
+/// `first` on: a bit each.
 fn mask_of(seen: Range<usize>, first: usize) -> u64 {
     let below = |end: usize| match end.saturating_sub(first) {
         TILE_KEYS.. => u64::MAX,

@@ -8,7 +8,7 @@ use super::index::{Fault, expert_at};
 use crate::operand::{Input, Output};
 use crate::simd::Simd;
 
-/// Products below which the calling thread works alone:
+/// Products below which only the calling thread works, because
 /// waking others takes longer.
 const SERIAL_PRODUCTS: usize = 1 << 15;
 /// Features that are added together.
@@ -26,9 +26,9 @@ pub struct Source<'a> {
     pub residual: &'a [u8],
 }
 
-/// Writes the sum of every token. Slots without an expert or
-/// with a NaN weight are skipped; the first NaN is returned
-/// as a fault.
+/// Writes the sum of every token. Slots without an
+/// expert or with a NaN weight are skipped; the first
+/// NaN is returned as a fault.
 ///
 /// # Errors
 /// [`HalError::OutOfBounds`] for an operand that is too short.

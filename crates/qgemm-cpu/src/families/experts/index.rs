@@ -12,8 +12,8 @@ fn word(bytes: &[u8], place: usize) -> u32 {
     bytes.get(place * 4..).and_then(|bytes| bytes.first_chunk()).map_or(0, |word| u32::from_le_bytes(*word))
 }
 
-/// Rows of `expert` by offsets, out of `rows`; empty when
-/// the offsets descend.
+/// Rows of `expert` by offsets, out of `rows`; empty
+/// when the offsets descend.
 pub fn ascending(offsets: &[u8], expert: usize, rows: usize) -> Range<usize> {
     let bound = |place| (word(offsets, place) as usize).min(rows);
     bound(expert)..bound(expert + 1)
@@ -30,8 +30,8 @@ pub fn expert_at(ids: &[u8], slot: usize, experts: usize) -> Option<usize> {
     Some(word(ids, slot) as usize).filter(|&expert| expert < experts)
 }
 
-/// The first offset that is below the previous one or beyond
-/// the rows.
+/// The first offset that is below the previous
+/// one or beyond the rows.
 pub fn offset_fault(offsets: &[u8], experts: usize, rows: usize) -> Fault {
     let mut before = 0;
     for place in 0..=experts {
@@ -76,8 +76,8 @@ impl<'a> Lists<'a> {
         op.experts + 1 + op.each.m
     }
 
-    /// Builds the lists for `ids`; slots without a valid expert
-    /// are left out. `memory` has [`Lists::words`].
+    /// Builds the lists for `ids`; slots without a valid expert are
+    /// left out. `memory` has [`Lists::words`].
     pub fn make(op: &CheckedExperts, ids: &[u8], memory: &'a mut [u32]) -> Self {
         let (offsets, slots) = memory.split_at_mut(op.experts + 1);
         let known = || (0..op.each.m).filter_map(|slot| Some((slot, expert_at(ids, slot, op.experts)?)));
@@ -87,8 +87,8 @@ impl<'a> Lists<'a> {
             offsets[expert + 1] += offsets[expert];
         }
         let count = offsets[op.experts] as usize;
-        // Every offset advances to the end of its expert's slots,
-        // where the next expert's slots begin.
+        // Every offset advances to the end of its expert's slots, where
+        // the next expert's slots begin.
         for (slot, expert) in known() {
             slots[offsets[expert] as usize] = slot as u32;
             offsets[expert] += 1;

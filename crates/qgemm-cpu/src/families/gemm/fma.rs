@@ -21,9 +21,9 @@ use crate::source_hash::SOURCE_HASH;
 const STEP: usize = 64;
 
 /// Tokens of a panel. Enough that decoding a weight costs little
-/// beside its multiply-adds; few enough that the accumulators of
-/// a block of rows stay in the L1 cache. The smaller
-/// panel suits small caches, which measuring finds out.
+/// beside its multiply-adds; few enough that the accumulators of a block
+/// of rows stay in the L1 cache. The smaller panel suits
+/// small caches, which measuring finds out.
 const PANEL_TOKENS: [usize; 2] = [128, 32];
 
 /// The family `gemm`.
@@ -95,8 +95,8 @@ impl MainLoop for Fma {
         arena::with_tile(self.tile_floats(tokens), |scratch| {
             let (w, scales_of_tiles) = scratch.split_at_mut(BLOCK_ROWS * STEP);
             let tiles = BLOCK_ROWS.min(job.op().stored_rows - first_row).div_ceil(LANES);
-            // Tiles past the last are zero, and their accumulators are
-            // never read.
+            // Tiles past the last are zero, and their
+            // accumulators are never read.
             w[tiles * LANES * STEP..].fill(0.0);
             for k_tile in part {
                 let mut k_tiles = [None; TILES];
@@ -119,8 +119,8 @@ impl MainLoop for Fma {
     }
 }
 
-/// Adds the products of a decoded block with every token of
-/// the panel.
+/// Adds the products of a decoded block with
+/// every token of the panel.
 fn multiply(job: &Job<'_>, w: &[f32], x: &[f32], sums: &mut [f32]) {
     let (stride, most) = (job.row_columns(), job.simd().tokens());
     for (i, sums) in sums.chunks_mut(most * BLOCK_ROWS).enumerate() {

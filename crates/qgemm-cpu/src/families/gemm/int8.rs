@@ -1,8 +1,8 @@
 //! `gemm_int8`: any number of tokens in INT8. A panel is
-//! quantized once and shared. Each thread multiplies its
-//! packed rows of W with the whole panel, some k-tiles at
-//! a time while they are in the L1 cache. For many
-//! tokens, it first unpacks their codes.
+//! quantized once and shared. Each thread multiplies its packed
+//! rows of W with the whole panel, some k-tiles at a
+//! time while they are in the L1 cache. For many tokens,
+//! it first unpacks their codes.
 
 use std::ops::Range;
 
@@ -28,21 +28,21 @@ const PANEL_TOKENS: [usize; 2] = [256, 32];
 const STEP: usize = 256;
 
 /// Columns of a step when one group of tokens is multiplied
-/// directly with packed codes. Its kernel unpacks scales
-/// itself, so that memory is read in order.
+/// directly with packed codes. Its kernel unpacks scales itself, so
+/// that memory is read in order.
 const LONG_STEP: usize = 4096;
 
 /// Columns of a step with two token groups, which read codes
 /// and scales from the L1 cache.
 const TWO_GROUPS_STEP: usize = 512;
 
-/// Prefetch distance in bytes of packed codes. Shorter
-/// distances are slower, and longer ones no faster.
+/// Prefetch distance in bytes of packed codes. Shorter distances are
+/// slower, and longer ones no faster.
 const PREFETCH_BYTES: usize = 7 << 10;
 
-/// Maximum tokens for products directly with packed codes, as
-/// two groups. The second group decodes codes again, which are
-/// in the L1 cache by then; this is faster than unpacking.
+/// Maximum tokens for products directly with packed codes, as two groups.
+/// The second group decodes codes again, which are in the L1
+/// cache by then; this is faster than unpacking.
 const PACKED_TOKENS: usize = 8;
 
 /// The family `gemm_int8`.
@@ -161,8 +161,8 @@ impl MainLoop for Int8 {
     }
 }
 
-/// Order in which a thread multiplies a block of rows with
-/// a panel.
+/// Order in which a thread multiplies a block
+/// of rows with a panel.
 #[derive(Clone, Copy)]
 struct Schedule {
     /// K-tiles of a step.
@@ -176,8 +176,8 @@ struct Schedule {
 }
 
 impl Schedule {
-    /// Scratch of a block: bytes of codes, floats of scales and
-    /// of minimums.
+    /// Scratch of a block: bytes of codes, floats of
+    /// scales and of minimums.
     fn scratch(&self, how: &Quantization, k_tile: usize) -> [usize; 3] {
         let numbers = LANES * self.step_k_tiles * k_tile;
         let codes = if self.unpacks { numbers } else { 0 };

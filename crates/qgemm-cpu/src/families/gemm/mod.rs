@@ -54,12 +54,12 @@ struct Traits {
     panels: [usize; 2],
 }
 
-/// Token group size of whole groups at every level. Other
-/// panels end with kernels for few tokens.
+/// Token group size of whole groups at every level. Other panels
+/// end with kernels for few tokens.
 const TOKEN_GROUPS: usize = 12;
 
-/// Configs of a family: several panel sizes, each for all
-/// threads and for the calling thread only.
+/// Configs of a family: several panel sizes, each for all threads
+/// and for the calling thread only.
 fn configs(of: Traits, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
     let parts = PackedLayout::new(op.format, op.class).map_or(1, |layout| Parts::new(op, &layout).count());
     let config = |tile_m: usize, threads: u32| TileConfig {
@@ -112,8 +112,8 @@ fn panels(m: usize, blocks: usize, threads: usize, most: [usize; 2]) -> Vec<usiz
     sizes
 }
 
-/// Share of the multiply-add rate, per mille, when each
-/// decoded weight meets `tokens` tokens.
+/// Share of the multiply-add rate, per mille, when each decoded
+/// weight meets `tokens` tokens.
 fn efficiency(tokens: usize, math: Math, info: &DeviceInfo) -> u32 {
     // Cycles for decoding a weight, and the share of the rate
     // that the SIMD kernels reach (measured on Zen 5).
@@ -166,8 +166,8 @@ impl CpuGemm {
         Ok(LaunchSequence::new::<GemmOperand>(op.kernel_name(config.family), vec![step.of_operation()]))
     }
 
-    /// The loop of `config` for `op`, or for the same operation
-    /// with fewer tokens.
+    /// The loop of `config` for `op`, or for the same
+    /// operation with fewer tokens.
     fn new(
         device: &dyn Device,
         op: &CheckedGemm,
@@ -219,8 +219,8 @@ impl CpuGemm {
         Self::new(device, op, config, quantization)
     }
 
-    /// Multiplies the rows of one expert. `op` is the kernel's,
-    /// with the expert's number of rows and X.
+    /// Multiplies the rows of one expert. `op` is the kernel's, with
+    /// the expert's number of rows and X.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`] for an operand that is too short.
@@ -239,9 +239,9 @@ impl CpuGemm {
         &self.op
     }
 
-    /// Calls `work` on a thread of the pool if its products
-    /// use several threads, so that each product need not wake
-    /// them again.
+    /// Calls `work` on a thread of the pool if its
+    /// products use several threads, so that each product
+    /// need not wake them again.
     pub(super) fn enter(&self, work: &mut (dyn FnMut() + Send)) {
         if self.share.threads > 1 { self.pool.enter(work) } else { work() }
     }
@@ -255,8 +255,8 @@ impl CpuGemm {
     }
 }
 
-/// The error of a family for an operation that it does
-/// not support.
+/// The error of a family for an operation that
+/// it does not support.
 fn unavailable(device: &dyn Device, op: &CheckedGemm, family: &str, why: String) -> HalError {
     HalError::KernelUnavailable { kernel: op.kernel_name(family), target: device.info().arch.clone(), why }
 }

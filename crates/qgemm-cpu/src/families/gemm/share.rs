@@ -1,10 +1,10 @@
 //! Distribution of a launch over threads.
 //!
 //! Outputs are split into panels of tokens and blocks of
-//! [`BLOCK_ROWS`] rows. A launch is distributed along one
-//! axis: by tokens if there are panels for all threads and
-//! few blocks; by rows if there are many blocks; by columns
-//! if both are few and K is long.
+//! [`BLOCK_ROWS`] rows. A launch is distributed along one axis:
+//! by tokens if there are panels for all threads and few
+//! blocks; by rows if there are many blocks; by columns if
+//! both are few and K is long.
 //!
 //! Every sum is added in the same order for every axis,
 //! so the bits depend neither on the axis nor on the
@@ -22,8 +22,8 @@ use crate::job::{Job, row_columns};
 use crate::pool::Scratch;
 use crate::simd::BLOCK_ROWS;
 
-/// Blocks per thread from which on rows are distributed.
-/// Fewer would leave some threads idle at the end.
+/// Blocks per thread from which on rows are distributed. Fewer would
+/// leave some threads idle at the end.
 const BLOCKS_A_THREAD: usize = 4;
 
 /// A family's work on a panel and a block.
@@ -52,8 +52,8 @@ pub trait MainLoop: Sync {
     );
 }
 
-/// Parts of K with separate accumulators, which are then
-/// added in order. They depend only on N and K.
+/// Parts of K with separate accumulators, which are then added in
+/// order. They depend only on N and K.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
     /// K-tiles of each part; the last may have fewer.
@@ -76,8 +76,8 @@ impl Parts {
         if most < 2 || !Self::COLUMNS.is_multiple_of(layout.k_tile) {
             return Self { each: all.max(1), all };
         }
-        // Doubled, so that steps, which are powers of two, end
-        // where parts do.
+        // Doubled, so that steps, which are powers of
+        // two, end where parts do.
         let mut each = Self::COLUMNS;
         while columns.div_ceil(each) > most {
             each *= 2;
@@ -95,8 +95,8 @@ impl Parts {
         (part * self.each).min(self.all)..((part + 1) * self.each).min(self.all)
     }
 
-    /// K-tiles of a step of `columns` columns, but no more than
-    /// a part.
+    /// K-tiles of a step of `columns` columns, but
+    /// no more than a part.
     pub fn step(&self, columns: usize, k_tile: usize) -> usize {
         (columns / k_tile).clamp(1, self.each)
     }
@@ -122,8 +122,8 @@ enum Axis {
     Tokens,
     /// This many panels are loaded together, then multiplied block by block.
     Rows { panels: usize },
-    /// One panel is loaded, and its blocks are multiplied part
-    /// by part of K.
+    /// One panel is loaded, and its blocks are
+    /// multiplied part by part of K.
     Columns,
 }
 
@@ -168,8 +168,8 @@ fn blocks(op: &CheckedGemm) -> usize {
     op.stored_rows.div_ceil(BLOCK_ROWS).max(1)
 }
 
-/// Computes all outputs of a job. Multi-threaded work runs within
-/// `enter`, which calls its argument on a thread of the pool.
+/// Computes all outputs of a job. Multi-threaded work runs within `enter`,
+/// which calls its argument on a thread of the pool.
 pub fn run(job: &Job<'_>, main_loop: &impl MainLoop, share: Share, enter: impl FnOnce(&mut (dyn FnMut() + Send))) {
     let launch = Launch { job, main_loop, share };
     let (op, panels) = (job.op(), share.panels(job.op()));
@@ -267,8 +267,8 @@ impl<L: MainLoop> Launch<'_, L> {
     }
 
     fn store(&self, tokens: Range<usize>, block: usize, sums: &mut [f32]) {
-        // SAFETY: every panel's blocks are stored once, so only
-        // this thread stores these outputs.
+        // SAFETY: every panel's blocks are stored once, so only this
+        // thread stores these outputs.
         unsafe { self.job.store(tokens, block * BLOCK_ROWS, sums) };
     }
 }

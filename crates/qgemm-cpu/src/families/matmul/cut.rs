@@ -16,8 +16,8 @@ const MOST_BLOCKS: usize = 8;
 const TASKS_A_THREAD: usize = 4;
 /// Minimum K of a split-K part.
 const LEAST_PART: usize = 2048;
-/// Tiles of D below which K is split, into parts for
-/// this many tasks.
+/// Tiles of D below which K is split, into
+/// parts for this many tasks.
 const FEW_TILES: usize = 32;
 
 /// Tasks of a product. The order of additions depends on the
@@ -56,8 +56,8 @@ impl Cut {
         let panels = m.div_ceil(PANEL_ROWS);
         let rows = m.div_ceil(panels);
         let tiles = op.tiles(PANEL_ROWS as u32, BLOCK_ROWS as u32) as usize;
-        // With K groups or row groups, the ranges are only known
-        // at launch.
+        // With K groups or row groups, the ranges are
+        // only known at launch.
         let parts = if tiles < FEW_TILES && !k_grouped && !rows_grouped {
             (k / LEAST_PART).min(FEW_TILES / tiles).max(1)
         } else {

@@ -1,5 +1,5 @@
-//! A or B of one product, of any format, as tasks
-//! read it: in f32.
+//! A or B of one product, of any format, as
+//! tasks read it: in f32.
 
 use std::ops::Range;
 
@@ -57,8 +57,8 @@ impl<'a> Blocks<'a> {
         Self { codes, code_row: layout.col_stride as usize, scales, scale_row: scale_row as usize, of_a: false }
     }
 
-    /// Elements of row (or column) `outer` from `first` on,
-    /// rounded to f32.
+    /// Elements of row (or column) `outer` from
+    /// `first` on, rounded to f32.
     fn along(&self, outer: usize, first: usize, out: &mut [f32]) {
         let codes = &self.codes[outer * self.code_row + first..][..out.len()];
         let scales = self.scales.as_chunks::<4>().0;
@@ -93,8 +93,8 @@ impl Factor<'_> {
         }
     }
 
-    /// Columns `k` of `rows`, as rows of `out`; the rest of
-    /// `out` is unspecified.
+    /// Columns `k` of `rows`, as rows of `out`; the rest
+    /// of `out` is unspecified.
     pub fn rows(&self, simd: &Simd, rows: Range<usize>, k: Range<usize>, out: &mut [f32]) {
         let columns = out.len() / rows.len();
         match self {

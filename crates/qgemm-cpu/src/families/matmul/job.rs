@@ -16,13 +16,13 @@ use crate::arena;
 use crate::operand::{Input, OutputBatch, absent, host_bytes};
 use crate::simd::{BLOCK_ROWS, Epilogue, LANES, OfToken, Simd, TILES};
 
-/// K elements of a reordered block of B, which takes 16
-/// KiB.
+/// K elements of a reordered block of B,
+/// which takes 16 KiB.
 pub const STEP: usize = 64;
 /// K elements of a reordered panel of A.
 const CHUNK: usize = 16 * STEP;
-/// Multiply-adds below which the calling thread works alone:
-/// waking others takes longer.
+/// Multiply-adds below which only the calling thread works,
+/// because waking others takes longer.
 const SERIAL_MACS: f64 = 65536.0;
 
 /// An operation with bound operands.
@@ -38,8 +38,8 @@ pub struct Job<'a> {
     scales: Option<[&'a [u8]; 2]>,
     c: Option<Batch<'a, DType>>,
     bias: Option<(&'a [u8], DType)>,
-    /// Offsets of K groups or row groups, plus the end, if
-    /// there are groups.
+    /// Offsets of K groups or row groups, plus the
+    /// end, if there are groups.
     offsets: Option<&'a [u8]>,
     d: OutputBatch<'a>,
 }
@@ -176,8 +176,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Calls `work` with every number below `count`, on all
-    /// threads if that pays.
+    /// Calls `work` with every number below `count`, on
+    /// all threads if that pays.
     fn each(&self, count: usize, work: impl Fn(usize) + Send + Sync) {
         if self.op.macs() < SERIAL_MACS {
             (0..count).for_each(work);
@@ -211,8 +211,8 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// The K range of a product, clamped to K and never
-    /// reversed.
+    /// The K range of a product, clamped to K
+    /// and never reversed.
     fn k_of(&self, product: usize) -> Range<usize> {
         if !self.op.k_grouped {
             return 0..self.op.k;
@@ -230,9 +230,9 @@ impl<'a> Job<'a> {
         (Factor::Blocks(a), Factor::Blocks(Blocks::of_b(b.bytes_of(product), &b.layout, of_b, self.op.b_scale_row)))
     }
 
-    /// Computes the split-K parts of every tile, then adds them
-    /// in a tree: pairs of neighbours, then pairs of pairs, and
-    /// so on.
+    /// Computes the split-K parts of every tile, then
+    /// adds them in a tree: pairs of neighbours, then
+    /// pairs of pairs, and so on.
     fn in_parts(&self) {
         let (tiles, parts) = (self.cut.tiles(), self.cut.parts);
         let each = self.cut.rows * self.cut.blocks * BLOCK_ROWS;
@@ -332,8 +332,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Adds the products of a block of B with every row
-    /// of the panel.
+    /// Adds the products of a block of B with
+    /// every row of the panel.
     fn multiply(&self, b: &[f32], a: &[f32], stride: usize, rows: usize, sums: &mut [f32]) {
         let most = self.simd.tokens();
         for (i, sums) in sums[..rows * BLOCK_ROWS].chunks_mut(most * BLOCK_ROWS).enumerate() {

@@ -33,8 +33,8 @@ fn within(v: f32) -> f32 {
     v.clamp(-64.0, 64.0)
 }
 
-/// Derivative of `v · sigmoid(x)`, where x grows `dx` times
-/// as fast as v.
+/// Derivative of `v · sigmoid(x)`, where x grows
+/// `dx` times as fast as v.
 fn of_product(v: f32, x: f32, dx: f32) -> f32 {
     let v = within(v);
     let sigmoid = |x: f32| {
@@ -44,8 +44,8 @@ fn of_product(v: f32, x: f32, dx: f32) -> f32 {
     sigmoid(x) + v * dx * sigmoid(x) * sigmoid(-x)
 }
 
-/// Normal distribution function, with `e = exp(-v² / 2)`. The
-/// polynomial is that of the SIMD kernels (`simd/activation.rs`).
+/// Normal distribution function, with `e = exp(-v² / 2)`. The polynomial
+/// is that of the SIMD kernels (`simd/activation.rs`).
 fn normal_cdf(v: f32, e: f32) -> f32 {
     const POLYNOMIAL: [f32; 9] = [
         0.072_639_68,

@@ -1,5 +1,5 @@
-//! Expert lists (stable counting sort): counts of slot
-//! chunks, start of each chunk in a list, slots.
+//! Expert lists (stable counting sort): counts of slot chunks, start
+//! of each chunk in a list, slots.
 
 use std::marker::PhantomData;
 
@@ -24,8 +24,8 @@ pub(super) fn first_bad(ids: &[i32], experts: usize) -> Option<usize> {
 
 impl Lists<'_> {
     /// Lists `ids` in chunks of `chunk`. `counts` has a row of
-    /// `experts` numbers for each chunk, with any contents.
-    /// Returns the first slot with an invalid id.
+    /// `experts` numbers for each chunk, with any contents. Returns the
+    /// first slot with an invalid id.
     pub fn write(self, ids: &[i32], chunk: usize, experts: usize, counts: &mut [u32]) -> Option<usize> {
         let Self { offsets, counts: totals, rows } = self;
         let count = |(ids, counts): (&[i32], &mut [u32])| {
@@ -54,9 +54,9 @@ impl Lists<'_> {
         let scatter = |(i, (ids, next)): (usize, (&[i32], &mut [u32]))| {
             for (slot, &id) in (i * chunk..).zip(ids) {
                 if let Some(expert) = expert(id, experts) {
-                    // SAFETY: the positions of a chunk's slots for an expert
-                    // follow the first one, as many as were counted. No two
-                    // chunks share one.
+                    // SAFETY: the positions of a chunk's slots for an
+                    // expert follow the first one, as many as were counted.
+                    // No two chunks share one.
                     unsafe { places.set(next[expert] as usize, slot as u32) };
                     next[expert] += 1;
                 }
@@ -77,9 +77,9 @@ struct Places<'a> {
     numbers: PhantomData<&'a mut [u32]>,
 }
 
-// SAFETY: `Places` is a `&mut [u32]` whose only access is
-// `set`, an unsafe method whose callers must not write a
-// number from two threads.
+// SAFETY: `Places` is a `&mut [u32]` whose only access
+// is `set`, an unsafe method whose callers must not
+// write a number from two threads.
 unsafe impl Sync for Places<'_> {}
 
 impl<'a> Places<'a> {
@@ -96,8 +96,8 @@ impl<'a> Places<'a> {
     /// When the index is out of bounds.
     unsafe fn set(&self, place: usize, value: u32) {
         assert!(place < self.len, "places are counted");
-        // SAFETY: it is within the numbers that `self` borrows mutably
-        // (asserted). The caller guarantees that nobody else writes it.
+        // SAFETY: it is within the numbers that `self` borrows mutably (asserted).
+        // The caller guarantees that nobody else writes it.
         unsafe { self.start.add(place).write(value) };
     }
 }

@@ -24,8 +24,8 @@ use crate::source_hash::SOURCE_HASH;
 use lists::{Lists, first_bad};
 use top_k::TopK;
 
-/// Logits and slots below which the calling thread works
-/// alone: waking others takes longer.
+/// Logits and slots below which only the calling thread works,
+/// because waking others takes longer.
 const SERIAL: usize = 1 << 14;
 /// Chunks per thread, because some take longer than others.
 const CHUNKS_A_THREAD: usize = 4;

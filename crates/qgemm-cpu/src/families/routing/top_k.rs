@@ -23,8 +23,8 @@ impl<'a> TopK<'a> {
         Self { op, logits, bias, simd }
     }
 
-    /// Writes ids and weights of the tokens from `first` on, as
-    /// many as fit.
+    /// Writes ids and weights of the tokens from
+    /// `first` on, as many as fit.
     pub fn tokens(&self, first: usize, ids: &mut [i32], weights: &mut [f32]) {
         let (experts, top_k, chosen) = (self.op.logit_experts(), self.op.top_k, self.op.chosen());
         arena::with_tile(4 * experts, |memory| {
@@ -160,8 +160,8 @@ fn keep_best_groups(ExpertGroups { groups, chosen }: ExpertGroups, keys: &mut [u
 }
 
 /// exp(x) for x ≤ 0, within 1e-7 of the exact value:
-/// the polynomial of the CUDA kernels, in a vectorizable
-/// form. It is 0 below −87, where results would be subnormal.
+/// the polynomial of the CUDA kernels, in a vectorizable form. It
+/// is 0 below −87, where results would be subnormal.
 fn exp_nonpositive(x: f32) -> f32 {
     // 1.5 · 2²³. Adding a small number rounds it to an
     // integer, in the lowest bits.
@@ -169,8 +169,8 @@ fn exp_nonpositive(x: f32) -> f32 {
     let bounded = x.max(-88.0);
     let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
-    // x − n · ln(2) in two parts; the first is
-    // exact.
+    // x − n · ln(2) in two parts; the
+    // first is exact.
     let r = (bounded - n * 0.693_359_4) + n * 2.121_944_4e-4;
     let mut q = 0.001_381_446_7;
     for coefficient in [0.008_368_781, 0.041_668_393, 0.166_665_2, 0.499_999_94] {
@@ -214,8 +214,8 @@ mod tests {
     #[test]
     fn groups_are_compared_by_their_two_best() {
         let key = |v: f32| ordered(v);
-        // Group sums 5, 6, 6, and a group with a single
-        // key of 5.5.
+        // Group sums 5, 6, 6, and a group with a
+        // single key of 5.5.
         let all = [4.0, 1.0, -9.0, 3.0, 3.0, 0.0, 6.0, 0.0, -1.0, 5.5, f32::NAN, f32::NAN].map(key);
         let kept = |chosen| {
             let (mut keys, mut sums) = (all, [0; 12]);

@@ -26,8 +26,8 @@ fn every_level_computes_activations_as_their_formulas_say() {
                 for (&v, got) in values.iter().zip(outputs) {
                     let expected = exact(activation, f64::from(v));
                     let off = (f64::from(got) - expected).abs();
-                    // At v = −10 the exponent contains the rounded square of
-                    // v.
+                    // At v = −10 the exponent contains the
+                    // rounded square of v.
                     let limit = if v < -3.0 { 2e-5 } else { 1e-6 } * expected.abs() + 1e-35;
                     assert!(off <= limit, "{:?} {activation:?}({v}) is {got:e}, expected {expected:e}", simd.level());
                     (error, size) = (error + off * off, size + expected * expected);

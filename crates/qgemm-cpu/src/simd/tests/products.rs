@@ -5,8 +5,8 @@ use qgemm_formats::{Format, QuantizedActivations};
 use super::super::dot::SCALED_COLUMNS;
 use super::*;
 
-/// Tokens with large, small and zero values, and one with
-/// infinity or NaN.
+/// Tokens with large, small and zero values, and
+/// one with infinity or NaN.
 fn tokens(columns: usize) -> Vec<f32> {
     let mut word = words(9);
     let mut token = |size: f32| -> Vec<f32> {

@@ -30,8 +30,8 @@ const ROWS: u32 = 128;
 const DIMS: [u32; 2] = [64, 128];
 /// Resident CTAs per SM.
 const CTAS_A_UNIT: u32 = 2;
-/// Expected shares of the bandwidth and of the matrix rate,
-/// per mille. On Hopper the rate is that of `wgmma`.
+/// Expected shares of the bandwidth and of the matrix rate, per
+/// mille. On Hopper the rate is that of `wgmma`.
 const EFFICIENCY: (u32, u32) = (750, 600);
 const EFFICIENCY_ON_HOPPER: (u32, u32) = (750, 330);
 
@@ -40,11 +40,11 @@ const EFFICIENCY_ON_HOPPER: (u32, u32) = (750, 330);
 pub(super) struct AttentionCpAsync;
 
 fn attend_spec(dtype: DType, dim: u32, is_bounded: bool, is_masked: bool, variant: Variant) -> AttentionSpec {
-    // Shared memory of these variants holds two CTAs only with
-    // a smaller key tile.
+    // Shared memory of these variants holds two CTAs only
+    // with a smaller key tile.
     let has_little = matches!(variant, Variant::Sm89 | Variant::Sm120) && dim > 64;
-    // A mask needs registers beside the accumulators, so the
-    // key tile is smaller.
+    // A mask needs registers beside the accumulators, so
+    // the key tile is smaller.
     let has_few_registers = is_masked && dim > 64;
     AttentionSpec {
         step: Name::new(attend_step(is_masked, is_bounded)),

@@ -1,6 +1,6 @@
-//! `attention_decode`: attention of few queries with matrix
-//! instructions. The query heads of a KV head share a tile;
-//! split-KV for few sequences, as in `simt`.
+//! `attention_decode`: attention of few queries with matrix instructions.
+//! The query heads of a KV head share a tile; split-KV
+//! for few sequences, as in `simt`.
 
 use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
@@ -21,11 +21,11 @@ use crate::spec::KernelSpec;
 
 /// Family name.
 pub(super) const NAME: &str = "attention_decode";
-/// Counters in a workspace: one for the split-KV CTAs of the
-/// same rows.
+/// Counters in a workspace: one for the split-KV
+/// CTAs of the same rows.
 const COUNTERS: usize = WorkspaceLayout::RESERVED / size_of::<u32>();
-/// Maximum rows per sequence and KV head. Beyond it, keys
-/// are read too often.
+/// Maximum rows per sequence and KV head. Beyond it,
+/// keys are read too often.
 const MOST_ROWS: usize = 128;
 /// Bytes after the rings, for what the end of a CTA
 /// needs (`ParkedWork` in `mainloop/attention_decode_work.cuh`).
@@ -39,8 +39,8 @@ const LEAST_PART: usize = 256;
 const CTA_KEYS: usize = 160;
 /// Maximum waves of split-KV CTAs.
 const MOST_WAVES: usize = 6;
-/// Expected shares of the bandwidth and of the matrix rate,
-/// per mille.
+/// Expected shares of the bandwidth and of the
+/// matrix rate, per mille.
 const EFFICIENCY: (u32, u32) = (920, 300);
 
 /// The kernel family.
@@ -50,8 +50,8 @@ pub(super) struct AttentionDecode;
 /// Kernel steps with a mask.
 const MASKED_STEPS: [&str; 2] = ["decode_f16_masked", "decode_bf16_masked"];
 
-/// The step name encodes the type of Q and whether there
-/// is a mask.
+/// The step name encodes the type of Q and
+/// whether there is a mask.
 fn attend_spec(x: DType, kv: KvFormat, dim: u32, is_masked: bool, rows: u32, variant: Variant) -> AttentionSpec {
     let is_bf16 = x == DType::BF16;
     let plain = if is_bf16 { "decode_bf16" } else { "decode_f16" };
@@ -59,12 +59,12 @@ fn attend_spec(x: DType, kv: KvFormat, dim: u32, is_masked: bool, rows: u32, var
     AttentionSpec { step, kv, qk: dim, v: dim, rows, keys: warps(rows, is_masked, variant) * tile(kv, dim) }
 }
 
-/// Supported row tiles (queries of the heads that share a KV
-/// head), smallest first.
+/// Supported row tiles (queries of the heads that share a
+/// KV head), smallest first.
 ///
 /// Eight rows, the usual GQA group, are the columns of `mma`;
-/// otherwise rows are padded to 16. Dequantizing keys twice costs
-/// less than half-empty tiles, hence 8 rows for quantized keys.
+/// sixteen are its rows. Dequantizing keys twice costs less than half-empty
+/// tiles, hence 8 rows for quantized keys.
 fn rows(kv: KvFormat, is_masked: bool, variant: Variant) -> &'static [u32] {
     match kv.bits() > 8 {
         true if is_masked || variant != Variant::Sm90 => &[16],
@@ -80,8 +80,8 @@ fn is_turned(spec: &AttentionSpec) -> bool {
 }
 
 /// Warps of a CTA, which split its keys. More warps where
-/// registers are few and shared memory holds their rings:
-/// few parts are combined faster than many.
+/// registers are few and shared memory holds their rings: few parts
+/// are combined faster than many.
 fn warps(rows: u32, is_masked: bool, variant: Variant) -> u32 {
     if rows == 8 && !is_masked && variant == Variant::Sm90 { 8 } else { 4 }
 }
@@ -100,16 +100,16 @@ fn tile(kv: KvFormat, dim: u32) -> u32 {
     if kv.bits() > 8 && dim > 64 { 16 } else { 32 }
 }
 
-/// Types of Q with the KV formats that kernels of `variant`
-/// multiply with them.
+/// Types of Q with the KV formats that kernels of
+/// `variant` multiply with them.
 fn formats(variant: Variant) -> impl Iterator<Item = (DType, KvFormat)> {
     let halves = [DType::F16, DType::BF16].into_iter().filter(move |_| variant >= Variant::Sm80);
     halves.flat_map(|x| [KvFormat::Plain(x), KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| (x, kv)))
 }
 
-/// Resident CTAs per SM: enough bytes in flight to saturate
-/// memory bandwidth. Quantized keys need more instructions per
-/// byte, so they get more CTAs where shared memory allows.
+/// Resident CTAs per SM: enough bytes in flight to saturate memory
+/// bandwidth. Quantized keys need more instructions per byte, so they get
+/// more CTAs where shared memory allows.
 fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
     if pairs::is_of(spec) {
         return 1;
@@ -130,8 +130,8 @@ fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
     (room / (shared_bytes(spec) + 1024)).clamp(1, most) as usize
 }
 
-/// Slots of a warp's ring. A slot holds the keys or
-/// the values of a tile.
+/// Slots of a warp's ring. A slot holds the keys
+/// or the values of a tile.
 fn slots(spec: &AttentionSpec) -> u32 {
     match spec.kv.bits() > 8 {
         _ if pairs::is_of(spec) => pairs::SLOTS,
@@ -142,8 +142,8 @@ fn slots(spec: &AttentionSpec) -> u32 {
     }
 }
 
-/// Shared memory of `entry/sm80_attention_decode.cu`: rings
-/// and parked work.
+/// Shared memory of `entry/sm80_attention_decode.cu`:
+/// rings and parked work.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
     if pairs::is_of(spec) {
         return pairs::ring_bytes() + PARKED_BYTES;
@@ -234,9 +234,9 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
 }
 
 /// Whether a kernel for pairs of heads is faster: its CTAs
-/// process more keys, but take longer to start and end. With
-/// batch invariance the choice must not depend on the batch,
-/// so pairs are never used.
+/// process more keys, but take longer to start and end.
+/// With batch invariance the choice must not depend on the
+/// batch, so pairs are never used.
 fn takes_pairs(op: &CheckedAttention, variant: Variant, info: &DeviceInfo) -> bool {
     let spec = pairs::attend_spec(op.dtype, op.kv);
     let part_keys = || cut(op, &spec, ctas_a_unit(&spec, variant), info.units).part_keys;
@@ -248,8 +248,8 @@ fn head_ctas(op: &CheckedAttention, spec: &AttentionSpec) -> usize {
     if pairs::is_of(spec) { op.kv_heads / pairs::HEADS } else { op.kv_heads }
 }
 
-/// Split-KV: enough parts to keep all concurrent CTAs busy
-/// to the end.
+/// Split-KV: enough parts to keep all concurrent
+/// CTAs busy to the end.
 fn cut(op: &CheckedAttention, spec: &AttentionSpec, ctas_a_unit: usize, units: u32) -> Cut {
     let row_ctas = (op.most_queries() * op.group()).div_ceil(spec.rows as usize);
     if op.batch_invariant {
@@ -265,22 +265,22 @@ fn cut(op: &CheckedAttention, spec: &AttentionSpec, ctas_a_unit: usize, units: u
 /// keys and `tiles` row tiles with `at_once` concurrent CTAs.
 fn part_keys(keys: usize, tiles: usize, at_once: usize, turn: usize) -> usize {
     let of_parts = |parts: usize| keys.div_ceil(parts).max(LEAST_PART).next_multiple_of(turn);
-    // A partly filled wave takes nearly as long as a full
-    // one.
+    // A partly filled wave takes nearly as
+    // long as a full one.
     let cost = |part: usize| (tiles * keys.div_ceil(part)).div_ceil(at_once) * (part + CTA_KEYS);
     let most_parts = keys.div_ceil(LEAST_PART).min((MOST_WAVES * at_once).div_ceil(tiles.max(1))).max(1);
     let all = (1..=most_parts).map(of_parts);
     all.reduce(|best, part| if cost(part) < cost(best) { part } else { best }).unwrap_or(keys)
 }
 
-/// Whether there are enough counters for the attention
-/// kernel to combine the parts itself.
+/// Whether there are enough counters for the attention kernel
+/// to combine the parts itself.
 fn adds_up(op: &CheckedAttention, row_ctas: usize) -> bool {
     op.sequences * op.kv_heads * row_ctas <= COUNTERS
 }
 
-/// Workspace bytes of counters and split-KV results. A
-/// kernel that combines them itself uses constant strides.
+/// Workspace bytes of counters and split-KV results. A kernel that combines
+/// them itself uses constant strides.
 fn partial_bytes(op: &CheckedAttention, spec: &AttentionSpec, cut: &Cut) -> usize {
     match adds_up(op, cut.row_ctas) {
         true => op.partial_bytes_of(cut.parts, spec.v as usize),

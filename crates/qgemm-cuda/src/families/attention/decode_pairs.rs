@@ -1,6 +1,6 @@
-//! `attention_decode` kernels for pairs of KV heads on
-//! Hopper: the quantized key of two heads is one cache line,
-//! copied by TMA.
+//! `attention_decode` kernels for pairs of KV heads
+//! on Hopper: the quantized key of two heads is one
+//! cache line, copied by TMA.
 
 use std::sync::Arc;
 
@@ -34,8 +34,8 @@ const RINGS: u32 = TURN_KEYS / TILE;
 const WARPS: u32 = RINGS * HEADS as u32;
 /// Threads of a CTA.
 pub(super) const THREADS: u32 = WARPS * 32;
-/// Slots of a ring. A slot holds the keys or the
-/// values of a tile.
+/// Slots of a ring. A slot holds the keys or
+/// the values of a tile.
 pub(super) const SLOTS: u32 = 4;
 /// Minimum keys of a TMA box; the maximum is a tile.
 const LEAST_BOX: usize = 16;
@@ -60,8 +60,8 @@ pub(super) fn is_bf16(spec: &AttentionSpec) -> bool {
     spec.step.as_str() == STEPS[1]
 }
 
-/// Whether `kv` is supported: the pair's codes must be one
-/// cache line, its scales sixteen bytes.
+/// Whether `kv` is supported: the pair's codes must be one cache
+/// line, its scales sixteen bytes.
 pub(super) fn has(kv: KvFormat, variant: Variant) -> bool {
     let bytes = HEADS * kv.bytes_of(DIM as usize);
     variant == Variant::Sm90 && kv.has_scales() && bytes == LINE as usize
@@ -108,8 +108,8 @@ impl Lines {
         let is_pair = rows.rows.head_stride == u64::from(DIM);
         let lines = |stride: u64| (stride / pair).saturating_mul(u64::from(LINE));
         let are_lines = [rows.rows.token_stride, rows.page_stride].iter().all(|stride| stride.is_multiple_of(pair));
-        // A stride over a single element is unused; choose a valid
-        // one.
+        // A stride over a single element is unused;
+        // choose a valid one.
         let of_token = if page_size > 1 { lines(rows.rows.token_stride) } else { size[1] * u64::from(LINE) };
         let of_page = if pages > 1 { lines(rows.page_stride) } else { of_token.saturating_mul(size[2]) };
         let strides = [u64::from(LINE), of_token, of_page];
@@ -118,8 +118,8 @@ impl Lines {
         (is_pair && are_lines && fits).then_some(Self { size, strides })
     }
 
-    /// Tensor map of the keys or values. Misaligned addresses
-    /// are rounded down: the kernel does not use such a map.
+    /// Tensor map of the keys or values. Misaligned addresses are rounded
+    /// down: the kernel does not use such a map.
     fn map(&self, address: u64, box_keys: u32) -> TileMap {
         let ([line, pairs, rows, pages], [of_pair, of_row, of_page]) = (self.size, self.strides);
         TileMap {
@@ -144,8 +144,8 @@ struct TmaParams {
     maps: [EncodedMap; 2],
 }
 
-/// Padding up to the tensor maps, which are aligned to 64
-/// bytes.
+/// Padding up to the tensor maps, which are
+/// aligned to 64 bytes.
 const PADDING: usize = {
     let bytes = size_of::<AttentionParams>() + size_of::<u32>();
     bytes.next_multiple_of(64) - bytes

@@ -1,5 +1,5 @@
-//! `attention_mma`: attention with `mma.sync`, 64 queries of
-//! a head per CTA; 128 on Volta where registers suffice.
+//! `attention_mma`: attention with `mma.sync`, 64 queries of a head per
+//! CTA; 128 on Volta where registers suffice.
 
 use qgemm_formats::DType;
 use qgemm_hal::{
@@ -20,16 +20,16 @@ use crate::spec::KernelSpec;
 pub(super) const NAME: &str = "attention_mma";
 /// Threads of a CTA: one warp for every 16 queries.
 const THREADS: u32 = 128;
-/// Supported head dimensions (Q and K, V). Others are padded
-/// to the next pair.
+/// Supported head dimensions (Q and K, V). Others are
+/// padded to the next pair.
 const DIMS: [(u32, u32); 7] = [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
 /// Value features that Volta's `mma` multiplies together.
 const VOLTA_FEATURES: u32 = 32;
-/// Shared memory of a CTA on Turing; on Volta two CTAs
-/// fit with it.
+/// Shared memory of a CTA on Turing; on Volta
+/// two CTAs fit with it.
 const TURING_SHARED_BYTES: u32 = 64 << 10;
-/// Expected shares of the bandwidth and of the matrix rate,
-/// per mille. On Hopper the rate is that of `wgmma`.
+/// Expected shares of the bandwidth and of the matrix rate, per
+/// mille. On Hopper the rate is that of `wgmma`.
 const EFFICIENCY: (u32, u32) = (700, 450);
 const EFFICIENCY_ON_HOPPER: (u32, u32) = (700, 135);
 
@@ -46,8 +46,8 @@ fn dtypes(variant: Variant) -> &'static [DType] {
 }
 
 fn attend_spec(dtype: DType, (qk, v): (u32, u32), is_masked: bool, variant: Variant) -> AttentionSpec {
-    // Turing has shared memory and registers for fewer rows. Volta's
-    // warps take twice as many queries where registers suffice.
+    // Turing has shared memory and registers for fewer rows. Volta's warps
+    // take twice as many queries where registers suffice.
     let rows = match qk {
         ..=96 if variant == Variant::Sm70 => 128,
         ..=128 if variant == Variant::Sm70 && !is_masked => 128,

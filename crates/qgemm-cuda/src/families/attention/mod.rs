@@ -1,7 +1,7 @@
-//! Attention families: FMA for few queries with all types and
-//! chips (`simt`); matrix instructions for many queries
-//! (`wgmma` on Hopper, `cp_async` from Ampere on, `mma`), and
-//! for few queries whose heads share a KV head (`decode`).
+//! Attention families: FMA for few queries with all types and chips
+//! (`simt`); matrix instructions for many queries (`wgmma` on
+//! Hopper, `cp_async` from Ampere on, `mma`), and for few queries
+//! whose heads share a KV head (`decode`).
 
 mod cp_async;
 mod decode;
@@ -30,8 +30,8 @@ pub(super) const FAMILIES: AttentionFamilies = &[
     &wgmma::AttentionWgmma,
 ];
 
-/// From this many queries on, prefill kernels are used.
-/// Batch-invariant results also switch here to matrix instructions.
+/// From this many queries on, prefill kernels are used. Batch-invariant
+/// results also switch here to matrix instructions.
 const LEAST_QUERIES: usize = 17;
 
 /// Kernel step with a mask and no other feature.
@@ -39,10 +39,10 @@ const MASKED: &str = "attend_masked";
 /// Kernel step with a mask and bounded scores.
 const MASKED_BOUNDED: &str = "attend_masked_bounded";
 
-/// Kernel step for many queries, by mask and bounded scores.
-/// Scores are bounded when they are not the product times a
-/// positive factor: with a soft cap, or with a negative or
-/// zero scale.
+/// Kernel step for many queries, by mask and bounded
+/// scores. Scores are bounded when they are not the
+/// product times a positive factor: with a soft cap, or
+/// with a negative or zero scale.
 fn attend_step(is_masked: bool, is_bounded: bool) -> &'static str {
     match (is_masked, is_bounded) {
         (false, false) => "attend",
@@ -52,9 +52,9 @@ fn attend_step(is_masked: bool, is_bounded: bool) -> &'static str {
     }
 }
 
-/// `TileBits` of `mainloop/attention_tile_bits.cuh` for four
-/// warps: two words for each warp, and one word of 32
-/// keys for each row.
+/// `TileBits` of `mainloop/attention_tile_bits.cuh`
+/// for four warps: two words for each warp, and one
+/// word of 32 keys for each row.
 fn tile_bits_bytes(spec: &AttentionSpec) -> u32 {
     (4 * 2 + spec.rows * (spec.keys / 32)) * 4
 }
@@ -66,8 +66,8 @@ fn mask_line(prelude: &mut String, is_masked: bool) {
     }
 }
 
-/// Whether scores are not the product times a positive
-/// factor: with a soft cap, or a negative or zero scale.
+/// Whether scores are not the product times a positive factor: with
+/// a soft cap, or a negative or zero scale.
 fn is_bounded(op: &CheckedAttention) -> bool {
     op.soft_cap.is_some() || op.scale <= 0.0
 }
@@ -114,8 +114,8 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
         .chain(wgmma::specs(variant))
 }
 
-/// Heads whose queries are processed together by `ctas`
-/// CTAs, with `of_head` items for each head.
+/// Heads whose queries are processed together by `ctas` CTAs, with
+/// `of_head` items for each head.
 ///
 /// Few enough that their keys stay in L2. Enough that each
 /// CTA gets at least two items, a long and a short
@@ -133,8 +133,8 @@ fn heads_together(heads: usize, of_head: u32, ctas: u32) -> u32 {
     together.unwrap_or(all) as u32
 }
 
-/// Whether `family` may run `op` when batch invariance is required.
-/// Exactly one family may, chosen independently of the batch.
+/// Whether `family` may run `op` when batch invariance is required. Exactly
+/// one family may, chosen independently of the batch.
 fn check_invariant(family: &str, op: &CheckedAttention, info: &DeviceInfo) -> Result<(), Unsupported> {
     if !op.batch_invariant {
         return Ok(());

@@ -56,8 +56,8 @@ impl Params for AttentionParams {
     }
 }
 
-/// `KernelParams` in `mainloop/attention_bits.cuh`, for
-/// kernels with a mask.
+/// `KernelParams` in `mainloop/attention_bits.cuh`,
+/// for kernels with a mask.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(super) struct MaskedParams {
@@ -96,8 +96,8 @@ impl Params for MaskedParams {
     }
 }
 
-/// Parameter of an attention kernel, with the mask if `op`
-/// has one.
+/// Parameter of an attention kernel, with the
+/// mask if `op` has one.
 pub(super) fn for_attend(op: &CheckedAttention, attention: AttentionParams) -> Arc<dyn Params> {
     match op.mask {
         Some(mask) => Arc::new(MaskedParams::new(attention, op, mask)),
@@ -116,8 +116,8 @@ pub(in crate::families) fn kv_code(kv: KvFormat) -> u32 {
 }
 
 impl AttentionParams {
-    /// `parts` split-KV parts of `part_keys` keys, and
-    /// `row_ctas` CTAs for the rows of a sequence and KV head.
+    /// `parts` split-KV parts of `part_keys` keys, and `row_ctas` CTAs for
+    /// the rows of a sequence and KV head.
     pub fn new(op: &CheckedAttention, parts: u32, part_keys: u32, row_ctas: u32) -> Self {
         let Paging { pages, page_size, width } = op.paging();
         let flags = [

@@ -1,6 +1,6 @@
-//! `attention_simt`: attention with FMA. A group of lanes
-//! holds a key and runs an online softmax. Split-KV for few
-//! queries, with a second kernel for the combine.
+//! `attention_simt`: attention with FMA. A group of lanes holds a key
+//! and runs an online softmax. Split-KV for few queries, with a
+//! second kernel for the combine.
 
 use std::sync::Arc;
 
@@ -27,8 +27,8 @@ const ROWS: [u32; 3] = [1, 4, 8];
 const MASKED_ROWS: [u32; 1] = [4];
 /// Lanes that hold a key, with eight features each.
 const LANES: [u32; 3] = [8, 16, 32];
-/// Resident CTAs per SM. Keys are split until there are as
-/// many.
+/// CTAs per SM to aim for: keys are split until
+/// there are this many CTAs.
 const CTAS_A_UNIT: usize = 4;
 /// Minimum keys of a split-KV part.
 const LEAST_PART: usize = 256;
@@ -39,9 +39,9 @@ pub(super) const INVARIANT_PART: usize = 512;
 const INVARIANT_QUERIES: usize = 16;
 /// Maximum bytes of partial results.
 const MOST_PARTIAL_BYTES: usize = 1 << 28;
-/// Expected shares of the bandwidth and of the FMA rate, per
-/// mille. Conversions, shuffles and the softmax take as many
-/// instructions as FMA.
+/// Expected shares of the bandwidth and of the FMA rate,
+/// per mille. Conversions, shuffles and the softmax take
+/// as many instructions as FMA.
 const EFFICIENCY: (u32, u32) = (850, 350);
 
 /// The kernel family.
@@ -90,8 +90,8 @@ fn combine_spec() -> AttentionSpec {
     AttentionSpec { step: Name::new("combine"), kv, qk: 256, v: 256, rows: 1, keys: 1 }
 }
 
-/// `SharedStorage` of `entry/attention_combine.cu`: row_max,
-/// row_sum and 256 columns of sums for each warp.
+/// `SharedStorage` of `entry/attention_combine.cu`: row_max, row_sum and
+/// 256 columns of sums for each warp.
 const COMBINE_SHARED_BYTES: u32 = THREADS / 32 * (2 + 256) * 4;
 
 fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
@@ -173,9 +173,9 @@ impl Cut {
         Self::of(op, row_ctas, part_keys)
     }
 
-    /// Parts of `part_keys` keys, unless there is only one or
-    /// the partial results are too large. With batch invariance
-    /// that decision does not depend on the batch.
+    /// Parts of `part_keys` keys, unless there is only one or the
+    /// partial results are too large. With batch invariance that
+    /// decision does not depend on the batch.
     pub fn of(op: &CheckedAttention, row_ctas: usize, part_keys: usize) -> Self {
         let parts = op.most_keys.div_ceil(part_keys);
         let is_small = parts
@@ -276,13 +276,13 @@ pub(super) struct Attend {
     pub shared_bytes: u32,
     /// Whether the kernel uses the whole workspace, including counters.
     pub counts: bool,
-    /// Whether the last CTA to arrive combines the parts, so
-    /// that no combine kernel is needed.
+    /// Whether the last CTA to arrive combines the parts, so that
+    /// no combine kernel is needed.
     pub adds_up: bool,
 }
 
-/// Launches of a split-KV plan: the attention kernel, then
-/// the combine kernel unless the former combines itself.
+/// Launches of a split-KV plan: the attention kernel, then the combine
+/// kernel unless the former combines itself.
 pub(super) fn in_parts(
     family: &str,
     op: &CheckedAttention,

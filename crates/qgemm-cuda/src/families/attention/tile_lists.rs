@@ -1,6 +1,6 @@
-//! Lists of key tiles with visible keys for each row tile,
-//! from a bit mask. A launch writes them before the
-//! attention kernel.
+//! Lists of key tiles with visible keys for each row
+//! tile, from a bit mask. A launch writes them
+//! before the attention kernel.
 
 use std::ops::Range;
 use std::sync::Arc;

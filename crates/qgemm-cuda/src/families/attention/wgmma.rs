@@ -1,5 +1,5 @@
-//! `attention_wgmma`: attention of many queries with `wgmma`
-//! on Hopper. TMA copies queries, keys and values.
+//! `attention_wgmma`: attention of many queries with `wgmma` on Hopper.
+//! TMA copies queries, keys and values.
 //!
 //! CTAs are persistent and take row tiles of a head in
 //! turn. Paged keys are copied in pieces of a page, or
@@ -40,9 +40,9 @@ const INSPECTORS: u32 = 3;
 const MOST_STRIDE_BYTES: u64 = (1 << 40) - 16;
 /// Minimum rows of a page piece: one swizzle pattern.
 const LEAST_PIECE: usize = 8;
-/// Expected shares of the bandwidth and of the matrix rate,
-/// per mille. For kernels that copy pages row by row this
-/// is an estimate.
+/// Expected shares of the bandwidth and of the matrix
+/// rate, per mille. For kernels that copy pages row by
+/// row this is an estimate.
 const EFFICIENCY: (u32, u32) = (800, 550);
 const EFFICIENCY_BY_ROWS: (u32, u32) = (750, 450);
 
@@ -51,8 +51,8 @@ const EFFICIENCY_BY_ROWS: (u32, u32) = (750, 450);
 enum Source {
     /// Contiguous keys: a tile at a time by TMA.
     Tiles,
-    /// Paged keys: pieces by TMA; pages and tiles are multiples
-    /// of a piece.
+    /// Paged keys: pieces by TMA; pages and tiles are
+    /// multiples of a piece.
     Pieces,
     /// Paged keys: row by row.
     Rows,
@@ -75,8 +75,8 @@ struct Step {
     source: Source,
     /// Whether there is a bit mask.
     is_masked: bool,
-    /// Whether scores are not the product times a positive
-    /// factor: with a soft cap, or a negative or zero scale.
+    /// Whether scores are not the product times a positive factor: with
+    /// a soft cap, or a negative or zero scale.
     is_bounded: bool,
 }
 
@@ -125,8 +125,8 @@ fn piece_rows(page_size: usize, keys: u32) -> u32 {
 /// Tile of a kernel.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
-    /// Head dimensions (Q and K, V). Others are padded to the
-    /// next.
+    /// Head dimensions (Q and K, V). Others are
+    /// padded to the next.
     qk: u32,
     v: u32,
     /// Consumer warpgroups.
@@ -180,8 +180,8 @@ fn stages(spec: &AttentionSpec) -> u32 {
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let tiles = spec.rows * spec.qk * 2 + stages(spec) * spec.keys * (spec.qk + spec.v) * 2;
     let barriers = (2 + 5 * stages(spec)) * 8;
-    // A bit for each key without a page, for twice as
-    // many tiles as stages.
+    // A bit for each key without a page, for twice
+    // as many tiles as stages.
     let absent = if Step::of_spec(spec).source == Source::Tiles { 0 } else { 2 * stages(spec) * spec.keys / 8 };
     (tiles + barriers + stages(spec) * (INSPECTORS + 1) * 4 + absent).next_multiple_of(1024)
 }
@@ -288,8 +288,8 @@ impl Heads {
     }
 }
 
-/// Kernel parameter without maps. `A` depends on whether
-/// there is a mask.
+/// Kernel parameter without maps. `A` depends on
+/// whether there is a mask.
 #[derive(Debug)]
 struct MappedAttention<A> {
     attention: A,
@@ -324,8 +324,8 @@ struct MaskedTmaAttentionParams {
 }
 
 impl<A> MappedAttention<A> {
-    /// Tensor maps of queries, keys and values at the addresses
-    /// in `at`.
+    /// Tensor maps of queries, keys and values at
+    /// the addresses in `at`.
     fn maps(&self, at: &AttentionPointers, places: &Places<'_>) -> Result<[EncodedMap; 3], HalError> {
         let mut maps = [(places.encode)(&self.queries.map(at.q, 3))?, EncodedMap::default(), EncodedMap::default()];
         if let Some([keys, values]) = &self.kv {

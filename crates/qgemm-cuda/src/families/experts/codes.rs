@@ -26,8 +26,8 @@ use super::w_map::w_map;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, TileMap};
 
-/// A kernel. Except for `Staged`, CTAs take tiles of all
-/// experts in turn.
+/// A kernel. Except for `Staged`, CTAs take tiles
+/// of all experts in turn.
 #[derive(Clone, Debug)]
 enum Kernel {
     /// 8-bit operands whose sums are scaled.
@@ -155,9 +155,9 @@ fn scratch_bytes(op: &CheckedExperts, planes: &XPlanes, info: &DeviceInfo) -> Re
     Ok(gathered.end())
 }
 
-/// Gathered planes of X, after the lists if the run builds
-/// them. `None` when rows are not slots, or the slots cannot
-/// be listed.
+/// Gathered planes of X, after the lists if the run
+/// builds them. `None` when rows are not slots, or the
+/// slots cannot be listed.
 pub(super) fn gathered(op: &CheckedExperts, planes: &XPlanes, info: &DeviceInfo) -> Option<GatheredX> {
     let lists = if op.lists { 0 } else { listed_slots(op, info.units)?.bytes() };
     GatheredX::of(op, planes, lists)
@@ -240,15 +240,15 @@ struct BlockScaledParams {
     x: BlockScaledX,
 }
 
-/// Padding in words after `bytes` bytes of parameters, up to
-/// the 64-byte alignment of tensor maps.
+/// Padding in words after `bytes` bytes of parameters, up to the
+/// 64-byte alignment of tensor maps.
 const fn padding(bytes: usize) -> usize {
     (bytes.next_multiple_of(64) - bytes) / 8
 }
 
-/// `TmaFp8GemmParams` in `mainloop/sm90/fp8_pipeline.cuh`,
-/// for MoE GEMM. The second map is unused, and the last
-/// is read only if W is copied in cache lines.
+/// `TmaFp8GemmParams` in `mainloop/sm90/fp8_pipeline.cuh`, for MoE
+/// GEMM. The second map is unused, and the last is read
+/// only if W is copied in cache lines.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MappedFp8Params {
@@ -278,8 +278,8 @@ struct Launch {
     columns: usize,
     /// Weight rows of all experts, and columns.
     w: [usize; 2],
-    /// TMA map of W in packed k-tiles, without its address, for
-    /// kernels that use one.
+    /// TMA map of W in packed k-tiles, without its address,
+    /// for kernels that use one.
     w_map: TileMap,
     kernel: Kernel,
 }

@@ -1,6 +1,6 @@
 //! X prologue of MoE GEMM: converts X to the 16-bit type
-//! of the matrix instructions. f16 rows are scaled by powers
-//! of two, which row factors undo in the product.
+//! of the matrix instructions. f16 rows are scaled by powers of
+//! two, which row factors undo in the product.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -61,8 +61,8 @@ pub(super) struct ConvertedX {
 }
 
 impl ConvertedX {
-    /// Layout after the first `bytes` bytes of scratch. `None`
-    /// when X is read in place, or sizes overflow.
+    /// Layout after the first `bytes` bytes of scratch. `None` when X
+    /// is read in place, or sizes overflow.
     pub(super) fn of(op: &CheckedExperts, variant: Variant, bytes: usize) -> Option<Self> {
         let x = op.each.plain_x().ok()?;
         let (dtype, prologue) = x_prologue(&op.each, &x, variant)?;
@@ -89,8 +89,8 @@ impl ConvertedX {
         plan.scratch + part.start..plan.scratch + part.end
     }
 
-    /// Binds the converted X to `product`, and its row factors
-    /// if it has any.
+    /// Binds the converted X to `product`, and its row
+    /// factors if it has any.
     pub(super) fn read_by(&self, product: LaunchStep, plan: &ExpertsPlan) -> LaunchStep {
         use ExpertOperand as O;
         let product = product.bind_part(O::X, O::Workspace, Self::in_workspace(plan, &self.x));

@@ -1,6 +1,6 @@
-//! MoE GEMM on Hopper with weights decoded to bytes and
-//! quantized X: kernels of `gemm` whose CTAs take tiles of
-//! all experts in turn.
+//! MoE GEMM on Hopper with weights decoded to bytes
+//! and quantized X: kernels of `gemm` whose CTAs take
+//! tiles of all experts in turn.
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{Format, XFormat};
@@ -15,8 +15,8 @@ use super::{EXPERT_TILES_MACROS, product_id};
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
-/// Maximum tokens of a tile. Beyond it, consumers lack
-/// registers, because producers must also look up tiles.
+/// Maximum tokens of a tile. Beyond it, consumers lack registers, because
+/// producers must also look up tiles.
 const MOST_TOKENS: u32 = 128;
 /// `sizeof(WorkTileNote)`. There is one more of them than stages.
 const NOTE: u32 = 48;
@@ -27,8 +27,8 @@ const FLAG: u32 = 16;
 #[derive(Clone, Debug)]
 pub(super) struct DecodedKernel(Instance);
 
-/// `W4A8Params` in `mainloop/sm90/w4a8_pipeline.cuh`, of
-/// products with experts.
+/// `W4A8Params` in `mainloop/sm90/w4a8_pipeline.cuh`,
+/// of products with experts.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MappedParams {
@@ -65,8 +65,8 @@ impl DecodedKernel {
         self.0.spec_with(self.id(), EXPERT_TILES_MACROS)
     }
 
-    /// Kernel parameter for quantized X `x`, with the address `scales`
-    /// of its scales and the weights' map `w_map` without address.
+    /// Kernel parameter for quantized X `x`, with the address `scales` of
+    /// its scales and the weights' map `w_map` without address.
     ///
     /// # Errors
     /// Errors of encoding maps.

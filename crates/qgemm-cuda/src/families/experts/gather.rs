@@ -1,6 +1,6 @@
 //! Gather step: writes rows of a quantized X in the order
-//! of the expert lists, for kernels that need each expert's
-//! rows contiguous.
+//! of the expert lists, for kernels that need each
+//! expert's rows contiguous.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -45,8 +45,8 @@ pub(super) struct GatheredX {
 }
 
 impl GatheredX {
-    /// Layout after the first `bytes` bytes of scratch. `None`
-    /// when rows are not slots, or sizes overflow.
+    /// Layout after the first `bytes` bytes of scratch. `None` when rows
+    /// are not slots, or sizes overflow.
     pub(super) fn of(op: &CheckedExperts, planes: &XPlanes, bytes: usize) -> Option<Self> {
         let ExpertForm::Indexed { .. } = op.form else { return None };
         let (parts, k) = (planes.parts, op.each.k);
@@ -82,8 +82,8 @@ impl GatheredX {
             .fold(product, |step, (part, operand)| step.bind_part(operand, O::Workspace, self.in_workspace(plan, part)))
     }
 
-    /// The launch that gathers X with `planes`. The lists are
-    /// left unbound.
+    /// The launch that gathers X with `planes`. The
+    /// lists are left unbound.
     pub(super) fn step(
         &self,
         op: &CheckedExperts,

@@ -46,13 +46,13 @@ const MOST_GRID_YZ: usize = 65_535;
 /// Threads of the combine kernel, and features of each (`RUN`).
 const COMBINE_THREADS: u32 = 128;
 const COMBINE_RUN: u32 = 8;
-/// Macros that make a GEMM kernel an MoE kernel; the second
-/// set is for CTAs that take tiles of all experts in
-/// turn.
+/// Macros that make a GEMM kernel an MoE
+/// kernel; the second set is for CTAs that take
+/// tiles of all experts in turn.
 const EXPERTS_MACRO: &str = "#define QG_EXPERTS 1\n";
 const EXPERT_TILES_MACROS: &str = "#define QG_EXPERTS 1\n#define QG_EXPERT_TILES 1\n";
-/// Extra bytes of parked tile state for each warp in such
-/// kernels.
+/// Extra bytes of parked tile state for each
+/// warp in such kernels.
 const PARKED_BYTES: u32 = 16;
 /// Maximum tokens of a tile whose rows may belong to different
 /// experts. A single slot never fills a larger tile.
@@ -77,8 +77,8 @@ fn kernels(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
 }
 
 /// A kernel that reads X with any layout, and kernels of
-/// other main loops with tiles that suit experts. `fits`
-/// tells whether a kernel fits in registers.
+/// other main loops with tiles that suit experts. `fits` tells
+/// whether a kernel fits in registers.
 fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Instance> {
     let narrowed = |instance: &Instance| {
         let parked = if instance.parks_state { instance.warps_n * PARKED_BYTES } else { 0 };
@@ -100,8 +100,8 @@ fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Inst
     all
 }
 
-/// Checks whether each kernel that may serve experts fits in
-/// registers, using its line of `kernels.spills`.
+/// Checks whether each kernel that may serve experts fits in registers,
+/// using its line of `kernels.spills`.
 pub(super) fn ask_registers(variant: Variant, fits: &dyn Fn(String, KernelSpec) -> bool) {
     let of_plain_x = |instance: &Instance| fits(spills_key(product_id(instance), instance), product_spec(instance));
     types().for_each(|(format, x)| drop(list((format, x, variant), &of_plain_x)));
@@ -113,8 +113,8 @@ fn product_spec(instance: &Instance) -> KernelSpec {
     instance.spec_with(product_id(instance), macros)
 }
 
-/// Whether CTAs take tiles of all experts in turn; otherwise
-/// each CTA has one tile.
+/// Whether CTAs take tiles of all experts in turn;
+/// otherwise each CTA has one tile.
 fn takes_tiles(instance: &Instance) -> bool {
     instance.main_loop.x_access == XAccess::Tma
 }
@@ -212,8 +212,8 @@ struct ProductLaunch {
     list: usize,
     /// TMA map of X without its address, when rows are contiguous.
     x_map: Option<TileMap>,
-    /// TMA map of W without its address, for kernels that use
-    /// one.
+    /// TMA map of W without its address, for
+    /// kernels that use one.
     w_map: Option<TileMap>,
 }
 
@@ -256,13 +256,13 @@ impl Params for ExpertCombine {
     }
 }
 
-/// Launch sequence of `plan` on a device like `info`. `make`
-/// prepares its kernels.
+/// Launch sequence of `plan` on a device like `info`.
+/// `make` prepares its kernels.
 ///
 /// # Errors
-/// [`HalError::KernelUnavailable`] when the backend lacks
-/// the plan's kernel, [`HalError::WrongDevice`] when the
-/// device has no kernel variant, and errors of `make`.
+/// [`HalError::KernelUnavailable`] when the backend lacks the plan's
+/// kernel, [`HalError::WrongDevice`] when the device has no kernel
+/// variant, and errors of `make`.
 pub fn experts_sequence(
     op: &CheckedExperts,
     plan: &ExpertsPlan,
@@ -369,8 +369,8 @@ fn product_launch(
     let k_tiles = layout.k_tiles(each.stored_k);
     let config = instance.config();
     let n_tiles = (each.stored_rows as u32).div_ceil(config.tile_n);
-    // Main loops with a persistent-grid variant that run one CTA
-    // per tile here find their tile along the grid's x axis.
+    // Main loops with a persistent-grid variant that run one CTA per
+    // tile here find their tile along the grid's x axis.
     let tiles = TileSchedule { n_tiles, m_tiles: 1, swizzle_group: 1, cut_tiles: 0, cut_ctas: 0, cut_k_tiles: 1 };
     let cut = Cut { k_tiles: k_tiles as u32, splits: 1, has_factors: false, tiles };
     // Checked when the kernel was offered: X is not quantized.
@@ -453,8 +453,8 @@ fn plain_configs(op: &CheckedExperts, info: &DeviceInfo, variant: Variant) -> Re
     // Producers that gather rows use 32-bit byte offsets (`GatheredRows`).
     let x_bytes = (op.x_rows() as u64).saturating_mul(x.row_stride).saturating_mul(x.dtype.bytes() as u64);
     let finds_rows = x_bytes <= u64::from(u32::MAX);
-    // Single slots, for kernels with one CTA per tile; and
-    // grouped slots.
+    // Single slots, for kernels with one CTA per
+    // tile; and grouped slots.
     let alone = |i: &Instance| i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE;
     let ways = |i: &'static Instance| {
         let settles = settles(i) || settles_lists(i) || takes_row_tiles(i);

@@ -1,5 +1,5 @@
-//! Parameter of MoE GEMM kernels, operand access, and number
-//! of row tiles.
+//! Parameter of MoE GEMM kernels, operand access,
+//! and number of row tiles.
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::prepack::PackedLayout;
@@ -22,16 +22,16 @@ pub(super) struct ProductParams {
 const SETTLED_INDEX: u32 = 1 << 31;
 
 impl ProductParams {
-    /// Parameter without addresses. `early` allows the kernel to
-    /// prefetch W before it waits for earlier work.
+    /// Parameter without addresses. `early` allows the kernel to prefetch W
+    /// before it waits for earlier work.
     pub fn new(gemm: GemmParams, groups: ExpertGroups, early: bool) -> Self {
         let mut params = Self { gemm, groups };
         params.gemm.shape.flags |= if early { SETTLED_INDEX } else { 0 };
         params
     }
 
-    /// Fills in the operands' addresses. The slots begin at byte
-    /// `list` of the lists.
+    /// Fills in the operands' addresses. The slots begin at
+    /// byte `list` of the lists.
     pub fn find(&mut self, operands: &Operands<'_>, places: &Places<'_>, list: usize) -> Result<(), HalError> {
         use ExpertOperand as O;
         let at = &mut self.gemm.at;
@@ -85,8 +85,8 @@ fn rows(op: &CheckedExperts) -> u32 {
     }
 }
 
-/// Operand access when the index is ready before launch:
-/// index and lists are constant, like weights.
+/// Operand access when the index is ready before launch: index and
+/// lists are constant, like weights.
 pub(super) static SETTLED_OPERANDS: [OperandDesc; ExpertOperand::ALL.len()] = {
     let mut all = [ExpertOperand::ALL[0]; ExpertOperand::ALL.len()];
     let mut slot = 0;

@@ -1,6 +1,6 @@
 //! MoE GEMM with integer weights and INT8 activations, both
-//! staged in shared memory: kernels of `gemm` with one CTA
-//! for each tile of an expert's rows.
+//! staged in shared memory: kernels of `gemm` with one CTA for
+//! each tile of an expert's rows.
 
 use std::cmp::Reverse;
 
@@ -22,8 +22,8 @@ const CODES: [XFormat; 2] = [XFormat::Q8 { block: 32 }, XFormat::Int8Token];
 #[derive(Clone, Debug)]
 pub(super) struct StagedKernel(Instance);
 
-/// `SignedByteParams` in `mainloop/signed_byte_sums.cuh`, of
-/// products with experts.
+/// `SignedByteParams` in `mainloop/signed_byte_sums.cuh`,
+/// of products with experts.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct SignedByteParams {
@@ -35,8 +35,8 @@ impl StagedKernel {
     /// Kernels for weights of `format` and activations of `x`.
     pub fn all(format: Format, x: XFormat, variant: Variant) -> impl Iterator<Item = Self> {
         let codes = match x {
-            // A shift finds the scale, and X block sums are not
-            // read.
+            // A shift finds the scale, and X block
+            // sums are not read.
             XFormat::Q8 { .. } | XFormat::Q8_1 => Some(CODES[0]),
             XFormat::Int8Token => Some(CODES[1]),
             _ => None,
@@ -64,8 +64,8 @@ impl StagedKernel {
         [n_tiles, y, z]
     }
 
-    /// Kernel parameter for X in `planes`, with the address
-    /// `scales` of its scales.
+    /// Kernel parameter for X in `planes`, with the
+    /// address `scales` of its scales.
     pub fn params(&self, product: ProductParams, planes: &XPlanes, scales: u64) -> LaunchParams {
         LaunchParams::of(&SignedByteParams { product, x: XPlanePointers { scales, ..plane_pointers(planes) } })
     }
@@ -80,8 +80,8 @@ fn best(format: Format, codes: XFormat, variant: Variant, fits: &dyn Fn(&StagedK
     all.sort_by_key(|i| (i.tile_m, Reverse((i.tile_n, i.stages))));
     let same_tokens = all.chunk_by(|a, b| a.tile_m == b.tile_m).rev();
     let fitting = same_tokens.filter_map(|all| all.iter().map(|&i| StagedKernel(i.clone())).find(fits));
-    // On Hopper f16 kernels are faster than these, so the
-    // bundle keeps only one.
+    // On Hopper f16 kernels are faster than these, so
+    // the bundle keeps only one.
     fitting.take(if variant == Variant::Sm90 { 1 } else { usize::MAX }).collect()
 }
 

@@ -10,10 +10,10 @@ use crate::tensor_map::{MapElement, MapSwizzle, TileMap};
 const MOST_ELEMENTS: usize = 256;
 const ROW_UNIT: usize = 16;
 
-/// Map of the weights of `op` without their address.
-/// Dimensions: bytes of a k-tile (split into equal parts as
-/// needed), k-tiles, row tiles, experts. A box covers
-/// `run_k_tiles` k-tiles of a CTA's `tile_n` rows (`WRuns`).
+/// Map of the weights of `op` without their address. Dimensions:
+/// bytes of a k-tile (split into equal parts as needed), k-tiles,
+/// row tiles, experts. A box covers `run_k_tiles` k-tiles of a
+/// CTA's `tile_n` rows (`WRuns`).
 pub(super) fn w_map(op: &CheckedExperts, layout: &PackedLayout, run_k_tiles: u32, tile_n: u32) -> TileMap {
     let element = MapElement::Bytes8;
     let bytes = layout.k_tile_bytes;

@@ -1,5 +1,5 @@
-//! Shared-memory sizes that main loops have in common. Each
-//! kernel asserts the total.
+//! Shared-memory sizes that main loops have in common.
+//! Each kernel asserts the total.
 
 use super::types::Types;
 
@@ -9,11 +9,11 @@ pub(super) const ALIGNMENT: u32 = 16;
 pub(super) const FLAG: u32 = 4;
 /// An `mbarrier`.
 pub(super) const BARRIER: u32 = 8;
-/// Scheduler state that a warp parks in shared memory: a
-/// tile and two lists (`mainloop/parked_state.cuh`).
+/// Scheduler state that a warp parks in shared memory: a tile
+/// and two lists (`mainloop/parked_state.cuh`).
 pub(super) const PARKED: u32 = 32 + 2 * 16;
-/// Padding words between the sums of consecutive tokens and
-/// sub-blocks (`SUM_PITCH`, `WarpStaging::PITCH`).
+/// Padding words between the sums of consecutive tokens and sub-blocks
+/// (`SUM_PITCH`, `WarpStaging::PITCH`).
 pub(super) const SUM_PADDING: u32 = 4;
 /// Cache line (`LINE_BYTES`).
 const LINE: u32 = 128;
@@ -33,17 +33,17 @@ pub(super) fn pitch_in_lines(run: u32, k_tile: u32) -> u32 {
 
 /// Name of the pitch constant.
 pub(super) const RUN_PITCH: &str = "QG_RUN_PITCH";
-/// Columns of X in a k-block. A stage holds one or
-/// more k-blocks.
+/// Columns of X in a k-block. A stage holds
+/// one or more k-blocks.
 pub(crate) const K_BLOCK: u32 = 64;
-/// Columns of a stage of 8-bit operands, which share a scale
-/// of X (`STAGE_K`).
+/// Columns of a stage of 8-bit operands, which share a
+/// scale of X (`STAGE_K`).
 pub(in crate::families) const STAGE_K: u32 = 128;
-/// Bytes for warps that check for index faults, in MoE
-/// kernels whose CTAs take tiles in turn (`store_faults`).
+/// Bytes for warps that check for index faults, in MoE kernels
+/// whose CTAs take tiles in turn (`store_faults`).
 pub(in crate::families) const FAULTS: u32 = 32;
-/// Token tiles that are staged together in a warp's shared
-/// memory on the way to D, if there is room (`QG_STAGED`).
+/// Token tiles that are staged together in a warp's shared memory
+/// on the way to D, if there is room (`QG_STAGED`).
 pub(super) const STAGED: u32 = 2;
 
 /// Warps of a producer warpgroup.
@@ -75,8 +75,8 @@ pub(super) fn cta_sums(tile_m: u32, tile_n: u32) -> u32 {
     tile_m * (tile_n + SUM_PADDING) * 4
 }
 
-/// `sizeof(WarpSums)` in `epilogue/sliced_k.cuh`, of a warp
-/// with `rows` rows.
+/// `sizeof(WarpSums)` in `epilogue/sliced_k.cuh`, of
+/// a warp with `rows` rows.
 pub(super) fn warp_sums(tile_m: u32, rows: u32) -> u32 {
     let padding = if tile_m < MMA_TOKENS { 0 } else { SUM_PADDING };
     tile_m * (rows + padding) * 4
@@ -87,8 +87,8 @@ pub(super) fn row_statistics(tile_m: u32, warps: u32) -> u32 {
     (3 + warps) * tile_m * 4
 }
 
-/// `sizeof(WarpStaging)` of a warp with `rows` rows: sums of `staged`
-/// token tiles, and a factor and a bias for each row.
+/// `sizeof(WarpStaging)` of a warp with `rows` rows: sums of `staged` token
+/// tiles, and a factor and a bias for each row.
 pub(super) fn warp_staging(rows: u32, staged: u32) -> u32 {
     (staged * MMA_TOKENS * (rows + SUM_PADDING) + 2 * rows) * 4
 }

@@ -1,9 +1,9 @@
-//! GEMM kernels that multiply 8-bit operands directly (FP8
-//! or INT8), shared parts of their main loops.
+//! GEMM kernels that multiply 8-bit operands directly (FP8 or INT8),
+//! shared parts of their main loops.
 //!
-//! Tokens are the rows of the instructions. For
-//! floating-point operands, the sums of 128 columns are
-//! scaled and added in f32; integer sums are exact.
+//! Tokens are the rows of the instructions. For floating-point
+//! operands, the sums of 128 columns are scaled and added in
+//! f32; integer sums are exact.
 
 use std::sync::Arc;
 
@@ -48,8 +48,8 @@ pub(super) struct Fp8Loop {
     pub variants: &'static [Variant],
     /// Whether it supports a weight format.
     pub takes: fn(Format) -> bool,
-    /// Whether a tile's kernel supports power-of-two scales (UE8M0) for
-    /// every 32 columns of a row, and fits in registers then.
+    /// Whether a tile's kernel supports power-of-two scales (UE8M0) for every
+    /// 32 columns of a row, and fits in registers then.
     pub takes_powers: fn(&Fp8Tile) -> bool,
     /// Codes of X, and the instructions.
     pub x_code: XCode,
@@ -126,13 +126,13 @@ pub(super) struct Fp8Tile {
     /// of `cluster · tokens` tokens and multicast W to each other.
     pub cluster: u32,
     /// Bytes of the cache lines of a row tile in a
-    /// stage, when W is copied in whole lines because its
-    /// k-tiles are not line-aligned. Otherwise 0.
+    /// stage, when W is copied in whole lines because its k-tiles
+    /// are not line-aligned. Otherwise 0.
     pub lines: u32,
     /// Split over the warps: constants of the main loop.
     pub shares: [(&'static str, u32); 2],
-    /// Estimated shares of matrix rate and bandwidth, per mille
-    /// of the rates that [`Fp8Loop::shares`] names.
+    /// Estimated shares of matrix rate and bandwidth, per mille of the
+    /// rates that [`Fp8Loop::shares`] names.
     pub efficiency: (u32, u32),
 }
 
@@ -168,8 +168,8 @@ impl Fp8Loop {
     }
 }
 
-/// Whether weights have one scale for all columns, or f32
-/// scales for whole stages and many rows.
+/// Whether weights have one scale for all columns, or f32 scales
+/// for whole stages and many rows.
 fn takes_scales(format: Format) -> bool {
     let scales: Vec<_> = format.float_scales.iter().map(|scale| scale.kind).collect();
     match (format.scale_planes, scales.as_slice()) {
@@ -389,8 +389,8 @@ pub(super) struct Fp8Launch {
     pub tile: Fp8Tile,
     pub stored_rows: usize,
     pub stored_k: usize,
-    /// Bytes from the gate's bias to the up's in a gated
-    /// pair.
+    /// Bytes from the gate's bias to the
+    /// up's in a gated pair.
     second_bias: u64,
     residual_in_d: bool,
 }

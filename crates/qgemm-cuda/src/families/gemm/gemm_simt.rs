@@ -1,5 +1,5 @@
-//! `gemm` main loop without matrix instructions: f32 FMA,
-//! for types that they do not support.
+//! `gemm` main loop without matrix instructions: f32 FMA, for
+//! types that they do not support.
 
 use qgemm_hal::Schedule;
 
@@ -31,9 +31,9 @@ fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
     if types.engine != Engine::Fma {
         return Vec::new();
     }
-    // Largest token tile whose sums stay in registers
-    // (`kernels.lock` shows no spills). All columns of a k-tile are
-    // unrolled for all tokens, so larger tiles also compile slowly.
+    // Largest token tile whose sums stay in registers (`kernels.lock` shows no
+    // spills). All columns of a k-tile are unrolled for all tokens,
+    // so larger tiles also compile slowly.
     let tile_m = if types.has_nested_scales() { 8 } else { 16 };
     let tile_n = THREADS / 32 * ROW_TILES * types.tile_rows();
     // Two chunks of activations; later the sums reuse this memory.

@@ -52,23 +52,23 @@ const fn division(row_tiles: u32, warps: u32, slices: u32, ctas_per_sm: u32) -> 
 /// epilogue; more rows share the activations of a CTA.
 const EIGHT_WARPS: [Division; 5] =
     [division(4, 1, 8, 2), division(2, 2, 4, 2), division(1, 2, 4, 2), division(4, 1, 8, 1), division(2, 2, 4, 1)];
-/// CTAs for 16 tokens. Activations are half of the copied
-/// bytes, so the first choice is one warp per slice with
-/// more rows, which needs no synchronization.
+/// CTAs for 16 tokens. Activations are half of the copied bytes,
+/// so the first choice is one warp per slice with more
+/// rows, which needs no synchronization.
 const FOR_16: [Division; 6] =
     [WARP_PER_SLICE, EIGHT_WARPS[0], EIGHT_WARPS[1], EIGHT_WARPS[2], EIGHT_WARPS[3], EIGHT_WARPS[4]];
 const WARP_PER_SLICE: Division = division(4, 1, 4, 2);
-/// For weights with at least two such CTAs per SM. Registers
-/// suffice for four warps with 112 rows each, and six warps
-/// with 64 rows.
+/// For weights with at least two such CTAs per SM.
+/// Registers suffice for four warps with 112 rows each,
+/// and six warps with 64 rows.
 const MANY_ROWS: [Division; 2] = [division(7, 1, 4, 2), division(4, 2, 3, 2)];
 
 /// A token tile with its candidate splits.
 struct Tile {
     tile_m: u32,
     divisions: &'static [Division],
-    /// Shares of the `mma.sync` rate and of the bandwidth, per
-    /// mille (H200).
+    /// Shares of the `mma.sync` rate and of the
+    /// bandwidth, per mille (H200).
     efficiency: (u32, u32),
 }
 
@@ -97,15 +97,15 @@ const NESTED: [Division; 8] = [
 ];
 const NESTED_16: [Division; 4] =
     [division(2, 2, 3, 2), division(2, 2, 2, 2), division(2, 2, 2, 1), division(1, 4, 2, 1)];
-/// For nested scales and many rows: three CTAs per SM for
-/// 8 tokens; for 16 tokens CTAs of 128 rows, which read
-/// half of the activations.
+/// For nested scales and many rows: three CTAs per SM
+/// for 8 tokens; for 16 tokens CTAs of 128 rows, which
+/// read half of the activations.
 const NESTED_MANY_ROWS_TILES: [Tile; 2] =
     [tile(8, &[division(2, 1, 4, 3)], (277, 855)), tile(16, &[division(4, 2, 2, 2)], (318, 900))];
 
 /// For experts: more CTAs on an SM keep it busy while
-/// one looks up its expert, waits for its first k-tiles or
-/// reduces its slices.
+/// one looks up its expert, waits for its first
+/// k-tiles or reduces its slices.
 const OF_EXPERTS: Tile = tile(8, &[division(4, 1, 4, 4), division(4, 1, 4, 3)], (273, 950));
 /// Further MoE kernels on Hopper, for weights of at least
 /// four bits. Three slices split six k-tiles of 128 columns
@@ -135,16 +135,16 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
     tiles.iter().chain(many_rows).filter_map(instance).collect()
 }
 
-/// Minimum k-tiles of a ring. f16 operands take so few
-/// instructions that a longer ring gains more than more rows.
+/// Minimum k-tiles of a ring. f16 operands take so few instructions
+/// that a longer ring gains more than more rows.
 fn fewest_stages(types: &Types, division: &Division) -> u32 {
     let needs_long = !types.has_nested_scales() && [WARP_PER_SLICE, MANY_ROWS[1]].contains(division)
         || types.x == DType::F16 && *division == EIGHT_WARPS[0];
     if needs_long { STAGES.1 + 1 } else { STAGES.1 }
 }
 
-/// On Hopper the MoE-only kernels are faster, and `wgmma`
-/// serves 16 rows, too.
+/// On Hopper the MoE-only kernels are faster, and
+/// `wgmma` serves 16 rows, too.
 fn experts_tiles(types: &Types) -> &'static [u32] {
     if types.variant == Variant::Sm90 && has_own_for_experts(types) { &[] } else { &[8, 16] }
 }
@@ -192,27 +192,27 @@ enum XMemory {
     Row { k_blocks: u32 },
 }
 
-/// Resident k-blocks of a row of X; the larger is used
-/// if it fits.
+/// Resident k-blocks of a row of X; the
+/// larger is used if it fits.
 const RESIDENT: [u32; 2] = [128, 64];
 
 /// One-token kernel with a fused norm and output segments.
 ///
-/// `None` when another main loop serves these types, and for
-/// weights of at least seven bits or with a codebook, where
-/// a separate norm launch is as fast.
+/// `None` when another main loop serves these types, and for weights
+/// of at least seven bits or with a codebook, where a
+/// separate norm launch is as fast.
 pub(super) fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Option<Instance> {
     if !serves(types) || !types.is_narrow() || matches!(types.format.encoding, Encoding::Codebook(_)) {
         return None;
     }
-    // With programmatic dependent launch, a separate norm costs
-    // less than scales of every 32 columns add to this kernel.
+    // With programmatic dependent launch, a separate norm costs less than
+    // scales of every 32 columns add to this kernel.
     if types.variant >= Variant::Sm90 && !types.has_nested_scales() && types.format.sub_block <= 32 {
         return None;
     }
     let tiles: &[&Tile] = match types.has_nested_scales() {
-        // Three CTAs per SM are best for one token, whatever the
-        // rows.
+        // Three CTAs per SM are best for one
+        // token, whatever the rows.
         true => &[&NESTED_MANY_ROWS_TILES[0], &NESTED_TILES[0]],
         false => &[&TILES[0]],
     };
@@ -237,14 +237,14 @@ fn has_four_bits(types: &Types) -> bool {
 }
 
 impl Tile {
-    /// The instance with the longest rings that fit; `None`
-    /// below `fewest` k-tiles.
+    /// The instance with the longest rings that fit;
+    /// `None` below `fewest` k-tiles.
     fn with_longest_rings(&self, types: &Types, division: &Division, fewest: u32) -> Option<Instance> {
         self.with_longest_rings_beside(XMemory::Rings, types, division, fewest)
     }
 
-    /// The instance with the longest rings that fit beside X in
-    /// `x`.
+    /// The instance with the longest rings that
+    /// fit beside X in `x`.
     fn with_longest_rings_beside(
         &self,
         x: XMemory,
@@ -293,12 +293,12 @@ impl Tile {
     }
 }
 
-/// Reached percentage of INT4's arithmetic, or of Q4_K's with
-/// nested scales. Two-plane and codebook formats, and twice
-/// the scales, take more instructions (fitted on an H200).
+/// Reached percentage of INT4's arithmetic, or of Q4_K's with nested
+/// scales. Two-plane and codebook formats, and twice the scales, take more
+/// instructions (fitted on an H200).
 ///
-/// Formats of eight bits and more with eight tokens are
-/// derated, because an SM with a single CTA is slower.
+/// Formats of eight bits and more with eight tokens are derated,
+/// because an SM with a single CTA is slower.
 fn arithmetic_share(types: &Types, tile_m: u32) -> u32 {
     let format = types.format;
     match () {

@@ -1,5 +1,5 @@
-//! `gemv` main loop for few tokens. Memory-bound: a CTA has
-//! one row tile, and its warps split K.
+//! `gemv` main loop for few tokens. Memory-bound: a CTA has one
+//! row tile, and its warps split K.
 
 use qgemm_formats::Encoding;
 use qgemm_hal::{Schedule, Variant};
@@ -27,15 +27,15 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
 const THREADS: u32 = 128;
 /// Bytes of codes that a lane loads before it computes. With
 /// 32 resident warps an SM has 32 KiB in flight, which
-/// covers the latency of HBM3e. 64 bytes would cost
-/// registers and thus resident CTAs, which are worth more.
+/// covers the latency of HBM3e. 64 bytes would cost registers and
+/// thus resident CTAs, which are worth more.
 const BYTES_IN_FLIGHT: usize = 32;
 const MAX_UNROLL: usize = 2;
 /// Bytes of activations that a CTA keeps in shared memory.
 const X_BYTES: u32 = 16 * 1024;
 
-/// Supported token tiles. Matrix instructions take eight tokens
-/// for the price of one; FMA is compute-bound beyond two.
+/// Supported token tiles. Matrix instructions take eight tokens for the
+/// price of one; FMA is compute-bound beyond two.
 fn token_tiles(engine: Engine, variant: Variant) -> &'static [u32] {
     match engine {
         // From two tokens on, the sliced-K kernels of `gemm` are faster.
@@ -46,15 +46,15 @@ fn token_tiles(engine: Engine, variant: Variant) -> &'static [u32] {
 }
 
 fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
-    // Volta always uses FMA. Beyond two tokens it is slower
-    // than `gemm`, whose smallest tile also slices K.
+    // Volta always uses FMA. Beyond two tokens it is slower than
+    // `gemm`, whose smallest tile also slices K.
     let engine = if types.variant == Variant::Sm70 { Engine::Fma } else { types.engine };
     let types = Types { engine, ..types.clone() };
     token_tiles(engine, types.variant).iter().map(|&tile_m| instance(&types, tile_m)).collect()
 }
 
-/// MoE kernel: the widest tile that costs a row no more
-/// than a narrow one.
+/// MoE kernel: the widest tile that costs a row no
+/// more than a narrow one.
 pub(in crate::families) fn for_experts(types: &Types) -> Instance {
     let engine = if types.variant == Variant::Sm70 { Engine::Fma } else { types.engine };
     let types = Types { engine, ..types.clone() };
@@ -68,9 +68,9 @@ pub(in crate::families) fn for_experts(types: &Types) -> Instance {
     Instance { ctas_per_sm: kernel.ctas_per_sm.min(most), ..kernel }
 }
 
-/// Kernels with a fused norm and output segments. From
-/// Ampere on, another main loop serves one 16-bit token, and
-/// f32 is normalized by a separate launch.
+/// Kernels with a fused norm and output segments. From Ampere on,
+/// another main loop serves one 16-bit token, and f32 is
+/// normalized by a separate launch.
 pub(super) fn for_projections(types: &Types) -> Vec<Instance> {
     if types.variant >= Variant::Sm80 {
         return Vec::new();
@@ -107,9 +107,9 @@ fn instance(types: &Types, tile_m: u32) -> Instance {
         efficiency: match engine {
             Engine::Mma(_) => {
                 let (arithmetic, bandwidth) = mma_efficiency(types);
-                // A tile of several tokens takes as long as one token.
-                // From Ampere on, eight tokens cost four times as much when
-                // compute-bound.
+                // A tile of several tokens takes as long as one
+                // token. From Ampere on, eight tokens cost four times
+                // as much when compute-bound.
                 let at_once = if types.variant < Variant::Sm80 { tile_m } else { tile_m.min(2) };
                 (arithmetic * at_once, bandwidth)
             }
@@ -134,8 +134,8 @@ fn instance(types: &Types, tile_m: u32) -> Instance {
 }
 
 /// Shares of the arithmetic (per token of a tile) and of
-/// the bandwidth with matrix instructions, per mille (H200).
-/// FP8 conversions and nested scales cost instructions.
+/// the bandwidth with matrix instructions, per mille (H200). FP8
+/// conversions and nested scales cost instructions.
 ///
 /// With an aligned X, `gemm` is faster for one token of
 /// most formats, above all with few rows.
@@ -150,8 +150,8 @@ fn mma_efficiency(types: &Types) -> (u32, u32) {
 }
 
 /// Resident CTAs per SM: the fastest count without spills
-/// (`kernels.lock`, H200). The compiler's schedule jumps
-/// with the limit, so fewer can be faster or slower.
+/// (`kernels.lock`, H200). The compiler's schedule jumps with the limit,
+/// so fewer can be faster or slower.
 fn ctas_per_sm(types: &Types, tile_m: u32) -> u32 {
     let Types { format, variant, engine, .. } = types;
     // Minimums, zero points and scales per 16 columns take extra registers.
@@ -167,8 +167,8 @@ fn ctas_per_sm(types: &Types, tile_m: u32) -> u32 {
         (Engine::Mma(_), ..=64, _) => 7,
         (Engine::Mma(_), ..=128, _) if format.code_planes == [4] => 7,
         (Engine::Mma(_), ..=128, _) => 5,
-        // The compiler needs a few more registers on Turing and
-        // Blackwell, and on Ampere and Ada with scales per 16 columns.
+        // The compiler needs a few more registers on Turing and Blackwell,
+        // and on Ampere and Ada with scales per 16 columns.
         (Engine::Mma(_), _, 1) if matches!(variant, Variant::Sm80 | Variant::Sm89) && format.sub_block == 16 => 3,
         (Engine::Mma(_), _, 2..) if types.has_block_offsets() && format.sub_block == 16 => 2,
         (Engine::Mma(_), _, 1) if *variant >= Variant::Sm80 && *variant < Variant::Sm120 => 4,

@@ -38,9 +38,9 @@ pub(crate) struct MainLoop {
     /// (`sched/experts.cuh`); empty without MoE support. With
     /// TMA for X, CTAs take tiles of all experts in turn.
     pub experts_tiles: fn(&Types) -> &'static [u32],
-    /// MoE-only kernels, for many small products instead of one
-    /// large one. A kernel with the token tile of one of
-    /// `instances` and more rows of W replaces it; others are added.
+    /// MoE-only kernels, for many small products instead of one large one.
+    /// A kernel with the token tile of one of `instances` and
+    /// more rows of W replaces it; others are added.
     pub for_experts: Option<fn(&Types) -> Vec<Instance>>,
     /// Maximum M tiles.
     pub most_m_tiles: usize,
@@ -58,21 +58,21 @@ pub(crate) type FitsRegisters<'a> = &'a dyn Fn(&Instance) -> bool;
 pub(crate) enum XAccess {
     /// Through registers, with any layout.
     Any,
-    /// cp.async, 16 bytes at a time: rows are 16-byte aligned
-    /// and in the order of the weight's columns.
+    /// cp.async, 16 bytes at a time: rows are 16-byte aligned and
+    /// in the order of the weight's columns.
     AlignedRows,
     /// TMA. The kernel parameter ends with tensor maps of X;
     /// alignment as for `AlignedRows`.
     Tma,
-    /// Quantized X: the kernel parameter ends with the addresses
-    /// of X's planes.
+    /// Quantized X: the kernel parameter ends with the
+    /// addresses of X's planes.
     Planes,
     /// Quantized X with codes by TMA: tensor maps follow the addresses.
     TmaOfPlanes,
 }
 
-/// Maximum CTAs along the grid's y axis (CUDA C Programming
-/// Guide, "Technical Specifications per Compute Capability").
+/// Maximum CTAs along the grid's y axis (CUDA C Programming Guide,
+/// "Technical Specifications per Compute Capability").
 pub(super) const MOST_GRID_Y: usize = 65_535;
 
 /// Maximum tokens and columns of codes for TMA, whose
@@ -81,12 +81,12 @@ pub(super) const MOST_MAPPED: usize = i32::MAX as usize;
 /// Maximum row stride in bytes (`cuTensorMapEncodeTiled`).
 pub(super) const MOST_STRIDE_BYTES: u64 = 1 << 40;
 
-/// Maximum tokens up to which kernels without weight
-/// rounding are no slower, except on Hopper.
+/// Maximum tokens up to which kernels without weight rounding are
+/// no slower, except on Hopper.
 pub(super) const MOST_EXACT: usize = 16;
 
-/// Constant: k-blocks of an X stage, for kernels that read X
-/// by TMA.
+/// Constant: k-blocks of an X stage, for
+/// kernels that read X by TMA.
 pub(super) const STAGE_K_BLOCKS: &str = "QG_STAGE_K_BLOCKS";
 
 /// Minimum rows of W for rounded weights. In a narrow output,
@@ -110,24 +110,24 @@ pub(crate) struct Instance {
     pub stages: u32,
     /// `sizeof(SharedStorage)` of the kernel, which asserts it.
     pub shared_bytes: u32,
-    /// Whether codes become operands unchanged, and offsets
-    /// apply to sums (`dequant/integer_operand.cuh`).
+    /// Whether codes become operands unchanged, and offsets apply to sums
+    /// (`dequant/integer_operand.cuh`).
     pub integer_operands: bool,
-    /// Whether codes minus zero points are exact operands, and
-    /// scales apply to sums (`mainloop/sm90/code_sums_product.cuh`).
+    /// Whether codes minus zero points are exact operands, and scales apply
+    /// to sums (`mainloop/sm90/code_sums_product.cuh`).
     pub sums_codes: bool,
     /// Whether scheduler state is parked in shared memory
-    /// (`mainloop/parked_state.cuh`), because accumulators leave
-    /// too few registers.
+    /// (`mainloop/parked_state.cuh`), because accumulators
+    /// leave too few registers.
     pub parks_state: bool,
     /// Shared memory in bytes for the tile info that producers of
     /// an MoE kernel pass to consumers (`sched/tile_notes.cuh`).
     pub note_bytes: u32,
-    /// Whether one row of X is broadcast to all tokens of
-    /// a tile.
+    /// Whether one row of X is broadcast to
+    /// all tokens of a tile.
     pub one_row: bool,
-    /// Maximum columns, for kernels that keep all of X in shared
-    /// memory.
+    /// Maximum columns, for kernels that keep all
+    /// of X in shared memory.
     pub most_k: usize,
     /// Constants specific to this main loop.
     pub constants: Vec<(&'static str, u32)>,
@@ -137,8 +137,8 @@ pub(crate) struct Instance {
     /// Warps along N, and warp groups that slice K.
     pub warps_n: u32,
     pub k_groups: u32,
-    /// Estimated shares of (arithmetic, bandwidth), per mille,
-    /// and the rates they refer to. Good enough for ranking.
+    /// Estimated shares of (arithmetic, bandwidth), per mille, and the rates
+    /// they refer to. Good enough for ranking.
     pub efficiency: (u32, u32),
     pub shares: Shares,
 }
@@ -195,8 +195,8 @@ impl Instance {
         }
     }
 
-    /// Whether the kernel rounds weights to the type of X before
-    /// multiplying.
+    /// Whether the kernel rounds weights to the type
+    /// of X before multiplying.
     pub(crate) fn rounds_weights(&self) -> bool {
         self.main_loop.rounds_beyond.is_some() && !self.types.format.scale_planes.is_empty() && !self.sums_codes
     }
@@ -205,9 +205,9 @@ impl Instance {
     /// `in_order` means that X has aligned rows with columns in
     /// the order of the weight's.
     ///
-    /// Small M is bound by bandwidth, so exact weights are used
-    /// where they cost nothing. The f16 range does not hold
-    /// every weight.
+    /// Small M is bound by bandwidth, so exact weights
+    /// are used where they cost nothing. The f16 range
+    /// does not hold every weight.
     pub(crate) fn serves(&self, op: &CheckedGemm, in_order: bool) -> bool {
         let MainLoop { rounds_beyond, most_tile_bytes, x_access, .. } = self.main_loop;
         let fits = op.weight_fits_f16 || self.types.x != DType::F16;
@@ -290,8 +290,8 @@ impl Instance {
         }
     }
 
-    /// The kernel's source with the macros `own` before it, and
-    /// its identity.
+    /// The kernel's source with the macros `own`
+    /// before it, and its identity.
     pub(crate) fn spec_with(&self, id: KernelId, own: &str) -> KernelSpec {
         let spec = self.spec();
         KernelSpec { name: id.to_string(), prelude: spec.prelude + own, ..spec }

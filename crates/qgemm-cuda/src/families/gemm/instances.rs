@@ -15,8 +15,8 @@ use super::{
     spills,
 };
 
-/// Every main loop for unquantized X. A new instruction set
-/// adds its file here.
+/// Every main loop for unquantized X. A new
+/// instruction set adds its file here.
 static MAIN_LOOPS: [&MainLoop; 9] = [
     &gemv::MAIN_LOOP,
     &sm70_two_stage::MAIN_LOOP,
@@ -67,8 +67,8 @@ fn list_of_planes((format, variant): PlanesKey, fits_registers: FitsRegisters<'_
 /// Key of the kernel lists.
 pub(in crate::families) type Key = (Format, DType, Variant);
 
-/// Kernels by key, listed once per process because planning
-/// asks repeatedly.
+/// Kernels by key, listed once per process because
+/// planning asks repeatedly.
 pub(in crate::families) struct ListedKernels(LazyLock<HashMap<Key, OnceLock<Vec<Instance>>>>);
 
 impl ListedKernels {
@@ -108,10 +108,10 @@ fn list((format, x, variant): Key, fits_registers: FitsRegisters<'_>) -> Vec<Ins
     types.iter().flat_map(|types| MAIN_LOOPS.iter().flat_map(|l| (l.instances)(types, fits_registers))).collect()
 }
 
-/// MoE kernels for these types: the MoE-only kernels of main
-/// loops, and, for each main loop and token tile, the first
-/// kernel that no MoE-only kernel replaces. `fits` must hold
-/// for all of them, with and without narrowing to an expert.
+/// MoE kernels for these types: the MoE-only kernels of main loops,
+/// and, for each main loop and token tile, the first kernel
+/// that no MoE-only kernel replaces. `fits` must hold for all of
+/// them, with and without narrowing to an expert.
 pub(crate) fn instances_for_experts(
     format: Format,
     x: DType,
@@ -132,14 +132,14 @@ pub(crate) fn instances_for_experts(
     types.iter().flat_map(|types| MAIN_LOOPS.iter().flat_map(|main_loop| of_loop(types, main_loop))).collect()
 }
 
-/// The first kernel of a main loop with this token tile
-/// that `fits`.
+/// The first kernel of a main loop with this
+/// token tile that `fits`.
 fn first_of_tokens(types: &Types, main_loop: &MainLoop, tile_m: u32, fits: FitsRegisters<'_>) -> Option<Instance> {
     let suits = |instance: &Instance| instance.tile_m == tile_m;
     // Narrowing the problem to one expert takes registers (`kernels.lock`).
     let narrowed = |instance: &Instance| Instance { ctas_per_sm: instance.ctas_per_sm.min(2), ..instance.clone() };
-    // Once the first is found, do not ask the compiler about
-    // the rest.
+    // Once the first is found, do not ask the
+    // compiler about the rest.
     let found = Cell::new(false);
     let fits = |instance: &Instance| {
         if !suits(instance) {

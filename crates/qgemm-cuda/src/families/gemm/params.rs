@@ -26,8 +26,8 @@ pub(in crate::families) struct GemmParams {
 pub(super) const MAP_ALIGNMENT: usize = 64;
 const PADDING: usize = (size_of::<GemmParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<GemmParams>()) / 8;
 
-/// `TmaGemmParams` in `mainloop/tma_params.cuh`: adds maps of
-/// X, one for whole token tiles and one for the last.
+/// `TmaGemmParams` in `mainloop/tma_params.cuh`: adds maps of X, one for
+/// whole token tiles and one for the last.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MappedParams {
@@ -36,8 +36,8 @@ struct MappedParams {
     x_maps: [EncodedMap; 2],
 }
 
-/// `SignedByteParams` in `mainloop/signed_byte_ring.cuh`:
-/// adds the addresses of X's planes.
+/// `SignedByteParams` in `mainloop/signed_byte_ring.cuh`: adds
+/// the addresses of X's planes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct PlaneParams {
@@ -47,8 +47,8 @@ struct PlaneParams {
 
 const PLANE_PADDING: usize = (size_of::<PlaneParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<PlaneParams>()) / 8;
 
-/// `W4A8Params` in `mainloop/sm90/w4a8_pipeline.cuh`: also
-/// adds maps of X's codes.
+/// `W4A8Params` in `mainloop/sm90/w4a8_pipeline.cuh`:
+/// also adds maps of X's codes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MappedPlaneParams {
@@ -61,8 +61,8 @@ struct MappedPlaneParams {
 #[derive(Debug)]
 pub(super) struct GemmLaunch {
     params: GemmParams,
-    /// Bytes from the gate's bias to the up's in a gated
-    /// pair.
+    /// Bytes from the gate's bias to the
+    /// up's in a gated pair.
     second_bias: u64,
     tile_m: u32,
     x_dtype: DType,
@@ -73,9 +73,9 @@ pub(super) struct GemmLaunch {
 }
 
 impl GemmLaunch {
-    /// Parameter of `instance` for `plan` of `op`, with `x` as
-    /// the kernel reads it. The API has checked that counts fit
-    /// in 32 bits.
+    /// Parameter of `instance` for `plan` of `op`, with
+    /// `x` as the kernel reads it. The API has checked
+    /// that counts fit in 32 bits.
     pub(super) fn new(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan, instance: &Instance) -> Self {
         Self {
             params: params(op, x, &Cut::of(plan)),
@@ -88,8 +88,8 @@ impl GemmLaunch {
         }
     }
 
-    /// Parameter of a kernel that reads the codes of X by
-    /// TMA.
+    /// Parameter of a kernel that reads the
+    /// codes of X by TMA.
     fn with_code_maps(&self, planes: PlaneParams, places: &Places<'_>) -> Result<LaunchParams, HalError> {
         let GemmParams { shape, at, .. } = &planes.gemm;
         let map = |tokens| {
@@ -107,8 +107,8 @@ impl GemmLaunch {
 
 impl GemmParams {
     /// Tensor maps of X, of type `x`: one for `tile` tokens,
-    /// one for the remaining tokens. Unused when the kernel
-    /// reads an unaligned X through registers.
+    /// one for the remaining tokens. Unused when the kernel reads an
+    /// unaligned X through registers.
     pub(super) fn x_maps(&self, x: DType, tile: u32, places: &Places<'_>) -> Result<[EncodedMap; 2], HalError> {
         let Self { shape, at, .. } = self;
         let in_place = shape.flags & abi::FLAG_X_ALIGNED16 != 0 && shape.flags & abi::FLAG_K_ORDER == 0;

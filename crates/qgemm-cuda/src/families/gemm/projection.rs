@@ -1,9 +1,9 @@
-//! `projection`: products with output segments, and with a
-//! fused norm for one token (a few tokens before Ampere).
+//! `projection`: products with output segments, and with a fused norm for
+//! one token (a few tokens before Ampere).
 //!
 //! These are kernels of the main loops compiled once more
-//! (`sched/projection.cuh`, `mainloop/normalized_x.cuh`). One
-//! launch replaces a norm launch and one launch for each output.
+//! (`sched/projection.cuh`, `mainloop/normalized_x.cuh`). One launch
+//! replaces a norm launch and one launch for each output.
 
 use std::cell::Cell;
 use std::ops::RangeInclusive;
@@ -92,8 +92,8 @@ fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Inst
     Types::new(format, x, variant).iter().flat_map(of).collect()
 }
 
-/// The first kernel of a main loop with this token tile
-/// that `fits`.
+/// The first kernel of a main loop with this
+/// token tile that `fits`.
 fn first_of_tokens(
     types: &Types,
     main_loop: &MainLoop,
@@ -113,8 +113,8 @@ fn first_of_tokens(
         is_first
     };
     let mut all = (main_loop.instances)(types, &is_first).into_iter().filter(suits);
-    // Main loops without a register check, whose first kernel
-    // may not fit here.
+    // Main loops without a register check, whose first
+    // kernel may not fit here.
     if found.get() { all.next() } else { all.find(|instance| fits(instance)) }
 }
 
@@ -157,9 +157,9 @@ fn spec(instance: &Instance) -> KernelSpec {
     instance.spec_with(id(instance), &own)
 }
 
-/// Maximum tokens with a fused norm; 0 without one. With
-/// more tokens every CTA would normalize the same rows, and
-/// a separate launch is no slower.
+/// Maximum tokens with a fused norm; 0 without one. With more
+/// tokens every CTA would normalize the same rows, and a
+/// separate launch is no slower.
 fn most_normalized(instance: &Instance) -> usize {
     match () {
         () if instance.one_row => 1,
@@ -168,8 +168,8 @@ fn most_normalized(instance: &Instance) -> usize {
     }
 }
 
-/// Whether a kernel without a fused norm writes the segments
-/// of `tokens` tokens.
+/// Whether a kernel without a fused norm writes the
+/// segments of `tokens` tokens.
 fn writes(instance: &Instance, tokens: usize) -> bool {
     let is_of = |of: &&OfSegments| std::ptr::eq(of.main_loop, instance.main_loop) && of.tile == instance.tile_m;
     let of_tile = OF_SEGMENTS.iter().find(is_of);
@@ -222,8 +222,8 @@ pub(in crate::families) fn projection_configs(
     let all: Vec<_> = kernels(op.format, multiplied.dtype, variant).iter().filter(borders).filter(has_room).collect();
     let refused = op.norm.and_then(|norm| not_inside(&norm, multiplied.dtype, op.k));
     let normalizes_x = op.norm.is_some() && refused.is_none();
-    // Kernels with a fused norm, with the smallest sufficient
-    // token tile, if they support the norm or read X unchanged.
+    // Kernels with a fused norm, with the smallest sufficient token tile,
+    // if they support the norm or read X unchanged.
     let tile = all.iter().map(|i| most_normalized(i)).filter(|&tile| tile >= op.m).min();
     let is_read = normalizes_x || in_order && op.k.is_multiple_of(GROUP) && !op.segments.is_empty();
     let few = all.iter().filter(|i| is_read && Some(most_normalized(i)) == tile);
@@ -257,8 +257,8 @@ fn not_inside(norm: &NormedX, multiplied: DType, k: usize) -> Option<&'static st
 /// The launch of `plan`.
 ///
 /// # Errors
-/// [`HalError::KernelUnavailable`] when the family lacks the
-/// plan's kernel, and errors of `make`.
+/// [`HalError::KernelUnavailable`] when the family lacks the plan's
+/// kernel, and errors of `make`.
 pub(super) fn projection_sequence(
     op: &CheckedGemm,
     plan: &LaunchPlan,
@@ -320,12 +320,12 @@ struct MappedProjectionParams {
 #[derive(Debug)]
 struct ProjectionLaunch {
     params: ProjectionParams,
-    /// Bytes from the gate's bias to the up's in a gated
-    /// pair.
+    /// Bytes from the gate's bias to the
+    /// up's in a gated pair.
     second_bias: u64,
     residual_in_d: bool,
-    /// Type of X and tokens of a tile, for kernels that
-    /// read X by TMA.
+    /// Type of X and tokens of a tile, for
+    /// kernels that read X by TMA.
     mapped: Option<(DType, u32)>,
 }
 

@@ -1,5 +1,5 @@
-//! Launch sequence of GEMM: an X prologue if the kernel
-//! cannot read X in place, then the kernel.
+//! Launch sequence of GEMM: an X prologue if the kernel cannot
+//! read X in place, then the kernel.
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ use super::params::{GemmLaunch, bound};
 use super::projection;
 use super::sm120_block_scaled::block_scaled_kernels;
 
-/// Launch sequence of `plan` on a device like `info`. `make`
-/// prepares its kernels.
+/// Launch sequence of `plan` on a device like `info`.
+/// `make` prepares its kernels.
 ///
 /// # Errors
-/// [`HalError::KernelUnavailable`] when the backend lacks
-/// the plan's kernel, [`HalError::WrongDevice`] when the
-/// device has no kernel variant, and errors of `make`.
+/// [`HalError::KernelUnavailable`] when the backend lacks the plan's
+/// kernel, [`HalError::WrongDevice`] when the device has no kernel
+/// variant, and errors of `make`.
 pub fn gemm_sequence(
     op: &CheckedGemm,
     plan: &LaunchPlan,
@@ -65,8 +65,8 @@ pub fn gemm_sequence(
     } else {
         let (x, all) = match own.plain_x() {
             Ok(x) => (x, instances(op.format, x.dtype, variant)),
-            // Strides of the codes, with the type that the epilogue's
-            // fast path writes.
+            // Strides of the codes, with the type that the
+            // epilogue's fast path writes.
             Err(_) => {
                 (Dense { row_stride: own.x.row_stride, ..Dense::rows_of(DType::F16, 0) }, of_planes(op.format, variant))
             }

@@ -11,21 +11,21 @@ pub(in crate::families) enum Shares {
     OfChip,
     /// `mma.sync` and the bandwidth of an H200.
     ///
-    /// On other chips, instructions beside `mma` take as many
-    /// cycles, while `mma` itself takes more. Bytes in flight are
-    /// the same, which is a larger share of a lower bandwidth.
+    /// On other chips, instructions beside `mma` take as many cycles, while
+    /// `mma` itself takes more. Bytes in flight are the same, which
+    /// is a larger share of a lower bandwidth.
     OfMmaSync,
 }
 
 /// Bandwidth of an H200 per SM, in bytes per second.
 const BANDWIDTH_OF_UNIT: f64 = 4.47e12 / 132.0;
-/// Maximum share of the bandwidth, for kernels whose copies
-/// could exceed it.
+/// Maximum share of the bandwidth, for kernels whose
+/// copies could exceed it.
 const MOST_BANDWIDTH: f64 = 920.0;
 
 impl Shares {
-    /// Converts `(arithmetic, bandwidth)`, per mille, to shares
-    /// of the rates of the chip `info`.
+    /// Converts `(arithmetic, bandwidth)`, per mille, to shares of
+    /// the rates of the chip `info`.
     pub fn on(self, (arithmetic, bandwidth): (u32, u32), math: Math, info: &DeviceInfo) -> (u32, u32) {
         match (self, info.rate(math), info.rate(Math::DotI8)) {
             (Shares::OfMmaSync, Some(rate), Some(issued)) => {
@@ -63,8 +63,8 @@ mod tests {
 
     use super::*;
 
-    /// A chip with `tensor` matrix multiply-adds per clock and
-    /// SM, at 1 Hz.
+    /// A chip with `tensor` matrix multiply-adds per
+    /// clock and SM, at 1 Hz.
     fn chip(variant: Variant, tensor: f64, bandwidth: f64) -> DeviceInfo {
         DeviceInfo {
             id: DeviceId { kind: DeviceKind::Cuda, ordinal: 0 },

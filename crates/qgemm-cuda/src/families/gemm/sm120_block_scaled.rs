@@ -1,10 +1,10 @@
-//! `gemm` main loop with block-scaled `mma` on consumer Blackwell: MXFP4
-//! × MXFP4, NVFP4 × NVFP4, and MXFP4 or MXFP8 × MXFP8.
+//! `gemm` main loop with block-scaled `mma` on consumer Blackwell: MXFP4 ×
+//! MXFP4, NVFP4 × NVFP4, and MXFP4 or MXFP8 × MXFP8.
 //!
 //! A producer warpgroup copies packed W, and codes and scales of
-//! X, into a ring. Consumer warps multiply codes; the
-//! instructions apply the block scales. Tokens are the rows of
-//! the instructions. Token and row factors apply to accumulators.
+//! X, into a ring. Consumer warps multiply codes; the instructions apply
+//! the block scales. Tokens are the rows of the instructions. Token
+//! and row factors apply to accumulators.
 
 use std::sync::Arc;
 
@@ -37,15 +37,15 @@ const SYMBOL: &str = "qg_sm120_gemm_block_scaled_ws";
 const X_STAGE_BYTES: u32 = 64;
 /// Rows of a packed tile.
 const TILE_ROWS: u32 = 16;
-/// With experts: parked state of a warp, including the rows
-/// of its tile; and memory of the warps that check for
-/// index faults.
+/// With experts: parked state of a warp, including the
+/// rows of its tile; and memory of the warps that
+/// check for index faults.
 const EXPERT_PARKED: u32 = PARKED + 16;
 const FAULTS: u32 = 32;
 /// Maximum split-K of a work tile.
 const MOST_SPLITS: u32 = 16;
-/// Instructions on bytes process half as many columns in the
-/// same time.
+/// Instructions on bytes process half as many
+/// columns in the same time.
 const SHARE_OF_BYTES: u32 = 2;
 
 /// A tile and its split over the warps of a CTA.
@@ -55,8 +55,8 @@ struct Tile {
     features: u32,
     /// Warps along tokens and along features.
     warps: (u32, u32),
-    /// Estimated shares of the FP4 rate and of the bandwidth,
-    /// per mille. Not measured on a chip.
+    /// Estimated shares of the FP4 rate and of the bandwidth, per
+    /// mille. Not measured on a chip.
     efficiency: (u32, u32),
 }
 
@@ -65,16 +65,16 @@ const fn tile(tokens: u32, features: u32, warps: (u32, u32), efficiency: (u32, u
 }
 
 /// Shares of the bandwidth, per mille, that ring copies
-/// reach on Hopper: for weights from memory, and for weights
-/// mostly re-read from L2.
+/// reach on Hopper: for weights from memory, and for
+/// weights mostly re-read from L2.
 const FROM_MEMORY: u32 = 740;
 const FROM_CACHE: u32 = 1500;
 
-/// Warps have 32 features, so that W is converted to operand
-/// order once for as many tokens as registers allow. The 128
-/// × 128 tile splits tokens over two warps nevertheless: a
-/// single warp on an SM sub-partition would leave it idle
-/// while it converts.
+/// Warps have 32 features, so that W is converted to
+/// operand order once for as many tokens as registers
+/// allow. The 128 × 128 tile splits tokens over two warps
+/// nevertheless: a single warp on an SM sub-partition would
+/// leave it idle while it converts.
 const TILES: [Tile; 4] = [
     tile(32, 128, (1, 4), (300, FROM_MEMORY)),
     tile(64, 128, (1, 4), (420, FROM_MEMORY)),
@@ -92,13 +92,13 @@ pub(in crate::families) struct BlockScaledKernel {
     layout: PackedLayout,
     tile: Tile,
     stages: u32,
-    /// Whether this is the MoE kernel, whose CTAs take tiles of
-    /// all experts in turn.
+    /// Whether this is the MoE kernel, whose CTAs take
+    /// tiles of all experts in turn.
     experts: bool,
 }
 
-/// Kernels for weights of `format` and activations of `x`;
-/// none when no block-scaled instruction supports both.
+/// Kernels for weights of `format` and activations of `x`; none when
+/// no block-scaled instruction supports both.
 pub(in crate::families) fn block_scaled_kernels(
     format: Format,
     x: XFormat,
@@ -113,10 +113,10 @@ pub(in crate::families) fn block_scaled_kernels(
     TILES.iter().map(kernel).collect()
 }
 
-/// Code type of X, if an instruction supports both operands:
-/// E2M1 with equal scale types and block lengths, or X in
-/// E4M3 and W in E4M3 or E2M1, both with UE8M0 scales
-/// of equal block length.
+/// Code type of X, if an instruction supports both
+/// operands: E2M1 with equal scale types and block lengths,
+/// or X in E4M3 and W in E4M3 or E2M1, both
+/// with UE8M0 scales of equal block length.
 fn operands(format: Format, x: XFormat) -> Option<XCode> {
     let (Some(parts), [plane], [scale]) = (x.parts(false, None), format.scale_planes, format.float_scales) else {
         return None;
@@ -259,8 +259,8 @@ impl BlockScaledKernel {
         ] {
             prelude::macro_line(&mut out, name, &value.to_string());
         }
-        // The type here does not matter: TMA addresses rows of X
-        // by number.
+        // The type here does not matter: TMA addresses
+        // rows of X by number.
         let of_experts = [("QG_EXPERTS", 1), ("QG_EXPERT_TILES", 1), ("QG_X_DTYPE", dtype_code(DType::F16))];
         for (name, value) in of_experts.into_iter().filter(|_| self.experts) {
             prelude::macro_line(&mut out, name, &value.to_string());
@@ -295,10 +295,10 @@ impl BlockScaledKernel {
         }
     }
 
-    /// Everything of a launch of `plan` but the addresses.
+    /// Kernel parameter of `plan` without addresses.
     pub(in crate::families) fn launch(&self, op: &CheckedGemm, planes: &XPlanes, plan: &LaunchPlan) -> Arc<dyn Params> {
-        // The kernel does not use the element type of X.
-        // `codes_row` is the row stride in bytes.
+        // The kernel does not use the element type of X. `codes_row`
+        // is the row stride in bytes.
         let x = Dense { dtype: op.d.dtype, row_stride: planes.codes_row, col_stride: 1, aligned16: true };
         Arc::new(Launch {
             params: params(op, &x, &Cut::of(plan)),
@@ -340,8 +340,8 @@ struct BlockScaledParams {
     x: BlockScaledX,
 }
 
-/// Padding up to the tensor maps, which are aligned to 64
-/// bytes.
+/// Padding up to the tensor maps, which are
+/// aligned to 64 bytes.
 const PADDING: usize = size_of::<BlockScaledParams>().next_multiple_of(64) - size_of::<BlockScaledParams>();
 
 /// `TmaBlockScaledParams`.
@@ -359,8 +359,8 @@ struct Launch {
     params: GemmParams,
     planes: XPlanes,
     kernel: BlockScaledKernel,
-    /// Bytes from the gate's bias to the up's in a gated
-    /// pair.
+    /// Bytes from the gate's bias to the
+    /// up's in a gated pair.
     second_bias: u64,
     residual_in_d: bool,
 }

@@ -1,6 +1,6 @@
-//! `gemm` main loop on consumer Blackwell beyond few tokens:
-//! a producer warpgroup copies W and X into rings by TMA,
-//! and consumer warps multiply. One tile is also offered on
+//! `gemm` main loop on consumer Blackwell beyond few tokens: a
+//! producer warpgroup copies W and X into rings by TMA, and
+//! consumer warps multiply. One tile is also offered on
 //! Hopper, where it can be tested.
 
 use qgemm_hal::{Schedule, Variant};
@@ -29,11 +29,11 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
 
 struct Tile {
     tile_m: u32,
-    /// Consumer warps along N. All of them compute all tokens of
-    /// the CTA.
+    /// Consumer warps along N. All of them compute
+    /// all tokens of the CTA.
     warps: u32,
-    /// Shares of the tensor rate (on Hopper, of the `mma.sync`
-    /// rate) and of the bandwidth, per mille.
+    /// Shares of the tensor rate (on Hopper, of the `mma.sync` rate)
+    /// and of the bandwidth, per mille.
     efficiency: (u32, u32),
 }
 
@@ -43,13 +43,13 @@ const fn tile(tile_m: u32, warps: u32, efficiency: (u32, u32)) -> Tile {
 
 /// Row tiles of a warp.
 const ROW_TILES: u32 = 2;
-/// Candidates for stages of X k-blocks, and for tiles of
-/// eight tokens that are staged together in a warp's shared
-/// memory (`QG_STAGED`). The first that fits is used.
+/// Candidates for stages of X k-blocks, and for tiles of eight
+/// tokens that are staged together in a warp's shared memory
+/// (`QG_STAGED`). The first that fits is used.
 const RINGS: [(u32, u32); 5] = [(6, STAGED), (5, STAGED), (4, STAGED), (3, STAGED), (3, 1)];
 
-/// Tiles for Blackwell's 100 KiB: for each token count, the
-/// first that fits. `gemm_sliced_k` serves up to 16 tokens.
+/// Tiles for Blackwell's 100 KiB: for each token count, the first
+/// that fits. `gemm_sliced_k` serves up to 16 tokens.
 const TILES: [Tile; 5] = [
     tile(32, 8, (460, 560)),
     tile(64, 8, (640, 500)),
@@ -84,8 +84,8 @@ impl Tile {
     fn instance(&self, types: &Types, x_stages: u32, staged: u32) -> Instance {
         let Tile { tile_m, warps, efficiency } = *self;
         let rows = ROW_TILES * types.tile_rows();
-        // The k-tile in use, plus the k-tiles of all k-blocks in
-        // flight.
+        // The k-tile in use, plus the k-tiles of all
+        // k-blocks in flight.
         let w_stages = 1 + (x_stages - 1).div_ceil(types.tile_k() / K_BLOCK);
         let x = x_stages * common::x_stage(types, tile_m);
         let w = w_stages * warps * ROW_TILES * types.k_tile_bytes();
@@ -93,7 +93,7 @@ impl Tile {
         Instance {
             consumers: warps * 32,
             stages: x_stages,
-            // Producers cannot hold the scheduler state for the consumers' registers.
+            // Consumers cannot take over the producers' registers.
             parks_state: true,
             constants: vec![
                 ("QG_ROW_TILES", ROW_TILES),

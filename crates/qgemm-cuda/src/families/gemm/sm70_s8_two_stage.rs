@@ -1,6 +1,6 @@
-//! `gemm` main loop for INT8 X without cp.async: integer
-//! `mma` on Turing, `dp4a` on Volta. W and X are staged
-//! as in `sm70_two_stage`.
+//! `gemm` main loop for INT8 X without cp.async:
+//! integer `mma` on Turing, `dp4a` on Volta. W and X
+//! are staged as in `sm70_two_stage`.
 
 use qgemm_formats::{DType, XFormat};
 use qgemm_hal::{Math, Schedule, Variant};
@@ -34,17 +34,17 @@ const STAGE_K: u32 = 64;
 const CHUNK: u32 = 16;
 const SCALE_COLUMNS: u32 = 32;
 
-/// Tokens, row tiles of a warp (`kernels.lock` shows no
-/// spills), and estimated share of the instruction rate, per
-/// mille: the issue slots that scaling leaves.
+/// Tokens, row tiles of a warp (`kernels.lock` shows no spills),
+/// and estimated share of the instruction rate, per mille: the
+/// issue slots that scaling leaves.
 struct Tile {
     tokens: u32,
     row_tiles: u32,
     arithmetic: u32,
 }
 
-/// A sum of 32 products takes eight instructions, plus three
-/// for its scales. One load of X serves all row tiles.
+/// A sum of 32 products takes eight instructions, plus three for
+/// its scales. One load of X serves all row tiles.
 const VOLTA: [Tile; 2] =
     [Tile { tokens: 8, row_tiles: 1, arithmetic: 400 }, Tile { tokens: 32, row_tiles: 2, arithmetic: 550 }];
 
@@ -88,8 +88,8 @@ impl Tile {
         }
     }
 
-    /// `sizeof(Stage)`: codes of X with scales and sums, and
-    /// scales and minimums of the CTA's rows.
+    /// `sizeof(Stage)`: codes of X with scales and sums, and scales
+    /// and minimums of the CTA's rows.
     fn stage_bytes(&self, types: &Types, has_block_scales: bool) -> u32 {
         let of_tokens = |present: bool, each: u32| if present { self.tokens * each * 4 } else { common::ALIGNMENT };
         let has_minimums = has_sums(types);

@@ -1,6 +1,6 @@
 //! `gemm` main loop with `mma` but without cp.async (Volta,
-//! Turing): X passes through registers into one of two
-//! stages while the other is multiplied.
+//! Turing): X passes through registers into one of two stages
+//! while the other is multiplied.
 
 use qgemm_hal::{Schedule, Variant};
 
@@ -88,8 +88,8 @@ impl Tile {
         }
     }
 
-    /// `sizeof(Stage)`: X with its sums, and scales and minimums
-    /// of the CTA's rows.
+    /// `sizeof(Stage)`: X with its sums, and scales and
+    /// minimums of the CTA's rows.
     fn stage_bytes(&self, types: &Types) -> u32 {
         let subs = (STAGE_K / types.format.sub_block as u32).max(1);
         let floats = |present: bool, pitch: u32| if present { subs * pitch } else { 2 };

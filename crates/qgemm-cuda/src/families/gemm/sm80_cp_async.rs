@@ -1,6 +1,6 @@
-//! `gemm` main loop on Ampere and Ada beyond few tokens: all
-//! threads copy W and X with cp.async into rings shared by
-//! the CTA's warps.
+//! `gemm` main loop on Ampere and Ada beyond few tokens:
+//! all threads copy W and X with cp.async into rings
+//! shared by the CTA's warps.
 
 use qgemm_hal::{Schedule, Variant};
 
@@ -30,18 +30,18 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
 
 struct Tile {
     tile_m: u32,
-    /// Warps along N. All of them compute all tokens of the
-    /// CTA.
+    /// Warps along N. All of them compute all
+    /// tokens of the CTA.
     warps: u32,
     /// Stages of X k-blocks.
     x_stages: u32,
-    /// Tiles of eight tokens that are staged together in a
-    /// warp's shared memory on the way to D (`QG_STAGED`).
+    /// Tiles of eight tokens that are staged together in a warp's
+    /// shared memory on the way to D (`QG_STAGED`).
     staged: u32,
     /// Whether scheduler state is parked; candidates in order.
     parks_state: &'static [bool],
-    /// Shares of the `mma.sync` rate and of the bandwidth, per
-    /// mille (H200).
+    /// Shares of the `mma.sync` rate and of the
+    /// bandwidth, per mille (H200).
     efficiency: (u32, u32),
 }
 
@@ -66,8 +66,8 @@ static TILES: [Tile; 3] = [tile(32, 8, 6, (345, 560)), tile(64, 8, 4, (545, 500)
 /// Large tiles with minimal rings and staging, for formats whose regular
 /// tiles exceed 100 KiB (RTX 3090, RTX 4090) or the registers.
 static LOW_SMEM_TILES: [Tile; 2] = [low_smem_tile(64, 8, (440, 450)), low_smem_tile(128, 8, (670, 420))];
-/// For few features, and for formats whose larger tiles
-/// exceed 100 KiB.
+/// For few features, and for formats whose larger
+/// tiles exceed 100 KiB.
 static SMALL_TILES: [Tile; 1] = [tile(64, 4, 3, (330, 400))];
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {

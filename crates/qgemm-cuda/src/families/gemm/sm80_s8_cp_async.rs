@@ -59,8 +59,8 @@ static TILES: [Tile; 4] = [
     tile(64, 1, 1, 4, (170, 450)),
 ];
 
-/// Warps of a CTA, along N. All of them compute all
-/// tokens of the CTA.
+/// Warps of a CTA, along N. All of them compute
+/// all tokens of the CTA.
 const WARPS: u32 = 8;
 /// Columns of X in a block sum.
 const CHUNK: u32 = 16;
@@ -95,9 +95,9 @@ impl Tile {
     /// are for short k-tiles: with super-blocks registers are
     /// scarce and the gain is small.
     ///
-    /// On Hopper f16 products are faster, so few tiles are kept
-    /// for a given INT8 X, and fewer for codebook formats, to
-    /// keep the bundle small.
+    /// On Hopper f16 products are faster, so few tiles are
+    /// kept for a given INT8 X, and fewer for codebook
+    /// formats, to keep the bundle small.
     fn suits(&self, types: &Types) -> bool {
         let has_short_k_tiles = types.tile_k() <= 2 * K_BLOCK;
         let is_best = self.tile_m != 64 || self.row_tiles == 1 || (self.stage_k_blocks == 2) == has_short_k_tiles;
@@ -112,13 +112,13 @@ impl Tile {
         let has_block_scales = x_format != XFormat::Int8Token;
         let k_tile_blocks = types.tile_k() / K_BLOCK;
         let run_k_tiles = (stage_k_blocks / k_tile_blocks).max(1);
-        // The W segment in use, plus the segments of all stages
-        // in flight. Copying threads leave one stage to the slowest
-        // of them.
+        // The W segment in use, plus the segments of all
+        // stages in flight. Copying threads leave one stage
+        // to the slowest of them.
         let w_stages = 1 + (x_stages - 2).div_ceil(run_k_tiles * k_tile_blocks / stage_k_blocks);
         let scales = if has_block_scales { tile_m * 2 * 4 } else { common::ALIGNMENT };
-        // Four words for each token, or eight when every chunk has
-        // a sum (`SUM_PASSES`).
+        // Four words for each token, or eight when every chunk
+        // has a sum (`SUM_PASSES`).
         let passes = if types.format.sub_block as u32 == CHUNK { 2 } else { 1 };
         let sums = if has_sums(types) { passes * tile_m * K_BLOCK / CHUNK * 4 } else { common::ALIGNMENT };
         let x = x_stages * stage_k_blocks * (tile_m * K_BLOCK + scales + sums);

@@ -1,5 +1,5 @@
-//! FP8 main loop on Ada and consumer Blackwell: `mma.sync`,
-//! with stages that all threads copy with cp.async.
+//! FP8 main loop on Ada and consumer Blackwell: `mma.sync`, with stages
+//! that all threads copy with cp.async.
 
 use qgemm_formats::{Encoding, XCode};
 use qgemm_hal::{Math, Variant};
@@ -21,8 +21,8 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     arch_specific: false,
     variants: &[Variant::Sm89, Variant::Sm120],
     takes: |format| matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2),
-    // Each sum of 32 columns is scaled separately, and the
-    // 128×128 tile spills registers then.
+    // Each sum of 32 columns is scaled separately, and the 128×128
+    // tile spills registers then.
     takes_powers: |tile| tile.tokens < 128,
     x_code: XCode::E4M3,
     math: Math::TensorFp8,

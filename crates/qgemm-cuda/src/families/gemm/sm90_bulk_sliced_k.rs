@@ -1,6 +1,6 @@
-//! `gemm` main loop for few tokens on Hopper. A persistent
-//! grid takes row tiles in turn; the CTA's warps slice K,
-//! and each copies long pieces of W with bulk copies.
+//! `gemm` main loop for few tokens on Hopper. A persistent grid
+//! takes row tiles in turn; the CTA's warps slice K, and
+//! each copies long pieces of W with bulk copies.
 
 use qgemm_formats::Encoding;
 use qgemm_hal::{Schedule, Variant};
@@ -44,15 +44,15 @@ const SIXTEEN: Tile = Tile { tile_m: 16, rows: 16 };
 
 /// K slices, one per warp.
 const SLICES: u32 = 8;
-/// Pieces of W in flight per warp (`PIECES`), and their
-/// minimum total bytes.
+/// Pieces of W in flight per warp (`PIECES`), and
+/// their minimum total bytes.
 const PIECES: u32 = 2;
 const LEAST_RING_BYTES: u32 = 8192;
-/// Maximum bytes of a k-block's X block sums (`XSumTable`):
-/// one for every 16 columns.
+/// Maximum bytes of a k-block's X block sums
+/// (`XSumTable`): one for every 16 columns.
 const MOST_SUMS: u32 = K_BLOCK / 16 * 4;
-/// Reached shares of the arithmetic, and of a read-only
-/// kernel's bandwidth, per mille (H200).
+/// Reached shares of the arithmetic, and of a read-only kernel's
+/// bandwidth, per mille (H200).
 const EFFICIENCY: (u32, u32) = (180, 1060);
 
 fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {

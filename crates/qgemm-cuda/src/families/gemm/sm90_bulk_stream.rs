@@ -28,16 +28,16 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
 /// Token tile, and warps.
 const TILE_M: u32 = 8;
 const WARPS: u32 = 12;
-/// Pieces of W in flight per warp (`PIECES`), and the
-/// minimum bytes of a piece beside one tile of X.
+/// Pieces of W in flight per warp (`PIECES`), and the minimum
+/// bytes of a piece beside one tile of X.
 const PIECES: u32 = 2;
 const LEAST_PIECE_BYTES: u32 = 2048;
 /// Maximum experts (`ExpertWords`).
 const MOST_EXPERTS: u32 = 1024;
 /// Maximum X tiles in shared memory at a time.
 const MOST_X_TILES: u32 = 4;
-/// Maximum bytes of a k-block's X block sums (`XSumTable`):
-/// one for every 16 columns.
+/// Maximum bytes of a k-block's X block sums
+/// (`XSumTable`): one for every 16 columns.
 const MOST_SUM_BYTES: u32 = K_BLOCK / 16 * TILE_M * 4;
 /// Reached shares of arithmetic and bandwidth, per mille (H200).
 const EFFICIENCY: (u32, u32) = (135, 930);

@@ -1,5 +1,5 @@
-//! FP8 main loop on Hopper: consumer warpgroups with tokens as
-//! `wgmma` rows, and producers that copy both operands by TMA.
+//! FP8 main loop on Hopper: consumer warpgroups with tokens as `wgmma`
+//! rows, and producers that copy both operands by TMA.
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::prepack::PackedLayout;
@@ -60,20 +60,20 @@ const TILE_ROWS: u32 = 16;
 /// Tokens of a `wgmma`.
 const GROUP_TOKENS: u32 = 64;
 
-/// Outputs of the largest tile, used for experts with many
-/// rows (`IS_LARGEST`).
+/// Outputs of the largest tile, used for experts with
+/// many rows (`IS_LARGEST`).
 const LARGEST: u32 = 128 * 256;
 /// Tokens of an X box in that tile with experts (`X_BOX`).
 const EXPERTS_BOX: u32 = 32;
-/// Shared memory of the warps that check for index faults,
-/// in bytes.
+/// Shared memory of the warps that check for
+/// index faults, in bytes.
 const FAULTS_BYTES: u32 = 32;
-/// Tile info that a producer passes on, `sizeof(WorkTile)`;
-/// with experts it includes their rows.
+/// Tile info that a producer passes on, `sizeof(WorkTile)`; with
+/// experts it includes their rows.
 const NOTE: u32 = 32;
 const EXPERTS_NOTE: u32 = NOTE + 16;
-/// Bytes of a cache line, and of a warp's 16 rows
-/// of one line.
+/// Bytes of a cache line, and of a warp's
+/// 16 rows of one line.
 const LINE: u32 = 128;
 const WARP_LINES: u32 = 16 * LINE;
 /// Unit of TMA descriptors and addresses, in bytes.
@@ -90,8 +90,8 @@ const OF_EXPERTS: u32 = 850;
 /// CTAs of the cluster that shares the largest tile.
 const CLUSTER: u32 = 2;
 
-/// Features of a `wgmma`, and `wgmma`s side by side in a
-/// warpgroup.
+/// Features of a `wgmma`, and `wgmma`s side by
+/// side in a warpgroup.
 pub(super) const fn tile(tokens: u32, features: u32, parts: (u32, u32), stages: u32, arithmetic: u32) -> Fp8Tile {
     let shares = [("QG_PART_N", parts.0), ("QG_PARTS", parts.1)];
     // W that is re-read for other tokens comes from L2. With
@@ -106,16 +106,16 @@ pub(super) const fn clustered(tile: Fp8Tile, arithmetic: u32) -> Fp8Tile {
     Fp8Tile { cluster: CLUSTER, efficiency: (arithmetic, tile.efficiency.1), ..tile }
 }
 
-/// The tile with a measured share of the bandwidth (H200, 64
-/// tokens).
+/// The tile with a measured share of the
+/// bandwidth (H200, 64 tokens).
 const fn measured(tile: Fp8Tile, bandwidth: u32) -> Fp8Tile {
     Fp8Tile { efficiency: (tile.efficiency.0, bandwidth), ..tile }
 }
 
-/// Sums of 128 columns need registers beside the total sums,
-/// so a warpgroup has at most 64 tokens by 256 features.
-/// 224 and 112 features are for W copied in cache lines:
-/// 28672 and 14336 features then make 128 tiles.
+/// Sums of 128 columns need registers beside the total sums, so
+/// a warpgroup has at most 64 tokens by 256 features. 224
+/// and 112 features are for W copied in cache lines: 28672
+/// and 14336 features then make 128 tiles.
 const TILES: [Fp8Tile; 7] = [
     measured(tile(64, 128, (64, 1), 8, 350), 850),
     measured(tile(64, 256, (128, 1), 5, 480), 870),
@@ -126,8 +126,8 @@ const TILES: [Fp8Tile; 7] = [
     clustered(tile(128, 256, (128, 2), 4, 520), 600),
 ];
 
-/// Memory-bound tiles copy W in whole cache lines when its
-/// k-tiles, with scales after the codes, are not whole lines.
+/// Memory-bound tiles copy W in whole cache lines when its k-tiles,
+/// with scales after the codes, are not whole lines.
 fn tile_of(tile: &Fp8Tile, layout: &PackedLayout) -> Option<Fp8Tile> {
     let k_tile_bytes = layout.k_tile_bytes as u32;
     let in_lines = tile.tokens * tile.features < LARGEST && !layout.scales.is_empty();
@@ -157,8 +157,8 @@ fn experts_shared_bytes(tile: &Fp8Tile) -> u32 {
     pipeline_bytes(tile) + staging_bytes(tile) + notes(tile) * EXPERTS_NOTE + FAULTS_BYTES
 }
 
-/// Staging memory of a warp's outputs: accumulators, or row
-/// lines; the largest tile has two lines per row.
+/// Staging memory of a warp's outputs: accumulators, or row lines; the
+/// largest tile has two lines per row.
 fn staging_bytes(tile: &Fp8Tile) -> u32 {
     let lines = if tile.tokens * tile.features == LARGEST { 2 } else { 1 };
     consumers(tile) / 32 * WARP_STAGING.max(lines * WARP_LINES)
@@ -180,8 +180,8 @@ fn pipeline_bytes(tile: &Fp8Tile) -> u32 {
     (stages * stage).next_multiple_of(ALIGNMENT)
 }
 
-/// Padding up to the tensor maps, which are aligned to 64
-/// bytes.
+/// Padding up to the tensor maps, which are
+/// aligned to 64 bytes.
 const PADDING: usize = size_of::<Fp8Params>().next_multiple_of(64) - size_of::<Fp8Params>();
 
 /// `TmaFp8GemmParams` in `mainloop/sm90/fp8_pipeline.cuh`.
@@ -267,8 +267,8 @@ fn lines_map(
 }
 
 /// TMA map of the last lines of each row tile. Row
-/// tiles may not be whole lines, and nothing may be read
-/// after the last one.
+/// tiles may not be whole lines, and nothing may be
+/// read after the last one.
 fn last_lines_map(layout: &PackedLayout, tile: &Fp8Tile, rows: [usize; 2], address: u64) -> TileMap {
     let before = row_tile_bytes(layout, rows[1]) - u64::from(tile.lines);
     lines_map(layout, tile, rows, address + before, (tile.lines / LINE).into())

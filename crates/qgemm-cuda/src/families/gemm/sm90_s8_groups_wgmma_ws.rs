@@ -1,7 +1,7 @@
-//! `gemm` main loop on Hopper for grouped integer weights
-//! and INT8 X with token scales. As the W4A8 main loop,
-//! but with exact integer sums that are added in f32 at
-//! the end of each group.
+//! `gemm` main loop on Hopper for grouped integer
+//! weights and INT8 X with token scales. As the W4A8
+//! main loop, but with exact integer sums that are added
+//! in f32 at the end of each group.
 
 use qgemm_formats::{DType, Encoding, ScaleType, XFormat};
 use qgemm_hal::{Math, Schedule, Variant};
@@ -32,12 +32,12 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
 const CODES: Codes =
     Codes { main_loop: &MAIN_LOOP, x_format: XFormat::Int8Token, math: Math::TensorS8, sums_of_x: true };
 
-/// Tokens, and shares of arithmetic and bandwidth, per mille
-/// (H200). The largest tile reaches more, but is derated because
-/// f16 is faster for many tokens once quantization is included.
+/// Tokens, and shares of arithmetic and bandwidth, per mille (H200). The
+/// largest tile reaches more, but is derated because f16 is faster
+/// for many tokens once quantization is included.
 const TILES: [(u32, (u32, u32)); 3] = [(64, (270, 740)), (128, (350, 740)), (256, (390, 740))];
-/// Percentage of that arithmetic when zero points other than
-/// 128 apply to sums of X: codes that fill a byte.
+/// Percentage of that arithmetic when zero points other than 128 apply
+/// to sums of X: codes that fill a byte.
 const WIDE_CODES: (u32, u32) = (8, 50);
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
@@ -52,8 +52,8 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
     TILES.iter().filter_map(kernel).filter(fits_registers).collect()
 }
 
-/// Whether codes are integers with zero points, with scales
-/// for whole stages.
+/// Whether codes are integers with zero points, with
+/// scales for whole stages.
 fn is_decoded(types: &Types) -> bool {
     let format = types.format;
     let scales: Vec<_> = format.float_scales.iter().map(|scale| scale.kind).collect();

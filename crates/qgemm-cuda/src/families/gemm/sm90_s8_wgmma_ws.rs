@@ -33,14 +33,14 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
 
 /// Maximum columns: products of a byte below 256 and one of
 /// at most 128 in magnitude must not overflow 31 bits. If
-/// registers suffice (up to 64 sums per lane, `FLUSHES`),
-/// sums are added in f32 before they can overflow.
+/// registers suffice (up to 64 sums per lane, `FLUSHES`), sums are
+/// added in f32 before they can overflow.
 fn most_k(tile: &Fp8Tile) -> usize {
     if tile.tokens * tile.features / consumers(tile) <= 64 { usize::MAX } else { 1 << 16 }
 }
 
-/// Bytes with an offset of 128 and no scales within a
-/// row (`W_OFFSET`).
+/// Bytes with an offset of 128 and no scales
+/// within a row (`W_OFFSET`).
 fn takes(format: Format) -> bool {
     let is_byte = format.code_planes == [8] && format.scale_planes.is_empty();
     is_byte && matches!(format.encoding, Encoding::IntOffset { offset: 128 })

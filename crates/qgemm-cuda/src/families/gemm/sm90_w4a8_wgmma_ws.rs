@@ -1,6 +1,6 @@
 //! `gemm` main loop on Hopper for 4-bit weights and E4M3 X:
-//! consumer warpgroups decode W to E4M3 in registers, and a
-//! producer warpgroup copies both operands.
+//! consumer warpgroups decode W to E4M3 in registers, and a producer
+//! warpgroup copies both operands.
 
 use qgemm_formats::float8::E2M1_DOUBLED;
 use qgemm_formats::{DType, Encoding, ScaleType, XFormat};
@@ -29,8 +29,8 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     instances,
 };
 
-/// Formats of X: E4M3 with an f32 scale per token, or
-/// per stage of columns.
+/// Formats of X: E4M3 with an f32 scale per token,
+/// or per stage of columns.
 const X_FORMATS: [XFormat; 2] = [XFormat::E4M3Token, XFormat::E4M3Block];
 
 /// Consumer warps of a CTA, each with a row tile.
@@ -46,9 +46,9 @@ const INSTRUCTION_K: usize = 32;
 /// Tokens, and shares of arithmetic and bandwidth, per mille (H200):
 /// integers with one scale per stage, and X with token scales.
 const TILES: [(u32, (u32, u32)); 3] = [(64, (290, 740)), (128, (390, 740)), (256, (500, 740))];
-/// Percentages of that arithmetic: X scales per stage, which cost
-/// one more product per sum and leave no gain over f16;
-/// scales folded into operands; scales that end within a stage.
+/// Percentages of that arithmetic: X scales per stage, which cost one
+/// more product per sum and leave no gain over f16; scales
+/// folded into operands; scales that end within a stage.
 const BLOCK_SCALES: u32 = 69;
 const TAKES_SCALES: u32 = 84;
 const RUNS: u32 = 60;
@@ -79,9 +79,9 @@ fn share(types: &Types, x_format: XFormat, (arithmetic, bandwidth): (u32, u32)) 
     (shares.iter().filter(|(is, _)| *is).fold(arithmetic, of_all), bandwidth)
 }
 
-/// Whether codes are 4-bit and exact in E4M3, with scales
-/// for whole instructions: integers with a zero point, or
-/// E2M1 with UE8M0 scales.
+/// Whether codes are 4-bit and exact in E4M3, with
+/// scales for whole instructions: integers with a zero
+/// point, or E2M1 with UE8M0 scales.
 fn is_decoded(types: &Types) -> bool {
     let format = types.format;
     let scales: Vec<_> = format.float_scales.iter().map(|scale| scale.kind).collect();
@@ -95,8 +95,8 @@ fn is_decoded(types: &Types) -> bool {
     is_known && spans && format.code_planes == [4] && stage_k.is_multiple_of(types.layout.k_tile)
 }
 
-/// Whether scales of W end within a stage. UE8M0 scales can
-/// be folded into operands.
+/// Whether scales of W end within a stage. UE8M0 scales
+/// can be folded into operands.
 fn has_runs(types: &Types) -> bool {
     types.has_block_offsets() && types.format.sub_block < STAGE_K as usize
 }

@@ -1,6 +1,6 @@
 //! `gemm` main loop on Hopper beyond few tokens: consumer
-//! warpgroups with asynchronous `wgmma`, and a producer
-//! warpgroup that copies W and X into rings by TMA.
+//! warpgroups with asynchronous `wgmma`, and a producer warpgroup
+//! that copies W and X into rings by TMA.
 
 use qgemm_formats::{DType, Encoding};
 use qgemm_hal::{Schedule, Variant};
@@ -28,16 +28,16 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     instances,
 };
 
-/// Whether an MoE kernel reads expert lists, and prefetches
-/// weights by them, before earlier work is done (when the
-/// lists are ready before launch), and lets the next launch
-/// start after that work (`mainloop/expert_producer.cuh`).
+/// Whether an MoE kernel reads expert lists, and prefetches weights by
+/// them, before earlier work is done (when the lists are ready
+/// before launch), and lets the next launch start after that work
+/// (`mainloop/expert_producer.cuh`).
 pub(in crate::families) fn settles_lists(instance: &Instance) -> bool {
     instance.main_loop.name == MAIN_LOOP.name
 }
 
-/// A tile: tokens, split over the warps, and reached shares
-/// of arithmetic and bandwidth, per mille (H200).
+/// A tile: tokens, split over the warps, and reached shares of
+/// arithmetic and bandwidth, per mille (H200).
 struct Tile {
     tile_m: u32,
     division: Division,
@@ -47,8 +47,8 @@ struct Tile {
 /// Split of a tile over the consumer warps of a CTA.
 #[derive(Clone, Copy)]
 struct Division {
-    /// Row tiles of a warp, and warps of a group along
-    /// N.
+    /// Row tiles of a warp, and warps of
+    /// a group along N.
     row_tiles: u32,
     warps: u32,
     /// Warp groups that slice the K of the CTA's rows.
@@ -78,9 +78,9 @@ const OF_EXPERTS: [Tile; 2] = [
     Tile { tile_m: 128, division: division(2, 8, 1, 2), efficiency: (720, 740) },
 ];
 
-/// Further MoE tiles for 4-bit weights. When all experts
-/// have about 32, 64 or 128 rows and a few more,
-/// these tiles leave fewer padded rows.
+/// Further MoE tiles for 4-bit weights. When all experts have
+/// about 32, 64 or 128 rows and a few more, these
+/// tiles leave fewer padded rows.
 const OF_EXPERTS_OF_FOUR_BITS: [Tile; 3] = [
     Tile { tile_m: 48, division: division(2, 8, 1, 2), efficiency: (460, 740) },
     Tile { tile_m: 96, division: division(2, 8, 1, 2), efficiency: (640, 740) },
@@ -92,10 +92,10 @@ const OF_EXPERTS_OF_FOUR_BITS: [Tile; 3] = [
 const FEW_TOKENS: u32 = 64;
 
 /// Maximum tokens of a tile that keeps separate sums of a
-/// k-tile and adds them scaled, which takes fewer instructions
-/// than scaling weights (`mainloop/sm90/code_sums_product.cuh`);
-/// and its percentage of the arithmetic. bf16 gains most,
-/// because scaling bf16 weights takes the most instructions.
+/// k-tile and adds them scaled, which takes fewer instructions than
+/// scaling weights (`mainloop/sm90/code_sums_product.cuh`); and its
+/// percentage of the arithmetic. bf16 gains most, because scaling bf16
+/// weights takes the most instructions.
 const MOST_SUMMED: u32 = 64;
 const MOST_SUMMED_BF16: u32 = 96;
 const SUMMED: u32 = 105;
@@ -129,8 +129,8 @@ fn for_experts(types: &Types) -> Vec<Instance> {
     tiles.filter_map(|tile| tile.best_instance(types, &tile.division, |run, _| run, own_bytes)).map(with_sums).collect()
 }
 
-/// Whether 4-bit codes have one scale and zero point for a
-/// row of a k-tile.
+/// Whether 4-bit codes have one scale and zero
+/// point for a row of a k-tile.
 fn has_scale_a_k_tile(types: &Types) -> bool {
     let format = types.format;
     let is_exact = format.code_planes == [4] && format.encoding == Encoding::IntZero;
@@ -161,18 +161,18 @@ impl Tile {
     fn best_division(&self, types: &Types) -> Division {
         let format = types.format;
         let bits = format.code_planes.first();
-        // Single-plane integers with a scale per block, and at most
-        // a zero point.
+        // Single-plane integers with a scale per block,
+        // and at most a zero point.
         let is_plain_integer = matches!(format.encoding, Encoding::IntOffset { .. } | Encoding::IntZero);
         let takes_few_instructions = format.code_planes == [4] && is_plain_integer;
         match (self.tile_m, types.tile_k()) {
-            // Fewer waits. bf16 weights are converted through f32,
-            // which takes registers.
+            // Fewer waits. bf16 weights are converted through
+            // f32, which takes registers.
             (32, 128) if takes_few_instructions && types.x == DType::F16 => {
                 Division { stage_k_blocks: 4, ..self.division }
             }
-            // Scales of every 16 columns take the registers of a second
-            // group.
+            // Scales of every 16 columns take the
+            // registers of a second group.
             (32, _) if format.sub_block == 16 && bits == Some(&2) => Division { k_groups: 1, ..self.division },
             // Half as many warps share work common to two row tiles.
             // Weights of Q8_0, Q4_K and Q6_K are slower that way.
@@ -211,8 +211,8 @@ impl Tile {
             ],
             warps_n: warps,
             k_groups,
-            // Tile info has one row number per token plus four words
-            // (`NOTES`).
+            // Tile info has one row number per token plus
+            // four words (`NOTES`).
             note_bytes: (stages + 2) * (tile_m + 4) * 4,
             efficiency: (self.efficiency.0 * arithmetic_share(types, tile_m) / 100, self.efficiency.1),
             ..Instance::new(Parts {
@@ -226,9 +226,9 @@ impl Tile {
     }
 }
 
-/// Percentage of INT4's arithmetic that small token tiles reach:
-/// nested scales take as many instructions as their codes, two-plane
-/// formats more, and codebooks need lookups (fitted on an H200).
+/// Percentage of INT4's arithmetic that small token tiles reach: nested
+/// scales take as many instructions as their codes, two-plane formats more,
+/// and codebooks need lookups (fitted on an H200).
 fn arithmetic_share(types: &Types, tile_m: u32) -> u32 {
     let format = types.format;
     match () {

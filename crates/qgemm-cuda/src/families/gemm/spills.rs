@@ -1,6 +1,6 @@
 //! Kernels that exceed the registers of a thread. This cannot
-//! be computed from a format's description: `cargo xtask spills`
-//! asks the compiler and writes `kernels.spills`.
+//! be computed from a format's description: `cargo xtask spills` asks
+//! the compiler and writes `kernels.spills`.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
@@ -14,8 +14,8 @@ static SPILLS: LazyLock<HashSet<&str>> = LazyLock::new(|| {
     lines.filter(|line| !line.starts_with('#')).collect()
 });
 
-/// Whether the kernel does not spill, according to the
-/// committed list.
+/// Whether the kernel does not spill, according
+/// to the committed list.
 pub(super) fn fits_registers(instance: &Instance) -> bool {
     fits_registers_as(instance.id(), instance)
 }

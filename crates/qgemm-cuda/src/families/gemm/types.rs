@@ -6,8 +6,8 @@ use qgemm_hal::{Math, Variant};
 
 use crate::arch;
 
-/// Operand type of matrix instructions in main loops with an
-/// unquantized X.
+/// Operand type of matrix instructions in main
+/// loops with an unquantized X.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operand {
     /// `mma.sync` and `wgmma` on f16.
@@ -43,9 +43,9 @@ pub(crate) enum Engine {
 }
 
 impl Engine {
-    /// Arithmetic for `format` weights and `x` activations. Quantized
-    /// codes are exact in f16 and bf16. Unquantized weights use
-    /// matrix instructions only with activations of the same type.
+    /// Arithmetic for `format` weights and `x` activations. Quantized codes are
+    /// exact in f16 and bf16. Unquantized weights use matrix instructions only
+    /// with activations of the same type.
     pub(crate) fn of(format: Format, x: DType, variant: Variant) -> Self {
         let (operand, first) = match x {
             DType::F16 => (Operand::F16, Variant::Sm70),
@@ -77,8 +77,8 @@ impl Engine {
     }
 }
 
-/// Operand types and variant of a kernel, and what follows
-/// from them.
+/// Operand types and variant of a kernel, and
+/// what follows from them.
 #[derive(Clone, Debug)]
 pub(crate) struct Types {
     pub format: Format,
@@ -136,18 +136,18 @@ impl Types {
         self.format.encoding.is_integer() && !self.format.scale_planes.is_empty()
     }
 
-    /// Whether codes are integers or index a table of signed
-    /// bytes (`dequant/signed_bytes.cuh`).
+    /// Whether codes are integers or index a table of signed bytes
+    /// (`dequant/signed_bytes.cuh`).
     pub(crate) fn has_signed_bytes(&self) -> bool {
         self.format.encoding.is_integer() || matches!(self.format.encoding, Encoding::Codebook(_))
     }
 
-    /// Whether codes can be operands unchanged, so that offsets
-    /// apply to sums (`dequant/integer_operand.cuh`).
+    /// Whether codes can be operands unchanged, so that offsets apply to
+    /// sums (`dequant/integer_operand.cuh`).
     pub(crate) fn has_integer_operands(&self) -> bool {
         let Engine::Mma(operand) = self.engine else { return false };
-        // With short sub-blocks, offsets of sums cost as much as
-        // offsets of codes; bf16 codes cost more.
+        // With short sub-blocks, offsets of sums cost as much as offsets
+        // of codes; bf16 codes cost more.
         let short = self.format.encoding == Encoding::IntZero && self.format.sub_block <= 32 && operand == Operand::F16;
         self.is_scaled_integers() && !short && self.format.code_bits() <= operand.integer_bits()
     }

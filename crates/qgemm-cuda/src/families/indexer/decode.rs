@@ -1,5 +1,5 @@
-//! `indexer_wgmma_decode`: scores of E4M3 keys for few
-//! queries on Hopper, with any key layout.
+//! `indexer_wgmma_decode`: scores of E4M3 keys for few queries on
+//! Hopper, with any key layout.
 
 use std::sync::Arc;
 
@@ -30,8 +30,8 @@ const HEADS: [u32; 2] = [32, 64];
 const GROUPS: [u32; 3] = [1, 2, 4];
 /// Resident CTAs per SM.
 const CTAS_PER_UNIT: usize = 2;
-/// Expected shares of the bandwidth and of the matrix rate,
-/// per mille.
+/// Expected shares of the bandwidth and of the
+/// matrix rate, per mille.
 const EFFICIENCY: (u32, u32) = (850, 300);
 
 /// The kernel family.
@@ -111,8 +111,8 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     all.map(|(name, _)| source(Columns::spec(name)))
 }
 
-/// Keys of a CTA: as many as give each SM its
-/// resident CTAs.
+/// Keys of a CTA: as many as give each SM
+/// its resident CTAs.
 pub(super) fn cut(op: &CheckedIndexer, part: Part, info: &DeviceInfo) -> Cut {
     let (_, each) = op.sequences();
     let sequences = (part.queries / each.max(1)).max(1);
@@ -125,8 +125,8 @@ pub(super) fn cut(op: &CheckedIndexer, part: Part, info: &DeviceInfo) -> Cut {
 /// Columns for the heads of a sequence's queries.
 ///
 /// # Errors
-/// When kernels that keep all heads in shared memory do not
-/// support `op`.
+/// When kernels that keep all heads in shared
+/// memory do not support `op`.
 pub(super) fn served(op: &CheckedIndexer, info: &DeviceInfo) -> Result<&'static (&'static str, Columns), Unsupported> {
     if info.variant != Some(Variant::Sm90) {
         return Err(Unsupported::new("runs on Hopper only"));

@@ -1,5 +1,5 @@
-//! `indexer_decode_tma`: scores of paged E4M3 keys for few queries
-//! on Hopper, bound by reading keys. Pages must be whole tiles.
+//! `indexer_decode_tma`: scores of paged E4M3 keys for few queries on
+//! Hopper, bound by reading keys. Pages must be whole tiles.
 
 use std::sync::Arc;
 
@@ -31,8 +31,8 @@ const STAGES: u32 = 4;
 const STAGE_BYTES: u32 = BOX_KEYS * (FEATURES + 4) + 16;
 /// Maximum key or page stride in bytes (`cuTensorMapEncodeTiled`).
 const MOST_STRIDE: u64 = 1 << 40;
-/// Expected shares of the bandwidth and of the matrix rate,
-/// per mille.
+/// Expected shares of the bandwidth and of the
+/// matrix rate, per mille.
 const EFFICIENCY: (u32, u32) = (900, 350);
 
 /// The kernel family.
@@ -70,8 +70,8 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
 }
 
 /// TMA map of the keys. A box holds a warpgroup's keys
-/// of one page, with zeros beyond its end. `None` when TMA
-/// cannot read this layout.
+/// of one page, with zeros beyond its end. `None` when
+/// TMA cannot read this layout.
 fn k_map(op: &CheckedIndexer) -> Option<TileMap> {
     let Paging { pages, page_size, width } = op.paging();
     let is_whole = width == 0 || page_size.is_multiple_of(BOX_KEYS as usize);

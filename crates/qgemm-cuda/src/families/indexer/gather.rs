@@ -1,5 +1,5 @@
-//! Top-k without storing all scores: keys are gathered while
-//! they are scored.
+//! Top-k without storing all scores: keys are
+//! gathered while they are scored.
 //!
 //! Every n-th key is scored first. This sample yields a threshold
 //! for each query that slightly more keys reach than are wanted.
@@ -25,8 +25,8 @@ const RECORD_KEYS: usize = 16;
 const HEADER_BYTES: usize = 16;
 /// Chunks are aligned to cache lines.
 const LINE_BYTES: usize = 128;
-/// Bytes of a chunk; and one of how many chunks is
-/// spare.
+/// Bytes of a chunk; and one of how
+/// many chunks is spare.
 const CHUNK_BYTES: usize = 1024 * 4;
 const SPARE: usize = 4;
 /// Launches for a part of the queries: sample scores,
@@ -45,8 +45,8 @@ pub(super) struct Gathering {
     /// Retried queries at a time.
     pub(super) score_queries: usize,
     spare_chunks: usize,
-    /// Offset of the gathered scores, after the queries'
-    /// records; and of a header followed by notes.
+    /// Offset of the gathered scores, after the queries' records; and
+    /// of a header followed by notes.
     found_at: usize,
     header_at: usize,
 }
@@ -85,8 +85,8 @@ impl Gathering {
             let records = (part_queries + 1) * record_row(op) * RECORD_BYTES;
             let sample = part_queries * sample_row(op, key_step) * size_of::<f32>();
             let scores = score_queries * op.kept_stride() * size_of::<f32>();
-            // Sample scores and scores of retried queries share memory
-            // with the records.
+            // Sample scores and scores of retried queries share
+            // memory with the records.
             let found_at = records.next_multiple_of(LINE_BYTES);
             let found_end = found_at + (1 + spare_chunks + warps) * CHUNK_BYTES;
             let header_at = found_end.max(sample).max(scores).next_multiple_of(HEADER_BYTES);

@@ -1,6 +1,6 @@
 //! Parameters of kernels that read queries or keys by TMA:
-//! `TmaIndexerParams` in `entry/sm90_indexer_wgmma_ws.cu`
-//! and `entry/sm90_indexer_wgmma_decode_tma.cu`.
+//! `TmaIndexerParams` in `entry/sm90_indexer_wgmma_ws.cu` and
+//! `entry/sm90_indexer_wgmma_decode_tma.cu`.
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::IndexerParams;
@@ -11,8 +11,8 @@ use crate::families::kernel_launch::{Params, Places};
 use crate::families::launch_params::LaunchParams;
 use crate::tensor_map::{EncodedMap, TileMap};
 
-/// Padding up to the tensor map, which is aligned to 64
-/// bytes.
+/// Padding up to the tensor map, which is
+/// aligned to 64 bytes.
 const PADDING: usize = size_of::<IndexerParams>().next_multiple_of(64) - size_of::<IndexerParams>();
 
 #[repr(C)]

@@ -1,5 +1,5 @@
-//! `indexer_mma`: scores with `mma.sync`. A warp keeps its
-//! keys in registers.
+//! `indexer_mma`: scores with `mma.sync`. A warp
+//! keeps its keys in registers.
 
 use std::sync::Arc;
 
@@ -31,8 +31,8 @@ const MOST_QUERIES: usize = 64;
 const CTAS_PER_UNIT: usize = 16;
 /// Heads of an `mma`.
 const MMA_HEADS: usize = 8;
-/// Expected shares of the bandwidth and of the matrix rate,
-/// per mille.
+/// Expected shares of the bandwidth and of the
+/// matrix rate, per mille.
 const EFFICIENCY: (u32, u32) = (700, 450);
 
 const _: () = assert!(MOST_FEATURES <= FEATURES[2] as usize);
@@ -41,8 +41,8 @@ const _: () = assert!(MOST_FEATURES <= FEATURES[2] as usize);
 #[derive(Debug)]
 pub(super) struct IndexerMma;
 
-/// Whether `mma` supports E4M3. Elsewhere keys are converted to
-/// f16; on Hopper the compiler would convert them for each `mma`.
+/// Whether `mma` supports E4M3. Elsewhere keys are converted to f16; on
+/// Hopper the compiler would convert them for each `mma`.
 fn takes_e4m3(variant: Variant) -> bool {
     matches!(variant, Variant::Sm89 | Variant::Sm120)
 }
@@ -106,8 +106,8 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     all.map(move |spec| source(spec, variant))
 }
 
-/// Queries and keys of a CTA: as many queries as keep
-/// the device busy.
+/// Queries and keys of a CTA: as many queries as
+/// keep the device busy.
 fn cut(op: &CheckedIndexer, spec: &IndexerSpec, part: Part, info: &DeviceInfo) -> Cut {
     let keys = spec.keys as usize;
     let (sequences, each) = op.sequences();

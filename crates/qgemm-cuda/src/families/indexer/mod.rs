@@ -143,8 +143,8 @@ fn at_operands(params: &IndexerParams, operands: &Operands<'_>, at: &Places<'_>)
     Ok(params)
 }
 
-/// Config of `kernel` with launches split by `cut`, for as
-/// many query parts as the workspace requires.
+/// Config of `kernel` with launches split by `cut`, for as many
+/// query parts as the workspace requires.
 fn offered(
     op: &CheckedIndexer,
     info: &DeviceInfo,
@@ -215,8 +215,8 @@ struct Kept {
     /// Offsets of the gathered scores and of the header.
     found: u64,
     found_header: u64,
-    /// Row stride of scores or records when not all scores are
-    /// kept.
+    /// Row stride of scores or records when not
+    /// all scores are kept.
     row: Option<u64>,
     /// Chunks of scores that are not initially assigned to a warp.
     spare_chunks: u32,
@@ -314,8 +314,8 @@ fn parts(whole: Part, queries: usize) -> impl Iterator<Item = Part> {
     (whole.first..end).step_by(queries.max(1)).map(move |first| Part { first, queries: (end - first).min(queries) })
 }
 
-/// Binds a step to the operation's operands, and top-k data
-/// to the workspace.
+/// Binds a step to the operation's operands, and
+/// top-k data to the workspace.
 fn bound(op: &CheckedIndexer, step: LaunchStep, workspace_bytes: usize) -> LaunchStep {
     use IndexerOperand as O;
     let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));

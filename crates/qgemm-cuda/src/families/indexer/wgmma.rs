@@ -20,8 +20,8 @@ use crate::tensor_map::{MapElement, MapSwizzle, TileMap};
 pub(super) const NAME: &str = "indexer_wgmma";
 /// Consumer threads: a warpgroup for every 64 keys.
 const CONSUMERS: u32 = 512;
-/// Threads of a CTA, including a producer warpgroup for
-/// heads and weights.
+/// Threads of a CTA, including a producer warpgroup
+/// for heads and weights.
 const THREADS: u32 = CONSUMERS + 128;
 /// Keys of a CTA.
 pub(super) const KEYS: u32 = CONSUMERS / 128 * 64;
@@ -39,8 +39,8 @@ const MOST_QUERIES: u32 = 512;
 const LEAST_QUERIES: usize = 16;
 /// Maximum head or query stride in bytes (`cuTensorMapEncodeTiled`).
 const MOST_STRIDE: u64 = 1 << 40;
-/// Expected shares of the bandwidth and of the matrix rate,
-/// per mille.
+/// Expected shares of the bandwidth and of the
+/// matrix rate, per mille.
 const EFFICIENCY: (u32, u32) = (700, 550);
 
 /// The kernel family.
@@ -123,8 +123,8 @@ pub(super) fn warps(op: &CheckedIndexer, part: Part, info: &DeviceInfo) -> Optio
     ctas.map(|ctas| ctas * (CONSUMERS / 32) as usize)
 }
 
-/// Queries and keys of a CTA when every `key_step`-th key is
-/// scored.
+/// Queries and keys of a CTA when every
+/// `key_step`-th key is scored.
 fn cut(op: &CheckedIndexer, heads: u32, part: Part, key_step: usize, info: &DeviceInfo) -> Cut {
     let (sequences, each) = op.sequences();
     let each = each.min(part.queries).max(1);
@@ -135,16 +135,16 @@ fn cut(op: &CheckedIndexer, heads: u32, part: Part, key_step: usize, info: &Devi
     Cut { keys: KEYS as usize, queries, key_step }
 }
 
-/// Queries of a CTA, out of `each`. A stage has `of_stage`
-/// queries, each query part has `ctas` CTAs, and `units`
-/// CTAs run concurrently.
+/// Queries of a CTA, out of `each`. A stage has
+/// `of_stage` queries, each query part has `ctas` CTAs,
+/// and `units` CTAs run concurrently.
 ///
 /// As many as possible, but the CTAs of the last part
 /// should fill the last wave.
 fn cta_queries(each: usize, ctas: usize, units: usize, of_stage: usize) -> usize {
     let cost = |queries: usize| {
-        // Starting and ending a CTA takes about as long as half
-        // a stage.
+        // Starting and ending a CTA takes about as
+        // long as half a stage.
         let (whole, whole_ctas, rest) = (queries + of_stage / 2, ctas * (each / queries), each % queries);
         let of_whole = whole_ctas.div_ceil(units) * whole;
         if rest == 0 {
@@ -235,8 +235,8 @@ fn q_map(op: &CheckedIndexer, heads: u32) -> TileMap {
     }
 }
 
-/// The launch that scores every `key_step`-th key for
-/// `part`, and stores scores, or with `gathers` keys.
+/// The launch that scores every `key_step`-th key for `part`, and
+/// stores scores, or with `gathers` keys.
 pub(super) fn launch(
     op: &CheckedIndexer,
     part: Part,
@@ -272,8 +272,8 @@ mod tests {
 
     #[test]
     fn ctas_make_whole_waves() {
-        // 65536 keys: 256 CTAs for each part of the queries; the
-        // last part is small.
+        // 65536 keys: 256 CTAs for each part of the queries;
+        // the last part is small.
         assert_eq!([cta_queries(2048, 256, 132, 8), cta_queries(512, 256, 132, 8)], [504, 504]);
         // 4096 keys: 16 CTAs.
         assert_eq!(cta_queries(2048, 16, 132, 8), 256);

@@ -39,8 +39,8 @@ const NAME: &str = "matmul";
 const MOST_TILES: u64 = i32::MAX as u64;
 /// Maximum tiles when parts of tiles are numbered consecutively.
 const MOST_TILES_OF_WORK: u64 = (u32::MAX / MOST_SPLITS) as u64;
-/// Maximum split-K: CTAs along the grid's y axis. Far more
-/// than pays.
+/// Maximum split-K: CTAs along the grid's y
+/// axis. Far more than pays.
 const MOST_SPLITS: u32 = 64;
 /// The kernel family.
 #[derive(Debug)]
@@ -153,8 +153,8 @@ fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
     all
 }
 
-/// Types of A and B with row groups: those that occur
-/// with gradients.
+/// Types of A and B with row groups: those that
+/// occur with gradients.
 const GROUPED_TYPES: [[FactorFormat; 2]; 4] = {
     const fn plain(dtype: DType) -> FactorFormat {
         FactorFormat::Plain(dtype)

@@ -3,8 +3,8 @@
 //!
 //! One launch before the product copies both factors
 //! (`entry/sm90_matmul_round_tf32.cu`), or only B: A passes
-//! through registers, where the product rounds it, so A is
-//! read in place if TMA can read it.
+//! through registers, where the product rounds it, so A is read
+//! in place if TMA can read it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use crate::source;
 use crate::spec::KernelSpec;
 
 const ENTRY: &str = "entry/sm90_matmul_round_tf32.cu";
-/// K values, and rows of A or columns of B, of
-/// a CTA.
+/// CTA tile: K values, and rows of A
+/// or columns of B.
 const TILE: u32 = 64;
 const THREADS: u32 = 256;
 /// `sizeof(SharedStorage)`, which the kernel asserts.
@@ -37,8 +37,8 @@ const ALIGNMENT: u64 = 256;
 /// Maximum CTAs of a launch.
 const MOST_CTAS: u64 = i32::MAX as u64;
 
-/// A factor and its copy: `matrices` matrices of `outer`
-/// rows of `row` values.
+/// A factor and its copy: `matrices` matrices of
+/// `outer` rows of `row` values.
 #[derive(Clone, Copy, Debug)]
 struct Copied {
     from: BatchedDense<FactorFormat>,
@@ -62,8 +62,8 @@ impl Copied {
         self.matrices.checked_mul(self.outer)?.checked_mul(self.row)?.checked_mul(size_of::<f32>() as u64)
     }
 
-    /// Tiles along K, of a matrix, and in total; `None` on
-    /// overflow.
+    /// Tiles along K, of a matrix, and in total;
+    /// `None` on overflow.
     fn tiles(&self) -> Option<[u64; 3]> {
         let along = |len: u64| len.div_ceil(TILE.into());
         let of_matrix = along(self.k).checked_mul(along(self.outer))?;
@@ -81,8 +81,8 @@ impl Copied {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RoundedFactors {
     factors: [Copied; 2],
-    /// Whether the product reads A in place. The copy of A
-    /// then has no matrices.
+    /// Whether the product reads A in place. The copy of
+    /// A then has no matrices.
     a_in_place: bool,
     /// Bytes of A's copy, padded to align B's; and total bytes.
     first: u64,
@@ -91,8 +91,8 @@ pub(super) struct RoundedFactors {
 }
 
 impl RoundedFactors {
-    /// The copies for `op`; `None` when sizes exceed a launch or
-    /// memory.
+    /// The copies for `op`; `None` when sizes
+    /// exceed a launch or memory.
     pub fn new(op: &CheckedMatmul) -> Option<Self> {
         let a_in_place = op.a.is_row_major() && tma::takes_factor(&op.a);
         let a = Copied::new(op, op.a, op.a.is_row_major(), op.m);
@@ -116,8 +116,8 @@ impl RoundedFactors {
         CheckedMatmul { a, b: b.dense(1, b.row), ..op.clone() }
     }
 
-    /// Byte ranges of the copies in the workspace of `plan`,
-    /// with their factors.
+    /// Byte ranges of the copies in the workspace of
+    /// `plan`, with their factors.
     pub fn places(&self, plan: &MatmulPlan) -> impl Iterator<Item = (MatmulOperand, Range<usize>)> {
         let [start, end] = [plan.factors, plan.factors + self.bytes as usize];
         let [a, b] = self.factors.map(|factor| factor.bytes().unwrap_or_default() as usize);

@@ -26,8 +26,8 @@ pub(super) struct Template {
     pub ctas: u32,
     /// Expected share of the arithmetic rate, per mille.
     pub efficiency: u32,
-    /// Whether CTAs support row groups (products that share one
-    /// A and D).
+    /// Whether CTAs support row groups (products
+    /// that share one A and D).
     pub groups_rows: bool,
 }
 
@@ -82,9 +82,9 @@ pub(super) const TF32: Template =
 pub(super) const TF32_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 3, efficiency: 350, ..TF32 };
 
-/// One or two consumer warpgroups with 64 rows of A each,
-/// and a producer warpgroup. The grid is persistent with
-/// `ctas` CTAs per SM.
+/// One or two consumer warpgroups with 64 rows of A
+/// each, and a producer warpgroup. The grid is
+/// persistent with `ctas` CTAs per SM.
 const WGMMA: Template = Template {
     main_loop: "sm90_wgmma_ws",
     entry: "entry/sm90_matmul_wgmma_ws.cu",
@@ -103,16 +103,16 @@ const WGMMA: Template = Template {
 const WGMMA_MIDDLE: Template = Template { n: 128, stages: 6, efficiency: 700, ..WGMMA };
 const WGMMA_SMALL: Template = Template { m: 64, n: 128, threads: 256, stages: 8, efficiency: 500, ..WGMMA };
 
-/// `WGMMA` on TF32, with factors that an earlier launch has
-/// rounded and made contiguous along K (`rounded.rs`).
+/// `WGMMA` on TF32, with factors that an earlier launch has rounded
+/// and made contiguous along K (`rounded.rs`).
 pub(super) const WGMMA_TF32: Template =
     Template { main_loop: "sm90_wgmma_ws_tf32", math: Math::TensorTf32, k: 32, efficiency: 750, ..WGMMA };
 pub(super) const WGMMA_TF32_MIDDLE: Template = Template { n: 128, stages: 6, efficiency: 650, ..WGMMA_TF32 };
 pub(super) const WGMMA_TF32_SMALL: Template =
     Template { m: 64, n: 128, threads: 256, stages: 8, efficiency: 450, ..WGMMA_TF32 };
 
-/// `WGMMA` on E4M3 along K. The sums of a stage are
-/// added in f32.
+/// `WGMMA` on E4M3 along K. The sums of a
+/// stage are added in f32.
 const WGMMA_E4M3: Template = Template {
     main_loop: "sm90_wgmma_ws_e4m3",
     math: Math::TensorFp8,
@@ -186,8 +186,8 @@ pub(super) const TWO_STAGE_ROWS: Template =
     Template { main_loop: "sm75_two_stage_rows", groups_rows: true, ..TWO_STAGE_SMALL };
 
 impl Template {
-    /// Adapts the template to `variant`: with 100 KiB two CTAs
-    /// of three stages fit.
+    /// Adapts the template to `variant`: with 100 KiB two
+    /// CTAs of three stages fit.
     pub fn on(self, variant: Variant) -> Self {
         match variant {
             // Two CTAs; on Ada they would spill registers.
@@ -239,14 +239,14 @@ impl Template {
         self.entry == SIMT.entry
     }
 
-    /// Whether the grid is persistent and fed by TMA. Other CTAs
-    /// compute one tile each.
+    /// Whether the grid is persistent and fed by TMA. Other
+    /// CTAs compute one tile each.
     pub fn stays(&self) -> bool {
         [WGMMA, WGMMA_TF32, WGMMA_E4M3, WGMMA_FP8].iter().any(|template| template.main_loop == self.main_loop)
     }
 
-    /// Whether an earlier launch rounds and copies the factors,
-    /// for any storage order.
+    /// Whether an earlier launch rounds and copies the
+    /// factors, for any storage order.
     pub fn rounds_factors(&self) -> bool {
         self.main_loop == WGMMA_TF32.main_loop
     }
@@ -298,8 +298,8 @@ pub(super) fn has_instructions(dtype: DType, variant: Variant) -> bool {
     }
 }
 
-/// Matrix-instruction kernels for `variant`, for aligned or
-/// unaligned factors.
+/// Matrix-instruction kernels for `variant`, for
+/// aligned or unaligned factors.
 pub(super) fn of_instructions(variant: Variant, aligned: bool) -> &'static [Template] {
     match (variant >= Variant::Sm80, aligned) {
         (true, true) if variant == Variant::Sm90 => &[WGMMA, WGMMA_MIDDLE, WGMMA_SMALL, CP_ASYNC, CP_ASYNC_SMALL],
@@ -332,8 +332,8 @@ pub(super) fn of_e4m3(variant: Variant, layout: MatmulLayout, aligned: bool) -> 
     }
 }
 
-/// Kernels for `variant` and factors with block scales,
-/// aligned or unaligned. Every kernel supports aligned ones.
+/// Kernels for `variant` and factors with block scales, aligned or
+/// unaligned. Every kernel supports aligned ones.
 pub(super) fn of_blocks(variant: Variant, aligned: bool) -> &'static [Template] {
     match variant {
         Variant::Sm90 if aligned => &[WGMMA_FP8, WGMMA_FP8_SMALL, TWO_STAGE, BLOCKS_SMALL],
@@ -342,9 +342,9 @@ pub(super) fn of_blocks(variant: Variant, aligned: bool) -> &'static [Template] 
     }
 }
 
-/// Number of a factor format in CUDA-core kernels: that of
-/// the element type, or `FACTOR_E4M3` in
-/// `mainloop/e4m3_factor.cuh`. Block scales are unsupported.
+/// Number of a factor format in CUDA-core kernels: that of the
+/// element type, or `FACTOR_E4M3` in `mainloop/e4m3_factor.cuh`.
+/// Block scales are unsupported.
 pub(super) fn factor_code(format: FactorFormat) -> u32 {
     format.plain().map_or(3, dtype_code)
 }

@@ -16,8 +16,8 @@ const BOX_BYTES: u32 = 128;
 /// Maximum row or matrix stride in bytes (`cuTensorMapEncodeTiled`).
 const MOST_STRIDE_BYTES: u64 = (1 << 40) - 16;
 
-/// Whether TMA can read the factors of `op`: coordinates
-/// have 31 bits, and sizes are not 0.
+/// Whether TMA can read the factors of `op`: coordinates have
+/// 31 bits, and sizes are not 0.
 pub(super) fn takes(op: &CheckedMatmul) -> bool {
     let sizes = [op.m, op.n, op.k, op.batch];
     op.k > 0 && sizes.iter().all(|&size| i32::try_from(size).is_ok()) && takes_factor(&op.a) && takes_factor(&op.b)
@@ -30,8 +30,8 @@ pub(super) fn takes_factor(dense: &BatchedDense<FactorFormat>) -> bool {
     dense.aligned16 && strides.iter().all(fits)
 }
 
-/// A factor: matrices of `outer` by `k`, and boxes of `tile`
-/// by [`BOX_BYTES`].
+/// A factor: matrices of `outer` by `k`, and boxes of
+/// `tile` by [`BOX_BYTES`].
 #[derive(Clone, Copy, Debug)]
 struct Factor {
     dense: BatchedDense<FactorFormat>,
@@ -50,8 +50,8 @@ impl Factor {
         let bytes = |elements: u64| elements * element.bytes() as u64;
         let edge = BOX_BYTES / element.bytes() as u32;
         let (size, tile) = if along_k { ([k, outer], [edge, tile]) } else { ([outer, k], [edge, edge]) };
-        // A stride over a single row or matrix is unused; choose
-        // a valid one.
+        // A stride over a single row or matrix is
+        // unused; choose a valid one.
         let stride =
             |count: u64, stride: u64| if count > 1 { bytes(stride) } else { bytes(size[0]).next_multiple_of(16) };
         let row_bytes = stride(size[1], dense.row_stride.max(dense.col_stride));

@@ -1,7 +1,7 @@
-//! `norm`: RMSNorm and LayerNorm in one launch. Rows that
-//! fit in the registers of a CTA are read once; of
-//! longer rows the first columns are cached in shared
-//! memory. Products with a norm launch these kernels first.
+//! `norm`: RMSNorm and LayerNorm in one launch. Rows that fit in
+//! the registers of a CTA are read once; of longer rows
+//! the first columns are cached in shared memory. Products with a
+//! norm launch these kernels first.
 
 mod quantized;
 
@@ -29,14 +29,14 @@ const GROUP: usize = 8;
 const SHARED_CTA: u32 = 128;
 /// Threads of a warp.
 const WARP: u32 = 32;
-/// Maximum rows and columns: CTAs along the grid's x axis,
-/// and the range of the kernels' counters.
+/// Maximum rows and columns: CTAs along the grid's x axis, and
+/// the range of the kernels' counters.
 const MOST: usize = i32::MAX as usize;
-/// `sizeof(NormStorage)`, which the kernels assert: lines of 32
-/// words for two means, two pairs of moments and a magnitude.
+/// `sizeof(NormStorage)`, which the kernels assert: lines of 32 words for
+/// two means, two pairs of moments and a magnitude.
 const STORAGE_BYTES: u32 = 7 * 32 * 4;
-/// Bytes of a vector access, and the alignment of rows that
-/// it requires.
+/// Bytes of a vector access, and the alignment of
+/// rows that it requires.
 const ACCESS: u64 = 16;
 /// Maximum columns of aligned rows that kernels keep in registers.
 const ALIGNED_COLUMNS: usize = 16384;
@@ -53,13 +53,13 @@ struct Template {
     /// Element type of all matrices in kernels for whole aligned
     /// rows; `None` for run-time types.
     x: Option<DType>,
-    /// Groups that a thread keeps in registers; 0 for rows of
-    /// any length.
+    /// Groups that a thread keeps in registers; 0
+    /// for rows of any length.
     groups: u32,
     /// Maximum threads of a CTA.
     threads: u32,
-    /// Resident CTAs per SM to demand of the compiler, which
-    /// limits registers.
+    /// Resident CTAs per SM to demand of the compiler,
+    /// which limits registers.
     least_ctas: u32,
 }
 
@@ -70,10 +70,10 @@ const TEMPLATES: [Template; 4] = [
     Template { x: None, groups: 4, threads: 512, least_ctas: 1 },
     Template { x: None, groups: 0, threads: 1024, least_ctas: 1 },
 ];
-/// Kernels for aligned 16-bit rows. With four groups per
-/// thread, a row and its residual take 32 registers. With
-/// two groups and 4096 columns, four CTAs share an SM, so
-/// that 512 rows are one wave on an H200.
+/// Kernels for aligned 16-bit rows. With four groups per thread,
+/// a row and its residual take 32 registers. With two groups
+/// and 4096 columns, four CTAs share an SM, so that 512
+/// rows are one wave on an H200.
 const HALF_TEMPLATES: [Template; 3] = [
     Template { x: None, groups: 1, threads: 128, least_ctas: 12 },
     Template { x: None, groups: 2, threads: 512, least_ctas: 2 },
@@ -94,8 +94,8 @@ impl Template {
         TEMPLATES.into_iter().chain(of_type(DType::F16)).chain(of_type(DType::BF16)).chain(F32_TEMPLATES)
     }
 
-    /// The kernel for `op` on a device like `info`, and the
-    /// threads per row.
+    /// The kernel for `op` on a device like `info`,
+    /// and the threads per row.
     fn of(op: &CheckedNorm, info: &DeviceInfo) -> (Self, u32) {
         let columns = op.columns.max(op.d_columns);
         match op.aligned_dtype().filter(|_| columns <= ALIGNED_COLUMNS) {
@@ -109,8 +109,8 @@ impl Template {
         let [one, two, four, any] = TEMPLATES;
         let groups = columns.div_ceil(GROUP);
         match groups {
-            // Rows that share a warp have a power of two of
-            // threads.
+            // Rows that share a warp have a power
+            // of two of threads.
             0..=32 => (one, (groups as u32).next_power_of_two()),
             33..=64 => (two, WARP),
             65..=128 => (four, WARP),
@@ -124,8 +124,8 @@ impl Template {
     ///
     /// Beyond one wave of rows, a row gets half the threads.
     /// They use the same reduction tree as twice as many
-    /// (`PARTS` in the kernel), so that the bits do not depend
-    /// on the number of rows.
+    /// (`PARTS` in the kernel), so that the bits do not
+    /// depend on the number of rows.
     fn aligned(x: DType, columns: usize, rows: usize, units: u32) -> (Self, u32) {
         let groups = columns.div_ceil(GROUP);
         let [one, two, four] = match x {
@@ -149,11 +149,11 @@ impl Template {
         }
     }
 
-    /// Shared memory of a CTA with `threads` threads. `copied`
-    /// of the operands gamma and beta are staged in it.
+    /// Shared memory of a CTA with `threads` threads. `copied` of the
+    /// operands gamma and beta are staged in it.
     fn shared_bytes(&self, threads: u32, copied: u32) -> u32 {
-        // `AlignedStorage` in the kernel: a line for each sum, with
-        // one word per warp.
+        // `AlignedStorage` in the kernel: a line for each
+        // sum, with one word per warp.
         let parts = if self.groups > 2 { 2 } else { 1 };
         let lines = if self.x.is_some() { 3 * 4 * parts * self.threads / WARP } else { 0 };
         STORAGE_BYTES + lines.next_multiple_of(ACCESS as u32) + copied * self.groups * ACCESS as u32 * threads
@@ -287,8 +287,8 @@ fn copied_operands(op: &CheckedNorm, variant: Variant) -> u32 {
     if variant >= Variant::Sm80 && is_half(&op.x.dtype) { given.filter(is_half).count() as u32 } else { 0 }
 }
 
-/// Launch geometry for `groups` groups per thread and `row_threads`
-/// threads per row, and the columns cached in shared memory.
+/// Launch geometry for `groups` groups per thread and `row_threads` threads
+/// per row, and the columns cached in shared memory.
 fn geometry(op: &CheckedNorm, groups: u32, row_threads: u32, info: &DeviceInfo) -> (Geometry, u32) {
     let rows = op.rows as u32;
     let geometry = |rows_of_cta: u32, threads, shared_bytes| Geometry {

@@ -26,9 +26,9 @@ const THREADS: u32 = 1024;
 /// Maximum groups of a row in registers.
 const MOST_GROUPS: usize = (GROUPS * THREADS) as usize;
 
-/// Groups per thread for a row of `stored_columns` columns
-/// (0 for long rows), and threads per row: whole warps,
-/// because lanes that share a scale use shuffles.
+/// Groups per thread for a row of `stored_columns` columns (0 for
+/// long rows), and threads per row: whole warps, because lanes
+/// that share a scale use shuffles.
 fn cut(stored_columns: usize) -> (u32, u32) {
     let groups = stored_columns.div_ceil(GROUP);
     match groups {

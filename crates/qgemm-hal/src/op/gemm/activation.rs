@@ -1,13 +1,13 @@
 //! Activation functions.
 
 /// Activation applied to
-/// `alpha · X·Wᵀ + beta · C + bias`, before the
-/// residual is added.
+/// `alpha · X·Wᵀ + beta · C + bias`, before
+/// the residual is added.
 ///
-/// Exhaustive on purpose: every backend computes each
-/// function in its innermost loops and cannot refuse one. The
-/// compiler then names the backends that lack a new function.
-/// Adding one requires a new version of this library.
+/// Exhaustive on purpose: every backend computes each function in
+/// its innermost loops and cannot refuse one. The compiler then
+/// names the backends that lack a new function. Adding one requires
+/// a new version of this library.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// None.

@@ -60,8 +60,8 @@ operands! {
         Counters: "the counters" Accumulate,
         /// Scales of a quantized X, by block or by token.
         XScales: "the scales of x" Read,
-        /// Factor of each token of a quantized X, or one for
-        /// all of X; f32.
+        /// Factor of each token of a quantized X, or
+        /// one for all of X; f32.
         XPlaneFactors: "the factors of x" Read,
         /// X block sums, with scales applied.
         XSums: "the sums of x" Read,
@@ -117,8 +117,8 @@ pub struct XOperand {
     pub col_stride: u64,
     /// Whether every token is contiguous and 16-byte aligned.
     pub aligned16: bool,
-    /// Planes of a quantized X. The strides above are then those
-    /// of the codes.
+    /// Planes of a quantized X. The strides above are
+    /// then those of the codes.
     pub planes: Option<XPlanes>,
 }
 
@@ -150,12 +150,12 @@ impl GemmOperand {
     pub const OF_SEGMENTS: [Self; Segment::MOST - 1] = [Self::D2, Self::D3, Self::D4];
 }
 
-/// A contiguous range of output features that is written to
-/// another matrix than D.
+/// A contiguous range of output features that is written
+/// to another matrix than D.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Segment {
-    /// First feature, a multiple of [`Segment::STEP`]. The
-    /// segment ends at the next one, or at the last feature.
+    /// First feature, a multiple of [`Segment::STEP`]. The segment ends at the
+    /// next one, or at the last feature.
     pub first: usize,
     /// Its output matrix.
     pub d: Dense,
@@ -164,8 +164,8 @@ pub struct Segment {
 impl Segment {
     /// Maximum segments of a product, D included.
     pub const MOST: usize = 4;
-    /// Segment borders are multiples of this: every layout keeps 16
-    /// rows of W together, and kernels store their outputs together.
+    /// Segment borders are multiples of this: every layout keeps 16 rows
+    /// of W together, and kernels store their outputs together.
     pub const STEP: usize = 16;
 }
 
@@ -183,8 +183,8 @@ pub struct CheckedGemm {
     /// a multiple of 16 for a gated pair (see
     /// [`HostWeight::gated_pair`](qgemm_formats::HostWeight::gated_pair)).
     pub stored_rows: usize,
-    /// Output features (columns of D): the stored rows, or half
-    /// of them for a gated pair.
+    /// Output features (columns of D): the stored rows, or
+    /// half of them for a gated pair.
     pub out_features: usize,
     /// Whether W is a gated pair.
     pub gated: bool,
@@ -204,11 +204,11 @@ pub struct CheckedGemm {
     /// Whether W's values may be rounded to f16
     /// ([`HostWeight::fits_f16`](qgemm_formats::HostWeight::fits_f16)).
     pub weight_fits_f16: bool,
-    /// X as it is multiplied: the output of the norm, if
-    /// any.
+    /// X as it is multiplied: the output of
+    /// the norm, if any.
     pub x: XOperand,
-    /// The norm before the product. Its launch comes before
-    /// those of families.
+    /// The norm before the product. Its launch comes
+    /// before those of families.
     pub norm: Option<NormedX>,
     /// Permitted rounding of X.
     pub x_precision: XPrecision,
@@ -227,15 +227,15 @@ pub struct CheckedGemm {
     pub token_scale: bool,
     /// The residual, added last.
     pub residual: Option<Dense>,
-    /// Whether D initially holds the residual. `residual` then
-    /// describes D, and there is no separate operand.
+    /// Whether D initially holds the residual. `residual` then describes D,
+    /// and there is no separate operand.
     pub residual_in_d: bool,
     /// Scale of the product.
     pub alpha: f32,
     /// Scale of C.
     pub beta: f32,
-    /// Activation, applied before the residual is added. For a
-    /// gated pair it applies to the gate.
+    /// Activation, applied before the residual is added. For a gated
+    /// pair it applies to the gate.
     pub activation: Activation,
     /// Fixes family and K partition for all M, so that a
     /// row's bits do not depend on its batch.
@@ -287,8 +287,8 @@ impl CheckedGemm {
         (k * f64::from(desc.bits) + scale_bits + sum_bits) / 8.0
     }
 
-    /// The norm before the product, if any. Its D is X
-    /// as it is multiplied, with [`CheckedGemm::m`] rows.
+    /// The norm before the product, if any. Its output is the
+    /// X that the product multiplies, with [`CheckedGemm::m`] rows.
     pub fn norm_prologue(&self) -> Option<CheckedNorm> {
         let NormedX { function, x } = self.norm?;
         let quantized = self.x.planes.map(|planes| QuantizedD { format: self.x.format, planes });
@@ -329,9 +329,9 @@ impl CheckedGemm {
         if plan.config.normalizes_x { None } else { self.normed_regions(self.m, plan.workspace.bytes) }
     }
 
-    /// Regions of `rows` normalized rows, or of their planes,
-    /// after the first `bytes` bytes of a workspace. `None`
-    /// without a norm, or when the size overflows.
+    /// Regions of `rows` normalized rows, or of their planes, after
+    /// the first `bytes` bytes of a workspace. `None` without a
+    /// norm, or when the size overflows.
     pub fn normed_regions(&self, rows: usize, bytes: usize) -> Option<XPlaneRegions> {
         self.norm?;
         let row_bytes = match self.x.planes {
@@ -347,8 +347,8 @@ impl CheckedGemm {
         XPlaneRegions::new(self.x.format, rows, row_bytes, bytes.max(WorkspaceLayout::RESERVED))
     }
 
-    /// The X prologue of `plan`; `None` when its kernel reads X
-    /// in place.
+    /// The X prologue of `plan`; `None` when its
+    /// kernel reads X in place.
     ///
     /// D of the conversion has one row for each token, and
     /// whole k-tiles of columns in the order in which W stores
@@ -392,8 +392,8 @@ impl Operation for CheckedGemm {
             (self.norm.is_some_and(|norm| norm.function.gamma.is_some()), GemmOperand::Gamma),
             (self.norm.is_some_and(|norm| norm.function.beta.is_some()), GemmOperand::Beta),
         ];
-        // The norm's output is in the workspace, except for a given
-        // factor.
+        // The norm's output is in the workspace,
+        // except for a given factor.
         let is_given = |planes: &XPlanes, operand: GemmOperand| {
             let of_norm = planes.parts.factor == XFactor::Given && operand == GemmOperand::XPlaneFactors;
             self.norm.is_none() || of_norm

@@ -1,5 +1,5 @@
-//! Configs and plans of GEMM: what families offer and what
-//! `qgemm-sched` decides.
+//! Configs and plans of GEMM: what families offer and
+//! what `qgemm-sched` decides.
 
 use qgemm_formats::{DType, Format, XFormat};
 
@@ -12,8 +12,8 @@ use crate::kernel_id::{KernelId, Name, Spec};
 #[non_exhaustive]
 pub enum XPrologue {
     /// Writes X in the kernel's format to the workspace
-    /// ([`CheckedConvert`](crate::CheckedConvert)): row-major, columns in
-    /// the order of W, zero-padded to whole k-tiles, rows 16-byte aligned.
+    /// ([`CheckedConvert`](crate::CheckedConvert)): row-major, columns in the
+    /// order of W, zero-padded to whole k-tiles, rows 16-byte aligned.
     Convert {
         /// Whether each token is scaled by a power of two, which
         /// the kernel removes from its accumulators
@@ -37,21 +37,21 @@ pub struct TileConfig {
     pub tile_n: u32,
     /// M tile: tokens of a CTA.
     pub tile_m: u32,
-    /// K elements of a step (a k-tile). Splits of K fall
-    /// on its multiples.
+    /// K elements of a step (a k-tile). Splits of K
+    /// fall on its multiples.
     pub tile_k: u32,
     /// Threads of a CTA; with [`Schedule::Threads`], threads of a launch.
     pub threads: u32,
     /// CTAs per unit (SM, core).
     pub ctas_per_unit: u32,
-    /// CTAs of a cluster. A cluster shares a tile, runs on
-    /// this many units at once, and counts as one CTA in
-    /// the plan.
+    /// CTAs of a cluster. A cluster shares a tile,
+    /// runs on this many units at once, and counts
+    /// as one CTA in the plan.
     pub cluster: u32,
     /// How CTAs share the tiles.
     pub schedule: Schedule,
-    /// Maximum CTAs that share the K of one output tile; 1
-    /// means no split-K.
+    /// Maximum CTAs that share the K of one output
+    /// tile; 1 means no split-K.
     pub max_splits: u32,
     /// Warps along N.
     pub warps_n: u32,
@@ -62,14 +62,14 @@ pub struct TileConfig {
     pub stages: u32,
     /// Dynamic shared memory of a CTA in bytes.
     pub shared_bytes: u32,
-    /// Format in which X is multiplied. CPU and wgpu kernels
-    /// quantize an unquantized X to INT8 blocks themselves.
+    /// Format in which X is multiplied. CPU and wgpu kernels quantize
+    /// an unquantized X to INT8 blocks themselves.
     pub x_format: XFormat,
     /// The X prologue; `None` when the kernel reads X in place.
     pub x_prologue: Option<XPrologue>,
-    /// The type to which the kernel rounds scaled weights before
-    /// it multiplies. `None` when codes are exact operands and
-    /// scales apply to sums.
+    /// The type to which the kernel rounds scaled weights
+    /// before it multiplies. `None` when codes are exact
+    /// operands and scales apply to sums.
     pub rounded_weights: Option<DType>,
     /// Whether the kernel fuses the norm of X, so that no
     /// separate norm is launched.
@@ -105,13 +105,13 @@ pub enum Schedule {
     /// Each CTA computes one tile, or one of equally many parts
     /// of its K: grid (n tiles, m tiles, splits).
     Grid,
-    /// Stream-K: a persistent one-dimensional grid of at most as many
-    /// CTAs as run concurrently. Each CTA first takes an equal range
-    /// of the k-tiles of split tiles, then whole tiles in turn.
+    /// Stream-K: a persistent one-dimensional grid of at most as many CTAs
+    /// as run concurrently. Each CTA first takes an equal range of
+    /// the k-tiles of split tiles, then whole tiles in turn.
     StreamK,
     /// [`TileConfig::threads`] CPU threads take tiles, or the
-    /// [`TileConfig::k_groups`] parts of each, dynamically. With
-    /// one thread, only the calling thread runs.
+    /// [`TileConfig::k_groups`] parts of each, dynamically. With one
+    /// thread, only the calling thread runs.
     Threads,
 }
 
@@ -120,8 +120,8 @@ pub enum Schedule {
 pub struct StreamK {
     /// Number of split tiles, the first in swizzle order.
     pub cut_tiles: u32,
-    /// CTAs that take an equal range of the split tiles each;
-    /// the first of the grid.
+    /// CTAs that take an equal range of the split tiles
+    /// each; the first of the grid.
     pub cut_ctas: u32,
     /// K steps between the points where a tile may be split.
     pub cut_k_tiles: u32,
@@ -156,8 +156,8 @@ pub struct LaunchPlan {
 }
 
 impl LaunchPlan {
-    /// Launched grid, x fastest. In kernels with clusters, each
-    /// CTA of the plan becomes a cluster of CTAs.
+    /// Launched grid, x fastest. In kernels with clusters, each CTA of
+    /// the plan becomes a cluster of CTAs.
     pub fn grid_of_ctas(&self) -> [u32; 3] {
         let [x, y, z] = self.grid;
         [x * self.config.cluster.max(1), y, z]

@@ -16,14 +16,14 @@ use crate::op::quantize::CheckedQuantize;
 pub struct XPlanes {
     /// Contents of the planes.
     pub parts: XParts,
-    /// Row stride of the codes in bytes. It and the address
-    /// are multiples of 16.
+    /// Row stride of the codes in bytes. It and the
+    /// address are multiples of 16.
     pub codes_row: u64,
-    /// Row stride of the scales in bytes. It and the address
-    /// are multiples of 4.
+    /// Row stride of the scales in bytes. It and the
+    /// address are multiples of 4.
     pub scales_row: u64,
-    /// Row stride of the sums in bytes. It and the address
-    /// are multiples of 4.
+    /// Row stride of the sums in bytes. It and the
+    /// address are multiples of 4.
     pub sums_row: u64,
 }
 
@@ -56,9 +56,9 @@ impl CheckedGemm {
     /// `None` when X is not quantized.
     ///
     /// The values are f32. From integer codes they must not be
-    /// rounded further, so that the product keeps the limits of
-    /// integer products. Other codes may be rounded to f16,
-    /// whose 11 bits hold the 4 bits of each code.
+    /// rounded further, so that the product keeps the limits of integer
+    /// products. Other codes may be rounded to f16, whose 11 bits
+    /// hold the 4 bits of each code.
     pub fn dequantized(&self) -> Option<(Self, CheckedDequantize)> {
         let planes = self.x.planes?;
         let step = CheckedDequantize { rows: self.m, columns: self.k, format: self.x.format, planes };
@@ -71,8 +71,8 @@ impl CheckedGemm {
 
     /// The steps that quantize X as far as its precision permits,
     /// each with the operation after it. None when X is quantized
-    /// already or must not be. [`XPrecision::Auto`] yields none:
-    /// more rounding than kernels do by default must be requested.
+    /// already or must not be. [`XPrecision::Auto`] yields none: more rounding
+    /// than kernels do by default must be requested.
     pub fn quantized(&self) -> impl Iterator<Item = (Self, CheckedQuantize)> + '_ {
         const BLOCKS: XFormat = XFormat::Q8 { block: 32 };
         let formats: &[XFormat] = match self.x_precision {
@@ -85,8 +85,8 @@ impl CheckedGemm {
         formats.iter().filter_map(|&format| self.quantized_to(format))
     }
 
-    /// The step that quantizes X to `format`, and the operation
-    /// after it.
+    /// The step that quantizes X to `format`, and
+    /// the operation after it.
     pub(in crate::op) fn quantized_to(&self, format: XFormat) -> Option<(Self, CheckedQuantize)> {
         let (x, parts) = (self.plain_x().ok()?, format.parts(false, None)?);
         let k = self.k;
@@ -104,8 +104,8 @@ impl CheckedGemm {
         Some((Self { x: planes.operand(format), ..self.clone() }, step))
     }
 
-    /// The operation that the families of `plan` see: this one,
-    /// or the one after the step that dequantizes or quantizes X.
+    /// The operation that the families of `plan` see: this one, or
+    /// the one after the step that dequantizes or quantizes X.
     pub fn product(&self, plan: &LaunchPlan) -> Cow<'_, Self> {
         let layout = &plan.workspace;
         let plain = layout.dequantized.and_then(|_| self.dequantized()).map(|(product, _)| product);
@@ -114,8 +114,8 @@ impl CheckedGemm {
         plain.or(quantized).map_or(Cow::Borrowed(self), Cow::Owned)
     }
 
-    /// The step that quantizes X before the kernels of `plan`,
-    /// and its output regions.
+    /// The step that quantizes X before the kernels of
+    /// `plan`, and its output regions.
     pub fn quantize_step(&self, plan: &LaunchPlan) -> Option<(CheckedQuantize, XPlaneRegions)> {
         let regions = plan.workspace.quantized?;
         self.quantized_to(regions.format).map(|(_, step)| (step, regions))
@@ -123,8 +123,8 @@ impl CheckedGemm {
 }
 
 impl CheckedDequantize {
-    /// Output columns: those of X as stored, so that every row
-    /// is 16-byte aligned.
+    /// Output columns: those of X as stored, so that every
+    /// row is 16-byte aligned.
     pub fn d_columns(&self) -> usize {
         self.planes.parts.columns(self.columns)
     }

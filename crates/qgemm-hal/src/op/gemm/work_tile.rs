@@ -1,12 +1,12 @@
-//! Work tiles of each CTA. The scheduler decides them and
-//! kernels compute the same (`kernels/sched/tile.cuh`).
+//! Work tiles of each CTA. The scheduler decides them and kernels
+//! compute the same (`kernels/sched/tile.cuh`).
 
 use std::ops::Range;
 
 use super::plan::{LaunchPlan, StreamK};
 
-/// An output tile, or the part of its K that one
-/// CTA computes.
+/// An output tile, or the part of its K
+/// that one CTA computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkTile {
     /// Index of the tile in processing order, and of its counter.

@@ -1,5 +1,5 @@
-//! Workspace layout of a plan: counters, partial sums and
-//! converted X. Scheduler and kernels agree on it.
+//! Workspace layout of a plan: counters, partial sums and converted X.
+//! Scheduler and kernels agree on it.
 
 use std::ops::Range;
 
@@ -12,8 +12,8 @@ use super::plan::{LaunchPlan, StreamK, TileConfig, XPrologue};
 /// Maximum tiles that a plan may split along K. More tiles
 /// fill every device without a split.
 const MAX_SPLIT_TILES: u64 = 1 << 14;
-/// Bytes reserved for counters at the start of the workspace
-/// of every operation.
+/// Bytes reserved for counters at the start of the
+/// workspace of every operation.
 pub(crate) const COUNTER_BYTES: u64 = MAX_SPLIT_TILES * 4;
 /// Alignment of workspace parts, in bytes.
 const ALIGNMENT: u64 = 256;
@@ -45,14 +45,14 @@ pub struct WorkspaceLayout {
     pub bytes: usize,
 }
 
-/// Output region of an X prologue: `rows` contiguous rows of
-/// `columns` elements.
+/// Output region of an X prologue: `rows` contiguous
+/// rows of `columns` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XRegion {
     /// Offset of the first row, a multiple of 256.
     pub x: usize,
-    /// Offset of the f32 factor of each token's accumulators, a
-    /// multiple of 256; `None` without factors.
+    /// Offset of the f32 factor of each token's accumulators, a multiple
+    /// of 256; `None` without factors.
     pub factors: Option<usize>,
     /// Rows: whole tiles.
     pub rows: usize,
@@ -68,14 +68,14 @@ pub struct XRegion {
 pub struct XPlaneRegions {
     /// The format.
     pub format: XFormat,
-    /// Offset and bytes of codes, scales, token factors and
-    /// sums. Offsets are multiples of 256.
+    /// Offset and bytes of codes, scales, token factors and sums.
+    /// Offsets are multiples of 256.
     pub planes: [(usize, usize); 4],
 }
 
 impl XPlaneRegions {
-    /// Planes with `rows` rows of these byte sizes, after the
-    /// first `bytes` bytes; `None` on overflow.
+    /// Planes with `rows` rows of these byte sizes, after the first
+    /// `bytes` bytes; `None` on overflow.
     pub(super) fn new(format: XFormat, rows: usize, row_bytes: [u64; 4], bytes: usize) -> Option<Self> {
         let mut end = bytes as u64;
         let mut planes = [(0, 0); 4];
@@ -121,8 +121,8 @@ impl XRegion {
 
 impl WorkspaceLayout {
     /// Bytes at the start of a workspace reserved for the counters
-    /// of products and attention in any plan. They are zero
-    /// between launches, and other operations do not touch them.
+    /// of products and attention in any plan. They are zero between
+    /// launches, and other operations do not touch them.
     pub const RESERVED: usize = COUNTER_BYTES as usize;
 
     /// Layout for `tiles` tiles of `tile_values` outputs with split-K. `None`
@@ -134,15 +134,15 @@ impl WorkspaceLayout {
         }
     }
 
-    /// Layout for the split tiles of `cut` with `tile_values`
-    /// outputs each; `None` as for [`WorkspaceLayout::split`].
+    /// Layout for the split tiles of `cut` with `tile_values` outputs each;
+    /// `None` as for [`WorkspaceLayout::split`].
     ///
-    /// The slots of a tile are contiguous, in peer order. The
-    /// first slot is the index of the tile's first CTA plus
-    /// the number of tiles split before it. That number is at
-    /// most the number of earlier tiles and of earlier CTAs,
-    /// because each CTA begins at most one tile that it does
-    /// not end.
+    /// The slots of a tile are contiguous, in peer order.
+    /// The first slot is the index of the tile's first CTA
+    /// plus the number of tiles split before it. That
+    /// number is at most the number of earlier tiles and of
+    /// earlier CTAs, because each CTA begins at most one
+    /// tile that it does not end.
     pub fn stream_k(cut: &StreamK, tile_values: u64) -> Option<Self> {
         match (cut.cut_tiles, cut.cut_ctas) {
             (0, _) | (_, 0) => Self::of_slots(0, 0, tile_values),
@@ -206,15 +206,15 @@ impl WorkspaceLayout {
         })
     }
 
-    /// Adds room for the output of `quantize` at the end; `None`
-    /// on overflow.
+    /// Adds room for the output of `quantize` at the
+    /// end; `None` on overflow.
     pub fn with_quantized(self, quantize: &CheckedQuantize) -> Option<Self> {
         let regions = XPlaneRegions::of(quantize, self.bytes.max(Self::RESERVED))?;
         Some(Self { quantized: Some(regions), bytes: regions.all().end, ..self })
     }
 
-    /// Adds `bytes` bytes of factors at the end and returns
-    /// their offset. Unchanged for 0 bytes; `None` on overflow.
+    /// Adds `bytes` bytes of factors at the end and returns their
+    /// offset. Unchanged for 0 bytes; `None` on overflow.
     pub fn with_factors(self, bytes: u64) -> Option<(Self, usize)> {
         if bytes == 0 {
             return Some((self, self.bytes));
@@ -224,8 +224,8 @@ impl WorkspaceLayout {
         Some((Self { bytes: end.try_into().ok()?, ..self }, factors.try_into().ok()?))
     }
 
-    /// Adds room for the output of `dequantize` at the end;
-    /// `None` on overflow.
+    /// Adds room for the output of `dequantize` at the
+    /// end; `None` on overflow.
     pub fn with_dequantized(self, dequantize: &CheckedDequantize) -> Option<Self> {
         let x = (self.bytes as u64).max(COUNTER_BYTES).checked_next_multiple_of(ALIGNMENT)?;
         let region = dequantize.region(x.try_into().ok()?);
@@ -240,8 +240,8 @@ impl LaunchPlan {
         u64::from(self.n_tiles) * u64::from(self.m_tiles)
     }
 
-    /// Tiles that several CTAs may share: the number of counters
-    /// in use.
+    /// Tiles that several CTAs may share: the
+    /// number of counters in use.
     pub fn shared_tiles(&self) -> u64 {
         match &self.stream_k {
             Some(cut) => cut.cut_tiles.into(),

@@ -15,17 +15,17 @@ use crate::error::HalError;
 /// [`TileConfig::x_format`](crate::TileConfig::x_format) of a plan tells
 /// what the kernel does; `docs/guide/support.md` lists every device.
 ///
-/// INT8, which [`XPrecision::Auto`] permits, costs a relative squared
-/// error of 1e-5 to 1e-4 of the output, and 2.5e-4 for
-/// tokens with a few large values. llama.cpp does the same on
-/// CPUs. 4-bit weights cost much more (5e-3), 8-bit weights less (3e-5).
+/// INT8, which [`XPrecision::Auto`] permits, costs a relative squared error
+/// of 1e-5 to 1e-4 of the output, and 2.5e-4 for tokens
+/// with a few large values. llama.cpp does the same on CPUs.
+/// 4-bit weights cost much more (5e-3), 8-bit weights less (3e-5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum XPrecision {
     /// The fastest of the device, never coarser than llama.cpp:
-    /// [`XPrecision::Int8`] on CPU and wgpu, f16 or bf16 on
-    /// CUDA. For FP8 weights whose checkpoint declares dynamic
-    /// FP8 activations: [`XPrecision::E4M3`].
+    /// [`XPrecision::Int8`] on CPU and wgpu, f16 or bf16 on CUDA.
+    /// For FP8 weights whose checkpoint declares dynamic FP8
+    /// activations: [`XPrecision::E4M3`].
     #[default]
     Auto,
     /// No rounding.
@@ -37,27 +37,27 @@ pub enum XPrecision {
     /// bf16, where matrix instructions support it.
     BF16,
     /// f32 to TF32, to nearest: 11 bits with the range of
-    /// f32. Used by `matmul` on CUDA from Ampere on; elsewhere
-    /// f32 is not rounded.
+    /// f32. Used by `matmul` on CUDA from Ampere on;
+    /// elsewhere f32 is not rounded.
     Tf32,
     /// f32 as the sum of two bf16 numbers, each rounded to
-    /// nearest, without the smallest partial product: three
-    /// multiplications instead of one, 16 bits. Used by `matmul`
-    /// on CUDA from Ampere on; elsewhere f32 is not rounded.
+    /// nearest, without the smallest partial product: three multiplications
+    /// instead of one, 16 bits. Used by `matmul` on CUDA from
+    /// Ampere on; elsewhere f32 is not rounded.
     Bf16x3,
     /// INT8 with a factor for every
     /// [`activation_block`](qgemm_formats::FormatDesc::activation_block)
-    /// columns (every 32 on CUDA), for integer weights and table
-    /// formats. Otherwise as [`XPrecision::F16`].
+    /// columns (every 32 on CUDA), for integer weights and table formats.
+    /// Otherwise as [`XPrecision::F16`].
     Int8,
     /// INT8 with one factor for each token, where kernels
     /// multiply it with integer weights. Otherwise as
     /// [`XPrecision::Int8`], which rounds less.
     Int8Token,
     /// E4M3 (4 bits of precision) with a factor for every 128
-    /// columns, where CUDA kernels multiply it with FP8 weights
-    /// (Ada and newer), or with INT4 and MXFP4 weights (Hopper).
-    /// Otherwise as [`XPrecision::Int8`], which rounds less.
+    /// columns, where CUDA kernels multiply it with FP8 weights (Ada and
+    /// newer), or with INT4 and MXFP4 weights (Hopper). Otherwise as
+    /// [`XPrecision::Int8`], which rounds less.
     E4M3,
     /// E4M3 with one factor for each token, where that is faster
     /// than a factor for every 128 columns. Otherwise as

@@ -1,5 +1,5 @@
-//! Byte extents that MoE kernels touch in their operands,
-//! and the number of experts bound by one dispatch.
+//! Byte extents that MoE kernels touch in their operands, and the
+//! number of experts bound by one dispatch.
 
 use qgemm_hal::{CheckedExperts, CheckedGemm, Dense, Unsupported};
 
@@ -20,8 +20,8 @@ pub(super) struct Extents {
     /// Bytes of one expert's weight.
     pub w: usize,
     pub row_scale: usize,
-    /// Bytes of the column orders, or of the scales of a
-    /// quantized X.
+    /// Bytes of the column orders, or of the
+    /// scales of a quantized X.
     pub k_order: usize,
     pub index: usize,
     pub c: usize,
@@ -98,8 +98,8 @@ fn dense_bytes(what: &str, dense: &Dense, rows: usize, columns: usize) -> Result
     bytes.ok_or_else(|| Unsupported::new(format!("the extent of {what} overflows")))
 }
 
-/// Experts whose weights fit in a binding of `limit` bytes;
-/// at least one does.
+/// Experts whose weights fit in a binding of `limit`
+/// bytes; at least one does.
 pub(super) fn bound_experts(op: &CheckedExperts, extents: &Extents, limit: u64) -> usize {
     let fit = limit.saturating_sub(MARGIN) / (extents.w as u64).max(1);
     // With one shared weight, each dispatch binds it.

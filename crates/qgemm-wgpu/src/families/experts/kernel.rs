@@ -150,8 +150,8 @@ struct Run<'k> {
 }
 
 impl Run<'_> {
-    /// The first `bytes` bytes of an operand, accessed `width`
-    /// at a time.
+    /// The first `bytes` bytes of an operand,
+    /// accessed `width` at a time.
     fn touched<'a>(
         &self,
         operands: &'a Operands<'_>,
@@ -166,8 +166,8 @@ impl Run<'_> {
         self.touched(operands, ExpertOperand::Index, self.op.index_len() * 4, 4).bind(&self.kernel.shared)
     }
 
-    /// Operand that assigns rows to experts: the expert lists
-    /// for grouped slots, otherwise the index.
+    /// Operand that assigns rows to experts: the expert lists for
+    /// grouped slots, otherwise the index.
     fn rows_index(&self) -> (ExpertOperand, usize) {
         match (self.kernel.grouped, self.op.list_parts()) {
             (true, Some([_, slots])) => (ExpertOperand::Lists, slots.end),
@@ -223,8 +223,8 @@ impl Run<'_> {
         Ok(Dispatch { params, bindings: vec![index, weights, status.0], grid: self.kernel.grid })
     }
 
-    /// Rows of the experts that are bound together, from expert
-    /// `first` on.
+    /// Rows of the experts that are bound together,
+    /// from expert `first` on.
     fn product<'a>(&'a self, first: usize, operands: &'a Operands<'_>) -> Result<Dispatch<'a, Params>, HalError> {
         use ExpertOperand as O;
         let (op, each, shared) = (&self.op, &self.op.each, &self.kernel.shared);
@@ -315,8 +315,8 @@ impl Run<'_> {
     }
 }
 
-/// Four offsets in one word. Each is below the adapter's
-/// offset alignment, which is at most 256 bytes.
+/// Four offsets in one word. Each is below the adapter's offset
+/// alignment, which is at most 256 bytes.
 fn packed_bases(bases: [u32; 4]) -> u32 {
     bases.iter().rev().fold(0, |word, base| word << 8 | base)
 }

@@ -31,8 +31,8 @@ use kernel::{CheckParams, CombineParams, ExpertsKernel, GatherParams, Params, Wh
 pub(super) const FAMILIES: ExpertsFamilies =
     &[&ExpertsFamily::GemvInt8, &ExpertsFamily::Gemv, &ExpertsFamily::GemmInt8, &ExpertsFamily::Gemm];
 
-/// Kernel interface of the products: that of `gemm`, with the
-/// index in the binding of C or of the row factors.
+/// Kernel interface of the products: that of `gemm`, with the index
+/// in the binding of C or of the row factors.
 pub(crate) const INTERFACE: Interface =
     Interface { name: "experts", bindings: super::gemm::INTERFACE.bindings, params_bytes: size_of::<Params>() as u32 };
 
@@ -87,8 +87,8 @@ enum ExpertsFamily {
 }
 
 impl ExpertsFamily {
-    /// The kernel of a config; `None` when it does not support
-    /// the format of X.
+    /// The kernel of a config; `None` when it does not
+    /// support the format of X.
     fn part(&self, config: &TileConfig, each: &CheckedGemm, code: &WeightCode) -> Option<Part> {
         Some(with_entry(match self {
             ExpertsFamily::Gemv => gemv::part(config, code, false),
@@ -245,9 +245,9 @@ fn listed_slots(op: &CheckedExperts, info: &DeviceInfo) -> Option<ListedSlots> {
     listed.filter(|_| bytes.is_ok())
 }
 
-/// Region with the index and the row factors, after `before`
-/// bytes of scratch. It is used when products add C and
-/// have row factors, because kernels lack a binding then.
+/// Region with the index and the row factors, after `before` bytes
+/// of scratch. It is used when products add C and have
+/// row factors, because kernels lack a binding then.
 fn gathered(op: &CheckedExperts, grouped: bool, before: usize) -> Option<Range<usize>> {
     if added_c(&op.each).is_none() || !op.each.token_scale {
         return None;
@@ -296,8 +296,8 @@ fn check(op: &CheckedExperts, info: &DeviceInfo) -> Result<(), Unsupported> {
 /// Smallest N tile.
 const LEAST_TILE_N: usize = 64;
 
-/// Grid: W tiles along x, and the maximum of row tiles
-/// along y and z.
+/// Grid: W tiles along x, and the maximum of
+/// row tiles along y and z.
 fn product_grid(op: &CheckedExperts, config: &TileConfig, grouped: bool) -> [u32; 3] {
     let (m, tile_m) = (op.each.m, config.tile_m as usize);
     let places = match op.form {

@@ -1,6 +1,6 @@
-//! `gemv`: few tokens. An invocation has one row in each of
-//! four W tiles, its neighbours the next rows. Slices of a
-//! workgroup split K.
+//! `gemv`: few tokens. An invocation has one row in
+//! each of four W tiles, its neighbours the next rows.
+//! Slices of a workgroup split K.
 
 use std::sync::LazyLock;
 
@@ -29,11 +29,11 @@ pub(crate) static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| source_hash(&[X_
 const TILE_N: u32 = 64;
 /// Workgroup size that not every adapter supports.
 pub(super) const WIDE: u32 = 512;
-/// Maximum tokens. More than one tile of tokens reads W once
-/// per tile.
+/// Maximum tokens. More than one tile of tokens
+/// reads W once per tile.
 const MAX_TOKENS: u32 = 32;
-/// Maximum tokens for which scales apply to sums. For more
-/// tokens, weights are scaled once for all of them.
+/// Maximum tokens for which scales apply to sums. For more tokens,
+/// weights are scaled once for all of them.
 const FACTORED_TOKENS: u32 = 2;
 
 /// Workgroup memory of the configs for adapters with enough
@@ -73,8 +73,8 @@ pub(super) const fn config(tokens: u32, threads: u32, shared_bytes: u32) -> Tile
     }
 }
 
-/// K slices of a workgroup; an invocation has four rows of
-/// W.
+/// K slices of a workgroup; an invocation
+/// has four rows of W.
 pub(super) const fn slices(tile_n: u32, threads: u32) -> u32 {
     threads * 4 / tile_n
 }
@@ -103,8 +103,8 @@ pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> P
     }
 }
 
-/// Sources of a few-token shader, with `own` for loading X
-/// and multiplying.
+/// Sources of a few-token shader, with `own` for
+/// loading X and multiplying.
 pub(super) fn sources(own: &[&'static str], subgroups: bool) -> Vec<&'static str> {
     let mut sources = vec!["alias Accumulators = array<vec4<f32>, TILE_M>;", UNITS, MAIN_LOOP];
     sources.extend(own);
@@ -121,8 +121,8 @@ pub(super) fn source_hash(own: &[&'static str]) -> u64 {
     super::source_hash(&[own, &[UNITS, MAIN_LOOP, REDUCE_WORKGROUP, REDUCE_SUBGROUP, ENTRY]].concat())
 }
 
-/// The `configs` that fit the adapter's limits, with the
-/// most workgroup memory.
+/// The `configs` that fit the adapter's limits, with
+/// the most workgroup memory.
 pub(crate) fn fitting<'a>(
     configs: &'a [TileConfig],
     op: &CheckedGemm,
@@ -130,8 +130,8 @@ pub(crate) fn fitting<'a>(
 ) -> impl Iterator<Item = TileConfig> + use<'a> {
     let available = info.shared_bytes.saturating_sub(table_bytes(op.format));
     let size = configs.iter().map(|c| c.shared_bytes).filter(|&bytes| bytes <= available).max();
-    // Software adapters take seconds to compile code unrolled
-    // for eight tokens.
+    // Software adapters take seconds to compile code
+    // unrolled for eight tokens.
     let most = if info.features.contains("software-adapter") { 4 } else { 8 };
     let tokens = (op.m as u32).next_power_of_two().min(most);
     let threads = if info.features.contains(WIDE_WORKGROUPS) { WIDE } else { 256 };

@@ -1,6 +1,6 @@
-//! `gemv_int8`: few tokens in INT8. An invocation has four
-//! adjacent rows of W, and slices of a workgroup split K.
-//! Every workgroup quantizes X itself.
+//! `gemv_int8`: few tokens in INT8. An invocation has four adjacent
+//! rows of W, and slices of a workgroup split K. Every
+//! workgroup quantizes X itself.
 
 use std::sync::LazyLock;
 
@@ -93,8 +93,8 @@ pub(crate) enum XBytes {
 }
 
 impl XBytes {
-    /// The source for `op`; `None` when X has another quantized
-    /// format or is permuted.
+    /// The source for `op`; `None` when X has another
+    /// quantized format or is permuted.
     pub fn of(op: &CheckedGemm) -> Option<Self> {
         let Some(planes) = op.x.planes else { return Some(Self::Quantized) };
         let parts = planes.parts;
@@ -117,15 +117,15 @@ impl XBytes {
     }
 }
 
-/// Whether weights of `format` are integers of up to 8 bits.
-/// Codebook values would need individual lookups, which cost
-/// as much as f32 products.
+/// Whether weights of `format` are integers of up to 8
+/// bits. Codebook values would need individual lookups,
+/// which cost as much as f32 products.
 pub(crate) fn holds_bytes(format: Format) -> bool {
     format.encoding.is_integer()
 }
 
-/// The `configs` for X that kernels quantize, or that is
-/// given in INT8.
+/// The `configs` for X that kernels quantize, or
+/// that is given in INT8.
 ///
 /// # Errors
 /// Why INT8 must not be used.

@@ -1,6 +1,6 @@
-//! `gemm_int8`: any number of tokens in INT8. An invocation
-//! has four adjacent rows of W, read from memory, for
-//! several tokens. Every workgroup quantizes X itself.
+//! `gemm_int8`: any number of tokens in INT8. An invocation has
+//! four adjacent rows of W, read from memory, for several tokens.
+//! Every workgroup quantizes X itself.
 
 use std::sync::LazyLock;
 

@@ -25,20 +25,20 @@ use crate::pipeline::Compiled;
 use crate::shared::Shared;
 
 /// A kernel for one operation. A launch allocates no device
-/// memory, because parameters are immediates. wgpu allocates
-/// a command buffer on the host, and the first launch with
-/// given operands creates a bind group.
+/// memory, because parameters are immediates. wgpu allocates a
+/// command buffer on the host, and the first launch with given
+/// operands creates a bind group.
 #[derive(Debug)]
 pub(super) struct GemmKernel {
     compiled: Compiled,
     shared: Arc<Shared>,
-    /// The operation as the kernel sees it, with a converted X
-    /// if there is a prologue.
+    /// The operation as the kernel sees it, with a converted
+    /// X if there is a prologue.
     op: CheckedGemm,
     /// Bytes of an element of X.
     x_width: usize,
-    /// Whether accumulators are multiplied with token factors,
-    /// which then use the binding of the column order.
+    /// Whether accumulators are multiplied with token factors, which then use
+    /// the binding of the column order.
     x_factor: bool,
     phase: Phase,
     parts: Vec<Part>,
@@ -47,8 +47,8 @@ pub(super) struct GemmKernel {
 /// One dispatch.
 #[derive(Debug)]
 struct Part {
-    /// Parameters without the `*_base` fields, which depend on a
-    /// launch's views.
+    /// Parameters without the `*_base` fields, which
+    /// depend on a launch's views.
     params: Params,
     extents: Extents,
     /// Offset of this part in each operand, in bytes.
@@ -82,8 +82,8 @@ impl Part {
 }
 
 impl GemmKernel {
-    /// The kernel for `launches` of `product`. With `x_factor`,
-    /// accumulators are multiplied with token factors.
+    /// The kernel for `launches` of `product`. With `x_factor`, accumulators
+    /// are multiplied with token factors.
     pub fn new(
         compiled: Compiled,
         shared: Arc<Shared>,
@@ -104,8 +104,8 @@ impl GemmKernel {
             part.params.modes |= phase.packed();
             part.take_phase(product.op, phase);
             if x_factor {
-                // Columns of a converted X are in order, so the binding
-                // of the order is free.
+                // Columns of a converted X are in order, so the
+                // binding of the order is free.
                 part.params.shape.flags |= FLAG_X_FACTOR;
                 part.before.k_order = launch.m.start * 4;
                 part.extents.k_order = launch.m.len() * 4;
@@ -222,8 +222,8 @@ impl Kernel for GemmKernel {
     }
 }
 
-/// Output operand of a launch, its first feature, and the
-/// bytes of an element.
+/// Output operand of a launch, its first feature, and
+/// the bytes of an element.
 fn output(op: &CheckedGemm, launch: &Launch) -> (GemmOperand, u32, usize) {
     let (operand, features, d) = launch.output(op);
     (operand, features.start as u32, d.dtype.bytes())
@@ -279,8 +279,8 @@ fn params(&Product { op, x, .. }: &Product<'_>, launch: &Launch) -> Params {
     }
 }
 
-/// Grid: N tiles along x and, beyond its limit, z; M
-/// tiles along y.
+/// Grid: N tiles along x and, beyond its
+/// limit, z; M tiles along y.
 fn grid(plan: &LaunchPlan, launch: &Launch) -> [u32; 3] {
     let n_tiles = (launch.rows.len() as u32).div_ceil(plan.config.tile_n);
     let columns = n_tiles.clamp(1, MAX_GROUPS);

@@ -1,5 +1,5 @@
-//! Splitting an operation into dispatches: kernels index in
-//! 32 bits, and bindings and grids are limited.
+//! Splitting an operation into dispatches: kernels index in 32 bits,
+//! and bindings and grids are limited.
 
 use std::ops::Range;
 
@@ -10,13 +10,13 @@ use qgemm_hal::{CheckedGemm, Dense, GemmOperand, Operand, TileConfig, Unsupporte
 use crate::families::dispatch::{MARGIN, MAX_GROUPS, rows_that_fit, too_large};
 use crate::weight_code::WeightCode;
 
-/// Granularity of a dispatch's first row of W: whole tiles
-/// of its layout.
+/// Granularity of a dispatch's first row of W:
+/// whole tiles of its layout.
 pub(crate) const TILE_ROWS: usize = 2 * SHARED_ROWS;
 
-/// A product as kernels see it, with a converted X if
-/// there is a prologue. A quantized X is seen as rows
-/// of words.
+/// A product as kernels see it, with a converted
+/// X if there is a prologue. A quantized X is
+/// seen as rows of words.
 #[derive(Clone, Copy)]
 pub(super) struct Product<'a> {
     pub op: &'a CheckedGemm,
@@ -45,8 +45,8 @@ pub(crate) fn x_matrix(op: &CheckedGemm) -> Result<(Dense, usize), Unsupported> 
     Ok((x, words(planes.parts.code_bytes(op.k) as u64) as usize))
 }
 
-/// Bytes of the scales of `rows` rows of X; 0 for
-/// an unquantized X.
+/// Bytes of the scales of `rows` rows of X; 0
+/// for an unquantized X.
 pub(crate) fn x_scale_bytes(op: &CheckedGemm, rows: usize) -> usize {
     op.x.planes.map_or(0, |planes| (rows - 1) * planes.scales_row as usize + planes.parts.scale_bytes(op.k))
 }
@@ -96,8 +96,8 @@ impl Extents {
         }
     }
 
-    /// Extents of one-dimensional operands for `m` tokens. A
-    /// dispatch binds all of them, whatever its rows.
+    /// Extents of one-dimensional operands for `m` tokens. A dispatch binds
+    /// all of them, whatever its rows.
     fn of_vectors(op: &CheckedGemm, m: usize) -> Self {
         Self {
             row_scale: if op.row_scale { op.stored_rows * 4 } else { 0 },
@@ -165,8 +165,8 @@ impl Launch {
     }
 }
 
-/// Rows of W that fit in one binding: all, or whole
-/// tiles.
+/// Rows of W that fit in one binding:
+/// all, or whole tiles.
 fn rows_a_launch(
     &Product { op, code, .. }: &Product<'_>,
     config: &TileConfig,

@@ -1,5 +1,5 @@
-//! `gemm_matrix`: any number of tokens with cooperative
-//! matrices. W is decoded to f16, and X is f16.
+//! `gemm_matrix`: any number of tokens with cooperative matrices. W
+//! is decoded to f16, and X is f16.
 
 use std::sync::LazyLock;
 
@@ -33,8 +33,8 @@ const BLOCK: u32 = 16;
 /// Workgroup memory for that, in bytes.
 const BLOCK_BYTES: u32 = BLOCK * BLOCK * 4;
 
-/// From many tokens to few. Efficiencies and workgroups per
-/// unit are measured (H200).
+/// From many tokens to few. Efficiencies and workgroups
+/// per unit are measured (H200).
 pub(crate) static CONFIGS: &[TileConfig] = &[
     config((128, 128, 32), (64, 64), 1, 2, 335),
     config((128, 128, 32), (64, 32), 2, 1, 305),
@@ -43,8 +43,8 @@ pub(crate) static CONFIGS: &[TileConfig] = &[
     config((64, 16, 64), (16, 16), 1, 3, 120),
 ];
 
-/// A subgroup computes `part` of the tile: rows of W and
-/// tokens.
+/// A subgroup computes `part` of the tile:
+/// rows of W and tokens.
 const fn config(
     (tile_n, tile_m, tile_k): (u32, u32, u32),
     part: (u32, u32),
@@ -66,8 +66,8 @@ const fn config(
         cluster: 1,
         warps_n,
         stages,
-        // Each column of W and each token of X is padded
-        // by eight f16.
+        // Each column of W and each token of X is
+        // padded by eight f16.
         shared_bytes: stages * 2 * (tile_k * (tile_n + 8) + tile_m * (tile_k + 8)) + subgroups * BLOCK_BYTES,
         x_format: XFormat::Plain(DType::F16),
         rounded_weights: Some(DType::F16),
@@ -113,8 +113,8 @@ pub(crate) fn part(config: &TileConfig, matrices: CooperativeMatrices) -> Part {
     }
 }
 
-/// Configs that fit into the adapter's workgroup memory, for
-/// X as plans convert it.
+/// Configs that fit into the adapter's workgroup memory,
+/// for X as plans convert it.
 fn fitting(op: &CheckedGemm, x: Dense, info: &DeviceInfo) -> impl Iterator<Item = TileConfig> + use<> {
     let available = info.shared_bytes.saturating_sub(table_bytes(op.format));
     let (stored_k, k_order) = (op.stored_k, op.k_order);
@@ -122,9 +122,9 @@ fn fitting(op: &CheckedGemm, x: Dense, info: &DeviceInfo) -> impl Iterator<Item 
     CONFIGS.iter().copied().filter(move |config| config.shared_bytes <= available).map(with_x)
 }
 
-/// The X prologue of `config`, if X has another type, or
-/// its rows are not whole steps of contiguous columns in the
-/// order of W's.
+/// The X prologue of `config`, if X has another type,
+/// or its rows are not whole steps of contiguous
+/// columns in the order of W's.
 fn x_prologue(x: Dense, stored_k: usize, k_order: bool, config: &TileConfig) -> Option<XPrologue> {
     let row_factors = x.dtype != DType::F16;
     let whole_steps = stored_k.is_multiple_of(config.tile_k as usize);

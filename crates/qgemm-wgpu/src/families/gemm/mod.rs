@@ -71,8 +71,8 @@ pub(super) struct Params {
     pub d_base: u32,
 }
 
-/// Common parts of configs: tiles in a plain grid, unrounded
-/// weights and f32 X.
+/// Common parts of configs: tiles in a plain grid,
+/// unrounded weights and f32 X.
 const CONFIG: TileConfig = TileConfig {
     family: "",
     main_loop: "",
@@ -106,9 +106,9 @@ pub(super) fn of_plain_x(
     Ok(configs.map(move |config| TileConfig { x_format, ..config }))
 }
 
-/// The `configs`, unless there are none or their kernels do
-/// not support `op`. The last one is the smallest that fits
-/// the adapter.
+/// The `configs`, unless there are none or their
+/// kernels do not support `op`. The last one is the
+/// smallest that fits the adapter.
 fn served(
     op: &CheckedGemm,
     info: &DeviceInfo,
@@ -165,8 +165,8 @@ pub(super) fn weight_code_of(format: Format) -> Result<WeightCode, Unsupported> 
     WeightCode::new(format).ok_or_else(|| Unsupported::new("reads codes of one or two planes"))
 }
 
-/// Compiles the family's `part` for `op` and computes all launch
-/// data. `part` is `None` when the device lacks the plan's kernel.
+/// Compiles the family's `part` for `op` and computes all launch data.
+/// `part` is `None` when the device lacks the plan's kernel.
 fn prepare(
     device: &dyn Device,
     op: &CheckedGemm,

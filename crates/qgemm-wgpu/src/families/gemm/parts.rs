@@ -1,5 +1,5 @@
-//! Split-K for few tokens and few rows of W, which would
-//! leave workgroups idle.
+//! Split-K for few tokens and few rows of W, which
+//! would leave workgroups idle.
 //!
 //! One launch writes the partial sums to the workspace, and a
 //! second adds them in order, so that the bits are reproducible.
@@ -13,8 +13,8 @@ use crate::families::dispatch::{MARGIN, MAX_GROUPS};
 
 /// Maximum split-K.
 const MOST_SPLITS: usize = 32;
-/// Minimum columns of a part. Shorter parts take longer to
-/// start and to reduce than to multiply.
+/// Minimum columns of a part. Shorter parts take longer to start
+/// and to reduce than to multiply.
 const LEAST_COLUMNS: usize = 512;
 /// Minimum columns on a software adapter, where starting and
 /// finishing a workgroup is slow.
@@ -80,8 +80,8 @@ pub(super) fn most_splits(product: &Product<'_>, config: &TileConfig, launches: 
     most.max(1) as u32
 }
 
-/// Grid of the reduction: an invocation has eight rows of a
-/// token.
+/// Grid of the reduction: an invocation has
+/// eight rows of a token.
 pub(super) fn sum_grid(op: &CheckedGemm) -> [u32; 3] {
     let groups = (op.m * sum_rows(op) / 8).div_ceil(SUM_THREADS as usize);
     let x = groups.clamp(1, MAX_GROUPS as usize);
