@@ -1,4 +1,5 @@
-//! The CPU backend's tests for 64-bit Arm on other processors: what runs under QEMU, and what it needs.
+//! Tests of the CPU backend for 64-bit Arm under QEMU,
+//! and their requirements.
 
 use std::io::ErrorKind;
 use std::process::{Command, Stdio};
@@ -7,18 +8,21 @@ use anyhow::Context;
 
 use crate::workspace;
 
-/// Statically linked by the linker that comes with Rust: neither a C compiler nor libraries of Arm's are needed.
-/// `.cargo/config.toml` names that linker, and [`EMULATOR`].
+/// Statically linked by the linker that comes with Rust, so that
+/// neither a C compiler nor Arm libraries are needed. `.cargo/config.toml`
+/// names that linker and [`EMULATOR`].
 const TARGET: &str = "aarch64-unknown-linux-musl";
 
 /// Runs programs of the target.
 const EMULATOR: &str = "qemu-aarch64";
 
-/// A test of how work is shared between threads, which takes two minutes there and tells nothing of Arm.
+/// Excluded test: it checks how threads share work, which takes two
+/// minutes under QEMU and does not depend on Arm.
 pub const LEFT_OUT: &str = "bits_are_the_same_along_whichever_axis_threads_share";
 
-/// What cargo is asked for. Of the conformance suite, which takes some 40 minutes there, the groups in which sums are exact and
-/// operands lie in every way.
+/// Cargo arguments. The whole conformance suite takes some
+/// 40 minutes under QEMU, so only the groups with exact sums
+/// and all operand layouts run.
 pub const TESTS: [&[&str]; 2] = [
     &["test", "--target", TARGET, "--package", "qgemm-cpu", "--lib", "--test", "families", "--", "--skip", LEFT_OUT],
     &[
@@ -36,10 +40,11 @@ pub const TESTS: [&[&str]; 2] = [
     ],
 ];
 
-/// What is missing to run them, if anything. The standard library is installed when it is not there.
+/// The missing requirement, if any. Installs the
+/// standard library if necessary.
 ///
 /// # Errors
-/// When a program that is there cannot be started.
+/// When an installed program cannot be started.
 pub fn missing() -> anyhow::Result<Option<String>> {
     if cfg!(target_arch = "aarch64") {
         return Ok(Some("on Arm the other tests run them".to_owned()));

@@ -1,8 +1,9 @@
-//! `cargo xtask build-kernels`: compiles every kernel of the manifest for the given chips into bundles, or checks that
-//! they compile as `kernels.lock` says.
+//! `cargo xtask build-kernels`: compiles every kernel of the manifest for
+//! the given chips into bundles, or checks them against `kernels.lock`.
 //!
-//! Worker processes fill a cache below the target folder, from which the bundles are put together: kernels that did not
-//! change are not compiled again, and an interrupted build goes on where it was.
+//! Worker processes fill a cache in the target folder, from which
+//! bundles are assembled. Unchanged kernels are not compiled again, and an
+//! interrupted build continues where it stopped.
 
 mod workers;
 
@@ -19,19 +20,21 @@ use crate::kernels_lock::{Differences, Lock, Row};
 use crate::nvrtc;
 use crate::sass::Disassembler;
 
-/// Days that draw all of the sample.
+/// Days after which all of the sample has been drawn.
 const DAYS: u64 = 6;
-/// What a bundle may weigh.
+/// Maximum size of a bundle in bytes.
 const MAX_BUNDLE_BYTES: u64 = 20_000_000;
 
 /// Options of the command.
 #[derive(clap::Args, Clone)]
 pub struct Args {
-    /// Chips to compile for, by compute capability: `70,86,120`. Kernels that use a chip's own instructions are
-    /// compiled for `sm_90a`, `sm_120a`. With `--check`, the chips of `kernels.lock` unless given.
+    /// Chips to compile for, by compute capability: `70,86,120`. Kernels with
+    /// chip-specific instructions are compiled for `sm_90a`, `sm_120a`. With
+    /// `--check`, the default is the chips of `kernels.lock`.
     #[arg(long, value_delimiter = ',', required_unless_present = "check", value_name = "ARCH,…")]
     arch: Vec<String>,
-    /// Write portable PTX, which runs on these chips and all newer ones, instead of machine code.
+    /// Write portable PTX, which runs on these chips and all newer
+    /// ones, instead of machine code.
     #[arg(long)]
     ptx: bool,
     /// Only kernels of this family (`gemv`).
@@ -40,26 +43,28 @@ pub struct Args {
     /// Only kernels of these weight formats (`q4_k,q6_k`).
     #[arg(long, value_delimiter = ',', value_name = "FORMAT,…")]
     format: Vec<Format>,
-    /// Only kernels whose identity holds this (`main_loop=gemm_sliced_k`), or one of these where it is given more than once.
+    /// Only kernels whose identity contains this text
+    /// (`main_loop=gemm_sliced_k`), or one of several.
     #[arg(long, value_name = "PART")]
     named: Vec<String>,
-    /// Write nothing; fail when registers, spills or shared memory became worse than in `kernels.lock`, and when that is
-    /// stale.
+    /// Write nothing; fail when registers, spills or shared memory are worse
+    /// than in `kernels.lock`, or when it is stale.
     #[arg(long, conflicts_with_all = ["ptx", "out"])]
     check: bool,
-    /// Check quickly: compile each kernel for one of the chips only, the next kernel for the next chip.
+    /// Check quickly: compile each kernel for only one of
+    /// the chips, in rotation.
     #[arg(long, requires = "check")]
     sample: bool,
-    /// Of the sample, every sixth kernel: those that this day draws.
+    /// Every sixth kernel of the sample: the part for this day.
     #[arg(long, requires = "sample", value_name = "DAY")]
     of_day: Option<u64>,
     /// Folder for the bundles, instead of `kernels` in the target folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Processes to share the work between, instead of one a core.
+    /// Number of processes, instead of one per core.
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
-    /// Be worker I of N.
+    /// Run as worker I of N.
     #[arg(long, hide = true, value_name = "I/N")]
     worker: Option<String>,
 }
@@ -71,13 +76,13 @@ struct Job {
     target: Target,
 }
 
-/// What was built for a target.
+/// Kernels built for a target.
 struct Built {
     target: Target,
     kernels: Vec<(KernelSpec, Artifact)>,
 }
 
-/// Its kernels as `kernels.lock` lists them.
+/// Its kernels as rows of `kernels.lock`.
 struct Rows {
     target: Target,
     rows: Vec<(String, Row)>,
@@ -111,7 +116,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let of = &lock.nvrtc;
         ensure!(*of == version, "{} is from NVRTC {of}, and numbers of {version} differ", path.display());
     } else {
-        // Before the work, not after it.
+        // Check before the work, not after it.
         writable(&out)?;
     }
 
@@ -120,7 +125,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     workers::compile_all(&jobs, args.jobs)?;
     let mut built: Vec<Built> = targets.iter().map(|&target| Built { target, kernels: Vec::new() }).collect();
     for Job { spec, target } in jobs {
-        // Compiled by now, so this reads the cache.
+        // Already compiled, so this reads the cache.
         let artifact = build::compile(&cache, &spec, target)?.artifact;
         if let Some(built) = built.iter_mut().find(|b| b.target == target) {
             built.kernels.push((spec, artifact));
@@ -141,12 +146,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// The targets asked for.
+/// The requested targets.
 fn targets(args: &Args, lock: &Lock, version: &str, supported: &[u32]) -> anyhow::Result<Vec<Target>> {
     let mut targets = Vec::new();
     let names = if args.arch.is_empty() { &lock.chips() } else { &args.arch };
     for name in names {
-        // Whether a kernel needs `sm_90a` is the kernel's affair, so both are the same wish.
+        // Each kernel decides whether it needs `sm_90a`, so
+        // both names mean the same.
         let Ok(arch) = name.strip_suffix('a').unwrap_or(name).parse::<u32>() else {
             bail!("`{name}` is no architecture: expected numbers like 70,86,120");
         };
@@ -166,7 +172,7 @@ fn targets(args: &Args, lock: &Lock, version: &str, supported: &[u32]) -> anyhow
     Ok(targets)
 }
 
-/// Every kernel to compile, in an order that each worker finds too.
+/// Every kernel to compile, in the same order for all workers.
 fn jobs(args: &Args, targets: &[Target]) -> anyhow::Result<Vec<Job>> {
     let mut jobs = Vec::new();
     for &target in targets {
@@ -178,8 +184,10 @@ fn jobs(args: &Args, targets: &[Target]) -> anyhow::Result<Vec<Job>> {
     Ok(jobs)
 }
 
-/// Of `jobs`, one of each kind, with one of its tiles and for one target: in the order of their names kinds go round the
-/// targets, one further each time round, so that what repeats among the names meets every target; and so do tiles.
+/// One of `jobs` for each kind, with one tile and one
+/// target. In name order, kinds rotate through the targets
+/// and shift by one each round, so that repeating names meet
+/// every target; so do tiles.
 fn sample(jobs: &[Job], targets: &[Target]) -> Vec<Job> {
     let mut of = BTreeMap::<String, Vec<&Job>>::new();
     for job in jobs {
@@ -195,7 +203,8 @@ fn sample(jobs: &[Job], targets: &[Target]) -> Vec<Job> {
     chosen.collect()
 }
 
-/// What kernels share that differ in their tiles, or in what copies to their rings: operation, family, mechanism and types.
+/// What kernels with different tiles or ring copies have in common:
+/// operation, family, mechanism and types.
 fn kind(spec: &KernelSpec) -> String {
     /// Main loops whose CTAs share rings.
     const RINGS: [&str; 2] = ["sm80_cp_async", "sm120_tma_ws"];
@@ -215,15 +224,15 @@ impl Args {
         self.family.is_none() && self.format.is_empty() && self.named.is_empty()
     }
 
-    /// Whether the kernel is one of those asked for.
+    /// Whether the kernel was requested.
     fn wants(&self, name: &str) -> bool {
         wanted(name, &self.family, &self.format)
             && (self.named.is_empty() || self.named.iter().any(|part| name.contains(part)))
     }
 }
 
-/// Whether the kernel of this identity is of the family and of one of the formats. What `gemm` launches whatever the format is
-/// part of it.
+/// Whether the kernel belongs to the family and one of the
+/// formats. Format-independent launches of `gemm` belong to it, too.
 fn wanted(name: &str, family: &Option<String>, formats: &[Format]) -> bool {
     let Ok(id) = name.parse::<KernelId>() else { return family.is_none() && formats.is_empty() };
     let is_prologue = matches!(id.spec, Spec::Convert(_));
@@ -237,7 +246,8 @@ fn wanted(name: &str, family: &Option<String>, formats: &[Format]) -> bool {
     family.as_ref().is_none_or(of_family) && (formats.is_empty() || of_format)
 }
 
-/// The rows of `kernels.lock` for what was built. Without a disassembler they hold no instructions, which is said.
+/// Rows of `kernels.lock` for the built kernels. Without a disassembler
+/// they lack instructions, which is reported.
 fn rows(built: &[Built], disassembler: Option<&Disassembler>) -> anyhow::Result<Vec<Rows>> {
     match disassembler {
         Some(found) => println!("matrix instructions from {}", found.path().display()),
@@ -274,7 +284,7 @@ fn rows(built: &[Built], disassembler: Option<&Disassembler>) -> anyhow::Result<
     Ok(all)
 }
 
-/// Compares with the lock file, and says what was not compared.
+/// Compares with the lock file, and reports what was not compared.
 fn check(args: &Args, lock: &Lock, all: &[Job], rows: &[Rows]) -> anyhow::Result<()> {
     let path = Lock::path();
     let mut found = Differences::default();
@@ -319,10 +329,11 @@ fn check(args: &Args, lock: &Lock, all: &[Job], rows: &[Rows]) -> anyhow::Result
     Ok(())
 }
 
-/// Enters what was built in the lock file, unless that is of another compiler.
+/// Updates the lock file, unless it is from another compiler.
 fn update_lock(args: &Args, version: &str, rows: &[Rows]) -> anyhow::Result<()> {
     let path = Lock::path();
-    // Read now, not before the work: another build may have ended meanwhile.
+    // Read now instead of before the work: another build
+    // may have finished meanwhile.
     let lock = Lock::read()?;
     if lock != Lock::default() && lock.nvrtc != version {
         println!(
@@ -343,7 +354,8 @@ fn update_lock(args: &Args, version: &str, rows: &[Rows]) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Whether files can be made in the folder, which is made where it is missing.
+/// Checks that files can be created in the folder, which
+/// is created if necessary.
 fn writable(folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder)
         .and_then(|()| tempfile::tempfile_in(folder))
@@ -406,7 +418,8 @@ mod tests {
         assert_eq!((of(None, "convert:"), of(None, "probe:"), of(Some("gemv"), "convert:")), (48, 0, 0));
         assert!(of(Some("gemm"), "gemm:gemm:") > 5 && of(Some("gemm"), "gemm:gemv:") == 0);
         assert_eq!((of(Some("gemm"), "convert:"), of(Some("repack"), "pack:repack:")), (48, 1));
-        // A format whose name begins another's is not the other.
+        // A format whose name starts with another's name
+        // is a different format.
         let fp8 = chosen(None, &["fp8_e4m3"]);
         assert!(fp8.iter().all(|name| !name.contains("block128")));
         let two = chosen(Some("gemv"), &["q4_0", "q6_k"]);

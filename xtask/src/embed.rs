@@ -1,4 +1,5 @@
-//! The test of qgemm-cuda's feature `embed-kernels`: a program is built with a bundle in it, and is not built where the
+//! Test of qgemm-cuda's feature `embed-kernels`: a program
+//! builds with a bundle, and does not build when the
 //! bundle is missing or unusable.
 
 use std::fs;
@@ -16,7 +17,7 @@ const TARGET: Target = Target::Cubin { arch: 80, specific: false };
 /// Runs the test.
 ///
 /// # Errors
-/// When a build ends otherwise than it should.
+/// When a build does not end as expected.
 pub fn run() -> anyhow::Result<()> {
     let kernels = nvrtc::target_folder()?.join("kernels");
     let folder = kernels.join("embed-test");
@@ -26,7 +27,8 @@ pub fn run() -> anyhow::Result<()> {
     Bundle::write(&bundle, TARGET, &artifact.nvrtc, &[(spec, artifact.clone())])?;
     let good = fs::read(&bundle)?;
 
-    // The tests of this crate that the feature brings: those at the end of this file.
+    // The tests of this crate that the feature enables,
+    // at the end of this file.
     let status = workspace::cargo()
         .args(["test", "--package", "xtask", "--features", "embed-kernels", "embedded"])
         .env(EMBED_VARIABLE, &folder)
@@ -38,7 +40,7 @@ pub fn run() -> anyhow::Result<()> {
     refused(Some(Path::new("kernels")), "absolute")?;
     refused(Some(&folder.join("none")), "none")?;
     let mut old = good.clone();
-    // The format's version, after eight bytes of magic.
+    // The format version, after eight bytes of magic.
     old[8] -= 1;
     for (bytes, why) in [(old, "build it again"), (good[..good.len() - 1].to_vec(), "cut off")] {
         fs::write(&bundle, bytes)?;
@@ -55,7 +57,8 @@ fn kernel() -> anyhow::Result<KernelSpec> {
     probe.context("no kernel has the symbol read_probe")
 }
 
-/// Sees that the crate is not built with `bundles`, and that `why` is said.
+/// Checks that the crate does not build with `bundles`, and
+/// that the error contains `why`.
 fn refused(bundles: Option<&Path>, why: &str) -> anyhow::Result<()> {
     let mut command: Command = workspace::cargo();
     command.args(["check", "--package", "xtask", "--features", "embed-kernels"]).env_remove(EMBED_VARIABLE);

@@ -1,5 +1,5 @@
-//! `kernels.lock`: registers, spills, shared memory and matrix instructions of every kernel, so that a change of them
-//! shows in review.
+//! `kernels.lock`: registers, spills, shared memory and matrix instructions
+//! of every kernel, so that changes show up in review.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,36 +11,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::workspace;
 
-/// Matrix instructions of a kernel by name (`HMMA.16816.F32`), with the number of places where they stand.
+/// Matrix instructions of a kernel by name (`HMMA.16816.F32`),
+/// with their number in the code.
 pub type Mma = BTreeMap<String, u32>;
 
 /// The file's contents.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Lock {
-    /// Version of the compiler that the numbers are from.
+    /// Compiler version of the numbers.
     pub nvrtc: String,
     /// Kernels by target and name.
     pub targets: BTreeMap<String, BTreeMap<String, Row>>,
 }
 
-/// What a kernel needs of a multiprocessor, and what it issues.
+/// Resources and matrix instructions of a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes that a thread spills.
+    /// Spilled bytes per thread.
     pub spills: u32,
-    /// Bytes of a thread's stack.
+    /// Stack bytes per thread.
     pub stack: u32,
-    /// Shared memory of a block, dynamic included.
+    /// Shared memory of a CTA, dynamic included.
     pub shared: u32,
-    /// Absent where no disassembler has seen the kernel.
+    /// Absent when the kernel was not disassembled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mma: Option<Mma>,
 }
 
 impl Row {
-    /// The row of `spec`, which needs `resources`.
+    /// The row of `spec` with `resources`.
     pub fn new(spec: &KernelSpec, resources: Resources, mma: Option<Mma>) -> Self {
         Self {
             registers: resources.registers,
@@ -52,23 +53,23 @@ impl Row {
     }
 }
 
-/// The shared memory that a launch of the kernel asks for: its prelude tells the kernel, too.
+/// Dynamic shared memory of a launch, from the kernel's prelude.
 fn dynamic_shared_bytes(prelude: &str) -> u32 {
     let value = prelude.lines().find_map(|line| line.strip_prefix("constexpr unsigned QG_SHARED_BYTES = "));
     value.and_then(|v| v.trim_end_matches(';').parse().ok()).unwrap_or(0)
 }
 
-/// How kernels differ from what the file says, a line each.
+/// Differences between kernels and the file, one line each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
-    /// More registers, spills, stack or shared memory.
+    /// Increased registers, spills, stack or shared memory.
     pub worse: Vec<String>,
-    /// Anything else: the file has to be written again.
+    /// Any other difference: the file must be rewritten.
     pub stale: Vec<String>,
 }
 
 impl Lock {
-    /// Where the file is.
+    /// Path of the file.
     pub fn path() -> PathBuf {
         workspace::root().join("crates/qgemm-cuda/kernels.lock")
     }
@@ -85,22 +86,22 @@ impl Lock {
         }
     }
 
-    /// Writes the file, in one step.
+    /// Writes the file atomically.
     ///
     /// # Errors
-    /// When that fails.
+    /// When writing fails.
     pub fn write(&self) -> anyhow::Result<()> {
         workspace::write(&Self::path(), self.text()?.as_bytes())
     }
 
-    /// The chips whose kernels it holds, as `--arch` takes them.
+    /// Chips in the file, as `--arch` takes them.
     pub fn chips(&self) -> Vec<String> {
         let mut chips: Vec<u32> = self.targets.keys().filter_map(|t| Some(t.parse::<Target>().ok()?.arch())).collect();
         chips.sort_unstable();
         chips.iter().map(u32::to_string).collect()
     }
 
-    /// One line a kernel, so that a difference names it.
+    /// One line per kernel, so that a diff names it.
     fn text(&self) -> anyhow::Result<String> {
         let mut out = format!("{{\n  \"nvrtc\": {},\n  \"targets\": {{", serde_json::to_string(&self.nvrtc)?);
         for (t, (target, rows)) in self.targets.iter().enumerate() {
@@ -115,8 +116,9 @@ impl Lock {
         Ok(out)
     }
 
-    /// Takes in what was built for `target`; with `all`, kernels that were not built are gone. Instructions that are
-    /// known stay known where no disassembler saw the new kernel.
+    /// Merges the kernels built for `target`; with `all`, kernels that
+    /// were not built are removed. Known instructions are kept when the
+    /// new kernel was not disassembled.
     pub fn update(&mut self, nvrtc: &str, target: Target, built: &[(String, Row)], all: bool) {
         nvrtc.clone_into(&mut self.nvrtc);
         let rows = self.targets.entry(target.to_string()).or_default();
@@ -132,8 +134,9 @@ impl Lock {
         self.targets.retain(|_, rows| !rows.is_empty());
     }
 
-    /// How the kernels of `target` differ: `built` are some or all, `names` is all that there should be (of those that
-    /// `wanted` picks).
+    /// Differences of the kernels of `target`. `built` are some
+    /// or all of them; `names` are all expected ones (among
+    /// those that `wanted` picks).
     pub fn compare(
         &self,
         target: Target,
@@ -162,7 +165,7 @@ impl Lock {
 }
 
 impl Row {
-    /// What became worse and what became otherwise different in `now`.
+    /// What became worse, and what else changed, in `now`.
     fn changes(&self, now: &Row) -> (Vec<String>, Vec<String>) {
         let (mut worse, mut other) = (Vec::new(), Vec::new());
         for (what, a, b) in [

@@ -1,4 +1,5 @@
-//! Build and check commands of the workspace: `cargo xtask <command>`, one file a command.
+//! Build and check commands of the workspace:
+//! `cargo xtask <command>`, one file for each command.
 
 #![allow(clippy::print_stdout, reason = "commands print their results")]
 
@@ -34,17 +35,23 @@ struct Cli {
 enum Command {
     /// Compile every kernel for the given architectures into bundles.
     BuildKernels(build_kernels::Args),
-    /// Print the parameter ABI and the layouts as CUDA and WGSL, or check that the printed files are current.
+    /// Generate the parameter ABI and the layouts as CUDA and WGSL,
+    /// or check that the generated files are current.
     Codegen(codegen::Args),
-    /// Ask the compiler which kernels do not fit in registers, for main loops to choose from the others.
+    /// Ask the compiler which kernels exceed the registers, so that main
+    /// loops choose among the others.
     Spills(spills::Args),
-    /// Print the folder of the sentence encoder that the example `embed` runs, installing it when it is not there.
+    /// Print the folder of the sentence encoder that the example `embed`
+    /// runs, and install it if necessary.
     Model(model::Args),
-    /// Write the tables of docs/results/performance.md from benches/results/, or check that they are current.
+    /// Write the tables of docs/results/performance.md from
+    /// benches/results/, or check that they are current.
     Performance(performance::Args),
-    /// Run every check and test of every layer, setting up what is missing.
+    /// Run every check and test of every layer, and
+    /// set up what is missing.
     Test(test::Args),
-    /// Check the rules of the house that the compiler does not: layering, kernel sources, file sizes.
+    /// Check repository rules that the compiler does not: layering,
+    /// kernel sources, file sizes.
     Tidy(tidy::Args),
 }
 

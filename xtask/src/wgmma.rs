@@ -1,24 +1,27 @@
-//! What can be wrong with Hopper's matrix instructions in machine code that the compiler neither refuses nor mentions:
-//! they run by themselves, and their operands' registers are theirs until a wait says otherwise.
+//! Faults of `wgmma` in machine code that the compiler accepts
+//! silently. `wgmma` is asynchronous: its operand registers must
+//! not be written before a wait.
 
 use std::collections::BTreeSet;
 
-/// One instruction of a listing: where it stands, and its text without the predicate.
+/// One instruction of a listing: offset, and text without the predicate.
 #[derive(Clone, Copy, Debug)]
 pub struct Instruction<'a> {
     pub offset: usize,
     pub text: &'a str,
 }
 
-/// Matrix instructions on 16 bits, on E4M3 and E5M2, and on signed bytes.
+/// Matrix instructions for 16 bits, FP8 (E4M3 and
+/// E5M2), and signed bytes.
 const PRODUCTS: [&str; 3] = ["HGMMA", "QGMMA", "IGMMA"];
 
-/// The faults of a kernel, in words; none without such instructions.
+/// Faults of a kernel as text; empty without such instructions.
 pub fn faults(kernel: &[Instruction<'_>]) -> Vec<String> {
     let is = |name: &'static str| move |i: &&Instruction<'_>| i.text.starts_with(name);
     let products = kernel.iter().filter(is("HGMMA")).count();
     let mut faults = Vec::new();
-    // ptxas warns (C7510 and the like) and goes on: an arrival, a wait for every instruction.
+    // ptxas only warns (C7510 and others) and serializes: one arrival
+    // and wait for each instruction.
     if products > 1 && kernel.iter().filter(is("WARPGROUP.ARRIVE")).count() >= products {
         faults.push(format!("the compiler lets {products} matrix instructions wait for each other"));
     }
@@ -32,7 +35,7 @@ pub fn faults(kernel: &[Instruction<'_>]) -> Vec<String> {
             break;
         }
         at += 1;
-        // Every loop once more, with what is under way at its end.
+        // Repeat every loop once, with the state at its end.
         if let Some(target) = loop_begin(*instruction)
             && again.insert(instruction.offset)
         {
@@ -42,23 +45,24 @@ pub fn faults(kernel: &[Instruction<'_>]) -> Vec<String> {
     faults
 }
 
-/// Where a branch backwards leads.
+/// Target of a backward branch.
 fn loop_begin(instruction: Instruction<'_>) -> Option<usize> {
     let target = instruction.text.strip_prefix("BRA")?.split_whitespace().find_map(|word| word.strip_prefix("0x"))?;
     usize::from_str_radix(target, 16).ok().filter(|&target| target <= instruction.offset)
 }
 
-/// Registers that matrix instructions under way read.
+/// Registers that matrix instructions in flight read.
 #[derive(Default)]
 struct Flight {
-    /// Of the groups, oldest first.
+    /// Registers of committed groups, oldest first.
     groups: Vec<BTreeSet<u32>>,
-    /// Of the group that has not ended.
+    /// Registers of the open group.
     open: BTreeSet<u32>,
 }
 
 impl Flight {
-    /// Goes past an instruction; the register that it must not write, if it does.
+    /// Processes an instruction. Returns a register that it
+    /// must not write, if it does.
     fn pass(&mut self, text: &str) -> Option<u32> {
         let (opcode, operands) = text.split_once(' ').unwrap_or((text, ""));
         let mut operands = operands.split(',').map(str::trim);
@@ -66,7 +70,7 @@ impl Flight {
             if let Some(first) = operands.nth(1).and_then(register) {
                 self.open.extend(first..first + 4);
             }
-            // What ends a group names its scoreboard.
+            // An instruction that ends a group names its scoreboard.
             if text.contains("gsb0") {
                 self.groups.push(std::mem::take(&mut self.open));
             }
@@ -87,7 +91,7 @@ impl Flight {
     }
 }
 
-/// The number of a register that is all of an operand.
+/// Number of a register that forms a whole operand.
 fn register(operand: &str) -> Option<u32> {
     operand.strip_prefix('R')?.trim_end_matches(".reuse").parse().ok()
 }
@@ -123,7 +127,7 @@ mod tests {
         for product in PRODUCTS {
             let multiply = format!("{product}.64x128x32 R24, R40, gdesc[UR4], R24, gsb0");
             assert_eq!(faults_of(&[&multiply, "MOV R43, R1"]).len(), 1);
-            // A from shared memory has no registers.
+            // An operand A in shared memory has no registers.
             let multiply = format!("{product}.64x128x32 R24, gdesc[UR4], R24, gsb0");
             assert!(faults_of(&[&multiply, "MOV R43, R1"]).is_empty());
         }

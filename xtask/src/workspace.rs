@@ -1,4 +1,4 @@
-//! The workspace's root, its files, and how commands are run in it.
+//! Workspace root, its files, and running commands in it.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -8,11 +8,13 @@ use std::sync::LazyLock;
 
 use anyhow::{Context, bail};
 
-/// The workspace's root, found anew by each run: this program may have been built in another working tree that shares
-/// the target folder.
+/// Root of the workspace, searched at each run: this
+/// program may have been built in another working tree
+/// that shares the target folder.
 pub fn root() -> PathBuf {
     static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
-        // `cargo run` says where this crate is; started by itself, the program looks upwards from where it is started.
+        // `cargo run` passes this crate's folder. Started directly, the program
+        // searches upwards from the current folder.
         let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
         let start = package.or_else(|| std::env::current_dir().ok()).unwrap_or_default();
         root_above(&start).unwrap_or(start)
@@ -20,7 +22,8 @@ pub fn root() -> PathBuf {
     ROOT.clone()
 }
 
-/// The closest folder from `start` upwards that holds a workspace with this crate in it.
+/// The nearest folder from `start` upwards with a
+/// workspace that contains this crate.
 fn root_above(start: &Path) -> Option<PathBuf> {
     let is_root = |folder: &&Path| {
         let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap_or_default();
@@ -29,14 +32,15 @@ fn root_above(start: &Path) -> Option<PathBuf> {
     start.ancestors().find(is_root).map(Path::to_path_buf)
 }
 
-/// `cargo`, the one that runs this command, started in the root.
+/// The `cargo` that runs this command, started in the root.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
     command
 }
 
-/// Files that git tracks or would track, as paths relative to the root.
+/// Files that git tracks or would track, as paths
+/// relative to the root.
 pub fn files() -> anyhow::Result<Vec<PathBuf>> {
     let listing = output(Command::new("git").current_dir(root()).args([
         "ls-files",
@@ -46,17 +50,18 @@ pub fn files() -> anyhow::Result<Vec<PathBuf>> {
         "--exclude-standard",
     ]))?;
     let mut files: Vec<PathBuf> = listing.split('\0').filter(|f| !f.is_empty()).map(PathBuf::from).collect();
-    // A file that was deleted but not yet committed is still listed.
+    // A deleted but uncommitted file is still listed.
     files.retain(|f| root().join(f).is_file());
     files.sort();
     files.dedup();
     Ok(files)
 }
 
-/// Puts a file that holds `contents` at `path`, in one step: an interrupted command leaves the old one.
+/// Atomically writes `contents` to `path`: an interrupted
+/// command leaves the old file.
 ///
 /// # Errors
-/// When that fails.
+/// When writing fails.
 pub fn write(path: &Path, contents: &[u8]) -> anyhow::Result<()> {
     let write = || -> anyhow::Result<()> {
         let folder = path.parent().context("it has no folder")?;
@@ -69,10 +74,10 @@ pub fn write(path: &Path, contents: &[u8]) -> anyhow::Result<()> {
     write().with_context(|| format!("writing {}", path.display()))
 }
 
-/// What `command` prints, which must succeed.
+/// Output of `command`, which must succeed.
 ///
 /// # Errors
-/// When it cannot be started, fails, or prints no UTF-8.
+/// When it cannot be started, fails, or does not print UTF-8.
 pub fn output(command: &mut Command) -> anyhow::Result<String> {
     let out = command.output().with_context(|| format!("starting {command:?}"))?;
     if !out.status.success() {
@@ -92,7 +97,8 @@ mod tests {
         assert_eq!(root_above(crate_folder).as_deref(), expected);
         assert_eq!(root_above(&crate_folder.join("src").join("tidy")).as_deref(), expected);
         assert_eq!(root_above(Path::new("/")), None);
-        // Another working tree has a root of its own, wherever this program was built.
+        // Another working tree has a separate root, wherever
+        // this program was built.
         let other = tempfile::tempdir().expect("writable");
         std::fs::create_dir_all(other.path().join("xtask/src")).expect("writable");
         std::fs::write(other.path().join("Cargo.toml"), "[workspace]\n").expect("writable");

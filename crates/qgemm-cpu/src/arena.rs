@@ -1,5 +1,5 @@
-//! Per-thread scratch memory, kept between launches so that a launch does not allocate once its threads have
-//! run one of its size.
+//! Per-thread scratch memory, kept between launches. A launch does not
+//! allocate once its threads have run one of its size.
 
 use std::cell::Cell;
 use std::thread::LocalKey;
@@ -21,22 +21,26 @@ thread_local! {
     static SUMS: Arena = const { Cell::new(Vec::new()) };
 }
 
-/// Calls `work` with `len` floats for activations, shared by all threads of a launch. They hold old values.
+/// Calls `work` with `len` floats for activations, shared by all threads
+/// of a launch. The contents are unspecified.
 pub fn with_activations<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
     with(&ACTIVATIONS, len, work)
 }
 
-/// Calls `work` with `len` floats for what one thread computes. They hold old values.
+/// Calls `work` with `len` floats for one thread's results.
+/// The contents are unspecified.
 pub fn with_tile<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
     with(&TILE, len, work)
 }
 
-/// The same for accumulators.
+/// Calls `work` with `len` floats for accumulators. The
+/// contents are unspecified.
 pub fn with_sums<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
     with(&SUMS, len, work)
 }
 
-/// Grows this thread's memory for activations, accumulators and what it computes to so many floats.
+/// Grows this thread's memory for activations, accumulators and
+/// results to this many floats.
 pub fn reserve(activations: usize, sums: usize, tile: usize) {
     with_activations(activations, |_| ());
     with_sums(sums, |_| ());
@@ -54,8 +58,9 @@ pub fn reserved() -> [usize; 3] {
     })
 }
 
-/// The memory is taken out while it is in use: should the thread pool run another launch on this thread in the
-/// meantime, that one gets memory of its own.
+/// The memory is taken out while in use. If the thread
+/// pool runs another launch on this thread meanwhile, that
+/// launch allocates separate memory.
 fn with<R>(arena: &'static LocalKey<Arena>, len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
     let mut lines = arena.take();
     let needed = len.div_ceil(LINE);

@@ -1,4 +1,4 @@
-//! Rounding of f32 to the types of dense values, in bulk.
+//! Bulk rounding of f32 to dense element types.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -7,11 +7,12 @@ use qgemm_formats::DType;
 /// Rounds `values` to `dtype`.
 ///
 /// # Panics
-/// When `out` is not as long.
+/// When `out` has another length.
 pub fn from_f32(dtype: DType, values: &[f32], out: &mut [u8]) {
     assert_eq!(out.len(), values.len() * dtype.bytes(), "elements have the type's size");
-    // `half` picks the conversion instructions at run time. Rows that are not aligned to their elements, which the caller's
-    // memory may hold, go one by one.
+    // `half` picks the conversion instructions at run time. Rows that
+    // are not aligned to their elements, as caller-owned memory may
+    // be, are converted one by one.
     match dtype {
         DType::F32 => out.copy_from_slice(bytemuck::cast_slice(values)),
         DType::F16 => match bytemuck::try_cast_slice_mut::<u8, f16>(out) {

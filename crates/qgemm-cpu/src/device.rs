@@ -1,4 +1,4 @@
-//! The processor as a device.
+//! The CPU as a device.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -19,15 +19,16 @@ use crate::simd::Simd;
 
 const ID: DeviceId = DeviceId::CPU;
 
-/// Clock that rates are estimated with, in cycles a second. Only their ratio to the bandwidth matters.
+/// Clock for estimating rates, in cycles per second. Only their
+/// ratio to the bandwidth matters.
 pub(crate) const CLOCK: f64 = 2.5e9;
-/// Multiply-add units of a core with vector instructions.
+/// FMA units of a core with vector instructions.
 const FMA_UNITS: f64 = 2.0;
-/// Waking the threads of a pool from outside of it and waiting for them, when they sleep: 5 to 20 µs on two cores of an EPYC. A launch of
-/// one thread spares it.
+/// Time for waking a pool's sleeping threads from outside and waiting
+/// for them. Single-threaded launches avoid it.
 const LAUNCH_SECONDS: f64 = 1e-5;
 
-/// The processor. Streams work synchronously, buffers are host memory.
+/// The CPU device. Streams are synchronous, and buffers are host memory.
 pub struct CpuDevice {
     info: DeviceInfo,
     default_stream: Stream,
@@ -36,8 +37,9 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// The processor with its best vector instructions and rayon's global thread pool. The first device of a
-    /// process measures the memory bandwidth, which takes some tens of milliseconds.
+    /// The CPU with its best SIMD level and rayon's global thread
+    /// pool. The first device of a process measures the memory bandwidth,
+    /// which takes some tens of milliseconds.
     pub fn new() -> Self {
         let host = Host::detect();
         Self {
@@ -48,7 +50,8 @@ impl CpuDevice {
         }
     }
 
-    /// Runs kernels on `pool`, but for those that are so small that the calling thread is sooner done alone.
+    /// Runs kernels on `pool`, except small ones that the calling
+    /// thread finishes sooner alone.
     #[must_use]
     pub fn with_pool(mut self, pool: Arc<ThreadPool>) -> Self {
         let threads = u32::try_from(pool.current_num_threads()).unwrap_or(u32::MAX);
@@ -58,10 +61,10 @@ impl CpuDevice {
         self
     }
 
-    /// Uses the kernels of `level`, which may be lower than the best.
+    /// Uses the kernels of `level`, which may be below the best.
     ///
     /// # Errors
-    /// [`HalError::Unsupported`] when the processor does not have it.
+    /// [`HalError::Unsupported`] when the CPU does not support it.
     pub fn with_simd(mut self, level: SimdLevel) -> Result<Self, HalError> {
         self.simd = Simd::new(level).ok_or_else(|| HalError::Unsupported {
             device: ID,
@@ -77,7 +80,7 @@ impl CpuDevice {
     /// The CPU behind a device.
     ///
     /// # Errors
-    /// [`HalError::WrongDevice`] for another backend's.
+    /// [`HalError::WrongDevice`] for another backend's device.
     pub(crate) fn of(device: &dyn Device) -> Result<&Self, HalError> {
         let wrong = HalError::WrongDevice { device: device.info().id, what: "a kernel family of the CPU" };
         device.as_any().downcast_ref().ok_or(wrong)
@@ -110,7 +113,7 @@ fn info(host: &Host, level: SimdLevel, units: u32) -> DeviceInfo {
         name: host.name.clone(),
         arch: level.name().to_owned(),
         variant: None,
-        // None: the kernels' own hash says when measurements are old.
+        // Unused: the kernels' source hash tells which measurements are stale.
         driver: String::new(),
         units,
         memory_bytes: host.memory_bytes,
@@ -126,7 +129,7 @@ fn info(host: &Host, level: SimdLevel, units: u32) -> DeviceInfo {
 
 fn rates(level: SimdLevel, units: u32) -> Vec<(Math, f64)> {
     let per_cycle = f64::from(level.f32_lanes()) * if level == SimdLevel::Scalar { 1.0 } else { FMA_UNITS };
-    // Without instructions for dot products, bytes take as many as f32.
+    // Without dot-product instructions, INT8 runs at the f32 rate.
     let dot_products = matches!(level, SimdLevel::NeonDotprod | SimdLevel::AvxVnni | SimdLevel::Avx512Vnni);
     let bytes_per_lane = if dot_products { 4.0 } else { 1.0 };
     let rate = |macs: f64| f64::from(units) * CLOCK * macs;

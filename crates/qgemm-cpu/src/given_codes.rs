@@ -1,21 +1,22 @@
-//! X in codes and scales of the caller's: integers that products of bytes multiply as they are.
+//! A given INT8 X, which integer products multiply directly.
 
 use qgemm_hal::{HalError, XPlanes};
 
 use crate::operand::PlaneRows;
 use crate::simd::Quantization;
 
-/// The planes of an X of signed bytes with scales in f32.
+/// Planes of an INT8 X with f32 scales.
 #[derive(Debug)]
 pub struct GivenCodes<'a> {
     codes: PlaneRows<'a>,
     scales: PlaneRows<'a>,
-    /// Columns that share a scale; all of a token where there is none.
+    /// Columns that share a scale; `None` for one scale per token.
     block: Option<usize>,
 }
 
 impl<'a> GivenCodes<'a> {
-    /// `planes` of `rows` rows of `columns` columns; codes and scales with what errors call them.
+    /// Wraps `planes` with `rows` rows of `columns` columns. Codes and scales
+    /// come with their names for errors.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`] when a plane is too short.
@@ -33,7 +34,8 @@ impl<'a> GivenCodes<'a> {
         })
     }
 
-    /// `columns` columns of `row` from `first` on, as kernels read them; zeros where X has none.
+    /// Loads `columns` columns of `row` from `first` on, in kernel
+    /// order, zero-padded beyond X.
     pub fn load(&self, how: &Quantization, row: usize, first: usize, columns: usize, out: &mut [u32]) {
         let (codes, scales) = (self.codes.row(row), self.scales.row(row));
         let scale = |column: usize| {

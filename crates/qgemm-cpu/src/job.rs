@@ -1,4 +1,5 @@
-//! One launch: the operands bound to an operation, and the steps that every family is made of.
+//! One launch: an operation with bound operands, and the
+//! steps common to all families.
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ use crate::ordered::Ordered;
 use crate::packed::Packed;
 use crate::simd::{BLOCK_ROWS, Epilogue, LANES, OfRows, OfToken, Quantization, Scales, Simd};
 
-/// An operation with its operands.
+/// An operation with bound operands.
 #[derive(Debug)]
 pub struct Job<'a> {
     op: &'a CheckedGemm,
@@ -25,23 +26,23 @@ pub struct Job<'a> {
     c: Option<Input<'a>>,
     bias: Option<&'a [u8]>,
     token_scale: Option<&'a [u8]>,
-    /// Where it is not what D holds.
+    /// The residual, if it is not held by D.
     residual: Option<Input<'a>>,
     d: Output<'a>,
-    /// Outputs that lie elsewhere, with their first features.
+    /// Further output segments, with their first features.
     segments: Vec<(usize, Output<'a>)>,
 }
 
 /// Activations of a job.
 #[derive(Debug)]
 enum X<'a> {
-    /// Plain numbers.
+    /// Unquantized.
     Plain(Ordered<'a>),
-    /// Codes and scales, which are multiplied as they are.
+    /// INT8, multiplied directly.
     Codes(GivenCodes<'a>),
 }
 
-/// The bytes of a job's operands; empty where the operation has none.
+/// Bytes of a job's operands; empty when absent.
 pub struct Parts<'a> {
     pub x: &'a [u8],
     pub x_scales: &'a [u8],
@@ -53,16 +54,17 @@ pub struct Parts<'a> {
     pub token_scale: &'a [u8],
     pub residual: &'a [u8],
     pub d: &'a mut [u8],
-    /// Of segments.
+    /// Outputs of further segments.
     pub others: Vec<&'a mut [u8]>,
 }
 
 impl<'a> Job<'a> {
-    /// Binds the operands of a launch; `x` is X as the operation describes it, where its numbers are plain.
+    /// Binds the operands of a launch. `x` is X as the
+    /// operation describes it, if unquantized.
     ///
     /// # Errors
-    /// [`HalError::WrongDevice`] for memory that is not the host's, [`HalError::OutOfBounds`] for an operand
-    /// shorter than the operation says.
+    /// [`HalError::WrongDevice`] for memory that is not on the host,
+    /// [`HalError::OutOfBounds`] for an operand that is too short.
     pub fn new(
         op: &'a CheckedGemm,
         x: Option<Dense>,
@@ -95,10 +97,10 @@ impl<'a> Job<'a> {
         Self::of_parts(op, x, layout, scales, simd, parts)
     }
 
-    /// As [`Job::new`], over memory that is known to be the host's.
+    /// As [`Job::new`], for memory known to be on the host.
     ///
     /// # Errors
-    /// [`HalError::OutOfBounds`] for an operand shorter than the operation says.
+    /// [`HalError::OutOfBounds`] for an operand that is too short.
     pub fn of_parts(
         op: &'a CheckedGemm,
         x: Option<Dense>,
@@ -155,7 +157,7 @@ impl<'a> Job<'a> {
         self.op
     }
 
-    /// The vector kernels.
+    /// The SIMD kernels.
     pub fn simd(&self) -> &'static Simd {
         self.simd
     }
@@ -165,13 +167,14 @@ impl<'a> Job<'a> {
         &self.weight
     }
 
-    /// Columns of a row of X in scratch memory: those of whole k-tiles.
+    /// Columns of a row of X in scratch memory: whole k-tiles.
     pub fn row_columns(&self) -> usize {
         row_columns(self.weight.layout(), self.op.stored_k)
     }
 
-    /// Converts `tokens` rows of X to f32 in the order of W's stored columns, padded with zeros to
-    /// [`Job::row_columns`]; on all threads if `shared`.
+    /// Converts `tokens` rows of X to f32 in the order of
+    /// W's stored columns, zero-padded to [`Job::row_columns`];
+    /// on all threads if `shared`.
     pub fn load_tokens(&self, tokens: Range<usize>, shared: bool, out: &mut [f32]) {
         let X::Plain(x) = &self.x else { unreachable!("codes are multiplied as they are") };
         let (columns, rows) = (self.row_columns(), Ordered::rows_at_once(x.layout()));
@@ -187,10 +190,13 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Quantizes `tokens` rows of X, where its codes are not given, in the order of W's stored columns and padded as by
-    /// [`Job::load_tokens`]: `step` columns of all
-    /// tokens, then the next ones, each in groups of tokens whose words lie side by side ([`Simd::token_groups`]); on all threads if
-    /// `shared`.
+    /// Quantizes `tokens` rows of X (unless given quantized) in the
+    /// order of W's stored columns, padded as in
+    /// [`Job::load_tokens`]; on all threads if `shared`.
+    ///
+    /// The output is ordered by steps of `step` columns over all
+    /// tokens. Within a step, words of a token group are
+    /// interleaved ([`Simd::token_groups`]).
     pub fn quantize_tokens(
         &self,
         how: &Quantization,
@@ -227,7 +233,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Quantizes columns `part` of a group of tokens.
+    /// Quantizes the columns `part` of a token group.
     fn quantize_group(&self, how: &Quantization, tokens: Range<usize>, part: Range<usize>, out: &mut [u32]) {
         let (words, count) = (how.row(part.len()).words, tokens.len());
         arena::with_tile(part.len() + words, |scratch| {
@@ -249,8 +255,10 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// Finishes and writes the outputs of `tokens` and the block of rows from `first_row` on: the accumulators of every token,
-    /// [`BLOCK_ROWS`] apart. Of a gated pair, eight rows of the gate and the same of the up follow one another.
+    /// Runs the epilogue and writes the outputs of `tokens` for the
+    /// row block at `first_row`. Accumulators of tokens are
+    /// [`BLOCK_ROWS`] apart. In a gated pair, eight rows of the gate
+    /// alternate with eight rows of the up.
     ///
     /// # Safety
     /// No other thread may store these outputs of this job.
@@ -286,41 +294,44 @@ impl<'a> Job<'a> {
                 residual: op.residual.map(|_| match self.residual {
                     Some(from) => self.load_outputs(from, token, feature, outputs, residual),
                     None => {
-                        // SAFETY: the caller's promise; this thread writes these outputs below.
+                        // SAFETY: guaranteed by the caller; this thread
+                        // writes these outputs below.
                         unsafe { self.d.load_part(self.simd, token, feature, &mut residual[..outputs]) };
                         &*residual
                     }
                 }),
             };
             self.simd.finish(&how, &of_token, sums);
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.store_outputs(token, feature, &sums[..outputs]) };
         }
     }
 
-    /// Writes outputs of a token from `feature` on, each where its segment lies.
+    /// Writes outputs of a token from `feature` on,
+    /// each to its segment.
     ///
     /// # Safety
-    /// As of [`Job::store`].
+    /// As for [`Job::store`].
     unsafe fn store_outputs(&self, token: usize, feature: usize, values: &[f32]) {
         let mut rest = values;
-        // Those of the last segment first.
+        // The last segment first.
         for (first, output) in self.segments.iter().rev() {
             let end = feature + rest.len();
             if end > *first && !rest.is_empty() {
                 let from = feature.max(*first);
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { output.store_part(token, from - first, &rest[from - feature..]) };
                 rest = &rest[..from - feature];
             }
         }
         if !rest.is_empty() {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.d.store_part(token, feature, rest) };
         }
     }
 
-    /// The biases of `outputs` outputs from `feature` on, as the block's rows follow one another.
+    /// Biases of `outputs` outputs from `feature` on, in the
+    /// order of the block's rows.
     fn load_bias(&self, biases: &[u8], dtype: DType, feature: usize, outputs: usize, out: &mut OfRows) {
         const HALF: usize = LANES / 2;
         let from = |first: usize| &biases[first * dtype.bytes()..];
@@ -335,7 +346,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// What `from` has for a token and some outputs.
+    /// Values of `from` for a token and some outputs.
     fn load_outputs<'v>(
         &self,
         from: Input<'_>,

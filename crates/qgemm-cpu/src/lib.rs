@@ -1,23 +1,38 @@
-//! The CPU backend: every format, every activation type, all cores, vector instructions chosen at run time.
+//! CPU backend: every format and activation type, all cores,
+//! SIMD level chosen at run time.
 //!
-//! Weights are packed so that a vector register is sixteen rows. Where activations may be quantized and weights are integers,
-//! codes are unpacked to bytes and multiplied as integers (`gemm_int8`); else they are decoded to f32 a few columns at a time
-//! and multiplied in f32 (`gemm`). Products are accumulated in the order of the columns, parts of a long K one after the other: an order
-//! that depends on N and K alone, neither on M nor on the number of threads. So results are bit-identical between runs and a row's
-//! result does not depend on its batch. (They differ in the last bits between processors with different vector instructions.)
+//! Weights are packed so that a vector register holds sixteen rows.
+//! For integer weights and activations that may be quantized, codes are
+//! unpacked to bytes and multiplied as integers (`gemm_int8`).
+//! Otherwise weights are decoded to f32 a few columns at a
+//! time and multiplied in f32 (`gemm`).
+//!
+//! Products are accumulated in column order, with the parts of a
+//! long K added one after the other. This order depends only
+//! on N and K, not on M or the number of
+//! threads. Results are therefore bit-identical between runs, and a
+//! row's result does not depend on its batch. (They differ in
+//! the last bits between SIMD levels.)
 //!
 //! # What a launch does besides computing
 //!
-//! A launch returns when its result is there. Where the plan says one thread ([`TileConfig::threads`](qgemm_hal::TileConfig::threads)), the
-//! calling thread computes it: no other is woken, no lock taken, and nothing allocated once the thread has run a plan of that size
-//! (planning reserves the memory of the thread that plans). Where the plan says more, a thread pool does:
+//! A launch returns when its result is ready. If the plan
+//! has one thread
+//! ([`TileConfig::threads`](qgemm_hal::TileConfig::threads)), the calling
+//! thread computes it: it wakes no thread, takes no lock, and
+//! does not allocate once the thread has run a plan of
+//! that size (planning reserves the memory of the planning thread). With
+//! more threads, a thread pool computes it:
 //!
-//! - From a thread of that pool, nothing is locked or allocated but by the pool, whose queues grow when they are full. While it waits for
-//!   others, it may begin another launch, which then takes memory of its own.
-//! - From another thread, that thread sleeps on a mutex until the result is there, and about every sixtieth launch allocates a block of
-//!   rayon's queue.
-//! - Planning has the pool's threads reserve their memory, without waiting for them: a thread that is busy until it works on a launch
-//!   reserves it then.
+//! - From a thread of that pool, only the pool itself locks
+//!   or allocates, when its queues grow. While the thread waits for
+//!   others, it may begin another launch, which then uses separate memory.
+//! - From another thread, that thread sleeps on a mutex until
+//!   the result is ready, and about every sixtieth launch
+//!   allocates a block of rayon's queue.
+//! - Planning lets the pool's threads reserve their memory
+//!   without waiting for them: a busy thread reserves it when
+//!   it first works on a launch.
 #![deny(missing_docs)]
 
 mod arena;
@@ -51,10 +66,10 @@ pub use families::norm::{NORM, NormFamily};
 pub use families::optimizer::{OPTIMIZER, OptimizerFamily};
 pub use families::quantize::{QUANTIZE, QuantizeFamily};
 pub use families::routing::{ROUTING, RoutingFamily};
-/// Whose thread pools kernels run on.
+/// Kernels run on rayon's thread pools.
 pub use rayon;
 
-/// Opens the processor, which is the device `cpu` (ordinal 0).
+/// Opens the CPU, which is the device `cpu` (ordinal 0).
 ///
 /// # Errors
 /// [`HalError::NoDevice`] for another ordinal.
@@ -68,23 +83,25 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
     Ok(Arc::new(CpuDevice::new()))
 }
 
-/// The processor.
+/// The CPU.
 ///
 /// # Errors
-/// None: every host has one. The signature is that of all backends.
+/// None: every host has a CPU. The signature is
+/// that of all backends.
 pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
     Ok(vec![CpuDevice::new().info().clone()])
 }
 
-/// The processor, whose kernels run on `pool`: an engine shares its threads instead of having more of them than cores.
+/// The CPU with kernels running on `pool`, so that an engine
+/// shares its threads instead of having more of them than cores.
 pub fn open_with_pool(pool: Arc<ThreadPool>) -> Arc<dyn Device> {
     Arc::new(CpuDevice::new().with_pool(pool))
 }
 
-/// The processor with `threads` threads of its own; as many as there are cores for 0.
+/// The CPU with `threads` separate threads; 0 means one per core.
 ///
 /// # Errors
-/// [`HalError::Driver`] when the system starts no more threads.
+/// [`HalError::Driver`] when the system cannot start more threads.
 pub fn open_with_threads(threads: usize) -> Result<Arc<dyn Device>, HalError> {
     let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("qgemm-{i}")).build();
     let failed = |e: rayon::ThreadPoolBuildError| HalError::Driver {
@@ -95,12 +112,14 @@ pub fn open_with_threads(threads: usize) -> Result<Arc<dyn Device>, HalError> {
     Ok(open_with_pool(Arc::new(pool.map_err(failed)?)))
 }
 
-/// A buffer over the caller's own `len` bytes at `start`, without copying, on every device of this backend.
+/// Wraps `len` caller-owned bytes at `start` without copying, for
+/// every device of this backend.
 ///
 /// # Safety
-/// Until the buffer is dropped, the bytes must be initialised memory that nothing else writes, and that nothing else reads while
-/// the buffer is borrowed mutably.
+/// Until the buffer is dropped, the bytes must be initialised
+/// memory that nothing else writes, and that nothing else reads
+/// while the buffer is borrowed mutably.
 pub unsafe fn wrap(start: NonNull<u8>, len: usize) -> Buffer {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller promises the same.
     unsafe { HostMemory::borrow(DeviceId::CPU, start, len) }
 }

@@ -1,4 +1,4 @@
-//! Dense operands as kernels see them: bytes with strides, checked once per launch.
+//! Dense operands of kernels: bytes with strides, checked once per launch.
 
 use std::marker::PhantomData;
 
@@ -11,7 +11,7 @@ use crate::simd::Simd;
 /// Elements that are rounded together before they are written.
 const PART: usize = 64;
 
-/// A matrix to read.
+/// An input matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     bytes: &'a [u8],
@@ -20,10 +20,11 @@ pub struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// A matrix of `rows` × `columns` in `bytes`; `what` names it in the error.
+    /// A matrix of `rows` × `columns` in `bytes`;
+    /// `what` names it in errors.
     ///
     /// # Errors
-    /// [`HalError::OutOfBounds`] when it leaves `bytes`.
+    /// [`HalError::OutOfBounds`] when it exceeds `bytes`.
     pub fn new(
         bytes: &'a [u8],
         layout: Dense,
@@ -34,12 +35,12 @@ impl<'a> Input<'a> {
         Ok(Self { bytes, layout, columns })
     }
 
-    /// Its columns.
+    /// Number of columns.
     pub fn columns(&self) -> usize {
         self.columns
     }
 
-    /// Its element type and strides.
+    /// Element type and strides.
     pub fn layout(&self) -> &Dense {
         &self.layout
     }
@@ -53,7 +54,8 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Those of `column` from `row` on; zeros where there is no such column.
+    /// `out.len()` values of `column` from `row` on; zeros when
+    /// the column does not exist.
     pub fn down(&self, simd: &Simd, row: usize, column: usize, out: &mut [f32]) {
         if column >= self.columns {
             out.fill(0.0);
@@ -65,7 +67,8 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Those of `row` whose columns `column` tells by their places; zeros where there is no such column.
+    /// Values of `row` in the columns given by `column`; zero
+    /// for columns that do not exist.
     pub fn gather(&self, simd: &Simd, row: usize, column: impl Fn(usize) -> usize, out: &mut [f32]) {
         match self.layout.dtype {
             DType::F32 => self.gather_sized::<4>(simd, row, column, out),
@@ -73,7 +76,8 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Elements are converted together, which takes a fraction of converting them one by one.
+    /// Elements are converted together, which is much
+    /// faster than one by one.
     fn gather_sized<const SIZE: usize>(
         &self,
         simd: &Simd,
@@ -85,7 +89,7 @@ impl<'a> Input<'a> {
         for (part, out) in out.chunks_mut(PART).enumerate() {
             for (i, to) in elements[..out.len()].iter_mut().enumerate() {
                 let column = column(part * PART + i);
-                // All bits are zero of 0 in every type.
+                // Zero is all zero bits in every type.
                 *to = match column < self.columns {
                     true => {
                         *self.bytes[element(&self.layout, row, column) * SIZE..].first_chunk().unwrap_or(&[0; SIZE])
@@ -97,19 +101,19 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Neighbours in memory from (`row`, `column`) on.
+    /// Contiguous elements from (`row`, `column`) on.
     fn contiguous(&self, simd: &Simd, row: usize, column: usize, out: &mut [f32]) {
         let start = element(&self.layout, row, column) * self.layout.dtype.bytes();
         simd.to_f32(self.layout.dtype, &self.bytes[start..], out);
     }
 }
 
-/// Whether elements of a column lie nearer to one another than those of a row.
+/// Whether the matrix is closer to column-major than to row-major.
 pub fn is_transposed(layout: &Dense) -> bool {
     layout.col_stride > layout.row_stride && layout.col_stride != 1
 }
 
-/// The matrix to write (D), shared by the threads of a launch.
+/// An output matrix, shared by the threads of a launch.
 #[derive(Debug)]
 pub struct Output<'a> {
     start: *mut u8,
@@ -118,15 +122,18 @@ pub struct Output<'a> {
     bytes: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: an `Output` is a `&mut [u8]` whose only accesses are `store_part` and `load_part`, unsafe methods that oblige their
-// callers to leave every element to one thread.
+// SAFETY: an `Output` is a `&mut [u8]` whose only accesses are
+// `store_part` and `load_part`, unsafe methods whose callers must
+// leave every element to one thread.
 unsafe impl Sync for Output<'_> {}
 
 impl<'a> Output<'a> {
-    /// A matrix of rows × columns, `shape`, in `bytes`; `what` names it in the error.
+    /// A matrix of `shape` (rows × columns) in `bytes`;
+    /// `what` names it in errors.
     ///
     /// # Errors
-    /// [`HalError::OutOfBounds`] when it leaves `bytes`, [`HalError::Unsupported`] when its elements overlap.
+    /// [`HalError::OutOfBounds`] when it exceeds `bytes`,
+    /// [`HalError::Unsupported`] when its elements overlap.
     pub fn new(bytes: &'a mut [u8], layout: Dense, shape: [usize; 2], what: &'static str) -> Result<Self, HalError> {
         check_extent(bytes.len(), &layout, shape, what)?;
         if !is_injective(&layout, shape) {
@@ -139,13 +146,13 @@ impl<'a> Output<'a> {
         Ok(Self { start: bytes.as_mut_ptr(), layout, shape, bytes: PhantomData })
     }
 
-    /// Reads what the matrix holds from (`row`, `first`) on along the row.
+    /// Reads the matrix from (`row`, `first`) on along the row.
     ///
     /// # Safety
     /// No other thread may write the same elements.
     ///
     /// # Panics
-    /// When they do not lie in the matrix.
+    /// When the range exceeds the matrix.
     pub unsafe fn load_part(&self, simd: &Simd, row: usize, first: usize, out: &mut [f32]) {
         assert!(row < self.shape[0] && first + out.len() <= self.shape[1], "tiles lie in the output");
         let width = self.layout.dtype.bytes();
@@ -154,40 +161,44 @@ impl<'a> Output<'a> {
         for (i, out) in out.chunks_mut(PART).enumerate() {
             if self.layout.col_stride == 1 {
                 let at = element(&self.layout, row, first + i * PART) * width;
-                // SAFETY: as in `store_part`; that nobody else writes the elements is the caller's promise.
+                // SAFETY: as in `store_part`; the caller guarantees that
+                // nobody else writes the elements.
                 unsafe { held.as_mut_ptr().copy_from_nonoverlapping(self.start.add(at), out.len() * width) };
                 simd.to_f32(self.layout.dtype, held, out);
                 continue;
             }
             for (column, element_held) in held.chunks_exact_mut(width).take(out.len()).enumerate() {
                 let at = element(&self.layout, row, first + i * PART + column) * width;
-                // SAFETY: as in `store_part`; that nobody else writes the element is the caller's promise.
+                // SAFETY: as in `store_part`; the caller guarantees that
+                // nobody else writes the element.
                 unsafe { element_held.as_mut_ptr().copy_from_nonoverlapping(self.start.add(at), width) };
             }
             simd.to_f32(self.layout.dtype, held, out);
         }
     }
 
-    /// Writes `values` from (`row`, `first`) on along the row, rounded to the matrix's type.
+    /// Writes `values` from (`row`, `first`) on along the row,
+    /// rounded to the matrix's type.
     ///
     /// # Safety
     /// No other thread may write the same elements.
     ///
     /// # Panics
-    /// When they do not lie in the matrix.
+    /// When the range exceeds the matrix.
     pub unsafe fn store_part(&self, row: usize, first: usize, values: &[f32]) {
         assert!(row < self.shape[0] && first + values.len() <= self.shape[1], "tiles lie in the output");
         let dtype = self.layout.dtype;
-        // Aligned to every type.
+        // Aligned for every type.
         let mut rounded = [0u32; PART];
         let rounded: &mut [u8] = bytemuck::cast_slice_mut(&mut rounded);
         for (i, values) in values.chunks(PART).enumerate() {
             let rounded = &mut rounded[..values.len() * dtype.bytes()];
             convert::from_f32(dtype, values, rounded);
             let at = |column: usize| element(&self.layout, row, first + i * PART + column) * dtype.bytes();
-            // SAFETY: `new` checked that the last element, and so every element of the shape (asserted), lies in
-            // the bytes that `self` borrows mutably, and that no two elements overlap. That nobody else writes these
-            // is the caller's promise.
+            // SAFETY: `new` checked that the last element, and so every element
+            // of the shape (asserted), is in the bytes that `self` borrows
+            // mutably, and that no two elements overlap. The caller guarantees
+            // that nobody else writes these.
             unsafe {
                 let to = |column| self.start.add(at(column));
                 if self.layout.col_stride == 1 {
@@ -202,20 +213,23 @@ impl<'a> Output<'a> {
     }
 }
 
-/// Matrices to write, one for each product of a batch, shared by the threads of a launch.
+/// Output matrices, one for each product of a batch, shared
+/// by the threads of a launch.
 #[derive(Debug)]
 pub struct OutputBatch<'a> {
     first: Output<'a>,
-    /// Elements from one to the next.
+    /// Elements between matrices.
     stride: usize,
     batch: usize,
 }
 
 impl<'a> OutputBatch<'a> {
-    /// `batch` matrices of rows × columns, `shape`, `stride` elements apart in `bytes`; `what` names them in the error.
+    /// `batch` matrices of `shape` (rows × columns), `stride` elements apart in
+    /// `bytes`; `what` names them in errors.
     ///
     /// # Errors
-    /// [`HalError::OutOfBounds`] when one leaves `bytes`, [`HalError::Unsupported`] when elements overlap.
+    /// [`HalError::OutOfBounds`] when one exceeds `bytes`,
+    /// [`HalError::Unsupported`] when elements overlap.
     pub fn new(
         bytes: &'a mut [u8],
         layout: Dense,
@@ -230,7 +244,8 @@ impl<'a> OutputBatch<'a> {
         let last = last.and_then(|at| usize::try_from(at).ok()).unwrap_or(usize::MAX);
         check_extent(len.saturating_sub(last), &layout, shape, what)?;
         let one = layout.extent(rows, columns).unwrap_or(u64::MAX);
-        // The matrices lie behind one another, or they are parts of the rows of one wide matrix.
+        // The matrices are consecutive, or they are column
+        // ranges of one wide matrix.
         let beside = layout.col_stride == 1
             && stride >= columns as u64
             && (rows < 2 || layout.row_stride >= (batch as u64 - 1) * stride + columns as u64);
@@ -247,18 +262,19 @@ impl<'a> OutputBatch<'a> {
     /// The matrix of a product.
     ///
     /// # Panics
-    /// When there is no such product.
+    /// When the product does not exist.
     pub fn of(&self, product: usize) -> Output<'_> {
         assert!(product < self.batch, "the product is one of the batch");
         let Output { start, layout, shape, .. } = self.first;
-        // SAFETY: `new` checked that the last matrix, and so every one, lies in the bytes that `first` borrows mutably, and that no
-        // two overlap.
+        // SAFETY: `new` checked that the last matrix, and so
+        // every one, is in the bytes that `first` borrows
+        // mutably, and that no two overlap.
         let start = unsafe { start.add(product * self.stride * layout.dtype.bytes()) };
         Output { start, layout, shape, bytes: PhantomData }
     }
 }
 
-/// The bytes of an operand, which must be in the host's memory.
+/// Bytes of an operand, which must be in host memory.
 ///
 /// # Errors
 /// [`HalError::WrongDevice`].
@@ -266,7 +282,7 @@ pub fn host_bytes<'a>(view: BufferRef<'a>, what: &'static str) -> Result<&'a [u8
     HostMemory::of_device(DeviceId::CPU, view, what)
 }
 
-/// Rows of bytes of a plane to read.
+/// Input plane: rows of bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct PlaneRows<'a> {
     bytes: &'a [u8],
@@ -275,10 +291,11 @@ pub struct PlaneRows<'a> {
 }
 
 impl<'a> PlaneRows<'a> {
-    /// `rows` rows of `row_bytes` bytes, `row_stride` apart; `what` names them in the error.
+    /// `rows` rows of `row_bytes` bytes, `row_stride` apart;
+    /// `what` names them in errors.
     ///
     /// # Errors
-    /// [`HalError::OutOfBounds`] when they leave `bytes`.
+    /// [`HalError::OutOfBounds`] when they exceed `bytes`.
     pub fn new(
         bytes: &'a [u8],
         rows: usize,
@@ -294,13 +311,13 @@ impl<'a> PlaneRows<'a> {
         }
     }
 
-    /// A row, of those that there are.
+    /// An existing row.
     pub fn row(&self, row: usize) -> &'a [u8] {
         &self.bytes[row * self.row_stride..][..self.row_bytes]
     }
 }
 
-/// The error for an operand of `len` bytes at least that is not there.
+/// The error for a missing operand of at least `len` bytes.
 pub fn absent(what: &'static str, len: usize) -> HalError {
     HalError::OutOfBounds { what, start: 0, end: len, len: 0 }
 }
@@ -309,7 +326,7 @@ fn element(layout: &Dense, row: usize, column: usize) -> usize {
     row * layout.row_stride as usize + column * layout.col_stride as usize
 }
 
-/// Whether distinct positions are distinct elements: rows lie apart or columns do.
+/// Whether distinct positions are distinct elements.
 fn is_injective(layout: &Dense, [rows, columns]: [usize; 2]) -> bool {
     let apart = |outer: u64, outer_len: usize, inner: u64, inner_len: usize| {
         (outer_len <= 1 || outer > inner * (inner_len as u64 - 1)) && (inner_len <= 1 || inner > 0)

@@ -1,4 +1,5 @@
-//! Rows of X as products multiply them and `convert` writes them: in f32, with their columns in order.
+//! Rows of X for products and `convert`: in f32,
+//! with columns in order.
 
 use std::ops::Range;
 
@@ -7,43 +8,46 @@ use qgemm_hal::Dense;
 use crate::operand::{Input, is_transposed};
 use crate::simd::Simd;
 
-/// Columns of a transposed matrix that become rows together.
+/// Columns of a column-major matrix that are transposed together.
 const COLUMNS: usize = 16;
 
-/// X with its columns in the order of what is made of them.
+/// X with reordered columns.
 #[derive(Clone, Copy, Debug)]
 pub struct Ordered<'a> {
     x: Input<'a>,
-    /// For every column, which one of X it is.
+    /// For every column, its column in X.
     order: Option<&'a [[u8; 4]]>,
 }
 
 impl<'a> Ordered<'a> {
-    /// Most rows that may be loaded together: 16-bit elements of a column fill a cache line.
+    /// Maximum rows to load together: 16-bit elements of a
+    /// column fill a cache line.
     pub const MOST_ROWS: usize = 32;
 
-    /// `x` in the order of `order`, a `u32` a column; in its own where there is none.
+    /// `x` with columns in the order of `order`, one `u32` each,
+    /// or unchanged without an order.
     pub fn new(x: Input<'a>, order: Option<&'a [u8]>) -> Self {
         Self { x, order: order.map(|order| order.as_chunks().0) }
     }
 
-    /// The matrix's element type and strides.
+    /// Element type and strides of the matrix.
     pub fn layout(&self) -> &Dense {
         self.x.layout()
     }
 
-    /// The same matrix in its own order.
+    /// The matrix without reordering.
     pub fn natural(self) -> Self {
         Self { order: None, ..self }
     }
 
-    /// Rows of a matrix that are best loaded together.
+    /// Number of rows that are best loaded together.
     pub fn rows_at_once(x: &Dense) -> usize {
         if is_transposed(x) { Self::MOST_ROWS } else { 1 }
     }
 
-    /// `rows` from column `first` on, of as many columns as `out` has room for. What X has no column for is 0, which keeps NaN out
-    /// of products with weights that are 0.
+    /// Loads `rows` from column `first` on, as many columns as
+    /// `out` holds. Columns outside X are 0, which keeps NaN out
+    /// of products with zero weights.
     pub fn load(&self, simd: &Simd, rows: Range<usize>, first: usize, out: &mut [f32]) {
         let columns = out.len() / rows.len();
         if rows.len() == 1 {
@@ -61,7 +65,7 @@ impl<'a> Ordered<'a> {
         let (values, padding) = out.split_at_mut(out.len().min(held));
         padding.fill(0.0);
         if values.is_empty() {
-            // The columns begin where X has none, and its bytes end before.
+            // The columns start beyond X and its bytes.
             return;
         }
         match self.order {
@@ -87,7 +91,8 @@ impl<'a> Ordered<'a> {
     }
 }
 
-/// The column that an entry of an order names; none of X's for [`NO_COLUMN`](qgemm_formats::NO_COLUMN).
+/// Column that an order entry names; outside X for
+/// [`NO_COLUMN`](qgemm_formats::NO_COLUMN).
 fn column(entry: [u8; 4]) -> usize {
     u32::from_le_bytes(entry) as usize
 }

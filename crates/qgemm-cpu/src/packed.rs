@@ -1,11 +1,13 @@
-//! A weight as it is packed for vectors (`Simd16`): its k-tiles, and their scales as numbers.
+//! A weight packed for vectors (`Simd16`): its k-tiles and unpacked scales.
 
 use qgemm_formats::prepack::PackedLayout;
 
 use crate::simd::{KTile, LANES, Prefetch, Scales, Simd, scaled_sub_blocks};
 
-/// K-tiles between the one that is decoded to f32 and the one that is prefetched: tiles are read in turns, which processors do
-/// not foresee. More would drive one another out of the nearest cache, since rows are apart by multiples of its ways.
+/// K-tiles between the one that is decoded to f32 and the
+/// prefetched one. Tiles are read in turns, which hardware prefetchers do
+/// not follow. A larger distance would evict lines from the L1
+/// cache, because the row pitch is a multiple of its ways.
 const PREFETCH_DISTANCE: usize = 1;
 
 /// A packed weight.
@@ -18,7 +20,8 @@ pub struct Packed<'a> {
 }
 
 impl<'a> Packed<'a> {
-    /// The weight in `bytes`, whose rows have `k_tiles` k-tiles; `scales` are those of `layout`.
+    /// The weight in `bytes`, with `k_tiles` k-tiles per row;
+    /// `scales` are those of `layout`.
     pub fn new(layout: &'a PackedLayout, scales: &'a Scales, bytes: &'a [u8], k_tiles: usize) -> Self {
         Self { layout, scales, bytes, k_tiles }
     }
@@ -28,7 +31,7 @@ impl<'a> Packed<'a> {
         self.layout
     }
 
-    /// Where scales are in its k-tiles.
+    /// Locations of the scales in its k-tiles.
     pub fn scales(&self) -> &'a Scales {
         self.scales
     }
@@ -38,7 +41,8 @@ impl<'a> Packed<'a> {
         self.k_tiles
     }
 
-    /// Scales and minima of a k-tile of `layout`, none of plain types.
+    /// Scales and minimums of a k-tile of `layout`; 0
+    /// for unquantized types.
     pub fn scale_floats_of(layout: &PackedLayout) -> usize {
         2 * scaled_sub_blocks(layout) * LANES
     }
@@ -50,7 +54,8 @@ impl<'a> Packed<'a> {
         &self.bytes[first..first + count * k_tile_bytes]
     }
 
-    /// K-tile `k_tile` of tile `tile`, with the scales and minima of its sub-blocks in memory of the caller's.
+    /// K-tile `k_tile` of tile `tile`, with scales and minimums
+    /// unpacked to the caller's memory.
     pub fn k_tile<'s>(
         &'s self,
         simd: &Simd,
@@ -65,7 +70,8 @@ impl<'a> Packed<'a> {
         KTile { layout: self.layout, bytes, prefetch, scales, mins }
     }
 
-    /// Scale and minimum of every sub-block of `k_tiles` as numbers; no minima where `mins` is empty.
+    /// Unpacks scale and minimum of every sub-block of `k_tiles`; no
+    /// minimums when `mins` is empty.
     pub fn unpack_scales(&self, simd: &Simd, k_tiles: &[u8], scales: &mut [f32], mins: &mut [f32]) {
         simd.unpack_scales(self.layout, self.scales, k_tiles, scales, mins);
     }

@@ -1,4 +1,5 @@
-//! The planes of a quantized X as kernels write them: rows of bytes, checked once per launch.
+//! Output planes of a quantized X: rows of bytes,
+//! checked once per launch.
 
 use std::marker::PhantomData;
 
@@ -7,7 +8,7 @@ use qgemm_hal::{BufferMut, BufferRef, DeviceId, HalError, HostMemory};
 
 use crate::operand::{absent, host_bytes};
 
-/// Rows of bytes to write, shared by the threads of a launch.
+/// Output rows of bytes, shared by the threads of a launch.
 struct Plane<'a> {
     start: *mut u8,
     rows: usize,
@@ -16,8 +17,9 @@ struct Plane<'a> {
     bytes: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a `Plane` is a `&mut [u8]` whose only access is `row`, an unsafe method that obliges its callers to use no row in two
-// threads.
+// SAFETY: a `Plane` is a `&mut [u8]` whose only access
+// is `row`, an unsafe method whose callers must not
+// use a row in two threads.
 unsafe impl Sync for Plane<'_> {}
 
 impl<'a> Plane<'a> {
@@ -41,17 +43,19 @@ impl<'a> Plane<'a> {
     /// Nobody else may use the row meanwhile.
     ///
     /// # Panics
-    /// When there is no such row.
+    /// When the row does not exist.
     #[expect(clippy::mut_from_ref, reason = "rows are disjoint, and callers use each once")]
     unsafe fn row(&self, row: usize) -> &mut [u8] {
         assert!(row < self.rows, "a row of the matrix");
-        // SAFETY: `new` checked that the last row, and so every row, lies in the bytes that `self` borrows mutably, and that rows do
-        // not overlap. That nobody else uses this one is the caller's promise.
+        // SAFETY: `new` checked that the last row, and so every
+        // row, is in the bytes that `self` borrows mutably, and
+        // that rows do not overlap. The caller guarantees that
+        // nobody else uses this one.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.row_stride), self.row_bytes) }
     }
 }
 
-/// What planes are called in errors.
+/// Names of the planes in errors.
 #[derive(Clone, Copy, Debug)]
 pub struct PlaneNames {
     pub codes: &'static str,
@@ -60,7 +64,7 @@ pub struct PlaneNames {
     pub sums: &'static str,
 }
 
-/// What a launch is given for planes.
+/// Views of the planes in a launch.
 #[derive(Debug, Default)]
 pub struct PlaneViews<'a> {
     pub codes: Option<BufferMut<'a>>,
@@ -69,24 +73,27 @@ pub struct PlaneViews<'a> {
     pub sums: Option<BufferMut<'a>>,
 }
 
-/// The planes of an X of some rows, shared by the threads of a launch.
+/// Planes of a quantized X, shared by the
+/// threads of a launch.
 pub struct Planes<'a> {
     parts: XParts,
-    /// The factor for all of X, where it is given.
+    /// The given factor for all of X, if any.
     given: Option<f32>,
     codes: Plane<'a>,
-    /// Rows of no bytes where the format has no such plane.
+    /// Rows of 0 bytes when the format lacks the plane.
     scales: Plane<'a>,
     token_factors: Plane<'a>,
     sums: Plane<'a>,
 }
 
 impl<'a> Planes<'a> {
-    /// Planes of `rows` rows of `columns` columns, whose rows of codes, scales and sums are `row_strides` bytes apart. `factor` is read
-    /// where one is given for all of X.
+    /// Planes of `rows` rows of `columns` columns. Rows of codes,
+    /// scales and sums are `row_strides` bytes apart. `factor` is read
+    /// if one is given for all of X.
     ///
     /// # Errors
-    /// When one that the format has is absent, too short, or in other memory than the host's.
+    /// When a plane of the format is missing, too
+    /// short, or not in host memory.
     pub fn new(
         parts: &XParts,
         [rows, columns]: [usize; 2],
@@ -114,10 +121,12 @@ impl<'a> Planes<'a> {
         })
     }
 
-    /// With the factor for all of X, an f32 in `view`, which the format may need.
+    /// Sets the factor for all of X, an f32 in `view`,
+    /// if the format needs one.
     ///
     /// # Errors
-    /// When it is needed and absent, too short, or in other memory than the host's.
+    /// When it is needed and missing, too short,
+    /// or not in host memory.
     pub fn with_factor(self, view: Option<BufferRef<'_>>, what: &'static str) -> Result<Self, HalError> {
         if self.parts.factor != XFactor::Given {
             return Ok(self);
@@ -134,9 +143,9 @@ impl<'a> Planes<'a> {
     /// Nobody else may use the row meanwhile.
     ///
     /// # Panics
-    /// When there is no such row.
+    /// When the row does not exist.
     pub unsafe fn quantize(&self, row: usize, values: &[f32]) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (planes, to_factor) = unsafe {
             let planes = XRow { codes: self.codes.row(row), scales: self.scales.row(row), sums: self.sums.row(row) };
             (planes, self.token_factors.row(row))

@@ -1,12 +1,14 @@
-//! A number that changes with the sources that kernels are made of.
+//! Hash of the kernel sources.
 
-/// The sources, by their paths under `src`. A test finds those that are missing.
+/// The sources, by their paths under `src`. A
+/// test finds missing ones.
 macro_rules! sources {
     ($($path:literal)*) => {
         #[cfg(test)]
         const PATHS: &[&str] = &[$($path),*];
 
-        /// FNV-1a of the sources: the standard library's hashes may change with its version.
+        /// FNV-1a of the sources, because the standard library's hashes
+        /// may change with its version.
         pub const SOURCE_HASH: u64 = {
             let hash = OFFSET;
             $(let hash = fnv1a(hash, include_bytes!($path));)*
@@ -56,7 +58,7 @@ mod tests {
 
     #[test]
     fn no_source_is_forgotten() {
-        // What describes the device, and this file, change no kernel.
+        // The device description and this file do not affect kernels.
         const OTHERS: [&str; 3] = ["device.rs", "lib.rs", "source_hash.rs"];
         let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let (mut folders, mut found) = (vec![src.clone()], BTreeSet::new());

@@ -1,42 +1,48 @@
-//! [`AddressSpace`]: memory of the caller's by its addresses.
+//! [`AddressSpace`]: views of caller-owned memory by address.
 
 use qgemm_hal::{BufferMut, BufferRef, Device, HalError};
 
 use crate::gpu::Gpu;
 use crate::memory::CudaBuffer;
 
-/// All addresses of a device, to view the caller's memory with: where every tensor is a pointer of somebody else's, a view of
-/// it takes neither an allocation nor a count of references.
+/// The whole address space of a device, for viewing caller-owned memory.
+/// When every tensor is a foreign pointer, a view needs neither
+/// an allocation nor a reference count.
 #[derive(Debug)]
 pub struct AddressSpace {
     all: CudaBuffer,
 }
 
 impl AddressSpace {
-    /// The addresses of `device`.
+    /// The address space of `device`.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`] when it is not a CUDA device.
     pub fn new(device: &dyn Device) -> Result<Self, HalError> {
         let context = Gpu::of(device)?.context();
-        // SAFETY: only views that callers vouch for are made of it.
+        // SAFETY: views of it are only made by unsafe functions,
+        // whose callers vouch for them.
         Ok(Self { all: unsafe { CudaBuffer::wrap(context, 0, usize::MAX) } })
     }
 
     /// A view of `len` bytes at `address`.
     ///
     /// # Safety
-    /// The bytes must be device memory accessible from the primary context of the device, and must stay allocated until
-    /// all work that was given the view is done. That work and what else writes them must be ordered among themselves.
+    /// The bytes must be device memory accessible from the primary context
+    /// of the device, and must stay allocated until all work that
+    /// was given the view is done. The caller must order that
+    /// work with other writers of the bytes.
     pub unsafe fn view(&self, address: u64, len: usize) -> BufferRef<'_> {
-        // SAFETY: the object begins at address 0; the rest is the caller's promise.
+        // SAFETY: the object begins at address 0; the
+        // caller promises the rest.
         unsafe { BufferRef::from_raw(&self.all, address as usize, len) }
     }
 
-    /// A view of `len` bytes at `address`, to be written.
+    /// A writable view of `len` bytes at `address`.
     ///
     /// # Safety
-    /// As [`AddressSpace::view`]; and work that was given the view and what else reads the bytes must be ordered, too.
+    /// As [`AddressSpace::view`]. The caller must also order work that was
+    /// given the view with other readers of the bytes.
     pub unsafe fn view_mut(&self, address: u64, len: usize) -> BufferMut<'_> {
         // SAFETY: as in `view`.
         unsafe { BufferMut::from_raw(&self.all, address as usize, len) }

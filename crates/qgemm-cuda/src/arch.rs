@@ -1,10 +1,12 @@
-//! What follows from a compute capability alone: the variant of kernels, and what kernels of a variant can count on.
+//! Properties that follow from the compute capability: kernel variant,
+//! fragment layout, shared memory.
 
 use qgemm_formats::prepack::FragmentLayout;
 use qgemm_hal::{DeviceInfo, Unsupported, Variant};
 
-/// The kernel variant of compute capability `arch`. Chips without a variant of their own use the newest one
-/// whose instructions they have: data centre Blackwell has neither `wgmma` nor block-scaled `mma.sync`.
+/// Kernel variant of compute capability `arch`. Chips without a matching
+/// variant use the newest one whose instructions they support: data-centre
+/// Blackwell has neither `wgmma` nor block-scaled `mma.sync`.
 pub(crate) fn variant(arch: u32) -> Result<Variant, String> {
     match arch {
         0..70 => Err(format!("compute capability {}.{} is older than 7.0", arch / 10, arch % 10)),
@@ -17,12 +19,13 @@ pub(crate) fn variant(arch: u32) -> Result<Variant, String> {
     }
 }
 
-/// The layout class that kernels of `variant` read.
+/// Fragment layout that kernels of `variant` read.
 pub fn fragment_layout(variant: Variant) -> FragmentLayout {
     if variant == Variant::Sm70 { FragmentLayout::MmaM8N8K4 } else { FragmentLayout::MmaM16 }
 }
 
-/// Most dynamic shared memory of a CTA (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
+/// Maximum dynamic shared memory of a CTA (CUDA C Programming Guide,
+/// "Technical Specifications per Compute Capability").
 pub(crate) fn most_shared(variant: Variant) -> u32 {
     match variant {
         Variant::Sm70 => 96 << 10,
@@ -33,7 +36,7 @@ pub(crate) fn most_shared(variant: Variant) -> u32 {
     }
 }
 
-/// Whether the device has so many bytes of shared memory for a CTA.
+/// Checks that a CTA may use `needs` bytes of shared memory.
 pub(crate) fn check_shared(needs: u32, info: &DeviceInfo) -> Result<(), Unsupported> {
     let has = info.shared_bytes;
     match needs <= has {

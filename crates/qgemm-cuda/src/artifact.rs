@@ -1,36 +1,36 @@
-//! [`Artifact`]: a compiled kernel and what the compiler said of it.
+//! [`Artifact`]: a compiled kernel with the compiler's resource report.
 
 use crate::binary::{Reader, Writer};
 use crate::target::Target;
 
-/// What a kernel needs of a multiprocessor, as `ptxas` reports it.
+/// Resources of a kernel, as reported by `ptxas`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes that a thread spills to memory (stores and loads added).
+    /// Spilled bytes per thread (stores plus loads).
     pub spill_bytes: u32,
-    /// Bytes of a thread's stack.
+    /// Stack bytes per thread.
     pub stack_bytes: u32,
-    /// Static shared memory of a block in bytes.
+    /// Static shared memory of a CTA in bytes.
     pub shared_bytes: u32,
 }
 
 /// A compiled kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Artifact {
-    /// What it was compiled for.
+    /// Compilation target.
     pub target: Target,
-    /// Version of the NVRTC that compiled it: `12.9`.
+    /// NVRTC version that compiled it: `12.9`.
     pub nvrtc: String,
-    /// Resources; `None` for PTX, which has none yet.
+    /// Resources; `None` for PTX.
     pub resources: Option<Resources>,
-    /// The cubin, or PTX ending in a zero byte.
+    /// The cubin, or zero-terminated PTX.
     pub image: Vec<u8>,
 }
 
 impl Resources {
-    /// Reads the compiler's log (`--ptxas-options=-v`).
+    /// Parses the compiler's log (`--ptxas-options=-v`).
     pub(crate) fn from_log(log: &str) -> Self {
         let before = |what: &str| log.match_indices(what).filter_map(|(at, _)| last_number(&log[..at])).sum::<u32>();
         Self {

@@ -1,4 +1,4 @@
-//! Reading and writing the little-endian records of bundles and cache entries.
+//! Little-endian records of bundles and cache entries.
 
 use crate::hash::Sha256Hash;
 
@@ -27,7 +27,8 @@ impl Writer {
     }
 }
 
-/// Takes fields from bytes; `None` where they end too early or are no text.
+/// Reads fields from bytes; `None` when they end
+/// early or are not text.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {

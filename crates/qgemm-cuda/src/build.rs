@@ -1,4 +1,5 @@
-//! Compiling kernels ahead of time, without a GPU: what `cargo xtask build-kernels` is made of.
+//! Ahead-of-time kernel compilation without a GPU, for
+//! `cargo xtask build-kernels`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use crate::target::Target;
 
 pub use crate::nvrtc::{LIBRARY_VARIABLE, toolkits};
 
-/// Version of the compiler (`12.9`) and the compute capabilities that it compiles for, ascending.
+/// Compiler version (`12.9`) and supported compute capabilities, ascending.
 ///
 /// # Errors
 /// [`NvrtcError::Missing`].
@@ -25,7 +26,8 @@ pub fn compiler() -> Result<(String, Vec<u32>), NvrtcError> {
     Ok((nvrtc.version().to_owned(), nvrtc.supported().to_vec()))
 }
 
-/// Whether the compiler is there, without keeping it loaded: a later call finds one installed since.
+/// Whether the compiler is installed, without keeping it loaded. A later
+/// call finds one that was installed since.
 ///
 /// # Errors
 /// [`NvrtcError::Missing`] when `QGEMM_NVRTC` names a path without it.
@@ -37,35 +39,39 @@ pub fn compiler_is_installed() -> Result<bool, NvrtcError> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// It does not compile, or there is no compiler for the target.
+    /// The kernel does not compile, or no compiler supports the target.
     #[error(transparent)]
     Kernel(#[from] HalError),
-    /// It was compiled, and cannot be kept.
+    /// The compiled kernel could not be stored.
     #[error("{}: {error}", folder.display())]
     Cache {
-        /// The folder for compiled kernels.
+        /// The kernel cache folder.
         folder: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
 }
 
-/// A kernel that [`compile`] obtained.
+/// A kernel returned by [`compile`].
 #[derive(Clone, Debug)]
 pub struct Built {
     /// The kernel.
     pub artifact: Artifact,
-    /// How long the compiler took; `None` when the cache had the kernel.
+    /// Compile time; `None` for a cache hit.
     pub compiled_in: Option<Duration>,
 }
 
-/// The kernel `spec` compiled for `target` (for the chip's own instruction set where the kernel needs it), from the
-/// cache in the folder `cache`, or compiled and added to it. Several processes may do so at once, with the same kernels
-/// and the same folder.
+/// Returns the kernel `spec` compiled for `target` (with chip-specific
+/// instructions if the kernel needs them).
+///
+/// It comes from the cache in folder `cache`, or is compiled
+/// and added to it. Several processes may do so concurrently with
+/// the same kernels and folder.
 ///
 /// # Errors
-/// [`BuildError::Kernel`] with [`HalError::Compile`], or [`HalError::KernelUnavailable`] when there is no compiler for
-/// the target; [`BuildError::Cache`] when the folder cannot be written.
+/// [`BuildError::Kernel`] with [`HalError::Compile`], or
+/// [`HalError::KernelUnavailable`] when no compiler supports the target;
+/// [`BuildError::Cache`] when the folder cannot be written.
 pub fn compile(cache: &Path, spec: &KernelSpec, target: Target) -> Result<Built, BuildError> {
     let obtained = store::obtain(&Cache::at(cache), spec, jit::target_of(spec, target))?;
     obtained.cached.map_err(|error| BuildError::Cache { folder: cache.to_path_buf(), error })?;

@@ -1,4 +1,4 @@
-//! What is known of a chip by its compute capability: the kernel variant, its rates, its features.
+//! Chip properties by compute capability: kernel variant, rates, features.
 
 use std::collections::BTreeSet;
 
@@ -12,29 +12,32 @@ use crate::target::Target;
 /// Lowers the kernel variant of every device: `QGEMM_VARIANT=sm70`.
 const VARIANT_VARIABLE: &str = "QGEMM_VARIANT";
 
-/// Part of the memory clock's bandwidth that a kernel which only reads can reach (4.47 of 4.92 TB/s measured
-/// on an H200).
+/// Share of the theoretical memory bandwidth that a read-only kernel
+/// reaches (measured on an H200).
 const READ_FRACTION: f64 = 0.91;
 
-/// Chips that NVRTC 12.9 makes machine code for. Later ones run PTX.
+/// Chips that NVRTC 12.9 compiles machine code
+/// for. Later chips run PTX.
 const COMPILED_FOR: [u32; 12] = [70, 72, 75, 80, 86, 87, 89, 90, 100, 103, 120, 121];
 
-/// One device, as seen before a context is opened.
+/// A device before a context is opened.
 #[derive(Clone, Debug)]
 pub(crate) struct Chip {
     /// Compute capability, 10 × major + minor.
     pub arch: u32,
-    /// The variant of kernels in use, below the chip's own when the user lowered it.
+    /// Kernel variant in use. It is below the chip's variant
+    /// when the user lowered it.
     pub variant: Variant,
     /// Whether the user lowered it.
     pub lowered: bool,
-    /// For the layers above.
+    /// Device info for higher layers.
     pub info: DeviceInfo,
 }
 
 impl Chip {
-    /// What this device's kernels are compiled for: its machine code, or PTX of an older chip where the user lowered
-    /// the variant, so that its instructions go the way of every PTX, and where the chip is newer than the compiler.
+    /// Compilation target of this device's kernels: its machine code; or PTX
+    /// when the user lowered the variant (so that the driver compiles
+    /// the older instructions) or the chip is newer than the compiler.
     pub(crate) fn target(&self) -> Target {
         match self.lowered || !COMPILED_FOR.contains(&self.arch) {
             true => Target::Ptx { arch: self.variant.number(), specific: false },
@@ -80,7 +83,7 @@ pub(crate) fn read(ordinal: u32) -> Result<Chip, HalError> {
         driver: driver::version(),
         units,
         memory_bytes,
-        // Both clock edges carry data.
+        // Double data rate.
         bandwidth: 2.0 * memory_clock * bus_bytes * READ_FRACTION,
         cache_bytes: u64::from(attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
         shared_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
@@ -92,24 +95,28 @@ pub(crate) fn read(ordinal: u32) -> Result<Chip, HalError> {
     Ok(Chip { arch, variant, lowered, info })
 }
 
-/// The variant that the user asked for, when the chip can run it.
+/// The variant that the user requested, if
+/// the chip can run it.
 fn lower(id: DeviceId, natural: Variant, wanted: Option<&str>) -> Result<Variant, HalError> {
     let Some(wanted) = wanted.filter(|w| !w.is_empty()) else { return Ok(natural) };
     let refuse = |why: String| HalError::Unsupported { device: id, what: format!("{VARIANT_VARIABLE}={wanted}"), why };
     let variant: Variant =
         wanted.parse().map_err(|_| refuse("expected one of sm70, sm75, sm80, sm89, sm90, sm120".into()))?;
-    // Each variant's instructions exist on every later chip, but for Hopper's, which are its own.
+    // Each variant's instructions exist on all later chips, except Hopper's.
     if variant > natural || (variant == Variant::Sm90 && natural != Variant::Sm90) {
         return Err(refuse(format!("the device runs {natural} kernels and those of older chips")));
     }
     Ok(variant)
 }
 
-/// Share of Hopper's tensor rate that instructions older than `wgmma` reach: 650 TFLOP/s of 989, measured on an H200.
+/// Share of Hopper's tensor rate that `mma.sync`
+/// reaches (measured on an H200).
 pub(crate) const HOPPER_MMA_SYNC: f64 = 0.66;
 
-/// Multiply-adds per clock and multiprocessor of a chip that runs kernels of variant `run` ("Arithmetic Instructions" of the CUDA programming guide, and the
-/// tensor-core rates of NVIDIA's architecture papers, with f32 accumulation and without sparsity).
+/// Multiply-adds per clock and SM of a chip that runs kernels
+/// of variant `run`, with f32 accumulation and without sparsity
+/// ("Arithmetic Instructions" of the CUDA programming guide, and the
+/// tensor-core rates of NVIDIA's architecture papers).
 fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 8] {
     let fma = match arch {
         70..=80 => 64.0,
@@ -117,20 +124,20 @@ fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 8] {
     };
     let tensor = match arch {
         70..75 => 512.0,
-        // GeForce cards accumulate in f32 at half speed.
+        // GeForce cards accumulate in f32 at half rate.
         75 | 86..=89 | 120..=121 => 512.0 / if geforce { 2.0 } else { 1.0 },
         90 => 2048.0,
         _ => 1024.0,
     };
     let tensor = match run {
-        // `mma.m8n8k4` is a sequence of other instructions there.
+        // On newer chips `mma.m8n8k4` is emulated by other instructions.
         Variant::Sm70 if arch >= 80 => fma,
         Variant::Sm75 | Variant::Sm80 | Variant::Sm89 if arch == 90 => tensor * HOPPER_MMA_SYNC,
         _ => tensor,
     };
-    // Twice as many of half as many bits, on chips that have such instructions.
+    // FP8 has twice the 16-bit rate, if supported.
     let fp8 = if run >= Variant::Sm89 { 2.0 * tensor } else { tensor };
-    // Integers are no slower for GeForce cards; Volta has none.
+    // INT8 has full rate on GeForce cards; Volta lacks it.
     let bytes = match (arch, run) {
         (..75, _) | (_, Variant::Sm70) => 0.0,
         (75 | 86..=89 | 120..=121, _) => 1024.0,
@@ -141,19 +148,19 @@ fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 8] {
     [
         (Math::FmaF32, fma),
         (Math::TensorF16, tensor),
-        // Half as many of twice as many bits, by `mma.sync`.
+        // TF32 has half the 16-bit rate, with `mma.sync`.
         (Math::TensorTf32, if run < Variant::Sm80 { 0.0 } else { 0.5 * tensor }),
-        // Three products for one.
+        // Three products for each result.
         (Math::TensorBf16x3, if run < Variant::Sm80 { 0.0 } else { tensor / 3.0 }),
         (Math::DotI8, 256.0),
         (Math::TensorFp8, fp8),
         (Math::TensorS8, bytes),
-        // FP4, of GeForce cards, too.
+        // FP4 has full rate on GeForce cards, too.
         (Math::TensorBlockScaled, if run >= Variant::Sm120 { 2048.0 } else { 0.0 }),
     ]
 }
 
-/// Names of the instructions that kernels of `variant` may use.
+/// Instruction names that kernels of `variant` may use.
 fn features(arch: u32, variant: Variant, lowered: bool) -> BTreeSet<&'static str> {
     let mut features = BTreeSet::from(["dp4a", "f16-mma"]);
     if variant >= Variant::Sm75 {

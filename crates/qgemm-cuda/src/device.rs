@@ -1,4 +1,4 @@
-//! [`CudaDevice`]: the HAL's device over the CUDA driver.
+//! [`CudaDevice`]: the HAL device for CUDA.
 
 use std::any::Any;
 use std::ops::Range;
@@ -19,7 +19,8 @@ use crate::memory::{CudaBuffer, device_address};
 use crate::probe;
 use crate::stream::{self, CudaStream};
 
-/// Bytes read to measure the bandwidth of a device whose clocks the driver does not tell.
+/// Bytes read to measure the bandwidth when the driver
+/// does not report clocks.
 const PROBE_BYTES: usize = 256 << 20;
 
 /// An opened NVIDIA GPU.
@@ -27,7 +28,8 @@ const PROBE_BYTES: usize = 256 << 20;
 pub(crate) struct CudaDevice {
     gpu: Gpu,
     default_stream: Stream,
-    /// For work of our own that the caller must not wait behind: zeroing fresh memory.
+    /// For internal work that the caller's stream must not delay,
+    /// such as zeroing fresh memory.
     own_stream: CudaStream,
 }
 
@@ -76,7 +78,8 @@ impl Device for CudaDevice {
             return Ok(());
         }
         self.gpu.context().bind()?;
-        // SAFETY: the destination is on this device and at least as long as the source, which is waited for below.
+        // SAFETY: the destination is on this device and at least as
+        // long as the source. The stream is waited for below.
         let copied = unsafe { result::memcpy_htod_async(address, src, stream.handle()) };
         self.gpu.context().check("cuMemcpyHtoDAsync", copied)?;
         stream.synchronize()
@@ -88,8 +91,9 @@ impl Device for CudaDevice {
         let address = device_address(self.id(), src, "the source")?;
         if !dst.is_empty() {
             self.gpu.context().bind()?;
-            // SAFETY: the source is on this device and at least as long as the destination, which is borrowed until
-            // the copy has been waited for below.
+            // SAFETY: the source is on this device and at least as
+            // long as the destination, which stays borrowed until the
+            // copy has been waited for below.
             let copied = unsafe { result::memcpy_dtoh_async(dst, address, stream.handle()) };
             self.gpu.context().check("cuMemcpyDtoHAsync", copied)?;
         }
@@ -103,7 +107,8 @@ impl Device for CudaDevice {
             return Ok(());
         }
         self.gpu.context().bind()?;
-        // SAFETY: the bytes are on this device and belong to the view.
+        // SAFETY: the bytes are on this device and
+        // belong to the view.
         let filled = unsafe { result::memset_d8_async(address, value, dst.view().len(), stream.handle()) };
         self.gpu.context().check("cuMemsetD8Async", filled)
     }
@@ -134,8 +139,9 @@ impl Device for CudaDevice {
         repack.run(self, stream, weight, |launch| {
             let params = launch.params(|view, what| device_address(self.id(), view, what))?;
             let Geometry { grid, threads, shared_bytes } = launch.geometry;
-            // SAFETY: the parameter is the kernel's, made by `Repack` for views of this length, which live until the
-            // stream was waited for; nothing else uses them.
+            // SAFETY: the parameter is the kernel's, made by `Repack` for
+            // views of this length. They live until the stream was waited
+            // for, and nothing else uses them.
             unsafe { function.launch(stream, grid, threads, shared_bytes, bytemuck::bytes_of(&params), Start::InOrder) }
         })
     }
@@ -145,7 +151,7 @@ impl Device for CudaDevice {
     }
 
     fn as_any(&self) -> &dyn Any {
-        // What the modules below know of a device: `Gpu::of`.
+        // The object that `Gpu::of` looks for.
         &self.gpu
     }
 }

@@ -1,4 +1,5 @@
-//! Tests on a real GPU. Without one they are skipped, with the reason printed.
+//! Tests on a real GPU. They are skipped without
+//! one, and print the reason.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,7 +102,8 @@ fn a_write_outside_a_buffer_is_found() {
     let stream = device.default_stream();
     for offset in [-1i64, 100] {
         let buffer = device.allocate(100, "a test").unwrap();
-        // SAFETY: the byte is in a guard band of the allocation, which lives to the end of the block.
+        // SAFETY: the byte is in a guard band of the allocation,
+        // which lives to the end of the block.
         let mut outside =
             unsafe { wrap_device_ptr(&*device, address(&buffer).wrapping_add_signed(offset), 1) }.unwrap();
         device.fill(&stream, (&mut outside).into(), 1).unwrap();
@@ -134,7 +136,8 @@ fn the_callers_streams_are_used() {
     device.fill(&stream, (&mut buffer).into(), 4).unwrap();
     cudarc_stream.synchronize().unwrap();
     assert_eq!(contents(&*device, &buffer), [4; 8]);
-    // The legacy default stream (0), the per-thread one (2), and a handle of someone else's.
+    // The legacy default stream (0), the per-thread stream
+    // (2), and a foreign handle.
     for handle in [std::ptr::null_mut(), std::ptr::without_provenance_mut(2), raw.cast()] {
         // SAFETY: these streams exist as long as the context and `cudarc_stream`.
         let stream = unsafe { wrap_stream(&*device, handle) }.unwrap();
@@ -172,13 +175,15 @@ fn a_kernel_is_loaded_once_and_reads_memory() {
 fn a_kernel_is_launched_by_its_specification() {
     let Some(device) = device_or_skip("a_kernel_is_launched_by_its_specification") else { return };
     let data = device.allocate(4096, "a test").unwrap();
-    // Fresh memory is zero, for which the kernel writes nothing: it needs no sink.
+    // Fresh memory is zero, so the kernel never
+    // writes and needs no sink.
     let params = [device_address(&*device, (&data).into()).unwrap(), 4096 / 16, 0u64];
     let geometry = Geometry { grid: [2, 1, 1], threads: 128, shared_bytes: 0 };
     for target in [None, Some(Target::Ptx { arch: 80, specific: false })] {
         let stream = device.default_stream();
         let bytes = bytemuck::bytes_of(&params);
-        // SAFETY: the three words are the kernel's parameter, and it reads the 256 words of `data`, which live longer.
+        // SAFETY: the three words are the kernel's parameter, and it reads
+        // the 256 words of `data`, which live longer.
         unsafe { launch_spec(&*device, &stream, &probe::spec(), target, geometry, bytes) }.unwrap();
         device.synchronize(&stream).unwrap();
     }
@@ -188,7 +193,8 @@ fn a_kernel_is_launched_by_its_specification() {
 fn a_launch_the_driver_refuses_is_an_error() {
     let Some(device) = device_or_skip("a_launch_the_driver_refuses_is_an_error") else { return };
     let function = Gpu::of(&*device).unwrap().kernel(&probe::spec()).unwrap();
-    // SAFETY: the launch is refused, so the zero addresses are never used; 24 bytes are the kernel's parameter.
+    // SAFETY: the launch is refused, so the zero addresses are never
+    // used; 24 bytes are the kernel's parameter.
     let error =
         unsafe { function.launch(&device.default_stream(), [1, 1, 1], 4096, 0, &[0; 24], Start::InOrder) }.unwrap_err();
     assert!(matches!(&error, HalError::Driver { message, .. } if message.contains("probe:read:")), "{error}");
@@ -234,7 +240,8 @@ fn objects_of_other_backends_are_refused() {
     assert!(wrong(device_address(&*device, (&foreign).into()).map(drop)));
 }
 
-/// Shapes with edges of tiles, k-tiles and strips, and one of several million values.
+/// Shapes with partial tiles, k-tiles and strips, and one
+/// with several million values.
 #[test]
 fn weights_are_packed_as_on_the_host() {
     let Some(device) = device_or_skip("weights_are_packed_as_on_the_host") else { return };

@@ -1,5 +1,5 @@
-//! The way into the CUDA driver: is it there, which devices does it see, and the context that everything of a
-//! device shares.
+//! CUDA driver access: presence, devices, and the
+//! shared context of a device.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -7,11 +7,11 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 use qgemm_hal::{DeviceId, DeviceKind, HalError};
 
-/// Names under which the driver's library is installed. cudarc tries the same ones, but panics when none is
-/// there, so they are tried here before its first call.
+/// Names of the driver's library. cudarc tries the same names but
+/// panics when none exists, so they are tried here first.
 const DRIVER_LIBRARIES: [&str; 3] = ["libcuda.so.1", "libcuda.so", "nvcuda.dll"];
 
-/// Initialises the driver, once for the process.
+/// Initialises the driver once per process.
 ///
 /// # Errors
 /// [`HalError::NoDevice`] when there is no driver or it does not start.
@@ -22,28 +22,31 @@ pub(crate) fn init() -> Result<(), HalError> {
 
 fn start() -> Result<(), String> {
     let found = DRIVER_LIBRARIES.iter().find_map(|name| {
-        // SAFETY: loading the NVIDIA driver runs its initialisers, which have no preconditions.
+        // SAFETY: loading the NVIDIA driver runs its initialisers,
+        // which have no preconditions.
         unsafe { libloading::Library::new(*name) }.ok()
     });
     let Some(library) = found else {
         return Err(format!("no NVIDIA driver is installed ({} not found)", DRIVER_LIBRARIES[0]));
     };
-    // The driver stays loaded for the life of the process: cudarc keeps function pointers into it.
+    // The driver stays loaded for the life of the process, because
+    // cudarc keeps function pointers into it.
     std::mem::forget(library);
     result::init().map_err(|e| format!("the NVIDIA driver does not start: {}", describe(e)))
 }
 
-/// The newest CUDA that the driver knows: `12.9`. Only called after [`init`] has found the driver; empty when it does not tell.
+/// Newest CUDA version that the driver supports: `12.9`; empty when
+/// unknown. Call only after [`init`] succeeded.
 pub(crate) fn version() -> String {
     let mut version = 0;
-    // SAFETY: the driver writes one integer to a place that lives through the call.
+    // SAFETY: the driver writes one integer, which lives through the call.
     match unsafe { sys::cuDriverGetVersion(&mut version) }.result() {
         Ok(()) => format!("{}.{}", version / 1000, version % 1000 / 10),
         Err(_) => String::new(),
     }
 }
 
-/// Number of devices that the driver sees.
+/// Number of devices.
 pub(crate) fn device_count() -> Result<u32, HalError> {
     init()?;
     let count = result::device::get_count()
@@ -51,7 +54,8 @@ pub(crate) fn device_count() -> Result<u32, HalError> {
     Ok(u32::try_from(count).unwrap_or(0))
 }
 
-/// The name and the text that the driver has for an error. Only called after [`init`] has found the driver.
+/// The driver's name and text of an error. Call only
+/// after [`init`] succeeded.
 pub(crate) fn describe(error: DriverError) -> String {
     let text = |r: Result<&std::ffi::CStr, DriverError>| r.ok().map(|s| s.to_string_lossy().into_owned());
     match (text(error.error_name()), text(error.error_string())) {
@@ -60,8 +64,9 @@ pub(crate) fn describe(error: DriverError) -> String {
     }
 }
 
-/// The primary context of one device, shared by all its buffers, streams and kernels. CUDA code of the same
-/// process that uses the runtime API, PyTorch or cudarc shares it too, so pointers and streams can be exchanged.
+/// Primary context of one device, shared by all its buffers, streams
+/// and kernels. Other CUDA code of the process (runtime API, PyTorch,
+/// cudarc) shares it too, so pointers and streams can be exchanged.
 pub(crate) struct DeviceContext {
     cuda: Arc<CudaContext>,
     id: DeviceId,
@@ -84,22 +89,23 @@ impl DeviceContext {
         Ok(Self { cuda, id })
     }
 
-    /// Which device it belongs to.
+    /// The device that it belongs to.
     pub(crate) fn id(&self) -> DeviceId {
         self.id
     }
 
-    /// The driver's handle, to recognise objects of the same context.
+    /// The driver's handle, for comparing contexts.
     pub(crate) fn handle(&self) -> sys::CUcontext {
         self.cuda.cu_ctx()
     }
 
-    /// Makes the context current on the calling thread: required before every raw driver call.
+    /// Makes the context current on the calling thread. Required
+    /// before every raw driver call.
     pub(crate) fn bind(&self) -> Result<(), HalError> {
         self.check("cuCtxSetCurrent", self.cuda.bind_to_thread())
     }
 
-    /// Turns a driver result into one of the HAL.
+    /// Converts a driver result to a HAL result.
     pub(crate) fn check<T>(&self, call: &'static str, result: Result<T, DriverError>) -> Result<T, HalError> {
         result.map_err(|e| HalError::Driver { device: self.id, call, message: describe(e) })
     }
@@ -117,7 +123,8 @@ mod tests {
 
     #[test]
     fn a_missing_driver_is_no_such_device() {
-        // On a machine with a driver this asks for an ordinal that no machine has.
+        // If there is a driver, it is asked for an
+        // ordinal that no machine has.
         let error = DeviceContext::open(10_000).unwrap_err();
         assert!(matches!(&error, HalError::NoDevice { why, .. } if why.contains("driver")), "{error}");
     }

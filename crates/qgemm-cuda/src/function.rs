@@ -1,4 +1,4 @@
-//! Kernels on a device: loading and launching.
+//! Kernel loading and launching.
 
 use std::ffi::{CString, c_uint, c_void};
 use std::fmt;
@@ -14,16 +14,19 @@ use crate::driver::{self, DeviceContext};
 use crate::spec::KernelSpec;
 use crate::stream::CudaStream;
 
-/// Room for the driver's complaint about an image.
+/// Size of the driver's error log for an image.
 const ERROR_LOG_BYTES: usize = 16 * 1024;
-/// Launches of no more blocks that start early leave what they can of L1 to shared memory. A multiprocessor that divides its memory
-/// otherwise takes no block of a kernel that needs more, before it is empty: between two products, a norm of eight rows cost 2 µs so (H200).
+/// Early-start launches of at most this many CTAs ask for maximum
+/// shared memory, too. An SM with another L1/shared split must
+/// drain before it accepts a CTA that needs more shared memory,
+/// which would delay the next kernel.
 const FEW_BLOCKS: u64 = 64;
-/// Percent of its memory that a multiprocessor is asked to use as shared memory: what the driver thinks best, and all.
+/// Preferred shared-memory carveout of an SM in percent: the
+/// driver's default, and the maximum.
 const DRIVERS_CHOICE: i32 = -1;
 const MOST_SHARED: i32 = 100;
 
-/// A kernel that is loaded on a device. Cheap to clone.
+/// A loaded kernel. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Function {
     module: Arc<Module>,
@@ -34,12 +37,12 @@ struct Module {
     context: Arc<DeviceContext>,
     raw: sys::CUmodule,
     name: String,
-    /// Whether its kernel asks for [`MOST_SHARED`].
+    /// Whether the function currently asks for [`MOST_SHARED`].
     asks_for_most_shared: AtomicBool,
 }
 
-// SAFETY: modules and functions are handles that every thread may use while the context lives; after loading they
-// are only read.
+// SAFETY: modules and functions are handles that every thread may use
+// while the context lives. After loading they are only read.
 unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
@@ -48,19 +51,21 @@ unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
-/// When a kernel's blocks may start.
+/// When the CTAs of a kernel may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// When all earlier work of the stream is done.
+    /// After all earlier work of the stream is done.
     InOrder,
-    /// When the blocks of the kernel before it have all started and leave room (programmatic dependent launch, sm_90
-    /// and newer): the kernel itself waits for that kernel's results.
+    /// Programmatic dependent launch (sm_90 and newer): as soon as all CTAs
+    /// of the previous kernel have started and leave room. The kernel
+    /// itself waits for the previous kernel's results.
     Early,
 }
 
 impl Function {
-    /// Loads `artifact` and looks up the kernel of `spec`. `shared_bytes` is the most shared memory that a block
-    /// may have on this device; launches may use all that the kernel does not reserve statically.
+    /// Loads `artifact` and looks up the kernel of `spec`. `shared_bytes` is
+    /// the device's maximum shared memory of a CTA; launches may use
+    /// all of it that the kernel does not reserve statically.
     pub(crate) fn load(
         context: &Arc<DeviceContext>,
         spec: &KernelSpec,
@@ -82,7 +87,8 @@ impl Function {
             message: format!("{}: {e}", spec.symbol),
         })?;
         use sys::CUfunction_attribute_enum as A;
-        // SAFETY: the module was just loaded and is kept alive beside the function.
+        // SAFETY: the module was just loaded and is kept
+        // alive beside the function.
         let raw = unsafe {
             let raw = context.check("cuModuleGetFunction", result::module::get_function(module.raw, symbol))?;
             let fixed = context.check(
@@ -98,17 +104,21 @@ impl Function {
         Ok(Self { module, raw })
     }
 
-    /// Submits the kernel to `stream`: blocks of `threads` threads with `shared_bytes` of dynamic shared memory,
-    /// and `params` as its one by-value parameter. Allocates nothing, takes no lock.
+    /// Launches the kernel on `stream`: CTAs of `threads` threads with
+    /// `shared_bytes` of dynamic shared memory, and `params` as its single
+    /// by-value parameter. Does not allocate or lock.
     ///
     /// # Errors
-    /// [`HalError::WrongDevice`] when the stream is another device's, or a driver error.
+    /// [`HalError::WrongDevice`] when the stream belongs to
+    /// another device, or a driver error.
     ///
     /// # Safety
-    /// `params` must be laid out as the kernel's parameter, at least as long, and the addresses in it must be of
-    /// memory on this device that is as large as the kernel expects and stays allocated until the kernel is done.
-    /// With [`Start::Early`] the kernel must execute `griddepcontrol.wait` before it reads what earlier work of the
-    /// stream writes, and before it writes.
+    /// `params` must have the layout of the kernel's parameter and be
+    /// at least as long. Its addresses must be memory on this
+    /// device that is as large as the kernel expects and stays
+    /// allocated until the kernel is done. With [`Start::Early`] the kernel
+    /// must execute `griddepcontrol.wait` before it reads what earlier work of
+    /// the stream writes, and before it writes.
     pub(crate) unsafe fn launch(
         &self,
         stream: &Stream,
@@ -142,12 +152,14 @@ impl Function {
             attrs: &raw mut early,
             numAttrs: 1,
         };
-        // SAFETY: function, stream and context belong together and are alive; the driver copies configuration and
-        // parameter, which the caller vouches for, before it returns, and does not write through the pointers.
+        // SAFETY: function, stream and context belong together and are
+        // alive. The driver copies the configuration and the
+        // parameter, which the caller vouches for, before it returns,
+        // and does not write through the pointers.
         let status = unsafe {
             match start {
                 Start::Early => sys::cuLaunchKernelEx(&config, self.raw, params.as_mut_ptr(), ptr::null_mut()),
-                // Drivers before CUDA 11.8 have only this call.
+                // Drivers before CUDA 11.8 only have this call.
                 Start::InOrder => sys::cuLaunchKernel(
                     self.raw,
                     grid[0],
@@ -174,8 +186,9 @@ impl Function {
         })
     }
 
-    /// Says how multiprocessors should divide their memory for the next launches, a preference that changes no result. The driver is told
-    /// only what is new.
+    /// Sets the preferred shared-memory carveout for the next
+    /// launches, which changes no results. The driver is called only
+    /// when the preference changes.
     fn divide_memory(&self, most_shared: bool) -> Result<(), HalError> {
         if self.module.asks_for_most_shared.swap(most_shared, Ordering::Relaxed) == most_shared {
             return Ok(());
@@ -196,16 +209,18 @@ impl Function {
     }
 }
 
-/// Loads a cubin or PTX; the driver's own words go into the error.
+/// Loads a cubin or PTX. The error contains the driver's log.
 fn load_image(context: &DeviceContext, image: &[u8]) -> Result<sys::CUmodule, HalError> {
     use sys::CUjit_option_enum as Option;
     let mut log = vec![0u8; ERROR_LOG_BYTES];
     let mut options = [Option::CU_JIT_ERROR_LOG_BUFFER, Option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-    // Integers are passed in the place of pointers (CUDA driver API, `cuModuleLoadDataEx`).
+    // Integer options are passed as pointer values (CUDA driver
+    // API, `cuModuleLoadDataEx`).
     let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(ERROR_LOG_BYTES)];
     let mut module = ptr::null_mut();
-    // SAFETY: the image is a cubin, or PTX ending in a zero byte, and was checked by its hash when it was read; the
-    // option values are as their options demand, and all outlive the call.
+    // SAFETY: the image is a cubin, or zero-terminated PTX, and its
+    // hash was checked when it was read. The option values match
+    // their options, and all of them outlive the call.
     let status = unsafe {
         sys::cuModuleLoadDataEx(
             &mut module,
@@ -227,7 +242,8 @@ fn load_image(context: &DeviceContext, image: &[u8]) -> Result<sys::CUmodule, Ha
 impl Drop for Module {
     fn drop(&mut self) {
         let unloaded = self.context.bind().and_then(|()| {
-            // SAFETY: the module was loaded here, no function of it is left, and it is unloaded once.
+            // SAFETY: the module was loaded here, no function of it is
+            // left, and it is unloaded once.
             self.context.check("cuModuleUnload", unsafe { result::module::unload(self.raw) })
         });
         if let Err(error) = unloaded {

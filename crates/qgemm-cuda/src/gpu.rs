@@ -1,4 +1,4 @@
-//! [`Gpu`]: what the rest of the crate needs of an opened GPU. The HAL's device stands above the families, and they above this.
+//! [`Gpu`]: an opened GPU for the rest of the crate. Layering: HAL device, then families, then this.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::spec::KernelSpec;
 use crate::store::KernelStore;
 use crate::target::Target;
 
-/// A GPU with its context and its loaded kernels.
+/// A GPU with its context and loaded kernels.
 #[derive(Debug)]
 pub(crate) struct Gpu {
     context: Arc<DeviceContext>,
@@ -32,35 +32,36 @@ impl Gpu {
     /// The GPU behind `device`.
     ///
     /// # Errors
-    /// [`HalError::WrongDevice`] when it is another backend's.
+    /// [`HalError::WrongDevice`] when `device` belongs to another backend.
     pub(crate) fn of(device: &dyn Device) -> Result<&Self, HalError> {
         device.as_any().downcast_ref().ok_or(HalError::WrongDevice { device: device.info().id, what: "a CUDA kernel" })
     }
 
-    /// Which device.
+    /// The device id.
     pub(crate) fn id(&self) -> DeviceId {
         self.context.id()
     }
 
-    /// The context that everything of this GPU shares.
+    /// The context shared by all objects of this GPU.
     pub(crate) fn context(&self) -> &Arc<DeviceContext> {
         &self.context
     }
 
-    /// What is known of the chip.
+    /// Chip properties.
     pub(crate) fn chip(&self) -> &Chip {
         &self.chip
     }
 
-    /// Notes the bandwidth that was measured, in bytes a second.
+    /// Stores the measured bandwidth, in bytes per second.
     pub(crate) fn set_bandwidth(&mut self, bandwidth: f64) {
         self.chip.info.bandwidth = bandwidth;
     }
 
-    /// The kernel `spec`, found or compiled, and loaded once.
+    /// The kernel `spec`: found or compiled, and loaded once.
     ///
     /// # Errors
-    /// [`HalError::Compile`], [`HalError::KernelUnavailable`] or a driver error.
+    /// [`HalError::Compile`],
+    /// [`HalError::KernelUnavailable`] or a driver error.
     pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<Function, HalError> {
         self.load(spec, None)
     }

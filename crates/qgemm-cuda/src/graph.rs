@@ -1,4 +1,4 @@
-//! CUDA graphs: launches recorded once and replayed with one call.
+//! CUDA graphs: launches captured once and replayed with one call.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,29 +12,35 @@ use crate::driver::DeviceContext;
 use crate::gpu::Gpu;
 use crate::stream::CudaStream;
 
-/// Recorded launches. Borrows what they read and write, so that the memory can be neither freed nor seen half
-/// written while the graph can be replayed. What is to change between replays are its own `N` [buffers](Graph::buffers_mut).
+/// Captured launches. The graph borrows their memory, so that it
+/// cannot be freed or seen half written while the graph can
+/// be replayed. Data that changes between replays belongs in its `N`
+/// [buffers](Graph::buffers_mut).
 pub struct Graph<'a, const N: usize = 0> {
     context: Arc<DeviceContext>,
     graph: sys::CUgraph,
     executable: sys::CUgraphExec,
-    /// Lent as views only, so that what the launches use stays where it is.
+    /// Lent as views only, so that the addresses used by
+    /// the launches stay valid.
     buffers: [Buffer; N],
     /// Dropped with the graph: it owns what was moved into it.
     _work: Box<dyn Send + 'a>,
 }
 
-// SAFETY: graph handles may be used from any thread, one at a time; `Graph` is not `Sync`, for it holds raw pointers.
+// SAFETY: graph handles may be used from any thread, one at
+// a time. `Graph` is not `Sync`, because it holds raw pointers.
 unsafe impl<const N: usize> Send for Graph<'_, N> {}
 
-/// A closure, kept for what it borrows and owns.
+/// A closure, kept for its borrows and owned values.
 struct Kept<F>(F);
 
-/// Records what `work` submits to `stream` instead of running it. `work` must not allocate, free, copy from host
-/// memory or wait: the driver refuses these while it records.
+/// Captures what `work` submits to `stream` instead of running it.
+///
+/// `work` must not allocate, free, copy from host memory or wait:
+/// the driver refuses these during capture.
 ///
 /// # Errors
-/// Those of `work`, [`HalError::WrongDevice`], or a driver error.
+/// Errors of `work`, [`HalError::WrongDevice`], or a driver error.
 pub fn capture<'a, F, E>(device: &dyn Device, stream: &Stream, mut work: F) -> Result<Graph<'a>, E>
 where
     F: FnMut() -> Result<(), E> + Send + 'a,
@@ -43,8 +49,9 @@ where
     capture_with(device, stream, [], move |_: [BufferMut<'_>; 0]| work())
 }
 
-/// As [`capture`], of work on `buffers`, which the graph owns from then on and lends between replays: inputs are uploaded
-/// to them, and results downloaded from them.
+/// As [`capture`], for work on `buffers`. The graph owns them
+/// from then on and lends them between replays, for uploading
+/// inputs and downloading results.
 ///
 /// ```no_run
 /// use qgemm_api::half::f16;
@@ -82,38 +89,41 @@ where
     E: From<HalError>,
 {
     let context = Gpu::of(device)?.context().clone();
-    // Dropped before the buffers, which cannot be freed while it records.
+    // Dropped before the buffers, which cannot be freed during capture.
     let recording = Recording::begin(&context, CudaStream::of(context.id(), stream)?)?;
     work(buffers.each_mut().map(Buffer::view_mut))?;
     let graph = recording.end()?;
     let (executable, _work) = (ptr::null_mut(), Box::new(Kept(work)));
     let mut built = Graph { context: context.clone(), graph, executable, buffers, _work };
-    // SAFETY: the graph was just recorded.
+    // SAFETY: the graph was just captured.
     let executable = unsafe { result::graph::instantiate(built.graph, sys::CUgraphInstantiate_flags(0)) };
     built.executable = context.check("cuGraphInstantiate", executable)?;
     Ok(built)
 }
 
 impl<const N: usize> Graph<'_, N> {
-    /// The graph's own buffers.
+    /// The graph's buffers.
     pub fn buffers(&self) -> [BufferRef<'_>; N] {
         self.buffers.each_ref().map(Buffer::view)
     }
 
-    /// The graph's own buffers, to be written between replays. What writes them on the stream that replays
-    /// (`Context::upload_on`) comes after the replays that were submitted before, and before those that follow.
+    /// The graph's buffers, writable between replays. Writes on the
+    /// replay stream (`Context::upload_on`) are ordered after earlier
+    /// replays and before later ones.
     pub fn buffers_mut(&mut self) -> [BufferMut<'_>; N] {
         self.buffers.each_mut().map(Buffer::view_mut)
     }
 
-    /// Submits the recorded launches to `stream`, which may be another one than they were recorded from.
+    /// Submits the captured launches to `stream`, which may
+    /// differ from the capture stream.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`] or a driver error.
     pub fn replay(&self, stream: &Stream) -> Result<(), HalError> {
         let stream = CudaStream::of(self.context.id(), stream)?;
         self.context.bind()?;
-        // SAFETY: graph and stream are alive and of one context; the memory that the graph uses is borrowed or its own.
+        // SAFETY: graph and stream are alive and of one context. The
+        // graph borrows or owns the memory that it uses.
         self.context.check("cuGraphLaunch", unsafe { result::graph::launch(self.executable, stream.handle()) })
     }
 }
@@ -121,8 +131,8 @@ impl<const N: usize> Graph<'_, N> {
 impl<const N: usize> Drop for Graph<'_, N> {
     fn drop(&mut self) {
         let destroyed = self.context.bind().and_then(|()| {
-            // SAFETY: both handles were made by `capture` and are destroyed once; a replay that is under way
-            // completes.
+            // SAFETY: both handles were made by `capture` and are destroyed
+            // once. A running replay completes.
             unsafe {
                 if !self.executable.is_null() {
                     self.context.check("cuGraphExecDestroy", result::graph::exec_destroy(self.executable))?;
@@ -142,13 +152,15 @@ impl<const N: usize> fmt::Debug for Graph<'_, N> {
     }
 }
 
-/// A stream that records. Dropped without [`Recording::end`], it throws the recording away, so that the stream runs
-/// work again after an error.
+/// A stream in capture mode. Dropped without
+/// [`Recording::end`], it discards the capture, so that the
+/// stream runs work again after an error.
 struct Recording<'s> {
     context: &'s DeviceContext,
     stream: &'s CudaStream,
     ended: bool,
-    /// The driver wants a thread-local recording ended by the thread that began it.
+    /// A thread-local capture must be ended by the
+    /// thread that began it.
     _on_this_thread: PhantomData<*const ()>,
 }
 
@@ -163,7 +175,7 @@ impl<'s> Recording<'s> {
 
     fn end(mut self) -> Result<sys::CUgraph, HalError> {
         self.ended = true;
-        // SAFETY: the stream is alive and recording.
+        // SAFETY: the stream is alive and capturing.
         let graph = unsafe { result::stream::end_capture(self.stream.handle()) };
         self.context.check("cuStreamEndCapture", graph)
     }
@@ -174,7 +186,8 @@ impl Drop for Recording<'_> {
         if self.ended {
             return;
         }
-        // SAFETY: the stream is alive and recording; a graph that comes of it is destroyed at once.
+        // SAFETY: the stream is alive and capturing; a resulting
+        // graph is destroyed at once.
         unsafe {
             if let Ok(graph) = result::stream::end_capture(self.stream.handle())
                 && !graph.is_null()

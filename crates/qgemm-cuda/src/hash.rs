@@ -14,7 +14,8 @@ impl Sha256Hash {
         Self(sha2::Sha256::digest(bytes).into())
     }
 
-    /// Its first eight bytes, where a collision costs no more than a wrong guess.
+    /// The first eight bytes, for uses where a collision
+    /// costs only a wrong guess.
     pub fn short(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_be_bytes([a, b, c, d, e, f, g, h])
@@ -33,7 +34,8 @@ impl fmt::Debug for Sha256Hash {
     }
 }
 
-/// Hashes fields so that no two different sequences of fields look alike: each with its length before it.
+/// Hashes a sequence of fields, each prefixed with its length, so
+/// that different sequences never look alike.
 pub(crate) struct Hasher(sha2::Sha256);
 
 impl Hasher {
@@ -51,7 +53,7 @@ impl Hasher {
     }
 }
 
-/// The hash of kernel sources: (name, text), sorted by name.
+/// Hash of kernel sources: (name, text), sorted by name.
 pub(crate) fn of_sources<'a>(sources: impl Iterator<Item = (&'a str, &'a str)>) -> Sha256Hash {
     let mut hasher = Hasher::new();
     for (name, text) in sources {

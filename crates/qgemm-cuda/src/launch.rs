@@ -1,5 +1,5 @@
-//! Launching a kernel by its specification, outside of families: for kernels of one's own, and for those that no family
-//! schedules.
+//! Launching a kernel by its specification, for user kernels and
+//! for kernels outside the families.
 
 use qgemm_hal::{BufferRef, Device, Geometry, HalError, Stream};
 
@@ -9,18 +9,24 @@ use crate::memory;
 use crate::spec::KernelSpec;
 use crate::target::Target;
 
-/// Submits the kernel `spec` to `stream`, with `params` as its one by-value parameter, after all earlier work of the
-/// stream. It is compiled for the device, or for exactly `target`: PTX of an older chip makes the device run that chip's
-/// instructions.
+/// Launches the kernel `spec` on `stream` in stream order, with `params`
+/// as its single by-value parameter.
+///
+/// It is compiled for the device, or for exactly `target`: with
+/// PTX of an older chip the device runs that chip's instructions.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when `device` is no CUDA device or the stream is another's, [`HalError::Compile`],
+/// [`HalError::WrongDevice`] when `device` is not a CUDA device or the
+/// stream belongs to another one, [`HalError::Compile`],
 /// [`HalError::KernelUnavailable`], or a driver error.
 ///
 /// # Safety
-/// `params` must be laid out as the kernel's parameter and as long; the addresses in it must be of memory on this device
-/// that is as large as the kernel expects, that nothing else writes meanwhile, and that stays allocated until the kernel
-/// is done. The kernel must stay within that memory and its shared memory for these parameters and this geometry.
+/// `params` must have the layout and length of the kernel's
+/// parameter. Its addresses must be memory on this device that is
+/// as large as the kernel expects, that nothing else writes
+/// meanwhile, and that stays allocated until the kernel is done. With
+/// these parameters and this geometry, the kernel must stay within
+/// that memory and its shared memory.
 pub unsafe fn launch_spec(
     device: &dyn Device,
     stream: &Stream,
@@ -36,14 +42,15 @@ pub unsafe fn launch_spec(
     };
     let _span = tracing::trace_span!("launch", kernel = spec.name).entered();
     let Geometry { grid, threads, shared_bytes } = geometry;
-    // SAFETY: passed on to the caller; the launch is in the order of the stream.
+    // SAFETY: passed on to the caller; the
+    // launch is in stream order.
     unsafe { function.launch(stream, grid, threads, shared_bytes, params, Start::InOrder) }
 }
 
-/// The address by which kernels on `device` know the first byte of `view`.
+/// Device address of the first byte of `view`, for kernel parameters.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when the view is not of memory on `device`.
+/// [`HalError::WrongDevice`] when the view is not memory of `device`.
 pub fn device_address(device: &dyn Device, view: BufferRef<'_>) -> Result<u64, HalError> {
     memory::device_address(device.info().id, view, "the buffer")
 }

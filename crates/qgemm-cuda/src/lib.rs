@@ -1,9 +1,12 @@
-//! The CUDA backend of qgemm: NVIDIA GPUs from Volta on, through the driver alone. Knows kernels and how to launch
-//! them; does not know which one to choose.
+//! CUDA backend of qgemm: NVIDIA GPUs from Volta on, through
+//! the driver API only. It provides kernels and launches
+//! them, but does not choose one.
 //!
-//! A machine without a driver or without a GPU is an error of [`open`] and [`devices`], never a panic. Kernels come
-//! from a bundle built ahead (`QGEMM_KERNELS`, or embedded by the feature `embed-kernels`), from the disk cache
-//! (`QGEMM_CACHE`), or from NVIDIA's run-time compiler (`QGEMM_NVRTC`, else where CUDA and Python install it).
+//! On a machine without a driver or a GPU, [`open`] and
+//! [`devices`] return errors and never panic. Kernels come from a prebuilt
+//! bundle (`QGEMM_KERNELS`, or embedded by the feature `embed-kernels`),
+//! from the disk cache (`QGEMM_CACHE`), or from NVRTC (`QGEMM_NVRTC`, else
+//! the usual install locations of CUDA and Python).
 #![deny(missing_docs)]
 
 mod address_space;
@@ -47,7 +50,7 @@ pub use arch::fragment_layout;
 pub use artifact::{Artifact, Resources};
 pub use bundle::{BUNDLES_VARIABLE, Bundle, BundleError, EMBED_VARIABLE, EXTENSION as BUNDLE_EXTENSION};
 pub use cache::{CACHE_VARIABLE, cache_folder};
-/// The driver bindings, for callers that pass their own streams.
+/// Driver bindings, for callers that pass their own streams.
 pub use cudarc;
 pub use families::{
     CATALOG, KernelLaunch, LaunchParams, MakeKernel, Places, Repack, RepackLaunch, ask_registers, attention_sequence,
@@ -71,11 +74,13 @@ use gpu::Gpu;
 use memory::CudaBuffer;
 use stream::CudaStream;
 
-/// Every CUDA device that kernels run on, without opening one. Chips older than Volta are left out.
+/// All supported CUDA devices, without opening one. Chips
+/// older than Volta are left out.
 ///
 /// # Errors
-/// [`HalError::NoDevice`] when there is no driver or no such device, [`HalError::Unsupported`] when `QGEMM_VARIANT`
-/// asks for a variant that a device does not run, or a driver error.
+/// [`HalError::NoDevice`] when there is no driver or no such device,
+/// [`HalError::Unsupported`] when `QGEMM_VARIANT` requests a variant that a
+/// device does not run, or a driver error.
 pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
     let count = driver::device_count()?;
     let mut found = Vec::new();
@@ -97,48 +102,56 @@ pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
     Ok(found)
 }
 
-/// Opens device `ordinal`, sharing its primary context with everything else in the process that uses CUDA.
+/// Opens device `ordinal`. Its primary context is shared with all
+/// other CUDA code of the process.
 ///
 /// # Errors
-/// [`HalError::NoDevice`] when there is no driver, no such device, or its chip is older than Volta;
-/// [`HalError::Unsupported`] for a wrong `QGEMM_VARIANT`; or a driver error.
+/// [`HalError::NoDevice`] when there is no driver, no such device, or its
+/// chip is older than Volta; [`HalError::Unsupported`] for a wrong
+/// `QGEMM_VARIANT`; or a driver error.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
     Ok(Arc::new(CudaDevice::open(ordinal)?))
 }
 
-/// A buffer over `len` bytes at `address` that belong to the caller: not copied, never freed here.
+/// Wraps `len` caller-owned bytes at `address` without
+/// copying. They are never freed here.
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when `device` is not a CUDA device.
 ///
 /// # Safety
-/// The bytes must be device memory (of `cuMemAlloc`, the runtime, PyTorch, cudarc …) accessible from the primary
-/// context of `device`, aligned to the element type they are used as, and must stay allocated until the buffer is
-/// dropped and all work that uses it is done.
+/// The bytes must be device memory (from `cuMemAlloc`, the runtime,
+/// PyTorch, cudarc …) accessible from the primary context of
+/// `device`. They must be aligned to the element type they are
+/// used as, and stay allocated until the buffer is dropped and
+/// all work that uses it is done.
 pub unsafe fn wrap_device_ptr(device: &dyn Device, address: u64, len: usize) -> Result<Buffer, HalError> {
     let context = Gpu::of(device)?.context();
     // SAFETY: passed on to the caller.
     Ok(unsafe { CudaBuffer::wrap(context, address, len) }.into_buffer())
 }
 
-/// A stream over the caller's `CUstream` (or `cudaStream_t`), never destroyed here. The handles 0 (the legacy default
-/// stream), 1 and 2 (the per-thread one, another stream on each thread) are accepted too.
+/// Wraps the caller's `CUstream` (or `cudaStream_t`), which is never
+/// destroyed here. The handles 0 (legacy default stream), 1, and 2
+/// (per-thread default stream) are accepted too.
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when `device` is not a CUDA device.
 ///
 /// # Safety
-/// `stream` must be a stream of the primary context of `device`, and must outlive the returned object.
+/// `stream` must be a stream of the primary context of `device`,
+/// and must outlive the returned object.
 pub unsafe fn wrap_stream(device: &dyn Device, stream: *mut c_void) -> Result<Stream, HalError> {
     let context = Gpu::of(device)?.context();
     // SAFETY: passed on to the caller.
     Ok(unsafe { CudaStream::wrap(context, stream.cast()) }.into_stream())
 }
 
-/// A stream over cudarc's, which is kept alive.
+/// Wraps a cudarc stream and keeps it alive.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when the stream is not of the primary context of `device`.
+/// [`HalError::WrongDevice`] when the stream is not of the
+/// primary context of `device`.
 pub fn from_cudarc_stream(device: &dyn Device, stream: Arc<cudarc::driver::CudaStream>) -> Result<Stream, HalError> {
     let context = Gpu::of(device)?.context();
     Ok(CudaStream::from_cudarc(context, stream)?.into_stream())

@@ -1,4 +1,5 @@
-//! Device memory: allocations of ours with optional guard bands, and memory that belongs to the caller.
+//! Device memory: own allocations with optional guard
+//! bands, and caller-owned memory.
 
 use std::any::Any;
 use std::fmt;
@@ -9,12 +10,13 @@ use qgemm_hal::{Buffer, BufferRef, DeviceId, HalError, RawBuffer};
 
 use crate::driver::{self, DeviceContext};
 
-/// Bytes before and after an allocation that nothing may write. A multiple of the alignment that
-/// `Device::allocate` promises, so that the usable part keeps it.
+/// Guard bytes before and after an allocation. A multiple
+/// of the alignment that `Device::allocate` promises, so
+/// that the usable part keeps it.
 const GUARD_BYTES: usize = 256;
 const GUARD_PATTERN: u8 = 0xa5;
 
-/// Turns guard bands on in release builds too.
+/// Enables guard bands in release builds, too.
 const GUARD_VARIABLE: &str = "QGEMM_GUARDS";
 
 /// The memory object behind a [`Buffer`].
@@ -27,14 +29,15 @@ pub(crate) struct CudaBuffer {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ownership {
-    /// Allocated here, `guard` bytes before and after the usable part.
+    /// Allocated here, with `guard` bytes before and after the usable part.
     Ours { guard: usize },
-    /// The caller's; never freed.
+    /// Caller-owned; never freed.
     Caller,
 }
 
 impl CudaBuffer {
-    /// Zeroed memory of `len` bytes. `stream` is used for the zeroing and waited for.
+    /// Allocates `len` zeroed bytes. `stream` does the
+    /// zeroing and is waited for.
     pub(crate) fn allocate(
         context: &Arc<DeviceContext>,
         stream: sys::CUstream,
@@ -44,9 +47,10 @@ impl CudaBuffer {
         context.bind()?;
         let guard = if guards_are_on() { GUARD_BYTES } else { 0 };
         let out_of_memory = |free| HalError::OutOfMemory { device: context.id(), bytes: len, what, free };
-        // The driver refuses to allocate nothing.
+        // The driver refuses to allocate 0 bytes.
         let total = len.checked_add(2 * guard).ok_or_else(|| out_of_memory(None))?.max(1);
-        // SAFETY: the context is current; the memory is written below before anything reads it.
+        // SAFETY: the context is current; the memory is written
+        // below before anything reads it.
         let base = unsafe { result::malloc_sync(total) }.map_err(|e| match e.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 out_of_memory(result::mem_get_info().ok().map(|(free, _)| free as u64))
@@ -61,7 +65,8 @@ impl CudaBuffer {
 
     fn initialise(&self, stream: sys::CUstream, base: u64, total: usize, guard: usize) -> Result<(), HalError> {
         let context = &self.context;
-        // SAFETY: `base .. base + total` was just allocated, and the usable part lies within it.
+        // SAFETY: `base .. base + total` was just allocated, and the
+        // usable part lies within it.
         unsafe {
             if guard > 0 {
                 context.check("cuMemsetD8Async", result::memset_d8_async(base, GUARD_PATTERN, total, stream))?;
@@ -70,11 +75,11 @@ impl CudaBuffer {
                 context.check("cuMemsetD8Async", result::memset_d8_async(self.address, 0, self.len, stream))?;
             }
         }
-        // SAFETY: the stream belongs to the device that is being used.
+        // SAFETY: the stream belongs to the device in use.
         context.check("cuStreamSynchronize", unsafe { result::stream::synchronize(stream) })
     }
 
-    /// Memory of the caller's.
+    /// Wraps caller-owned memory.
     ///
     /// # Safety
     /// As [`crate::wrap_device_ptr`].
@@ -90,7 +95,8 @@ impl CudaBuffer {
     /// Compares one guard band with the pattern.
     fn check_band(&self, address: u64, bytes: usize, what: &'static str) -> Result<(), HalError> {
         let mut band = vec![0u8; bytes];
-        // SAFETY: the band is part of this allocation, and the destination is as long as the copy.
+        // SAFETY: the band is part of this allocation, and the
+        // destination is as long as the copy.
         self.context.check("cuMemcpyDtoH", unsafe { result::memcpy_dtoh_sync(&mut band, address) })?;
         if band.iter().any(|&b| b != GUARD_PATTERN) {
             return Err(HalError::GuardBand { device: self.context.id(), len: self.len, what });
@@ -134,8 +140,8 @@ impl Drop for CudaBuffer {
     fn drop(&mut self) {
         let Ownership::Ours { guard } = self.ownership else { return };
         let freed = self.context.bind().and_then(|()| {
-            // SAFETY: the address was returned by the driver and is freed once. `cuMemFree` waits for work that
-            // uses the memory.
+            // SAFETY: the address was returned by the driver and is freed
+            // once. `cuMemFree` waits for work that uses the memory.
             self.context.check("cuMemFree", unsafe { result::free_sync(self.address - guard as u64) })
         });
         if let Err(error) = freed {
@@ -151,10 +157,11 @@ impl fmt::Debug for CudaBuffer {
     }
 }
 
-/// Device address of the first byte of `view`; `what` names the argument in errors.
+/// Device address of the first byte of `view`; `what`
+/// names the argument in errors.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when the view is not of memory on `device`.
+/// [`HalError::WrongDevice`] when the view is not memory of `device`.
 pub(crate) fn device_address(device: DeviceId, view: BufferRef<'_>, what: &'static str) -> Result<u64, HalError> {
     match view.raw().as_any().downcast_ref::<CudaBuffer>() {
         Some(buffer) if buffer.context.id() == device => Ok(buffer.address + view.offset() as u64),

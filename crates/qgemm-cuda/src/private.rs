@@ -1,14 +1,17 @@
-//! Folders and files whose contents are executed: nobody but this user and root may be able to change them. Elsewhere than on
-//! Unix, the system's folder for caches is the user's own, and nothing is checked.
+//! Private folders and files with executable contents: only this user and
+//! root may be able to change them. Outside Unix the system's
+//! cache folder belongs to the user, and nothing is checked.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Makes the folder, with access for this user alone, or checks the one that is there.
+/// Creates the folder with access for this user only,
+/// or checks an existing one.
 ///
 /// # Errors
-/// Those of the system, and [`io::ErrorKind::PermissionDenied`] with the reason when others can change what is in the folder.
+/// System errors, and [`io::ErrorKind::PermissionDenied`] with the reason
+/// when others can change the folder's contents.
 pub fn make_private_folder(folder: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -18,7 +21,7 @@ pub fn make_private_folder(folder: &Path) -> io::Result<()> {
     check_folder(folder)
 }
 
-/// Checks a folder that is there.
+/// Checks an existing folder.
 ///
 /// # Errors
 /// As [`make_private_folder`].
@@ -31,12 +34,13 @@ pub(crate) fn check_folder(folder: &Path) -> io::Result<()> {
     check_above(folder)
 }
 
-/// The contents of a file in such a folder.
+/// Reads a file in such a folder.
 ///
 /// # Errors
 /// As [`make_private_folder`], for the file.
 pub fn read_private(path: &Path) -> io::Result<Vec<u8>> {
-    // What is checked is what was opened, whatever the name means by then.
+    // Check the opened file, because the name may
+    // refer to another one by now.
     let mut file = File::open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
@@ -57,7 +61,7 @@ fn check(path: &Path, metadata: &fs::Metadata) -> io::Result<()> {
     }
 }
 
-/// Refuses a folder that anybody could exchange for another.
+/// Refuses a folder that others could replace.
 #[cfg(unix)]
 fn check_above(folder: &Path) -> io::Result<()> {
     use std::os::unix::fs::MetadataExt;
@@ -89,7 +93,8 @@ const STICKY: u32 = 0o1000;
 #[cfg(unix)]
 const MODE_BITS: u32 = 0o7777;
 
-/// Why `user` should not execute what `owner` keeps with `mode`.
+/// Why `user` must not execute a file of `owner`
+/// with `mode`, or `None`.
 #[cfg(unix)]
 fn refusal(owner: u32, user: u32, mode: u32) -> Option<String> {
     if owner != user && owner != 0 {
@@ -106,7 +111,7 @@ fn denied(path: &Path, why: &str) -> io::Error {
 
 #[cfg(unix)]
 fn effective_user() -> u32 {
-    // SAFETY: it has no arguments, and always succeeds.
+    // SAFETY: the call has no arguments and always succeeds.
     unsafe { libc::geteuid() }
 }
 

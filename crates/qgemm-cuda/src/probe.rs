@@ -1,4 +1,4 @@
-//! Bandwidths, measured: of reading and copying, the yardsticks that kernels are compared with.
+//! Bandwidth probes: read and copy bandwidth, the yardsticks for kernels.
 
 use std::time::Duration;
 
@@ -39,12 +39,13 @@ struct ReadProbe {
     sink: u64,
 }
 
-/// Bytes a second at which a kernel reads a buffer of `bytes` bytes (take at least 2 GB, so that caches do not
-/// count): the best of seven runs.
+/// Read bandwidth of a kernel over a buffer of `bytes` bytes,
+/// in bytes per second: the best of seven runs. Use at
+/// least 2 GB, so that caches do not matter.
 ///
 /// # Errors
-/// [`HalError::OutOfMemory`], [`HalError::WrongDevice`] for a device of another backend, or what kernels can fail
-/// with.
+/// [`HalError::OutOfMemory`], [`HalError::WrongDevice`] for a device of
+/// another backend, or an error of loading or launching the kernel.
 pub fn read_bandwidth(device: &dyn Device, bytes: usize) -> Result<f64, HalError> {
     let gpu = Gpu::of(device)?;
     let id = device.info().id;
@@ -60,18 +61,21 @@ pub fn read_bandwidth(device: &dyn Device, bytes: usize) -> Result<f64, HalError
     let stream = device.default_stream();
     let grid = [device.info().units * BLOCKS_PER_UNIT, 1, 1];
     let best = best_time(device, &stream, || {
-        // SAFETY: `ReadProbe` is the kernel's parameter; the kernel reads `words` words of `data`, which live to the
-        // end of this function, after the last run was waited for.
+        // SAFETY: `ReadProbe` is the kernel's parameter. The kernel reads `words`
+        // words of `data`, which live until the end of this function,
+        // after the last run was waited for.
         unsafe { function.launch(&stream, grid, THREADS, 0, bytemuck::bytes_of(&params), Start::InOrder) }
     })?;
     Ok((words * WORD_BYTES) as f64 / best)
 }
 
-/// Bytes a second, read and written together, at which the driver copies `bytes` bytes within the device's memory: the
-/// best of seven runs.
+/// Copy bandwidth of the driver within device memory, in
+/// bytes read and written per second: the best of seven
+/// runs with `bytes` bytes.
 ///
 /// # Errors
-/// [`HalError::OutOfMemory`], [`HalError::WrongDevice`] for a device of another backend, or a driver error.
+/// [`HalError::OutOfMemory`], [`HalError::WrongDevice`] for a device of
+/// another backend, or a driver error.
 pub fn copy_bandwidth(device: &dyn Device, bytes: usize) -> Result<f64, HalError> {
     let gpu = Gpu::of(device)?;
     let id = device.info().id;
@@ -82,15 +86,16 @@ pub fn copy_bandwidth(device: &dyn Device, bytes: usize) -> Result<f64, HalError
     let handle = CudaStream::of(id, &stream)?.handle();
     let best = best_time(device, &stream, || {
         gpu.context().bind()?;
-        // SAFETY: both are allocations of `bytes` bytes that live to the end of this function, after the last copy was
-        // waited for.
+        // SAFETY: both are allocations of `bytes` bytes that live until the
+        // end of this function, after the last copy was waited for.
         let copied = unsafe { result::memcpy_dtod_async(destination, source, bytes, handle) };
         gpu.context().check("cuMemcpyDtoDAsync", copied)
     })?;
     Ok(2.0 * bytes as f64 / best)
 }
 
-/// The shortest time in seconds between two events around `submit`, after one run that is not counted.
+/// Shortest time in seconds between two events around
+/// `submit`, after one warm-up run.
 pub(crate) fn best_time(
     device: &dyn Device,
     stream: &Stream,

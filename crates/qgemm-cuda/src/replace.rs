@@ -1,5 +1,6 @@
-//! Writing a file in one step: readers see the old file or the new one, never a part, and a writer that fails or dies
-//! leaves the old one.
+//! Atomic file replacement: readers see the old
+//! file or the new one, and a writer that fails or
+//! dies leaves the old one.
 
 use std::fs::{self, File, OpenOptions};
 #[cfg(any(test, feature = "write-bundles"))]
@@ -9,14 +10,15 @@ use std::path::Path;
 
 use tempfile::{Builder, NamedTempFile};
 
-/// How the names of unfinished files begin.
+/// Name prefix of unfinished files.
 const PARTIAL: &str = ".qgemm-partial-";
 
-/// Writes `bytes` to `path`, which only this user may write then. After a power cut the file may be damaged: for contents that
-/// readers check.
+/// Writes `bytes` to `path`, writable only by this user.
+/// After a power loss the file may be damaged, so
+/// readers must check its contents.
 ///
 /// # Errors
-/// Whatever the system says; nothing is left then.
+/// System errors; nothing is left behind.
 pub(crate) fn with(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = partial(path, &mut owners(File::options()))?;
     file.write_all(bytes)?;
@@ -24,10 +26,11 @@ pub(crate) fn with(path: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Has `write` write the new file `path`, and waits until the disk has it.
+/// Lets `write` write the new file `path`, and
+/// waits until it is on disk.
 ///
 /// # Errors
-/// Those of `write` and of the system; nothing is left then.
+/// Errors of `write` and of the system; nothing is left behind.
 #[cfg(any(test, feature = "write-bundles"))]
 pub(crate) fn durably(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let file = partial(path, &mut File::options())?;
@@ -39,14 +42,15 @@ pub(crate) fn durably(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Res
     Ok(())
 }
 
-/// Options for a file that others may read, as far as the umask lets them, and not write.
+/// Open options for a file that others may read, subject
+/// to the umask, but not write.
 fn owners(mut options: OpenOptions) -> OpenOptions {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o644);
     options
 }
 
-/// An unfinished file beside `path`, deleted when it is dropped.
+/// An unfinished file next to `path`, deleted on drop.
 fn partial(path: &Path, options: &mut OpenOptions) -> io::Result<NamedTempFile> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;

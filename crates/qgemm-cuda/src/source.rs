@@ -1,11 +1,12 @@
-//! The embedded kernel sources.
+//! Embedded kernel sources.
 
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
 use crate::hash::{self, Sha256Hash};
 
-/// Every file under `kernels/` as (include name, text), sorted by name: `("atoms/types.cuh", "…")`.
+/// Every file under `kernels/` as (include name, text), sorted by
+/// name: `("atoms/types.cuh", "…")`.
 pub static SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 
 /// The text of the source `name`.
@@ -16,7 +17,8 @@ pub fn find(name: &str) -> Option<&'static str> {
 /// The text of the kernel source `name`.
 ///
 /// # Panics
-/// When there is none: names of entries are constants of this crate.
+/// When it does not exist: names of entries are
+/// constants of this crate.
 pub(crate) fn entry(name: &'static str) -> &'static str {
     find(name).unwrap_or_else(|| panic!("{name} is not among the embedded sources"))
 }
@@ -24,9 +26,10 @@ pub(crate) fn entry(name: &'static str) -> &'static str {
 /// A source: (include name, text).
 pub(crate) type Source = (&'static str, &'static str);
 
-/// The sources that `text` includes, directly or through others, with `prelude` before it; sorted by name. A kernel is
-/// compiled with these alone, so that nothing else can decide what it becomes. Where an `#include` of a macro cannot be
-/// followed, these are all.
+/// Sources that `text` includes directly or indirectly, with `prelude`
+/// before it; sorted by name. A kernel is compiled with these
+/// only, so that nothing else can affect it. If an `#include`
+/// of a macro cannot be followed, all sources are returned.
 pub(crate) fn included(prelude: &str, text: &str) -> Vec<Source> {
     let mut found = BTreeSet::new();
     let mut names: Vec<&str> = includes(text).collect();
@@ -36,7 +39,7 @@ pub(crate) fn included(prelude: &str, text: &str) -> Vec<Source> {
             None => defined(prelude, name),
         };
         let Some(file) = file else { return SOURCES.to_vec() };
-        // One that is not embedded is for the compiler to report.
+        // The compiler reports files that are not embedded.
         let Ok(index) = SOURCES.binary_search_by_key(&file, |(n, _)| n) else { continue };
         if found.insert(index) {
             names.extend(includes(SOURCES[index].1));
@@ -45,19 +48,21 @@ pub(crate) fn included(prelude: &str, text: &str) -> Vec<Source> {
     found.into_iter().map(|index| SOURCES[index]).collect()
 }
 
-/// What follows each `#include` in `text`: a quoted name or a macro.
+/// The operand of each `#include` in `text`: a
+/// quoted name or a macro.
 fn includes(text: &str) -> impl Iterator<Item = &str> {
     let directives = text.lines().filter_map(|line| line.trim_start().strip_prefix('#'));
     directives.filter_map(|line| Some(line.trim_start().strip_prefix("include")?.trim()))
 }
 
-/// The file that `prelude` defines `name` as: `#define QG_DEQUANT_FILE "dequant/q4_0.cuh"`.
+/// The file that `prelude` defines `name` as:
+/// `#define QG_DEQUANT_FILE "dequant/q4_0.cuh"`.
 fn defined<'a>(prelude: &'a str, name: &str) -> Option<&'a str> {
     let value = prelude.lines().find_map(|line| line.strip_prefix("#define ")?.strip_prefix(name)?.strip_prefix(' '));
     value?.trim().strip_prefix('"')?.strip_suffix('"')
 }
 
-/// Hash of all sources: bundles made from others are refused.
+/// Hash of all sources. Bundles with another hash are refused.
 pub fn source_hash() -> Sha256Hash {
     static HASH: OnceLock<Sha256Hash> = OnceLock::new();
     *HASH.get_or_init(|| hash::of_sources(SOURCES.iter().copied()))

@@ -1,30 +1,33 @@
-//! [`KernelSpec`]: what distinguishes one kernel from all others, before it is compiled.
+//! [`KernelSpec`]: everything a kernel is compiled from, except the target.
 
 use crate::hash::{self, Hasher, Sha256Hash};
 use crate::source;
 
-/// One kernel: an entry source and the constants before it.
+/// One kernel: an entry source with a prelude of constants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelSpec {
-    /// Unique name: the text of a [`KernelId`](qgemm_hal::KernelId), of kernels that plans launch. Names the kernel in errors,
-    /// traces, bundles, caches and `kernels.lock`.
+    /// Unique name in errors, traces, bundles, caches and `kernels.lock`. For
+    /// kernels that plans launch, the text of a
+    /// [`KernelId`](qgemm_hal::KernelId).
     pub name: String,
-    /// Name of the source with the kernel, for messages: `entry/sm80_gemm_cp_async.cu`.
+    /// Name of the entry source, for messages: `entry/sm80_gemm_cp_async.cu`.
     pub entry: &'static str,
-    /// That source: an embedded one ([`source::entry`](crate::source)), or a test's own.
+    /// Text of the entry source: an embedded one
+    /// ([`source::entry`](crate::source)), or one of a test.
     pub text: &'static str,
-    /// The `extern "C"` name of the kernel in it.
+    /// `extern "C"` name of the kernel.
     pub symbol: &'static str,
-    /// C++ text put before the source: the variant and the tile configuration as constants.
+    /// C++ text before the source: variant and tile constants.
     pub prelude: String,
-    /// Whether it uses instructions that only one chip has (`wgmma`, `setmaxnreg`, block-scaled `mma`), so that it is
-    /// compiled for `sm_90a` where another would be for `sm_90`.
+    /// Whether it uses instructions that only one chip supports
+    /// (`wgmma`, `setmaxnreg`, block-scaled `mma`) and is therefore
+    /// compiled for `sm_90a` instead of `sm_90`.
     pub arch_specific: bool,
 }
 
 impl KernelSpec {
-    /// Hash of the kernel's own part: name, entry, symbol and prelude. The sources that it includes and the target are
-    /// hashed apart.
+    /// Hash of name, entry, symbol and prelude. Included sources and
+    /// the target are hashed separately.
     pub fn key(&self) -> Sha256Hash {
         let mut hasher = Hasher::new();
         hasher.field(self.name.as_bytes());
@@ -36,7 +39,7 @@ impl KernelSpec {
         hasher.finish()
     }
 
-    /// Hash of all that the kernel is compiled from.
+    /// Hash of everything that the kernel is compiled from.
     pub fn source_hash(&self) -> Sha256Hash {
         let mut hasher = Hasher::new();
         hasher.field(&self.key().0);

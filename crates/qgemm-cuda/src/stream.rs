@@ -1,4 +1,4 @@
-//! Streams and events: our own, the caller's raw handles, and cudarc's.
+//! Streams and events: own ones, the caller's raw handles, and cudarc's.
 
 use std::any::Any;
 use std::fmt;
@@ -20,19 +20,21 @@ pub(crate) struct CudaStream {
 enum Owner {
     /// Created here, destroyed on drop.
     Ours,
-    /// The caller's; never destroyed.
+    /// Caller-owned; never destroyed.
     Caller,
-    /// cudarc's, kept alive by the reference.
+    /// A cudarc stream, kept alive by the reference.
     Cudarc { _stream: Arc<cudarc::driver::CudaStream> },
 }
 
-// SAFETY: a stream handle may be used from every thread; the driver serialises the calls.
+// SAFETY: a stream handle may be used from every thread; the
+// driver serialises the calls.
 unsafe impl Send for CudaStream {}
 // SAFETY: as above.
 unsafe impl Sync for CudaStream {}
 
 impl CudaStream {
-    /// A new stream that does not synchronise with the legacy default stream.
+    /// Creates a stream that does not synchronise with
+    /// the legacy default stream.
     pub(crate) fn new(context: &Arc<DeviceContext>) -> Result<Self, HalError> {
         context.bind()?;
         let kind = result::stream::StreamKind::NonBlocking;
@@ -40,7 +42,7 @@ impl CudaStream {
         Ok(Self { context: context.clone(), raw, owner: Owner::Ours })
     }
 
-    /// A stream of the caller's.
+    /// Wraps a caller-owned stream.
     ///
     /// # Safety
     /// As [`crate::wrap_stream`].
@@ -48,7 +50,7 @@ impl CudaStream {
         Self { context: context.clone(), raw, owner: Owner::Caller }
     }
 
-    /// A stream of cudarc's, which must belong to the same context.
+    /// Wraps a cudarc stream, which must belong to the same context.
     pub(crate) fn from_cudarc(
         context: &Arc<DeviceContext>,
         stream: Arc<cudarc::driver::CudaStream>,
@@ -67,7 +69,7 @@ impl CudaStream {
     /// The CUDA stream behind `stream`.
     ///
     /// # Errors
-    /// [`HalError::WrongDevice`] when it is not one of `device`.
+    /// [`HalError::WrongDevice`] when it is not a stream of `device`.
     pub(crate) fn of(device: DeviceId, stream: &Stream) -> Result<&Self, HalError> {
         match stream.raw().as_any().downcast_ref::<CudaStream>() {
             Some(cuda) if cuda.context.id() == device => Ok(cuda),
@@ -87,7 +89,7 @@ impl CudaStream {
         self.context.check("cuStreamSynchronize", unsafe { result::stream::synchronize(self.raw) })
     }
 
-    /// An event at the present end of the stream.
+    /// Records an event at the current end of the stream.
     pub(crate) fn record(&self) -> Result<Event, HalError> {
         self.context.bind()?;
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
@@ -98,13 +100,14 @@ impl CudaStream {
         Ok(Event::from_raw(Arc::new(event)))
     }
 
-    /// Makes later work of the stream begin after the work before `event`.
+    /// Makes later work of the stream wait for `event`.
     pub(crate) fn wait(&self, event: &Event) -> Result<(), HalError> {
         let event = CudaEvent::of(self.context.id(), event, "the event")?;
         self.context.bind()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: both handles are valid and of the same context. The driver keeps what it needs of the event, which may be
-        // destroyed before the stream gets there.
+        // SAFETY: both handles are valid and of the same context. The
+        // driver keeps what it needs of the event, which may be
+        // destroyed before the stream reaches the wait.
         let waits = unsafe { result::stream::wait_event(self.raw, event.raw, flags) };
         self.context.check("cuStreamWaitEvent", waits)
     }
@@ -126,7 +129,8 @@ impl Drop for CudaStream {
             return;
         }
         let destroyed = self.context.bind().and_then(|()| {
-            // SAFETY: the handle was created here and is destroyed once; pending work still completes.
+            // SAFETY: the handle was created here and is destroyed once;
+            // pending work still completes.
             self.context.check("cuStreamDestroy", unsafe { result::stream::destroy(self.raw) })
         });
         if let Err(error) = destroyed {
@@ -147,7 +151,8 @@ pub(crate) struct CudaEvent {
     raw: sys::CUevent,
 }
 
-// SAFETY: an event handle may be used from every thread; the driver serialises the calls.
+// SAFETY: an event handle may be used from every thread; the
+// driver serialises the calls.
 unsafe impl Send for CudaEvent {}
 // SAFETY: as above.
 unsafe impl Sync for CudaEvent {}
@@ -161,12 +166,13 @@ impl CudaEvent {
     }
 }
 
-/// Time from `start` to `end`, waiting for the latter.
+/// Time from `start` to `end`. Waits for `end`.
 pub(crate) fn elapsed(context: &DeviceContext, start: &Event, end: &Event) -> Result<Duration, HalError> {
     let start = CudaEvent::of(context.id(), start, "the start event")?;
     let end = CudaEvent::of(context.id(), end, "the end event")?;
     context.bind()?;
-    // SAFETY: both events are valid, were recorded when they were made, and belong to this context.
+    // SAFETY: both events are valid, were recorded when they were
+    // made, and belong to this context.
     let milliseconds = unsafe {
         context.check("cuEventSynchronize", result::event::synchronize(end.raw))?;
         context.check("cuEventElapsedTime", result::event::elapsed(start.raw, end.raw))?
@@ -183,7 +189,8 @@ impl RawEvent for CudaEvent {
 impl Drop for CudaEvent {
     fn drop(&mut self) {
         let destroyed = self.context.bind().and_then(|()| {
-            // SAFETY: the handle was created by `CudaStream::record` and is destroyed once.
+            // SAFETY: the handle was created by
+            // `CudaStream::record` and is destroyed once.
             self.context.check("cuEventDestroy", unsafe { result::event::destroy(self.raw) })
         });
         if let Err(error) = destroyed {

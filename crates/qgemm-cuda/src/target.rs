@@ -1,4 +1,5 @@
-//! What a kernel is compiled for: machine code of one chip (`sm_90a`) or PTX (`compute_70`, `compute_90a`).
+//! Compilation targets: machine code of one chip (`sm_90a`), or PTX
+//! (`compute_70`, `compute_90a`).
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,19 +8,20 @@ use qgemm_hal::Variant;
 
 use crate::arch;
 
-/// What a kernel is compiled for.
+/// Compilation target of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Target {
-    /// Machine code. Runs on chips of the same major version and at least this minor one; with `specific`
-    /// (`sm_90a`) on this very chip only.
+    /// Machine code. Runs on chips of the same major version
+    /// and at least this minor version; with `specific`
+    /// (`sm_90a`) only on this chip.
     Cubin {
         /// Compute capability, 10 × major + minor.
         arch: u32,
         /// Whether instructions outside the forward-compatible set may be used.
         specific: bool,
     },
-    /// PTX, which the driver compiles for the chip it finds: any of at least this version; with `specific`
-    /// (`compute_90a`) this very chip only.
+    /// PTX, which the driver compiles for the chip: any of at
+    /// least this version; with `specific` (`compute_90a`) only this chip.
     Ptx {
         /// Compute capability, 10 × major + minor.
         arch: u32,
@@ -41,7 +43,7 @@ impl Target {
         matches!(self, Target::Ptx { .. })
     }
 
-    /// The same target, with the chip's own instructions where `specific` asks for them.
+    /// The target with chip-specific instructions if `specific` asks for them.
     pub(crate) const fn with_specific(self, specific: bool) -> Self {
         match self {
             Target::Cubin { arch, .. } => Target::Cubin { arch, specific },
@@ -58,10 +60,10 @@ impl Target {
         }
     }
 
-    /// The variant of kernels that a machine of this architecture uses by default.
+    /// Kernel variant that a machine of this architecture uses by default.
     ///
     /// # Errors
-    /// A sentence, for architectures older than `sm_70`.
+    /// A message, for architectures older than `sm_70`.
     pub fn variant(self) -> Result<Variant, String> {
         arch::variant(self.arch())
     }

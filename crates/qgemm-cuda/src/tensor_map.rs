@@ -1,4 +1,4 @@
-//! Tensor maps: tensors as TMA sees them.
+//! Tensor maps (TMA descriptors).
 
 use std::mem::MaybeUninit;
 
@@ -8,22 +8,22 @@ use qgemm_hal::{DeviceId, HalError};
 
 use crate::driver;
 
-/// Most dimensions of a tensor.
+/// Maximum dimensions of a tensor.
 pub const MOST_DIMENSIONS: usize = 5;
 
-/// What a tensor is of.
+/// Element type of a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapElement {
-    /// Numbers.
+    /// Floating-point elements.
     Number(DType),
     /// Bytes.
     Byte,
-    /// Eight bytes at once.
+    /// Eight-byte units.
     Bytes8,
 }
 
 impl MapElement {
-    /// Bytes of one.
+    /// Bytes of an element.
     pub fn bytes(self) -> usize {
         match self {
             MapElement::Number(dtype) => dtype.bytes(),
@@ -33,38 +33,42 @@ impl MapElement {
     }
 }
 
-/// How a tile's rows are stored, those of 64 or 128 bytes against bank conflicts.
+/// Swizzle of a tile in shared memory, which avoids bank conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapSwizzle {
-    /// In their order.
+    /// No swizzle.
     None,
-    /// Rows of up to 64 bytes.
+    /// 64-byte swizzle, for rows of up to 64 bytes.
     Bytes64,
-    /// Rows of up to 128 bytes.
+    /// 128-byte swizzle, for rows of up to 128 bytes.
     Bytes128,
 }
 
-/// A tensor as TMA is told of it; zeros outside.
+/// Description of a tensor for TMA. Elements outside
+/// the tensor read as zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileMap {
     /// Address of the first element, a multiple of 16.
     pub address: u64,
-    /// What it is of.
+    /// Element type.
     pub element: MapElement,
-    /// How many of its dimensions count.
+    /// Number of dimensions in use.
     pub dimensions: usize,
-    /// Elements along each, the contiguous one first; 1 beyond.
+    /// Elements along each dimension, contiguous one first; 1 for unused ones.
     pub size: [u64; MOST_DIMENSIONS],
-    /// Bytes from an element to the next along each but the contiguous one, multiples of 16.
+    /// Byte strides of all dimensions but the
+    /// contiguous one, multiples of 16.
     pub strides: [u64; MOST_DIMENSIONS - 1],
-    /// Elements of a tile along each; 1 beyond.
+    /// Box: elements of a tile along each
+    /// dimension; 1 for unused ones.
     pub tile: [u32; MOST_DIMENSIONS],
-    /// How a tile is stored.
+    /// Swizzle of the tile.
     pub swizzle: MapSwizzle,
 }
 
 impl TileMap {
-    /// Of a matrix in tiles of rows of 128 bytes: columns and rows of it and of a tile, and bytes from one row to the next.
+    /// A matrix in tiles with 128-byte rows. `size` and `tile` are
+    /// (columns, rows); `row_bytes` is the row stride.
     pub(crate) fn matrix(address: u64, element: MapElement, size: [u64; 2], row_bytes: u64, tile: [u32; 2]) -> Self {
         Self {
             address,
@@ -78,13 +82,15 @@ impl TileMap {
     }
 }
 
-/// A tensor map as kernels take it: what `cuTensorMapEncodeTiled` writes, or the emulator's own.
+/// A tensor map as kernels take it: the output of
+/// `cuTensorMapEncodeTiled`, or the emulator's format.
 pub type EncodedMap = [u64; 16];
 
-/// The map of a tensor. Computes 128 bytes; nothing is sent to the device.
+/// Encodes a tensor map into 128 bytes. Nothing
+/// is sent to the device.
 ///
 /// # Errors
-/// [`HalError::Driver`] when the driver finds sizes or addresses that the engine cannot take.
+/// [`HalError::Driver`] when the driver rejects sizes or addresses.
 pub(crate) fn encode(device: DeviceId, tensor: &TileMap) -> Result<EncodedMap, HalError> {
     use sys::CUtensorMapDataType as Type;
     let element = match tensor.element {
@@ -101,8 +107,10 @@ pub(crate) fn encode(device: DeviceId, tensor: &TileMap) -> Result<EncodedMap, H
     };
     let mut map = MaybeUninit::<sys::CUtensorMap>::zeroed();
     let steps = [1u32; MOST_DIMENSIONS];
-    // SAFETY: sizes, strides, boxes and steps are arrays of at least as many entries as the call reads for so many dimensions,
-    // five at most; the map is written where its type has its alignment. The address is not dereferenced.
+    // SAFETY: sizes, strides, boxes and steps are arrays with at least
+    // as many entries as the call reads for this number of
+    // dimensions, at most five. The map is written to a value
+    // with its alignment. The address is not dereferenced.
     let status = unsafe {
         sys::cuTensorMapEncodeTiled(
             map.as_mut_ptr(),
@@ -124,6 +132,7 @@ pub(crate) fn encode(device: DeviceId, tensor: &TileMap) -> Result<EncodedMap, H
         call: "cuTensorMapEncodeTiled",
         message: format!("{}: {tensor:?}", driver::describe(e)),
     })?;
-    // SAFETY: all bytes were zeroed before, and the call has written what it needs.
+    // SAFETY: all bytes were zeroed before, and the
+    // call has written the rest.
     Ok(unsafe { map.assume_init() }.opaque)
 }

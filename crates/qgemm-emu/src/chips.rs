@@ -1,25 +1,28 @@
-//! The chip that each emulated device stands for, so that plans are those of a real one.
+//! The real chip that each emulated device represents, for realistic plans.
 
 use std::collections::BTreeSet;
 
 use qgemm_hal::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
 
-/// What decides a plan.
+/// Chip properties that decide plans.
 struct Chip {
     variant: Variant,
     name: &'static str,
     units: u32,
-    /// Most shared memory of a block ("Technical Specifications per Compute Capability", CUDA programming guide).
+    /// Maximum shared memory of a CTA ("Technical Specifications per Compute
+    /// Capability", CUDA programming guide).
     shared_kib: u32,
-    /// Bytes a second, and clock in Hz (NVIDIA's data sheets).
+    /// Bandwidth in bytes per second, and clock in Hz
+    /// (NVIDIA's data sheets).
     bandwidth: f64,
     clock: f64,
-    /// Multiply-adds per clock and multiprocessor: f32, tensor cores on f16 (NVIDIA's architecture papers).
+    /// Multiply-adds per clock and SM: f32 FMA, and f16 tensor cores
+    /// (NVIDIA's architecture papers).
     fma: f64,
     tensor: f64,
 }
 
-/// One chip a variant.
+/// One chip for each variant.
 const CHIPS: [Chip; 6] = [
     chip(Variant::Sm70, "Tesla V100", 80, 96, 0.9e12, 1.53e9, 64.0, 512.0),
     chip(Variant::Sm75, "Tesla T4", 40, 64, 0.32e12, 1.59e9, 64.0, 512.0),
@@ -43,7 +46,7 @@ const fn chip(
     Chip { variant, name, units, shared_kib, bandwidth, clock, fma, tensor }
 }
 
-/// The device that emulates `variant`.
+/// Device info of the emulated `variant`.
 pub(crate) fn info(variant: Variant) -> DeviceInfo {
     let known = CHIPS.iter().find(|c| c.variant == variant);
     let chip = known.unwrap_or(&CHIPS[0]);

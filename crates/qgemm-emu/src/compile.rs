@@ -1,5 +1,5 @@
-//! Building a kernel with the host's C++ compiler, once: shared objects are kept in the user's cache, or in none where it cannot
-//! be used.
+//! Compilation of kernels with the host's C++ compiler. Shared objects are
+//! kept in the user's cache, if it is usable.
 
 use std::fs;
 use std::io::{self, Write};
@@ -18,9 +18,11 @@ use crate::sources;
 /// Names the C++ compiler: `QGEMM_CXX=clang++`.
 pub(crate) const COMPILER_VARIABLE: &str = "QGEMM_CXX";
 
-/// Debugging a kernel is what the emulator is for, but its sources are mostly templates, which are slow without any
-/// optimization. `-O1` takes half as long again to compile, and a kernel runs for less time than that in most tests.
-/// Contraction as NVIDIA's compiler does it where the host's does it at this level: clang, not GCC.
+/// The emulator is for debugging kernels, but their sources are
+/// mostly templates, which are slow without optimization. `-O1`
+/// compiles half as long again, which most tests do not win
+/// back. FMA contraction is on as in NVIDIA's compiler; at this
+/// level clang does it, GCC does not.
 const FLAGS: &[&str] = &[
     "-std=c++17",
     "-Og",
@@ -34,16 +36,16 @@ const FLAGS: &[&str] = &[
     "-w",
 ];
 
-/// A compiler that works here.
+/// A working compiler.
 #[derive(Debug)]
 pub(crate) struct Compiler {
     program: String,
-    /// Program, version and flags: part of every cache key.
+    /// Program, version and flags; part of every cache key.
     identity: String,
     flags: Vec<&'static str>,
-    /// Where shared objects are kept.
+    /// Folder of the shared objects.
     cache: Option<PathBuf>,
-    /// Whether it was said that they are not.
+    /// Whether the missing cache has been reported.
     warned: AtomicBool,
 }
 
@@ -51,12 +53,12 @@ pub(crate) struct Compiler {
 #[derive(Debug)]
 pub(crate) struct Object {
     path: PathBuf,
-    /// Removed once the object is loaded.
+    /// Removed after the object is loaded.
     _temporary: Option<TempDir>,
 }
 
 impl Object {
-    /// Where it is, as long as this value is.
+    /// Path of the object, valid as long as this value lives.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -64,9 +66,9 @@ impl Object {
 
 /// Why there is no shared object.
 enum Failure {
-    /// The kernel is to blame, or the compiler.
+    /// An error of the kernel or the compiler.
     Kernel(HalError),
-    /// The folder cannot be used.
+    /// The cache folder is unusable.
     Folder(io::Error),
 }
 
@@ -83,10 +85,10 @@ impl From<io::Error> for Failure {
 }
 
 impl Compiler {
-    /// The compiler of this machine, looked for once.
+    /// The compiler of this machine, searched once.
     ///
     /// # Errors
-    /// What to install.
+    /// A message that says what to install.
     pub(crate) fn get() -> Result<&'static Self, String> {
         static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
         let find = || Self::find(qgemm_cuda::cache_folder().map(|path| path.join("emu")));
@@ -122,11 +124,12 @@ impl Compiler {
         Ok(Self { program, identity, flags, cache, warned: AtomicBool::new(false) })
     }
 
-    /// The shared object of `spec`: from the cache, or built into it. Where the cache cannot be written or trusted, the object is in
-    /// a folder of its own, which goes with it.
+    /// The shared object of `spec`, from the cache or compiled into
+    /// it. When the cache is not writable or not trusted, the
+    /// object is in a temporary folder, which is removed with it.
     ///
     /// # Errors
-    /// [`HalError::Compile`] with the compiler's words, or [`HalError::File`].
+    /// [`HalError::Compile`] with the compiler's log, or [`HalError::File`].
     pub(crate) fn shared_object(&self, spec: &KernelSpec) -> Result<Object, HalError> {
         if let Some(folder) = &self.cache {
             match self.cached(folder, spec) {
@@ -163,7 +166,8 @@ impl Compiler {
         let _span = tracing::info_span!("compile", kernel = spec.name, target = "host").entered();
         let sources = folder.join(format!("sources-{}", self.identity));
         sources::make(&sources)?;
-        // Kernels of different variants are often the same after preprocessing, and compiled once then.
+        // Kernels of different variants are often identical after
+        // preprocessing and are compiled only once.
         let text = self.run(spec, &sources, &["-E", "-I.", "-x", "c++"], None, unit.as_bytes())?;
         let of_text = objects.note_path(&[&self.identity, &String::from_utf8_lossy(&text)]);
         let object = match objects.noted(&of_text) {
@@ -204,7 +208,8 @@ impl Compiler {
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(io)?;
         let stdin = child.stdin.take();
         let text = text.to_vec();
-        // Written aside, or both might wait for the other to read.
+        // Write from another thread; otherwise both sides
+        // may block on full pipes.
         let writer = std::thread::spawn(move || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(&text)));
         let output = child.wait_with_output().map_err(io)?;
         if !output.status.success() {
@@ -218,7 +223,7 @@ impl Compiler {
     }
 }
 
-/// Instructions of this host that make half precision and fused multiply-adds fast.
+/// Host instruction sets that speed up half precision and FMA.
 fn host_flags() -> Vec<&'static str> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -282,7 +287,7 @@ mod tests {
             assert_eq!(loads(&compiler), object);
             assert_eq!(fs::read(&object).unwrap().len(), whole.len());
         }
-        // An object whose note is gone is not believed to be whole either.
+        // An object without its note is not trusted.
         let notes = folder.path().read_dir().unwrap().map(|entry| entry.unwrap().path());
         notes
             .filter(|path| path.extension().is_some_and(|e| e == "note"))
@@ -322,7 +327,8 @@ mod tests {
 
     #[test]
     fn without_a_cache_objects_are_removed_once_they_are_loaded() {
-        // A file where the folder should be fails for every user, root included.
+        // A file in place of the folder fails for every
+        // user, including root.
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, b"").unwrap();
@@ -349,7 +355,8 @@ mod tests {
         let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         assert_eq!(fs::metadata(&cache).unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(fs::metadata(&object).unwrap().permissions().mode() & 0o022, 0);
-        // The right contents in a file that anybody may change by the time they are loaded.
+        // Correct contents, but in a file that others could
+        // change before it is loaded.
         set_mode(&object, 0o666);
         assert_eq!(loads(&compiler), object);
         assert_eq!(fs::metadata(&object).unwrap().permissions().mode() & 0o022, 0, "built anew");

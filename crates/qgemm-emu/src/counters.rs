@@ -1,30 +1,33 @@
-//! What a kernel asked of the memory system and the matrix units, against what it could not do without.
+//! Counters of memory accesses and matrix instructions,
+//! with the ideal for comparison.
 //!
-//! Accesses of a warp's lanes belong to one instruction when they are the same use of the same atom for the same time
-//! since the lanes last met: exact where lanes do the same, an estimate where they part ways.
+//! Accesses of a warp's lanes form one instruction if each is
+//! the lane's n-th use of the same atom since the lanes
+//! last converged. This is exact for uniform control flow, and an
+//! estimate for divergent lanes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::AddAssign;
 
 use crate::fault::Site;
 
-/// What the launches of a kernel did.
+/// Counters of a kernel's launches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelCounters {
     /// Launches.
     pub launches: u64,
-    /// Blocks.
+    /// CTAs.
     pub blocks: u64,
     /// Matrix instructions by atom.
     pub mma: BTreeMap<&'static str, u64>,
-    /// Barriers of a block that filled.
+    /// Completed CTA barriers.
     pub barriers: u64,
-    /// Accesses by place, where they were to be [counted](crate::count_accesses).
+    /// Accesses by source location, if [counted](crate::count_accesses).
     pub sites: BTreeMap<AccessSite, Traffic>,
 }
 
 impl KernelCounters {
-    /// Adds those of further launches.
+    /// Adds the counters of further launches.
     pub fn add(&mut self, other: &Self) {
         self.launches += other.launches;
         self.blocks += other.blocks;
@@ -37,7 +40,7 @@ impl KernelCounters {
         }
     }
 
-    /// Accesses of all places to one memory.
+    /// Total accesses to one memory.
     pub fn total(&self, space: Space) -> Traffic {
         let mut total = Traffic::default();
         self.sites.iter().filter(|(site, _)| site.space == space).for_each(|(_, traffic)| total += *traffic);
@@ -45,32 +48,33 @@ impl KernelCounters {
     }
 }
 
-/// A place in a kernel's sources that accesses memory.
+/// A source location that accesses memory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AccessSite {
-    /// Which memory.
+    /// The memory.
     pub space: Space,
     /// `mainloop/x_tile.cuh:88`.
     pub place: String,
 }
 
-/// A memory with a unit of its own that accesses are served in.
+/// A memory, and the unit that it serves accesses in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Space {
-    /// Shared memory, in wavefronts: passes of its 32 banks.
+    /// Shared memory, in wavefronts: passes over its 32 banks.
     Shared,
-    /// Global memory, in sectors of 32 bytes.
+    /// Global memory, in 32-byte sectors.
     Global,
 }
 
-/// What accesses cost.
+/// Cost of accesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Loads and stores of warps.
     pub requests: u64,
-    /// [Wavefronts or sectors](Space) that they take.
+    /// Required [wavefronts or sectors](Space).
     pub units: u64,
-    /// Wavefronts that would be left without conflicts of banks, or sectors that as many different bytes need at least.
+    /// Wavefronts without bank conflicts, or the minimum sectors
+    /// for this many distinct bytes.
     pub ideal: u64,
 }
 
@@ -82,10 +86,10 @@ impl AddAssign for Traffic {
     }
 }
 
-/// The traffic of a launch, with places as the kernel names them.
+/// Traffic of a launch by the kernel's source locations.
 pub(crate) type LaunchTraffic = HashMap<(Space, Site), Traffic>;
 
-/// The same by the places' text.
+/// Traffic by the text of the locations.
 pub(crate) fn by_place(traffic: &LaunchTraffic) -> BTreeMap<AccessSite, Traffic> {
     let mut sites = BTreeMap::<_, Traffic>::new();
     for (&(space, site), &traffic) in traffic {
@@ -94,20 +98,22 @@ pub(crate) fn by_place(traffic: &LaunchTraffic) -> BTreeMap<AccessSite, Traffic>
     sites
 }
 
-/// What a warp does with shared memory; it decides how lanes are served together.
+/// Kind of a warp's access, which decides which
+/// lanes are served together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Doing {
     Loads,
     Stores,
-    /// Loads or stores rows of matrices, eight lanes' at a time (`ldmatrix`, `stmatrix`).
+    /// Loads or stores of matrix rows, eight lanes at a time
+    /// (`ldmatrix`, `stmatrix`).
     MovesRows,
 }
 
 const LANES: usize = 32;
-/// Banks of shared memory, each four bytes wide.
+/// Banks of shared memory, four bytes wide.
 const BANKS: usize = 32;
 const BANK_BYTES: u64 = 4;
-/// Bytes that one pass of shared memory moves.
+/// Bytes moved by one pass of shared memory.
 const WAVEFRONT_BYTES: u64 = BANKS as u64 * BANK_BYTES;
 const SECTOR_BYTES: u64 = 32;
 
@@ -116,11 +122,11 @@ const SECTOR_BYTES: u64 = 32;
 struct Request {
     doing: Doing,
     bytes: u64,
-    /// By lane; lanes that take no part have none.
+    /// Address of each lane; `None` for inactive lanes.
     addresses: [Option<u64>; LANES],
 }
 
-/// A warp's requests at one place.
+/// A warp's requests at one location.
 #[derive(Debug, Default)]
 struct SiteTrace {
     /// Uses so far, per lane.
@@ -128,12 +134,12 @@ struct SiteTrace {
     requests: Vec<Request>,
 }
 
-/// Accesses of a warp since its lanes last met.
+/// Accesses of a warp since its lanes last converged.
 #[derive(Debug, Default)]
 pub(crate) struct WarpTrace(HashMap<(Space, Doing, Site), SiteTrace>);
 
 impl WarpTrace {
-    /// A lane's access.
+    /// Records an access of a lane.
     pub(crate) fn note(&mut self, space: Space, doing: Doing, site: Site, lane: usize, address: usize, bytes: usize) {
         let trace = self.0.entry((space, doing, site)).or_default();
         let number = trace.uses[lane];
@@ -144,7 +150,7 @@ impl WarpTrace {
         trace.requests[number].addresses[lane] = Some(address as u64);
     }
 
-    /// The lanes have met: counts what they did since.
+    /// The lanes have converged: counts their accesses since then.
     pub(crate) fn settle(&mut self, traffic: &mut LaunchTraffic) {
         for ((space, _, site), trace) in self.0.drain() {
             let sum = traffic.entry((space, site)).or_default();
@@ -164,7 +170,7 @@ impl Request {
         self.addresses.iter().copied().flatten()
     }
 
-    /// Passes of shared memory, and those that would be left without conflicts of banks.
+    /// Passes of shared memory, and passes without bank conflicts.
     fn wavefronts(&self) -> (u64, u64) {
         let passes = self.addresses.chunks(self.lanes_of_a_pass()).map(|lanes| {
             let words = distinct(lanes.iter().flatten().flat_map(|&a| words(a, self.bytes)));
@@ -175,8 +181,10 @@ impl Request {
         passes.fold((0, 0), |(total, ideal), pass| (total + pass, ideal + u64::from(pass > 0)))
     }
 
-    /// Lanes that are served together: as many as may fill all banks with what they have, and twice as many where they load
-    /// the same in pairs. So an H200 counts (tests/recorded/wavefronts.txt), and so others have measured older chips.
+    /// Lanes that are served together: as many as can fill all
+    /// banks, and twice as many for loads where pairs of lanes
+    /// read the same address. An H200 counts this way
+    /// (tests/recorded/wavefronts.txt), as published for older chips.
     fn lanes_of_a_pass(&self) -> usize {
         let lanes = (WAVEFRONT_BYTES / self.bytes.max(BANK_BYTES)) as usize;
         let in_pairs = |distance: usize| {
@@ -190,7 +198,7 @@ impl Request {
         if doubles { 2 * lanes } else { lanes }
     }
 
-    /// Sectors of global memory, and the least number of them.
+    /// Sectors of global memory, and the minimum.
     fn sectors(&self) -> (u64, u64) {
         let sectors = self.addresses().flat_map(|a| a / SECTOR_BYTES..=(a + self.bytes - 1) / SECTOR_BYTES);
         let starts = distinct(self.addresses());
@@ -264,7 +272,7 @@ mod tests {
     #[test]
     fn lanes_accesses_are_joined_by_their_place() {
         let mut trace = WarpTrace::default();
-        // In whatever order the lanes ran.
+        // The order of the lanes does not matter.
         for lane in (0..32).rev() {
             for round in 0..2 {
                 trace.note(Space::Shared, Doing::Stores, Site::NONE, lane, round * 1024 + lane * 16, 16);

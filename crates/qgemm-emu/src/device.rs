@@ -1,4 +1,4 @@
-//! [`EmuDevice`]: the HAL's device over the emulator.
+//! [`EmuDevice`]: the HAL device of the emulator.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -27,37 +27,38 @@ use crate::model::Precision;
 /// A launch without its kernel: geometry, parameter and operands.
 #[derive(Clone, Copy, Debug)]
 pub struct Geometry<'a> {
-    /// Blocks along x, y, z.
+    /// Grid: CTAs along x, y, z.
     pub blocks: [u32; 3],
-    /// Threads of a block.
+    /// Threads of a CTA.
     pub threads: u32,
-    /// Dynamic shared memory of a block in bytes.
+    /// Dynamic shared memory of a CTA in bytes.
     pub shared_bytes: u32,
     /// The kernel's parameter as bytes.
     pub params: &'a [u8],
-    /// Whether the kernel may start while the one before it runs (programmatic dependent launch).
+    /// Whether the kernel may start while the previous one runs
+    /// (programmatic dependent launch).
     pub starts_early: bool,
 }
 
-/// An emulated GPU of one variant. Launches run when they are submitted.
+/// An emulated GPU of one variant. Launches run synchronously.
 pub(crate) struct EmuDevice {
-    /// For the kernels, which outlive the call that prepares them.
+    /// For kernels, which outlive the call that prepares them.
     this: Weak<EmuDevice>,
     info: DeviceInfo,
     variant: Variant,
-    /// How matrix instructions add.
+    /// Summation model of the matrix instructions.
     precision: Mutex<Precision>,
     compiler: &'static Compiler,
-    /// Only locked to find a slot; compiling happens in the slot.
+    /// Locked only to find a slot. Compilation happens in the slot.
     kernels: Mutex<HashMap<Sha256Hash, Arc<OnceCell<LoadedKernel>>>>,
     counting: AtomicBool,
-    /// Order of the blocks of a launch.
+    /// Seed of the CTA order.
     seed: AtomicU64,
     counters: Mutex<BTreeMap<String, KernelCounters>>,
 }
 
 impl EmuDevice {
-    /// The device that emulates `variant`.
+    /// Opens the device that emulates `variant`.
     pub(crate) fn open(variant: Variant) -> Result<Arc<Self>, HalError> {
         let info = chips::info(variant);
         let compiler = Compiler::get().map_err(|why| HalError::NoDevice { device: info.id.to_string(), why })?;
@@ -83,7 +84,7 @@ impl EmuDevice {
         device.as_any().downcast_ref().ok_or(wrong)
     }
 
-    /// The device, shared.
+    /// A shared handle to the device.
     pub(crate) fn handle(&self) -> Option<Arc<Self>> {
         self.this.upgrade()
     }
@@ -91,7 +92,7 @@ impl EmuDevice {
     /// The kernel `spec`, compiled and loaded once.
     pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<Arc<OnceCell<LoadedKernel>>, HalError> {
         let slot = {
-            // A panic while the lock is held cannot leave the map half changed.
+            // A panic under the lock cannot leave the map half changed.
             let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
             kernels.entry(spec.key()).or_default().clone()
         };
@@ -99,11 +100,12 @@ impl EmuDevice {
         Ok(slot)
     }
 
-    /// Runs a launch of a kernel called `name`.
+    /// Runs a launch of the kernel `name`.
     ///
     /// # Safety
-    /// The kernel's parameter must be as `geometry` says, and nothing else may use the memory of `regions` meanwhile,
-    /// except for reading what the launch only reads.
+    /// The kernel's parameter must match `geometry`. Nothing else
+    /// may use the memory of `regions` meanwhile, except for
+    /// reading what the launch only reads.
     pub(crate) unsafe fn launch(
         &self,
         name: &str,
@@ -242,7 +244,8 @@ impl Device for EmuDevice {
                 params: bytemuck::bytes_of(&params),
                 starts_early: false,
             };
-            // SAFETY: the parameter is the kernel's; the regions are views that `launch` borrows.
+            // SAFETY: the parameter is the kernel's; the regions are
+            // views that `launch` borrows.
             unsafe { self.launch(&repack.spec().name, kernel, geometry, &regions) }
         })
     }

@@ -1,4 +1,4 @@
-//! The CUDA backend's families, with kernels that run here.
+//! Families of the CUDA backend with emulated kernels.
 
 use std::sync::{Arc, OnceLock};
 
@@ -22,7 +22,7 @@ use crate::device::{EmuDevice, Geometry};
 use crate::kernel::LoadedKernel;
 use crate::machine::{Access, Region, Swizzle, TensorMap};
 
-/// What the CUDA backend offers, emulated.
+/// The CUDA backend's catalog, emulated.
 pub(crate) fn catalog() -> Catalog {
     static ALL: OnceLock<Catalog> = OnceLock::new();
     *ALL.get_or_init(|| {
@@ -42,7 +42,7 @@ pub(crate) fn catalog() -> Catalog {
             optimizer,
             ..
         } = qgemm_cuda::CATALOG;
-        // Made once, for the process.
+        // Leaked once per process.
         Catalog {
             gemm: Box::leak(gemm.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedGemm>).collect()),
             convert: Box::leak(
@@ -364,7 +364,7 @@ impl Family<CheckedKvAppend> for EmuFamily<CheckedKvAppend> {
 fn emulated(device: &dyn Device, launch: KernelLaunch) -> Result<Arc<dyn Kernel>, HalError> {
     let emu = EmuDevice::of(device)?;
     let kernel = emu.kernel(&launch.spec)?;
-    // Whoever holds the reference holds the device.
+    // The kernel keeps the device alive.
     let device = emu.handle().ok_or(HalError::WrongDevice { device: emu.id(), what: "the kernel" })?;
     Ok(Arc::new(EmuKernel { launch, kernel, device }))
 }
@@ -378,7 +378,7 @@ struct EmuKernel {
 }
 
 impl EmuKernel {
-    /// What the launch may touch: its operands, as the operation says.
+    /// The memory that the launch may access: its operands.
     fn regions(&self, operands: &Operands<'_>) -> Result<Vec<Region>, HalError> {
         let region = |(slot, desc): (usize, &hal::OperandDesc)| {
             let view = operands.at(slot)?;
@@ -418,8 +418,9 @@ impl Kernel for EmuKernel {
         let Some(kernel) = self.kernel.get() else {
             return Err(HalError::WrongDevice { device: id, what: "the kernel" });
         };
-        // SAFETY: the parameter is that of the kernel, made for this launch; the regions are views that `operands` borrows,
-        // those that are written exclusively.
+        // SAFETY: the parameter is that of the kernel, made for this
+        // launch. The regions are views that `operands` borrows,
+        // exclusively if they are written.
         unsafe { self.device.launch(&self.launch.spec.name, kernel, geometry, &regions) }
     }
 }
@@ -433,7 +434,7 @@ pub(crate) fn address(device: DeviceId, view: BufferRef<'_>, what: &'static str)
     Ok(HostMemory::address(view).ok_or(wrong)?.as_ptr().expose_provenance() as u64)
 }
 
-/// A tensor map as the emulated TMA takes it.
+/// A tensor map in the emulated TMA's format.
 fn encode(tensor: &TileMap) -> EncodedMap {
     let TileMap { address, element, size, strides, tile, swizzle, .. } = *tensor;
     let swizzle = match swizzle {

@@ -1,40 +1,46 @@
-//! What a kernel did that it must not do.
+//! Faults: forbidden actions of a kernel.
 
 use std::ffi::CStr;
 use std::fmt;
 use std::os::raw::c_char;
 
-/// The sort of mistake.
+/// Kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultKind {
-    /// An access outside every operand of the launch, or outside the block's shared memory.
+    /// Access outside every operand of the launch, or
+    /// outside the CTA's shared memory.
     OutOfBounds,
-    /// An address that is no multiple of the access's size.
+    /// Address that is not a multiple of the access size.
     Misaligned,
-    /// A read of memory that nothing wrote.
+    /// Read of memory that was never written.
     Unwritten,
     /// A write to an operand that the launch only reads.
     ReadOnly,
-    /// Two accesses of which one writes, by threads of a block, with nothing that orders them.
+    /// Data race: unordered accesses by two threads of a CTA, at
+    /// least one of them a write.
     Race,
-    /// The same between blocks: a release, an acquire or the fence between them is missing.
+    /// Data race between CTAs: a release, an acquire or the
+    /// fence between them is missing.
     UnorderedBlocks,
-    /// An access to shared memory that an asynchronous copy is still writing or reading.
+    /// Access to shared memory that an asynchronous copy is
+    /// still writing or reading.
     InFlight,
-    /// A collective that only some lanes reach, or that they reach at different places.
+    /// Collective that only some lanes reach, or that lanes
+    /// reach at different locations.
     Divergence,
-    /// Threads wait for others that will never come.
+    /// Deadlock: threads wait for others that never arrive.
     Deadlock,
-    /// A kernel that starts early touches what the kernel before it may still write.
+    /// An early-started kernel accesses data that the
+    /// previous kernel may still write.
     TooEarly,
-    /// A thread that computes without end.
+    /// Infinite loop.
     Endless,
-    /// An instruction with operands that it does not take.
+    /// Instruction with unsupported operands.
     BadOperand,
 }
 
 impl FaultKind {
-    /// The mistake in words.
+    /// Description of the fault.
     pub const fn text(self) -> &'static str {
         match self {
             FaultKind::OutOfBounds => "access out of bounds",
@@ -53,7 +59,8 @@ impl FaultKind {
     }
 }
 
-/// Where in the kernel's sources an atom was used. The name belongs to the loaded kernel.
+/// Source location where an atom was used. The loaded
+/// kernel owns the file name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Site {
     pub file: *const c_char,
@@ -61,7 +68,7 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// No place in particular.
+    /// No location.
     pub(crate) const NONE: Self = Self { file: std::ptr::null(), line: 0 };
 
     /// `mainloop/x_tile.cuh:88`.
@@ -69,26 +76,26 @@ impl Site {
         if self.file.is_null() {
             return String::new();
         }
-        // SAFETY: sites come from kernels, which pass the compiler's string of the file's name; the kernel is loaded as
-        // long as its launch.
+        // SAFETY: sites come from kernels, which pass the compiler's file-name
+        // string. The kernel is loaded as long as its launch.
         let file = unsafe { CStr::from_ptr(self.file) }.to_string_lossy();
-        // Included files are found in the folder that the compiler runs in.
+        // Included files are relative to the compiler's working folder.
         format!("{}:{}", file.strip_prefix("./").unwrap_or(&file), self.line)
     }
 }
 
-/// A mistake of a kernel, with the place and the thread.
+/// A fault of a kernel, with location and thread.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// The sort of mistake.
+    /// Kind of fault.
     pub kind: FaultKind,
     /// What happened.
     pub detail: String,
-    /// `file:line` of the atom's use; empty where there is none.
+    /// `file:line` where the atom was used; empty when unknown.
     pub site: String,
-    /// The block.
+    /// The CTA.
     pub block: [u32; 3],
-    /// The thread, where it is one thread's mistake.
+    /// The thread, if one thread is at fault.
     pub thread: Option<u32>,
 }
 

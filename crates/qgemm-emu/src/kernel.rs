@@ -1,4 +1,4 @@
-//! A kernel that is loaded into the process.
+//! Kernels loaded into the process.
 
 use std::ffi::c_void;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::machine::Runtime;
 #[derive(Debug)]
 pub(crate) struct LoadedKernel {
     run: unsafe extern "C" fn(*const c_void),
-    /// Keeps the code.
+    /// Keeps the code loaded.
     _library: Library,
 }
 
@@ -24,9 +24,11 @@ impl LoadedKernel {
     pub(crate) fn load(path: &Path) -> Result<Self, HalError> {
         static TABLE: Runtime = Runtime::TABLE;
         let failed = |message: String| HalError::File { path: path.to_owned(), call: "load", message };
-        // SAFETY: the object was made by `compile` (its hash was checked) and has no initialisers.
+        // SAFETY: the object was made by `compile` (its hash was
+        // checked) and has no initialisers.
         let library = unsafe { Library::new(path) }.map_err(|e| failed(e.to_string()))?;
-        // SAFETY: the types are those of `kernels/emu.cuh` and `kernels/entry.cuh`.
+        // SAFETY: the types are those of `kernels/emu.cuh`
+        // and `kernels/entry.cuh`.
         let run = unsafe {
             let bind = library
                 .get::<unsafe extern "C" fn(*const Runtime, u64) -> bool>(b"qg_emu_bind")
@@ -39,7 +41,8 @@ impl LoadedKernel {
         Ok(Self { run, _library: library })
     }
 
-    /// The kernel, to be called on a thread of a running block.
+    /// The kernel function, to be called on a
+    /// thread of a running CTA.
     pub(crate) fn run(&self) -> unsafe extern "C" fn(*const c_void) {
         self.run
     }

@@ -1,12 +1,18 @@
-//! The CUDA backend's kernels on the host: an ordinary device for each kernel variant, `emu:sm70` to `emu:sm120`, that
-//! runs the same sources, finds faults that a GPU hides, and counts what a GPU would do.
+//! Emulator for the CUDA backend's kernels. One device for each
+//! kernel variant (`emu:sm70` to `emu:sm120`) runs the same
+//! sources on the host, finds faults that a GPU hides, and
+//! counts what a GPU would do.
 //!
-//! The host's C++ compiler builds a kernel's sources and prelude, with this crate's models in the place of the atoms in
-//! PTX (`kernels/atoms`). Every thread of a block runs on a stack of its own; collectives of a warp compute from all its
-//! lanes' registers; every access to memory is checked against the operands of the launch, what was written before, and
-//! what orders the threads. A [`Fault`] ends the launch and names kernel, file, line, block and thread.
+//! The host's C++ compiler builds a kernel's sources and prelude,
+//! with models from this crate instead of the PTX atoms
+//! (`kernels/atoms`). Every thread of a CTA has its own stack. Warp
+//! collectives compute from the registers of all lanes. Every memory
+//! access is checked against the operands of the launch, earlier
+//! writes, and the ordering of threads. A [`Fault`] ends the launch
+//! and names kernel, file, line, CTA and thread.
 //!
-//! This is for tests: a launch takes thousands of times as long as on a GPU.
+//! It is meant for tests: a launch takes thousands of
+//! times as long as on a GPU.
 #![deny(missing_docs)]
 
 mod chips;
@@ -35,26 +41,28 @@ pub use machine::{Access, MOST_DIMENSIONS, Region, Swizzle, TensorMap};
 use compile::Compiler;
 use device::EmuDevice;
 
-/// Every emulated device.
+/// All emulated devices.
 ///
 /// # Errors
-/// [`HalError::NoDevice`] when no C++ compiler runs here.
+/// [`HalError::NoDevice`] when there is no working C++ compiler.
 pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
     Compiler::get().map_err(|why| HalError::NoDevice { device: "emu".into(), why })?;
     Ok(Variant::ALL.into_iter().map(chips::info).collect())
 }
 
-/// Opens the device that emulates the variant with this [number](Variant::number).
+/// Opens the device that emulates the variant with this
+/// [number](Variant::number).
 ///
 /// # Errors
-/// [`HalError::NoDevice`] when there is no such variant or no C++ compiler runs here.
+/// [`HalError::NoDevice`] when the variant or a working
+/// C++ compiler does not exist.
 pub fn open(variant: u32) -> Result<Arc<dyn Device>, HalError> {
     let known = Variant::ALL.into_iter().find(|v| v.number() == variant);
     let unknown = || HalError::NoDevice { device: format!("emu:sm{variant}"), why: "there is no such variant".into() };
     Ok(EmuDevice::open(known.ok_or_else(unknown)?)?)
 }
 
-/// Makes `device` count memory accesses, too, which slows it down.
+/// Makes `device` count memory accesses, which slows it down.
 ///
 /// # Errors
 /// [`HalError::Unsupported`] when it is not emulated.
@@ -63,7 +71,7 @@ pub fn count_accesses(device: &dyn Device) -> Result<(), HalError> {
     Ok(())
 }
 
-/// What kernels did since the last call, by name.
+/// Counters since the last call, by kernel name.
 ///
 /// # Errors
 /// [`HalError::Unsupported`] when `device` is not emulated.
@@ -79,8 +87,8 @@ fn counting(device: &dyn Device) -> Result<&EmuDevice, HalError> {
     })
 }
 
-/// Runs the blocks of later launches in the order that `seed` decides; 0 means one after another. A kernel's results may
-/// not depend on it.
+/// Sets the CTA order of later launches: in order for `seed`
+/// 0, otherwise shuffled. Results must not depend on it.
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when `device` is not emulated.
@@ -89,8 +97,8 @@ pub fn set_block_order(device: &dyn Device, seed: u64) -> Result<(), HalError> {
     Ok(())
 }
 
-/// Makes matrix instructions of later launches add in another way than the device's chip does: as another chip, to compare
-/// with its results, or in f64.
+/// Sets the summation model of matrix instructions for later launches: that
+/// of another chip, to compare with its results, or f64.
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when `device` is not emulated.
@@ -99,7 +107,8 @@ pub fn set_precision(device: &dyn Device, precision: model::Precision) -> Result
     Ok(())
 }
 
-/// Address of the first byte of a view of `device`'s memory, for a kernel's parameter.
+/// Address of the first byte of a view of `device`'s
+/// memory, for a kernel's parameter.
 ///
 /// # Errors
 /// [`HalError::WrongDevice`].
@@ -107,14 +116,17 @@ pub fn device_address(device: &dyn Device, view: BufferRef<'_>) -> Result<u64, H
     families::address(device.info().id, view, "the view")
 }
 
-/// Runs any kernel, compiled from `spec`, with the operands `regions`: what tests of atoms and of single kernels use.
+/// Runs any kernel `spec` with the operands `regions`, for tests
+/// of atoms and of single kernels.
 ///
 /// # Errors
-/// [`HalError::Compile`], or [`HalError::KernelFault`] with what the kernel did that it must not do.
+/// [`HalError::Compile`], or [`HalError::KernelFault`]
+/// with the kernel's fault.
 ///
 /// # Safety
-/// The kernel's parameter must be laid out as `geometry.params`, and nothing else may use the memory of `regions`
-/// meanwhile, except for reading what the launch only reads.
+/// `geometry.params` must have the layout of the kernel's parameter.
+/// Nothing else may use the memory of `regions` meanwhile, except for
+/// reading what the launch only reads.
 pub unsafe fn launch_spec(
     device: &dyn Device,
     spec: &KernelSpec,

@@ -1,4 +1,4 @@
-//! [`Objects`]: a folder of shared objects that nobody else can have written.
+//! [`Objects`]: a folder of shared objects that only this user can have written.
 
 use std::fs;
 use std::io::{self, Write};
@@ -7,33 +7,37 @@ use std::path::{Path, PathBuf};
 use qgemm_cuda::{Sha256Hash, make_private_folder, read_private};
 use tempfile::{Builder, NamedTempFile, TempDir};
 
-/// A folder of objects and notes. A note is named after what an object was built from, and names the object and the hash of its
-/// contents.
+/// A folder of objects and notes. A note is named
+/// after an object's build inputs, and contains the
+/// object's name and content hash.
 pub(crate) struct Objects<'a> {
     folder: &'a Path,
 }
 
 impl<'a> Objects<'a> {
-    /// The folder, made where it is not there.
+    /// Opens the folder, creating it if necessary.
     ///
     /// # Errors
-    /// Those of the system, and a refusal where others can write to the folder.
+    /// System errors, and a refusal when others can
+    /// write to the folder.
     pub(crate) fn open(folder: &'a Path) -> io::Result<Self> {
         make_private_folder(folder)?;
         Ok(Self { folder })
     }
 
-    /// The note on what was built from `key`.
+    /// Path of the note for `key`.
     pub(crate) fn note_path(&self, key: &[&str]) -> PathBuf {
         let hash = Sha256Hash::of(key.join("\0").as_bytes());
         self.folder.join(format!("{hash}.note"))
     }
 
-    /// The object that a note names, when both can be trusted and it is whole.
+    /// The object that a note names, if both are trusted
+    /// and the object is intact.
     pub(crate) fn noted(&self, note: &Path) -> Option<PathBuf> {
         let text = String::from_utf8(self.read(note)?).ok()?;
         let (name, hash) = text.split_once('\n')?;
-        // A name alone, which does not lead out of the folder.
+        // Only the file name, so that the path
+        // cannot leave the folder.
         let object = self.folder.join(Path::new(name).file_name()?);
         if Sha256Hash::of(&self.read(&object)?).to_string() == hash {
             return Some(object);
@@ -42,7 +46,7 @@ impl<'a> Objects<'a> {
         None
     }
 
-    /// Adds an object under the note `note`.
+    /// Adds an object with the note `note`.
     ///
     /// # Errors
     /// When the folder cannot be written.
@@ -53,7 +57,7 @@ impl<'a> Objects<'a> {
         Ok(object)
     }
 
-    /// Notes that `object`, which is whole, is what `note` is about.
+    /// Writes `note` for the intact `object`.
     ///
     /// # Errors
     /// When the folder cannot be written.
@@ -63,7 +67,7 @@ impl<'a> Objects<'a> {
         self.write(note, format!("{name}\n{hash}").as_bytes())
     }
 
-    /// The contents of a file that is there and can be trusted.
+    /// Reads an existing, trusted file.
     fn read(&self, path: &Path) -> Option<Vec<u8>> {
         match read_private(path) {
             Ok(bytes) => Some(bytes),
@@ -76,7 +80,7 @@ impl<'a> Objects<'a> {
         }
     }
 
-    /// Writes a file in one step, for this user alone.
+    /// Atomically writes a file for this user only.
     fn write(&self, path: &Path, contents: &[u8]) -> io::Result<()> {
         let mut file = NamedTempFile::new_in(self.folder)?;
         file.write_all(contents)?;
@@ -85,7 +89,7 @@ impl<'a> Objects<'a> {
     }
 }
 
-/// A folder for this user alone, removed with the value.
+/// A folder for this user only, removed on drop.
 pub(crate) fn temporary_folder() -> io::Result<TempDir> {
     let mut builder = Builder::new();
     builder.prefix("qgemm-emu-");

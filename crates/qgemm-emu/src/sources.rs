@@ -1,4 +1,4 @@
-//! The kernel sources with the emulated atoms in the place of the ones in PTX.
+//! Kernel sources with emulated atoms instead of the PTX atoms.
 
 use std::fs;
 use std::io::{self, Write};
@@ -9,24 +9,25 @@ use tempfile::NamedTempFile;
 
 use crate::model;
 
-/// The emulated atoms and what they call, as (include name, text).
+/// Emulated atoms and their dependencies, as (include name, text).
 static ATOMS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/atoms.rs"));
 
-/// Every file that kernels include.
+/// All files that kernels include.
 pub(crate) fn files() -> impl Iterator<Item = (&'static str, &'static str)> {
     let replaced = |name: &str| ATOMS.iter().any(|(n, _)| *n == name);
     let kept = source::SOURCES.iter().filter(move |(name, _)| !replaced(name));
     kept.chain(ATOMS).copied()
 }
 
-/// Makes sure that `folder` holds the files, whatever became of it. Each is written in one step, so that processes that do so at
-/// once do not disturb one another.
+/// Ensures that `folder` holds the files, whatever its
+/// state. Files are written atomically, so that concurrent
+/// processes do not disturb each other.
 ///
 /// # Errors
-/// When it cannot be written.
+/// When the folder cannot be written.
 pub(crate) fn make(folder: &Path) -> io::Result<()> {
     complete(folder).or_else(|_| {
-        // Something else stands where a file or a folder should.
+        // Something else is in the place of a file or folder.
         if folder.is_dir() {
             fs::remove_dir_all(folder)?
         } else {
@@ -36,7 +37,7 @@ pub(crate) fn make(folder: &Path) -> io::Result<()> {
     })
 }
 
-/// Writes the files that are not there or not as they should be.
+/// Writes missing or changed files.
 fn complete(folder: &Path) -> io::Result<()> {
     for (name, text) in files() {
         let path = folder.join(name);
@@ -52,7 +53,7 @@ fn complete(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What the compiler gets for a kernel.
+/// The translation unit of a kernel.
 pub(crate) fn translation_unit(spec: &KernelSpec) -> String {
     let KernelSpec { entry, text, symbol, prelude, .. } = spec;
     format!(

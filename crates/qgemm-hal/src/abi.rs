@@ -1,5 +1,6 @@
-//! The parameter structs that kernels receive, defined once. `cargo xtask codegen` prints them as CUDA and
-//! WGSL with offset assertions; `codegen --check` fails when the printed files are stale.
+//! Kernel parameter structs, defined once. `cargo xtask codegen` generates
+//! CUDA and WGSL from them, with offset assertions. `codegen --check` fails
+//! when the generated files are stale.
 
 mod flags;
 
@@ -10,7 +11,7 @@ use crate::op::gemm::Activation;
 
 pub use flags::*;
 
-/// A field of an ABI struct, as the generators see it.
+/// A field of an ABI struct, for code generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AbiField {
     /// Name.
@@ -19,14 +20,14 @@ pub struct AbiField {
     pub ty: &'static str,
     /// Byte offset.
     pub offset: usize,
-    /// What it holds.
+    /// Description.
     pub doc: &'static str,
 }
 
-/// The table of a struct.
+/// Field table of a struct.
 #[derive(Clone, Copy, Debug)]
 pub struct AbiStruct {
-    /// Name, the same in every language.
+    /// Name, equal in every language.
     pub name: &'static str,
     /// Fields in order.
     pub fields: &'static [AbiField],
@@ -42,7 +43,7 @@ macro_rules! abi_struct {
         pub struct $name { $($(#[doc = $fdoc])+ pub $field: $ty,)* }
 
         impl $name {
-            /// The field table that generators print.
+            /// Field table for code generation.
             pub const ABI: AbiStruct = AbiStruct {
                 name: stringify!($name),
                 fields: &[$(AbiField {
@@ -58,11 +59,13 @@ macro_rules! abi_struct {
 }
 
 abi_struct! {
-    /// Shape and scalars of one product: what the kernels of every backend need.
+    /// Shape and scalars of one GEMM, for the
+    /// kernels of every backend.
     pub struct GemmShape {
         /// Tokens.
         pub m: u32,
-        /// Rows of W as stored: the output features, or, of a gated pair, both weights' rows interleaved by eights.
+        /// Rows of W as stored: the output features, or, of a
+        /// gated pair, both weights' rows interleaved by eights.
         pub stored_rows: u32,
         /// Input features.
         pub k: u32,
@@ -70,7 +73,8 @@ abi_struct! {
         pub stored_k: u32,
         /// Optional operands: see the `FLAG_` constants.
         pub flags: u32,
-        /// Columns of D: the stored rows, or, of a gated pair, the rows of each weight.
+        /// Columns of D: the stored rows, or, of a gated pair,
+        /// the rows of each weight.
         pub out_features: u32,
         /// Factor of the product.
         pub alpha: f32,
@@ -80,8 +84,10 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// [`GemmShape`] and what CUDA kernels branch on beside its flags: K partition, activation, element types (0 = f32, 1 = f16,
-    /// 2 = bf16). wgpu's kernels have that in one word, or derive it. Fields that kernels load at once are neighbours.
+    /// [`GemmShape`] plus fields that only CUDA kernels read: K split,
+    /// activation, element types (0 = f32, 1 = f16, 2 =
+    /// bf16). wgpu kernels have these in one word, or derive them.
+    /// Fields that kernels load together are adjacent.
     pub struct CudaGemmShape {
         /// Tokens.
         pub m: u32,
@@ -97,7 +103,8 @@ abi_struct! {
         pub splits: u32,
         /// Optional operands: see the `FLAG_` constants.
         pub flags: u32,
-        /// Function applied to what has been added up: see the `ACTIVATION_` constants.
+        /// Function applied to what has been added up: see the
+        /// `ACTIVATION_` constants.
         pub activation: u32,
         /// Element type of D.
         pub d_dtype: u32,
@@ -119,7 +126,8 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Device addresses and 64-bit strides (in elements) of one GEMM: CUDA only.
+    /// Device addresses and 64-bit strides (in elements)
+    /// of one GEMM; CUDA only.
     pub struct GemmPointers {
         /// X.
         pub x: u64,
@@ -159,7 +167,7 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Shape of one `convert`: what the kernels of every backend need.
+    /// Shape of one `convert`, for the kernels of every backend.
     pub struct ConvertShape {
         /// Rows of X and D.
         pub rows: u32,
@@ -167,21 +175,25 @@ abi_struct! {
         pub columns: u32,
         /// Columns of D.
         pub d_columns: u32,
-        /// `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`, and on wgpu `D_ALIGNED16` and `X_FACTOR` of the `FLAG_` constants.
+        /// `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`, and on wgpu `D_ALIGNED16` and
+        /// `X_FACTOR` of the `FLAG_` constants.
         pub flags: u32,
     }
 }
 
 abi_struct! {
-    /// Device addresses and 64-bit strides (in elements) of one `convert`: CUDA only.
+    /// Device addresses and 64-bit strides (in elements) of
+    /// one `convert`; CUDA only.
     pub struct ConvertPointers {
         /// X.
         pub x: u64,
-        /// Column of D → column of X: as many entries as D has columns.
+        /// Column of D → column of X: as many
+        /// entries as D has columns.
         pub order: u64,
         /// D.
         pub d: u64,
-        /// What each row of D is to be multiplied with, in f32.
+        /// What each row of D is to be
+        /// multiplied with, in f32.
         pub row_factors: u64,
         /// Elements from one row of X to the next.
         pub x_row: u64,
@@ -193,7 +205,8 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Sizes and choices of one `routing`: what the kernels of every backend need.
+    /// Sizes and options of one `routing`, for the
+    /// kernels of every backend.
     pub struct RoutingShape {
         /// Tokens.
         pub tokens: u32,
@@ -201,7 +214,8 @@ abi_struct! {
         pub experts: u32,
         /// Experts of a token.
         pub top_k: u32,
-        /// `BIAS`, `SIGMOID`, `RENORMALIZE`, `LISTS`, `COUNTS` and `GIVEN_IDS` of the `FLAG_` constants.
+        /// `BIAS`, `SIGMOID`, `RENORMALIZE`, `LISTS`, `COUNTS` and
+        /// `GIVEN_IDS` of the `FLAG_` constants.
         pub flags: u32,
         /// Groups of experts; 0 where there are none.
         pub groups: u32,
@@ -209,9 +223,11 @@ abi_struct! {
         pub chosen_groups: u32,
         /// Factor of the weights.
         pub scale: f32,
-        /// Element type of the logits (0 = f32, 1 = f16, 2 = bf16).
+        /// Element type of the logits (0 = f32,
+        /// 1 = f16, 2 = bf16).
         pub dtype: u32,
-        /// Tokens of a chunk: what a CTA chooses for, counts or lists.
+        /// Tokens of a chunk: what a CTA chooses
+        /// for, counts or lists.
         pub chunk_tokens: u32,
         /// Chunks.
         pub chunks: u32,
@@ -219,7 +235,8 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Device addresses of one kernel of `routing`, and the stride of the logits in elements: CUDA only.
+    /// Device addresses of one `routing` kernel, and the row stride of
+    /// the logits in elements; CUDA only.
     pub struct RoutingPointers {
         /// The logits.
         pub logits: u64,
@@ -239,7 +256,8 @@ abi_struct! {
         pub rows: u64,
         /// Code, token, slot and id of what was wrong first.
         pub status: u64,
-        /// First wrong slot of every chunk, counts of every chunk, counts of all.
+        /// First wrong slot of every chunk, counts of
+        /// every chunk, counts of all.
         pub workspace: u64,
         /// Elements from one row of the logits to the next.
         pub logits_row: u64,
@@ -265,9 +283,11 @@ pub use quantize::*;
 pub use unpack::*;
 
 abi_struct! {
-    /// Rows of blocks to rearrange into a packed layout: CUDA only.
+    /// Rows of blocks to pack into the packed layout; CUDA only.
     pub struct RepackParams {
-        /// Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
+        /// Address of the first row's first block, a
+        /// multiple of 16. Memory goes on to a multiple of
+        /// 16 after the last row.
         pub rows: u64,
         /// Address of the packed tiles.
         pub packed: u64,
@@ -283,26 +303,30 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// How CTAs share the tiles of one GEMM: CUDA only, for kernels with a persistent grid. The K dimension of the
-    /// first `cut_tiles` tiles is cut into `cut_ctas` equal ranges; the other tiles are whole.
+    /// Tile schedule of one GEMM with a persistent grid; CUDA only.
+    /// The K of the first `cut_tiles` tiles is split into `cut_ctas`
+    /// equal ranges; the other tiles are whole.
     pub struct TileSchedule {
         /// Tiles along N.
         pub n_tiles: u32,
         /// Tiles along M.
         pub m_tiles: u32,
-        /// Tiles along N that are worked through together, for all tokens, before the next so many.
+        /// Tiles along N that are worked through together, for all
+        /// tokens, before the next so many.
         pub swizzle_group: u32,
-        /// Tiles, first in the order of the swizzle, whose K dimension is cut.
+        /// Tiles, first in the order of the swizzle,
+        /// whose K dimension is cut.
         pub cut_tiles: u32,
         /// CTAs, the first of the grid, that share the cut tiles.
         pub cut_ctas: u32,
-        /// Packed k-tiles between the places of a tile where it may be cut.
+        /// Packed k-tiles between the places of a tile
+        /// where it may be cut.
         pub cut_k_tiles: u32,
     }
 }
 
 abi_struct! {
-    /// What kernels do that normalize X themselves and write segments where they belong: CUDA only.
+    /// Fused norm and output segments of a projection kernel; CUDA only.
     pub struct ProjectionOperands {
         /// Address of gamma; 0 where there is none.
         pub gamma: u64,
@@ -318,10 +342,14 @@ abi_struct! {
         pub d3: u64,
         /// Elements from one of its rows to the next.
         pub d3_row: u64,
-        /// First features of the second output and those after it, 21 bits each, in tiles of 16: all bits where there is no such output.
+        /// First features of the second output and those after
+        /// it, 21 bits each, in tiles of 16: all bits where
+        /// there is no such output.
         pub firsts: u64,
-        /// Element types: of gamma in the lowest four bits, then of the second output and those after it; in bit 16 whether X is normalized, in
-        /// those after it whether rows of these outputs begin at multiples of 16 bytes.
+        /// Element types: of gamma in the lowest four bits, then of
+        /// the second output and those after it; in bit 16 whether
+        /// X is normalized, in those after it whether rows of these
+        /// outputs begin at multiples of 16 bytes.
         pub types: u32,
         /// Added to the mean of squares.
         pub eps: f32,
@@ -329,17 +357,20 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Which rows are which expert's, of a product: CUDA only.
+    /// Assignment of rows to experts in MoE GEMM; CUDA only.
     pub struct ExpertGroups {
         /// Address of the offsets, counts or ids.
         pub index: u64,
         /// Address of the offsets in the list.
         pub offsets: u64,
-        /// Address of the list of each expert's rows; 0 where they follow one another, or are found by ids.
+        /// Address of the list of each expert's rows; 0 where they
+        /// follow one another, or are found by ids.
         pub list: u64,
-        /// Address of the slots' weights, of which NaNs are faults; 0 where there are none.
+        /// Address of the slots' weights, of which NaNs are
+        /// faults; 0 where there are none.
         pub router_weights: u64,
-        /// Address of the two words that say what is wrong; 0 where nobody wants to know.
+        /// Address of the two words that say what is wrong; 0
+        /// where nobody wants to know.
         pub status: u64,
         /// Bytes of W from one expert to the next.
         pub w_bytes: u64,
@@ -361,7 +392,7 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Slots of tokens to add up: CUDA only.
+    /// Combine step of MoE GEMM; CUDA only.
     pub struct ExpertCombine {
         /// Address of the slots' products, f32.
         pub products: u64,
@@ -396,7 +427,8 @@ abi_struct! {
     }
 }
 
-/// [`CudaGemmShape::activation`]: every function with its name and number, for the generators.
+/// Every activation with its name, for code generation: values of
+/// [`CudaGemmShape::activation`].
 pub const ACTIVATIONS: &[(&str, Activation)] = &[
     ("IDENTITY", Activation::Identity),
     ("RELU", Activation::Relu),
@@ -405,7 +437,7 @@ pub const ACTIVATIONS: &[(&str, Activation)] = &[
     ("GELU_ERF", Activation::GeluErf),
 ];
 
-/// The number by which kernels know an activation.
+/// Number of an activation in kernels.
 pub const fn activation_code(activation: Activation) -> u32 {
     match activation {
         Activation::Identity => 0,
@@ -416,7 +448,8 @@ pub const fn activation_code(activation: Activation) -> u32 {
     }
 }
 
-/// What the kernels of every backend need; no 64-bit fields, which WGSL has not.
+/// Structs for the kernels of every backend. They have no
+/// 64-bit fields, which WGSL lacks.
 pub const SHARED_STRUCTS: &[AbiStruct] = &[
     GemmShape::ABI,
     ConvertShape::ABI,
@@ -428,7 +461,7 @@ pub const SHARED_STRUCTS: &[AbiStruct] = &[
     OptimizerShape::ABI,
 ];
 
-/// Every struct, for CUDA.
+/// All structs, for CUDA.
 pub const STRUCTS: &[AbiStruct] = &[
     CudaGemmShape::ABI,
     GemmPointers::ABI,
@@ -464,7 +497,7 @@ pub const STRUCTS: &[AbiStruct] = &[
     ExpertCombine::ABI,
 ];
 
-/// The number by which kernels know an element type.
+/// Number of an element type in kernels.
 pub const fn dtype_code(dtype: qgemm_formats::DType) -> u32 {
     match dtype {
         qgemm_formats::DType::F32 => 0,
@@ -473,7 +506,8 @@ pub const fn dtype_code(dtype: qgemm_formats::DType) -> u32 {
     }
 }
 
-/// How rows are given to experts, and what may be wrong with an index, each with its name and number, for the generators.
+/// Expert forms and index faults with their names and
+/// numbers, for code generation.
 pub const EXPERT_CONSTANTS: &[(&str, u32)] = &[
     ("FORM_CONTIGUOUS", expert_form_code(ExpertForm::Contiguous)),
     ("FORM_MASKED", expert_form_code(ExpertForm::Masked { capacity: 1 })),
@@ -484,7 +518,7 @@ pub const EXPERT_CONSTANTS: &[(&str, u32)] = &[
     ("FAULT_ROUTER_WEIGHT", ExpertFault::RouterWeight as u32),
 ];
 
-/// The number by which kernels know how rows are given to experts.
+/// Number of an expert form in kernels.
 pub const fn expert_form_code(form: ExpertForm) -> u32 {
     match form {
         ExpertForm::Contiguous => 0,

@@ -1,4 +1,4 @@
-//! Device memory: owned buffers and borrowed views of them.
+//! Device memory: owned buffers and borrowed views.
 
 use std::any::Any;
 use std::fmt;
@@ -8,18 +8,19 @@ use std::sync::Arc;
 use crate::caps::DeviceId;
 use crate::error::HalError;
 
-/// A backend's own memory object behind a [`Buffer`].
+/// A backend's memory object behind a [`Buffer`].
 pub trait RawBuffer: Any + Send + Sync + fmt::Debug {
-    /// The device it lives on.
+    /// Its device.
     fn device(&self) -> DeviceId;
-    /// The concrete type, for the backend that made it.
+    /// The concrete type, for downcasts by its backend.
     fn as_any(&self) -> &dyn Any;
-    /// The power of two in bytes that its first byte's address is a multiple of. Memory that a caller owns
-    /// may have less than what [`Device::allocate`](crate::Device::allocate) promises.
+    /// Alignment of the first byte: a power of two in bytes.
+    /// Caller-owned memory may be aligned less than
+    /// [`Device::allocate`](crate::Device::allocate) promises.
     fn alignment(&self) -> usize {
         256
     }
-    /// Checks the guard bands (debug builds keep some around every allocation).
+    /// Checks the guard bands, which debug builds keep around every allocation.
     ///
     /// # Errors
     /// [`HalError::GuardBand`] when something was written outside the buffer.
@@ -28,12 +29,14 @@ pub trait RawBuffer: Any + Send + Sync + fmt::Debug {
     }
 }
 
-/// Memory on a device. Freed on drop, after the work that was submitted before. What [`Buffer::split_off`] made of one is
-/// freed with the last part of it.
+/// Memory on a device. Dropping it frees the memory after all
+/// work submitted before. Parts made by [`Buffer::split_off`] share the
+/// memory, which is freed with the last part.
 #[derive(Debug)]
 pub struct Buffer {
     raw: Arc<dyn RawBuffer>,
-    /// First byte within the object. No other `Buffer` has any of the bytes.
+    /// Offset of the first byte in the object. No other
+    /// `Buffer` shares these bytes.
     offset: usize,
     len: usize,
 }
@@ -54,22 +57,22 @@ impl Buffer {
         self.len == 0
     }
 
-    /// The device it lives on.
+    /// Its device.
     pub fn device(&self) -> DeviceId {
         self.raw.device()
     }
 
-    /// The backend's own object.
+    /// The backend's object.
     pub fn raw(&self) -> &dyn RawBuffer {
         &*self.raw
     }
 
-    /// A view of all of it.
+    /// A view of the whole buffer.
     pub fn view(&self) -> BufferRef<'_> {
         self.into()
     }
 
-    /// A writable view of all of it.
+    /// A writable view of the whole buffer.
     pub fn view_mut(&mut self) -> BufferMut<'_> {
         self.into()
     }
@@ -90,7 +93,7 @@ impl Buffer {
         self.view_mut().slice(range)
     }
 
-    /// The bytes before `at` and those from there on.
+    /// Splits the view at byte `at`.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`].
@@ -98,7 +101,7 @@ impl Buffer {
         self.view().split_at(at)
     }
 
-    /// The bytes before `at` and those from there on, both to be written.
+    /// Splits into two writable views at byte `at`.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`].
@@ -106,8 +109,10 @@ impl Buffer {
         self.view_mut().split_at(at)
     }
 
-    /// Takes the bytes from `at` on away as a buffer of their own, which shares the memory and nothing else: tensors of an
-    /// engine's arena are owned like others. 256 is an `at` that keeps every alignment.
+    /// Moves the bytes from `at` on into a separate buffer. The
+    /// two share the allocation but no bytes, so that an engine
+    /// can own the tensors of an arena. Every `at` that is
+    /// a multiple of 256 keeps all alignments.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`].
@@ -118,7 +123,8 @@ impl Buffer {
         Ok(rest)
     }
 
-    /// Views of several parts at once, of which those to be written share no byte with another.
+    /// Several views at once. Writable views share no
+    /// byte with any other view.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`], [`HalError::Overlap`].
@@ -130,7 +136,7 @@ impl Buffer {
         read.iter().chain(&write).try_for_each(|range| check_range("view", range, self.len))?;
         for (place, written) in write.iter().enumerate() {
             let others = read.iter().chain(&write[place + 1..]);
-            // Empty ranges have no byte in common with any.
+            // Empty ranges overlap nothing.
             let shares = |o: &&Range<usize>| o.start.max(written.start) < o.end.min(written.end);
             if let Some(other) = others.into_iter().find(shares) {
                 return Err(HalError::Overlap { written: written.clone(), other: other.clone() });
@@ -157,20 +163,22 @@ pub struct BufferRef<'a> {
 }
 
 impl<'a> BufferRef<'a> {
-    /// A view of `len` bytes from `offset` on of a backend's memory object.
+    /// A view of `len` bytes at `offset` in a
+    /// backend's memory object.
     ///
     /// # Safety
-    /// The bytes must belong to the object, or be such as it may be asked to read; and nothing may write them for `'a`.
+    /// The bytes must belong to the object, or the object must
+    /// support reading them. Nothing may write them for `'a`.
     pub unsafe fn from_raw(raw: &'a dyn RawBuffer, offset: usize, len: usize) -> Self {
         Self { raw, offset, len }
     }
 
-    /// The backend's own object.
+    /// The backend's object.
     pub fn raw(&self) -> &'a dyn RawBuffer {
         self.raw
     }
 
-    /// First byte of the view within the object.
+    /// Offset of the view in the object.
     pub fn offset(&self) -> usize {
         self.offset
     }
@@ -185,7 +193,7 @@ impl<'a> BufferRef<'a> {
         self.len == 0
     }
 
-    /// The device it lives on.
+    /// Its device.
     pub fn device(&self) -> DeviceId {
         self.raw.device()
     }
@@ -199,7 +207,7 @@ impl<'a> BufferRef<'a> {
         Ok(BufferRef { raw: self.raw, offset: self.offset + range.start, len: range.len() })
     }
 
-    /// The bytes before `at` and those from there on.
+    /// Splits the view at byte `at`.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`].
@@ -207,7 +215,8 @@ impl<'a> BufferRef<'a> {
         Ok((self.slice(0..at)?, self.slice(at..self.len)?))
     }
 
-    /// The largest power of two in bytes that the view's first byte is known to be a multiple of.
+    /// Known alignment of the view's first byte: a
+    /// power of two in bytes.
     pub fn alignment(&self) -> usize {
         let base = self.raw.alignment();
         if self.offset == 0 { base } else { base.min(1 << self.offset.trailing_zeros()) }
@@ -220,20 +229,23 @@ impl<'a> From<&'a Buffer> for BufferRef<'a> {
     }
 }
 
-/// A view of a [`Buffer`] that nothing else reads or writes while it lives.
+/// A view of a [`Buffer`] with exclusive access while it lives.
 #[derive(Debug)]
 pub struct BufferMut<'a> {
     view: BufferRef<'a>,
 }
 
 impl<'a> BufferMut<'a> {
-    /// A writable view of `len` bytes from `offset` on of a backend's memory object.
+    /// A writable view of `len` bytes at `offset` in a
+    /// backend's memory object.
     ///
     /// # Safety
-    /// The bytes must belong to the object, or be such as it may be asked to write; and nothing else may read or write them
-    /// for `'a`.
+    /// The bytes must belong to the object, or the object
+    /// must support writing them. Nothing else may read
+    /// or write them for `'a`.
     pub unsafe fn from_raw(raw: &'a dyn RawBuffer, offset: usize, len: usize) -> Self {
-        // SAFETY: the caller promises more.
+        // SAFETY: the caller promises exclusive access, which is
+        // more than `BufferRef` needs.
         Self { view: unsafe { BufferRef::from_raw(raw, offset, len) } }
     }
 
@@ -245,7 +257,7 @@ impl<'a> BufferMut<'a> {
         Ok(BufferMut { view: self.view.slice(range)? })
     }
 
-    /// The bytes before `at` and those from there on.
+    /// Splits the view at byte `at`.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`].
@@ -254,22 +266,24 @@ impl<'a> BufferMut<'a> {
         Ok((BufferMut { view: before }, BufferMut { view: behind }))
     }
 
-    /// The same bytes for a shorter time, after which this view is there again.
+    /// A reborrow of the view for a shorter lifetime.
     pub fn reborrow(&mut self) -> BufferMut<'_> {
         BufferMut { view: self.view }
     }
 
-    /// The same bytes, for reading.
+    /// A read-only view of the same bytes.
     pub fn view(&self) -> BufferRef<'_> {
         self.view
     }
 
-    /// The bytes, to be made a [`BufferMut`] of again.
+    /// The bytes as a [`BufferRef`], to be turned into
+    /// a [`BufferMut`] again.
     pub(crate) fn into_ref(self) -> BufferRef<'a> {
         self.view
     }
 
-    /// A writable view of bytes that came from a [`BufferMut`], of which no other view is in use.
+    /// Turns the bytes of a [`BufferMut`] back into a writable view.
+    /// No other view of them may be in use.
     pub(crate) fn of_exclusive(view: BufferRef<'a>) -> Self {
         Self { view }
     }
@@ -348,7 +362,7 @@ mod tests {
             let (read, write) = buffer.parts(read, write)?;
             Ok::<_, HalError>((read.map(|view| view.len()), write.map(|view| view.view().len())))
         };
-        // What is only read may be read twice, and no byte is in no other's way.
+        // Read ranges may overlap each other, and empty ranges overlap nothing.
         let good = lengths(&mut buffer, [0..16, 8..16], [16..32, 20..20]).expect("they are apart");
         assert_eq!(good, ([16, 8], [16, 0]));
         for (read, write) in [([0..17, 0..0], [16..32, 40..64]), ([0..0, 0..0], [16..32, 31..64])] {

@@ -1,4 +1,4 @@
-//! What a device is and can do.
+//! Device identity and capabilities.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,24 +6,24 @@ use std::str::FromStr;
 
 use crate::error::HalError;
 
-/// Which backend drives a device.
+/// Backend of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum DeviceKind {
-    /// An NVIDIA GPU through the CUDA driver.
+    /// NVIDIA GPU through the CUDA driver.
     Cuda,
-    /// Any GPU (or software adapter) through wgpu.
+    /// GPU or software adapter through wgpu.
     Wgpu,
-    /// The host's processor.
+    /// The host CPU.
     Cpu,
-    /// The CUDA kernels of one variant, emulated on the host.
+    /// CUDA kernels of one variant, emulated on the host.
     Emu,
-    /// A device that does nothing, for tests of the layers above.
+    /// A device that does nothing, for tests of higher layers.
     Noop,
 }
 
 impl DeviceKind {
-    /// Lower-case name, the part of a device name before the colon.
+    /// Lower-case name: the part of a device name before the colon.
     pub const fn name(self) -> &'static str {
         match self {
             DeviceKind::Cuda => "cuda",
@@ -40,12 +40,13 @@ impl DeviceKind {
 pub struct DeviceId {
     /// The backend.
     pub kind: DeviceKind,
-    /// Position among the backend's devices; of an emulated device, the number of its variant ([`Variant::number`]).
+    /// Index among the backend's devices; for an emulated device, its
+    /// variant number ([`Variant::number`]).
     pub ordinal: u32,
 }
 
 impl DeviceId {
-    /// The host's processor.
+    /// The host CPU.
     pub const CPU: DeviceId = DeviceId { kind: DeviceKind::Cpu, ordinal: 0 };
 }
 
@@ -81,10 +82,11 @@ impl FromStr for DeviceId {
     }
 }
 
-/// The generation of instructions that a CUDA kernel is written for.
+/// Generation of instructions that a CUDA kernel is written for.
 ///
-/// Exhaustive on purpose: what is launched, packed and emulated is decided by it all over the CUDA backend, and the compiler names the
-/// places that do not know a new one.
+/// Exhaustive on purpose: the CUDA backend launches, packs and
+/// emulates by variant in many places, and the compiler then
+/// names those that lack a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Variant {
     /// Volta: `mma.m8n8k4`, `dp4a`.
@@ -106,7 +108,7 @@ impl Variant {
     pub const ALL: [Variant; 6] =
         [Variant::Sm70, Variant::Sm75, Variant::Sm80, Variant::Sm89, Variant::Sm90, Variant::Sm120];
 
-    /// The number in `sm_80`; kernels see it as `QG_VARIANT`.
+    /// The number in `sm_80`; `QG_VARIANT` in kernels.
     pub const fn number(self) -> u32 {
         match self {
             Variant::Sm70 => 70,
@@ -136,17 +138,18 @@ impl FromStr for Variant {
     }
 }
 
-/// The arithmetic that a kernel's inner loop runs on; the cost model looks up its rate.
+/// Arithmetic of a kernel's inner loop. The cost
+/// model looks up its rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Math {
-    /// f32 fused multiply-add on the ordinary units.
+    /// f32 FMA without matrix instructions.
     FmaF32,
     /// f16 or bf16 matrix instructions with f32 accumulation.
     TensorF16,
     /// TF32 matrix instructions with f32 accumulation.
     TensorTf32,
-    /// Three bf16 matrix instructions for one product of f32, with f32 accumulation.
+    /// f32 as three bf16 matrix instructions with f32 accumulation.
     TensorBf16x3,
     /// 8-bit integer dot products (`dp4a`, VNNI).
     DotI8,
@@ -154,7 +157,8 @@ pub enum Math {
     TensorS8,
     /// E4M3 and E5M2 matrix instructions with f32 accumulation.
     TensorFp8,
-    /// Matrix instructions that scale blocks of E4M3 or E2M1 operands themselves, with f32 accumulation.
+    /// Block-scaled matrix instructions (E4M3 or E2M1
+    /// operands) with f32 accumulation.
     TensorBlockScaled,
 }
 
@@ -174,41 +178,47 @@ impl Math {
     }
 }
 
-/// What a device is and can do. Filled in once when the device is opened.
+/// Device identity and capabilities, filled in when the device is opened.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// Which device.
+    /// The device.
     pub id: DeviceId,
-    /// The vendor's name of it.
+    /// The vendor's device name.
     pub name: String,
-    /// The chip: `sm_90` for CUDA, the API (`vulkan`) for wgpu, the SIMD level for the CPU.
+    /// Chip: `sm_90` for CUDA, the API (`vulkan`) for wgpu,
+    /// the SIMD level for the CPU.
     pub arch: String,
-    /// The kernel variant used on it (CUDA only). `QGEMM_VARIANT` lowers it.
+    /// Kernel variant in use (CUDA only). `QGEMM_VARIANT` lowers it.
     pub variant: Option<Variant>,
-    /// Version of the driver or of what compiles kernels; empty where there is none. What was measured with another is not believed.
+    /// Version of the driver or of the kernel compiler; empty without
+    /// one. Measurements with another version are ignored.
     pub driver: String,
-    /// Streaming multiprocessors, compute units or cores.
+    /// SMs, compute units or cores.
     pub units: u32,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// Read bandwidth in bytes a second: measured where cheap, else from the clock and bus width.
+    /// Read bandwidth in bytes per second: measured where that is cheap,
+    /// else computed from clock and bus width.
     pub bandwidth: f64,
     /// Last-level cache in bytes.
     pub cache_bytes: u64,
-    /// Shared (workgroup) memory that one block may use, in bytes.
+    /// Maximum shared (workgroup) memory of a CTA in bytes.
     pub shared_bytes: u32,
-    /// Largest buffer that one kernel argument may see, in bytes.
+    /// Maximum buffer of one kernel argument in bytes.
     pub max_buffer_bytes: u64,
-    /// Multiply-adds a second by kind of arithmetic; an absent kind is not available.
+    /// Multiply-adds per second by kind of arithmetic. A
+    /// missing kind is not supported.
     pub rates: Vec<(Math, f64)>,
-    /// What a launch costs on the device before it does any work, in seconds; on a processor, one that wakes threads.
+    /// Latency of a launch in seconds, before it does any work.
+    /// On a CPU, of a launch that wakes threads.
     pub launch_seconds: f64,
-    /// Names of features, for tables and for families to ask about.
+    /// Feature names, for tables and for queries by families.
     pub features: BTreeSet<&'static str>,
 }
 
 impl DeviceInfo {
-    /// Multiply-adds a second of `math`, or `None` where the device does not have it.
+    /// Multiply-adds per second of `math`, or `None` when the
+    /// device does not support it.
     pub fn rate(&self, math: Math) -> Option<f64> {
         self.rates.iter().find(|(m, _)| *m == math).map(|&(_, rate)| rate)
     }

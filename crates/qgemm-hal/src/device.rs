@@ -1,4 +1,4 @@
-//! The traits that a backend implements for a device, its streams and its events.
+//! Traits that a backend implements: device, stream, event.
 
 use std::any::Any;
 use std::fmt;
@@ -15,31 +15,34 @@ use crate::family::Catalog;
 
 /// An opened device.
 pub trait Device: Any + Send + Sync + fmt::Debug {
-    /// What it is and can do.
+    /// Identity and capabilities.
     fn info(&self) -> &DeviceInfo;
 
-    /// Memory of `bytes` bytes, aligned to at least 256 bytes and zeroed; `what` names it in errors.
+    /// Allocates `bytes` zeroed bytes, aligned to at least 256 bytes.
+    /// `what` names the allocation in errors.
     ///
     /// # Errors
     /// [`HalError::OutOfMemory`] or a driver error.
     fn allocate(&self, bytes: usize, what: &'static str) -> Result<Buffer, HalError>;
 
-    /// The stream that calls without one of their own use.
+    /// The default stream.
     fn default_stream(&self) -> Stream;
 
-    /// A new stream, whose work is ordered only within itself.
+    /// Creates a stream. Work is ordered only within a stream.
     ///
     /// # Errors
     /// A driver error.
     fn new_stream(&self) -> Result<Stream, HalError>;
 
-    /// Copies `src` to the start of `dst`; `src` may be reused when this returns.
+    /// Copies `src` to the start of `dst`. `src`
+    /// may be reused on return.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`], [`HalError::WrongDevice`] or a driver error.
     fn upload(&self, stream: &Stream, src: &[u8], dst: BufferMut<'_>) -> Result<(), HalError>;
 
-    /// Waits for the stream and copies the first `dst.len()` bytes of `src`.
+    /// Waits for the stream, then copies the first
+    /// `dst.len()` bytes of `src`.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`], [`HalError::WrongDevice`] or a driver error.
@@ -57,33 +60,35 @@ pub trait Device: Any + Send + Sync + fmt::Debug {
     /// Errors of that work, such as a fault in a kernel.
     fn synchronize(&self, stream: &Stream) -> Result<(), HalError>;
 
-    /// Marks the present end of `stream`.
+    /// Records an event at the current end of `stream`.
     ///
     /// # Errors
     /// A driver error.
     fn record(&self, stream: &Stream) -> Result<Event, HalError>;
 
-    /// Makes work that is submitted to `stream` from here on begin after the work before `event`, which may be another
-    /// stream's. The host does not wait.
+    /// Makes later work of `stream` wait for `event`, which may be
+    /// of another stream. The host does not wait.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`] or a driver error.
     fn wait(&self, stream: &Stream, event: &Event) -> Result<(), HalError>;
 
-    /// Time between two recorded events; waits for `end`.
+    /// Time between two recorded events. Waits for `end`.
     ///
     /// # Errors
     /// A driver error.
     fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration, HalError>;
 
-    /// The layout in which this device's kernels read weights of `format`.
+    /// Fragment layout that this device's kernels read weights of `format` in.
     fn fragment_layout(&self, format: Format) -> FragmentLayout;
 
-    /// New memory that holds the blocks of `weight` in the layout of [`Device::fragment_layout`]; ready for `stream` when this
-    /// returns. Packs on the host where the device does not do it itself.
+    /// Packs `weight` into new device memory with the layout of
+    /// [`Device::fragment_layout`]. The buffer is ready for `stream` on return.
+    /// Packs on the host unless the device has a packing kernel.
     ///
     /// # Errors
-    /// [`HalError::OutOfMemory`], what kernels can fail with, or a driver error.
+    /// [`HalError::OutOfMemory`], an error of loading
+    /// kernels, or a driver error.
     fn pack(&self, stream: &Stream, weight: &HostWeight) -> Result<Buffer, HalError> {
         let packed = PackedLayout::new(weight.format(), self.fragment_layout(weight.format())).map(|l| l.pack(weight));
         let bytes = packed.as_deref().unwrap_or(weight.blocks());
@@ -92,22 +97,23 @@ pub trait Device: Any + Send + Sync + fmt::Debug {
         Ok(buffer)
     }
 
-    /// What it offers of each operation, which `qgemm-sched` chooses from.
+    /// Kernel families of each operation, for `qgemm-sched`.
     fn catalog(&self) -> Catalog;
 
-    /// The concrete type, for the backend that made it.
+    /// The concrete type, for downcasts by its backend.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A backend's own stream behind a [`Stream`].
+/// A backend's stream behind a [`Stream`].
 pub trait RawStream: Any + Send + Sync + fmt::Debug {
-    /// The device it belongs to.
+    /// Its device.
     fn device(&self) -> DeviceId;
-    /// The concrete type, for the backend that made it.
+    /// The concrete type, for downcasts by its backend.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A queue of work on a device. Cheap to clone.
+/// A stream: a queue of work on a
+/// device. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Stream(Arc<dyn RawStream>);
 
@@ -117,24 +123,24 @@ impl Stream {
         Self(raw)
     }
 
-    /// The device it belongs to.
+    /// Its device.
     pub fn device(&self) -> DeviceId {
         self.0.device()
     }
 
-    /// The backend's own object.
+    /// The backend's object.
     pub fn raw(&self) -> &dyn RawStream {
         &*self.0
     }
 }
 
-/// A backend's own event behind an [`Event`].
+/// A backend's event behind an [`Event`].
 pub trait RawEvent: Any + Send + Sync + fmt::Debug {
-    /// The concrete type, for the backend that made it.
+    /// The concrete type, for downcasts by its backend.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A point in a stream's work.
+/// An event: a point in a stream's work.
 #[derive(Clone, Debug)]
 pub struct Event(Arc<dyn RawEvent>);
 
@@ -144,7 +150,7 @@ impl Event {
         Self(raw)
     }
 
-    /// The backend's own object.
+    /// The backend's object.
     pub fn raw(&self) -> &dyn RawEvent {
         &*self.0
     }

@@ -1,4 +1,4 @@
-//! Errors of devices, and the reason a family cannot serve an operation.
+//! Device errors, and the reason why a family refuses an operation.
 
 use std::path::PathBuf;
 
@@ -6,16 +6,16 @@ use thiserror::Error;
 
 use crate::caps::DeviceId;
 
-/// What can go wrong on a device.
+/// Device errors.
 #[derive(Debug, Error, Clone)]
 #[non_exhaustive]
 pub enum HalError {
     /// The device does not exist, or its driver is missing.
     #[error("no device {device}: {why}")]
     NoDevice {
-        /// The device asked for, as the user wrote it.
+        /// The requested device, as the user wrote it.
         device: String,
-        /// What was missing.
+        /// The missing part.
         why: String,
     },
     /// A device name that does not parse.
@@ -24,10 +24,10 @@ pub enum HalError {
         /// The name.
         name: String,
     },
-    /// No permission for rounding X has this name.
+    /// No X precision has this name.
     #[error("no precision of X is called `{name}`: expected one of {}", crate::XPrecision::ALL.map(crate::XPrecision::name).join(", "))]
     UnknownXPrecision {
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
     /// An allocation failed.
@@ -35,14 +35,14 @@ pub enum HalError {
     OutOfMemory {
         /// The device.
         device: DeviceId,
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: usize,
-        /// What for.
+        /// Purpose of the allocation.
         what: &'static str,
-        /// Bytes free at the time, where the device tells.
+        /// Free bytes at the time, if the device reports them.
         free: Option<u64>,
     },
-    /// An object of another device or backend was passed in.
+    /// An object belongs to another device or backend.
     #[error("{what} belongs to another device than {device}")]
     WrongDevice {
         /// The device that was to use it.
@@ -50,7 +50,7 @@ pub enum HalError {
         /// Which argument.
         what: &'static str,
     },
-    /// A copy or view would leave its buffer.
+    /// A copy or view exceeds its buffer.
     #[error("{what}: bytes {start}..{end} leave a buffer of {len} bytes")]
     OutOfBounds {
         /// Which operation.
@@ -62,12 +62,13 @@ pub enum HalError {
         /// The buffer's length.
         len: usize,
     },
-    /// Bytes that are to be written are also to be used otherwise at the same time.
+    /// Bytes to be written overlap bytes that are used
+    /// otherwise at the same time.
     #[error("bytes {}..{} are to be written, and bytes {}..{} of the same buffer are in use", .written.start, .written.end, .other.start, .other.end)]
     Overlap {
         /// The bytes to be written.
         written: std::ops::Range<usize>,
-        /// The others.
+        /// The overlapping bytes.
         other: std::ops::Range<usize>,
     },
     /// A kernel did not compile.
@@ -82,17 +83,19 @@ pub enum HalError {
         /// The compiler's log.
         log: String,
     },
-    /// A kernel is in no bundle and cannot be compiled here.
+    /// A kernel is in no bundle and cannot be
+    /// compiled on this machine.
     #[error("kernel {kernel} for {target} is not to be had: {why}")]
     KernelUnavailable {
         /// Kernel name.
         kernel: String,
         /// Architecture.
         target: String,
-        /// What to provide.
+        /// What the user must provide.
         why: String,
     },
-    /// A bytes written past the end of a buffer were found in its guard band.
+    /// A write past the end of a buffer was
+    /// found in its guard band.
     #[error("{device}: a kernel wrote outside a buffer of {len} bytes ({what})")]
     GuardBand {
         /// The device.
@@ -102,24 +105,25 @@ pub enum HalError {
         /// Which band.
         what: &'static str,
     },
-    /// A kernel did what it must not do; found where kernels are emulated.
+    /// An emulated kernel violated a rule.
     #[error("{device}: kernel {kernel}: {fault}")]
     KernelFault {
         /// The device.
         device: DeviceId,
         /// Kernel name.
         kernel: String,
-        /// What it did, where, and in which block and thread.
+        /// The violation, its location, CTA and thread.
         fault: String,
     },
-    /// The device is gone: it was destroyed, reset or removed. What lives on it is lost; open it again.
+    /// The device was destroyed, reset or removed. Its
+    /// memory is lost; open it again.
     #[error("{device}: {call} failed: the device was lost ({reason})")]
     DeviceLost {
         /// The device.
         device: DeviceId,
-        /// The call or the activity.
+        /// The call or activity.
         call: &'static str,
-        /// The driver's words.
+        /// The driver's message.
         reason: String,
     },
     /// The driver reported an error.
@@ -127,42 +131,43 @@ pub enum HalError {
     Driver {
         /// The device.
         device: DeviceId,
-        /// The call or the activity.
+        /// The call or activity.
         call: &'static str,
-        /// The driver's words.
+        /// The driver's message.
         message: String,
     },
-    /// A file could not be used.
+    /// A file operation failed.
     #[error("{}: cannot {call}: {message}", .path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The failed call.
         call: &'static str,
-        /// The system's words.
+        /// The system's error message.
         message: String,
     },
-    /// The device cannot do this at all.
+    /// The device does not support this.
     #[error("{device}: {what} is not supported: {why}")]
     Unsupported {
         /// The device.
         device: DeviceId,
-        /// What was asked.
+        /// The request.
         what: String,
-        /// Why not.
+        /// The reason.
         why: String,
     },
 }
 
-/// Why a kernel family does not serve an operation: data for error messages and the support table.
+/// Why a kernel family refuses an operation, for error
+/// messages and the support table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unsupported {
-    /// The reason, as half a sentence: `"serves at most 2 tokens"`.
+    /// The reason as half a sentence: `"serves at most 2 tokens"`.
     pub why: String,
 }
 
 impl Unsupported {
-    /// A reason.
+    /// Creates a refusal with this reason.
     pub fn new(why: impl Into<String>) -> Self {
         Self { why: why.into() }
     }

@@ -1,4 +1,5 @@
-//! Kernel families: what a backend offers of an operation and the scheduler chooses from.
+//! Kernel families: the kernels of a backend for an operation,
+//! which the scheduler chooses from.
 
 use std::fmt;
 
@@ -11,24 +12,28 @@ use crate::op::{
 };
 use crate::sequence::LaunchSequence;
 
-/// One kernel algorithm of one backend for one operation. Families are data: `static`s that the device's [`Catalog`] lists.
+/// One kernel algorithm of one backend for one operation. Families are
+/// `static`s listed in the device's [`Catalog`].
 pub trait Family<O: Operation>: Send + Sync + fmt::Debug {
-    /// Name of the algorithm: `gemv`, `gemm`.
+    /// Name: `gemv`, `gemm`.
     fn name(&self) -> &'static str;
 
-    /// The configurations worth considering for the operation on a device, never empty.
+    /// Candidate configs for the operation on a device; never empty.
     ///
     /// # Errors
-    /// The reason why the family does not serve it.
+    /// Why the family does not support the operation.
     fn configs(&self, op: &O, info: &DeviceInfo) -> Result<Vec<O::Config>, Unsupported>;
 
-    /// Makes the kernels ready: finds or compiles them and loads them on the device.
+    /// Prepares the kernels of a plan: finds or compiles them,
+    /// and loads them on the device.
     ///
     /// # Errors
-    /// [`HalError::Compile`], [`HalError::KernelUnavailable`] or a driver error.
+    /// [`HalError::Compile`],
+    /// [`HalError::KernelUnavailable`] or a driver error.
     fn prepare(&self, device: &dyn Device, op: &O, plan: &O::Plan) -> Result<LaunchSequence, HalError>;
 
-    /// A number that changes with the sources of a configuration's kernels: what was measured of others is not believed.
+    /// Hash of the sources of a config's kernels. Measurements
+    /// with another hash are ignored.
     fn source_hash(&self, op: &O, config: &O::Config) -> u64;
 }
 
@@ -61,20 +66,21 @@ pub type IndexerFamilies = &'static [&'static dyn Family<CheckedIndexer>];
 /// Families of `optimizer`.
 pub type OptimizerFamilies = &'static [&'static dyn Family<CheckedOptimizer>];
 
-/// What a device offers: a list of families for each operation, in no particular order.
+/// Kernel families of a device for each operation,
+/// in no particular order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Catalog {
-    /// Products of activations and a weight.
+    /// GEMM with a quantized weight.
     pub gemm: GemmFamilies,
     /// Type and layout conversion.
     pub convert: ConvertFamilies,
-    /// Products of rows with the weights of the experts that they are given to.
+    /// MoE grouped GEMM.
     pub experts: ExpertsFamilies,
     /// Router top-k and expert lists.
     pub routing: RoutingFamilies,
     /// Matrix product of two matrices in device memory.
     pub matmul: MatmulFamilies,
-    /// Activations in a format of codes and scales.
+    /// Quantization of activations (INT8, FP8, FP4).
     pub quantize: QuantizeFamilies,
     /// Dequantization of quantized activations.
     pub dequantize: DequantizeFamilies,
@@ -86,14 +92,14 @@ pub struct Catalog {
     pub kv_append: KvAppendFamilies,
     /// Sparse-attention indexer: scores and top-k.
     pub indexer: IndexerFamilies,
-    /// Packed weights as plain numbers.
+    /// Transposed rows of a packed weight, dequantized.
     pub unpack: UnpackFamilies,
     /// Optimizer step (SGD, AdamW).
     pub optimizer: OptimizerFamilies,
 }
 
 impl Catalog {
-    /// The operations, each with the names of its families.
+    /// Every operation with the names of its families.
     pub fn operations(&self) -> Vec<(&'static str, Vec<&'static str>)> {
         fn names<O: Operation>(families: &[&'static dyn Family<O>]) -> (&'static str, Vec<&'static str>) {
             (O::NAME, families.iter().map(|family| family.name()).collect())

@@ -1,4 +1,4 @@
-//! What the host's processor is and can do.
+//! Host CPU identity and capabilities.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,10 +10,11 @@ use crate::buffer::Buffer;
 use crate::caps::DeviceId;
 use crate::host_memory::HostMemory;
 
-/// The vector instructions that kernels may use, found at run time.
+/// SIMD instruction sets that kernels are written
+/// for, detected at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SimdLevel {
-    /// None that kernels are written for.
+    /// None of the sets below.
     Scalar,
     /// Arm's Advanced SIMD.
     Neon,
@@ -30,7 +31,7 @@ pub enum SimdLevel {
 }
 
 impl SimdLevel {
-    /// Every level, better ones later.
+    /// Every level, from worst to best.
     pub const ALL: [SimdLevel; 7] = [
         SimdLevel::Scalar,
         SimdLevel::Neon,
@@ -41,12 +42,12 @@ impl SimdLevel {
         SimdLevel::Avx512Vnni,
     ];
 
-    /// The best level of this processor.
+    /// The best level of this CPU.
     pub fn detect() -> Self {
         Self::ALL.into_iter().rfind(|level| level.is_available()).unwrap_or(SimdLevel::Scalar)
     }
 
-    /// Whether this processor has the level, which it may beside a better one.
+    /// Whether this CPU supports the level.
     pub fn is_available(self) -> bool {
         if self == SimdLevel::Scalar {
             return true;
@@ -98,7 +99,7 @@ impl SimdLevel {
         }
     }
 
-    /// f32 values in a vector register.
+    /// f32 lanes of a vector register.
     pub const fn f32_lanes(self) -> u32 {
         match self {
             SimdLevel::Scalar => 1,
@@ -109,25 +110,26 @@ impl SimdLevel {
     }
 }
 
-/// The host's processor and memory.
+/// The host CPU and its memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
-    /// The processor's name, or its architecture where the system does not tell.
+    /// CPU name, or its architecture when the system
+    /// does not report a name.
     pub name: String,
-    /// Vector instructions.
+    /// SIMD level.
     pub simd: SimdLevel,
     /// Hardware threads that this process may use.
     pub cores: u32,
-    /// Memory in bytes; 0 where the system does not tell.
+    /// Memory in bytes; 0 when unknown.
     pub memory_bytes: u64,
-    /// Level-2 cache of a core in bytes; 0 where the system does not tell.
+    /// L2 cache of a core in bytes; 0 when unknown.
     pub l2_bytes: u64,
-    /// Last-level cache in bytes; 0 where the system does not tell.
+    /// Last-level cache in bytes; 0 when unknown.
     pub cache_bytes: u64,
 }
 
 impl Host {
-    /// The host, looked at once.
+    /// The host, detected once.
     pub fn detect() -> &'static Self {
         static HOST: OnceLock<Host> = OnceLock::new();
         HOST.get_or_init(|| {
@@ -143,8 +145,8 @@ impl Host {
         })
     }
 
-    /// Read bandwidth of all cores together in bytes a second. Measured at the first call, which takes some
-    /// tens of milliseconds.
+    /// Read bandwidth of all cores together, in bytes per second. The
+    /// first call measures it, which takes some tens of milliseconds.
     pub fn bandwidth(&self) -> f64 {
         static BANDWIDTH: OnceLock<f64> = OnceLock::new();
         *BANDWIDTH.get_or_init(|| {
@@ -156,19 +158,27 @@ impl Host {
     }
 }
 
-/// Least and most bytes that the bandwidth measurement reads: beyond most caches, but soon done. Where a cache holds more, the result is
-/// its bandwidth: plans hardly change with it, since all ways to multiply on a processor read the same weights.
+/// Minimum and maximum bytes that the bandwidth measurement reads: beyond
+/// most caches, but quick. If a cache is larger, the result
+/// is the cache's bandwidth. Plans hardly depend on it, because all
+/// CPU candidates read the same weights.
 const MEASURED_BYTES: (usize, usize) = (32 << 20, 64 << 20);
-/// Bandwidth where there is no memory to measure with: one channel of DDR4.
+/// Assumed bandwidth when the measurement cannot allocate
+/// memory: one DDR4 channel.
 const ASSUMED_BANDWIDTH: f64 = 1.5e10;
 const ROUNDS: usize = 3;
 
-/// Bytes a second that `threads` threads read together of memory like that of weights, `bytes` of it in all. Every thread
-/// compares the halves of its own part, all at once; the slowest thread of the best round counts. What fits in a cache is read
-/// from there. `None` when the memory or the threads cannot be had.
+/// Bytes per second that `threads` threads read together
+/// from `bytes` bytes of memory.
+///
+/// Every thread compares the two halves of its part, all at
+/// once; the slowest thread of the best round counts. Parts that
+/// fit in a cache are read from the cache. `None` when
+/// threads or memory cannot be allocated.
 pub fn read_bandwidth(threads: usize, bytes: usize) -> Option<f64> {
     let half = (bytes / threads.max(1) / 2).max(1);
-    // Pages are written first (on the thread's own memory node), or they would all be the one zero page.
+    // Each thread writes its pages first, on its memory node. Untouched
+    // pages would all map to one zero page.
     let parts: Vec<(Buffer, Buffer)> = on_threads(threads, || filled(half).zip(filled(half)))?;
     let next = AtomicUsize::new(0);
     let gate = RwLock::new(());
@@ -196,7 +206,8 @@ pub fn read_bandwidth(threads: usize, bytes: usize) -> Option<f64> {
     (seconds > 0.0).then(|| (2 * half * times.len()) as f64 / seconds)
 }
 
-/// The results of `work` on `threads` threads at once, or `None` when a thread or a result cannot be had.
+/// Results of `work` on `threads` concurrent threads, or `None` when
+/// a thread or a result is missing.
 fn on_threads<T: Send>(threads: usize, work: impl Fn() -> Option<T> + Sync) -> Option<Vec<T>> {
     thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| thread::Builder::new().spawn_scoped(scope, &work).ok()).collect();
@@ -204,7 +215,8 @@ fn on_threads<T: Send>(threads: usize, work: impl Fn() -> Option<T> + Sync) -> O
     })
 }
 
-/// Comparing two halves reads both at the speed of the C library's vector code, also in debug builds.
+/// `memcmp` reads both halves with the C library's vector
+/// code, in debug builds too.
 fn read_seconds(a: &Buffer, b: &Buffer) -> f64 {
     let (a, b) = (HostMemory::bytes(a.into()), HostMemory::bytes(b.into()));
     let start = Instant::now();
@@ -242,7 +254,7 @@ fn caches() -> Vec<(u32, u64)> {
     (0..).map_while(cache).flatten().collect()
 }
 
-/// Parses the kernel's `48K`, `2048K`, `1M`.
+/// Parses the Linux kernel's `48K`, `2048K`, `1M`.
 fn parse_size(text: &str) -> Option<u64> {
     let (digits, shift) = match text.strip_suffix('K') {
         Some(digits) => (digits, 10),

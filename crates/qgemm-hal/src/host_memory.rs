@@ -1,8 +1,10 @@
-//! Buffers in host memory, for the devices that run on the host (`cpu`, `noop`).
+//! Buffers in host memory, for devices that run on
+//! the host (`cpu`, `noop`).
 //!
-//! A [`HostMemory`] can be had only inside a [`Buffer`], which cannot be cloned, and whose parts share no bytes, or inside a
-//! [`HostSlice`], which borrows the bytes itself. So Rust's borrows of these are borrows of the bytes, and views can be turned
-//! into slices safely.
+//! A [`HostMemory`] exists only inside a [`Buffer`] or a [`HostSlice`]. A
+//! buffer cannot be cloned and its parts share no bytes; a
+//! slice borrows its bytes. Borrows of these objects therefore are borrows
+//! of the bytes, and views can be turned into slices safely.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::any::Any;
@@ -14,14 +16,18 @@ use crate::buffer::{Buffer, BufferMut, BufferRef, RawBuffer};
 use crate::caps::DeviceId;
 use crate::error::HalError;
 
-/// Alignment of every allocation in bytes, as [`Device::allocate`](crate::Device::allocate) promises.
+/// Alignment of every allocation in bytes, as
+/// [`Device::allocate`](crate::Device::allocate) promises.
 const ALIGNMENT: usize = 256;
-/// Bytes of a guard band. The band in front also keeps the usable bytes aligned.
+/// Bytes of a guard band. The front band also keeps
+/// the usable bytes aligned.
 const GUARD_BYTES: usize = if cfg!(debug_assertions) { ALIGNMENT } else { 0 };
-/// What guard bands are filled with: a float that is conspicuous, and no plausible index.
+/// Fill byte of guard bands: a conspicuous float
+/// and an implausible index.
 const GUARD_PATTERN: u8 = 0xa5;
-/// Bytes of a huge page, at a multiple of which larger allocations begin. Weights are read once from one end to the other, and
-/// looking up a page for every 4 KiB costs a tenth of the bandwidth (two cores of a Xeon 30 GB/s instead of 33).
+/// Huge page size; larger allocations are aligned to it. Weights are
+/// read once from end to end, and a TLB miss for
+/// every 4 KiB costs about a tenth of the bandwidth.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Host memory behind a [`Buffer`].
@@ -31,19 +37,23 @@ pub struct HostMemory {
     /// First usable byte.
     start: NonNull<u8>,
     len: usize,
-    /// The whole allocation with its guard bands; `None` for memory that a caller owns.
+    /// The whole allocation with its guard bands; `None`
+    /// for caller-owned memory.
     allocation: Option<Layout>,
 }
 
-// SAFETY: the bytes are only reached through views of the `Buffer` that owns this object, so they are shared
-// and mutated under the same rules as those of a `Vec<u8>`, which is `Send` and `Sync`.
+// SAFETY: the bytes are only reached through views of the
+// `Buffer` that owns this object, so they are shared and
+// mutated under the same rules as those of a `Vec<u8>`,
+// which is `Send` and `Sync`.
 unsafe impl Send for HostMemory {}
-// SAFETY: as above; no method of a shared `HostMemory` writes, and guard bands are written only at creation.
+// SAFETY: as above; no method of a shared `HostMemory` writes, and
+// guard bands are written only at creation.
 unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
-    /// A zeroed buffer of `len` bytes, aligned to 256 bytes, that belongs to `device`. Debug builds surround it
-    /// with guard bands. `what` names it in errors.
+    /// Allocates `len` zeroed bytes for `device`, aligned to 256 bytes. Debug
+    /// builds add guard bands. `what` names the allocation in errors.
     ///
     /// # Errors
     /// [`HalError::OutOfMemory`].
@@ -62,8 +72,10 @@ impl HostMemory {
         if layout.align() == HUGE_PAGE {
             ask_for_huge_pages(base, layout.size());
         }
-        // SAFETY: the allocation is GUARD_BYTES + max(len, 1) + GUARD_BYTES long, so the front band, the first
-        // usable byte and the band behind the last usable byte all lie within it; nobody else knows of it yet.
+        // SAFETY: the allocation is GUARD_BYTES + max(len, 1) +
+        // GUARD_BYTES long, so the front band, the first usable byte and
+        // the band behind the last usable byte all lie within it;
+        // nobody else knows of it yet.
         let start = unsafe {
             base.as_ptr().write_bytes(GUARD_PATTERN, GUARD_BYTES);
             let start = base.add(GUARD_BYTES);
@@ -75,36 +87,43 @@ impl HostMemory {
         Ok(Buffer::from_raw(Arc::new(memory), len))
     }
 
-    /// A buffer over `len` bytes that the caller owns, without copying. It has no guard bands.
+    /// A buffer over `len` caller-owned bytes, without a
+    /// copy and without guard bands.
     ///
     /// # Safety
-    /// From now until the buffer is dropped, `start..start + len` must be initialised memory that nothing else
-    /// writes, and that nothing else reads either while a [`BufferMut`] of the buffer lives.
+    /// Until the buffer is dropped, `start..start + len` must be initialised
+    /// memory that nothing else writes. Nothing else may read it while
+    /// a [`BufferMut`] of the buffer lives.
     pub unsafe fn borrow(device: DeviceId, start: NonNull<u8>, len: usize) -> Buffer {
         Buffer::from_raw(Arc::new(Self { device, start, len, allocation: None }), len)
     }
 
-    /// The bytes of a view, or `None` when it is not one of host memory.
+    /// Bytes of a view, or `None` when it
+    /// is not host memory.
     pub fn bytes(view: BufferRef<'_>) -> Option<&[u8]> {
         let memory = view.raw().as_any().downcast_ref::<Self>()?;
         assert!(view.offset() <= memory.len && view.len() <= memory.len - view.offset(), "views lie in their buffer");
-        // SAFETY: the range lies in the memory (asserted), which is initialised and lives as long as the buffer
-        // that `view` borrows; that borrow also keeps every `BufferMut` of the buffer away.
+        // SAFETY: the range lies in the memory (asserted), which is initialised
+        // and lives as long as the buffer that `view` borrows; that
+        // borrow also keeps every `BufferMut` of the buffer away.
         Some(unsafe { std::slice::from_raw_parts(memory.start.as_ptr().add(view.offset()), view.len()) })
     }
 
-    /// The bytes of a writable view, or `None` when it is not one of host memory.
+    /// Bytes of a writable view, or `None` when
+    /// it is not host memory.
     pub fn bytes_mut(view: BufferMut<'_>) -> Option<&mut [u8]> {
         let (offset, len) = (view.view().offset(), view.view().len());
         let memory = view.view().raw().as_any().downcast_ref::<Self>()?;
         assert!(offset <= memory.len && len <= memory.len - offset, "views lie in their buffer");
         let start = memory.start;
-        // SAFETY: as in `bytes`; and `view`, consumed here, is the only view of the buffer for its lifetime.
+        // SAFETY: as in `bytes`; and `view`, consumed here, is the only
+        // view of the buffer for its lifetime.
         Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr().add(offset), len) })
     }
 
-    /// Address of the first byte of a view, or `None` when it is not one of host memory. For devices whose kernels take
-    /// addresses: what is read and written there must be what the views of a launch allow.
+    /// Address of a view's first byte, or `None` when it is
+    /// not host memory. For devices whose kernels take addresses: a kernel
+    /// may only access what the views of its launch allow.
     pub fn address(view: BufferRef<'_>) -> Option<NonNull<u8>> {
         let memory = view.raw().as_any().downcast_ref::<Self>()?;
         assert!(view.offset() <= memory.len && view.len() <= memory.len - view.offset(), "views lie in their buffer");
@@ -115,7 +134,8 @@ impl HostMemory {
     /// Copies `src` to the start of `dst`.
     ///
     /// # Errors
-    /// [`HalError::OutOfBounds`], or [`HalError::WrongDevice`] when `dst` does not belong to `device`.
+    /// [`HalError::OutOfBounds`], or [`HalError::WrongDevice`] when
+    /// `dst` does not belong to `device`.
     pub fn upload(device: DeviceId, src: &[u8], dst: BufferMut<'_>) -> Result<(), HalError> {
         let bytes = Self::of_device_mut(device, dst, "destination of an upload")?;
         let len = bytes.len();
@@ -126,10 +146,11 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Copies the first `dst.len()` bytes of `src`.
+    /// Copies the first `dst.len()` bytes of `src` to `dst`.
     ///
     /// # Errors
-    /// [`HalError::OutOfBounds`], or [`HalError::WrongDevice`] when `src` does not belong to `device`.
+    /// [`HalError::OutOfBounds`], or [`HalError::WrongDevice`] when
+    /// `src` does not belong to `device`.
     pub fn download(device: DeviceId, src: BufferRef<'_>, dst: &mut [u8]) -> Result<(), HalError> {
         let bytes = Self::of_device(device, src, "source of a download")?;
         let Some(from) = bytes.get(..dst.len()) else {
@@ -148,7 +169,8 @@ impl HostMemory {
         Ok(())
     }
 
-    /// The bytes of a view of `device`'s memory; `what` names it in the error.
+    /// Bytes of a view of `device`'s memory;
+    /// `what` names it in errors.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`].
@@ -159,7 +181,8 @@ impl HostMemory {
         Self::bytes(view).ok_or(HalError::WrongDevice { device, what })
     }
 
-    /// The bytes of a writable view of `device`'s memory; `what` names it in the error.
+    /// Bytes of a writable view of `device`'s memory;
+    /// `what` names it in errors.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`].
@@ -174,12 +197,13 @@ impl HostMemory {
         Self::bytes_mut(view).ok_or(HalError::WrongDevice { device, what })
     }
 
-    /// The guard band that was overwritten, if one was.
+    /// The overwritten guard band, if any.
     fn broken_guard(&self) -> Option<&'static str> {
         self.allocation?;
         let intact = |offset: isize| {
-            // SAFETY: an allocation of ours has GUARD_BYTES bytes before `start` and after `start + len`, written
-            // once at creation; a kernel of ours that writes there is the bug being looked for.
+            // SAFETY: an owned allocation has GUARD_BYTES bytes before `start` and
+            // after `start + len`, written once at creation. Only a faulty
+            // kernel writes there, which is the bug this looks for.
             let band = unsafe { std::slice::from_raw_parts(self.start.as_ptr().offset(offset), GUARD_BYTES) };
             band.iter().all(|&b| b == GUARD_PATTERN)
         };
@@ -191,7 +215,8 @@ impl HostMemory {
     }
 }
 
-/// Bytes of the caller's as an operand of a device that runs on the host, without a copy or an allocation.
+/// Caller-owned bytes as an operand on a host device,
+/// without a copy or an allocation.
 #[derive(Debug)]
 pub struct HostSlice<'a> {
     memory: HostMemory,
@@ -199,7 +224,7 @@ pub struct HostSlice<'a> {
 }
 
 impl<'a> HostSlice<'a> {
-    /// `bytes` as memory of `device`.
+    /// Wraps `bytes` as memory of `device`.
     pub fn new(device: DeviceId, bytes: &'a [u8]) -> Self {
         let memory = HostMemory { device, start: NonNull::from(bytes).cast(), len: bytes.len(), allocation: None };
         Self { memory, bytes: PhantomData }
@@ -208,12 +233,13 @@ impl<'a> HostSlice<'a> {
 
 impl<'v> From<&'v HostSlice<'_>> for BufferRef<'v> {
     fn from(slice: &'v HostSlice<'_>) -> Self {
-        // SAFETY: the memory is all of the slice's, which is borrowed for longer than `'v`, to be read.
+        // SAFETY: the memory is the whole slice, which is borrowed for
+        // reading for longer than `'v`.
         unsafe { BufferRef::from_raw(&slice.memory, 0, slice.memory.len) }
     }
 }
 
-/// Bytes of the caller's as an operand that is written; as [`HostSlice`].
+/// Caller-owned bytes as a writable operand; see [`HostSlice`].
 #[derive(Debug)]
 pub struct HostSliceMut<'a> {
     memory: HostMemory,
@@ -221,7 +247,7 @@ pub struct HostSliceMut<'a> {
 }
 
 impl<'a> HostSliceMut<'a> {
-    /// `bytes` as memory of `device`.
+    /// Wraps `bytes` as memory of `device`.
     pub fn new(device: DeviceId, bytes: &'a mut [u8]) -> Self {
         let len = bytes.len();
         let memory = HostMemory { device, start: NonNull::from(bytes).cast(), len, allocation: None };
@@ -231,16 +257,17 @@ impl<'a> HostSliceMut<'a> {
 
 impl<'v> From<&'v HostSliceMut<'_>> for BufferRef<'v> {
     fn from(slice: &'v HostSliceMut<'_>) -> Self {
-        // SAFETY: the memory is all of the slice's, which is borrowed for longer than `'v`; while `slice` is borrowed to be
-        // read, no writable view is made of it.
+        // SAFETY: the memory is the whole slice, which is borrowed for
+        // longer than `'v`. While `slice` is borrowed for reading, no
+        // writable view of it exists.
         unsafe { BufferRef::from_raw(&slice.memory, 0, slice.memory.len) }
     }
 }
 
 impl<'v> From<&'v mut HostSliceMut<'_>> for BufferMut<'v> {
     fn from(slice: &'v mut HostSliceMut<'_>) -> Self {
-        // SAFETY: the memory is all of the slice's, which is borrowed to be written for longer than `'v`, and `slice` makes
-        // no other view meanwhile.
+        // SAFETY: the memory is the whole slice, which is borrowed mutably
+        // for longer than `'v`, and `slice` makes no other view meanwhile.
         unsafe { BufferMut::from_raw(&slice.memory, 0, slice.memory.len) }
     }
 }
@@ -272,15 +299,18 @@ impl Drop for HostMemory {
         if let Some(what) = self.broken_guard() {
             tracing::error!(device = %self.device, len = self.len, what, "a write left its buffer");
         }
-        // SAFETY: `start - GUARD_BYTES` is the pointer that `alloc` gave for this very layout.
+        // SAFETY: `start - GUARD_BYTES` is the pointer that
+        // `alloc` returned for this layout.
         unsafe { dealloc(self.start.as_ptr().sub(GUARD_BYTES), layout) }
     }
 }
 
-/// Asks the system to put huge pages behind `len` bytes that nobody has touched yet. Where it refuses, small ones serve.
+/// Asks the system for huge pages behind `len` untouched
+/// bytes. A refusal is harmless.
 fn ask_for_huge_pages(start: NonNull<u8>, len: usize) {
     #[cfg(target_os = "linux")]
-    // SAFETY: the range is an allocation of ours, and the advice changes no contents of it.
+    // SAFETY: the range is our allocation, and the advice
+    // does not change its contents.
     unsafe {
         libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE);
     }

@@ -1,4 +1,4 @@
-//! Streams and events of devices whose calls return when the work is done.
+//! Streams and events of synchronous devices.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use crate::caps::DeviceId;
 use crate::device::{Event, RawEvent, RawStream, Stream};
 use crate::error::HalError;
 
-/// A stream of a device that works synchronously: it has nothing to queue.
+/// A stream of a synchronous device, which queues nothing.
 #[derive(Debug)]
 pub struct HostStream {
     device: DeviceId,
 }
 
 impl HostStream {
-    /// A stream of `device`.
+    /// Creates a stream of `device`.
     pub fn stream(device: DeviceId) -> Stream {
         Stream::from_raw(Arc::new(Self { device }))
     }
 
-    /// Checks that `stream` is one of `device`.
+    /// Checks that `stream` belongs to `device`.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`].
@@ -39,19 +39,20 @@ impl RawStream for HostStream {
     }
 }
 
-/// The time at which a stream was marked.
+/// Time at which an event was recorded.
 #[derive(Debug)]
 pub struct HostEvent {
     at: Instant,
 }
 
 impl HostEvent {
-    /// An event of this moment.
+    /// An event at the current time.
     pub fn now() -> Event {
         Event::from_raw(Arc::new(Self { at: Instant::now() }))
     }
 
-    /// Checks that `event` is one, whose work is done then.
+    /// Checks that `event` is a host event. Its
+    /// work is always done.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`].
@@ -62,10 +63,10 @@ impl HostEvent {
         }
     }
 
-    /// Time from `start` to `end`, zero when `end` came first.
+    /// Time from `start` to `end`; zero when `end` came first.
     ///
     /// # Errors
-    /// [`HalError::WrongDevice`] when one is no host event.
+    /// [`HalError::WrongDevice`] when either is not a host event.
     pub fn elapsed(device: DeviceId, start: &Event, end: &Event) -> Result<Duration, HalError> {
         let at = |event: &Event| event.raw().as_any().downcast_ref::<Self>().map(|e| e.at);
         match (at(start), at(end)) {

@@ -1,8 +1,10 @@
-//! [`KernelId`]: what a kernel is, in a form that programs compare and people read.
+//! [`KernelId`]: kernel identity, comparable by programs and readable by people.
 //!
-//! An identity names operation, family, variant and the operation's own keys. It stands behind preludes, the kernel cache,
-//! `kernels.lock`, tuned tables and emulated objects. Its text is
-//! `gemm:gemv:sm80:main_loop=gemv,w=q4_0,x=f16,…`; families that have no variants have `-` in its place.
+//! An identity consists of operation, family, variant and the
+//! operation's keys. Preludes, the kernel cache, `kernels.lock`,
+//! tuned tables and emulated objects are keyed by it. Its text
+//! is `gemm:gemv:sm80:main_loop=gemv,w=q4_0,x=f16,…`, with `-`
+//! for families without variants.
 
 use std::fmt::{self, Write};
 use std::str::FromStr;
@@ -25,7 +27,7 @@ use crate::op::routing::RoutingSpec;
 use crate::op::unpack::UnpackSpec;
 use crate::pack_spec::{PackSpec, ProbeSpec};
 
-/// What a kernel is.
+/// Kernel identity.
 ///
 /// ```
 /// use qgemm_hal::KernelId;
@@ -36,15 +38,15 @@ use crate::pack_spec::{PackSpec, ProbeSpec};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelId {
-    /// The family that offers it.
+    /// The kernel's family.
     pub family: Name,
-    /// The generation of instructions, where the backend has several.
+    /// Generation of instructions, if the backend has several.
     pub variant: Option<Variant>,
-    /// The operation's own keys.
+    /// The operation's keys.
     pub spec: Spec,
 }
 
-/// The keys of an operation's kernels.
+/// Keys of an operation's kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Spec {
@@ -52,7 +54,7 @@ pub enum Spec {
     Gemm(GemmSpec),
     /// Type and layout conversion.
     Convert(ConvertSpec),
-    /// Mixture-of-experts GEMM; the keys are those of one product.
+    /// Mixture-of-experts GEMM, with the keys of one product.
     Experts(GemmSpec),
     /// Gather, conversion and combine steps of mixture-of-experts GEMM.
     ExpertStep(ExpertStepSpec),
@@ -84,18 +86,18 @@ pub enum Spec {
     Probe(ProbeSpec),
 }
 
-/// A text that is no kernel identity.
+/// A text that is not a kernel identity.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("`{text}` is no kernel identity: {why}")]
 pub struct KernelIdError {
     /// The text.
     pub text: String,
-    /// What is wrong with it.
+    /// The error.
     pub why: String,
 }
 
 impl KernelId {
-    /// An identity. Names longer than [`Name::MAX`] are a bug.
+    /// Creates an identity. Names longer than [`Name::MAX`] are a bug.
     pub const fn new(family: &'static str, variant: Option<Variant>, spec: Spec) -> Self {
         Self { family: Name::new(family), variant, spec }
     }
@@ -123,7 +125,7 @@ impl KernelId {
         }
     }
 
-    /// The keys of a product's kernel.
+    /// The GEMM keys, if it is a product's kernel.
     pub const fn gemm(&self) -> Option<&GemmSpec> {
         match &self.spec {
             Spec::Gemm(spec) => Some(spec),
@@ -197,7 +199,7 @@ impl FromStr for KernelId {
     }
 }
 
-/// A short name, kept in place so that identities are cheap to copy.
+/// A short inline name, so that identities are cheap to copy.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name {
     len: u8,
@@ -205,13 +207,13 @@ pub struct Name {
 }
 
 impl Name {
-    /// Most bytes of a name.
+    /// Maximum bytes of a name.
     pub const MAX: usize = 23;
 
-    /// The name `text`.
+    /// The name `text`, for constants; other names are parsed.
     ///
     /// # Panics
-    /// When it is longer than [`Name::MAX`]: names that are not constants are parsed.
+    /// When it is longer than [`Name::MAX`].
     pub const fn new(text: &str) -> Self {
         assert!(text.len() <= Self::MAX, "a name is too long");
         let mut bytes = [0; Self::MAX];
@@ -225,7 +227,7 @@ impl Name {
 
     /// The text.
     pub fn as_str(&self) -> &str {
-        // Only ever made from a whole `str`.
+        // The bytes always come from a whole `str`.
         std::str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or_default()
     }
 }
@@ -254,14 +256,15 @@ impl FromStr for Name {
     }
 }
 
-/// Writes `key=value`, with a comma before it unless it is the first.
+/// Writes `key=value`, with a comma before it
+/// unless it is the first.
 pub(crate) fn write_key(out: &mut String, key: &str, value: &dyn fmt::Display) {
     let comma = if out.is_empty() { "" } else { "," };
     // Writing to a String cannot fail.
     let _ = write!(out, "{comma}{key}={value}");
 }
 
-/// The value of the next of `keys`, which must be called `key`.
+/// Value of the next of `keys`, which must be named `key`.
 pub(crate) fn read_key<'t, T: FromStr>(keys: &mut impl Iterator<Item = &'t str>, key: &str) -> Result<T, String> {
     let pair = keys.next().ok_or_else(|| format!("it ends before `{key}`"))?;
     let value = pair.strip_prefix(key).and_then(|rest| rest.strip_prefix('='));
@@ -269,7 +272,8 @@ pub(crate) fn read_key<'t, T: FromStr>(keys: &mut impl Iterator<Item = &'t str>,
     value.parse().map_err(|_| format!("`{value}` is no value of `{key}`"))
 }
 
-/// Defines the keys of an operation's kernels: a struct whose text is `key=value,…` in the order of its fields.
+/// Defines the keys of an operation's kernels: a struct that prints
+/// as `key=value,…` in field order.
 macro_rules! spec {
     ($(#[doc = $doc:literal])* pub struct $name:ident { $($(#[doc = $fdoc:literal])+ $field:ident: $ty:ty,)* }) => {
         $(#[doc = $doc])*

@@ -1,10 +1,11 @@
-//! The hardware abstraction layer: devices, capabilities, memory, streams, events, the traits that a backend
-//! implements, and the parameter ABI shared with kernels. Knows nothing of what a format means or of which
-//! kernel to choose.
+//! Hardware abstraction layer: devices, capabilities, memory, streams,
+//! events, the traits of a backend, and the parameter ABI of
+//! kernels. It neither interprets formats nor chooses kernels.
 //!
 //! # Contract
-//! Arguments have been validated by `qgemm-api`; below it a violated invariant is a bug of ours. Errors cover
-//! what a caller cannot foresee: a missing driver, exhausted memory, a lost device.
+//! `qgemm-api` has validated all arguments; a violated invariant below it
+//! is a bug of qgemm. Errors cover what a caller cannot
+//! foresee: a missing driver, exhausted memory, a lost device.
 #![deny(missing_docs)]
 
 pub mod abi;

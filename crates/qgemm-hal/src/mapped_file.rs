@@ -1,4 +1,5 @@
-//! Files mapped into memory, which model readers slice tensors out of without copying.
+//! Memory-mapped files, from which model readers slice
+//! tensors without copying.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -7,10 +8,11 @@ use memmap2::Mmap;
 
 use crate::error::HalError;
 
-/// A file mapped read-only.
+/// A read-only file mapping.
 ///
-/// The file must not be written or truncated while it is mapped: its bytes would change under their readers,
-/// and reading beyond a new end kills the process. Replacing a file by renaming another one over it is fine.
+/// The file must not be written or truncated while it is
+/// mapped: readers would see changing bytes, and reading beyond a new
+/// end kills the process. Renaming another file over it is fine.
 #[derive(Debug)]
 pub struct MappedFile {
     path: PathBuf,
@@ -21,14 +23,16 @@ impl MappedFile {
     /// Maps the file at `path`.
     ///
     /// # Errors
-    /// [`HalError::File`] when it is no regular file (a pipe or device is not even opened), or cannot be opened or mapped.
+    /// [`HalError::File`] when it is not a regular file (pipes and devices
+    /// are not even opened), or cannot be opened or mapped.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, HalError> {
         let path = path.as_ref();
         let failed = |call, e: std::io::Error| HalError::File { path: path.into(), call, message: e.to_string() };
         check_regular(&std::fs::metadata(path).map_err(|e| failed("open", e))?).map_err(|e| failed("open", e))?;
         let file = File::open(path).map_err(|e| failed("open", e))?;
-        // SAFETY: the mapping is private to this object and read-only. That nobody writes to the file meanwhile
-        // is what the type's documentation demands of the user; no operating system lets us enforce it.
+        // SAFETY: the mapping is read-only and private to this object. The
+        // type's documentation requires that nobody writes to the file meanwhile;
+        // no operating system lets us enforce it.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| failed("map", e))?;
         Ok(Self { path: path.into(), map })
     }
@@ -45,10 +49,11 @@ impl AsRef<[u8]> for MappedFile {
     }
 }
 
-/// Checks that a file is one whose bytes are all there: opening a pipe waits for its other end, and devices have no end.
+/// Checks that a file is regular. Opening a pipe blocks until
+/// its other end is open, and devices have no end.
 ///
 /// # Errors
-/// When it is not, saying what it is.
+/// The actual kind of the file, when it is not regular.
 pub fn check_regular(metadata: &std::fs::Metadata) -> std::io::Result<()> {
     let kind = metadata.file_type();
     if kind.is_file() {

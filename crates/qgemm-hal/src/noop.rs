@@ -1,5 +1,8 @@
-//! A device that does nothing: it lets the layers above be tested without a backend. Its memory is real
-//! (zeroed, in host RAM), its one kernel family accepts every operation and leaves the output as it was.
+//! A device that does nothing, for testing higher
+//! layers without a backend.
+//!
+//! Its memory is real (zeroed host RAM). Its one kernel family
+//! accepts every operation and leaves the output unchanged.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -51,7 +54,7 @@ pub fn open(id: DeviceId) -> Result<Arc<dyn Device>, HalError> {
     Ok(Arc::new(NoopDevice::new()))
 }
 
-/// Every no-op device: one.
+/// All no-op devices: one.
 pub fn devices() -> Vec<DeviceInfo> {
     vec![NoopDevice::new().info]
 }
@@ -85,7 +88,7 @@ impl NoopDevice {
         Self { info, default_stream: HostStream::stream(ID), launches: Arc::default() }
     }
 
-    /// Kernels launched so far.
+    /// Kernel launches so far.
     pub fn launches(&self) -> u64 {
         self.launches.load(Ordering::Relaxed)
     }
@@ -168,13 +171,13 @@ impl Device for NoopDevice {
     }
 }
 
-/// The family `noop` of every operation. Its configuration of `gemm` may be split along K, so that plans have a workspace at
-/// times.
+/// The family `noop` of every operation. Its `gemm` config supports
+/// split-K, so that some plans have a workspace.
 #[derive(Debug)]
 struct NoopFamily;
 
 impl NoopFamily {
-    /// A sequence of one step that reads nothing and writes nothing.
+    /// A sequence of one step without operands.
     fn sequence<O: Operand>(device: &dyn Device, name: String, id: KernelId) -> Result<LaunchSequence, HalError> {
         let device = device
             .as_any()
@@ -255,7 +258,8 @@ impl Family<CheckedExperts> for NoopFamily {
     }
 }
 
-/// The family `noop` of an operation with one configuration, which says its kernel itself.
+/// Implements the family `noop` for an operation whose config
+/// provides its kernel identity.
 macro_rules! noop_family {
     ($op:ty: $config:ty, $plan:ty, $operand:ty; config: $one:expr; name: $name:expr;) => {
         impl Family<$op> for NoopFamily {
@@ -295,7 +299,8 @@ noop_family! {
         let step = if op.logits().is_some() { RoutingStep::TopK } else { RoutingStep::Lists };
         let spec = RoutingSpec { step, experts: op.experts as u32 };
         let kernel = KernelId::new("noop", None, Spec::Routing(spec));
-        // Large ones have a workspace, so that layers above can be tested with one.
+        // Large operations have a workspace, so that higher
+        // layers can test with one.
         let workspace_bytes = if op.tokens > 64 { 1024 } else { 0 };
         RoutingConfig { kernel, launches: 1, workspace_bytes, efficiency: 1000 }
     };
@@ -359,7 +364,8 @@ noop_family! {
             launches: 1,
             parts: 1,
             part_keys: op.most_keys as u32,
-            // Many queries have a workspace, so that layers above can be tested with one.
+            // Operations with many queries have a workspace, so that
+            // higher layers can test with one.
             workspace_bytes: if op.tokens > 64 { 1024 } else { 0 },
             math: Math::FmaF32,
             padding: 1.0,

@@ -1,13 +1,13 @@
-//! [`Operands`]: the memory that a launch reads and writes, by the names that its operation gives, and how much of what was planned
-//! it is for.
+//! [`Operands`]: memory views of a launch by operand, and the portion of the planned tokens that the launch covers.
 
 use crate::buffer::{BufferMut, BufferRef};
 use crate::op::Operand;
 
-/// Most operands of an operation.
+/// Maximum operands of an operation.
 pub const MAX_OPERANDS: usize = 24;
 
-/// The first tokens of those that were planned: a plan for many serves fewer, too, with what it launches for all.
+/// The first tokens of a plan: a plan for many tokens
+/// also runs fewer, with the same launches.
 ///
 /// ```
 /// use qgemm_hal::Portion;
@@ -24,18 +24,21 @@ pub struct Portion {
 }
 
 impl Portion {
-    /// The first `taken` of `of` tokens; `None` where there are not so many, or none is taken.
+    /// The first `taken` of `of` tokens; `None`
+    /// unless `1 ≤ taken ≤ of`.
     pub fn new(taken: usize, of: usize) -> Option<Self> {
         (1..=of).contains(&taken).then_some(Self { taken, of })
     }
 
-    /// How many of `planned` rows it takes, of which each token has equally many.
+    /// Rows of the portion, out of `planned` rows with
+    /// equally many for each token.
     pub fn rows(self, planned: usize) -> usize {
         planned / self.of * self.taken
     }
 }
 
-/// Views of memory for the operands of one operation. Those that are not given are absent.
+/// Memory views for the operands of one operation. Operands
+/// that are not given are absent.
 ///
 /// ```
 /// use qgemm_hal::{ConvertOperand, Operands, noop};
@@ -56,42 +59,43 @@ pub struct Operands<'a> {
 #[derive(Clone, Copy, Debug)]
 struct View<'a> {
     bytes: BufferRef<'a>,
-    /// Whether it was given as writable.
+    /// Whether the view is writable.
     writable: bool,
 }
 
 impl<'a> Operands<'a> {
-    /// No operand is given.
+    /// Creates an empty set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes the launch one for a part of the tokens that were planned, whose rows alone operands have.
+    /// Restricts the launch to a portion of the planned tokens. Operands
+    /// then have only the portion's rows.
     pub fn take_portion(&mut self, portion: Option<Portion>) {
         self.portion = portion;
     }
 
-    /// The part of the tokens that the launch is for; all where there is none.
+    /// The portion of the planned tokens; `None` for all.
     pub fn portion(&self) -> Option<Portion> {
         self.portion
     }
 
-    /// How many of `planned` rows the launch is for.
+    /// Rows of the launch, out of `planned` rows.
     pub fn rows(&self, planned: usize) -> usize {
         self.portion.map_or(planned, |portion| portion.rows(planned))
     }
 
-    /// Gives an operand that is read.
+    /// Sets an operand that is read.
     pub fn read(&mut self, operand: impl Operand, view: BufferRef<'a>) {
         self.views[operand.slot()] = Some(View { bytes: view, writable: false });
     }
 
-    /// Gives an operand that is read, where there is one.
+    /// Sets an operand that is read, if `view` is given.
     pub fn read_if_any(&mut self, operand: impl Operand, view: Option<BufferRef<'a>>) {
         self.views[operand.slot()] = view.map(|bytes| View { bytes, writable: false });
     }
 
-    /// Gives an operand that is written.
+    /// Sets an operand that is written.
     pub fn write(&mut self, operand: impl Operand, view: BufferMut<'a>) {
         self.views[operand.slot()] = Some(View { bytes: view.into_ref(), writable: true });
     }
@@ -101,28 +105,31 @@ impl<'a> Operands<'a> {
         self.at(operand.slot())
     }
 
-    /// The view of the operand at a place.
+    /// The view in operand slot `slot`.
     pub fn at(&self, slot: usize) -> Option<BufferRef<'_>> {
         self.views[slot].map(|view| view.bytes)
     }
 
-    /// The view of an operand that is read, for as long as the operands' memory is borrowed.
+    /// Takes the view of an operand that is read, for the
+    /// whole borrow of its memory.
     pub fn take(&mut self, operand: impl Operand) -> Option<BufferRef<'a>> {
         self.views[operand.slot()].take().map(|view| view.bytes)
     }
 
-    /// The view of an operand that is written; absent if it was given to be read, or has been taken.
+    /// Takes the view of an operand that is written. `None` when
+    /// it is read-only or already taken.
     pub fn take_mut(&mut self, operand: impl Operand) -> Option<BufferMut<'a>> {
         let view = self.views[operand.slot()].take_if(|view| view.writable)?;
         Some(BufferMut::of_exclusive(view.bytes))
     }
 
-    /// Gives the operand at a place a view, which may be written only where nothing else is lent of the same bytes.
+    /// Sets a view in an operand slot. It may be written
+    /// only if no other lent view shares its bytes.
     pub(crate) fn lend(&mut self, slot: usize, bytes: BufferRef<'a>, writable: bool) {
         self.views[slot] = Some(View { bytes, writable });
     }
 
-    /// The view at a place, and whether it may be written.
+    /// The view in an operand slot, and whether it is writable.
     pub(crate) fn view_at(&self, slot: usize) -> Option<(BufferRef<'a>, bool)> {
         self.views[slot].map(|view| (view.bytes, view.writable))
     }

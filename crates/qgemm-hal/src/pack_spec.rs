@@ -1,23 +1,24 @@
-//! The keys of kernels that no scheduler ranks: packing a weight, and measuring a device.
+//! Identity keys of kernels that the scheduler does not rank:
+//! weight packing and device probes.
 
 use qgemm_formats::Format;
 
 use crate::kernel_id::{Name, spec};
 
 spec! {
-    /// What tells kernels apart that pack weights.
+    /// Kernel identity keys of weight packing.
     pub struct PackSpec {
         /// Format of the weight.
         w: Format,
-        /// The fragment layout that is written.
+        /// The fragment layout written.
         fragments: Name,
     }
 }
 
 spec! {
-    /// What tells measuring kernels apart.
+    /// Kernel identity keys of bandwidth probes.
     pub struct ProbeSpec {
-        /// Bytes of an access.
+        /// Bytes of each access.
         bytes: u32,
     }
 }

@@ -1,4 +1,4 @@
-//! A pool of device memory: buffers that are given back are handed out again instead of freed.
+//! Device memory pool: returned buffers are reused instead of freed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,13 +9,16 @@ use crate::error::HalError;
 
 /// The smallest size class in bytes.
 const SMALLEST: usize = 256;
-/// Size classes between a power of two and the next: at most a quarter of a buffer is unused.
+/// Size classes between consecutive powers of two: at most a
+/// quarter of a buffer is unused.
 const STEPS: usize = 4;
 
-/// Buffers of one device, kept by size class. Cheap to clone: clones share the buffers.
+/// Buffer pool of one device, by size class.
+/// Clones share the buffers.
 ///
-/// A pool belongs to *one stream*: a buffer may be handed out again while work that uses it still waits, so
-/// that only work submitted to the same stream is sure to come after it.
+/// A pool belongs to *one stream*. A buffer may be reused
+/// while earlier work with it is still queued, and only work
+/// on the same stream is sure to run after it.
 #[derive(Clone, Debug)]
 pub struct BufferPool {
     shared: Arc<Shared>,
@@ -33,16 +36,16 @@ struct State {
     stats: PoolStats,
 }
 
-/// What a pool holds and has done.
+/// Pool statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
-    /// Bytes handed out and not yet given back.
+    /// Bytes in use.
     pub used_bytes: usize,
     /// Bytes kept for reuse.
     pub free_bytes: usize,
-    /// Requests answered with a kept buffer.
+    /// Requests served from kept buffers.
     pub reused: u64,
-    /// Requests answered by the device.
+    /// Requests served by the device.
     pub allocated: u64,
 }
 
@@ -52,8 +55,9 @@ impl BufferPool {
         Self { shared: Arc::new(Shared { device, state: Mutex::default() }) }
     }
 
-    /// A buffer of at least `bytes` bytes. It holds whatever its last user left there; `what` names it in
-    /// errors. When the device is out of memory, the kept buffers are freed and it is asked again.
+    /// A buffer of at least `bytes` bytes with unspecified contents; `what`
+    /// names it in errors. When the device is out of memory,
+    /// the kept buffers are freed and the allocation is retried.
     ///
     /// # Errors
     /// [`HalError::OutOfMemory`] or a driver error.
@@ -87,41 +91,43 @@ impl BufferPool {
         Ok(PooledBuffer { buffer: Some(buffer), len: bytes, pool: self.shared.clone() })
     }
 
-    /// Frees every kept buffer and returns their bytes.
+    /// Frees all kept buffers and returns their size in bytes.
     pub fn trim(&self) -> usize {
         let mut state = self.shared.state();
         let free = std::mem::take(&mut state.free);
         let bytes = std::mem::take(&mut state.stats.free_bytes);
-        // Freeing may wait for the device: not under the lock.
+        // Freeing may wait for the device, so it must not
+        // happen under the lock.
         drop(state);
         drop(free);
         bytes
     }
 
-    /// What the pool holds and has done.
+    /// Statistics of the pool.
     pub fn stats(&self) -> PoolStats {
         self.shared.state().stats
     }
 }
 
 impl Shared {
-    /// A panic elsewhere leaves the lists valid, so a poisoned lock is no reason to stop.
+    /// A panic elsewhere leaves the lists valid, so a
+    /// poisoned lock can be used.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A buffer of a [`BufferPool`], given back on drop.
+/// A buffer of a [`BufferPool`], returned to it on drop.
 #[derive(Debug)]
 pub struct PooledBuffer {
-    /// Absent only while it is being dropped.
+    /// `None` only during drop.
     buffer: Option<Buffer>,
     len: usize,
     pool: Arc<Shared>,
 }
 
 impl PooledBuffer {
-    /// Length asked for, in bytes.
+    /// Requested length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -131,7 +137,7 @@ impl PooledBuffer {
         self.len == 0
     }
 
-    /// The bytes asked for.
+    /// The requested bytes.
     ///
     /// # Errors
     /// None in practice: the buffer is at least as long.
@@ -139,7 +145,7 @@ impl PooledBuffer {
         self.buffer.as_ref().ok_or_else(|| self.gone())?.slice(0..self.len)
     }
 
-    /// The bytes asked for, to be written.
+    /// The requested bytes, writable.
     ///
     /// # Errors
     /// None in practice: the buffer is at least as long.
@@ -163,7 +169,8 @@ impl Drop for PooledBuffer {
     }
 }
 
-/// The smallest class that holds `bytes`, or `None` when there is none below the address space's end.
+/// The smallest size class for `bytes`, or `None` when it
+/// overflows the address space.
 fn size_class(bytes: usize) -> Option<usize> {
     let bytes = bytes.max(SMALLEST);
     let step = (bytes.checked_next_power_of_two()? / 2 / STEPS).max(SMALLEST / STEPS);

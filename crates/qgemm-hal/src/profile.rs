@@ -1,6 +1,7 @@
-//! Times of launches: what a run of a sequence took on the device, a step at a time.
+//! Launch profiling: device times of each step of a sequence.
 //!
-//! A recording belongs to a thread. While no thread records, a run costs one relaxed load more.
+//! A recording belongs to a thread. When no thread records, a
+//! run costs one extra relaxed load.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::op::Operation;
 use crate::operands::Operands;
 use crate::sequence::{Geometry, LaunchSequence};
 
-/// One run of an operation.
+/// Times of one run of an operation.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LaunchTimes {
@@ -23,17 +24,17 @@ pub struct LaunchTimes {
     pub operation: &'static str,
     /// The sequence's name.
     pub kernel: String,
-    /// Bytes that the operation must move at least.
+    /// Minimum bytes of the operation.
     pub bytes: f64,
-    /// Its multiply-adds.
+    /// Multiply-adds of the operation.
     pub macs: f64,
-    /// What it multiplies with, where the sequence says so.
+    /// Arithmetic, if the sequence declares it.
     pub math: Option<Math>,
-    /// Its kernels.
+    /// Times of its kernels.
     pub steps: Vec<StepTimes>,
 }
 
-/// One kernel of a run.
+/// Time of one kernel of a run.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StepTimes {
@@ -41,26 +42,26 @@ pub struct StepTimes {
     pub kernel_id: KernelId,
     /// Its launch geometry.
     pub geometry: Geometry,
-    /// When it began, since the first kernel of the recording.
+    /// Start time since the first kernel of the recording.
     pub start: Duration,
-    /// How long it took.
+    /// Duration.
     pub time: Duration,
 }
 
-/// How many threads record.
+/// Number of recording threads.
 static RECORDING: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
 }
 
-/// What a thread has recorded.
+/// Runs that a thread has recorded.
 struct Recorder {
     device: Arc<dyn Device>,
     launches: Vec<Recorded>,
 }
 
-/// A run whose events have not been asked for times.
+/// A run whose events are not evaluated yet.
 struct Recorded {
     operation: &'static str,
     kernel: String,
@@ -70,7 +71,7 @@ struct Recorded {
     steps: Vec<(KernelId, Geometry, [Event; 2])>,
 }
 
-/// Counts the thread as one that records, until it is dropped.
+/// Counts the thread as recording until it is dropped.
 struct Recording;
 
 impl Recording {
@@ -88,12 +89,16 @@ impl Drop for Recording {
     }
 }
 
-/// Runs `work`, and says what the sequences took that it ran on `device` from this thread. Between kernels stand events, so that none
-/// begins before the last has ended; a sequence that is captured into a graph fails, for events have no time there. A recording within a
+/// Runs `work` and returns the times of the sequences that this
+/// thread ran on `device` meanwhile.
+///
+/// Events between the kernels keep a kernel from starting
+/// before the last one ended. Capturing a sequence into a
+/// graph fails, because events have no time there. A nested
 /// recording ends the outer one.
 ///
 /// # Errors
-/// Those of the device when events are asked for their times.
+/// Device errors when the events are evaluated.
 pub fn record_launches<R>(
     device: &Arc<dyn Device>,
     work: impl FnOnce() -> R,
@@ -111,7 +116,7 @@ pub fn record_launches<R>(
 }
 
 impl Recorded {
-    /// With times, since `first`.
+    /// Evaluates the events, relative to `first`.
     fn times(self, device: &dyn Device, first: &Event) -> Result<LaunchTimes, HalError> {
         let Self { operation, kernel, bytes, macs, math, steps } = self;
         let times = |(kernel_id, geometry, [start, end]): (KernelId, Geometry, [Event; 2])| {
@@ -123,12 +128,13 @@ impl Recorded {
     }
 }
 
-/// Whether any thread records.
+/// Whether any thread is recording.
 pub(crate) fn is_recording() -> bool {
     RECORDING.load(Ordering::Relaxed) > 0
 }
 
-/// Runs a sequence for `op`, with an event before and behind each step where this thread records the stream's device.
+/// Runs a sequence for `op`. If this thread records the stream's
+/// device, events surround each step.
 pub(crate) fn run<O: Operation>(
     sequence: &LaunchSequence,
     op: &O,

@@ -1,8 +1,10 @@
-//! [`LaunchSequence`]: the kernels of one plan, in order, with what each reads and writes.
+//! [`LaunchSequence`]: the kernels of a plan in launch order, with their operands.
 //!
-//! Every backend runs its plans as such a sequence: a prologue that converts X, the product, and what may follow. A step
-//! sees operands of its own kernel; each is an operand of the whole operation, or a part of its workspace. The sequence
-//! finds them, so that kernels neither know who launched them nor what else runs.
+//! Every backend runs its plans as such a sequence: an X
+//! prologue, the product, and further steps. A step sees only the
+//! operands of its kernel; each is bound to an operand of
+//! the whole operation or to a part of its workspace. Kernels
+//! therefore know neither their caller nor the other steps.
 
 use std::fmt;
 use std::ops::Range;
@@ -18,38 +20,41 @@ use crate::profile;
 
 /// A kernel that is ready to launch.
 pub trait Kernel: Send + Sync + fmt::Debug {
-    /// Submits it to `stream` with the operands of its operation. On CUDA it allocates nothing, waits for nothing and takes no lock; what other
-    /// backends do besides, `qgemm_api::Plan::run` says.
+    /// Submits the kernel to `stream` with the operands of its operation.
+    /// On CUDA it does not allocate, wait or lock. `qgemm_api::Plan::run`
+    /// documents what other backends do.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`] or a driver error.
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError>;
 
-    /// Whether a launch may be for a [portion](Operands::take_portion) of the tokens that it was made for.
+    /// Whether a launch may cover only a
+    /// [portion](Operands::take_portion) of its tokens.
     fn takes_portions(&self) -> bool {
         false
     }
 }
 
-/// How many threads a launch has, and the shared memory of each CTA.
+/// Launch geometry: threads, and shared memory of each CTA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// CTAs (workgroups, or blocks of rows on a processor) along x, y and z.
+    /// Grid of CTAs (wgpu workgroups, CPU
+    /// blocks of rows): x, y, z.
     pub grid: [u32; 3],
     /// Threads of a CTA.
     pub threads: u32,
-    /// Bytes of dynamic shared memory of a CTA.
+    /// Dynamic shared memory of a CTA in bytes.
     pub shared_bytes: u32,
 }
 
-/// Where a step finds one of its operands.
+/// Binding of a step's operand to an operand of the operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Binding {
-    /// Place among the step's operands.
+    /// Index in the step's operands.
     slot: usize,
-    /// Place among the operation's.
+    /// Index in the operation's operands.
     operand: usize,
-    /// The bytes of that which the step sees; all where there is no range.
+    /// Byte range that the step sees; all bytes when `None`.
     range: Option<Range<usize>>,
 }
 
@@ -64,30 +69,32 @@ pub struct LaunchStep {
 }
 
 impl LaunchStep {
-    /// A kernel of an operation whose operands are of type `S`; none is bound yet.
+    /// A kernel with operands of type `S`, none bound yet.
     pub fn new<S: Operand>(kernel_id: KernelId, geometry: Geometry, kernel: Arc<dyn Kernel>) -> Self {
         const { assert!(S::ALL.len() <= MAX_OPERANDS, "an operation has too many operands") };
         Self { kernel_id, geometry, kernel, slots: S::ALL, bindings: Vec::new() }
     }
 
-    /// With every operand bound to the operation's of the same name: the kernel is one of the operation itself.
+    /// Binds every operand to the operation's operand of the same name,
+    /// for a kernel of the operation itself.
     pub fn of_operation(mut self) -> Self {
         let all = 0..self.slots.len();
         self.bindings = all.map(|slot| Binding { slot, operand: slot, range: None }).collect();
         self
     }
 
-    /// With the step's operand `slot` bound to `operand` of the operation.
+    /// Binds the step's operand `slot` to `operand` of the operation.
     pub fn bind(self, slot: impl Operand, operand: impl Operand) -> Self {
         self.bound(Binding { slot: slot.slot(), operand: operand.slot(), range: None })
     }
 
-    /// With the step's operand `slot` bound to the bytes `range` of `operand` of the operation.
+    /// Binds the step's operand `slot` to the bytes `range` of
+    /// `operand` of the operation.
     pub fn bind_part(self, slot: impl Operand, operand: impl Operand, range: Range<usize>) -> Self {
         self.bound(Binding { slot: slot.slot(), operand: operand.slot(), range: Some(range) })
     }
 
-    /// With the step's operand `slot` absent.
+    /// Leaves the step's operand `slot` unbound.
     pub fn unbind(mut self, slot: impl Operand) -> Self {
         self.bindings.retain(|binding| binding.slot != slot.slot());
         self
@@ -110,12 +117,14 @@ impl LaunchStep {
         self.geometry
     }
 
-    /// Submits the kernel with its operands among those of the operation.
+    /// Submits the kernel with its operands taken from
+    /// those of the operation.
     pub(crate) fn launch(&self, stream: &Stream, of_operation: &mut Operands<'_>) -> Result<(), HalError> {
         self.kernel.launch(stream, self.operands(of_operation)?)
     }
 
-    /// Whether the kernel writes none of the bytes that it sees under another name, too.
+    /// Whether the kernel's written bytes are not also bound
+    /// to another of its operands.
     fn is_exclusive(&self) -> bool {
         let overlap = |a: &Binding, b: &Binding| match (&a.range, &b.range) {
             (Some(a), Some(b)) => a.start < b.end && b.start < a.end,
@@ -128,7 +137,7 @@ impl LaunchStep {
         })
     }
 
-    /// The step's operands among those of the operation.
+    /// The step's operands, taken from those of the operation.
     fn operands<'s>(&self, of_operation: &'s mut Operands<'_>) -> Result<Operands<'s>, HalError> {
         let mut own = Operands::new();
         own.take_portion(of_operation.portion());
@@ -151,26 +160,28 @@ pub struct LaunchSequence {
     name: String,
     operands: &'static [OperandDesc],
     steps: Vec<LaunchStep>,
-    /// What it multiplies with, where it says so.
+    /// Arithmetic, if declared.
     math: Option<Math>,
 }
 
 impl LaunchSequence {
-    /// The sequence of `steps` for an operation whose operands are of type `O`. The last step is the one that `name` names.
+    /// The sequence of `steps` for an operation with operands of type
+    /// `O`. `name` refers to the last step.
     ///
     /// # Panics
-    /// When a step would write bytes that it also sees under another name: a bug of the backend.
+    /// When a step writes bytes that are also bound to another
+    /// of its operands: a bug of the backend.
     pub fn new<O: Operand>(name: impl Into<String>, steps: Vec<LaunchStep>) -> Self {
         assert!(steps.iter().all(LaunchStep::is_exclusive), "a step writes what it reads under another name");
         Self { name: name.into(), operands: O::ALL, steps, math: None }
     }
 
-    /// With the arithmetic that it multiplies with, for profiles.
+    /// Declares the arithmetic, for profiles.
     pub fn with_math(self, math: Math) -> Self {
         Self { math: Some(math), ..self }
     }
 
-    /// The arithmetic that it multiplies with, where it says so.
+    /// The arithmetic, if declared.
     pub fn math(&self) -> Option<Math> {
         self.math
     }
@@ -185,12 +196,13 @@ impl LaunchSequence {
         &self.steps
     }
 
-    /// Whether a run may be for a [portion](Operands::take_portion) of the tokens that were planned.
+    /// Whether a run may cover only a
+    /// [portion](Operands::take_portion) of the planned tokens.
     pub fn takes_portions(&self) -> bool {
         self.steps.iter().all(|step| step.kernel.takes_portions())
     }
 
-    /// Refuses a portion that a kernel would not see.
+    /// Refuses a portion that some kernel would ignore.
     fn check_portion(&self, stream: &Stream, operands: &Operands<'_>) -> Result<(), HalError> {
         if operands.portion().is_none() || self.takes_portions() {
             return Ok(());
@@ -199,17 +211,19 @@ impl LaunchSequence {
         Err(HalError::Unsupported { device: stream.device(), what: self.name.clone(), why })
     }
 
-    /// Submits every step to `stream`. Does nothing that costs but what its kernels do.
+    /// Submits every step to `stream`. The overhead is
+    /// negligible beside the launches.
     ///
     /// # Errors
-    /// [`HalError::WrongDevice`], [`HalError::OutOfBounds`] when an operand is too short for a step, [`HalError::Unsupported`] for a
-    /// portion that a kernel does not take, or a driver error.
+    /// [`HalError::WrongDevice`], [`HalError::OutOfBounds`] when an operand is
+    /// too short for a step, [`HalError::Unsupported`] for a portion that a
+    /// kernel does not support, or a driver error.
     pub fn run(&self, stream: &Stream, mut operands: Operands<'_>) -> Result<(), HalError> {
         self.check_portion(stream, &operands)?;
         self.steps.iter().try_for_each(|step| step.launch(stream, &mut operands))
     }
 
-    /// As [`LaunchSequence::run`], of which a recording keeps that it was a run of `op`
+    /// As [`LaunchSequence::run`]; a recording notes that the run was for `op`
     /// ([`record_launches`](crate::record_launches)).
     ///
     /// # Errors
@@ -223,19 +237,20 @@ impl LaunchSequence {
     }
 }
 
-/// Where one operand of a sequence is found among those of the operation that it becomes a part of.
+/// Where an operand of a sequence is found in the larger
+/// operation that embeds it.
 #[derive(Clone, Debug)]
 pub struct Placed {
-    /// The operand.
+    /// The operand of the embedded sequence.
     from: usize,
-    /// Where it is.
+    /// The operand of the larger operation.
     to: usize,
-    /// The bytes of that; all where there is no range.
+    /// Byte range of that operand; all bytes when `None`.
     range: Option<Range<usize>>,
 }
 
 impl Placed {
-    /// `from` is all of `to`.
+    /// `from` is the whole of `to`.
     pub fn at(from: impl Operand, to: impl Operand) -> Self {
         Self { from: from.slot(), to: to.slot(), range: None }
     }
@@ -247,7 +262,7 @@ impl Placed {
 }
 
 impl Binding {
-    /// What it binds, by where operands are found now.
+    /// Rebinds its operands by `places`.
     fn placed(&self, places: &[Placed]) -> Self {
         let Some(place) = places.iter().find(|place| place.from == self.operand) else { return self.clone() };
         let range = match (&place.range, &self.range) {
@@ -259,8 +274,11 @@ impl Binding {
 }
 
 impl LaunchSequence {
-    /// This sequence behind that of another operation, both as parts of one whose operands are of type `O`: `places` says where
-    /// each finds what it does not find under the same name. Its name stays that of this one.
+    /// Appends this sequence to `first`, both as parts of an
+    /// operation with operands of type `O`.
+    ///
+    /// The places list operands that are not found under the same
+    /// name. The result keeps the name of this sequence.
     ///
     /// # Panics
     /// As [`LaunchSequence::new`].
@@ -277,22 +295,24 @@ impl LaunchSequence {
         Self { math: self.math, ..Self::new::<O>(self.name, steps) }
     }
 
-    /// The sequence as text, for a run that is given these operands: a line a step with identity and geometry, and below it a
-    /// line an operand with what the step does with it.
+    /// The sequence as text, for a run with these operands: one
+    /// line for each step with identity and geometry, followed by one
+    /// line for each operand with its access.
     pub fn display_with<O: Operand>(&self, given: &[O]) -> impl fmt::Display {
         let given = given.iter().fold(0u32, |set, operand| set | 1 << operand.slot());
         Described { sequence: self, given }
     }
 }
 
-/// As [`LaunchSequence::display_with`] of every operand that a step has.
+/// As [`LaunchSequence::display_with`], with every operand that a step has.
 impl fmt::Display for LaunchSequence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Described { sequence: self, given: u32::MAX }.fmt(f)
     }
 }
 
-/// A sequence with the set of operands that a run is given: a bit a slot.
+/// A sequence with a bit set of the given
+/// operands, for display.
 struct Described<'s> {
     sequence: &'s LaunchSequence,
     given: u32,
@@ -332,7 +352,7 @@ mod tests {
     use crate::op::gemm::GemmOperand;
     use crate::operands::Portion;
 
-    /// Notes which operands it saw, and their lengths.
+    /// Records the operands it saw, and their lengths.
     #[derive(Debug, Default)]
     struct Witness(Mutex<Vec<(usize, usize, bool)>>);
 

@@ -1,4 +1,4 @@
-//! `attention`: which kernels.
+//! Kernel choice for `attention`.
 
 use qgemm_hal::{AttentionConfig, AttentionPlan, CheckedAttention, DeviceInfo, Family, Operation};
 
@@ -6,8 +6,9 @@ use crate::candidates::Candidates;
 use crate::error::SchedError;
 use crate::gemm::Cost;
 
-/// Chooses how to run `op` on the device of `info`: the family and configuration that take the least time. Among equals, earlier ones
-/// win.
+/// Picks the family and config for `op` on the device
+/// of `info`. The shortest expected time wins, and
+/// the earlier one of equals.
 ///
 /// # Errors
 /// [`SchedError::NoFamily`] with the reason of every family.
@@ -28,7 +29,7 @@ pub fn choose<'f>(
     })
 }
 
-/// Every way to run `op` that [`choose`] has the choice of.
+/// All candidates that [`choose`] ranks for `op`.
 pub fn candidates<'f>(
     op: &CheckedAttention,
     info: &DeviceInfo,
@@ -44,11 +45,12 @@ pub fn candidates<'f>(
     )
 }
 
-/// What `config` should cost: what takes longer, moving the bytes or multiplying, after the launches.
+/// Expected cost of `config`: launches, then the larger of
+/// memory and arithmetic time.
 fn cost(op: &CheckedAttention, info: &DeviceInfo, config: &AttentionConfig) -> Cost {
     let share = |per_mille: u32| f64::from(per_mille.max(1)) / 1000.0;
     let (of_bandwidth, of_rate) = config.efficiency;
-    // Partial results are written and read once more.
+    // Split-KV partial results are written once and read once.
     let partial = if config.parts > 1 { 2.0 * config.workspace_bytes as f64 } else { 0.0 };
     let moving = (op.traffic() + partial) / (info.bandwidth * share(of_bandwidth));
     let multiplying = info.rate(config.math).map_or(0.0, |rate| op.macs() * config.padding / (rate * share(of_rate)));
@@ -67,7 +69,8 @@ mod tests {
     use super::*;
     use crate::gemm::tests::info;
 
-    /// Launches and both shares; the arithmetic is matrix instructions, of tiles of so many rows.
+    /// Launches and both efficiencies, with matrix instructions
+    /// on tiles of that many rows.
     #[derive(Debug)]
     struct TestFamily(&'static str, Option<(u32, Math, u32)>);
 

@@ -1,4 +1,4 @@
-//! [`Candidates`]: what the families of an operation offer, ranked, and who refused.
+//! [`Candidates`]: ranked plans of an operation, and refusals by family.
 
 use qgemm_hal::{DeviceInfo, Family, Operation, Unsupported};
 
@@ -6,10 +6,11 @@ use crate::error::{Refusal, SchedError};
 use crate::gemm::{Cost, TunedTable};
 use crate::measured::Measured;
 
-/// The families to ask: that of the name `wanted`, or all of them without one.
+/// Families to ask: the one named `wanted`, or
+/// all families when `None`.
 ///
 /// # Errors
-/// [`SchedError::UnknownFamily`] when there is none of that name.
+/// [`SchedError::UnknownFamily`] when no family has that name.
 pub fn wanted_families<'f, O: Operation>(
     families: &[&'f dyn Family<O>],
     wanted: Option<&str>,
@@ -26,31 +27,34 @@ pub fn wanted_families<'f, O: Operation>(
     }
 }
 
-/// One way to run an operation.
+/// One candidate: a family with a plan.
 #[derive(Clone, Debug)]
 pub struct Offered<'f, O: Operation> {
     /// The family.
     pub family: &'f dyn Family<O>,
-    /// The configuration, with all that a launch needs.
+    /// The config with everything a launch needs.
     pub plan: O::Plan,
-    /// What the cost model expects.
+    /// Cost from the cost model.
     pub cost: Cost,
-    /// What was measured, where that is known.
+    /// Measured seconds, if known.
     pub measured: Option<f64>,
 }
 
-/// Every way to run an operation, the fastest first: by measurements where there are some, else by the cost model; among equals, earlier
-/// families and configurations.
+/// All candidates of an operation, fastest first.
+///
+/// Measured times rank before estimates. Ties keep the
+/// order of families and configs.
 #[derive(Debug)]
 pub struct Candidates<'f, O: Operation> {
-    /// The ways.
+    /// The candidates.
     pub offered: Vec<Offered<'f, O>>,
-    /// Families that do not serve it.
+    /// Families that refused the operation.
     pub refusals: Vec<Refusal>,
 }
 
 impl<'f, O: Operation> Candidates<'f, O> {
-    /// Asks the families, each for its configurations, of each of which `plans` makes plans.
+    /// Asks each family for its configs and turns
+    /// each config into plans.
     pub(crate) fn ask<P: IntoIterator<Item = (O::Plan, Cost)>>(
         families: &[&'f dyn Family<O>],
         configs: impl Fn(&dyn Family<O>) -> Result<Vec<O::Config>, Unsupported>,
@@ -69,7 +73,8 @@ impl<'f, O: Operation> Candidates<'f, O> {
         Self { offered, refusals }.sorted()
     }
 
-    /// These and the ways to run the same behind other steps.
+    /// Merges in the candidates of the same operation
+    /// that run a step first.
     pub(crate) fn and(mut self, others: Self) -> Self {
         self.offered.extend(others.offered);
         self.refusals.extend(others.refusals);
@@ -83,8 +88,7 @@ impl<'f, O: Operation> Candidates<'f, O> {
 }
 
 impl<O: Measured> Candidates<'_, O> {
-    /// These as far as they are not to be avoided, with what was measured of them: that comes first, as it is believed before
-    /// estimates.
+    /// Drops kernels to avoid, then ranks measured candidates before estimates.
     pub(crate) fn measured(mut self, op: &O, info: &DeviceInfo, tuned: &TunedTable) -> Self {
         if !tuned.avoided().is_empty() {
             let mut avoided = Vec::new();
@@ -108,14 +112,15 @@ impl<O: Measured> Candidates<'_, O> {
             let is_current = |hash: u64| offer.family.source_hash(op, O::config(&offer.plan)) == hash;
             offer.measured = known.filter(|known| is_current(known.source_hash)).map(|known| known.seconds);
         }
-        // Sorting is stable: without a measurement, all stays as it is.
+        // The sort is stable, so unmeasured candidates keep their order.
         let rank = |offer: &Offered<'_, O>| offer.measured.unwrap_or(f64::INFINITY);
         self.offered.sort_by(|a, b| rank(a).total_cmp(&rank(b)));
         self
     }
 }
 
-/// Of an operation that moves its bytes with this share (per mille) of the bandwidth in so many launches.
+/// Cost of a bandwidth-bound operation: `per_mille` of the
+/// bandwidth, plus `launches`.
 pub(crate) fn moving(op: &impl Operation, info: &DeviceInfo, per_mille: u32, launches: u32) -> Cost {
     let memory = op.traffic() / (info.bandwidth * (f64::from(per_mille.max(1)) / 1000.0));
     let launch = f64::from(launches) * info.launch_seconds;

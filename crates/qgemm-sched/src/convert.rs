@@ -1,12 +1,13 @@
-//! `convert`: which kernel.
+//! Kernel choice for `convert`.
 
 use qgemm_hal::{CheckedConvert, ConvertPlan, DeviceInfo, Family};
 
 use crate::candidates::{Candidates, moving};
 use crate::error::SchedError;
 
-/// Chooses how to run `op` on the device of `info`: the family and configuration that move its bytes in the least time. Among
-/// equals, earlier ones win.
+/// Picks the family and config for `op` on the device of
+/// `info`. The one that moves the bytes fastest wins, and
+/// the earlier one of equals.
 ///
 /// # Errors
 /// [`SchedError::NoFamily`] with the reason of every family.
@@ -24,7 +25,7 @@ pub fn choose<'f>(
     })
 }
 
-/// Every way to run `op` that [`choose`] has the choice of.
+/// All candidates that [`choose`] ranks for `op`.
 pub fn candidates<'f>(
     op: &CheckedConvert,
     info: &DeviceInfo,

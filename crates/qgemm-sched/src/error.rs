@@ -1,4 +1,4 @@
-//! The error types of the crate: of choosing a kernel, and of reading measurements.
+//! Errors of kernel choice and of reading measurements.
 
 use std::fmt;
 
@@ -12,30 +12,31 @@ pub enum SchedError {
     /// No kernel family serves the operation.
     #[error("no kernel family of {device} serves {operation}{}", list(.refusals))]
     NoFamily {
-        /// Name of the device.
+        /// Device name.
         device: String,
         /// The operation: format, element types and shape.
         operation: String,
         /// Every family that was asked, with its reason.
         refusals: Vec<Refusal>,
     },
-    /// The family asked for does not exist.
+    /// The requested family does not exist.
     #[error("{device} has no kernel family `{family}`: it has {}", .known.join(", "))]
     UnknownFamily {
-        /// Name of the device.
+        /// Device name.
         device: String,
-        /// The family asked for.
+        /// The requested family.
         family: String,
-        /// The families there are.
+        /// The existing families.
         known: Vec<&'static str>,
     },
 }
 
-/// Why a table of measurements cannot be written or read.
+/// Why a tuned table cannot be written or read.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TunedError {
-    /// It is no table, or holds a number that JSON has not.
+    /// Not a tuned table, or it holds a number that
+    /// JSON cannot represent.
     #[error("no table of tuned configurations")]
     Json(#[from] serde_json::Error),
     /// Another version wrote it.
@@ -43,14 +44,14 @@ pub enum TunedError {
         "a table of tuned configurations of version {got}, which names kernels in another way than version {expected}: measure again"
     )]
     Version {
-        /// The version that is read.
+        /// The supported version.
         expected: u32,
         /// The version in the file.
         got: u32,
     },
 }
 
-/// A family that does not serve an operation.
+/// A family that does not support an operation, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The family.

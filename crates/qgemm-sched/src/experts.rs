@@ -1,4 +1,4 @@
-//! `experts`: which kernel, and where its workspace lies.
+//! Kernel choice and workspace layout for `experts`.
 
 use qgemm_hal::{
     CheckedExperts, CheckedGemm, DeviceInfo, ExpertForm, ExpertsConfig, ExpertsPlan, Family, Operation, Schedule,
@@ -9,12 +9,17 @@ use crate::candidates::{Candidates, wanted_families};
 use crate::error::SchedError;
 use crate::gemm::{Cost, First, INVARIANT_M, Preferences, TunedTable, processor};
 
-/// Chooses how to run `op` on the device of `info`: the fastest by the tuned table where it knows the operation, else the configuration
-/// that is expected to take the least time when every expert has as many rows. What the index says is not known here, nor needed: a plan serves every index. Among equals, earlier
-/// ones win.
+/// Picks the family and config for `op` on
+/// the device of `info`.
+///
+/// A tuned measurement decides if one exists. Otherwise the cost model
+/// assumes that all experts get the same number of rows. The
+/// contents of the index are unknown here: a plan works for
+/// every index. The earlier candidate of equals wins.
 ///
 /// # Errors
-/// [`SchedError::UnknownFamily`] when the preferred one does not exist, [`SchedError::NoFamily`] with the reason of every family.
+/// [`SchedError::UnknownFamily`] when the preferred family does not exist.
+/// [`SchedError::NoFamily`] with the reason of every family.
 pub fn choose<'f>(
     op: &CheckedExperts,
     info: &DeviceInfo,
@@ -35,8 +40,10 @@ pub fn choose<'f>(
     })
 }
 
-/// Every way to run `op` that [`choose`] has the choice of: with X as it is; where it is quantized, with X made plain first; and where it
-/// may be, with X quantized first.
+/// All candidates that [`choose`] ranks for `op`.
+///
+/// They use X unchanged, a quantized X dequantized first, or X
+/// quantized first where the operation allows it.
 pub fn candidates<'f>(
     op: &CheckedExperts,
     info: &DeviceInfo,
@@ -54,7 +61,7 @@ pub fn candidates<'f>(
         .measured(op, info, tuned)
 }
 
-/// Every way to run `op` behind the step that makes X plain or quantizes it, where there is one.
+/// Candidates for one X step: none, dequantize, or quantize.
 fn of_x<'f>(
     op: &CheckedExperts,
     before: Option<&First>,
@@ -62,7 +69,8 @@ fn of_x<'f>(
     families: &[&'f dyn Family<CheckedExperts>],
     preferences: &Preferences,
 ) -> Candidates<'f, CheckedExperts> {
-    // What a row's bits may not depend on must not choose the kernel.
+    // Batch-invariant operations rank at a fixed M, so the
+    // kernel does not depend on M.
     let typical = match op.each.batch_invariant {
         true => CheckedExperts { each: CheckedGemm { m: op.experts * INVARIANT_M, ..op.each.clone() }, ..op.clone() },
         false => op.clone(),
@@ -76,7 +84,7 @@ fn of_x<'f>(
             true => family.configs(&typical, info).unwrap_or(configs),
             false => configs,
         };
-        // What kernels keep is of these rows, whichever kernel is chosen.
+        // The scratch size follows from these rows, whichever kernel is chosen.
         let kept = |config: &ExpertsConfig| if config.scratch_bytes == 0 { 0 } else { scratch_bytes };
         let configs = configs.into_iter().map(|config| ExpertsConfig { scratch_bytes: kept(&config), ..config });
         Ok(configs.filter(|config| preferences.math.is_none_or(|math| config.tile.math == math)).collect())
@@ -95,7 +103,8 @@ fn of_x<'f>(
     })
 }
 
-/// Seconds when every row goes to any expert alike: the larger of what memory and arithmetic take, with whole tiles of rows.
+/// Expected cost when rows spread evenly over experts: the larger of
+/// memory and arithmetic time, with whole tiles of rows.
 fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost {
     let tile = &config.tile;
     let (arithmetic, bandwidth) = tile.efficiency;
@@ -104,7 +113,8 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
     let used = op.experts.min(op.each.m);
     let rate = info.rate(tile.math).unwrap_or(f64::MIN_POSITIVE);
     if tile.schedule == Schedule::Threads {
-        // An expert after the other, by threads that are awake.
+        // CPU threads work through the experts one by
+        // one, without waking again.
         let each = CheckedGemm { m: op.mean_rows(), ..op.each.clone() };
         return processor::cost(&each, info, tile, rate).repeated(used);
     }
@@ -118,12 +128,13 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
     let at_once = f64::from((info.units / tile.cluster.max(1)).max(1) * tile.ctas_per_unit.max(1));
     let waves = tiles * n_tiles / at_once;
     let (all, begun) = match tile.schedule {
-        // Tiles are whole: the last of them leave units idle.
+        // Tiles are indivisible: the last wave leaves units idle.
         Schedule::StreamK => (waves.ceil() * at_once, 0.0),
         Schedule::Grid | Schedule::Threads => (tiles * n_tiles, TILE_LAUNCHES * info.launch_seconds * waves),
     };
     let macs = all * (tile_m * tile.tile_n.max(1) as usize) as f64 * columns(op, tile);
-    // Each tile of rows reads the weight again, from the cache at best.
+    // Each row tile reads the weight again, from
+    // the L2 cache at best.
     let (most, expected) = (used as f64, op.used_experts());
     let weights = (expected - most + (tiles - expected).max(0.0) / CACHE_SPEEDUP) * op.each.weight_bytes();
     let memory = (op.traffic() + weights) / (info.bandwidth * share(bandwidth));
@@ -134,11 +145,12 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
         (true, false) => SEARCH_LAUNCHES + LIST_LAUNCHES,
     };
     let lists = launches * info.launch_seconds;
-    // Kernels of a persistent grid that multiply codes read an expert's rows one after the other: those of slots are gathered before.
+    // Persistent kernels on quantized X need an expert's rows contiguous. Rows
+    // listed by slot are therefore gathered first.
     let gathers = is_indexed && tile.schedule == Schedule::StreamK && tile.x_format.plain().is_none();
     let gathered = 2.0 * op.each.m as f64 * op.each.x_row_bytes() / info.bandwidth;
     let lists = if gathers { lists + info.launch_seconds + gathered } else { lists };
-    // What an X prologue writes has 16 bits.
+    // An X prologue writes 16-bit values.
     let written = op.each.x_row_bytes() + 2.0 * op.each.k as f64;
     let converts = tile.x_prologue.map_or(0.0, |_| info.launch_seconds + op.x_rows() as f64 * written / info.bandwidth);
     let lists = lists + converts;
@@ -147,7 +159,8 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
     Cost { prologue: lists, tiles: begun, ..Cost::of_parts(memory, math, info.launch_seconds, seconds) }
 }
 
-/// Columns that are multiplied, with those that slices of warps wait for which have a k-tile less than others.
+/// Columns multiplied, plus the idle columns of warps that wait
+/// for slices with one more k-tile.
 fn columns(op: &CheckedExperts, tile: &TileConfig) -> f64 {
     let (k, tile_k) = (op.each.k, tile.tile_k.max(1) as usize);
     match tile.schedule {
@@ -156,8 +169,12 @@ fn columns(op: &CheckedExperts, tile: &TileConfig) -> f64 {
     }
 }
 
-/// Seconds that nothing hides: in the last CTAs of a grid whose warps share K, one wait for as many k-tiles as a ring of theirs holds, after
-/// the other; of a persistent grid whose warps each have a row tile by itself, finding the first and multiplying the last.
+/// Latency in seconds that nothing hides.
+///
+/// In the last CTAs of a grid whose warps share K:
+/// one wait for each refill of the copy ring. In a
+/// persistent grid with one row tile per warp: finding the first
+/// tile and multiplying the last.
 fn latency(op: &CheckedExperts, config: &ExpertsConfig) -> f64 {
     let tile = &config.tile;
     if tile.schedule == Schedule::StreamK && tile.tile_n <= ROW_TILE {
@@ -170,9 +187,11 @@ fn latency(op: &CheckedExperts, config: &ExpertsConfig) -> f64 {
     k_tiles / f64::from(tile.k_groups * tile.stages.saturating_sub(1).max(1)) * MEMORY_LATENCY
 }
 
-/// Tiles of `tile_m` rows of an expert that has `mean` rows on average, where each row goes to any expert alike.
+/// Expected row tiles (`tile_m` rows) of one expert with `mean` rows
+/// on average and random routing.
 fn expected_tiles(mean: f64, tile_m: usize) -> f64 {
-    // Rows of an expert vary by the root of their number (Poisson): beyond so many tiles, the last is half full on average.
+    // Row counts are Poisson distributed. Beyond this many tiles, the
+    // last tile is half full on average.
     const MANY_TILES: f64 = 16.0;
     let tile = tile_m as f64;
     if mean > MANY_TILES * tile {
@@ -184,26 +203,30 @@ fn expected_tiles(mean: f64, tile_m: usize) -> f64 {
         probability *= mean / rows as f64;
         tiles += probability * rows.div_ceil(tile_m) as f64;
     }
-    // The exponential of a large mean is no normal number.
+    // `exp(-mean)` underflows for a large mean.
     if mean < 700.0 { tiles } else { mean / tile + 0.5 }
 }
 
-/// What beginning a tile of a grid costs, in launches: its pipeline is empty (fitted to 123 problems with experts on an H200).
+/// Cost of starting a grid tile with an empty pipeline, in
+/// launches (fitted on an H200).
 const TILE_LAUNCHES: f64 = 0.27;
-/// Seconds from a copy's start to its end while memory is in use (one token, 1536x2048 on an H200: 7.0, 8.0 and 9.2 us with rings of four,
-/// three and two k-tiles).
+/// Seconds from issuing a copy to its arrival under
+/// load (fitted on an H200).
 const MEMORY_LATENCY: f64 = 7e-7;
-/// Rows of a warp that has one row tile at a time, and what such warps take beside memory and arithmetic, with a settled index less (fitted on an
-/// H200 to what 16 to 64 tokens take beside grids whose warps share K).
+/// Rows of a tile that a single warp owns, and the
+/// extra seconds of such warps (fitted on an H200). The index
+/// being ready before launch saves a part.
 const ROW_TILE: u32 = 16;
 const ROW_TILE_LATENCY: f64 = 3.8e-6;
 const SETTLED_ROW_TILE_LATENCY: f64 = 1.8e-6;
-/// How much faster than memory a last cache is read, roughly.
+/// Rough speed of the L2 cache relative to memory.
 const CACHE_SPEEDUP: f64 = 2.0;
-/// What shows of the shorter of memory and arithmetic: of kernels that memory bounds alike, that which multiplies less is faster (32 experts
-/// with 20 rows of 4096x4096 in FP8, an H200: tiles of 256 features 136 us, of 128 features 141).
+/// Share of the shorter of memory and arithmetic time that still
+/// shows. Of two memory-bound kernels, the one with fewer
+/// multiply-adds is slightly faster.
 const HIDDEN_SHARE: f64 = 0.02;
-/// What it takes to list slots, and to find an expert in lists, in launches.
+/// Cost of listing slots and of finding an expert in
+/// the lists, in launches.
 const LIST_LAUNCHES: f64 = 1.0;
 const SEARCH_LAUNCHES: f64 = 0.18;
 
@@ -271,7 +294,7 @@ mod tests {
             choose(&combined, info, families, &Preferences::default(), &TunedTable::new()).expect("it serves all");
         let bytes = 6 * 64 * 4;
         assert_eq!((plan.product_bytes, plan.scratch - plan.products), (bytes, bytes));
-        // Counters of other plans stay zero.
+        // The counters of other plans stay zero.
         assert!(plan.products >= 1 << 16 && plan.workspace_bytes >= plan.scratch && plan.estimate > 0.0);
     }
 
@@ -281,9 +304,10 @@ mod tests {
             let tiles = expected_tiles(mean, tile_m);
             assert!((tiles - expected).abs() < 0.01, "{mean} rows in tiles of {tile_m}: {tiles}");
         };
-        // Few rows: an expert has a tile when it has a row.
+        // With few rows, an expert has a tile
+        // exactly when it has a row.
         about(0.5, 64, 1.0 - (-0.5f64).exp());
-        // Every second expert has more rows than the mean.
+        // Half of the experts have more rows than the mean.
         about(32.0, 32, 1.45);
         about(32.0, 64, 1.0);
         about(1000.0, 100, 10.5);

@@ -1,4 +1,4 @@
-//! `indexer`: which kernels.
+//! Kernel choice for `indexer`.
 
 use qgemm_hal::{CheckedIndexer, DeviceInfo, Family, IndexerConfig, IndexerLaunch, Operation};
 
@@ -6,8 +6,9 @@ use crate::candidates::Candidates;
 use crate::error::SchedError;
 use crate::gemm::Cost;
 
-/// Chooses how to run `op` on the device of `info`: the family and configuration that take the least time. Among equals, earlier ones
-/// win.
+/// Picks the family and config for `op` on the device
+/// of `info`. The shortest expected time wins, and
+/// the earlier one of equals.
 ///
 /// # Errors
 /// [`SchedError::NoFamily`] with the reason of every family.
@@ -25,7 +26,7 @@ pub fn choose<'f>(
     })
 }
 
-/// Every way to run `op` that [`choose`] has the choice of.
+/// All candidates that [`choose`] ranks for `op`.
 pub fn candidates<'f>(
     op: &CheckedIndexer,
     info: &DeviceInfo,
@@ -41,7 +42,8 @@ pub fn candidates<'f>(
     )
 }
 
-/// What `config` should cost: what takes longer, moving the bytes or multiplying, after the launches.
+/// Expected cost of `config`: launches, then the larger of
+/// memory and arithmetic time.
 fn cost(op: &CheckedIndexer, info: &DeviceInfo, config: &IndexerConfig) -> Cost {
     let share = |per_mille: u32| f64::from(per_mille.max(1)) / 1000.0;
     let (of_bandwidth, of_rate) = config.efficiency;
@@ -49,8 +51,8 @@ fn cost(op: &CheckedIndexer, info: &DeviceInfo, config: &IndexerConfig) -> Cost 
     let moving = (op.read_bytes() + scores) / (info.bandwidth * share(of_bandwidth));
     let multiplying = info.rate(config.math).map_or(0.0, |rate| op.macs() * config.padding / (rate * share(of_rate)));
     let launches = f64::from(config.launches) * info.launch_seconds;
-    // Scores from which keys are chosen are read about twice more. That ranks no family before another: keys that are chosen are those of
-    // the scores that the same operation writes.
+    // Top-k reads the scores about twice more. This does not change
+    // the ranking: every family pays it.
     let choosing = if op.chosen() > 0 { 2.0 * scores / info.bandwidth } else { 0.0 };
     Cost::of_parts(moving, multiplying, launches, launches + moving.max(multiplying) + choosing)
 }

@@ -1,10 +1,20 @@
-//! The scheduler: picks a kernel family and configuration for an operation, cuts the work into tiles and
-//! K ranges, and sizes the workspace. Pure: it knows descriptions of devices and kernels, never a device.
+//! The scheduler: picks a kernel family and config for
+//! an operation, splits the work into tiles and K
+//! ranges, and sizes the workspace.
 //!
-//! A module an operation. [`gemm::choose`] takes tuned configurations ([`TunedTable`]) first, then the cost model;
-//! [`convert::choose`], [`unpack::choose`], [`norm::choose`], [`kv_append::choose`], [`routing::choose`], [`quantize::choose`] and [`dequantize::choose`] the family that moves the bytes in the least time; [`experts::choose`] what suits
-//! experts of equal load; [`matmul::choose`] also cuts K;
-//! [`attention::choose`] and [`indexer::choose`] what moves and multiplies in the least time.
+//! Pure: it knows descriptions of devices and kernels, never a device.
+//!
+//! Each operation has a module with a `choose` function:
+//!
+//! - [`gemm::choose`] uses tuned configs ([`TunedTable`])
+//!   first, then the cost model.
+//! - [`convert::choose`], [`unpack::choose`], [`norm::choose`],
+//!   [`kv_append::choose`], [`routing::choose`], [`quantize::choose`] and
+//!   [`dequantize::choose`] pick the family that moves the bytes fastest.
+//! - [`experts::choose`] assumes that all experts have the same load.
+//! - [`matmul::choose`] also splits K.
+//! - [`attention::choose`] and [`indexer::choose`] weigh
+//!   both traffic and arithmetic.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

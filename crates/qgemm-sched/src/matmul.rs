@@ -1,4 +1,4 @@
-//! `matmul`: which kernel, and how its tiles are cut along K.
+//! Kernel choice and split-K for `matmul`.
 
 use qgemm_hal::{CheckedMatmul, DeviceInfo, Family, MatmulConfig, MatmulPlan, Operation, WorkspaceLayout};
 
@@ -6,17 +6,24 @@ use crate::candidates::Candidates;
 use crate::error::SchedError;
 use crate::gemm::{Cost, TunedTable, overlapping};
 
-/// Values along K of a part, at least: fewer do not pay for writing its partial accumulators and reading them again.
+/// Minimum K of a split. Shorter parts do not pay for
+/// writing and re-reading their partial sums.
 const LEAST_PART: usize = 256;
-/// Bytes that a partial accumulator takes on its way: written once, read once.
+/// Bytes of traffic for each partial sum: one
+/// write and one read of f32.
 const PARTIAL_BYTES: f64 = 8.0;
-/// Share of the bandwidth at which a launch before the kernel's own copies factors.
+/// Share of the bandwidth that the launch before the kernel
+/// reaches while it copies factors.
 const COPY_SHARE: f64 = 0.7;
-/// What a kernel without a rate of its arithmetic is taken to multiply and add a second.
+/// Multiply-adds per second assumed for a kernel whose
+/// arithmetic rate is unknown.
 const UNKNOWN_RATE: f64 = 1e10;
 
-/// Chooses how to run `op` on the device of `info`: the family, configuration and number of parts of K that take the least time by the
-/// tuned table where it knows the operation, else by the model. Among equals, earlier ones win.
+/// Picks the family, config and split-K for `op`
+/// on the device of `info`.
+///
+/// A tuned measurement decides if one exists, otherwise the cost model.
+/// The earlier candidate of equals wins.
 ///
 /// # Errors
 /// [`SchedError::NoFamily`] with the reason of every family.
@@ -35,7 +42,7 @@ pub fn choose<'f>(
     })
 }
 
-/// Every way to run `op` that [`choose`] has the choice of.
+/// All candidates that [`choose`] ranks for `op`.
 pub fn candidates<'f>(
     op: &CheckedMatmul,
     info: &DeviceInfo,
@@ -46,7 +53,8 @@ pub fn candidates<'f>(
     all.measured(op, info, tuned)
 }
 
-/// Every number of parts worth considering. Parts are powers of two, so that few kernels differ in their bits.
+/// Plans for each split-K that is worth considering. Splits are powers
+/// of two, so that few kernels differ in their bits.
 fn plans(op: &CheckedMatmul, info: &DeviceInfo, config: MatmulConfig) -> Vec<(MatmulPlan, Cost)> {
     let tiles = op.tiles(config.tile_m, config.tile_n);
     let most = config.max_splits.min(u32::try_from(op.k_of_product() / LEAST_PART).unwrap_or(u32::MAX)).max(1);
@@ -61,7 +69,8 @@ fn plans(op: &CheckedMatmul, info: &DeviceInfo, config: MatmulConfig) -> Vec<(Ma
     splits.filter_map(plan).collect()
 }
 
-/// What `config` should cost: whole waves of tiles, each as long as its multiply-adds take one unit, or the bytes.
+/// Expected cost of `config`: whole waves of tiles, each bound by
+/// a unit's multiply-adds or by memory.
 fn cost(op: &CheckedMatmul, info: &DeviceInfo, config: &MatmulConfig, tiles: u64, splits: u32) -> Cost {
     let units = f64::from(info.units.max(1));
     let rate = info.rate(config.math).unwrap_or(UNKNOWN_RATE) * f64::from(config.efficiency.max(1)) / 1000.0;
@@ -69,22 +78,24 @@ fn cost(op: &CheckedMatmul, info: &DeviceInfo, config: &MatmulConfig, tiles: u64
     let ctas = tiles as f64 * f64::from(splits);
     let k = (op.k_of_product() as f64 / f64::from(splits)).max(f64::from(config.tile_k));
     let of_cta = f64::from(config.tile_m) * f64::from(config.tile_n) * k;
-    // CTAs of a unit share it. A unit that has one CTA less than it could is slower at hiding latency, not at adding.
+    // CTAs on one unit share its rate. A unit with one
+    // CTA less hides latency worse but is no slower at arithmetic.
     let resident = (ctas / units).ceil().min(f64::from(config.ctas_per_unit.max(1)));
     let arithmetic = (ctas / at_once).ceil().max(1.0) * of_cta * resident * units / rate;
     let partials = if splits > 1 { ctas * f64::from(config.tile_m) * f64::from(config.tile_n) } else { 0.0 };
     let memory = op.traffic() / info.bandwidth;
-    // The last CTA of a tile reads what the others wrote when nothing is left to multiply.
+    // The last CTA of a tile reads the partial sums of
+    // its peers after all products are done.
     let fixup = match splits {
         1 => 0.0,
         _ => info.launch_seconds * 0.5 + partials * PARTIAL_BYTES / info.bandwidth,
     };
-    // Factors are read once and written once, by a launch of its own.
+    // A separate launch reads and writes the factors once.
     let prologue = match config.factor_bytes {
         0 => 0.0,
         bytes => info.launch_seconds + bytes as f64 * 2.0 / (info.bandwidth * COPY_SHARE),
     };
-    // Where memory takes longer, the smaller tile hides it better (64x14336x4096 in bf16 on an H200: 33.7 for 43.9 us).
+    // In memory-bound problems the smaller tile hides the latency better.
     let seconds = info.launch_seconds + prologue + overlapping(arithmetic, memory) + fixup;
     Cost { fixup, prologue, ..Cost::of_parts(memory, arithmetic, info.launch_seconds, seconds) }
 }
@@ -100,7 +111,7 @@ mod tests {
     use super::*;
     use crate::gemm::tests::info;
 
-    /// The tile's edge, and the share of the rate.
+    /// Tile edge, and the share of the rate.
     #[derive(Debug)]
     struct TestFamily(&'static str, Option<(u32, u32)>);
 
@@ -221,7 +232,7 @@ mod tests {
         let (family, plan) = chosen(&op(32, 32, 65536));
         assert_eq!(family.name(), "small");
         assert!(plan.splits > 1 && plan.workspace.bytes > WorkspaceLayout::RESERVED, "{plan:?}");
-        // Nothing to add up is not cut.
+        // A product with K = 0 is not split.
         assert_eq!(chosen(&op(32, 32, 0)).1.splits, 1);
         let error =
             choose(&op(7, 8, 9), &info(), &[&never], &TunedTable::new()).expect_err("serves nothing").to_string();

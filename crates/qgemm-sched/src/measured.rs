@@ -1,21 +1,23 @@
-//! Measurements of operations whose problems are found by a text: experts and matmul.
+//! Measurements of operations with a text key: experts and matmul.
 
 use qgemm_hal::{CheckedExperts, CheckedMatmul, DeviceInfo, ExpertForm, ExpertsPlan, KernelId, MatmulPlan, Operation};
 use serde::{Deserialize, Serialize};
 
 use crate::gemm::tuned::{as_text, last_of_range};
 
-/// An operation whose configurations are measured, and found in a [`TunedTable`](crate::TunedTable).
+/// An operation with measured configs in a
+/// [`TunedTable`](crate::TunedTable).
 pub trait Measured: Operation {
-    /// What decides how long it takes, numbers of tokens as the last of their range; none where a measurement may not choose.
+    /// Text key of the problem, with token counts rounded up to
+    /// the end of their range. `None` when measurements must not decide.
     fn problem(&self) -> Option<String>;
-    /// Whether its tokens are the last of the range that a measurement stands for.
+    /// Whether its token counts are the upper ends of their ranges.
     fn stands_for_its_range(&self) -> bool;
-    /// Identity of a plan's kernel.
+    /// Kernel identity of a plan.
     fn kernel(&self, plan: &Self::Plan) -> KernelId;
-    /// Configuration of a plan.
+    /// Config of a plan.
     fn config(plan: &Self::Plan) -> &Self::Config;
-    /// Parts that the work of a tile is cut into.
+    /// Parts that the work of a tile is split into.
     fn parts(plan: &Self::Plan) -> u32;
 }
 
@@ -33,7 +35,7 @@ impl Measured for CheckedExperts {
             }
             ExpertForm::Masked { capacity } => format!("{capacity} rows of each"),
             ExpertForm::Contiguous => "sorted".to_owned(),
-            // Tables have no words for other forms.
+            // The key does not cover other forms.
             _ => return None,
         };
         let settled = if self.settled_index { ", settled" } else { "" };
@@ -88,7 +90,7 @@ impl Measured for CheckedMatmul {
     }
 }
 
-/// What a measurement stands for.
+/// The problem that a measurement represents.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct ProblemKey {
     device: String,
@@ -104,21 +106,21 @@ impl ProblemKey {
     }
 }
 
-/// A measured configuration.
+/// A measured config.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MeasuredKernel {
     /// The kernel.
     #[serde(with = "as_text")]
     pub kernel: KernelId,
-    /// Of its sources.
+    /// Hash of the kernel's sources.
     pub source_hash: u64,
-    /// Parts of the work of a tile.
+    /// Parts that the work of a tile is split into.
     pub parts: u32,
-    /// The time measured.
+    /// Measured seconds.
     pub seconds: f64,
 }
 
-/// A line of the file.
+/// One entry of the file.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct MeasuredRecord {
     #[serde(flatten)]

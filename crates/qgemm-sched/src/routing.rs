@@ -1,12 +1,13 @@
-//! `routing`: which kernels.
+//! Kernel choice for `routing`.
 
 use qgemm_hal::{CheckedRouting, DeviceInfo, Family, RoutingLaunches};
 
 use crate::candidates::{Candidates, moving};
 use crate::error::SchedError;
 
-/// Chooses how to run `op` on the device of `info`: the family and configuration that take the least time to launch and to move the
-/// bytes. Among equals, earlier ones win.
+/// Picks the family and config for `op` on the device of
+/// `info`. The least time for launches and bytes wins, and
+/// the earlier one of equals.
 ///
 /// # Errors
 /// [`SchedError::NoFamily`] with the reason of every family.
@@ -24,7 +25,7 @@ pub fn choose<'f>(
     })
 }
 
-/// Every way to run `op` that [`choose`] has the choice of.
+/// All candidates that [`choose`] ranks for `op`.
 pub fn candidates<'f>(
     op: &CheckedRouting,
     info: &DeviceInfo,

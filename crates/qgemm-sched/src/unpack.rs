@@ -1,12 +1,13 @@
-//! `unpack`: which kernel.
+//! Kernel choice for `unpack`.
 
 use qgemm_hal::{CheckedUnpack, DeviceInfo, Family, UnpackPlan};
 
 use crate::candidates::{Candidates, moving};
 use crate::error::SchedError;
 
-/// Chooses how to run `op` on the device of `info`: the family and configuration that move its bytes in the least time. Among
-/// equals, earlier ones win.
+/// Picks the family and config for `op` on the device of
+/// `info`. The one that moves the bytes fastest wins, and
+/// the earlier one of equals.
 ///
 /// # Errors
 /// [`SchedError::NoFamily`] with the reason of every family.

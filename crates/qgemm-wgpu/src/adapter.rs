@@ -1,4 +1,4 @@
-//! Finding adapters, telling what they can do, and opening them.
+//! Adapters: discovery, capabilities, opening.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -13,26 +13,30 @@ use crate::device::WgpuDevice;
 use crate::families::{PARAMS_BYTES, STORAGE_BUFFERS};
 use crate::shared::{Owner, Shared};
 
-/// Every adapter that qgemm can use, real GPUs first.
+/// All usable adapters, real GPUs first.
 ///
-/// A software adapter (lavapipe, WARP) has `"software-adapter"` among its features. wgpu tells neither the size of
-/// memory (given as 0) nor units, bandwidth and rates: those are from a short list of known GPUs, else typical of the
-/// adapter's kind, good enough to rank one kernel against another, not to predict times.
+/// Software adapters (lavapipe, WARP) have the feature
+/// `"software-adapter"`. wgpu does not report memory size (given as 0),
+/// units, bandwidth or rates. These come from a short list of
+/// known GPUs, or are typical values for the adapter's kind: good
+/// enough to rank kernels, not to predict times.
 ///
 /// # Errors
-/// [`HalError::NoDevice`] where there is no adapter, because no driver is installed or none suits.
+/// [`HalError::NoDevice`] when there is no usable adapter,
+/// for example without a driver.
 pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
     Ok(usable_adapters()?.iter().zip(0..).map(|(adapter, ordinal)| info_of(adapter, ordinal)).collect())
 }
 
-/// Opens adapter `ordinal` of [`devices`]. Whoever opens it while it is open gets the same device, whose memory all of them
-/// use; one that was lost is opened anew.
+/// Opens adapter `ordinal` of [`devices`]. An adapter that is already
+/// open returns the same device, so that all users share its
+/// memory; a lost one is opened again.
 ///
 /// # Errors
-/// [`HalError::NoDevice`] where there are not that many, or a driver error.
+/// [`HalError::NoDevice`] when there are fewer adapters, or a driver error.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
     static OPENED: Mutex<BTreeMap<u32, Weak<WgpuDevice>>> = Mutex::new(BTreeMap::new());
-    // Held while it opens: two that ask at once get the same, too.
+    // Held while opening, so that concurrent callers get the same device.
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let known = opened.get(&ordinal).and_then(Weak::upgrade).filter(|device| !device.shared.is_broken());
     let device = match known {
@@ -43,7 +47,7 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
     Ok(device)
 }
 
-/// A device of its own on an adapter.
+/// Opens a new device on an adapter.
 fn open_anew(ordinal: u32) -> Result<Arc<WgpuDevice>, HalError> {
     let mut adapters = usable_adapters()?;
     let count = adapters.len();
@@ -61,10 +65,13 @@ fn open_anew(ordinal: u32) -> Result<Arc<WgpuDevice>, HalError> {
     let matrices = CooperativeMatrices::of(&adapter, adapter.features());
     if matrices.is_some() {
         required_features |= COOPERATIVE_FEATURES;
-        // SAFETY: it acknowledges that wgpu's experimental code may have undefined behaviour that safe calls reach.
-        // Whoever builds with the cargo feature of this name, which is off by default, has accepted that. What reaches
-        // it is `gemm_matrix` alone: our own text, whose matrices lie within arrays in workgroup memory at places that
-        // are constants of the tile, loaded and stored in control flow that is the same for all invocations.
+        // SAFETY: this acknowledges that wgpu's experimental code may have
+        // undefined behaviour that safe calls reach. Whoever builds with the cargo
+        // feature of this name, which is off by default, has accepted
+        // that. Only `gemm_matrix` reaches it. Its shader is ours: the matrices
+        // are within arrays in workgroup memory at offsets that are constants
+        // of the tile, and are loaded and stored in control flow
+        // that is uniform across all invocations.
         experimental_features = unsafe { ExperimentalFeatures::enabled() };
     }
     let request = adapter.request_device(&wgpu::DeviceDescriptor {
@@ -83,8 +90,8 @@ fn open_anew(ordinal: u32) -> Result<Arc<WgpuDevice>, HalError> {
     Ok(Arc::new(WgpuDevice::new(info_of(&adapter, ordinal), shared)))
 }
 
-/// A device of its own on the first adapter, which the test may lose; where this machine has none, the test is reported as
-/// skipped.
+/// A new device on the first adapter, which the test may
+/// lose. Without an adapter the test is reported as skipped.
 #[cfg(test)]
 pub(crate) fn open_for_test() -> Option<Arc<dyn Device>> {
     match open_anew(0) {
@@ -97,7 +104,8 @@ pub(crate) fn open_for_test() -> Option<Arc<dyn Device>> {
     }
 }
 
-/// The adapter that a device of the caller's was opened on, to ask what a device does not tell.
+/// The adapter of a caller-owned device, for properties that
+/// the device does not report.
 pub(crate) fn adapter_of(device: &wgpu::Device) -> Option<wgpu::Adapter> {
     let about = device.adapter_info();
     usable_adapters().ok()?.into_iter().find(|adapter| adapter.get_info() == about)
@@ -134,32 +142,36 @@ fn no_device(why: String) -> HalError {
     HalError::NoDevice { device: DeviceKind::Wgpu.name().into(), why }
 }
 
-/// Name of the feature that workgroups may have 512 invocations.
+/// Feature name: workgroups may have 512 invocations.
 pub(crate) const WIDE_WORKGROUPS: &str = "wide-workgroups";
-/// Invocations of a workgroup that every adapter must have.
+/// Workgroup size that every adapter must support.
 const WORKGROUP: u32 = 256;
 
-/// Name of the feature that kernels may multiply [cooperative matrices](CooperativeMatrices).
+/// Feature name: kernels may multiply [cooperative
+/// matrices](CooperativeMatrices).
 pub(crate) const COOPERATIVE_MATRICES: &str = "cooperative-matrices";
-/// What a device must have been opened with for that.
+/// wgpu features that this requires at device creation.
 const COOPERATIVE_FEATURES: Features =
     Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(Features::SHADER_F16).union(Features::SUBGROUP);
 
-/// Cooperative matrices in f16 with sums in f32, as a device multiplies them.
+/// Cooperative matrices of a device: f16 operands, f32 sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CooperativeMatrices {
-    /// Rows and columns of each of the three matrices: 16 or 8.
+    /// Rows and columns of each of the three
+    /// matrices: 16 or 8.
     pub side: u32,
     /// Invocations of a subgroup.
     pub lanes: u32,
 }
 
 impl CooperativeMatrices {
-    /// Most invocations of a subgroup for which there are tiles.
+    /// Largest subgroup that tiles support.
     pub const MAX_LANES: u32 = 32;
 
-    /// Those of a device with `features`, opened on `adapter`. `None` without the cargo feature, where the adapter has
-    /// no such shape, or where subgroups differ in size, for the work of a workgroup is divided by that.
+    /// Cooperative matrices of a device with `features`, opened on
+    /// `adapter`. `None` without the cargo feature, without such a
+    /// shape, or when the subgroup size varies, because the work of
+    /// a workgroup is divided by it.
     pub fn of(adapter: &wgpu::Adapter, features: Features) -> Option<Self> {
         let about = adapter.get_info();
         let lanes = about.subgroup_min_size;
@@ -182,15 +194,15 @@ impl CooperativeMatrices {
     }
 }
 
-/// Something that our kernels need.
+/// A missing requirement of the kernels.
 pub(crate) struct Lack {
-    /// As half a sentence.
+    /// The requirement, as half a sentence.
     pub what: &'static str,
-    /// What to ask for when opening a device.
+    /// What to request when opening a device.
     pub advice: &'static str,
 }
 
-/// What is missing for our kernels.
+/// The first missing requirement, if any.
 pub(crate) fn missing(features: Features, limits: &Limits) -> Option<Lack> {
     if !features.contains(Features::IMMEDIATES) || limits.max_immediate_size < PARAMS_BYTES {
         Some(Lack {
@@ -222,7 +234,7 @@ fn preference(kind: DeviceType) -> u32 {
     }
 }
 
-/// Figures typical of a device.
+/// Typical figures of a device.
 #[derive(Clone, Copy)]
 struct Typical {
     units: u32,
@@ -232,8 +244,9 @@ struct Typical {
     cache_bytes: u64,
 }
 
-/// GPUs that are known by a part of their name: units, bandwidth, f32 multiply-adds a second and last-level cache, of
-/// the vendors' data sheets (the bandwidth of an H200 as measured).
+/// Known GPUs by a part of their name: units, bandwidth, f32
+/// multiply-adds per second and last-level cache, from the vendors' data
+/// sheets (the bandwidth of an H200 is measured).
 const KNOWN: &[(&str, u32, f64, f64, u64)] = &[
     ("H200", 132, 4.47e12, 3.3e13, 60 << 20),
     ("H100", 132, 3.35e12, 3.3e13, 50 << 20),
@@ -246,15 +259,16 @@ const KNOWN: &[(&str, u32, f64, f64, u64)] = &[
     ("RX 7900 XTX", 96, 9.6e11, 1.5e13, 96 << 20),
 ];
 
-/// Seconds that a dispatch adds on a GPU.
+/// Latency of a dispatch on a GPU, in seconds.
 const LAUNCH_SECONDS: f64 = 1e-5;
 
-/// Multiply-adds of bytes for one in f32: GPUs with an instruction for four at once issue it at half the rate or all of
-/// it.
+/// Rate of INT8 multiply-adds relative to f32. GPUs with a four-way
+/// dot product issue it at half or full rate.
 const DOT_RATE: f64 = 2.0;
 
-/// Multiply-adds of matrix instructions for one in f32, of the vendors' data sheets: from 2 (RTX 4090) and 4 (RX 7900
-/// XTX) to 16 (A100, H100).
+/// Rate of matrix instructions relative to f32, from the
+/// vendors' data sheets: from 2 (RTX 4090) and 4 (RX
+/// 7900 XTX) to 16 (A100, H100).
 const MATRIX_RATE: f64 = 8.0;
 
 fn typical(about: &AdapterInfo) -> Typical {
@@ -282,7 +296,8 @@ fn info_of(adapter: &wgpu::Adapter, ordinal: u32) -> DeviceInfo {
     info(id, adapter.get_info(), &adapter.limits(), adapter.features(), matrices)
 }
 
-/// What a device with these limits and features is and can do; `matrices` are what it multiplies beside numbers.
+/// Device info for these limits and features. `matrices` are the
+/// supported cooperative matrices.
 pub(crate) fn info(
     id: DeviceId,
     about: AdapterInfo,
@@ -294,7 +309,8 @@ pub(crate) fn info(
     let invocations = limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x);
     let software = about.device_type == DeviceType::Cpu;
     let features = [
-        // Software runs invocations one after the other, and would have to compile more shaders.
+        // Software adapters run invocations one by one, and would
+        // have to compile more shaders.
         (WIDE_WORKGROUPS, invocations >= 2 * WORKGROUP && !software),
         ("software-adapter", software),
         ("integrated", about.device_type == DeviceType::IntegratedGpu),

@@ -1,4 +1,5 @@
-//! Bind groups of operands, each made once: making one takes the host as long as all else of a launch.
+//! Bind group cache. Creating a bind group takes the host as
+//! long as the rest of a launch.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -8,19 +9,21 @@ use qgemm_hal::HalError;
 use crate::pipeline::{Binding, Interface};
 use crate::shared::Shared;
 
-/// Groups that are kept at most. Who binds other parts of buffers with every launch does not collect them.
+/// Maximum cached groups, for callers that bind different
+/// buffer ranges at every launch.
 const MOST_KEPT: usize = 4096;
 
-/// The groups made so far. They are forgotten with any of their buffers, whose memory they would keep otherwise.
+/// Cached bind groups. A group is dropped with any of its
+/// buffers, because it would keep the buffer's memory alive.
 #[derive(Default)]
 pub(crate) struct BindGroups {
     made: Mutex<HashMap<Key, wgpu::BindGroup>>,
 }
 
-/// Name of the interface, how it is bound, and what.
+/// Interface name, binding mode, and bound operands.
 type Key = (&'static str, Binding, Vec<Operand>);
 
-/// What is bound of a buffer.
+/// Bound range of a buffer.
 #[derive(PartialEq, Eq, Hash)]
 struct Operand {
     buffer: wgpu::Buffer,
@@ -29,14 +32,15 @@ struct Operand {
 }
 
 impl BindGroups {
-    /// Forgets the groups that `buffer` is in.
+    /// Drops the groups that contain `buffer`.
     pub fn forget(&self, buffer: &wgpu::Buffer) {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         made.retain(|(_, _, operands), _| operands.iter().all(|operand| operand.buffer != *buffer));
     }
 }
 
-/// The group of `bindings`, in the order of the interface. `name` is for debuggers.
+/// The bind group of `bindings`, in the order of the
+/// interface. `name` is for debuggers.
 pub(crate) fn bind_group(
     shared: &Shared,
     interface: &Interface,

@@ -1,4 +1,5 @@
-//! Devices and buffers that the caller made: an engine that uses wgpu itself shares them with qgemm.
+//! Caller-owned devices and buffers, for engines that use wgpu
+//! themselves and share them with qgemm.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,24 +12,30 @@ use crate::device::WgpuDevice;
 use crate::memory::WgpuBuffer;
 use crate::shared::{Owner, Shared};
 
-/// Ordinal of the first caller's device: those below are adapters.
+/// Ordinal of the first caller-owned device; smaller ordinals are adapters.
 const FIRST_ORDINAL: u32 = 1000;
 static NEXT_ORDINAL: AtomicU32 = AtomicU32::new(FIRST_ORDINAL);
 
-/// qgemm on a device that the caller opened, called `wgpu:1000` and up.
+/// qgemm on a caller-owned device, named `wgpu:1000` and up.
 ///
-/// It must have been opened with [`Features::IMMEDIATES`](wgpu::Features::IMMEDIATES), a `max_immediate_size` of 96
-/// and nine `max_storage_buffers_per_shader_stage`. Subgroups and timestamps (inside encoders) are used where they were
-/// asked for, too; limits are those that the device was opened with, so ask for what the adapter has. With the cargo
-/// feature `experimental-cooperative-matrix`, so are matrix instructions, which take `EXPERIMENTAL_COOPERATIVE_MATRIX`,
-/// `SHADER_F16` and `SUBGROUP`.
+/// It must have been opened with
+/// [`Features::IMMEDIATES`](wgpu::Features::IMMEDIATES), a
+/// `max_immediate_size` of 96 and nine
+/// `max_storage_buffers_per_shader_stage`. Subgroups and timestamps (inside
+/// encoders) are used if they were requested. Limits are those of
+/// the device, so request what the adapter supports. Matrix instructions
+/// need the cargo feature `experimental-cooperative-matrix` and the wgpu
+/// features `EXPERIMENTAL_COOPERATIVE_MATRIX`, `SHADER_F16` and `SUBGROUP`.
 ///
-/// Every launch is submitted to `queue` at once, so work that the caller submits afterwards sees its results. The
-/// device's callbacks stay the caller's: where [`set_device_lost_callback`](wgpu::Device::set_device_lost_callback)
+/// Every launch is submitted to `queue` immediately, so that later
+/// submissions of the caller see its results. The device's callbacks stay
+/// the caller's: when
+/// [`set_device_lost_callback`](wgpu::Device::set_device_lost_callback)
 /// reports a loss, tell qgemm with [`report_loss`].
 ///
 /// # Errors
-/// [`HalError::Unsupported`], naming the feature or limit to ask for, or a driver error.
+/// [`HalError::Unsupported`], naming the feature or limit to
+/// request, or a driver error.
 pub fn from_device(device: &wgpu::Device, queue: &wgpu::Queue) -> Result<Arc<dyn Device>, HalError> {
     let ordinal = NEXT_ORDINAL.fetch_add(1, Ordering::Relaxed);
     let id = DeviceId { kind: DeviceKind::Wgpu, ordinal };
@@ -45,25 +52,30 @@ pub fn from_device(device: &wgpu::Device, queue: &wgpu::Queue) -> Result<Arc<dyn
     Ok(Arc::new(WgpuDevice::new(info, shared)))
 }
 
-/// Makes every later call on a [caller's device](from_device) an error that says `reason`: for the caller's own
-/// callback.
+/// Makes every later call on a [caller-owned device](from_device) fail with
+/// `reason`. To be called from the caller's device-lost callback.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when `device` is none of this backend.
+/// [`HalError::WrongDevice`] when `device` belongs to another backend.
 pub fn report_loss(device: &dyn Device, reason: &str) -> Result<(), HalError> {
     shared_of(device)?.lose(reason.to_owned());
     Ok(())
 }
 
-/// A buffer of the caller's as one of qgemm's, without a copy: all of it, and for as long as either is used.
+/// Wraps a whole caller-owned buffer without a copy, for as
+/// long as either side uses it.
 ///
-/// It needs [`BufferUsages::STORAGE`] and a size that is a multiple of 4; to upload to it, fill it or download from it,
-/// the usages for copies, too. Alignment is that of [views](Buffer::slice) within the buffer. wgpu orders the work of
-/// both sides that was submitted to the queue.
+/// It needs [`BufferUsages::STORAGE`] and a size that is a
+/// multiple of 4; for upload, fill or download also the copy
+/// usages. The alignment is that of [views](Buffer::slice)
+/// within the buffer. wgpu orders the work of both sides that
+/// was submitted to the queue.
 ///
 /// # Errors
-/// [`HalError::Unsupported`] saying what to change, or [`HalError::WrongDevice`] when `device` is none of this backend
-/// or `buffer` is another device's of the same [`wgpu::Instance`]. wgpu cannot tell objects of several instances apart.
+/// [`HalError::Unsupported`] saying what to change, or
+/// [`HalError::WrongDevice`] when `device` belongs to another backend, or
+/// `buffer` to another device of the same [`wgpu::Instance`]. wgpu cannot
+/// distinguish objects of several instances.
 pub fn wrap_buffer(device: &dyn Device, buffer: &wgpu::Buffer) -> Result<Buffer, HalError> {
     let shared = shared_of(device)?;
     let refused = |what: &str, why: String| HalError::Unsupported { device: shared.id, what: what.into(), why };
@@ -82,7 +94,7 @@ pub fn wrap_buffer(device: &dyn Device, buffer: &wgpu::Buffer) -> Result<Buffer,
     Ok(WgpuBuffer::wrap(shared, buffer.clone(), len))
 }
 
-/// What the objects of `device`, which must be of this backend, share.
+/// Shared state of `device`, which must belong to this backend.
 pub(crate) fn shared_of(device: &dyn Device) -> Result<&Arc<Shared>, HalError> {
     match device.as_any().downcast_ref::<WgpuDevice>() {
         Some(device) => Ok(&device.shared),

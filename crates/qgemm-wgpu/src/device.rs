@@ -72,7 +72,8 @@ impl Device for WgpuDevice {
 
     fn wait(&self, stream: &Stream, event: &Event) -> Result<(), HalError> {
         WgpuStream::check(&self.shared, stream)?;
-        // All streams are the queue, which does its work in order.
+        // All streams are the same queue, which
+        // runs its work in order.
         event::check(&self.shared, event)
     }
 

@@ -1,4 +1,5 @@
-//! Streams and events. A device has one queue, so its streams are all that queue: work is ordered among them, too.
+//! Streams and events. A device has one queue, and all its
+//! streams are that queue: work is ordered among them, too.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ impl WgpuStream {
         Stream::from_raw(Arc::new(WgpuStream { shared: shared.clone() }))
     }
 
-    /// That `stream` is one of `shared`.
+    /// Checks that `stream` belongs to `shared`.
     pub fn check(shared: &Arc<Shared>, stream: &Stream) -> Result<(), HalError> {
         match stream.raw().as_any().downcast_ref::<WgpuStream>() {
             Some(own) if Arc::ptr_eq(&own.shared, shared) => Ok(()),
@@ -48,9 +49,10 @@ struct WgpuEvent {
 
 #[derive(Debug)]
 enum Mark {
-    /// One timestamp of the device.
+    /// A device timestamp.
     Query(wgpu::QuerySet),
-    /// The host's time when all work before had finished: where the adapter has no timestamps.
+    /// Host time after all earlier work had finished, for
+    /// adapters without timestamps.
     Host(Instant),
 }
 
@@ -60,7 +62,8 @@ impl RawEvent for WgpuEvent {
     }
 }
 
-/// Marks the present end of the queue; waits for it where the adapter has no timestamps.
+/// Records an event at the current end of the queue. Without
+/// timestamps it waits for the queue.
 pub(crate) fn record(shared: &Arc<Shared>) -> Result<Event, HalError> {
     let mark = if shared.timestamps {
         Mark::Query(shared.scoped("recording an event", || {
@@ -82,12 +85,12 @@ pub(crate) fn record(shared: &Arc<Shared>) -> Result<Event, HalError> {
     Ok(Event::from_raw(Arc::new(WgpuEvent { shared: shared.clone(), mark })))
 }
 
-/// That `event` is one of `shared`.
+/// Checks that `event` belongs to `shared`.
 pub(crate) fn check(shared: &Arc<Shared>, event: &Event) -> Result<(), HalError> {
     mark(shared, event).map(|_| ())
 }
 
-/// Time from `start` to `end`, 0 where `end` was recorded first.
+/// Time from `start` to `end`; 0 when `end` was recorded first.
 pub(crate) fn elapsed(shared: &Arc<Shared>, start: &Event, end: &Event) -> Result<Duration, HalError> {
     match (mark(shared, start)?, mark(shared, end)?) {
         (Mark::Host(start), Mark::Host(end)) => Ok(end.saturating_duration_since(*start)),
@@ -96,7 +99,7 @@ pub(crate) fn elapsed(shared: &Arc<Shared>, start: &Event, end: &Event) -> Resul
             let nanoseconds = ticks as f64 * f64::from(shared.queue.get_timestamp_period());
             Ok(Duration::from_nanos(nanoseconds as u64))
         }
-        // One device makes only one kind of mark.
+        // All events of a device have the same kind.
         _ => unreachable!("events of one device are of one kind"),
     }
 }

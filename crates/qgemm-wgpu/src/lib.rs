@@ -1,11 +1,16 @@
-//! The wgpu backend: qgemm on any Vulkan, Metal or Direct3D 12 adapter, software adapters included.
+//! wgpu backend of qgemm for Vulkan, Metal and Direct3D 12
+//! adapters, including software adapters.
 //!
-//! Kernels are WGSL, put together as text from `shaders/`: constants of the weight's layout, number conversions, the
-//! encoding of its codes, the format's scales (`dequant/<stem>.wgsl`) and the family's main loop. Weights are packed by
-//! sixteen rows, as the processor reads them; arithmetic is f32, of integers where activations are quantized to eight
-//! bits, or in f16 with sums in f32 by cooperative matrices (feature `experimental-cooperative-matrix`). Needed of an
-//! adapter: immediates of 96 bytes, nine storage buffers a shader, workgroups of 256. Knows how to launch kernels, not
-//! which one to choose.
+//! Kernels are WGSL, composed from the texts in `shaders/`: layout
+//! constants of the weight, number conversions, the encoding of its codes,
+//! the format's scales (`dequant/<stem>.wgsl`) and the family's main loop.
+//! Weights are packed by sixteen rows, in the CPU's layout. Arithmetic
+//! is f32; INT8 for quantized activations; or f16 with f32 sums
+//! by cooperative matrices (feature `experimental-cooperative-matrix`).
+//!
+//! Adapters must support immediates of 96 bytes, nine storage
+//! buffers per shader, and workgroups of 256. The backend launches
+//! kernels but does not choose one.
 #![deny(missing_docs)]
 
 mod adapter;

@@ -1,4 +1,5 @@
-//! Buffers, and copies to and from them at byte granularity, which wgpu itself offers only by the word.
+//! Buffers, and copies with byte granularity. wgpu
+//! itself only copies whole words.
 
 use std::any::Any;
 use std::ops::Range;
@@ -11,19 +12,21 @@ use wgpu::BufferUsages;
 
 use crate::shared::{Fault, Shared};
 
-/// wgpu copies whole words.
+/// Word size of wgpu's copies.
 const WORD: usize = wgpu::COPY_BUFFER_ALIGNMENT as usize;
-/// Kernels read W, and X where it is aligned, by vectors of four words.
+/// Kernels read W, and an aligned X, by
+/// vectors of four words.
 pub(crate) const VECTOR: u64 = 16;
-/// Bytes of one staging copy: keeps large transfers from holding their size twice.
+/// Bytes of one staging copy, so that large transfers do
+/// not hold their size twice.
 const CHUNK: usize = 64 << 20;
 
-/// A wgpu buffer, its size rounded up to whole vectors.
+/// A wgpu buffer, with its size rounded up to whole vectors.
 #[derive(Debug)]
 pub(crate) struct WgpuBuffer {
     shared: Arc<Shared>,
     pub buffer: wgpu::Buffer,
-    /// Length asked for.
+    /// Requested length.
     len: usize,
 }
 
@@ -44,12 +47,12 @@ impl RawBuffer for WgpuBuffer {
 }
 
 impl WgpuBuffer {
-    /// The first `len` bytes of `buffer`.
+    /// Wraps the first `len` bytes of `buffer`.
     pub fn wrap(shared: &Arc<Shared>, buffer: wgpu::Buffer, len: usize) -> Buffer {
         Buffer::from_raw(Arc::new(WgpuBuffer { shared: shared.clone(), buffer, len }), len)
     }
 
-    /// That the buffer may be used for `usage`, which one of the caller's need not.
+    /// Checks that the buffer supports `usage`; a caller-owned one may not.
     fn check_usage(&self, usage: BufferUsages, what: &'static str) -> Result<(), HalError> {
         if self.buffer.usage().contains(usage) {
             return Ok(());
@@ -58,7 +61,7 @@ impl WgpuBuffer {
         Err(HalError::Unsupported { device: self.shared.id, what: what.into(), why })
     }
 
-    /// The wgpu buffer behind `view`, if it is one of `shared`.
+    /// The wgpu buffer behind `view`, if it belongs to `shared`.
     pub fn of<'a>(shared: &Arc<Shared>, view: BufferRef<'a>, what: &'static str) -> Result<&'a WgpuBuffer, HalError> {
         view.raw()
             .as_any()
@@ -68,7 +71,7 @@ impl WgpuBuffer {
     }
 }
 
-/// A new, zeroed buffer.
+/// Allocates a zeroed buffer.
 pub(crate) fn allocate(shared: &Arc<Shared>, bytes: usize, what: &'static str) -> Result<Buffer, HalError> {
     let limit = shared.limits.max_buffer_size;
     let size = (bytes as u64).checked_next_multiple_of(VECTOR).filter(|&size| size <= limit).ok_or_else(|| {
@@ -101,7 +104,7 @@ pub(crate) fn upload(shared: &Arc<Shared>, src: &[u8], dst: BufferRef<'_>) -> Re
     write(shared, raw, dst.offset(), src)
 }
 
-/// Waits, then copies the first bytes of `src` to `dst`.
+/// Waits, then copies the first `dst.len()` bytes of `src`.
 pub(crate) fn download(shared: &Arc<Shared>, src: BufferRef<'_>, dst: &mut [u8]) -> Result<(), HalError> {
     let raw = WgpuBuffer::of(shared, src, "the source of a download")?;
     check_len("download", dst.len(), src.len())?;
@@ -142,19 +145,22 @@ fn check_len(what: &'static str, wanted: usize, len: usize) -> Result<(), HalErr
     Ok(())
 }
 
-/// The whole words within `range`; empty, at `range.end`, where there are none.
+/// The whole words within `range`; empty, at
+/// `range.end`, if there are none.
 fn whole_words(range: &Range<usize>) -> Range<usize> {
     let (start, end) = (range.start.next_multiple_of(WORD), range.end / WORD * WORD);
     if start < end { start..end } else { range.end..range.end }
 }
 
-/// Writes `bytes` at `offset`; words at the edges keep the bytes that are not written.
+/// Writes `bytes` at `offset`. Partial words at the
+/// edges keep their other bytes.
 fn write(shared: &Arc<Shared>, raw: &WgpuBuffer, offset: usize, bytes: &[u8]) -> Result<(), HalError> {
     let range = offset..offset + bytes.len();
     let words = whole_words(&range);
     let (head, rest) = bytes.split_at(words.start - range.start);
     let (middle, tail) = rest.split_at(words.len());
-    // Without whole words `head` is everything, and may touch two words.
+    // Without whole words, `head` is the whole range
+    // and may touch two words.
     for (i, &byte) in head.iter().enumerate() {
         patch(shared, raw, offset + i, &[byte])?;
     }
@@ -162,21 +168,22 @@ fn write(shared: &Arc<Shared>, raw: &WgpuBuffer, offset: usize, bytes: &[u8]) ->
         shared.scoped("uploading", || {
             shared.flush();
             shared.queue.write_buffer(&raw.buffer, (words.start + i * CHUNK) as u64, part);
-            // Hands the staging copy to the device now instead of at some later launch.
+            // Submits the staging copy now instead of with a later launch.
             shared.queue.submit([]);
         })?;
     }
     patch(shared, raw, words.end, tail)
 }
 
-/// Writes less than a word, within one word.
+/// Writes part of a single word.
 fn patch(shared: &Arc<Shared>, raw: &WgpuBuffer, offset: usize, bytes: &[u8]) -> Result<(), HalError> {
     if bytes.is_empty() {
         return Ok(());
     }
     let at = offset % WORD;
     let mut word = [0; WORD];
-    // Behind the end of the buffer there is only padding, so a last word need not be read.
+    // After the end of the buffer there is only padding, so
+    // a last word need not be read.
     if at != 0 || offset + bytes.len() != raw.len {
         raw.check_usage(BufferUsages::COPY_SRC, "writing less than a word to this buffer")?;
         read(shared, &raw.buffer, offset - at, &mut word)?;
@@ -188,7 +195,7 @@ fn patch(shared: &Arc<Shared>, raw: &WgpuBuffer, offset: usize, bytes: &[u8]) ->
     })
 }
 
-/// Reads `dst.len()` bytes from `offset`, through a staging buffer that the host can map.
+/// Reads `dst.len()` bytes from `offset` through a mappable staging buffer.
 pub(crate) fn read(shared: &Arc<Shared>, buffer: &wgpu::Buffer, offset: usize, dst: &mut [u8]) -> Result<(), HalError> {
     const CALL: &str = "downloading";
     let first = offset / WORD * WORD;
@@ -209,13 +216,15 @@ pub(crate) fn read(shared: &Arc<Shared>, buffer: &wgpu::Buffer, offset: usize, d
     let (sender, receiver) = sync_channel(1);
     shared.scoped(CALL, || {
         staging.slice(..).map_async(wgpu::MapMode::Read, move |result| {
-            // The receiver is gone only when waiting failed, which is reported there.
+            // The receiver is dropped only when waiting failed,
+            // which is reported there.
             let _ = sender.send(result);
         });
     })?;
     let mapped = loop {
         shared.wait(CALL)?;
-        // Another thread that waits may have taken the callback and not yet called it.
+        // Another waiting thread may have taken the callback
+        // without having called it yet.
         match receiver.recv_timeout(Duration::from_millis(10)) {
             Err(RecvTimeoutError::Timeout) => {}
             received => break received.map_err(|e| shared.driver(CALL, e.to_string()))?,

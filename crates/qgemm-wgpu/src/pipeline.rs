@@ -1,4 +1,4 @@
-//! Compiled shaders of a device, each made once.
+//! Pipeline cache: shaders of a device, each compiled once.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -9,52 +9,55 @@ use crate::families::INTERFACES;
 use crate::shader::Shader;
 use crate::shared::Shared;
 
-/// What all kernels of an operation are given.
+/// Kernel interface of an operation.
 #[derive(Debug)]
 pub(crate) struct Interface {
-    /// The operation.
+    /// Name of the operation.
     pub name: &'static str,
-    /// Number of each binding, and whether kernels write what is bound there.
+    /// Number of each binding, and whether kernels write it.
     pub bindings: &'static [(u32, bool)],
-    /// Bytes of the parameters, which travel as immediates.
+    /// Bytes of the parameters, which are passed as immediates.
     pub params_bytes: u32,
 }
 
-/// An interface as a device knows it.
+/// The device objects of an interface.
 pub(crate) struct Layout {
     pub bindings: wgpu::BindGroupLayout,
     pipeline: wgpu::PipelineLayout,
 }
 
-/// How a dispatch binds its operands.
+/// Binding mode of a dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Binding {
-    /// What is read lies in other buffers than what is written.
+    /// Reads and writes use different buffers.
     Apart,
-    /// Some buffer is both read and written, in different places or by the same invocations. wgpu wants every binding of
-    /// such a buffer to be writable, so that here all are.
+    /// Some buffer is both read and written, in different ranges or
+    /// by the same invocations. wgpu then requires every binding of that
+    /// buffer to be writable, so all bindings are.
     OneBuffer,
 }
 
-/// A kernel that is ready: its name, for errors and debuggers, and its pipeline.
+/// A compiled kernel: its name, for errors and
+/// debuggers, and its pipeline.
 #[derive(Debug)]
 pub(crate) struct Compiled {
     pub name: String,
     interface: &'static Interface,
     shader: Shader,
     apart: wgpu::ComputePipeline,
-    /// Made by the first launch that reads and writes one buffer: few do.
+    /// Compiled by the first launch that reads and writes
+    /// one buffer, which is rare.
     one_buffer: OnceLock<wgpu::ComputePipeline>,
 }
 
 impl Compiled {
-    /// Compiles `shader` where that has not been done before.
+    /// Compiles `shader`, unless cached.
     pub fn new(shared: &Shared, interface: &'static Interface, name: String, shader: Shader) -> Result<Self, HalError> {
         let apart = pipeline(shared, interface, Binding::Apart, &name, shader.clone())?;
         Ok(Self { name, interface, shader, apart, one_buffer: OnceLock::new() })
     }
 
-    /// The pipeline for operands that are bound so.
+    /// The pipeline for a binding mode.
     pub fn pipeline(&self, shared: &Shared, binding: Binding) -> Result<&wgpu::ComputePipeline, HalError> {
         if binding == Binding::Apart {
             return Ok(&self.apart);
@@ -67,7 +70,7 @@ impl Compiled {
     }
 }
 
-/// The layouts of all operations, and the pipelines made so far by their source.
+/// Layouts of all operations, and cached pipelines by source.
 pub(crate) struct Pipelines {
     layouts: Vec<(&'static str, Binding, Layout)>,
     compiled: Mutex<HashMap<String, Arc<Mutex<Option<wgpu::ComputePipeline>>>>>,
@@ -113,7 +116,8 @@ impl Layout {
     }
 }
 
-/// The pipeline of `shader`, compiled where it has not been before. `name` is for errors and debuggers.
+/// The pipeline of `shader`, compiled unless cached. `name`
+/// is for errors and debuggers.
 pub(crate) fn pipeline(
     shared: &Shared,
     interface: &Interface,
@@ -126,7 +130,8 @@ pub(crate) fn pipeline(
         let mut compiled = shared.pipelines.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(compiled.entry(source.clone()).or_default())
     };
-    // Whoever wants the same meanwhile waits; others do not.
+    // Others that want the same pipeline wait
+    // here; the rest do not.
     let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(pipeline) = &*place {
         return Ok(pipeline.clone());
@@ -137,24 +142,45 @@ pub(crate) fn pipeline(
             label: Some(name),
             source: wgpu::ShaderSource::Wgsl(source.as_str().into()),
         };
-        // SAFETY: the text is our own. Every access to a buffer is within what a dispatch binds, for `Touched::bind` refuses
-        // views that are shorter than the extents of all that is accessed, from which the strides come, too. Of `gemm`: rows
-        // of W are clamped to the last tile, tokens to the last of X, columns of the column order are compared with
-        // `stored_k`, its entries and other columns of X with K, positions in C, bias, scales, residual and D with the counts
-        // of rows, features and tokens. X that is read without comparing columns has whole steps of them:
-        // `matrix::x_prologue` has it converted otherwise, to as many columns as `WorkspaceLayout::with_x` makes whole steps.
-        // A part of K has at least a k-tile; its sums are a matrix of whole tiles of rows, of which there are as many as parts
-        // (`gemm/parts.rs`). Of experts: rows and experts that an index names are compared with their counts, the latter with those bound.
-        // Of `convert`: rows are compared with their count, columns of X, of D and of the order with theirs, entries of the
-        // order with X's; D is written by vectors only where its rows are whole ones (`convert::writes_vectors`).
-        // Of `routing`: tokens, slots, chunks and experts are compared with their counts, ids with that of experts; places in the
-        // rows are counts of the slots before them. Of `matmul`: rows, columns and places along K are compared with M, N and K.
-        // Of `quantize`: rows and columns are compared with their counts, of which planes
-        // have whole groups. Of `attention`: sequences, rows, keys, pages and words of masks are compared with their counts,
-        // offsets and lengths bounded by what there is; of codes that begin within a word, the next word is read or written only where
-        // bytes of it are theirs. Of `kv_append`: the same, and positions compared with the rows of tables. Of `indexer`: queries, keys and pages are compared with their counts, ends bounded by those of keys. Of `norm`: rows and columns are compared with their counts. Workgroup
-        // memory is indexed by constants of the tile and by places of invocations. Every loop counts to such a bound in steps
-        // of at least 1.
+        // SAFETY: the shader text is ours, and every access to a
+        // buffer is within what a dispatch binds. `Touched::bind` refuses views
+        // that are shorter than the extents of all accesses, from which
+        // the strides also come. Workgroup memory is indexed by constants of
+        // the tile and by invocation indices. Every loop counts to a
+        // bound below in steps of at least 1. By operation:
+        //
+        // - `gemm`: rows of W are clamped to the last tile, tokens
+        //   to the last of X. Columns of the column order are
+        //   compared with `stored_k`; its entries and other columns of X with
+        //   K; positions in C, bias, scales, residual and D with the
+        //   counts of rows, features and tokens. An X that is read
+        //   without column checks has whole steps of columns: otherwise
+        //   `matrix::x_prologue` converts it, to as many columns as
+        //   `WorkspaceLayout::with_x` makes whole steps. A split-K part has at
+        //   least one k-tile; its partial sums are a matrix of whole
+        //   row tiles, and there are as many as parts (`gemm/parts.rs`).
+        // - `experts`: rows and experts in an index are compared with their
+        //   counts, experts also with the number of bound ones.
+        // - `convert`: rows are compared with their count; columns of X, D
+        //   and the order with theirs; entries of the order with X's
+        //   columns. D is written by vectors only when its rows are
+        //   whole vectors (`convert::writes_vectors`).
+        // - `routing`: tokens, slots, chunks and experts are compared with their
+        //   counts, and ids with the number of experts. Positions in the
+        //   lists are counts of earlier slots.
+        // - `matmul`: rows, columns and positions along K are
+        //   compared with M, N and K.
+        // - `quantize`: rows and columns are compared with their counts;
+        //   planes have whole groups of columns.
+        // - `attention`: sequences, rows, keys, pages and mask words are compared
+        //   with their counts, and offsets and lengths are clamped to what
+        //   exists. When codes begin within a word, the next word is
+        //   accessed only if it holds bytes of them.
+        // - `kv_append`: as `attention`; positions are compared
+        //   with the rows of the tables.
+        // - `indexer`: queries, keys and pages are compared with their counts,
+        //   and ends are clamped to the keys.
+        // - `norm`: rows and columns are compared with their counts.
         let module =
             unsafe { shared.device.create_shader_module_trusted(description, wgpu::ShaderRuntimeChecks::unchecked()) };
         shared.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
@@ -163,7 +189,7 @@ pub(crate) fn pipeline(
             module: &module,
             entry_point: Some("main"),
             compilation_options: wgpu::PipelineCompilationOptions {
-                // Our kernels write all of it before they read any.
+                // Our kernels write all workgroup memory before they read it.
                 zero_initialize_workgroup_memory: false,
                 ..Default::default()
             },

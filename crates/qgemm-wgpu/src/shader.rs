@@ -1,5 +1,6 @@
-//! WGSL sources, and how they become one shader: named constants, the ABI, the shared parts, the weight's layout,
-//! encoding and `dequant/<stem>.wgsl`, X, the epilogue, D, and the main loop of the family.
+//! WGSL composition. A shader consists of named constants, the ABI, shared
+//! parts, the weight's layout and encoding with `dequant/<stem>.wgsl`, X,
+//! the epilogue, D, and the family's main loop.
 
 use std::fmt::Write;
 
@@ -45,9 +46,9 @@ const EXPERTS_PARAMS: &str = include_str!("../shaders/experts_params.wgsl");
 const EXPERTS_CHECK: &str = include_str!("../shaders/experts_check.wgsl");
 const EXPERTS_GATHER: &str = include_str!("../shaders/experts_gather.wgsl");
 const EXPERTS_COMBINE: &str = include_str!("../shaders/experts_combine.wgsl");
-/// The entry point of products with experts.
+/// MoE entry point.
 pub(crate) const EXPERTS_ENTRY: &str = include_str!("../shaders/experts_entry.wgsl");
-/// The entry point of shaders that have none of their own.
+/// Default entry point.
 pub(crate) const ENTRY: &str = include_str!("../shaders/entry.wgsl");
 const CONVERT: &str = include_str!("../shaders/convert.wgsl");
 const MATMUL: &str = include_str!("../shaders/matmul.wgsl");
@@ -89,7 +90,7 @@ const ATTENTION_MASK_IN_PLACE: &str = include_str!("../shaders/attention_mask_in
 const ATTENTION_PLAIN: &str = include_str!("../shaders/attention_plain.wgsl");
 const ATTENTION_CODES: &str = include_str!("../shaders/attention_codes.wgsl");
 
-/// Texts of products that families share.
+/// Texts shared by the product families.
 const COMMON: [&str; 25] = [
     ABI,
     PARAMS,
@@ -118,40 +119,40 @@ const COMMON: [&str; 25] = [
     GEMM_SUM,
 ];
 
-/// All texts of conversions.
+/// All texts of `convert`.
 pub(crate) const CONVERT_TEXTS: [&str; 11] =
     [ABI, CONVERT_PARAMS, MODES, NUMBERS, X, OPERANDS, HALVES, STORE, STORE_WORDS, STORE_VECTORS, CONVERT];
 
-/// The texts that only products with experts have.
+/// Texts used only by MoE GEMM.
 pub(crate) const EXPERTS_TEXTS: [&str; 5] =
     [EXPERTS_PARAMS, EXPERTS_ENTRY, EXPERTS_CHECK, EXPERTS_GATHER, EXPERTS_COMBINE];
 
-/// All texts of products of two matrices in device memory.
+/// All texts of `matmul`.
 pub(crate) const MATMUL_TEXTS: [&str; 8] = [ABI, MATMUL_PARAMS, MODES, NUMBERS, ACTIVATION, HALVES, STORE, MATMUL];
 
-/// All texts of routings.
+/// All texts of `routing`.
 pub(crate) const ROUTING_TEXTS: [&str; 8] =
     [ABI, ROUTING_PARAMS, NUMBERS, ROUTING_TOP_K, ROUTING_LISTS, ROUTING_COUNT, ROUTING_SCAN, ROUTING_SCATTER];
 
-/// All texts of quantizing.
+/// All texts of `quantize`.
 pub(crate) const QUANTIZE_TEXTS: [&str; 8] =
     [ABI, QUANTIZE_PARAMS, MODES, NUMBERS, X, OPERANDS, QUANTIZE_CODES, QUANTIZE];
 
-/// All texts of dequantizations.
+/// All texts of `dequantize`.
 pub(crate) const DEQUANTIZE_TEXTS: [&str; 3] = [ABI, NUMBERS, DEQUANTIZE];
 
-/// All texts of attentions.
+/// All texts of `attention`.
 pub(crate) const ATTENTION_TEXTS: [&str; 7] =
     [NUMBERS, KV_CODES, ATTENTION_PLAIN, ATTENTION_CODES, ATTENTION_MASK, ATTENTION_MASK_IN_PLACE, ATTENTION];
 
-/// All texts of appending to caches.
+/// All texts of `kv_append`.
 pub(crate) const KV_APPEND_TEXTS: [&str; 7] =
     [NUMBERS, KV_APPEND, KV_APPEND_PLAIN, KV_CODES, KV_APPEND_FACTOR, KV_APPEND_BLOCKS, KV_APPEND_CODES];
 
-/// All texts of indexers.
+/// All texts of `indexer`.
 pub(crate) const INDEXER_TEXTS: [&str; 4] = [NUMBERS, INDEXER_PARAMS, INDEXER_SCORE, INDEXER_CHOOSE];
 
-/// All texts of norms.
+/// All texts of `norm`.
 pub(crate) const NORM_TEXTS: [&str; 11] = [
     ABI,
     NUMBERS,
@@ -166,10 +167,10 @@ pub(crate) const NORM_TEXTS: [&str; 11] = [
     NORM_PLANES,
 ];
 
-/// All texts of optimizers.
+/// All texts of `optimizer`.
 pub(crate) const OPTIMIZER_TEXTS: [&str; 5] = [ABI, NUMBERS, HALF_OF, NORM_WRITTEN, OPTIMIZER];
 
-/// The texts of products that families share, those of all formats among them.
+/// Texts shared by the product families, including those of all formats.
 pub(crate) fn common_texts() -> impl Iterator<Item = &'static str> {
     COMMON.into_iter().chain(DEQUANT.iter().map(|(_, source)| *source))
 }
@@ -190,17 +191,17 @@ static DEQUANT: &[(&str, &str)] = snippets![
     "fp8_e4m3" "fp8_e5m2" "fp8_e4m3_block128" "fp8_e5m2_block128" "mxfp8" "mxfp8_e5m2"
 ];
 
-/// The snippet of a format, if there is one.
+/// The snippet of a format, if any.
 pub(crate) fn dequant(format: Format) -> Option<&'static str> {
     DEQUANT.iter().find(|(stem, _)| *stem == format.dequant).map(|(_, source)| *source)
 }
 
-/// Bytes of workgroup memory that decoding a format takes.
+/// Workgroup memory in bytes that decoding a format needs.
 pub(crate) fn table_bytes(format: Format) -> u32 {
     if matches!(format.encoding, Encoding::Codebook(_)) { 16 * 4 } else { 0 }
 }
 
-/// A shader's text, and the constants that it is specialised by, for errors.
+/// A shader's text, and its constants, for errors.
 #[derive(Clone, Debug)]
 pub(crate) struct Shader {
     pub source: String,
@@ -208,7 +209,8 @@ pub(crate) struct Shader {
 }
 
 impl Shader {
-    /// The same with every operand declared as writable, which it must be where its buffer is written, too.
+    /// The shader with every operand declared writable, for buffers
+    /// that are both read and written.
     pub fn writable(&self) -> Self {
         Self { source: self.source.replace("var<storage, read>", "var<storage, read_write>"), ..self.clone() }
     }
@@ -217,25 +219,25 @@ impl Shader {
 /// Which four rows of W an invocation decodes at a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FourRows {
-    /// Neighbours in a tile.
+    /// Adjacent rows of a tile.
     Beside,
-    /// One of each of four tiles.
+    /// One row of each of four tiles.
     OfTiles,
 }
 
-/// What codes are decoded to.
+/// Output type of decoding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Codes {
-    /// Numbers in f32.
+    /// f32.
     Numbers,
-    /// Integers of eight bits, four of them in a word: of formats of integers alone.
+    /// INT8, four in a word; integer formats only.
     Bytes,
 }
 
-/// A family's part of a shader, for one configuration.
+/// A family's part of a shader, for one config.
 #[derive(Clone)]
 pub(crate) struct Part {
-    /// Directives that enable what it uses beyond plain WGSL.
+    /// Directives that enable WGSL extensions.
     pub extensions: &'static str,
     pub rows: FourRows,
     pub codes: Codes,
@@ -250,60 +252,64 @@ impl Part {
     }
 }
 
-/// A whole shader, entry point `main`. Of its operands it is specialised by the format alone: types and the alignment
-/// of X are looked at where they are read and written, for a shader takes software adapters half a second to compile.
+/// A whole shader with entry point `main`. Of its operands only
+/// the weight format is a constant. Types and the alignment of
+/// X are checked at run time, because compiling a shader takes
+/// half a second on software adapters.
 pub(crate) fn compose(format: Format, code: &WeightCode, part: &Part) -> Shader {
     compose_with(PARAMS, &WITH_EPILOGUE, format, code, part)
 }
 
-/// The shader of the sums of parts of K, of which each begins at a multiple of so many k-tiles.
+/// The split-K shader. Each part begins at a
+/// multiple of this many k-tiles.
 pub(crate) fn compose_part_of_k(format: Format, code: &WeightCode, part: &Part) -> Shader {
     let mut part = part.clone();
     part.constants.push(("QUANTUM_K_TILES", quantum_k_tiles(code)));
     compose_with(PARAMS, &[PART_OF_K], format, code, &part)
 }
 
-/// The shader that makes outputs of the sums of parts of K.
+/// The shader that reduces split-K partial sums to outputs.
 pub(crate) fn compose_gemm_sum(threads: u32) -> Shader {
     let tile = ("TILE_ROWS", TILE_ROWS as u32);
-    // No weight is read, of which k-tiles would be.
+    // No weight is read, so the k-tile constants are dummies.
     let prelude = prelude(&[("THREADS", threads), tile, ("PACKED_K", 1), ("PACKED_VECTORS", 1)]);
     let mut parts = vec![prelude.as_str(), ABI, PARAMS, MODES, NUMBERS];
     parts.extend([ACTIVATION, EPILOGUE, HALVES, STORE, GEMM_SUM]);
     Shader { source: parts.join("\n"), prelude }
 }
 
-/// K-tiles that begin together: as many as the longest block of columns that share a factor of X.
+/// K-tiles of a quantum: the longest block of columns
+/// that share a factor of X.
 fn quantum_k_tiles(code: &WeightCode) -> u32 {
     QUANTUM_COLUMNS.div_ceil(code.k_tile() as u32)
 }
 
-/// What finishes sums: the outputs are made of them.
+/// Epilogue: sums to outputs.
 const WITH_EPILOGUE: [&str; 5] = [ACTIVATION, EPILOGUE, HALVES, STORE, WHOLE_K];
 
-/// Columns of the longest block that shares a factor of X.
+/// Columns of the longest block with one factor of X.
 const QUANTUM_COLUMNS: u32 = 256;
 
-/// The shader of products with experts; `part` has their entry point.
+/// The MoE GEMM shader; `part` has the MoE entry point.
 pub(crate) fn compose_experts(format: Format, code: &WeightCode, part: &Part) -> Shader {
     compose_with(EXPERTS_PARAMS, &WITH_EPILOGUE, format, code, part)
 }
 
-/// The shader that finds what is wrong with an index.
+/// The index check shader.
 pub(crate) fn compose_experts_check(threads: u32) -> Shader {
     let prelude = prelude(&[("THREADS", threads)]);
     let source = [prelude.as_str(), ABI, EXPERTS_CHECK].join("\n");
     Shader { source, prelude }
 }
 
-/// The shader that puts an index beside the factors of rows.
+/// The shader that gathers index and row factors.
 pub(crate) fn compose_experts_gather(threads: u32) -> Shader {
     let prelude = prelude(&[("THREADS", threads)]);
     let source = [prelude.as_str(), EXPERTS_GATHER].join("\n");
     Shader { source, prelude }
 }
 
-/// The shader that adds up the slots of tokens.
+/// The combine shader.
 pub(crate) fn compose_experts_combine(threads: u32) -> Shader {
     let prelude = prelude(&[("THREADS", threads)]);
     let source = [prelude.as_str(), ABI, NUMBERS, HALVES, STORE, EXPERTS_COMBINE].join("\n");
@@ -350,7 +356,8 @@ fn compose_with(params: &'static str, ends: &[&'static str], format: Format, cod
     Shader { source: parts.join("\n"), prelude }
 }
 
-/// The shader of conversions, with `threads` invocations; `by_vectors` where rows of D are whole vectors.
+/// The `convert` shader with `threads` invocations; `by_vectors`
+/// when rows of D are whole vectors.
 pub(crate) fn compose_convert(threads: u32, by_vectors: bool) -> Shader {
     let prelude = prelude(&[("THREADS", threads)]);
     let mut parts = vec![prelude.as_str(), ABI, CONVERT_PARAMS, MODES, NUMBERS, X, OPERANDS, HALVES];
@@ -362,7 +369,7 @@ pub(crate) fn compose_convert(threads: u32, by_vectors: bool) -> Shader {
     Shader { source: parts.join("\n"), prelude }
 }
 
-/// The shader of products of two matrices in device memory, with these constants of its tile.
+/// The `matmul` shader with these tile constants.
 pub(crate) fn compose_matmul(constants: &[(&'static str, u32)]) -> Shader {
     let prelude = prelude(constants);
     let mut parts = vec![prelude.as_str()];
@@ -370,8 +377,9 @@ pub(crate) fn compose_matmul(constants: &[(&'static str, u32)]) -> Shader {
     Shader { source: parts.join("\n"), prelude }
 }
 
-/// The shader of a step of a routing, with `threads` invocations. One workgroup is enough for all lists, so that no kernel is of
-/// [`RoutingStep::Lists`]: counting, adding up and writing follow one another.
+/// The shader of a `routing` step with `threads` invocations.
+/// [`RoutingStep::Lists`] is not used: counting, scanning and
+/// writing are separate steps.
 pub(crate) fn compose_routing(step: RoutingStep, threads: u32) -> Shader {
     let prelude = prelude(&[("THREADS", threads), ("FLAG_SHARED", FLAG_SHARED)]);
     let mut parts = vec![prelude.as_str(), ABI, ROUTING_PARAMS, NUMBERS];
@@ -384,7 +392,8 @@ pub(crate) fn compose_routing(step: RoutingStep, threads: u32) -> Shader {
     Shader { source: parts.join("\n"), prelude }
 }
 
-/// The shader that quantizes, with `threads` invocations; `format` says what to.
+/// The `quantize` shader with `threads` invocations;
+/// `format` describes the result.
 pub(crate) fn compose_quantize(threads: u32, format: &[(&'static str, u32)]) -> Shader {
     let constants: Vec<_> = format.iter().copied().chain([("THREADS", threads)]).collect();
     let prelude = prelude(&constants);
@@ -394,7 +403,7 @@ pub(crate) fn compose_quantize(threads: u32, format: &[(&'static str, u32)]) -> 
     Shader { source, prelude }
 }
 
-/// The shader that makes plain numbers of an X of these planes, with `threads` invocations.
+/// The `dequantize` shader for these planes, with `threads` invocations.
 pub(crate) fn compose_dequantize(threads: u32, parts: &XParts) -> Shader {
     let constants: Vec<_> = dequantize::constants(parts).chain([("THREADS", threads)]).collect();
     let prelude = prelude(&constants);
@@ -402,8 +411,9 @@ pub(crate) fn compose_dequantize(threads: u32, parts: &XParts) -> Shader {
     Shader { source, prelude }
 }
 
-/// The shader of an attention with these constants, over a cache of such numbers; a mask has a buffer of its own, or takes the place of an
-/// index.
+/// The `attention` shader with these constants, for a
+/// cache with this scaling. A mask has a separate buffer,
+/// or uses the binding of an index.
 pub(crate) fn compose_attention(
     words: &[(&'static str, u32)],
     choices: &[(&'static str, bool)],
@@ -419,7 +429,8 @@ pub(crate) fn compose_attention(
     }
 }
 
-/// The shader that appends to a cache of such numbers, with these constants.
+/// The `kv_append` shader with these constants, for a
+/// cache with this scaling.
 pub(crate) fn compose_kv_append(
     words: &[(&'static str, u32)],
     choices: &[(&'static str, bool)],
@@ -433,7 +444,8 @@ pub(crate) fn compose_kv_append(
     compose_chosen(words, choices, &[KV_APPEND, KV_CODES, encoding, KV_APPEND_CODES])
 }
 
-/// The shader that scores keys or, if it `chooses`, finds the best of them, with these constants.
+/// The `indexer` shader with these constants: scoring,
+/// or top-k if it `chooses`.
 pub(crate) fn compose_indexer(
     words: &[(&'static str, u32)],
     choices: &[(&'static str, bool)],
@@ -450,7 +462,8 @@ fn compose_chosen(words: &[(&'static str, u32)], choices: &[(&'static str, bool)
     Shader { source: [&[prelude.as_str(), NUMBERS], texts].concat().join("\n"), prelude }
 }
 
-/// The shader of norms, with `threads` invocations whose rows keep `kept` columns in workgroup memory.
+/// The `norm` shader with `threads` invocations, whose rows cache
+/// `kept` columns in workgroup memory.
 pub(crate) fn compose_norm(threads: u32, kept: u32) -> Shader {
     let prelude = prelude(&[("THREADS", threads), ("KEPT", kept)]);
     let [sum, d] = ["sum", "d"].map(|written| NORM_WRITTEN.replace("TARGET", written));
@@ -459,7 +472,7 @@ pub(crate) fn compose_norm(threads: u32, kept: u32) -> Shader {
     Shader { source, prelude }
 }
 
-/// The same of norms whose result is quantized; `format` says what to.
+/// The `norm` shader with a quantized result; `format` describes it.
 pub(crate) fn compose_norm_quantized(threads: u32, kept: u32, format: &[(&'static str, u32)]) -> Shader {
     let constants: Vec<_> = format.iter().copied().chain([("THREADS", threads), ("KEPT", kept)]).collect();
     let prelude = prelude(&constants);
@@ -468,7 +481,7 @@ pub(crate) fn compose_norm_quantized(threads: u32, kept: u32, format: &[(&'stati
     Shader { source: [prelude.as_str(), ABI, NUMBERS, HALF_OF, &shared].join("\n"), prelude }
 }
 
-/// The shader of an optimizer, with `threads` invocations, whose rule is known by this number.
+/// The `optimizer` shader with `threads` invocations, for this rule number.
 pub(crate) fn compose_optimizer(threads: u32, rule: u32) -> Shader {
     let prelude = prelude(&[("THREADS", threads), ("RULE", rule)]);
     let copy = NORM_WRITTEN.replace("TARGET", "copy");
@@ -483,7 +496,7 @@ fn prelude(constants: &[(&'static str, u32)]) -> String {
     })
 }
 
-/// How numbers that are no integers are scaled.
+/// How non-integer values are scaled.
 fn scaling(format: Format) -> &'static str {
     if format.float_scales.iter().any(|scale| scale.kind == ScaleType::E8M0) { TWO_FACTORS } else { SCALE }
 }
@@ -517,7 +530,7 @@ mod tests {
             assert!(dequant(format).is_some(), "{format} has no dequant/{}.wgsl", format.dequant);
             let code = WeightCode::new(format).expect("has planes that shaders read");
             for (k, config) in gemv::CONFIGS.iter().enumerate() {
-                // Adapters with subgroups and without take turns.
+                // Alternates between adapters with and without subgroups.
                 let part = gemv::part(config, &code, (i + k) % 2 == 0);
                 validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
                 validate(
@@ -549,7 +562,7 @@ mod tests {
                 assert!(!shader.writable().source.contains("<storage, read>"));
             }
             for (k, config) in matrix::CONFIGS.iter().enumerate() {
-                // Subgroups and matrices of all sizes take turns.
+                // Alternates between all sizes of subgroups and matrices.
                 let matrices =
                     [(16, 32), (8, 8), (16, 16), (8, 32)].map(|(side, lanes)| CooperativeMatrices { side, lanes });
                 let part = matrix::part(config, matrices[(i + k) % 4]);

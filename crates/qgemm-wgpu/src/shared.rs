@@ -1,4 +1,5 @@
-//! What the objects of one opened device share: wgpu's handles, and how its errors become ours.
+//! Shared state of an opened device: wgpu handles, and the
+//! conversion of wgpu errors.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -10,44 +11,50 @@ use crate::adapter::CooperativeMatrices;
 use crate::bind_groups::BindGroups;
 use crate::pipeline::{Binding, Pipelines};
 
-/// Most launches that are handed to the queue together: a submission takes longer than many a kernel. The first after a
-/// wait is handed over at once, then two, four and so on, so that the device does not idle while the host gathers them.
+/// Maximum launches per submission, because submitting takes longer than
+/// many kernels. The first launch after a wait is submitted at
+/// once, then two, four and so on, so that the device
+/// does not idle while the host batches.
 const MOST_TOGETHER: usize = 16;
 
-/// An opened wgpu device. Buffers, streams, events and kernels hold it and know each other by it.
+/// An opened wgpu device. Buffers, streams, events and kernels
+/// hold it, and are compared by it.
 pub(crate) struct Shared {
     pub id: DeviceId,
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
     pub limits: wgpu::Limits,
     pub timestamps: bool,
-    /// What kernels multiply beside numbers.
+    /// Supported cooperative matrices.
     pub matrices: Option<CooperativeMatrices>,
     pub pipelines: Pipelines,
     pub groups: BindGroups,
-    /// Bound where a kernel reads no such operand.
+    /// Bound for absent operands that are read.
     pub absent: wgpu::Buffer,
-    /// Bound where it writes none: no dispatch may see a buffer both ways.
+    /// Bound for absent operands that are written. A dispatch must
+    /// not use one buffer both ways.
     pub absent_written: wgpu::Buffer,
-    /// Launches that the queue has not been given yet.
+    /// Launches that have not been submitted.
     pending: Mutex<Pending>,
-    /// Most launches that are gathered.
+    /// Maximum batched launches.
     most_together: usize,
-    /// Why the device can no longer be used: it was lost, or an error came that no scope caught.
+    /// Why the device is unusable: it was lost, or an error
+    /// occurred outside every scope.
     broken: Arc<OnceLock<Fault>>,
 }
 
-/// Launches that the queue has not been given yet.
+/// Launches that have not been submitted.
 #[derive(Default)]
 struct Pending {
     open: Option<Open>,
-    /// Launches in it.
+    /// Launches in the open pass.
     count: usize,
-    /// So many are handed over together next.
+    /// Number of launches to submit together next.
     together: usize,
 }
 
-/// A pass that launches are still added to: one for all costs the host and the device less than one each.
+/// An open pass that collects launches. One pass for all is
+/// cheaper for host and device than one for each.
 struct Open {
     // Dropped before its encoder.
     pass: wgpu::ComputePass<'static>,
@@ -82,7 +89,8 @@ impl Shared {
         owner: Owner,
     ) -> Result<Arc<Self>, HalError> {
         let broken = Arc::new(OnceLock::new());
-        // A device has one callback of each kind, and the caller's stay.
+        // A device has one callback of each kind, and a
+        // caller-owned device keeps the caller's.
         if owner == Owner::Backend {
             watch(id, &device, &broken);
         }
@@ -108,7 +116,7 @@ impl Shared {
             absent,
             absent_written,
             pending: Mutex::default(),
-            // What the caller submits after a launch must come after it.
+            // Submissions of the caller after a launch must come after it.
             most_together: if owner == Owner::Backend { MOST_TOGETHER } else { 1 },
             broken,
             device,
@@ -116,17 +124,17 @@ impl Shared {
         }))
     }
 
-    /// Whether every call is an error.
+    /// Whether every call fails.
     pub fn is_broken(&self) -> bool {
         self.broken.get().is_some()
     }
 
-    /// Makes every later call an error that says `reason`.
+    /// Makes every later call fail with `reason`.
     pub fn lose(&self, reason: String) {
         self.broken.get_or_init(|| lost(&reason));
     }
 
-    /// Whether `buffer`, which shaders may read, is one of this device.
+    /// Whether `buffer`, which shaders may read, belongs to this device.
     pub fn owns(&self, buffer: &wgpu::Buffer) -> Result<bool, HalError> {
         let interface = &crate::families::gemm::INTERFACE;
         let entry = |(i, &(binding, written)): (usize, &(u32, bool))| wgpu::BindGroupEntry {
@@ -148,22 +156,25 @@ impl Shared {
         Ok(bound.is_ok())
     }
 
-    /// Runs `work`, and makes an error of what wgpu reports meanwhile; `call` says what was being done.
+    /// Runs `work` and returns errors that wgpu reports
+    /// meanwhile; `call` names the activity.
     pub fn scoped<T>(&self, call: &'static str, work: impl FnOnce() -> T) -> Result<T, HalError> {
         self.try_scoped(call, work)?.map_err(|fault| fault.into_hal(self.id, call))
     }
 
-    /// As [`Shared::scoped`], leaving the meaning of the fault to the caller.
+    /// As [`Shared::scoped`], but the caller interprets the fault.
     pub fn try_scoped<T>(&self, call: &'static str, work: impl FnOnce() -> T) -> Result<Result<T, Fault>, HalError> {
         self.check(call)?;
         let result = scoped(&self.device, work);
-        // A loss reaches no scope; objects made after it are dead.
+        // A device loss is not reported to scopes; objects
+        // created after it are dead.
         self.check(call)?;
         Ok(result)
     }
 
-    /// Adds a launch, which `record` writes into a pass, to those that the queue gets together, at the latest before
-    /// the next work of another kind.
+    /// Adds a launch, which `record` writes into a pass, to
+    /// the current batch. The batch is submitted at the
+    /// latest before other work.
     pub fn launch(&self, record: impl FnOnce(&mut wgpu::ComputePass<'static>)) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         record(&mut pending.open.get_or_insert_with(|| Open::new(&self.device)).pass);
@@ -174,7 +185,8 @@ impl Shared {
         }
     }
 
-    /// Hands all launches to the queue. Before everything that the queue is to do after them.
+    /// Submits all batched launches. Must be called before
+    /// any other work is queued.
     pub fn flush(&self) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         pending.together = 1;
@@ -195,7 +207,7 @@ impl Shared {
         self.check(call)
     }
 
-    /// An error of the driver.
+    /// Creates a driver error.
     pub fn driver(&self, call: &'static str, message: String) -> HalError {
         HalError::Driver { device: self.id, call, message }
     }
@@ -208,11 +220,12 @@ impl Shared {
     }
 }
 
-/// Notes what ends a device's use.
+/// Installs callbacks that mark the device as broken.
 fn watch(id: DeviceId, device: &wgpu::Device, broken: &Arc<OnceLock<Fault>>) {
     let of_loss = broken.clone();
     device.set_device_lost_callback(move |reason, message| {
-        // Dropping a device reports a loss too, which is nothing to log.
+        // Dropping a device also reports a loss,
+        // which must not be logged.
         if reason != wgpu::DeviceLostReason::Destroyed {
             tracing::error!(device = %id, message, "device lost");
         }
@@ -229,16 +242,16 @@ fn lost(reason: &str) -> Fault {
     Fault::Lost(reason.to_owned())
 }
 
-/// Who opened a device.
+/// Owner of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// This crate.
     Backend,
-    /// Code that uses it beside us.
+    /// The caller's code.
     Caller,
 }
 
-/// What went wrong on a device.
+/// A device fault.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
     Lost(String),

@@ -1,5 +1,6 @@
-//! What the shaders in `shaders/` have beyond WGSL: lines that are repeated, so that nothing in an inner loop depends
-//! on what a driver unrolls.
+//! Templates in `shaders/`: repeated lines beyond
+//! plain WGSL, so that inner loops do not depend
+//! on a driver's unrolling.
 //!
 //! ```text
 //! #for t TILE_M        the lines up to `#end`, TILE_M times; `$t` in them is 0, 1, …, and `$t+1` the next
@@ -10,14 +11,16 @@
 
 use crate::weight_code::Place;
 
-/// `text` with every repetition written out. `constants` are what counts may name, `place` says where a value stands.
+/// Expands all repetitions in `text`. Counts may name `constants`,
+/// and `place` locates a value's code.
 pub(crate) fn expand(text: &str, constants: &[(&str, u32)], place: impl Fn(u32, u32, u32) -> Place) -> String {
     let mut out = String::new();
     repeat(&mut text.lines(), constants, &mut out);
     ["number", "quad"].into_iter().fold(out, |text, function| calls(&text, function, &place))
 }
 
-/// Copies lines up to the `#end` of the enclosing repetition, or to the end.
+/// Copies lines up to the `#end` of the enclosing
+/// repetition, or to the end.
 fn repeat<'a>(lines: &mut impl Iterator<Item = &'a str>, constants: &[(&str, u32)], out: &mut String) {
     while let Some(line) = lines.next() {
         let mut words = line.split_whitespace();
@@ -43,12 +46,13 @@ fn repeat<'a>(lines: &mut impl Iterator<Item = &'a str>, constants: &[(&str, u32
 
 fn count_of(count: &str, constants: &[(&str, u32)]) -> u32 {
     let named = constants.iter().find(|(name, _)| *name == count).map(|&(_, value)| value);
-    // The sources are our own, and the tests expand all of them.
+    // The sources are ours, and the tests
+    // expand all of them.
     named.or_else(|| count.parse().ok()).unwrap_or_else(|| unreachable!("`{count}` is no constant"))
 }
 
-/// Makes calls of `function` of every `#function(s, q, i)`; without an `i` it is about the quad's first value, where
-/// the quad begins.
+/// Turns every `#function(s, q, i)` into calls of `function`.
+/// Without `i` it refers to the quad's first value.
 fn calls(text: &str, function: &str, place: impl Fn(u32, u32, u32) -> Place) -> String {
     let marker = format!("#{function}(");
     let mut parts = text.split(marker.as_str());

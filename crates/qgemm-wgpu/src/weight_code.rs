@@ -1,20 +1,20 @@
-//! How shaders read weights of a format: the constants of its layout and encoding.
+//! Shader constants of a weight format: its layout and encoding.
 
 use std::fmt::Write;
 
 use qgemm_formats::prepack::{CodePlaneLayout, FragmentLayout, PackedLayout};
 use qgemm_formats::{Encoding, Format};
 
-/// The layout that the shaders read.
+/// Fragment layout that the shaders read.
 pub(crate) const CLASS: FragmentLayout = FragmentLayout::Simd16;
 
 /// Values in a quad.
 const QUAD: usize = 4;
 
-/// What shaders are specialised by of a weight.
+/// Shader specialization for a weight.
 pub(crate) struct WeightCode {
     layout: PackedLayout,
-    /// Columns that an invocation of `gemv` loads at once, of four rows.
+    /// Columns of four rows that a `gemv` invocation loads at once.
     pub unit: usize,
     /// Columns of a unit that share scales.
     span: usize,
@@ -22,25 +22,27 @@ pub(crate) struct WeightCode {
     sub_block: usize,
 }
 
-/// Where the code of a value stands, in words of a unit.
+/// Location of a value's code, in words of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// Word of the first plane.
     pub low_word: usize,
-    /// First bit there.
+    /// First bit in that word.
     pub low_bit: usize,
-    /// Word and bit of the second plane, where there is one.
+    /// Word and bit of the second plane, if any.
     pub high: Option<(usize, usize)>,
 }
 
 impl WeightCode {
-    /// Of `format`; `None` where its codes have more than two planes, which shaders do not read.
+    /// The constants of `format`; `None` for more than two code planes,
+    /// which shaders do not support.
     pub fn new(format: Format) -> Option<Self> {
         let layout = PackedLayout::new(format, CLASS)?;
         if !(1..=2).contains(&layout.codes.len()) {
             return None;
         }
-        // Plain values are wide: with a unit of 32, words alone would take 128 registers.
+        // Unquantized values are wide: a unit of 32 would take 128
+        // registers for words alone.
         let unit = if layout.codes[0].bits > 8 { 8 } else { 32 };
         let sub_block = if format.scale_planes.is_empty() { layout.k_tile } else { format.sub_block };
         Some(Self { unit, span: unit.min(sub_block), sub_block, layout })
@@ -51,7 +53,7 @@ impl WeightCode {
         self.layout.k_tile
     }
 
-    /// Bytes of W that one row of tiles takes for `stored_k` columns.
+    /// Bytes of a row tile of W with `stored_k` columns.
     pub fn row_of_tiles_bytes(&self, stored_k: usize) -> usize {
         self.layout.bytes(self.layout.tile_rows, stored_k)
     }
@@ -85,7 +87,7 @@ impl WeightCode {
         .to_vec()
     }
 
-    /// Where value `i` of quad `quad` of a span stands.
+    /// Location of value `i` of quad `quad` of a span.
     pub fn place(&self, span: u32, quad: u32, i: u32) -> Place {
         let quad = span as usize * self.span / QUAD + quad as usize;
         let at = |plane: &CodePlaneLayout| {
@@ -96,7 +98,8 @@ impl WeightCode {
         Place { low_word, low_bit, high: self.layout.codes.get(1).map(at) }
     }
 
-    /// Declarations that are not integers: scale planes and the encoding's numbers. They go behind `packed.wgsl`.
+    /// Non-integer declarations: scale planes and the encoding's
+    /// values. They follow `packed.wgsl`.
     pub fn declarations(&self) -> String {
         let format = self.layout.format();
         let mut text = String::new();

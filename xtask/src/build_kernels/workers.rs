@@ -1,5 +1,6 @@
-//! The processes that compile. NVRTC does not get faster with threads, so this executable starts itself as workers,
-//! each of which compiles every n-th kernel into the cache.
+//! Compiler processes. NVRTC does not scale with threads, so
+//! this executable starts itself as workers. Each compiles
+//! every n-th kernel into the cache.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -16,37 +17,39 @@ use serde::{Deserialize, Serialize};
 
 use super::Job;
 
-/// Failed kernels whose log is printed; the others are only named.
+/// Failed kernels whose log is printed. Others are only named.
 const MAX_LOGS: usize = 5;
 
-/// What a worker says of a kernel, one line of JSON each.
+/// A worker's report on a kernel, one line of JSON each.
 #[derive(Debug, Serialize, Deserialize)]
 struct Report {
     job: usize,
-    /// How long the compiler took; `None` when the cache had the kernel.
+    /// Compile time; `None` for a cache hit.
     seconds: Option<f64>,
     error: Option<String>,
-    /// The error is of the machine, not of the kernel: no other will fare better.
+    /// The error is the machine's, not the kernel's: no
+    /// other kernel will fare better.
     fatal: bool,
 }
 
-/// Worker processes, which end with this value.
+/// Worker processes, which are killed on drop.
 struct Workers(Vec<Child>);
 
 impl Drop for Workers {
     fn drop(&mut self) {
         for worker in &mut self.0 {
-            // Both fail when it has ended already.
+            // Both fail when it has already exited.
             let _ = worker.kill();
             let _ = worker.wait();
         }
     }
 }
 
-/// Compiles the jobs in worker processes, `processes` of them or one a core.
+/// Compiles the jobs in `processes` worker processes, or one per core.
 ///
 /// # Errors
-/// When kernels do not compile or cannot be kept, naming them, or when a worker stops.
+/// When kernels do not compile or cannot be stored, naming
+/// them, or when a worker stops.
 pub(super) fn compile_all(jobs: &[Job], processes: Option<usize>) -> anyhow::Result<()> {
     let cores = thread::available_parallelism().map_or(1, |n| n.get());
     let count = processes.unwrap_or(cores).clamp(1, jobs.len());
@@ -99,7 +102,7 @@ pub(super) fn compile_all(jobs: &[Job], processes: Option<usize>) -> anyhow::Res
     Ok(())
 }
 
-/// What to say of kernels that do not compile.
+/// Message for kernels that do not compile.
 fn failures(failed: &[(&Job, String)], all: usize) -> String {
     let mut text = format!("{} of {all} kernels failed:", failed.len());
     for (_, error) in failed.iter().take(MAX_LOGS) {
@@ -112,7 +115,8 @@ fn failures(failed: &[(&Job, String)], all: usize) -> String {
     text
 }
 
-/// Starts worker `index` of `count`: the same command line, so that it finds the same jobs.
+/// Starts worker `index` of `count` with the same command line,
+/// so that it finds the same jobs.
 fn start(index: usize, count: usize) -> anyhow::Result<Child> {
     Command::new(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
@@ -123,10 +127,11 @@ fn start(index: usize, count: usize) -> anyhow::Result<Child> {
         .context("starting a worker")
 }
 
-/// A worker's life: compiles its share of `jobs`, as `worker` (`index/count`) says.
+/// Main function of a worker: compiles its share of `jobs`, given
+/// by `worker` (`index/count`).
 ///
 /// # Errors
-/// When the reports cannot be made.
+/// When the reports cannot be written.
 pub(super) fn work(jobs: &[Job], cache: &Path, worker: &str) -> anyhow::Result<()> {
     let parsed = worker.split_once('/').and_then(|(i, n)| Some((i.parse::<usize>().ok()?, n.parse::<usize>().ok()?)));
     let (index, count) = parsed.filter(|&(_, n)| n > 0).with_context(|| format!("`--worker {worker}`"))?;
@@ -141,7 +146,7 @@ pub(super) fn work(jobs: &[Job], cache: &Path, worker: &str) -> anyhow::Result<(
         };
         let line = serde_json::to_string(&report)?;
         if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
-            // Whoever started this process is gone, or has given up.
+            // The parent process is gone or has given up.
             return Ok(());
         }
     }

@@ -1,4 +1,5 @@
-//! Tables of operations that are no products with a weight: a row a case, beside the peer's figure where there is one.
+//! Tables of operations other than GEMM: one row for each case,
+//! next to the peer's figure if there is one.
 
 use anyhow::ensure;
 use serde::Deserialize;
@@ -6,12 +7,12 @@ use serde::Deserialize;
 use super::results::Span;
 use super::tables::{line, span, wrapped};
 
-/// A device and the times of operations on it.
+/// Times of operations on a device.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OperationResults {
     device: String,
-    /// The API, and the driver where it is known.
+    /// API, and driver if known.
     through: String,
     runs: Vec<OperationRun>,
 }
@@ -26,7 +27,7 @@ struct OperationRun {
     rows: Vec<OperationRow>,
 }
 
-/// The time of one case.
+/// Time of one case.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct OperationRow {
@@ -35,12 +36,12 @@ struct OperationRow {
     case: String,
     kernel: String,
     us: Span,
-    /// What the case is limited by, per second: `3.6 TB/s`, `690 TFLOP/s`.
+    /// The limiting rate of the case: `3.6 TB/s`, `690 TFLOP/s`.
     rate: Option<String>,
     peer: Option<Peer>,
 }
 
-/// What another library takes for the same.
+/// Time of another library for the same case.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Peer {
@@ -49,10 +50,10 @@ struct Peer {
 }
 
 impl OperationResults {
-    /// What types alone do not say.
+    /// Checks what the types alone do not guarantee.
     ///
     /// # Errors
-    /// Names the case and what is wrong with it.
+    /// The case and what is wrong with it.
     pub fn check(&self) -> anyhow::Result<()> {
         let mut seen = Vec::new();
         for run in &self.runs {
@@ -73,7 +74,7 @@ impl OperationResults {
     }
 }
 
-/// What stands between the markers of a file.
+/// Text between a file's markers.
 pub fn text(results: &OperationResults) -> String {
     let runs: Vec<String> = results.runs.iter().map(|run| format!("{} at `{}`", run.date, run.commit)).collect();
     let mut out = wrapped(&format!("{} ({}), {}.", results.device, results.through, runs.join(", ")));

@@ -1,22 +1,22 @@
-//! What a result file holds.
+//! Contents of a result file.
 
 use anyhow::ensure;
 use qgemm_formats::{DType, Format};
 use serde::Deserialize;
 
-/// The name under which a run of this library stands.
+/// Name of this library's runs.
 pub const OURS: &str = "qgemm";
 
-/// A device and all that was measured on it.
+/// Measurements on one device.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Results {
     pub device: String,
-    /// The API, and the driver where it is known.
+    /// API, and driver if known.
     pub through: String,
-    /// Unit in which the table prints times; rows are in microseconds.
+    /// Time unit of the table; rows are in microseconds.
     pub unit: Unit,
-    /// Of every run that states no other.
+    /// Roof of every run that does not state another.
     pub roof: Option<Roof>,
     pub table: Table,
     pub runs: Vec<Run>,
@@ -30,26 +30,28 @@ pub enum Unit {
     Ms,
 }
 
-/// What a device can do at most.
+/// Peak rates of a device.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Roof {
     pub read_gb_per_s: Span,
-    /// 10¹² additions and multiplications a second. Where it is absent, only one token has a roof.
+    /// 10¹² additions and multiplications per second. Without
+    /// it, only one token has a roof.
     pub tera_ops: Option<Span>,
-    /// Where the figures are from.
+    /// Source of the figures.
     pub source: String,
 }
 
-/// What the page shows; the rest stays in the file.
+/// Columns and rows that the page shows; the
+/// rest stays in the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
-    /// Heading of the settings' column.
+    /// Heading of the settings column.
     pub setting: Option<String>,
     /// N and K, in order.
     pub shapes: Vec<[usize; 2]>,
-    /// Formats of weights and names of peers, in order.
+    /// Weight formats and names of peers, in order.
     pub columns: Vec<String>,
 }
 
@@ -57,13 +59,14 @@ pub struct Table {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
-    /// `qgemm`, or an identifier of the peer.
+    /// `qgemm`, or the identifier of a peer.
     pub by: String,
     /// A peer's name on the page.
     pub name: Option<String>,
-    /// What rows of the table are distinguished by beside shape and tokens, such as the vector level.
+    /// Distinguishes table rows beside shape and tokens,
+    /// such as the SIMD level.
     pub setting: Option<String>,
-    /// Distinguishes machines of one kind; figures of each stand in one cell.
+    /// Distinguishes machines of one kind. Their figures share a cell.
     pub machine: Option<u32>,
     pub date: String,
     pub commit: Option<String>,
@@ -73,17 +76,17 @@ pub struct Run {
     /// Conditions that a reader of the file must know.
     pub note: Option<String>,
     pub roof: Option<Roof>,
-    /// Kept in the file and not shown.
+    /// Kept in the file but not shown.
     #[serde(default)]
     pub hidden: bool,
     pub rows: Vec<Row>,
 }
 
-/// The time of one product.
+/// Time of one product.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// A format's name; absent where a peer has its own.
+    /// Format name; absent when a peer has a different one.
     pub weights: Option<String>,
     /// Type of X and D.
     #[serde(default = "f16")]
@@ -92,12 +95,12 @@ pub struct Row {
     pub k: usize,
     pub m: usize,
     pub us: Span,
-    /// Kept in the file and not shown.
+    /// Kept in the file but not shown.
     #[serde(default)]
     pub hidden: bool,
 }
 
-/// How fast weights get onto the device.
+/// Speed of loading weights onto the device.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Loading {
@@ -108,7 +111,7 @@ pub struct Loading {
     pub note: Option<String>,
     pub n: usize,
     pub k: usize,
-    /// Copying within device memory, bytes read and written.
+    /// Copy bandwidth within device memory, bytes read and written.
     pub copy_gb_per_s: f64,
     pub rows: Vec<LoadingRow>,
 }
@@ -146,10 +149,10 @@ fn f16() -> String {
 }
 
 impl Results {
-    /// What types alone do not say.
+    /// Checks what the types alone do not guarantee.
     ///
     /// # Errors
-    /// Names the run and what is wrong with it.
+    /// The run and what is wrong with it.
     pub fn check(&self) -> anyhow::Result<()> {
         if let Some(loading) = &self.loading {
             loading.check()?;

@@ -1,4 +1,5 @@
-//! Tables from results: a row a shape and number of tokens, a column a format or a peer.
+//! Result tables: one row for each shape and number of tokens,
+//! one column for each format or peer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,27 +7,29 @@ use qgemm_formats::{DType, Format};
 
 use super::results::{Loading, OURS, Results, Roof, Row, Run, Span, Unit};
 
-/// Longest line of prose.
+/// Maximum line length of prose.
 const WIDTH: usize = 180;
 
-/// What stands between the markers of a file: where the figures are from, and the tables.
+/// Text between a file's markers: the source of the
+/// figures, and the tables.
 pub fn text(results: &Results) -> anyhow::Result<String> {
     Ok(wrapped(&origin(results)?) + &products(results)?)
 }
 
-/// The runs with a figure on the page.
+/// Runs with a figure on the page.
 fn shown(results: &Results) -> impl Iterator<Item = &Run> {
     results.runs.iter().filter(|run| !run.hidden && run.rows.iter().any(|row| is_shown(results, run, row)))
 }
 
-/// Whether the row's figure is on the page: f16, a shape and a column of the table.
+/// Whether the row's figure is on the page: f16, with a
+/// shape and a column of the table.
 fn is_shown(results: &Results, run: &Run, row: &Row) -> bool {
     let has_column = |name: &String| results.table.columns.contains(name);
     let in_table = results.table.shapes.contains(&[row.n, row.k]) && row.x == "f16";
     in_table && !row.hidden && (has_column(&run.by) || row.weights.as_ref().is_some_and(has_column))
 }
 
-/// Roofs, commits and peers in a sentence each.
+/// One sentence each on roofs, commits and peers.
 fn origin(results: &Results) -> anyhow::Result<String> {
     let mut roofs: Vec<String> = Vec::new();
     let mut ours: BTreeMap<&str, Vec<String>> = BTreeMap::new();
@@ -64,7 +67,8 @@ fn roof_text(roof: &Roof) -> String {
     format!("{} GB/s{ops}", span(roof.read_gb_per_s, 1.0))
 }
 
-/// How fast the slowest and the fastest format are packed and loaded; the file has them all.
+/// Packing and loading speed of the slowest and the fastest
+/// format; the file has all of them.
 fn loading_text(loading: &Loading) -> anyhow::Result<String> {
     let range = |ends: &mut dyn Iterator<Item = [f64; 2]>| {
         ends.fold([f64::INFINITY, 0.0], |[low, high], [l, h]| [low.min(l), high.max(h)])
@@ -109,7 +113,7 @@ fn products(results: &Results) -> anyhow::Result<String> {
                 if has_settings {
                     lead.insert(1, setting.unwrap_or_default().into());
                 }
-                // What is the same as in the row above is left out.
+                // Cells equal to those of the row above are left empty.
                 let begin = lead[..lead.len() - 1].join("|");
                 if begin == previous {
                     lead[..if has_settings { 2 } else { 1 }].fill(String::new());
@@ -123,7 +127,7 @@ fn products(results: &Results) -> anyhow::Result<String> {
     Ok(lines.concat())
 }
 
-/// The settings in the order in which they first occur.
+/// Settings in order of first occurrence.
 fn settings(results: &Results) -> Vec<Option<&str>> {
     let mut settings = Vec::new();
     for run in shown(results) {
@@ -134,7 +138,7 @@ fn settings(results: &Results) -> Vec<Option<&str>> {
     settings
 }
 
-/// A column's heading: `INT4 g128`, or the peer's name.
+/// Column heading: `INT4 g128`, or the peer's name.
 fn column_name(results: &Results, column: &str) -> String {
     let peer = results.runs.iter().find(|run| run.by == column).and_then(|run| run.name.clone());
     peer.unwrap_or_else(|| format_name(column))
@@ -144,7 +148,8 @@ fn format_name(name: &str) -> String {
     name.to_uppercase().replace("_G", " g")
 }
 
-/// All figures of a column: of ours with the share of the roof, beside each what peers took with the same weights.
+/// All figures of a cell: ours with the share of the
+/// roof, next to those of peers with the same weights.
 fn cell(results: &Results, runs: &[&Run], column: &str, here: &dyn Fn(&Row) -> bool) -> anyhow::Result<String> {
     let mut figures = Vec::new();
     for run in runs {
@@ -169,7 +174,8 @@ fn cell(results: &Results, runs: &[&Run], column: &str, here: &dyn Fn(&Row) -> b
     Ok(figures.join("; "))
 }
 
-/// ` (88 %)`: the time that the roof allows over the time taken; nothing where the roof is not known.
+/// ` (88 %)`: the time at the roof over the measured
+/// time; empty when the roof is unknown.
 fn share(row: &Row, roof: &Roof) -> anyhow::Result<String> {
     let (Some(bytes), ops) = (bytes(row)?, 2.0 * row.m as f64 * row.n as f64 * row.k as f64) else {
         return Ok(String::new());
@@ -205,7 +211,7 @@ fn time(us: Span, unit: Unit) -> String {
     span(us, if matches!(unit, Unit::Ms) { 1000.0 } else { 1.0 })
 }
 
-/// `9.4`, or `11.2–11.6`, in a unit of `unit`.
+/// `9.4`, or `11.2–11.6`, in units of `unit`.
 pub(super) fn span(value: Span, unit: f64) -> String {
     match value {
         Span::One(value) => (value / unit).to_string(),
@@ -217,7 +223,7 @@ pub(super) fn line(cells: &[String]) -> String {
     format!("| {} |\n", cells.join(" | "))
 }
 
-/// A paragraph in lines of [`WIDTH`], with an empty line behind it.
+/// A paragraph in lines of [`WIDTH`], followed by an empty line.
 pub(super) fn wrapped(text: &str) -> String {
     let mut out = String::new();
     let mut length = 0;
@@ -268,7 +274,9 @@ mod tests {
     #[test]
     fn memory_bounds_one_token_and_instructions_many() {
         let rows = [row("q4_0", 1, "32.9"), row("q4_0", 512, "320")].join(", ");
-        // 132.1 MB of weights and 0.07 of X and D over 4530 GB/s are 29.2 µs; 240.5 GFLOP over 989 TFLOP/s are 243.
+        // 132.1 MB of weights and 0.07 MB of X and D
+        // over 4530 GB/s are 29.2 µs; 240.5 GFLOP over
+        // 989 TFLOP/s are 243 µs.
         let with = results(BOTH, &ours("", &rows));
         assert_eq!(body(&with), ["| 28672×8192 | 1 |  | 32.9 (89 %) |  |", "|  | 512 |  | 320 (76 %) |  |"]);
         let without = results(READ, &ours("", &rows));

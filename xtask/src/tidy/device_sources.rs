@@ -1,5 +1,5 @@
-//! Rules for CUDA sources: inline PTX lives in `atoms/`, the prelude alone chooses the variant, and files
-//! include only what stands below them.
+//! Rules for CUDA sources: inline PTX is in `atoms/`, only the
+//! prelude chooses the variant, and files include only lower layers.
 
 use std::path::Path;
 
@@ -7,10 +7,11 @@ use super::{Finding, Source};
 
 const KERNELS: &str = "crates/qgemm-cuda/kernels";
 
-/// Folders of kernels from the ground up: a file may include its own folder and those of lower floors.
+/// Kernel folders from the lowest layer up. A file may include
+/// its own folder and lower ones.
 const FLOORS: &[&str] = &["atoms", "generated", "dequant", "sched", "mainloop", "epilogue", "entry"];
 
-/// Checks every file under the kernels' folder.
+/// Checks every file in the kernels folder.
 pub fn check(sources: &[Source]) -> Vec<Finding> {
     let is_kernel = |path: &Path| path.extension().is_some_and(|e| e == "cu" || e == "cuh");
     let kernels = sources.iter().filter(|s| s.path.starts_with(KERNELS) && is_kernel(&s.path));
@@ -40,7 +41,7 @@ fn kernel(source: &Source) -> Vec<Finding> {
             let included = included.trim();
             let name = included.trim_matches('"');
             let target = name.split('/').next().unwrap_or_default();
-            // The prelude names the format's own file: QG_DEQUANT_FILE.
+            // The prelude names the format's file: QG_DEQUANT_FILE.
             if included.starts_with("QG_") {
                 continue;
             }

@@ -1,21 +1,25 @@
-//! The rule that nothing outside of `qgemm-formats` decides by a format's name: what differs between formats stands in their
-//! descriptions.
+//! Rule: nothing outside `qgemm-formats` may decide by a format's name.
+//! Differences between formats belong in their descriptions.
 //!
-//! A name that a library writes out has no other use than to decide by it, so each is a finding, in comparisons, match arms, lists
-//! and constants alike, but for two: a name that is parsed, and names within a macro of the same file that includes files, for
-//! these are the files' stems. Parts of names are findings where a name is asked whether it holds them.
+//! A library writes out a format name only to decide by
+//! it, so each name is a finding: in comparisons, match arms,
+//! lists and constants. There are two exceptions: a name that is
+//! parsed, and names within a macro of the same file that
+//! includes files, because these are file stems. Parts of names are
+//! findings when a name is searched for them.
 
 use std::collections::HashMap;
 
 use qgemm_formats::Format;
 
-/// What asks a string for a part of it.
+/// String methods that search for a part.
 const ASKING: &[&str] = &[".starts_with(", ".ends_with(", ".contains(", ".strip_prefix(", ".strip_suffix("];
 
-/// Words by which an expression that is a format's name, or its stem, goes.
+/// Identifiers of expressions that hold a format's name or stem.
 const NAMED: &[&str] = &["name", "format", "dequant", "stem"];
 
-/// Lines, counted from 0, of `code` that decide by a format's name; comments are gone from it.
+/// Lines of `code` (0-based) that decide by a format's name.
+/// Comments are already removed.
 pub fn lines(code: &str) -> Vec<usize> {
     let including = including_macros(code);
     let mut found = Vec::new();
@@ -36,7 +40,8 @@ pub fn lines(code: &str) -> Vec<usize> {
     lines
 }
 
-/// The names of all formats but of plain element types, which are dtypes as well, whose names anything may know.
+/// Names of all formats except plain element types, which are dtypes
+/// as well and may be named anywhere.
 fn names() -> impl Iterator<Item = &'static str> {
     Format::all().map(|format| format.name).filter(|name| !is_element_type(name))
 }
@@ -45,7 +50,8 @@ fn is_element_type(name: &str) -> bool {
     qgemm_formats::DType::ALL.iter().any(|dtype| dtype.name() == name)
 }
 
-/// Every string literal of one line without escapes, with the place of its first quote.
+/// Every single-line string literal without escapes, with the
+/// position of its first quote.
 fn literals(code: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut start = 0;
     code.split_inclusive('\n').flat_map(move |line| {
@@ -58,14 +64,16 @@ fn literals(code: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Whether the literal at `at` is a match arm, or something is compared with it.
+/// Whether the literal at `at` is a match arm or an
+/// operand of a comparison.
 fn is_compared(code: &str, at: usize, after: &str) -> bool {
     let before = code[..at].trim_end();
     let arm = after.starts_with("=>") || (after.starts_with('|') && !after.starts_with("||"));
     arm || before.ends_with("==") || before.ends_with("!=")
 }
 
-/// Where a format's name is asked for a part of a name, written there or in a constant of the same file.
+/// Locations where a format's name is searched for a part, given
+/// literally or by a constant of the same file.
 fn asked_parts(code: &str) -> Vec<usize> {
     let constants = constants(code);
     let calls = ASKING.iter().flat_map(|call| code.match_indices(call).map(|(at, _)| (at, *call)));
@@ -91,14 +99,15 @@ fn asked_parts(code: &str) -> Vec<usize> {
     calls.filter(decides).map(|(at, _)| at).collect()
 }
 
-/// The expression that a call at the end of `before` is made on: names, fields and calls without arguments.
+/// The receiver of a call at the end of `before`: names,
+/// fields and calls without arguments.
 fn receiver(before: &str) -> &str {
     let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '(' | ')');
     let start = before.rfind(|c: char| !is_part(c)).map_or(0, |at| at + 1);
     &before[start..]
 }
 
-/// The constants of the file that are one string.
+/// String constants of the file.
 fn constants(code: &str) -> HashMap<&str, &str> {
     let items = ["const ", "static "]
         .into_iter()
@@ -112,7 +121,7 @@ fn constants(code: &str) -> HashMap<&str, &str> {
     items.filter_map(|item| parse(item).map(|(colon, from, to)| (item[..colon].trim(), &item[from..to]))).collect()
 }
 
-/// Where the file invokes macros of its own that include files.
+/// Ranges where the file invokes its own file-including macros.
 fn including_macros(code: &str) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     for (at, word) in code.match_indices("macro_rules! ") {

@@ -1,4 +1,4 @@
-//! Which crate may use which, checked against `cargo metadata`.
+//! Crate layering, checked against `cargo metadata`.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use serde::Deserialize;
 use super::Finding;
 use crate::workspace;
 
-/// What each crate of the workspace may depend on, outside of tests. A crate that is not listed is an error.
+/// Allowed dependencies of each crate, outside of tests.
+/// Unlisted crates are an error.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("qgemm-formats", &[]),
     ("qgemm-hal", &["qgemm-formats"]),
@@ -23,7 +24,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("xtask", &["qgemm-formats", "qgemm-hal", "qgemm-cuda"]),
 ];
 
-/// The test kit and what it tests through, which any crate may use in its tests.
+/// The test kit and what it tests through. Any crate
+/// may use them in its tests.
 const TEST_ONLY: [&str; 2] = ["qgemm-testkit", "qgemm-api"];
 
 #[derive(Deserialize)]
@@ -35,7 +37,7 @@ struct Metadata {
 struct Package {
     name: String,
     readme: Option<String>,
-    /// The registries that it may be published to; `None` for any.
+    /// Registries that it may be published to; `None` for any.
     publish: Option<Vec<String>>,
     dependencies: Vec<Dependency>,
 }
@@ -43,7 +45,7 @@ struct Package {
 #[derive(Deserialize)]
 struct Dependency {
     name: String,
-    /// `None` for an ordinary dependency, else `dev` or `build`.
+    /// `None` for a normal dependency, else `dev` or `build`.
     kind: Option<String>,
 }
 

@@ -1,11 +1,13 @@
-//! Modules that import one another in a circle cannot be read, tested or replaced one by one: in the folders below, a module uses
-//! only those that stand before it.
+//! Module order. Modules with circular imports cannot be read,
+//! tested or replaced one by one; in the folders below, a
+//! module uses only earlier modules.
 
 use std::path::Path;
 
 use super::{Finding, Source};
 
-/// Folders of modules, and their modules from the ground up. The folder's own `lib.rs` or `mod.rs` may use all of them.
+/// Folders with their modules, lowest first. The folder's `lib.rs`
+/// or `mod.rs` may use all of them.
 const ORDERS: &[(&str, &[&str])] = &[
     (
         "crates/qgemm-cuda/src",
@@ -99,7 +101,7 @@ const ORDERS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Checks every Rust file of those folders, as far as its tests.
+/// Checks every Rust file of those folders, except its tests.
 pub fn check(sources: &[Source]) -> Vec<Finding> {
     let is_rust = |path: &Path| path.extension().is_some_and(|e| e == "rs");
     let is_tests = |path: &Path| path.to_string_lossy().ends_with("_tests.rs");
@@ -138,7 +140,8 @@ fn file(source: &Source) -> Vec<Finding> {
     findings
 }
 
-/// Every path from `crate` or `super` outside of tests, with its line, from the crate's root.
+/// Every path from `crate` or `super` outside of tests, with its
+/// line, relative to the crate's root.
 fn imports<'t>(text: &'t str, own: &[&'t str]) -> Vec<(usize, Vec<&'t str>)> {
     let code = &text[..text.find("#[cfg(test)]").unwrap_or(text.len())];
     let mut found = Vec::new();
@@ -166,7 +169,8 @@ fn imports<'t>(text: &'t str, own: &[&'t str]) -> Vec<(usize, Vec<&'t str>)> {
     found
 }
 
-/// Adds the paths of the tree of imports (`a::{b, c::d}`) that `text` begins with to `paths`, and returns what follows it.
+/// Adds the paths of the import tree (`a::{b, c::d}`) at the
+/// start of `text` to `paths`, and returns the rest.
 fn tree<'t>(text: &'t str, base: &[&'t str], paths: &mut Vec<Vec<&'t str>>) -> &'t str {
     let text = text.trim_start();
     if let Some(mut rest) = text.strip_prefix('{') {

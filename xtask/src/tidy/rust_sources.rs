@@ -1,20 +1,23 @@
-//! Rules for Rust sources: module docs, file sizes, nothing unfinished, no printing from libraries, and no
-//! dispatch on a format outside of the formats crate.
+//! Rules for Rust sources: module docs, file sizes, nothing
+//! unfinished, no printing from libraries, and no dispatch on a
+//! format outside of the formats crate.
 
 use std::path::Path;
 
 use super::{Finding, Source, format_names};
 
-/// Longest file, in lines.
+/// Maximum lines of a file.
 const MAX_LINES: usize = 800;
 
 /// Crates that may print: programs.
 const PROGRAMS: &[&str] = &["crates/qgemm-cli/", "xtask/", "benches/"];
 
-/// Crates that may decide by a format's name: the one that defines them, and the test kit, which picks samples of them.
+/// Crates that may decide by a format's name: the formats crate,
+/// and the test kit, which samples formats.
 const KNOW_FORMATS: &[&str] = &["crates/qgemm-formats", "crates/qgemm-testkit"];
 
-/// Checks all Rust, CUDA and WGSL sources; sizes apply to all three.
+/// Checks all Rust, CUDA and WGSL sources. The size
+/// limit applies to all three.
 pub fn check(sources: &[Source]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in sources {
@@ -69,10 +72,12 @@ fn rust(source: &Source) -> Vec<Finding> {
     findings
 }
 
-/// What marks unfinished work; the dots keep these lines from finding themselves.
+/// Markers of unfinished work. The dots keep these lines
+/// from matching themselves.
 const UNFINISHED: &[&str] = &["#[·ignore", "to·do!(", "unimpl·emented!("];
 
-/// Sources of a library: not programs, not tests, not examples, not build scripts.
+/// Whether it is library source: no program, test,
+/// example or build script.
 fn is_library(path: &Path) -> bool {
     let text = path.to_string_lossy();
     let program = PROGRAMS.iter().any(|p| text.starts_with(p));
@@ -81,7 +86,7 @@ fn is_library(path: &Path) -> bool {
     !program && !beside && !build_script
 }
 
-/// The line up to a `//` that is not inside a string.
+/// The line up to a `//` outside of strings.
 fn without_comment(line: &str) -> &str {
     let mut quotes = 0;
     for (at, c) in line.char_indices() {
@@ -94,7 +99,8 @@ fn without_comment(line: &str) -> &str {
     line
 }
 
-/// Whether `word` occurs and is not the tail of a longer word (`eprintln!` holds `println!`).
+/// Whether `word` occurs other than as the tail of a longer
+/// word (`eprintln!` contains `println!`).
 fn contains_word(code: &str, word: &str) -> bool {
     code.match_indices(word).any(|(at, _)| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'))
 }

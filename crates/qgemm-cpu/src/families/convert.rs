@@ -1,4 +1,5 @@
-//! Families of `convert`: one, which serves every matrix. What it reads is read as products read X.
+//! Families of `convert`: a single one. It reads
+//! matrices as products read X.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,14 +20,16 @@ use crate::pool::{Pool, Scratch};
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 
-/// Elements below which the calling thread works alone: waking others takes longer.
+/// Elements below which only the calling thread works, because
+/// waking others takes longer.
 const SERIAL_ELEMENTS: usize = 1 << 15;
-/// Elements that are loaded before they are written: they stay in the nearest cache.
+/// Elements that are loaded before they are written:
+/// they stay in the L1 cache.
 const TILE: usize = 4096;
-/// Columns of a task, where nothing must be known of whole rows before.
+/// Columns of a task when there are no row factors.
 const TASK_COLUMNS: usize = 4 * TILE;
 
-/// What the CPU offers.
+/// Families of the CPU.
 pub static FAMILIES: ConvertFamilies = &[&CONVERT];
 
 /// The family `convert`.
@@ -69,7 +72,7 @@ impl Family<CheckedConvert> for ConvertFamily {
     }
 }
 
-/// How D is cut into tasks.
+/// Split of D into tasks.
 #[derive(Clone, Copy)]
 struct Tasks {
     shape: [usize; 2],
@@ -83,7 +86,7 @@ impl Tasks {
         Self { shape: [op.rows, op.d_columns], each: [Ordered::rows_at_once(&op.x), columns] }
     }
 
-    /// How many there are along rows and along columns.
+    /// Tasks along rows and along columns.
     fn grid(&self) -> [usize; 2] {
         [0, 1].map(|axis| self.shape[axis].div_ceil(self.each[axis]))
     }
@@ -104,7 +107,7 @@ fn is_small(op: &CheckedConvert) -> bool {
     op.rows * op.d_columns < SERIAL_ELEMENTS
 }
 
-/// The family's loop made ready for one operation.
+/// The family's loop, prepared for one operation.
 struct CpuConvert {
     op: CheckedConvert,
     simd: &'static Simd,
@@ -126,7 +129,7 @@ impl Kernel for CpuConvert {
     }
 }
 
-/// An operation with its operands.
+/// An operation with bound operands.
 struct Job<'a> {
     op: &'a CheckedConvert,
     simd: &'static Simd,
@@ -178,7 +181,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Writes `columns` of `rows`: all of them where rows have factors.
+    /// Writes `columns` of `rows`; all columns when rows have factors.
     fn task(&self, rows: Range<usize>, columns: Range<usize>) {
         arena::with_tile(TILE, |tile| {
             let mut factors = [1.0; Ordered::MOST_ROWS];
@@ -204,7 +207,7 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// The powers of two for `rows`, in memory of the caller's.
+    /// Computes the power-of-two factors of `rows` into `factors`.
     fn find_factors(&self, rows: Range<usize>, tile: &mut [f32], factors: &mut [f32]) {
         let mut largest = [0; Ordered::MOST_ROWS];
         let all = 0..self.op.columns;
@@ -214,8 +217,8 @@ impl<'a> Job<'a> {
         factors.iter_mut().zip(largest).for_each(|(factor, largest)| *factor = row_factor(largest));
     }
 
-    /// Calls `work` with what `x` has in `columns` of each of `rows`, a tile at a time: the row's place among them, the row, the first
-    /// column and the values.
+    /// Calls `work` with tiles of `columns` of each of `rows` in
+    /// `x`: index of the row, row, first column, values.
     fn tiles(
         &self,
         x: &Ordered<'_>,
@@ -236,19 +239,23 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The bits of the larger magnitude, for numbers are in their order. Infinity and NaN do not count.
+/// Bits of the larger magnitude, because bits are in the order
+/// of the values. Infinity and NaN are ignored.
 fn larger_magnitude(largest: u32, value: f32) -> u32 {
     let magnitude = value.to_bits() & 0x7fff_ffff;
     largest.max(if magnitude < f32::INFINITY.to_bits() { magnitude } else { 0 })
 }
 
-/// The power of two that brings the magnitude with these bits to [2¹⁴, 2¹⁵). It and its inverse are normal numbers: 2¹²⁶ at most.
+/// The power of two that scales the magnitude with
+/// these bits to [2¹⁴, 2¹⁵). It and its inverse are
+/// normal numbers, at most 2¹²⁶.
 fn row_factor(largest: u32) -> f32 {
     let exponent = (largest >> 23).max(15);
     f32::from_bits((127 + 141 - exponent) << 23)
 }
 
-/// What would round to infinity in bf16, and is not, becomes bf16's largest number, which is as near.
+/// Clamps finite values that would round to infinity in bf16 to
+/// the largest bf16, which is as close.
 fn within_bf16(value: f32) -> f32 {
     const LARGEST: u32 = 0x7f7f_0000;
     let (bits, sign) = (value.to_bits() & 0x7fff_ffff, value.to_bits() & 0x8000_0000);

@@ -1,4 +1,5 @@
-//! Families of `dequantize`: one, which serves every quantized X, row by row as the formats say.
+//! Families of `dequantize`: a single one, row by
+//! row, as the formats define.
 
 use std::sync::Arc;
 
@@ -16,13 +17,14 @@ use crate::operand::{PlaneRows, absent, host_bytes};
 use crate::pool::Pool;
 use crate::source_hash::SOURCE_HASH;
 
-/// Elements below which the calling thread works alone: waking others takes longer.
+/// Elements below which only the calling thread works, because
+/// waking others takes longer.
 const SERIAL_ELEMENTS: usize = 1 << 14;
 
-/// What the CPU offers.
+/// Families of the CPU.
 pub static FAMILIES: DequantizeFamilies = &[&DequantizeFamily];
 
-/// A quantized X as plain numbers.
+/// Dequantization of X.
 #[derive(Debug)]
 pub struct DequantizeFamily;
 
@@ -55,7 +57,7 @@ impl Family<CheckedDequantize> for DequantizeFamily {
     }
 }
 
-/// The family's loop made ready for one operation.
+/// The family's loop, prepared for one operation.
 struct CpuDequantize {
     op: CheckedDequantize,
     pool: Pool,

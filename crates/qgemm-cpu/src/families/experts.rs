@@ -1,5 +1,6 @@
-//! Families of `experts`: those of `gemm`, an expert after the other. Rows that lie apart are gathered before and scattered after, a
-//! small part of the work, so that each expert's weight is read once.
+//! Families of `experts`: those of `gemm`, one expert after the other.
+//! Scattered rows are gathered before and scattered after, which costs
+//! little, so that each expert's weight is read once.
 
 mod combine;
 mod index;
@@ -19,13 +20,13 @@ use crate::operand::{absent, host_bytes};
 use crate::source_hash::SOURCE_HASH;
 use index::{Lists, ascending, counted};
 
-/// What the CPU offers.
+/// Families of the CPU.
 pub static FAMILIES: ExpertsFamilies = &[&EXPERTS, &EXPERTS_INT8];
 
 static EXPERTS: ExpertsFamily = ExpertsFamily(&GEMM);
 static EXPERTS_INT8: ExpertsFamily = ExpertsFamily(&GEMM_INT8);
 
-/// The products of a family of `gemm`.
+/// MoE version of a `gemm` family.
 #[derive(Debug)]
 struct ExpertsFamily(&'static dyn Family<CheckedGemm>);
 
@@ -71,14 +72,15 @@ impl Family<CheckedExperts> for ExpertsFamily {
     }
 }
 
-/// Rows of one operand that are gathered from slots.
+/// Rows of an operand that are gathered by slot.
 #[derive(Clone, Debug, Default)]
 struct Gathered {
     bytes: Range<usize>,
     row_bytes: usize,
 }
 
-/// Where rows wait that do not lie side by side; empty but for [`ExpertForm::Indexed`].
+/// Scratch areas for gathered rows; empty except for
+/// [`ExpertForm::Indexed`].
 #[derive(Clone, Debug, Default)]
 struct Scratch {
     lists: Range<usize>,
@@ -92,7 +94,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// `None` where the size overflows.
+    /// `None` when the size overflows.
     fn of(op: &CheckedExperts) -> Option<Self> {
         let mut scratch = Self::default();
         if !matches!(op.form, ExpertForm::Indexed { .. }) {
@@ -131,7 +133,7 @@ impl Scratch {
     }
 }
 
-/// A product's loop with all experts.
+/// A product's loop for all experts.
 struct CpuExperts {
     op: CheckedExperts,
     gemm: CpuGemm,
@@ -160,7 +162,7 @@ impl Kernel for CpuExperts {
     }
 }
 
-/// What all experts read.
+/// Operands shared by all experts.
 struct Read<'a> {
     x: &'a [u8],
     x_scales: &'a [u8],
@@ -175,10 +177,10 @@ struct Read<'a> {
     router_weights: &'a [u8],
 }
 
-/// A launch: the operands bound to the kernel.
+/// A launch: the kernel with bound operands.
 struct Job<'a> {
     kernel: &'a CpuExperts,
-    /// That of the kernel, or a portion of it.
+    /// The kernel's operation, or a portion of it.
     op: &'a CheckedExperts,
     read: Read<'a>,
     d: &'a mut [u8],
@@ -254,7 +256,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Multiplies rows that lie side by side in all operands.
+    /// Multiplies rows that are contiguous in all operands.
     fn multiply_in_place(&mut self, expert: usize, rows: Range<usize>) -> Result<(), HalError> {
         if rows.is_empty() {
             return Ok(());
@@ -278,7 +280,8 @@ impl<'a> Job<'a> {
         self.kernel.gemm.multiply(&own, parts)
     }
 
-    /// Gathers the rows of each expert, multiplies them, and scatters or combines the products. Slots are `slots_of_row` to a row of X.
+    /// Gathers each expert's rows, multiplies them, and scatters or combines
+    /// the products. `slots_of_row` slots share a row of X.
     fn run_indexed(&mut self, slots_of_row: usize) -> Result<index::Fault, HalError> {
         let Self { kernel, op, read, d, workspace, .. } = self;
         let (op, each): (&CheckedExperts, &CheckedGemm) = (op, &op.each);
@@ -341,7 +344,7 @@ impl<'a> Job<'a> {
 }
 
 impl CpuExperts {
-    /// What an expert reads that no other one does.
+    /// Operands specific to an expert.
     fn of_expert<'a>(&self, read: &Read<'a>, expert: usize) -> Parts<'a> {
         let (op, each, layout) = (&self.op, &self.op.each, self.gemm.layout());
         let expert = if op.row_pitch > 0 { expert } else { 0 };
@@ -361,7 +364,7 @@ impl CpuExperts {
         }
     }
 
-    /// The product of `rows` gathered rows, which have no gaps.
+    /// The product of `rows` contiguous gathered rows.
     fn gathered_op(&self, rows: usize) -> CheckedGemm {
         let each = self.gemm.op();
         let dense = |dense: &Dense| Dense::rows_of(dense.dtype, each.out_features);
@@ -386,7 +389,8 @@ impl CpuExperts {
     }
 }
 
-/// Bytes of a row of X, or of its codes, and of its scales; `None` where they overflow.
+/// Bytes of a row of X (or of its codes) and
+/// of its scales; `None` on overflow.
 fn x_row_bytes(each: &CheckedGemm) -> Option<[usize; 2]> {
     match (&each.x.planes, each.x.dense()) {
         (Some(planes), _) => Some([planes.parts.code_bytes(each.k), planes.parts.scale_bytes(each.k)]),
@@ -394,7 +398,8 @@ fn x_row_bytes(each: &CheckedGemm) -> Option<[usize; 2]> {
     }
 }
 
-/// Bytes at which a row of X, or of its codes, begins, and that of its scales.
+/// Byte offsets of a row of X (or of its
+/// codes) and of its scales.
 fn x_starts(each: &CheckedGemm, row: usize) -> [usize; 2] {
     match &each.x.planes {
         Some(planes) => [planes.codes_row, planes.scales_row].map(|stride| row.saturating_mul(stride as usize)),
@@ -402,7 +407,7 @@ fn x_starts(each: &CheckedGemm, row: usize) -> [usize; 2] {
     }
 }
 
-/// Byte at which a row begins.
+/// Byte offset of a row.
 fn row_start(dense: &Dense, row: usize) -> usize {
     row * dense.row_stride as usize * dense.dtype.bytes()
 }
@@ -416,14 +421,15 @@ fn from_row<'a>(bytes: &'a [u8], dense: &Dense, row: usize) -> &'a [u8] {
     bytes.get(row_start(dense, row)..).unwrap_or_default()
 }
 
-/// Parts of the scratch, given out in their order.
+/// Allocates areas of the scratch in order.
 struct Areas<'a> {
     rest: &'a mut [u8],
     taken: usize,
 }
 
 impl<'a> Areas<'a> {
-    /// The bytes `range` of the scratch, which begin where those taken before end, or later.
+    /// The bytes `range` of the scratch. It must start at or
+    /// after the end of the previous area.
     fn take(&mut self, range: &Range<usize>) -> Result<&'a mut [u8], HalError> {
         let what = ExpertOperand::Workspace.name();
         let (start, end) = (range.start - self.taken, range.end - self.taken);
@@ -436,7 +442,8 @@ impl<'a> Areas<'a> {
         Ok(&mut before[start..])
     }
 
-    /// The rows of `slots` in their order, each from where `from` says.
+    /// Gathers the rows of `slots` in order, each from the
+    /// location given by `from`.
     fn gather<'b>(
         &mut self,
         to: &Gathered,

@@ -1,5 +1,7 @@
-//! Families of `indexer`: one, which serves all of it. A task scores a block of keys for some queries of a sequence; where keys are chosen,
-//! scores of some queries are kept in the workspace, and a task then chooses for one of them.
+//! Families of `indexer`: a single one. A task scores a block
+//! of keys for some queries of a sequence. For top-k, scores
+//! of some queries are kept in the workspace, and a task
+//! selects keys for one query.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -23,24 +25,27 @@ use crate::pool::Pool;
 use crate::simd::{LANES, Simd};
 use crate::source_hash::SOURCE_HASH;
 
-/// Multiply-adds below which the calling thread works alone: waking others takes longer.
+/// Multiply-adds below which only the calling thread works,
+/// because waking others takes longer.
 const SERIAL: f64 = 65536.0;
-/// Keys of a task: numbers of a query are converted once for all of them.
+/// Keys of a task. A query is converted
+/// once for all of them.
 const BLOCK_KEYS: usize = 256;
-/// Keys that are in the nearest cache at a time.
+/// Keys in the L1 cache at a time.
 const TILE_KEYS: usize = 64;
-/// Queries of a task at most: keys are converted once for all of them.
+/// Maximum queries of a task. Keys are converted
+/// once for all of them.
 const BLOCK_QUERIES: usize = 16;
-/// Heads of a query that are worked on together.
+/// Heads of a query that are processed together.
 const TILE_HEADS: usize = 64;
 
-/// What the CPU offers.
+/// Families of the CPU.
 pub static FAMILIES: IndexerFamilies = &[&INDEXER];
 
 /// The family `indexer`.
 pub static INDEXER: IndexerFamily = IndexerFamily;
 
-/// Products of f32, and a partial sort.
+/// f32 products and a partial sort.
 #[derive(Debug)]
 pub struct IndexerFamily;
 
@@ -86,7 +91,7 @@ impl Family<CheckedIndexer> for IndexerFamily {
     }
 }
 
-/// The family's loops made ready for one operation.
+/// The family's loops, prepared for one operation.
 struct CpuIndexer {
     op: CheckedIndexer,
     part_queries: usize,
@@ -101,7 +106,8 @@ impl std::fmt::Debug for CpuIndexer {
 }
 
 impl CpuIndexer {
-    /// Blocks of the keys, and of so many queries from `first` on, none of which has queries of two sequences.
+    /// Key blocks, and query blocks of `queries` queries from `first` on.
+    /// No block has queries of two sequences.
     fn blocks(&self, first: usize, queries: usize) -> (usize, usize) {
         let (_, each) = self.op.sequences();
         let of_sequence = each.min(queries).div_ceil(BLOCK_QUERIES);
@@ -124,7 +130,7 @@ impl Kernel for CpuIndexer {
     }
 }
 
-/// An operation with its operands.
+/// An operation with bound operands.
 struct Job<'a> {
     indexer: &'a CpuIndexer,
     q: &'a [u8],
@@ -134,7 +140,7 @@ struct Job<'a> {
     k_scales: Option<&'a [f32]>,
     ranges: Option<[&'a [u32]; 2]>,
     pages: Option<[&'a [u32]; 2]>,
-    /// Scores of a part of the queries, in rows of `row_stride`.
+    /// Scores of a part of the queries, with row stride `row_stride`.
     scores: Written<'a, f32>,
     row_stride: usize,
     indices: Option<Written<'a, i32>>,
@@ -202,7 +208,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Keys that a query sees, by number.
+    /// Visible keys of a query.
     fn seen(&self, query: usize) -> Range<usize> {
         let op = &self.indexer.op;
         let most = op.most_keys();
@@ -215,7 +221,8 @@ impl<'a> Job<'a> {
         0..(length + query % each + 1).saturating_sub(each)
     }
 
-    /// Page and row of key `key` of a sequence; none where the table names no page.
+    /// Page and row of key `key` of a sequence; `None` when
+    /// the table has no valid page.
     fn place(&self, sequence: usize, key: usize) -> Option<(usize, usize)> {
         let Paging { pages, page_size, width } = self.indexer.op.paging();
         let Some([_, table]) = self.pages else { return Some((0, key)) };
@@ -223,7 +230,8 @@ impl<'a> Job<'a> {
         (page < pages).then_some((page, key % page_size))
     }
 
-    /// Scores of a block of keys for a block of the `queries` queries from `first` on.
+    /// Scores of a block of keys for a block of the
+    /// `queries` queries from `first` on.
     fn score(&self, first: usize, queries: usize, task: usize) {
         let CpuIndexer { op, simd, .. } = self.indexer;
         let (_, each) = op.sequences();
@@ -232,7 +240,8 @@ impl<'a> Job<'a> {
         let (block, key) = (task / of_keys, task % of_keys * BLOCK_KEYS);
         let sequence = first / each + block / of_sequence;
         let from = sequence * each + block % of_sequence * BLOCK_QUERIES;
-        // A part begins within a sequence only where there is one.
+        // A part begins within a sequence only if
+        // there is one sequence.
         let from = if each > queries { first + block % of_sequence * BLOCK_QUERIES } else { from };
         let end = (from + BLOCK_QUERIES).min((sequence + 1) * each).min(first + queries);
         let keys = key..op.most_keys().min(key + BLOCK_KEYS);
@@ -248,7 +257,8 @@ impl<'a> Job<'a> {
             for query in from..end {
                 let seen = self.seen(query);
                 let seen = seen.start.max(keys.start)..seen.end.min(keys.end);
-                // SAFETY: tasks share no query's keys, and rows of scores do not overlap.
+                // SAFETY: tasks share no (query, key) pairs, and rows
+                // of scores do not overlap.
                 let out =
                     unsafe { self.scores.part((query - first_of(self, first)) * self.row_stride + key, keys.len()) };
                 out.fill(f32::NEG_INFINITY);
@@ -279,7 +289,8 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// The rows of keys of a block in f32, their scales, and which are there.
+    /// Rows of keys of a block in f32, their
+    /// scales, and presence flags.
     fn load_keys(
         &self,
         sequence: usize,
@@ -304,7 +315,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Heads of a query in f32, and what they are weighed with.
+    /// Heads of a query in f32, and their weights.
     fn load_heads(&self, query: usize, heads: Range<usize>, width: usize, q: &mut [f32], weights: &mut [f32]) {
         let op = &self.indexer.op;
         for (i, head) in heads.enumerate() {
@@ -315,7 +326,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Features as f32, and zeros behind them.
+    /// Features as f32, zero-padded.
     fn convert(&self, bytes: &[u8], out: &mut [f32]) {
         static E4M3: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|code| e4m3_to_f32(code as u8)));
         let CpuIndexer { op, simd, .. } = self.indexer;
@@ -327,7 +338,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// The best keys of `query`, whose scores are row `row`.
+    /// Top-k of `query`, whose scores are in row `row`.
     fn choose(&self, query: usize, row: usize, indices: &Written<'_, i32>) {
         let op = &self.indexer.op;
         let (_, each) = op.sequences();
@@ -338,7 +349,7 @@ impl<'a> Job<'a> {
         let seen = self.seen(query);
         arena::with_tile(2 * seen.len(), |scratch| {
             let candidates: &mut [u64] = bytemuck::cast_slice_mut(scratch);
-            // SAFETY: nobody writes scores while keys are chosen.
+            // SAFETY: nobody writes scores during top-k.
             let scores = unsafe { self.scores.part(row * self.row_stride, op.most_keys()) };
             let mut found = 0;
             for key in seen {
@@ -358,17 +369,18 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The query whose scores are the first row.
+/// The query whose scores are in the first row.
 fn first_of(job: &Job<'_>, first: usize) -> usize {
     if job.indices.is_some() { first } else { 0 }
 }
 
-/// The first element of a row of keys.
+/// First element of a row of keys.
 fn k_element(op: &CheckedIndexer, page: usize, row: usize) -> usize {
     page * op.k.page_stride as usize + row * op.k.row_stride as usize
 }
 
-/// `sums[key] += Σ weights[head] · ReLU(products[head][key])`; ReLU leaves NaN as it is.
+/// `sums[key] += Σ weights[head] · ReLU(products[head][key])`;
+/// ReLU keeps NaN.
 fn add_weighed(products: &[f32], weights: &[f32], sums: &mut [f32]) {
     for (products, weight) in products.chunks_exact(sums.len()).zip(weights) {
         for (sum, product) in sums.iter_mut().zip(products) {
@@ -377,7 +389,8 @@ fn add_weighed(products: &[f32], weights: &[f32], sums: &mut [f32]) {
     }
 }
 
-/// Bits in the order of the numbers, the same for both zeros; NaN is below all.
+/// Bits in the order of the values. Both zeros are
+/// equal; NaN is below all.
 fn ordered(score: f32) -> u32 {
     let bits = score.to_bits();
     match score {
@@ -388,14 +401,16 @@ fn ordered(score: f32) -> u32 {
     }
 }
 
-/// An operand that threads write.
+/// An operand that threads write concurrently.
 struct Written<'a, T> {
     start: *mut T,
     len: usize,
     values: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a `Written` is a `&mut [T]` of numbers whose only access is `part`, an unsafe method that obliges its callers to share no element.
+// SAFETY: a `Written` is a `&mut [T]` of numbers whose
+// only access is `part`, an unsafe method whose callers
+// must not share an element.
 unsafe impl<T: Send> Sync for Written<'_, T> {}
 
 impl<'a, T: bytemuck::Pod> Written<'a, T> {
@@ -414,14 +429,16 @@ impl<'a, T: bytemuck::Pod> Written<'a, T> {
     /// `len` values from `first` on.
     ///
     /// # Safety
-    /// While it is used, no other thread may use the same values.
+    /// While it is used, no other thread may
+    /// use the same values.
     ///
     /// # Panics
-    /// When they do not lie in the operand.
+    /// When the range exceeds the operand.
     #[expect(clippy::mut_from_ref, reason = "the caller promises that no two threads share elements")]
     unsafe fn part(&self, first: usize, len: usize) -> &mut [T] {
         assert!(first + len <= self.len, "rows lie in the output");
-        // SAFETY: just asserted; that nobody else uses them is the caller's promise.
+        // SAFETY: the range was just asserted; the caller guarantees
+        // that nobody else uses them.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(first), len) }
     }
 }

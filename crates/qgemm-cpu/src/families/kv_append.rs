@@ -1,6 +1,8 @@
-//! Families of `kv_append`: one, which serves all of it. A task is a head of keys with the heads of queries that share it, for all tokens;
-//! or, of many tokens, all heads of those whose keys go to certain rows of the cache. So no two tasks write the same element, whatever pages a
-//! table names.
+//! Families of `kv_append`: a single one. A task is a KV
+//! head with its query heads, for all tokens; or, for many
+//! tokens, all heads of tokens whose keys go to certain rows
+//! of the cache. No two tasks write the same element,
+//! whatever pages a table has.
 
 use std::f32::consts::TAU;
 use std::marker::PhantomData;
@@ -27,20 +29,21 @@ use crate::pool::Pool;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 
-/// Elements below which the calling thread works alone: waking others takes longer.
+/// Elements below which only the calling thread works, because
+/// waking others takes longer.
 const SERIAL_ELEMENTS: usize = 1 << 15;
-/// Tokens that are worth a task.
+/// Minimum tokens of a task.
 const TASK_TOKENS: usize = 8;
-/// Most pairs of a head.
+/// Maximum pairs of a head.
 const MOST_PAIRS: usize = MOST_HEAD_DIM / 2;
 
-/// What the CPU offers.
+/// Families of the CPU.
 pub static FAMILIES: KvAppendFamilies = &[&KV_APPEND];
 
 /// The family `kv_append`.
 pub static KV_APPEND: KvAppendFamily = KvAppendFamily;
 
-/// Heads turned and written to the cache, bound by memory.
+/// Rotary embedding and KV-cache append, bound by memory.
 #[derive(Debug)]
 pub struct KvAppendFamily;
 
@@ -75,7 +78,7 @@ impl Family<CheckedKvAppend> for KvAppendFamily {
     }
 }
 
-/// The family's loop made ready for one operation.
+/// The family's loop, prepared for one operation.
 struct CpuKvAppend {
     op: CheckedKvAppend,
     simd: &'static Simd,
@@ -97,14 +100,15 @@ impl Kernel for CpuKvAppend {
     }
 }
 
-/// Angles as they are given.
+/// Angles, as given.
 enum Angles<'a> {
     Nothing,
     Frequencies(&'a [u32]),
     Tables { cos: &'a [f32], sin: &'a [f32], positions: usize, row_stride: usize },
 }
 
-/// Every `of`-th row of the cache from row `number` on; of tokens whose keys go nowhere, as many.
+/// Every `of`-th row of the cache from row `number` on; and
+/// every `of`-th token whose key is not cached.
 #[derive(Clone, Copy)]
 struct Share {
     number: usize,
@@ -117,7 +121,7 @@ impl Share {
     }
 }
 
-/// An operation with its operands.
+/// An operation with bound operands.
 struct Job<'a> {
     op: &'a CheckedKvAppend,
     simd: &'static Simd,
@@ -200,7 +204,8 @@ impl<'a> Job<'a> {
         if elements < SERIAL_ELEMENTS {
             return (0..op.kv_heads).for_each(of_head);
         }
-        // Angles of a token are computed once for all of its heads.
+        // The angles of a token are computed once
+        // for all of its heads.
         let shares = (op.addressing.tokens / TASK_TOKENS).min(2 * rayon::current_num_threads());
         match shares > op.kv_heads {
             true => (0..shares)
@@ -211,7 +216,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// A share of the tokens, of some heads of keys and of the heads of queries that share them.
+    /// A share of the tokens, for some KV heads
+    /// and their query heads.
     fn task(&self, sequences: &[Sequence], kv_heads: Range<usize>, share: Share) {
         let op = self.op;
         let paging = op.addressing.paging();
@@ -221,7 +227,7 @@ impl<'a> Job<'a> {
         let width = op.dtype.bytes();
         for sequence in sequences {
             for i in 0..sequence.queries {
-                // A token before the first key has none.
+                // A token before the first key has no key.
                 let Some(key) = (sequence.keys + i).checked_sub(sequence.queries) else { continue };
                 let token = sequence.token + i;
                 let place = self.index.place(paging, sequence, key);
@@ -236,8 +242,8 @@ impl<'a> Job<'a> {
                     for head in heads.clone() {
                         let element = element(&op.q, token, head);
                         let values = &mut values[..op.qk_dim];
-                        // SAFETY: heads of a token's queries are of one task each, and do not overlap: no token is of two sequences
-                        // (`Index::sequence`).
+                        // SAFETY: a token's query heads belong to one task each and
+                        // do not overlap: no token belongs to two sequences (`Index::sequence`).
                         unsafe { q.load(self.simd, op.dtype, element, values) };
                         turn(rotary, &cos, &sin, values);
                         // SAFETY: as above.
@@ -252,7 +258,8 @@ impl<'a> Job<'a> {
                         turn(rotary, &cos, &sin, keys);
                     }
                     let factor = |factors: Option<&[f32]>| factors.map_or(1.0, |factors| factors[kv_head]);
-                    // SAFETY: a head of a row of the cache is of one task, and heads do not overlap.
+                    // SAFETY: a head of a cache row belongs to one task,
+                    // and heads do not overlap.
                     unsafe { self.k.store(at(&op.k, page, row, kv_head), keys, factor(self.k_factors)) };
                     let of_value = &mut values[..op.v_dim];
                     self.simd.to_f32(op.dtype, &self.new_v[element(&op.new_v, token, kv_head) * width..], of_value);
@@ -263,7 +270,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Cosines and sines of a position, multiplied with the amplitude; false where the tables do not have it.
+    /// Cosines and sines of a position, times the amplitude; `false` when
+    /// the tables do not have the position.
     fn angles_of(&self, position: u32, cos: &mut [f32; MOST_PAIRS], sin: &mut [f32; MOST_PAIRS]) -> bool {
         let Some(CheckedRotary { dim, amplitude, .. }) = self.op.rotary else { return true };
         let pairs = dim / 2;
@@ -293,9 +301,11 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Cosine and sine of a part of a turn, in units of 2⁻⁶⁴.
+/// Cosine and sine of a fraction of a
+/// turn, in units of 2⁻⁶⁴.
 fn cos_sin(turns: u64) -> (f32, f32) {
-    // Signed, in units of 2^-32: at most half a turn, of which f32 keeps 24 bits where sine and cosine are steep.
+    // Signed, in units of 2^-32: at most half a turn. f32
+    // keeps 24 bits where sine and cosine are steep.
     let nearest = (turns.wrapping_add(1 << 31) >> 32) as u32;
     let quarter = nearest.wrapping_add(1 << 29) >> 30;
     let rest = nearest.wrapping_sub(quarter << 30) as i32;
@@ -308,7 +318,7 @@ fn cos_sin(turns: u64) -> (f32, f32) {
     }
 }
 
-/// Turns the pairs of a head.
+/// Rotates the pairs of a head.
 fn turn(rotary: &CheckedRotary, cos: &[f32], sin: &[f32], values: &mut [f32]) {
     let pairs = rotary.dim / 2;
     for (pair, (cos, sin)) in cos[..pairs].iter().zip(sin).enumerate() {
@@ -321,7 +331,7 @@ fn turn(rotary: &CheckedRotary, cos: &[f32], sin: &[f32], values: &mut [f32]) {
     }
 }
 
-/// The first element of a head of a token.
+/// First element of a head of a token.
 fn element(rows: &HeadRows, token: usize, head: usize) -> usize {
     token * rows.token_stride as usize + head * rows.head_stride as usize
 }
@@ -331,20 +341,21 @@ fn rows_end(rows: &HeadRows, tokens: usize, heads: usize, columns: usize) -> usi
     element(rows, tokens - 1, heads - 1) + columns
 }
 
-/// The first element of a head of a cached key.
+/// First element of a head of a cached key.
 fn at(rows: &KvRows, page: usize, row: usize, head: usize) -> usize {
     page * rows.page_stride as usize + element(&rows.rows, row, head)
 }
 
-/// An operand that threads write.
+/// An operand that threads write concurrently.
 struct Written<'a> {
     start: *mut u8,
     len: usize,
     bytes: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a `Written` is a `&mut [u8]` whose only accesses are `load` and `store`, unsafe methods that oblige their callers to leave every
-// element to one thread.
+// SAFETY: a `Written` is a `&mut [u8]` whose only accesses are
+// `load` and `store`, unsafe methods whose callers must leave
+// every element to one thread.
 unsafe impl Sync for Written<'_> {}
 
 impl<'a> Written<'a> {
@@ -358,19 +369,20 @@ impl<'a> Written<'a> {
         Ok(Self { start: bytes.as_mut_ptr(), len: bytes.len(), bytes: PhantomData })
     }
 
-    /// Reads numbers of `dtype` from `element` on.
+    /// Reads elements of `dtype` from `element` on.
     ///
     /// # Safety
     /// No other thread may write the same elements.
     ///
     /// # Panics
-    /// When they do not lie in the operand.
+    /// When the range exceeds the operand.
     unsafe fn load(&self, simd: &Simd, dtype: DType, element: usize, out: &mut [f32]) {
         let mut held = [0u32; MOST_HEAD_DIM];
         let held: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut held)[..out.len() * dtype.bytes()];
         let first = element * dtype.bytes();
         assert!(first + held.len() <= self.len, "rows lie in the operand");
-        // SAFETY: just asserted; that nobody else writes there is the caller's promise.
+        // SAFETY: the range was just asserted; the caller guarantees
+        // that nobody else writes there.
         unsafe { held.as_mut_ptr().copy_from_nonoverlapping(self.start.add(first), held.len()) };
         simd.to_f32(dtype, held, out);
     }
@@ -381,13 +393,13 @@ impl<'a> Written<'a> {
     /// No other thread may write the same elements.
     ///
     /// # Panics
-    /// When they do not lie in the operand.
+    /// When the range exceeds the operand.
     unsafe fn store(&self, dtype: DType, element: usize, values: &[f32]) {
-        // Aligned to every type.
+        // Aligned for every type.
         let mut rounded = [0u32; MOST_HEAD_DIM];
         let rounded: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut rounded)[..values.len() * dtype.bytes()];
         convert::from_f32(dtype, values, rounded);
-        // SAFETY: as promised.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.store_bytes(element * dtype.bytes(), rounded) };
     }
 
@@ -397,10 +409,11 @@ impl<'a> Written<'a> {
     /// No other thread may write the same bytes.
     ///
     /// # Panics
-    /// When they do not lie in the operand.
+    /// When the range exceeds the operand.
     unsafe fn store_bytes(&self, first: usize, bytes: &[u8]) {
         assert!(first + bytes.len() <= self.len, "rows lie in the operand");
-        // SAFETY: just asserted; that nobody else writes there is the caller's promise.
+        // SAFETY: the range was just asserted; the caller guarantees
+        // that nobody else writes there.
         unsafe { self.start.add(first).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 }
@@ -409,21 +422,22 @@ impl<'a> Written<'a> {
 struct Cache<'a> {
     format: KvFormat,
     numbers: Written<'a>,
-    /// Of blocks, where the format has some.
+    /// Block scales, if the format has them.
     scales: Option<Written<'a>>,
 }
 
 impl Cache<'_> {
-    /// Writes `values` from `element` on, in a format of this factor.
+    /// Writes `values` from `element` on in the cache's
+    /// format, with this head factor.
     ///
     /// # Safety
     /// No other thread may write the same elements.
     ///
     /// # Panics
-    /// When they do not lie in the cache.
+    /// When the range exceeds the cache.
     unsafe fn store(&self, element: usize, values: &[f32], factor: f32) {
         if let KvFormat::Plain(dtype) = self.format {
-            // SAFETY: as promised.
+            // SAFETY: guaranteed by the caller.
             return unsafe { self.numbers.store(dtype, element, values) };
         }
         let mut codes = [0u8; MOST_HEAD_DIM];
@@ -435,18 +449,20 @@ impl Cache<'_> {
             for (scale, (values, codes)) in of_blocks.iter_mut().zip(blocks) {
                 *scale = quantize_block(self.format, values, codes);
             }
-            // SAFETY: as promised; the scale of element `i` is scale `i / KV_BLOCK`, and heads are whole blocks.
+            // SAFETY: guaranteed by the caller. The scale of element `i` is
+            // scale `i / KV_BLOCK`, and heads are whole blocks.
             unsafe { scales.store(DType::F16, element / KV_BLOCK, of_blocks) };
         } else {
             let inverse = 1.0 / factor;
             codes.iter_mut().zip(values).for_each(|(code, value)| *code = f32_to_e4m3(value * inverse));
         }
-        // SAFETY: as promised.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.numbers.store_bytes(self.format.bytes_of(element), codes) };
     }
 }
 
-/// Makes the codes of a block, and returns what they are multiplied with. Each step is one operation of f32: every backend has these bits.
+/// Quantizes a block and returns its scale. Each step is one
+/// f32 operation, so every backend gets the same bits.
 fn quantize_block(format: KvFormat, values: &[f32], codes: &mut [u8]) -> f32 {
     let (high, low) = values.iter().fold((0f32, 0f32), |(high, low), value| (high.max(*value), low.min(*value)));
     let magnitude = high.max(-low);
@@ -455,7 +471,7 @@ fn quantize_block(format: KvFormat, values: &[f32], codes: &mut [u8]) -> f32 {
         return 0.0;
     }
     if format == KvFormat::Q4_0 {
-        // The number of the largest magnitude becomes -8.
+        // The value of the largest magnitude becomes -8.
         let furthest = if high > -low { high } else { low };
         let inverse = -8.0 * (1.0 / furthest);
         let code = |value: f32| ((value * inverse + 8.5) as u8).min(15);

@@ -1,4 +1,5 @@
-//! The kernel families of the CPU, a module an operation.
+//! Kernel families of the CPU, one module
+//! for each operation.
 
 pub mod attention;
 pub mod convert;

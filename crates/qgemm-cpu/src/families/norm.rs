@@ -1,5 +1,6 @@
-//! Families of `norm`: one, which serves every norm. A thread has whole rows; a row that is not too long is kept as f32 between
-//! its statistics and the result, others are read again.
+//! Families of `norm`: a single one. A thread processes whole rows.
+//! A row that is not too long is cached as f32
+//! between statistics and result; longer rows are read again.
 
 use std::sync::Arc;
 
@@ -20,18 +21,22 @@ use crate::pool::Pool;
 use crate::simd::{Normalization, Simd};
 use crate::source_hash::SOURCE_HASH;
 
-/// Elements below which the calling thread works alone: waking others takes longer.
+/// Elements below which only the calling thread works, because
+/// waking others takes longer.
 const SERIAL_ELEMENTS: usize = 1 << 15;
-/// Columns that are loaded, and added up, together. Sums of such parts are added in their order, whoever computes them.
+/// Columns that are loaded and summed together. Partial sums are added
+/// in order, whoever computes them.
 const PART: usize = 4096;
-/// Most columns of a row that is kept: 256 KiB stay in a core's second cache.
+/// Maximum columns of a cached row: 256 KiB fit
+/// in a core's L2 cache.
 const KEPT: usize = 16 * PART;
-/// Squares whose sum lies between these lose nothing to the ends of f32's range; with an eps above the lower one, no lower end
-/// matters.
+/// Squares whose sum is in this range neither overflow nor
+/// underflow f32. With an eps above the lower limit,
+/// underflow does not matter.
 const MOST_SQUARES: f32 = f32::from_bits((127 + 120) << 23);
 const LEAST_SQUARES: f32 = f32::from_bits((127 - 60) << 23);
 
-/// What the CPU offers.
+/// Families of the CPU.
 pub static FAMILIES: NormFamilies = &[&NORM];
 
 /// The family `norm`.
@@ -68,7 +73,7 @@ fn kernel_id(op: &CheckedNorm) -> KernelId {
     KernelId::new("norm", None, of_codes.unwrap_or(plain))
 }
 
-/// Whether the kernel serves `op`.
+/// Checks that the kernel supports `op`.
 fn check(op: &CheckedNorm) -> Result<(), Unsupported> {
     let added = op.added.is_none_or(|added| added.residual.col_stride == 1 && added.sum.col_stride == 1);
     match op.x.col_stride == 1 && op.d.col_stride == 1 && added && !op.gathers {
@@ -77,7 +82,7 @@ fn check(op: &CheckedNorm) -> Result<(), Unsupported> {
     }
 }
 
-/// The kernel of `op` as a step whose operands are not bound yet.
+/// The kernel of `op` as a step without bound operands.
 pub fn step(device: &dyn Device, op: &CheckedNorm) -> Result<LaunchStep, HalError> {
     let cpu = CpuDevice::of(device)?;
     check(op).map_err(|reason| HalError::Unsupported {
@@ -90,7 +95,7 @@ pub fn step(device: &dyn Device, op: &CheckedNorm) -> Result<LaunchStep, HalErro
     Ok(LaunchStep::new::<NormOperand>(kernel_id(op), geometry, Arc::new(kernel)))
 }
 
-/// The family's loop made ready for one operation.
+/// The family's loop, prepared for one operation.
 struct CpuNorm {
     op: CheckedNorm,
     simd: &'static Simd,
@@ -112,17 +117,17 @@ impl Kernel for CpuNorm {
     }
 }
 
-/// Rows that are read.
+/// Source of the input rows.
 enum Rows<'a> {
-    /// Of a matrix that nothing writes.
+    /// A read-only matrix.
     Read(Input<'a>),
-    /// Of the result, whose place they take.
+    /// The result, which overwrites them.
     OfD,
-    /// Of the sum.
+    /// The sum, which overwrites them.
     OfSum,
 }
 
-/// An operation with its operands.
+/// An operation with bound operands.
 struct Job<'a> {
     op: &'a CheckedNorm,
     simd: &'static Simd,
@@ -134,11 +139,11 @@ struct Job<'a> {
     d: Normalized<'a>,
 }
 
-/// What is written of the normalized rows.
+/// Output of the normalized rows.
 enum Normalized<'a> {
-    /// The numbers.
+    /// Unquantized values.
     Plain(Output<'a>),
-    /// Codes and scales.
+    /// Quantized values.
     Quantized(Planes<'a>),
 }
 
@@ -190,13 +195,14 @@ impl<'a> Job<'a> {
     }
 
     fn run(&self) {
-        // Rows together, so that a task is worth its start.
+        // Several rows per task, so that a task is worth starting.
         let rows_of_task = SERIAL_ELEMENTS.div_ceil(4 * self.op.columns).max(1);
         let tasks = 0..self.op.rows.div_ceil(rows_of_task);
         let work = |task: usize| {
             let first = task * rows_of_task;
             let scratch = if self.keeps() { self.op.columns.next_multiple_of(PART) } else { PART };
-            // Parts of gamma, or of the residual, and of beta beside what is kept.
+            // Parts of gamma (or the residual) and of beta,
+            // beside the cached row.
             arena::with_tile(scratch + 2 * PART, |tile| {
                 let (kept, part) = tile.split_at_mut(scratch);
                 (first..self.op.rows.min(first + rows_of_task)).for_each(|row| self.row(row, kept, part));
@@ -209,16 +215,18 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Whether rows are kept between their statistics and the result. Those that are quantized are, however long.
+    /// Whether rows are cached between statistics and result.
+    /// Quantized rows always are.
     fn keeps(&self) -> bool {
         self.op.columns <= KEPT || matches!(self.d, Normalized::Quantized(_))
     }
 
-    /// Normalizes a row. `kept` has room for all of it, or for a part.
+    /// Normalizes a row. `kept` has room for all
+    /// of it, or for a part.
     fn row(&self, row: usize, kept: &mut [f32], part: &mut [f32]) {
         let columns = self.op.columns;
         let is_kept = self.keeps();
-        // Without a residual, a row that is not kept need not be read now.
+        // Without a residual, an uncached row need not be read now.
         if is_kept || self.residual.is_some() {
             for first in (0..columns).step_by(PART) {
                 let width = PART.min(columns - first);
@@ -241,7 +249,7 @@ impl<'a> Job<'a> {
             let lengths = [of_columns(&self.gamma, gamma), of_columns(&self.beta, beta)];
             self.simd.normalize(&how, &gamma[..lengths[0]], &beta[..lengths[1]], values);
             if let Normalized::Plain(d) = &self.d {
-                // SAFETY: the row is this thread's.
+                // SAFETY: the row belongs to this thread.
                 unsafe { d.store_part(row, first, values) };
             }
         });
@@ -258,12 +266,13 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Writes the sum of `values` and the residual, and leaves there what was written.
+    /// Writes the sum of `values` and the residual, and returns
+    /// the rounded sum in `values`.
     fn add_residual(&self, row: usize, first: usize, values: &mut [f32], part: &mut [f32]) {
         let (Some(residual), Some(sum)) = (&self.residual, &self.sum) else { return };
         self.load(residual, row, first, part);
         self.simd.add(part, values);
-        // SAFETY: the row is this thread's.
+        // SAFETY: the row belongs to this thread.
         unsafe {
             sum.store_part(row, first, values);
             sum.load_part(self.simd, row, first, values);
@@ -277,11 +286,12 @@ impl<'a> Job<'a> {
             _ => self.sum.as_ref(),
         };
         let written = written.unwrap_or_else(|| unreachable!("what takes a place is written"));
-        // SAFETY: the row is this thread's.
+        // SAFETY: the row belongs to this thread.
         unsafe { written.load_part(self.simd, row, first, out) };
     }
 
-    /// Calls `visit` with the first column and the values of each part of what is normalized.
+    /// Calls `visit` with the first column and the values of
+    /// each part of the norm's input.
     fn parts(&self, row: usize, kept: &mut [f32], visit: &mut dyn FnMut(usize, &mut [f32])) {
         let columns = self.op.columns;
         if self.keeps() {
@@ -297,7 +307,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The planes that a quantized result is written to.
+/// Planes of a quantized result.
 fn planes<'a>(op: &CheckedNorm, to: &QuantizedD, operands: &mut Operands<'a>) -> Result<Planes<'a>, HalError> {
     use NormOperand as O;
     let names = PlaneNames {
@@ -318,7 +328,7 @@ fn planes<'a>(op: &CheckedNorm, to: &QuantizedD, operands: &mut Operands<'a>) ->
     planes.with_factor(factor, O::Factor.name())
 }
 
-/// What normalizes a row whose parts `each` gives.
+/// Statistics of a row whose parts `each` provides.
 fn statistics(
     simd: &Simd,
     function: &NormFunction,
@@ -332,16 +342,19 @@ fn statistics(
     }
     let mut largest = function.eps.sqrt().to_bits();
     each(&mut |_, values| {
-        // Infinity and NaN stay what they are under every factor.
+        // Infinity and NaN are unchanged by any factor.
         let magnitudes = values.iter().map(|value| value.to_bits() & 0x7fff_ffff);
         largest = magnitudes.filter(|&bits| bits < f32::INFINITY.to_bits()).fold(largest, u32::max);
     });
-    // The scaled values are below 4; factor and its inverse are normal numbers.
+    // Scaled values are below 4. The factor and its
+    // inverse are normal numbers.
     let scale = f32::from_bits((254 - (largest >> 23).clamp(1, 253)) << 23);
     scaled(simd, scale, function, columns, &mut each).0
 }
 
-/// What normalizes the values times `scale`, a power of two: 1, unless squares would leave f32's range. And the sum of the squares.
+/// Statistics of the values times `scale`, and the sum of
+/// the squares. `scale` is a power of two: 1 unless squares
+/// would overflow or underflow f32.
 fn scaled(
     simd: &Simd,
     scale: f32,

@@ -1,4 +1,5 @@
-//! Families of `optimizer`: one, which serves every rule. Parameters are shared out in contiguous ranges.
+//! Families of `optimizer`: a single one. Threads get
+//! contiguous ranges of parameters.
 
 use std::sync::Arc;
 
@@ -18,12 +19,13 @@ use crate::pool::Pool;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 
-/// Parameters below which the calling thread works alone: waking others takes longer.
+/// Parameters below which only the calling thread works,
+/// because waking others takes longer.
 const SERIAL_LEN: usize = 1 << 14;
-/// Parameters of a task: what is loaded of them stays in the nearest cache.
+/// Parameters of a task: their data stays in the L1 cache.
 const TASK: usize = 2048;
 
-/// What the CPU offers.
+/// Families of the CPU.
 pub static FAMILIES: OptimizerFamilies = &[&OPTIMIZER];
 
 /// The family `optimizer`.
@@ -63,7 +65,7 @@ impl Family<CheckedOptimizer> for OptimizerFamily {
     }
 }
 
-/// The family's loop made ready for one operation.
+/// The family's loop, prepared for one operation.
 struct CpuOptimizer {
     op: CheckedOptimizer,
     simd: &'static Simd,
@@ -85,7 +87,7 @@ impl Kernel for CpuOptimizer {
     }
 }
 
-/// An operation with its operands, each one row.
+/// An operation with bound operands, each one row.
 struct Job<'a> {
     op: &'a CheckedOptimizer,
     simd: &'static Simd,
@@ -136,7 +138,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Moves the parameters of a task.
+    /// Updates the parameters of a task.
     fn task(&self, task: usize) {
         let first = task * TASK;
         let len = TASK.min(self.op.len - first);
@@ -147,7 +149,8 @@ impl<'a> Job<'a> {
             let (weights, gradient) = (&mut weights[..len], &mut gradient[..len]);
             let moments = [&mut moment1[..len], &mut moment2[..len]];
             self.gradient.part(self.simd, 0, first, gradient);
-            // SAFETY: the parameters of a task, and what belongs to them, are this thread's.
+            // SAFETY: the parameters of a task, and their moments and
+            // copies, belong to this thread.
             unsafe {
                 self.weights.load_part(self.simd, 0, first, weights);
                 for (moment, values) in self.moments.iter().zip(moments) {
@@ -175,7 +178,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Moves parameters by AdamW, and their moments.
+/// AdamW step for parameters and moments.
 fn adamw(
     (factors, step): &(MomentFactors, StepFactors),
     weights: &mut [f32],
@@ -193,14 +196,14 @@ fn adamw(
     }
 }
 
-/// Moves parameters by their gradient.
+/// SGD step without momentum.
 fn sgd(step: &StepFactors, weights: &mut [f32], gradient: &[f32]) {
     for (weight, gradient) in weights.iter_mut().zip(gradient) {
         *weight -= step.size * (gradient * step.gradient_scale) + step.decay * *weight;
     }
 }
 
-/// Moves parameters by a moment of their gradient, and the moment.
+/// SGD step with momentum, for parameters and moments.
 fn momentum((factors, step): &(MomentFactors, StepFactors), weights: &mut [f32], gradient: &[f32], moment: &mut [f32]) {
     for ((weight, gradient), moment) in weights.iter_mut().zip(gradient).zip(moment) {
         *moment = factors.decay1 * *moment + factors.gain1 * (gradient * step.gradient_scale);

@@ -1,4 +1,5 @@
-//! Families of `quantize`: one, which serves every matrix. Rows are read as products read X and quantized as the formats say.
+//! Families of `quantize`: a single one. Rows are read as products
+//! read X and quantized as the formats define.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,16 +20,17 @@ use crate::pool::Pool;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 
-/// Elements below which the calling thread works alone: waking others takes longer.
+/// Elements below which only the calling thread works, because
+/// waking others takes longer.
 const SERIAL_ELEMENTS: usize = 1 << 14;
 
-/// What the CPU offers.
+/// Families of the CPU.
 pub static FAMILIES: QuantizeFamilies = &[&QUANTIZE];
 
 /// The family `quantize`.
 pub static QUANTIZE: QuantizeFamily = QuantizeFamily;
 
-/// Activations in codes and scales.
+/// Quantization of activations (INT8, FP8, FP4).
 #[derive(Debug)]
 pub struct QuantizeFamily;
 
@@ -64,7 +66,7 @@ impl Family<CheckedQuantize> for QuantizeFamily {
     }
 }
 
-/// The family's loop made ready for one operation.
+/// The family's loop, prepared for one operation.
 struct CpuQuantize {
     op: CheckedQuantize,
     simd: &'static Simd,
@@ -91,7 +93,7 @@ impl Kernel for CpuQuantize {
     }
 }
 
-/// An operation with its operands.
+/// An operation with bound operands.
 struct Job<'a> {
     op: &'a CheckedQuantize,
     simd: &'static Simd,
@@ -134,7 +136,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Quantizes rows, which tasks share out.
+    /// Quantizes rows of a task.
     fn rows(&self, rows: Range<usize>) {
         let k = self.op.columns;
         arena::with_tile(rows.len() * k, |tile| {

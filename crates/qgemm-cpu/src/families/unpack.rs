@@ -1,5 +1,5 @@
-//! Families of `unpack`: one, which serves every format. Sixteen rows of W are a vector register, so that columns are decoded
-//! as rows of D.
+//! Families of `unpack`: a single one. Sixteen rows of W are
+//! a vector register, so decoded columns are rows of D.
 
 use std::sync::Arc;
 
@@ -20,21 +20,24 @@ use crate::pool::{Pool, Scratch};
 use crate::simd::{BLOCK_ROWS, LANES, Scales, Simd, TILES};
 use crate::source_hash::SOURCE_HASH;
 
-/// Values below which the calling thread works alone: waking others takes longer.
+/// Values below which only the calling thread works, because
+/// waking others takes longer.
 const SERIAL_VALUES: usize = 1 << 15;
-/// Columns that are decoded at a time. K-tiles are multiples of it.
+/// Columns that are decoded at a time. K-tiles
+/// are multiples of it.
 const STEP: usize = 64;
-/// Values of a step, of one tile and of a block of tiles.
+/// Values of a step: of one tile, and of
+/// a block of tiles.
 const TILE_STEP: usize = STEP * LANES;
 const BLOCK_STEP: usize = STEP * BLOCK_ROWS;
 
-/// What the CPU offers.
+/// Families of the CPU.
 pub static FAMILIES: UnpackFamilies = &[&UNPACK];
 
 /// The family `unpack`.
 pub static UNPACK: UnpackFamily = UnpackFamily;
 
-/// Packed weights as plain numbers, bound by memory.
+/// Transposed rows of a packed weight, dequantized, bound by memory.
 #[derive(Debug)]
 pub struct UnpackFamily;
 
@@ -76,7 +79,7 @@ fn kernel_id(op: &CheckedUnpack) -> KernelId {
     KernelId::new("unpack", None, Spec::Unpack(spec))
 }
 
-/// How the weight lies.
+/// Packed layout of the weight.
 fn layout(op: &CheckedUnpack) -> Result<PackedLayout, Unsupported> {
     let expected = FragmentLayout::Simd16;
     let found = PackedLayout::new(op.format, op.class).filter(|_| op.class == expected);
@@ -90,7 +93,7 @@ fn is_small(op: &CheckedUnpack) -> bool {
     op.columns().saturating_mul(op.features) < SERIAL_VALUES
 }
 
-/// The family's loop made ready for one operation.
+/// The family's loop, prepared for one operation.
 struct CpuUnpack {
     op: CheckedUnpack,
     layout: PackedLayout,
@@ -106,7 +109,9 @@ impl std::fmt::Debug for CpuUnpack {
 }
 
 impl CpuUnpack {
-    /// Scratch memory of a thread: a step of one tile, a step of a block, factors of a block, scales of a k-tile.
+    /// Scratch floats of a thread: a step of one
+    /// tile, a step of a block, row scales of a
+    /// block, scales of a k-tile.
     fn tile_floats(&self) -> usize {
         TILE_STEP + BLOCK_STEP + BLOCK_ROWS + Packed::scale_floats_of(&self.layout)
     }
@@ -130,7 +135,7 @@ impl Kernel for CpuUnpack {
     }
 }
 
-/// An operation with its operands.
+/// An operation with bound operands.
 struct Job<'a> {
     kernel: &'a CpuUnpack,
     weight: Packed<'a>,
@@ -193,11 +198,13 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// Stores a column's values of a block of rows, which no other task has.
+    /// Stores a column's values for a block of rows. No
+    /// other task stores them.
     fn store(&self, d_row: usize, first_row: usize, values: &[f32]) {
         let CheckedUnpack { gated, out_features, .. } = self.kernel.op;
         if !gated {
-            // SAFETY: tasks share no rows of W, or no columns, and an input feature has one column.
+            // SAFETY: tasks share no rows of W or no columns, and
+            // an input feature has one column.
             return unsafe { self.d.store_part(d_row, first_row, values) };
         }
         for (i, eight) in values.chunks(PAIR_ROWS).enumerate() {
@@ -206,13 +213,14 @@ impl<'a> Job<'a> {
             let count = eight.len().min(out_features.saturating_sub(feature));
             let column = feature + if group.is_multiple_of(2) { 0 } else { out_features };
             if count > 0 {
-                // SAFETY: as above; each row of W has one column of D.
+                // SAFETY: as above; each row of W has
+                // one column of D.
                 unsafe { self.d.store_part(d_row, column, &eight[..count]) };
             }
         }
     }
 
-    /// The row of D that a stored column is, if it is one.
+    /// Row of D for a stored column, if any.
     fn d_row(&self, stored: usize) -> Option<usize> {
         let CheckedUnpack { first, features, stored_k, .. } = self.kernel.op;
         let feature = match self.k_order {

@@ -1,5 +1,7 @@
-//! Functions of one output, sixteen at a time, in f32. All but the last are `v · sigmoid(…)`: GELU by tanh has 1 + tanh(u), which is
-//! 2 · sigmoid(2u), but cancels where u is negative. The formulas are those of the other backends.
+//! Activation functions on sixteen f32 lanes. All but identity, ReLU and
+//! exact GELU are `v · sigmoid(…)`. GELU-tanh contains 1 + tanh(u),
+//! which is 2 · sigmoid(2u) without cancellation for negative u. The
+//! formulas match the other backends.
 
 use std::f32::consts::{FRAC_2_SQRT_PI, LOG2_E, SQRT_2};
 
@@ -7,14 +9,14 @@ use super::vector::Vector;
 
 /// An activation.
 pub trait Function {
-    /// Its values.
+    /// Value of the function.
     ///
     /// # Safety
-    /// As of [`Vector`]'s functions.
+    /// As for [`Vector`]'s functions.
     unsafe fn of<V: Vector>(v: V::Floats) -> V::Floats;
 }
 
-/// None.
+/// Identity.
 pub struct Identity;
 impl Function for Identity {
     #[inline(always)]
@@ -23,12 +25,12 @@ impl Function for Identity {
     }
 }
 
-/// `max(v, 0)`, but NaN of NaN.
+/// `max(v, 0)`; keeps NaN.
 pub struct Relu;
 impl Function for Relu {
     #[inline(always)]
     unsafe fn of<V: Vector>(v: V::Floats) -> V::Floats {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { V::where_less(v, V::splat(0.0), V::splat(0.0), v) }
     }
 }
@@ -38,19 +40,19 @@ pub struct Silu;
 impl Function for Silu {
     #[inline(always)]
     unsafe fn of<V: Vector>(v: V::Floats) -> V::Floats {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { V::multiply(v, sigmoid::<V>(v)) }
     }
 }
 
-/// GELU by its approximation with tanh.
+/// GELU, tanh approximation.
 pub struct GeluTanh;
 impl Function for GeluTanh {
     #[inline(always)]
     unsafe fn of<V: Vector>(v: V::Floats) -> V::Floats {
         // 2 · √(2/π), since √(2/π) is 2/√π · 1/√2.
         const FACTOR: f32 = SQRT_2 * FRAC_2_SQRT_PI;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let square = V::multiply(v, v);
             let factor = V::multiply_add(square, V::splat(FACTOR * 0.044_715), V::splat(FACTOR));
@@ -59,27 +61,30 @@ impl Function for GeluTanh {
     }
 }
 
-/// GELU itself.
+/// Exact GELU.
 pub struct GeluErf;
 impl Function for GeluErf {
     #[inline(always)]
     unsafe fn of<V: Vector>(v: V::Floats) -> V::Floats {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { V::multiply(v, normal_cdf::<V>(v)) }
     }
 }
 
-/// `exp(x)` for x ≤ 0, within 1e-7. It is 0 below −87, where results would leave the normal numbers. The polynomial is the
+/// `exp(x)` for x ≤ 0, within 1e-7. It is 0 below
+/// −87, where results would be subnormal. The polynomial is the
 /// minimax one for |r| up to ln(2) / 2.
 #[inline(always)]
 pub(super) unsafe fn exp_nonpositive<V: Vector>(x: V::Floats) -> V::Floats {
-    // Its sum with a small number is that number rounded to an integer, in the lowest bits.
+    // Adding a small number rounds it to an
+    // integer, in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let shifted = V::multiply_add(x, V::splat(LOG2_E), V::splat(ROUND));
         let n = V::multiply_add(shifted, V::splat(1.0), V::splat(-ROUND));
-        // x − n · ln(2), in two parts, of which the first is exact.
+        // x − n · ln(2) in two parts; the
+        // first is exact.
         let r = V::multiply_add(n, V::splat(-0.693_359_4), x);
         let r = V::multiply_add(n, V::splat(2.121_944_4e-4), r);
         let q =
@@ -90,10 +95,10 @@ pub(super) unsafe fn exp_nonpositive<V: Vector>(x: V::Floats) -> V::Floats {
     }
 }
 
-/// The polynomial with these coefficients, the highest first.
+/// Polynomial with these coefficients, highest first.
 #[inline(always)]
 unsafe fn polynomial<V: Vector, const N: usize>(x: V::Floats, coefficients: [f32; N]) -> V::Floats {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut sum = V::splat(coefficients[0]);
         for &coefficient in &coefficients[1..] {
@@ -106,7 +111,7 @@ unsafe fn polynomial<V: Vector, const N: usize>(x: V::Floats, coefficients: [f32
 /// `1 / (1 + exp(−x))`.
 #[inline(always)]
 unsafe fn sigmoid<V: Vector>(x: V::Floats) -> V::Floats {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let one = V::splat(1.0);
         let negative = V::bits_to_floats(V::or(V::float_bits(x), V::splat_word(1 << 31)));
@@ -115,11 +120,14 @@ unsafe fn sigmoid<V: Vector>(x: V::Floats) -> V::Floats {
     }
 }
 
-/// `(1 + erf(x / √2)) / 2`, the normal distribution. Its tail at z = |x| / √2 is `exp(−z²) / 2` times a function of
-/// t = 1 / (1 + 0.4 z). The polynomial approximates that function within 1e-7 for z up to 9.4; beyond, `exp(−z²)` is 0.
+/// `(1 + erf(x / √2)) / 2`, the normal distribution function.
+/// Its tail at z = |x| / √2 is
+/// `exp(−z²) / 2` times a function of t = 1 /
+/// (1 + 0.4 z). The polynomial approximates that function within 1e-7
+/// for z up to 9.4; beyond, `exp(−z²)` is 0.
 #[inline(always)]
 unsafe fn normal_cdf<V: Vector>(x: V::Floats) -> V::Floats {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let one = V::splat(1.0);
         let e = exp_nonpositive::<V>(V::multiply(V::multiply(x, V::splat(-0.5)), x));

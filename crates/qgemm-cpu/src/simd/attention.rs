@@ -1,18 +1,21 @@
-//! Products of queries with keys, exponentials of them, and sums of values: rows of f32 whose width is whole vectors.
+//! Attention kernels: query-key products, exponentials, and weighted sums
+//! of values, on f32 rows of whole vectors.
 
 use super::activation::exp_nonpositive;
 use super::vector::{LANES, Vector};
 
-/// `out[row][key] = q[row] · k[key]`, of rows of `width` columns. The columns of a product are added up in an order that depends on
-/// nothing but the width.
+/// `out[row][key] = q[row] · k[key]`, with rows of `width` columns. The
+/// order of additions depends on the width only.
 ///
 /// # Safety
-/// The processor has the level's instructions; `q`, `k` and `out` are whole rows, `width` whole vectors.
+/// The CPU must support the level's instructions. `q`, `k` and `out`
+/// must be whole rows, and `width` whole vectors.
 #[inline(always)]
 pub unsafe fn match_keys<V: Vector>(q: &[f32], k: &[f32], width: usize, out: &mut [f32]) {
     let (rows, keys) = (q.len() / width, k.len() / width);
     let mut row = 0;
-    // SAFETY: the caller's promise; blocks of rows and keys lie within `q`, `k` and `out`.
+    // SAFETY: guaranteed by the caller; blocks of rows and keys
+    // are within `q`, `k` and `out`.
     unsafe {
         while row + 4 <= rows {
             of_rows::<V, 4, 2>(q, k, width, row, keys, out);
@@ -26,7 +29,7 @@ pub unsafe fn match_keys<V: Vector>(q: &[f32], k: &[f32], width: usize, out: &mu
 }
 
 /// # Safety
-/// As of [`match_keys`]; `R` rows from `row` on are there.
+/// As for [`match_keys`]; `R` rows from `row` on must exist.
 #[inline(always)]
 unsafe fn of_rows<V: Vector, const R: usize, const C: usize>(
     q: &[f32],
@@ -37,7 +40,7 @@ unsafe fn of_rows<V: Vector, const R: usize, const C: usize>(
     out: &mut [f32],
 ) {
     let mut key = 0;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         while key + C <= keys {
             block::<V, R, C>(q, k, width, [row, key], keys, out);
@@ -51,7 +54,8 @@ unsafe fn of_rows<V: Vector, const R: usize, const C: usize>(
 }
 
 /// # Safety
-/// As of [`match_keys`]; `R` rows and `C` keys from `row` and `key` on are there.
+/// As for [`match_keys`]; `R` rows and `C` keys from
+/// `row` and `key` on must exist.
 #[inline(always)]
 unsafe fn block<V: Vector, const R: usize, const C: usize>(
     q: &[f32],
@@ -61,7 +65,7 @@ unsafe fn block<V: Vector, const R: usize, const C: usize>(
     keys: usize,
     out: &mut [f32],
 ) {
-    // SAFETY: the caller's promise: columns lie in whole rows.
+    // SAFETY: guaranteed by the caller: columns are within whole rows.
     unsafe {
         let mut sums = [[V::splat(0.0); C]; R];
         for column in (0..width).step_by(LANES) {
@@ -81,14 +85,14 @@ unsafe fn block<V: Vector, const R: usize, const C: usize>(
     }
 }
 
-/// The sum of all lanes, in pairs.
+/// Sum of all lanes, pairwise.
 ///
 /// # Safety
-/// The processor has the level's instructions.
+/// The CPU must support the level's instructions.
 #[inline(always)]
 pub(super) unsafe fn total<V: Vector>(floats: V::Floats) -> f32 {
     let mut lanes = [0.0; LANES];
-    // SAFETY: sixteen floats are there.
+    // SAFETY: the array has sixteen floats.
     unsafe { V::store(lanes.as_mut_ptr(), floats) };
     for half in [8, 4, 2, 1] {
         for i in 0..half {
@@ -98,20 +102,23 @@ pub(super) unsafe fn total<V: Vector>(floats: V::Floats) -> f32 {
     lanes[0]
 }
 
-/// Makes `exp(score − most)` of every score, none of which is above `most`, and returns their sum. NaN stays, and so it becomes the
-/// sum.
+/// Replaces every score by `exp(score − most)` and
+/// returns their sum. No score exceeds `most`. NaN stays
+/// NaN and makes the sum NaN.
 ///
 /// # Safety
-/// The processor has the level's instructions; `scores` are whole vectors.
+/// The CPU must support the level's instructions.
+/// `scores` must be whole vectors.
 #[inline(always)]
 pub unsafe fn exponentials<V: Vector>(scores: &mut [f32], most: f32) -> f32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let (one, least) = (V::splat(1.0), V::splat(-87.0));
         let mut sum = V::splat(0.0);
         for scores in scores.chunks_exact_mut(LANES) {
             let x = V::multiply_add(V::splat(most), V::splat(-1.0), V::load(scores.as_ptr()));
-            // Zero of numbers; the exponential of NaN is one, too.
+            // Zero for numbers, NaN for NaN, so that the
+            // exponential of NaN is NaN.
             let difference = V::multiply_add(x, V::splat(-1.0), x);
             let power = V::multiply_add(exp_nonpositive::<V>(x), one, difference);
             let power = V::where_less(x, least, V::splat(0.0), power);
@@ -122,15 +129,17 @@ pub unsafe fn exponentials<V: Vector>(scores: &mut [f32], most: f32) -> f32 {
     }
 }
 
-/// `sums[row] += Σ weights[row][key] · v[key]`, of rows of `width` columns, key by key.
+/// `sums[row] += Σ weights[row][key] · v[key]`, with rows of
+/// `width` columns, key by key.
 ///
 /// # Safety
-/// As of [`match_keys`]; `weights` has a row for each of `sums`, of as many keys as `v` has rows.
+/// As for [`match_keys`]; `weights` must have a row for each of
+/// `sums`, with as many keys as `v` has rows.
 #[inline(always)]
 pub unsafe fn add_values<V: Vector>(weights: &[f32], v: &[f32], width: usize, sums: &mut [f32]) {
     let (rows, keys) = (sums.len() / width, v.len() / width);
     let mut row = 0;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         while row + 4 <= rows {
             add_to_rows::<V, 4>(weights, v, width, row, keys, sums);
@@ -144,7 +153,7 @@ pub unsafe fn add_values<V: Vector>(weights: &[f32], v: &[f32], width: usize, su
 }
 
 /// # Safety
-/// As of [`add_values`]; `R` rows from `row` on are there.
+/// As for [`add_values`]; `R` rows from `row` on must exist.
 #[inline(always)]
 unsafe fn add_to_rows<V: Vector, const R: usize>(
     weights: &[f32],
@@ -154,7 +163,7 @@ unsafe fn add_to_rows<V: Vector, const R: usize>(
     keys: usize,
     sums: &mut [f32],
 ) {
-    // SAFETY: the caller's promise: columns lie in whole rows.
+    // SAFETY: guaranteed by the caller: columns are within whole rows.
     unsafe {
         for column in (0..width).step_by(LANES) {
             let to: [*mut f32; R] = std::array::from_fn(|r| sums.as_mut_ptr().add((row + r) * width + column));

@@ -33,7 +33,7 @@ impl Vector for Avx2 {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> [__m256; 2] {
-        // SAFETY: the caller's promise, as in all functions here.
+        // SAFETY: guaranteed by the caller, as in all functions here.
         unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))] }
     }
     #[inline(always)]
@@ -175,7 +175,8 @@ impl Vector for Avx2 {
     }
     #[inline(always)]
     unsafe fn store_quads(to: &mut [u32; 4], [a, b]: [__m256i; 2]) {
-        // Where the lowest bytes of a half's four lanes are; they become its first word, or its second.
+        // Positions of the lowest bytes of a half's four lanes, for
+        // its first and its second word.
         const FIRST: [u8; 16] = quad_of_lanes(0);
         const SECOND: [u8; 16] = quad_of_lanes(4);
         // SAFETY: as above; four words are sixteen bytes.
@@ -205,7 +206,8 @@ impl Vector for Avx2 {
     unsafe fn half_bits_to_floats([a, b]: [__m256i; 2]) -> [__m256; 2] {
         // SAFETY: as above.
         unsafe {
-            // Packing goes by halves of registers; the permutation puts the sixteen in order.
+            // Packing works within register halves. The
+            // permutation restores the order.
             let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(a, b));
             [_mm256_cvtph_ps(_mm256_castsi256_si128(packed)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(packed))]
         }
@@ -215,10 +217,12 @@ impl Vector for Avx2 {
         // SAFETY: as above.
         unsafe {
             let (low, high) = (_mm256_loadu_ps(table.as_ptr()), _mm256_loadu_ps(table.as_ptr().add(8)));
-            // Not `map`, into which compilers do not carry the level's instructions.
+            // A loop instead of `map`, because compilers do not propagate the
+            // level's instructions into closures.
             let mut values = [low; 2];
             for (value, words) in values.iter_mut().zip(words) {
-                // Bit 3 of a code, as the sign, chooses between the table's halves.
+                // Bit 3 of a code, moved to the sign,
+                // selects the table half.
                 let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(words));
                 let [low, high] = [_mm256_permutevar8x32_ps(low, words), _mm256_permutevar8x32_ps(high, words)];
                 *value = _mm256_blendv_ps(low, high, upper);
@@ -237,7 +241,8 @@ impl Vector for Avx2 {
     }
 }
 
-/// The bytes that make a quad of four lanes, as word `at / 4` of sixteen bytes; all others become 0.
+/// Shuffle that collects a quad from four lanes into word
+/// `at / 4` of sixteen bytes and zeroes the rest.
 const fn quad_of_lanes(at: usize) -> [u8; 16] {
     let mut order = [0x80; 16];
     let mut lane = 0;
@@ -260,7 +265,8 @@ impl Dot<Avx2> for Vnni {
     }
 }
 
-/// Without it, the even and the odd bytes as 16-bit numbers: adding products of bytes in pairs would saturate where some are above 128.
+/// Without AVX-VNNI: even and odd bytes as 16-bit numbers. Adding byte
+/// products in pairs would saturate for bytes above 128.
 struct Widened;
 
 impl Dot<Avx2> for Widened {
@@ -306,7 +312,8 @@ impl Dot<Avx2> for Widened {
         unsafe { in_order(sums) }
     }
 
-    /// Two products of 127 and 128 fit 16 bits: four instructions instead of nine.
+    /// Two products of 127 and 128 fit in 16 bits: four
+    /// instructions instead of nine.
     const MAGNITUDES: bool = true;
     #[inline(always)]
     unsafe fn dot_magnitudes(
@@ -324,10 +331,10 @@ impl Dot<Avx2> for Widened {
     }
 }
 
-/// The same words, as far as compilers know made here.
+/// The same words, with their origin hidden from the compiler.
 ///
 /// # Safety
-/// As of [`Vector`]'s functions.
+/// As for [`Vector`]'s functions.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn in_order([mut a, mut b]: [__m256i; 2]) -> [__m256i; 2] {

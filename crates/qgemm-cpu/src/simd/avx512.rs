@@ -31,7 +31,7 @@ impl Vector for Avx512 {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> __m512 {
-        // SAFETY: the caller's promise, as in all functions here.
+        // SAFETY: guaranteed by the caller, as in all functions here.
         unsafe { _mm512_loadu_ps(from) }
     }
     #[inline(always)]
@@ -190,7 +190,8 @@ impl Dot<Avx512> for Vnni {
     }
 }
 
-/// Without it, the even and the odd bytes as 16-bit numbers: adding products of bytes in pairs would saturate where some are above 128.
+/// Without VNNI: even and odd bytes as 16-bit numbers. Adding byte
+/// products in pairs would saturate for bytes above 128.
 struct Widened;
 
 impl Dot<Avx512> for Widened {

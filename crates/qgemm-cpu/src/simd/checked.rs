@@ -1,4 +1,4 @@
-//! Safe calls of a level's kernels: what each may touch is checked before.
+//! Safe wrappers of a level's kernels, which check all accesses.
 
 use qgemm_formats::DType;
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
@@ -18,7 +18,8 @@ use super::{
 use super::{avx2, avx512};
 
 impl Simd {
-    /// The kernels for `level`, or `None` when this processor does not have it.
+    /// The kernels for `level`, or `None` when this
+    /// CPU does not support it.
     pub fn new(level: SimdLevel) -> Option<&'static Self> {
         if !level.is_available() {
             return None;
@@ -41,32 +42,34 @@ impl Simd {
         })
     }
 
-    /// The best kernels of this processor.
+    /// The best kernels of this CPU.
     pub fn best() -> &'static Self {
         Self::new(SimdLevel::detect()).unwrap_or(&portable::KERNELS)
     }
 
-    /// The level they are written for.
+    /// The SIMD level.
     pub fn level(&self) -> SimdLevel {
         self.level
     }
 
-    /// How tokens are quantized for these kernels where `how` is for some level.
+    /// Adapts the quantization `how` to this level's kernels.
     pub fn quantization(&self, how: Quantization) -> Quantization {
         how.with_magnitudes(self.magnitudes)
     }
 
-    /// Most tokens that are multiplied at once.
+    /// Maximum tokens of a kernel call.
     pub fn tokens(&self) -> usize {
         self.multiply.len()
     }
 
-    /// Most quantized tokens that are multiplied at once, with packed codes or with unpacked ones.
+    /// Maximum quantized tokens of a kernel call, with
+    /// packed or unpacked codes.
     pub fn quantized_tokens(&self, unpacked: bool) -> usize {
         self.multiply_codes[usize::from(unpacked)].last().map_or(0, |&(tokens, _)| tokens)
     }
 
-    /// Decodes `columns` columns of `k_tile` from `first` on, both multiples of 32, to `out[column][lane]`.
+    /// Decodes `columns` columns of `k_tile` from `first` on (both
+    /// multiples of 32) to `out[column][lane]`.
     pub fn decode(&self, k_tile: &KTile<'_>, first: usize, columns: usize, out: &mut [f32]) {
         let layout = k_tile.layout;
         assert!(first.is_multiple_of(32) && columns.is_multiple_of(32), "words are decoded whole");
@@ -78,13 +81,14 @@ impl Simd {
         assert!(layout.format().sub_block.is_power_of_two(), "sub-blocks are found by shifts");
         let subs = scaled_sub_blocks(layout) * LANES;
         assert!(subs <= k_tile.scales.len() && subs <= k_tile.mins.len(), "every sub-block has its scales");
-        // SAFETY: a `Simd` is only to be had from `new`, which checked that the processor has the level; the rest is
-        // checked above.
+        // SAFETY: a `Simd` only comes from `new`, which checked that the
+        // CPU supports the level. The rest is checked above.
         unsafe { (self.decode)(k_tile, first, columns, out) }
     }
 
-    /// Scale and minimum of every sub-block of k-tiles of `layout`, for which `from` was made, to `[sub-block][lane]`; no minima where
-    /// `mins` is empty, nothing where `scales` is, too.
+    /// Unpacks scale and minimum of every sub-block of k-tiles of `layout`,
+    /// for which `from` was made, to `[sub-block][lane]`. No minimums when
+    /// `mins` is empty, and nothing when `scales` is empty, too.
     pub fn unpack_scales(
         &self,
         layout: &PackedLayout,
@@ -104,28 +108,32 @@ impl Simd {
         unsafe { (self.unpack)(from, layout, k_tiles, scales, mins) }
     }
 
-    /// The first `out.len()` values of `bytes`, at any address, as f32.
+    /// The first `out.len()` values of `bytes` as f32.
+    /// No alignment is needed.
     ///
     /// # Panics
     /// When `bytes` is shorter than that.
     pub fn to_f32(&self, dtype: DType, bytes: &[u8], out: &mut [f32]) {
-        // SAFETY: as in `decode`; the rest is checked by the function.
+        // SAFETY: as in `decode`; the function checks the rest.
         unsafe { (self.to_f32)(dtype, bytes, out) }
     }
 
-    /// Quantizes a token to `out`, as [`Row`](super::quantize::Row) says.
+    /// Quantizes a token to `out`, with the layout of
+    /// [`Row`](super::quantize::Row).
     pub fn quantize(&self, how: &Quantization, values: &[f32], out: &mut [u32]) {
         // SAFETY: as in `decode`; the function itself is safe.
         unsafe { (self.quantize)(how, values, out) }
     }
 
-    /// Makes outputs of a token's accumulators for a block of rows; of a gated pair, they are half as many.
+    /// Epilogue of a token's accumulators for a block of rows. For
+    /// a gated pair there are half as many outputs.
     pub fn finish(&self, how: &Epilogue<'_>, token: &OfToken<'_>, sums: &mut OfRows) {
-        // SAFETY: as in `decode`; the types have the lengths.
+        // SAFETY: as in `decode`; the array types guarantee the lengths.
         unsafe { (self.finish)(how, token, sums) }
     }
 
-    /// `out[row][key] = q[row] · k[key]`, of rows of `width` columns, which are whole vectors.
+    /// `out[row][key] = q[row] · k[key]`, with rows of `width`
+    /// columns, which are whole vectors.
     pub fn match_keys(&self, q: &[f32], k: &[f32], width: usize, out: &mut [f32]) {
         assert!(width > 0 && width.is_multiple_of(LANES), "rows are whole vectors");
         assert!(q.len().is_multiple_of(width) && k.len().is_multiple_of(width), "rows are whole");
@@ -134,20 +142,22 @@ impl Simd {
         unsafe { (self.match_keys)(q, k, width, out) }
     }
 
-    /// Makes `exp(score − most)` of every score, none of which is above `most`, and returns their sum; of NaN, NaN.
+    /// Replaces every score by `exp(score − most)` and returns their sum.
+    /// No score exceeds `most`. NaN makes the sum NaN.
     pub fn exponentials(&self, scores: &mut [f32], most: f32) -> f32 {
         assert!(scores.len().is_multiple_of(LANES), "scores are whole vectors");
         // SAFETY: as in `decode`.
         unsafe { (self.exponentials)(scores, most) }
     }
 
-    /// `[Σ (value · scale − mean), Σ (value · scale − mean)²]`, in an order that the length alone decides.
+    /// `[Σ (value · scale − mean), Σ (value · scale − mean)²]`,
+    /// in an order that depends on the length only.
     pub fn moments(&self, values: &[f32], scale: f32, mean: f32) -> [f32; 2] {
         // SAFETY: as in `decode`.
         unsafe { (self.moments)(values, scale, mean) }
     }
 
-    /// Normalizes values, multiplies them with `gamma` and adds `beta`, where there are any.
+    /// Normalizes values, then applies `gamma` and `beta` if given.
     pub fn normalize(&self, how: &Normalization, gamma: &[f32], beta: &[f32], values: &mut [f32]) {
         let fits = |of_columns: &[f32]| of_columns.is_empty() || of_columns.len() == values.len();
         assert!(fits(gamma) && fits(beta), "a factor and a summand for each value");
@@ -155,14 +165,15 @@ impl Simd {
         unsafe { (self.normalize)(how, gamma, beta, values) }
     }
 
-    /// Adds to every value its counterpart of `other`.
+    /// Adds `other` elementwise.
     pub fn add(&self, other: &[f32], values: &mut [f32]) {
         assert_eq!(other.len(), values.len(), "every value has a counterpart");
         // SAFETY: as in `decode`.
         unsafe { (self.add)(other, values) }
     }
 
-    /// `sums[row] += Σ weights[row][key] · v[key]`, of rows of `width` columns, which are whole vectors.
+    /// `sums[row] += Σ weights[row][key] · v[key]`, with rows of `width`
+    /// columns, which are whole vectors.
     pub fn add_values(&self, weights: &[f32], v: &[f32], width: usize, sums: &mut [f32]) {
         assert!(width > 0 && width.is_multiple_of(LANES), "rows are whole vectors");
         assert!(v.len().is_multiple_of(width) && sums.len().is_multiple_of(width), "rows are whole");
@@ -171,8 +182,9 @@ impl Simd {
         unsafe { (self.add_values)(weights, v, width, sums) }
     }
 
-    /// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for `tokens` tokens, at most [`Simd::tokens`], and all
-    /// tiles of a block. Rows of `x` are `stride` apart.
+    /// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for
+    /// `tokens` tokens (at most [`Simd::tokens`]) and all tiles of a block.
+    /// Rows of `x` are `stride` apart.
     pub fn multiply(&self, tokens: usize, w: &[f32], x: &[f32], stride: usize, columns: usize, sums: &mut [f32]) {
         assert!(BLOCK_ROWS * columns <= w.len(), "tiles lie in their scratch memory");
         assert!((tokens - 1) * stride + columns <= x.len(), "tokens lie in their scratch memory");
@@ -181,8 +193,9 @@ impl Simd {
         unsafe { (self.multiply[tokens - 1])(w, x, stride, columns, sums) }
     }
 
-    /// Of `tokens` quantized tokens, how many are multiplied at once, with packed codes or with unpacked ones: the words of these
-    /// lie side by side.
+    /// Group sizes for `tokens` quantized tokens, with packed
+    /// or unpacked codes. A group is multiplied at once, and
+    /// its words are interleaved.
     pub fn token_groups(&self, unpacked: bool, tokens: usize) -> impl Iterator<Item = usize> {
         self.kernels_of_groups(unpacked, tokens).map(|&(group, _)| group)
     }
@@ -201,7 +214,8 @@ impl Simd {
         })
     }
 
-    /// The codes of packed k-tiles of `layout`, for which `how` is, as bytes, [`LANES`] a column.
+    /// Unpacks the codes of packed k-tiles of `layout`, for which `how`
+    /// is, to bytes: [`LANES`] per column.
     pub fn unpack_codes(&self, how: &Quantization, layout: &PackedLayout, k_tiles: &[u8], out: &mut [u8]) {
         let columns = check_k_tiles(how, layout, k_tiles.len(), layout.k_tile_bytes);
         assert!(columns * LANES <= out.len(), "codes lie in their scratch memory");
@@ -209,8 +223,9 @@ impl Simd {
         unsafe { (self.unpack_codes[how.shapes[0]])(layout, k_tiles, out) }
     }
 
-    /// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]` for `tokens` quantized tokens, which lie in groups as
-    /// [`Simd::token_groups`] says; accumulators of tokens are [`BLOCK_ROWS`] apart.
+    /// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]`
+    /// for `tokens` quantized tokens in groups as in [`Simd::token_groups`].
+    /// Accumulators of tokens are [`BLOCK_ROWS`] apart.
     pub fn multiply_codes(&self, tokens: usize, at: &Operands<'_>, sums: &mut [f32]) {
         let Quantization { sub_block, offset, shapes, .. } = *at.how;
         let k_tile_bytes = if at.unpacked { at.layout.k_tile * LANES } else { at.layout.k_tile_bytes };
@@ -236,7 +251,7 @@ impl Simd {
         let mut first = 0;
         for (group, kernels) in self.kernels_of_groups(at.unpacked, tokens) {
             if at.unpacked {
-                // Parts of it, since a core that asks for much at once has to wait.
+                // In parts, because a core that requests much at once stalls.
                 let asked = first * at.prefetch_bytes / tokens;
                 let bytes = (first + group) * at.prefetch_bytes / tokens - asked;
                 at.tiles.iter().for_each(|tile| tile.prefetch.skip(asked).fetch(bytes));
@@ -249,7 +264,8 @@ impl Simd {
     }
 }
 
-/// Columns of whole k-tiles of `layout` in `bytes` bytes, each of `k_tile_bytes`, when products with them can be computed.
+/// Columns of the whole k-tiles of `layout` (`k_tile_bytes` each) in
+/// `bytes` bytes, if products with them are supported.
 fn check_k_tiles(how: &Quantization, layout: &PackedLayout, bytes: usize, k_tile_bytes: usize) -> usize {
     let Quantization { block, span, sub_block, .. } = *how;
     assert!(how.format() == layout.format(), "tokens are quantized for the layout's format");

@@ -1,5 +1,4 @@
-//! [`CodeShape`]: codes of up to eight bits, from the planes of a packed k-tile to unsigned bytes, four columns of sixteen rows a vector.
-//! Products take them as they are decoded, or as [`unpack`] has stored them for many tokens.
+//! [`CodeShape`]: codes of up to 8 bits, decoded from the planes of a packed k-tile to unsigned bytes, four columns of sixteen rows per vector. Products use them immediately, or as stored by [`unpack`] for many tokens.
 
 use qgemm_formats::Encoding;
 use qgemm_formats::prepack::PackedLayout;
@@ -11,7 +10,8 @@ use super::vector::Vector;
 /// Columns whose codes are decoded together: whole words of every plane.
 pub const UNIT: usize = 32;
 
-/// Does `$body` for each of these numbers, as a constant: compilers do not unroll loops of so many instructions.
+/// Repeats `$body` for each of these numbers as a constant, because
+/// compilers do not unroll loops with so many instructions.
 macro_rules! each {
     ($name:ident in $($number:literal)* => $body:block) => {{
         $({
@@ -22,32 +22,37 @@ macro_rules! each {
 }
 pub(super) use each;
 
-/// What codes of tables are offset by, so that they are unsigned.
+/// Offset of codebook values, which makes them unsigned.
 pub const TABLE_OFFSET: i32 = 128;
 
-/// What products with a format are like: kernels are compiled for it, so that their inner loops decide nothing.
+/// Compile-time shape of a format's codes. Kernels are specialized for it,
+/// so that inner loops do not branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeShape {
-    /// Bits of the first plane, and of the second one above them; 0 for none.
+    /// Bits of the first plane, and of the second plane
+    /// above it (0 for none).
     pub planes: [usize; 2],
-    /// Whether a table says what numbers codes are.
+    /// Whether codes index a codebook.
     pub table: bool,
-    /// Columns of a span, whose products are added up before a scale acts on them.
+    /// Columns of a span, whose products are summed
+    /// before a scale applies.
     pub span: usize,
-    /// Whether activations have a factor for more than one span, so that it acts on their scaled sums.
+    /// Whether activations share a factor over several spans, so that
+    /// it applies to their scaled sums.
     pub wide: bool,
-    /// Whether sub-blocks have minima. Elsewhere codes have an offset.
+    /// Whether sub-blocks have minimums; otherwise codes have an offset.
     pub minima: bool,
-    /// Bits of the codes, or of what tables make of them. Unpacked ones have at least four.
+    /// Bits of the codes or of the codebook values. Unpacked
+    /// codes have at least four.
     pub bits: usize,
-    /// Whether they are the bytes that [`unpack`] stores.
+    /// Whether codes are the bytes stored by [`unpack`].
     pub unpacked: bool,
 }
 
 impl CodeShape {
-    /// How many of [`CodeShape::ALL`], the first ones, are of packed codes.
+    /// Number of packed shapes, the first ones of [`CodeShape::ALL`].
     pub const PACKED: usize = 16;
-    /// Those of all formats, then those of their unpacked codes.
+    /// The shapes of all formats, then their unpacked shapes.
     pub const ALL: [Self; 29] = [
         Self::of_integers([2, 0], 16, true, true),
         Self::of_integers([2, 0], 32, false, true),
@@ -88,7 +93,7 @@ impl CodeShape {
         Self { table: true, bits: 8, ..Self::of_integers([4, 0], span, wide, false) }
     }
 
-    /// That of codes of weights with this `encoding`, of planes of so many bits.
+    /// Shape of codes with this `encoding` and bits per plane.
     pub fn new(encoding: Encoding, planes: [usize; 2], span: usize, wide: bool) -> Self {
         match encoding {
             Encoding::Codebook(_) => Self::of_table(span, wide),
@@ -96,24 +101,24 @@ impl CodeShape {
         }
     }
 
-    /// The same of unpacked codes.
+    /// The shape of the unpacked codes.
     pub const fn unpacked(self) -> Self {
         let bits = if self.bits < 4 { 4 } else { self.bits };
         Self { planes: [8, 0], table: false, bits, unpacked: true, ..self }
     }
 
-    /// Whether codes are offset by 128.
+    /// Whether codes have an offset of 128.
     pub const fn is_centered(self) -> bool {
         self.bits == 8 && !self.minima
     }
 
-    /// The number of this one among all, if there are kernels for it.
+    /// Index in `ALL`, if there are kernels for it.
     pub fn number(self) -> Option<usize> {
         Self::ALL.iter().position(|&other| other == self)
     }
 }
 
-/// The numbers of a table as unsigned bytes.
+/// Codebook values as unsigned bytes.
 pub fn unsigned_table(encoding: Encoding) -> [u8; 16] {
     match encoding {
         Encoding::Codebook(table) => table.map(|number| (i32::from(number) + TABLE_OFFSET) as u8),
@@ -121,16 +126,17 @@ pub fn unsigned_table(encoding: Encoding) -> [u8; 16] {
     }
 }
 
-/// The code planes of a k-tile at the columns that are decoded next; `SHAPE` is the number of their [`CodeShape`]. Packed codes are
-/// prefetched if `ASKS`.
+/// Code planes of a k-tile, positioned at the next columns to
+/// decode. `SHAPE` is the index of the [`CodeShape`].
+/// Prefetches packed codes if `ASKS`.
 pub struct Planes<V: Vector, const SHAPE: usize, const ASKS: bool> {
     low: *const u8,
     high: *const u8,
-    /// Where the counterparts of both are that are prefetched meanwhile, each line when the one here is decoded: a core
-    /// that asks for many at once has to wait for them.
+    /// Prefetch positions of both planes. One line is requested for each
+    /// decoded line, because a core that requests many at once stalls.
     low_prefetch: Prefetch,
     high_prefetch: Prefetch,
-    /// Words that hold the quad that was decoded last, and perhaps the next one.
+    /// Words with the last decoded quad, and perhaps the next one.
     low_word: V::Words,
     high_word: V::Words,
 }
@@ -138,15 +144,16 @@ pub struct Planes<V: Vector, const SHAPE: usize, const ASKS: bool> {
 impl<V: Vector, const SHAPE: usize, const ASKS: bool> Planes<V, SHAPE, ASKS> {
     const SHAPE_OF_CODES: CodeShape = CodeShape::ALL[SHAPE];
 
-    /// Those of `k_tile`, at its first column.
+    /// The planes of `k_tile`, at its first column.
     ///
     /// # Safety
-    /// As of [`Vector`]'s functions; `k_tile` is one of `layout`, with codes of the shape.
+    /// As for [`Vector`]'s functions; `k_tile` must be one of
+    /// `layout`, with codes of the shape.
     #[inline(always)]
     pub unsafe fn new(layout: &PackedLayout, k_tile: &[u8], prefetch: Prefetch) -> Self {
         let low = if Self::SHAPE_OF_CODES.unpacked { 0 } else { layout.codes[0].offset };
         let high = if Self::SHAPE_OF_CODES.planes[1] > 0 { layout.codes[1].offset } else { low };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             Self {
                 low: k_tile.as_ptr().add(low),
@@ -159,15 +166,16 @@ impl<V: Vector, const SHAPE: usize, const ASKS: bool> Planes<V, SHAPE, ASKS> {
         }
     }
 
-    /// The unsigned codes of quad `QUAD` of a unit, a byte each. Quads are asked for in order.
+    /// Unsigned codes of quad `QUAD` of a unit, one byte each.
+    /// Quads must be requested in order.
     ///
     /// # Safety
-    /// As of [`Vector`]'s functions; the unit lies in the k-tile.
+    /// As for [`Vector`]'s functions; the unit must be in the k-tile.
     #[inline(always)]
     pub unsafe fn quad<const QUAD: usize>(&mut self, table: &[u8; 16]) -> V::Words {
         let [low, high] = Self::SHAPE_OF_CODES.planes;
         let mask = |bits: usize| ((1u32 << bits) - 1) * 0x0101_0101;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let (begins_word, shift) = place(QUAD, low);
             if begins_word {
@@ -191,14 +199,14 @@ impl<V: Vector, const SHAPE: usize, const ASKS: bool> Planes<V, SHAPE, ASKS> {
     }
 
     /// # Safety
-    /// As of [`Planes::quad`].
+    /// As for [`Planes::quad`].
     #[inline(always)]
     unsafe fn next_word(at: &mut *const u8, prefetch: &mut Prefetch) -> V::Words {
         if ASKS && !Self::SHAPE_OF_CODES.unpacked {
             prefetch.fetch(WORDS);
             *prefetch = prefetch.skip(WORDS);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let word = V::load_words(*at);
             *at = at.add(WORDS);
@@ -207,24 +215,26 @@ impl<V: Vector, const SHAPE: usize, const ASKS: bool> Planes<V, SHAPE, ASKS> {
     }
 }
 
-/// Whether `quad` is the first one of a word in a plane of `bits` bits, and its bits below the quad's.
+/// Whether `quad` is the first of a word in a plane
+/// of `bits` bits, and its bit position in the word.
 #[inline(always)]
 fn place(quad: usize, bits: usize) -> (bool, usize) {
     let quads = 8 / bits;
     (quad.is_multiple_of(quads), quad % quads * bits)
 }
 
-/// The unsigned codes of packed k-tiles of `layout`, to `[quad][lane]`, a byte each; `SHAPE` is the number of the format's
-/// [`CodeShape`].
+/// Unpacks the codes of packed k-tiles of `layout` to `[quad][lane]`, one
+/// byte each. `SHAPE` is the index of the format's [`CodeShape`].
 ///
 /// # Safety
-/// As of [`Vector`]'s functions; the k-tiles are whole, and `out` has room.
+/// As for [`Vector`]'s functions; the k-tiles must be
+/// whole, and `out` large enough.
 #[inline(always)]
 pub unsafe fn unpack<V: Vector, const SHAPE: usize>(layout: &PackedLayout, k_tiles: &[u8], out: &mut [u8]) {
     let table = unsigned_table(layout.format().encoding);
     let mut out = out.as_mut_ptr();
     for k_tile in k_tiles.chunks_exact(layout.k_tile_bytes) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let mut planes = Planes::<V, SHAPE, false>::new(layout, k_tile, Prefetch::default());
             for _ in 0..layout.k_tile / UNIT {

@@ -1,22 +1,25 @@
-//! Dense values, such as rows of activations, to f32.
+//! Conversion of dense values, such as rows of activations, to f32.
 
 use qgemm_formats::DType;
 
 use super::vector::{LANES, Vector};
 
-/// The first `out.len()` values of `bytes`, at any address, as f32.
+/// The first `out.len()` values of `bytes` as f32.
+/// No alignment is needed.
 ///
 /// # Safety
-/// The processor has the level's instructions.
+/// The CPU must support the level's instructions.
 ///
 /// # Panics
-/// When `bytes` is shorter than that: callers have checked the extent of their operand.
+/// When `bytes` is shorter than that: callers have checked
+/// the extent of their operand.
 #[inline(always)]
 pub unsafe fn to_f32<V: Vector>(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     let bytes = &bytes[..out.len() * dtype.bytes()];
     let whole = out.len() / LANES * LANES;
     for first in (0..whole).step_by(LANES) {
-        // SAFETY: the caller's promise; values from `first` on fill a vector, in `bytes` as in `out`.
+        // SAFETY: guaranteed by the caller; values from `first` on fill a
+        // vector in both `bytes` and `out`.
         unsafe {
             let from = bytes.as_ptr().add(first * dtype.bytes());
             let floats = match dtype {

@@ -1,8 +1,11 @@
-//! Dot products of tiles, packed or unpacked, with a few quantized tokens.
+//! Dot products of packed or unpacked tiles with
+//! a few quantized tokens.
 //!
-//! Products of codes are added up exactly, a span of columns at a time; what scales make of such sums is one chain of f32
-//! operations over the spans in ascending order. So bits depend neither on what is computed beside them nor on the level, but
-//! for fused multiply-adds.
+//! Products of codes are summed exactly, one span of columns at
+//! a time. The scaled sums form one chain of f32 operations
+//! over the spans in ascending order. The bits therefore depend neither
+//! on other work in the same call nor on the SIMD
+//! level, except for fused multiply-adds.
 
 use qgemm_formats::prepack::PackedLayout;
 
@@ -11,25 +14,27 @@ use super::quantize::{Quantization, Row};
 use super::vector::{Dot, LANES, Vector};
 use super::{BLOCK_ROWS, Prefetch, Scales, Unpack};
 
-/// The operands of a product: consecutive k-tiles of some tiles, and the same columns of quantized tokens.
+/// Operands of a product: consecutive k-tiles of some tiles, and the
+/// same columns of quantized tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands<'a> {
     /// How the tokens are quantized.
     pub how: &'a Quantization,
-    /// The layout of the k-tiles, of `Simd16`.
+    /// `Simd16` layout of the k-tiles.
     pub layout: &'a PackedLayout,
     /// Whether codes are unpacked.
     pub unpacked: bool,
     /// The tiles.
     pub tiles: &'a [Tile<'a>],
-    /// Bytes of every tile that are prefetched meanwhile: of packed k-tiles, as many as they have.
+    /// Bytes to prefetch for every tile; for packed k-tiles, their size.
     pub prefetch_bytes: usize,
-    /// Where scales are in the k-tiles, if kernels unpack those of packed k-tiles as they go, so that memory is read in its order; else the
-    /// tiles have them.
+    /// Locations of the scales, if kernels unpack them from
+    /// packed k-tiles, so that memory is read in order.
+    /// Otherwise the tiles have them.
     pub records: Option<&'a Scales>,
-    /// The tokens' columns, as [`Row`] says.
+    /// The tokens' columns, with the layout of [`Row`].
     pub x: &'a [u32],
-    /// Where the parts of each are.
+    /// Offsets of the parts of a row.
     pub row: Row,
 }
 
@@ -38,26 +43,32 @@ pub struct Operands<'a> {
 pub struct Tile<'a> {
     /// Packed k-tiles, or their unpacked codes.
     pub codes: &'a [u8],
-    /// Where those begin that are prefetched meanwhile.
+    /// Start of the k-tiles to prefetch.
     pub prefetch: Prefetch,
-    /// Scales of the k-tiles, `[sub-block][lane]`, if kernels do not unpack them.
+    /// Scales of the k-tiles, `[sub-block][lane]`, unless kernels unpack them.
     pub scales: &'a [f32],
-    /// The same of the minima; none where codes have an offset.
+    /// Minimums of the k-tiles, `[sub-block][lane]`; empty
+    /// when codes have an offset.
     pub mins: &'a [f32],
 }
 
-/// Columns whose scales kernels unpack at once, whole k-tiles. With 64, a token of Q4_0 takes up to 9 % longer.
+/// Columns whose scales kernels unpack at once: whole
+/// k-tiles. Smaller values are slower.
 pub const SCALED_COLUMNS: usize = 256;
 /// Columns of the shortest sub-blocks.
 pub const LEAST_SUB_BLOCK: usize = 16;
-/// Their scales or minima.
+/// Scales (or minimums) of these columns.
 const SCALES: usize = SCALED_COLUMNS / LEAST_SUB_BLOCK * LANES;
 
-/// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]` for `T` tokens, whose accumulators are [`BLOCK_ROWS`] apart, and up
-/// to `P` tiles at a time; `SHAPE` is the number of the codes' [`CodeShape`], `unpack` [`super::scales::unpack`] of the level.
+/// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]`
+/// for `T` tokens and up to `P` tiles at a time.
+/// Accumulators of tokens are [`BLOCK_ROWS`] apart. `SHAPE` is
+/// the index of the codes' [`CodeShape`], and `unpack` the
+/// level's [`super::scales::unpack`].
 ///
 /// # Safety
-/// As of [`Vector`]'s functions; the operands hold their k-tiles, scales and `T` tokens, and `sums` has room.
+/// As for [`Vector`]'s functions; the operands must hold their k-tiles,
+/// scales and `T` tokens, and `sums` must be large enough.
 #[inline(always)]
 pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usize, const T: usize>(
     at: &Operands<'_>,
@@ -67,7 +78,7 @@ pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const P: 
     let (together, rest) = at.tiles.as_chunks();
     let mut own = at.records.map(|_| [[[0.0; SCALES]; 2]; P]);
     let mut own = own.as_mut().map(|own| &mut own[..]);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for (i, tiles) in together.iter().enumerate() {
             let own = own.as_deref_mut();
@@ -83,10 +94,10 @@ pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const P: 
     }
 }
 
-/// The same for `P` tiles.
+/// [`multiply_codes`] for `P` tiles.
 ///
 /// # Safety
-/// As of [`multiply_codes`].
+/// As for [`multiply_codes`].
 #[inline(always)]
 unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usize, const T: usize>(
     at: &Operands<'_>,
@@ -98,23 +109,25 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
     let shape = const { CodeShape::ALL[SHAPE] };
     let layout = at.layout;
     let table = unsigned_table(layout.format().encoding);
-    // Shifts, for divisions take as long as several vectors.
+    // Shifts, because a division takes as long as several vector instructions.
     let (block_shift, sub_shift) = (at.how.block.trailing_zeros(), at.how.sub_block.trailing_zeros());
     let mut column = 0usize;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let sums = sums.as_mut_ptr();
-        // The same word of all tokens of a group are neighbours.
+        // Words of a token group are interleaved.
         let x_at = |token: usize, word: usize| at.x.as_ptr().add(word * T + token);
         let sum_at = |token: usize, tile: usize| sums.add(token * BLOCK_ROWS + tile * LANES);
-        // Of a block where a factor is for several spans, else of all columns.
+        // Sums of a block if a factor covers several spans,
+        // otherwise of all columns.
         let mut totals = [[V::splat(0.0); P]; T];
         if !shape.wide {
             for (token, totals) in totals.iter_mut().enumerate() {
                 *totals = std::array::from_fn(|tile| V::load(sum_at(token, tile)));
             }
         }
-        // Scales and minima of the sub-blocks from column `scaled_from` on, in `own` where they are unpacked here.
+        // Scales and minimums of the sub-blocks from column `scaled_from` on; in
+        // `own` if they are unpacked here.
         let mut scales_at = tiles.map(|tile| [tile.scales.as_ptr(), tile.mins.as_ptr()]);
         let mut scaled_from = 0;
         let min_floats = if shape.minima { SCALES } else { 0 };
@@ -151,7 +164,7 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                     if PART < UNIT / shape.span {
                         let span = column / shape.span + PART;
                         let sum_of = |token: usize| x_at(token, at.row.sums + span).read();
-                        // Runs, which need the registers, end before the offsets of codes are added.
+                        // Runs, which need the registers, end before code offsets are added.
                         let offsets_last = runs::<V, D>(shape) > 1;
                         let has_offset = !shape.minima;
                         let first = |token: usize| if has_offset && !offsets_last { sum_of(token) } else { 0 };
@@ -207,7 +220,8 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                 }
                 column += UNIT;
             }
-            // Records lie behind codes. Memory that is asked for in another order than it lies comes more slowly.
+            // Scale records follow the codes. Requesting memory
+            // out of order is slower.
             if !shape.unpacked {
                 prefetch.iter().for_each(|prefetch| prefetch.fetch_records(layout));
             }
@@ -223,7 +237,8 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
     }
 }
 
-/// Quads whose products are added up together before they are added to those of their span; 0 where each is added at once.
+/// Quads whose products are added together before they are added to
+/// the span's; 0 if each is added immediately.
 #[inline(always)]
 fn runs<V: Vector, D: Dot<V>>(shape: CodeShape) -> usize {
     match D::longest_run((1 << shape.bits) - 1).min(shape.span / 4) {
@@ -232,11 +247,12 @@ fn runs<V: Vector, D: Dot<V>>(shape: CodeShape) -> usize {
     }
 }
 
-/// Adds the products of quad `Q` of a unit, whose codes of tokens begin at `x`, and their flips, to `run[token][tile]` or to
-/// `products[token][tile]`, to which it adds runs that end.
+/// Adds the products of quad `Q` of a unit to `run[token][tile]`,
+/// or to `products[token][tile]`, to which finished runs are added. The
+/// tokens' codes start at `x`, followed by their flips.
 ///
 /// # Safety
-/// As of [`multiply_codes`].
+/// As for [`multiply_codes`].
 #[inline(always)]
 unsafe fn add_quad<V: Vector, D: Dot<V>, const SHAPE: usize, const Q: usize, const P: usize, const T: usize>(
     planes: &mut [Planes<V, SHAPE, true>; P],
@@ -248,9 +264,10 @@ unsafe fn add_quad<V: Vector, D: Dot<V>, const SHAPE: usize, const Q: usize, con
     let shape = const { CodeShape::ALL[SHAPE] };
     let quads = runs::<V, D>(shape);
     let magnitudes = D::MAGNITUDES && shape.is_centered();
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
-        // Not `each_mut` and `map`, with which compilers keep all planes in memory.
+        // A loop instead of `each_mut` and `map`, with which
+        // compilers keep all planes in memory.
         let mut codes = [V::splat_word(0); P];
         for (planes, codes) in planes.iter_mut().zip(&mut codes) {
             *codes = planes.quad::<Q>(table);

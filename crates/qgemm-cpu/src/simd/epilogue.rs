@@ -1,4 +1,5 @@
-//! What is made of accumulators before they are rounded to D: scales, C, biases, the activation, the residual.
+//! Epilogue of accumulators before rounding to D: scales, C,
+//! bias, activation, residual.
 
 use qgemm_hal::Activation;
 
@@ -6,44 +7,48 @@ use super::activation::{Function, GeluErf, GeluTanh, Identity, Relu, Silu};
 use super::vector::{LANES, Vector};
 use super::{BLOCK_ROWS, TILES};
 
-/// A number for each row of a block, or for each of its outputs. What lies behind the last row is anything.
+/// A number for each row of a block, or for each
+/// of its outputs. Entries after the last row are unspecified.
 pub type OfRows = [f32; BLOCK_ROWS];
 
-/// What all tokens of a block of rows have in common.
+/// Epilogue parameters shared by all tokens of a row block.
 #[derive(Clone, Copy, Debug)]
 pub struct Epilogue<'a> {
-    /// Factor of the product.
+    /// Scale of the product.
     pub alpha: f32,
-    /// Factor of C.
+    /// Scale of C.
     pub beta: f32,
-    /// Factors of the rows.
+    /// Row scales.
     pub row_scale: Option<&'a OfRows>,
-    /// Biases, as rows follow one another: of a gated pair, eight of the gate, then the same of the up.
+    /// Biases in row order; for a gated pair, eight of the
+    /// gate, then the same eight of the up.
     pub bias: Option<&'a OfRows>,
-    /// The function of the sum.
+    /// Activation.
     pub activation: Activation,
-    /// Whether eight rows of the gate and the same of the up follow one another.
+    /// Whether eight rows of the gate alternate with
+    /// eight rows of the up.
     pub gated: bool,
 }
 
-/// What a token has of its own.
+/// Epilogue parameters of one token.
 #[derive(Clone, Copy, Debug)]
 pub struct OfToken<'a> {
-    /// Its factor.
+    /// Token scale.
     pub scale: f32,
     /// C of the rows.
     pub c: Option<&'a OfRows>,
-    /// What is added to the outputs.
+    /// Residual of the outputs.
     pub residual: Option<&'a OfRows>,
 }
 
-/// Makes outputs of a token's accumulators for a block of rows; of a gated pair, they are half as many.
+/// Epilogue of a token's accumulators for a row block. For a
+/// gated pair there are half as many outputs.
 ///
 /// # Safety
-/// As of [`Vector`]'s functions.
+/// As for [`Vector`]'s functions.
 #[inline(always)]
 pub unsafe fn finish<V: Vector>(how: &Epilogue<'_>, token: &OfToken<'_>, sums: &mut OfRows) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match how.activation {
             Activation::Identity => with::<V, Identity>(how, token, sums),
@@ -57,11 +62,12 @@ pub unsafe fn finish<V: Vector>(how: &Epilogue<'_>, token: &OfToken<'_>, sums: &
 
 #[inline(always)]
 unsafe fn with<V: Vector, F: Function>(how: &Epilogue<'_>, token: &OfToken<'_>, sums: &mut OfRows) {
-    // Neither `map` nor closures, into which compilers do not carry the level's instructions.
-    // SAFETY: the caller's promise; every tile lies in its block.
+    // No `map` or closures, because compilers do not propagate the
+    // level's instructions into them. SAFETY: guaranteed by the
+    // caller; every tile is in its block.
     unsafe {
         if how.gated {
-            // Outputs never lie over what is read next: pairs are twice as long.
+            // Outputs never overwrite later inputs, because pairs are twice as long.
             for tile in 0..TILES / 2 {
                 let first = before_activation::<V>(how, token, sums, 2 * tile);
                 let second = before_activation::<V>(how, token, sums, 2 * tile + 1);
@@ -77,10 +83,10 @@ unsafe fn with<V: Vector, F: Function>(how: &Epilogue<'_>, token: &OfToken<'_>, 
     }
 }
 
-/// What a tile's outputs are functions of.
+/// Input of the activation for a tile.
 ///
 /// # Safety
-/// As of [`Vector`]'s functions, and the tile lies in its block.
+/// As for [`Vector`]'s functions; the tile must be in its block.
 #[inline(always)]
 unsafe fn before_activation<V: Vector>(
     how: &Epilogue<'_>,
@@ -88,7 +94,7 @@ unsafe fn before_activation<V: Vector>(
     sums: &OfRows,
     tile: usize,
 ) -> V::Floats {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut v = of_tile::<V>(sums, tile);
         if let Some(scale) = how.row_scale {
@@ -105,13 +111,13 @@ unsafe fn before_activation<V: Vector>(
     }
 }
 
-/// Writes a tile's outputs, the residual added.
+/// Writes a tile's outputs with the residual added.
 ///
 /// # Safety
-/// As of [`before_activation`].
+/// As for [`before_activation`].
 #[inline(always)]
 unsafe fn store<V: Vector>(token: &OfToken<'_>, sums: &mut OfRows, tile: usize, mut v: V::Floats) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if let Some(residual) = token.residual {
             v = V::multiply_add(of_tile::<V>(residual, tile), V::splat(1.0), v);
@@ -121,9 +127,9 @@ unsafe fn store<V: Vector>(token: &OfToken<'_>, sums: &mut OfRows, tile: usize, 
 }
 
 /// # Safety
-/// As of [`before_activation`].
+/// As for [`before_activation`].
 #[inline(always)]
 unsafe fn of_tile<V: Vector>(of_rows: &OfRows, tile: usize) -> V::Floats {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { V::load(of_rows.as_ptr().add(tile * LANES)) }
 }

@@ -1,7 +1,9 @@
-//! `level!`: the kernels of a level, compiled for its instructions.
+//! `level!`: the kernels of a SIMD level, compiled for its instructions.
 
-/// Defines the kernels of a level: in f32, with how many tokens they take how many tiles at once, so that all accumulators are in registers;
-/// of packed codes, for how many tokens there are some; of unpacked codes, with how many they take how many tiles.
+/// Defines the kernels of a level. For f32: tiles per kernel
+/// for each number of tokens, so that all accumulators are in
+/// registers. For packed codes: the supported numbers of tokens. For
+/// unpacked codes: tiles for each number of tokens.
 macro_rules! level {
     ($name:ident, $level:expr, $vector:ty, $dot:ty, $($features:literal,)?
      [$($tokens:literal => $tiles:literal),*], packed [$($packed:literal),*],
@@ -33,15 +35,15 @@ macro_rules! level {
         };
 
         /// # Safety
-        /// As of `kernel::decode`.
+        /// As for `kernel::decode`.
         $(#[target_feature(enable = $features)])?
         unsafe fn decode(k_tile: &crate::simd::KTile<'_>, first: usize, columns: usize, out: &mut [f32]) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::kernel::decode::<$vector>(k_tile, first, columns, out) }
         }
 
         /// # Safety
-        /// As of `scales::unpack`.
+        /// As for `scales::unpack`.
         $(#[target_feature(enable = $features)])?
         unsafe fn unpack(
             scales: &crate::simd::Scales,
@@ -50,88 +52,88 @@ macro_rules! level {
             out: &mut [f32],
             mins: &mut [f32],
         ) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::scales::unpack::<$vector>(scales, layout, k_tiles, out, mins) }
         }
 
         /// # Safety
-        /// As of `dense::to_f32`.
+        /// As for `dense::to_f32`.
         $(#[target_feature(enable = $features)])?
         unsafe fn to_f32(dtype: qgemm_formats::DType, bytes: &[u8], out: &mut [f32]) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::dense::to_f32::<$vector>(dtype, bytes, out) }
         }
 
         /// # Safety
-        /// The processor has the level's instructions.
+        /// The CPU must support the level's instructions.
         $(#[target_feature(enable = $features)])?
         unsafe fn quantize(how: &crate::simd::Quantization, values: &[f32], out: &mut [u32]) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::quantize::quantize::<$vector>(how, values, out) }
         }
 
         /// # Safety
-        /// As of `epilogue::finish`.
+        /// As for `epilogue::finish`.
         $(#[target_feature(enable = $features)])?
         unsafe fn finish(
             how: &crate::simd::Epilogue<'_>,
             token: &crate::simd::OfToken<'_>,
             sums: &mut crate::simd::OfRows,
         ) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::epilogue::finish::<$vector>(how, token, sums) }
         }
 
         /// # Safety
-        /// As of `attention::match_keys`.
+        /// As for `attention::match_keys`.
         $(#[target_feature(enable = $features)])?
         unsafe fn match_keys(q: &[f32], k: &[f32], width: usize, out: &mut [f32]) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::attention::match_keys::<$vector>(q, k, width, out) }
         }
 
         /// # Safety
-        /// As of `attention::exponentials`.
+        /// As for `attention::exponentials`.
         $(#[target_feature(enable = $features)])?
         unsafe fn exponentials(scores: &mut [f32], most: f32) -> f32 {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::attention::exponentials::<$vector>(scores, most) }
         }
 
         /// # Safety
-        /// As of `attention::add_values`.
+        /// As for `attention::add_values`.
         $(#[target_feature(enable = $features)])?
         unsafe fn add_values(weights: &[f32], v: &[f32], width: usize, sums: &mut [f32]) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::attention::add_values::<$vector>(weights, v, width, sums) }
         }
 
         /// # Safety
-        /// As of `norm::moments`.
+        /// As for `norm::moments`.
         $(#[target_feature(enable = $features)])?
         unsafe fn moments(values: &[f32], scale: f32, mean: f32) -> [f32; 2] {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::norm::moments::<$vector>(values, scale, mean) }
         }
 
         /// # Safety
-        /// As of `norm::normalize`.
+        /// As for `norm::normalize`.
         $(#[target_feature(enable = $features)])?
         unsafe fn normalize(how: &crate::simd::Normalization, gamma: &[f32], beta: &[f32], values: &mut [f32]) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::norm::normalize::<$vector>(how, gamma, beta, values) }
         }
 
         /// # Safety
-        /// As of `norm::add`.
+        /// As for `norm::add`.
         $(#[target_feature(enable = $features)])?
         unsafe fn add(other: &[f32], values: &mut [f32]) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::norm::add::<$vector>(other, values) }
         }
 
         /// # Safety
-        /// As of `kernel::multiply`.
+        /// As for `kernel::multiply`.
         $(#[target_feature(enable = $features)])?
         unsafe fn multiply<const P: usize, const T: usize>(
             w: &[f32],
@@ -140,37 +142,38 @@ macro_rules! level {
             columns: usize,
             sums: &mut [f32],
         ) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::kernel::multiply::<$vector, P, T>(w, x, stride, columns, sums) }
         }
 
         /// # Safety
-        /// As of `codes::unpack`.
+        /// As for `codes::unpack`.
         $(#[target_feature(enable = $features)])?
         unsafe fn unpack_codes<const SHAPE: usize>(
             layout: &qgemm_formats::prepack::PackedLayout,
             k_tiles: &[u8],
             out: &mut [u8],
         ) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::codes::unpack::<$vector, SHAPE>(layout, k_tiles, out) }
         }
 
         /// # Safety
-        /// As of `dot::multiply_codes`.
+        /// As for `dot::multiply_codes`.
         $(#[target_feature(enable = $features)])?
         unsafe fn multiply_codes<const SHAPE: usize, const P: usize, const T: usize>(
             at: &crate::simd::Operands<'_>,
             sums: &mut [f32],
         ) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { crate::simd::dot::multiply_codes::<$vector, $dot, SHAPE, P, T>(at, unpack, sums) }
         }
     };
 }
 pub(super) use level;
 
-/// A kernel for each of these shapes of codes, and for so many tiles and tokens.
+/// A kernel for each of these code shapes, with
+/// this many tiles and tokens.
 macro_rules! of_shapes {
     ($kernel:ident []; $($shape:literal)*) => { [$($kernel::<$shape>),*] };
     ($kernel:ident [$tiles:literal, $tokens:literal]; $($shape:literal)*) => {

@@ -1,5 +1,7 @@
-//! The vector kernels, sixteen rows at a time: packed weights to f32, and their products with a few tokens; products of packed codes
-//! with a few quantized tokens. One file a level.
+//! SIMD kernels on sixteen rows at a time: decoding of
+//! packed weights to f32 and products with a few tokens;
+//! products of packed codes with a few quantized tokens.
+//! One file for each level.
 
 mod activation;
 mod attention;
@@ -42,24 +44,24 @@ pub use quantize::Quantization;
 pub use scales::Scales;
 pub use vector::LANES;
 
-/// Tiles of sixteen rows that are worked on together.
+/// Tiles of sixteen rows that are processed together.
 pub const TILES: usize = 4;
-/// Their rows, and the accumulators of a token for them.
+/// Rows of these tiles, and accumulators of a token.
 pub const BLOCK_ROWS: usize = TILES * LANES;
 
-/// A packed k-tile of a tile with its scales as numbers.
+/// A packed k-tile of a tile with unpacked scales.
 #[derive(Clone, Copy, Debug)]
 pub struct KTile<'a> {
-    /// Its layout, of `Simd16`.
+    /// Its `Simd16` layout.
     pub layout: &'a PackedLayout,
     /// The k-tile.
     pub bytes: &'a [u8],
-    /// Where as many bytes begin that are prefetched meanwhile, each line when its counterpart here is decoded: a core that
-    /// asks for many at once has to wait for them.
+    /// The block to prefetch: one line for each line decoded, because
+    /// a core that requests many at once stalls.
     pub prefetch: Prefetch,
-    /// `[sub-block][lane]`; none for plain types.
+    /// `[sub-block][lane]`; empty for unquantized types.
     pub scales: &'a [f32],
-    /// The same of the minima.
+    /// Minimums, `[sub-block][lane]`.
     pub mins: &'a [f32],
 }
 
@@ -77,7 +79,8 @@ type Finish = unsafe fn(how: &Epilogue<'_>, token: &OfToken<'_>, sums: &mut OfRo
 type Multiply = unsafe fn(w: &[f32], x: &[f32], stride: usize, columns: usize, sums: &mut [f32]);
 /// [`codes::unpack`] of a level, for a shape of packed codes.
 type UnpackCodes = unsafe fn(layout: &PackedLayout, k_tiles: &[u8], out: &mut [u8]);
-/// [`dot::multiply_codes`] of a level, for a fixed number of tokens and shape of codes.
+/// [`dot::multiply_codes`] of a level, for a fixed number of
+/// tokens and shape of codes.
 type MultiplyCodes = unsafe fn(at: &Operands<'_>, sums: &mut [f32]);
 
 /// [`attention::match_keys`] of a level.
@@ -98,7 +101,8 @@ type Add = unsafe fn(other: &[f32], values: &mut [f32]);
 #[derive(Debug)]
 pub struct Simd {
     level: SimdLevel,
-    /// Whether products of codes with an offset of 128 take magnitudes of tokens.
+    /// Whether products of codes with an offset of 128 use
+    /// magnitudes of the tokens.
     magnitudes: bool,
     decode: Decode,
     unpack: Unpack,
@@ -115,11 +119,12 @@ pub struct Simd {
     multiply: &'static [Multiply],
     /// For every shape of packed codes.
     unpack_codes: [UnpackCodes; CodeShape::PACKED],
-    /// Of packed codes and of unpacked ones: for some numbers of quantized tokens, ascending from one, kernels for every shape.
+    /// For packed and for unpacked codes: kernels for every shape, for
+    /// some numbers of quantized tokens in ascending order from one.
     multiply_codes: [&'static [(usize, &'static [MultiplyCodes])]; 2],
 }
 
-/// Sub-blocks of a k-tile that have scales: none of plain types.
+/// Sub-blocks of a k-tile that have scales; 0 for unquantized types.
 pub fn scaled_sub_blocks(layout: &PackedLayout) -> usize {
     match layout.format().encoding {
         Encoding::Plain(_) => 0,

@@ -33,7 +33,7 @@ impl Vector for Neon {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> [float32x4_t; 4] {
-        // SAFETY: the caller's promise, as in all functions here.
+        // SAFETY: guaranteed by the caller, as in all functions here.
         from_fn(|i| unsafe { vld1q_f32(from.add(4 * i)) })
     }
     #[inline(always)]
@@ -194,7 +194,8 @@ impl Vector for Neon {
                 vld1q_u8(bytes.add(48)),
             );
             words.map(|words| {
-                // The bytes 4w to 4w + 3 of the table, for every word w.
+                // Bytes 4w to 4w + 3 of the table,
+                // for every word w.
                 let places = vmlaq_n_u32(vdupq_n_u32(0x0302_0100), words, 0x0404_0404);
                 vreinterpretq_f32_u8(vqtbl4q_u8(table, vreinterpretq_u8_u32(places)))
             })
@@ -210,7 +211,7 @@ impl Vector for Neon {
     }
 }
 
-/// Products of bytes as 16-bit numbers, which are added up in pairs.
+/// Byte products as 16-bit numbers, which are added in pairs.
 struct Widened;
 
 impl Dot<Neon> for Widened {
@@ -227,7 +228,7 @@ impl Dot<Neon> for Widened {
     }
 }
 
-/// With instructions for it, of signed bytes.
+/// With signed dot-product instructions.
 struct Sdot;
 
 impl Dot<Neon> for Sdot {
@@ -235,13 +236,14 @@ impl Dot<Neon> for Sdot {
     unsafe fn dot(sums: [uint32x4_t; 4], unsigned: [uint32x4_t; 4], signed: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
         // SAFETY: as above.
         from_fn(|i| unsafe {
-            // u = (u − 128) + 64 + 64, each of them a signed byte.
+            // u = (u − 128) + 64 + 64, each of
+            // them a signed byte.
             let sum = sdot(sums[i], veorq_u32(unsigned[i], vdupq_n_u32(0x8080_8080)), signed[i]);
             let half = vdupq_n_u32(0x4040_4040);
             sdot(sdot(sum, half, signed[i]), half, signed[i])
         })
     }
-    /// Sums in 32 bits, of bytes that are signed ones, too.
+    /// Runs have 32-bit sums, and bytes may be above 127.
     #[inline(always)]
     fn longest_run(largest: usize) -> usize {
         if largest < 128 { usize::MAX } else { 0 }
@@ -258,14 +260,16 @@ impl Dot<Neon> for Sdot {
     }
 }
 
-/// The bits of f16 as f32. The compiler's intrinsic is newer than the oldest compiler that is supported.
+/// f16 bits to f32. The compiler's intrinsic requires a newer
+/// compiler than the oldest supported one.
 ///
 /// # Safety
-/// The processor has Advanced SIMD.
+/// The CPU must support Advanced SIMD.
 #[inline(always)]
 unsafe fn half_to_f32(halves: uint16x4_t) -> float32x4_t {
     let floats;
-    // SAFETY: the instruction reads and writes the named registers alone; every processor with Advanced SIMD has it.
+    // SAFETY: the instruction only accesses the named registers; every
+    // CPU with Advanced SIMD has it.
     unsafe {
         asm!(
             "fcvtl {floats:v}.4s, {halves:v}.4h",
@@ -277,13 +281,15 @@ unsafe fn half_to_f32(halves: uint16x4_t) -> float32x4_t {
     floats
 }
 
-/// `sums + a · b` of signed bytes. The compiler's intrinsic is not stable yet.
+/// `sums + a · b` of signed bytes. The compiler's
+/// intrinsic is not stable yet.
 ///
 /// # Safety
-/// The processor has the extension `dotprod`.
+/// The CPU must support the extension `dotprod`.
 #[inline(always)]
 unsafe fn sdot(mut sums: uint32x4_t, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
-    // SAFETY: the instruction reads and writes the named registers alone; the processor has it.
+    // SAFETY: the instruction only accesses the named
+    // registers; the CPU has it.
     unsafe {
         asm!(
             ".arch_extension dotprod",

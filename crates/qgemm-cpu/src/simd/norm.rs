@@ -1,25 +1,27 @@
-//! Sums over rows that are normalized, and what becomes of their values.
+//! Norm kernels: row statistics and normalization.
 
 use super::attention::total;
 use super::vector::{LANES, Vector};
 
-/// What a value of a row becomes: `((value · scale − mean) − correction) · inverse`.
+/// Normalization of a value:
+/// `((value · scale − mean) − correction) · inverse`.
 #[derive(Clone, Copy, Debug)]
 pub struct Normalization {
     /// A power of two.
     pub scale: f32,
-    /// Of the scaled values.
+    /// Mean of the scaled values.
     pub mean: f32,
-    /// The mean of what lies beside that mean.
+    /// Mean of the differences to `mean`, which corrects its rounding.
     pub correction: f32,
-    /// The inverse of their deviation.
+    /// Inverse standard deviation (or RMS) of the scaled values.
     pub inverse: f32,
 }
 
-/// `[Σ (value · scale − mean), Σ (value · scale − mean)²]`, in an order that the length alone decides.
+/// `[Σ (value · scale − mean), Σ (value · scale − mean)²]`,
+/// in an order that depends on the length only.
 ///
 /// # Safety
-/// The processor has the level's instructions.
+/// The CPU must support the level's instructions.
 #[inline(always)]
 pub unsafe fn moments<V: Vector>(values: &[f32], scale: f32, mean: f32) -> [f32; 2] {
     let whole = values.len() / LANES * LANES;
@@ -29,12 +31,13 @@ pub unsafe fn moments<V: Vector>(values: &[f32], scale: f32, mean: f32) -> [f32;
         rest[0] += beside;
         rest[1] += beside * beside;
     }
-    // SAFETY: the caller's promise; vectors from `first` on lie in `values`.
+    // SAFETY: guaranteed by the caller; vectors from
+    // `first` on are in `values`.
     unsafe {
         let (one, scale, mean) = (V::splat(1.0), V::splat(scale), V::splat(-mean));
         let mut sums = [[V::splat(0.0); 2]; 2];
         let mut first = 0;
-        // Two vectors at a time, whose sums do not wait for one another.
+        // Two vectors at a time, with independent sums.
         while first < whole {
             for sums in sums.iter_mut().take((whole - first) / LANES) {
                 let beside = V::multiply_add(V::load(values.as_ptr().add(first)), scale, mean);
@@ -43,7 +46,8 @@ pub unsafe fn moments<V: Vector>(values: &[f32], scale: f32, mean: f32) -> [f32;
                 first += LANES;
             }
         }
-        // Not `from_fn`, into which compilers do not carry the level's instructions.
+        // Not `from_fn`, because compilers do not propagate the
+        // level's instructions into it.
         let [first, second] = sums;
         let beside = total::<V>(V::multiply_add(first[0], one, second[0]));
         let squares = total::<V>(V::multiply_add(first[1], one, second[1]));
@@ -51,15 +55,17 @@ pub unsafe fn moments<V: Vector>(values: &[f32], scale: f32, mean: f32) -> [f32;
     }
 }
 
-/// Normalizes values, multiplies them with `gamma` and adds `beta`, each as long as `values` or of no values.
+/// Normalizes values, then applies `gamma` and `beta`. Each is
+/// as long as `values`, or empty.
 ///
 /// # Safety
-/// The processor has the level's instructions.
+/// The CPU must support the level's instructions.
 #[inline(always)]
 pub unsafe fn normalize<V: Vector>(how: &Normalization, gamma: &[f32], beta: &[f32], values: &mut [f32]) {
     let Normalization { scale, mean, correction, inverse } = *how;
     let whole = values.len() / LANES * LANES;
-    // SAFETY: the caller's promise; vectors from `first` on lie in `values`, and in gamma and beta where there are any.
+    // SAFETY: guaranteed by the caller; vectors from `first` on are in
+    // `values`, and in gamma and beta unless empty.
     unsafe {
         let one = V::splat(1.0);
         let (scale, mean, correction) = (V::splat(scale), V::splat(-mean), V::splat(-correction));
@@ -83,15 +89,16 @@ pub unsafe fn normalize<V: Vector>(how: &Normalization, gamma: &[f32], beta: &[f
     }
 }
 
-/// Adds to every value its counterpart of `other`, which is as long.
+/// Adds `other`, which is as long as `values`, elementwise.
 ///
 /// # Safety
-/// The processor has the level's instructions.
+/// The CPU must support the level's instructions.
 #[inline(always)]
 pub unsafe fn add<V: Vector>(other: &[f32], values: &mut [f32]) {
     let whole = values.len() / LANES * LANES;
     for first in (0..whole).step_by(LANES) {
-        // SAFETY: the caller's promise; vectors from `first` on lie in both.
+        // SAFETY: guaranteed by the caller; vectors from
+        // `first` on are in both.
         unsafe {
             let at = values.as_mut_ptr().add(first);
             V::store(at, V::multiply_add(V::load(at), V::splat(1.0), V::load(other.as_ptr().add(first))));

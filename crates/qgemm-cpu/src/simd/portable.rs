@@ -1,4 +1,5 @@
-//! Plain loops over sixteen lanes, which compilers turn into whatever vectors the target always has.
+//! Portable loops over sixteen lanes, which compilers
+//! vectorize for the target's baseline.
 
 use half::f16;
 use qgemm_hal::SimdLevel;
@@ -20,12 +21,12 @@ impl Vector for Portable {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> [f32; LANES] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { from.cast::<[f32; LANES]>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store(to: *mut f32, floats: [f32; LANES]) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(floats) }
     }
     #[inline(always)]
@@ -57,30 +58,30 @@ impl Vector for Portable {
     }
     #[inline(always)]
     unsafe fn multiply_add(a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
-        // Without an instruction for it, `mul_add` is a call.
+        // Without an FMA instruction, `mul_add` is a function call.
         let fused = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
         std::array::from_fn(|i| if fused { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] })
     }
     #[inline(always)]
     unsafe fn load_words(from: *const u8) -> [u32; LANES] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let words = unsafe { from.cast::<[u32; LANES]>().read_unaligned() };
         words.map(u32::from_le)
     }
     #[inline(always)]
     unsafe fn store_words(to: *mut u8, words: [u32; LANES]) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { to.cast::<[u32; LANES]>().write_unaligned(words.map(u32::to_le)) }
     }
     #[inline(always)]
     unsafe fn load_halves(from: *const u8) -> [u32; LANES] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let halves = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
         halves.map(|half| u32::from(u16::from_le(half)))
     }
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> [u32; LANES] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { from.cast::<[u8; LANES]>().read_unaligned() }.map(u32::from)
     }
     #[inline(always)]
@@ -154,7 +155,7 @@ impl Vector for Portable {
     }
 }
 
-/// Products of bytes, one by one.
+/// Byte products, one by one.
 struct Bytes;
 
 impl Dot<Portable> for Bytes {

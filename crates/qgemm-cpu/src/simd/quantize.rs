@@ -1,40 +1,46 @@
-//! Activations of eight bits: how a format's products quantize them, and the rows of words that kernels read.
+//! INT8 activations: their quantization for a format's products, and
+//! the row layout that kernels read.
 
 use qgemm_formats::{Encoding, Format};
 
 use super::codes::{CodeShape, TABLE_OFFSET};
 use super::vector::{LANES, Vector};
 
-/// Columns of blocks and of spans that there are kernels for.
+/// Supported lengths of blocks and spans.
 const LENGTHS: [(usize, usize); 4] = [(32, 32), (32, 16), (256, 32), (256, 16)];
 
-/// How the activations of a format's products are quantized.
+/// Quantization of activations for a format's products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantization {
     /// Columns that share a factor.
     pub block: usize,
-    /// Columns of a span, whose sum of codes is kept: those of a sub-block of W, [`Quantization::MOST_SPAN`] at most.
+    /// Columns of a span, whose code sum is stored: a sub-block
+    /// of W, at most [`Quantization::MOST_SPAN`].
     pub span: usize,
     /// Columns that share scale and minimum of W.
     pub sub_block: usize,
-    /// What is subtracted from every unsigned code of W; `None` where sub-blocks have minima instead.
+    /// Offset of the unsigned codes of W; `None` when
+    /// sub-blocks have minimums instead.
     pub offset: Option<i32>,
-    /// Whether tokens are magnitudes and signs, as some levels' products want them where the offset is 128.
+    /// Whether tokens are stored as magnitudes and signs, which some
+    /// levels need for an offset of 128.
     pub magnitudes: bool,
-    /// Numbers of the [`CodeShape`] of W's codes, among those of packed codes and among those of unpacked ones.
+    /// Index of the [`CodeShape`] of W's packed codes,
+    /// and of its unpacked codes.
     pub shapes: [usize; 2],
     format: Format,
 }
 
 impl Quantization {
-    /// Columns that may share a factor, longest first.
+    /// Supported block lengths, longest first.
     pub const BLOCKS: [usize; 2] = [256, 32];
 
-    /// Columns whose products are added up before scales act on them, where sub-blocks are longer.
+    /// Maximum columns whose products are summed before scales apply.
     pub const MOST_SPAN: usize = 32;
 
-    /// For weights of `format`, with a factor for every `block` columns of a token; `None` where codes are no integers of eight bits, or
-    /// no kernel takes such blocks.
+    /// Quantization for weights of `format`, with a factor for every `block`
+    /// columns of a token. `None` when codes are not integers of
+    /// up to 8 bits, or no kernel supports such blocks.
     pub fn new(format: Format, block: usize) -> Option<Self> {
         let offset = match format.encoding {
             Encoding::IntOffset { offset } => Some(offset),
@@ -53,18 +59,21 @@ impl Quantization {
         Some(Self { block, span, sub_block, offset, magnitudes: false, shapes, format })
     }
 
-    /// The same for a level whose products take `magnitudes` where the offset is 128.
+    /// Adapts it to a level whose products need
+    /// `magnitudes` for an offset of 128.
     pub fn with_magnitudes(self, magnitudes: bool) -> Self {
         Self { magnitudes: magnitudes && self.offset == Some(TABLE_OFFSET), ..self }
     }
 
-    /// The weights' format.
+    /// Format of the weights.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// Writes to `out` the first words of a token of `columns` columns, a multiple of a block and of a quad, that is quantized already: to
-    /// `codes`, zeros behind them, with the factor of the block that begins with a column.
+    /// Writes the row of an already quantized token to `out`. The
+    /// row has `columns` columns (a multiple of a block and of
+    /// a quad) from `codes`, zero-padded, and `factor` returns the
+    /// factor of the block at a column.
     pub fn arrange(&self, columns: usize, codes: &[u8], factor: impl Fn(usize) -> f32, out: &mut [u32]) {
         let row = self.row(columns);
         let (words, rest) = out[..row.words].split_at_mut(row.flips);
@@ -99,7 +108,7 @@ impl Quantization {
         }
     }
 
-    /// Where the parts of a row of `columns` columns are.
+    /// Row layout for `columns` columns.
     pub fn row(&self, columns: usize) -> Row {
         let flips = columns / 4;
         let factors = if self.magnitudes { 2 * flips } else { flips };
@@ -108,34 +117,44 @@ impl Quantization {
     }
 }
 
-/// A quantized token in memory of 32-bit words: its codes, quads of columns in the order of packed weights, then the factor of
-/// every block, then for every span `−offset · Σ codes` as an integer, or, where W has minima, `Σ codes` as f32 (times the factor
-/// where that is of no longer blocks). With [`Quantization::magnitudes`], codes are magnitudes, the factors come behind as many words
-/// of flips, bytes of 0x80 and for negative codes 0x7f, and the integer is the sum of the magnitudes of these. The same words of
-/// tokens that are multiplied at once lie side by side.
+/// Row layout of a quantized token, in 32-bit words:
+///
+/// - codes, in quads of columns in the order of packed weights;
+/// - the factor of every block;
+/// - for every span `−offset · Σ codes` as an integer, or,
+///   when W has minimums, `Σ codes` as f32 (times the factor
+///   if blocks are no longer than spans).
+///
+/// With [`Quantization::magnitudes`], codes are magnitudes. They are
+/// followed by as many words of flips: bytes of 0x80, or
+/// 0x7f for negative codes. The integer is then the sum of
+/// the negative codes' magnitudes. Words of tokens that are
+/// multiplied at once are interleaved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Word at which the flips begin, if there are any.
+    /// First word of the flips, if any.
     pub flips: usize,
-    /// Word at which the factors begin.
+    /// First word of the factors.
     pub factors: usize,
-    /// Word at which the sums begin.
+    /// First word of the sums.
     pub sums: usize,
     /// Words of a row.
     pub words: usize,
 }
 
-/// Quantizes a token, a multiple of a k-tile long, to `out`, [`Row::words`] words.
+/// Quantizes a token, a multiple of a k-tile long, to the
+/// [`Row::words`] words of `out`.
 ///
-/// A block's factor is its largest magnitude over 127, codes are rounded to nearest even. Of a block with NaN or infinity the
-/// factor is NaN.
+/// A block's factor is its largest magnitude over 127.
+/// Codes are rounded to nearest even. A block with NaN or
+/// infinity has a NaN factor.
 ///
 /// # Safety
-/// The processor has the level's instructions.
+/// The CPU must support the level's instructions.
 #[inline(always)]
 pub unsafe fn quantize<V: Vector>(how: &Quantization, values: &[f32], out: &mut [u32]) {
-    // Lengths that the compiler knows: divisions by others took a third of the time.
-    // SAFETY: the caller's promise.
+    // Compile-time lengths, because divisions by run-time lengths took a third
+    // of the time. SAFETY: guaranteed by the caller.
     unsafe {
         match (how.block, how.span) {
             (32, 32) => quantize_blocks::<V, 2, 2>(how, values, out),
@@ -147,10 +166,10 @@ pub unsafe fn quantize<V: Vector>(how: &Quantization, values: &[f32], out: &mut 
     }
 }
 
-/// [`quantize`], with blocks of `BLOCK` vectors and spans of `SPAN`.
+/// [`quantize`] with blocks of `BLOCK` vectors and spans of `SPAN` vectors.
 ///
 /// # Safety
-/// As of [`quantize`].
+/// As for [`quantize`].
 #[inline(always)]
 unsafe fn quantize_blocks<V: Vector, const BLOCK: usize, const SPAN: usize>(
     how: &Quantization,
@@ -164,22 +183,25 @@ unsafe fn quantize_blocks<V: Vector, const BLOCK: usize, const SPAN: usize>(
     let vectors = values.as_chunks::<LANES>().0.as_chunks::<BLOCK>().0;
     let quads = codes.as_chunks_mut::<4>().0.as_chunks_mut::<BLOCK>().0;
     for (vectors, factor) in vectors.iter().zip(&mut *factors) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         *factor = unsafe { largest_magnitude::<V>(vectors) };
     }
-    // Divisions of several blocks at once are vectors. Sums are made later, and there are at least as many.
+    // Divisions of several blocks vectorize. The memory of
+    // the sums, which are computed later and are at least as
+    // many, holds the inverses.
     for (factor, inverse) in factors.iter_mut().zip(&mut *sums) {
         let d = (f32::from_bits(*factor) / 127.0).max(f32::MIN_POSITIVE);
         let finite = *factor < f32::INFINITY.to_bits();
         *inverse = if finite { (1.0 / d).to_bits() } else { 0 };
         *factor = if finite { d } else { f32::NAN }.to_bits();
     }
-    // From the last block on: a block's sums overwrite only inverses that were used.
+    // From the last block on, so that a block's sums only
+    // overwrite used inverses.
     for (block, ((vectors, quads), &mut factor)) in vectors.iter().zip(quads).zip(factors).enumerate().rev() {
         let (d, inverse) = (f32::from_bits(factor), f32::from_bits(sums[block]));
         let spans = vectors.as_chunks::<SPAN>().0.iter().zip(quads.as_chunks_mut::<SPAN>().0);
         for ((vectors, quads), sum) in spans.zip(&mut sums[block * (BLOCK / SPAN)..]) {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             let total = unsafe { quantize_span::<V>(vectors, inverse, quads) };
             *sum = match how.offset {
                 Some(offset) => total.wrapping_mul(-offset) as u32,
@@ -196,7 +218,8 @@ unsafe fn quantize_blocks<V: Vector, const BLOCK: usize, const SPAN: usize>(
     }
 }
 
-/// Makes codes magnitudes, whose signs are kept as flips; returns the sum of those of negative codes.
+/// Splits codes into magnitudes and flips. Returns the sum of
+/// the negative codes' magnitudes.
 #[inline(always)]
 fn take_signs(codes: &mut [u32], flips: &mut [u32]) -> u32 {
     let mut sum = 0;
@@ -210,13 +233,14 @@ fn take_signs(codes: &mut [u32], flips: &mut [u32]) -> u32 {
     sum
 }
 
-/// The bits of the largest magnitude: magnitudes are in the order of their bits.
+/// Bits of the largest magnitude. Bits are in the
+/// order of the magnitudes.
 ///
 /// # Safety
-/// The processor has the level's instructions.
+/// The CPU must support the level's instructions.
 #[inline(always)]
 unsafe fn largest_magnitude<V: Vector>(vectors: &[[f32; LANES]]) -> u32 {
-    // SAFETY: the caller's promise; arrays have sixteen lanes.
+    // SAFETY: guaranteed by the caller; arrays have sixteen lanes.
     unsafe {
         let mut largest = V::splat_word(0);
         for values in vectors {
@@ -226,15 +250,17 @@ unsafe fn largest_magnitude<V: Vector>(vectors: &[[f32; LANES]]) -> u32 {
     }
 }
 
-/// Writes the codes of a span, and returns their sum. Those of a NaN, which do not count, are some bytes.
+/// Writes the codes of a span and returns their sum. NaN
+/// yields unspecified codes, which do not matter.
 ///
 /// # Safety
-/// The processor has the level's instructions.
+/// The CPU must support the level's instructions.
 #[inline(always)]
 unsafe fn quantize_span<V: Vector>(vectors: &[[f32; LANES]], inverse: f32, quads: &mut [[u32; 4]]) -> i32 {
-    // Adding this brings integers below 2²² into the lower bits, rounded to nearest even.
+    // Adding this moves integers below 2²² into the lower
+    // bits, rounded to nearest even.
     const ROUND: f32 = 12_582_912.0;
-    // SAFETY: the caller's promise; arrays have sixteen lanes.
+    // SAFETY: guaranteed by the caller; arrays have sixteen lanes.
     let sum = unsafe {
         let (inverse, one, round) = (V::splat(inverse), V::splat(1.0), V::splat(ROUND));
         let mut sums = V::splat_word(0);

@@ -1,11 +1,11 @@
-//! [`Vector`]: sixteen lanes of f32 or of 32-bit words, as one register or several.
+//! [`Vector`]: sixteen lanes of f32 or 32-bit words, in one or several registers.
 
 use super::kernel::VALUE_BYTE;
 
-/// Lanes of a vector, each of which is a row of W.
+/// Lanes of a vector. Each lane is a row of W.
 pub const LANES: usize = 16;
 
-/// The lane whose code each byte of four quads holds.
+/// Lane of each byte of four quads.
 pub const QUAD_LANES: [u8; LANES] = {
     let mut lanes = [0; LANES];
     let mut lane = 0;
@@ -16,19 +16,21 @@ pub const QUAD_LANES: [u8; LANES] = {
     lanes
 };
 
-/// Instructions on sixteen lanes. The functions are inlined into callers that are compiled for the level's instructions.
+/// Instructions on sixteen lanes. The functions are inlined into callers
+/// that are compiled for the level's instructions.
 ///
 /// # Safety
-/// Of every function: the processor has the level's instructions, and pointers may be read or written for sixteen lanes.
+/// For every function: the CPU must support the level's instructions, and
+/// pointers must be valid for sixteen lanes.
 pub trait Vector: Copy {
     /// Sixteen f32.
     type Floats: Copy;
     /// Sixteen 32-bit words.
     type Words: Copy;
 
-    /// Loads floats from anywhere.
+    /// Loads floats without alignment.
     unsafe fn load(from: *const f32) -> Self::Floats;
-    /// Stores floats anywhere.
+    /// Stores floats without alignment.
     unsafe fn store(to: *mut f32, floats: Self::Floats);
     /// The same number in every lane.
     unsafe fn splat(number: f32) -> Self::Floats;
@@ -36,21 +38,22 @@ pub trait Vector: Copy {
     unsafe fn multiply(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a / b`.
     unsafe fn divide(a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// `then` where `a < b`, `otherwise` elsewhere, also where one of them is NaN.
+    /// `then` where `a < b`, otherwise `otherwise`, also for NaN.
     unsafe fn where_less(a: Self::Floats, b: Self::Floats, then: Self::Floats, otherwise: Self::Floats)
     -> Self::Floats;
-    /// The lower halves of both one after the other, and the upper ones.
+    /// The lower halves of both, and the upper halves of both.
     unsafe fn halves(a: Self::Floats, b: Self::Floats) -> [Self::Floats; 2];
-    /// `a · b + c`, rounded once where the level has an instruction for it.
+    /// `a · b + c`, rounded once if the level has
+    /// an FMA instruction.
     unsafe fn multiply_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
-    /// Loads words from anywhere.
+    /// Loads words without alignment.
     unsafe fn load_words(from: *const u8) -> Self::Words;
-    /// Stores words anywhere.
+    /// Stores words without alignment.
     unsafe fn store_words(to: *mut u8, words: Self::Words);
-    /// Loads sixteen 16-bit words from anywhere.
+    /// Loads sixteen 16-bit words without alignment.
     unsafe fn load_halves(from: *const u8) -> Self::Words;
-    /// Loads sixteen bytes from anywhere.
+    /// Loads sixteen bytes without alignment.
     unsafe fn load_bytes(from: *const u8) -> Self::Words;
     /// The same word in every lane.
     unsafe fn splat_word(word: u32) -> Self::Words;
@@ -66,80 +69,89 @@ pub trait Vector: Copy {
     unsafe fn xor(a: Self::Words, b: Self::Words) -> Self::Words;
     /// `a + b`, wrapping.
     unsafe fn add(a: Self::Words, b: Self::Words) -> Self::Words;
-    /// The larger of each, of words below 2³¹.
+    /// Lanewise maximum of words below 2³¹.
     unsafe fn largest(a: Self::Words, b: Self::Words) -> Self::Words;
-    /// The largest lane, of words below 2³¹.
+    /// Largest lane, of words below 2³¹.
     unsafe fn largest_lane(words: Self::Words) -> u32;
-    /// The sum of all lanes, wrapping.
+    /// Sum of all lanes, wrapping.
     unsafe fn sum_of_lanes(words: Self::Words) -> u32;
-    /// Stores the lowest bytes of four lanes each as a quad of codes, the byte of a lane where [`VALUE_BYTE`](super::kernel::VALUE_BYTE)
-    /// says.
+    /// Stores the lowest byte of each lane, in quads of four
+    /// lanes: a lane's byte is at its
+    /// [`VALUE_BYTE`](super::kernel::VALUE_BYTE).
     unsafe fn store_quads(to: &mut [u32; 4], words: Self::Words);
-    /// Words as signed numbers.
+    /// Converts words as signed integers to f32.
     unsafe fn to_floats(words: Self::Words) -> Self::Floats;
-    /// The bits of floats.
+    /// Bits of floats.
     unsafe fn float_bits(floats: Self::Floats) -> Self::Words;
-    /// Words as the bits of f32.
+    /// Words as f32 bits.
     unsafe fn bits_to_floats(words: Self::Words) -> Self::Floats;
-    /// Words below 2¹⁶ as the bits of f16.
+    /// Words below 2¹⁶ as f16 bits, converted to f32.
     unsafe fn half_bits_to_floats(words: Self::Words) -> Self::Floats;
-    /// `table[word]` of words below 16.
+    /// `table[word]` for words below 16.
     unsafe fn lookup(table: &[f32; 16], words: Self::Words) -> Self::Floats;
-    /// `table[byte]` of every byte, each below 16.
+    /// `table[byte]` for every byte, each below 16.
     unsafe fn lookup_bytes(table: &[u8; 16], words: Self::Words) -> Self::Words;
 }
 
-/// How many sums of two products, of unsigned codes up to `largest` and signed bytes, fit 16 bits together.
+/// Number of pairwise sums (two products of unsigned codes up to
+/// `largest` and signed bytes) that fit in 16 bits together.
 #[cfg(target_arch = "x86_64")]
 pub fn pairs_in_16_bits(largest: usize) -> usize {
     i16::MAX as usize / (2 * 127 * largest)
 }
 
-/// Dot products of the four bytes of every lane, exact: `Σ unsigned · signed` is added to the lane.
+/// Exact dot products of the four bytes of every lane: adds
+/// `Σ unsigned · signed` to the lane.
 ///
 /// # Safety
-/// As of [`Vector`].
+/// As for [`Vector`].
 pub trait Dot<V: Vector> {
-    /// `sums + unsigned · signed`, of every lane.
+    /// `sums + unsigned · signed` in every lane.
     unsafe fn dot(sums: V::Words, unsigned: V::Words, signed: V::Words) -> V::Words;
 
-    /// Most quads of unsigned codes up to `largest` whose products [`Dot::begin_run`] and [`Dot::extend_run`] add up exactly; with 0,
-    /// there is nothing to gain by that over [`Dot::dot`].
+    /// Maximum quads of unsigned codes up to `largest` whose
+    /// products [`Dot::begin_run`] and [`Dot::extend_run`] sum
+    /// exactly. 0 if [`Dot::dot`] is as fast.
     #[inline(always)]
     fn longest_run(_largest: usize) -> usize {
         0
     }
-    /// The products of one quad, as lanes of some width.
+    /// Products of one quad, in lanes of some width.
     #[inline(always)]
     unsafe fn begin_run(unsigned: V::Words, signed: V::Words) -> V::Words {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::dot(V::splat_word(0), unsigned, signed) }
     }
-    /// Those of one more.
+    /// Adds the products of one more quad.
     #[inline(always)]
     unsafe fn extend_run(run: V::Words, unsigned: V::Words, signed: V::Words) -> V::Words {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::dot(run, unsigned, signed) }
     }
-    /// `sums + run`, of every lane.
+    /// `sums + run` in every lane.
     #[inline(always)]
     unsafe fn end_run(sums: V::Words, run: V::Words) -> V::Words {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { V::add(sums, run) }
     }
 
-    /// The same sums, computed before what is computed from later ones: else compilers finish one token before the next, with the codes of
-    /// all quads on the stack, where registers are few.
+    /// The same sums, computed before any later code. Otherwise compilers
+    /// with few registers finish one token before the next, with the
+    /// codes of all quads on the stack.
     #[inline(always)]
     unsafe fn now(sums: V::Words) -> V::Words {
         sums
     }
 
-    /// Whether [`Dot::dot_magnitudes`] takes fewer instructions than [`Dot::dot`] for codes with an offset of 128.
+    /// Whether [`Dot::dot_magnitudes`] takes fewer instructions than
+    /// [`Dot::dot`] for codes with an offset of 128.
     const MAGNITUDES: bool = false;
-    /// `sums + Σ magnitude · (unsigned ^ flip)` of every lane, the second factor signed. Where `flip` is 0x80, the factor is the code less 128;
-    /// where it is 0x7f, which is for negative bytes, its complement: one less than what a magnitude should be multiplied with.
-    /// Magnitudes are 127 at most.
+    /// `sums + Σ magnitude · (unsigned ^ flip)` in every lane;
+    /// the second factor is signed.
+    ///
+    /// With `flip` 0x80 that factor is the code minus 128. With
+    /// 0x7f, for negative bytes, it is the complement, which is one
+    /// less than the required factor. Magnitudes are at most 127.
     #[inline(always)]
     unsafe fn dot_magnitudes(
         _sums: V::Words,

@@ -1,4 +1,4 @@
-//! The families of the product, and which of their kernels they offer for a problem.
+//! GEMM families, and the kernels they offer for a problem.
 
 use qgemm_formats::{DType, XCode, XFormat};
 use qgemm_hal::{
@@ -25,7 +25,7 @@ use super::routing::Routing;
 use super::unpack::Unpack;
 use crate::arch::{self, check_shared};
 
-/// What CUDA devices offer.
+/// Families of CUDA devices.
 pub static CATALOG: Catalog = Catalog {
     gemm: &[&Gemv, &Gemm, &Projection],
     convert: &[&Convert],
@@ -42,19 +42,21 @@ pub static CATALOG: Catalog = Catalog {
     optimizer: &[&Optimizer],
 };
 
-/// A few tokens: the kernel with the smallest tile that takes all of them.
+/// Few tokens: the kernel with the smallest tile
+/// that holds all tokens.
 #[derive(Debug)]
 struct Gemv;
 
-/// Any number of tokens: every kernel that serves them.
+/// Any number of tokens: every kernel that supports them.
 #[derive(Debug)]
 struct Gemm;
 
-/// A few tokens that are normalized first, or whose outputs lie in several matrices, in one launch.
+/// Few tokens with a fused norm or several output
+/// segments, in one launch.
 #[derive(Debug)]
 struct Projection;
 
-/// The kernels of a family for these types.
+/// Kernels of a family for these types.
 fn of_family(
     family: &dyn Family<CheckedGemm>,
     op: &CheckedGemm,
@@ -65,7 +67,8 @@ fn of_family(
     instances(op.format, x, variant).iter().filter(move |i| i.main_loop.family == name)
 }
 
-/// The variant of the device that `info` describes, whose kernels must read weights as that of `op` lies.
+/// Kernel variant of the device. Its fragment layout must
+/// match the packed weight of `op`.
 fn variant_for(op: &CheckedGemm, info: &DeviceInfo) -> Result<Variant, Unsupported> {
     let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
     let expected = arch::fragment_layout(variant);
@@ -75,7 +78,7 @@ fn variant_for(op: &CheckedGemm, info: &DeviceInfo) -> Result<Variant, Unsupport
     Ok(variant)
 }
 
-/// The same for kernels that write all outputs of a product to one matrix.
+/// As [`variant_for`], for kernels that write one output matrix.
 fn variant_for_one(op: &CheckedGemm, info: &DeviceInfo) -> Result<Variant, Unsupported> {
     match op.segments.is_empty() {
         true => variant_for(op, info),
@@ -83,7 +86,7 @@ fn variant_for_one(op: &CheckedGemm, info: &DeviceInfo) -> Result<Variant, Unsup
     }
 }
 
-/// The kernels that multiply codes of a quantized X as they are.
+/// Kernels that multiply the codes of a quantized X directly.
 fn multiplying_codes(op: &CheckedGemm, variant: Variant, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
     if op.k_order {
         return Err(Unsupported::new("multiplies codes of X in the order of its columns"));
@@ -103,7 +106,7 @@ fn multiplying_codes(op: &CheckedGemm, variant: Variant, info: &DeviceInfo) -> R
     Ok(configs.filter(|config| config.shared_bytes <= info.shared_bytes).collect())
 }
 
-/// Of the sources of the configuration's kernel.
+/// Source hash of the config's kernel.
 fn source_hash(op: &CheckedGemm, config: &TileConfig) -> u64 {
     let id = config.kernel_id(op.format);
     if let (Some(_), Some(variant)) = (op.x.planes, config.variant) {
@@ -165,7 +168,7 @@ impl Family<CheckedGemm> for Projection {
     }
 }
 
-/// The kernels that multiply the codes of X, whose planes these are.
+/// Kernels for a quantized X with these planes.
 fn codes(
     op: &CheckedGemm,
     planes: &XPlanes,
@@ -192,12 +195,13 @@ fn codes(
     if all.is_empty() { refuse("has no kernel for such codes with these weights on this chip") } else { Ok(all) }
 }
 
-/// Loads of X that a group of eight columns takes where its elements are not neighbours, instead of one.
+/// Loads for a group of eight columns that is not
+/// contiguous, instead of one.
 const GATHER_LOADS: u32 = 8;
 
 impl Gemm {
-    /// The kernels that take activations of type `x`, whose rows are aligned and in the order of the weight's columns if
-    /// `in_order` says so.
+    /// Kernels for activations of type `x`. `in_order` says whether rows are
+    /// aligned and columns in the order of the weight's.
     fn serving(
         &self,
         op: &CheckedGemm,
@@ -225,12 +229,13 @@ impl Family<CheckedGemm> for Gemm {
         "gemm"
     }
 
-    /// Kernels that read X in place, and those that read what a prologue makes of it.
+    /// Kernels that read X in place, and kernels
+    /// with an X prologue.
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
         let variant = variant_for_one(op, info)?;
         if let Some(planes) = &op.x.planes {
             return match planes.parts.code {
-                // Either loop refuses what the other serves.
+                // Each of the two refuses what the other supports.
                 XCode::Int8 => match (codes(op, planes, variant, info), multiplying_codes(op, variant, info)) {
                     (Ok(staged), Ok(direct)) => Ok(direct.into_iter().chain(staged).collect()),
                     (staged, direct) => direct.or(staged),

@@ -1,5 +1,5 @@
-//! `convert`: a matrix in another element type, with its columns in order. What products ask of X that they cannot read in
-//! place is a launch of these kernels before their own.
+//! `convert`: type and layout conversion. Also the X prologue of
+//! products that cannot read X in place.
 
 use std::sync::Arc;
 
@@ -17,22 +17,23 @@ use super::prelude::{constant_line, macro_line};
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "convert";
 /// Columns of D that a thread writes at once.
 const GROUP: u32 = 8;
-/// Bytes of a 16-byte access.
+/// Bytes of a vector access.
 const ACCESS: u32 = 16;
-/// Most rows: CTAs along the grid's x axis.
+/// Maximum rows: CTAs along the grid's x axis.
 const MOST_ROWS: usize = i32::MAX as usize;
-/// Share of the bandwidth that the kernels reach on an H200, per mille, with rows and with columns that are neighbours.
+/// Reached share of the bandwidth for contiguous rows and
+/// contiguous columns, per mille (H200).
 const EFFICIENCY: [u32; 2] = [700, 500];
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct Convert;
 
-/// A kernel by how X lies.
+/// A kernel for one storage order of X.
 #[derive(Clone, Copy, Debug)]
 struct Template {
     entry: &'static str,
@@ -42,9 +43,11 @@ struct Template {
     rows: u32,
 }
 
-/// Rows whose elements are neighbours: one a CTA, 16 KiB of f32 in flight.
+/// Contiguous rows: one row per CTA, 16
+/// KiB of f32 in flight.
 const ROWS: Template = Template { entry: "entry/convert.cu", symbol: "qg_convert", threads: 512, rows: 1 };
-/// Columns whose elements are neighbours: eight rows a CTA, 32 columns of X a step.
+/// Contiguous columns: eight rows per CTA, 32
+/// columns of X per step.
 const COLUMNS: Template =
     Template { entry: "entry/convert_transposed.cu", symbol: "qg_convert_transposed", threads: 256, rows: 8 };
 
@@ -53,8 +56,9 @@ impl Template {
         if transposed { COLUMNS } else { ROWS }
     }
 
-    /// `sizeof(SharedStorage)`, which the kernel asserts: a word a warp and, with columns, for each row; and a tile whose rows
-    /// are padded by 16 bytes.
+    /// `sizeof(SharedStorage)`, which the kernel asserts: one word
+    /// per warp and, for contiguous columns, per row; plus a tile
+    /// with rows padded by 16 bytes.
     fn shared_bytes(&self, d: DType) -> u32 {
         let words = self.threads / 32 * self.rows * 4;
         let row = self.threads / self.rows * GROUP * d.bytes() as u32 + ACCESS;
@@ -63,7 +67,7 @@ impl Template {
     }
 }
 
-/// The kernel for these types.
+/// Kernel for these types.
 fn id(spec: ConvertSpec, variant: Variant) -> KernelId {
     KernelId::new(NAME, Some(variant), Spec::Convert(spec))
 }
@@ -88,7 +92,7 @@ fn source(spec: ConvertSpec, variant: Variant) -> KernelSpec {
     }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let types = DType::ALL.into_iter().flat_map(|x| DType::ALL.map(|d| (x, d)));
     let specs = types.flat_map(move |(x, d)| {
@@ -120,7 +124,7 @@ impl Params for ConvertParams {
     }
 }
 
-/// The launch for `op` on a device like `info`.
+/// The launch of `op` on a device like `info`.
 pub(super) fn launch(op: &CheckedConvert, variant: Variant, info: &DeviceInfo) -> KernelLaunch {
     let spec = ConvertSpec::of(op);
     let template = Template::of(spec.transposed);
@@ -133,7 +137,8 @@ pub(super) fn launch(op: &CheckedConvert, variant: Variant, info: &DeviceInfo) -
         let grid = [(op.rows as u32).div_ceil(template.rows), 1, 1];
         Geometry { grid, threads: template.threads, shared_bytes: base_bytes }
     } else {
-        // Read twice, or in another order: better from shared memory.
+        // X is read twice or out of order: keep the
+        // row in shared memory.
         let row_bytes = op.columns.next_multiple_of(GROUP as usize).saturating_mul(op.x.dtype.bytes());
         let with_row = u32::try_from(row_bytes).ok().and_then(|row| row.checked_add(base_bytes));
         let cached = with_row.filter(|&bytes| bytes <= info.shared_bytes && (op.row_factors || op.gathers));
@@ -153,7 +158,7 @@ pub(super) fn launch(op: &CheckedConvert, variant: Variant, info: &DeviceInfo) -
         id: id(spec, variant),
         spec: source(spec, variant),
         geometry,
-        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: ConvertOperand::ALL,
         updated: None,
@@ -161,10 +166,11 @@ pub(super) fn launch(op: &CheckedConvert, variant: Variant, info: &DeviceInfo) -
     }
 }
 
-/// The launches of a plan, whose kernels `make` makes ready.
+/// Launch sequence of a plan. `make` prepares its kernels.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when the device has no kernel variant, and those of `make`.
+/// [`HalError::WrongDevice`] when the device has no kernel
+/// variant, and errors of `make`.
 pub fn convert_sequence(
     op: &CheckedConvert,
     info: &DeviceInfo,

@@ -1,4 +1,5 @@
-//! `dequantize`: a quantized X as plain numbers, for products that do not multiply its codes.
+//! `dequantize`: dequantization of X for products that
+//! do not support its format.
 
 use std::sync::Arc;
 
@@ -17,19 +18,20 @@ use super::quantize::{code_number, factor_number, scale_number};
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "dequantize";
 const ENTRY: &str = "entry/dequantize.cu";
 const THREADS: usize = 256;
-/// Columns that a thread has at once, and how often.
+/// Columns per thread access, and accesses per thread.
 const GROUP: usize = 4;
 const TURNS: usize = 4;
-/// Most CTAs along the grid's x axis, and most columns: kernels count a little further in 32 bits.
+/// Maximum CTAs along the grid's x axis, and maximum columns: kernels
+/// count slightly beyond in 32 bits.
 const MOST: usize = i32::MAX as usize;
-/// Share of the bandwidth that the kernels should reach, per mille.
+/// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 700;
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct Dequantize;
 
@@ -37,7 +39,7 @@ fn id(spec: DequantizeSpec, variant: Variant) -> KernelId {
     KernelId::new(NAME, Some(variant), Spec::Dequantize(spec))
 }
 
-/// The constants of the entry, by which it knows formats.
+/// Prelude constants that describe the format.
 fn source(spec: DequantizeSpec, parts: &XParts, variant: Variant) -> KernelSpec {
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
@@ -56,7 +58,7 @@ fn source(spec: DequantizeSpec, parts: &XParts, variant: Variant) -> KernelSpec 
     }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let of_format = move |from: XFormat| {
         let mut all: Vec<(XParts, DequantizeSpec)> = Vec::new();
@@ -108,10 +110,11 @@ fn cut(op: &CheckedDequantize) -> (usize, usize) {
     (groups.div_ceil(threads * TURNS), threads)
 }
 
-/// The launches of a plan, whose kernels `make` makes ready.
+/// Launch sequence of a plan. `make` prepares its kernels.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when the device has no kernel variant, and those of `make`.
+/// [`HalError::WrongDevice`] when the device has no kernel
+/// variant, and errors of `make`.
 pub fn dequantize_sequence(
     op: &CheckedDequantize,
     info: &DeviceInfo,
@@ -135,7 +138,7 @@ pub fn dequantize_sequence(
         id: id(spec, variant),
         spec: source(spec, &planes.parts, variant),
         geometry: Geometry { grid: [(op.rows * chunks) as u32, 1, 1], threads: threads as u32, shared_bytes: 0 },
-        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: DequantizeOperand::ALL,
         updated: None,

@@ -1,5 +1,4 @@
-//! [`KernelLaunch`]: a kernel with its launch and all parameters but the addresses: what a GPU needs to run it, or an emulation
-//! of one.
+//! [`KernelLaunch`]: a kernel with its launch geometry and parameters without addresses. A GPU or the emulator can run it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,60 +24,67 @@ pub struct KernelLaunch {
     pub spec: KernelSpec,
     /// Grid, threads, shared memory.
     pub geometry: Geometry,
-    /// Whether the kernel may start before earlier work of its stream is done: it then waits itself
-    /// (`griddepcontrol.wait`) before it reads anything but constant operands, and before it writes.
+    /// Whether it uses programmatic dependent launch: the kernel may start
+    /// before earlier work of its stream is done. It calls
+    /// `griddepcontrol.wait` before it reads anything but constant
+    /// operands, and before it writes.
     pub starts_early: bool,
-    /// What it reads and writes.
+    /// Operands and their access.
     pub operands: &'static [OperandDesc],
-    /// Slot of the operand of which it reads elements before it writes them: D, where that holds the residual.
+    /// Slot of the operand that it reads before overwriting it: D,
+    /// if that holds the residual.
     pub updated: Option<usize>,
     pub(super) params: Arc<dyn Params>,
 }
 
-/// A kernel's parameter, but for what a launch brings.
+/// Kernel parameter without launch-dependent parts.
 pub(super) trait Params: Send + Sync + fmt::Debug {
-    /// The parameter with the operands' addresses, and a tensor map of X where the kernel takes one.
+    /// The parameter with the operands' addresses, and
+    /// tensor maps of X if used.
     fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError>;
 
-    /// Whether the parameter follows the operands' portion: the grid stays, and CTAs beyond the portion find nothing to do.
+    /// Whether the parameter supports portions. The grid stays the same,
+    /// and CTAs beyond the portion exit.
     fn takes_portions(&self) -> bool {
         false
     }
 }
 
-/// Where operands lie, as a GPU or an emulation of one says it.
+/// Resolves addresses and tensor maps, for a GPU or the emulator.
 pub struct Places<'a> {
-    /// The address of a view; the text names it in errors.
+    /// Address of a view; the text names it in errors.
     pub address: &'a dyn Fn(BufferRef<'_>, &'static str) -> Result<u64, HalError>,
-    /// A tensor map.
+    /// Encodes a tensor map.
     pub encode: &'a dyn Fn(&TileMap) -> Result<EncodedMap, HalError>,
 }
 
 impl Places<'_> {
-    /// The address of an operand; 0 of one that is absent.
+    /// Address of an operand; 0 when absent.
     pub(super) fn of(&self, operands: &Operands<'_>, operand: impl Operand) -> Result<u64, HalError> {
         operands.get(operand).map_or(Ok(0), |view| (self.address)(view, operand.name()))
     }
 }
 
-/// Makes a launch's kernel ready: loads it on a GPU, or compiles it for an emulation of one.
+/// Prepares a launch's kernel: loads it on a GPU, or
+/// compiles it for emulation.
 pub type MakeKernel<'a> = dyn FnMut(KernelLaunch) -> Result<Arc<dyn Kernel>, HalError> + 'a;
 
 impl KernelLaunch {
-    /// The kernel's parameter for operands that lie at these places.
+    /// Kernel parameter for operands at these addresses.
     ///
     /// # Errors
-    /// Those of the places.
+    /// Errors of `at`.
     pub fn params(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
         self.params.with(operands, at)
     }
 
-    /// Whether a launch may be for a portion of the tokens that it was made for.
+    /// Whether a launch may cover a portion of its tokens.
     pub fn takes_portions(&self) -> bool {
         self.params.takes_portions()
     }
 
-    /// The step of a sequence that `make` makes of it; none of its operands, of type `O`, is bound yet.
+    /// The launch as a step, with its kernel prepared by
+    /// `make` and no operand bound.
     pub(super) fn step<O: Operand>(self, make: &mut MakeKernel<'_>) -> Result<LaunchStep, HalError> {
         let (id, geometry) = (self.id, self.geometry);
         Ok(LaunchStep::new::<O>(id, geometry, make(self)?))
@@ -119,11 +125,14 @@ impl Kernel for CudaKernel {
         let params = self.launch.params(&operands, &places)?;
         let Geometry { grid, threads, shared_bytes } = self.launch.geometry;
         let start = if self.launch.starts_early { Start::Early } else { Start::InOrder };
-        // SAFETY: the parameter is that of the kernel, whose layout the generated abi.cuh asserts. The API checked that every
-        // operand is as long as shape and strides say, and that the workspace is as long as the plan asks and zeroed; the
-        // sequence hands down parts of it that are as long as the plan says. The borrows in `operands` outlive the call, and
-        // buffers are freed in stream order or after the device is idle. Kernels that may start early read only constant
-        // operands before they wait.
+        // SAFETY: the parameter has the kernel's layout, which the
+        // generated abi.cuh asserts. The API checked that every operand is
+        // as long as shape and strides require, and that the workspace
+        // has the plan's size and is zeroed; the sequence passes on
+        // parts of it with the plan's sizes. The borrows in `operands`
+        // outlive the call, and buffers are freed in stream order or
+        // after the device is idle. Kernels that start early read only
+        // constant operands before they wait.
         unsafe { self.function.launch(stream, grid, threads, shared_bytes, params.as_bytes(), start) }
     }
 }

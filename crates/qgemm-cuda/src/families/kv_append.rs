@@ -1,4 +1,5 @@
-//! `kv_append`: queries and keys turned, keys and values written to the cache, in one launch.
+//! `kv_append`: rotary embedding of queries and keys, and
+//! KV-cache append, in one launch.
 
 use std::sync::Arc;
 
@@ -18,22 +19,24 @@ use super::prelude::{constant_line, macro_line};
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "kv_append";
 /// Threads of a CTA.
 const THREADS: u32 = 128;
 /// Features of a lane.
 const LANE_FEATURES: usize = 8;
-/// Heads that a lane has one after the other at most, as in the kernel.
+/// Maximum heads that a lane processes in
+/// turn, as in the kernel.
 const MOST_LANE_HEADS: usize = 6;
-/// Of cosines and sines of the pairs of a head (`Turns`).
+/// Cosines and sines of a head's pairs (`Turns`).
 const SHARED_BYTES: u32 = 1024;
-/// CTAs on a multiprocessor below which heads are rather spread over more of them than given to a lane together.
+/// Below this many CTAs per SM, heads are spread over more
+/// CTAs instead of several per lane.
 const FEW_CTAS: usize = 8;
-/// Share of the bandwidth that the kernel should reach, per mille.
+/// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 750;
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct KvAppend;
 
@@ -57,7 +60,7 @@ fn source(spec: KvAppendSpec, variant: Variant) -> KernelSpec {
     KernelSpec { name, entry, text: source::entry(entry), symbol: "qg_kv_append", prelude, arch_specific: false }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let all = DType::ALL.into_iter().flat_map(|x| KvFormat::ALL.map(|kv| spec_of(x, kv)));
     all.map(move |spec| source(spec, variant))
@@ -102,12 +105,12 @@ impl Params for KvAppendParams {
     }
 }
 
-/// How a token's heads are shared out.
+/// Split of a token's heads over lanes and CTAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cut {
     /// Lanes of a head.
     head_lanes: u32,
-    /// Heads that a lane has one after the other.
+    /// Heads that a lane processes in turn.
     lane_heads: u32,
     /// CTAs of a token.
     splits: u32,
@@ -123,7 +126,7 @@ impl Cut {
     }
 }
 
-/// All parameters but addresses.
+/// Kernel parameters without addresses.
 fn params(op: &CheckedKvAppend, cut: Cut) -> KvAppendParams {
     let addressing = &op.addressing;
     let Paging { pages, page_size, width } = addressing.paging();
@@ -187,16 +190,17 @@ fn params(op: &CheckedKvAppend, cut: Cut) -> KvAppendParams {
     KvAppendParams { attention: AttentionParams { shape, at: attention }, at }
 }
 
-/// CTAs of a launch, where they can be counted.
+/// CTAs of a launch; `None` on overflow.
 fn ctas(op: &CheckedKvAppend, cut: Cut) -> Option<u32> {
     let ctas = u32::try_from(op.addressing.tokens).ok()?.checked_mul(cut.splits)?;
     i32::try_from(ctas).is_ok().then_some(ctas)
 }
 
-/// The launches of a plan, whose kernels `make` makes ready.
+/// Launch sequence of a plan. `make` prepares its kernels.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when the device has no kernel variant, and those of `make`.
+/// [`HalError::WrongDevice`] when the device has no kernel
+/// variant, and errors of `make`.
 pub fn kv_append_sequence(
     op: &CheckedKvAppend,
     info: &DeviceInfo,
@@ -209,7 +213,7 @@ pub fn kv_append_sequence(
         id: id(spec, variant),
         spec: source(spec, variant),
         geometry: Geometry { grid: [ctas, 1, 1], threads: THREADS, shared_bytes: SHARED_BYTES },
-        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: KvAppendOperand::ALL,
         updated: None,

@@ -1,23 +1,25 @@
-//! [`LaunchParams`]: a kernel's one by-value parameter, as bytes.
+//! [`LaunchParams`]: the single by-value parameter of a kernel, as bytes.
 
 use std::fmt;
 
 use bytemuck::Pod;
 
-/// Room for the largest parameter: that of products with experts that have two tensor maps of X and one of W.
+/// Size of the largest parameter: MoE GEMM with two
+/// tensor maps of X and one of W.
 const MOST_BYTES: usize = 832;
 
-/// The parameter of one launch. Tensor maps in it lie at multiples of 64 bytes.
+/// The parameter of one launch. Tensor maps in it
+/// are aligned to 64 bytes.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 pub struct LaunchParams {
     bytes: [u8; MOST_BYTES],
-    /// Bytes that the kernel takes.
+    /// Bytes used.
     len: usize,
 }
 
 impl LaunchParams {
-    /// The parameter `params`.
+    /// Wraps `params`.
     pub(crate) fn of<T: Pod>(params: &T) -> Self {
         const { assert!(size_of::<T>() <= MOST_BYTES, "a parameter is larger than there is room for") };
         let mut bytes = [0; MOST_BYTES];
@@ -25,7 +27,7 @@ impl LaunchParams {
         Self { bytes, len: size_of::<T>() }
     }
 
-    /// As the kernel sees it.
+    /// The bytes passed to the kernel.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }

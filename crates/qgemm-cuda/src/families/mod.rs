@@ -1,4 +1,5 @@
-//! The kernel families of the CUDA backend, and the list of all their kernels.
+//! Kernel families of the CUDA backend, and the
+//! list of all their kernels.
 
 mod attention;
 mod catalog;
@@ -43,7 +44,8 @@ pub use unpack::unpack_sequence;
 use crate::probe;
 use crate::spec::KernelSpec;
 
-/// Every kernel that a device of `variant` may ask for: what `cargo xtask build-kernels` compiles.
+/// All kernels that a device of `variant` may load: what
+/// `cargo xtask build-kernels` compiles.
 pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
     let instances = Format::all()
         .flat_map(|format| DType::ALL.into_iter().flat_map(move |x| gemm::instances(format, x, variant)))
@@ -77,8 +79,10 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .collect()
 }
 
-/// Asks `fits` of each kernel of `variant` that main loops choose from whether it fits in registers, as far as the answers let
-/// them: what `cargo xtask spills` makes `kernels.spills` of. A line of that file names the kernel.
+/// Asks `fits` whether each candidate kernel of `variant` fits in
+/// registers, as far as earlier answers require.
+/// `cargo xtask spills` writes `kernels.spills` from the answers.
+/// The text is a kernel's line in that file.
 pub fn ask_registers(variant: Variant, fits: &dyn Fn(String, KernelSpec) -> bool) {
     gemm::ask_registers(variant, &|line, instance| fits(line, instance.spec()));
     gemm::ask_registers_of_projections(variant, fits);

@@ -1,4 +1,4 @@
-//! `optimizer`: parameters moved against their gradient, in one launch, bound by memory.
+//! `optimizer`: optimizer step (SGD, AdamW) in one memory-bound launch.
 
 use std::sync::Arc;
 
@@ -16,20 +16,21 @@ use super::prelude::{constant_line, macro_line};
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "optimizer";
-/// Parameters that a thread moves.
+/// Parameters per thread.
 const GROUP: usize = 8;
 /// Threads of a CTA.
 const THREADS: u32 = 256;
-/// Most CTAs along the grid's x axis.
+/// Maximum CTAs along the grid's x axis.
 const MOST_CTAS: usize = i32::MAX as usize;
-/// Bytes of an access, whose multiples all operands begin at where they are accessed so.
+/// Bytes of a vector access, and the alignment of
+/// operands that it requires.
 const ACCESS: u64 = 16;
-/// Share of the bandwidth that the kernels should reach, per mille.
+/// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 850;
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct Optimizer;
 
@@ -58,7 +59,7 @@ fn source(kind: UpdateKind, variant: Variant) -> KernelSpec {
     }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     UpdateKind::ALL.into_iter().map(move |kind| source(kind, variant))
 }
@@ -95,7 +96,7 @@ impl Params for OptimizerParams {
     }
 }
 
-/// All parameters but addresses, and what these tell.
+/// Kernel parameters without addresses and address-derived fields.
 fn params(op: &CheckedOptimizer) -> OptimizerParams {
     let MomentFactors { decay1, gain1, decay2, gain2, eps } = op.rule.factors();
     let shape = OptimizerShape {
@@ -113,10 +114,11 @@ fn params(op: &CheckedOptimizer) -> OptimizerParams {
     OptimizerParams { shape, at: OptimizerPointers { len: op.len as u64, ..OptimizerPointers::default() } }
 }
 
-/// The launch of a plan, whose kernel `make` makes ready.
+/// Launch sequence of a plan. `make` prepares its kernel.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when the device has no kernel variant, and those of `make`.
+/// [`HalError::WrongDevice`] when the device has no kernel
+/// variant, and errors of `make`.
 pub fn optimizer_sequence(
     op: &CheckedOptimizer,
     info: &DeviceInfo,
@@ -129,7 +131,7 @@ pub fn optimizer_sequence(
         id: id(kind, variant),
         spec: source(kind, variant),
         geometry: Geometry { grid: [ctas, 1, 1], threads: THREADS, shared_bytes: 0 },
-        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: OptimizerOperand::ALL,
         updated: None,

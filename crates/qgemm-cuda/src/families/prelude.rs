@@ -1,10 +1,10 @@
-//! Lines of a prelude: the constants that stand before a kernel's source.
+//! Prelude lines: the constants before a kernel's source.
 
 use std::fmt::Write;
 
 use qgemm_formats::prepack::PackedLayout;
 
-/// The planes of a layout, as types that kernels know them by.
+/// Planes of a layout, as types for kernels.
 pub(super) fn planes(out: &mut String, layout: &PackedLayout) {
     out.push_str("template <unsigned P> struct QgCodePlane;\ntemplate <unsigned P> struct QgScalePlane;\n");
     for (i, plane) in layout.codes.iter().enumerate() {

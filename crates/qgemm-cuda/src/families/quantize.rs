@@ -1,5 +1,6 @@
-//! `quantize`: activations in codes and scales. Formats whose scales are those of blocks take several CTAs a row, those with a scale or
-//! a factor a token one.
+//! `quantize`: quantization of activations (INT8, FP8, FP4). Formats
+//! with block scales use several CTAs per row; formats with a
+//! scale or factor per token use one.
 
 use std::sync::Arc;
 
@@ -17,26 +18,26 @@ use super::prelude::{constant_line, macro_line};
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "quantize";
 /// Columns that a thread quantizes at once.
 const GROUP: usize = 8;
-/// Groups of each thread of a kernel for blocks.
+/// Groups of each thread in kernels with block scales.
 const TURNS: usize = 2;
-/// Most CTAs along the grid's x axis.
+/// Maximum CTAs along the grid's x axis.
 const MOST_CTAS: usize = i32::MAX as usize;
-/// Most columns: kernels count a little further in 32 bits.
+/// Maximum columns: kernels count slightly beyond in 32 bits.
 const MOST_COLUMNS: usize = 1 << 31;
-/// Columns that compilers see as a block where there are no blocks: those of a warp.
+/// Block length for formats without blocks: the columns of a warp.
 const NO_BLOCK: usize = 256;
-/// Share of the bandwidth that the kernels should reach, per mille.
+/// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 700;
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct Quantize;
 
-/// A kernel by what shares a scale.
+/// A kernel, by the span of a scale.
 #[derive(Clone, Copy, Debug)]
 struct Template {
     entry: &'static str,
@@ -45,10 +46,11 @@ struct Template {
     shared_bytes: u32,
 }
 
-/// Blocks of a row, and what has no scales.
+/// Block scales, or no scales.
 const BLOCKS: Template =
     Template { entry: "entry/quantize_blocks.cu", symbol: "qg_quantize_blocks", threads: 256, shared_bytes: 0 };
-/// Rows; the shared memory is a word a warp, and the row where it fits.
+/// Token scales. Shared memory holds a word per warp,
+/// and the row if it fits.
 const TOKENS: Template =
     Template { entry: "entry/quantize_tokens.cu", symbol: "qg_quantize_tokens", threads: 512, shared_bytes: 64 };
 
@@ -67,7 +69,7 @@ fn id(spec: QuantizeSpec, variant: Variant) -> KernelId {
     KernelId::new(NAME, Some(variant), Spec::Quantize(spec))
 }
 
-/// The number by which kernels know what codes are.
+/// Number of a code type in kernels.
 pub(super) fn code_number(parts: &XParts) -> u32 {
     match parts.code {
         XCode::Int8 => 0,
@@ -76,7 +78,7 @@ pub(super) fn code_number(parts: &XParts) -> u32 {
     }
 }
 
-/// The number by which they know how scales are stored.
+/// Number of a scale type in kernels.
 pub(super) fn scale_number(parts: &XParts) -> u32 {
     match parts.scale {
         None => 0,
@@ -86,7 +88,7 @@ pub(super) fn scale_number(parts: &XParts) -> u32 {
     }
 }
 
-/// The number by which they know where the factor comes from.
+/// Number of a factor source in kernels.
 pub(super) fn factor_number(parts: &XParts) -> u32 {
     match parts.factor {
         XFactor::None => 0,
@@ -95,7 +97,7 @@ pub(super) fn factor_number(parts: &XParts) -> u32 {
     }
 }
 
-/// The constants of `mainloop/quantize_codes.cuh`, by which kernels know formats.
+/// Constants of `mainloop/quantize_codes.cuh` that describe the format.
 pub(super) fn format_constants(prelude: &mut String, parts: &XParts) {
     constant_line(prelude, "QG_CODE", code_number(parts));
     constant_line(prelude, "QG_SCALE", scale_number(parts));
@@ -124,7 +126,7 @@ fn source(spec: QuantizeSpec, parts: &XParts, variant: Variant) -> KernelSpec {
     }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let of_parts = |(format, parts): (XFormat, XParts)| {
         let given_factor = parts.factor == XFactor::Given;
@@ -134,7 +136,8 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     all_parts().flat_map(of_parts).map(move |(parts, spec)| source(spec, &parts, variant))
 }
 
-/// Every format of codes with all the planes that it may have: sums are of 32 columns or of 16, factors are given or not.
+/// All quantized formats with all combinations of planes: block sums of
+/// 32 or 16 columns, and factors given or computed.
 pub(super) fn all_parts() -> impl Iterator<Item = (XFormat, XParts)> {
     let choices = [(false, None), (false, Some(16)), (true, None)];
     XFormat::ALL.into_iter().flat_map(move |format| {
@@ -153,7 +156,7 @@ pub(super) fn all_parts() -> impl Iterator<Item = (XFormat, XParts)> {
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct QuantizeParams {
     shape: QuantizeShape,
-    /// Pointers are multiples of 8.
+    /// Pads the pointers to multiples of 8.
     reserved: u32,
     at: QuantizePointers,
 }
@@ -189,7 +192,7 @@ fn cut(op: &CheckedQuantize, template: &Template) -> (usize, u32) {
     if template.is_of_tokens() { (1, threads as u32) } else { (groups.div_ceil(threads * TURNS), threads as u32) }
 }
 
-/// The launch for `op` on a device like `info`.
+/// The launch of `op` on a device like `info`.
 fn launch(op: &CheckedQuantize, variant: Variant, info: &DeviceInfo) -> KernelLaunch {
     let spec = QuantizeSpec::of(op);
     let template = Template::of(&op.parts);
@@ -223,7 +226,7 @@ fn launch(op: &CheckedQuantize, variant: Variant, info: &DeviceInfo) -> KernelLa
         id: id(spec, variant),
         spec: source(spec, &op.parts, variant),
         geometry: Geometry { grid: [(op.rows * chunks) as u32, 1, 1], threads, shared_bytes },
-        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: QuantizeOperand::ALL,
         updated: None,
@@ -231,10 +234,11 @@ fn launch(op: &CheckedQuantize, variant: Variant, info: &DeviceInfo) -> KernelLa
     }
 }
 
-/// The launches of a plan, whose kernels `make` makes ready.
+/// Launch sequence of a plan. `make` prepares its kernels.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when the device has no kernel variant, and those of `make`.
+/// [`HalError::WrongDevice`] when the device has no kernel
+/// variant, and errors of `make`.
 pub fn quantize_sequence(
     op: &CheckedQuantize,
     info: &DeviceInfo,

@@ -1,4 +1,6 @@
-//! `repack`: rows of blocks into the packed layout, on the device. No family schedules it: loading a weight runs it.
+//! `repack`: packs a weight's blocks into the packed
+//! layout on the device. It runs when a weight is
+//! loaded; no family schedules it.
 
 use std::fmt::Write;
 
@@ -20,14 +22,15 @@ use crate::source;
 use crate::spec::KernelSpec;
 
 const THREADS: u32 = 128;
-/// Bytes of a tile's rows that a block stages at most.
+/// Maximum bytes of a tile's rows that a CTA stages.
 const STRIP_BYTES: usize = 16 * 1024;
-/// Bytes of rows that are uploaded and rearranged at a time: what loading needs beside the packed weight itself.
+/// Bytes of rows that are uploaded and packed at a time:
+/// the extra memory of loading.
 const CHUNK_BYTES: usize = 64 << 20;
-/// Bytes of a 16-byte access.
+/// Bytes of a vector access.
 const ACCESS: usize = 16;
 
-/// The kernel that packs weights of one format for one variant.
+/// The packing kernel for one format and variant.
 #[derive(Clone, Debug)]
 pub struct Repack {
     layout: PackedLayout,
@@ -36,12 +39,12 @@ pub struct Repack {
     shared_bytes: u32,
 }
 
-/// One launch: some rows that have been uploaded, whole tiles of them unless they are the last.
+/// One launch for uploaded rows: whole tiles, except at the end.
 #[derive(Debug)]
 pub struct RepackLaunch<'a> {
     /// The rows, padded to a multiple of 16 bytes.
     pub rows: BufferRef<'a>,
-    /// Their tiles.
+    /// The packed tiles.
     pub packed: BufferMut<'a>,
     /// Grid, threads, shared memory.
     pub geometry: Geometry,
@@ -49,10 +52,10 @@ pub struct RepackLaunch<'a> {
 }
 
 impl RepackLaunch<'_> {
-    /// The kernel's parameter, with the addresses that `address` gives of the views.
+    /// Kernel parameter, with addresses from `address`.
     ///
     /// # Errors
-    /// Those of `address`.
+    /// Errors of `address`.
     pub fn params(
         &self,
         address: impl Fn(BufferRef<'_>, &'static str) -> Result<u64, HalError>,
@@ -63,16 +66,17 @@ impl RepackLaunch<'_> {
 }
 
 impl Repack {
-    /// The kernel that packs weights of `format` for kernels of `variant`; `None` for formats whose packed bits are not
-    /// bits of their blocks (no format at present).
+    /// The kernel that packs `format` for `variant`; `None` for formats whose
+    /// packed bits do not come from their blocks (none at present).
     pub fn new(format: Format, variant: Variant) -> Option<Self> {
         let layout = PackedLayout::new(format, arch::fragment_layout(variant))?;
         let repacking = Repacking::new(&layout)?;
         let k_tile_row = layout.k_tile / format.block_len * format.block_bytes;
         let fitting = (STRIP_BYTES / layout.tile_rows / k_tile_row).max(1);
         let strip_k_tiles = (1 << fitting.ilog2()).min(16);
-        // A row begins up to 15 bytes after its first chunk, and the last window ends within 8 bytes of the row's end. An
-        // odd number of chunks spreads rows over the banks.
+        // A row starts up to 15 bytes after its first chunk,
+        // and the last window ends within 8 bytes of the row's
+        // end. An odd number of chunks avoids bank conflicts between rows.
         let row_chunks = (ACCESS - 1 + strip_k_tiles * k_tile_row + 8).div_ceil(ACCESS) | 1;
         let shared_bytes = (layout.tile_rows * row_chunks * ACCESS) as u32;
         let prelude = prelude(&layout, &repacking, variant, strip_k_tiles, row_chunks, shared_bytes);
@@ -87,7 +91,7 @@ impl Repack {
         Some(Self { layout, spec, strip_k_tiles, shared_bytes })
     }
 
-    /// The kernel that packs weights of `format` on `gpu`.
+    /// The kernel that packs `format` on `gpu`.
     ///
     /// # Errors
     /// [`HalError::KernelUnavailable`].
@@ -104,11 +108,12 @@ impl Repack {
         &self.spec
     }
 
-    /// Uploads `weight` to `device` and packs it there, a part after the other; `launch` submits the kernel to `stream`.
-    /// Beside the result, device memory for at most 64 MiB of rows (or one tile's) is allocated, and freed again.
+    /// Uploads `weight` to `device` in parts and packs them there; `launch`
+    /// submits the kernel to `stream`. Temporary device memory is at most
+    /// 64 MiB of rows (or one tile's rows).
     ///
     /// # Errors
-    /// Those of allocating, uploading and launching.
+    /// Errors of allocating, uploading and launching.
     pub fn run(
         &self,
         device: &dyn Device,
@@ -144,7 +149,8 @@ impl Repack {
         self.layout.bytes(n, k)
     }
 
-    /// The launch that packs `n` rows of `k` values into whole tiles.
+    /// The launch that packs `n` rows of `k`
+    /// values into whole tiles.
     fn launch<'a>(&self, rows: BufferRef<'a>, packed: BufferMut<'a>, n: usize, k: usize) -> RepackLaunch<'a> {
         let k_tiles = self.layout.k_tiles(k);
         let blocks = self.layout.n_tiles(n) * k_tiles.div_ceil(self.strip_k_tiles);
@@ -162,14 +168,14 @@ impl Repack {
     }
 }
 
-/// What the kernel is.
+/// Kernel identity.
 fn id(layout: &PackedLayout, variant: Variant) -> KernelId {
     let fragments = Name::new(if layout.class == FragmentLayout::MmaM8N8K4 { "mma_m8n8k4" } else { "mma_m16" });
     KernelId::new("repack", Some(variant), Spec::Pack(PackSpec { w: layout.format(), fragments }))
 }
 
-/// Bytes a second, read and written together, at which the device packs a weight of `n` x `k` in `format` whose rows lie
-/// in its memory: the best of seven runs.
+/// Packing throughput for a device-resident weight of `n` x `k` in
+/// `format`: bytes read and written per second, best of seven runs.
 ///
 /// # Errors
 /// As [`read_bandwidth`](crate::read_bandwidth).
@@ -186,7 +192,8 @@ pub fn repack_bandwidth(device: &dyn Device, format: Format, n: usize, k: usize)
     let Geometry { grid, threads, shared_bytes } = launch.geometry;
     let stream = device.default_stream();
     let best = probe::best_time(device, &stream, || {
-        // SAFETY: the parameter is the kernel's, made for these buffers, which live to the end of this function, after
+        // SAFETY: the parameter is the kernel's, made for these
+        // buffers. They live until the end of this function, after
         // the last run was waited for.
         unsafe { function.launch(&stream, grid, threads, shared_bytes, bytemuck::bytes_of(&params), Start::InOrder) }
     })?;
@@ -222,7 +229,8 @@ fn prelude(
         ("QG_STRIP_K_TILES", strip_k_tiles as u32),
         ("QG_ROW_CHUNKS", row_chunks as u32),
         ("QG_THREADS", THREADS),
-        // A tile of 32 rows takes as much more shared memory, and for some formats more than 64 registers.
+        // A tile of 32 rows needs more shared memory, and for
+        // some formats more than 64 registers.
         ("QG_CTAS_PER_SM", if layout.class == FragmentLayout::MmaM8N8K4 { 6 } else { 8 }),
         ("QG_SHARED_BYTES", shared_bytes),
     ] {
@@ -237,8 +245,9 @@ fn prelude(
     out
 }
 
-/// The windows and words, as lists for the kernel to expand: `WINDOW(index, row, first bit, bits between lanes)`,
-/// `WORD(index, row, block, MOVE(window, shift to the left, mask) …)`.
+/// Windows and words as X-macro lists for the kernel:
+/// `WINDOW(index, row, first bit, bits between lanes)`,
+/// `WORD(index, row, block, MOVE(window, left shift, mask) …)`.
 fn moves(out: &mut String, repacking: &Repacking, block_bytes: usize) {
     let mut windows = String::new();
     for (i, Window { row, bit, lane_bits }) in repacking.windows.iter().enumerate() {
@@ -249,7 +258,7 @@ fn moves(out: &mut String, repacking: &Repacking, block_bytes: usize) {
     for (plane, words) in repacking.words.iter().enumerate() {
         let mut list = String::new();
         for (i, word) in words.iter().enumerate() {
-            // Codes that are flipped fill whole words of one block.
+            // Flipped codes fill whole words of one block.
             let first = word.first().map(|m| repacking.windows[m.window]);
             let (row, block) = first.map_or((0, 0), |w| (w.row, w.bit / (block_bytes * 8)));
             let _ = write!(list, " WORD({i}, {row}, {block},");
@@ -270,9 +279,11 @@ mod tests {
     fn every_format_is_packed_by_moving_bits() {
         for (format, variant) in Format::all().flat_map(|f| Variant::ALL.map(|v| (f, v))) {
             let repack = Repack::new(format, variant).unwrap_or_else(|| panic!("{format} {variant}"));
-            // What a launch gets on every chip without asking for more.
+            // Available on every chip without opting in to more shared memory.
             assert!(repack.shared_bytes <= 48 * 1024, "{format} {variant}: {} bytes", repack.shared_bytes);
-            // `MmaM8N8K4` has twice the rows and half the columns in a strip: for wide k-tiles two of its warps store records only.
+            // `MmaM8N8K4` has twice the rows and half the
+            // columns in a strip. For wide k-tiles two of its
+            // warps only store scale records.
             let codes_for = if repack.layout.class == FragmentLayout::MmaM8N8K4 { THREADS / 2 } else { THREADS };
             assert!(repack.strip_k_tiles * 32 >= codes_for as usize, "{format} {variant}: warps without a k_tile");
         }

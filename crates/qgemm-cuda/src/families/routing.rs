@@ -1,5 +1,6 @@
-//! `routing`: router top-k and expert lists. Few tokens take one launch, more of them two, and where one CTA would
-//! be long at the lists, three: choose and count, add the counts up, write.
+//! `routing`: router top-k and expert lists. Few tokens take one launch
+//! and more tokens two. Three launches (top-k with counts, scan, scatter)
+//! are used when one CTA would take long for the lists.
 
 use std::sync::Arc;
 
@@ -18,38 +19,44 @@ use super::prelude::{constant_line, macro_line};
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "routing";
-/// Experts that the kernels that choose are made for: a warp holds so many, 2 to 32 a lane.
+/// Expert counts that top-k kernels are compiled for: a warp
+/// holds them, 2 to 32 per lane.
 const EXPERTS: [u32; 5] = [64, 128, 256, 512, 1024];
-/// Threads of a CTA of most kernels, and fewest of one that chooses: a warp a token.
+/// Threads of most CTAs, and minimum threads of a top-k
+/// CTA (one warp per token).
 const THREADS: u32 = 256;
-/// Threads of a CTA that makes all lists, adds counts up, or chooses of few experts, at most.
+/// Maximum threads of a CTA that builds all lists, scans counts,
+/// or runs top-k over few experts.
 const MOST_THREADS: u32 = 1024;
-/// Most experts of which a thread keeps its keys in the registers of so many threads.
+/// Maximum experts whose keys fit in registers with that many threads.
 const EXPERTS_OF_MOST_THREADS: u32 = 256;
-/// Tokens that one CTA chooses for and lists: one or two a warp.
+/// Tokens for which one CTA does top-k and
+/// lists: one or two per warp.
 const ALONE_TOKENS: usize = 16;
-/// Slots that one CTA lists. More are shared out.
+/// Slots that one CTA lists. More are distributed over CTAs.
 const ALONE_SLOTS: usize = 8192;
-/// Counts of all warps that a CTA keeps in shared memory, in words.
+/// Words of shared memory for the counts of all warps.
 const SHARED_COUNTS: u32 = 8192;
-/// Slots of which a CTA writes the places, where one CTA counts all, and most such CTAs: they are scattered words, of which a multiprocessor
-/// writes one after the other. Each counts all slots for itself.
+/// Slots per scatter CTA when one CTA counts all, and maximum
+/// such CTAs. Scattered words are written one by one per SM.
+/// Each of these CTAs counts all slots itself.
 const SLOTS_A_WRITER: usize = 512;
 const MOST_WRITERS: usize = 8;
-/// CTAs for each multiprocessor.
+/// CTAs per SM.
 const CTAS_A_UNIT: usize = 4;
-/// Fewest slots that are worth counts of their own.
+/// Minimum slots of a chunk with separate counts.
 const LEAST_COUNTED: usize = 256;
-/// Share of the bandwidth that the kernels should reach, per mille: choosing takes more instructions than loads.
+/// Expected share of the bandwidth, per mille: top-k takes
+/// more instructions than loads.
 const EFFICIENCY: u32 = 300;
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct Routing;
 
-/// How tokens are cut, and the kernels that run.
+/// Split of the tokens, and the kernels that run.
 #[derive(Debug)]
 struct Cut {
     chunk_tokens: usize,
@@ -94,7 +101,7 @@ impl Cut {
     }
 }
 
-/// Most threads of a kernel's CTA.
+/// Maximum threads of a kernel's CTA.
 fn most_threads(spec: RoutingSpec) -> u32 {
     match spec.step {
         RoutingStep::Lists | RoutingStep::Scan => MOST_THREADS,
@@ -106,24 +113,25 @@ fn most_threads(spec: RoutingSpec) -> u32 {
 /// `SharedStorage` of `entry/routing_scan.cu`.
 const SCAN_SHARED_BYTES: u32 = MOST_THREADS / 32 * 33 * 4;
 
-/// Grid, threads and shared memory (`ListStorage` in `mainloop/expert_lists.cuh`).
+/// Launch geometry, with shared memory for `ListStorage` in
+/// `mainloop/expert_lists.cuh`.
 fn geometry(step: RoutingStep, cut: &Cut, op: &CheckedRouting) -> Geometry {
     let grid = [cut.ctas(step, op), 1, 1];
     if step == RoutingStep::Scan {
         return Geometry { grid, threads: MOST_THREADS, shared_bytes: SCAN_SHARED_BYTES };
     }
     let experts = op.experts as u32;
-    // As many warps as the counts leave room for.
+    // As many warps as have counts in shared memory.
     let fitting = (SHARED_COUNTS / experts).clamp(THREADS / 32, MOST_THREADS / 32) * 32;
     let most = most_threads(spec_of(step, op)).min(fitting);
-    // A token a warp, and no warps without one.
+    // One token per warp, and no idle warps.
     let wanted = if step == RoutingStep::TopK { (cut.chunk_tokens as u32).saturating_mul(32) } else { most };
     let threads = wanted.clamp(THREADS.min(most), most);
     let words = threads / 32 * experts + experts + 1 + 32 + 32;
     Geometry { grid, threads, shared_bytes: words * 4 }
 }
 
-/// What tells the kernel of a step for so many experts apart.
+/// Identity keys of a step's kernel.
 fn spec_of(step: RoutingStep, op: &CheckedRouting) -> RoutingSpec {
     let fitting = EXPERTS.into_iter().find(|&most| most as usize >= op.logit_experts());
     let all = EXPERTS[EXPERTS.len() - 1];
@@ -163,7 +171,7 @@ fn source(spec: RoutingSpec, variant: Variant) -> KernelSpec {
     }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let of_step = |step| {
         let sizes = if step == RoutingStep::TopK { &EXPERTS[..] } else { &EXPERTS[EXPERTS.len() - 1..] };
@@ -199,7 +207,8 @@ impl Params for RoutingParams {
         for (pointer, operand) in pointers {
             *pointer = at.of(operands, operand)?;
         }
-        // Chunks stay as they are; those behind the last token are empty.
+        // The chunks stay the same; those after the
+        // last token are empty.
         params.shape.tokens = operands.rows(self.shape.tokens as usize) as u32;
         Ok(LaunchParams::of(&params))
     }
@@ -210,7 +219,7 @@ impl Params for RoutingParams {
 }
 
 fn params(op: &CheckedRouting, cut: &Cut, step: RoutingStep) -> RoutingParams {
-    // What chooses counts the expert of every token by itself.
+    // Top-k adds the shared expert itself.
     let (experts, top_k) = match step {
         RoutingStep::TopK => (op.logit_experts(), op.chosen()),
         _ => (op.experts, op.top_k),
@@ -240,7 +249,7 @@ fn params(op: &CheckedRouting, cut: &Cut, step: RoutingStep) -> RoutingParams {
     RoutingParams { shape, at: RoutingPointers { logits_row, ..RoutingPointers::default() } }
 }
 
-/// The step with the operands that its kernel reads and writes.
+/// Binds a step to the operands of its kernel.
 fn bound(step: LaunchStep, kind: RoutingStep, op: &CheckedRouting, cut: &Cut) -> LaunchStep {
     use RoutingOperand as O;
     let alone = cut.steps.len() == 1;
@@ -260,7 +269,7 @@ fn bound(step: LaunchStep, kind: RoutingStep, op: &CheckedRouting, cut: &Cut) ->
     };
     let step = match kind {
         RoutingStep::TopK => step,
-        // Of chosen experts, the scan reads none.
+        // The scan reads no ids when experts are chosen by top-k.
         RoutingStep::Scan if op.logits().is_some() => step,
         _ => step.bind(O::GivenIds, if op.logits().is_some() { O::Ids } else { O::GivenIds }),
     };
@@ -270,10 +279,11 @@ fn bound(step: LaunchStep, kind: RoutingStep, op: &CheckedRouting, cut: &Cut) ->
     }
 }
 
-/// The launches of a plan, whose kernels `make` makes ready.
+/// Launch sequence of a plan. `make` prepares its kernels.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when the device has no kernel variant, and those of `make`.
+/// [`HalError::WrongDevice`] when the device has no kernel
+/// variant, and errors of `make`.
 pub fn routing_sequence(
     op: &CheckedRouting,
     info: &DeviceInfo,
@@ -285,7 +295,8 @@ pub fn routing_sequence(
     Ok(LaunchSequence::new::<RoutingOperand>(NAME, steps))
 }
 
-/// The kernels that list ids as the first launches of another operation, none of whose operands is bound yet.
+/// List kernels as first launches of another
+/// operation, with no operand bound.
 ///
 /// # Errors
 /// As [`routing_sequence`].
@@ -297,12 +308,12 @@ pub(super) fn list_steps(
     steps(op, &Cut::new(op, info.units), info, make)
 }
 
-/// Bytes of the workspace that those want.
+/// Workspace bytes of the list kernels.
 pub(super) fn list_workspace_bytes(op: &CheckedRouting, units: u32) -> usize {
     Cut::new(op, units).workspace_bytes(op).saturating_sub(WorkspaceLayout::RESERVED)
 }
 
-/// A launch for each step; no operand is bound yet.
+/// One launch for each step, with no operand bound.
 fn steps(
     op: &CheckedRouting,
     cut: &Cut,
@@ -316,7 +327,7 @@ fn steps(
             id: id(spec, variant),
             spec: source(spec, variant),
             geometry: geometry(kind, cut, op),
-            // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+            // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
             starts_early: variant >= Variant::Sm90,
             operands: RoutingOperand::ALL,
             updated: None,
@@ -402,7 +413,7 @@ mod tests {
                 assert!(cut.chunks <= CTAS_A_UNIT * units as usize, "{cut:?}");
                 for &step in &cut.steps {
                     let Geometry { threads, shared_bytes, .. } = geometry(step, &cut, &op);
-                    // What every chip has without asking.
+                    // Available on every chip without opting in to more shared memory.
                     let most = most_threads(spec_of(step, &op));
                     assert!(shared_bytes <= 48 << 10 && threads.is_multiple_of(32) && threads <= most);
                 }

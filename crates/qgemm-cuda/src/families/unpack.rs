@@ -1,4 +1,5 @@
-//! `unpack`: columns of packed weights as rows of plain numbers. One main loop for every format and layout.
+//! `unpack`: transposed rows of a packed weight, dequantized. One main
+//! loop for every format and layout.
 
 use std::mem::size_of;
 use std::sync::Arc;
@@ -19,31 +20,33 @@ use crate::arch;
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "unpack";
-/// The source, and the kernel in it.
+/// Source file and kernel symbol.
 const ENTRY: &str = "entry/unpack.cu";
 const SYMBOL: &str = "qg_unpack";
 const THREADS: u32 = 128;
-/// Values of a lane's k-block (`K_BLOCK` in `dequant/k_tile.cuh`), of all lanes: columns of a k-block times rows of a tile.
+/// Values of a k-block over all lanes (`K_BLOCK` in `dequant/k_tile.cuh`):
+/// columns of a k-block times rows of a tile.
 const K_BLOCK_VALUES: u32 = 1024;
-/// Words between the columns of a k-block in shared memory, beyond its rows.
+/// Padding words between the columns of a k-block in shared memory.
 const PADDING: u32 = 4;
-/// Share of the bandwidth that the kernels should reach, per mille.
+/// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 600;
-/// Most CTAs of a launch.
+/// Maximum CTAs of a launch.
 const MOST_CTAS: u64 = i32::MAX as u64;
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct Unpack;
 
-/// Rows of W that a CTA decodes: a tile a warp.
+/// Rows of W that a CTA decodes: one tile per warp.
 fn cta_rows(layout: &PackedLayout) -> u32 {
     THREADS / 32 * layout.tile_rows as u32
 }
 
-/// `sizeof(SharedStorage)`, which the kernel asserts: a k-block of all rows.
+/// `sizeof(SharedStorage)`, which the kernel
+/// asserts: a k-block of all rows.
 fn shared_bytes(layout: &PackedLayout) -> u32 {
     K_BLOCK_VALUES / layout.tile_rows as u32 * (cta_rows(layout) + PADDING) * 4
 }
@@ -54,7 +57,7 @@ fn id(format: Format, layout: &PackedLayout, variant: Variant) -> KernelId {
 }
 
 fn source(format: Format, layout: &PackedLayout, variant: Variant) -> KernelSpec {
-    /// Stands for "codes are not plain numbers" where an element type is expected.
+    /// Element type number of quantized operands.
     const NOT_PLAIN: u32 = 255;
     let mut prelude = String::new();
     let plain = match format.encoding {
@@ -95,12 +98,12 @@ fn source(format: Format, layout: &PackedLayout, variant: Variant) -> KernelSpec
     }
 }
 
-/// How weights of `format` lie on devices of `variant`.
+/// Packed layout of `format` for `variant`.
 fn layout(format: Format, variant: Variant) -> Option<PackedLayout> {
     PackedLayout::new(format, arch::fragment_layout(variant))
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     Format::all().filter_map(move |format| Some(source(format, &layout(format, variant)?, variant)))
 }
@@ -127,7 +130,8 @@ impl Params for UnpackParams {
     }
 }
 
-/// Groups of rows, the first k-tile, and the number of k-tiles that D's rows stand in.
+/// Row groups, the first k-tile, and the number of
+/// k-tiles that hold D's rows.
 fn work(op: &CheckedUnpack, layout: &PackedLayout) -> (u32, u32, u32) {
     let columns = op.stored_columns();
     let first = columns.start / layout.k_tile;
@@ -135,10 +139,11 @@ fn work(op: &CheckedUnpack, layout: &PackedLayout) -> (u32, u32, u32) {
     ((op.stored_rows() as u32).div_ceil(cta_rows(layout)), first as u32, (end - first) as u32)
 }
 
-/// The launch for `op`, whose kernel `make` makes ready.
+/// Launch sequence of `op`. `make` prepares its kernel.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when the device has no kernel for the weight, and those of `make`.
+/// [`HalError::WrongDevice`] when the device has no kernel for the
+/// weight, and errors of `make`.
 pub fn unpack_sequence(
     op: &CheckedUnpack,
     info: &DeviceInfo,
@@ -147,7 +152,7 @@ pub fn unpack_sequence(
     let found = info.variant.and_then(|variant| Some((variant, layout(op.format, variant)?)));
     let (variant, layout) = found.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
     let (row_groups, first_k_tile, k_tiles) = work(op, &layout);
-    // Runs of the up are stored from its first column on.
+    // The up weight's rows are stored from its first column on.
     let aligned = op.d.aligned16 && (!op.gated || op.out_features.is_multiple_of(PAIR_ROWS));
     let flags = [
         (abi::FLAG_ROW_SCALE, op.row_scale),
@@ -174,7 +179,7 @@ pub fn unpack_sequence(
             threads: THREADS,
             shared_bytes: shared_bytes(&layout),
         },
-        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: UnpackOperand::ALL,
         updated: None,

@@ -1,4 +1,5 @@
-//! The library's functions ("NVRTC", CUDA Toolkit documentation), behind types that release what they hold.
+//! NVRTC functions ("NVRTC", CUDA Toolkit documentation), behind
+//! types that release their resources.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::ptr;
@@ -39,12 +40,13 @@ pub(super) struct Api {
 }
 
 impl Api {
-    /// Loads the library `file`, for the life of the process.
+    /// Loads the library `file` for the life of the process.
     pub(super) fn open(file: &OsStr) -> Result<Self, libloading::Error> {
-        // SAFETY: NVRTC's initialisers have no preconditions; the file was named by the user or found where
-        // NVIDIA's packages put it.
+        // SAFETY: NVRTC's initialisers have no preconditions. The user named the
+        // file, or it is where NVIDIA's packages put it.
         let library = unsafe { Library::new(file) }?;
-        // SAFETY: the types above are those of `nvrtc.h`, unchanged since CUDA 11.2.
+        // SAFETY: the types above are those of `nvrtc.h`,
+        // unchanged since CUDA 11.2.
         let api = unsafe {
             Self {
                 version: *library.get(b"nvrtcVersion\0")?,
@@ -86,7 +88,7 @@ impl Api {
         Ok(archs)
     }
 
-    /// A program of one source and in-memory headers.
+    /// A program with one source and in-memory headers.
     pub(super) fn create(
         &self,
         source: &CStr,
@@ -97,8 +99,9 @@ impl Api {
         let texts: Vec<_> = header_texts.iter().map(|t| t.as_ptr()).collect();
         let names: Vec<_> = header_names.iter().map(|n| n.as_ptr()).collect();
         let mut handle = ptr::null_mut();
-        // SAFETY: all strings end in a zero byte and live through the call, which copies them; both arrays have
-        // as many entries as the count says.
+        // SAFETY: all strings are zero-terminated and live through
+        // the call, which copies them. Both arrays have as many
+        // entries as the count says.
         let status = unsafe {
             (self.create)(
                 &mut handle,
@@ -123,17 +126,19 @@ impl Api {
     }
 }
 
-/// A program, destroyed on drop.
+/// An NVRTC program, destroyed on drop.
 pub(super) struct Program<'a> {
     api: &'a Api,
     handle: Handle,
 }
 
 impl Program<'_> {
-    /// Compiles it. A mistake in the source is [`NvrtcError::Compile`] with an empty log: ask [`Program::log`].
+    /// Compiles the program. A mistake in the source returns
+    /// [`NvrtcError::Compile`] with an empty log; see [`Program::log`].
     pub(super) fn compile(&self, options: &[CString]) -> Result<(), NvrtcError> {
         let pointers: Vec<_> = options.iter().map(|o| o.as_ptr()).collect();
-        // SAFETY: the handle is valid, and each option ends in a zero byte and lives through the call.
+        // SAFETY: the handle is valid, and each option ends in a
+        // zero byte and lives through the call.
         let status = unsafe { (self.api.compile)(self.handle, pointers.len() as c_int, pointers.as_ptr()) };
         if status == ERROR_COMPILATION {
             return Err(NvrtcError::Compile { options: String::new(), log: String::new() });

@@ -1,24 +1,28 @@
-//! Where NVRTC is installed: a path of the user's, beside the executable, a CUDA toolkit, Python packages.
+//! Search for the NVRTC library: a path of the user, next
+//! to the executable, CUDA toolkits, Python packages.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Names the library or the folder it is in.
+/// Names the library or its folder.
 pub const LIBRARY_VARIABLE: &str = "QGEMM_NVRTC";
 
-/// File names, preferred first: CUDA 12 compiles for every chip since Volta, CUDA 13 since Turing.
+/// File names, preferred first. CUDA 12 supports all chips since
+/// Volta, CUDA 13 since Turing.
 pub(super) const LIBRARY_NAMES: [&str; 5] =
     ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so", "nvrtc64_120_0.dll", "nvrtc64_130_0.dll"];
 
-/// Folders of a toolkit or a `target` folder that the library may be in.
+/// Subfolders of a toolkit or `target` folder
+/// that may hold the library.
 const SUBFOLDERS: [&str; 7] =
     ["", "lib64", "lib", "bin", "nvidia/cuda_nvrtc/lib", "nvidia/cuda_nvrtc/bin", "nvidia/cu13/lib"];
 
-/// The library's file; `None` where only the system's loader may know it.
+/// The library file; `None` when only the
+/// system's loader may find it.
 ///
 /// # Errors
-/// A sentence, when the user named a path that holds none.
+/// A message, when the user named a path without the library.
 pub(super) fn library() -> Result<Option<&'static Path>, String> {
     static FOUND: OnceLock<Result<Option<PathBuf>, String>> = OnceLock::new();
     match FOUND.get_or_init(search) {
@@ -27,7 +31,7 @@ pub(super) fn library() -> Result<Option<&'static Path>, String> {
     }
 }
 
-/// Searches anew; as [`library`].
+/// Searches again, without the cached result of [`library`].
 pub(super) fn search() -> Result<Option<PathBuf>, String> {
     match env::var_os(LIBRARY_VARIABLE).filter(|v| !v.is_empty()) {
         Some(named) => in_named(Path::new(&named)).map(Some),
@@ -35,7 +39,7 @@ pub(super) fn search() -> Result<Option<PathBuf>, String> {
     }
 }
 
-/// What to say when no library was found anywhere.
+/// Message when no library was found.
 pub(super) fn not_found() -> String {
     format!(
         "{} is neither in `{LIBRARY_VARIABLE}`, nor in `nvrtc` beside the executable, nor in a CUDA toolkit, nor in Python's \
@@ -44,7 +48,8 @@ pub(super) fn not_found() -> String {
     )
 }
 
-/// The library at a path that the user named: the file itself, or in a folder.
+/// The library at a user path: the file
+/// itself, or within a folder.
 fn in_named(named: &Path) -> Result<PathBuf, String> {
     if named.is_file() {
         return Ok(named.to_path_buf());
@@ -65,13 +70,15 @@ fn roots() -> Vec<PathBuf> {
     beside.into_iter().chain(toolkits()).collect()
 }
 
-/// `nvrtc` in the folder of `program`. In no folder above it: that may be one where anybody can put a library, as `/tmp` is for a
-/// program in `/tmp/demo`.
+/// `nvrtc` in the folder of `program`. Folders above are not searched,
+/// because anybody may be able to put a library there (for
+/// example `/tmp` for a program in `/tmp/demo`).
 fn beside(program: &Path) -> Option<PathBuf> {
     program.parent().map(|folder| folder.join("nvrtc"))
 }
 
-/// Folders of CUDA toolkits, and of Python's packages, which hold parts of them.
+/// Folders of CUDA toolkits and of Python packages
+/// that contain parts of them.
 pub fn toolkits() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> =
         ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"].into_iter().filter_map(env::var_os).map(PathBuf::from).collect();
@@ -80,7 +87,8 @@ pub fn toolkits() -> Vec<PathBuf> {
     folders
 }
 
-/// Installations of Python: active environments, the user's own packages, and whatever `python3` is on the path.
+/// Python installations: active environments, user packages,
+/// and `python3` on the path.
 fn python_prefixes() -> Vec<PathBuf> {
     let mut prefixes: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::var_os).map(PathBuf::from).collect();

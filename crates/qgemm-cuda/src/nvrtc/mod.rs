@@ -1,5 +1,8 @@
-//! NVIDIA's run-time compiler, loaded when the first kernel has to be compiled. Own bindings: cudarc's look only
-//! for the CUDA version they were generated for, return PTX alone, and panic where the library is missing.
+//! NVRTC, loaded when the first kernel must be compiled.
+//!
+//! These are separate bindings: cudarc's only look for the CUDA
+//! version they were generated for, only return PTX, and panic
+//! when the library is missing.
 
 mod api;
 mod locate;
@@ -13,40 +16,40 @@ use thiserror::Error;
 use crate::target::Target;
 pub use locate::{LIBRARY_VARIABLE, toolkits};
 
-/// Why the compiler cannot be used, or what it found wrong.
+/// NVRTC errors.
 #[derive(Debug, Error, Clone)]
 #[non_exhaustive]
 pub enum NvrtcError {
-    /// No library.
+    /// The library was not found.
     #[error("no NVRTC: {why}")]
     Missing {
-        /// Where it was looked for.
+        /// Where it was searched.
         why: String,
     },
-    /// The library cannot compile for a target.
+    /// The library does not support a target.
     #[error("NVRTC {version} does not compile for {target}, only for {supported:?}")]
     UnsupportedTarget {
-        /// Its version.
+        /// Library version.
         version: String,
-        /// The target asked for.
+        /// The requested target.
         target: Target,
-        /// Compute capabilities that it knows.
+        /// Supported compute capabilities.
         supported: Vec<u32>,
     },
-    /// The source is wrong.
+    /// The source does not compile.
     #[error("{log}")]
     Compile {
-        /// Options given.
+        /// Compiler options.
         options: String,
         /// The compiler's log.
         log: String,
     },
-    /// A call failed otherwise.
+    /// Another call failed.
     #[error("{call}: {message}")]
     Call {
         /// The call.
         call: &'static str,
-        /// The library's words.
+        /// The library's message.
         message: String,
     },
 }
@@ -57,12 +60,12 @@ impl From<NulError> for NvrtcError {
     }
 }
 
-/// What a compilation yields.
+/// Result of a compilation.
 #[derive(Clone, Debug)]
 pub(crate) struct Compiled {
-    /// A cubin, or PTX ending in a zero byte.
+    /// The cubin, or zero-terminated PTX.
     pub image: Vec<u8>,
-    /// Remarks of the compiler; not empty on success.
+    /// Compiler remarks; not empty on success.
     pub log: String,
 }
 
@@ -75,18 +78,19 @@ pub(crate) struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// The compiler of this process, loaded at the first call.
+    /// The compiler of this process, loaded on first use.
     pub(crate) fn get() -> Result<&'static Nvrtc, NvrtcError> {
         static NVRTC: OnceLock<Result<Nvrtc, NvrtcError>> = OnceLock::new();
         NVRTC.get_or_init(Nvrtc::load).as_ref().map_err(Clone::clone)
     }
 
-    /// The file that [`Nvrtc::get`] loads, found without loading it; `None` where the system's loader must search.
+    /// The file that [`Nvrtc::get`] loads, found without loading it; `None`
+    /// when the system's loader must search.
     pub(crate) fn path() -> Option<&'static Path> {
         locate::library().ok().flatten()
     }
 
-    /// Whether there is a library now; remembers nothing.
+    /// Whether a library is installed now; the result is not cached.
     pub(crate) fn is_installed() -> Result<bool, NvrtcError> {
         match locate::search().map_err(|why| NvrtcError::Missing { why })? {
             Some(_) => Ok(true),
@@ -115,12 +119,13 @@ impl Nvrtc {
         &self.version
     }
 
-    /// Compute capabilities that it compiles for, ascending.
+    /// Supported compute capabilities, ascending.
     pub(crate) fn supported(&self) -> &[u32] {
         &self.supported
     }
 
-    /// Compiles `source` (called `name` in messages) for `target`. `headers` are (include name, text).
+    /// Compiles `source` (called `name` in messages) for `target`.
+    /// `headers` are (include name, text).
     pub(crate) fn compile(
         &self,
         name: &str,

@@ -1,4 +1,5 @@
-//! `cp.async`: copies that arrive when they are waited for. Until then nobody may touch where they go.
+//! `cp.async`: copies that arrive only when they are waited for. Until
+//! then nobody may access the destination.
 
 use std::collections::VecDeque;
 
@@ -7,24 +8,24 @@ use super::shared::Refused;
 use crate::counters::Doing;
 use crate::fault::{FaultKind, Site};
 
-/// Most bytes of one copy.
+/// Maximum bytes of one copy.
 const MOST_BYTES: usize = 16;
 
-/// A copy under way.
+/// A copy in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copy {
     /// Offset in shared memory.
     pub to: usize,
     from: usize,
     pub bytes: usize,
-    /// Bytes that are read; the rest is zero.
+    /// Bytes that are read; the rest is zero-filled.
     source_bytes: usize,
 }
 
-/// A thread's copies.
+/// Copies of a thread.
 #[derive(Debug, Default)]
 pub(super) struct AsyncCopies {
-    /// Not yet in a group.
+    /// Copies that are not yet in a group.
     open: Vec<Copy>,
     groups: VecDeque<Vec<Copy>>,
 }
@@ -36,7 +37,7 @@ impl AsyncCopies {
         self.groups.push_back(group);
     }
 
-    /// All copies under way, which are then nobody's.
+    /// Takes all copies in flight.
     pub(super) fn take_all(&mut self) -> Vec<Copy> {
         let mut all: Vec<Copy> = self.groups.drain(..).flatten().collect();
         all.append(&mut self.open);
@@ -65,7 +66,8 @@ impl Block<'_> {
             let detail = format!("cp.async of {bytes} bytes from an address that is no multiple of it");
             return Err((FaultKind::Misaligned, detail));
         }
-        // Now or later, until it is waited for: it must be allowed at both times.
+        // The copy may happen now or at the wait, so it
+        // must be allowed at both times.
         self.read_source(from, source_bytes)?;
         self.note_shared(Doing::Stores, site, thread, offset, bytes);
         if source_bytes > 0 {
@@ -75,7 +77,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// `cp.async.wait_group`: at most `pending` of the running thread's groups stay under way.
+    /// `cp.async.wait_group`: leaves at most `pending` of the
+    /// running thread's groups in flight.
     pub(super) fn wait_copies(&mut self, pending: usize) -> Result<(), Refused> {
         let thread = self.current;
         while self.threads[thread].copies.groups.len() > pending {
@@ -92,7 +95,7 @@ impl Block<'_> {
         self.grid.shared.write(copy.to, copy.bytes, self.current, &self.clocks)
     }
 
-    /// The copied bytes come to lie in shared memory.
+    /// Writes the copied bytes to shared memory.
     pub(super) fn fetch(&mut self, copy: &Copy) -> Result<(), Refused> {
         let data = self.read_source(copy.from, copy.source_bytes)?;
         self.grid.shared.land(copy.to, copy.bytes);
@@ -100,13 +103,14 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// What lies in global memory at `from`, and zeros.
+    /// Bytes at `from` in global memory, zero-filled.
     fn read_source(&mut self, from: usize, bytes: usize) -> Result<[u8; MOST_BYTES], Refused> {
         let mut data = [0u8; MOST_BYTES];
         for (i, byte) in data[..bytes].iter_mut().enumerate() {
             let place = self.grid.memory.place(from + i, 1, "cp.async reads")?;
             self.grid.memory.read(place, self.current, &self.clocks, false, self.threads[self.current].waited)?;
-            // SAFETY: the byte lies in an operand of the launch (`place`), which the launch may read.
+            // SAFETY: the byte is in an operand of the launch
+            // (`place`), which the launch may read.
             *byte = unsafe { std::ptr::with_exposed_provenance::<u8>(from + i).read() };
         }
         Ok(data)

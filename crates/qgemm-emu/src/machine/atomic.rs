@@ -1,4 +1,5 @@
-//! Atomics on global memory: what they release and acquire (PTX ISA, "Memory Consistency Model").
+//! Ordering of atomics on global memory (PTX ISA,
+//! "Memory Consistency Model").
 
 use super::block::Block;
 use super::shared::Refused;
@@ -6,8 +7,8 @@ use super::shared::Refused;
 const BYTES: usize = 4;
 
 impl Block<'_> {
-    /// `atom.add` of the running thread. A relaxed one releases what the thread's last fence did, and its next fence
-    /// acquires.
+    /// `atom.add` of the running thread. A relaxed one releases everything
+    /// before the thread's last fence; its next fence acquires.
     pub(super) fn order_atomic_add(&mut self, address: usize, relaxed: bool) -> Result<(), Refused> {
         let (thread, waited) = (self.current, self.threads[self.current].waited);
         let (memory, clocks) = (&mut self.grid.memory, &mut self.clocks);
@@ -26,7 +27,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// `st.relaxed` of the running thread: what was released before it is not to be had from it.
+    /// `st.relaxed` of the running thread. It ends the release
+    /// sequence at this address.
     pub(super) fn order_relaxed_store(&mut self, address: usize) -> Result<(), Refused> {
         let (thread, waited) = (self.current, self.threads[self.current].waited);
         let (memory, clocks) = (&mut self.grid.memory, &self.clocks);

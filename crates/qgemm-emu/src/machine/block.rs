@@ -1,4 +1,5 @@
-//! A block of threads: who runs, who waits for what, and what it means when nobody can run.
+//! Scheduler for the threads of a CTA: running, waiting, and
+//! diagnosis when no thread can run.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::c_void;
@@ -19,10 +20,10 @@ use super::warpgroup::WarpInstructions;
 use crate::counters::{Doing, Space, WarpTrace};
 use crate::fault::{Fault, FaultKind, Site};
 
-/// Barriers of a block (PTX ISA, "bar").
+/// Barriers of a CTA (PTX ISA, "bar").
 const BARRIERS: usize = 16;
-/// Memory accesses that a thread may make before it must wait for another or end, and times that it may wait: a loop that
-/// spins for what will never be makes more.
+/// Maximum memory accesses of a thread between waits, and maximum waits.
+/// An infinite spin loop exceeds them.
 const PATIENCE: u64 = 4_000_000;
 const PATIENCE_WAITING: u64 = 1_000_000;
 
@@ -31,33 +32,33 @@ pub(super) type Fibre = Coroutine<(), (), (), DefaultStack>;
 /// What a thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// Nothing: it runs, or may.
+    /// Nothing: it is running or ready.
     Nothing,
     /// The other lanes of its warp.
     Lanes,
     /// A barrier.
     Barrier(usize),
-    /// The end of a phase of an mbarrier in shared memory.
+    /// The end of an mbarrier phase.
     Phase {
-        /// Where the mbarrier is.
+        /// Offset of the mbarrier.
         offset: usize,
-        /// The phase's parity.
+        /// Parity of the phase.
         parity: u32,
     },
-    /// So many registers, of which others must give back what is lacking.
+    /// This many registers, which other threads must release.
     Registers(u32),
-    /// It has ended.
+    /// The thread has exited.
     Ended,
 }
 
-/// A thread's own state.
+/// State of a thread.
 pub(super) struct Thread {
     pub wait: Wait,
     pub site: Site,
-    /// After `griddepcontrol.wait`.
+    /// Whether it is past `griddepcontrol.wait`.
     pub waited: bool,
     pub copies: AsyncCopies,
-    /// Times that it has waited.
+    /// Number of waits so far.
     waits: u64,
     yielder: *const Yielder<(), ()>,
 }
@@ -65,15 +66,15 @@ pub(super) struct Thread {
 /// A barrier that some threads have reached.
 #[derive(Clone, Debug, Default)]
 struct Barrier {
-    /// Threads that it wants; 0 while nobody has come.
+    /// Expected threads; 0 before the first arrival.
     wants: usize,
     arrived: Vec<usize>,
     waiting: Vec<usize>,
-    /// What those who arrived and went on had done by then.
+    /// Knowledge released by threads that arrived without waiting.
     released: Knowledge,
 }
 
-/// A running block.
+/// A running CTA.
 pub(super) struct Block<'a> {
     pub grid: &'a mut Grid,
     pub index: [u32; 3],
@@ -84,17 +85,17 @@ pub(super) struct Block<'a> {
     pub barriers_in_memory: Barriers,
     pub on_their_way: OnTheirWay,
     pub registers: Registers,
-    /// By warp.
+    /// Instructions of each warp.
     pub instructions: Vec<WarpInstructions>,
     pub fault: Option<Fault>,
-    /// The thread that runs.
+    /// The running thread.
     pub current: usize,
     barriers: [Barrier; BARRIERS],
     ready: VecDeque<usize>,
     accesses: u64,
 }
 
-/// The kernel's function and its parameter.
+/// Kernel function and parameter.
 #[derive(Clone, Copy)]
 pub(super) struct Start {
     pub run: unsafe extern "C" fn(*const c_void),
@@ -102,7 +103,7 @@ pub(super) struct Start {
 }
 
 impl<'a> Block<'a> {
-    /// Block number `number` of the launch, at `index`.
+    /// CTA number `number` of the launch, at grid position `index`.
     pub(super) fn new(grid: &'a mut Grid, number: u32, index: [u32; 3]) -> Self {
         let threads = grid.threads as usize;
         let thread = || Thread {
@@ -134,13 +135,15 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Records the mistake of the running thread; the block stops when control comes back to the scheduler.
+    /// Records a fault of the running thread. The CTA stops when
+    /// control returns to the scheduler.
     pub(super) fn fail(&mut self, (kind, detail): Refused, site: Site) {
         let thread = Some(self.current as u32);
         self.fault.get_or_insert(Fault { kind, detail, site: site.text(), block: self.index, thread });
     }
 
-    /// Counts an access of the running thread, and says when there are suspiciously many.
+    /// Counts an access of the running thread. Returns whether
+    /// there are suspiciously many.
     #[inline]
     pub(super) fn note_access(&mut self, site: Site) -> bool {
         self.accesses += 1;
@@ -170,13 +173,14 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Lets a thread go on.
+    /// Makes a thread ready.
     pub(super) fn wake(&mut self, thread: usize) {
         self.threads[thread].wait = Wait::Nothing;
         self.ready.push_back(thread);
     }
 
-    /// The running thread arrives at a barrier that wants `wants` threads (0: all). Whether it must wait.
+    /// Arrival of the running thread at a barrier for `wants` threads
+    /// (0: all). Returns whether it must wait.
     pub(super) fn arrive(&mut self, id: usize, wants: usize, waits: bool, site: Site) -> Result<bool, Refused> {
         let all = self.threads.len();
         let wants = if wants == 0 { all } else { wants };
@@ -211,7 +215,7 @@ impl<'a> Block<'a> {
         Ok(false)
     }
 
-    /// Those who waited learn what those who arrived did.
+    /// The waiting threads learn what the arrived threads did.
     fn meet(&mut self, filled: &Barrier) {
         if filled.waiting.len() == self.threads.len() {
             self.clocks.meet_all();
@@ -223,19 +227,21 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The lanes of a warp have met: counts what they did since they last did.
+    /// The lanes of a warp have converged: counts
+    /// their accesses since then.
     pub(super) fn settle(&mut self, warp: usize) {
         if self.grid.counting {
             self.traces[warp].settle(&mut self.grid.traffic);
         }
     }
 
-    /// Where a thread waits for registers, if one does.
+    /// Location of a thread that waits for registers, if any.
     fn lacks_registers(&self) -> Option<Site> {
         self.threads.iter().find(|t| matches!(t.wait, Wait::Registers(_))).map(|t| t.site)
     }
 
-    /// What it means that nobody can run and not everyone has ended.
+    /// Diagnoses a state in which no thread can run
+    /// and not all have exited.
     fn explain_standstill(&mut self) {
         let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
         for (t, thread) in self.threads.iter().enumerate() {
@@ -259,7 +265,8 @@ impl<'a> Block<'a> {
                 None => groups.push((what, vec![t])),
             }
         }
-        // Lanes that lack registers are why the others of their warps wait.
+        // Lanes that lack registers explain why the other
+        // lanes of their warps wait.
         let lacking = self.lacks_registers();
         let split_warp = (0..self.warps.len()).find_map(|w| self.warps[w].partial_site()).filter(|_| lacking.is_none());
         let kind = if split_warp.is_some() { FaultKind::Divergence } else { FaultKind::Deadlock };
@@ -284,18 +291,21 @@ fn ranges(threads: &[usize]) -> String {
     format!("threads {}", parts.iter().map(part).collect::<Vec<_>>().join(", "))
 }
 
-/// Runs a block to its end or its first mistake.
+/// Runs a CTA to its end or its first fault.
 ///
 /// # Safety
-/// `block` must be valid and nothing else may use it meanwhile; `start` must be a kernel whose parameter is as expected.
+/// `block` must be valid and nothing else may use it meanwhile.
+/// `start` must be a kernel with the parameter that it expects.
 pub(super) unsafe fn run(block: *mut Block<'_>, start: Start) -> std::io::Result<()> {
-    // SAFETY: valid, by the contract. References to the block are short, because threads use it while they run.
+    // SAFETY: valid, by the contract. References to the CTA are short,
+    // because its threads use it while they run.
     let count = unsafe { (*block).threads.len() };
     let mut fibres: Vec<Fibre> = Vec::with_capacity(count);
     for thread in 0..count {
         let block = block.cast::<Block<'static>>();
         let body = move |yielder: &Yielder<(), ()>, ()| {
-            // SAFETY: the block outlives its fibres; the yielder lives as long as this fibre, which alone uses it.
+            // SAFETY: the CTA outlives its fibres. The yielder lives as long
+            // as this fibre, which alone uses it.
             unsafe { (&mut (*block).threads)[thread].yielder = yielder };
             // SAFETY: by the contract of `run`.
             unsafe { (start.run)(start.params) };
@@ -303,7 +313,7 @@ pub(super) unsafe fn run(block: *mut Block<'_>, start: Start) -> std::io::Result
         fibres.push(Coroutine::with_stack(stacks::take()?, body));
     }
     loop {
-        // SAFETY: no thread runs now.
+        // SAFETY: no thread is running.
         let state = unsafe { &mut *block };
         let Some(thread) = state.ready.pop_front() else {
             if state.fault.is_none() && state.let_something_arrive() {
@@ -342,7 +352,8 @@ pub(super) unsafe fn run(block: *mut Block<'_>, start: Start) -> std::io::Result
     }
     for mut fibre in fibres {
         if !fibre.done() {
-            // SAFETY: the frames on the stack are C++ without destructors and Rust callbacks that own nothing.
+            // SAFETY: the frames on the stack are C++ without destructors and
+            // Rust callbacks that own nothing.
             unsafe { fibre.force_reset() };
         }
         stacks::give_back(fibre.into_stack());
@@ -350,12 +361,15 @@ pub(super) unsafe fn run(block: *mut Block<'_>, start: Start) -> std::io::Result
     Ok(())
 }
 
-/// Switches from the running thread to the scheduler, until the thread is woken.
+/// Switches from the running thread to the scheduler
+/// until the thread is woken.
 ///
 /// # Safety
-/// `block` must be the block whose thread calls, with no reference to it alive.
+/// `block` must be the CTA of the calling thread, with
+/// no reference to it alive.
 pub(super) unsafe fn suspend(block: *mut Block<'_>) {
-    // SAFETY: the yielder of the running fibre, stored when it began.
+    // SAFETY: the yielder of the running fibre,
+    // stored when the fibre began.
     unsafe {
         let yielder = (&(*block).threads)[(*block).current].yielder;
         (*yielder).suspend(());

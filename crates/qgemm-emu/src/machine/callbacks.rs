@@ -1,4 +1,5 @@
-//! What kernels call: the functions of `kernels/emu.cuh`. They run on the stack of the thread that calls.
+//! Callbacks of kernels: the functions of `kernels/emu.cuh`. They run
+//! on the calling thread's stack.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -14,7 +15,7 @@ use crate::counters::Doing;
 use crate::fault::Site;
 use crate::model::WgmmaOperands;
 
-/// Where a thread stands (`EmuPlace` in `kernels/emu.cuh`).
+/// Position of a thread (`EmuPlace` in `kernels/emu.cuh`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
@@ -25,7 +26,7 @@ pub(super) struct Place {
     pub shared: *mut u8,
 }
 
-/// The functions (`EmuRuntime` in `kernels/emu.cuh`).
+/// Function table (`EmuRuntime` in `kernels/emu.cuh`).
 #[repr(C)]
 pub(crate) struct Runtime {
     place: extern "C" fn() -> *const Place,
@@ -62,7 +63,7 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    /// The functions of this emulator.
+    /// The function table of this emulator.
     pub(crate) const TABLE: Runtime = Runtime {
         place,
         load_shared,
@@ -99,14 +100,14 @@ impl Runtime {
 }
 
 thread_local! {
-    /// The block that this host thread runs.
+    /// The CTA that this host thread runs.
     static CURRENT: Cell<*mut Block<'static>> = const { Cell::new(std::ptr::null_mut()) };
 }
 
-/// Calls `run` while `block` is the one that callbacks mean.
+/// Calls `run` with `block` as the current CTA of callbacks.
 ///
 /// # Safety
-/// `run` must use the block through the pointer only.
+/// `run` must use the CTA through the pointer only.
 pub(super) unsafe fn with_current<R>(block: &mut Block<'_>, run: impl FnOnce(*mut Block<'_>) -> R) -> R {
     let pointer: *mut Block<'_> = block;
     let outer = CURRENT.replace(pointer.cast());
@@ -115,22 +116,25 @@ pub(super) unsafe fn with_current<R>(block: &mut Block<'_>, run: impl FnOnce(*mu
     result
 }
 
-/// The block whose thread calls.
+/// The CTA of the calling thread.
 ///
 /// # Safety
-/// Callbacks only: a kernel runs, and no other reference to its block is alive. The reference must not be held across a
-/// switch to another thread.
+/// Callbacks only: a kernel runs, and no other reference to
+/// its CTA is alive. The reference must not be held across
+/// a switch to another thread.
 unsafe fn current<'b>() -> &'b mut Block<'static> {
     // SAFETY: set by `with_current` around every run of kernels.
     unsafe { &mut *CURRENT.get() }
 }
 
-/// The block whose thread accesses memory, unless it has done so without end.
+/// The CTA of the calling thread for a memory access. Stops
+/// the CTA after too many accesses.
 ///
 /// # Safety
 /// As [`current`].
 unsafe fn accessing<'b>(site: Site) -> &'b mut Block<'static> {
-    // SAFETY: by the contract; the reference is not used again when the block stops.
+    // SAFETY: by the contract; the reference is not used
+    // again when the CTA stops.
     unsafe {
         let block = current();
         if !block.note_access(site) {
@@ -140,19 +144,20 @@ unsafe fn accessing<'b>(site: Site) -> &'b mut Block<'static> {
     }
 }
 
-/// Stops the block: the scheduler takes over and never comes back.
+/// Stops the CTA: switches to the scheduler, which never returns.
 unsafe fn stop() -> ! {
     loop {
-        // SAFETY: called on a fibre, with no reference to the block alive.
+        // SAFETY: called on a fibre, with no
+        // reference to the CTA alive.
         unsafe { block::suspend(CURRENT.get()) };
     }
 }
 
-/// Goes on when all is well, else records the mistake and stops the block.
+/// Returns the value, or records the fault and stops the CTA.
 ///
 /// # Safety
-/// As [`current`]. A reference to the block that the caller holds is not used again after a mistake, because the caller does
-/// not go on.
+/// As [`current`]. A CTA reference held by the caller is not
+/// used again after a fault, because the caller does not continue.
 unsafe fn check<T>(result: Result<T, Refused>, site: Site) -> T {
     match result {
         Ok(value) => value,
@@ -166,7 +171,8 @@ unsafe fn check<T>(result: Result<T, Refused>, site: Site) -> T {
     }
 }
 
-/// Waits for the other lanes of a warp where this one must.
+/// Waits for the other lanes of the warp
+/// if this lane must.
 ///
 /// # Safety
 /// As [`check`].
@@ -179,7 +185,7 @@ unsafe fn wait_for_lanes(must: Result<bool, Refused>, site: Site) {
     }
 }
 
-/// Copies what one access moves: inline for the sizes that instructions have.
+/// Copies the bytes of one access, inline for instruction sizes.
 ///
 /// # Safety
 /// As [`pointer::copy_to_nonoverlapping`].
@@ -198,7 +204,8 @@ unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
 }
 
 extern "C" fn place() -> *const Place {
-    // SAFETY: called by a kernel. The place stays where it is while the launch runs.
+    // SAFETY: called by a kernel. The position's address stays
+    // valid while the launch runs.
     unsafe { &raw const current().grid.place }
 }
 
@@ -237,8 +244,9 @@ unsafe extern "C" fn load_global(
     line: u32,
 ) {
     let (site, bytes) = (Site { file, line }, bytes as usize);
-    // SAFETY: called by a kernel; `out` has room for `bytes` bytes. The address lies in an operand that the launch may
-    // read once `place` has accepted it.
+    // SAFETY: called by a kernel; `out` has room for `bytes`
+    // bytes. Once `place` has accepted the address, it is in an
+    // operand that the launch may read.
     unsafe {
         let block = accessing(site);
         let thread = block.current;
@@ -253,8 +261,9 @@ unsafe extern "C" fn load_global(
 
 unsafe extern "C" fn store_global(address: *mut u8, bytes: u32, data: *const u8, file: *const c_char, line: u32) {
     let (site, bytes) = (Site { file, line }, bytes as usize);
-    // SAFETY: called by a kernel; `data` is `bytes` bytes long. The address lies in an operand that the launch may write
-    // once `write` has accepted it.
+    // SAFETY: called by a kernel; `data` is `bytes` bytes long.
+    // Once `write` has accepted the address, it is in an
+    // operand that the launch may write.
     unsafe {
         let block = accessing(site);
         let thread = block.current;
@@ -270,7 +279,8 @@ unsafe extern "C" fn store_global(address: *mut u8, bytes: u32, data: *const u8,
 /// `atom.add.acq_rel.gpu`, or `.relaxed`.
 unsafe extern "C" fn atomic_add(address: *mut u32, value: u32, relaxed: u32, file: *const c_char, line: u32) -> u32 {
     let site = Site { file, line };
-    // SAFETY: called by a kernel; the address lies in an operand that the launch may write, once accepted.
+    // SAFETY: called by a kernel. Once accepted, the address is in
+    // an operand that the launch may write.
     unsafe {
         let ordered = accessing(site).order_atomic_add(address.addr(), relaxed != 0);
         check(ordered, site);
@@ -283,7 +293,8 @@ unsafe extern "C" fn atomic_add(address: *mut u32, value: u32, relaxed: u32, fil
 /// `atom.shared.add`.
 unsafe extern "C" fn atomic_add_shared(address: *mut u32, value: u32, file: *const c_char, line: u32) -> u32 {
     let site = Site { file, line };
-    // SAFETY: called by a kernel; the word lies in shared memory, once accepted.
+    // SAFETY: called by a kernel. Once accepted, the
+    // word is in shared memory.
     unsafe {
         let block = accessing(site);
         let thread = block.current;
@@ -315,7 +326,8 @@ unsafe extern "C" fn fence() {
 
 unsafe extern "C" fn barrier(id: u32, threads: u32, waits: u32, file: *const c_char, line: u32) {
     let site = Site { file, line };
-    // SAFETY: called by a kernel; no reference is held across the switch.
+    // SAFETY: called by a kernel; no reference is
+    // held across the switch.
     unsafe {
         let block = current();
         let arrived = block.arrive(id as usize, threads as usize, waits != 0, site);
@@ -337,10 +349,11 @@ unsafe extern "C" fn collective(
     line: u32,
 ) {
     let site = Site { file, line };
-    // SAFETY: called by a kernel with `word_count` words at `words` and room for `out_words` at `out`; no reference is
-    // held across the switch.
+    // SAFETY: called by a kernel with `word_count` words at
+    // `words` and room for `out_words` at `out`; no reference
+    // is held across the switch.
     unsafe {
-        // A barrier brings nothing, from nowhere.
+        // A barrier passes no words, and its pointer may be null.
         let words = if word_count == 0 { &[] } else { slice::from_raw_parts(words, word_count as usize) };
         wait_for_lanes(current().meet_lanes(Meeting::Registers(op as usize), words, site), site);
         let result = current().result(out_words as usize);
@@ -358,7 +371,8 @@ unsafe extern "C" fn ldmatrix(
 ) {
     let site = Site { file, line };
     let meeting = Meeting::LoadMatrices { count: count as usize, transposed: transposed != 0 };
-    // SAFETY: called by a kernel with room for `count` words at `out`; no reference is held across the switch.
+    // SAFETY: called by a kernel with room for `count` words at
+    // `out`; no reference is held across the switch.
     unsafe {
         wait_for_lanes(current().meet_for_matrices(meeting, &[], row.addr(), site), site);
         let result = current().result(count as usize);
@@ -376,7 +390,8 @@ unsafe extern "C" fn stmatrix(
 ) {
     let site = Site { file, line };
     let meeting = Meeting::StoreMatrices { count: count as usize, transposed: transposed != 0 };
-    // SAFETY: called by a kernel with `count` words at `registers`; no reference is held across the switch.
+    // SAFETY: called by a kernel with `count` words at `registers`; no
+    // reference is held across the switch.
     unsafe {
         let words = slice::from_raw_parts(registers, count as usize);
         wait_for_lanes(current().meet_for_matrices(meeting, words, row.addr(), site), site);
@@ -475,7 +490,8 @@ unsafe extern "C" fn mbarrier_arrive(barrier: *mut u64, bytes: u32, file: *const
 
 unsafe extern "C" fn mbarrier_wait(barrier: *mut u64, parity: u32, file: *const c_char, line: u32) {
     let site = Site { file, line };
-    // SAFETY: called by a kernel; no reference is held across the switch.
+    // SAFETY: called by a kernel; no reference is
+    // held across the switch.
     unsafe {
         loop {
             let waits = current().wait_at(barrier.addr(), parity, site);
@@ -498,8 +514,9 @@ unsafe extern "C" fn tensor_copy(
     line: u32,
 ) {
     let site = Site { file, line };
-    // SAFETY: called by a kernel; a tensor map is 128 bytes in the kernel's parameter, and there is a coordinate for each
-    // dimension.
+    // SAFETY: called by a kernel. A tensor map is 128
+    // bytes in the kernel's parameter, and there is a
+    // coordinate for each dimension.
     unsafe {
         let map = TensorMap::decode(&map.cast::<[u64; 16]>().read_unaligned());
         let mut first = [0; MOST_DIMENSIONS];
@@ -539,8 +556,10 @@ unsafe extern "C" fn wgmma(
     let Some(operands) = WgmmaOperands::of(operands) else { return };
     let what = Wgmma { accumulators: accumulators as usize, a: None, b, operands, adds: adds != 0 };
     let meeting = Meeting::Warpgroup(what);
-    // SAFETY: called by a kernel with four words at `a` and `accumulators` floats at `d`, arrays of the thread that it
-    // must not use before it waits; no reference is held across the switch.
+    // SAFETY: called by a kernel with four words at `a` and
+    // `accumulators` floats at `d`. These are arrays of the
+    // thread that it must not use before it waits. No reference
+    // is held across the switch.
     unsafe {
         let a = Some((a.expose_provenance(), a.cast::<[u32; 4]>().read()));
         let share = LaneShare { d: d.expose_provenance(), a };
@@ -566,8 +585,9 @@ unsafe extern "C" fn wgmma_shared(
     let Some(operands) = WgmmaOperands::of(operands) else { return };
     let what = Wgmma { accumulators: accumulators as usize, a: Some(a), b, operands, adds: adds != 0 };
     let meeting = Meeting::Warpgroup(what);
-    // SAFETY: called by a kernel with `accumulators` floats at `d`, an array of the thread that it must not use before it
-    // waits; no reference is held across the switch.
+    // SAFETY: called by a kernel with `accumulators` floats at `d`, an
+    // array of the thread that it must not use before it
+    // waits. No reference is held across the switch.
     unsafe {
         let share = LaneShare { d: d.expose_provenance(), a: None };
         wait_for_lanes(current().meet_for_wgmma(meeting, share, site), site);
@@ -590,7 +610,8 @@ unsafe extern "C" fn wgmma_wait(pending: u32, file: *const c_char, line: u32) {
 /// `setmaxnreg`.
 unsafe extern "C" fn set_registers(count: u32, file: *const c_char, line: u32) {
     let site = Site { file, line };
-    // SAFETY: called by a kernel; no reference is held across the switch.
+    // SAFETY: called by a kernel; no reference is
+    // held across the switch.
     unsafe {
         if current().set_registers(count, site) {
             block::suspend(CURRENT.get());

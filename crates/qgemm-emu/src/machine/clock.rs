@@ -1,30 +1,35 @@
-//! What each thread knows of the others' past: vector clocks, kept small by how kernels synchronise.
+//! Vector clocks: what each thread knows of other threads' past.
 //!
-//! Every thread has a clock that advances when it releases what it did. Barriers of the whole block are by far the most
-//! common, so what they make known is one number, the `floor`: every event of the block with a clock up to it is known to
-//! all. What a thread learns otherwise (named barriers, mbarriers) stands in its row of `known`. What it learns of other
-//! blocks, through atomics, stands in `foreign`.
+//! Every thread has a clock that advances when it releases. CTA-wide
+//! barriers are by far the most common synchronization; what they make
+//! known is a single number, the `floor`: every event of the
+//! CTA with a clock up to it is known to all
+//! threads. Knowledge from other sources (named barriers, mbarriers)
+//! is in the thread's row of `known`. Knowledge of other CTAs,
+//! through atomics, is in `foreign`.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// The thread number of TMA, whose writes are known only to those who waited for them.
+/// Pseudo thread number of TMA. Its writes are known only to
+/// threads that waited for them.
 pub(super) const ENGINE: u16 = u16::MAX - 1;
 
-/// An access to be ordered: by which thread, at which of its clocks.
+/// An event: a thread and its clock at that time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub clock: u32,
     pub thread: u16,
 }
 
-/// What is known of one block's past.
+/// Known past of one CTA.
 #[derive(Clone, Debug, Default)]
 struct Known {
     floor: u32,
-    /// Up to which clock TMA's events are known.
+    /// Known clock of TMA.
     engine: u32,
-    /// The same of each thread, of which more than the floor may be known; nothing more of those behind the end.
+    /// Known clock of each thread where it may exceed the floor.
+    /// Threads beyond the end have no entry.
     threads: Vec<u32>,
 }
 
@@ -48,12 +53,12 @@ impl Known {
     }
 }
 
-/// Advances each clock to what another knows of it.
+/// Advances each clock to the maximum of both.
 fn advance(clocks: &mut [u32], others: &[u32]) {
     clocks.iter_mut().zip(others).for_each(|(clock, &other)| *clock = other.max(*clock));
 }
 
-/// What is known of other blocks, by block.
+/// Known past of other CTAs, by CTA.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Knowledge(BTreeMap<u32, Known>);
 
@@ -68,13 +73,14 @@ impl Knowledge {
         self.0.keys().any(|&other| other != block)
     }
 
-    /// Whether the event of another block is known.
+    /// Whether an event of another CTA is known.
     fn covers(&self, block: u32, stamp: Stamp) -> bool {
         self.0.get(&block).is_some_and(|known| known.covers(stamp))
     }
 }
 
-/// All of what several threads know of other blocks, who mostly know the same.
+/// Union of what several threads know of other CTAs.
+/// It is mostly identical.
 fn joined<'a>(all: impl Iterator<Item = &'a Option<Rc<Knowledge>>>) -> Option<Rc<Knowledge>> {
     all.flatten().fold(None, |all: Option<Rc<Knowledge>>, known| match all {
         Some(all) if Rc::ptr_eq(&all, known) => Some(all),
@@ -86,31 +92,34 @@ fn joined<'a>(all: impl Iterator<Item = &'a Option<Rc<Knowledge>>>) -> Option<Rc
     })
 }
 
-/// The clocks of the threads of one block.
+/// Clocks of a CTA's threads.
 #[derive(Debug)]
 pub(super) struct Clocks {
     block: u32,
-    /// The first clock of the block: everything below is another block's.
+    /// First clock of this CTA. Smaller clocks belong to other CTAs.
     start: u32,
     floor: u32,
     highest: u32,
     own: Vec<u32>,
-    /// Row t: what thread t knows of each thread beyond the floor. Empty until there is something to know.
+    /// Row t: the clocks that thread t knows of each thread
+    /// beyond the floor. Empty until needed.
     known: Vec<u32>,
     foreign: Vec<Option<Rc<Knowledge>>>,
-    /// What a relaxed atomic of the thread will release: everything before its last fence.
+    /// What a relaxed atomic of the thread releases:
+    /// everything before its last fence.
     fenced: Vec<Option<Rc<Knowledge>>>,
     /// The thread's clock at its last `fence.proxy.async`.
     proxied: Vec<u32>,
     engine: u32,
-    /// What each thread knows of the engine's past.
+    /// TMA clock known to each thread.
     engine_known: Vec<u32>,
-    /// What the thread's next fence acquires: everything that its relaxed atomics read.
+    /// What the thread's next fence acquires: everything that
+    /// its relaxed atomics have read.
     pending: Vec<Option<Rc<Knowledge>>>,
 }
 
 impl Clocks {
-    /// The clocks of block number `block`, above every clock used before.
+    /// Clocks of CTA number `block`, above every clock used before.
     pub(super) fn new(block: u32, threads: usize, above: u32) -> Self {
         let start = above + 1;
         Self {
@@ -149,12 +158,12 @@ impl Clocks {
         self.highest
     }
 
-    /// An event of `thread`, now.
+    /// An event of `thread` at its current clock.
     pub(super) fn stamp(&self, thread: usize) -> Stamp {
         Stamp { clock: self.own[thread], thread: thread as u16 }
     }
 
-    /// Whether `thread` knows of an event of its own block.
+    /// Whether `thread` knows an event of its own CTA.
     #[inline]
     pub(super) fn sees(&self, thread: usize, stamp: Stamp) -> bool {
         if stamp.thread == ENGINE {
@@ -168,7 +177,7 @@ impl Clocks {
         self.known.get(row).is_some_and(|&clock| stamp.clock <= clock)
     }
 
-    /// Whether `thread` knows of an event of any block.
+    /// Whether `thread` knows an event of any CTA.
     pub(super) fn sees_block(&self, thread: usize, block: u32, stamp: Stamp) -> bool {
         if block == self.block {
             return self.sees(thread, stamp);
@@ -176,19 +185,19 @@ impl Clocks {
         self.foreign[thread].as_ref().is_some_and(|foreign| foreign.covers(block, stamp))
     }
 
-    /// Whether threads have met otherwise than in barriers of the whole block.
+    /// Whether threads have synchronized other than by CTA-wide barriers.
     pub(super) fn is_detailed(&self) -> bool {
         !self.known.is_empty()
     }
 
-    /// From now on threads may learn from each other one by one.
+    /// Starts tracking individual threads.
     pub(super) fn need_details(&mut self) {
         if self.known.is_empty() {
             self.known = vec![0; self.own.len() * self.own.len()];
         }
     }
 
-    /// All threads of the block have met: everything is known to everyone.
+    /// CTA-wide barrier: everything is known to all threads.
     pub(super) fn meet_all(&mut self) {
         self.floor = self.highest;
         self.highest += 1;
@@ -199,8 +208,10 @@ impl Clocks {
         self.foreign.fill(foreign);
     }
 
-    /// Some threads of the block have met: each learns what all know, and what others have `released` to them. The same as if
-    /// each released and acquired what all did, at once: warps meet after every step of some kernels.
+    /// Barrier of some threads: each learns what all of them know,
+    /// and what others have `released` to them. Equivalent to a
+    /// release and acquire by each thread, but in one step,
+    /// because warps converge very often.
     pub(super) fn meet(&mut self, threads: &[usize], released: &Knowledge) {
         self.need_details();
         let count = self.own.len();
@@ -225,7 +236,7 @@ impl Clocks {
         }
     }
 
-    /// What `thread` knows, itself included, for others to acquire. Its clock advances.
+    /// Releases what `thread` knows, itself included. Its clock advances.
     pub(super) fn release(&mut self, thread: usize) -> Rc<Knowledge> {
         let mut all = self.foreign[thread].as_deref().cloned().unwrap_or_default();
         let count = self.own.len();
@@ -244,7 +255,7 @@ impl Clocks {
         self.own[thread] = self.highest;
     }
 
-    /// `thread` learns what another released.
+    /// `thread` acquires what another thread released.
     pub(super) fn acquire(&mut self, thread: usize, what: &Knowledge) {
         if let Some(known) = what.0.get(&self.block) {
             self.need_details();
@@ -259,21 +270,23 @@ impl Clocks {
         }
     }
 
-    /// The TMA does something, now.
+    /// An event of TMA at its current clock.
     pub(super) fn engine_event(&self) -> Stamp {
         Stamp { clock: self.engine, thread: ENGINE }
     }
 
-    /// What TMA has done so far, for those who wait for it.
+    /// Releases everything that TMA has done, for
+    /// threads that wait for it.
     pub(super) fn engine_release(&mut self) -> Knowledge {
         let known = Known { engine: self.engine, ..Known::default() };
         self.engine += 1;
-        // Later blocks start above it, too.
+        // Later CTAs start above this clock, too.
         self.highest = self.highest.max(self.engine);
         Knowledge(BTreeMap::from([(self.block, known)]))
     }
 
-    /// `fence.proxy.async`: of what the thread itself did and of what it knows of others, by whatever it has waited for.
+    /// `fence.proxy.async`: covers the thread's own events and
+    /// those it knows of other threads.
     pub(super) fn fence_proxy(&mut self, thread: usize) {
         let threads = self.own.len();
         for (other, proxied) in self.proxied.iter_mut().enumerate() {
@@ -284,12 +297,15 @@ impl Clocks {
         self.tick(thread);
     }
 
-    /// Whether TMA and matrix units see an event: the engine's own do, a thread's do once somebody who knows of it has fenced.
+    /// Whether TMA and matrix units see an event: events of
+    /// TMA always; events of a thread after a proxy fence by
+    /// some thread that knows them.
     pub(super) fn is_proxied(&self, stamp: Stamp) -> bool {
         stamp.thread == ENGINE || stamp.clock <= self.proxied[usize::from(stamp.thread)]
     }
 
-    /// `fence.acq_rel`: relaxed atomics before it have acquired, those after it will release.
+    /// `fence.acq_rel`: earlier relaxed atomics have acquired,
+    /// and later ones will release.
     pub(super) fn fence(&mut self, thread: usize) {
         if let Some(read) = self.pending[thread].take() {
             self.acquire(thread, &read);
@@ -302,7 +318,8 @@ impl Clocks {
         self.fenced[thread].as_deref()
     }
 
-    /// A relaxed atomic of `thread` read what was released: its next fence acquires it.
+    /// A relaxed atomic of `thread` has read released data,
+    /// which its next fence acquires.
     pub(super) fn read_relaxed(&mut self, thread: usize, what: &Knowledge) {
         Rc::make_mut(self.pending[thread].get_or_insert_default()).join(what);
     }

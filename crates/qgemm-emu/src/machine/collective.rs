@@ -1,4 +1,5 @@
-//! Warp collectives: lanes bring their registers, and the last to come computes for all.
+//! Warp collectives: lanes deposit their registers, and the
+//! last lane computes for all.
 
 use super::block::{Block, Wait};
 use super::clock::Knowledge;
@@ -8,24 +9,24 @@ use crate::counters::Doing;
 use crate::fault::{FaultKind, Site};
 use crate::model::{COLLECTIVES, Class, MAX_WORDS, WarpWords};
 
-/// What lanes meet for.
+/// The collective that lanes meet for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meeting {
-    /// An operation on registers: its place in [`COLLECTIVES`].
+    /// An operation on registers: its index in [`COLLECTIVES`].
     Registers(usize),
-    /// Matrices from shared memory.
+    /// `ldmatrix`.
     LoadMatrices {
-        /// One, two or four.
+        /// Number of matrices: one, two or four.
         count: usize,
         transposed: bool,
     },
-    /// Matrices to shared memory.
+    /// `stmatrix`.
     StoreMatrices {
-        /// One, two or four.
+        /// Number of matrices: one, two or four.
         count: usize,
         transposed: bool,
     },
-    /// `wgmma` of this warp's share.
+    /// This warp's share of a `wgmma`.
     Warpgroup(Wgmma),
 }
 
@@ -46,16 +47,16 @@ impl Meeting {
     }
 }
 
-/// A warp some of whose lanes have reached a collective.
+/// A warp with some lanes at a collective.
 pub(super) struct Warp {
     lanes: usize,
     arrived: u32,
     meetings: [Option<(Meeting, Site)>; 32],
     inputs: WarpWords,
     outputs: WarpWords,
-    /// Addresses of rows, for `ldmatrix` and `stmatrix`.
+    /// Row addresses for `ldmatrix` and `stmatrix`.
     rows: [usize; 32],
-    /// For `wgmma`.
+    /// Lane shares for `wgmma`.
     shares: [LaneShare; 32],
 }
 
@@ -72,14 +73,15 @@ impl Warp {
         }
     }
 
-    /// Where some lanes wait for the others, if they do.
+    /// Location where some lanes wait for the others, if any.
     pub(super) fn partial_site(&self) -> Option<Site> {
         self.meetings.iter().flatten().map(|&(_, site)| site).next()
     }
 }
 
 impl Block<'_> {
-    /// The running lane brings its registers. Whether it must wait for other lanes.
+    /// The running lane deposits its registers. Returns whether
+    /// it must wait for other lanes.
     pub(super) fn meet_lanes(&mut self, meeting: Meeting, words: &[u32], site: Site) -> Result<bool, Refused> {
         let (warp, lane) = (self.current / 32, self.current % 32);
         if let Meeting::Registers(op) = meeting {
@@ -94,7 +96,8 @@ impl Block<'_> {
         self.come(meeting, site)
     }
 
-    /// The running lane brings the address of a row of a matrix, and its registers of those that are stored.
+    /// The running lane deposits a matrix row address, and
+    /// for stores its registers.
     pub(super) fn meet_for_matrices(
         &mut self,
         meeting: Meeting,
@@ -108,7 +111,7 @@ impl Block<'_> {
         self.come(meeting, site)
     }
 
-    /// The running lane brings its share of a `wgmma`.
+    /// The running lane deposits its share of a `wgmma`.
     ///
     /// # Safety
     /// As [`Block::issue`].
@@ -147,12 +150,13 @@ impl Block<'_> {
             Meeting::Warpgroup(what) => {
                 let state = &self.warps[warp];
                 let lanes = state.shares[..state.lanes].to_vec();
-                // SAFETY: lanes meet here through `meet_for_wgmma` only, whose contract is the same.
+                // SAFETY: lanes meet here through `meet_for_wgmma` only,
+                // whose contract is the same.
                 unsafe { self.issue(lanes, what, site)? }
             }
         }
         if matches!(meeting, Meeting::Registers(op) if COLLECTIVES[op].class == Class::Barrier) {
-            // `bar.warp.sync` orders memory, which no other collective does.
+            // Only `bar.warp.sync` orders memory.
             let lanes: Vec<usize> = (warp * 32..warp * 32 + self.warps[warp].lanes).collect();
             self.clocks.meet(&lanes, &Knowledge::default());
         }
@@ -167,7 +171,7 @@ impl Block<'_> {
         Ok(false)
     }
 
-    /// All lanes of a warp are at a collective: it must be the same one.
+    /// Checks that all lanes are at the same collective.
     fn check_agreement(&self, warp: usize, meeting: Meeting, site: Site) -> Result<(), Refused> {
         let state = &self.warps[warp];
         for (lane, there) in state.meetings[..state.lanes].iter().enumerate() {
@@ -181,14 +185,17 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// What the running lane gets from the collective that it came to.
+    /// Result of the collective for the running lane.
     pub(super) fn result(&self, words: usize) -> &[u32] {
         &self.warps[self.current / 32].outputs[self.current % 32][..words]
     }
 
-    /// `ldmatrix`: matrix i has its rows at the addresses of lanes 8 i to 8 i + 7; lane l gets the two elements of
-    /// row l / 4 from column 2 (l % 4) on, or of the transposed matrix (PTX ISA, "ldmatrix"). A row that nobody has written
-    /// is no numbers: as a token's, it spoils the sums of that token, which a kernel need not use.
+    /// `ldmatrix`: matrix i has its rows at the addresses of lanes
+    /// 8 i to 8 i + 7. Lane l gets the
+    /// two elements of row l / 4 from column 2 (l
+    /// % 4) on, or of the transposed matrix (PTX ISA, "ldmatrix").
+    /// An unwritten row becomes NaN: it only affects sums of that
+    /// row's token, which a kernel may ignore.
     fn load_matrices(&mut self, warp: usize, count: usize, transposed: bool, site: Site) -> Result<(), Refused> {
         let caller = self.current;
         for matrix in 0..count {
@@ -220,8 +227,9 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// `stmatrix`: what `ldmatrix` would load from the same addresses becomes what lanes have (PTX ISA, "stmatrix"). A row is written
-    /// by the lane that has its address.
+    /// `stmatrix`: stores the registers that `ldmatrix` would load from
+    /// the same addresses (PTX ISA, "stmatrix"). The lane that provides
+    /// a row's address writes the row.
     fn store_matrices(&mut self, warp: usize, count: usize, transposed: bool, site: Site) -> Result<(), Refused> {
         let caller = self.current;
         for matrix in 0..count {
@@ -247,7 +255,7 @@ impl Block<'_> {
     }
 }
 
-/// Row and column of the two elements of a matrix that a lane has in a register.
+/// Row and column of the two elements in a lane's register.
 fn pair_of(lane: usize, transposed: bool) -> [(usize, usize); 2] {
     let (row, column) = (lane / 4, lane % 4 * 2);
     [(row, column), (row, column + 1)].map(|(row, column)| if transposed { (column, row) } else { (row, column) })

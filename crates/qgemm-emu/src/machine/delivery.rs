@@ -1,5 +1,6 @@
-//! What arrives in shared memory by itself and completes on an mbarrier: tiles and runs of bytes of TMA, and
-//! the `cp.async` copies that a thread has tied to a barrier. Later than any hardware would: when no thread can run.
+//! Asynchronous deliveries to shared memory that complete on an mbarrier:
+//! TMA tiles, bulk copies, and `cp.async` copies tied to an mbarrier.
+//! They arrive as late as possible, when no thread can run.
 
 use std::collections::VecDeque;
 
@@ -19,11 +20,12 @@ pub(super) enum Delivery {
     Tensor(TensorCopy),
     /// `cp.async.bulk`.
     Bulk(BulkCopy),
-    /// `cp.async.mbarrier.arrive.noinc`: a thread's copies, and the offset of the mbarrier on which it then arrives.
+    /// `cp.async.mbarrier.arrive.noinc`: a thread's copies, and the offset of
+    /// the mbarrier on which they arrive.
     Copies(Vec<Copy>, usize),
 }
 
-/// Neighbouring bytes.
+/// A contiguous copy.
 #[derive(Debug)]
 pub(super) struct BulkCopy {
     /// Offset in shared memory.
@@ -32,11 +34,12 @@ pub(super) struct BulkCopy {
     bytes: usize,
     /// Offset of the mbarrier.
     barrier: usize,
-    /// Whether the thread had waited for the kernel before when it asked.
+    /// Whether the thread was past `griddepcontrol.wait`
+    /// when it issued the copy.
     waited: bool,
 }
 
-/// In the order in which they were asked for, with the thread and the place in its source.
+/// Deliveries in issue order, with thread and source location.
 #[derive(Debug, Default)]
 pub(super) struct OnTheirWay(VecDeque<(usize, Site, Delivery)>);
 
@@ -47,7 +50,7 @@ impl OnTheirWay {
 }
 
 impl Block<'_> {
-    /// The oldest delivery arrives, if there is one.
+    /// Completes the oldest delivery, if any.
     pub(super) fn let_something_arrive(&mut self) -> bool {
         let Some((thread, site, delivery)) = self.on_their_way.0.pop_front() else { return false };
         self.current = thread;
@@ -92,7 +95,8 @@ impl Block<'_> {
             let place = self.grid.memory.place(from, BULK_ALIGNMENT, "cp.async.bulk reads")?;
             self.grid.memory.read(place, self.current, &self.clocks, false, copy.waited)?;
             let mut data = [0u8; BULK_ALIGNMENT];
-            // SAFETY: the bytes lie in an operand of the launch (`place`), which the launch may read.
+            // SAFETY: the bytes are in an operand of the launch
+            // (`place`), which the launch may read.
             unsafe {
                 let source = std::ptr::with_exposed_provenance::<u8>(from);
                 data.as_mut_ptr().copy_from_nonoverlapping(source, BULK_ALIGNMENT);

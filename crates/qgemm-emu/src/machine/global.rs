@@ -1,4 +1,5 @@
-//! Global memory: the operands of a launch. Nothing else may be touched.
+//! Global memory: the operands of a launch. No other
+//! memory may be accessed.
 
 use std::collections::HashMap;
 
@@ -6,33 +7,34 @@ use super::clock::{Clocks, Knowledge, Stamp};
 use super::shared::Refused;
 use crate::fault::FaultKind;
 
-/// What a launch may do with an operand.
+/// How a launch may access an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Read it at any time, even before earlier launches are done: weights.
+    /// Reads at any time, even before earlier launches are done: weights.
     Weight,
-    /// Read it.
+    /// Reads.
     Read,
-    /// Write it, and read what it has written itself.
+    /// Writes, and reads of its own writes.
     Write,
-    /// Read and write it; it holds something already.
+    /// Reads and writes of initialized data.
     ReadWrite,
 }
 
-/// An operand: addresses that the launch may touch.
+/// An operand: an address range that the launch may access.
 #[derive(Clone, Debug)]
 pub struct Region {
-    /// What it is, for messages: `x`, `the partial sums`.
+    /// Name for messages: `x`, `the partial sums`.
     pub name: &'static str,
     /// Address of its first byte.
     pub start: usize,
     /// Length in bytes.
     pub len: usize,
-    /// What the launch may do with it.
+    /// Allowed access.
     pub access: Access,
 }
 
-/// What happened to a byte during the launch. Block numbers are one more than the block's, so that 0 is nobody.
+/// Access history of a byte during the launch. CTA numbers are
+/// stored plus one, so that 0 means none.
 #[derive(Clone, Copy, Debug, Default)]
 struct Byte {
     write_block: u32,
@@ -41,16 +43,17 @@ struct Byte {
     read_clock: u32,
     write_thread: u16,
     read_thread: u16,
-    /// Others have read it, too: [`GlobalMemory::readers`].
+    /// Other threads have read it, too: [`GlobalMemory::readers`].
     has_readers: bool,
-    /// Atomics were carried out on it since it was last written otherwise: [`GlobalMemory::atomics`].
+    /// Atomics have accessed it since the last plain write:
+    /// [`GlobalMemory::atomics`].
     has_atomics: bool,
 }
 
 #[derive(Debug)]
 struct Tracked {
     region: Region,
-    /// Empty for operands that are only read.
+    /// Empty for read-only operands.
     bytes: Vec<Byte>,
 }
 
@@ -58,13 +61,14 @@ struct Tracked {
 #[derive(Debug)]
 pub(super) struct GlobalMemory {
     regions: Vec<Tracked>,
-    /// What was released through atomics, by address.
+    /// Knowledge released through atomics, by address.
     released: HashMap<usize, Knowledge>,
-    /// The last atomic on each address: the block and the event.
+    /// Last atomic on each address: CTA and event.
     atomics: HashMap<usize, (u32, Stamp)>,
-    /// Those who read a byte (of a region, at an offset) before the last one to do so, who did not know of them.
+    /// Readers of a byte (region, offset) that the latest
+    /// reader did not know of.
     readers: HashMap<(usize, usize), Vec<(u32, Stamp)>>,
-    /// The kernel starts early: see [`FaultKind::TooEarly`].
+    /// Whether the kernel starts early: see [`FaultKind::TooEarly`].
     starts_early: bool,
 }
 
@@ -94,7 +98,7 @@ impl GlobalMemory {
         }
     }
 
-    /// Where an access lies, when it is inside one operand and aligned.
+    /// Location of an access that is aligned and inside one operand.
     pub(super) fn place(&self, address: usize, len: usize, what: &str) -> Result<Place, Refused> {
         for (index, tracked) in self.regions.iter().enumerate() {
             let offset = address.wrapping_sub(tracked.region.start);
@@ -112,7 +116,7 @@ impl GlobalMemory {
         Err((FaultKind::OutOfBounds, format!("{what} {len} bytes {}", self.describe(address))))
     }
 
-    /// Where an address lies in terms of the nearest operand.
+    /// Describes an address relative to the nearest operand.
     fn describe(&self, address: usize) -> String {
         let distance = |t: &&Tracked| {
             let (start, end) = (t.region.start, t.region.start + t.region.len);
@@ -127,8 +131,8 @@ impl GlobalMemory {
         }
     }
 
-    /// Checks and records a read. `read_only`: through the path that does not see writes; `waited`: after
-    /// `griddepcontrol.wait`.
+    /// Checks and records a read. `read_only`: through the non-coherent path;
+    /// `waited`: after `griddepcontrol.wait`.
     pub(super) fn read(
         &mut self,
         place: Place,
@@ -199,7 +203,8 @@ impl GlobalMemory {
         Ok(())
     }
 
-    /// Checks and records an atomic access, which is ordered with other atomics by itself, but not with what is not.
+    /// Checks and records an atomic access. Atomics are ordered among
+    /// themselves, but not with plain accesses.
     pub(super) fn access_atomically(
         &mut self,
         place: Place,
@@ -229,17 +234,18 @@ impl GlobalMemory {
         Ok(())
     }
 
-    /// What atomics on `address` have released.
+    /// Knowledge released by atomics on `address`.
     pub(super) fn released(&self, address: usize) -> Option<&Knowledge> {
         self.released.get(&address)
     }
 
-    /// A read-modify-write on `address` releases `what`, and continues what was released before.
+    /// A read-modify-write on `address` releases `what` and
+    /// continues the release sequence.
     pub(super) fn release(&mut self, address: usize, what: &Knowledge) {
         self.released.entry(address).or_default().join(what);
     }
 
-    /// A plain atomic store: what was released before it is not to be had from it.
+    /// An atomic store: ends the earlier release sequence.
     pub(super) fn replace(&mut self, address: usize, what: Option<&Knowledge>) {
         match what {
             Some(what) => self.released.insert(address, what.clone()),
@@ -260,7 +266,8 @@ impl Byte {
     }
 }
 
-/// An access to one byte, that others must come before.
+/// An access to one byte that must be ordered
+/// after earlier accesses.
 struct Order<'a> {
     region: &'a Region,
     at: usize,
@@ -269,7 +276,7 @@ struct Order<'a> {
 }
 
 impl Order<'_> {
-    /// Address of the word that the byte is in: what atomics work on.
+    /// Address of the byte's word, the unit of atomics.
     fn word(&self) -> usize {
         (self.region.start + self.at) / 4 * 4
     }
@@ -280,7 +287,7 @@ impl Order<'_> {
         self.check(does, "read", byte.last_read())
     }
 
-    /// `event` is a block and what it did, if it did.
+    /// `event` is a CTA and its event, if any.
     fn check(&self, does: &str, did: &str, event: Option<(u32, Stamp)>) -> Result<(), Refused> {
         match event {
             Some((block, stamp)) if !self.clocks.sees_block(self.thread, block, stamp) => {

@@ -1,4 +1,5 @@
-//! A launch: its blocks one after another, in an order that a seed decides.
+//! A launch: runs its CTAs one after another, in an
+//! order given by a seed.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -11,7 +12,7 @@ use crate::counters::{self, KernelCounters, LaunchTraffic};
 use crate::fault::Fault;
 use crate::model::Precision;
 
-/// What to run and on what.
+/// The kernel to run and its operands.
 pub(crate) struct Launch<'a> {
     pub run: unsafe extern "C" fn(*const c_void),
     pub params: &'a [u8],
@@ -20,14 +21,14 @@ pub(crate) struct Launch<'a> {
     pub shared_bytes: u32,
     pub starts_early: bool,
     pub regions: &'a [Region],
-    /// Decides the order of the blocks.
+    /// Seed of the CTA order.
     pub seed: u64,
-    /// Whether memory accesses are counted, too.
+    /// Whether memory accesses are counted.
     pub counting: bool,
     pub precision: Precision,
 }
 
-/// What the blocks of a launch share.
+/// State shared by the CTAs of a launch.
 pub(super) struct Grid {
     pub threads: u32,
     pub memory: GlobalMemory,
@@ -37,23 +38,24 @@ pub(super) struct Grid {
     pub counting: bool,
     pub precision: Precision,
     pub place: Place,
-    /// The highest clock of the blocks so far.
+    /// Highest clock of the CTAs so far.
     pub last_clock: u32,
 }
 
 thread_local! {
-    /// Shared memory between launches: its history is large.
+    /// Shared memories kept between launches, because their history is large.
     static SHARED: RefCell<Vec<SharedMemory>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs a launch to its end or the first mistake.
+/// Runs a launch to its end or its first fault.
 ///
 /// # Errors
-/// The mistake; or the operating system's when there is no memory for stacks.
+/// The fault; or a system error when stacks cannot be allocated.
 ///
 /// # Safety
-/// `launch.run` must be a kernel whose parameter is as `launch.params` says, and `launch.regions` must be memory that
-/// nothing else uses meanwhile (may be read by others, where the launch only reads).
+/// `launch.run` must be a kernel with the parameter `launch.params`.
+/// `launch.regions` must be memory that nothing else uses meanwhile, except
+/// for reading what the launch only reads.
 pub(crate) unsafe fn run(launch: &Launch<'_>) -> std::io::Result<Result<KernelCounters, Fault>> {
     let mut shared = SHARED.with_borrow_mut(Vec::pop).unwrap_or_else(SharedMemory::new);
     shared.reset(launch.shared_bytes as usize);
@@ -82,7 +84,8 @@ pub(crate) unsafe fn run(launch: &Launch<'_>) -> std::io::Result<Result<KernelCo
         let index = [(number % x) as u32, (number / x % y) as u32, (number / x / y) as u32];
         grid.place.block = index;
         let mut block = Block::new(&mut grid, number as u32, index);
-        // SAFETY: by the contract of this function; the block lives to the end of the statement.
+        // SAFETY: by the contract of this function. The CTA lives
+        // until the end of the statement.
         unsafe { callbacks::with_current(&mut block, |block| block::run(block, start))? };
         let (last_clock, fault) = (block.clocks.highest(), block.fault.take());
         for warp in 0..block.warps.len() {
@@ -101,7 +104,8 @@ pub(crate) unsafe fn run(launch: &Launch<'_>) -> std::io::Result<Result<KernelCo
     Ok(outcome.map(|()| counters))
 }
 
-/// The parameter where alignment suits it: it may hold tensor maps, which want 64 bytes.
+/// Aligned storage for the parameter: tensor
+/// maps in it need 64 bytes.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct Line([u8; 64]);
@@ -119,7 +123,8 @@ impl AlignedParams {
     }
 }
 
-/// The numbers below `count`, in an order that the seed decides; 0 keeps them in order.
+/// The numbers below `count`, shuffled by the
+/// seed; in order for seed 0.
 fn order(count: u64, seed: u64) -> Vec<u64> {
     let mut numbers: Vec<u64> = (0..count).collect();
     let mut state = seed;

@@ -1,4 +1,5 @@
-//! Barriers in shared memory (`mbarrier`): phases that end when enough threads have arrived and enough bytes have come.
+//! `mbarrier`: phases that complete when all arrivals and
+//! all expected bytes have come.
 
 use std::collections::HashMap;
 
@@ -9,26 +10,28 @@ use crate::fault::{FaultKind, Site};
 
 const BYTES: usize = 8;
 
-/// A barrier.
+/// An mbarrier.
 #[derive(Debug)]
 struct Barrier {
     count: u32,
-    /// Threads that the phase still wants.
+    /// Missing arrivals of the phase.
     missing: u32,
-    /// Bytes that were announced and have not come, or came before they were announced (negative).
+    /// Expected bytes that have not arrived; negative if bytes
+    /// arrived before they were announced.
     bytes: i64,
     phase: u32,
-    /// What those who arrived in this phase have released.
+    /// Knowledge released by the arrivals of this phase.
     arriving: Knowledge,
-    /// The same of all complete phases.
+    /// Knowledge released by all completed phases.
     complete: Knowledge,
-    /// Who set it up, when; and whether TMA has been told.
+    /// Event of the initialization; and whether it
+    /// was made visible to TMA.
     made: Stamp,
     told: bool,
     waiting: Vec<(usize, u32)>,
 }
 
-/// The barriers of a block, by their offset in shared memory.
+/// mbarriers of a CTA, by offset in shared memory.
 #[derive(Debug, Default)]
 pub(super) struct Barriers(HashMap<usize, Barrier>);
 
@@ -63,7 +66,8 @@ impl Block<'_> {
         self.barriers_in_memory.0.values_mut().filter(|b| b.made.thread == thread).for_each(|b| b.told = true);
     }
 
-    /// The barrier at an address, which the running thread must know to be set up.
+    /// The mbarrier at an address, whose initialization the
+    /// running thread must know.
     pub(super) fn barrier_at(&mut self, address: usize) -> Result<usize, Refused> {
         let offset = self.grid.shared.offset(address, BYTES, "an mbarrier of")?;
         let Some(barrier) = self.barriers_in_memory.0.get(&offset) else {
@@ -86,7 +90,7 @@ impl Block<'_> {
         self.arrival_of(offset, bytes, &released)
     }
 
-    /// One arrival, with what it releases.
+    /// One arrival, with the knowledge that it releases.
     pub(super) fn arrival_of(&mut self, offset: usize, bytes: u32, released: &Knowledge) -> Result<(), Refused> {
         let Some(barrier) = self.barriers_in_memory.0.get_mut(&offset) else { return Ok(()) };
         if barrier.missing == 0 {
@@ -100,7 +104,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Whether a copy may complete on the barrier: its offset.
+    /// Offset of the mbarrier, if a copy may complete on it.
     pub(super) fn barrier_for_copy(&mut self, address: usize) -> Result<usize, Refused> {
         let offset = self.barrier_at(address)?;
         if self.barriers_in_memory.0.get(&offset).is_some_and(|b| b.told) {
@@ -109,7 +113,7 @@ impl Block<'_> {
         Err((FaultKind::Race, format!("the mbarrier at offset {offset} was set up without fence.mbarrier_init")))
     }
 
-    /// A copy has brought `bytes`, and `what` is known to those who wait for it.
+    /// A copy has delivered `bytes`; waiting threads learn `what`.
     pub(super) fn bytes_came(&mut self, offset: usize, bytes: usize, what: &Knowledge) {
         if let Some(barrier) = self.barriers_in_memory.0.get_mut(&offset) {
             barrier.bytes -= bytes as i64;
@@ -118,7 +122,7 @@ impl Block<'_> {
         }
     }
 
-    /// Ends the phase when it is complete.
+    /// Completes the phase if nothing is missing.
     fn advance(&mut self, offset: usize) {
         let Some(barrier) = self.barriers_in_memory.0.get_mut(&offset) else { return };
         if barrier.missing > 0 || barrier.bytes != 0 {
@@ -136,7 +140,8 @@ impl Block<'_> {
         }
     }
 
-    /// `mbarrier.try_wait.parity` until it succeeds. Whether the running thread must wait.
+    /// `mbarrier.try_wait.parity` until it succeeds. Returns whether
+    /// the running thread must wait.
     pub(super) fn wait_at(&mut self, address: usize, parity: u32, site: Site) -> Result<bool, Refused> {
         let offset = self.barrier_at(address)?;
         let thread = self.current;
@@ -151,7 +156,7 @@ impl Block<'_> {
         Ok(true)
     }
 
-    /// What an mbarrier still wants, for messages.
+    /// What an mbarrier still expects, for messages.
     pub(super) fn wants_of(&self, offset: usize) -> String {
         self.barriers_in_memory
             .0

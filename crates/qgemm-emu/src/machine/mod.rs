@@ -1,4 +1,6 @@
-//! The machine that runs a launch: one block after another, each thread on a stack of its own, every access checked.
+//! The machine that runs a launch: CTAs one after
+//! another, each thread with a separate stack,
+//! every access checked.
 
 mod async_copy;
 mod atomic;

@@ -1,26 +1,28 @@
-//! Registers that pass between the threads of a block (`setmaxnreg`).
+//! Registers that threads of a CTA exchange (`setmaxnreg`).
 
 use std::collections::VecDeque;
 
 use super::block::{Block, Wait};
 use crate::fault::Site;
 
-/// Registers of a multiprocessor, and the most of a thread.
+/// Registers of an SM, and the maximum of a thread.
 const ALL: u32 = 65536;
 const MOST: u32 = 256;
-/// A thread's registers come in as many at a time.
+/// Allocation granularity of a thread's registers.
 const UNIT: u32 = 8;
 
-/// Who has how many.
+/// Register ownership.
 #[derive(Debug)]
 pub(super) struct Registers {
-    /// Each thread's at the start. A kernel says by `__launch_bounds__` how many blocks a multiprocessor has at once, which is not known
-    /// here: these are what it gets where that is one, the most that any kernel is launched with.
+    /// Registers of each thread at launch. `__launch_bounds__` decides how many
+    /// CTAs share an SM, which is unknown here; this assumes one
+    /// CTA per SM, the maximum that any kernel is launched with.
     launched: u32,
-    /// By thread.
+    /// Registers of each thread.
     owned: Vec<u32>,
     free: u64,
-    /// Threads that wait for more, with how many they want, in their order.
+    /// Threads that wait for registers, with the
+    /// number they want, in order.
     waiting: VecDeque<(usize, u32)>,
 }
 
@@ -30,7 +32,8 @@ impl Registers {
         Self { launched, owned: vec![launched; threads], free: 0, waiting: VecDeque::new() }
     }
 
-    /// What threads that wait for `wants` registers lack, for messages.
+    /// Registers missing for threads that wait for `wants`
+    /// registers, for messages.
     pub(super) fn lack(&self, wants: u32) -> String {
         let Self { launched, free, owned, .. } = self;
         let threads = owned.len();
@@ -41,7 +44,8 @@ impl Registers {
 }
 
 impl Block<'_> {
-    /// The running thread has `count` registers from here on. Whether it must wait for them.
+    /// Sets the running thread's registers to `count`. Returns
+    /// whether it must wait for them.
     pub(super) fn set_registers(&mut self, count: u32, site: Site) -> bool {
         let thread = self.current;
         let registers = &mut self.registers;

@@ -1,4 +1,5 @@
-//! The shared memory of a block: who wrote and who read each word, or each byte where threads share a word.
+//! Shared memory of a CTA, with the writer and readers of
+//! each word, or of each byte when threads share a word.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::HashMap;
@@ -7,48 +8,54 @@ use std::ptr::NonNull;
 use super::clock::{Clocks, Stamp};
 use crate::fault::FaultKind;
 
-/// Most shared memory that any chip gives a block, and the alignment that swizzled TMA tiles want.
+/// Maximum shared memory of any chip, and the
+/// alignment of swizzled TMA tiles.
 const BYTES: usize = 228 * 1024;
 const ALIGNMENT: usize = 1024;
 
 const WORD: usize = 4;
 
-/// What matrix instructions get where nobody has written: a NaN, in f16 as in bf16.
+/// Value that matrix instructions read from unwritten memory:
+/// a NaN in both f16 and bf16.
 pub(super) const NO_NUMBER: u16 = 0x7fff;
 
 /// More than one thread has read a cell.
 const MANY: u16 = u16::MAX;
 
-/// What happened to a word or a byte. Clocks below the block's first are another block's, and mean nothing.
+/// Access history of a word or byte. Clocks below the CTA's
+/// first belong to another CTA and are ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Cell {
     write_clock: u32,
     write_thread: u16,
-    /// The thread that read it, or [`MANY`].
+    /// The reading thread, or [`MANY`].
     read_thread: u16,
-    /// The latest clock of a read.
+    /// Clock of the latest read.
     read_clock: u32,
-    /// Asynchronous copies that have not been waited for and write (or, as the source of `wgmma`, read) it.
+    /// Unwaited asynchronous copies that write it, or read
+    /// it as a source of `wgmma`.
     in_flight: u16,
-    /// A word whose bytes were accessed one by one, and have cells of their own.
+    /// Whether the bytes were accessed individually and have separate cells.
     split: bool,
-    /// The latest write was an atomic, which others need not wait for.
+    /// Whether the latest write was an atomic, which other
+    /// atomics need not wait for.
     is_atomic: bool,
 }
 
-/// An access that must not be, and why.
+/// A forbidden access, with the reason.
 pub(super) type Refused = (FaultKind, String);
 
-/// Memory of the size of the largest chip's, with its history.
+/// Memory of the largest chip's size, with its history.
 #[derive(Debug)]
 pub(super) struct SharedMemory {
     base: NonNull<u8>,
-    /// Bytes that the launch asked for.
+    /// Bytes that the launch requested.
     len: usize,
     words: Vec<Cell>,
-    /// Bytes of the words that are split.
+    /// Cells of split words.
     bytes: HashMap<usize, [Cell; WORD]>,
-    /// Clock of each thread's latest read of each word, kept when [`Clocks::is_detailed`]; `thread * words + word`.
+    /// Clock of each thread's latest read of each word, kept when
+    /// [`Clocks::is_detailed`]; index `thread * words + word`.
     reads: Vec<u32>,
 }
 
@@ -69,7 +76,7 @@ impl SharedMemory {
         self.base
     }
 
-    /// Forgets everything, for a launch with `len` bytes a block.
+    /// Clears the history for a launch with `len` bytes per CTA.
     pub(super) fn reset(&mut self, len: usize) {
         self.len = len.min(BYTES);
         self.words.clear();
@@ -78,11 +85,11 @@ impl SharedMemory {
         self.reads.clear();
     }
 
-    /// The offset of an access that lies inside and is aligned.
+    /// Offset of an access that is in bounds and aligned.
     #[inline]
     pub(super) fn offset(&self, address: usize, bytes: usize, what: &str) -> Result<usize, Refused> {
         let offset = address.wrapping_sub(self.base.as_ptr().addr());
-        // Almost always so, and quicker than a division.
+        // The common case, faster than a division.
         let is_aligned = bytes.is_power_of_two() && address & (bytes - 1) == 0;
         if is_aligned && offset <= self.len && bytes <= self.len - offset {
             return Ok(offset);
@@ -90,7 +97,7 @@ impl SharedMemory {
         self.offset_of(address, bytes, bytes, what)
     }
 
-    /// The same, for an access that wants another alignment than its size.
+    /// As [`SharedMemory::offset`], with an alignment other than the size.
     pub(super) fn offset_of(
         &self,
         address: usize,
@@ -124,7 +131,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Byte by byte: where words are split, and to find what is wrong.
+    /// Byte by byte: for split words, and to find the fault.
     #[cold]
     fn read_bytes(&mut self, offset: usize, len: usize, thread: usize, clocks: &Clocks) -> Result<(), Refused> {
         self.check_landed("reads", offset, len)?;
@@ -153,7 +160,8 @@ impl SharedMemory {
         self.write_bytes(offset, len, thread, clocks)
     }
 
-    /// Checks and records `atom.shared.add` on a word, which races with what is not atomic alone.
+    /// Checks and records `atom.shared.add` on a word. It only
+    /// races with non-atomic accesses.
     pub(super) fn add_atomically(&mut self, offset: usize, thread: usize, clocks: &Clocks) -> Result<(), Refused> {
         let cell = self.words[offset / WORD];
         if cell.write_clock < clocks.start() {
@@ -197,7 +205,7 @@ impl SharedMemory {
         words.find(|&word| self.words[word].in_flight != 0).map_or(Ok(()), |word| Err(in_flight(what, word * WORD)))
     }
 
-    /// The cell of one byte, whose word is split for it.
+    /// Cell of one byte; splits its word.
     fn byte(&mut self, offset: usize) -> &mut Cell {
         let word = &mut self.words[offset / WORD];
         let bytes = self.bytes.entry(offset / WORD).or_insert([*word; WORD]);
@@ -205,7 +213,7 @@ impl SharedMemory {
         &mut bytes[offset % WORD]
     }
 
-    /// A thread that read byte `i`, which `thread` does not know of.
+    /// A thread that has read byte `i` without `thread` knowing.
     fn unseen_reader(&self, i: usize, cell: Cell, thread: usize, clocks: &Clocks) -> Option<u16> {
         if cell.read_clock <= clocks.floor() {
             return None;
@@ -214,8 +222,9 @@ impl SharedMemory {
             return (!clocks.sees(thread, cell.last_read())).then_some(cell.read_thread);
         }
         if self.reads.is_empty() {
-            // While only meetings of the whole block order anything, there was none since several threads read. When
-            // others have begun to, who the readers were is not known any more.
+            // While only CTA-wide barriers order accesses, none has
+            // occurred since several threads read. Once others do, the
+            // readers are no longer known.
             return (!clocks.is_detailed()).then_some(MANY);
         }
         let words = self.words.len();
@@ -232,7 +241,8 @@ impl SharedMemory {
         self.reads[row + offset / WORD..=row + (offset + len - 1) / WORD].fill(now.clock);
     }
 
-    /// Marks words, which the caller has just written, as used by an asynchronous copy until [`SharedMemory::land`].
+    /// Marks words, which the caller has just written, as in flight
+    /// until [`SharedMemory::land`].
     pub(super) fn take_off(&mut self, offset: usize, len: usize) {
         self.words[offset / WORD..][..len / WORD].iter_mut().for_each(|cell| cell.in_flight += 1);
     }
@@ -242,12 +252,12 @@ impl SharedMemory {
         self.words[offset / WORD..][..len / WORD].iter_mut().for_each(|cell| cell.in_flight -= 1);
     }
 
-    /// The TMA has written words that it had taken.
+    /// TMA has written words that were in flight.
     pub(super) fn written_by_engine(&mut self, offset: usize, len: usize, stamp: Stamp) {
         self.words[offset / WORD..][..len / WORD].fill(Cell::written(stamp));
     }
 
-    /// Whether the matrix units see what was written: see [`Clocks::is_proxied`].
+    /// Whether the matrix units see the writes: see [`Clocks::is_proxied`].
     pub(super) fn check_proxy(&mut self, offset: usize, len: usize, clocks: &Clocks) -> Result<(), Refused> {
         let words = &self.words[offset / WORD..][..len / WORD];
         if words.iter().all(|cell| !cell.split && clocks.is_proxied(cell.last_write())) {
@@ -266,17 +276,19 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// The bytes themselves.
+    /// Reads the bytes.
     pub(super) fn get(&self, offset: usize, len: usize) -> &[u8] {
         assert!(offset + len <= self.len, "checked by `offset`");
-        // SAFETY: the range lies in the allocation, which is initialised; kernels write it only through `set`.
+        // SAFETY: the range is in the allocation, which is initialised.
+        // Kernels write it only through `set`.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), len) }
     }
 
-    /// Stores bytes.
+    /// Writes the bytes.
     pub(super) fn set(&mut self, offset: usize, data: &[u8]) {
         assert!(offset + data.len() <= self.len, "checked by `offset`");
-        // SAFETY: the range lies in the allocation, and `data`, which a reference guards, does not overlap it.
+        // SAFETY: the range is in the allocation. `data` is guarded by
+        // a reference and does not overlap it.
         unsafe { self.base.as_ptr().add(offset).copy_from_nonoverlapping(data.as_ptr(), data.len()) }
     }
 }
@@ -294,7 +306,8 @@ impl Cell {
         Stamp { clock: self.read_clock, thread: self.read_thread }
     }
 
-    /// Records a read, if it may be and is no matter of single bytes.
+    /// Records a read, if it is allowed and the
+    /// word is not split.
     #[inline]
     fn read(&mut self, now: Stamp, clocks: &Clocks) -> bool {
         let thread = usize::from(now.thread);
@@ -308,7 +321,8 @@ impl Cell {
         true
     }
 
-    /// Records a write, if it may be, is no matter of single bytes, and needs no list of readers.
+    /// Records a write, if it is allowed, the word is not
+    /// split, and no list of readers is needed.
     #[inline]
     fn write(&mut self, now: Stamp, clocks: &Clocks) -> bool {
         let thread = usize::from(now.thread);

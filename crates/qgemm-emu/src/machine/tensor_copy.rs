@@ -1,32 +1,35 @@
-//! The TMA (`cp.async.bulk.tensor`): tiles of tensors of up to five dimensions, swizzled, completing on an mbarrier.
+//! TMA (`cp.async.bulk.tensor`): swizzled tiles of tensors with up to five
+//! dimensions, completing on an mbarrier.
 
 use super::block::Block;
 use super::delivery::Delivery;
 use super::shared::Refused;
 use crate::fault::{FaultKind, Site};
 
-/// Most dimensions of a tensor.
+/// Maximum dimensions of a tensor.
 pub const MOST_DIMENSIONS: usize = 5;
 
-/// What marks the 128 bytes as one of ours.
+/// Magic number of an emulated tensor map.
 const MAGIC: u64 = u64::from_le_bytes(*b"qgemmtma");
 
-/// How rows of a tile are stored in shared memory, against bank conflicts.
+/// Swizzle of a tile's rows in shared memory, which
+/// avoids bank conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swizzle {
-    /// One after another.
+    /// No swizzle.
     None,
-    /// The 16-byte unit of a 64-byte row is exchanged with another, by half of the row's number modulo 4
-    /// (`CU_TENSOR_MAP_SWIZZLE_64B`).
+    /// 64-byte swizzle: the 16-byte unit of a row is XORed with
+    /// half of the row number modulo 4 (`CU_TENSOR_MAP_SWIZZLE_64B`).
     Bytes64,
-    /// The 16-byte unit of a 128-byte row is exchanged with another, by the row's number modulo 8
-    /// (`CU_TENSOR_MAP_SWIZZLE_128B`).
+    /// 128-byte swizzle: the 16-byte unit of a row is XORed with
+    /// the row number modulo 8 (`CU_TENSOR_MAP_SWIZZLE_128B`).
     Bytes128,
 }
 
 impl Swizzle {
-    /// Where the byte of a tile at shared-memory offset `offset` is stored: address bits 4 to 6, or 4 and 5, are
-    /// exclusive-or'ed with as many from bit 7 on (PTX ISA, "Swizzling modes").
+    /// Swizzled position of shared-memory offset `offset`: address bits 4 to 6,
+    /// or 4 and 5, are XORed with as many bits from
+    /// bit 7 on (PTX ISA, "Swizzling modes").
     pub(super) fn apply(self, offset: usize) -> usize {
         match self {
             Swizzle::None => offset,
@@ -36,26 +39,26 @@ impl Swizzle {
     }
 }
 
-/// A tensor as TMA sees it: what `cuTensorMapEncodeTiled` makes for a GPU. Dimensions beyond those of the tensor have one
-/// element.
+/// A tensor map: what `cuTensorMapEncodeTiled` encodes for a GPU.
+/// Unused dimensions have one element.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorMap {
     /// Address of the first element.
     pub address: u64,
     /// Bytes of an element.
     pub element_bytes: u32,
-    /// Elements along each dimension, the contiguous one first.
+    /// Elements along each dimension, contiguous one first.
     pub size: [u64; MOST_DIMENSIONS],
-    /// Bytes from an element to the next along each dimension but the contiguous one.
+    /// Byte strides of all dimensions but the contiguous one.
     pub strides: [u64; MOST_DIMENSIONS - 1],
-    /// Elements of a tile along each dimension.
+    /// Box: elements of a tile along each dimension.
     pub tile: [u32; MOST_DIMENSIONS],
-    /// How a tile is stored.
+    /// Swizzle of the tile.
     pub swizzle: Swizzle,
 }
 
 impl TensorMap {
-    /// The 128 bytes for a kernel's parameter.
+    /// Encodes the map as 128 bytes for a kernel parameter.
     pub fn encode(&self) -> [u64; 16] {
         let swizzle = match self.swizzle {
             Swizzle::None => 0,
@@ -89,7 +92,7 @@ impl TensorMap {
         })
     }
 
-    /// Bytes of a tile; `None` when there are more than fit.
+    /// Bytes of a tile; `None` on overflow.
     fn tile_bytes(&self) -> Option<usize> {
         self.tile.iter().try_fold(self.element_bytes as usize, |bytes, &size| bytes.checked_mul(size as usize))
     }
@@ -99,19 +102,20 @@ impl TensorMap {
 #[derive(Debug)]
 pub(super) struct TensorCopy {
     map: TensorMap,
-    /// Of the tile's first element.
+    /// Coordinates of the tile's first element.
     at: [i32; MOST_DIMENSIONS],
     /// Offset in shared memory.
     to: usize,
     /// Offset of the mbarrier.
     barrier: usize,
     thread: usize,
-    /// Whether the thread had waited for the kernel before when it asked.
+    /// Whether the thread was past `griddepcontrol.wait`
+    /// when it issued the copy.
     waited: bool,
 }
 
 impl Block<'_> {
-    /// The running thread asks for a tile.
+    /// The running thread issues a tile copy.
     pub(super) fn copy_tensor(
         &mut self,
         to: usize,
@@ -137,7 +141,7 @@ impl Block<'_> {
                 return Err((FaultKind::BadOperand, detail));
             }
         };
-        // Of an H200, too: an illegal instruction.
+        // An H200 also reports an illegal instruction.
         let first_byte = i64::from(at[0]) * i64::from(map.element_bytes);
         if first_byte.rem_euclid(16) != 0 {
             let detail = format!("a tile from byte {first_byte} of its rows on: a multiple of 16");
@@ -162,7 +166,8 @@ impl Block<'_> {
             if let Some(address) = copy.map.address_of(copy.at, element) {
                 let place = self.grid.memory.place(address, size, "cp.async.bulk.tensor reads")?;
                 self.grid.memory.read(place, thread, &self.clocks, false, copy.waited)?;
-                // SAFETY: the element lies in an operand of the launch (`place`), which the launch may read.
+                // SAFETY: the element is in an operand of the launch
+                // (`place`), which the launch may read.
                 unsafe {
                     let from = std::ptr::with_exposed_provenance::<u8>(address);
                     value.as_mut_ptr().copy_from_nonoverlapping(from, size);
@@ -179,7 +184,8 @@ impl Block<'_> {
 }
 
 impl TensorMap {
-    /// Address of element `element` of the tile that begins at `first`, when it lies in the tensor.
+    /// Address of element `element` of the tile at `first`,
+    /// if it is inside the tensor.
     fn address_of(&self, first: [i32; MOST_DIMENSIONS], mut element: usize) -> Option<usize> {
         let mut address = self.address;
         let strides = std::iter::once(u64::from(self.element_bytes)).chain(self.strides);

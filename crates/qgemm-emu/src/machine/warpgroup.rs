@@ -1,5 +1,6 @@
-//! `wgmma`: matrix instructions that run by themselves. Their accumulators are no numbers until they are waited for, and
-//! they read shared memory when they are waited for, later than any hardware would.
+//! `wgmma`: asynchronous matrix instructions. Accumulators are
+//! NaN until the wait, and shared memory is read at the
+//! wait, later than on any hardware.
 
 use std::collections::VecDeque;
 
@@ -9,13 +10,15 @@ use super::tensor_copy::Swizzle;
 use crate::fault::{FaultKind, Site};
 use crate::model::{NO_WORDS, WgmmaOperands};
 
-/// Rows of one warp, columns of the model that is used, and values of 16 bits, pairs of 8 bits, or halves of 32 bits, along K.
+/// Rows of one warp, columns of the `mma` model in use,
+/// and K elements: 16-bit values, pairs of 8-bit values,
+/// or halves of 32-bit values.
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
 const K: usize = 16;
 /// Accumulators of a lane for eight columns.
 const PART: usize = 4;
-/// What accumulators hold meanwhile.
+/// Contents of accumulators before the wait.
 const POISON: f32 = f32::NAN;
 
 /// One lane's share of an instruction.
@@ -23,12 +26,13 @@ const POISON: f32 = f32::NAN;
 pub(super) struct LaneShare {
     /// Address of its accumulators.
     pub d: usize,
-    /// Address of its operands, and what they are; none of an instruction that reads A from shared memory.
+    /// Address and contents of its operands; `None`
+    /// when A is in shared memory.
     pub a: Option<(usize, [u32; 4])>,
 }
 
 impl LaneShare {
-    /// Whether the operands are still what they were.
+    /// Whether the operands are unchanged.
     ///
     /// # Safety
     /// As [`Block::issue`].
@@ -41,18 +45,18 @@ impl LaneShare {
     }
 }
 
-/// What an instruction computes.
+/// What a `wgmma` computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wgmma {
-    /// Floats of a lane.
+    /// Accumulators of a lane.
     pub accumulators: usize,
-    /// Where A is; in the lanes' registers where it is nowhere else.
+    /// A in shared memory; `None` for A in registers.
     pub a: Option<Factor>,
-    /// Where B is.
+    /// B in shared memory.
     pub b: Factor,
-    /// Their types.
+    /// Operand types.
     pub operands: WgmmaOperands,
-    /// Whether it adds to the accumulators; else they begin as zeros.
+    /// Whether it adds to the accumulators; otherwise they start at zero.
     pub adds: bool,
 }
 
@@ -64,20 +68,20 @@ struct Instruction {
     site: Site,
 }
 
-/// Accumulators of a warp that instructions under way write.
+/// Accumulators of a warp that are written by instructions in flight.
 #[derive(Clone, Debug)]
 struct Pending {
-    /// Address of each lane's, which names them.
+    /// Address of each lane's accumulators, which identifies them.
     d: Vec<usize>,
-    /// Each lane's values so far.
+    /// Values of each lane so far.
     values: Vec<Vec<f32>>,
     instructions: usize,
 }
 
-/// A warp's instructions.
+/// Instructions of a warp.
 #[derive(Debug, Default)]
 pub(super) struct WarpInstructions {
-    /// `wgmma.fence` since the last wait.
+    /// Whether there was a `wgmma.fence` since the last wait.
     fenced: bool,
     open: Vec<Instruction>,
     groups: VecDeque<Vec<Instruction>>,
@@ -85,24 +89,26 @@ pub(super) struct WarpInstructions {
     issued: u64,
 }
 
-/// A factor in shared memory, as an instruction names it.
+/// An operand in shared memory, as an instruction describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Factor {
     /// PTX ISA, "Matrix Descriptor Format".
     pub descriptor: u64,
-    /// Whether values along its outer index are contiguous (rows of A, columns of B), not those along k.
+    /// MN-major: values along the outer index (rows of A, columns of
+    /// B) are contiguous, instead of K.
     pub is_mn_major: bool,
 }
 
-/// A factor's place in shared memory.
+/// Decoded location of an operand in shared memory.
 #[derive(Clone, Copy, Debug)]
 struct Matrix {
     start: usize,
-    /// MN-major: bytes from 64 values of the outer index to the next 64.
+    /// MN-major: bytes between groups of 64 values of the outer index.
     leading: usize,
-    /// Bytes from eight of the outer index to the next eight, or MN-major from eight of k.
+    /// Bytes between groups of eight of the outer index; MN-major:
+    /// between groups of eight of K.
     stride: usize,
-    /// K-major: bytes from one of the outer index to the next.
+    /// K-major: bytes between values of the outer index.
     pitch: usize,
     swizzle: Swizzle,
     is_mn_major: bool,
@@ -125,7 +131,8 @@ impl Factor {
 }
 
 impl Matrix {
-    /// Offset of the 16 bytes that begin with a value: eight along k, or MN-major eight along the outer index.
+    /// Offset of the 16-byte unit that starts with a value: eight
+    /// along K, or MN-major eight along the outer index.
     fn unit(&self, outer: usize, k: usize) -> usize {
         let place = match self.is_mn_major {
             false => outer / 8 * self.stride + outer % 8 * self.pitch + k * 2,
@@ -135,7 +142,8 @@ impl Matrix {
     }
 }
 
-/// The words of A of a warp's lanes, and of B: `[column][k pair]`.
+/// Words of A for a warp's lanes, and of B
+/// `[column][k pair]`.
 type Factors = (Vec<[u32; 4]>, Vec<[u32; K / 2]>);
 
 impl Block<'_> {
@@ -147,8 +155,9 @@ impl Block<'_> {
     /// All lanes of a warp have issued an instruction.
     ///
     /// # Safety
-    /// Each lane's `d` must be the address of as many floats as it has accumulators, and that in `a` of its operands, which stay where they are
-    /// until they are waited for.
+    /// Each lane's `d` must be the address of as many floats
+    /// as it has accumulators, and `a` that of its operands. They
+    /// stay in place until they are waited for.
     pub(super) unsafe fn issue(&mut self, lanes: Vec<LaneShare>, what: Wgmma, site: Site) -> Result<(), Refused> {
         let warp = self.current / 32;
         if !self.instructions[warp].fenced {
@@ -156,7 +165,7 @@ impl Block<'_> {
             return Err((FaultKind::BadOperand, detail));
         }
         let instruction = Instruction { lanes, what, site };
-        // What it will read must be there by now.
+        // The inputs must be readable already now.
         self.factors(&instruction)?;
         let state = &mut self.instructions[warp];
         let d: Vec<usize> = instruction.lanes.iter().map(|lane| lane.d).collect();
@@ -183,9 +192,10 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// `wgmma.commit_group`, for the warp once its last lane comes.
+    /// `wgmma.commit_group` for the warp, when its last lane arrives.
     pub(super) fn commit_warpgroup(&mut self) {
-        // Every lane calls it; the group is made by the first, and lanes do not run past each other's instructions.
+        // Every lane calls it; the first one makes the group. Lanes
+        // do not run ahead of each other's instructions.
         let state = &mut self.instructions[self.current / 32];
         if !state.open.is_empty() {
             let group = std::mem::take(&mut state.open);
@@ -193,7 +203,8 @@ impl Block<'_> {
         }
     }
 
-    /// `wgmma.wait_group`: at most `pending` groups of the warp stay under way.
+    /// `wgmma.wait_group`: leaves at most `pending`
+    /// groups of the warp in flight.
     pub(super) fn wait_warpgroup(&mut self, pending: usize) -> Result<(), Refused> {
         let warp = self.current / 32;
         while self.instructions[warp].groups.len() > pending {
@@ -208,7 +219,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// The words that an instruction multiplies, checked for every warp that starts it.
+    /// The operand words of an instruction, checked for
+    /// every warp that starts it.
     fn factors(&mut self, instruction: &Instruction) -> Result<Factors, Refused> {
         let b = self.words(instruction.what.b, 0, instruction.what.accumulators / PART * COLUMNS)?;
         let Some(a) = instruction.what.a else {
@@ -223,13 +235,16 @@ impl Block<'_> {
         Ok(((0..instruction.lanes.len()).map(of_lane).collect(), b))
     }
 
-    /// Words of `count` of a factor's outer index from `first` on, a multiple of eight: `[outer][k pair]`. What nobody has
-    /// written is no number: it spoils the sums of its own row or column, which a kernel need not use.
+    /// Words of `count` outer indices of an operand from `first` on,
+    /// a multiple of eight: `[outer][k pair]`. Unwritten values
+    /// become NaN: they only affect the sums of their row or
+    /// column, which a kernel may ignore.
     fn words(&mut self, factor: Factor, first: usize, count: usize) -> Result<Vec<[u32; K / 2]>, Refused> {
         let matrix = factor.decode()?;
         let mut values = vec![[0u16; K]; count];
         for outer in (0..count).step_by(8) {
-            // The 16 units of eight by sixteen values, and the values of each.
+            // The 16 units of eight by sixteen values,
+            // and the values of each.
             for unit in 0..K {
                 let (of_outer, k) = if matrix.is_mn_major { (0, unit) } else { (unit % 8, unit / 8 * 8) };
                 let bytes = self.unit(matrix.unit(first + outer + of_outer, k))?;
@@ -245,7 +260,7 @@ impl Block<'_> {
         Ok(values.iter().map(|row| std::array::from_fn(|i| pair(&row[2 * i..]))).collect())
     }
 
-    /// Eight values from shared memory, as the running thread's warp may read them.
+    /// Eight values from shared memory, checked for the running thread's warp.
     fn unit(&mut self, offset: usize) -> Result<[u16; 8], Refused> {
         let thread = self.current;
         let address = self.grid.shared.base().as_ptr().addr() + offset;
@@ -259,9 +274,11 @@ impl Block<'_> {
         Ok(std::array::from_fn(|i| u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])))
     }
 
-    /// Computes eight columns at a time as the `mma` of 16 rows does, whose A and D fragments are the same.
+    /// Computes eight columns at a time like the 16-row `mma`, whose
+    /// A and D fragments are the same.
     fn execute(&mut self, instruction: &Instruction) -> Result<(), Refused> {
-        // SAFETY: by the contract of `issue`: nobody has waited for it before.
+        // SAFETY: by the contract of `issue`: nobody has
+        // waited for it before.
         if let Some(lane) = instruction.lanes.iter().position(|share| !unsafe { share.is_intact() }) {
             let site = instruction.site.text();
             let detail = format!("lane {lane} has changed operands of the wgmma at {site} before this wait for it");
@@ -297,7 +314,8 @@ impl Block<'_> {
         if pending.instructions == 0 {
             let done = state.pending.swap_remove(at);
             for (&address, values) in done.d.iter().zip(&done.values) {
-                // SAFETY: by the contract of `issue`: nobody moves them before this wait.
+                // SAFETY: by the contract of `issue`: nobody moves
+                // them before this wait.
                 unsafe {
                     let start = std::ptr::with_exposed_provenance_mut::<f32>(address);
                     start.copy_from_nonoverlapping(values.as_ptr(), values.len());
@@ -307,7 +325,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// At the end of the block: every warp of four must have issued the same.
+    /// At the end of the CTA: checks that every four warps
+    /// have issued the same instructions.
     pub(super) fn check_warpgroups(&self) -> Result<(), (Refused, usize)> {
         for (group, warps) in self.instructions.chunks(4).enumerate() {
             if warps.iter().any(|w| w.issued != warps[0].issued) || (warps.len() < 4 && warps[0].issued > 0) {

@@ -1,10 +1,20 @@
-//! Matrix instructions with block-scaled E2M1 or E4M3 operands and f32 accumulators.
+//! Block-scaled matrix instructions with E2M1 or E4M3
+//! operands and f32 accumulators.
 //!
-//! Read from the PTX ISA ("Matrix Fragments for mma.m16n8k64", "Block Scaling for mma.sync") and never checked on
-//! hardware: only consumer Blackwell has them. Of A, with thread-id i, lane 4g + 2i holds the scales of row g and lane 4g + 2i + 1 those
-//! of row g + 8; of B, lane 4g + i those of column g. The byte-id is the byte of that lane's word that scales the first block of K, of 32
-//! elements in two blocks (mxf4) or of 16 in four (nvf4). All other lanes' scale words mean nothing. `m16n8k32` has one block, whose sum is
-//! taken to be exact and rounded once, with the accumulator.
+//! Derived from the PTX ISA ("Matrix Fragments for mma.m16n8k64",
+//! "Block Scaling for mma.sync") and never checked on hardware:
+//! only consumer Blackwell has them.
+//!
+//! - A: with thread-id i, lane 4g + 2i holds
+//!   the scales of row g, and lane 4g + 2i +
+//!   1 those of row g + 8.
+//! - B: lane 4g + i holds the scales of column g.
+//! - The byte-id is the byte of that lane's word with the
+//!   scale of the first block of K. K has two blocks
+//!   of 32 elements (mxf4) or four of 16 (nvf4).
+//! - Scale words of other lanes are ignored.
+//! - `m16n8k32` has one block. Its sum is assumed exact and is
+//!   rounded once, with the accumulator.
 
 use super::decode::{self, Scale};
 use super::fragment::{accumulators, operand, put_accumulators};
@@ -12,13 +22,14 @@ use super::precision::{Precision, Rounding, ScaledSum};
 use super::sum::{LEAST_F32, NAN, power_of_two, round, split};
 use super::{WarpWords, WordCounts};
 
-/// Words of `m16n8k64`: the last says where scales are, as bytes the byte-id and thread-id of A's, then of B's.
+/// Words of `m16n8k64`. The last word locates the scales: byte-id and
+/// thread-id of A, then of B, one byte each.
 pub(crate) const M16N8K64: WordCounts = WordCounts { a: 4, b: 2, d: 4, scales: 3 };
 
 /// Words of `m16n8k32`.
 pub(crate) const M16N8K32: WordCounts = M16N8K64;
 
-/// Elements whose products a chip adds exactly before it applies scales.
+/// Elements whose products are added exactly before scales are applied.
 const EXACT_K: usize = 16;
 
 /// `mma.m16n8k64.row.col.kind::mxf4.block_scale.scale_vec::2X.f32.e2m1.e2m1.f32.ue8m0`.
@@ -36,12 +47,15 @@ pub(crate) fn m16n8k32_mxf8(inputs: &WarpWords, outputs: &mut WarpWords, _: &Pre
     mma_of_bytes(inputs, outputs, |code| f64::from(decode::e4m3(code)));
 }
 
-/// `mma.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e2m1.f32.ue8m0`: E2M1 in bits 2 to 5 of a byte.
+/// `mma.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e2m1.f32.ue8m0`;
+/// E2M1 is in bits 2 to 5 of a byte.
 pub(crate) fn m16n8k32_mxf8_e2m1(inputs: &WarpWords, outputs: &mut WarpWords, _: &Precision) {
     mma_of_bytes(inputs, outputs, |code| f64::from(decode::e2m1_doubled(code >> 2)) * 0.5);
 }
 
-/// The word that holds the scales of a row of A (`operand` 0) or a column of B (1), the first in its lowest byte.
+/// The word with the scales of a row of A
+/// (`operand` 0) or a column of B (1), first
+/// scale in the lowest byte.
 fn scale_word(inputs: &WarpWords, operand: usize, index: usize) -> u32 {
     let first = M16N8K64.first_scale();
     let places = inputs[0][first + 2].to_le_bytes().map(usize::from);
@@ -50,7 +64,8 @@ fn scale_word(inputs: &WarpWords, operand: usize, index: usize) -> u32 {
     inputs[lane][first + operand] >> (8 * byte)
 }
 
-/// D += A · B with one scale for all of K, A's numbers E4M3, B's by `number`.
+/// D += A · B with one scale for all of
+/// K. A is E4M3, and `number` decodes B.
 fn mma_of_bytes(inputs: &WarpWords, outputs: &mut WarpWords, number: fn(u8) -> f64) {
     let a = operand::<16, 32, 8>(inputs, 0).map(|row| row.map(|code| f64::from(decode::e4m3(code as u8))));
     let b = operand::<8, 32, 8>(inputs, M16N8K32.first_b()).map(|column| column.map(|code| number(code as u8)));
@@ -67,10 +82,11 @@ fn mma_of_bytes(inputs: &WarpWords, outputs: &mut WarpWords, number: fn(u8) -> f
     put_accumulators(&d, outputs);
 }
 
-/// Most fraction bits that five terms of less than 2^12 times their unit, and their sum, are exact in f64 with.
+/// Maximum fraction bits for which five terms below 2^12 units,
+/// and their sum, are exact in f64.
 const MOST_FRACTION_BITS: u32 = 38;
 
-/// Sixteen products' sum and what scales it.
+/// Sum of sixteen products, and its scales.
 #[derive(Clone, Copy)]
 struct Term {
     sum: f64,
@@ -78,7 +94,8 @@ struct Term {
     b: Scale,
 }
 
-/// D += A · B where `block` elements of K share a scale.
+/// D += A · B with one scale for every
+/// `block` elements of K.
 fn mma(inputs: &WarpWords, outputs: &mut WarpWords, block: usize, decode: fn(u8) -> Scale, sum: &ScaledSum) {
     let doubled = |code: u16| decode::e2m1_doubled(code as u8);
     let a = operand::<16, 64, 4>(inputs, 0).map(|row| row.map(doubled));
@@ -117,10 +134,10 @@ fn add(terms: &[Term; 4], accumulator: f32, sum: &ScaledSum) -> f32 {
 fn aligned(terms: &[Term; 4], accumulator: f32, fraction_bits: i32) -> f32 {
     let scaled = |t: &Term| t.a.value != 0.0 && t.b.value != 0.0;
     let accumulator = split(accumulator, LEAST_F32);
-    // Nothing is aligned to less than the accumulator's least exponent.
+    // Terms are never aligned below the accumulator's minimum exponent.
     let top = terms.iter().filter(|t| scaled(t)).map(|t| t.a.exponent + t.b.exponent);
     let top = top.fold(accumulator.exponent.max(LEAST_F32), i32::max);
-    // Exact: a sum of 12 bits times two significands of four.
+    // Exact: a 12-bit sum times two 4-bit significands.
     let to_units = power_of_two(fraction_bits - top);
     let products = terms.iter().map(|t| (t.sum * t.a.value * t.b.value * to_units).trunc());
     let first =

@@ -1,23 +1,25 @@
-//! Number formats of matrix operands as f32, exactly.
+//! Exact conversion of operand formats to f32.
 
-/// f16 as f32. Branch-free, so that loops over a fragment vectorise.
+/// f16 to f32. Branch-free, so that loops over a fragment vectorise.
 #[inline]
 pub(crate) fn f16(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let magnitude = u32::from(bits & 0x7fff) << 13;
-    // The exponent field counts from 2^-15 instead of 2^-127; the product is exact, subnormals included.
+    // The exponent field counts from 2^-15 instead of 2^-127. The
+    // product is exact, subnormals included.
     let scaled = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
     let special = magnitude | 0x7f80_0000;
     f32::from_bits(sign | if magnitude >= 0x0f80_0000 { special } else { scaled })
 }
 
-/// bf16 as f32.
+/// bf16 to f32.
 #[inline]
 pub(crate) fn bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// A number of the lowest bits of `code`: a sign, `exponent_bits` with bias `bias`, `fraction_bits`. No specials.
+/// Decodes the lowest bits of `code`: sign, `exponent_bits` with bias
+/// `bias`, `fraction_bits`. No special values.
 const fn small_float(code: u8, exponent_bits: u32, fraction_bits: u32, bias: i32) -> f32 {
     let fraction = code as u32 & ((1 << fraction_bits) - 1);
     let exponent = (code as u32 >> fraction_bits) & ((1 << exponent_bits) - 1);
@@ -58,38 +60,40 @@ static E5M2: [f32; 256] = e5m2_table();
 /// Twice the E2M1 values.
 const E2M1_DOUBLED: [i16; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// E4M3 (no infinity, magnitude 0x7f is NaN) as f32.
+/// E4M3 (no infinity, magnitude 0x7f is NaN) to f32.
 #[inline]
 pub(crate) fn e4m3(code: u8) -> f32 {
     E4M3[usize::from(code)]
 }
 
-/// E5M2 as f32.
+/// E5M2 to f32.
 #[inline]
 pub(crate) fn e5m2(code: u8) -> f32 {
     E5M2[usize::from(code)]
 }
 
-/// Twice an E2M1, of the lowest four bits. (A negative zero adds nothing to a sum, so it may be a zero.)
+/// Twice an E2M1 value, from the lowest four bits. Negative zero
+/// becomes zero, which does not change a sum.
 #[inline]
 pub(crate) fn e2m1_doubled(code: u8) -> i16 {
     E2M1_DOUBLED[usize::from(code & 0xf)]
 }
 
-/// A block's scale: a value, NaN included, and the exponent that it counts with when terms are aligned.
+/// Block scale: its value (may be NaN), and its
+/// exponent for aligning terms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Scale {
     pub(crate) value: f64,
     pub(crate) exponent: i32,
 }
 
-/// UE8M0, a power of two; 0xff is NaN.
+/// UE8M0: a power of two; 0xff is NaN.
 pub(crate) fn ue8m0(code: u8) -> Scale {
     let exponent = i32::from(code) - 127;
     Scale { value: if code == 0xff { f64::NAN } else { 2f64.powi(exponent) }, exponent }
 }
 
-/// UE4M3: E4M3 whose sign bit means nothing.
+/// UE4M3: E4M3 with an ignored sign bit.
 pub(crate) fn ue4m3(code: u8) -> Scale {
     Scale { value: f64::from(e4m3(code & 0x7f)), exponent: i32::from(code >> 3 & 0xf).max(1) - 7 }
 }
@@ -114,7 +118,8 @@ mod tests {
     #[test]
     fn every_fp8_is_an_f16() {
         for code in 0..=u8::MAX {
-            // E5M2 is the upper byte of an f16; E4M3 is that of an f16 with another bias and no infinity.
+            // E5M2 is the upper byte of an f16. E4M3 is that
+            // of an f16 with another bias and no infinity.
             let expected = half::f16::from_bits(u16::from(code) << 8).to_f32();
             let got = e5m2(code);
             assert!(got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan(), "{code:#x}");

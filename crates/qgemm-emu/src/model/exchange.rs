@@ -1,22 +1,23 @@
-//! Shuffles, votes and reductions of one word a lane.
+//! Shuffles, votes and reductions of one word per lane.
 
 use super::{Precision, WarpWords};
 
-/// `shfl.sync.bfly.b32`: word 0 of the lane whose number differs by word 1.
+/// `shfl.sync.bfly.b32`: word 0 of the lane whose
+/// number is XORed with word 1.
 pub(crate) fn shfl_xor(inputs: &WarpWords, outputs: &mut WarpWords, _: &Precision) {
     for (lane, output) in outputs.iter_mut().enumerate() {
         output[0] = inputs[lane ^ (inputs[lane][1] % 32) as usize][0];
     }
 }
 
-/// `shfl.sync.idx.b32`: word 0 of the lane whose number is word 1, modulo 32.
+/// `shfl.sync.idx.b32`: word 0 of lane number word 1, modulo 32.
 pub(crate) fn shfl_idx(inputs: &WarpWords, outputs: &mut WarpWords, _: &Precision) {
     for (lane, output) in outputs.iter_mut().enumerate() {
         output[0] = inputs[(inputs[lane][1] % 32) as usize][0];
     }
 }
 
-/// `vote.sync.ballot.b32`: a bit for each lane whose word is not zero.
+/// `vote.sync.ballot.b32`: a bit for each lane with a nonzero word.
 pub(crate) fn ballot(inputs: &WarpWords, outputs: &mut WarpWords, _: &Precision) {
     let bits = inputs.iter().enumerate().fold(0, |bits, (lane, words)| bits | u32::from(words[0] != 0) << lane);
     give_all(outputs, bits);
@@ -30,17 +31,17 @@ pub(crate) fn match_any(inputs: &WarpWords, outputs: &mut WarpWords, _: &Precisi
     }
 }
 
-/// `redux.sync.add.u32`: the sum of all lanes' words, wrapping.
+/// `redux.sync.add.u32`: wrapping sum of all lanes' words.
 pub(crate) fn redux_add(inputs: &WarpWords, outputs: &mut WarpWords, _: &Precision) {
     give_all(outputs, inputs.iter().fold(0, |sum, words| sum.wrapping_add(words[0])));
 }
 
-/// `redux.sync.max.u32`: the largest of all lanes' words.
+/// `redux.sync.max.u32`: maximum of all lanes' words.
 pub(crate) fn redux_max_u32(inputs: &WarpWords, outputs: &mut WarpWords, _: &Precision) {
     give_all(outputs, inputs.iter().fold(0, |largest, words| largest.max(words[0])));
 }
 
-/// `bar.warp.sync`: lanes meet, nothing is exchanged.
+/// `bar.warp.sync`: lanes converge without exchanging words.
 pub(crate) fn warp_barrier(_: &WarpWords, _: &mut WarpWords, _: &Precision) {}
 
 fn give_all(outputs: &mut WarpWords, word: u32) {
@@ -69,7 +70,7 @@ mod tests {
         let butterfly = run(shfl_xor, |lane| [100 + lane as u32, 16]);
         assert_eq!(butterfly[..2], [116, 117]);
         assert_eq!(butterfly[16..18], [100, 101]);
-        // Every lane's own mask counts.
+        // Each lane uses its own mask.
         assert_eq!(run(shfl_xor, |lane| [lane as u32, lane as u32]), [0; 32]);
         let rotated = run(shfl_idx, |lane| [lane as u32 * 3, lane as u32 + 1]);
         assert_eq!(rotated[..3], [3, 6, 9]);

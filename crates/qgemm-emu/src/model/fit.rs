@@ -1,24 +1,25 @@
-//! Compares models with what a chip computed, and finds the parameters that agree with it best.
+//! Comparison of models with recordings of a chip, and
+//! search for the best parameters.
 
 use super::{Accumulator, Aligned, Class, Collective, NO_WORDS, Order, Precision, Rounding, Sum, WarpWords};
 
 /// One execution of an operation by one warp of a chip.
 #[derive(Clone)]
 pub struct Recording {
-    /// What the lanes gave, words as [`Collective::inputs`] has them.
+    /// Inputs of the lanes, words as in [`Collective::inputs`].
     pub inputs: WarpWords,
-    /// What the lanes got.
+    /// Outputs of the lanes.
     pub outputs: WarpWords,
 }
 
-/// A word that a model computes differently than the chip did.
+/// A word that model and chip compute differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Which recording.
+    /// Index of the recording.
     pub recording: usize,
-    /// The lane that got the word.
+    /// Lane of the word.
     pub lane: usize,
-    /// Which of the lane's outputs.
+    /// Index of the lane's output word.
     pub word: usize,
     /// The model's bits.
     pub model: u32,
@@ -26,14 +27,15 @@ pub struct Difference {
     pub recorded: u32,
 }
 
-/// How far a model agrees with recordings.
+/// Agreement of a model with recordings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreement {
     /// Output words compared.
     pub words: usize,
-    /// Words that are equal in all bits, or NaN in both where words are floats.
+    /// Words that are equal in all bits, or NaN
+    /// in both for floats.
     pub equal: usize,
-    /// The first that is not.
+    /// The first different word.
     pub first_difference: Option<Difference>,
 }
 
@@ -44,7 +46,7 @@ impl Agreement {
     }
 }
 
-/// Runs the model of `op` on the recordings' inputs and compares.
+/// Runs the model of `op` on the recorded inputs and compares.
 pub fn agreement(op: &Collective, recordings: &[Recording], precision: &Precision) -> Agreement {
     let mut agreement = Agreement { words: 0, equal: 0, first_difference: None };
     for (recording, Recording { inputs, outputs }) in recordings.iter().enumerate() {
@@ -66,7 +68,8 @@ pub fn agreement(op: &Collective, recordings: &[Recording], precision: &Precisio
     agreement
 }
 
-/// Every sum that a chip is known or likely to use, for all instructions without block scales.
+/// All sums that chips are known or likely to use, for
+/// instructions without block scales.
 pub fn candidates() -> Vec<Sum> {
     let mut sums = vec![Sum::Wide, Sum::FmaChain];
     for group_k in [4, 8, 16, 32] {
@@ -90,7 +93,7 @@ pub fn candidates() -> Vec<Sum> {
     sums
 }
 
-/// The agreement of every candidate with the recordings, best first.
+/// Agreement of every candidate with the recordings, best first.
 pub fn fit(op: &Collective, recordings: &[Recording]) -> Vec<(Sum, Agreement)> {
     let mut fits: Vec<(Sum, Agreement)> =
         candidates().into_iter().map(|sum| (sum, agreement(op, recordings, &Precision::uniform(sum)))).collect();
@@ -138,7 +141,8 @@ mod tests {
             let full: Vec<Sum> =
                 fits.iter().filter(|(_, agreement)| agreement.is_full()).map(|(sum, _)| *sum).collect();
             assert!(full.contains(&Precision::of(variant).half), "{variant}: {full:?}");
-            // What the numbers at hand cannot tell apart: the exponent that nothing reaches, and groups beyond K.
+            // These numbers cannot distinguish an exponent that nothing
+            // reaches, and groups beyond K.
             let Sum::Aligned(right) = Precision::of(variant).half else { panic!("chips align") };
             for sum in full {
                 let Sum::Aligned(how) = sum else { panic!("{sum:?} agrees") };
@@ -162,7 +166,7 @@ mod tests {
         let difference = found.first_difference.expect("one");
         assert_eq!((difference.recording, difference.lane, difference.word), (2, 9, 1));
         assert_eq!(difference.model, difference.recorded ^ 1);
-        // Two NaNs are equal whatever they carry.
+        // NaNs are equal whatever their payload.
         recordings[2].outputs[9][1] ^= 1;
         recordings[0].inputs[0][3] = 0x7f80_0001;
         recordings[0].outputs[0][0] = 0xffc1_2345;

@@ -19,7 +19,7 @@ pub(crate) const M16N8K32: WordCounts = M16N8K16;
 const LEAST_F16: i32 = -14;
 const LEAST_BF16: i32 = -126;
 
-/// A type of operands: its numbers, and its least normal exponent.
+/// An operand type: its decoder and its minimum normal exponent.
 type Number = (fn(u16) -> f32, i32);
 
 const F16: Number = (decode::f16, LEAST_F16);
@@ -27,7 +27,8 @@ const BF16: Number = (decode::bf16, LEAST_BF16);
 const E4M3: Number = (|code| decode::e4m3(code as u8), -6);
 const E5M2: Number = (|code| decode::e5m2(code as u8), -14);
 
-/// `mma.m8n8k4.row.col.f32.f16.f16.f32`: four products, one for each quad-pair.
+/// `mma.m8n8k4.row.col.f32.f16.f16.f32`: four
+/// products, one for each quad-pair.
 pub(crate) fn m8n8k4_f16(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
     quad_pairs::<false, false>(inputs, outputs, precision);
 }
@@ -47,7 +48,9 @@ pub(crate) fn m8n8k4_col_row_f16(inputs: &WarpWords, outputs: &mut WarpWords, pr
     quad_pairs::<true, true>(inputs, outputs, precision);
 }
 
-/// The products of `m8n8k4`. An operand is stored along K, so that a lane has a row of A or a column of B, or across it.
+/// Products of `m8n8k4`. Operands are stored
+/// along K (a lane has a row of A or a
+/// column of B) or across K.
 fn quad_pairs<const A_ACROSS: bool, const B_ACROSS: bool>(
     inputs: &WarpWords,
     outputs: &mut WarpWords,
@@ -84,7 +87,8 @@ pub(crate) fn m16n8k16_bf16(inputs: &WarpWords, outputs: &mut WarpWords, precisi
     mma::<16, 16>(inputs, outputs, M16N8K16, [BF16; 2], &precision.half);
 }
 
-/// `mma.m16n8k8.row.col.f32.tf32.tf32.f32`: an operand a word, whose lowest 13 bits do not count.
+/// `mma.m16n8k8.row.col.f32.tf32.tf32.f32`: one operand per word;
+/// the lowest 13 bits are ignored.
 pub(crate) fn m16n8k8_tf32(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
     let number = |lane: usize, word: usize| f32::from_bits(inputs[lane][word] & !0x1fff);
     let (mut a, mut b) = ([[0.0; 8]; 16], [[0.0; 8]; 8]);
@@ -116,18 +120,18 @@ pub(crate) fn m16n8k32_e4m3_e5m2(inputs: &WarpWords, outputs: &mut WarpWords, pr
     mma::<32, 8>(inputs, outputs, M16N8K32, [E4M3, E5M2], &precision.fp8);
 }
 
-/// Types of the operands A and B of `wgmma`; their numbers are those of the emulated atoms.
+/// Operand types of `wgmma`, with the numbers of the emulated atoms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WgmmaOperands {
     F16,
     Bf16,
     E4M3,
     E4M3AndE5M2,
-    /// Signed and unsigned bytes, sums in 32 bits.
+    /// Signed and unsigned bytes, 32-bit sums.
     S8AndU8,
-    /// Words, whose lowest 13 bits do not count.
+    /// TF32 words; the lowest 13 bits are ignored.
     Tf32,
-    /// Signed bytes, sums in 32 bits.
+    /// Signed bytes, 32-bit sums.
     S8,
 }
 
@@ -137,7 +141,8 @@ impl WgmmaOperands {
         [W::F16, W::Bf16, W::E4M3, W::E4M3AndE5M2, W::S8AndU8, W::Tf32, W::S8].get(number as usize).copied()
     }
 
-    /// The 16 rows of a warp times eight columns, words as of the `mma` of that shape.
+    /// A warp's 16 rows times eight columns, words as in
+    /// the `mma` of that shape.
     pub(crate) fn multiply(self, inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
         match self {
             Self::F16 => m16n8k16_f16(inputs, outputs, precision),
@@ -151,7 +156,7 @@ impl WgmmaOperands {
     }
 }
 
-/// A product of the 16-row shapes, operands of `BITS` bits.
+/// Product of the 16-row shapes with operands of `BITS` bits.
 fn mma<const K: usize, const BITS: usize>(
     inputs: &WarpWords,
     outputs: &mut WarpWords,
@@ -166,7 +171,8 @@ fn mma<const K: usize, const BITS: usize>(
     put_accumulators(&each(&d, f32::to_bits), outputs);
 }
 
-/// The function of each element, in a loop that the compiler vectorises (it calls nested `array::map`s).
+/// Applies a function to each element, in a loop that the
+/// compiler vectorises (unlike nested `array::map`).
 fn each<T: Copy, U: Copy + Default, const R: usize, const C: usize>(
     matrix: &[[T; C]; R],
     function: impl Fn(T) -> U,

@@ -1,13 +1,22 @@
-//! Which lane holds which element of a matrix (PTX ISA, "Matrix Fragments for mma").
+//! Fragment layouts: which lane holds which matrix element (PTX
+//! ISA, "Matrix Fragments for mma").
 //!
-//! With g = lane / 4 and t = lane % 4, every shape but `m8n8k4` follows one rule, whatever the width of an element. Of E
-//! elements a word: word w of A holds row `g + 8 * (w % row blocks)`, columns `(w / row blocks) * 4E + t * E ..+ E`; word
-//! w of B holds the same elements of its transpose; word w of the accumulators holds row `g + 8 * (w / 2)`, column
-//! `2t + w % 2`.
+//! With g = lane / 4 and t = lane %
+//! 4, every shape but `m8n8k4` follows one rule for all element
+//! widths. With E elements per word:
+//!
+//! - word w of A: row
+//!   `g + 8 * (w % row blocks)`, columns
+//!   `(w / row blocks) * 4E + t * E ..+ E`;
+//! - word w of B: the same elements of its transpose;
+//! - word w of the accumulators:
+//!   row `g + 8 * (w / 2)`,
+//!   column `2t + w % 2`.
 
 use super::WarpWords;
 
-/// Reads the M x K operand from words `first..` of every lane, elements of `BITS` bits, low bits first.
+/// Reads the M x K operand from words `first..` of every
+/// lane. Elements have `BITS` bits, low bits first.
 pub(crate) fn operand<const M: usize, const K: usize, const BITS: usize>(
     words: &WarpWords,
     first: usize,
@@ -28,7 +37,8 @@ pub(crate) fn operand<const M: usize, const K: usize, const BITS: usize>(
     matrix
 }
 
-/// Reads the M x 8 accumulators from words `first..` of every lane.
+/// Reads the M x 8 accumulators from words
+/// `first..` of every lane.
 pub(crate) fn accumulators<const M: usize>(words: &WarpWords, first: usize) -> [[u32; 8]; M] {
     let mut matrix = [[0; 8]; M];
     for (lane, words) in words.iter().enumerate() {
@@ -40,7 +50,8 @@ pub(crate) fn accumulators<const M: usize>(words: &WarpWords, first: usize) -> [
     matrix
 }
 
-/// Writes the M x 8 accumulators to the first words of every lane.
+/// Writes the M x 8 accumulators to the first
+/// words of every lane.
 pub(crate) fn put_accumulators<const M: usize>(matrix: &[[u32; 8]; M], words: &mut WarpWords) {
     for (lane, words) in words.iter_mut().enumerate() {
         let (g, t) = (lane / 4, lane % 4);
@@ -50,16 +61,18 @@ pub(crate) fn put_accumulators<const M: usize>(matrix: &[[u32; 8]; M], words: &m
     }
 }
 
-/// `m8n8k4` runs four products, one for each quad-pair: lanes 4q to 4q+3 and 16 more.
+/// `m8n8k4` runs four products, one for each quad-pair: lanes 4q to
+/// 4q+3 and the lanes 16 higher.
 pub(crate) mod quad_pair {
     use super::WarpWords;
 
-    /// The lane that holds a row of A, or a column of B, of product `pair`.
+    /// Lane with a row of A or a column of B
+    /// of product `pair`.
     fn lane_of(pair: usize, row: usize) -> usize {
         4 * pair + row % 4 + 16 * (row / 4)
     }
 
-    /// The lane and word that hold an f32 accumulator of product `pair`.
+    /// Lane and word of an f32 accumulator of product `pair`.
     fn place_of(pair: usize, row: usize, column: usize) -> (usize, usize) {
         let lane = 4 * pair + (row & 1) + (column & 2) + 16 * (row / 4);
         (lane, (column & 4) + (row & 2) + (column & 1))
@@ -73,7 +86,8 @@ pub(crate) mod quad_pair {
         })
     }
 
-    /// Reads eight f16 for each of four k, of which a lane has half, from the same words.
+    /// Reads eight f16 for each of four k, half of them
+    /// per lane, from the same words.
     pub(crate) fn operand_across(words: &WarpWords, first: usize, pair: usize) -> [[u16; 8]; 4] {
         std::array::from_fn(|k| {
             std::array::from_fn(|column| {
@@ -83,7 +97,8 @@ pub(crate) mod quad_pair {
         })
     }
 
-    /// Reads the f32 accumulators of one product from words `first..first + 8`.
+    /// Reads the f32 accumulators of one product from
+    /// words `first..first + 8`.
     pub(crate) fn accumulators(words: &WarpWords, first: usize, pair: usize) -> [[u32; 8]; 8] {
         std::array::from_fn(|row| {
             std::array::from_fn(|column| {
@@ -93,7 +108,8 @@ pub(crate) mod quad_pair {
         })
     }
 
-    /// Writes the f32 accumulators of one product to the first eight words of its lanes.
+    /// Writes the f32 accumulators of one product to the first
+    /// eight words of its lanes.
     pub(crate) fn put_accumulators(matrix: &[[u32; 8]; 8], words: &mut WarpWords, pair: usize) {
         for (row, values) in matrix.iter().enumerate() {
             for (column, &value) in values.iter().enumerate() {

@@ -26,7 +26,7 @@ pub(crate) fn m16n8k32(inputs: &WarpWords, outputs: &mut WarpWords, _: &Precisio
     mma::<16, 32>(inputs, outputs, M16N8K32, signed);
 }
 
-/// What a warp does of `wgmma` with `.s32.s8.u8`, eight columns of it.
+/// A warp's eight columns of `wgmma` with `.s32.s8.u8`.
 pub(crate) fn m16n8k32_u8(inputs: &WarpWords, outputs: &mut WarpWords) {
     mma::<16, 32>(inputs, outputs, M16N8K32, i32::from);
 }
@@ -35,7 +35,7 @@ fn signed(byte: u16) -> i32 {
     i32::from(byte as u8 as i8)
 }
 
-/// `of_b` is the number of a byte of B; those of A are signed.
+/// `of_b` decodes a byte of B. Bytes of A are signed.
 fn mma<const M: usize, const K: usize>(
     inputs: &WarpWords,
     outputs: &mut WarpWords,

@@ -1,7 +1,8 @@
-//! Models of the instructions that a warp executes together, on the registers of its 32 lanes.
+//! Models of warp-wide instructions, on the registers of 32 lanes.
 //!
-//! [`COLLECTIVES`] is the one table of them: the emulated atoms name an operation by its place there ([`header`]), the
-//! machine collects the lanes' words and calls [`Collective::run`].
+//! [`COLLECTIVES`] is the single table of them. Emulated atoms name an
+//! operation by its index ([`header`]); the machine collects the lanes'
+//! words and calls [`Collective::run`].
 
 mod block_scaled;
 mod decode;
@@ -18,16 +19,17 @@ use qgemm_hal::Variant;
 pub(crate) use float::WgmmaOperands;
 pub use precision::{Accumulator, Aligned, Order, Precision, Rounding, ScaledSum, Sum};
 
-/// Most words that a lane gives to an operation or gets from it.
+/// Maximum words that a lane passes to or
+/// gets from an operation.
 pub const MAX_WORDS: usize = 16;
 
-/// The words of every lane; those beyond an operation's count mean nothing.
+/// Words of every lane. Words beyond an operation's count are ignored.
 pub type WarpWords = [[u32; MAX_WORDS]; 32];
 
-/// Words of no meaning, to be filled.
+/// Zeroed words, to be filled.
 pub const NO_WORDS: WarpWords = [[0; MAX_WORDS]; 32];
 
-/// What an operation is, for those who count or compare.
+/// Class of an operation, for counting and comparing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// A matrix instruction with f32 accumulators.
@@ -36,28 +38,31 @@ pub enum Class {
     IntegerMma,
     /// A shuffle, vote or reduction.
     Exchange,
-    /// A meeting without words.
+    /// A barrier without words.
     Barrier,
 }
 
-/// An instruction that all lanes of a warp execute together.
+/// A warp-wide instruction.
 #[derive(Clone, Copy)]
 pub struct Collective {
-    /// Name of its atom (of the one that takes integers, where two atoms share an instruction).
+    /// Name of its atom; of the integer atom, when two
+    /// atoms share an instruction.
     pub name: &'static str,
-    /// What it is.
+    /// Class of the operation.
     pub class: Class,
-    /// Words that each lane gives: of `mma`, those of A, B, the accumulators, the scale of A, the scale of B.
+    /// Words that each lane passes: for `mma`, those of A, B,
+    /// the accumulators, the scale of A, the scale of B.
     pub inputs: usize,
     /// Words that each lane gets.
     pub outputs: usize,
-    /// The first variant that has it.
+    /// First variant that supports it.
     pub variant: Variant,
     /// Computes every lane's outputs from every lane's inputs.
     pub run: fn(&WarpWords, &mut WarpWords, &Precision),
 }
 
-/// How many words of a lane hold the operands of a matrix instruction, in this order: A, B, accumulators, scales.
+/// Words of a lane for the operands of a matrix instruction,
+/// in this order: A, B, accumulators, scales.
 #[derive(Clone, Copy)]
 pub(crate) struct WordCounts {
     a: usize,
@@ -90,7 +95,7 @@ const fn exchange(name: &'static str, inputs: usize, variant: Variant, run: Run)
     Collective { name, class: Class::Exchange, inputs, outputs: 1, variant, run }
 }
 
-/// Every operation; its place is its number.
+/// Every operation, indexed by its number.
 pub static COLLECTIVES: &[Collective] = {
     use Class::{FloatMma, IntegerMma};
     use Variant::{Sm70, Sm75, Sm80, Sm89, Sm120};
@@ -130,7 +135,7 @@ pub static COLLECTIVES: &[Collective] = {
     ]
 };
 
-/// The operations' numbers as C++: a constant `EMU_<name>` of each.
+/// The operations' numbers as C++: a constant `EMU_<name>` for each.
 pub fn header() -> String {
     COLLECTIVES
         .iter()

@@ -1,14 +1,23 @@
-//! How matrix instructions add: what is published about each chip, as parameters.
+//! Summation models of matrix instructions: published properties
+//! of each chip, as parameters.
 //!
-//! Products are exact on every chip. What differs is the sum: a tensor core aligns a group of products and the accumulator
-//! to the largest exponent among them, cuts what lies below a fixed number of bits, adds, and cuts the sum to f32. Found by
-//! measurement, never documented by NVIDIA:
-//! - Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores" (PeerJ CS 2021): V100, T4, A100.
-//! - Khattak, Mikaitis, "Accurate Models of NVIDIA Tensor Cores" (arXiv 2512.07004): V100, A100, Ada, H100, H200, B200.
-//! - Xie, Wang, Yang, Yang, "MMA-Sim" (arXiv 2511.10909): Volta to RTX Blackwell, FP8 and block-scaled FP4 too.
+//! Products are exact on every chip; the sums differ. A tensor
+//! core aligns a group of products and the accumulator to
+//! their largest exponent, truncates below a fixed number of
+//! bits, adds, and truncates the sum to f32. NVIDIA does not
+//! document this; it was measured:
 //!
-//! Where an instruction is not the chip's own, the machine code that ptxas 12.9 makes of it says how it adds: `m8n8k4` from
-//! sm_80 on is shuffles and f32 FMAs, FP8 `mma` on sm_90 is two f16 `mma` and an addition.
+//! - Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor
+//!   cores" (PeerJ CS 2021): V100, T4, A100.
+//! - Khattak, Mikaitis, "Accurate Models of NVIDIA Tensor Cores" (arXiv
+//!   2512.07004): V100, A100, Ada, H100, H200, B200.
+//! - Xie, Wang, Yang, Yang, "MMA-Sim" (arXiv 2511.10909): Volta to RTX
+//!   Blackwell, including FP8 and block-scaled FP4.
+//!
+//! When a chip emulates an instruction, the machine code
+//! of ptxas 12.9 shows the sum: `m8n8k4` from sm_80 on
+//! is shuffles and f32 FMA; FP8 `mma` on sm_90 is two
+//! f16 `mma` and an addition.
 
 use qgemm_hal::Variant;
 
@@ -17,91 +26,99 @@ use qgemm_hal::Variant;
 pub enum Rounding {
     /// To nearest, ties to even.
     NearestEven,
-    /// Toward zero, keeping this many of the 23 fraction bits and clearing the others.
+    /// Toward zero: keeps this many of the 23 fraction
+    /// bits and clears the others.
     TowardZero {
-        /// 23, or 13 where the chip's accumulator is shorter than f32.
+        /// 23, or 13 when the chip's accumulator is shorter than f32.
         fraction_bits: u32,
     },
 }
 
-/// The order in which a group takes the K dimension.
+/// Order in which groups take the K dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// In the order of K.
     Natural,
-    /// The first two of each four, then the last two: FP8 on Hopper, where the lower halves of all registers are unpacked
-    /// for one f16 instruction and the upper halves for a second.
+    /// First two of each four, then the last two. FP8 on
+    /// Hopper: one f16 instruction for the lower halves of all registers,
+    /// a second for the upper halves.
     PairsOfFour,
 }
 
-/// When a product's accumulator comes in.
+/// When the accumulator is added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accumulator {
-    /// It is aligned and added with the first group of products.
+    /// Aligned and added with the first group of products.
     WithProducts,
-    /// The sum starts from zero, and the accumulator is added to it in f32, rounding to nearest even.
+    /// Added to the finished sum in f32, rounded to nearest even.
     After,
 }
 
-/// A sum of aligned and cut terms.
+/// A sum of aligned and truncated terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aligned {
-    /// Products added at once; the sum of one group is the accumulator of the next. From 1 to K.
+    /// Products added at once, 1 to K. The sum of one
+    /// group is the accumulator of the next.
     pub group_k: usize,
-    /// Bits kept below the largest term's leading bit, whose exponent is the sum of its factors' exponents (a product of
-    /// significands is less than 4 and is not normalized). At most 26.
+    /// Bits kept below the leading bit of the largest term; at
+    /// most 26. A term's exponent is the sum of its factors'
+    /// exponents: products of significands are below 4 and not normalized.
     pub fraction_bits: u32,
-    /// Exponent that the terms are aligned to when all are smaller.
+    /// Minimum exponent for the alignment.
     pub least_exponent: i32,
-    /// Of a group's sum.
+    /// Rounding of a group's sum.
     pub rounding: Rounding,
-    /// Of K.
+    /// Order of K.
     pub order: Order,
-    /// Where the accumulator enters.
+    /// When the accumulator is added.
     pub accumulator: Accumulator,
 }
 
-/// How one matrix instruction adds.
+/// Summation model of a matrix instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sum {
-    /// In f64 from the accumulator on, rounded to f32 once at the end: fast, and more exact than any chip.
+    /// f64 from the accumulator on, rounded to f32 once at the
+    /// end. Fast, and more accurate than any chip.
     Wide,
-    /// f32 FMAs from zero in the order of K, then the accumulator is added.
+    /// f32 FMAs from zero in K order, then the
+    /// accumulator is added.
     FmaChain,
     /// As a tensor core.
     Aligned(Aligned),
 }
 
-/// How a block-scaled matrix instruction adds.
+/// Summation model of a block-scaled matrix instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaledSum {
-    /// In f64, rounded to f32 once at the end.
+    /// f64, rounded to f32 once at the end.
     Wide,
-    /// Sixteen products are added exactly and multiplied by both scales; these terms and the accumulator are aligned to
-    /// the largest exponent, which a term has from its scales alone, cut to this many fraction bits, added, and the sum
-    /// is cut to f32.
+    /// Sixteen products are added exactly and multiplied by both scales. These
+    /// terms and the accumulator are aligned to the largest exponent (of
+    /// a term: that of its scales), truncated to this many fraction
+    /// bits, and added. The sum is truncated to f32.
     Aligned {
         /// At most 38.
         fraction_bits: u32,
     },
 }
 
-/// How the matrix instructions of a device add.
+/// Summation models of a device's matrix instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Precision {
     /// f16 in the quad-pair shape `m8n8k4`.
     pub quad_pair: Sum,
     /// f16 and bf16 in 16-row shapes.
     pub half: Sum,
-    /// E4M3 and E5M2, of `mma`.
+    /// E4M3 and E5M2 in `mma`.
     pub fp8: Sum,
-    /// The same, of `wgmma`.
+    /// E4M3 and E5M2 in `wgmma`.
     pub fp8_wgmma: Sum,
     /// Block-scaled E2M1.
     pub block_scaled: ScaledSum,
 }
 
-/// A sum cut to all of f32's bits, the accumulator with the first products, K in order.
+/// A sum truncated to all bits of f32, with the accumulator
+/// in the first group and K in order.
 const fn aligned(group_k: usize, fraction_bits: u32, least_exponent: i32) -> Aligned {
     Aligned {
         group_k,
@@ -117,17 +134,22 @@ impl Precision {
     /// Every sum in f64, rounded once.
     pub const WIDE: Precision = Precision::uniform(Sum::Wide);
 
-    /// One way to add for every instruction that has no block scales; those add in f64.
+    /// One model for every instruction without block scales;
+    /// block-scaled ones use f64.
     pub const fn uniform(sum: Sum) -> Precision {
         Precision { quad_pair: sum, half: sum, fp8: sum, fp8_wgmma: sum, block_scaled: ScaledSum::Wide }
     }
 
-    /// How the chips of a variant add. Where a variant lacks an instruction, its sum is in f64.
+    /// Summation models of a variant's chips. Instructions
+    /// that a variant lacks use f64.
     ///
-    /// Only Sm90's can be checked on a chip at hand. The dot products that Khattak and Mikaitis recorded and published,
-    /// of ordinary random numbers, come out equal in all bits: 5000 for each of f16 on V100, f16 and bf16 on A100, Ada,
-    /// H100, H200 and B200, FP8 on Ada and L40S, and FP8 on B200, whose `mma` is Sm90's. Turing, the two groups that
-    /// `m16n8k16` makes on Ampere and Ada, and Sm120's FP8 and block scales are as MMA-Sim has them.
+    /// Only Sm90 can be checked on a chip here. The dot
+    /// products of ordinary random numbers that Khattak and Mikaitis published
+    /// are equal in all bits: 5000 each of f16 on V100,
+    /// f16 and bf16 on A100, Ada, H100, H200 and B200, FP8
+    /// on Ada and L40S, and FP8 on B200, whose `mma` equals
+    /// Sm90's. Turing, the two groups of `m16n8k16` on Ampere and Ada,
+    /// and FP8 and block scales of Sm120 follow MMA-Sim.
     pub const fn of(variant: Variant) -> Precision {
         let volta = Sum::Aligned(aligned(4, 23, -133));
         let turing = aligned(8, 24, -132);

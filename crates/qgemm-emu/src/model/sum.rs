@@ -1,21 +1,23 @@
-//! D += A · B of small matrices, added as a [`Sum`] says.
+//! D += A · B of small matrices, summed
+//! according to a [`Sum`].
 
 use super::precision::{Accumulator, Aligned, Order, Rounding, Sum};
 
-/// What every NaN result is.
+/// The NaN of every NaN result.
 pub(crate) const NAN: u32 = 0x7fff_ffff;
 
-/// Exponent of a zero, below every other even when two are added.
+/// Exponent of zero, below all others even when two are added.
 const ZERO: i32 = -4096;
 
-/// Most fraction bits of a term that four terms fit in an i32 with.
+/// Maximum fraction bits for which four terms fit in an i32.
 const MOST_FRACTION_BITS: u32 = 26;
 
-/// f32's least normal exponent.
+/// Minimum normal exponent of f32.
 pub(crate) const LEAST_F32: i32 = -126;
 
-/// D += A · B, with B by rows of K. `least` are the least normal exponents of A's and B's formats: a subnormal factor
-/// counts with it when terms are aligned.
+/// D += A · B, with B as rows of K.
+/// `least` are the minimum normal exponents of A's and B's formats,
+/// which subnormal factors use for the alignment.
 pub(crate) fn multiply<const M: usize, const N: usize, const K: usize>(
     a: &[[f32; K]; M],
     b: &[[f32; N]; K],
@@ -57,20 +59,22 @@ fn fma_chain<const M: usize, const N: usize, const K: usize>(
     }
 }
 
-/// A finite number as significand (signed, magnitude below 2) times a power of two.
+/// A finite number as a signed significand (magnitude
+/// below 2) times a power of two.
 #[derive(Clone, Copy)]
 pub(crate) struct Split {
     pub(crate) significand: f32,
     pub(crate) exponent: i32,
 }
 
-/// Splits `value`, whose format's least normal exponent is `least`. What is not finite counts as zero.
+/// Splits `value`, whose format has the minimum normal exponent `least`.
+/// Infinities and NaN count as zero.
 #[inline]
 pub(crate) fn split(value: f32, least: i32) -> Split {
     let bits = value.to_bits();
     let field = (bits >> 23 & 0xff) as i32;
     let normal = f32::from_bits(bits & 0x807f_ffff | 127 << 23);
-    // 2^-least, in two factors because f32 has no 2^127 times 2.
+    // 2^-least in two factors, because f32 cannot represent 2^128.
     let half_way = f32::from_bits(((127 - least / 2) as u32) << 23);
     let subnormal = value * half_way * f32::from_bits(((127 - (least - least / 2)) as u32) << 23);
     if field == 0xff || bits << 1 == 0 {
@@ -82,19 +86,23 @@ pub(crate) fn split(value: f32, least: i32) -> Split {
     }
 }
 
-/// The integer part of `significand` times 2^`power`, where the significand is less than 4 and power at most 26.
+/// Integer part of `significand` times 2^`power`. The significand is
+/// below 4, and power at most 26.
 #[inline]
 fn cut(significand: f32, power: i16) -> i32 {
-    // Exact from f32's least exponent on, and below it nothing is left anyway.
+    // Exact from f32's minimum exponent on; below it
+    // the result is zero anyway.
     let power = power.max(LEAST_F32 as i16).wrapping_add(127);
     let scaled = significand * f32::from_bits(u32::from(power as u16) << 23);
-    // SAFETY: `split` makes significands finite and less than 2, their products less than 4, so this is less than 2^28
-    // in magnitude: no caller's power is greater than 26, the most fraction bits, because no term's exponent is greater
-    // than the largest of its group.
+    // SAFETY: `split` makes significands finite and less than 2, and their
+    // products less than 4. The result is less than 2^28 in
+    // magnitude, because no caller's power exceeds 26, the maximum number of
+    // fraction bits: no term's exponent exceeds the largest of its group.
     unsafe { scaled.to_int_unchecked() }
 }
 
-/// A matrix of [`Split`]s. Sixteen bits hold any sum of three exponents.
+/// A matrix of [`Split`]s. Sixteen bits hold any
+/// sum of three exponents.
 struct Splits<const R: usize, const C: usize> {
     significand: [[f32; C]; R],
     exponent: [[i16; C]; R],
@@ -154,7 +162,8 @@ fn aligned<const M: usize, const N: usize, const K: usize>(
     }
 }
 
-/// One row's `sums` plus the products of the elements of K in `group`. What is not finite counts as zero.
+/// Adds the products of the K elements in `group` to one
+/// row's `sums`. Infinities and NaN count as zero.
 #[inline]
 fn add_group<const N: usize, const K: usize>(
     (significand, exponent): (&[f32; K], &[i16; K]),
@@ -165,25 +174,27 @@ fn add_group<const N: usize, const K: usize>(
 ) -> [f32; N] {
     let fraction_bits = how.fraction_bits.min(MOST_FRACTION_BITS) as i16;
     let c = Splits::new(&[sums], LEAST_F32);
-    // Far beyond all exponents of f32, and far within those of f64 and of 16 bits.
+    // Beyond all exponents of f32, but within
+    // those of f64 and 16 bits.
     let mut top = [how.least_exponent.clamp(-900, 900) as i16; N];
     for (top, &c) in top.iter_mut().zip(&c.exponent[0]) {
         *top = c.max(*top);
     }
-    // Through an index, which keeps the compiler from vectorising over K instead of N.
+    // Indexing keeps the compiler from vectorising over K instead of N.
     for &k in group {
         for (n, top) in top.iter_mut().enumerate() {
             *top = exponent[k].wrapping_add(b.exponent[k][n]).max(*top);
         }
     }
-    // The power of two that a term is cut at, but for its own exponent.
+    // The power of two for truncating a term,
+    // before its own exponent.
     let mut base = [0; N];
     let mut total = [0.0; N];
     for n in 0..N {
         base[n] = fraction_bits.wrapping_sub(top[n]);
         total[n] = f64::from(cut(c.significand[0][n], base[n].wrapping_add(c.exponent[0][n])));
     }
-    // Four terms of less than 2^28 fit in an i32.
+    // Four terms below 2^28 fit in an i32.
     for ks in group.chunks(4) {
         let mut part = [0i32; N];
         for &k in ks {
@@ -203,13 +214,14 @@ fn add_group<const N: usize, const K: usize>(
     rounded
 }
 
-/// 2^`exponent`, which is from -1022 to 1023.
+/// 2^`exponent`, for exponents from -1022 to 1023.
 #[inline]
 pub(crate) fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// `integer` times 2^`exponent` as f32. The integer is exact in f64, the exponent far from f64's limits.
+/// `integer` times 2^`exponent` as f32. The integer is exact in f64,
+/// and the exponent far from f64's limits.
 #[inline]
 pub(crate) fn round(integer: f64, exponent: i32, rounding: Rounding) -> f32 {
     let value = integer * power_of_two(exponent);
@@ -219,11 +231,13 @@ pub(crate) fn round(integer: f64, exponent: i32, rounding: Rounding) -> f32 {
             let fraction_bits = fraction_bits.min(23);
             let subnormal = value.abs() < f64::from(f32::MIN_POSITIVE);
             if subnormal {
-                // In units of the least number that has so many fraction bits. A result of zero is positive.
+                // In units of the smallest number with this many fraction
+                // bits. A zero result is positive.
                 let units = value * power_of_two(fraction_bits as i32 - LEAST_F32);
                 ((units as i64) as f64 * power_of_two(LEAST_F32 - fraction_bits as i32)) as f32
             } else {
-                // What is left fits in f32, unless it is 2^128 or more, which is infinite.
+                // The remaining bits fit in f32, unless the value is 2^128
+                // or more, which becomes infinite.
                 f64::from_bits(value.to_bits() & !((1 << (52 - fraction_bits)) - 1)) as f32
             }
         }
@@ -253,13 +267,16 @@ mod tests {
 
     #[test]
     fn bits_below_the_kept_ones_are_cut() {
-        // 2^12 and three times 2^-13: with 24 fraction bits each small term lies below the last kept bit, 2^-12.
+        // 2^12 and three times 2^-13. With 24 fraction bits each small
+        // term is below the last kept bit, 2^-12.
         let a = [64.0, 2f32.powi(-7), 2f32.powi(-7), 2f32.powi(-7)];
         let b = [64.0, 2f32.powi(-6), 2f32.powi(-6), 2f32.powi(-6)];
         assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(4, 24))), 4096.0);
-        // With 25 bits the three add to 2^-12 + 2^-13, but f32 has 2^-11 as its last bit there.
+        // With 25 bits the three terms sum to 2^-12 + 2^-13,
+        // but the last bit of f32 is 2^-11 here.
         assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(4, 25))), 4096.0);
-        // Taking the large term away afterwards would show them; with it in the group, the first of both does.
+        // Subtracting the large term afterwards shows the small ones. Within the
+        // group, only the first case keeps them.
         let (a, b) = ([64.0, 2f32.powi(-7), 2f32.powi(-7), -64.0], [64.0, 2f32.powi(-6), 2f32.powi(-6), 64.0]);
         assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(4, 24))), 0.0);
         assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(4, 25))), 2f32.powi(-12));
@@ -268,7 +285,8 @@ mod tests {
 
     #[test]
     fn terms_are_cut_toward_zero_each_on_its_own() {
-        // Four terms of minus three quarters of the last kept bit: each becomes zero.
+        // Four terms of minus three quarters of the last kept
+        // bit: each becomes zero.
         let a = [1.0, -0.75, -0.75, -0.75, -0.75, 0.0, 0.0, 0.0];
         let small = 2f32.powi(-12);
         let b = [2048.0, small, small, small, small, 0.0, 0.0, 0.0];
@@ -279,7 +297,8 @@ mod tests {
 
     #[test]
     fn a_product_of_significands_is_not_normalized() {
-        // 1.5 * 1.5 = 2.25 = 2^1 * 1.125, but its exponent counts as 0, so 24 bits below it 2^-24 is kept.
+        // 1.5 * 1.5 = 2.25 = 2^1 * 1.125, but its
+        // exponent counts as 0, so with 24 bits 2^-24 is kept.
         let small = 2f32.powi(-12);
         let products = ([1.5, small, -1.5, 0.0], [1.5, small, 1.5, 0.0]);
         assert_eq!(dot(products.0, products.1, 0.0, F16, Sum::Aligned(with(4, 24))), 2f32.powi(-24));
@@ -288,7 +307,8 @@ mod tests {
 
     #[test]
     fn groups_round_one_after_another() {
-        // 2^12 + 2^-12 is cut to 2^12 in f32 after the first group of two; then the large term goes.
+        // After the first group of two, 2^12 + 2^-12 is truncated
+        // to 2^12 in f32; then the large term is subtracted.
         let a = [64.0, 2f32.powi(-6), -64.0, 0.0];
         let b = [64.0, 2f32.powi(-6), 64.0, 0.0];
         assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(2, 25))), 0.0);
@@ -300,7 +320,8 @@ mod tests {
         let c = 2f32.powi(20);
         assert_eq!(dot([1.0, 0.0], [2f32.powi(-4), 0.0], c, F16, Sum::Aligned(with(2, 24))), c);
         assert_eq!(dot([1.0, 0.0], [2f32.powi(-3), 0.0], c, F16, Sum::Aligned(with(2, 24))), c + 0.125);
-        // After: 2^20 + 0.1875 rounds to nearest, up; aligned, it is cut.
+        // After: 2^20 + 0.1875 is rounded to nearest, up.
+        // Aligned: it is truncated.
         let after = Aligned { accumulator: Accumulator::After, ..with(2, 24) };
         let three = ([0.1875, 0.0], [1.0, 0.0]);
         assert_eq!(dot(three.0, three.1, c, F16, Sum::Aligned(after)), c + 0.25);
@@ -312,7 +333,8 @@ mod tests {
         let short = Aligned { rounding: Rounding::TowardZero { fraction_bits: 13 }, ..with(2, 13) };
         assert_eq!(dot([1.0, 1.0], [1.0, 2f32.powi(-13)], 0.0, F16, Sum::Aligned(short)), 1.0 + 2f32.powi(-13));
         assert_eq!(dot([1.0, 1.0], [1.0, 2f32.powi(-14)], 0.0, F16, Sum::Aligned(short)), 1.0);
-        // The sum has one bit more than its terms, and loses its last.
+        // The sum has one bit more than its terms
+        // and loses its last bit.
         assert_eq!(
             dot([1.0, 1.0], [1.0, 1.0 + 2f32.powi(-10)], 2f32.powi(-13), F16, Sum::Aligned(short)),
             2.0 + 2f32.powi(-10)
@@ -321,7 +343,8 @@ mod tests {
 
     #[test]
     fn pairs_of_four_are_groups() {
-        // The large terms lie in the first and the second half of fours, so they do not meet in one group.
+        // The large terms are in the first and second half of
+        // fours, so they are in different groups.
         let how = Aligned { order: Order::PairsOfFour, ..with(4, 24) };
         let a = [64.0, 2f32.powi(-7), -64.0, 0.0, 0.0, 0.0, 0.0, 0.0];
         let b = [64.0, 2f32.powi(-6), 64.0, 0.0, 0.0, 0.0, 0.0, 0.0];
@@ -345,7 +368,8 @@ mod tests {
         let hopper = Sum::Aligned(with(16, 25));
         let least_f16 = 2f32.powi(-24);
         assert_eq!(dot([least_f16, 0.0], [least_f16, 0.0], 0.0, F16, hopper), 2f32.powi(-48));
-        // A subnormal factor counts with its format's least exponent: -14 and not -24.
+        // A subnormal factor uses its format's minimum
+        // exponent: -14 instead of -24.
         let (a, b) = ([least_f16, 1.0], [1.0, 2f32.powi(-24)]);
         assert_eq!(dot(a, b, 0.0, F16, hopper), 2f32.powi(-23));
         let least_f32 = f32::from_bits(1);

@@ -1,14 +1,16 @@
-//! Every model against a triple loop over matrices, placed in registers by the PTX ISA's formulas for each element.
+//! Every model against a triple loop over matrices whose elements are
+//! placed in registers by the formulas of the PTX ISA.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::*;
 
-/// A matrix by rows.
+/// A row-major matrix.
 type Matrix = Vec<Vec<f64>>;
 
-/// Row and column of an element, by lane and number within the lane's fragment, low bits of the first register first.
+/// Row and column of an element, by lane and element number
+/// in the lane's fragment, low bits of the first register first.
 type Place = fn(lane: usize, i: usize) -> (usize, usize);
 
 /// A matrix instruction as the ISA describes it.
@@ -18,13 +20,14 @@ struct Shape {
     k: usize,
     /// Bits of an operand element.
     bits: usize,
-    /// Of a, b (as row k, column n) and d.
+    /// Positions of a, b (as row k, column n) and d.
     a: Place,
     b: Place,
     d: Place,
-    /// Codes of -6 to 6, as far as the format has them (E2M1 lacks 5, which is 4 here).
+    /// Codes of -6 to 6, as far as the format has
+    /// them (E2M1 lacks 5, which becomes 4).
     encode: fn(i32) -> u32,
-    /// Products of one call, with lanes and fragments of their own.
+    /// Independent products of one call.
     products: usize,
 }
 
@@ -33,12 +36,14 @@ fn f16_code(value: i32) -> u32 {
 }
 
 fn e5m2_code(value: i32) -> u32 {
-    // 5 has three significant bits and 6 two, so the lower byte of the f16 is zero.
+    // 5 has three significant bits and 6 two, so the lower
+    // byte of the f16 is zero.
     f16_code(value) >> 8
 }
 
 fn e4m3_code(value: i32) -> u32 {
-    // E4M3's fraction ends one bit lower than E5M2's; its bias is 8 less.
+    // E4M3's fraction ends one bit lower than
+    // E5M2's; its bias is 8 less.
     let f16 = f16_code(value);
     f16 >> 8 & 0x80 | if value == 0 { 0 } else { ((f16 & 0x7fff) >> 7) - (8 << 3) }
 }
@@ -48,7 +53,7 @@ fn e2m1_code(value: i32) -> u32 {
     if value < 0 { 8 | magnitude } else { magnitude }
 }
 
-/// The ISA's groupID and threadID_in_group.
+/// groupID and threadID_in_group of the ISA.
 fn group(lane: usize) -> usize {
     lane >> 2
 }
@@ -60,7 +65,8 @@ fn d16(lane: usize, i: usize) -> (usize, usize) {
     (if i < 2 { group(lane) } else { group(lane) + 8 }, within(lane) * 2 + (i & 1))
 }
 
-/// Within a quad-pair: row-major A, column-major B, then A by columns, B by rows.
+/// Within a quad-pair: row-major A, column-major B; then
+/// column-major A, row-major B.
 fn quad_pair_row(lane: usize, i: usize) -> (usize, usize) {
     (if lane < 16 { lane % 4 } else { lane % 4 + 4 }, i)
 }
@@ -305,7 +311,7 @@ impl Shape {
         self.op().class == Class::IntegerMma
     }
 
-    /// The codes of b, where they are not those of a.
+    /// The encoder of b, if it differs from a's.
     fn encode_b(&self) -> fn(i32) -> u32 {
         if self.name.ends_with("e4m3_e5m2") { e5m2_code } else { self.encode }
     }
@@ -314,18 +320,19 @@ impl Shape {
         if self.bits == 4 || self.name.ends_with("mxf8") { 3 } else { 0 }
     }
 
-    /// The lanes that hold a product.
+    /// Lanes that hold a product.
     fn lanes(&self, product: usize) -> impl Iterator<Item = usize> {
         let all = self.products == 1;
         (0..32).filter(move |lane| all || lane % 16 / 4 == product)
     }
 
-    /// Elements of a lane, by operand: a and b.
+    /// Elements of a lane for a and b.
     fn elements(&self) -> (usize, usize) {
         (self.m * self.k * self.products / 32, 8 * self.k * self.products / 32)
     }
 
-    /// Runs the operation on matrices of codes' values, one triple for each product, scales 1.
+    /// Runs the operation on matrices of code values, one triple for
+    /// each product, with unit scales.
     fn run(&self, a: &[Matrix], b: &[Matrix], c: &[Matrix], precision: &Precision) -> Vec<Matrix> {
         self.run_scaled(a, b, c, &|_| [0; 3], precision)
     }
@@ -391,13 +398,13 @@ impl Shape {
     }
 }
 
-/// Unit scales, in all four bytes, from the first bytes and threads.
+/// Unit scales in all four bytes, with byte-id and thread-id 0.
 fn ones(name: &str) -> [u32; 3] {
     let one = if name.ends_with("mxf4") || name.ends_with("mxf8") { 0x7f7f_7f7f } else { 0x3838_3838 };
     [one, one, 0]
 }
 
-/// A value as E2M1 has it.
+/// The value as E2M1 represents it.
 fn representable(shape: &Shape, value: i32) -> f64 {
     f64::from(if shape.bits == 4 && value.abs() == 5 { 4 * value.signum() } else { value })
 }
@@ -443,7 +450,8 @@ fn places_are_a_bijection() {
 fn identity_carries_every_index() {
     for shape in SHAPES {
         for precision in precisions() {
-            // D = A · I picks the first eight columns of A; then eight more, until K is through.
+            // D = A · I picks the first eight columns of
+            // A, then the next eight, up to K.
             for first in (0..shape.k).step_by(8) {
                 let a = shape.matrices(shape.m, shape.k, |p, r, c| f64::from((p * 5 + r * 3 + c) as i32 % 5 - 2));
                 let b = shape.matrices(shape.k, 8, |_, r, c| f64::from(u8::from(r == first + c)));
@@ -503,7 +511,8 @@ fn integers_use_all_eight_bits_and_wrap() {
 
 #[test]
 fn block_scales_come_from_the_lanes_and_bytes_of_the_isa() {
-    // Every scale byte of every lane is another; only the ISA's lanes and bytes may count.
+    // Every scale byte of every lane differs. Only the lanes and
+    // bytes that the ISA names may matter.
     let mut rng = StdRng::seed_from_u64(4);
     for shape in SHAPES.iter().filter(|shape| shape.bits == 4) {
         let mx = shape.name.ends_with("mxf4");
@@ -523,7 +532,8 @@ fn block_scales_come_from_the_lanes_and_bytes_of_the_isa() {
             });
             [a, b, places]
         };
-        // Bytes and threads of A, then of B; four scales leave no choice of bytes.
+        // Byte-ids and thread-ids of A, then of B. With four
+        // scales the byte-id is fixed.
         let places: &[[u8; 4]] = if mx {
             &[[0; 4], [2, 1, 0, 0], [0, 0, 2, 1], [2, 1, 2, 1]]
         } else {
@@ -535,8 +545,9 @@ fn block_scales_come_from_the_lanes_and_bytes_of_the_isa() {
             let b = shape.matrices(64, 8, &mut value);
             let c = shape.matrices(16, 8, &mut value);
             let d = shape.run_scaled(&a, &b, &c, &|lane| scales(lane, u32::from_le_bytes(*place)), precision);
-            // Row r of A: the first thread of a pair in quad r for the first eight rows, the second for the others; column n of B: one
-            // thread of quad n.
+            // Row r of A: the first thread of a pair in
+            // quad r for the first eight rows, the second thread for
+            // the others. Column n of B: one thread of quad n.
             let [byte_a, thread_a, byte_b, thread_b] = place.map(usize::from);
             let expected = naive(&a[0], &b[0], &c[0], |row, column, k| {
                 let lane = row % 8 * 4 + 2 * thread_a + row / 8;
@@ -549,7 +560,8 @@ fn block_scales_come_from_the_lanes_and_bytes_of_the_isa() {
 
 #[test]
 fn bytes_have_one_scale_a_row() {
-    // 1.0 in E2M1, in bits 2 to 5 of a byte, and in E4M3; byte and thread of both operands' scales.
+    // 1.0 in E2M1 (bits 2 to 5 of a byte) and
+    // in E4M3; byte-id and thread-id of both operands' scales.
     for (name, one, [byte, thread]) in
         [("mma_m16n8k32_mxf8", 0x3838_3838u32, [0u8, 0]), ("mma_m16n8k32_mxf8_e2m1", 0x0808_0808, [3, 1])]
     {
@@ -559,7 +571,9 @@ fn bytes_have_one_scale_a_row() {
             words[..4].fill(0x3838_3838);
             words[4..6].fill(one);
             words[6..10].fill(1.0f32.to_bits());
-            // Rows of A: lane 4g, and 4g + 1 of row g + 8, or the next two; columns of B: lane 4g, or the next. Others mean nothing.
+            // Rows of A: lane 4g, and 4g + 1 for row
+            // g + 8, or the next two. Columns of B: lane
+            // 4g, or the next. Other lanes are ignored.
             let (g, t) = (lane / 4, lane % 4);
             let place = |scale: u32| u32::MAX ^ (0xff ^ scale) << (8 * byte);
             words[10] = if t / 2 == usize::from(thread) { place(127 + (g + t % 2) as u32) } else { u32::MAX };
@@ -604,7 +618,8 @@ fn block_scaled_terms_are_cut() {
     let mx = SHAPES.iter().find(|shape| shape.name.ends_with("mxf4")).expect("in the table");
     let matrix = |rows, columns, value: f64| vec![vec![vec![value; columns]; rows]];
     let mut a = matrix(16, 64, 0.0);
-    // One in the first block, whose scale is 2^40 but whose sum of products is zero; one in the second.
+    // 1 in the first block, whose scale is 2^40 but whose
+    // products sum to zero; and 1 in the second.
     for row in &mut a[0] {
         (row[0], row[1], row[32]) = (1.0, -1.0, 1.0);
     }

@@ -1,17 +1,19 @@
-//! Parameters of the kernels of attention.
+//! Parameters of the attention kernels.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{AbiField, AbiStruct};
 
 abi_struct! {
-    /// Sizes and choices of one `attention`: CUDA only; wgpu's kernels have the choices as constants.
+    /// Sizes and options of one `attention`; CUDA only. wgpu kernels
+    /// have the options as constants.
     pub struct AttentionShape {
         /// Sequences.
         pub sequences: u32,
         /// Query tokens of all sequences.
         pub tokens: u32,
-        /// Most query tokens of a sequence; all have as many where there are no offsets.
+        /// Most query tokens of a sequence; all have as many
+        /// where there are no offsets.
         pub most_queries: u32,
         /// Most keys of a sequence.
         pub most_keys: u32,
@@ -27,15 +29,20 @@ abi_struct! {
         pub pages: u32,
         /// Rows of a page.
         pub page_size: u32,
-        /// Pages of a row of the block table; 0 where there is none.
+        /// Pages of a row of the block table; 0
+        /// where there is none.
         pub table_width: u32,
-        /// Keys that a query sees at most; 2^32 - 1 where there is no window.
+        /// Keys that a query sees at most; 2^32 - 1
+        /// where there is no window.
         pub window: u32,
-        /// `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`, `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED` and `D_ALIGNED` of the `FLAG_` constants.
+        /// `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`, `KV_LENGTHS`, `LSE`,
+        /// `Q_ALIGNED`, `KV_ALIGNED` and `D_ALIGNED` of the `FLAG_` constants.
         pub flags: u32,
-        /// Element type of Q and D (0 = f32, 1 = f16, 2 = bf16).
+        /// Element type of Q and D (0 = f32, 1
+        /// = f16, 2 = bf16).
         pub dtype: u32,
-        /// Factor of products before they are bounded: of the soft cap's tanh, or of the exponent to base 2.
+        /// Factor of products before they are bounded: of the soft cap's
+        /// tanh, or of the exponent to base 2.
         pub factor: f32,
         /// The soft cap as an exponent to base 2.
         pub soft_cap: f32,
@@ -43,7 +50,8 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Device addresses, strides in elements and the cut of one kernel of `attention`: CUDA only.
+    /// Device addresses, strides in elements and split-KV of one
+    /// `attention` kernel; CUDA only.
     pub struct AttentionPointers {
         /// Queries.
         pub q: u64,
@@ -93,27 +101,33 @@ abi_struct! {
         pub d_token: u64,
         /// From one head of D to the next.
         pub d_head: u64,
-        /// Parts that the keys of a sequence are cut into at most.
+        /// Parts that the keys of a sequence are
+        /// cut into at most.
         pub parts: u32,
         /// Keys of a part.
         pub part_keys: u32,
-        /// CTAs for the queries of a sequence and a head of keys.
+        /// CTAs for the queries of a sequence
+        /// and a head of keys.
         pub row_ctas: u32,
-        /// Shift that divides by the rows of a page; 32 where these are no power of two.
+        /// Shift that divides by the rows of a page; 32 where
+        /// these are no power of two.
         pub page_shift: u32,
     }
 }
 
 abi_struct! {
-    /// Where the bits of a mask lie: CUDA only, and of its kernels those that take a mask.
+    /// Location of a bit mask; CUDA only, for
+    /// kernels with a mask.
     pub struct AttentionBits {
         /// The first word of the first row.
         pub address: u64,
-        /// Words from one head to the next; 0 where all heads have the same rows.
+        /// Words from one head to the next; 0 where all
+        /// heads have the same rows.
         pub head_words: u64,
         /// Words of a row.
         pub row_words: u32,
-        /// 1 where sequences have the same rows, 0 where each token has one.
+        /// 1 where sequences have the same rows, 0
+        /// where each token has one.
         pub is_shared: u32,
     }
 }

@@ -1,105 +1,108 @@
-//! Bits of the kernels' flags. Operations whose kernels have none in common use the same bits.
+//! Bits of the kernels' flags. Operations without common
+//! kernels reuse the same bits.
 
 #[cfg(doc)]
 use super::{AttentionShape, ConvertShape, GemmShape, MatmulShape, NormShape, OptimizerShape, RoutingShape};
 
-/// [`GemmShape::flags`]: W has row factors.
+/// [`GemmShape::flags`]: W has row scales.
 pub const FLAG_ROW_SCALE: u32 = 1;
-/// [`GemmShape::flags`]: W's columns are permuted.
+/// [`GemmShape::flags`]: W's columns are permuted (act-order).
 pub const FLAG_K_ORDER: u32 = 2;
 /// [`GemmShape::flags`]: C is read.
 pub const FLAG_C: u32 = 4;
 /// [`GemmShape::flags`]: a bias is added.
 pub const FLAG_BIAS: u32 = 8;
-/// [`GemmShape::flags`]: every row of X begins at a multiple of 16 bytes.
+/// [`GemmShape::flags`]: rows of X are 16-byte aligned.
 pub const FLAG_X_ALIGNED16: u32 = 16;
-/// [`GemmShape::flags`]: every token has a factor.
+/// [`GemmShape::flags`]: every token has a scale.
 pub const FLAG_TOKEN_SCALE: u32 = 32;
 /// [`GemmShape::flags`]: a residual is added last.
 pub const FLAG_RESIDUAL: u32 = 64;
 /// [`GemmShape::flags`]: W is a gated pair.
 pub const FLAG_GATED: u32 = 128;
-/// [`GemmShape::flags`]: every row of D begins at a multiple of 16 bytes.
+/// [`GemmShape::flags`]: rows of D are 16-byte aligned.
 pub const FLAG_D_ALIGNED16: u32 = 256;
-/// [`GemmShape::flags`]: every row of C begins at a multiple of 16 bytes.
+/// [`GemmShape::flags`]: rows of C are 16-byte aligned.
 pub const FLAG_C_ALIGNED16: u32 = 512;
-/// [`GemmShape::flags`]: every row of the residual begins at a multiple of 16 bytes.
+/// [`GemmShape::flags`]: rows of the residual are 16-byte aligned.
 pub const FLAG_RESIDUAL_ALIGNED16: u32 = 1024;
-/// [`GemmShape::flags`]: the bias, of a gated pair both, begins at a multiple of 16 bytes.
+/// [`GemmShape::flags`]: the bias is 16-byte aligned (for a gated pair, both biases).
 pub const FLAG_BIAS_ALIGNED16: u32 = 2048;
-/// [`GemmShape::flags`]: tokens have a factor each; of `convert`, rows get one.
+/// [`GemmShape::flags`]: accumulators are multiplied with token factors; in `convert`, row factors are written.
 pub const FLAG_X_FACTOR: u32 = 4096;
-/// [`ConvertShape::flags`]: a CTA keeps its row of X in shared memory.
+/// [`ConvertShape::flags`]: a CTA caches its row of X in shared memory.
 pub const FLAG_ROW_IN_SHARED: u32 = 8192;
 
-/// [`RoutingShape::flags`]: scores are sigmoids of the logits, else their softmax.
+/// [`RoutingShape::flags`]: scores are the sigmoid of the logits, otherwise their softmax.
 pub const FLAG_SIGMOID: u32 = 1 << 14;
 /// [`RoutingShape::flags`]: weights are divided by their sum.
 pub const FLAG_RENORMALIZE: u32 = 1 << 15;
 /// [`RoutingShape::flags`]: offsets, counts and rows are written.
 pub const FLAG_LISTS: u32 = 1 << 16;
-/// [`RoutingShape::flags`]: the chunks' counts go to the workspace.
+/// [`RoutingShape::flags`]: chunk counts are written to the workspace.
 pub const FLAG_COUNTS: u32 = 1 << 17;
-/// [`RoutingShape::flags`]: ids are the caller's.
+/// [`RoutingShape::flags`]: ids are given by the caller.
 pub const FLAG_GIVEN_IDS: u32 = 1 << 18;
-/// [`MatmulShape::flags`]: what D held is added to.
+/// [`MatmulShape::flags`]: the old contents of D are added.
 pub const FLAG_ACCUMULATES: u32 = 1 << 19;
-/// [`MatmulShape::flags`]: C is what the activation was applied to, whose derivative there multiplies the product.
+/// [`MatmulShape::flags`]: C is the input of the activation; its derivative there multiplies the product.
 pub const FLAG_SLOPE: u32 = 1 << 20;
-/// [`MatmulShape::flags`]: offsets say which part of K each product has.
+/// [`MatmulShape::flags`]: products have K ranges given by offsets.
 pub const FLAG_K_GROUPED: u32 = 1 << 21;
-/// [`MatmulShape::flags`]: all of A has a factor.
+/// [`MatmulShape::flags`]: A has one factor.
 pub const FLAG_A_SCALE: u32 = 1 << 22;
-/// [`MatmulShape::flags`]: all of B has one.
+/// [`MatmulShape::flags`]: B has one factor.
 pub const FLAG_B_SCALE: u32 = 1 << 23;
 
-/// [`OptimizerShape::flags`]: every operand begins at a multiple of 16 bytes.
+/// [`OptimizerShape::flags`]: every operand is 16-byte aligned.
 pub const FLAG_ALIGNED16: u32 = 1 << 19;
-/// [`OptimizerShape::flags`]: the parameters are written in 16 bits, too.
+/// [`OptimizerShape::flags`]: a 16-bit copy of the parameters is written.
 pub const FLAG_COPY: u32 = 1 << 20;
 
-/// [`AttentionShape::flags`]: a query sees no later keys.
+/// [`AttentionShape::flags`]: causal mask.
 pub const FLAG_CAUSAL: u32 = 1 << 19;
-/// [`AttentionShape::flags`]: products are bounded.
+/// [`AttentionShape::flags`]: scores have a soft cap.
 pub const FLAG_SOFT_CAP: u32 = 1 << 20;
-/// [`AttentionShape::flags`]: offsets say which queries a sequence has.
+/// [`AttentionShape::flags`]: query offsets are given.
 pub const FLAG_Q_OFFSETS: u32 = 1 << 21;
-/// [`AttentionShape::flags`]: offsets say which rows of keys a sequence has.
+/// [`AttentionShape::flags`]: key offsets are given.
 pub const FLAG_KV_OFFSETS: u32 = 1 << 22;
-/// [`AttentionShape::flags`]: lengths say how many keys a sequence has.
+/// [`AttentionShape::flags`]: key counts are given.
 pub const FLAG_KV_LENGTHS: u32 = 1 << 23;
 /// [`AttentionShape::flags`]: the log-sum-exp is written.
 pub const FLAG_LSE: u32 = 1 << 24;
-/// [`AttentionShape::flags`]: eight features of Q are loaded at once.
+/// [`AttentionShape::flags`]: vector loads of eight features of Q.
 pub const FLAG_Q_ALIGNED: u32 = 1 << 25;
-/// [`AttentionShape::flags`]: eight features of K and of V are loaded at once.
+/// [`AttentionShape::flags`]: vector loads of eight features of K and V.
 pub const FLAG_KV_ALIGNED: u32 = 1 << 26;
-/// [`AttentionShape::flags`]: eight features of D are stored at once.
+/// [`AttentionShape::flags`]: vector stores of eight features of D.
 pub const FLAG_D_ALIGNED: u32 = 1 << 27;
 
-/// [`NormShape::flags`]: the mean of a row is taken from it (LayerNorm).
+/// [`NormShape::flags`]: the row mean is subtracted (LayerNorm).
 pub const FLAG_CENTERED: u32 = 1 << 19;
-/// [`NormShape::flags`]: columns have factors.
+/// [`NormShape::flags`]: gamma is given.
 pub const FLAG_GAMMA: u32 = 1 << 20;
-/// [`NormShape::flags`]: something is added to columns.
+/// [`NormShape::flags`]: beta is given.
 pub const FLAG_BETA: u32 = 1 << 21;
-/// [`NormShape::flags`]: every row of the sum begins at a multiple of 16 bytes.
+/// [`NormShape::flags`]: rows of the sum are 16-byte aligned.
 pub const FLAG_SUM_ALIGNED16: u32 = 1 << 22;
-/// [`NormShape::flags`]: gamma begins at a multiple of 16 bytes.
+/// [`NormShape::flags`]: gamma is 16-byte aligned.
 pub const FLAG_GAMMA_ALIGNED16: u32 = 1 << 23;
-/// [`NormShape::flags`]: beta begins at a multiple of 16 bytes.
+/// [`NormShape::flags`]: beta is 16-byte aligned.
 pub const FLAG_BETA_ALIGNED16: u32 = 1 << 24;
-/// [`NormShape::flags`]: the result takes the place of X, on wgpu.
+/// [`NormShape::flags`]: the result overwrites X; wgpu only.
 pub const FLAG_X_IN_D: u32 = 1 << 25;
-/// [`NormShape::flags`]: the sum takes the place of X, on wgpu.
+/// [`NormShape::flags`]: the sum overwrites X; wgpu only.
 pub const FLAG_X_IN_SUM: u32 = 1 << 26;
-/// [`NormShape::flags`]: the sum takes the place of the residual, on wgpu.
+/// [`NormShape::flags`]: the sum overwrites the residual; wgpu only.
 pub const FLAG_RESIDUAL_IN_SUM: u32 = 1 << 27;
 
-/// Every flag that a product may have: an epilogue's fast path takes those that it lists away, and serves no other.
+/// All flags of a product. The epilogue's fast path
+/// masks out the flags that it supports, and is used
+/// when none of these remains.
 pub const GEMM_FLAGS: u32 = 2 * FLAG_X_FACTOR - 1;
 
-/// Every flag with its name, for the generators.
+/// Every flag with its name, for code generation.
 pub const FLAGS: &[(&str, u32)] = &[
     ("ROW_SCALE", FLAG_ROW_SCALE),
     ("K_ORDER", FLAG_K_ORDER),

@@ -1,11 +1,11 @@
-//! Parameters of the kernels of `indexer`.
+//! Parameters of the indexer kernels.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{AbiField, AbiStruct};
 
 abi_struct! {
-    /// What the kernels of `indexer` are given: CUDA only. Strides are in elements.
+    /// Parameters of an `indexer` kernel; CUDA only. Strides are in elements.
     pub struct IndexerParams {
         /// Queries.
         pub q: u64,
@@ -19,13 +19,15 @@ abi_struct! {
         pub k_scales: u64,
         /// First key of each query; 0 where all see all.
         pub starts: u64,
-        /// Where the keys of each query end; 0 where all see all.
+        /// Where the keys of each query end; 0
+        /// where all see all.
         pub ends: u64,
         /// Keys of each sequence; 0 where there are no pages.
         pub lengths: u64,
         /// Pages of each sequence; 0 where there are no pages.
         pub block_table: u64,
-        /// Scores of the queries of this launch, or which keys are gathered while they are scored.
+        /// Scores of the queries of this launch, or which keys are
+        /// gathered while they are scored.
         pub scores: u64,
         /// Keys with the highest scores.
         pub indices: u64,
@@ -41,9 +43,11 @@ abi_struct! {
         pub k_row: u64,
         /// From one page of scales to the next.
         pub k_scale_page: u64,
-        /// From one query's scores, or what is told of its keys, to the next.
+        /// From one query's scores, or what is told of
+        /// its keys, to the next.
         pub scores_row: u64,
-        /// What is known of queries whose keys are gathered while they are scored; 0 where none are.
+        /// What is known of queries whose keys are gathered while they
+        /// are scored; 0 where none are.
         pub notes: u64,
         /// Scores of keys that are gathered while they are scored.
         pub found: u64,
@@ -71,7 +75,8 @@ abi_struct! {
         pub pages: u32,
         /// Rows of a page.
         pub page_size: u32,
-        /// Pages of a row of the block table; 0 where there are no pages.
+        /// Pages of a row of the block table; 0 where
+        /// there are no pages.
         pub table_width: u32,
         /// Keys that are chosen.
         pub chosen: u32,
@@ -79,15 +84,18 @@ abi_struct! {
         pub q_aligned: u32,
         /// Whether sixteen bytes of keys are loaded at once.
         pub k_aligned: u32,
-        /// Bits of the score of a key that a query does not see.
+        /// Bits of the score of a key that a
+        /// query does not see.
         pub not_seen: u32,
         /// Keys from one that is scored to the next.
         pub key_step: u32,
         /// Keys that are scored.
         pub columns: u32,
-        /// Chunks of scores for warps that gather more keys than are expected.
+        /// Chunks of scores for warps that gather more
+        /// keys than are expected.
         pub spare_chunks: u32,
-        /// Keys of a query that should be gathered while they are scored.
+        /// Keys of a query that should be gathered
+        /// while they are scored.
         pub aim: u32,
     }
 }

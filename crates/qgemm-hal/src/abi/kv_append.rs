@@ -1,19 +1,22 @@
-//! Parameters of the kernels of `kv_append`.
+//! Parameters of the `kv_append` kernels.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{AbiField, AbiStruct};
 
 abi_struct! {
-    /// What `kv_append` has beside the shape and the pointers of an attention: CUDA only.
+    /// Parameters of `kv_append` beside the shape and pointers
+    /// of an attention; CUDA only.
     pub struct KvAppendPointers {
         /// New keys.
         pub new_k: u64,
         /// New values.
         pub new_v: u64,
-        /// Position of each token; 0 where it is the place of its key.
+        /// Position of each token; 0 where it is
+        /// the place of its key.
         pub positions: u64,
-        /// Parts of a turn, in units of 2^-64; 0 where there are tables or nothing is turned.
+        /// Parts of a turn, in units of 2^-64; 0 where there
+        /// are tables or nothing is turned.
         pub frequencies: u64,
         /// Cosines.
         pub cos: u64,
@@ -35,7 +38,8 @@ abi_struct! {
         pub rotary_dim: u32,
         /// Whether pairs are neighbours, not halves.
         pub interleaved: u32,
-        /// Whether eight features of new keys and values are loaded at once.
+        /// Whether eight features of new keys and
+        /// values are loaded at once.
         pub new_aligned: u32,
         /// Lanes that share a head: a power of two.
         pub head_lanes: u32,

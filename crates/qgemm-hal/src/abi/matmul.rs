@@ -1,11 +1,12 @@
-//! Parameters of the kernels of products of two matrices.
+//! Parameters of the `matmul` kernels.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{AbiField, AbiStruct};
 
 abi_struct! {
-    /// Sizes and factors of one `matmul`: what the kernels of every backend need.
+    /// Sizes and scalars of one `matmul`, for the
+    /// kernels of every backend.
     pub struct MatmulShape {
         /// Rows of A and D.
         pub m: u32,
@@ -13,7 +14,8 @@ abi_struct! {
         pub n: u32,
         /// Columns of A and rows of B.
         pub k: u32,
-        /// `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE`, `K_GROUPED`, `A_SCALE` and `B_SCALE` of the `FLAG_` constants.
+        /// `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE`,
+        /// `K_GROUPED`, `A_SCALE` and `B_SCALE` of the `FLAG_` constants.
         pub flags: u32,
         /// Factor of the product.
         pub alpha: f32,
@@ -23,7 +25,8 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// What the epilogue of one `matmul` branches on: CUDA only. Element types are 0 = f32, 1 = f16, 2 = bf16.
+    /// Epilogue types of one `matmul`; CUDA only. Element types are
+    /// 0 = f32, 1 = f16, 2 = bf16.
     pub struct MatmulTypes {
         /// Function applied last: see the `ACTIVATION_` constants.
         pub activation: u32,
@@ -37,7 +40,7 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// How CTAs share the tiles of one `matmul`: CUDA only.
+    /// Tiles of one `matmul`; CUDA only.
     pub struct MatmulTiles {
         /// Tiles along M.
         pub m_tiles: u32,
@@ -55,17 +58,19 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Where the scales of blocks lie, of factors that have some: CUDA only.
+    /// Strides of block scales; CUDA only.
     pub struct MatmulScales {
         /// Elements from one row of A's scales to the next.
         pub a_row: u64,
-        /// Elements from the scales of one column of B to those of the next.
+        /// Elements from the scales of one column of B
+        /// to those of the next.
         pub b_row: u64,
     }
 }
 
 abi_struct! {
-    /// Device addresses and 64-bit strides (in elements) of one `matmul`: CUDA only.
+    /// Device addresses and 64-bit strides (in elements) of
+    /// one `matmul`; CUDA only.
     pub struct MatmulPointers {
         /// A.
         pub a: u64,
@@ -101,9 +106,11 @@ abi_struct! {
         pub d_row: u64,
         /// Elements from one D to the next.
         pub d_batch: u64,
-        /// Where each product's range of K begins, and the last one ends.
+        /// Where each product's range of K begins,
+        /// and the last one ends.
         pub offsets: u64,
-        /// The factor of all of A, an f32; 0 where there is none.
+        /// The factor of all of A, an f32; 0
+        /// where there is none.
         pub a_scale: u64,
         /// The factor of all of B.
         pub b_scale: u64,

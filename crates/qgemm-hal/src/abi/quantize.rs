@@ -1,11 +1,11 @@
-//! Parameters of the kernels of quantizing activations.
+//! Parameters of the `quantize` and `dequantize` kernels.
 
 use bytemuck::{Pod, Zeroable};
 
 use super::{AbiField, AbiStruct};
 
 abi_struct! {
-    /// Shape of one `quantize`: what the kernels of every backend need.
+    /// Shape of one `quantize`, for the kernels of every backend.
     pub struct QuantizeShape {
         /// Rows of X.
         pub rows: u32,
@@ -21,7 +21,8 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Device addresses of one `quantize` and 64-bit strides, of X in elements, of what is written in bytes: CUDA only.
+    /// Device addresses and 64-bit strides of one `quantize`, in elements for
+    /// X and in bytes for outputs; CUDA only.
     pub struct QuantizePointers {
         /// X.
         pub x: u64,
@@ -49,7 +50,7 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Shape of one `dequantize`: what the kernels of every backend need.
+    /// Shape of one `dequantize`, for the kernels of every backend.
     pub struct DequantizeShape {
         /// Rows of X.
         pub rows: u32,
@@ -63,13 +64,14 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Device addresses of one `dequantize` and strides in bytes: CUDA only.
+    /// Device addresses and strides in bytes of one `dequantize`; CUDA only.
     pub struct DequantizePointers {
         /// Codes.
         pub codes: u64,
         /// Scales.
         pub scales: u64,
-        /// Factors of tokens, or the one that is given for all of X.
+        /// Factors of tokens, or the one that is
+        /// given for all of X.
         pub factors: u64,
         /// D, without gaps.
         pub d: u64,
@@ -81,11 +83,13 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Device addresses of the planes beside the codes of a quantized X that a product reads, and strides in bytes: CUDA only.
+    /// Device addresses and strides in bytes of a quantized X's
+    /// planes beside the codes; CUDA only.
     pub struct XPlanePointers {
         /// Scales.
         pub scales: u64,
-        /// Factors of tokens, or the one that is given for all of X.
+        /// Factors of tokens, or the one that is
+        /// given for all of X.
         pub factors: u64,
         /// Sums.
         pub sums: u64,
@@ -93,7 +97,9 @@ abi_struct! {
         pub scales_row: u64,
         /// Bytes from one row of sums to the next.
         pub sums_row: u64,
-        /// Columns that share a scale, as a power of two: by how much a column is shifted to the index of its scale.
+        /// Columns that share a scale, as a power of
+        /// two: by how much a column is shifted to
+        /// the index of its scale.
         pub block_shift: u32,
         /// Unused, zero.
         pub reserved: u32,

@@ -1,4 +1,5 @@
-//! `attention`: softmax over the keys that a query sees, and the mean of their values that it weighs. Prefill and decode alike.
+//! `attention`: softmax attention for prefill and decode, with
+//! causal, window and bit masks.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -17,21 +18,24 @@ pub const HEAD_DIM_STEP: usize = 8;
 /// Largest head dimension.
 pub const MOST_HEAD_DIM: usize = 256;
 
-/// How keys and values are stored.
+/// Storage format of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KvFormat {
-    /// Numbers as they are.
+    /// Unquantized elements.
     Plain(DType),
-    /// E4M3 numbers with one f32 factor a head.
+    /// E4M3 with one f32 factor for each head.
     E4M3,
-    /// Signed bytes with an f16 scale for every 32 features, which lie apart.
+    /// INT8 with an f16 scale for every 32 features,
+    /// in a separate tensor.
     Q8_0,
-    /// Four bits less 8 with an f16 scale for every 32 features, which lie apart; neighbours share a byte, the first in the lower half.
+    /// 4-bit codes with offset 8 and an f16 scale for every
+    /// 32 features, in a separate tensor. Two features share a byte,
+    /// the first in the low nibble.
     Q4_0,
 }
 
-/// Features that share a scale, in formats that have scales.
+/// Features that share a scale.
 pub const KV_BLOCK: usize = 32;
 /// Bytes of a scale.
 pub const KV_SCALE_BYTES: usize = 2;
@@ -57,7 +61,7 @@ impl KvFormat {
         }
     }
 
-    /// Bits of a number, scales aside.
+    /// Bits of an element, without scales.
     pub const fn bits(self) -> usize {
         match self {
             KvFormat::Plain(dtype) => 8 * dtype.bytes(),
@@ -66,49 +70,49 @@ impl KvFormat {
         }
     }
 
-    /// Bytes of so many numbers: an even number of those that share bytes.
+    /// Bytes of `numbers` elements; even where two elements share a byte.
     pub const fn bytes_of(self, numbers: usize) -> usize {
         numbers * self.bits() / 8
     }
 
-    /// What the first number's address is a multiple of.
+    /// Address alignment of an element, in bytes.
     pub const fn width(self) -> usize {
         if self.bits() < 8 { 1 } else { self.bits() / 8 }
     }
 
-    /// Whether blocks of [`KV_BLOCK`] features have scales.
+    /// Whether each block of [`KV_BLOCK`] features has a scale.
     pub const fn has_scales(self) -> bool {
         matches!(self, KvFormat::Q8_0 | KvFormat::Q4_0)
     }
 
-    /// What numbers of features and strides are multiples of.
+    /// Feature counts and strides are multiples of this.
     pub const fn step(self) -> usize {
         if self.has_scales() { KV_BLOCK } else { 1 }
     }
 
-    /// Bytes of the scales of so many numbers.
+    /// Scale bytes of `numbers` elements.
     pub const fn scale_bytes_of(self, numbers: usize) -> usize {
         if self.has_scales() { numbers / KV_BLOCK * KV_SCALE_BYTES } else { 0 }
     }
 
-    /// Whether numbers are as they are.
+    /// Whether elements are unquantized.
     pub const fn is_plain(self) -> bool {
         matches!(self, KvFormat::Plain(_))
     }
 
-    /// Bytes of a feature on average, scales among them.
+    /// Average bytes of a feature, scales included.
     pub fn mean_bytes(self) -> f64 {
         let scales = if self.has_scales() { KV_SCALE_BYTES as f64 / KV_BLOCK as f64 } else { 0.0 };
         self.bits() as f64 / 8.0 + scales
     }
 
-    /// Whether heads have factors.
+    /// Whether each head has a factor.
     pub const fn has_factors(self) -> bool {
         matches!(self, KvFormat::E4M3)
     }
 
-    /// What eight neighbouring numbers begin at a multiple of where kernels load them at once: 16 bytes, or all eight if they are
-    /// fewer.
+    /// Alignment in bytes that vector loads of eight elements need: 16,
+    /// or the size of eight elements if that is smaller.
     pub const fn vector_bytes(self) -> usize {
         let eight = self.bits();
         if eight < 16 { eight } else { 16 }
@@ -130,19 +134,21 @@ impl FromStr for KvFormat {
     }
 }
 
-/// Where heads of tokens lie: feature `i` of head `h` of token `t` is element `t · token_stride + h · head_stride + i`.
+/// Layout of heads: feature `i` of head `h` of token `t`
+/// is element `t · token_stride + h · head_stride + i`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HeadRows {
-    /// Elements from one token to the next.
+    /// Token stride in elements.
     pub token_stride: u64,
-    /// Elements from one head to the next.
+    /// Head stride in elements.
     pub head_stride: u64,
-    /// Whether every eight features from a multiple of eight on begin where kernels load them at once.
+    /// Whether kernels may use vector loads: each group of
+    /// eight features is aligned.
     pub aligned: bool,
 }
 
 impl HeadRows {
-    /// Whether no two heads of tokens share an element: tokens lie apart, or heads do.
+    /// Whether no two (token, head) rows overlap.
     pub fn is_injective(&self, tokens: usize, heads: usize, columns: usize) -> bool {
         let (tokens, heads, columns) = (tokens as u128, heads as u128, columns as u128);
         let (token, head) = (u128::from(self.token_stride), u128::from(self.head_stride));
@@ -153,128 +159,137 @@ impl HeadRows {
     }
 }
 
-/// Where heads of keys or values lie: as [`HeadRows`], of the tokens of a page.
+/// Layout of keys or values: [`HeadRows`] for
+/// the tokens of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvRows {
-    /// Elements from one page to the next; of no meaning where there are no pages.
+    /// Page stride in elements; unused without pages.
     pub page_stride: u64,
-    /// The tokens of a page, or all.
+    /// Layout of the tokens of a page, or of all
+    /// tokens without pages.
     pub rows: HeadRows,
 }
 
-/// Which query tokens each sequence has.
+/// Query tokens of each sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QueryLengths {
-    /// Each as many.
+    /// The same number for each sequence.
     Each(usize),
-    /// Those from one offset to the next, at most so many.
+    /// Ranges between consecutive offsets.
     Offsets {
-        /// Most of one sequence; what a sequence has beyond them is not computed.
+        /// Maximum queries of a sequence. Further queries are not computed.
         most: usize,
     },
 }
 
-/// Which keys each sequence has.
+/// Where the keys of each sequence are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KvPlaces {
-    /// Rows from one offset to the next, of so many rows.
+    /// Ranges between consecutive offsets.
     Offsets {
-        /// Rows of all sequences.
+        /// Total rows.
         rows: usize,
     },
-    /// A page for each sequence.
+    /// One page for each sequence.
     Pages {
         /// Rows of a page.
         capacity: usize,
-        /// Whether lengths are given; else all pages are full.
+        /// Whether lengths are given; otherwise all pages are full.
         lengths: bool,
     },
-    /// Pages of which a table tells those of each sequence; lengths are given.
+    /// Pages of a paged KV cache, found through a block
+    /// table. Lengths are given.
     Table {
         /// Pages of the cache.
         pages: usize,
         /// Rows of a page.
         page_size: usize,
-        /// Pages of a row of the table, which is a sequence.
+        /// Columns of the block table: maximum pages of a sequence.
         width: usize,
     },
 }
 
-/// A mask in device memory: a bit for every query and key, set where the query may see the key.
+/// Bit mask in device memory: a set bit means that the
+/// query attends to the key.
 ///
-/// A row is [`MaskBits::words`] u32, little-endian: key `j` of the sequence is bit `j % 32` of word `j / 32`, bits behind the last key are of
-/// no meaning. Rows lie without gaps, a row for each query token of all sequences ([`MaskBits::of_tokens`]), in the order of Q, or one for
-/// each query of a sequence, the same for all of them ([`MaskBits::shared`]). All heads have the same rows unless it is
-/// [`MaskBits::per_head`]; then all rows of a head follow those of the head before.
+/// A row is [`MaskBits::words`] little-endian u32. Key `j` is bit
+/// `j % 32` of word `j / 32`; bits after the
+/// last key are ignored. Rows are contiguous and either one for
+/// each query token of all sequences, in the order of Q
+/// ([`MaskBits::of_tokens`]), or one for each query of a
+/// sequence, shared by all sequences ([`MaskBits::shared`]). All
+/// heads share the rows unless [`MaskBits::per_head`], which
+/// stores the rows of one head after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MaskBits {
-    /// Whether all sequences have the same rows.
+    /// Whether all sequences share the rows.
     pub is_shared: bool,
-    /// Whether each head of queries has rows of its own.
+    /// Whether each query head has separate rows.
     pub is_per_head: bool,
 }
 
 impl MaskBits {
-    /// Keys of a word.
+    /// Keys in a word.
     pub const WORD_KEYS: usize = 32;
 
-    /// A row for each query token: `[tokens, words]`.
+    /// One row for each query token: `[tokens][words]`.
     pub const fn of_tokens() -> Self {
         Self { is_shared: false, is_per_head: false }
     }
 
-    /// A row for each query of a sequence, the same for all sequences: `[most queries of a sequence, words]`.
+    /// One row for each query of a sequence, shared by all
+    /// sequences: `[max queries][words]`.
     pub const fn shared() -> Self {
         Self { is_shared: true, is_per_head: false }
     }
 
-    /// Such rows for each head of queries: `[heads, rows, words]`.
+    /// Separate rows for each query head: `[heads][rows][words]`.
     pub const fn per_head(self) -> Self {
         Self { is_per_head: true, ..self }
     }
 
-    /// Words of a row, for at most so many keys of a sequence.
+    /// Words of a row for at most `most_keys` keys.
     pub const fn words(most_keys: usize) -> usize {
         most_keys.div_ceil(Self::WORD_KEYS)
     }
 
-    /// Rows of a head.
+    /// Rows of one head.
     pub fn rows(&self, addressing: &Addressing) -> usize {
         if self.is_shared { addressing.most_queries() } else { addressing.tokens }
     }
 
-    /// Words of all rows; `None` when the count overflows.
+    /// Total words; `None` when the count overflows.
     pub fn all_words(&self, addressing: &Addressing, heads: usize) -> Option<usize> {
         let rows = self.rows(addressing).checked_mul(if self.is_per_head { heads } else { 1 })?;
         rows.checked_mul(Self::words(addressing.most_keys))
     }
 }
 
-/// Sequences with the tokens and keys of each: what kernels find both by.
+/// Sequence layout: the queries and keys of each sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Addressing {
     /// Sequences; at least 1.
     pub sequences: usize,
-    /// Query tokens of all of them; at least 1.
+    /// Query tokens of all sequences; at least 1.
     pub tokens: usize,
-    /// How they are shared out.
+    /// Query tokens of each sequence.
     pub queries: QueryLengths,
-    /// Most keys of a sequence.
+    /// Maximum keys of a sequence.
     pub most_keys: usize,
-    /// Where keys are.
+    /// Where the keys are.
     pub places: KvPlaces,
 }
 
 impl Addressing {
-    /// Most query tokens of a sequence.
+    /// Maximum query tokens of a sequence.
     pub fn most_queries(&self) -> usize {
         match self.queries {
             QueryLengths::Each(count) | QueryLengths::Offsets { most: count } => count,
         }
     }
 
-    /// Pages and rows of each that the keys lie in, and pages of a row of the table: what kernels find keys by.
+    /// Page geometry for finding keys.
     pub fn paging(&self) -> Paging {
         match self.places {
             KvPlaces::Offsets { rows } => Paging { pages: 1, page_size: rows, width: 0 },
@@ -286,29 +301,38 @@ impl Addressing {
 
 /// Softmax attention; validated by the API.
 ///
-/// A sequence has `q_len` queries and `kv_len` keys. Its query `i`, in head `h`, sees the keys `j < kv_len` of head
-/// `h / (heads / kv_heads)`; if `causal` only `j ≤ kv_len − q_len + i`, with a window only the last `window` of those up to that
-/// position, and with a mask only those of these whose bit is set. With `s_j = scale · (q · k_j)`, or `cap · tanh(s_j / cap)` of it with a soft cap, the result is
-/// `Σ exp(s_j) v_j / Σ exp(s_j)`, and the log-sum-exp `ln Σ exp(s_j)`. Where no key is seen, or `s_j = −∞` for all of them, the
-/// result is zeros and the log-sum-exp −∞. Keys that are not seen are not read, or play no part whatever they hold.
+/// A sequence has `q_len` queries and `kv_len` keys. Query `i` of
+/// head `h` attends to keys `j < kv_len` of KV head
+/// `h / (heads / kv_heads)`, restricted as follows:
 ///
-/// Lengths beyond [`CheckedAttention::most_keys`] are taken for that; offsets and page numbers that lead out of an operand stand for keys
-/// or queries that are not there.
+/// - `causal`: only keys `j ≤ kv_len − q_len + i`;
+/// - `window`: only the last `window` keys up to that position;
+/// - `mask`: only keys whose bit is set.
+///
+/// With `s_j = scale · (q · k_j)`, or
+/// `cap · tanh(s_j / cap)` with a soft cap, the result
+/// is `Σ exp(s_j) v_j / Σ exp(s_j)`, and the log-sum-exp is
+/// `ln Σ exp(s_j)`. If no key is visible or every `s_j`
+/// is −∞, the result is zeros and the log-sum-exp is −∞.
+/// Masked keys have no effect, whatever they hold.
+///
+/// Lengths are clamped to [`CheckedAttention::most_keys`]. Offsets and page
+/// numbers outside an operand denote absent keys or queries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckedAttention {
     /// Sequences; at least 1.
     pub sequences: usize,
-    /// Query tokens of all of them; at least 1.
+    /// Query tokens of all sequences; at least 1.
     pub tokens: usize,
-    /// How they are shared out.
+    /// Query tokens of each sequence.
     pub queries: QueryLengths,
-    /// Most keys of a sequence.
+    /// Maximum keys of a sequence.
     pub most_keys: usize,
-    /// Where keys are.
+    /// Where the keys are.
     pub places: KvPlaces,
-    /// Heads of queries.
+    /// Query heads.
     pub heads: usize,
-    /// Heads of keys and values; they divide the heads.
+    /// KV heads; a divisor of `heads`.
     pub kv_heads: usize,
     /// Features of a query and a key.
     pub qk_dim: usize,
@@ -326,24 +350,26 @@ pub struct CheckedAttention {
     pub v: KvRows,
     /// D.
     pub d: HeadRows,
-    /// Whether a query sees no later keys.
+    /// Causal mask.
     pub causal: bool,
-    /// How many keys a query sees at most, counted from its own position back.
+    /// Sliding window: maximum visible keys, counted back
+    /// from the query's position.
     pub window: Option<usize>,
-    /// Which of these keys a query sees, where bits say it.
+    /// Bit mask, combined with the other masks.
     pub mask: Option<MaskBits>,
-    /// Factor of products.
+    /// Softmax scale.
     pub scale: f32,
-    /// What products are bounded by.
+    /// Soft cap of the scores.
     pub soft_cap: Option<f32>,
-    /// Whether the log-sum-exp is written: f32, tokens × heads.
+    /// Whether the log-sum-exp is written: f32 `[tokens][heads]`.
     pub lse: bool,
-    /// Whether the bits of a sequence may not depend on the others.
+    /// Whether the result bits of a sequence must not
+    /// depend on the other sequences.
     pub batch_invariant: bool,
 }
 
 operands! {
-    /// What `attention` reads and writes.
+    /// Operands of `attention`.
     pub enum AttentionOperand {
         /// Queries.
         Q: "the queries" Read,
@@ -351,139 +377,146 @@ operands! {
         K: "the keys" Read,
         /// Values.
         V: "the values" Read,
-        /// What each head of keys is multiplied with: f32.
+        /// Factor of each head of keys: f32.
         KFactors: "the factors of the keys" Read,
-        /// What each head of values is multiplied with: f32.
+        /// Factor of each head of values: f32.
         VFactors: "the factors of the values" Read,
-        /// What each block of keys is multiplied with: f16.
+        /// Scale of each block of keys: f16.
         KScales: "the scales of the keys" Read,
-        /// What each block of values is multiplied with: f16.
+        /// Scale of each block of values: f16.
         VScales: "the scales of the values" Read,
-        /// Where the query tokens of each sequence begin, and where the last end: u32.
+        /// Query offsets: u32 `[sequences + 1]`.
         QOffsets: "the offsets of the queries" Read,
-        /// Where the rows of keys of each sequence begin, and where the last end: u32.
+        /// Key offsets: u32 `[sequences + 1]`.
         KvOffsets: "the offsets of the keys" Read,
-        /// How many keys each sequence has: u32.
+        /// Key count of each sequence: u32.
         KvLengths: "the lengths" Read,
-        /// The pages of each sequence: u32.
+        /// Page numbers of each sequence: u32.
         BlockTable: "the block table" Read,
-        /// Which keys each query sees, a bit each: u32.
+        /// Bit mask: u32.
         Mask: "the mask" Read,
         /// The results.
         D: "d" Write,
         /// Log-sum-exp of each token and head: f32.
         Lse: "the log-sum-exp" Write,
-        /// Counters, and partial results of parts of the keys.
+        /// Counters and split-KV partial results.
         Workspace: "the workspace" Accumulate,
     }
 }
 
 spec! {
-    /// What tells the kernels of `attention` apart.
+    /// Kernel identity keys of `attention`.
     pub struct AttentionSpec {
-        /// What the kernel does: `attend` or `combine`.
+        /// Kernel step: `attend` or `combine`.
         step: Name,
         /// Format of keys and values.
         kv: KvFormat,
-        /// Most features of queries and keys.
+        /// Maximum features of queries and keys.
         qk: u32,
-        /// Most features of values.
+        /// Maximum features of values.
         v: u32,
-        /// Queries, of one head or of all that share keys, of a CTA.
+        /// Query rows of a CTA, of one head or of all
+        /// heads that share a KV head.
         rows: u32,
-        /// Keys that are worked on together.
+        /// Keys of a tile.
         keys: u32,
     }
 }
 
-/// The kernels of a family for one operation, as the scheduler sees them.
+/// Candidate kernels of a family, with what the
+/// scheduler ranks them by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionConfig {
-    /// The kernel that attends.
+    /// The main kernel.
     pub kernel: KernelId,
-    /// Kernels that a run launches.
+    /// Kernel launches of a run.
     pub launches: u32,
-    /// Parts that the keys of a sequence are cut into at most.
+    /// Maximum split-KV parts of a sequence.
     pub parts: u32,
-    /// Keys of a part.
+    /// Keys of a split-KV part.
     pub part_keys: u32,
-    /// Bytes of workspace; 0 where nothing is kept in it.
+    /// Workspace bytes; 0 when none is needed.
     pub workspace_bytes: usize,
     /// Arithmetic of the inner loop.
     pub math: Math,
-    /// Rows of which one has a query: a tile that is not full takes as long as one that is.
+    /// Tile rows divided by query rows. A partly filled tile
+    /// takes as long as a full one.
     pub padding: f64,
-    /// Shares of the device's bandwidth and of its rate that it reaches, per mille.
+    /// Reached shares of the device's bandwidth and arithmetic rate, per mille.
     pub efficiency: (u32, u32),
 }
 
-/// A configuration with what the scheduler expects of it.
+/// A config with its estimated time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionPlan {
-    /// The configuration.
+    /// The config.
     pub config: AttentionConfig,
-    /// Seconds that it is expected to take.
+    /// Estimated seconds.
     pub estimate: f64,
 }
 
 impl CheckedAttention {
-    /// Sequences with the tokens and keys of each.
+    /// Sequence layout: the queries and keys of each sequence.
     pub fn addressing(&self) -> Addressing {
         let &Self { sequences, tokens, queries, most_keys, places, .. } = self;
         Addressing { sequences, tokens, queries, most_keys, places }
     }
 
-    /// Most query tokens of a sequence.
+    /// Maximum query tokens of a sequence.
     pub fn most_queries(&self) -> usize {
         self.addressing().most_queries()
     }
 
-    /// Heads that share keys and values.
+    /// Query heads of a KV head (GQA group size).
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
-    /// Pages and rows of each that the keys lie in, and pages of a row of the table: what kernels find keys by.
+    /// Page geometry for finding keys.
     pub fn paging(&self) -> Paging {
         self.addressing().paging()
     }
 
-    /// Words of the mask; 0 where there is none. The API found that their bytes fit the address space.
+    /// Words of the mask; 0 without one. The API checked that
+    /// the size fits the address space.
     pub fn mask_words(&self) -> usize {
         let words = |mask: MaskBits| mask.all_words(&self.addressing(), self.heads).unwrap_or(usize::MAX);
         self.mask.map_or(0, words)
     }
 
-    /// Keys that a query sees on average, where all sequences are as long as they may be and all bits of a mask are set.
+    /// Average number of visible keys, for full-length sequences
+    /// and a mask with all bits set.
     fn keys_seen(&self) -> f64 {
         let (keys, queries) = (self.most_keys as f64, self.most_queries() as f64);
         let seen = if self.causal { (keys - queries.min(keys) / 2.0).max(keys / 2.0) } else { keys };
         self.window.map_or(seen, |window| seen.min(window as f64))
     }
 
-    /// Bytes of workspace that hold counters, and `parts` partial results of every query of every head.
+    /// Workspace bytes of the counters and of `parts` partial
+    /// results for each query and head.
     pub fn partial_bytes(&self, parts: usize) -> usize {
         self.partial_bytes_of(parts, self.v_dim)
     }
 
-    /// The same, where `v_dim` features of values have room.
+    /// As [`Self::partial_bytes`], with room for `v_dim` value features.
     pub fn partial_bytes_of(&self, parts: usize, v_dim: usize) -> usize {
         WorkspaceLayout::RESERVED + self.tokens * self.heads * parts * (v_dim + 4) * size_of::<f32>()
     }
 }
 
-/// How rows of keys lie in pages.
+/// Page geometry of the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Paging {
     /// Pages.
     pub pages: usize,
     /// Rows of a page.
     pub page_size: usize,
-    /// Pages of a row of the table; 0 where there is no table.
+    /// Columns of the block table; 0 without a table.
     pub width: usize,
 }
 
-/// Descriptions are keys of plans: factors are finite, and are told apart by their bits.
+/// Plan cache key: floats are finite and are
+/// compared by their bits.
 impl Eq for CheckedAttention {}
 
 impl Hash for CheckedAttention {
@@ -527,7 +560,7 @@ impl Operation for CheckedAttention {
     fn traffic(&self) -> f64 {
         let rows = (self.tokens * self.heads) as f64;
         let dims = (self.qk_dim + self.v_dim) as f64;
-        // A window is read by the queries of a sequence together.
+        // The queries of a sequence read their windows together.
         let keys = match self.window {
             Some(window) => (window as f64 + self.most_queries() as f64).min(self.most_keys as f64),
             None => self.most_keys as f64,

@@ -1,5 +1,5 @@
-//! `convert`: a matrix in another element type, with its rows in order: what products ask of X that they cannot read in
-//! place, and an operation of its own.
+//! `convert`: type and layout conversion, as a separate operation
+//! and as X prologue of products.
 
 use qgemm_formats::DType;
 
@@ -7,65 +7,76 @@ use super::dense::Dense;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, spec};
 
-/// `D[r, c] = X[r, order[c]] · 2^e(r)`, rounded to nearest even; validated by the API.
+/// `D[r, c] = X[r, order[c]] · 2^e(r)`, rounded to nearest
+/// even; validated by the API.
 ///
-/// Without an order, D's columns beyond X's are 0 and X's beyond D's are left out. An entry of the order that is no column of X,
-/// such as [`NO_COLUMN`](qgemm_formats::NO_COLUMN), makes a column of zeros. `e` is 0 unless
-/// [`CheckedConvert::row_factors`] asks for it.
+/// Without an order, columns of D beyond X are 0, and
+/// columns of X beyond D are dropped. An order entry outside
+/// X, such as [`NO_COLUMN`](qgemm_formats::NO_COLUMN), yields a zero
+/// column. `e` is 0 unless [`CheckedConvert::row_factors`] is set.
 ///
-/// Numbers beyond f16's range become infinite there; finite ones beyond bf16's largest become that.
+/// Values beyond the f16 range become infinite. Finite values beyond the
+/// bf16 range become the largest finite bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedConvert {
     /// Rows of X and D; at least 1.
     pub rows: usize,
     /// Columns of X; at least 1.
     pub columns: usize,
-    /// Columns of D; at least 1. As many as the order has entries.
+    /// Columns of D; at least 1. Equal to the length
+    /// of the order, if given.
     pub d_columns: usize,
     /// X, with any strides.
     pub x: Dense,
     /// D, row-major.
     pub d: Dense,
-    /// Whether an order says which column of X each column of D is.
+    /// Whether an order maps columns of D to columns of X.
     pub gathers: bool,
-    /// Whether each row is multiplied by a power of two so that X's largest finite value in it lies in [2¹⁴, 2¹⁵), which f16
-    /// holds whatever the row's magnitude was; the inverse is written to [`ConvertOperand::RowFactors`]. Rows below 2⁻¹¹² are
-    /// multiplied by 2¹²⁶. Columns of X that D leaves out count, too.
+    /// Whether each row is scaled by a power of
+    /// two, so that its largest finite value is in
+    /// [2¹⁴, 2¹⁵) and fits f16.
+    ///
+    /// The inverse factor is written to
+    /// [`ConvertOperand::RowFactors`]. Rows below 2⁻¹¹² are multiplied
+    /// by 2¹²⁶. Columns of X that D drops count as well.
     pub row_factors: bool,
 }
 
 operands! {
-    /// What `convert` reads and writes.
+    /// Operands of `convert`.
     pub enum ConvertOperand {
         /// The matrix.
         X: "x" Read,
-        /// Column of D → column of X, a `u32` each.
+        /// Column of D → column of X, u32.
         Order: "the column order" Constant,
         /// The result.
         D: "d" Write,
-        /// What every row of D is to be multiplied with, in f32.
+        /// Inverse row factors, f32: multiply each
+        /// row of D by its factor.
         RowFactors: "the row factors" Write,
     }
 }
 
 spec! {
-    /// What tells the kernels of `convert` apart.
+    /// Kernel identity keys of `convert`.
     pub struct ConvertSpec {
         /// Element type of X.
         x: DType,
         /// Element type of D.
         d: DType,
-        /// Whether the kernel reads columns of X and writes rows.
+        /// Whether X is column-major and the kernel transposes it to rows.
         transposed: bool,
-        /// Whether it multiplies rows by powers of two; `false` of kernels that are told at run time.
+        /// Whether the kernel scales rows by powers of two; `false` when
+        /// that is a run-time parameter.
         row_factors: bool,
-        /// Whether it writes whole groups of eight columns, aligned, and no others; `false` of kernels that write any.
+        /// Whether the kernel only writes aligned groups of eight
+        /// columns; `false` for any columns.
         whole_groups: bool,
     }
 }
 
 impl ConvertSpec {
-    /// The keys of the kernel that is made for what `op` asks, and no more.
+    /// Keys of the kernel specialized for `op`.
     pub fn of(op: &CheckedConvert) -> Self {
         Self {
             x: op.x.dtype,
@@ -77,21 +88,22 @@ impl ConvertSpec {
     }
 }
 
-/// A kernel of a family, as the scheduler sees it.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConvertConfig {
     /// The kernel.
     pub kernel: KernelId,
-    /// Share of the device's bandwidth that it reaches, per mille.
+    /// Reached share of the device's bandwidth, per mille.
     pub efficiency: u32,
 }
 
-/// A configuration with what the scheduler expects of it.
+/// A config with its estimated time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConvertPlan {
-    /// The configuration.
+    /// The config.
     pub config: ConvertConfig,
-    /// Seconds that it is expected to take.
+    /// Estimated seconds.
     pub estimate: f64,
 }
 

@@ -1,32 +1,34 @@
-//! Dense matrices as operations describe them.
+//! Dense matrix operands.
 
 use qgemm_formats::DType;
 
-/// A dense matrix operand: element type, strides in elements, and the alignment of its first byte.
+/// A dense matrix operand: element type, strides in elements, and
+/// the alignment of its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Dense {
     /// Element type.
     pub dtype: DType,
-    /// Elements from one row to the next.
+    /// Row stride in elements.
     pub row_stride: u64,
-    /// Elements from one column to the next: 1 for row-major.
+    /// Column stride in elements: 1 for row-major.
     pub col_stride: u64,
-    /// Whether every row begins at a multiple of 16 bytes (and columns are contiguous), so that kernels may
-    /// use 16-byte accesses.
+    /// Whether every row is contiguous and 16-byte aligned, so that
+    /// kernels may use 16-byte accesses.
     pub aligned16: bool,
 }
 
-/// What kernels may access at once, in bytes.
+/// Widest vector access of kernels, in bytes.
 const WIDE_ACCESS: u64 = 16;
 
 impl Dense {
-    /// A row-major matrix of `columns` columns without gaps, whose first byte lies at a multiple of 16.
+    /// A contiguous row-major matrix, 16-byte aligned.
     pub fn rows_of(dtype: DType, columns: usize) -> Self {
         let row_bytes = (columns as u64).saturating_mul(dtype.bytes() as u64);
         Self { dtype, row_stride: columns as u64, col_stride: 1, aligned16: row_bytes.is_multiple_of(WIDE_ACCESS) }
     }
 
-    /// Elements from the first to the last one of `rows × columns`, or `None` when the count overflows.
+    /// Elements spanned by `rows × columns`, or `None`
+    /// when the count overflows.
     pub fn extent(&self, rows: usize, columns: usize) -> Option<u64> {
         if rows == 0 || columns == 0 {
             return Some(0);

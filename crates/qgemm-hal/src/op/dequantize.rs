@@ -1,4 +1,5 @@
-//! `dequantize`: a quantized X as plain numbers: what precedes products whose kernels do not multiply its codes.
+//! `dequantize`: dequantization of X, for products whose
+//! kernels do not support its format.
 
 use qgemm_formats::{XFactor, XFormat};
 
@@ -6,7 +7,8 @@ use super::gemm::XPlanes;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, spec};
 
-/// `D[r, c] = (code · scale) · factor` in f32, of every stored column; validated by the API.
+/// `D[r, c] = (code · scale) · factor` in f32 for
+/// every stored column; validated by the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedDequantize {
     /// Tokens; at least 1.
@@ -15,26 +17,27 @@ pub struct CheckedDequantize {
     pub columns: usize,
     /// The format of X.
     pub format: XFormat,
-    /// Its planes.
+    /// Layout of its planes.
     pub planes: XPlanes,
 }
 
 operands! {
-    /// What `dequantize` reads and writes.
+    /// Operands of `dequantize`.
     pub enum DequantizeOperand {
         /// The codes.
         Codes: "the codes" Read,
         /// The scales.
         Scales: "the scales" Read,
-        /// The factors of tokens, or the one that is given for all of X, in f32.
+        /// Factor of each token, or one factor
+        /// for all of X; f32.
         Factors: "the factors" Read,
-        /// The numbers.
+        /// The dequantized values.
         D: "d" Write,
     }
 }
 
 spec! {
-    /// What tells the kernels of `dequantize` apart.
+    /// Kernel identity keys of `dequantize`.
     pub struct DequantizeSpec {
         /// The format of X.
         from: XFormat,
@@ -44,27 +47,28 @@ spec! {
 }
 
 impl DequantizeSpec {
-    /// The keys of the kernel that is made for what `op` asks.
+    /// Keys of the kernel specialized for `op`.
     pub fn of(op: &CheckedDequantize) -> Self {
         Self { from: op.format, given_factor: op.planes.parts.factor == XFactor::Given }
     }
 }
 
-/// A kernel of a family, as the scheduler sees it.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DequantizeConfig {
     /// The kernel.
     pub kernel: KernelId,
-    /// Share of the device's bandwidth that it reaches, per mille.
+    /// Reached share of the device's bandwidth, per mille.
     pub efficiency: u32,
 }
 
-/// A configuration with what the scheduler expects of it.
+/// A config with its estimated time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DequantizePlan {
-    /// The configuration.
+    /// The config.
     pub config: DequantizeConfig,
-    /// Seconds that it is expected to take.
+    /// Estimated seconds.
     pub estimate: f64,
 }
 

@@ -1,4 +1,6 @@
-//! Lists of the slots of each expert: how they lie in memory, and the first launches of `experts` that make them where nobody has.
+//! Expert lists: the slots of each expert. Their memory
+//! layout, and the first launches of `experts`, which build
+//! the lists when no router has.
 
 use std::ops::Range;
 
@@ -7,24 +9,28 @@ use super::experts::{CheckedExperts, ExpertForm, ExpertOperand, ExpertsPlan};
 use super::routing::{MOST_EXPERTS, MOST_TOKENS, MOST_TOP_K, RoutingOperand, RoutingSource, STATUS_WORDS, Scoring};
 use crate::sequence::LaunchStep;
 
-/// What parts begin at multiples of, in bytes.
+/// Alignment of the parts, in bytes.
 const ALIGNMENT: usize = 256;
 const WORD: usize = size_of::<u32>();
 
-/// The offsets and the slots of the lists of `slots` slots of `experts` experts, in bytes; `None` where the size overflows. There is an
-/// offset for each expert and one more; the slots of an expert follow one another from its offset on, as `routing` writes both.
+/// Byte ranges of the offsets `[experts + 1]` and of the
+/// slots of all lists, or `None` on overflow.
+///
+/// The slots of an expert start at its offset and are
+/// contiguous, as `routing` writes them.
 pub fn list_parts(experts: usize, slots: usize) -> Option<[Range<usize>; 2]> {
     let offsets = experts.checked_add(1)?.checked_mul(WORD)?;
     let first = offsets.checked_next_multiple_of(ALIGNMENT)?;
     Some([0..offsets, first..first.checked_add(slots.checked_mul(WORD)?)?])
 }
 
-/// What it takes to list slots before a product that multiplies them expert by expert.
+/// The routing step that lists slots before a grouped product.
 #[derive(Clone, Debug)]
 pub struct ListedSlots {
-    /// The routing whose kernels list them.
+    /// The routing operation whose kernels build the lists.
     pub routing: CheckedRouting,
-    /// Offsets and slots as [`list_parts`] has them; like the other parts counted from [`ExpertsPlan::scratch`] on.
+    /// Byte ranges of offsets and slots as in [`list_parts`],
+    /// relative to [`ExpertsPlan::scratch`].
     pub lists: [Range<usize>; 2],
     counts: Range<usize>,
     status: Range<usize>,
@@ -32,8 +38,9 @@ pub struct ListedSlots {
 }
 
 impl ListedSlots {
-    /// Of slots of `op`; `workspace` says how many bytes the kernels themselves keep. `None` where rows are no slots, or more than a
-    /// routing takes.
+    /// Lists of the slots of `op`. `workspace` returns the bytes
+    /// that the routing kernels need. `None` unless rows are slots
+    /// within the limits of `routing`.
     pub fn of(op: &CheckedExperts, workspace: impl FnOnce(&CheckedRouting) -> usize) -> Option<Self> {
         let ExpertForm::Indexed { top_k, .. } = op.form else { return None };
         let (tokens, experts) = (op.tokens(), op.experts);
@@ -65,17 +72,18 @@ impl ListedSlots {
         Some(Self { routing, lists, counts, status, workspace })
     }
 
-    /// Bytes of all parts.
+    /// Total bytes.
     pub fn bytes(&self) -> usize {
         self.workspace.end
     }
 
-    /// The lists in the workspace of `plan`.
+    /// Byte range of the lists in the workspace of `plan`.
     pub fn in_workspace(&self, plan: &ExpertsPlan) -> Range<usize> {
         plan.scratch..plan.scratch + self.lists[1].end
     }
 
-    /// A step of the routing, with its operands bound to those of `experts` and to parts of the workspace of `plan`.
+    /// Binds a routing step to operands of `experts` and to parts
+    /// of the workspace of `plan`.
     pub fn bound(&self, step: LaunchStep, plan: &ExpertsPlan) -> LaunchStep {
         use RoutingOperand as R;
         let parts = [

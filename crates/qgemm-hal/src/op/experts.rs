@@ -1,4 +1,5 @@
-//! `experts`: grouped products, in which each row of X is multiplied with the weight of one of many experts.
+//! `experts`: MoE grouped GEMM. Each row of X is multiplied
+//! with the weight of its expert.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -13,80 +14,87 @@ use super::{Operation, operands};
 use crate::kernel_id::{KernelId, Name, Spec, spec};
 use crate::operands::Portion;
 
-/// What parts of a workspace are aligned to.
+/// Alignment of workspace parts, in bytes.
 const ALIGNMENT: usize = 256;
 
 operands! {
-    /// What `experts` reads and writes.
+    /// Operands of `experts`.
     pub enum ExpertOperand {
-        /// Activations; of quantized ones the codes.
+        /// Activations, or the codes of quantized activations.
         X: "x" Read,
-        /// Codes and scales of all experts' weights in the device's layout, one expert after the other.
+        /// Packed weights of all experts, one after the other.
         W: "the weights" Constant,
-        /// A factor for every stored row of every expert, in f32.
+        /// Row scales of every expert, f32.
         RowScale: "the row scales" Constant,
-        /// Stored column → input feature, of each expert, padded with `NO_COLUMN` to whole k-tiles.
+        /// Stored column → input feature for each expert, padded with
+        /// `NO_COLUMN` to whole k-tiles.
         KOrder: "the column orders" Constant,
         /// C.
         C: "c" Read,
         /// The bias of every expert.
         Bias: "the biases" Read,
-        /// Factors of the rows, in f32.
+        /// Row factors, f32.
         TokenScale: "the row factors" Read,
         /// Residual.
         Residual: "the residual" Read,
         /// Output.
         D: "d" Write,
-        /// Which rows are whose: offsets, counts or ids, by [`ExpertForm`].
+        /// Offsets, counts or expert ids, depending on [`ExpertForm`].
         Index: "the index" Read,
-        /// What each slot's product is multiplied with where those of a token are added up, in f32.
+        /// Router weight of each slot for the combine step, f32.
         RouterWeights: "the router weights" Read,
-        /// What was wrong with the index, two `u32`: an [`ExpertFault`] and its place.
+        /// Fault status, two `u32`: an [`ExpertFault`] and its position.
         Status: "the status" Write,
-        /// The slots of each expert: see [`CheckedExperts::lists`].
+        /// Slots of each expert: see [`CheckedExperts::lists`].
         Lists: "the lists" Read,
-        /// Memory for what one step leaves for the next.
+        /// Scratch memory passed between steps.
         Workspace: "the workspace" Accumulate,
-        /// The products of all slots before they are combined, in f32: a part of the workspace.
+        /// Products of all slots before the combine step,
+        /// f32; part of the workspace.
         Products: "the slots' products" Read,
-        /// Factors of the columns of X, of a norm before the products.
+        /// Gamma of the norm before the products.
         Gamma: "gamma" Constant,
-        /// What such a norm adds to the columns of X.
+        /// Beta of the norm before the products.
         Beta: "beta" Constant,
-        /// What blocks or tokens of a quantized X are scaled by.
+        /// Scales of a quantized X, by block or by token.
         XScales: "the scales of x" Read,
-        /// The factors of its tokens, or the one that is given for all of it, in f32.
+        /// Factor of each token of a quantized X, or
+        /// one for all of X; f32.
         XPlaneFactors: "the factors of x" Read,
-        /// The sums of its codes, scales included.
+        /// X block sums, with scales applied.
         XSums: "the sums of x" Read,
     }
 }
 
 spec! {
-    /// What tells the kernels apart that a sequence has beside its product.
+    /// Kernel identity keys of the steps around the product.
     pub struct ExpertStepSpec {
-        /// What it does: `combine` slots.
+        /// The step, such as `combine`.
         step: Name,
     }
 }
 
-/// How rows are given to experts.
+/// How rows are assigned to experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ExpertForm {
-    /// Rows are sorted by expert. The index has an offset, `u32`, for each expert and one more: expert `e` has rows
-    /// `offsets[e]..offsets[e + 1]`. Offsets ascend; those beyond the rows count as their number.
+    /// Rows sorted by expert. The index holds `u32` offsets
+    /// `[experts + 1]`: expert `e` has rows `offsets[e]..offsets[e + 1]`.
+    /// Offsets ascend and are clamped to the number of rows.
     Contiguous,
-    /// Every expert has room for so many rows, of which it uses the first `counts[e]`: a `u32` an expert.
+    /// A fixed capacity for each expert. The index holds `u32` counts
+    /// `[experts]`: expert `e` uses its first `counts[e]` rows.
     Masked {
         /// Rows of an expert.
         capacity: usize,
     },
-    /// Every token has `top_k` slots, each with the id, `i32`, of an expert.
+    /// `top_k` slots for each token. The index holds the
+    /// `i32` expert id of each slot.
     Indexed {
         /// Slots of a token.
         top_k: usize,
-        /// Whether X has a row for each slot; else those of a token share its row.
+        /// Whether X has a row for each slot; otherwise the slots
+        /// of a token share its row.
         x_per_slot: bool,
     },
 }
@@ -102,56 +110,66 @@ impl ExpertForm {
     }
 }
 
-/// What kernels find wrong with an index. The rows concerned are left out; others are computed.
+/// Faults in an index. The affected rows are skipped;
+/// all others are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum ExpertFault {
-    /// The id at this slot is negative, or there is no such expert.
+    /// The id of this slot is negative or too large.
     Id = 1,
-    /// The offset at this place is below the one before, or beyond the rows.
+    /// This offset is below the previous one or beyond the rows.
     Offset = 2,
-    /// The count of this expert is beyond its capacity.
+    /// The count of this expert exceeds the capacity.
     Count = 3,
     /// The router weight of this slot is NaN.
     RouterWeight = 4,
 }
 
 impl ExpertFault {
-    /// All of them.
+    /// All faults.
     pub const ALL: [Self; 4] = [Self::Id, Self::Offset, Self::Count, Self::RouterWeight];
 }
 
-/// The weighted sum of a token's slots, in their order, in f32: `D[t] = Σj weights[t, j] · v[t, j] + residual[t]`.
+/// Combine step: the weighted sum of a token's slots in slot
+/// order, in f32:
+/// `D[t] = Σj weights[t, j] · v[t, j] + residual[t]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Combine {
-    /// D, a row for each token.
+    /// D, one row for each token.
     pub d: Dense,
-    /// The residual, a row for each token.
+    /// Residual, one row for each token.
     pub residual: Option<Dense>,
 }
 
-/// `D[r] = activation(v) + residual[r]`, with `v` of row `r` and its expert as in [`CheckedGemm`]; validated by the API.
+/// MoE grouped GEMM: `D[r] = activation(v) + residual[r]`,
+/// with `v` as in [`CheckedGemm`] for row `r` and its
+/// expert; validated by the API.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedExperts {
-    /// The product of one expert. Its `m` is that of all rows: of D, and of X but where slots share rows. With
-    /// [`CheckedExperts::combine`], its D is the slots' products, in f32 without gaps.
+    /// The product of one expert. Its `m` counts all rows of
+    /// D, and of X unless slots share rows. With [`CheckedExperts::combine`],
+    /// its D is the contiguous f32 products of the slots.
     pub each: CheckedGemm,
     /// Experts; at least 1.
     pub experts: usize,
-    /// Rows of W from one expert to the next: a multiple of [`EXPERT_ROWS`](qgemm_formats::EXPERT_ROWS), or 0 where all have the same
-    /// weight, and the same bias.
+    /// Rows of W between experts: a multiple of
+    /// [`EXPERT_ROWS`](qgemm_formats::EXPERT_ROWS), or 0 when all
+    /// experts share one weight and bias.
     pub row_pitch: usize,
-    /// How rows are given to experts.
+    /// How rows are assigned to experts.
     pub form: ExpertForm,
-    /// How the slots of a token are added up, where they are; only of [`ExpertForm::Indexed`].
+    /// Combine step for the slots of a token; [`ExpertForm::Indexed`] only.
     pub combine: Option<Combine>,
-    /// Whether a run says in its status what is wrong with the index. What is wrong is left out in any case.
+    /// Whether a run reports index faults in its status. Faulty
+    /// rows are skipped in any case.
     pub checks_index: bool,
-    /// Whether the slots of each expert are listed by who gives the ids; only of [`ExpertForm::Indexed`]. The lists are `u32`, as
-    /// [`list_parts`] has them.
+    /// Whether the source of the ids also provides the slots of
+    /// each expert; [`ExpertForm::Indexed`] only. The lists are `u32`,
+    /// laid out as in [`list_parts`].
     pub lists: bool,
-    /// Whether the index is there before a run is submitted: kernels may read it, and by it weights, before earlier work of the stream is
-    /// done.
+    /// Whether the index is ready before launch: kernels may
+    /// then read it, and prefetch weights by it, before earlier
+    /// work of the stream is done.
     pub settled_index: bool,
 }
 
@@ -164,7 +182,7 @@ impl CheckedExperts {
         }
     }
 
-    /// Tokens: the rows of D where slots are combined.
+    /// Tokens: rows of D after the combine step.
     pub fn tokens(&self) -> usize {
         match self.form {
             ExpertForm::Indexed { top_k, .. } => self.each.m / top_k,
@@ -172,7 +190,8 @@ impl CheckedExperts {
         }
     }
 
-    /// The operation for a portion of its tokens; of [`ExpertForm::Masked`], whose counts say how many there are, it stays as it is.
+    /// The operation for a portion of the tokens. Unchanged for
+    /// [`ExpertForm::Masked`], whose counts determine the rows.
     pub fn of_portion(&self, portion: Option<Portion>) -> Self {
         let m = match (portion, self.form) {
             (None, _) | (_, ExpertForm::Masked { .. }) => self.each.m,
@@ -181,20 +200,21 @@ impl CheckedExperts {
         Self { each: CheckedGemm { m, ..self.each.clone() }, ..self.clone() }
     }
 
-    /// The norm before the products; `None` where there is none.
+    /// The norm before the products, if any.
     pub fn norm_prologue(&self) -> Option<CheckedNorm> {
         Some(CheckedNorm { rows: self.x_rows(), ..self.each.norm_prologue()? })
     }
 
-    /// The step that makes plain numbers of a quantized X, and the operation behind it, as [`CheckedGemm::dequantized`] has both;
-    /// `None` of an X that is plain.
+    /// The dequantization step and the operation after it, as in
+    /// [`CheckedGemm::dequantized`]. `None` when X is not quantized.
     pub fn dequantized(&self) -> Option<(Self, CheckedDequantize)> {
         let (each, step) = self.each.dequantized()?;
         Some((Self { each, ..self.clone() }, CheckedDequantize { rows: self.x_rows(), ..step }))
     }
 
-    /// The steps that quantize a plain X as far as its precision permits, each with the operation behind it, as
-    /// [`CheckedGemm::quantized`] has both; none where a norm writes X.
+    /// The steps that quantize X as far as its precision permits,
+    /// each with the operation after it, as in
+    /// [`CheckedGemm::quantized`]. None when a norm writes X.
     pub fn quantized(&self) -> impl Iterator<Item = (Self, CheckedQuantize)> + '_ {
         let is_given = self.each.norm.is_none();
         self.each.quantized().filter(move |_| is_given).map(|of_each| self.of_quantized(of_each))
@@ -204,7 +224,8 @@ impl CheckedExperts {
         (Self { each, ..self.clone() }, CheckedQuantize { rows: self.x_rows(), ..step })
     }
 
-    /// The operation that the families of `plan` see: this one, or that behind the step that makes X plain or quantizes it.
+    /// The operation that the families of `plan` see: this one, or
+    /// the one after the step that dequantizes or quantizes X.
     pub fn product(&self, plan: &ExpertsPlan) -> Cow<'_, Self> {
         let plain = plan.dequantized.and_then(|_| self.dequantized()).map(|(product, _)| product);
         let quantized = plan.quantized.and_then(|regions| self.each.quantized_to(regions.format));
@@ -212,13 +233,14 @@ impl CheckedExperts {
         plain.or(quantized).map_or(Cow::Borrowed(self), Cow::Owned)
     }
 
-    /// The step that quantizes X before the kernels of `plan`, and where it writes.
+    /// The step that quantizes X before the kernels of
+    /// `plan`, and its output regions.
     pub fn quantize_step(&self, plan: &ExpertsPlan) -> Option<(CheckedQuantize, XPlaneRegions)> {
         let regions = plan.quantized?;
         self.each.quantized_to(regions.format).map(|of_each| (self.of_quantized(of_each).1, regions))
     }
 
-    /// Words of the index.
+    /// Entries of the index.
     pub fn index_len(&self) -> usize {
         match self.form {
             ExpertForm::Contiguous => self.experts + 1,
@@ -227,17 +249,17 @@ impl CheckedExperts {
         }
     }
 
-    /// [`list_parts`] of the slots.
+    /// [`list_parts`] for the slots.
     pub fn list_parts(&self) -> Option<[Range<usize>; 2]> {
         list_parts(self.experts, self.each.m)
     }
 
-    /// Weights that there are: of all experts, or one that they share.
+    /// Number of weights: one for each expert, or one shared weight.
     pub fn weights(&self) -> usize {
         if self.row_pitch == 0 { 1 } else { self.experts }
     }
 
-    /// Experts that have rows where each row goes to any expert alike: as many as are to be expected.
+    /// Expected number of experts with rows under uniform random routing.
     pub fn used_experts(&self) -> f64 {
         let (experts, rows) = (self.experts.max(1) as f64, self.each.m as f64);
         match self.form {
@@ -246,7 +268,7 @@ impl CheckedExperts {
         }
     }
 
-    /// Rows that an expert has where all have as many; at least 1.
+    /// Mean rows of an expert under uniform routing; at least 1.
     pub fn mean_rows(&self) -> usize {
         match self.form {
             ExpertForm::Masked { capacity } => capacity.max(1),
@@ -254,28 +276,31 @@ impl CheckedExperts {
         }
     }
 
-    /// Name of a product of `family` in tables and messages: `gemm_nt_q4_k_f16_indexed`.
+    /// Name in tables and messages: `gemm_nt_q4_k_f16_indexed`.
     pub fn kernel_name(&self, family: &str) -> String {
         format!("{}_{}", self.each.kernel_name(family), self.form.name())
     }
 }
 
-/// What families offer of `experts`.
+/// A candidate kernel of `experts`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsConfig {
     /// The tile of each product.
     pub tile: TileConfig,
-    /// Whether the slots of [`ExpertForm::Indexed`] are multiplied expert by expert, which reads each weight once and takes lists of
-    /// slots; else each slot is multiplied by itself. Kernels of other forms always have the rows of one expert.
+    /// Whether slots of [`ExpertForm::Indexed`] are grouped by expert, which
+    /// reads each weight once but needs expert lists. Otherwise each slot
+    /// is a separate product. Kernels for other forms always group.
     pub grouped: bool,
-    /// Bytes of the workspace that the kernels themselves want.
+    /// Workspace bytes of the kernels.
     pub scratch_bytes: usize,
-    /// Whether the next launch may begin only once all work before this product is done: what that wrote is then settled for it.
+    /// Whether the next launch starts only after all work
+    /// before this product is done, so that it can
+    /// prefetch what that work wrote.
     pub settles: bool,
 }
 
 impl ExpertsConfig {
-    /// The identity of the kernel that multiplies.
+    /// Identity of the product kernel.
     pub fn kernel_id(&self, op: &CheckedExperts) -> KernelId {
         let id = self.tile.kernel_id(op.each.format);
         match id.spec {
@@ -285,29 +310,31 @@ impl ExpertsConfig {
     }
 }
 
-/// A configuration with the layout of its workspace.
+/// A config with its workspace layout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsPlan {
-    /// The configuration.
+    /// The config.
     pub config: ExpertsConfig,
-    /// Where the slots' products begin in the workspace, a multiple of 256.
+    /// Offset of the slot products in the
+    /// workspace, a multiple of 256.
     pub products: usize,
-    /// Their bytes; 0 where they are not combined.
+    /// Bytes of the slot products; 0 without a combine step.
     pub product_bytes: usize,
-    /// A quantized X as plain numbers, for kernels that multiply no codes of its format.
+    /// Region of a dequantized X.
     pub dequantized: Option<XRegion>,
-    /// A plain X in codes and scales, for kernels that multiply codes.
+    /// Regions of a quantized X.
     pub quantized: Option<XPlaneRegions>,
-    /// Where the kernels' own part of the workspace begins, a multiple of 256.
+    /// Offset of the kernels' scratch memory, a multiple of 256.
     pub scratch: usize,
-    /// Size of the workspace; 0 when nothing is kept in it.
+    /// Workspace bytes; 0 when none is needed.
     pub workspace_bytes: usize,
-    /// Seconds that it is expected to take.
+    /// Estimated seconds.
     pub estimate: f64,
 }
 
 impl ExpertsPlan {
-    /// The plan of a configuration that is expected to take `estimate` seconds; `None` where the workspace's size overflows.
+    /// A plan with its layout and an estimate in seconds; `None`
+    /// when the workspace size overflows.
     pub fn new(op: &CheckedExperts, config: ExpertsConfig, estimate: f64) -> Option<Self> {
         let after = |bytes: usize| bytes.checked_next_multiple_of(ALIGNMENT);
         let product_bytes = match op.combine {
@@ -330,7 +357,8 @@ impl ExpertsPlan {
         })
     }
 
-    /// The plan with room for what `dequantize` writes, behind all else, or `None` where the size overflows.
+    /// Adds room for the output of `dequantize` at the
+    /// end; `None` on overflow.
     pub fn with_dequantized(self, dequantize: &CheckedDequantize) -> Option<Self> {
         let reserved = usize::try_from(COUNTER_BYTES).ok()?;
         let region = dequantize.region(self.workspace_bytes.max(reserved).checked_next_multiple_of(ALIGNMENT)?);
@@ -340,7 +368,8 @@ impl ExpertsPlan {
 }
 
 impl ExpertsPlan {
-    /// The plan with room for what `quantize` writes, behind all else, or `None` where the size overflows.
+    /// Adds room for the output of `quantize` at the
+    /// end; `None` on overflow.
     pub fn with_quantized(self, quantize: &CheckedQuantize) -> Option<Self> {
         let reserved = usize::try_from(COUNTER_BYTES).ok()?;
         let regions = XPlaneRegions::of(quantize, self.workspace_bytes.max(reserved))?;
@@ -377,7 +406,8 @@ impl Operation for CheckedExperts {
         [O::X, O::W, O::Index, O::D].into_iter().chain(planes).chain(given).collect()
     }
 
-    /// The weights of as many experts as can have rows, and X, D, C and the residual once each.
+    /// The weights of every expert that can have rows, plus X,
+    /// D, C and the residual once each.
     fn traffic(&self) -> f64 {
         let each = &self.each;
         let used = self.weights().min(each.m) as f64;

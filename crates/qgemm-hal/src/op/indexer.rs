@@ -1,4 +1,5 @@
-//! `indexer`: how well keys match queries of several heads, weighed and added up, and which keys match best: the sparse indexer of DeepSeek.
+//! `indexer`: sparse-attention indexer of DeepSeek:
+//! multi-head scores and top-k keys.
 
 use qgemm_formats::DType;
 
@@ -8,49 +9,53 @@ use super::{Operation, operands};
 use crate::caps::Math;
 use crate::kernel_id::{KernelId, Name, spec};
 
-/// Numbers of features are multiples of this.
+/// Feature counts are multiples of this.
 pub const FEATURE_STEP: usize = 16;
-/// Most features of a query's head and a key.
+/// Maximum features of a query head and of a key.
 pub const MOST_FEATURES: usize = 256;
-/// Most keys that are chosen for a query.
+/// Maximum keys chosen for a query (top-k).
 pub const MOST_CHOSEN: usize = 2048;
 /// Formats of queries and keys.
 pub const FORMATS: [KvFormat; 3] = [KvFormat::E4M3, KvFormat::Plain(DType::F16), KvFormat::Plain(DType::BF16)];
 
-/// Bytes of scores that are kept at a time where keys are chosen: of so many queries that each multiprocessor has several to choose for.
+/// Bytes of scores kept at a time for top-k. Large enough
+/// that each SM has several queries to choose for.
 const SCORE_BYTES: usize = 128 << 20;
-/// Most parts that queries are cut into, to keep fewer scores: each is two launches.
+/// Maximum parts that queries are split into to keep fewer scores.
+/// Each part costs two launches.
 const MOST_PARTS: usize = 64;
 
-/// Which keys each query sees, and where they are.
+/// Visible keys of each query, and where they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum IndexerKeys {
-    /// Rows that all queries share.
+    /// Contiguous rows, shared by all queries.
     Rows {
-        /// Their number.
+        /// Number of rows.
         rows: usize,
-        /// Whether each query has a first row and an end; else it sees all.
+        /// Whether each query has a start and an end row;
+        /// otherwise all rows are visible.
         ranges: bool,
     },
-    /// Sequences of equally many queries, whose keys lie in pages that a table names; lengths are given. Query `i` of `each` sees the keys
-    /// `j ≤ length − each + i`.
+    /// Paged keys: sequences with equally many queries, a
+    /// block table and lengths. Query `i` of `each` attends to
+    /// keys `j ≤ length − each + i`.
     Pages {
         /// Sequences.
         sequences: usize,
-        /// Queries of each.
+        /// Queries of each sequence.
         each: usize,
         /// Pages of the cache.
         pages: usize,
         /// Rows of a page.
         page_size: usize,
-        /// Pages of a row of the table, which is a sequence.
+        /// Columns of the block table: maximum pages of a sequence.
         width: usize,
     },
 }
 
 impl IndexerKeys {
-    /// Most keys that a query sees.
+    /// Maximum visible keys of a query.
     pub const fn most(self) -> usize {
         match self {
             IndexerKeys::Rows { rows, .. } => rows,
@@ -58,7 +63,7 @@ impl IndexerKeys {
         }
     }
 
-    /// Pages and rows of each that the keys lie in, and pages of a row of the table; rows without pages are one.
+    /// Page geometry; without pages, all rows are one page.
     pub const fn paging(self) -> Paging {
         match self {
             IndexerKeys::Rows { rows, .. } => Paging { pages: 1, page_size: rows, width: 0 },
@@ -67,41 +72,49 @@ impl IndexerKeys {
     }
 }
 
-/// Where keys lie: feature `i` of row `r` of page `p` is element `p · page_stride + r · row_stride + i`, its scale element
-/// `p · scale_page_stride + r` of the scales.
+/// Layout of keys: feature `i` of row `r` of page `p`
+/// is element `p · page_stride + r · row_stride + i`;
+/// its scale is element `p · scale_page_stride + r`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IndexerRows {
-    /// Elements from one page to the next; of no meaning where there are no pages.
+    /// Page stride in elements; unused without pages.
     pub page_stride: u64,
-    /// Elements from one row to the next.
+    /// Row stride in elements.
     pub row_stride: u64,
-    /// Scales from one page to the next; of no meaning where there are no pages.
+    /// Scales between pages; unused without pages.
     pub scale_page_stride: u64,
-    /// Whether rows begin at multiples of 16 bytes.
+    /// Whether rows are 16-byte aligned.
     pub aligned: bool,
 }
 
-/// What is computed.
+/// The result: scores or top-k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IndexerResult {
-    /// The score of every key: f32, queries × [`CheckedIndexer::most_keys`].
+    /// Scores of all keys: f32 `[queries][most_keys]`
+    /// ([`CheckedIndexer::most_keys`]).
     Scores {
-        /// Elements from one query to the next.
+        /// Elements between queries.
         row_stride: u64,
     },
-    /// Which keys have the highest scores: i32, queries × `count`.
+    /// Keys with the highest scores: i32 `[queries][count]`.
     Best {
-        /// Keys of a query.
+        /// Keys for each query.
         count: usize,
     },
 }
 
-/// Scores of keys, or the best of them; validated by the API.
+/// Indexer scores or top-k keys; validated by the API.
 ///
-/// The score of key `n` for query `m` is `k_scale[n] · Σ_h weight[m, h] · q_scale[m, h] · ReLU(q[m, h] · k[n])`, with the scales of E4M3; NaN
-/// stays NaN. A key that a query does not see has a score of −∞. Those chosen are as if sorted by score, highest first, equal ones (both
-/// zeros are) by index, NaN last; where a query sees fewer, −1 follows. A key of rows is named by its row, one of pages by its place in the
-/// sequence; pages that are none have no keys. Ranges and lengths that lead beyond the keys end with them.
+/// The score of key `n` for query `m` is
+/// `k_scale[n] · Σ_h weight[m, h] · q_scale[m, h] · ReLU(q[m, h] · k[n])`,
+/// with scales for E4M3 only. NaN stays
+/// NaN. Masked keys have a score of −∞.
+///
+/// Top-k picks keys as if sorted by descending score, then by
+/// index, with NaN last; both zeros are equal. Queries with fewer
+/// visible keys are padded with −1. Indices are row numbers, or
+/// positions in the sequence for paged keys. Invalid pages have no
+/// keys. Ranges and lengths are clamped to the existing keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedIndexer {
     /// Queries; at least 1.
@@ -114,92 +127,94 @@ pub struct CheckedIndexer {
     pub format: KvFormat,
     /// Keys.
     pub keys: IndexerKeys,
-    /// Queries: `token_stride` from one to the next.
+    /// Queries: `token_stride` between queries.
     pub q: HeadRows,
-    /// Whether each head of a query has a scale: f32, queries × heads.
+    /// Whether each query head has a scale: f32 `[queries][heads]`.
     pub q_scales: bool,
-    /// Weights from one query to the next: f32.
+    /// Stride of the f32 weights between queries.
     pub weights_stride: u64,
-    /// Rows of keys.
+    /// Layout of the keys.
     pub k: IndexerRows,
-    /// Scores or the best keys.
+    /// Scores or top-k.
     pub result: IndexerResult,
 }
 
 operands! {
-    /// What `indexer` reads and writes.
+    /// Operands of `indexer`.
     pub enum IndexerOperand {
         /// Queries.
         Q: "the queries" Read,
         /// Keys.
         K: "the keys" Read,
-        /// What each head of a query is weighed with: f32.
+        /// Weight of each query head: f32.
         Weights: "the weights" Read,
-        /// What each head of a query is multiplied with: f32.
+        /// Scale of each query head: f32.
         QScales: "the scales of the queries" Read,
-        /// What each key is multiplied with: f32.
+        /// Scale of each key: f32.
         KScales: "the scales of the keys" Read,
-        /// First row that each query sees: u32.
+        /// First visible row of each query: u32.
         Starts: "the starts" Read,
-        /// Where the rows that each query sees end: u32.
+        /// End of the visible rows of each query: u32.
         Ends: "the ends" Read,
-        /// How many keys each sequence has: u32.
+        /// Key count of each sequence: u32.
         Lengths: "the lengths" Read,
-        /// The pages of each sequence: u32.
+        /// Page numbers of each sequence: u32.
         BlockTable: "the block table" Read,
         /// Scores: f32.
         Scores: "the scores" Write,
         /// Keys with the highest scores: i32.
         Indices: "the indices" Write,
-        /// Scores of some queries.
+        /// Scores of a part of the queries.
         Workspace: "the workspace" Accumulate,
     }
 }
 
 spec! {
-    /// What tells the kernels of `indexer` apart.
+    /// Kernel identity keys of `indexer`.
     pub struct IndexerSpec {
-        /// What the kernel does: `score`, `choose` or both, `index`.
+        /// Kernel step: `score`, `choose`, or both as `index`.
         step: Name,
         /// Format of queries and keys.
         x: KvFormat,
-        /// Most features.
+        /// Maximum features.
         features: u32,
-        /// Keys of a CTA.
+        /// Key tile of a CTA.
         keys: u32,
     }
 }
 
-/// The kernels of a family for one operation, as the scheduler sees them.
+/// Candidate kernels of a family, with what the
+/// scheduler ranks them by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct IndexerConfig {
-    /// The kernel that scores.
+    /// The scoring kernel.
     pub kernel: KernelId,
-    /// Kernels that a run launches.
+    /// Kernel launches of a run.
     pub launches: u32,
-    /// Queries whose scores are in the workspace at a time; all where there are none in it.
+    /// Queries whose scores are in the workspace at a time; all
+    /// queries when no scores are.
     pub part_queries: usize,
-    /// Bytes of workspace; 0 where nothing is kept in it.
+    /// Workspace bytes; 0 when none is needed.
     pub workspace_bytes: usize,
     /// Arithmetic of the inner loop.
     pub math: Math,
-    /// Heads and features with those that are computed for nothing, as a factor.
+    /// Computed heads and features, padding included, divided by the real ones.
     pub padding: f64,
-    /// Shares of the device's bandwidth and of its rate that it reaches, per mille.
+    /// Reached shares of the device's bandwidth and arithmetic rate, per mille.
     pub efficiency: (u32, u32),
 }
 
-/// A configuration with what the scheduler expects of it.
+/// A config with its estimated time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct IndexerLaunch {
-    /// The configuration.
+    /// The config.
     pub config: IndexerConfig,
-    /// Seconds that it is expected to take.
+    /// Estimated seconds.
     pub estimate: f64,
 }
 
 impl CheckedIndexer {
-    /// Keys that a query sees at most: columns of its scores.
+    /// Maximum visible keys of a query: columns of its scores.
     pub fn most_keys(&self) -> usize {
         self.keys.most()
     }
@@ -212,17 +227,17 @@ impl CheckedIndexer {
         }
     }
 
-    /// Pages and rows of each that the keys lie in, and pages of a row of the table; rows without pages are one.
+    /// Page geometry; without pages, all rows are one page.
     pub fn paging(&self) -> Paging {
         self.keys.paging()
     }
 
-    /// Whether queries and keys have scales: keys always then.
+    /// Whether keys have scales; queries may have some then.
     pub fn has_scales(&self) -> bool {
         self.format.has_factors()
     }
 
-    /// How many keys are chosen; 0 where scores are written.
+    /// Keys chosen for each query (top-k); 0 when scores are written.
     pub fn chosen(&self) -> usize {
         match self.result {
             IndexerResult::Scores { .. } => 0,
@@ -230,8 +245,9 @@ impl CheckedIndexer {
         }
     }
 
-    /// Queries whose scores are kept at a time where keys are chosen from scores in the workspace, of which there are at most `most_bytes`
-    /// where that is possible: whole sequences, where there are several.
+    /// Queries whose scores are kept in the workspace at a
+    /// time for top-k: at most `most_bytes` if possible, and
+    /// whole sequences for paged keys.
     pub fn part_queries(&self, most_bytes: usize) -> usize {
         let (_, each) = self.sequences();
         let unit = if matches!(self.keys, IndexerKeys::Pages { .. }) { each.max(1) } else { 1 };
@@ -240,12 +256,12 @@ impl CheckedIndexer {
         few.max(1).next_multiple_of(unit).min(self.queries)
     }
 
-    /// Scores from one query to the next where they are kept in the workspace: rows begin at multiples of 16 bytes.
+    /// Row stride of scores in the workspace: rows are 16-byte aligned.
     pub fn kept_stride(&self) -> usize {
         self.most_keys().next_multiple_of(4)
     }
 
-    /// Bytes that must be read: queries, weights, and keys with their scales.
+    /// Minimum bytes read: queries, weights, and keys with their scales.
     pub fn read_bytes(&self) -> f64 {
         let (queries, heads, features) = (self.queries as f64, self.heads as f64, self.features as f64);
         let width = self.format.bits() as f64 / 8.0;
@@ -255,7 +271,7 @@ impl CheckedIndexer {
         queries * heads * (features * width + 4.0) + keys * (features * width + scale)
     }
 
-    /// Bytes of workspace that hold the scores of so many queries.
+    /// Workspace bytes for the scores of `queries` queries.
     pub fn score_bytes(&self, queries: usize) -> usize {
         WorkspaceLayout::RESERVED + queries * self.kept_stride() * size_of::<f32>()
     }
@@ -326,7 +342,7 @@ mod tests {
         assert_eq!(op(2048, rows(1 << 16)).part_queries(usize::MAX), 512);
         assert_eq!(op(10, rows(64)).part_queries(usize::MAX), 10);
         assert_eq!(op(10, rows(0)).part_queries(usize::MAX), 10);
-        // Rather more scores than very many launches.
+        // Prefer more scores at a time over very many launches.
         assert_eq!(op(1 << 20, rows(1 << 17)).part_queries(usize::MAX), 1 << 14);
         assert_eq!(op(1 << 20, rows(1 << 17)).part_queries(1 << 20), 2);
         let pages = IndexerKeys::Pages { sequences: 700, each: 3, pages: 9, page_size: 64, width: 1024 };

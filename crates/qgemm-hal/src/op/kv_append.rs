@@ -1,4 +1,4 @@
-//! `kv_append`: rotary embedding of queries and keys, and new keys and values on their way into the cache.
+//! `kv_append`: rotary embedding of queries and keys, and KV-cache append.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -10,12 +10,14 @@ use super::attention::{Addressing, HeadRows, KvFormat, KvPlaces, KvRows, QueryLe
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, spec};
 
-/// Which two features are turned together, of the first `dim` of a head.
+/// Which features form a rotary pair within the
+/// first `dim` of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RotaryPairs {
-    /// `i` and `i + dim / 2`, as GPT-NeoX and Llama in the layout of Hugging Face have them.
+    /// `i` and `i + dim / 2`: GPT-NeoX, and Llama as
+    /// stored by Hugging Face.
     Neox,
-    /// `2i` and `2i + 1`, as GPT-J and the original Llama have them.
+    /// `2i` and `2i + 1`: GPT-J and the original Llama.
     Interleaved,
 }
 
@@ -38,35 +40,37 @@ impl fmt::Display for RotaryPairs {
     }
 }
 
-/// Where the angles of a position come from.
+/// Source of the rotation angles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RotaryAngles {
-    /// Of each pair, the part of a turn that it makes from one position to the next, as a u64 in units of 2⁻⁶⁴.
+    /// Rotation per position of each pair: a u64 fraction of
+    /// a turn in units of 2⁻⁶⁴.
     Frequencies,
-    /// Tables of cosines and sines, f32: a row a position, an element a pair.
+    /// Tables of cosines and sines, f32 `[positions][pairs]`.
     Tables {
         /// Rows.
         positions: usize,
-        /// Elements from one row to the next.
+        /// Row stride in elements.
         row_stride: u64,
     },
 }
 
-/// How heads are turned.
+/// Rotary embedding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CheckedRotary {
-    /// Features of a head that are turned; even, the others stay.
+    /// Rotated features of a head; even. The other features are copied.
     pub dim: usize,
-    /// Which of them form pairs.
+    /// Which features form pairs.
     pub pairs: RotaryPairs,
-    /// Where angles come from.
+    /// Source of the angles.
     pub angles: RotaryAngles,
-    /// What turned features are multiplied with.
+    /// Factor of the rotated features.
     pub amplitude: f32,
 }
 
-/// Descriptions are keys of plans: the amplitude is finite, and told apart by its bits.
+/// Plan cache key: the amplitude is finite and is
+/// compared by its bits.
 impl Eq for CheckedRotary {}
 
 impl Hash for CheckedRotary {
@@ -75,19 +79,27 @@ impl Hash for CheckedRotary {
     }
 }
 
-/// Turns queries in place and writes new keys, turned, and values to the cache; validated by the API.
+/// Rotates queries in place, and writes rotated keys and the values
+/// to the KV cache; validated by the API.
 ///
-/// Sequences have tokens and keys as those of an attention that follows: of `q_len` new tokens and `kv_len` keys, among which theirs are,
-/// token `i` has the key `kv_len − q_len + i`, and that is its position unless positions are given. In f32, rounded once, a pair `(a, b)`
-/// becomes `(a cos − b sin, b cos + a sin)`. A token before the first key, or whose position the tables do not have, is left alone: its
-/// queries stay, its key and value are not written. One whose page the table does not name has its queries turned.
+/// Sequences are addressed as in the attention that follows.
+/// With `q_len` new tokens among `kv_len` keys, token `i`
+/// has key `kv_len − q_len + i`, which is also its
+/// position unless positions are given. A pair `(a, b)`
+/// becomes `(a cos − b sin, b cos + a sin)`
+/// in f32, rounded once.
+///
+/// Tokens before the first key or at a position outside the
+/// tables are skipped: their queries stay, and no key or value
+/// is written. If the block table has no valid page for
+/// a token, only its queries are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedKvAppend {
-    /// Sequences, their tokens and where their keys are.
+    /// Sequence layout of tokens and keys.
     pub addressing: Addressing,
-    /// Heads of queries; 0 where there are none to turn.
+    /// Query heads; 0 when there are no queries.
     pub heads: usize,
-    /// Heads of keys and values; at least 1.
+    /// KV heads; at least 1.
     pub kv_heads: usize,
     /// Features of a query and a key.
     pub qk_dim: usize,
@@ -107,14 +119,14 @@ pub struct CheckedKvAppend {
     pub k: KvRows,
     /// Values of the cache.
     pub v: KvRows,
-    /// How queries and keys are turned, if they are.
+    /// Rotary embedding, if any.
     pub rotary: Option<CheckedRotary>,
-    /// Whether the position of each token is given.
+    /// Whether explicit positions are given.
     pub positions: bool,
 }
 
 operands! {
-    /// What `kv_append` reads and writes.
+    /// Operands of `kv_append`.
     pub enum KvAppendOperand {
         /// Queries.
         Q: "the queries" Accumulate,
@@ -126,25 +138,25 @@ operands! {
         K: "the cached keys" Write,
         /// The values of the cache.
         V: "the cached values" Write,
-        /// What each head of cached keys is multiplied with when it is read: f32.
+        /// Factor of each head of cached keys: f32.
         KFactors: "the factors of the keys" Read,
-        /// What each head of cached values is multiplied with when it is read: f32.
+        /// Factor of each head of cached values: f32.
         VFactors: "the factors of the values" Read,
-        /// Written: what each block of cached keys is multiplied with when it is read: f16.
+        /// Scale of each block of cached keys: f16, written.
         KScales: "the scales of the keys" Write,
-        /// Written: what each block of cached values is multiplied with when it is read: f16.
+        /// Scale of each block of cached values: f16, written.
         VScales: "the scales of the values" Write,
-        /// Where the tokens of each sequence begin, and where the last end: u32.
+        /// Query offsets: u32 `[sequences + 1]`.
         QOffsets: "the offsets of the queries" Read,
-        /// Where the rows of keys of each sequence begin, and where the last end: u32.
+        /// Key offsets: u32 `[sequences + 1]`.
         KvOffsets: "the offsets of the keys" Read,
-        /// How many keys each sequence has: u32.
+        /// Key count of each sequence: u32.
         KvLengths: "the lengths" Read,
-        /// The pages of each sequence: u32.
+        /// Page numbers of each sequence: u32.
         BlockTable: "the block table" Read,
         /// Position of each token: u32.
         Positions: "the positions" Read,
-        /// Parts of a turn: u64.
+        /// Rotation per position of each pair: u64.
         Frequencies: "the frequencies" Constant,
         /// Cosines: f32.
         Cos: "the cosines" Read,
@@ -154,7 +166,7 @@ operands! {
 }
 
 spec! {
-    /// What tells the kernels of `kv_append` apart.
+    /// Kernel identity keys of `kv_append`.
     pub struct KvAppendSpec {
         /// What the kernel writes: `all`, `q`, `k` or `v`.
         step: KvAppendStep,
@@ -179,7 +191,7 @@ pub enum KvAppendStep {
 }
 
 impl KvAppendStep {
-    /// Every one.
+    /// All steps.
     pub const ALL: [KvAppendStep; 4] = [KvAppendStep::All, KvAppendStep::Q, KvAppendStep::K, KvAppendStep::V];
 
     const fn name(self) -> &'static str {
@@ -207,28 +219,29 @@ impl FromStr for KvAppendStep {
     }
 }
 
-/// A kernel of a family, as the scheduler sees it.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KvAppendConfig {
     /// The kernel, or the first of several.
     pub kernel: KernelId,
-    /// Kernels that a run launches.
+    /// Kernel launches of a run.
     pub launches: u32,
-    /// Share of the device's bandwidth that it reaches, per mille.
+    /// Reached share of the device's bandwidth, per mille.
     pub efficiency: u32,
 }
 
-/// A configuration with what the scheduler expects of it.
+/// A config with its estimated time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KvAppendLaunch {
-    /// The configuration.
+    /// The config.
     pub config: KvAppendConfig,
-    /// Seconds that it is expected to take.
+    /// Estimated seconds.
     pub estimate: f64,
 }
 
 impl CheckedKvAppend {
-    /// Where angles come from, if there are any.
+    /// Source of the angles, if queries and keys are rotated.
     pub fn angles(&self) -> Option<RotaryAngles> {
         self.rotary.map(|rotary| rotary.angles)
     }

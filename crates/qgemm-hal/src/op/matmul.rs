@@ -1,4 +1,5 @@
-//! `matmul`: products of two matrices in device memory, one or a batch of them, each stored by rows or by columns.
+//! `matmul`: single or batched product of two matrices in device
+//! memory, each row-major or column-major.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -11,16 +12,16 @@ use super::{Operation, operands};
 use crate::caps::Math;
 use crate::kernel_id::{KernelId, Name, spec};
 
-/// How the elements of a factor are stored.
+/// Element format of A or B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FactorFormat {
-    /// Numbers as they are.
+    /// Unquantized elements.
     Plain(DType),
-    /// E4M3 numbers, a byte each.
+    /// E4M3, one byte each.
     E4M3,
-    /// E4M3 numbers, a byte each, of which 128 neighbours along K share an f32 scale ([`FactorFormat::BLOCK`]): what `quantize` writes as
-    /// `e4m3_1x128`.
+    /// E4M3 with an f32 scale for every 128 values along K
+    /// ([`FactorFormat::BLOCK`]): the format `e4m3_1x128` of `quantize`.
     E4M3Block,
 }
 
@@ -33,7 +34,7 @@ impl FactorFormat {
         FactorFormat::E4M3,
         FactorFormat::E4M3Block,
     ];
-    /// Values along K that share a scale of [`FactorFormat::E4M3Block`].
+    /// K elements that share a scale of [`FactorFormat::E4M3Block`].
     pub const BLOCK: usize = 128;
 
     /// Lower-case name.
@@ -53,7 +54,7 @@ impl FactorFormat {
         }
     }
 
-    /// The type of plain numbers.
+    /// The element type, if unquantized.
     pub const fn plain(self) -> Option<DType> {
         match self {
             FactorFormat::Plain(dtype) => Some(dtype),
@@ -61,12 +62,13 @@ impl FactorFormat {
         }
     }
 
-    /// Whether blocks of [`FactorFormat::BLOCK`] values along K have a scale. Both factors of a product have, or neither.
+    /// Whether blocks of [`FactorFormat::BLOCK`] values along K have scales.
+    /// Either both factors of a product have scales, or neither.
     pub const fn has_scales(self) -> bool {
         matches!(self, FactorFormat::E4M3Block)
     }
 
-    /// Element `index` of `bytes`; of blocks with a scale the code's number.
+    /// Element `index` of `bytes`, without block scales.
     ///
     /// # Panics
     /// When `bytes` holds fewer than `index + 1` elements.
@@ -78,7 +80,8 @@ impl FactorFormat {
         }
     }
 
-    /// Writes `value` as element `index` of `bytes`, rounded to nearest even. What E4M3 has no number for becomes its largest.
+    /// Writes `value` as element `index` of `bytes`, rounded to nearest even.
+    /// E4M3 saturates at its largest value.
     ///
     /// # Panics
     /// When `bytes` holds fewer than `index + 1` elements.
@@ -112,18 +115,18 @@ impl std::str::FromStr for FactorFormat {
     }
 }
 
-/// The matrices of a batch: element type, strides in elements, and the alignment of what lies contiguous in them.
+/// A batch of matrices: element type, strides in elements, and alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BatchedDense<T = DType> {
-    /// Element type; of factors, their format.
+    /// Element type, or the format of A and B.
     pub dtype: T,
-    /// Elements from one row to the next.
+    /// Row stride in elements.
     pub row_stride: u64,
-    /// Elements from one column to the next. It or the row stride is 1.
+    /// Column stride in elements. It or the row stride is 1.
     pub col_stride: u64,
-    /// Elements from one matrix to the next; 0 where all products have the same.
+    /// Elements between matrices; 0 when all products share one matrix.
     pub batch_stride: u64,
-    /// Whether every contiguous row, or column, of every matrix begins at a multiple of 16 bytes.
+    /// Whether every contiguous row or column is 16-byte aligned.
     pub aligned16: bool,
 }
 
@@ -135,7 +138,8 @@ impl From<BatchedDense> for BatchedDense<FactorFormat> {
 }
 
 impl<T> BatchedDense<T> {
-    /// Elements from the first to the last of `batch` matrices of `rows × columns`, or `None` when the count overflows.
+    /// Elements spanned by `batch` matrices of
+    /// `rows × columns`, or `None` on overflow.
     pub fn extent(&self, batch: usize, rows: usize, columns: usize) -> Option<u64> {
         if batch == 0 || rows == 0 || columns == 0 {
             return Some(0);
@@ -145,13 +149,15 @@ impl<T> BatchedDense<T> {
         last(batch, self.batch_stride)?.checked_add(within)?.checked_add(1)
     }
 
-    /// Whether elements of a row are neighbours.
+    /// Whether rows are contiguous.
     pub fn is_row_major(&self) -> bool {
         self.col_stride == 1
     }
 }
 
-/// `D[b] = activation(alpha · A[b]·B[b] + beta · C[b] + bias)` with A `[m, k]` and B `[k, n]`; validated by the API.
+/// `D[b] = activation(alpha · A[b]·B[b] + beta · C[b] + bias)`
+/// with A `[m, k]` and B `[k, n]`;
+/// validated by the API.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckedMatmul {
     /// Products; at least 1.
@@ -160,112 +166,122 @@ pub struct CheckedMatmul {
     pub m: usize,
     /// Columns of B and D; at least 1.
     pub n: usize,
-    /// Columns of A and rows of B; 0 makes a product of zeros.
+    /// Columns of A and rows of B; with 0,
+    /// the product is zero.
     pub k: usize,
     /// A, `[m, k]`.
     pub a: BatchedDense<FactorFormat>,
     /// B, `[k, n]`.
     pub b: BatchedDense<FactorFormat>,
-    /// Whether all of A has a factor, an f32 that a run is given.
+    /// Whether A has one f32 factor, given at run time.
     pub a_scaled: bool,
-    /// Whether all of B has one.
+    /// Whether B has one f32 factor.
     pub b_scaled: bool,
-    /// Elements from one row of A's scales to the next, where blocks have some: an f32 for every [`FactorFormat::BLOCK`] values of K.
+    /// Row stride of A's block scales in elements: one f32 for
+    /// every [`FactorFormat::BLOCK`] values of K.
     pub a_scale_row: u64,
-    /// Elements from the scales of one column of B to those of the next.
+    /// Stride of B's block scales between columns, in elements.
     pub b_scale_row: u64,
-    /// D, `[m, n]`, row-major; its matrices do not overlap.
+    /// D, `[m, n]`, row-major; the matrices do not overlap.
     pub d: BatchedDense,
-    /// C, `[m, n]`, row-major; `beta` is 0 where there is none.
+    /// C, `[m, n]`, row-major; `beta` is 0 without it.
     pub c: Option<BatchedDense>,
-    /// Whether D itself is C: what it held, times `beta`, is added to.
+    /// Whether C is D itself: its old contents
+    /// times `beta` are added.
     pub accumulates: bool,
-    /// Element type of the bias: an element a column of D, the same for every product.
+    /// Element type of the bias: one element for each column of
+    /// D, shared by all products.
     pub bias: Option<DType>,
-    /// Factor of the product.
+    /// Scale of the product.
     pub alpha: f32,
-    /// Factor of C, or of what D held.
+    /// Scale of C, or of the old contents of D.
     pub beta: f32,
     /// Function applied last.
     pub activation: Activation,
-    /// Whether C is what the activation was applied to: the product, and the bias, are multiplied with the activation's derivative
-    /// there. Nothing is then added or applied.
+    /// Whether C holds the input of the activation. The product plus
+    /// bias is then multiplied with the activation's derivative at C, and
+    /// nothing else is added or applied.
     pub slope: bool,
-    /// Whether each product has a range of K of its own: A and B are one matrix of `k` columns and rows, and product `b` multiplies
-    /// those from offset `b` to offset `b + 1`. A is then stored by columns and B by rows; where blocks have scales, A by rows and B by
-    /// columns.
+    /// K-grouped products: A and B are single matrices of `k` columns
+    /// and rows, and product `b` uses the K range from offset
+    /// `b` to offset `b + 1`. A is column-major and B
+    /// row-major; with block scales it is the other way round.
     pub k_grouped: bool,
-    /// Whether each product has rows of its own: A, C and D are one matrix of `m` rows, and product `b` multiplies those from offset
-    /// `b` to offset `b + 1` with B `b` ([`CheckedMatmul::groups`]). A is then stored by rows. Rows that no product has stay as they are.
+    /// M-grouped products: A, C and D are single matrices of `m`
+    /// rows, and product `b` multiplies the rows from offset `b` to
+    /// `b + 1` with B `b` ([`CheckedMatmul::groups`]). A is row-major. Rows
+    /// outside all groups are unchanged.
     pub rows_grouped: bool,
-    /// How far factors in f32 may be rounded before they are multiplied.
+    /// Permitted rounding of f32 factors.
     pub operand_precision: XPrecision,
 }
 
 operands! {
-    /// What `matmul` reads and writes.
+    /// Operands of `matmul`.
     pub enum MatmulOperand {
         /// The left factors.
         A: "a" Read,
         /// The right factors.
         B: "b" Read,
-        /// The factor of all of A, an f32, or the scales of its blocks.
+        /// The f32 factor of A, or the scales of its blocks.
         AScale: "the factor of a" Read,
-        /// The same of B.
+        /// The f32 factor of B, or the scales of its blocks.
         BScale: "the factor of b" Read,
         /// C.
         C: "c" Read,
         /// Bias.
         Bias: "the bias" Read,
-        /// Where each product's range of K, or of rows, begins, and the last one ends: `u32` each, one more than products.
+        /// Start of each product's K or row range, plus the
+        /// end: u32 `[batch + 1]`.
         Offsets: "the offsets" Read,
-        /// Output; read where the operation accumulates.
+        /// Output; read when the operation accumulates.
         D: "d" Accumulate,
-        /// Partial accumulators of tiles that are cut along K, and their counters; zeroed before the first launch.
+        /// Split-K partial sums and counters; zeroed before the first launch.
         Workspace: "the workspace" Accumulate,
     }
 }
 
 spec! {
-    /// What tells the kernels of `matmul` apart.
+    /// Kernel identity keys of `matmul`.
     pub struct MatmulSpec {
-        /// The main loop: generation and mechanism, such as `sm80_cp_async`.
+        /// Main loop: variant and mechanism, such as `sm80_cp_async`.
         main_loop: Name,
-        /// How A is stored.
+        /// Element format of A.
         a: FactorFormat,
-        /// How B is stored.
+        /// Element format of B.
         b: FactorFormat,
-        /// How A and B are stored.
+        /// Storage order of A and B.
         layout: MatmulLayout,
-        /// Rows of D that a CTA computes.
+        /// M tile: rows of D for each CTA.
         m: u32,
-        /// Columns of D that a CTA computes.
+        /// N tile: columns of D for each CTA.
         n: u32,
-        /// Values along K of a stage.
+        /// K elements of a stage.
         k: u32,
     }
 }
 
-/// How A and B are stored, in BLAS's words: `N` by rows, `T` by columns. Kernels that look at run time are of `Any`.
+/// Storage order of A and B: `N` for row-major, `T` for
+/// column-major. `Any` is decided at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MatmulLayout {
-    /// Both by rows.
+    /// Both row-major.
     Nn,
-    /// A by rows, B by columns.
+    /// A row-major, B column-major.
     Nt,
-    /// A by columns, B by rows.
+    /// A column-major, B row-major.
     Tn,
-    /// Both by columns.
+    /// Both column-major.
     Tt,
-    /// Either.
+    /// Decided at run time.
     Any,
 }
 
 impl MatmulLayout {
-    /// Those of stored matrices.
+    /// All storage orders, without `Any`.
     pub const ALL: [Self; 4] = [Self::Nn, Self::Nt, Self::Tn, Self::Tt];
 
-    /// That of matrices stored by rows, or by columns.
+    /// The layout of row-major or column-major A and B.
     pub const fn of(a_by_rows: bool, b_by_rows: bool) -> Self {
         match (a_by_rows, b_by_rows) {
             (true, true) => Self::Nn,
@@ -275,12 +291,12 @@ impl MatmulLayout {
         }
     }
 
-    /// Whether A is stored by rows.
+    /// Whether A is row-major.
     pub const fn a_by_rows(self) -> bool {
         matches!(self, Self::Nn | Self::Nt)
     }
 
-    /// Whether B is stored by rows.
+    /// Whether B is row-major.
     pub const fn b_by_rows(self) -> bool {
         matches!(self, Self::Nn | Self::Tn)
     }
@@ -312,62 +328,65 @@ impl std::str::FromStr for MatmulLayout {
     }
 }
 
-/// A kernel of a family, as the scheduler sees it.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MatmulConfig {
     /// The kernel.
     pub kernel: KernelId,
     /// Arithmetic of its inner loop.
     pub math: Math,
-    /// Rows of D that a CTA computes.
+    /// M tile: rows of D for each CTA.
     pub tile_m: u32,
-    /// Columns of D that a CTA computes.
+    /// N tile: columns of D for each CTA.
     pub tile_n: u32,
-    /// Values along K between the places where a tile may be cut.
+    /// K elements between the points where a tile may be split.
     pub tile_k: u32,
-    /// CTAs that one unit runs at once.
+    /// CTAs per unit.
     pub ctas_per_unit: u32,
-    /// Most parts that a tile's K may be cut into; 1 where the kernel does not add parts up.
+    /// Maximum split-K parts; 1 when the kernel has no split-K.
     pub max_splits: u32,
-    /// Share of the arithmetic rate that it reaches, per mille.
+    /// Reached share of the arithmetic rate, per mille.
     pub efficiency: u32,
-    /// Bytes of A and B as the kernel reads them, which a launch before it writes; 0 where it reads them as they are.
+    /// Bytes of A and B that a launch before the kernel
+    /// copies; 0 when the kernel reads both in place.
     pub factor_bytes: u64,
 }
 
-/// A configuration with the cut of K.
+/// A config with its split-K.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MatmulPlan {
-    /// The configuration.
+    /// The config.
     pub config: MatmulConfig,
-    /// Parts of each tile's K.
+    /// Split-K parts of each tile.
     pub splits: u32,
-    /// Partial accumulators and counters, and behind them the factors that a launch before the kernel writes.
+    /// Partial sums and counters, then the copied factors.
     pub workspace: WorkspaceLayout,
-    /// Offset of those factors, a multiple of 256.
+    /// Offset of the copied factors, a multiple of 256.
     pub factors: usize,
-    /// Seconds that it is expected to take.
+    /// Estimated seconds.
     pub estimate: f64,
 }
 
 impl CheckedMatmul {
-    /// Values along K of a product; of groups as many as each has if all have the same.
+    /// K of one product; the average for K groups.
     pub fn k_of_product(&self) -> usize {
         if self.k_grouped { self.k.div_ceil(self.batch.max(1)) } else { self.k }
     }
 
-    /// Tiles of `tile_m` rows by `tile_n` columns that D has: of groups of rows, whose lengths are not known, as many as there may be.
+    /// Tiles of D. For row groups of unknown length, the maximum.
     pub fn tiles(&self, tile_m: u32, tile_n: u32) -> u64 {
         let along = |len: usize, tile: u32| len.div_ceil(tile.max(1) as usize) as u64;
         let (products, along_m) = (self.batch as u64, along(self.m, tile_m));
-        // The last tile of each group may be part of one.
+        // The last tile of each group may be partial.
         let of_rows =
             if self.rows_grouped { along_m.saturating_add(products) } else { products.saturating_mul(along_m) };
         of_rows.saturating_mul(along(self.n, tile_n))
     }
 
-    /// The rows of each product in turn, of which `offset` knows the offsets: none leads out of D, or before one that precedes it, so
-    /// that no two products have a row in common.
+    /// Row range of each product, from its offsets. Ranges are
+    /// clamped to D and to the end of earlier ranges, so
+    /// that no two products share a row.
     pub fn groups(&self, offset: impl Fn(usize) -> u32) -> impl Iterator<Item = std::ops::Range<usize>> {
         let m = self.m;
         let mut reached = (offset(0) as usize).min(m);
@@ -378,23 +397,24 @@ impl CheckedMatmul {
         })
     }
 
-    /// How A and B are stored. A matrix of one row or column is stored either way, and counts as stored by rows.
+    /// Storage order of A and B. A matrix with one row
+    /// or column counts as row-major.
     pub fn layout(&self) -> MatmulLayout {
         if self.has_block_scales() {
             return MatmulLayout::Nt;
         }
-        // Parts of K are those of A's stored rows, be they of one element.
+        // K groups slice A's stored rows, even rows of one element.
         let a_by_rows = self.rows_grouped || (self.a.is_row_major() && !self.k_grouped);
         MatmulLayout::of(a_by_rows, self.b.is_row_major())
     }
 
-    /// Whether blocks of A and of B have scales.
+    /// Whether A and B have block scales.
     pub fn has_block_scales(&self) -> bool {
         self.a.dtype.has_scales()
     }
 
-    /// Elements from the first to the last scale of `outer` rows of A, or columns of B, that lie `scale_row` apart; `None` when the
-    /// count overflows.
+    /// Elements spanned by the scales of `outer` rows of A or
+    /// columns of B with stride `scale_row`; `None` on overflow.
     pub fn scales_extent(&self, outer: usize, scale_row: u64) -> Option<u64> {
         let blocks = self.k.div_ceil(FactorFormat::BLOCK) as u64;
         match outer as u64 {
@@ -403,18 +423,19 @@ impl CheckedMatmul {
         }
     }
 
-    /// Name of a product of `family` in tables and messages: `matmul_tn_bf16_bf16`.
+    /// Name in tables and messages: `matmul_tn_bf16_bf16`.
     pub fn kernel_name(&self, family: &str) -> String {
         format!("{family}_{}_{}_{}", self.layout(), self.a.dtype, self.b.dtype)
     }
 
-    /// Matrices of a batch that are different ones.
+    /// Number of distinct matrices of a batch.
     fn matrices<T>(&self, dense: &BatchedDense<T>) -> f64 {
         if dense.batch_stride == 0 { 1.0 } else { self.batch as f64 }
     }
 }
 
-/// Descriptions are keys of plans: factors are finite, and are told apart by their bits.
+/// Plan cache key: floats are finite and are
+/// compared by their bits.
 impl Eq for CheckedMatmul {}
 
 impl Hash for CheckedMatmul {
@@ -446,7 +467,8 @@ impl Operation for CheckedMatmul {
         [O::A, O::B, O::D].into_iter().chain(given).collect()
     }
 
-    /// A, B, their scales, C and D once each; D twice where it is added to.
+    /// A, B, their scales, C and D once each; D
+    /// twice when it accumulates.
     fn traffic(&self) -> f64 {
         let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
         let of_factor = |dense: &BatchedDense<FactorFormat>, values: f64| {
@@ -460,7 +482,7 @@ impl Operation for CheckedMatmul {
     }
 
     fn macs(&self) -> f64 {
-        // Groups share K out, or the rows.
+        // Groups share K or the rows.
         let products = if self.k_grouped || self.rows_grouped { 1.0 } else { self.batch as f64 };
         products * self.m as f64 * self.n as f64 * self.k as f64
     }

@@ -1,7 +1,11 @@
-//! Operations: what each computes, its operands, and what it must move and multiply. One file or folder an operation.
+//! Operations: definition, operands, minimum traffic and multiply-adds. One
+//! file or folder for each operation.
 //!
-//! An operation is a checked description ([`CheckedGemm`], [`CheckedConvert`], [`CheckedRouting`], [`CheckedAttention`], [`CheckedNorm`]): the API has validated it, backends trust it. Its
-//! [`Operand`] type names what kernels read and write; [`KernelId`](crate::KernelId) has the keys that tell its kernels apart.
+//! An operation is a checked description ([`CheckedGemm`],
+//! [`CheckedConvert`], [`CheckedRouting`], [`CheckedAttention`],
+//! [`CheckedNorm`]): the API has validated it, and backends trust it. Its
+//! [`Operand`] type names what kernels read and write.
+//! [`KernelId`](crate::KernelId) has its kernel identity keys.
 
 pub mod attention;
 pub mod convert;
@@ -44,19 +48,20 @@ pub trait Operation: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     /// Name in kernel identities, tables and options: `gemm`.
     const NAME: &'static str;
 
-    /// What it reads and writes.
+    /// The operands.
     type Operand: Operand;
 
-    /// What families offer of it: a kernel with what the scheduler must know to rank it.
+    /// A candidate kernel, with what the scheduler ranks it by.
     type Config: Clone + fmt::Debug + Send + Sync;
 
-    /// A configuration with launch geometry and workspace: what the scheduler decides.
+    /// A config with launch geometry and workspace, as the scheduler decides.
     type Plan: Clone + fmt::Debug + Send + Sync;
 
-    /// What a run of it is given, workspace aside: operands that are optional are left out where it lacks them.
+    /// Operands of a run without the workspace. Optional operands
+    /// are included only when used.
     fn operands(&self) -> Vec<Self::Operand>;
 
-    /// Bytes that it must move at least.
+    /// Minimum bytes moved.
     fn traffic(&self) -> f64;
 
     /// Multiply-adds.

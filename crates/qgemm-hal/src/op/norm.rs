@@ -1,4 +1,4 @@
-//! `norm`: rows brought to one magnitude, RMSNorm and LayerNorm, and what products ask of X that is to be normalized first.
+//! `norm`: RMSNorm and LayerNorm, also as the step before a product.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -11,13 +11,14 @@ use super::gemm::XPlanes;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, Name, spec};
 
-/// What a row is divided by.
+/// Kind of normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NormKind {
     /// RMSNorm: `y = x / sqrt(mean(x²) + eps)`.
     Rms,
-    /// LayerNorm: `y = (x − mean(x)) / sqrt(mean((x − mean(x))²) + eps)`.
+    /// LayerNorm:
+    /// `y = (x − mean(x)) / sqrt(mean((x − mean(x))²) + eps)`.
     Layer,
 }
 
@@ -49,7 +50,8 @@ impl FromStr for NormKind {
     }
 }
 
-/// What becomes of a row: `gamma · y + beta`, with the `y` of [`NormKind`]. Statistics, gamma and beta act in f32.
+/// Norm function: `gamma · y + beta`, with the `y` of
+/// [`NormKind`]. Statistics, gamma and beta are applied in f32.
 ///
 /// ```
 /// use qgemm_formats::DType;
@@ -61,18 +63,20 @@ impl FromStr for NormKind {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct NormFunction {
-    /// What a row is divided by.
+    /// Kind of normalization.
     pub kind: NormKind,
     /// Added to the mean of squares: finite, and not negative.
     pub eps: f32,
-    /// Element type of gamma, one element a column; 1 everywhere where there is none.
+    /// Element type of gamma, one element for each
+    /// column; 1 without it.
     pub gamma: Option<DType>,
-    /// Element type of beta, one element a column; 0 everywhere where there is none.
+    /// Element type of beta, one element for each
+    /// column; 0 without it.
     pub beta: Option<DType>,
 }
 
 impl NormFunction {
-    /// A norm of this kind without gamma and beta.
+    /// A norm of this kind, without gamma and beta.
     pub const fn new(kind: NormKind, eps: f32) -> Self {
         Self { kind, eps, gamma: None, beta: None }
     }
@@ -87,18 +91,19 @@ impl NormFunction {
         Self::new(NormKind::Layer, eps)
     }
 
-    /// With a gamma of this type.
+    /// Adds a gamma of type `dtype`.
     pub const fn gamma(self, dtype: DType) -> Self {
         Self { gamma: Some(dtype), ..self }
     }
 
-    /// With a beta of this type.
+    /// Adds a beta of type `dtype`.
     pub const fn beta(self, dtype: DType) -> Self {
         Self { beta: Some(dtype), ..self }
     }
 }
 
-/// Descriptions are keys of plans: eps is finite, and told apart by its bits.
+/// Plan cache key: eps is finite and is
+/// compared by its bits.
 impl Eq for NormFunction {}
 
 impl Hash for NormFunction {
@@ -107,21 +112,24 @@ impl Hash for NormFunction {
     }
 }
 
-/// A residual that is added to X first, and where the sum goes.
+/// A residual that is added to X before the norm,
+/// and the output of the sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddedResidual {
     /// The residual.
     pub residual: Dense,
-    /// `x + residual`, added in f32 and rounded to its own type: what is normalized.
+    /// `x + residual`, added in f32 and rounded to the type
+    /// of the sum: the input of the norm.
     pub sum: Dense,
-    /// Whether the sum takes the place of the residual, whose type and strides it has.
+    /// Whether the sum overwrites the residual. Both then have
+    /// the same type and strides.
     pub in_place: bool,
 }
 
-/// What takes the place of X, whose type and strides it has.
+/// Which output overwrites X, with the type and strides of X.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum XPlace {
-    /// Nothing: X lies apart from what is written.
+    /// None: X does not overlap an output.
     #[default]
     Own,
     /// The result.
@@ -130,120 +138,134 @@ pub enum XPlace {
     Sum,
 }
 
-/// The planes that a result in codes and scales is written to.
+/// Planes of a quantized result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuantizedD {
-    /// The format; not plain.
+    /// The format; must be quantized.
     pub format: XFormat,
-    /// Its planes.
+    /// Layout of its planes.
     pub planes: XPlanes,
 }
 
-/// `D[r, c] = gamma[c] · y(r)[c] + beta[c]` with `y` of [`NormKind`], rounded once to D's type; validated by the API.
+/// `D[r, c] = gamma[c] · y(r)[c] + beta[c]` with `y` of
+/// [`NormKind`], rounded once to D's type; validated by the API.
 ///
-/// With a residual, the row is `sum[r] = round(x[r] + residual[r])`: what was written is what is normalized, so that the result is
-/// that of a norm of the sum. Columns of D beyond X's are 0. With an order, column `c` of D is that of column `order[c]` of X; an
-/// entry that is no column of X makes a column of zeros.
+/// With a residual, the input row is
+/// `sum[r] = round(x[r] + residual[r])`: the rounded sum is normalized, as
+/// a separate norm of the sum would do. Columns of D
+/// beyond X are 0. With an order, column `c` of D
+/// is column `order[c]` of X; entries outside X yield zero columns.
 ///
-/// A quantized result is what [`XParts::quantize_row`] makes of the unrounded f32 row; nothing is written to D then.
+/// A quantized result is [`XParts::quantize_row`] of the unrounded
+/// f32 row. D is not written then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedNorm {
     /// Rows of X and D; at least 1.
     pub rows: usize,
-    /// Columns of X, which the means are over; at least 1.
+    /// Columns of X, over which the means are
+    /// taken; at least 1.
     pub columns: usize,
-    /// Columns of D: those of X, and with an order or as a prologue others.
+    /// Columns of D: those of X, or others with an
+    /// order or as a prologue.
     pub d_columns: usize,
-    /// What becomes of a row.
+    /// The norm function.
     pub function: NormFunction,
     /// X, row-major.
     pub x: Dense,
-    /// D, row-major; where the result is quantized, f32 without gaps that is not written.
+    /// D, row-major. With a quantized result: contiguous
+    /// f32 that is never written.
     pub d: Dense,
-    /// What is written in place of D, which then has the columns of the codes.
+    /// Quantized output instead of D, which then has as
+    /// many columns as the codes.
     pub quantized: Option<QuantizedD>,
     /// The residual and the sum.
     pub added: Option<AddedResidual>,
-    /// What takes the place of X.
+    /// Which output overwrites X.
     pub x_place: XPlace,
-    /// Whether an order says which column of X each column of D is. Not with a residual, nor in place.
+    /// Whether an order maps columns of D to columns of X.
+    /// Not with a residual, nor in place.
     pub gathers: bool,
 }
 
 operands! {
-    /// What `norm` reads and writes.
+    /// Operands of `norm`.
     pub enum NormOperand {
-        /// The rows.
+        /// The input rows.
         X: "x" Read,
-        /// What is added to them.
+        /// The residual.
         Residual: "the residual" Read,
-        /// Factors of the columns.
+        /// Gamma: factor of each column.
         Gamma: "gamma" Constant,
-        /// What is added to the columns.
+        /// Beta: offset of each column.
         Beta: "beta" Constant,
-        /// Column of D → column of X, a `u32` each.
+        /// Column of D → column of X, u32.
         Order: "the column order" Constant,
         /// The result.
         D: "d" Write,
-        /// The rows with the residual.
+        /// The rows plus the residual.
         Sum: "the sum" Write,
-        /// The rows, whose place the result takes.
+        /// The input rows, overwritten by the result.
         XAndD: "x and d" Accumulate,
-        /// The rows, whose place the sum takes.
+        /// The input rows, overwritten by the sum.
         XAndSum: "x and the sum" Accumulate,
-        /// The residual, whose place the sum takes.
+        /// The residual, overwritten by the sum.
         ResidualAndSum: "the residual and the sum" Accumulate,
-        /// Of a quantized result the factor that is given for all of it, in f32.
+        /// Given factor of a quantized result, f32.
         Factor: "the factor" Read,
         /// The codes.
         Codes: "the codes" Write,
         /// The scales.
         Scales: "the scales" Write,
-        /// A factor for each row, in f32.
+        /// Factor of each row, f32.
         TokenFactors: "the token factors" Write,
-        /// The sums.
+        /// X block sums.
         Sums: "the sums" Write,
     }
 }
 
 spec! {
-    /// What tells the kernels of `norm` apart. Kind and operands are told at run time.
+    /// Kernel identity keys of `norm`. Kind and operands
+    /// are run-time parameters.
     pub struct NormSpec {
-        /// Groups of eight columns that a thread keeps in registers; 0 of kernels for rows of any length.
+        /// Groups of eight columns that a thread keeps in
+        /// registers; 0 for rows of any length.
         groups: u32,
-        /// The type of all matrices of kernels for whole aligned rows; `any` of those that are told at run time.
+        /// Element type of all matrices in kernels for whole aligned
+        /// rows; `any` for run-time types.
         x: Name,
     }
 }
 
 impl NormSpec {
-    /// Of a kernel that is told at run time which types the matrices have.
+    /// Key of a kernel with run-time element types.
     pub const fn any(groups: u32) -> Self {
         Self { groups, x: Name::new("any") }
     }
 
-    /// Of a kernel for whole aligned rows of one type.
+    /// Key of a kernel for whole aligned rows of one type.
     pub const fn of_type(groups: u32, dtype: DType) -> Self {
         Self { groups, x: Name::new(dtype.name()) }
     }
 }
 
 spec! {
-    /// What tells the kernels of `norm` apart whose result is quantized. Kind and types are told at run time.
+    /// Kernel identity keys of `norm` with a quantized result. Kind and
+    /// types are run-time parameters.
     pub struct NormQuantizeSpec {
-        /// Groups of eight columns that a thread keeps in registers; 0 of kernels for rows of any length.
+        /// Groups of eight columns that a thread keeps in
+        /// registers; 0 for rows of any length.
         groups: u32,
         /// The format of the result.
         to: XFormat,
         /// Whether a factor is given.
         given_factor: bool,
-        /// Columns that a sum covers; 0 where there are none.
+        /// Columns that a block sum covers; 0 without sums.
         sum_span: u32,
     }
 }
 
 impl NormQuantizeSpec {
-    /// Of a kernel that writes `quantized`.
+    /// Key of a kernel that writes `quantized`.
     pub fn new(groups: u32, quantized: &QuantizedD) -> Self {
         let QuantizedD { format, planes: XPlanes { parts, .. } } = *quantized;
         Self {
@@ -254,32 +276,33 @@ impl NormQuantizeSpec {
         }
     }
 
-    /// The planes of what such a kernel writes; `None` of what is no format of codes.
+    /// Planes that the kernel writes; `None` for an unquantized format.
     pub fn parts(&self) -> Option<XParts> {
         self.to.parts(self.given_factor, Some(self.sum_span as usize).filter(|&span| span > 0))
     }
 }
 
-/// A kernel of a family, as the scheduler sees it.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormConfig {
     /// The kernel.
     pub kernel: KernelId,
-    /// Share of the device's bandwidth that it reaches, per mille.
+    /// Reached share of the device's bandwidth, per mille.
     pub efficiency: u32,
 }
 
-/// A configuration with what the scheduler expects of it.
+/// A config with its estimated time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormLaunch {
-    /// The configuration.
+    /// The config.
     pub config: NormConfig,
-    /// Seconds that it is expected to take.
+    /// Estimated seconds.
     pub estimate: f64,
 }
 
 impl CheckedNorm {
-    /// The operand that X is read from.
+    /// The operand that holds X.
     pub fn x_operand(&self) -> NormOperand {
         match self.x_place {
             XPlace::Own => NormOperand::X,
@@ -288,8 +311,9 @@ impl CheckedNorm {
         }
     }
 
-    /// The type of X, D, residual and sum where all have one, and whole groups of eight columns at multiples of 16 bytes, which
-    /// D has none beyond.
+    /// The common type of X, D, residual and sum, if all
+    /// rows are whole aligned groups of eight columns and
+    /// D has no further columns.
     pub fn aligned_dtype(&self) -> Option<DType> {
         let dtype = self.x.dtype;
         let added = self.added.iter().flat_map(|added| [added.residual, added.sum]);
@@ -304,12 +328,13 @@ impl CheckedNorm {
         self.quantized.map_or(XFormat::Plain(self.d.dtype), |quantized| quantized.format)
     }
 
-    /// Name of the norm in tables and messages: `norm_rms_f16_bf16`, `norm_rms_f16_q8_0`.
+    /// Name in tables and messages: `norm_rms_f16_bf16`, `norm_rms_f16_q8_0`.
     pub fn kernel_name(&self) -> String {
         format!("norm_{}_{}_{}", self.function.kind, self.x.dtype, self.d_format())
     }
 
-    /// The operand that D is written to; of a quantized result the codes.
+    /// The operand that holds D, or the codes of
+    /// a quantized result.
     pub fn d_operand(&self) -> NormOperand {
         match self.quantized {
             Some(_) => NormOperand::Codes,
@@ -318,14 +343,14 @@ impl CheckedNorm {
         }
     }
 
-    /// The operand that the residual is read from, where there is one.
+    /// The operand that holds the residual, if any.
     pub fn residual_operand(&self) -> Option<NormOperand> {
         let operand =
             |added: AddedResidual| if added.in_place { NormOperand::ResidualAndSum } else { NormOperand::Residual };
         self.added.map(operand)
     }
 
-    /// The operand that the sum is written to, where there is one.
+    /// The operand that holds the sum, if any.
     pub fn sum_operand(&self) -> Option<NormOperand> {
         let operand = |added: AddedResidual| match (self.x_place, added.in_place) {
             (XPlace::Sum, _) => NormOperand::XAndSum,

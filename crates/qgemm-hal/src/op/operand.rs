@@ -1,17 +1,19 @@
-//! Operands by name: what kernels of an operation read and write.
+//! Operands: what kernels of an operation read and write.
 
 use std::fmt;
 
-/// What a kernel does with an operand.
+/// How a kernel accesses an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// It reads what no earlier work of the stream writes, such as weights: also before that work is done.
+    /// Reads data that no earlier work of the stream
+    /// writes, such as weights. The kernel may prefetch it
+    /// before that work is done.
     Constant,
-    /// It reads what earlier work of the stream may have written.
+    /// Reads data that earlier work of the stream may have written.
     Read,
-    /// It writes.
+    /// Writes.
     Write,
-    /// It reads and writes.
+    /// Reads and writes.
     Accumulate,
 }
 
@@ -32,21 +34,21 @@ impl Access {
     }
 }
 
-/// An operand: its name in messages, and what kernels do with it.
+/// An operand: its name in messages and its access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperandDesc {
     /// Name: `the bias`.
     pub name: &'static str,
-    /// What kernels do with it.
+    /// How kernels access it.
     pub access: Access,
 }
 
-/// The operands of an operation: an enum made by `operands!`.
+/// Operands of an operation: an enum made by `operands!`.
 pub trait Operand: Copy + fmt::Debug + Eq + Send + Sync + 'static {
-    /// All of them, in order; [`MAX_OPERANDS`](crate::MAX_OPERANDS) at most.
+    /// All operands in order; at most [`MAX_OPERANDS`](crate::MAX_OPERANDS).
     const ALL: &'static [OperandDesc];
 
-    /// Place in [`Operand::ALL`].
+    /// Index in [`Operand::ALL`].
     fn slot(self) -> usize;
 
     /// Name in messages.
@@ -55,7 +57,8 @@ pub trait Operand: Copy + fmt::Debug + Eq + Send + Sync + 'static {
     }
 }
 
-/// Defines the operands of an operation: an enum whose variants have a name and an access.
+/// Defines the operands of an operation: an enum with a name
+/// and an access for each variant.
 macro_rules! operands {
     ($(#[doc = $doc:literal])* pub enum $name:ident { $($(#[doc = $vdoc:literal])+ $variant:ident: $text:literal $access:ident,)* }) => {
         $(#[doc = $doc])*

@@ -1,4 +1,4 @@
-//! `optimizer`: parameters moved against their gradient, elementwise.
+//! `optimizer`: optimizer step (SGD, AdamW), elementwise.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -9,27 +9,30 @@ use qgemm_formats::DType;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, Name, spec};
 
-/// How a gradient moves a parameter.
+/// Update rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum UpdateRule {
-    /// AdamW: `m = β1·m + (1 − β1)·g`, `v = β2·v + (1 − β2)·g²`, `w −= rate·m̂ / (√v̂ + eps)`, with moments corrected for their bias.
+    /// AdamW: `m = β1·m + (1 − β1)·g`,
+    /// `v = β2·v + (1 − β2)·g²`,
+    /// `w −= rate·m̂ / (√v̂ + eps)`, with bias-corrected moments.
     AdamW {
-        /// What the first moment is multiplied with.
+        /// Decay of the first moment.
         beta1: f32,
-        /// What the second moment is multiplied with.
+        /// Decay of the second moment.
         beta2: f32,
-        /// Added to the root of the corrected second moment.
+        /// Added to the root of the bias-corrected second moment.
         eps: f32,
     },
-    /// SGD: `m = momentum·m + g`, `w −= rate·m`. Without momentum there is no moment.
+    /// SGD: `m = momentum·m + g`, `w −= rate·m`. Without
+    /// momentum no moment is stored.
     Sgd {
-        /// What the moment is multiplied with.
+        /// Decay of the moment.
         momentum: f32,
     },
 }
 
-/// A rule without its numbers: what kernels are made for.
+/// Kind of update rule, which kernels are specialized for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UpdateKind {
     /// [`UpdateRule::AdamW`].
@@ -41,7 +44,7 @@ pub enum UpdateKind {
 }
 
 impl UpdateKind {
-    /// Every one.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::AdamW, Self::Sgd, Self::Momentum];
 
     /// Lower-case name.
@@ -53,7 +56,7 @@ impl UpdateKind {
         }
     }
 
-    /// Moments of a parameter.
+    /// Moments for each parameter.
     pub const fn moments(self) -> usize {
         match self {
             Self::AdamW => 2,
@@ -79,7 +82,7 @@ impl FromStr for UpdateKind {
 }
 
 impl UpdateRule {
-    /// The numbers that kernels compute with.
+    /// Coefficients of the moments.
     pub fn factors(&self) -> MomentFactors {
         match *self {
             Self::AdamW { beta1, beta2, eps } => {
@@ -89,7 +92,7 @@ impl UpdateRule {
         }
     }
 
-    /// What kernels are made for.
+    /// Kind of the rule.
     pub fn kind(&self) -> UpdateKind {
         match *self {
             Self::AdamW { .. } => UpdateKind::AdamW,
@@ -99,32 +102,35 @@ impl UpdateRule {
     }
 }
 
-/// The numbers of a rule: `m = decay1·m + gain1·g`, `v = decay2·v + gain2·g²`.
+/// Coefficients of the moments: `m = decay1·m + gain1·g`,
+/// `v = decay2·v + gain2·g²`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MomentFactors {
-    /// What the first moment is multiplied with.
+    /// Decay of the first moment.
     pub decay1: f32,
-    /// What the gradient is multiplied with before it is added to the first moment.
+    /// Factor of the gradient in the first moment.
     pub gain1: f32,
-    /// What the second moment is multiplied with.
+    /// Decay of the second moment.
     pub decay2: f32,
-    /// What the gradient's square is multiplied with before it is added to the second moment.
+    /// Factor of the squared gradient in the second moment.
     pub gain2: f32,
     /// Added to the root of the second moment.
     pub eps: f32,
 }
 
-/// The numbers of a step that change from step to step, in device memory as four f32 in this order: what a captured graph reads anew
-/// at every replay.
+/// Numbers that change from step to step: four f32 in
+/// device memory, in this order. A captured graph reads
+/// them again at every replay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepFactors {
-    /// What moves the parameter is multiplied with: the rate, of AdamW over the bias of the first moment.
+    /// Step size: the learning rate, for AdamW divided by the
+    /// first moment's bias correction.
     pub size: f32,
-    /// The inverse root of the bias of the second moment; 1 where there is none.
+    /// Inverse root of the second moment's bias correction; 1 without one.
     pub inverse_root_bias: f32,
-    /// What the parameter itself is multiplied with and loses: rate times weight decay.
+    /// Relative decay of the parameter: learning rate times weight decay.
     pub decay: f32,
-    /// What the gradient is multiplied with first.
+    /// Scale of the gradient.
     pub gradient_scale: f32,
 }
 
@@ -132,7 +138,7 @@ impl StepFactors {
     /// Bytes in device memory.
     pub const BYTES: usize = 16;
 
-    /// Of the step numbered `step`, from 1, computed in f64.
+    /// Factors of step number `step` (from 1), computed in f64.
     pub fn new(rule: &UpdateRule, step: u64, rate: f32, weight_decay: f32, gradient_scale: f32) -> Self {
         let rate = f64::from(rate);
         let bias = |beta: f32| 1.0 - f64::from(beta).powf(step as f64);
@@ -148,29 +154,33 @@ impl StepFactors {
         }
     }
 
-    /// As they are stored in device memory.
+    /// Layout in device memory.
     pub fn to_array(self) -> [f32; 4] {
         [self.size, self.inverse_root_bias, self.decay, self.gradient_scale]
     }
 }
 
-/// One step for `len` parameters in f32, whose moments are f32, too; validated by the API. All operands are contiguous.
+/// Optimizer step for `len` contiguous f32 parameters with f32
+/// moments; validated by the API.
 ///
-/// With `g` the gradient times its scale, `w −= decay·w + size·u`, where `u` is `m / (√v·inverse_root_bias + eps)` of AdamW, and the moment
-/// or `g` of SGD ([`StepFactors`]); all of it in f32.
+/// With `g` the scaled gradient, `w −= decay·w + size·u`, all
+/// in f32. `u` is `m / (√v·inverse_root_bias + eps)` for AdamW,
+/// and the moment or `g` for SGD ([`StepFactors`]).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CheckedOptimizer {
     /// Parameters; at least 1.
     pub len: usize,
-    /// How they are moved.
+    /// The update rule.
     pub rule: UpdateRule,
     /// Element type of the gradient.
     pub gradient: DType,
-    /// Element type of a copy of the parameters, rounded to nearest even, for products to read.
+    /// Element type of a copy of the parameters, rounded to nearest
+    /// even, for products to read.
     pub copy: Option<DType>,
 }
 
-/// Descriptions are keys of plans: numbers are finite, and told apart by their bits.
+/// Plan cache key: numbers are finite and are
+/// compared by their bits.
 impl Eq for CheckedOptimizer {}
 
 impl Hash for CheckedOptimizer {
@@ -184,7 +194,7 @@ impl Hash for CheckedOptimizer {
 }
 
 operands! {
-    /// What `optimizer` reads and writes.
+    /// Operands of `optimizer`.
     pub enum OptimizerOperand {
         /// The parameters, in f32.
         Weights: "the parameters" Accumulate,
@@ -196,13 +206,13 @@ operands! {
         Moment2: "the second moments" Accumulate,
         /// The factors of the step.
         Step: "the step" Read,
-        /// The parameters in 16 bits.
+        /// The 16-bit copy of the parameters.
         Copy: "the copy" Write,
     }
 }
 
 spec! {
-    /// What tells the kernels of `optimizer` apart. Types are told at run time.
+    /// Kernel identity keys of `optimizer`. Types are run-time parameters.
     pub struct OptimizerSpec {
         /// Name of the rule.
         rule: Name,
@@ -210,27 +220,28 @@ spec! {
 }
 
 impl OptimizerSpec {
-    /// Of a kernel for this kind of rule.
+    /// Key of a kernel for this kind of rule.
     pub const fn new(kind: UpdateKind) -> Self {
         Self { rule: Name::new(kind.name()) }
     }
 }
 
-/// A kernel of a family, as the scheduler sees it.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OptimizerConfig {
     /// The kernel.
     pub kernel: KernelId,
-    /// Share of the device's bandwidth that it reaches, per mille.
+    /// Reached share of the device's bandwidth, per mille.
     pub efficiency: u32,
 }
 
-/// A configuration with what the scheduler expects of it.
+/// A config with its estimated time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OptimizerLaunch {
-    /// The configuration.
+    /// The config.
     pub config: OptimizerConfig,
-    /// Seconds that it is expected to take.
+    /// Estimated seconds.
     pub estimate: f64,
 }
 
@@ -288,7 +299,7 @@ mod tests {
     #[test]
     fn bias_is_corrected_by_the_number_of_the_step() {
         let first = StepFactors::new(&ADAMW, 1, 0.1, 0.01, 1.0);
-        // A first moment of one gradient is a tenth of it.
+        // After one gradient, the first moment is a tenth of it.
         assert!((first.size - 1.0).abs() < 1e-6 && (first.decay - 0.001).abs() < 1e-9, "{first:?}");
         let late = StepFactors::new(&ADAMW, 1_000_000, 0.1, 0.0, 1.0);
         assert_eq!((late.size, late.inverse_root_bias, late.decay), (0.1, 1.0, 0.0));

@@ -1,4 +1,4 @@
-//! `quantize`: activations in a format of codes and scales.
+//! `quantize`: quantization of activations (INT8, FP8, FP4).
 
 use qgemm_formats::{DType, XFactor, XFormat, XParts};
 
@@ -6,9 +6,9 @@ use super::dense::Dense;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, spec};
 
-/// X in codes and scales; validated by the API.
+/// Quantization of X; validated by the API.
 ///
-/// What is computed, to the bit, is [`XParts::quantize_row`] of every row.
+/// The result is, to the bit, [`XParts::quantize_row`] of every row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedQuantize {
     /// Tokens; at least 1.
@@ -17,38 +17,41 @@ pub struct CheckedQuantize {
     pub columns: usize,
     /// X, with any strides.
     pub x: Dense,
-    /// The format; not plain.
+    /// The format; must be quantized.
     pub format: XFormat,
-    /// Its planes.
+    /// Contents of its planes.
     pub parts: XParts,
-    /// Bytes from one row of codes to the next; a multiple of 16, as is the address.
+    /// Row stride of the codes in bytes. It and the
+    /// address are multiples of 16.
     pub codes_row: u64,
-    /// Bytes from one row of scales to the next; a multiple of 4, as is the address.
+    /// Row stride of the scales in bytes. It and the
+    /// address are multiples of 4.
     pub scales_row: u64,
-    /// Bytes from one row of sums to the next; a multiple of 4, as is the address.
+    /// Row stride of the sums in bytes. It and the
+    /// address are multiples of 4.
     pub sums_row: u64,
 }
 
 operands! {
-    /// What `quantize` reads and writes.
+    /// Operands of `quantize`.
     pub enum QuantizeOperand {
         /// The matrix.
         X: "x" Read,
-        /// The factor that is given for all of X, in f32.
+        /// The given factor for all of X, f32.
         Factor: "the factor" Read,
         /// The codes.
         Codes: "the codes" Write,
         /// The scales.
         Scales: "the scales" Write,
-        /// A factor for each token, in f32.
+        /// Factor of each token, f32.
         TokenFactors: "the token factors" Write,
-        /// The sums.
+        /// X block sums.
         Sums: "the sums" Write,
     }
 }
 
 spec! {
-    /// What tells the kernels of `quantize` apart.
+    /// Kernel identity keys of `quantize`.
     pub struct QuantizeSpec {
         /// Element type of X.
         x: DType,
@@ -56,13 +59,13 @@ spec! {
         to: XFormat,
         /// Whether a factor is given.
         given_factor: bool,
-        /// Columns that a sum covers; 0 where there are none.
+        /// Columns that a block sum covers; 0 without sums.
         sum_span: u32,
     }
 }
 
 impl QuantizeSpec {
-    /// The keys of the kernel that is made for what `op` asks.
+    /// Keys of the kernel specialized for `op`.
     pub fn of(op: &CheckedQuantize) -> Self {
         Self {
             x: op.x.dtype,
@@ -72,27 +75,28 @@ impl QuantizeSpec {
         }
     }
 
-    /// The planes of what such a kernel writes; `None` of what is no format of codes.
+    /// Planes that the kernel writes; `None` for an unquantized format.
     pub fn parts(&self) -> Option<XParts> {
         self.to.parts(self.given_factor, Some(self.sum_span as usize).filter(|&span| span > 0))
     }
 }
 
-/// A kernel of a family, as the scheduler sees it.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QuantizeConfig {
     /// The kernel.
     pub kernel: KernelId,
-    /// Share of the device's bandwidth that it reaches, per mille.
+    /// Reached share of the device's bandwidth, per mille.
     pub efficiency: u32,
 }
 
-/// A configuration with what the scheduler expects of it.
+/// A config with its estimated time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QuantizePlan {
-    /// The configuration.
+    /// The config.
     pub config: QuantizeConfig,
-    /// Seconds that it is expected to take.
+    /// Estimated seconds.
     pub estimate: f64,
 }
 

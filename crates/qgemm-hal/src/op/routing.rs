@@ -1,4 +1,4 @@
-//! `routing`: which experts each token goes to and with what weight, and for each expert the list of its tokens.
+//! `routing`: router top-k and expert lists.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -10,48 +10,53 @@ use super::{Operation, operands};
 use crate::kernel_id::{KernelId, spec};
 use crate::operands::Portion;
 
-/// Most tokens of a routing: what kernels count with leaves room for every slot.
+/// Maximum tokens: the kernels' counters have room for every slot.
 pub const MOST_TOKENS: usize = 1 << 20;
-/// Most experts.
+/// Maximum experts.
 pub const MOST_EXPERTS: usize = 1024;
-/// Most experts of a token.
+/// Maximum experts of a token.
 pub const MOST_TOP_K: usize = 16;
-/// Words of the status: code, token, slot, and the id as bits.
+/// Words of the status: code, token, slot,
+/// and the bits of the id.
 pub const STATUS_WORDS: usize = 4;
 /// [`RoutingOperand::Status`]: every slot has an expert.
 pub const STATUS_FINE: u32 = 0;
-/// [`RoutingOperand::Status`]: a given id is no expert's.
+/// [`RoutingOperand::Status`]: a given id is not a valid expert.
 pub const STATUS_BAD_ID: u32 = 1;
-/// [`RoutingOperand::Status`]: a token's logits leave fewer experts than it should have.
+/// [`RoutingOperand::Status`]: a token has fewer eligible experts than `top_k`.
 pub const STATUS_TOO_FEW: u32 = 2;
 
-/// The flag of kernels that choose: the last expert is every token's ([`CheckedRouting::shared`]). It stands in their prelude.
+/// Kernel flag: every token uses the last expert
+/// ([`CheckedRouting::shared`]). It is part of the
+/// prelude of top-k kernels.
 pub const FLAG_SHARED: u32 = 1 << 19;
 
-/// Bytes of a workspace that holds, behind what is reserved, a u32 for each of `chunks` chunks (the first slot in it without an
-/// expert), and with `lists` also one for each of `experts` experts of every chunk, and for each of all.
+/// Workspace bytes after the reserved part: one u32 for each chunk
+/// (first slot without an expert); with `lists`, also one for each
+/// expert of every chunk, and one for each expert.
 pub const fn workspace_bytes(chunks: usize, experts: usize, lists: bool) -> usize {
     let counts = if lists { (chunks + 1) * experts } else { 0 };
     WorkspaceLayout::RESERVED + (chunks + counts) * size_of::<u32>()
 }
 
-/// Where the experts of each token come from.
+/// Source of each token's experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RoutingSource {
-    /// Logits, tokens × experts: the best are chosen.
+    /// Logits `[tokens][experts]`, for top-k.
     Logits(Dense),
-    /// The caller's ids, `top_k` a token; only lists are made of them.
+    /// Ids from the caller, `top_k` for each token.
+    /// Only lists are built.
     Ids,
 }
 
-/// What a logit becomes before it is compared and weighed.
+/// Scoring function of the logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Scoring {
-    /// Its share of the token's exponentials, over the logits that are numbers.
+    /// Softmax over the token's logits that are not NaN.
     #[default]
     Softmax,
-    /// `1 / (1 + exp(-x))`, each for itself.
+    /// `1 / (1 + exp(-x))`, independent for each expert.
     Sigmoid,
 }
 
@@ -68,95 +73,107 @@ impl Scoring {
     }
 }
 
-/// Experts in groups of neighbours, of which a token uses few.
+/// Groups of consecutive experts. A token uses the
+/// experts of few groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertGroups {
-    /// Groups; they divide the experts.
+    /// Number of groups; a divisor of the experts.
     pub groups: usize,
     /// Groups that a token may use.
     pub chosen: usize,
 }
 
-/// The experts of each token; validated by the API.
+/// Router top-k; validated by the API.
 ///
-/// The *score* of an expert is what [`Scoring`] makes of its logit, in f32. Its *key* is the logit itself, or, with a bias or
-/// groups, its score plus its bias. A token gets the `top_k` experts of the largest keys, in that order; of equal keys the lower id.
-/// A NaN is never chosen. With groups, those `chosen` remain whose two best keys (the one, where there is one) have the largest
-/// sums; a group whose sum is NaN, or that has no key, does not. An expert's weight is its score, divided by the sum of the token's
-/// chosen scores (`f32::MIN_POSITIVE` at least) if `renormalize`, times `scale`. Where a token has fewer experts, the other
-/// slots have id −1 and weight 0.
+/// The *score* of an expert is [`Scoring`] of its logit, in
+/// f32. Its *key* is the logit itself, or score plus bias
+/// when there is a bias or there are groups. A token
+/// gets the `top_k` experts with the largest keys in descending order;
+/// among equal keys, the lower id wins. NaN is never chosen.
 ///
-/// The lists name slots, `token · top_k + place`, by expert, in ascending order. A slot whose id is no expert's is in none; the entries
-/// behind the last list are `u32::MAX`.
+/// With groups, only the `chosen` groups with the largest sums of
+/// their two best keys (or their only key) remain. A group
+/// with a NaN sum or without a key is dropped.
+///
+/// An expert's weight is its score times `scale`, with `renormalize`
+/// divided by the sum of the token's chosen scores (at least
+/// `f32::MIN_POSITIVE`). Slots without an expert have id −1 and weight 0.
+///
+/// The lists hold slots, `token · top_k + place`, by expert
+/// in ascending order. A slot with an invalid id is in
+/// no list. Entries after the last list are `u32::MAX`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckedRouting {
     /// Tokens; 1 to [`MOST_TOKENS`].
     pub tokens: usize,
     /// Experts; 1 to [`MOST_EXPERTS`].
     pub experts: usize,
-    /// Experts of a token; 1 to [`MOST_TOP_K`], at most as many as there are.
+    /// Experts of a token; 1 to [`MOST_TOP_K`], and at most `experts`.
     pub top_k: usize,
-    /// What they are chosen from.
+    /// Source of the experts.
     pub from: RoutingSource,
-    /// What a logit becomes.
+    /// Scoring function.
     pub scoring: Scoring,
     /// Whether a token's weights are divided by their sum.
     pub renormalize: bool,
-    /// Factor of every weight; finite.
+    /// Scale of every weight; finite.
     pub scale: f32,
     /// Whether keys have a bias.
     pub bias: bool,
-    /// The groups of experts.
+    /// Groups of experts, if any.
     pub groups: Option<ExpertGroups>,
-    /// Whether offsets, counts and rows are written; always of given ids.
+    /// Whether offsets, counts and rows are written; always for given ids.
     pub lists: bool,
-    /// Whether the last expert is every token's: it has no logit, and the last slot of each token, with weight 1. Not of given ids.
+    /// Shared expert: the last expert has no logit, and
+    /// takes the last slot of every token with
+    /// weight 1. Not for given ids.
     pub shared: bool,
 }
 
 operands! {
-    /// What `routing` reads and writes.
+    /// Operands of `routing`.
     pub enum RoutingOperand {
-        /// A row a token, a column an expert.
+        /// Logits `[tokens][experts]`.
         Logits: "the logits" Read,
-        /// Ids that are given: `top_k` i32 a token.
+        /// Given ids: i32 `[tokens][top_k]`.
         GivenIds: "the given ids" Read,
-        /// What is added to scores where they are compared: an f32 an expert.
+        /// Bias of the keys: one f32 for each expert.
         Bias: "the bias" Read,
-        /// The experts of each token: `top_k` i32.
+        /// Chosen experts: i32 `[tokens][top_k]`.
         Ids: "the ids" Write,
-        /// Their weights: `top_k` f32 a token.
+        /// Their weights: f32 `[tokens][top_k]`.
         Weights: "the weights" Write,
-        /// Where the list of each expert begins, and where the last ends: u32.
+        /// List offsets: u32 `[experts + 1]`.
         Offsets: "the offsets" Write,
-        /// How long the list of each expert is: u32.
+        /// List lengths: u32 `[experts]`.
         Counts: "the counts" Write,
-        /// The lists, one behind the other: a u32 a slot.
+        /// Concatenated lists: one u32 for each slot.
         Rows: "the rows" Write,
-        /// What was wrong first: see [`STATUS_WORDS`].
+        /// First fault: see [`STATUS_WORDS`].
         Status: "the status" Write,
-        /// Counts of parts of the tokens.
+        /// Chunk counters.
         Workspace: "the workspace" Accumulate,
     }
 }
 
-/// What a kernel of `routing` does.
+/// Step of `routing`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RoutingStep {
-    /// Chooses experts, and counts them where lists are made; for few tokens it also makes these.
+    /// Top-k, plus counts when lists are built. For few tokens
+    /// it also builds the lists.
     TopK,
-    /// Makes the lists of few ids.
+    /// Builds the lists of few ids.
     Lists,
-    /// Counts ids, chunk by chunk.
+    /// Counts ids chunk by chunk.
     Count,
-    /// Adds the counts of the chunks up, and finds what was wrong first.
+    /// Prefix sum over the chunk counts; finds the first fault.
     Scan,
     /// Writes the lists.
     Scatter,
 }
 
 impl RoutingStep {
-    /// All of them.
+    /// All steps.
     pub const ALL: [RoutingStep; 5] =
         [RoutingStep::TopK, RoutingStep::Lists, RoutingStep::Count, RoutingStep::Scan, RoutingStep::Scatter];
 
@@ -188,44 +205,45 @@ impl FromStr for RoutingStep {
 }
 
 spec! {
-    /// What tells the kernels of `routing` apart.
+    /// Kernel identity keys of `routing`.
     pub struct RoutingSpec {
-        /// What the kernel does.
+        /// The step.
         step: RoutingStep,
-        /// Most experts that it serves.
+        /// Maximum experts supported.
         experts: u32,
     }
 }
 
-/// The kernels of a family for one operation, as the scheduler sees them.
+/// Candidate kernels of a family, with what the
+/// scheduler ranks them by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoutingConfig {
     /// The first kernel.
     pub kernel: KernelId,
-    /// Kernels that a run launches.
+    /// Kernel launches of a run.
     pub launches: u32,
-    /// Bytes of workspace; 0 where nothing is kept in it.
+    /// Workspace bytes; 0 when none is needed.
     pub workspace_bytes: usize,
-    /// Share of the device's bandwidth that they reach, per mille.
+    /// Reached share of the device's bandwidth, per mille.
     pub efficiency: u32,
 }
 
-/// A configuration with what the scheduler expects of it.
+/// A config with its estimated time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoutingLaunches {
-    /// The configuration.
+    /// The config.
     pub config: RoutingConfig,
-    /// Seconds that it is expected to take.
+    /// Estimated seconds.
     pub estimate: f64,
 }
 
 impl CheckedRouting {
-    /// The operation for a portion of its tokens.
+    /// The operation for a portion of the tokens.
     pub fn of_portion(&self, portion: Option<Portion>) -> Self {
         Self { tokens: portion.map_or(self.tokens, |portion| portion.rows(self.tokens)), ..self.clone() }
     }
 
-    /// Places for experts: `top_k` a token.
+    /// Slots: `top_k` for each token.
     pub fn slots(&self) -> usize {
         self.tokens * self.top_k
     }
@@ -235,12 +253,12 @@ impl CheckedRouting {
         self.experts - usize::from(self.shared)
     }
 
-    /// Experts of a token that are chosen.
+    /// Experts of a token that top-k chooses.
     pub fn chosen(&self) -> usize {
         self.top_k - usize::from(self.shared)
     }
 
-    /// The logits, where experts are chosen from some.
+    /// The logits, if experts are chosen from logits.
     pub fn logits(&self) -> Option<&Dense> {
         match &self.from {
             RoutingSource::Logits(dense) => Some(dense),
@@ -248,12 +266,13 @@ impl CheckedRouting {
         }
     }
 
-    /// Whether experts are compared by their logits, which order them as their scores do and are not rounded.
+    /// Whether top-k compares logits. They order experts as the
+    /// scores do, without rounding.
     pub fn compares_logits(&self) -> bool {
         !self.bias && self.groups.is_none()
     }
 
-    /// What [`RoutingOperand::Status`] says of a slot without an expert.
+    /// Status code for a slot without an expert.
     pub fn fault(&self) -> u32 {
         match self.from {
             RoutingSource::Logits(_) => STATUS_TOO_FEW,
@@ -262,7 +281,8 @@ impl CheckedRouting {
     }
 }
 
-/// Descriptions are keys of plans: factors are finite, and are told apart by their bits.
+/// Plan cache key: floats are finite and are
+/// compared by their bits.
 impl Eq for CheckedRouting {}
 
 impl Hash for CheckedRouting {

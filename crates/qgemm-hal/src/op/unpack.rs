@@ -1,4 +1,5 @@
-//! `unpack`: input features of a packed weight as rows of a plain matrix, for products that add up over the output features.
+//! `unpack`: transposed rows of a packed weight, dequantized, for products
+//! that reduce over output features.
 
 use qgemm_formats::PAIR_ROWS;
 use qgemm_formats::prepack::FragmentLayout;
@@ -8,27 +9,32 @@ use super::dense::Dense;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, Name, spec};
 
-/// `D[i, n] = W[n, first + i]`, row factors applied, rounded to nearest even once; validated by the API. D holds rows of Wᵀ. Of a gated
-/// pair, each has those of the gate, then those of the up.
+/// `D[i, n] = W[n, first + i]` with row scales applied,
+/// rounded once to nearest even; validated by the API. D holds
+/// rows of Wᵀ. For a gated pair, each row has the
+/// gate's values, then the up's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedUnpack {
-    /// Rows of W, the columns of D, or, of a gated pair, those of each weight; at least 1.
+    /// Rows of W (columns of D), or the rows of each
+    /// weight of a gated pair; at least 1.
     pub out_features: usize,
     /// Whether W is a gated pair.
     pub gated: bool,
     /// Input features of W; at least 1.
     pub k: usize,
-    /// Length of a stored row of W (differs from `k` only with act-order padding).
+    /// Length of a stored row of W. It differs from `k`
+    /// only with act-order padding.
     pub stored_k: usize,
-    /// The input feature that D's first row is.
+    /// Input feature of D's first row.
     pub first: usize,
-    /// Rows of D; at least 1, and input features of W all of them.
+    /// Rows of D; at least 1. All of them are
+    /// input features of W.
     pub features: usize,
     /// Format of W.
     pub format: Format,
     /// Layout of W.
     pub class: FragmentLayout,
-    /// Whether W has a factor per row.
+    /// Whether W has row scales.
     pub row_scale: bool,
     /// Whether W's columns are permuted (act-order).
     pub k_order: bool,
@@ -37,13 +43,14 @@ pub struct CheckedUnpack {
 }
 
 operands! {
-    /// What `unpack` reads and writes.
+    /// Operands of `unpack`.
     pub enum UnpackOperand {
-        /// Codes and scales of the weight in the device's layout.
+        /// Packed weight.
         W: "the weight" Constant,
-        /// A factor for every row of W, in f32.
+        /// Row scales of W, f32.
         RowScale: "the row scales" Constant,
-        /// Stored column of W → input feature, `u32` each, padded with `NO_COLUMN` to whole k-tiles.
+        /// Stored column of W → input feature, u32, padded with
+        /// `NO_COLUMN` to whole k-tiles.
         KOrder: "the column order" Constant,
         /// The values.
         D: "d" Write,
@@ -51,7 +58,7 @@ operands! {
 }
 
 spec! {
-    /// What tells the kernels of `unpack` apart.
+    /// Kernel identity keys of `unpack`.
     pub struct UnpackSpec {
         /// The main loop.
         main_loop: Name,
@@ -62,26 +69,27 @@ spec! {
     }
 }
 
-/// A kernel of a family, as the scheduler sees it.
+/// A candidate kernel of a family, with what the
+/// scheduler ranks it by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UnpackConfig {
     /// The kernel.
     pub kernel: KernelId,
-    /// Share of the device's bandwidth that it reaches, per mille.
+    /// Reached share of the device's bandwidth, per mille.
     pub efficiency: u32,
 }
 
-/// A configuration with what the scheduler expects of it.
+/// A config with its estimated time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UnpackPlan {
-    /// The configuration.
+    /// The config.
     pub config: UnpackConfig,
-    /// Seconds that it is expected to take.
+    /// Estimated seconds.
     pub estimate: f64,
 }
 
 impl CheckedUnpack {
-    /// Name of a kernel of `family` in tables and messages: `unpack_q4_k_f16`.
+    /// Name in tables and messages: `unpack_q4_k_f16`.
     pub fn kernel_name(&self, family: &str) -> String {
         format!("{family}_{}_{}", self.format.name, self.d.dtype)
     }
@@ -96,7 +104,8 @@ impl CheckedUnpack {
         if self.gated { 2 * self.out_features } else { self.out_features }
     }
 
-    /// Stored columns of W that D's rows may stand in: those themselves, or all where columns are permuted.
+    /// Stored columns of W that may hold the features of D:
+    /// their range, or all columns with act-order.
     pub fn stored_columns(&self) -> std::ops::Range<usize> {
         if self.k_order { 0..self.stored_k } else { self.first..self.first + self.features }
     }

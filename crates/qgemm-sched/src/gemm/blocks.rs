@@ -1,44 +1,51 @@
-//! [`Blocks`]: what kinds of blocks cost beyond the rates that their configurations state, fitted to measurements.
+//! [`Blocks`]: CTA cost constants of the cost model, fitted to measurements.
 
 use qgemm_hal::{Math, Schedule, TileConfig, Variant};
 
-/// Most tokens of a tile of a few on matrix instructions, and fewest of one whose warps share K through rings of their own.
+/// Largest M tile of a small-M tensor-core kernel, and the smallest
+/// M tile whose warps slice K with a copy ring each.
 const FEW_TOKENS: u32 = 16;
 const FEWEST_OF_RINGS: u32 = 8;
 
-/// How blocks of a kind fare beyond the rates that a configuration states.
+/// CTA cost constants beyond the rates that a config declares.
 #[derive(Debug, PartialEq)]
 pub(super) struct Blocks {
-    /// Share of a device's block slots that suffices to saturate its memory: loads of a block overlap, so fewer
-    /// blocks than slots still draw the full bandwidth.
+    /// Share of the CTA slots that saturates memory bandwidth. It is
+    /// below 1 because loads of one CTA overlap.
     pub saturating: f64,
-    /// Underfill exponent: with n times fewer CTAs than a unit has room for, it multiplies n to this power times more slowly.
+    /// Underfill exponent: with n times fewer CTAs than a unit can
+    /// hold, arithmetic is n^underfill times slower.
     pub underfill: f64,
-    /// What they reach of the arithmetic's stated share.
+    /// Reached share of the declared arithmetic rate.
     pub arithmetic: f64,
-    /// Seconds from the start of a copy to the end of its product, for so many columns, or for a k-tile: a ring takes as long as it has
-    /// been filled anew so often.
+    /// Seconds from the start of a copy to the end of
+    /// its product, for each refill of the ring. A stage covers
+    /// `latency_columns` columns, or one k-tile when `None`.
     pub latency: f64,
     pub latency_columns: Option<u32>,
-    /// What rows of W cost that blocks read for other tokens, of what they cost the first time: where all blocks are in a single wave, and
-    /// read them at the same time, and where they are not.
+    /// Cost of re-reading a W tile for other tokens, as a
+    /// fraction of the first read: when all CTAs fit into one
+    /// wave, and when they do not.
     pub cached_rows: [f64; 2],
-    /// Cost of beginning and ending a tile, as a share of a launch.
+    /// Cost of starting and finishing a tile, in launches.
     pub tile_launches: f64,
-    /// Cost of meeting at a split tile's counter, as a share of a launch, and what is added where blocks fill the device: fewer wait less
-    /// for each other.
+    /// Cost of meeting at a split tile's counter, in launches, and
+    /// the extra cost when CTAs fill the device. With fewer CTAs
+    /// they wait less for each other.
     pub fixup_launches: [f64; 2],
-    /// What partial sums cost beyond the meeting, as a factor of their bytes at the rate of the last-level cache.
+    /// Cost factor of partial sums, relative to their
+    /// bytes at the L2 rate.
     pub fixup_factor: f64,
-    /// Cost of every further wave of blocks where a grid cuts its tiles, as a share of a launch: each begins with empty pipelines
-    /// (measured on an H200, 16 tokens in four parts).
+    /// Cost of each further wave of a grid with split tiles,
+    /// in launches: each wave starts with empty pipelines.
     pub restart_launches: f64,
-    /// What the multiply-adds of a cut phase cost more than those of whole tiles: ranges begin and end within tiles, and all blocks end
-    /// together.
+    /// Extra share of multiply-adds in the split phase. Ranges start and
+    /// end within tiles, and all CTAs finish together.
     pub cut_share: f64,
 }
 
-/// Those of a grid. What partial sums cost is what 400 problems showed on an H200, of grids and persistent grids alike.
+/// A plain grid. `fixup_factor` was fitted together with
+/// persistent grids (H200).
 const GRID: Blocks = Blocks {
     saturating: 0.5,
     underfill: 0.5,
@@ -52,9 +59,9 @@ const GRID: Blocks = Blocks {
     restart_launches: 0.6,
     cut_share: 0.0,
 };
-/// Those of a persistent grid, fitted to 315 problems of 24 to 512 tokens and five formats, 10600 ways to run them, on an H200, natively and
-/// as Sm80 and Sm75 (what was chosen of the latter two took 9 and 40 % longer than the best with the constants of before, 2 and 9 with these).
-/// Rows of W that are read again come from the last-level cache.
+/// A persistent (stream-K) grid, fitted on an H200
+/// with native, Sm80 and Sm75 kernels. Re-read rows of
+/// W come from the L2 cache.
 const STREAM_K: Blocks = Blocks {
     saturating: 0.86,
     latency: 0.6e-6,
@@ -66,8 +73,8 @@ const STREAM_K: Blocks = Blocks {
     cut_share: 0.1,
     ..GRID
 };
-/// Those of a few tokens on matrix instructions, which are bound by how long one product waits for another (measured on an
-/// H200, tiles of 64 × 8: 128 blocks, of which an SM has room for two, took 15.0 µs, twice as many with half the work each 12.3).
+/// Small-M tensor-core kernels, which are bound by the latency
+/// between dependent products.
 const FEW: Blocks = Blocks {
     underfill: 0.75,
     tile_launches: 0.2,
@@ -76,9 +83,11 @@ const FEW: Blocks = Blocks {
     restart_launches: 1.0,
     ..GRID
 };
-/// Those whose warps share K through rings of their own, with more than [`FEWEST_OF_RINGS`] tokens. Fitted to 757 problems of 1 to 128 tokens
-/// and eight formats, 7500 ways to run them, on an H200: what was chosen took 2.7 % longer than the best in a run of its own, in 9 % of 480
-/// problems more than 10 %. To begin a tile costs nothing: the latency has it, and other blocks multiply meanwhile.
+/// Small-M kernels whose warps slice K, each with its own copy
+/// ring, above [`FEWEST_OF_RINGS`] tokens (fitted on an H200).
+///
+/// Starting a tile costs nothing: `latency` includes it, and
+/// other CTAs multiply meanwhile.
 const RINGS: Blocks = Blocks {
     saturating: 0.35,
     underfill: 0.0,
@@ -91,12 +100,12 @@ const RINGS: Blocks = Blocks {
     restart_launches: 0.3,
     ..GRID
 };
-/// The same with fewest tokens.
+/// Sliced-K kernels with the smallest M tile.
 const RINGS_OF_FEWEST: Blocks = Blocks { underfill: 0.15, arithmetic: 0.87, ..RINGS };
 
 impl Blocks {
     pub fn of(config: &TileConfig) -> &'static Self {
-        // From Ampere on, copies pass by registers.
+        // Before Ampere there is no cp.async: copies pass through registers.
         let has_rings =
             config.tile_m >= FEWEST_OF_RINGS && config.k_groups > 1 && config.variant >= Some(Variant::Sm80);
         match has_few_tokens(config) {
@@ -109,7 +118,7 @@ impl Blocks {
     }
 }
 
-/// Whether a tile is one of a few tokens on matrix instructions.
+/// Whether the config is a small-M tensor-core kernel.
 fn has_few_tokens(config: &TileConfig) -> bool {
     config.tile_m <= FEW_TOKENS && config.math == Math::TensorF16 && config.schedule == Schedule::Grid
 }

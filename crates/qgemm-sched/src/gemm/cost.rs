@@ -1,5 +1,8 @@
-//! The cost model: what blocks do one after another, each phase bound by arithmetic or by memory, and what it costs to
-//! begin tiles and to add up those that are cut.
+//! Cost model of GEMM.
+//!
+//! CTAs run phases one after another. Each phase is bound by
+//! arithmetic or by memory. Starting tiles and adding the partial
+//! sums of split tiles costs extra.
 
 use qgemm_hal::{CheckedGemm, DeviceInfo, Math, Operation, Schedule, TileConfig, Variant};
 use serde::{Deserialize, Serialize};
@@ -8,23 +11,29 @@ use super::blocks::Blocks;
 use super::partition::{Partition, Phase};
 use super::processor;
 
-/// How much faster partial sums pass between blocks than data comes from memory: they stay in the last-level cache.
+/// Speed of partial sums relative to memory: they
+/// stay in the L2 cache.
 const CACHE_FACTOR: f64 = 1.5;
-/// The roofline's p-norm: where arithmetic and memory take the same time, they take `2^(1/4)` of it
-/// together, for they do not overlap perfectly. Measured kernels have such a bend, too, and without the norm the choice
-/// jumps to and fro where two configurations cross.
+/// P-norm of the roofline. Arithmetic and memory do not overlap perfectly:
+/// two equal times `t` take `2^(1/4) t` together. Without this bend
+/// the choice flips where two configs cross.
 pub(super) const ROOFLINE_P: f64 = 4.0;
 
-/// What the launch of a norm costs before a product that waits for it, as a share of a launch (measured on an H200: 1.0 to 1.2 µs, of which the
-/// product's first weights hide a part).
+/// Launch cost of a norm before the product that waits for
+/// it, in launches. The first weight loads of the product
+/// hide a part of the launch.
 const NORM_LAUNCHES: f64 = 0.35;
-/// Seconds that a block which normalizes X itself needs before its first product, and more for each time that its threads read again, of
-/// which each reads so many bytes at once (measured on an H200, one token: 0.6 to 1.2 µs for up to 64 bytes, 2.5 to 4.4 for 80 to 128).
+/// Seconds that a CTA with a fused norm needs before its
+/// first product: for the first pass over the row, and for
+/// each further pass. A thread reads `STATISTICS_BYTES` in each pass
+/// (fitted on an H200, one token).
 const STATISTICS_SECONDS: [f64; 2] = [0.9e-6, 3e-6];
 const STATISTICS_BYTES: f64 = 64.0;
 
-/// What the cost model expects of a launch, by what takes the time, in seconds. Arithmetic and memory overlap, so that the parts add up
-/// to more than the whole.
+/// Expected time of a launch by cause, in seconds.
+///
+/// Arithmetic and memory overlap, so the parts sum
+/// to more than `seconds`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Cost {
@@ -32,19 +41,19 @@ pub struct Cost {
     pub math: f64,
     /// Traffic of the operands.
     pub memory: f64,
-    /// Beginning and ending tiles.
+    /// Starting and finishing tiles.
     pub tiles: f64,
-    /// Writing, meeting at and adding up the partial sums of cut tiles.
+    /// Split-K fix-up: writing, waiting for and adding partial sums.
     pub fixup: f64,
-    /// The launch that makes the kernel's X.
+    /// The X prologue.
     pub prologue: f64,
     /// The launch itself.
     pub launch: f64,
-    /// All of it.
+    /// The total.
     pub seconds: f64,
 }
 
-/// What a launch is bound by.
+/// The bottleneck of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -53,11 +62,11 @@ pub enum Bound {
     Memory,
     /// Multiply-adds.
     Math,
-    /// Beginning and ending tiles.
+    /// Starting and finishing tiles.
     Tiles,
     /// Adding up partial sums.
     Fixup,
-    /// The launch that makes the kernel's X.
+    /// The X prologue.
     Prologue,
     /// The launch itself.
     Launch,
@@ -78,12 +87,14 @@ impl Bound {
 }
 
 impl Cost {
-    /// The cost of an operation that only moves `memory` seconds of bytes and multiplies for `math` seconds, both at once.
+    /// Cost of an operation that moves bytes for `memory` seconds and
+    /// multiplies for `math` seconds at the same time.
     pub fn of_parts(memory: f64, math: f64, launch: f64, seconds: f64) -> Self {
         Self { math, memory, tiles: 0.0, fixup: 0.0, prologue: 0.0, launch, seconds }
     }
 
-    /// The cost of `count` of these, one after the other, that are launched together.
+    /// Cost of `count` such operations, run one after
+    /// another in a single launch.
     pub fn repeated(self, count: usize) -> Self {
         let times = |seconds: f64| seconds * count as f64;
         Self {
@@ -97,7 +108,7 @@ impl Cost {
         }
     }
 
-    /// The part that takes longest; among equals the one that is named first.
+    /// The part that takes longest; the first of equals.
     pub fn bound(&self) -> Bound {
         let Self { math, memory, tiles, fixup, prologue, launch, .. } = *self;
         let rest = [
@@ -111,13 +122,14 @@ impl Cost {
     }
 }
 
-/// Seconds that `partition` of `op` is expected to take on a device, or `None` when the device lacks the
-/// configuration's arithmetic.
+/// Expected seconds of `partition` of `op`, or `None` when the device
+/// lacks the config's arithmetic.
 pub fn estimate(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> Option<f64> {
     cost(op, info, config, partition).map(|cost| cost.seconds)
 }
 
-/// What `partition` of `op` is expected to cost on a device, or `None` when the device lacks the configuration's arithmetic.
+/// Expected cost of `partition` of `op`, or `None` when the device
+/// lacks the config's arithmetic.
 pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> Option<Cost> {
     let rate = info.rate(config.math)?;
     if config.schedule == Schedule::Threads {
@@ -128,8 +140,9 @@ pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition:
     }
     let phases = partition.phases();
     let steps: f64 = phases.iter().map(Phase::steps).sum();
-    // Rows of W that blocks read for other tokens come from the last-level cache, at no higher rate: what limits a kernel's
-    // traffic is how much of it is under way (measured on an H200, 8 and 16 tokens a tile).
+    // Rows of W that are re-read for other tokens come from
+    // the L2 cache. They are no faster there: bytes in
+    // flight limit the traffic.
     let again = f64::from(partition.m_tiles().saturating_sub(1)) * cached_rows(info, config, partition);
     let all_bytes = op.traffic() + op.weight_bytes() * again;
     let fixup = fixup(info, config, partition);
@@ -153,22 +166,27 @@ pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition:
     Some(cost)
 }
 
-/// Most rows of a tile of a persistent grid whose blocks stream W in the order of memory, each with all of X that it needs.
+/// Largest N tile of a persistent grid that streams W in
+/// memory order, with all of X resident in each CTA.
 const STREAMED_ROWS: u32 = 16;
 
-/// How much faster X comes to all of them than W comes from memory, which it does while W is on its way (measured on an H200: 8 and 16 tokens
-/// of 14336 x 4096 in FP8 took 1.1 and 2.1 µs longer than one).
+/// Speed at which X reaches all CTAs, relative to
+/// W from memory. X loads overlap W loads (fitted
+/// on an H200 with FP8).
 const STREAMED_X_FACTOR: f64 = 2.0;
 
-/// What blocks without a tile in the last round cost of what they would with one: the others draw more of the bandwidth meanwhile.
+/// Cost of an idle CTA slot in the last round, as
+/// a fraction of a busy one. The busy CTAs use the
+/// bandwidth of idle ones.
 const LAST_ROUND_IDLE: f64 = 0.3;
 
-/// Whether blocks stream rows of W past an X that they keep.
+/// Whether CTAs stream rows of W past a resident X.
 fn streams_rows(config: &TileConfig) -> bool {
     config.schedule == Schedule::StreamK && config.tile_n <= STREAMED_ROWS && config.k_groups > 1
 }
 
-/// The cost of such blocks: each waits for X, and then its tiles come one after another.
+/// Cost of such a grid: each CTA waits for X, then
+/// runs its tiles in sequence.
 fn of_streamed_rows(
     op: &CheckedGemm,
     info: &DeviceInfo,
@@ -190,12 +208,13 @@ fn of_streamed_rows(
     Cost { tiles: x, prologue, ..Cost::of_parts(memory, math, info.launch_seconds, seconds) }
 }
 
-/// The time of two things that overlap, but not perfectly.
+/// Combined time of two phases that overlap imperfectly.
 pub(crate) fn overlapping(a: f64, b: f64) -> f64 {
     (a.powf(ROOFLINE_P) + b.powf(ROOFLINE_P)).powf(1.0 / ROOFLINE_P)
 }
 
-/// Time in which blocks wait for copies: those of a wave do so at the same time.
+/// Time that CTAs wait for copies. The CTAs of a
+/// wave wait concurrently.
 fn latency(config: &TileConfig, phase: &Phase, waves: &Waves) -> f64 {
     let of = Blocks::of(config);
     let stages_a_tile = of.latency_columns.map_or(1.0, |columns| f64::from(config.tile_k) / f64::from(columns));
@@ -203,28 +222,30 @@ fn latency(config: &TileConfig, phase: &Phase, waves: &Waves) -> f64 {
     waves.count() * turns * of.latency / f64::from(config.stages.saturating_sub(1).max(1))
 }
 
-/// What it costs to read rows of W once more, for other tokens, of what it costs the first time.
+/// Cost of re-reading a W tile for other tokens, as a
+/// fraction of the first read.
 fn cached_rows(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
     let is_one_wave = blocks(partition) <= slots(info, config);
     Blocks::of(config).cached_rows[usize::from(!is_one_wave)]
 }
 
-/// Blocks of all phases.
+/// CTAs of all phases.
 fn blocks(partition: &Partition) -> f64 {
     partition.phases().iter().map(|phase| phase.blocks).sum()
 }
 
-/// Blocks that the device has room for at a time.
+/// CTAs that the device runs concurrently.
 fn slots(info: &DeviceInfo, config: &TileConfig) -> f64 {
     places(info, config) * f64::from(config.ctas_per_unit.max(1))
 }
 
-/// Units, or groups of so many units as a cluster takes, which is a block here.
+/// Units, or groups of units: a cluster
+/// counts as one CTA here.
 fn places(info: &DeviceInfo, config: &TileConfig) -> f64 {
     f64::from((info.units / config.cluster.max(1)).max(1))
 }
 
-/// How blocks fill the device: `full` waves of `slots` blocks, then `rest` blocks.
+/// CTA occupancy: `full` waves of `slots` CTAs, then `rest` CTAs.
 struct Waves {
     slots: f64,
     full: f64,
@@ -243,8 +264,9 @@ impl Waves {
     }
 }
 
-/// Time of the multiply-adds, padding included. Blocks that share a unit share its rate; fewer than have room there do not
-/// reach all of it.
+/// Time of the multiply-adds, padding included. CTAs on one unit
+/// share its rate. A unit with fewer CTAs than it can
+/// hold does not reach the full rate.
 fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves, rate: f64) -> f64 {
     let units = places(info, config);
     let step_macs = f64::from(config.tile_n) * f64::from(config.tile_m) * f64::from(config.tile_k);
@@ -255,7 +277,8 @@ fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Wav
     ctas_of_a_unit * step_macs * phase.steps_a_block * units / (rate * reached * efficiency(config.efficiency.0))
 }
 
-/// Time of the operands' traffic: full waves at full bandwidth, the rest at what so few blocks can draw.
+/// Time of the operand traffic: full waves at full bandwidth, the
+/// rest at the bandwidth that so few CTAs reach.
 fn memory(bytes: f64, info: &DeviceInfo, config: &TileConfig, waves: &Waves) -> f64 {
     let blocks = waves.full * waves.slots + waves.rest;
     let block_seconds = bytes / blocks / (info.bandwidth * efficiency(config.efficiency.1));
@@ -263,21 +286,23 @@ fn memory(bytes: f64, info: &DeviceInfo, config: &TileConfig, waves: &Waves) -> 
     block_seconds * (waves.full * waves.slots + waves.rest / drawn)
 }
 
-/// Time of beginning and ending tiles, in which a block multiplies nothing, but others of the same unit do.
+/// Time of starting and finishing tiles. The CTA multiplies nothing
+/// then, but other CTAs of the unit do.
 fn tiles(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves) -> f64 {
     Blocks::of(config).tile_launches * info.launch_seconds * waves.count() * phase.tiles_a_block
         / f64::from(config.ctas_per_unit.max(1))
 }
 
-/// Time of writing, meeting at and adding up the partial sums of a split tile. As many as there are blocks at a time are added up at
-/// the same time, each by one block, which reads those of the others.
+/// Time of the split-K fix-up: writing, waiting for and adding
+/// partial sums. Concurrent CTAs each reduce one tile and read
+/// the partial sums of its peers.
 fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
     let peers = partition.peers();
     if peers < 2 {
         return 0.0;
     }
-    // Hopper's kernels on codes of eight bits keep no peer's sums in registers, and all write while others do: 17 us and not 9 us, measured
-    // on an H200 for 512 tokens of 14336 x 4096.
+    // Hopper's 8-bit kernels keep no peer's sums in registers, and all
+    // peers write at the same time. That doubles the traffic.
     let on_hopper = config.variant == Some(Variant::Sm90);
     let passes = if on_hopper && matches!(config.math, Math::TensorFp8 | Math::TensorS8) { 2.0 } else { 1.0 };
     let tile_bytes = passes * f64::from(config.tile_n) * f64::from(config.tile_m) * 4.0;
@@ -287,14 +312,16 @@ fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
         Schedule::StreamK | Schedule::Threads => 0.0,
         Schedule::Grid => partition.phases().iter().map(|phase| (phase.blocks / slots).ceil() - 1.0).sum(),
     };
-    // Blocks of the phase that is cut follow one another where they are more than fit.
+    // CTAs of the split phase run in waves when
+    // they exceed the slots.
     let waves = partition.phases().iter().map(|phase| phase.blocks / slots).fold(0.0, f64::max);
     let Blocks { fixup_factor, fixup_launches: [meeting, of_full], restart_launches, .. } = *Blocks::of(config);
     let meeting = meeting + of_full * waves.min(1.0) + restart_launches * restarts;
     fixup_factor * (waves.max(1.0) * f64::from(peers) * tile_bytes / block_rate + meeting * info.launch_seconds)
 }
 
-/// Time of the launch that converts X: X is read, the padded copy written.
+/// Time of the X prologue: it reads X and
+/// writes the padded copy.
 fn x_prologue(op: &CheckedGemm, info: &DeviceInfo, partition: &Partition) -> f64 {
     let layout = partition.workspace_layout();
     let Some(region) = layout.x else { return 0.0 };
@@ -302,7 +329,9 @@ fn x_prologue(op: &CheckedGemm, info: &DeviceInfo, partition: &Partition) -> f64
     info.launch_seconds + (read + (layout.bytes - region.x) as f64) / info.bandwidth
 }
 
-/// Time in which X is normalized: by a launch of its own, which reads and writes it, or by each block, which reads its rows once more.
+/// Time of normalizing X: in a separate launch that
+/// reads and writes X, or fused, where each CTA
+/// reads its rows once more.
 fn norm_of_x(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
     match op.norm {
         None => 0.0,
@@ -357,9 +386,10 @@ mod tests {
         let own = |m, n| seconds(m, n, 4096, &c, 1) - info().launch_seconds;
         let units = info().units as usize;
         let rounds = |count: usize| own(1, 16 * units * count);
-        // X is waited for once.
+        // CTAs wait for X once.
         assert!((3.5..4.0).contains(&(rounds(8) / rounds(2))), "{} {}", rounds(2), rounds(8));
-        // One row tile more begins a round, which costs less than a whole one.
+        // One more row tile starts a round, which costs
+        // less than a full round.
         let (whole, one_more, next) = (rounds(2), own(1, 16 * (2 * units + 1)), rounds(3));
         assert!(whole < one_more && one_more < next, "{whole} {one_more} {next}");
         assert!(own(1, 16 * units) < own(8, 16 * units));
@@ -373,7 +403,7 @@ mod tests {
         let two = seconds(64, 512, 16384, &c, 1);
         let eight = seconds(64, 512, 16384, &TileConfig { stages: 8, ..c }, 1);
         assert!(two > 2.0 * eight, "{two} {eight}");
-        // A k-tile of twice the columns is two stages.
+        // A k-tile of twice the width takes two stages.
         let wide = seconds(64, 512, 16384, &TileConfig { tile_k: 128, ..c }, 1);
         assert!((wide / two - 1.0).abs() < 0.1, "{wide} {two}");
     }

@@ -1,4 +1,5 @@
-//! What [`choose`](super::choose) weighed: every offer with its cost, and who refused.
+//! Explanation of a choice: the cost of every
+//! candidate, and the refusals.
 
 use qgemm_hal::{CheckedGemm, DeviceInfo, Family, LaunchPlan};
 
@@ -8,42 +9,46 @@ use super::select::{Preferences, Search, choose};
 use super::tuned::TunedTable;
 use crate::error::{Refusal, SchedError};
 
-/// One way to run an operation.
+/// One candidate that was weighed.
 #[derive(Clone, Copy, Debug)]
 pub struct Considered<'f> {
     /// The family.
     pub family: &'f dyn Family<CheckedGemm>,
-    /// Configuration and launch geometry, with what the cost model expects.
+    /// Config and launch geometry, with the estimate.
     pub plan: LaunchPlan,
-    /// The same by what takes the time.
+    /// The estimate by cause.
     pub cost: Cost,
-    /// Seconds in the tuned table, which knows at most one way a family.
+    /// Seconds in the tuned table, which holds at most one
+    /// candidate for each family.
     pub measured: Option<f64>,
 }
 
-/// Everything that a choice was made from.
+/// All inputs of a choice.
 #[derive(Debug)]
 pub struct Explanation<'f> {
-    /// Every way there is, the fastest by the cost model first.
+    /// Every candidate, fastest by the cost model first.
     pub considered: Vec<Considered<'f>>,
-    /// Families that do not serve the operation.
+    /// Families that refused the operation.
     pub refusals: Vec<Refusal>,
-    /// The place of what [`choose`](super::choose) takes among those considered; `None` where nobody serves the operation.
+    /// Index in `considered` of the plan that [`choose`](super::choose)
+    /// returns. `None` when no family supports the operation.
     pub chosen: Option<usize>,
 }
 
 impl Explanation<'_> {
-    /// The place of a launch among those considered.
+    /// Index of a launch in `considered`.
     pub fn position(&self, plan: &LaunchPlan) -> Option<usize> {
         let cut = Cut::of(plan);
         self.considered.iter().position(|c| c.plan.config == plan.config && Cut::of(&c.plan) == cut)
     }
 }
 
-/// Weighs every way to run `op` once more, and keeps all of it. Takes many times as long as to choose.
+/// Weighs all candidates for `op` again and keeps
+/// everything. Much slower than `choose`.
 ///
 /// # Errors
-/// [`SchedError::UnknownFamily`]. That nobody serves the operation is no error here.
+/// [`SchedError::UnknownFamily`]. An operation that no family
+/// supports is not an error here.
 pub fn explain<'f>(
     op: &CheckedGemm,
     info: &DeviceInfo,

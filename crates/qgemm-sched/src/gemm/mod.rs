@@ -1,4 +1,5 @@
-//! Products: which kernel, how its tiles and their K are shared, and what was measured.
+//! GEMM: kernel choice, tile partition, split-K
+//! and tuned measurements.
 
 mod avoided;
 mod blocks;

@@ -1,29 +1,35 @@
-//! Cutting an operation into work for blocks: tiles of outputs, and ranges of K steps that share a tile.
+//! Work partition: output tiles, and the K ranges of
+//! CTAs that share a tile.
 
 use qgemm_hal::{CheckedGemm, LaunchPlan, Schedule, StreamK, TileConfig, WorkspaceLayout};
 use serde::{Deserialize, Serialize};
 
-/// How the K dimensions of tiles are shared between blocks. What it means in numbers depends on the operation, so
-/// that one measured cut serves neighbouring shapes, too.
+/// How CTAs share the K of tiles.
+///
+/// The numbers that it implies depend on the operation, so that
+/// one measured cut also fits neighbouring shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cut {
-    /// Every tile's K is cut into so many parts, one a block; 1 = no tile is cut.
+    /// Split-K: every tile's K is split into this many parts, one
+    /// CTA each. 1 means no split.
     Parts(u32),
-    /// Stream-K ([`Schedule::StreamK`] only): what remains after whole waves of tiles, and the last `full_waves` (0 or
-    /// 1) of those waves, is cut into equal ranges, one for every block that the device runs at once.
+    /// Stream-K ([`Schedule::StreamK`] only). The tiles after the whole waves,
+    /// and the last `full_waves` (0 or 1) whole waves, are split
+    /// into equal ranges, one for each concurrent CTA.
     Ranges {
-        /// Whole waves that are cut, too. With one, no range is shorter than a tile, so that no tile has more than two
-        /// peers.
+        /// Whole waves that are split, too. With 1,
+        /// no range is shorter than a tile, so a tile
+        /// has at most two peers.
         full_waves: u32,
     },
 }
 
 impl Cut {
-    /// No tile is cut.
+    /// No tile is split.
     pub const NONE: Cut = Cut::Parts(1);
 
-    /// How `plan` cuts.
+    /// The cut that `plan` uses.
     pub fn of(plan: &LaunchPlan) -> Self {
         let Some(cut) = &plan.stream_k else { return Cut::Parts(plan.splits) };
         let cuts_all = u64::from(cut.cut_tiles) == u64::from(plan.n_tiles) * u64::from(plan.m_tiles);
@@ -35,15 +41,17 @@ impl Cut {
     }
 }
 
-/// Columns between the places where a persistent grid may cut a tile: shorter parts would cost more to start than they
-/// save.
+/// Columns between the points where a persistent grid may cut a
+/// tile. Shorter parts cost more to start than they save.
 const CUT_COLUMNS: u32 = 256;
-/// Fewest such places in a block's range, for the same reason.
+/// Minimum number of such units in a CTA's
+/// range, for the same reason.
 const RANGE_UNITS: u64 = 2;
-/// Tiles of one launch; whole tiles are counted in 32 bits, one grid beyond the last.
+/// Maximum tiles of one launch. Tile counters have 32 bits and
+/// run one grid beyond the last tile.
 const MAX_TILES: u64 = 1 << 31;
 
-/// The work of one launch.
+/// Work of one launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Partition {
     config: TileConfig,
@@ -56,27 +64,31 @@ pub struct Partition {
     workspace: WorkspaceLayout,
 }
 
-/// Blocks that do the same work at the same time, for the cost model.
+/// CTAs that do the same work concurrently, for the cost model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Phase {
-    /// Blocks: of a grid, or a block of a persistent grid once for each of its tiles.
+    /// Number of CTAs. A CTA of a persistent grid counts
+    /// once for each of its tiles.
     pub blocks: f64,
-    /// Steps along K that each of them takes, or the busiest.
+    /// K steps of each CTA, or of the busiest one.
     pub steps_a_block: f64,
     /// Tiles that these steps belong to.
     pub tiles_a_block: f64,
 }
 
 impl Phase {
-    /// Steps of all blocks.
+    /// K steps of all CTAs.
     pub(crate) fn steps(&self) -> f64 {
         self.blocks * self.steps_a_block
     }
 }
 
 impl Partition {
-    /// Cuts `op` into tiles of `config`, and those as `cut` says for a device that runs `slots` blocks at once. `None`
-    /// when the configuration cannot be cut so, or a count of tiles or the size of the workspace overflows.
+    /// Splits `op` into tiles of `config`, and the tiles as `cut`
+    /// says, for a device with `slots` concurrent CTAs.
+    ///
+    /// `None` when the config does not support the cut, or a
+    /// tile count or the workspace size overflows.
     pub fn new(op: &CheckedGemm, config: &TileConfig, cut: Cut, slots: u32) -> Option<Self> {
         let tiles = |len: usize, tile: u32| u32::try_from(len.div_ceil(tile as usize)).ok();
         let n_tiles = tiles(op.stored_rows, config.tile_n)?;
@@ -101,14 +113,15 @@ impl Partition {
                 allowed.then_some(Self { splits, grid: [n_tiles, m_tiles, splits], workspace, ..fixed })
             }
             (Schedule::Grid | Schedule::Threads, Cut::Ranges { .. }) => None,
-            // Its parts are the kernel's own.
+            // Thread kernels choose their own split.
             (Schedule::Threads, cut) => (cut == Cut::NONE).then_some(fixed),
             (Schedule::StreamK, cut) => {
                 let tiles = u32::try_from(tiles).ok().filter(|&t| u64::from(t) < MAX_TILES)?;
                 let slots = slots.max(1);
                 let cut = Cutter { config, tiles, k_tiles, slots }.cut(cut)?;
                 let blocks = match cut.cut_tiles < tiles {
-                    // Clusters have tiles that arithmetic bounds, and with it power: only as many begin as all waves need.
+                    // Cluster tiles are bound by arithmetic and thus by power: launch
+                    // only as many clusters as fill all waves evenly.
                     true if config.cluster > 1 && cut.cut_ctas == 0 => tiles.div_ceil(tiles.div_ceil(slots)),
                     true => slots.min(tiles).max(cut.cut_ctas),
                     false => cut.cut_ctas,
@@ -123,27 +136,27 @@ impl Partition {
         Some(Self { workspace, ..partition })
     }
 
-    /// The grid, x fastest.
+    /// Grid dimensions, x fastest.
     pub fn grid(&self) -> [u32; 3] {
         self.grid
     }
 
-    /// Steps along K.
+    /// K steps of a tile.
     pub fn k_tiles(&self) -> u32 {
         self.k_tiles
     }
 
-    /// Tiles along M.
+    /// M tiles.
     pub(crate) fn m_tiles(&self) -> u32 {
         self.m_tiles
     }
 
-    /// Offsets of counters, partial accumulators and converted X.
+    /// Offsets of counters, partial sums and converted X.
     pub fn workspace_layout(&self) -> WorkspaceLayout {
         self.workspace
     }
 
-    /// Most blocks that share a tile.
+    /// Maximum CTAs that share a tile.
     pub(crate) fn peers(&self) -> u32 {
         match &self.stream_k {
             None => self.splits,
@@ -153,7 +166,8 @@ impl Partition {
         }
     }
 
-    /// What blocks do one after another. Never empty; phases without work are left out.
+    /// Phases that CTAs run one after another. Never empty;
+    /// phases without work are left out.
     pub(crate) fn phases(&self) -> Vec<Phase> {
         let tiles = f64::from(self.n_tiles) * f64::from(self.m_tiles);
         let Some(cut) = &self.stream_k else {
@@ -168,7 +182,8 @@ impl Partition {
         let ranges = (cut.cut_ctas > 0).then(|| {
             let units = u64::from(cut.cut_tiles) * u64::from(cut.units(self.k_tiles));
             let steps_a_block = units.div_ceil(cut.cut_ctas.into()) as f64 * f64::from(cut.cut_k_tiles);
-            // Where ranges do not end with tiles, one that is as long as a tile has parts of two.
+            // A range that does not end with a tile covers
+            // parts of one tile more.
             let begun = u32::from(!cut.is_even());
             let tiles_a_block = f64::from(cut.cut_tiles.div_ceil(cut.cut_ctas) + begun);
             Phase { blocks: cut.cut_ctas.into(), steps_a_block, tiles_a_block }
@@ -176,12 +191,12 @@ impl Partition {
         ranges.into_iter().chain((whole.blocks > 0.0).then_some(whole)).collect()
     }
 
-    /// Whether the first phase is of ranges of tiles that are cut.
+    /// Whether the first phase consists of ranges of split tiles.
     pub(crate) fn cuts_tiles(&self) -> bool {
         self.stream_k.is_some_and(|cut| cut.cut_ctas > 0)
     }
 
-    /// The launch of this partition, which `estimate` seconds are expected for.
+    /// Launch plan of this partition, with its estimate in seconds.
     pub fn plan(&self, estimate: f64) -> LaunchPlan {
         LaunchPlan {
             config: self.config,
@@ -197,7 +212,7 @@ impl Partition {
     }
 }
 
-/// What a [`Cut`] means for a count of tiles.
+/// Turns a [`Cut`] into numbers for a tile count.
 struct Cutter<'a> {
     config: &'a TileConfig,
     tiles: u32,
@@ -219,28 +234,33 @@ impl Cutter<'_> {
                 let rest = self.tiles % self.slots;
                 let cut_tiles = u64::from(rest) + u64::from(full_waves) * u64::from(self.slots);
                 let cut_tiles = u32::try_from(cut_tiles).ok().filter(|&cut| cut <= self.tiles && rest > 0)?;
-                // A tile has at most two peers more than whole ranges fit into it.
+                // A tile has at most two peers more than the whole
+                // ranges that fit into it.
                 let most = match self.config.max_splits {
                     0..=1 => return None,
                     2 => u64::from(cut_tiles),
                     most => u64::from(cut_tiles) * u64::from(most - 2),
                 };
                 let blocks = u64::from(self.slots).min(most).min(u64::from(cut_tiles) * units / RANGE_UNITS);
-                // Ranges as long as a tile, or a longer tail than without, are no gain.
+                // Useless if ranges are as long as a tile,
+                // or the tail grows.
                 let gains =
                     if full_waves == 0 { blocks > u64::from(cut_tiles) } else { blocks == u64::from(self.slots) };
                 (cut_tiles, gains.then_some(blocks as u32)?)
             }
         };
-        // The ranges of cut tiles are counted in 32 bits.
+        // Ranges of split tiles are counted in 32 bits.
         let counted = u64::from(cut_tiles) * units < u64::from(u32::MAX);
         (counted && cut_ctas > 1).then_some(StreamK { cut_tiles, cut_ctas, ..none })
     }
 }
 
-/// Tiles along N that are worked through together, so that `blocks` blocks at work at once read the fewest different
-/// bytes: `g` tiles of W and `blocks / g` of X. Clusters have all of X at work where that is a wave of not many more bytes: the next wave
-/// then finds X in the last cache.
+/// Swizzle group: N tiles that are processed together.
+///
+/// `blocks` concurrent CTAs then read the fewest distinct bytes: `g` tiles
+/// of W and `blocks / g` of X. Clusters process all
+/// of X at once if the bytes of a wave hardly
+/// grow: the next wave then finds X in L2.
 fn swizzle_group(op: &CheckedGemm, config: &TileConfig, [n_tiles, m_tiles]: [u32; 2], blocks: u32) -> u32 {
     let w_tile = f64::from(config.tile_n) * op.format.row_bytes(op.stored_k) as f64;
     let x_tile = f64::from(config.tile_m) * op.x_row_bytes();
@@ -280,13 +300,13 @@ mod tests {
         places.flat_map(|place| plan.work_tiles(place)).collect()
     }
 
-    /// The rows or columns of `tile`, of which there are `end`.
+    /// Rows or columns of `tile`, clipped to `end`.
     fn outputs(tile: u32, len: u32, end: usize) -> Range<usize> {
         let start = tile as usize * len as usize;
         start..end.min(start + len as usize)
     }
 
-    /// Place along N and along M of every tile, in the order in which CTAs take them.
+    /// N and M coordinates of every tile, in processing order.
     fn tile_order(partition: &Partition) -> Vec<(u32, u32)> {
         let mut work_tiles = all_work_tiles(partition);
         work_tiles.sort_by_key(|p| p.tile);

@@ -1,30 +1,36 @@
-//! The cost model of processors, whose threads share tiles as they come ([`Schedule::Threads`](qgemm_hal::Schedule::Threads)). They
-//! multiply nothing that only fills up a tile, and waking them may cost more than a small product.
+//! Cost model of CPUs, where threads take tiles dynamically
+//! ([`Schedule::Threads`](qgemm_hal::Schedule::Threads)).
+//!
+//! CPU kernels do not multiply padding. Waking the threads can
+//! cost more than a small product.
 
 use qgemm_hal::{CheckedGemm, DeviceInfo, Operation, TileConfig};
 
 use super::cost::{Cost, ROOFLINE_P, efficiency};
 
-/// Bytes a second that one core reads: two to four of them use up most memories. On two cores of an EPYC one reads 20 to 30 GB/s.
+/// Bytes per second that one core reads. Two to four
+/// cores saturate most memories.
 const CORE_BANDWIDTH: f64 = 2e10;
-/// Seconds in which a core makes of a value of X what is multiplied (EPYC, f32 to blocks of bytes).
+/// Seconds that a core needs to convert one value of
+/// X (f32 to int8 blocks).
 const X_VALUE: f64 = 3e-10;
-/// Seconds in which a thread begins and ends a tile (EPYC, one token).
+/// Seconds that a thread needs to start and
+/// finish a tile (one token).
 const TILE: f64 = 2e-7;
 
-/// What a launch is expected to cost, with all units at `rate`.
+/// Expected cost of a launch, with all units at `rate`.
 pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, rate: f64) -> Cost {
     let threads = f64::from(config.threads.max(1));
     let count = |len: usize, tile: u32| len.div_ceil(tile.max(1) as usize) as f64;
     let tiles = count(op.stored_rows, config.tile_n) * count(op.m, config.tile_m);
     let tasks = tiles * f64::from(config.k_groups.max(1));
-    // How many threads have something to do on average, until the last one is done.
+    // Average number of busy threads until the last one finishes.
     let busy = tasks / (tasks / threads).ceil().max(1.0);
     let macs = op.stored_rows as f64 * op.m as f64 * op.stored_k as f64;
     let core_rate = rate / f64::from(info.units.max(1)) * efficiency(config.efficiency.0);
     let values = op.m as f64 * op.k as f64;
     let math = macs / core_rate / busy;
-    // No launch of its own: the threads make X as they go.
+    // No separate launch: the threads convert X as they go.
     let prologue = values * X_VALUE / threads.min(values.max(1.0));
     let tiles = tasks * TILE / busy;
     let memory = op.traffic() / info.bandwidth.min(threads * CORE_BANDWIDTH);
@@ -58,7 +64,8 @@ mod tests {
 
     #[test]
     fn what_only_fills_up_a_tile_costs_nothing() {
-        // One token more than a tile has, in a tile of its own or in two of one size.
+        // One token more than a tile holds: a remainder
+        // tile, or two even tiles.
         let (large, even) = (seconds(257, 4096, 4096, 1, 256), seconds(257, 4096, 4096, 1, 132));
         assert!((large / even - 1.0).abs() < 0.01, "{large} {even}");
     }

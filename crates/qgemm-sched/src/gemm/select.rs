@@ -1,4 +1,4 @@
-//! Choosing family, configuration and K partition for an operation.
+//! Choice of family, config and K partition for GEMM.
 
 use std::borrow::Cow;
 
@@ -13,35 +13,45 @@ use super::tuned::TunedTable;
 use crate::candidates::wanted_families;
 use crate::error::{Refusal, SchedError};
 
-/// The M for which batch-invariant operations are planned, whatever their own M is.
+/// The M that batch-invariant operations are planned for, whatever their M.
 pub const INVARIANT_M: usize = 64;
-/// A batch-invariant operation takes only families that serve all of these.
+/// A batch-invariant operation uses only families
+/// that support all of these.
 const INVARIANT_PROBES: [usize; 3] = [1, INVARIANT_M, 1 << 16];
-/// Where weights are rounded before they are multiplied, or a plain X is quantized, this share of the time must be expected to be saved.
+/// Minimum expected saving, as a share of the time, for rounding
+/// weights or quantizing a plain X.
 const EXACTNESS: f64 = 0.05;
 
-/// What the user wants of a plan.
+/// User preferences for a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Preferences {
-    /// Only the family of this name.
+    /// Only the family with this name.
     pub family: Option<String>,
-    /// Only configurations of this arithmetic.
+    /// Only configs with this arithmetic.
     pub math: Option<Math>,
-    /// Most bytes of workspace; no limit when absent. A limit rules out what takes more: splitting K, and copies of
-    /// activations that matrix instructions can read (kernels then read them in place, more slowly).
+    /// Workspace limit in bytes; unlimited when absent.
+    ///
+    /// A limit can rule out split-K and converted copies of the
+    /// activations. Kernels then read X in place, which is slower.
     pub max_workspace: Option<usize>,
 }
 
-/// Chooses how to run `op` on the device of `info`: the fastest by the tuned table where it knows the
-/// operation, else by the cost model. Among equals, earlier families and configurations win, and kernels that round
-/// weights must be expected to be a little faster than those that do not.
+/// Picks the family, config and K split for `op`
+/// on the device of `info`.
 ///
-/// With `op.batch_invariant`, family and configuration are those for [`INVARIANT_M`] tokens, taken among the
-/// families that serve any M, and K is not split (the workspace of a split grows with M, so no split serves
-/// all M). Nothing that fixes the order of additions depends on M then.
+/// A tuned measurement decides if one exists, otherwise the
+/// cost model. Ties go to the earlier family and config.
+/// Kernels that round weights must be expected to be a
+/// little faster than exact ones.
+///
+/// With `op.batch_invariant`, the family and config are those for
+/// [`INVARIANT_M`] tokens, chosen among families that support any M. K is
+/// not split, because the workspace of a split grows with M.
+/// The order of additions then does not depend on M.
 ///
 /// # Errors
-/// [`SchedError::UnknownFamily`], or [`SchedError::NoFamily`] with the reason of every family.
+/// [`SchedError::UnknownFamily`], or [`SchedError::NoFamily`]
+/// with the reason of every family.
 pub fn choose<'f>(
     op: &CheckedGemm,
     info: &DeviceInfo,
@@ -65,7 +75,8 @@ pub fn choose<'f>(
     Ok((family, offer.plan))
 }
 
-/// Every way to run `op` that [`choose`] has the choice of, with what the cost model expects of it; the fastest first.
+/// All candidates that [`choose`] ranks for `op`, with their
+/// expected cost; fastest first.
 ///
 /// # Errors
 /// As [`choose`].
@@ -101,7 +112,8 @@ pub(super) fn ranked(op: &CheckedGemm) -> CheckedGemm {
     let mut ranked = op.clone();
     if op.batch_invariant {
         ranked.m = INVARIANT_M;
-        // A transposed X of one token looks like one that is not, and is to be multiplied as its batch is.
+        // A transposed X of one token looks untransposed. It must run
+        // the kernel that its batch runs.
         if op.x.row_stride == 1 {
             ranked.x.col_stride = op.x.col_stride.max(INVARIANT_M as u64);
         }
@@ -115,16 +127,17 @@ fn describe(op: &CheckedGemm) -> String {
     format!("{m} x {stored_rows} x {k} with {format} weights (layout {class:?}), {x} activations, {} output", d.dtype)
 }
 
-/// The refusal of a batch-invariant plan by a family that does not serve every M.
+/// Refusal of a batch-invariant plan by a family that
+/// does not support every M.
 fn not_any_m(reason: Unsupported) -> Unsupported {
     Unsupported::new(format!("{}, and a batch-invariant plan must serve any M", reason.why))
 }
 
-/// A plan with its standing: measured times are believed before estimates.
+/// A plan with its rank: measured times rank before estimates.
 pub(super) struct Offer {
     pub plan: LaunchPlan,
     pub seconds: f64,
-    /// What the cost model expects; `None` of what was measured.
+    /// Estimate; `None` for a measured plan.
     pub cost: Option<Cost>,
     measured: bool,
 }
@@ -139,20 +152,21 @@ impl Offer {
         }
     }
 
-    /// Expected seconds, plus what the accuracy is worth that is lost where weights are rounded, or a plain X is quantized. Small operations
-    /// take the same time whatever they are multiplied with, and their few values would show each rounding.
+    /// Expected seconds, plus a penalty for rounding weights or quantizing a
+    /// plain X. Small operations are launch-bound whatever the arithmetic, and
+    /// each rounding would show in their few values.
     fn rank(&self) -> f64 {
         let rounds = self.plan.config.rounded_weights.is_some() || self.plan.workspace.quantized.is_some();
         self.seconds * if rounds { 1.0 + EXACTNESS } else { 1.0 }
     }
 }
 
-/// The refusal of all.
+/// The error when every family refuses.
 fn no_family(op: &CheckedGemm, info: &DeviceInfo, refusals: Vec<Refusal>) -> SchedError {
     SchedError::NoFamily { device: info.name.clone(), operation: describe(op), refusals }
 }
 
-/// The step before a product.
+/// A step that runs before the product.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum First {
     Dequantize(CheckedDequantize),
@@ -160,7 +174,7 @@ pub(crate) enum First {
 }
 
 impl First {
-    /// Bytes that it must move for so many tokens.
+    /// Bytes that the step moves for `rows` tokens.
     pub fn traffic(&self, rows: usize) -> f64 {
         match *self {
             First::Dequantize(step) => CheckedDequantize { rows, ..step }.traffic(),
@@ -168,7 +182,7 @@ impl First {
         }
     }
 
-    /// A workspace with room for what it writes.
+    /// The workspace layout with room for the step's output.
     fn room(&self, layout: WorkspaceLayout) -> Option<WorkspaceLayout> {
         match self {
             First::Dequantize(step) => layout.with_dequantized(step),
@@ -179,7 +193,8 @@ impl First {
 
 pub(super) struct Search<'a> {
     pub op: Cow<'a, CheckedGemm>,
-    /// What makes X plain, or quantizes it, before families see it.
+    /// The step that dequantizes or quantizes X
+    /// before the families see it.
     pub first: Option<First>,
     pub ranked: CheckedGemm,
     pub info: &'a DeviceInfo,
@@ -188,7 +203,8 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// The ways to look for one: X as it is; where it is quantized, X made plain; and where it may be, X quantized.
+    /// All problems to search: X unchanged, a quantized X dequantized,
+    /// or X quantized where allowed.
     pub(super) fn all(
         op: &'a CheckedGemm,
         info: &'a DeviceInfo,
@@ -201,13 +217,14 @@ impl<'a> Search<'a> {
         ways.map(move |(op, first)| Self { ranked: ranked(&op), op, first, info, prefs, tuned })
     }
 
-    /// Seconds of the step before, for so many tokens.
+    /// Seconds of the first step for `rows` tokens.
     fn seconds_before(&self, rows: usize) -> f64 {
         let of = |first: &First| self.info.launch_seconds + first.traffic(rows) / self.info.bandwidth;
         self.first.as_ref().map_or(0.0, of)
     }
 
-    /// The plan of a partition that takes so many seconds, with room for what comes before it.
+    /// Launch plan of a partition with its expected seconds, and room
+    /// for the first step's output.
     fn plan(&self, partition: &Partition, seconds: f64) -> Option<LaunchPlan> {
         let plan = partition.plan(seconds);
         let workspace = match &self.first {
@@ -237,7 +254,7 @@ impl<'a> Search<'a> {
             .ok_or_else(|| Unsupported::new("has no configuration for this device and shape"))
     }
 
-    /// The configurations that a family offers for the operation.
+    /// Configs that a family offers for the operation.
     pub(super) fn configs_of(&self, family: &dyn Family<CheckedGemm>) -> Result<Vec<TileConfig>, Unsupported> {
         if self.op.batch_invariant {
             for m in INVARIANT_PROBES.into_iter().filter(|&m| m != INVARIANT_M) {
@@ -261,7 +278,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The measured configuration, if the family still has it and its sources are those that were measured.
+    /// The measured config, if the family still has it and
+    /// its sources are unchanged.
     pub(super) fn tuned_offer(&self, family: &dyn Family<CheckedGemm>, configs: &[TileConfig]) -> Option<Offer> {
         let tuned = self.tuned.find(self.info, &self.ranked, family.name())?;
         let config = configs.iter().find(|config| config.kernel_id(self.op.format) == tuned.kernel)?;
@@ -273,7 +291,7 @@ impl<'a> Search<'a> {
         Some(Offer { plan: self.plan(&partition, seconds)?, seconds, cost: None, measured: true })
     }
 
-    /// Plans with this configuration, one a way of cutting K.
+    /// Plans with this config, one for each K split.
     pub(super) fn offers(&self, config: &TileConfig) -> impl Iterator<Item = Offer> {
         let parts = (1..=config.max_splits.max(1)).map(Cut::Parts);
         let ranges = [0, 1].map(|full_waves| Cut::Ranges { full_waves });
@@ -294,12 +312,13 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// The operation's own partition, when it is allowed.
+    /// Partition of the operation, if the preferences allow it.
     fn partition(&self, config: &TileConfig, cut: Cut) -> Option<Partition> {
         if cut != Cut::NONE && self.op.batch_invariant {
             return None;
         }
-        // Converted X takes room that grows with M: under a limit, large batches would take another configuration.
+        // Converted X grows with M. Under a workspace limit, large
+        // batches would get another config.
         if config.x_prologue.is_some() && self.op.batch_invariant && self.prefs.max_workspace.is_some() {
             return None;
         }
@@ -308,7 +327,7 @@ impl<'a> Search<'a> {
         self.prefs.max_workspace.is_none_or(|limit| bytes <= limit).then_some(partition)
     }
 
-    /// Blocks of `config`, or clusters of them, that the device runs at once.
+    /// CTAs (or clusters) of `config` that the device runs concurrently.
     fn slots(&self, config: &TileConfig) -> u32 {
         (self.info.units / config.cluster.max(1)).max(1).saturating_mul(config.ctas_per_unit.max(1))
     }
@@ -354,7 +373,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// About an H200.
+    /// An H200, approximately.
     pub(crate) fn info() -> DeviceInfo {
         DeviceInfo {
             id: DeviceId::CPU,
@@ -425,7 +444,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Hash of the test families' sources.
+    /// Source hash of the test families.
     const SOURCES: u64 = 7;
 
     fn gemv() -> TestFamily {
@@ -521,7 +540,8 @@ pub(crate) mod tests {
         assert!(pick(&invariant, &gemv, &TunedTable::new()).is_err());
     }
 
-    /// X of one token has neighbouring columns whichever way it is stored, X of two has not.
+    /// One token of X has contiguous columns in either
+    /// orientation; two tokens do not.
     #[test]
     fn a_transposed_token_is_planned_as_its_batch() {
         let transposed = |m: usize, k| {

@@ -1,4 +1,4 @@
-//! Measured configurations, which overrule the cost model.
+//! Tuned table: measured configs, which overrule the cost model.
 
 use std::collections::BTreeMap;
 
@@ -10,21 +10,24 @@ use super::partition::Cut;
 use crate::error::TunedError;
 use crate::measured::{Measured, MeasuredKernel, MeasuredRecord, ProblemKey};
 
-/// The best configuration measured for each device (name and driver), problem and family.
+/// The best measured config for each device (name and
+/// driver), problem and family.
 ///
-/// A measurement stands for a range of tokens, of which it was taken at the last: 1, 2, 4, 8, then up to every multiple
-/// of 8 to 64, of 32 to 256, and every power of two. Plans of shapes without one are left to the cost model, as are those
-/// whose kernel no longer exists, or was measured when its sources were others. Kernels that are to be
-/// [avoided](Self::avoid) are taken by no plan.
+/// A measurement represents a range of M and is taken at
+/// its upper end: 1, 2, 4, 8, then multiples of 8
+/// up to 64, multiples of 32 up to 256, and powers
+/// of two. The cost model decides for shapes without a measurement,
+/// and for kernels that no longer exist or whose sources changed.
+/// No plan uses a kernel that is [avoided](Self::avoid).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TunedTable {
     best: BTreeMap<(Key, String), Tuned>,
-    /// Of operations other than `gemm`.
+    /// Measurements of operations other than `gemm`.
     others: BTreeMap<(ProblemKey, String), MeasuredKernel>,
     avoided: Vec<AvoidedKernel>,
 }
 
-/// What a measurement stands for.
+/// The problem that a measurement represents.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Key {
     device: String,
@@ -52,7 +55,7 @@ impl Key {
     }
 }
 
-/// The last of the numbers of tokens that are measured as one.
+/// Upper end of the M range that `m` belongs to.
 pub(crate) fn last_of_range(m: usize) -> usize {
     match m {
         0..=8 => m.next_power_of_two(),
@@ -62,21 +65,22 @@ pub(crate) fn last_of_range(m: usize) -> usize {
     }
 }
 
-/// A measured configuration.
+/// A measured config.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Tuned {
     /// The kernel.
     #[serde(with = "as_text")]
     pub kernel: KernelId,
-    /// Of its sources ([`Family::source_hash`](qgemm_hal::Family::source_hash)).
+    /// Hash of the kernel's sources
+    /// ([`Family::source_hash`](qgemm_hal::Family::source_hash)).
     pub source_hash: u64,
-    /// How K was cut.
+    /// The K split.
     pub cut: Cut,
-    /// The time measured.
+    /// Measured seconds.
     pub seconds: f64,
 }
 
-/// Identities as JSON strings.
+/// Kernel identities as JSON strings.
 pub(crate) mod as_text {
     use qgemm_hal::KernelId;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -90,7 +94,7 @@ pub(crate) mod as_text {
     }
 }
 
-/// A line of the file.
+/// One entry of the file.
 #[derive(Serialize, Deserialize)]
 struct Record {
     #[serde(flatten)]
@@ -110,7 +114,8 @@ struct File {
     avoided: Vec<AvoidedKernel>,
 }
 
-/// The file as it is read: entries one by one, so that a damaged one does not take the others with it.
+/// The file as read: entries are parsed one by one, so
+/// a damaged entry does not lose the others.
 #[derive(Deserialize)]
 struct Entries {
     tuned: Vec<serde_json::Value>,
@@ -120,13 +125,14 @@ struct Entries {
     avoided: Vec<serde_json::Value>,
 }
 
-/// What every version of the file has.
+/// The fields that every file version has.
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,
 }
 
-/// Version of the file's format. Version 1 named kernels by seven numbers in place of an identity.
+/// File format version. Version 1 named kernels by seven
+/// numbers instead of an identity.
 const VERSION: u32 = 2;
 
 impl TunedTable {
@@ -135,9 +141,14 @@ impl TunedTable {
         Self::default()
     }
 
-    /// Records that a launch of `plan` for `op`, of a kernel whose sources have this hash, took `seconds` on a device like
-    /// `info`. Dropped, with `false`, when a faster one is known of the same sources, or when `op` has fewer tokens than the
-    /// last of the range that it would stand for, or when a step before made X plain or quantized it, whose time is not the kernel's.
+    /// Records that `plan` for `op` took `seconds` on a device like
+    /// `info`, with kernel sources of this hash.
+    ///
+    /// Returns `false` and drops the measurement in three cases:
+    /// - a faster one with the same sources exists;
+    /// - `op.m` is not the upper end of its range;
+    /// - a step before the product dequantized or quantized X, so
+    ///   the time is not the kernel's.
     pub fn record(
         &mut self,
         info: &DeviceInfo,
@@ -157,7 +168,8 @@ impl TunedTable {
         true
     }
 
-    /// The same of an operation other than `gemm`: what ran was `plan`, with all that stands before it.
+    /// Records a measurement of an operation other than `gemm`. The time
+    /// includes all launches of `plan`.
     pub fn record_other<O: Measured>(
         &mut self,
         info: &DeviceInfo,
@@ -177,16 +189,16 @@ impl TunedTable {
         true
     }
 
-    /// The measurements for `op`, of every family that has one.
+    /// Measurements for `op` of all families.
     pub(crate) fn find_others<O: Measured>(&self, info: &DeviceInfo, op: &O) -> Vec<&MeasuredKernel> {
-        // Most tables have none.
+        // Most tables have no such entries.
         let key = if self.others.is_empty() { None } else { ProblemKey::of(info, op) };
         let Some(key) = key else { return Vec::new() };
         let first = (key.clone(), String::new());
         self.others.range(first..).take_while(|((found, _), _)| *found == key).map(|(_, found)| found).collect()
     }
 
-    /// The best measurement of a family for `op`, if there is one.
+    /// The best measurement of a family for `op`.
     pub(crate) fn find(&self, info: &DeviceInfo, op: &CheckedGemm, family: &str) -> Option<&Tuned> {
         // Most tables are empty.
         if self.best.is_empty() {
@@ -195,7 +207,8 @@ impl TunedTable {
         self.best.get(&(Key::of(info, op), family.to_owned()))
     }
 
-    /// Keeps plans from taking a kernel; `false` when that is known.
+    /// Adds a kernel that plans must avoid; `false` when
+    /// it was already avoided.
     pub fn avoid(&mut self, kernel: AvoidedKernel) -> bool {
         let is_new = !self.avoided.iter().any(|known| (known.kernel, &known.device) == (kernel.kernel, &kernel.device));
         if is_new {
@@ -204,29 +217,31 @@ impl TunedTable {
         is_new
     }
 
-    /// Lets plans take a kernel again, on all devices; `false` when it was not avoided.
+    /// Allows a kernel again on all devices; `false`
+    /// when it was not avoided.
     pub fn allow(&mut self, kernel: &KernelId) -> bool {
         let before = self.avoided.len();
         self.avoided.retain(|known| known.kernel != *kernel);
         self.avoided.len() < before
     }
 
-    /// The kernels that are avoided.
+    /// The avoided kernels.
     pub fn avoided(&self) -> &[AvoidedKernel] {
         &self.avoided
     }
 
-    /// Why a kernel is avoided on a device like `info`, if it is.
+    /// Why a kernel is avoided on a device like
+    /// `info`, or `None`.
     pub(crate) fn why_avoided(&self, info: &DeviceInfo, kernel: &KernelId) -> Option<&str> {
         self.avoided.iter().find(|known| known.is(info, kernel)).map(|known| known.why.as_str())
     }
 
-    /// Measurements in the table.
+    /// Number of measurements.
     pub fn len(&self) -> usize {
         self.best.len() + self.others.len()
     }
 
-    /// Whether there are no measurements.
+    /// Whether the table holds no measurement.
     pub fn is_empty(&self) -> bool {
         self.best.is_empty() && self.others.is_empty()
     }
@@ -250,8 +265,12 @@ impl TunedTable {
         Ok(serde_json::to_string_pretty(&file)?)
     }
 
-    /// Takes over the measurements of `other`: those of problems and families that are not known here, those of other sources, which are
-    /// taken for the newer ones, and the faster ones of the same sources; and the kernels that it avoids. Returns how many measurements it took.
+    /// Merges the measurements and avoided kernels of `other`, and returns
+    /// how many measurements were taken.
+    ///
+    /// `other` wins for problems and families without a measurement
+    /// here, for different kernel sources (assumed newer), and for a
+    /// shorter time with the same sources.
     pub fn merge(&mut self, other: TunedTable) -> usize {
         let mut taken = 0;
         for kernel in other.avoided {
@@ -275,13 +294,16 @@ impl TunedTable {
         taken
     }
 
-    /// Reads what [`TunedTable::to_json`] wrote. Configurations that no longer exist are kept, and not found. Entries that cannot be
-    /// read are left out with a warning.
+    /// Reads the output of [`TunedTable::to_json`].
+    ///
+    /// Entries for configs that no longer exist are kept but never
+    /// match. Unreadable entries are skipped with a warning.
     ///
     /// # Errors
-    /// [`TunedError::Json`] when it is something else, [`TunedError::Version`] when another version wrote it.
+    /// [`TunedError::Json`] when the text is not a tuned table,
+    /// [`TunedError::Version`] when another version wrote it.
     pub fn from_json(text: &str) -> Result<Self, TunedError> {
-        // The version first: what else other versions hold is not known.
+        // Check the version first: other versions have unknown contents.
         let Versioned { version } = serde_json::from_str(text)?;
         if version != VERSION {
             return Err(TunedError::Version { expected: VERSION, got: version });
@@ -315,7 +337,7 @@ impl TunedTable {
                 Ok(kernel) => {
                     table.avoid(kernel);
                 }
-                // Of a kernel that no longer exists, for one.
+                // For example, the kernel no longer exists.
                 Err(error) => tracing::warn!(place, %error, "kernel to avoid left out of a tuned table"),
             }
         }
@@ -366,7 +388,7 @@ mod tests {
         assert_eq!(TunedTable::from_json(&json).expect("as written"), table);
         let newer = json.replace("\"version\": 2", "\"version\": 3");
         assert!(matches!(TunedTable::from_json(&newer), Err(TunedError::Version { expected: 2, got: 3 })));
-        // A table as it was written before kernels had identities.
+        // A table from before kernels had identities.
         let old = r#"{"version": 1, "tuned": [{"device": "x", "kernel": "gemm_nt_q4_0_f16", "m": 1, "n": 1, "k": 32, "tile": {}}]}"#;
         let error = TunedTable::from_json(old).expect_err("version 1");
         assert!(error.to_string().contains("measure again"), "{error}");

@@ -1,6 +1,9 @@
-//! `attention`: a workgroup for queries of the heads that share keys, which goes through all of their keys. Caches in codes leave a launch
-//! no storage buffer for the log-sum-exp, which has a launch of its own then, nor for a mask, which takes the place of an index that the
-//! attention has not.
+//! `attention`: a workgroup processes queries of the heads that
+//! share a KV head, over all keys.
+//!
+//! Quantized KV caches leave no storage buffer for the log-sum-exp, which
+//! then gets a separate launch, nor for a mask. Attention has
+//! no index list; the mask uses that binding instead.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -23,17 +26,17 @@ use crate::pipeline::{Compiled, Interface};
 use crate::shader::{ATTENTION_TEXTS, Shader, compose_attention};
 use crate::shared::Shared;
 
-/// What a wgpu device offers of `attention`.
+/// wgpu families of `attention`.
 pub(super) const FAMILIES: AttentionFamilies = &[&Attention];
 
-/// What the kernel is given: the operands of `shaders/attention.wgsl`.
+/// Kernel interface: the operands of `shaders/attention.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {
     name: NAME,
     bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, true), (7, true)],
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// The same with a mask.
+/// Kernel interface with a mask.
 pub(crate) const MASKED_INTERFACE: Interface = Interface {
     name: "attention_masked",
     bindings: &[
@@ -50,7 +53,8 @@ pub(crate) const MASKED_INTERFACE: Interface = Interface {
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// The same with keys and values in codes: what they are multiplied with takes the place of the log-sum-exp.
+/// Kernel interface with a quantized KV cache: scales or factors use
+/// the binding of the log-sum-exp.
 pub(crate) const CODES_INTERFACE: Interface = Interface {
     name: "attention_codes",
     bindings: &[
@@ -67,13 +71,14 @@ pub(crate) const CODES_INTERFACE: Interface = Interface {
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "attention";
-/// Invocations of a workgroup, and keys that they look at together.
+/// Invocations of a workgroup, and keys of its tile.
 const THREADS: u32 = 64;
-/// Rows of a workgroup: queries of the heads that share keys.
+/// Row tiles: queries of the heads that share a KV head.
 const ROWS: [u32; 3] = [1, 4, 8];
-/// Bytes of an offset, a length, a page number and a log-sum-exp.
+/// Bytes of an offset, a length, a page
+/// number and a log-sum-exp.
 const WORD: usize = 4;
 
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(ATTENTION_TEXTS));
@@ -105,22 +110,22 @@ struct Params {
     mask_base: u32,
 }
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 struct Attention;
 
-/// What a launch writes.
+/// Outputs of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Writes {
-    /// The results, and the log-sum-exp if it is asked for.
+    /// The results, and the log-sum-exp if requested.
     All,
-    /// The results alone.
+    /// The results only.
     Results,
-    /// The log-sum-exp alone.
+    /// The log-sum-exp only.
     LogSumExp,
 }
 
-/// The launches of `op`, of which the last one writes the results.
+/// Launches of `op`; the last one writes the results.
 fn launches(op: &CheckedAttention) -> &'static [Writes] {
     match (op.kv.is_plain(), op.lse) {
         (true, _) => &[Writes::All],
@@ -129,7 +134,7 @@ fn launches(op: &CheckedAttention) -> &'static [Writes] {
     }
 }
 
-/// What kernels of `op` are given.
+/// Kernel interface of `op`.
 fn interface(op: &CheckedAttention) -> &'static Interface {
     match (op.kv.is_plain(), op.mask.is_some()) {
         (true, false) => &INTERFACE,
@@ -138,23 +143,25 @@ fn interface(op: &CheckedAttention) -> &'static Interface {
     }
 }
 
-/// The index that `op` finds keys by.
+/// Whether `op` has key offsets or lengths.
 fn has_kv_index(op: &CheckedAttention) -> bool {
     !matches!(op.places, KvPlaces::Pages { lengths: false, .. })
 }
 
-/// Whether offsets say which queries a sequence of `op` has.
+/// Whether `op` has query offsets.
 fn has_q_offsets(op: &CheckedAttention) -> bool {
     matches!(op.queries, QueryLengths::Offsets { .. })
 }
 
-/// The binding of the mask: of caches in codes that of an index which `op` has not, if there is one.
+/// Binding of the mask, if one is free: the one for
+/// masks, or with a quantized cache that of an index
+/// that `op` does not have.
 fn mask_binding(op: &CheckedAttention) -> Option<u32> {
     let free = [(8, op.kv.is_plain()), (3, !has_q_offsets(op)), (4, !has_kv_index(op)), (5, op.paging().width == 0)];
     free.into_iter().find(|(_, is_free)| *is_free).map(|(binding, _)| binding)
 }
 
-/// Rows of a workgroup.
+/// Row tile of a workgroup.
 fn rows(op: &CheckedAttention) -> u32 {
     let all = op.most_queries() * op.group();
     ROWS.into_iter().find(|&most| most as usize >= all).unwrap_or(ROWS[2])
@@ -171,7 +178,7 @@ fn kernel_id(op: &CheckedAttention, writes: Writes) -> KernelId {
     KernelId::new(NAME, None, Spec::Attention(spec))
 }
 
-/// Bytes of Q or D: rows of every token.
+/// Bytes of Q or D over all tokens.
 fn token_bytes(op: &CheckedAttention, rows: &HeadRows, columns: usize) -> usize {
     let last = (op.tokens - 1) as u64 * rows.token_stride + (op.heads - 1) as u64 * rows.head_stride;
     (last as usize + columns) * op.dtype.bytes()
@@ -183,7 +190,7 @@ fn caches(op: &CheckedAttention) -> [Cache; 2] {
     [of(&op.k, op.qk_dim), of(&op.v, op.v_dim)]
 }
 
-/// Whether the kernel serves `op`.
+/// Checks that the kernel supports `op`.
 fn check(op: &CheckedAttention, limit: u64) -> Result<(), Unsupported> {
     let [k, v] = caches(op);
     k.check("K")?;
@@ -221,7 +228,8 @@ impl Family<CheckedAttention> for Attention {
 
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
         check(op, info.max_buffer_bytes)?;
-        // Adapters tell no bandwidth; there is no other family to rank it against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![AttentionConfig {
             kernel: kernel_id(op, Writes::Results),
             launches: launches(op).len() as u32,
@@ -274,7 +282,8 @@ const fn shared_bytes(rows: u32) -> u32 {
     (rows * (256 + THREADS + 8) + 2 * THREADS + 64 + 3) * 4
 }
 
-/// The shader for what `op` states; what may change between plans of a model is among the parameters.
+/// The shader of `op`. Values that differ between plans
+/// of a model are parameters.
 fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
     let stride = |stride: u64| stride as u32;
     let words = [
@@ -316,7 +325,7 @@ fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
     compose_attention(&words, &choices, KvNumbers::of(op.kv), op.kv.is_plain() && op.mask.is_some())
 }
 
-/// The kernel for one operation. A launch makes no device memory.
+/// The kernel for one operation. A launch allocates no device memory.
 #[derive(Debug)]
 struct AttentionKernel {
     compiled: Compiled,
@@ -358,7 +367,8 @@ impl AttentionKernel {
         let (kv_index, index_len) =
             if by_offsets { (O::KvOffsets, op.sequences + 1) } else { (O::KvLengths, op.sequences) };
         let [of_k, of_v] = caches(op);
-        // What weighing values reads and writes, which finding the log-sum-exp alone does not.
+        // Operands of the weighted sum, which a
+        // log-sum-exp launch does not touch.
         let of_results = |bytes: usize| if self.writes == Writes::LogSumExp { 0 } else { bytes };
         let (q, k, v, q_offsets, kv_index_bound, table, d, lse, k_scales, v_scales);
         (q, p.q_base) = touched(O::Q, 0..token_bytes(op, &op.q, op.qk_dim), op.dtype.bytes()).bind(shared)?;
@@ -404,7 +414,8 @@ impl Kernel for AttentionKernel {
     }
 }
 
-/// The shader of a plan with every choice made, and with none: for the test that all shaders are valid.
+/// Shaders of a plan with all options and with none, for
+/// the test that all shaders are valid.
 #[cfg(test)]
 pub(crate) fn all_shaders() -> Vec<Shader> {
     use qgemm_formats::DType;

@@ -1,4 +1,4 @@
-//! `convert`: a matrix in another element type, with its rows in order. It is the X prologue of products, too.
+//! `convert`: type and layout conversion. Also the X prologue of products.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -22,25 +22,27 @@ use crate::pipeline::{Compiled, Interface};
 use crate::shader::{CONVERT_TEXTS, compose_convert};
 use crate::shared::Shared;
 
-/// What a wgpu device offers of `convert`.
+/// wgpu families of `convert`.
 pub(super) const FAMILIES: ConvertFamilies = &[&Convert];
 
-/// What its kernels are given: the operands of `shaders/convert_params.wgsl`, by the numbers that products give theirs.
+/// Kernel interface: the operands of `shaders/convert_params.wgsl`, with
+/// the binding numbers of products.
 pub(crate) const INTERFACE: Interface = Interface {
     name: "convert",
     bindings: &[(0, false), (3, false), (8, true), (9, true)],
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "convert";
 /// Invocations of a workgroup.
 const THREADS: u32 = 256;
 /// Columns that an invocation converts at once.
 const COLUMNS: usize = 8;
-/// Rows of a workgroup that reads columns of X: their elements stand side by side.
+/// Rows of a workgroup for a column-major X,
+/// whose rows are adjacent.
 const ROWS_BESIDE: u32 = 32;
-/// Most workgroups along a row: longer rows take invocations several turns.
+/// Maximum workgroups along a row. For longer rows, invocations loop.
 const MAX_ALONG: usize = 1 << 10;
 
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(CONVERT_TEXTS));
@@ -62,7 +64,7 @@ struct Params {
     factor_base: u32,
 }
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 struct Convert;
 
@@ -73,7 +75,8 @@ impl Family<CheckedConvert> for Convert {
 
     fn configs(&self, op: &CheckedConvert, info: &DeviceInfo) -> Result<Vec<ConvertConfig>, Unsupported> {
         check(op, info)?;
-        // Adapters tell no bandwidth, so nothing is known of the share of it; there is no other family to rank it against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![ConvertConfig { kernel: kernel_id(op), efficiency: 500 }])
     }
 
@@ -87,12 +90,12 @@ impl Family<CheckedConvert> for Convert {
     }
 }
 
-/// Whether the kernel serves `op`.
+/// Checks that the kernel supports `op`.
 pub(super) fn check(op: &CheckedConvert, info: &DeviceInfo) -> Result<(), Unsupported> {
     parts(op, info.max_buffer_bytes).map(|_| ())
 }
 
-/// The kernel of `op` as a step whose operands are not bound yet.
+/// The kernel of `op` as a step without bound operands.
 pub(super) fn step(device: &dyn Device, op: &CheckedConvert) -> Result<LaunchStep, HalError> {
     let shared = shared_of(device, "a conversion of the wgpu backend")?;
     let refused =
@@ -109,12 +112,13 @@ pub(super) fn step(device: &dyn Device, op: &CheckedConvert) -> Result<LaunchSte
     Ok(LaunchStep::new::<ConvertOperand>(kernel_id(op), geometry, Arc::new(kernel)))
 }
 
-/// Whether neighbours in a column of X stand nearer to each other than those in a row.
+/// Whether X is closer to column-major than to row-major.
 fn is_transposed(op: &CheckedConvert) -> bool {
     op.rows > 1 && op.columns > 1 && op.x.col_stride > op.x.row_stride
 }
 
-/// Whether rows of D are whole vectors of 16 bytes, so that kernels write nothing smaller.
+/// Whether rows of D are whole 16-byte vectors, so that
+/// kernels write nothing smaller.
 fn writes_vectors(op: &CheckedConvert) -> bool {
     op.d.aligned16 && op.d_columns.is_multiple_of(COLUMNS)
 }
@@ -125,7 +129,7 @@ fn kernel_id(op: &CheckedConvert) -> KernelId {
     KernelId::new(NAME, None, Spec::Convert(spec))
 }
 
-/// What one dispatch converts.
+/// The part that one dispatch converts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
     rows: Range<usize>,
@@ -133,10 +137,11 @@ struct Part {
     columns: Range<usize>,
 }
 
-/// The dispatches that convert `op`, where a binding sees at most `limit` bytes.
+/// Dispatches of `op`, with bindings of at most `limit` bytes.
 ///
 /// # Errors
-/// What kernels do not do; or names what no cut makes small enough, and the limit.
+/// An unsupported feature, or the operand that exceeds the
+/// limit however it is split.
 fn parts(op: &CheckedConvert, limit: u64) -> Result<Vec<Part>, Unsupported> {
     let CheckedConvert { rows, columns, d_columns, x, d, gathers, row_factors } = *op;
     if d.col_stride != 1 {
@@ -156,7 +161,7 @@ fn parts(op: &CheckedConvert, limit: u64) -> Result<Vec<Part>, Unsupported> {
             return Err(Unsupported::new(format!("the extent of {name} overflows")));
         }
     }
-    // Elements of which neighbours are so many bytes apart, as many as one binding holds.
+    // Number of elements with this stride that one binding holds.
     let room = limit.saturating_sub(MARGIN);
     let fitting = |width: usize, stride: u64| {
         let apart = stride.saturating_mul(width as u64).max(1);
@@ -200,7 +205,7 @@ impl Part {
         }
     }
 
-    /// Everything a dispatch needs but the views.
+    /// A dispatch without views.
     fn launch(&self, op: &CheckedConvert) -> Launch {
         let CheckedConvert { x, d, .. } = op;
         let (rows, columns, x_columns) = (self.rows.len(), self.columns.len(), self.x_columns(op));
@@ -220,7 +225,7 @@ impl Part {
             (FLAG_X_FACTOR, op.row_factors),
         ];
         let beside = is_transposed(op);
-        // As many invocations along a row as it has work for.
+        // As many invocations along a row as have work.
         let eights = columns.div_ceil(COLUMNS);
         let lanes = (eights.min(THREADS as usize) as u32).next_power_of_two();
         let rows_together = if beside { ROWS_BESIDE } else { THREADS / lanes };
@@ -253,10 +258,11 @@ impl Part {
     }
 }
 
-/// A dispatch and the bytes that it touches of every operand.
+/// A dispatch, and the bytes of every operand that it touches.
 #[derive(Debug)]
 struct Launch {
-    /// All but the `*_base` fields, which depend on the views of a launch.
+    /// Parameters without the `*_base` fields, which
+    /// depend on a launch's views.
     params: Params,
     x: Range<usize>,
     order: Range<usize>,
@@ -265,7 +271,7 @@ struct Launch {
     grid: [u32; 3],
 }
 
-/// A kernel for one operation. As with products, a launch makes no device memory.
+/// A kernel for one operation. A launch allocates no device memory.
 #[derive(Debug)]
 struct ConvertKernel {
     compiled: Compiled,
@@ -277,7 +283,7 @@ struct ConvertKernel {
 }
 
 impl ConvertKernel {
-    /// What a part binds, and its parameters.
+    /// Bindings and parameters of a part.
     fn dispatch<'a>(&'a self, part: &Launch, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
         use ConvertOperand as O;
         let (shared, op, mut p) = (&self.shared, &self.op, part.params);
@@ -337,16 +343,17 @@ mod tests {
         for op in [op(1, 1, 1), op(512, 4096, 4096), op(3, 5, 9), op(3, 9, 5), op(40_000_000, 1, 1)] {
             assert_eq!(cut(&op, u32::MAX.into()).map(|parts| parts.len()), Ok(1), "{op:?}");
         }
-        // By rows, of which the last are fewer.
+        // Split by rows; the last part has fewer.
         let parts = cut(&op(100, 1000, 1000), 1 << 16).expect("cut");
         assert!(parts.len() == 7 && parts.iter().all(|part| part.columns == (0..1000)), "{parts:?}");
-        // By columns, in whole vectors; a row of the result goes on after X has ended.
+        // Split by columns in whole vectors. Rows of the result
+        // continue beyond the end of X.
         let parts = cut(&op(2, 1000, 3000), 1024).expect("cut");
         assert!(parts.iter().all(|part| part.columns.start.is_multiple_of(8)), "{parts:?}");
-        // Columns of X that stand far apart.
+        // Columns of X with a large stride.
         let x = Dense { row_stride: 1, col_stride: 64, ..op(64, 1000, 1000).x };
         assert!(cut(&CheckedConvert { x, ..op(64, 1000, 1000) }, 1 << 14).expect("cut").len() > 10);
-        // More rows than a grid has workgroups along one dimension.
+        // More rows than workgroups along one grid dimension.
         let part = &cut(&op(70_000, 4096, 4096), u32::MAX.into()).expect("whole")[0];
         assert_eq!(part.launch(&op(70_000, 4096, 4096)).grid, [2, 65_535, 2]);
     }

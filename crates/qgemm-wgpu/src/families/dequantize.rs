@@ -1,4 +1,5 @@
-//! `dequantize`: a quantized X as plain numbers, for products that do not multiply its codes.
+//! `dequantize`: dequantization of X for products that
+//! do not support its format.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -20,21 +21,21 @@ use crate::pipeline::{Compiled, Interface};
 use crate::shader::{DEQUANTIZE_TEXTS, compose_dequantize};
 use crate::shared::Shared;
 
-/// What a wgpu device offers of `dequantize`.
+/// wgpu families of `dequantize`.
 pub(super) const FAMILIES: DequantizeFamilies = &[&Dequantize];
 
-/// What its kernels are given: the operands of `shaders/dequantize.wgsl`.
+/// Kernel interface: the operands of `shaders/dequantize.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {
     name: "dequantize",
     bindings: &[(0, false), (1, false), (2, false), (3, true)],
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "dequantize";
 /// Invocations of a workgroup.
 const THREADS: u32 = 64;
-/// Bytes of a word: all that is written.
+/// Bytes of a word, the unit of all writes.
 const WORD: usize = 4;
 
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(DEQUANTIZE_TEXTS));
@@ -52,7 +53,7 @@ struct Params {
     d_base: u32,
 }
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 struct Dequantize;
 
@@ -63,7 +64,8 @@ impl Family<CheckedDequantize> for Dequantize {
 
     fn configs(&self, op: &CheckedDequantize, info: &DeviceInfo) -> Result<Vec<DequantizeConfig>, Unsupported> {
         dispatches(op, info.max_buffer_bytes)?;
-        // Adapters tell no bandwidth; there is no other family to rank it against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![DequantizeConfig { kernel: kernel_id(op), efficiency: 500 }])
     }
 
@@ -96,16 +98,16 @@ fn kernel_id(op: &CheckedDequantize) -> KernelId {
     KernelId::new(NAME, None, Spec::Dequantize(DequantizeSpec::of(op)))
 }
 
-/// The constants by which `shaders/dequantize.wgsl` knows a format.
+/// Constants of `shaders/dequantize.wgsl` that describe a format.
 pub(crate) fn constants(parts: &XParts) -> impl Iterator<Item = (&'static str, u32)> {
     let of_shader = ["CODE", "SCALE", "FACTOR", "BLOCK"];
     super::quantize::constants(parts).into_iter().filter(move |(name, _)| of_shader.contains(name))
 }
 
-/// The rows of each dispatch, where a binding sees at most `limit` bytes.
+/// Rows of each dispatch, with bindings of at most `limit` bytes.
 ///
 /// # Errors
-/// Names what a binding does not hold a row of, and the limit.
+/// The operand whose row exceeds a binding, and the limit.
 fn dispatches(op: &CheckedDequantize, limit: u64) -> Result<Vec<Range<usize>>, Unsupported> {
     let &CheckedDequantize { rows, columns, planes, .. } = op;
     for (name, size) in [("rows", rows), ("columns", columns)] {
@@ -129,14 +131,14 @@ fn dispatches(op: &CheckedDequantize, limit: u64) -> Result<Vec<Range<usize>>, U
     Ok((0..rows).step_by(each).map(|first| first..(first + each).min(rows)).collect())
 }
 
-/// Workgroups for so many rows.
+/// Workgroups for this many rows.
 fn grid(op: &CheckedDequantize, rows: usize) -> [u32; 3] {
     let along = op.d_columns().div_ceil(THREADS as usize).min(MAX_GROUPS as usize);
     let y = (rows as u32).min(MAX_GROUPS);
     [along as u32, y, (rows as u32).div_ceil(y)]
 }
 
-/// A kernel for one operation. A launch makes no device memory.
+/// A kernel for one operation. A launch allocates no device memory.
 #[derive(Debug)]
 struct DequantizeKernel {
     compiled: Compiled,
@@ -146,7 +148,7 @@ struct DequantizeKernel {
 }
 
 impl DequantizeKernel {
-    /// What the dispatch of `rows` binds, and its parameters.
+    /// Bindings and parameters of the dispatch of `rows`.
     fn dispatch<'a>(
         &'a self,
         rows: &Range<usize>,

@@ -1,4 +1,4 @@
-//! Dispatches: what one of them can reach, and recording those of a launch.
+//! Dispatches: their limits, and recording the dispatches of a launch.
 
 use bytemuck::Pod;
 use qgemm_hal::{Dense, HalError, Unsupported};
@@ -7,13 +7,14 @@ use crate::bind_groups::bind_group;
 use crate::pipeline::{Binding, Compiled, Interface};
 use crate::shared::Shared;
 
-/// Workgroups along one dimension of a grid, on every adapter.
+/// Workgroups along one grid dimension that every adapter supports.
 pub(super) const MAX_GROUPS: u32 = 65_535;
 
-/// What a view may begin behind the adapter's offset alignment.
+/// Maximum distance of a view's start from the adapter's offset alignment.
 pub(super) const MARGIN: u64 = 1 << 8;
 
-/// Rows of `columns` elements that a binding of `limit` bytes holds of `dense`, which is called `name`.
+/// Rows of `columns` elements of `dense` that fit in a binding
+/// of `limit` bytes. `name` is for errors.
 pub(super) fn rows_that_fit(name: &str, dense: &Dense, columns: usize, limit: u64) -> Result<usize, Unsupported> {
     let width = dense.dtype.bytes() as u64;
     let row = (columns as u64 - 1).checked_mul(dense.col_stride).and_then(|last| (last + 1).checked_mul(width));
@@ -24,18 +25,19 @@ pub(super) fn rows_that_fit(name: &str, dense: &Dense, columns: usize, limit: u6
     Ok(usize::try_from(room / stride).unwrap_or(usize::MAX).saturating_add(1))
 }
 
-/// The refusal of an operand of which a dispatch must see too much.
+/// Refusal of an operand that exceeds a binding.
 pub(super) fn too_large(what: &str, bytes: u64, limit: u64) -> Unsupported {
     let why = format!("{what} takes {bytes} bytes, and the adapter's max_storage_buffer_binding_size is {limit}");
     Unsupported::new(why)
 }
 
-/// The stride of what has `count` of something: with one it plays no part, and extents that were checked bound every other.
+/// A stride as u32. With `count` 1 it is unused and
+/// becomes 0; otherwise checked extents bound it.
 pub(super) fn stride(count: usize, stride: u64) -> u32 {
     if count > 1 { stride as u32 } else { 0 }
 }
 
-/// A dispatch with what it binds.
+/// A dispatch with its bindings.
 pub(super) struct Dispatch<'a, P> {
     pub params: P,
     /// In the order of the interface.
@@ -43,8 +45,10 @@ pub(super) struct Dispatch<'a, P> {
     pub grid: [u32; 3],
 }
 
-/// Hands the dispatches of one launch to the queue, at the latest before the next work of another kind. Everything is bound
-/// before anything is recorded: what is wrong with this launch must not spoil those that it is recorded with.
+/// Queues the dispatches of one launch. They are submitted at the
+/// latest before other work. Everything is bound before anything is
+/// recorded, so that an error in this launch does not spoil
+/// the launches that it is recorded with.
 pub(super) fn submit<P: Pod>(
     shared: &Shared,
     interface: &Interface,
@@ -70,7 +74,8 @@ pub(super) fn submit<P: Pod>(
     })
 }
 
-/// Whether a buffer is both read and written, be it in different places.
+/// Whether a buffer is both read and written,
+/// even in different ranges.
 fn reads_what_it_writes(interface: &Interface, bindings: &[wgpu::BufferBinding<'_>]) -> bool {
     let of_kind = |written| {
         let all = interface.bindings.iter().zip(bindings);

@@ -1,4 +1,5 @@
-//! `indexer`: a kernel whose invocations have a key each, and one that chooses from scores in the workspace.
+//! `indexer`: a scoring kernel with one key per invocation, and a
+//! top-k kernel over scores in the workspace.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -20,32 +21,35 @@ use crate::pipeline::{Compiled, Interface};
 use crate::shader::{INDEXER_TEXTS, Shader, compose_indexer};
 use crate::shared::Shared;
 
-/// What a wgpu device offers of `indexer`.
+/// wgpu families of `indexer`.
 pub(super) const FAMILIES: IndexerFamilies = &[&Indexer];
 
-/// What the kernel that scores is given: the operands of `shaders/indexer_score.wgsl`.
+/// Interface of the scoring kernel: the operands of
+/// `shaders/indexer_score.wgsl`.
 pub(crate) const SCORE_INTERFACE: Interface = Interface {
     name: NAME,
     bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, false), (7, true)],
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// What the kernel that chooses is given: the operands of `shaders/indexer_choose.wgsl`.
+/// Interface of the top-k kernel: the operands of
+/// `shaders/indexer_choose.wgsl`.
 pub(crate) const CHOOSE_INTERFACE: Interface = Interface {
     name: "indexer_choose",
     bindings: &[(0, false), (1, false), (2, false), (3, true)],
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "indexer";
-/// Invocations of a workgroup that scores, and its keys.
+/// Invocations of a scoring workgroup, and its keys.
 const SCORE_THREADS: u32 = 64;
-/// Invocations of a workgroup that chooses.
+/// Invocations of a top-k workgroup.
 const CHOOSE_THREADS: u32 = 128;
-/// Bytes of a weight, a scale, a length, a page number, a score and an index.
+/// Bytes of a weight, scale, length, page number, score or index.
 const WORD: usize = 4;
-/// Bits of the score of a key that a query does not see: minus infinity, and where keys are chosen, what no score has.
+/// Bits of a masked key's score: −∞, or for top-k a
+/// value that no score has.
 const NOT_SEEN: [u32; 2] = [0xff80_0000, u32::MAX];
 
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(INDEXER_TEXTS));
@@ -76,7 +80,7 @@ struct Params {
     chosen: u32,
 }
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 struct Indexer;
 
@@ -120,7 +124,7 @@ impl Sizes {
     }
 }
 
-/// Scores from one query to the next.
+/// Row stride of scores.
 fn scores_row(op: &CheckedIndexer) -> usize {
     match op.result {
         IndexerResult::Scores { row_stride } => row_stride as usize,
@@ -137,7 +141,7 @@ struct Part {
 
 impl Part {
     fn grid(self, groups_of_query: usize) -> [u32; 3] {
-        // `check` found that they can be counted.
+        // `check` checked that the count fits.
         let groups = (self.queries * groups_of_query) as u32;
         let x = groups.min(MAX_GROUPS);
         [x, groups.div_ceil(x.max(1)), 1]
@@ -153,13 +157,13 @@ fn key_groups(op: &CheckedIndexer) -> usize {
     op.most_keys().div_ceil(SCORE_THREADS as usize)
 }
 
-/// Queries whose scores a binding holds.
+/// Queries whose scores fit in a binding.
 fn part_queries(op: &CheckedIndexer, limit: u64) -> usize {
     let most_bytes = limit.saturating_sub(MARGIN + WorkspaceLayout::RESERVED as u64);
     op.part_queries(usize::try_from(most_bytes).unwrap_or(usize::MAX))
 }
 
-/// Whether the kernels serve `op`.
+/// Checks that the kernels support `op`.
 fn check(op: &CheckedIndexer, limit: u64) -> Result<(), Unsupported> {
     if !matches!(op.keys, IndexerKeys::Rows { .. } | IndexerKeys::Pages { .. }) {
         return Err(Unsupported::new(format!("reads keys in rows or pages, and these are {:?}", op.keys)));
@@ -196,7 +200,8 @@ impl Family<CheckedIndexer> for Indexer {
         let chooses = op.chosen() > 0;
         let part_queries = if chooses { part_queries(op, info.max_buffer_bytes) } else { op.queries };
         let parts = op.queries.div_ceil(part_queries) as u32;
-        // Adapters tell no bandwidth; there is no other family to rank it against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![IndexerConfig {
             kernel: kernel_id(op, if op.most_keys() > 0 { "score" } else { "choose" }),
             launches: parts * (u32::from(op.most_keys() > 0) + u32::from(chooses)),
@@ -258,7 +263,8 @@ fn step(shared: &Arc<Shared>, op: &CheckedIndexer, part: Part, chooses: bool) ->
     })
 }
 
-/// The shader of a kernel; what may change between plans of a model is among the parameters.
+/// The shader of a kernel. Values that differ between plans
+/// of a model are parameters.
 fn shader(op: &CheckedIndexer, chooses: bool) -> Shader {
     let dtype = match op.format {
         KvFormat::Plain(dtype) => dtype,
@@ -287,7 +293,7 @@ fn shader(op: &CheckedIndexer, chooses: bool) -> Shader {
     compose_indexer(&words, &choices, chooses)
 }
 
-/// One of the kernels. A launch makes no device memory.
+/// One of the kernels. A launch allocates no device memory.
 #[derive(Debug)]
 struct PartKernel {
     compiled: Compiled,
@@ -364,7 +370,8 @@ impl Kernel for PartKernel {
     }
 }
 
-/// The shaders of plans with every choice made, and with none: for the test that all shaders are valid.
+/// Shaders of plans with all options and with none, for the
+/// test that all shaders are valid.
 #[cfg(test)]
 pub(crate) fn all_shaders() -> Vec<Shader> {
     use qgemm_hal::{HeadRows, IndexerRows};

@@ -1,4 +1,5 @@
-//! `kv_append`: a kernel each for queries, keys and values, whose invocations have a pair of features, or eight where they make codes.
+//! `kv_append`: separate kernels for queries, keys and values. An
+//! invocation has a pair of features, or eight when it quantizes.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -21,17 +22,17 @@ use crate::pipeline::{Compiled, Interface};
 use crate::shader::{KV_APPEND_TEXTS, Shader, compose_kv_append};
 use crate::shared::Shared;
 
-/// What a wgpu device offers of `kv_append`.
+/// wgpu families of `kv_append`.
 pub(super) const FAMILIES: KvAppendFamilies = &[&KvAppend];
 
-/// What the kernels are given: the operands of `shaders/kv_append.wgsl`.
+/// Kernel interface: the operands of `shaders/kv_append.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {
     name: NAME,
     bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, false), (7, true)],
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// The same of `shaders/kv_append_factor.wgsl`, which is given factors of heads.
+/// Kernel interface of `shaders/kv_append_factor.wgsl`, with head factors.
 pub(crate) const FACTOR_INTERFACE: Interface = Interface {
     name: "kv_append_factor",
     bindings: &[
@@ -48,7 +49,8 @@ pub(crate) const FACTOR_INTERFACE: Interface = Interface {
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// The same of `shaders/kv_append_blocks.wgsl`, which writes scales of blocks.
+/// Kernel interface of `shaders/kv_append_blocks.wgsl`,
+/// which writes block scales.
 pub(crate) const BLOCKS_INTERFACE: Interface = Interface {
     name: "kv_append_blocks",
     bindings: &[
@@ -65,11 +67,11 @@ pub(crate) const BLOCKS_INTERFACE: Interface = Interface {
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "kv_append";
 /// Invocations of a workgroup.
 const THREADS: u32 = 64;
-/// Bytes of an offset, a length, a page number, a position and an angle.
+/// Bytes of an offset, length, page number, position or angle.
 const WORD: usize = 4;
 
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(KV_APPEND_TEXTS));
@@ -99,21 +101,21 @@ struct Params {
     scales_base: u32,
 }
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 struct KvAppend;
 
-/// What one of the kernels reads and writes.
+/// Operands of one of the kernels.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     step: KvAppendStep,
     heads: usize,
     columns: usize,
-    /// None where the heads are turned in place.
+    /// `None` when heads are rotated in place.
     source: Option<(KvAppendOperand, HeadRows)>,
     written: (KvAppendOperand, KvRows),
     is_turned: bool,
-    /// How numbers are written.
+    /// Output format.
     numbers: KvNumbers,
     /// Factors that are read, or scales that are written.
     scales: Option<KvAppendOperand>,
@@ -187,18 +189,19 @@ fn kernel_id(op: &CheckedKvAppend, step: KvAppendStep) -> KernelId {
     KernelId::new(NAME, None, Spec::KvAppend(KvAppendSpec { step, x: op.dtype, kv: op.kv }))
 }
 
-/// Bytes of heads of every token.
+/// Bytes of the heads of all tokens.
 fn token_bytes(op: &CheckedKvAppend, rows: &HeadRows, heads: usize, columns: usize) -> usize {
     let last = (op.addressing.tokens - 1) as u64 * rows.token_stride + (heads - 1) as u64 * rows.head_stride;
     (last as usize + columns) * op.dtype.bytes()
 }
 
-/// What a kernel writes of the cache.
+/// The cache that a kernel writes.
 fn cache(op: &CheckedKvAppend, part: &Part) -> Cache {
     Cache::new(op.kv, part.heads, op.addressing.paging(), &part.written.1, part.columns)
 }
 
-/// Bytes that a kernel reads of its source, and that it writes.
+/// Bytes that a kernel reads from its source, and
+/// bytes that it writes.
 fn part_bytes(op: &CheckedKvAppend, part: &Part) -> (usize, usize) {
     let source = part.source.map_or(0, |(_, rows)| token_bytes(op, &rows, part.heads, part.columns));
     let written = match part.source {
@@ -208,7 +211,7 @@ fn part_bytes(op: &CheckedKvAppend, part: &Part) -> (usize, usize) {
     (source, written)
 }
 
-/// Bytes of the cosines, or of the sines; of the frequencies.
+/// Bytes of the cosines (or sines), and of the frequencies.
 fn angle_bytes(op: &CheckedKvAppend) -> (usize, usize) {
     let dim = op.rotary.map_or(0, |rotary| rotary.dim);
     match op.angles() {
@@ -225,7 +228,7 @@ fn groups_of_token(part: &Part) -> usize {
     (part.heads * part.columns / part.features()).div_ceil(THREADS as usize)
 }
 
-/// Whether the kernels serve `op`.
+/// Checks that the kernels support `op`.
 fn check(op: &CheckedKvAppend, limit: u64) -> Result<(), Unsupported> {
     let Addressing { sequences, tokens, .. } = op.addressing;
     let mut sizes = vec![
@@ -256,7 +259,8 @@ impl Family<CheckedKvAppend> for KvAppend {
 
     fn configs(&self, op: &CheckedKvAppend, info: &DeviceInfo) -> Result<Vec<KvAppendConfig>, Unsupported> {
         check(op, info.max_buffer_bytes)?;
-        // Adapters tell no bandwidth; there is no other family to rank it against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         let launches = parts(op).len() as u32;
         Ok(vec![KvAppendConfig { kernel: kernel_id(op, KvAppendStep::K), launches, efficiency: 500 }])
     }
@@ -296,7 +300,8 @@ impl Family<CheckedKvAppend> for KvAppend {
     }
 }
 
-/// The shader of a kernel; what may change between plans of a model is among the parameters.
+/// The shader of a kernel. Values that differ between plans
+/// of a model are parameters.
 fn shader(op: &CheckedKvAppend, part: &Part) -> Shader {
     let written = if part.source.is_some() { kv_code(op.kv) } else { dtype_code(op.dtype) };
     let pairs = op.rotary.filter(|_| part.is_turned).map_or(0, |rotary| rotary.dim / 2);
@@ -331,7 +336,7 @@ fn shader(op: &CheckedKvAppend, part: &Part) -> Shader {
     compose_kv_append(&words, &choices, part.numbers)
 }
 
-/// One of the kernels. A launch makes no device memory.
+/// One of the kernels. A launch allocates no device memory.
 #[derive(Debug)]
 struct PartKernel {
     compiled: Compiled,
@@ -413,7 +418,8 @@ impl Kernel for PartKernel {
     }
 }
 
-/// The shaders of plans with every choice made, and with none: for the test that all shaders are valid.
+/// Shaders of plans with all options and with none, for the
+/// test that all shaders are valid.
 #[cfg(test)]
 pub(crate) fn all_shaders() -> Vec<Shader> {
     use qgemm_formats::DType;

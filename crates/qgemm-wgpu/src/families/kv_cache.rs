@@ -1,4 +1,5 @@
-//! Caches of keys and values as shaders find them: the numbers of formats, and how much of a cache's operands is touched.
+//! KV caches in shaders: format numbers, and the
+//! extents of a cache's operands.
 
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::op::attention::KV_BLOCK;
@@ -6,19 +7,19 @@ use qgemm_hal::{KvFormat, KvRows, Paging, Unsupported};
 
 use super::dispatch::MARGIN;
 
-/// What the numbers of a cache are multiplied with, which is an operand of its own.
+/// Scaling of a cache's elements, in a separate operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KvNumbers {
-    /// Nothing: numbers are as they are.
+    /// None: unquantized elements.
     Plain,
-    /// A factor a head.
+    /// A factor per head.
     Factors,
-    /// A scale a block.
+    /// A scale per block.
     Blocks,
 }
 
 impl KvNumbers {
-    /// Those of a format.
+    /// Scaling of a format.
     pub fn of(kv: KvFormat) -> Self {
         match kv {
             _ if kv.has_scales() => KvNumbers::Blocks,
@@ -28,7 +29,8 @@ impl KvNumbers {
     }
 }
 
-/// The number by which shaders know a format, as in `shaders/numbers.wgsl` and `shaders/kv_codes.wgsl`.
+/// Number of a format in shaders, as in `shaders/numbers.wgsl`
+/// and `shaders/kv_codes.wgsl`.
 pub(super) fn kv_code(kv: KvFormat) -> u32 {
     match kv {
         KvFormat::Plain(dtype) => dtype_code(dtype),
@@ -38,17 +40,18 @@ pub(super) fn kv_code(kv: KvFormat) -> u32 {
     }
 }
 
-/// Keys or values of a cache.
+/// The keys or values of a cache.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cache {
     kv: KvFormat,
     heads: usize,
-    /// Elements up to the end of the last head of the last page.
+    /// Elements up to the end of the last
+    /// head of the last page.
     elements: usize,
 }
 
 impl Cache {
-    /// Of so many heads with so many columns.
+    /// A cache with these heads and columns.
     pub fn new(
         kv: KvFormat,
         heads: usize,
@@ -69,12 +72,12 @@ impl Cache {
         Self { kv, heads, elements }
     }
 
-    /// Bytes of numbers.
+    /// Bytes of the elements.
     pub fn bytes(&self) -> usize {
         self.kv.bytes_of(self.elements)
     }
 
-    /// Bytes of factors or of scales, and of one of them.
+    /// Bytes of all factors or scales, and of one of them.
     pub fn scale_bytes(&self) -> (usize, usize) {
         match KvNumbers::of(self.kv) {
             KvNumbers::Plain => (0, size_of::<u32>()),
@@ -83,7 +86,7 @@ impl Cache {
         }
     }
 
-    /// That shaders can count the elements of what is called `name`.
+    /// Checks that shaders can count the elements of `name`.
     pub fn check(&self, name: &str) -> Result<(), Unsupported> {
         let elements = self.elements as u64;
         if elements + MARGIN <= u64::from(u32::MAX) {

@@ -1,4 +1,5 @@
-//! `matmul`: products of two matrices in device memory, of any type and layout, in f32.
+//! `matmul`: products of two matrices in device memory, of
+//! any type and layout, in f32.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -24,25 +25,25 @@ use crate::pipeline::{Compiled, Interface};
 use crate::shader::{MATMUL_TEXTS, compose_matmul};
 use crate::shared::Shared;
 
-/// What a wgpu device offers of `matmul`.
+/// wgpu families of `matmul`.
 pub(super) const FAMILIES: MatmulFamilies = &[&Matmul];
 
-/// What its kernel is given: the operands of `shaders/matmul_params.wgsl`.
+/// Kernel interface: the operands of `shaders/matmul_params.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {
     name: "matmul",
     bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, false), (8, true)],
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "matmul";
-/// Rows and columns of D that a workgroup computes.
+/// Tile of a workgroup: rows and columns of D.
 const TILE: u32 = 64;
-/// Values along K that it copies at once.
+/// K elements that it copies at once.
 const TILE_K: u32 = 16;
-/// Its invocations, each of eight rows and four columns.
+/// Invocations of a workgroup, each with eight rows and four columns.
 const THREADS: u32 = 128;
-/// What the shader is specialised by.
+/// Shader constants.
 pub(crate) const CONSTANTS: [(&str, u32); 4] =
     [("TILE_M", TILE), ("TILE_N", TILE), ("TILE_K", TILE_K), ("THREADS", THREADS)];
 
@@ -73,24 +74,28 @@ struct Params {
     scale_bases: u32,
 }
 
-/// Most parts that K is cut into.
+/// Maximum split-K.
 const MOST_SPLITS: u32 = 32;
 
-/// What a step of a product does, where K is cut: one adds up each part, another adds the parts up in their order.
+/// Phase of a product with split-K: partial sums, or
+/// their reduction in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// All of it.
+    /// The whole product.
     Whole,
-    /// Sums of so many parts of each product's K, as matrices in f32 that follow one another.
+    /// Partial sums of this many splits: f32 matrices for
+    /// each product, contiguous.
     Parts(u32),
-    /// The outputs from those.
+    /// Outputs from this many partial sums.
     Sum(u32),
-    /// All of products that share the rows of A, C and D: there is one of each, and their batch strides say something else.
+    /// Whole row-grouped products. They share one A, C and D, and
+    /// their batch strides are reused for other parameters.
     Rows,
 }
 
 impl Phase {
-    /// Its bits of `Params::modes`: the power of two that parts are, where others have `FORM_MODE`, and the number of the phase above.
+    /// Its bits of `Params::modes`: log2 of the splits in the bits
+    /// of `FORM_MODE`, and the number of the phase above.
     fn packed(self) -> u32 {
         let (splits, number) = match self {
             Phase::Whole => (1, 0),
@@ -102,13 +107,13 @@ impl Phase {
     }
 }
 
-/// The number by which the shader knows the format of a factor: that of the element type, and `E4M3` and `E4M3_BLOCK` in
-/// `shaders/matmul.wgsl`.
+/// Number of a factor format in the shader: that of the
+/// element type, or `E4M3` and `E4M3_BLOCK` in `shaders/matmul.wgsl`.
 fn factor_code(format: FactorFormat) -> u32 {
     format.plain().map_or(if format.has_scales() { 4 } else { 3 }, dtype_code)
 }
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 struct Matmul;
 
@@ -127,7 +132,7 @@ impl Family<CheckedMatmul> for Matmul {
             tile_k: TILE_K,
             ctas_per_unit: 1,
             max_splits: if parts.len() == 1 && !op.rows_grouped { most_splits(op, info.max_buffer_bytes) } else { 1 },
-            // There is no other family to rank it against.
+            // There is no other family to rank against.
             efficiency: 300,
             factor_bytes: 0,
         }])
@@ -175,14 +180,14 @@ fn kernel_id(op: &CheckedMatmul) -> KernelId {
     KernelId::new(NAME, None, Spec::Matmul(spec))
 }
 
-/// Bytes of the sums of `splits` parts of each product.
+/// Bytes of the partial sums of all products.
 fn partial_bytes(op: &CheckedMatmul, splits: u32) -> u64 {
     let values = (op.batch as u64).saturating_mul(op.m as u64).saturating_mul(op.n as u64);
     values.saturating_mul(u64::from(splits)).saturating_mul(size_of::<f32>() as u64)
 }
 
-/// Parts that K of `op`, which is one dispatch, may be cut into: as many as have their sums in a binding of `limit` bytes, and workgroups in
-/// a grid.
+/// Maximum split-K of `op`, which must be one dispatch: limited by
+/// a binding of `limit` bytes and by the grid.
 fn most_splits(op: &CheckedMatmul, limit: u64) -> u32 {
     let fits = |&splits: &u32| {
         let groups = (op.batch as u64).saturating_mul(u64::from(splits));
@@ -191,14 +196,15 @@ fn most_splits(op: &CheckedMatmul, limit: u64) -> u32 {
     (0..).map(|power| 1 << power).take_while(|&splits| splits <= MOST_SPLITS).filter(fits).last().unwrap_or(1)
 }
 
-/// What one dispatch computes.
+/// The part that one dispatch computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
     products: Range<usize>,
     rows: Range<usize>,
 }
 
-/// The bytes of `products` matrices, whose elements have `width`, from the first row to the last.
+/// Bytes of `products` matrices with elements of `width` bytes,
+/// from the first row to the last.
 fn bytes_of<T>(
     dense: &BatchedDense<T>,
     width: usize,
@@ -216,7 +222,8 @@ fn bytes_of<T>(
 }
 
 impl Part {
-    /// The bytes that it touches of A, B, C, D, and of what A and B are scaled by.
+    /// Byte ranges of A, B, C, D, and of the
+    /// scales of A and B.
     fn touches(&self, op: &CheckedMatmul) -> Option<[(MatmulOperand, Range<u64>); 6]> {
         use MatmulOperand as O;
         let Self { products, rows } = self;
@@ -240,7 +247,7 @@ impl Part {
         ])
     }
 
-    /// Workgroups: along N, along M, and products.
+    /// Grid: N tiles, M tiles, products.
     fn grid(&self, op: &CheckedMatmul) -> [u32; 3] {
         let tiles = |len: usize| (len as u32).div_ceil(TILE);
         let (rows, products) = (tiles(self.rows.len()), self.products.len() as u32);
@@ -248,7 +255,7 @@ impl Part {
         if op.rows_grouped { [tiles(op.n), rows.saturating_add(products), 1] } else { [tiles(op.n), rows, products] }
     }
 
-    /// The same of a step of `phase`.
+    /// Grid of a step of `phase`.
     fn grid_of(&self, op: &CheckedMatmul, phase: Phase) -> [u32; 3] {
         let [along_n, along_m, products] = self.grid(op);
         match phase {
@@ -257,7 +264,7 @@ impl Part {
         }
     }
 
-    /// Whether a dispatch can reach all of it.
+    /// Checks that one dispatch can address all of it.
     fn check(&self, op: &CheckedMatmul, limit: u64) -> Result<(), Unsupported> {
         let overflow = || Unsupported::new("the extent of an operand overflows");
         for (operand, bytes) in self.touches(op).ok_or_else(overflow)? {
@@ -277,14 +284,15 @@ impl Part {
     }
 }
 
-/// The dispatches of `op`: as many products as bindings of `limit` bytes hold, or as many rows of one.
+/// Dispatches of `op`: as many products as fit in bindings of
+/// `limit` bytes, or as many rows of one product.
 ///
 /// # Errors
-/// What they do not hold of a single tile's rows.
+/// The operand that exceeds a binding with a single tile's rows.
 fn parts(op: &CheckedMatmul, limit: u64) -> Result<Vec<Part>, Unsupported> {
     let (mut products, mut rows) = (op.batch, op.m);
     loop {
-        // The last of all is as large as any.
+        // The last part is as large as any.
         let fits = Part { products: 0..products, rows: 0..rows }.check(op, limit);
         match fits {
             Ok(()) => break,
@@ -299,7 +307,7 @@ fn parts(op: &CheckedMatmul, limit: u64) -> Result<Vec<Part>, Unsupported> {
     Ok(ranges(op.batch, products).flat_map(of_products).collect())
 }
 
-/// A kernel for one operation. A launch makes no device memory.
+/// A kernel for one operation. A launch allocates no device memory.
 #[derive(Debug)]
 struct MatmulKernel {
     compiled: Compiled,
@@ -310,7 +318,7 @@ struct MatmulKernel {
 }
 
 impl MatmulKernel {
-    /// The parameters of a part, but for where operands begin.
+    /// Parameters of a part without base offsets.
     fn params(&self, part: &Part) -> Params {
         let op = &self.op;
         let flags = [
@@ -323,12 +331,13 @@ impl MatmulKernel {
             (FLAG_B_SCALE, op.b_scaled),
         ];
         let (products, rows) = (part.products.len(), part.rows.len());
-        // Of what has scales there is one matrix.
+        // With block scales there is one matrix of scales.
         let [a_batch, b_batch] = match op.has_block_scales() {
             true => [stride(rows, op.a_scale_row), stride(op.n, op.b_scale_row)],
             false => [op.a.batch_stride, op.b.batch_stride].map(|apart| stride(products, apart)),
         };
-        // A stride of 1 says what is contiguous, also of what there is one of.
+        // A stride of 1 marks the contiguous dimension,
+        // even for a single element.
         let along = |count: usize, by: u64| if by == 1 { 1 } else { stride(count, by) };
         Params {
             shape: MatmulShape {
@@ -362,14 +371,15 @@ impl MatmulKernel {
         }
     }
 
-    /// The same, of products that share rows: in place of the batch strides stand how many there are, and the first of them and of the rows.
+    /// Parameters of row-grouped products. Instead of batch strides they hold
+    /// the number of products, the first product and the first row.
     fn params_of_rows(&self, part: &Part) -> Params {
         let Part { products, rows } = part;
         let (a_batch, c_batch, d_batch) = (products.len() as u32, products.start as u32, rows.start as u32);
         Params { a_batch, c_batch, d_batch, ..self.params(part) }
     }
 
-    /// The same, of a step that leaves sums of parts.
+    /// Parameters of a step that writes partial sums.
     fn params_of_parts(&self, part: &Part) -> Params {
         let (op, whole) = (&self.op, self.params(part));
         let shape = MatmulShape { flags: whole.shape.flags & FLAG_K_GROUPED, alpha: 1.0, beta: 0.0, ..whole.shape };
@@ -383,7 +393,7 @@ impl MatmulKernel {
         }
     }
 
-    /// What a part binds, and its parameters.
+    /// Bindings and parameters of a part.
     fn dispatch<'a>(&'a self, part: &Part, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
         use MatmulOperand as O;
         let (op, shared, phase) = (&self.op, &self.shared, self.phase);
@@ -407,7 +417,7 @@ impl MatmulKernel {
                     (0..partial_bytes(op, splits) as usize, size_of::<f32>())
                 }
                 (Phase::Parts(_), O::C) | (Phase::Sum(_), O::B) => (0..0, width),
-                // Factors of all act on sums, scales on what is added up.
+                // Whole-matrix factors apply to sums, block scales to products.
                 (Phase::Parts(_), O::AScale | O::BScale) if !op.has_block_scales() => (0..0, width),
                 (Phase::Sum(_), O::AScale | O::BScale) if op.has_block_scales() => (0..0, width),
                 _ => (bytes, width),
@@ -421,7 +431,7 @@ impl MatmulKernel {
         let products = match op.k_grouped {
             true if matches!(phase, Phase::Sum(_)) => 0..0,
             true => part.products.start * 4..(part.products.end + 1) * 4,
-            // Groups of rows begin behind all that precede them.
+            // Row groups need the offsets of all earlier groups.
             false if op.rows_grouped => 0..(part.products.end + 1) * 4,
             false => 0..0,
         };
@@ -435,7 +445,7 @@ impl MatmulKernel {
         let (a_scale_base, b_scale_base);
         (a_scale, a_scale_base) = of_a_scale.bind(shared)?;
         (b_scale, b_scale_base) = of_b_scale.bind(shared)?;
-        // Fewer than lie between two places where a binding may begin.
+        // Each base is below the offset alignment of bindings.
         p.scale_bases = a_scale_base | b_scale_base << 16;
         (a, p.a_base) = of_a.bind(shared)?;
         (b, p.b_base) = of_b.bind(shared)?;

@@ -1,4 +1,4 @@
-//! The kernel families of the backend: a module an operation.
+//! Kernel families of the backend, one module for each operation.
 
 pub(crate) mod attention;
 pub(crate) mod convert;
@@ -26,7 +26,7 @@ use crate::device::WgpuDevice;
 use crate::pipeline::Interface;
 use crate::shared::Shared;
 
-/// What a wgpu device offers.
+/// Families of wgpu devices.
 pub(crate) const CATALOG: Catalog = Catalog {
     gemm: gemm::FAMILIES,
     convert: convert::FAMILIES,
@@ -43,7 +43,7 @@ pub(crate) const CATALOG: Catalog = Catalog {
     optimizer: optimizer::FAMILIES,
 };
 
-/// What the kernels of each operation are given.
+/// Kernel interfaces of all operations.
 pub(crate) static INTERFACES: &[&Interface] = &[
     &gemm::INTERFACE,
     &convert::INTERFACE,
@@ -69,10 +69,11 @@ pub(crate) static INTERFACES: &[&Interface] = &[
     &optimizer::INTERFACE,
 ];
 
-/// Most bytes of parameters: a quarter of the 128 that adapters have of immediates stays free.
+/// Maximum bytes of parameters. A quarter of the 128 bytes of
+/// immediates that adapters support stays free.
 pub(crate) const PARAMS_BYTES: u32 = 96;
 
-/// Most storage buffers of a kernel.
+/// Maximum storage buffers of a kernel.
 pub(crate) const STORAGE_BUFFERS: u32 = 9;
 
 const _: () = {
@@ -107,7 +108,7 @@ const _: () = {
     }
 };
 
-/// What the objects of a device share, which must be one of this backend.
+/// Shared state of a device, which must belong to this backend.
 fn shared_of<'d>(device: &'d dyn Device, what: &'static str) -> Result<&'d Arc<Shared>, HalError> {
     match device.as_any().downcast_ref::<WgpuDevice>() {
         Some(device) => Ok(&device.shared),
@@ -115,9 +116,9 @@ fn shared_of<'d>(device: &'d dyn Device, what: &'static str) -> Result<&'d Arc<S
     }
 }
 
-/// FNV-1a over `texts`, of 64 bits: the same with every compiler.
+/// 64-bit FNV-1a over `texts`, independent of the compiler.
 fn hash_of<'t>(texts: impl IntoIterator<Item = &'t str>) -> u64 {
-    // A byte that no text has ends each of them.
+    // Each text is terminated by a byte that no text contains.
     let bytes = texts.into_iter().flat_map(|text| text.bytes().chain([0xff]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }

@@ -1,4 +1,5 @@
-//! Modes of a kernel, packed into one word of its parameters: `Params::modes`, read by `mode()` of `shaders/modes.wgsl`.
+//! Kernel modes, packed into one word of the parameters: `Params::modes`,
+//! read by `mode()` of `shaders/modes.wgsl`.
 
 use qgemm_formats::DType;
 use qgemm_hal::abi::{activation_code, dtype_code, expert_form_code};
@@ -7,14 +8,15 @@ use qgemm_hal::{Activation, ExpertForm};
 /// Bits of a mode.
 const BITS: u32 = 4;
 
-/// Name of each mode's first bit in shaders, from the lowest on.
+/// Name of each mode's first bit in shaders, lowest first.
 const NAMES: [&str; 7] = ["ACTIVATION_MODE", "X_MODE", "D_MODE", "C_MODE", "BIAS_MODE", "RESIDUAL_MODE", "FORM_MODE"];
 
-/// Places of two of them there.
+/// Indices of two modes in `NAMES`.
 const X: u32 = 1;
 const RESIDUAL: u32 = 5;
 
-/// What shaders look up where they read or write it. Operands that are absent have no type.
+/// Types that shaders look up when they access operands.
+/// Absent operands have no type.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Modes {
     pub activation: Activation,
@@ -23,12 +25,12 @@ pub(super) struct Modes {
     pub c: Option<DType>,
     pub bias: Option<DType>,
     pub residual: Option<DType>,
-    /// How rows are given to experts, where there are any.
+    /// How rows are assigned to experts, if there are any.
     pub form: Option<ExpertForm>,
 }
 
 impl Modes {
-    /// The word.
+    /// The packed word.
     pub fn packed(self) -> u32 {
         let Self { activation, x, d, c, bias, residual, form } = self;
         let types = [x, d, c, bias, residual].map(|dtype| dtype.map_or(0, dtype_code));
@@ -36,7 +38,8 @@ impl Modes {
         types.iter().rev().fold(form, |word, code| word << BITS | code) << BITS | activation_code(activation)
     }
 
-    /// The word, in which the types of X and of the residual are those codes: formats that are no [`DType`] have codes, too.
+    /// The packed word with these codes for the types of X
+    /// and residual. Formats that are not a [`DType`] have codes, too.
     pub fn packed_with(self, x: u32, residual: u32) -> u32 {
         let word = Self { x: None, residual: None, ..self }.packed();
         word | x << (X * BITS) | residual << (RESIDUAL * BITS)

@@ -1,4 +1,5 @@
-//! `norm`: rows brought to one magnitude. It is the X prologue of products whose X is to be normalized, too.
+//! `norm`: RMSNorm and LayerNorm. Also the X prologue
+//! of products with a norm.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -24,39 +25,42 @@ use crate::pipeline::{Compiled, Interface};
 use crate::shader::{NORM_TEXTS, compose_norm, compose_norm_quantized};
 use crate::shared::Shared;
 
-/// What a wgpu device offers of `norm`.
+/// wgpu families of `norm`.
 pub(super) const FAMILIES: NormFamilies = &[&Norm];
 
-/// What its kernels are given: the operands of `shaders/norm_params.wgsl`, and of `norm_d_params.wgsl`.
+/// Kernel interface: the operands of
+/// `shaders/norm_params.wgsl` and `norm_d_params.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {
     name: "norm",
     bindings: &[(0, false), (1, false), (2, false), (3, false), (4, true), (5, true)],
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// The same of those whose result is quantized: `norm_planes_params.wgsl`.
+/// Kernel interface with a quantized result: `norm_planes_params.wgsl`.
 pub(crate) const QUANTIZED_INTERFACE: Interface = Interface {
     name: "norm_quantize",
     bindings: &[(0, false), (1, false), (2, false), (3, false), (4, true), (5, true), (6, true), (7, true)],
     params_bytes: size_of::<QuantizedParams>() as u32,
 };
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "norm";
 /// Invocations of a workgroup.
 const THREADS: u32 = 256;
-/// Columns that the rows of a workgroup keep in its memory, together: what sums and magnitudes leave of 16 KiB.
+/// Total columns that the rows of a workgroup cache in its
+/// memory: 16 KiB minus sums and magnitudes.
 const KEPT: u32 = 3328;
 /// Bytes of workgroup memory: `var<workgroup>` of the shader.
 const SHARED_BYTES: u32 = KEPT * 4 + THREADS * 12;
-/// Bytes of a word: all that is written of planes.
+/// Bytes of a word, the unit of all writes to planes.
 const WORD: usize = 4;
-/// Columns that an invocation has beside one another.
+/// Adjacent columns of an invocation.
 const COLUMNS: usize = 2;
 
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(NORM_TEXTS));
 
-/// What `Params` of `shaders/norm_d_params.wgsl` and of `shaders/norm_planes_params.wgsl` begin with.
+/// Common first fields of `Params` in `shaders/norm_d_params.wgsl` and
+/// `shaders/norm_planes_params.wgsl`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 struct RowParams {
@@ -93,7 +97,7 @@ struct QuantizedParams {
     others_base: u32,
 }
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 struct Norm;
 
@@ -104,7 +108,8 @@ impl Family<CheckedNorm> for Norm {
 
     fn configs(&self, op: &CheckedNorm, info: &DeviceInfo) -> Result<Vec<NormConfig>, Unsupported> {
         check(op, info)?;
-        // Adapters tell no bandwidth, so nothing is known of the share of it; there is no other family to rank it against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![NormConfig { kernel: kernel_id(op), efficiency: 500 }])
     }
 
@@ -125,12 +130,12 @@ fn kernel_id(op: &CheckedNorm) -> KernelId {
     KernelId::new(NAME, None, of_codes.unwrap_or(plain))
 }
 
-/// Whether the kernel serves `op`.
+/// Checks that the kernel supports `op`.
 pub(super) fn check(op: &CheckedNorm, info: &DeviceInfo) -> Result<(), Unsupported> {
     rows_of_part(op, info.max_buffer_bytes).map(|_| ())
 }
 
-/// The kernel of `op` as a step whose operands are not bound yet.
+/// The kernel of `op` as a step without bound operands.
 pub(super) fn step(device: &dyn Device, op: &CheckedNorm) -> Result<LaunchStep, HalError> {
     let shared = shared_of(device, "a norm of the wgpu backend")?;
     let refused =
@@ -148,7 +153,7 @@ pub(super) fn step(device: &dyn Device, op: &CheckedNorm) -> Result<LaunchStep, 
     Ok(LaunchStep::new::<NormOperand>(kernel_id(op), geometry, Arc::new(kernel)))
 }
 
-/// Invocations that share a row of so many columns.
+/// Invocations that share a row of this many columns.
 fn row_threads(columns: usize) -> u32 {
     (columns.div_ceil(COLUMNS).min(THREADS as usize) as u32).next_power_of_two()
 }
@@ -160,10 +165,11 @@ fn grid(op: &CheckedNorm, rows: usize) -> [u32; 3] {
     [x, groups.div_ceil(x), 1]
 }
 
-/// Rows of a dispatch, where a binding sees at most `limit` bytes.
+/// Rows of a dispatch, with bindings of at most `limit` bytes.
 ///
 /// # Errors
-/// What kernels do not do; or names what no cut makes small enough, and the limit.
+/// An unsupported feature, or the operand that exceeds the
+/// limit however it is split.
 fn rows_of_part(op: &CheckedNorm, limit: u64) -> Result<usize, Unsupported> {
     let CheckedNorm { rows, columns, d_columns, function, x, d, added, gathers, .. } = *op;
     let (residual, sum) = (added.map(|added| added.residual), added.map(|added| added.sum));
@@ -201,8 +207,9 @@ fn rows_of_part(op: &CheckedNorm, limit: u64) -> Result<usize, Unsupported> {
     Ok(fitting)
 }
 
-/// The codes, the scales, and the sums or factors of tokens, each with the bytes between its rows and those of a row; no bytes of what the
-/// format has not.
+/// The codes, the scales, and the sums or token factors,
+/// each with its row stride and row size in bytes.
+/// Absent planes have 0 bytes.
 fn planes(op: &CheckedNorm, to: &QuantizedD) -> [(NormOperand, u64, usize); 3] {
     use NormOperand as O;
     let (XPlanes { parts, codes_row, scales_row, sums_row }, k) = (to.planes, op.columns);
@@ -214,18 +221,18 @@ fn planes(op: &CheckedNorm, to: &QuantizedD) -> [(NormOperand, u64, usize); 3] {
     [(O::Codes, codes_row, parts.code_bytes(k)), (O::Scales, scales_row, parts.scale_bytes(k)), others]
 }
 
-/// A kernel for one operation. A launch makes no device memory.
+/// A kernel for one operation. A launch allocates no device memory.
 #[derive(Debug)]
 struct NormKernel {
     compiled: Compiled,
     shared: Arc<Shared>,
     op: CheckedNorm,
-    /// The rows of each dispatch.
+    /// Rows of each dispatch.
     parts: Vec<Range<usize>>,
 }
 
 impl NormKernel {
-    /// All parameters of `rows` rows but where operands begin.
+    /// Parameters for `rows` rows without base offsets.
     fn params(&self, rows: usize) -> RowParams {
         let (op, function) = (&self.op, &self.op.function);
         let in_place = op.added.is_some_and(|added| added.in_place);
@@ -262,7 +269,7 @@ impl NormKernel {
         }
     }
 
-    /// What a part binds of all but the result, and its parameters.
+    /// Bindings of a part except the result, and its parameters.
     fn rows<'a>(
         &'a self,
         part: &Range<usize>,
@@ -276,7 +283,7 @@ impl NormKernel {
             bytes,
             width,
         };
-        // What is read from where something is written is not bound a second time.
+        // An input that is overwritten is not bound a second time.
         let rows = |operand: O, dense: Option<Dense>, columns: usize| match dense {
             Some(dense) => {
                 let (width, row) = (dense.dtype.bytes(), |row: usize| row * dense.row_stride as usize);
@@ -300,7 +307,7 @@ impl NormKernel {
         Ok((p, vec![x, residual, gamma, beta, sum]))
     }
 
-    /// The dispatch of a part that writes plain numbers.
+    /// Dispatch of a part with an unquantized result.
     fn dispatch<'a>(
         &'a self,
         part: &Range<usize>,
@@ -318,7 +325,7 @@ impl NormKernel {
         Ok(Dispatch { params, bindings, grid: grid(op, part.len()) })
     }
 
-    /// The dispatch of a part that writes planes.
+    /// Dispatch of a part with a quantized result.
     fn quantized_dispatch<'a>(
         &'a self,
         to: &QuantizedD,

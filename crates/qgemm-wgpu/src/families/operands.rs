@@ -1,4 +1,4 @@
-//! Binding what a dispatch reads and writes.
+//! Binding of a dispatch's operands.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,32 +8,34 @@ use qgemm_hal::{BufferRef, HalError};
 use crate::memory::{VECTOR, WgpuBuffer};
 use crate::shared::Shared;
 
-/// What a dispatch touches of an operand.
+/// The range of an operand that a dispatch touches.
 pub(super) struct Touched<'a> {
-    /// Which one, for errors.
+    /// Operand name, for errors.
     pub what: &'static str,
     pub view: Option<BufferRef<'a>>,
-    /// Bytes of the view; none of an operand that is absent.
+    /// Byte range of the view; empty for an absent operand.
     pub bytes: Range<usize>,
-    /// Bytes of an element, or of what the kernel accesses at once.
+    /// Bytes of an element, or of a vector access.
     pub width: usize,
 }
 
-/// What to bind of a buffer, and how many elements of it come before the first that is touched.
+/// A binding, and the number of elements in it before
+/// the first touched element.
 pub(super) type Bound<'a> = (wgpu::BufferBinding<'a>, u32);
 
 impl<'a> Touched<'a> {
-    /// What to bind of an operand that is read.
+    /// Binding of an operand that is read.
     pub fn bind(self, shared: &'a Arc<Shared>) -> Result<Bound<'a>, HalError> {
         self.bind_or(shared, &shared.absent)
     }
 
-    /// As [`Self::bind`], of an operand that is written.
+    /// As [`Self::bind`], for an operand that is written.
     pub fn bind_written(self, shared: &'a Arc<Shared>) -> Result<Bound<'a>, HalError> {
         self.bind_or(shared, &shared.absent_written)
     }
 
-    /// As [`Self::bind`], of an operand that shaders see as vectors, of which there must be one.
+    /// As [`Self::bind`], for an operand that shaders see as
+    /// vectors. It must be present.
     pub fn bind_vectors(self, shared: &'a Arc<Shared>) -> Result<Bound<'a>, HalError> {
         let what = self.what;
         let (binding, base) = self.bind(shared)?;
@@ -44,7 +46,7 @@ impl<'a> Touched<'a> {
         Ok((binding, base))
     }
 
-    /// `absent` is bound where there is no such operand.
+    /// Binds `absent` when there is no such operand.
     fn bind_or(self, shared: &Arc<Shared>, absent: &'a wgpu::Buffer) -> Result<Bound<'a>, HalError> {
         let Self { what, view, bytes: Range { start, end }, width } = self;
         if start == end {

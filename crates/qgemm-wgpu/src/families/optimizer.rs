@@ -1,4 +1,4 @@
-//! `optimizer`: parameters moved against their gradient.
+//! `optimizer`: optimizer step (SGD, AdamW).
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -20,25 +20,25 @@ use crate::pipeline::{Compiled, Interface};
 use crate::shader::{OPTIMIZER_TEXTS, compose_optimizer};
 use crate::shared::Shared;
 
-/// What a wgpu device offers of `optimizer`.
+/// wgpu families of `optimizer`.
 pub(super) const FAMILIES: OptimizerFamilies = &[&Optimizer];
 
-/// What its kernels are given: the operands of `shaders/optimizer.wgsl`.
+/// Kernel interface: the operands of `shaders/optimizer.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {
     name: NAME,
     bindings: &[(0, false), (1, false), (2, true), (3, true), (4, true), (5, true)],
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "optimizer";
 /// Invocations of a workgroup.
 const THREADS: u32 = 64;
-/// Parameters that an invocation moves.
+/// Parameters of an invocation.
 const EACH: usize = 2;
 /// Bytes of an f32.
 const WORD: usize = 4;
-/// Most parameters of a dispatch: they are counted in 31 bits.
+/// Maximum parameters of a dispatch; they are counted in 31 bits.
 const MOST: usize = 1 << 30;
 
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(OPTIMIZER_TEXTS));
@@ -56,11 +56,11 @@ struct Params {
     copy_base: u32,
 }
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 struct Optimizer;
 
-/// The number by which the shader knows a rule.
+/// Number of an update rule in the shader.
 fn rule(kind: UpdateKind) -> u32 {
     match kind {
         UpdateKind::AdamW => 0,
@@ -80,7 +80,8 @@ impl Family<CheckedOptimizer> for Optimizer {
 
     fn configs(&self, op: &CheckedOptimizer, info: &DeviceInfo) -> Result<Vec<OptimizerConfig>, Unsupported> {
         parts(op, info.max_buffer_bytes)?;
-        // Adapters tell no bandwidth; there is no other family to rank it against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![OptimizerConfig { kernel: kernel_id(op), efficiency: 500 }])
     }
 
@@ -109,11 +110,12 @@ impl Family<CheckedOptimizer> for Optimizer {
     }
 }
 
-/// The parameters of each dispatch, where a binding sees at most `limit` bytes: even numbers of them but for the last, so that pairs in
-/// 16 bits share words with no other dispatch's.
+/// Parameters of each dispatch, with bindings of at most `limit` bytes.
+/// All but the last have an even number, so that pairs
+/// of 16-bit values never share a word with another dispatch.
 ///
 /// # Errors
-/// When a binding holds none.
+/// When a binding cannot hold any.
 fn parts(op: &CheckedOptimizer, limit: u64) -> Result<Vec<Range<usize>>, Unsupported> {
     let fitting = usize::try_from(limit.saturating_sub(MARGIN)).unwrap_or(usize::MAX) / WORD / EACH * EACH;
     let each = fitting.min(MOST);
@@ -123,14 +125,14 @@ fn parts(op: &CheckedOptimizer, limit: u64) -> Result<Vec<Range<usize>>, Unsuppo
     Ok((0..op.len).step_by(each).map(|first| first..op.len.min(first + each)).collect())
 }
 
-/// Workgroups for so many parameters.
+/// Workgroups for `len` parameters.
 fn grid(len: usize) -> [u32; 3] {
     let groups = (len.div_ceil(EACH) as u32).div_ceil(THREADS);
     let x = groups.min(MAX_GROUPS);
     [x, groups.div_ceil(x.max(1)), 1]
 }
 
-/// A kernel for one operation. A launch makes no device memory.
+/// A kernel for one operation. A launch allocates no device memory.
 #[derive(Debug)]
 struct OptimizerKernel {
     compiled: Compiled,
@@ -140,7 +142,7 @@ struct OptimizerKernel {
 }
 
 impl OptimizerKernel {
-    /// What a part binds, and its parameters.
+    /// Bindings and parameters of a part.
     fn dispatch<'a>(
         &'a self,
         part: &Range<usize>,

@@ -1,4 +1,4 @@
-//! `quantize`: activations in codes and scales.
+//! `quantize`: quantization of activations (INT8, FP8, FP4).
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -21,23 +21,24 @@ use crate::pipeline::{Compiled, Interface};
 use crate::shader::{QUANTIZE_TEXTS, compose_quantize};
 use crate::shared::Shared;
 
-/// What a wgpu device offers of `quantize`.
+/// wgpu families of `quantize`.
 pub(super) const FAMILIES: QuantizeFamilies = &[&Quantize];
 
-/// What its kernels are given: the operands of `shaders/quantize_params.wgsl`.
+/// Kernel interface: the operands of `shaders/quantize_params.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {
     name: "quantize",
     bindings: &[(0, false), (1, false), (3, false), (4, true), (5, true), (6, true), (7, true)],
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "quantize";
-/// Invocations of a workgroup: blocks of 256 columns have lanes in one.
+/// Invocations of a workgroup. A block of 256
+/// columns fits in one workgroup.
 const THREADS: u32 = 64;
 /// Columns that an invocation quantizes at once.
 const COLUMNS: usize = 8;
-/// Bytes of a word: all that is written.
+/// Bytes of a word, the unit of all writes.
 const WORD: usize = 4;
 
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(QUANTIZE_TEXTS));
@@ -61,7 +62,7 @@ struct Params {
     sums_base: u32,
 }
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 struct Quantize;
 
@@ -72,7 +73,8 @@ impl Family<CheckedQuantize> for Quantize {
 
     fn configs(&self, op: &CheckedQuantize, info: &DeviceInfo) -> Result<Vec<QuantizeConfig>, Unsupported> {
         parts(op, info.max_buffer_bytes)?;
-        // Adapters tell no bandwidth; there is no other family to rank it against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![QuantizeConfig { kernel: kernel_id(op), efficiency: 500 }])
     }
 
@@ -104,12 +106,12 @@ fn kernel_id(op: &CheckedQuantize) -> KernelId {
     KernelId::new(NAME, None, Spec::Quantize(QuantizeSpec::of(op)))
 }
 
-/// Whether one workgroup has a whole row.
+/// Whether one workgroup processes a whole row.
 fn is_of_tokens(parts: &XParts) -> bool {
     parts.factor == XFactor::PerToken || (parts.scale.is_some() && parts.block.is_none())
 }
 
-/// The constants by which `shaders/quantize.wgsl` knows a format.
+/// Constants of `shaders/quantize.wgsl` that describe a format.
 pub(crate) fn constants(parts: &XParts) -> [(&'static str, u32); 6] {
     let code = match parts.code {
         XCode::Int8 => 0,
@@ -137,10 +139,10 @@ pub(crate) fn constants(parts: &XParts) -> [(&'static str, u32); 6] {
     ]
 }
 
-/// The rows of each dispatch, where a binding sees at most `limit` bytes.
+/// Rows of each dispatch, with bindings of at most `limit` bytes.
 ///
 /// # Errors
-/// Names what a binding does not hold a row of, and the limit.
+/// The operand whose row exceeds a binding, and the limit.
 fn parts(op: &CheckedQuantize, limit: u64) -> Result<Vec<Range<usize>>, Unsupported> {
     let CheckedQuantize { rows, columns, x, parts, .. } = op;
     for (name, size) in [("rows", *rows), ("columns", *columns)] {
@@ -163,7 +165,7 @@ fn parts(op: &CheckedQuantize, limit: u64) -> Result<Vec<Range<usize>>, Unsuppor
     Ok((0..*rows).step_by(each).map(|first| first..(first + each).min(*rows)).collect())
 }
 
-/// Workgroups for so many rows.
+/// Workgroups for this many rows.
 fn grid(op: &CheckedQuantize, rows: usize) -> [u32; 3] {
     let along = (op.parts.columns(op.columns) / COLUMNS).div_ceil(THREADS as usize);
     let along = if is_of_tokens(&op.parts) { 1 } else { along.min(MAX_GROUPS as usize) };
@@ -171,7 +173,7 @@ fn grid(op: &CheckedQuantize, rows: usize) -> [u32; 3] {
     [along as u32, y, (rows as u32).div_ceil(y)]
 }
 
-/// A kernel for one operation. A launch makes no device memory.
+/// A kernel for one operation. A launch allocates no device memory.
 #[derive(Debug)]
 struct QuantizeKernel {
     compiled: Compiled,
@@ -181,7 +183,7 @@ struct QuantizeKernel {
 }
 
 impl QuantizeKernel {
-    /// What the dispatch of `rows` binds, and its parameters.
+    /// Bindings and parameters of the dispatch of `rows`.
     fn dispatch<'a>(
         &'a self,
         rows: &Range<usize>,

@@ -1,4 +1,5 @@
-//! `routing`: router top-k and expert lists. Choosing, counting, adding up and listing are a kernel each.
+//! `routing`: router top-k and expert lists. Separate kernels for
+//! top-k, counting, scanning and listing.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -20,30 +21,32 @@ use crate::pipeline::{Compiled, Interface};
 use crate::shader::{ROUTING_TEXTS, compose_routing};
 use crate::shared::Shared;
 
-/// What a wgpu device offers of `routing`.
+/// wgpu families of `routing`.
 pub(super) const FAMILIES: RoutingFamilies = &[&Routing];
 
-/// What the kernel that chooses is given: the operands of `shaders/routing_top_k.wgsl`.
+/// Interface of the top-k kernel: the operands of
+/// `shaders/routing_top_k.wgsl`.
 pub(crate) const TOP_K_INTERFACE: Interface = Interface {
     name: "routing_top_k",
     bindings: &[(0, false), (1, false), (2, true), (3, true)],
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// What the kernels that list are given: the operands of `shaders/routing_lists.wgsl`.
+/// Interface of the list kernels: the operands of
+/// `shaders/routing_lists.wgsl`.
 pub(crate) const LISTS_INTERFACE: Interface = Interface {
     name: "routing_lists",
     bindings: &[(0, false), (1, true), (2, true), (3, true), (4, true), (5, true)],
     params_bytes: size_of::<Params>() as u32,
 };
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "routing";
-/// Most chunks: invocations that add counts up look at all of them.
+/// Maximum chunks; the scan reads the counts of all of them.
 const MOST_CHUNKS: usize = 256;
-/// Fewest slots that are worth a chunk.
+/// Minimum slots of a chunk.
 const LEAST_COUNTED: usize = 1024;
-/// Bytes of an id, a weight, an offset, a count and an entry of a list.
+/// Bytes of an id, weight, offset, count or list entry.
 const WORD: usize = 4;
 
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(ROUTING_TEXTS));
@@ -65,7 +68,7 @@ struct Params {
     status_base: u32,
 }
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 struct Routing;
 
@@ -77,7 +80,8 @@ impl Family<CheckedRouting> for Routing {
     fn configs(&self, op: &CheckedRouting, info: &DeviceInfo) -> Result<Vec<RoutingConfig>, Unsupported> {
         let cut = Cut::new(op, info.max_buffer_bytes)?;
         let steps = steps(op);
-        // Adapters tell no bandwidth; there is no other family to rank it against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![RoutingConfig {
             kernel: kernel_id(steps[0]),
             launches: steps.len() as u32,
@@ -118,10 +122,11 @@ impl Family<CheckedRouting> for Routing {
     }
 }
 
-/// The kernels that list ids as the first launches of another operation, none of whose operands is bound yet.
+/// List kernels as first launches of another
+/// operation, with no operand bound.
 ///
 /// # Errors
-/// What a binding does not hold.
+/// The operand that exceeds a binding.
 pub(super) fn list_steps(
     shared: &Arc<Shared>,
     op: &CheckedRouting,
@@ -133,16 +138,16 @@ pub(super) fn list_steps(
     Ok(made(shared, op, &cut)?.into_iter().map(|(_, step)| step).collect())
 }
 
-/// Bytes of the workspace that those want.
+/// Workspace bytes of the list kernels.
 ///
 /// # Errors
-/// What a binding does not hold.
+/// The operand that exceeds a binding.
 pub(super) fn list_workspace_bytes(op: &CheckedRouting, info: &DeviceInfo) -> Result<usize, Unsupported> {
     let cut = Cut::new(op, info.max_buffer_bytes)?;
     Ok(workspace_bytes(cut.chunks, op.experts, true) - WorkspaceLayout::RESERVED)
 }
 
-/// A launch for each kernel; no operand is bound yet.
+/// One launch for each kernel, with no operand bound.
 fn made(shared: &Arc<Shared>, op: &CheckedRouting, cut: &Cut) -> Result<Vec<(RoutingStep, LaunchStep)>, HalError> {
     let step = |&kind: &RoutingStep| {
         let shader = compose_routing(kind, threads(kind));
@@ -154,7 +159,8 @@ fn made(shared: &Arc<Shared>, op: &CheckedRouting, cut: &Cut) -> Result<Vec<(Rou
     steps(op).iter().map(step).collect()
 }
 
-/// The kernels that run. Those that count and add up also find what is wrong, where nothing is listed.
+/// Kernels that run. Without lists, counting and
+/// scanning still find faults.
 fn steps(op: &CheckedRouting) -> &'static [RoutingStep] {
     use RoutingStep as S;
     match (op.logits().is_some(), op.lists) {
@@ -194,19 +200,20 @@ const fn shared_bytes(step: RoutingStep) -> u32 {
     }
 }
 
-/// How tokens are cut.
+/// Split of the tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Cut {
-    /// Tokens of a chunk that is counted and listed by itself.
+    /// Tokens of a chunk, which is counted and listed separately.
     chunk_tokens: usize,
     chunks: usize,
-    /// Tokens of each dispatch that chooses: as many as a binding holds the logits of.
+    /// Tokens of each top-k dispatch: as many as have
+    /// their logits in a binding.
     parts: Vec<Range<usize>>,
 }
 
 impl Cut {
     /// # Errors
-    /// What a binding of `limit` bytes does not hold.
+    /// The operand that exceeds a binding of `limit` bytes.
     fn new(op: &CheckedRouting, limit: u64) -> Result<Self, Unsupported> {
         let slots = (op.slots() * WORD) as u64;
         if slots.max(WORD as u64 * op.experts as u64) + MARGIN > limit {
@@ -226,7 +233,8 @@ impl Cut {
         Ok(Self { chunk_tokens, chunks, parts })
     }
 
-    /// The same of the first `tokens` tokens: chunks are as long, for what they leave behind has its place by their number.
+    /// The cut for the first `tokens` tokens. The chunk length is
+    /// unchanged, because results are located by chunk number.
     fn of_first(&self, tokens: usize) -> Self {
         let parts = self.parts.iter().filter(|part| part.start < tokens);
         Self {
@@ -236,7 +244,7 @@ impl Cut {
         }
     }
 
-    /// Of the first dispatch.
+    /// Grid of the first dispatch.
     fn grid(&self, step: RoutingStep) -> [u32; 3] {
         match step {
             RoutingStep::TopK => self.parts.first().map_or([0; 3], |part| tokens_grid(part.len())),
@@ -246,13 +254,13 @@ impl Cut {
     }
 }
 
-/// A workgroup a token.
+/// One workgroup for each token.
 fn tokens_grid(tokens: usize) -> [u32; 3] {
     let x = (tokens as u32).min(MAX_GROUPS);
     [x, (tokens as u32).div_ceil(x), 1]
 }
 
-/// A kernel for one operation. A launch makes no device memory.
+/// A kernel for one operation. A launch allocates no device memory.
 #[derive(Debug)]
 struct RoutingKernel {
     compiled: Compiled,
@@ -262,7 +270,7 @@ struct RoutingKernel {
     kind: RoutingStep,
 }
 
-/// A launch of one, for all of its tokens or a portion of them.
+/// A launch for all tokens or a portion of them.
 struct Run<'k> {
     kernel: &'k RoutingKernel,
     op: CheckedRouting,
@@ -270,7 +278,7 @@ struct Run<'k> {
 }
 
 impl Run<'_> {
-    /// The parameters of `tokens` tokens, but for where operands begin.
+    /// Parameters for `tokens` tokens without base offsets.
     fn params(&self, tokens: usize) -> Params {
         let op = &self.op;
         let flags = [
@@ -296,13 +304,13 @@ impl Run<'_> {
         Params { shape, logits_row: op.logits().map_or(0, |l| stride(op.tokens, l.row_stride)), ..Params::default() }
     }
 
-    /// The bytes `words` of an operand, which are four each.
+    /// The 4-byte words `words` of an operand.
     fn touched<'a>(&self, operands: &'a Operands<'a>, operand: RoutingOperand, words: Range<usize>) -> Touched<'a> {
         let bytes = words.start * WORD..words.end * WORD;
         Touched { what: operand.name(), view: operands.get(operand), bytes, width: WORD }
     }
 
-    /// Chooses for the tokens of a part.
+    /// Top-k for the tokens of a part.
     fn choose<'a>(&'a self, part: &Range<usize>, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
         use RoutingOperand as O;
         let (op, shared, mut p) = (&self.op, &self.kernel.shared, self.params(part.len()));
@@ -323,7 +331,7 @@ impl Run<'_> {
         Ok(Dispatch { params: p, bindings: vec![logits, bias, ids, weights], grid: tokens_grid(part.len()) })
     }
 
-    /// Counts, adds up or lists.
+    /// Counts, scans or lists.
     fn list<'a>(&'a self, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
         use RoutingOperand as O;
         let (op, shared, mut p) = (&self.op, &self.kernel.shared, self.params(self.op.tokens));

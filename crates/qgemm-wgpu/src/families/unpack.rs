@@ -1,5 +1,5 @@
-//! `unpack`: columns of packed weights as rows of plain numbers. Weights are decoded as products decode them, with the
-//! parameters and bindings of products.
+//! `unpack`: transposed rows of a packed weight, dequantized. Weights are
+//! decoded as in products, with the same parameters and bindings.
 
 use std::sync::{Arc, LazyLock};
 
@@ -23,23 +23,24 @@ use crate::shader::{self, Codes, ENTRY, FourRows, Part};
 use crate::shared::Shared;
 use crate::weight_code::{CLASS, WeightCode};
 
-/// What a wgpu device offers of `unpack`.
+/// wgpu families of `unpack`.
 pub(super) const FAMILIES: UnpackFamilies = &[&Unpack];
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "unpack";
 const QUADS: &str = include_str!("../../shaders/quads.wgsl");
 const MAIN_LOOP: &str = include_str!("../../shaders/unpack.wgsl");
 const SOURCES: [&str; 3] = [QUADS, MAIN_LOOP, ENTRY];
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| super::gemm::source_hash(&SOURCES));
 
-/// Rows and columns of W of a workgroup, whose invocations have four of each.
+/// Rows and columns of W of a workgroup. Its
+/// invocations have four of each.
 const TILE: usize = 64;
 const THREADS: u32 = (TILE / 4 * (TILE / 4)) as u32;
 /// Columns that are decoded together.
 const QUAD: usize = 4;
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 struct Unpack;
 
@@ -50,7 +51,8 @@ impl Family<CheckedUnpack> for Unpack {
 
     fn configs(&self, op: &CheckedUnpack, info: &DeviceInfo) -> Result<Vec<UnpackConfig>, Unsupported> {
         dispatched_rows(op, &weight_code_of(op.format)?, info.max_buffer_bytes)?;
-        // Adapters tell no bandwidth, and there is no other family to rank it against.
+        // Adapters do not report bandwidth, and there is no
+        // other family to rank against.
         Ok(vec![UnpackConfig { kernel: kernel_id(op), efficiency: 500 }])
     }
 
@@ -84,12 +86,14 @@ fn kernel_id(op: &CheckedUnpack) -> KernelId {
     KernelId::new(NAME, None, Spec::Unpack(spec))
 }
 
-/// Bytes of a tile of rows, all along K.
+/// Bytes of a row tile over all of K.
 fn tile_bytes(op: &CheckedUnpack, code: &WeightCode) -> usize {
     code.row_of_tiles_bytes(op.stored_k)
 }
 
-/// Rows of W that one dispatch decodes: as many whole tiles as a binding of `limit` bytes holds. Each sees all of D.
+/// Rows of W that one dispatch decodes: as many whole
+/// tiles as fit in a binding of `limit` bytes. Each
+/// dispatch binds all of D.
 fn dispatched_rows(op: &CheckedUnpack, code: &WeightCode, limit: u64) -> Result<usize, Unsupported> {
     if op.class != CLASS {
         return Err(Unsupported::new(format!("reads weights packed as {CLASS:?}, and these are {:?}", op.class)));
@@ -125,7 +129,7 @@ struct UnpackKernel {
 }
 
 impl UnpackKernel {
-    /// The stored columns that are decoded, whole quads.
+    /// The decoded stored columns, in whole quads.
     fn columns(&self) -> std::ops::Range<usize> {
         let columns = self.op.stored_columns();
         columns.start / QUAD * QUAD..columns.end
@@ -136,7 +140,7 @@ impl UnpackKernel {
         [rows.div_ceil(TILE) as u32, self.columns().len().div_ceil(TILE) as u32, 1]
     }
 
-    /// What the dispatch of rows from `first` on binds, and its parameters.
+    /// Bindings and parameters of the dispatch of rows from `first` on.
     fn dispatch<'a>(&'a self, first: usize, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
         use UnpackOperand as O;
         let (shared, op) = (&self.shared, &self.op);

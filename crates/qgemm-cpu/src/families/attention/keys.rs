@@ -1,4 +1,5 @@
-//! Where the queries and keys of a sequence lie, and tiles of keys and values in f32.
+//! Queries and keys of a sequence, and tiles of
+//! keys and values in f32.
 
 use qgemm_formats::DType;
 use qgemm_formats::float8::e4m3_to_f32;
@@ -11,7 +12,7 @@ use crate::simd::{LANES, Simd};
 /// Keys of a tile: whole vectors.
 pub(super) const TILE_KEYS: usize = 64;
 
-/// What says which queries and keys a sequence has, as it was given.
+/// Offsets, lengths and block table, as given.
 pub(in crate::families) struct Index<'a> {
     pub q_offsets: Option<&'a [u32]>,
     pub kv_offsets: Option<&'a [u32]>,
@@ -19,25 +20,27 @@ pub(in crate::families) struct Index<'a> {
     pub table: Option<&'a [u32]>,
 }
 
-/// The queries and keys of a sequence, within what there is.
+/// Queries and keys of a sequence, clamped to the operands.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::families) struct Sequence {
-    /// Its place.
+    /// Index of the sequence.
     pub index: usize,
     /// Its first query token.
     pub token: usize,
     pub queries: usize,
-    /// Row of its first key, where offsets say it.
+    /// Row of its first key, if there are offsets.
     pub row: usize,
     pub keys: usize,
 }
 
 impl Index<'_> {
-    /// Sequence `index`. Whatever the numbers are, the queries lie among the tokens, and the keys among the rows.
+    /// Sequence `index`. For any numbers, the queries are within the
+    /// tokens and the keys within the rows.
     pub fn sequence(&self, op: &Addressing, index: usize) -> Sequence {
         let most = op.most_queries();
         let (token, queries) = match (op.queries, self.q_offsets) {
-            // Threads must not share tokens: an offset below an earlier one stands for that.
+            // Threads must not share tokens: an offset below an
+            // earlier one is raised to it.
             (QueryLengths::Offsets { .. }, Some(offsets)) => {
                 let before = |end: usize| offsets[..=end].iter().copied().fold(0, u32::max);
                 span([before(index), before(index + 1)], op.tokens)
@@ -51,7 +54,8 @@ impl Index<'_> {
         Sequence { index, token, queries: queries.min(most), row, keys: keys.min(op.most_keys) }
     }
 
-    /// Page and row of the page of key `key`; none where the table names no page.
+    /// Page and row of key `key`; `None` when the
+    /// table has no valid page.
     pub fn place(&self, paging: Paging, of: &Sequence, key: usize) -> Option<(usize, usize)> {
         match self.table {
             Some(table) => {
@@ -64,14 +68,15 @@ impl Index<'_> {
     }
 }
 
-/// First and number of what lies between two offsets, of `all`.
+/// Start and length of the range between two
+/// offsets, clamped to `all`.
 fn span([first, end]: [u32; 2], all: usize) -> (usize, usize) {
     let first = (first as usize).min(all);
     let end = (end as usize).clamp(first, all);
     (first, end - first)
 }
 
-/// A mask of bits, as it was given.
+/// A bit mask, as given.
 pub(super) struct Mask<'a> {
     words: &'a [u32],
     /// Words of a row.
@@ -88,7 +93,8 @@ impl<'a> Mask<'a> {
         Self { words, row_words, head_words, is_shared: bits.is_shared }
     }
 
-    /// Which of the keys of a tile from `first` on query `query` of a head may see: a bit each.
+    /// Mask bits of query `query` of a head for the tile
+    /// of keys from `first` on.
     pub fn tile(&self, sequence: &Sequence, head: usize, query: usize, first: usize) -> u64 {
         let row = if self.is_shared { query } else { sequence.token + query };
         let words = &self.words[head * self.head_words + row * self.row_words..][..self.row_words];
@@ -102,7 +108,7 @@ const _: () = assert!(TILE_KEYS == 2 * MaskBits::WORD_KEYS);
 /// Keys or values in memory.
 pub(super) struct Rows<'a> {
     bytes: &'a [u8],
-    /// Of blocks, where the format has some.
+    /// Block scales, if the format has them.
     scales: Option<&'a [u8]>,
     layout: KvRows,
     kv: KvFormat,
@@ -111,7 +117,7 @@ pub(super) struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     /// # Errors
-    /// [`HalError::OutOfBounds`] when they leave `bytes`.
+    /// [`HalError::OutOfBounds`] when they exceed `bytes`.
     pub fn new(
         bytes: &'a [u8],
         scales: Option<&'a [u8]>,
@@ -135,13 +141,15 @@ impl<'a> Rows<'a> {
         Ok(rows)
     }
 
-    /// The first element of a head of a row.
+    /// First element of a head of a row.
     fn at(&self, page: usize, row: usize, head: usize) -> usize {
         let KvRows { page_stride, rows } = self.layout;
         page * page_stride as usize + row * rows.token_stride as usize + head * rows.head_stride as usize
     }
 
-    /// The rows of keys from `first` on, as f32 of `width` columns; zeros where there are none, and which are there: a bit each.
+    /// Loads rows of keys from `first` on as f32,
+    /// `width` columns wide. Absent keys are zeros.
+    /// Returns a bit for each present key.
     pub fn load(&self, from: &Source<'_>, first: usize, width: usize, tile: &mut [f32]) -> u64 {
         let Source { simd, index, op, sequence, head } = from;
         let (paging, mut there) = (op.paging(), 0);
@@ -166,7 +174,8 @@ impl<'a> Rows<'a> {
         there
     }
 
-    /// Numbers whose blocks have scales, from `element` on, which is the first of a block.
+    /// Dequantizes elements with block scales from `element`
+    /// on, the first of a block.
     fn load_blocks(&self, element: usize, codes: &[u8], values: &mut [f32]) {
         let scales = &self.scales.unwrap_or_default()[element / KV_BLOCK * KV_SCALE_BYTES..];
         for (block, values) in values.chunks_mut(KV_BLOCK).enumerate() {
@@ -189,11 +198,11 @@ pub(super) struct Source<'a> {
     pub index: &'a Index<'a>,
     pub op: &'a CheckedAttention,
     pub sequence: Sequence,
-    /// Head of the keys.
+    /// KV head.
     pub head: usize,
 }
 
-/// Columns of whole vectors.
+/// Columns rounded up to whole vectors.
 pub(super) fn whole(columns: usize) -> usize {
     columns.next_multiple_of(LANES)
 }

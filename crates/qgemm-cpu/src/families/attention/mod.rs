@@ -1,5 +1,6 @@
-//! Families of `attention`: one, which serves all of it. A task is a block of queries of the heads that share keys, and of few queries with a
-//! part of the keys, whose results are added up in order.
+//! Families of `attention`: a single one. A task is a block
+//! of queries of the heads that share a KV head. For
+//! few queries, tasks are split-KV parts, which are combined in order.
 
 pub(super) mod keys;
 mod rows;
@@ -28,20 +29,23 @@ use crate::source_hash::SOURCE_HASH;
 use keys::{Index, Mask, Rows, Sequence, Source, TILE_KEYS};
 use rows::{Block, MOST_ROWS, Weights, scratch_len};
 
-/// Multiply-adds below which the calling thread works alone: waking others takes longer.
+/// Multiply-adds below which only the calling thread works,
+/// because waking others takes longer.
 const SERIAL: f64 = 65536.0;
 
-/// Keys that are worth a part: whole tiles.
+/// Keys of a split-KV part: whole tiles.
 const PART_KEYS: usize = 1024;
-/// Most parts of a sequence.
+/// Maximum split-KV parts of a sequence.
 const MOST_PARTS: usize = 64;
-/// Tasks that are enough for any number of threads.
+/// Enough tasks for any number of threads.
 const ENOUGH_TASKS: usize = 256;
 
 const _: () = assert!(PART_KEYS.is_multiple_of(TILE_KEYS));
 
-/// Keys of a part, and parts of a sequence at most, of operations whose queries are one block. Bits depend on them: so they do not depend on
-/// how many threads there are, nor on how many sequences where those must not matter.
+/// Keys of a part, and maximum parts of a sequence, for
+/// operations whose queries form one block. The bits depend on them,
+/// so they depend neither on the number of threads nor, with
+/// batch invariance, on the number of sequences.
 fn parts(op: &CheckedAttention) -> (usize, usize) {
     let tasks = if op.batch_invariant { op.kv_heads } else { op.sequences * op.kv_heads };
     let most = ENOUGH_TASKS.div_ceil(tasks).min(MOST_PARTS);
@@ -53,7 +57,7 @@ fn parts(op: &CheckedAttention) -> (usize, usize) {
     (keys, op.most_keys.div_ceil(keys))
 }
 
-/// What the CPU offers.
+/// Families of the CPU.
 pub static FAMILIES: AttentionFamilies = &[&ATTENTION];
 
 /// The family `attention`.
@@ -109,7 +113,7 @@ impl Family<CheckedAttention> for AttentionFamily {
     }
 }
 
-/// The family's loops made ready for one operation.
+/// The family's loops, prepared for one operation.
 struct CpuAttention {
     op: CheckedAttention,
     simd: &'static Simd,
@@ -117,7 +121,7 @@ struct CpuAttention {
 }
 
 impl CpuAttention {
-    /// Blocks of the longest sequence.
+    /// Query blocks of the longest sequence.
     fn blocks(&self) -> usize {
         (self.op.most_queries() * self.op.group()).div_ceil(MOST_ROWS)
     }
@@ -142,7 +146,7 @@ impl Kernel for CpuAttention {
     }
 }
 
-/// An operation with its operands.
+/// An operation with bound operands.
 struct Job<'a> {
     attention: &'a CpuAttention,
     q: &'a [u8],
@@ -217,7 +221,7 @@ impl<'a> Job<'a> {
         let (blocks, (part_keys, parts)) = (attention.blocks(), parts(op));
         let is_serial = op.macs() < SERIAL;
         if parts > 1 {
-            // A row of results: the largest score, the total, the sums.
+            // A row of partial results: row_max, row_sum, sums.
             let row = op.v_dim + 2;
             let of_task = op.most_queries() * op.group() * row;
             let heads = op.sequences * op.kv_heads;
@@ -240,7 +244,8 @@ impl<'a> Job<'a> {
             });
         }
         let tasks = 0..attention.tasks();
-        // The last blocks of a causal sequence see the most keys: those begin first.
+        // The last blocks of a causal sequence attend to the most
+        // keys, so they start first.
         let work = |task: usize| {
             let head = task / blocks;
             let place = [head / op.kv_heads, head % op.kv_heads, blocks - 1 - task % blocks];
@@ -260,8 +265,10 @@ impl<'a> Job<'a> {
         self.v_factors.map_or(1.0, |factors| factors[kv_head])
     }
 
-    /// Attends with a block of the queries of a sequence and a head of keys, to `keys`: `done` gets each row's number in the block, its
-    /// place, the sums of its weighed values and what they are weighed with.
+    /// Attention of a block of queries of a sequence and KV
+    /// head over `keys`. `done` gets each row's number in
+    /// the block, its query, the weighted sums of its
+    /// values, and its softmax state.
     fn attend(
         &self,
         [sequence, head, block]: [usize; 3],
@@ -296,7 +303,7 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// Adds up the results of the parts of the keys of a head, in order.
+    /// Combines the split-KV parts of a head, in order.
     fn add_up<'p>(&self, head: usize, parts: impl Iterator<Item = &'p [f32]> + Clone, row: usize) {
         let op = &self.attention.op;
         let sequence = self.index.sequence(&op.addressing(), head / op.kv_heads);
@@ -316,12 +323,13 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Writes a row's results, which no other task does.
+    /// Writes a row's results. No other task writes them.
     fn store(&self, row: Row, values: &[f32], log_sum: f32) {
         let op = &self.attention.op;
         let Row { token, head, .. } = row;
         let element = token * op.d.token_stride as usize + head * op.d.head_stride as usize;
-        // SAFETY: tasks share no row: no token is of two sequences (`Index::sequence`), and rows of D do not overlap.
+        // SAFETY: tasks share no row: no token belongs to two sequences
+        // (`Index::sequence`), and rows of D do not overlap.
         unsafe { self.d.store(op.dtype, element, values) };
         if let Some(lse) = &self.lse {
             // SAFETY: as above.
@@ -339,21 +347,21 @@ struct Row {
 }
 
 impl Row {
-    /// Row `row` of a sequence and a head of keys.
+    /// Row `row` of a sequence and a KV head.
     fn of(op: &CheckedAttention, sequence: Sequence, kv_head: usize, row: usize) -> Self {
         let group = op.group();
         Self { token: sequence.token + row / group, head: kv_head * group + row % group, kv_head }
     }
 }
 
-/// Bytes up to the end of the last token's last head.
+/// Elements up to the end of the last token's last head.
 fn row_end(rows: &HeadRows, op: &CheckedAttention, columns: usize) -> usize {
     let (token, head) = (op.tokens - 1, op.heads - 1);
     let last = token * rows.token_stride as usize + head * rows.head_stride as usize;
     (last + columns) * op.dtype.bytes()
 }
 
-/// The `count` values of an operand that is read.
+/// The `count` values of a read operand.
 pub(super) fn read<'a, T: AnyBitPattern>(
     operands: &mut Operands<'a>,
     operand: impl Operand,
@@ -369,15 +377,16 @@ pub(super) fn read<'a, T: AnyBitPattern>(
     })
 }
 
-/// An operand that threads write.
+/// An operand that threads write concurrently.
 struct Written<'a> {
     start: *mut u8,
     len: usize,
     bytes: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a `Written` is a `&mut [u8]` whose only access is `store`, an unsafe method that obliges its callers to write no
-// element from two threads.
+// SAFETY: a `Written` is a `&mut [u8]` whose only access
+// is `store`, an unsafe method whose callers must not
+// write an element from two threads.
 unsafe impl Sync for Written<'_> {}
 
 impl Written<'_> {
@@ -387,15 +396,16 @@ impl Written<'_> {
     /// No other thread may write the same elements.
     ///
     /// # Panics
-    /// When they do not lie in the operand.
+    /// When the range exceeds the operand.
     unsafe fn store(&self, dtype: DType, element: usize, values: &[f32]) {
-        // Aligned to every type.
+        // Aligned for every type.
         let mut rounded = [0u32; MOST_HEAD_DIM];
         let rounded = &mut bytemuck::cast_slice_mut(&mut rounded)[..values.len() * dtype.bytes()];
         convert::from_f32(dtype, values, rounded);
         let first = element * dtype.bytes();
         assert!(first + rounded.len() <= self.len, "rows lie in the output");
-        // SAFETY: just asserted; that nobody else writes there is the caller's promise.
+        // SAFETY: the range was just asserted; the caller guarantees
+        // that nobody else writes there.
         unsafe { self.start.add(first).copy_from_nonoverlapping(rounded.as_ptr(), rounded.len()) };
     }
 }

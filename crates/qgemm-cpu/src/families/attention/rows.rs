@@ -1,4 +1,5 @@
-//! Queries that share keys: online softmax, a tile of keys at a time.
+//! Online softmax of queries that share keys, one
+//! tile of keys at a time.
 
 use std::ops::Range;
 
@@ -6,10 +7,13 @@ use qgemm_hal::CheckedAttention;
 
 use super::keys::{Mask, Rows, Source, TILE_KEYS, whole};
 
-/// Queries, of all heads that share keys, that are worked on together.
+/// Maximum rows of a block: queries of all heads
+/// that share a KV head.
 pub(super) const MOST_ROWS: usize = 32;
 
-/// A block of rows: query `i` of head `g` of the group is row `i · group + g` of its sequence and its head of keys.
+/// A block of rows. Query `i` of head `g` of
+/// the group is row `i · group + g` of its
+/// sequence and KV head.
 pub(super) struct Block<'a> {
     pub source: Source<'a>,
     pub k: &'a Rows<'a>,
@@ -17,26 +21,28 @@ pub(super) struct Block<'a> {
     pub mask: Option<&'a Mask<'a>>,
     /// Rows of the sequence.
     pub rows: Range<usize>,
-    /// Keys that are gone through: from a multiple of a tile on, and to the end or another.
+    /// Range of keys. It starts at a multiple of a tile,
+    /// and ends at one or at the last key.
     pub keys: Range<usize>,
-    /// What products are multiplied with, the factor of the head of keys among it.
+    /// Softmax scale, including the factor of the KV head.
     pub scale: f32,
 }
 
-/// What is known of the exponentials of a row's scores.
+/// Online softmax state of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Weights {
-    /// The largest score.
+    /// row_max: the largest score.
     pub largest: f32,
-    /// What the exponentials, less that one's, add up to.
+    /// row_sum: the sum of `exp(score − row_max)`.
     pub total: f32,
 }
 
 impl Weights {
-    /// Of no key.
+    /// The state without keys.
     pub const NONE: Self = Self { largest: f32::NEG_INFINITY, total: 0.0 };
 
-    /// Adds those of further keys, and their values to the sums so far. What is added has a finite score or something that is no number.
+    /// Merges the state and values of further keys into `self` and
+    /// `sums`. The other state has a finite maximum or NaN.
     pub fn add(&mut self, sums: &mut [f32], other: Weights, values: &[f32]) {
         if other.total == 0.0 {
             return;
@@ -48,7 +54,8 @@ impl Weights {
         sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = *sum * kept + value * added);
     }
 
-    /// Makes results of sums, which are multiplied with `factor`, and returns the log-sum-exp. Of no key: zeros, and the logarithm of nothing.
+    /// Normalizes the sums, scaled by `factor`, and returns the
+    /// log-sum-exp. Without keys: zeros and −∞.
     pub fn finish(self, sums: &mut [f32], factor: f32) -> f32 {
         if self.total == 0.0 {
             return f32::NEG_INFINITY;
@@ -59,25 +66,26 @@ impl Weights {
     }
 }
 
-/// Floats of the memory that a block works in.
+/// Scratch floats of a block.
 pub(super) fn scratch_len(op: &CheckedAttention) -> usize {
     let (qk, v) = (whole(op.qk_dim), whole(op.v_dim));
     (MOST_ROWS + TILE_KEYS) * (qk + v) + MOST_ROWS * (TILE_KEYS + 2)
 }
 
 impl Block<'_> {
-    /// Keys that row `row` sees.
+    /// Visible keys of row `row`.
     fn seen(&self, row: usize) -> Range<usize> {
         let (op, sequence) = (self.source.op, &self.source.sequence);
         let query = row / op.group();
-        // One behind the query's own position.
+        // One past the query's position.
         let end = (sequence.keys + query + 1).saturating_sub(sequence.queries);
         let first = op.window.map_or(0, |window| end.saturating_sub(window));
         let last = if op.causal { end.min(sequence.keys) } else { sequence.keys };
         first.min(last)..last
     }
 
-    /// Keys of the tile from `first` on that row `row` sees, if they are there: a bit each.
+    /// Visible keys of row `row` within the tile from
+    /// `first` on: a bit each.
     fn seen_of_tile(&self, row: usize, first: usize) -> u64 {
         let Source { op, sequence, head, .. } = &self.source;
         let (group, seen) = (op.group(), mask_of(self.seen(row), first));
@@ -85,7 +93,8 @@ impl Block<'_> {
         if seen == 0 { 0 } else { seen & self.mask.map_or(u64::MAX, bits) }
     }
 
-    /// Attends: `load` fills a row of queries in f32, `store` gets the sums of each row's weighed values and what they are weighed with.
+    /// Attention of the block. `load` loads a row of queries as
+    /// f32. `store` gets each row's weighted sums and softmax state.
     pub fn attend(
         &self,
         scratch: &mut [f32],
@@ -113,7 +122,8 @@ impl Block<'_> {
         let all = seen.filter(|seen| !seen.is_empty()).reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
         let all = all.unwrap_or(0..0);
         let all = all.start.max(self.keys.start)..all.end.min(self.keys.end);
-        // Tiles begin at multiples of their length, so that sums do not depend on which rows are together.
+        // Tiles start at multiples of their length, so that sums do
+        // not depend on the rows of a block.
         for first in (all.start / TILE_KEYS * TILE_KEYS..all.end).step_by(TILE_KEYS) {
             let mut seen = [0; MOST_ROWS];
             seen.iter_mut().zip(self.rows.clone()).for_each(|(seen, row)| *seen = self.seen_of_tile(row, first));
@@ -143,12 +153,14 @@ impl Block<'_> {
                     sums[i * v_width..][..v_width].iter_mut().for_each(|sum| *sum *= kept);
                 }
             }
-            // Weights of zero do for keys that a row does not see, unless their values are no numbers.
+            // Zero weights suffice for masked keys, unless their
+            // values are infinite or NaN.
             if all_seen || (self.mask.is_some() && v_tile.iter().all(|value| value.is_finite())) {
                 simd.add_values(scores, v_tile, v_width, sums);
                 continue;
             }
-            // Values that a row does not see may be no numbers: of each row, those that it sees alone.
+            // Masked values may be infinite or NaN, so each row
+            // adds only its visible keys.
             for (i, keys) in seen[..rows].iter().enumerate() {
                 for run in runs(*keys) {
                     let weights = &scores[i * TILE_KEYS..][..TILE_KEYS][run.clone()];
@@ -163,7 +175,7 @@ impl Block<'_> {
         }
     }
 
-    /// Makes scores of products; minus infinity of those that are not in the mask.
+    /// Scores of the products; −∞ for masked keys.
     fn mask(&self, scores: &mut [f32], mask: u64) {
         let cap = self.source.op.soft_cap;
         for (i, score) in scores.iter_mut().enumerate() {
@@ -174,7 +186,8 @@ impl Block<'_> {
     }
 }
 
-/// The keys of a tile from `first` on that are in `seen`: a bit each.
+/// Mask of the keys in `seen` within the tile from
+/// `first` on: a bit each.
 fn mask_of(seen: Range<usize>, first: usize) -> u64 {
     let below = |end: usize| match end.saturating_sub(first) {
         TILE_KEYS.. => u64::MAX,
@@ -183,7 +196,7 @@ fn mask_of(seen: Range<usize>, first: usize) -> u64 {
     below(seen.end) & !below(seen.start)
 }
 
-/// The ranges of bits that are set.
+/// Ranges of consecutive set bits.
 fn runs(bits: u64) -> impl Iterator<Item = Range<usize>> {
     let mut start = 0;
     std::iter::from_fn(move || {
@@ -221,7 +234,7 @@ mod tests {
         assert!((lse - (90.0 + (2.0 + e).ln())).abs() < 1e-5 && (sums[0] - 2.0 * (4.0 - e) / (2.0 + e)).abs() < 1e-6);
         let mut zeros = [0.0];
         assert_eq!((Weights::NONE.finish(&mut zeros, 1.0), zeros), (f32::NEG_INFINITY, [0.0]));
-        // What is no number stays none, whatever the part's largest score.
+        // NaN stays NaN, whatever the maximum of the part.
         all.add(&mut sums, Weights { largest: f32::NEG_INFINITY, total: f32::NAN }, &[f32::NAN]);
         assert!(all.finish(&mut sums, 1.0).is_nan() && sums[0].is_nan());
     }

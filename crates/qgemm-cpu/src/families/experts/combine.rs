@@ -1,4 +1,4 @@
-//! The weighted sum of a token's slots, in their order.
+//! Combine step: weighted sum of a token's slots, in slot order.
 
 use qgemm_formats::DType;
 use qgemm_hal::{CheckedExperts, Combine, Dense, ExpertFault, ExpertForm, ExpertOperand, HalError, Operand};
@@ -8,25 +8,27 @@ use super::index::{Fault, expert_at};
 use crate::operand::{Input, Output};
 use crate::simd::Simd;
 
-/// Products below which the calling thread works alone: waking others takes longer.
+/// Products below which only the calling thread works, because
+/// waking others takes longer.
 const SERIAL_PRODUCTS: usize = 1 << 15;
-/// Features that are added up together.
+/// Features that are added together.
 const PART: usize = 256;
 
-/// What is combined.
+/// Inputs of the combine step.
 pub struct Source<'a> {
-    /// The slots' products, f32.
+    /// Products of the slots, f32.
     pub products: &'a [u8],
-    /// The slots' experts.
+    /// Experts of the slots.
     pub index: &'a [u8],
-    /// The slots' weights, f32.
+    /// Router weights of the slots, f32.
     pub weights: &'a [u8],
-    /// Added last.
+    /// Residual, added last.
     pub residual: &'a [u8],
 }
 
-/// Writes the sum of every token. A slot without an expert, or whose weight is NaN, is left out; the first of the latter is
-/// returned.
+/// Writes the sum of every token. Slots without an
+/// expert or with a NaN weight are skipped; the first
+/// NaN is returned as a fault.
 ///
 /// # Errors
 /// [`HalError::OutOfBounds`] for an operand that is too short.
@@ -62,7 +64,7 @@ pub fn run(op: &CheckedExperts, combine: Combine, source: &Source<'_>, d: &mut [
                 residual.part(simd, token, first, added);
                 sums.iter_mut().zip(&*added).for_each(|(sum, residual)| *sum += *residual);
             }
-            // SAFETY: each token is one thread's.
+            // SAFETY: each token belongs to one thread.
             unsafe { d.store_part(token, first, sums) };
         }
     };

@@ -1,35 +1,37 @@
-//! What an index says: which rows are whose, and what is wrong with it.
+//! Expert index: rows of each expert, and faults.
 
 use std::ops::Range;
 
 use qgemm_hal::{CheckedExperts, ExpertFault};
 
-/// What is wrong, and where first; nothing is most of the time.
+/// The first fault and its position; usually `None`.
 pub type Fault = Option<(ExpertFault, u32)>;
 
-/// The `u32` at a place.
+/// The `u32` at an index.
 fn word(bytes: &[u8], place: usize) -> u32 {
     bytes.get(place * 4..).and_then(|bytes| bytes.first_chunk()).map_or(0, |word| u32::from_le_bytes(*word))
 }
 
-/// The rows of `expert` by offsets, of `rows` in all: none where they do not ascend.
+/// Rows of `expert` by offsets, out of `rows`; empty
+/// when the offsets descend.
 pub fn ascending(offsets: &[u8], expert: usize, rows: usize) -> Range<usize> {
     let bound = |place| (word(offsets, place) as usize).min(rows);
     bound(expert)..bound(expert + 1)
 }
 
-/// The rows that `expert` uses by counts, `capacity` at most.
+/// Rows of `expert` by counts, at most `capacity`.
 pub fn counted(counts: &[u8], expert: usize, capacity: usize) -> usize {
     (word(counts, expert) as usize).min(capacity)
 }
 
-/// The expert at a slot, if there is such a one.
+/// Expert of a slot, if valid.
 pub fn expert_at(ids: &[u8], slot: usize, experts: usize) -> Option<usize> {
-    // A negative id is a large number here.
+    // A negative id becomes a large number.
     Some(word(ids, slot) as usize).filter(|&expert| expert < experts)
 }
 
-/// The first offset that is below the one before or beyond the rows.
+/// The first offset that is below the previous
+/// one or beyond the rows.
 pub fn offset_fault(offsets: &[u8], experts: usize, rows: usize) -> Fault {
     let mut before = 0;
     for place in 0..=experts {
@@ -48,33 +50,34 @@ pub fn count_fault(counts: &[u8], experts: usize, capacity: usize) -> Fault {
     Some((ExpertFault::Count, place as u32))
 }
 
-/// The first slot whose expert does not exist.
+/// The first slot with an invalid expert.
 pub fn id_fault(ids: &[u8], op: &CheckedExperts) -> Fault {
     let slot = (0..op.each.m).find(|&slot| expert_at(ids, slot, op.experts).is_none())?;
     Some((ExpertFault::Id, slot as u32))
 }
 
-/// Writes what is wrong, or that nothing is.
+/// Writes the fault status.
 pub fn report(fault: Fault, status: &mut [u8]) {
     let (code, place) = fault.map_or((0, 0), |(fault, place)| (fault as u32, place));
     status[..4].copy_from_slice(&code.to_le_bytes());
     status[4..8].copy_from_slice(&place.to_le_bytes());
 }
 
-/// Slots sorted by expert, those of an expert in their order.
+/// Slots sorted by expert, in slot order within an expert.
 pub struct Lists<'a> {
-    /// An offset an expert, and the end.
+    /// One offset for each expert, plus the end.
     offsets: &'a [u32],
     slots: &'a [u32],
 }
 
 impl<'a> Lists<'a> {
-    /// Words of memory that the lists take.
+    /// Words of memory for the lists.
     pub fn words(op: &CheckedExperts) -> usize {
         op.experts + 1 + op.each.m
     }
 
-    /// The lists for `ids`; slots with none are left out. `memory` has [`Lists::words`].
+    /// Builds the lists for `ids`; slots without a valid expert are
+    /// left out. `memory` has [`Lists::words`].
     pub fn make(op: &CheckedExperts, ids: &[u8], memory: &'a mut [u32]) -> Self {
         let (offsets, slots) = memory.split_at_mut(op.experts + 1);
         let known = || (0..op.each.m).filter_map(|slot| Some((slot, expert_at(ids, slot, op.experts)?)));
@@ -84,7 +87,8 @@ impl<'a> Lists<'a> {
             offsets[expert + 1] += offsets[expert];
         }
         let count = offsets[op.experts] as usize;
-        // Every offset moves to the end of its expert's slots, which is where the next one's begin.
+        // Every offset advances to the end of its expert's slots, where
+        // the next expert's slots begin.
         for (slot, expert) in known() {
             slots[offsets[expert] as usize] = slot as u32;
             offsets[expert] += 1;
@@ -94,12 +98,12 @@ impl<'a> Lists<'a> {
         Self { offsets, slots: &slots[..count] }
     }
 
-    /// The slots of all experts.
+    /// Slots of all experts.
     pub fn slots(&self) -> &[u32] {
         self.slots
     }
 
-    /// Which of them are an expert's.
+    /// Range of an expert's slots.
     pub fn rows(&self, expert: usize) -> Range<usize> {
         self.offsets[expert] as usize..self.offsets[expert + 1] as usize
     }

@@ -1,5 +1,7 @@
-//! `gemm`: any number of tokens, in f32, in panels. A panel of tokens is converted once and shared; each thread decodes its rows
-//! of W a few columns at a time, and multiplies them with the whole panel while they are in the nearest cache.
+//! `gemm`: any number of tokens in f32. A panel of tokens
+//! is converted once and shared. Each thread decodes a few columns
+//! of its rows of W at a time, and multiplies them
+//! with the whole panel while they are in the L1 cache.
 
 use std::ops::Range;
 
@@ -14,17 +16,21 @@ use crate::job::Job;
 use crate::simd::{BLOCK_ROWS, LANES, TILES};
 use crate::source_hash::SOURCE_HASH;
 
-/// Columns that are decoded at a time: a block of rows takes 16 KiB. K-tiles are multiples of it.
+/// Columns that are decoded at a time. A block of rows
+/// takes 16 KiB. K-tiles are multiples of it.
 const STEP: usize = 64;
 
-/// Tokens of a panel: enough that decoding a weight costs little beside its multiply-adds, and few enough that their accumulators for
-/// a block of rows stay in the nearest cache. Fewer suit small caches, which measuring finds out.
+/// Tokens of a panel. Enough that decoding a weight costs little
+/// beside its multiply-adds; few enough that the accumulators of a block
+/// of rows stay in the L1 cache. The smaller panel suits
+/// small caches, which measuring finds out.
 const PANEL_TOKENS: [usize; 2] = [128, 32];
 
 /// The family `gemm`.
 pub static GEMM: GemmFamily = GemmFamily;
 
-/// Any number of tokens: a few are bound by reading and decoding weights, many by multiply-adds.
+/// Any number of tokens. Few tokens are bound by reading and
+/// decoding weights, many by multiply-adds.
 #[derive(Debug)]
 pub struct GemmFamily;
 
@@ -59,7 +65,7 @@ impl Family<CheckedGemm> for GemmFamily {
 pub(super) struct Fma {
     /// Columns of a row of X.
     pub columns: usize,
-    /// Scales and minima of a k-tile.
+    /// Scales and minimums of a k-tile.
     pub scales: usize,
 }
 
@@ -89,7 +95,8 @@ impl MainLoop for Fma {
         arena::with_tile(self.tile_floats(tokens), |scratch| {
             let (w, scales_of_tiles) = scratch.split_at_mut(BLOCK_ROWS * STEP);
             let tiles = BLOCK_ROWS.min(job.op().stored_rows - first_row).div_ceil(LANES);
-            // Tiles past the last hold nothing, and nobody reads their accumulators.
+            // Tiles past the last are zero, and their
+            // accumulators are never read.
             w[tiles * LANES * STEP..].fill(0.0);
             for k_tile in part {
                 let mut k_tiles = [None; TILES];
@@ -112,7 +119,8 @@ impl MainLoop for Fma {
     }
 }
 
-/// Adds the products of a decoded block with every token of the panel.
+/// Adds the products of a decoded block with
+/// every token of the panel.
 fn multiply(job: &Job<'_>, w: &[f32], x: &[f32], sums: &mut [f32]) {
     let (stride, most) = (job.row_columns(), job.simd().tokens());
     for (i, sums) in sums.chunks_mut(most * BLOCK_ROWS).enumerate() {

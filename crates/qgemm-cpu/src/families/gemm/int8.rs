@@ -1,6 +1,8 @@
-//! `gemm_int8`: any number of tokens, quantized to eight bits, in panels. A panel is quantized once and shared; each thread multiplies
-//! its packed rows of W with the whole panel, some k-tiles at a time while they are in the nearest cache. Where tokens are many, it unpacks
-//! their codes before, once for all.
+//! `gemm_int8`: any number of tokens in INT8. A panel is
+//! quantized once and shared. Each thread multiplies its packed
+//! rows of W with the whole panel, some k-tiles at a
+//! time while they are in the L1 cache. For many tokens,
+//! it first unpacks their codes.
 
 use std::ops::Range;
 
@@ -16,34 +18,38 @@ use crate::job::Job;
 use crate::simd::{BLOCK_ROWS, LANES, Operands, Prefetch, Quantization, Simd, TILES, Tile};
 use crate::source_hash::SOURCE_HASH;
 
-/// Tokens of a panel: enough that unpacking a weight costs little, and few enough that the panel stays in the second cache. Fewer
-/// suit small caches, which measuring finds out.
+/// Tokens of a panel. Enough that unpacking a weight costs little;
+/// few enough that the panel stays in the L2 cache. The
+/// smaller panel suits small caches, which measuring finds out.
 const PANEL_TOKENS: [usize; 2] = [256, 32];
 
-/// Columns of a step, at least a k-tile: scales are unpacked and kernels called a step at a time.
+/// Columns of a step, at least a k-tile. Scales are unpacked
+/// and kernels called once per step.
 const STEP: usize = 256;
 
-/// The same where one group of tokens is multiplied straight from packed codes. Its kernel unpacks scales itself, so that memory is read
-/// in its order.
+/// Columns of a step when one group of tokens is multiplied
+/// directly with packed codes. Its kernel unpacks scales itself, so
+/// that memory is read in order.
 const LONG_STEP: usize = 4096;
 
-/// The same where there are two groups, which read codes and scales from the nearest cache.
+/// Columns of a step with two token groups, which read codes
+/// and scales from the L1 cache.
 const TWO_GROUPS_STEP: usize = 512;
 
-/// Prefetch distance in bytes of packed codes. With 4.6 KB a token of Q4_0 or Q4_K takes 26 to 38 % longer with AVX2, with
-/// AVX-512 VNNI one of Q8_0 8 % with 9 KB and one of Q6_K 8 % with 10 (4096 x 4096, two cores of an EPYC); on a Xeon 10 to 17 KB are no
-/// better.
+/// Prefetch distance in bytes of packed codes. Shorter distances are
+/// slower, and longer ones no faster.
 const PREFETCH_BYTES: usize = 7 << 10;
 
-/// Most tokens whose products are straight from packed codes, where they are two groups: a second group decodes again what is in the
-/// nearest cache by then. Eight tokens of Q4_0, Q8_0, Q4_K and Q6_K with AVX2, 4096 x 4096, two cores of an EPYC: 0.9, 1.5, 0.8 and 1.3 ms,
-/// unpacked 1.1, 1.9, 1.1 and 1.6.
+/// Maximum tokens for products directly with packed codes, as two groups.
+/// The second group decodes codes again, which are in the L1
+/// cache by then; this is faster than unpacking.
 const PACKED_TOKENS: usize = 8;
 
 /// The family `gemm_int8`.
 pub static GEMM_INT8: GemmInt8Family = GemmInt8Family;
 
-/// Any number of tokens, where they may be quantized and weights are integers: few are bound by reading weights.
+/// Any number of tokens, for integer weights and X that may
+/// be quantized. Few tokens are bound by reading weights.
 #[derive(Debug)]
 pub struct GemmInt8Family;
 
@@ -83,7 +89,7 @@ impl Family<CheckedGemm> for GemmInt8Family {
     }
 }
 
-/// How a kernel of `config` quantizes X.
+/// Quantization of X by a kernel of `config`.
 pub(super) fn quantization(
     device: &dyn Device,
     op: &CheckedGemm,
@@ -99,7 +105,8 @@ pub(super) fn quantization(
     how.ok_or_else(|| unavailable(device, op, config.family, why()))
 }
 
-/// How a quantized X is multiplied as it is: in blocks whose scale X has; `None` where it is no X of signed bytes, or permuted.
+/// Quantization of a given INT8 X, with blocks that share a
+/// scale. `None` when X is not INT8, or is permuted.
 fn given(op: &CheckedGemm) -> Option<Quantization> {
     let parts = op.x.planes.as_ref().map(|planes| planes.parts)?;
     if parts.code != XCode::Int8 || parts.scale != Some(ScaleType::F32) || parts.factor != XFactor::None || op.k_order {
@@ -120,7 +127,7 @@ pub(super) struct Int8 {
     pub k_tile: usize,
     /// Where steps end.
     pub parts: Parts,
-    /// The vector kernels.
+    /// The SIMD kernels.
     pub simd: &'static Simd,
 }
 
@@ -154,21 +161,23 @@ impl MainLoop for Int8 {
     }
 }
 
-/// In which order a thread multiplies a block of rows with a panel.
+/// Order in which a thread multiplies a block
+/// of rows with a panel.
 #[derive(Clone, Copy)]
 struct Schedule {
     /// K-tiles of a step.
     step_k_tiles: usize,
-    /// Tiles that take a step together.
+    /// Tiles that are processed together in a step.
     tiles: usize,
-    /// Whether codes are unpacked first, which serves all groups of tokens.
+    /// Whether codes are unpacked first, for all groups of tokens.
     unpacks: bool,
-    /// The same of scales; else kernels unpack them.
+    /// Whether scales are unpacked first; otherwise kernels unpack them.
     unpacks_scales: bool,
 }
 
 impl Schedule {
-    /// What a block takes: bytes of codes, floats of scales and of minima.
+    /// Scratch of a block: bytes of codes, floats of
+    /// scales and of minimums.
     fn scratch(&self, how: &Quantization, k_tile: usize) -> [usize; 3] {
         let numbers = LANES * self.step_k_tiles * k_tile;
         let codes = if self.unpacks { numbers } else { 0 };
@@ -183,7 +192,8 @@ impl Int8 {
         let at_once = self.simd.quantized_tokens(false);
         let step = |columns| self.parts.step(columns, self.k_tile);
         if tokens <= (2 * at_once).min(PACKED_TOKENS).max(at_once) {
-            // W is read once, from one end to the other: tiles are taken together where a step has all of their columns.
+            // W is read once from end to end: tiles are processed
+            // together if a step holds all of their columns.
             let one_group = tokens <= at_once;
             let step_k_tiles = step(if one_group { LONG_STEP } else { TWO_GROUPS_STEP });
             let is_whole = one_group && self.columns <= step_k_tiles * self.k_tile;
@@ -194,7 +204,7 @@ impl Int8 {
         }
     }
 
-    /// [`MainLoop::multiply`], of words.
+    /// [`MainLoop::multiply`] on words.
     fn block(&self, job: &Job<'_>, x: &[u32], tokens: usize, first_row: usize, part: Range<usize>, sums: &mut [f32]) {
         let (weight, simd) = (job.weight(), job.simd());
         let layout = weight.layout();

@@ -1,4 +1,4 @@
-//! Families of `gemm`, and what makes them kernels of a device.
+//! Families of `gemm`, and their common parts.
 
 mod fma;
 mod int8;
@@ -25,13 +25,13 @@ use share::{Parts, Share};
 pub use fma::{GEMM, GemmFamily};
 pub use int8::{GEMM_INT8, GemmInt8Family};
 
-/// What the CPU offers.
+/// Families of the CPU.
 pub static FAMILIES: GemmFamilies = &[&GEMM, &GEMM_INT8];
 
-/// What every family needs: weights packed for vectors.
+/// Checks the requirement of every family: weights packed for vectors.
 ///
 /// # Errors
-/// The reason why the operation is not served.
+/// The refusal.
 fn check_supported(op: &CheckedGemm) -> Result<(), Unsupported> {
     if op.class == FragmentLayout::Simd16 {
         return Ok(());
@@ -43,21 +43,23 @@ fn check_supported(op: &CheckedGemm) -> Result<(), Unsupported> {
     )))
 }
 
-/// What tells the configurations of one family from those of another.
+/// Properties of a family that its configs depend on.
 #[derive(Clone, Copy)]
 struct Traits {
     family: &'static str,
     main_loop: &'static str,
     math: Math,
     x_format: XFormat,
-    /// Most tokens of a panel.
+    /// Maximum tokens of a panel.
     panels: [usize; 2],
 }
 
-/// Tokens of whole groups at every level: panels of other numbers end with kernels for few tokens.
+/// Token group size of whole groups at every level. Other panels
+/// end with kernels for few tokens.
 const TOKEN_GROUPS: usize = 12;
 
-/// The configurations of a family: panels of some sizes, for all threads and for the one that calls.
+/// Configs of a family: several panel sizes, each for all threads
+/// and for the calling thread only.
 fn configs(of: Traits, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
     let parts = PackedLayout::new(op.format, op.class).map_or(1, |layout| Parts::new(op, &layout).count());
     let config = |tile_m: usize, threads: u32| TileConfig {
@@ -67,7 +69,7 @@ fn configs(of: Traits, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
         math: of.math,
         tile_n: BLOCK_ROWS as u32,
         tile_m: tile_m as u32,
-        // One step, so that no plan cuts K.
+        // One step, so that no plan splits K.
         tile_k: u32::try_from(op.stored_k).unwrap_or(u32::MAX),
         threads,
         ctas_per_unit: 1,
@@ -91,8 +93,9 @@ fn configs(of: Traits, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
     panels.into_iter().flat_map(|tokens| counts.iter().map(move |&threads| config(tokens, threads))).collect()
 }
 
-/// Sizes of panels for `m` tokens: panels are as many as with `most` tokens each, and of one size as far as may be. Where blocks of rows are
-/// fewer than threads, another size makes panels for all of these.
+/// Panel sizes for `m` tokens. As many panels as with `most`
+/// tokens each, of similar size. If there are fewer row blocks
+/// than threads, another size makes panels for all threads.
 fn panels(m: usize, blocks: usize, threads: usize, most: [usize; 2]) -> Vec<usize> {
     let even = |count: usize, most: usize| {
         let tokens = m.div_ceil(count.max(1)).max(1);
@@ -109,9 +112,11 @@ fn panels(m: usize, blocks: usize, threads: usize, most: [usize; 2]) -> Vec<usiz
     sizes
 }
 
-/// Share of the multiply-add rate, in per mille, when each decoded weight meets `tokens` tokens.
+/// Share of the multiply-add rate, per mille, when each decoded
+/// weight meets `tokens` tokens.
 fn efficiency(tokens: usize, math: Math, info: &DeviceInfo) -> u32 {
-    // Cycles of decoding a weight, and the share of the rate that the vector kernels reach, as measured on Zen 5.
+    // Cycles for decoding a weight, and the share of the rate
+    // that the SIMD kernels reach (measured on Zen 5).
     const KERNEL_SHARE: f64 = 0.6;
     let decode_cycles = if math == Math::DotI8 { 0.06 } else { 0.3 };
     let macs_per_cycle = info.rate(math).unwrap_or(1.0) / f64::from(info.units.max(1)) / crate::device::CLOCK;
@@ -122,7 +127,7 @@ fn efficiency(tokens: usize, math: Math, info: &DeviceInfo) -> u32 {
 /// A family's loop made ready for one operation.
 pub(super) struct CpuGemm {
     op: CheckedGemm,
-    /// X as the operation describes it, where its numbers are plain.
+    /// X as the operation describes it, if unquantized.
     x: Option<Dense>,
     layout: PackedLayout,
     scales: Scales,
@@ -146,7 +151,8 @@ impl std::fmt::Debug for CpuGemm {
 }
 
 impl CpuGemm {
-    /// The sequence of this one kernel; `quantization` says how activations are quantized, if they are.
+    /// The sequence of this single kernel. `quantization` is how
+    /// activations are quantized, if they are.
     fn prepare(
         device: &dyn Device,
         op: &CheckedGemm,
@@ -160,7 +166,8 @@ impl CpuGemm {
         Ok(LaunchSequence::new::<GemmOperand>(op.kernel_name(config.family), vec![step.of_operation()]))
     }
 
-    /// The loop of `config` for `op`, or for one like it with fewer tokens.
+    /// The loop of `config` for `op`, or for the same
+    /// operation with fewer tokens.
     fn new(
         device: &dyn Device,
         op: &CheckedGemm,
@@ -199,10 +206,11 @@ impl CpuGemm {
         })
     }
 
-    /// The loop of `config`, a configuration of either family, for `op` or for one like it with fewer tokens.
+    /// The loop of `config`, of either family, for `op` or the
+    /// same operation with fewer tokens.
     ///
     /// # Errors
-    /// [`HalError::KernelUnavailable`] when the configuration is none for `op`.
+    /// [`HalError::KernelUnavailable`] when the config is not for `op`.
     pub(super) fn of_config(device: &dyn Device, op: &CheckedGemm, config: &TileConfig) -> Result<Self, HalError> {
         let quantization = match config.math {
             Math::DotI8 => Some(int8::quantization(device, op, config)?),
@@ -211,7 +219,8 @@ impl CpuGemm {
         Self::new(device, op, config, quantization)
     }
 
-    /// Multiplies the rows of one expert: `op` is the kernel's, with the expert's number of rows and its X.
+    /// Multiplies the rows of one expert. `op` is the kernel's, with
+    /// the expert's number of rows and X.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`] for an operand that is too short.
@@ -220,7 +229,7 @@ impl CpuGemm {
         Ok(())
     }
 
-    /// The weight's layout.
+    /// Packed layout of the weight.
     pub(super) fn layout(&self) -> &PackedLayout {
         &self.layout
     }
@@ -230,7 +239,9 @@ impl CpuGemm {
         &self.op
     }
 
-    /// Calls `work` where its products are shared by threads: on one of them, so that each product need not wake them anew.
+    /// Calls `work` on a thread of the pool if its
+    /// products use several threads, so that each product
+    /// need not wake them again.
     pub(super) fn enter(&self, work: &mut (dyn FnMut() + Send)) {
         if self.share.threads > 1 { self.pool.enter(work) } else { work() }
     }
@@ -244,7 +255,8 @@ impl CpuGemm {
     }
 }
 
-/// The error of a family that was asked for what it does not serve.
+/// The error of a family for an operation that
+/// it does not support.
 fn unavailable(device: &dyn Device, op: &CheckedGemm, family: &str, why: String) -> HalError {
     HalError::KernelUnavailable { kernel: op.kernel_name(family), target: device.info().arch.clone(), why }
 }

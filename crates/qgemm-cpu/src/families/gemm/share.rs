@@ -1,9 +1,15 @@
-//! How threads share a launch.
+//! Distribution of a launch over threads.
 //!
-//! Outputs are cut into panels of tokens and blocks of [`BLOCK_ROWS`] rows, and a launch goes along one axis: by tokens where there are
-//! panels for all threads and few blocks; by rows where blocks are many; by columns where both are few and K is long. Every sum is
-//! added up in the same order whichever axis it is, so bits depend on neither the axis nor the number of threads: where K may be cut,
-//! it always is, and its parts are added one after the other ([`Parts`]).
+//! Outputs are split into panels of tokens and blocks of
+//! [`BLOCK_ROWS`] rows. A launch is distributed along one axis:
+//! by tokens if there are panels for all threads and few
+//! blocks; by rows if there are many blocks; by columns if
+//! both are few and K is long.
+//!
+//! Every sum is added in the same order for every axis,
+//! so the bits depend neither on the axis nor on the
+//! number of threads: where K may be split, it always is,
+//! and its parts are added one after the other ([`Parts`]).
 
 use std::ops::Range;
 
@@ -16,21 +22,25 @@ use crate::job::{Job, row_columns};
 use crate::pool::Scratch;
 use crate::simd::BLOCK_ROWS;
 
-/// Blocks a thread, from which on rows are shared: less would leave some without work at the end.
+/// Blocks per thread from which on rows are distributed. Fewer would
+/// leave some threads idle at the end.
 const BLOCKS_A_THREAD: usize = 4;
 
-/// What a family does with a panel and a block.
+/// A family's work on a panel and a block.
 pub trait MainLoop: Sync {
-    /// Floats of memory that X of `tokens` tokens takes.
+    /// Floats of memory for X of `tokens` tokens.
     fn x_floats(&self, tokens: usize) -> usize;
 
-    /// Floats of scratch memory that [`MainLoop::multiply`] takes for so many tokens.
+    /// Floats of scratch memory that [`MainLoop::multiply`]
+    /// needs for `tokens` tokens.
     fn tile_floats(&self, tokens: usize) -> usize;
 
-    /// Makes of X of a panel what is multiplied; on all threads if `shared`, else on this one.
+    /// Converts or quantizes X of a panel; on all threads if
+    /// `shared`, else on this one.
     fn load(&self, job: &Job<'_>, tokens: Range<usize>, shared: bool, x: &mut [f32]);
 
-    /// Adds to accumulators the products of a panel, which `x` holds, with the columns `k_tiles` of the block of rows from `first_row` on.
+    /// Adds the products of a panel in `x` with the columns
+    /// `k_tiles` of the row block at `first_row` to the accumulators.
     fn multiply(
         &self,
         job: &Job<'_>,
@@ -42,22 +52,23 @@ pub trait MainLoop: Sync {
     );
 }
 
-/// The parts of K whose accumulators are added up apart, then one after the other. They depend on N and K alone.
+/// Parts of K with separate accumulators, which are then added in
+/// order. They depend only on N and K.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
-    /// K-tiles of each but the last, which may have fewer.
+    /// K-tiles of each part; the last may have fewer.
     each: usize,
-    /// K-tiles of all.
+    /// K-tiles in total.
     all: usize,
 }
 
 impl Parts {
-    /// Columns of a part at least.
+    /// Minimum columns of a part.
     const COLUMNS: usize = 2048;
-    /// Most parts and blocks together: beyond them, threads have enough to do.
+    /// Maximum parts times blocks. Beyond it, threads have enough work.
     const MOST: usize = 8;
 
-    /// Those of a weight packed as `layout`.
+    /// Parts for a weight with `layout`.
     pub fn new(op: &CheckedGemm, layout: &PackedLayout) -> Self {
         let (columns, blocks) = (row_columns(layout, op.stored_k), op.stored_rows.div_ceil(BLOCK_ROWS).max(1));
         let all = columns / layout.k_tile;
@@ -65,7 +76,8 @@ impl Parts {
         if most < 2 || !Self::COLUMNS.is_multiple_of(layout.k_tile) {
             return Self { each: all.max(1), all };
         }
-        // Doubled, so that steps, which are powers of two, end where parts do.
+        // Doubled, so that steps, which are powers of
+        // two, end where parts do.
         let mut each = Self::COLUMNS;
         while columns.div_ceil(each) > most {
             each *= 2;
@@ -73,43 +85,45 @@ impl Parts {
         Self { each: each / layout.k_tile, all }
     }
 
-    /// How many there are.
+    /// Number of parts.
     pub fn count(&self) -> usize {
         self.all.div_ceil(self.each).max(1)
     }
 
-    /// Their k-tiles.
+    /// K-tiles of a part.
     pub fn k_tiles(&self, part: usize) -> Range<usize> {
         (part * self.each).min(self.all)..((part + 1) * self.each).min(self.all)
     }
 
-    /// K-tiles of a step that is `columns` long where parts are no shorter.
+    /// K-tiles of a step of `columns` columns, but
+    /// no more than a part.
     pub fn step(&self, columns: usize, k_tile: usize) -> usize {
         (columns / k_tile).clamp(1, self.each)
     }
 }
 
-/// What is decided before a launch.
+/// Decisions before a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
-    /// Threads; one is the calling thread, which wakes no other.
+    /// Threads. With 1, only the calling thread runs.
     pub threads: usize,
-    /// Tokens that are worked on together.
+    /// Tokens of a panel.
     pub panel_tokens: usize,
-    /// The parts of K.
+    /// Parts of K.
     pub parts: Parts,
 }
 
-/// Along which axis threads share.
+/// Axis along which threads share the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Axis {
-    /// The calling thread does all.
+    /// The calling thread does everything.
     None,
-    /// Each thread loads and multiplies panels of its own.
+    /// Each thread loads and multiplies its own panels.
     Tokens,
-    /// So many panels are loaded together, then multiplied block by block.
+    /// This many panels are loaded together, then multiplied block by block.
     Rows { panels: usize },
-    /// A panel is loaded, its blocks are multiplied part by part of K.
+    /// One panel is loaded, and its blocks are
+    /// multiplied part by part of K.
     Columns,
 }
 
@@ -132,7 +146,7 @@ impl Share {
         op.m.div_ceil(self.panel_tokens)
     }
 
-    /// The memory that a launch takes.
+    /// Scratch memory of a launch.
     pub fn scratch(&self, op: &CheckedGemm, main_loop: &impl MainLoop) -> Scratch {
         let most = self.panel_tokens.min(op.m);
         let last = op.m - self.panels(op).saturating_sub(1) * most;
@@ -154,7 +168,8 @@ fn blocks(op: &CheckedGemm) -> usize {
     op.stored_rows.div_ceil(BLOCK_ROWS).max(1)
 }
 
-/// Computes all outputs of a job. What several threads share is done within `enter`, which calls what it is given on a thread of the pool.
+/// Computes all outputs of a job. Multi-threaded work runs within `enter`,
+/// which calls its argument on a thread of the pool.
 pub fn run(job: &Job<'_>, main_loop: &impl MainLoop, share: Share, enter: impl FnOnce(&mut (dyn FnMut() + Send))) {
     let launch = Launch { job, main_loop, share };
     let (op, panels) = (job.op(), share.panels(job.op()));
@@ -192,7 +207,7 @@ impl<L: MainLoop> Launch<'_, L> {
         first..self.job.op().m.min(first + self.share.panel_tokens)
     }
 
-    /// All of a panel, on this thread.
+    /// A whole panel, on this thread.
     fn panel(&self, panel: usize) {
         let tokens = self.tokens(panel);
         arena::with_activations(self.main_loop.x_floats(tokens.len()), |x| {
@@ -201,7 +216,7 @@ impl<L: MainLoop> Launch<'_, L> {
         });
     }
 
-    /// Some panels, all loaded before their blocks are shared.
+    /// Some panels, all loaded before their blocks are distributed.
     fn panels_by_rows(&self, panels: Range<usize>, x_floats: usize, x: &mut [f32]) {
         let x = &mut x[..panels.len() * x_floats];
         let of_panels = x.par_chunks_mut(x_floats).zip(panels.clone());
@@ -213,7 +228,7 @@ impl<L: MainLoop> Launch<'_, L> {
         });
     }
 
-    /// A panel whose blocks are cut along K.
+    /// A panel whose blocks are split along K.
     fn panel_by_columns(&self, panel: usize, x: &mut [f32], sums: &mut [f32]) {
         let (tokens, parts) = (self.tokens(panel), self.share.parts);
         self.main_loop.load(self.job, tokens.clone(), true, x);
@@ -230,7 +245,7 @@ impl<L: MainLoop> Launch<'_, L> {
         });
     }
 
-    /// A block of rows for a panel, which `x` holds, on this thread.
+    /// A row block for a panel in `x`, on this thread.
     fn block(&self, x: &[f32], tokens: Range<usize>, block: usize) {
         let (parts, of_part) = (self.share.parts.count(), tokens.len() * BLOCK_ROWS);
         arena::with_sums(of_part * parts.min(2), |scratch| {
@@ -244,7 +259,7 @@ impl<L: MainLoop> Launch<'_, L> {
         });
     }
 
-    /// The accumulators of a part of K.
+    /// Accumulators of a part of K.
     fn part(&self, x: &[f32], tokens: usize, block: usize, part: usize, sums: &mut [f32]) {
         sums.fill(0.0);
         let k_tiles = self.share.parts.k_tiles(part);
@@ -252,7 +267,8 @@ impl<L: MainLoop> Launch<'_, L> {
     }
 
     fn store(&self, tokens: Range<usize>, block: usize, sums: &mut [f32]) {
-        // SAFETY: every panel's blocks are stored once, so only this thread stores these outputs.
+        // SAFETY: every panel's blocks are stored once, so only this
+        // thread stores these outputs.
         unsafe { self.job.store(tokens, block * BLOCK_ROWS, sums) };
     }
 }
@@ -336,9 +352,10 @@ mod tests {
         assert_eq!(axis(1, 64, 16384, 2, 1), Axis::Columns);
         assert_eq!(axis(1, 4096, 4096, 16, 1), Axis::Rows { panels: 1 });
         assert_eq!(axis(512, 4096, 4096, 2, 256), Axis::Rows { panels: 1 });
-        // Three panels for two threads would leave one idle for half of the time, eight blocks do not.
+        // Three panels for two threads would leave one idle half of
+        // the time; eight blocks do not.
         assert_eq!(axis(768, 448, 384, 2, 256), Axis::Rows { panels: 1 });
-        // Neither panels nor blocks are enough alone.
+        // Neither panels nor blocks alone are enough.
         assert_eq!(axis(64, 384, 384, 16, 24), Axis::Rows { panels: 3 });
     }
 }

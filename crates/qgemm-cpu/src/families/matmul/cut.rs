@@ -1,4 +1,4 @@
-//! How a product is cut into tasks.
+//! Split of a product into tasks.
 
 use std::ops::Range;
 
@@ -6,23 +6,27 @@ use qgemm_hal::CheckedMatmul;
 
 use crate::simd::BLOCK_ROWS;
 
-/// Most rows of D that a task computes: enough that putting B in order costs little beside its multiply-adds.
+/// Maximum rows of D of a task. Enough that reordering B
+/// costs little beside its multiply-adds.
 pub const PANEL_ROWS: usize = 128;
-/// Most columns of D that a task computes, in blocks: enough that putting A in order costs little.
+/// Maximum column blocks of D of a task. Enough that
+/// reordering A costs little.
 const MOST_BLOCKS: usize = 8;
-/// Tasks for each thread: some take longer than others.
+/// Tasks per thread, because some take longer than others.
 const TASKS_A_THREAD: usize = 4;
-/// Values along K of a part, at least, where K is cut.
+/// Minimum K of a split-K part.
 const LEAST_PART: usize = 2048;
-/// Tiles of D below which K is cut, into so many parts that there are as many tasks.
+/// Tiles of D below which K is split, into
+/// parts for this many tasks.
 const FEW_TILES: usize = 32;
 
-/// The tasks of a product. Which accumulators are added up how depends on the shape alone, and not on the threads.
+/// Tasks of a product. The order of additions depends on the
+/// shape only, not on the threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
     /// Rows of a panel.
     pub rows: usize,
-    /// Blocks of columns of a task.
+    /// Column blocks of a task.
     pub blocks: usize,
     /// Parts of K.
     pub parts: usize,
@@ -34,10 +38,10 @@ pub struct Cut {
     k: usize,
 }
 
-/// Part of D that a task computes.
+/// The part of D that a task computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// The product.
+    /// Index of the product.
     pub product: usize,
     /// Its rows.
     pub rows: Range<usize>,
@@ -46,13 +50,14 @@ pub struct Tile {
 }
 
 impl Cut {
-    /// The tasks of `op` for so many threads.
+    /// The split of `op` for this many threads.
     pub fn new(op: &CheckedMatmul, threads: usize) -> Self {
         let &CheckedMatmul { batch, m, n, k, k_grouped, rows_grouped, .. } = op;
         let panels = m.div_ceil(PANEL_ROWS);
         let rows = m.div_ceil(panels);
         let tiles = op.tiles(PANEL_ROWS as u32, BLOCK_ROWS as u32) as usize;
-        // What part of K a product has, or which rows, only a launch knows.
+        // With K groups or row groups, the ranges are
+        // only known at launch.
         let parts = if tiles < FEW_TILES && !k_grouped && !rows_grouped {
             (k / LEAST_PART).min(FEW_TILES / tiles).max(1)
         } else {
@@ -60,10 +65,10 @@ impl Cut {
         };
         let mut cut = Self { rows, blocks: 1, parts, rows_grouped, batch, m, n, k };
         if parts == 1 {
-            // The largest tasks of which there are enough.
+            // The largest tasks that still give enough of them.
             let wanted = threads * TASKS_A_THREAD;
             cut.blocks = (tiles / wanted).clamp(1, MOST_BLOCKS);
-            // Few columns, and rows for few threads: panels of fewer rows.
+            // With few columns and few tasks: panels with fewer rows.
             let few = wanted.div_ceil(tiles).min(PANEL_ROWS / 32);
             cut.rows = if few > 1 { rows.div_ceil(few).next_multiple_of(8).min(rows) } else { rows };
         }
@@ -82,12 +87,12 @@ impl Cut {
         if self.rows_grouped { (along_m + self.batch) * along_n } else { self.batch * along_m * along_n }
     }
 
-    /// Tasks: tiles and parts of K.
+    /// Tasks: tiles times parts of K.
     pub fn tasks(&self) -> usize {
         self.tiles() * self.parts
     }
 
-    /// A tile. Those of the same rows follow one another.
+    /// A tile. Tiles with the same rows are consecutive.
     pub fn tile(&self, tile: usize) -> Tile {
         let [along_m, along_n] = self.grid();
         let (of_products, column) = (tile / along_n, tile % along_n * self.blocks * BLOCK_ROWS);
@@ -96,7 +101,8 @@ impl Cut {
         Tile { product, rows: row..self.m.min(row + self.rows), columns }
     }
 
-    /// A tile of products that have the rows of `groups`, one after the other; none beyond the last.
+    /// A tile of row-grouped products with the row ranges
+    /// `groups`; `None` beyond the last.
     pub fn tile_of_groups(&self, tile: usize, groups: impl Iterator<Item = Range<usize>>) -> Option<Tile> {
         let [_, along_n] = self.grid();
         let (mut panel, column) = (tile / along_n, tile % along_n * self.blocks * BLOCK_ROWS);
@@ -192,7 +198,7 @@ mod tests {
     #[test]
     fn rows_columns_and_k_are_shared_out() {
         let tasks = |shape| Cut::new(&op(shape), 2).tasks();
-        // By rows, by columns, by K.
+        // Split by rows, by columns, by K.
         assert!(tasks([1, 4096, 64, 4096]) >= 8 && tasks([1, 4, 4096, 512]) >= 8 && tasks([1, 16, 16, 65536]) >= 8);
         assert_eq!(Cut::new(&op([1, 16, 16, 65536]), 2).parts, Cut::new(&op([1, 16, 16, 65536]), 64).parts);
     }

@@ -1,4 +1,5 @@
-//! A factor of one product, whatever it is stored in, as tasks read it: in f32.
+//! A or B of one product, of any format, as
+//! tasks read it: in f32.
 
 use std::ops::Range;
 
@@ -9,14 +10,14 @@ use crate::operand::Input;
 use crate::ordered::Ordered;
 use crate::simd::Simd;
 
-/// A factor of one product.
+/// A or B of one product.
 pub enum Factor<'a> {
     Plain(Input<'a>),
     E4M3(Codes<'a>),
     Blocks(Blocks<'a>),
 }
 
-/// A matrix of E4M3 codes, within whose bytes every element was found to lie.
+/// An E4M3 matrix whose elements are known to be in bounds.
 pub struct Codes<'a> {
     bytes: &'a [u8],
     row_stride: usize,
@@ -24,7 +25,7 @@ pub struct Codes<'a> {
 }
 
 impl<'a> Codes<'a> {
-    /// The matrix that begins with `bytes`.
+    /// The matrix at the start of `bytes`.
     pub fn new<T>(bytes: &'a [u8], layout: &BatchedDense<T>) -> Self {
         Self { bytes, row_stride: layout.row_stride as usize, col_stride: layout.col_stride as usize }
     }
@@ -34,11 +35,12 @@ impl<'a> Codes<'a> {
     }
 }
 
-/// Rows of A, or columns of B, whose codes are neighbours along K, and of whose blocks each has a scale.
+/// Rows of A, or columns of B, with E4M3 contiguous along
+/// K and a scale for each block.
 pub struct Blocks<'a> {
     codes: &'a [u8],
     code_row: usize,
-    /// f32 each, in the order of bytes that files have.
+    /// f32 scales in little-endian order.
     scales: &'a [u8],
     scale_row: usize,
     of_a: bool,
@@ -55,7 +57,8 @@ impl<'a> Blocks<'a> {
         Self { codes, code_row: layout.col_stride as usize, scales, scale_row: scale_row as usize, of_a: false }
     }
 
-    /// Numbers of row, or column, `outer` from `first` on, rounded to f32.
+    /// Elements of row (or column) `outer` from
+    /// `first` on, rounded to f32.
     fn along(&self, outer: usize, first: usize, out: &mut [f32]) {
         let codes = &self.codes[outer * self.code_row + first..][..out.len()];
         let scales = self.scales.as_chunks::<4>().0;
@@ -71,7 +74,7 @@ impl<'a> Blocks<'a> {
 }
 
 impl Factor<'_> {
-    /// Whether elements of a row are neighbours.
+    /// Whether rows are contiguous.
     pub fn is_row_major(&self) -> bool {
         match self {
             Factor::Plain(input) => input.layout().col_stride == 1,
@@ -80,7 +83,7 @@ impl Factor<'_> {
         }
     }
 
-    /// Rows that are best loaded together.
+    /// Number of rows that are best loaded together.
     pub fn rows_at_once(&self) -> usize {
         match self {
             Factor::Plain(input) => Ordered::rows_at_once(input.layout()),
@@ -90,7 +93,8 @@ impl Factor<'_> {
         }
     }
 
-    /// `k` of `rows`: rows of `out`, of which the rest means nothing.
+    /// Columns `k` of `rows`, as rows of `out`; the rest
+    /// of `out` is unspecified.
     pub fn rows(&self, simd: &Simd, rows: Range<usize>, k: Range<usize>, out: &mut [f32]) {
         let columns = out.len() / rows.len();
         match self {
@@ -126,7 +130,7 @@ impl Factor<'_> {
         }
     }
 
-    /// Those of `column` from `row` on.
+    /// `out.len()` values of `column` from `row` on.
     pub fn down(&self, simd: &Simd, row: usize, column: usize, out: &mut [f32]) {
         match self {
             Factor::Plain(input) => input.down(simd, row, column, out),

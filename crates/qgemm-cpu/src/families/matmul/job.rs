@@ -1,4 +1,4 @@
-//! One launch: the operands bound to a product, and its tasks.
+//! One launch: a product with bound operands, and its tasks.
 
 use std::ops::Range;
 
@@ -16,32 +16,35 @@ use crate::arena;
 use crate::operand::{Input, OutputBatch, absent, host_bytes};
 use crate::simd::{BLOCK_ROWS, Epilogue, LANES, OfToken, Simd, TILES};
 
-/// Values along K that a block of B is put in order for: it takes 16 KiB.
+/// K elements of a reordered block of B,
+/// which takes 16 KiB.
 pub const STEP: usize = 64;
-/// Values along K that a panel of A is put in order for.
+/// K elements of a reordered panel of A.
 const CHUNK: usize = 16 * STEP;
-/// Multiply-adds below which the calling thread works alone: waking others takes longer.
+/// Multiply-adds below which only the calling thread works,
+/// because waking others takes longer.
 const SERIAL_MACS: f64 = 65536.0;
 
-/// An operation with its operands.
+/// An operation with bound operands.
 pub struct Job<'a> {
     op: &'a CheckedMatmul,
     cut: &'a Cut,
     simd: &'static Simd,
     a: Batch<'a, FactorFormat>,
     b: Batch<'a, FactorFormat>,
-    /// The factor of the product, with those of all of A and of B.
+    /// Scale of the product, including the factors of A and B.
     alpha: f32,
-    /// Scales of blocks of A and of B, where they have some.
+    /// Block scales of A and B, if they have them.
     scales: Option<[&'a [u8]; 2]>,
     c: Option<Batch<'a, DType>>,
     bias: Option<(&'a [u8], DType)>,
-    /// Where parts of K, or groups of rows, begin, and the last one ends, where products have one each.
+    /// Offsets of K groups or row groups, plus the
+    /// end, if there are groups.
     offsets: Option<&'a [u8]>,
     d: OutputBatch<'a>,
 }
 
-/// Matrices that are read.
+/// A batch of input matrices.
 struct Batch<'a, T> {
     bytes: &'a [u8],
     layout: BatchedDense<T>,
@@ -51,14 +54,14 @@ struct Batch<'a, T> {
     what: &'static str,
 }
 
-/// A matrix of a batch, whose elements are of `dtype`.
+/// A matrix of a batch, with elements of `dtype`.
 fn dense<T>(layout: &BatchedDense<T>, dtype: DType) -> Dense {
     let BatchedDense { row_stride, col_stride, .. } = *layout;
     Dense { dtype, row_stride, col_stride, aligned16: false }
 }
 
 impl<'a, T: Copy> Batch<'a, T> {
-    /// `batch` matrices in `view`, whose elements have `width` bytes.
+    /// `batch` matrices in `view`, with elements of `width` bytes.
     fn new(
         view: Option<qgemm_hal::BufferRef<'a>>,
         layout: BatchedDense<T>,
@@ -76,12 +79,12 @@ impl<'a, T: Copy> Batch<'a, T> {
         Ok(Self { bytes, layout, width, shape, what })
     }
 
-    /// The bytes of a product's matrix, and what follows it.
+    /// The bytes from a product's matrix on.
     fn bytes_of(&self, product: usize) -> &'a [u8] {
         &self.bytes[product * self.layout.batch_stride as usize * self.width..]
     }
 
-    /// The matrix of a product, whose elements are of `dtype`.
+    /// The matrix of a product, with elements of `dtype`.
     fn input(&self, product: usize, dtype: DType) -> Input<'a> {
         let matrix = Input::new(self.bytes_of(product), dense(&self.layout, dtype), self.shape, self.what);
         matrix.unwrap_or_else(|_| unreachable!("the extent of all matrices was checked"))
@@ -89,7 +92,7 @@ impl<'a, T: Copy> Batch<'a, T> {
 }
 
 impl<'a> Batch<'a, FactorFormat> {
-    /// The factor of a product, of plain numbers or codes without scales of blocks.
+    /// A or B of a product, without block scales.
     fn of(&self, product: usize) -> Factor<'a> {
         match self.layout.dtype.plain() {
             Some(dtype) => Factor::Plain(self.input(product, dtype)),
@@ -102,8 +105,8 @@ impl<'a> Job<'a> {
     /// Binds the operands of a launch.
     ///
     /// # Errors
-    /// [`HalError::WrongDevice`] for memory that is not the host's, [`HalError::OutOfBounds`] for an operand shorter than the
-    /// operation says.
+    /// [`HalError::WrongDevice`] for memory that is not on the host,
+    /// [`HalError::OutOfBounds`] for an operand that is too short.
     pub fn new(
         op: &'a CheckedMatmul,
         cut: &'a Cut,
@@ -159,13 +162,13 @@ impl<'a> Job<'a> {
         };
         let d = operands.take_mut(O::D).ok_or(absent(O::D.name(), 1))?;
         let d = HostMemory::of_device_mut(DeviceId::CPU, d, O::D.name())?;
-        // Products that share rows write to one matrix.
+        // Row-grouped products write to one matrix.
         let outputs = if op.rows_grouped { 1 } else { batch };
         let d = OutputBatch::new(d, dense(&op.d, op.d.dtype), [m, n], outputs, op.d.batch_stride, O::D.name())?;
         Ok(Self { op, cut, simd, a, b, alpha, scales, c, bias, offsets, d })
     }
 
-    /// Computes everything.
+    /// Computes all outputs.
     pub fn run(&self) {
         match self.cut.parts {
             1 => self.each(self.cut.tiles(), |tile| self.tile(tile).iter().for_each(|tile| self.whole(tile))),
@@ -173,7 +176,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Calls `work` with every number below `count`, on all threads where it pays.
+    /// Calls `work` with every number below `count`, on
+    /// all threads if that pays.
     fn each(&self, count: usize, work: impl Fn(usize) + Send + Sync) {
         if self.op.macs() < SERIAL_MACS {
             (0..count).for_each(work);
@@ -182,7 +186,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// The tile of a task, which may find no rows left where products have groups of them.
+    /// The tile of a task; `None` when row groups leave none.
     fn tile(&self, tile: usize) -> Option<Tile> {
         match self.op.rows_grouped {
             true => self.cut.tile_of_groups(tile, self.op.groups(|i| self.offset(i))),
@@ -190,7 +194,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// An offset; 0 where there are none.
+    /// An offset; 0 without offsets.
     fn offset(&self, i: usize) -> u32 {
         let (words, _) = self.offsets.unwrap_or_default().as_chunks::<4>();
         words.get(i).map_or(0, |word| u32::from_le_bytes(*word))
@@ -207,7 +211,8 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// The part of K that a product multiplies. No offset leads out of K, or to fewer than no values.
+    /// The K range of a product, clamped to K
+    /// and never reversed.
     fn k_of(&self, product: usize) -> Range<usize> {
         if !self.op.k_grouped {
             return 0..self.op.k;
@@ -217,7 +222,7 @@ impl<'a> Job<'a> {
         first..at(product + 1).max(first)
     }
 
-    /// The factors of a product.
+    /// A and B of a product.
     fn factors(&self, product: usize) -> (Factor<'a>, Factor<'a>) {
         let (a, b) = (&self.a, &self.b);
         let Some([of_a, of_b]) = self.scales else { return (a.of(product), b.of(product)) };
@@ -225,7 +230,9 @@ impl<'a> Job<'a> {
         (Factor::Blocks(a), Factor::Blocks(Blocks::of_b(b.bytes_of(product), &b.layout, of_b, self.op.b_scale_row)))
     }
 
-    /// Computes the parts of K of every tile, then adds them up: the neighbours of every pair, then those of pairs, and so on.
+    /// Computes the split-K parts of every tile, then
+    /// adds them in a tree: pairs of neighbours, then
+    /// pairs of pairs, and so on.
     fn in_parts(&self) {
         let (tiles, parts) = (self.cut.tiles(), self.cut.parts);
         let each = self.cut.rows * self.cut.blocks * BLOCK_ROWS;
@@ -281,19 +288,20 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// Puts `k` of rows of A in order, each padded with zeros to `columns`.
+    /// Reorders columns `k` of rows of A, each zero-padded to `columns`.
     fn load_a(&self, a: &Factor<'_>, rows: Range<usize>, k: Range<usize>, columns: usize, out: &mut [f32]) {
         let at_once = a.rows_at_once();
         for (i, out) in out.chunks_mut(at_once * columns).enumerate() {
             let first = rows.start + i * at_once;
             let of_rows = first..first + out.len() / columns;
             a.rows(self.simd, of_rows, k.clone(), out);
-            // What stands behind K's part belongs to the next one.
+            // Data after this part of K belongs to the next part.
             out.chunks_mut(columns).for_each(|row| row[k.len()..].fill(0.0));
         }
     }
 
-    /// Puts rows `k` and some columns of B in order: `out[tile][k][lane]`, zeros where there are none.
+    /// Reorders rows `k` and some columns of B to
+    /// `out[tile][k][lane]`, zero-padded.
     fn load_b(&self, b: &Factor<'_>, k: Range<usize>, columns: Range<usize>, out: &mut [f32]) {
         if k.len() < STEP || columns.len() < BLOCK_ROWS {
             out.fill(0.0);
@@ -324,7 +332,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Adds the products of a block of B with every row of the panel.
+    /// Adds the products of a block of B with
+    /// every row of the panel.
     fn multiply(&self, b: &[f32], a: &[f32], stride: usize, rows: usize, sums: &mut [f32]) {
         let most = self.simd.tokens();
         for (i, sums) in sums[..rows * BLOCK_ROWS].chunks_mut(most * BLOCK_ROWS).enumerate() {
@@ -332,7 +341,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Finishes and writes the outputs of a tile.
+    /// Runs the epilogue and writes the outputs of a tile.
     ///
     /// # Safety
     /// No other thread may store outputs of the tile.
@@ -372,7 +381,7 @@ impl<'a> Job<'a> {
                 if op.slope {
                     sums.iter_mut().zip(&of_c).for_each(|(sum, &at)| *sum *= slope(op.activation, at));
                 }
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 unsafe { d.store_part(row, left, &sums[..width]) };
             }
         }

@@ -1,8 +1,12 @@
-//! Families of `matmul`: one, which serves every product. Sixteen columns of D are the lanes of a vector; operands are converted to f32
-//! and put in order a panel at a time, whatever their type and layout.
+//! Families of `matmul`: a single one. Sixteen columns of D are
+//! the lanes of a vector. Operands are converted to f32 and
+//! reordered a panel at a time, for any type and layout.
 //!
-//! Work is shared out by rows of D where there are many, by columns where there are few, and by K where D is small. An accumulator is
-//! one chain over K, or, where K is cut, a chain for each part, which are added up in a tree. Both depend on the shape alone.
+//! Work is distributed by rows of D if they are many,
+//! by columns if rows are few, and by K if D
+//! is small. An accumulator is one chain over K, or with
+//! split-K one chain per part; parts are added in a tree.
+//! Both depend on the shape only.
 
 mod cut;
 mod factor;
@@ -24,7 +28,7 @@ use crate::source_hash::SOURCE_HASH;
 use cut::{Cut, PANEL_ROWS};
 use job::{Job, STEP};
 
-/// What the CPU offers.
+/// Families of the CPU.
 pub static FAMILIES: MatmulFamilies = &[&MATMUL];
 
 /// The family `matmul`.
@@ -50,7 +54,7 @@ impl Family<CheckedMatmul> for MatmulFamily {
             tile_n: n,
             tile_k: k,
             ctas_per_unit: 1,
-            // Parts of K are added up within the launch.
+            // The launch itself adds the parts of K.
             max_splits: 1,
             efficiency: 600,
             factor_bytes: 0,
@@ -72,7 +76,7 @@ impl Family<CheckedMatmul> for MatmulFamily {
     }
 }
 
-/// The family's loops made ready for one operation.
+/// The family's loops, prepared for one operation.
 struct CpuMatmul {
     op: CheckedMatmul,
     cut: Cut,

@@ -1,8 +1,9 @@
-//! Derivatives of the activations, one value at a time: their products are bound by the multiply-adds before.
+//! Derivatives of the activations, one value at a time. The
+//! multiply-adds before dominate the time.
 
 use qgemm_hal::Activation;
 
-/// The derivative of `activation` at `v`, within 2·10⁻⁷ of the largest.
+/// The derivative of `activation` at `v`, within 2·10⁻⁷ of its maximum.
 pub fn slope(activation: Activation, v: f32) -> f32 {
     match activation {
         Activation::Identity => 1.0,
@@ -26,12 +27,14 @@ pub fn slope(activation: Activation, v: f32) -> f32 {
     }
 }
 
-/// Beyond 64 slopes are 0 or 1 in f32, and powers stay within its range.
+/// Beyond 64, slopes are 0 or 1 in f32, and powers
+/// stay within its range.
 fn within(v: f32) -> f32 {
     v.clamp(-64.0, 64.0)
 }
 
-/// Of `v · sigmoid(x)`, where x grows `dx` times as fast as v.
+/// Derivative of `v · sigmoid(x)`, where x grows
+/// `dx` times as fast as v.
 fn of_product(v: f32, x: f32, dx: f32) -> f32 {
     let v = within(v);
     let sigmoid = |x: f32| {
@@ -41,7 +44,8 @@ fn of_product(v: f32, x: f32, dx: f32) -> f32 {
     sigmoid(x) + v * dx * sigmoid(x) * sigmoid(-x)
 }
 
-/// The normal distribution, where `e` is `exp(-v² / 2)`: the polynomial of the vector kernels (`simd/activation.rs`).
+/// Normal distribution function, with `e = exp(-v² / 2)`. The polynomial
+/// is that of the SIMD kernels (`simd/activation.rs`).
 fn normal_cdf(v: f32, e: f32) -> f32 {
     const POLYNOMIAL: [f32; 9] = [
         0.072_639_68,

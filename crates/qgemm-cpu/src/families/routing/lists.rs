@@ -1,30 +1,31 @@
-//! The slots of each expert, stable: counts of chunks of slots, where each chunk's part of a list begins, and the slots in their
-//! places.
+//! Expert lists (stable counting sort): counts of slot chunks, start
+//! of each chunk in a list, slots.
 
 use std::marker::PhantomData;
 
 use rayon::prelude::*;
 
-/// The lists as they are written.
+/// The lists to write.
 pub(super) struct Lists<'a> {
     pub offsets: &'a mut [u32],
     pub counts: &'a mut [u32],
     pub rows: &'a mut [u32],
 }
 
-/// The expert of an id, if it is one's.
+/// Expert of an id, if valid.
 fn expert(id: i32, experts: usize) -> Option<usize> {
     usize::try_from(id).ok().filter(|&id| id < experts)
 }
 
-/// The first slot whose id is no expert's.
+/// The first slot with an invalid id.
 pub(super) fn first_bad(ids: &[i32], experts: usize) -> Option<usize> {
     ids.iter().position(|&id| expert(id, experts).is_none())
 }
 
 impl Lists<'_> {
-    /// Lists `ids`, in chunks of `chunk`, for which `counts` has room: a row of `experts` numbers each, whatever they were. Returns the
-    /// first slot whose id is no expert's.
+    /// Lists `ids` in chunks of `chunk`. `counts` has a row of
+    /// `experts` numbers for each chunk, with any contents. Returns the
+    /// first slot with an invalid id.
     pub fn write(self, ids: &[i32], chunk: usize, experts: usize, counts: &mut [u32]) -> Option<usize> {
         let Self { offsets, counts: totals, rows } = self;
         let count = |(ids, counts): (&[i32], &mut [u32])| {
@@ -36,7 +37,8 @@ impl Lists<'_> {
             true => count((ids, &mut *counts)),
             false => ids.par_chunks(chunk).zip(counts.par_chunks_mut(experts)).for_each(count),
         }
-        // Every count becomes the place of the chunk's first slot in the expert's list.
+        // Every count becomes the position of the chunk's first
+        // slot in the expert's list.
         let mut end = 0;
         for e in 0..experts {
             offsets[e] = end;
@@ -52,8 +54,9 @@ impl Lists<'_> {
         let scatter = |(i, (ids, next)): (usize, (&[i32], &mut [u32]))| {
             for (slot, &id) in (i * chunk..).zip(ids) {
                 if let Some(expert) = expert(id, experts) {
-                    // SAFETY: the places of a chunk's slots for an expert follow the first one, as many as were counted: no two
-                    // chunks share one.
+                    // SAFETY: the positions of a chunk's slots for an
+                    // expert follow the first one, as many as were counted.
+                    // No two chunks share one.
                     unsafe { places.set(next[expert] as usize, slot as u32) };
                     next[expert] += 1;
                 }
@@ -67,15 +70,16 @@ impl Lists<'_> {
     }
 }
 
-/// Numbers that threads write side by side.
+/// Numbers that threads write concurrently.
 struct Places<'a> {
     start: *mut u32,
     len: usize,
     numbers: PhantomData<&'a mut [u32]>,
 }
 
-// SAFETY: `Places` is a `&mut [u32]` whose only access is `set`, an unsafe method that obliges its callers to write no number from
-// two threads.
+// SAFETY: `Places` is a `&mut [u32]` whose only access
+// is `set`, an unsafe method whose callers must not
+// write a number from two threads.
 unsafe impl Sync for Places<'_> {}
 
 impl<'a> Places<'a> {
@@ -89,11 +93,11 @@ impl<'a> Places<'a> {
     /// No other thread may write it.
     ///
     /// # Panics
-    /// When there is none at this place.
+    /// When the index is out of bounds.
     unsafe fn set(&self, place: usize, value: u32) {
         assert!(place < self.len, "places are counted");
-        // SAFETY: it lies within the numbers that `self` borrows mutably (asserted); that nobody else writes it is the caller's
-        // promise.
+        // SAFETY: it is within the numbers that `self` borrows mutably (asserted).
+        // The caller guarantees that nobody else writes it.
         unsafe { self.start.add(place).write(value) };
     }
 }

@@ -1,4 +1,5 @@
-//! Families of `routing`: one, which serves every routing. Tokens are cut into chunks, which threads share.
+//! Families of `routing`: a single one. Tokens are split
+//! into chunks for the threads.
 
 mod lists;
 mod top_k;
@@ -23,12 +24,13 @@ use crate::source_hash::SOURCE_HASH;
 use lists::{Lists, first_bad};
 use top_k::TopK;
 
-/// Logits and slots below which the calling thread works alone: waking others takes longer.
+/// Logits and slots below which only the calling thread works,
+/// because waking others takes longer.
 const SERIAL: usize = 1 << 14;
-/// Chunks for each thread: some take longer than others.
+/// Chunks per thread, because some take longer than others.
 const CHUNKS_A_THREAD: usize = 4;
 
-/// What the CPU offers.
+/// Families of the CPU.
 pub static FAMILIES: RoutingFamilies = &[&ROUTING];
 
 /// The family `routing`.
@@ -73,7 +75,7 @@ impl Family<CheckedRouting> for RoutingFamily {
     }
 }
 
-/// The family's loops made ready for one operation.
+/// The family's loops, prepared for one operation.
 struct CpuRouting {
     op: CheckedRouting,
     chunk_tokens: usize,
@@ -105,7 +107,7 @@ impl Kernel for CpuRouting {
     }
 }
 
-/// An operation with its operands.
+/// An operation with bound operands.
 struct Job<'a> {
     op: &'a CheckedRouting,
     chunk_tokens: usize,
@@ -114,7 +116,7 @@ struct Job<'a> {
     status: &'a mut [u32],
 }
 
-/// Where ids come from.
+/// Source of the ids.
 enum Source<'a> {
     Logits { top_k: TopK<'a>, ids: &'a mut [i32], weights: &'a mut [f32] },
     Given(&'a [i32]),
@@ -169,7 +171,7 @@ impl<'a> Job<'a> {
         let bad = match lists {
             Some(lists) => {
                 let chunks = ids.len().div_ceil(chunk);
-                // Counts are whole numbers in memory for floats.
+                // Counts are integers in float memory.
                 arena::with_activations(chunks * op.experts, |counts| {
                     lists.write(ids, chunk, op.experts, bytemuck::cast_slice_mut(counts))
                 })
@@ -183,7 +185,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// The `count` values of an operand that is read.
+/// The `count` values of a read operand.
 fn read<'a, T: AnyBitPattern>(
     operands: &mut Operands<'a>,
     operand: RoutingOperand,
@@ -196,7 +198,7 @@ fn read<'a, T: AnyBitPattern>(
     bytemuck::try_cast_slice(bytes).map_err(|_| misaligned(what))
 }
 
-/// The `count` values of an operand that is written.
+/// The `count` values of a written operand.
 fn written<'a, T: AnyBitPattern + NoUninit>(
     operands: &mut Operands<'a>,
     operand: RoutingOperand,

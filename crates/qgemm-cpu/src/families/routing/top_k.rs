@@ -1,4 +1,4 @@
-//! The best experts of a token, and their weights.
+//! Router top-k of a token, and the weights.
 
 use qgemm_hal::op::routing::MOST_TOP_K;
 use qgemm_hal::{CheckedRouting, ExpertGroups, Scoring};
@@ -7,10 +7,10 @@ use crate::arena;
 use crate::operand::Input;
 use crate::simd::Simd;
 
-/// Numbers that are added side by side.
+/// Partial sums that are added in parallel.
 const LANES: usize = 16;
 
-/// How experts are chosen, with what they are chosen from.
+/// Top-k parameters and inputs.
 pub(super) struct TopK<'a> {
     op: &'a CheckedRouting,
     logits: Input<'a>,
@@ -23,13 +23,14 @@ impl<'a> TopK<'a> {
         Self { op, logits, bias, simd }
     }
 
-    /// Writes ids and weights of the tokens from `first` on, as many as there is room for.
+    /// Writes ids and weights of the tokens from
+    /// `first` on, as many as fit.
     pub fn tokens(&self, first: usize, ids: &mut [i32], weights: &mut [f32]) {
         let (experts, top_k, chosen) = (self.op.logit_experts(), self.op.top_k, self.op.chosen());
         arena::with_tile(4 * experts, |memory| {
             let (logits, rest) = memory.split_at_mut(experts);
             let (scores, rest) = rest.split_at_mut(experts);
-            // Keys and sums of groups are bits.
+            // Keys and group sums are bits.
             let (keys, sums) = bytemuck::cast_slice_mut(rest).split_at_mut(experts);
             let of_tokens = ids.chunks_exact_mut(top_k).zip(weights.chunks_exact_mut(top_k));
             for (token, (ids, weights)) in (first..).zip(of_tokens) {
@@ -39,7 +40,7 @@ impl<'a> TopK<'a> {
                 if let Some(groups) = self.op.groups {
                     keep_best_groups(groups, keys, sums);
                 }
-                // The last slot may be that of the expert that every token has.
+                // The last slot may belong to the shared expert.
                 let ((ids, last_id), (weights, last_weight)) = (ids.split_at_mut(chosen), weights.split_at_mut(chosen));
                 self.choose(scores, keys, ids, weights);
                 last_id.fill(experts as i32);
@@ -48,7 +49,7 @@ impl<'a> TopK<'a> {
         });
     }
 
-    /// What the logits become; 0 where one is NaN.
+    /// Scores of the logits; 0 for NaN.
     fn score(&self, logits: &[f32], scores: &mut [f32]) {
         if self.op.scoring == Scoring::Sigmoid {
             for (score, &logit) in scores.iter_mut().zip(logits) {
@@ -56,10 +57,10 @@ impl<'a> TopK<'a> {
             }
             return;
         }
-        // `max` leaves NaN out.
+        // `max` ignores NaN.
         let largest = logits.iter().fold(f32::NEG_INFINITY, |largest, &logit| largest.max(logit));
         for (score, &logit) in scores.iter_mut().zip(logits) {
-            // Infinity minus itself would be no number.
+            // ∞ − ∞ would be NaN.
             let below = if logit == largest { 0.0 } else { logit - largest };
             *score = if logit.is_nan() { 0.0 } else { exp_nonpositive(below) };
         }
@@ -73,7 +74,7 @@ impl<'a> TopK<'a> {
         }
     }
 
-    /// The keys, as bits in their order.
+    /// Keys, as ordered bits.
     fn compare(&self, logits: &[f32], scores: &[f32], keys: &mut [u32]) {
         if self.op.compares_logits() {
             keys.iter_mut().zip(logits).for_each(|(key, &logit)| *key = ordered(logit));
@@ -85,7 +86,7 @@ impl<'a> TopK<'a> {
         }
     }
 
-    /// The experts of the largest keys, and their weights.
+    /// The experts with the largest keys, and their weights.
     fn choose(&self, scores: &[f32], keys: &[u32], ids: &mut [i32], weights: &mut [f32]) {
         let mut best = [(NO_KEY, 0); MOST_TOP_K];
         let best = &mut best[..ids.len()];
@@ -100,25 +101,27 @@ impl<'a> TopK<'a> {
     }
 }
 
-/// Less than every key that may be chosen.
+/// Below every eligible key.
 const NO_KEY: u32 = 0;
 
-/// Bits in the order of the numbers, from 1 on, the same for both zeros; [`NO_KEY`] for NaN.
+/// Bits in the order of the values, from 1 on. Both
+/// zeros are equal; NaN is [`NO_KEY`].
 fn ordered(key: f32) -> u32 {
     let bits = (key + 0.0).to_bits();
     let sign = bits.cast_signed() >> 31;
     if key.is_nan() { NO_KEY } else { bits ^ (sign.cast_unsigned() | 0x8000_0000) }
 }
 
-/// The number of [`ordered`] bits.
+/// The value of [`ordered`] bits.
 fn number(ordered: u32) -> f32 {
     f32::from_bits(if ordered >> 31 == 1 { ordered ^ 0x8000_0000 } else { !ordered })
 }
 
-/// Finds as many of the largest keys as `best` has room for, the largest first, of equal ones the first; returns how many there are.
+/// Finds the largest keys in descending order, as many as `best`
+/// holds. Among equal keys the first wins. Returns their number.
 fn largest(keys: &[u32], best: &mut [(u32, usize)]) -> usize {
     let mut found = 0;
-    // What a key must exceed.
+    // Keys must exceed this.
     let mut least = NO_KEY;
     for (e, &key) in keys.iter().enumerate() {
         if key <= least {
@@ -135,7 +138,8 @@ fn largest(keys: &[u32], best: &mut [(u32, usize)]) -> usize {
     found
 }
 
-/// Takes the keys of all groups but the best away. `sums` has room for a number a group.
+/// Removes the keys of all but the best groups. `sums` has
+/// one number for each group.
 fn keep_best_groups(ExpertGroups { groups, chosen }: ExpertGroups, keys: &mut [u32], sums: &mut [u32]) {
     let size = keys.len() / groups;
     let sums = &mut sums[..groups];
@@ -155,15 +159,18 @@ fn keep_best_groups(ExpertGroups { groups, chosen }: ExpertGroups, keys: &mut [u
     }
 }
 
-/// exp(x) for x ≤ 0, within 1e-7 of the exact value: the polynomial of the CUDA kernels, in a form that the compiler vectorises. It is 0
-/// below −87, where results would leave the normal numbers.
+/// exp(x) for x ≤ 0, within 1e-7 of the exact value:
+/// the polynomial of the CUDA kernels, in a vectorizable form. It
+/// is 0 below −87, where results would be subnormal.
 fn exp_nonpositive(x: f32) -> f32 {
-    // 1.5 · 2²³. Its sum with a small number is that number rounded to an integer, in the lowest bits.
+    // 1.5 · 2²³. Adding a small number rounds it to an
+    // integer, in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
     let bounded = x.max(-88.0);
     let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
-    // x − n · ln(2), in two parts, of which the first is exact.
+    // x − n · ln(2) in two parts; the
+    // first is exact.
     let r = (bounded - n * 0.693_359_4) + n * 2.121_944_4e-4;
     let mut q = 0.001_381_446_7;
     for coefficient in [0.008_368_781, 0.041_668_393, 0.166_665_2, 0.499_999_94] {
@@ -207,7 +214,8 @@ mod tests {
     #[test]
     fn groups_are_compared_by_their_two_best() {
         let key = |v: f32| ordered(v);
-        // Sums 5, 6, 6, and one group of a single key, 5.5.
+        // Group sums 5, 6, 6, and a group with a
+        // single key of 5.5.
         let all = [4.0, 1.0, -9.0, 3.0, 3.0, 0.0, 6.0, 0.0, -1.0, 5.5, f32::NAN, f32::NAN].map(key);
         let kept = |chosen| {
             let (mut keys, mut sums) = (all, [0; 12]);

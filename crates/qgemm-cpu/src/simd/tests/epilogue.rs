@@ -1,4 +1,4 @@
-//! What is made of accumulators.
+//! Epilogue tests.
 
 use qgemm_hal::Activation;
 
@@ -26,7 +26,8 @@ fn every_level_computes_activations_as_their_formulas_say() {
                 for (&v, got) in values.iter().zip(outputs) {
                     let expected = exact(activation, f64::from(v));
                     let off = (f64::from(got) - expected).abs();
-                    // Where v is −10, its products with itself, rounded, are in the exponent.
+                    // At v = −10 the exponent contains the
+                    // rounded square of v.
                     let limit = if v < -3.0 { 2e-5 } else { 1e-6 } * expected.abs() + 1e-35;
                     assert!(off <= limit, "{:?} {activation:?}({v}) is {got:e}, expected {expected:e}", simd.level());
                     (error, size) = (error + off * off, size + expected * expected);
@@ -42,7 +43,7 @@ fn large_values_and_nan_pass_activations() {
     for simd in levels() {
         for activation in Activation::ALL.into_iter().filter(|a| *a != Activation::Identity) {
             let mut outputs = [0.0; BLOCK_ROWS];
-            // NaN of both signs: processors make negative ones.
+            // NaN of both signs, because CPUs produce negative ones.
             outputs[..6].copy_from_slice(&[1e30, -1e6, f32::NAN, -f32::NAN, f32::INFINITY, -1e30]);
             simd.finish(&Epilogue { activation, ..PLAIN }, &OF_TOKEN, &mut outputs);
             let what = format!("{:?} {activation:?}: {:?}", simd.level(), &outputs[..6]);
@@ -98,7 +99,7 @@ fn every_level_finishes_accumulators_as_the_epilogue_says() {
     }
 }
 
-/// Accumulators as they are.
+/// An epilogue that keeps accumulators unchanged.
 const PLAIN: Epilogue<'_> =
     Epilogue { alpha: 1.0, beta: 0.0, row_scale: None, bias: None, activation: Activation::Identity, gated: false };
 const OF_TOKEN: OfToken<'_> = OfToken { scale: 1.0, c: None, residual: None };

@@ -1,4 +1,5 @@
-//! Every level against plain computations, and against itself with other things beside.
+//! Every level against plain computations, and against itself with other
+//! tokens or tiles in the same call.
 
 mod decoding;
 mod epilogue;
@@ -9,12 +10,12 @@ use qgemm_formats::prepack::FragmentLayout;
 
 use super::*;
 
-/// Every level that this processor has.
+/// Every level that this CPU supports.
 pub fn levels() -> impl Iterator<Item = &'static Simd> {
     SimdLevel::ALL.into_iter().filter_map(Simd::new)
 }
 
-/// Reproducible words.
+/// Reproducible pseudo-random words.
 pub fn words(seed: u32) -> impl FnMut() -> u32 {
     let mut state = seed;
     move || {
@@ -23,7 +24,7 @@ pub fn words(seed: u32) -> impl FnMut() -> u32 {
     }
 }
 
-/// Formats whose codes are integers of eight bits.
+/// Formats with integer codes of up to 8 bits.
 pub fn integer_formats() -> impl Iterator<Item = (PackedLayout, Quantization)> {
     Format::all().filter_map(|format| {
         let layout = PackedLayout::new(format, FragmentLayout::Simd16).expect("a layout");

@@ -1,11 +1,12 @@
-//! Quantized tokens, and products.
+//! Quantized tokens and products.
 
 use qgemm_formats::{Format, QuantizedActivations};
 
 use super::super::dot::SCALED_COLUMNS;
 use super::*;
 
-/// Tokens with large, small and no values, and one with what is not finite.
+/// Tokens with large, small and zero values, and
+/// one with infinity or NaN.
 fn tokens(columns: usize) -> Vec<f32> {
     let mut word = words(9);
     let mut token = |size: f32| -> Vec<f32> {
@@ -65,7 +66,7 @@ fn every_level_quantizes_as_the_model_does() {
     }
 }
 
-/// Values of tokens, quantized in groups.
+/// Token values, quantized in groups.
 fn quantized(simd: &Simd, how: &Quantization, values: &[f32], columns: usize, unpacked: bool) -> Vec<u32> {
     let row = how.row(columns);
     let mut x = Vec::new();
@@ -89,7 +90,8 @@ fn products_of_codes_are_those_of_their_values() {
     for (layout, how) in integer_formats() {
         let (encoding, columns) = (layout.format().encoding, K_TILES * layout.k_tile);
         let mut word = words(21);
-        // The largest codes and the smallest ones, for accumulators of 16 bits have room for no more.
+        // The largest and smallest codes too, because 16-bit
+        // accumulators have no more room.
         let bytes = K_TILES * layout.k_tile_bytes;
         let k_tiles = [(0..bytes).map(|_| word() as u8).collect(), vec![0xff; bytes], vec![0; bytes]];
         let subs = columns / how.sub_block * LANES;
@@ -165,7 +167,7 @@ fn products_of_codes_are_those_of_their_values() {
 #[test]
 fn kernels_unpack_scales_as_is_done_before_them() {
     for (layout, how) in integer_formats() {
-        // Not a multiple of what is unpacked at once.
+        // Not a multiple of the columns that are unpacked at once.
         let k_tiles = SCALED_COLUMNS / layout.k_tile + 1;
         let columns = k_tiles * layout.k_tile;
         let mut word = words(17);
@@ -186,7 +188,7 @@ fn kernels_unpack_scales_as_is_done_before_them() {
                     Operands { how, layout, unpacked: false, tiles: &tiles, prefetch_bytes: 0, records, x: &x, row };
                 let mut sums = vec![1.0; 3 * BLOCK_ROWS];
                 simd.multiply_codes(3, &at, &mut sums);
-                // Records of any bits hold NaN, too.
+                // Random scale records contain NaN, too.
                 sums.into_iter().map(|sum| if sum.is_nan() { 0 } else { sum.to_bits() }).collect::<Vec<_>>()
             };
             let (before, within) = (sums_of(None, &scales, &mins), sums_of(Some(&records), &[], &[]));

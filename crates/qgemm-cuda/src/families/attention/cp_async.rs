@@ -1,4 +1,5 @@
-//! `attention_cp_async`: many queries by matrix instructions of a warp from Ampere on, a CTA for 128 queries of a head.
+//! `attention_cp_async`: attention of many queries with `mma.sync` and
+//! cp.async (Ampere and newer), 128 queries of a head per CTA.
 
 use std::sync::Arc;
 
@@ -19,29 +20,31 @@ use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Name of the family.
+/// Family name.
 pub(super) const NAME: &str = "attention_cp_async";
-/// Threads of a CTA: a warp for 32 queries.
+/// Threads of a CTA: one warp for every 32 queries.
 const THREADS: u32 = 128;
 /// Queries of a CTA.
 const ROWS: u32 = 128;
-/// Features of queries and of values that there are kernels for; others take the next larger ones.
+/// Supported head dimensions. Others are padded to the next one.
 const DIMS: [u32; 2] = [64, 128];
-/// CTAs that share a multiprocessor.
+/// Resident CTAs per SM.
 const CTAS_A_UNIT: u32 = 2;
-/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille: on Hopper of that of
-/// `wgmma`, 330 of 989 TFLOP/s, measured on an H200.
+/// Expected shares of the bandwidth and of the matrix rate, per
+/// mille. On Hopper the rate is that of `wgmma`.
 const EFFICIENCY: (u32, u32) = (750, 600);
 const EFFICIENCY_ON_HOPPER: (u32, u32) = (750, 330);
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct AttentionCpAsync;
 
 fn attend_spec(dtype: DType, dim: u32, is_bounded: bool, is_masked: bool, variant: Variant) -> AttentionSpec {
-    // Chips of these variants have shared memory for two CTAs only with fewer keys.
+    // Shared memory of these variants holds two CTAs only
+    // with a smaller key tile.
     let has_little = matches!(variant, Variant::Sm89 | Variant::Sm120) && dim > 64;
-    // What a mask needs beside accumulators leaves too few registers for more.
+    // A mask needs registers beside the accumulators, so
+    // the key tile is smaller.
     let has_few_registers = is_masked && dim > 64;
     AttentionSpec {
         step: Name::new(attend_step(is_masked, is_bounded)),
@@ -60,12 +63,13 @@ fn is_masked(spec: &AttentionSpec) -> bool {
 /// `SharedStorage` of `entry/sm80_attention_cp_async.cu`.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let tiles = (ROWS + spec.keys) * spec.qk * 2 + spec.keys * spec.v * 2;
-    // Which keys have a page, whether values are infinite or NaN, which tiles are masked, and what the CTA computes.
+    // Absent keys, flags for infinite or NaN values, masked
+    // tiles, and the CTA's work item.
     let of_mask = if is_masked(spec) { super::tile_bits_bytes(spec) } else { 0 };
     (tiles + 12 + of_mask).next_multiple_of(8).saturating_add(64).next_multiple_of(16)
 }
 
-/// The kernels on devices of `variant`.
+/// Kernels for `variant`.
 fn kernels(variant: Variant) -> impl Iterator<Item = AttentionSpec> {
     let dtypes = [DType::F16, DType::BF16].into_iter().filter(move |_| variant >= Variant::Sm80);
     dtypes.flat_map(move |dtype| {
@@ -75,7 +79,7 @@ fn kernels(variant: Variant) -> impl Iterator<Item = AttentionSpec> {
     })
 }
 
-/// The kernel for `op`, or why there is none.
+/// The kernel for `op`, or the refusal.
 pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(AttentionSpec, Variant), Unsupported> {
     let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
     let dtype = [DType::F16, DType::BF16].into_iter().find(|&dtype| variant >= Variant::Sm80 && is_all(op, dtype));
@@ -119,7 +123,7 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     kernels(variant).map(move |spec| source(spec, variant))
 }
@@ -132,7 +136,7 @@ struct CpAsyncParams {
     heads_together: [u32; 2],
 }
 
-/// The same with a mask.
+/// `CpAsyncParams` of kernels with a mask.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MaskedCpAsyncParams {
@@ -179,7 +183,7 @@ impl Family<CheckedAttention> for AttentionCpAsync {
     }
 }
 
-/// The launches of a plan.
+/// Launch sequence of a plan.
 pub(super) fn sequence(
     op: &CheckedAttention,
     config: &AttentionConfig,
@@ -207,7 +211,7 @@ pub(super) fn sequence(
             threads: THREADS,
             shared_bytes: shared_bytes(&spec),
         },
-        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: O::ALL,
         updated: None,

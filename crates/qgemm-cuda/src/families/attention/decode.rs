@@ -1,5 +1,6 @@
-//! `attention_decode`: few queries by matrix instructions, the heads that share keys in one tile; keys in parts where there are few
-//! sequences, as `simt` has them.
+//! `attention_decode`: attention of few queries with matrix instructions.
+//! The query heads of a KV head share a tile; split-KV
+//! for few sequences, as in `simt`.
 
 use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
@@ -18,33 +19,39 @@ use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Name of the family.
+/// Family name.
 pub(super) const NAME: &str = "attention_decode";
-/// Counters of a workspace: for the CTAs of all parts of the same rows one.
+/// Counters in a workspace: one for the split-KV
+/// CTAs of the same rows.
 const COUNTERS: usize = WorkspaceLayout::RESERVED / size_of::<u32>();
-/// Rows of a sequence and head of keys beyond which keys are read too often.
+/// Maximum rows per sequence and KV head. Beyond it,
+/// keys are read too often.
 const MOST_ROWS: usize = 128;
-/// Bytes behind the rings, for what the end of a CTA needs to know (`ParkedWork` in `mainloop/attention_decode_work.cuh`).
+/// Bytes after the rings, for what the end of a CTA
+/// needs (`ParkedWork` in `mainloop/attention_decode_work.cuh`).
 const PARKED_BYTES: u32 = 48;
-/// Features of queries and of values that there are kernels for.
+/// Supported head dimensions.
 const DIMS: [u32; 2] = [64, 128];
-/// Fewest keys that are worth a part.
+/// Minimum keys of a split-KV part.
 const LEAST_PART: usize = 256;
-/// How many keys a CTA would have been through by the time that it takes to begin and to end.
+/// Start and end of a CTA, expressed as the keys it
+/// could process meanwhile.
 const CTA_KEYS: usize = 160;
-/// Waves that keys are cut into at most.
+/// Maximum waves of split-KV CTAs.
 const MOST_WAVES: usize = 6;
-/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
+/// Expected shares of the bandwidth and of the
+/// matrix rate, per mille.
 const EFFICIENCY: (u32, u32) = (920, 300);
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct AttentionDecode;
 
-/// Steps of kernels with a mask.
+/// Kernel steps with a mask.
 const MASKED_STEPS: [&str; 2] = ["decode_f16_masked", "decode_bf16_masked"];
 
-/// The step's name says the type of Q, and whether there is a mask.
+/// The step name encodes the type of Q and
+/// whether there is a mask.
 fn attend_spec(x: DType, kv: KvFormat, dim: u32, is_masked: bool, rows: u32, variant: Variant) -> AttentionSpec {
     let is_bf16 = x == DType::BF16;
     let plain = if is_bf16 { "decode_bf16" } else { "decode_f16" };
@@ -52,8 +59,12 @@ fn attend_spec(x: DType, kv: KvFormat, dim: u32, is_masked: bool, rows: u32, var
     AttentionSpec { step, kv, qk: dim, v: dim, rows, keys: warps(rows, is_masked, variant) * tile(kv, dim) }
 }
 
-/// Rows of a CTA that there are kernels for, queries of the heads that share keys, the fewest first: eight, as many as groups of heads mostly
-/// have, are columns of matrix instructions, and sixteen rows. Decoding codes twice costs less than empty halves of every tile.
+/// Supported row tiles (queries of the heads that share a
+/// KV head), smallest first.
+///
+/// Eight rows, the usual GQA group, are the columns of `mma`;
+/// sixteen are its rows. Dequantizing keys twice costs less than half-empty
+/// tiles, hence 8 rows for quantized keys.
 fn rows(kv: KvFormat, is_masked: bool, variant: Variant) -> &'static [u32] {
     match kv.bits() > 8 {
         true if is_masked || variant != Variant::Sm90 => &[16],
@@ -62,13 +73,15 @@ fn rows(kv: KvFormat, is_masked: bool, variant: Variant) -> &'static [u32] {
     }
 }
 
-/// Whether keys are the rows of matrix instructions, and queries their columns.
+/// Whether the product is transposed: keys are the rows of
+/// `mma`, queries the columns.
 fn is_turned(spec: &AttentionSpec) -> bool {
     spec.rows == 8
 }
 
-/// Warps of a CTA, which share its keys. Where a warp has few registers, there are more if shared memory has room for their rings: results of
-/// few parts are sooner added up than those of many.
+/// Warps of a CTA, which split its keys. More warps where
+/// registers are few and shared memory holds their rings: few parts
+/// are combined faster than many.
 fn warps(rows: u32, is_masked: bool, variant: Variant) -> u32 {
     if rows == 8 && !is_masked && variant == Variant::Sm90 { 8 } else { 4 }
 }
@@ -81,30 +94,33 @@ fn threads(spec: &AttentionSpec) -> u32 {
     spec.keys / tile(spec.kv, spec.qk) * 32
 }
 
-/// Keys that a warp works on together: what a tile costs once is shared by more keys where they are small.
+/// Keys of a warp tile. Small keys get larger tiles to
+/// amortize the cost of a tile.
 fn tile(kv: KvFormat, dim: u32) -> u32 {
     if kv.bits() > 8 && dim > 64 { 16 } else { 32 }
 }
 
-/// Types of Q, and formats of keys that kernels of `variant` multiply with it.
+/// Types of Q with the KV formats that kernels of
+/// `variant` multiply with them.
 fn formats(variant: Variant) -> impl Iterator<Item = (DType, KvFormat)> {
     let halves = [DType::F16, DType::BF16].into_iter().filter(move |_| variant >= Variant::Sm80);
     halves.flat_map(|x| [KvFormat::Plain(x), KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| (x, kv)))
 }
 
-/// CTAs that share a multiprocessor: what their rings have in flight saturates its share of memory. Of codes, which take more instructions a
-/// byte, there are more on chips with room for their rings.
+/// Resident CTAs per SM: enough bytes in flight to saturate memory
+/// bandwidth. Quantized keys need more instructions per byte, so they get
+/// more CTAs where shared memory allows.
 fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
     if pairs::is_of(spec) {
         return 1;
     }
-    // Shared memory of a multiprocessor, of which each CTA takes another 1024 bytes.
+    // Shared memory of an SM. Each CTA takes another 1024 bytes.
     let room: u32 = match variant {
         Variant::Sm80 => 164 << 10,
         Variant::Sm90 => 228 << 10,
         _ => 100 << 10,
     };
-    // As many as have the registers that they take.
+    // Limited by registers.
     let is_masked = MASKED_STEPS.contains(&spec.step.as_str());
     let most = match spec.kv.bits() > 8 || (is_masked && variant < Variant::Sm90) {
         true => 2,
@@ -114,7 +130,8 @@ fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
     (room / (shared_bytes(spec) + 1024)).clamp(1, most) as usize
 }
 
-/// Slots of a warp's ring, each for the keys or the values of a tile.
+/// Slots of a warp's ring. A slot holds the keys
+/// or the values of a tile.
 fn slots(spec: &AttentionSpec) -> u32 {
     match spec.kv.bits() > 8 {
         _ if pairs::is_of(spec) => pairs::SLOTS,
@@ -125,14 +142,15 @@ fn slots(spec: &AttentionSpec) -> u32 {
     }
 }
 
-/// Shared memory of `entry/sm80_attention_decode.cu`: its rings, and what is behind them.
+/// Shared memory of `entry/sm80_attention_decode.cu`:
+/// rings and parked work.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
     if pairs::is_of(spec) {
         return pairs::ring_bytes() + PARKED_BYTES;
     }
     let bytes = |numbers: u32| spec.kv.bytes_of(numbers as usize) as u32;
     let scales = spec.kv.scale_bytes_of(spec.qk as usize) as u32;
-    // Rows whose chunks are exchanged have no gap.
+    // Swizzled rows need no padding.
     let is_exchanged = |numbers| spec.kv.bits() > 8 || bytes(numbers) == 128;
     let k_gap = match spec.kv {
         _ if is_exchanged(spec.qk) || spec.kv == KvFormat::E4M3 => 0,
@@ -141,7 +159,7 @@ fn shared_bytes(spec: &AttentionSpec) -> u32 {
     };
     let v_gap = if is_exchanged(spec.v) { 0 } else { 16 };
     let row = (bytes(spec.qk) + k_gap).max(bytes(spec.v) + v_gap) + scales;
-    // Weights of eight rows, in sixteen bits.
+    // f16 weights (softmax probabilities) of eight rows.
     let weights = if is_turned(spec) { spec.rows * 2 } else { 0 };
     spec.keys * (slots(spec) * row + weights) + PARKED_BYTES
 }
@@ -175,7 +193,7 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: pairs::is_of(&spec) }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let all = formats(variant).flat_map(move |(x, kv)| {
         DIMS.into_iter().flat_map(move |dim| {
@@ -189,7 +207,7 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     all.chain(of_pairs.map(|(x, kv)| pairs::attend_spec(x, kv))).map(move |spec| source(spec, variant))
 }
 
-/// The kernel for `op`, or why there is none.
+/// The kernel for `op`, or the refusal.
 pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(AttentionSpec, Variant), Unsupported> {
     let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
     if !formats(variant).any(|(x, kv)| (x, kv) == (op.dtype, op.kv)) {
@@ -215,20 +233,23 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     Ok((spec, variant))
 }
 
-/// Whether a kernel for pairs of heads serves `op` sooner: CTAs with more keys each, which take longer to begin and to end. Where bits may not
-/// depend on the batch, the choice of a kernel may not, either.
+/// Whether a kernel for pairs of heads is faster: its CTAs
+/// process more keys, but take longer to start and end.
+/// With batch invariance the choice must not depend on the
+/// batch, so pairs are never used.
 fn takes_pairs(op: &CheckedAttention, variant: Variant, info: &DeviceInfo) -> bool {
     let spec = pairs::attend_spec(op.dtype, op.kv);
     let part_keys = || cut(op, &spec, ctas_a_unit(&spec, variant), info.units).part_keys;
     !op.batch_invariant && pairs::serves(op, variant) && part_keys() >= pairs::LEAST_PART
 }
 
-/// CTAs along the heads of keys.
+/// CTAs along the KV heads.
 fn head_ctas(op: &CheckedAttention, spec: &AttentionSpec) -> usize {
     if pairs::is_of(spec) { op.kv_heads / pairs::HEADS } else { op.kv_heads }
 }
 
-/// How the keys of a sequence are cut: into as many parts as keep the CTAs that run at once busy to the end.
+/// Split-KV: enough parts to keep all concurrent
+/// CTAs busy to the end.
 fn cut(op: &CheckedAttention, spec: &AttentionSpec, ctas_a_unit: usize, units: u32) -> Cut {
     let row_ctas = (op.most_queries() * op.group()).div_ceil(spec.rows as usize);
     if op.batch_invariant {
@@ -240,22 +261,26 @@ fn cut(op: &CheckedAttention, spec: &AttentionSpec, ctas_a_unit: usize, units: u
     Cut::of(op, row_ctas, part_keys)
 }
 
-/// Keys of the parts that `keys` keys of each of `tiles` tiles of rows are cut into, a multiple of `turn`, where so many CTAs run at once.
+/// Keys of a split-KV part, a multiple of `turn`, for `keys`
+/// keys and `tiles` row tiles with `at_once` concurrent CTAs.
 fn part_keys(keys: usize, tiles: usize, at_once: usize, turn: usize) -> usize {
     let of_parts = |parts: usize| keys.div_ceil(parts).max(LEAST_PART).next_multiple_of(turn);
-    // A wave of few CTAs takes nearly as long as one of many.
+    // A partly filled wave takes nearly as
+    // long as a full one.
     let cost = |part: usize| (tiles * keys.div_ceil(part)).div_ceil(at_once) * (part + CTA_KEYS);
     let most_parts = keys.div_ceil(LEAST_PART).min((MOST_WAVES * at_once).div_ceil(tiles.max(1))).max(1);
     let all = (1..=most_parts).map(of_parts);
     all.reduce(|best, part| if cost(part) < cost(best) { part } else { best }).unwrap_or(keys)
 }
 
-/// Whether there are counters for all rows, so that the kernel that attends also adds the parts up.
+/// Whether there are enough counters for the attention kernel
+/// to combine the parts itself.
 fn adds_up(op: &CheckedAttention, row_ctas: usize) -> bool {
     op.sequences * op.kv_heads * row_ctas <= COUNTERS
 }
 
-/// Bytes of workspace that hold counters and the results of all parts: of a kernel that adds parts up at distances that are constants in it.
+/// Workspace bytes of counters and split-KV results. A kernel that combines
+/// them itself uses constant strides.
 fn partial_bytes(op: &CheckedAttention, spec: &AttentionSpec, cut: &Cut) -> usize {
     match adds_up(op, cut.row_ctas) {
         true => op.partial_bytes_of(cut.parts, spec.v as usize),
@@ -302,7 +327,7 @@ impl Family<CheckedAttention> for AttentionDecode {
     }
 }
 
-/// The launches of a plan.
+/// Launch sequence of a plan.
 pub(super) fn sequence(
     op: &CheckedAttention,
     config: &AttentionConfig,
@@ -331,7 +356,8 @@ mod tests {
 
     #[test]
     fn parts_keep_all_ctas_busy() {
-        // 264 CTAs at once: one sequence of eight heads in 32 parts, three in 11; 32 sequences whole, 40 in four.
+        // 264 concurrent CTAs: one sequence of eight heads in 32 parts,
+        // three sequences in 11; 32 sequences unsplit, 40 in four.
         assert_eq!(part_keys(8192, 8, 264, 256), 256);
         assert_eq!(part_keys(65536, 8, 264, 256), 2048);
         assert_eq!(part_keys(8192, 24, 264, 64), 768);

@@ -1,4 +1,6 @@
-//! Kernels of `attention_decode` for pairs of heads of keys on Hopper: the codes of a key of both are a line of memory, which TMA copies.
+//! `attention_decode` kernels for pairs of KV heads
+//! on Hopper: the quantized key of two heads is one
+//! cache line, copied by TMA.
 
 use std::sync::Arc;
 
@@ -12,65 +14,70 @@ use super::super::launch_params::LaunchParams;
 use super::params::AttentionParams;
 use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
 
-/// Steps of these kernels, of Q in f16 and in bf16.
+/// Kernel steps, for Q in f16 and bf16.
 const STEPS: [&str; 2] = ["decode_f16_pairs", "decode_bf16_pairs"];
-/// Features of a head.
+/// Head dimension.
 pub(super) const DIM: u32 = 128;
-/// Heads of keys of a CTA.
+/// KV heads of a CTA.
 pub(super) const HEADS: usize = 2;
-/// Bytes of the codes of a key of both.
+/// Bytes of the codes of one key, for both heads.
 const LINE: u32 = 128;
-/// Bytes of its scales.
+/// Bytes of the scales of one key.
 const SCALES: u32 = 16;
-/// Rows of a CTA, and keys of a head that its warps work on together, a tile each.
+/// Rows of a CTA; keys of a warp tile; keys that
+/// all warps process per turn.
 const ROWS: u32 = 8;
 const TILE: u32 = 32;
 const TURN_KEYS: u32 = 256;
-/// Pairs of warps, which share a ring each, and all warps.
+/// Rings, each shared by a pair of warps; and all warps.
 const RINGS: u32 = TURN_KEYS / TILE;
 const WARPS: u32 = RINGS * HEADS as u32;
 /// Threads of a CTA.
 pub(super) const THREADS: u32 = WARPS * 32;
-/// Slots of a ring, each for the keys or the values of a tile.
+/// Slots of a ring. A slot holds the keys or
+/// the values of a tile.
 pub(super) const SLOTS: u32 = 4;
-/// Fewest keys of a box of TMA; the most are those of a tile.
+/// Minimum keys of a TMA box; the maximum is a tile.
 const LEAST_BOX: usize = 16;
-/// Fewest keys of a CTA that are worth it.
+/// Minimum split-KV part for which these kernels pay off.
 pub(super) const LEAST_PART: usize = 1024;
-/// Most bytes from a key or a page to the next (`cuTensorMapEncodeTiled`).
+/// Maximum key or page stride in bytes (`cuTensorMapEncodeTiled`).
 const MOST_STRIDE: u64 = 1 << 40;
 
-/// The kernel for Q in `x`.
+/// The kernel for Q of type `x`.
 pub(super) fn attend_spec(x: DType, kv: KvFormat) -> AttentionSpec {
     let step = Name::new(STEPS[usize::from(x == DType::BF16)]);
     AttentionSpec { step, kv, qk: DIM, v: DIM, rows: ROWS, keys: TURN_KEYS }
 }
 
-/// Whether `spec` is one of these.
+/// Whether `spec` is one of these kernels.
 pub(super) fn is_of(spec: &AttentionSpec) -> bool {
     STEPS.contains(&spec.step.as_str())
 }
 
-/// Whether Q is in bf16.
+/// Whether Q is bf16.
 pub(super) fn is_bf16(spec: &AttentionSpec) -> bool {
     spec.step.as_str() == STEPS[1]
 }
 
-/// Whether there are such kernels for a format: codes and scales of a pair are a line and sixteen bytes.
+/// Whether `kv` is supported: the pair's codes must be one cache
+/// line, its scales sixteen bytes.
 pub(super) fn has(kv: KvFormat, variant: Variant) -> bool {
     let bytes = HEADS * kv.bytes_of(DIM as usize);
     variant == Variant::Sm90 && kv.has_scales() && bytes == LINE as usize
 }
 
-/// Bytes of shared memory up to what the end of a CTA needs to know: `ALL_RINGS` of `mainloop/sm90/attention_pairs.cuh`.
+/// Shared memory before the parked work: `ALL_RINGS` of
+/// `mainloop/sm90/attention_pairs.cuh`.
 pub(super) fn ring_bytes() -> u32 {
     let slots = RINGS * SLOTS * TILE * (LINE + SCALES);
-    // Two barriers and a mask a slot.
+    // Two mbarriers and a mask for each slot.
     let notes = (SLOTS * (8 + 8 + 4)).next_multiple_of(8);
     (slots + WARPS * TILE * ROWS * 2 + RINGS * notes).next_multiple_of(16)
 }
 
-/// Whether such a kernel serves `op`: heads that make a pair follow one another, and a box of keys is in one page.
+/// Whether such a kernel supports `op`: the heads of a pair
+/// must be contiguous, and a box of keys within one page.
 pub(super) fn serves(op: &CheckedAttention, variant: Variant) -> bool {
     let Paging { page_size, width, .. } = op.paging();
     let are_whole = width == 0 || (page_size.is_power_of_two() && page_size >= LEAST_BOX);
@@ -82,16 +89,17 @@ pub(super) fn serves(op: &CheckedAttention, variant: Variant) -> bool {
         && [&op.k, &op.v].iter().all(|rows| Lines::of(op, rows).is_some())
 }
 
-/// Keys or values as TMA sees them: a line, pairs of heads, rows of a page, pages.
+/// Keys or values as TMA sees them: bytes of a line,
+/// pairs of heads, rows of a page, pages.
 #[derive(Clone, Copy, Debug)]
 struct Lines {
     size: [u64; 4],
-    /// Bytes from a pair, a row, a page to the next.
+    /// Byte strides of pairs, rows and pages.
     strides: [u64; 3],
 }
 
 impl Lines {
-    /// Nothing where TMA cannot read them so.
+    /// `None` when TMA cannot read this layout.
     fn of(op: &CheckedAttention, rows: &KvRows) -> Option<Self> {
         let Paging { pages, page_size, .. } = op.paging();
         let size = [LINE as usize, op.kv_heads / HEADS, page_size, pages].map(|size| size as u64);
@@ -100,7 +108,8 @@ impl Lines {
         let is_pair = rows.rows.head_stride == u64::from(DIM);
         let lines = |stride: u64| (stride / pair).saturating_mul(u64::from(LINE));
         let are_lines = [rows.rows.token_stride, rows.page_stride].iter().all(|stride| stride.is_multiple_of(pair));
-        // The stride of what there is one of plays no part.
+        // A stride over a single element is unused;
+        // choose a valid one.
         let of_token = if page_size > 1 { lines(rows.rows.token_stride) } else { size[1] * u64::from(LINE) };
         let of_page = if pages > 1 { lines(rows.page_stride) } else { of_token.saturating_mul(size[2]) };
         let strides = [u64::from(LINE), of_token, of_page];
@@ -109,7 +118,8 @@ impl Lines {
         (is_pair && are_lines && fits).then_some(Self { size, strides })
     }
 
-    /// Their map. Of those that do not begin where TMA reads them, which the kernel does not use, that of where they would.
+    /// Tensor map of the keys or values. Misaligned addresses are rounded
+    /// down: the kernel does not use such a map.
     fn map(&self, address: u64, box_keys: u32) -> TileMap {
         let ([line, pairs, rows, pages], [of_pair, of_row, of_page]) = (self.size, self.strides);
         TileMap {
@@ -134,13 +144,14 @@ struct TmaParams {
     maps: [EncodedMap; 2],
 }
 
-/// Bytes behind those up to the next multiple of 64, where tensor maps lie.
+/// Padding up to the tensor maps, which are
+/// aligned to 64 bytes.
 const PADDING: usize = {
     let bytes = size_of::<AttentionParams>() + size_of::<u32>();
     bytes.next_multiple_of(64) - bytes
 };
 
-/// A kernel's parameter, but for addresses.
+/// Kernel parameter without addresses.
 #[derive(Debug)]
 struct Mapped {
     attention: AttentionParams,
@@ -149,14 +160,14 @@ struct Mapped {
     values: Lines,
 }
 
-/// The parameter of a kernel that serves `op`.
+/// Kernel parameter for `op`.
 pub(super) fn params(op: &CheckedAttention, attention: AttentionParams) -> Arc<dyn Params> {
     let of = |rows| Lines::of(op, rows);
     let (Some(keys), Some(values)) = (of(&op.k), of(&op.v)) else {
         unreachable!("`serves` found that TMA can read both")
     };
     let Paging { page_size, width, .. } = op.paging();
-    // Pages are of powers of two keys.
+    // Page sizes are powers of two.
     let box_keys = if width == 0 { TILE } else { TILE.min(page_size as u32) };
     Arc::new(Mapped { attention, box_keys, keys, values })
 }

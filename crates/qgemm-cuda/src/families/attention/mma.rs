@@ -1,4 +1,5 @@
-//! `attention_mma`: by matrix instructions of a warp, a CTA for 64 queries of a head, on Volta for 128 where registers suffice.
+//! `attention_mma`: attention with `mma.sync`, 64 queries of a head per
+//! CTA; 128 on Volta where registers suffice.
 
 use qgemm_formats::DType;
 use qgemm_hal::{
@@ -15,26 +16,28 @@ use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Name of the family.
+/// Family name.
 pub(super) const NAME: &str = "attention_mma";
-/// Threads of a CTA: a warp for sixteen queries.
+/// Threads of a CTA: one warp for every 16 queries.
 const THREADS: u32 = 128;
-/// Features of queries and of values that there are kernels for; others take the next larger ones.
+/// Supported head dimensions (Q and K, V). Others are
+/// padded to the next pair.
 const DIMS: [(u32, u32); 7] = [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
-/// Features of values that Volta's instructions multiply together.
+/// Value features that Volta's `mma` multiplies together.
 const VOLTA_FEATURES: u32 = 32;
-/// Shared memory of a CTA on Turing; on Volta two have room with it.
+/// Shared memory of a CTA on Turing; on Volta
+/// two CTAs fit with it.
 const TURING_SHARED_BYTES: u32 = 64 << 10;
-/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille: on Hopper of that of
-/// `wgmma`, 134 of 989 TFLOP/s, measured on an H200.
+/// Expected shares of the bandwidth and of the matrix rate, per
+/// mille. On Hopper the rate is that of `wgmma`.
 const EFFICIENCY: (u32, u32) = (700, 450);
 const EFFICIENCY_ON_HOPPER: (u32, u32) = (700, 135);
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct AttentionMma;
 
-/// Element types that the instructions of a variant multiply.
+/// Element types that `mma` supports on a variant.
 fn dtypes(variant: Variant) -> &'static [DType] {
     match variant {
         Variant::Sm70 | Variant::Sm75 => &[DType::F16],
@@ -43,7 +46,8 @@ fn dtypes(variant: Variant) -> &'static [DType] {
 }
 
 fn attend_spec(dtype: DType, (qk, v): (u32, u32), is_masked: bool, variant: Variant) -> AttentionSpec {
-    // Turing has shared memory and registers for fewer. Volta's warps have twice as many queries where they have registers for them.
+    // Turing has shared memory and registers for fewer rows. Volta's warps
+    // take twice as many queries where registers suffice.
     let rows = match qk {
         ..=96 if variant == Variant::Sm70 => 128,
         ..=128 if variant == Variant::Sm70 && !is_masked => 128,
@@ -64,24 +68,24 @@ fn attend_spec(dtype: DType, (qk, v): (u32, u32), is_masked: bool, variant: Vari
 /// `SharedStorage` of `entry/sm70_attention_mma.cu`.
 fn shared_bytes(spec: &AttentionSpec, variant: Variant) -> u32 {
     let (qk_pitch, v_pitch) = (spec.qk * 2 + 16, spec.v * 2 + 16);
-    // On Volta keys and values have the same place in turn.
+    // On Volta keys and values share a buffer in turn.
     let a_key = if variant == Variant::Sm70 { qk_pitch.max(v_pitch) } else { qk_pitch + v_pitch };
     let of_mask = if spec.step.as_str() == MASKED { super::tile_bits_bytes(spec) } else { 0 };
     let bytes = spec.rows * qk_pitch + spec.keys * a_key + (2 + spec.keys) * 4 + of_mask;
     bytes.next_multiple_of(4)
 }
 
-/// The kernels of a type that `variant` has room for.
+/// Kernels of a type that fit on `variant`.
 fn kernels(dtype: DType, is_masked: bool, variant: Variant) -> impl Iterator<Item = AttentionSpec> {
     let all = DIMS.into_iter().map(move |dims| attend_spec(dtype, dims, is_masked, variant));
-    // Masks are read in words of 32 keys.
+    // Mask words hold 32 keys.
     let has_words = move |spec: &AttentionSpec| !is_masked || spec.keys.is_multiple_of(32);
     all.filter(move |spec| variant > Variant::Sm70 || spec.v.is_multiple_of(VOLTA_FEATURES))
         .filter(move |spec| variant >= Variant::Sm80 || shared_bytes(spec, variant) <= TURING_SHARED_BYTES)
         .filter(has_words)
 }
 
-/// The kernel for `op`, or why there is none.
+/// The kernel for `op`, or the refusal.
 pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(AttentionSpec, Variant), Unsupported> {
     let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
     let dtype = dtypes(variant).iter().copied().find(|&dtype| is_all(op, dtype));
@@ -103,7 +107,8 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
     KernelId::new(NAME, Some(variant), Spec::Attention(spec))
 }
 
-/// CTAs that an SM needs room for, where the compiler would choose more and spill.
+/// Resident CTAs to demand of the compiler, where it would
+/// otherwise pick more and spill.
 fn ctas_per_sm(spec: &AttentionSpec, variant: Variant) -> Option<u32> {
     let is_masked = spec.step.as_str() == MASKED;
     match (spec.qk, spec.v) {
@@ -136,7 +141,7 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let of_type =
         move |&dtype: &DType| [false, true].into_iter().flat_map(move |is_masked| kernels(dtype, is_masked, variant));
@@ -170,7 +175,7 @@ impl Family<CheckedAttention> for AttentionMma {
     }
 }
 
-/// The launches of a plan.
+/// Launch sequence of a plan.
 pub(super) fn sequence(
     op: &CheckedAttention,
     config: &AttentionConfig,
@@ -188,7 +193,7 @@ pub(super) fn sequence(
             threads: THREADS,
             shared_bytes: shared_bytes(&spec, variant),
         },
-        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: O::ALL,
         updated: None,

@@ -1,5 +1,7 @@
-//! `attention`: softmax over keys and the mean of their values. By FMA for few queries, every type and every chip (`simt`), by matrix
-//! instructions for many (`wgmma` on Hopper, `cp_async` from Ampere on, `mma`), and for few whose heads share keys (`decode`).
+//! Attention families: FMA for few queries with all types and chips
+//! (`simt`); matrix instructions for many queries (`wgmma` on
+//! Hopper, `cp_async` from Ampere on, `mma`), and for few queries
+//! whose heads share a KV head (`decode`).
 
 mod cp_async;
 mod decode;
@@ -19,7 +21,7 @@ use super::kernel_launch::MakeKernel;
 use super::prelude::macro_line;
 use crate::spec::KernelSpec;
 
-/// What CUDA devices offer.
+/// Families of CUDA devices.
 pub(super) const FAMILIES: AttentionFamilies = &[
     &simt::AttentionSimt,
     &mma::AttentionMma,
@@ -28,17 +30,19 @@ pub(super) const FAMILIES: AttentionFamilies = &[
     &wgmma::AttentionWgmma,
 ];
 
-/// From so many queries on, kernels with many rows serve them, and bits that may not depend on the batch are those of matrix
-/// instructions.
+/// From this many queries on, prefill kernels are used. Batch-invariant
+/// results also switch here to matrix instructions.
 const LEAST_QUERIES: usize = 17;
 
-/// The step of kernels that take a mask, where it says nothing else.
+/// Kernel step with a mask and no other feature.
 const MASKED: &str = "attend_masked";
-/// The same of kernels whose exponents are not products times a positive factor.
+/// Kernel step with a mask and bounded scores.
 const MASKED_BOUNDED: &str = "attend_masked_bounded";
 
-/// The step of kernels for many queries, by whether they take a mask, and whether exponents are not products times a positive factor, but
-/// bounded by a soft cap, or turned round.
+/// Kernel step for many queries, by mask and bounded
+/// scores. Scores are bounded when they are not the
+/// product times a positive factor: with a soft cap, or
+/// with a negative or zero scale.
 fn attend_step(is_masked: bool, is_bounded: bool) -> &'static str {
     match (is_masked, is_bounded) {
         (false, false) => "attend",
@@ -48,30 +52,33 @@ fn attend_step(is_masked: bool, is_bounded: bool) -> &'static str {
     }
 }
 
-/// `TileBits` of `mainloop/attention_tile_bits.cuh`, of four warps: two words of each, and words of 32 keys of each row.
+/// `TileBits` of `mainloop/attention_tile_bits.cuh`
+/// for four warps: two words for each warp, and one
+/// word of 32 keys for each row.
 fn tile_bits_bytes(spec: &AttentionSpec) -> u32 {
     (4 * 2 + spec.rows * (spec.keys / 32)) * 4
 }
 
-/// Makes a kernel one that takes a mask.
+/// Enables the mask in a kernel's prelude.
 fn mask_line(prelude: &mut String, is_masked: bool) {
     if is_masked {
         macro_line(prelude, "QG_BITS", "1");
     }
 }
 
-/// Whether exponents are not products times a positive factor, but bounded by a soft cap, or turned round.
+/// Whether scores are not the product times a positive factor: with
+/// a soft cap, or a negative or zero scale.
 fn is_bounded(op: &CheckedAttention) -> bool {
     op.soft_cap.is_some() || op.scale <= 0.0
 }
 
-/// Rows and features that a kernel computes of which one is there.
+/// Computed rows and features divided by the real ones.
 fn padding(op: &CheckedAttention, spec: &AttentionSpec) -> f64 {
     let rows = op.most_queries().next_multiple_of(spec.rows as usize) as f64 / op.most_queries() as f64;
     rows * f64::from(spec.qk + spec.v) / (op.qk_dim + op.v_dim) as f64
 }
 
-/// The configuration of a kernel that has the results of whole rows after one launch, by matrix instructions.
+/// Config of a matrix-instruction kernel without split-KV: one launch.
 fn one_launch(
     op: &CheckedAttention,
     kernel: KernelId,
@@ -90,7 +97,7 @@ fn one_launch(
     }
 }
 
-/// Of the one source of a configuration.
+/// Hash of a config's single source.
 fn source_hash(config: &AttentionConfig, source: impl Fn(AttentionSpec, Variant) -> KernelSpec) -> u64 {
     match (config.kernel.spec, config.kernel.variant) {
         (Spec::Attention(spec), Some(variant)) => source(spec, variant).source_hash().short(),
@@ -98,7 +105,7 @@ fn source_hash(config: &AttentionConfig, source: impl Fn(AttentionSpec, Variant)
     }
 }
 
-/// Every kernel of the families on devices of `variant`.
+/// All kernels of these families for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     simt::specs(variant)
         .chain(mma::specs(variant))
@@ -107,14 +114,18 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
         .chain(wgmma::specs(variant))
 }
 
-/// Heads, of `heads`, whose queries `ctas` CTAs go through before those of the next, of `of_head` items each: so few that their keys stay in L2, and so
-/// many that each CTA gets at least two items, a long one and a short one, and few CTAs none in the last round of a group.
+/// Heads whose queries are processed together by `ctas` CTAs, with
+/// `of_head` items for each head.
+///
+/// Few enough that their keys stay in L2. Enough that each
+/// CTA gets at least two items, a long and a short
+/// one, and that few CTAs idle in a group's last round.
 fn heads_together(heads: usize, of_head: u32, ctas: u32) -> u32 {
     let (of_head, ctas) = (u64::from(of_head.max(1)), u64::from(ctas.max(1)));
     let all = heads as u64;
     let rounds = |heads: u64| (heads * of_head).div_ceil(ctas);
     let rounds_by = |heads: u64| all / heads * rounds(heads) + rounds(all % heads);
-    // Nearly two rounds do.
+    // Nearly two rounds suffice.
     let are_enough = |heads: u64| 20 * heads * of_head >= 37 * ctas;
     let candidates = || (1..all).filter(|&heads| are_enough(heads)).chain([all]);
     let least = candidates().map(rounds_by).min().unwrap_or(0);
@@ -122,8 +133,8 @@ fn heads_together(heads: usize, of_head: u32, ctas: u32) -> u32 {
     together.unwrap_or(all) as u32
 }
 
-/// Whether `family` may serve `op`: where bits may not depend on the batch, one family does, and what decides which does not depend on
-/// it either.
+/// Whether `family` may run `op` when batch invariance is required. Exactly
+/// one family may, chosen independently of the batch.
 fn check_invariant(family: &str, op: &CheckedAttention, info: &DeviceInfo) -> Result<(), Unsupported> {
     if !op.batch_invariant {
         return Ok(());
@@ -141,10 +152,11 @@ fn check_invariant(family: &str, op: &CheckedAttention, info: &DeviceInfo) -> Re
     }
 }
 
-/// The launches of a plan, whose kernels `make` makes ready.
+/// Launch sequence of a plan. `make` prepares its kernels.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when the device has no kernel variant, and those of `make`.
+/// [`HalError::WrongDevice`] when the device has no kernel
+/// variant, and errors of `make`.
 pub fn attention_sequence(
     op: &CheckedAttention,
     plan: &AttentionPlan,
@@ -167,9 +179,10 @@ mod tests {
 
     #[test]
     fn groups_of_heads_are_small_and_leave_few_ctas_without_work() {
-        // Of 2048, 4096 and 16384 queries in tiles of 128, on 132 multiprocessors: nearly two rounds.
+        // 2048, 4096 and 16384 queries in tiles of 128 on 132
+        // SMs: nearly two rounds.
         assert_eq!([16, 32, 128].map(|of_head| heads_together(32, of_head, 132)), [16, 8, 2]);
-        // Few items, and one head: all.
+        // Few items, or one head: all heads together.
         assert_eq!([heads_together(32, 1, 132), heads_together(1, 500, 132), heads_together(1, 0, 0)], [32, 1, 1]);
         let rounds = |heads: u32, of_head: u32| (heads * of_head).div_ceil(132);
         for of_head in 1..600 {

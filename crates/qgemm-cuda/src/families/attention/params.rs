@@ -1,4 +1,4 @@
-//! The parameter of every kernel of `attention`.
+//! Parameters of the attention kernels.
 
 use std::f32::consts::LOG2_E;
 
@@ -23,7 +23,7 @@ pub(in crate::families) struct AttentionParams {
 }
 
 impl AttentionParams {
-    /// With the operands' addresses.
+    /// Fills in the operands' addresses.
     pub fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<Self, HalError> {
         use AttentionOperand as O;
         let mut params = *self;
@@ -56,7 +56,8 @@ impl Params for AttentionParams {
     }
 }
 
-/// `KernelParams` in `mainloop/attention_bits.cuh`, of kernels that take a mask.
+/// `KernelParams` in `mainloop/attention_bits.cuh`,
+/// for kernels with a mask.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(super) struct MaskedParams {
@@ -65,7 +66,7 @@ pub(super) struct MaskedParams {
 }
 
 impl MaskedParams {
-    /// With where the bits of `mask` lie, but for their address.
+    /// Adds the layout of `mask`, without its address.
     pub fn new(attention: AttentionParams, op: &CheckedAttention, mask: MaskBits) -> Self {
         let row_words = MaskBits::words(op.most_keys);
         let head_words = if mask.is_per_head { mask.rows(&op.addressing()) * row_words } else { 0 };
@@ -82,7 +83,7 @@ impl MaskedParams {
         &self.attention
     }
 
-    /// With the operands' addresses.
+    /// Fills in the operands' addresses.
     pub fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<Self, HalError> {
         let address = at.of(operands, AttentionOperand::Mask)?;
         Ok(Self { attention: self.attention.at(operands, at)?, bits: AttentionBits { address, ..self.bits } })
@@ -95,7 +96,8 @@ impl Params for MaskedParams {
     }
 }
 
-/// The parameter of a kernel that takes a mask if `op` has one, and nothing more.
+/// Parameter of an attention kernel, with the
+/// mask if `op` has one.
 pub(super) fn for_attend(op: &CheckedAttention, attention: AttentionParams) -> Arc<dyn Params> {
     match op.mask {
         Some(mask) => Arc::new(MaskedParams::new(attention, op, mask)),
@@ -103,7 +105,7 @@ pub(super) fn for_attend(op: &CheckedAttention, attention: AttentionParams) -> A
     }
 }
 
-/// The number by which kernels know a format of keys and values.
+/// Number of a KV format in kernels.
 pub(in crate::families) fn kv_code(kv: KvFormat) -> u32 {
     match kv {
         KvFormat::Plain(dtype) => dtype_code(dtype),
@@ -114,7 +116,8 @@ pub(in crate::families) fn kv_code(kv: KvFormat) -> u32 {
 }
 
 impl AttentionParams {
-    /// With keys in parts of `part_keys`, `parts` of them, and `row_ctas` CTAs for the rows of a sequence and head of keys.
+    /// `parts` split-KV parts of `part_keys` keys, and `row_ctas` CTAs for
+    /// the rows of a sequence and KV head.
     pub fn new(op: &CheckedAttention, parts: u32, part_keys: u32, row_ctas: u32) -> Self {
         let Paging { pages, page_size, width } = op.paging();
         let flags = [
@@ -143,7 +146,7 @@ impl AttentionParams {
             window: op.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
             flags: flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag),
             dtype: dtype_code(op.dtype),
-            // The argument of tanh, or the exponent to base 2.
+            // Factor of the tanh argument, or of the base-2 exponent.
             factor: op.soft_cap.map_or(op.scale * LOG2_E, |cap| op.scale / cap),
             soft_cap: op.soft_cap.map_or(0.0, |cap| cap * LOG2_E),
         };
@@ -169,7 +172,7 @@ impl AttentionParams {
     }
 }
 
-/// Whether Q, K and V are all of `dtype`.
+/// Whether Q, K and V all have type `dtype`.
 pub(super) fn is_all(op: &CheckedAttention, dtype: DType) -> bool {
     op.dtype == dtype && op.kv == KvFormat::Plain(dtype)
 }

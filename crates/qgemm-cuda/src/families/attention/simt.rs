@@ -1,5 +1,6 @@
-//! `attention_simt`: by FMA, a group of lanes a key, online softmax in each group; keys in parts where there are few queries, whose
-//! results a second kernel adds up.
+//! `attention_simt`: attention with FMA. A group of lanes holds a key
+//! and runs an online softmax. Split-KV for few queries, with a
+//! second kernel for the combine.
 
 use std::sync::Arc;
 
@@ -16,31 +17,34 @@ use super::{MASKED, mask_line};
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Name of the family.
+/// Family name.
 pub(super) const NAME: &str = "attention_simt";
 /// Threads of a CTA.
 const THREADS: u32 = 128;
-/// Rows of a CTA: queries of the heads that share keys.
+/// Row tiles: queries of the heads that share a KV head.
 const ROWS: [u32; 3] = [1, 4, 8];
-/// The same of kernels with a mask.
+/// Row tiles of kernels with a mask.
 const MASKED_ROWS: [u32; 1] = [4];
-/// Lanes that hold a key, eight features each.
+/// Lanes that hold a key, with eight features each.
 const LANES: [u32; 3] = [8, 16, 32];
-/// CTAs that a multiprocessor runs at once: keys are cut into parts until there are so many.
+/// CTAs per SM to aim for: keys are split until
+/// there are this many CTAs.
 const CTAS_A_UNIT: usize = 4;
-/// Fewest keys that are worth a part.
+/// Minimum keys of a split-KV part.
 const LEAST_PART: usize = 256;
-/// Keys of a part whose bits may not depend on how many sequences there are.
+/// Keys of a split-KV part when bits must not depend on
+/// the number of sequences.
 pub(super) const INVARIANT_PART: usize = 512;
-/// Most queries whose keys are cut so.
+/// Maximum queries for that fixed split.
 const INVARIANT_QUERIES: usize = 16;
-/// Most bytes of partial results.
+/// Maximum bytes of partial results.
 const MOST_PARTIAL_BYTES: usize = 1 << 28;
-/// Shares of the bandwidth and of the rate of FMA that the kernels should reach, per mille: conversions, exchanges and the softmax
-/// take as many instructions as FMA.
+/// Expected shares of the bandwidth and of the FMA rate,
+/// per mille. Conversions, shuffles and the softmax take
+/// as many instructions as FMA.
 const EFFICIENCY: (u32, u32) = (850, 350);
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct AttentionSimt;
 
@@ -50,12 +54,13 @@ fn lanes(op: &CheckedAttention) -> u32 {
     LANES.into_iter().find(|lanes| lanes * 8 >= dim).unwrap_or(LANES[2])
 }
 
-/// Groups of lanes of a CTA.
+/// Lane groups of a CTA.
 const fn groups(lanes: u32) -> u32 {
     THREADS / lanes
 }
 
-/// Keys of a group of lanes that are loaded together: fewer with many rows, which leave fewer registers.
+/// Keys that a lane group loads together. With more rows,
+/// fewer registers remain for keys.
 const fn keys_together(rows: u32) -> u32 {
     if rows > 4 { 2 } else { 4 }
 }
@@ -68,7 +73,7 @@ fn spec_of(op: &CheckedAttention) -> AttentionSpec {
     attend_spec(op.kv, lanes, rows, is_masked)
 }
 
-/// Rows of a CTA.
+/// Row tiles.
 const fn rows_of(is_masked: bool) -> &'static [u32] {
     if is_masked { &MASKED_ROWS } else { &ROWS }
 }
@@ -79,13 +84,14 @@ fn attend_spec(kv: KvFormat, lanes: u32, rows: u32, is_masked: bool) -> Attentio
     AttentionSpec { step, kv, qk, v, rows, keys: groups(lanes) * keys_together(rows) }
 }
 
-/// Of the kernel that adds parts up, which serves every format and dimension.
+/// The split-KV combine kernel, for every format and dimension.
 fn combine_spec() -> AttentionSpec {
     let kv = KvFormat::Plain(qgemm_formats::DType::F32);
     AttentionSpec { step: Name::new("combine"), kv, qk: 256, v: 256, rows: 1, keys: 1 }
 }
 
-/// `SharedStorage` of `entry/attention_combine.cu`: of each warp a largest, a total and the sums of 256 columns.
+/// `SharedStorage` of `entry/attention_combine.cu`: row_max, row_sum and
+/// 256 columns of sums for each warp.
 const COMBINE_SHARED_BYTES: u32 = THREADS / 32 * (2 + 256) * 4;
 
 fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
@@ -114,7 +120,8 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
         constant_line(&mut prelude, "QG_KEYS", spec.keys);
         constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
         let is_masked = spec.step.as_str() == MASKED;
-        // For a CTA more the compiler would spill what four rows of 256 features keep, or of blocks with a mask.
+        // With one more CTA per SM the compiler would spill, for
+        // four rows of 256 features and for masked block formats.
         let spills_blocks = is_masked && spec.kv.has_scales() && variant == Variant::Sm120;
         if (spec.qk == 256 && spec.rows == 4) || spills_blocks {
             macro_line(&mut prelude, "QG_CTAS_PER_SM", "2");
@@ -127,7 +134,7 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let of_lanes = |kv, lanes| {
         [false, true].into_iter().flat_map(move |is_masked| {
@@ -139,12 +146,12 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     attend.chain([combine_spec()]).map(move |spec| source(spec, variant))
 }
 
-/// How the keys of a sequence are cut.
+/// Split-KV of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
-    /// CTAs for the rows of a sequence and head of keys.
+    /// CTAs for the rows of a sequence and KV head.
     pub row_ctas: usize,
-    /// Parts of the keys of a sequence at most.
+    /// Maximum parts of a sequence.
     pub parts: usize,
     /// Keys of a part.
     pub part_keys: usize,
@@ -166,8 +173,9 @@ impl Cut {
         Self::of(op, row_ctas, part_keys)
     }
 
-    /// Parts of `part_keys`, unless there is one, or their results are too large to keep: where bits may not depend on the batch, that does
-    /// not either.
+    /// Parts of `part_keys` keys, unless there is only one or the
+    /// partial results are too large. With batch invariance that
+    /// decision does not depend on the batch.
     pub fn of(op: &CheckedAttention, row_ctas: usize, part_keys: usize) -> Self {
         let parts = op.most_keys.div_ceil(part_keys);
         let is_small = parts
@@ -226,12 +234,12 @@ impl Family<CheckedAttention> for AttentionSimt {
     }
 }
 
-/// Of the source of the kernel that adds parts up.
+/// Source hash of the combine kernel.
 pub(super) fn combine_hash(variant: Variant) -> u64 {
     source(combine_spec(), variant).source_hash().short()
 }
 
-/// The launches of a plan.
+/// Launch sequence of a plan.
 pub(super) fn sequence(
     op: &CheckedAttention,
     config: &AttentionConfig,
@@ -254,25 +262,27 @@ pub(super) fn sequence(
     in_parts(NAME, op, config, variant, attend, make)
 }
 
-/// A kernel that attends to parts of the keys.
+/// A split-KV attention kernel.
 pub(super) struct Attend {
     pub id: KernelId,
     pub spec: KernelSpec,
-    /// CTAs for the rows of a sequence and head of keys.
+    /// CTAs for the rows of a sequence and KV head.
     pub row_ctas: usize,
-    /// CTAs for the heads of keys.
+    /// CTAs along the KV heads.
     pub head_ctas: usize,
     /// The kernel's parameter.
     pub params: fn(&CheckedAttention, AttentionParams) -> Arc<dyn Params>,
     pub threads: u32,
     pub shared_bytes: u32,
-    /// Whether the kernel takes the whole workspace, counters and all.
+    /// Whether the kernel uses the whole workspace, including counters.
     pub counts: bool,
-    /// Whether the last of its CTAs to arrive adds parts up, so that no other kernel has to.
+    /// Whether the last CTA to arrive combines the parts, so that
+    /// no combine kernel is needed.
     pub adds_up: bool,
 }
 
-/// The launches of a plan whose keys may be cut: the kernel that attends, then, unless that does it, the one that adds parts up.
+/// Launches of a split-KV plan: the attention kernel, then the combine
+/// kernel unless the former combines itself.
 pub(super) fn in_parts(
     family: &str,
     op: &CheckedAttention,
@@ -298,7 +308,7 @@ pub(super) fn in_parts(
             id,
             spec,
             geometry: Geometry { grid: [ctas as u32, 1, 1], threads, shared_bytes },
-            // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+            // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
             starts_early: variant >= Variant::Sm90,
             operands: O::ALL,
             updated: None,

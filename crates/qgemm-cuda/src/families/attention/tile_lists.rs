@@ -1,4 +1,6 @@
-//! Lists of the tiles of keys of which rows of queries see some, by a mask of bits: a launch before the kernel that goes through them.
+//! Lists of key tiles with visible keys for each row
+//! tile, from a bit mask. A launch writes them
+//! before the attention kernel.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,13 +19,14 @@ use super::params::{AttentionParams, MaskedParams};
 use super::simt::ctas;
 use crate::spec::KernelSpec;
 
-/// The step of the kernels that write lists.
+/// Kernel step that writes the lists.
 const STEP: &str = "list_tiles";
-/// Threads of a CTA: sixteen warps look at a tile each.
+/// Threads of a CTA: sixteen warps, one key tile each.
 const THREADS: u32 = 512;
-/// `SharedStorage` of `entry/attention_list_tiles.cu`: what is seen of so many tiles.
+/// `SharedStorage` of `entry/attention_list_tiles.cu`:
+/// visibility flags of the tiles.
 const SHARED_BYTES: u32 = 1024;
-/// Most bytes that lists may take.
+/// Maximum bytes of the lists.
 const MOST_BYTES: usize = 1 << 28;
 
 /// The kernel that lists tiles of `keys` keys for `rows` queries.
@@ -63,7 +66,7 @@ impl ListedParams {
         self.masked.attention()
     }
 
-    /// With the operands' addresses.
+    /// Fills in the operands' addresses.
     pub fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<Self, HalError> {
         Ok(Self { masked: self.masked.at(operands, at)?, ..*self })
     }
@@ -75,18 +78,18 @@ impl Params for ListedParams {
     }
 }
 
-/// The lists of an operation.
+/// Tile lists of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TileLists {
     spec: AttentionSpec,
-    /// Lists, of which each has a CTA.
+    /// Number of lists; each has a CTA.
     count: usize,
-    /// Words of a list: how many tiles, and each of them.
+    /// Words of a list: the count, then the tile numbers.
     words: usize,
 }
 
 impl TileLists {
-    /// Those that the kernel `attend` goes through.
+    /// Lists for the kernel `attend`.
     pub fn new(op: &CheckedAttention, mask: MaskBits, attend: &AttentionSpec) -> Self {
         let heads = if mask.is_per_head { op.heads } else { 1 };
         let row_tiles = op.most_queries().div_ceil(attend.rows as usize);
@@ -97,7 +100,7 @@ impl TileLists {
         }
     }
 
-    /// The same, unless they would be too large.
+    /// Refuses lists that are too large.
     pub fn check(self) -> Result<Self, Unsupported> {
         ctas(&[self.count])?;
         match self.bytes() <= MOST_BYTES {
@@ -112,12 +115,12 @@ impl TileLists {
         self.count.saturating_mul(self.words).saturating_mul(4)
     }
 
-    /// The parameter of the kernel that writes them, and of the one that goes through them.
+    /// Parameter of the list kernel and of the attention kernel.
     pub fn params(&self, op: &CheckedAttention, mask: MaskBits, attention: AttentionParams) -> ListedParams {
         ListedParams { masked: MaskedParams::new(attention, op, mask), list_words: self.words as u32, padding: 0 }
     }
 
-    /// The launch that writes them to `workspace`.
+    /// The launch that writes the lists to `workspace`.
     pub fn step(
         &self,
         params: ListedParams,
@@ -130,7 +133,7 @@ impl TileLists {
             id: id(self.spec, variant),
             spec: source(self.spec, variant),
             geometry: Geometry { grid: [self.count as u32, 1, 1], threads: THREADS, shared_bytes: SHARED_BYTES },
-            // The kernel waits where it must (`griddepcontrol_wait` in atoms/sync.cuh).
+            // The kernel calls `griddepcontrol_wait` itself (atoms/sync.cuh).
             starts_early: true,
             operands: O::ALL,
             updated: None,

@@ -1,6 +1,10 @@
-//! `attention_wgmma`: many queries by Hopper's matrix instructions of a warpgroup, queries, keys and values by TMA. CTAs stay and take
-//! rows of queries of a head in turn. Keys in pages come in pieces of a page, or row by row where those would be too small. Tiles of keys that
-//! a mask of bits leaves are listed before (`tile_lists`).
+//! `attention_wgmma`: attention of many queries with `wgmma` on Hopper.
+//! TMA copies queries, keys and values.
+//!
+//! CTAs are persistent and take row tiles of a head in
+//! turn. Paged keys are copied in pieces of a page, or
+//! row by row where pieces would be too small. With a
+//! bit mask, key tiles are listed first (`tile_lists`).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,36 +28,38 @@ use crate::arch::check_shared;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
-/// Name of the family.
+/// Family name.
 pub(super) const NAME: &str = "attention_wgmma";
 /// Queries of a warpgroup.
 const WARPGROUP_ROWS: u32 = 64;
-/// Features of a box: the swizzle's 128 bytes.
+/// Features of a TMA box: 128 bytes, one swizzle row.
 const BOX: u32 = 64;
-/// Warps that look at values.
+/// Warps that inspect values for infinities and NaN.
 const INSPECTORS: u32 = 3;
-/// Most bytes from a row, a head or a page to the next (`cuTensorMapEncodeTiled`).
+/// Maximum row, head or page stride in bytes (`cuTensorMapEncodeTiled`).
 const MOST_STRIDE_BYTES: u64 = (1 << 40) - 16;
-/// Least rows of a piece of a page: those of the swizzle's pattern.
+/// Minimum rows of a page piece: one swizzle pattern.
 const LEAST_PIECE: usize = 8;
-/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille; of those that copy pages row
-/// by row an estimate.
+/// Expected shares of the bandwidth and of the matrix
+/// rate, per mille. For kernels that copy pages row by
+/// row this is an estimate.
 const EFFICIENCY: (u32, u32) = (800, 550);
 const EFFICIENCY_BY_ROWS: (u32, u32) = (750, 450);
 
-/// How keys and values come to shared memory.
+/// How keys and values get to shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
-    /// They lie one after another: a tile at a time.
+    /// Contiguous keys: a tile at a time by TMA.
     Tiles,
-    /// They lie in pages: by TMA in pieces, which pages and tiles are made of.
+    /// Paged keys: pieces by TMA; pages and tiles are
+    /// multiples of a piece.
     Pieces,
-    /// They lie in pages: row by row.
+    /// Paged keys: row by row.
     Rows,
 }
 
 impl Source {
-    /// For `op`, in tiles of so many keys.
+    /// The source for `op`, with tiles of `keys` keys.
     fn of(op: &CheckedAttention, keys: u32) -> Self {
         match op.places {
             KvPlaces::Table { page_size, .. } if piece_rows(page_size, keys) as usize >= LEAST_PIECE => Source::Pieces,
@@ -63,13 +69,14 @@ impl Source {
     }
 }
 
-/// What kernels are made for beside types and tiles.
+/// Kernel specialization beside types and tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Step {
     source: Source,
-    /// Whether they take a mask of bits.
+    /// Whether there is a bit mask.
     is_masked: bool,
-    /// Whether exponents are not products times a positive factor, but bounded by a soft cap, or turned round.
+    /// Whether scores are not the product times a positive factor: with
+    /// a soft cap, or a negative or zero scale.
     is_bounded: bool,
 }
 
@@ -103,33 +110,35 @@ impl Step {
         }
     }
 
-    /// That of a kernel.
+    /// The step of a kernel.
     fn of_spec(spec: &AttentionSpec) -> Self {
         let found = Self::all().find(|step| step.name() == spec.step.as_str());
         found.unwrap_or(Self { source: Source::Tiles, is_masked: false, is_bounded: false })
     }
 }
 
-/// The largest power of two that divides pages and tiles.
+/// Largest power of two that divides both page and tile.
 fn piece_rows(page_size: usize, keys: u32) -> u32 {
     1 << page_size.trailing_zeros().min(keys.trailing_zeros())
 }
 
-/// What a kernel has room for.
+/// Tile of a kernel.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
-    /// Features of queries and of values; others take the next larger ones.
+    /// Head dimensions (Q and K, V). Others are
+    /// padded to the next.
     qk: u32,
     v: u32,
-    /// Warpgroups of consumers.
+    /// Consumer warpgroups.
     warpgroups: u32,
     keys: u32,
     stages: u32,
 }
 
-/// Warpgroups that have registers for a mask, too.
+/// Consumer warpgroups of kernels with a mask, which needs registers, too.
 const MASKED_WARPGROUPS: u32 = 2;
-/// Two warpgroups have registers for 128 or 256 features, three for 64.
+/// Registers suffice for two warpgroups with 128 or 256
+/// features, or three with 64.
 const TILES: [Tile; 4] = [
     Tile { qk: 64, v: 64, warpgroups: 3, keys: 128, stages: 4 },
     Tile { qk: 128, v: 128, warpgroups: 2, keys: 128, stages: 2 },
@@ -137,7 +146,7 @@ const TILES: [Tile; 4] = [
     Tile { qk: 256, v: 256, warpgroups: 2, keys: 64, stages: 2 },
 ];
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct AttentionWgmma;
 
@@ -158,7 +167,7 @@ fn warpgroups(spec: &AttentionSpec) -> u32 {
     spec.rows / WARPGROUP_ROWS
 }
 
-/// One of producers beside the consumers.
+/// One producer warpgroup beside the consumers.
 fn threads(spec: &AttentionSpec) -> u32 {
     (warpgroups(spec) + 1) * 128
 }
@@ -171,7 +180,8 @@ fn stages(spec: &AttentionSpec) -> u32 {
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let tiles = spec.rows * spec.qk * 2 + stages(spec) * spec.keys * (spec.qk + spec.v) * 2;
     let barriers = (2 + 5 * stages(spec)) * 8;
-    // Which keys have no page, a bit each, of twice as many tiles as there are stages.
+    // A bit for each key without a page, for twice
+    // as many tiles as stages.
     let absent = if Step::of_spec(spec).source == Source::Tiles { 0 } else { 2 * stages(spec) * spec.keys / 8 };
     (tiles + barriers + stages(spec) * (INSPECTORS + 1) * 4 + absent).next_multiple_of(1024)
 }
@@ -210,7 +220,7 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     KernelSpec { name, entry, text: crate::source::entry(entry), symbol, prelude, arch_specific: true }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let dtypes = [DType::F16, DType::BF16].into_iter().filter(move |_| variant == Variant::Sm90);
     let of_dtype =
@@ -222,12 +232,12 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     attend.into_iter().map(move |spec| source(spec, variant)).chain(lists)
 }
 
-/// Heads of tokens as TMA sees them: the contiguous features, tokens, heads, pages.
+/// Heads as TMA sees them: contiguous features, tokens, heads, pages.
 #[derive(Clone, Copy, Debug)]
 struct Heads {
     dtype: DType,
     size: [u64; 4],
-    /// Elements from a token, a head, a page to the next.
+    /// Element strides of tokens, heads and pages.
     strides: [u64; 3],
     /// Tokens of a box.
     rows: u32,
@@ -246,7 +256,8 @@ impl Heads {
         Self { dtype: op.dtype, size, strides: [rows.token_stride, rows.head_stride, page_stride], rows: keys }
     }
 
-    /// Bytes from a token, a head, a page to the next: where there is only one, none is read behind it, whatever the stride says.
+    /// Byte strides of tokens, heads and pages. A stride over a
+    /// single element is replaced: nothing is read behind it.
     fn stride_bytes(&self) -> [u64; 3] {
         let one = (self.size[0] * self.dtype.bytes() as u64).next_multiple_of(16);
         std::array::from_fn(|i| match self.size[i + 1] {
@@ -255,13 +266,14 @@ impl Heads {
         })
     }
 
-    /// Whether TMA can read them: coordinates are of 31 bits, sizes and strides are not 0.
+    /// Whether TMA can read them: coordinates have 31 bits, and
+    /// sizes and strides are not 0.
     fn fit(&self) -> bool {
         self.size.iter().all(|&size| size > 0 && i32::try_from(size).is_ok())
             && self.stride_bytes().iter().all(|stride| (16..=MOST_STRIDE_BYTES).contains(stride))
     }
 
-    /// Their map, where they begin at `address`.
+    /// Tensor map at `address`.
     fn map(&self, address: u64, dimensions: usize) -> TileMap {
         let [columns, rows, heads, pages] = self.size;
         let [row_bytes, head_bytes, page_bytes] = self.stride_bytes();
@@ -276,18 +288,20 @@ impl Heads {
     }
 }
 
-/// A kernel's parameter, but for the maps. `A` is that of kernels with a mask or without.
+/// Kernel parameter without maps. `A` depends on
+/// whether there is a mask.
 #[derive(Debug)]
 struct MappedAttention<A> {
     attention: A,
     heads_together: u32,
     piece_shift: u32,
     queries: Heads,
-    /// Keys and values, where TMA copies them.
+    /// Keys and values, if TMA copies them.
     kv: Option<[Heads; 2]>,
 }
 
-/// `TmaAttentionParams` in `mainloop/sm90/attention_ring.cuh`, of kernels without a mask.
+/// `TmaAttentionParams` in
+/// `mainloop/sm90/attention_ring.cuh`, without a mask.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct TmaAttentionParams {
@@ -298,7 +312,7 @@ struct TmaAttentionParams {
     maps: [EncodedMap; 3],
 }
 
-/// The same of kernels with one.
+/// `TmaAttentionParams` with a mask.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct MaskedTmaAttentionParams {
@@ -310,7 +324,8 @@ struct MaskedTmaAttentionParams {
 }
 
 impl<A> MappedAttention<A> {
-    /// The maps of queries, keys and values that lie where `at` says.
+    /// Tensor maps of queries, keys and values at
+    /// the addresses in `at`.
     fn maps(&self, at: &AttentionPointers, places: &Places<'_>) -> Result<[EncodedMap; 3], HalError> {
         let mut maps = [(places.encode)(&self.queries.map(at.q, 3))?, EncodedMap::default(), EncodedMap::default()];
         if let Some([keys, values]) = &self.kv {
@@ -347,12 +362,12 @@ impl Params for MappedAttention<ListedParams> {
     }
 }
 
-/// Rows of queries of all sequences and heads.
+/// Work items: row tiles of all sequences and heads.
 fn items(op: &CheckedAttention, spec: &AttentionSpec) -> Result<u32, Unsupported> {
     ctas(&[op.sequences, op.heads, op.most_queries().div_ceil(spec.rows as usize)])
 }
 
-/// The kernel for `op`, or why there is none.
+/// The kernel for `op`, or the refusal.
 pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(AttentionSpec, Variant), Unsupported> {
     let variant = info.variant.filter(|&variant| variant == Variant::Sm90);
     let variant = variant.ok_or_else(|| Unsupported::new("runs on Hopper only, whose warpgroups multiply"))?;
@@ -423,7 +438,7 @@ impl Family<CheckedAttention> for AttentionWgmma {
     }
 }
 
-/// The launches of a plan.
+/// Launch sequence of a plan.
 pub(super) fn sequence(
     op: &CheckedAttention,
     config: &AttentionConfig,
@@ -453,7 +468,7 @@ pub(super) fn sequence(
                 threads: threads(&spec),
                 shared_bytes: shared_bytes(&spec),
             },
-            // The kernel waits where it must (`griddepcontrol_wait` in atoms/sync.cuh).
+            // The kernel calls `griddepcontrol_wait` itself (atoms/sync.cuh).
             starts_early: true,
             operands: O::ALL,
             updated: None,

@@ -1,5 +1,5 @@
-//! Products with experts that multiply codes of W with those of X as they are. Kernels read the rows of an expert one after the other;
-//! slots, which lie apart, are gathered before.
+//! MoE GEMM on quantized X, multiplying codes directly. Kernels read the
+//! rows of an expert contiguously, so scattered slots are gathered first.
 
 use std::sync::Arc;
 
@@ -26,21 +26,22 @@ use super::w_map::w_map;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, TileMap};
 
-/// A kernel. But for the last, CTAs take tiles of all experts in turn.
+/// A kernel. Except for `Staged`, CTAs take tiles
+/// of all experts in turn.
 #[derive(Clone, Debug)]
 enum Kernel {
-    /// On 8-bit codes, whose sums are scaled.
+    /// 8-bit operands whose sums are scaled.
     Fp8(Fp8Kernel),
-    /// On codes that instructions scale.
+    /// Block-scaled `mma`.
     BlockScaled(BlockScaledKernel),
-    /// On bytes that weights are decoded to.
+    /// Weights decoded to bytes.
     Decoded(DecodedKernel),
-    /// On signed bytes, by a CTA for each tile.
+    /// INT8 operands, one CTA for each tile.
     Staged(StagedKernel),
 }
 
 impl Kernel {
-    /// Those for weights of `format` and activations of `x`.
+    /// Kernels for weights of `format` and activations of `x`.
     fn all(format: Format, x: XFormat, variant: Variant) -> impl Iterator<Item = Self> {
         let fp8 = fp8_kernels(format, x, variant).into_iter().filter_map(Fp8Kernel::for_experts).map(Kernel::Fp8);
         let block_scaled = block_scaled_kernels(format, x, variant).into_iter();
@@ -53,7 +54,7 @@ impl Kernel {
         match self {
             Kernel::Fp8(kernel) => kernel.serves(op),
             Kernel::BlockScaled(kernel) => kernel.serves(op),
-            // What TMA reaches is asked for all kernels.
+            // TMA limits are checked for all kernels together.
             Kernel::Decoded(_) | Kernel::Staged(_) => Ok(()),
         }
     }
@@ -103,19 +104,20 @@ impl Kernel {
     }
 }
 
-/// Every kernel on devices of `variant`.
+/// All kernels for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let types = Format::all().flat_map(|format| XFormat::ALL.into_iter().map(move |x| (format, x)));
-    // One on signed bytes serves several formats of X, and stands with its own.
+    // A staged INT8 kernel serves several formats of X and is
+    // listed with its main one.
     let of_types =
         move |(format, x)| Kernel::all(format, x, variant).filter(move |kernel| kernel.config().x_format == x);
     types.flat_map(of_types).map(|kernel| kernel.spec())
 }
 
-/// What there is for X in `planes`.
+/// Configs for X with `planes`.
 ///
 /// # Errors
-/// Why there is nothing.
+/// The refusal.
 pub(super) fn configs(
     op: &CheckedExperts,
     planes: &XPlanes,
@@ -131,7 +133,7 @@ pub(super) fn configs(
         let (w, x) = (each.format, each.x.format);
         return Err(Unsupported::new(format!("has no kernel that multiplies codes of {w} and {x} with experts")));
     }
-    // TMA numbers rows of all experts in 31 bits.
+    // TMA row coordinates have 31 bits.
     if weight_rows(op).max(each.m) > i32::MAX as usize || planes.codes_row >= 1 << 40 {
         return Err(Unsupported::new("TMA reaches 2^31 rows, and 2^40 bytes from a row to the next"));
     }
@@ -143,7 +145,7 @@ pub(super) fn configs(
     Ok(all.iter().map(config).filter(fits).collect())
 }
 
-/// Bytes for lists of slots and gathered planes.
+/// Bytes of slot lists and gathered planes.
 fn scratch_bytes(op: &CheckedExperts, planes: &XPlanes, info: &DeviceInfo) -> Result<usize, Unsupported> {
     if !matches!(op.form, ExpertForm::Indexed { .. }) {
         return Ok(0);
@@ -153,18 +155,20 @@ fn scratch_bytes(op: &CheckedExperts, planes: &XPlanes, info: &DeviceInfo) -> Re
     Ok(gathered.end())
 }
 
-/// The gathered planes of X, behind the lists where a run makes those; `None` where rows are no slots, or slots cannot be listed.
+/// Gathered planes of X, after the lists if the run
+/// builds them. `None` when rows are not slots, or the
+/// slots cannot be listed.
 pub(super) fn gathered(op: &CheckedExperts, planes: &XPlanes, info: &DeviceInfo) -> Option<GatheredX> {
     let lists = if op.lists { 0 } else { listed_slots(op, info.units)?.bytes() };
     GatheredX::of(op, planes, lists)
 }
 
-/// Rows of the weights of all experts, or of the one that they share.
+/// Weight rows of all experts, or of the one they share.
 fn weight_rows(op: &CheckedExperts) -> usize {
     if op.row_pitch == 0 { op.each.stored_rows } else { op.experts.saturating_mul(op.row_pitch) }
 }
 
-/// Of the sources of the configuration's kernel.
+/// Source hash of the config's kernel.
 pub(super) fn source_hash(op: &CheckedExperts, config: &ExpertsConfig, variant: Variant) -> u64 {
     find(op, config, variant).map_or(0, |kernel| kernel.spec().source_hash().short())
 }
@@ -173,8 +177,8 @@ fn find(op: &CheckedExperts, config: &ExpertsConfig, variant: Variant) -> Option
     Kernel::all(op.each.format, op.each.x.format, variant).find(|kernel| kernel.id() == config.kernel_id(op))
 }
 
-/// The launch of a configuration, for X in `planes`, rows of an expert one after the other; `None` where its kernel is none of the
-/// variant's.
+/// The launch of a config for X in `planes`, with each
+/// expert's rows contiguous. `None` when the variant lacks its kernel.
 pub(super) fn launch(
     op: &CheckedExperts,
     planes: &XPlanes,
@@ -196,7 +200,7 @@ pub(super) fn launch(
             [clusters.min(most).max(1) as u32 * tile.cluster, 1, 1]
         }
     };
-    // The kernel reads no element type of X.
+    // The kernel does not use the element type of X.
     let x = Dense { dtype: DType::F16, row_stride: planes.codes_row, col_stride: 1, aligned16: true };
     Some(KernelLaunch {
         id: kernel.id(),
@@ -218,7 +222,7 @@ pub(super) fn launch(
     })
 }
 
-/// `Fp8GemmParams` in `mainloop/fp8_codes.cuh`, of products with experts.
+/// `Fp8GemmParams` in `mainloop/fp8_codes.cuh`, for MoE GEMM.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct Fp8Params {
@@ -227,7 +231,8 @@ struct Fp8Params {
     x_scale_row: u64,
 }
 
-/// `BlockScaledParams` in `mainloop/sm120/block_scaled_params.cuh`, of products with experts.
+/// `BlockScaledParams` in
+/// `mainloop/sm120/block_scaled_params.cuh`, for MoE GEMM.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct BlockScaledParams {
@@ -235,12 +240,15 @@ struct BlockScaledParams {
     x: BlockScaledX,
 }
 
-/// Bytes behind parameters of so many up to the next multiple of 64, where tensor maps lie, in words.
+/// Padding in words after `bytes` bytes of parameters, up to the
+/// 64-byte alignment of tensor maps.
 const fn padding(bytes: usize) -> usize {
     (bytes.next_multiple_of(64) - bytes) / 8
 }
 
-/// `TmaFp8GemmParams` in `mainloop/sm90/fp8_pipeline.cuh`, of products with experts. The second map is not read, and the last only where W comes in lines.
+/// `TmaFp8GemmParams` in `mainloop/sm90/fp8_pipeline.cuh`, for MoE
+/// GEMM. The second map is unused, and the last is read
+/// only if W is copied in cache lines.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MappedFp8Params {
@@ -249,7 +257,7 @@ struct MappedFp8Params {
     maps: [EncodedMap; 4],
 }
 
-/// `TmaBlockScaledParams`, of products with experts. The second map is not read.
+/// `TmaBlockScaledParams`, for MoE GEMM. The second map is unused.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MappedBlockScaledParams {
@@ -258,19 +266,20 @@ struct MappedBlockScaledParams {
     maps: [EncodedMap; 2],
 }
 
-/// Everything but the addresses.
+/// Kernel parameter without addresses.
 #[derive(Debug)]
 struct Launch {
     params: ProductParams,
-    /// Where the slots begin in the lists.
+    /// Byte offset of the slots in the lists.
     list: usize,
     planes: XPlanes,
-    /// Of X.
+    /// Rows of X.
     rows: usize,
     columns: usize,
-    /// Rows of all experts, and columns.
+    /// Weight rows of all experts, and columns.
     w: [usize; 2],
-    /// W in packed k-tiles for TMA, of kernels that read it so, but for its address.
+    /// TMA map of W in packed k-tiles, without its address,
+    /// for kernels that use one.
     w_map: TileMap,
     kernel: Kernel,
 }

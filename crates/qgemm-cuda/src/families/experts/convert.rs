@@ -1,5 +1,6 @@
-//! A launch that makes of X what matrix instructions of products with experts take, where X is of another type: numbers of 16 bits. Rows
-//! of f16 have been multiplied by powers of two, which factors of the rows of products undo.
+//! X prologue of MoE GEMM: converts X to the 16-bit type
+//! of the matrix instructions. f16 rows are scaled by powers of
+//! two, which row factors undo in the product.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,9 +18,9 @@ use super::super::launch_params::LaunchParams;
 use super::{Constants, Step};
 use crate::spec::KernelSpec;
 
-/// Columns of a row that are written at once.
+/// Columns of a row that a thread writes at once.
 const GROUP: usize = 8;
-/// What rows of X in 16 bits, and factors, begin at multiples of.
+/// Alignment of the 16-bit rows and of the factors, in bytes.
 const ALIGNMENT: usize = 256;
 const THREADS: u32 = 256;
 const FACTOR: usize = size_of::<f32>();
@@ -29,7 +30,7 @@ const fn step(name: &'static str, constants: Constants) -> Step {
     Step { name, entry, symbol, threads: THREADS, shared_bytes: THREADS / 32 * 4, constants }
 }
 
-/// The kernels, by types and whether rows have factors.
+/// Kernels by types and by whether rows have factors.
 static STEPS: [((DType, DType, bool), Step); 3] = [
     ((DType::F32, DType::F16, true), step("convert_f32_f16", |_| constants(DType::F32, DType::F16, true))),
     ((DType::BF16, DType::F16, true), step("convert_bf16_f16", |_| constants(DType::BF16, DType::F16, true))),
@@ -45,21 +46,23 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     STEPS.iter().map(move |(_, step)| step.spec(variant))
 }
 
-/// X in another type, in the kernels' own part of the workspace.
+/// Converted X in the scratch part of the workspace.
 #[derive(Clone, Debug)]
 pub(super) struct ConvertedX {
-    /// The products of it.
+    /// The products that read it.
     pub product: CheckedExperts,
-    /// What is done with X.
+    /// The prologue.
     pub prologue: XPrologue,
     step: &'static Step,
-    /// Rows of X, and the factors of rows of products, in bytes from [`ExpertsPlan::scratch`] on.
+    /// Byte ranges of the rows of X and of the row
+    /// factors, relative to [`ExpertsPlan::scratch`].
     x: Range<usize>,
     factors: Range<usize>,
 }
 
 impl ConvertedX {
-    /// Behind the first `bytes` bytes of the kernels' own part of the workspace; `None` where X is read as it is, or sizes overflow.
+    /// Layout after the first `bytes` bytes of scratch. `None` when X
+    /// is read in place, or sizes overflow.
     pub(super) fn of(op: &CheckedExperts, variant: Variant, bytes: usize) -> Option<Self> {
         let x = op.each.plain_x().ok()?;
         let (dtype, prologue) = x_prologue(&op.each, &x, variant)?;
@@ -77,7 +80,7 @@ impl ConvertedX {
         Some(Self { product, prologue, step, x: start..end, factors: first..first.checked_add(of_factors)? })
     }
 
-    /// Bytes of the kernels' own part of the workspace up to the end of all.
+    /// End of the converted X in the scratch memory, in bytes.
     pub(super) fn end(&self) -> usize {
         self.factors.end
     }
@@ -86,7 +89,8 @@ impl ConvertedX {
         plan.scratch + part.start..plan.scratch + part.end
     }
 
-    /// `product` with X, and its rows' factors where powers of two are among them, bound to what is made.
+    /// Binds the converted X to `product`, and its row
+    /// factors if it has any.
     pub(super) fn read_by(&self, product: LaunchStep, plan: &ExpertsPlan) -> LaunchStep {
         use ExpertOperand as O;
         let product = product.bind_part(O::X, O::Workspace, Self::in_workspace(plan, &self.x));
@@ -96,7 +100,7 @@ impl ConvertedX {
         }
     }
 
-    /// The launch that makes them of the X of `op`.
+    /// The launch that converts the X of `op`.
     pub(super) fn step(
         &self,
         op: &CheckedExperts,
@@ -148,13 +152,13 @@ struct ExpertConvertParams {
     unused: u32,
 }
 
-/// Everything but the addresses.
+/// Kernel parameter without addresses.
 #[derive(Debug)]
 struct Convert {
     params: ExpertConvertParams,
-    /// Where factors begin in what is written.
+    /// Offset of the factors in the output.
     factors: usize,
-    /// Whether rows of products have factors anyway.
+    /// Whether the product's rows also have factors from the caller.
     scales: bool,
 }
 

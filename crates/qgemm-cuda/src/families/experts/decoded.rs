@@ -1,5 +1,6 @@
-//! Products with experts on Hopper whose weights are decoded to bytes and multiplied with codes of X: kernels of `gemm` whose CTAs take tiles
-//! of all experts in turn.
+//! MoE GEMM on Hopper with weights decoded to bytes
+//! and quantized X: kernels of `gemm` whose CTAs take
+//! tiles of all experts in turn.
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{Format, XFormat};
@@ -14,18 +15,20 @@ use super::{EXPERT_TILES_MACROS, product_id};
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
-/// Most tokens of a tile: with more, consumers have too few registers beside producers who look for tiles.
+/// Maximum tokens of a tile. Beyond it, consumers lack registers, because
+/// producers must also look up tiles.
 const MOST_TOKENS: u32 = 128;
-/// `sizeof(WorkTileNote)`, of which there is one more than stages.
+/// `sizeof(WorkTileNote)`. There is one more of them than stages.
 const NOTE: u32 = 48;
-/// What a CTA's threads tell one another at the end of other products' tiles, in whole units of alignment.
+/// End-of-tile flag shared by a CTA's threads, padded to the alignment.
 const FLAG: u32 = 16;
 
 /// A kernel.
 #[derive(Clone, Debug)]
 pub(super) struct DecodedKernel(Instance);
 
-/// `W4A8Params` in `mainloop/sm90/w4a8_pipeline.cuh`, of products with experts.
+/// `W4A8Params` in `mainloop/sm90/w4a8_pipeline.cuh`,
+/// of products with experts.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MappedParams {
@@ -40,7 +43,7 @@ const UNPADDED: usize = size_of::<ProductParams>() + size_of::<XPlanePointers>()
 const PADDING: usize = (UNPADDED.next_multiple_of(64) - UNPADDED) / 8;
 
 impl DecodedKernel {
-    /// Those for weights of `format` and activations of `x`.
+    /// Kernels for weights of `format` and activations of `x`.
     pub fn all(format: Format, x: XFormat, variant: Variant) -> impl Iterator<Item = Self> {
         let of_x = of_planes(format, variant).iter().filter(move |i| i.x_format == x);
         let all = of_x.filter(|i| i.main_loop.x_access == XAccess::TmaOfPlanes && i.tile_m <= MOST_TOKENS);
@@ -62,10 +65,11 @@ impl DecodedKernel {
         self.0.spec_with(self.id(), EXPERT_TILES_MACROS)
     }
 
-    /// The parameter for codes `x` in planes, of which `scales` is the address of scales, and weights in `w_map`, but for their address.
+    /// Kernel parameter for quantized X `x`, with the address `scales` of
+    /// its scales and the weights' map `w_map` without address.
     ///
     /// # Errors
-    /// Those of encoding maps.
+    /// Errors of encoding maps.
     pub fn params(
         &self,
         product: ProductParams,

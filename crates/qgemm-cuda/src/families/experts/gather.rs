@@ -1,5 +1,6 @@
-//! A launch that writes rows of a quantized X in the order of the lists of slots, for kernels that read the rows of an expert one after
-//! the other.
+//! Gather step: writes rows of a quantized X in the order
+//! of the expert lists, for kernels that need each
+//! expert's rows contiguous.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,9 +23,9 @@ const STEP: Step = Step {
     shared_bytes: 0,
     constants: |_| Vec::new(),
 };
-/// Of a CTA, which copies a row.
+/// Threads of a CTA, which copies one row.
 const THREADS: u32 = 128;
-/// What planes begin at multiples of.
+/// Alignment of the planes, in bytes.
 const ALIGNMENT: usize = 256;
 const CHUNK: usize = 16;
 const WORD: usize = size_of::<u32>();
@@ -33,17 +34,19 @@ pub(super) fn spec(variant: Variant) -> crate::spec::KernelSpec {
     STEP.spec(variant)
 }
 
-/// Gathered planes of the X of a product with slots.
+/// Gathered planes of a quantized X.
 #[derive(Clone, Debug)]
 pub(super) struct GatheredX {
-    /// How they lie, a row for each slot without gaps.
+    /// Layout of the planes: one contiguous row for each slot.
     pub planes: XPlanes,
-    /// Codes, scales and factors, in bytes from [`ExpertsPlan::scratch`] on; empty where there are none.
+    /// Byte ranges of codes, scales and factors, relative to
+    /// [`ExpertsPlan::scratch`]; empty when absent.
     parts: [Range<usize>; 3],
 }
 
 impl GatheredX {
-    /// Behind the first `bytes` bytes of the kernels' own part of the workspace; `None` where rows are no slots, or sizes overflow.
+    /// Layout after the first `bytes` bytes of scratch. `None` when rows
+    /// are not slots, or sizes overflow.
     pub(super) fn of(op: &CheckedExperts, planes: &XPlanes, bytes: usize) -> Option<Self> {
         let ExpertForm::Indexed { .. } = op.form else { return None };
         let (parts, k) = (planes.parts, op.each.k);
@@ -60,7 +63,7 @@ impl GatheredX {
         Some(Self { planes: XPlanes { codes_row, scales_row, ..*planes }, parts: all })
     }
 
-    /// Bytes of the kernels' own part of the workspace up to the end of all planes.
+    /// End of the planes in the scratch memory, in bytes.
     pub(super) fn end(&self) -> usize {
         self.parts[2].end
     }
@@ -70,7 +73,7 @@ impl GatheredX {
         plan.scratch + start..plan.scratch + end
     }
 
-    /// `product` with its X bound to the planes.
+    /// Binds the gathered X to `product`.
     pub(super) fn read_by(&self, product: LaunchStep, plan: &ExpertsPlan) -> LaunchStep {
         use ExpertOperand as O;
         let planes = [O::X, O::XScales, O::XPlaneFactors].into_iter().enumerate();
@@ -79,7 +82,8 @@ impl GatheredX {
             .fold(product, |step, (part, operand)| step.bind_part(operand, O::Workspace, self.in_workspace(plan, part)))
     }
 
-    /// The launch that writes them, of the X of `planes`; where its lists are is left open.
+    /// The launch that gathers X with `planes`. The
+    /// lists are left unbound.
     pub(super) fn step(
         &self,
         op: &CheckedExperts,
@@ -132,13 +136,13 @@ struct GatherParams {
     words: u32,
 }
 
-/// Everything but the addresses.
+/// Kernel parameter without addresses.
 #[derive(Debug)]
 struct Gather {
     params: GatherParams,
-    /// Where the slots begin in the lists.
+    /// Byte offset of the slots in the lists.
     list: usize,
-    /// Where planes begin in what is written.
+    /// Byte offsets of the planes in the output.
     parts: [usize; 3],
     has_factors: bool,
 }

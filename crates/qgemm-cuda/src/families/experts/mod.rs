@@ -1,5 +1,7 @@
-//! `experts`: kernels of `gemm` whose CTAs find their rows and their expert in an index, and a kernel that adds up slots. Where slots
-//! are multiplied expert by expert and nobody has listed them, kernels of `routing` do so first.
+//! `experts`: MoE grouped GEMM. Kernels of `gemm` whose CTAs
+//! find their rows and expert in an index, and a combine
+//! kernel. When grouped slots have no lists yet, kernels of
+//! `routing` build them first.
 
 mod codes;
 mod convert;
@@ -36,40 +38,46 @@ use convert::ConvertedX;
 use params::{ProductParams, SETTLED_OPERANDS, groups, places};
 use w_map::w_map;
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "gemm";
-/// Most CTAs along the grid's y and z axes (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
+/// Maximum CTAs along the grid's y and z axes (CUDA C
+/// Programming Guide, "Technical Specifications per Compute Capability").
 const MOST_GRID_YZ: usize = 65_535;
-/// Threads that add up slots, and the features of each (`RUN`).
+/// Threads of the combine kernel, and features of each (`RUN`).
 const COMBINE_THREADS: u32 = 128;
 const COMBINE_RUN: u32 = 8;
-/// What makes a product's kernel one with experts, and, of those that take tiles of all experts in turn, what else.
+/// Macros that make a GEMM kernel an MoE
+/// kernel; the second set is for CTAs that take
+/// tiles of all experts in turn.
 const EXPERTS_MACRO: &str = "#define QG_EXPERTS 1\n";
 const EXPERT_TILES_MACROS: &str = "#define QG_EXPERTS 1\n#define QG_EXPERT_TILES 1\n";
-/// Bytes that a warp of the latter parks more of a tile.
+/// Extra bytes of parked tile state for each
+/// warp in such kernels.
 const PARKED_BYTES: u32 = 16;
-/// Most tokens of a tile whose rows may each be of another expert: a slot by itself fills no larger one.
+/// Maximum tokens of a tile whose rows may belong to different
+/// experts. A single slot never fills a larger tile.
 const MOST_ALONE: u32 = 16;
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct ExpertProducts;
 
-/// The kernels of each key, listed once a process.
+/// Kernels by key, listed once per process.
 static KERNELS: ListedKernels = ListedKernels::new();
 
 fn types() -> impl Iterator<Item = (Format, DType)> {
     Format::all().flat_map(|format| DType::ALL.map(|x| (format, x)))
 }
 
-/// The kernels for these types.
+/// Kernels for these types.
 fn kernels(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
     let fits = |instance: &Instance| fits_registers_as(product_id(instance), instance);
     let key = (format, x, variant);
     KERNELS.get(key, |key| list(key, &fits))
 }
 
-/// One that reads X wherever it is, and those of other main loops with a tile that suits the rows of experts, where `fits` says
+/// A kernel that reads X with any layout, and kernels of
+/// other main loops with tiles that suit experts. `fits` tells
 /// whether a kernel fits in registers.
 fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Instance> {
     let narrowed = |instance: &Instance| {
@@ -83,7 +91,8 @@ fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Inst
     };
     let mut all: Vec<Instance> = Types::new(format, x, variant).iter().map(for_experts).collect();
     for instance in instances_for_experts(format, x, variant, &fits) {
-        // Main loops that ask nothing for products of one weight need more registers for experts.
+        // Main loops that need no check for a single weight may
+        // exceed the registers with experts.
         if !all.iter().any(|other| other.config().kernel_id(format) == instance.id()) && fits(&instance) {
             all.push(narrowed(&instance));
         }
@@ -91,7 +100,8 @@ fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Inst
     all
 }
 
-/// Asks of each kernel that may serve experts whether it fits in registers, by its line of `kernels.spills`.
+/// Checks whether each kernel that may serve experts fits in registers,
+/// using its line of `kernels.spills`.
 pub(super) fn ask_registers(variant: Variant, fits: &dyn Fn(String, KernelSpec) -> bool) {
     let of_plain_x = |instance: &Instance| fits(spills_key(product_id(instance), instance), product_spec(instance));
     types().for_each(|(format, x)| drop(list((format, x, variant), &of_plain_x)));
@@ -103,7 +113,8 @@ fn product_spec(instance: &Instance) -> KernelSpec {
     instance.spec_with(product_id(instance), macros)
 }
 
-/// Whether the kernel's CTAs take tiles of all experts in turn; else each has one.
+/// Whether CTAs take tiles of all experts in turn;
+/// otherwise each CTA has one tile.
 fn takes_tiles(instance: &Instance) -> bool {
     instance.main_loop.x_access == XAccess::Tma
 }
@@ -116,10 +127,10 @@ fn product_id(instance: &Instance) -> KernelId {
     }
 }
 
-/// What a kernel beside the product is told by constants.
+/// Constants of a step kernel.
 type Constants = fn(Variant) -> Vec<(&'static str, u32)>;
 
-/// A kernel beside the product.
+/// A kernel of a step beside the product.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     name: &'static str,
@@ -172,18 +183,18 @@ impl Step {
     }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let products = types().flat_map(move |(format, x)| kernels(format, x, variant)).map(product_spec);
     let steps = [COMBINE.spec(variant), gather::spec(variant)].into_iter().chain(convert::specs(variant));
     steps.chain(products).chain(codes::specs(variant))
 }
 
-/// Alignment of a tensor map in a kernel's parameter.
+/// Alignment of a tensor map in a kernel parameter.
 const MAP_ALIGNMENT: usize = 64;
 const PADDING: usize = (size_of::<ProductParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<ProductParams>()) / 8;
 
-/// `TmaGemmParams` in `mainloop/tma_params.cuh`, of products with experts.
+/// `TmaGemmParams` in `mainloop/tma_params.cuh`, for MoE GEMM.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MappedParams {
@@ -193,15 +204,16 @@ struct MappedParams {
     w_map: EncodedMap,
 }
 
-/// Everything but the addresses.
+/// Kernel parameter without addresses.
 #[derive(Debug)]
 struct ProductLaunch {
     params: ProductParams,
-    /// Where the slots begin in the lists.
+    /// Byte offset of the slots in the lists.
     list: usize,
-    /// X for TMA, but for its address, where rows follow one another.
+    /// TMA map of X without its address, when rows are contiguous.
     x_map: Option<TileMap>,
-    /// W for TMA, of kernels that read it so.
+    /// TMA map of W without its address, for
+    /// kernels that use one.
     w_map: Option<TileMap>,
 }
 
@@ -244,11 +256,13 @@ impl Params for ExpertCombine {
     }
 }
 
-/// The launches of `plan`, whose kernels `make` makes ready, on a device like `info`.
+/// Launch sequence of `plan` on a device like `info`.
+/// `make` prepares its kernels.
 ///
 /// # Errors
-/// [`HalError::KernelUnavailable`] when the plan's kernel is none of the backend's, [`HalError::WrongDevice`] when the device has
-/// no kernel variant, and those of `make`.
+/// [`HalError::KernelUnavailable`] when the backend lacks the plan's
+/// kernel, [`HalError::WrongDevice`] when the device has no kernel
+/// variant, and errors of `make`.
 pub fn experts_sequence(
     op: &CheckedExperts,
     plan: &ExpertsPlan,
@@ -332,17 +346,17 @@ pub fn experts_sequence(
     Ok(LaunchSequence::new::<O>(name, steps))
 }
 
-/// Bytes for lists that a run makes itself.
+/// Bytes of the lists that a run builds itself.
 fn list_bytes(op: &CheckedExperts, info: &DeviceInfo) -> usize {
     if op.lists { 0 } else { listed_slots(op, info.units).map_or(0, |listed| listed.bytes()) }
 }
 
-/// What it takes to list slots on a device with so many multiprocessors.
+/// The list step on a device with `units` SMs.
 fn listed_slots(op: &CheckedExperts, units: u32) -> Option<ListedSlots> {
     ListedSlots::of(op, |routing| list_workspace_bytes(routing, units))
 }
 
-/// `None` where its grid would be too large.
+/// The product launch; `None` when its grid would be too large.
 fn product_launch(
     op: &CheckedExperts,
     instance: &Instance,
@@ -355,10 +369,11 @@ fn product_launch(
     let k_tiles = layout.k_tiles(each.stored_k);
     let config = instance.config();
     let n_tiles = (each.stored_rows as u32).div_ceil(config.tile_n);
-    // Kernels that could have a persistent grid, but have a CTA for each tile, find that in the list of the grid's x axis.
+    // Main loops with a persistent-grid variant that run one CTA per
+    // tile here find their tile along the grid's x axis.
     let tiles = TileSchedule { n_tiles, m_tiles: 1, swizzle_group: 1, cut_tiles: 0, cut_ctas: 0, cut_k_tiles: 1 };
     let cut = Cut { k_tiles: k_tiles as u32, splits: 1, has_factors: false, tiles };
-    // Checked when the kernel was offered: X is plain.
+    // Checked when the kernel was offered: X is not quantized.
     let x = each.plain_x().unwrap_or(each.d);
     let places = places(op, config.tile_m as usize, grouped);
     let takes_tiles = takes_tiles(instance);
@@ -366,7 +381,7 @@ fn product_launch(
         let ctas = (info.units as usize).saturating_mul(config.ctas_per_unit as usize);
         [ctas.min(places.saturating_mul(n_tiles as usize)).max(1) as u32, 1, 1]
     } else {
-        // The last place is that of what looks for faults.
+        // The last place checks for index faults.
         let [y, z] = two_dimensions(places.checked_add(1)?);
         [n_tiles, y, z]
     };
@@ -375,7 +390,7 @@ fn product_launch(
         let row_bytes = x.row_stride * x.dtype.bytes() as u64;
         TileMap::matrix(0, MapElement::Number(x.dtype), size, row_bytes, [K_BLOCK, config.tile_m])
     });
-    // Others wait for all work before them.
+    // Other kernels wait for all earlier work.
     let is_by_slot = matches!(op.form, ExpertForm::Indexed { .. }) && !grouped;
     let is_known = match is_by_slot {
         true => settles(instance),
@@ -427,7 +442,7 @@ fn combine_params(op: &CheckedExperts) -> ExpertCombine {
     }
 }
 
-/// What there is for X as it is.
+/// Configs for an unquantized X.
 fn plain_configs(op: &CheckedExperts, info: &DeviceInfo, variant: Variant) -> Result<Vec<ExpertsConfig>, Unsupported> {
     let each = &op.each;
     let x = each.plain_x()?;
@@ -435,10 +450,11 @@ fn plain_configs(op: &CheckedExperts, info: &DeviceInfo, variant: Variant) -> Re
     let in_order = x.aligned16 && !each.k_order;
     let indexed = matches!(op.form, ExpertForm::Indexed { .. });
     let scratch_bytes = if op.lists { None } else { listed_slots(op, info.units).map(|listed| listed.bytes()) };
-    // Producers that gather rows count in 32 bits where they begin (`GatheredRows`).
+    // Producers that gather rows use 32-bit byte offsets (`GatheredRows`).
     let x_bytes = (op.x_rows() as u64).saturating_mul(x.row_stride).saturating_mul(x.dtype.bytes() as u64);
     let finds_rows = x_bytes <= u64::from(u32::MAX);
-    // Slots by themselves, where kernels have a CTA for each, and slots by experts.
+    // Single slots, for kernels with one CTA per
+    // tile; and grouped slots.
     let alone = |i: &Instance| i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE;
     let ways = |i: &'static Instance| {
         let settles = settles(i) || settles_lists(i) || takes_row_tiles(i);

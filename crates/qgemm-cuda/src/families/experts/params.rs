@@ -1,4 +1,5 @@
-//! The parameter of products with experts, what their kernels do with operands, and how many tiles of rows they have.
+//! Parameter of MoE GEMM kernels, operand access,
+//! and number of row tiles.
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::prepack::PackedLayout;
@@ -8,7 +9,7 @@ use qgemm_hal::{Access, CheckedExperts, ExpertForm, ExpertOperand, HalError, Ope
 use super::super::gemm::GemmParams;
 use super::super::kernel_launch::Places;
 
-/// `GemmParams` in `sched/params.cuh`, of products with experts.
+/// `GemmParams` in `sched/params.cuh`, for MoE GEMM.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(super) struct ProductParams {
@@ -16,18 +17,21 @@ pub(super) struct ProductParams {
     pub groups: ExpertGroups,
 }
 
-/// The same in `sched/settled_experts.cuh`, beyond the flags that kernels of `gemm` know.
+/// `SETTLED_INDEX` in `sched/settled_experts.cuh`: the bit
+/// after the flags of `gemm`.
 const SETTLED_INDEX: u32 = 1 << 31;
 
 impl ProductParams {
-    /// Everything but the addresses; `early` where a kernel may ask for W before it has waited for the work before it.
+    /// Parameter without addresses. `early` allows the kernel to prefetch W
+    /// before it waits for earlier work.
     pub fn new(gemm: GemmParams, groups: ExpertGroups, early: bool) -> Self {
         let mut params = Self { gemm, groups };
         params.gemm.shape.flags |= if early { SETTLED_INDEX } else { 0 };
         params
     }
 
-    /// Enters where the operands of a launch are; the slots begin at byte `list` of the lists.
+    /// Fills in the operands' addresses. The slots begin at
+    /// byte `list` of the lists.
     pub fn find(&mut self, operands: &Operands<'_>, places: &Places<'_>, list: usize) -> Result<(), HalError> {
         use ExpertOperand as O;
         let at = &mut self.gemm.at;
@@ -53,7 +57,7 @@ impl ProductParams {
     }
 }
 
-/// What a kernel is told of the experts, but for addresses.
+/// Expert description for a kernel, without addresses.
 pub(super) fn groups(op: &CheckedExperts, layout: &PackedLayout) -> ExpertGroups {
     let each = &op.each;
     let k_tiles = layout.k_tiles(each.stored_k);
@@ -73,7 +77,7 @@ pub(super) fn groups(op: &CheckedExperts, layout: &PackedLayout) -> ExpertGroups
     }
 }
 
-/// Rows as kernels count them: with a capacity, those of one expert.
+/// Row count for kernels; with a capacity, that of one expert.
 fn rows(op: &CheckedExperts) -> u32 {
     match op.form {
         ExpertForm::Masked { capacity } => capacity as u32,
@@ -81,7 +85,8 @@ fn rows(op: &CheckedExperts) -> u32 {
     }
 }
 
-/// What a product reads and writes whose index is settled: that, and its lists, are there, like weights.
+/// Operand access when the index is ready before launch: index and
+/// lists are constant, like weights.
 pub(super) static SETTLED_OPERANDS: [OperandDesc; ExpertOperand::ALL.len()] = {
     let mut all = [ExpertOperand::ALL[0]; ExpertOperand::ALL.len()];
     let mut slot = 0;
@@ -94,13 +99,13 @@ pub(super) static SETTLED_OPERANDS: [OperandDesc; ExpertOperand::ALL.len()] = {
     all
 };
 
-/// Tiles of rows, as many as there can be at most.
+/// Maximum number of row tiles.
 pub(super) fn places(op: &CheckedExperts, tile_m: usize, grouped: bool) -> usize {
     let m = op.each.m;
     match op.form {
         ExpertForm::Indexed { .. } if !grouped => m,
         ExpertForm::Masked { capacity } => op.experts * capacity.div_ceil(tile_m),
-        // Each expert with rows may have a tile that is not full.
+        // Each expert with rows may have a partial tile.
         _ => (m + op.experts.min(m) * (tile_m - 1)) / tile_m,
     }
 }

@@ -1,5 +1,6 @@
-//! Products with experts whose integer weights are multiplied with signed bytes of X by integer instructions, both through shared memory: kernels
-//! of `gemm` whose CTAs each find the rows of one expert.
+//! MoE GEMM with integer weights and INT8 activations, both
+//! staged in shared memory: kernels of `gemm` with one CTA for
+//! each tile of an expert's rows.
 
 use std::cmp::Reverse;
 
@@ -14,14 +15,15 @@ use super::params::{ProductParams, places};
 use super::{EXPERTS_MACRO, product_id, two_dimensions};
 use crate::spec::KernelSpec;
 
-/// Scales of X, in the two ways that there are kernels for.
+/// Supported formats of X: block scales and token scales.
 const CODES: [XFormat; 2] = [XFormat::Q8 { block: 32 }, XFormat::Int8Token];
 
 /// A kernel.
 #[derive(Clone, Debug)]
 pub(super) struct StagedKernel(Instance);
 
-/// `SignedByteParams` in `mainloop/signed_byte_sums.cuh`, of products with experts.
+/// `SignedByteParams` in `mainloop/signed_byte_sums.cuh`,
+/// of products with experts.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct SignedByteParams {
@@ -30,10 +32,11 @@ struct SignedByteParams {
 }
 
 impl StagedKernel {
-    /// Those for weights of `format` and activations of `x`.
+    /// Kernels for weights of `format` and activations of `x`.
     pub fn all(format: Format, x: XFormat, variant: Variant) -> impl Iterator<Item = Self> {
         let codes = match x {
-            // Scales are found by a shift, and X's own sums are not read.
+            // A shift finds the scale, and X block
+            // sums are not read.
             XFormat::Q8 { .. } | XFormat::Q8_1 => Some(CODES[0]),
             XFormat::Int8Token => Some(CODES[1]),
             _ => None,
@@ -54,31 +57,36 @@ impl StagedKernel {
         self.0.spec_with(self.id(), EXPERTS_MACRO)
     }
 
-    /// The grid: tiles of W, and tiles of rows, of which there are fewer than 2^31, behind which one more place looks for faults.
+    /// Grid: W tiles, and row tiles (fewer than 2^31) plus one
+    /// place that checks for index faults.
     pub fn grid(&self, op: &CheckedExperts, n_tiles: u32) -> [u32; 3] {
         let [y, z] = two_dimensions(places(op, self.0.tile_m as usize, true) + 1);
         [n_tiles, y, z]
     }
 
-    /// The parameter for codes in `planes`, of which `scales` is the address of scales.
+    /// Kernel parameter for X in `planes`, with the
+    /// address `scales` of its scales.
     pub fn params(&self, product: ProductParams, planes: &XPlanes, scales: u64) -> LaunchParams {
         LaunchParams::of(&SignedByteParams { product, x: XPlanePointers { scales, ..plane_pointers(planes) } })
     }
 }
 
-/// For each number of tokens the kernel with the largest tile of W that `fits` in registers: fewer CTAs then copy X. A problem that is narrowed
-/// takes registers (`kernels.lock`).
+/// For each number of tokens, the kernel with the largest W
+/// tile that fits in registers, because fewer CTAs then copy X.
+/// Narrowing the problem to one expert takes registers (`kernels.lock`).
 fn best(format: Format, codes: XFormat, variant: Variant, fits: &dyn Fn(&StagedKernel) -> bool) -> Vec<StagedKernel> {
     let is_staged = |i: &&Instance| i.main_loop.x_access == XAccess::Planes && i.x_format == codes;
     let mut all: Vec<&Instance> = of_planes(format, variant).iter().filter(is_staged).collect();
     all.sort_by_key(|i| (i.tile_m, Reverse((i.tile_n, i.stages))));
     let same_tokens = all.chunk_by(|a, b| a.tile_m == b.tile_m).rev();
     let fitting = same_tokens.filter_map(|all| all.iter().map(|&i| StagedKernel(i.clone())).find(fits));
-    // The bundle for Hopper, where such products are slower than those in f16, has room for one.
+    // On Hopper f16 kernels are faster than these, so
+    // the bundle keeps only one.
     fitting.take(if variant == Variant::Sm90 { 1 } else { usize::MAX }).collect()
 }
 
-/// Asks of each kernel whether it fits in registers, by its line of `kernels.spills`.
+/// Checks whether each kernel fits in registers, using its
+/// line of `kernels.spills`.
 pub(super) fn ask_registers(variant: Variant, fits: &dyn Fn(String, KernelSpec) -> bool) {
     let fits = |kernel: &StagedKernel| fits(spills_key(kernel.id(), &kernel.0), kernel.spec());
     for (format, codes) in Format::all().flat_map(|format| CODES.map(|codes| (format, codes))) {

@@ -1,16 +1,19 @@
-//! Packed weights of all experts as TMA sees them.
+//! Tensor map of the packed weights of all experts.
 
 use qgemm_formats::prepack::PackedLayout;
 use qgemm_hal::CheckedExperts;
 
 use crate::tensor_map::{MapElement, MapSwizzle, TileMap};
 
-/// Most elements of a tile along a dimension, and what rows of a tile are multiples of, in bytes (`cuTensorMapEncodeTiled`).
+/// Maximum elements of a TMA box along a dimension, and required
+/// multiple of its row bytes (`cuTensorMapEncodeTiled`).
 const MOST_ELEMENTS: usize = 256;
 const ROW_UNIT: usize = 16;
 
-/// The weights of `op`, but for their address: bytes of a k-tile, in as many equal parts as it takes, k-tiles, row tiles and experts. A tile
-/// is a run of `run_k_tiles` k-tiles of `tile_n` rows, those of a CTA (`WRuns`).
+/// Map of the weights of `op` without their address. Dimensions:
+/// bytes of a k-tile (split into equal parts as needed), k-tiles,
+/// row tiles, experts. A box covers `run_k_tiles` k-tiles of a
+/// CTA's `tile_n` rows (`WRuns`).
 pub(super) fn w_map(op: &CheckedExperts, layout: &PackedLayout, run_k_tiles: u32, tile_n: u32) -> TileMap {
     let element = MapElement::Bytes8;
     let bytes = layout.k_tile_bytes;
@@ -20,7 +23,7 @@ pub(super) fn w_map(op: &CheckedExperts, layout: &PackedLayout, run_k_tiles: u32
     let columns = bytes / parts / element.bytes();
     let (k_tiles, row_tiles) = (layout.k_tiles(op.each.stored_k), op.each.stored_rows.div_ceil(layout.tile_rows));
     let row_tile = (k_tiles * bytes) as u64;
-    // Experts that share a weight are one.
+    // Experts that share a weight count as one.
     let expert = if op.row_pitch == 0 {
         row_tiles as u64 * row_tile
     } else {

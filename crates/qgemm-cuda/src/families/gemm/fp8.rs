@@ -1,6 +1,9 @@
-//! Kernels of `gemm` that multiply 8-bit codes of W with those of X as they are: what their main loops have in common. Tokens are
-//! rows of their instructions. Sums of 128 columns of floating-point codes are added in f32, times the scales of both; those of
-//! integers are exact.
+//! GEMM kernels that multiply 8-bit operands directly (FP8 or INT8),
+//! shared parts of their main loops.
+//!
+//! Tokens are the rows of the instructions. For floating-point
+//! operands, the sums of 128 columns are scaled and added in
+//! f32; integer sums are exact.
 
 use std::sync::Arc;
 
@@ -24,73 +27,78 @@ use crate::source;
 use crate::spec::KernelSpec;
 use crate::tensor_map::TileMap;
 
-/// Columns that share a power of two.
+/// Columns that share a power-of-two scale.
 const POWER_K: u32 = 32;
-/// Rows that share a record of scales.
+/// Rows that share a scale record.
 pub(super) const SCALE_ROWS: u32 = 8;
 /// `sizeof(WarpStaging)` in `epilogue/token_rows_store.cuh`.
 pub(super) const WARP_STAGING: u32 = 16 * 32 * 4;
 
-/// A main loop: what all kernels made of one source have in common.
+/// A main loop: what its kernels have in common.
 #[derive(Debug)]
 pub(super) struct Fp8Loop {
-    /// Generation and mechanism, as the source is called.
+    /// Variant and mechanism, the name of the source.
     pub name: &'static str,
-    /// Its source, and the kernel in it.
+    /// Source file and kernel symbol.
     pub entry: &'static str,
     pub symbol: &'static str,
-    /// Whether it uses instructions that only one chip has.
+    /// Whether it uses instructions that only one chip supports.
     pub arch_specific: bool,
-    /// The variants that it is for.
+    /// Supported variants.
     pub variants: &'static [Variant],
-    /// Whether codes of a weight format are such as it multiplies.
+    /// Whether it supports a weight format.
     pub takes: fn(Format) -> bool,
-    /// Whether the kernel of a tile takes rows of W with powers of two for 32 columns each, and fits in registers then.
+    /// Whether a tile's kernel supports power-of-two scales (UE8M0) for every
+    /// 32 columns of a row, and fits in registers then.
     pub takes_powers: fn(&Fp8Tile) -> bool,
-    /// Codes of X, and the instructions that multiply both.
+    /// Codes of X, and the instructions.
     pub x_code: XCode,
     pub math: Math,
-    /// Most columns, whose sums have room.
+    /// Maximum columns whose sums cannot overflow.
     pub most_k: fn(&Fp8Tile) -> usize,
     pub tiles: &'static [Fp8Tile],
-    /// What the shares that tiles state are shares of.
+    /// Reference rates of the tiles' efficiency.
     pub shares: Shares,
-    /// Whether the kernel of a tile fits in registers on a variant, by what `kernels.lock` said.
+    /// Whether a tile's kernel fits in registers on a variant,
+    /// according to `kernels.lock`.
     pub fits_registers: fn(&Fp8Tile, Variant) -> bool,
-    /// Threads that hold accumulators, of which there are no others but those of producers.
+    /// Threads that hold accumulators. All other threads are producers.
     pub consumers: fn(&Fp8Tile) -> u32,
     pub producers: u32,
-    /// The tile for weights of a layout; `None` where such weights have no kernel of it.
+    /// The tile for a weight layout; `None` when unsupported.
     pub tile_of: fn(&Fp8Tile, &PackedLayout) -> Option<Fp8Tile>,
     /// `sizeof(SharedStorage)` of the kernel, which asserts it.
     pub shared_bytes: fn(&Fp8Tile) -> u32,
-    /// Its kernel for products with experts, where it has one.
+    /// MoE kernel, if any.
     pub experts: Option<Fp8Experts>,
-    /// The kernel's parameter for a launch.
+    /// Kernel parameter of a launch.
     pub params: fn(&Fp8Launch, &Fp8Params, &Places<'_>) -> Result<LaunchParams, HalError>,
 }
 
-/// The kernel of a main loop whose CTAs take tiles of all experts in turn, each of rows that follow one another.
+/// MoE kernel of a main loop, whose CTAs take tiles of
+/// all experts in turn. Each expert's rows are contiguous.
 #[derive(Debug)]
 pub(super) struct Fp8Experts {
-    /// Its source, and the kernel in it.
+    /// Source file and kernel symbol.
     pub entry: &'static str,
     pub symbol: &'static str,
     /// Whether a tile suits the rows of experts.
     pub suits: fn(&Fp8Tile) -> bool,
-    /// Share of the bandwidth that it reaches, per mille.
+    /// Reached share of the bandwidth, per mille.
     pub bandwidth: u32,
     /// `sizeof(SharedStorage)` of the kernel, which asserts it.
     pub shared_bytes: fn(&Fp8Tile) -> u32,
-    /// X and W for TMA in tiles like this: where the codes of X are, and rows, columns and address of W; `None` of a kernel that finds
-    /// both by their addresses.
+    /// TMA maps of X and W for a tile, from the
+    /// location of X's codes and rows, columns and address of W.
+    /// `None` when the kernel uses addresses.
     pub maps: Option<ExpertMaps>,
 }
 
 /// See [`Fp8Experts::maps`].
 pub(super) type ExpertMaps = fn(&PackedLayout, &Fp8Tile, &Fp8Matrix, [usize; 2], u64) -> ExpertTileMaps;
 
-/// What the kernel for experts reads by TMA: X, W, and, where W comes in whole lines of the cache, its last k-tiles.
+/// TMA maps of an MoE kernel: X, W, and the last
+/// k-tiles of W if W is copied in whole cache lines.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::families) struct ExpertTileMaps {
     pub x: TileMap,
@@ -98,7 +106,7 @@ pub(in crate::families) struct ExpertTileMaps {
     pub w_last: Option<TileMap>,
 }
 
-/// Codes of X in place.
+/// Location of X's codes.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::families) struct Fp8Matrix {
     pub address: u64,
@@ -107,21 +115,24 @@ pub(in crate::families) struct Fp8Matrix {
     pub row_bytes: u64,
 }
 
-/// A tile, and how the warps of a CTA share it.
+/// A tile and its split over the warps of a CTA.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fp8Tile {
-    /// Of a CTA.
+    /// Tokens and output features of a CTA.
     pub tokens: u32,
     pub features: u32,
     pub stages: u32,
-    /// CTAs along M that share a work tile of as many times the tokens, and copy its W for one another.
+    /// CTAs of a cluster along M. They share a work tile
+    /// of `cluster · tokens` tokens and multicast W to each other.
     pub cluster: u32,
-    /// Where W comes in whole lines of the cache, because its k-tiles begin anywhere in one: bytes of the lines of a row tile in a stage.
-    /// Otherwise 0.
+    /// Bytes of the cache lines of a row tile in a
+    /// stage, when W is copied in whole lines because its k-tiles
+    /// are not line-aligned. Otherwise 0.
     pub lines: u32,
-    /// How it is shared: constants of the main loop.
+    /// Split over the warps: constants of the main loop.
     pub shares: [(&'static str, u32); 2],
-    /// Shares of the tensor rate and of bandwidth, per mille, of those that [`Fp8Loop::shares`] names: estimates.
+    /// Estimated shares of matrix rate and bandwidth, per mille of the
+    /// rates that [`Fp8Loop::shares`] names.
     pub efficiency: (u32, u32),
 }
 
@@ -134,13 +145,14 @@ pub(in crate::families) struct Fp8Kernel {
     variant: Variant,
     layout: PackedLayout,
     tile: Fp8Tile,
-    /// Whether it is that for experts.
+    /// The MoE kernel, if this is one.
     experts: Option<&'static Fp8Experts>,
 }
 
 impl Fp8Loop {
-    /// The kernels for weights of `format` and activations of `x`; none where codes of either are not as the loop takes them, or have
-    /// scales that span other values.
+    /// Kernels for weights of `format` and activations of `x`.
+    /// None when the codes are unsupported or a scale spans
+    /// another number of values.
     pub(super) fn kernels(&'static self, format: Format, x: XFormat, variant: Variant) -> Vec<Fp8Kernel> {
         let serves = self.variants.contains(&variant) && (self.takes)(format);
         let (scaled, powers) = (takes_scales(format), has_powers(format));
@@ -156,7 +168,8 @@ impl Fp8Loop {
     }
 }
 
-/// Whether weights have a scale for all columns, or an f32 for whole stages that many rows share.
+/// Whether weights have one scale for all columns, or f32 scales
+/// for whole stages and many rows.
 fn takes_scales(format: Format) -> bool {
     let scales: Vec<_> = format.float_scales.iter().map(|scale| scale.kind).collect();
     match (format.scale_planes, scales.as_slice()) {
@@ -168,7 +181,7 @@ fn takes_scales(format: Format) -> bool {
     }
 }
 
-/// Whether each row has a power of two for 32 columns, in a byte.
+/// Whether each row has a UE8M0 scale for every 32 columns.
 fn has_powers(format: Format) -> bool {
     let scales: Vec<_> = format.float_scales.iter().map(|scale| scale.kind).collect();
     let is_record = |plane: &ScalePlane| (plane.bytes, plane.span, plane.rows) == (1, POWER_K as usize, 1);
@@ -182,23 +195,24 @@ fn takes_activations(x: XFormat, code: XCode) -> bool {
 }
 
 impl Fp8Kernel {
-    /// The same for products with experts; `None` where there is no such kernel.
+    /// The MoE version of this kernel, if any.
     pub(in crate::families) fn for_experts(self) -> Option<Self> {
         let experts = self.main_loop.experts.as_ref().filter(|experts| (experts.suits)(&self.tile))?;
         Some(Self { experts: Some(experts), ..self })
     }
 
-    /// How W lies.
+    /// Packed layout of W.
     pub(in crate::families) fn layout(&self) -> &PackedLayout {
         &self.layout
     }
 
-    /// X and W for TMA, W of so many rows and columns; `None` of a kernel that takes no maps, or is not for experts.
+    /// TMA maps of X, and of W with these rows and
+    /// columns. `None` unless it is an MoE kernel with maps.
     pub(in crate::families) fn maps(&self, x: &Fp8Matrix, rows: [usize; 2], w: u64) -> Option<ExpertTileMaps> {
         self.experts?.maps.map(|maps| maps(&self.layout, &self.tile, x, rows, w))
     }
 
-    /// Whether rows of W have powers of two.
+    /// Whether W has UE8M0 scales.
     fn has_powers(&self) -> bool {
         has_powers(self.format)
     }
@@ -220,10 +234,10 @@ impl Fp8Kernel {
         self.consumers() + self.main_loop.producers
     }
 
-    /// Whether the kernel computes `op`.
+    /// Whether the kernel supports `op`.
     ///
     /// # Errors
-    /// Why not.
+    /// The refusal.
     pub(in crate::families) fn serves(&self, op: &CheckedGemm) -> Result<(), Unsupported> {
         if op.m.max(op.stored_rows).max(op.stored_k) > MOST_MAPPED || op.x.row_stride >= MOST_STRIDE_BYTES {
             return Err(Unsupported::new("TMA reaches 2^31 rows and columns, and 2^40 bytes from a row to the next"));
@@ -239,7 +253,7 @@ impl Fp8Kernel {
 
     pub(in crate::families) fn config(&self) -> TileConfig {
         let Fp8Tile { tokens, features, stages, cluster, efficiency, .. } = self.tile;
-        // The weights of most experts are read once.
+        // Most experts' weights are read only once.
         let bandwidth = self.experts.map_or(efficiency.1, |experts| experts.bandwidth);
         TileConfig {
             family: "gemm",
@@ -266,13 +280,13 @@ impl Fp8Kernel {
         }
     }
 
-    /// The same, with the shares that it reaches of a chip's rates.
+    /// The config with efficiencies relative to the chip's rates.
     pub(in crate::families) fn config_on(&self, info: &DeviceInfo) -> TileConfig {
         let config = self.config();
         TileConfig { efficiency: self.main_loop.shares.on(config.efficiency, config.math, info), ..config }
     }
 
-    /// What the kernel is.
+    /// Kernel identity.
     pub(in crate::families) fn id(&self) -> KernelId {
         let id = self.config().kernel_id(self.format);
         match (self.experts, id.spec) {
@@ -301,7 +315,8 @@ impl Fp8Kernel {
         let all = [("QG_VARIANT", self.variant.number()), ("QG_W_E5M2", is_e5m2.into())];
         let integers = [("QG_INTEGERS", 1)].into_iter().filter(|_| self.main_loop.math == Math::TensorS8);
         let powers = [("QG_W_POWERS", 1)].into_iter().filter(|_| self.has_powers());
-        // Kernels reckon no address of X with the type that is named here: TMA finds rows by their number, or they count bytes.
+        // The type here does not matter: TMA addresses rows by
+        // number, other kernels count bytes.
         let of_experts = [("QG_EXPERTS", 1), ("QG_EXPERT_TILES", 1), ("QG_X_DTYPE", dtype_code(DType::F16))];
         let clusters = [("QG_CLUSTER", self.tile.cluster)].into_iter().filter(|_| self.tile.cluster > 1);
         let lines = [("QG_W_LINES", 1)].into_iter().filter(|_| self.tile.lines > 0);
@@ -337,9 +352,9 @@ impl Fp8Kernel {
         out
     }
 
-    /// Everything of a launch of `plan` but the addresses.
+    /// Kernel parameter of `plan` without addresses.
     pub(in crate::families) fn launch(&self, op: &CheckedGemm, planes: &XPlanes, plan: &LaunchPlan) -> Arc<dyn Params> {
-        // The kernel reads no element type of X.
+        // The kernel does not use the element type of X.
         let x = Dense { dtype: op.d.dtype, row_stride: planes.codes_row, col_stride: 1, aligned16: true };
         Arc::new(Fp8Launch {
             main_loop: self.main_loop,
@@ -364,7 +379,7 @@ pub(super) struct Fp8Params {
     pub x_scale_row: u64,
 }
 
-/// Everything but the addresses.
+/// Kernel parameter without addresses.
 #[derive(Debug)]
 pub(super) struct Fp8Launch {
     main_loop: &'static Fp8Loop,
@@ -374,7 +389,8 @@ pub(super) struct Fp8Launch {
     pub tile: Fp8Tile,
     pub stored_rows: usize,
     pub stored_k: usize,
-    /// Bytes from the gate's bias to the up's, of a gated pair.
+    /// Bytes from the gate's bias to the
+    /// up's in a gated pair.
     second_bias: u64,
     residual_in_d: bool,
 }

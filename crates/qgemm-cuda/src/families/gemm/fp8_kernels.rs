@@ -1,4 +1,4 @@
-//! All kernels that multiply 8-bit codes of W and of X as they are.
+//! All kernels that multiply 8-bit operands directly.
 
 use qgemm_formats::{Format, XFormat};
 use qgemm_hal::{Unsupported, Variant};
@@ -6,19 +6,19 @@ use qgemm_hal::{Unsupported, Variant};
 use super::fp8::{Fp8Kernel, Fp8Loop};
 use super::{sm89_fp8_cp_async, sm90_fp8_wgmma_ws, sm90_s8_wgmma_ws};
 
-/// Every main loop on such codes.
+/// Every main loop for 8-bit operands.
 static MAIN_LOOPS: [&Fp8Loop; 3] =
     [&sm89_fp8_cp_async::MAIN_LOOP, &sm90_fp8_wgmma_ws::MAIN_LOOP, &sm90_s8_wgmma_ws::MAIN_LOOP];
 
-/// The kernels for weights of `format` and activations of `x`.
+/// Kernels for weights of `format` and activations of `x`.
 pub(in crate::families) fn fp8_kernels(format: Format, x: XFormat, variant: Variant) -> Vec<Fp8Kernel> {
     MAIN_LOOPS.iter().flat_map(|main_loop| main_loop.kernels(format, x, variant)).collect()
 }
 
-/// Those of `kernels` that serve a product.
+/// The kernels that support a product.
 ///
 /// # Errors
-/// Why the first does not, where none of them does.
+/// The refusal of the first kernel, when no kernel supports it.
 pub(in crate::families) fn serving<K>(
     kernels: impl IntoIterator<Item = K>,
     serves: impl Fn(&K) -> Result<(), Unsupported>,

@@ -1,4 +1,5 @@
-//! The main loop of `gemm` without matrix instructions: f32 FMA, for types that those do not take.
+//! `gemm` main loop without matrix instructions: f32 FMA, for
+//! types that they do not support.
 
 use qgemm_hal::Schedule;
 
@@ -23,18 +24,19 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
 };
 
 const THREADS: u32 = 128;
-/// Tiles of rows of a warp.
+/// Row tiles of a warp.
 const ROW_TILES: u32 = 1;
 
 fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
     if types.engine != Engine::Fma {
         return Vec::new();
     }
-    // The most tokens whose sums stay in registers (`kernels.lock` shows no spills). All columns of a k-tile are unrolled for
-    // all tokens: with 256 columns, 16 tokens take the compiler 2 s.
+    // Largest token tile whose sums stay in registers (`kernels.lock` shows no
+    // spills). All columns of a k-tile are unrolled for all tokens,
+    // so larger tiles also compile slowly.
     let tile_m = if types.has_nested_scales() { 8 } else { 16 };
     let tile_n = THREADS / 32 * ROW_TILES * types.tile_rows();
-    // Activations of two chunks, and afterwards the sums in the same place.
+    // Two chunks of activations; later the sums reuse this memory.
     let x = 2 * tile_m * common::x_row(types, 1);
     vec![Instance {
         ctas_per_sm: 2,

@@ -1,5 +1,6 @@
-//! The main loop of `gemm` for a few tokens on Ampere and newer: a CTA is few rows, whose K dimension slices of its warps
-//! share. W and X pass through rings of the slices' own.
+//! `gemm` main loop for few tokens on Ampere and newer. A
+//! CTA has few rows, and slices of its warps split K.
+//! Each slice has cp.async rings for W and X.
 
 use qgemm_formats::{DType, Encoding};
 use qgemm_hal::{Schedule, Variant};
@@ -12,7 +13,8 @@ use crate::arch::most_shared;
 
 pub(super) static MAIN_LOOP: MainLoop = LOOP;
 
-/// The same with one row of X, of which those of a tile of eight tokens are copies: for one token.
+/// The main loop for one token: one row of X is
+/// broadcast to the eight tokens of a tile.
 static ONE_ROW: MainLoop = MainLoop { name: "gemm_sliced_k_one_row", ..LOOP };
 
 const LOOP: MainLoop = MainLoop {
@@ -31,10 +33,10 @@ const LOOP: MainLoop = MainLoop {
     instances,
 };
 
-/// How a CTA divides its work.
+/// Split of a CTA's work.
 #[derive(Clone, Copy, PartialEq)]
 struct Division {
-    /// Tiles of rows of a warp, and warps of a slice.
+    /// Row tiles of a warp, and warps of a slice.
     row_tiles: u32,
     warps: u32,
     slices: u32,
@@ -45,24 +47,28 @@ const fn division(row_tiles: u32, warps: u32, slices: u32, ctas_per_sm: u32) -> 
     Division { row_tiles, warps, slices, ctas_per_sm }
 }
 
-/// CTAs of eight warps, in the order in which they are tried for room. Two on an SM hide each other's beginnings and ends;
-/// more rows share the activations that a CTA reads.
+/// CTAs of eight warps, in the order in which they are
+/// tried. Two CTAs on an SM hide each other's prologue and
+/// epilogue; more rows share the activations of a CTA.
 const EIGHT_WARPS: [Division; 5] =
     [division(4, 1, 8, 2), division(2, 2, 4, 2), division(1, 2, 4, 2), division(4, 1, 8, 1), division(2, 2, 4, 1)];
-/// The same for 16 tokens, of which activations are half of what is copied, and half of the arithmetic is done for all rows
-/// alike: first one warp per slice with more rows, which waits for no other.
+/// CTAs for 16 tokens. Activations are half of the copied bytes,
+/// so the first choice is one warp per slice with more
+/// rows, which needs no synchronization.
 const FOR_16: [Division; 6] =
     [WARP_PER_SLICE, EIGHT_WARPS[0], EIGHT_WARPS[1], EIGHT_WARPS[2], EIGHT_WARPS[3], EIGHT_WARPS[4]];
 const WARP_PER_SLICE: Division = division(4, 1, 4, 2);
-/// For weights that have so many rows that there are two such CTAs for every SM. There are registers for four warps that
-/// have 112 rows each, and for six of 64.
+/// For weights with at least two such CTAs per SM.
+/// Registers suffice for four warps with 112 rows each,
+/// and six warps with 64 rows.
 const MANY_ROWS: [Division; 2] = [division(7, 1, 4, 2), division(4, 2, 3, 2)];
 
-/// A tile of tokens, and the divisions that may serve it.
+/// A token tile with its candidate splits.
 struct Tile {
     tile_m: u32,
     divisions: &'static [Division],
-    /// Shares of what `mma.sync` reaches on an H200, and of its bandwidth, per mille.
+    /// Shares of the `mma.sync` rate and of the
+    /// bandwidth, per mille (H200).
     efficiency: (u32, u32),
 }
 
@@ -71,12 +77,13 @@ const fn tile(tile_m: u32, divisions: &'static [Division], efficiency: (u32, u32
 }
 
 const TILES: [Tile; 2] = [tile(8, &EIGHT_WARPS, (273, 920)), tile(16, &FOR_16, (273, 840))];
-/// For weights of up to six bits, of which a CTA reads no more than of activations: INT4 of 28672 x 8192 took an H200 34.2 µs
-/// for 36.3 with 8 tokens, 36.2 for 40.9 with 16. Q8_0 with 16 tokens took 64.5 for 62.4.
+/// For weights of up to six bits and many rows: a
+/// CTA reads no more weight bytes than activation bytes.
 const MANY_ROWS_TILES: [Tile; 2] = [tile(8, &MANY_ROWS, (242, 950)), tile(16, &MANY_ROWS, (258, 920))];
-/// For nested scales, which take instructions and registers beside their codes: eight warps an SM before
-/// sixteen, and four where shared memory has room for no more (100 KiB: Ada, consumer Blackwell). The shares are Q4_K's; others
-/// have `arithmetic_share` of them.
+/// For nested scales, which need instructions and registers beside their
+/// codes: eight warps per SM before sixteen, and four when shared
+/// memory is small (100 KiB on Ada and consumer Blackwell). Efficiencies
+/// are those of Q4_K; other formats have `arithmetic_share` of them.
 const NESTED_TILES: [Tile; 2] = [tile(8, &NESTED, (250, 920)), tile(16, &NESTED_16, (280, 800))];
 const NESTED: [Division; 8] = [
     WARP_PER_SLICE,
@@ -90,22 +97,26 @@ const NESTED: [Division; 8] = [
 ];
 const NESTED_16: [Division; 4] =
     [division(2, 2, 3, 2), division(2, 2, 2, 2), division(2, 2, 2, 1), division(1, 4, 2, 1)];
-/// For weights that have many more rows (28672 x 8192, Q4_K, on an H200): three CTAs an SM for 8 tokens, and for 16 CTAs of 128
-/// rows, which read half of the activations (43 for 50 µs).
+/// For nested scales and many rows: three CTAs per SM
+/// for 8 tokens; for 16 tokens CTAs of 128 rows, which
+/// read half of the activations.
 const NESTED_MANY_ROWS_TILES: [Tile; 2] =
     [tile(8, &[division(2, 1, 4, 3)], (277, 855)), tile(16, &[division(4, 2, 2, 2)], (318, 900))];
 
-/// For experts: the more CTAs there are on an SM, the less is it idle when one finds its expert, waits for its first k-tiles or adds up
-/// what its slices have (INT4, 128 experts of 1536x2048, 32 tokens to eight each: 54.0 for 66.0 us).
+/// For experts: more CTAs on an SM keep it busy while
+/// one looks up its expert, waits for its first
+/// k-tiles or reduces its slices.
 const OF_EXPERTS: Tile = tile(8, &[division(4, 1, 4, 4), division(4, 1, 4, 3)], (273, 950));
-/// On Hopper beside it, for weights of four bits and more: three slices share six k-tiles of 128 columns evenly (2048x768, 32 tokens: 33.7
-/// for 37.3 us), and longer rings are for few CTAs, which may all ask for most of their weights at once (2688x2048, one token: 10.4 for
-/// 11.4 us, with a settled index 7.6 for 9.0).
+/// Further MoE kernels on Hopper, for weights of at least
+/// four bits. Three slices split six k-tiles of 128 columns
+/// evenly. Longer rings suit few CTAs, which then request
+/// most of their weights at once.
 const THREE_SLICES: Tile = tile(8, &[division(4, 1, 3, 5)], (265, 900));
 const LONGER_RINGS: Tile = tile(8, &[division(4, 1, 4, 3)], (174, 880));
 
-/// K-tiles in the rings: most, and fewest. As many as there is room for, also because a CTA more on an SM than was meant is
-/// slower: the next kernel's CTAs, which start early, then crowd on some SMs (measured on an H200: 16.4 for 11.9 µs).
+/// Maximum and minimum k-tiles of a ring. The longest that fits
+/// is used, also because an extra resident CTA hurts: CTAs of
+/// the next kernel start early and crowd on some SMs.
 const STAGES: (u32, u32) = (8, 2);
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
@@ -124,15 +135,16 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
     tiles.iter().chain(many_rows).filter_map(instance).collect()
 }
 
-/// Fewest k-tiles in the rings. Operands in f16 take so few instructions that a longer ring gains more than more rows (measured on an
-/// H200).
+/// Minimum k-tiles of a ring. f16 operands take so few instructions
+/// that a longer ring gains more than more rows.
 fn fewest_stages(types: &Types, division: &Division) -> u32 {
     let needs_long = !types.has_nested_scales() && [WARP_PER_SLICE, MANY_ROWS[1]].contains(division)
         || types.x == DType::F16 && *division == EIGHT_WARPS[0];
     if needs_long { STAGES.1 + 1 } else { STAGES.1 }
 }
 
-/// On Hopper those of experts alone are faster, and its matrix instructions serve 16 rows, too.
+/// On Hopper the MoE-only kernels are faster, and
+/// `wgmma` serves 16 rows, too.
 fn experts_tiles(types: &Types) -> &'static [u32] {
     if types.variant == Variant::Sm90 && has_own_for_experts(types) { &[] } else { &[8, 16] }
 }
@@ -161,41 +173,46 @@ fn for_experts(types: &Types) -> Vec<Instance> {
     all
 }
 
-/// Whether a kernel with experts waits for the work before it only once it has asked for W, where it knows the experts by then, and lets the
-/// next launch begin after that (`QG_TAKE_PROBLEM_EARLY`).
+/// Whether an MoE kernel requests W before it waits for earlier
+/// work (when the experts are known by then), and lets the
+/// next launch start only after that (`QG_TAKE_PROBLEM_EARLY`).
 pub(in crate::families) fn settles(instance: &Instance) -> bool {
     instance.main_loop.name == LOOP.name
 }
 
-/// The constant that says how many k-blocks of X a CTA keeps.
+/// Constant: k-blocks of X that a CTA keeps.
 pub(super) const X_BLOCKS: &str = "QG_X_BLOCKS";
 
-/// What a CTA has of X in shared memory.
+/// X in a CTA's shared memory.
 #[derive(Clone, Copy)]
 enum XMemory {
-    /// The k-tiles of a slice's ring.
+    /// Rings of k-tiles, one for each slice.
     Rings,
-    /// So many k-blocks of one row, from the beginning on.
+    /// The first `k_blocks` k-blocks of one row.
     Row { k_blocks: u32 },
 }
 
-/// K-blocks of a row of X that a CTA keeps, where there is room for most.
+/// Resident k-blocks of a row of X; the
+/// larger is used if it fits.
 const RESIDENT: [u32; 2] = [128, 64];
 
-/// The kernel for one token that normalizes it and writes segments where they belong. None where another main loop serves these types, nor
-/// for weights of seven bits and more or a table, which take as long as with a launch before (one token of 6144 x 4096 on an H200: Q8_0
-/// 13.6 for 11.2 µs, MXFP4 12.6 for 11.9, where INT4 takes 7.6 for 10.0).
+/// One-token kernel with a fused norm and output segments.
+///
+/// `None` when another main loop serves these types, and for weights
+/// of at least seven bits or with a codebook, where a
+/// separate norm launch is as fast.
 pub(super) fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Option<Instance> {
     if !serves(types) || !types.is_narrow() || matches!(types.format.encoding, Encoding::Codebook(_)) {
         return None;
     }
-    // Where a launch begins while the one before ends, that of a norm takes less time than scales of every 32 columns take the kernel more
-    // (the same of Q4_0, Q4_1, Q5_0, INT4 g32: 7.3, 7.6, 8.4, 8.0 with a launch before, 8.2, 8.9, 9.6, 9.2 without).
+    // With programmatic dependent launch, a separate norm costs less than
+    // scales of every 32 columns add to this kernel.
     if types.variant >= Variant::Sm90 && !types.has_nested_scales() && types.format.sub_block <= 32 {
         return None;
     }
     let tiles: &[&Tile] = match types.has_nested_scales() {
-        // Three CTAs an SM are best for one token whatever the rows.
+        // Three CTAs per SM are best for one
+        // token, whatever the rows.
         true => &[&NESTED_MANY_ROWS_TILES[0], &NESTED_TILES[0]],
         false => &[&TILES[0]],
     };
@@ -213,18 +230,21 @@ fn serves(types: &Types) -> bool {
     types.engine.is_mma() && types.variant >= Variant::Sm80
 }
 
-/// Whether a weight has at least four bits; of fewer, rings are long as they are.
+/// Whether a weight has at least four bits. With fewer bits,
+/// rings are long enough anyway.
 fn has_four_bits(types: &Types) -> bool {
     types.layout.k_tile_bytes * 8 >= 4 * types.layout.tile_rows * types.layout.k_tile
 }
 
 impl Tile {
-    /// With as many k-tiles in the rings as SMs have memory for; none where that is less than `fewest`.
+    /// The instance with the longest rings that fit;
+    /// `None` below `fewest` k-tiles.
     fn with_longest_rings(&self, types: &Types, division: &Division, fewest: u32) -> Option<Instance> {
         self.with_longest_rings_beside(XMemory::Rings, types, division, fewest)
     }
 
-    /// The same where this is in memory of X.
+    /// The instance with the longest rings that
+    /// fit beside X in `x`.
     fn with_longest_rings_beside(
         &self,
         x: XMemory,
@@ -232,7 +252,7 @@ impl Tile {
         division: &Division,
         fewest: u32,
     ) -> Option<Instance> {
-        // A CTA's memory counts with the 1 KiB that the system keeps of it.
+        // The system reserves 1 KiB of shared memory for each CTA.
         let has_room = |i: &Instance| (i.shared_bytes + 1024) * i.ctas_per_sm <= most_shared(types.variant) + 1024;
         (fewest..=STAGES.0).rev().map(|stages| self.instance(types, division, stages, x)).find(has_room)
     }
@@ -273,9 +293,12 @@ impl Tile {
     }
 }
 
-/// What kernels reach of the arithmetic of INT4's, or of nested scales of Q4_K's, per cent: codes of two planes or looked up, and twice
-/// the scales, take more instructions (measured on an H200). Of eight bits and more, eight tokens, 289 problems there took 2.4 % longer than the
-/// best way with all of it, 18 of them more than 10 %, and 1.3 % and 7 with this: the multiprocessors that have a CTA alone are slower.
+/// Reached percentage of INT4's arithmetic, or of Q4_K's with nested
+/// scales. Two-plane and codebook formats, and twice the scales, take more
+/// instructions (fitted on an H200).
+///
+/// Formats of eight bits and more with eight tokens are derated,
+/// because an SM with a single CTA is slower.
 fn arithmetic_share(types: &Types, tile_m: u32) -> u32 {
     let format = types.format;
     match () {

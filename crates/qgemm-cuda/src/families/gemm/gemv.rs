@@ -1,4 +1,5 @@
-//! The main loop of `gemv`: a few tokens. Bound by memory, so a CTA is one tile of rows whose K dimension its warps share.
+//! `gemv` main loop for few tokens. Memory-bound: a CTA has one
+//! row tile, and its warps split K.
 
 use qgemm_formats::Encoding;
 use qgemm_hal::{Schedule, Variant};
@@ -24,19 +25,20 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
 };
 
 const THREADS: u32 = 128;
-/// Bytes of codes that a lane loads before it computes: with 32 resident warps an SM, 32 KiB, which covers the latency
-/// of HBM3e (4.5 TB/s over 132 SMs at about 0.8 µs is 27 KiB). Measured on an H200: 64 bytes cost registers, and with
-/// them resident CTAs, that are worth more.
+/// Bytes of codes that a lane loads before it computes. With
+/// 32 resident warps an SM has 32 KiB in flight, which
+/// covers the latency of HBM3e. 64 bytes would cost registers and
+/// thus resident CTAs, which are worth more.
 const BYTES_IN_FLIGHT: usize = 32;
 const MAX_UNROLL: usize = 2;
 /// Bytes of activations that a CTA keeps in shared memory.
 const X_BYTES: u32 = 16 * 1024;
 
-/// Tokens that a tile may have: matrix instructions take eight for the price of one; FMA is bound by arithmetic
-/// beyond two.
+/// Supported token tiles. Matrix instructions take eight tokens for the
+/// price of one; FMA is compute-bound beyond two.
 fn token_tiles(engine: Engine, variant: Variant) -> &'static [u32] {
     match engine {
-        // From two tokens on, `gemm`'s kernels whose warps share K are faster (measured on an H200).
+        // From two tokens on, the sliced-K kernels of `gemm` are faster.
         Engine::Mma(_) if variant >= Variant::Sm80 => &[1],
         Engine::Mma(_) => &[1, 2, 8],
         Engine::Fma => &[1, 2],
@@ -44,18 +46,20 @@ fn token_tiles(engine: Engine, variant: Variant) -> &'static [u32] {
 }
 
 fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
-    // For Volta always FMA: tokens beyond two, where it is slower, are `gemm`'s, whose smallest tile splits K as well.
+    // Volta always uses FMA. Beyond two tokens it is slower than
+    // `gemm`, whose smallest tile also slices K.
     let engine = if types.variant == Variant::Sm70 { Engine::Fma } else { types.engine };
     let types = Types { engine, ..types.clone() };
     token_tiles(engine, types.variant).iter().map(|&tile_m| instance(&types, tile_m)).collect()
 }
 
-/// The kernel for the rows of experts: the widest tile that costs a row no more than a narrow one.
+/// MoE kernel: the widest tile that costs a row no
+/// more than a narrow one.
 pub(in crate::families) fn for_experts(types: &Types) -> Instance {
     let engine = if types.variant == Variant::Sm70 { Engine::Fma } else { types.engine };
     let types = Types { engine, ..types.clone() };
     let kernel = instance(&types, if engine.is_mma() { 8 } else { 2 });
-    // A problem that is narrowed takes registers (`kernels.lock`).
+    // Narrowing the problem to one expert takes registers (`kernels.lock`).
     let most = match (engine, types.variant) {
         (Engine::Mma(_), _) => 2,
         (Engine::Fma, Variant::Sm70) => 3,
@@ -64,8 +68,9 @@ pub(in crate::families) fn for_experts(types: &Types) -> Instance {
     Instance { ctas_per_sm: kernel.ctas_per_sm.min(most), ..kernel }
 }
 
-/// The kernels that normalize X themselves and write segments where they belong. From Ampere on another main loop serves one token of 16
-/// bits, and f32 is normalized before.
+/// Kernels with a fused norm and output segments. From Ampere on,
+/// another main loop serves one 16-bit token, and f32 is
+/// normalized by a separate launch.
 pub(super) fn for_projections(types: &Types) -> Vec<Instance> {
     if types.variant >= Variant::Sm80 {
         return Vec::new();
@@ -85,11 +90,12 @@ fn instance(types: &Types, tile_m: u32) -> Instance {
     let Types { engine, layout, .. } = types;
     let tile_k = types.tile_k();
     let lane_bytes: usize = layout.codes.iter().map(|p| p.word_bytes * p.words).sum();
-    // Staging eight tokens costs as much as streaming a tile of rows: share it among more rows, where registers hold
-    // two k-tiles.
+    // Staging eight tokens costs as much as streaming a row tile:
+    // share it among more rows, if registers hold two k-tiles.
     let row_tiles: u32 = if tile_m >= 8 && tile_k <= 128 { 2 } else { 1 };
     let unroll = (BYTES_IN_FLIGHT / lane_bytes / row_tiles as usize).clamp(1, MAX_UNROLL) as u32;
-    // Eight tokens get twice the room, so that a warp still works on a few k-tiles between barriers.
+    // Eight tokens get twice the room, so that a warp still
+    // processes a few k-tiles between barriers.
     let room = if tile_m >= 8 { 2 * X_BYTES } else { X_BYTES };
     let x_k_tiles = (room / (tile_m * engine.x_bytes() * tile_k)).max(8);
     let tile_n = row_tiles * types.tile_rows();
@@ -101,8 +107,9 @@ fn instance(types: &Types, tile_m: u32) -> Instance {
         efficiency: match engine {
             Engine::Mma(_) => {
                 let (arithmetic, bandwidth) = mma_efficiency(types);
-                // Of several tokens, a tile takes as long as one of one. From Ampere on, where others serve them, eight take four times
-                // as long where arithmetic decides (experts on an H200: INT4 and Q4_0 twice, Q6_K three times as long as by bandwidth).
+                // A tile of several tokens takes as long as one
+                // token. From Ampere on, eight tokens cost four times
+                // as much when compute-bound.
                 let at_once = if types.variant < Variant::Sm80 { tile_m } else { tile_m.min(2) };
                 (arithmetic * at_once, bandwidth)
             }
@@ -126,24 +133,28 @@ fn instance(types: &Types, tile_m: u32) -> Instance {
     }
 }
 
-/// Shares of the arithmetic, per token of a tile, and bandwidth that an H200 reaches with matrix instructions, per mille:
-/// conversions from FP8 and nested scales take instructions. Where X lies well, `gemm` serves one token of most formats faster,
-/// above all of few rows (INT4 of 6144 x 4096: 6.9 for 9.3 µs).
+/// Shares of the arithmetic (per token of a tile) and of
+/// the bandwidth with matrix instructions, per mille (H200). FP8
+/// conversions and nested scales cost instructions.
+///
+/// With an aligned X, `gemm` is faster for one token of
+/// most formats, above all with few rows.
 fn mma_efficiency(types: &Types) -> (u32, u32) {
     match types.format.encoding {
         Encoding::E4M3 | Encoding::E5M2 => (40, 740),
         _ if types.has_nested_scales() => (10, 650),
-        // 1 x 2560 x 28672 of MXFP4 takes 21 µs, 1 x 5120 x 5120 gated 18, 1 x 4096 x 4096 of NVFP4 11.9.
+        // Codebook lookups are slower.
         Encoding::Codebook(_) => (40, 380),
         _ => (40, 660),
     }
 }
 
-/// CTAs that the kernel's registers allow an SM at once: as many as there are without spills (`kernels.lock`), and of
-/// those the fastest on an H200. The compiler's schedule jumps with the limit, so that fewer can be faster or slower.
+/// Resident CTAs per SM: the fastest count without spills
+/// (`kernels.lock`, H200). The compiler's schedule jumps with the limit,
+/// so fewer can be faster or slower.
 fn ctas_per_sm(types: &Types, tile_m: u32) -> u32 {
     let Types { format, variant, engine, .. } = types;
-    // Minimums, zero points and scales per 16 columns take registers of their own.
+    // Minimums, zero points and scales per 16 columns take extra registers.
     let heavy = types.has_block_offsets() || format.sub_block == 16;
     match (engine, types.tile_k(), tile_m) {
         (Engine::Fma, ..) if format.code_planes == [32] => 2,
@@ -156,7 +167,8 @@ fn ctas_per_sm(types: &Types, tile_m: u32) -> u32 {
         (Engine::Mma(_), ..=64, _) => 7,
         (Engine::Mma(_), ..=128, _) if format.code_planes == [4] => 7,
         (Engine::Mma(_), ..=128, _) => 5,
-        // For Turing and Blackwell the compiler takes a few registers more, for Ampere and Ada with scales per 16 columns.
+        // The compiler needs a few more registers on Turing and Blackwell,
+        // and on Ampere and Ada with scales per 16 columns.
         (Engine::Mma(_), _, 1) if matches!(variant, Variant::Sm80 | Variant::Sm89) && format.sub_block == 16 => 3,
         (Engine::Mma(_), _, 2..) if types.has_block_offsets() && format.sub_block == 16 => 2,
         (Engine::Mma(_), _, 1) if *variant >= Variant::Sm80 && *variant < Variant::Sm120 => 4,

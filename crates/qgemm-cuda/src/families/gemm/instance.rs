@@ -1,5 +1,4 @@
-//! [`MainLoop`], the plan of a kernel, and [`Instance`], one kernel with everything that its source prelude, its launch and its
-//! place in the ranking follow from.
+//! [`MainLoop`]: the kernels of one source. [`Instance`]: one kernel, from which prelude, launch and ranking follow.
 
 use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{DType, Encoding, XFormat};
@@ -13,73 +12,85 @@ use super::types::Types;
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// A main loop: what all kernels made of one source have in common. Each has a file, which alone knows it.
+/// A main loop: what all kernels of one source have in
+/// common. Each main loop has a file that defines it.
 #[derive(Debug)]
 pub(crate) struct MainLoop {
-    /// The family that offers it.
+    /// The family.
     pub family: &'static str,
-    /// Generation and mechanism, as the source is called.
+    /// Variant and mechanism, the name of the source.
     pub name: &'static str,
-    /// Its source.
+    /// Source file.
     pub entry: &'static str,
-    /// The kernel in it.
+    /// Kernel symbol.
     pub symbol: &'static str,
-    /// Whether it uses instructions that only one chip has.
+    /// Whether it uses instructions that only one chip supports.
     pub arch_specific: bool,
     /// How CTAs share the tiles.
     pub schedule: Schedule,
     /// How it reads X.
     pub x_access: XAccess,
-    /// Tokens beyond which it serves weights that it rounds to the type of X before it multiplies them. `None`: codes are exact
-    /// operands, and scales act on sums.
+    /// Maximum tokens for weights that it rounds to the type of
+    /// X before multiplying. `None` when codes are exact
+    /// operands and scales apply to sums.
     pub rounds_beyond: Option<usize>,
-    /// Tokens of the tiles with which it serves experts, too (`sched/experts.cuh`); none where it does not. Those that read X by TMA
-    /// have CTAs that take the tiles of all experts in turn.
+    /// Token tiles that also serve experts
+    /// (`sched/experts.cuh`); empty without MoE support. With
+    /// TMA for X, CTAs take tiles of all experts in turn.
     pub experts_tiles: fn(&Types) -> &'static [u32],
-    /// Kernels for experts alone, where many small products want others than one large. Where one has as many tokens as a kernel of
-    /// `instances` and more rows of W, it stands in its place, else beside it.
+    /// MoE-only kernels, for many small products instead of one large one.
+    /// A kernel with the token tile of one of `instances` and
+    /// more rows of W replaces it; others are added.
     pub for_experts: Option<fn(&Types) -> Vec<Instance>>,
-    /// Most tiles along M.
+    /// Maximum M tiles.
     pub most_m_tiles: usize,
-    /// Most bytes of a tile of rows, all along K.
+    /// Maximum bytes of a row tile over all of K.
     pub most_tile_bytes: usize,
-    /// Its kernels for these types, none where another main loop serves them.
+    /// Kernels for these types; empty when another main loop serves them.
     pub instances: fn(&Types, FitsRegisters<'_>) -> Vec<Instance>,
 }
 
-/// Tells whether a kernel's values fit in registers, of those that a main loop chooses from.
+/// Tells whether a candidate kernel fits in registers.
 pub(crate) type FitsRegisters<'a> = &'a dyn Fn(&Instance) -> bool;
 
 /// How a main loop reads X.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum XAccess {
-    /// Through registers, wherever its elements are.
+    /// Through registers, with any layout.
     Any,
-    /// Asynchronously, 16 bytes at a time: rows begin at multiples of 16 bytes, in the order of the weight's columns.
+    /// cp.async, 16 bytes at a time: rows are 16-byte aligned and
+    /// in the order of the weight's columns.
     AlignedRows,
-    /// The same by TMA: the kernel's parameter ends with tensor maps of X.
+    /// TMA. The kernel parameter ends with tensor maps of X;
+    /// alignment as for `AlignedRows`.
     Tma,
-    /// In codes and scales: the kernel's parameter ends with the places of X's planes.
+    /// Quantized X: the kernel parameter ends with the
+    /// addresses of X's planes.
     Planes,
-    /// The same, codes by TMA: tensor maps of them follow.
+    /// Quantized X with codes by TMA: tensor maps follow the addresses.
     TmaOfPlanes,
 }
 
-/// Most CTAs along the grid's y axis (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
+/// Maximum CTAs along the grid's y axis (CUDA C Programming Guide,
+/// "Technical Specifications per Compute Capability").
 pub(super) const MOST_GRID_Y: usize = 65_535;
 
-/// Most tokens and columns of codes that TMA reads: its coordinates are signed.
+/// Maximum tokens and columns of codes for TMA, whose
+/// coordinates are signed.
 pub(super) const MOST_MAPPED: usize = i32::MAX as usize;
-/// Most bytes from a row to the next (`cuTensorMapEncodeTiled`).
+/// Maximum row stride in bytes (`cuTensorMapEncodeTiled`).
 pub(super) const MOST_STRIDE_BYTES: u64 = 1 << 40;
 
-/// Tokens up to which kernels that round no weight are no slower, but on Hopper.
+/// Maximum tokens up to which kernels without weight rounding are
+/// no slower, except on Hopper.
 pub(super) const MOST_EXACT: usize = 16;
 
-/// K-blocks of a stage of X, of those that read it by TMA.
+/// Constant: k-blocks of an X stage, for
+/// kernels that read X by TMA.
 pub(super) const STAGE_K_BLOCKS: &str = "QG_STAGE_K_BLOCKS";
 
-/// Rows of W from which on weights may be rounded: a narrow output has too few values for roundings to cancel out.
+/// Minimum rows of W for rounded weights. In a narrow output,
+/// rounding errors have too few values to cancel out.
 const LEAST_ROUNDED_ROWS: usize = 32;
 
 /// One kernel.
@@ -89,42 +100,50 @@ pub(crate) struct Instance {
     pub types: Types,
     pub tile_m: u32,
     pub tile_n: u32,
-    /// Columns of a k-tile of the schedule: whole packed ones.
+    /// Columns of a schedule k-tile: whole packed k-tiles.
     pub tile_k: u32,
     pub threads: u32,
-    /// Threads that hold the accumulators of a tile in the end.
+    /// Threads that hold a tile's accumulators at its end.
     pub consumers: u32,
     pub ctas_per_sm: u32,
-    /// Buffers of the copy pipeline.
+    /// Pipeline stages.
     pub stages: u32,
     /// `sizeof(SharedStorage)` of the kernel, which asserts it.
     pub shared_bytes: u32,
-    /// Whether codes become operands as they are, and offsets act on sums (`dequant/integer_operand.cuh`).
+    /// Whether codes become operands unchanged, and offsets apply to sums
+    /// (`dequant/integer_operand.cuh`).
     pub integer_operands: bool,
-    /// Whether codes less their zero points are operands, exact, and scales act on sums (`mainloop/sm90/code_sums_product.cuh`).
+    /// Whether codes minus zero points are exact operands, and scales apply
+    /// to sums (`mainloop/sm90/code_sums_product.cuh`).
     pub sums_codes: bool,
-    /// Whether scheduler state waits in shared memory (`mainloop/parked_state.cuh`), because accumulators leave too few registers.
+    /// Whether scheduler state is parked in shared memory
+    /// (`mainloop/parked_state.cuh`), because accumulators
+    /// leave too few registers.
     pub parks_state: bool,
-    /// Bytes of shared memory in which producers of a kernel for experts tell consumers of their tiles (`sched/tile_notes.cuh`).
+    /// Shared memory in bytes for the tile info that producers of
+    /// an MoE kernel pass to consumers (`sched/tile_notes.cuh`).
     pub note_bytes: u32,
-    /// Whether it multiplies one row of X, of which those of a tile are copies.
+    /// Whether one row of X is broadcast to
+    /// all tokens of a tile.
     pub one_row: bool,
-    /// Columns up to which X has room in shared memory, of those that keep all of them there.
+    /// Maximum columns, for kernels that keep all
+    /// of X in shared memory.
     pub most_k: usize,
-    /// Constants that only this main loop has, by name.
+    /// Constants specific to this main loop.
     pub constants: Vec<(&'static str, u32)>,
-    /// Format in which X is multiplied, and what with.
+    /// Format in which X is multiplied, and the arithmetic.
     pub x_format: XFormat,
     pub math: Math,
-    /// Warps along N, and groups of warps that share K.
+    /// Warps along N, and warp groups that slice K.
     pub warps_n: u32,
     pub k_groups: u32,
-    /// How near it comes to rates (arithmetic, bandwidth), per mille, and to which: estimates, good enough to rank with.
+    /// Estimated shares of (arithmetic, bandwidth), per mille, and the rates
+    /// they refer to. Good enough for ranking.
     pub efficiency: (u32, u32),
     pub shares: Shares,
 }
 
-/// What every main loop says of a kernel.
+/// What every main loop declares for a kernel.
 pub(super) struct Parts<'a> {
     pub main_loop: &'static MainLoop,
     pub types: &'a Types,
@@ -135,7 +154,8 @@ pub(super) struct Parts<'a> {
 }
 
 impl Instance {
-    /// A kernel whose threads all consume, one CTA of it on an SM: main loops add what differs.
+    /// A kernel without producer warps and one CTA per SM. Main
+    /// loops override what differs.
     pub(super) fn new(parts: Parts<'_>) -> Self {
         let Parts { main_loop, types, tile: [tile_m, tile_n], threads, shared_bytes } = parts;
         Self {
@@ -165,9 +185,9 @@ impl Instance {
         }
     }
 
-    /// The same with `own` bytes more of shared memory before what threads tell one another at a tile's end.
+    /// Adds `own` bytes of shared memory before the end-of-tile flag.
     pub(super) fn with_own_bytes(self, own: u32) -> Self {
-        // The flag is all that stands in the last unit of alignment.
+        // The flag alone fills the last unit of alignment.
         let before = self.shared_bytes - common::ALIGNMENT;
         match own {
             0 => self,
@@ -175,14 +195,19 @@ impl Instance {
         }
     }
 
-    /// Whether the kernel rounds weights to the type of X before it multiplies them.
+    /// Whether the kernel rounds weights to the type
+    /// of X before multiplying.
     pub(crate) fn rounds_weights(&self) -> bool {
         self.main_loop.rounds_beyond.is_some() && !self.types.format.scale_planes.is_empty() && !self.sums_codes
     }
 
-    /// Whether the kernel computes `op` within its limits; `in_order` says that X is rows of aligned columns in the order of the
-    /// weight's. Few tokens, whose time the weight's bytes decide, get exact weights where these are no slower. F16 has no room
-    /// for every weight.
+    /// Whether the kernel supports `op` within its limits.
+    /// `in_order` means that X has aligned rows with columns in
+    /// the order of the weight's.
+    ///
+    /// Small M is bound by bandwidth, so exact weights
+    /// are used where they cost nothing. The f16 range
+    /// does not hold every weight.
     pub(crate) fn serves(&self, op: &CheckedGemm, in_order: bool) -> bool {
         let MainLoop { rounds_beyond, most_tile_bytes, x_access, .. } = self.main_loop;
         let fits = op.weight_fits_f16 || self.types.x != DType::F16;
@@ -199,14 +224,15 @@ impl Instance {
             && (in_order || *x_access == XAccess::Any)
     }
 
-    /// K-tiles of W that arrive together, of those that read X by TMA (`RUN_K_TILES`).
+    /// K-tiles of W that are copied together, for kernels that
+    /// read X by TMA (`RUN_K_TILES`).
     pub(crate) fn run_k_tiles(&self) -> u32 {
         let of_stage =
             self.constants.iter().find(|(name, _)| *name == STAGE_K_BLOCKS).map_or(1, |(_, k_blocks)| *k_blocks);
         (of_stage * common::K_BLOCK / self.tile_k).max(1)
     }
 
-    /// Most tokens that one launch computes.
+    /// Maximum tokens of one launch.
     pub(crate) fn most_tokens(&self) -> usize {
         if self.one_row {
             return 1;
@@ -228,7 +254,7 @@ impl Instance {
             ctas_per_unit: self.ctas_per_sm,
             cluster: 1,
             schedule: self.main_loop.schedule,
-            // A kernel that keeps all of X has all of K.
+            // A kernel that keeps all of X processes all of K.
             max_splits: if self.most_k == usize::MAX { 16 } else { 1 },
             warps_n: self.warps_n,
             k_groups: self.k_groups,
@@ -242,12 +268,12 @@ impl Instance {
         }
     }
 
-    /// The same, with the shares that it reaches of a chip's rates.
+    /// The config with efficiencies relative to the chip's rates.
     pub(crate) fn config_on(&self, info: &DeviceInfo) -> TileConfig {
         TileConfig { efficiency: self.shares.on(self.efficiency, self.math, info), ..self.config() }
     }
 
-    /// What the kernel is.
+    /// Kernel identity.
     pub(crate) fn id(&self) -> KernelId {
         self.config().kernel_id(self.types.format)
     }
@@ -264,15 +290,17 @@ impl Instance {
         }
     }
 
-    /// The kernel's source with `own` before it, and with that a name.
+    /// The kernel's source with the macros `own`
+    /// before it, and its identity.
     pub(crate) fn spec_with(&self, id: KernelId, own: &str) -> KernelSpec {
         let spec = self.spec();
         KernelSpec { name: id.to_string(), prelude: spec.prelude + own, ..spec }
     }
 
-    /// The constants that stand before the kernel's source: everything that it knows of its format, layout and tile.
+    /// Prelude: the constants before the kernel's source, for
+    /// its format, layout and tile.
     fn prelude(&self) -> String {
-        /// Stands for "codes are not plain numbers" where an element type is expected.
+        /// Element type number of quantized operands.
         const NOT_PLAIN: u32 = 255;
         let mut out = String::new();
         let Types { format, x, variant, engine, layout } = &self.types;
@@ -280,7 +308,8 @@ impl Instance {
             Encoding::Plain(dtype) => dtype_code(dtype),
             _ => NOT_PLAIN,
         };
-        // Macros where a preprocessor condition or an #include needs the value; constants otherwise.
+        // Macros where preprocessor conditions or #include need the
+        // value; constants otherwise.
         for (name, value) in [
             ("QG_VARIANT", variant.number()),
             ("QG_MMA_M8N8K4", u32::from(layout.class == FragmentLayout::MmaM8N8K4)),

@@ -1,4 +1,4 @@
-//! All kernels of the product, listed once a process.
+//! All GEMM kernels, listed once per process.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -15,7 +15,8 @@ use super::{
     spills,
 };
 
-/// Every main loop. An instruction set that needs another adds its file here.
+/// Every main loop for unquantized X. A new
+/// instruction set adds its file here.
 static MAIN_LOOPS: [&MainLoop; 9] = [
     &gemv::MAIN_LOOP,
     &sm70_two_stage::MAIN_LOOP,
@@ -28,7 +29,7 @@ static MAIN_LOOPS: [&MainLoop; 9] = [
     &gemm_simt::MAIN_LOOP,
 ];
 
-/// Every main loop that multiplies codes of a quantized X.
+/// Every main loop for quantized X.
 static MAIN_LOOPS_OF_PLANES: [&MainLoop; 4] = [
     &sm70_s8_two_stage::MAIN_LOOP,
     &sm80_s8_cp_async::MAIN_LOOP,
@@ -36,18 +37,20 @@ static MAIN_LOOPS_OF_PLANES: [&MainLoop; 4] = [
     &sm90_s8_groups_wgmma_ws::MAIN_LOOP,
 ];
 
-/// Their kernels, listed once a process; D that they write in a hurry is f16.
+/// Kernels for quantized X, listed once per process. They
+/// are listed with f16 as type of X; the epilogue's fast
+/// path is for D of that type.
 static INSTANCES_OF_PLANES: LazyLock<HashMap<PlanesKey, OnceLock<Vec<Instance>>>> =
     LazyLock::new(|| keys_of_planes().map(|key| (key, OnceLock::new())).collect());
 
-/// What they are listed by.
+/// Key of these lists.
 type PlanesKey = (Format, Variant);
 
 fn keys_of_planes() -> impl Iterator<Item = PlanesKey> {
     Format::all().flat_map(|format| Variant::ALL.map(|variant| (format, variant)))
 }
 
-/// Every kernel that multiplies codes of a quantized X with weights of `format`.
+/// All kernels for quantized X and weights of `format`.
 pub(crate) fn of_planes(format: Format, variant: Variant) -> &'static [Instance] {
     let list = || list_of_planes((format, variant), &spills::fits_registers);
     INSTANCES_OF_PLANES.get(&(format, variant)).map_or(&[], |kernels| kernels.get_or_init(list))
@@ -61,19 +64,20 @@ fn list_of_planes((format, variant): PlanesKey, fits_registers: FitsRegisters<'_
         .collect()
 }
 
-/// What kernels are listed by.
+/// Key of the kernel lists.
 pub(in crate::families) type Key = (Format, DType, Variant);
 
-/// The kernels of each key, listed once a process: planning asks for them again and again.
+/// Kernels by key, listed once per process because
+/// planning asks repeatedly.
 pub(in crate::families) struct ListedKernels(LazyLock<HashMap<Key, OnceLock<Vec<Instance>>>>);
 
 impl ListedKernels {
-    /// None is listed yet.
+    /// Creates an empty cache.
     pub(in crate::families) const fn new() -> Self {
         Self(LazyLock::new(|| keys().map(|key| (key, OnceLock::new())).collect()))
     }
 
-    /// Those of a key, which `list` lists where nobody has asked before.
+    /// Kernels of a key. The first call lists them with `list`.
     pub(in crate::families) fn get(&self, key: Key, list: impl FnOnce(Key) -> Vec<Instance>) -> &[Instance] {
         self.0.get(&key).map_or(&[], |kernels| kernels.get_or_init(|| list(key)))
     }
@@ -86,13 +90,13 @@ fn keys() -> impl Iterator<Item = Key> {
     Format::all().flat_map(of_format)
 }
 
-/// Every kernel for these types.
+/// All kernels for these types.
 pub(crate) fn instances(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
     INSTANCES.get((format, x, variant), |key| list(key, &spills::fits_registers))
 }
 
-/// Lists the kernels of `variant` anew, as they are where `fits` tells of each line of `kernels.spills` and its kernel whether it
-/// fits in registers.
+/// Lists the kernels of `variant` again. `fits` decides from each line
+/// of `kernels.spills` and its kernel whether it fits in registers.
 pub(crate) fn ask_registers(variant: Variant, fits: &dyn Fn(String, &Instance) -> bool) {
     let fits = |instance: &Instance| fits(spills::key(instance.id(), instance), instance);
     keys().filter(|key| key.2 == variant).for_each(|key| drop(list(key, &fits)));
@@ -104,9 +108,10 @@ fn list((format, x, variant): Key, fits_registers: FitsRegisters<'_>) -> Vec<Ins
     types.iter().flat_map(|types| MAIN_LOOPS.iter().flat_map(|l| (l.instances)(types, fits_registers))).collect()
 }
 
-/// The kernels for these types whose tiles suit the rows of experts: those that main loops have for experts alone, and of each main loop,
-/// for each number of tokens that it serves experts with, the first, where none of the others takes its place. All of them `fits` says to
-/// have room in registers, narrowed to an expert as well as not.
+/// MoE kernels for these types: the MoE-only kernels of main loops,
+/// and, for each main loop and token tile, the first kernel
+/// that no MoE-only kernel replaces. `fits` must hold for all of
+/// them, with and without narrowing to an expert.
 pub(crate) fn instances_for_experts(
     format: Format,
     x: DType,
@@ -127,12 +132,14 @@ pub(crate) fn instances_for_experts(
     types.iter().flat_map(|types| MAIN_LOOPS.iter().flat_map(|main_loop| of_loop(types, main_loop))).collect()
 }
 
-/// The first kernel of a main loop with so many tokens that `fits`.
+/// The first kernel of a main loop with this
+/// token tile that `fits`.
 fn first_of_tokens(types: &Types, main_loop: &MainLoop, tile_m: u32, fits: FitsRegisters<'_>) -> Option<Instance> {
     let suits = |instance: &Instance| instance.tile_m == tile_m;
-    // A problem that is narrowed takes registers (`kernels.lock`).
+    // Narrowing the problem to one expert takes registers (`kernels.lock`).
     let narrowed = |instance: &Instance| Instance { ctas_per_sm: instance.ctas_per_sm.min(2), ..instance.clone() };
-    // Of those after the first the compiler need not be asked.
+    // Once the first is found, do not ask the
+    // compiler about the rest.
     let found = Cell::new(false);
     let fits = |instance: &Instance| {
         if !suits(instance) {

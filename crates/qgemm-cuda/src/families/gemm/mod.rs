@@ -1,4 +1,5 @@
-//! Kernels of the product, one file a main loop; the list of all of them; and what they are launched with.
+//! GEMM kernels, one file for each main loop; the kernel
+//! list; launch parameters.
 
 mod common;
 mod fp8;

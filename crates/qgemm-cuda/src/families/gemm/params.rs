@@ -1,4 +1,4 @@
-//! The parameter of the kernels of a product.
+//! Parameters of GEMM kernels.
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, XParts};
@@ -22,11 +22,12 @@ pub(in crate::families) struct GemmParams {
     tiles: TileSchedule,
 }
 
-/// Alignment of a tensor map in a kernel's parameter.
+/// Alignment of a tensor map in a kernel parameter.
 pub(super) const MAP_ALIGNMENT: usize = 64;
 const PADDING: usize = (size_of::<GemmParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<GemmParams>()) / 8;
 
-/// `TmaGemmParams` in `mainloop/tma_params.cuh`: with maps of X for whole tiles of tokens and for the last.
+/// `TmaGemmParams` in `mainloop/tma_params.cuh`: adds maps of X, one for
+/// whole token tiles and one for the last.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MappedParams {
@@ -35,7 +36,8 @@ struct MappedParams {
     x_maps: [EncodedMap; 2],
 }
 
-/// `SignedByteParams` in `mainloop/signed_byte_ring.cuh`: with the places of X's planes.
+/// `SignedByteParams` in `mainloop/signed_byte_ring.cuh`: adds
+/// the addresses of X's planes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct PlaneParams {
@@ -45,7 +47,8 @@ struct PlaneParams {
 
 const PLANE_PADDING: usize = (size_of::<PlaneParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<PlaneParams>()) / 8;
 
-/// `W4A8Params` in `mainloop/sm90/w4a8_pipeline.cuh`: the same with maps of X's codes.
+/// `W4A8Params` in `mainloop/sm90/w4a8_pipeline.cuh`:
+/// also adds maps of X's codes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MappedPlaneParams {
@@ -54,23 +57,25 @@ struct MappedPlaneParams {
     x_maps: [EncodedMap; 2],
 }
 
-/// Everything but the addresses.
+/// Kernel parameter without addresses.
 #[derive(Debug)]
 pub(super) struct GemmLaunch {
     params: GemmParams,
-    /// Bytes from the gate's bias to the up's, of a gated pair.
+    /// Bytes from the gate's bias to the
+    /// up's in a gated pair.
     second_bias: u64,
     tile_m: u32,
     x_dtype: DType,
     x_access: XAccess,
-    /// Of a quantized X: its planes, and where they lie.
+    /// Planes of a quantized X and their addresses.
     planes: Option<(XParts, XPlanePointers)>,
     residual_in_d: bool,
 }
 
 impl GemmLaunch {
-    /// The parameter of `instance` for `plan` of `op`, whose X, `x`, is as the kernel reads it. The API has checked that counts
-    /// fit 32 bits.
+    /// Parameter of `instance` for `plan` of `op`, with
+    /// `x` as the kernel reads it. The API has checked
+    /// that counts fit in 32 bits.
     pub(super) fn new(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan, instance: &Instance) -> Self {
         Self {
             params: params(op, x, &Cut::of(plan)),
@@ -83,7 +88,8 @@ impl GemmLaunch {
         }
     }
 
-    /// The parameter of a kernel that reads X's codes by TMA.
+    /// Parameter of a kernel that reads the
+    /// codes of X by TMA.
     fn with_code_maps(&self, planes: PlaneParams, places: &Places<'_>) -> Result<LaunchParams, HalError> {
         let GemmParams { shape, at, .. } = &planes.gemm;
         let map = |tokens| {
@@ -100,8 +106,9 @@ impl GemmLaunch {
 }
 
 impl GemmParams {
-    /// X, of type `x`, for TMA: `tile` tokens at once, and what is left in the end. None is needed where the kernel reads X through registers
-    /// because of how it lies.
+    /// Tensor maps of X, of type `x`: one for `tile` tokens,
+    /// one for the remaining tokens. Unused when the kernel reads an
+    /// unaligned X through registers.
     pub(super) fn x_maps(&self, x: DType, tile: u32, places: &Places<'_>) -> Result<[EncodedMap; 2], HalError> {
         let Self { shape, at, .. } = self;
         let in_place = shape.flags & abi::FLAG_X_ALIGNED16 != 0 && shape.flags & abi::FLAG_K_ORDER == 0;
@@ -114,8 +121,8 @@ impl GemmParams {
         Ok([map(tile)?, map(shape.m % tile)?])
     }
 
-    /// Enters where the operands of a launch are, and what follows from that; `second_bias` is the bytes from the gate's bias to
-    /// the up's, of a gated pair.
+    /// Fills in the operands' addresses and derived fields. `second_bias` is
+    /// the offset in bytes from the gate's bias to the up's.
     pub(in crate::families) fn find(
         &mut self,
         operands: &Operands<'_>,
@@ -157,7 +164,7 @@ impl Params for GemmLaunch {
             if self.x_access == XAccess::TmaOfPlanes {
                 return self.with_code_maps(PlaneParams { gemm: params, x }, places);
             }
-            // One scale a token is a factor of its accumulators.
+            // One scale for each token is a factor of its accumulators.
             if parts.scale.is_some() && parts.block.is_none() {
                 params.shape.flags |= abi::FLAG_X_FACTOR;
                 params.at.x_factor = x.scales;
@@ -173,7 +180,7 @@ impl Params for GemmLaunch {
     }
 }
 
-/// How the planes of a quantized X lie.
+/// Strides of the planes of a quantized X.
 pub(in crate::families) fn plane_pointers(planes: &XPlanes) -> XPlanePointers {
     XPlanePointers {
         scales_row: planes.scales_row,
@@ -183,7 +190,7 @@ pub(in crate::families) fn plane_pointers(planes: &XPlanes) -> XPlanePointers {
     }
 }
 
-/// The product's step with what `op`, as its kernel sees it, reads and writes.
+/// Binds the product's operands as the kernel of `plan` uses them.
 pub(super) fn bound(step: LaunchStep, op: &CheckedGemm, plan: &LaunchPlan) -> LaunchStep {
     use GemmOperand as O;
     let mut step = step.bind(O::W, O::W).bind(O::D, O::D);
@@ -223,7 +230,7 @@ pub(super) fn bound(step: LaunchStep, op: &CheckedGemm, plan: &LaunchPlan) -> La
     )
 }
 
-/// What a plan says of its kernel's parameters.
+/// The part of a plan that kernel parameters need.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::families) struct Cut {
     pub k_tiles: u32,
@@ -243,7 +250,7 @@ impl Cut {
     }
 }
 
-/// Everything but the addresses.
+/// Kernel parameter without addresses.
 pub(in crate::families) fn params(op: &CheckedGemm, x: &Dense, cut: &Cut) -> GemmParams {
     let flag = |present: bool, flag: u32| if present { flag } else { 0 };
     let shape = CudaGemmShape {

@@ -1,6 +1,9 @@
-//! Products whose kernels write segments where they belong, and those of one token, before Ampere of a few, that normalize X themselves:
-//! kernels of the main loops compiled once more (`sched/projection.cuh`, `mainloop/normalized_x.cuh`). One launch does what else takes that
-//! of a norm before, and one for each output behind.
+//! `projection`: products with output segments, and with a fused norm for
+//! one token (a few tokens before Ampere).
+//!
+//! These are kernels of the main loops compiled once more
+//! (`sched/projection.cuh`, `mainloop/normalized_x.cuh`). One launch
+//! replaces a norm launch and one launch for each output.
 
 use std::cell::Cell;
 use std::ops::RangeInclusive;
@@ -27,14 +30,15 @@ use super::{gemm_sliced_k, gemv, sm70_two_stage, sm80_cp_async, sm90_wgmma_ws, s
 use crate::spec::KernelSpec;
 use crate::tensor_map::EncodedMap;
 
-/// Name of the family.
+/// Family name.
 pub(in crate::families) const NAME: &str = "projection";
-/// Features that 21 bits count in tiles of 16.
+/// Maximum features: 21 bits count tiles of 16.
 const MOST_FEATURES: usize = ((1 << 21) - 1) * Segment::STEP;
-/// Columns that threads read at once to find a row's statistics.
+/// Columns that a thread reads at once for a row's statistics.
 const GROUP: usize = 8;
 
-/// A main loop that writes segments, with a tile for so many tokens, which the largest tile that has a kernel takes.
+/// A main loop with output segments, a token tile, and the
+/// token counts that it serves.
 struct OfSegments {
     main_loop: &'static MainLoop,
     variants: &'static [Variant],
@@ -63,14 +67,14 @@ static OF_SEGMENTS: [OfSegments; 9] = [
     of_segments(&sm90_wgmma_ws::MAIN_LOOP, &Variant::ALL, 256, 129..=usize::MAX),
 ];
 
-/// The kernels of each key, listed once a process.
+/// Kernels by key, listed once per process.
 static KERNELS: ListedKernels = ListedKernels::new();
 
 fn types() -> impl Iterator<Item = (Format, DType)> {
     Format::all().flat_map(|format| DType::ALL.map(|x| (format, x)))
 }
 
-/// The kernels for these types.
+/// Kernels for these types.
 fn kernels(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
     let key = (format, x, variant);
     let fits = |instance: &Instance| fits_registers_as(id(instance), instance);
@@ -88,7 +92,8 @@ fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Inst
     Types::new(format, x, variant).iter().flat_map(of).collect()
 }
 
-/// The first kernel of a main loop with so many tokens that `fits`.
+/// The first kernel of a main loop with this
+/// token tile that `fits`.
 fn first_of_tokens(
     types: &Types,
     main_loop: &MainLoop,
@@ -96,7 +101,8 @@ fn first_of_tokens(
     fits: &dyn Fn(&Instance) -> bool,
 ) -> Option<Instance> {
     let suits = |instance: &Instance| instance.tile_m == tokens;
-    // Of those after the first, and of other tiles, the compiler need not be asked.
+    // Once the first is found, do not ask the compiler about
+    // the rest, nor about other tiles.
     let found = Cell::new(false);
     let is_first = |instance: &Instance| {
         if !suits(instance) {
@@ -107,16 +113,18 @@ fn first_of_tokens(
         is_first
     };
     let mut all = (main_loop.instances)(types, &is_first).into_iter().filter(suits);
-    // Main loops that ask nothing, and whose first may not fit.
+    // Main loops without a register check, whose first
+    // kernel may not fit here.
     if found.get() { all.next() } else { all.find(|instance| fits(instance)) }
 }
 
-/// Every kernel on devices of `variant`.
+/// All kernels for `variant`.
 pub(in crate::families) fn projection_specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     types().flat_map(move |(format, x)| kernels(format, x, variant)).map(spec)
 }
 
-/// Asks of each kernel whether it fits in registers, by its line of `kernels.spills`.
+/// Checks whether each kernel fits in registers, using its
+/// line of `kernels.spills`.
 pub(in crate::families) fn ask_registers_of_projections(variant: Variant, fits: &dyn Fn(String, KernelSpec) -> bool) {
     let fits = |instance: &Instance| fits(key(id(instance), instance), spec(instance));
     types().for_each(|(format, x)| drop(list((format, x, variant), &fits)));
@@ -149,8 +157,9 @@ fn spec(instance: &Instance) -> KernelSpec {
     instance.spec_with(id(instance), &own)
 }
 
-/// Tokens of which a kernel normalizes X, none where it does not: for more, whose rows all CTAs would normalize alike, a launch before
-/// takes no longer.
+/// Maximum tokens with a fused norm; 0 without one. With more
+/// tokens every CTA would normalize the same rows, and a
+/// separate launch is no slower.
 fn most_normalized(instance: &Instance) -> usize {
     match () {
         () if instance.one_row => 1,
@@ -159,14 +168,15 @@ fn most_normalized(instance: &Instance) -> usize {
     }
 }
 
-/// Whether a kernel that does not normalize them writes the segments of so many tokens.
+/// Whether a kernel without a fused norm writes the
+/// segments of `tokens` tokens.
 fn writes(instance: &Instance, tokens: usize) -> bool {
     let is_of = |of: &&OfSegments| std::ptr::eq(of.main_loop, instance.main_loop) && of.tile == instance.tile_m;
     let of_tile = OF_SEGMENTS.iter().find(is_of);
     tokens <= instance.most_tokens() && of_tile.is_some_and(|of| of.serves.contains(&tokens))
 }
 
-/// Columns that a kernel has room for, where it keeps all of X.
+/// Maximum columns of a kernel that keeps all of X.
 fn most_columns(instance: &Instance) -> usize {
     let k_blocks = instance.constants.iter().find(|(name, _)| *name == gemm_sliced_k::X_BLOCKS);
     k_blocks.map_or(usize::MAX, |&(_, count)| count as usize * K_BLOCK as usize)
@@ -178,15 +188,15 @@ fn kernel(op: &CheckedGemm, config: &TileConfig) -> Option<&'static Instance> {
     kernels(op.format, x, variant).iter().find(|instance| id(instance) == config.kernel_id(op.format))
 }
 
-/// Of the sources of the configuration's kernel.
+/// Source hash of the config's kernel.
 pub(in crate::families) fn projection_source_hash(op: &CheckedGemm, config: &TileConfig) -> u64 {
     kernel(op, config).map_or(0, |instance| spec(instance).source_hash().short())
 }
 
-/// The configurations that compute `op`.
+/// Configs that support `op`.
 ///
 /// # Errors
-/// Why none does.
+/// The refusal.
 pub(in crate::families) fn projection_configs(
     op: &CheckedGemm,
     variant: Variant,
@@ -212,12 +222,13 @@ pub(in crate::families) fn projection_configs(
     let all: Vec<_> = kernels(op.format, multiplied.dtype, variant).iter().filter(borders).filter(has_room).collect();
     let refused = op.norm.and_then(|norm| not_inside(&norm, multiplied.dtype, op.k));
     let normalizes_x = op.norm.is_some() && refused.is_none();
-    // Those that normalize X, of the fewest tokens that are enough, where there is a norm that they take, or X is as they read it.
+    // Kernels with a fused norm, with the smallest sufficient token tile,
+    // if they support the norm or read X unchanged.
     let tile = all.iter().map(|i| most_normalized(i)).filter(|&tile| tile >= op.m).min();
     let is_read = normalizes_x || in_order && op.k.is_multiple_of(GROUP) && !op.segments.is_empty();
     let few = all.iter().filter(|i| is_read && Some(most_normalized(i)) == tile);
     let few = few.map(|instance| TileConfig { normalizes_x, ..config_on(instance, info) });
-    // Those that do not, behind the launch of a norm, if there is one.
+    // Kernels without a fused norm, after a norm launch if needed.
     let others = all.iter().filter(|i| !op.segments.is_empty() && writes(i, op.m) && i.serves(op, in_order));
     let others: Vec<_> = others.collect();
     let is_smaller = |a: &Instance, b: &Instance| std::ptr::eq(a.main_loop, b.main_loop) && a.tile_m < b.tile_m;
@@ -230,7 +241,7 @@ pub(in crate::families) fn projection_configs(
     Ok(configs)
 }
 
-/// Why a norm is no kernel's own; `None` where it may be.
+/// Why a norm cannot be fused; `None` when it can.
 fn not_inside(norm: &NormedX, multiplied: DType, k: usize) -> Option<&'static str> {
     let NormedX { function, x } = norm;
     if function.kind != NormKind::Rms || function.beta.is_some() {
@@ -246,7 +257,8 @@ fn not_inside(norm: &NormedX, multiplied: DType, k: usize) -> Option<&'static st
 /// The launch of `plan`.
 ///
 /// # Errors
-/// [`HalError::KernelUnavailable`] when the plan's kernel is none of the family's, and those of `make`.
+/// [`HalError::KernelUnavailable`] when the family lacks the plan's
+/// kernel, and errors of `make`.
 pub(super) fn projection_sequence(
     op: &CheckedGemm,
     plan: &LaunchPlan,
@@ -284,7 +296,7 @@ pub(super) fn projection_sequence(
     Ok(LaunchSequence::new::<GemmOperand>(op.kernel_name(plan.config.family), vec![step]))
 }
 
-/// `GemmParams` in `sched/params.cuh`, of such kernels.
+/// `GemmParams` in `sched/params.cuh`, with projection operands.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct ProjectionParams {
@@ -295,7 +307,7 @@ struct ProjectionParams {
 const PADDING: usize =
     (size_of::<ProjectionParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<ProjectionParams>()) / 8;
 
-/// `TmaGemmParams` in `mainloop/tma_params.cuh`, of such kernels.
+/// `TmaGemmParams` in `mainloop/tma_params.cuh`, with projection operands.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MappedProjectionParams {
@@ -304,14 +316,16 @@ struct MappedProjectionParams {
     x_maps: [EncodedMap; 2],
 }
 
-/// Everything but the addresses.
+/// Kernel parameter without addresses.
 #[derive(Debug)]
 struct ProjectionLaunch {
     params: ProjectionParams,
-    /// Bytes from the gate's bias to the up's, of a gated pair.
+    /// Bytes from the gate's bias to the
+    /// up's in a gated pair.
     second_bias: u64,
     residual_in_d: bool,
-    /// Of kernels that read X by TMA: the type of X, and the tokens of a tile.
+    /// Type of X and tokens of a tile, for
+    /// kernels that read X by TMA.
     mapped: Option<(DType, u32)>,
 }
 

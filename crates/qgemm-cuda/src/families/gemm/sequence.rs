@@ -1,4 +1,5 @@
-//! The launches of a product: a prologue where its kernel cannot read X in place, then the kernel.
+//! Launch sequence of GEMM: an X prologue if the kernel cannot
+//! read X in place, then the kernel.
 
 use std::sync::Arc;
 
@@ -16,11 +17,13 @@ use super::params::{GemmLaunch, bound};
 use super::projection;
 use super::sm120_block_scaled::block_scaled_kernels;
 
-/// The launches of `plan`, whose kernels `make` makes ready, on a device like `info`.
+/// Launch sequence of `plan` on a device like `info`.
+/// `make` prepares its kernels.
 ///
 /// # Errors
-/// [`HalError::KernelUnavailable`] when the plan's kernel is none of the backend's, [`HalError::WrongDevice`] when the device has
-/// no kernel variant, and those of `make`.
+/// [`HalError::KernelUnavailable`] when the backend lacks the plan's
+/// kernel, [`HalError::WrongDevice`] when the device has no kernel
+/// variant, and errors of `make`.
 pub fn gemm_sequence(
     op: &CheckedGemm,
     plan: &LaunchPlan,
@@ -62,7 +65,8 @@ pub fn gemm_sequence(
     } else {
         let (x, all) = match own.plain_x() {
             Ok(x) => (x, instances(op.format, x.dtype, variant)),
-            // Strides of codes, and the type whose D is written in a hurry.
+            // Strides of the codes, with the type that the
+            // epilogue's fast path writes.
             Err(_) => {
                 (Dense { row_stride: own.x.row_stride, ..Dense::rows_of(DType::F16, 0) }, of_planes(op.format, variant))
             }
@@ -78,7 +82,7 @@ pub fn gemm_sequence(
             threads: plan.config.threads,
             shared_bytes: plan.config.shared_bytes,
         },
-        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: GemmOperand::ALL,
         updated: own.residual_in_d.then(|| GemmOperand::D.slot()),

@@ -1,26 +1,31 @@
-//! [`Shares`]: what a kernel reaches of a chip's rates, where that was measured on another one.
+//! [`Shares`]: reference rates of a kernel's efficiency, for chips other than the measured one.
 
 use qgemm_hal::{DeviceInfo, Math, Variant};
 
 use crate::chip::HOPPER_MMA_SYNC;
 
-/// What the shares of arithmetic and bandwidth that a kernel states are shares of.
+/// Reference rates of a kernel's efficiency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::families) enum Shares {
-    /// The chip's own rates.
+    /// The rates of the chip that it runs on.
     OfChip,
-    /// What `mma.sync` reaches on an H200, and that card's bandwidth. Whatever stands beside matrix instructions takes as many cycles on
-    /// other chips, whose matrix instructions take more of them; and as many bytes are under way, which is a larger share of less bandwidth.
+    /// `mma.sync` and the bandwidth of an H200.
+    ///
+    /// On other chips, instructions beside `mma` take as many cycles, while
+    /// `mma` itself takes more. Bytes in flight are the same, which
+    /// is a larger share of a lower bandwidth.
     OfMmaSync,
 }
 
-/// An H200's bytes a second for each multiprocessor.
+/// Bandwidth of an H200 per SM, in bytes per second.
 const BANDWIDTH_OF_UNIT: f64 = 4.47e12 / 132.0;
-/// What kernels reach of a bandwidth that their copies could exceed.
+/// Maximum share of the bandwidth, for kernels whose
+/// copies could exceed it.
 const MOST_BANDWIDTH: f64 = 920.0;
 
 impl Shares {
-    /// The same, `(arithmetic, bandwidth)` per mille, of the rates of the chip that `info` describes.
+    /// Converts `(arithmetic, bandwidth)`, per mille, to shares of
+    /// the rates of the chip `info`.
     pub fn on(self, (arithmetic, bandwidth): (u32, u32), math: Math, info: &DeviceInfo) -> (u32, u32) {
         match (self, info.rate(math), info.rate(Math::DotI8)) {
             (Shares::OfMmaSync, Some(rate), Some(issued)) => {
@@ -31,14 +36,16 @@ impl Shares {
     }
 }
 
-/// Of a rate that is `ratio` times that of `dp4a`, of which each chip issues as many a clock.
+/// For a rate `ratio` times that of `dp4a`, which every chip
+/// issues equally often per clock.
 fn arithmetic_on(share: f64, math: Math, ratio: f64, info: &DeviceInfo) -> f64 {
-    /// Multiply-adds a clock of an H200's multiprocessor by `wgmma` in f16, of bytes twice as many, and of any chip's by `dp4a`.
+    /// Multiply-adds per clock and SM: `wgmma` in f16 on an H200
+    /// (twice as many for bytes), and `dp4a` on any chip.
     const WGMMA: f64 = 2048.0;
     const DP4A: f64 = 256.0;
     let measured = HOPPER_MMA_SYNC * WGMMA / DP4A * if math == Math::TensorF16 { 1.0 } else { 2.0 };
     let of_wgmma = if info.variant == Some(Variant::Sm90) { HOPPER_MMA_SYNC } else { 1.0 };
-    // Cycles beside those of the instructions, as a multiple of these.
+    // Cycles beside `mma`, relative to the cycles of `mma`.
     let beside = (1000.0 / share.max(1.0) - 1.0).max(0.0) * ratio * of_wgmma / measured;
     1000.0 / (1.0 + beside) * of_wgmma
 }
@@ -56,7 +63,8 @@ mod tests {
 
     use super::*;
 
-    /// A chip whose matrix instructions multiply so often a clock, with a multiprocessor that runs at 1 Hz.
+    /// A chip with `tensor` matrix multiply-adds per
+    /// clock and SM, at 1 Hz.
     fn chip(variant: Variant, tensor: f64, bandwidth: f64) -> DeviceInfo {
         DeviceInfo {
             id: DeviceId { kind: DeviceKind::Cuda, ordinal: 0 },

@@ -1,7 +1,10 @@
-//! The main loop of `gemm` on codes of W and of X with a scale a block, on the block-scaled matrix instructions of consumer Blackwell: MXFP4
-//! by MXFP4, NVFP4 by NVFP4, and MXFP4 or MXFP8 by MXFP8. A producer warpgroup copies packed W, and codes and scales of X, into a ring;
-//! consumer warps multiply codes, which the instructions scale themselves. Tokens are rows of the instructions. Factors of tokens and rows
-//! act on accumulators.
+//! `gemm` main loop with block-scaled `mma` on consumer Blackwell: MXFP4 ×
+//! MXFP4, NVFP4 × NVFP4, and MXFP4 or MXFP8 × MXFP8.
+//!
+//! A producer warpgroup copies packed W, and codes and scales of
+//! X, into a ring. Consumer warps multiply codes; the instructions apply
+//! the block scales. Tokens are the rows of the instructions. Token
+//! and row factors apply to accumulators.
 
 use std::sync::Arc;
 
@@ -30,26 +33,30 @@ use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
 const NAME: &str = "sm120_block_scaled_ws";
 const ENTRY: &str = "entry/sm120_gemm_block_scaled_ws.cu";
 const SYMBOL: &str = "qg_sm120_gemm_block_scaled_ws";
-/// Bytes of a token's row of codes in a stage (`X_STAGE_BYTES`).
+/// Bytes of a token's codes in a stage (`X_STAGE_BYTES`).
 const X_STAGE_BYTES: u32 = 64;
 /// Rows of a packed tile.
 const TILE_ROWS: u32 = 16;
-/// With experts: what a warp parks, which knows the rows of a tile, and what warps that look for faults tell one another.
+/// With experts: parked state of a warp, including the
+/// rows of its tile; and memory of the warps that
+/// check for index faults.
 const EXPERT_PARKED: u32 = PARKED + 16;
 const FAULTS: u32 = 32;
-/// Most work tiles' parts that K is cut into.
+/// Maximum split-K of a work tile.
 const MOST_SPLITS: u32 = 16;
-/// Instructions on bytes take half as many columns in the same time.
+/// Instructions on bytes process half as many
+/// columns in the same time.
 const SHARE_OF_BYTES: u32 = 2;
 
-/// A tile, and how the warps of a CTA share it.
+/// A tile and its split over the warps of a CTA.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
     tokens: u32,
     features: u32,
-    /// Warps side by side along tokens and along features.
+    /// Warps along tokens and along features.
     warps: (u32, u32),
-    /// Shares of the rate of FP4 and of bandwidth, per mille: estimates, for no chip has run them.
+    /// Estimated shares of the FP4 rate and of the bandwidth, per
+    /// mille. Not measured on a chip.
     efficiency: (u32, u32),
 }
 
@@ -57,13 +64,17 @@ const fn tile(tokens: u32, features: u32, warps: (u32, u32), efficiency: (u32, u
     Tile { tokens, features, warps, efficiency }
 }
 
-/// Shares of the bandwidth, per mille, as copies into rings reach them on Hopper: of weights from memory, and where most is read again for
-/// other tokens, from the last cache.
+/// Shares of the bandwidth, per mille, that ring copies
+/// reach on Hopper: for weights from memory, and for
+/// weights mostly re-read from L2.
 const FROM_MEMORY: u32 = 740;
 const FROM_CACHE: u32 = 1500;
 
-/// Warps have 32 features, so that W is brought into the order of columns for as many tokens as registers have room for. Of 128 tokens and
-/// 128 features, warps share them nevertheless: one warp alone on a part of an SM would multiply nothing meanwhile.
+/// Warps have 32 features, so that W is converted to
+/// operand order once for as many tokens as registers
+/// allow. The 128 × 128 tile splits tokens over two warps
+/// nevertheless: a single warp on an SM sub-partition would
+/// leave it idle while it converts.
 const TILES: [Tile; 4] = [
     tile(32, 128, (1, 4), (300, FROM_MEMORY)),
     tile(64, 128, (1, 4), (420, FROM_MEMORY)),
@@ -76,16 +87,18 @@ const TILES: [Tile; 4] = [
 pub(in crate::families) struct BlockScaledKernel {
     format: Format,
     x: XFormat,
-    /// What a code of X is.
+    /// Code type of X.
     code: XCode,
     layout: PackedLayout,
     tile: Tile,
     stages: u32,
-    /// Whether it is that for experts, whose CTAs take tiles of all experts in turn.
+    /// Whether this is the MoE kernel, whose CTAs take
+    /// tiles of all experts in turn.
     experts: bool,
 }
 
-/// The kernels for weights of `format` and activations of `x`; none where no block-scaled instruction takes both.
+/// Kernels for weights of `format` and activations of `x`; none when
+/// no block-scaled instruction supports both.
 pub(in crate::families) fn block_scaled_kernels(
     format: Format,
     x: XFormat,
@@ -100,8 +113,10 @@ pub(in crate::families) fn block_scaled_kernels(
     TILES.iter().map(kernel).collect()
 }
 
-/// The codes of X, where an instruction takes values of both: E2M1 with scales of one type for as many columns, or X in E4M3 and W in
-/// either, both with powers of two for as many.
+/// Code type of X, if an instruction supports both
+/// operands: E2M1 with equal scale types and block lengths,
+/// or X in E4M3 and W in E4M3 or E2M1, both
+/// with UE8M0 scales of equal block length.
 fn operands(format: Format, x: XFormat) -> Option<XCode> {
     let (Some(parts), [plane], [scale]) = (x.parts(false, None), format.scale_planes, format.float_scales) else {
         return None;
@@ -117,18 +132,18 @@ fn operands(format: Format, x: XFormat) -> Option<XCode> {
 }
 
 impl BlockScaledKernel {
-    /// The same for products with experts; `None` where there is no such kernel.
+    /// The MoE version of this kernel, if any.
     pub(in crate::families) fn for_experts(self) -> Option<Self> {
         Some(Self { experts: true, ..self }.with_all_stages())
     }
 
-    /// With as many stages as there is room for.
+    /// The kernel with as many stages as fit.
     fn with_all_stages(self) -> Self {
         let room = most_shared(Variant::Sm120).saturating_sub(self.outside_stages() + ALIGNMENT);
         Self { stages: room / self.stage_bytes(), ..self }
     }
 
-    /// How W lies.
+    /// Packed layout of W.
     pub(in crate::families) fn layout(&self) -> &PackedLayout {
         &self.layout
     }
@@ -138,7 +153,7 @@ impl BlockScaledKernel {
         self.tile.tokens
     }
 
-    /// Codes of X for TMA, so many tokens at once.
+    /// TMA map of X's codes, `tokens` rows at a time.
     pub(in crate::families) fn x_map(&self, x: &Fp8Matrix, tokens: u32) -> TileMap {
         let columns = x.columns * u64::from(self.x_bits());
         let size = [columns.div_ceil(8), x.rows];
@@ -163,7 +178,8 @@ impl BlockScaledKernel {
         self.consumers() + PRODUCER_WARPS * 32
     }
 
-    /// Bytes of a stage and its barriers: codes of X, packed k-tiles of W, and whole words of X's scales.
+    /// Bytes of a stage and its mbarriers: codes of X, packed
+    /// k-tiles of W, and X scales in whole words.
     fn stage_bytes(&self) -> u32 {
         let Tile { tokens, features, .. } = self.tile;
         let k_tiles = self.stage_k() / self.layout.k_tile as u32;
@@ -172,7 +188,7 @@ impl BlockScaledKernel {
         tokens * X_STAGE_BYTES + w + tokens * words * 4 + 2 * BARRIER
     }
 
-    /// Bytes beside the stages.
+    /// Shared memory outside the stages.
     fn outside_stages(&self) -> u32 {
         let (parked, faults) = if self.experts { (EXPERT_PARKED, FAULTS) } else { (PARKED, 0) };
         self.consumers() / 32 * (WARP_STAGING + parked) + FLAG + faults
@@ -183,10 +199,10 @@ impl BlockScaledKernel {
         (self.stages * self.stage_bytes() + self.outside_stages()).next_multiple_of(ALIGNMENT)
     }
 
-    /// Whether the kernel computes `op`.
+    /// Whether the kernel supports `op`.
     ///
     /// # Errors
-    /// Why not.
+    /// The refusal.
     pub(in crate::families) fn serves(&self, op: &CheckedGemm) -> Result<(), Unsupported> {
         if op.m.max(op.stored_rows).max(op.stored_k) > MOST_MAPPED || op.x.row_stride >= MOST_STRIDE_BYTES {
             return Err(Unsupported::new("TMA reaches 2^31 rows and columns, and 2^40 bytes from a row to the next"));
@@ -222,7 +238,7 @@ impl BlockScaledKernel {
         }
     }
 
-    /// What the kernel is.
+    /// Kernel identity.
     pub(in crate::families) fn id(&self) -> KernelId {
         let id = self.config().kernel_id(self.format);
         match id.spec {
@@ -243,7 +259,8 @@ impl BlockScaledKernel {
         ] {
             prelude::macro_line(&mut out, name, &value.to_string());
         }
-        // TMA finds rows of X by their number: no address of X is reckoned with the type that is named here.
+        // The type here does not matter: TMA addresses
+        // rows of X by number.
         let of_experts = [("QG_EXPERTS", 1), ("QG_EXPERT_TILES", 1), ("QG_X_DTYPE", dtype_code(DType::F16))];
         for (name, value) in of_experts.into_iter().filter(|_| self.experts) {
             prelude::macro_line(&mut out, name, &value.to_string());
@@ -254,7 +271,7 @@ impl BlockScaledKernel {
             ("QG_K_TILE", self.layout.k_tile as u32),
             ("QG_K_TILE_BYTES", self.layout.k_tile_bytes as u32),
             ("QG_SUB_BLOCK", self.format.sub_block as u32),
-            // Scales in f32 that main loops multiply with, of which there are none.
+            // There are no f32 block scales.
             ("QG_W_BLOCK_SCALES", 0),
             ("QG_X_BLOCK_SCALES", 0),
             ("QG_TILE_M", self.tile.tokens),
@@ -278,9 +295,10 @@ impl BlockScaledKernel {
         }
     }
 
-    /// Everything of a launch of `plan` but the addresses.
+    /// Kernel parameter of `plan` without addresses.
     pub(in crate::families) fn launch(&self, op: &CheckedGemm, planes: &XPlanes, plan: &LaunchPlan) -> Arc<dyn Params> {
-        // The kernel reads no element type of X; rows of codes are that many bytes apart.
+        // The kernel does not use the element type of X. `codes_row`
+        // is the row stride in bytes.
         let x = Dense { dtype: op.d.dtype, row_stride: planes.codes_row, col_stride: 1, aligned16: true };
         Arc::new(Launch {
             params: params(op, &x, &Cut::of(plan)),
@@ -292,7 +310,7 @@ impl BlockScaledKernel {
     }
 }
 
-/// What a kernel is told of X beside its codes.
+/// Parameters of X beside its codes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub(in crate::families) struct BlockScaledX {
@@ -303,7 +321,7 @@ pub(in crate::families) struct BlockScaledX {
 }
 
 impl BlockScaledX {
-    /// Of scales and factors at these addresses.
+    /// For scales and factors at these addresses.
     pub(in crate::families) fn new(planes: &XPlanes, scales: u64, factors: u64) -> Self {
         let (factors, factor_row) = match planes.parts.factor {
             XFactor::None => (0, 0),
@@ -322,7 +340,8 @@ struct BlockScaledParams {
     x: BlockScaledX,
 }
 
-/// Bytes behind them up to the next multiple of 64, where tensor maps lie.
+/// Padding up to the tensor maps, which are
+/// aligned to 64 bytes.
 const PADDING: usize = size_of::<BlockScaledParams>().next_multiple_of(64) - size_of::<BlockScaledParams>();
 
 /// `TmaBlockScaledParams`.
@@ -334,13 +353,14 @@ struct MappedParams {
     maps: [EncodedMap; 2],
 }
 
-/// Everything but the addresses.
+/// Kernel parameter without addresses.
 #[derive(Debug)]
 struct Launch {
     params: GemmParams,
     planes: XPlanes,
     kernel: BlockScaledKernel,
-    /// Bytes from the gate's bias to the up's, of a gated pair.
+    /// Bytes from the gate's bias to the
+    /// up's in a gated pair.
     second_bias: u64,
     residual_in_d: bool,
 }

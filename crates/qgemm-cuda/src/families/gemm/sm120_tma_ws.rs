@@ -1,5 +1,7 @@
-//! The main loop of `gemm` on consumer Blackwell for more than a few tokens: a producer warpgroup copies W and X into rings by TMA,
-//! consumer warps multiply. One tile of it is offered on Hopper, too, a chip that can be had to measure and test it.
+//! `gemm` main loop on consumer Blackwell beyond few tokens: a
+//! producer warpgroup copies W and X into rings by TMA, and
+//! consumer warps multiply. One tile is also offered on
+//! Hopper, where it can be tested.
 
 use qgemm_hal::{Schedule, Variant};
 
@@ -19,7 +21,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     rounds_beyond: Some(MOST_EXACT),
     experts_tiles: |_| &[64],
     for_experts: None,
-    // A persistent grid has one dimension.
+    // A persistent grid is one-dimensional.
     most_m_tiles: usize::MAX,
     most_tile_bytes: usize::MAX,
     instances,
@@ -27,9 +29,11 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
 
 struct Tile {
     tile_m: u32,
-    /// Consumer warps along N; all of them compute the CTA's tokens.
+    /// Consumer warps along N. All of them compute
+    /// all tokens of the CTA.
     warps: u32,
-    /// Shares of the tensor rate (on Hopper, of what `mma.sync` reaches), and of bandwidth, per mille.
+    /// Shares of the tensor rate (on Hopper, of the `mma.sync` rate)
+    /// and of the bandwidth, per mille.
     efficiency: (u32, u32),
 }
 
@@ -37,13 +41,15 @@ const fn tile(tile_m: u32, warps: u32, efficiency: (u32, u32)) -> Tile {
     Tile { tile_m, warps, efficiency }
 }
 
-/// Tiles of rows of a warp.
+/// Row tiles of a warp.
 const ROW_TILES: u32 = 2;
-/// Stages of a k-block of X, and tiles of eight tokens that pass through a warp's shared memory together (`QG_STAGED`): the
-/// first of which there is room for.
+/// Candidates for stages of X k-blocks, and for tiles of eight
+/// tokens that are staged together in a warp's shared memory
+/// (`QG_STAGED`). The first that fits is used.
 const RINGS: [(u32, u32); 5] = [(6, STAGED), (5, STAGED), (4, STAGED), (3, STAGED), (3, 1)];
 
-/// Blackwell has 100 KiB: of as many tokens the first that fits. Up to 16 tokens are `gemm_sliced_k`'s.
+/// Tiles for Blackwell's 100 KiB: for each token count, the first
+/// that fits. `gemm_sliced_k` serves up to 16 tokens.
 const TILES: [Tile; 5] = [
     tile(32, 8, (460, 560)),
     tile(64, 8, (640, 500)),
@@ -51,7 +57,8 @@ const TILES: [Tile; 5] = [
     tile(128, 8, (760, 450)),
     tile(128, 4, (620, 450)),
 ];
-/// Warpgroups are faster there. It is to be seen on a chip at hand what this main loop computes, for which f16 is enough.
+/// On Hopper `wgmma` is faster. This tile exists for
+/// testing, and f16 suffices for that.
 const HOPPER_TILES: [Tile; 1] = [tile(128, 8, (490, 450))];
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
@@ -77,7 +84,8 @@ impl Tile {
     fn instance(&self, types: &Types, x_stages: u32, staged: u32) -> Instance {
         let Tile { tile_m, warps, efficiency } = *self;
         let rows = ROW_TILES * types.tile_rows();
-        // The k-tile in use, and those of all k-blocks in flight.
+        // The k-tile in use, plus the k-tiles of all
+        // k-blocks in flight.
         let w_stages = 1 + (x_stages - 1).div_ceil(types.tile_k() / K_BLOCK);
         let x = x_stages * common::x_stage(types, tile_m);
         let w = w_stages * warps * ROW_TILES * types.k_tile_bytes();
@@ -85,7 +93,7 @@ impl Tile {
         Instance {
             consumers: warps * 32,
             stages: x_stages,
-            // The producers' registers are not the consumers'.
+            // Consumers cannot take over the producers' registers.
             parks_state: true,
             constants: vec![
                 ("QG_ROW_TILES", ROW_TILES),

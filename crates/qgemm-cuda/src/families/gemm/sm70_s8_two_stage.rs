@@ -1,5 +1,6 @@
-//! The main loop of `gemm` for X in signed bytes on chips without asynchronous copies: Turing's integer matrix instruction, and dot
-//! products of four bytes on Volta. W and X pass as in `sm70_two_stage`.
+//! `gemm` main loop for INT8 X without cp.async:
+//! integer `mma` on Turing, `dp4a` on Volta. W and X
+//! are staged as in `sm70_two_stage`.
 
 use qgemm_formats::{DType, XFormat};
 use qgemm_hal::{Math, Schedule, Variant};
@@ -17,7 +18,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     arch_specific: false,
     schedule: Schedule::StreamK,
     x_access: XAccess::Planes,
-    // Codes are exact operands, and scales act on their sums.
+    // Codes are exact operands; scales apply to sums.
     rounds_beyond: None,
     experts_tiles: |_| &[],
     for_experts: None,
@@ -27,24 +28,28 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
 };
 
 const THREADS: u32 = 128;
-/// Columns of activations in a stage (`STAGE_K`), of which a chunk has a sum and 32 a scale.
+/// Columns of X in a stage (`STAGE_K`), columns of an X
+/// block sum, and columns of a scale.
 const STAGE_K: u32 = 64;
 const CHUNK: u32 = 16;
 const SCALE_COLUMNS: u32 = 32;
 
-/// Tokens, row tiles of a warp (`kernels.lock`: none of these kernels spills), and the share of the rate of instructions, per mille: what
-/// scaling leaves of the issue slots, not measured on a chip.
+/// Tokens, row tiles of a warp (`kernels.lock` shows no spills),
+/// and estimated share of the instruction rate, per mille: the
+/// issue slots that scaling leaves.
 struct Tile {
     tokens: u32,
     row_tiles: u32,
     arithmetic: u32,
 }
 
-/// A sum of 32 products takes eight instructions, and three more for its scales; an access of X serves all row tiles.
+/// A sum of 32 products takes eight instructions, plus three for
+/// its scales. One load of X serves all row tiles.
 const VOLTA: [Tile; 2] =
     [Tile { tokens: 8, row_tiles: 1, arithmetic: 400 }, Tile { tokens: 32, row_tiles: 2, arithmetic: 550 }];
 
-/// Four instructions for four sums of 32 products in each lane, and twelve more for their scales.
+/// Four instructions for four sums of 32 products per lane,
+/// plus twelve for their scales.
 const TURING: [Tile; 2] =
     [Tile { tokens: 16, row_tiles: 2, arithmetic: 250 }, Tile { tokens: 32, row_tiles: 2, arithmetic: 320 }];
 
@@ -83,7 +88,8 @@ impl Tile {
         }
     }
 
-    /// `sizeof(Stage)`: codes of activations, their scales and sums, and scales and minimums of the CTA's rows.
+    /// `sizeof(Stage)`: codes of X with scales and sums, and scales
+    /// and minimums of the CTA's rows.
     fn stage_bytes(&self, types: &Types, has_block_scales: bool) -> u32 {
         let of_tokens = |present: bool, each: u32| if present { self.tokens * each * 4 } else { common::ALIGNMENT };
         let has_minimums = has_sums(types);

@@ -1,5 +1,6 @@
-//! The main loop of `gemm` on matrix instructions of chips without asynchronous copies (Volta, Turing): X passes through
-//! registers into one of two stages while the other is multiplied.
+//! `gemm` main loop with `mma` but without cp.async (Volta,
+//! Turing): X passes through registers into one of two stages
+//! while the other is multiplied.
 
 use qgemm_hal::{Schedule, Variant};
 
@@ -16,7 +17,8 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     schedule: Schedule::StreamK,
     x_access: XAccess::Any,
     rounds_beyond: None,
-    // With 32 tokens, a problem that is narrowed leaves too few registers.
+    // Narrowing the problem to one expert leaves too few
+    // registers for 32 tokens.
     experts_tiles: |_| &[16],
     for_experts: None,
     most_m_tiles: MOST_GRID_Y,
@@ -25,29 +27,31 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
 };
 
 const THREADS: u32 = 128;
-/// Columns of activations in a stage (`STAGE_K`).
+/// Columns of X in a stage (`STAGE_K`).
 const STAGE_K: u32 = 64;
 
-/// Tokens, row tiles of a warp, and CTAs of an SM, which are as many as there are registers for
-/// (`kernels.lock`: none of these kernels spills).
+/// Tokens, row tiles of a warp, and resident CTAs per SM,
+/// limited by registers (`kernels.lock` shows no spills).
 struct Tile {
     tokens: u32,
     row_tiles: u32,
     ctas_per_sm: u32,
-    /// Share of the tensor cores' rate, per mille: that of matrix instructions in the main loop's issue slots
-    /// (docs/results/performance.md), not measured on a chip.
+    /// Estimated share of the tensor rate, per mille: the share of
+    /// `mma` in the main loop's issue slots (docs/results/performance.md).
     arithmetic: u32,
 }
 
-/// Volta issues four instructions for a product that keeps its tensor core busy for eight cycles. An access of X brings
-/// half of what shared memory could deliver, so that from 32 tokens on two tiles of rows share it.
+/// Volta issues four instructions for a product that
+/// occupies its tensor core for eight cycles. Loads of X
+/// reach half of the shared-memory bandwidth, so from 32
+/// tokens on two row tiles share a load.
 const VOLTA: [Tile; 3] = [
     Tile { tokens: 8, row_tiles: 1, ctas_per_sm: 4, arithmetic: 400 },
     Tile { tokens: 16, row_tiles: 1, ctas_per_sm: 3, arithmetic: 600 },
     Tile { tokens: 32, row_tiles: 2, ctas_per_sm: 2, arithmetic: 850 },
 ];
 
-/// Turing issues one, and `ldmatrix` wastes nothing.
+/// Turing issues one instruction, and `ldmatrix` uses the full bandwidth.
 const TURING: [Tile; 3] = [
     Tile { tokens: 8, row_tiles: 2, ctas_per_sm: 4, arithmetic: 400 },
     Tile { tokens: 16, row_tiles: 2, ctas_per_sm: 3, arithmetic: 600 },
@@ -84,7 +88,8 @@ impl Tile {
         }
     }
 
-    /// `sizeof(Stage)`: activations, their sums, and scales and minima of the CTA's rows.
+    /// `sizeof(Stage)`: X with its sums, and scales and
+    /// minimums of the CTA's rows.
     fn stage_bytes(&self, types: &Types) -> u32 {
         let subs = (STAGE_K / types.format.sub_block as u32).max(1);
         let floats = |present: bool, pitch: u32| if present { subs * pitch } else { 2 };

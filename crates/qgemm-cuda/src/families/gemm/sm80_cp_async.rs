@@ -1,5 +1,6 @@
-//! The main loop of `gemm` on Ampere and Ada for more than a few tokens: the CTA's threads copy W and X asynchronously into rings
-//! that all warps share.
+//! `gemm` main loop on Ampere and Ada beyond few tokens:
+//! all threads copy W and X with cp.async into rings
+//! shared by the CTA's warps.
 
 use qgemm_hal::{Schedule, Variant};
 
@@ -20,24 +21,27 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     rounds_beyond: Some(MOST_EXACT),
     experts_tiles: |_| &[64],
     for_experts: None,
-    // A persistent grid has one dimension.
+    // A persistent grid is one-dimensional.
     most_m_tiles: usize::MAX,
-    // Threads reckon in 32 bits from a tile of rows to the next.
+    // Threads use 32-bit offsets between row tiles.
     most_tile_bytes: u32::MAX as usize,
     instances,
 };
 
 struct Tile {
     tile_m: u32,
-    /// Warps along N; all of them compute the CTA's tokens.
+    /// Warps along N. All of them compute all
+    /// tokens of the CTA.
     warps: u32,
-    /// Stages of a k-block of X.
+    /// Stages of X k-blocks.
     x_stages: u32,
-    /// Tiles of eight tokens that pass through a warp's shared memory together on their way to D (`QG_STAGED`).
+    /// Tiles of eight tokens that are staged together in a warp's
+    /// shared memory on the way to D (`QG_STAGED`).
     staged: u32,
-    /// Whether scheduler state is parked: what is tried in turn.
+    /// Whether scheduler state is parked; candidates in order.
     parks_state: &'static [bool],
-    /// Shares of what `mma.sync` reaches on an H200, and of its bandwidth, per mille.
+    /// Shares of the `mma.sync` rate and of the
+    /// bandwidth, per mille (H200).
     efficiency: (u32, u32),
 }
 
@@ -51,16 +55,19 @@ const fn low_smem_tile(tile_m: u32, warps: u32, efficiency: (u32, u32)) -> Tile 
     Tile { tile_m, warps, x_stages: 3, staged: 1, parks_state, efficiency }
 }
 
-/// Tiles of rows of a warp.
+/// Row tiles of a warp.
 const ROW_TILES: u32 = 2;
 
-/// Eight warps with 32 rows each: every byte of X that a CTA copies meets 256 rows. What a warp does beside matrix
-/// instructions costs as many cycles as it has instructions, so tiles have as many tokens as registers hold sums of.
+/// Eight warps with 32 rows each, so that every copied byte
+/// of X is used for 256 rows. Work beside `mma` costs
+/// a fixed number of instructions per warp, so tiles have as
+/// many tokens as registers hold sums for.
 static TILES: [Tile; 3] = [tile(32, 8, 6, (345, 560)), tile(64, 8, 4, (545, 500)), tile(128, 8, 4, (685, 450))];
-/// Large tiles with what rings and staging need at least, for formats whose others don't fit in 100 KiB (an RTX 3090, an RTX 4090),
-/// or need more registers.
+/// Large tiles with minimal rings and staging, for formats whose regular
+/// tiles exceed 100 KiB (RTX 3090, RTX 4090) or the registers.
 static LOW_SMEM_TILES: [Tile; 2] = [low_smem_tile(64, 8, (440, 450)), low_smem_tile(128, 8, (670, 420))];
-/// For few features, and for formats whose others don't fit in 100 KiB.
+/// For few features, and for formats whose larger
+/// tiles exceed 100 KiB.
 static SMALL_TILES: [Tile; 1] = [tile(64, 4, 3, (330, 400))];
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
@@ -73,7 +80,8 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
     };
     let best = |tile: &'static Tile| kernels(tile).find(fits_registers);
     let large: Vec<_> = TILES.iter().map(best).collect();
-    // An A100 has room for the large tiles; other chips of its variant have not.
+    // An A100 has shared memory for the large tiles; other
+    // chips of the variant do not.
     let fits_all = |instance: &Instance| instance.shared_bytes <= most_shared(Variant::Sm89);
     let low_smem = LOW_SMEM_TILES.iter().filter_map(|tile| {
         let at = TILES.iter().position(|large| large.tile_m == tile.tile_m)?;
@@ -88,7 +96,8 @@ impl Tile {
     fn instance(&self, types: &Types, parks_state: bool) -> Instance {
         let Tile { tile_m, warps, x_stages, staged, efficiency, .. } = *self;
         let rows = ROW_TILES * types.tile_rows();
-        // The k-tile in use, and those of all k-blocks in flight. Threads that copy leave a stage to the slowest of them.
+        // The k-tile in use, plus the k-tiles of all k-blocks in
+        // flight. Copying threads leave one stage to the slowest of them.
         let w_stages = 1 + (x_stages - 2).div_ceil(types.tile_k() / K_BLOCK);
         let x = x_stages * common::x_stage(types, tile_m);
         let w = w_stages * warps * ROW_TILES * types.k_tile_bytes();

@@ -1,5 +1,6 @@
-//! The main loop of `gemm` for X in signed bytes, on the integer matrix instructions of Ampere and newer: W is copied asynchronously
-//! into a ring of each warp, X passes through registers into one that all warps share.
+//! `gemm` main loop for INT8 X with integer `mma` on Ampere
+//! and newer: cp.async copies W into a ring per warp; X
+//! passes through registers into a ring shared by the CTA.
 
 use qgemm_formats::{DType, XFormat};
 use qgemm_hal::{Math, Schedule, Variant};
@@ -18,25 +19,26 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     arch_specific: false,
     schedule: Schedule::StreamK,
     x_access: XAccess::Planes,
-    // Codes are exact operands, and scales act on their sums.
+    // Codes are exact operands; scales apply to sums.
     rounds_beyond: None,
     experts_tiles: |_| &[],
     for_experts: None,
-    // A persistent grid has one dimension.
+    // A persistent grid is one-dimensional.
     most_m_tiles: usize::MAX,
-    // Threads reckon in 32 bits from a tile of rows to the next.
+    // Threads use 32-bit offsets between row tiles.
     most_tile_bytes: u32::MAX as usize,
     instances,
 };
 
 struct Tile {
     tile_m: u32,
-    /// Tiles of rows of a warp.
+    /// Row tiles of a warp.
     row_tiles: u32,
-    /// K-blocks of a stage of X.
+    /// K-blocks of an X stage.
     stage_k_blocks: u32,
     x_stages: u32,
-    /// Shares of what `mma.sync` reaches, where every 32 columns have scales of X, and of bandwidth, per mille.
+    /// Shares of the `mma.sync` rate (with X scales for every 32
+    /// columns) and of the bandwidth, per mille.
     efficiency: (u32, u32),
 }
 
@@ -44,11 +46,12 @@ const fn tile(tile_m: u32, row_tiles: u32, stage_k_blocks: u32, x_stages: u32, e
     Tile { tile_m, row_tiles, stage_k_blocks, x_stages, efficiency }
 }
 
-/// By how much nearer to the rate of instructions a kernel comes whose sums are scaled once in 64 columns: on Hopper no nearer (INT4 g128, 512
-/// tokens of 14336 x 4096 on an H200: 171 us, Q4_0 211 us).
+/// Efficiency factor when sums are scaled only once in 64
+/// columns; on Hopper there is no gain.
 const RARE_SCALES: u32 = 2;
 
-/// Shares are of 512 tokens of Q4_0, 14336 x 4096, on an H200. Stages of two k-blocks leave less to do beside products: 203 us instead of 222.
+/// Measured with 512 tokens of Q4_0 on an H200. Stages of
+/// two k-blocks leave less work beside the products.
 static TILES: [Tile; 4] = [
     tile(32, 2, 1, 6, (157, 560)),
     tile(64, 2, 1, 4, (220, 500)),
@@ -56,11 +59,12 @@ static TILES: [Tile; 4] = [
     tile(64, 1, 1, 4, (170, 450)),
 ];
 
-/// Warps of a CTA, along N; all of them compute its tokens.
+/// Warps of a CTA, along N. All of them compute
+/// all tokens of the CTA.
 const WARPS: u32 = 8;
-/// Columns of X of which a sum is kept.
+/// Columns of X in a block sum.
 const CHUNK: u32 = 16;
-/// Columns of X that share a scale, in the two ways that there are kernels for.
+/// Supported formats of X: block scales and token scales.
 pub(super) const X_FORMATS: [XFormat; 2] = [XFormat::Q8 { block: 32 }, XFormat::Int8Token];
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
@@ -80,15 +84,20 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
     X_FORMATS.into_iter().flat_map(of_format).collect()
 }
 
-/// Whether minimums, or offsets that bytes do not hold, act on sums of X's codes (`SignedBytes::HAS_MIN`).
+/// Whether minimums, or offsets that do not fit in a byte,
+/// apply to X block sums (`SignedBytes::HAS_MIN`).
 pub(super) fn has_sums(types: &Types) -> bool {
     types.has_minimums() || (types.has_block_offsets() && types.format.code_bits() == 8)
 }
 
 impl Tile {
-    /// Two k-blocks a stage are for short k-tiles: of super-blocks, stages of one bring little but X, and registers are scarce (Q2_K, 512
-    /// tokens of 14336 x 4096 on an H200: 535 us, and 502 with one). On Hopper, where such products are slower than those in f16, few tiles
-    /// serve an X that is given, and fewer yet for codes of a table, which the bundle has room for.
+    /// Whether the tile suits the types. Two k-blocks per stage
+    /// are for short k-tiles: with super-blocks registers are
+    /// scarce and the gain is small.
+    ///
+    /// On Hopper f16 products are faster, so few tiles are
+    /// kept for a given INT8 X, and fewer for codebook
+    /// formats, to keep the bundle small.
     fn suits(&self, types: &Types) -> bool {
         let has_short_k_tiles = types.tile_k() <= 2 * K_BLOCK;
         let is_best = self.tile_m != 64 || self.row_tiles == 1 || (self.stage_k_blocks == 2) == has_short_k_tiles;
@@ -103,10 +112,13 @@ impl Tile {
         let has_block_scales = x_format != XFormat::Int8Token;
         let k_tile_blocks = types.tile_k() / K_BLOCK;
         let run_k_tiles = (stage_k_blocks / k_tile_blocks).max(1);
-        // The run in use, and those of all stages in flight. Threads that copy leave a stage to the slowest of them.
+        // The W segment in use, plus the segments of all
+        // stages in flight. Copying threads leave one stage
+        // to the slowest of them.
         let w_stages = 1 + (x_stages - 2).div_ceil(run_k_tiles * k_tile_blocks / stage_k_blocks);
         let scales = if has_block_scales { tile_m * 2 * 4 } else { common::ALIGNMENT };
-        // Four words for a token, eight where every chunk has a sum (`SUM_PASSES`).
+        // Four words for each token, or eight when every chunk
+        // has a sum (`SUM_PASSES`).
         let passes = if types.format.sub_block as u32 == CHUNK { 2 } else { 1 };
         let sums = if has_sums(types) { passes * tile_m * K_BLOCK / CHUNK * 4 } else { common::ALIGNMENT };
         let x = x_stages * stage_k_blocks * (tile_m * K_BLOCK + scales + sums);

@@ -1,4 +1,5 @@
-//! The main loop on FP8 codes on Ada and consumer Blackwell: `mma.sync`, and stages that all threads copy with `cp.async`.
+//! FP8 main loop on Ada and consumer Blackwell: `mma.sync`, with stages
+//! that all threads copy with cp.async.
 
 use qgemm_formats::{Encoding, XCode};
 use qgemm_hal::{Math, Variant};
@@ -10,7 +11,7 @@ use super::shares::Shares;
 
 const ENTRY: &str = "entry/sm89_gemm_fp8_cp_async.cu";
 const SYMBOL: &str = "qg_sm89_gemm_fp8_cp_async";
-/// Share of the bandwidth that copies of weights reach, per mille.
+/// Shares of the bandwidth that weight copies reach, per mille.
 const FROM_MEMORY: u32 = 560;
 
 pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
@@ -20,14 +21,15 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     arch_specific: false,
     variants: &[Variant::Sm89, Variant::Sm120],
     takes: |format| matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2),
-    // Sums of 32 columns are scaled one by one: 128×128 spills 40 to 84 bytes.
+    // Each sum of 32 columns is scaled separately, and the 128×128
+    // tile spills registers then.
     takes_powers: |tile| tile.tokens < 128,
     x_code: XCode::E4M3,
     math: Math::TensorFp8,
     most_k: |_| usize::MAX,
     tiles: &TILES,
     shares: Shares::OfMmaSync,
-    // Compiled for sm_120, 128×128 spills 8 to 24 bytes.
+    // The 128×128 tile spills registers on sm_120.
     fits_registers: |tile, variant| variant != Variant::Sm120 || tile.tokens < 128,
     consumers,
     producers: 0,
@@ -47,13 +49,13 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
 /// Alignment of a stage.
 const ALIGNMENT: u32 = 128;
 
-/// Warps side by side along tokens and along features.
+/// Warps along tokens and along features.
 const fn tile(tokens: u32, features: u32, warps: (u32, u32), stages: u32, efficiency: (u32, u32)) -> Fp8Tile {
     let shares = [("QG_WARPS_M", warps.0), ("QG_WARPS_N", warps.1)];
     Fp8Tile { tokens, features, stages, cluster: 1, lines: 0, shares, efficiency }
 }
 
-/// Warps have 32 tokens; 100 KiB have room for so many stages.
+/// Warps have 32 tokens. The stages fill 100 KiB.
 const TILES: [Fp8Tile; 3] =
     [tile(32, 128, (1, 4), 3, (300, 560)), tile(64, 128, (2, 4), 3, (440, 500)), tile(128, 128, (4, 2), 2, (560, 450))];
 

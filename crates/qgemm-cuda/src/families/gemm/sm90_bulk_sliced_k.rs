@@ -1,5 +1,6 @@
-//! The main loop of `gemm` for a few tokens on Hopper: a persistent grid takes row tiles in turn, whose K dimension warps share, each of
-//! which copies long pieces of W for itself.
+//! `gemm` main loop for few tokens on Hopper. A persistent grid
+//! takes row tiles in turn; the CTA's warps slice K, and
+//! each copies long pieces of W with bulk copies.
 
 use qgemm_formats::Encoding;
 use qgemm_hal::{Schedule, Variant};
@@ -25,10 +26,11 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     instances,
 };
 
-/// The same with one row of X, of which those of a tile of eight tokens are copies: for one token.
+/// The main loop for one token: one row of X is
+/// broadcast to the eight tokens of a tile.
 static ONE_ROW: MainLoop = MainLoop { name: "sm90_bulk_one_row", ..MAIN_LOOP };
 
-/// Tokens of a tile, of which X has so many rows in shared memory.
+/// Token tile, and rows of X in shared memory.
 struct Tile {
     tile_m: u32,
     rows: u32,
@@ -36,18 +38,21 @@ struct Tile {
 
 const ONE: Tile = Tile { tile_m: 8, rows: 1 };
 const EIGHT: Tile = Tile { tile_m: 8, rows: 8 };
-/// Not for codes without a scale along K, of which `gemm_sliced_k` takes an H200 as long (16 tokens of FP8, 14336 x 4096: 16.1 for 17.1 µs,
-/// 4096 x 4096 8.0 for 7.0; with scales of 128 columns 18.8 for 16.8, 8.8 for 6.7).
+/// Not for codes without a scale along K, where
+/// `gemm_sliced_k` is as fast.
 const SIXTEEN: Tile = Tile { tile_m: 16, rows: 16 };
 
-/// Slices of K, one a warp.
+/// K slices, one per warp.
 const SLICES: u32 = 8;
-/// Pieces of W that a warp has room for (`PIECES`), and the fewest bytes of both.
+/// Pieces of W in flight per warp (`PIECES`), and
+/// their minimum total bytes.
 const PIECES: u32 = 2;
 const LEAST_RING_BYTES: u32 = 8192;
-/// Most bytes of the sums of X of a k-block (`XSumTable`): of every 16 columns.
+/// Maximum bytes of a k-block's X block sums
+/// (`XSumTable`): one for every 16 columns.
 const MOST_SUMS: u32 = K_BLOCK / 16 * 4;
-/// Shares of the arithmetic, and of the bandwidth that a kernel which only reads has, that an H200 reaches, per mille.
+/// Reached shares of the arithmetic, and of a read-only kernel's
+/// bandwidth, per mille (H200).
 const EFFICIENCY: (u32, u32) = (180, 1060);
 
 fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
@@ -59,8 +64,8 @@ fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
     [&ONE, &EIGHT].into_iter().chain(sixteen).map(|tile| tile.instance(types)).collect()
 }
 
-/// Whether memory takes longer than arithmetic with eight warps: of weights of eight bits and more, where integers have one scale a k-tile
-/// (Q8_0, one token of 14336 x 4096, took an H200 15.8 for 15.0 µs).
+/// Whether the kernel is memory-bound with eight warps: weights of at
+/// least eight bits; integer weights only with one scale per k-tile.
 fn is_bound_by_memory(types: &Types) -> bool {
     let format = types.format;
     let has_few_scales = format.scale_planes.is_empty() || format.sub_block >= types.layout.k_tile;
@@ -68,7 +73,7 @@ fn is_bound_by_memory(types: &Types) -> bool {
 }
 
 impl Tile {
-    /// With all of a multiprocessor's shared memory.
+    /// The kernel that uses all shared memory of an SM.
     fn instance(&self, types: &Types) -> Instance {
         let sums = 2 * SLICES * common::warp_sums(self.tile_m, types.tile_rows());
         let tables = SLICES * (common::scale_table_bytes(types, types.tile_rows()) + PIECES * BARRIER);

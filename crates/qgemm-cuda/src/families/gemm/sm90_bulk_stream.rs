@@ -1,4 +1,5 @@
-//! The main loop of products with experts of a few rows each on Hopper: warps that copy long pieces of W each for itself.
+//! MoE main loop for few rows per expert on Hopper: each
+//! warp copies long pieces of W with bulk copies.
 
 use qgemm_formats::Encoding;
 use qgemm_hal::{Schedule, Variant};
@@ -24,19 +25,21 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     instances: |_, _| Vec::new(),
 };
 
-/// Tokens of a tile, and warps: with 8, 10, 14 and 16 an H200 took as long, or longer.
+/// Token tile, and warps.
 const TILE_M: u32 = 8;
 const WARPS: u32 = 12;
-/// Pieces of W that a warp has room for (`PIECES`), and the fewest bytes of one beside one tile of X.
+/// Pieces of W in flight per warp (`PIECES`), and the minimum
+/// bytes of a piece beside one tile of X.
 const PIECES: u32 = 2;
 const LEAST_PIECE_BYTES: u32 = 2048;
-/// Most experts (`ExpertWords`).
+/// Maximum experts (`ExpertWords`).
 const MOST_EXPERTS: u32 = 1024;
-/// Most tiles of X in shared memory at a time.
+/// Maximum X tiles in shared memory at a time.
 const MOST_X_TILES: u32 = 4;
-/// Most bytes of the sums of X of a k-block (`XSumTable`): of every 16 columns.
+/// Maximum bytes of a k-block's X block sums
+/// (`XSumTable`): one for every 16 columns.
 const MOST_SUM_BYTES: u32 = K_BLOCK / 16 * TILE_M * 4;
-/// Shares of the arithmetic and bandwidth that an H200 reaches, per mille.
+/// Reached shares of arithmetic and bandwidth, per mille (H200).
 const EFFICIENCY: (u32, u32) = (135, 930);
 
 /// Whether CTAs share the row tiles of all experts.
@@ -44,19 +47,21 @@ pub(in crate::families) fn takes_row_tiles(instance: &Instance) -> bool {
     instance.main_loop.name == MAIN_LOOP.name
 }
 
-/// Whether CTAs can count `places` tiles of rows of as many experts, each with so many row tiles.
+/// Whether CTAs can count `places` row tiles of X, with
+/// `row_tiles` tiles of W each.
 pub(in crate::families) fn counts_row_tiles(experts: usize, places: usize, row_tiles: usize) -> bool {
     experts <= MOST_EXPERTS as usize && places.checked_mul(row_tiles).is_some_and(|all| all <= i32::MAX as usize)
 }
 
-/// For weights of which memory takes longer than arithmetic: those of few bits, with one scale a sub-block, and without a table.
+/// Kernels for weights that are memory-bound: few bits, one
+/// scale per sub-block, no codebook.
 fn for_experts(types: &Types) -> Vec<Instance> {
     let is_codebook = matches!(types.format.encoding, Encoding::Codebook(_));
     let serves = types.engine.is_mma() && types.variant == Variant::Sm90 && !is_codebook;
     if serves && !types.has_nested_scales() && types.is_narrow() { vec![instance(types)] } else { Vec::new() }
 }
 
-/// With all of a multiprocessor's shared memory.
+/// The kernel that uses all shared memory of an SM.
 fn instance(types: &Types) -> Instance {
     let tables = WARPS * common::scale_table_bytes(types, types.tile_rows());
     let words = MOST_EXPERTS + 1 + MOST_X_TILES * TILE_M + WARPS * 2;

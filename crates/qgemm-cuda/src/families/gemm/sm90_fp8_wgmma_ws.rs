@@ -1,5 +1,5 @@
-//! The main loop on 8-bit floating-point codes on Hopper: consumer warpgroups with tokens as rows of their instructions, and
-//! producers that copy both factors by TMA.
+//! FP8 main loop on Hopper: consumer warpgroups with tokens as `wgmma`
+//! rows, and producers that copy both operands by TMA.
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::prepack::PackedLayout;
@@ -24,7 +24,8 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     arch_specific: true,
     variants: &[Variant::Sm90],
     takes: |format| matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2),
-    // Sums would begin anew every 32 columns, with factors of a lane for each column of D: docs/ops/quantized-x.md reckons it.
+    // UE8M0 scales would restart the sums every 32 columns, with a
+    // factor per lane and column of D (docs/ops/quantized-x.md).
     takes_powers: |_| false,
     x_code: XCode::E4M3,
     math: Math::TensorFp8,
@@ -56,55 +57,65 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
 /// Columns of a packed k-block, and rows of a packed tile.
 const K_BLOCK: u32 = 64;
 const TILE_ROWS: u32 = 16;
-/// Tokens of a warpgroup's instruction.
+/// Tokens of a `wgmma`.
 const GROUP_TOKENS: u32 = 64;
 
-/// Outputs of the largest tile, that of experts with many rows (`IS_LARGEST`).
+/// Outputs of the largest tile, used for experts with
+/// many rows (`IS_LARGEST`).
 const LARGEST: u32 = 128 * 256;
-/// Tokens of a box of X in such a tile with experts (`X_BOX`).
+/// Tokens of an X box in that tile with experts (`X_BOX`).
 const EXPERTS_BOX: u32 = 32;
-/// Bytes that warps which look for faults tell one another.
+/// Shared memory of the warps that check for
+/// index faults, in bytes.
 const FAULTS_BYTES: u32 = 32;
-/// What a producer tells of a tile, `sizeof(WorkTile)`, with experts their rows, too.
+/// Tile info that a producer passes on, `sizeof(WorkTile)`; with
+/// experts it includes their rows.
 const NOTE: u32 = 32;
 const EXPERTS_NOTE: u32 = NOTE + 16;
-/// Bytes of a line of the cache, and those of each of a warp's 16 rows.
+/// Bytes of a cache line, and of a warp's
+/// 16 rows of one line.
 const LINE: u32 = 128;
 const WARP_LINES: u32 = 16 * LINE;
-/// Bytes that descriptors and addresses of TMA count.
+/// Unit of TMA descriptors and addresses, in bytes.
 const UNIT: u32 = 16;
-/// Bytes at whose multiples TMA's swizzle begins anew.
+/// Period of the TMA swizzle, in bytes.
 const SWIZZLE: u32 = 1024;
 
-/// Shares of the bandwidth that copies of weights reach, per mille.
+/// Shares of the bandwidth that weight copies reach, per mille.
 const FROM_MEMORY: u32 = 740;
 const FROM_CACHE: u32 = 1500;
-/// Those of experts, 32 with 20 rows of 4096×4096 each on an H200.
+/// Share of the bandwidth with experts (H200).
 const OF_EXPERTS: u32 = 850;
 
 /// CTAs of the cluster that shares the largest tile.
 const CLUSTER: u32 = 2;
 
-/// Features of an instruction, and instructions side by side of a warpgroup.
+/// Features of a `wgmma`, and `wgmma`s side by
+/// side in a warpgroup.
 pub(super) const fn tile(tokens: u32, features: u32, parts: (u32, u32), stages: u32, arithmetic: u32) -> Fp8Tile {
     let shares = [("QG_PART_N", parts.0), ("QG_PARTS", parts.1)];
-    // W that is read again for other tokens comes from the last cache: with the largest tile more than all is read again.
+    // W that is re-read for other tokens comes from L2. With
+    // the largest tile most of it is re-read.
     let bandwidth = if tokens * features == LARGEST { FROM_CACHE } else { FROM_MEMORY };
     Fp8Tile { tokens, features, stages, cluster: 1, lines: 0, shares, efficiency: (arithmetic, bandwidth) }
 }
 
-/// The same in a cluster, whose CTAs each copy a share of W for both: else what the last cache gives bounds the largest tile.
+/// The tile in a cluster, whose CTAs multicast W to each
+/// other. Otherwise L2 bandwidth limits the largest tile.
 pub(super) const fn clustered(tile: Fp8Tile, arithmetic: u32) -> Fp8Tile {
     Fp8Tile { cluster: CLUSTER, efficiency: (arithmetic, tile.efficiency.1), ..tile }
 }
 
-/// The same with a share of the bandwidth as an H200 has it with 64 tokens of 14336×4096 and 28672×8192.
+/// The tile with a measured share of the
+/// bandwidth (H200, 64 tokens).
 const fn measured(tile: Fp8Tile, bandwidth: u32) -> Fp8Tile {
     Fp8Tile { efficiency: (tile.efficiency.0, bandwidth), ..tile }
 }
 
-/// Sums of 128 columns stand in registers beside those of all columns, so that a warpgroup has 64 tokens and 256 features at most.
-/// 224 and 112 features are for weights that come in lines: 128 CTAs have a tile each of 28672 and of 14336.
+/// Sums of 128 columns need registers beside the total sums, so
+/// a warpgroup has at most 64 tokens by 256 features. 224
+/// and 112 features are for W copied in cache lines: 28672
+/// and 14336 features then make 128 tiles.
 const TILES: [Fp8Tile; 7] = [
     measured(tile(64, 128, (64, 1), 8, 350), 850),
     measured(tile(64, 256, (128, 1), 5, 480), 870),
@@ -115,8 +126,8 @@ const TILES: [Fp8Tile; 7] = [
     clustered(tile(128, 256, (128, 2), 4, 520), 600),
 ];
 
-/// Tiles that memory bounds take W in whole lines of the cache, where its k-tiles, which have scales behind their codes, are no whole lines: of
-/// 64 tokens, 28672×8192, an H200 takes 67.1 us instead of 71.7.
+/// Memory-bound tiles copy W in whole cache lines when its k-tiles,
+/// with scales after the codes, are not whole lines.
 fn tile_of(tile: &Fp8Tile, layout: &PackedLayout) -> Option<Fp8Tile> {
     let k_tile_bytes = layout.k_tile_bytes as u32;
     let in_lines = tile.tokens * tile.features < LARGEST && !layout.scales.is_empty();
@@ -126,7 +137,7 @@ fn tile_of(tile: &Fp8Tile, layout: &PackedLayout) -> Option<Fp8Tile> {
     }
 }
 
-/// The tile with as many of its stages as there is room for.
+/// The tile with as many of its stages as fit.
 fn fitting(tile: Fp8Tile) -> Fp8Tile {
     let mut tiles = (1..=tile.stages).rev().map(|stages| Fp8Tile { stages, ..tile });
     let fits = |tile: &Fp8Tile| shared_bytes(tile).max(experts_shared_bytes(tile)) <= most_shared(Variant::Sm90);
@@ -146,7 +157,8 @@ fn experts_shared_bytes(tile: &Fp8Tile) -> u32 {
     pipeline_bytes(tile) + staging_bytes(tile) + notes(tile) * EXPERTS_NOTE + FAULTS_BYTES
 }
 
-/// Where a warp's outputs pass on their way to D: accumulators, or lines of rows, of the largest tile two of each row.
+/// Staging memory of a warp's outputs: accumulators, or row lines; the
+/// largest tile has two lines per row.
 fn staging_bytes(tile: &Fp8Tile) -> u32 {
     let lines = if tile.tokens * tile.features == LARGEST { 2 } else { 1 };
     consumers(tile) / 32 * WARP_STAGING.max(lines * WARP_LINES)
@@ -168,7 +180,8 @@ fn pipeline_bytes(tile: &Fp8Tile) -> u32 {
     (stages * stage).next_multiple_of(ALIGNMENT)
 }
 
-/// Bytes behind the parameters of the product up to the next multiple of 64, where tensor maps lie.
+/// Padding up to the tensor maps, which are
+/// aligned to 64 bytes.
 const PADDING: usize = size_of::<Fp8Params>().next_multiple_of(64) - size_of::<Fp8Params>();
 
 /// `TmaFp8GemmParams` in `mainloop/sm90/fp8_pipeline.cuh`.
@@ -198,12 +211,14 @@ pub(super) fn mapped(launch: &Fp8Launch, fp8: &Fp8Params, places: &Places<'_>) -
     Ok(LaunchParams::of(&MappedParams { fp8: *fp8, maps, ..MappedParams::zeroed() }))
 }
 
-/// X for TMA, `tokens` at once.
+/// TMA map of X, `tokens` rows at a time.
 fn x_map(x: &Fp8Matrix, tokens: u32) -> TileMap {
     TileMap::matrix(x.address, MapElement::Byte, [x.columns, x.rows], x.row_bytes, [STAGE_K, tokens])
 }
 
-/// W for TMA: packed k-blocks of 16 rows of 64 bytes, in boxes whose rows are two of these, so that TMA has half as many to copy.
+/// TMA map of W: packed k-blocks of 16 rows of 64
+/// bytes. A box row covers two of these rows, so TMA
+/// has half as many rows to copy.
 fn w_map(layout: &PackedLayout, tile: &Fp8Tile, [stored_rows, stored_k]: [usize; 2], address: u64) -> TileMap {
     if tile.lines > 0 {
         let lines = row_tile_bytes(layout, stored_k) / u64::from(LINE);
@@ -225,12 +240,13 @@ fn w_map(layout: &PackedLayout, tile: &Fp8Tile, [stored_rows, stored_k]: [usize;
     }
 }
 
-/// Bytes from a row tile of W to the next.
+/// Bytes between row tiles of W.
 fn row_tile_bytes(layout: &PackedLayout, stored_k: usize) -> u64 {
     (layout.k_tiles(stored_k) * layout.k_tile_bytes) as u64
 }
 
-/// W for TMA as lines from `address` on, so many of each row tile, in boxes of those of a k-tile.
+/// TMA map of W as cache lines from `address` on, in
+/// boxes of the lines of a k-tile.
 fn lines_map(
     layout: &PackedLayout,
     tile: &Fp8Tile,
@@ -250,7 +266,9 @@ fn lines_map(
     }
 }
 
-/// The lines with which row tiles end, of their last k-tiles: row tiles may be no whole lines, and behind the last is nothing.
+/// TMA map of the last lines of each row tile. Row
+/// tiles may not be whole lines, and nothing may be
+/// read after the last one.
 fn last_lines_map(layout: &PackedLayout, tile: &Fp8Tile, rows: [usize; 2], address: u64) -> TileMap {
     let before = row_tile_bytes(layout, rows[1]) - u64::from(tile.lines);
     lines_map(layout, tile, rows, address + before, (tile.lines / LINE).into())

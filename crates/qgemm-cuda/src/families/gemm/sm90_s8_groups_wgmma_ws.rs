@@ -1,5 +1,7 @@
-//! The main loop of `gemm` on Hopper for grouped integers and X in signed bytes with a scale a token: the same as that for weights of four bits
-//! and E4M3 codes, but for sums in integers, exact, which are added in f32 where a group ends.
+//! `gemm` main loop on Hopper for grouped integer
+//! weights and INT8 X with token scales. As the W4A8
+//! main loop, but with exact integer sums that are added
+//! in f32 at the end of each group.
 
 use qgemm_formats::{DType, Encoding, ScaleType, XFormat};
 use qgemm_hal::{Math, Schedule, Variant};
@@ -17,11 +19,11 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     arch_specific: true,
     schedule: Schedule::StreamK,
     x_access: XAccess::TmaOfPlanes,
-    // Codes are exact operands, and scales act on their sums.
+    // Codes are exact operands; scales apply to sums.
     rounds_beyond: None,
     experts_tiles: |_| &[],
     for_experts: None,
-    // A persistent grid has one dimension.
+    // A persistent grid is one-dimensional.
     most_m_tiles: usize::MAX,
     most_tile_bytes: usize::MAX,
     instances,
@@ -30,10 +32,12 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
 const CODES: Codes =
     Codes { main_loop: &MAIN_LOOP, x_format: XFormat::Int8Token, math: Math::TensorS8, sums_of_x: true };
 
-/// Tokens, and shares of the arithmetic and bandwidth, per mille, measured on an H200. The largest reaches 430, but f16 reaches more of what is
-/// expected of it, and with 512 tokens takes less than this and quantizing.
+/// Tokens, and shares of arithmetic and bandwidth, per mille (H200). The
+/// largest tile reaches more, but is derated because f16 is faster
+/// for many tokens once quantization is included.
 const TILES: [(u32, (u32, u32)); 3] = [(64, (270, 740)), (128, (350, 740)), (256, (390, 740))];
-/// The share of that arithmetic in per cent where zero points, other than 128, act on sums of X: codes that fill a byte.
+/// Percentage of that arithmetic when zero points other than 128 apply
+/// to sums of X: codes that fill a byte.
 const WIDE_CODES: (u32, u32) = (8, 50);
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
@@ -48,7 +52,8 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
     TILES.iter().filter_map(kernel).filter(fits_registers).collect()
 }
 
-/// Whether codes are integers with zero points, and scales that whole stages share.
+/// Whether codes are integers with zero points, with
+/// scales for whole stages.
 fn is_decoded(types: &Types) -> bool {
     let format = types.format;
     let scales: Vec<_> = format.float_scales.iter().map(|scale| scale.kind).collect();

@@ -1,4 +1,5 @@
-//! The main loop on 8-bit integers on Hopper: the same as that on floating-point codes, but for exact sums, which are scaled once.
+//! INT8 main loop on Hopper. As the FP8 main loop, but
+//! sums are exact and scaled once.
 
 use qgemm_formats::{Encoding, Format, XCode};
 use qgemm_hal::{Math, Variant};
@@ -30,19 +31,23 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     params: mapped,
 };
 
-/// Products of a byte below 256 and one of at most 128 in magnitude fill 31 bits with so many columns. Where registers have room beside
-/// sums, for up to 64 of a lane (`FLUSHES`), these are added in f32 before they can overflow.
+/// Maximum columns: products of a byte below 256 and one of
+/// at most 128 in magnitude must not overflow 31 bits. If
+/// registers suffice (up to 64 sums per lane, `FLUSHES`), sums are
+/// added in f32 before they can overflow.
 fn most_k(tile: &Fp8Tile) -> usize {
     if tile.tokens * tile.features / consumers(tile) <= 64 { usize::MAX } else { 1 << 16 }
 }
 
-/// Bytes that stand for 128 less, without scales in the rows (`W_OFFSET`).
+/// Bytes with an offset of 128 and no scales
+/// within a row (`W_OFFSET`).
 fn takes(format: Format) -> bool {
     let is_byte = format.code_planes == [8] && format.scale_planes.is_empty();
     is_byte && matches!(format.encoding, Encoding::IntOffset { offset: 128 })
 }
 
-/// Sums of a lane take as many registers as its accumulators, and are what becomes of these.
+/// Integer sums need as many registers as the accumulators,
+/// and become the accumulators.
 const TILES: [Fp8Tile; 5] = [
     tile(64, 128, (64, 1), 8, 500),
     tile(64, 256, (128, 1), 5, 560),

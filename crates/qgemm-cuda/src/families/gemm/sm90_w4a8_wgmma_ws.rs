@@ -1,5 +1,6 @@
-//! The main loop of `gemm` on Hopper for weights of four bits and X in E4M3 codes: consumer warpgroups, which decode W to E4M3 in
-//! registers, and a producer warpgroup that copies both.
+//! `gemm` main loop on Hopper for 4-bit weights and E4M3 X:
+//! consumer warpgroups decode W to E4M3 in registers, and a producer
+//! warpgroup copies both operands.
 
 use qgemm_formats::float8::E2M1_DOUBLED;
 use qgemm_formats::{DType, Encoding, ScaleType, XFormat};
@@ -18,33 +19,36 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     arch_specific: true,
     schedule: Schedule::StreamK,
     x_access: XAccess::TmaOfPlanes,
-    // Codes are exact operands, and scales act on their sums.
+    // Codes are exact operands; scales apply to sums.
     rounds_beyond: None,
     experts_tiles: |_| &[],
     for_experts: None,
-    // A persistent grid has one dimension.
+    // A persistent grid is one-dimensional.
     most_m_tiles: usize::MAX,
     most_tile_bytes: usize::MAX,
     instances,
 };
 
-/// X in codes with an f32 a token, or for the columns of a stage.
+/// Formats of X: E4M3 with an f32 scale per token,
+/// or per stage of columns.
 const X_FORMATS: [XFormat; 2] = [XFormat::E4M3Token, XFormat::E4M3Block];
 
-/// Warps of a CTA that multiply, each with a tile of rows.
+/// Consumer warps of a CTA, each with a row tile.
 const WARPS: u32 = 8;
-/// Most stages.
+/// Maximum stages.
 const STAGES: u32 = 8;
-/// Most tokens of an instruction, and of a tile where scales end within a stage, for which there are no registers beside more.
+/// Maximum tokens of a `wgmma`, and of a tile whose scales
+/// end within a stage; registers do not suffice for more.
 const PART_M: u32 = 128;
-/// Columns of an instruction, and so the fewest that may share a scale.
+/// Columns of a `wgmma`: the minimum that may share a scale.
 const INSTRUCTION_K: usize = 32;
 
-/// Tokens, and shares of the arithmetic and bandwidth, per mille: integers with one scale a stage and X with one a token, measured on an
-/// H200.
+/// Tokens, and shares of arithmetic and bandwidth, per mille (H200):
+/// integers with one scale per stage, and X with token scales.
 const TILES: [(u32, (u32, u32)); 3] = [(64, (290, 740)), (128, (390, 740)), (256, (500, 740))];
-/// Shares of that arithmetic in per cent: where X has a scale for the columns of a stage, which costs a product more for every sum and leaves
-/// no gain over f16; where operands take scales in; where scales end within a stage.
+/// Percentages of that arithmetic: X scales per stage, which cost one
+/// more product per sum and leave no gain over f16; scales
+/// folded into operands; scales that end within a stage.
 const BLOCK_SCALES: u32 = 69;
 const TAKES_SCALES: u32 = 84;
 const RUNS: u32 = 60;
@@ -64,7 +68,7 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
     X_FORMATS.into_iter().flat_map(of_format).collect()
 }
 
-/// The share of the arithmetic that a kernel reaches, of that which tiles state.
+/// Reached share of the arithmetic that a tile declares.
 fn share(types: &Types, x_format: XFormat, (arithmetic, bandwidth): (u32, u32)) -> (u32, u32) {
     let shares = [
         (x_format == XFormat::E4M3Block, BLOCK_SCALES),
@@ -75,8 +79,9 @@ fn share(types: &Types, x_format: XFormat, (arithmetic, bandwidth): (u32, u32)) 
     (shares.iter().filter(|(is, _)| *is).fold(arithmetic, of_all), bandwidth)
 }
 
-/// Whether codes are nibbles that become E4M3 exactly, with scales that whole instructions share: integers with a zero point, or
-/// E2M1 with powers of two.
+/// Whether codes are 4-bit and exact in E4M3, with
+/// scales for whole instructions: integers with a zero
+/// point, or E2M1 with UE8M0 scales.
 fn is_decoded(types: &Types) -> bool {
     let format = types.format;
     let scales: Vec<_> = format.float_scales.iter().map(|scale| scale.kind).collect();
@@ -90,22 +95,24 @@ fn is_decoded(types: &Types) -> bool {
     is_known && spans && format.code_planes == [4] && stage_k.is_multiple_of(types.layout.k_tile)
 }
 
-/// Whether scales of W end within a stage. Operands take in those that are powers of two.
+/// Whether scales of W end within a stage. UE8M0 scales
+/// can be folded into operands.
 fn has_runs(types: &Types) -> bool {
     types.has_block_offsets() && types.format.sub_block < STAGE_K as usize
 }
 
-/// What a kernel multiplies codes of.
+/// Codes that a kernel multiplies.
 #[derive(Clone, Copy)]
 pub(super) struct Codes {
     pub main_loop: &'static MainLoop,
     pub x_format: XFormat,
     pub math: Math,
-    /// Whether a producer adds X's codes up, for zero points to act on (`QG_SUMS_OF_X`); else warps do, for themselves.
+    /// Whether a producer sums the codes of X for zero points
+    /// (`QG_SUMS_OF_X`). Otherwise each consumer warp does.
     pub sums_of_x: bool,
 }
 
-/// The kernel with as many stages as shared memory has room for.
+/// The kernel with as many stages as shared memory allows.
 pub(super) fn with_most_stages(types: &Types, codes: Codes, tile_m: u32, efficiency: (u32, u32)) -> Option<Instance> {
     let mut kernels = (1..=STAGES).rev().map(|stages| instance(types, codes, tile_m, stages, efficiency));
     kernels.find(|i| i.shared_bytes <= most_shared(types.variant))
@@ -117,13 +124,14 @@ fn instance(types: &Types, codes: Codes, tile_m: u32, stages: u32, efficiency: (
     let has_block_scales = x_format == XFormat::E4M3Block;
     let has_zero_points = types.has_block_offsets();
     let w = WARPS * (STAGE_K / types.tile_k()) * types.k_tile_bytes();
-    // Where there is nothing for tokens, four words stand.
+    // Unused per-token arrays still take four words.
     let of_tokens = |present: bool, tokens: u32| if present { tokens * 4 } else { common::ALIGNMENT };
     let stage = tile_m * STAGE_K + w + of_tokens(has_block_scales || sums_of_x, tile_m) + 2 * BARRIER;
     let added = if sums_of_x { stages * BARRIER } else { BARRIER };
     let pipeline = (stages * stage + added).next_multiple_of(common::ALIGNMENT);
     let own_sums = if sums_of_x { common::ALIGNMENT } else { of_tokens(has_zero_points, PART_M.min(tile_m)) };
-    // Operands of 64 columns of a row tile, where they wait for the other half of a stage (`IN_HALVES`).
+    // Operands of 64 columns of a row tile, which wait for
+    // the other half of a stage (`IN_HALVES`).
     let in_halves = tile_m > PART_M && !has_block_scales;
     let half = if in_halves { rows * STAGE_K / 2 } else { common::ALIGNMENT };
     let of_warp = common::warp_staging(rows, STAGED) + half + own_sums;

@@ -1,5 +1,6 @@
-//! Which kernels need more registers than a thread has. Nobody can reckon that from a format's description: the compiler was asked
-//! (`cargo xtask spills`), and `kernels.spills` has its answers.
+//! Kernels that exceed the registers of a thread. This cannot
+//! be computed from a format's description: `cargo xtask spills` asks
+//! the compiler and writes `kernels.spills`.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
@@ -13,18 +14,21 @@ static SPILLS: LazyLock<HashSet<&str>> = LazyLock::new(|| {
     lines.filter(|line| !line.starts_with('#')).collect()
 });
 
-/// Whether the committed list says that the kernel does not spill.
+/// Whether the kernel does not spill, according
+/// to the committed list.
 pub(super) fn fits_registers(instance: &Instance) -> bool {
     fits_registers_as(instance.id(), instance)
 }
 
-/// The same of a kernel like `instance` with another identity.
+/// As [`fits_registers`], with another identity for `instance`.
 pub(in crate::families) fn fits_registers_as(id: KernelId, instance: &Instance) -> bool {
     !SPILLS.contains(key(id, instance).as_str())
 }
 
-/// The line in the list of a kernel like `instance`: identities are the same whether scheduler state is parked or not. Ada's kernels
-/// stand with Ampere's, whose instructions they issue: what spills on either is chosen for neither.
+/// Key of a kernel like `instance` in the list. It
+/// also says whether scheduler state is parked, which identities do
+/// not. Ada shares the entries of Ampere, whose instructions it
+/// issues: a spill on either excludes the kernel on both.
 pub(in crate::families) fn key(id: KernelId, instance: &Instance) -> String {
     let variant = id.variant.map(|variant| if variant == Variant::Sm89 { Variant::Sm80 } else { variant });
     let state = if instance.parks_state { "parked" } else { "in registers" };

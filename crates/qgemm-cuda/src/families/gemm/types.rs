@@ -1,4 +1,4 @@
-//! [`Types`]: what a kernel is made for, and what its main loop multiplies with.
+//! [`Types`]: operand types and variant of a kernel, and what follows from them.
 
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{DType, Encoding, Format};
@@ -6,24 +6,25 @@ use qgemm_hal::{Math, Variant};
 
 use crate::arch;
 
-/// What matrix instructions take in main loops that read X in plain numbers.
+/// Operand type of matrix instructions in main
+/// loops with an unquantized X.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operand {
     /// `mma.sync` and `wgmma` on f16.
     F16,
-    /// The same on bf16.
+    /// `mma.sync` and `wgmma` on bf16.
     BF16,
 }
 
 impl Operand {
-    /// Bytes of one number.
+    /// Bytes of an element.
     fn bytes(self) -> u32 {
         match self {
             Operand::F16 | Operand::BF16 => 2,
         }
     }
 
-    /// Bits of the integers that it holds exactly.
+    /// Bits of the integers that it represents exactly.
     fn integer_bits(self) -> u32 {
         match self {
             Operand::F16 => 10,
@@ -32,18 +33,19 @@ impl Operand {
     }
 }
 
-/// What a main loop issues.
+/// Arithmetic of a main loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Engine {
-    /// Matrix instructions with sums in f32.
+    /// Matrix instructions with f32 accumulation.
     Mma(Operand),
-    /// f32 fused multiply-adds.
+    /// f32 FMA.
     Fma,
 }
 
 impl Engine {
-    /// The engine for `format` weights and `x` activations. Codes of quantized formats are exact in f16 and bf16;
-    /// plain weights go to matrix instructions only with activations of their own type.
+    /// Arithmetic for `format` weights and `x` activations. Quantized codes are
+    /// exact in f16 and bf16. Unquantized weights use matrix instructions only
+    /// with activations of the same type.
     pub(crate) fn of(format: Format, x: DType, variant: Variant) -> Self {
         let (operand, first) = match x {
             DType::F16 => (Operand::F16, Variant::Sm70),
@@ -54,12 +56,12 @@ impl Engine {
         if variant >= first && same_type { Engine::Mma(operand) } else { Engine::Fma }
     }
 
-    /// Whether it is matrix instructions.
+    /// Whether it uses matrix instructions.
     pub(crate) fn is_mma(self) -> bool {
         matches!(self, Engine::Mma(_))
     }
 
-    /// Bytes of an activation in shared memory.
+    /// Bytes of an element of X in shared memory.
     pub(crate) fn x_bytes(self) -> u32 {
         match self {
             Engine::Mma(operand) => operand.bytes(),
@@ -75,7 +77,8 @@ impl Engine {
     }
 }
 
-/// The types that a kernel multiplies, the chips that it is for, and what follows from both.
+/// Operand types and variant of a kernel, and
+/// what follows from them.
 #[derive(Clone, Debug)]
 pub(crate) struct Types {
     pub format: Format,
@@ -91,7 +94,7 @@ impl Types {
         Some(Self { format, x, variant, engine: Engine::of(format, x, variant), layout })
     }
 
-    /// Rows of a tile of W.
+    /// Rows of a W tile.
     pub(crate) fn tile_rows(&self) -> u32 {
         self.layout.tile_rows as u32
     }
@@ -106,22 +109,24 @@ impl Types {
         self.layout.k_tile_bytes as u32
     }
 
-    /// Whether k-tiles have 256 columns: those of formats that nest their scales.
+    /// Whether k-tiles have 256 columns, as formats with nested scales need.
     pub(crate) fn has_nested_scales(&self) -> bool {
         self.layout.k_tile > 128
     }
 
-    /// Whether a weight has less than seven bits.
+    /// Whether a weight has fewer than seven bits.
     pub(crate) fn is_narrow(&self) -> bool {
         self.layout.k_tile_bytes * 8 < 7 * self.layout.tile_rows * self.layout.k_tile
     }
 
-    /// Whether codes have an offset of their own in every block, which takes registers beside the scale.
+    /// Whether codes have an offset in every block, which takes
+    /// registers beside the scale.
     pub(crate) fn has_block_offsets(&self) -> bool {
         matches!(self.format.encoding, Encoding::IntAffine | Encoding::IntZero)
     }
 
-    /// Whether blocks have a minimum, for which exact kernels hold sums of X in registers beside the others.
+    /// Whether blocks have a minimum, for which exact kernels
+    /// hold X block sums in registers.
     pub(crate) fn has_minimums(&self) -> bool {
         self.format.encoding == Encoding::IntAffine
     }
@@ -131,25 +136,28 @@ impl Types {
         self.format.encoding.is_integer() && !self.format.scale_planes.is_empty()
     }
 
-    /// Whether codes are integers, or say which of a table of signed bytes is meant (`dequant/signed_bytes.cuh`).
+    /// Whether codes are integers or index a table of signed bytes
+    /// (`dequant/signed_bytes.cuh`).
     pub(crate) fn has_signed_bytes(&self) -> bool {
         self.format.encoding.is_integer() || matches!(self.format.encoding, Encoding::Codebook(_))
     }
 
-    /// Whether codes can be operands as they are, so that offsets act on sums (`dequant/integer_operand.cuh`).
+    /// Whether codes can be operands unchanged, so that offsets apply to
+    /// sums (`dequant/integer_operand.cuh`).
     pub(crate) fn has_integer_operands(&self) -> bool {
         let Engine::Mma(operand) = self.engine else { return false };
-        // Offsets of sums as short as this cost as much as those of codes (measured on an H200); bf16 operands cost more.
+        // With short sub-blocks, offsets of sums cost as much as offsets
+        // of codes; bf16 codes cost more.
         let short = self.format.encoding == Encoding::IntZero && self.format.sub_block <= 32 && operand == Operand::F16;
         self.is_scaled_integers() && !short && self.format.code_bits() <= operand.integer_bits()
     }
 
-    /// Columns of X that a lane's eight quads meet (`CHUNK_K`).
+    /// Columns of X that a lane's eight quads cover (`CHUNK_K`).
     pub(crate) fn chunk_k(&self) -> u32 {
         1024 / self.tile_rows()
     }
 
-    /// Elements between the chunks of a token (`XTile::CHUNK_PITCH`).
+    /// Padding elements between the chunks of a token (`XTile::CHUNK_PITCH`).
     pub(crate) fn chunk_padding(&self) -> u32 {
         if self.layout.class == FragmentLayout::MmaM8N8K4 { 0 } else { 16 }
     }

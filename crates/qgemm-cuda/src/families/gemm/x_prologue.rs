@@ -1,13 +1,17 @@
-//! Which prologue makes of X what matrix instructions read.
+//! Choice of the X prologue for matrix instructions.
 
 use qgemm_formats::DType;
 use qgemm_hal::{CheckedGemm, Dense, Variant, XPrologue};
 
 use super::types::Engine;
 
-/// What matrix instructions of `variant` want made of `x`, the X of `op`, and in which type, where X itself will not do: its
-/// type is another, its columns are not neighbours, W's are permuted, or it is to be copied asynchronously and its rows do
-/// not begin at multiples of 16 bytes. `None` where X can be read in place, or no matrix instruction helps.
+/// The X prologue that matrix instructions of `variant` need for `x`,
+/// the X of `op`, and its output type.
+///
+/// A prologue is needed when the type differs, when columns are
+/// not contiguous, when W's columns are permuted, or when asynchronous
+/// copies need 16-byte aligned rows. `None` when X can be read
+/// in place or no matrix instruction applies.
 pub(crate) fn x_prologue(op: &CheckedGemm, x: &Dense, variant: Variant) -> Option<(DType, XPrologue)> {
     let takes = |dtype| Engine::of(op.format, dtype, variant).is_mma();
     let dtype = if takes(x.dtype) { x.dtype } else { op.x_precision.half(x.dtype)? };
@@ -16,7 +20,8 @@ pub(crate) fn x_prologue(op: &CheckedGemm, x: &Dense, variant: Variant) -> Optio
     (takes(dtype) && !in_place).then_some((dtype, XPrologue::Convert { row_factors }))
 }
 
-/// Whether neighbouring columns of W multiply elements of X that are not neighbours.
+/// Whether consecutive columns of W multiply elements of
+/// X that are not contiguous.
 pub(crate) fn gathers(op: &CheckedGemm) -> bool {
     op.k_order || op.x.col_stride != 1
 }

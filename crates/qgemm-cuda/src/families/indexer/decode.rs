@@ -1,4 +1,5 @@
-//! `indexer_wgmma_decode`: scores of E4M3 keys on Hopper, for few queries, wherever the keys lie.
+//! `indexer_wgmma_decode`: scores of E4M3 keys for few queries on
+//! Hopper, with any key layout.
 
 use std::sync::Arc;
 
@@ -14,34 +15,35 @@ use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Name of the family.
+/// Family name.
 pub(super) const NAME: &str = "indexer_wgmma_decode";
 /// Threads of a CTA: two warpgroups.
 const THREADS: u32 = 256;
-/// Keys that a CTA's warpgroups work on at a time.
+/// Key tile that a CTA's warpgroups process at a time.
 pub(super) const TILE_KEYS: usize = 128;
 /// Features of a row in shared memory.
 pub(super) const FEATURES: u32 = 128;
-/// Columns of an instruction: heads of a query, or of two.
+/// Columns of a `wgmma`: heads of one or two queries.
 pub(super) const COLUMNS: u32 = 64;
-/// Heads that there are kernels for, and groups of columns.
+/// Supported head counts, and numbers of column groups.
 const HEADS: [u32; 2] = [32, 64];
 const GROUPS: [u32; 3] = [1, 2, 4];
-/// CTAs on a multiprocessor at once.
+/// Resident CTAs per SM.
 const CTAS_PER_UNIT: usize = 2;
-/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
+/// Expected shares of the bandwidth and of the
+/// matrix rate, per mille.
 const EFFICIENCY: (u32, u32) = (850, 300);
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct IndexerDecode;
 
-/// Columns of a query, and groups of columns.
+/// Columns of a query, and column groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Columns {
-    /// Columns of a query: as many heads as there is room for.
+    /// Columns of a query: its heads, padded.
     pub(super) heads: u32,
-    /// Groups of columns.
+    /// Column groups.
     pub(super) groups: u32,
 }
 
@@ -55,7 +57,7 @@ impl Columns {
         ("score_heads64_4", Columns { heads: HEADS[1], groups: GROUPS[2] }),
     ];
 
-    /// The least that hold so many heads of so many queries.
+    /// The smallest that hold `heads` heads of `queries` queries.
     pub(super) fn of(heads: usize, queries: usize) -> Option<&'static (&'static str, Self)> {
         let holds = |columns: &Self| {
             let room = (columns.groups * COLUMNS / columns.heads) as usize;
@@ -74,7 +76,7 @@ impl Columns {
         self.groups * COLUMNS / self.heads
     }
 
-    /// Those of a kernel.
+    /// Columns of a kernel.
     pub(super) fn of_spec(spec: &IndexerSpec) -> Self {
         let found = Self::ALL.into_iter().find(|(name, _)| Self::spec(name) == *spec);
         found.map_or(Self::ALL[0].1, |(_, columns)| columns)
@@ -103,26 +105,28 @@ fn source(spec: IndexerSpec) -> KernelSpec {
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let all = Columns::ALL.into_iter().filter(move |_| variant == Variant::Sm90);
     all.map(|(name, _)| source(Columns::spec(name)))
 }
 
-/// Keys of a CTA: as many as leave each multiprocessor as many CTAs as it has at once.
+/// Keys of a CTA: as many as give each SM
+/// its resident CTAs.
 pub(super) fn cut(op: &CheckedIndexer, part: Part, info: &DeviceInfo) -> Cut {
     let (_, each) = op.sequences();
     let sequences = (part.queries / each.max(1)).max(1);
     let ctas = (CTAS_PER_UNIT * info.units as usize / sequences).max(1);
     let keys = op.most_keys().div_ceil(ctas).next_multiple_of(TILE_KEYS);
-    // Queries are not shared out.
+    // All queries are in every CTA.
     Cut { keys, queries: each.max(1), key_step: 1 }
 }
 
-/// What multiplies the heads of a sequence's queries.
+/// Columns for the heads of a sequence's queries.
 ///
 /// # Errors
-/// When nothing of the sort of kernels that keep them all in shared memory does.
+/// When kernels that keep all heads in shared
+/// memory do not support `op`.
 pub(super) fn served(op: &CheckedIndexer, info: &DeviceInfo) -> Result<&'static (&'static str, Columns), Unsupported> {
     if info.variant != Some(Variant::Sm90) {
         return Err(Unsupported::new("runs on Hopper only"));
@@ -138,14 +142,14 @@ pub(super) fn served(op: &CheckedIndexer, info: &DeviceInfo) -> Result<&'static 
     if !op.q.aligned || !op.k.aligned {
         return Err(Unsupported::new("reads queries and keys whose rows begin at multiples of 16 bytes"));
     }
-    // A part has all queries of a sequence.
+    // A part must hold all queries of a sequence.
     if op.chosen() > 0 && op.part_queries(usize::MAX) < each {
         return Err(Unsupported::new("keeps scores of all queries of a sequence"));
     }
     Ok(found)
 }
 
-/// Heads and features with those that are computed for nothing, as a factor.
+/// Computed heads and features, padding included, divided by the real ones.
 pub(super) fn padding(op: &CheckedIndexer, columns: Columns) -> f64 {
     let (_, each) = op.sequences();
     f64::from(columns.groups * COLUMNS * FEATURES) / (each * op.heads * op.features) as f64
@@ -180,7 +184,7 @@ impl Family<CheckedIndexer> for IndexerDecode {
     }
 }
 
-/// The launch that scores `part`.
+/// The launch that scores the queries of `part`.
 pub(super) fn launch(op: &CheckedIndexer, kernel: KernelId, part: Part, info: &DeviceInfo) -> KernelLaunch {
     let Spec::Indexer(spec) = kernel.spec else { unreachable!("a configuration is of a kernel of the indexer") };
     let cut = cut(op, part, info);
@@ -189,7 +193,7 @@ pub(super) fn launch(op: &CheckedIndexer, kernel: KernelId, part: Part, info: &D
         id: kernel,
         spec: source(spec),
         geometry: Geometry {
-            // `configs` found that they can be counted.
+            // `configs` checked that the count fits.
             grid: [ctas.unwrap_or(0) as u32, 1, 1],
             threads: THREADS,
             shared_bytes: Columns::of_spec(&spec).shared_bytes(),

@@ -1,4 +1,5 @@
-//! `indexer_decode_tma`: scores of E4M3 keys on Hopper, for few queries, bound by reading keys, which lie in pages of whole tiles.
+//! `indexer_decode_tma`: scores of paged E4M3 keys for few queries on
+//! Hopper, bound by reading keys. Pages must be whole tiles.
 
 use std::sync::Arc;
 
@@ -17,22 +18,24 @@ use crate::source;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{MapElement, MapSwizzle, TileMap};
 
-/// Name of the family.
+/// Family name.
 pub(super) const NAME: &str = "indexer_decode_tma";
-/// Warpgroups that multiply, and threads of a CTA: those and a warp that copies keys.
+/// Consumer warpgroups, and threads of a CTA including a producer warp.
 const WARPGROUPS: u32 = 2;
 const THREADS: u32 = WARPGROUPS * 128 + 32;
 /// Keys of a warpgroup at a time.
 const BOX_KEYS: u32 = TILE_KEYS as u32 / WARPGROUPS;
-/// Stages of a warpgroup's ring, of so many keys each with their scales and whether they are there.
+/// Stages of a warpgroup's ring, and bytes of a stage: keys,
+/// scales and presence flags.
 const STAGES: u32 = 4;
 const STAGE_BYTES: u32 = BOX_KEYS * (FEATURES + 4) + 16;
-/// Most bytes from a key or a page to the next (`cuTensorMapEncodeTiled`).
+/// Maximum key or page stride in bytes (`cuTensorMapEncodeTiled`).
 const MOST_STRIDE: u64 = 1 << 40;
-/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
+/// Expected shares of the bandwidth and of the
+/// matrix rate, per mille.
 const EFFICIENCY: (u32, u32) = (900, 350);
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct IndexerDecodeTma;
 
@@ -60,13 +63,15 @@ fn source(spec: IndexerSpec) -> KernelSpec {
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let all = Columns::ALL.into_iter().filter(move |_| variant == Variant::Sm90);
     all.map(|(name, _)| source(Columns::spec(name)))
 }
 
-/// Keys: a box has as many of a page as a warpgroup multiplies, and zeros where there are none. Nothing where TMA cannot read them so.
+/// TMA map of the keys. A box holds a warpgroup's keys
+/// of one page, with zeros beyond its end. `None` when
+/// TMA cannot read this layout.
 fn k_map(op: &CheckedIndexer) -> Option<TileMap> {
     let Paging { pages, page_size, width } = op.paging();
     let is_whole = width == 0 || page_size.is_multiple_of(BOX_KEYS as usize);
@@ -120,7 +125,7 @@ impl Family<CheckedIndexer> for IndexerDecodeTma {
     }
 }
 
-/// The launch that scores `part`.
+/// The launch that scores the queries of `part`.
 pub(super) fn launch(op: &CheckedIndexer, kernel: KernelId, part: Part, info: &DeviceInfo) -> KernelLaunch {
     let Spec::Indexer(spec) = kernel.spec else { unreachable!("a configuration is of a kernel of the indexer") };
     let Some(map) = k_map(op) else { unreachable!("`configs` found that TMA can read the keys") };
@@ -130,7 +135,7 @@ pub(super) fn launch(op: &CheckedIndexer, kernel: KernelId, part: Part, info: &D
         id: kernel,
         spec: source(spec),
         geometry: Geometry {
-            // `configs` found that they can be counted.
+            // `configs` checked that the count fits.
             grid: [ctas.unwrap_or(0) as u32, 1, 1],
             threads: THREADS,
             shared_bytes: shared_bytes(Columns::of_spec(&spec)),

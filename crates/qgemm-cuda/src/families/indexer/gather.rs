@@ -1,51 +1,59 @@
-//! Keys that are gathered while they are scored, so that scores are not kept: every so many-th key is scored first, which gives a bound for
-//! each query that somewhat more keys reach than are wanted.
+//! Top-k without storing all scores: keys are
+//! gathered while they are scored.
+//!
+//! Every n-th key is scored first. This sample yields a threshold
+//! for each query that slightly more keys reach than are wanted.
 
 use qgemm_hal::{CheckedIndexer, DeviceInfo, IndexerKeys, Variant, WorkspaceLayout};
 
 use super::{Chooser, Cut, Kept, Part, WHOLE, params, wgmma};
 use crate::families::kernel_launch::KernelLaunch;
 
-/// Keys of a sample, roughly.
+/// Approximate size of the sample.
 const SAMPLED: usize = 2048;
-/// Fewest keys for which a sample pays.
+/// Minimum keys for which a sample pays.
 const LEAST_KEYS: usize = 1 << 14;
-/// Standard deviations of a sample from what is wanted to what is aimed at.
+/// Margin of the threshold, in standard deviations of the sample.
 const BELOW: f64 = 4.3;
-/// Most bytes of what is gathered, and of scores of queries that are served again.
+/// Maximum bytes of gathered keys, and of scores of retried queries.
 const KEPT_BYTES: usize = 256 << 20;
-/// Bytes of the note of a query, of a record of 16 keys of it, and of what is known of all queries (`indexer_notes.cuh`).
+/// Bytes of a query's note, of a query's record of 16
+/// keys, and of the header for all queries (`indexer_notes.cuh`).
 const NOTE_BYTES: usize = 16;
 const RECORD_BYTES: usize = 8;
 const RECORD_KEYS: usize = 16;
 const HEADER_BYTES: usize = 16;
-/// Chunks begin at lines of a cache.
+/// Chunks are aligned to cache lines.
 const LINE_BYTES: usize = 128;
-/// Bytes of a chunk, and one of how many of all chunks are spare.
+/// Bytes of a chunk; and one of how
+/// many chunks is spare.
 const CHUNK_BYTES: usize = 1024 * 4;
 const SPARE: usize = 4;
-/// Launches for some queries: scores of a sample, bounds, keys, and the choice among them.
+/// Launches for a part of the queries: sample scores,
+/// thresholds, keys, top-k.
 const LAUNCHES: u32 = 4;
 
-/// How keys are gathered.
+/// Gathering parameters of an operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Gathering {
-    /// Keys from one of a sample to the next.
+    /// Distance between sampled keys.
     key_step: usize,
-    /// Keys that should be gathered of a query.
+    /// Expected number of gathered keys of a query.
     aim: usize,
     /// Queries whose keys are kept at a time.
     pub(super) part_queries: usize,
-    /// Queries that are served again at a time.
+    /// Retried queries at a time.
     pub(super) score_queries: usize,
     spare_chunks: usize,
-    /// Where found scores are, behind the records of queries, and a header with notes behind it.
+    /// Offset of the gathered scores, after the queries' records; and
+    /// of a header followed by notes.
     found_at: usize,
     header_at: usize,
 }
 
 impl Gathering {
-    /// For an operation that wants few of many keys, and has more scores than the last cache holds.
+    /// For operations that select few of many keys and have more
+    /// scores than the L2 cache holds.
     pub(super) fn of(op: &CheckedIndexer, info: &DeviceInfo) -> Option<Self> {
         let (chosen, keys) = (op.chosen(), op.most_keys());
         let score_bytes = op.queries as u64 * keys as u64 * size_of::<f32>() as u64;
@@ -54,7 +62,8 @@ impl Gathering {
             return None;
         }
         let key_step = keys / SAMPLED;
-        // How many of a sample are expected among the wanted varies by the root of their number.
+        // The number of wanted keys in a sample varies by the
+        // root of its expectation.
         let expected = chosen as f64 / key_step as f64;
         let of_sample = ((BELOW + (BELOW * BELOW + 4.0 * expected).sqrt()) / 2.0).powi(2);
         let aim = (of_sample * key_step as f64) as usize;
@@ -64,7 +73,7 @@ impl Gathering {
         let unit = if matches!(op.keys, IndexerKeys::Pages { .. }) { op.sequences().1.max(1) } else { 1 };
         let kept = KEPT_BYTES.min(usize::try_from(info.memory_bytes / 4).unwrap_or(KEPT_BYTES));
         let score_queries = (kept / (op.kept_stride() * size_of::<f32>()) / unit * unit).min(op.queries);
-        // The most queries whose records and chunks fit, in halves of all.
+        // The largest halving of the queries whose records and chunks fit.
         let halves = std::iter::successors(Some(op.queries), |&queries| {
             let half = queries.div_ceil(2).next_multiple_of(unit);
             (half < queries).then_some(half)
@@ -76,7 +85,8 @@ impl Gathering {
             let records = (part_queries + 1) * record_row(op) * RECORD_BYTES;
             let sample = part_queries * sample_row(op, key_step) * size_of::<f32>();
             let scores = score_queries * op.kept_stride() * size_of::<f32>();
-            // Scores of a sample, and of queries that are served again, lie in the same place.
+            // Sample scores and scores of retried queries share
+            // memory with the records.
             let found_at = records.next_multiple_of(LINE_BYTES);
             let found_end = found_at + (1 + spare_chunks + warps) * CHUNK_BYTES;
             let header_at = found_end.max(sample).max(scores).next_multiple_of(HEADER_BYTES);
@@ -99,7 +109,8 @@ impl Gathering {
         WorkspaceLayout::RESERVED + self.header_at + HEADER_BYTES + self.part_queries * NOTE_BYTES
     }
 
-    /// What kernels are told for queries from the `first` one of those whose keys are kept on.
+    /// Kernel parameters for queries from `first` on, among
+    /// those whose keys are kept.
     pub(super) fn kept(&self, first: usize) -> Kept {
         Kept {
             notes: (self.header_at + HEADER_BYTES + first * NOTE_BYTES) as u64,
@@ -132,12 +143,12 @@ impl Gathering {
     }
 }
 
-/// Records of a query: of whole CTAs.
+/// Records of a query, for whole CTAs.
 fn record_row(op: &CheckedIndexer) -> usize {
     op.most_keys().next_multiple_of(wgmma::KEYS as usize) / RECORD_KEYS
 }
 
-/// Scores of a sample from one query to the next.
+/// Row stride of sample scores.
 fn sample_row(op: &CheckedIndexer, key_step: usize) -> usize {
     op.most_keys().div_ceil(key_step).next_multiple_of(4)
 }

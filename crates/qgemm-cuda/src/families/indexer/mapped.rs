@@ -1,4 +1,5 @@
-//! Parameters of kernels that read queries or keys by TMA: `TmaIndexerParams` in `entry/sm90_indexer_wgmma_ws.cu` and
+//! Parameters of kernels that read queries or keys by TMA:
+//! `TmaIndexerParams` in `entry/sm90_indexer_wgmma_ws.cu` and
 //! `entry/sm90_indexer_wgmma_decode_tma.cu`.
 
 use bytemuck::{Pod, Zeroable};
@@ -10,7 +11,8 @@ use crate::families::kernel_launch::{Params, Places};
 use crate::families::launch_params::LaunchParams;
 use crate::tensor_map::{EncodedMap, TileMap};
 
-/// Bytes behind the parameters up to the next multiple of 64, where the tensor map lies.
+/// Padding up to the tensor map, which is
+/// aligned to 64 bytes.
 const PADDING: usize = size_of::<IndexerParams>().next_multiple_of(64) - size_of::<IndexerParams>();
 
 #[repr(C)]
@@ -21,14 +23,14 @@ struct TmaIndexerParams {
     map: EncodedMap,
 }
 
-/// What a map is of.
+/// The mapped operand.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum MappedOperand {
     Queries,
     Keys,
 }
 
-/// The parameter but for addresses.
+/// Kernel parameter without addresses.
 #[derive(Debug)]
 pub(super) struct Mapped {
     pub indexer: IndexerParams,

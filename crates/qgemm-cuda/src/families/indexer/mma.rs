@@ -1,4 +1,5 @@
-//! `indexer_mma`: scores by matrix instructions of a warp, which keeps its keys in registers.
+//! `indexer_mma`: scores with `mma.sync`. A warp
+//! keeps its keys in registers.
 
 use std::sync::Arc;
 
@@ -17,28 +18,31 @@ use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "indexer_mma";
 /// Threads of a CTA.
 const THREADS: u32 = 128;
-/// Features that there are kernels for; others take the next larger ones.
+/// Supported feature counts. Others are padded to the next one.
 const FEATURES: [u32; 3] = [64, 128, 256];
-/// Most queries of a CTA.
+/// Maximum queries of a CTA.
 const MOST_QUERIES: usize = 64;
-/// CTAs on a multiprocessor that are enough to share the work out: more of them have fewer queries each, and load keys more often.
+/// CTAs per SM that balance the load. More CTAs would have
+/// fewer queries each and load keys more often.
 const CTAS_PER_UNIT: usize = 16;
-/// Heads of a matrix instruction.
+/// Heads of an `mma`.
 const MMA_HEADS: usize = 8;
-/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
+/// Expected shares of the bandwidth and of the
+/// matrix rate, per mille.
 const EFFICIENCY: (u32, u32) = (700, 450);
 
 const _: () = assert!(MOST_FEATURES <= FEATURES[2] as usize);
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct IndexerMma;
 
-/// Whether matrix instructions of a warp take E4M3; elsewhere its numbers become f16, on Hopper by the compiler for each of them.
+/// Whether `mma` supports E4M3. Elsewhere keys are converted to f16; on
+/// Hopper the compiler would convert them for each `mma`.
 fn takes_e4m3(variant: Variant) -> bool {
     matches!(variant, Variant::Sm89 | Variant::Sm120)
 }
@@ -53,18 +57,19 @@ fn spec_of(x: KvFormat, features: usize, variant: Variant) -> Option<IndexerSpec
         return None;
     }
     let features = FEATURES.into_iter().find(|&most| most as usize >= features)?;
-    // What a warp keeps of sixteen keys is as many registers as of 32 with half the bytes; Volta's products have 32.
+    // Sixteen long keys need as many registers as 32 keys of
+    // half the bytes. Volta's `mma` needs 32.
     let is_long = features * operand_bytes(x, variant) > 256;
     let warp_keys = if is_long && variant > Variant::Sm70 { 16 } else { 32 };
     Some(IndexerSpec { step: Name::new("score"), x, features, keys: THREADS / 32 * warp_keys })
 }
 
-/// Heads that pass through shared memory together.
+/// Heads that are staged in shared memory together.
 fn stage_heads(spec: &IndexerSpec, variant: Variant) -> u32 {
     if spec.features * operand_bytes(spec.x, variant) > 256 { 32 } else { 64 }
 }
 
-/// Stages of shared memory; with `cp.async` the prefetch distance is two.
+/// Stages in shared memory; with cp.async the prefetch distance is two.
 fn stages(variant: Variant) -> u32 {
     if variant >= Variant::Sm80 { 3 } else { 2 }
 }
@@ -94,14 +99,15 @@ fn source(spec: IndexerSpec, variant: Variant) -> KernelSpec {
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let all = FORMATS.into_iter().flat_map(|x| FEATURES.map(|features| (x, features)));
     let all = all.filter_map(move |(x, features)| spec_of(x, features as usize, variant));
     all.map(move |spec| source(spec, variant))
 }
 
-/// Queries and keys of a CTA: as many queries as leave the device busy.
+/// Queries and keys of a CTA: as many queries as
+/// keep the device busy.
 fn cut(op: &CheckedIndexer, spec: &IndexerSpec, part: Part, info: &DeviceInfo) -> Cut {
     let keys = spec.keys as usize;
     let (sequences, each) = op.sequences();
@@ -121,7 +127,7 @@ impl Family<CheckedIndexer> for IndexerMma {
         let spec = spec_of(op.format, op.features, variant);
         let spec = spec.ok_or_else(|| Unsupported::new(format!("multiplies no {} before Ampere", op.format)))?;
         check_shared(shared_bytes(&spec, variant), info)?;
-        // Without keys nothing is scored.
+        // Without keys there is nothing to score.
         let kernel = if op.most_keys() > 0 { id(spec, variant) } else { super::Chooser::Scores.id(variant) };
         let math = if operand_bytes(op.format, variant) == 1 { Math::TensorFp8 } else { Math::TensorF16 };
         let padded = op.heads.next_multiple_of(MMA_HEADS) as f64 * f64::from(spec.features);
@@ -146,7 +152,7 @@ impl Family<CheckedIndexer> for IndexerMma {
     }
 }
 
-/// The launch that scores `part`.
+/// The launch that scores the queries of `part`.
 pub(super) fn launch(
     op: &CheckedIndexer,
     kernel: KernelId,
@@ -161,12 +167,12 @@ pub(super) fn launch(
         id: kernel,
         spec: source(spec, variant),
         geometry: Geometry {
-            // `configs` found that they can be counted.
+            // `configs` checked that the count fits.
             grid: [ctas.unwrap_or(0) as u32, 1, 1],
             threads: THREADS,
             shared_bytes: shared_bytes(&spec, variant).next_multiple_of(16),
         },
-        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: IndexerOperand::ALL,
         updated: None,

@@ -1,5 +1,6 @@
-//! `indexer`: scores by matrix instructions, and the keys with the highest, which are chosen from scores in the workspace, or from keys that
-//! are gathered while they are scored.
+//! `indexer`: scores with matrix instructions, and top-k.
+//! Top-k reads scores from the workspace, or keys that were
+//! gathered while they were scored.
 
 mod decode;
 mod decode_tma;
@@ -24,44 +25,45 @@ use super::prelude::{constant_line, macro_line};
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// What CUDA devices offer.
+/// Families of CUDA devices.
 pub(super) const FAMILIES: IndexerFamilies =
     &[&wgmma::IndexerWgmma, &decode_tma::IndexerDecodeTma, &decode::IndexerDecode, &mma::IndexerMma];
 
-/// Threads of a CTA that chooses keys for a query.
+/// Threads of a top-k CTA, which serves one query.
 const CHOOSE_THREADS: u32 = 512;
 /// `SharedStorage` of `mainloop/indexer_ranks.cuh`.
 const CHOOSE_SHARED_BYTES: u32 = 4096 * 8 + 2048 * 4 + CHOOSE_THREADS / 32 * 4 + 4 * 4;
-/// Bits of the score of a key that a query does not see: minus infinity, and where keys are chosen, what no score has.
+/// Bits of a masked key's score: −∞, or for top-k a
+/// value that no score has.
 const NOT_SEEN: [u32; 2] = [0xff80_0000, u32::MAX];
 
-/// Every kernel of the families on devices of `variant`.
+/// All kernels of these families for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let of_hopper = wgmma::specs(variant).chain(decode_tma::specs(variant)).chain(decode::specs(variant));
     let choosers = Chooser::ALL.into_iter().filter(move |chooser| chooser.serves(variant));
     of_hopper.chain(mma::specs(variant)).chain(choosers.map(move |chooser| chooser.source(variant)))
 }
 
-/// A kernel with a CTA a query that ranks scores.
+/// A top-k kernel with one CTA per query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Chooser {
-    /// Chooses keys from all scores.
+    /// Top-k over all scores.
     Scores,
-    /// Finds the bounds of what is gathered.
+    /// Finds the gathering thresholds.
     Bound,
-    /// Chooses from what was gathered.
+    /// Top-k over gathered keys.
     Gathered,
 }
 
 impl Chooser {
     const ALL: [Self; 3] = [Self::Scores, Self::Bound, Self::Gathered];
 
-    /// Keys are gathered on Hopper.
+    /// Gathering is supported on Hopper only.
     fn serves(self, variant: Variant) -> bool {
         self == Self::Scores || variant == Variant::Sm90
     }
 
-    /// The name of its step, its entry and its symbol.
+    /// Kernel step, entry and symbol.
     fn names(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::Scores => ("choose", "entry/indexer_choose.cu", "qg_indexer_choose"),
@@ -71,7 +73,7 @@ impl Chooser {
     }
 
     fn id(self, variant: Variant) -> KernelId {
-        // Scores are all that it reads.
+        // It reads nothing but scores.
         let x = qgemm_hal::KvFormat::Plain(qgemm_formats::DType::F32);
         let spec = IndexerSpec { step: Name::new(self.names().0), x, features: 0, keys: 0 };
         KernelId::new("indexer_choose", Some(variant), Spec::Indexer(spec))
@@ -111,7 +113,7 @@ impl Params for IndexerParams {
     }
 }
 
-/// The parameters with addresses.
+/// Fills in the addresses.
 fn at_operands(params: &IndexerParams, operands: &Operands<'_>, at: &Places<'_>) -> Result<IndexerParams, HalError> {
     use IndexerOperand as O;
     let mut params = *params;
@@ -132,7 +134,7 @@ fn at_operands(params: &IndexerParams, operands: &Operands<'_>, at: &Places<'_>)
     }
     let kept = operands.get(O::Workspace).is_some();
     params.scores = at.of(operands, if kept { O::Workspace } else { O::Scores })?;
-    // Until here, where they are in the workspace.
+    // So far relative to the workspace.
     if params.notes > 0 {
         params.notes += params.scores;
         params.found += params.scores;
@@ -141,7 +143,8 @@ fn at_operands(params: &IndexerParams, operands: &Operands<'_>, at: &Places<'_>)
     Ok(params)
 }
 
-/// The configuration of `kernel`, whose launches are cut by `cut`, for queries in as many parts as the workspace asks for.
+/// Config of `kernel` with launches split by `cut`, for as many
+/// query parts as the workspace requires.
 fn offered(
     op: &CheckedIndexer,
     info: &DeviceInfo,
@@ -177,22 +180,23 @@ struct Part {
     queries: usize,
 }
 
-/// How a launch of a scoring kernel is cut.
+/// Split of a scoring launch.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     /// Keys of a CTA.
     keys: usize,
     /// Queries of a CTA.
     queries: usize,
-    /// Keys from one that is scored to the next.
+    /// Distance between scored keys.
     key_step: usize,
 }
 
-/// What a launch with a CTA a query is told.
+/// Split of a launch with one CTA per query.
 const WHOLE: Cut = Cut { keys: 1, queries: 1, key_step: 1 };
 
 impl Cut {
-    /// CTAs along the keys, those along the queries of a sequence, and all of a launch.
+    /// CTAs along the keys, CTAs along the queries of a
+    /// sequence, and total CTAs.
     fn ctas(&self, op: &CheckedIndexer, part: Part) -> (usize, usize, Option<usize>) {
         let (_, each) = op.sequences();
         let each = each.min(part.queries).max(1);
@@ -203,23 +207,24 @@ impl Cut {
     }
 }
 
-/// What is in the workspace, if anything is.
+/// Workspace contents.
 #[derive(Clone, Copy, Debug, Default)]
 struct Kept {
-    /// Where the notes of the part's queries begin; 0 where there are none.
+    /// Offset of the part's notes; 0 without notes.
     notes: u64,
-    /// Where scores of gathered keys are, and what is known of all queries.
+    /// Offsets of the gathered scores and of the header.
     found: u64,
     found_header: u64,
-    /// Scores or records from one query to the next, where not all scores are kept.
+    /// Row stride of scores or records when not
+    /// all scores are kept.
     row: Option<u64>,
-    /// Chunks of scores that no warp has from the beginning.
+    /// Chunks of scores that are not initially assigned to a warp.
     spare_chunks: u32,
-    /// How many keys of a query should be gathered.
+    /// Keys to gather for a query.
     aim: u32,
 }
 
-/// All parameters but addresses; `cut` plays no part where keys are chosen.
+/// Kernel parameters without addresses. `cut` is unused for top-k.
 fn params(op: &CheckedIndexer, part: Part, cut: Cut, kept: Kept) -> IndexerParams {
     let Paging { pages, page_size, width } = op.paging();
     let (_, each) = op.sequences();
@@ -263,10 +268,11 @@ fn params(op: &CheckedIndexer, part: Part, cut: Cut, kept: Kept) -> IndexerParam
     }
 }
 
-/// The launches of a plan, whose kernels `make` makes ready.
+/// Launch sequence of a plan. `make` prepares its kernels.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when the device has no kernel variant, and those of `make`.
+/// [`HalError::WrongDevice`] when the device has no kernel
+/// variant, and errors of `make`.
 pub fn indexer_sequence(
     op: &CheckedIndexer,
     plan: &IndexerLaunch,
@@ -281,7 +287,7 @@ pub fn indexer_sequence(
         if let Some(gathering) = gathering {
             launches.extend(gathering.launch(op, whole, info, variant));
         }
-        // Where keys are gathered, of queries whose bound misled.
+        // When keys are gathered: retries the queries whose threshold was wrong.
         for part in parts(whole, part_queries) {
             let kept = gathering.map_or(Kept::default(), |all| all.kept(part.first - whole.first));
             if op.most_keys() > 0 {
@@ -302,13 +308,14 @@ pub fn indexer_sequence(
     Ok(LaunchSequence::new::<IndexerOperand>(format!("{}_{}", kernel.family, op.format), steps))
 }
 
-/// The queries of `whole`, so many at a time.
+/// The queries of `whole`, in parts of `queries`.
 fn parts(whole: Part, queries: usize) -> impl Iterator<Item = Part> {
     let end = whole.first + whole.queries;
     (whole.first..end).step_by(queries.max(1)).map(move |first| Part { first, queries: (end - first).min(queries) })
 }
 
-/// A step with the operands of the operation, what is kept in the workspace where keys are chosen.
+/// Binds a step to the operation's operands, and
+/// top-k data to the workspace.
 fn bound(op: &CheckedIndexer, step: LaunchStep, workspace_bytes: usize) -> LaunchStep {
     use IndexerOperand as O;
     let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));

@@ -1,4 +1,4 @@
-//! `indexer_wgmma`: scores of E4M3 keys on Hopper, for many queries.
+//! `indexer_wgmma`: scores of E4M3 keys for many queries on Hopper.
 
 use std::sync::Arc;
 
@@ -16,11 +16,12 @@ use crate::source;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{MapElement, MapSwizzle, TileMap};
 
-/// Name of the family.
+/// Family name.
 pub(super) const NAME: &str = "indexer_wgmma";
-/// Threads that multiply: a warpgroup for 64 keys.
+/// Consumer threads: a warpgroup for every 64 keys.
 const CONSUMERS: u32 = 512;
-/// Those, and a warpgroup that copies heads and weights.
+/// Threads of a CTA, including a producer warpgroup
+/// for heads and weights.
 const THREADS: u32 = CONSUMERS + 128;
 /// Keys of a CTA.
 pub(super) const KEYS: u32 = CONSUMERS / 128 * 64;
@@ -30,27 +31,28 @@ const FEATURES: u32 = 128;
 const STAGE_COLUMNS: u32 = 512;
 /// Stages of shared memory.
 const STAGES: u32 = 3;
-/// Heads that there are kernels for; others take the next larger ones.
+/// Supported head counts. Others are padded to the next one.
 const HEADS: [u32; 2] = [32, 64];
-/// Most queries of a CTA.
+/// Maximum queries of a CTA.
 const MOST_QUERIES: u32 = 512;
-/// Queries of a sequence from which on keys that stay in registers pay.
+/// Minimum queries of a sequence for which keys in registers pay.
 const LEAST_QUERIES: usize = 16;
-/// Most bytes from a head or a query to the next (`cuTensorMapEncodeTiled`).
+/// Maximum head or query stride in bytes (`cuTensorMapEncodeTiled`).
 const MOST_STRIDE: u64 = 1 << 40;
-/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
+/// Expected shares of the bandwidth and of the
+/// matrix rate, per mille.
 const EFFICIENCY: (u32, u32) = (700, 550);
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct IndexerWgmma;
 
-/// What tells kernels apart.
+/// Kernel specialization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Columns {
-    /// Those of a query.
+    /// Columns of a query.
     heads: u32,
-    /// Whether keys that reach a bound are gathered, and scores are not stored.
+    /// Whether keys above a threshold are gathered instead of storing scores.
     gathers: bool,
 }
 
@@ -62,7 +64,7 @@ const ALL: [(&str, Columns); 4] = [
 ];
 
 impl Columns {
-    /// The kernel for so many heads.
+    /// The kernel for `heads` heads.
     fn spec(heads: usize, gathers: bool) -> IndexerSpec {
         let holds = |columns: &Self| columns.heads as usize >= heads && columns.gathers == gathers;
         let found = ALL.iter().find(|(_, columns)| holds(columns));
@@ -73,7 +75,7 @@ impl Columns {
         IndexerSpec { step: Name::new(name), x: KvFormat::E4M3, features: FEATURES, keys: KEYS }
     }
 
-    /// Those of a kernel.
+    /// Columns of a kernel.
     fn of_spec(spec: &IndexerSpec) -> Self {
         let found = ALL.into_iter().find(|(name, _)| Self::named(name) == *spec);
         found.map_or(ALL[0].1, |(_, columns)| columns)
@@ -108,19 +110,21 @@ fn source(spec: IndexerSpec) -> KernelSpec {
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     ALL.into_iter().filter(move |_| variant == Variant::Sm90).map(|(name, _)| source(Columns::named(name)))
 }
 
-/// Warps of all CTAs that score all keys for `part`, each of 16 keys; nothing where there are too many.
+/// Warps of all CTAs that score all keys for `part`, with
+/// 16 keys each; `None` when there are too many.
 pub(super) fn warps(op: &CheckedIndexer, part: Part, info: &DeviceInfo) -> Option<usize> {
     let columns = Columns::of_spec(&Columns::spec(op.heads, true));
     let (_, _, ctas) = cut(op, columns.heads, part, 1, info).ctas(op, part);
     ctas.map(|ctas| ctas * (CONSUMERS / 32) as usize)
 }
 
-/// Queries and keys of a CTA, where every `key_step`-th key is scored.
+/// Queries and keys of a CTA when every
+/// `key_step`-th key is scored.
 fn cut(op: &CheckedIndexer, heads: u32, part: Part, key_step: usize, info: &DeviceInfo) -> Cut {
     let (sequences, each) = op.sequences();
     let each = each.min(part.queries).max(1);
@@ -131,11 +135,16 @@ fn cut(op: &CheckedIndexer, heads: u32, part: Part, key_step: usize, info: &Devi
     Cut { keys: KEYS as usize, queries, key_step }
 }
 
-/// How many of `each` queries a CTA has, of which a stage has `of_stage`, where each part of them has `ctas` CTAs and `units` run at once:
-/// the most but for the last part's, whose CTAs fill what the last wave leaves.
+/// Queries of a CTA, out of `each`. A stage has
+/// `of_stage` queries, each query part has `ctas` CTAs,
+/// and `units` CTAs run concurrently.
+///
+/// As many as possible, but the CTAs of the last part
+/// should fill the last wave.
 fn cta_queries(each: usize, ctas: usize, units: usize, of_stage: usize) -> usize {
     let cost = |queries: usize| {
-        // A CTA begins and ends for as long as it takes for half a stage.
+        // Starting and ending a CTA takes about as
+        // long as half a stage.
         let (whole, whole_ctas, rest) = (queries + of_stage / 2, ctas * (each / queries), each % queries);
         let of_whole = whole_ctas.div_ceil(units) * whole;
         if rest == 0 {
@@ -148,7 +157,8 @@ fn cta_queries(each: usize, ctas: usize, units: usize, of_stage: usize) -> usize
     (1..=most_stages).rev().map(|stages| stages * of_stage).min_by_key(|&queries| cost(queries)).unwrap_or(of_stage)
 }
 
-/// Bytes from a head to the next, and from a query to the next; of what there is one of, as if there were more.
+/// Byte strides of heads and queries. A stride over a single
+/// element is replaced by a valid one.
 fn strides(op: &CheckedIndexer) -> [u64; 2] {
     let head = if op.heads > 1 { op.q.head_stride } else { u64::from(FEATURES) };
     [head, if op.queries > 1 { op.q.token_stride } else { head * op.heads as u64 }]
@@ -210,7 +220,8 @@ impl Family<CheckedIndexer> for IndexerWgmma {
     }
 }
 
-/// Queries: a box has all heads of one, and zeros behind them.
+/// TMA map of the queries: a box has all heads of
+/// one query, zero-padded.
 fn q_map(op: &CheckedIndexer, heads: u32) -> TileMap {
     let [head, query] = strides(op);
     TileMap {
@@ -224,7 +235,8 @@ fn q_map(op: &CheckedIndexer, heads: u32) -> TileMap {
     }
 }
 
-/// The launch that scores every `key_step`-th key for `part`, and stores scores or `gathers` keys.
+/// The launch that scores every `key_step`-th key for `part`, and
+/// stores scores, or with `gathers` keys.
 pub(super) fn launch(
     op: &CheckedIndexer,
     part: Part,
@@ -242,7 +254,7 @@ pub(super) fn launch(
         id: id(spec),
         spec: source(spec),
         geometry: Geometry {
-            // `configs` found that they can be counted.
+            // `configs` checked that the count fits.
             grid: [ctas.unwrap_or(0) as u32, 1, 1],
             threads: THREADS,
             shared_bytes: columns.shared_bytes(),
@@ -260,7 +272,8 @@ mod tests {
 
     #[test]
     fn ctas_make_whole_waves() {
-        // 65536 keys: 256 CTAs for each part of the queries, of which the last is small.
+        // 65536 keys: 256 CTAs for each part of the queries;
+        // the last part is small.
         assert_eq!([cta_queries(2048, 256, 132, 8), cta_queries(512, 256, 132, 8)], [504, 504]);
         // 4096 keys: 16 CTAs.
         assert_eq!(cta_queries(2048, 16, 132, 8), 256);

@@ -1,5 +1,6 @@
-//! `matmul`: products of two matrices in device memory. Factors of 16 bits of one type are multiplied by matrix instructions, others, and
-//! on chips that have none for them, by CUDA cores.
+//! `matmul`: products of two matrices in device memory. Matrix instructions
+//! multiply 16-bit factors of one type; CUDA cores multiply other factors,
+//! and all factors on chips without matching matrix instructions.
 
 mod rounded;
 mod templates;
@@ -32,19 +33,20 @@ use tma::MappedMatmul;
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "matmul";
-/// Most tiles of all products: CTAs along the grid's x axis.
+/// Maximum tiles of all products: CTAs along the grid's x axis.
 const MOST_TILES: u64 = i32::MAX as u64;
-/// Most tiles where parts of tiles are numbered through.
+/// Maximum tiles when parts of tiles are numbered consecutively.
 const MOST_TILES_OF_WORK: u64 = (u32::MAX / MOST_SPLITS) as u64;
-/// Most parts of K: CTAs along its y axis, and far more than pay.
+/// Maximum split-K: CTAs along the grid's y
+/// axis. Far more than pays.
 const MOST_SPLITS: u32 = 64;
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(super) struct Matmul;
 
-/// Factors in f32.
+/// f32 factors.
 const F32: FactorFormat = FactorFormat::Plain(DType::F32);
 
 fn spec_of(template: &Template, a: FactorFormat, b: FactorFormat, layout: MatmulLayout) -> MatmulSpec {
@@ -106,13 +108,13 @@ fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec
     }
 }
 
-/// Every kernel on chips of `variant`, with its template.
+/// All kernels for `variant`, with their templates.
 fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
     let mut all = Vec::new();
     for template in [SIMT, SIMT_SMALL] {
         let types = FactorFormat::ALL.into_iter().flat_map(|a| FactorFormat::ALL.map(|b| (a, b)));
         let types = types.filter(|(a, b)| !a.has_scales() && !b.has_scales());
-        // Factors of two types are rare: one tile is enough for them.
+        // Factors of two types are rare, so one tile suffices.
         for (a, b) in types.filter(|(a, b)| a == b || template == SIMT_SMALL) {
             all.push((template, spec_of(&template, a, b, MatmulLayout::Any)));
         }
@@ -128,7 +130,7 @@ fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
         let of = |template| (template, spec_of(&template, FactorFormat::E4M3, FactorFormat::E4M3, layout));
         all.extend(templates.map(of));
     }
-    // Codes lie along K.
+    // FP8 codes are contiguous along K.
     for template in of_blocks(variant, true).iter().map(|template| template.on(variant)) {
         all.push((template, spec_of(&template, FactorFormat::E4M3Block, FactorFormat::E4M3Block, MatmulLayout::Nt)));
     }
@@ -151,7 +153,8 @@ fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
     all
 }
 
-/// The types of factors whose products may have groups of rows: those of gradients.
+/// Types of A and B with row groups: those that
+/// occur with gradients.
 const GROUPED_TYPES: [[FactorFormat; 2]; 4] = {
     const fn plain(dtype: DType) -> FactorFormat {
         FactorFormat::Plain(dtype)
@@ -164,12 +167,12 @@ const GROUPED_TYPES: [[FactorFormat; 2]; 4] = {
     ]
 };
 
-/// The kernel with matrix instructions for groups of rows.
+/// The matrix-instruction kernel for row groups.
 fn rows_of_instructions(variant: Variant, aligned: bool) -> Template {
     if aligned && variant >= Variant::Sm80 { CP_ASYNC_ROWS } else { TWO_STAGE_ROWS }
 }
 
-/// The kernels for products that have groups of rows.
+/// Kernels for products with row groups.
 fn of_rows(op: &CheckedMatmul, variant: Variant) -> Result<Vec<Template>, Unsupported> {
     let (a, b) = (op.a.dtype, op.b.dtype);
     if !GROUPED_TYPES.contains(&[a, b]) {
@@ -182,7 +185,7 @@ fn of_rows(op: &CheckedMatmul, variant: Variant) -> Result<Vec<Template>, Unsupp
     Ok(of_instructions.into_iter().chain([SIMT_ROWS]).collect())
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let roundings = (variant == Variant::Sm90).then(|| rounded::source(variant));
     kernels(variant).into_iter().map(move |(template, spec)| source(&template, spec, variant)).chain(roundings)
@@ -208,7 +211,7 @@ struct MatmulParams {
 const _: () = assert!(size_of::<MatmulShape>().is_multiple_of(8), "pointers follow without a gap");
 
 impl MatmulParams {
-    /// With the operands' addresses.
+    /// Fills in the operands' addresses.
     fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<Self, HalError> {
         use MatmulOperand as O;
         let mut params = *self;
@@ -236,7 +239,7 @@ impl Params for MatmulParams {
     }
 }
 
-/// The same of factors whose blocks have scales (`QG_BLOCK_SCALED`).
+/// `MatmulParams` with block scales (`QG_BLOCK_SCALED`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct BlockScaledParams {
@@ -244,7 +247,7 @@ struct BlockScaledParams {
     scales: MatmulScales,
 }
 
-/// Where the scales of `op` lie, whose blocks have some.
+/// Strides of the block scales of `op`.
 fn scales(op: &CheckedMatmul) -> MatmulScales {
     MatmulScales { a_row: op.a_scale_row, b_row: op.b_scale_row }
 }
@@ -255,7 +258,7 @@ impl Params for BlockScaledParams {
     }
 }
 
-/// Tiles along M and N, and of all products.
+/// M tiles, N tiles, and tiles of all products.
 fn tiles(op: &CheckedMatmul, template: &Template) -> (u32, u32, u64) {
     let (along_m, along_n) = ((op.m as u32).div_ceil(template.m), (op.n as u32).div_ceil(template.n));
     (along_m, along_n, op.tiles(template.m, template.n))
@@ -288,7 +291,8 @@ fn params(op: &CheckedMatmul, template: &Template, plan: &MatmulPlan) -> MatmulP
         bias_dtype: op.bias.map_or(0, dtype_code),
     };
     let (m_tiles, n_tiles, _) = tiles(op, template);
-    // How many tiles groups of rows have is found on the device, from how many there are (`sched/matmul_rows.cuh`).
+    // With row groups, the number of tiles is computed on the
+    // device from the number of groups (`sched/matmul_rows.cuh`).
     let m_tiles = if op.rows_grouped { op.batch as u32 } else { m_tiles };
     let tiles = MatmulTiles {
         m_tiles,
@@ -315,10 +319,11 @@ fn params(op: &CheckedMatmul, template: &Template, plan: &MatmulPlan) -> MatmulP
     MatmulParams { shape, types, tiles, at }
 }
 
-/// The launch of a plan, whose kernel `make` makes ready.
+/// Launch sequence of a plan. `make` prepares its kernel.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when the plan is of another family, and those of `make`.
+/// [`HalError::WrongDevice`] when the plan is of another
+/// family, and errors of `make`.
 pub fn matmul_sequence(
     op: &CheckedMatmul,
     plan: &MatmulPlan,
@@ -348,7 +353,7 @@ pub fn matmul_sequence(
         id: plan.config.kernel,
         spec: source(&template, spec, variant),
         geometry,
-        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: O::ALL,
         updated: None,
@@ -448,7 +453,7 @@ mod tests {
         for variant in Variant::ALL {
             for (template, spec) in kernels(variant) {
                 assert_eq!(find(&id(spec, variant)), Some((template, spec, variant)));
-                // What Turing has at most, and what newer chips give one of two CTAs.
+                // Turing's maximum, and half of the shared memory of newer chips.
                 let most = match variant {
                     _ if template.stays() => 227 << 10,
                     Variant::Sm70 | Variant::Sm75 => 64 << 10,

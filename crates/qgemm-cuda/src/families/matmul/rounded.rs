@@ -1,6 +1,10 @@
-//! Factors in f32 as Hopper's matrix instructions want TF32: rounded to nearest, values along K as neighbours, in the workspace. One launch
-//! before the product's own makes both (`entry/sm90_matmul_round_tf32.cu`), or B's alone: A's values pass through registers, where the
-//! product rounds them itself, so that it reads A where it lies if TMA can.
+//! TF32 factors for `wgmma`: f32 rounded to nearest and
+//! contiguous along K, in the workspace.
+//!
+//! One launch before the product copies both factors
+//! (`entry/sm90_matmul_round_tf32.cu`), or only B: A passes
+//! through registers, where the product rounds it, so A is read
+//! in place if TMA can read it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,19 +23,22 @@ use crate::source;
 use crate::spec::KernelSpec;
 
 const ENTRY: &str = "entry/sm90_matmul_round_tf32.cu";
-/// Values along K, and rows of A or columns of B, of a CTA.
+/// CTA tile: K values, and rows of A
+/// or columns of B.
 const TILE: u32 = 64;
 const THREADS: u32 = 256;
 /// `sizeof(SharedStorage)`, which the kernel asserts.
 const SHARED_BYTES: u32 = TILE * (TILE + 1) * 4;
-/// Values that rows of a copy are padded to: those of a sector of memory. TMA asks for 16 bytes.
+/// Values that rows of a copy are padded to: one memory
+/// sector. TMA requires 16 bytes.
 const ROW_VALUES: u64 = 8;
-/// What the second copy's beginning is aligned to.
+/// Alignment of the second copy.
 const ALIGNMENT: u64 = 256;
-/// Most CTAs of a launch.
+/// Maximum CTAs of a launch.
 const MOST_CTAS: u64 = i32::MAX as u64;
 
-/// One factor, and its copy: `matrices` of `outer` rows of `row` values.
+/// A factor and its copy: `matrices` matrices of
+/// `outer` rows of `row` values.
 #[derive(Clone, Copy, Debug)]
 struct Copied {
     from: BatchedDense<FactorFormat>,
@@ -44,18 +51,19 @@ struct Copied {
 
 impl Copied {
     fn new(op: &CheckedMatmul, from: BatchedDense<FactorFormat>, along_k: bool, outer: usize) -> Self {
-        // What all products share is rounded once.
+        // A matrix shared by all products is rounded once.
         let matrices = if from.batch_stride == 0 { 1 } else { op.batch as u64 };
         let k = op.k as u64;
         Self { from, along_k, matrices, outer: outer as u64, k, row: k.next_multiple_of(ROW_VALUES) }
     }
 
-    /// Bytes of the copies; `None` when there are more than fit.
+    /// Bytes of the copy; `None` on overflow.
     fn bytes(&self) -> Option<u64> {
         self.matrices.checked_mul(self.outer)?.checked_mul(self.row)?.checked_mul(size_of::<f32>() as u64)
     }
 
-    /// Tiles along K, of a matrix, and of all; `None` when there are more than fit.
+    /// Tiles along K, of a matrix, and in total;
+    /// `None` on overflow.
     fn tiles(&self) -> Option<[u64; 3]> {
         let along = |len: u64| len.div_ceil(TILE.into());
         let of_matrix = along(self.k).checked_mul(along(self.outer))?;
@@ -69,20 +77,22 @@ impl Copied {
     }
 }
 
-/// The copies of a product's factors.
+/// Copies of a product's factors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RoundedFactors {
     factors: [Copied; 2],
-    /// Whether the product reads A itself, not a copy, which then has no matrices.
+    /// Whether the product reads A in place. The copy of
+    /// A then has no matrices.
     a_in_place: bool,
-    /// Bytes of A's copy, with what aligns B's, and of both.
+    /// Bytes of A's copy, padded to align B's; and total bytes.
     first: u64,
     bytes: u64,
     ctas: u32,
 }
 
 impl RoundedFactors {
-    /// Those of `op`; `None` where sizes are beyond what a launch or memory takes.
+    /// The copies for `op`; `None` when sizes
+    /// exceed a launch or memory.
     pub fn new(op: &CheckedMatmul) -> Option<Self> {
         let a_in_place = op.a.is_row_major() && tma::takes_factor(&op.a);
         let a = Copied::new(op, op.a, op.a.is_row_major(), op.m);
@@ -94,19 +104,20 @@ impl RoundedFactors {
         Some(Self { factors: [a, b], a_in_place, first, bytes: first.checked_add(b.bytes()?)?, ctas })
     }
 
-    /// Bytes of the workspace.
+    /// Bytes in the workspace.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The product `op` of the copies.
+    /// The product of the copies.
     pub fn product(&self, op: &CheckedMatmul) -> CheckedMatmul {
         let [a, b] = self.factors;
         let a = if self.a_in_place { op.a } else { a.dense(a.row, 1) };
         CheckedMatmul { a, b: b.dense(1, b.row), ..op.clone() }
     }
 
-    /// Where the copies lie in the workspace of `plan`, and of which factors they are.
+    /// Byte ranges of the copies in the workspace of
+    /// `plan`, with their factors.
     pub fn places(&self, plan: &MatmulPlan) -> impl Iterator<Item = (MatmulOperand, Range<usize>)> {
         let [start, end] = [plan.factors, plan.factors + self.bytes as usize];
         let [a, b] = self.factors.map(|factor| factor.bytes().unwrap_or_default() as usize);
@@ -114,14 +125,14 @@ impl RoundedFactors {
         of_a.into_iter().chain([(MatmulOperand::B, end - b..end)])
     }
 
-    /// The launch that writes them.
+    /// The launch that writes the copies.
     pub fn step(&self, plan: &MatmulPlan, variant: Variant, make: &mut MakeKernel<'_>) -> Result<LaunchStep, HalError> {
         use MatmulOperand as O;
         let launch = KernelLaunch {
             id: kernel_id(variant),
             spec: source(variant),
             geometry: Geometry { grid: [self.ctas, 1, 1], threads: THREADS, shared_bytes: SHARED_BYTES },
-            // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+            // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
             starts_early: true,
             operands: O::ALL,
             updated: None,
@@ -155,7 +166,7 @@ struct RoundedFactor {
 
 impl RoundedFactor {
     fn new(copied: &Copied, from: u64, to: u64) -> Self {
-        // No more than the CTAs of a launch.
+        // Checked by `new`: at most the CTAs of a launch.
         let [k_tiles, matrix_tiles, tiles] = copied.tiles().unwrap_or_default().map(|tiles| tiles as u32);
         Self {
             from,
@@ -176,7 +187,7 @@ impl RoundedFactor {
     }
 }
 
-/// `RoundParams` there.
+/// `RoundParams` in `entry/sm90_matmul_round_tf32.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct RoundParams {

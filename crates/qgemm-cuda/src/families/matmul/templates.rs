@@ -1,13 +1,15 @@
-//! The kernels of `matmul`: main loops with their tiles.
+//! Kernels of `matmul`: main loops with their tiles.
 
 use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{FactorFormat, Math, MatmulLayout, MatmulSpec, Variant};
 
-/// Outputs that a thread stores together (`RUN` in `epilogue/operands.cuh`).
+/// Outputs that a thread stores together (`RUN` in
+/// `epilogue/operands.cuh`).
 const RUN: u32 = 8;
 
-/// A main loop with a tile: what one kernel needs to know of itself, but for the types and layouts of its factors.
+/// A main loop with a tile: a kernel without the types
+/// and layouts of its factors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Template {
     pub main_loop: &'static str,
@@ -18,13 +20,14 @@ pub(super) struct Template {
     pub n: u32,
     pub k: u32,
     pub threads: u32,
-    /// Warps along M and N; of matrix instructions alone.
+    /// Warps along M and N, for matrix instructions only.
     pub warps: [u32; 2],
     pub stages: u32,
     pub ctas: u32,
-    /// Share of the arithmetic rate that it should reach, per mille.
+    /// Expected share of the arithmetic rate, per mille.
     pub efficiency: u32,
-    /// Whether its CTAs find the rows of products that share those of one A and D.
+    /// Whether CTAs support row groups (products
+    /// that share one A and D).
     pub groups_rows: bool,
 }
 
@@ -45,7 +48,7 @@ pub(super) const SIMT: Template = Template {
 };
 pub(super) const SIMT_SMALL: Template = Template { m: 64, n: 64, threads: 128, ctas: 4, efficiency: 500, ..SIMT };
 
-/// Factors in f32 by FMA, whose tiles `cp.async` copies.
+/// f32 factors with FMA and cp.async.
 pub(super) const FMA: Template = Template {
     main_loop: "sm80_fma",
     entry: "entry/sm80_matmul_fma.cu",
@@ -73,13 +76,15 @@ const CP_ASYNC: Template = Template {
 const CP_ASYNC_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 400, ..CP_ASYNC };
 
-/// Factors in f32, as TF32.
+/// f32 factors as TF32.
 pub(super) const TF32: Template =
     Template { main_loop: "sm80_cp_async_tf32", math: Math::TensorTf32, k: 16, stages: 3, efficiency: 600, ..CP_ASYNC };
 pub(super) const TF32_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 3, efficiency: 350, ..TF32 };
 
-/// One warpgroup of consumers or two, each with 64 rows of A, and one of producers. `ctas` CTAs stay on each multiprocessor.
+/// One or two consumer warpgroups with 64 rows of A
+/// each, and a producer warpgroup. The grid is
+/// persistent with `ctas` CTAs per SM.
 const WGMMA: Template = Template {
     main_loop: "sm90_wgmma_ws",
     entry: "entry/sm90_matmul_wgmma_ws.cu",
@@ -98,14 +103,16 @@ const WGMMA: Template = Template {
 const WGMMA_MIDDLE: Template = Template { n: 128, stages: 6, efficiency: 700, ..WGMMA };
 const WGMMA_SMALL: Template = Template { m: 64, n: 128, threads: 256, stages: 8, efficiency: 500, ..WGMMA };
 
-/// The same on words of TF32, factors that a launch before it has rounded and turned along K (`rounded.rs`).
+/// `WGMMA` on TF32, with factors that an earlier launch has rounded
+/// and made contiguous along K (`rounded.rs`).
 pub(super) const WGMMA_TF32: Template =
     Template { main_loop: "sm90_wgmma_ws_tf32", math: Math::TensorTf32, k: 32, efficiency: 750, ..WGMMA };
 pub(super) const WGMMA_TF32_MIDDLE: Template = Template { n: 128, stages: 6, efficiency: 650, ..WGMMA_TF32 };
 pub(super) const WGMMA_TF32_SMALL: Template =
     Template { m: 64, n: 128, threads: 256, stages: 8, efficiency: 450, ..WGMMA_TF32 };
 
-/// The same on E4M3 codes along K, whose sums of a stage are added in f32.
+/// `WGMMA` on E4M3 along K. The sums of a
+/// stage are added in f32.
 const WGMMA_E4M3: Template = Template {
     main_loop: "sm90_wgmma_ws_e4m3",
     math: Math::TensorFp8,
@@ -117,7 +124,8 @@ const WGMMA_E4M3: Template = Template {
 };
 const WGMMA_E4M3_SMALL: Template = Template { m: 64, threads: 256, stages: 8, efficiency: 280, ..WGMMA_E4M3 };
 
-/// The same on codes with scales of blocks, each of which is a stage. One warp of producers copies codes, the others scales.
+/// `WGMMA` on E4M3 with block scales; a stage is one block.
+/// One producer warp copies codes, the others copy scales.
 const WGMMA_FP8: Template = Template {
     main_loop: "sm90_fp8_wgmma_ws",
     entry: "entry/sm90_matmul_fp8_wgmma_ws.cu",
@@ -136,7 +144,7 @@ const TWO_STAGE: Template = Template {
     entry: "entry/sm70_matmul_two_stage.cu",
     symbol: "qg_sm70_matmul_two_stage",
     stages: 2,
-    // With two, the registers of what is in flight would spill.
+    // Two CTAs would spill registers, because of the loads in flight.
     ctas: 1,
     efficiency: 400,
     ..CP_ASYNC
@@ -144,32 +152,33 @@ const TWO_STAGE: Template = Template {
 const TWO_STAGE_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 250, ..TWO_STAGE };
 
-/// Factors in E4M3, which f16 holds exactly.
+/// E4M3 factors, which are exact in f16.
 const OF_E4M3: &[Template] = &[TWO_STAGE, TWO_STAGE_SMALL];
 
-/// The same with scales of blocks, whose sums stand beside those of all.
+/// E4M3 factors with block scales, whose block sums need
+/// registers beside the total sums.
 const BLOCKS: &[Template] = &[TWO_STAGE, BLOCKS_SMALL];
 const BLOCKS_SMALL: Template = Template { ctas: 3, ..TWO_STAGE_SMALL };
 
-/// The same on instructions that multiply codes: rows begin at multiples of 16 bytes.
+/// E4M3 `mma`; rows must be 16-byte aligned.
 const FP8: Template = Template {
     main_loop: "sm89_cp_async_fp8",
     math: Math::TensorFp8,
     k: 64,
-    // Sums of a block stand beside those of all.
+    // Block sums need registers beside the total sums.
     ctas: 1,
     efficiency: 500,
     ..CP_ASYNC
 };
 const FP8_SMALL: Template = Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 3, efficiency: 350, ..FP8 };
 
-/// Factors in f32, as two bf16 each.
+/// f32 factors as two bf16 each.
 pub(super) const BF16X3: Template =
     Template { main_loop: "sm80_two_stage_bf16x3", math: Math::TensorBf16x3, efficiency: 600, ..TWO_STAGE };
 pub(super) const BF16X3_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 3, efficiency: 400, ..BF16X3 };
 
-/// The kernels of products that have rows of one A and D: small tiles, as groups are of any length.
+/// Kernels with row groups. Small tiles, because groups have any length.
 pub(super) const SIMT_ROWS: Template = Template { main_loop: "simt_rows", groups_rows: true, ..SIMT_SMALL };
 pub(super) const CP_ASYNC_ROWS: Template =
     Template { main_loop: "sm80_cp_async_rows", groups_rows: true, ..CP_ASYNC_SMALL };
@@ -177,24 +186,25 @@ pub(super) const TWO_STAGE_ROWS: Template =
     Template { main_loop: "sm75_two_stage_rows", groups_rows: true, ..TWO_STAGE_SMALL };
 
 impl Template {
-    /// As chips of `variant` have room for: two CTAs of three stages fit those with 100 KiB.
+    /// Adapts the template to `variant`: with 100 KiB two
+    /// CTAs of three stages fit.
     pub fn on(self, variant: Variant) -> Self {
         match variant {
             // Two CTAs; on Ada they would spill registers.
             Variant::Sm120 if self == FMA => Self { stages: 2, ..self },
             Variant::Sm89 | Variant::Sm120 if self.stages > 3 => Self { stages: 3, ..self },
-            // Identities say by which instructions.
+            // Identities name the instructions.
             Variant::Sm70 if self.main_loop == TWO_STAGE.main_loop => Self { main_loop: "sm70_two_stage", ..self },
             Variant::Sm70 if self.main_loop == TWO_STAGE_ROWS.main_loop => {
                 Self { main_loop: "sm70_two_stage_rows", ..self }
             }
-            // Transposes take more registers there than two CTAs leave.
+            // Transposes need more registers on this chip than two CTAs leave.
             Variant::Sm120 if self == TF32 => Self { ctas: 1, ..self },
-            // Instructions older than `wgmma`: 302 of 989 TFLOP/s, measured on an H200.
+            // `mma.sync` reaches about half of the `wgmma` rate.
             Variant::Sm90 if !self.stays() && matches!(self.math, Math::TensorF16 | Math::TensorBf16x3) => {
                 Self { efficiency: self.efficiency / 2, ..self }
             }
-            // The same: 94 of 495.
+            // `mma.sync` reaches about a third of the TF32 rate.
             Variant::Sm90 if !self.stays() && self.math == Math::TensorTf32 => {
                 Self { efficiency: self.efficiency * 19 / 60, ..self }
             }
@@ -202,8 +212,10 @@ impl Template {
         }
     }
 
-    /// Whether kernels of `spec` may have parts of K for each product: these begin anywhere, which leaves rows aligned where K is not along
-    /// them, or with whole blocks where those have scales. Large tiles have no registers for it, but for those that TMA fills.
+    /// Whether kernels of `spec` support K groups. Group borders
+    /// are arbitrary, so rows must not be along K; with block
+    /// scales groups are whole blocks. Large tiles lack the
+    /// registers, except those filled by TMA.
     pub fn may_group_k(&self, spec: &MatmulSpec) -> bool {
         match spec.layout {
             _ if self.groups_rows => false,
@@ -213,7 +225,7 @@ impl Template {
         }
     }
 
-    /// The type in which matrix instructions multiply factors of `format`.
+    /// Operand type of the matrix instructions for factors of `format`.
     pub fn multiplied(&self, format: FactorFormat) -> DType {
         match format.plain() {
             Some(_) if self.math == Math::TensorBf16x3 => DType::BF16,
@@ -222,17 +234,19 @@ impl Template {
         }
     }
 
-    /// Whether one kernel serves factors of any layout.
+    /// Whether one kernel supports all layouts.
     pub fn takes_any_layout(&self) -> bool {
         self.entry == SIMT.entry
     }
 
-    /// Whether CTAs stay and take work items in turn, which TMA brings. Others take one each.
+    /// Whether the grid is persistent and fed by TMA. Other
+    /// CTAs compute one tile each.
     pub fn stays(&self) -> bool {
         [WGMMA, WGMMA_TF32, WGMMA_E4M3, WGMMA_FP8].iter().any(|template| template.main_loop == self.main_loop)
     }
 
-    /// Whether a launch before the kernel's writes the factors that it reads, whichever way they were stored.
+    /// Whether an earlier launch rounds and copies the
+    /// factors, for any storage order.
     pub fn rounds_factors(&self) -> bool {
         self.main_loop == WGMMA_TF32.main_loop
     }
@@ -244,7 +258,7 @@ impl Template {
             Math::FmaF32 => (self.stages * self.k * (self.m + 4 + self.n + 4) * 4, 16),
             _ if self.stays() => {
                 let of_outer = match self.math {
-                    // Codes of a block, and their scale.
+                    // Codes of a block and their scale.
                     Math::TensorFp8 if self.main_loop == WGMMA_FP8.main_loop => self.k + 4,
                     Math::TensorFp8 => self.k,
                     Math::TensorTf32 => self.k * 4,
@@ -252,7 +266,7 @@ impl Template {
                 };
                 let stages = self.stages * (self.m + self.n) * of_outer;
                 let barriers = self.stages * 2 * 8;
-                // Of each consumer warp: 16 rows of 32 columns and their padding.
+                // Staging of each consumer warp: 16 rows of 32 columns, padded.
                 let staging = (self.threads - 128) / 32 * 16 * (32 + 8) * 4;
                 let ring = (stages + barriers).next_multiple_of(1024);
                 (ring + staging, 1024)
@@ -261,7 +275,7 @@ impl Template {
                 let stages = match self.math {
                     // Rows are padded by four words.
                     Math::TensorTf32 => self.stages * (self.m + self.n) * (self.k + 4) * 4,
-                    // Two halves of 16 bits.
+                    // Two 16-bit halves.
                     Math::TensorBf16x3 => self.stages * (self.m + self.n) * self.k * 4,
                     Math::TensorFp8 => self.stages * (self.m + self.n) * self.k,
                     _ => self.stages * (self.m + self.n) * self.k * 2,
@@ -270,12 +284,12 @@ impl Template {
                 (stages.max(staging), 128)
             }
         };
-        // The word by which a CTA knows that it is the last.
+        // The word that tells a CTA whether it is the last.
         (storage + 4).next_multiple_of(alignment)
     }
 }
 
-/// Whether chips of `variant` have matrix instructions for factors of `dtype`.
+/// Whether `variant` has matrix instructions for factors of `dtype`.
 pub(super) fn has_instructions(dtype: DType, variant: Variant) -> bool {
     match dtype {
         DType::F32 => false,
@@ -284,30 +298,31 @@ pub(super) fn has_instructions(dtype: DType, variant: Variant) -> bool {
     }
 }
 
-/// The kernels with matrix instructions on chips of `variant`, for factors whose contiguous parts are aligned, or not.
+/// Matrix-instruction kernels for `variant`, for
+/// aligned or unaligned factors.
 pub(super) fn of_instructions(variant: Variant, aligned: bool) -> &'static [Template] {
     match (variant >= Variant::Sm80, aligned) {
         (true, true) if variant == Variant::Sm90 => &[WGMMA, WGMMA_MIDDLE, WGMMA_SMALL, CP_ASYNC, CP_ASYNC_SMALL],
         (true, true) => &[CP_ASYNC, CP_ASYNC_SMALL],
-        // Loads of single elements bind those, whatever the tile.
+        // Loads of single elements dominate, whatever the tile.
         (true, false) => &[TWO_STAGE_SMALL],
         (false, _) => &[TWO_STAGE, TWO_STAGE_SMALL],
     }
 }
 
-/// The kernels on chips of `variant` for factors in f32 that become TF32, whose contiguous parts are aligned, or not.
+/// TF32 kernels for `variant`, for aligned or unaligned f32 factors.
 pub(super) fn of_tf32(variant: Variant, aligned: bool) -> &'static [Template] {
     match (variant, aligned) {
         (Variant::Sm90, true) => &[WGMMA_TF32, WGMMA_TF32_MIDDLE, WGMMA_TF32_SMALL, TF32, TF32_SMALL],
-        // The launch that rounds reads what begins anywhere.
+        // The rounding launch reads any alignment.
         (Variant::Sm90, false) => &[WGMMA_TF32, WGMMA_TF32_MIDDLE, WGMMA_TF32_SMALL],
         (_, true) => &[TF32, TF32_SMALL],
         (_, false) => &[],
     }
 }
 
-/// The kernels on chips of `variant` for factors in E4M3 without scales that are stored as `layout` says, whose contiguous parts are
-/// aligned, or not. Hopper's instructions take codes along K alone.
+/// Kernels for `variant` and E4M3 factors without scales in `layout`,
+/// aligned or unaligned. Hopper's `wgmma` requires E4M3 along K.
 pub(super) fn of_e4m3(variant: Variant, layout: MatmulLayout, aligned: bool) -> &'static [Template] {
     match variant {
         Variant::Sm90 if aligned && layout == MatmulLayout::Nt => {
@@ -317,7 +332,8 @@ pub(super) fn of_e4m3(variant: Variant, layout: MatmulLayout, aligned: bool) -> 
     }
 }
 
-/// The kernels on chips of `variant` for factors whose blocks have scales, and whose rows are aligned, or not. Every kernel takes aligned ones.
+/// Kernels for `variant` and factors with block scales, aligned or
+/// unaligned. Every kernel supports aligned ones.
 pub(super) fn of_blocks(variant: Variant, aligned: bool) -> &'static [Template] {
     match variant {
         Variant::Sm90 if aligned => &[WGMMA_FP8, WGMMA_FP8_SMALL, TWO_STAGE, BLOCKS_SMALL],
@@ -326,8 +342,9 @@ pub(super) fn of_blocks(variant: Variant, aligned: bool) -> &'static [Template] 
     }
 }
 
-/// The number by which kernels on CUDA cores know the format of a factor: that of the element type, and `FACTOR_E4M3` in
-/// `entry/matmul_simt.cu`. They take no blocks with scales.
+/// Number of a factor format in CUDA-core kernels: that of the
+/// element type, or `FACTOR_E4M3` in `entry/matmul_simt.cu`.
+/// Block scales are unsupported.
 pub(super) fn factor_code(format: FactorFormat) -> u32 {
     format.plain().map_or(3, dtype_code)
 }

@@ -1,4 +1,5 @@
-//! Factors as TMA reads them: `TmaMatmulParams` in `mainloop/sm90/matmul_items.cuh`.
+//! Tensor maps of the factors: `TmaMatmulParams` in
+//! `mainloop/sm90/matmul_items.cuh`.
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::MatmulScales;
@@ -10,25 +11,27 @@ use crate::families::kernel_launch::{Params, Places};
 use crate::families::launch_params::LaunchParams;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
-/// Bytes along the contiguous dimension of a box: the swizzle's.
+/// Bytes along the contiguous dimension of a box: one swizzle row.
 const BOX_BYTES: u32 = 128;
-/// Most bytes from a row or a matrix to the next (`cuTensorMapEncodeTiled`).
+/// Maximum row or matrix stride in bytes (`cuTensorMapEncodeTiled`).
 const MOST_STRIDE_BYTES: u64 = (1 << 40) - 16;
 
-/// Whether TMA can read the factors of `op`: its coordinates are of 31 bits, and sizes are not 0.
+/// Whether TMA can read the factors of `op`: coordinates have
+/// 31 bits, and sizes are not 0.
 pub(super) fn takes(op: &CheckedMatmul) -> bool {
     let sizes = [op.m, op.n, op.k, op.batch];
     op.k > 0 && sizes.iter().all(|&size| i32::try_from(size).is_ok()) && takes_factor(&op.a) && takes_factor(&op.b)
 }
 
-/// Whether TMA can read rows and matrices that lie as those of `dense` do.
+/// Whether TMA can read matrices with the layout of `dense`.
 pub(super) fn takes_factor(dense: &BatchedDense<FactorFormat>) -> bool {
     let strides = [dense.row_stride.max(dense.col_stride), dense.batch_stride];
     let fits = |stride: &u64| stride.saturating_mul(dense.dtype.bytes().max(2) as u64) <= MOST_STRIDE_BYTES;
     dense.aligned16 && strides.iter().all(fits)
 }
 
-/// A factor: its matrices of `outer` by `k`, boxes of `tile` by [`BOX_BYTES`].
+/// A factor: matrices of `outer` by `k`, and boxes of
+/// `tile` by [`BOX_BYTES`].
 #[derive(Clone, Copy, Debug)]
 struct Factor {
     dense: BatchedDense<FactorFormat>,
@@ -41,13 +44,14 @@ struct Factor {
 }
 
 impl Factor {
-    /// Its map, where it begins at `address`.
+    /// Tensor map at `address`.
     fn map(&self, address: u64) -> TileMap {
         let Self { dense, element, along_k, outer, k, batch, tile } = *self;
         let bytes = |elements: u64| elements * element.bytes() as u64;
         let edge = BOX_BYTES / element.bytes() as u32;
         let (size, tile) = if along_k { ([k, outer], [edge, tile]) } else { ([outer, k], [edge, edge]) };
-        // What lies behind a single row or matrix is never read, whatever the stride says.
+        // A stride over a single row or matrix is
+        // unused; choose a valid one.
         let stride =
             |count: u64, stride: u64| if count > 1 { bytes(stride) } else { bytes(size[0]).next_multiple_of(16) };
         let row_bytes = stride(size[1], dense.row_stride.max(dense.col_stride));
@@ -60,21 +64,21 @@ impl Factor {
         TileMap { dimensions: 3, size: [columns, rows, count, 1, 1], strides: [row_bytes, matrix_bytes, 0, 0], ..one }
     }
 
-    /// Whether each product has a matrix of its own.
+    /// Whether each product has a separate matrix.
     fn per_product(&self) -> bool {
         self.batch > 1 && self.dense.batch_stride > 0
     }
 }
 
-/// A kernel's parameter, but for the maps.
+/// Kernel parameter without maps.
 #[derive(Debug)]
 pub(super) struct MappedMatmul {
     matmul: MatmulParams,
-    /// Tiles of all products, and these times the parts of their K.
+    /// Tiles of all products, and tiles times split-K.
     work: [u32; 2],
     a: Factor,
     b: Factor,
-    /// Where scales of blocks lie, where those have some.
+    /// Strides of the block scales, if any.
     scales: Option<MatmulScales>,
 }
 
@@ -89,7 +93,7 @@ struct TmaMatmulParams {
     maps: [EncodedMap; 2],
 }
 
-/// The same of factors whose blocks have scales (`QG_BLOCK_SCALED`).
+/// `TmaMatmulParams` with block scales (`QG_BLOCK_SCALED`).
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct BlockScaledTmaParams {

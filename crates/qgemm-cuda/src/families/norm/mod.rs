@@ -1,5 +1,7 @@
-//! `norm`: rows brought to one magnitude, in one launch. Rows that fit in the registers of a CTA are read once; of longer ones the
-//! first columns stay in shared memory. Products whose X is to be normalized launch these kernels before their own.
+//! `norm`: RMSNorm and LayerNorm in one launch. Rows that fit in
+//! the registers of a CTA are read once; of longer rows
+//! the first columns are cached in shared memory. Products with a
+//! norm launch these kernels first.
 
 mod quantized;
 
@@ -19,73 +21,81 @@ use crate::families::prelude::{constant_line, macro_line};
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "norm";
 /// Columns that a thread loads and stores at once.
 const GROUP: usize = 8;
-/// Threads of a CTA of short rows, which share it.
+/// Threads of a CTA that several short rows share.
 const SHARED_CTA: u32 = 128;
 /// Threads of a warp.
 const WARP: u32 = 32;
-/// Most rows and columns: CTAs along the grid's x axis, and what kernels count in.
+/// Maximum rows and columns: CTAs along the grid's x axis, and
+/// the range of the kernels' counters.
 const MOST: usize = i32::MAX as usize;
-/// `sizeof(NormStorage)`, which the kernels assert: lines of 32 words for two means, two pairs of moments and a magnitude.
+/// `sizeof(NormStorage)`, which the kernels assert: lines of 32 words for
+/// two means, two pairs of moments and a magnitude.
 const STORAGE_BYTES: u32 = 7 * 32 * 4;
-/// Bytes of an access, whose multiples rows begin at where they are read so.
+/// Bytes of a vector access, and the alignment of
+/// rows that it requires.
 const ACCESS: u64 = 16;
-/// Most columns of rows that the kernels for aligned ones keep in registers.
+/// Maximum columns of aligned rows that kernels keep in registers.
 const ALIGNED_COLUMNS: usize = 16384;
-/// Share of the bandwidth that the kernels should reach, per mille.
+/// Expected share of the bandwidth, per mille.
 const EFFICIENCY: u32 = 800;
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(in crate::families) struct Norm;
 
 /// A kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Template {
-    /// The type of all matrices of a kernel for whole aligned rows; others are told at run time.
+    /// Element type of all matrices in kernels for whole aligned
+    /// rows; `None` for run-time types.
     x: Option<DType>,
-    /// Groups that a thread keeps in registers; none of rows of any length.
+    /// Groups that a thread keeps in registers; 0
+    /// for rows of any length.
     groups: u32,
-    /// Most threads of a CTA.
+    /// Maximum threads of a CTA.
     threads: u32,
-    /// CTAs that a multiprocessor should hold at once, which bounds registers.
+    /// Resident CTAs per SM to demand of the compiler,
+    /// which limits registers.
     least_ctas: u32,
 }
 
-/// Kernels for matrices of any type, for rows of few columns first.
+/// Kernels for run-time types, shortest rows first.
 const TEMPLATES: [Template; 4] = [
     Template { x: None, groups: 1, threads: 128, least_ctas: 8 },
     Template { x: None, groups: 2, threads: 128, least_ctas: 6 },
     Template { x: None, groups: 4, threads: 512, least_ctas: 1 },
     Template { x: None, groups: 0, threads: 1024, least_ctas: 1 },
 ];
-/// Kernels for aligned rows of 16-bit numbers: 32 registers for a residual's row and its own where a thread has four groups, which
-/// many rows have, and long ones. Four CTAs of two groups share a multiprocessor where rows have 4096 columns, so that 512 rows are one wave
-/// on an H200.
+/// Kernels for aligned 16-bit rows. With four groups per thread,
+/// a row and its residual take 32 registers. With two groups
+/// and 4096 columns, four CTAs share an SM, so that 512
+/// rows are one wave on an H200.
 const HALF_TEMPLATES: [Template; 3] = [
     Template { x: None, groups: 1, threads: 128, least_ctas: 12 },
     Template { x: None, groups: 2, threads: 512, least_ctas: 2 },
     Template { x: None, groups: 4, threads: 512, least_ctas: 2 },
 ];
-/// Threads of such kernels that a multiprocessor holds at once.
+/// Resident threads per SM of such kernels.
 const RESIDENT_THREADS: u32 = 1024;
-/// Kernels for aligned rows of f32.
+/// Kernels for aligned f32 rows.
 const F32_TEMPLATES: [Template; 2] = [
     Template { x: Some(DType::F32), groups: 1, threads: 128, least_ctas: 10 },
     Template { x: Some(DType::F32), groups: 2, threads: 1024, least_ctas: 1 },
 ];
 
 impl Template {
-    /// All of them.
+    /// All kernels.
     fn all() -> impl Iterator<Item = Self> {
         let of_type = |x| HALF_TEMPLATES.map(|template| Self { x: Some(x), ..template });
         TEMPLATES.into_iter().chain(of_type(DType::F16)).chain(of_type(DType::BF16)).chain(F32_TEMPLATES)
     }
 
-    /// The kernel for `op` on a device like `info`, and how many threads share a row.
+    /// The kernel for `op` on a device like `info`,
+    /// and the threads per row.
     fn of(op: &CheckedNorm, info: &DeviceInfo) -> (Self, u32) {
         let columns = op.columns.max(op.d_columns);
         match op.aligned_dtype().filter(|_| columns <= ALIGNED_COLUMNS) {
@@ -94,12 +104,13 @@ impl Template {
         }
     }
 
-    /// For rows of so many columns of any types.
+    /// For rows of `columns` columns of any types.
     fn any(columns: usize) -> (Self, u32) {
         let [one, two, four, any] = TEMPLATES;
         let groups = columns.div_ceil(GROUP);
         match groups {
-            // A part of a warp has a power of two of threads.
+            // Rows that share a warp have a power
+            // of two of threads.
             0..=32 => (one, (groups as u32).next_power_of_two()),
             33..=64 => (two, WARP),
             65..=128 => (four, WARP),
@@ -108,8 +119,13 @@ impl Template {
         }
     }
 
-    /// For aligned rows of so many columns of type `x` on a device with `units` multiprocessors. More rows than these hold at once have half
-    /// the threads, which add up what twice as many would (`PARTS` in the kernel), so that a row's bits depend on its columns alone.
+    /// For `rows` aligned rows of `columns` columns of type `x`
+    /// on a device with `units` SMs.
+    ///
+    /// Beyond one wave of rows, a row gets half the threads.
+    /// They use the same reduction tree as twice as many
+    /// (`PARTS` in the kernel), so that the bits do not
+    /// depend on the number of rows.
     fn aligned(x: DType, columns: usize, rows: usize, units: u32) -> (Self, u32) {
         let groups = columns.div_ceil(GROUP);
         let [one, two, four] = match x {
@@ -122,7 +138,7 @@ impl Template {
             }
             DType::F16 | DType::BF16 => HALF_TEMPLATES.map(|template| Self { x: Some(x), ..template }),
         };
-        // Halves are whole warps, too.
+        // Half of the threads must be whole warps, too.
         let threads = warps(groups, 2).next_multiple_of(2 * WARP);
         let few = rows <= (units * (RESIDENT_THREADS / threads)) as usize;
         match groups {
@@ -133,9 +149,11 @@ impl Template {
         }
     }
 
-    /// Bytes of shared memory of a CTA with so many threads, `copied` of whose operands gamma and beta wait in it.
+    /// Shared memory of a CTA with `threads` threads. `copied` of the
+    /// operands gamma and beta are staged in it.
     fn shared_bytes(&self, threads: u32, copied: u32) -> u32 {
-        // `AlignedStorage` in the kernel: a line of each sum, with a word for the warps of few rows.
+        // `AlignedStorage` in the kernel: a line for each
+        // sum, with one word per warp.
         let parts = if self.groups > 2 { 2 } else { 1 };
         let lines = if self.x.is_some() { 3 * 4 * parts * self.threads / WARP } else { 0 };
         STORAGE_BYTES + lines.next_multiple_of(ACCESS as u32) + copied * self.groups * ACCESS as u32 * threads
@@ -152,7 +170,9 @@ impl Template {
         KernelId::new(NAME, Some(variant), Spec::Norm(self.spec()))
     }
 
-    /// [`Template::least_ctas`] on `variant`. Two groups of any type need up to 96 registers for consumer Blackwell, where six CTAs leave 80.
+    /// [`Template::least_ctas`] on `variant`. On consumer
+    /// Blackwell two groups of run-time types need up to 96
+    /// registers, and six CTAs leave only 80.
     fn least_ctas(&self, variant: Variant) -> u32 {
         match (variant, self.x, self.groups) {
             (Variant::Sm120, None, 2) => self.least_ctas - 1,
@@ -188,12 +208,12 @@ impl Template {
     }
 }
 
-/// Threads, whole warps, that have `each` of so many groups.
+/// Threads (whole warps) for `groups` groups with `each` groups per thread.
 fn warps(groups: usize, each: usize) -> u32 {
     (groups.div_ceil(each) as u32).next_multiple_of(WARP)
 }
 
-/// Every kernel of the family on devices of `variant`.
+/// All kernels of the family for `variant`.
 pub(in crate::families) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     Template::all().map(move |template| template.source(variant)).chain(quantized::specs(variant))
 }
@@ -206,7 +226,7 @@ struct NormParams {
     at: NormPointers,
 }
 
-/// A norm's parameters, and which operand each of them is of.
+/// Norm parameters, and the operand of each.
 #[derive(Debug)]
 struct NormArguments {
     op: CheckedNorm,
@@ -214,7 +234,7 @@ struct NormArguments {
 }
 
 impl NormArguments {
-    /// The parameters with the addresses of all operands but those that a quantized result has in place of D.
+    /// The parameters with all addresses except those of a quantized result.
     fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<NormParams, HalError> {
         let (op, mut params) = (&self.op, self.params);
         let optional = |operand: Option<NormOperand>| operand.map_or(Ok(0), |operand| at.of(operands, operand));
@@ -239,7 +259,7 @@ impl Params for NormArguments {
     }
 }
 
-/// The launch for `op` on a device like `info`.
+/// The launch of `op` on a device like `info`.
 fn launch(op: &CheckedNorm, variant: Variant, info: &DeviceInfo) -> KernelLaunch {
     let (template, row_threads) = Template::of(op, info);
     let (mut geometry, kept_columns) = geometry(op, template.groups, row_threads, info);
@@ -250,7 +270,7 @@ fn launch(op: &CheckedNorm, variant: Variant, info: &DeviceInfo) -> KernelLaunch
         id: template.id(variant),
         spec: template.source(variant),
         geometry,
-        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: NormOperand::ALL,
         updated: None,
@@ -258,14 +278,17 @@ fn launch(op: &CheckedNorm, variant: Variant, info: &DeviceInfo) -> KernelLaunch
     }
 }
 
-/// How many of gamma and beta the kernels for aligned rows copy to shared memory (`COPIES_COLUMNS` in `mainloop/norm_packed_row.cuh`).
+/// How many of gamma and beta the kernels for aligned rows
+/// stage in shared memory (`COPIES_COLUMNS` in
+/// `mainloop/norm_packed_row.cuh`).
 fn copied_operands(op: &CheckedNorm, variant: Variant) -> u32 {
     let is_half = |dtype: &DType| dtype.bytes() == 2;
     let given = [op.function.gamma, op.function.beta].into_iter().flatten();
     if variant >= Variant::Sm80 && is_half(&op.x.dtype) { given.filter(is_half).count() as u32 } else { 0 }
 }
 
-/// The geometry of a kernel with so many groups a thread and threads a row, and the columns that it keeps in shared memory.
+/// Launch geometry for `groups` groups per thread and `row_threads` threads
+/// per row, and the columns cached in shared memory.
 fn geometry(op: &CheckedNorm, groups: u32, row_threads: u32, info: &DeviceInfo) -> (Geometry, u32) {
     let rows = op.rows as u32;
     let geometry = |rows_of_cta: u32, threads, shared_bytes| Geometry {
@@ -284,7 +307,7 @@ fn geometry(op: &CheckedNorm, groups: u32, row_threads: u32, info: &DeviceInfo) 
     }
 }
 
-/// All parameters but addresses, and what these tell.
+/// Kernel parameters without addresses and address-derived fields.
 fn params(op: &CheckedNorm, row_threads: u32, kept_columns: u32) -> NormParams {
     let function = &op.function;
     let (residual, sum) = (op.added.map(|added| added.residual), op.added.map(|added| added.sum));
@@ -323,10 +346,10 @@ fn params(op: &CheckedNorm, row_threads: u32, kept_columns: u32) -> NormParams {
     NormParams { shape, at }
 }
 
-/// Whether the kernels serve `op`.
+/// Whether the kernels support `op`.
 ///
 /// # Errors
-/// The reason why they do not.
+/// The refusal.
 fn check(op: &CheckedNorm) -> Result<(), Unsupported> {
     for (name, size) in [("rows", op.rows), ("columns", op.columns.max(op.d_columns))] {
         if size > MOST {
@@ -342,10 +365,11 @@ fn check(op: &CheckedNorm) -> Result<(), Unsupported> {
     Ok(())
 }
 
-/// The launches of a plan, whose kernels `make` makes ready.
+/// Launch sequence of a plan. `make` prepares its kernels.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when the device has no kernel variant, and those of `make`.
+/// [`HalError::WrongDevice`] when the device has no kernel
+/// variant, and errors of `make`.
 pub fn norm_sequence(
     op: &CheckedNorm,
     info: &DeviceInfo,

@@ -1,4 +1,5 @@
-//! Kernels of norms whose result is quantized: one for rows that fit in registers, one for rows of any length, for each format.
+//! Norm kernels with a quantized result. Each format has one kernel
+//! for rows in registers and one for rows of any length.
 
 use std::sync::Arc;
 
@@ -18,15 +19,16 @@ use crate::families::quantize::{all_parts, format_constants};
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// Groups that a thread of the kernel for rows in registers keeps.
+/// Groups per thread in the kernel for rows in registers.
 const GROUPS: u32 = 2;
-/// Most threads of a CTA: what is left of them are 64 registers each.
+/// Maximum threads of a CTA, with 64 registers each.
 const THREADS: u32 = 1024;
-/// Most groups of a row in registers.
+/// Maximum groups of a row in registers.
 const MOST_GROUPS: usize = (GROUPS * THREADS) as usize;
 
-/// Groups that a thread keeps of a row of so many stored columns, 0 of long ones, and the threads that share it: whole warps,
-/// because lanes that share a scale compare by shuffles.
+/// Groups per thread for a row of `stored_columns` columns (0 for
+/// long rows), and threads per row: whole warps, because lanes
+/// that share a scale use shuffles.
 fn cut(stored_columns: usize) -> (u32, u32) {
     let groups = stored_columns.div_ceil(GROUP);
     match groups {
@@ -41,7 +43,7 @@ pub(super) fn id(op: &CheckedNorm, quantized: &QuantizedD, variant: Variant) -> 
     KernelId::new(NAME, Some(variant), Spec::NormQuantize(NormQuantizeSpec::new(groups, quantized)))
 }
 
-/// Its source; `None` of what is no format of codes.
+/// Source of the kernel; `None` for an unquantized format.
 pub(super) fn source(spec: NormQuantizeSpec, variant: Variant) -> Option<KernelSpec> {
     spec.parts().map(|parts| source_of(spec, &parts, variant))
 }
@@ -71,7 +73,7 @@ fn source_of(spec: NormQuantizeSpec, parts: &XParts, variant: Variant) -> Kernel
     }
 }
 
-/// Every kernel on devices of `variant`.
+/// All kernels for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     all_parts().flat_map(move |(format, parts)| {
         let planes = XPlanes { parts, codes_row: 0, scales_row: 0, sums_row: 0 };
@@ -88,7 +90,7 @@ struct NormQuantizeParams {
     to: QuantizePointers,
 }
 
-/// The parameters, and which operand each of them is of.
+/// Kernel parameters, and the operand of each.
 #[derive(Debug)]
 struct Arguments {
     norm: NormArguments,
@@ -113,7 +115,7 @@ impl Params for Arguments {
     }
 }
 
-/// The launch for `op` on a device like `info`.
+/// The launch of `op` on a device like `info`.
 pub(super) fn launch(op: &CheckedNorm, quantized: &QuantizedD, variant: Variant, info: &DeviceInfo) -> KernelLaunch {
     let (groups, row_threads) = cut(op.d_columns);
     let (geometry, kept_columns) = geometry(op, groups, row_threads, info);
@@ -123,7 +125,7 @@ pub(super) fn launch(op: &CheckedNorm, quantized: &QuantizedD, variant: Variant,
         id: id(op, quantized, variant),
         spec: source_of(spec, &parts, variant),
         geometry,
-        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        // These kernels call `griddepcontrol_wait` themselves (atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: NormOperand::ALL,
         updated: None,

@@ -1,9 +1,13 @@
-//! Functions of one output.
+//! Activation functions.
 
-/// Function applied to the scaled sum with C and the bias added, before the residual is.
+/// Activation applied to
+/// `alpha · X·Wᵀ + beta · C + bias`, before
+/// the residual is added.
 ///
-/// Exhaustive on purpose: every backend computes each of them within its innermost loops, where there is no place to refuse one, and
-/// the compiler names the backends that lack a new one. One more is a new version of this library.
+/// Exhaustive on purpose: every backend computes each function in
+/// its innermost loops and cannot refuse one. The compiler then
+/// names the backends that lack a new function. Adding one requires
+/// a new version of this library.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// None.
@@ -13,9 +17,10 @@ pub enum Activation {
     Relu,
     /// `v / (1 + exp(−v))`, also called swish.
     Silu,
-    /// GELU by its approximation `v / 2 · (1 + tanh(√(2/π) · (v + 0.044715 v³)))`.
+    /// GELU, tanh approximation:
+    /// `v / 2 · (1 + tanh(√(2/π) · (v + 0.044715 v³)))`.
     GeluTanh,
-    /// GELU itself: `v / 2 · (1 + erf(v / √2))`.
+    /// Exact GELU: `v / 2 · (1 + erf(v / √2))`.
     GeluErf,
 }
 

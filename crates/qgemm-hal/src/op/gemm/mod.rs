@@ -1,4 +1,4 @@
-//! `gemm`: products of activations and a weight, which may be quantized.
+//! `gemm`: products of activations with a quantized or unquantized weight.
 
 mod activation;
 mod plan;
@@ -29,98 +29,101 @@ use crate::error::Unsupported;
 use crate::kernel_id::{Name, spec};
 
 operands! {
-    /// What `gemm` reads and writes.
+    /// Operands of `gemm`.
     pub enum GemmOperand {
-        /// Activations; of quantized ones the codes.
+        /// Activations, or the codes of quantized activations.
         X: "x" Read,
-        /// Codes and scales of the weight in the device's layout.
+        /// Packed weight.
         W: "the weight" Constant,
-        /// A factor for every stored row of W, in f32.
+        /// Row scales of W, f32.
         RowScale: "the row scales" Constant,
-        /// Stored column of W → input feature, `u32` each, padded with `NO_COLUMN` to whole k-tiles.
+        /// Stored column of W → input feature, u32, padded with
+        /// `NO_COLUMN` to whole k-tiles.
         KOrder: "the column order" Constant,
         /// C.
         C: "c" Read,
         /// Bias.
         Bias: "the bias" Read,
-        /// Factors of the tokens, in f32.
+        /// Token scales, f32.
         TokenScale: "the token scales" Read,
         /// Residual.
         Residual: "the residual" Read,
         /// Output.
         D: "d" Write,
-        /// Memory for what one step leaves for the next; zeroed before the first launch.
+        /// Scratch memory passed between steps; zeroed before the first launch.
         Workspace: "the workspace" Accumulate,
-        /// What each token's accumulators are to be multiplied with, in f32: a part of the workspace.
+        /// Factor of each token's accumulators, f32; part of the workspace.
         XFactor: "the tokens' factors" Read,
-        /// Partial accumulators of tiles that are cut along K: a part of the workspace.
+        /// Split-K partial sums; part of the workspace.
         Partials: "the partial accumulators" Write,
-        /// Arrival counters of such tiles: a part of the workspace.
+        /// Arrival counters of split tiles; part of the workspace.
         Counters: "the counters" Accumulate,
-        /// What blocks or tokens of a quantized X are scaled by.
+        /// Scales of a quantized X, by block or by token.
         XScales: "the scales of x" Read,
-        /// The factors of its tokens, or the one that is given for all of it, in f32.
+        /// Factor of each token of a quantized X, or
+        /// one for all of X; f32.
         XPlaneFactors: "the factors of x" Read,
-        /// The sums of its codes, scales included.
+        /// X block sums, with scales applied.
         XSums: "the sums of x" Read,
-        /// Factors of the columns of X, of a norm before the product.
+        /// Gamma of the norm before the product.
         Gamma: "gamma" Constant,
-        /// What such a norm adds to the columns of X.
+        /// Beta of the norm before the product.
         Beta: "beta" Constant,
-        /// The outputs of the second segment, where there are segments.
+        /// Outputs of segment 2.
         D2: "d of segment 2" Write,
-        /// Those of the third.
+        /// Outputs of segment 3.
         D3: "d of segment 3" Write,
-        /// Those of the fourth.
+        /// Outputs of segment 4.
         D4: "d of segment 4" Write,
     }
 }
 
 spec! {
-    /// What tells the kernels of `gemm` apart.
+    /// Kernel identity keys of `gemm`.
     pub struct GemmSpec {
-        /// The main loop: generation and mechanism, such as `sm90_wgmma_ws`.
+        /// Main loop: variant and mechanism, such as `sm90_wgmma_ws`.
         main_loop: Name,
         /// Format of W.
         w: Format,
         /// Format in which X is multiplied.
         x: XFormat,
-        /// Stored rows of W that a CTA computes.
+        /// N tile: stored rows of W for each CTA.
         n: u32,
-        /// Tokens that a CTA computes.
+        /// M tile: tokens for each CTA.
         m: u32,
-        /// Values along K of a k-tile.
+        /// K elements of a k-tile.
         k: u32,
         /// Threads of a CTA.
         threads: u32,
         /// Warps along N.
         warps_n: u32,
-        /// Groups of warps that share K.
+        /// Warp groups that slice K.
         k_groups: u32,
-        /// CTAs that one unit (SM, core) runs at once.
+        /// CTAs per unit (SM, core).
         ctas: u32,
-        /// Stages of the copy pipeline.
+        /// Pipeline stages.
         stages: u32,
     }
 }
 
-/// X: its format, strides in elements, and the alignment of its first byte.
+/// X operand: format, strides in elements, and alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct XOperand {
     /// Format in memory.
     pub format: XFormat,
-    /// Elements from one token to the next.
+    /// Token stride in elements.
     pub row_stride: u64,
-    /// Elements from one column to the next: 1 for row-major.
+    /// Column stride in elements: 1 for row-major.
     pub col_stride: u64,
-    /// Whether every token begins at a multiple of 16 bytes (and columns are contiguous).
+    /// Whether every token is contiguous and 16-byte aligned.
     pub aligned16: bool,
-    /// Its planes, where it is quantized; strides are then those of codes.
+    /// Planes of a quantized X. The strides above are
+    /// then those of the codes.
     pub planes: Option<XPlanes>,
 }
 
 impl XOperand {
-    /// X as a matrix of plain numbers; `None` where it is quantized.
+    /// X as a dense matrix; `None` when X is quantized.
     pub fn dense(&self) -> Option<Dense> {
         let Self { format, row_stride, col_stride, aligned16, .. } = *self;
         format.plain().map(|dtype| Dense { dtype, row_stride, col_stride, aligned16 })
@@ -133,101 +136,119 @@ impl From<Dense> for XOperand {
     }
 }
 
-/// X as it is stored where it is normalized before it is multiplied.
+/// The norm before the product, with its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NormedX {
-    /// What becomes of a row.
+    /// The norm function.
     pub function: NormFunction,
-    /// X in memory, row-major.
+    /// Input of the norm, row-major.
     pub x: Dense,
 }
 
 impl GemmOperand {
-    /// The outputs of the segments behind the first, whose outputs are D.
+    /// Operands of the segments after the first, which is D.
     pub const OF_SEGMENTS: [Self; Segment::MOST - 1] = [Self::D2, Self::D3, Self::D4];
 }
 
-/// Where the outputs of neighbouring features lie that are not in D.
+/// A contiguous range of output features that is written
+/// to another matrix than D.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Segment {
-    /// The first of them, a multiple of [`Segment::STEP`]. They end where the next segment begins, or with the last feature.
+    /// First feature, a multiple of [`Segment::STEP`]. The segment ends at the
+    /// next one, or at the last feature.
     pub first: usize,
-    /// Their matrix.
+    /// Its output matrix.
     pub d: Dense,
 }
 
 impl Segment {
-    /// Segments of a product, that of D among them.
+    /// Maximum segments of a product, D included.
     pub const MOST: usize = 4;
-    /// What borders between segments are multiples of: rows of W that lie together in every layout, whose outputs kernels store
-    /// together.
+    /// Segment borders are multiples of this: every layout keeps 16 rows
+    /// of W together, and kernels store their outputs together.
     pub const STEP: usize = 16;
 }
 
-/// `D[M, out_features] = activation(v) + residual` with `v = alpha · token_scale · X·Wᵀ + beta · C + bias`, or, of a gated
-/// pair, `activation(v of the gate) · v of the up + residual`; validated by the API.
+/// GEMM with epilogue: `D[M, out_features] = activation(v) + residual` with
+/// `v = alpha · token_scale · X·Wᵀ + beta · C + bias`.
+///
+/// For a gated pair:
+/// `activation(v of the gate) · v of the up + residual`.
+/// Validated by the API.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckedGemm {
     /// Tokens (rows of X); at least 1.
     pub m: usize,
-    /// Rows of W as stored, at least 1: the output features, or, of a gated pair, a multiple of 16 (see
+    /// Stored rows of W, at least 1: the output features, or
+    /// a multiple of 16 for a gated pair (see
     /// [`HostWeight::gated_pair`](qgemm_formats::HostWeight::gated_pair)).
     pub stored_rows: usize,
-    /// Output features (columns of D): the stored rows, or, of a gated pair, the rows of each weight.
+    /// Output features (columns of D): the stored rows, or
+    /// half of them for a gated pair.
     pub out_features: usize,
     /// Whether W is a gated pair.
     pub gated: bool,
     /// Input features (columns of X); at least 1.
     pub k: usize,
-    /// Length of a stored row of W (differs from `k` only with act-order padding).
+    /// Length of a stored row of W. It differs from `k`
+    /// only with act-order padding.
     pub stored_k: usize,
     /// Format of W.
     pub format: Format,
     /// Layout of W.
     pub class: FragmentLayout,
-    /// Whether W has a factor per row.
+    /// Whether W has row scales.
     pub row_scale: bool,
     /// Whether W's columns are permuted (act-order).
     pub k_order: bool,
-    /// Whether W's values can be rounded to f16 ([`HostWeight::fits_f16`](qgemm_formats::HostWeight::fits_f16)).
+    /// Whether W's values may be rounded to f16
+    /// ([`HostWeight::fits_f16`](qgemm_formats::HostWeight::fits_f16)).
     pub weight_fits_f16: bool,
-    /// X as it is multiplied: where it is normalized first, the rows that the norm writes.
+    /// X as it is multiplied: the output of
+    /// the norm, if any.
     pub x: XOperand,
-    /// The norm before the product, whose launch comes before those that families make.
+    /// The norm before the product. Its launch comes
+    /// before those of families.
     pub norm: Option<NormedX>,
-    /// How far X may be rounded.
+    /// Permitted rounding of X.
     pub x_precision: XPrecision,
-    /// D, which has the outputs of all features, or, where there are segments, of those before the first.
+    /// D, with the outputs before the first segment, or all
+    /// outputs without segments.
     pub d: Dense,
-    /// Outputs that lie elsewhere, at most [`Segment::MOST`]` - 1`, in the order of features; never of a gated pair.
+    /// Further output segments in feature order, at most
+    /// [`Segment::MOST`]` - 1`. Not supported for a gated pair.
     pub segments: Vec<Segment>,
-    /// C, read only when present; `beta` is 0 otherwise.
+    /// C; `beta` is 0 without it.
     pub c: Option<Dense>,
-    /// Element type of the bias: contiguous, one element a feature; of a gated pair the gate's bias, then the up's.
+    /// Element type of the bias: contiguous, one element for each feature.
+    /// For a gated pair, first the gate's bias, then the up's.
     pub bias: Option<DType>,
-    /// Whether every token has a factor in f32.
+    /// Whether every token has an f32 scale.
     pub token_scale: bool,
     /// The residual, added last.
     pub residual: Option<Dense>,
-    /// Whether D holds the residual before: `residual` then is what D is, and no such operand is given.
+    /// Whether D initially holds the residual. `residual` then describes D,
+    /// and there is no separate operand.
     pub residual_in_d: bool,
-    /// Factor of the product.
+    /// Scale of the product.
     pub alpha: f32,
-    /// Factor of C.
+    /// Scale of C.
     pub beta: f32,
-    /// Function applied before the residual is added; of a gated pair, to the gate.
+    /// Activation, applied before the residual is added. For a gated
+    /// pair it applies to the gate.
     pub activation: Activation,
-    /// Pins family and K partition whatever M is, so that a row's bits do not depend on its batch.
+    /// Fixes family and K partition for all M, so that a
+    /// row's bits do not depend on its batch.
     pub batch_invariant: bool,
 }
 
 impl CheckedGemm {
-    /// Elements of the bias, where there is one.
+    /// Elements of the bias, if any.
     pub fn bias_len(&self) -> usize {
         if self.gated { 2 * self.out_features } else { self.out_features }
     }
 
-    /// Every output with its features and matrix: D, then those of segments.
+    /// Every output with its features and matrix: D, then the segments.
     pub fn outputs(&self) -> impl Iterator<Item = (GemmOperand, Range<usize>, Dense)> + '_ {
         let end = move |segment: usize| self.segments.get(segment).map_or(self.out_features, |next| next.first);
         let others = self.segments.iter().zip(GemmOperand::OF_SEGMENTS).enumerate();
@@ -235,15 +256,15 @@ impl CheckedGemm {
         std::iter::once((GemmOperand::D, 0..end(0), self.d)).chain(others)
     }
 
-    /// Name of a product of `family` in tables and messages: `gemm_nt_q4_k_f16`.
+    /// Name in tables and messages: `gemm_nt_q4_k_f16`.
     pub fn kernel_name(&self, family: &str) -> String {
         format!("{family}_nt_{}_{}", self.format.name, self.x.format)
     }
 
-    /// X as a matrix of plain numbers.
+    /// X as a dense matrix.
     ///
     /// # Errors
-    /// The reason for kernels that read nothing else, when X is quantized.
+    /// A refusal for kernels that do not support quantized X.
     pub fn plain_x(&self) -> Result<Dense, Unsupported> {
         let why = || format!("multiplies X in f32, f16 or bf16, and this one is in {}", self.x.format);
         self.x.dense().ok_or_else(|| Unsupported::new(why()))
@@ -266,7 +287,8 @@ impl CheckedGemm {
         (k * f64::from(desc.bits) + scale_bits + sum_bits) / 8.0
     }
 
-    /// The norm before the product; `None` where there is none. Its D is X as it is multiplied, of [`CheckedGemm::m`] rows.
+    /// The norm before the product, if any. Its output is the
+    /// X that the product multiplies, with [`CheckedGemm::m`] rows.
     pub fn norm_prologue(&self) -> Option<CheckedNorm> {
         let NormedX { function, x } = self.norm?;
         let quantized = self.x.planes.map(|planes| QuantizedD { format: self.x.format, planes });
@@ -275,7 +297,7 @@ impl CheckedGemm {
                 let columns = planes.parts.columns(self.k);
                 (Dense::rows_of(DType::F32, columns), columns)
             }
-            // Whole groups of columns, of which those beyond X's are 0.
+            // Pad to whole groups of columns; columns beyond X are 0.
             None => {
                 let d = self.plain_x().ok()?;
                 (d, usize::try_from(d.row_stride).ok()?)
@@ -295,19 +317,21 @@ impl CheckedGemm {
         })
     }
 
-    /// The same before the kernels of `plan`; `None` where these normalize X themselves.
+    /// The norm that runs before the kernels of `plan`, with its
+    /// output regions. `None` when the kernels normalize X themselves.
     pub fn norm_before(&self, plan: &LaunchPlan) -> Option<(CheckedNorm, XPlaneRegions)> {
         let regions = self.normed_regions_of(plan)?;
         Some((self.norm_prologue()?, regions))
     }
 
-    /// Where what such a norm writes lies in the workspace.
+    /// Output regions of that norm in the workspace.
     pub fn normed_regions_of(&self, plan: &LaunchPlan) -> Option<XPlaneRegions> {
         if plan.config.normalizes_x { None } else { self.normed_regions(self.m, plan.workspace.bytes) }
     }
 
-    /// Where `rows` normalized rows, or the planes of them, lie in a workspace whose first `bytes` bytes a plan's own steps have; `None`
-    /// where X is not normalized, or its size overflows.
+    /// Regions of `rows` normalized rows, or of their planes, after
+    /// the first `bytes` bytes of a workspace. `None` without a
+    /// norm, or when the size overflows.
     pub fn normed_regions(&self, rows: usize, bytes: usize) -> Option<XPlaneRegions> {
         self.norm?;
         let row_bytes = match self.x.planes {
@@ -323,10 +347,12 @@ impl CheckedGemm {
         XPlaneRegions::new(self.x.format, rows, row_bytes, bytes.max(WorkspaceLayout::RESERVED))
     }
 
-    /// The conversion of X that `plan` begins with; `None` where its kernel reads X in place.
+    /// The X prologue of `plan`; `None` when its
+    /// kernel reads X in place.
     ///
-    /// D of the conversion has a row for each token of the operation and whole k-tiles of columns, in the order in which W
-    /// stores them; [`WorkspaceLayout::x`] says where it lies.
+    /// D of the conversion has one row for each token, and
+    /// whole k-tiles of columns in the order in which W stores
+    /// them. [`WorkspaceLayout::x`] is its location.
     pub fn x_prologue(&self, plan: &LaunchPlan) -> Option<CheckedConvert> {
         let XPrologue::Convert { row_factors } = plan.config.x_prologue?;
         let (x, dtype) = (self.plain_x().ok()?, plan.config.x_format.plain()?);
@@ -342,7 +368,7 @@ impl CheckedGemm {
         })
     }
 
-    /// The operation as the kernel behind `prologue` sees it: X is what that wrote.
+    /// The operation after `prologue`, with X as the prologue wrote it.
     pub fn after(&self, prologue: &CheckedConvert) -> Self {
         let columns = prologue.d_columns;
         Self { k: columns, stored_k: columns, k_order: false, x: prologue.d.into(), ..self.clone() }
@@ -366,7 +392,8 @@ impl Operation for CheckedGemm {
             (self.norm.is_some_and(|norm| norm.function.gamma.is_some()), GemmOperand::Gamma),
             (self.norm.is_some_and(|norm| norm.function.beta.is_some()), GemmOperand::Beta),
         ];
-        // What a norm writes lies in the workspace, but for the factor that it is given.
+        // The norm's output is in the workspace,
+        // except for a given factor.
         let is_given = |planes: &XPlanes, operand: GemmOperand| {
             let of_norm = planes.parts.factor == XFactor::Given && operand == GemmOperand::XPlaneFactors;
             self.norm.is_none() || of_norm
@@ -391,7 +418,7 @@ impl Operation for CheckedGemm {
     }
 }
 
-/// A factor that is no number equals itself here: descriptions are keys of plans.
+/// Plan cache key: NaN factors compare equal to themselves.
 impl Eq for CheckedGemm {}
 
 impl Hash for CheckedGemm {

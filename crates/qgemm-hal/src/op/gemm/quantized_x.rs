@@ -1,4 +1,4 @@
-//! X in codes and scales as `gemm` takes it, and the product of the same as plain numbers.
+//! Quantized X in `gemm`, and the product with a dequantized X.
 
 use std::borrow::Cow;
 
@@ -10,16 +10,20 @@ use crate::op::dense::Dense;
 use crate::op::dequantize::CheckedDequantize;
 use crate::op::quantize::CheckedQuantize;
 
-/// The planes of a quantized X, rows of each so many bytes apart; [`GemmOperand::X`] is the codes.
+/// Planes of a quantized X with their row strides;
+/// [`GemmOperand::X`] holds the codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct XPlanes {
-    /// What they hold.
+    /// Contents of the planes.
     pub parts: XParts,
-    /// Bytes from one row of codes to the next; a multiple of 16, as is the address.
+    /// Row stride of the codes in bytes. It and the
+    /// address are multiples of 16.
     pub codes_row: u64,
-    /// Bytes from one row of scales to the next; a multiple of 4, as is the address.
+    /// Row stride of the scales in bytes. It and the
+    /// address are multiples of 4.
     pub scales_row: u64,
-    /// Bytes from one row of sums to the next; a multiple of 4, as is the address.
+    /// Row stride of the sums in bytes. It and the
+    /// address are multiples of 4.
     pub sums_row: u64,
 }
 
@@ -29,7 +33,7 @@ impl XPlanes {
         self.operands_of([GemmOperand::XScales, GemmOperand::XPlaneFactors, GemmOperand::XSums])
     }
 
-    /// Those of scales, factors and sums that there are.
+    /// The existing ones of scales, factors and sums.
     pub fn operands_of<O>(&self, [scales, factors, sums]: [O; 3]) -> impl Iterator<Item = O> + use<O> {
         let optional = [
             (self.parts.scale.is_some(), scales),
@@ -39,7 +43,7 @@ impl XPlanes {
         optional.into_iter().filter(|(is_there, _)| *is_there).map(|(_, operand)| operand)
     }
 
-    /// The operand of a product whose X is of `format`.
+    /// X operand of a product in `format`.
     pub fn operand(self, format: XFormat) -> XOperand {
         let codes_a_byte = if self.parts.code == XCode::E2M1 { 2 } else { 1 };
         let row_stride = self.codes_row.saturating_mul(codes_a_byte);
@@ -48,11 +52,13 @@ impl XPlanes {
 }
 
 impl CheckedGemm {
-    /// The step that makes plain numbers of a quantized X, and the operation behind it, which multiplies those; `None` of an X
-    /// that is plain.
+    /// The step that dequantizes X, and the operation after it.
+    /// `None` when X is not quantized.
     ///
-    /// The numbers are f32. Those of integer codes may not be rounded any further, so that the product keeps the limits of integer
-    /// products; those of other codes may be, to f16, whose eleven bits hold each code's four.
+    /// The values are f32. From integer codes they must not be
+    /// rounded further, so that the product keeps the limits of integer
+    /// products. Other codes may be rounded to f16, whose 11 bits
+    /// hold the 4 bits of each code.
     pub fn dequantized(&self) -> Option<(Self, CheckedDequantize)> {
         let planes = self.x.planes?;
         let step = CheckedDequantize { rows: self.m, columns: self.k, format: self.x.format, planes };
@@ -63,9 +69,10 @@ impl CheckedGemm {
         Some((Self { x: step.d().into(), x_precision, ..self.clone() }, step))
     }
 
-    /// The steps that quantize a plain X as far as its precision permits, each with the operation behind it, which multiplies
-    /// codes; none of an X that is quantized, or may not be. [`XPrecision::Auto`] asks for none: what rounds further than kernels do
-    /// by themselves is asked for.
+    /// The steps that quantize X as far as its precision permits,
+    /// each with the operation after it. None when X is quantized
+    /// already or must not be. [`XPrecision::Auto`] yields none: more rounding
+    /// than kernels do by default must be requested.
     pub fn quantized(&self) -> impl Iterator<Item = (Self, CheckedQuantize)> + '_ {
         const BLOCKS: XFormat = XFormat::Q8 { block: 32 };
         let formats: &[XFormat] = match self.x_precision {
@@ -78,7 +85,8 @@ impl CheckedGemm {
         formats.iter().filter_map(|&format| self.quantized_to(format))
     }
 
-    /// The step that quantizes a plain X to `format`, and the operation behind it.
+    /// The step that quantizes X to `format`, and
+    /// the operation after it.
     pub(in crate::op) fn quantized_to(&self, format: XFormat) -> Option<(Self, CheckedQuantize)> {
         let (x, parts) = (self.plain_x().ok()?, format.parts(false, None)?);
         let k = self.k;
@@ -96,7 +104,8 @@ impl CheckedGemm {
         Some((Self { x: planes.operand(format), ..self.clone() }, step))
     }
 
-    /// The operation that the families of `plan` see: this one, or that behind the step that makes X plain or quantizes it.
+    /// The operation that the families of `plan` see: this one, or
+    /// the one after the step that dequantizes or quantizes X.
     pub fn product(&self, plan: &LaunchPlan) -> Cow<'_, Self> {
         let layout = &plan.workspace;
         let plain = layout.dequantized.and_then(|_| self.dequantized()).map(|(product, _)| product);
@@ -105,7 +114,8 @@ impl CheckedGemm {
         plain.or(quantized).map_or(Cow::Borrowed(self), Cow::Owned)
     }
 
-    /// The step that quantizes X before the kernels of `plan`, and where it writes.
+    /// The step that quantizes X before the kernels of
+    /// `plan`, and its output regions.
     pub fn quantize_step(&self, plan: &LaunchPlan) -> Option<(CheckedQuantize, XPlaneRegions)> {
         let regions = plan.workspace.quantized?;
         self.quantized_to(regions.format).map(|(_, step)| (step, regions))
@@ -113,17 +123,18 @@ impl CheckedGemm {
 }
 
 impl CheckedDequantize {
-    /// Columns of what it writes: those of X as stored, so that every row begins at a multiple of 16 bytes.
+    /// Output columns: those of X as stored, so that every
+    /// row is 16-byte aligned.
     pub fn d_columns(&self) -> usize {
         self.planes.parts.columns(self.columns)
     }
 
-    /// What it writes.
+    /// Output matrix.
     pub fn d(&self) -> Dense {
         Dense::rows_of(DType::F32, self.d_columns())
     }
 
-    /// Where it writes that in a workspace, from byte `x` on.
+    /// Output region in a workspace, at offset `x`.
     pub(crate) fn region(&self, x: usize) -> XRegion {
         let columns = self.d_columns();
         XRegion {

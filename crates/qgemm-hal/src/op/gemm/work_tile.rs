@@ -1,31 +1,33 @@
-//! What each block of a launch works on: agreed between the scheduler, which decides it, and kernels, which compute
-//! it in the same way (`kernels/sched/tile.cuh`).
+//! Work tiles of each CTA. The scheduler decides them and kernels
+//! compute the same (`kernels/sched/tile.cuh`).
 
 use std::ops::Range;
 
 use super::plan::{LaunchPlan, StreamK};
 
-/// What a CTA computes of one tile.
+/// An output tile, or the part of its K
+/// that one CTA computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkTile {
-    /// The tile: place in the order in which tiles are worked through, index of its counter.
+    /// Index of the tile in processing order, and of its counter.
     pub tile: u32,
-    /// Place of the tile along N.
+    /// N coordinate of the tile.
     pub n_tile: u32,
-    /// Place of the tile along M.
+    /// M coordinate of the tile.
     pub m_tile: u32,
-    /// Steps along K.
+    /// K steps.
     pub k_tiles: Range<u32>,
-    /// Blocks that share the tile.
+    /// CTAs that share the tile.
     pub peers: u32,
-    /// This block's place among them, in the order of their steps.
+    /// Index of this CTA among the peers, in K order.
     pub index: u32,
-    /// Slot of this block's partial sums, when there are several peers. Those of a tile follow one another.
+    /// Partial-sum slot of this CTA when the tile is split. The
+    /// slots of a tile are contiguous.
     pub slot: u32,
 }
 
 impl LaunchPlan {
-    /// What the block at `place` of the grid works on, in order.
+    /// Work tiles of the CTA at grid position `place`, in order.
     pub fn work_tiles(&self, place: [u32; 3]) -> Vec<WorkTile> {
         match &self.stream_k {
             None => vec![self.part(place)],
@@ -33,7 +35,7 @@ impl LaunchPlan {
         }
     }
 
-    /// The one work tile of a block whose grid has a part of a tile for each.
+    /// The single work tile of a CTA in a plain grid.
     fn part(&self, [n_tile, m_tile, part]: [u32; 3]) -> WorkTile {
         let bound = |s: u32| (u64::from(s) * u64::from(self.k_tiles) / u64::from(self.splits)) as u32;
         let tile = m_tile * self.n_tiles + n_tile;
@@ -41,7 +43,7 @@ impl LaunchPlan {
         WorkTile { tile, n_tile, m_tile, k_tiles, peers: self.splits, index: part, slot: tile * self.splits + part }
     }
 
-    /// The parts of cut tiles in a block's range.
+    /// Parts of split tiles in a CTA's range.
     fn range(&self, cut: &StreamK, block: u32) -> impl Iterator<Item = WorkTile> {
         let units = cut.units(self.k_tiles);
         let range = cut.range(units, block);
@@ -56,20 +58,20 @@ impl LaunchPlan {
                 k_tiles: begin * cut.cut_k_tiles..(end * cut.cut_k_tiles).min(self.k_tiles),
                 peers: cut.owner(units, first_unit + units - 1) - first_block + 1,
                 index,
-                // So many tiles were cut before this one at most.
+                // Upper bound of the tiles split before this one.
                 slot: first_block + tile.min(first_block) + index,
                 ..self.whole_tile(cut, tile)
             }
         })
     }
 
-    /// A block's whole tiles.
+    /// Whole tiles of a CTA.
     fn whole_tiles(&self, cut: &StreamK, block: u32) -> impl Iterator<Item = WorkTile> {
         let tiles = cut.cut_tiles + block..self.n_tiles * self.m_tiles;
         tiles.step_by(self.grid[0] as usize).map(|tile| self.whole_tile(cut, tile))
     }
 
-    /// All of the tile at a place in the order of the swizzle.
+    /// The whole tile at a position in swizzle order.
     fn whole_tile(&self, cut: &StreamK, tile: u32) -> WorkTile {
         let first = tile / (cut.swizzle_group * self.m_tiles) * cut.swizzle_group;
         let width = cut.swizzle_group.min(self.n_tiles - first);
@@ -86,19 +88,20 @@ impl LaunchPlan {
     }
 }
 
-/// Geometry of cut tiles, in units of `cut_k_tiles` steps along K.
+/// Geometry of split tiles, in units of `cut_k_tiles` K steps.
 impl StreamK {
-    /// Units of a tile of `k_tiles` steps.
+    /// Units of a tile with `k_tiles` steps.
     pub fn units(&self, k_tiles: u32) -> u32 {
         k_tiles.div_ceil(self.cut_k_tiles)
     }
 
-    /// Whether ranges end where tiles do.
+    /// Whether ranges end at tile borders.
     pub fn is_even(&self) -> bool {
         self.cut_tiles > 0 && self.cut_ctas.is_multiple_of(self.cut_tiles)
     }
 
-    /// The range of a block, over all cut tiles of `units` units; empty for blocks that have none.
+    /// Range of a CTA over all split tiles with `units` units
+    /// each. Empty for CTAs without a range.
     pub fn range(&self, units: u32, block: u32) -> Range<u32> {
         if block >= self.cut_ctas {
             return 0..0;
@@ -108,7 +111,7 @@ impl StreamK {
         bound(block.into())..bound(u64::from(block) + 1)
     }
 
-    /// The block whose range holds `unit`.
+    /// The CTA whose range holds `unit`.
     fn owner(&self, units: u32, unit: u32) -> u32 {
         let total = u64::from(self.cut_tiles) * u64::from(units);
         (((u64::from(unit) + 1) * u64::from(self.cut_ctas) - 1) / total) as u32

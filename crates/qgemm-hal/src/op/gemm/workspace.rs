@@ -1,5 +1,5 @@
-//! Where a plan's counters, partial accumulators and converted X lie in its workspace: agreed between scheduler and
-//! kernels.
+//! Workspace layout of a plan: counters, partial sums and converted X.
+//! Scheduler and kernels agree on it.
 
 use std::ops::Range;
 
@@ -9,64 +9,73 @@ use super::super::dequantize::CheckedDequantize;
 use super::super::quantize::CheckedQuantize;
 use super::plan::{LaunchPlan, StreamK, TileConfig, XPrologue};
 
-/// Tiles that a plan may split along K: more fill every device without a split.
+/// Maximum tiles that a plan may split along K. More tiles
+/// fill every device without a split.
 const MAX_SPLIT_TILES: u64 = 1 << 14;
-/// Bytes at the start of every workspace, of any operation, that only counters lie in.
+/// Bytes reserved for counters at the start of the
+/// workspace of every operation.
 pub(crate) const COUNTER_BYTES: u64 = MAX_SPLIT_TILES * 4;
-/// What parts of a workspace are aligned to.
+/// Alignment of workspace parts, in bytes.
 const ALIGNMENT: u64 = 256;
-/// Bytes of a token's factor.
+/// Bytes of a token factor.
 const FACTOR_BYTES: usize = 4;
 
 /// Byte offsets in the workspace of a plan.
 ///
-/// First comes one `u32` arrival counter a tile that is split, zero between launches; then partial accumulators: slots of
-/// `tile_m · tile_n` f32 each, in the kernel's own order; then converted X. Plans of different shapes share a
-/// workspace, so the room for counters is the same in every plan: none finds what another left of its partial accumulators there.
+/// First one `u32` arrival counter for each split tile, zero between
+/// launches. Then partial sums: slots of `tile_m · tile_n` f32 in
+/// the kernel's order. Then converted X. Plans of different shapes share
+/// a workspace, so the counters have the same size in every
+/// plan: no plan finds another plan's partial sums in its counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkspaceLayout {
-    /// Offset of the partial accumulators, a multiple of 256.
+    /// Offset of the partial sums, a multiple of 256.
     pub partials: usize,
-    /// Bytes of the partial accumulators; 0 when tiles are not split.
+    /// Bytes of the partial sums; 0 without split tiles.
     pub partial_bytes: usize,
     /// Offset of the counters.
     pub counters: usize,
-    /// X as the prologue writes it.
+    /// Output region of the X prologue.
     pub x: Option<XRegion>,
-    /// A quantized X as plain numbers, for kernels that multiply no codes of its format.
+    /// Region of a dequantized X.
     pub dequantized: Option<XRegion>,
-    /// A plain X in codes and scales, for kernels that multiply these.
+    /// Regions of a quantized X.
     pub quantized: Option<XPlaneRegions>,
-    /// Size of the workspace; 0 when nothing is kept in it.
+    /// Workspace bytes; 0 when none is needed.
     pub bytes: usize,
 }
 
-/// Where an X prologue writes: `rows` rows of `columns` elements without gaps.
+/// Output region of an X prologue: `rows` contiguous
+/// rows of `columns` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XRegion {
     /// Offset of the first row, a multiple of 256.
     pub x: usize,
-    /// Offset of the f32 that each token's accumulators are multiplied with, a multiple of 256, where there are such factors.
+    /// Offset of the f32 factor of each token's accumulators, a multiple
+    /// of 256; `None` without factors.
     pub factors: Option<usize>,
-    /// Rows that there is room for: whole tiles.
+    /// Rows: whole tiles.
     pub rows: usize,
-    /// Columns of a row: whole k-tiles.
+    /// Columns: whole k-tiles.
     pub columns: usize,
     /// Bytes of a row.
     pub row_bytes: usize,
 }
 
-/// Where a step writes the planes of X that it quantizes; those that its format has not have no bytes.
+/// Regions of the planes of a quantized X. Planes that the
+/// format lacks have 0 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XPlaneRegions {
     /// The format.
     pub format: XFormat,
-    /// Offset and bytes of codes, scales, factors of tokens, and sums, each offset a multiple of 256.
+    /// Offset and bytes of codes, scales, token factors and sums.
+    /// Offsets are multiples of 256.
     pub planes: [(usize, usize); 4],
 }
 
 impl XPlaneRegions {
-    /// Planes of `rows` rows of so many bytes each, behind the first `bytes` bytes; `None` when their size overflows.
+    /// Planes with `rows` rows of these byte sizes, after the first
+    /// `bytes` bytes; `None` on overflow.
     pub(super) fn new(format: XFormat, rows: usize, row_bytes: [u64; 4], bytes: usize) -> Option<Self> {
         let mut end = bytes as u64;
         let mut planes = [(0, 0); 4];
@@ -79,19 +88,19 @@ impl XPlaneRegions {
         Some(Self { format, planes })
     }
 
-    /// What `quantize` writes, behind the first `bytes` bytes; `None` when their size overflows.
+    /// Output of `quantize`, after the first `bytes` bytes; `None` on overflow.
     pub fn of(quantize: &CheckedQuantize, bytes: usize) -> Option<Self> {
         let factor = if quantize.parts.factor == XFactor::PerToken { FACTOR_BYTES as u64 } else { 0 };
         let rows = [quantize.codes_row, quantize.scales_row, factor, quantize.sums_row];
         Self::new(quantize.format, quantize.rows, rows, bytes)
     }
 
-    /// All of their bytes.
+    /// Byte range of all planes.
     pub fn all(&self) -> Range<usize> {
         self.range(0).start..self.range(3).end
     }
 
-    /// The bytes of the plane at a place of [`XPlaneRegions::planes`].
+    /// Byte range of plane number `plane` in [`XPlaneRegions::planes`].
     pub fn range(&self, plane: usize) -> Range<usize> {
         let (start, bytes) = self.planes[plane];
         start..start + bytes
@@ -99,24 +108,25 @@ impl XPlaneRegions {
 }
 
 impl XRegion {
-    /// The bytes of the first `tokens` rows.
+    /// Byte range of the first `tokens` rows.
     pub fn x_of(&self, tokens: usize) -> Range<usize> {
         self.x..self.x + tokens.min(self.rows) * self.row_bytes
     }
 
-    /// The bytes of the factors of the first `tokens` rows, where there are any.
+    /// Byte range of the first `tokens` factors, if any.
     pub fn factors_of(&self, tokens: usize) -> Option<Range<usize>> {
         self.factors.map(|first| first..first + tokens.min(self.rows) * FACTOR_BYTES)
     }
 }
 
 impl WorkspaceLayout {
-    /// Bytes at the start of a workspace that are counters of products and of attention, whatever the plan: zero between launches, and other
-    /// operations leave them alone.
+    /// Bytes at the start of a workspace reserved for the counters
+    /// of products and attention in any plan. They are zero between
+    /// launches, and other operations do not touch them.
     pub const RESERVED: usize = COUNTER_BYTES as usize;
 
-    /// The layout for `tiles` tiles of `tile_values` outputs whose K is cut into `splits` parts each, or `None` when
-    /// there are more tiles than counters or the size overflows.
+    /// Layout for `tiles` tiles of `tile_values` outputs with split-K. `None`
+    /// when there are more tiles than counters or the size overflows.
     pub fn split(splits: u32, tiles: u64, tile_values: u64) -> Option<Self> {
         match splits {
             0 | 1 => Self::of_slots(0, 0, tile_values),
@@ -124,11 +134,15 @@ impl WorkspaceLayout {
         }
     }
 
-    /// The layout for what `cut` cuts of tiles with `tile_values` outputs; `None` as for [`WorkspaceLayout::split`].
+    /// Layout for the split tiles of `cut` with `tile_values` outputs each;
+    /// `None` as for [`WorkspaceLayout::split`].
     ///
-    /// A tile's slots follow one another, in the order of its peers. Its first is the index of the first CTA
-    /// that has a part of it, plus the tiles cut before it: at most as many as their number, and as that of the CTAs
-    /// before, of which each begins at most one tile that it does not end.
+    /// The slots of a tile are contiguous, in peer order.
+    /// The first slot is the index of the tile's first CTA
+    /// plus the number of tiles split before it. That
+    /// number is at most the number of earlier tiles and of
+    /// earlier CTAs, because each CTA begins at most one
+    /// tile that it does not end.
     pub fn stream_k(cut: &StreamK, tile_values: u64) -> Option<Self> {
         match (cut.cut_tiles, cut.cut_ctas) {
             (0, _) | (_, 0) => Self::of_slots(0, 0, tile_values),
@@ -167,8 +181,9 @@ impl WorkspaceLayout {
         })
     }
 
-    /// The layout with room for what the prologue of `config` writes for `m_tiles` tiles of tokens and `k_tiles` k-tiles, or
-    /// `None` when the size overflows. Without a prologue it is the same.
+    /// Adds room for the X prologue of `config` with `m_tiles` M
+    /// tiles and `k_tiles` k-tiles. Unchanged without a
+    /// prologue; `None` on overflow.
     pub fn with_x(self, config: &TileConfig, m_tiles: u32, k_tiles: u32) -> Option<Self> {
         let Some(XPrologue::Convert { row_factors }) = config.x_prologue else { return Some(self) };
         let after = |offset: u64| offset.checked_next_multiple_of(ALIGNMENT);
@@ -191,14 +206,15 @@ impl WorkspaceLayout {
         })
     }
 
-    /// The layout with room for what `quantize` writes, behind all else, or `None` when the size overflows.
+    /// Adds room for the output of `quantize` at the
+    /// end; `None` on overflow.
     pub fn with_quantized(self, quantize: &CheckedQuantize) -> Option<Self> {
         let regions = XPlaneRegions::of(quantize, self.bytes.max(Self::RESERVED))?;
         Some(Self { quantized: Some(regions), bytes: regions.all().end, ..self })
     }
 
-    /// The layout with room for `bytes` bytes of factors behind all else, and the offset where they begin, or `None` when the size
-    /// overflows. Without any it is the same.
+    /// Adds `bytes` bytes of factors at the end and returns their
+    /// offset. Unchanged for 0 bytes; `None` on overflow.
     pub fn with_factors(self, bytes: u64) -> Option<(Self, usize)> {
         if bytes == 0 {
             return Some((self, self.bytes));
@@ -208,7 +224,8 @@ impl WorkspaceLayout {
         Some((Self { bytes: end.try_into().ok()?, ..self }, factors.try_into().ok()?))
     }
 
-    /// The layout with room for what `dequantize` writes, behind all else, or `None` when the size overflows.
+    /// Adds room for the output of `dequantize` at the
+    /// end; `None` on overflow.
     pub fn with_dequantized(self, dequantize: &CheckedDequantize) -> Option<Self> {
         let x = (self.bytes as u64).max(COUNTER_BYTES).checked_next_multiple_of(ALIGNMENT)?;
         let region = dequantize.region(x.try_into().ok()?);
@@ -223,7 +240,8 @@ impl LaunchPlan {
         u64::from(self.n_tiles) * u64::from(self.m_tiles)
     }
 
-    /// Tiles that several CTAs may share: so many counters are in use.
+    /// Tiles that several CTAs may share: the
+    /// number of counters in use.
     pub fn shared_tiles(&self) -> u64 {
         match &self.stream_k {
             Some(cut) => cut.cut_tiles.into(),

@@ -1,4 +1,4 @@
-//! [`XPrecision`]: what a problem permits a product to do with X.
+//! [`XPrecision`]: how far a product may round X.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,45 +7,60 @@ use qgemm_formats::DType;
 
 use crate::error::HalError;
 
-/// How far activations may be rounded before they are multiplied: a permission, of which kernels use what makes them fast.
+/// Permitted rounding of the activations. Kernels use it
+/// where it makes them faster.
 ///
-/// It allows and never forces: a product that rounds less is always permitted, and taken where it is as fast. What a plan does,
-/// [`TileConfig::x_format`](crate::TileConfig::x_format) of its launch says; what each device makes of each permission stands in
-/// `docs/guide/support.md`.
+/// It allows and never forces: a product that rounds less is
+/// always permitted, and is chosen when it is as fast.
+/// [`TileConfig::x_format`](crate::TileConfig::x_format) of a plan tells
+/// what the kernel does; `docs/guide/support.md` lists every device.
 ///
-/// Integers of eight bits, which [`XPrecision::Auto`] permits, cost an error of 1e-5 to 1e-4 of the output's square, 2.5e-4 seen
-/// for tokens with a few large values. That is what llama.cpp does on processors. It is little beside what weights of four bits
-/// cost (5e-3), and more than weights of eight do (3e-5).
+/// INT8, which [`XPrecision::Auto`] permits, costs a relative squared error
+/// of 1e-5 to 1e-4 of the output, and 2.5e-4 for tokens
+/// with a few large values. llama.cpp does the same on CPUs.
+/// 4-bit weights cost much more (5e-3), 8-bit weights less (3e-5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum XPrecision {
-    /// What costs no speed on the device, and never rounds further than llama.cpp: as [`XPrecision::Int8`] on processors and
-    /// wgpu, and f16 or bf16 on CUDA. Of FP8 weights whose checkpoint states dynamic FP8 activations, as [`XPrecision::E4M3`].
+    /// The fastest of the device, never coarser than llama.cpp:
+    /// [`XPrecision::Int8`] on CPU and wgpu, f16 or bf16 on CUDA.
+    /// For FP8 weights whose checkpoint declares dynamic FP8
+    /// activations: [`XPrecision::E4M3`].
     #[default]
     Auto,
-    /// Not at all.
+    /// No rounding.
     Exact,
-    /// To f16, after each token was multiplied by a power of two of its own: what is beyond the range of f16 keeps eleven
-    /// bits, too. bf16 activations lose nothing by it but what is 2³¹ times smaller than the token's largest value.
+    /// f16, after scaling each token by a power of two, so
+    /// that values beyond the f16 range keep 11 bits. bf16 activations
+    /// lose only values 2³¹ times smaller than the token's largest.
     F16,
-    /// To bf16, where matrix instructions take it.
+    /// bf16, where matrix instructions support it.
     BF16,
-    /// f32 to TF32, to nearest: eleven bits in the range of f32. `matmul` does so on CUDA from Ampere on; else f32 is multiplied as it is.
+    /// f32 to TF32, to nearest: 11 bits with the range of
+    /// f32. Used by `matmul` on CUDA from Ampere on;
+    /// elsewhere f32 is not rounded.
     Tf32,
-    /// f32 to the sum of two bf16 numbers, each rounded to nearest, whose products are added but for the smallest: three multiplications for
-    /// one, 16 bits. `matmul` does so on CUDA from Ampere on; else f32 is multiplied as it is.
+    /// f32 as the sum of two bf16 numbers, each rounded to
+    /// nearest, without the smallest partial product: three multiplications
+    /// instead of one, 16 bits. Used by `matmul` on CUDA from
+    /// Ampere on; elsewhere f32 is not rounded.
     Bf16x3,
-    /// To integers of eight bits, with a factor for every
-    /// [`activation_block`](qgemm_formats::FormatDesc::activation_block) columns, on CUDA for every 32, where weights are such
-    /// integers, too, or name them in a table. Else as [`XPrecision::F16`].
+    /// INT8 with a factor for every
+    /// [`activation_block`](qgemm_formats::FormatDesc::activation_block)
+    /// columns (every 32 on CUDA), for integer weights and table formats.
+    /// Otherwise as [`XPrecision::F16`].
     Int8,
-    /// To integers of eight bits with one factor a token, where kernels multiply such codes with weights that are integers, too. Else as
+    /// INT8 with one factor for each token, where kernels
+    /// multiply it with integer weights. Otherwise as
     /// [`XPrecision::Int8`], which rounds less.
     Int8Token,
-    /// To E4M3, four bits of precision, with a factor for every 128 columns, where a CUDA kernel multiplies such codes with those of FP8
-    /// weights (Ada and newer), or of INT4 and MXFP4 (Hopper). Else as [`XPrecision::Int8`], which rounds less.
+    /// E4M3 (4 bits of precision) with a factor for every 128
+    /// columns, where CUDA kernels multiply it with FP8 weights (Ada and
+    /// newer), or with INT4 and MXFP4 weights (Hopper). Otherwise as
+    /// [`XPrecision::Int8`], which rounds less.
     E4M3,
-    /// To E4M3 with one factor a token, where such kernels are faster with it than with one for every 128 columns. Else as
+    /// E4M3 with one factor for each token, where that is faster
+    /// than a factor for every 128 columns. Otherwise as
     /// [`XPrecision::E4M3`], which rounds less.
     E4M3Token,
 }
@@ -81,15 +96,16 @@ impl XPrecision {
         }
     }
 
-    /// Whether X, whatever it is stored in, may be multiplied as blocks of integers of eight bits
-    /// ([`XFormat::Q8`](qgemm_formats::XFormat::Q8)).
+    /// Whether X may be multiplied as INT8 blocks, whatever its type
+    /// in memory ([`XFormat::Q8`](qgemm_formats::XFormat::Q8)).
     pub const fn allows_q8(self) -> bool {
         use XPrecision::{Auto, E4M3, E4M3Token, Int8, Int8Token};
         matches!(self, Auto | Int8 | Int8Token | E4M3 | E4M3Token)
     }
 
-    /// The 16-bit type in which X, stored in `dtype`, may be multiplied where it is not that type already; f16 with a power of
-    /// two a token.
+    /// The 16-bit type to which X of `dtype` may be rounded;
+    /// `None` when it is that type already. f16 is scaled by
+    /// a power of two for each token.
     pub const fn half(self, dtype: DType) -> Option<DType> {
         match (self, dtype) {
             (XPrecision::Exact | XPrecision::Tf32 | XPrecision::Bf16x3, _) | (_, DType::F16) => None,

@@ -1,4 +1,5 @@
-//! What kernels of experts touch of their operands, and how much of a stack of weights one dispatch sees.
+//! Byte extents that MoE kernels touch in their operands, and the
+//! number of experts bound by one dispatch.
 
 use qgemm_hal::{CheckedExperts, CheckedGemm, Dense, Unsupported};
 
@@ -6,26 +7,28 @@ use crate::families::dispatch::MARGIN;
 use crate::families::gemm::{TILE_ROWS, x_matrix, x_scale_bytes};
 use crate::weight_code::WeightCode;
 
-/// C, where it is added: as in BLAS, it is not read where its factor is 0.
+/// C, if it is added. As in BLAS, C is not
+/// read when its factor is 0.
 pub(super) fn added_c(each: &CheckedGemm) -> Option<&Dense> {
     each.c.as_ref().filter(|_| each.beta != 0.0)
 }
 
-/// Bytes that kernels touch of each operand.
+/// Bytes that kernels touch in each operand.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extents {
     pub x: usize,
-    /// Of the weight of one expert.
+    /// Bytes of one expert's weight.
     pub w: usize,
     pub row_scale: usize,
-    /// Of column orders, or of the scales of an X in codes.
+    /// Bytes of the column orders, or of the
+    /// scales of a quantized X.
     pub k_order: usize,
     pub index: usize,
     pub c: usize,
     pub bias: usize,
     pub token_scale: usize,
     pub residual: usize,
-    /// What products are written to.
+    /// Bytes of the products' output.
     pub d: usize,
 }
 
@@ -50,7 +53,7 @@ impl Extents {
         of_weights.of_portion(op)
     }
 
-    /// Those of `op`, a portion of the operation that these are of.
+    /// Extents of `op`, a portion of the operation with these extents.
     pub fn of_portion(self, op: &CheckedExperts) -> Result<Self, Unsupported> {
         let each = &op.each;
         let (x, x_columns) = x_matrix(each)?;
@@ -95,9 +98,10 @@ fn dense_bytes(what: &str, dense: &Dense, rows: usize, columns: usize) -> Result
     bytes.ok_or_else(|| Unsupported::new(format!("the extent of {what} overflows")))
 }
 
-/// Experts whose weights a binding of `limit` bytes holds, of which one has been found to fit.
+/// Experts whose weights fit in a binding of `limit`
+/// bytes; at least one does.
 pub(super) fn bound_experts(op: &CheckedExperts, extents: &Extents, limit: u64) -> usize {
     let fit = limit.saturating_sub(MARGIN) / (extents.w as u64).max(1);
-    // Of one weight for all experts, each binds it.
+    // With one shared weight, each dispatch binds it.
     if op.weights() == 1 { op.experts } else { usize::try_from(fit).unwrap_or(usize::MAX).clamp(1, op.experts) }
 }

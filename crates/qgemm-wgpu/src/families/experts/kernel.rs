@@ -1,4 +1,4 @@
-//! Launches of the kernels of experts: what each binds, and its parameters.
+//! Launches of MoE kernels: bindings and parameters.
 
 use std::sync::Arc;
 
@@ -88,7 +88,7 @@ pub(super) struct CombineParams {
     d_base: u32,
 }
 
-/// Which kernel of the sequence.
+/// The kernel within the sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Check,
@@ -106,7 +106,7 @@ pub(super) struct ExpertsKernel {
     pub op: CheckedExperts,
     pub extents: Extents,
     pub grid: [u32; 3],
-    /// Whether slots are multiplied expert by expert.
+    /// Whether slots are grouped by expert.
     pub grouped: bool,
     /// Experts whose weights a dispatch binds.
     pub bound_experts: usize,
@@ -141,7 +141,8 @@ impl ExpertsKernel {
     }
 }
 
-/// A launch of one, for all of its tokens or a portion of them: the grid is that for all.
+/// A launch for all tokens or a portion of them. The
+/// grid covers all tokens.
 struct Run<'k> {
     kernel: &'k ExpertsKernel,
     op: CheckedExperts,
@@ -149,7 +150,8 @@ struct Run<'k> {
 }
 
 impl Run<'_> {
-    /// The first `bytes` bytes of an operand, accessed `width` at a time.
+    /// The first `bytes` bytes of an operand,
+    /// accessed `width` at a time.
     fn touched<'a>(
         &self,
         operands: &'a Operands<'_>,
@@ -164,7 +166,8 @@ impl Run<'_> {
         self.touched(operands, ExpertOperand::Index, self.op.index_len() * 4, 4).bind(&self.kernel.shared)
     }
 
-    /// What says which rows are whose: the lists of slots where these are multiplied expert by expert, else the index.
+    /// Operand that assigns rows to experts: the expert lists for
+    /// grouped slots, otherwise the index.
     fn rows_index(&self) -> (ExpertOperand, usize) {
         match (self.kernel.grouped, self.op.list_parts()) {
             (true, Some([_, slots])) => (ExpertOperand::Lists, slots.end),
@@ -172,7 +175,7 @@ impl Run<'_> {
         }
     }
 
-    /// The index and behind it the factors of rows, as one operand.
+    /// The index followed by the row factors, as one operand.
     fn gather<'a>(&'a self, operands: &'a Operands<'_>) -> Result<Dispatch<'a, GatherParams>, HalError> {
         use ExpertOperand as O;
         let shared = &self.kernel.shared;
@@ -196,7 +199,7 @@ impl Run<'_> {
         self.touched(operands, ExpertOperand::RouterWeights, bytes, 4).bind(&self.kernel.shared)
     }
 
-    /// Rows as kernels count them: with a capacity, those of one expert.
+    /// Row count for kernels; with a capacity, that of one expert.
     fn rows(&self) -> u32 {
         match self.op.form {
             ExpertForm::Masked { capacity } => capacity as u32,
@@ -220,7 +223,8 @@ impl Run<'_> {
         Ok(Dispatch { params, bindings: vec![index, weights, status.0], grid: self.kernel.grid })
     }
 
-    /// The rows of experts from `first` on, as many as are bound together.
+    /// Rows of the experts that are bound together,
+    /// from expert `first` on.
     fn product<'a>(&'a self, first: usize, operands: &'a Operands<'_>) -> Result<Dispatch<'a, Params>, HalError> {
         use ExpertOperand as O;
         let (op, each, shared) = (&self.op, &self.op.each, &self.kernel.shared);
@@ -311,17 +315,18 @@ impl Run<'_> {
     }
 }
 
-/// Four distances in one word. Each is less than an adapter's offset alignment, which is 256 bytes at most.
+/// Four offsets in one word. Each is below the adapter's offset
+/// alignment, which is at most 256 bytes.
 fn packed_bases(bases: [u32; 4]) -> u32 {
     bases.iter().rev().fold(0, |word, base| word << 8 | base)
 }
 
-/// Elements between rows; of one row, whose stride plays no part, none.
+/// Row stride in elements; 0 for a single row.
 fn row_stride(dense: &Dense, rows: usize) -> u32 {
     stride(rows, dense.row_stride)
 }
 
-/// The parameters of a product, but the `*_base` fields.
+/// Parameters of a product without the `*_base` fields.
 fn params(op: &CheckedExperts, x: &Dense, rows: u32, grouped: bool) -> Params {
     let each = &op.each;
     let flags = [

@@ -1,5 +1,6 @@
-//! `experts`: the kernels of `gemm` whose workgroups find their rows and their expert in an index, a kernel that looks for what is
-//! wrong with that, one that puts the index beside the factors of rows, and one that adds up slots.
+//! `experts`: MoE GEMM. Kernels of `gemm` whose workgroups find their rows
+//! and expert in an index; an index check; a gather of
+//! index and row factors into one buffer; and a combine kernel.
 
 mod extents;
 mod kernel;
@@ -26,36 +27,37 @@ use crate::weight_code::{CLASS, WeightCode};
 use extents::{Extents, added_c, bound_experts};
 use kernel::{CheckParams, CombineParams, ExpertsKernel, GatherParams, Params, What};
 
-/// What a wgpu device offers of `experts`.
+/// wgpu families of `experts`.
 pub(super) const FAMILIES: ExpertsFamilies =
     &[&ExpertsFamily::GemvInt8, &ExpertsFamily::Gemv, &ExpertsFamily::GemmInt8, &ExpertsFamily::Gemm];
 
-/// What products are given: as those of `gemm`, with the index where C is, or where the factors of rows are.
+/// Kernel interface of the products: that of `gemm`, with the index
+/// in the binding of C or of the row factors.
 pub(crate) const INTERFACE: Interface =
     Interface { name: "experts", bindings: super::gemm::INTERFACE.bindings, params_bytes: size_of::<Params>() as u32 };
 
-/// What the kernel is given that looks for faults.
+/// Interface of the index check.
 pub(crate) const CHECK_INTERFACE: Interface = Interface {
     name: "experts_check",
     bindings: &[(0, false), (1, false), (2, true)],
     params_bytes: size_of::<CheckParams>() as u32,
 };
 
-/// What the kernel is given that puts the index beside the factors of rows.
+/// Interface of the kernel that gathers index and row factors.
 pub(crate) const GATHER_INTERFACE: Interface = Interface {
     name: "experts_gather",
     bindings: &[(0, false), (1, false), (2, true)],
     params_bytes: size_of::<GatherParams>() as u32,
 };
 
-/// What the kernel is given that adds up slots.
+/// Interface of the combine kernel.
 pub(crate) const COMBINE_INTERFACE: Interface = Interface {
     name: "experts_combine",
     bindings: &[(0, false), (1, false), (2, false), (7, false), (8, true)],
     params_bytes: size_of::<CombineParams>() as u32,
 };
 
-/// Invocations of a workgroup that looks for faults, of one that gathers, and of one that adds up slots.
+/// Invocations of a workgroup: index check, gather, combine.
 const CHECK_THREADS: u32 = 256;
 const GATHER_THREADS: u32 = 256;
 const COMBINE_THREADS: u32 = 64;
@@ -65,27 +67,28 @@ static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| {
     source_hash(&[&EXPERTS_TEXTS[..], &simt::SOURCES[..]].concat()) ^ *gemv::SOURCE_HASH ^ of_bytes
 });
 
-/// `part` with the entry point of products with experts.
+/// Adds the MoE entry point to `part`.
 pub(crate) fn with_entry(mut part: Part) -> Part {
     part.sources.iter_mut().filter(|source| **source == ENTRY).for_each(|source| *source = EXPERTS_ENTRY);
     part
 }
 
-/// The main loop of a family of `gemm`, with experts.
+/// An MoE family: the main loop of a `gemm` family.
 #[derive(Debug)]
 enum ExpertsFamily {
     /// For experts with few rows.
     Gemv,
-    /// The same on signed bytes.
+    /// For experts with few rows, in INT8.
     GemvInt8,
     /// For any number of rows.
     Gemm,
-    /// The same on signed bytes.
+    /// For any number of rows, in INT8.
     GemmInt8,
 }
 
 impl ExpertsFamily {
-    /// The kernel of a configuration; `None` where X is in codes that it does not multiply.
+    /// The kernel of a config; `None` when it does not
+    /// support the format of X.
     fn part(&self, config: &TileConfig, each: &CheckedGemm, code: &WeightCode) -> Option<Part> {
         Some(with_entry(match self {
             ExpertsFamily::Gemv => gemv::part(config, code, false),
@@ -217,7 +220,7 @@ impl Family<CheckedExperts> for ExpertsFamily {
         if op.combine.is_none() {
             steps.push(product);
         } else {
-            // The residual is the sum's.
+            // The combine step adds the residual.
             product = product.unbind(O::Residual).bind_part(O::D, O::Workspace, products.clone());
             let combine = compiled(&COMBINE_INTERFACE, "experts_combine", compose_experts_combine(COMBINE_THREADS))?;
             let combine = kernel(What::Combine, combine, combine_grid(op), COMBINE_THREADS);
@@ -231,19 +234,20 @@ impl Family<CheckedExperts> for ExpertsFamily {
     }
 }
 
-/// What it takes to list slots.
+/// The list step.
 fn listed_slots(op: &CheckedExperts, info: &DeviceInfo) -> Option<ListedSlots> {
     let mut bytes = Ok(0);
     let listed = ListedSlots::of(op, |routing| {
         bytes = list_workspace_bytes(routing, info);
         *bytes.as_ref().unwrap_or(&0)
     });
-    // What is too much for a binding, nobody lists.
+    // Lists that exceed a binding are not supported.
     listed.filter(|_| bytes.is_ok())
 }
 
-/// Where the index and the factors of rows lie beside each other, behind `before` bytes of the kernels' part of the workspace: of products
-/// that add C and have such factors, for which kernels have no binding left.
+/// Region with the index and the row factors, after `before` bytes
+/// of scratch. It is used when products add C and have
+/// row factors, because kernels lack a binding then.
 fn gathered(op: &CheckedExperts, grouped: bool, before: usize) -> Option<Range<usize>> {
     if added_c(&op.each).is_none() || !op.each.token_scale {
         return None;
@@ -256,7 +260,7 @@ fn gathered(op: &CheckedExperts, grouped: bool, before: usize) -> Option<Range<u
     Some(start..start.checked_add(index)?.checked_add(op.each.m.checked_mul(4)?)?)
 }
 
-/// Whether the kernels serve `op`.
+/// Checks that the kernels support `op`.
 fn check(op: &CheckedExperts, info: &DeviceInfo) -> Result<(), Unsupported> {
     let each = &op.each;
     if each.class != CLASS {
@@ -289,16 +293,17 @@ fn check(op: &CheckedExperts, info: &DeviceInfo) -> Result<(), Unsupported> {
     Ok(())
 }
 
-/// The smallest tile along N.
+/// Smallest N tile.
 const LEAST_TILE_N: usize = 64;
 
-/// Tiles of W along x, and tiles of rows along y and z: as many as there can be at most.
+/// Grid: W tiles along x, and the maximum of
+/// row tiles along y and z.
 fn product_grid(op: &CheckedExperts, config: &TileConfig, grouped: bool) -> [u32; 3] {
     let (m, tile_m) = (op.each.m, config.tile_m as usize);
     let places = match op.form {
         ExpertForm::Indexed { .. } if !grouped => m,
         ExpertForm::Masked { capacity } => op.experts * capacity.div_ceil(tile_m),
-        // Each expert with rows may have a tile that is not full.
+        // Each expert with rows may have a partial tile.
         _ => (m + op.experts.min(m) * (tile_m - 1)) / tile_m,
     };
     let [y, z] = two_dimensions(places);

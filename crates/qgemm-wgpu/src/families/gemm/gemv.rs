@@ -1,5 +1,6 @@
-//! `gemv`: few tokens. An invocation has a row of four tiles of W, those beside it the next rows, and slices of a
-//! workgroup share K.
+//! `gemv`: few tokens. An invocation has one row in
+//! each of four W tiles, its neighbours the next rows.
+//! Slices of a workgroup split K.
 
 use std::sync::LazyLock;
 
@@ -12,7 +13,7 @@ use crate::adapter::WIDE_WORKGROUPS;
 use crate::shader::{Codes, ENTRY, FourRows, Part, table_bytes};
 use crate::weight_code::WeightCode;
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "gemv";
 pub(super) const UNITS: &str = include_str!("../../../shaders/units.wgsl");
 const MAIN_LOOP: &str = include_str!("../../../shaders/gemv/main_loop.wgsl");
@@ -24,20 +25,24 @@ const REDUCE_SUBGROUP: &str = include_str!("../../../shaders/gemv/reduce_subgrou
 
 pub(crate) static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| source_hash(&[X_F32, FACTORED, DECODED]));
 
-/// Outputs of a workgroup: four tiles of W.
+/// N tile of a workgroup: four W tiles.
 const TILE_N: u32 = 64;
-/// Invocations of the workgroups that not every adapter has.
+/// Workgroup size that not every adapter supports.
 pub(super) const WIDE: u32 = 512;
-/// More tokens take several tiles, and W is read for each of them.
+/// Maximum tokens. More than one tile of tokens
+/// reads W once per tile.
 const MAX_TOKENS: u32 = 32;
-/// Tokens for which scales act on sums; for more, weights are made once for all tokens.
+/// Maximum tokens for which scales apply to sums. For more tokens,
+/// weights are scaled once for all of them.
 const FACTORED_TOKENS: u32 = 2;
 
-/// Bytes of workgroup memory of the configurations for adapters with enough of it, and of those for all.
+/// Workgroup memory of the configs for adapters with enough
+/// of it, and for all adapters.
 pub(super) const LARGE: u32 = 24 << 10;
 pub(super) const SMALL: u32 = 12 << 10;
 
-/// For 1, 2, 4 and 8 tokens each; more slices of K for weights of few rows.
+/// Configs for 1, 2, 4 and 8 tokens each, with more
+/// K slices for weights of few rows.
 pub(crate) static CONFIGS: &[TileConfig] = &[
     config(1, 256, LARGE),
     config(1, WIDE, LARGE),
@@ -68,14 +73,15 @@ pub(super) const fn config(tokens: u32, threads: u32, shared_bytes: u32) -> Tile
     }
 }
 
-/// Slices of K that a workgroup has: four rows of W to an invocation.
+/// K slices of a workgroup; an invocation
+/// has four rows of W.
 pub(super) const fn slices(tile_n: u32, threads: u32) -> u32 {
     threads * 4 / tile_n
 }
 
-/// The sources and constants of a configuration.
+/// Sources and constants of a config.
 pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> Part {
-    // A unit of X takes a vector more than it has values for.
+    // A unit of X takes one vector more than its values.
     let unit = code.unit as u32;
     let unit_bytes = (unit / 4 + 1) * 16;
     let chunk_units = (config.shared_bytes / unit_bytes / config.tile_m).next_power_of_two() / 2;
@@ -97,7 +103,8 @@ pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> P
     }
 }
 
-/// The sources of a shader for few tokens that brings X and multiplies as `own` do.
+/// Sources of a few-token shader, with `own` for
+/// loading X and multiplying.
 pub(super) fn sources(own: &[&'static str], subgroups: bool) -> Vec<&'static str> {
     let mut sources = vec!["alias Accumulators = array<vec4<f32>, TILE_M>;", UNITS, MAIN_LOOP];
     sources.extend(own);
@@ -108,12 +115,14 @@ pub(super) fn sources(own: &[&'static str], subgroups: bool) -> Vec<&'static str
     sources
 }
 
-/// Hash of the texts that a family composes for few tokens, with or without subgroups, of `own`.
+/// Hash of the sources that a few-token family composes with
+/// `own`, with or without subgroups.
 pub(super) fn source_hash(own: &[&'static str]) -> u64 {
     super::source_hash(&[own, &[UNITS, MAIN_LOOP, REDUCE_WORKGROUP, REDUCE_SUBGROUP, ENTRY]].concat())
 }
 
-/// Those of `configs` that an adapter's limits allow: the ones with the most workgroup memory of those that fit.
+/// The `configs` that fit the adapter's limits, with
+/// the most workgroup memory.
 pub(crate) fn fitting<'a>(
     configs: &'a [TileConfig],
     op: &CheckedGemm,
@@ -121,7 +130,8 @@ pub(crate) fn fitting<'a>(
 ) -> impl Iterator<Item = TileConfig> + use<'a> {
     let available = info.shared_bytes.saturating_sub(table_bytes(op.format));
     let size = configs.iter().map(|c| c.shared_bytes).filter(|&bytes| bytes <= available).max();
-    // Software takes seconds to compile what is written out for eight tokens.
+    // Software adapters take seconds to compile code
+    // unrolled for eight tokens.
     let most = if info.features.contains("software-adapter") { 4 } else { 8 };
     let tokens = (op.m as u32).next_power_of_two().min(most);
     let threads = if info.features.contains(WIDE_WORKGROUPS) { WIDE } else { 256 };
@@ -129,7 +139,7 @@ pub(crate) fn fitting<'a>(
     configs.iter().copied().filter(fits)
 }
 
-/// Whether the problem is one for kernels of few tokens.
+/// Checks that the problem has few tokens.
 pub(crate) fn check_tokens(op: &CheckedGemm) -> Result<(), Unsupported> {
     if op.m > MAX_TOKENS as usize {
         return Err(Unsupported::new(format!("serves at most {MAX_TOKENS} tokens")));
@@ -140,7 +150,7 @@ pub(crate) fn check_tokens(op: &CheckedGemm) -> Result<(), Unsupported> {
     Ok(())
 }
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(crate) struct Gemv;
 

@@ -1,5 +1,6 @@
-//! `gemv_int8`: few tokens, quantized to eight bits. An invocation has four neighbouring rows of W, and slices of a
-//! workgroup share K; every workgroup quantizes X for itself.
+//! `gemv_int8`: few tokens in INT8. An invocation has four adjacent
+//! rows of W, and slices of a workgroup split K. Every
+//! workgroup quantizes X itself.
 
 use std::sync::LazyLock;
 
@@ -11,22 +12,23 @@ use qgemm_hal::{
 use super::gemv::{self, LARGE, SMALL, WIDE, slices};
 use crate::shader::{Codes, FourRows, Part};
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "gemv_int8";
 const X_UNITS: &str = include_str!("../../../shaders/x_units.wgsl");
 const X_INT8: &str = include_str!("../../../shaders/x_int8.wgsl");
 const X_CODES: &str = include_str!("../../../shaders/x_codes.wgsl");
-/// What brings X to workgroup memory.
+/// Sources that load X to workgroup memory.
 pub(super) const X_TEXTS: [&str; 3] = [X_UNITS, X_INT8, X_CODES];
 const INTEGER: &str = include_str!("../../../shaders/gemv/integer.wgsl");
 pub(crate) static SOURCE_HASH: LazyLock<u64> =
     LazyLock::new(|| gemv::source_hash(&[&X_TEXTS[..], &[INTEGER]].concat()));
 
-/// Bytes of a unit of X in workgroup memory: 32 codes, their factor and their sums.
+/// Bytes of a unit of X in workgroup memory: 32 codes,
+/// their factor and their sums.
 pub(super) const UNIT_BYTES: u32 = 48;
 
-/// For 1, 2, 4 and 8 tokens; tiles of 64 rows for weights of few rows. Efficiencies as measured on an H200 with Q4_0,
-/// 28672x8192.
+/// Configs for 1, 2, 4 and 8 tokens, with tiles of
+/// 64 rows for weights of few rows. Efficiencies are measured (H200).
 pub(crate) static CONFIGS: &[TileConfig] = &[
     config(128, 1, WIDE, LARGE),
     config(128, 1, 256, LARGE),
@@ -57,14 +59,14 @@ const fn config(tile_n: u32, tokens: u32, threads: u32, shared_bytes: u32) -> Ti
             (_, 8) => (270, 700),
             _ => (180, 700),
         },
-        // Eight tokens take so many registers that no more have room.
+        // Eight tokens take so many registers that fewer workgroups fit.
         ctas_per_unit: if tokens == 8 { 3 } else { 1024 / threads },
         cluster: 1,
         ..gemv::config(tokens, threads, shared_bytes)
     }
 }
 
-/// The sources and constants of a configuration.
+/// Sources and constants of a config.
 pub(crate) fn part(config: &TileConfig, format: Format, x: XBytes, subgroups: bool) -> Part {
     let chunk_units = 1 << (config.shared_bytes / UNIT_BYTES / config.tile_m).ilog2();
     let x_vectors = config.tile_m * chunk_units * (UNIT_BYTES / 16);
@@ -80,17 +82,19 @@ pub(crate) fn part(config: &TileConfig, format: Format, x: XBytes, subgroups: bo
     Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources, constants }
 }
 
-/// How X becomes bytes.
+/// Source of the INT8 X.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum XBytes {
-    /// Kernels quantize it.
+    /// Kernels quantize X.
     Quantized,
-    /// It is given so, with a scale for so many columns, 0 for all of a token.
+    /// X is given in INT8, with a scale for this many
+    /// columns; 0 for token scales.
     Given(u32),
 }
 
 impl XBytes {
-    /// Of `op`; `None` where X is in other codes, or permuted.
+    /// The source for `op`; `None` when X has another
+    /// quantized format or is permuted.
     pub fn of(op: &CheckedGemm) -> Option<Self> {
         let Some(planes) = op.x.planes else { return Some(Self::Quantized) };
         let parts = planes.parts;
@@ -99,7 +103,7 @@ impl XBytes {
         serves.then_some(Self::Given(parts.block.unwrap_or(0) as u32))
     }
 
-    /// Its texts.
+    /// WGSL sources.
     pub fn sources(self) -> [&'static str; 2] {
         [X_UNITS, if self == Self::Quantized { X_INT8 } else { X_CODES }]
     }
@@ -113,16 +117,18 @@ impl XBytes {
     }
 }
 
-/// Whether weights of `format` are integers of up to eight bits. Numbers of a table would have to be looked up one by
-/// one, which costs as much as multiplying them in f32 (on an H200 with IQ4_NL).
+/// Whether weights of `format` are integers of up to 8
+/// bits. Codebook values would need individual lookups,
+/// which cost as much as f32 products.
 pub(crate) fn holds_bytes(format: Format) -> bool {
     format.encoding.is_integer()
 }
 
-/// `configs` for X that kernels quantize themselves, or that is given as bytes.
+/// The `configs` for X that kernels quantize, or
+/// that is given in INT8.
 ///
 /// # Errors
-/// Why integers may not be multiplied instead of activations and weights.
+/// Why INT8 must not be used.
 pub(crate) fn of_quantized_x(
     op: &CheckedGemm,
     configs: impl Iterator<Item = TileConfig>,
@@ -146,7 +152,7 @@ pub(crate) fn of_quantized_x(
     Ok(configs.map(move |config| TileConfig { x_format, ..config }))
 }
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(crate) struct GemvInt8;
 
@@ -179,9 +185,9 @@ mod tests {
         for config in CONFIGS {
             let part = part(config, "q4_k".parse().expect("a format"), XBytes::Quantized, true);
             let of = |name| part.constants.iter().find(|(n, _)| *n == name).expect("a constant").1;
-            // Else invocations would miss barriers while they bring a chunk.
+            // Otherwise invocations would miss barriers while loading a chunk.
             assert_eq!(of("TILE_M") * of("CHUNK_UNITS") % of("THREADS"), 0, "{config:?}");
-            // Else a block of columns that share a factor would be cut.
+            // Otherwise a block of columns with one factor would be split.
             assert_eq!(of("CHUNK_UNITS") * 32 % of("X_BLOCK"), 0, "{config:?}");
             assert!(of("TILE_VECTORS") * 16 <= config.shared_bytes, "{config:?}");
         }

@@ -1,5 +1,6 @@
-//! `gemm_int8`: any number of tokens, quantized to eight bits. An invocation has four neighbouring rows of W, which it
-//! reads from memory, for several tokens; every workgroup quantizes X for itself.
+//! `gemm_int8`: any number of tokens in INT8. An invocation has
+//! four adjacent rows of W, read from memory, for several tokens.
+//! Every workgroup quantizes X itself.
 
 use std::sync::LazyLock;
 
@@ -13,19 +14,20 @@ use super::gemv::UNITS;
 use super::gemv_int8::{UNIT_BYTES, X_TEXTS, XBytes, of_quantized_x};
 use crate::shader::{Codes, ENTRY, FourRows, Part};
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "gemm_int8";
 const MAIN_LOOP: &str = include_str!("../../../shaders/gemm_int8.wgsl");
 pub(crate) static SOURCE_HASH: LazyLock<u64> =
     LazyLock::new(|| super::source_hash(&[&X_TEXTS[..], &[UNITS, MAIN_LOOP, ENTRY]].concat()));
 
-/// Tokens of a workgroup.
+/// M tile of a workgroup.
 const TILE_M: u32 = 32;
-/// Units of X in workgroup memory: the longest block of columns that share a factor.
+/// Units of X in workgroup memory: the longest block of
+/// columns with one factor.
 const CHUNK_UNITS: u32 = 8;
 
-/// From many rows to few. Efficiencies and workgroups of a unit as measured on an H200 with 64 and 512 tokens of Q4_0,
-/// 14336x4096.
+/// From many rows to few. Efficiencies and workgroups per
+/// unit are measured (H200).
 pub(crate) static CONFIGS: &[TileConfig] =
     &[config(256, 256, 2, 480), config(128, 128, 4, 430), config(64, 128, 4, 280)];
 
@@ -51,7 +53,7 @@ const fn tokens(config: &TileConfig) -> u32 {
     config.tile_m * config.tile_n / 4 / config.threads
 }
 
-/// The sources and constants of a configuration.
+/// Sources and constants of a config.
 pub(crate) fn part(config: &TileConfig, format: Format, x: XBytes) -> Part {
     let constants = vec![
         ("TILE_N", config.tile_n),
@@ -68,15 +70,15 @@ pub(crate) fn part(config: &TileConfig, format: Format, x: XBytes) -> Part {
     Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources, constants }
 }
 
-/// The configurations that an adapter's workgroup memory allows.
+/// Configs that fit into the adapter's workgroup memory.
 pub(crate) fn fitting(info: &DeviceInfo) -> impl Iterator<Item = TileConfig> + use<> {
     let available = info.shared_bytes;
-    // Software takes seconds to compile what is written out for more.
+    // Software adapters take seconds to compile code unrolled for more tokens.
     let most = if info.features.contains("software-adapter") { 4 } else { u32::MAX };
     CONFIGS.iter().copied().filter(move |c| c.shared_bytes <= available && tokens(c) <= most)
 }
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(crate) struct GemmInt8;
 
@@ -106,9 +108,9 @@ mod tests {
     fn invocations_share_rows_and_tokens_without_rest() {
         for config in CONFIGS {
             assert_eq!(tokens(config) * 4 * config.threads, TILE_M * config.tile_n, "{config:?}");
-            // Else invocations would miss barriers while they bring a chunk.
+            // Otherwise invocations would miss barriers while loading a chunk.
             assert_eq!(TILE_M * CHUNK_UNITS % config.threads, 0, "{config:?}");
-            // Sums that are exchanged stand where X was.
+            // Exchanged sums reuse the memory of X.
             assert!(config.threads * 16 <= config.shared_bytes, "{config:?}");
         }
         for format in Format::all() {

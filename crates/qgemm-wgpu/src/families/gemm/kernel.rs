@@ -1,4 +1,4 @@
-//! A compiled kernel with its parameters: what a launch of any family does.
+//! Compiled GEMM kernels with their parameters, shared by all families.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,17 +24,21 @@ use crate::memory::VECTOR;
 use crate::pipeline::Compiled;
 use crate::shared::Shared;
 
-/// A kernel for one operation. A launch makes no device memory: parameters travel as immediates. wgpu itself allocates
-/// a command buffer on the host, and the first launch with its operands a bind group.
+/// A kernel for one operation. A launch allocates no device
+/// memory, because parameters are immediates. wgpu allocates a
+/// command buffer on the host, and the first launch with given
+/// operands creates a bind group.
 #[derive(Debug)]
 pub(super) struct GemmKernel {
     compiled: Compiled,
     shared: Arc<Shared>,
-    /// As the kernel sees it: where X is converted first, its X is the result.
+    /// The operation as the kernel sees it, with a converted
+    /// X if there is a prologue.
     op: CheckedGemm,
     /// Bytes of an element of X.
     x_width: usize,
-    /// Whether accumulators are multiplied with factors of the tokens, which then stand where the column order would.
+    /// Whether accumulators are multiplied with token factors, which then use
+    /// the binding of the column order.
     x_factor: bool,
     phase: Phase,
     parts: Vec<Part>,
@@ -43,18 +47,20 @@ pub(super) struct GemmKernel {
 /// One dispatch.
 #[derive(Debug)]
 struct Part {
-    /// All but the `*_base` fields, which depend on the views of a launch.
+    /// Parameters without the `*_base` fields, which
+    /// depend on a launch's views.
     params: Params,
     extents: Extents,
-    /// Bytes of an operand that other parts read or write before what is this one's.
+    /// Offset of this part in each operand, in bytes.
     before: Extents,
-    /// What it writes, its first feature there, and the bytes of an element.
+    /// Output operand, its first feature, and the bytes of an element.
     output: (GemmOperand, u32, usize),
     grid: [u32; 3],
 }
 
 impl Part {
-    /// Leaves out what a launch of `phase` does not touch, and puts in the sums of parts of K.
+    /// Removes operands that a launch of `phase` does not touch,
+    /// and adds the split-K sums.
     fn take_phase(&mut self, op: &CheckedGemm, phase: Phase) {
         let rows = sum_rows(op);
         let bytes = |splits: u32| op.m * rows * splits as usize * size_of::<f32>();
@@ -76,7 +82,8 @@ impl Part {
 }
 
 impl GemmKernel {
-    /// The kernel for `launches` of `product`. With `x_factor`, its accumulators are multiplied with factors of the tokens.
+    /// The kernel for `launches` of `product`. With `x_factor`, accumulators
+    /// are multiplied with token factors.
     pub fn new(
         compiled: Compiled,
         shared: Arc<Shared>,
@@ -97,7 +104,8 @@ impl GemmKernel {
             part.params.modes |= phase.packed();
             part.take_phase(product.op, phase);
             if x_factor {
-                // Columns of a converted X are in order, so the binding of the order is free.
+                // Columns of a converted X are in order, so the
+                // binding of the order is free.
                 part.params.shape.flags |= FLAG_X_FACTOR;
                 part.before.k_order = launch.m.start * 4;
                 part.extents.k_order = launch.m.len() * 4;
@@ -112,7 +120,8 @@ impl GemmKernel {
         Self { compiled, shared, op: product.op.clone(), x_width, x_factor, phase, parts }
     }
 
-    /// The kernel that leaves the sums of parts of K in the part `sums` of the workspace, as a step of a plan.
+    /// The split-K kernel as a step of a plan; it writes
+    /// partial sums to `sums` in the workspace.
     pub fn step_of_parts(self, plan: &LaunchPlan, threads: u32, sums: Range<usize>) -> LaunchStep {
         use GemmOperand as O;
         let unused = [O::RowScale, O::C, O::Bias, O::TokenScale, O::Residual];
@@ -120,14 +129,16 @@ impl GemmKernel {
         unused.into_iter().fold(step, LaunchStep::unbind).bind_part(O::D, O::Workspace, sums)
     }
 
-    /// The kernel that makes outputs of those sums, which stand where X would.
+    /// The reduction kernel as a step of a plan; the binding
+    /// of X holds the partial sums.
     pub fn step_of_sums(self, plan: &LaunchPlan, sums: Range<usize>) -> LaunchStep {
         use GemmOperand as O;
         let step = self.step(plan, SUM_THREADS, None);
         [O::W, O::KOrder, O::XScales].into_iter().fold(step, LaunchStep::unbind).bind_part(O::X, O::Workspace, sums)
     }
 
-    /// The kernel as a step of a plan, with all of its operands bound; `x` is where the workspace holds its X, if it does.
+    /// The kernel as a step of a plan, with all operands
+    /// bound. `x` is the region of a converted X, if any.
     pub fn step(self, plan: &LaunchPlan, threads: u32, x: Option<XRegion>) -> LaunchStep {
         use GemmOperand as O;
         let geometry = Geometry {
@@ -161,7 +172,7 @@ impl GemmKernel {
         }
     }
 
-    /// What a part binds, and its parameters.
+    /// Bindings and parameters of a part.
     fn dispatch<'a>(&'a self, part: &Part, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
         use GemmOperand as O;
         let Part { extents, before, grid, output: (of_d, first, d_width), .. } = part;
@@ -170,7 +181,7 @@ impl GemmKernel {
             let (first, view) = (of(before), operands.get(operand));
             Touched { what: operand.name(), view, bytes: first..first + of(extents), width }
         };
-        // Where an operand is absent, its width is that of any.
+        // An absent operand may have any width.
         let width = |dtype: Option<DType>| dtype.unwrap_or(op.d.dtype).bytes();
         let dense = |dense: Option<Dense>| width(dense.map(|dense| dense.dtype));
         let third = match op.x.planes {
@@ -190,11 +201,12 @@ impl GemmKernel {
         (c, p.c_base) = touched(O::C, |e| e.c, dense(op.c)).bind(shared)?;
         (bias, p.bias_base) = touched(O::Bias, |e| e.bias, width(op.bias)).bind(shared)?;
         (token_scale, p.token_scale_base) = touched(O::TokenScale, |e| e.token_scale, 4).bind(shared)?;
-        // Of D, an invocation reads the elements that it then writes: what it writes is made of them.
+        // D may alias the residual: an invocation reads the
+        // elements of D that it then writes.
         let held = if op.residual_in_d { O::D } else { O::Residual };
         (residual, p.residual_base) = touched(held, |e| e.residual, dense(op.residual)).bind(shared)?;
         (d, p.d_base) = touched(*of_d, |e| e.d, *d_width).bind_written(shared)?;
-        // Kernels count features of all outputs, in arithmetic that wraps.
+        // Kernels count features over all outputs, in wrapping arithmetic.
         p.d_base = p.d_base.wrapping_sub(*first);
         let bindings = vec![x, w, row_scale, k_order, c, bias, token_scale, residual, d];
         Ok(Dispatch { params: p, bindings, grid: *grid })
@@ -210,19 +222,21 @@ impl Kernel for GemmKernel {
     }
 }
 
-/// What a launch writes, its first feature there, and the bytes of an element.
+/// Output operand of a launch, its first feature, and
+/// the bytes of an element.
 fn output(op: &CheckedGemm, launch: &Launch) -> (GemmOperand, u32, usize) {
     let (operand, features, d) = launch.output(op);
     (operand, features.start as u32, d.dtype.bytes())
 }
 
-/// All parameters but the `*_base` fields.
+/// Parameters without the `*_base` fields.
 fn params(&Product { op, x, .. }: &Product<'_>, launch: &Launch) -> Params {
     let (m, (_, _, d)) = (launch.m.len(), launch.output(op));
     let flags = [
         (FLAG_ROW_SCALE, op.row_scale),
         (FLAG_K_ORDER, op.k_order),
-        // As in BLAS, C is not read where its factor is 0, and may hold anything.
+        // As in BLAS, C is not read when its factor is
+        // 0, and may hold anything.
         (FLAG_C, op.c.is_some() && op.beta != 0.0),
         (FLAG_BIAS, op.bias.is_some()),
         (FLAG_TOKEN_SCALE, op.token_scale),
@@ -265,7 +279,8 @@ fn params(&Product { op, x, .. }: &Product<'_>, launch: &Launch) -> Params {
     }
 }
 
-/// Tiles along N, those beyond one dimension's limit continuing along z, and tiles along M.
+/// Grid: N tiles along x and, beyond its
+/// limit, z; M tiles along y.
 fn grid(plan: &LaunchPlan, launch: &Launch) -> [u32; 3] {
     let n_tiles = (launch.rows.len() as u32).div_ceil(plan.config.tile_n);
     let columns = n_tiles.clamp(1, MAX_GROUPS);

@@ -1,5 +1,5 @@
-//! Cutting an operation into dispatches: kernels index in 32 bits, and see only so much of a buffer and of a grid at
-//! once.
+//! Splitting an operation into dispatches: kernels index in 32 bits,
+//! and bindings and grids are limited.
 
 use std::ops::Range;
 
@@ -10,10 +10,13 @@ use qgemm_hal::{CheckedGemm, Dense, GemmOperand, Operand, TileConfig, Unsupporte
 use crate::families::dispatch::{MARGIN, MAX_GROUPS, rows_that_fit, too_large};
 use crate::weight_code::WeightCode;
 
-/// Rows of W that may begin a dispatch: whole tiles of its layout.
+/// Granularity of a dispatch's first row of W:
+/// whole tiles of its layout.
 pub(crate) const TILE_ROWS: usize = 2 * SHARED_ROWS;
 
-/// A product as kernels see it: where X is converted first, its X is the result; where it is given in codes, rows of their words.
+/// A product as kernels see it, with a converted
+/// X if there is a prologue. A quantized X is
+/// seen as rows of words.
 #[derive(Clone, Copy)]
 pub(super) struct Product<'a> {
     pub op: &'a CheckedGemm,
@@ -29,10 +32,11 @@ impl<'a> Product<'a> {
     }
 }
 
-/// X as a matrix with its columns: its numbers, or words of its codes.
+/// X as a matrix with its number of columns: its elements,
+/// or the words of its codes.
 ///
 /// # Errors
-/// When it is neither plain nor has planes.
+/// When X is quantized but has no planes.
 pub(crate) fn x_matrix(op: &CheckedGemm) -> Result<(Dense, usize), Unsupported> {
     let Some(planes) = op.x.planes else { return Ok((op.plain_x()?, op.k)) };
     let words = |bytes: u64| bytes / DType::F32.bytes() as u64;
@@ -41,7 +45,8 @@ pub(crate) fn x_matrix(op: &CheckedGemm) -> Result<(Dense, usize), Unsupported> 
     Ok((x, words(planes.parts.code_bytes(op.k) as u64) as usize))
 }
 
-/// Bytes of scales of `rows` rows of X, from the first to the last; 0 where X is plain.
+/// Bytes of the scales of `rows` rows of X; 0
+/// for an unquantized X.
 pub(crate) fn x_scale_bytes(op: &CheckedGemm, rows: usize) -> usize {
     op.x.planes.map_or(0, |planes| (rows - 1) * planes.scales_row as usize + planes.parts.scale_bytes(op.k))
 }
@@ -53,11 +58,12 @@ pub(super) struct Launch {
     pub m: Range<usize>,
     /// Stored rows of W.
     pub rows: Range<usize>,
-    /// Which output they are of.
+    /// Output segment.
     pub segment: usize,
 }
 
-/// Bytes from the first to the last element that a dispatch touches; 0 for operands that are absent.
+/// Bytes from the first to the last element that a dispatch
+/// touches; 0 for absent operands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Extents {
     pub x: usize,
@@ -72,7 +78,7 @@ pub(super) struct Extents {
 }
 
 impl Extents {
-    /// Of `launch`, whose operands have been found to fit.
+    /// Extents of `launch`, whose operands are known to fit.
     pub fn of(&Product { op, code, x, x_columns }: &Product<'_>, launch: &Launch) -> Self {
         let m = launch.m.len();
         let (_, features, of_d) = launch.output(op);
@@ -90,12 +96,14 @@ impl Extents {
         }
     }
 
-    /// Of what has one dimension, for `m` tokens: a dispatch sees all of it, whatever its rows are.
+    /// Extents of one-dimensional operands for `m` tokens. A dispatch binds
+    /// all of them, whatever its rows.
     fn of_vectors(op: &CheckedGemm, m: usize) -> Self {
         Self {
             row_scale: if op.row_scale { op.stored_rows * 4 } else { 0 },
             k_order: match op.x.planes {
-                // Columns of given codes are in order, so the binding of the order is free for their scales.
+                // Columns of a given quantized X are in order, so its
+                // scales use the binding of the order.
                 Some(_) => x_scale_bytes(op, m),
                 None if op.k_order => op.stored_k * 4,
                 None => 0,
@@ -106,7 +114,7 @@ impl Extents {
         }
     }
 
-    /// What stands before a dispatch's tokens and rows.
+    /// Offsets of a dispatch's tokens and rows.
     pub fn before(&Product { op, code, x, .. }: &Product<'_>, launch: &Launch) -> Self {
         let tokens = |dense: Dense| launch.m.start * dense.row_stride as usize * dense.dtype.bytes();
         Self {
@@ -123,15 +131,16 @@ impl Extents {
 }
 
 impl Launch {
-    /// The output that it writes: the operand, its features, and its matrix.
+    /// The output that it writes: operand, features and matrix.
     pub fn output(&self, op: &CheckedGemm) -> (GemmOperand, Range<usize>, Dense) {
         op.outputs().nth(self.segment).unwrap_or((GemmOperand::D, 0..op.out_features, op.d))
     }
 
-    /// The dispatches that compute `product` with tiles of `config`, where a binding sees at most `limit` bytes.
+    /// Dispatches of `product` with tiles of `config` and
+    /// bindings of at most `limit` bytes.
     ///
     /// # Errors
-    /// Names what no cut makes small enough, and the limit.
+    /// The operand that exceeds the limit however it is split.
     pub fn of(product: &Product<'_>, config: &TileConfig, limit: u64) -> Result<Vec<Launch>, Unsupported> {
         let op = product.op;
         let sizes = [("M", op.m), ("the number of stored rows", op.stored_rows), ("K", op.k.max(op.stored_k))];
@@ -143,7 +152,7 @@ impl Launch {
         let rows = rows_a_launch(product, config, limit)?;
         let tokens = tokens_a_launch(product, config, limit)?;
         let ranges = |len: usize, step: usize| (0..len).step_by(step).map(move |at| at..(at + step).min(len));
-        // An output is a binding: each segment's has dispatches of its own.
+        // An output is one binding, so each segment gets separate dispatches.
         let outputs = op.outputs().enumerate().map(|(segment, (_, features, _))| match op.segments.is_empty() {
             true => (segment, 0..op.stored_rows),
             false => (segment, features),
@@ -156,7 +165,8 @@ impl Launch {
     }
 }
 
-/// Rows of W that one binding holds: all, or whole tiles.
+/// Rows of W that fit in one binding:
+/// all, or whole tiles.
 fn rows_a_launch(
     &Product { op, code, .. }: &Product<'_>,
     config: &TileConfig,
@@ -168,7 +178,7 @@ fn rows_a_launch(
         return Ok(op.stored_rows);
     }
     let rows = tiles as usize * TILE_ROWS;
-    // Workgroups whose tile is cut would idle.
+    // Workgroups with a partial tile would idle.
     match (rows, rows / config.tile_n as usize * config.tile_n as usize) {
         (0, _) => Err(too_large(&format!("{TILE_ROWS} rows of W"), bytes, limit)),
         (rows, 0) => Ok(rows),
@@ -176,7 +186,8 @@ fn rows_a_launch(
     }
 }
 
-/// Tokens whose rows of X, C, residual and D fit a binding each, and whose tiles fit the grid.
+/// Tokens whose rows of X, C, residual and D each fit
+/// in a binding, and whose tiles fit in the grid.
 fn tokens_a_launch(
     &Product { op, x, x_columns, .. }: &Product<'_>,
     config: &TileConfig,
@@ -206,7 +217,7 @@ fn tokens_a_launch(
     Ok(if tokens < op.m && tokens > tile { tokens / tile * tile } else { tokens.min(op.m) })
 }
 
-/// What messages call an output.
+/// Name of an output in messages.
 fn output_name(operand: GemmOperand) -> &'static str {
     if operand == GemmOperand::D { "D" } else { operand.name() }
 }
@@ -260,7 +271,7 @@ pub(super) mod tests {
                 assert!(bytes as u64 + MARGIN <= limit, "{launch:?}: {extents:?}");
             }
         }
-        // Every output once.
+        // Every output is computed once.
         assert_eq!(launches.iter().map(|l| l.m.len() * l.rows.len()).sum::<usize>(), op.m * op.stored_rows);
         Ok(launches)
     }
@@ -286,10 +297,10 @@ pub(super) mod tests {
         let cut = launches(&op(1, 1 << 20, 4096), gemv, 128 << 20).expect("cut");
         assert_eq!(cut.len(), 19);
         assert!(cut.iter().all(|l| l.rows.start % 64 == 0 && l.m == (0..1)), "{cut:?}");
-        // X of 32 MiB, and D of 256 MiB.
+        // X of 32 MiB and D of 256 MiB.
         let cut = launches(&op(4096, 1 << 14, 4096), gemm, 64 << 20).expect("cut");
         assert!(cut.len() > 4 && cut.iter().all(|l| l.m.start % 128 == 0), "{cut:?}");
-        // More tiles than a grid has.
+        // More tiles than the grid supports.
         assert_eq!(launches(&op(65_536 * 128, 1, 1), gemm, u64::MAX).expect("cut").len(), 2);
         // Less than a workgroup's tile.
         let cut = launches(&op(1, 100, 4096), gemv, 80 << 10).expect("cut");

@@ -1,4 +1,5 @@
-//! `gemm_matrix`: any number of tokens, with cooperative matrices. W is decoded to f16 and multiplied with f16.
+//! `gemm_matrix`: any number of tokens with cooperative matrices. W
+//! is decoded to f16, and X is f16.
 
 use std::sync::LazyLock;
 
@@ -12,7 +13,7 @@ use super::CONFIG;
 use crate::adapter::{COOPERATIVE_MATRICES, CooperativeMatrices};
 use crate::shader::{Codes, FourRows, Part, table_bytes};
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "gemm_matrix";
 const QUADS: &str = include_str!("../../../shaders/quads.wgsl");
 const MAIN_LOOP: &str = include_str!("../../../shaders/gemm_matrix.wgsl");
@@ -27,13 +28,13 @@ static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| {
     super::source_hash(&[&own, &crate::shader::CONVERT_TEXTS[..]].concat())
 });
 
-/// Rows and tokens whose accumulators a subgroup finishes at once.
+/// Rows and tokens whose accumulators a subgroup stores at once.
 const BLOCK: u32 = 16;
-/// Bytes of workgroup memory that this takes.
+/// Workgroup memory for that, in bytes.
 const BLOCK_BYTES: u32 = BLOCK * BLOCK * 4;
 
-/// From many tokens to few. Efficiencies, and how many workgroups a unit has at once, as 16 to 2048 tokens of Q4_0,
-/// 14336x4096, took on an H200.
+/// From many tokens to few. Efficiencies and workgroups
+/// per unit are measured (H200).
 pub(crate) static CONFIGS: &[TileConfig] = &[
     config((128, 128, 32), (64, 64), 1, 2, 335),
     config((128, 128, 32), (64, 32), 2, 1, 305),
@@ -42,7 +43,8 @@ pub(crate) static CONFIGS: &[TileConfig] = &[
     config((64, 16, 64), (16, 16), 1, 3, 120),
 ];
 
-/// A subgroup computes `part` of the tile: rows of W and tokens.
+/// A subgroup computes `part` of the tile:
+/// rows of W and tokens.
 const fn config(
     (tile_n, tile_m, tile_k): (u32, u32, u32),
     part: (u32, u32),
@@ -64,7 +66,8 @@ const fn config(
         cluster: 1,
         warps_n,
         stages,
-        // Each column of W, and each token of X, is padded by eight halves.
+        // Each column of W and each token of X is
+        // padded by eight f16.
         shared_bytes: stages * 2 * (tile_k * (tile_n + 8) + tile_m * (tile_k + 8)) + subgroups * BLOCK_BYTES,
         x_format: XFormat::Plain(DType::F16),
         rounded_weights: Some(DType::F16),
@@ -73,13 +76,15 @@ const fn config(
     }
 }
 
-/// The sources and constants of a configuration on a device with such matrices. Smaller subgroups make for fewer invocations.
+/// Sources and constants of a config on a device with these
+/// matrices. Smaller subgroups mean fewer invocations.
 pub(crate) fn part(config: &TileConfig, matrices: CooperativeMatrices) -> Part {
     let CooperativeMatrices { side, lanes } = matrices;
     let subgroups = config.threads / CooperativeMatrices::MAX_LANES;
     let threads = subgroups * lanes;
     let (ns, ms) = (config.tile_n / config.warps_n / side, config.tile_m / (subgroups / config.warps_n) / side);
-    // Scales are read once for so many columns of four rows: as many as leave something to do for every invocation.
+    // Scales are read once for this many columns of four rows:
+    // as many as leave work for every invocation.
     let piece_quads = if config.tile_n * config.tile_k >= 32 * config.threads { 2 } else { 1 };
     let constants = vec![
         ("TILE_N", config.tile_n),
@@ -108,7 +113,8 @@ pub(crate) fn part(config: &TileConfig, matrices: CooperativeMatrices) -> Part {
     }
 }
 
-/// The configurations that an adapter's workgroup memory allows, for X as plans make it.
+/// Configs that fit into the adapter's workgroup memory,
+/// for X as plans convert it.
 fn fitting(op: &CheckedGemm, x: Dense, info: &DeviceInfo) -> impl Iterator<Item = TileConfig> + use<> {
     let available = info.shared_bytes.saturating_sub(table_bytes(op.format));
     let (stored_k, k_order) = (op.stored_k, op.k_order);
@@ -116,8 +122,9 @@ fn fitting(op: &CheckedGemm, x: Dense, info: &DeviceInfo) -> impl Iterator<Item 
     CONFIGS.iter().copied().filter(move |config| config.shared_bytes <= available).map(with_x)
 }
 
-/// What a kernel of `config` takes where X itself will not do: its type is another, or its rows are not whole steps of
-/// neighbouring columns in the order of W's.
+/// The X prologue of `config`, if X has another type,
+/// or its rows are not whole steps of contiguous
+/// columns in the order of W's.
 fn x_prologue(x: Dense, stored_k: usize, k_order: bool, config: &TileConfig) -> Option<XPrologue> {
     let row_factors = x.dtype != DType::F16;
     let whole_steps = stored_k.is_multiple_of(config.tile_k as usize);
@@ -125,7 +132,7 @@ fn x_prologue(x: Dense, stored_k: usize, k_order: bool, config: &TileConfig) -> 
     (!in_place).then_some(XPrologue::Convert { row_factors })
 }
 
-/// Whether X may be multiplied in f16.
+/// Checks that X may be rounded to f16.
 fn check_precision(op: &CheckedGemm, x: Dense) -> Result<(), Unsupported> {
     if x.dtype != DType::F16 && op.x_precision.half(x.dtype) != Some(DType::F16) {
         let why = format!("multiplies activations in f16, to which {} may not be rounded", x.dtype);
@@ -134,7 +141,7 @@ fn check_precision(op: &CheckedGemm, x: Dense) -> Result<(), Unsupported> {
     Ok(())
 }
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(crate) struct GemmMatrix;
 
@@ -174,11 +181,11 @@ mod tests {
             let TileConfig { tile_n, tile_m, tile_k, threads, shared_bytes, .. } = *config;
             let part = part(config, CooperativeMatrices { side: 16, lanes: CooperativeMatrices::MAX_LANES });
             let of = |name| part.constants.iter().find(|(n, _)| *n == name).expect("a constant").1;
-            // Else part of a tile would stay as it is.
+            // Otherwise part of a tile would not be written.
             assert_eq!(of("W_PIECES") * threads * 4 * of("PIECE_QUADS") * 4, tile_n * tile_k, "{config:?}");
             assert_eq!(of("X_PIECES") * threads * 8, tile_m * tile_k, "{config:?}");
             assert_eq!(of("NS") * of("MS") * 256 * of("SUBGROUPS"), tile_n * tile_m, "{config:?}");
-            // What kernels see of a packed k-tile are whole steps.
+            // A packed k-tile is whole steps for the kernels.
             assert_eq!(64 % tile_k, 0);
             assert!(shared_bytes <= 48 << 10);
         }

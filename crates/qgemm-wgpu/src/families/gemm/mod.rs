@@ -1,4 +1,4 @@
-//! Families of `gemm`, and what they share.
+//! wgpu families of `gemm`, and shared code.
 
 pub(crate) mod gemv;
 pub(crate) mod gemv_int8;
@@ -27,11 +27,11 @@ use launches::{Launch, Product};
 pub(crate) use launches::{TILE_ROWS, x_matrix, x_scale_bytes};
 use parts::{Phase, SUM_THREADS, most_splits, sums};
 
-/// What a wgpu device offers of `gemm`.
+/// wgpu families of `gemm`.
 pub(super) const FAMILIES: GemmFamilies =
     &[&gemv::Gemv, &simt::Gemm, &gemv_int8::GemvInt8, &int8::GemmInt8, &matrix::GemmMatrix];
 
-/// What its kernels are given: the operands of `shaders/params.wgsl`, D being the last.
+/// Kernel interface: the operands of `shaders/params.wgsl`; D is the last.
 pub(crate) const INTERFACE: Interface = Interface {
     name: "gemm",
     bindings: &[
@@ -71,7 +71,8 @@ pub(super) struct Params {
     pub d_base: u32,
 }
 
-/// What configurations have in common: tiles in a grid, of weights as they are and X in f32.
+/// Common parts of configs: tiles in a plain grid,
+/// unrounded weights and f32 X.
 const CONFIG: TileConfig = TileConfig {
     family: "",
     main_loop: "",
@@ -96,7 +97,7 @@ const CONFIG: TileConfig = TileConfig {
     efficiency: (0, 0),
 };
 
-/// `configs` for X of plain numbers, which kernels multiply as they are.
+/// The `configs` for an unquantized X, which kernels multiply unchanged.
 pub(super) fn of_plain_x(
     op: &CheckedGemm,
     configs: impl Iterator<Item = TileConfig>,
@@ -105,7 +106,9 @@ pub(super) fn of_plain_x(
     Ok(configs.map(move |config| TileConfig { x_format, ..config }))
 }
 
-/// `configs`, unless there are none or their kernels do not serve `op`: the last is the smallest that the adapter has room for.
+/// The `configs`, unless there are none or their
+/// kernels do not support `op`. The last one is the
+/// smallest that fits the adapter.
 fn served(
     op: &CheckedGemm,
     info: &DeviceInfo,
@@ -122,7 +125,7 @@ fn served(
     if row_major.any(|dense| dense.col_stride != 1) {
         return Err(Unsupported::new("stores row-major D and reads row-major C and residuals"));
     }
-    // The configurations differ in their tiles alone.
+    // The configs only differ in their tiles.
     let convert = converted(op, config)?;
     if let Some(convert) = &convert {
         super::convert::check(convert, info)?;
@@ -134,7 +137,7 @@ fn served(
     Ok(configs)
 }
 
-/// As [`served`], of kernels that take K in parts, too.
+/// As [`served`], for kernels that also support split-K.
 fn served_in_parts(
     op: &CheckedGemm,
     info: &DeviceInfo,
@@ -154,7 +157,7 @@ pub(super) fn weight_code(op: &CheckedGemm) -> Result<WeightCode, Unsupported> {
     weight_code_of(op.format)
 }
 
-/// What shaders that decode weights of `format` are made of.
+/// Shader constants for decoding weights of `format`.
 pub(super) fn weight_code_of(format: Format) -> Result<WeightCode, Unsupported> {
     if shader::dequant(format).is_none() {
         return Err(Unsupported::new(format!("there is no dequant/{}.wgsl", format.dequant)));
@@ -162,8 +165,8 @@ pub(super) fn weight_code_of(format: Format) -> Result<WeightCode, Unsupported> 
     WeightCode::new(format).ok_or_else(|| Unsupported::new("reads codes of one or two planes"))
 }
 
-/// Compiles the family's `part` for `op`, `None` where the device has none for the plan, and computes everything that launches
-/// need.
+/// Compiles the family's `part` for `op` and computes all launch data.
+/// `part` is `None` when the device lacks the plan's kernel.
 fn prepare(
     device: &dyn Device,
     op: &CheckedGemm,
@@ -210,7 +213,7 @@ fn prepare(
     Ok(LaunchSequence::new::<GemmOperand>(name, steps))
 }
 
-/// The conversion of X that plans of `config` begin with, if they do.
+/// The X prologue of plans with `config`, if any.
 fn converted(op: &CheckedGemm, config: &TileConfig) -> Result<Option<CheckedConvert>, Unsupported> {
     let Some(XPrologue::Convert { row_factors }) = config.x_prologue else { return Ok(None) };
     let x = op.plain_x()?;
@@ -219,7 +222,8 @@ fn converted(op: &CheckedGemm, config: &TileConfig) -> Result<Option<CheckedConv
     Ok(Some(CheckedConvert { rows: op.m, columns: op.k, d_columns, x, d, gathers: op.k_order, row_factors }))
 }
 
-/// `step`, which converts X, bound to what it reads of `op`, and to the part `x` of the workspace that it writes.
+/// Binds the conversion `step` to X of `op`, and to the
+/// region `x` of the workspace.
 fn prologue(step: LaunchStep, op: &CheckedGemm, x: XRegion) -> LaunchStep {
     use ConvertOperand as C;
     let step = step.bind(C::X, GemmOperand::X).bind_part(C::D, GemmOperand::Workspace, x.x_of(op.m));
@@ -230,7 +234,7 @@ fn prologue(step: LaunchStep, op: &CheckedGemm, x: XRegion) -> LaunchStep {
     }
 }
 
-/// Hash of the texts that a family composes with `own`.
+/// Hash of the sources that a family composes with `own`.
 pub(super) fn source_hash(own: &[&'static str]) -> u64 {
     hash_of(shader::common_texts().chain(own.iter().copied()))
 }

@@ -1,5 +1,8 @@
-//! K in parts: where few tokens and few rows of W would leave workgroups without work, several share the K of a tile. One launch leaves the
-//! sums of all parts in the workspace, a second adds them up in their order, so that the bits are those of every other run.
+//! Split-K for few tokens and few rows of W, which
+//! would leave workgroups idle.
+//!
+//! One launch writes the partial sums to the workspace, and a
+//! second adds them in order, so that the bits are reproducible.
 
 use std::ops::Range;
 
@@ -8,31 +11,34 @@ use qgemm_hal::{CheckedGemm, DeviceInfo, LaunchPlan, TileConfig};
 use super::launches::{Launch, Product, TILE_ROWS};
 use crate::families::dispatch::{MARGIN, MAX_GROUPS};
 
-/// Most parts.
+/// Maximum split-K.
 const MOST_SPLITS: usize = 32;
-/// Fewest columns of a part: shorter ones take longer to begin and to add up than to multiply.
+/// Minimum columns of a part. Shorter parts take longer to start
+/// and to reduce than to multiply.
 const LEAST_COLUMNS: usize = 512;
-/// The same on a software adapter: llvmpipe takes 0.4 ms to begin a workgroup, add up its slices and end it.
+/// Minimum columns on a software adapter, where starting and
+/// finishing a workgroup is slow.
 const LEAST_SOFTWARE_COLUMNS: usize = 16384;
-/// Columns of a unit of W, of which each slice of a workgroup has one at a time.
+/// Columns of a unit of W. Each slice of a workgroup
+/// processes one unit at a time.
 const UNIT: usize = 32;
 
-/// Invocations of a workgroup that adds parts up.
+/// Invocations of a workgroup that reduces partial sums.
 pub(super) const SUM_THREADS: u32 = 64;
 
-/// What a launch does.
+/// Phase of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// All of a product.
+    /// The whole product.
     Whole,
-    /// The sums of so many parts of its K.
+    /// Partial sums of this many splits.
     Parts(u32),
-    /// The outputs from those.
+    /// Outputs from this many partial sums.
     Sum(u32),
 }
 
 impl Phase {
-    /// Its bits of `Params::modes`, where shaders find how many parts there are.
+    /// Its bits of `Params::modes`, where shaders find the number of splits.
     pub fn packed(self) -> u32 {
         match self {
             Phase::Whole => 0,
@@ -41,24 +47,25 @@ impl Phase {
     }
 }
 
-/// Rows of a matrix of sums: those of whole tiles of W.
+/// Rows of a matrix of partial sums: whole W tiles.
 pub(super) fn sum_rows(op: &CheckedGemm) -> usize {
     op.stored_rows.next_multiple_of(TILE_ROWS)
 }
 
-/// Bytes of the sums of `splits` parts.
+/// Bytes of the partial sums of `splits` parts.
 fn sum_bytes(op: &CheckedGemm, splits: usize) -> usize {
     [op.m, sum_rows(op), splits, size_of::<f32>()].into_iter().fold(1, usize::saturating_mul)
 }
 
-/// Where they lie in the workspace of `plan`.
+/// Region of the partial sums in the workspace of `plan`.
 pub(super) fn sums(op: &CheckedGemm, plan: &LaunchPlan) -> Range<usize> {
     let first = plan.workspace.partials;
     first..first + sum_bytes(op, plan.splits as usize)
 }
 
-/// Parts that K of `product` may be cut into with tiles of `config`: as many as have their sums in a binding, where there would be fewer
-/// workgroups than units. What takes several dispatches is large enough without.
+/// Maximum split-K of `product` with tiles of `config`: as many parts
+/// as fit in a binding, if there would be fewer workgroups
+/// than units. Products with several dispatches are large enough without.
 pub(super) fn most_splits(product: &Product<'_>, config: &TileConfig, launches: &[Launch], info: &DeviceInfo) -> u32 {
     let op = product.op;
     let is_one = launches.len() == 1 && op.segments.is_empty();
@@ -73,7 +80,8 @@ pub(super) fn most_splits(product: &Product<'_>, config: &TileConfig, launches: 
     most.max(1) as u32
 }
 
-/// Workgroups that add parts up: an invocation has eight rows of a token.
+/// Grid of the reduction: an invocation has
+/// eight rows of a token.
 pub(super) fn sum_grid(op: &CheckedGemm) -> [u32; 3] {
     let groups = (op.m * sum_rows(op) / 8).div_ceil(SUM_THREADS as usize);
     let x = groups.clamp(1, MAX_GROUPS as usize);

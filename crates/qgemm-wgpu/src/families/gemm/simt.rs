@@ -1,4 +1,5 @@
-//! `gemm`: any number of tokens, tiles of W and X decoded into workgroup memory.
+//! `gemm`: any number of tokens. Tiles of W and X are
+//! decoded into workgroup memory.
 
 use std::sync::LazyLock;
 
@@ -9,20 +10,20 @@ use qgemm_hal::{
 use super::CONFIG;
 use crate::shader::{Codes, ENTRY, FourRows, Part, table_bytes};
 
-/// Name of the family.
+/// Family name.
 const NAME: &str = "gemm";
 const QUADS: &str = include_str!("../../../shaders/quads.wgsl");
 const MAIN_LOOP: &str = include_str!("../../../shaders/gemm.wgsl");
 pub(crate) const SOURCES: [&str; 3] = [QUADS, MAIN_LOOP, ENTRY];
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| super::source_hash(&SOURCES));
 
-/// Such that an unrolled step fits the instruction caches: 32 takes 1.5 times as long on an H200.
+/// Small enough that an unrolled step fits the instruction cache.
 const TILE_K: u32 = 16;
 /// Outputs of an invocation along N.
 const THREAD_N: u32 = 8;
 
-/// From the most reuse of what was decoded to the least waste for few tokens. Efficiencies as measured on an H200 with
-/// 512 tokens, 14336x4096 of Q4_0.
+/// From the most reuse of decoded values to the least waste
+/// for few tokens. Efficiencies are measured (H200).
 pub(crate) static CONFIGS: &[TileConfig] = &[
     config(128, 128, 8, (420, 500)),
     config(128, 64, 8, (460, 500)),
@@ -48,7 +49,7 @@ const fn config(tile_n: u32, tile_m: u32, thread_m: u32, efficiency: (u32, u32))
     }
 }
 
-/// The sources and constants of a configuration.
+/// Sources and constants of a config.
 pub(crate) fn part(config: &TileConfig) -> Part {
     let thread_m = config.tile_m * config.tile_n / (THREAD_N * config.threads);
     let constants = vec![
@@ -61,13 +62,13 @@ pub(crate) fn part(config: &TileConfig) -> Part {
     Part { extensions: "", rows: FourRows::Beside, codes: Codes::Numbers, sources: SOURCES.to_vec(), constants }
 }
 
-/// The configurations that an adapter's workgroup memory allows.
+/// Configs that fit into the adapter's workgroup memory.
 pub(crate) fn fitting(op: &CheckedGemm, info: &DeviceInfo) -> impl Iterator<Item = TileConfig> {
     let available = info.shared_bytes.saturating_sub(table_bytes(op.format));
     CONFIGS.iter().copied().filter(move |c| c.shared_bytes <= available)
 }
 
-/// The family.
+/// The kernel family.
 #[derive(Debug)]
 pub(crate) struct Gemm;
 
