@@ -114,9 +114,10 @@ fn lower(id: DeviceId, natural: Variant, wanted: Option<&str>) -> Result<Variant
 pub(crate) const HOPPER_MMA_SYNC: f64 = 0.66;
 
 /// Multiply-adds per clock and SM of a chip that runs kernels
-/// of variant `run`, with f32 accumulation and without sparsity
-/// ("Arithmetic Instructions" of the CUDA programming guide, and the
-/// tensor-core rates of NVIDIA's architecture papers).
+/// of variant `run`, with f32 accumulation and without sparsity.
+///
+/// Sources: "Arithmetic Instructions" of the CUDA programming guide, and
+/// the tensor-core rates of NVIDIA's architecture papers.
 fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 8] {
     let fma = match arch {
         70..=80 => 64.0,

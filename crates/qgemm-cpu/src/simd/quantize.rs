@@ -121,9 +121,9 @@ impl Quantization {
 ///
 /// - codes, in quads of columns in the order of packed weights;
 /// - the factor of every block;
-/// - for every span `−offset · Σ codes` as an integer, or,
-///   when W has minimums, `Σ codes` as f32 (times the factor
-///   if blocks are no longer than spans).
+/// - a sum for every span: `−offset · Σ codes` as an
+///   integer. When W has minimums, it is `Σ codes` as f32,
+///   times the factor if blocks are no longer than spans.
 ///
 /// With [`Quantization::magnitudes`], codes are magnitudes. They are
 /// followed by as many words of flips: bytes of 0x80, or

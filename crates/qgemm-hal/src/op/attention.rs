@@ -213,14 +213,18 @@ pub enum KvPlaces {
 /// Bit mask in device memory: a set bit means that the
 /// query attends to the key.
 ///
-/// A row is [`MaskBits::words`] little-endian u32. Key `j` is bit
-/// `j % 32` of word `j / 32`; bits after the
-/// last key are ignored. Rows are contiguous and either one for
-/// each query token of all sequences, in the order of Q
-/// ([`MaskBits::of_tokens`]), or one for each query of a
-/// sequence, shared by all sequences ([`MaskBits::shared`]). All
-/// heads share the rows unless [`MaskBits::per_head`], which
-/// stores the rows of one head after the other.
+/// A row is [`MaskBits::words`] little-endian u32. Key
+/// `j` is bit `j % 32` of word `j / 32`;
+/// bits after the last key are ignored. Rows are
+/// contiguous, in one of two forms:
+///
+/// - [`MaskBits::of_tokens`]: one row for each query token of all
+///   sequences, in the order of Q;
+/// - [`MaskBits::shared`]: one row for each query of a
+///   sequence, shared by all sequences.
+///
+/// All heads share the rows unless [`MaskBits::per_head`], which stores the
+/// rows of one head after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MaskBits {
     /// Whether all sequences share the rows.

@@ -7,8 +7,8 @@ use super::dense::Dense;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, spec};
 
-/// `D[r, c] = X[r, order[c]] · 2^e(r)`, rounded to nearest
-/// even; validated by the API.
+/// Type and layout conversion: `D[r, c] = X[r, order[c]] · 2^e(r)`,
+/// rounded to nearest even; validated by the API.
 ///
 /// Without an order, columns of D beyond X are 0, and
 /// columns of X beyond D are dropped. An order entry outside

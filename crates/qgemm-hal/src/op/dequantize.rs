@@ -7,8 +7,8 @@ use super::gemm::XPlanes;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, spec};
 
-/// `D[r, c] = (code · scale) · factor` in f32 for
-/// every stored column; validated by the API.
+/// Dequantization: `D[r, c] = (code · scale) · factor` in f32
+/// for every stored column; validated by the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedDequantize {
     /// Tokens; at least 1.

@@ -155,6 +155,7 @@ impl<T> BatchedDense<T> {
     }
 }
 
+/// Batched matrix product:
 /// `D[b] = activation(alpha · A[b]·B[b] + beta · C[b] + bias)`
 /// with A `[m, k]` and B `[k, n]`;
 /// validated by the API.

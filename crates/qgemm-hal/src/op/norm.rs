@@ -147,6 +147,7 @@ pub struct QuantizedD {
     pub planes: XPlanes,
 }
 
+/// RMSNorm or LayerNorm:
 /// `D[r, c] = gamma[c] · y(r)[c] + beta[c]` with `y` of
 /// [`NormKind`], rounded once to D's type; validated by the API.
 ///

@@ -9,10 +9,10 @@ use super::dense::Dense;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, Name, spec};
 
-/// `D[i, n] = W[n, first + i]` with row scales applied,
-/// rounded once to nearest even; validated by the API. D holds
-/// rows of Wᵀ. For a gated pair, each row has the
-/// gate's values, then the up's.
+/// Transposed rows of W: `D[i, n] = W[n, first + i]`
+/// with row scales applied, rounded once to nearest even; validated by
+/// the API. D holds rows of Wᵀ. For a gated pair,
+/// each row has the gate's values, then the up's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedUnpack {
     /// Rows of W (columns of D), or the rows of each

@@ -13,12 +13,14 @@ use crate::measured::{Measured, MeasuredKernel, MeasuredRecord, ProblemKey};
 /// The best measured config for each device (name and
 /// driver), problem and family.
 ///
-/// A measurement represents a range of M and is taken at
-/// its upper end: 1, 2, 4, 8, then multiples of 8
-/// up to 64, multiples of 32 up to 256, and powers
-/// of two. The cost model decides for shapes without a measurement,
-/// and for kernels that no longer exist or whose sources changed.
-/// No plan uses a kernel that is [avoided](Self::avoid).
+/// A measurement represents a range of M and is taken
+/// at its upper end. The ends are 1, 2, 4, 8,
+/// then multiples of 8 up to 64, multiples of 32 up
+/// to 256, and powers of two.
+///
+/// The cost model decides for shapes without a measurement, and for
+/// kernels that no longer exist or whose sources changed. No plan
+/// uses a kernel that is [avoided](Self::avoid).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TunedTable {
     best: BTreeMap<(Key, String), Tuned>,

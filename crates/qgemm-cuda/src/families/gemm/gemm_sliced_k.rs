@@ -173,9 +173,9 @@ fn for_experts(types: &Types) -> Vec<Instance> {
     all
 }
 
-/// Whether an MoE kernel requests W before it waits for earlier
-/// work (when the experts are known by then), and lets the
-/// next launch start only after that (`QG_TAKE_PROBLEM_EARLY`).
+/// Whether an MoE kernel prefetches W before it waits for earlier
+/// work, if the experts are known by then. The next launch
+/// may start only after that wait (`QG_TAKE_PROBLEM_EARLY`).
 pub(in crate::families) fn settles(instance: &Instance) -> bool {
     instance.main_loop.name == LOOP.name
 }
@@ -198,9 +198,9 @@ const RESIDENT: [u32; 2] = [128, 64];
 
 /// One-token kernel with a fused norm and output segments.
 ///
-/// `None` when another main loop serves these types, and for weights
-/// of at least seven bits or with a codebook, where a
-/// separate norm launch is as fast.
+/// `None` when another main loop serves these types. Also `None` for
+/// weights of at least seven bits or with a codebook, where
+/// a separate norm launch is as fast.
 pub(super) fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Option<Instance> {
     if !serves(types) || !types.is_narrow() || matches!(types.format.encoding, Encoding::Codebook(_)) {
         return None;

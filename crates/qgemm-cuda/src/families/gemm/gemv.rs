@@ -26,9 +26,9 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
 
 const THREADS: u32 = 128;
 /// Bytes of codes that a lane loads before it computes. With
-/// 32 resident warps an SM has 32 KiB in flight, which
-/// covers the latency of HBM3e. 64 bytes would cost registers and
-/// thus resident CTAs, which are worth more.
+/// 32 resident warps, an SM then has 32 KiB in flight,
+/// which covers the latency of HBM3e. Twice as many would cost
+/// registers and thus resident CTAs, which are worth more.
 const BYTES_IN_FLIGHT: usize = 32;
 const MAX_UNROLL: usize = 2;
 /// Bytes of activations that a CTA keeps in shared memory.

@@ -113,9 +113,10 @@ const fn measured(tile: Fp8Tile, bandwidth: u32) -> Fp8Tile {
 }
 
 /// Sums of 128 columns need registers beside the total sums, so
-/// a warpgroup has at most 64 tokens by 256 features. 224
-/// and 112 features are for W copied in cache lines: 28672
-/// and 14336 features then make 128 tiles.
+/// a warpgroup has at most 64 tokens by 256 features.
+///
+/// Tiles of 224 and 112 features are for W copied in
+/// cache lines: 28672 and 14336 features then make 128 tiles.
 const TILES: [Fp8Tile; 7] = [
     measured(tile(64, 128, (64, 1), 8, 350), 850),
     measured(tile(64, 256, (128, 1), 5, 480), 870),

@@ -28,9 +28,9 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     instances,
 };
 
-/// Whether an MoE kernel reads expert lists, and prefetches weights by
-/// them, before earlier work is done (when the lists are ready
-/// before launch), and lets the next launch start after that work
+/// Whether an MoE kernel reads expert lists and prefetches weights before
+/// earlier work is done, if the lists are ready before launch.
+/// The next launch may start only after that work
 /// (`mainloop/expert_producer.cuh`).
 pub(in crate::families) fn settles_lists(instance: &Instance) -> bool {
     instance.main_loop.name == MAIN_LOOP.name
