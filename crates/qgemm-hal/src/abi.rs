@@ -64,21 +64,21 @@ abi_struct! {
     pub struct GemmShape {
         /// Tokens.
         pub m: u32,
-        /// Rows of W as stored: the output features, or, of a
-        /// gated pair, both weights' rows interleaved by eights.
+        /// Stored rows of W: the output features, or both weights of
+        /// a gated pair interleaved by eights.
         pub stored_rows: u32,
         /// Input features.
         pub k: u32,
         /// Stored columns of W.
         pub stored_k: u32,
-        /// Optional operands: see the `FLAG_` constants.
+        /// Optional operands: `FLAG_` constants.
         pub flags: u32,
-        /// Columns of D: the stored rows, or, of a gated pair,
-        /// the rows of each weight.
+        /// Columns of D: the stored rows, or half of
+        /// them for a gated pair.
         pub out_features: u32,
-        /// Factor of the product.
+        /// Scale of the product.
         pub alpha: f32,
-        /// Factor of C.
+        /// Scale of C.
         pub beta: f32,
     }
 }
@@ -91,7 +91,7 @@ abi_struct! {
     pub struct CudaGemmShape {
         /// Tokens.
         pub m: u32,
-        /// Rows of W as stored.
+        /// Stored rows of W.
         pub stored_rows: u32,
         /// Input features.
         pub k: u32,
@@ -99,12 +99,11 @@ abi_struct! {
         pub stored_k: u32,
         /// Packed k-tiles of W along K.
         pub k_tiles: u32,
-        /// CTAs that share one tile's K dimension.
+        /// CTAs that share the K of a tile (split-K).
         pub splits: u32,
-        /// Optional operands: see the `FLAG_` constants.
+        /// Optional operands: `FLAG_` constants.
         pub flags: u32,
-        /// Function applied to what has been added up: see the
-        /// `ACTIVATION_` constants.
+        /// Activation: `ACTIVATION_` constants.
         pub activation: u32,
         /// Element type of D.
         pub d_dtype: u32,
@@ -112,11 +111,12 @@ abi_struct! {
         pub c_dtype: u32,
         /// Element type of the bias.
         pub bias_dtype: u32,
-        /// Element type of X, for kernels not specialised on it.
+        /// Element type of X, for kernels that are
+        /// not specialized for it.
         pub x_dtype: u32,
-        /// Factor of the product.
+        /// Scale of the product.
         pub alpha: f32,
-        /// Factor of C.
+        /// Scale of C.
         pub beta: f32,
         /// Columns of D.
         pub out_features: u32,
@@ -133,35 +133,35 @@ abi_struct! {
         pub x: u64,
         /// W.
         pub w: u64,
-        /// Row factors of W.
+        /// Row scales of W.
         pub row_scale: u64,
         /// Stored column → input feature.
         pub k_order: u64,
         /// C.
         pub c: u64,
-        /// Bias; of a gated pair the gate's, then the up's.
+        /// Bias; for a gated pair the gate's, then the up's.
         pub bias: u64,
-        /// Factor of every token, f32.
+        /// Token scales, f32.
         pub token_scale: u64,
         /// Residual.
         pub residual: u64,
         /// D.
         pub d: u64,
-        /// Partial accumulators.
+        /// Partial sums.
         pub partials: u64,
         /// Arrival counters of split tiles.
         pub counters: u64,
-        /// Elements from one row of X to the next.
+        /// Stride between rows of X, in elements.
         pub x_row: u64,
-        /// Elements from one column of X to the next.
+        /// Stride between columns of X, in elements.
         pub x_col: u64,
-        /// Elements from one row of C to the next.
+        /// Stride between rows of C, in elements.
         pub c_row: u64,
-        /// Elements from one row of D to the next.
+        /// Stride between rows of D, in elements.
         pub d_row: u64,
-        /// Elements from one row of the residual to the next.
+        /// Stride between rows of the residual, in elements.
         pub residual_row: u64,
-        /// What each token's sums are multiplied with, in f32.
+        /// Factor of each token's accumulators, f32.
         pub x_factor: u64,
     }
 }
@@ -175,8 +175,8 @@ abi_struct! {
         pub columns: u32,
         /// Columns of D.
         pub d_columns: u32,
-        /// `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`, and on wgpu `D_ALIGNED16` and
-        /// `X_FACTOR` of the `FLAG_` constants.
+        /// `FLAG_` constants: `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`; on wgpu
+        /// also `D_ALIGNED16` and `X_FACTOR`.
         pub flags: u32,
     }
 }
@@ -187,19 +187,18 @@ abi_struct! {
     pub struct ConvertPointers {
         /// X.
         pub x: u64,
-        /// Column of D → column of X: as many
-        /// entries as D has columns.
+        /// Column of D → column of X, one
+        /// entry per column of D.
         pub order: u64,
         /// D.
         pub d: u64,
-        /// What each row of D is to be
-        /// multiplied with, in f32.
+        /// Row factors of D, f32.
         pub row_factors: u64,
-        /// Elements from one row of X to the next.
+        /// Stride between rows of X, in elements.
         pub x_row: u64,
-        /// Elements from one column of X to the next.
+        /// Stride between columns of X, in elements.
         pub x_col: u64,
-        /// Elements from one row of D to the next.
+        /// Stride between rows of D, in elements.
         pub d_row: u64,
     }
 }
@@ -214,20 +213,19 @@ abi_struct! {
         pub experts: u32,
         /// Experts of a token.
         pub top_k: u32,
-        /// `BIAS`, `SIGMOID`, `RENORMALIZE`, `LISTS`, `COUNTS` and
-        /// `GIVEN_IDS` of the `FLAG_` constants.
+        /// `FLAG_` constants: `BIAS`, `SIGMOID`, `RENORMALIZE`,
+        /// `LISTS`, `COUNTS`, `GIVEN_IDS`.
         pub flags: u32,
-        /// Groups of experts; 0 where there are none.
+        /// Groups of experts; 0 without groups.
         pub groups: u32,
         /// Groups that a token may use.
         pub chosen_groups: u32,
-        /// Factor of the weights.
+        /// Scale of the weights.
         pub scale: f32,
         /// Element type of the logits (0 = f32,
         /// 1 = f16, 2 = bf16).
         pub dtype: u32,
-        /// Tokens of a chunk: what a CTA chooses
-        /// for, counts or lists.
+        /// Tokens of a chunk, which a CTA processes.
         pub chunk_tokens: u32,
         /// Chunks.
         pub chunks: u32,
@@ -240,26 +238,26 @@ abi_struct! {
     pub struct RoutingPointers {
         /// The logits.
         pub logits: u64,
-        /// Ids that are read.
+        /// Given ids.
         pub given_ids: u64,
-        /// What is added to scores.
+        /// Bias of the scores.
         pub bias: u64,
-        /// Ids that are written.
+        /// Output ids.
         pub ids: u64,
         /// Weights.
         pub weights: u64,
-        /// Where each expert's list begins.
+        /// Start of each expert's list.
         pub offsets: u64,
-        /// How long it is.
+        /// Length of each expert's list.
         pub counts: u64,
         /// The lists.
         pub rows: u64,
-        /// Code, token, slot and id of what was wrong first.
+        /// Code, token, slot and id of the first fault.
         pub status: u64,
-        /// First wrong slot of every chunk, counts of
-        /// every chunk, counts of all.
+        /// First faulty slot of every chunk, counts of
+        /// every chunk, total counts.
         pub workspace: u64,
-        /// Elements from one row of the logits to the next.
+        /// Stride between rows of the logits, in elements.
         pub logits_row: u64,
     }
 }
@@ -285,9 +283,8 @@ pub use unpack::*;
 abi_struct! {
     /// Rows of blocks to pack into the packed layout; CUDA only.
     pub struct RepackParams {
-        /// Address of the first row's first block, a
-        /// multiple of 16. Memory goes on to a multiple of
-        /// 16 after the last row.
+        /// Address of the first row's first block, a multiple of 16.
+        /// The rows are padded to a multiple of 16 bytes.
         pub rows: u64,
         /// Address of the packed tiles.
         pub packed: u64,
@@ -311,16 +308,14 @@ abi_struct! {
         pub n_tiles: u32,
         /// Tiles along M.
         pub m_tiles: u32,
-        /// Tiles along N that are worked through together, for all
-        /// tokens, before the next so many.
+        /// N tiles that are processed together, for all
+        /// tokens, before the next group.
         pub swizzle_group: u32,
-        /// Tiles, first in the order of the swizzle,
-        /// whose K dimension is cut.
+        /// Split tiles, the first in swizzle order.
         pub cut_tiles: u32,
-        /// CTAs, the first of the grid, that share the cut tiles.
+        /// CTAs that share the split tiles, the first of the grid.
         pub cut_ctas: u32,
-        /// Packed k-tiles between the places of a tile
-        /// where it may be cut.
+        /// Packed k-tiles between the points where a tile may be split.
         pub cut_k_tiles: u32,
     }
 }
@@ -328,30 +323,28 @@ abi_struct! {
 abi_struct! {
     /// Fused norm and output segments of a projection kernel; CUDA only.
     pub struct ProjectionOperands {
-        /// Address of gamma; 0 where there is none.
+        /// Address of gamma, or 0.
         pub gamma: u64,
         /// Address of the second output.
         pub d1: u64,
-        /// Elements from one of its rows to the next.
+        /// Its row stride, in elements.
         pub d1_row: u64,
         /// Address of the third output.
         pub d2: u64,
-        /// Elements from one of its rows to the next.
+        /// Its row stride, in elements.
         pub d2_row: u64,
         /// Address of the fourth output.
         pub d3: u64,
-        /// Elements from one of its rows to the next.
+        /// Its row stride, in elements.
         pub d3_row: u64,
-        /// First features of the second output and those after
-        /// it, 21 bits each, in tiles of 16: all bits where
-        /// there is no such output.
+        /// First features of outputs 2 to 4, 21 bits each, in
+        /// tiles of 16; all bits set for an absent output.
         pub firsts: u64,
-        /// Element types: of gamma in the lowest four bits, then of
-        /// the second output and those after it; in bit 16 whether
-        /// X is normalized, in those after it whether rows of these
-        /// outputs begin at multiples of 16 bytes.
+        /// Element types, four bits each, lowest first: gamma, outputs 2
+        /// to 4. Bit 16: X is normalized. Bits 17 to 19:
+        /// rows of outputs 2 to 4 are 16-byte aligned.
         pub types: u32,
-        /// Added to the mean of squares.
+        /// Epsilon, added to the mean of squares.
         pub eps: f32,
     }
 }
@@ -363,28 +356,26 @@ abi_struct! {
         pub index: u64,
         /// Address of the offsets in the list.
         pub offsets: u64,
-        /// Address of the list of each expert's rows; 0 where they
-        /// follow one another, or are found by ids.
+        /// Address of the lists of each expert's rows; 0 when rows
+        /// are contiguous or found by ids.
         pub list: u64,
-        /// Address of the slots' weights, of which NaNs are
-        /// faults; 0 where there are none.
+        /// Address of the router weights (NaN is a fault), or 0.
         pub router_weights: u64,
-        /// Address of the two words that say what is wrong; 0
-        /// where nobody wants to know.
+        /// Address of the two words of the fault status, or 0.
         pub status: u64,
-        /// Bytes of W from one expert to the next.
+        /// Bytes of W between experts.
         pub w_bytes: u64,
-        /// Bytes of the bias from one expert to the next.
+        /// Bytes of the bias between experts.
         pub bias_bytes: u64,
-        /// Rows of W from one expert to the next.
+        /// Rows of W between experts.
         pub row_pitch: u32,
-        /// Stored columns from one expert's order to the next's.
+        /// Stored columns between the column orders of experts.
         pub k_order_len: u32,
         /// Experts.
         pub experts: u32,
-        /// How rows are given to experts: see the `FORM_` constants.
+        /// Assignment of rows to experts: `FORM_` constants.
         pub form: u32,
-        /// Rows of all experts; with `FORM_MASKED` the capacity of each.
+        /// Rows of all experts; with `FORM_MASKED` the capacity of each expert.
         pub rows: u32,
         /// Rows of D that share a row of X.
         pub x_sharers: u32,
@@ -400,13 +391,13 @@ abi_struct! {
         pub index: u64,
         /// Address of the slots' weights.
         pub router_weights: u64,
-        /// Address of the residual; 0 where there is none.
+        /// Address of the residual, or 0.
         pub residual: u64,
         /// Address of D.
         pub d: u64,
-        /// Elements from one row of D to the next.
+        /// Stride between rows of D, in elements.
         pub d_row: u64,
-        /// Elements from one row of the residual to the next.
+        /// Stride between rows of the residual, in elements.
         pub residual_row: u64,
         /// Rows of D.
         pub tokens: u32,
@@ -420,7 +411,7 @@ abi_struct! {
         pub d_dtype: u32,
         /// Element type of the residual.
         pub residual_dtype: u32,
-        /// `D_ALIGNED16` and `RESIDUAL_ALIGNED16` of the `FLAG_` constants.
+        /// `FLAG_` constants: `D_ALIGNED16`, `RESIDUAL_ALIGNED16`.
         pub flags: u32,
         /// Unused, zero.
         pub reserved: u32,

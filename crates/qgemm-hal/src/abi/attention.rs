@@ -12,14 +12,13 @@ abi_struct! {
         pub sequences: u32,
         /// Query tokens of all sequences.
         pub tokens: u32,
-        /// Most query tokens of a sequence; all have as many
-        /// where there are no offsets.
+        /// Maximum query tokens of a sequence; without offsets, of each sequence.
         pub most_queries: u32,
-        /// Most keys of a sequence.
+        /// Maximum keys of a sequence.
         pub most_keys: u32,
-        /// Heads of queries.
+        /// Query heads.
         pub heads: u32,
-        /// Heads of keys and values.
+        /// KV heads.
         pub kv_heads: u32,
         /// Features of a query and a key.
         pub qk_dim: u32,
@@ -29,22 +28,20 @@ abi_struct! {
         pub pages: u32,
         /// Rows of a page.
         pub page_size: u32,
-        /// Pages of a row of the block table; 0
-        /// where there is none.
+        /// Columns of the block table; 0 without one.
         pub table_width: u32,
-        /// Keys that a query sees at most; 2^32 - 1
-        /// where there is no window.
+        /// Sliding window: maximum visible keys; 2^32 - 1 without a window.
         pub window: u32,
-        /// `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`, `KV_LENGTHS`, `LSE`,
-        /// `Q_ALIGNED`, `KV_ALIGNED` and `D_ALIGNED` of the `FLAG_` constants.
+        /// `FLAG_` constants: `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`,
+        /// `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED`, `D_ALIGNED`.
         pub flags: u32,
         /// Element type of Q and D (0 = f32, 1
         /// = f16, 2 = bf16).
         pub dtype: u32,
-        /// Factor of products before they are bounded: of the soft cap's
-        /// tanh, or of the exponent to base 2.
+        /// Scale of q · k: for the soft cap's tanh, or
+        /// for the base-2 exponent.
         pub factor: f32,
-        /// The soft cap as an exponent to base 2.
+        /// Soft cap, for the base-2 exponent.
         pub soft_cap: f32,
     }
 }
@@ -59,58 +56,56 @@ abi_struct! {
         pub k: u64,
         /// Values.
         pub v: u64,
-        /// Factors of the heads of keys.
+        /// Factors of the key heads.
         pub k_factors: u64,
-        /// Factors of the heads of values.
+        /// Factors of the value heads.
         pub v_factors: u64,
-        /// Scales of blocks of keys.
+        /// Block scales of the keys.
         pub k_scales: u64,
-        /// Scales of blocks of values.
+        /// Block scales of the values.
         pub v_scales: u64,
-        /// Where the query tokens of each sequence begin.
+        /// Query offsets of each sequence.
         pub q_offsets: u64,
-        /// Where the rows of keys of each sequence begin.
+        /// Key offsets of each sequence.
         pub kv_offsets: u64,
-        /// How many keys each sequence has.
+        /// Key count of each sequence.
         pub kv_lengths: u64,
-        /// The pages of each sequence.
+        /// Block table: page numbers of each sequence.
         pub block_table: u64,
         /// Results.
         pub d: u64,
         /// Log-sum-exp.
         pub lse: u64,
-        /// Partial results.
+        /// Split-KV partial results.
         pub workspace: u64,
-        /// From one token of Q to the next.
+        /// Stride between tokens of Q.
         pub q_token: u64,
-        /// From one head of Q to the next.
+        /// Stride between heads of Q.
         pub q_head: u64,
-        /// From one page of K to the next.
+        /// Stride between pages of K.
         pub k_page: u64,
-        /// From one token of K to the next.
+        /// Stride between tokens of K.
         pub k_token: u64,
-        /// From one head of K to the next.
+        /// Stride between heads of K.
         pub k_head: u64,
-        /// From one page of V to the next.
+        /// Stride between pages of V.
         pub v_page: u64,
-        /// From one token of V to the next.
+        /// Stride between tokens of V.
         pub v_token: u64,
-        /// From one head of V to the next.
+        /// Stride between heads of V.
         pub v_head: u64,
-        /// From one token of D to the next.
+        /// Stride between tokens of D.
         pub d_token: u64,
-        /// From one head of D to the next.
+        /// Stride between heads of D.
         pub d_head: u64,
-        /// Parts that the keys of a sequence are
-        /// cut into at most.
+        /// Maximum split-KV parts of a sequence.
         pub parts: u32,
-        /// Keys of a part.
+        /// Keys of a split-KV part.
         pub part_keys: u32,
-        /// CTAs for the queries of a sequence
-        /// and a head of keys.
+        /// CTAs for the rows of a sequence and KV head.
         pub row_ctas: u32,
-        /// Shift that divides by the rows of a page; 32 where
-        /// these are no power of two.
+        /// log2 of the rows of a page; 32 if they are
+        /// not a power of two.
         pub page_shift: u32,
     }
 }
@@ -121,13 +116,12 @@ abi_struct! {
     pub struct AttentionBits {
         /// The first word of the first row.
         pub address: u64,
-        /// Words from one head to the next; 0 where all
-        /// heads have the same rows.
+        /// Words between heads; 0 when all heads share the rows.
         pub head_words: u64,
         /// Words of a row.
         pub row_words: u32,
-        /// 1 where sequences have the same rows, 0
-        /// where each token has one.
+        /// 1 when all sequences share the rows, 0
+        /// for a row per token.
         pub is_shared: u32,
     }
 }

@@ -11,63 +11,59 @@ abi_struct! {
         pub q: u64,
         /// Keys.
         pub k: u64,
-        /// Weights of heads.
+        /// Weights of the query heads.
         pub weights: u64,
-        /// Scales of heads; 0 where there are none.
+        /// Scales of the query heads, or 0.
         pub q_scales: u64,
-        /// Scales of keys; 0 where there are none.
+        /// Scales of the keys, or 0.
         pub k_scales: u64,
-        /// First key of each query; 0 where all see all.
+        /// First visible key of each query; 0 without ranges.
         pub starts: u64,
-        /// Where the keys of each query end; 0
-        /// where all see all.
+        /// End of the visible keys of each query; 0 without ranges.
         pub ends: u64,
-        /// Keys of each sequence; 0 where there are no pages.
+        /// Key count of each sequence; 0 without pages.
         pub lengths: u64,
-        /// Pages of each sequence; 0 where there are no pages.
+        /// Block table of each sequence; 0 without pages.
         pub block_table: u64,
-        /// Scores of the queries of this launch, or which keys are
-        /// gathered while they are scored.
+        /// Scores of this launch's queries, or records of gathered keys.
         pub scores: u64,
-        /// Keys with the highest scores.
+        /// Top-k keys.
         pub indices: u64,
-        /// From one query to the next.
+        /// Stride between queries.
         pub q_token: u64,
-        /// From one head of a query to the next.
+        /// Stride between heads of a query.
         pub q_head: u64,
-        /// From one query's weights to the next.
+        /// Stride between the weights of queries.
         pub weights_row: u64,
-        /// From one page of keys to the next.
+        /// Stride between pages of keys.
         pub k_page: u64,
-        /// From one key to the next.
+        /// Stride between keys.
         pub k_row: u64,
-        /// From one page of scales to the next.
+        /// Stride between pages of scales.
         pub k_scale_page: u64,
-        /// From one query's scores, or what is told of
-        /// its keys, to the next.
+        /// Stride between the scores or records of queries.
         pub scores_row: u64,
-        /// What is known of queries whose keys are gathered while they
-        /// are scored; 0 where none are.
+        /// Notes of queries with gathered keys; 0 without gathering.
         pub notes: u64,
-        /// Scores of keys that are gathered while they are scored.
+        /// Scores of gathered keys.
         pub found: u64,
-        /// What is known of all queries of such.
+        /// Header for all queries with gathered keys.
         pub found_header: u64,
         /// First query of this launch.
         pub first_query: u32,
-        /// Keys of a CTA, where the kernel has no fixed number.
+        /// Keys of a CTA, unless the kernel fixes the number.
         pub cta_keys: u32,
         /// Heads.
         pub heads: u32,
         /// Features.
         pub features: u32,
-        /// Keys that a query sees at most.
+        /// Maximum visible keys of a query.
         pub most_keys: u32,
-        /// Queries of a sequence, of those of this launch.
+        /// Queries of each sequence in this launch.
         pub sequence_queries: u32,
         /// CTAs along the queries of a sequence.
         pub query_ctas: u32,
-        /// Queries of a CTA at most.
+        /// Maximum queries of a CTA.
         pub cta_queries: u32,
         /// CTAs along the keys.
         pub key_ctas: u32,
@@ -75,27 +71,23 @@ abi_struct! {
         pub pages: u32,
         /// Rows of a page.
         pub page_size: u32,
-        /// Pages of a row of the block table; 0 where
-        /// there are no pages.
+        /// Columns of the block table; 0 without one.
         pub table_width: u32,
-        /// Keys that are chosen.
+        /// Keys to choose (top-k).
         pub chosen: u32,
-        /// Whether sixteen bytes of queries are loaded at once.
+        /// Whether queries are loaded by 16-byte vectors.
         pub q_aligned: u32,
-        /// Whether sixteen bytes of keys are loaded at once.
+        /// Whether keys are loaded by 16-byte vectors.
         pub k_aligned: u32,
-        /// Bits of the score of a key that a
-        /// query does not see.
+        /// Bits of a masked key's score.
         pub not_seen: u32,
-        /// Keys from one that is scored to the next.
+        /// Distance between scored keys.
         pub key_step: u32,
-        /// Keys that are scored.
+        /// Number of scored keys.
         pub columns: u32,
-        /// Chunks of scores for warps that gather more
-        /// keys than are expected.
+        /// Spare score chunks for warps that gather more keys than expected.
         pub spare_chunks: u32,
-        /// Keys of a query that should be gathered
-        /// while they are scored.
+        /// Keys to gather for a query.
         pub aim: u32,
     }
 }

@@ -12,42 +12,42 @@ abi_struct! {
         pub new_k: u64,
         /// New values.
         pub new_v: u64,
-        /// Position of each token; 0 where it is
-        /// the place of its key.
+        /// Position of each token; 0 when it is
+        /// the index of its key.
         pub positions: u64,
-        /// Parts of a turn, in units of 2^-64; 0 where there
-        /// are tables or nothing is turned.
+        /// Rotation per position, in turns of 2^-64; 0 with
+        /// tables or without rotation.
         pub frequencies: u64,
         /// Cosines.
         pub cos: u64,
         /// Sines.
         pub sin: u64,
-        /// From one token of the new keys to the next.
+        /// Stride between tokens of the new keys.
         pub new_k_token: u64,
-        /// From one head of the new keys to the next.
+        /// Stride between heads of the new keys.
         pub new_k_head: u64,
-        /// From one token of the new values to the next.
+        /// Stride between tokens of the new values.
         pub new_v_token: u64,
-        /// From one head of the new values to the next.
+        /// Stride between heads of the new values.
         pub new_v_head: u64,
-        /// From one row of cosines and of sines to the next.
+        /// Stride between rows of cosines and of sines.
         pub table_row: u64,
         /// Rows of cosines and sines.
         pub table_positions: u32,
-        /// Features of a head that are turned; 0 where nothing is.
+        /// Rotated features of a head; 0 without rotation.
         pub rotary_dim: u32,
-        /// Whether pairs are neighbours, not halves.
+        /// Whether pairs are adjacent features (GPT-J) instead of halves (NeoX).
         pub interleaved: u32,
-        /// Whether eight features of new keys and
-        /// values are loaded at once.
+        /// Whether new keys and values are loaded by
+        /// vectors of eight features.
         pub new_aligned: u32,
         /// Lanes that share a head: a power of two.
         pub head_lanes: u32,
         /// CTAs that share a token.
         pub splits: u32,
-        /// Heads that a lane has one after the other.
+        /// Heads that a lane processes in turn.
         pub lane_heads: u32,
-        /// What turned features are multiplied with.
+        /// Factor of the rotated features.
         pub amplitude: f32,
     }
 }

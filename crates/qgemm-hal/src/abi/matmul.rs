@@ -14,12 +14,12 @@ abi_struct! {
         pub n: u32,
         /// Columns of A and rows of B.
         pub k: u32,
-        /// `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE`,
-        /// `K_GROUPED`, `A_SCALE` and `B_SCALE` of the `FLAG_` constants.
+        /// `FLAG_` constants: `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`,
+        /// `ACCUMULATES`, `SLOPE`, `K_GROUPED`, `A_SCALE`, `B_SCALE`.
         pub flags: u32,
-        /// Factor of the product.
+        /// Scale of the product.
         pub alpha: f32,
-        /// Factor of C, or of what D held.
+        /// Scale of C, or of the old contents of D.
         pub beta: f32,
     }
 }
@@ -28,7 +28,7 @@ abi_struct! {
     /// Epilogue types of one `matmul`; CUDA only. Element types are
     /// 0 = f32, 1 = f16, 2 = bf16.
     pub struct MatmulTypes {
-        /// Function applied last: see the `ACTIVATION_` constants.
+        /// Activation, applied last: `ACTIVATION_` constants.
         pub activation: u32,
         /// Element type of D.
         pub d_dtype: u32,
@@ -46,13 +46,13 @@ abi_struct! {
         pub m_tiles: u32,
         /// Tiles along N.
         pub n_tiles: u32,
-        /// CTAs that share a tile's K.
+        /// CTAs that share a tile's K (split-K).
         pub splits: u32,
         /// Stages along K.
         pub k_tiles: u32,
-        /// Whether contiguous parts of A begin at multiples of 16 bytes.
+        /// Whether contiguous rows or columns of A are 16-byte aligned.
         pub a_aligned16: u32,
-        /// Whether those of B do.
+        /// Whether contiguous rows or columns of B are 16-byte aligned.
         pub b_aligned16: u32,
     }
 }
@@ -60,10 +60,9 @@ abi_struct! {
 abi_struct! {
     /// Strides of block scales; CUDA only.
     pub struct MatmulScales {
-        /// Elements from one row of A's scales to the next.
+        /// Stride between rows of A's scales, in elements.
         pub a_row: u64,
-        /// Elements from the scales of one column of B
-        /// to those of the next.
+        /// Stride of B's scales between columns, in elements.
         pub b_row: u64,
     }
 }
@@ -82,37 +81,35 @@ abi_struct! {
         pub bias: u64,
         /// D.
         pub d: u64,
-        /// Counters and partial accumulators.
+        /// Counters and partial sums.
         pub workspace: u64,
-        /// Bytes of the workspace before the partial accumulators.
+        /// Offset of the partial sums in the workspace, in bytes.
         pub partials: u64,
-        /// Elements from one row of A to the next.
+        /// Stride between rows of A, in elements.
         pub a_row: u64,
-        /// Elements from one column of A to the next.
+        /// Stride between columns of A, in elements.
         pub a_col: u64,
-        /// Elements from one A to the next.
+        /// Stride between matrices A, in elements.
         pub a_batch: u64,
-        /// Elements from one row of B to the next.
+        /// Stride between rows of B, in elements.
         pub b_row: u64,
-        /// Elements from one column of B to the next.
+        /// Stride between columns of B, in elements.
         pub b_col: u64,
-        /// Elements from one B to the next.
+        /// Stride between matrices B, in elements.
         pub b_batch: u64,
-        /// Elements from one row of C to the next.
+        /// Stride between rows of C, in elements.
         pub c_row: u64,
-        /// Elements from one C to the next.
+        /// Stride between matrices C, in elements.
         pub c_batch: u64,
-        /// Elements from one row of D to the next.
+        /// Stride between rows of D, in elements.
         pub d_row: u64,
-        /// Elements from one D to the next.
+        /// Stride between matrices D, in elements.
         pub d_batch: u64,
-        /// Where each product's range of K begins,
-        /// and the last one ends.
+        /// Start of each product's K range, plus the end.
         pub offsets: u64,
-        /// The factor of all of A, an f32; 0
-        /// where there is none.
+        /// Factor of A, f32, or 0.
         pub a_scale: u64,
-        /// The factor of all of B.
+        /// Factor of B, f32, or 0.
         pub b_scale: u64,
     }
 }

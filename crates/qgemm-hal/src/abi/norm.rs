@@ -13,8 +13,7 @@ abi_struct! {
         pub columns: u32,
         /// Columns of D.
         pub d_columns: u32,
-        /// `K_ORDER`, `RESIDUAL` and those of the `FLAG_`
-        /// constants that are a norm's.
+        /// `FLAG_` constants: `K_ORDER`, `RESIDUAL` and the norm flags.
         pub flags: u32,
         /// Element types (0 = f32, 1 = f16, 2 = bf16),
         /// four bits each, from the lowest: X,
@@ -22,10 +21,9 @@ abi_struct! {
         pub types: u32,
         /// Threads that share a row.
         pub row_threads: u32,
-        /// Columns, the first of a row, that are
-        /// kept in shared memory.
+        /// First columns of a row that are cached in shared memory.
         pub kept_columns: u32,
-        /// Added to the mean of squares.
+        /// Epsilon, added to the mean of squares.
         pub eps: f32,
     }
 }
@@ -38,24 +36,24 @@ abi_struct! {
         pub x: u64,
         /// Residual.
         pub residual: u64,
-        /// Factor of every column.
+        /// Gamma.
         pub gamma: u64,
-        /// What is added to every column.
+        /// Beta.
         pub beta: u64,
-        /// Column of D → column of X: as many
-        /// entries as D has columns.
+        /// Column of D → column of X, one
+        /// entry per column of D.
         pub order: u64,
         /// The sum.
         pub sum: u64,
         /// D.
         pub d: u64,
-        /// Elements from one row of X to the next.
+        /// Stride between rows of X, in elements.
         pub x_row: u64,
-        /// Elements from one row of the residual to the next.
+        /// Stride between rows of the residual, in elements.
         pub residual_row: u64,
-        /// Elements from one row of the sum to the next.
+        /// Stride between rows of the sum, in elements.
         pub sum_row: u64,
-        /// Elements from one row of D to the next.
+        /// Stride between rows of D, in elements.
         pub d_row: u64,
     }
 }

@@ -7,24 +7,22 @@ use super::{AbiField, AbiStruct};
 abi_struct! {
     /// Coefficients of one `optimizer` step, for the kernels of every backend.
     pub struct OptimizerShape {
-        /// Parameters, of wgpu those of a dispatch.
+        /// Parameters; on wgpu, of a dispatch.
         pub len: u32,
-        /// `ALIGNED16` and `COPY` of the `FLAG_` constants.
+        /// `FLAG_` constants: `ALIGNED16`, `COPY`.
         pub flags: u32,
         /// Element type of the gradient (0 = f32,
         /// 1 = f16, 2 = bf16).
         pub gradient: u32,
         /// Element type of the copy.
         pub copy: u32,
-        /// What the first moment is multiplied with.
+        /// Decay of the first moment.
         pub decay1: f32,
-        /// What the gradient is multiplied with before it is
-        /// added to the first moment.
+        /// Factor of the gradient in the first moment.
         pub gain1: f32,
-        /// What the second moment is multiplied with.
+        /// Decay of the second moment.
         pub decay2: f32,
-        /// What the gradient's square is multiplied with before it is
-        /// added to the second moment.
+        /// Factor of the squared gradient in the second moment.
         pub gain2: f32,
         /// Added to the root of the second moment.
         pub eps: f32,
@@ -46,9 +44,9 @@ abi_struct! {
         pub moment2: u64,
         /// The factors of the step.
         pub step: u64,
-        /// The parameters in 16 bits.
+        /// 16-bit copy of the parameters.
         pub copy: u64,
-        /// Parameters, all of them.
+        /// Number of parameters.
         pub len: u64,
     }
 }

@@ -11,9 +11,9 @@ abi_struct! {
         pub rows: u32,
         /// Columns of X.
         pub columns: u32,
-        /// Columns of codes, of which those beyond X's are zeros.
+        /// Columns of codes; zero beyond the columns of X.
         pub stored_columns: u32,
-        /// `X_ALIGNED16` and `ROW_IN_SHARED` of the `FLAG_` constants.
+        /// `FLAG_` constants: `X_ALIGNED16`, `ROW_IN_SHARED`.
         pub flags: u32,
         /// CTAs or workgroups that share a row.
         pub chunks: u32,
@@ -26,25 +26,25 @@ abi_struct! {
     pub struct QuantizePointers {
         /// X.
         pub x: u64,
-        /// The factor that is given for all of X.
+        /// Given factor for all of X.
         pub factor: u64,
         /// Codes.
         pub codes: u64,
         /// Scales.
         pub scales: u64,
-        /// Factors of tokens.
+        /// Token factors.
         pub token_factors: u64,
-        /// Sums.
+        /// X block sums.
         pub sums: u64,
-        /// Elements from one row of X to the next.
+        /// Stride between rows of X, in elements.
         pub x_row: u64,
-        /// Elements from one column of X to the next.
+        /// Stride between columns of X, in elements.
         pub x_col: u64,
-        /// Bytes from one row of codes to the next.
+        /// Row stride of codes, in bytes.
         pub codes_row: u64,
-        /// Bytes from one row of scales to the next.
+        /// Row stride of scales, in bytes.
         pub scales_row: u64,
-        /// Bytes from one row of sums to the next.
+        /// Row stride of sums, in bytes.
         pub sums_row: u64,
     }
 }
@@ -70,14 +70,13 @@ abi_struct! {
         pub codes: u64,
         /// Scales.
         pub scales: u64,
-        /// Factors of tokens, or the one that is
-        /// given for all of X.
+        /// Token factors, or the given factor for all of X.
         pub factors: u64,
-        /// D, without gaps.
+        /// D, contiguous.
         pub d: u64,
-        /// Bytes from one row of codes to the next.
+        /// Row stride of codes, in bytes.
         pub codes_row: u64,
-        /// Bytes from one row of scales to the next.
+        /// Row stride of scales, in bytes.
         pub scales_row: u64,
     }
 }
@@ -88,18 +87,16 @@ abi_struct! {
     pub struct XPlanePointers {
         /// Scales.
         pub scales: u64,
-        /// Factors of tokens, or the one that is
-        /// given for all of X.
+        /// Token factors, or the given factor for all of X.
         pub factors: u64,
-        /// Sums.
+        /// X block sums.
         pub sums: u64,
-        /// Bytes from one row of scales to the next.
+        /// Row stride of scales, in bytes.
         pub scales_row: u64,
-        /// Bytes from one row of sums to the next.
+        /// Row stride of sums, in bytes.
         pub sums_row: u64,
-        /// Columns that share a scale, as a power of
-        /// two: by how much a column is shifted to
-        /// the index of its scale.
+        /// log2 of the columns that share a scale: shifts a column
+        /// to the index of its scale.
         pub block_shift: u32,
         /// Unused, zero.
         pub reserved: u32,
