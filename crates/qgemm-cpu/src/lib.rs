@@ -51,13 +51,14 @@ pub use families::norm::{NORM, NormFamily};
 pub use families::optimizer::{OPTIMIZER, OptimizerFamily};
 pub use families::quantize::{QUANTIZE, QuantizeFamily};
 pub use families::routing::{ROUTING, RoutingFamily};
+pub use pool::start_threads;
 /// Whose thread pools kernels run on.
 pub use rayon;
 
 /// Opens the processor, which is the device `cpu` (ordinal 0).
 ///
 /// # Errors
-/// [`HalError::NoDevice`] for another ordinal.
+/// [`HalError::NoDevice`] for another ordinal; those of [`start_threads`].
 pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
     if ordinal != DeviceId::CPU.ordinal {
         return Err(HalError::NoDevice {
@@ -65,6 +66,7 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
             why: "the host is one device, `cpu`".into(),
         });
     }
+    start_threads()?;
     Ok(Arc::new(CpuDevice::new()))
 }
 
@@ -87,12 +89,7 @@ pub fn open_with_pool(pool: Arc<ThreadPool>) -> Arc<dyn Device> {
 /// [`HalError::Driver`] when the system starts no more threads.
 pub fn open_with_threads(threads: usize) -> Result<Arc<dyn Device>, HalError> {
     let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("qgemm-{i}")).build();
-    let failed = |e: rayon::ThreadPoolBuildError| HalError::Driver {
-        device: DeviceId::CPU,
-        call: "starting threads",
-        message: e.to_string(),
-    };
-    Ok(open_with_pool(Arc::new(pool.map_err(failed)?)))
+    Ok(open_with_pool(Arc::new(pool.map_err(pool::not_started)?)))
 }
 
 /// A buffer over the caller's own `len` bytes at `start`, without copying, on every device of this backend.

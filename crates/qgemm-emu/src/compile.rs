@@ -205,8 +205,11 @@ impl Compiler {
         let stdin = child.stdin.take();
         let text = text.to_vec();
         // Written aside, or both might wait for the other to read.
-        let writer = std::thread::spawn(move || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(&text)));
+        let writer =
+            std::thread::Builder::new().spawn(move || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(&text)));
+        // Without the thread, the pipe is closed, and the compiler ends.
         let output = child.wait_with_output().map_err(io)?;
+        let writer = writer.map_err(io)?;
         if !output.status.success() {
             return Err(fail(String::from_utf8_lossy(&output.stderr).into_owned()));
         }
