@@ -73,6 +73,7 @@ pub struct BenchPoint {
     pub microseconds: f64,
     #[serde(deserialize_with = "measured::share")]
     pub noise: f64,
+    #[serde(deserialize_with = "measured::share")]
     pub bandwidth_share: f64,
 }
 

@@ -43,12 +43,14 @@ pub fn device(page: &mut Page, info: &DeviceInfo) {
 pub fn conformance(page: &mut Page, cases: &[CasePoint]) {
     page.section("Conformance");
     let count = |verdict: &str| cases.iter().filter(|case| case.verdict.eq_ignore_ascii_case(verdict)).count();
-    let worst = cases.iter().filter_map(|case| Some(case.nmse? / case.limit?)).fold(0.0, f64::max);
+    let ratios =
+        cases.iter().filter_map(|case| Some(case.nmse? / case.limit?)).filter(|ratio| (100.0 * ratio).is_finite());
+    let worst = ratios.fold(0.0, f64::max);
     page.numbers(&[
         (count("pass").to_string(), "passed"),
         (count("fail").to_string(), "failed"),
         (count("skip").to_string(), "skipped"),
-        (format!("{:.1} %", worst * 100.0), "of its limit: the worst error"),
+        (format!("{:.1} %", 100.0 * worst), "of its limit: the worst error"),
     ]);
     let failed: Vec<_> = cases.iter().filter(|case| case.verdict.eq_ignore_ascii_case("fail")).collect();
     let row = |case: &&CasePoint| vec![format!("!{}", case.case), case.detail.clone().unwrap_or_default()];

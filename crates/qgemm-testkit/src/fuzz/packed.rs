@@ -62,7 +62,7 @@ impl PackedTarget {
         let name = file.get(FIXED..FIXED + weight.format.name.len());
         let data = FIXED + weight.format.name.len();
         if stated != read
-            || name != Some(weight.format.name.as_bytes())
+            || !name.is_some_and(|name| name.eq_ignore_ascii_case(weight.format.name.as_bytes()))
             || file.get(data..data + weight.data.len()) != Some(&weight.data)
         {
             return FuzzVerdict::Wrong(format!("read as {read:?} of {}, stated {stated:?}", weight.format));

@@ -106,7 +106,6 @@ const TOLD: &[&str] = &[
     "ops/*/rejected/**",
     "ops/*/workspace/**",
     "ops/*/prologue/**",
-    "ops/*/status",
     "barriers/*/step",
     "barriers/*/reason",
     "barriers/*/kind",
@@ -134,6 +133,7 @@ const PROGRAM: &[&str] = &[
     "ops/*/ids",
     "ops/*/offsets",
     "ops/*/router_weights",
+    "ops/*/status",
     "ops/*/products",
     "ops/*/top_k",
     "ops/*/activation",
@@ -170,7 +170,8 @@ fn contradiction(plan: &Value) -> Option<String> {
         }
     }
     for (place, op) in ops.iter().enumerate() {
-        let optional = [&op["b"], &op["bias"], &op["residual"], &op["ids"], &op["offsets"], &op["router_weights"]];
+        let optional =
+            [&op["b"], &op["bias"], &op["residual"], &op["ids"], &op["offsets"], &op["router_weights"], &op["status"]];
         let operands = [&op["x"], &op["d"]].into_iter().chain(optional.into_iter().filter(|name| !name.is_null()));
         for name in operands {
             let lives =
