@@ -208,7 +208,7 @@ fn reshape(rng: &mut StdRng, shape: &mut Vec<usize>) {
         (2, 2..) => {
             let last = shape.pop().unwrap_or(1);
             if let Some(before) = shape.last_mut() {
-                *before *= last;
+                *before = before.saturating_mul(last);
             }
         }
         (3, 1..) => {
@@ -218,7 +218,7 @@ fn reshape(rng: &mut StdRng, shape: &mut Vec<usize>) {
         (_, 2..) => {
             let (at, factor) = (rng.random_range(0..shape.len() - 1), pick(rng, &[2, 4, 8]));
             if shape[at].is_multiple_of(factor) {
-                (shape[at], shape[at + 1]) = (shape[at] / factor, shape[at + 1] * factor);
+                (shape[at], shape[at + 1]) = (shape[at] / factor, shape[at + 1].saturating_mul(factor));
             } else {
                 shape.swap(at, at + 1);
             }

@@ -106,6 +106,8 @@ pub fn fuzz(
     let watch = Watch::default();
     std::thread::scope(|scope| {
         scope.spawn(|| watch.look(target.name(), seed));
+        // Also when a mutation panics, which is no case that hangs.
+        let _over = Over(&watch.over);
         for case in cases {
             if outcome.findings.len() >= MOST_FINDINGS {
                 break;
@@ -113,7 +115,6 @@ pub fn fuzz(
             watch.begin(case);
             run_case(target, seed, case, &bytes_of, &mut outcome);
         }
-        watch.over.store(true, Ordering::Release);
     });
     outcome
 }
@@ -162,6 +163,15 @@ fn case_rng(seed: u64, case: u64) -> StdRng {
 fn message(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+/// Says at its end that all cases are over.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 /// Looks whether a case hangs.
