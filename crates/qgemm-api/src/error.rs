@@ -1,7 +1,7 @@
 //! The error type of the crate.
 
 use qgemm_formats::prepack::FragmentLayout;
-use qgemm_formats::{DType, Format, FormatError, XFormat};
+use qgemm_formats::{DType, ElementType, Format, FormatError, XFormat};
 use qgemm_hal::{DeviceId, DeviceKind, ExpertFault, HalError, KvFormat};
 use qgemm_sched::{SchedError, TunedError};
 use thiserror::Error;
@@ -434,6 +434,16 @@ pub enum Error {
         expected: usize,
         /// Bytes that came.
         got: usize,
+    },
+    /// Memory that is known to hold elements of one type was passed for elements of another one.
+    #[error("{operand}: expected {expected}, got {got}")]
+    WrongElementType {
+        /// Which operand.
+        operand: &'static str,
+        /// The element type that the plan reads or writes.
+        expected: ElementType,
+        /// The element type that the buffer was made with.
+        got: ElementType,
     },
     /// Host values are not as many as the shape asks for.
     #[error("{operand}: expected {expected} values, got {got}")]

@@ -140,7 +140,7 @@ pub use qgemm_formats::model::{
 pub use qgemm_formats::packed_file::{PackedParts, PackedWeight};
 pub use qgemm_formats::prepack::FragmentLayout;
 pub use qgemm_formats::{
-    ActivationFormat, DType, Element, Format, FormatError, HostExperts, HostWeight, NO_COLUMN, Quantized, SharedBytes,
+    ActivationFormat, DType, Element, ElementType, Format, FormatError, HostExperts, HostWeight, NO_COLUMN, Quantized, SharedBytes,
     XCode, XFactor, XFormat, XParts, format_for_k, half, quantize_matrix,
 };
 pub use qgemm_hal::{

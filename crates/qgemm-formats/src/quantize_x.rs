@@ -27,6 +27,7 @@ use half::f16;
 
 use crate::activation::Q8_BLOCK;
 use crate::desc::{Encoding, ScaleType};
+use crate::element::ElementType;
 use crate::float8::{E2M1_DOUBLED, E2M1_MAX, E4M3_MAX, e4m3_to_f32, e8m0_to_f32, f32_to_e2m1, f32_to_e4m3};
 use crate::x_format::{ScaleSpan, XFormat};
 
@@ -59,6 +60,16 @@ pub enum XCode {
     E4M3,
     /// 4-bit numbers of 2 bits of exponent and 1 of fraction.
     E2M1,
+}
+
+impl XCode {
+    /// The element type of memory that holds such codes.
+    pub const fn element(self) -> ElementType {
+        match self {
+            XCode::Int8 => ElementType::Int8,
+            XCode::E4M3 | XCode::E2M1 => ElementType::Bytes,
+        }
+    }
 }
 
 /// Where a factor beside scales comes from.
@@ -427,7 +438,7 @@ mod tests {
     #[test]
     fn q8_blocks_are_those_of_the_integer_kernels() {
         let x = wave(300);
-        for (format, block) in [(XFormat::Q8 { block: 32 }, 32), (XFormat::Q8 { block: 256 }, 256), (XFormat::Q8_1, 32)]
+        for (format, block) in [(XFormat::Q8_0, 32), (XFormat::Q8_256, 256), (XFormat::Q8_1, 32)]
         {
             let parts = format.parts(false, Some(16)).expect("it has codes");
             let (got, expected) = (quantized(&parts, &x, None), QuantizedActivations::new(&x, block, 16));

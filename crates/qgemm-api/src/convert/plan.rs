@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use qgemm_formats::DType;
+use qgemm_formats::{DType, ElementType};
 use qgemm_hal::{
     BufferMut, BufferRef, CheckedConvert, ConvertOperand, ConvertPlan, Device, DeviceId, KernelId, LaunchSequence,
     Operands, Operation, Stream,
@@ -93,8 +93,8 @@ impl ConversionPlan {
             device: device.info().id,
             x: Extent::of(&op.x, op.rows, op.columns),
             d: Extent::of(&op.d, op.rows, op.d_columns),
-            order: op.gathers.then(|| Extent::of_values(op.d_columns, size_of::<u32>())),
-            row_factors: op.row_factors.then(|| Extent::of_values(op.rows, DType::F32.bytes())),
+            order: op.gathers.then(|| Extent::of_values(ElementType::Int32, op.d_columns)),
+            row_factors: op.row_factors.then(|| Extent::of_values(DType::F32, op.rows)),
             ready: if nothing { None } else { Some(caches.convert.get_or_make(&op, make)?) },
             op,
         })

@@ -76,10 +76,10 @@ impl<'a> Ways<'a> {
                 let (op, mut ways) = MatmulPlan::ways(&**ctx.device(), ctx.tuned(), matmul)?;
                 by_cost(&mut ways);
                 let factor = |dense: &BatchedDense<FactorFormat>, rows, columns| {
-                    Extent::of_batch(dense, dense.dtype.bytes(), op.batch, rows, columns).bytes()
+                    Extent::of_batch(dense, op.batch, rows, columns).bytes()
                 };
                 let (a, b) = (factor(&op.a, op.m, op.k), factor(&op.b, op.k, op.n));
-                let d = Extent::of_batch(&op.d, op.d.dtype.bytes(), op.batch, op.m, op.n).bytes();
+                let d = Extent::of_batch(&op.d, op.batch, op.m, op.n).bytes();
                 let copies = if ways.is_empty() { 0 } else { ctx.copies_beyond_cache(a + b) };
                 let (a, b) = (unlike_values(a), unlike_values(b));
                 let factors = (0..copies).map(|_| Ok([ctx.upload(&a)?, ctx.upload(&b)?]));
@@ -219,7 +219,7 @@ impl Timed for Ways<'_> {
         match &mut self.of {
             Of::Gemm { ways, ready, .. } => *ready = Some(ctx.plan_candidate(&ways[way])?),
             Of::Experts { problem, op, ways, ready, .. } => {
-                *ready = Some(ExpertPlan::of_way(device, problem, op, &ways[way])?);
+                *ready = Some(ExpertPlan::of_way(self.ctx.device(), problem, op, &ways[way])?);
             }
             Of::Matmul { op, ways, ready, .. } => *ready = Some(MatmulPlan::of_way(device, op, &ways[way])?),
         }

@@ -15,7 +15,7 @@ use super::{EXPERTS_MACRO, product_id, two_dimensions};
 use crate::spec::KernelSpec;
 
 /// Scales of X, in the two ways that there are kernels for.
-const CODES: [XFormat; 2] = [XFormat::Q8 { block: 32 }, XFormat::Int8Token];
+const CODES: [XFormat; 2] = [XFormat::Q8_0, XFormat::Int8Token];
 
 /// A kernel.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ impl StagedKernel {
     pub fn all(format: Format, x: XFormat, variant: Variant) -> impl Iterator<Item = Self> {
         let codes = match x {
             // Scales are found by a shift, and X's own sums are not read.
-            XFormat::Q8 { .. } | XFormat::Q8_1 => Some(CODES[0]),
+            XFormat::Q8_0 | XFormat::Q8_256 | XFormat::Q8_1 => Some(CODES[0]),
             XFormat::Int8Token => Some(CODES[1]),
             _ => None,
         };

@@ -61,7 +61,7 @@ const WARPS: u32 = 8;
 /// Columns of X of which a sum is kept.
 const CHUNK: u32 = 16;
 /// Columns of X that share a scale, in the two ways that there are kernels for.
-pub(super) const X_FORMATS: [XFormat; 2] = [XFormat::Q8 { block: 32 }, XFormat::Int8Token];
+pub(super) const X_FORMATS: [XFormat; 2] = [XFormat::Q8_0, XFormat::Int8Token];
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
     let is_served = types.has_signed_bytes() && types.x == DType::F16 && types.variant >= Variant::Sm80;

@@ -67,7 +67,7 @@ impl CheckedGemm {
     /// codes; none of an X that is quantized, or may not be. [`XPrecision::Auto`] asks for none: what rounds further than kernels do
     /// by themselves is asked for.
     pub fn quantized(&self) -> impl Iterator<Item = (Self, CheckedQuantize)> + '_ {
-        const BLOCKS: XFormat = XFormat::Q8 { block: 32 };
+        const BLOCKS: XFormat = XFormat::Q8_0;
         let formats: &[XFormat] = match self.x_precision {
             XPrecision::Int8 => &[BLOCKS],
             XPrecision::E4M3 => &[XFormat::E4M3Block, BLOCKS],
