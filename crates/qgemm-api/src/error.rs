@@ -533,6 +533,12 @@ pub enum Error {
         /// What is missing, and what was expected.
         what: String,
     },
+    /// A budget leaves no candidate to measure.
+    #[error("budget: within = {within}: expected a number of at least 1")]
+    TuneBudget {
+        /// The factor that came.
+        within: f64,
+    },
     /// A file with measured configurations is something else.
     #[error(transparent)]
     Tuned(#[from] TunedError),

@@ -204,6 +204,9 @@ impl Checks {
         why: &'static str,
     ) -> Result<Option<BufferMut<'a>>, Error> {
         const OPERAND: &str = "workspace";
+        if let Some(workspace) = &workspace {
+            self.device(OPERAND, workspace.view().device())?;
+        }
         if expected == 0 {
             return Ok(None);
         }

@@ -433,11 +433,10 @@ impl ExpertPlan {
             tokens,
             workspace: _,
         } = args;
-        if !self.shape.serves(w.shape()) {
-            return Err(Error::WrongWeight { expected: self.shape.to_string(), got: w.shape().to_string() });
-        }
         let checks = Checks(self.device());
         checks.device("stream", stream.device())?;
+        checks.device("weight", w.device())?;
+        self.shape.check_serves(w.shape())?;
         let portion = portion_of(tokens, self.op.tokens())?;
         if portion.is_some() && matches!(self.op.form, ExpertForm::Masked { .. }) {
             let why = "counts say how many rows there are";

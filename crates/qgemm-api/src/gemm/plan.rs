@@ -327,11 +327,10 @@ impl Plan {
         workspace: Option<BufferMut<'a>>,
     ) -> Result<(), Error> {
         let Args { x, x_factor, w, d, c, bias, token_scale, residual, gamma, beta, workspace: _ } = args;
-        if !self.weight.serves(w.shape()) {
-            return Err(Error::WrongWeight { expected: self.weight.to_string(), got: w.shape().to_string() });
-        }
         let checks = Checks(self.device());
         checks.device("stream", stream.device())?;
+        checks.device("weight", w.device())?;
+        self.weight.check_serves(w.shape())?;
         let mut operands = Operands::new();
         use GemmOperand as O;
         let names = [O::X, O::XScales, O::XPlaneFactors, O::XSums];

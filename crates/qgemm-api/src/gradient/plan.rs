@@ -177,6 +177,7 @@ impl GradientPlan {
         let checks = Checks(self.device);
         checks.device("stream", stream.device())?;
         let given = from.weight.shape();
+        checks.device("weight", given.each().device)?;
         if !self.weight.serves(&given) {
             let (expected, got) = (self.weight.to_string(), given.to_string());
             return Err(Error::WrongWeight { expected, got });

@@ -67,9 +67,7 @@ enum Of<'a> {
 impl<'a> Ways<'a> {
     /// `None` where there is nothing to launch.
     pub fn new(ctx: &'a Context, problem: &'a TuneProblem<'_>, start: Instant) -> Result<Option<Self>, Error> {
-        let no_weight = Error::MissingOperand { operand: "weight", why: "a problem is measured with its weight" };
         let of = match problem {
-            TuneProblem::Gemm { weights: [], .. } | TuneProblem::Experts { experts: [], .. } => return Err(no_weight),
             TuneProblem::Gemm { problem, weights } => Of::gemm(ctx, problem, weights)?,
             TuneProblem::Experts { problem, experts } => Of::experts(ctx, problem, experts)?,
             TuneProblem::Matmul(matmul) => {
