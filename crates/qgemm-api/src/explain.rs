@@ -65,6 +65,10 @@ impl Context {
     /// When the routing is not valid.
     pub fn explain_routing(&self, routing: &Routing) -> Result<PlanRecord, Error> {
         let (op, device) = (routing.check()?, self.device());
+        if op.tokens == 0 {
+            let record = record(&op, device.info(), &routing::candidates(&op, device.info(), &[]));
+            return Ok(PlanRecord { why: "there are no tokens: nothing is launched".into(), ..record });
+        }
         Ok(record(&op, device.info(), &routing::candidates(&op, device.info(), device.catalog().routing)))
     }
 

@@ -158,11 +158,7 @@ pub(crate) fn zero(
 }
 
 /// That memory holds elements of `expected`. Memory whose element type nobody stated may hold anything.
-pub(crate) fn check_element(
-    operand: &'static str,
-    expected: ElementType,
-    view: BufferRef<'_>,
-) -> Result<(), Error> {
+pub(crate) fn check_element(operand: &'static str, expected: ElementType, view: BufferRef<'_>) -> Result<(), Error> {
     match view.element() {
         ElementType::Bytes => Ok(()),
         got if got == expected => Ok(()),

@@ -81,11 +81,18 @@ pub fn open_with_pool(pool: Arc<ThreadPool>) -> Arc<dyn Device> {
     Arc::new(CpuDevice::new().with_pool(pool))
 }
 
+/// Most threads of a pool that [`open_with_threads`] starts.
+pub const MOST_THREADS: usize = 4096;
+
 /// The processor with `threads` threads of its own; as many as there are cores for 0.
 ///
 /// # Errors
-/// [`HalError::Driver`] when the system starts no more threads.
+/// [`HalError::Unsupported`] for more than [`MOST_THREADS`], [`HalError::Driver`] when the system starts no more threads.
 pub fn open_with_threads(threads: usize) -> Result<Arc<dyn Device>, HalError> {
+    if threads > MOST_THREADS {
+        let (what, why) = (format!("a pool of {threads} threads"), format!("expected at most {MOST_THREADS}"));
+        return Err(HalError::Unsupported { device: DeviceId::CPU, what, why });
+    }
     let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("qgemm-{i}")).build();
     let failed = |e: rayon::ThreadPoolBuildError| HalError::Driver {
         device: DeviceId::CPU,
@@ -95,7 +102,8 @@ pub fn open_with_threads(threads: usize) -> Result<Arc<dyn Device>, HalError> {
     Ok(open_with_pool(Arc::new(pool.map_err(failed)?)))
 }
 
-/// A buffer over the caller's own `len` bytes at `start`, without copying, on every device of this backend.
+/// A buffer over the caller's own `len` bytes at `start`, without copying, on every device of this backend. What they hold is not known,
+/// so plans take the buffer for operands of any element type; [`Buffer::typed`] states one, which plans then check.
 ///
 /// # Safety
 /// Until the buffer is dropped, the bytes must be initialised memory that nothing else writes, and that nothing else reads while

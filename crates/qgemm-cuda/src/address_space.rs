@@ -23,7 +23,8 @@ impl AddressSpace {
         Ok(Self { all: unsafe { CudaBuffer::wrap(context, 0, usize::MAX) } })
     }
 
-    /// A view of `len` bytes at `address`.
+    /// A view of `len` bytes at `address`. What they hold is not known, so plans take the view for operands of any element type;
+    /// [`BufferRef::typed`] states one, which plans then check.
     ///
     /// # Safety
     /// The bytes must be device memory accessible from the primary context of the device, and must stay allocated until
@@ -33,7 +34,7 @@ impl AddressSpace {
         unsafe { BufferRef::from_raw(&self.all, address as usize, len) }
     }
 
-    /// A view of `len` bytes at `address`, to be written.
+    /// A view of `len` bytes at `address`, to be written; of unknown elements, as [`AddressSpace::view`].
     ///
     /// # Safety
     /// As [`AddressSpace::view`]; and work that was given the view and what else reads the bytes must be ordered, too.

@@ -106,7 +106,8 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
     Ok(Arc::new(CudaDevice::open(ordinal)?))
 }
 
-/// A buffer over `len` bytes at `address` that belong to the caller: not copied, never freed here.
+/// A buffer over `len` bytes at `address` that belong to the caller: not copied, never freed here. What the bytes hold is not known, so
+/// plans take the buffer for operands of any element type; [`Buffer::typed`] states one, which plans then check.
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when `device` is not a CUDA device.

@@ -18,7 +18,7 @@ pub trait Device: Any + Send + Sync + fmt::Debug {
     /// What it is and can do.
     fn info(&self) -> &DeviceInfo;
 
-    /// Memory of `bytes` bytes, aligned to at least 256 bytes and zeroed; `what` names it in errors.
+    /// Memory of `bytes` bytes, aligned to at least 256 bytes and zeroed, whose element type nobody stated; `what` names it in errors.
     ///
     /// # Errors
     /// [`HalError::OutOfMemory`] or a driver error.

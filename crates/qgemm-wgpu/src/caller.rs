@@ -55,7 +55,8 @@ pub fn report_loss(device: &dyn Device, reason: &str) -> Result<(), HalError> {
     Ok(())
 }
 
-/// A buffer of the caller's as one of qgemm's, without a copy: all of it, and for as long as either is used.
+/// A buffer of the caller's as one of qgemm's, without a copy: all of it, and for as long as either is used. What it holds is not known,
+/// so plans take it for operands of any element type; [`Buffer::typed`] states one, which plans then check.
 ///
 /// It needs [`BufferUsages::STORAGE`] and a size that is a multiple of 4; to upload to it, fill it or download from it,
 /// the usages for copies, too. Alignment is that of [views](Buffer::slice) within the buffer. wgpu orders the work of

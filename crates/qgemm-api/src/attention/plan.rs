@@ -255,7 +255,8 @@ impl AttentionPlan {
         for (operand, name, view, element, count, why) in index {
             operands.read_if_any(operand, checks.optional(name, view, of(operand, element, count), why)?);
         }
-        let lse = checks.optional("lse", args.lse, of(O::Lse, number, op.tokens * op.heads), "the attention writes it")?;
+        let lse =
+            checks.optional("lse", args.lse, of(O::Lse, number, op.tokens * op.heads), "the attention writes it")?;
         operands.write(O::D, d);
         if let Some(lse) = lse {
             operands.write(O::Lse, lse);

@@ -5,8 +5,8 @@ mod planning;
 
 use std::sync::Arc;
 
-use qgemm_formats::{Element, ElementType};
 use qgemm_formats::element::{bytes_of, bytes_of_mut};
+use qgemm_formats::{Element, ElementType};
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, Stream};
 use qgemm_sched::TunedTable;
 
@@ -29,7 +29,7 @@ pub struct Context {
 impl Context {
     /// Opens a device by name (`cpu`, `cuda:0`, `wgpu:0`, `noop`, or `auto` for the best there is: CUDA, then a GPU through
     /// wgpu, then the CPU) or by the [`DeviceId`] that [`devices`](crate::devices) lists. Contexts of one device share its
-    /// memory: buffers, weights and plans of one are used with the other.
+    /// memory: buffers, weights and plans of one are used with the other. Those of another device are refused, with both named.
     ///
     /// # Errors
     /// When the name does not parse, there is no such device, or it fails to open. `auto` passes over backends

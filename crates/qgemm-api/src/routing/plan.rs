@@ -213,7 +213,8 @@ impl RoutingPlan {
         };
         let listed = "the routing makes lists";
         let of_experts = |count: usize| op.lists.then(|| words(count));
-        let (of_offsets, of_counts, of_status) = (of_experts(op.experts + 1), of_experts(op.experts), words(STATUS_WORDS));
+        let (of_offsets, of_counts, of_status) =
+            (of_experts(op.experts + 1), of_experts(op.experts), words(STATUS_WORDS));
         let offsets = checks.optional("offsets", offsets, of_offsets, listed)?;
         let counts = checks.optional("counts", counts, of_counts, listed)?;
         let rows = checks.optional("rows", rows, slots(op.lists), listed)?;
