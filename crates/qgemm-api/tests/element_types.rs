@@ -104,7 +104,7 @@ fn products_refuse_operands_of_another_type() {
         let fused = ctx.load_fused(&[&one(), &one()])?;
         let plan = ctx.plan_fused(&FusedProblem::new(&fused, 1, DType::F32).output_dtype(1, DType::F16))?;
         let (x, mut first) = (make.of("X", F32, 32), make.of("D", F32, 32));
-        let mut second = make.of("the output of segment 1", F16, 32);
+        let mut second = make.of("d of segment 2", F16, 32);
         let mut workspace = ctx.workspace(plan.workspace_bytes())?;
         let outputs = &mut [(&mut first).into(), (&mut second).into()];
         plan.run(&ctx.default_stream(), FusedArgs::new(&x, &fused, outputs, &mut workspace))
