@@ -89,6 +89,7 @@ mod matmul;
 mod model;
 mod norm;
 mod normed;
+mod nothing;
 mod operand;
 mod optimizer;
 mod plain_x;

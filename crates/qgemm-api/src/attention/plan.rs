@@ -14,6 +14,7 @@ use qgemm_sched::attention::{candidates, choose};
 
 use super::description::{Attention, extent_bytes};
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, WIDE_ACCESS};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::workspace::Workspace;
@@ -104,11 +105,6 @@ impl<'a> AttentionArgs<'a> {
     }
 }
 
-/// Whether there is anything to launch.
-fn has_queries(op: &CheckedAttention) -> bool {
-    op.sequences > 0 && op.tokens > 0 && op.most_queries() > 0
-}
-
 impl AttentionPlan {
     pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, attention: &Attention) -> Result<Self, Error> {
         let op = attention.check()?;
@@ -120,7 +116,7 @@ impl AttentionPlan {
             Ready::prepare(device, &op, family, plan, plan.config.math)
         };
         // Plans of one family are for measurements, and not kept.
-        let ready = match (has_queries(&op), attention.is_unrestricted()) {
+        let ready = match (!op.is_nothing(), attention.is_unrestricted()) {
             (false, _) => None,
             (true, true) => Some(caches.attention.get_or_make(&op, make)?),
             (true, false) => Some(Arc::new(make()?)),
@@ -131,7 +127,7 @@ impl AttentionPlan {
     pub(crate) fn every_way(device: &dyn Device, attention: &Attention) -> Result<Vec<Self>, Error> {
         let op = attention.check()?;
         let families = attention.families(device.info(), device.catalog().attention)?;
-        let ways = if has_queries(&op) { candidates(&op, device.info(), &families).offered } else { Vec::new() };
+        let ways = if !op.is_nothing() { candidates(&op, device.info(), &families).offered } else { Vec::new() };
         let of_way = |Offered { family, plan, .. }: Offered<'static, CheckedAttention>| {
             let ready = Some(Arc::new(Ready::prepare(device, &op, family, plan, plan.config.math)?));
             Ok(Self { device: device.info().id, extents: extents(&op), ready, op: op.clone() })

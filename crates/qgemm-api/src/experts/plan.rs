@@ -18,6 +18,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::gemm::{XOf, XRef, stored_x};
 use crate::normed::{Shared, behind_norm, preferences_beside};
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, portion_of, zero};
 use crate::plain_x::{XOperands, behind_dequantize, behind_quantize};
 use crate::plan_cache::{PlanCaches, Ready};
@@ -288,7 +289,7 @@ impl ExpertPlan {
             let (family, plan) = choose(op, device.info(), device.catalog().experts, preferences, tuned)?;
             Ok::<_, Error>(Ready { family, plan, sequence: sequence(device, op, family, &plan)? })
         };
-        let ready = if op.each.m == 0 { None } else { Some(caches.experts.get_or_make(&key, make)?) };
+        let ready = if op.is_nothing() { None } else { Some(caches.experts.get_or_make(&key, make)?) };
         Ok(Self::of(shared, problem, key.0, ready))
     }
 
@@ -308,7 +309,7 @@ impl ExpertPlan {
         problem: &ExpertProblem,
     ) -> Result<(CheckedExperts, Vec<Offered<'static, CheckedExperts>>), Error> {
         let op = problem.check()?;
-        if op.each.m == 0 {
+        if op.is_nothing() {
             return Ok((op, Vec::new()));
         }
         let preferences = preferences_beside(op.each.normed_regions(op.x_rows(), 0), problem.preferences())?;
@@ -463,7 +464,7 @@ impl ExpertPlan {
         let lists = checks.optional("lists", lists, of.lists, "the problem is listed")?;
         let gamma = checks.optional("gamma", gamma, of.gamma, "the problem normalizes X with a gamma")?;
         let beta = checks.optional("beta", beta, of.beta, "the problem normalizes X with a beta")?;
-        let Some(ready) = self.ready.as_ref().filter(|_| op.each.m > 0) else {
+        let Some(ready) = self.ready.as_ref().filter(|_| !op.is_nothing()) else {
             // Without rows nothing is wrong with the index.
             return zero(&*self.device, stream, status, two_words);
         };

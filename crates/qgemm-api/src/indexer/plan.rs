@@ -13,6 +13,7 @@ use qgemm_sched::indexer::choose;
 use super::description::Indexer;
 use crate::attention::extent_bytes;
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, WIDE_ACCESS};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::workspace::Workspace;
@@ -118,11 +119,7 @@ impl IndexerPlan {
             let (family, plan) = choose(&op, device.info(), device.catalog().indexer)?;
             Ready::prepare(device, &op, family, plan, plan.config.math)
         };
-        let columns = match op.result {
-            IndexerResult::Scores { .. } => op.most_keys(),
-            IndexerResult::Best { count } => count,
-        };
-        let ready = if op.queries * columns > 0 { Some(caches.indexer.get_or_make(&op, make)?) } else { None };
+        let ready = if op.is_nothing() { None } else { Some(caches.indexer.get_or_make(&op, make)?) };
         Ok(Self { device: device.info().id, extents: extents(&op), ready, op })
     }
 

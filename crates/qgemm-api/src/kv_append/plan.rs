@@ -15,6 +15,7 @@ use super::description::KvAppend;
 use crate::attention::extent_bytes;
 use crate::context::Context;
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, WIDE_ACCESS};
 use crate::plan_cache::{PlanCaches, Ready};
 
@@ -133,7 +134,7 @@ impl KvAppendPlan {
             let (family, plan) = choose(&op, device.info(), device.catalog().kv_append)?;
             Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
         };
-        let has_tokens = op.addressing.tokens > 0 && op.addressing.sequences > 0;
+        let has_tokens = !op.is_nothing();
         let ready = if has_tokens { Some(caches.kv_append.get_or_make(&op, make)?) } else { None };
         let frequencies = append.frequencies().filter(|_| has_tokens);
         // As words: the halves of a u64, the lower first.

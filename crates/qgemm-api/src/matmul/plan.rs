@@ -13,6 +13,7 @@ use qgemm_sched::{Offered, TunedTable};
 
 use super::description::Matmul;
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::quantization::QuantizedX;
@@ -157,9 +158,8 @@ impl MatmulPlan {
         matmul: &Matmul,
     ) -> Result<(CheckedMatmul, Vec<Offered<'static, CheckedMatmul>>), Error> {
         let op = matmul.check()?;
-        let nothing = op.batch == 0 || op.m == 0 || op.n == 0;
         let all = || candidates(&op, device.info(), device.catalog().matmul, tuned).offered;
-        let ways = if nothing { Vec::new() } else { all() };
+        let ways = if op.is_nothing() { Vec::new() } else { all() };
         Ok((op, ways))
     }
 

@@ -12,6 +12,7 @@ use qgemm_sched::norm::choose;
 
 use super::description::Norm;
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::quantization::{PlaneExtents, QuantizedX, QuantizedXParts};
@@ -149,7 +150,6 @@ impl NormPlan {
         };
         let matrix = |dense| Extent::of(&dense, op.rows, op.columns);
         let of_columns = |dtype: DType| Extent::of_values(dtype, op.columns);
-        let nothing = op.rows == 0 || op.columns == 0;
         Ok(Self {
             device: device.info().id,
             x: (op.x_place == XPlace::Own).then(|| matrix(op.x)),
@@ -159,7 +159,7 @@ impl NormPlan {
             beta: op.function.beta.map(of_columns),
             residual: op.added.filter(|added| !added.in_place).map(|added| matrix(added.residual)),
             sum: op.added.map(|added| matrix(added.sum)),
-            ready: if nothing { None } else { Some(caches.norm.get_or_make(&op, make)?) },
+            ready: if op.is_nothing() { None } else { Some(caches.norm.get_or_make(&op, make)?) },
             op,
         })
     }

@@ -12,6 +12,7 @@ use qgemm_sched::optimizer::choose;
 
 use super::description::{Optimizer, OptimizerStep, step_factors};
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
 
@@ -97,7 +98,7 @@ impl OptimizerPlan {
             let (family, plan) = choose(&op, device.info(), device.catalog().optimizer)?;
             Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
         };
-        let ready = if op.len == 0 { None } else { Some(caches.optimizer.get_or_make(&op, make)?) };
+        let ready = if op.is_nothing() { None } else { Some(caches.optimizer.get_or_make(&op, make)?) };
         Ok(Self { device: device.info().id, ready, op })
     }
 

@@ -12,6 +12,7 @@ use qgemm_sched::quantize::choose;
 
 use super::description::Quantization;
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, WIDE_ACCESS};
 use crate::plan_cache::{PlanCaches, Ready};
 
@@ -93,12 +94,11 @@ impl QuantizationPlan {
             let (family, plan) = choose(&op, device.info(), device.catalog().quantize)?;
             Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
         };
-        let nothing = op.rows == 0 || op.columns == 0;
         Ok(Self {
             device: device.info().id,
             x: Extent::of(&op.x, op.rows, op.columns),
             planes: PlaneExtents::of(&op),
-            ready: if nothing { None } else { Some(caches.quantize.get_or_make(&op, make)?) },
+            ready: if op.is_nothing() { None } else { Some(caches.quantize.get_or_make(&op, make)?) },
             op,
         })
     }

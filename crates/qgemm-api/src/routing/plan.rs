@@ -14,6 +14,7 @@ use qgemm_sched::routing::choose;
 use super::description::Routing;
 use crate::context::Context;
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, portion_of, zero};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::workspace::Workspace;
@@ -127,7 +128,7 @@ impl RoutingPlan {
             let (family, plan) = choose(&op, device.info(), device.catalog().routing)?;
             Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
         };
-        let ready = if op.tokens == 0 { None } else { Some(caches.routing.get_or_make(&op, make)?) };
+        let ready = if op.is_nothing() { None } else { Some(caches.routing.get_or_make(&op, make)?) };
         Ok(Self { device: Arc::clone(shared), ready, op })
     }
 
@@ -219,7 +220,7 @@ impl RoutingPlan {
         let counts = checks.optional("counts", counts, of_counts, listed)?;
         let rows = checks.optional("rows", rows, slots(op.lists), listed)?;
         checks.view("status", status.view(), of_status)?;
-        let Some(ready) = self.ready.as_ref().filter(|_| op.tokens > 0) else {
+        let Some(ready) = self.ready.as_ref().filter(|_| !op.is_nothing()) else {
             // No list has a slot, and nothing is wrong.
             let written = [(offsets, of_offsets), (counts, of_counts), (Some(status), Some(of_status))];
             return written.into_iter().try_for_each(|(view, extent)| zero(&*self.device, stream, view, extent));
