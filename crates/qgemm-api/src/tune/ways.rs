@@ -40,7 +40,7 @@ enum Of<'a> {
         weights: &'a [Weight],
         x: Buffer,
         d: Buffer,
-        ready: Option<Plan>,
+        ready: Option<Box<Plan>>,
     },
     Experts {
         problem: &'a ExpertProblem,
@@ -52,7 +52,7 @@ enum Of<'a> {
         weights: Option<Buffer>,
         status: Buffer,
         d: Buffer,
-        ready: Option<ExpertPlan>,
+        ready: Option<Box<ExpertPlan>>,
     },
     Matmul {
         op: Box<CheckedMatmul>,
@@ -215,9 +215,9 @@ impl Timed for Ways<'_> {
     fn ready(&mut self, way: usize) -> Result<(), Error> {
         let (ctx, device) = (self.ctx, &**self.ctx.device());
         match &mut self.of {
-            Of::Gemm { ways, ready, .. } => *ready = Some(ctx.plan_candidate(&ways[way])?),
+            Of::Gemm { ways, ready, .. } => *ready = Some(Box::new(ctx.plan_candidate(&ways[way])?)),
             Of::Experts { problem, op, ways, ready, .. } => {
-                *ready = Some(ExpertPlan::of_way(self.ctx.device(), problem, op, &ways[way])?);
+                *ready = Some(Box::new(ExpertPlan::of_way(self.ctx.device(), problem, op, &ways[way])?));
             }
             Of::Matmul { op, ways, ready, .. } => *ready = Some(MatmulPlan::of_way(device, op, &ways[way])?),
         }
@@ -227,8 +227,8 @@ impl Timed for Ways<'_> {
     fn round(&mut self, launches: usize) -> Result<f64, Error> {
         let (device, stream) = (self.ctx.device(), &self.stream);
         let bytes = match &self.of {
-            Of::Gemm { ready, .. } => ready.as_ref().map(Plan::workspace_bytes),
-            Of::Experts { ready, .. } => ready.as_ref().map(ExpertPlan::workspace_bytes),
+            Of::Gemm { ready, .. } => ready.as_ref().map(|plan| plan.workspace_bytes()),
+            Of::Experts { ready, .. } => ready.as_ref().map(|plan| plan.workspace_bytes()),
             Of::Matmul { ready, .. } => ready.as_ref().map(MatmulPlan::workspace_bytes),
         };
         let mut workspace = self.ctx.workspace(bytes.unwrap_or(0))?;

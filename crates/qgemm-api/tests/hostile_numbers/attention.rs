@@ -28,7 +28,11 @@ fn attention(heads: usize, kv_heads: usize, head_dim: usize) -> Attention {
 #[test]
 fn attention_and_caches() {
     let cases: [(&str, Refused, Try); 12] = [
-        ("Attention.heads", |n| n == 0 || n > 1 << 16, |room, n| attended(room, &attention(n, 1, 8), false, false)),
+        (
+            "Attention.heads",
+            |n| !(1..=1 << 16).contains(&n),
+            |room, n| attended(room, &attention(n, 1, 8), false, false),
+        ),
         ("Attention.kv_heads", |n| !matches!(n, 1 | 2), |room, n| attended(room, &attention(2, n, 8), false, false)),
         ("Attention.head_dim", |_| true, |room, n| attended(room, &attention(1, 1, n), false, false)),
         ("Attention.v_dim", |_| true, |room, n| attended(room, &attention(1, 1, 8).v_dim(n), false, false)),
@@ -95,7 +99,7 @@ fn attention_and_caches() {
         }),
         (
             "Attention.d_strides",
-            |n| n < 16 || n >= 1 << 60,
+            |n| !(16..1 << 60).contains(&n),
             |room, n| attended(room, &attention(2, 2, 8).d_strides(n as u64, 8), false, false),
         ),
         ("Attention.k_strides.page", far, |room, n| {
@@ -136,24 +140,24 @@ fn appends_and_indexers() {
     let far: Refused = |n| n >= 1 << 60;
     let cases: [(&str, Refused, Try); 9] = [
         ("KvAppend.heads", |n| n > 1 << 16, |room, n| appended(room, &of(n, 1, 8))),
-        ("KvAppend.kv_heads", |n| n == 0 || n > 1 << 16, |room, n| appended(room, &of(2, n, 8))),
+        ("KvAppend.kv_heads", |n| !(1..=1 << 16).contains(&n), |room, n| appended(room, &of(2, n, 8))),
         ("KvAppend.head_dim", |_| true, |room, n| appended(room, &of(1, 1, n))),
         ("KvAppend.v_dim", |_| true, |room, n| appended(room, &of(1, 1, 8).v_dim(n))),
         (
             "KvAppend.q_strides",
-            |n| n < 16 || n >= 1 << 60,
+            |n| !(16..1 << 60).contains(&n),
             |room, n| appended(room, &of(2, 1, 8).q_strides(n as u64, 8)),
         ),
         ("KvAppend.new_k_strides", far, |room, n| appended(room, &of(1, 2, 8).new_k_strides(n as u64, 8))),
         ("KvAppend.new_v_strides", far, |room, n| appended(room, &of(1, 2, 8).new_v_strides(16, n as u64))),
         (
             "KvAppend.k_strides",
-            |n| n < 48 || n >= 1 << 60,
+            |n| !(48..1 << 60).contains(&n),
             |room, n| appended(room, &of(1, 2, 8).k_strides(KvStrides { page: n as u64, token: 16, head: 8 })),
         ),
         (
             "KvAppend.v_strides",
-            |n| n < 88 || n >= 1 << 60,
+            |n| !(88..1 << 60).contains(&n),
             |room, n| {
                 // The first heads of three tokens of two sequences take 88 elements.
                 appended(room, &of(1, 2, 8).v_strides(KvStrides { page: 48, token: 16, head: n as u64 }))
@@ -188,7 +192,7 @@ fn appends_and_indexers() {
         ("Indexer.queries", beyond_31_bits, |room, n| indexed(room, &of_keys(n, 2))),
         (
             "Indexer.heads",
-            |n| n == 0 || n > 1 << 16,
+            |n| !(1..=1 << 16).contains(&n),
             |room, n| indexed(room, &Indexer::new(KvFormat::Plain(DType::F16), 1, n, 16, 2)),
         ),
         ("Indexer.features", |_| true, |room, n| indexed(room, &Indexer::new(KvFormat::Plain(DType::F16), 1, 1, n, 2))),
@@ -209,12 +213,12 @@ fn appends_and_indexers() {
         ("Indexer.q_strides", |n| n >= 1 << 62, |room, n| indexed(room, &of_keys(2, 2).q_strides(n as u64, 0))),
         (
             "Indexer.weights_stride",
-            |n| n < 1 || n >= 1 << 60,
+            |n| !(1..1 << 60).contains(&n),
             |room, n| indexed(room, &of_keys(2, 2).weights_stride(n as u64)),
         ),
         (
             "Indexer.scores_stride",
-            |n| n < 2 || n >= 1 << 60,
+            |n| !(2..1 << 60).contains(&n),
             |room, n| indexed(room, &of_keys(2, 2).scores_stride(n as u64)),
         ),
     ];
