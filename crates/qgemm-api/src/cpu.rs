@@ -30,24 +30,28 @@ use qgemm_hal::{BufferMut, BufferRef, DeviceId, HostMemory};
 pub use qgemm_cpu::{open_with_pool, open_with_threads, rayon, wrap};
 pub use qgemm_hal::{HostSlice, HostSliceMut, read_bandwidth};
 
+use crate::context::check_copied;
 use crate::error::Error;
 
 /// `values` as an operand that is read.
 pub fn slice<T: Element>(values: &[T]) -> HostSlice<'_> {
-    HostSlice::new(DeviceId::CPU, bytes_of(values))
+    HostSlice::new(DeviceId::CPU, bytes_of(values), T::TYPE)
 }
 
 /// `values` as an operand that is written.
 pub fn slice_mut<T: Element>(values: &mut [T]) -> HostSliceMut<'_> {
-    HostSliceMut::new(DeviceId::CPU, bytes_of_mut(values))
+    HostSliceMut::new(DeviceId::CPU, bytes_of_mut(values), T::TYPE)
 }
 
 /// The values of a view of the processor's memory.
 ///
 /// # Errors
-/// When it is another device's, no whole number of values, or does not begin at a multiple of a value's alignment.
+/// When it is another device's, known to hold other elements, no whole number of values, or does not begin at a multiple of a value's
+/// alignment.
 pub fn values<'a, T: Element>(view: impl Into<BufferRef<'a>>) -> Result<&'a [T], Error> {
-    let bytes = HostMemory::of_device(DeviceId::CPU, view.into(), "the view")?;
+    let view = view.into();
+    check_copied::<T>("the view", view)?;
+    let bytes = HostMemory::of_device(DeviceId::CPU, view, "the view")?;
     check::<T>(bytes)?;
     Ok(values_of(bytes).unwrap_or_default())
 }
@@ -57,7 +61,9 @@ pub fn values<'a, T: Element>(view: impl Into<BufferRef<'a>>) -> Result<&'a [T],
 /// # Errors
 /// As [`values`].
 pub fn values_mut<'a, T: Element>(view: impl Into<BufferMut<'a>>) -> Result<&'a mut [T], Error> {
-    let bytes = HostMemory::of_device_mut(DeviceId::CPU, view.into(), "the view")?;
+    let view = view.into();
+    check_copied::<T>("the view", view.view())?;
+    let bytes = HostMemory::of_device_mut(DeviceId::CPU, view, "the view")?;
     check::<T>(bytes)?;
     Ok(values_of_mut(bytes).unwrap_or_default())
 }

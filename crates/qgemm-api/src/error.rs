@@ -1,7 +1,7 @@
 //! The error type of the crate.
 
 use qgemm_formats::prepack::FragmentLayout;
-use qgemm_formats::{DType, Format, FormatError, XFormat};
+use qgemm_formats::{DType, ElementType, Format, FormatError, XFormat};
 use qgemm_hal::{DeviceId, DeviceKind, ExpertFault, HalError, KvFormat};
 use qgemm_sched::{SchedError, TunedError};
 use thiserror::Error;
@@ -435,6 +435,16 @@ pub enum Error {
         /// Bytes that came.
         got: usize,
     },
+    /// Memory that is known to hold elements of one type was passed for elements of another one.
+    #[error("{operand}: expected {expected}, got {got}")]
+    WrongElementType {
+        /// Which operand.
+        operand: &'static str,
+        /// The element type that the plan reads or writes.
+        expected: ElementType,
+        /// The element type that the buffer was made with.
+        got: ElementType,
+    },
     /// Host values are not as many as the shape asks for.
     #[error("{operand}: expected {expected} values, got {got}")]
     WrongLength {
@@ -522,6 +532,12 @@ pub enum Error {
     IncompleteModel {
         /// What is missing, and what was expected.
         what: String,
+    },
+    /// A budget leaves no candidate to measure.
+    #[error("budget: within = {within}: expected a number of at least 1")]
+    TuneBudget {
+        /// The factor that came.
+        within: f64,
     },
     /// A file with measured configurations is something else.
     #[error(transparent)]

@@ -81,6 +81,8 @@ pub struct FusedProblem {
     x_dtype: DType,
     each: Problem,
     outputs: Vec<Output>,
+    /// A segment that was stated and is not there.
+    unknown: Option<usize>,
 }
 
 impl FusedProblem {
@@ -88,7 +90,8 @@ impl FusedProblem {
     pub fn new(weight: &FusedWeight, m: usize, x: DType) -> Self {
         let nothing = Output { dtype: None, row_stride: None, alignment: WIDE_ACCESS };
         let each = Problem::new(weight.weight(), m).x_dtype(x);
-        Self { weight: weight.clone(), m, x_dtype: x, each, outputs: vec![nothing; weight.segments()] }
+        let outputs = vec![nothing; weight.segments()];
+        Self { weight: weight.clone(), m, x_dtype: x, each, outputs, unknown: None }
     }
 
     /// States what a [`Problem`] has beside weight, tokens, the type of X and D: `problem.each(|p| p.bias(DType::F32))`. A bias is
@@ -114,10 +117,10 @@ impl FusedProblem {
     }
 
     fn with(mut self, segment: usize, state: impl FnOnce(&mut Output)) -> Self {
-        if segment >= self.outputs.len() {
-            self.outputs.resize(segment + 1, Output { dtype: None, row_stride: None, alignment: WIDE_ACCESS });
+        match self.outputs.get_mut(segment) {
+            Some(output) => state(output),
+            None => self.unknown = Some(segment),
         }
-        state(&mut self.outputs[segment]);
         self
     }
 }
@@ -199,11 +202,10 @@ impl<'a> FusedArgs<'a> {
 
 impl FusedPlan {
     pub(crate) fn new(ctx: &Context, problem: &FusedProblem) -> Result<Self, Error> {
-        let FusedProblem { weight, x_dtype, each, outputs, .. } = problem;
+        let FusedProblem { weight, x_dtype, each, outputs, unknown, .. } = problem;
         let segments = weight.segments();
-        if outputs.len() > segments {
-            let (least, most) = (0, segments - 1);
-            return Err(Error::OutOfRange { name: "segment", least, most, got: outputs.len() - 1 });
+        if let &Some(got) = unknown {
+            return Err(Error::OutOfRange { name: "segment", least: 0, most: segments - 1, got });
         }
         let op = each.check()?;
         if op.d.row_stride != weight.weight().n() as u64 {

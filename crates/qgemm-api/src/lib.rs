@@ -47,7 +47,7 @@
 //!
 //! let x = ctx.upload(&[f16::ONE; 4 * 128])?;
 //! let bias = ctx.upload(&[3.0f32; 64])?;
-//! let mut d = ctx.allocate(4 * 64 * DType::F16.bytes())?;
+//! let mut d = ctx.allocate_elements(DType::F16, 4 * 64)?;
 //! let stream = ctx.default_stream();
 //! plan.run(&stream, Args::new(&x, &weight, &mut d).bias(&bias).workspace(&mut workspace))?;
 //! let values: Vec<f16> = ctx.download(&d)?;
@@ -89,6 +89,7 @@ mod matmul;
 mod model;
 mod norm;
 mod normed;
+mod nothing;
 mod operand;
 mod optimizer;
 mod plain_x;
@@ -140,8 +141,8 @@ pub use qgemm_formats::model::{
 pub use qgemm_formats::packed_file::{PackedParts, PackedWeight};
 pub use qgemm_formats::prepack::FragmentLayout;
 pub use qgemm_formats::{
-    ActivationFormat, DType, Element, Format, FormatError, HostExperts, HostWeight, NO_COLUMN, Quantized, SharedBytes,
-    XCode, XFactor, XFormat, XParts, format_for_k, half, quantize_matrix,
+    ActivationFormat, DType, Element, ElementType, Format, FormatError, HostExperts, HostWeight, NO_COLUMN, Quantized,
+    SharedBytes, XCode, XFactor, XFormat, XParts, format_for_k, half, quantize_matrix,
 };
 pub use qgemm_hal::{
     Activation, Buffer, BufferMut, BufferRef, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault,

@@ -1,7 +1,7 @@
 //! Operands as plans see them: how a matrix must lie when it is planned, and what a run's buffers must hold.
 
-use qgemm_formats::DType;
-use qgemm_hal::{BatchedDense, BufferMut, BufferRef, Dense, DeviceId, Portion};
+use qgemm_formats::{DType, ElementType};
+use qgemm_hal::{BatchedDense, BufferMut, BufferRef, Dense, Device, DeviceId, Portion, Stream};
 
 use crate::error::Error;
 
@@ -83,55 +83,86 @@ impl StoredRows {
 pub(crate) struct Extent {
     bytes: usize,
     alignment: usize,
+    element: ElementType,
 }
 
 impl Extent {
-    /// Of `bytes` bytes from a multiple of `alignment` on.
-    pub fn new(bytes: usize, alignment: usize) -> Self {
-        Self { bytes, alignment }
+    /// Of `bytes` bytes that hold elements of `element`, from a multiple of `alignment` on.
+    pub fn new(element: impl Into<ElementType>, bytes: usize, alignment: usize) -> Self {
+        Self { bytes, alignment, element: element.into() }
     }
 
     /// Of `rows × columns` elements, whose extent [`Stored::check`] found to fit the address space.
     pub fn of(dense: &Dense, rows: usize, columns: usize) -> Self {
-        let width = dense.dtype.bytes();
-        let elements = dense.extent(rows, columns).unwrap_or(u64::MAX) as usize;
-        Self { bytes: elements * width, alignment: if dense.aligned16 { WIDE_ACCESS } else { width } }
+        Self::of_rows(dense.dtype.into(), dense.extent(rows, columns), dense.aligned16)
     }
 
-    /// Their number.
+    /// Of `batch` matrices of `rows × columns` elements, whose extent was found to fit the address space.
+    pub fn of_batch<T: Copy + Into<ElementType>>(
+        dense: &BatchedDense<T>,
+        batch: usize,
+        rows: usize,
+        columns: usize,
+    ) -> Self {
+        Self::of_rows(dense.dtype.into(), dense.extent(batch, rows, columns), dense.aligned16)
+    }
+
+    /// Of so many elements, gaps between rows included.
+    fn of_rows(element: ElementType, count: Option<u64>, aligned16: bool) -> Self {
+        let width = element.bytes();
+        let bytes = (count.unwrap_or(u64::MAX) as usize).saturating_mul(width);
+        Self { bytes, alignment: if aligned16 { WIDE_ACCESS } else { width }, element }
+    }
+
+    /// Of `count` contiguous values.
+    pub fn of_values(element: impl Into<ElementType>, count: usize) -> Self {
+        let element = element.into();
+        Self { bytes: count.saturating_mul(element.bytes()), alignment: element.bytes(), element }
+    }
+
+    /// How many bytes.
     pub fn bytes(self) -> usize {
         self.bytes
     }
 
-    /// Of `batch` matrices of `rows × columns` elements of `width` bytes, whose extent was found to fit the address space.
-    pub fn of_batch<T>(dense: &BatchedDense<T>, width: usize, batch: usize, rows: usize, columns: usize) -> Self {
-        let elements = dense.extent(batch, rows, columns).unwrap_or(u64::MAX) as usize;
-        Self { bytes: elements.saturating_mul(width), alignment: if dense.aligned16 { WIDE_ACCESS } else { width } }
-    }
-
-    /// Of `bytes` bytes from a multiple of `alignment` on.
-    pub fn of_bytes(bytes: usize, alignment: usize) -> Self {
-        Self { bytes, alignment }
-    }
-
-    /// Of `count` contiguous values of `width` bytes.
-    pub fn of_values(count: usize, width: usize) -> Self {
-        Self { bytes: count * width, alignment: width }
+    /// What they hold.
+    pub fn element(self) -> ElementType {
+        self.element
     }
 }
 
 /// The portion that `tokens` of `planned` tokens are; `None` where that is all of them.
 ///
 /// # Errors
-/// [`Error::OutOfRange`] where there are not so many, or none is left.
+/// [`Error::OutOfRange`] where there are not so many.
 pub(crate) fn portion_of(tokens: Option<usize>, planned: usize) -> Result<Option<Portion>, Error> {
     match tokens {
         None => Ok(None),
         Some(tokens) if tokens == planned => Ok(None),
         Some(got) => match Portion::new(got, planned) {
             Some(portion) => Ok(Some(portion)),
-            None => Err(Error::OutOfRange { name: "tokens of a run", least: 1, most: planned, got }),
+            None => Err(Error::OutOfRange { name: "tokens of a run", least: 0, most: planned, got }),
         },
+    }
+}
+
+/// Sets the first bytes of `view`, as many as `extent` has, to 0 after the work of `stream`: what a run without tokens leaves.
+pub(crate) fn zero(
+    device: &dyn Device,
+    stream: &Stream,
+    view: Option<BufferMut<'_>>,
+    extent: Option<Extent>,
+) -> Result<(), Error> {
+    let (Some(view), Some(extent)) = (view, extent) else { return Ok(()) };
+    Ok(device.fill(stream, view.slice(0..extent.bytes)?, 0)?)
+}
+
+/// That memory holds elements of `expected`. Memory whose element type nobody stated may hold anything.
+pub(crate) fn check_element(operand: &'static str, expected: ElementType, view: BufferRef<'_>) -> Result<(), Error> {
+    match view.element() {
+        ElementType::Bytes => Ok(()),
+        got if got == expected => Ok(()),
+        got => Err(Error::WrongElementType { operand, expected, got }),
     }
 }
 
@@ -146,9 +177,10 @@ impl Checks {
         if got == expected { Ok(()) } else { Err(Error::WrongDevice { operand, expected, got }) }
     }
 
-    /// That a view is on the device, long enough and aligned.
+    /// That a view is on the device, of the right elements, long enough and aligned.
     pub fn view(self, operand: &'static str, view: BufferRef<'_>, extent: Extent) -> Result<(), Error> {
         self.device(operand, view.device())?;
+        check_element(operand, extent.element, view)?;
         if view.len() < extent.bytes {
             return Err(Error::BufferTooShort { operand, expected: extent.bytes, got: view.len() });
         }
@@ -168,11 +200,14 @@ impl Checks {
         why: &'static str,
     ) -> Result<Option<BufferMut<'a>>, Error> {
         const OPERAND: &str = "workspace";
+        if let Some(workspace) = &workspace {
+            self.device(OPERAND, workspace.view().device())?;
+        }
         if expected == 0 {
             return Ok(None);
         }
         let workspace = workspace.ok_or(Error::MissingOperand { operand: OPERAND, why })?;
-        self.view(OPERAND, workspace.view(), Extent::of_values(expected, 1))?;
+        self.view(OPERAND, workspace.view(), Extent::new(ElementType::Bytes, expected, 1))?;
         Ok(Some(workspace))
     }
 

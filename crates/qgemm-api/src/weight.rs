@@ -54,6 +54,12 @@ impl WeightShape {
             && (other.fits_f16 || !fits_f16)
             && (other.fits_f16_scaled || !fits_f16_scaled)
     }
+
+    /// That [a plan for a weight like this one](WeightShape::serves) may run with `other`.
+    pub(crate) fn check_serves(&self, other: &WeightShape) -> Result<(), Error> {
+        let wrong = || Error::WrongWeight { expected: self.to_string(), got: other.to_string() };
+        if self.serves(other) { Ok(()) } else { Err(wrong()) }
+    }
 }
 
 impl fmt::Display for WeightShape {

@@ -129,7 +129,7 @@ fn a_layer_from_logits_is_the_sum_of_its_experts() -> Result<(), Error> {
             let plan = layer.plan(tokens)?;
             let launched: usize = profile.runs.iter().map(|run| run.steps.len()).sum();
             assert_eq!(plan.launches(), launched, "{id}");
-            let routing = plan.routing().map_or(0, |routing| routing.sequence().steps().len());
+            let routing = plan.routing().map_or(0, |routing| routing.sequence().expect("it launches").steps().len());
             assert!(launched - routing <= 4, "{id}: {launched} launches");
         }
     }
@@ -168,10 +168,9 @@ fn plans_of_products_and_routings_serve_fewer_tokens_than_they_are_for() -> Resu
     assert!(plan.run(&stream, ExpertArgs::new(&x, &down, &index, &mut d).tokens(5)).is_ok());
     let all = plan.run(&stream, ExpertArgs::new(&x, &down, &index, &mut d));
     assert!(matches!(all, Err(Error::BufferTooShort { .. })), "{all:?}");
-    for tokens in [0, 9] {
-        let wrong = plan.run(&stream, ExpertArgs::new(&x, &down, &index, &mut d).tokens(tokens));
-        assert!(matches!(wrong, Err(Error::OutOfRange { least: 1, most: 8, .. })), "{wrong:?}");
-    }
+    assert!(plan.run(&stream, ExpertArgs::new(&x, &down, &index, &mut d).tokens(0)).is_ok());
+    let wrong = plan.run(&stream, ExpertArgs::new(&x, &down, &index, &mut d).tokens(9));
+    assert!(matches!(wrong, Err(Error::OutOfRange { least: 0, most: 8, .. })), "{wrong:?}");
     let masked = ctx.plan_experts(&ExpertProblem::masked(&down, 8).unchecked())?;
     let wrong = masked.run(&stream, ExpertArgs::new(&x, &down, &index, &mut d).tokens(5));
     assert!(matches!(wrong, Err(Error::NotForExperts { .. })), "{wrong:?}");
@@ -206,7 +205,7 @@ fn an_expert_for_all_tokens_may_be_one_of_the_stack() -> Result<(), Error> {
             let error = nmse(&ctx.download::<f32>(&d)?, &wanted);
             assert!(error < LIMIT, "{id}, {tokens} tokens: {error:e}");
             let plan = layer.plan(tokens)?;
-            let routing = plan.routing().map_or(0, |routing| routing.sequence().steps().len());
+            let routing = plan.routing().map_or(0, |routing| routing.sequence().expect("it launches").steps().len());
             assert!(plan.launches() - routing <= 4, "{id}: {} launches", plan.launches());
         }
         let unrouted = ctx.moe_layer(&up, &down, TOP_K, qgemm_api::Moe::last_is_shared);

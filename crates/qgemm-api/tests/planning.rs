@@ -194,7 +194,7 @@ fn a_precision_is_a_permission_that_the_plan_keeps() {
     for precision in XPrecision::ALL {
         let plan = ctx.plan(&Problem::new(&w, 2).x_precision(precision)).expect("served");
         let x_format = plan.launch().expect("it launches").config.x_format;
-        let expected = if precision.allows_q8() { XFormat::Q8 { block: 256 } } else { DType::F32.into() };
+        let expected = if precision.allows_q8() { XFormat::Q8_256 } else { DType::F32.into() };
         assert_eq!(x_format, expected, "{precision}");
     }
 }

@@ -6,7 +6,7 @@ use qgemm_api::{
 };
 
 fn q8(rows: usize, columns: usize) -> Quantization {
-    Quantization::new(rows, columns, DType::F32, XFormat::Q8 { block: 32 })
+    Quantization::new(rows, columns, DType::F32, XFormat::Q8_0)
 }
 
 #[test]

@@ -288,7 +288,7 @@ fn what_has_no_backward_is_refused() {
     assert_eq!(refused(problem().activation(Activation::Silu)), "an activation");
     assert_eq!(refused(problem().token_scale()), "a factor of each token");
     assert_eq!(refused(problem().x_transposed()), "a transposed X");
-    let quantized = Gradient::of(&problem().x_format(XFormat::Q8 { block: 32 })).expect_err("codes");
+    let quantized = Gradient::of(&problem().x_format(XFormat::Q8_0)).expect_err("codes");
     assert!(matches!(quantized, Error::XFormatNotServed { .. }), "{quantized}");
     let gradient = Gradient::of(&problem().bias(DType::F32)).expect("linear");
     assert_eq!(format!("{gradient:?}"), format!("{:?}", Gradient::new(3, DType::BF16, DType::F16).alpha(2.0)));

@@ -166,7 +166,7 @@ impl Args {
                     rows,
                     columns,
                     self.x_dtype,
-                    self.x_format.unwrap_or(XFormat::Q8 { block: 32 }),
+                    self.x_format.unwrap_or(XFormat::Q8_0),
                 ))?
             }
         })

@@ -100,17 +100,25 @@ pub fn open_with_pool(pool: Arc<ThreadPool>) -> Arc<dyn Device> {
     Arc::new(CpuDevice::new().with_pool(pool))
 }
 
+/// Most threads of a pool that [`open_with_threads`] starts.
+pub const MOST_THREADS: usize = 4096;
+
 /// The CPU with `threads` separate threads; 0 means one per core.
 ///
 /// # Errors
-/// [`HalError::Driver`] when the system cannot start more threads.
+/// [`HalError::Unsupported`] for more than [`MOST_THREADS`], [`HalError::Driver`] when the system starts no more threads.
 pub fn open_with_threads(threads: usize) -> Result<Arc<dyn Device>, HalError> {
+    if threads > MOST_THREADS {
+        let (what, why) = (format!("a pool of {threads} threads"), format!("expected at most {MOST_THREADS}"));
+        return Err(HalError::Unsupported { device: DeviceId::CPU, what, why });
+    }
     let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("qgemm-{i}")).build();
     Ok(open_with_pool(Arc::new(pool.map_err(pool::not_started)?)))
 }
 
 /// Wraps `len` caller-owned bytes at `start` without copying, for
-/// every device of this backend.
+/// every device of this backend. The element type is unknown: plans accept
+/// the buffer for any operand, unless [`Buffer::typed`] states a type.
 ///
 /// # Safety
 /// Until the buffer is dropped, the bytes must be initialised

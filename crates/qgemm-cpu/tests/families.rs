@@ -359,7 +359,7 @@ fn activations_are_quantized_by_permission_only() {
 fn quantized_x_is_refused_with_a_reason() {
     let device = CpuDevice::new();
     let mut op = Problem::new(weight("q4_0".parse().expect("a format"), 19), 1, DType::F32).op;
-    op.x.format = XFormat::Q8 { block: 32 };
+    op.x.format = XFormat::Q8_0;
     for &family in device.catalog().gemm {
         let why = family.configs(&op, device.info()).expect_err("it reads plain numbers").why;
         assert!(why.contains("q8_0"), "{}: {why}", family.name());
@@ -378,7 +378,7 @@ fn configurations_have_identities_of_their_own() {
                 assert_eq!(id.to_string().parse().as_ref(), Ok(&id));
                 assert!(ids.insert(id), "{id} twice");
                 let expected = match config.math {
-                    Math::DotI8 => XFormat::Q8 { block: format.activation_block() },
+                    Math::DotI8 => format.activation_format(),
                     _ => XFormat::Plain(DType::BF16),
                 };
                 assert_eq!(config.x_format, expected, "{id}");

@@ -25,7 +25,8 @@ impl AddressSpace {
         Ok(Self { all: unsafe { CudaBuffer::wrap(context, 0, usize::MAX) } })
     }
 
-    /// A view of `len` bytes at `address`.
+    /// A view of `len` bytes at `address`. What they hold is not known, so plans take the view for operands of any element type;
+    /// [`BufferRef::typed`] states one, which plans then check.
     ///
     /// # Safety
     /// The bytes must be device memory accessible from the primary context
@@ -38,7 +39,7 @@ impl AddressSpace {
         unsafe { BufferRef::from_raw(&self.all, address as usize, len) }
     }
 
-    /// A writable view of `len` bytes at `address`.
+    /// A writable view of `len` bytes at `address`, of unknown element type.
     ///
     /// # Safety
     /// As [`AddressSpace::view`]. The caller must also order work that was

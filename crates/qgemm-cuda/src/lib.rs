@@ -114,7 +114,8 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
 }
 
 /// Wraps `len` caller-owned bytes at `address` without
-/// copying. They are never freed here.
+/// copying. They are never freed here. The element type is unknown: plans
+/// accept the buffer for any operand, unless [`Buffer::typed`] states a type.
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when `device` is not a CUDA device.

@@ -70,9 +70,9 @@ impl ActivationFormat {
     /// The format of activations that holds the same codes and scales in planes of their own.
     pub const fn x_format(self) -> XFormat {
         match self {
-            ActivationFormat::Q8_0 => XFormat::Q8 { block: Q8_BLOCK },
+            ActivationFormat::Q8_0 => XFormat::Q8_0,
             ActivationFormat::Q8_1 => XFormat::Q8_1,
-            ActivationFormat::Q8K => XFormat::Q8 { block: Q8_K_BLOCK },
+            ActivationFormat::Q8K => XFormat::Q8_256,
         }
     }
 

@@ -12,12 +12,15 @@ use std::str::FromStr;
 use half::f16;
 
 use crate::activation::{Q8_BLOCK, Q8_K_BLOCK};
+use crate::dtype::DType;
+use crate::element::ElementType;
 use crate::error::FormatError;
 use crate::float8::{e4m3_to_f32, e5m2_to_f32, e8m0_to_f32};
 use crate::formats;
 use crate::names::nearest;
 use crate::sub_scale::SubScales;
 use crate::weight::HostWeight;
+use crate::x_format::XFormat;
 
 /// Bytes that scale `span` consecutive values of a row, kept packed exactly as the format defines them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +49,15 @@ pub enum ScaleType {
 }
 
 impl ScaleType {
+    /// The element type of memory that holds such scales.
+    pub const fn element(self) -> ElementType {
+        match self {
+            ScaleType::F32 => ElementType::Number(DType::F32),
+            ScaleType::F16 => ElementType::Number(DType::F16),
+            ScaleType::E4M3 | ScaleType::E8M0 => ElementType::Bytes,
+        }
+    }
+
     /// Bytes of a scale.
     pub const fn bytes(self) -> usize {
         match self {
@@ -229,6 +241,11 @@ impl FormatDesc {
     /// this format: 256 for super-blocks of 256, else 32, as in ggml.
     pub const fn activation_block(&self) -> usize {
         if self.block_len == Q8_K_BLOCK { Q8_K_BLOCK } else { Q8_BLOCK }
+    }
+
+    /// The format in which activations are quantized so: a scale for every [`FormatDesc::activation_block`] columns.
+    pub const fn activation_format(&self) -> XFormat {
+        if self.block_len == Q8_K_BLOCK { XFormat::Q8_256 } else { XFormat::Q8_0 }
     }
 
     /// Bytes that [`FormatDesc::unpack_block`] writes to `scales`.

@@ -1,13 +1,62 @@
-//! [`Element`]: the Rust types whose slices are copied to and from devices as they are.
+//! [`Element`]: the Rust types whose slices are copied to and from devices as they are, and [`ElementType`], which memory remembers.
+
+use std::fmt;
 
 use crate::dtype::DType;
 
-/// A type of numbers as they are stored in memory: [`f32`], [`half::f16`], [`half::bf16`], the `u32` of a column order, or bytes.
+/// What the elements of memory are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ElementType {
+    /// Bytes: codes, or memory whose element type nobody stated.
+    Bytes,
+    /// Numbers of a matrix.
+    Number(DType),
+    /// 32-bit integers, signed or not: ids, offsets, lengths, column orders.
+    Int32,
+    /// Signed bytes: codes of eight bits.
+    Int8,
+}
+
+impl ElementType {
+    /// Size of an element in bytes.
+    pub const fn bytes(self) -> usize {
+        match self {
+            ElementType::Bytes | ElementType::Int8 => 1,
+            ElementType::Number(dtype) => dtype.bytes(),
+            ElementType::Int32 => 4,
+        }
+    }
+
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ElementType::Bytes => "bytes",
+            ElementType::Number(dtype) => dtype.name(),
+            ElementType::Int32 => "i32",
+            ElementType::Int8 => "i8",
+        }
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl From<DType> for ElementType {
+    fn from(dtype: DType) -> Self {
+        ElementType::Number(dtype)
+    }
+}
+
+/// A type of numbers as they are stored in memory: [`f32`], [`half::f16`], [`half::bf16`], 32-bit integers, signed bytes, or bytes.
 ///
-/// Memory of devices is little-endian, so that where the host's is not, only bytes are elements ([`DType::encode`] makes them).
+/// Memory of devices is little-endian. On a big-endian host only bytes are elements ([`DType::encode`] makes them).
 pub trait Element: bytemuck::Pod + sealed::Sealed {
-    /// As operands of problems call it; `None` for what is no number of a matrix.
-    const DTYPE: Option<DType>;
+    /// What memory that holds such values remembers; [`ElementType::Bytes`] of `u8`.
+    const TYPE: ElementType;
 }
 
 mod sealed {
@@ -15,26 +64,29 @@ mod sealed {
 }
 
 macro_rules! elements {
-    ($($(#[$cfg:meta])? $type:ty: $dtype:expr;)*) => {$(
+    ($($(#[$cfg:meta])? $type:ty: $element:expr;)*) => {$(
         $(#[$cfg])?
         impl sealed::Sealed for $type {}
         $(#[$cfg])?
         impl Element for $type {
-            const DTYPE: Option<DType> = $dtype;
+            const TYPE: ElementType = $element;
         }
     )*};
 }
 
 elements! {
-    u8: None;
+    u8: ElementType::Bytes;
+    i8: ElementType::Int8;
     #[cfg(target_endian = "little")]
-    u32: None;
+    u32: ElementType::Int32;
     #[cfg(target_endian = "little")]
-    f32: Some(DType::F32);
+    i32: ElementType::Int32;
     #[cfg(target_endian = "little")]
-    half::f16: Some(DType::F16);
+    f32: ElementType::Number(DType::F32);
     #[cfg(target_endian = "little")]
-    half::bf16: Some(DType::BF16);
+    half::f16: ElementType::Number(DType::F16);
+    #[cfg(target_endian = "little")]
+    half::bf16: ElementType::Number(DType::BF16);
 }
 
 /// The bytes of `values`.
@@ -72,6 +124,16 @@ mod tests {
         let mut copy = [f16::ZERO; 4];
         bytes_of_mut(&mut copy).copy_from_slice(&DType::F16.encode(&values));
         assert_eq!(copy, values.map(f16::from_f32));
-        assert_eq!([f16::DTYPE, bf16::DTYPE, u8::DTYPE], [Some(DType::F16), Some(DType::BF16), None]);
+        assert_eq!([f16::TYPE, bf16::TYPE], [DType::F16.into(), DType::BF16.into()]);
+        assert_eq!([i32::TYPE, u32::TYPE, i8::TYPE, u8::TYPE].map(ElementType::name), ["i32", "i32", "i8", "bytes"]);
+    }
+
+    #[test]
+    fn element_types_are_as_wide_as_their_values() {
+        fn agrees<T: Element>() -> bool {
+            T::TYPE.bytes() == size_of::<T>()
+        }
+        assert!(agrees::<u8>() && agrees::<i8>() && agrees::<u32>() && agrees::<i32>());
+        assert!(agrees::<f32>() && agrees::<f16>() && agrees::<bf16>());
     }
 }

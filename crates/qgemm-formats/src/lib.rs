@@ -28,7 +28,7 @@ mod x_format;
 pub use activation::{ActivationFormat, ActivationPlanes, QuantizedActivations};
 pub use desc::{Encoding, FloatScale, Format, FormatDesc, QuantizeBlocks, QuantizeMatrix, ScalePlane, ScaleType};
 pub use dtype::DType;
-pub use element::Element;
+pub use element::{Element, ElementType};
 pub use error::FormatError;
 pub use experts::{EXPERT_ROWS, HostExperts};
 pub use gated::PAIR_ROWS;

@@ -27,6 +27,7 @@ use half::f16;
 
 use crate::activation::Q8_BLOCK;
 use crate::desc::{Encoding, ScaleType};
+use crate::element::ElementType;
 use crate::float8::{E2M1_DOUBLED, E2M1_MAX, E4M3_MAX, e4m3_to_f32, e8m0_to_f32, f32_to_e2m1, f32_to_e4m3};
 use crate::x_format::{ScaleSpan, XFormat};
 
@@ -44,6 +45,8 @@ const E4M3_EXPONENT: u32 = 8;
 const E2M1_EXPONENT: u32 = 2;
 /// Bits of the fraction of 448 = 1.75 · 2⁸.
 const E4M3_MAX_FRACTION: u32 = 0x60_0000;
+/// Columns that a sum may cover.
+pub const SUM_SPANS: [usize; 2] = [32, 16];
 /// Scales of a byte each are stored by words.
 const WORD: usize = 4;
 const INFINITY_BITS: u32 = 0x7f80_0000;
@@ -61,6 +64,16 @@ pub enum XCode {
     E2M1,
 }
 
+impl XCode {
+    /// The element type of memory that holds such codes.
+    pub const fn element(self) -> ElementType {
+        match self {
+            XCode::Int8 => ElementType::Int8,
+            XCode::E4M3 | XCode::E2M1 => ElementType::Bytes,
+        }
+    }
+}
+
 /// Where a factor beside scales comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum XFactor {
@@ -72,7 +85,7 @@ pub enum XFactor {
     PerToken,
 }
 
-/// The planes of a quantized X: see the [module](self).
+/// The planes of a quantized X, as [`XFormat::parts`] describes them: see the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct XParts {
     /// What codes are.
@@ -100,7 +113,8 @@ pub struct XRow<'a> {
 
 impl XFormat {
     /// The planes of this format; `None` of numbers as they are. `given_factor` asks for NVFP4 with one factor for all of X,
-    /// `sum_span` for Q8_1 with a sum for every 16 columns in place of 32; other formats leave no choice.
+    /// `sum_span` for Q8_1 with a sum for every 16 columns in place of 32; other formats leave no choice. `None`, too, for sums of any
+    /// other number of columns.
     pub fn parts(self, given_factor: bool, sum_span: Option<usize>) -> Option<XParts> {
         let desc = self.desc();
         let code = match desc.encoding {
@@ -121,6 +135,9 @@ impl XFormat {
             Some(_) if is_nested => XFactor::PerToken,
             Some(_) => XFactor::None,
         };
+        if sum_span.is_some_and(|span| !SUM_SPANS.contains(&span)) {
+            return None;
+        }
         let sum_span = desc.sum_span.map(|span| sum_span.unwrap_or(span));
         Some(XParts { code, block, scale, factor, sum_span })
     }
@@ -131,14 +148,14 @@ impl XParts {
     pub fn column_multiple(&self) -> usize {
         match (self.block, self.scale) {
             (Some(block), Some(ScaleType::F32)) => block.max(Q8_BLOCK),
-            (Some(block), Some(_)) => block * WORD,
+            (Some(block), Some(_)) => block.max(1).saturating_mul(WORD),
             _ => Q8_BLOCK,
         }
     }
 
-    /// Stored columns of an X of `k`.
+    /// Stored columns of an X of `k`; `usize::MAX` where no number is as large.
     pub fn columns(&self, k: usize) -> usize {
-        k.next_multiple_of(self.column_multiple())
+        k.checked_next_multiple_of(self.column_multiple()).unwrap_or(usize::MAX)
     }
 
     /// Bytes of a row of codes.
@@ -159,7 +176,7 @@ impl XParts {
         match (self.scale, self.block) {
             (None, _) => 0,
             (Some(_), None) => 1,
-            (Some(_), Some(block)) => self.columns(k) / block,
+            (Some(_), Some(block)) => self.columns(k) / block.max(1),
         }
     }
 
@@ -170,12 +187,12 @@ impl XParts {
 
     /// Bytes of a row of scales: whole words.
     pub fn scale_bytes(&self, k: usize) -> usize {
-        self.scales(k) * self.scale_width()
+        self.scales(k).saturating_mul(self.scale_width())
     }
 
     /// Sums of a row.
     pub fn sums(&self, k: usize) -> usize {
-        self.sum_span.map_or(0, |span| self.columns(k) / span)
+        self.sum_span.map_or(0, |span| self.columns(k) / span.max(1))
     }
 
     /// Quantizes a row. Returns the row's factor where it has one.
@@ -427,8 +444,7 @@ mod tests {
     #[test]
     fn q8_blocks_are_those_of_the_integer_kernels() {
         let x = wave(300);
-        for (format, block) in [(XFormat::Q8 { block: 32 }, 32), (XFormat::Q8 { block: 256 }, 256), (XFormat::Q8_1, 32)]
-        {
+        for (format, block) in [(XFormat::Q8_0, 32), (XFormat::Q8_256, 256), (XFormat::Q8_1, 32)] {
             let parts = format.parts(false, Some(16)).expect("it has codes");
             let (got, expected) = (quantized(&parts, &x, None), QuantizedActivations::new(&x, block, 16));
             let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();

@@ -21,7 +21,7 @@ const E4M3_BLOCK: usize = 128;
 /// ```
 /// use qgemm_formats::{DType, ScaleSpan, XFormat};
 /// assert_eq!("bf16".parse::<XFormat>()?, XFormat::Plain(DType::BF16));
-/// assert_eq!(XFormat::Q8 { block: 32 }.name(), "q8_0");
+/// assert_eq!(XFormat::Q8_0.name(), "q8_0");
 /// assert_eq!("q8_256".parse::<XFormat>()?.desc().scale_span, ScaleSpan::Block(256));
 /// # Ok::<(), qgemm_formats::FormatError>(())
 /// ```
@@ -30,11 +30,10 @@ const E4M3_BLOCK: usize = 128;
 pub enum XFormat {
     /// Numbers as they are.
     Plain(DType),
-    /// Signed bytes with an f32 scale for every `block` (32 or 256) columns and no sums. Blocks of 32 hold the numbers of Q8_0.
-    Q8 {
-        /// Columns that share a scale.
-        block: usize,
-    },
+    /// Signed bytes with an f32 scale for every 32 columns and no sums: the numbers of ggml's Q8_0.
+    Q8_0,
+    /// Signed bytes with an f32 scale for every 256 columns and no sums.
+    Q8_256,
     /// Signed bytes with an f32 scale for every 32 columns and a sum, scale included, for as many, or for every 16 where that is
     /// asked for: minimums of Q2_K span 16.
     Q8_1,
@@ -92,8 +91,8 @@ impl XFormat {
         XFormat::Plain(DType::F32),
         XFormat::Plain(DType::F16),
         XFormat::Plain(DType::BF16),
-        XFormat::Q8 { block: Q8_BLOCK },
-        XFormat::Q8 { block: Q8_K_BLOCK },
+        XFormat::Q8_0,
+        XFormat::Q8_256,
         XFormat::Q8_1,
         XFormat::Int8Token,
         XFormat::E4M3Token,
@@ -108,8 +107,8 @@ impl XFormat {
     pub const fn name(self) -> &'static str {
         match self {
             XFormat::Plain(dtype) => dtype.name(),
-            XFormat::Q8 { block: Q8_K_BLOCK } => "q8_256",
-            XFormat::Q8 { .. } => "q8_0",
+            XFormat::Q8_256 => "q8_256",
+            XFormat::Q8_0 => "q8_0",
             XFormat::Q8_1 => "q8_1",
             XFormat::Int8Token => "int8_token",
             XFormat::E4M3Token => "e4m3_token",
@@ -125,7 +124,8 @@ impl XFormat {
     pub const fn desc(self) -> XFormatDesc {
         match self {
             XFormat::Plain(dtype) => described(dtype.bytes() as u32 * 8, Encoding::Plain(dtype), ScaleSpan::None, None),
-            XFormat::Q8 { block } => described(8, S8, ScaleSpan::Block(block), Some(ScaleType::F32)),
+            XFormat::Q8_0 => described(8, S8, ScaleSpan::Block(Q8_BLOCK), Some(ScaleType::F32)),
+            XFormat::Q8_256 => described(8, S8, ScaleSpan::Block(Q8_K_BLOCK), Some(ScaleType::F32)),
             XFormat::Q8_1 => XFormatDesc {
                 sum_span: Some(Q8_BLOCK),
                 ..described(8, S8, ScaleSpan::Block(Q8_BLOCK), Some(ScaleType::F32))

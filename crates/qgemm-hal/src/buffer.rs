@@ -5,6 +5,8 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use qgemm_formats::ElementType;
+
 use crate::caps::DeviceId;
 use crate::error::HalError;
 
@@ -32,6 +34,9 @@ pub trait RawBuffer: Any + Send + Sync + fmt::Debug {
 /// Memory on a device. Dropping it frees the memory after all
 /// work submitted before. Parts made by [`Buffer::split_off`] share the
 /// memory, which is freed with the last part.
+///
+/// A buffer remembers its element type if one was stated
+/// ([`Buffer::typed`]); so do its views and parts.
 #[derive(Debug)]
 pub struct Buffer {
     raw: Arc<dyn RawBuffer>,
@@ -39,12 +44,23 @@ pub struct Buffer {
     /// `Buffer` shares these bytes.
     offset: usize,
     len: usize,
+    element: ElementType,
 }
 
 impl Buffer {
-    /// Wraps a backend's memory object of `len` usable bytes.
+    /// Wraps a backend's memory object of `len` usable bytes, whose element type nobody stated.
     pub fn from_raw(raw: Arc<dyn RawBuffer>, len: usize) -> Self {
-        Self { raw, offset: 0, len }
+        Self { raw, offset: 0, len, element: ElementType::Bytes }
+    }
+
+    /// The buffer as one of other elements; [`ElementType::Bytes`] makes plans take it for any operand. No byte changes.
+    pub fn typed(self, element: impl Into<ElementType>) -> Self {
+        Self { element: element.into(), ..self }
+    }
+
+    /// The type of its elements; [`ElementType::Bytes`] where nobody stated one.
+    pub fn element(&self) -> ElementType {
+        self.element
     }
 
     /// Length in bytes.
@@ -118,7 +134,8 @@ impl Buffer {
     /// [`HalError::OutOfBounds`].
     pub fn split_off(&mut self, at: usize) -> Result<Buffer, HalError> {
         check_range("splitting off", &(at..self.len), self.len)?;
-        let rest = Buffer { raw: Arc::clone(&self.raw), offset: self.offset + at, len: self.len - at };
+        let (raw, element) = (Arc::clone(&self.raw), self.element);
+        let rest = Buffer { raw, offset: self.offset + at, len: self.len - at, element };
         self.len = at;
         Ok(rest)
     }
@@ -142,7 +159,8 @@ impl Buffer {
                 return Err(HalError::Overlap { written: written.clone(), other: other.clone() });
             }
         }
-        let view = |range: Range<usize>| BufferRef { raw: &*self.raw, offset: range.start, len: range.len() };
+        let whole = self.view();
+        let view = |range: Range<usize>| whole.part(range);
         Ok((read.map(view), write.map(|range| BufferMut { view: view(range) })))
     }
 }
@@ -160,17 +178,28 @@ pub struct BufferRef<'a> {
     raw: &'a dyn RawBuffer,
     offset: usize,
     len: usize,
+    element: ElementType,
 }
 
 impl<'a> BufferRef<'a> {
-    /// A view of `len` bytes at `offset` in a
-    /// backend's memory object.
+    /// A view of `len` bytes at `offset` in a backend's
+    /// memory object, of unknown element type.
     ///
     /// # Safety
     /// The bytes must belong to the object, or the object must
     /// support reading them. Nothing may write them for `'a`.
     pub unsafe fn from_raw(raw: &'a dyn RawBuffer, offset: usize, len: usize) -> Self {
-        Self { raw, offset, len }
+        Self { raw, offset, len, element: ElementType::Bytes }
+    }
+
+    /// The view as one of other elements, as [`Buffer::typed`].
+    pub fn typed(self, element: impl Into<ElementType>) -> Self {
+        Self { element: element.into(), ..self }
+    }
+
+    /// The type of its elements; [`ElementType::Bytes`] where nobody stated one.
+    pub fn element(&self) -> ElementType {
+        self.element
     }
 
     /// The backend's object.
@@ -204,7 +233,12 @@ impl<'a> BufferRef<'a> {
     /// [`HalError::OutOfBounds`].
     pub fn slice(self, range: Range<usize>) -> Result<BufferRef<'a>, HalError> {
         check_range("view", &range, self.len)?;
-        Ok(BufferRef { raw: self.raw, offset: self.offset + range.start, len: range.len() })
+        Ok(self.part(range))
+    }
+
+    /// Bytes that are known to be in range.
+    fn part(self, range: Range<usize>) -> BufferRef<'a> {
+        BufferRef { offset: self.offset + range.start, len: range.len(), ..self }
     }
 
     /// Splits the view at byte `at`.
@@ -225,7 +259,7 @@ impl<'a> BufferRef<'a> {
 
 impl<'a> From<&'a Buffer> for BufferRef<'a> {
     fn from(buffer: &'a Buffer) -> Self {
-        BufferRef { raw: &*buffer.raw, offset: buffer.offset, len: buffer.len }
+        BufferRef { raw: &*buffer.raw, offset: buffer.offset, len: buffer.len, element: buffer.element }
     }
 }
 
@@ -271,6 +305,11 @@ impl<'a> BufferMut<'a> {
         BufferMut { view: self.view }
     }
 
+    /// The view as one of other elements, as [`Buffer::typed`].
+    pub fn typed(self, element: impl Into<ElementType>) -> Self {
+        Self { view: self.view.typed(element) }
+    }
+
     /// A read-only view of the same bytes.
     pub fn view(&self) -> BufferRef<'_> {
         self.view
@@ -309,6 +348,8 @@ impl<'a> From<&'a mut Buffer> for BufferMut<'a> {
 
 #[cfg(test)]
 mod tests {
+    use qgemm_formats::DType;
+
     use super::*;
     use crate::host_memory::HostMemory;
     use crate::noop;
@@ -352,6 +393,26 @@ mod tests {
         drop(arena);
         assert!(bytes(d.view()).iter().all(|&b| b == 2) && d.raw().check_guards().is_ok());
         assert_eq!(bytes(tail.slice(0..5).expect("in range")), [0, 0, 3, 3, 0]);
+        // Views of several parts at once count from the part's own start, too.
+        let ([read, _], [written, _]) = tail.parts([2..4, 0..0], [4..6, 0..0]).expect("apart");
+        assert_eq!(bytes(read), [3, 3]);
+        fill(written, 4);
+        assert_eq!(bytes(tail.view()), [0, 0, 3, 3, 4, 4, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn views_and_parts_remember_the_type_of_elements() {
+        let half = ElementType::Number(DType::F16);
+        let mut whole = buffer(1024).typed(half);
+        let rest = whole.split_off(512).expect("in range");
+        let elements = [rest.element(), whole.element(), whole.slice(0..2).expect("in range").element()];
+        assert_eq!(elements, [half; 3]);
+        let (before, behind) = whole.split_at_mut(4).expect("in range");
+        assert_eq!([before.view().element(), behind.slice(0..8).expect("in range").view().element()], [half; 2]);
+        let ([read, _], [written, _]) = whole.parts([0..8, 0..0], [16..32, 0..0]).expect("apart");
+        assert_eq!([read.element(), written.view().element()], [half; 2]);
+        assert_eq!(written.typed(ElementType::Bytes).view().element(), ElementType::Bytes);
+        assert_eq!(buffer(4).element(), ElementType::Bytes);
     }
 
     #[test]

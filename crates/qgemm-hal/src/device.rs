@@ -18,8 +18,8 @@ pub trait Device: Any + Send + Sync + fmt::Debug {
     /// Identity and capabilities.
     fn info(&self) -> &DeviceInfo;
 
-    /// Allocates `bytes` zeroed bytes, aligned to at least 256 bytes.
-    /// `what` names the allocation in errors.
+    /// Allocates `bytes` zeroed bytes, aligned to at least 256 bytes,
+    /// of unknown element type. `what` names the allocation in errors.
     ///
     /// # Errors
     /// [`HalError::OutOfMemory`] or a driver error.

@@ -12,6 +12,8 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use qgemm_formats::ElementType;
+
 use crate::buffer::{Buffer, BufferMut, BufferRef, RawBuffer};
 use crate::caps::DeviceId;
 use crate::error::HalError;
@@ -220,22 +222,22 @@ impl HostMemory {
 #[derive(Debug)]
 pub struct HostSlice<'a> {
     memory: HostMemory,
+    element: ElementType,
     bytes: PhantomData<&'a [u8]>,
 }
 
 impl<'a> HostSlice<'a> {
-    /// Wraps `bytes` as memory of `device`.
-    pub fn new(device: DeviceId, bytes: &'a [u8]) -> Self {
+    /// Wraps `bytes` of type `element` as memory of `device`.
+    pub fn new(device: DeviceId, bytes: &'a [u8], element: ElementType) -> Self {
         let memory = HostMemory { device, start: NonNull::from(bytes).cast(), len: bytes.len(), allocation: None };
-        Self { memory, bytes: PhantomData }
+        Self { memory, element, bytes: PhantomData }
     }
 }
 
 impl<'v> From<&'v HostSlice<'_>> for BufferRef<'v> {
     fn from(slice: &'v HostSlice<'_>) -> Self {
-        // SAFETY: the memory is the whole slice, which is borrowed for
-        // reading for longer than `'v`.
-        unsafe { BufferRef::from_raw(&slice.memory, 0, slice.memory.len) }
+        // SAFETY: the memory is all of the slice's, which is borrowed for longer than `'v`, to be read.
+        unsafe { BufferRef::from_raw(&slice.memory, 0, slice.memory.len) }.typed(slice.element)
     }
 }
 
@@ -243,32 +245,32 @@ impl<'v> From<&'v HostSlice<'_>> for BufferRef<'v> {
 #[derive(Debug)]
 pub struct HostSliceMut<'a> {
     memory: HostMemory,
+    element: ElementType,
     bytes: PhantomData<&'a mut [u8]>,
 }
 
 impl<'a> HostSliceMut<'a> {
-    /// Wraps `bytes` as memory of `device`.
-    pub fn new(device: DeviceId, bytes: &'a mut [u8]) -> Self {
+    /// Wraps `bytes` of type `element` as memory of `device`.
+    pub fn new(device: DeviceId, bytes: &'a mut [u8], element: ElementType) -> Self {
         let len = bytes.len();
         let memory = HostMemory { device, start: NonNull::from(bytes).cast(), len, allocation: None };
-        Self { memory, bytes: PhantomData }
+        Self { memory, element, bytes: PhantomData }
     }
 }
 
 impl<'v> From<&'v HostSliceMut<'_>> for BufferRef<'v> {
     fn from(slice: &'v HostSliceMut<'_>) -> Self {
-        // SAFETY: the memory is the whole slice, which is borrowed for
-        // longer than `'v`. While `slice` is borrowed for reading, no
-        // writable view of it exists.
-        unsafe { BufferRef::from_raw(&slice.memory, 0, slice.memory.len) }
+        // SAFETY: the memory is all of the slice's, which is borrowed for longer than `'v`; while `slice` is borrowed to be
+        // read, no writable view is made of it.
+        unsafe { BufferRef::from_raw(&slice.memory, 0, slice.memory.len) }.typed(slice.element)
     }
 }
 
 impl<'v> From<&'v mut HostSliceMut<'_>> for BufferMut<'v> {
     fn from(slice: &'v mut HostSliceMut<'_>) -> Self {
-        // SAFETY: the memory is the whole slice, which is borrowed mutably
-        // for longer than `'v`, and `slice` makes no other view meanwhile.
-        unsafe { BufferMut::from_raw(&slice.memory, 0, slice.memory.len) }
+        // SAFETY: the memory is all of the slice's, which is borrowed to be written for longer than `'v`, and `slice` makes
+        // no other view meanwhile.
+        unsafe { BufferMut::from_raw(&slice.memory, 0, slice.memory.len) }.typed(slice.element)
     }
 }
 
@@ -374,8 +376,8 @@ mod tests {
     #[test]
     fn slices_are_read_and_written_in_place() {
         let (read, mut written) = ([1u8, 2, 3], [0u8; 4]);
-        let source = HostSlice::new(DeviceId::CPU, &read);
-        let mut target = HostSliceMut::new(DeviceId::CPU, &mut written);
+        let source = HostSlice::new(DeviceId::CPU, &read, ElementType::Bytes);
+        let mut target = HostSliceMut::new(DeviceId::CPU, &mut written, ElementType::Bytes);
         let view = BufferRef::from(&source).slice(1..3).expect("in range");
         HostMemory::upload(DeviceId::CPU, HostMemory::bytes(view).expect("host memory"), (&mut target).into())
             .expect("fits");

@@ -15,7 +15,8 @@ pub const MAX_OPERANDS: usize = 24;
 /// let portion = Portion::new(3, 8).expect("fewer");
 /// // Four slots a token.
 /// assert_eq!(portion.rows(32), 12);
-/// assert!(Portion::new(9, 8).is_none() && Portion::new(0, 8).is_none());
+/// assert_eq!(Portion::new(0, 8).expect("none of them").rows(32), 0);
+/// assert!(Portion::new(9, 8).is_none() && Portion::new(0, 0).is_none());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Portion {
@@ -24,10 +25,10 @@ pub struct Portion {
 }
 
 impl Portion {
-    /// The first `taken` of `of` tokens; `None`
-    /// unless `1 ≤ taken ≤ of`.
+    /// The first `taken` of `of` tokens; `None` if
+    /// `taken > of`, or if `of` is 0.
     pub fn new(taken: usize, of: usize) -> Option<Self> {
-        (1..=of).contains(&taken).then_some(Self { taken, of })
+        (of > 0 && taken <= of).then_some(Self { taken, of })
     }
 
     /// Rows of the portion, out of `planned` rows with

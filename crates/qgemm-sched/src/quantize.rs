@@ -80,7 +80,7 @@ mod tests {
     fn the_fastest_family_is_chosen_and_refusals_are_listed() {
         let (slow, fast, never) =
             (TestFamily("slow", Some(100)), TestFamily("fast", Some(900)), TestFamily("never", None));
-        let format = XFormat::Q8 { block: 32 };
+        let format = XFormat::Q8_0;
         let parts = format.parts(false, None).expect("it has codes");
         let x = Dense::rows_of(DType::F16, 64);
         let op = CheckedQuantize { rows: 8, columns: 64, x, format, parts, codes_row: 64, scales_row: 8, sums_row: 0 };

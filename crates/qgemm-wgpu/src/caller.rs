@@ -63,7 +63,8 @@ pub fn report_loss(device: &dyn Device, reason: &str) -> Result<(), HalError> {
 }
 
 /// Wraps a whole caller-owned buffer without a copy, for as
-/// long as either side uses it.
+/// long as either side uses it. The element type is unknown: plans accept
+/// the buffer for any operand, unless [`Buffer::typed`] states a type.
 ///
 /// It needs [`BufferUsages::STORAGE`] and a size that is a
 /// multiple of 4; for upload, fill or download also the copy

@@ -221,7 +221,7 @@ fn what_cannot_be_served_is_refused() {
     let packed = CheckedGemm { class: FragmentLayout::MmaM16, ..case.op.clone() };
     assert!(gemm.configs(&packed, device.info()).is_err());
 
-    let quantized = XOperand { format: XFormat::Q8 { block: 32 }, ..case.op.x };
+    let quantized = XOperand { format: XFormat::Q8_0, ..case.op.x };
     let quantized = CheckedGemm { x: quantized, ..case.op.clone() };
     for family in device.catalog().gemm {
         let why = family.configs(&quantized, device.info()).expect_err("X is quantized").why;

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES};
+use qgemm_formats::{DType, ElementType};
+use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALES};
 use qgemm_hal::{
     AttentionOperand, AttentionPlan as Launch, BufferMut, BufferRef, CheckedAttention, Device, DeviceId, KernelId,
     KvFormat, LaunchSequence, Operands, Operation, Stream,
@@ -13,12 +14,10 @@ use qgemm_sched::attention::{candidates, choose};
 
 use super::description::{Attention, extent_bytes};
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, WIDE_ACCESS};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::workspace::Workspace;
-
-/// Bytes of an offset, a length, a page number, a factor and a log-sum-exp.
-const WORD: usize = 4;
 
 /// Kernels chosen and made ready for one [`Attention`]; made by [`Context::plan_attention`](crate::Context::plan_attention). Its text
 /// says what a run launches.
@@ -106,11 +105,6 @@ impl<'a> AttentionArgs<'a> {
     }
 }
 
-/// Whether there is anything to launch.
-fn has_queries(op: &CheckedAttention) -> bool {
-    op.sequences > 0 && op.tokens > 0 && op.most_queries() > 0
-}
-
 impl AttentionPlan {
     pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, attention: &Attention) -> Result<Self, Error> {
         let op = attention.check()?;
@@ -122,7 +116,7 @@ impl AttentionPlan {
             Ready::prepare(device, &op, family, plan, plan.config.math)
         };
         // Plans of one family are for measurements, and not kept.
-        let ready = match (has_queries(&op), attention.is_unrestricted()) {
+        let ready = match (!op.is_nothing(), attention.is_unrestricted()) {
             (false, _) => None,
             (true, true) => Some(caches.attention.get_or_make(&op, make)?),
             (true, false) => Some(Arc::new(make()?)),
@@ -133,7 +127,7 @@ impl AttentionPlan {
     pub(crate) fn every_way(device: &dyn Device, attention: &Attention) -> Result<Vec<Self>, Error> {
         let op = attention.check()?;
         let families = attention.families(device.info(), device.catalog().attention)?;
-        let ways = if has_queries(&op) { candidates(&op, device.info(), &families).offered } else { Vec::new() };
+        let ways = if !op.is_nothing() { candidates(&op, device.info(), &families).offered } else { Vec::new() };
         let of_way = |Offered { family, plan, .. }: Offered<'static, CheckedAttention>| {
             let ready = Some(Arc::new(Ready::prepare(device, &op, family, plan, plan.config.math)?));
             Ok(Self { device: device.info().id, extents: extents(&op), ready, op: op.clone() })
@@ -227,7 +221,10 @@ impl AttentionPlan {
         checks.view("v", v, extents.v)?;
         checks.view("d", d.view(), extents.d)?;
         let used = op.operands();
-        let words = |operand: O, count: usize| used.contains(&operand).then(|| Extent::of_values(count, WORD));
+        let of = |operand: O, element: ElementType, count: usize| {
+            used.contains(&operand).then(|| Extent::of_values(element, count))
+        };
+        let (word, number) = (ElementType::Int32, ElementType::from(DType::F32));
         let factors = "the format of the keys and values has a factor a head";
         let of_queries = "the attention finds queries by offsets";
         let of_keys = "the attention finds keys by offsets";
@@ -235,13 +232,13 @@ impl AttentionPlan {
         let of_table = "the attention finds keys by a table";
         let of_mask = "the attention has a mask of bits";
         let index = [
-            (O::KFactors, "k factors", k_factors, op.kv_heads, factors),
-            (O::VFactors, "v factors", v_factors, op.kv_heads, factors),
-            (O::QOffsets, "q offsets", q_offsets, op.sequences + 1, of_queries),
-            (O::KvOffsets, "kv offsets", kv_offsets, op.sequences + 1, of_keys),
-            (O::KvLengths, "kv lengths", kv_lengths, op.sequences, of_lengths),
-            (O::BlockTable, "block table", block_table, op.sequences * op.paging().width, of_table),
-            (O::Mask, "mask", mask, op.mask_words(), of_mask),
+            (O::KFactors, "k factors", k_factors, number, op.kv_heads, factors),
+            (O::VFactors, "v factors", v_factors, number, op.kv_heads, factors),
+            (O::QOffsets, "q offsets", q_offsets, word, op.sequences + 1, of_queries),
+            (O::KvOffsets, "kv offsets", kv_offsets, word, op.sequences + 1, of_keys),
+            (O::KvLengths, "kv lengths", kv_lengths, word, op.sequences, of_lengths),
+            (O::BlockTable, "block table", block_table, word, op.sequences * op.paging().width, of_table),
+            (O::Mask, "mask", mask, word, op.mask_words(), of_mask),
         ];
         let of_blocks = "the format of the keys and values has scales of blocks";
         let [k_extent, v_extent] = extents.scales.map_or([None; 2], |both| both.map(Some));
@@ -251,10 +248,11 @@ impl AttentionPlan {
         for (operand, view) in [(O::Q, q), (O::K, k), (O::V, v)] {
             operands.read(operand, view);
         }
-        for (operand, name, view, count, why) in index {
-            operands.read_if_any(operand, checks.optional(name, view, words(operand, count), why)?);
+        for (operand, name, view, element, count, why) in index {
+            operands.read_if_any(operand, checks.optional(name, view, of(operand, element, count), why)?);
         }
-        let lse = checks.optional("lse", args.lse, words(O::Lse, op.tokens * op.heads), "the attention writes it")?;
+        let lse =
+            checks.optional("lse", args.lse, of(O::Lse, number, op.tokens * op.heads), "the attention writes it")?;
         operands.write(O::D, d);
         if let Some(lse) = lse {
             operands.write(O::Lse, lse);
@@ -271,10 +269,10 @@ impl AttentionPlan {
 
 fn extents(op: &CheckedAttention) -> Extents {
     let paging = op.paging();
-    let of = |strides, counts, columns, format, alignment| {
+    let of = |strides, counts, columns, format: KvFormat, alignment| {
         // `Attention::check` found that they fit the address space.
         let bytes = extent_bytes(strides, counts, columns, format).unwrap_or(u64::MAX) as usize;
-        Extent::new(bytes, alignment)
+        Extent::new(format.element(), bytes, alignment)
     };
     let of_tokens = |rows: &qgemm_hal::HeadRows, columns| {
         let width = op.dtype.bytes();
@@ -292,7 +290,7 @@ fn extents(op: &CheckedAttention) -> Extents {
         let strides = [rows.page_stride, rows.rows.token_stride, rows.rows.head_stride];
         of(strides, [paging.pages, paging.page_size, op.kv_heads], columns, op.kv, alignment)
     };
-    let scales = |of: Extent| Extent::new(of.bytes() * 8 / op.kv.bits() / KV_BLOCK * KV_SCALE_BYTES, KV_SCALE_BYTES);
+    let scales = |of: Extent| Extent::of_values(KV_SCALES, of.bytes() * 8 / op.kv.bits() / KV_BLOCK);
     let (of_k, of_v) = (of_keys(&op.k, op.qk_dim), of_keys(&op.v, op.v_dim));
     Extents {
         scales: op.kv.has_scales().then(|| [scales(of_k), scales(of_v)]),

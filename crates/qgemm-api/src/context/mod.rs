@@ -5,14 +5,14 @@ mod planning;
 
 use std::sync::Arc;
 
-use qgemm_formats::Element;
 use qgemm_formats::element::{bytes_of, bytes_of_mut};
+use qgemm_formats::{Element, ElementType};
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, Stream};
 use qgemm_sched::TunedTable;
 
 use crate::backends::{self, DeviceChoice};
 use crate::error::Error;
-use crate::operand::Checks;
+use crate::operand::{Checks, check_element};
 use crate::plan_cache::PlanCaches;
 use crate::tune::Tuned;
 use crate::workspace::Workspace;
@@ -29,7 +29,7 @@ pub struct Context {
 impl Context {
     /// Opens a device by name (`cpu`, `cuda:0`, `wgpu:0`, `noop`, or `auto` for the best there is: CUDA, then a GPU through
     /// wgpu, then the CPU) or by the [`DeviceId`] that [`devices`](crate::devices) lists. Contexts of one device share its
-    /// memory: buffers, weights and plans of one are used with the other.
+    /// memory: buffers, weights and plans of one are used with the other. Those of another device are refused, with both named.
     ///
     /// # Errors
     /// When the name does not parse, there is no such device, or it fails to open. `auto` passes over backends
@@ -127,7 +127,8 @@ impl Context {
         Ok(Workspace::new(self.device.allocate(bytes, "a workspace")?))
     }
 
-    /// A zeroed buffer of `bytes` bytes.
+    /// A zeroed buffer of `bytes` bytes, which remembers no element type: plans take it for any operand, whatever has been written to it.
+    /// [`Context::allocate_elements`] has plans refuse it for others.
     ///
     /// # Errors
     /// A device error such as exhausted memory.
@@ -135,12 +136,35 @@ impl Context {
         Ok(self.device.allocate(bytes, "a buffer")?)
     }
 
-    /// A new buffer that holds `values` (numbers, or bytes), ready for every stream.
+    /// A zeroed buffer of `count` elements, which remembers their type: a plan that would read or write other elements refuses it.
+    ///
+    /// ```
+    /// use qgemm_api::{Context, Conversion, ConversionArgs, DType, ElementType, Error};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// let plan = ctx.plan_conversion(&Conversion::new(1, 4, DType::F16, DType::F32))?;
+    /// let (x, mut d) = (ctx.upload(&[1.0f32; 4])?, ctx.allocate_elements(DType::F32, 4)?);
+    /// let refused = plan.run(&ctx.default_stream(), ConversionArgs::new(&x, &mut d));
+    /// let (f16, f32) = (ElementType::from(DType::F16), ElementType::from(DType::F32));
+    /// assert!(matches!(refused, Err(Error::WrongElementType { operand: "X", expected, got }) if (expected, got) == (f16, f32)));
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A device error such as exhausted memory.
+    pub fn allocate_elements(&self, element: impl Into<ElementType>, count: usize) -> Result<Buffer, Error> {
+        let element = element.into();
+        // No device has as many bytes as the largest number.
+        Ok(self.allocate(count.saturating_mul(element.bytes()))?.typed(element))
+    }
+
+    /// A new buffer that holds `values` (numbers, or bytes), ready for every stream. It remembers what the values are, and of bytes nothing:
+    /// see [`Context::allocate_elements`].
     ///
     /// # Errors
     /// A device error such as exhausted memory.
     pub fn upload<T: Element>(&self, values: &[T]) -> Result<Buffer, Error> {
-        let mut buffer = self.allocate(size_of_val(values))?;
+        let mut buffer = self.allocate_elements(T::TYPE, values.len())?;
         self.upload_into(values, &mut buffer)?;
         Ok(buffer)
     }
@@ -149,7 +173,7 @@ impl Context {
     /// sees them when this returns.
     ///
     /// # Errors
-    /// When `dst` is too short or on another device, or a device error.
+    /// When `dst` is too short, on another device or known to hold other elements, or a device error. Bytes go anywhere.
     pub fn upload_into<'a, T: Element>(&self, values: &[T], dst: impl Into<BufferMut<'a>>) -> Result<(), Error> {
         self.upload_on(&self.default_stream(), values, dst)
     }
@@ -165,7 +189,9 @@ impl Context {
         values: &[T],
         dst: impl Into<BufferMut<'a>>,
     ) -> Result<(), Error> {
-        self.device.upload(stream, bytes_of(values), dst.into())?;
+        let dst = dst.into();
+        check_copied::<T>("destination of an upload", dst.view())?;
+        self.device.upload(stream, bytes_of(values), dst)?;
         Ok(self.device.synchronize(stream)?)
     }
 
@@ -173,7 +199,7 @@ impl Context {
     /// for: take [`Context::download_on`] for that.
     ///
     /// # Errors
-    /// When `src` is no whole number of values, or a device error.
+    /// When `src` is no whole number of values, or is known to hold other elements, or a device error. Bytes come from anywhere.
     pub fn download<'a, T: Element>(&self, src: impl Into<BufferRef<'a>>) -> Result<Vec<T>, Error> {
         self.download_on(&self.default_stream(), src)
     }
@@ -184,6 +210,7 @@ impl Context {
     /// As [`Context::download`].
     pub fn download_on<'a, T: Element>(&self, stream: &Stream, src: impl Into<BufferRef<'a>>) -> Result<Vec<T>, Error> {
         let (src, width) = (src.into(), size_of::<T>());
+        check_copied::<T>("source of a download", src)?;
         if !src.len().is_multiple_of(width) {
             return Err(Error::PartOfAValue { bytes: src.len(), width });
         }
@@ -191,4 +218,9 @@ impl Context {
         self.device.download(stream, src, bytes_of_mut(&mut values))?;
         Ok(values)
     }
+}
+
+/// That memory holds values of `T`, unless they are copied as bytes.
+pub(crate) fn check_copied<T: Element>(operand: &'static str, view: BufferRef<'_>) -> Result<(), Error> {
+    if T::TYPE == ElementType::Bytes { Ok(()) } else { check_element(operand, T::TYPE, view) }
 }

@@ -76,7 +76,7 @@ impl Context {
     /// ready.
     pub fn plan_experts(&self, problem: &ExpertProblem) -> Result<ExpertPlan, Error> {
         self.check_weight(problem.shape().each.device)?;
-        ExpertPlan::new(&*self.device, self.tuned(), &self.plans, problem)
+        ExpertPlan::new(&self.device, self.tuned(), &self.plans, problem)
     }
 
     /// A plan for each way to run `problem` that [`Context::plan_experts`] has the choice of, the fastest by the cost model first; none
@@ -86,7 +86,7 @@ impl Context {
     /// As [`Context::plan_experts`].
     pub fn plan_experts_every_way(&self, problem: &ExpertProblem) -> Result<Vec<ExpertPlan>, Error> {
         self.check_weight(problem.shape().each.device)?;
-        ExpertPlan::every_way(&*self.device, self.tuned(), problem)
+        ExpertPlan::every_way(&self.device, self.tuned(), problem)
     }
 
     /// A feed-forward layer of experts for any number of tokens, each given to `top_k` experts: `up`, a pair of gate and up or one weight
@@ -129,7 +129,7 @@ impl Context {
     /// # Errors
     /// When the routing is not valid, no family serves it, or a kernel cannot be made ready.
     pub fn plan_routing(&self, routing: &Routing) -> Result<RoutingPlan, Error> {
-        RoutingPlan::new(&*self.device, &self.plans, routing)
+        RoutingPlan::new(&self.device, &self.plans, routing)
     }
 
     /// Chooses a kernel for `matmul` and makes it ready. What was planned before is known, as with [`Context::plan`].
@@ -210,7 +210,7 @@ impl Context {
     ///
     /// let ctx = Context::open("cpu")?;
     /// let x = ctx.upload(&[0.5f32, -1.0, 0.25, 2.0])?;
-    /// let quantized = ctx.quantize_x(&Quantization::new(1, 4, DType::F32, XFormat::Q8 { block: 32 }), &x)?;
+    /// let quantized = ctx.quantize_x(&Quantization::new(1, 4, DType::F32, XFormat::Q8_0), &x)?;
     /// let codes: Vec<u8> = ctx.download(quantized.codes())?;
     /// assert_eq!(codes[..4].iter().map(|&code| code as i8).collect::<Vec<_>>(), [32, -64, 16, 127]);
     /// # Ok::<(), qgemm_api::Error>(())

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use qgemm_formats::DType;
+use qgemm_formats::{DType, ElementType};
 use qgemm_hal::{
     BufferMut, BufferRef, CheckedConvert, ConvertOperand, ConvertPlan, Device, DeviceId, KernelId, LaunchSequence,
     Operands, Operation, Stream,
@@ -12,6 +12,7 @@ use qgemm_sched::convert::choose;
 
 use super::conversion::Conversion;
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
 
@@ -87,15 +88,13 @@ impl ConversionPlan {
             let (family, plan) = choose(&op, device.info(), device.catalog().convert)?;
             Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
         };
-        // Factors of rows without columns are not written, either.
-        let nothing = op.rows == 0 || op.d_columns == 0;
         Ok(Self {
             device: device.info().id,
             x: Extent::of(&op.x, op.rows, op.columns),
             d: Extent::of(&op.d, op.rows, op.d_columns),
-            order: op.gathers.then(|| Extent::of_values(op.d_columns, size_of::<u32>())),
-            row_factors: op.row_factors.then(|| Extent::of_values(op.rows, DType::F32.bytes())),
-            ready: if nothing { None } else { Some(caches.convert.get_or_make(&op, make)?) },
+            order: op.gathers.then(|| Extent::of_values(ElementType::Int32, op.d_columns)),
+            row_factors: op.row_factors.then(|| Extent::of_values(DType::F32, op.rows)),
+            ready: if op.is_nothing() { None } else { Some(caches.convert.get_or_make(&op, make)?) },
             op,
         })
     }

@@ -483,7 +483,8 @@ impl MoePlan {
 
     /// Launches of a run.
     pub fn launches(&self) -> usize {
-        let routing = self.routing.as_ref().map_or(0, |plan| plan.sequence().steps().len());
+        let routing =
+            self.routing.as_ref().and_then(RoutingPlan::sequence).map_or(0, |sequence| sequence.steps().len());
         let steps = |plan: &ExpertPlan| plan.sequence().map_or(0, |sequence| sequence.steps().len());
         routing + self.products().map(steps).sum::<usize>()
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use qgemm_formats::DType;
+use qgemm_formats::{DType, ElementType};
 use qgemm_hal::{
     BufferMut, BufferRef, CheckedExperts, Dense, Device, DeviceId, ExpertFault, ExpertForm, ExpertOperand, ExpertsPlan,
     Family, KernelId, LaunchSequence, Operands, Operation, Stream,
@@ -18,12 +18,12 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::gemm::{XOf, XRef, stored_x};
 use crate::normed::{Shared, behind_norm, preferences_beside};
-use crate::operand::{Checks, Extent, portion_of};
+use crate::nothing::Nothing;
+use crate::operand::{Checks, Extent, portion_of, zero};
 use crate::plain_x::{XOperands, behind_dequantize, behind_quantize};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::workspace::Workspace;
 
-const F32_BYTES: usize = DType::F32.bytes();
 /// A fault and its place.
 const STATUS_BYTES: usize = 2 * size_of::<u32>();
 
@@ -35,6 +35,7 @@ const STATUS_BYTES: usize = 2 * size_of::<u32>();
 #[derive(Debug)]
 pub struct ExpertPlan {
     op: CheckedExperts,
+    device: Arc<dyn Device>,
     shape: ExpertsShape,
     extents: Extents,
     /// `None` where there are no rows.
@@ -62,7 +63,7 @@ impl Extents {
     fn of(op: &CheckedExperts) -> Self {
         let each = &op.each;
         let output = |dense: &Dense, rows: usize| Extent::of(dense, rows, each.out_features);
-        let of_columns = |dtype: DType| Extent::of_values(each.k, dtype.bytes());
+        let of_columns = |dtype: DType| Extent::of_values(dtype, each.k);
         let (d, residual) = match &op.combine {
             None => (output(&each.d, each.m), each.residual.map(|dense| output(&dense, each.m))),
             Some(combine) => {
@@ -74,17 +75,17 @@ impl Extents {
             x: stored_x(each).map(|x| Extent::of(&x, op.x_rows(), each.k)),
             d,
             c: each.c.map(|dense| output(&dense, each.m)),
-            bias: each.bias.map(|dtype| Extent::of_values(op.weights() * each.bias_len(), dtype.bytes())),
-            token_scale: each.token_scale.then(|| Extent::of_values(each.m, F32_BYTES)),
+            bias: each.bias.map(|dtype| Extent::of_values(dtype, op.weights() * each.bias_len())),
+            token_scale: each.token_scale.then(|| Extent::of_values(DType::F32, each.m)),
             residual,
             gamma: each.norm.and_then(|norm| norm.function.gamma).map(of_columns),
             beta: each.norm.and_then(|norm| norm.function.beta).map(of_columns),
-            index: Extent::of_values(op.index_len(), size_of::<u32>()),
-            router_weights: op.combine.map(|_| Extent::of_values(each.m, F32_BYTES)),
+            index: Extent::of_values(ElementType::Int32, op.index_len()),
+            router_weights: op.combine.map(|_| Extent::of_values(DType::F32, each.m)),
             lists: op
                 .list_parts()
                 .filter(|_| op.lists)
-                .map(|[_, slots]| Extent::of_values(slots.end / 4, size_of::<u32>())),
+                .map(|[_, slots]| Extent::of_values(ElementType::Int32, slots.end / 4)),
         }
     }
 }
@@ -271,12 +272,12 @@ impl<'a> ExpertArgs<'a> {
 
 impl ExpertPlan {
     pub(crate) fn new(
-        device: &dyn Device,
+        shared: &Arc<dyn Device>,
         tuned: &TunedTable,
         caches: &PlanCaches,
         problem: &ExpertProblem,
     ) -> Result<Self, Error> {
-        let op = problem.check()?;
+        let (op, device) = (problem.check()?, &**shared);
         let preferences = preferences_beside(op.each.normed_regions(op.x_rows(), 0), problem.preferences())?;
         let key = (op, preferences);
         let (op, preferences) = &key;
@@ -288,16 +289,16 @@ impl ExpertPlan {
             let (family, plan) = choose(op, device.info(), device.catalog().experts, preferences, tuned)?;
             Ok::<_, Error>(Ready { family, plan, sequence: sequence(device, op, family, &plan)? })
         };
-        let ready = if op.each.m == 0 { None } else { Some(caches.experts.get_or_make(&key, make)?) };
-        Ok(Self::of(problem, key.0, ready))
+        let ready = if op.is_nothing() { None } else { Some(caches.experts.get_or_make(&key, make)?) };
+        Ok(Self::of(shared, problem, key.0, ready))
     }
 
     pub(crate) fn every_way(
-        device: &dyn Device,
+        device: &Arc<dyn Device>,
         tuned: &TunedTable,
         problem: &ExpertProblem,
     ) -> Result<Vec<Self>, Error> {
-        let (op, ways) = Self::ways(device, tuned, problem)?;
+        let (op, ways) = Self::ways(&**device, tuned, problem)?;
         ways.iter().map(|way| Self::of_way(device, problem, &op, way)).collect()
     }
 
@@ -308,7 +309,7 @@ impl ExpertPlan {
         problem: &ExpertProblem,
     ) -> Result<(CheckedExperts, Vec<Offered<'static, CheckedExperts>>), Error> {
         let op = problem.check()?;
-        if op.each.m == 0 {
+        if op.is_nothing() {
             return Ok((op, Vec::new()));
         }
         let preferences = preferences_beside(op.each.normed_regions(op.x_rows(), 0), problem.preferences())?;
@@ -318,18 +319,23 @@ impl ExpertPlan {
 
     /// The plan of one of them.
     pub(crate) fn of_way(
-        device: &dyn Device,
+        device: &Arc<dyn Device>,
         problem: &ExpertProblem,
         op: &CheckedExperts,
         way: &Offered<'static, CheckedExperts>,
     ) -> Result<Self, Error> {
         let Offered { family, plan, .. } = *way;
-        let sequence = sequence(device, op, family, &plan)?;
-        Ok(Self::of(problem, op.clone(), Some(Arc::new(Ready { family, plan, sequence }))))
+        let sequence = sequence(&**device, op, family, &plan)?;
+        Ok(Self::of(device, problem, op.clone(), Some(Arc::new(Ready { family, plan, sequence }))))
     }
 
-    fn of(problem: &ExpertProblem, op: CheckedExperts, ready: Option<Arc<Ready<CheckedExperts>>>) -> Self {
-        Self { extents: Extents::of(&op), shape: *problem.shape(), op, ready }
+    fn of(
+        device: &Arc<dyn Device>,
+        problem: &ExpertProblem,
+        op: CheckedExperts,
+        ready: Option<Arc<Ready<CheckedExperts>>>,
+    ) -> Self {
+        Self { extents: Extents::of(&op), device: Arc::clone(device), shape: *problem.shape(), op, ready }
     }
 
     /// Bytes of workspace that [`ExpertPlan::run`] needs.
@@ -428,11 +434,10 @@ impl ExpertPlan {
             tokens,
             workspace: _,
         } = args;
-        if !self.shape.serves(w.shape()) {
-            return Err(Error::WrongWeight { expected: self.shape.to_string(), got: w.shape().to_string() });
-        }
         let checks = Checks(self.device());
         checks.device("stream", stream.device())?;
+        checks.device("weight", w.device())?;
+        self.shape.check_serves(w.shape())?;
         let portion = portion_of(tokens, self.op.tokens())?;
         if portion.is_some() && matches!(self.op.form, ExpertForm::Masked { .. }) {
             let why = "counts say how many rows there are";
@@ -448,7 +453,7 @@ impl ExpertPlan {
         read.give(x, x_factor, checks, names, &mut operands)?;
         checks.view("D", d.view(), of.d)?;
         checks.view("index", index, of.index)?;
-        let two_words = self.op.checks_index.then(|| Extent::of_values(2, size_of::<u32>()));
+        let two_words = self.op.checks_index.then(|| Extent::of_values(ElementType::Int32, 2));
         let status = checks.optional("status", status, two_words, "the problem has its index checked")?;
         let c = checks.optional("C", c, of.c, "the problem adds beta · C")?;
         let bias = checks.optional("bias", bias, of.bias, "the problem adds a bias")?;
@@ -459,7 +464,10 @@ impl ExpertPlan {
         let lists = checks.optional("lists", lists, of.lists, "the problem is listed")?;
         let gamma = checks.optional("gamma", gamma, of.gamma, "the problem normalizes X with a gamma")?;
         let beta = checks.optional("beta", beta, of.beta, "the problem normalizes X with a beta")?;
-        let Some(ready) = &self.ready else { return Ok(()) };
+        let Some(ready) = self.ready.as_ref().filter(|_| !op.is_nothing()) else {
+            // Without rows nothing is wrong with the index.
+            return zero(&*self.device, stream, status, two_words);
+        };
         w.give(&mut operands);
         operands.read(O::Index, index);
         operands.read_if_any(O::C, c);
@@ -487,6 +495,9 @@ impl ExpertPlan {
     /// # Errors
     /// [`Error::BadExpertIndex`] with the first place that is wrong, [`Error::BufferTooShort`], or a device error.
     pub fn check_status<'a>(&self, ctx: &Context, status: impl Into<BufferRef<'a>>) -> Result<(), Error> {
+        let status = status.into();
+        Checks(self.device()).device("context", ctx.info().id)?;
+        Checks(self.device()).device("status", status.device())?;
         let bytes: Vec<u8> = ctx.download(status)?;
         let word =
             |at: usize| bytes.get(at..at + 4).and_then(|bytes| bytes.first_chunk()).map(|b| u32::from_le_bytes(*b));

@@ -36,6 +36,12 @@ impl ExpertsShape {
     pub(crate) fn serves(&self, other: &Self) -> bool {
         self.each.serves(&other.each) && self.experts == other.experts && self.row_pitch == other.row_pitch
     }
+
+    /// That [a plan for weights like these](ExpertsShape::serves) may run with `other`.
+    pub(crate) fn check_serves(&self, other: &Self) -> Result<(), Error> {
+        let wrong = || Error::WrongWeight { expected: self.to_string(), got: other.to_string() };
+        if self.serves(other) { Ok(()) } else { Err(wrong()) }
+    }
 }
 
 impl std::fmt::Display for ExpertsShape {

@@ -54,8 +54,6 @@ pub struct Plan {
     tuned: Arc<TunedTable>,
 }
 
-const F32_BYTES: usize = DType::F32.bytes();
-
 /// What one run reads and writes.
 ///
 /// ```
@@ -194,15 +192,15 @@ impl Plan {
         ready: Option<Arc<Ready<CheckedGemm>>>,
     ) -> Result<Self, Error> {
         let output = |dense: &Dense| Extent::of(dense, op.m, op.out_features);
-        let of_columns = |dtype: DType| Extent::of_values(op.k, dtype.bytes());
+        let of_columns = |dtype: DType| Extent::of_values(dtype, op.k);
         let mut outputs = op.outputs().map(|(_, features, d)| Extent::of(&d, op.m, features.len()));
         Ok(Self {
             x: stored_x(&op).map(|x| Extent::of(&x, op.m, op.k)),
             d: outputs.next().unwrap_or_else(|| output(&op.d)),
             others: outputs.collect(),
             c: op.c.as_ref().map(output),
-            bias: op.bias.map(|dtype| Extent::of_values(op.bias_len(), dtype.bytes())),
-            token_scale: op.token_scale.then(|| Extent::of_values(op.m, F32_BYTES)),
+            bias: op.bias.map(|dtype| Extent::of_values(dtype, op.bias_len())),
+            token_scale: op.token_scale.then(|| Extent::of_values(DType::F32, op.m)),
             residual: op.residual.as_ref().filter(|_| !op.residual_in_d).map(output),
             gamma: op.norm.and_then(|norm| norm.function.gamma).map(of_columns),
             beta: op.norm.and_then(|norm| norm.function.beta).map(of_columns),
@@ -329,11 +327,10 @@ impl Plan {
         workspace: Option<BufferMut<'a>>,
     ) -> Result<(), Error> {
         let Args { x, x_factor, w, d, c, bias, token_scale, residual, gamma, beta, workspace: _ } = args;
-        if !self.weight.serves(w.shape()) {
-            return Err(Error::WrongWeight { expected: self.weight.to_string(), got: w.shape().to_string() });
-        }
         let checks = Checks(self.device());
         checks.device("stream", stream.device())?;
+        checks.device("weight", w.device())?;
+        self.weight.check_serves(w.shape())?;
         let mut operands = Operands::new();
         use GemmOperand as O;
         let names = [O::X, O::XScales, O::XPlaneFactors, O::XSums];

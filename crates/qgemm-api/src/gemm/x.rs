@@ -1,6 +1,6 @@
 //! [`XRef`]: the activations of one run, plain or quantized.
 
-use qgemm_formats::XFactor;
+use qgemm_formats::{DType, XFactor};
 use qgemm_hal::{BufferRef, CheckedGemm, Operand, Operands};
 
 use crate::error::Error;
@@ -80,5 +80,5 @@ impl XOf<'_> {
 /// The factor that a run gives.
 fn of_factor(op: &CheckedGemm) -> Option<Extent> {
     let planes = op.x.planes.filter(|planes| planes.parts.factor == XFactor::Given);
-    planes.map(|_| Extent::of_values(1, 4))
+    planes.map(|_| Extent::of_values(DType::F32, 1))
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use qgemm_formats::ElementType;
 use qgemm_hal::{
     BufferMut, BufferRef, Device, DeviceId, KernelId, MatmulOperand, MatmulPlan as MatmulLaunch, Stream, UnpackOperand,
     WorkspaceLayout,
@@ -102,8 +103,7 @@ impl GradientPlan {
         Checks(device.info().id).device("weight", each.device)?;
         let parts = gradient.check(weight)?;
         let _span = tracing::info_span!("plan", tokens = gradient.tokens(), n = each.n, k = each.k).entered();
-        let whole = if parts.is_empty() { None } else { Some(gradient.whole(weight)?) };
-        let none = Extent::of_bytes(0, 1);
+        let whole = gradient.whole(weight)?;
         let ready: Vec<ReadyPart> =
             parts.iter().map(|part| ReadyPart::new(device, tuned, caches, part)).collect::<Result<_, Error>>()?;
         let most = |bytes: fn(&ReadyPart) -> usize| ready.iter().map(bytes).max().unwrap_or(0);
@@ -113,8 +113,8 @@ impl GradientPlan {
             weight: *weight,
             tokens: gradient.tokens(),
             device: device.info().id,
-            dy: whole.as_ref().map_or(none, |op| Extent::of_batch(&op.a, op.a.dtype.bytes(), 1, op.m, op.k)),
-            dx: whole.as_ref().map_or(none, |op| Extent::of_batch(&op.d, op.d.dtype.bytes(), 1, op.m, op.n)),
+            dy: Extent::of_batch(&whole.a, 1, whole.m, whole.k),
+            dx: Extent::of_batch(&whole.d, 1, whole.m, whole.n),
             scratch: Scratch::new(products, decoded, sums),
             traffic: parts.iter().map(Part::traffic).sum(),
             parts: ready,
@@ -177,13 +177,14 @@ impl GradientPlan {
         let checks = Checks(self.device);
         checks.device("stream", stream.device())?;
         let given = from.weight.shape();
+        checks.device("weight", given.each().device)?;
         if !self.weight.serves(&given) {
             let (expected, got) = (self.weight.to_string(), given.to_string());
             return Err(Error::WrongWeight { expected, got });
         }
         checks.view("dY", from.dy, self.dy)?;
         checks.view("dX", dx.view(), self.dx)?;
-        let of_experts = self.weight.experts().map(|experts| Extent::of_values(experts + 1, size_of::<u32>()));
+        let of_experts = self.weight.experts().map(|experts| Extent::of_values(ElementType::Int32, experts + 1));
         checks.optional("offsets", from.offsets, of_experts, "rows are sorted by expert")?;
         let why = "the weight is decoded there";
         let Some(mut workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? else { return Ok(()) };

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use qgemm_formats::{DType, ElementType};
 use qgemm_hal::{
     BufferMut, BufferRef, CheckedIndexer, Device, DeviceId, IndexerLaunch, IndexerOperand, IndexerResult, KernelId,
     LaunchSequence, Operands, Operation, Paging, Stream,
@@ -12,12 +13,10 @@ use qgemm_sched::indexer::choose;
 use super::description::Indexer;
 use crate::attention::extent_bytes;
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, WIDE_ACCESS};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::workspace::Workspace;
-
-/// Bytes of a weight, a scale, a length, a page number, a score and an index.
-const WORD: usize = 4;
 
 /// Kernels chosen and made ready for one [`Indexer`]; made by [`Context::plan_indexer`](crate::Context::plan_indexer). Its text says what a
 /// run launches.
@@ -120,11 +119,7 @@ impl IndexerPlan {
             let (family, plan) = choose(&op, device.info(), device.catalog().indexer)?;
             Ready::prepare(device, &op, family, plan, plan.config.math)
         };
-        let columns = match op.result {
-            IndexerResult::Scores { .. } => op.most_keys(),
-            IndexerResult::Best { count } => count,
-        };
-        let ready = if op.queries * columns > 0 { Some(caches.indexer.get_or_make(&op, make)?) } else { None };
+        let ready = if op.is_nothing() { None } else { Some(caches.indexer.get_or_make(&op, make)?) };
         Ok(Self { device: device.info().id, extents: extents(&op), ready, op })
     }
 
@@ -195,14 +190,17 @@ impl IndexerPlan {
         };
         checks.view(name, result.view(), extent)?;
         let used = op.operands();
-        let words = |operand: O, count: usize| used.contains(&operand).then(|| Extent::of_values(count, WORD));
+        let of = |operand: O, element: ElementType, count: usize| {
+            used.contains(&operand).then(|| Extent::of_values(element, count))
+        };
+        let words = |operand, count| of(operand, ElementType::Int32, count);
         let (sequences, _) = op.sequences();
         let of_ranges = "the indexer has ranges of keys";
         let of_pages = "the indexer finds keys by a table";
         let of_heads = "the indexer has scales of the queries";
         let table = sequences * op.paging().width;
         let index = [
-            (O::QScales, "q scales", q_scales, words(O::QScales, op.queries * op.heads), of_heads),
+            (O::QScales, "q scales", q_scales, of(O::QScales, DType::F32.into(), op.queries * op.heads), of_heads),
             (O::KScales, "k scales", k_scales, op.has_scales().then_some(extents.k_scales), "E4M3 has scales"),
             (O::Starts, "starts", starts, words(O::Starts, op.queries), of_ranges),
             (O::Ends, "ends", ends, words(O::Ends, op.queries), of_ranges),
@@ -233,16 +231,16 @@ fn extents(op: &CheckedIndexer) -> Extents {
     let of = |strides, counts, aligned| {
         // `Indexer::check` found that they fit the address space.
         let bytes = extent_bytes(strides, counts, op.features, op.format).unwrap_or(u64::MAX) as usize;
-        Extent::new(bytes, alignment(aligned))
+        Extent::new(op.format.element(), bytes, alignment(aligned))
     };
     // Rows of words, the last of which may end early.
     let rows = |count: usize, stride: u64, columns: usize| {
         let words = if count * columns == 0 { 0 } else { (count - 1) * stride as usize + columns };
-        Extent::of_values(words, WORD)
+        Extent::of_values(DType::F32, words)
     };
     let scores = match op.result {
         IndexerResult::Scores { row_stride } => rows(op.queries, row_stride, op.most_keys()),
-        IndexerResult::Best { .. } => Extent::of_values(0, WORD),
+        IndexerResult::Best { .. } => Extent::of_values(DType::F32, 0),
     };
     Extents {
         q: of([0, op.q.token_stride, op.q.head_stride], [1, op.queries, op.heads], op.q.aligned),
@@ -250,7 +248,7 @@ fn extents(op: &CheckedIndexer) -> Extents {
         weights: rows(op.queries, op.weights_stride, op.heads),
         k_scales: rows(pages, op.k.scale_page_stride, page_size),
         scores,
-        indices: Extent::of_values(op.queries * op.chosen(), WORD),
+        indices: Extent::of_values(ElementType::Int32, op.queries * op.chosen()),
     }
 }
 

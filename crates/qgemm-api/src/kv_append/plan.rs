@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES};
+use qgemm_formats::{DType, ElementType};
+use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALES};
 use qgemm_hal::{
     Buffer, BufferMut, BufferRef, CheckedKvAppend, CheckedRotary, DeviceId, HeadRows, KernelId, KvAppendLaunch,
     KvAppendOperand, KvFormat, KvRows, LaunchSequence, Operands, Operation, RotaryAngles, Stream,
@@ -14,11 +15,9 @@ use super::description::KvAppend;
 use crate::attention::extent_bytes;
 use crate::context::Context;
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, WIDE_ACCESS};
 use crate::plan_cache::{PlanCaches, Ready};
-
-/// Bytes of an offset, a length, a page number, a position, a factor, a cosine and a sine.
-const WORD: usize = 4;
 
 /// A kernel chosen and made ready for one [`KvAppend`]; made by [`Context::plan_kv_append`]. Its text says what a run launches.
 #[derive(Debug)]
@@ -135,7 +134,7 @@ impl KvAppendPlan {
             let (family, plan) = choose(&op, device.info(), device.catalog().kv_append)?;
             Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
         };
-        let has_tokens = op.addressing.tokens > 0 && op.addressing.sequences > 0;
+        let has_tokens = !op.is_nothing();
         let ready = if has_tokens { Some(caches.kv_append.get_or_make(&op, make)?) } else { None };
         let frequencies = append.frequencies().filter(|_| has_tokens);
         // As words: the halves of a u64, the lower first.
@@ -196,7 +195,10 @@ impl KvAppendPlan {
         checks.view("v", args.v.view(), extents.v)?;
         let q = checks.optional("q", args.q, extents.q, "there are heads of queries")?;
         let used = op.operands();
-        let words = |operand: O, count: usize| used.contains(&operand).then(|| Extent::of_values(count, WORD));
+        let of = |operand: O, element: ElementType, count: usize| {
+            used.contains(&operand).then(|| Extent::of_values(element, count))
+        };
+        let (word, number) = (ElementType::Int32, ElementType::from(DType::F32));
         let factors = "the format of the cache has a factor a head";
         let tables = "angles come from tables";
         let table_len = match op.rotary {
@@ -210,23 +212,23 @@ impl KvAppendPlan {
         let addressing = op.addressing;
         let (sequences, width) = (addressing.sequences, addressing.paging().width);
         let read = [
-            (O::KFactors, "k factors", args.k_factors, op.kv_heads, factors),
-            (O::VFactors, "v factors", args.v_factors, op.kv_heads, factors),
-            (O::QOffsets, "q offsets", args.q_offsets, sequences + 1, "tokens are found by offsets"),
-            (O::KvOffsets, "kv offsets", args.kv_offsets, sequences + 1, "keys are found by offsets"),
-            (O::KvLengths, "kv lengths", args.kv_lengths, sequences, "keys are as many as lengths say"),
-            (O::BlockTable, "block table", args.block_table, sequences * width, "keys are found by a table"),
-            (O::Positions, "positions", args.positions, addressing.tokens, "positions are given"),
-            (O::Cos, "cos", args.cos, table_len, tables),
-            (O::Sin, "sin", args.sin, table_len, tables),
+            (O::KFactors, "k factors", args.k_factors, number, op.kv_heads, factors),
+            (O::VFactors, "v factors", args.v_factors, number, op.kv_heads, factors),
+            (O::QOffsets, "q offsets", args.q_offsets, word, sequences + 1, "tokens are found by offsets"),
+            (O::KvOffsets, "kv offsets", args.kv_offsets, word, sequences + 1, "keys are found by offsets"),
+            (O::KvLengths, "kv lengths", args.kv_lengths, word, sequences, "keys are as many as lengths say"),
+            (O::BlockTable, "block table", args.block_table, word, sequences * width, "keys are found by a table"),
+            (O::Positions, "positions", args.positions, word, addressing.tokens, "positions are given"),
+            (O::Cos, "cos", args.cos, number, table_len, tables),
+            (O::Sin, "sin", args.sin, number, table_len, tables),
         ];
         let of_blocks = "the format of the cache has scales of blocks";
         let [k_extent, v_extent] = extents.scales.map_or([None; 2], |both| both.map(Some));
         let k_scales = checks.optional("k scales", args.k_scales, k_extent, of_blocks)?;
         let v_scales = checks.optional("v scales", args.v_scales, v_extent, of_blocks)?;
         let mut operands = Operands::new();
-        for (operand, name, view, count, why) in read {
-            operands.read_if_any(operand, checks.optional(name, view, words(operand, count), why)?);
+        for (operand, name, view, element, count, why) in read {
+            operands.read_if_any(operand, checks.optional(name, view, of(operand, element, count), why)?);
         }
         operands.read(O::NewK, args.new_k);
         operands.read(O::NewV, args.new_v);
@@ -250,9 +252,9 @@ impl KvAppendPlan {
 fn extents(op: &CheckedKvAppend) -> Extents {
     let (paging, tokens) = (op.addressing.paging(), op.addressing.tokens);
     // `KvAppend::check` found that they fit the address space.
-    let of = |strides, counts, columns, format, alignment| {
+    let of = |strides, counts, columns, format: KvFormat, alignment| {
         let bytes = extent_bytes(strides, counts, columns, format).unwrap_or(u64::MAX) as usize;
-        Extent::new(bytes, alignment)
+        Extent::new(format.element(), bytes, alignment)
     };
     let of_tokens = |rows: &HeadRows, heads, columns| {
         let width = op.dtype.bytes();
@@ -264,7 +266,7 @@ fn extents(op: &CheckedKvAppend) -> Extents {
         let strides = [rows.page_stride, rows.rows.token_stride, rows.rows.head_stride];
         of(strides, [paging.pages, paging.page_size, op.kv_heads], columns, op.kv, alignment)
     };
-    let scales = |of: Extent| Extent::new(of.bytes() * 8 / op.kv.bits() / KV_BLOCK * KV_SCALE_BYTES, KV_SCALE_BYTES);
+    let scales = |of: Extent| Extent::of_values(KV_SCALES, of.bytes() * 8 / op.kv.bits() / KV_BLOCK);
     let (of_k, of_v) = (of_cache(&op.k, op.qk_dim), of_cache(&op.v, op.v_dim));
     Extents {
         scales: op.kv.has_scales().then(|| [scales(of_k), scales(of_v)]),

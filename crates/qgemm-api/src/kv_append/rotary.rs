@@ -165,7 +165,11 @@ impl Rotary {
             return Some(("base", base));
         }
         let wrong = of_scaling.into_iter().find(|(_, number)| !positive(*number));
-        wrong.or_else(|| (of_scaling[1].1 >= of_scaling[2].1).then_some(of_scaling[2]))
+        // A factor close to 0 makes frequencies that no number holds.
+        let is_beyond = |pair| !scaled(scaling, base, self.dim, pair).is_finite();
+        wrong
+            .or_else(|| (of_scaling[1].1 >= of_scaling[2].1).then_some(of_scaling[2]))
+            .or_else(|| (0..self.dim / 2).any(is_beyond).then_some(of_scaling[0]))
     }
 
     fn own_amplitude(&self) -> f64 {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use qgemm_formats::XFormat;
+use qgemm_formats::{DType, ElementType, XFormat};
 use qgemm_hal::{
     BufferMut, BufferRef, CheckedMatmul, Device, DeviceId, KernelId, LaunchSequence, MatmulOperand,
     MatmulPlan as Launch, Operands, Operation, Stream,
@@ -13,6 +13,7 @@ use qgemm_sched::{Offered, TunedTable};
 
 use super::description::Matmul;
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::quantization::QuantizedX;
@@ -157,9 +158,8 @@ impl MatmulPlan {
         matmul: &Matmul,
     ) -> Result<(CheckedMatmul, Vec<Offered<'static, CheckedMatmul>>), Error> {
         let op = matmul.check()?;
-        let nothing = op.batch == 0 || op.m == 0 || op.n == 0;
         let all = || candidates(&op, device.info(), device.catalog().matmul, tuned).offered;
-        let ways = if nothing { Vec::new() } else { all() };
+        let ways = if op.is_nothing() { Vec::new() } else { all() };
         Ok((op, ways))
     }
 
@@ -236,14 +236,14 @@ impl MatmulPlan {
         let op = &self.op;
         let checks = Checks(self.device);
         checks.device("stream", stream.device())?;
-        checks.view("A", a, Extent::of_batch(&op.a, op.a.dtype.bytes(), op.batch, op.m, op.k))?;
-        checks.view("B", b, Extent::of_batch(&op.b, op.b.dtype.bytes(), op.batch, op.k, op.n))?;
-        checks.view("D", d.view(), Extent::of_batch(&op.d, op.d.dtype.bytes(), op.batch, op.m, op.n))?;
-        let of_c = op.c.as_ref().map(|c| Extent::of_batch(c, c.dtype.bytes(), op.batch, op.m, op.n));
-        let of_scale = |scaled: bool| scaled.then(|| Extent::of_values(1, size_of::<f32>()));
+        checks.view("A", a, Extent::of_batch(&op.a, op.batch, op.m, op.k))?;
+        checks.view("B", b, Extent::of_batch(&op.b, op.batch, op.k, op.n))?;
+        checks.view("D", d.view(), Extent::of_batch(&op.d, op.batch, op.m, op.n))?;
+        let of_c = op.c.as_ref().map(|c| Extent::of_batch(c, op.batch, op.m, op.n));
+        let of_scale = |scaled: bool| scaled.then(|| Extent::of_values(DType::F32, 1));
         let of_blocks = |outer: usize, scale_row: u64| {
             let scales = op.scales_extent(outer, scale_row).unwrap_or(u64::MAX) as usize;
-            Some(Extent::of_bytes(scales.saturating_mul(size_of::<f32>()), size_of::<f32>()))
+            Some(Extent::of_values(DType::F32, scales))
         };
         let (a_scale, b_scale) = if op.has_block_scales() {
             let (of_a, of_b) = (of_blocks(op.m, op.a_scale_row), of_blocks(op.n, op.b_scale_row));
@@ -256,10 +256,10 @@ impl MatmulPlan {
         };
         // With a factor of 0 a C is no operand, and one that is passed all the same is not looked at.
         let c = checks.optional("C", c.filter(|_| of_c.is_some()), of_c, "the product adds C")?;
-        let of_bias = op.bias.map(|dtype| Extent::of_values(op.n, dtype.bytes()));
+        let of_bias = op.bias.map(|dtype| Extent::of_values(dtype, op.n));
         let bias = checks.optional("bias", bias, of_bias, "the product adds a bias")?;
         let grouped = op.k_grouped || op.rows_grouped;
-        let of_groups = grouped.then(|| Extent::of_values(op.batch + 1, size_of::<u32>()));
+        let of_groups = grouped.then(|| Extent::of_values(ElementType::Int32, op.batch + 1));
         let offsets =
             checks.optional("offsets", offsets, of_groups, "the products are by parts of K or groups of rows")?;
         let Some(ready) = &self.ready else { return Ok(()) };

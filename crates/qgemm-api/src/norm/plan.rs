@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use qgemm_formats::XFactor;
+use qgemm_formats::{DType, XFactor};
 use qgemm_hal::{
     BufferMut, BufferRef, CheckedNorm, CheckedQuantize, Device, DeviceId, KernelId, LaunchSequence, NormLaunch,
     NormOperand, Operands, Operation, Stream, XPlace,
@@ -12,6 +12,7 @@ use qgemm_sched::norm::choose;
 
 use super::description::Norm;
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::quantization::{PlaneExtents, QuantizedX, QuantizedXParts};
@@ -148,8 +149,7 @@ impl NormPlan {
             Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
         };
         let matrix = |dense| Extent::of(&dense, op.rows, op.columns);
-        let of_columns = |dtype: qgemm_formats::DType| Extent::of_values(op.columns, dtype.bytes());
-        let nothing = op.rows == 0 || op.columns == 0;
+        let of_columns = |dtype: DType| Extent::of_values(dtype, op.columns);
         Ok(Self {
             device: device.info().id,
             x: (op.x_place == XPlace::Own).then(|| matrix(op.x)),
@@ -159,7 +159,7 @@ impl NormPlan {
             beta: op.function.beta.map(of_columns),
             residual: op.added.filter(|added| !added.in_place).map(|added| matrix(added.residual)),
             sum: op.added.map(|added| matrix(added.sum)),
-            ready: if nothing { None } else { Some(caches.norm.get_or_make(&op, make)?) },
+            ready: if op.is_nothing() { None } else { Some(caches.norm.get_or_make(&op, make)?) },
             op,
         })
     }
@@ -222,7 +222,7 @@ impl NormPlan {
         let sum = checks.optional("sum", sum, self.sum, "the norm adds a residual and writes the sum")?;
         let planes = self.quantization.map(|(_, planes)| planes);
         let is_given = self.quantization.is_some_and(|(made, _)| made.parts.factor == XFactor::Given);
-        let of_factor = is_given.then(|| Extent::of_values(1, 4));
+        let of_factor = is_given.then(|| Extent::of_values(DType::F32, 1));
         let factor = checks.optional("factor", factor, of_factor, "it is given for all of the result")?;
         let why = "the format of the result has such a plane";
         let scales = checks.optional("scales", scales, planes.and_then(|planes| planes.scales), why)?;

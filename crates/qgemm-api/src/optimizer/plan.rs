@@ -12,6 +12,7 @@ use qgemm_sched::optimizer::choose;
 
 use super::description::{Optimizer, OptimizerStep, step_factors};
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
 
@@ -97,7 +98,7 @@ impl OptimizerPlan {
             let (family, plan) = choose(&op, device.info(), device.catalog().optimizer)?;
             Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
         };
-        let ready = if op.len == 0 { None } else { Some(caches.optimizer.get_or_make(&op, make)?) };
+        let ready = if op.is_nothing() { None } else { Some(caches.optimizer.get_or_make(&op, make)?) };
         Ok(Self { device: device.info().id, ready, op })
     }
 
@@ -156,15 +157,15 @@ impl OptimizerPlan {
         let CheckedOptimizer { len, rule, gradient: dtype, copy: copy_dtype } = self.op;
         let checks = Checks(self.device);
         checks.device("stream", stream.device())?;
-        let in_f32 = Extent::of_values(len, DType::F32.bytes());
+        let in_f32 = Extent::of_values(DType::F32, len);
         let moments = rule.kind().moments();
         let why = "the rule has such moments";
         checks.view("parameters", weights.view(), in_f32)?;
-        checks.view("gradient", gradient, Extent::of_values(len, dtype.bytes()))?;
-        checks.view("step", step, Extent::of_bytes(StepFactors::BYTES, DType::F32.bytes()))?;
+        checks.view("gradient", gradient, Extent::of_values(dtype, len))?;
+        checks.view("step", step, Extent::of_values(DType::F32, StepFactors::BYTES / DType::F32.bytes()))?;
         let moment1 = checks.optional("first moments", moment1, (moments > 0).then_some(in_f32), why)?;
         let moment2 = checks.optional("second moments", moment2, (moments > 1).then_some(in_f32), why)?;
-        let of_copy = copy_dtype.map(|dtype| Extent::of_values(len, dtype.bytes()));
+        let of_copy = copy_dtype.map(|dtype| Extent::of_values(dtype, len));
         let copy = checks.optional("copy", copy, of_copy, "the optimizer makes one")?;
         let Some(ready) = &self.ready else { return Ok(()) };
         let mut operands = Operands::new();

@@ -1,5 +1,6 @@
 //! [`Quantization`]: which matrix becomes codes and scales of which format, and its validation into a [`CheckedQuantize`].
 
+use qgemm_formats::quantize_x::SUM_SPANS;
 use qgemm_formats::{DType, XFactor, XFormat, XParts};
 use qgemm_hal::CheckedQuantize;
 
@@ -8,8 +9,6 @@ use crate::operand::{MAX_DIMENSION, Stored, WIDE_ACCESS, check_dimension};
 
 /// Bytes of a word, which scales and sums are written by.
 const WORD: usize = 4;
-/// Columns of a sum.
-const SUM_SPANS: [usize; 2] = [32, 16];
 
 /// Activations to be written in a format of codes and scales, described for [`Context::plan_quantization`].
 ///
@@ -150,13 +149,13 @@ impl Quantization {
     /// The planes, if what is asked for fits the format.
     fn parts(&self) -> Result<XParts, Error> {
         let format = self.to;
-        let parts = format.parts(self.given_factor, self.sum_span).ok_or(Error::NotQuantized { got: format })?;
         let unfit = |what| Err(Error::NotOfXFormat { what, format });
-        if self.given_factor && parts.factor != XFactor::Given {
-            return unfit("a given factor");
-        }
         if self.sum_span.is_some_and(|span| !SUM_SPANS.contains(&span)) {
             return unfit("a sum of other than 32 or 16 columns");
+        }
+        let parts = format.parts(self.given_factor, self.sum_span).ok_or(Error::NotQuantized { got: format })?;
+        if self.given_factor && parts.factor != XFactor::Given {
+            return unfit("a given factor");
         }
         let asked = [
             (self.sum_span.is_some() || self.sums_row.is_some(), parts.sum_span.is_some(), "a sum"),

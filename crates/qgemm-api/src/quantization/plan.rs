@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use qgemm_formats::{XFactor, XFormat, XParts};
+use qgemm_formats::{DType, ElementType, XFactor, XFormat, XParts};
 use qgemm_hal::{
     BufferMut, BufferRef, CheckedQuantize, Device, DeviceId, KernelId, LaunchSequence, Operands, Operation,
     QuantizeOperand, QuantizePlan, Stream,
@@ -12,6 +12,7 @@ use qgemm_sched::quantize::choose;
 
 use super::description::Quantization;
 use crate::error::Error;
+use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, WIDE_ACCESS};
 use crate::plan_cache::{PlanCaches, Ready};
 
@@ -39,16 +40,16 @@ pub(crate) struct PlaneExtents {
 impl PlaneExtents {
     pub fn of(op: &CheckedQuantize) -> Self {
         let (parts, k) = (&op.parts, op.columns);
-        let plane = |row_stride: u64, row: usize, alignment: usize| {
+        let plane = |element: ElementType, row_stride: u64, row: usize, alignment: usize| {
             // Checked to fit the address space.
             let bytes = if op.rows == 0 || row == 0 { 0 } else { (op.rows - 1) * row_stride as usize + row };
-            Extent::of_bytes(bytes, alignment)
+            Extent::new(element, bytes, alignment)
         };
         Self {
-            codes: plane(op.codes_row, parts.code_bytes(k), WIDE_ACCESS),
-            scales: parts.scale.map(|_| plane(op.scales_row, parts.scale_bytes(k), 4)),
-            token_factors: (parts.factor == XFactor::PerToken).then(|| Extent::of_values(op.rows, 4)),
-            sums: parts.sum_span.map(|_| plane(op.sums_row, parts.sums(k) * 4, 4)),
+            codes: plane(parts.code.element(), op.codes_row, parts.code_bytes(k), WIDE_ACCESS),
+            scales: parts.scale.map(|scale| plane(scale.element(), op.scales_row, parts.scale_bytes(k), 4)),
+            token_factors: (parts.factor == XFactor::PerToken).then(|| Extent::of_values(DType::F32, op.rows)),
+            sums: parts.sum_span.map(|_| plane(DType::F32.into(), op.sums_row, parts.sums(k) * 4, 4)),
         }
     }
 }
@@ -93,12 +94,11 @@ impl QuantizationPlan {
             let (family, plan) = choose(&op, device.info(), device.catalog().quantize)?;
             Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
         };
-        let nothing = op.rows == 0 || op.columns == 0;
         Ok(Self {
             device: device.info().id,
             x: Extent::of(&op.x, op.rows, op.columns),
             planes: PlaneExtents::of(&op),
-            ready: if nothing { None } else { Some(caches.quantize.get_or_make(&op, make)?) },
+            ready: if op.is_nothing() { None } else { Some(caches.quantize.get_or_make(&op, make)?) },
             op,
         })
     }
@@ -162,7 +162,7 @@ impl QuantizationPlan {
         checks.device("stream", stream.device())?;
         checks.view("X", x, self.x)?;
         checks.view("codes", codes.view(), planes.codes)?;
-        let of_factor = (self.op.parts.factor == XFactor::Given).then(|| Extent::of_values(1, 4));
+        let of_factor = (self.op.parts.factor == XFactor::Given).then(|| Extent::of_values(DType::F32, 1));
         let factor = checks.optional("factor", factor, of_factor, "it is given for all of X")?;
         let why = "the format has such a plane";
         let scales = checks.optional("scales", scales, planes.scales, why)?;

@@ -44,9 +44,10 @@ impl QuantizedX {
     /// Memory for what `op` writes.
     pub(crate) fn allocate(ctx: &Context, op: &CheckedQuantize) -> Result<Self, Error> {
         let planes = PlaneExtents::of(op);
-        let optional = |extent: Option<Extent>| extent.map(|extent| ctx.allocate(extent.bytes())).transpose();
+        let plane = |extent: Extent| Ok::<_, Error>(ctx.allocate(extent.bytes())?.typed(extent.element()));
+        let optional = |extent: Option<Extent>| extent.map(plane).transpose();
         let planes = QuantizedXParts {
-            codes: ctx.allocate(planes.codes.bytes())?,
+            codes: plane(planes.codes)?,
             scales: optional(planes.scales)?,
             token_factors: optional(planes.token_factors)?,
             sums: optional(planes.sums)?,

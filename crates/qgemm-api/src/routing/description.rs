@@ -34,7 +34,8 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// Chooses `top_k` of `experts` experts for each token from logits of type `dtype`, `[tokens, experts]`.
+    /// Chooses `top_k` of `experts` experts for each token from logits of type `dtype`, `[tokens, experts]`. There may be 0 tokens: a run
+    /// of such a plan writes lists without slots, and a status without a fault.
     pub fn from_logits(tokens: usize, experts: usize, top_k: usize, dtype: DType) -> Self {
         Self {
             tokens,
@@ -130,13 +131,13 @@ impl Routing {
         let &Self { tokens, experts, top_k, scoring, renormalize, scale, bias, groups, lists, shared, .. } = self;
         let more = usize::from(shared);
         let sizes = [
-            ("tokens", tokens, MOST_TOKENS),
-            ("experts", experts, MOST_EXPERTS - more),
-            ("experts of a token", top_k, (MOST_TOP_K - more).min(experts)),
+            ("tokens", tokens, 0, MOST_TOKENS),
+            ("experts", experts, 1, MOST_EXPERTS - more),
+            ("experts of a token", top_k, 1, (MOST_TOP_K - more).min(experts)),
         ];
-        for (name, got, most) in sizes {
-            if !(1..=most).contains(&got) {
-                return Err(Error::OutOfRange { name, least: 1, most, got });
+        for (name, got, least, most) in sizes {
+            if !(least..=most).contains(&got) {
+                return Err(Error::OutOfRange { name, least, most, got });
             }
         }
         if !scale.is_finite() {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use qgemm_formats::{DType, ElementType};
 use qgemm_hal::op::routing::{STATUS_BAD_ID, STATUS_FINE, STATUS_WORDS};
 use qgemm_hal::{
     BufferMut, BufferRef, CheckedRouting, Device, DeviceId, KernelId, LaunchSequence, Operands, Operation,
@@ -13,7 +14,8 @@ use qgemm_sched::routing::choose;
 use super::description::Routing;
 use crate::context::Context;
 use crate::error::Error;
-use crate::operand::{Checks, Extent, portion_of};
+use crate::nothing::Nothing;
+use crate::operand::{Checks, Extent, portion_of, zero};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::workspace::Workspace;
 
@@ -24,8 +26,9 @@ const WORD: usize = 4;
 #[derive(Debug)]
 pub struct RoutingPlan {
     op: CheckedRouting,
-    device: DeviceId,
-    ready: Arc<Ready<CheckedRouting>>,
+    device: Arc<dyn Device>,
+    /// `None` for 0 tokens.
+    ready: Option<Arc<Ready<CheckedRouting>>>,
 }
 
 /// Which slots each expert has: the slot of place `j` of token `t` is `t · top_k + j`.
@@ -117,40 +120,41 @@ impl<'a> RoutingArgs<'a> {
 }
 
 impl RoutingPlan {
-    pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, routing: &Routing) -> Result<Self, Error> {
-        let op = routing.check()?;
+    pub(crate) fn new(shared: &Arc<dyn Device>, caches: &PlanCaches, routing: &Routing) -> Result<Self, Error> {
+        let (op, device) = (routing.check()?, &**shared);
         let make = || {
             let CheckedRouting { tokens, experts, top_k, .. } = op;
             let _span = tracing::info_span!("plan", tokens, experts, top_k).entered();
             let (family, plan) = choose(&op, device.info(), device.catalog().routing)?;
             Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
         };
-        Ok(Self { device: device.info().id, ready: caches.routing.get_or_make(&op, make)?, op })
+        let ready = if op.is_nothing() { None } else { Some(caches.routing.get_or_make(&op, make)?) };
+        Ok(Self { device: Arc::clone(shared), ready, op })
     }
 
     /// Bytes of workspace that [`RoutingPlan::run`] needs; 0 for few tokens.
     pub fn workspace_bytes(&self) -> usize {
-        self.launch().config.workspace_bytes
+        self.launch().map_or(0, |launch| launch.config.workspace_bytes)
     }
 
-    /// Name of the chosen kernels.
+    /// Name of the chosen kernels; `none` for 0 tokens.
     pub fn kernel_name(&self) -> &str {
-        self.sequence().name()
+        self.sequence().map_or("none", LaunchSequence::name)
     }
 
-    /// Identity of the first kernel.
-    pub fn kernel_id(&self) -> KernelId {
-        self.launch().config.kernel
+    /// Identity of the first kernel; `None` for 0 tokens.
+    pub fn kernel_id(&self) -> Option<KernelId> {
+        self.launch().map(|launch| launch.config.kernel)
     }
 
-    /// The chosen configuration.
-    pub fn launch(&self) -> &RoutingLaunches {
-        &self.ready.plan
+    /// The chosen configuration; `None` for 0 tokens.
+    pub fn launch(&self) -> Option<&RoutingLaunches> {
+        self.ready.as_ref().map(|ready| &ready.plan)
     }
 
-    /// The kernels that a run launches, in order.
-    pub fn sequence(&self) -> &LaunchSequence {
-        &self.ready.sequence
+    /// The kernels that a run launches, in order; `None` for 0 tokens.
+    pub fn sequence(&self) -> Option<&LaunchSequence> {
+        self.ready.as_ref().map(|ready| &ready.sequence)
     }
 
     /// The validated operation.
@@ -165,7 +169,7 @@ impl RoutingPlan {
 
     /// The device that the plan is for.
     pub fn device(&self) -> DeviceId {
-        self.device
+        self.device.info().id
     }
 
     /// Submits the routing to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA
@@ -190,9 +194,10 @@ impl RoutingPlan {
         let RoutingArgs { logits, given_ids, bias, ids, weights, lists, status, tokens, workspace: _ } = args;
         let portion = portion_of(tokens, self.op.tokens)?;
         let op = &self.op.of_portion(portion);
-        let checks = Checks(self.device);
+        let checks = Checks(self.device());
         checks.device("stream", stream.device())?;
-        let words = |count: usize| Extent::of_values(count, WORD);
+        let words = |count: usize| Extent::of_values(ElementType::Int32, count);
+        let numbers = |count: usize| Extent::of_values(DType::F32, count);
         let slots = |is_used: bool| is_used.then(|| words(op.slots()));
         let extent = op.logits().map(|logits| Extent::of(logits, op.tokens, op.logit_experts()));
         let from_logits = extent.is_some();
@@ -200,19 +205,26 @@ impl RoutingPlan {
         let logits = checks.optional("logits", logits, extent, chosen)?;
         let given_ids = checks.optional("given ids", given_ids, slots(!from_logits), "the routing is of given ids")?;
         let bias =
-            checks.optional("bias", bias, op.bias.then(|| words(op.logit_experts())), "the routing adds a bias")?;
+            checks.optional("bias", bias, op.bias.then(|| numbers(op.logit_experts())), "the routing adds a bias")?;
         let ids = checks.optional("ids", ids, slots(from_logits), chosen)?;
-        let weights = checks.optional("weights", weights, slots(from_logits), chosen)?;
+        let weights = checks.optional("weights", weights, from_logits.then(|| numbers(op.slots())), chosen)?;
         let (offsets, counts, rows) = match lists {
             Some(RoutingLists { offsets, counts, rows }) => (Some(offsets), Some(counts), Some(rows)),
             None => (None, None, None),
         };
         let listed = "the routing makes lists";
         let of_experts = |count: usize| op.lists.then(|| words(count));
-        let offsets = checks.optional("offsets", offsets, of_experts(op.experts + 1), listed)?;
-        let counts = checks.optional("counts", counts, of_experts(op.experts), listed)?;
+        let (of_offsets, of_counts, of_status) =
+            (of_experts(op.experts + 1), of_experts(op.experts), words(STATUS_WORDS));
+        let offsets = checks.optional("offsets", offsets, of_offsets, listed)?;
+        let counts = checks.optional("counts", counts, of_counts, listed)?;
         let rows = checks.optional("rows", rows, slots(op.lists), listed)?;
-        checks.view("status", status.view(), words(STATUS_WORDS))?;
+        checks.view("status", status.view(), of_status)?;
+        let Some(ready) = self.ready.as_ref().filter(|_| !op.is_nothing()) else {
+            // No list has a slot, and nothing is wrong.
+            let written = [(offsets, of_offsets), (counts, of_counts), (Some(status), Some(of_status))];
+            return written.into_iter().try_for_each(|(view, extent)| zero(&*self.device, stream, view, extent));
+        };
         let mut operands = Operands::new();
         operands.take_portion(portion);
         operands.read_if_any(O::Logits, logits);
@@ -230,7 +242,7 @@ impl RoutingPlan {
             operands.write(O::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(self.ready.sequence.run_for(op, stream, operands)?)
+        Ok(ready.sequence.run_for(op, stream, operands)?)
     }
 
     /// Waits for the default stream and reads the status of a run: whether every slot has an expert. A run on another stream is to be
@@ -241,8 +253,8 @@ impl RoutingPlan {
     /// another device, or a device error.
     pub fn check_status<'a>(&self, ctx: &Context, status: impl Into<BufferRef<'a>>) -> Result<(), Error> {
         let status = status.into();
-        Checks(self.device).device("context", ctx.info().id)?;
-        Checks(self.device).view("status", status, Extent::of_values(STATUS_WORDS, WORD))?;
+        Checks(self.device()).device("context", ctx.info().id)?;
+        Checks(self.device()).view("status", status, Extent::of_values(ElementType::Int32, STATUS_WORDS))?;
         let bytes = ctx.download(status.slice(0..STATUS_WORDS * WORD)?)?;
         let mut words = [0u32; STATUS_WORDS];
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
@@ -262,13 +274,14 @@ impl RoutingPlan {
 impl fmt::Display for RoutingPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let CheckedRouting { tokens, experts, top_k, .. } = self.op;
-        let RoutingLaunches { config, estimate } = self.launch();
-        write!(f, "{} for {tokens} tokens, {top_k} of {experts} experts, on {}", self.kernel_name(), self.device)?;
+        write!(f, "{} for {tokens} tokens, {top_k} of {experts} experts, on {}", self.kernel_name(), self.device())?;
+        let Some(ready) = &self.ready else { return Ok(()) };
+        let RoutingLaunches { config, estimate } = &ready.plan;
         let mut given = self.op.operands();
         if config.workspace_bytes > 0 {
             given.push(RoutingOperand::Workspace);
         }
         writeln!(f, ", {} bytes of workspace, expected to take {:.1} µs", config.workspace_bytes, estimate * 1e6)?;
-        self.sequence().display_with(&given).fmt(f)
+        ready.sequence.display_with(&given).fmt(f)
     }
 }

@@ -39,6 +39,11 @@ impl Budget {
     pub fn new(time: Duration) -> Self {
         Self { time, within: 3.0, most: 32, all: false }
     }
+
+    /// That at least the candidate that should be fastest is within the budget's factor.
+    fn check(&self) -> Result<(), Error> {
+        if self.within >= 1.0 { Ok(()) } else { Err(Error::TuneBudget { within: self.within }) }
+    }
 }
 
 /// A problem to tune, with what to run it on: plain products, without C, bias, residual, norm or token scales, whose time these hardly
@@ -73,6 +78,33 @@ impl<'a> TuneProblem<'a> {
     /// Products with experts, of which launches take copies in turn.
     pub fn experts(problem: ExpertProblem, experts: &'a [Experts]) -> Self {
         Self::Experts { problem, experts }
+    }
+
+    /// Validates the problem, and that launches may take its weights in turn, whether or not there is time for a launch.
+    fn check(&self, ctx: &Context) -> Result<(), Error> {
+        let no_weight = Error::MissingOperand { operand: "weight", why: "a problem is measured with its weight" };
+        match self {
+            Self::Gemm { weights: [], .. } | Self::Experts { experts: [], .. } => Err(no_weight),
+            Self::Gemm { problem, weights } => {
+                let own = problem.weight();
+                ctx.check_weight(own.device)?;
+                weights.iter().try_for_each(|weight| {
+                    ctx.check_weight(weight.device())?;
+                    own.check_serves(weight.shape())
+                })?;
+                problem.check().map(drop)
+            }
+            Self::Experts { problem, experts } => {
+                let own = problem.shape();
+                ctx.check_weight(own.each.device)?;
+                experts.iter().try_for_each(|experts| {
+                    ctx.check_weight(experts.device())?;
+                    own.check_serves(experts.shape())
+                })?;
+                problem.check().map(drop)
+            }
+            Self::Matmul(matmul) => matmul.check().map(drop),
+        }
     }
 }
 
@@ -151,7 +183,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When a problem is not valid or no weight of it came, or the device fails.
+    /// When the device fails. Before anything is measured: when a problem is not valid, no weight of it came, or one of another shape, format
+    /// or device, or when the budget's factor is no number of at least 1.
     pub fn tune(
         &self,
         problems: &[TuneProblem<'_>],
@@ -159,6 +192,8 @@ impl Context {
         mut progress: impl FnMut(f64),
     ) -> Result<TuneOutcome, Error> {
         let start = Instant::now();
+        budget.check()?;
+        problems.iter().try_for_each(|problem| problem.check(self))?;
         let mut table = TunedTable::clone(self.tuned());
         let mut tunings = Vec::new();
         let mut longest_ready = 0.0;

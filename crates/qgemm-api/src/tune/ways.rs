@@ -40,7 +40,7 @@ enum Of<'a> {
         weights: &'a [Weight],
         x: Buffer,
         d: Buffer,
-        ready: Option<Plan>,
+        ready: Option<Box<Plan>>,
     },
     Experts {
         problem: &'a ExpertProblem,
@@ -52,7 +52,7 @@ enum Of<'a> {
         weights: Option<Buffer>,
         status: Buffer,
         d: Buffer,
-        ready: Option<ExpertPlan>,
+        ready: Option<Box<ExpertPlan>>,
     },
     Matmul {
         op: Box<CheckedMatmul>,
@@ -67,19 +67,17 @@ enum Of<'a> {
 impl<'a> Ways<'a> {
     /// `None` where there is nothing to launch.
     pub fn new(ctx: &'a Context, problem: &'a TuneProblem<'_>, start: Instant) -> Result<Option<Self>, Error> {
-        let no_weight = Error::MissingOperand { operand: "weight", why: "a problem is measured with its weight" };
         let of = match problem {
-            TuneProblem::Gemm { weights: [], .. } | TuneProblem::Experts { experts: [], .. } => return Err(no_weight),
             TuneProblem::Gemm { problem, weights } => Of::gemm(ctx, problem, weights)?,
             TuneProblem::Experts { problem, experts } => Of::experts(ctx, problem, experts)?,
             TuneProblem::Matmul(matmul) => {
                 let (op, mut ways) = MatmulPlan::ways(&**ctx.device(), ctx.tuned(), matmul)?;
                 by_cost(&mut ways);
                 let factor = |dense: &BatchedDense<FactorFormat>, rows, columns| {
-                    Extent::of_batch(dense, dense.dtype.bytes(), op.batch, rows, columns).bytes()
+                    Extent::of_batch(dense, op.batch, rows, columns).bytes()
                 };
                 let (a, b) = (factor(&op.a, op.m, op.k), factor(&op.b, op.k, op.n));
-                let d = Extent::of_batch(&op.d, op.d.dtype.bytes(), op.batch, op.m, op.n).bytes();
+                let d = Extent::of_batch(&op.d, op.batch, op.m, op.n).bytes();
                 let copies = if ways.is_empty() { 0 } else { ctx.copies_beyond_cache(a + b) };
                 let (a, b) = (unlike_values(a), unlike_values(b));
                 let factors = (0..copies).map(|_| Ok([ctx.upload(&a)?, ctx.upload(&b)?]));
@@ -217,9 +215,9 @@ impl Timed for Ways<'_> {
     fn ready(&mut self, way: usize) -> Result<(), Error> {
         let (ctx, device) = (self.ctx, &**self.ctx.device());
         match &mut self.of {
-            Of::Gemm { ways, ready, .. } => *ready = Some(ctx.plan_candidate(&ways[way])?),
+            Of::Gemm { ways, ready, .. } => *ready = Some(Box::new(ctx.plan_candidate(&ways[way])?)),
             Of::Experts { problem, op, ways, ready, .. } => {
-                *ready = Some(ExpertPlan::of_way(device, problem, op, &ways[way])?);
+                *ready = Some(Box::new(ExpertPlan::of_way(self.ctx.device(), problem, op, &ways[way])?));
             }
             Of::Matmul { op, ways, ready, .. } => *ready = Some(MatmulPlan::of_way(device, op, &ways[way])?),
         }
@@ -229,8 +227,8 @@ impl Timed for Ways<'_> {
     fn round(&mut self, launches: usize) -> Result<f64, Error> {
         let (device, stream) = (self.ctx.device(), &self.stream);
         let bytes = match &self.of {
-            Of::Gemm { ready, .. } => ready.as_ref().map(Plan::workspace_bytes),
-            Of::Experts { ready, .. } => ready.as_ref().map(ExpertPlan::workspace_bytes),
+            Of::Gemm { ready, .. } => ready.as_ref().map(|plan| plan.workspace_bytes()),
+            Of::Experts { ready, .. } => ready.as_ref().map(|plan| plan.workspace_bytes()),
             Of::Matmul { ready, .. } => ready.as_ref().map(MatmulPlan::workspace_bytes),
         };
         let mut workspace = self.ctx.workspace(bytes.unwrap_or(0))?;

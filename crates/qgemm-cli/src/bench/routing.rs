@@ -95,7 +95,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         format: subject.source().to_owned(),
         x_dtype: DType::F32.to_string(),
         kernel: plan.kernel_name().to_owned(),
-        kernel_id: Some(plan.kernel_id().to_string()),
+        kernel_id: plan.kernel_id().map(|id| id.to_string()),
         microseconds: median * 1e6,
         noise,
         bytes_per_second,

@@ -178,7 +178,7 @@ fn codes(
     const SCALE_BYTES: u64 = 4;
     let refuse = |why: &str| Err(Unsupported::new(why));
     let x_format = match (planes.parts.code, planes.parts.block) {
-        (XCode::Int8, Some(_)) => XFormat::Q8 { block: 32 },
+        (XCode::Int8, Some(_)) => XFormat::Q8_0,
         (XCode::Int8, None) if op.m > 1 && planes.scales_row != SCALE_BYTES => {
             return refuse("multiplies codes with a scale a token where these lie one behind the other");
         }

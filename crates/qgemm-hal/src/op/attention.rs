@@ -5,8 +5,8 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
-use qgemm_formats::DType;
 use qgemm_formats::formats::{q4_0, q8_0};
+use qgemm_formats::{DType, ElementType};
 
 use super::gemm::WorkspaceLayout;
 use super::{Operation, operands};
@@ -37,8 +37,10 @@ pub enum KvFormat {
 
 /// Features that share a scale.
 pub const KV_BLOCK: usize = 32;
+/// The type of scales.
+pub const KV_SCALES: DType = DType::F16;
 /// Bytes of a scale.
-pub const KV_SCALE_BYTES: usize = 2;
+pub const KV_SCALE_BYTES: usize = KV_SCALES.bytes();
 
 impl KvFormat {
     /// Every format.
@@ -58,6 +60,15 @@ impl KvFormat {
             KvFormat::E4M3 => "e4m3",
             KvFormat::Q8_0 => q8_0::Q8_0.name,
             KvFormat::Q4_0 => q4_0::Q4_0.name,
+        }
+    }
+
+    /// The element type of memory that holds such keys or values.
+    pub const fn element(self) -> ElementType {
+        match self {
+            KvFormat::Plain(dtype) => ElementType::Number(dtype),
+            KvFormat::Q8_0 => ElementType::Int8,
+            KvFormat::E4M3 | KvFormat::Q4_0 => ElementType::Bytes,
         }
     }
 

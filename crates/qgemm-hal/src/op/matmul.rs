@@ -4,8 +4,8 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-use qgemm_formats::DType;
 use qgemm_formats::float8::{e4m3_to_f32, f32_to_e4m3};
+use qgemm_formats::{DType, ElementType};
 
 use super::gemm::{Activation, WorkspaceLayout, XPrecision};
 use super::{Operation, operands};
@@ -23,6 +23,12 @@ pub enum FactorFormat {
     /// E4M3 with an f32 scale for every 128 values along K
     /// ([`FactorFormat::BLOCK`]): the format `e4m3_1x128` of `quantize`.
     E4M3Block,
+}
+
+impl From<FactorFormat> for ElementType {
+    fn from(format: FactorFormat) -> Self {
+        format.element()
+    }
 }
 
 impl FactorFormat {
@@ -46,12 +52,17 @@ impl FactorFormat {
         }
     }
 
+    /// The element type of memory that holds such a factor.
+    pub const fn element(self) -> ElementType {
+        match self {
+            FactorFormat::Plain(dtype) => ElementType::Number(dtype),
+            FactorFormat::E4M3 | FactorFormat::E4M3Block => ElementType::Bytes,
+        }
+    }
+
     /// Bytes of an element.
     pub const fn bytes(self) -> usize {
-        match self {
-            FactorFormat::Plain(dtype) => dtype.bytes(),
-            FactorFormat::E4M3 | FactorFormat::E4M3Block => 1,
-        }
+        self.element().bytes()
     }
 
     /// The element type, if unquantized.

@@ -104,7 +104,7 @@ pub struct ExpertGroups {
 /// no list. Entries after the last list are `u32::MAX`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckedRouting {
-    /// Tokens; 1 to [`MOST_TOKENS`].
+    /// Tokens; 1 to [`MOST_TOKENS`] wherever kernels are chosen, as 0 tokens take none.
     pub tokens: usize,
     /// Experts; 1 to [`MOST_EXPERTS`].
     pub experts: usize,

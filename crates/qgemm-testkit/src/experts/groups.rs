@@ -258,7 +258,7 @@ fn x_formats(format: Format) -> Vec<ExpertCase> {
             let index = IndexKind::ALL[(at + i) % IndexKind::ALL.len()];
             // Codes of eight bits may be multiplied as they are, or made plain first, and so those that are scaled in small blocks.
             let scales_blocks = matches!(x_format, XFormat::MxFp8 | XFormat::MxFp4 | XFormat::NvFp4);
-            let are_bytes = matches!(x_format, XFormat::Q8 { .. } | XFormat::Q8_1 | XFormat::Int8Token);
+            let are_bytes = matches!(x_format, XFormat::Q8_0 | XFormat::Q8_256 | XFormat::Q8_1 | XFormat::Int8Token);
             let every_configuration = are_bytes
                 || matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2)
                 || (scales_blocks && matches!(format.encoding, Encoding::Codebook(_)));

@@ -486,13 +486,13 @@ fn nan_codes(format: Format) -> Vec<Case> {
 
 /// Formats that a norm writes rows in, all of them over the weights' formats.
 const NORMED: [XFormat; 10] = [
-    XFormat::Q8 { block: 32 },
+    XFormat::Q8_0,
     XFormat::Q8_1,
     XFormat::Int8Token,
     XFormat::E4M3Token,
     XFormat::E4M3Block,
     XFormat::E4M3Tensor,
-    XFormat::Q8 { block: 256 },
+    XFormat::Q8_256,
     XFormat::MxFp8,
     XFormat::MxFp4,
     XFormat::NvFp4,

@@ -39,7 +39,8 @@ impl<'a> Rounding<'a> {
             }
             // f32 holds what the others do.
             (None, XFormat::Plain(dtype)) if dtype == x || dtype == DType::F32 => Some(Rounding::None),
-            (None, XFormat::Q8 { block }) => Some(Rounding::Q8 { block, order }),
+            (None, XFormat::Q8_0) => Some(Rounding::Q8 { block: 32, order }),
+            (None, XFormat::Q8_256) => Some(Rounding::Q8 { block: 256, order }),
             (None, XFormat::Int8Token) => Some(Rounding::Q8 { block: 0, order }),
             (None, format) if order.is_none() && format.parts(false, None).is_some() => Some(Rounding::Codes(format)),
             _ => None,

@@ -73,8 +73,8 @@ fn judge(ctx: &Context, case: &RoutingCase, outcome: &mut Outcome) -> Result<(),
     let stored = Stored::new(case);
     let plan = ctx.plan_routing(&routing(case, &stored)).map_err(Failure::of_plan)?;
     outcome.kernel = Some(plan.kernel_name().to_owned());
-    outcome.kernel_id = Some(plan.kernel_id());
-    Failure::check_launched(Some(plan.sequence()), Some(plan.kernel_id()))?;
+    outcome.kernel_id = plan.kernel_id();
+    Failure::check_launched(plan.sequence(), plan.kernel_id())?;
 
     let from_logits = case.from != RoutingFrom::Ids;
     let inputs = Inputs {

@@ -72,11 +72,10 @@ impl Family<CheckedGemm> for GemmInt8Family {
         if !op.x_precision.allows_q8() {
             return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
         }
-        let block = op.format.activation_block();
-        Quantization::new(op.format, block).ok_or_else(|| {
+        Quantization::new(op.format, op.format.activation_block()).ok_or_else(|| {
             Unsupported::new(format!("multiplies integers of eight bits, which {} does not hold", op.format))
         })?;
-        Ok(offer(XFormat::Q8 { block }))
+        Ok(offer(op.format.activation_format()))
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
@@ -98,7 +97,7 @@ pub(super) fn quantization(
     let x_format = config.x_format;
     let how = match x_format {
         _ if op.x.planes.is_some() => given(op),
-        XFormat::Q8 { block } => Quantization::new(op.format, block),
+        XFormat::Q8_0 | XFormat::Q8_256 => Quantization::new(op.format, op.format.activation_block()),
         _ => None,
     };
     let why = || format!("has no products of {} with X in {x_format}", op.format);

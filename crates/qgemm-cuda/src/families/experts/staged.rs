@@ -16,7 +16,7 @@ use super::{EXPERTS_MACRO, product_id, two_dimensions};
 use crate::spec::KernelSpec;
 
 /// Supported formats of X: block scales and token scales.
-const CODES: [XFormat; 2] = [XFormat::Q8 { block: 32 }, XFormat::Int8Token];
+const CODES: [XFormat; 2] = [XFormat::Q8_0, XFormat::Int8Token];
 
 /// A kernel.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ impl StagedKernel {
         let codes = match x {
             // A shift finds the scale, and X block
             // sums are not read.
-            XFormat::Q8 { .. } | XFormat::Q8_1 => Some(CODES[0]),
+            XFormat::Q8_0 | XFormat::Q8_256 | XFormat::Q8_1 => Some(CODES[0]),
             XFormat::Int8Token => Some(CODES[1]),
             _ => None,
         };

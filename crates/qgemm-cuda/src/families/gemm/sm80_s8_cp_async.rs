@@ -65,7 +65,7 @@ const WARPS: u32 = 8;
 /// Columns of X in a block sum.
 const CHUNK: u32 = 16;
 /// Supported formats of X: block scales and token scales.
-pub(super) const X_FORMATS: [XFormat; 2] = [XFormat::Q8 { block: 32 }, XFormat::Int8Token];
+pub(super) const X_FORMATS: [XFormat; 2] = [XFormat::Q8_0, XFormat::Int8Token];
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
     let is_served = types.has_signed_bytes() && types.x == DType::F16 && types.variant >= Variant::Sm80;

@@ -74,7 +74,7 @@ impl CheckedGemm {
     /// already or must not be. [`XPrecision::Auto`] yields none: more rounding
     /// than kernels do by default must be requested.
     pub fn quantized(&self) -> impl Iterator<Item = (Self, CheckedQuantize)> + '_ {
-        const BLOCKS: XFormat = XFormat::Q8 { block: 32 };
+        const BLOCKS: XFormat = XFormat::Q8_0;
         let formats: &[XFormat] = match self.x_precision {
             XPrecision::Int8 => &[BLOCKS],
             XPrecision::E4M3 => &[XFormat::E4M3Block, BLOCKS],

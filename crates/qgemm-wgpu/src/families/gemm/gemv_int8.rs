@@ -4,7 +4,7 @@
 
 use std::sync::LazyLock;
 
-use qgemm_formats::{Format, ScaleType, XCode, XFactor, XFormat};
+use qgemm_formats::{Format, ScaleType, XCode, XFactor};
 use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
 };
@@ -146,7 +146,7 @@ pub(crate) fn of_quantized_x(
         return Err(Unsupported::new(format!("multiplies integers of eight bits, which {} does not hold", op.format)));
     }
     let x_format = match x {
-        XBytes::Quantized => XFormat::Q8 { block: op.format.activation_block() },
+        XBytes::Quantized => op.format.activation_format(),
         XBytes::Given(_) => op.x.format,
     };
     Ok(configs.map(move |config| TileConfig { x_format, ..config }))
