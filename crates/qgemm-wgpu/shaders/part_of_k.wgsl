@@ -13,7 +13,7 @@ fn first_row(group: vec3<u32>, groups: vec3<u32>) -> u32 {
     return rows_first() + group.x * TILE_N;
 }
 
-// Start of part `i`. Parts are whole quanta of k-tiles:
+// Start of part `i`. A part is a multiple of QUANTUM_K_TILES:
 // columns that share a scale of X stay together.
 fn part_begin(i: u32) -> u32 {
     let quanta = (k_tiles() + QUANTUM_K_TILES - 1u) / QUANTUM_K_TILES;
