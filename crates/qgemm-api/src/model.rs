@@ -55,6 +55,8 @@ fn open(
     options: ModelOptions,
     contents: impl Fn(&Path) -> Result<SharedBytes, Error>,
 ) -> Result<Model, Error> {
+    // Weights are read by all of them.
+    qgemm_cpu::start_threads()?;
     let files = model_files(path)?;
     let settings = match files.first().and_then(|file| file.parent()) {
         Some(folder) if files.iter().any(|file| has_extension(file, "safetensors")) => settings(folder)?,
@@ -112,6 +114,7 @@ fn other_shards(shard: &Path) -> BTreeMap<String, String> {
 /// When the file cannot be opened; [`Error::NotPacked`] with what [`PackedWeight::read`] says of it.
 pub fn open_packed(path: impl AsRef<Path>) -> Result<PackedWeight, Error> {
     let path = path.as_ref();
+    qgemm_cpu::start_threads()?;
     let bytes = SharedBytes::new(Arc::new(MappedFile::open(path)?));
     PackedWeight::read(&bytes).map_err(|source| Error::NotPacked { path: path.to_owned(), source })
 }
@@ -218,7 +221,7 @@ const MOST_SETTINGS: u64 = 16 << 20;
 const MOST_INDEX: u64 = 256 << 20;
 
 /// The text of a JSON file of at most `limit` bytes.
-fn read_text(path: &Path, limit: u64) -> Result<String, Error> {
+pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String, Error> {
     let bytes = read(path, limit)?;
     String::from_utf8(bytes).map_err(|_| bad(path, "expected text in UTF-8".into()))
 }
@@ -228,13 +231,17 @@ fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let failed = |source| io(path, source);
     let metadata = fs::metadata(path).map_err(failed)?;
     check_regular(&metadata).map_err(failed)?;
+    let too_long = || bad(path, format!("expected at most {limit} bytes"));
+    if metadata.len() > limit {
+        return Err(too_long());
+    }
     let mut bytes = Vec::new();
     let expected = usize::try_from(metadata.len().min(limit)).unwrap_or(usize::MAX);
     bytes.try_reserve_exact(expected).map_err(|_| failed(ErrorKind::OutOfMemory.into()))?;
     // The file may have grown since.
     fs::File::open(path).map_err(failed)?.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > limit {
-        return Err(bad(path, format!("expected at most {limit} bytes")));
+        return Err(too_long());
     }
     Ok(bytes)
 }

@@ -119,7 +119,16 @@ impl Context {
                 }
             }
         };
-        thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+        thread::scope(|scope| {
+            for _ in 1..threads {
+                // Where there are no more threads, those that there are do all.
+                if let Err(error) = thread::Builder::new().spawn_scoped(scope, work) {
+                    tracing::debug!(%error, "fewer threads make kernels ready");
+                    break;
+                }
+            }
+            work();
+        });
         let done = done.into_inner();
         let (of, seconds) = (problems.len(), start.elapsed().as_secs_f64());
         tracing::info!(done, of, threads, seconds, "prepared as many as there was time for");

@@ -11,6 +11,7 @@ use crate::error::Error;
 /// When `values` is not `n × k` long or holds NaN or infinity, the format cannot be made from values alone, or
 /// no fallback suits `k`.
 pub fn quantize(values: &[f32], n: usize, k: usize, format: Format) -> Result<(HostWeight, Format), Error> {
+    qgemm_cpu::start_threads()?;
     let quantized = quantize_matrix(values, n, k, format)?;
     Ok((quantized.weight, quantized.used))
 }

@@ -1,7 +1,7 @@
 //! `qgemm bench`: what kernels reach on a device, and whether they got slower.
 
 mod attention;
-mod baseline;
+pub mod baseline;
 mod cliffs;
 mod convert;
 mod experts;
@@ -31,6 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Holds;
 use crate::choice::{self, FormatChoice, Op, Sizes};
+use crate::measured;
 use crate::opening::Opening;
 use crate::out;
 use crate::progress::Progress;
@@ -158,7 +159,7 @@ pub struct Args {
     /// Take the configurations measured in this file where they are known; `auto` is the file that `qgemm tune` keeps.
     #[arg(long, value_name = "FILE")]
     tuned: Option<PathBuf>,
-    /// In a sweep over all configurations, save the best to this file, for `--tuned` and `Context::with_tuned`.
+    /// In a sweep over all configurations, add the best to the table in this file, for `--tuned` and `Context::with_tuned`.
     #[arg(long, value_name = "FILE", requires = "all_configs")]
     save_tuned: Option<PathBuf>,
     /// Compare with the results in this file, and fail where one is slower beyond the noise.
@@ -184,8 +185,10 @@ pub struct BenchRow {
     #[serde(default)]
     kernel_id: Option<String>,
     /// Median time of a launch.
+    #[serde(deserialize_with = "measured::time")]
     microseconds: f64,
     /// Half the distance between the quartiles, as a share of the median.
+    #[serde(deserialize_with = "measured::share")]
     noise: f64,
     /// Bytes moved at least, over the time.
     bytes_per_second: f64,
@@ -259,8 +262,8 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
     // Before the work, which an output that cannot be written would waste.
     let begin = |path: &PathBuf| WholeFile::create(path, Existing::Replace);
-    let (save, save_tuned) =
-        (args.save.as_ref().map(begin).transpose()?, args.save_tuned.as_ref().map(begin).transpose()?);
+    let save = args.save.as_ref().map(begin).transpose()?;
+    args.save_tuned.as_ref().map(begin).transpose()?;
     let trace = args.profile.as_ref().and_then(Option::as_ref).map(begin).transpose()?;
     let work = match args.op {
         Op::Gemm => {
@@ -273,7 +276,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
                 None => subject::made_up(&shapes, args.format)?,
             };
             if let Some(Tokens(tokens)) = &args.sweep_m {
-                return sweep::run(&ctx, args, tokens, &subjects, save_tuned, json);
+                return sweep::run(&ctx, args, tokens, &subjects, json);
             }
             subjects.into_iter().map(Work::Gemm).collect()
         }

@@ -8,7 +8,7 @@ use qgemm_api::{Context, DType, PlanOptions, Tuned, XPrecision, open_model};
 
 use crate::table::bytes;
 use crate::whole_file::{Existing, WholeFile};
-use crate::{Holds, out};
+use crate::{Holds, out, text_file};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -53,7 +53,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let ctx = Context::open(&args.device)?.with_tuned(Tuned::Auto);
     let plan = match &args.check {
         Some(path) => {
-            let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+            let text = text_file::read(path)?;
             let loaded = ctx.load_plan(&text, &open_model(&args.model)?);
             loaded.with_context(|| path.display().to_string())?.exec_plan().clone()
         }
@@ -84,8 +84,8 @@ fn summary(plan: &ExecPlan) -> String {
         memory.regions.iter().filter(|region| region.kind == kind).map(|region| region.bytes as u64).sum()
     };
     let seconds: f64 = plan.ops.iter().map(|op| op.estimate_seconds).sum();
-    let changes = (memory.arena_bytes - memory.weights_end) as u64;
-    let apart = (memory.bytes_without_reuse - memory.weights_end) as u64;
+    let changes = memory.arena_bytes.saturating_sub(memory.weights_end) as u64;
+    let apart = memory.bytes_without_reuse.saturating_sub(memory.weights_end) as u64;
     format!(
         "{}, {} layers, {} tokens of {} sequences, on {} ({})\n{} operations, {:.1} us expected\narena {}: weights {}, workspace {}, \
          KV cache {}, all that changes {} ({} without reuse)",

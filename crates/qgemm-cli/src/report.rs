@@ -1,9 +1,9 @@
 //! `qgemm report`: what is known of a device, on one page that needs nothing but itself.
 
 mod charts;
-mod input;
-mod page;
-mod sections;
+pub mod input;
+pub mod page;
+pub mod sections;
 
 use std::path::PathBuf;
 

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use qgemm_api::tuning::{AvoidedKernel, KernelId, TunedTable};
+use qgemm_api::tuning::{AvoidedKernel, KernelId};
 use qgemm_api::{
     Activation, Budget, Context, DType, ExpertProblem, Experts, HostExperts, Matmul, Problem, TuneProblem, Tuning,
-    Weight, XPrecision, read_tuned, tuned_table_path,
+    Weight, XPrecision, read_tuned, tuned_table_path, update_tuned,
 };
 use serde::Serialize;
 
@@ -135,22 +135,23 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         Some(path) => path.clone(),
         None => tuned_table_path().context("there is no cache folder: name a file with --table")?,
     };
-    let mut table = read_tuned(&path).with_context(|| path.display().to_string())?.unwrap_or_default();
+    let before = read_tuned(&path).with_context(|| path.display().to_string())?.unwrap_or_default();
     if let Some(other) = &args.import {
-        return import(&path, table, other, json);
+        return import(&path, other, json);
     }
     if args.avoid.is_some() || args.allow.is_some() {
-        return known_bad(&path, table, args, json);
+        return known_bad(&path, args, json);
     }
     if let Some(other) = &args.export {
-        WholeFile::create(other, Existing::Replace)?.finish_with(table.to_json()?.as_bytes())?;
-        said(json, &format!("{} measurements written to {}", table.len(), other.display()))?;
+        WholeFile::create(other, Existing::Replace)?.finish_with(before.to_json()?.as_bytes())?;
+        said(json, &format!("{} measurements written to {}", before.len(), other.display()))?;
         return Ok(Holds::Yes);
     }
-    let mut ctx = Context::open(&args.device)?.with_tuned(table.clone());
+    let mut ctx = Context::open(&args.device)?.with_tuned(before.clone());
     let subjects = args.subjects()?;
     // Before the work, which a table that cannot be written would waste.
-    let file = begin(&path)?;
+    check_place(&path)?;
+    let mut measured = before.clone();
     let (start, mut rows) = (Instant::now(), Vec::new());
     let progress = Progress::new(subjects.len() as u64, "tuning");
     for (place, subject) in subjects.iter().enumerate() {
@@ -191,12 +192,12 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         };
         let outcome = ctx.tune(&[problem], budget, |_| ())?;
         rows.extend(outcome.tunings.iter().map(|tuning| row(subject, tuning)));
-        table = outcome.table;
-        ctx = ctx.with_tuned(table.clone());
+        measured = outcome.table;
+        ctx = ctx.with_tuned(measured.clone());
         progress.step(1);
     }
     drop(progress);
-    file.finish_with(table.to_json()?.as_bytes())?;
+    let ((), table) = update_tuned(&path, |table| table.renew(measured.measured_since(&before)))?;
     let left = subjects.len() - rows.len();
     table::print(rows, json)?;
     said(
@@ -226,36 +227,40 @@ fn row(subject: &Subject, tuning: &Tuning) -> TuneRow {
     }
 }
 
-fn import(path: &Path, mut table: TunedTable, other: &Path, json: bool) -> anyhow::Result<Holds> {
+fn import(path: &Path, other: &Path, json: bool) -> anyhow::Result<Holds> {
     let Some(found) = read_tuned(other).with_context(|| other.display().to_string())? else {
         bail!("{}: there is no such file", other.display());
     };
-    let (all, taken) = (found.len(), table.merge(found));
-    begin(path)?.finish_with(table.to_json()?.as_bytes())?;
+    check_place(path)?;
+    let all = found.len();
+    let (taken, table) = update_tuned(path, |table| table.merge(found))?;
     said(json, &format!("{taken} of {all} measurements taken over; {} in {}", table.len(), path.display()))?;
     Ok(Holds::Yes)
 }
 
 /// Adds to or takes from the kernels that are avoided.
-fn known_bad(path: &Path, mut table: TunedTable, args: &Args, json: bool) -> anyhow::Result<Holds> {
-    if let (Some(kernel), Some(why)) = (args.avoid, &args.why) {
-        let kernel = AvoidedKernel::new(kernel, why);
-        table.avoid(args.on.iter().fold(kernel, |kernel, name| kernel.on(name)));
+fn known_bad(path: &Path, args: &Args, json: bool) -> anyhow::Result<Holds> {
+    check_place(path)?;
+    let (is_allowed, table) = update_tuned(path, |table| {
+        if let (Some(kernel), Some(why)) = (args.avoid, &args.why) {
+            let kernel = AvoidedKernel::new(kernel, why);
+            table.avoid(args.on.iter().fold(kernel, |kernel, name| kernel.on(name)));
+        }
+        args.allow.as_ref().is_none_or(|kernel| table.allow(kernel))
+    })?;
+    if let Some(kernel) = args.allow.as_ref().filter(|_| !is_allowed) {
+        bail!("{kernel} is not avoided in {}", path.display());
     }
-    if let Some(kernel) = &args.allow {
-        ensure!(table.allow(kernel), "{kernel} is not avoided in {}", path.display());
-    }
-    begin(path)?.finish_with(table.to_json()?.as_bytes())?;
     said(json, &format!("{} kernels are avoided, says {}", table.avoided().len(), path.display()))?;
     Ok(Holds::Yes)
 }
 
-/// The table's file, whose folder is made where it is missing.
-fn begin(path: &Path) -> anyhow::Result<WholeFile> {
+/// That a table can be written there. Its folder is made where it is missing.
+fn check_place(path: &Path) -> anyhow::Result<()> {
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
-    WholeFile::create(path, Existing::Replace)
+    WholeFile::create(path, Existing::Replace).map(drop)
 }
 
 /// A weight in as many copies as no cache holds, or as can be loaded until then.

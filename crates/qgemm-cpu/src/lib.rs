@@ -66,13 +66,14 @@ pub use families::norm::{NORM, NormFamily};
 pub use families::optimizer::{OPTIMIZER, OptimizerFamily};
 pub use families::quantize::{QUANTIZE, QuantizeFamily};
 pub use families::routing::{ROUTING, RoutingFamily};
+pub use pool::start_threads;
 /// Kernels run on rayon's thread pools.
 pub use rayon;
 
 /// Opens the CPU, which is the device `cpu` (ordinal 0).
 ///
 /// # Errors
-/// [`HalError::NoDevice`] for another ordinal.
+/// [`HalError::NoDevice`] for another ordinal; those of [`start_threads`].
 pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
     if ordinal != DeviceId::CPU.ordinal {
         return Err(HalError::NoDevice {
@@ -80,6 +81,7 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
             why: "the host is one device, `cpu`".into(),
         });
     }
+    start_threads()?;
     Ok(Arc::new(CpuDevice::new()))
 }
 
@@ -104,12 +106,7 @@ pub fn open_with_pool(pool: Arc<ThreadPool>) -> Arc<dyn Device> {
 /// [`HalError::Driver`] when the system cannot start more threads.
 pub fn open_with_threads(threads: usize) -> Result<Arc<dyn Device>, HalError> {
     let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("qgemm-{i}")).build();
-    let failed = |e: rayon::ThreadPoolBuildError| HalError::Driver {
-        device: DeviceId::CPU,
-        call: "starting threads",
-        message: e.to_string(),
-    };
-    Ok(open_with_pool(Arc::new(pool.map_err(failed)?)))
+    Ok(open_with_pool(Arc::new(pool.map_err(pool::not_started)?)))
 }
 
 /// Wraps `len` caller-owned bytes at `start` without copying, for

@@ -1,9 +1,11 @@
 //! The threads that share launches, and their scratch memory.
 
-use std::sync::Arc;
+use std::error::Error as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use rayon::ThreadPool;
+use qgemm_hal::{DeviceId, HalError};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::arena;
 
@@ -13,6 +15,33 @@ pub struct Pool {
     own: Option<Arc<ThreadPool>>,
     /// Floats of [`Scratch`] that its threads have been asked to reserve.
     reserved: Arc<[AtomicUsize; 3]>,
+}
+
+/// Starts the threads of rayon's global pool, unless they run, or the calling thread is of another pool. Rayon would start them with
+/// the first work for them, and panic where the system has no memory or no threads left.
+///
+/// # Errors
+/// [`HalError::Driver`] when the system starts no more threads.
+pub fn start_threads() -> Result<(), HalError> {
+    // Rayon tries once. Later it says that the pool is there.
+    static FAILED: OnceLock<Option<String>> = OnceLock::new();
+    if rayon::current_thread_index().is_some() {
+        return Ok(());
+    }
+    let failed = FAILED.get_or_init(|| {
+        let started = ThreadPoolBuilder::new().build_global();
+        // Of a pool that is there already, the error has no cause.
+        started.err().filter(|error| error.source().is_some()).map(|error| error.to_string())
+    });
+    match failed {
+        None => Ok(()),
+        Some(message) => Err(not_started(message)),
+    }
+}
+
+/// That threads cannot be had.
+pub(crate) fn not_started(message: impl ToString) -> HalError {
+    HalError::Driver { device: DeviceId::CPU, call: "starting threads", message: message.to_string() }
 }
 
 /// Scratch memory of a launch, in floats.

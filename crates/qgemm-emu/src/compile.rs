@@ -210,8 +210,11 @@ impl Compiler {
         let text = text.to_vec();
         // Write from another thread; otherwise both sides
         // may block on full pipes.
-        let writer = std::thread::spawn(move || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(&text)));
+        let writer =
+            std::thread::Builder::new().spawn(move || stdin.map_or(Ok(()), |mut stdin| stdin.write_all(&text)));
+        // Without that thread the pipe is closed, and the compiler ends.
         let output = child.wait_with_output().map_err(io)?;
+        let writer = writer.map_err(io)?;
         if !output.status.success() {
             return Err(fail(String::from_utf8_lossy(&output.stderr).into_owned()));
         }

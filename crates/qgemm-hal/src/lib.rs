@@ -14,6 +14,7 @@ mod caps;
 mod device;
 mod error;
 mod family;
+mod file_lock;
 mod host;
 mod host_memory;
 mod host_stream;
@@ -36,6 +37,7 @@ pub use family::{
     IndexerFamilies, KvAppendFamilies, MatmulFamilies, NormFamilies, OptimizerFamilies, QuantizeFamilies,
     RoutingFamilies, UnpackFamilies,
 };
+pub use file_lock::FileLock;
 pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::{HostMemory, HostSlice, HostSliceMut};
 pub use host_stream::{HostEvent, HostStream};

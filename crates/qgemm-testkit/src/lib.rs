@@ -19,6 +19,7 @@ mod compare;
 mod conformance;
 mod convert;
 mod experts;
+pub mod fuzz;
 mod gemm;
 mod gradient;
 mod indexer;

@@ -50,7 +50,7 @@ impl PlanOptions {
 /// Keys of a sequence that there is room for, at most, unless more are asked for.
 const MOST_CONTEXT: usize = 4096;
 /// What the caller's last step comes before.
-const END: &str = "end";
+pub(super) const END: &str = "end";
 
 impl Context {
     /// Plans one step of the model at `path`: every operation of every layer, and where everything lies. Needs the file's table of

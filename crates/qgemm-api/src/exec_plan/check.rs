@@ -1,11 +1,14 @@
 //! What [`Context::load_plan`](crate::Context::load_plan) checks: device, memory, and each operation against what is planned here.
 
+use std::collections::HashSet;
 use std::fmt::Display;
 
+use qgemm_formats::model::Model;
 use qgemm_formats::{DType, Format};
 use qgemm_hal::{Activation, DeviceKind};
 
-use super::file::{MemoryPlan, PlannedOp, PlannedWeight, Region, RegionKind};
+use super::build::END;
+use super::file::{ExecPlan, MemoryPlan, PlannedOp, PlannedWeight, Region, RegionKind};
 use super::layout::overlap;
 use super::load::WORKSPACE;
 use crate::context::Context;
@@ -79,6 +82,37 @@ pub(super) fn check_memory(memory: &MemoryPlan, ops: usize) -> Result<(), Error>
     }
 }
 
+/// That barriers and phases name operations and regions which there are, and weights tensors of the model.
+pub(super) fn check_names(plan: &ExecPlan, model: &Model) -> Result<(), Error> {
+    let ops: HashSet<&str> = plan.ops.iter().map(|op| op.op_id.as_str()).collect();
+    expect("ops", format!("{} different names", plan.ops.len()), format!("{} different names", ops.len()))?;
+    let regions: HashSet<&str> = plan.memory.regions.iter().map(|region| region.name.as_str()).collect();
+    let named = |known: &HashSet<&str>, at: String, what: &str, name: &str| {
+        if known.contains(name) { Ok(()) } else { expect(at, format!("the name of {what}"), name) }
+    };
+    for (place, barrier) in plan.barriers.iter().enumerate() {
+        let at = |field: &str| format!("barriers[{place}].{field}");
+        if barrier.before != END {
+            named(&ops, at("before"), "an operation, or `end`", &barrier.before)?;
+        }
+        barrier.after.iter().try_for_each(|name| named(&ops, at("after"), "an operation", name))?;
+        barrier.reads.iter().try_for_each(|name| named(&regions, at("reads"), "a region", name))?;
+        barrier.writes.iter().try_for_each(|name| named(&regions, at("writes"), "a region", name))?;
+    }
+    for (place, phase) in plan.phases.iter().enumerate() {
+        for (field, name) in [("first", &phase.first), ("last", &phase.last)] {
+            named(&ops, format!("phases[{place}].{field}"), "an operation", name)?;
+        }
+    }
+    for (place, op) in plan.ops.iter().enumerate() {
+        for name in op.weight.iter().flat_map(|weight| &weight.tensors) {
+            let found = model.info(name).map_or_else(|error| error.to_string(), |_| name.clone());
+            expect(format!("ops[{place}] ({}).weight.tensors", op.op_id), found, name)?;
+        }
+    }
+    Ok(())
+}
+
 /// Checks one operation.
 pub(super) struct OpChecks<'a> {
     pub ctx: &'a Context,
@@ -98,12 +132,22 @@ impl OpChecks<'_> {
         let mut found = None;
         match (op.operation.as_str(), &op.weight) {
             ("gemm", Some(weight)) => found = Some(self.product(weight)?),
-            ("experts", Some(weight)) => self.experts(weight)?,
+            ("experts", Some(weight)) => {
+                if op.ids.is_none() && op.offsets.is_none() {
+                    self.expect("ids", "the name of a region, or offsets", "none")?;
+                }
+                self.experts(weight)?;
+            }
             ("gradient", Some(weight)) => self.gradient(weight)?,
             ("routing", None) => self.record(&self.ctx.explain_routing(&op.as_routing())?)?,
             ("matmul", None) => self.record(&self.ctx.explain_matmul(&op.as_matmul()?)?)?,
             ("norm", None) => self.record(&self.ctx.explain_norm(&op.as_norm()?)?)?,
-            ("kv_append", None) => self.record(&self.ctx.explain_kv_append(&op.as_kv_append()?)?)?,
+            ("kv_append", None) => {
+                if op.heads.as_ref().is_none_or(|heads| heads.new_k.is_none() || heads.new_v.is_none()) {
+                    self.expect("heads", "regions of new keys and new values", "none of one")?;
+                }
+                self.record(&self.ctx.explain_kv_append(&op.as_kv_append()?)?)?;
+            }
             ("attention", None) => self.record(&self.ctx.explain_attention(&op.as_attention()?)?)?,
             ("optimizer", None) => self.record(&self.ctx.explain_optimizer(&op.as_optimizer()?)?)?,
             (operation, _) => {

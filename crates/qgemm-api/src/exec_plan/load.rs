@@ -7,7 +7,7 @@ use qgemm_hal::{Buffer, BufferRef, Stream};
 
 use super::architecture::{SERVED, fingerprint};
 use super::arena::PlanArena;
-use super::check::{OpChecks, check_device, check_memory, expect};
+use super::check::{OpChecks, check_device, check_memory, check_names, expect};
 use super::file::{EXEC_SCHEMA, ExecPlan, MEMORY_SCHEMA, PlannedOp};
 use crate::context::Context;
 use crate::error::Error;
@@ -55,6 +55,7 @@ impl Context {
         }
         expect("model.tensors", fingerprint(model), &plan.model.tensors)?;
         check_memory(&plan.memory, plan.ops.len())?;
+        check_names(&plan, model)?;
         let mut products: Vec<Option<Arc<Product>>> = Vec::with_capacity(plan.ops.len());
         for (place, op) in plan.ops.iter().enumerate() {
             // Layers are alike: what was found for one serves the next.

@@ -248,7 +248,7 @@ impl PlannedOp {
         Ok(self.of_optimizer()?.describe(len, self.x_dtype.parse()?))
     }
 
-    /// Regions of an operation between products, beside X and D: their fields, and the bytes that each has at least.
+    /// Regions of an operation beside X, D and those of products: their fields, and the bytes that each has at least.
     pub(super) fn other_regions(&self) -> Result<Vec<NamedRegion<'_>>, Error> {
         let values = |count: usize, dtype: &str| -> Result<Option<usize>, Error> {
             Ok(count.checked_mul(dtype.parse::<DType>()?.bytes()))
@@ -274,6 +274,12 @@ impl PlannedOp {
             found.extend(of.new_v.as_deref().map(|name| ("heads.new_v", name, new)));
             found.extend(of.lengths.as_deref().map(|name| ("heads.lengths", name, of.sequences.checked_mul(WORD))));
         }
+        let of_routing = self.operation == "routing";
+        let slots = if of_routing { self.shape.m.checked_mul(self.shape.k) } else { Some(self.shape.m) };
+        let words = slots.and_then(|slots| slots.checked_mul(WORD));
+        found.extend(self.ids.as_deref().map(|name| ("ids", name, words)));
+        found.extend(self.router_weights.as_deref().map(|name| ("router_weights", name, words)));
+        found.extend(self.status.as_deref().map(|name| ("status", name, Some(WORD))));
         if let Some(name) = &self.offsets {
             let products = self.products.or(self.weight.as_ref().and_then(|weight| weight.experts)).unwrap_or(1);
             found.push(("offsets", name, products.checked_add(1).and_then(|count| count.checked_mul(WORD))));

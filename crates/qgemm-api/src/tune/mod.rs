@@ -1,9 +1,9 @@
 //! [`Context::tune`]: measures candidates within a budget, and finds the user's tuned table.
 
+mod file;
 mod search;
 mod ways;
 
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use qgemm_hal::DeviceKind;
@@ -15,6 +15,7 @@ use crate::experts::{ExpertProblem, Experts};
 use crate::gemm::Problem;
 use crate::matmul::Matmul;
 use crate::weight::Weight;
+pub use file::{read_tuned, tuned_table_path, update_tuned};
 use search::{Limits, Timed, search};
 use ways::Ways;
 
@@ -272,37 +273,6 @@ impl Tuned {
             }
         }
     }
-}
-
-/// Where tables of measurements are kept: the file that `QGEMM_TUNED` names, else `qgemm/tuned.json` in the user's cache folder; `None`
-/// where there is no such folder.
-pub fn tuned_table_path() -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os("QGEMM_TUNED").filter(|path| !path.is_empty()) {
-        return Some(path.into());
-    }
-    let folder = etcetera::choose_base_strategy().ok()?;
-    Some(etcetera::BaseStrategy::cache_dir(&folder).join("qgemm").join("tuned.json"))
-}
-
-/// The table in a file; `None` where there is no such file.
-///
-/// # Errors
-/// [`Error::Io`] when the file cannot be read, [`Error::Tuned`] when it holds something else.
-pub fn read_tuned(path: impl AsRef<Path>) -> Result<Option<TunedTable>, Error> {
-    /// Bytes of a table, at most: an entry has some hundred.
-    const MOST: u64 = 256 << 20;
-    let path = path.as_ref();
-    let failed = |source| Error::Io { path: path.to_owned(), source };
-    let metadata = match std::fs::metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        metadata => metadata.map_err(failed)?,
-    };
-    if !metadata.is_file() || metadata.len() > MOST {
-        let why = format!("expected a file of at most {MOST} bytes");
-        return Err(failed(std::io::Error::new(std::io::ErrorKind::InvalidInput, why)));
-    }
-    let text = std::fs::read_to_string(path).map_err(failed)?;
-    Ok(Some(TunedTable::from_json(&text)?))
 }
 
 impl Context {

@@ -1,11 +1,11 @@
 //! Results of an earlier run, to compare with.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::Context;
 
 use super::BenchRow;
+use crate::text_file;
 use crate::whole_file::WholeFile;
 
 /// Differences below this are never called a regression: what a machine's state from day to day is worth.
@@ -22,9 +22,12 @@ impl Baseline {
     /// # Errors
     /// When the file cannot be read or holds something else.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-        let rows = serde_json::from_str(&text).with_context(|| format!("{} is no baseline", path.display()))?;
-        Ok(Self(rows))
+        Self::parse(&text_file::read(path)?).with_context(|| format!("{} is no baseline", path.display()))
+    }
+
+    /// The rows of a file's text.
+    pub fn parse(text: &str) -> serde_json::Result<Self> {
+        serde_json::from_str(text).map(Self)
     }
 
     /// States in `row` how it compares with the same measurement of the baseline, where there is one.

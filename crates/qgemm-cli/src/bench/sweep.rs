@@ -14,7 +14,6 @@ use crate::choice::Shape;
 use crate::out;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
-use crate::whole_file::WholeFile;
 
 /// One measurement of a sweep.
 #[derive(Clone, Debug, Serialize)]
@@ -93,14 +92,7 @@ impl Row for SweepRow {
 ///
 /// # Errors
 /// When the device fails, no kernel serves a shape, or the table of the best cannot be written.
-pub fn run(
-    ctx: &Context,
-    args: &Args,
-    tokens: &[usize],
-    subjects: &[Subject],
-    save_tuned: Option<WholeFile>,
-    json: bool,
-) -> anyhow::Result<Holds> {
+pub fn run(ctx: &Context, args: &Args, tokens: &[usize], subjects: &[Subject], json: bool) -> anyhow::Result<Holds> {
     let progress = Progress::new((subjects.len() * tokens.len()) as u64, "measuring");
     let mut all = Vec::new();
     let mut tuned = TunedTable::new();
@@ -122,8 +114,8 @@ pub fn run(
         all.extend(rows);
     }
     drop(progress);
-    if let Some(file) = save_tuned {
-        file.finish_with(tuned.to_json()?.as_bytes())?;
+    if let Some(path) = &args.save_tuned {
+        qgemm_api::update_tuned(path, |table| table.renew(tuned))?;
     }
     let cliffs = all.iter().filter(|row| row.cliff.is_some()).count();
     match json {

@@ -37,7 +37,9 @@ const GRID: RGBColor = RGBColor(0x80, 0x80, 0x80);
 /// # Errors
 /// When there is no point.
 pub fn draw(series: &[Series], x_name: &str, y_name: &str) -> anyhow::Result<String> {
-    let has_place = |&&(x, y): &&(f64, f64)| x > 0.0 && y > 0.0 && x.is_finite() && y.is_finite();
+    // Beyond, the ends of an axis would be 0 or infinite.
+    let is_within = |v: f64| (1e-30..1e30).contains(&v);
+    let has_place = |&&(x, y): &&(f64, f64)| is_within(x) && is_within(y);
     let all: Vec<(f64, f64)> = series.iter().flat_map(|s| s.points.iter().filter(has_place).copied()).collect();
     ensure!(!all.is_empty(), "there is nothing to draw");
     let range = |of: fn(&(f64, f64)) -> f64| {

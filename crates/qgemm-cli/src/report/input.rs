@@ -1,6 +1,5 @@
 //! The files that a report is made from, as far as it reads them.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
@@ -8,12 +7,14 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::{measured, text_file};
+
 /// Reads a JSON file.
 ///
 /// # Errors
 /// When it cannot be read, or is something else.
 pub fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
-    let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    let text = text_file::read(path)?;
     serde_json::from_str(&text).with_context(|| format!("{} is something else", path.display()))
 }
 
@@ -32,14 +33,18 @@ pub struct CasePoint {
 /// # Errors
 /// As [`read`].
 pub fn cases(path: &Path) -> anyhow::Result<Vec<CasePoint>> {
-    let cases = match read::<Value>(path)? {
-        Value::Object(mut both) => both.remove("cases").unwrap_or_default(),
-        cases => cases,
-    };
-    match serde_json::from_value(cases) {
+    match cases_of(read(path)?) {
         Ok(cases) => Ok(cases),
         Err(error) => bail!("{} holds no cases of `qgemm verify --json`: {error}", path.display()),
     }
+}
+
+/// The cases in a file's contents.
+pub fn cases_of(contents: Value) -> serde_json::Result<Vec<CasePoint>> {
+    serde_json::from_value(match contents {
+        Value::Object(mut both) => both.remove("cases").unwrap_or_default(),
+        cases => cases,
+    })
 }
 
 /// A row of `qgemm bench --sweep-m … --json`.
@@ -50,7 +55,9 @@ pub struct SweepPoint {
     pub n: usize,
     pub k: usize,
     pub family: String,
+    #[serde(deserialize_with = "measured::time")]
     pub microseconds: f64,
+    #[serde(deserialize_with = "measured::time")]
     pub estimated_microseconds: f64,
     pub planned: bool,
 }
@@ -62,8 +69,11 @@ pub struct BenchPoint {
     pub shape: String,
     pub format: String,
     pub x_dtype: String,
+    #[serde(deserialize_with = "measured::time")]
     pub microseconds: f64,
+    #[serde(deserialize_with = "measured::share")]
     pub noise: f64,
+    #[serde(deserialize_with = "measured::share")]
     pub bandwidth_share: f64,
 }
 
@@ -107,16 +117,20 @@ pub struct ResultRow {
 #[derive(Clone, Copy, Deserialize)]
 #[serde(untagged)]
 pub enum Microseconds {
-    One(f64),
-    Range([f64; 2]),
+    One(#[serde(deserialize_with = "measured::time")] f64),
+    Range([Time; 2]),
 }
+
+/// One end of a range.
+#[derive(Clone, Copy, Deserialize)]
+pub struct Time(#[serde(deserialize_with = "measured::time")] f64);
 
 impl Microseconds {
     /// The middle.
     pub fn middle(self) -> f64 {
         match self {
             Self::One(time) => time,
-            Self::Range([from, to]) => f64::midpoint(from, to),
+            Self::Range([Time(from), Time(to)]) => f64::midpoint(from, to),
         }
     }
 }

@@ -43,12 +43,14 @@ pub fn device(page: &mut Page, info: &DeviceInfo) {
 pub fn conformance(page: &mut Page, cases: &[CasePoint]) {
     page.section("Conformance");
     let count = |verdict: &str| cases.iter().filter(|case| case.verdict.eq_ignore_ascii_case(verdict)).count();
-    let worst = cases.iter().filter_map(|case| Some(case.nmse? / case.limit?)).fold(0.0, f64::max);
+    let ratios =
+        cases.iter().filter_map(|case| Some(case.nmse? / case.limit?)).filter(|ratio| (100.0 * ratio).is_finite());
+    let worst = ratios.fold(0.0, f64::max);
     page.numbers(&[
         (count("pass").to_string(), "passed"),
         (count("fail").to_string(), "failed"),
         (count("skip").to_string(), "skipped"),
-        (format!("{:.1} %", worst * 100.0), "of its limit: the worst error"),
+        (format!("{:.1} %", 100.0 * worst), "of its limit: the worst error"),
     ]);
     let failed: Vec<_> = cases.iter().filter(|case| case.verdict.eq_ignore_ascii_case("fail")).collect();
     let row = |case: &&CasePoint| vec![format!("!{}", case.case), case.detail.clone().unwrap_or_default()];
@@ -81,8 +83,11 @@ pub fn roofline(page: &mut Page, plan: &ExecPlan, info: &DeviceInfo) -> anyhow::
         (model.batch.to_string(), "tokens of a step"),
         (format!("{:.3} ms", seconds * 1e3), "expected"),
         (bytes(plan.memory.arena_bytes as u64), "arena"),
-        (bytes((plan.memory.bytes_without_reuse - plan.memory.weights_end) as u64), "activations without reuse"),
-        (bytes((plan.memory.arena_bytes - plan.memory.weights_end) as u64), "with reuse"),
+        (
+            bytes(plan.memory.bytes_without_reuse.saturating_sub(plan.memory.weights_end) as u64),
+            "activations without reuse",
+        ),
+        (bytes(plan.memory.arena_bytes.saturating_sub(plan.memory.weights_end) as u64), "with reuse"),
     ]);
     page.text("Each dot is a product as the cost model expects it; layers that are alike lie on one another. The lines are what the device can: its bandwidth, and its arithmetic.");
     let mut by_role: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
@@ -97,7 +102,7 @@ pub fn roofline(page: &mut Page, plan: &ExecPlan, info: &DeviceInfo) -> anyhow::
         let operations = 2.0 * rows * shape.m as f64 * shape.n as f64 * shape.k as f64;
         // Of experts, no more are read than there are slots.
         let read = weight.experts.map_or(1.0, |experts| shape.m.min(experts) as f64 / experts as f64);
-        let moved = weight.bytes as f64 * read + 2.0 * (shape.m * (shape.k + shape.n)) as f64;
+        let moved = weight.bytes as f64 * read + 2.0 * shape.m as f64 * (shape.k as f64 + shape.n as f64);
         by_role.entry(role).or_default().push((operations / moved, operations / op.estimate_seconds));
     }
     for points in by_role.values_mut() {

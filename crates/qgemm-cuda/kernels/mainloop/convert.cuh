@@ -1,22 +1,12 @@
-<<<<<<< HEAD
 // Type and layout conversion: element loads,
 // row factors, and rounding to the type of D.
-=======
-// Type conversion shared by both conversion kernels:
-// element loads, power-of-two row scales, rounding
-// to the type of D.
->>>>>>> wt-lang2
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "generated/abi.cuh"
 
-<<<<<<< HEAD
 // Kernel parameter.
-=======
-// Parameters of the conversion kernels.
->>>>>>> wt-lang2
 struct ConvertParams {
     ConvertShape shape;
     ConvertPointers at;
@@ -24,14 +14,8 @@ struct ConvertParams {
 
 constexpr u32 SOURCE_BYTES = QG_X_DTYPE == DTYPE_F32 ? 4 : 2;
 constexpr u32 D_BYTES = QG_D_DTYPE == DTYPE_F32 ? 4 : 2;
-<<<<<<< HEAD
 // Whether rows are multiplied by powers of two. A constant, like
 // QG_WHOLE_GROUPS, so that X prologues contain no unused code.
-=======
-// Whether rows are scaled by powers of two.
-// This flag and QG_WHOLE_GROUPS are constants, to keep unused
-// code out of the X prologue.
->>>>>>> wt-lang2
 constexpr bool SCALED = QG_ROW_FACTORS;
 static_assert(!SCALED || QG_D_DTYPE == DTYPE_F16, "f16 alone has too few exponents for its rows");
 // Columns of D that a thread writes at once.
@@ -48,13 +32,8 @@ QG_DEVICE u32 load_source(const u8* address) {
     return ld_global_cached_u16(address);
 }
 
-<<<<<<< HEAD
 // Column of X for column `column` of D; a
 // value beyond X's columns stands for zero.
-=======
-// Column of X for column `column` of D.
-// A result ≥ X's columns stands for zero.
->>>>>>> wt-lang2
 QG_DEVICE u32 source_column(const ConvertParams& p, u32 column) {
     if (!(p.shape.flags & QG_FLAG_K_ORDER)) return column;
     if (column >= p.shape.d_columns) return p.shape.columns;
@@ -63,17 +42,11 @@ QG_DEVICE u32 source_column(const ConvertParams& p, u32 column) {
 
 constexpr u32 INFINITY_BITS = 0x7f800000u;
 
-<<<<<<< HEAD
 // Maximum of `largest` and
 // value
 // as f32 bits, which order like numbers. Infinities
 // and NaN are ignored: no factor changes them, and
 // finite values keep their factor.
-=======
-// Maximum of magnitudes, as f32 bits, which order like numbers.
-// Infinities and NaN do not count: no scale changes them, and
-// the row's finite values keep their scale.
->>>>>>> wt-lang2
 QG_DEVICE u32 larger_magnitude(u32 largest, float value) {
     const u32 magnitude = f32_to_bits(value) & 0x7fffffffu;
     return magnitude > largest && magnitude < INFINITY_BITS ? magnitude : largest;
@@ -83,18 +56,10 @@ QG_DEVICE u32 larger_magnitude(u32 largest, float value) {
 struct RowScale {
     float factor, inverse;
 
-<<<<<<< HEAD
     // Scales the largest magnitude to [2^14, 2^15). Rounded up, it
     // stays below f16's 65504, and values down to 2^-28 of it stay
     // normal. Factor and inverse must be normal f32 numbers, so the
     // factor is at most 2^126; it maps f32's smallest number to 2^-23.
-=======
-    // Scales the row's largest magnitude to [2^14, 2^15).
-    // It then rounds to at most f16's 65504.
-    // Values down to 2^-28 of it remain normal numbers.
-    // Both factors are normal in f32, so the largest is 2^126.
-    // It maps f32's smallest number to 2^-23.
->>>>>>> wt-lang2
     QG_DEVICE RowScale of(u32 largest) {
         const u32 exponent = largest >> 23;
         const u32 biased = exponent > 15 ? 127 + 141 - exponent : 127 + 126;
@@ -107,13 +72,8 @@ QG_DEVICE u32 converted(float value) {
     if constexpr (QG_D_DTYPE == DTYPE_F32) return f32_to_bits(value);
     if constexpr (QG_D_DTYPE == DTYPE_F16) return f32_to_f16(value);
     const u32 bits = f32_to_bf16(value);
-<<<<<<< HEAD
     // Values that round beyond bf16's range become its largest
     // finite number instead of infinity, which is as near.
-=======
-    // f32's largest numbers would round to infinity; bf16's
-    // largest finite number is as near.
->>>>>>> wt-lang2
     const bool overflows = (bits & 0x7fffu) == INFINITY_BITS >> 16 &&
                            (f32_to_bits(value) & 0x7fffffffu) < INFINITY_BITS;
     return overflows ? bits - 1 : bits;
@@ -123,11 +83,7 @@ QG_DEVICE void store_factor(const ConvertParams& p, u32 row, const RowScale& sca
     st_global_u32(reinterpret_cast<u8*>(p.at.row_factors) + (u64)row * 4, f32_to_bits(scale.inverse));
 }
 
-<<<<<<< HEAD
 // GROUP adjacent elements of D.
-=======
-// GROUP consecutive elements of D.
->>>>>>> wt-lang2
 struct ConvertedGroup {
     u32 word[GROUP * D_BYTES / 4];
 
@@ -136,13 +92,8 @@ struct ConvertedGroup {
         return group.word[i / 2] >> (16 * (i % 2)) & 0xffffu;
     }
 
-<<<<<<< HEAD
     // Stores columns [column, column +
     // GROUP) of a row, as far as D has them.
-=======
-    // Stores columns [column, column + GROUP) of row
-    // `row`, clipped to D.
->>>>>>> wt-lang2
     QG_DEVICE void store(const ConvertedGroup& group, const ConvertParams& p, u32 row, u32 column) {
         u8* at = reinterpret_cast<u8*>(p.at.d) + (row * p.at.d_row + column) * D_BYTES;
         if constexpr (QG_WHOLE_GROUPS) {

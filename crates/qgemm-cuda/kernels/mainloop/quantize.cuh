@@ -1,16 +1,8 @@
-<<<<<<< HEAD
 // Quantization of X: parameter, and loads of column groups.
 #pragma once
 #include "mainloop/quantize_codes.cuh"
 
 // Kernel parameter.
-=======
-// Column groups of X, for both quantization kernels.
-#pragma once
-#include "mainloop/quantize_codes.cuh"
-
-// Parameters of the quantization kernels.
->>>>>>> wt-lang2
 struct QuantizeParams {
     QuantizeShape shape;
     QuantizePointers at;
@@ -19,11 +11,7 @@ struct QuantizeParams {
 constexpr u32 SOURCE_BYTES = QG_X_DTYPE == DTYPE_F32 ? 4 : 2;
 constexpr u32 SOURCE_WORDS = GROUP * SOURCE_BYTES / 4;
 
-<<<<<<< HEAD
 // Eight adjacent stored elements of X.
-=======
-// Eight consecutive elements of X as stored.
->>>>>>> wt-lang2
 struct SourceGroup {
     u32 word[SOURCE_WORDS];
 
@@ -33,12 +21,8 @@ struct SourceGroup {
         return QG_X_DTYPE == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
     }
 
-<<<<<<< HEAD
     // Loads columns [column, column + GROUP) of
     // a row; columns beyond the last are zeros.
-=======
-    // Columns [column, column + GROUP) of a row; zero past the end.
->>>>>>> wt-lang2
     QG_DEVICE SourceGroup load(const QuantizeParams& p, const u8* row, u32 column) {
         SourceGroup group = {};
         if ((p.shape.flags & QG_FLAG_X_ALIGNED16) && column + GROUP <= p.shape.columns) {

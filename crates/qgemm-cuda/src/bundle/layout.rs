@@ -6,7 +6,7 @@ pub const EMBED_VARIABLE: &str = "QGEMM_EMBED_KERNELS";
 pub const EXTENSION: &str = "qgk";
 
 /// The version of the format that this library reads and writes.
-pub const FORMAT_VERSION: u32 = 4;
+pub const FORMAT_VERSION: u32 = 5;
 /// Bytes before the header.
 pub const PREFIX_BYTES: usize = 24;
 /// The first bytes of a bundle.

@@ -4,7 +4,8 @@
 //! ```text
 //! magic | format version | header length | length of the frames | header | hash of the header | frames
 //! header = source hash | NVRTC version | target | dictionary | count | frames | count | entries
-//! entry  = kernel hash | name | target | resources | number of its frame | offset and length in there
+//! entry  = half the kernel's hash | name | target | resources | number of its frame | offset and length in there | check
+//! check  = half of a hash of the kernel's hash, target, NVRTC version, resources and image
 //! dictionary, frame = offset | stored length | hash of the stored bytes | length
 //! ```
 //!
@@ -12,6 +13,9 @@
 //! was unpacked last is kept, as a plan's kernels are often neighbours. Kernels of a chip share most of their text: a
 //! dictionary, a frame without one, serves all frames. It is unpacked when the first kernel is read. PTX is compressed in
 //! another form (`registers.rs`).
+//!
+//! Hashes of frames find damage. The check of an entry binds an image to the kernel that it was compiled from: a header that was
+//! forged, its hash included, does not give a kernel the image of another.
 
 mod embedded;
 mod frame;
@@ -28,8 +32,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use crate::artifact::{Artifact, Resources};
-use crate::binary::Reader;
-use crate::hash::Sha256Hash;
+use crate::binary::{Reader, Writer};
+use crate::hash::{Hasher, Sha256Hash};
 use crate::source;
 use crate::spec::KernelSpec;
 use crate::target::Target;
@@ -98,13 +102,35 @@ pub enum BundleError {
 /// A kernel in an open bundle.
 #[derive(Clone, Debug)]
 struct Entry {
-    key: Sha256Hash,
+    /// The first half of the kernel's hash.
+    key: Half,
     target: Target,
     resources: Option<Resources>,
     /// Number of its frame.
     frame: usize,
     /// Where it is in there.
     span: Range<usize>,
+    check: Half,
+}
+
+/// The first half of a hash: enough to find and to compare.
+type Half = [u8; 16];
+
+fn half(hash: Sha256Hash) -> Half {
+    std::array::from_fn(|i| hash.0[i])
+}
+
+/// What binds `artifact` to the kernel with the hash `key`.
+fn check(key: Sha256Hash, artifact: &Artifact) -> Half {
+    let mut resources = Writer::default();
+    resources.u32(u32::from(artifact.resources.is_some()));
+    artifact.resources.unwrap_or_default().write(&mut resources);
+    let mut hasher = Hasher::new();
+    let (target, nvrtc) = (artifact.target.to_string(), artifact.nvrtc.as_bytes());
+    [&key.0[..], target.as_bytes(), nvrtc, &resources.bytes, &artifact.image]
+        .iter()
+        .for_each(|field| hasher.field(field));
+    half(hasher.finish())
 }
 
 /// Where the bytes of a bundle are.
@@ -211,7 +237,7 @@ impl Bundle {
         let count = reader.u32()?;
         let mut entries = Vec::new();
         for _ in 0..count {
-            let key = reader.hash()?;
+            let key = reader.take(size_of::<Half>())?.try_into().ok()?;
             reader.text()?;
             let target = reader.text()?.parse().ok()?;
             let has_resources = reader.u32()? != 0;
@@ -221,7 +247,8 @@ impl Bundle {
             let end =
                 offset.checked_add(len).filter(|&end| kernels.get(frame).is_some_and(|frame| end <= frame.len))?;
             let span = usize::try_from(offset).ok()?..usize::try_from(end).ok()?;
-            entries.push(Entry { key, target, resources, frame, span });
+            let check = reader.take(size_of::<Half>())?.try_into().ok()?;
+            entries.push(Entry { key, target, resources, frame, span, check });
         }
         let path = path.to_path_buf();
         let (frames, unpacked) = (kernels, Mutex::default());
@@ -249,7 +276,7 @@ impl Bundle {
     /// A [`BundleError`] when the image cannot be read or was changed.
     pub fn read(&self, spec: &KernelSpec, chip: u32) -> Result<Option<Artifact>, BundleError> {
         let key = spec.key();
-        let Some(entry) = self.entries.iter().find(|e| e.key == key && e.target.runs_on(chip)) else {
+        let Some(entry) = self.entries.iter().find(|e| e.key == half(key) && e.target.runs_on(chip)) else {
             return Ok(None);
         };
         let contents = self.contents(entry)?;
@@ -257,7 +284,13 @@ impl Bundle {
             true => registers::unpack(&contents).ok_or_else(|| self.does_not_unpack(Part::Kernels))?,
             false => contents,
         };
-        Ok(Some(Artifact { target: entry.target, nvrtc: self.nvrtc.clone(), resources: entry.resources, image }))
+        let (target, nvrtc, resources) = (entry.target, self.nvrtc.clone(), entry.resources);
+        let artifact = Artifact { target, nvrtc, resources, image };
+        if check(key, &artifact) != entry.check {
+            let what = format!("an image that is not that of kernel {}", spec.name);
+            return Err(BundleError::Damaged { path: self.path.clone(), what });
+        }
+        Ok(Some(artifact))
     }
 
     /// What is compressed of `entry`.

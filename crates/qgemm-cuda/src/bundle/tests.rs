@@ -192,13 +192,89 @@ fn a_damaged_dictionary_is_refused_with_the_reason() {
         bad[at] ^= 0x40;
         let error = read(bad.clone()).unwrap_err();
         assert_eq!(error.to_string(), "embedded A: damaged: wrong checksum of the dictionary");
-        // One who computes the checksum, too, gets an error or another kernel, but nothing worse.
+        // One who computes the checksum, too, gets an error, or the kernel where the byte decides nothing.
         let hash = Sha256Hash::of(&bad[span.clone()]);
         match read(forge(&bad, &dictionary, HASH, &hash.0)) {
-            Ok(kernel) => assert_ne!(kernel, None),
+            Ok(kernel) => assert_eq!(kernel.as_ref(), Some(&kernels[0].1), "byte {at}"),
             Err(error) => assert!(matches!(error, BundleError::Damaged { .. }), "byte {at}: {error}"),
         }
     }
+}
+
+/// Where the entry of `spec` stands in a header: its key, what lies before the place of its image, that place, and its check.
+fn entry_of(header: &[u8], spec: &KernelSpec) -> [Range<usize>; 4] {
+    let key = half(spec.key());
+    let start = header.windows(key.len()).position(|window| window == key).unwrap();
+    let mut rest = Reader(&header[start + key.len()..]);
+    let place = |rest: &Reader<'_>| header.len() - rest.0.len();
+    (rest.text().unwrap(), rest.text().unwrap(), rest.u32().unwrap(), Resources::read(&mut rest).unwrap());
+    let image = place(&rest);
+    let check = image + 4 + 8 + 8;
+    [start..start + key.len(), start + key.len()..image, image..check, check..check + key.len()]
+}
+
+#[test]
+fn a_forged_header_gives_no_kernel_the_image_of_another() {
+    let folder = tempfile::tempdir().unwrap();
+    for target in ["sm_90", "compute_80"] {
+        let kernels = [kernel("A", target), kernel("B", target), kernel("C", target)];
+        let good = std::fs::read(write(folder.path(), target, &kernels)).unwrap();
+        let [a, b, c] = &kernels;
+        type Edit = fn(&mut [u8], [Range<usize>; 4], [Range<usize>; 4]);
+        let edits: [(&str, Edit); 5] = [
+            ("the place of B's image", |bytes, a, b| bytes.copy_within(b[2].clone(), a[2].start)),
+            ("B's image and its check", |bytes, a, b| bytes.copy_within(b[2].start..b[3].end, a[2].start)),
+            ("B's check", |bytes, a, b| bytes.copy_within(b[3].clone(), a[3].start)),
+            ("a longer image", |bytes, a, _| bytes[a[2].start + 12] ^= 1),
+            ("more registers", |bytes, a, _| bytes[a[2].start - 16] ^= 1),
+        ];
+        for (what, edit) in edits {
+            let mut forged = good.clone();
+            edit_header(&mut forged, |header| edit(header, entry_of(header, &a.0), entry_of(header, &b.0)));
+            let bundle = Bundle::of_program("A", forged.leak()).unwrap();
+            let error = bundle.read(&a.0, 90).expect_err(what);
+            assert!(matches!(&error, BundleError::Damaged { .. }), "{what}: {error}");
+            assert_eq!(bundle.read(&c.0, 90).unwrap().as_ref(), Some(&c.1), "{what}: C is as it was");
+        }
+        // Two keys that change places are two kernels that get each other's image.
+        let mut swapped = good.clone();
+        edit_header(&mut swapped, |header| {
+            let ([a, ..], [b, ..]) = (entry_of(header, &a.0), entry_of(header, &b.0));
+            let key = header[a.clone()].to_vec();
+            header.copy_within(b.clone(), a.start);
+            header[b].copy_from_slice(&key);
+        });
+        let bundle = Bundle::of_program("A", swapped.leak()).unwrap();
+        for (spec, _) in [a, b] {
+            assert!(matches!(bundle.read(spec, 90), Err(BundleError::Damaged { .. })));
+        }
+        assert_eq!(bundle.read(&c.0, 90).unwrap().as_ref(), Some(&c.1));
+    }
+}
+
+#[test]
+fn a_byte_of_one_image_spoils_that_kernel_alone_and_the_next_bundle_has_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let kernels = [kernel("A", "sm_90"), kernel("B", "sm_90")];
+    let good = std::fs::read(write(folder.path(), "sm_90", &kernels)).unwrap();
+    // Another image under hashes that fit, but for the check, which is that of the image before.
+    let mut damaged = kernels.clone();
+    damaged[0].1.image[7] ^= 1;
+    let path = write(&folder.path().join("damaged"), "sm_90", &damaged);
+    let mut bytes = std::fs::read(&path).unwrap();
+    edit_header(&mut bytes, |header| {
+        let ([.., before], [.., place]) =
+            (entry_of(&good[PREFIX_BYTES..], &kernels[0].0), entry_of(header, &kernels[0].0));
+        header[place].copy_from_slice(&good[PREFIX_BYTES..][before]);
+    });
+    std::fs::write(&path, &bytes).unwrap();
+    let bundle = Bundle::open(&path).unwrap();
+    assert!(matches!(bundle.read(&kernels[0].0, 90), Err(BundleError::Damaged { .. })));
+    assert_eq!(bundle.read(&kernels[1].0, 90).unwrap().as_ref(), Some(&kernels[1].1));
+    let alone = Bundles::at([path.clone()].into_iter(), 90);
+    assert_eq!(alone.find(&kernels[0].0, 90), None);
+    let both = Bundles::at([path, folder.path().join("sm_90.qgk")].into_iter(), 90);
+    assert_eq!(both.find(&kernels[0].0, 90).as_ref(), Some(&kernels[0].1));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use zstd::bulk::Compressor;
 
 use super::frame::{Frame, Part};
 use super::layout::{FORMAT_VERSION, MAGIC};
-use super::{Bundle, BundleError, registers};
+use super::{Bundle, BundleError, check, half, registers};
 use crate::artifact::Artifact;
 use crate::binary::Writer;
 use crate::hash::Sha256Hash;
@@ -67,7 +67,7 @@ impl Bundle {
             let mut offset = 0;
             for &at in members {
                 let ((spec, artifact), len) = (&kernels[at], contents[at].len() as u64);
-                header.hash(spec.key());
+                header.bytes.extend_from_slice(&half(spec.key()));
                 header.text(&spec.name);
                 header.text(&artifact.target.to_string());
                 header.u32(u32::from(artifact.resources.is_some()));
@@ -75,6 +75,7 @@ impl Bundle {
                 header.u32(place as u32);
                 header.u64(offset);
                 header.u64(len);
+                header.bytes.extend_from_slice(&check(spec.key(), artifact));
                 offset += len;
             }
         }

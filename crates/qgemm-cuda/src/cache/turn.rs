@@ -1,48 +1,31 @@
 //! [`Turn`]: who compiles a kernel that several processes want at once. It saves work and decides nothing: an entry is
 //! whole or absent with and without it.
 
-use std::fs::{self, File, TryLockError};
-use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
 
-/// Between two looks at a lock that another process holds.
-const PAUSE: Duration = Duration::from_millis(10);
+use qgemm_hal::FileLock;
 
 /// Held while a kernel is compiled and added to the cache.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    /// The locked file, deleted at the end; `None` where nothing could be locked.
-    lock: Option<(File, PathBuf)>,
+    /// Its file is deleted at the end; `None` where nothing could be locked.
+    lock: Option<FileLock>,
 }
 
 impl Turn {
-    /// Waits until no other process holds `path`, at most `patience`: a holder that does not get on (stopped, or behind
-    /// a network that lost it) must not keep others from working. Where files cannot be locked, everyone works.
+    /// Waits until no other process holds `path`, at most `patience`: a holder that does not get on must not keep others from
+    /// working. Where files cannot be locked, everyone works.
     pub(super) fn take(path: &Path, patience: Duration) -> Self {
-        let start = Instant::now();
-        let without = |why: &str| {
-            tracing::debug!(path = %path.display(), why, "compiling without a lock");
-            Self { lock: None }
-        };
-        let file = match File::options().create(true).truncate(false).write(true).open(path) {
-            Ok(file) => file,
-            Err(error) => return without(&error.to_string()),
-        };
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Self { lock: Some((file, path.to_path_buf())) },
-                Err(TryLockError::WouldBlock) if start.elapsed() < patience => thread::sleep(PAUSE),
-                Err(TryLockError::WouldBlock) => return without("it was held for too long"),
-                Err(TryLockError::Error(error)) => return without(&error.to_string()),
-            }
-        }
+        let lock = FileLock::take(path, patience);
+        Self { lock: lock.inspect_err(|error| tracing::debug!(%error, "compiling without a lock")).ok() }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let Some((_, path)) = &self.lock else { return };
+        let Some(path) = self.lock.as_ref().map(FileLock::path) else { return };
         // Deleted while it is held. Whoever already waits for this file gets its turn when it is closed; whoever comes
         // later makes another file, and finds the entry.
         if let Err(error) = fs::remove_file(path) {
@@ -53,6 +36,9 @@ impl Drop for Turn {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+    use std::time::Instant;
+
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);

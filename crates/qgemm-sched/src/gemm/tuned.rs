@@ -296,6 +296,23 @@ impl TunedTable {
         taken
     }
 
+    /// Measurements that `before` lacks, or holds with other values.
+    #[must_use]
+    pub fn measured_since(&self, before: &TunedTable) -> TunedTable {
+        let mut table = self.clone();
+        table.best.retain(|key, tuned| before.best.get(key) != Some(tuned));
+        table.others.retain(|key, found| before.others.get(key) != Some(found));
+        table.avoided.clear();
+        table
+    }
+
+    /// Takes all measurements of `newer`; on the same problem and
+    /// family they replace those of `self`.
+    pub fn renew(&mut self, newer: TunedTable) {
+        self.best.extend(newer.best);
+        self.others.extend(newer.others);
+    }
+
     /// Reads the output of [`TunedTable::to_json`].
     ///
     /// Entries for configs that no longer exist are kept but never
@@ -381,6 +398,25 @@ mod tests {
         let mut table = table;
         let plan = Partition::new(&op(7, 256, 1024), &config("gemm"), Cut::NONE, 132).expect("small").plan(0.0);
         assert!(!table.record(&info(), &op(7, 256, 1024), &plan, 7, 1e-9), "7 tokens don't stand for 8");
+    }
+
+    #[test]
+    fn newer_measurements_replace_older_ones_of_their_problems_alone() {
+        let (mine, others) = (op(16, 256, 1024), op(32, 256, 1024));
+        let plan = |op| Partition::new(op, &config("gemm"), Cut::NONE, 132).expect("small").plan(0.0);
+        let before = table();
+        let mut after = before.clone();
+        assert!(after.record(&info(), &mine, &plan(&mine), 7, 5e-6));
+        let measured = after.measured_since(&before);
+        assert_eq!((measured.len(), before.measured_since(&before).len()), (1, 0));
+        // Another process has measured this problem meanwhile, and another one.
+        let mut file = TunedTable::new();
+        for (op, seconds) in [(&mine, 1e-6), (&others, 2e-6)] {
+            assert!(file.record(&info(), op, &plan(op), 7, seconds));
+        }
+        file.renew(measured);
+        let seconds = |op| file.find(&info(), op, "gemm").map(|tuned| tuned.seconds);
+        assert_eq!((file.len(), seconds(&mine), seconds(&others)), (2, Some(5e-6), Some(2e-6)));
     }
 
     #[test]

@@ -1,0 +1,451 @@
+//! What a checkpoint of one layer says, by the definitions of its formats and independently of the library's readers.
+//!
+//! There may be several meanings where settings leave one open (absent keys), and none where they contradict the tensors or leave
+//! the definitions: a reader must refuse it then, or find a safe reading that gives the values before the mutation.
+
+use std::collections::BTreeMap;
+
+use half::{bf16, f16};
+use serde_json::{Map, Value};
+
+/// A tensor of a safetensors file.
+#[derive(Clone, Debug)]
+pub(super) struct Tensor {
+    pub dtype: String,
+    pub shape: Vec<usize>,
+    pub bytes: Vec<u8>,
+}
+
+pub(super) type Tensors = BTreeMap<String, Tensor>;
+
+/// Values `[N][K]`, row after row.
+pub(super) type Values = Vec<f32>;
+
+/// Tensors that say nothing of the weight.
+const BESIDE: [&str; 4] = ["bias", "input_scale", "output_scale", "k_scale"];
+const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// The meanings of the layer called `layer`, given the text of its settings.
+pub(super) fn meanings(settings: Option<&str>, tensors: &Tensors) -> Vec<Values> {
+    let parsed = match settings {
+        None => Map::new(),
+        Some(text) => match python_json(text) {
+            Some(Value::Object(object)) => object,
+            _ => return Vec::new(),
+        },
+    };
+    let stated = Settings(quantization(&parsed));
+    let parts = parts(tensors);
+    let names: Vec<&str> = parts.keys().copied().collect();
+    match names[..] {
+        ["g_idx", "qweight", "qzeros", "scales"] | ["qweight", "qzeros", "scales"] => grouped(&stated, &parts),
+        ["blocks", "scales"] => mxfp4(parts["blocks"], parts["scales"]),
+        ["weight", "weight_scale", "weight_scale_2"] => {
+            nvfp4(parts["weight"], parts["weight_scale"], parts["weight_scale_2"], false)
+        }
+        ["weight_global_scale", "weight_packed", "weight_scale"] => {
+            nvfp4(parts["weight_packed"], parts["weight_scale"], parts["weight_global_scale"], true)
+        }
+        ["weight", "weight_scale"] => eight_bit(&stated, parts["weight"], Some(parts["weight_scale"]), None),
+        ["weight", "weight_scale_inv"] => eight_bit(&stated, parts["weight"], Some(parts["weight_scale_inv"]), None),
+        ["weight", scale @ ("weight_scale" | "weight_scale_inv"), "weight_zero_point"] => {
+            eight_bit(&stated, parts["weight"], Some(parts[scale]), Some(parts["weight_zero_point"]))
+        }
+        ["weight"] => match floats(parts["weight"]) {
+            Some(values) if parts["weight"].shape.len() == 2 => vec![values],
+            _ => eight_bit(&stated, parts["weight"], None, None),
+        },
+        _ => Vec::new(),
+    }
+}
+
+/// The tensors of the layer by the ends of their names. Where it is no module with tensors of its own, `layer` is what the names of a
+/// stack begin with.
+fn parts(tensors: &Tensors) -> BTreeMap<&str, &Tensor> {
+    let with = |prefix: &str| -> BTreeMap<&str, &Tensor> {
+        let of = |(name, tensor)| Some((str::strip_prefix(name, prefix)?, tensor));
+        tensors
+            .iter()
+            .map(|(name, tensor)| (name.as_str(), tensor))
+            .filter_map(of)
+            .filter(|(part, _)| !BESIDE.contains(part))
+            .collect()
+    };
+    let module = with("layer.");
+    if module.is_empty() { with("layer_") } else { module }
+}
+
+/// What is read wrongly today, and is to be refused.
+pub(super) fn known(settings: Option<&str>, tensors: &Tensors) -> Option<&'static str> {
+    let settings = settings.and_then(python_json).and_then(|value| value.as_object().map(quantization));
+    let (stated, parts) = (Settings(settings.unwrap_or_default()), parts(tensors));
+    let has = |part: &str| parts.contains_key(part);
+    if has("weight") && !has("weight_scale") && !has("weight_scale_inv") && stated.promises_scales() {
+        return Some("FP8 whose settings promise scales, without any");
+    }
+    if has("qweight") && has("scales") && !matches!(stated.text("quant_method"), Stated::Nothing) {
+        return Some("integer groups of a method that is not known, by their shapes");
+    }
+    (has("weight") && (has("qweight") || has("qzeros"))).then_some("plain numbers beside tensors of GPTQ")
+}
+
+/// JSON as Python reads and writes it: with numbers that are none, and a byte-order mark.
+fn python_json(text: &str) -> Option<Value> {
+    let mut plain = String::new();
+    let (mut in_string, mut escaped) = (false, false);
+    let mut rest = text.strip_prefix('\u{feff}').unwrap_or(text);
+    while let Some(next) = rest.chars().next() {
+        if !in_string && let Some(token) = ["-Infinity", "Infinity", "NaN"].iter().find(|t| rest.starts_with(**t)) {
+            plain.push_str("null");
+            rest = &rest[token.len()..];
+            continue;
+        }
+        if !escaped && next == '"' {
+            in_string = !in_string;
+        }
+        escaped = in_string && !escaped && next == '\\';
+        plain.push(next);
+        rest = &rest[next.len_utf8()..];
+    }
+    serde_json::from_str(&plain).ok()
+}
+
+/// The quantization settings within a file of settings.
+fn quantization(file: &Map<String, Value>) -> Map<String, Value> {
+    let places = [
+        Some(file),
+        file.get("text_config").and_then(Value::as_object),
+        file.get("llm_config").and_then(Value::as_object),
+    ];
+    for place in places.into_iter().flatten() {
+        for key in ["quantization_config", "compression_config"] {
+            if let Some(Value::Object(found)) = place.get(key) {
+                return found.clone();
+            }
+        }
+    }
+    let is_config = ["architectures", "model_type"].iter().any(|key| file.contains_key(*key));
+    if is_config { Map::new() } else { file.clone() }
+}
+
+struct Settings(Map<String, Value>);
+
+/// What a key says.
+enum Stated<T> {
+    Nothing,
+    This(T),
+    Nonsense,
+}
+
+impl Settings {
+    fn text(&self, key: &str) -> Stated<String> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Stated::Nothing,
+            Some(Value::String(text)) => Stated::This(text.trim().to_ascii_lowercase()),
+            _ => Stated::Nonsense,
+        }
+    }
+
+    /// An integer, which may stand as a number or as a string.
+    fn integer(&self, keys: [&str; 2]) -> Stated<i64> {
+        let found = keys.iter().find_map(|key| self.0.get(*key).filter(|value| !value.is_null()));
+        let number = match found {
+            None => return Stated::Nothing,
+            Some(Value::String(text)) => text.trim().parse::<f64>().ok(),
+            Some(value) => value.as_f64(),
+        };
+        number.filter(|n| n.fract() == 0.0 && n.abs() < 1e15).map_or(Stated::Nonsense, |n| Stated::This(n as i64))
+    }
+
+    /// Whether the settings say that 8-bit weights have scales.
+    fn promises_scales(&self) -> bool {
+        let by_method =
+            matches!(self.text("quant_method"), Stated::This(m) if m.starts_with("compressed") || m == "modelopt");
+        by_method
+            || ["weight_block_size", "config_groups"].iter().any(|key| self.0.get(*key).is_some_and(|v| !v.is_null()))
+    }
+}
+
+/// Plain numbers, or `None` of other types.
+fn floats(tensor: &Tensor) -> Option<Values> {
+    let pairs = |convert: fn([u8; 2]) -> f32| tensor.bytes.as_chunks::<2>().0.iter().map(|b| convert(*b)).collect();
+    Some(match tensor.dtype.as_str() {
+        "F32" => tensor.bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+        "F16" => pairs(|b| f16::from_le_bytes(b).to_f32()),
+        "BF16" => pairs(|b| bf16::from_le_bytes(b).to_f32()),
+        _ => return None,
+    })
+}
+
+/// Plain numbers, or powers of two in bytes.
+fn scales(tensor: &Tensor) -> Option<Values> {
+    match tensor.dtype.as_str() {
+        "F8_E8M0" | "U8" => Some(tensor.bytes.iter().map(|b| (f64::from(*b) - 127.0).exp2() as f32).collect()),
+        _ => floats(tensor),
+    }
+}
+
+fn words(tensor: &Tensor) -> Option<Vec<u32>> {
+    let is_words = tensor.dtype == "I32" && tensor.shape.len() == 2;
+    is_words.then(|| tensor.bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect())
+}
+
+/// The number of `bits` bits that begins at bit `at` of every `stride`th word from `first` on.
+fn field(words: &[u32], first: usize, stride: usize, at: usize, bits: usize) -> Option<u32> {
+    (0..bits).try_fold(0, |number, bit| {
+        let word = words.get(first + (at + bit) / 32 * stride)?;
+        Some(number | (word >> ((at + bit) % 32) & 1) << bit)
+    })
+}
+
+/// GPTQ, AWQ and AutoRound.
+fn grouped(stated: &Settings, parts: &BTreeMap<&str, &Tensor>) -> Vec<Values> {
+    let as_gptq = |zeros: &[bool]| -> Vec<Values> {
+        zeros.iter().filter_map(|less| gptq(stated, parts, *less)).flatten().collect()
+    };
+    let as_awq = || awq(stated, parts).unwrap_or_default();
+    let by_label = |key: &str| match stated.text(key) {
+        Stated::Nothing => vec![true],
+        Stated::This(format) => match format.as_str() {
+            "" | "gptq" => vec![true],
+            "gptq_v2" => vec![false],
+            _ => Vec::new(),
+        },
+        Stated::Nonsense => Vec::new(),
+    };
+    match stated.text("quant_method") {
+        Stated::This(method) => match method.as_str() {
+            "gptq" => as_gptq(&by_label("checkpoint_format")),
+            "awq" => as_awq(),
+            "auto-round" | "auto_round" | "autoround" | "intel/auto-round" => match stated.text("packing_format") {
+                Stated::This(format) => match format.as_str() {
+                    "auto_round" | "auto_round:gptqmodel" => as_gptq(&[false]),
+                    "auto_round:auto_gptq" => as_gptq(&[true]),
+                    "auto_round:auto_awq" => as_awq(),
+                    _ => Vec::new(),
+                },
+                // Writers always state it; today's default is `z`, that of older versions `z − 1`.
+                Stated::Nothing => as_gptq(&[false, true]),
+                Stated::Nonsense => Vec::new(),
+            },
+            _ => Vec::new(),
+        },
+        Stated::Nothing => [as_gptq(&by_label("checkpoint_format")), as_awq()].concat(),
+        Stated::Nonsense => Vec::new(),
+    }
+}
+
+/// Widths that the settings leave open.
+fn widths(stated: &Settings) -> Vec<usize> {
+    let all = [2, 3, 4, 8];
+    let varies = stated.0.get("dynamic").or_else(|| stated.0.get("extra_config")).is_some_and(|v| !v.is_null());
+    match stated.integer(["bits", "w_bit"]) {
+        Stated::This(bits) if !varies => all.into_iter().filter(|b| *b as i64 == bits).collect(),
+        Stated::Nonsense => Vec::new(),
+        _ => all.to_vec(),
+    }
+}
+
+/// The group of every column.
+fn consecutive(stated: &Settings, k: usize, groups: usize) -> Option<Vec<usize>> {
+    let varies = stated.0.get("dynamic").or_else(|| stated.0.get("extra_config")).is_some_and(|v| !v.is_null());
+    let size = match stated.integer(["group_size", "q_group_size"]) {
+        Stated::This(-1) => k,
+        Stated::This(size) if size > 0 && !varies => size as usize,
+        Stated::Nothing | Stated::This(_) if varies => k.div_ceil(groups.max(1)),
+        Stated::Nothing if groups > 0 && k.is_multiple_of(groups) => k / groups,
+        _ => return None,
+    };
+    (size > 0 && k.div_ceil(size) == groups).then(|| (0..k).map(|column| column / size).collect())
+}
+
+fn gptq(stated: &Settings, parts: &BTreeMap<&str, &Tensor>, less_one: bool) -> Option<Vec<Values>> {
+    let (codes, zeros) = (words(parts["qweight"])?, words(parts["qzeros"])?);
+    let [lines, n] = parts["qweight"].shape[..] else { return None };
+    let [groups, zero_words] = parts["qzeros"].shape[..] else { return None };
+    let scale = group_scales(parts["scales"], groups, n)?;
+    let order = match parts.get("g_idx") {
+        Some(tensor) if !tensor.bytes.is_empty() => {
+            (tensor.dtype == "I32" && tensor.shape.len() == 1).then_some(())?;
+            let groups = tensor.bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b) as usize);
+            Some(groups.collect::<Vec<_>>())
+        }
+        _ => None,
+    };
+    let of_width = |bits: usize| -> Option<Values> {
+        let k = order.as_ref().map_or(lines * 32 / bits, Vec::len);
+        let fits = (k * bits).div_ceil(32) == lines && (n * bits).div_ceil(32) == zero_words;
+        let group_of = match &order {
+            Some(order) => order.clone(),
+            None => consecutive(stated, k, groups)?,
+        };
+        if !fits || k == 0 || group_of.iter().any(|group| *group >= groups) {
+            return None;
+        }
+        let mut values = Vec::with_capacity(n * k);
+        for row in 0..n {
+            for (column, group) in group_of.iter().enumerate() {
+                let code = field(&codes, row, n, column * bits, bits)?;
+                let zero = field(&zeros, group * zero_words, 1, row * bits, bits)?;
+                let zero = (zero + u32::from(less_one)) % (1 << bits);
+                values.push(scale[group * n + row] * (code as f32 - zero as f32));
+            }
+        }
+        Some(values)
+    };
+    Some(widths(stated).into_iter().filter_map(of_width).collect())
+}
+
+fn awq(stated: &Settings, parts: &BTreeMap<&str, &Tensor>) -> Option<Vec<Values>> {
+    const ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+    let is_gemm = matches!(stated.text("version"), Stated::Nothing)
+        || matches!(stated.text("version"), Stated::This(v) if v == "gemm");
+    let [k, words_of_line] = parts["qweight"].shape[..] else { return None };
+    let [groups, zero_words] = parts["qzeros"].shape[..] else { return None };
+    let (codes, zeros) = (words(parts["qweight"])?, words(parts["qzeros"])?);
+    let n = words_of_line * 8;
+    let scale = group_scales(parts["scales"], groups, n)?;
+    if !is_gemm || parts.contains_key("g_idx") || zero_words != words_of_line || !widths(stated).contains(&4) {
+        return None;
+    }
+    let group_of = consecutive(stated, k, groups)?;
+    let nibble = |words: &[u32], line: usize, row: usize| {
+        let place = ORDER.iter().position(|j| *j == row % 8).unwrap_or(0);
+        (words[line * words_of_line + row / 8] >> (4 * place) & 15) as f32
+    };
+    let value = |row: usize, column: usize| {
+        let group = group_of[column];
+        scale[group * n + row] * (nibble(&codes, column, row) - nibble(&zeros, group, row))
+    };
+    Some(vec![(0..n).flat_map(|row| (0..k).map(move |column| (row, column))).map(|(r, c)| value(r, c)).collect()])
+}
+
+/// Scales `[groups, N]`, as the f16 that integer groups have.
+fn group_scales(tensor: &Tensor, groups: usize, n: usize) -> Option<Values> {
+    let scales: Values = floats(tensor)?.into_iter().map(|v| f16::from_f32(v).to_f32()).collect();
+    (tensor.shape == [groups, n] && scales.iter().all(|s| s.is_finite())).then_some(scales)
+}
+
+fn mxfp4(blocks: &Tensor, scales: &Tensor) -> Vec<Values> {
+    let [n, per_row, 16] = blocks.shape[..] else { return Vec::new() };
+    let is_mx = blocks.dtype == "U8" && scales.dtype == "U8" && scales.shape == [n, per_row] && n * per_row > 0;
+    if !is_mx || scales.bytes.contains(&255) {
+        return Vec::new();
+    }
+    let value = |i: usize| {
+        let code = blocks.bytes[i / 2] >> (4 * (i % 2)) & 15;
+        (f64::from(E2M1[usize::from(code)]) * (f64::from(scales.bytes[i / 32]) - 127.0).exp2()) as f32
+    };
+    vec![(0..n * per_row * 32).map(value).collect()]
+}
+
+fn nvfp4(codes: &Tensor, scales: &Tensor, factor: &Tensor, divides: bool) -> Vec<Values> {
+    let ([n, bytes], Some([factor])) = (
+        match codes.shape[..] {
+            [n, bytes] => [n, bytes],
+            _ => return Vec::new(),
+        },
+        floats(factor).as_deref().and_then(|f| f.first_chunk::<1>().copied().filter(|_| f.len() == 1)),
+    ) else {
+        return Vec::new();
+    };
+    let factor = if divides { 1.0 / factor } else { factor };
+    let is_nv =
+        codes.dtype == "U8" && scales.dtype == "F8_E4M3" && bytes.is_multiple_of(8) && scales.shape == [n, bytes / 8];
+    if !is_nv || n * bytes == 0 || !factor.is_finite() || scales.bytes.iter().any(|b| e4m3(*b).is_nan()) {
+        return Vec::new();
+    }
+    let value = |i: usize| {
+        let code = codes.bytes[i / 2] >> (4 * (i % 2)) & 15;
+        E2M1[usize::from(code)] * e4m3(scales.bytes[i / 16]) * factor
+    };
+    vec![(0..n * bytes * 2).map(value).collect()]
+}
+
+fn e4m3(byte: u8) -> f32 {
+    let (exponent, fraction) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
+    let size = match (exponent, byte & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => fraction * 2f32.powi(-9),
+        _ => (1.0 + fraction / 8.0) * 2f32.powi(exponent - 7),
+    };
+    if byte & 0x80 == 0 { size } else { -size }
+}
+
+fn e5m2(byte: u8) -> f32 {
+    f16::from_bits(u16::from(byte) << 8).to_f32()
+}
+
+/// INT8 and FP8.
+fn eight_bit(stated: &Settings, weight: &Tensor, scale: Option<&Tensor>, zero: Option<&Tensor>) -> Vec<Values> {
+    let [n, k] = weight.shape[..] else { return Vec::new() };
+    let decode: fn(u8) -> f32 = match weight.dtype.as_str() {
+        "F8_E4M3" => e4m3,
+        "F8_E5M2" => e5m2,
+        "I8" => |byte| f32::from(byte as i8),
+        _ => return Vec::new(),
+    };
+    let is_integer = weight.dtype == "I8";
+    if n * k == 0 || scale.is_none() && (is_integer || stated.promises_scales()) {
+        return Vec::new();
+    }
+    let zeros: Vec<f32> = match zero {
+        None => vec![0.0],
+        Some(zero) if zero.bytes.iter().all(|b| *b == 0) => vec![0.0],
+        Some(zero) if is_integer && zero.dtype == "I8" => zero.bytes.iter().map(|b| f32::from(*b as i8)).collect(),
+        Some(_) => return Vec::new(),
+    };
+    let row_zeros = zero.is_none_or(|zero| zeros.len() == 1 || zero.shape == [n] || zero.shape == [n, 1]);
+    let Some(scaling) =
+        scale.map_or(Some(Scaling { values: vec![1.0], block: [n, k] }), |s| scaling(stated, s, n, k, is_integer))
+    else {
+        return Vec::new();
+    };
+    if !row_zeros || scaling.values.iter().any(|s| !s.is_finite()) {
+        return Vec::new();
+    }
+    let value = |row: usize, column: usize| {
+        let zero = if zeros.len() == 1 { zeros[0] } else { zeros[row] };
+        let [rows, columns] = scaling.block;
+        let scale = scaling.values[row / rows * k.div_ceil(columns) + column / columns];
+        (decode(weight.bytes[row * k + column]) - zero) * scale
+    };
+    vec![(0..n).flat_map(|row| (0..k).map(move |column| (row, column))).map(|(r, c)| value(r, c)).collect()]
+}
+
+/// Scales of blocks.
+struct Scaling {
+    values: Values,
+    /// Rows and columns of a block.
+    block: [usize; 2],
+}
+
+fn scaling(stated: &Settings, scale: &Tensor, n: usize, k: usize, is_integer: bool) -> Option<Scaling> {
+    let values = if is_integer { floats(scale)? } else { scales(scale)? };
+    let powers = matches!(stated.text("scale_fmt"), Stated::This(format) if format == "ue8m0");
+    let is_power = |v: &f32| *v > 0.0 && (v.to_bits() & 0x7f_ffff == 0 || v.to_bits() == 1 << 22);
+    if powers && !is_integer && !values.iter().all(is_power) {
+        return None;
+    }
+    if values.len() == 1 {
+        return Some(Scaling { values, block: [n, k] });
+    }
+    if scale.shape == [n] || scale.shape == [n, 1] {
+        return Some(Scaling { values, block: [1, k] });
+    }
+    let stated: Option<Vec<usize>> = match stated.0.get("weight_block_size") {
+        None | Some(Value::Null) => None,
+        Some(value) => {
+            let sizes = value.as_array()?.iter().map(|v| v.as_f64().filter(|v| v.fract() == 0.0).map(|v| v as usize));
+            Some(sizes.collect::<Option<Vec<_>>>()?)
+        }
+    };
+    let blocks = [[128, 128], [32, 32], [1, 32]];
+    let mut fits = blocks.into_iter().filter(|block| {
+        stated.as_ref().is_none_or(|stated| stated == block)
+            && scale.shape == [n.div_ceil(block[0]), k.div_ceil(block[1])]
+    });
+    let block = fits.next().filter(|_| !is_integer)?;
+    // Those of 32 columns are powers of two by definition.
+    (block[1] == 128 || values.iter().all(is_power)).then_some(Scaling { values, block })
+}
