@@ -142,8 +142,10 @@ pub struct Args {
     /// In a sweep, measure all configurations that should take at most so many times as long as the best.
     #[arg(long, value_name = "TIMES", requires = "sweep_m", num_args = 0..=1, default_missing_value = "3")]
     all_configs: Option<f64>,
-    /// Draw so many problems, dense and with experts, always the same, measure all ways to run each, and say where what a plan takes is more
-    /// than 10 % behind the best. Fails where that is more than one in ten.
+    /// Measure all candidates of so many random problems, dense and
+    /// with experts; problems are the same in every run. List
+    /// plans more than 10 % slower than the best candidate. Fails
+    /// if these are more than one in ten.
     #[arg(long, value_name = "PROBLEMS", conflicts_with_all = ["model", "shape", "sweep_m", "baseline", "save"])]
     grid: Option<usize>,
     /// Let the device idle so long before each measurement, such as 400ms, and keep that short: how figures of others often came about. Kernels

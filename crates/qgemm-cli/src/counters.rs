@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::out;
 use crate::table::{self, Column, Row, numbers, words};
 
-/// Places of a kernel that are printed: those with most to gain.
+/// Accesses of a kernel to print, the largest excess first.
 const WORST_SITES: usize = 6;
 
 /// Accesses against the least that would do.

@@ -60,7 +60,7 @@ pub struct KvAppendCase {
     pub has_queries: bool,
     /// How heads are turned, if they are.
     pub rotary: Option<RotaryCase>,
-    /// Added to the places of keys to give positions; none where they are not given.
+    /// Offset from key indices to positions, if positions are given.
     pub positions_from: Option<u32>,
 }
 

@@ -7,7 +7,8 @@
 // (qgemm-formats/src/prepack.rs).
 // E2M1 has 32 columns a word, 16 of them in the low nibbles.
 // The MMA needs columns 4t..4t+3 in lane t.
-// Two lanes hold these bytes, so a lane loads both words.
+// Two lanes hold these bytes.
+// So a lane loads both words.
 // E2M1 elements occupy bits 2..5 of a byte.
 #pragma once
 #include "atoms/numeric.cuh"
