@@ -136,14 +136,14 @@ pub struct Args {
     /// matmul: number of products.
     #[arg(long, default_value_t = 1)]
     batch: usize,
-    /// matmul: so many products over equal ranges of K, dYᵀ·X, with D
+    /// matmul: this many products over equal ranges of K, dYᵀ·X, with D
     /// in f32.
     #[arg(long, conflicts_with_all = ["layout", "batch"])]
     groups: Option<usize>,
     /// gemm, experts, attention: only this kernel family.
     #[arg(long)]
     family: Option<String>,
-    /// attention: keys and values are in pages of so many keys, in
+    /// attention: keys and values are in pages of this many keys, in
     /// shuffled order.
     #[arg(long, value_name = "KEYS")]
     page_size: Option<NonZeroUsize>,
@@ -163,7 +163,7 @@ pub struct Args {
     /// this many times as long as the best.
     #[arg(long, value_name = "TIMES", requires = "sweep_m", num_args = 0..=1, default_missing_value = "3")]
     all_configs: Option<f64>,
-    /// Measure all candidates of so many random problems, dense and
+    /// Measure all candidates of this many random problems, dense and
     /// with experts; problems are the same in every run. List
     /// plans more than 10 % slower than the best candidate. Fails
     /// if these are more than one in ten.

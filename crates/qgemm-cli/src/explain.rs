@@ -56,7 +56,7 @@ pub struct Args {
     /// gemm, experts, attention: only this kernel family.
     #[arg(long)]
     family: Option<String>,
-    /// attention: keys and values are in pages of so many keys.
+    /// attention: keys and values are in pages of this many keys.
     #[arg(long, value_name = "KEYS")]
     page_size: Option<NonZeroUsize>,
     /// attention: with a bit mask in device memory.

@@ -142,7 +142,7 @@ impl FuzzTarget for ResultsTarget {
         let judge = move || {
             let Some(page) = read(self, &text) else { return FuzzVerdict::Refused };
             let html = page.html();
-            // Points have coordinates, and comparisons are numbers.
+            // Charts and comparisons must not contain NaN or infinity.
             let wrong = ["=\"NaN", ",NaN", "=\"inf", "\"slower\":null", "NaN %", "inf %"]
                 .into_iter()
                 .find(|text| html.contains(text));

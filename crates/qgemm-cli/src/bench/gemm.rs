@@ -62,7 +62,7 @@ pub struct Bench<'a> {
     pub ctx: &'a Context,
     pub weights: Vec<Weight>,
     x: Buffer,
-    /// Quantized X with its given factor, if X is given so.
+    /// Quantized X and its given factor, if X is given quantized.
     quantized: Option<(QuantizedX, Option<Buffer>)>,
     gamma: Buffer,
     d_bytes: usize,

@@ -69,7 +69,7 @@ pub fn conformance(page: &mut Page, cases: &[CasePoint]) {
     }
 }
 
-/// A plan's products under the device's roofs.
+/// Roofline of a plan's products on the device.
 ///
 /// # Errors
 /// When the plan has no product.

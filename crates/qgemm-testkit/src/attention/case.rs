@@ -16,12 +16,12 @@ use crate::activations::normal;
 pub enum AttentionPlaces {
     /// The same number of keys for each sequence.
     Each,
-    /// Room for so many keys more than the longest sequence has;
+    /// Room for this many keys beyond the longest sequence;
     /// lengths are given.
     Lengths(usize),
     /// Contiguous segments, by offsets.
     Offsets,
-    /// Pages of so many keys, in any order.
+    /// Pages of this many keys, in any order.
     Paged(usize),
 }
 

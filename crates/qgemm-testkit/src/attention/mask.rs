@@ -12,7 +12,7 @@ pub enum MaskPattern {
     Tree,
     /// A prefix that all attend to, then a causal mask.
     Prefix,
-    /// Documents of so many keys. Tokens attend to their document
+    /// Documents of this many keys. Tokens attend to their document
     /// only.
     Documents(usize),
     /// Random bits, with empty rows and words.

@@ -32,7 +32,7 @@ pub(super) fn run(ctx: &Context, case: &ExpertCase) -> Outcome {
 struct Host {
     weights: Vec<HostWeights>,
     operands: HostOperands,
-    /// X in quantized form, if given so; `operands` then hold the
+    /// Quantized X, if X is given quantized; `operands` then hold the
     /// dequantized values.
     x: Option<HostX>,
     /// Biases of each expert.

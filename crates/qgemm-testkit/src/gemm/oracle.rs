@@ -35,8 +35,8 @@ const LEAST: f64 = f32::MIN_POSITIVE as f64;
 
 /// Least number of code steps that errors are relative to.
 /// It is this many for each instruction of
-/// [`INSTRUCTION_PRODUCTS`] in a sub-block, at most a share of
-/// the codes, and not below a minimum.
+/// [`INSTRUCTION_PRODUCTS`] in a sub-block, at most
+/// [`MOST_OF_CODES`] of all codes, or [`FEWEST_STEPS`] if more.
 /// f16 bits of codes are 1024 above their value. MMA truncates
 /// each product to 23 or 24 bits below the largest so far, always
 /// towards 0. This affects sums of codes and the sums that
@@ -98,7 +98,7 @@ impl Default for Added<'_> {
 /// rounds it.
 ///
 /// # Panics
-/// When an operand has not the length of the shape: the test
+/// When an operand's length does not fit the shape: the test
 /// would prove nothing.
 pub fn multiply<X: Copy + Into<f64>>(weight: &HostWeight, x: &[X], added: &Added<'_>) -> Expected {
     let n = weight.n();

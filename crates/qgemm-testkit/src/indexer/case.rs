@@ -14,9 +14,9 @@ use crate::attention::e4m3;
 /// Visible keys of the queries.
 #[derive(Clone, Debug, PartialEq)]
 pub enum IndexedKeys {
-    /// All of so many keys.
+    /// All of this many keys.
     All(usize),
-    /// Half-open ranges, one per query, in so many keys. Ranges may
+    /// Half-open ranges, one per query, in this many keys. Ranges may
     /// be invalid.
     Ranges(usize, Vec<(u32, u32)>),
     /// Keys of sequences, in pages of this size.

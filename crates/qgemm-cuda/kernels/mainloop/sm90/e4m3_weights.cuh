@@ -5,7 +5,7 @@
 // a byte is its own integer.
 // E2M1 with power-of-two scales: E4M3 has more exponent bits.
 // Operands absorb scales that are at most 2^11 below the
-// row's largest.
+// row's largest, in units of 2^-6 of the largest.
 // Both conversions are exact.
 // Accumulators are rescaled at the end.
 #pragma once
