@@ -34,7 +34,8 @@ fn layers(experts: &[(usize, &[&str])]) -> Checkpoint {
 #[test]
 fn a_gap_in_the_numbers_names_the_missing_expert() {
     let (down, all) = (&["down"][..], &["gate", "up", "down"][..]);
-    let cases: [(&[(usize, &[&str])], &str, usize, &str); 6] = [
+    type Case<'a> = (&'a [(usize, &'a [&'a str])], &'a str, usize, &'a str);
+    let cases: [Case<'_>; 6] = [
         (&[(0, down), (1, down), (3, down)], "down", 2, "mlp.experts.3.down.weight"),
         (&[(1, down)], "down", 0, "mlp.experts.1.down.weight"),
         (&[(0, all), (1, all), (2, &["gate", "down"])], "up", 2, "mlp.experts.2."),

@@ -257,7 +257,8 @@ fn fused_experts_that_are_not_served_are_named_too() {
 #[test]
 fn layers_that_lack_a_tensor_name_it() {
     let nvfp4 = r#"{"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}"#;
-    let cases: &[(&str, &[(&str, Dtype, &[usize])], &str, &[&str])] = &[
+    type Lacking<'a> = (&'a str, &'a [(&'a str, Dtype, &'a [usize])], &'a str, &'a [&'a str]);
+    let cases: &[Lacking<'_>] = &[
         ("{}", &[("qweight", I32, &[8, 8]), ("qzeros", I32, &[1, 1])], "GPTQ", &["layer.scales"]),
         ("{}", &[("weight", U8, &[8, 32]), ("weight_scale", F8_E4M3, &[8, 4])], "NVFP4", &["layer.weight_scale_2"]),
         (nvfp4, &[("weight", U8, &[8, 32])], "NVFP4", &["layer.weight_scale"]),
