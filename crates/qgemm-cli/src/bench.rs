@@ -1,4 +1,5 @@
-//! `qgemm bench`: what kernels reach on a device, and whether they got slower.
+//! `qgemm bench`: measures kernels, and compares with earlier
+//! results.
 
 mod attention;
 pub mod baseline;
@@ -43,132 +44,159 @@ use tokens::Tokens;
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Benchmark the weights of this model instead of made-up ones.
+    /// Benchmark the weights of this model instead of random ones.
     model: Option<PathBuf>,
     #[command(flatten)]
     opening: Opening,
-    /// Device: cpu, cuda:0, wgpu:0, or auto for the best there is.
+    /// Device: cpu, cuda:0, wgpu:0, or auto (the best available).
     #[arg(long, default_value = "auto")]
     device: String,
     /// The operation.
     #[arg(long, value_enum, default_value_t = Op::Gemm)]
     op: Op,
-    /// Weight format, or `all`. For a model's unquantized weights: the format to quantize them to.
+    /// Weight format, or `all`. A model's unquantized weights are
+    /// quantized to it.
     #[arg(long)]
     format: Option<FormatChoice>,
-    /// Shapes, as MxNxK (tokens x output features x input features; of experts, those of each), of convert and quantize as RxC (rows x columns),
-    /// of routing as TxExK (tokens x experts x experts of a token), of matmul as MxNxK, of attention as BxQxSxHxGxD (sequences x queries x keys of each x
-    /// heads x heads of keys x features of a head), of norm as RxC, of optimizer as N (parameters); with a model only the
-    /// tokens count, with a sweep all but the tokens.
+    /// Shapes. gemm, experts (of each), gradient and matmul: MxNxK
+    /// (tokens x output features x input features).
+    /// convert, quantize and norm: RxC (rows x columns).
+    /// routing: TxExK (tokens x experts x experts per token).
+    /// attention: BxQxSxHxGxD (sequences x queries x keys of each x
+    /// heads x KV heads x head dimension).
+    /// optimizer: N (parameters).
+    /// With a model only the tokens count, in a sweep all but the
+    /// tokens.
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
     /// Type of the activations and of the output.
     #[arg(long, default_value = "f16")]
     x_dtype: DType,
-    /// How far activations may be rounded: auto, exact, f16, bf16, tf32, bf16x3, int8, int8_token, e4m3, or e4m3_token.
+    /// Permitted rounding of activations: auto, exact, f16, bf16,
+    /// tf32, bf16x3, int8, int8_token, e4m3, or e4m3_token.
     #[arg(long, default_value_t)]
     x_precision: XPrecision,
-    /// Of gemm: normalize X first, rms or layer, with a gamma of its type.
+    /// gemm: normalize X first (rms or layer), with a gamma in X's
+    /// type.
     #[arg(long)]
     norm: Option<NormKind>,
-    /// Of gemm and experts: X is given in this format of codes and scales. Of norm: the format of the result. Of quantize: the format; every one when
-    /// not given.
+    /// gemm, experts: X is given quantized in this format. norm:
+    /// format of the result. quantize: the format (default: all).
     #[arg(long)]
     x_format: Option<XFormat>,
-    /// Of convert and norm: the type of X; when not given every type, of norm f16.
+    /// convert, norm: type of X (default: all types; norm: f16).
     #[arg(long)]
     from: Option<DType>,
-    /// Of convert and norm: the type of D; when not given every type, of norm that of X.
+    /// convert, norm: type of D (default: all types; norm: the type
+    /// of X).
     #[arg(long)]
     to: Option<DType>,
-    /// Of convert: X is stored as [columns, rows].
+    /// convert: X is stored as [columns, rows].
     #[arg(long)]
     transposed: bool,
-    /// Of convert: columns are gathered, in the reverse order.
+    /// convert: gather the columns in reverse order.
     #[arg(long)]
     gathered: bool,
-    /// Of convert to f16: each row has a factor.
+    /// convert to f16: rows have factors.
     #[arg(long)]
     row_factors: bool,
-    /// Of experts: how many there are.
+    /// experts: number of experts.
     #[arg(long, default_value_t = 32)]
     experts: usize,
-    /// Of experts: how many of them each token is given to.
+    /// experts: experts per token (top-k).
     #[arg(long, default_value_t = 4)]
     top_k: usize,
-    /// Of experts: how rows are given to them; every form when not given.
+    /// experts: how rows are assigned (default: every form).
     #[arg(long, value_enum)]
     form: Option<experts::Form>,
-    /// Of experts: tokens go to the r-th expert as often as goes with 1 / r, and not to all alike.
+    /// experts: tokens are distributed by Zipf's law (expert r gets a
+    /// share of 1/r), not evenly.
     #[arg(long)]
     zipf: bool,
-    /// Of experts: tokens go to experts in turn, so that all have as many rows (to one more).
+    /// experts: tokens go to experts in turn, so that their rows
+    /// differ by at most one.
     #[arg(long, conflicts_with = "zipf")]
     even: bool,
-    /// Of experts: kernels may read the index before the launches ahead of them are done.
+    /// experts: the index is ready before launch, so kernels may
+    /// prefetch it.
     #[arg(long)]
     settled_index: bool,
-    /// Of experts and matmul: not the way that the cost model takes for the fastest, but this one in its order, from 0.
+    /// experts, matmul: run this candidate in the cost model's order
+    /// (from 0), instead of the fastest.
     #[arg(long)]
     way: Option<usize>,
-    /// Of matmul: how A and B are stored, nn, nt, tn or tt; every way when not given.
+    /// matmul: storage order of A and B, nn, nt, tn or tt (default:
+    /// every order).
     #[arg(long)]
     layout: Option<MatmulLayout>,
-    /// Of matmul: how elements of A and B are stored, f32, f16, bf16 or e4m3; those of D are of `--x-dtype`, and A's and B's, too, unless this is given.
+    /// matmul: type of A and B, f32, f16, bf16 or e4m3 (default:
+    /// `--x-dtype`). `--x-dtype` is the type of D.
     #[arg(long)]
     factors: Option<FactorFormat>,
-    /// Of matmul: how many products.
+    /// matmul: number of products.
     #[arg(long, default_value_t = 1)]
     batch: usize,
-    /// Of matmul: so many products of parts of K alike, dYᵀ·X, with D in f32.
+    /// matmul: this many products over equal ranges of K, dYᵀ·X, with D
+    /// in f32.
     #[arg(long, conflicts_with_all = ["layout", "batch"])]
     groups: Option<usize>,
-    /// Of gemm, experts and attention: only this kernel family.
+    /// gemm, experts, attention: only this kernel family.
     #[arg(long)]
     family: Option<String>,
-    /// Of attention: keys and values lie in pages of so many keys, in another order than the sequence's.
+    /// attention: keys and values are in pages of this many keys, in
+    /// shuffled order.
     #[arg(long, value_name = "KEYS")]
     page_size: Option<NonZeroUsize>,
-    /// Of attention: keys and values are of this format; that of `--x-dtype` and, for one query, every format of codes when not given.
+    /// attention: format of keys and values (default: `--x-dtype`
+    /// and, for one query, every quantized format).
     #[arg(long, value_name = "FORMAT")]
     kv_format: Option<KvFormat>,
-    /// Of attention: bits in device memory, all of them set, say which keys a query sees.
+    /// attention: with a bit mask in device memory, all bits set.
     #[arg(long)]
     mask_bits: bool,
-    /// Measure every one of these numbers of tokens, such as `1..256` or `1..64,80..256/16`, and fail where a number
-    /// takes longer than a larger one, or one token more costs more than a tile of tokens.
+    /// Measure all of these token counts, such as `1..256` or
+    /// `1..64,80..256/16`. Fails if one takes longer than a larger
+    /// one, or if one more token costs more than a tile of tokens.
     #[arg(long, value_name = "TOKENS", conflicts_with_all = ["model", "baseline", "save"])]
     sweep_m: Option<Tokens>,
-    /// In a sweep, measure all configurations that should take at most so many times as long as the best.
+    /// In a sweep: also measure every config that should take at most
+    /// this many times as long as the best.
     #[arg(long, value_name = "TIMES", requires = "sweep_m", num_args = 0..=1, default_missing_value = "3")]
     all_configs: Option<f64>,
-    /// Draw so many problems, dense and with experts, always the same, measure all ways to run each, and say where what a plan takes is more
-    /// than 10 % behind the best. Fails where that is more than one in ten.
+    /// Measure all candidates of this many random problems, dense and
+    /// with experts; problems are the same in every run. List
+    /// plans more than 10 % slower than the best candidate. Fails
+    /// if these are more than one in ten.
     #[arg(long, value_name = "PROBLEMS", conflicts_with_all = ["model", "shape", "sweep_m", "baseline", "save"])]
     grid: Option<usize>,
-    /// Let the device idle so long before each measurement, such as 400ms, and keep that short: how figures of others often came about. Kernels
-    /// that matrix instructions bind are 5 to 30 % slower on a card that has worked for a while.
+    /// Idle the device for this time before each measurement (such as
+    /// 400ms), and keep the measurement short. A card that has worked
+    /// for a while runs tensor-core kernels slower.
     #[arg(long, value_name = "TIME", value_parser = choice::duration, conflicts_with_all = ["grid", "sweep_m"])]
     rest: Option<std::time::Duration>,
-    /// Of a grid: time for all of it, weights not counted, such as 500s or 9m.
+    /// In a grid: time limit without weights, such as 500s or 9m.
     #[arg(long, default_value = "5m", requires = "grid", value_parser = choice::duration)]
     budget: std::time::Duration,
-    /// Of a grid: megabytes of the largest weights.
+    /// In a grid: megabytes of the largest weights.
     #[arg(long, default_value_t = 1024, value_name = "MB", requires = "grid")]
     largest: usize,
-    /// Take the configurations measured in this file where they are known; `auto` is the file that `qgemm tune` keeps.
+    /// Use the measured configs of this table; `auto` is the table of
+    /// `qgemm tune`.
     #[arg(long, value_name = "FILE")]
     tuned: Option<PathBuf>,
-    /// In a sweep over all configurations, add the best to the table in this file, for `--tuned` and `Context::with_tuned`.
+    /// In a sweep over all configs: add the best to this table, for
+    /// `--tuned` and `Context::with_tuned`.
     #[arg(long, value_name = "FILE", requires = "all_configs")]
     save_tuned: Option<PathBuf>,
-    /// Compare with the results in this file, and fail where one is slower beyond the noise.
+    /// Compare with the results in this file. Fails if one is slower
+    /// beyond the noise.
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
     /// Save the results to this file, for a later `--baseline`.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Say what each kernel of a launch takes; with a file, write it there as a trace for Perfetto and chrome://tracing.
+    /// Show the time of each kernel of a launch; with a file, also
+    /// write a trace for Perfetto and chrome://tracing.
     #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["sweep_m"])]
     profile: Option<Option<PathBuf>>,
 }
@@ -187,26 +215,26 @@ pub struct BenchRow {
     /// Median time of a launch.
     #[serde(deserialize_with = "measured::time")]
     microseconds: f64,
-    /// Half the distance between the quartiles, as a share of the median.
+    /// Half the interquartile range, relative to the median.
     #[serde(deserialize_with = "measured::share")]
     noise: f64,
-    /// Bytes moved at least, over the time.
+    /// Minimum traffic over time.
     bytes_per_second: f64,
-    /// Two operations a multiply-add, over the time.
+    /// Operations (two per multiply-add) over time.
     flops: f64,
     /// Share of the device's read bandwidth.
     bandwidth_share: f64,
-    /// Copies of the weight that launches took in turn.
+    /// Copies of the weight that launches rotate through.
     copies: usize,
     /// Whether launches were replayed from a CUDA graph.
     graph: bool,
-    /// What the kernels of one launch took, one after the other; only with `--profile`.
+    /// Times of a launch's kernels, in order; only with `--profile`.
     #[serde(skip_deserializing, default, skip_serializing_if = "Option::is_none")]
     profile: Option<Profile>,
-    /// How much slower than the baseline, as a share: 0.1 is 10 % slower.
+    /// Slowdown relative to the baseline: 0.1 is 10 % slower.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     slower: Option<f64>,
-    /// Whether that is beyond the noise.
+    /// Whether the slowdown exceeds the noise.
     #[serde(default)]
     regressed: bool,
 }
@@ -249,7 +277,8 @@ impl Row for BenchRow {
 /// Runs the command.
 ///
 /// # Errors
-/// When the device, the model or a file fails, or no kernel serves a shape.
+/// When the device, the model or a file fails, or no kernel
+/// supports a shape.
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let mut ctx = Context::open(&args.device)?;
     if let Some(path) = &args.tuned {
@@ -260,7 +289,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     }
     args.check()?;
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
-    // Before the work, which an output that cannot be written would waste.
+    // First, so that an unwritable output does not waste the work.
     let begin = |path: &PathBuf| WholeFile::create(path, Existing::Replace);
     let save = args.save.as_ref().map(begin).transpose()?;
     args.save_tuned.as_ref().map(begin).transpose()?;
@@ -378,10 +407,10 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     Ok(if regressions == 0 { Holds::Yes } else { Holds::No })
 }
 
-/// Shapes of products, unless others are asked for.
+/// Default shapes of products.
 const GEMM_SHAPES: [&str; 3] = ["1x4096x4096", "8x4096x4096", "512x4096x4096"];
 
-/// One measurement to make.
+/// A measurement to make.
 enum Work {
     Gemm(subject::Subject),
     Convert(convert::Subject),
@@ -398,17 +427,17 @@ enum Work {
 }
 
 impl Args {
-    /// How much time a measurement gets.
+    /// Time of a measurement.
     fn pace(&self) -> timing::Pace {
         self.rest.map_or(timing::Pace::Thorough, timing::Pace::Rested)
     }
 
-    /// The type or the format of X in tables.
+    /// Type or format of X in tables.
     fn x_name(&self) -> String {
         self.x_format.map_or(self.x_dtype.to_string(), |format| format.to_string())
     }
 
-    /// That no option of another operation is given.
+    /// Checks that no option of another operation is given.
     fn check(&self) -> anyhow::Result<()> {
         let of_convert =
             self.from.is_some() || self.to.is_some() || self.transposed || self.gathered || self.row_factors;
@@ -479,23 +508,26 @@ impl Args {
     }
 }
 
-/// Least bytes that a processor reads from before it begins again. Its last cache may be shared by many, and reported
-/// in part.
+/// Least bytes that a CPU rotates through. Its last-level cache
+/// may be shared, and reported in part.
 const HOST_BYTES: usize = 1 << 30;
 
-/// So many copies of a weight of `bytes` bytes that none is still in the last-level cache when its turn comes.
+/// Number of copies of a weight such that none is still in the
+/// last-level cache when it is used again.
 fn copies(ctx: &Context, bytes: usize) -> usize {
     copies_of_part(ctx, bytes, bytes)
 }
 
-/// The same of weights of `bytes` bytes, of which a launch reads `part`. Processors, whose cache is not known, count all.
+/// As [`copies`], for weights of `bytes` bytes of which a launch
+/// reads `part`. On CPUs, whose cache is not known, all bytes
+/// count.
 fn copies_of_part(ctx: &Context, part: usize, bytes: usize) -> usize {
     const CACHES: u64 = 2;
     const FEWEST: u64 = 2;
     const MOST: u64 = 512;
     let is_cpu = ctx.info().id.kind == DeviceKind::Cpu;
     let (bytes, part) = (bytes as u64, if is_cpu { bytes } else { part.max(1) } as u64);
-    // A device that does not tell its memory gets no bound from it.
+    // Unknown device memory gives no bound.
     let in_memory = match ctx.info().memory_bytes {
         0 => MOST,
         memory => memory / 4 / bytes,
@@ -505,7 +537,8 @@ fn copies_of_part(ctx: &Context, part: usize, bytes: usize) -> usize {
     beyond_cache.min(in_memory).clamp(FEWEST, MOST) as usize
 }
 
-/// Bytes a second that the device reads: measured now where it can be, else what the device says of itself.
+/// Read bandwidth in bytes per second: measured if possible,
+/// otherwise as the device reports it.
 fn read_bandwidth(ctx: &Context) -> anyhow::Result<f64> {
     const PROBE_BYTES: usize = 2 << 30;
     match ctx.info().id.kind {

@@ -1,4 +1,4 @@
-//! Values of options: operations, formats, shapes, and how far activations may be rounded.
+//! Option values: operations, formats, shapes and roundings.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -60,7 +60,7 @@ impl Op {
         }
     }
 
-    /// Its cases.
+    /// Its conformance suite.
     ///
     /// # Errors
     /// When the test kit has none.
@@ -69,10 +69,11 @@ impl Op {
     }
 }
 
-/// That `--x-format` is an option of the operation, and the format one of codes and scales.
+/// Checks that the operation has `--x-format`, and that the
+/// format is quantized.
 ///
 /// # Errors
-/// When it is not.
+/// When either is not so.
 pub fn check_x_format(op: Op, format: Option<XFormat>) -> anyhow::Result<()> {
     let Some(format) = format else { return Ok(()) };
     let serves = matches!(op, Op::Quantize | Op::Gemm | Op::Experts | Op::Norm);
@@ -81,16 +82,16 @@ pub fn check_x_format(op: Op, format: Option<XFormat>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// That only products are told to normalize X.
+/// Checks that only products normalize X.
 ///
 /// # Errors
-/// When another operation is.
+/// When the operation is another.
 pub fn check_norm(op: Op, norm: Option<NormKind>) -> anyhow::Result<()> {
     ensure!(norm.is_none() || matches!(op, Op::Gemm | Op::Experts), "--norm is an option of `--op gemm` and `experts`");
     Ok(())
 }
 
-/// One format or every one.
+/// One format or all.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FormatChoice {
     /// Every format.
@@ -100,7 +101,7 @@ pub enum FormatChoice {
 }
 
 impl FormatChoice {
-    /// The formats meant.
+    /// The selected formats.
     pub fn formats(self) -> Vec<Format> {
         match self {
             FormatChoice::All => Format::all().collect(),
@@ -117,7 +118,7 @@ impl FromStr for FormatChoice {
     }
 }
 
-/// Sizes with an `x` between them: how many there are depends on the operation.
+/// Sizes separated by `x`. The operation defines their number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizes(Vec<usize>);
 
@@ -128,7 +129,7 @@ impl FromStr for Sizes {
         let numbers: Result<Vec<usize>, _> = s.split('x').map(str::parse).collect();
         let numbers = numbers.with_context(|| format!("`{s}` is no shape: expected numbers, such as 8x4096x4096"))?;
         ensure!(numbers.iter().all(|&n| n > 0), "`{s}`: expected numbers above 0");
-        // What kernels count with; and nothing is allocated before this is known.
+        // Kernels count in u32. The check precedes all allocations.
         let most = u32::MAX as usize;
         ensure!(numbers.iter().all(|&n| n <= most), "`{s}`: expected numbers up to {most}");
         Ok(Self(numbers))
@@ -142,7 +143,7 @@ impl fmt::Display for Sizes {
 }
 
 impl Sizes {
-    /// Of a product.
+    /// Shape of a product.
     ///
     /// # Errors
     /// When there are not three.
@@ -197,7 +198,7 @@ impl Sizes {
         }
     }
 
-    /// Tokens, experts and experts of a token.
+    /// Tokens, experts and experts per token.
     ///
     /// # Errors
     /// When there are not three.
@@ -210,10 +211,12 @@ impl Sizes {
 }
 
 impl Sizes {
-    /// Sequences, queries and keys of each, heads of queries, heads of keys, and features of a head.
+    /// Sequences, queries and keys of each, heads, KV heads and head
+    /// dimension.
     ///
     /// # Errors
-    /// When there are not six, or the heads of keys do not divide the heads.
+    /// When there are not six, or the KV heads do not divide the
+    /// heads.
     pub fn attention(&self) -> anyhow::Result<[usize; 6]> {
         match self.0[..] {
             [sequences, queries, keys, heads, kv_heads, dim] if heads % kv_heads == 0 => {
@@ -225,10 +228,11 @@ impl Sizes {
 }
 
 impl Sizes {
-    /// Tokens, heads of queries, heads of keys, and features of a head.
+    /// Tokens, heads, KV heads and head dimension.
     ///
     /// # Errors
-    /// When there are not four, or the heads of keys do not divide the heads.
+    /// When there are not four, or the KV heads do not divide the
+    /// heads.
     pub fn kv_append(&self) -> anyhow::Result<[usize; 4]> {
         match self.0[..] {
             [tokens, heads, kv_heads, dim] if heads % kv_heads == 0 => Ok([tokens, heads, kv_heads, dim]),
@@ -237,12 +241,12 @@ impl Sizes {
     }
 }
 
-/// Queries and keys of an indexer.
+/// Shape of an indexer run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexerShape {
-    /// Sequences whose keys lie in pages; none where all queries share keys.
+    /// Sequences with paged keys; `None` if all queries share keys.
     pub sequences: Option<usize>,
-    /// Queries, of each sequence where there are some.
+    /// Queries, per sequence if there are sequences.
     pub queries: usize,
     /// Keys of each query.
     pub keys: usize,
@@ -261,7 +265,8 @@ impl fmt::Display for IndexerShape {
 }
 
 impl Sizes {
-    /// Queries, keys, heads and features, after the number of sequences where their keys lie in pages.
+    /// Queries, keys, heads and features; with pages, the number of
+    /// sequences comes first.
     ///
     /// # Errors
     /// When there are neither four nor five.
@@ -280,7 +285,7 @@ impl Sizes {
 /// Shapes of products.
 ///
 /// # Errors
-/// When one is none.
+/// When a shape is invalid.
 pub fn gemm_shapes(sizes: &[Sizes]) -> anyhow::Result<Vec<Shape>> {
     sizes.iter().map(Sizes::gemm).collect()
 }
@@ -313,7 +318,7 @@ impl FromStr for Shape {
 /// A time with its unit.
 ///
 /// # Errors
-/// When it is none, nothing, or more than a day.
+/// When it is invalid, zero, or more than a day.
 pub fn duration(text: &str) -> anyhow::Result<Duration> {
     const UNITS: [(&str, f64); 3] = [("ms", 1e-3), ("s", 1.0), ("m", 60.0)];
     let wrong = || format!("`{text}` is no time: expected a number and its unit, such as 2s, 500ms or 3m");
@@ -324,17 +329,17 @@ pub fn duration(text: &str) -> anyhow::Result<Duration> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// So many keys of each sequence: one after another, or in pages of a size.
+/// `keys` keys per sequence, contiguous or paged.
 pub fn keys_of(sequences: usize, keys: usize, page_size: Option<NonZeroUsize>) -> Keys {
     let Some(size) = page_size.map(NonZeroUsize::get) else { return Keys::each(keys) };
     let width = keys.div_ceil(size);
     Keys::paged(sequences.saturating_mul(width), size, width).most(keys)
 }
 
-/// What `--tuned` names: a file of measurements, or `auto`.
+/// The table that `--tuned` names: a file, or `auto`.
 ///
 /// # Errors
-/// When there is no such file, or it holds something else.
+/// When the file does not exist or is not a table.
 pub fn tuned(path: &Path) -> anyhow::Result<Tuned> {
     if path == Path::new("auto") {
         return Ok(Tuned::Auto);

@@ -1,4 +1,5 @@
-//! What the kernels of an emulated device asked of memory and matrix units: tables for `qgemm verify --counters`.
+//! Memory and MMA counters of emulated kernels: tables for `qgemm
+//! verify --counters`.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +9,10 @@ use serde::Serialize;
 use crate::out;
 use crate::table::{self, Column, Row, numbers, words};
 
-/// Places of a kernel that are printed: those with most to gain.
+/// Accesses of a kernel to print, the largest excess first.
 const WORST_SITES: usize = 6;
 
-/// Accesses against the least that would do.
+/// Accesses, and the least possible.
 #[derive(Clone, Copy, Serialize)]
 struct Cost {
     requests: u64,
@@ -25,7 +26,7 @@ impl Cost {
         self.units - self.ideal
     }
 
-    /// Times the least.
+    /// Accesses relative to the least.
     fn ratio(self) -> String {
         match self.ideal {
             0 => "-".to_owned(),
@@ -40,7 +41,7 @@ impl From<Traffic> for Cost {
     }
 }
 
-/// What a kernel did.
+/// Counters of a kernel.
 #[derive(Serialize)]
 pub struct KernelRow {
     kernel: String,
@@ -50,7 +51,7 @@ pub struct KernelRow {
     shared: Cost,
     global: Cost,
     mma: BTreeMap<&'static str, u64>,
-    /// By place, those with most to gain first.
+    /// By instruction, the largest excess first.
     sites: Vec<Site>,
 }
 
@@ -62,7 +63,7 @@ struct Site {
     cost: Cost,
 }
 
-/// A row for each kernel.
+/// One row per kernel.
 pub fn rows(counters: BTreeMap<String, KernelCounters>) -> Vec<KernelRow> {
     counters.into_iter().map(row).collect()
 }
@@ -140,7 +141,7 @@ impl Row for KernelRow {
     }
 }
 
-/// A place that costs more than it must.
+/// An instruction with more accesses than necessary.
 #[derive(Serialize)]
 struct SiteRow {
     kernel: String,

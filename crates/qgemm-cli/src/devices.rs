@@ -1,4 +1,4 @@
-//! `qgemm devices`: the devices of this machine, and the formats that they multiply.
+//! `qgemm devices`: devices of this machine, and their formats.
 
 use qgemm_api::{DeviceInfo, DeviceListing, Format, devices};
 use serde::Serialize;
@@ -10,7 +10,7 @@ use crate::table::{self, Column, Row, numbers, words};
 #[derive(Serialize)]
 struct DeviceRow {
     device: String,
-    /// `None` where the backend has no device.
+    /// `None` if the backend has no device.
     found: Option<Found>,
     /// Why there is none.
     absent: Option<String>,
@@ -40,7 +40,7 @@ impl From<DeviceListing> for DeviceRow {
             DeviceListing::Absent { kind, why } => {
                 DeviceRow { device: kind.name().to_owned(), found: None, absent: Some(why) }
             }
-            // What a later library may tell of a device is shown as it is.
+            // Kinds of later library versions are printed as they are.
             other => DeviceRow { device: "-".to_owned(), found: None, absent: Some(format!("{other:?}")) },
         }
     }

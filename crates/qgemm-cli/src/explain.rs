@@ -1,4 +1,5 @@
-//! `qgemm explain`: what would run for a shape, what else there is, and why.
+//! `qgemm explain`: chosen kernel of a shape, other candidates,
+//! and why.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -14,15 +15,19 @@ use crate::{Holds, out};
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Device: cpu, cuda:0, wgpu:0, auto for the best there is, or a chip that need not be here: emu:sm70, emu:sm75, emu:sm80,
+    /// Device: cpu, cuda:0, wgpu:0, auto (the best available), or a
+    /// chip that need not be present: emu:sm70, emu:sm75, emu:sm80,
     /// emu:sm89, emu:sm90, emu:sm120.
     #[arg(long, default_value = "auto")]
     device: String,
     /// The operation.
     #[arg(long, value_enum, default_value_t = Op::Gemm)]
     op: Op,
-    /// Shapes: MxNxK (tokens x output features x input features, of the forward product in gradient, too; of experts, those of each), of convert, norm and quantize RxC, of
-    /// routing TxExK, of attention BxQxSxHxGxD.
+    /// Shapes. gemm, experts (of each), matmul, and gradient (of the
+    /// forward product): MxNxK (tokens x output features x input
+    /// features).
+    /// convert, norm, quantize: RxC. routing: TxExK. attention:
+    /// BxQxSxHxGxD.
     #[arg(long, value_name = "SIZES", num_args = 1.., required = true)]
     shape: Vec<Sizes>,
     /// Weight format.
@@ -31,37 +36,40 @@ pub struct Args {
     /// Type of the activations and of the output.
     #[arg(long, default_value = "f16")]
     x_dtype: DType,
-    /// How far activations may be rounded: auto, exact, f16, bf16, tf32, bf16x3, int8, int8_token, e4m3, or e4m3_token.
+    /// Permitted rounding of activations: auto, exact, f16, bf16,
+    /// tf32, bf16x3, int8, int8_token, e4m3, or e4m3_token.
     #[arg(long, default_value_t)]
     x_precision: XPrecision,
-    /// Of gemm: X is given in this format of codes and scales. Of quantize: the format, q8_0 when not given.
+    /// gemm: X is given quantized in this format. quantize: the
+    /// format (default: q8_0).
     #[arg(long)]
     x_format: Option<XFormat>,
-    /// A gated pair (SwiGLU), of which N are the output features.
+    /// A gated pair (SwiGLU) with N output features.
     #[arg(long)]
     gated: bool,
-    /// The same bits for a row whatever its batch.
+    /// Require that a row's bits do not depend on its batch.
     #[arg(long)]
     batch_invariant: bool,
-    /// Most bytes of workspace.
+    /// Limit of workspace bytes.
     #[arg(long, value_name = "BYTES")]
     max_workspace: Option<usize>,
-    /// Of gemm, experts and attention: only this kernel family.
+    /// gemm, experts, attention: only this kernel family.
     #[arg(long)]
     family: Option<String>,
-    /// Of attention: keys and values lie in pages of so many keys.
+    /// attention: keys and values are in pages of this many keys.
     #[arg(long, value_name = "KEYS")]
     page_size: Option<NonZeroUsize>,
-    /// Of attention: bits in device memory say which keys a query sees.
+    /// attention: with a bit mask in device memory.
     #[arg(long)]
     mask_bits: bool,
-    /// Of experts: how many there are.
+    /// experts: number of experts.
     #[arg(long, default_value_t = 32)]
     experts: usize,
-    /// Of experts: how many of them each token is given to.
+    /// experts: experts per token (top-k).
     #[arg(long, default_value_t = 4)]
     top_k: usize,
-    /// Take the configurations measured in this file where they are known; `auto` is the file that `qgemm tune` keeps.
+    /// Use the measured configs of this table; `auto` is the table of
+    /// `qgemm tune`.
     #[arg(long, value_name = "FILE")]
     tuned: Option<PathBuf>,
 }
@@ -69,7 +77,7 @@ pub struct Args {
 /// Runs the command.
 ///
 /// # Errors
-/// When the device fails to open, or a shape is none.
+/// When the device fails to open, or a shape is invalid.
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let mut ctx = Context::open(&args.device)?;
     if let Some(path) = &args.tuned {

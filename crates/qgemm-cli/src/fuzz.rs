@@ -1,6 +1,8 @@
-//! Mutated files of results: of `bench --baseline` and of all that `report` reads.
+//! Fuzz targets: result files of `bench --baseline`, and all
+//! inputs of `report`.
 //!
-//! `QGEMM_FUZZ` and `QGEMM_FUZZ_SEED` are those of the test kit's fuzzers (`qgemm-testkit/tests/fuzz.rs`).
+//! `QGEMM_FUZZ` and `QGEMM_FUZZ_SEED` work as in
+//! `qgemm-testkit/tests/fuzz.rs`.
 
 use qgemm_api::Context;
 use qgemm_testkit::fuzz::{FuzzCase, FuzzTarget, FuzzVerdict, fuzz, mutate};
@@ -16,11 +18,11 @@ use crate::report::sections;
 
 const WORDS: &[&str] =
     &["qgemm", "pass", "fail", "skip", "q4_0", "us", "m", "n", "k", "microseconds", "noise", "shape", "verdict"];
-/// Cases of all fuzzers together, of which these have some.
+/// Cases of all fuzzers together; these targets get a part.
 const CASES: u64 = 20_000;
 const SHARE: u64 = 10;
 
-/// A kind of file, what reads it, and one of it.
+/// A kind of file, its reader, and an example.
 struct ResultsTarget {
     ctx: Context,
     files: Vec<(fn(&ResultsTarget, &str) -> Option<Page>, Value)>,
@@ -87,7 +89,7 @@ fn target() -> ResultsTarget {
     ResultsTarget { ctx: Context::open("cpu").expect("always there"), files }
 }
 
-/// A row measured now, compared with every baseline alike.
+/// A measured row, compared with every baseline in the same way.
 fn judged(baseline: &Baseline) -> Page {
     let now = json!({ "device": "a device", "shape": "1x2x3", "format": "q4_0", "x_dtype": "f16", "kernel": "gemv", "microseconds": 7.0,
         "noise": 0.0, "bytes_per_second": 1.0, "flops": 1.0, "bandwidth_share": 1.0, "copies": 2, "graph": false });
@@ -140,7 +142,7 @@ impl FuzzTarget for ResultsTarget {
         let judge = move || {
             let Some(page) = read(self, &text) else { return FuzzVerdict::Refused };
             let html = page.html();
-            // What is drawn is somewhere, and what is compared is a number.
+            // Charts and comparisons must not contain NaN or infinity.
             let wrong = ["=\"NaN", ",NaN", "=\"inf", "\"slower\":null", "NaN %", "inf %"]
                 .into_iter()
                 .find(|text| html.contains(text));

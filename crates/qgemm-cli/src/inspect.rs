@@ -13,7 +13,8 @@ use crate::table::{self, Column, Row, numbers, words};
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A GGUF or safetensors file, an index of shards, or a folder with one model.
+    /// A GGUF or safetensors file, an index of shards, or a folder
+    /// with one model.
     file: PathBuf,
     #[command(flatten)]
     opening: Opening,
@@ -23,7 +24,7 @@ pub struct Args {
 pub struct TensorRow {
     name: String,
     format: String,
-    /// Whether the tensor can be multiplied with or read.
+    /// Whether the library can multiply with the tensor or read it.
     readable: bool,
     shape: Vec<usize>,
     bytes: usize,
@@ -69,7 +70,7 @@ impl Row for TensorRow {
 /// Runs the command.
 ///
 /// # Errors
-/// When the file is no model.
+/// When the file is not a model.
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let model = args.opening.open(&args.file)?;
     table::print(model.tensors().iter().map(TensorRow::from).collect(), json)?;

@@ -1,4 +1,4 @@
-//! `qgemm loading`: how fast weights get onto a device in its kernels' layout.
+//! `qgemm loading`: speed of packing and loading weights.
 
 use std::time::Instant;
 
@@ -12,19 +12,20 @@ use crate::out;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
 
-/// Loads of each weight, of which the fastest counts.
+/// Loads of each weight; the fastest counts.
 const LOADS: usize = 3;
 
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Device: cpu, cuda:0, wgpu:0, or auto for the best there is.
+    /// Device: cpu, cuda:0, wgpu:0, or auto (the best available).
     #[arg(long, default_value = "auto")]
     device: String,
     /// Weight formats, or `all`.
     #[arg(long, num_args = 1.., default_values = ["q4_0"])]
     format: Vec<FormatChoice>,
-    /// Shapes, as tokens x output features x input features; the tokens do not count.
+    /// Shapes, as tokens x output features x input features; tokens
+    /// are ignored.
     #[arg(long, value_name = "MxNxK", num_args = 1.., default_values = ["1x4096x4096"])]
     shape: Vec<Shape>,
 }
@@ -37,13 +38,15 @@ struct LoadingRow {
     format: String,
     /// Bytes of the file's blocks.
     bytes: usize,
-    /// Of a whole load from host memory: looking at the scales, uploading, packing.
+    /// Time of a whole load from host memory: scanning scales,
+    /// uploading, packing.
     milliseconds: f64,
-    /// Bytes of the file over that.
+    /// File bytes per second.
     bytes_per_second: f64,
-    /// Bytes read and written a second where the device packs; absent where the host does.
+    /// Bytes read and written per second by packing on the device;
+    /// absent if the host packs.
     packing: Option<f64>,
-    /// The same as a share of copying within the device's memory.
+    /// Packing speed relative to copying in device memory.
     of_copying: Option<f64>,
 }
 
@@ -76,7 +79,7 @@ impl Row for LoadingRow {
 /// # Errors
 /// When the device fails, or a format cannot store a shape.
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
-    /// Beyond every cache.
+    /// Larger than every cache.
     const COPIED_BYTES: usize = 1 << 30;
     let ctx = Context::open(&args.device)?;
     let packs = ctx.info().id.kind == DeviceKind::Cuda;

@@ -1,5 +1,6 @@
-//! The `qgemm` command: what devices there are, what a model file holds, quantizing, verifying kernels against
-//! the oracle, plans, tuning, benchmarks and reports.
+//! The `qgemm` command: lists devices and models, quantizes,
+//! verifies kernels against the oracle, plans, tunes, benchmarks
+//! and reports.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stderr, reason = "a command says what it leaves out")]
 
@@ -51,29 +52,35 @@ enum Command {
     Devices,
     /// List the tensors of a model: names, formats, shapes, bytes.
     Inspect(inspect::Args),
-    /// Quantize the weights of a model, safetensors or GGUF, into a GGUF file.
+    /// Quantize the weights of a model, safetensors or GGUF, into a
+    /// GGUF file.
     Quantize(quantize::Args),
-    /// Check kernels against the f64 oracle; fails when a case misses its limit.
+    /// Check kernels against the f64 oracle. Fails when a case
+    /// exceeds its limit.
     Verify(verify::Args),
-    /// Measure kernels; with a baseline, fails on a regression beyond the noise.
+    /// Measure kernels. With a baseline, fails on a regression beyond
+    /// the noise.
     Bench(bench::Args),
-    /// Say what would run for a shape, what else there is, and why; also for chips that are not here.
+    /// Show the chosen kernel of a shape, the other candidates, and
+    /// why; also for absent chips.
     Explain(explain::Args),
     /// Write the execution and memory plan of a model, or check one.
     Plan(plan::Args),
-    /// Compile and load the kernels of a model's products, for the cache, as at a start.
+    /// Compile and load the kernels of a model's products into the
+    /// cache.
     Prepare(prepare::Args),
-    /// Measure candidates within a budget, and keep the best in a table that contexts find.
+    /// Measure candidates within a budget, and keep the best in a
+    /// table for contexts.
     Tune(tune::Args),
-    /// Put what is known of a device on one page (HTML).
+    /// Summarize a device's measurements on one page (HTML).
     Report(report::Args),
-    /// List which arithmetic serves each format on each kind of device.
+    /// List the arithmetic for each format on each kind of device.
     Support(support::Args),
     /// Measure how fast weights are packed and loaded.
     Loading(loading::Args),
 }
 
-/// Whether what was checked holds.
+/// Whether the check of a command succeeded.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Holds {
     Yes,
@@ -82,7 +89,8 @@ enum Holds {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // Logs go to standard error, so that tables stay clean: QGEMM_LOG=qgemm_api=info shows what is chosen.
+    // Logs go to standard error, to keep tables clean.
+    // QGEMM_LOG=qgemm_api=info shows the chosen kernels.
     let filter = EnvFilter::try_from_env("QGEMM_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let result = match &cli.command {
@@ -104,12 +112,13 @@ fn main() -> ExitCode {
         Ok(Holds::No) => ExitCode::FAILURE,
         Err(error) if error.is::<out::Closed>() => ExitCode::from(OF_A_CLOSED_PIPE),
         Err(error) => {
-            // Names from a file may be part of it. There is nobody to tell when standard error is closed, too.
+            // The message may contain names from a file. If standard error
+            // is closed, too, nothing can be reported.
             let _ = writeln!(std::io::stderr(), "error: {}", printable(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }
 }
 
-/// The status that a shell shows for programs that the signal of a closed pipe ends.
+/// Exit status like that of a program ended by SIGPIPE.
 const OF_A_CLOSED_PIPE: u8 = 128 + 13;

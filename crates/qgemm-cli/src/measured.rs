@@ -1,13 +1,14 @@
-//! Measured numbers in files. Compared with any other number, nothing would ever be slower.
+//! Range checks of measured numbers in files. Otherwise a bad
+//! baseline would hide every regression.
 
 use std::ops::Range;
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-/// Microseconds: from less than a clock's tick to a year.
+/// Microseconds: from less than a clock tick to years.
 const TIMES: Range<f64> = 1e-6..1e14;
-/// Shares of something, such as a median or a bandwidth.
+/// Ratios, such as relative noise or a bandwidth share.
 const SHARES: Range<f64> = 0.0..1e9;
 
 /// A time in microseconds.
@@ -15,7 +16,7 @@ pub fn time<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     within(from, "microseconds", &TIMES)
 }
 
-/// A share of something.
+/// A ratio.
 pub fn share<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     within(from, "a share", &SHARES)
 }

@@ -1,4 +1,5 @@
-//! Standard output, which may be closed or full: then printing is an error, not a panic.
+//! Standard output. If it is closed or full, printing returns an
+//! error instead of a panic.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
@@ -7,7 +8,7 @@ use anyhow::Context;
 use qgemm_api::printable;
 use serde::Serialize;
 
-/// Whoever read standard output wants no more of it, as `head` does.
+/// The reader of standard output has closed it, as `head` does.
 #[derive(Debug)]
 pub struct Closed;
 
@@ -19,15 +20,15 @@ impl fmt::Display for Closed {
 
 impl std::error::Error for Closed {}
 
-/// Prints `line` and ends it.
+/// Prints `line` with a newline.
 ///
 /// # Errors
-/// [`Closed`], or what the system says of a full disk.
+/// [`Closed`], or the system's error.
 pub fn line(line: &str) -> anyhow::Result<()> {
     text(&format!("{line}\n"))
 }
 
-/// Prints `text` as it is.
+/// Prints `text`.
 ///
 /// # Errors
 /// As [`line()`].
@@ -39,7 +40,7 @@ pub fn text(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Prints `value` as JSON, with nothing in it that acts on a terminal.
+/// Prints `value` as JSON, without terminal control characters.
 ///
 /// # Errors
 /// As [`line()`], and when it cannot be serialised.
@@ -47,7 +48,8 @@ pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
     line(&escaped(&serde_json::to_string_pretty(value)?))
 }
 
-/// JSON with the characters escaped that JSON itself leaves as they are: outside of strings there are none of them.
+/// Escapes characters that JSON allows unescaped in strings. They
+/// never occur outside of strings.
 fn escaped(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {

@@ -1,4 +1,4 @@
-//! `qgemm plan`: the execution and memory plan of a model, as a file.
+//! `qgemm plan`: execution and memory plan of a model, as a file.
 
 use std::path::PathBuf;
 
@@ -13,34 +13,41 @@ use crate::{Holds, out, text_file};
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A GGUF or safetensors model of the architectures llama, qwen3, qwen3moe or bert.
+    /// A GGUF or safetensors model of the architectures llama, qwen3,
+    /// qwen3moe or bert.
     model: PathBuf,
     /// Tokens of a step.
     #[arg(long)]
     batch: usize,
-    /// Sequences that these are of, in equal parts: each token of its own unless stated (a step of decoding), 1 for a prompt. Of encoders and
-    /// with --train all are of one.
+    /// Sequences that share the tokens equally. Default: one per
+    /// token (a decode step); 1 for encoders and with --train.
+    /// State 1 for a prompt.
     #[arg(long)]
     sequences: Option<usize>,
-    /// Keys that the KV cache has room for, of each sequence: as many as the model is made for unless stated, at most 4096.
+    /// KV-cache capacity per sequence, in keys (default: the model's
+    /// context length, at most 4096).
     #[arg(long)]
     context: Option<usize>,
-    /// Device: cpu, cuda:0, wgpu:0, auto for the best there is, or a chip that need not be here, such as emu:sm90.
+    /// Device: cpu, cuda:0, wgpu:0, auto (the best available), or a
+    /// chip that need not be present, such as emu:sm90.
     #[arg(long, default_value = "auto")]
     device: String,
     /// Type of the activations; logits are f32.
     #[arg(long, default_value = "f16")]
     x_dtype: DType,
-    /// How far activations may be rounded: auto, exact, f16, bf16, tf32, bf16x3, int8, int8_token, e4m3, or e4m3_token.
+    /// Permitted rounding of activations: auto, exact, f16, bf16,
+    /// tf32, bf16x3, int8, int8_token, e4m3, or e4m3_token.
     #[arg(long, default_value_t)]
     x_precision: XPrecision,
-    /// With the gradients of a training step, and what an optimizer with two moments keeps.
+    /// Add the gradients of a training step, and the state of an
+    /// optimizer with two moments.
     #[arg(long)]
     train: bool,
-    /// Where to write the plan (schema qgemm.exec.v1, docs/guide/plans.md).
+    /// File for the plan (schema qgemm.exec.v1, docs/guide/plans.md).
     #[arg(short, long, value_name = "FILE", required_unless_present = "check")]
     output: Option<PathBuf>,
-    /// Read this plan in place of making one, and check that it fits the device and the model.
+    /// Read this plan instead of making one, and check that it fits
+    /// the device and the model.
     #[arg(long, value_name = "FILE", conflicts_with = "output")]
     check: Option<PathBuf>,
 }
@@ -61,7 +68,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             let mut options = PlanOptions::new(args.batch);
             (options.sequences, options.context) = (args.sequences, args.context);
             (options.x_dtype, options.x_precision, options.train) = (args.x_dtype, args.x_precision, args.train);
-            // Before the work, which an output that cannot be written would waste.
+            // First, so that an unwritable output does not waste the work.
             let file = args.output.as_ref().map(|path| WholeFile::create(path, Existing::Replace)).transpose()?;
             let plan = ctx.plan_model(&args.model, &options)?;
             if let Some(file) = file {
@@ -77,7 +84,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     Ok(Holds::Yes)
 }
 
-/// What a plan comes to, in a few lines.
+/// Summary of a plan in a few lines.
 fn summary(plan: &ExecPlan) -> String {
     let (model, device, memory) = (&plan.model, &plan.runtime.device, &plan.memory);
     let of = |kind: RegionKind| -> u64 {

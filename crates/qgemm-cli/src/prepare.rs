@@ -1,4 +1,5 @@
-//! `qgemm prepare`: compiling and loading what a model's products need, so that it lies in the kernel cache when they run.
+//! `qgemm prepare`: compiles and loads the kernels of a model's
+//! products into the cache.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -20,25 +21,29 @@ pub struct Args {
     model: Option<PathBuf>,
     #[command(flatten)]
     opening: Opening,
-    /// Device: cpu, cuda:0, wgpu:0, or auto for the best there is.
+    /// Device: cpu, cuda:0, wgpu:0, or auto (the best available).
     #[arg(long, default_value = "auto")]
     device: String,
-    /// Weight format, or `all`. For a model's unquantized weights: the format to quantize them to.
+    /// Weight format, or `all`. A model's unquantized weights are
+    /// quantized to it.
     #[arg(long)]
     format: Option<FormatChoice>,
-    /// Shapes, as MxNxK (tokens x output features x input features); with a model only the tokens count.
+    /// Shapes, as MxNxK (tokens x output features x input features);
+    /// with a model only M counts.
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
     /// Type of the activations and of the output.
     #[arg(long, default_value = "f16")]
     x_dtype: DType,
-    /// How far activations may be rounded: auto, exact, f16, bf16, tf32, bf16x3, int8, int8_token, e4m3, or e4m3_token.
+    /// Permitted rounding of activations: auto, exact, f16, bf16,
+    /// tf32, bf16x3, int8, int8_token, e4m3, or e4m3_token.
     #[arg(long, default_value_t)]
     x_precision: XPrecision,
-    /// Begin no kernel once so much time is over, such as 2s, 500ms or 3m.
+    /// Start no more kernels after this time, such as 2s, 500ms or
+    /// 3m.
     #[arg(long, value_parser = choice::duration)]
     budget: Option<Duration>,
-    /// Megabytes of the host's memory for kernels that are compiled at the same time.
+    /// Megabytes of host memory for kernels that compile in parallel.
     #[arg(long, value_name = "MB")]
     memory: Option<usize>,
 }
@@ -48,7 +53,7 @@ struct PrepareRow {
     shape: String,
     format: String,
     kernel_id: String,
-    /// What it takes now.
+    /// Time to plan it now.
     plan_microseconds: f64,
 }
 

@@ -1,4 +1,4 @@
-//! A progress bar on standard error for long work, which keeps out of the way of tables.
+//! Progress bar on standard error, which does not disturb tables.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ impl Progress {
         Self(ProgressBar::hidden())
     }
 
-    /// Goes on by `steps`.
+    /// Advances by `steps`.
     pub fn step(&self, steps: u64) {
         self.0.inc(steps);
     }
@@ -37,7 +37,7 @@ impl Progress {
         self.0.position()
     }
 
-    /// Says what is being done.
+    /// Sets the message.
     pub fn say(&self, what: String) {
         self.0.set_message(printable(&what));
     }

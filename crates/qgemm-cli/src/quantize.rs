@@ -1,4 +1,5 @@
-//! `qgemm quantize`: the weights of a model, quantized, into a GGUF file.
+//! `qgemm quantize`: quantizes a model's weights into a GGUF
+//! file.
 
 mod choice;
 
@@ -21,15 +22,19 @@ use choice::{Fate, Patterns};
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The model to read: safetensors (a file, an index of shards, or a folder), or a GGUF file, whose metadata is kept.
+    /// The model: safetensors (a file, an index of shards, or a
+    /// folder) or GGUF, whose metadata is kept.
     input: PathBuf,
     /// The GGUF file to write. It appears when it is complete.
     output: PathBuf,
-    /// Format of the weights: tensors of two or more dimensions whose name ends in `weight`, but no norms, embeddings of
-    /// positions or types, expert gating or others that llama.cpp keeps, too. Everything else is copied as it is.
+    /// Format of the weights. These are tensors of two or more
+    /// dimensions whose name ends in `weight`.
+    /// Norms, embeddings of positions and types, expert gating and
+    /// others that llama.cpp keeps are excluded. All other tensors
+    /// are copied.
     #[arg(long)]
     format: Format,
-    /// Replace the output where it is there already.
+    /// Replace the output if it exists.
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -73,13 +78,13 @@ impl Row for QuantizedRow {
 /// Runs the command.
 ///
 /// # Errors
-/// When the input is no model or holds what cannot be read, GGUF lacks the format, or writing fails. The output
-/// file is then left as it was.
+/// When the input is not a readable model, GGUF lacks the format,
+/// or writing fails. The output file is then unchanged.
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     for file in model_files(&args.input)? {
         ensure!(!is_same_file(&file, &args.output), "{} is the model that is read", args.output.display());
     }
-    // Before the work, which an output that cannot be written would waste.
+    // First, so that an unwritable output does not waste the work.
     let existing = if args.force { Existing::Replace } else { Existing::Refuse };
     let output = WholeFile::create(&args.output, existing)?;
     let model = args.opening.open(&args.input)?;
@@ -97,7 +102,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     Ok(Holds::Yes)
 }
 
-/// Whether both paths are one file, be it by links.
+/// Whether both paths are the same file, possibly through links.
 fn is_same_file(a: &Path, b: &Path) -> bool {
     if let (Ok(a), Ok(b)) = (fs::canonicalize(a), fs::canonicalize(b))
         && a == b
@@ -112,8 +117,8 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
     false
 }
 
-/// What llama.cpp wants to know of a file, as far as the model says it: all that a GGUF file has, and how it was quantized,
-/// where anything was.
+/// Metadata for llama.cpp: all of a GGUF model's, and the
+/// quantization if any tensor is quantized.
 fn metadata(header: &mut GgufHeader, model: &Model, targets: &[Target<'_>], args: &Args) -> anyhow::Result<()> {
     const NAME: &str = "general.name";
     const FILE_TYPE: &str = "general.file_type";
@@ -138,19 +143,19 @@ fn metadata(header: &mut GgufHeader, model: &Model, targets: &[Target<'_>], args
     Ok(header.metadata(VERSION.0, VERSION.1.into())?)
 }
 
-/// How a tensor is written.
+/// Storage of a tensor.
 enum Stored {
     /// Quantized to this format.
     Quantized(Format),
-    /// Plain numbers that are a format, too, as they are.
+    /// Plain numbers that are a format, copied.
     Dense(Format),
-    /// Blocks of a format that the model has them in, as they are.
+    /// Blocks in a format of the model, copied.
     Blocks(Format),
-    /// Other numbers, as they are.
+    /// Other numbers, copied.
     Numbers(NumberType),
 }
 
-/// What becomes of a tensor.
+/// A tensor and its storage.
 struct Target<'a> {
     info: &'a TensorInfo,
     stored: Stored,
@@ -158,7 +163,7 @@ struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// `None` for a tensor that is left out.
+    /// `None` for an excluded tensor.
     fn of(info: &'a TensorInfo, model: &Model, args: &Args) -> anyhow::Result<Option<Self>> {
         let name = &info.name;
         let fate = args.patterns.fate(name, info.shape.len());
@@ -199,9 +204,9 @@ impl<'a> Target<'a> {
         Ok(Some(Self { info, stored, note }))
     }
 
-    /// Announces the tensor in the header, which says how large it will be.
+    /// Adds the tensor to the header, and returns its size.
     fn announce(&self, header: &mut GgufHeader) -> anyhow::Result<usize> {
-        // GGUF has no tensors without dimensions.
+        // GGUF has no zero-dimensional tensors.
         let shape: &[usize] = if self.info.shape.is_empty() { &[1] } else { &self.info.shape };
         Ok(match self.stored {
             Stored::Quantized(format) | Stored::Dense(format) | Stored::Blocks(format) => {
@@ -211,7 +216,8 @@ impl<'a> Target<'a> {
         })
     }
 
-    /// Writes the tensor with `write`, and tells what became of it.
+    /// Writes the tensor with `write`, and returns its row of the
+    /// table.
     fn write(&self, model: &Model, write: impl FnOnce(&[u8]) -> anyhow::Result<()>) -> anyhow::Result<QuantizedRow> {
         let Self { info, stored, note } = self;
         let row = |from: &str, to: String, bytes_after, note| QuantizedRow {

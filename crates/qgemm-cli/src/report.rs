@@ -1,4 +1,5 @@
-//! `qgemm report`: what is known of a device, on one page that needs nothing but itself.
+//! `qgemm report`: measurements of a device, on one
+//! self-contained page.
 
 mod charts;
 pub mod input;
@@ -19,33 +20,36 @@ use page::Page;
 /// Options of the command. Every file adds a section.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Device whose roofs are drawn: cpu, cuda:0, wgpu:0, auto for the best there is, or a chip that need not be here, such as emu:sm90.
+    /// Device of the roofline: cpu, cuda:0, wgpu:0, auto (the best
+    /// available), or a chip that need not be present, such as
+    /// emu:sm90.
     #[arg(long, default_value = "auto")]
     device: String,
-    /// What `qgemm verify --json` printed: any number of files.
+    /// Output files of `qgemm verify --json`.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     verify: Vec<PathBuf>,
-    /// A plan file of `qgemm plan`: the roofline of a model's layers.
+    /// A plan of `qgemm plan`: the roofline of a model's layers.
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// Results with peers, as in `benches/results`: time against tokens.
+    /// Results with peers, as in `benches/results`: time over tokens.
     #[arg(long, value_name = "FILE")]
     results: Option<PathBuf>,
-    /// What `qgemm bench --sweep-m … --json` printed: predicted against measured.
+    /// Output of `qgemm bench --sweep-m … --json`: predicted and
+    /// measured times.
     #[arg(long, value_name = "FILE")]
     sweep: Option<PathBuf>,
     /// Results of `qgemm bench --save`.
     #[arg(long, value_name = "FILE")]
     bench: Option<PathBuf>,
-    /// Earlier results of `qgemm bench --save`, to compare with.
+    /// Earlier results of `qgemm bench --save`, for comparison.
     #[arg(long, value_name = "FILE", requires = "bench")]
     baseline: Option<PathBuf>,
-    /// Where to write the page.
+    /// File for the page.
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
 }
 
-/// Bytes of a page, at most: it is to open at once on a telephone.
+/// Size limit of a page, which should open at once on a phone.
 const MOST_BYTES: usize = 2 << 20;
 
 /// Runs the command.

@@ -1,4 +1,4 @@
-//! `qgemm verify --stress`: random cases, one a seed.
+//! `qgemm verify --stress`: random cases, one per seed.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -12,24 +12,25 @@ use rayon::prelude::*;
 use crate::progress::Progress;
 use crate::verify::Report;
 
-/// Cases that are run side by side.
+/// Cases that run in parallel.
 const BATCH: u64 = 16;
-/// The share of the time that cases with new kernels may take: 3 means a third.
+/// Time share of cases with new kernels: 3 means a third.
 const SHARE_OF_NEW: u32 = 3;
-/// What new kernels may take before that counts.
+/// Time that new kernels get before the share applies.
 const HEAD_START: Duration = Duration::from_secs(3);
 
-/// Where cases come from.
+/// Source of random cases.
 pub struct Draw<'a> {
-    /// Whose they are.
+    /// The suite.
     pub suite: &'a dyn Suite,
-    /// Which are wanted.
+    /// Selected cases.
     pub wanted: &'a Selection,
-    /// The options of the command that draw the same.
+    /// Options that repeat the selection.
     pub again: String,
 }
 
-/// Runs random cases until the time is over, from `first` on or from a seed that nobody chose. With no time at all, one.
+/// Runs random cases until the time is over, from seed `first` or
+/// a random one. If `time` is zero, it runs one case.
 pub fn run(ctx: &Context, draw: &Draw<'_>, first: Option<u64>, time: Duration, report: &mut Report) {
     let mut seed = first.unwrap_or_else(seed_of_now);
     eprintln!("random cases from seed {seed}");
@@ -38,7 +39,7 @@ pub fn run(ctx: &Context, draw: &Draw<'_>, first: Option<u64>, time: Duration, r
     let start = Instant::now();
     let mut kernels = Kernels::new();
     let mut left_out = 0;
-    // The first case alone: a device that does not work at all says so once.
+    // The first case runs alone: a broken device fails once.
     let mut batch = 1;
     loop {
         progress.say(format!("seed {seed}"));
@@ -68,17 +69,18 @@ pub fn run(ctx: &Context, draw: &Draw<'_>, first: Option<u64>, time: Duration, r
     eprintln!("seeds {first} to {}{left}", seed - 1);
 }
 
-/// What became of a case, and how long it took.
+/// Outcome and time of a case.
 struct Run {
-    /// `None` where it was left out.
+    /// `None` if the case was skipped.
     outcome: Option<Outcome>,
     time: Duration,
 }
 
-/// Runs a case, unless its kernel is new and new ones have had their share of the time.
+/// Runs a case, unless its kernel is new and new kernels have
+/// used their share.
 fn run_one(ctx: &Context, kernels: &Kernels<KernelId>, case: &dyn TestCase) -> Run {
     let start = Instant::now();
-    // The CPU's kernels are compiled with the program.
+    // CPU kernels are compiled into the program.
     let compiles = ctx.info().id.kind != DeviceKind::Cpu;
     let is_new = || case.expected_kernel(ctx).is_some_and(|kernel| !kernels.met.contains(&kernel));
     let leave_out = compiles && kernels.new_had_their_share() && is_new();
@@ -86,15 +88,16 @@ fn run_one(ctx: &Context, kernels: &Kernels<KernelId>, case: &dyn TestCase) -> R
     Run { outcome, time: start.elapsed() }
 }
 
-/// Kernels that have been met, and what they cost. With a cold cache the whole time would go into compiling otherwise, and
-/// each kernel would see one case.
+/// Known kernels and times. Otherwise, with a cold cache,
+/// compiling would use all the time, and each kernel would run
+/// one case.
 struct Kernels<K> {
     met: HashSet<K>,
-    /// Time of all cases, run or left out, by the threads that had them.
+    /// Thread time of all cases, run or skipped.
     all: Duration,
-    /// Time of those whose kernel was new: one for each that was met.
+    /// Time of cases with new kernels.
     new: Duration,
-    /// Time of those whose kernel was known, and how many they were.
+    /// Time and number of cases with known kernels.
     known: (Duration, u32),
 }
 
@@ -103,14 +106,15 @@ impl<K: Eq + Hash> Kernels<K> {
         Self { met: HashSet::new(), all: Duration::ZERO, new: Duration::ZERO, known: (Duration::ZERO, 0) }
     }
 
-    /// Whether what cases with new kernels took beyond the others is more than their share.
+    /// Whether the extra time of cases with new kernels exceeds their
+    /// share.
     fn new_had_their_share(&self) -> bool {
         let (time, cases) = self.known;
         let ordinary = time / cases.max(1) * u32::try_from(self.met.len()).unwrap_or(u32::MAX);
         self.new.saturating_sub(ordinary) * SHARE_OF_NEW > self.all + HEAD_START
     }
 
-    /// Adds a case, with its kernel where it was run.
+    /// Adds a case, with its kernel if it ran.
     fn count(&mut self, kernel: Option<K>, time: Duration) {
         self.all += time;
         let Some(kernel) = kernel else { return };
@@ -121,7 +125,7 @@ impl<K: Eq + Hash> Kernels<K> {
     }
 }
 
-/// A seed that differs from run to run; small, because it is to be typed.
+/// A random seed that is short to type.
 fn seed_of_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_millis() as u64 % 1_000_000_000)
 }
@@ -130,14 +134,15 @@ fn seed_of_now() -> u64 {
 mod tests {
     use super::*;
 
-    /// As on a GPU whose cache is empty: a new kernel takes a second, one that was met and a look at a new one a hundredth.
+    /// A GPU with an empty cache: a new kernel takes a second, a
+    /// known one or a skipped case a hundredth.
     #[test]
     fn compiling_takes_a_third_of_the_time() {
         let mut kernels = Kernels::new();
         let (mut run, mut left_out) = (0, 0);
         let second = Duration::from_secs(1);
         for draw in 0u64.. {
-            // Few kernels are common, as with random shapes.
+            // Few kernels are frequent, as with random shapes.
             let rarity = 1 << (draw % 11);
             let kernel = rarity | (draw * 7 % rarity);
             let is_new = !kernels.met.contains(&kernel);
@@ -165,7 +170,7 @@ mod tests {
         let mut kernels = Kernels::new();
         for draw in 0..9000 {
             assert!(!kernels.new_had_their_share(), "{draw}");
-            // Every other kernel is new, and read from a disk.
+            // Every other kernel is new, but cached on disk.
             let (kernel, time) = if draw % 2 == 0 { (0, 3) } else { (draw, 4) };
             kernels.count(Some(kernel), Duration::from_millis(time));
         }

@@ -1,5 +1,5 @@
-//! `qgemm support`: which operations each kind of device has, and which arithmetic serves each format, as the kernel families
-//! themselves offer it.
+//! `qgemm support`: operations of each kind of device and
+//! arithmetic of each format, as the kernel families report them.
 
 mod families;
 mod x_formats;
@@ -19,7 +19,8 @@ use x_formats::XFormats;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The devices to ask; CUDA chips by the emulated ones, which offer what real ones do.
+    /// Devices. CUDA chips are emulated; these have the same kernels
+    /// as real ones.
     #[arg(long, num_args = 1.., default_values = DEVICES)]
     device: Vec<String>,
     /// Print the page `docs/guide/support.md`.
@@ -31,28 +32,33 @@ pub struct Args {
 pub const DEVICES: [&str; 8] =
     ["cpu", "wgpu:0", "emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "emu:sm90", "emu:sm120"];
 
-/// Tokens of the two parts of a cell: what one token takes may round nothing where many may.
+/// Token counts of the two parts of a cell. One token may avoid
+/// rounding where many do not.
 const TOKENS: [usize; 2] = [1, 64];
 
-/// Features and columns of W, which any format can store.
+/// Rows and columns of W, which every format can store.
 const SHAPE: [usize; 2] = [128, 256];
 
-/// How a device multiplies a format with activations of a type: the most that its families offer.
+/// Best arithmetic of a device's families for a format and a type
+/// of activations.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Support {
     device: String,
     format: &'static str,
     x_dtype: String,
     tokens: usize,
-    /// The arithmetic: `tensor`, `fma` or `dot`; `None` where no family serves it.
+    /// The arithmetic: `tensor`, `fma` or `dot`; `None` if no family
+    /// supports it.
     math: Option<&'static str>,
-    /// The type that weights may be rounded to before they are multiplied.
+    /// The type that weights may be rounded to before the product.
     rounded_weights: Option<String>,
-    /// The type to which X is converted first, where no kernel reads X in place.
+    /// The type to which X is converted first, if no kernel reads X
+    /// directly.
     converted_x: Option<String>,
-    /// In which format X is multiplied, at the coarsest, under each permission.
+    /// The coarsest format of X in the product, under each
+    /// permission.
     x_formats: XFormats,
-    /// Why there is no kernel.
+    /// Why no kernel exists.
     why_not: Option<String>,
 }
 
@@ -95,7 +101,7 @@ impl Support {
         }
     }
 
-    /// In the fewest characters.
+    /// A short form for tables.
     fn mark(&self) -> String {
         let Some(math) = self.math else { return "–".into() };
         let rounded = if self.rounded_weights.is_some() { "*" } else { "" };
@@ -104,7 +110,7 @@ impl Support {
     }
 }
 
-/// Which arithmetic is worth naming where there are several.
+/// Rank for choosing the arithmetic to name.
 fn rank(math: Math) -> u32 {
     match math {
         Math::FmaF32 => 0,
@@ -114,7 +120,8 @@ fn rank(math: Math) -> u32 {
     }
 }
 
-/// The kernel families of an operation that serve something on a device.
+/// Kernel families of an operation that support something on a
+/// device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Families {
     device: String,
@@ -134,7 +141,7 @@ fn names(families: &[&str]) -> String {
     if families.is_empty() { "–".to_owned() } else { families.join(", ") }
 }
 
-/// What was asked of every device.
+/// Answers of all devices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answers {
     operations: Vec<Families>,
@@ -173,7 +180,7 @@ impl Row for Support {
 /// Runs the command.
 ///
 /// # Errors
-/// When a device cannot be opened, or a weight not be loaded.
+/// When a device cannot be opened, or a weight cannot be loaded.
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let devices: Vec<&str> = args.device.iter().map(String::as_str).collect();
     let all = ask_all(&devices)?;
@@ -189,7 +196,8 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     Ok(Holds::Yes)
 }
 
-/// Every device, operation, format, type of activations and number of tokens.
+/// Asks every device, operation, format, type of activations and
+/// token count.
 fn ask_all(devices: &[&str]) -> anyhow::Result<Answers> {
     let mut all = Answers { operations: Vec::new(), formats: Vec::new() };
     for device in devices {
@@ -241,7 +249,7 @@ fn page(devices: &[&str], all: &Answers) -> String {
     page.push_str(FORMATS_HEADER);
     for x_dtype in DType::ALL {
         let _ = writeln!(page, "\n### {x_dtype} activations\n\n{}", head("weights", devices));
-        // Formats that everything is the same for share a line.
+        // Formats with equal rows share a line.
         let mut lines: Vec<(String, Vec<&str>)> = Vec::new();
         for format in Format::all() {
             let of_device = |device: &&str| {
@@ -294,7 +302,7 @@ in f16 offer `tensor*` for all but f32 weights:
 - (f16), (bf16): X is converted to that type first, which `Problem::x_precision` can forbid ([below](#rounding-of-x)).
 ";
 
-/// The first two lines of a table with a column a device.
+/// Header of a table with one column per device.
 fn head(title_of_rows: &str, devices: &[&str]) -> String {
     let titles = cells(devices.iter().map(|device| title(device)));
     format!("| {title_of_rows} |{titles}\n|---|{}", "---|".repeat(devices.len()))
@@ -304,7 +312,7 @@ fn cells(cells: impl Iterator<Item = String>) -> String {
     cells.map(|cell| format!(" {cell} |")).collect()
 }
 
-/// The device as readers know it.
+/// The device's name for readers.
 fn title(device: &str) -> String {
     device.strip_prefix("emu:").unwrap_or(device).trim_end_matches(":0").to_owned()
 }
@@ -322,7 +330,8 @@ mod tests {
 
     use super::*;
 
-    /// `docs/guide/support.md` without the column of a device that is not here.
+    /// `docs/guide/support.md` without the column of an absent
+    /// device.
     fn without_column(page: &str, title: &str) -> String {
         let mut at = None;
         let mut out = String::new();
@@ -373,7 +382,7 @@ mod tests {
                 None => unserved = Some(not_here),
             }
         }
-        // A family that no chip has would be one whose problems nobody asks about.
+        // A family that no chip has would mean that no problem tests it.
         assert_eq!(unserved, Some(Vec::new()));
     }
 

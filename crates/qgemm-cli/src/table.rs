@@ -1,4 +1,5 @@
-//! Tables: text with aligned columns, row by row as results come, or one JSON array.
+//! Tables: text with aligned columns, printed row by row, or one
+//! JSON array.
 
 use qgemm_api::printable;
 use serde::Serialize;
@@ -8,9 +9,10 @@ use crate::progress::Progress;
 
 /// A column of text.
 pub struct Column {
-    /// What stands above it.
+    /// Its title.
     pub title: &'static str,
-    /// Characters that fit; longer cells push the rest of their line aside.
+    /// Width in characters; longer cells shift the rest of their
+    /// line.
     pub width: usize,
     /// Numbers are aligned to the right.
     pub right: bool,
@@ -26,7 +28,7 @@ pub const fn numbers(title: &'static str, width: usize) -> Column {
     Column { title, width, right: true }
 }
 
-/// A row: serialised as it is, and as one cell a column.
+/// A row: serialized as JSON, and one cell per column.
 pub trait Row: Serialize {
     /// The columns.
     const COLUMNS: &'static [Column];
@@ -35,7 +37,7 @@ pub trait Row: Serialize {
     fn cells(&self) -> Vec<String>;
 }
 
-/// A table under way.
+/// A table in progress.
 pub struct Table<R> {
     json: bool,
     started: bool,
@@ -48,7 +50,7 @@ impl<R: Row> Table<R> {
         Self { json, started: false, rows: Vec::new() }
     }
 
-    /// Adds a row and, unless JSON is wanted, prints it.
+    /// Adds a row and, without JSON, prints it.
     ///
     /// # Errors
     /// When standard output is closed or full.
@@ -65,7 +67,7 @@ impl<R: Row> Table<R> {
         Ok(())
     }
 
-    /// The rows, for JSON that holds more than them.
+    /// The rows, for JSON with further fields.
     pub fn into_rows(self) -> Vec<R> {
         self.rows
     }
@@ -73,7 +75,8 @@ impl<R: Row> Table<R> {
     /// Ends the table and returns its rows.
     ///
     /// # Errors
-    /// When a row cannot be serialised, or standard output is closed or full.
+    /// When a row cannot be serialised, or standard output is closed
+    /// or full.
     pub fn finish(self) -> anyhow::Result<Vec<R>> {
         if self.json {
             out::json(&self.rows)?;
@@ -85,7 +88,8 @@ impl<R: Row> Table<R> {
 /// Prints a whole table.
 ///
 /// # Errors
-/// When a row cannot be serialised, or standard output is closed or full.
+/// When a row cannot be serialised, or standard output is closed
+/// or full.
 pub fn print<R: Row>(rows: Vec<R>, json: bool) -> anyhow::Result<()> {
     let mut table = Table::new(json);
     for row in rows {
@@ -94,7 +98,8 @@ pub fn print<R: Row>(rows: Vec<R>, json: bool) -> anyhow::Result<()> {
     table.finish().map(|_| ())
 }
 
-/// The cells of a row under one another's columns; names from a file can do nothing to the terminal.
+/// A row's cells, aligned. Control characters in names from files
+/// are escaped.
 fn line<R: Row>(cells: Vec<String>) -> String {
     let cells: Vec<String> = cells.iter().map(|cell| printable(cell)).collect();
     let padded = cells.iter().zip(R::COLUMNS).map(|(cell, column)| match column.right {
@@ -104,7 +109,7 @@ fn line<R: Row>(cells: Vec<String>) -> String {
     padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
 }
 
-/// Bytes in a unit that keeps them short.
+/// Bytes with a short unit.
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
     let power = if count == 0 { 0 } else { (count.ilog2() as usize / 10).min(UNITS.len() - 1) };

@@ -1,4 +1,4 @@
-//! Reading small files of text.
+//! Reads small text files.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -6,14 +6,17 @@ use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 
-/// Bytes of a file, at most: plans of the largest models and results of thousands of cases have a few million.
+/// Size limit. Plans of the largest models and results of
+/// thousands of cases have a few million bytes.
 const MOST: u64 = 64 << 20;
 
-/// The text of a regular file of at most [`MOST`] bytes. A pipe is not opened, since that waits for its other end, and of a file that
-/// is too long nothing is read.
+/// The text of a regular file of at most [`MOST`] bytes.
+/// A pipe is not opened, because that waits for its other end. A
+/// too long file is not read.
 ///
 /// # Errors
-/// When it is something else, too long, no UTF-8, or cannot be read.
+/// When the file is not regular, too long, not UTF-8, or cannot
+/// be read.
 pub fn read(path: &Path) -> anyhow::Result<String> {
     let reading = || format!("reading {}", path.display());
     let metadata = fs::metadata(path).with_context(reading)?;
@@ -26,7 +29,7 @@ pub fn read(path: &Path) -> anyhow::Result<String> {
     check(metadata.len())?;
     let mut text = String::new();
     let file = File::open(path).with_context(reading)?;
-    // The file may have grown since.
+    // The file may have grown meanwhile.
     let bytes = file.take(MOST + 1).read_to_string(&mut text).with_context(reading)?;
     check(bytes as u64)?;
     Ok(text)

@@ -1,4 +1,5 @@
-//! `qgemm tune`: measuring what the cost model only expects, within a budget, and keeping it.
+//! `qgemm tune`: measures candidates within a budget, and keeps
+//! the results.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -26,58 +27,64 @@ pub struct Args {
     model: Option<PathBuf>,
     #[command(flatten)]
     opening: Opening,
-    /// Device: cpu, cuda:0, wgpu:0, or auto for the best there is.
+    /// Device: cpu, cuda:0, wgpu:0, or auto (the best available).
     #[arg(long, default_value = "auto")]
     device: String,
-    /// What is tuned: gemm, experts or matmul.
+    /// Operation to tune: gemm, experts or matmul.
     #[arg(long, value_enum, default_value_t = Op::Gemm)]
     op: Op,
-    /// Of experts: how many there are.
+    /// experts: number of experts.
     #[arg(long, default_value_t = 32)]
     experts: usize,
-    /// Of experts: how many of them each token is given to.
+    /// experts: experts per token (top-k).
     #[arg(long, default_value_t = 4)]
     top_k: usize,
-    /// Of experts: gated pairs (SwiGLU), of which N are the output features.
+    /// experts: gated pairs (SwiGLU) with N output features.
     #[arg(long)]
     gated: bool,
-    /// Weight format, or `all`. For a model's unquantized weights: the format to quantize them to.
+    /// Weight format, or `all`. A model's unquantized weights are
+    /// quantized to it.
     #[arg(long)]
     format: Option<FormatChoice>,
-    /// Shapes, as MxNxK (tokens x output features x input features); with a model only the tokens count.
+    /// Shapes, as MxNxK (tokens x output features x input features);
+    /// with a model only M counts.
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
     /// Type of the activations and of the output.
     #[arg(long, default_value = "f16")]
     x_dtype: DType,
-    /// How far activations may be rounded: auto, exact, f16, bf16, tf32, bf16x3, int8, int8_token, e4m3, or e4m3_token.
+    /// Permitted rounding of activations: auto, exact, f16, bf16,
+    /// tf32, bf16x3, int8, int8_token, e4m3, or e4m3_token.
     #[arg(long, default_value_t)]
     x_precision: XPrecision,
-    /// Time for all of it, such as 2s, 500ms or 3m.
+    /// Total time limit, such as 2s, 500ms or 3m.
     #[arg(long, default_value = "10s", value_parser = choice::duration)]
     budget: Duration,
-    /// Only candidates that should take at most so many times as long as the best.
+    /// Measure only candidates that should take at most this many
+    /// times as long as the best.
     #[arg(long, default_value_t = 3.0)]
     within: f64,
-    /// The table to add to, in place of the one in the cache folder, which `Tuned::Auto` finds.
+    /// Table to add to (default: the table in the cache folder, which
+    /// `Tuned::Auto` finds).
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
-    /// Take over the measurements of another table, and measure nothing.
+    /// Import the measurements of another table, and measure nothing.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "shape", "export"])]
     import: Option<PathBuf>,
     /// Write the table to another file, and measure nothing.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "shape"])]
     export: Option<PathBuf>,
-    /// Keep plans from taking this kernel (as `qgemm explain` names it), and measure nothing.
+    /// Keep plans from using this kernel (as named by `qgemm
+    /// explain`), and measure nothing.
     #[arg(long, value_name = "KERNEL_ID", requires = "why", conflicts_with_all = ["model", "shape", "import", "export"])]
     avoid: Option<KernelId>,
-    /// What is bad about it.
+    /// The reason to avoid it.
     #[arg(long, value_name = "TEXT", requires = "avoid")]
     why: Option<String>,
-    /// Only on devices of this name (as `qgemm devices` has it).
+    /// Only on devices of this name (as listed by `qgemm devices`).
     #[arg(long, value_name = "NAME", requires = "avoid")]
     on: Option<String>,
-    /// Let plans take this kernel again, and measure nothing.
+    /// Let plans use this kernel again, and measure nothing.
     #[arg(long, value_name = "KERNEL_ID", conflicts_with_all = ["model", "shape", "import", "export", "avoid"])]
     allow: Option<KernelId>,
 }
@@ -89,12 +96,13 @@ struct TuneRow {
     kernel_id: String,
     /// Median time of a launch.
     microseconds: f64,
-    /// How much longer the cost model's choice takes, as a share, where it was measured.
+    /// Slowdown of the cost model's choice relative to the best, if
+    /// measured.
     gain: Option<f64>,
     measured: usize,
     dropped: usize,
     left_out: usize,
-    /// Whether the budget sufficed.
+    /// Whether the budget was sufficient.
     complete: bool,
 }
 
@@ -149,13 +157,14 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     }
     let mut ctx = Context::open(&args.device)?.with_tuned(before.clone());
     let subjects = args.subjects()?;
-    // Before the work, which a table that cannot be written would waste.
+    // First, so that an unwritable table does not waste the work.
     check_place(&path)?;
     let mut measured = before.clone();
     let (start, mut rows) = (Instant::now(), Vec::new());
     let progress = Progress::new(subjects.len() as u64, "tuning");
     for (place, subject) in subjects.iter().enumerate() {
-        // Weights are loaded one after the other, for not all need fit, and their time is part of the budget.
+        // Weights are loaded one by one, because they may not all fit.
+        // Loading counts towards the budget.
         if start.elapsed() >= args.budget {
             break;
         }
@@ -172,7 +181,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             Op::Matmul => {}
             _ => weights = copies(&ctx, subject, &subject.weight()?, until, Context::load, Weight::bytes)?,
         }
-        // One candidate is measured however long that took.
+        // At least one candidate is measured, however long loading took.
         let left = (args.budget.saturating_sub(start.elapsed()) / rest).max(LEAST);
         let mut budget = Budget::new(left);
         budget.within = args.within;
@@ -238,7 +247,7 @@ fn import(path: &Path, other: &Path, json: bool) -> anyhow::Result<Holds> {
     Ok(Holds::Yes)
 }
 
-/// Adds to or takes from the kernels that are avoided.
+/// Adds or removes an avoided kernel.
 fn known_bad(path: &Path, args: &Args, json: bool) -> anyhow::Result<Holds> {
     check_place(path)?;
     let (is_allowed, table) = update_tuned(path, |table| {
@@ -255,7 +264,8 @@ fn known_bad(path: &Path, args: &Args, json: bool) -> anyhow::Result<Holds> {
     Ok(Holds::Yes)
 }
 
-/// That a table can be written there. Its folder is made where it is missing.
+/// Checks that a table can be written at `path`. Creates its
+/// folder if missing.
 fn check_place(path: &Path) -> anyhow::Result<()> {
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
@@ -263,7 +273,8 @@ fn check_place(path: &Path) -> anyhow::Result<()> {
     WholeFile::create(path, Existing::Replace).map(drop)
 }
 
-/// A weight in as many copies as no cache holds, or as can be loaded until then.
+/// Copies of a weight: as many as no cache holds, or as can be
+/// loaded before `until`.
 fn copies<H, W>(
     ctx: &Context,
     subject: &Subject,
@@ -284,7 +295,7 @@ fn copies<H, W>(
     Ok(weights)
 }
 
-/// Least time of a problem that was begun.
+/// Least measuring time of a problem.
 const LEAST: Duration = Duration::from_millis(1);
 
 fn said(json: bool, line: &str) -> anyhow::Result<()> {
@@ -292,7 +303,7 @@ fn said(json: bool, line: &str) -> anyhow::Result<()> {
 }
 
 impl Args {
-    /// Experts that are all like a subject's weight.
+    /// Experts with copies of a subject's weight.
     fn host_experts(&self, subject: &Subject) -> anyhow::Result<HostExperts> {
         let weight = subject.weight()?;
         Ok(match self.gated {

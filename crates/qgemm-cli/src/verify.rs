@@ -1,4 +1,4 @@
-//! `qgemm verify`: kernels against the f64 oracle.
+//! `qgemm verify`: checks kernels against the f64 oracle.
 
 use std::time::Duration;
 
@@ -25,56 +25,74 @@ use crate::table::{self, Column, Row, Table, numbers, words};
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Device to verify: cpu, cuda:0, wgpu:0, or auto for the best there is.
+    /// Device to verify: cpu, cuda:0, wgpu:0, or auto (the best available).
     #[arg(long, default_value = "auto")]
     device: String,
     /// The operation.
     #[arg(long, value_enum, default_value_t = Op::Gemm)]
     op: Op,
-    /// List the operations with the groups of their suites, and run nothing.
+    /// List operations and the groups of their suites, and run
+    /// nothing.
     #[arg(long)]
     list: bool,
     /// Weight format, or `all`.
     #[arg(long, default_value = "all")]
     format: FormatChoice,
-    /// Verify these shapes instead of the conformance suite, with every element type: MxNxK (tokens x output features x input
-    /// features), of convert and quantize RxC (rows x columns), of routing TxExK (tokens x experts x experts of a token), of matmul MxNxK, of attention
-    /// BxQxSxHxGxD (sequences x queries x keys of each x heads x heads of keys x features of a head), of norm RxC,
-    /// of kv_append TxHxGxD (tokens x heads x heads of keys x features of a head), of indexer QxSxHxD, or BxQxSxHxD in pages ([sequences x]
-    /// queries x keys x heads x features), of optimizer N (parameters).
+    /// Verify these shapes with every element type, instead of the
+    /// conformance suite.
+    /// gemm, experts, gradient and matmul: MxNxK (tokens x output
+    /// features x input features).
+    /// convert, quantize and norm: RxC (rows x columns).
+    /// routing: TxExK (tokens x experts x experts per token).
+    /// attention: BxQxSxHxGxD (sequences x queries x keys of each x
+    /// heads x KV heads x head dimension).
+    /// kv_append: TxHxGxD (tokens x heads x KV heads x head
+    /// dimension).
+    /// indexer: QxSxHxD, or in pages BxQxSxHxD ([sequences x] queries
+    /// x keys x heads x features).
+    /// optimizer: N (parameters).
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
-    /// Of matmul: how A and B are stored, nn, nt, tn or tt; every way when not given.
+    /// matmul: storage order of A and B, nn, nt, tn or tt (default:
+    /// every order).
     #[arg(long, requires = "shape")]
     layout: Option<MatmulLayout>,
-    /// Of matmul: how many products.
+    /// matmul: number of products.
     #[arg(long, default_value_t = 1, requires = "shape")]
     batch: usize,
-    /// Of gemm and experts: normalize X first, rms or layer.
+    /// gemm, experts: normalize X first (rms or layer).
     #[arg(long, requires = "shape")]
     norm: Option<NormKind>,
-    /// Only this group of the suite (shapes_plain, exact, values, epilogue, …).
+    /// Only this group of the suite (shapes_plain, exact, values,
+    /// epilogue, …).
     #[arg(long, conflicts_with = "shape")]
     group: Option<String>,
-    /// Only this kernel family; what it does not serve is left out.
+    /// Only this kernel family; cases that it does not support are
+    /// skipped.
     #[arg(long)]
     family: Option<String>,
-    /// Of quantize and norm: only results in this format. Of gemm and experts: X is given in this format; of gemm with --norm, normalized to it (q8_0, q8_256, q8_1, int8_token, e4m3_token, e4m3_1x128, e4m3_tensor, mxfp8, mxfp4, nvfp4).
+    /// quantize, norm: only results in this format. gemm, experts: X
+    /// is given in this format; with --norm, X is normalized to it
+    /// (q8_0, q8_256, q8_1, int8_token, e4m3_token, e4m3_1x128,
+    /// e4m3_tensor, mxfp8, mxfp4, nvfp4).
     #[arg(long)]
     x_format: Option<XFormat>,
-    /// Run random cases for this many seconds instead. On a GPU no more than a third of that is spent on kernels that are
-    /// met for the first time, which may have to be compiled.
+    /// Run random cases for this many seconds instead. On a GPU at
+    /// most a third of that goes to new kernels, which may need
+    /// compiling.
     #[arg(long, value_name = "SECONDS", conflicts_with_all = ["shape", "group"])]
     stress: Option<u64>,
-    /// First seed of the random cases; each following case adds one. A failure names the seed that repeats it, with
-    /// `--stress 0`, which runs one case.
+    /// First seed of the random cases; each next case adds one. A
+    /// failure names its seed. To repeat it, use `--stress 0`, which
+    /// runs one case.
     #[arg(long, requires = "stress")]
     seed: Option<u64>,
     /// Print only cases that fail.
     #[arg(long)]
     failures: bool,
-    /// On an emulated device (emu:sm75), also print what each kernel asked of shared and global memory against the
-    /// least that would do, its matrix instructions and barriers, and the places with most to gain.
+    /// On an emulated device (emu:sm75): also print each kernel's
+    /// shared and global memory traffic against the minimum, its MMA
+    /// instructions and barriers, and the costliest accesses.
     #[arg(long)]
     counters: bool,
 }
@@ -87,7 +105,8 @@ struct CaseRow {
     nmse: Option<f64>,
     worst_tile: Option<f64>,
     limit: Option<f64>,
-    /// What rounding f32 activations cost, where the kernel rounds them.
+    /// Error from rounding f32 activations, if the kernel rounds
+    /// them.
     rounding_loss: Option<f64>,
     verdict: &'static str,
     detail: Option<String>,
@@ -159,7 +178,7 @@ impl Row for GroupRow {
 /// Runs the command.
 ///
 /// # Errors
-/// When the device fails to open or an option makes no sense.
+/// When the device fails to open, or an option does not apply.
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     if args.list {
         table::print(groups(), json)?;
@@ -225,7 +244,7 @@ fn groups() -> Vec<GroupRow> {
     qgemm_testkit::SUITES.iter().flat_map(of).collect()
 }
 
-/// The cases that the options ask for.
+/// The cases of the options.
 fn cases(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     match (args.shape.is_empty(), args.op) {
         (true, op) => groups_of(op.suite()?, args.group.as_deref(), wanted),
@@ -255,7 +274,8 @@ fn groups_of(suite: &dyn Suite, group: Option<&str>, wanted: &Selection) -> anyh
     Ok(chosen.flat_map(|name| suite.cases(name, wanted)).collect())
 }
 
-/// Each shape with every format that can store it. A format asked for by name that cannot is an error.
+/// Each shape with every format that can store it. It is an error
+/// if a named format cannot.
 fn gemm_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
     for shape in choice::gemm_shapes(&args.shape)? {
@@ -279,8 +299,9 @@ fn gemm_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn Te
     Ok(cases)
 }
 
-/// Each shape, of 8 experts of which a token is given to 2, in every format that can store it and in every form. A format asked
-/// for by name that cannot is an error.
+/// Each shape with 8 experts and top-2, in every form and every
+/// format that can store it. It is an error if a named format
+/// cannot.
 fn expert_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     const EXPERTS: usize = 8;
     const TOP_K: usize = 2;
@@ -308,7 +329,7 @@ fn expert_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn 
     Ok(cases)
 }
 
-/// Each shape with every pair of types, as it is and transposed.
+/// Each shape with every pair of types, plain and transposed.
 fn convert_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
     for sizes in &args.shape {
@@ -323,7 +344,9 @@ fn convert_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     Ok(cases)
 }
 
-/// Each shape with every pair of types, or from every type to a format of codes, as RMSNorm and as LayerNorm, without and with a residual.
+/// Each shape as RMSNorm and LayerNorm, with and without a
+/// residual, for every pair of types or from every type to a
+/// quantized format.
 fn norm_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
     for sizes in &args.shape {
@@ -344,7 +367,7 @@ fn norm_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     Ok(cases)
 }
 
-/// Each number of parameters with every rule and type of gradient.
+/// Each length with every rule and gradient type.
 fn optimizer_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
     for sizes in &args.shape {
@@ -356,7 +379,8 @@ fn optimizer_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     Ok(cases)
 }
 
-/// Each shape with every type of logits and scoring, and of given ids.
+/// Each shape with every type of logits and scoring, and with
+/// given ids.
 fn routing_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
     for sizes in &args.shape {
@@ -370,13 +394,13 @@ fn routing_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     Ok(cases)
 }
 
-/// Each shape in every layout with every type.
+/// Each shape with every layout and type.
 fn matmul_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
     let layouts = args.layout.map_or(MatmulLayout::ALL.to_vec(), |layout| vec![layout]);
     for shape in choice::gemm_shapes(&args.shape)? {
         for &layout in &layouts {
-            // Codes with scales lie along K.
+            // Block scales run along K.
             let served =
                 |format: &FactorFormat| !format.has_scales() || (layout == MatmulLayout::Nt && args.batch == 1);
             for format in FactorFormat::ALL.into_iter().filter(served) {
@@ -389,7 +413,8 @@ fn matmul_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     Ok(cases)
 }
 
-/// Each shape with every format that can store it, and every type of dY. A format asked for by name that cannot is an error.
+/// Each shape with every type of dY and every format that can
+/// store it. It is an error if a named format cannot.
 fn gradient_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
     for shape in choice::gemm_shapes(&args.shape)? {
@@ -421,7 +446,8 @@ fn quantize_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     Ok(cases)
 }
 
-/// Each shape with every type of queries and keys, in pages and without.
+/// Each shape with every type of queries and keys, contiguous and
+/// paged.
 fn attention_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
     for sizes in &args.shape {
@@ -440,7 +466,8 @@ fn attention_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     Ok(cases)
 }
 
-/// Each shape, of as many sequences as tokens, in every pair of types, contiguous and paged.
+/// Each shape with every pair of types, contiguous and paged.
+/// Each token is a sequence.
 fn kv_append_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
     for sizes in &args.shape {
@@ -456,7 +483,7 @@ fn kv_append_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     Ok(cases)
 }
 
-/// Each shape in every format, scores and the best 2048 of them.
+/// Each shape with every format: scores and their top 2048.
 fn indexer_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
     for sizes in &args.shape {
@@ -473,7 +500,8 @@ fn indexer_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     Ok(cases)
 }
 
-/// Runs known cases and reports them in order. Small ones run side by side.
+/// Runs known cases and reports them in order. Small cases run in
+/// parallel.
 fn run_all(ctx: &Context, cases: &[Box<dyn TestCase>], small: bool, report: &mut Report) {
     let progress = Progress::new(cases.len() as u64, "verifying");
     for part in cases.chunks(if small { 64 } else { 1 }) {
@@ -489,7 +517,7 @@ fn run_all(ctx: &Context, cases: &[Box<dyn TestCase>], small: bool, report: &mut
     }
 }
 
-/// What the case of a seed is drawn from.
+/// Source of random cases.
 fn cases_argument(args: &Args) -> String {
     match (args.op, args.format) {
         (Op::Gemm, FormatChoice::All) => "--format all".to_owned(),
@@ -499,7 +527,7 @@ fn cases_argument(args: &Args) -> String {
     }
 }
 
-/// The device's own name of a family.
+/// The device's name of a family.
 fn family(ctx: &Context, name: &str) -> anyhow::Result<&'static str> {
     let names: Vec<&'static str> = ctx.device().catalog().gemm.iter().map(|family| family.name()).collect();
     let found = names.iter().find(|known| **known == name).copied();
@@ -513,24 +541,25 @@ struct Counts {
     skipped: usize,
 }
 
-/// What is printed of outcomes, and how many there were.
+/// Printer and counter of outcomes.
 pub struct Report {
     table: Table<CaseRow>,
     only_failures: bool,
-    /// Cases without a kernel are left out.
+    /// Whether cases without a kernel are skipped.
     only_served: bool,
     counts: Counts,
-    /// Why a row could not be printed: nobody sees what the run finds from there on.
+    /// Error of printing a row. Later rows are not printed.
     unprinted: Option<anyhow::Error>,
 }
 
 impl Report {
-    /// Whether nobody reads the rows any more.
+    /// Whether printing has failed.
     pub fn is_closed(&self) -> bool {
         self.unprinted.is_some()
     }
 
-    /// Counts an outcome and prints its row. `again` are the options that repeat it.
+    /// Counts an outcome and prints its row. `again`: the options
+    /// that repeat the case.
     pub fn add(&mut self, outcome: &Outcome, again: Option<String>, progress: &Progress) {
         let not_served = matches!(outcome.verdict, Verdict::Fail(Failure::NotPlanned(_)));
         if self.only_served && not_served {

@@ -1,4 +1,5 @@
-//! Files that are written whole or not at all: beside the goal, under a name of this run, and renamed when complete.
+//! Atomically written files: written under a temporary name
+//! beside the target, and renamed when complete.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Write as _};
@@ -7,33 +8,36 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail, ensure};
 
-/// What happens to a file that is there already.
+/// Treatment of an existing file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
-    /// It is replaced, when the new one is complete.
+    /// Replace it when the new file is complete.
     Replace,
-    /// It is an error.
+    /// Fail.
     Refuse,
 }
 
-/// A file under way. Dropped unfinished it leaves nothing; killed, it leaves a file that the next run removes.
+/// A file in progress. Dropped unfinished, it is removed. If the
+/// process is killed, the next run removes it.
 pub struct WholeFile {
     target: PathBuf,
     existing: Existing,
     partial: PathBuf,
-    /// Locked as long as this run lives, which is how other runs know.
+    /// Locked while this run lives: other runs then keep it.
     file: File,
     finished: bool,
 }
 
 impl WholeFile {
-    /// Begins a file at `target`, whose folder must be writable; what killed runs left of it is removed.
+    /// Begins a file at `target`, whose folder must be writable.
+    /// Leftovers of killed runs are removed.
     ///
     /// # Errors
-    /// When there is a file already that may not be replaced, or something that is no regular file, or the folder is not
-    /// there or not writable.
+    /// When an existing file may not be replaced, the target is not a
+    /// regular file, or the folder is missing or not writable.
     pub fn create(target: &Path, existing: Existing) -> anyhow::Result<Self> {
-        /// So many names are tried: one is free unless somebody makes all of them.
+        /// Number of names to try. One is free unless somebody creates
+        /// all of them.
         const TRIES: u32 = 100;
         check(target, existing)?;
         let folder = folder_of(target);
@@ -43,14 +47,15 @@ impl WholeFile {
             let nanoseconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.subsec_nanos());
             let name = format!("{prefix}{}-{nanoseconds:09}{attempt:02}{SUFFIX}", std::process::id());
             let partial = folder.join(name);
-            // A name that is there, be it a link to elsewhere, is not opened.
+            // An existing name, even a link, is never opened.
             let file = match OpenOptions::new().write(true).create_new(true).open(&partial) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 file => file.with_context(|| format!("{} cannot be written", target.display()))?,
             };
-            // Where the file system has no locks, other runs do not remove anything either.
+            // Without file locks other runs remove nothing either.
             let _ = file.lock();
-            // Between the two steps another run may have taken it for abandoned.
+            // Between creating and locking, another run may have removed it
+            // as abandoned.
             if partial.exists() {
                 return Ok(Self { target: target.to_owned(), existing, partial, file, finished: false });
             }
@@ -58,25 +63,27 @@ impl WholeFile {
         bail!("{}: no temporary file could be made beside it", target.display())
     }
 
-    /// Where to write to.
+    /// The file to write to.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Puts the file, now complete, in its place.
+    /// Renames the complete file to the target.
     ///
     /// # Errors
-    /// When it does not reach the disk, or something else has taken its place meanwhile.
+    /// When writing to disk fails, or another file has appeared at
+    /// the target.
     pub fn finish(mut self) -> anyhow::Result<()> {
         let place = || -> anyhow::Result<()> {
             self.file.sync_all()?;
             check(&self.target, self.existing)?;
             if self.existing == Existing::Refuse {
-                // Unlike renaming, linking replaces nothing that was made since the check.
+                // Unlike a rename, a link never replaces a file created since
+                // the check.
                 match fs::hard_link(&self.partial, &self.target) {
                     Ok(()) => return Ok(fs::remove_file(&self.partial)?),
                     Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(error.into()),
-                    // Not every file system has links.
+                    // Not every file system has hard links.
                     Err(_) => {}
                 }
             }
@@ -87,7 +94,7 @@ impl WholeFile {
         Ok(())
     }
 
-    /// Writes `contents` and puts the file in its place.
+    /// Writes `contents`, and finishes the file.
     ///
     /// # Errors
     /// As [`WholeFile::finish`], and when the disk is full.
@@ -100,16 +107,17 @@ impl WholeFile {
 impl Drop for WholeFile {
     fn drop(&mut self) {
         if !self.finished {
-            // What is half written helps nobody; that it cannot be removed matters less than why it is not complete.
+            // An incomplete file is useless. A failure to remove it matters
+            // less than the first error.
             let _ = fs::remove_file(&self.partial);
         }
     }
 }
 
-/// Checks that a file may be put at `target`.
+/// Checks that `target` may be written.
 ///
 /// # Errors
-/// As [`WholeFile::create`], but for whether the folder is writable.
+/// As [`WholeFile::create`], except for the folder's permissions.
 fn check(target: &Path, existing: Existing) -> anyhow::Result<()> {
     let shown = target.display();
     match fs::symlink_metadata(target) {
@@ -131,9 +139,9 @@ fn check(target: &Path, existing: Existing) -> anyhow::Result<()> {
 
 const SUFFIX: &str = ".partial";
 
-/// What the names of unfinished files begin with.
+/// Common prefix of temporary names.
 fn prefix(target: &Path) -> anyhow::Result<String> {
-    /// Names of files may have 255 bytes.
+    // File names are limited to 255 bytes.
     const MOST: usize = 40;
     let name = target.file_name().with_context(|| format!("{} is no name of a file", target.display()))?;
     Ok(format!(".{}.qgemm-", name.to_string_lossy().chars().take(MOST).collect::<String>()))
@@ -146,7 +154,8 @@ fn folder_of(target: &Path) -> &Path {
     }
 }
 
-/// Removes unfinished files that no run is writing to. Another's that cannot be removed is none of this run's concern.
+/// Removes unfinished files of dead runs. Failures are ignored:
+/// another user may own them.
 fn remove_abandoned(folder: &Path, prefix: &str) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {

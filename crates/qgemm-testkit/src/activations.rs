@@ -1,36 +1,41 @@
-//! Makers of activations, each built to provoke one kind of mistake.
+//! Activation generators; each provokes one kind of mistake.
 
 use qgemm_formats::DType;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// What activations look like.
+/// Kind of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActivationKind {
     /// Normal with mean 0.
     Normal,
-    /// Normal with mean 2: shows minima and zero points that were rounded apart from their scales.
+    /// Normal with mean 2: detects minimums and zero points that are
+    /// not rounded together with their scales.
     PositiveMean,
-    /// Integers from −2 to 2: with exact weights every sum is exact, in any order.
+    /// Integers from −2 to 2: with exact weights every sum is exact,
+    /// in any order.
     SmallIntegers,
-    /// Normal, one in 64 a hundred times larger.
+    /// Normal, with one in 64 values a hundred times larger.
     Outliers,
-    /// Subnormal numbers of the type. For f16 these are all; for f32 and bf16, whose subnormals a GPU may
-    /// flush to zero, every other value is normal.
+    /// Subnormal numbers of the type.
+    /// In f32 and bf16 every other value is normal, because a GPU may
+    /// flush their subnormals to zero.
     Denormals,
     /// The same value everywhere.
     AllEqual,
-    /// A value per token: shows rows that were mixed up.
+    /// One value per token: detects swapped rows.
     ConstantRows,
-    /// Tokens around 10³⁰, around 10⁻³⁰, of zeros and around 1, in turn: shows factors and ranges that tokens share.
-    /// Not in f16, nor for outputs of its range.
+    /// Tokens of about 10³⁰, about 10⁻³⁰, 0 and about 1, in turn:
+    /// detects factors and ranges that tokens wrongly share.
+    /// Not for X or outputs in f16.
     MixedMagnitudes,
-    /// One infinity in every fourth token, one NaN in the one after it: shows what spreads to other tokens.
+    /// An infinity in every fourth token, NaN in the next token:
+    /// detects what spreads to other tokens.
     NotFinite,
 }
 
 impl ActivationKind {
-    /// Every kind that suits all types.
+    /// Every kind that all types can hold.
     pub const ALL: [ActivationKind; 7] = [
         ActivationKind::Normal,
         ActivationKind::PositiveMean,
@@ -57,7 +62,8 @@ impl ActivationKind {
     }
 }
 
-/// `X[M, K]` without gaps, every value representable in `dtype`. The same arguments give the same values.
+/// `X[M, K]`, contiguous; every value is representable in
+/// `dtype`. The same arguments give the same values.
 pub fn activations(kind: ActivationKind, m: usize, k: usize, dtype: DType, seed: u64) -> Vec<f32> {
     let mut rng = StdRng::seed_from_u64(seed ^ 0xac71_4a71_0915_0000);
     let value = |i: usize, rng: &mut StdRng| match kind {
@@ -80,9 +86,9 @@ pub fn activations(kind: ActivationKind, m: usize, k: usize, dtype: DType, seed:
     dtype.decode(&dtype.encode(&values))
 }
 
-/// A standard normal number (Box and Muller).
+/// A standard normal number (Box–Muller).
 pub(crate) fn normal(rng: &mut StdRng) -> f32 {
-    // 1 − u is never 0, whose logarithm would be infinite.
+    // 1 − u is never 0, so its logarithm is finite.
     let (u, v): (f64, f64) = (1.0 - rng.random::<f64>(), rng.random());
     ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
 }

@@ -1,19 +1,23 @@
-//! Comparison of a result with the oracle: over the whole output, over every 32×32 tile, so that one wrong tile in a
-//! large matrix is not averaged away, and over every row, because tokens may differ in magnitude by any factor.
+//! Comparison of a result with the oracle, by region.
+//! Regions are the whole output, every 32×32 tile (a large matrix
+//! must not average away one wrong tile) and every row (tokens
+//! may differ in magnitude by any factor).
 
 use crate::gemm::Expected;
 use crate::limits::Tolerance;
 
-/// Edge of the tiles that are compared on their own.
+/// Edge of a compared tile.
 pub const TILE: usize = 32;
 
-/// Limits are of averages: a region of fewer elements is judged as if others as large were right.
+/// Smallest region for averages: smaller ones are judged as if
+/// the other elements were right.
 const FEW: usize = 4;
 
-/// How many times further off than the limit allows on average a single element is that is called bad.
+/// An element is bad if its error is this many times the average
+/// that the limit allows.
 const BAD: f64 = 10.0;
 
-/// An element that is further off than its limit allows.
+/// An element whose error exceeds its limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mismatch {
     /// Token.
@@ -32,11 +36,18 @@ impl std::fmt::Display for Mismatch {
     }
 }
 
-/// How far a result is from the oracle. Errors are `Σ(ŷ−y)² / max(Σy², Σ energy)` of a region; infinite where
-/// the region holds a NaN or an infinity that the oracle does not have, or lacks one that it has. Which of the two comes
-/// of infinite activations depends on the order of summation; where a weight alone is NaN the result must be NaN. What the
-/// output's type cannot hold is an infinity of its sign, and near the end of the type's range either that or a number. Where
-/// what cancels leaves the sign open, it is either infinity.
+/// Distance of a result from the oracle.
+/// The error of a region is `Σ(ŷ−y)² / max(Σy², Σ energy)`.
+/// It is infinite where exactly one of result and oracle is NaN
+/// or infinite.
+/// Infinite activations may give NaN or an infinity, depending on
+/// the order of summation.
+/// If only a weight is NaN, the result must be NaN.
+/// Values beyond the output type's range must be infinities of
+/// their sign. Near the end of the range a finite number is
+/// right, too.
+/// Where cancellation leaves the sign open, either infinity is
+/// right.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
     /// Error of the whole output.
@@ -49,22 +60,23 @@ pub struct Comparison {
     pub worst_row: f64,
     /// Index of the worst row.
     pub worst_row_at: usize,
-    /// The first element, in row-major order, that is NaN, infinite, or ten times further off than the limit
-    /// allows on average.
+    /// The first element, in row-major order, that is NaN, infinite,
+    /// or ten times further off than the limit allows on average.
     pub first_bad: Option<Mismatch>,
 }
 
 impl Comparison {
-    /// Whether the whole output, every tile and every row keep the limit that they were compared with.
+    /// Whether the output and each tile and row are within their
+    /// limit.
     pub fn within(&self, tolerance: Tolerance) -> bool {
         self.nmse <= tolerance.nmse && self.worst_tile <= tolerance.nmse && self.worst_row <= tolerance.nmse
     }
 }
 
-/// Compares `got[M, N]`, without gaps, with the oracle.
+/// Compares `got[M, N]`, contiguous, with the oracle.
 ///
 /// # Panics
-/// When `got` is not as long as `expected`: comparing a part would hide the rest.
+/// When the lengths differ.
 pub fn compare(got: &[f32], expected: &Expected, tolerance: Tolerance) -> Comparison {
     assert_eq!(got.len(), expected.values.len(), "result and oracle differ in length");
     let (m, n) = (expected.m, expected.n);
@@ -101,7 +113,8 @@ pub fn compare(got: &[f32], expected: &Expected, tolerance: Tolerance) -> Compar
     Comparison { nmse: whole.error(), worst_tile: worst.0, worst_tile_at: worst.1, worst_row, worst_row_at, first_bad }
 }
 
-/// The first element of `got` that is not exactly what `expected` says, for inputs whose sums are exact.
+/// The first element of `got` that differs from `expected`, for
+/// inputs whose sums are exact.
 /// `round` rounds an exact value to the output's type.
 ///
 /// # Panics
@@ -124,25 +137,29 @@ struct Element {
 impl Element {
     fn new(got: f64, expected: &Expected, at: usize, tolerance: Tolerance) -> Self {
         let (y, energy) = (expected.values[at], expected.energy[at]);
-        // What is as it should be and has no magnitude that errors of others could be measured on.
+        // A correct element without a magnitude that errors could be
+        // relative to.
         let measures_nothing = |ok: bool| {
             let squared_error = if ok { 0.0 } else { f64::INFINITY };
             Self { got, y: f64::NAN, squared_error, energy: 0.0 }
         };
         if !y.is_finite() {
-            // Where the energy is finite no activation is infinite, and nothing but a weight makes the output NaN.
+            // Finite energy: no activation is infinite, so only a NaN weight
+            // makes the output NaN.
             let must_be_nan = y.is_nan() && energy.is_finite();
             return Self { y, ..measures_nothing(if must_be_nan { got.is_nan() } else { !got.is_finite() }) };
         }
         let reach = BAD * (tolerance.nmse * energy.max(y * y)).sqrt();
-        // What cancels may have either sign within the limit, and beyond the type's range either infinity.
+        // A sum that cancels may have either sign within the limit, and
+        // so become either infinity beyond the type's range.
         if got.is_infinite() && y * got.signum() + reach >= tolerance.overflow {
             return measures_nothing(true);
         }
         if y.abs() - reach >= tolerance.overflow {
             return Self { y, ..measures_nothing(false) };
         }
-        // Rounding at the end of the type's range may add what it adds to what the sums are off.
+        // Rounding at the end of the type's range may add to the error
+        // of the sums.
         let error = ((got - y).abs() - tolerance.absolute - expected.floor[at]).max(0.0);
         // NaN would make every comparison with the limit false.
         let squared_error = if (got - y).is_finite() { error * error } else { f64::INFINITY };
@@ -166,7 +183,7 @@ impl Region {
     fn add(&mut self, element: &Element) {
         self.elements += 1;
         self.error += element.squared_error;
-        // What is not finite has no magnitude to measure errors of others on.
+        // Infinities and NaN have no magnitude for relative errors.
         self.signal += if element.y.is_finite() { element.y * element.y } else { 0.0 };
         self.energy += element.energy;
     }

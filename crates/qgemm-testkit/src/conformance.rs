@@ -1,4 +1,4 @@
-//! The suites as tests of a backend.
+//! Conformance suites as tests of a backend.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -11,10 +11,12 @@ use rayon::prelude::*;
 use crate::outcome::{Outcome, Verdict};
 use crate::suite::{Selection, Suite, TestCase, group_names, suite_with};
 
-/// Adopts the suites of all operations for a device: one test a group.
+/// Runs the suites of all operations on a device, one test per
+/// group.
 ///
-/// A device that is absent counts as skipped, and its reason is printed; `QGEMM_REQUIRE_DEVICE` set to the
-/// device's name (or to several, with commas) turns that into a failure.
+/// Tests of an absent device are skipped, and print the reason.
+/// If `QGEMM_REQUIRE_DEVICE` names the device (names are
+/// separated by commas), they fail instead.
 #[macro_export]
 macro_rules! conformance {
     ($device:literal) => {
@@ -53,10 +55,12 @@ macro_rules! conformance {
     };
 }
 
-/// Runs one group of an operation's suite on a device, all formats, and reports every failure.
+/// Runs one group of an operation's suite on a device, for all
+/// formats, and reports every failure.
 ///
 /// # Panics
-/// When a case fails, the device fails to open, or there is no such group.
+/// When a case fails, the device fails to open, or the group does
+/// not exist.
 pub fn check_group(device: &str, group: &str) {
     let suite = suite_with(group).unwrap_or_else(|| panic!("no conformance group is called `{group}`"));
     let ctx = match shared_context(device) {
@@ -102,20 +106,27 @@ pub fn check_group(device: &str, group: &str) {
     );
 }
 
-/// Makes tests of emulated devices run every format, when it is `all`.
+/// `all` makes emulated devices run every format.
 const ALL_VARIABLE: &str = "QGEMM_CONFORMANCE";
-/// Days in which an emulated device has met every format, which takes thousands of times as long as a GPU.
+/// Days until an emulated device has run every format. Emulation
+/// is thousands of times slower than a GPU.
 const EMULATED_DAYS: u64 = 12;
-/// Of so many groups an emulated device runs one, until it has met every format; then the next.
+/// An emulated device runs one in this many groups until it has
+/// run every format, and then the next.
 const GROUP_TURNS: u64 = 3;
-/// The same of the cases of groups that have no formats, of which there are fewer.
+/// Days until all cases have run, of groups without formats. Such
+/// groups have fewer cases.
 const CASE_DAYS: u64 = 7;
-/// The same of formats on wgpu, whose adapter is software where there is no GPU.
+/// Days until wgpu has run all formats. Without a GPU its adapter
+/// is software.
 const WGPU_DAYS: u64 = 3;
-/// Groups that want more kernels than a software adapter compiles in a minute: wgpu draws their formats as emulated devices do.
+/// Groups with more kernels than a software adapter compiles in a
+/// minute. For them, wgpu draws formats like emulated devices.
 const MANY_KERNELS: &[&str] = &["experts_every_way"];
 
-/// Whether a test of `device` runs a group: emulated devices run every third one, and the next when all formats have had their turn.
+/// Whether a test of `device` runs a group today.
+/// Emulated devices run every third group, and the next when all
+/// formats have run.
 fn is_of_today(device: &str, group: &str) -> bool {
     if !is_emulated(device) || runs_all() {
         return true;
@@ -125,24 +136,25 @@ fn is_of_today(device: &str, group: &str) -> bool {
     is_drawn(place, variant_number(device), today())
 }
 
-/// Whether group number `place` is drawn for variant number `variant` on a day.
+/// Whether group `place` is drawn for variant `variant` on a day.
 fn is_drawn(place: u64, variant: u64, day: u64) -> bool {
     (place + variant + day / EMULATED_DAYS).is_multiple_of(GROUP_TURNS)
 }
 
-/// Whether nothing is to be left out.
+/// Whether nothing may be left out.
 fn runs_all() -> bool {
     std::env::var(ALL_VARIABLE).is_ok_and(|value| value == "all")
 }
 
-/// The cases of a group that a test of `device` runs. Where formats are left out and the group's cases are the same nevertheless, an
-/// emulated device draws among the cases.
+/// The cases of a group that a test of `device` runs today.
+/// If leaving out formats removes no case, an emulated device
+/// draws among the cases.
 fn cases_of_today(suite: &dyn Suite, group: &str, device: &str) -> Vec<Box<dyn TestCase>> {
     let all = Selection::default();
     let today = selection(device, group);
     let cases = suite.cases(group, &today);
     if cases.is_empty() {
-        // A group of few formats, of which the date drew none.
+        // The date drew none of the group's few formats.
         return suite.cases(group, &all);
     }
     let depends_on_formats = cases.len() < suite.cases(group, &all).len();
@@ -153,7 +165,9 @@ fn cases_of_today(suite: &dyn Suite, group: &str, device: &str) -> Vec<Box<dyn T
     drawn
 }
 
-/// The formats that a test of `group` on `device` runs: all, or those that the date draws. The six variants draw others on the same day.
+/// The formats that a test of `group` on `device` runs: all, or
+/// those drawn by date.
+/// The six variants draw different formats on a day.
 fn selection(device: &str, group: &str) -> Selection {
     let all = Selection::default();
     let days = match device.split(':').next() {
@@ -178,12 +192,12 @@ fn is_emulated(device: &str) -> bool {
     device.starts_with("emu:")
 }
 
-/// Where today's draw begins: each emulated variant's elsewhere.
+/// Start of today's draw, different for each emulated variant.
 fn turn(device: &str) -> u64 {
     today() + variant_number(device)
 }
 
-/// Of an emulated device; 0 of others.
+/// Number of an emulated device's variant; 0 for other devices.
 fn variant_number(device: &str) -> u64 {
     const VARIANTS: [&str; 6] = ["emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "emu:sm90", "emu:sm120"];
     VARIANTS.iter().position(|variant| *variant == device).unwrap_or(0) as u64
@@ -194,7 +208,7 @@ fn today() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / (24 * 60 * 60))
 }
 
-/// One of `days`, from the one on that `turn` says, and the others.
+/// Every `days`-th element, starting at `turn`, and the others.
 fn drawn<T>(all: Vec<T>, turn: u64, days: u64) -> (Vec<T>, Vec<T>) {
     let numbered = (turn..).zip(all);
     let (drawn, left_out): (Vec<_>, Vec<_>) = numbered.partition(|(number, _)| number.is_multiple_of(days));
@@ -202,7 +216,7 @@ fn drawn<T>(all: Vec<T>, turn: u64, days: u64) -> (Vec<T>, Vec<T>) {
     (unnumbered(drawn), unnumbered(left_out))
 }
 
-/// Says what was left out on `device`, once a process.
+/// Prints once per process what `device` leaves out.
 fn say_once(device: &str, what: &str) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(what.to_owned()) {
@@ -213,7 +227,8 @@ fn say_once(device: &str, what: &str) {
     }
 }
 
-/// The one context of this process on a device: compiling a kernel again for each group would take most of the time.
+/// The process's context of a device. Groups share it, because
+/// compiling kernels again would take most of the time.
 fn shared_context(device: &str) -> Result<Arc<Context>, Error> {
     static OPEN: Mutex<BTreeMap<String, Arc<Context>>> = Mutex::new(BTreeMap::new());
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -225,13 +240,14 @@ fn shared_context(device: &str) -> Result<Arc<Context>, Error> {
     Ok(ctx)
 }
 
-/// Whether the device does not exist here, as opposed to failing.
+/// Whether the device is absent, as opposed to failing.
 fn is_absent(error: &Error) -> bool {
     matches!(error, Error::Hal(HalError::NoDevice { .. }) | Error::BackendNotBuilt { .. })
 }
 
-/// Says that `what` is not tested here, and why: a line on standard error, past the capture that hides what passing
-/// tests print. `cargo xtask test` gathers these lines.
+/// Says that `what` is not tested here, and why: a line on
+/// standard error, past the capture that hides what passing tests
+/// print. `cargo xtask test` gathers these lines.
 pub fn skipped(what: &str, why: &str) {
     // A closed standard error is no reason to fail a test.
     let _ = writeln!(std::io::stderr(), "skipped: {what}: {why}");

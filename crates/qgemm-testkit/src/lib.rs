@@ -1,9 +1,12 @@
-//! The test kit of qgemm: f64 oracles, makers of weights and activations, comparison by region, and the conformance suite
-//! that every backend passes.
+//! Test kit: f64 oracles, generators of weights and activations,
+//! comparison by region, and the conformance suite that every
+//! backend passes.
 //!
-//! A folder an operation (`gemm`, `convert`, `experts`, `routing`, `matmul`, `quantize`, `norm`, `gradient`, `optimizer`) has its oracle, its cases in groups, how one is run, and a random
-//! draw; [`SUITES`]
-//! lists them. A backend adopts all of them in one line of an integration test:
+//! An operation's folder (`gemm`, `convert`, `attention`, …) has
+//! its oracle, groups of cases, runner and random cases.
+//! [`SUITES`] lists the operations.
+//! A backend adopts all suites in one line of an integration
+//! test:
 //!
 //! ```text
 //! qgemm_testkit::conformance!("cpu");

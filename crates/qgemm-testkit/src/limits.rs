@@ -1,20 +1,20 @@
-//! How far a kernel may be off: the error limits of `docs/numerics.md`, as data.
+//! Error limits of kernels (`docs/numerics.md`), as data.
 
 use qgemm_formats::DType;
 use qgemm_hal::Math;
 
-/// The error that one way of computing may add, whatever the output type.
+/// Error limit of one arithmetic, for any output type.
 #[derive(Clone, Copy, Debug)]
 pub struct PathLimit {
     /// Arithmetic of the inner loop.
     pub math: Math,
-    /// Largest normalised squared error.
+    /// Largest normalized squared error.
     pub nmse: f64,
-    /// Why this number.
+    /// Reason for the number.
     pub reason: &'static str,
 }
 
-/// Every way of computing that the oracle models.
+/// Every arithmetic that the oracle models.
 pub const PATHS: &[PathLimit] = &[
     PathLimit {
         math: Math::FmaF32,
@@ -55,18 +55,18 @@ pub const PATHS: &[PathLimit] = &[
     },
 ];
 
-/// The error that rounding weights to a type before they are multiplied may add.
+/// Error limit of rounding weights to a type before the product.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightRounding {
     /// The type.
     pub dtype: DType,
-    /// Largest normalised squared error.
+    /// Largest normalized squared error.
     pub nmse: f64,
-    /// Why this number.
+    /// Reason for the number.
     pub reason: &'static str,
 }
 
-/// The rounding of weights to every type that kernels round them to.
+/// Limits for every type that kernels round weights to.
 pub const WEIGHT_ROUNDING: &[WeightRounding] = &[
     WeightRounding {
         dtype: DType::F16,
@@ -80,50 +80,56 @@ pub const WEIGHT_ROUNDING: &[WeightRounding] = &[
     },
 ];
 
-/// The error that rounding the output once may add.
+/// Error limit of rounding the output once.
 #[derive(Clone, Copy, Debug)]
 pub struct OutputRounding {
     /// Type of the output.
     pub dtype: DType,
-    /// Half a unit in the last place of 1, squared. Large outputs average a sixth of it; a tile of a few
-    /// elements can come near.
+    /// Half a unit in the last place of 1, squared.
+    /// Large outputs average a sixth of it. A tile of a few elements
+    /// can come near.
     pub nmse: f64,
-    /// Half the distance of subnormal numbers, where those are within the range of products.
+    /// Half the distance of subnormal numbers, if products reach
+    /// them.
     pub absolute: f64,
-    /// The least magnitude that rounds to infinity: half a unit in the last place beyond the largest number.
+    /// The smallest magnitude that rounds to infinity: half a unit in
+    /// the last place beyond the largest number.
     pub overflow: f64,
 }
 
-/// The rounding of every output type.
+/// Limits for every output type.
 pub const OUTPUT_ROUNDING: &[OutputRounding] = &[
     OutputRounding { dtype: DType::F32, nmse: 0.0, absolute: 0.0, overflow: 3.402_823_567_797_336_6e38 },
     OutputRounding { dtype: DType::F16, nmse: 2.4e-7, absolute: 2.99e-8, overflow: 65520.0 },
     OutputRounding { dtype: DType::BF16, nmse: 1.53e-5, absolute: 0.0, overflow: 3.396_177_549_579_548_6e38 },
 ];
 
-/// What a kernel may be off where sums are exact and an activation, or the product of a gated pair, follows: single
-/// roundings in f32, and in the tails of an activation, where v² is in an exponent, up to 4e-6 of a value.
+/// Limit after exact sums, if an activation or the product of a
+/// gated pair follows.
+/// It covers single f32 roundings. In the tails of an activation,
+/// with v² in an exponent, they reach 4e-6 of a value.
 pub const EXACT_SUMS: f64 = 3e-11;
 
-/// How far a result may be from the oracle.
+/// Error limit of a result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
-    /// Largest normalised squared error of the output and of every tile.
+    /// Largest normalized squared error of the output and of each
+    /// tile.
     pub nmse: f64,
-    /// Errors of single elements up to this do not count.
+    /// Errors of single elements up to this are ignored.
     pub absolute: f64,
     /// Results of at least this magnitude are infinite.
     pub overflow: f64,
 }
 
 impl Tolerance {
-    /// Only the normalised error counts, and nothing is too large.
+    /// Limits the normalized error only; no result overflows.
     pub const fn relative(nmse: f64) -> Self {
         Self { nmse, absolute: 0.0, overflow: f64::INFINITY }
     }
 }
 
-/// What a result may be off that is off by `nmse` before it is rounded to `d`.
+/// Limit of a result with error `nmse` that is rounded to `d`.
 pub fn rounded_to(d: DType, nmse: f64) -> Tolerance {
     match OUTPUT_ROUNDING.iter().find(|r| r.dtype == d) {
         None => Tolerance::relative(nmse),
@@ -131,19 +137,21 @@ pub fn rounded_to(d: DType, nmse: f64) -> Tolerance {
     }
 }
 
-/// The way a kernel that computes by `math` computes; `None` where the oracle has no model of such kernels.
+/// The limit of kernels with arithmetic `math`; `None` if the
+/// oracle does not model it.
 pub fn path(math: Math) -> Option<&'static PathLimit> {
     PATHS.iter().find(|p| p.math == math)
 }
 
 impl PathLimit {
-    /// What the sums of a kernel of this path that rounds weights to `weights` may be off.
+    /// Limit of sums, with weights rounded to `weights`.
     pub fn of_sums(&self, weights: Option<DType>) -> f64 {
         let rounding = WEIGHT_ROUNDING.iter().find(|r| Some(r.dtype) == weights);
         self.nmse + rounding.map_or(0.0, |r| r.nmse)
     }
 
-    /// What a kernel of this path that rounds weights to `weights` and stores `d` may be off.
+    /// Limit of results stored as `d`, with weights rounded to
+    /// `weights`.
     pub fn tolerance(&self, weights: Option<DType>, d: DType) -> Tolerance {
         rounded_to(d, self.of_sums(weights))
     }

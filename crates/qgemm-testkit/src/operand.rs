@@ -1,21 +1,24 @@
-//! A dense operand inside a larger buffer whose every other byte is poison.
+//! A dense operand inside a larger buffer whose every other byte
+//! is poison.
 //!
 //! ```text
 //! guard band | offset | row 0 | gap | row 1 | gap | … | last row | guard band
 //! ```
 //!
-//! Poison is 0xff, which reads as NaN in every element type: what a kernel should not have read shows in its
-//! result, and what it should not have written is no longer poison.
+//! Poison is 0xff, which is NaN in every element type.
+//! A wrong read shows in the result; a wrong write destroys
+//! poison.
 
 use std::ops::Range;
 
 use qgemm_hal::FactorFormat;
 
-/// A multiple of the alignment of every device's buffers, so that the operand is aligned like its buffer.
+/// A multiple of the alignment of every device's buffers, so that
+/// the operand is aligned like its buffer.
 const GUARD_BYTES: usize = 256;
 const POISON: u8 = 0xff;
 
-/// Where an operand lies in its buffer.
+/// Location of an operand in its buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand {
     dtype: FactorFormat,
@@ -28,13 +31,14 @@ pub struct Operand {
 }
 
 impl Operand {
-    /// `rows` stored rows of `columns` elements, `gap` elements between rows, `offset` elements past an aligned
+    /// `rows` stored rows of `columns` elements, with `gap` elements
+    /// between rows. The first is `offset` elements past an aligned
     /// address.
     pub fn new(dtype: impl Into<FactorFormat>, rows: usize, columns: usize, gap: usize, offset: usize) -> Self {
         Self { dtype: dtype.into(), rows, columns, row_stride: columns + gap, offset, transposed: false }
     }
 
-    /// The same memory, filled from and read as the transposed matrix.
+    /// The same memory, accessed as the transposed matrix.
     pub fn transposed(self) -> Self {
         Self { transposed: !self.transposed, ..self }
     }
@@ -49,7 +53,7 @@ impl Operand {
         self.columns
     }
 
-    /// What the address of the first element is a multiple of, at most 16.
+    /// Alignment of the first element's address, at most 16.
     pub fn alignment(&self) -> usize {
         match self.offset * self.dtype.bytes() {
             0 => 16,
@@ -67,17 +71,19 @@ impl Operand {
         start..start + elements * self.dtype.bytes()
     }
 
-    /// Bytes of the buffer, both guard bands included; a multiple of 4, which some devices ask for.
+    /// Bytes of the buffer, with both guard bands; a multiple of 4,
+    /// as some devices require.
     pub fn buffer_bytes(&self) -> usize {
         (self.range().end + GUARD_BYTES).next_multiple_of(4)
     }
 
-    /// A buffer of nothing but poison.
+    /// A buffer full of poison.
     pub fn poison(&self) -> Vec<u8> {
         vec![POISON; self.buffer_bytes()]
     }
 
-    /// A poisoned buffer with `values`, the logical matrix without gaps, in place.
+    /// A poisoned buffer that holds `values`, the contiguous logical
+    /// matrix.
     pub fn encode(&self, values: &[f32]) -> Vec<u8> {
         let mut bytes = self.poison();
         for (row, column) in self.positions() {
@@ -87,13 +93,13 @@ impl Operand {
         bytes
     }
 
-    /// The values of a buffer, as the stored matrix without gaps.
+    /// The values of a buffer, as the contiguous stored matrix.
     pub fn decode(&self, buffer: &[u8]) -> Vec<f32> {
         let operand = &buffer[self.range()];
         self.positions().map(|(row, column)| self.dtype.read(operand, row * self.row_stride + column)).collect()
     }
 
-    /// The first byte outside of the operand's rows that is not poison.
+    /// The first byte outside the operand's rows that is not poison.
     pub fn first_written_outside(&self, buffer: &[u8]) -> Option<usize> {
         let (start, row_bytes) = (self.range().start, self.columns * self.dtype.bytes());
         let mut outside = buffer.to_vec();
@@ -121,7 +127,8 @@ mod tests {
         let operand = Operand::new(DType::F16, 3, 5, 2, 1);
         assert_eq!(operand.alignment(), 2);
         assert_eq!(operand.decode(&operand.encode(&values)), values);
-        // The stored matrix of a transposed operand is 5 x 3 for a logical 3 x 5.
+        // The stored matrix of a transposed operand is 5 x 3 for a
+        // logical 3 x 5.
         let stored = Operand::new(DType::F32, 5, 3, 1, 0).transposed();
         assert_eq!(stored.decode(&stored.encode(&values))[..4], [0.0, 5.0, 10.0, 1.0]);
     }

@@ -1,4 +1,4 @@
-//! What becomes of a case.
+//! Outcome of a case.
 
 use std::fmt;
 
@@ -8,30 +8,31 @@ use qgemm_hal::DeviceInfo;
 
 use crate::compare::{Comparison, Mismatch};
 
-/// A kind of case that a backend does not serve yet, and why: the only way not to run one.
+/// A kind of case that a backend does not support, and why. Only
+/// exempt cases are skipped.
 #[derive(Clone, Copy, Debug)]
 pub struct Exemption<C> {
     /// The backend.
     pub device: DeviceKind,
-    /// Which cases, on which of its devices.
+    /// The cases and devices that are exempt.
     pub applies: fn(&C, &DeviceInfo) -> bool,
-    /// Why, as a sentence for the table.
+    /// The reason, as a sentence for the table.
     pub reason: &'static str,
 }
 
-/// What became of a case.
+/// Verdict on a case.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// Everything was as it should be.
+    /// The result was right.
     Pass,
-    /// It was not run, for this reason.
+    /// The case was skipped, for this reason.
     Skip(&'static str),
-    /// Something was wrong.
+    /// The case failed.
     Fail(Failure),
 }
 
 impl Verdict {
-    /// The verdict over `case`, with which an exemption may be due.
+    /// The verdict on `case`, after its exemption if it has one.
     pub(crate) fn of<C>(result: Result<(), Failure>, ctx: &Context, case: &C, exemptions: &[Exemption<C>]) -> Self {
         let info = ctx.info();
         let exemption = exemptions.iter().find(|e| e.device == info.id.kind && (e.applies)(case, info));
@@ -44,65 +45,68 @@ impl Verdict {
     }
 }
 
-/// What was wrong with a case.
+/// Why a case failed.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Failure {
     /// The weight could not be made or loaded.
     Weight(String),
-    /// No kernel was found for it, and no exemption says why.
+    /// No kernel exists for the case, and no exemption says why.
     NotPlanned(String),
-    /// An exemption covers it, and yet a kernel was found.
+    /// A kernel was found although the case is exempt.
     StaleExemption(&'static str),
     /// The device reported an error.
     Device(String),
-    /// No launch of the plan is of the kernel that it says it chose.
+    /// The plan does not launch the kernel that it names.
     NotLaunched(String),
-    /// The kernel computes in a way that the oracle does not model, which this says.
+    /// The oracle does not model the kernel's arithmetic, named here.
     NoModel(String),
-    /// The result is further off than the limit.
+    /// The error exceeds the limit.
     Inaccurate(Comparison),
-    /// Sums are exact and the result is not.
+    /// Sums are exact, but the result is not.
     NotExact(Mismatch),
-    /// An element has other bits than it must have.
+    /// An element has the wrong bits.
     WrongBits(WrongBits),
-    /// A code is not the nearest, or a scale not what the largest value asks for.
+    /// A code is not the nearest, or a scale does not follow from the
+    /// largest value.
     WrongCode(String),
-    /// A token has other experts or weights than it must have, or the status says otherwise.
+    /// A token has the wrong experts or weights, or the status is
+    /// wrong.
     Misrouted(String),
-    /// A log-sum-exp is further off than it may be; rows are queries, columns heads.
+    /// A log-sum-exp exceeds its limit; rows are queries, columns
+    /// heads.
     WrongLogSumExp(Mismatch),
-    /// This byte outside of D's rows, counted from the start of the buffer, was written.
+    /// This byte of the buffer, outside D's rows, was written.
     WroteOutside(usize),
-    /// A second run gave other bits, first in this byte.
+    /// A second run differs, first in this byte.
     NotRepeatable(usize),
-    /// What the run reported of its index is not what is wrong with it.
+    /// The run reported a wrong status of its index.
     WrongStatus {
-        /// What is wrong.
+        /// The actual fault of the index.
         expected: String,
-        /// What was reported.
+        /// The reported fault.
         got: String,
     },
-    /// This row belongs to no expert and was written.
+    /// This row belongs to no expert, but was written.
     WroteRow(usize),
-    /// This row has other bits when it is multiplied alone.
+    /// This row has other bits when it is computed alone.
     DependsOnBatch(usize),
-    /// Something was wrong with this of all configurations.
+    /// One of several configurations, named here, failed.
     Of(String, Box<Failure>),
 }
 
 /// An element whose bits are wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WrongBits {
-    /// The matrix: `D`.
+    /// The matrix, such as `D`.
     pub operand: &'static str,
     /// Its row.
     pub row: usize,
     /// Its column.
     pub column: usize,
-    /// The bits that it must have, of the element type.
+    /// The correct bits, in the element type.
     pub expected: u32,
-    /// The bits that it has.
+    /// The actual bits.
     pub got: u32,
 }
 
@@ -114,21 +118,23 @@ impl fmt::Display for WrongBits {
 }
 
 impl Failure {
-    /// Why there is no plan.
+    /// Classifies an error of planning.
     pub(crate) fn of_plan(error: Error) -> Self {
         match error {
-            // Chosen, and then not made ready: it may not compile.
+            // A kernel was chosen but could not be loaded: it may not
+            // compile.
             Error::Hal(error) => Failure::Device(error.to_string()),
             error => Failure::NotPlanned(error.to_string()),
         }
     }
 
-    /// What went wrong while it ran.
+    /// Classifies an error of a run.
     pub(crate) fn of_run(error: Error) -> Self {
         Failure::Device(error.to_string())
     }
 
-    /// That a plan's sequence, if there is one, launches the kernel that it names.
+    /// Checks that a plan's launch sequence has the kernel that the
+    /// plan names.
     pub(crate) fn check_launched(sequence: Option<&LaunchSequence>, kernel: Option<KernelId>) -> Result<(), Self> {
         let (Some(sequence), Some(kernel)) = (sequence, kernel) else { return Ok(()) };
         match sequence.steps().iter().any(|step| *step.kernel_id() == kernel) {
@@ -137,7 +143,7 @@ impl Failure {
         }
     }
 
-    /// That two runs gave the same.
+    /// Checks that two runs gave the same bytes.
     pub(crate) fn check_same(first: &[u8], second: &[u8]) -> Result<(), Self> {
         let differs = first.iter().zip(second).position(|(a, b)| a != b);
         differs.map_or(Ok(()), |byte| Err(Failure::NotRepeatable(byte)))
@@ -177,24 +183,25 @@ impl fmt::Display for Failure {
 /// A row of the result table.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What was computed: the case's text.
+    /// The case's text.
     pub case: String,
-    /// Name of the kernel that did it, where one was chosen.
+    /// Name of the chosen kernel, if any.
     pub kernel: Option<String>,
-    /// Its identity.
+    /// Identity of the kernel.
     pub kernel_id: Option<KernelId>,
-    /// Distance from the oracle, where results may have one.
+    /// Distance from the oracle, if results may differ from it.
     pub comparison: Option<Comparison>,
     /// The largest error allowed.
     pub limit: Option<f64>,
-    /// What rounding activations before the multiplication cost, where the plan does that.
+    /// Error from rounding activations before the product, if the
+    /// plan does so.
     pub rounding_loss: Option<f64>,
-    /// What became of it.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
 impl Outcome {
-    /// Of a case that nothing is known of yet.
+    /// Outcome of a case that has not run yet.
     pub(crate) fn new(case: &impl fmt::Display) -> Self {
         Self {
             case: case.to_string(),
@@ -207,7 +214,7 @@ impl Outcome {
         }
     }
 
-    /// How near the result came to the limit.
+    /// Error as a share of the limit.
     pub(crate) fn share_of_limit(&self) -> f64 {
         self.comparison.map_or(0.0, |c| c.nmse.max(c.worst_tile)) / self.limit.unwrap_or(f64::INFINITY)
     }

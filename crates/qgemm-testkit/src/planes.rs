@@ -1,4 +1,5 @@
-//! The planes of a quantized X in buffers of poison: what kernels may write, and what they may not.
+//! Planes of a quantized X in poisoned buffers, to detect writes
+//! out of bounds.
 
 use std::ops::Range;
 
@@ -16,12 +17,12 @@ const WORD: usize = 4;
 pub struct Plane {
     name: &'static str,
     rows: usize,
-    /// Bytes of a row; none of a plane that the format has not.
+    /// Bytes of a row; 0 if the format lacks the plane.
     pub row_bytes: usize,
     /// Bytes from one row to the next.
     pub row_stride: usize,
     offset: usize,
-    /// Whether words are f32, of which a NaN may be any.
+    /// Whether words are f32. Any NaN then equals any other NaN.
     is_f32: bool,
 }
 
@@ -33,7 +34,7 @@ impl Plane {
         start..start + len
     }
 
-    /// A buffer of nothing but poison.
+    /// A buffer full of poison.
     pub fn poison(&self) -> Vec<u8> {
         vec![POISON; (self.range().end + GUARD_BYTES).next_multiple_of(WORD)]
     }
@@ -45,7 +46,7 @@ impl Plane {
         start..start + self.row_bytes
     }
 
-    /// Compares what lies in `buffer` with what should.
+    /// Compares the plane in `buffer` with the expected bytes.
     pub fn check(&self, buffer: &[u8], expected: &[u8]) -> Result<(), Failure> {
         let word = |bytes: &[u8], at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| bytes[at * WORD + byte]));
         for row in 0..self.rows {
@@ -61,7 +62,7 @@ impl Plane {
         self.check_outside(buffer)
     }
 
-    /// That nothing was written outside of the rows.
+    /// Checks that nothing was written outside the rows.
     pub fn check_outside(&self, buffer: &[u8]) -> Result<(), Failure> {
         let mut outside = buffer.to_vec();
         (0..self.rows).for_each(|row| outside[self.row(row)].fill(POISON));
@@ -70,11 +71,15 @@ impl Plane {
     }
 }
 
-/// Codes, scales, token factors, sums: rows of none of those that the format has not.
+/// Codes, scales, token factors and sums. Planes that the format
+/// lacks have no rows.
 pub const PLANES: usize = 4;
 
-/// The planes of an X of rows and columns, `shape`, with `gap` times 16 bytes between rows of codes and words between those of scales and
-/// sums, all but the codes `offset` words past an aligned address.
+/// The planes of an X of `[rows, k]`.
+/// Rows of codes are `gap` · 16 bytes apart, rows of scales and
+/// sums `gap` words.
+/// All planes but the codes start `offset` words past an aligned
+/// address.
 pub fn planes_of(parts: &XParts, [rows, k]: [usize; 2], gap: usize, offset: usize) -> [Plane; PLANES] {
     let offset = offset * WORD;
     let plane = |name, row_bytes: usize, unit: usize, offset: usize, is_f32| Plane {

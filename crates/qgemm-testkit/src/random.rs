@@ -1,4 +1,4 @@
-//! Draws of random cases.
+//! Random sizes of cases.
 
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -7,13 +7,13 @@ pub(crate) fn pick<T: Copy>(rng: &mut StdRng, from: &[T]) -> T {
     from[rng.random_range(0..from.len())]
 }
 
-/// From 1 to `max`, small numbers as likely as large ones.
+/// From 1 to `max`, skewed towards small numbers.
 pub(crate) fn skewed(rng: &mut StdRng, max: usize) -> usize {
     let bound = rng.random_range(0.0..=(max as f64).log2()).exp2() as usize;
     rng.random_range(1..=bound.clamp(1, max))
 }
 
-/// None two times in three, else less than `most`.
+/// 0 in two of three cases, otherwise less than `most`.
 pub(crate) fn gap(rng: &mut StdRng, most: usize) -> usize {
     if rng.random_ratio(1, 3) { rng.random_range(1..most) } else { 0 }
 }

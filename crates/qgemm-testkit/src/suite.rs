@@ -1,4 +1,4 @@
-//! Suites: the cases of each operation, in groups that a test runner shows one by one.
+//! Suites: an operation's cases, in named groups.
 
 use std::fmt;
 
@@ -14,13 +14,16 @@ use crate::outcome::Outcome;
 use crate::quantize::QuantizeSuite;
 use crate::{attention, convert, indexer, kv_append, matmul, optimizer, routing};
 
-/// One case of an operation, as data. Its text names all that decides it.
+/// A case of an operation, as data. Its text names everything
+/// that it depends on.
 pub trait TestCase: fmt::Display + fmt::Debug + Send + Sync {
     /// Runs it on a device and judges the result.
     fn run(&self, ctx: &Context) -> Outcome;
 
-    /// The kernel that the cost model would take, which [`TestCase::run`] will most probably ask for, without making it ready.
-    /// `None` where there is none, or where kernels are so few that it does not matter.
+    /// The kernel that the cost model would choose, without compiling
+    /// it. [`TestCase::run`] most probably needs it.
+    /// `None` if no kernel exists, or if kernels are too few for it
+    /// to matter.
     fn expected_kernel(&self, _: &Context) -> Option<KernelId> {
         None
     }
@@ -29,20 +32,22 @@ pub trait TestCase: fmt::Display + fmt::Debug + Send + Sync {
 /// A named part of a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Its name, which is the test's name; no two suites share one.
+    /// The group's name, and that of its test. Names are unique over
+    /// all suites.
     pub name: &'static str,
-    /// What it shows, as half a sentence.
+    /// What the group tests, as half a sentence.
     pub summary: &'static str,
 }
 
-/// Which cases are wanted.
+/// Selected cases.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Selection {
-    /// Formats of weights, for operations that have some; never empty.
+    /// Weight formats, for operations with a weight; never empty.
     pub formats: Vec<Format>,
-    /// Restricts plans to one kernel family, for operations that can.
+    /// Restricts plans to one kernel family, if the operation can.
     pub family: Option<&'static str>,
-    /// Restricts cases to one format of quantized activations, for operations that have some.
+    /// Restricts cases to one format of quantized activations, if the
+    /// operation has any.
     pub x_format: Option<XFormat>,
 }
 
@@ -58,25 +63,26 @@ pub trait Suite: fmt::Debug + Send + Sync {
     /// Name of the operation.
     fn operation(&self) -> &'static str;
 
-    /// Its groups, in the order of tables.
+    /// The groups, in the order of tables.
     fn groups(&self) -> Vec<Group>;
 
-    /// The cases of a group; none of a group of another suite.
+    /// The cases of a group; empty for a group of another suite.
     fn cases(&self, group: &str, wanted: &Selection) -> Vec<Box<dyn TestCase>>;
 
-    /// The random case that `seed` stands for. The same arguments give the same case.
+    /// The random case of `seed`. The same arguments give the same case.
     fn random_case(&self, wanted: &Selection, seed: u64) -> Box<dyn TestCase>;
 }
 
-/// A group, with what makes its cases.
+/// A group and the function that makes its cases.
 pub(crate) type Cases<C> = (Group, fn() -> Vec<C>);
 
-/// A line of a table of groups.
+/// An entry of a suite's groups.
 pub(crate) const fn group<C>(name: &'static str, summary: &'static str, cases: fn() -> Vec<C>) -> Cases<C> {
     (Group { name, summary }, cases)
 }
 
-/// The suite of an operation whose cases no [`Selection`] restricts: a table of groups, each with what makes its cases.
+/// The suite of an operation whose cases no [`Selection`]
+/// restricts.
 #[derive(Debug)]
 pub(crate) struct CaseList<C: 'static> {
     /// Name of the operation.

@@ -1,4 +1,4 @@
-//! Makers of weights in any format, from the format's description alone.
+//! Weight generators for any format, from its description alone.
 
 use half::f16;
 use qgemm_api::quantize;
@@ -10,25 +10,30 @@ use thiserror::Error;
 use crate::activations::normal;
 use crate::gemm::ActOrder;
 
-/// What weights look like.
+/// Kind of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WeightKind {
-    /// Normal values, quantized; [`WeightKind::Raw`] where the format has no quantizer.
+    /// Normal values, quantized; [`WeightKind::Raw`] if the format
+    /// has no quantizer.
     Quantized,
-    /// Random codes and random finite scales: bit patterns that no quantizer writes.
+    /// Random codes and random finite scales, with bit patterns that
+    /// no quantizer writes.
     Raw,
-    /// Random codes with scales that are one power of two, so that sums with small integers are exact.
+    /// Random codes, with one power of two for all scales: sums with
+    /// small integers are exact.
     Exact,
-    /// Random codes with the smallest scales the format can hold (subnormal in f16).
+    /// Random codes with the smallest scales the format can hold
+    /// (subnormal in f16).
     TinyScales,
-    /// Random codes with scales so large that weights leave the range of f16.
+    /// Random codes, with scales so large that weights overflow f16.
     HugeScales,
-    /// [`WeightKind::Raw`], and NaN in every third row: a code, or a scale, that stands for it.
+    /// [`WeightKind::Raw`] with a NaN code or scale in every third
+    /// row.
     Nan,
 }
 
 impl WeightKind {
-    /// Every kind that is finite.
+    /// All finite kinds.
     pub const ALL: [WeightKind; 5] =
         [WeightKind::Quantized, WeightKind::Raw, WeightKind::Exact, WeightKind::TinyScales, WeightKind::HugeScales];
 
@@ -54,13 +59,14 @@ impl WeightKind {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TestWeightError {
-    /// The shape does not suit the format.
+    /// The format cannot have this shape.
     #[error(transparent)]
     Format(#[from] FormatError),
     /// Quantizing failed.
     #[error(transparent)]
     Api(#[from] qgemm_api::Error),
-    /// Quantizing chose another format, so that the wrong one would be tested.
+    /// Quantizing chose another format, so the wrong one would be
+    /// tested.
     #[error("asked to quantize to {asked} with K = {k}, got {used}")]
     FellBack {
         /// The format asked for.
@@ -70,13 +76,14 @@ pub enum TestWeightError {
         /// Input features.
         k: usize,
     },
-    /// Neither codes nor scales of the format stand for NaN.
+    /// The format has no NaN, neither as code nor as scale.
     #[error("{0} has no code of NaN")]
     NoNan(Format),
-    /// There is no way to load this one.
+    /// Such a weight cannot be loaded.
     #[error("a weight that is given transposed has no channel scale")]
     TransposedWithScale,
-    /// A weight that was to be exact is not finite or too finely grained.
+    /// A weight of the exact kind is not finite or too finely
+    /// grained.
     #[error("{format}: weights of kind `{kind}` came out as {value}")]
     BadValue {
         /// The format.
@@ -91,7 +98,7 @@ pub enum TestWeightError {
 /// A weight `W[n, k]`. The same arguments give the same weight.
 ///
 /// # Errors
-/// When `k` does not suit the format.
+/// When the format cannot have this `k`.
 pub fn weight(
     kind: WeightKind,
     format: Format,
@@ -140,7 +147,7 @@ pub fn weight(
     Ok(weight)
 }
 
-/// The gate and the up of a gated pair, with the same column order.
+/// Both weights of a gated pair, with the same column order.
 ///
 /// # Errors
 /// As [`weight`].
@@ -154,7 +161,8 @@ pub fn gated_weights(
 ) -> Result<[HostWeight; 2], TestWeightError> {
     let gate = weight(kind, format, n, k, act_order, seed)?;
     let up = weight(kind, format, n, k, act_order, seed ^ 0x00b0_7000)?;
-    // Columns that take no feature are at the same places in every order.
+    // Columns without a feature are at the same index in every
+    // order.
     let Some(order) = gate.k_order() else { return Ok([gate, up]) };
     let ordered = HostWeight::with_k_order(format, n, k, up.blocks().to_vec().into(), order.to_vec())?;
     let up = match up.row_scale() {
@@ -164,8 +172,8 @@ pub fn gated_weights(
     Ok([gate, up])
 }
 
-/// `weight` with a factor for every output feature, beside the one it may have: powers of two, so that exact sums stay
-/// exact.
+/// Adds a random factor per output feature to `weight`. Factors
+/// are powers of two: exact sums stay exact.
 ///
 /// # Errors
 /// When a product is not finite.
@@ -189,7 +197,7 @@ fn values(n: usize, stored_k: usize, order: Option<&[u32]>, rng: &mut StdRng) ->
     values
 }
 
-/// Input features dealt at random to groups of at most `group`, the groups one after another.
+/// Random order of input features, in groups of at most `group`.
 fn column_order(order: ActOrder, group: usize, k: usize, rng: &mut StdRng) -> Vec<u32> {
     let mut columns: Vec<u32> = (0..k as u32).collect();
     for i in (1..k).rev() {
@@ -205,10 +213,10 @@ fn column_order(order: ActOrder, group: usize, k: usize, rng: &mut StdRng) -> Ve
     }
 }
 
-/// How scales are chosen.
+/// Choice of scales.
 struct Scale {
     kind: WeightKind,
-    /// Root mean square that weights shall have.
+    /// Root mean square of the weights.
     target: f32,
 }
 
@@ -232,7 +240,7 @@ impl Scale {
     }
 }
 
-/// Root mean square of what random codes decode to with all scales 1.
+/// Root mean square of decoded random codes, with scales of 1.
 fn code_magnitude(format: Format, rng: &mut StdRng) -> f32 {
     let mut block = vec![0; format.block_bytes];
     let mut values = vec![0.0; format.block_len];
@@ -249,8 +257,10 @@ fn code_magnitude(format: Format, rng: &mut StdRng) -> f32 {
     (sum / (SAMPLES * format.block_len) as f32).sqrt()
 }
 
-/// Overwrites whole blocks with random codes, and every scale. The last block of a ragged row keeps the
-/// quantizer's codes, because what lies beyond K must stay zero weights; so does an act-order weight.
+/// Overwrites whole blocks with random codes, and every scale.
+/// The last block of a ragged row keeps the quantizer's codes,
+/// because weights beyond K must stay zero. So does an act-order
+/// weight.
 fn fill_raw(
     format: Format,
     stored_k: usize,
@@ -269,7 +279,7 @@ fn fill_raw(
         if order.is_none() {
             fill_codes(format, scale.kind, valid, block, rng);
         }
-        // Rows that share a scale record hold copies of it.
+        // Rows that share a scale record hold copies.
         if row.is_multiple_of(shared_rows) && column == 0 {
             factors = (0..per_row * format.float_scales.len()).map(|_| scale.factor(unit, rng)).collect();
         }
@@ -279,16 +289,16 @@ fn fill_raw(
     }
 }
 
-/// Where a block of a format may hold NaN.
+/// Location of a NaN in a block.
 #[derive(Clone, Copy)]
 enum NanPlace {
-    /// Any of its codes, which are bytes.
+    /// Any code; codes are bytes.
     Code,
-    /// A scale of a byte, at this offset, and the code of NaN.
+    /// A one-byte scale: its offset and the code of NaN.
     Scale(usize, u8),
 }
 
-/// Every place; none of formats whose codes are integers and whose scales are wider than a byte.
+/// All locations; empty for integer codes with wider scales.
 fn nan_places(format: Format) -> Vec<NanPlace> {
     let code = matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2).then_some(NanPlace::Code);
     let scale = |scale: &FloatScale| match scale.kind {
@@ -299,7 +309,8 @@ fn nan_places(format: Format) -> Vec<NanPlace> {
     code.into_iter().chain(format.float_scales.iter().filter_map(scale)).collect()
 }
 
-/// Writes NaN into a block of every third row, in each place in turn, with either sign.
+/// Writes NaN of either sign into a block of every third row,
+/// over all locations in turn.
 fn put_nan(format: Format, stored_k: usize, blocks: &mut [u8], rng: &mut StdRng) -> Result<(), TestWeightError> {
     let places = nan_places(format);
     if places.is_empty() {
@@ -316,7 +327,8 @@ fn put_nan(format: Format, stored_k: usize, blocks: &mut [u8], rng: &mut StdRng)
     Ok(())
 }
 
-/// Random codes and integer sub-scales for the first `valid` values of a block; float scales come later.
+/// Random codes and integer sub-scales for the first `valid`
+/// values of a block. Float scales are written later.
 fn fill_codes(format: Format, kind: WeightKind, valid: usize, block: &mut [u8], rng: &mut StdRng) {
     match format.encoding {
         Encoding::Plain(dtype) => {
@@ -324,7 +336,7 @@ fn fill_codes(format: Format, kind: WeightKind, valid: usize, block: &mut [u8], 
                 WeightKind::Exact => rng.random_range(-8i32..=8) as f32,
                 _ => normal(rng) * Scale::of(kind).target,
             };
-            // The largest f16 is the largest weight there.
+            // f16 weights must not overflow.
             let largest = if dtype == qgemm_formats::DType::F16 { 60000.0 } else { f32::MAX };
             dtype.write(block, 0, value.clamp(-largest, largest));
         }
@@ -343,7 +355,8 @@ fn fill_codes(format: Format, kind: WeightKind, valid: usize, block: &mut [u8], 
     }
 }
 
-/// The codes of an FP8 format that are finite and, for exact sums, small integers.
+/// The finite codes of an FP8 format; for exact sums only small
+/// integers.
 fn float8_codes(format: Format, kind: WeightKind) -> Vec<u8> {
     let mut block = vec![0; format.block_bytes];
     for scale in format.float_scales {
@@ -362,7 +375,7 @@ fn float8_codes(format: Format, kind: WeightKind) -> Vec<u8> {
     (0..=255).filter(usable).collect()
 }
 
-/// Writes `value`, rounded and kept within what a scale of type `kind` can hold.
+/// Writes `value`, rounded and clamped to the scale type.
 fn write_scale(kind: ScaleType, value: f32, to: &mut [u8]) {
     match kind {
         ScaleType::F32 => to[..4].copy_from_slice(&value.to_le_bytes()),
@@ -377,7 +390,7 @@ fn write_scale(kind: ScaleType, value: f32, to: &mut [u8]) {
     }
 }
 
-/// The largest positive E4M3 number, of 4 exponent bits with bias 7 and 3 mantissa bits, not above `value`.
+/// The largest positive E4M3 number that is at most `value`.
 fn e4m3_at_most(value: f32) -> u8 {
     let decode = |code: u8| match (code >> 3, f32::from(code & 7)) {
         (0, mantissa) => mantissa / 8.0 * 2.0f32.powi(-6),
@@ -387,8 +400,10 @@ fn e4m3_at_most(value: f32) -> u8 {
     (1..0x7f).rev().find(|&code| decode(code) <= value).unwrap_or(1)
 }
 
-/// Checks that every weight is finite, but where [`WeightKind::Nan`] asks for NaN, and, for exact sums, a multiple of 2^-10 of at most 2^10, so that 2^13
-/// products with integers up to 2 stay within the 24 bits of f32 on either side.
+/// Checks that weights are finite (but for [`WeightKind::Nan`])
+/// and, for exact sums, multiples of 2^-10 of at most 2^10.
+/// 2^13 products with integers up to 2 then fit the 24 bits of
+/// f32.
 fn check(kind: WeightKind, weight: &HostWeight) -> Result<(), TestWeightError> {
     let format = weight.format();
     let mut largest = 0.0f32;
@@ -412,7 +427,7 @@ fn check(kind: WeightKind, weight: &HostWeight) -> Result<(), TestWeightError> {
     Ok(())
 }
 
-/// The value of the lowest set bit of a number that is not 0.
+/// The value of the lowest set bit of a nonzero number.
 fn lowest_bit(value: f32) -> f32 {
     let bits = value.to_bits();
     let (exponent, mantissa) = (bits >> 23 & 0xff, bits & 0x7f_ffff);
@@ -424,7 +439,8 @@ fn lowest_bit(value: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// K that suits every format: two of the largest blocks, or (ragged) a little more than one block.
+    /// A K that every format allows: two of the largest blocks, or a
+    /// little more than one block if ragged.
     fn ks(format: Format) -> Vec<usize> {
         if format.ragged_k { vec![format.block_len + 5, 512] } else { vec![512] }
     }
@@ -443,7 +459,7 @@ mod tests {
         }
     }
 
-    /// That a kernel may round to f16 is decided from the scales; here by the values.
+    /// `fits_f16` decides from the scales; the test uses the values.
     #[test]
     fn weights_that_fit_f16_are_close_to_it() {
         let mut unfit = std::collections::BTreeSet::new();

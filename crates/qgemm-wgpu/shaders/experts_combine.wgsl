@@ -1,6 +1,8 @@
-// MoE combine: weighted sum of a token's slots, in slot order.
+// MoE combine: weighted sum of a token's slots.
+// Slots are added in order.
 // An invocation has four features of a token.
-// Slots without an expert or with a NaN weight are skipped.
+// It skips slots without an expert,
+// and slots with a NaN weight.
 
 struct Params {
     modes: u32,  // `mode()` reads it

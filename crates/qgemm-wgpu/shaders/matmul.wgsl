@@ -1,26 +1,32 @@
-// D = A * B of matrices in device memory, of any type and layout. A workgroup computes a TILE_M x TILE_N tile of D, and an
-// invocation eight rows of four columns. Every TILE_K values along K are copied to workgroup memory, in f32. Products are
-// added in the order of K, so the bits do not depend on the tile. Where K is cut, workgroups of one dispatch add up a part each, and
-// those of the next add the parts up in their order.
+// Matmul: D = A * B of matrices of any type and layout.
+// A workgroup computes a TILE_M x TILE_N tile of D,
+// an invocation eight rows of four columns.
+// Workgroup memory holds TILE_K values along K, in f32.
+// Products are added in the order of K: the bits do not
+// depend on the tile.
+// Split-K: one dispatch computes partial sums of K parts,
+// the next adds them in the order of parts.
 
 const M_VECTORS: u32 = TILE_M / 4u;
 const N_VECTORS: u32 = TILE_N / 4u;
 
-// The product's part of K: all of it, unless products have one each.
+// K range of the workgroup: all of K, but for grouped K
+// and split-K.
 var<private> k_first: u32;
 var<private> k_end: u32;
-// Where its rows end: with those of A, unless products share them.
+// End of the product's rows: that of A, but for grouped rows.
 var<private> m_end: u32;
 
 var<workgroup> a_tile: array<vec4<f32>, TILE_K * M_VECTORS>;  // (TILE_K, TILE_M)
 var<workgroup> b_tile: array<vec4<f32>, TILE_K * N_VECTORS>;  // (TILE_K, TILE_N)
 
-// The formats of factors that are no element types. Of the second, BLOCK values along K share a scale.
+// Factor formats that are not element types.
+// E4M3_BLOCK: BLOCK values along K share a scale.
 const E4M3: u32 = 3u;
 const E4M3_BLOCK: u32 = 4u;
 const BLOCK: u32 = 128u;
 
-// The word of an element of a factor, and the element, given the word.
+// Index of the word that holds a factor's element.
 fn factor_word(index: u32, format: u32) -> u32 {
     return select(word_of(index, format), index >> 2u, format >= E4M3);
 }
@@ -32,7 +38,7 @@ fn factor_element(word: u32, index: u32, format: u32) -> f32 {
     return e4m3_to_f32(vec4<u32>((word >> ((index & 3u) * 8u)) & 0xffu)).x;
 }
 
-// Neighbouring invocations read what lies side by side in memory.
+// Adjacent invocations read adjacent elements.
 fn load_a(m0: u32, k0: u32, thread: u32) {
     let has_scales = mode(X_MODE) == E4M3_BLOCK;
     let first = p.a_base + select(a_matrix * p.a_batch, 0u, has_scales);
@@ -69,7 +75,7 @@ fn load_b(n0: u32, k0: u32, thread: u32) {
     }
 }
 
-// The derivative of the activation that the modes name. Beyond 64 it is 0 or 1 in f32.
+// Derivative of the activation. Beyond ±64 it is 0 or 1 in f32.
 fn slope(at: vec4<f32>) -> vec4<f32> {
     let v = clamp(at, vec4<f32>(-64.0), vec4<f32>(64.0));
     var x = v;
@@ -84,11 +90,11 @@ fn slope(at: vec4<f32>) -> vec4<f32> {
         }
         default: { return vec4<f32>(1.0); }
     }
-    // Of v * sigmoid(x), where x grows dx times as fast as v.
+    // d/dv of v * sigmoid(x), with dx the derivative of x.
     return sigmoid(x) + v * dx * sigmoid(x) * sigmoid(-x);
 }
 
-// The factor of the product: alpha, and those of all of A and of B, where they have one.
+// alpha times the per-tensor scales of A and B.
 fn alpha() -> f32 {
     var factor = p.shape.alpha;
     if (has(FLAG_A_SCALE)) {
@@ -100,7 +106,8 @@ fn alpha() -> f32 {
     return factor;
 }
 
-// The sums of the first `count` of four neighbouring outputs, of all parts.
+// Split-K: the first `count` of four adjacent outputs, summed
+// over all parts.
 fn sums_of_parts(m: u32, n: u32, count: u32) -> vec4<f32> {
     let parts = k_parts();
     var sums = vec4<f32>();
@@ -113,7 +120,7 @@ fn sums_of_parts(m: u32, n: u32, count: u32) -> vec4<f32> {
     return sums;
 }
 
-// Finishes and stores the first `count` of four neighbouring outputs.
+// Epilogue of the first `count` of four adjacent outputs.
 fn store_outputs(m: u32, n: u32, count: u32, sums: vec4<f32>) {
     var value = alpha() * sums;
     var before_activation = vec4<f32>();
@@ -144,14 +151,18 @@ fn store_outputs(m: u32, n: u32, count: u32, sums: vec4<f32>) {
     store4(m, n, count, value);
 }
 
-// The rows of A and D among those of this dispatch that an offset names; none is beyond them.
+// Offset `i` relative to the dispatch's first row, clamped to
+// the dispatch's rows.
 fn row_of_offset(i: u32) -> u32 {
     let offset = offsets[p.offsets_base + i];
     return min(max(offset, p.d_batch) - p.d_batch, p.shape.m);
 }
 
-// Finds the product and the first row of tile `place` of those of all products that share rows, and returns the row; that beyond all where
-// there is no such tile. No offset leads before one that precedes it, so that no two products have a row in common.
+// Grouped rows: sets the product and `m_end` of row tile
+// `place`, and returns its first row.
+// Past the last tile it returns `m`, with `m_end` 0.
+// The running maximum makes offsets monotonic, so products
+// never overlap.
 fn find_rows(place: u32) -> u32 {
     var reached = row_of_offset(0u);
     for (var i = 1u; i <= p.c_batch; i++) {
@@ -191,12 +202,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     k_first = 0u;
     k_end = p.shape.k;
     if (has(FLAG_K_GROUPED)) {
-        // No offset leads out of K.
+        // Offsets are clamped to K.
         k_first = min(offsets[p.offsets_base + product], p.shape.k);
         k_end = min(offsets[p.offsets_base + product + 1u], p.shape.k);
     }
     if (phase() == PHASE_PARTS) {
-        // Parts are whole steps, of which the last may have fewer or none.
+        // Parts are whole steps of TILE_K. The last parts may
+        // be shorter or empty.
         let steps = (max(k_end, k_first) - k_first + TILE_K - 1u) / TILE_K;
         let of_part = (steps + parts - 1u) / parts * TILE_K;
         k_first = min(k_first + group.z % parts * of_part, k_end);

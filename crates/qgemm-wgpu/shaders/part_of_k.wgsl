@@ -13,7 +13,8 @@ fn first_row(group: vec3<u32>, groups: vec3<u32>) -> u32 {
     return rows_first() + group.x * TILE_N;
 }
 
-// Start of part `i`. Parts are whole quanta of k-tiles:
+// Start of part `i`.
+// A part is a multiple of QUANTUM_K_TILES:
 // columns that share a scale of X stay together.
 fn part_begin(i: u32) -> u32 {
     let quanta = (k_tiles() + QUANTUM_K_TILES - 1u) / QUANTUM_K_TILES;
@@ -29,8 +30,9 @@ fn end_k_tile() -> u32 {
     return part_begin(part + 1u);
 }
 
-// Stores rows `row .. row + 4` and `row + 8 .. row + 12` of
-// token `token`. The matrix has whole tiles of rows.
+// Stores rows `row .. row + 4` and
+// `row + 8 .. row + 12` of token `token`.
+// The matrix has whole tiles of rows.
 fn store8(token: u32, row: u32, low: vec4<f32>, high: vec4<f32>) {
     let at = p.d_base + (part * p.shape.m + token) * p.d_row + row;
     for (var i = 0u; i < 4u; i++) {

@@ -302,7 +302,7 @@ impl ExpertPlan {
         ways.iter().map(|way| Self::of_way(device, problem, &op, way)).collect()
     }
 
-    /// The ways to run a problem, the fastest first; none where there are no rows.
+    /// Candidates of a problem, fastest first; empty without rows.
     pub(crate) fn ways(
         device: &dyn Device,
         tuned: &TunedTable,

@@ -1,4 +1,4 @@
-//! [`Candidate`]: one of the ways to run a problem.
+//! [`Candidate`]: a config weighed for one problem.
 
 use qgemm_hal::{CheckedGemm, Device, DeviceId, Family, KernelId, LaunchPlan};
 use qgemm_sched::TunedTable;

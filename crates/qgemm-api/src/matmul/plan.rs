@@ -151,7 +151,7 @@ impl MatmulPlan {
         ways.iter().map(|way| Self::of_way(device, &op, way)).collect()
     }
 
-    /// The ways to run a product, the fastest first; none where there is nothing to write.
+    /// Candidates of a product, fastest first; empty if D is empty.
     pub(crate) fn ways(
         device: &dyn Device,
         tuned: &TunedTable,

@@ -335,7 +335,7 @@ impl Roof {
     }
 }
 
-/// One of the ways to run an operation.
+/// A candidate of an operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CandidateRecord {

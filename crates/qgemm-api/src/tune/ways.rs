@@ -1,4 +1,5 @@
-//! Ways to run a problem on a device, with buffers to run it on.
+//! Candidates of a problem on a device, with buffers to measure
+//! them.
 
 use std::time::Instant;
 

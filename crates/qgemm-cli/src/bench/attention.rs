@@ -9,7 +9,8 @@ use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 use crate::choice::keys_of;
 
-/// Sequences, queries and keys of each, heads, heads of keys and features of a head, unless others are asked for.
+/// Default shapes: sequences, queries and keys of each, heads, KV
+/// heads and head dimension.
 const SHAPES: [[usize; 6]; 4] =
     [[1, 1, 8192, 32, 8, 128], [32, 1, 8192, 32, 8, 128], [1, 4096, 4096, 32, 8, 128], [1, 16384, 16384, 32, 8, 128]];
 
@@ -25,10 +26,11 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Every shape, with keys and values of the format asked for, or of the type of the queries and, for one query, in every format of codes.
+/// Every shape with the given KV format. By default: the type of
+/// Q and, for one query, every quantized format.
 ///
 /// # Errors
-/// When a shape is none.
+/// When a shape is invalid.
 pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     let shapes: Vec<[usize; 6]> = match args.shape[..] {
         [] => SHAPES.to_vec(),
@@ -52,16 +54,16 @@ impl Subject {
         self.shape.map(|size| size.to_string()).join("x")
     }
 
-    /// How keys are stored and masked.
+    /// KV storage and mask in tables.
     fn format(&self, args: &Args) -> String {
         let pages = args.page_size.map_or(String::new(), |size| format!(" pages={size}"));
         format!("{}{pages}{}", self.kv, if args.mask_bits { " mask" } else { "" })
     }
 }
 
-/// So many numbers below 1 in magnitude, as bytes of a format.
+/// `count` numbers below 1 in magnitude, encoded in a format.
 fn numbers(kv: KvFormat, count: usize) -> Vec<u8> {
-    // Of E4M3, numbers between 2^-3 and 1/4 of both signs.
+    // E4M3: numbers of both signs from 2^-3 up to 1/4.
     let code = |i: usize| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8 & 0x87 | 0x20;
     match kv {
         KvFormat::Plain(dtype) => {
@@ -72,7 +74,7 @@ fn numbers(kv: KvFormat, count: usize) -> Vec<u8> {
     }
 }
 
-/// A table that has the pages of a cache in another order than theirs, and the lengths of sequences that have so many keys.
+/// A page table in shuffled order, and the lengths of sequences.
 fn paging(
     ctx: &Context,
     sequences: usize,
@@ -85,10 +87,11 @@ fn paging(
     Ok((ctx.upload(&table)?, ctx.upload(&vec![keys as u32; sequences])?))
 }
 
-/// Times what a plan takes for a subject, with copies of keys and values in turn.
+/// Times the planned kernel of a subject, rotating copies of keys
+/// and values.
 ///
 /// # Errors
-/// When no kernel serves it, or the device fails.
+/// When no kernel supports it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let [sequences, queries, keys, heads, kv_heads, dim] = subject.shape;
     let dtype: DType = args.x_dtype;

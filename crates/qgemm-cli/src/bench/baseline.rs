@@ -1,4 +1,4 @@
-//! Results of an earlier run, to compare with.
+//! Baseline: results of an earlier run.
 
 use std::path::Path;
 
@@ -8,29 +8,32 @@ use super::BenchRow;
 use crate::text_file;
 use crate::whole_file::WholeFile;
 
-/// Differences below this are never called a regression: what a machine's state from day to day is worth.
+/// Smaller differences are never a regression: a machine varies
+/// this much from day to day.
 const SMALLEST: f64 = 0.03;
-/// A difference counts when it exceeds the noise of both runs together by this factor.
+/// A difference counts if it exceeds the noise of both runs
+/// together by this factor.
 const NOISE_FACTOR: f64 = 3.0;
 
 /// Results read from a file.
 pub struct Baseline(Vec<BenchRow>);
 
 impl Baseline {
-    /// Reads what [`save`] wrote.
+    /// Reads a file of [`save`].
     ///
     /// # Errors
-    /// When the file cannot be read or holds something else.
+    /// When the file cannot be read or is invalid.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         Self::parse(&text_file::read(path)?).with_context(|| format!("{} is no baseline", path.display()))
     }
 
-    /// The rows of a file's text.
+    /// Parses rows.
     pub fn parse(text: &str) -> serde_json::Result<Self> {
         serde_json::from_str(text).map(Self)
     }
 
-    /// States in `row` how it compares with the same measurement of the baseline, where there is one.
+    /// Compares `row` with the same measurement in the baseline, if
+    /// any.
     pub fn judge(&self, row: &mut BenchRow) {
         let key = |r: &BenchRow| (r.device.clone(), r.shape.clone(), r.format.clone(), r.x_dtype.clone());
         let Some(before) = self.0.iter().find(|before| key(before) == key(row)) else { return };
@@ -40,10 +43,11 @@ impl Baseline {
     }
 }
 
-/// Writes results for a later run.
+/// Saves results for a later run.
 ///
 /// # Errors
-/// When the file cannot be written; one that was there before stays as it was then.
+/// When the file cannot be written. An existing file is then
+/// unchanged.
 pub fn save(file: WholeFile, rows: &[BenchRow]) -> anyhow::Result<()> {
     file.finish_with(serde_json::to_string_pretty(rows)?.as_bytes())
 }

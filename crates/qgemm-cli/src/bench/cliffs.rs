@@ -1,27 +1,28 @@
-//! Cliffs in a sweep over the number of tokens: where one token more costs too much, and where more tokens take less
-//! time.
+//! Cliffs in a sweep over token counts: one more token costs too
+//! much, or more tokens take less time.
 
 /// One point of a sweep.
 #[derive(Clone, Copy, Debug)]
 pub struct Point {
     /// Tokens.
     pub m: usize,
-    /// Tokens of the configuration's tile.
+    /// Tokens of the config's tile.
     pub tile_m: usize,
     /// Time of a launch, in microseconds.
     pub microseconds: f64,
 }
 
-/// A call may be slower by so much than one with more tokens, and a step may cost so much more than it should: what
-/// two measurements of the same kernel differ by.
+/// Tolerance of both checks: two measurements of the same kernel
+/// differ by this much.
 const TOLERANCE: f64 = 0.03;
 
-/// What is wrong with each point; `points` are in the order of their tokens.
+/// The cliff at each point, if any. `points` are in the order of
+/// tokens.
 pub fn find(points: &[Point]) -> Vec<Option<String>> {
     (0..points.len()).map(|i| slower_than_more(points, i).or_else(|| steep(points, i))).collect()
 }
 
-/// More tokens take less time.
+/// Cliff: more tokens take less time.
 fn slower_than_more(points: &[Point], i: usize) -> Option<String> {
     let here = points[i];
     let fastest = points[i + 1..].iter().min_by(|a, b| a.microseconds.total_cmp(&b.microseconds))?;
@@ -29,8 +30,8 @@ fn slower_than_more(points: &[Point], i: usize) -> Option<String> {
     (ratio > 1.0 + TOLERANCE).then(|| format!("{:+.1}% against M={}", (ratio - 1.0) * 100.0, fastest.m))
 }
 
-/// One token more than the point before costs more than a tile of tokens: as many tokens as the tile has, at the time
-/// that a token takes where the sweep ends.
+/// Cliff: one more token costs more than a tile of tokens, at the
+/// time per token of the sweep's end.
 fn steep(points: &[Point], i: usize) -> Option<String> {
     let (here, before, last) = (points[i], points.get(i.checked_sub(1)?)?, points.last()?);
     if here.m != before.m + 1 {
@@ -60,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_step_beyond_a_token_tile_is_found() {
-        // At the end a token takes 0.2, so that a tile of 16 may cost 3.2.
+        // At the end a token takes 0.2, so a tile of 16 may cost 3.2.
         let found = sweep(&[(15, 16, 10.0), (16, 16, 10.1), (17, 16, 13.0), (18, 16, 17.0), (100, 16, 20.0)]);
         assert_eq!(found.iter().map(Option::is_some).collect::<Vec<_>>(), [false, false, false, true, false]);
     }

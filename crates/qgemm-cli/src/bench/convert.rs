@@ -9,7 +9,7 @@ use super::subject::normal_rows;
 use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 
-/// Rows and columns, unless others are asked for.
+/// Default rows and columns.
 const SHAPES: [[usize; 2]; 2] = [[512, 4096], [4096, 7168]];
 
 /// A conversion to measure.
@@ -29,10 +29,10 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Every shape with every pair of types that the options ask for.
+/// Every shape with every pair of types that the options allow.
 ///
 /// # Errors
-/// When a shape is none, or no pair of types is left.
+/// When a shape is invalid, or no pair of types is left.
 pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     let shapes = match args.shape[..] {
         [] => SHAPES.to_vec(),
@@ -57,7 +57,7 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
 }
 
 impl Subject {
-    /// Types, and what else is asked for.
+    /// Types and options in tables.
     fn types(&self) -> String {
         let mut text = format!("{}->{}", self.from, self.to);
         let flags = [(self.transposed, "transposed"), (self.gathered, "gathered"), (self.row_factors, "row-factors")];
@@ -80,10 +80,10 @@ impl Subject {
     }
 }
 
-/// Times what a plan takes for a subject, with copies of X and D in turn.
+/// Times the planned kernel of a subject, rotating copies of X and D.
 ///
 /// # Errors
-/// When no kernel serves it, or the device fails.
+/// When no kernel supports it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let &Subject { rows, columns, from, to, .. } = subject;
     let plan = ctx.plan_conversion(&subject.conversion())?;

@@ -15,22 +15,24 @@ use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies_of_part};
 use crate::choice::{FormatChoice, Shape};
 
-/// How rows are given to experts.
+/// Assignment of rows to experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Form {
-    /// Rows sorted by expert, by offsets.
+    /// Rows sorted by expert, with offsets.
     Contiguous,
-    /// Room for as many rows for each expert, by counts.
+    /// A fixed capacity per expert, with counts.
     Masked,
-    /// Slots with ids; X is shared by a token's slots.
+    /// Slots with expert ids. A token's slots share X.
     Indexed,
-    /// The same, with lists of the slots of each expert.
+    /// As `Indexed`, with the slot lists of experts.
     Listed,
-    /// A whole layer: routing from f32 logits, gate and up of N features with SiLU, down, combine.
+    /// A whole MoE layer: routing of f32 logits, gate and up of N
+    /// features with SiLU, down, combine.
     Layer,
 }
 
-/// A grouped product to measure: `shape.m` tokens with `top_k` experts each.
+/// A MoE GEMM to measure: `shape.m` tokens with `top_k` experts
+/// each.
 pub struct Subject {
     shape: Shape,
     experts: usize,
@@ -49,10 +51,11 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Every shape in every format that the options ask for, and in every form.
+/// Every shape with every format and form of the options.
 ///
 /// # Errors
-/// When a shape is none, a format cannot store it, or tokens have more slots than there are experts.
+/// When a shape is invalid, a format cannot store it, or `top_k`
+/// exceeds the experts.
 pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     let shapes = match args.shape[..] {
         [] => vec![Shape { m: 1, n: 768, k: 2048 }, Shape { m: 64, n: 768, k: 2048 }],
@@ -85,8 +88,10 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
 }
 
 impl Subject {
-    /// The id of every slot: tokens take different experts, in no simple order; each expert about as many tokens, or the r-th as many
-    /// as goes with 1 / r; or in turn, each as many.
+    /// The expert id of every slot. Tokens take different experts in
+    /// no simple order.
+    /// Experts have about equal shares, or shares by Zipf's law, or
+    /// exactly equal shares.
     fn ids(&self) -> Vec<usize> {
         if self.even {
             return (0..self.shape.m * self.top_k).map(|slot| slot % self.experts).collect();
@@ -99,7 +104,7 @@ impl Subject {
             (state % below as u64) as usize
         };
         let token = move |_| {
-            // A partial shuffle: the experts of a token differ.
+            // A partial shuffle: a token's experts are distinct.
             let mut all: Vec<usize> = (0..self.experts).collect();
             for i in 0..self.top_k {
                 let share = |expert: usize| if self.zipf { ZIPF_SCALE / (expert + 1) } else { 1 };
@@ -117,7 +122,7 @@ impl Subject {
         (0..self.shape.m).flat_map(token).collect()
     }
 
-    /// Experts that have rows.
+    /// Number of experts with rows.
     fn used(&self) -> usize {
         let mut used = self.ids();
         used.sort_unstable();
@@ -125,7 +130,7 @@ impl Subject {
         used.len()
     }
 
-    /// The problem, its index, and the rows of X and of D.
+    /// The problem, its index, and the number of rows of X and D.
     fn problem(&self, experts: &Experts) -> (ExpertProblem, Vec<u32>, [usize; 2]) {
         let Shape { m: tokens, .. } = self.shape;
         let slots = tokens * self.top_k;
@@ -152,7 +157,7 @@ impl Subject {
         }
     }
 
-    /// The slots of each expert, as [`expert_lists`] has them.
+    /// Slot lists of experts, as in [`expert_lists`].
     fn lists(&self) -> Vec<u8> {
         let ids = self.ids();
         let mut slots: Vec<u32> = (0..ids.len() as u32).collect();
@@ -165,7 +170,8 @@ impl Subject {
         lists
     }
 
-    /// Bytes that a run must move at least: the weights of the experts that have rows, X and D.
+    /// Minimum traffic of a run: weights of experts with rows, X and
+    /// D.
     fn bytes(&self, rows: [usize; 2]) -> f64 {
         let Shape { n, k, .. } = self.shape;
         let weights = (self.used() * self.format.row_bytes(k) * n) as f64;
@@ -175,10 +181,10 @@ impl Subject {
     }
 }
 
-/// What the shares of Zipf's law are parts of.
+/// Denominator of Zipf shares.
 const ZIPF_SCALE: usize = 1 << 20;
 
-/// Times a whole layer, with copies of the weights in turn.
+/// Times a whole layer, rotating copies of the weights.
 fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let &Subject { shape: Shape { m, n, k }, experts, top_k, format, x_dtype, .. } = subject;
     let quantization = args.x_format.map(|format| Quantization::new(m, k, x_dtype, format));
@@ -250,10 +256,11 @@ fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) 
     })
 }
 
-/// Times what a plan takes for a subject, with copies of the weights in turn.
+/// Times the planned kernel of a subject, rotating copies of the
+/// weights.
 ///
 /// # Errors
-/// When no kernel serves it, or the device fails.
+/// When no kernel supports it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     if subject.form == Form::Layer {
         return measure_layer(ctx, args, subject, bandwidth);

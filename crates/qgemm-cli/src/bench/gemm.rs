@@ -1,4 +1,4 @@
-//! `qgemm bench` of products.
+//! `qgemm bench --op gemm`.
 
 use qgemm_api::{Args as RunArgs, Buffer, Context, Plan, Quantization, QuantizedX, Weight, XFactor};
 
@@ -7,10 +7,10 @@ use super::timing::{Pace, Timing, time_launches};
 use super::{Args, BenchRow, copies};
 use crate::choice::Shape;
 
-/// Times what a plan takes for a subject.
+/// Times the planned kernel of a subject.
 ///
 /// # Errors
-/// When no kernel serves it, or the device fails.
+/// When no kernel supports it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let m = subject.shape.m;
     let bench = Bench::new(ctx, args, subject, m)?;
@@ -37,10 +37,10 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     })
 }
 
-/// `x` in codes and scales, with the factor that it was quantized with where one is given.
+/// Quantized `x`, with its given factor if the format takes one.
 ///
 /// # Errors
-/// When memory runs out, or those of the device.
+/// When memory runs out, or the device fails.
 pub fn quantized_x(
     ctx: &Context,
     quantization: &Quantization,
@@ -56,19 +56,20 @@ pub fn quantized_x(
     Ok((made, factor))
 }
 
-/// A weight on the device, in copies, with activations and outputs.
+/// Copies of a weight on the device, with activations and
+/// outputs.
 pub struct Bench<'a> {
     pub ctx: &'a Context,
     pub weights: Vec<Weight>,
     x: Buffer,
-    /// X in codes and scales with the factor that it was quantized with, where it is to be given so.
+    /// Quantized X and its given factor, if X is given quantized.
     quantized: Option<(QuantizedX, Option<Buffer>)>,
     gamma: Buffer,
     d_bytes: usize,
 }
 
 impl<'a> Bench<'a> {
-    /// For up to `most` tokens.
+    /// Buffers for up to `most` tokens.
     ///
     /// # Errors
     /// When memory runs out, or the weight cannot be made.
@@ -91,10 +92,10 @@ impl<'a> Bench<'a> {
         Ok(Self { ctx, weights, x, quantized, gamma, d_bytes: most * n * x_dtype.bytes() })
     }
 
-    /// Times launches of a plan, with the copies in turn.
+    /// Times launches of a plan, rotating the copies.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn time(&self, plan: &Plan, pace: Pace) -> anyhow::Result<Timing> {
         let mut d = self.ctx.allocate(self.d_bytes)?;
         let mut workspace = self.ctx.workspace(plan.workspace_bytes())?;

@@ -7,13 +7,13 @@ use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 use crate::choice::{self, Shape};
 
-/// Tokens, output features and input features, unless others are asked for.
+/// Default tokens, output features and input features.
 const SHAPES: [&str; 2] = ["512x4096x4096", "4096x4096x4096"];
 
-/// Every shape with every format that is asked for.
+/// Every shape with every format of the options.
 ///
 /// # Errors
-/// When a shape is none.
+/// When a shape is invalid.
 pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     let shapes: Vec<Shape> = match args.shape[..] {
         [] => SHAPES.iter().map(|shape| shape.parse()).collect::<anyhow::Result<_>>()?,
@@ -22,10 +22,11 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     subject::made_up(&shapes, args.format)
 }
 
-/// Times what a plan takes for a subject, dY and dX in one type, with copies of the weight in turn.
+/// Times the planned kernel of a subject with dY and dX in one
+/// type, rotating copies of the weight.
 ///
 /// # Errors
-/// When no kernel serves it, or the device fails.
+/// When no kernel supports it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let (Shape { m, n, k }, dtype) = (subject.shape, args.x_dtype);
     let host = subject.weight()?;

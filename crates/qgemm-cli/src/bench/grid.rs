@@ -1,4 +1,5 @@
-//! `qgemm bench --grid`: how often what a plan takes is nearly the best there is, over problems drawn always the same.
+//! `qgemm bench --grid`: how often the planned candidate is near
+//! the best, over random problems that are the same in every run.
 
 use std::time::{Duration, Instant};
 
@@ -13,20 +14,20 @@ use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
 use crate::{Holds, out};
 
-/// As far as this a choice may be behind the best.
+/// How far a choice may be behind the best.
 const WITHIN: f64 = 0.1;
-/// Share of the problems of which it must be.
+/// Share of problems whose choice must be within that.
 const SHARE: f64 = 0.9;
-/// Least time of a problem that was begun.
+/// Least measuring time of a problem.
 const LEAST: Duration = Duration::from_millis(1);
-/// Formats that are drawn from.
+/// Formats to draw from.
 const FORMATS: [&str; 8] = ["q4_0", "q4_k", "q6_k", "q8_0", "int4_g128", "mxfp4", "fp8_e4m3_block128", "f16"];
-/// Features of dense products, and of experts.
+/// Features of dense products and of experts.
 const DENSE: [usize; 10] = [1024, 2048, 2560, 4096, 5120, 6144, 8192, 11008, 14336, 28672];
 const OF_EXPERTS: [usize; 7] = [768, 1024, 1536, 2048, 2816, 4096, 7168];
-/// Experts that there are, and those of a token.
+/// Numbers of experts, with top-k.
 const EXPERTS: [(usize, usize); 6] = [(8, 2), (32, 4), (64, 6), (64, 8), (128, 8), (256, 8)];
-/// Powers of two that the numbers of tokens lie between.
+/// Token counts are below 2 to this power.
 const TOKENS: u32 = 12;
 
 /// A problem of the grid.
@@ -36,7 +37,7 @@ struct Drawn {
     k: usize,
     format: Format,
     gated: bool,
-    /// Experts, and those of a token.
+    /// Number of experts, with top-k.
     experts: Option<(usize, usize)>,
 }
 
@@ -55,7 +56,7 @@ impl Drawn {
     }
 }
 
-/// Numbers that are the same in every run.
+/// A generator with the same numbers in every run.
 struct Draw(u64);
 
 impl Draw {
@@ -69,21 +70,22 @@ impl Draw {
         all[self.below(all.len())]
     }
 
-    /// A problem, whose weights may be of any size.
+    /// A random problem, with weights of any size.
     fn problem(&mut self) -> anyhow::Result<Drawn> {
         let with_experts = self.below(5) < 2;
         let features: &[usize] = if with_experts { &OF_EXPERTS } else { &DENSE };
         let (n, k) = (self.of(features), self.of(features));
         let (format, experts) = (self.of(&FORMATS).parse()?, self.of(&EXPERTS));
         let base = 1usize << self.below(TOKENS as usize);
-        // Half of the numbers are powers of two.
+        // Half of the counts are powers of two.
         let more = if self.below(2) == 0 { 0 } else { self.below(base) };
         let gated = self.below(3) == 0;
         Ok(Drawn { tokens: base + more, n, k, format, gated, experts: with_experts.then_some(experts) })
     }
 }
 
-/// The first problems that are drawn of those whose weights have at most so many bytes.
+/// The first random problems whose weights have at most `largest`
+/// bytes.
 fn drawn(problems: usize, largest: usize) -> anyhow::Result<Vec<Drawn>> {
     const TRIES: usize = 1 << 20;
     let mut draw = Draw(0x5EED);
@@ -107,16 +109,19 @@ struct GridRow {
     /// The fastest kernel.
     best_kernel: String,
     best_microseconds: f64,
-    /// What a plan takes.
+    /// Time of the planned candidate.
     planned_microseconds: Option<f64>,
-    /// How much longer that is, as a share.
+    /// Its slowdown relative to the best.
     behind_best: Option<f64>,
-    /// Ways that were measured to the end, and those that were dropped after a first look.
+    /// Candidates that were measured fully, and those dropped after a
+    /// first look.
     measured: usize,
     dropped: usize,
-    /// Whether all were measured that should take up to twice as long as the best.
+    /// Whether every candidate expected within twice the best time
+    /// was measured.
     complete: bool,
-    /// What was launched: what a plan takes, then from what should be fastest on.
+    /// Launched candidates: the planned one, then from the fastest
+    /// expected on.
     ways: Vec<WayRow>,
 }
 
@@ -130,7 +135,8 @@ struct WayRow {
 }
 
 impl GridRow {
-    /// Both kernels with how their tiles are cut; the planned one where it is another.
+    /// Both kernels with their K splits; the planned one only if it
+    /// differs.
     fn best_and_planned(&self) -> String {
         let text = |way: &WayRow| format!("{}, {}", way.kernel, way.cut);
         let best = self.ways.iter().filter(|way| !way.dropped).min_by(|a, b| a.microseconds.total_cmp(&b.microseconds));
@@ -162,14 +168,15 @@ impl Row for GridRow {
     }
 }
 
-/// What a grid came to.
+/// Result of a grid.
 #[derive(Serialize)]
 struct Grid {
     device: String,
     driver: String,
-    /// Problems that were asked for; those that were not begun have no row.
+    /// Number of problems asked for; unmeasured ones have no row.
     problems: usize,
-    /// Of the problems with a row, the share whose plan is at most `limit` behind the best.
+    /// Share of measured problems whose plan is at most `limit`
+    /// behind the best.
     share_within: f64,
     limit: f64,
     seconds: f64,
@@ -179,7 +186,7 @@ struct Grid {
 /// Measures the grid.
 ///
 /// # Errors
-/// When the device fails, or no problem has weights so small.
+/// When the device fails, or no problem has such small weights.
 pub fn run(ctx: &Context, problems: usize, budget: Duration, largest: usize, json: bool) -> anyhow::Result<Holds> {
     let drawn = drawn(problems, largest)?;
     let progress = Progress::new(problems as u64, "measuring");
@@ -209,7 +216,8 @@ pub fn run(ctx: &Context, problems: usize, budget: Duration, largest: usize, jso
     Ok(if share_within >= SHARE { Holds::Yes } else { Holds::No })
 }
 
-/// What was found of a problem, and how long measuring it took; weights are not counted.
+/// Tuning result of a problem, and its measuring time without
+/// weights.
 fn measure(ctx: &Context, drawn: &Drawn, limits: Budget) -> anyhow::Result<(Option<Tuning>, Duration)> {
     let &Drawn { tokens, n, k, format, gated, experts } = drawn;
     let host = repeated_rows(format, n, k)?;
@@ -266,7 +274,8 @@ fn row(drawn: &Drawn, tuning: &Tuning) -> GridRow {
     }
 }
 
-/// The problems whose plan is not near the best, and the share of the others.
+/// Prints problems whose plan is not near the best, and the share
+/// of the others.
 fn print(grid: &Grid) -> anyhow::Result<()> {
     let is_far = |row: &&GridRow| row.behind_best.is_none_or(|behind| behind > grid.limit);
     let mut far: Vec<GridRow> = grid.rows.iter().filter(is_far).cloned().collect();

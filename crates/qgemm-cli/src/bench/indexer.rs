@@ -12,14 +12,14 @@ use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 use crate::choice::IndexerShape;
 
-/// Keys that are chosen, where some are.
+/// The k of top-k.
 const CHOSEN: usize = 2048;
-/// Of the numbers, so that scores are the same in every run.
+/// Seed of the numbers: scores are the same in every run.
 const SEED: u64 = 25;
 /// Rows of a page.
 const PAGE_SIZE: usize = 64;
 
-/// What is measured, unless other shapes are asked for.
+/// Default shapes.
 const SHAPES: [IndexerShape; 4] = [
     IndexerShape { sequences: None, queries: 2048, keys: 4096, heads: 64, features: 128 },
     IndexerShape { sequences: None, queries: 2048, keys: 65536, heads: 64, features: 128 },
@@ -27,7 +27,7 @@ const SHAPES: [IndexerShape; 4] = [
     IndexerShape { sequences: Some(64), queries: 1, keys: 8192, heads: 64, features: 128 },
 ];
 
-/// Queries that see all keys.
+/// Queries that attend to all keys.
 pub struct Subject {
     shape: IndexerShape,
     format: KvFormat,
@@ -40,10 +40,11 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Every shape, scores and the best of them, in E4M3 and, where that is asked for, in a type of 16 bits.
+/// Every shape, scores and top-k, in E4M3 and, if asked for, in a
+/// 16-bit type.
 ///
 /// # Errors
-/// When a shape is none.
+/// When a shape is invalid.
 pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     let shapes: Vec<IndexerShape> = match args.shape[..] {
         [] => SHAPES.to_vec(),
@@ -69,10 +70,11 @@ impl Subject {
     }
 }
 
-/// Times what a plan takes for a subject, with copies of queries and keys in turn.
+/// Times the planned kernel of a subject, rotating copies of
+/// queries and keys.
 ///
 /// # Errors
-/// When no kernel serves it, or the device fails.
+/// When no kernel supports it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let &Subject { shape, format, best } = subject;
     let IndexerShape { sequences, queries, keys, heads, features } = shape;
@@ -87,7 +89,8 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let plan = ctx.plan_indexer(&indexer)?;
     let (of_q, of_k) = (format.bytes_of(all * heads * features), format.bytes_of(rows * features));
     let places: Vec<usize> = (0..copies(ctx, of_q + of_k)).collect();
-    // Codes of small numbers of both signs, which are numbers in 16 bits, too.
+    // Small E4M3 numbers of both signs, whose bits are small numbers
+    // in 16-bit types, too.
     let mut numbers = StdRng::seed_from_u64(SEED);
     let mut codes =
         |bytes: usize| (0..bytes).map(|_| numbers.random_range(0..61) | numbers.random_range(0..2u8) << 7).collect();

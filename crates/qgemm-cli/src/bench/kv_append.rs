@@ -7,10 +7,10 @@ use qgemm_api::{Buffer, Context, DType, Keys, KvAppend, KvAppendArgs, KvFormat, 
 use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 
-/// Tokens, heads, heads of keys and features of a head, unless others are asked for.
+/// Default tokens, heads, KV heads and head dimension.
 const SHAPES: [[usize; 4]; 3] = [[1, 32, 8, 128], [64, 32, 8, 128], [4096, 32, 8, 128]];
 
-/// Tokens of one sequence to append, turned by frequencies.
+/// Tokens of one sequence to append, rotated by frequencies.
 pub struct Subject {
     shape: [usize; 4],
     kv: KvFormat,
@@ -22,10 +22,10 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Every shape, into a cache of the type of the queries and in E4M3.
+/// Every shape, with a cache in the type of Q and in E4M3.
 ///
 /// # Errors
-/// When a shape is none.
+/// When a shape is invalid.
 pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     let shapes: Vec<[usize; 4]> = match args.shape[..] {
         [] => SHAPES.to_vec(),
@@ -44,10 +44,11 @@ impl Subject {
     }
 }
 
-/// Times what a plan takes for a subject, with copies of all that is large in turn.
+/// Times the planned kernel of a subject, rotating copies of all
+/// large operands.
 ///
 /// # Errors
-/// When no kernel serves it, or the device fails.
+/// When no kernel supports it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let [tokens, heads, kv_heads, dim] = subject.shape;
     let dtype: DType = args.x_dtype;

@@ -11,22 +11,23 @@ use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 use crate::choice::{self, Shape};
 
-/// Rows, columns and values along K, unless others are asked for.
+/// Default M, N and K.
 const SHAPES: [&str; 3] = ["512x512x512", "1024x1024x1024", "4096x4096x4096"];
 
-/// A product to measure.
+/// A matmul to measure.
 pub struct Subject {
     shape: Shape,
     batch: usize,
     layout: MatmulLayout,
-    /// How A and B are stored.
+    /// Format of A and B.
     factors: FactorFormat,
-    /// Type of D, unless products are of parts of K.
+    /// Type of D, unless K is grouped.
     dtype: DType,
-    /// Whether the products are of parts of K, and D is f32.
+    /// Whether products have ranges of one K, with D in f32.
     k_grouped: bool,
     precision: XPrecision,
-    /// A way in the cost model's order, other than the first.
+    /// Index of a candidate in the cost model's order, if not the
+    /// first.
     way: Option<usize>,
 }
 
@@ -37,10 +38,10 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Every shape in every layout that is asked for.
+/// Every shape in every layout of the options.
 ///
 /// # Errors
-/// When a shape is none.
+/// When a shape is invalid.
 pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     let shapes = match args.shape[..] {
         [] => SHAPES.iter().map(|shape| shape.parse()).collect::<anyhow::Result<_>>()?,
@@ -50,7 +51,7 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     let layouts = args.layout.map_or(MatmulLayout::ALL.to_vec(), |layout| vec![layout]);
     let (precision, way) = (args.x_precision, args.way);
     let factors = args.factors.unwrap_or(args.x_dtype.into());
-    // Codes with scales lie along K.
+    // Block scales run along K.
     let layouts = if factors.has_scales() { vec![MatmulLayout::Nt] } else { layouts };
     let is_nt = args.layout.is_none_or(|layout| layout == MatmulLayout::Nt);
     ensure!(is_nt || !factors.has_scales(), "--layout: {factors} is multiplied NT");
@@ -69,10 +70,11 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     Ok(shapes.into_iter().flat_map(of).collect())
 }
 
-/// Times what a plan takes for a subject, with copies of its factors in turn.
+/// Times the planned kernel of a subject, rotating copies of its
+/// factors.
 ///
 /// # Errors
-/// When no kernel serves it, or the device fails.
+/// When no kernel supports it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let &Subject { shape: shape @ Shape { m, n, k }, batch, layout, factors, dtype, k_grouped, precision, way } =
         subject;
@@ -95,9 +97,9 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
             all.swap_remove(way)
         }
     };
-    // Groups share K out.
+    // Products share one K.
     let matrices = if k_grouped { 1 } else { batch };
-    // Rows of codes with scales are of whole blocks.
+    // Rows of block-scaled codes have whole blocks.
     let stored_k = if factors.has_scales() { k.next_multiple_of(FactorFormat::BLOCK) } else { k };
     let [a_bytes, b_bytes] = [m, n].map(|outer| outer * stored_k * matrices * factors.bytes());
     let d_bytes = m * n * batch * d_dtype.bytes();

@@ -7,17 +7,19 @@ use qgemm_api::{Buffer, Context, DType, Norm, NormArgs, NormFunction, NormKind, 
 use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 
-/// Rows and columns, unless others are asked for.
+/// Default rows and columns.
 const SHAPES: [[usize; 2]; 3] = [[1, 4096], [512, 4096], [4096, 8192]];
 
-/// A norm to measure: with a gamma in X's type, and, of LayerNorm, a beta.
+/// A norm to measure, with a gamma in X's type. LayerNorm has a
+/// beta.
 pub struct Subject {
     rows: usize,
     columns: usize,
     from: DType,
     to: XFormat,
     kind: NormKind,
-    /// Whether a residual in X's type is added, whose place the sum takes.
+    /// Whether a residual in X's type is added, with the sum in its
+    /// memory.
     adds: bool,
 }
 
@@ -27,10 +29,11 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Every shape as RMSNorm, with and without a residual, and as LayerNorm, in f16 unless other types are asked for.
+/// Every shape as RMSNorm, with and without a residual, and as
+/// LayerNorm. The default type is f16.
 ///
 /// # Errors
-/// When a shape is none.
+/// When a shape is invalid.
 pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     let shapes = match args.shape[..] {
         [] => SHAPES.to_vec(),
@@ -59,10 +62,11 @@ impl Subject {
     }
 }
 
-/// Times what a plan takes for a subject, with copies of the matrices in turn.
+/// Times the planned kernel of a subject, rotating copies of the
+/// matrices.
 ///
 /// # Errors
-/// When no kernel serves it, or the device fails.
+/// When no kernel supports it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let &Subject { rows, columns, from, to, kind, adds } = subject;
     let plan = ctx.plan_norm(&subject.norm())?;
@@ -75,7 +79,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let x = uploaded()?;
     let sum_bytes = if adds { x_bytes } else { 0 };
     let mut d: Vec<Buffer> = places.iter().map(|_| ctx.allocate(d_bytes)).collect::<Result<_, _>>()?;
-    // Grow by X with every run, which takes no longer.
+    // They grow by X with every run, which does not change the time.
     let mut sum: Vec<Buffer> = places.iter().map(|_| ctx.allocate(sum_bytes)).collect::<Result<_, _>>()?;
     let of_columns = ctx.upload(&from.encode(&vec![1.0; columns]))?;
     let mut planes: Vec<QuantizedX> = match to.plain() {

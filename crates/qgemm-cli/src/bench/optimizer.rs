@@ -7,7 +7,7 @@ use qgemm_api::{Buffer, Context, DType, Optimizer, OptimizerArgs, OptimizerStep,
 use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 
-/// Parameters, unless others are asked for: those of a small layer and of a large one.
+/// Default numbers of parameters: a small and a large layer.
 const LENGTHS: [usize; 2] = [1 << 20, 1 << 26];
 
 /// A step to measure: a gradient of `--x-dtype` and a copy in bf16.
@@ -41,7 +41,7 @@ impl Subject {
 /// Every rule at every length.
 ///
 /// # Errors
-/// When a shape is none.
+/// When a shape is invalid.
 pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     let lengths = match args.shape[..] {
         [] => LENGTHS.to_vec(),
@@ -52,10 +52,11 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     Ok(lengths.into_iter().flat_map(of).collect())
 }
 
-/// Times what a plan takes for a subject, with copies of all operands in turn.
+/// Times the planned kernel of a subject, rotating copies of all
+/// operands.
 ///
 /// # Errors
-/// When no kernel serves it, or the device fails.
+/// When no kernel supports it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let &Subject { len, kind, gradient } = subject;
     let plan = ctx.plan_optimizer(&subject.optimizer())?;

@@ -8,7 +8,7 @@ use qgemm_testkit::QuantizeCase;
 use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 
-/// Rows and columns, unless others are asked for.
+/// Default rows and columns.
 const SHAPES: [[usize; 2]; 4] = [[1, 7168], [64, 7168], [512, 7168], [4096, 7168]];
 
 /// A quantization to measure.
@@ -25,10 +25,10 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Every shape in every format, or in that asked for, from `--x-dtype`.
+/// Every shape from `--x-dtype`, in the given format or in all.
 ///
 /// # Errors
-/// When a shape is none.
+/// When a shape is invalid.
 pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     let shapes: Vec<[usize; 2]> = match args.shape[..] {
         [] => SHAPES.to_vec(),
@@ -41,10 +41,11 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     Ok(shapes.into_iter().flat_map(of_shape).collect())
 }
 
-/// Times what a plan takes for a subject, with copies of X and of the result in turn.
+/// Times the planned kernel of a subject, rotating copies of X
+/// and of the result.
 ///
 /// # Errors
-/// When no kernel serves it, or the device fails.
+/// When no kernel supports it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let &Subject { rows, columns, from, to } = subject;
     let plan = ctx.plan_quantization(&Quantization::new(rows, columns, from, to))?;

@@ -7,10 +7,11 @@ use qgemm_api::{Buffer, Context, DType, Routing, RoutingArgs, RoutingLists};
 use super::timing::{Timing, time_launches};
 use super::{Args, BenchRow, copies};
 
-/// Tokens, experts and experts of a token, unless others are asked for.
+/// Default tokens, experts and experts per token.
 const SHAPES: [[usize; 3]; 5] = [[1, 128, 8], [32, 128, 8], [512, 128, 8], [4096, 128, 8], [4096, 256, 8]];
 
-/// A routing to measure: softmax of f32 logits, with lists, or lists of given ids.
+/// A routing to measure: softmax of f32 logits with lists, or
+/// lists of given ids.
 pub struct Subject {
     shape: [usize; 3],
     given_ids: bool,
@@ -26,7 +27,7 @@ impl fmt::Display for Subject {
 /// Every shape, from logits and from ids.
 ///
 /// # Errors
-/// When a shape is none.
+/// When a shape is invalid.
 pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     let shapes: Vec<[usize; 3]> = match args.shape[..] {
         [] => SHAPES.to_vec(),
@@ -40,7 +41,7 @@ impl Subject {
         if self.given_ids { "ids" } else { "logits" }
     }
 
-    /// What a run reads: logits, or ids that are spread over all experts.
+    /// Input of a run: logits, or ids spread over all experts.
     fn input(&self) -> Vec<u8> {
         let [tokens, experts, top_k] = self.shape;
         let mixed = |i: usize| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
@@ -54,10 +55,11 @@ impl Subject {
     }
 }
 
-/// Times what a plan takes for a subject, with copies of what it reads in turn.
+/// Times the planned kernel of a subject, rotating copies of its
+/// input.
 ///
 /// # Errors
-/// When no kernel serves it, or the device fails.
+/// When no kernel supports it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let [tokens, experts, top_k] = subject.shape;
     let routing = match subject.given_ids {

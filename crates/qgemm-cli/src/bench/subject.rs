@@ -1,4 +1,4 @@
-//! What is measured: weights of a model, or made-up ones.
+//! Subjects of measurements: weights of a model, or random ones.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,18 +11,18 @@ use qgemm_testkit::{ActivationKind, WeightKind, activations, weight};
 use crate::choice::{FormatChoice, Shape, Sizes, gemm_shapes};
 use crate::opening::Opening;
 
-/// Where a weight comes from.
+/// Source of a weight.
 #[derive(Clone)]
 enum Origin {
     /// Random codes and scales.
     MadeUp,
     /// A tensor of a model.
     Tensor { model: Model, name: String },
-    /// An unquantized tensor of a model, quantized on the way.
+    /// An unquantized tensor of a model, quantized when loaded.
     Quantized { model: Model, name: String },
 }
 
-/// A weight and a number of tokens.
+/// A weight and a token count.
 pub struct Subject {
     /// Tokens and the weight's shape.
     pub shape: Shape,
@@ -42,7 +42,7 @@ impl Subject {
         self.format
     }
 
-    /// The weight itself.
+    /// Makes or reads the weight.
     ///
     /// # Errors
     /// When it cannot be read or quantized.
@@ -56,26 +56,30 @@ impl Subject {
     }
 }
 
-/// Rows after which made-up values repeat: the most that share a scale, and as many as a tile has.
+/// Period of repeated rows: at least the rows that share a scale,
+/// and a tile.
 pub const ROWS: usize = 128;
 
-/// Normal numbers, as rows of X or of dY: what a chip draws, and with that its clock, depends on how values differ, so that an H200 multiplies
-/// rows that are all alike up to 18 % faster.
+/// Normal numbers, as rows of X or dY.
+/// A chip's power, and so its clock, depends on the data: equal
+/// rows would be multiplied faster.
 pub fn normal_rows(dtype: DType, rows: usize, columns: usize) -> Vec<u8> {
     let few = dtype.encode(&activations(ActivationKind::Normal, rows.min(ROWS), columns, dtype, 1));
     repeated(&few, rows * columns * dtype.bytes())
 }
 
-/// So many bytes of `few`, again and again.
+/// `bytes` bytes that repeat `few`.
 pub fn repeated(few: &[u8], bytes: usize) -> Vec<u8> {
     let mut all = few.repeat(bytes.div_ceil(few.len().max(1)));
     all.truncate(bytes);
     all
 }
 
-/// A random weight whose rows repeat: time depends on no values that a quantizer writes.
+/// A random weight with repeated rows. The time does not depend
+/// on quantized values.
 pub fn repeated_rows(format: Format, n: usize, k: usize) -> anyhow::Result<HostWeight> {
-    // As a quantizer writes them: zero points that none writes may take a kernel's slow path.
+    // Quantizer output: rare zero points may take a kernel's slow
+    // path.
     let few = weight(WeightKind::Quantized, format, n.min(ROWS), k, None, 1)?;
     let blocks = repeated(few.blocks(), format.row_offset(n, k));
     let many = HostWeight::new(format, n, k, blocks.into())?;
@@ -85,10 +89,11 @@ pub fn repeated_rows(format: Format, n: usize, k: usize) -> anyhow::Result<HostW
     }
 }
 
-/// The products of a model, or made-up ones; of three shapes when none is given.
+/// Products of a model, or random ones, by default in three
+/// shapes.
 ///
 /// # Errors
-/// When a shape is none of `gemm`, or as [`from_model`] and [`made_up`].
+/// When a shape is invalid, or as [`from_model`] and [`made_up`].
 pub fn chosen(
     model: Option<&Path>,
     opening: Opening,
@@ -108,7 +113,7 @@ pub fn chosen(
 /// Every shape in every format.
 ///
 /// # Errors
-/// When a format asked for by name cannot store a shape.
+/// When a named format cannot store a shape.
 pub fn made_up(shapes: &[Shape], format: Option<FormatChoice>) -> anyhow::Result<Vec<Subject>> {
     let choice = match format {
         Some(choice) => choice,
@@ -127,10 +132,11 @@ pub fn made_up(shapes: &[Shape], format: Option<FormatChoice>) -> anyhow::Result
     Ok(subjects)
 }
 
-/// Every weight of a model that differs from the others in format or shape, with the tokens of every shape.
+/// Every distinct format and shape among a model's weights, with
+/// the tokens of every shape.
 ///
 /// # Errors
-/// When the file is no model, or holds no weight.
+/// When the file is not a model, or has no weight.
 pub fn from_model(
     path: &Path,
     opening: Opening,
@@ -147,7 +153,7 @@ pub fn from_model(
     let mut seen = BTreeSet::new();
     let mut subjects = Vec::new();
     for info in model.tensors() {
-        // Norms and embeddings' positions are no weights of a multiplication.
+        // Norms and position embeddings are not weights of products.
         let (&[n, k], true) = (info.shape.as_slice(), info.name.ends_with(".weight")) else { continue };
         let name = info.name.clone();
         let (format, origin) = match (&info.kind, wanted) {

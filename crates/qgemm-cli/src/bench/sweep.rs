@@ -1,4 +1,5 @@
-//! `qgemm bench --sweep-m`: one weight at every number of tokens, and where one token more costs too much.
+//! `qgemm bench --sweep-m`: one weight with many token counts,
+//! and its cliffs.
 
 use qgemm_api::tuning::{Candidate, LaunchPlan, TunedTable};
 use qgemm_api::{Context, NormFunction, Plan, Problem, Weight};
@@ -26,24 +27,24 @@ struct SweepRow {
     k: usize,
     family: &'static str,
     kernel_id: String,
-    /// Tile and resources of the configuration.
+    /// Tile and resources of the config.
     config: String,
-    /// How K is cut.
+    /// How K is split.
     cut: String,
-    /// Blocks of the launch.
+    /// CTAs of the launch.
     blocks: u64,
     /// Median time of a launch.
     microseconds: f64,
-    /// Half the distance between the quartiles, as a share of the median.
+    /// Half the interquartile range, relative to the median.
     noise: f64,
-    /// What the cost model expects.
+    /// Estimate of the cost model.
     estimated_microseconds: f64,
     bytes_per_second: f64,
     flops: f64,
-    /// Whether a plan takes this configuration.
+    /// Whether a plan uses this config.
     planned: bool,
-    /// How much slower than the best configuration measured for these tokens, as a share; of planned ones, and where
-    /// others were measured.
+    /// Slowdown relative to the best config for these tokens; for
+    /// planned configs, if others were measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     behind_best: Option<f64>,
     /// Why this is a cliff.
@@ -88,10 +89,12 @@ impl Row for SweepRow {
     }
 }
 
-/// Runs the command. Tables are printed when a sweep is done: only then is it known what is a cliff.
+/// Runs the command. A sweep's table is printed at its end,
+/// because cliffs are known only then.
 ///
 /// # Errors
-/// When the device fails, no kernel serves a shape, or the table of the best cannot be written.
+/// When the device fails, no kernel supports a shape, or the
+/// table of the best cannot be written.
 pub fn run(ctx: &Context, args: &Args, tokens: &[usize], subjects: &[Subject], json: bool) -> anyhow::Result<Holds> {
     let progress = Progress::new((subjects.len() * tokens.len()) as u64, "measuring");
     let mut all = Vec::new();
@@ -125,7 +128,7 @@ pub fn run(ctx: &Context, args: &Args, tokens: &[usize], subjects: &[Subject], j
     Ok(if cliffs == 0 { Holds::Yes } else { Holds::No })
 }
 
-/// A sweep under way.
+/// A sweep in progress.
 struct Sweep<'a> {
     args: &'a Args,
     bench: Bench<'a>,
@@ -134,7 +137,8 @@ struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
-    /// Times what a plan takes for `m` tokens, and with `--all-configs` the others.
+    /// Times the planned candidate for `m` tokens; with
+    /// `--all-configs` also the others.
     fn measure(&mut self, m: usize) -> anyhow::Result<()> {
         let problem = self.args.problem(&self.bench.weights[0], m);
         let planned = self.bench.ctx.plan(&problem)?;
@@ -152,7 +156,7 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// The candidates to time beside the planned one.
+    /// Candidates to time besides the planned one.
     fn others(&self, problem: &Problem, planned: &Plan) -> anyhow::Result<Vec<Candidate>> {
         let Some(within) = self.args.all_configs else { return Ok(Vec::new()) };
         let all = self.bench.ctx.candidates(problem)?;
@@ -193,7 +197,7 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// The rows, with what is a cliff among the planned ones.
+    /// The rows, with cliffs of the planned candidates.
     fn judged(mut self) -> Vec<SweepRow> {
         let mut planned: Vec<_> = self.rows.iter_mut().filter(|row| row.planned).collect();
         let point = |row: &SweepRow| Point { m: row.m, tile_m: row.tile_m, microseconds: row.microseconds };
@@ -205,7 +209,7 @@ impl Sweep<'_> {
     }
 }
 
-/// How K is cut, in words.
+/// Describes how K is split.
 fn cut(launch: &LaunchPlan) -> String {
     match &launch.stream_k {
         Some(cut) if cut.cut_tiles > 0 => {
@@ -217,7 +221,7 @@ fn cut(launch: &LaunchPlan) -> String {
 }
 
 impl Args {
-    /// The problem of `m` tokens that the options ask for.
+    /// The problem of the options, with `m` tokens.
     pub(super) fn problem(&self, weight: &Weight, m: usize) -> Problem {
         let problem = Problem::new(weight, m).x_format(self.x_format.unwrap_or(self.x_dtype.into()));
         let problem = problem.d_dtype(self.x_dtype).x_precision(self.x_precision);

@@ -4,38 +4,42 @@ use std::time::{Duration, Instant};
 
 use qgemm_api::{Context, DeviceKind, Error, Profile, Stream};
 
-/// What was measured.
+/// Result of a measurement.
 pub struct Timing {
     /// Median time of one launch, in seconds.
     pub median: f64,
-    /// Half the distance between the quartiles, as a share of the median.
+    /// Half the interquartile range, relative to the median.
     pub noise: f64,
     /// Whether launches were replayed from a CUDA graph.
     pub graph: bool,
-    /// The kernels of one launch, one after the other.
+    /// Kernels of one launch, in order.
     pub profile: Profile,
 }
 
-/// A round takes at least so many launches, so that what a round itself costs does not count.
+/// Least launches of a round, so that a round's overhead does not
+/// count.
 const LAUNCHES_PER_ROUND: usize = 20;
-/// Slow kernels get fewer rounds.
+/// Time limit; slow kernels get fewer rounds.
 const LONGEST: Duration = Duration::from_secs(5);
 const FEWEST_ROUNDS: usize = 5;
 
-/// How much time a measurement gets.
+/// Pace of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub enum Pace {
-    /// One of a few.
+    /// A measurement of a few.
     Thorough,
-    /// The same after the device has idled so long, and by as few launches as there are items: kernels that matrix instructions bind are 5 to
-    /// 30 % slower on a card that has worked for a while, and figures of others often are of one that has not.
+    /// As `Thorough`, but after the device has idled for this time,
+    /// and with only as many launches as items.
+    /// A card that has worked for a while runs tensor-core kernels
+    /// slower. Published figures often come from rested cards.
     Rested(Duration),
-    /// One of hundreds that follow each other at once, so that clocks have settled before.
+    /// One of hundreds in quick succession, so that clocks are
+    /// already steady.
     Sweep,
 }
 
 impl Pace {
-    /// At least so long, so that clocks have settled.
+    /// Least warm-up time, until clocks are steady.
     fn warm_up(self) -> Duration {
         match self {
             Pace::Thorough => Duration::from_millis(200),
@@ -52,10 +56,11 @@ impl Pace {
     }
 }
 
-/// Times `launch` with `items`, such as copies of a weight, in turn, on CUDA from a graph, between events of the device.
+/// Times `launch`, rotating `items`, such as copies of a weight.
+/// On CUDA it replays a graph between events.
 ///
 /// # Errors
-/// Those of `launch` and of the device.
+/// Errors of `launch` and of the device.
 pub fn time_launches<'a, T: Sync>(
     ctx: &Context,
     stream: &Stream,
@@ -63,7 +68,8 @@ pub fn time_launches<'a, T: Sync>(
     pace: Pace,
     mut launch: impl FnMut(&'a T) -> Result<(), Error> + Send + 'a,
 ) -> Result<Timing, Error> {
-    // A slow kernel is timed alone: the first launch, which may also load it, says which is slow.
+    // The first launch, which may also load the kernel, tells a slow
+    // kernel. A slow kernel is timed alone.
     launch(&items[0])?;
     ctx.synchronize(stream)?;
     let start = Instant::now();
@@ -87,7 +93,7 @@ pub fn time_launches<'a, T: Sync>(
     }
 }
 
-/// The median time of a launch, and the noise.
+/// Median time of a launch, and its noise.
 fn time_rounds(
     ctx: &Context,
     stream: &Stream,
@@ -115,7 +121,7 @@ fn time_rounds(
     Ok(median_and_noise(times))
 }
 
-/// The median, and half the distance between the quartiles as a share of it.
+/// Median, and half the interquartile range relative to it.
 fn median_and_noise(mut times: Vec<f64>) -> (f64, f64) {
     times.sort_by(f64::total_cmp);
     let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];

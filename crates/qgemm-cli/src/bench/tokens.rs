@@ -1,11 +1,11 @@
-//! Numbers of tokens of a sweep: `1..256`, `1..64,80..256/16`.
+//! Token counts of a sweep: `1..256`, `1..64,80..256/16`.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use anyhow::{Context, ensure};
 
-/// Numbers of tokens, in order.
+/// Token counts, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tokens(pub Vec<usize>);
 

@@ -1,10 +1,12 @@
-//! Which tensors of a model are quantized: llama.cpp's rules, and patterns that overrule them.
+//! Choice of tensors to quantize: llama.cpp's rules, overridden
+//! by patterns.
 
 use anyhow::ensure;
 use qgemm_api::printable;
 
-/// Parts of the names of tensors that stay as they are though they have two dimensions, by llama.cpp's names and by
-/// those of `transformers`: what they hold is small, and errors in it act on everything.
+/// Name parts of two-dimensional tensors that stay unquantized,
+/// in the names of llama.cpp and `transformers`.
+/// They are small, and their errors affect everything.
 const KEPT: [(&str, &[&str]); 6] = [
     ("norm", &["_norm.weight", "norm.weight", "Norm.weight"]),
     (
@@ -58,12 +60,12 @@ const KEPT: [(&str, &[&str]); 6] = [
     ),
 ];
 
-/// What becomes of a tensor.
+/// Treatment of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It is quantized.
     Quantized,
-    /// It is copied, for this reason where it is one to be told.
+    /// It is copied, for this reason if worth telling.
     Copied(Option<String>),
     /// It is left out.
     LeftOut,
@@ -72,22 +74,25 @@ pub enum Fate {
 /// Patterns of the command line.
 #[derive(clap::Args, Default)]
 pub struct Patterns {
-    /// Quantize exactly the tensors of these names, whatever the rules say; `*` stands for any letters, `?` for one.
+    /// Quantize exactly the tensors of these names, instead of those
+    /// by the rules; `*` matches any letters, `?` one.
     #[arg(long, value_name = "PATTERN,…", value_delimiter = ',')]
     only: Vec<String>,
-    /// Copy the tensors of these names as they are.
+    /// Copy the tensors of these names.
     #[arg(long, value_name = "PATTERN,…", value_delimiter = ',')]
     keep: Vec<String>,
-    /// Leave out the tensors of these names, such as those of types that GGUF does not have.
+    /// Leave out the tensors of these names, such as those of types
+    /// that GGUF lacks.
     #[arg(long, value_name = "PATTERN,…", value_delimiter = ',')]
     skip: Vec<String>,
 }
 
 impl Patterns {
-    /// That every pattern is one of a tensor: a misspelt one would change nothing, silently.
+    /// Checks that every pattern matches a tensor. A misspelt pattern
+    /// would silently change nothing.
     ///
     /// # Errors
-    /// When one is not.
+    /// When a pattern matches none.
     pub fn check<'a>(&self, names: impl Iterator<Item = &'a str> + Clone) -> anyhow::Result<()> {
         for pattern in self.only.iter().chain(&self.keep).chain(&self.skip) {
             let found = names.clone().any(|name| matches(pattern, name));
@@ -96,7 +101,7 @@ impl Patterns {
         Ok(())
     }
 
-    /// What becomes of the tensor `name` of so many dimensions.
+    /// Treatment of the tensor `name` with `dimensions` dimensions.
     pub fn fate(&self, name: &str, dimensions: usize) -> Fate {
         let is_one_of = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, name));
         if is_one_of(&self.skip) {
@@ -121,11 +126,13 @@ impl Patterns {
     }
 }
 
-/// Whether `name` is as `pattern` says, in which `*` stands for any letters and `?` for one.
+/// Whether `name` matches `pattern`, in which `*` matches any
+/// letters and `?` one.
 fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
     let (mut p, mut n) = (0, 0);
-    // The last star, and what follows the letters that it stands for so far.
+    // The last star, and the position after the letters that it
+    // matches so far.
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {
         if p < pattern.len() && pattern[p] == '*' {

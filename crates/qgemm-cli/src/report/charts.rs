@@ -5,7 +5,7 @@ use plotters::prelude::*;
 
 use super::page::series_colour;
 
-/// What a series is drawn as.
+/// Style of a series.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
     /// A line with dots.
@@ -16,28 +16,30 @@ pub enum Mark {
     Dots,
 }
 
-/// Points of one name.
+/// A named series of points.
 pub struct Series {
     pub name: String,
-    /// Number of its colour.
+    /// Index of its color.
     pub colour: usize,
     pub mark: Mark,
     pub points: Vec<(f64, f64)>,
 }
 
-/// Width and height of a chart: not much wider than a phone, so that words can be read there.
+/// Width and height of a chart, for a phone's screen with
+/// readable text.
 const SIZE: (u32, u32) = (480, 330);
-/// Height of words.
+/// Text height.
 const TEXT: u32 = 16;
-/// Grid lines and axes: replaced by the page's.
+/// Color of grid lines and axes. The page replaces it.
 const GRID: RGBColor = RGBColor(0x80, 0x80, 0x80);
 
-/// Draws series over axes with these names. Points that a logarithm has no place for are left out.
+/// Draws series over axes with these names. Points that have no
+/// finite logarithm are left out.
 ///
 /// # Errors
-/// When there is no point.
+/// When no point is left.
 pub fn draw(series: &[Series], x_name: &str, y_name: &str) -> anyhow::Result<String> {
-    // Beyond, the ends of an axis would be 0 or infinite.
+    // Beyond, an axis would end at 0 or infinity.
     let is_within = |v: f64| (1e-30..1e30).contains(&v);
     let has_place = |&&(x, y): &&(f64, f64)| is_within(x) && is_within(y);
     let all: Vec<(f64, f64)> = series.iter().flat_map(|s| s.points.iter().filter(has_place).copied()).collect();
@@ -87,7 +89,7 @@ pub fn draw(series: &[Series], x_name: &str, y_name: &str) -> anyhow::Result<Str
     Ok(svg)
 }
 
-/// A number in few characters: `1.5k`, `20`, `0.3`.
+/// A short number: `1.5k`, `20`, `0.3`.
 pub fn short(value: f64) -> String {
     let (number, prefix) = scaled(value);
     number + prefix
@@ -99,7 +101,7 @@ pub fn with_unit(value: f64, unit: &str) -> String {
     format!("{number} {prefix}{unit}")
 }
 
-/// A number in few digits, and the prefix of its unit.
+/// A short number, and the prefix of its unit.
 fn scaled(value: f64) -> (String, &'static str) {
     const UNITS: [(f64, &str); 4] = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
     let (scaled, unit) =

@@ -1,4 +1,4 @@
-//! The files that a report is made from, as far as it reads them.
+//! Input files of a report, with the fields that it uses.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::{measured, text_file};
 /// Reads a JSON file.
 ///
 /// # Errors
-/// When it cannot be read, or is something else.
+/// When it cannot be read, or has other contents.
 pub fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     let text = text_file::read(path)?;
     serde_json::from_str(&text).with_context(|| format!("{} is something else", path.display()))
@@ -28,7 +28,7 @@ pub struct CasePoint {
     pub detail: Option<String>,
 }
 
-/// The cases in a file, with counters beside them or not.
+/// The cases in a file, with or without counters.
 ///
 /// # Errors
 /// As [`read`].
@@ -39,7 +39,7 @@ pub fn cases(path: &Path) -> anyhow::Result<Vec<CasePoint>> {
     }
 }
 
-/// The cases in a file's contents.
+/// The cases in parsed contents.
 pub fn cases_of(contents: Value) -> serde_json::Result<Vec<CasePoint>> {
     serde_json::from_value(match contents {
         Value::Object(mut both) => both.remove("cases").unwrap_or_default(),
@@ -86,7 +86,7 @@ pub struct Results {
     pub runs: Vec<Run>,
 }
 
-/// What is shown of it.
+/// Description of the results.
 #[derive(Deserialize)]
 pub struct ResultsTable {
     pub shapes: Vec<[usize; 2]>,

@@ -1,16 +1,17 @@
-//! The page: HTML with its style in it, and nothing from elsewhere.
+//! Self-contained HTML page.
 
 use std::fmt::Write as _;
 
 use qgemm_api::printable;
 
-/// A page under way.
+/// A page in progress.
 pub struct Page {
     title: String,
     body: String,
 }
 
-/// Colours of series: told apart by people who do not see red and green apart, on both backgrounds. `--s0` to `--s9`.
+/// Colors of series, distinct also for red-green blindness, on
+/// both backgrounds. `--s0` to `--s9`.
 const SERIES: [[&str; 2]; 10] = [
     ["#0b63ce", "#6cb2ff"],
     ["#c4490a", "#ff9a5c"],
@@ -72,7 +73,7 @@ impl Page {
         let _ = writeln!(self.body, "<p>{}</p>", escape(text));
     }
 
-    /// Adds numbers that stand for themselves, each with what it is.
+    /// Adds large numbers, each with a label.
     pub fn numbers(&mut self, numbers: &[(String, &str)]) {
         let cells = numbers
             .iter()
@@ -80,7 +81,7 @@ impl Page {
         let _ = writeln!(self.body, "<div class=\"numbers\">{}</div>", cells.collect::<String>());
     }
 
-    /// Adds a chart with the names of its series, each with the number of its colour.
+    /// Adds a chart, with the names and color indices of its series.
     pub fn chart(&mut self, svg: &str, series: &[(String, usize)]) {
         let named = series.iter().map(|(name, colour)| {
             format!("<li><i style=\"background:var(--s{})\"></i>{}</li>", colour % SERIES.len(), escape(name))
@@ -89,7 +90,8 @@ impl Page {
         let _ = writeln!(self.body, "<figure>{svg}<figcaption><ul>{named}</ul></figcaption></figure>");
     }
 
-    /// Adds a table. Columns whose title begins with `#` are numbers; cells that begin with `!` are bad news.
+    /// Adds a table. Titles that start with `#` mean numbers; cells
+    /// that start with `!` are highlighted.
     pub fn table(&mut self, titles: &[&str], rows: &[Vec<String>]) {
         let class = |title: &str| if title.starts_with('#') { " class=\"n\"" } else { "" };
         let head = titles.iter().map(|t| format!("<th{}>{}</th>", class(t), escape(t.trim_start_matches('#'))));
@@ -127,12 +129,13 @@ impl Page {
     }
 }
 
-/// The colour in which a chart draws what shall have the colour of series `i`: replaced by what the page says that is.
+/// Placeholder color of series `i` in a chart. The page replaces
+/// it.
 pub fn series_colour(i: usize) -> (u8, u8, u8) {
     (0xFE, 0xDC, (i % SERIES.len()) as u8)
 }
 
-/// A chart whose colours are the page's.
+/// A chart in the page's colors.
 fn themed(svg: &str) -> String {
     let mut svg = svg.replace("\"#000000\"", "\"currentColor\"").replace("\"#808080\"", "\"var(--line)\"");
     for i in 0..SERIES.len() {
@@ -142,7 +145,7 @@ fn themed(svg: &str) -> String {
     svg
 }
 
-/// Text that is text in HTML, too, with nothing in it that acts on a terminal.
+/// Text escaped for HTML, without terminal control characters.
 fn escape(text: &str) -> String {
     let text = printable(text);
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")

@@ -10,16 +10,16 @@ use super::input::{BenchPoint, CasePoint, Results, SweepPoint};
 use super::page::Page;
 use crate::table::bytes;
 
-/// Series of a chart: more cannot be told apart.
+/// Limit of series in a chart; more cannot be told apart.
 const MOST_SERIES: usize = 10;
-/// Colour of what is no result.
+/// Color of guides.
 const GUIDE: usize = 8;
-/// Formats of ours that are drawn before peers are.
+/// Number of our formats drawn before peers.
 const OURS: usize = 4;
-/// Rows of a table that lists what is wrong.
+/// Limit of rows in a table of faults.
 const MOST_ROWS: usize = 200;
 
-/// What the device is.
+/// Description of the device.
 pub fn device(page: &mut Page, info: &DeviceInfo) {
     let mut numbers = vec![
         (info.id.to_string(), "device"),
@@ -39,7 +39,7 @@ pub fn device(page: &mut Page, info: &DeviceInfo) {
     page.table(&["arithmetic", "#additions and multiplications"], &rates.collect::<Vec<_>>());
 }
 
-/// How cases of the conformance suite ended.
+/// Outcomes of conformance cases.
 pub fn conformance(page: &mut Page, cases: &[CasePoint]) {
     page.section("Conformance");
     let count = |verdict: &str| cases.iter().filter(|case| case.verdict.eq_ignore_ascii_case(verdict)).count();
@@ -69,7 +69,7 @@ pub fn conformance(page: &mut Page, cases: &[CasePoint]) {
     }
 }
 
-/// The products of a plan under the roofs of the device.
+/// Roofline of a plan's products on the device.
 ///
 /// # Errors
 /// When the plan has no product.
@@ -100,7 +100,7 @@ pub fn roofline(page: &mut Page, plan: &ExecPlan, info: &DeviceInfo) -> anyhow::
         let shape = op.shape;
         let rows = if weight.gated { 2.0 } else { 1.0 };
         let operations = 2.0 * rows * shape.m as f64 * shape.n as f64 * shape.k as f64;
-        // Of experts, no more are read than there are slots.
+        // At most one expert per slot is read.
         let read = weight.experts.map_or(1.0, |experts| shape.m.min(experts) as f64 / experts as f64);
         let moved = weight.bytes as f64 * read + 2.0 * shape.m as f64 * (shape.k as f64 + shape.n as f64);
         by_role.entry(role).or_default().push((operations / moved, operations / op.estimate_seconds));
@@ -137,7 +137,7 @@ pub fn roofline(page: &mut Page, plan: &ExecPlan, info: &DeviceInfo) -> anyhow::
     Ok(())
 }
 
-/// Time against tokens, with the peers.
+/// Time over tokens, with peers.
 ///
 /// # Errors
 /// When a chart cannot be drawn.
@@ -146,7 +146,7 @@ pub fn tokens(page: &mut Page, results: &Results) -> anyhow::Result<()> {
     page.text(&format!("Measured on {} through {}. Lower is better.", results.device, results.through));
     for [n, k] in &results.table.shapes {
         let mut series: Vec<Series> = Vec::new();
-        // A few formats of ours, then all peers, then the rest of ours.
+        // A few of our formats, then all peers, then our other formats.
         let is_peer = |column: &&String| results.runs.iter().any(|run| run.by == **column);
         let (peers, ours): (Vec<_>, Vec<_>) = results.table.columns.iter().partition(is_peer);
         let (first, rest) = ours.split_at(ours.len().min(OURS));
@@ -160,7 +160,7 @@ pub fn tokens(page: &mut Page, results: &Results) -> anyhow::Result<()> {
                         peer => peer == column,
                     };
                     if is_column {
-                        // Of several settings, the fastest.
+                        // The fastest of several settings.
                         let best = points.entry(row.m).or_insert(f64::INFINITY);
                         *best = best.min(row.us.middle());
                         match &run.name {
@@ -183,10 +183,10 @@ pub fn tokens(page: &mut Page, results: &Results) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the cost model expects against what was measured.
+/// Predicted and measured times.
 ///
 /// # Errors
-/// When there is nothing to draw.
+/// When no point is left.
 pub fn predicted(page: &mut Page, points: &[SweepPoint]) -> anyhow::Result<()> {
     page.section("Predicted against measured");
     let share = |within: f64| {
@@ -211,7 +211,7 @@ pub fn predicted(page: &mut Page, points: &[SweepPoint]) -> anyhow::Result<()> {
         series.push(Series { name, colour, mark: Mark::Dots, points });
     }
     chart(page, &series, "measured microseconds", "expected microseconds")?;
-    // Where the choice costs most.
+    // Problems with the costliest choices.
     let mut best: BTreeMap<(&str, usize, usize, usize), f64> = BTreeMap::new();
     for p in points {
         let time = best.entry((&p.format, p.m, p.n, p.k)).or_insert(f64::INFINITY);
@@ -235,11 +235,12 @@ pub fn predicted(page: &mut Page, points: &[SweepPoint]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Differences below this are no regression, and those within three times the noise of both.
+/// Smaller differences are no regression; neither are those
+/// within three times the noise of both.
 const SMALLEST: f64 = 0.03;
 const NOISE_FACTOR: f64 = 3.0;
 
-/// Results, against earlier ones where there are any.
+/// Results, compared with earlier ones if any.
 pub fn regressions(page: &mut Page, points: &[BenchPoint], baseline: Option<&[BenchPoint]>) {
     page.section(if baseline.is_some() { "Against the baseline" } else { "Results" });
     let key = |p: &BenchPoint| (p.device.clone(), p.shape.clone(), p.format.clone(), p.x_dtype.clone());

@@ -1,16 +1,19 @@
-//! Which families of an operation serve something on a device: of operations some of whose families are for some chips only, those that offer
+//! Families of an operation that support something on a device.
+//! If some families are for some chips only, a few problems are
+//! asked; otherwise all families count.
 //! a kernel for one of a few problems; of others all.
 
 use qgemm_api::{Attention, Context, DType, Indexer, Keys, KvFormat, MaskBits, PlanRecord, Queries};
 
-/// Tokens of a decode step, of a few guesses, and of a prompt.
+/// Tokens of a decode step, a speculative step and a prompt.
 const TOKENS: [usize; 3] = [1, 8, 256];
 /// Features of a head.
 const FEATURES: [usize; 3] = [64, 128, 256];
-/// Keys of each sequence.
+/// Keys per sequence.
 const KEYS: usize = 1024;
 
-/// Of `families`, those of `operation`, those that serve something.
+/// The subset of `families` of `operation` that supports
+/// something.
 pub fn serving(
     ctx: &Context,
     operation: &str,
@@ -25,7 +28,8 @@ pub fn serving(
     Ok(families.into_iter().filter(serves).collect())
 }
 
-/// Attentions of every type, and with every format of keys, with a mask and without.
+/// Attention plans for every type and KV format, with and without
+/// a mask.
 fn attention(ctx: &Context) -> Result<Vec<PlanRecord>, qgemm_api::Error> {
     let mut records = Vec::new();
     for (tokens, features) in TOKENS.into_iter().flat_map(|tokens| FEATURES.map(|features| (tokens, features))) {
@@ -38,7 +42,8 @@ fn attention(ctx: &Context) -> Result<Vec<PlanRecord>, qgemm_api::Error> {
     Ok(records)
 }
 
-/// Scores and choices of every format, of keys in rows and in pages.
+/// Indexer plans for scores and top-k in every format, contiguous
+/// and paged.
 fn indexer(ctx: &Context) -> Result<Vec<PlanRecord>, qgemm_api::Error> {
     const PAGE: usize = 64;
     let mut records = Vec::new();

@@ -1,4 +1,5 @@
-//! What each permission ([`XPrecision`]) makes of X: the coarsest format in which a device's kernels multiply it.
+//! Coarsest format of X in a device's kernels under each
+//! permission ([`XPrecision`]).
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,13 +9,14 @@ use serde::Serialize;
 
 use super::{Support, TOKENS, cells, title};
 
-/// The coarsest format of X by the name of the permission.
+/// Coarsest format of X, by the permission's name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct XFormats(BTreeMap<&'static str, &'static str>);
 
 impl XFormats {
-    /// What the families of the context's device offer for `problem`, whose X is stored in `x_dtype`.
+    /// Formats that the device's families offer for `problem`, with X
+    /// stored in `x_dtype`.
     pub fn ask(ctx: &Context, problem: &Problem, x_dtype: DType) -> Self {
         let coarsest = |allowed| {
             let candidates = ctx.candidates(&problem.clone().x_precision(allowed)).ok()?;
@@ -24,13 +26,14 @@ impl XFormats {
         Self(XPrecision::ALL.into_iter().filter_map(|allowed| Some((allowed.name(), coarsest(allowed)?))).collect())
     }
 
-    /// The format under `allowed`; `None` where no family serves the problem.
+    /// The format under `allowed`; `None` if no family supports the
+    /// problem.
     pub fn of(&self, allowed: XPrecision) -> Option<&'static str> {
         self.0.get(allowed.name()).copied()
     }
 }
 
-/// Greater for what rounds more; X's own type rounds nothing.
+/// Larger for formats that round more. X's type does not round.
 fn coarseness(format: XFormat, x_dtype: DType) -> Option<usize> {
     XFormat::ALL.into_iter().position(|other| other == format && format != x_dtype.into())
 }
@@ -52,13 +55,14 @@ FP8 activations ([quantized-x.md](quantized-x.md)). `tf32` and `bf16x3` have ker
 - `int8_token`, `e4m3_1x128`: signed bytes with a factor a token, and, on CUDA, E4M3 with one for 128 columns ([quantized-x.md](quantized-x.md)).
 ";
 
-/// A table for X stored in `x_dtype`: weights and permissions in rows, a column a device.
+/// A table for X stored in `x_dtype`: rows are weights and
+/// permissions, columns devices.
 pub fn table(devices: &[&str], all: &[Support], x_dtype: DType) -> String {
     let titles = cells(devices.iter().map(|device| title(device)));
     let mut table = format!("\n### X in {x_dtype}\n\n| weights | allowed |{titles}\n|---|---|");
     table.push_str(&"---|".repeat(devices.len()));
     table.push('\n');
-    // Formats that all permissions mean the same for share their lines.
+    // Formats with equal lines for all permissions share them.
     let mut groups: Vec<(Vec<Line>, Vec<&str>)> = Vec::new();
     for format in Format::all() {
         let lines = lines(devices, all, format, x_dtype);
@@ -79,7 +83,8 @@ pub fn table(devices: &[&str], all: &[Support], x_dtype: DType) -> String {
     table
 }
 
-/// Permissions under which X of a format of weights is multiplied in the same formats.
+/// Permissions with the same formats of X, for a format of
+/// weights.
 #[derive(PartialEq)]
 struct Line {
     allowed: Vec<&'static str>,

@@ -78,8 +78,9 @@ impl Block {
     }
 }
 
-/// Where the scales of every sub-block of a k-tile are: a format's [`SubScales`](qgemm_formats::SubScales) put into the places of
-/// its layout.
+/// Offsets of the scales of a k-tile's sub-blocks.
+/// They follow from the format's
+/// [`SubScales`](qgemm_formats::SubScales) and its layout.
 #[derive(Clone, Debug)]
 pub struct Scales {
     format: Format,

@@ -1,4 +1,5 @@
-// E4M3 numbers as wider ones, exactly. The codes of NaN, 0x7f and 0xff, become NaN.
+// Exact E4M3 conversions to f16 and f32.
+// Codes 0x7f and 0xff become NaN.
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/fp8.cuh"
@@ -6,16 +7,19 @@
 #include "atoms/numeric.cuh"
 
 #if QG_VARIANT < 89
-// Two codes, each the upper byte of a half, as a pair of f16.
+// f16 pair of two codes in the upper bytes of 16-bit halves.
 QG_DEVICE u32 e4m3_upper_bytes_f16(u32 upper) {
-    // The biases are 7 and 15, so that a code's bits are those of an f16 that is 2^-8 of its number.
+    // Exponent biases are 7 and 15: shifted code bits are
+    // an f16 of value · 2^-8.
     const u32 parts = and_or(upper, 0x80008000u, (upper >> 1) & 0x3f803f80u);
-    // The code of NaN has the bits of 480: times 144 that is infinite in f16, and 448 is not. Infinity times 0 is NaN.
+    // NaN has the bits of 480, and 480 · 144 overflows f16.
+    // The largest number, 448, does not.
+    // Infinity · 0 is NaN.
     return fma_f16x2(mul_f16x2(parts, 0x78807880u), 0u, mul_f16x2(parts, 0x5c005c00u));
 }
 #endif
 
-// Bytes FIRST and SECOND of a word as a pair of f16.
+// f16 pair of bytes FIRST and SECOND of a word.
 template <u32 FIRST, u32 SECOND>
 QG_DEVICE u32 e4m3_pair_f16(u32 codes) {
 #if QG_VARIANT >= 89
@@ -29,7 +33,7 @@ QG_DEVICE u32 e4m3_pair_f16(u32 codes) {
 #endif
 }
 
-// One number.
+// f32 of one code.
 QG_DEVICE float e4m3_to_f32_or_nan(u32 code) {
     return (code & 0x7fu) == 0x7fu ? bits_to_f32(0x7fffffffu) : e4m3_to_f32(code);
 }

@@ -1,4 +1,4 @@
-// wgmma with scale-d 0, the first k-step of a sum.
+// wgmma with scale-d 0: overwrites the accumulators.
 // `atoms/wgmma.cuh` has the accumulating form.
 #pragma once
 #include "atoms/wgmma.cuh"
@@ -21,7 +21,7 @@
     else                                                                                                               \
         QG_WGMMA_FIRST(64, type, QG_PLACES_32, QG_D32(0), "%32, %33, %34, %35", "%36")
 
-// D[64 rows, COLUMNS] = A · B, over 16 values of k.
+// D[64 rows, COLUMNS] = A · B, K = 16.
 template <u32 COLUMNS>
 QG_DEVICE void wgmma_first_k16_f16(float (&d)[COLUMNS / 2], const u32 (&a_registers)[4], u64 b_descriptor) {
     QG_WGMMA_FIRST_OF_COLUMNS("f16");

@@ -3,10 +3,11 @@
 #include "dequant/k_tile.cuh"
 
 // Scales and minimums of a super-block: integers times a unit.
-// Formats define `unit(k_tile, row, kind)` and
+// Formats define `unit(k_tile, row, kind)`.
+// They also define
 // `integers(k_tile, row, half, pair, kind)`.
-// The latter returns sub-blocks 8 half + 2 pair and the next
-// in the two low bytes.
+// Its two low bytes are sub-blocks
+// 8 half + 2 pair and the next.
 enum class SuperBlockPart { SCALES, MINS };
 
 // Bytes 2 `pair` and 2 `pair` + 1 of eight bytes.

@@ -1,4 +1,4 @@
-// MXFP4: 2^(e - 128) * twice the fp4 value.
+// MXFP4: 2^(e - 128) · (2 · FP4 value).
 #pragma once
 #include "dequant/codebook.cuh"
 #include "dequant/e8m0.cuh"

@@ -1,10 +1,13 @@
-// NVFP4: e4m3 / 2 * twice the fp4 value. The tensor scale is a row scale.
+// NVFP4: (E4M3 scale / 2) · (2 · FP4 value).
+// The tensor scale is applied as a row scale.
 #pragma once
 #include "atoms/e4m3.cuh"
 #include "dequant/codebook.cuh"
 #include "dequant/fp4.cuh"
 
-// The scales of sub-blocks 2 `pair` and 2 `pair` + 1 of a row, as a pair of f16. NaN stays NaN.
+// f16 pair of a row's two scales: sub-blocks 2 `pair`
+// and 2 `pair` + 1.
+// NaN stays NaN.
 QG_DEVICE u32 e4m3_scales_f16(const KTile& kt, u32 row, u32 pair) {
     static_assert(KTile::Scales0::ROW_BYTES % 2 == 0, "a pair lies in one word");
     const u32 first = row * KTile::Scales0::ROW_BYTES + pair * 2, word = kt.scales0.word[first / 4];

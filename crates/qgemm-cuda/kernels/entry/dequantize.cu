@@ -1,5 +1,8 @@
-// A quantized X as plain numbers in f32: a row is several CTAs', a thread has four neighbouring columns of each of its turns, all of
-// which are in flight at once. Constants say the format, as in mainloop/quantize.cuh.
+// Dequantization of quantized X to f32.
+// Several CTAs share a row.
+// A thread converts TURNS groups of four adjacent columns.
+// All its loads are in flight at once.
+// Constants select the format, as in mainloop/quantize.cuh.
 #include "atoms/e4m3.cuh"
 #include "atoms/e8m0.cuh"
 #include "atoms/launch.cuh"
@@ -17,7 +20,7 @@ constexpr u32 SCALE_NONE = 0, SCALE_F32 = 1, SCALE_E8M0 = 2;
 constexpr u32 FACTOR_NONE = 0, FACTOR_GIVEN = 1;
 constexpr u32 GROUP = 4, TURNS = 4;
 
-// Four codes, in the low bits of a word.
+// Four adjacent codes, in the low bits of a word.
 QG_DEVICE u32 codes_at(const u8* row, u32 column) {
     if constexpr (QG_CODE == CODE_INT8 || QG_CODE == CODE_E4M3) return ld_global_u32(row + column);
     return ld_global_cached_u16(row + column / 2);
@@ -35,7 +38,8 @@ QG_DEVICE float scale_at(const u8* row, u32 column) {
 QG_DEVICE float number(u32 codes, u32 i) {
     if constexpr (QG_CODE == CODE_INT8) return (float)((i32)(codes << (24 - 8 * i)) >> 24);
     if constexpr (QG_CODE == CODE_E4M3) return e4m3_to_f32_or_nan(codes >> (8 * i) & 0xffu);
-    // E2M1 as the upper bits of an f16: the bias is 14 less.
+    // E2M1 as the upper bits of an f16.
+    // Its exponent bias is 14 less, hence the factor 2^14.
     const u32 code = codes >> (4 * i) & 15u;
     return f16_to_f32((code & 8u) << 12 | (code & 7u) << 9) * 16384.0f;
 }
@@ -49,7 +53,7 @@ QG_DEVICE float factor_of(const DequantizeParams& p, u32 row) {
 extern "C" __global__ void __launch_bounds__(QG_THREADS)
     qg_dequantize(const __grid_constant__ DequantizeParams p) {
     const u32 row = cta_index().x / p.shape.chunks, chunk = cta_index().x % p.shape.chunks;
-    // There may be CTAs for more rows than there are.
+    // The grid may cover more rows than the problem has.
     if (row >= p.shape.rows) return;
     const u32 step = cta_threads() * GROUP;
     const u32 first = chunk * TURNS * step + thread_index() * GROUP;

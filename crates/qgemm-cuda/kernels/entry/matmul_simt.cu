@@ -1,19 +1,23 @@
-// D = A · B on CUDA cores, for factors of any type, layout and alignment. A and B become f32 on the way into two stages
-// of shared memory, `[k][row]` and `[k][column]`: the next stage is in flight while one is multiplied. A thread has
-// THREAD_ROWS × 8 outputs; the lanes of a warp stand 4 × 8, so that a warp reads little from shared memory.
+// Matmul on CUDA cores: D = A · B for factors of any type,
+// layout and alignment.
+// A and B are converted to f32 in two shared stages:
+// `[k][row]` and `[k][column]`.
+// The next stage loads while the current one is multiplied.
+// A thread has THREAD_ROWS × 8 outputs.
+// Lanes form a 4 × 8 grid to limit shared-memory reads.
 #include "atoms/e4m3.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/numeric.cuh"
 #include "epilogue/matmul_store.cuh"
 
-// The format of E4M3 factors, beside the element types of plain ones.
+// Format of E4M3 factors; other values are element types.
 constexpr u32 FACTOR_E4M3 = 3;
 
 constexpr u32 THREAD_ROWS = QG_TILE_M / 16;
 constexpr u32 THREADS_N = QG_TILE_N / RUN;
 constexpr u32 ACCUMULATORS = THREAD_ROWS * RUN;
 static_assert(16 * THREADS_N == QG_THREADS, "a thread has 8 columns of a sixteenth of the rows");
-// Four words of padding, so that columns of the tile begin in different banks.
+// Four words of padding against bank conflicts.
 constexpr u32 A_PITCH = QG_TILE_M + 4, B_PITCH = QG_TILE_N + 4;
 
 struct Stage {
@@ -26,7 +30,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// A factor of one product, as rows of D (or columns) by K.
+// A factor of one product: [rows or columns of D][K].
 struct Factor {
     const u8* first;
     u64 outer_stride, k_stride;
@@ -40,18 +44,20 @@ QG_DEVICE float element_to_f32(u32 dtype, u32 bits) {
     return half_to_f32(dtype, bits);
 }
 
-// The part of a factor's tile that a thread copies: groups of elements that are neighbours in memory.
+// A thread's part of a factor tile: groups of elements that
+// are contiguous in memory.
 template <u32 DTYPE, u32 TILE>
 struct FactorCopy {
     static constexpr u32 BYTES = DTYPE == DTYPE_F32 ? 4 : DTYPE == FACTOR_E4M3 ? 1 : 2;
-    // 16 bytes, and no more elements than all threads have of the smallest tile.
+    // At most 16 bytes; the smallest tile has at least one
+    // group per thread.
     static constexpr u32 GROUP = BYTES == 4 ? 4 : 8;
     static constexpr u32 GROUPS = TILE * QG_TILE_K / GROUP / QG_THREADS;
     static_assert(GROUPS * QG_THREADS * GROUP == TILE * QG_TILE_K, "threads copy whole groups");
 
     u32x4 words[GROUPS];
 
-    // Place of group `i` of a thread in the tile.
+    // Tile coordinates of a thread's group `i`.
     QG_DEVICE void place(bool along_k, u32 i, u32 thread, u32& outer, u32& k) {
         const u32 group = thread + i * QG_THREADS;
         outer = along_k ? group / (QG_TILE_K / GROUP) : group % (TILE / GROUP) * GROUP;
@@ -91,7 +97,8 @@ struct FactorCopy {
         }
     }
 
-    // `position` is where an outer index lies in a row of the stage; groups of four lie together.
+    // `position` maps an outer index to its column in a
+    // stage row. Groups of four stay contiguous.
     template <class Position>
     QG_DEVICE void store(const FactorCopy& copy, const Factor& f, float* stage, u32 pitch, u32 thread,
                          Position position) {
@@ -125,8 +132,10 @@ struct FactorCopy {
 QG_DEVICE u32 row_position(u32 row) {
     return row;
 }
-// The first four of every eight columns stand in the first half of a row, the others in the second, so that the lanes of
-// a warp, each with eight neighbouring columns, read neighbouring words.
+// Of every eight columns the first four are in the first
+// half of a stage row, the other four in the second.
+// A lane has eight adjacent columns, so the lanes of a warp
+// read adjacent words.
 QG_DEVICE u32 column_position(u32 column) {
     return column % 8 / 4 * (QG_TILE_N / 2) + column / 8 * 4 + column % 4;
 }

@@ -1,4 +1,5 @@
-// Reads a buffer once, as fast as memory delivers it: the yardstick for every bandwidth that is quoted.
+// Memory read bandwidth: reads a buffer once.
+// Quoted bandwidths are relative to this kernel's.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 
@@ -17,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(512) read_probe(const __grid_consta
     u64 word = (u64)cta_index().x * cta_threads() + thread_index();
     u32 mixed = 0;
 
-    // Whole groups of loads, issued before the first is used.
+    // All loads of a group are issued before the first use.
     for (; word + (IN_FLIGHT - 1) * stride < p.words; word += IN_FLIGHT * stride) {
         u32x4 loaded[IN_FLIGHT];
 #pragma unroll
@@ -30,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(512) read_probe(const __grid_consta
         mixed += last.x ^ last.y ^ last.z ^ last.w;
     }
 
-    // The buffer holds zeros, whose mix is 0. The compiler cannot know that, and nothing is ever written.
+    // The buffer holds zeros, so `mixed` is 0 and nothing is
+    // written. The compiler does not know the contents.
     if (mixed != 0) st_global_u32(reinterpret_cast<u8*>(p.sink), mixed);
 }

@@ -1,5 +1,9 @@
-// D = A · B on matrix instructions: factors of 16 bits, E4M3 that becomes f16, with scales of blocks, too, or f32 that is split into two bf16, stored by
-// rows or by columns at any alignment. Tiles pass through registers into two stages of shared memory: the next one is in flight while one is multiplied.
+// Matmul on tensor cores: D = A · B at any alignment.
+// Factors are row- or column-major, of three kinds:
+// 16-bit; E4M3 converted to f16, maybe with block scales;
+// f32 split into two bf16.
+// Tiles pass through registers into two shared stages.
+// The next tile loads while the current one is multiplied.
 #if QG_ELEMENT_BYTES == 1
 #include "atoms/e4m3.cuh"
 #endif
@@ -25,14 +29,15 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_STAGES == 2, "one stage is in flight while the other is multiplied");
 
-// Chunks that pass through a thread's registers, as they are stored.
+// A thread's chunks of a tile, in registers, not converted.
 template <class Source>
 struct Chunks {
     static constexpr u32 BYTES = Source::ELEMENT_BYTES, ELEMENTS = Source::CHUNK, WORDS = ELEMENTS * BYTES / 4;
 
     u32 word[Source::COUNT][WORDS];
 
-    // Of elements before `k_skip` along K zeros: they are no part of the product.
+    // Elements before `k_skip` along K become zeros.
+    // They are outside the product.
     QG_DEVICE void load(Chunks& chunks, const Source& s, bool aligned, u32 k_skip) {
 #pragma unroll
         for (u32 i = 0; i < Source::COUNT; i++) {
@@ -78,7 +83,8 @@ struct Chunks {
 #pragma unroll
             for (u32 w = 0; w < 4; w++)
                 pair[w * 2] = e4m3_pair_f16<0, 1>(word[w]), pair[w * 2 + 1] = e4m3_pair_f16<2, 3>(word[w]);
-            // Neighbours whose lower halves lie in the same banks begin with different halves.
+            // Adjacent threads whose lower halves share banks
+            // store different halves first.
             const bool swap = Source::begins_with_upper(thread + i * QG_THREADS);
             const u32x4 lower = {pair[0], pair[1], pair[2], pair[3]}, upper = {pair[4], pair[5], pair[6], pair[7]};
             u8* const to_upper = tile + Source::to(i, thread, CHUNK);

@@ -1,5 +1,8 @@
-// Keys and values in codes as operands of matrix instructions. Codes are exact in f16 and those of keys also in bf16. Scales of keys act on what
-// a block of 32 features adds up to; weights are multiplied with the scales of values in f16, whatever type Q has.
+// Quantized K and V as MMA operands.
+// Codes are exact in f16, codes of keys also in bf16.
+// Scales of keys multiply partial sums over 32 features.
+// Scales of values multiply the softmax weights, in f16 for
+// every type of Q.
 #pragma once
 #include "atoms/e4m3.cuh"
 #include "atoms/mma.cuh"
@@ -7,7 +10,7 @@
 
 constexpr bool IS_CODES = QG_KV >= KV_E4M3, HAS_SCALES = has_scales(QG_KV);
 constexpr u32 KV_BITS = Eight<QG_KV>::BITS;
-// The type of weights and values as operands.
+// Operand type of softmax weights and values.
 constexpr u32 VALUE_TYPE = HAS_SCALES ? DTYPE_F16 : QG_X;
 
 template <u32 TYPE>
@@ -19,31 +22,36 @@ QG_DEVICE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         mma_m16n8k16_f16(d, a, b);
 }
 
-// Two numbers, rounded to the type of values.
+// Pair rounded to the operand type of values.
 QG_DEVICE u32 rounded_pair(float low, float high) {
     return VALUE_TYPE == DTYPE_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
 }
 
-// An f16 pair in the type of Q, of numbers that are exact in it.
+// f16 pair in the type of Q. The numbers are exact in it.
 QG_DEVICE u32 query_pair(u32 pair) {
     if constexpr (QG_X == DTYPE_F16) return pair;
     return f32_to_bf16x2(f16_to_f32(pair & 0xffffu), f16_to_f32(pair >> 16));
 }
 
-// Two E4M3 numbers as operands, exactly: of a word's lower half, or of its upper half.
+// Exact operand of the two E4M3 codes in a word's lower
+// (HALF 0) or upper half.
 template <u32 HALF>
 QG_DEVICE u32 e4m3_operand(u32 codes) {
     return query_pair(HALF == 0 ? e4m3_pair_f16<0, 1>(codes) : e4m3_pair_f16<2, 3>(codes));
 }
 
-// Two signed bytes, given as bytes FIRST and FIRST + 1 of a word whose signs are turned round: 1024 + 128 + code is exact in f16.
+// f16 pair of signed bytes FIRST and FIRST + 1.
+// `turned` holds the bytes with flipped sign bits.
+// 1024 + 128 + code is exact in f16.
 template <u32 FIRST>
 QG_DEVICE u32 signed_bytes_f16(u32 turned) {
     return sub_f16x2(prmt(turned, 0x64646464u, FIRST == 0 ? 0x4140 : 0x4342), 0x64806480u);
 }
 
-// Four pairs less 8: of the nibbles of the lower half of a word, and those of the upper half. The upper nibble of a byte stays in place, worth
-// 16 times as much, and is scaled back where 64 + 8 is subtracted.
+// Four f16 pairs: nibble i of both halves of a word, minus 8.
+// The upper nibble of a byte is not shifted, so it counts
+// 16 times as much.
+// The FMA divides by 16 and subtracts 64 + 8.
 QG_DEVICE void nibbles_f16(u32 (&pairs)[4], u32 word) {
 #pragma unroll
     for (u32 byte = 0; byte < 2; byte++) {
@@ -53,21 +61,30 @@ QG_DEVICE void nibbles_f16(u32 (&pairs)[4], u32 word) {
     }
 }
 
-// Rows of codes and of scales in shared memory. Lanes read keys four rows apart and values eight, which the pitches spread over the banks.
+// Rows of codes and of scales in shared memory.
+// Lanes read keys four rows apart, values eight rows apart.
+// The pitches spread these rows over the banks.
 struct CodeRows {
-    // Features of a lane in a block of keys.
+    // Features of a lane in a block of a key.
     static constexpr u32 KEY_FEATURES = 8;
 
-    // Q4_0 keys are operands without a subtraction a code. In f16 a nibble is a subnormal number; upper nibbles are worth 16 times as much, so Q is
-    // divided by 16 there (rounded to a multiple of 2^-24). In bf16 a nibble is the upper mantissa of 16 + code: an offset as small as the codes,
-    // so that little of the f32 sum cancels. Scores exceed the right ones by `KEY_OFFSET`, times a block's scale, times the block's sum of Q.
+    // Q4_0 keys become operands without subtracting 8.
+    // f16: a nibble is the bits of a subnormal number.
+    // Upper nibbles count 16 times as much. Their features of Q
+    // are divided by 16, rounded to a multiple of 2^-24.
+    // bf16: a nibble is the upper mantissa of 16 + code.
+    // The offset is as small as the codes, so little
+    // of the f32 sum cancels.
+    // Scores are too large by KEY_OFFSET · block scale ·
+    // block sum of Q.
     static constexpr bool HAS_KEY_OFFSET = QG_KV == KV_Q4_0;
     static constexpr float KEY_UNIT = HAS_KEY_OFFSET && QG_X == DTYPE_F16 ? 0x1p-24f : 1.0f;
-    // A pair of ones, and of what those of Q are worth that are operands for upper nibbles.
+    // Pairs of 1, and of the weight of Q for upper nibbles.
     static constexpr u32 ONES = QG_X == DTYPE_F16 ? 0x3c003c00u : 0x3f803f80u, UPPER_ONES = QG_X == DTYPE_F16 ? 0x4c004c00u : ONES;
     static constexpr float KEY_OFFSET = (QG_X == DTYPE_F16 ? 8.0f : 16.0f + 8.0f) * KEY_UNIT;
 
-    // Of a lane's features of a block of a key, eight neighbours: four pairs in the type of Q. Their order is that of `query_pairs`.
+    // A lane's eight adjacent features of a key block: four
+    // pairs in the type of Q, in the order of `query_pairs`.
     QG_DEVICE void key_pairs(u32 (&pairs)[4], const u8* at) {
         if constexpr (QG_KV == KV_Q8_0) {
             const u32x2 codes = ld_shared(reinterpret_cast<const u32x2*>(at));
@@ -88,7 +105,7 @@ struct CodeRows {
         }
     }
 
-    // The same features of a query, eight neighbours as they are stored.
+    // The same eight features of a query, from memory order.
     QG_DEVICE void query_pairs(u32 (&pairs)[4], u32x4 eight) {
         const u32 words[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
@@ -98,7 +115,7 @@ struct CodeRows {
         }
     }
 
-    // Of E4M3, words of a lane's features of a value.
+    // E4M3: words of a lane's features of a value.
     static constexpr u32 VALUE_WORDS = QG_V / 8 / 4;
     QG_DEVICE void load_value(u32 (&words)[VALUE_WORDS], const u8* at) {
         if constexpr (VALUE_WORDS == 4) {
@@ -109,7 +126,8 @@ struct CodeRows {
             words[0] = v.x, words[1] = v.y;
         }
     }
-    // Pairs of two keys' values from a word of each: one for every feature that the word has.
+    // Pairs of two keys' values, one pair per feature of the
+    // words `even` and `odd`.
     QG_DEVICE void e4m3_pairs(u32 (&pairs)[4], u32 even, u32 odd) {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
@@ -119,8 +137,8 @@ struct CodeRows {
         }
     }
 
-    // Of codes that have scales: pairs of two keys' values without them, one for each neighbour in sixteen bits of both, of which there are four
-    // at most.
+    // Q8_0 and Q4_0: pairs of two keys' values, unscaled.
+    // `both` has 16 bits of each key, thus at most four pairs.
     static constexpr u32 NEIGHBOURS = 16 / KV_BITS;
     QG_DEVICE void value_pairs(u32 (&pairs)[4], u32 both) {
         if constexpr (QG_KV == KV_Q4_0) {
@@ -131,14 +149,16 @@ struct CodeRows {
             pairs[1] = sub_f16x2(prmt(turned, 0x64646464u, 0x4341), 0x64806480u);
         }
     }
-    // Weights of two keys times the scales of a block of theirs, of which `scales` has all.
+    // Softmax weights of two keys times the scales of their
+    // block `block`. `scales` has the scales of all blocks.
     template <u32 WORDS>
     QG_DEVICE u32 scaled_weights(u32 weights, const u32 (&scales)[WORDS], u32 block) {
         const u32 even = scales[block / 2], odd = scales[WORDS / 2 + block / 2];
         return mul_f16x2(weights, prmt(even, odd, block % 2 ? 0x7632 : 0x5410));
     }
 
-    // Feature `column`, whose code is of a byte, of a value of scale `scale`.
+    // Dequantizes feature `column`, whose code is in the
+    // byte at `at`.
     QG_DEVICE float number(const u8* at, u32 column, float scale) {
         const u32 byte = ld_shared(at);
         if constexpr (QG_KV == KV_E4M3) return Eight<KV_E4M3>::e4m3_to_f32_or_nan(byte);
@@ -147,17 +167,20 @@ struct CodeRows {
     }
 };
 
-// Where values have scales, weights are so many powers of two more than they are, so that their products with small scales are normal numbers.
+// Softmax weights are multiplied by 2^WEIGHT_EXPONENT.
+// Otherwise products with small scales could be subnormal.
 constexpr float WEIGHT_EXPONENT = HAS_SCALES ? 10.0f : 0.0f;
-// Whether either of two scales times a weight may be more than f16 has: 32 and more, or no number.
+// Whether a weight times one of two scales may overflow f16:
+// a scale is at least 32, infinite or NaN.
 QG_DEVICE bool may_overflow(u32 scales) {
     return (((scales & 0x7fff7fffu) + 0x30003000u) & 0x80008000u) != 0;
 }
 
-// Which values of a word, of the format of keys and values where that has no scales, are infinite or NaN: none where the result is 0.
+// Marks infinities and NaN among a word's values; 0 if none.
+// For formats without scales.
 QG_DEVICE u32 not_finite(u32 word) {
     constexpr u32 BYTES = QG_KV == KV_E4M3 ? 0x01010101u : 0x00010001u;
     constexpr u32 LOW = QG_KV == KV_E4M3 ? 0x7fu : 0x7fffu, LEAST = QG_KV == KV_E4M3 ? 0x7fu : QG_KV == DTYPE_BF16 ? 0x7f80u : 0x7c00u;
-    // A sign appears where what is added reaches it.
+    // The addition carries into the sign bit of such values.
     return ((word & LOW * BYTES) + (LOW + 1 - LEAST) * BYTES) & (LOW + 1) * BYTES;
 }

@@ -1,9 +1,9 @@
-// Rounding to E4M3, on chips with and without an instruction for it.
+// f32 to E4M3, with or without the instruction.
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/fp8.cuh"
 
-// A number as E4M3, to nearest even; what is too large becomes the largest one.
+// Rounds to nearest even and saturates.
 QG_DEVICE u32 f32_to_e4m3(float value) {
 #if QG_VARIANT >= 89
     return cvt_e4m3x2_f32(0.0f, value) & 0xffu;
@@ -11,14 +11,15 @@ QG_DEVICE u32 f32_to_e4m3(float value) {
     const u32 bits = f32_to_bits(value), magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return 0x7fu;
     const u32 normal = (magnitude - (120u << 23) + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;
-    // Below 2^-6 numbers are multiples of 2^-9, as f32's beside 2^14 are.
+    // Subnormals are multiples of 2^-9.
+    // That is the ulp of f32 at 2^14.
     const u32 subnormal = f32_to_bits(bits_to_f32(magnitude) + 16384.0f) - 0x46800000u;
     const u32 code = magnitude < 0x3c800000u ? subnormal : normal;
     return (bits >> 24 & 0x80u) | (code < 0x7eu ? code : 0x7eu);
 #endif
 }
 
-// Two numbers as E4M3, `low` in the low byte.
+// E4M3 pair, `low` in the low byte.
 QG_DEVICE u32 f32_to_e4m3x2(float low, float high) {
 #if QG_VARIANT >= 89
     return cvt_e4m3x2_f32(high, low);

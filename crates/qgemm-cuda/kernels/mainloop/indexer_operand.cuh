@@ -1,23 +1,27 @@
-// Features of queries and keys as operands of matrix instructions of a warp: sixteen bytes of shared memory or registers at a time. Where
-// those of a chip take no E4M3 (on Hopper wgmma alone does), its numbers become f16, exactly.
+// Indexer operands of `mma.sync`: features of queries and
+// keys, in 16-byte chunks.
+// Chips whose `mma.sync` lacks E4M3 convert it to f16, which
+// is exact. On Hopper only wgmma has E4M3.
 #pragma once
 #include "atoms/e4m3.cuh"
 #include "mainloop/indexer_keys.cuh"
 
 constexpr bool IS_E4M3 = QG_X == KV_E4M3;
 constexpr bool IS_DECODED = IS_E4M3 && (QG_VARIANT < 89 || QG_VARIANT == 90);
-// Bytes of a feature in memory, and features of sixteen bytes of an operand.
+// Bytes of a feature in memory; features of a 16-byte
+// operand chunk.
 constexpr u32 FEATURE_BYTES = IS_E4M3 ? 1 : 2;
 constexpr u32 CHUNK_FEATURES = IS_E4M3 && !IS_DECODED ? 16 : 8;
 constexpr u32 CHUNK_BYTES = CHUNK_FEATURES * FEATURE_BYTES;
-// Those of a row.
+// Chunks of a row.
 constexpr u32 CHUNKS = QG_FEATURES / CHUNK_FEATURES;
 
 QG_DEVICE u32x4 decoded(u32 low, u32 high) {
     return {e4m3_pair_f16<0, 1>(low), e4m3_pair_f16<2, 3>(low), e4m3_pair_f16<0, 1>(high), e4m3_pair_f16<2, 3>(high)};
 }
 
-// The chunk whose bytes begin at `at`, if ALIGNED at a multiple of their number.
+// Loads the chunk at `at`. ALIGNED: the address is a multiple
+// of the chunk's bytes.
 template <bool ALIGNED>
 QG_DEVICE u32x4 load_chunk(const u8* at) {
     u32 words[4] = {};

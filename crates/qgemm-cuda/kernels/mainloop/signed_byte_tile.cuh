@@ -1,7 +1,8 @@
 // s8 product of a warp: ROW_TILES × 16 rows of W, all tokens,
 // one k-block at a time.
-// Sums of codes are exact in s32. At the end of each scale of
-// W or X they are added to f32 accumulators, with both scales.
+// Sums of codes are exact in s32.
+// Where a scale of W or X ends, both scales are applied and
+// the result is added to f32 accumulators.
 // Minimums multiply sums of X's codes, in a separate tf32 MMA.
 // The threads that permute X compute these sums.
 #pragma once
@@ -16,8 +17,8 @@
 // The compiler uses more registers on Hopper and Blackwell.
 constexpr u32 TILES_AT_ONCE = SUMS == 4 ? 2 : SignedBytes::HAS_MIN || (X_SCALES > 0 && QG_VARIANT >= 90) ? 4 : 8;
 
-// Zero that depends on the token tile TILES_AT_ONCE before `tt`.
-// Otherwise the compiler starts all tiles at once.
+// Zero that depends on token tile `tt` - TILES_AT_ONCE.
+// Without the dependency the compiler starts all tiles at once.
 // `none` is 0, but opaque to the compiler.
 QG_DEVICE u32 after(const Accumulators& acc, u32 tt, u32 none) {
     return tt < TILES_AT_ONCE ? 0 : f32_to_bits(acc.value[ROW_TILES - 1][tt - TILES_AT_ONCE][3]) & none;

@@ -67,7 +67,7 @@ constexpr u32 TILE_ROWS = QG_TILE_M * QG_CLUSTER;
 struct OwnRows {
     u32 expert, first, rows;
 
-    // Rows of row tile `place`; empty past the last tile.
+    // Rows of row tile number `place`; empty past the last tile.
     // Every warp scans WARP_EXPERTS experts at a time.
     // A search for a later tile resumes from `passed`.
     QG_DEVICE OwnRows find(const ExpertGroups& g, u32 place, PassedExperts& passed) {
@@ -114,7 +114,7 @@ struct OwnRows {
     }
 
     // Rows of the CTA at grid position `place`.
-    // It is a slot if rows are neither sorted nor listed.
+    // `place` is a slot if rows are neither sorted nor listed.
     QG_DEVICE OwnRows of_place(const ExpertGroups& g, u32 place) {
         if (g.form == QG_FORM_INDEXED && g.list == 0) return of_slot(g, place);
         PassedExperts passed = {};
@@ -155,7 +155,7 @@ struct OwnRows {
 };
 
 // Row tiles run along the grid's y axis and, past its limit, z.
-// The CTA behind all row tiles checks for faults.
+// The last CTA has no row tile and checks for faults.
 struct CtaPlace {
     u32 place;
     bool is_last;
@@ -166,10 +166,10 @@ struct CtaPlace {
     }
 };
 
-// `p` is the CTA's problem, narrowed from
-// `given`; `own` its rows.
+// Takes the CTA's rows `own`, and narrows `given` to `p`.
 // CTAs without rows return here.
-// The previous launch may write the index, hence the wait.
+// The wait is for the index, which
+// the previous launch may write.
 #define QG_TAKE_ROWS(own, p, given)                                                                      \
     griddepcontrol_launch_dependents();                                                                  \
     griddepcontrol_wait();                                                                               \

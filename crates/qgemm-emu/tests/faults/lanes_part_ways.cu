@@ -1,4 +1,4 @@
-// Neighbours exchange their numbers at two places of the program.
+// Lanes of a warp shuffle at two different instructions.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/warp.cuh"

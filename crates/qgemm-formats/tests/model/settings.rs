@@ -91,7 +91,7 @@ fn places_fill_one_another_in_or_contradict() {
             assert!(error.contains(&part), "{part}: {error}");
         }
     }
-    // Two places of one file, too.
+    // One file may contradict itself, too.
     let both = format!(r#"{{"quantization_config": {V2}, "text_config": {{"quantization_config": {{"bits": 3}}}}}}"#);
     let error = refusal(&layer.gptq(0), &[(inside, &both)]);
     assert!(error.contains("config.json: text_config.quantization_config: `bits` is 3"), "{error}");

@@ -1,4 +1,4 @@
-//! Keys and values in memory, and how the API is told where they are.
+//! K and V in memory, and their description for the API.
 
 use std::ops::Range;
 
@@ -14,24 +14,25 @@ use super::case::{AttentionCase, AttentionPlaces, e4m3};
 const GUARD_BYTES: usize = 256;
 const POISON: u8 = 0xff;
 
-/// Keys or values in a buffer whose every other byte is poison.
+/// Keys or values in an otherwise poisoned buffer.
 pub(crate) struct KvOperand {
     /// The buffer.
     pub bytes: Vec<u8>,
-    /// Scales of blocks, in a buffer whose every other byte is poison; nothing where the format has none.
+    /// Block scales in an otherwise poisoned buffer; empty if the
+    /// format has none.
     pub scales: Vec<u8>,
     /// The operand in it.
     pub range: Range<usize>,
-    /// How it lies.
+    /// Strides of the operand.
     pub strides: KvStrides,
-    /// What its address is a multiple of, at most 16.
+    /// Alignment of its address, at most 16.
     pub alignment: usize,
     /// Rows of a page.
     page_rows: usize,
 }
 
 impl KvOperand {
-    /// Room for the keys or values of a case, and nothing but poison.
+    /// A poisoned buffer for the keys or values of a case.
     pub fn empty(case: &AttentionCase, columns: usize) -> Self {
         let (kv_heads, width) = (case.heads.1, case.kv.width());
         let (pages, rows) = (case.pages(), case.rows());
@@ -62,7 +63,7 @@ impl KvOperand {
         Self { bytes, scales, range: start..start + len, strides, alignment, page_rows }
     }
 
-    /// The same with values: `[row][head][column]`.
+    /// A buffer with values: `[row][head][column]`.
     pub fn new(case: &AttentionCase, columns: usize, values: &[f32]) -> Self {
         let mut operand = Self::empty(case, columns);
         let (kv_heads, start) = (case.heads.1, operand.range.start);
@@ -73,7 +74,7 @@ impl KvOperand {
                     let at = first + i;
                     let byte = start + case.kv.bytes_of(at);
                     if case.kv.has_scales() {
-                        // Nobody's stay poison.
+                        // Rows of no sequence stay poison.
                         if value.is_nan() {
                             continue;
                         }
@@ -97,14 +98,15 @@ impl KvOperand {
         operand
     }
 
-    /// The first element of a head of a row.
+    /// Index of the first element of a head in a row.
     fn element(&self, row: usize, head: usize) -> usize {
         let KvStrides { page, token, head: head_stride } = self.strides;
         let (at_page, at_row) = (row / self.page_rows, row % self.page_rows);
         at_page * page as usize + at_row * token as usize + head * head_stride as usize
     }
 
-    /// The numbers of a head of a row of `buffer`, times `factor`, where poison takes their place.
+    /// Reads a head of a row of `buffer`, times `factor`, and
+    /// replaces it by poison.
     pub fn take(
         &self,
         case: &AttentionCase,
@@ -138,7 +140,7 @@ pub(crate) fn api_queries(case: &AttentionCase) -> Queries {
     api_queries_of(case, case.lengths.len())
 }
 
-/// Those of so many sequences of a case.
+/// Queries of the first `sequences` sequences of a case.
 pub(super) fn api_queries_of(case: &AttentionCase, sequences: usize) -> Queries {
     match case.ragged {
         true => Queries::offsets(sequences, case.tokens(), case.most_queries()),

@@ -1,4 +1,4 @@
-//! One attention to check: lengths, heads, where keys lie and what they hold, as data.
+//! A case of `attention`, as data.
 
 use std::fmt;
 
@@ -11,37 +11,42 @@ use rand::{Rng, SeedableRng};
 use super::mask::AttentionMask;
 use crate::activations::normal;
 
-/// Where keys lie.
+/// Storage of K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttentionPlaces {
-    /// As many of each sequence.
+    /// The same number of keys for each sequence.
     Each,
-    /// Room for so many more than the longest has; lengths are given.
+    /// Room for this many keys beyond the longest sequence;
+    /// lengths are given.
     Lengths(usize),
-    /// At offsets.
+    /// Contiguous segments, by offsets.
     Offsets,
-    /// In pages of so many keys, in any order.
+    /// Pages of this many keys, in any order.
     Paged(usize),
 }
 
-/// What queries, keys and values look like.
+/// Kind of Q, K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttentionValues {
     /// Normal.
     Normal,
-    /// Queries thirty times as large: nearly all weight on one key.
+    /// Queries thirty times as large: one key gets nearly all the
+    /// weight.
     Huge,
-    /// Queries of 30 and a little: scores are small beside the products that they are the sums of.
+    /// Queries near 30: scores are small compared to their summands.
     Cancelling,
-    /// All keys the same: means of values.
+    /// Equal keys: D is the mean of V.
     Equal,
-    /// NaN in the last key of every sequence, an infinity in the value before it, or NaN in formats that have none.
+    /// NaN in the last key of every sequence and an infinity in the
+    /// value before it; NaN if the format has no infinity.
     NotFinite,
-    /// Keys whose products are minus infinity: some of each sequence, all of every third.
+    /// Keys with scores of minus infinity: some in each sequence, all
+    /// in every third.
     MinusInfinity,
-    /// Pages that are none among the others.
+    /// Some invalid page indices.
     BadPages,
-    /// Every third row's scales so large that numbers are beyond f16; of formats with scales.
+    /// Scales of every third row so large that numbers overflow f16,
+    /// for formats with scales.
     LargeScales,
 }
 
@@ -72,53 +77,56 @@ impl AttentionValues {
     }
 }
 
-/// One attention to check.
+/// An attention to check.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionCase {
-    /// Queries and keys of each sequence.
+    /// Number of queries and keys of each sequence.
     pub lengths: Vec<(usize, usize)>,
-    /// Whether offsets say which queries a sequence has; with them, a token before the first sequence is nobody's.
+    /// Whether offsets give the queries of sequences. A token before
+    /// the first sequence then belongs to none.
     pub ragged: bool,
-    /// Where keys lie.
+    /// Storage of K and V.
     pub places: AttentionPlaces,
-    /// Heads of queries, and of keys.
+    /// Heads of Q, and of K and V.
     pub heads: (usize, usize),
-    /// Features of queries, and of values.
+    /// Features of Q and K, and of V.
     pub dims: (usize, usize),
     /// Element type of Q and D.
     pub dtype: DType,
     /// Format of K and V.
     pub kv: KvFormat,
-    /// Whether queries see no later keys.
+    /// Causal mask.
     pub causal: bool,
-    /// Keys that a query sees at most.
+    /// Sliding window, in keys.
     pub window: Option<usize>,
-    /// Bits that say which of these keys a query sees.
+    /// Bit mask over these keys.
     pub mask: Option<AttentionMask>,
-    /// Factor of products, where it is stated.
+    /// Softmax scale, if given.
     pub scale: Option<f32>,
-    /// What products are bounded by.
+    /// Soft cap of scores.
     pub soft_cap: Option<f32>,
     /// Whether the log-sum-exp is written.
     pub lse: bool,
-    /// Whether each sequence alone must give the same bits.
+    /// Checks that each sequence alone gives the same bits.
     pub batch_invariant: bool,
-    /// Whether pages hold one head of keys after another.
+    /// Whether pages are head-major.
     pub head_major: bool,
-    /// Whether every kernel that a plan has the choice of is run, not the fastest alone.
+    /// Runs every kernel that the plan may choose, not only the
+    /// fastest.
     pub every_kernel: bool,
-    /// What everything looks like.
+    /// Kind of Q, K and V.
     pub values: AttentionValues,
     /// Elements between rows of heads, filled with NaN.
     pub gap: usize,
-    /// Elements by which operands begin past an aligned address.
+    /// Offset of operands from an aligned address, in elements.
     pub offset: usize,
     /// Seed of all random values.
     pub seed: u64,
 }
 
 impl AttentionCase {
-    /// Causal, all of it in `dtype`, of sequences with so many queries and keys.
+    /// Causal attention in `dtype`, for sequences with these numbers
+    /// of queries and keys.
     pub fn new(lengths: &[(usize, usize)], heads: (usize, usize), dim: usize, dtype: DType) -> Self {
         let (queries, keys) = lengths[0];
         let alike = lengths.iter().all(|&(q, _)| q == queries);
@@ -148,7 +156,7 @@ impl AttentionCase {
         }
     }
 
-    /// Tokens of nobody before the first sequence.
+    /// Tokens before the first sequence, of no sequence.
     pub(crate) fn spare_tokens(&self) -> usize {
         usize::from(self.ragged)
     }
@@ -181,7 +189,7 @@ impl AttentionCase {
         StdRng::seed_from_u64(self.seed ^ salt << 32)
     }
 
-    /// Queries without gaps, every value one of the type.
+    /// Q, contiguous and representable in its type.
     pub(crate) fn queries(&self) -> Vec<f32> {
         let mut rng = self.rng(1);
         let count = self.tokens() * self.heads.0 * self.dims.0;
@@ -189,7 +197,8 @@ impl AttentionCase {
             .map(|_| match self.values {
                 AttentionValues::Huge => 30.0 * normal(&mut rng),
                 AttentionValues::Cancelling => 30.0 + normal(&mut rng),
-                // Products with minus infinity are that.
+                // Positive, so that products with minus infinity are minus
+                // infinity.
                 AttentionValues::MinusInfinity => normal(&mut rng).abs() + 0.01,
                 _ => normal(&mut rng),
             })
@@ -197,7 +206,7 @@ impl AttentionCase {
         self.dtype.decode(&self.dtype.encode(&values))
     }
 
-    /// Row of a key of head 0: of keys by number, in the memory of [`Self::keys`]; and how many rows there are.
+    /// Number of rows of head 0 in [`Self::keys`].
     pub(crate) fn rows(&self) -> usize {
         match self.places {
             AttentionPlaces::Each => self.lengths.len() * self.most_keys(),
@@ -207,7 +216,7 @@ impl AttentionCase {
         }
     }
 
-    /// Pages of the cache; one where there are none.
+    /// Pages of the cache; 1 without pages.
     pub(crate) fn pages(&self) -> usize {
         match self.places {
             AttentionPlaces::Each | AttentionPlaces::Lengths(_) => self.lengths.len(),
@@ -216,15 +225,15 @@ impl AttentionCase {
         }
     }
 
-    /// Pages of a row of the table.
+    /// Page-table entries per sequence.
     pub(crate) fn table_width(&self, page_size: usize) -> usize {
         self.most_keys().div_ceil(page_size) + 1
     }
 
-    /// The table: every sequence has pages of its own, none of them in order.
+    /// The page table. Sequences have separate pages, in no order.
     pub(crate) fn table(&self, page_size: usize) -> Vec<u32> {
         let (width, pages) = (self.table_width(page_size), self.pages());
-        // A step that has no factor in common with the pages.
+        // A step that is coprime to the number of pages.
         let step = (pages / 2 + 1..).find(|step| gcd(*step, pages) == 1).unwrap_or(1);
         let (mut next, mut table) = (0, Vec::new());
         for &(_, keys) in &self.lengths {
@@ -239,7 +248,7 @@ impl AttentionCase {
         table
     }
 
-    /// The row of a key of a sequence; none of a page that is none.
+    /// Row of a sequence's key; `None` if its page is invalid.
     pub(crate) fn row(&self, sequence: usize, key: usize, table: &[u32]) -> Option<usize> {
         match self.places {
             AttentionPlaces::Each => Some(sequence * self.most_keys() + key),
@@ -252,7 +261,8 @@ impl AttentionCase {
         }
     }
 
-    /// The first row of every sequence, and the end of the last; nobody's is the first row.
+    /// First row of every sequence, and the end of the last. The
+    /// first row belongs to no sequence.
     pub(crate) fn kv_offsets(&self) -> Vec<u32> {
         let ends = self.lengths.iter().scan(1, |end, &(_, k)| {
             *end += k as u32;
@@ -261,8 +271,9 @@ impl AttentionCase {
         std::iter::once(1).chain(ends).collect()
     }
 
-    /// Keys (`salt` 2) or values (3) of every row: `[row][head][feature]`; NaN where nobody's keys are. Every value is one of the
-    /// format.
+    /// Keys (`salt` 2) or values (3): `[row][head][feature]`,
+    /// representable in the format.
+    /// NaN in rows of no sequence.
     pub(crate) fn keys(&self, salt: u64) -> Vec<f32> {
         let mut rng = self.rng(salt);
         let is_keys = salt == 2;
@@ -302,7 +313,7 @@ impl AttentionCase {
         all
     }
 
-    /// A number as the format of keys holds it.
+    /// Rounds a number to the format of K and V.
     fn stored(&self, value: f32, (row, block): (usize, usize)) -> f32 {
         let of_block = |low: f32, high: f32| {
             let scale = self.block_scale(row, block);
@@ -316,25 +327,25 @@ impl AttentionCase {
         }
     }
 
-    /// The scale of a block of a head of a row, which is a number in f16.
+    /// Scale of a block in a head's row, representable in f16.
     pub(crate) fn block_scale(&self, row: usize, block: usize) -> f32 {
         let step = if self.kv == KvFormat::Q4_0 { 0.5 } else { 1.0 / 32.0 };
         step * (1.0 + ((row * 5 + block * 3) % 7) as f32 / 8.0) * self.largeness(row)
     }
 
-    /// What the numbers of a head of a row are larger by than ordinary ones.
+    /// Extra magnitude of a row's numbers.
     fn largeness(&self, row: usize) -> f32 {
         if self.values == AttentionValues::LargeScales && row % 3 == 1 { 16384.0 } else { 1.0 }
     }
 
-    /// Factors of the heads of keys (`salt` 4) or values (5).
+    /// Scales of the heads of keys (`salt` 4) or values (5).
     pub(crate) fn factors(&self, salt: u64) -> Vec<f32> {
         let mut rng = self.rng(salt);
         (0..self.heads.1).map(|_| rng.random_range(0.25..2.0)).collect()
     }
 }
 
-/// The code of a number in E4M3.
+/// E4M3 code of a number.
 pub(crate) fn e4m3(value: f32) -> u8 {
     if value.is_nan() { 0x7f } else { qgemm_formats::float8::f32_to_e4m3(value) }
 }
@@ -343,7 +354,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// A line for tables: `3x(1,70) 8/2x64 f16`, then whatever is not the default.
+/// A line for tables: `3x(1,70) 8/2x64 f16`, then non-default fields.
 impl fmt::Display for AttentionCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let first = self.lengths[0];

@@ -1,4 +1,4 @@
-//! The suite of `attention`: which cases a backend must pass.
+//! The suite of `attention`: cases that every backend must pass.
 
 use qgemm_formats::DType;
 use qgemm_hal::{KvFormat, MaskBits};
@@ -7,7 +7,7 @@ use super::case::{AttentionCase, AttentionPlaces, AttentionValues};
 use super::mask::{AttentionMask, MaskPattern};
 use crate::suite::{Cases, group};
 
-/// The whole suite.
+/// All groups.
 pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
     group("attention_lengths", "no queries or keys, one, a tile and one more or less, parts of the keys", lengths),
     group("attention_heads", "every head dimension, groups of heads, every type of queries and keys", heads),
@@ -35,7 +35,7 @@ pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
     group("attention_invariant", "bits of a sequence do not depend on the others", invariant),
 ];
 
-/// Numbered, so that random values differ.
+/// Numbers the seeds of cases, so that random values differ.
 fn numbered(cases: Vec<AttentionCase>) -> Vec<AttentionCase> {
     cases.into_iter().enumerate().map(|(i, case)| AttentionCase { seed: i as u64, ..case }).collect()
 }
@@ -167,7 +167,8 @@ fn places() -> Vec<AttentionCase> {
     numbered(cases)
 }
 
-/// Pages that are tiles of keys, parts of these or several, that share pieces with them, and that do not.
+/// Pages that are key tiles, parts of tiles or several tiles.
+/// Some share pieces with tiles, others do not.
 fn pages() -> Vec<AttentionCase> {
     let all_dims = [(64, 64), (128, 128), (192, 128), (256, 256), (80, 40)];
     let all_values = [AttentionValues::Normal, AttentionValues::BadPages, AttentionValues::NotFinite];
@@ -262,25 +263,27 @@ fn decode() -> Vec<AttentionCase> {
                 ..of(&[(8, 130), (2, 65), (1, 0)], (12, 2), 64)
             });
             cases.push(AttentionCase { offset: 8, causal: false, ..of(&[(3, 80), (3, 33)], (6, 2), 128) });
-            // Of one visible key, the log-sum-exp is its score, of which sums of codes and of their offset cancel.
+            // With one visible key the log-sum-exp is its score, in which
+            // sums of codes and their offset cancel.
             for values in [AttentionValues::Huge, AttentionValues::Cancelling] {
                 cases.push(AttentionCase { values, window: Some(1), ..of(&[(1, 90), (3, 40)], (3, 3), 96) });
             }
-            // What is beyond f16 is a result in bf16 only.
+            // Values beyond f16 fit results in bf16 only.
             if kv.has_scales() && dtype == DType::BF16 {
                 let values = AttentionValues::LargeScales;
                 cases.push(AttentionCase { values, scale: Some(2e-6), ..of(&[(1, 200), (1, 33)], (6, 2), 64) });
             }
         }
     }
-    // As many sequences as leave one of them parts of thousands of keys, of heads that make pairs.
+    // So many sequences that one has splits of thousands of keys;
+    // heads form pairs.
     let mut lengths = vec![(1, 5); 66];
     lengths[0] = (1, 4200);
     for (dtype, places) in [(DType::F16, AttentionPlaces::Paged(16)), (DType::BF16, AttentionPlaces::Offsets)] {
         let case = AttentionCase::new(&lengths, (4, 2), 128, dtype);
         cases.push(AttentionCase { kv: KvFormat::Q4_0, places, ragged: true, ..case });
     }
-    // More parts than are added up at once.
+    // More splits than the combine adds at once.
     for kv in [KvFormat::Plain(DType::F16), KvFormat::Q4_0] {
         let case = AttentionCase::new(&[(2, 17_000), (1, 600)], (2, 1), 64, DType::F16);
         cases.push(AttentionCase { kv, places: AttentionPlaces::Paged(16), batch_invariant: true, ..case });
@@ -332,7 +335,8 @@ fn bits() -> Vec<AttentionCase> {
             }
         }
     }
-    // Tiles, and blocks of many of them, that nobody sees; more features; parts of the keys.
+    // Masked tiles and masked groups of many tiles; other head
+    // dimensions; split-KV.
     for (i, dims) in [(64, 64), (128, 128), (192, 128), (256, 256), (80, 96), (40, 8)].into_iter().enumerate() {
         for (j, lengths) in [[(3, 2500)], [(70, 2300)]].into_iter().enumerate() {
             let pattern = [MaskPattern::Documents(33), MaskPattern::Tree][(i + j) % 2];
@@ -376,7 +380,8 @@ fn every_kernel() -> Vec<AttentionCase> {
     for (i, dims) in dims.into_iter().enumerate() {
         for (j, places) in places.into_iter().enumerate() {
             let lengths = lengths[(i + j) % 3];
-            // Where each sequence has as many keys of its own, all of them have as many.
+            // Without lengths or offsets all sequences have the same number
+            // of keys.
             let places = if lengths.len() > 1 && j == 0 { AttentionPlaces::Lengths(3) } else { places };
             let bits = AttentionMask { bits: rows[(i + 2 * j) % 4], pattern: patterns[(i + j) % 4] };
             cases.push(AttentionCase {
@@ -393,7 +398,8 @@ fn every_kernel() -> Vec<AttentionCase> {
             });
         }
     }
-    // As many tiles of keys as are looked at together, and more, of which most are nobody's.
+    // As many key tiles as are examined together, and more; most are
+    // masked.
     let mask = Some(AttentionMask { bits: MaskBits::of_tokens(), pattern: MaskPattern::Documents(33) });
     cases.push(AttentionCase {
         mask,

@@ -1,19 +1,21 @@
-//! Masks of bits: which keys each query of a case may see.
+//! Bit masks of cases.
 
 use qgemm_hal::MaskBits;
 
 use super::case::{AttentionCase, AttentionPlaces};
 
-/// Which bits of a mask are set.
+/// Pattern of a mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MaskPattern {
-    /// A tree of guessed tokens behind what is known: a query sees all of that, its ancestors and itself.
+    /// A tree of speculative tokens after the known ones. A query
+    /// attends to the known tokens, its ancestors and itself.
     Tree,
-    /// A prefix, which all see, and no later keys.
+    /// A prefix that all attend to, then a causal mask.
     Prefix,
-    /// Documents of so many keys, which see nothing of each other.
+    /// Documents of this many keys. Tokens attend to their document
+    /// only.
     Documents(usize),
-    /// Whatever a generator draws, with rows and words that have no bit.
+    /// Random bits, with empty rows and words.
     Random,
 }
 
@@ -31,14 +33,14 @@ impl MaskPattern {
 /// The mask of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionMask {
-    /// Its rows.
+    /// Rows of the mask.
     pub bits: MaskBits,
-    /// What they hold.
+    /// The pattern.
     pub pattern: MaskPattern,
 }
 
 impl AttentionMask {
-    /// As [`AttentionCase`]'s line has it.
+    /// Label in a case's text.
     pub(super) fn label(&self) -> String {
         let size = if let MaskPattern::Documents(keys) = self.pattern { format!("-{keys}") } else { String::new() };
         let shared = if self.bits.is_shared { "-shared" } else { "" };
@@ -46,7 +48,7 @@ impl AttentionMask {
         format!("mask={}{size}{shared}{per_head}", self.pattern.name())
     }
 
-    /// Whether a query of a head may see a key.
+    /// Whether a query of a head attends to a key.
     pub(super) fn is_set(&self, case: &AttentionCase, sequence: usize, query: usize, head: usize, key: usize) -> bool {
         let AttentionMask { bits, pattern } = *self;
         let (sequence, (queries, keys)) = match bits.is_shared {
@@ -54,7 +56,7 @@ impl AttentionMask {
             false => (sequence, case.lengths[sequence]),
         };
         let head = if bits.is_per_head { head } else { 0 };
-        // Heads differ in what they see.
+        // Heads have different masks.
         let key_of_head = key + 5 * head;
         let known = keys.saturating_sub(queries);
         match pattern {
@@ -73,15 +75,16 @@ impl AttentionMask {
         }
     }
 
-    /// The mask in memory. Bits behind the last key of a sequence are set, as are those of tokens that are nobody's.
+    /// The mask in memory. Bits past a sequence's last key are set,
+    /// and so are bits of tokens of no sequence.
     pub(super) fn words(&self, case: &AttentionCase) -> Vec<u32> {
         let heads = if self.bits.is_per_head { case.heads.0 } else { 1 };
-        // Rows have bits for as many keys as there is room for.
+        // A row has bits for all allocated keys.
         let spare = if let AttentionPlaces::Lengths(spare) = case.places { spare } else { 0 };
         let row_words = MaskBits::words(case.most_keys() + spare);
         let offsets = case.q_offsets();
         let rows = if self.bits.is_shared { case.most_queries() } else { case.tokens() };
-        // The sequence and query of a row.
+        // Sequence and query of a row.
         let place = |row: usize| match self.bits.is_shared {
             true => Some((0, row, case.most_keys())),
             false => (0..case.lengths.len())
@@ -103,7 +106,7 @@ impl AttentionMask {
     }
 }
 
-/// Numbers to one that looks drawn.
+/// Hash of the numbers, as a random number.
 fn hash(numbers: [usize; 5]) -> u64 {
     let mixed = numbers.into_iter().fold(0x9e37_79b9_7f4a_7c15u64, |hash, number| {
         (hash ^ number as u64).wrapping_mul(0xd6e8_feb8_6659_fd93).rotate_left(29)
@@ -122,7 +125,8 @@ mod tests {
         let case = AttentionCase::new(&[(3, 40), (3, 7)], (2, 1), 8, DType::F32);
         let mask = AttentionMask { bits: MaskBits::of_tokens(), pattern: MaskPattern::Tree };
         let words = mask.words(&case);
-        // The third query of the first sequence: 37 known keys, the root and itself; the second sequence knows four.
+        // Third query of the first sequence: 37 known keys, the root and
+        // itself. The second sequence knows four.
         assert_eq!((words.len(), words[4], words[5] & 0xff), (12, u32::MAX, 0b1011_1111));
         assert_eq!(words[2 * 5] & 0x7f, 0b101_1111);
         let shared = AttentionMask { bits: MaskBits::shared().per_head(), ..mask };

@@ -1,4 +1,4 @@
-//! `attention`: its oracle, its cases, and how one is run.
+//! `attention`: oracle, cases and runner.
 
 mod cache;
 mod case;

@@ -1,4 +1,4 @@
-//! Attention in f64, on the numbers that kernels are given.
+//! Attention in f64, on the operands that kernels read.
 
 use qgemm_hal::KvFormat;
 use qgemm_hal::op::attention::KV_BLOCK;
@@ -6,20 +6,21 @@ use rayon::prelude::*;
 
 use super::case::{AttentionCase, AttentionPlaces};
 
-/// What a query of a head must become.
+/// Correct result of a query head.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
-    /// The values.
+    /// The row of D.
     pub values: Vec<f64>,
-    /// Of each value: the sum of the squares that it is made of.
+    /// Sum of squares of each value's summands.
     pub energy: Vec<f64>,
     /// Log-sum-exp.
     pub lse: f64,
-    /// Largest sum of magnitudes that a visible score is made of: what f32 rounding of scores is measured by.
+    /// Largest sum of magnitudes over a visible score's summands. f32
+    /// rounding of scores is relative to it.
     pub magnitude: f64,
 }
 
-/// All rows, `tokens × heads`; none of tokens that are nobody's.
+/// All rows, `tokens × heads`; `None` for tokens of no sequence.
 pub(super) fn attend(case: &AttentionCase, q: &[f32], k: &[f32], v: &[f32]) -> Vec<Option<Row>> {
     let table = match case.places {
         AttentionPlaces::Paged(size) => case.table(size),
@@ -58,7 +59,7 @@ impl Inputs<'_> {
         let kv_head = head / (heads / kv_heads);
         let scale = f64::from(case.scale.unwrap_or(1.0 / (qk as f32).sqrt()) * self.k_factors[kv_head]);
         let q = &self.q[(token * heads + head) * qk..][..qk];
-        // One behind the query's own position: it may be before the first key.
+        // End of the causal range. It may be before the first key.
         let end = (keys + query + 1) as i64 - queries as i64;
         let is_seen = |key: usize| {
             let key = key as i64;
@@ -81,7 +82,7 @@ impl Inputs<'_> {
             });
             scores.push((score, row));
         }
-        // NaN is the largest of all.
+        // NaN counts as the largest.
         let most = scores
             .iter()
             .fold(f64::NEG_INFINITY, |most, (score, _)| if score.is_nan() { f64::NAN } else { most.max(*score) });
@@ -105,8 +106,10 @@ impl Inputs<'_> {
         out
     }
 
-    /// What the offset of unsigned codes adds to the parts of a score before it is subtracted: Q4_0 keys are multiplied as
-    /// code + 16, whose sum is too large by 24 times Q's sum over each block.
+    /// Magnitude that the offset of unsigned codes adds to a score
+    /// before its subtraction.
+    /// Q4_0 keys are multiplied as code + 16, so the sum is too large
+    /// by 24 times Q's sum over each block.
     fn offset_magnitude(&self, q: &[f32], row: usize) -> f64 {
         const OFFSET: f64 = 24.0;
         let blocks = q.chunks(KV_BLOCK).enumerate();

@@ -12,7 +12,7 @@ use crate::limits::rounded_to;
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 
-/// Every exemption.
+/// Exemptions.
 const EXEMPTIONS: &[Exemption<AttentionCase>] = &[Exemption {
     device: DeviceKind::Wgpu,
     applies: |case, _| {
@@ -22,7 +22,8 @@ const EXEMPTIONS: &[Exemption<AttentionCase>] = &[Exemption {
     reason: "wgpu has no storage buffer for a mask beside codes, their scales, offsets of queries and a block table",
 }];
 
-/// What results may be off before they are rounded: f32 sums, and where Q is of 16 bits, weights that are rounded to its type.
+/// Error limit before rounding: f32 sums and, if Q is 16-bit,
+/// weights rounded to its type.
 fn limit(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 1e-9,
@@ -31,10 +32,12 @@ fn limit(dtype: DType) -> f64 {
     }
 }
 
-/// Rounding error of a score, as a part of the magnitudes that it is the sum of: eight units in the last place of f32.
+/// Rounding error of a score, relative to its summands'
+/// magnitudes: eight f32 units in the last place.
 const SCORE_ERROR: f64 = 1e-6;
 
-/// Runs `case` on poisoned memory, twice where that may show something else, and judges what was computed.
+/// Runs `case` on poisoned memory and judges the result. It runs
+/// twice where a second run may differ.
 pub fn run(ctx: &Context, case: &AttentionCase) -> Outcome {
     let mut outcome = Outcome::new(case);
     let result = judge(ctx, case, &mut outcome);
@@ -42,7 +45,7 @@ pub fn run(ctx: &Context, case: &AttentionCase) -> Outcome {
     outcome
 }
 
-/// What is given to runs, on the device.
+/// Inputs of runs, on the device.
 struct Given {
     q: Buffer,
     k: Buffer,
@@ -54,7 +57,7 @@ struct Given {
     mask: Buffer,
 }
 
-/// Which queries and keys each sequence of a run has.
+/// Index operands of a run: queries and keys of each sequence.
 struct Index {
     sequences: usize,
     q_offsets: Vec<u32>,
@@ -64,7 +67,7 @@ struct Index {
 }
 
 impl Index {
-    /// Of all sequences.
+    /// The index of all sequences.
     fn of(case: &AttentionCase) -> Self {
         Self {
             sequences: case.lengths.len(),
@@ -75,7 +78,7 @@ impl Index {
         }
     }
 
-    /// Of one alone.
+    /// The index of one sequence alone.
     fn alone(&self, sequence: usize) -> Self {
         let width = self.table.len() / self.sequences;
         Self {
@@ -97,7 +100,7 @@ struct Stored {
     v: KvOperand,
 }
 
-/// What every run of a case has, and what it should give.
+/// Context and expected result of all runs of a case.
 #[derive(Clone, Copy)]
 struct Made<'a> {
     stored: &'a Stored,
@@ -144,7 +147,7 @@ fn judge(ctx: &Context, case: &AttentionCase, outcome: &mut Outcome) -> Result<(
     Ok(())
 }
 
-/// Runs `case` as `plan` does.
+/// Runs `plan` and judges the result.
 fn judge_plan(
     ctx: &Context,
     case: &AttentionCase,
@@ -161,7 +164,8 @@ fn judge_plan(
     };
     let (d, lse) = run(plan, index)?;
     check(case, stored, rows, &d, &lse, outcome)?;
-    // An emulated GPU runs its threads in one order; but what a run leaves in the workspace must not matter to the next.
+    // Emulated threads run in one order, but the workspace that the
+    // first run leaves must not change the second.
     if ctx.info().id.kind != DeviceKind::Emu || plan.workspace_bytes() > 0 {
         let (second, second_lse) = run(plan, index)?;
         Failure::check_same(&d, &second)?;
@@ -220,7 +224,8 @@ fn attention(case: &AttentionCase, stored: &Stored, index: &Index) -> Attention 
     if case.batch_invariant { attention.batch_invariant() } else { attention }
 }
 
-/// What the buffers around D and the log-sum-exp hold after a run.
+/// Contents of the buffers around D and the log-sum-exp after a
+/// run.
 fn run_on(
     ctx: &Context,
     plan: &AttentionPlan,
@@ -263,7 +268,8 @@ fn run_on(
     Ok(written)
 }
 
-/// That every query of a sequence has its result, and nothing else was written.
+/// Checks the result of every query, and that nothing else was
+/// written.
 fn check(
     case: &AttentionCase,
     stored: &Stored,

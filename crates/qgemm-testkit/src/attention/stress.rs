@@ -13,7 +13,7 @@ const MAX_SEQUENCES: usize = 6;
 const MAX_QUERIES: usize = 150;
 const MAX_KEYS: usize = 700;
 
-/// The case that `seed` stands for.
+/// The random case of `seed`.
 pub(super) fn random_case(seed: u64) -> AttentionCase {
     let rng = &mut StdRng::seed_from_u64(seed);
     let ragged = rng.random();
@@ -30,7 +30,7 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
     let dims = if rng.random() { (pick(rng, &[64, 80, 96, 128, 256]), 0) } else { (dim(rng), dim(rng)) };
     let dims = if dims.1 == 0 { (dims.0, dims.0) } else { dims };
     let page = skewed(rng, 80);
-    // Pages that tiles of keys share pieces with are seldom drawn.
+    // Pages that share pieces with key tiles are rarely drawn.
     let page = if seed.is_multiple_of(2) { 8 * page } else { page };
     let places = pick(
         rng,
@@ -45,7 +45,7 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
         0 => pick(rng, &[KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0]),
         _ => KvFormat::Plain(dtype),
     };
-    // Blocks of codes are whole.
+    // Quantized rows have whole blocks.
     let whole = |features: usize| features.next_multiple_of(kv.step());
     let dims = (whole(dims.0), whole(dims.1));
     let is_paged = matches!(places, AttentionPlaces::Paged(_));
@@ -70,12 +70,12 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
         dims,
         kv,
         causal: rng.random_ratio(2, 3),
-        // Of one visible key, the log-sum-exp is the score itself.
+        // With one visible key the log-sum-exp is the score itself.
         window: rng.random_ratio(1, 3).then(|| if rng.random_ratio(1, 3) { 1 } else { skewed(rng, 300) }),
         mask: rng.random_ratio(1, 3).then_some(mask),
         soft_cap: rng.random_ratio(1, 4).then_some(20.0),
         lse: rng.random(),
-        // Keys of a sequence are found wherever it stands among others.
+        // Offsets and pages can address a sequence alone.
         batch_invariant: ragged && (is_paged || places == AttentionPlaces::Offsets) && rng.random_ratio(1, 3),
         head_major: is_paged && rng.random(),
         values,

@@ -1,4 +1,4 @@
-//! One conversion to check: everything that decides what is converted, as data.
+//! A case of `convert`, as data.
 
 use std::fmt;
 
@@ -9,26 +9,28 @@ use rand::{Rng, SeedableRng};
 
 use crate::activations::{ActivationKind, activations};
 
-/// Which column of X each column of D is.
+/// Column order of D.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConvertOrder {
-    /// The same, without an order.
+    /// No order: columns stay.
     None,
-    /// A permutation, and after its end entries that are no column.
+    /// A permutation, followed by entries that are no column.
     Permuted,
-    /// Any column, some twice and some never, and entries that are none: `NO_COLUMN`, the number of columns, and beyond.
+    /// Any columns, repeated or missing, and invalid entries:
+    /// `NO_COLUMN`, the number of columns, and more.
     Any,
 }
 
-/// What X looks like.
+/// Kind of X.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConvertValues {
-    /// Of activations.
+    /// Activations.
     Like(ActivationKind),
-    /// Infinities, NaN, zeros of both signs, the ends of every type's range, subnormal numbers, ties between two numbers, and
-    /// what lies beside them, by turns.
+    /// Special values in turn: infinities, NaN, zeros of both signs,
+    /// ends of every type's range, subnormals, ties and their
+    /// neighbors.
     Special,
-    /// Random bits: every exponent is as likely.
+    /// Random bits: all exponents are equally likely.
     Bits,
 }
 
@@ -42,22 +44,22 @@ impl ConvertValues {
     }
 }
 
-/// Where X and D lie.
+/// Memory layout of X and D.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ConvertLayout {
     /// X is stored as `[columns, rows]`.
     pub x_transposed: bool,
     /// Elements between the stored rows of X, filled with NaN.
     pub x_gap: usize,
-    /// Elements between the rows of D, which must stay as they were.
+    /// Elements between the rows of D, which must not be written.
     pub d_gap: usize,
-    /// Elements by which X begins past an aligned address.
+    /// Offset of X from an aligned address, in elements.
     pub x_offset: usize,
-    /// Elements by which D begins past an aligned address.
+    /// Offset of D from an aligned address, in elements.
     pub d_offset: usize,
 }
 
-/// One conversion to check.
+/// A conversion to check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConvertCase {
     /// Rows of X and D.
@@ -70,20 +72,20 @@ pub struct ConvertCase {
     pub from: DType,
     /// Type of D.
     pub to: DType,
-    /// Which column of X each column of D is.
+    /// Column order of D.
     pub order: ConvertOrder,
-    /// Whether each row has a factor.
+    /// Whether rows have factors.
     pub row_factors: bool,
-    /// What X looks like.
+    /// Kind of X.
     pub values: ConvertValues,
-    /// Where X and D lie.
+    /// Memory layout of X and D.
     pub layout: ConvertLayout,
     /// Seed of all random values.
     pub seed: u64,
 }
 
 impl ConvertCase {
-    /// Normal values, row-major, without gaps.
+    /// Normal values, row-major, contiguous.
     pub fn new(rows: usize, columns: usize, from: DType, to: DType) -> Self {
         Self {
             rows,
@@ -99,7 +101,7 @@ impl ConvertCase {
         }
     }
 
-    /// `X[rows, columns]` without gaps, every value one of its type.
+    /// `X[rows, columns]`, contiguous and representable in its type.
     pub(crate) fn x(&self) -> Vec<f32> {
         let mut rng = StdRng::seed_from_u64(self.seed ^ 0xc047_e470_0000_0000);
         let len = self.rows * self.columns;
@@ -108,7 +110,7 @@ impl ConvertCase {
             ConvertValues::Special => (0..len).map(|i| special(i + self.seed as usize)).collect(),
             ConvertValues::Bits => (0..len).map(|_| f32::from_bits(rng.random())).collect(),
         };
-        // f16 has another range: its bits are drawn as such.
+        // f16 has a smaller range, so its bits are drawn directly.
         match (self.values, self.from) {
             (ConvertValues::Bits, DType::F16) => {
                 let bytes: Vec<u8> = values.iter().flat_map(|v| (v.to_bits() as u16).to_le_bytes()).collect();
@@ -118,7 +120,8 @@ impl ConvertCase {
         }
     }
 
-    /// The column of X for every column of D; no column where that is not below the number of columns.
+    /// Column of X for every column of D. An entry past the last
+    /// column is no column.
     pub(super) fn columns_of_d(&self) -> Vec<u32> {
         let mut rng = StdRng::seed_from_u64(self.seed ^ 0x0dde_0000_0000_0000);
         let columns = self.columns as u32;
@@ -141,7 +144,7 @@ impl ConvertCase {
     }
 }
 
-/// The number of a turn.
+/// Special value number `turn`.
 fn special(turn: usize) -> f32 {
     let (f16_step, bf16_step) = (2f32.powi(-10), 2f32.powi(-7));
     let numbers = [
@@ -150,24 +153,25 @@ fn special(turn: usize) -> f32 {
         0.0,
         f32::MAX,
         f32::MIN_POSITIVE,
-        // Subnormal in f32: the smallest, a tie between two of bf16's, the largest.
+        // f32 subnormals: the smallest, a tie between two of bf16's, the
+        // largest.
         f32::from_bits(1),
         f32::from_bits(0x0001_8000),
         f32::from_bits(0x007f_ffff),
-        // Around the end of f16's range, and of bf16's.
+        // Around the ends of f16's and bf16's range.
         65504.0,
         65519.0,
         65520.0,
         65536.0,
         f32::from_bits(0x7f7f_7fff),
         f32::from_bits(0x7f7f_8000),
-        // Subnormal in f16, and ties there.
+        // f16 subnormals, and ties between them.
         2f32.powi(-24),
         2f32.powi(-25),
         3.0 * 2f32.powi(-25),
         2f32.powi(-25) * 1.000_001,
         2f32.powi(-14) - 2f32.powi(-25),
-        // Ties of normal numbers, to either side, and what is just beside them.
+        // Ties of normal numbers to either side, and their neighbors.
         1.0 + f16_step / 2.0,
         1.0 + f16_step * 1.5,
         1.0 + f16_step * 0.500_1,
@@ -181,7 +185,7 @@ fn special(turn: usize) -> f32 {
     if (turn / numbers.len()).is_multiple_of(2) { number } else { -number }
 }
 
-/// A line for tables: `17x33 f32->f16 normal`, then whatever is not the default.
+/// A line for tables: `17x33 f32->f16 normal`, then non-default fields.
 impl fmt::Display for ConvertCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rows, columns, d_columns, from, to, order, row_factors, values, layout, seed } = self;

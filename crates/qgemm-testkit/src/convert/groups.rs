@@ -1,4 +1,4 @@
-//! The suite of `convert`: which cases a backend must pass.
+//! The suite of `convert`: cases that every backend must pass.
 
 use qgemm_formats::DType;
 
@@ -6,7 +6,7 @@ use super::case::{ConvertCase, ConvertLayout, ConvertOrder, ConvertValues};
 use crate::activations::ActivationKind;
 use crate::suite::{Cases, group};
 
-/// The whole suite.
+/// All groups.
 pub(super) const GROUPS: &[Cases<ConvertCase>] = &[
     group("convert_types", "every pair of types at every size", types),
     group("convert_layouts", "leading dimensions, unaligned rows, transposed X, columns left out and added", layouts),
@@ -15,10 +15,11 @@ pub(super) const GROUPS: &[Cases<ConvertCase>] = &[
     group("convert_row_factors", "rows of any magnitude in f16", row_factors),
 ];
 
-/// Rows and columns: one, odd, whole vectors of 16 bytes, and more than a tile or a block of threads.
+/// Rows and columns: one, odd, whole 16-byte vectors, and more
+/// than a tile or a CTA.
 const SIZES: [(usize, usize); 8] = [(1, 1), (1, 37), (5, 1), (3, 65), (8, 64), (67, 33), (2, 4101), (130, 72)];
 
-/// A case a pair of types.
+/// One case per pair of types.
 fn pairs(make: impl Fn(usize, DType, DType) -> ConvertCase) -> Vec<ConvertCase> {
     let pairs = DType::ALL.into_iter().flat_map(|from| DType::ALL.map(|to| (from, to)));
     pairs.enumerate().map(|(i, (from, to))| make(i, from, to)).collect()
@@ -40,7 +41,7 @@ fn types() -> Vec<ConvertCase> {
     cases
 }
 
-/// The layouts that may make a kernel take another way.
+/// Layouts for which kernels may have different code.
 fn all_layouts() -> [ConvertLayout; 9] {
     let plain = ConvertLayout::default();
     [
@@ -62,12 +63,12 @@ fn layouts() -> Vec<ConvertCase> {
         let seed = cases.len() as u64;
         cases.extend(pairs(|i, from, to| {
             let (rows, columns) = [(3, 67), (21, 64), (34, 40)][i % 3];
-            // Columns of zeros behind X's, and columns of X that are left out.
+            // Zero columns past those of X, and left-out columns of X.
             let d_columns = [columns, columns + 24, columns - 8, columns + 3][(i + seed as usize / 9) % 4];
             ConvertCase { d_columns, layout, seed, ..ConvertCase::new(rows, columns, from, to) }
         }));
     }
-    // More zeros than are written at a time.
+    // More zeros than are written at once.
     cases.extend(pairs(|i, from, to| ConvertCase { d_columns: 9001 + i, ..ConvertCase::new(1, 60, from, to) }));
     cases
 }

@@ -1,4 +1,4 @@
-//! `convert`: its oracle, its cases, and how one is run.
+//! `convert`: oracle, cases and runner.
 
 mod case;
 mod groups;

@@ -1,9 +1,11 @@
-//! What a conversion must write, bit for bit: every value rounded once, from f64, to the nearest of its type.
+//! Oracle of conversions, exact to the bit: every value is
+//! rounded once, from f64.
 
 use qgemm_formats::DType;
 
-/// The number of `dtype` nearest to `value`, of two the one whose last bit is 0. Beyond f16's range it is infinite; finite values
-/// beyond bf16's largest number become that.
+/// `value` rounded to `dtype`, to nearest even.
+/// Values beyond f16's range become infinite. Finite values
+/// beyond bf16's range become its largest number.
 ///
 /// ```
 /// use qgemm_testkit::nearest;
@@ -16,13 +18,14 @@ pub fn nearest(value: f64, dtype: DType) -> f32 {
     if !value.is_finite() || value == 0.0 {
         return value as f32;
     }
-    // Bits of the significand, and the exponents of the smallest normal number and the largest.
+    // Significand bits, and exponents of the smallest and largest
+    // normal number.
     let (bits, smallest, largest) = match dtype {
         DType::F32 => (24, -126, 127),
         DType::F16 => (11, -14, 15),
         DType::BF16 => (8, -126, 127),
     };
-    // Of f64, in which every number here is normal.
+    // f64 exponent; all numbers here are normal in f64.
     let exponent = (value.to_bits() >> 52 & 0x7ff) as i32 - 1023;
     let step = 2f64.powi(exponent.max(smallest) - (bits - 1));
     let rounded = (value / step).round_ties_even() * step;
@@ -34,14 +37,16 @@ pub fn nearest(value: f64, dtype: DType) -> f32 {
     }
 }
 
-/// A row of X as D holds it, in X's order, and what it is to be multiplied with: 1, or the inverse of the row's factor.
+/// A converted row in X's order, and the factor to undo the row's
+/// scaling (1 without a row factor).
 pub fn converted_row(row: &[f32], dtype: DType, row_factors: bool) -> (Vec<f32>, f32) {
     let (up, down) = if row_factors { row_factor(row) } else { (1.0, 1.0) };
     (row.iter().map(|&v| nearest(f64::from(v) * up, dtype)).collect(), down as f32)
 }
 
-/// `X[r, order[c]]` of `dtype` for rows of `columns` values, without gaps, and the factors of the rows. An entry of the order that
-/// is no column makes a zero.
+/// `X[r, order[c]]` in `dtype`, contiguous, and the factors of
+/// the rows.
+/// An entry that is no column makes a zero.
 pub fn convert(x: &[f32], columns: usize, order: &[u32], dtype: DType, row_factors: bool) -> (Vec<f32>, Vec<f32>) {
     let (mut d, mut factors) = (Vec::new(), Vec::new());
     for row in x.chunks(columns) {
@@ -52,10 +57,11 @@ pub fn convert(x: &[f32], columns: usize, order: &[u32], dtype: DType, row_facto
     (d, factors)
 }
 
-/// The power of two that brings the largest finite magnitude of a row to [2¹⁴, 2¹⁵), 2¹²⁶ at most, and its inverse.
+/// The power of two, at most 2¹²⁶, that scales a row's largest
+/// finite magnitude to [2¹⁴, 2¹⁵), and its inverse.
 fn row_factor(row: &[f32]) -> (f64, f64) {
     let largest = row.iter().filter(|v| v.is_finite()).fold(0.0, |max, v| f64::max(max, f64::from(v.abs())));
-    // Tried one by one: a logarithm may round to the next power.
+    // A search, because a logarithm may round to the next power.
     let mut exponent = 126;
     while largest * 2f64.powi(exponent) >= 2f64.powi(15) {
         exponent -= 1;

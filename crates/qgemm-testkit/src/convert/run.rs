@@ -8,10 +8,11 @@ use super::oracle::convert;
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
 
-/// Every exemption. One that no longer holds, because the case can be planned, fails.
+/// Exemptions. An exemption fails if the case can be planned.
 const EXEMPTIONS: &[Exemption<ConvertCase>] = &[];
 
-/// Runs `case` on poisoned memory, twice where that may show something else, and compares bits with the oracle's.
+/// Runs `case` on poisoned memory and compares bits with the
+/// oracle. It runs twice where a second run may differ.
 pub fn run(ctx: &Context, case: &ConvertCase) -> Outcome {
     let mut outcome = Outcome::new(case);
     let result = judge(ctx, case, &mut outcome);
@@ -19,11 +20,11 @@ pub fn run(ctx: &Context, case: &ConvertCase) -> Outcome {
     outcome
 }
 
-/// Where the operands of a case lie.
+/// Memory layout of a case's operands.
 struct Stored {
     x: Operand,
     d: Operand,
-    /// A row of `u32`; the type says how wide they are.
+    /// The order: a row of `u32`. The type only gives the width.
     order: Operand,
     row_factors: Operand,
 }
@@ -44,7 +45,8 @@ impl Stored {
     }
 }
 
-/// What the buffers around D and the row factors hold after a run.
+/// Contents of the buffers around D and the row factors after a
+/// run.
 #[derive(PartialEq)]
 struct Written {
     d: Vec<u8>,
@@ -65,7 +67,8 @@ fn judge(ctx: &Context, case: &ConvertCase, outcome: &mut Outcome) -> Result<(),
     if case.row_factors {
         check_bits("row factors", DType::F32, &stored.row_factors, &first.row_factors, &expected_factors)?;
     }
-    // An emulated GPU runs its threads in one order, and a conversion leaves nothing for the next.
+    // Emulated threads run in one order, and conversions have no
+    // workspace: a second run is the same.
     if ctx.info().id.kind != DeviceKind::Emu {
         let second = run_on(ctx, &plan, case, &stored, (&x, &order)).map_err(Failure::of_run)?;
         Failure::check_same(&first.d, &second.d)?;
@@ -117,7 +120,8 @@ fn run_on(
     Ok(written)
 }
 
-/// Compares what lies in `buffer`, bit for bit but for NaN, which may be any, and looks at what lies around it.
+/// Compares `buffer` bit for bit, with any NaN equal to any
+/// other, and checks its surroundings.
 fn check_bits(
     operand: &'static str,
     dtype: DType,

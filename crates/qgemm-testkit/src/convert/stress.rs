@@ -1,4 +1,5 @@
-//! Random conversions: any size, pair of types, layout and order from one seed.
+//! Random cases of `convert`: any size, pair of types, layout and
+//! order from one seed.
 
 use qgemm_formats::DType;
 use rand::rngs::StdRng;
@@ -11,7 +12,7 @@ use crate::random::{gap, pick, skewed};
 const MAX_ROWS: usize = 300;
 const MAX_COLUMNS: usize = 9000;
 
-/// The case that `seed` stands for.
+/// The random case of `seed`.
 pub(super) fn random_case(seed: u64) -> ConvertCase {
     let rng = &mut StdRng::seed_from_u64(seed);
     let (rows, columns) = (skewed(rng, MAX_ROWS), skewed(rng, MAX_COLUMNS));

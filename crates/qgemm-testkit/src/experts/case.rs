@@ -1,47 +1,49 @@
-//! One grouped product to check, as data.
+//! A case of `experts` (MoE GEMM), as data.
 
 use std::fmt;
 
 use crate::gemm::Case;
 
-/// How rows are given to experts.
+/// Assignment of rows to experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FormCase {
-    /// Sorted rows, by offsets.
+    /// Rows sorted by expert, with offsets.
     Contiguous,
-    /// So many rows an expert, by counts.
+    /// A fixed capacity per expert, with counts.
     Masked {
-        /// Rows of an expert.
+        /// Rows per expert.
         capacity: usize,
     },
-    /// Slots, by ids.
+    /// Slots with expert ids.
     Indexed {
-        /// Slots of a token.
+        /// Slots per token.
         top_k: usize,
         /// Whether X has a row for each slot.
         x_per_slot: bool,
-        /// Whether the slots of a token are added up.
+        /// Whether a token's slots are combined.
         combined: bool,
     },
 }
 
-/// What the index looks like.
+/// Kind of index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IndexKind {
-    /// Every expert is as likely.
+    /// All experts are equally likely.
     Uniform,
     /// A few experts have most rows, and some none.
     Skewed,
     /// One expert has all rows.
     Hot,
-    /// Rows that no expert has: offsets that end early, counts of 0, or, where ids must be some, as `Uniform`.
+    /// Rows without an expert: offsets that end early, or counts of
+    /// 0. If ids must be valid, as `Uniform`.
     Sparse,
-    /// Ids out of range, offsets that descend or go too far, counts beyond the capacity, router weights that are NaN.
+    /// Invalid ids, descending or too large offsets, counts beyond
+    /// the capacity, NaN router weights.
     Faulty,
 }
 
 impl IndexKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Uniform, Self::Skewed, Self::Hot, Self::Sparse, Self::Faulty];
 
     /// Lower-case name.
@@ -56,28 +58,30 @@ impl IndexKind {
     }
 }
 
-/// One grouped product to check.
+/// A MoE GEMM to check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertCase {
-    /// One expert's product. Its `m` is the number of all rows: with slots, a multiple of them; with a capacity, that times the
-    /// experts.
+    /// An expert's product. `m` counts all rows: a multiple of the
+    /// slots per token, or capacity times experts.
     pub each: Case,
     /// Experts.
     pub experts: usize,
-    /// How rows are given to them.
+    /// Assignment of rows to experts.
     pub form: FormCase,
-    /// What the index looks like.
+    /// Kind of index.
     pub index: IndexKind,
-    /// Whether the slots of each expert are listed by who gives the ids; only of slots.
+    /// Whether the caller gives the slot lists of experts, for slots
+    /// only.
     pub listed: bool,
-    /// Whether kernels are told that the index is there before the run.
+    /// Whether the index is declared ready before launch.
     pub settled: bool,
-    /// Whether all of them have the same weight, which lies on the device once.
+    /// Whether experts share one weight on the device.
     pub shared: bool,
 }
 
 impl ExpertCase {
-    /// `rows` rows, as far as the form leaves the number open, for `experts` experts like `each`.
+    /// `rows` rows, as far as the form allows, for `experts` experts
+    /// like `each`.
     pub fn new(each: Case, experts: usize, rows: usize, form: FormCase) -> Self {
         let m = match form {
             FormCase::Contiguous => rows,
@@ -96,7 +100,7 @@ impl ExpertCase {
         }
     }
 
-    /// The row of X that a row of products is of.
+    /// The row of X for a row of products.
     pub fn x_row(&self, row: usize) -> usize {
         match self.form {
             FormCase::Indexed { top_k, x_per_slot: false, .. } => row / top_k,
@@ -104,7 +108,7 @@ impl ExpertCase {
         }
     }
 
-    /// Slots that are added up to a row of D; 1 where none are.
+    /// Slots per row of D: 1 if not combined.
     pub fn summed(&self) -> usize {
         match self.form {
             FormCase::Indexed { top_k, combined: true, .. } => top_k,
@@ -113,7 +117,7 @@ impl ExpertCase {
     }
 }
 
-/// The text of the product, and what makes it one of experts.
+/// The text of the product, then the fields of experts.
 impl fmt::Display for ExpertCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} experts={}", self.each, self.experts)?;

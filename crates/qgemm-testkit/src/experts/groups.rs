@@ -1,4 +1,5 @@
-//! The suite of `experts`: which cases a backend must pass. Products themselves are tested as `gemm`; here is what experts add.
+//! The suite of `experts`: cases that every backend must pass.
+//! `gemm` tests the products; this suite tests what experts add.
 
 use qgemm_formats::{DType, Encoding, Format, XFormat};
 use qgemm_hal::{Activation, NormKind, XPrecision};
@@ -8,7 +9,8 @@ use crate::gemm::{ActOrder, Case, Epilogue, Layout};
 use crate::suite::Group;
 use crate::weights::WeightKind;
 
-/// A group with its cases for one format; none where the group does not concern the format.
+/// A group and its cases for a format; empty if the group does
+/// not apply to the format.
 type Cases = (Group, fn(Format) -> Vec<ExpertCase>);
 
 const fn group(name: &'static str, summary: &'static str, cases: fn(Format) -> Vec<ExpertCase>) -> Cases {
@@ -31,7 +33,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("experts_invariant", "bits that do not depend on other rows", invariant),
 ];
 
-/// A K of medium length that suits the format.
+/// A medium K for the format.
 fn medium_k(format: Format) -> usize {
     match format.ragged_k {
         true => 2 * format.block_len + 5,
@@ -39,7 +41,7 @@ fn medium_k(format: Format) -> usize {
     }
 }
 
-/// All forms: few rows and many, few slots and many.
+/// All forms, with few and many rows and slots.
 const FORMS: [(FormCase, usize, usize); 9] = [
     (FormCase::Contiguous, 4, 37),
     (FormCase::Contiguous, 9, 5),
@@ -52,7 +54,7 @@ const FORMS: [(FormCase, usize, usize); 9] = [
     (FormCase::Indexed { top_k: 2, x_per_slot: true, combined: true }, 3, 2),
 ];
 
-/// A case of each form, and of each type of X in turn.
+/// A case of each form, with X types in turn.
 fn every_form(format: Format, n: usize, change: impl Fn(usize, ExpertCase) -> ExpertCase) -> Vec<ExpertCase> {
     let case = |(i, &(form, experts, rows)): (usize, &(FormCase, usize, usize))| {
         let x_dtype = DType::ALL[i % 3];
@@ -144,11 +146,13 @@ fn faults(format: Format) -> Vec<ExpertCase> {
     every_form(format, 33, |i, case| ExpertCase { index: IndexKind::Faulty, settled: !i.is_multiple_of(2), ..case })
 }
 
-/// Many slots of few experts, so that kernels with large tiles serve them, in part with lists that are given.
+/// Many slots and few experts, which kernels with large tiles
+/// serve; some with given lists.
 fn grouped(format: Format) -> Vec<ExpertCase> {
     let of = |(i, (x_per_slot, combined, listed)): (usize, (bool, bool, bool))| {
         let x_dtype = [DType::F16, DType::BF16, DType::F32][i % 3];
-        // Rows of X begin at multiples of 16 bytes, and blocks of any length end within them.
+        // Rows of X are 16-byte aligned, and blocks of any length end
+        // inside.
         let k = if format.ragged_k { 2 * format.block_len.max(64) + 8 } else { medium_k(format) };
         let each = Case { x_dtype, d_dtype: x_dtype, seed: 77 + i as u64, ..Case::new(format, 0, 136, k) };
         let epilogue = Epilogue {
@@ -175,8 +179,10 @@ fn grouped(format: Format) -> Vec<ExpertCase> {
     all.into_iter().enumerate().map(of).collect()
 }
 
-/// One case of each form by all kernels, so large that tiles are full and not; tokens' factors and gated pairs, which kernels may have
-/// paths of their own for; and more experts than a warp looks at together.
+/// One case per form with all kernels, so large that both full
+/// and partial tiles occur.
+/// Token scales and gated pairs, which may have fast paths. More
+/// experts than a warp examines at once.
 fn every_way(format: Format) -> Vec<ExpertCase> {
     let indexed = |x_per_slot, combined| FormCase::Indexed { top_k: 3, x_per_slot, combined };
     let all = [
@@ -240,7 +246,8 @@ fn norm(format: Format) -> Vec<ExpertCase> {
     })
 }
 
-/// A quantized X of every format, in each form by turns: what is added, gaps, exact sums, permuted columns.
+/// Quantized X in every format, in each form in turn: epilogues,
+/// gaps, exact sums, permuted columns.
 fn x_formats(format: Format) -> Vec<ExpertCase> {
     let quantized = XFormat::ALL.into_iter().filter(|format| format.plain().is_none());
     let of_format = |(i, x_format): (usize, XFormat)| {
@@ -256,7 +263,8 @@ fn x_formats(format: Format) -> Vec<ExpertCase> {
                 },
             };
             let index = IndexKind::ALL[(at + i) % IndexKind::ALL.len()];
-            // Codes of eight bits may be multiplied as they are, or made plain first, and so those that are scaled in small blocks.
+            // 8-bit codes are multiplied directly or converted first; so are
+            // formats with small scaled blocks.
             let scales_blocks = matches!(x_format, XFormat::MxFp8 | XFormat::MxFp4 | XFormat::NvFp4);
             let are_bytes = matches!(x_format, XFormat::Q8_0 | XFormat::Q8_256 | XFormat::Q8_1 | XFormat::Int8Token);
             let every_configuration = are_bytes
@@ -265,13 +273,15 @@ fn x_formats(format: Format) -> Vec<ExpertCase> {
             let shared = matches!(at, 3 | 4);
             ExpertCase { each: Case { every_configuration, ..each.with_x_format(x_format) }, index, shared, ..case }
         });
-        // Three of the nine forms for each format of X, all of them over three formats.
+        // Three of the nine forms for each format of X; over three
+        // weight formats, all forms.
         all.into_iter().skip(i % 3).step_by(3)
     };
     quantized.enumerate().flat_map(of_format).collect()
 }
 
-/// A plain X that may be rounded to codes: where kernels multiply those, a step before makes them.
+/// Plain X that may be quantized. Kernels that multiply quantized
+/// X have a quantizing step before.
 fn permitted(format: Format) -> Vec<ExpertCase> {
     let indexed = FormCase::Indexed { top_k: 2, x_per_slot: false, combined: false };
     let forms = [(FormCase::Contiguous, 70), (FormCase::Masked { capacity: 33 }, 0), (indexed, 37)];
@@ -280,7 +290,7 @@ fn permitted(format: Format) -> Vec<ExpertCase> {
         forms.map(|(form, rows)| {
             let k = if format.ragged_k { 2 * format.block_len.max(64) } else { medium_k(format) };
             let each = Case { x_dtype: DType::ALL[i], x_precision, seed: 60 + i as u64, ..Case::new(format, 0, 67, k) };
-            // Of the other formats, what is chosen.
+            // For the other formats only the chosen config runs.
             let every_configuration = i == 0 && matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2);
             ExpertCase::new(Case { every_configuration, ..each }, 3, rows, form)
         })

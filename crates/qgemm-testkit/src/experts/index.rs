@@ -1,4 +1,5 @@
-//! The index of a case: what is written into device memory, and what it means.
+//! Expert index of a case: its words in device memory, and their
+//! meaning.
 
 use qgemm_hal::ExpertFault;
 use rand::rngs::StdRng;
@@ -6,15 +7,15 @@ use rand::{Rng, SeedableRng};
 
 use super::case::{ExpertCase, FormCase, IndexKind};
 
-/// Which rows are whose.
+/// Assignment of rows to experts.
 pub(super) struct Index {
     /// The words of the index, as bits.
     pub words: Vec<u32>,
-    /// The expert of every row; `None` of those that none has.
+    /// The expert of every row; `None` without one.
     pub owner: Vec<Option<usize>>,
-    /// The router weight of every slot; empty where slots are not added up.
+    /// Router weight of every slot; empty if slots are not combined.
     pub router_weights: Vec<f32>,
-    /// What is wrong with it, and where first.
+    /// The fault of the index and its first position, if any.
     pub fault: Option<(ExpertFault, usize)>,
 }
 
@@ -28,8 +29,8 @@ impl Index {
         }
     }
 
-    /// With every row but `row` taken from its expert; slots that are added up stay together, and rows of an expert's room have those
-    /// before them.
+    /// The index with only `row`. Combined slots stay together. Rows
+    /// of a capacity keep the rows before them.
     pub fn alone(&self, case: &ExpertCase, row: usize) -> Self {
         let summed = case.summed();
         let stays = |r: usize| match case.form {
@@ -54,7 +55,8 @@ impl Index {
         Self { words, owner, router_weights: self.router_weights.clone(), fault: None }
     }
 
-    /// The slots of each expert, one after the other, behind their offsets, in bytes.
+    /// Slot lists of the experts as bytes: offsets, then the slots of
+    /// each expert.
     pub fn lists(&self, experts: usize) -> Vec<u8> {
         let mut offsets = vec![0u32];
         let mut rows = Vec::new();
@@ -71,12 +73,12 @@ impl Index {
         lists
     }
 
-    /// An expert for one more row.
+    /// Draws an expert for one row.
     fn draw(case: &ExpertCase, rng: &mut StdRng) -> usize {
         let experts = case.experts;
         match case.index {
             IndexKind::Uniform | IndexKind::Sparse | IndexKind::Faulty => rng.random_range(0..experts),
-            // The third power of a uniform number is small most of the time.
+            // The cube of a uniform number is mostly small.
             IndexKind::Skewed => ((rng.random::<f64>().powi(3) * experts as f64) as usize).min(experts - 1),
             IndexKind::Hot => experts / 2,
         }
@@ -92,7 +94,8 @@ impl Index {
         let mut fault = None;
         if case.index == IndexKind::Faulty {
             if experts > 1 {
-                // The first expert ends before it begins; the second has what is left of both.
+                // The first expert ends before its start; the second has the
+                // rest of both.
                 words[0] = words[1] + 1;
                 fault = Some((ExpertFault::Offset, if words[0] as usize > rows { 0 } else { 1 }));
             }

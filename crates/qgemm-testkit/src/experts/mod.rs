@@ -1,4 +1,5 @@
-//! `experts`: cases of grouped products, judged by the oracle of `gemm`, an expert after the other.
+//! `experts`: cases of MoE GEMM. The oracle is that of `gemm`,
+//! applied per expert.
 
 mod case;
 mod groups;

@@ -1,25 +1,28 @@
-//! The oracle of grouped products: that of `gemm` for the rows of each expert, and the weighted sum of slots.
+//! Oracle of MoE GEMM: that of `gemm` for each expert's rows,
+//! then the weighted sum of slots.
 
 use super::case::ExpertCase;
 use super::index::Index;
 use crate::gemm::host::{HostOperands, HostWeights};
 use crate::gemm::{Added, Expected, Resolution};
 
-/// What a correct kernel computes of the rows that experts have.
+/// Correct values of the rows that have experts.
 pub(super) struct ExpectedRows {
     /// The rows of D that are written.
     pub rows: Vec<usize>,
-    /// Whether f32 cannot hold a slot's value, its weighted value or a sum of some of these, so that the sum over slots is rounded on the
-    /// way.
+    /// Whether the sum over slots is rounded on the way, because a
+    /// slot's value, its weighted value or a partial sum is not an
+    /// f32 number.
     pub rounded: Vec<bool>,
-    /// Their values, one after the other.
+    /// Values of the rows, one after another.
     pub values: Expected,
 }
 
-/// A row of outputs, with its energy and its floor.
+/// Outputs of a row, with energy and floor.
 type Row = [Vec<f64>; 3];
 
-/// The products of all rows with their experts; `round` says what a kernel makes of the X of some rows for an expert.
+/// The products of all rows with their experts. `round` rounds
+/// the X of some rows as the kernel does for an expert.
 pub(super) fn multiply(
     case: &ExpertCase,
     weights: &[HostWeights],
@@ -60,7 +63,8 @@ pub(super) fn multiply(
     }
 }
 
-/// The sums of every token's slots, and the residual's rows, of which there is one for each token.
+/// Sums of every token's slots, plus the residual, which has a
+/// row per token.
 fn combine(case: &ExpertCase, index: &Index, all: &[Option<Row>], residual: &[f32]) -> ExpectedRows {
     let (n, top_k) = (case.each.n, case.summed());
     let tokens = case.each.m / top_k;

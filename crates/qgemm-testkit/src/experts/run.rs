@@ -1,4 +1,4 @@
-//! Runs one grouped product on a device and judges the result.
+//! Runs one MoE GEMM on a device and judges the result.
 
 use qgemm_api::{Buffer, BufferRef, Context, ExpertArgs, ExpertPlan, ExpertProblem, Experts, HostExperts, Workspace};
 use qgemm_formats::DType;
@@ -17,7 +17,7 @@ use crate::limits::path;
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 
-/// Every exemption. One that no longer holds, because the case can be planned, fails.
+/// Exemptions. An exemption fails if the case can be planned.
 const EXEMPTIONS: &[Exemption<ExpertCase>] = &[];
 
 /// Runs `case` on poisoned memory, twice, and compares with the oracle.
@@ -28,13 +28,14 @@ pub(super) fn run(ctx: &Context, case: &ExpertCase) -> Outcome {
     outcome
 }
 
-/// Everything of a case in host memory.
+/// A case in host memory.
 struct Host {
     weights: Vec<HostWeights>,
     operands: HostOperands,
-    /// X in codes and scales, where it is given so; `operands` then have the numbers that these stand for.
+    /// Quantized X, if X is given quantized; `operands` then hold the
+    /// dequantized values.
     x: Option<HostX>,
-    /// Of each expert.
+    /// Biases of each expert.
     biases: Vec<Vec<f32>>,
     index: Index,
 }
@@ -90,7 +91,7 @@ fn judge(ctx: &Context, case: &ExpertCase, outcome: &mut Outcome) -> Result<(), 
     if !case.each.every_configuration {
         return judge_launch(&Launch::new(ctx, case, &experts)?, &host, outcome);
     }
-    // The table shows the one that comes nearest to its limit.
+    // The table shows the config nearest to its limit.
     let mut nearest: Option<Outcome> = None;
     for launch in Launch::every_way(ctx, case, &experts)? {
         let way = launch.plan.to_string();
@@ -112,10 +113,11 @@ fn judge_launch(launch: &Launch<'_>, host: &Host, outcome: &mut Outcome) -> Resu
     let config = launch.plan.launch().map(|plan| plan.config.tile);
     let math = config.map_or(qgemm_hal::Math::FmaF32, |config| config.math);
     let path = path(math).ok_or_else(|| Failure::NoModel(format!("the arithmetic `{}`", math.name())))?;
-    // Blocks of eight bits are of the columns as an expert stores them.
+    // Blocks of 8-bit X consist of columns in an expert's stored
+    // order.
     let rounding = |expert: usize| match &config {
         None => Some(Rounding::None),
-        // What it stands for is all there is of it.
+        // A given quantized X is not rounded again.
         Some(_) if host.x.is_some() => Some(Rounding::None),
         Some(config) => Rounding::of(config, case.each.multiplied_dtype(), host.weights[expert].k_order()),
     };
@@ -146,7 +148,8 @@ fn judge_launch(launch: &Launch<'_>, host: &Host, outcome: &mut Outcome) -> Resu
     }
     if case.each.is_exact() && exact {
         let round = |value| case.each.d_dtype.decode(&case.each.d_dtype.encode(&[value]))[0];
-        // What a sum over slots rounds on the way need not be the exact sum, rounded once.
+        // A sum over slots that is rounded on the way may differ from
+        // the exact sum rounded once.
         let sums = expected.values.values.iter().zip(&expected.rounded).zip(&got);
         let judged: Vec<f32> =
             sums.map(|((&sum, &is_rounded), &got)| if is_rounded { round(sum as f32) } else { got }).collect();
@@ -159,7 +162,8 @@ fn judge_launch(launch: &Launch<'_>, host: &Host, outcome: &mut Outcome) -> Resu
     if case.each.batch_invariant { check_alone(launch, host, &all) } else { Ok(()) }
 }
 
-/// That the run reported what is wrong with the index, and nothing else.
+/// Checks that the run reported the fault of the index, and no
+/// other.
 fn check_status(got: &Result<(), String>, index: &Index) -> Result<(), Failure> {
     let expected = index.fault.map_or("nothing".to_owned(), |(fault, place)| format!("{fault:?} at {place}"));
     let got = match got {
@@ -169,7 +173,8 @@ fn check_status(got: &Result<(), String>, index: &Index) -> Result<(), Failure> 
     if got == expected { Ok(()) } else { Err(Failure::WrongStatus { expected, got }) }
 }
 
-/// Runs the plan with the first and the last row that an expert has, each without all others, and compares bits.
+/// Runs the first and the last row that have an expert, each
+/// alone, and compares bits with the batch.
 fn check_alone(launch: &Launch<'_>, host: &Host, batch: &[f32]) -> Result<(), Failure> {
     let (case, n) = (launch.case, launch.case.each.n);
     let owned = || (0..case.each.m).filter(|&row| host.index.owner[row].is_some());
@@ -185,12 +190,12 @@ fn check_alone(launch: &Launch<'_>, host: &Host, batch: &[f32]) -> Result<(), Fa
     Ok(())
 }
 
-/// What a run reads of an operand, where there is one.
+/// The slice of an operand that a run reads, if any.
 fn slice(operand: &Option<(Operand, Buffer)>) -> Result<Option<BufferRef<'_>>, qgemm_api::Error> {
     Ok(operand.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?)
 }
 
-/// A plan with where its operands lie.
+/// A plan with its operands.
 struct Launch<'a> {
     ctx: &'a Context,
     case: &'a ExpertCase,
@@ -200,11 +205,11 @@ struct Launch<'a> {
     d: Operand,
 }
 
-/// What a run leaves.
+/// Result of a run.
 struct Run {
     /// The whole buffer around D.
     d: Vec<u8>,
-    /// What was wrong with the index.
+    /// The reported fault of the index.
     status: Result<(), String>,
 }
 
@@ -216,7 +221,7 @@ impl<'a> Launch<'a> {
         Ok(Self { ctx, case, experts, plan, x, d })
     }
 
-    /// Every way to run the case.
+    /// Every candidate of the case.
     fn every_way(ctx: &'a Context, case: &'a ExpertCase, experts: &'a Experts) -> Result<Vec<Self>, Failure> {
         let (problem, x, d) = Self::problem(case, experts);
         let plans = ctx.plan_experts_every_way(&problem).map_err(Failure::of_plan)?;
@@ -330,7 +335,7 @@ impl<'a> Launch<'a> {
         Ok(Run { d: bytes, status })
     }
 
-    /// That rows which no expert has are still poison.
+    /// Checks that rows without an expert are still poison.
     fn check_untouched(&self, buffer: &[u8], written: &[usize]) -> Result<(), Failure> {
         let (d, start) = (&self.d, self.d.range().start);
         let width = self.case.each.d_dtype.bytes();

@@ -1,4 +1,5 @@
-//! Random grouped products: any form, index, number of experts, format and epilogue from one seed.
+//! Random cases of `experts`: any form, index, number of experts,
+//! format and epilogue from one seed.
 
 use qgemm_formats::Format;
 use rand::rngs::StdRng;
@@ -14,10 +15,10 @@ const MAX_FEATURES: usize = 200;
 const MAX_DEPTH: usize = 700;
 const MAX_SLOTS: usize = 6;
 
-/// The case that `seed` stands for, in one of `formats`.
+/// The random case of `seed`, in one of `formats`.
 pub(super) fn random_case(formats: &[Format], seed: u64) -> ExpertCase {
     let rng = &mut StdRng::seed_from_u64(seed ^ 0xe9e7);
-    // A product like those of `gemm`, with sizes that leave room for many experts.
+    // A product like those of `gemm`, small enough for many experts.
     let drawn = crate::gemm::random_case(formats, seed);
     let depth = skewed(rng, MAX_DEPTH);
     let k = if drawn.format.ragged_k { depth } else { depth.next_multiple_of(drawn.format.block_len) };
@@ -37,7 +38,7 @@ pub(super) fn random_case(formats: &[Format], seed: u64) -> ExpertCase {
         layout: Layout { x_transposed: false, w_transposed: false, ..drawn.layout },
         epilogue: Epilogue { c: drawn.epilogue.c.filter(|_| !combined), ..drawn.epilogue },
         every_configuration: false,
-        // Products with experts take no norm that writes codes.
+        // Expert products take no quantizing norm.
         normed_format: None,
         ..drawn
     };
@@ -51,7 +52,8 @@ pub(super) fn random_case(formats: &[Format], seed: u64) -> ExpertCase {
 mod tests {
     use super::*;
 
-    /// Main loops have stages of up to 128 columns; what a shorter K leaves of one was never written.
+    /// Main loops have stages of up to 128 columns. If K is shorter,
+    /// the rest of a stage was never written.
     #[test]
     fn a_tenth_of_the_cases_have_less_k_than_a_stage() {
         let formats: Vec<Format> = Format::all().collect();

@@ -1,4 +1,5 @@
-//! Checkpoints of one layer: settings mutated as JSON and as text, tensors mutated in name, type, shape and contents.
+//! Fuzz target: checkpoints of one layer. Settings are mutated as
+//! JSON and as text, tensors in name, type, shape and contents.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use super::meaning::{Tensor, Tensors, Values, known, meanings};
 use super::{FuzzCase, FuzzTarget, FuzzVerdict, mutate};
 use crate::random::pick;
 
-/// What settings may say.
+/// Keys and values of settings.
 const WORDS: &[&str] = &[
     "gptq",
     "awq",
@@ -54,7 +55,7 @@ const WORDS: &[&str] = &[
     "config_groups",
     "model_type",
 ];
-/// Names of parts of layers.
+/// Tensor names of layers.
 const PARTS: &[&str] = &[
     ".weight",
     ".qweight",
@@ -76,7 +77,7 @@ const PARTS: &[&str] = &[
 const TYPES: &[&str] =
     &["F32", "F16", "BF16", "I32", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "I64", "U32", "BOOL"];
 
-/// A checkpoint, and what it says.
+/// A checkpoint and its meaning.
 struct Seed {
     name: String,
     settings: Option<Value>,
@@ -89,7 +90,7 @@ pub struct CheckpointTarget(Vec<Seed>);
 
 impl CheckpointTarget {
     /// # Panics
-    /// When a checkpoint does not say what it was made of.
+    /// When a checkpoint's meaning is not what it was made from.
     pub fn new() -> Self {
         let target = Self(seeds());
         for seed in &target.0 {
@@ -108,7 +109,8 @@ impl Default for CheckpointTarget {
     }
 }
 
-/// The layer's values as the library reads them; `None` where it refuses to.
+/// The layer's values as the library reads them; `None` if it
+/// refuses the checkpoint.
 fn read(settings: Option<&str>, file: &[u8]) -> Option<Values> {
     let file = NamedFile { name: "model.safetensors".into(), contents: SharedBytes::from(file.to_vec()) };
     let settings = settings.map(|text| NamedFile { name: "config.json".to_owned(), contents: text });
@@ -118,7 +120,7 @@ fn read(settings: Option<&str>, file: &[u8]) -> Option<Values> {
     Some((0..weight.n()).flat_map(|row| weight.dequantize_row(row)).collect())
 }
 
-/// Whether values are the same; every NaN is like every other.
+/// Whether values are equal. Any NaN equals any other.
 fn same(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a == b || a.is_nan() && b.is_nan())
 }
@@ -135,7 +137,8 @@ fn file_of(tensors: &Tensors) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
 }
 
-/// The tensors of a safetensors file, as its definition has them; `None` where it is none.
+/// The tensors of a safetensors file, parsed by the format's
+/// definition; `None` if invalid.
 fn tensors_of(file: &[u8]) -> Option<Tensors> {
     let (length, rest) = file.split_first_chunk::<8>()?;
     let (header, data) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
@@ -179,7 +182,7 @@ fn mutate_tensors(rng: &mut StdRng, tensors: &mut Tensors) -> String {
             said = format!("{name}: shape {before:?} as {:?}", tensor.shape);
         }
         4 => {
-            // A row fewer or more, contents and shape alike.
+            // One row more or less, in contents and shape.
             if let Some(first) = tensor.shape.first_mut().filter(|rows| (1..4096).contains(*rows)) {
                 let row = tensor.bytes.len() / *first;
                 let more = rng.random_ratio(1, 2);
@@ -285,7 +288,7 @@ impl Numbers {
     }
 
     fn bytes(&mut self, count: usize) -> Vec<u8> {
-        // Neither NaN nor infinite as FP8 of either kind.
+        // Finite in both FP8 types.
         (0..count).map(|_| (self.below(0x78) | self.below(2) << 7) as u8).collect()
     }
 

@@ -1,4 +1,5 @@
-//! GGUF files with bytes changed, cut and moved, against a reader of the format's definition.
+//! Fuzz target: GGUF files with changed, cut and moved bytes. The
+//! oracle is a reader written from the format's definition.
 
 use half::f16;
 use qgemm_formats::SharedBytes;
@@ -20,7 +21,7 @@ pub struct GgufTarget {
 
 impl GgufTarget {
     /// # Panics
-    /// When the file cannot be made or is not read.
+    /// When the file cannot be made, or is not read.
     pub fn new() -> Self {
         let mut header = GgufHeader::new();
         header.metadata("general.architecture", "llama".into()).expect("a new key");
@@ -34,7 +35,7 @@ impl GgufTarget {
             .collect();
         let mut writer = header.write(Vec::new()).expect("in memory");
         for (format, size) in FORMATS.iter().zip(&sizes) {
-            // As halves and as f32 these bytes are small numbers.
+            // As f16 and f32, these bytes are small numbers.
             let bytes: Vec<u8> = (0..*size).map(|i| (i * 7 + format.len()) as u8 & 0x3f).collect();
             writer.tensor(&bytes).expect("the right size");
         }
@@ -101,7 +102,7 @@ struct Tensor {
     name: String,
     elements: u64,
     kind: u32,
-    /// From the beginning of the file.
+    /// Offset in the file.
     offset: u64,
 }
 
@@ -137,7 +138,8 @@ fn tensors(file: &[u8]) -> Option<Vec<Tensor>> {
 }
 
 impl Tensor {
-    /// The values, or an error where they leave the file; `None` of types that are not looked at.
+    /// The values, or an error if they are out of the file; `None`
+    /// for types that the oracle does not check.
     fn values(&self, file: &[u8]) -> Option<Result<Vec<f32>, ()>> {
         let (length, bytes): (usize, usize) = match self.kind {
             0 => (1, 4),
@@ -157,7 +159,7 @@ impl Tensor {
     fn block(&self, block: &[u8]) -> Vec<f32> {
         const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
         let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
-        // The low nibbles of all bytes come first.
+        // Low nibbles of all bytes first.
         let nibbles = |from: usize| -> Vec<u8> {
             let codes = &block[from..from + 16];
             codes.iter().map(|b| b & 15).chain(codes.iter().map(|b| b >> 4)).collect()
@@ -199,7 +201,8 @@ impl<'a> Cursor<'a> {
         Some(String::from_utf8_lossy(self.take(length)?).into_owned())
     }
 
-    /// Passes by a value; within it a number, where it is an integer that is not negative.
+    /// Skips a value. Returns the value inside, if it is a
+    /// non-negative integer.
     fn value(&mut self, kind: u32, depth: u32) -> Option<Option<u64>> {
         let size = match kind {
             0 | 1 | 7 => 1,

@@ -1,7 +1,11 @@
-//! What a checkpoint of one layer says, by the definitions of its formats and independently of the library's readers.
+//! Meaning of a one-layer checkpoint, from the definitions of its
+//! formats and independent of the library's readers.
 //!
-//! There may be several meanings where settings leave one open (absent keys), and none where they contradict the tensors or leave
-//! the definitions: a reader must refuse it then, or find a safe reading that gives the values before the mutation.
+//! A checkpoint has several meanings if settings are ambiguous
+//! (absent keys).
+//! It has none if settings contradict the tensors or violate the
+//! definitions. A reader must then refuse it, or find a safe
+//! reading with the values before the mutation.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +25,12 @@ pub(super) type Tensors = BTreeMap<String, Tensor>;
 /// Values `[N][K]`, row after row.
 pub(super) type Values = Vec<f32>;
 
-/// Tensors that say nothing of the weight.
+/// Tensors that do not affect the weight.
 const BESIDE: [&str; 4] = ["bias", "input_scale", "output_scale", "k_scale"];
 const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-/// The meanings of the layer called `layer`, given the text of its settings.
+/// The meanings of the layer called `layer`, given the text of
+/// its settings.
 pub(super) fn meanings(settings: Option<&str>, tensors: &Tensors) -> Vec<Values> {
     let parsed = match settings {
         None => Map::new(),
@@ -59,8 +64,9 @@ pub(super) fn meanings(settings: Option<&str>, tensors: &Tensors) -> Vec<Values>
     }
 }
 
-/// The tensors of the layer by the ends of their names. Where it is no module with tensors of its own, `layer` is what the names of a
-/// stack begin with.
+/// Tensors of the layer, by the ends of their names.
+/// If the layer is not a module with tensors, `layer` is the
+/// prefix of a stack's names.
 fn parts(tensors: &Tensors) -> BTreeMap<&str, &Tensor> {
     let with = |prefix: &str| -> BTreeMap<&str, &Tensor> {
         let of = |(name, tensor)| Some((str::strip_prefix(name, prefix)?, tensor));
@@ -75,7 +81,7 @@ fn parts(tensors: &Tensors) -> BTreeMap<&str, &Tensor> {
     if module.is_empty() { with("layer_") } else { module }
 }
 
-/// What is read wrongly today, and is to be refused.
+/// Checkpoints that are read wrongly today and should be refused.
 pub(super) fn known(settings: Option<&str>, tensors: &Tensors) -> Option<&'static str> {
     let settings = settings.and_then(python_json).and_then(|value| value.as_object().map(quantization));
     let (stated, parts) = (Settings(settings.unwrap_or_default()), parts(tensors));
@@ -89,7 +95,8 @@ pub(super) fn known(settings: Option<&str>, tensors: &Tensors) -> Option<&'stati
     (has("weight") && (has("qweight") || has("qzeros"))).then_some("plain numbers beside tensors of GPTQ")
 }
 
-/// JSON as Python reads and writes it: with numbers that are none, and a byte-order mark.
+/// JSON as Python reads and writes it: with NaN and infinities,
+/// and a byte-order mark.
 fn python_json(text: &str) -> Option<Value> {
     let mut plain = String::new();
     let (mut in_string, mut escaped) = (false, false);
@@ -130,7 +137,7 @@ fn quantization(file: &Map<String, Value>) -> Map<String, Value> {
 
 struct Settings(Map<String, Value>);
 
-/// What a key says.
+/// Value of a key.
 enum Stated<T> {
     Nothing,
     This(T),
@@ -146,7 +153,7 @@ impl Settings {
         }
     }
 
-    /// An integer, which may stand as a number or as a string.
+    /// An integer, stored as number or string.
     fn integer(&self, keys: [&str; 2]) -> Stated<i64> {
         let found = keys.iter().find_map(|key| self.0.get(*key).filter(|value| !value.is_null()));
         let number = match found {
@@ -157,7 +164,7 @@ impl Settings {
         number.filter(|n| n.fract() == 0.0 && n.abs() < 1e15).map_or(Stated::Nonsense, |n| Stated::This(n as i64))
     }
 
-    /// Whether the settings say that 8-bit weights have scales.
+    /// Whether settings declare scales for 8-bit weights.
     fn promises_scales(&self) -> bool {
         let by_method =
             matches!(self.text("quant_method"), Stated::This(m) if m.starts_with("compressed") || m == "modelopt");
@@ -166,7 +173,7 @@ impl Settings {
     }
 }
 
-/// Plain numbers, or `None` of other types.
+/// Values of float tensors; `None` for other types.
 fn floats(tensor: &Tensor) -> Option<Values> {
     let pairs = |convert: fn([u8; 2]) -> f32| tensor.bytes.as_chunks::<2>().0.iter().map(|b| convert(*b)).collect();
     Some(match tensor.dtype.as_str() {
@@ -177,7 +184,7 @@ fn floats(tensor: &Tensor) -> Option<Values> {
     })
 }
 
-/// Plain numbers, or powers of two in bytes.
+/// Float scales, or power-of-two scales in bytes.
 fn scales(tensor: &Tensor) -> Option<Values> {
     match tensor.dtype.as_str() {
         "F8_E8M0" | "U8" => Some(tensor.bytes.iter().map(|b| (f64::from(*b) - 127.0).exp2() as f32).collect()),
@@ -190,7 +197,8 @@ fn words(tensor: &Tensor) -> Option<Vec<u32>> {
     is_words.then(|| tensor.bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect())
 }
 
-/// The number of `bits` bits that begins at bit `at` of every `stride`th word from `first` on.
+/// Bit field of `bits` bits at bit `at`, in every `stride`-th
+/// word from `first`.
 fn field(words: &[u32], first: usize, stride: usize, at: usize, bits: usize) -> Option<u32> {
     (0..bits).try_fold(0, |number, bit| {
         let word = words.get(first + (at + bit) / 32 * stride)?;
@@ -224,7 +232,8 @@ fn grouped(stated: &Settings, parts: &BTreeMap<&str, &Tensor>) -> Vec<Values> {
                     "auto_round:auto_awq" => as_awq(),
                     _ => Vec::new(),
                 },
-                // Writers always state it; today's default is `z`, that of older versions `z − 1`.
+                // Writers always state it. The default is `z` today, and was `z
+                // − 1` in older versions.
                 Stated::Nothing => as_gptq(&[false, true]),
                 Stated::Nonsense => Vec::new(),
             },
@@ -235,7 +244,7 @@ fn grouped(stated: &Settings, parts: &BTreeMap<&str, &Tensor>) -> Vec<Values> {
     }
 }
 
-/// Widths that the settings leave open.
+/// Widths that the settings allow.
 fn widths(stated: &Settings) -> Vec<usize> {
     let all = [2, 3, 4, 8];
     let varies = stated.0.get("dynamic").or_else(|| stated.0.get("extra_config")).is_some_and(|v| !v.is_null());
@@ -320,7 +329,8 @@ fn awq(stated: &Settings, parts: &BTreeMap<&str, &Tensor>) -> Option<Vec<Values>
     Some(vec![(0..n).flat_map(|row| (0..k).map(move |column| (row, column))).map(|(r, c)| value(r, c)).collect()])
 }
 
-/// Scales `[groups, N]`, as the f16 that integer groups have.
+/// Scales `[groups, N]`, rounded to f16 like those of integer
+/// groups.
 fn group_scales(tensor: &Tensor, groups: usize, n: usize) -> Option<Values> {
     let scales: Values = floats(tensor)?.into_iter().map(|v| f16::from_f32(v).to_f32()).collect();
     (tensor.shape == [groups, n] && scales.iter().all(|s| s.is_finite())).then_some(scales)
@@ -413,7 +423,7 @@ fn eight_bit(stated: &Settings, weight: &Tensor, scale: Option<&Tensor>, zero: O
     vec![(0..n).flat_map(|row| (0..k).map(move |column| (row, column))).map(|(r, c)| value(r, c)).collect()]
 }
 
-/// Scales of blocks.
+/// Block scales.
 struct Scaling {
     values: Values,
     /// Rows and columns of a block.
@@ -446,6 +456,6 @@ fn scaling(stated: &Settings, scale: &Tensor, n: usize, k: usize, is_integer: bo
             && scale.shape == [n.div_ceil(block[0]), k.div_ceil(block[1])]
     });
     let block = fits.next().filter(|_| !is_integer)?;
-    // Those of 32 columns are powers of two by definition.
+    // Scales of 32 columns must be powers of two.
     (block[1] == 128 || values.iter().all(is_power)).then_some(Scaling { values, block })
 }

@@ -1,8 +1,12 @@
-//! Fuzzers of the files that this library reads: mutated model files and settings, plans, tables and packed weights.
+//! Fuzzers of the library's file readers: mutated model files and
+//! settings, plans, tables and packed weights.
 //!
-//! A case is decided by its target, the seed and its number, and can be run again by these three. Reading must end in an error or
-//! in what the file says: no panic, no hang, no memory beyond a limit, and no *wrong acceptance*, which is a file that is read
-//! without complaint as something that it does not say. Each target has an oracle of its own for that.
+//! Target, seed and number determine a case, so it can be run
+//! again.
+//! A reader must return an error or the file's contents. It must
+//! not panic, hang or exceed the memory limit.
+//! A *wrong acceptance* is a file that is read without an error
+//! as something else. Each target has an oracle for that.
 
 mod checkpoint;
 mod gguf;
@@ -29,73 +33,76 @@ pub use packed::PackedTarget;
 pub use plan::PlanTarget;
 pub use tuned::TunedTarget;
 
-/// A reader, and files for it.
+/// A reader, with files for it.
 pub trait FuzzTarget: Sync {
-    /// What reports call it.
+    /// The target's name in reports.
     fn name(&self) -> &'static str;
 
-    /// Draws a mutated file.
+    /// Makes a randomly mutated file.
     fn draw<'a>(&'a self, rng: &mut StdRng) -> FuzzCase<'a>;
 }
 
 /// A mutated file.
 pub struct FuzzCase<'a> {
-    /// What was mutated.
+    /// Description of the mutations.
     pub mutations: String,
     /// Reads the file and judges the outcome.
     pub read: Box<dyn FnOnce() -> FuzzVerdict + 'a>,
 }
 
-/// How a case ended.
+/// Verdict on a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FuzzVerdict {
-    /// The reader gave an error.
+    /// The reader returned an error.
     Refused,
-    /// The reader gave what the file says.
+    /// The reader returned the file's contents.
     Accepted,
-    /// The reader gave something else in a way that is known, and is to be mended: which.
+    /// The reader returned something else: a known bug, named here.
     Known(&'static str),
-    /// The reader gave something else: what it was.
+    /// The reader returned something else, described here.
     Wrong(String),
 }
 
-/// What went wrong in a case.
+/// A failed case.
 #[derive(Clone, Debug)]
 pub struct FuzzFinding {
     /// Number of the case.
     pub case: u64,
-    /// What was mutated.
+    /// Description of the mutations.
     pub mutations: String,
-    /// What happened.
+    /// Description of the failure.
     pub what: String,
 }
 
-/// The outcome of many cases.
+/// Result of many cases.
 #[derive(Clone, Debug, Default)]
 pub struct FuzzOutcome {
     /// Cases that ended in an error.
     pub refused: u64,
-    /// Cases that were read as what the file says.
+    /// Cases read correctly.
     pub accepted: u64,
-    /// Cases that were read as something else in ways that are known, and how many of each.
+    /// Cases with known bugs, counted per bug.
     pub known: BTreeMap<&'static str, u64>,
-    /// All others.
+    /// All other failures.
     pub findings: Vec<FuzzFinding>,
 }
 
-/// Most time that a case computes. A case that is not over after [`HANG`] ends the process.
+/// Limit on a case's computing time. A case that is not over
+/// after [`HANG`] ends the process.
 const SLOW: Duration = Duration::from_secs(5);
 const HANG: Duration = Duration::from_secs(120);
-/// Most bytes that a case may hold at once; files and what they are read to have some hundred kilobytes.
+/// Limit on a case's allocated bytes. Files and their contents
+/// have some hundred kilobytes.
 const MOST_BYTES: u64 = 32 << 20;
-/// Findings beyond this number are alike.
+/// Limit on reported findings; more would be alike.
 const MOST_FINDINGS: usize = 50;
 
-/// Runs `cases` of `target`. `bytes_of` calls its argument and returns the most bytes that were allocated at once meanwhile: the
-/// caller has the allocator.
+/// Runs `cases` of `target`.
+/// `bytes_of` calls its argument and returns the peak of
+/// allocated bytes meanwhile. The caller owns the allocator.
 ///
 /// # Panics
-/// When no thread can be made.
+/// When a thread cannot be spawned.
 pub fn fuzz(
     target: &dyn FuzzTarget,
     seed: u64,
@@ -106,7 +113,7 @@ pub fn fuzz(
     let watch = Watch::default();
     std::thread::scope(|scope| {
         scope.spawn(|| watch.look(target.name(), seed));
-        // Also when a mutation panics, which is no case that hangs.
+        // Dropped also when a mutation panics: a panic is not a hang.
         let _over = Over(&watch.over);
         for case in cases {
             if outcome.findings.len() >= MOST_FINDINGS {
@@ -148,14 +155,15 @@ fn run_case(
     outcome.findings.push(FuzzFinding { case, mutations, what });
 }
 
-/// What the calling thread has computed so far, where the system tells: other processes do not make a case slow.
+/// CPU time of the calling thread, if the system reports it.
+/// Other processes must not make a case look slow.
 fn thread_time() -> Duration {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
     let nanoseconds = told.as_ref().and_then(|text| text.split(' ').next()?.parse().ok());
     nanoseconds.map_or(Duration::ZERO, Duration::from_nanos)
 }
 
-/// The numbers that decide a case.
+/// Random numbers of a case.
 fn case_rng(seed: u64, case: u64) -> StdRng {
     StdRng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(case))
 }
@@ -165,7 +173,7 @@ fn message(panic: &(dyn std::any::Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
-/// Says at its end that all cases are over.
+/// Signals on drop that all cases are over.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -174,7 +182,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Looks whether a case hangs.
+/// Watchdog for hanging cases.
 #[derive(Default)]
 struct Watch {
     begun: Mutex<Option<(u64, Instant)>>,
@@ -193,7 +201,7 @@ impl Watch {
             if let Some((case, start)) = begun
                 && start.elapsed() > HANG
             {
-                // A thread that hangs cannot be ended.
+                // A hanging thread cannot be stopped.
                 eprintln!("{target}, seed {seed}: case {case} hangs");
                 std::process::abort();
             }

@@ -1,4 +1,4 @@
-//! Mutations of JSON and of bytes. Each says in words what it did.
+//! Mutations of JSON and of bytes. Each returns a description.
 
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -6,7 +6,8 @@ use serde_json::{Map, Value};
 
 use crate::random::pick;
 
-/// Mutates a JSON document at one place: `words` are strings and keys that mean something to its reader.
+/// Mutates a JSON document at one path. `words` are strings and
+/// keys that its reader knows.
 pub fn json(rng: &mut StdRng, document: &mut Value, words: &[&str]) -> String {
     let paths = paths(document);
     let path = paths[rng.random_range(0..paths.len())].clone();
@@ -26,7 +27,8 @@ pub fn json(rng: &mut StdRng, document: &mut Value, words: &[&str]) -> String {
             let value = any(rng, words);
             replace(document, &path, value, "any value")
         }
-        // Most often something alike, which readers must tell from what was there.
+        // Usually a similar value, which readers must tell from the
+        // original.
         _ => {
             let value = near(rng, document.pointer(&path).unwrap_or(&Value::Null), words);
             replace(document, &path, value, "another value")
@@ -34,7 +36,8 @@ pub fn json(rng: &mut StdRng, document: &mut Value, words: &[&str]) -> String {
     }
 }
 
-/// JSON pointers of all values within `document`, or of itself where it has none.
+/// JSON pointers of all values within `document`, or the root if
+/// there are none.
 fn paths(document: &Value) -> Vec<String> {
     fn walk(value: &Value, path: &str, into: &mut Vec<String>) {
         let mut child = |key: &str, value: &Value| {
@@ -133,7 +136,7 @@ fn any(rng: &mut StdRng, words: &[&str]) -> Value {
     }
 }
 
-/// A value like `value`.
+/// A value similar to `value`.
 fn near(rng: &mut StdRng, value: &Value, words: &[&str]) -> Value {
     match value {
         Value::Bool(flag) => (!flag).into(),
@@ -182,7 +185,7 @@ fn string(rng: &mut StdRng, text: &str, words: &[&str]) -> Value {
     }
 }
 
-/// `text` with a digit changed, where it has one.
+/// `text` with a digit changed, if it has one.
 fn digit(rng: &mut StdRng, text: &str) -> String {
     let digits: Vec<usize> = text.bytes().enumerate().filter(|(_, b)| b.is_ascii_digit()).map(|(i, _)| i).collect();
     let mut bytes = text.as_bytes().to_vec();
@@ -238,7 +241,8 @@ pub fn text(rng: &mut StdRng, text: &mut String) -> String {
     }
 }
 
-/// Mutates bytes at one place; the first `header` of them are the likelier ones.
+/// Mutates bytes at one offset, preferably among the first
+/// `header` bytes.
 pub fn bytes(rng: &mut StdRng, bytes: &mut Vec<u8>, header: usize) -> String {
     if bytes.is_empty() {
         bytes.push(rng.random());

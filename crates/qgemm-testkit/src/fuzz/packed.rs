@@ -1,4 +1,5 @@
-//! Files of packed weights, with damage that their checksum finds and with checksums made to fit.
+//! Fuzz target: packed weights, with damage that the checksum
+//! detects, and with corrected checksums.
 
 use qgemm_api::{Context, Error, XPrecision};
 use qgemm_formats::packed_file::PackedWeight;
@@ -67,7 +68,7 @@ impl PackedTarget {
         {
             return FuzzVerdict::Wrong(format!("read as {read:?} of {}, stated {stated:?}", weight.format));
         }
-        // Kernels rely on what was checked.
+        // Kernels rely on these checks.
         if let Ok(loaded) = self.ctx.load_packed(&weight)
             && weight.k <= 4096
         {
@@ -93,7 +94,8 @@ fn act_order() -> Result<Vec<u8>, Error> {
     Ok(file)
 }
 
-/// The checksum of a file of less than a mebibyte; its sections are summed each by itself.
+/// Checksum of a file below one mebibyte. Its sections are hashed
+/// separately.
 fn checksum(file: &[u8]) -> [u8; CHECKSUM] {
     let step = |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     let section = |sum: u64, bytes: &[u8]| {
@@ -106,7 +108,9 @@ fn checksum(file: &[u8]) -> [u8; CHECKSUM] {
     sections(file).into_iter().fold(0, section).to_le_bytes()
 }
 
-/// Header, data, row scales and column order, by what the header says; the rest of a file that says nonsense.
+/// Header, data, row scales and column order, as the header
+/// describes them. If the header is nonsense, the rest of the
+/// file.
 fn sections(file: &[u8]) -> Vec<&[u8]> {
     let length = |at: usize, size: usize| {
         file.get(at..at + size).map_or(0, |b| b.iter().rev().fold(0, |n, b| n << 8 | usize::from(*b)))

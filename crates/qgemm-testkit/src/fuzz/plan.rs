@@ -1,5 +1,6 @@
-//! Plans of whole models: what is accepted says nothing that decides otherwise than what was planned, or keeps every promise of
-//! its memory.
+//! Fuzz target: plans of whole models. An accepted plan must
+//! agree with what was planned, or keep all promises about its
+//! memory.
 
 use std::path::Path;
 
@@ -98,7 +99,7 @@ impl PlanTarget {
     }
 }
 
-/// What a plan only tells: nothing runs otherwise when it is something else.
+/// Informational values of a plan. They change nothing that runs.
 const TOLD: &[&str] = &[
     "ops/*/estimate_seconds",
     "ops/*/bound",
@@ -117,8 +118,9 @@ const TOLD: &[&str] = &[
     "phases/**",
 ];
 
-/// What the file alone says: with another value it is another plan, whose names and memory still fit together. That it computes what
-/// the model is for, reading does not check.
+/// Values that only the file defines. Another value is another
+/// plan, whose names and memory still fit together.
+/// Reading does not check that it computes the model.
 const PROGRAM: &[&str] = &[
     "barriers/**",
     "ops/*/op_id",
@@ -154,7 +156,7 @@ const PROGRAM: &[&str] = &[
     "memory/**",
 ];
 
-/// What does not fit together in a plan that was accepted.
+/// A contradiction in an accepted plan.
 fn contradiction(plan: &Value) -> Option<String> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let number = |value: &Value| value.as_u64().unwrap_or(u64::MAX);
@@ -198,7 +200,8 @@ fn contradiction(plan: &Value) -> Option<String> {
     None
 }
 
-/// Whether `path` is `pattern`, in which `*` stands for any one step and `**` for the rest.
+/// Whether `path` matches `pattern`, in which `*` is one step and
+/// `**` the rest.
 fn matches(pattern: &str, path: &str) -> bool {
     let mut steps = path.split('/').skip(1);
     for part in pattern.split('/') {
@@ -212,7 +215,7 @@ fn matches(pattern: &str, path: &str) -> bool {
     steps.next().is_none()
 }
 
-/// Paths of the values that differ.
+/// Paths at which two plans differ.
 fn differences(a: &Value, b: &Value, path: String, into: &mut Vec<String>) {
     match (a, b) {
         (Value::Object(a), Value::Object(b)) => {

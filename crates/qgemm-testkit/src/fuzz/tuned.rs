@@ -1,4 +1,5 @@
-//! Tuned tables: entries survive reading as they stand in the file or are left out, and plans stay right whatever a table says.
+//! Fuzz target: tuned tables. Entries are read as they are in the
+//! file, or left out. Plans stay right whatever a table says.
 
 use qgemm_api::tuning::{KernelId, TunedTable};
 use qgemm_api::{Budget, Context, DType, Error, Problem, TuneProblem, Weight, quantize};
@@ -24,7 +25,7 @@ pub struct TunedTarget {
 }
 
 impl TunedTarget {
-    /// Measures a little.
+    /// Measures a few problems.
     ///
     /// # Errors
     /// When the CPU cannot be opened.
@@ -62,7 +63,7 @@ impl TunedTarget {
     }
 }
 
-/// The first entry of `table` that does not stand in the file.
+/// The first entry of `table` that is not in the file.
 fn altered(text: &str, table: &TunedTable) -> Option<String> {
     let written = match table.to_json() {
         Ok(json) => serde_json::from_str::<Value>(&json).unwrap_or_default(),
@@ -81,14 +82,14 @@ fn altered(text: &str, table: &TunedTable) -> Option<String> {
     None
 }
 
-/// Whether `entry` says all that `read` says, and more at most.
+/// Whether `entry` has all fields of `read`.
 fn says(entry: &Value, read: &Value) -> bool {
     match (entry, read) {
         (Value::Object(entry), Value::Object(read)) => {
             read.iter().all(|(key, value)| entry.get(key).is_some_and(|entry| says(entry, value)))
         }
         (Value::Number(a), Value::Number(b)) => a == b || a.as_f64() == b.as_f64(),
-        // Numbers within an identity may have zeros before them.
+        // Numbers in an identity may have leading zeros.
         (Value::String(a), Value::String(b)) => {
             a == b || a.parse::<KernelId>().is_ok_and(|a| b.parse::<KernelId>().is_ok_and(|b| a == b))
         }

@@ -1,19 +1,21 @@
-//! The activations and their slopes in f64.
+//! Activations and their slopes in f64.
 
 use std::f64::consts::{PI, SQRT_2};
 
 use qgemm_hal::Activation;
 
-/// `activation(v)` and how steep it is there: what an error of `v` is multiplied with. Where ReLU bends, an error may take
-/// either side, so it counts as steep everywhere.
+/// `activation(v)` and its slope there, which an error of `v` is
+/// multiplied by.
+/// At the bend of ReLU an error may take either side, so it
+/// counts as steep everywhere.
 pub fn activate(activation: Activation, v: f64) -> (f64, f64) {
     match activation {
         Activation::Identity => (v, 1.0),
-        // Unlike `max`, it leaves NaN as it is.
+        // Unlike `max`, this keeps NaN.
         Activation::Relu => (if v < 0.0 { 0.0 } else { v }, 1.0),
         Activation::Silu => times_sigmoid(v, v, 1.0),
         Activation::GeluTanh => {
-            // (1 + tanh(u)) / 2 is the sigmoid of 2u.
+            // (1 + tanh(u)) / 2 = sigmoid(2u).
             let (factor, cubic) = (2.0 * (2.0 / PI).sqrt(), 0.044715);
             times_sigmoid(v, factor * (v + cubic * v.powi(3)), factor * (1.0 + 3.0 * cubic * v * v))
         }
@@ -25,8 +27,10 @@ pub fn activate(activation: Activation, v: f64) -> (f64, f64) {
     }
 }
 
-/// The steepest secant of `activation` from `v` to what lies within three times `reach`. Where it bends, an error of `v` reaches
-/// the result by more than the slope says: near a minimum, and in tails that fall like an exponential.
+/// The steepest secant of `activation` from `v` to points within
+/// three times `reach`.
+/// Where the activation bends, an error of `v` grows more than
+/// the slope says: near a minimum, and in exponential tails.
 pub fn steepest(activation: Activation, v: f64, reach: f64) -> f64 {
     let reach = 3.0 * reach;
     let (value, _) = activate(activation, v);
@@ -34,7 +38,8 @@ pub fn steepest(activation: Activation, v: f64, reach: f64) -> f64 {
     [-1.0, -0.5, 0.5, 1.0].map(secant).into_iter().filter(|secant| secant.is_finite()).fold(0.0, f64::max)
 }
 
-/// The magnitude below which results of `activation` may be 0: near the end of f32's normal numbers.
+/// The magnitude below which results of `activation` may be 0:
+/// near the end of f32's normal range.
 pub fn flushes(activation: Activation) -> f64 {
     match activation {
         Activation::Identity | Activation::Relu => 0.0,
@@ -42,11 +47,11 @@ pub fn flushes(activation: Activation) -> f64 {
     }
 }
 
-/// `v · sigmoid(x)` and its slope, where x grows `dx` times as fast as v.
+/// `v · sigmoid(x)` and its slope, with `dx` the derivative of x.
 fn times_sigmoid(v: f64, x: f64, dx: f64) -> (f64, f64) {
     let sigmoid = 1.0 / (1.0 + (-x).exp());
     let slope = sigmoid + v * dx * sigmoid * (1.0 - sigmoid);
-    // Where x overflows, the product of a slope of 0 with infinity is none.
+    // Where x overflows, 0 · infinity stands for a slope of 0.
     (v * sigmoid, if slope.is_finite() { slope } else { sigmoid })
 }
 

@@ -1,4 +1,4 @@
-//! One conformance case: everything that decides what is multiplied, as data.
+//! A conformance case of `gemm`, as data.
 
 use std::fmt;
 
@@ -8,29 +8,31 @@ use qgemm_hal::{Activation, Math, NormFunction, NormKind, XPrecision};
 use crate::activations::ActivationKind;
 use crate::weights::WeightKind;
 
-/// How the columns of an act-order weight are stored.
+/// Column order of an act-order weight in storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActOrder {
     /// Every group is full: a permutation.
     Full,
-    /// Every group lacks a column, so that stored rows are longer than K.
+    /// Every group lacks a column, so stored rows are longer than K.
     Padded,
 }
 
-/// What is done with the product.
+/// Epilogue of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Epilogue {
-    /// Factor of the product.
+    /// Factor of the product (alpha).
     pub alpha: f32,
-    /// Factor and type of C. With factor 0, C holds NaN, which must not show.
+    /// Factor (beta) and type of C. With factor 0, C holds NaN, which
+    /// must not be read.
     pub c: Option<(f32, DType)>,
     /// Type of the bias.
     pub bias: Option<DType>,
-    /// Whether every token has a factor.
+    /// Whether tokens have scales.
     pub token_scale: bool,
-    /// Whether every output feature has a factor, whatever the format: the weight's row factors.
+    /// Whether output features have scales: row factors of the
+    /// weight, in any format.
     pub channel_scale: bool,
-    /// Applied before the residual is added; of a gated pair, to the gate.
+    /// Activation before the residual; in a gated pair, of the gate.
     pub activation: Activation,
     /// Type of the residual.
     pub residual: Option<DType>,
@@ -50,7 +52,7 @@ impl Default for Epilogue {
     }
 }
 
-/// Where operands lie.
+/// Memory layout of the operands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// X is stored as `[K, M]`.
@@ -59,58 +61,63 @@ pub struct Layout {
     pub w_transposed: bool,
     /// Elements between the rows of X, filled with NaN.
     pub x_gap: usize,
-    /// Elements between the rows of D, which must stay as they were.
+    /// Elements between the rows of D, which must not be written.
     pub d_gap: usize,
     /// Elements between the rows of C, filled with NaN.
     pub c_gap: usize,
     /// Elements between the rows of the residual, filled with NaN.
     pub residual_gap: usize,
-    /// Elements by which X, C, the residual and D begin past an aligned address.
+    /// Offset of X, C, D and the residual from an aligned address, in
+    /// elements.
     pub offset: usize,
 }
 
-/// One multiplication to check.
+/// A product to check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Case {
     /// Format of W.
     pub format: Format,
     /// Tokens.
     pub m: usize,
-    /// Output features; of a gated pair, the rows of each weight.
+    /// Output features; in a gated pair, of each weight.
     pub n: usize,
     /// Input features.
     pub k: usize,
     /// Type of X.
     pub x_dtype: DType,
-    /// Format of codes and scales in which X is given, where it is; `x_dtype` is then what it was before.
+    /// Format of X, if X is given quantized; `x_dtype` is its type
+    /// before.
     pub x_format: Option<XFormat>,
-    /// How far X may be rounded.
+    /// Permitted rounding of X.
     pub x_precision: XPrecision,
     /// Type of D.
     pub d_dtype: DType,
-    /// The norm of X before the product, if there is one; gamma and beta have types that the seed picks.
+    /// Norm of X before the product, if any. The seed picks the types
+    /// of gamma and beta.
     pub norm: Option<NormKind>,
-    /// The type that normalized rows are rounded to, if not that of X.
+    /// Type of normalized rows, if not that of X.
     pub normed_dtype: Option<DType>,
-    /// The format of codes and scales that normalized rows are written in, if they are.
+    /// Quantized format of normalized rows, if any.
     pub normed_format: Option<XFormat>,
-    /// What X looks like.
+    /// Kind of X.
     pub activations: ActivationKind,
-    /// What W looks like.
+    /// Kind of W.
     pub weights: WeightKind,
-    /// Permuted columns.
+    /// Column order of W, if permuted.
     pub act_order: Option<ActOrder>,
     /// Whether W is a gated pair.
     pub gated: bool,
-    /// Weights that W is fused of, each with an output of its own; 0 of a weight that is one.
+    /// Number of fused weights, each with its output; 0 if W is not
+    /// fused.
     pub segments: usize,
-    /// What is done with the product.
+    /// The epilogue.
     pub epilogue: Epilogue,
-    /// Where operands lie.
+    /// Memory layout of the operands.
     pub layout: Layout,
-    /// Whether a row's bits must not depend on the number of rows, which is then checked.
+    /// Checks that a row's bits do not depend on the number of rows.
     pub batch_invariant: bool,
-    /// Whether every configuration that could be chosen is run, instead of the one that is.
+    /// Runs every config that could be chosen, instead of the chosen
+    /// one.
     pub every_configuration: bool,
     /// Restricts the plan to one kernel family.
     pub family: Option<&'static str>,
@@ -121,7 +128,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// A plain product of normal activations with quantized normal weights, all in f32.
+    /// A plain f32 product of normal activations with quantized
+    /// normal weights.
     pub fn new(format: Format, m: usize, n: usize, k: usize) -> Self {
         Self {
             format,
@@ -150,13 +158,14 @@ impl Case {
         }
     }
 
-    /// With X given in codes and scales, which is neither transposed nor normalized.
+    /// X given quantized, neither transposed nor normalized.
     pub fn with_x_format(self, format: XFormat) -> Self {
         let layout = Layout { x_transposed: false, ..self.layout };
         Self { x_format: Some(format), layout, norm: None, normed_dtype: None, normed_format: None, ..self }
     }
 
-    /// With weights and activations whose sums are exact, and stay so: quantized activations would be no small integers.
+    /// Weights and activations with exact sums. X stays plain,
+    /// because quantized activations are not small integers.
     pub fn with_exact_sums(self) -> Self {
         Self {
             weights: WeightKind::Exact,
@@ -166,7 +175,8 @@ impl Case {
         }
     }
 
-    /// Output features of each weight that W is fused of: multiples of 8, and what is left.
+    /// Output features of each fused weight: multiples of 8, and the
+    /// rest.
     pub fn segment_sizes(&self) -> Vec<usize> {
         let Some(others) = self.segments.checked_sub(1) else { return Vec::new() };
         let size = self.n / self.segments / 8 * 8;
@@ -175,7 +185,7 @@ impl Case {
         sizes
     }
 
-    /// What becomes of rows of X before the product.
+    /// The norm of X before the product.
     pub fn norm_function(&self) -> Option<NormFunction> {
         let dtype = |salt: u64| DType::ALL[((self.seed ^ salt) % 3) as usize];
         let is_layer = self.norm == Some(NormKind::Layer);
@@ -186,12 +196,13 @@ impl Case {
         })
     }
 
-    /// The type of X as it is multiplied.
+    /// The type of X in the product.
     pub fn multiplied_dtype(&self) -> DType {
         self.normed_dtype.filter(|_| self.norm.is_some()).unwrap_or(self.x_dtype)
     }
 
-    /// Biases of N elements: one, or one for each weight of a gated pair.
+    /// Number of biases of N elements: one per weight of a gated
+    /// pair.
     pub fn bias_rows(&self) -> usize {
         if self.gated { 2 } else { 1 }
     }
@@ -201,14 +212,16 @@ impl Case {
         self.weights == WeightKind::Exact && self.activations == ActivationKind::SmallIntegers && self.norm.is_none()
     }
 
-    /// Whether what becomes of exact sums is exact, too, so that the result must be, bit for bit.
+    /// Whether the result must be right bit for bit: sums are exact,
+    /// and the epilogue keeps them exact.
     pub fn is_exact(&self) -> bool {
         let exact = matches!(self.epilogue.activation, Activation::Identity | Activation::Relu);
         self.sums_are_exact() && exact && !self.gated
     }
 }
 
-/// A line for tables: `q4_k 17x33x256 f16->f32 normal*quantized`, then whatever is not the default.
+/// A line for tables: `q4_k 17x33x256 f16->f32 normal*quantized`,
+/// then non-default fields.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Case { format, m, n, k, x_dtype, d_dtype, .. } = self;

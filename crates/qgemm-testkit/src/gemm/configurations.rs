@@ -1,4 +1,5 @@
-//! Cases that run every tile which could be chosen, whole and cut.
+//! Cases that run every tile that could be chosen, with whole and
+//! split K.
 
 use qgemm_formats::{DType, Format, ScaleType, XFormat};
 
@@ -7,14 +8,15 @@ use super::groups::{medium_k, with_block_scales_of};
 use crate::activations::ActivationKind;
 use crate::weights::WeightKind;
 
-/// Formats whose weights take different ways through a kernel: minimums, zero points, a table, FP8 with shared scales, scales
-/// for every 16 columns.
+/// Formats with different code in kernels: minimums, zero points,
+/// a table, FP8 with shared scales, and scales per 16 columns.
 pub(super) const WAYS: [&str; 5] = ["q4_k", "int4_g128", "iq4_nl", "fp8_e4m3_block128", "q6_k"];
 
-/// Tiles for many tokens are not chosen for matrices as small as the other groups'.
+/// Cases for tiles of many tokens, which are not chosen for the
+/// other groups' small matrices.
 pub(super) fn configurations(format: Format) -> Vec<Case> {
     let has_powers = format.float_scales.iter().any(|scale| scale.kind == ScaleType::E8M0);
-    // Rings are filled more than once, and K ends within a stage.
+    // Rings wrap around, and K ends within a stage.
     let block_scaled = with_block_scales_of(format).enumerate().flat_map(|(i, x)| {
         let case = |m, layout, seed| Case {
             weights: WeightKind::Raw,
@@ -38,7 +40,7 @@ pub(super) fn configurations(format: Format) -> Vec<Case> {
         ..Case::new(format, m, 290, k)
     };
     let k = medium_k(format);
-    // Some kernels take only activations whose rows are aligned.
+    // Some kernels require aligned rows of activations.
     let aligned = k.next_multiple_of(8);
     // Raw weights have zero points of all sizes.
     let raw = Case { weights: WeightKind::Raw, ..case(DType::F32, 70, k, ActivationKind::Normal, 6) };
@@ -49,7 +51,8 @@ pub(super) fn configurations(format: Format) -> Vec<Case> {
     if has_powers {
         return of_e4m3.into_iter().chain(block_scaled).collect();
     }
-    // An odd number of k-tiles of 64 columns, where a format has such, of which X does not fill the last.
+    // An odd number of 64-column k-tiles, where formats have such. X
+    // does not fill the last one.
     let odd = if format.ragged_k { k } else { (k + 1).next_multiple_of(format.block_len) };
     let others = [
         case(DType::F16, 41, aligned, ActivationKind::PositiveMean, 1),
@@ -58,7 +61,9 @@ pub(super) fn configurations(format: Format) -> Vec<Case> {
         case(DType::F32, 41, odd, ActivationKind::Normal, 4).with_x_format(XFormat::Q8_1),
         case(DType::F32, 20, odd, ActivationKind::Normal, 5).with_x_format(XFormat::Int8Token),
     ];
-    // More row tiles than multiprocessors, so that CTAs of persistent grids have several, and fewer k-tiles than slices of K.
+    // More row tiles than SMs: CTAs of persistent grids compute
+    // several.
+    // Fewer k-tiles than splits of K.
     let of_tokens =
         |m| Case { x_dtype: DType::F16, every_configuration: true, seed: m as u64, ..Case::new(format, m, 2128, 520) };
     let rounds = [1, 9].map(of_tokens).into_iter().filter(|_| format.code_bits() == 8);

@@ -1,4 +1,5 @@
-//! The plan of a fused weight on a device, run on poisoned memory: each segment has an output of its own.
+//! Plan of a fused weight on a device, on poisoned memory. Each
+//! segment has an output.
 
 use qgemm_api::{Buffer, Context, DeviceKind, FusedArgs, FusedProblem, FusedWeight};
 use qgemm_formats::DType;
@@ -9,13 +10,15 @@ use super::launch::{Runs, stated, stored_x};
 use crate::operand::Operand;
 use crate::outcome::Failure;
 
-/// How the output of segment `i` of `n` features lies: of every second one in f32, of each with gaps of another length.
+/// Output layout of segment `i` with `n` features. Every second
+/// one is f32, and gaps differ.
 fn stored_segment(case: &Case, i: usize, n: usize) -> Operand {
     let dtype = if i % 2 == 1 { DType::F32 } else { case.d_dtype };
     Operand::new(dtype, case.m, n, case.layout.d_gap * (i + 1), case.layout.offset)
 }
 
-/// Runs the case; D of what comes back has the outputs of all segments side by side, rounded to the case's type.
+/// Runs the case. D of the result has the outputs of all segments
+/// side by side, rounded to the case's type.
 pub(super) fn multiply_fused(
     ctx: &Context,
     weight: &FusedWeight,

@@ -1,4 +1,4 @@
-//! The suite of `gemm`: which cases a backend must pass.
+//! The suite of `gemm`: cases that every backend must pass.
 
 use qgemm_formats::{DType, Encoding, Format, ScaleSpan, XFormat};
 use qgemm_hal::{Activation, Math, NormKind, XPrecision};
@@ -10,17 +10,20 @@ use crate::activations::ActivationKind;
 use crate::suite::Group;
 use crate::weights::WeightKind;
 
-/// Numbers of tokens that every format is tested with: around each tile width of every kernel family.
+/// Token counts for every format: around each tile width of every
+/// kernel family.
 pub const TOKENS: [usize; 11] = [1, 2, 3, 7, 8, 9, 17, 33, 64, 65, 129];
 
-/// A group with its cases for one format; none where the group does not concern the format.
+/// A group and its cases for a format; empty if the group does
+/// not apply to the format.
 type Cases = (Group, fn(Format) -> Vec<Case>);
 
 const fn group(name: &'static str, summary: &'static str, cases: fn(Format) -> Vec<Case>) -> Cases {
     (Group { name, summary }, cases)
 }
 
-/// The whole suite. Shapes are split by encoding, so that a format always belongs to exactly one of them.
+/// All groups. Shapes are split by encoding, so that a format
+/// belongs to exactly one such group.
 pub(super) const GROUPS: &[Cases] = &[
     group("shapes_plain", "all shapes of unquantized formats", |f| {
         shapes_if(f, matches!(f.encoding, Encoding::Plain(_)))
@@ -60,11 +63,12 @@ pub(super) const GROUPS: &[Cases] = &[
     group("configurations", "every tile that could be chosen, whole and cut", configurations),
 ];
 
-/// Odd numbers of output features, from one up past every tile height.
+/// Odd numbers of output features, from one to past every tile
+/// height.
 const FEATURES: [usize; 4] = [33, 1, 129, 67];
 
-/// The smallest K that the format allows and one that ends in the middle of a kernel's step (and, where the
-/// format allows, of a block).
+/// The smallest K of the format, and one that ends inside a
+/// kernel's step (and inside a block, if the format allows).
 fn depths(format: Format) -> Vec<usize> {
     let block = format.block_len;
     match (block, format.ragged_k) {
@@ -75,7 +79,7 @@ fn depths(format: Format) -> Vec<usize> {
     }
 }
 
-/// A K of medium length that suits every kernel step.
+/// A medium K that suits every kernel step.
 pub(super) fn medium_k(format: Format) -> usize {
     match format.ragged_k {
         true => 2 * format.block_len + 5,
@@ -87,7 +91,7 @@ fn shapes_if(format: Format, concerned: bool) -> Vec<Case> {
     if concerned { shapes(format) } else { Vec::new() }
 }
 
-/// Every number of tokens with every depth and every type of X.
+/// Every token count with every depth and every type of X.
 fn shapes(format: Format) -> Vec<Case> {
     let mut cases = Vec::new();
     for m in TOKENS {
@@ -128,7 +132,8 @@ fn exact(format: Format) -> Vec<Case> {
     shapes.into_iter().zip(types).map(case).collect()
 }
 
-/// Extreme weights and activations store D in f32: no range of the output is under test here.
+/// Extreme weights and activations. D is f32, because the
+/// output's range is not under test.
 fn values(format: Format) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, weights) in WeightKind::ALL.into_iter().enumerate() {
@@ -177,7 +182,8 @@ fn epilogue(format: Format) -> Vec<Case> {
     cases
 }
 
-/// Alone and together; residuals that lie as D does and otherwise.
+/// Scales, alone and together; residuals with the layout of D and
+/// with another.
 fn scales(format: Format) -> Vec<Case> {
     let none = Epilogue::default();
     let (f16, bf16, f32) = (Some(DType::F16), Some(DType::BF16), Some(DType::F32));
@@ -210,13 +216,15 @@ fn scales(format: Format) -> Vec<Case> {
     cases
 }
 
-/// Products of ordinary weights and activations are about 20 where K is 512: this brings them to where activations bend.
+/// Scales ordinary products, about 20 at K = 512, to where
+/// activations bend.
 const BENT: f32 = 1.0 / 16.0;
 
 fn activations(format: Format) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, activation) in Activation::ALL.into_iter().skip(1).enumerate() {
-        // Exact sums show the activation's own error; the others add everything else.
+        // Exact sums show the activation's error; the other cases add
+        // all other errors.
         let exact = Epilogue { alpha: BENT, activation, ..Epilogue::default() };
         let bias = Some(DType::ALL[i % 3]);
         let c = Some((0.25, DType::ALL[(i + 1) % 3]));
@@ -239,7 +247,8 @@ fn activations(format: Format) -> Vec<Case> {
     cases
 }
 
-/// N around the eights in which rows are interleaved, and K that kernels split.
+/// N around the eights in which rows are interleaved, and K that
+/// kernels split.
 fn gated(format: Format) -> Vec<Case> {
     let long = match format.ragged_k {
         true => 4096 + format.block_len / 2,
@@ -280,15 +289,17 @@ fn gated(format: Format) -> Vec<Case> {
     cases
 }
 
-/// Features of whole tiles and of one that is not, tokens likewise, X and D of one type with aligned rows, by every tile that could be
-/// chosen: kernels may have code of their own for these.
+/// Whole tiles of features and tokens, and partial ones. X and D
+/// have one type and aligned rows.
+/// Every possible tile runs, because kernels may have fast paths
+/// for these cases.
 fn whole_tiles(format: Format) -> Vec<Case> {
     let is_way = WAYS.contains(&format.name);
     let (f16, bf16) = (DType::F16, DType::BF16);
     let cases = [
         (70, true, f16, Activation::Silu, Some(f16), Some(bf16)),
         (41, false, bf16, Activation::GeluTanh, Some(bf16), None),
-        // Outputs that kernels may have paths of their own for.
+        // Epilogues that kernels may have fast paths for.
         (70, true, bf16, Activation::Silu, None, Some(f16)),
         (150, true, f16, Activation::GeluTanh, None, None),
         (100, false, f16, Activation::Identity, None, Some(DType::F32)),
@@ -305,7 +316,7 @@ fn whole_tiles(format: Format) -> Vec<Case> {
         Case { x_dtype: dtype, d_dtype, every_configuration: true, ..plain }
     };
     let plain: Vec<Case> = cases.into_iter().enumerate().map(case).collect();
-    // Codes by codes, of which kernels have stores of their own.
+    // FP8 by FP8, which has special stores.
     let alone = |case: &Case, x| {
         let epilogue = Epilogue { residual: None, bias: None, ..case.epilogue };
         Case { epilogue, ..*case }.with_x_format(x)
@@ -319,7 +330,8 @@ fn whole_tiles(format: Format) -> Vec<Case> {
     if is_way { plain.into_iter().chain(codes).collect() } else { codes }
 }
 
-/// Formats of activations whose scales are bytes of the type of the weights', and span as many columns: matrix instructions scale both.
+/// Formats of X whose byte scales have the type and span of the
+/// weight's scales: block-scaled MMA.
 pub(super) fn with_block_scales_of(format: Format) -> impl Iterator<Item = XFormat> {
     let planes = format.scale_planes.iter().filter(|plane| plane.bytes == 1);
     let spans = planes.map(|plane| ScaleSpan::Block(plane.span));
@@ -361,7 +373,8 @@ fn layouts(format: Format) -> Vec<Case> {
     cases
 }
 
-/// Only group formats come with permuted columns (GPTQ's `g_idx`).
+/// Permuted columns (GPTQ's `g_idx`), which only group formats
+/// have.
 fn act_order(format: Format) -> Vec<Case> {
     if format.encoding != Encoding::IntZero {
         return Vec::new();
@@ -380,8 +393,9 @@ fn act_order(format: Format) -> Vec<Case> {
     cases
 }
 
-/// Activations that matrix instructions take only after a prologue converted them: f32 (and bf16 on older chips), transposed,
-/// gathered; then what may not be rounded.
+/// Activations that a prologue must convert before MMA: f32 (and
+/// bf16 on older chips), transposed, gathered.
+/// Then activations that must not be rounded.
 fn x_prologue(format: Format) -> Vec<Case> {
     if matches!(format.encoding, Encoding::Plain(DType::F32 | DType::BF16)) {
         return Vec::new();
@@ -409,7 +423,8 @@ fn x_prologue(format: Format) -> Vec<Case> {
     cases
 }
 
-/// A quantized X of every format: few tokens and many, exact sums, gaps, special values, and what is added.
+/// Quantized X in every format: few and many tokens, exact sums,
+/// gaps, special values, epilogues.
 fn x_formats(format: Format) -> Vec<Case> {
     let k = medium_k(format);
     let quantized = XFormat::ALL.into_iter().filter(|format| format.plain().is_none());
@@ -426,12 +441,14 @@ fn x_formats(format: Format) -> Vec<Case> {
             Case { activations: kinds[i % 3], act_order, k: k_ordered, ..case(17, 35, 3) },
             Case { layout, ..case(66 - i, 65, 4) }.with_exact_sums(),
             Case { batch_invariant: true, ..case(9, 130, 5) },
-            // K below a stage, tokens below a tile, and scales that differ by all that the format has.
+            // K below a stage, tokens below a tile, and scales over the
+            // whole range of the format.
             Case { weights: WeightKind::TinyScales, k: depths(format)[0], d_dtype: DType::F32, ..case(17, 11, 6) },
         ];
         cases.map(|case| case.with_x_format(x_format))
     };
-    // A permission is no order: families that quantize X by themselves, or have it quantized first, may be faster or not.
+    // A permitted precision is not required: families that quantize
+    // X, or have it quantized first, may be slower.
     let permitted = [XPrecision::Int8, XPrecision::Int8Token, XPrecision::E4M3, XPrecision::E4M3Token];
     let permitted = permitted.into_iter().enumerate().map(|(i, x_precision)| Case {
         x_precision,
@@ -442,7 +459,8 @@ fn x_formats(format: Format) -> Vec<Case> {
     quantized.enumerate().flat_map(of_format).chain(permitted).chain(sums_beyond_32_bits(format)).collect()
 }
 
-/// Products of bytes alike over so many columns that no integer of 32 bits holds their sum.
+/// Equal bytes over so many columns that their sum of products
+/// overflows 32 bits.
 fn sums_beyond_32_bits(format: Format) -> Option<Case> {
     let are_bytes = format.row_scale && format.code_planes == [8] && format.encoding.is_integer();
     let case =
@@ -450,7 +468,8 @@ fn sums_beyond_32_bits(format: Format) -> Option<Case> {
     are_bytes.then(|| case.with_x_format(XFormat::Int8Token))
 }
 
-/// Rows of NaN and others: few tokens and many, an X of zeros, gated pairs, activations, every kernel once, and a quantized X, too.
+/// Rows with and without NaN: few and many tokens, X of zeros,
+/// gated pairs, activations, every kernel once, and quantized X.
 fn nan_codes(format: Format) -> Vec<Case> {
     let weights = WeightKind::Nan;
     if !weights.suits(format) {
@@ -484,7 +503,7 @@ fn nan_codes(format: Format) -> Vec<Case> {
     cases
 }
 
-/// Formats that a norm writes rows in, all of them over the weights' formats.
+/// Formats that norms write, spread over the weights' formats.
 const NORMED: [XFormat; 10] = [
     XFormat::Q8_0,
     XFormat::Q8_1,
@@ -498,7 +517,8 @@ const NORMED: [XFormat; 10] = [
     XFormat::NvFp4,
 ];
 
-/// Both norms with every type, few tokens and many, long K, gated pairs, permuted columns and X with gaps.
+/// Both norms with every type, few and many tokens, long K, gated
+/// pairs, permuted columns and X with gaps.
 fn norm(format: Format) -> Vec<Case> {
     let k = medium_k(format);
     let long = if format.ragged_k { 4096 + format.block_len / 2 } else { 4096 + format.block_len };
@@ -531,7 +551,7 @@ fn norm(format: Format) -> Vec<Case> {
             });
         }
     }
-    // A norm that writes codes.
+    // A norm that writes quantized rows.
     let place = Format::all().position(|other| other == format).unwrap_or(0);
     for (i, (m, n)) in [(3, 40), (40, 33)].into_iter().enumerate() {
         cases.push(Case {

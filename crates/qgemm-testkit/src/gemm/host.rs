@@ -9,7 +9,8 @@ use crate::activations::{ActivationKind, activations};
 use crate::norm::normalized_row;
 use crate::weights::{TestWeightError, gated_weights, weight, with_channel_scale};
 
-/// The weight of a case, both of its gated pair, or those that it is fused of.
+/// The weight of a case: one, a gated pair, or the parts of a
+/// fused weight.
 pub(crate) enum HostWeights {
     One(HostWeight),
     Pair([HostWeight; 2]),
@@ -19,7 +20,7 @@ pub(crate) enum HostWeights {
 impl HostWeights {
     pub fn new(case: &Case) -> Result<Self, TestWeightError> {
         let Case { weights, format, n, k, act_order, seed, .. } = *case;
-        // Transposed weights are loaded from bare values.
+        // Transposed weights are loaded from plain values.
         if case.layout.w_transposed && case.epilogue.channel_scale {
             return Err(TestWeightError::TransposedWithScale);
         }
@@ -42,7 +43,7 @@ impl HostWeights {
         })
     }
 
-    /// Permuted columns; both weights of a pair have the same.
+    /// Column order; both weights of a pair share it.
     pub fn k_order(&self) -> Option<&[u32]> {
         match self {
             HostWeights::One(weight) | HostWeights::Pair([weight, _]) | HostWeights::Fused { whole: weight, .. } => {
@@ -51,7 +52,7 @@ impl HostWeights {
         }
     }
 
-    /// Whether `dtype` holds every value.
+    /// Whether `dtype` holds every value exactly.
     pub fn is_exact_in(&self, dtype: DType) -> bool {
         let weights = match self {
             HostWeights::One(weight) | HostWeights::Fused { whole: weight, .. } => std::slice::from_ref(weight),
@@ -68,7 +69,8 @@ impl HostWeights {
         }
     }
 
-    /// The weights that the case's is fused of, as one with segments; `None` of a weight that is not fused.
+    /// Loads a fused weight with segments; `None` if the case's is
+    /// not fused.
     pub fn load_fused(&self, ctx: &Context) -> Option<Result<FusedWeight, qgemm_api::Error>> {
         let HostWeights::Fused { parts, .. } = self else { return None };
         Some(ctx.load_fused(&parts.iter().collect::<Vec<_>>()))
@@ -93,21 +95,21 @@ fn load(ctx: &Context, host: &HostWeight, transposed: bool) -> Result<Weight, qg
     ctx.load_dense(&dtype.encode(&columns), dtype, n, k, WeightOrder::KN)
 }
 
-/// The operands of a case in host memory, without gaps.
+/// Contiguous operands of a case in host memory.
 pub(crate) struct HostOperands {
     pub x: Vec<f32>,
     pub c: Vec<f32>,
     pub bias: Vec<f32>,
     pub token_scale: Vec<f32>,
     pub residual: Vec<f32>,
-    /// Of the norm of X: a value a column, where there is one.
+    /// Gamma of the norm of X, a value per column, if any.
     pub gamma: Vec<f32>,
     pub beta: Vec<f32>,
 }
 
 impl HostOperands {
     pub fn new(case: &Case) -> Self {
-        // Exact cases keep what is added exact, too.
+        // Exact cases add exact numbers only.
         let kind = if case.sums_are_exact() { ActivationKind::SmallIntegers } else { ActivationKind::Normal };
         let added = |rows, dtype: Option<DType>, salt| match dtype {
             Some(dtype) => activations(kind, rows, case.n, dtype, case.seed ^ salt),
@@ -117,7 +119,7 @@ impl HostOperands {
             Some(dtype) => activations(ActivationKind::PositiveMean, 1, case.k, dtype, case.seed ^ salt),
             None => Vec::new(),
         };
-        // Powers of two, of all magnitudes at which activations bend.
+        // Powers of two, over the magnitudes at which activations bend.
         let token_scale = |token: usize| [1.0, 0.25, 2.0, 0.0625, 0.5][(token + case.seed as usize) % 5];
         Self {
             x: activations(case.activations, case.m, case.k, case.x_dtype, case.seed),
@@ -138,7 +140,7 @@ impl HostOperands {
         self.rows(case, &[row], |row| row)
     }
 
-    /// The operands of some rows, of which `x_row` says where their X is.
+    /// The operands of some rows. `x_row` maps a row to its row of X.
     pub fn rows(&self, case: &Case, rows: &[usize], x_row: impl Fn(usize) -> usize) -> Self {
         let part = |all: &[f32], width: usize, place: &dyn Fn(usize) -> usize| match all {
             [] => Vec::new(),
@@ -155,7 +157,8 @@ impl HostOperands {
         }
     }
 
-    /// X as the product reads it: normalized where the case has a norm, and rounded once.
+    /// X as the product reads it: normalized if the case has a norm,
+    /// and rounded once.
     pub fn multiplied(&self, case: &Case) -> Vec<f32> {
         let Some(function) = case.norm_function() else { return self.x.clone() };
         let dtype = case.multiplied_dtype();

@@ -12,11 +12,12 @@ use super::quantized_x::{HostX, quantization};
 use crate::operand::Operand;
 use crate::outcome::Failure;
 
-/// One plan, run twice unless that is sure to give the same.
+/// Runs of a plan. There are two, unless a second must give
+/// the same bits.
 pub(super) struct Runs {
     pub kernel: String,
     pub kernel_id: Option<KernelId>,
-    /// What ran, unless there was nothing to do.
+    /// The config that ran, unless the output is empty.
     pub config: Option<TileConfig>,
     pub d: Operand,
     /// The whole buffer around D after the first run.
@@ -93,7 +94,8 @@ pub(super) fn multiply_on(
         0 => None,
         bytes => Some(ctx.workspace(bytes).map_err(device)?),
     };
-    // An emulated GPU runs its threads in one order: only what the first run leaves in the workspace may change the second.
+    // Emulated threads run in one order: only the workspace
+    // that the first run leaves may change the second.
     let repeats = ctx.info().id.kind != DeviceKind::Emu || workspace.is_some();
     let mut once = || -> Result<Vec<u8>, qgemm_api::Error> {
         ctx.upload_into(&d.poison(), &mut d_buffer)?;
@@ -126,7 +128,7 @@ pub(super) fn problem(weight: &Weight, case: &Case, x: &Operand, d: &Operand) ->
     stated(Problem::new(weight, case.m), case, x, d)
 }
 
-/// `problem` with everything that a case has beside weight and tokens.
+/// `problem` with all fields of a case but weight and tokens.
 pub(crate) fn stated(problem: Problem, case: &Case, x: &Operand, d: &Operand) -> Problem {
     let Case { layout, epilogue, .. } = case;
     let mut problem = problem

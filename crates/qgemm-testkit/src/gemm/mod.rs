@@ -1,4 +1,4 @@
-//! `gemm`: its oracle, its cases, and how one is run.
+//! `gemm`: oracle, cases and runner.
 
 mod activation;
 mod case;

@@ -1,5 +1,8 @@
-//! Rows that a product's norm writes in codes and scales, as the norm alone writes them on the same device. A code that lies between two
-//! may be either one, and one code more is more than products may be off.
+//! Quantized rows of a product's norm, as the norm alone writes
+//! them on the same device.
+//! A value between two codes may become either. A difference of
+//! one code exceeds the limit of products, so the oracle uses the
+//! device's codes.
 
 use qgemm_api::{Buffer, Context, DType, Norm, NormArgs};
 use qgemm_formats::XFactor;
@@ -9,13 +12,15 @@ use super::host::HostOperands;
 use crate::operand::Operand;
 use crate::outcome::Failure;
 
-/// The factor of all normalized rows, where their format is given one.
+/// The given factor of all normalized rows, if the format takes
+/// one.
 pub(super) fn factor(case: &Case) -> Option<f32> {
     let parts = case.normed_format?.parts(false, None)?;
     (parts.factor == XFactor::Given).then_some(0.03125)
 }
 
-/// The numbers that the rows stand for; `None` where the case has no norm that quantizes.
+/// Dequantized normalized rows; `None` if the case has no
+/// quantizing norm.
 pub(super) fn values(ctx: &Context, case: &Case, operands: &HostOperands) -> Result<Option<Vec<f64>>, Failure> {
     let (Some(format), Some(function)) = (case.normed_format, case.norm_function()) else { return Ok(None) };
     let Some(parts) = format.parts(false, None) else { return Ok(None) };

@@ -1,4 +1,5 @@
-//! The oracle: the multiplication in f64, over dequantized weights and the activations that the kernel uses.
+//! Oracle: the product in f64, of dequantized weights and the
+//! activations that the kernel uses.
 
 use qgemm_formats::{Encoding, Format, HostWeight};
 use qgemm_hal::Activation;
@@ -6,7 +7,7 @@ use rayon::prelude::*;
 
 use super::activation::{activate, flushes, steepest};
 
-/// What a correct kernel computes, and how large the summands of each output were.
+/// Correct outputs, with the magnitude of each output's summands.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expected {
     /// Rows (tokens).
@@ -15,32 +16,46 @@ pub struct Expected {
     pub n: usize,
     /// `D[M, N]`, row-major.
     pub values: Vec<f64>,
-    /// Sum of the squares of all summands of each output, `alpha² Σ w²x² + (beta·c)² + bias²` (alpha with the token's
-    /// scale, w at least as large as a few steps of its code), carried through the activation by its slope and through the
-    /// product of a gated pair, and the residual's: the scale that errors are measured on where summands cancel.
+    /// Sum of squares of an output's summands: `alpha² Σ w²x² +
+    /// (beta·c)² + bias²`, plus the residual's.
+    /// alpha includes the token scale. w counts as at least a few
+    /// steps of its code.
+    /// The activation's slope and the product of a gated pair are
+    /// applied.
+    /// Errors are relative to this where summands cancel.
     pub energy: Vec<f64>,
-    /// The error of each output that comes of f32's normal range ending at 2⁻¹²⁶. Errors up to it do not count.
+    /// Error of each output because f32's normal range ends at 2⁻¹²⁶.
+    /// Errors up to it are ignored.
     pub floor: Vec<f64>,
 }
 
-/// f32's smallest normal number: what is smaller may lose bits, or become 0.
+/// f32's smallest normal number. Smaller numbers may lose bits or
+/// become 0.
 const LEAST: f64 = f32::MIN_POSITIVE as f64;
 
-/// Steps of a code that errors are measured on at least: for each instruction of [`INSTRUCTION_PRODUCTS`] in a sub-block, but no more than
-/// this share of the codes, and no fewer than so many. Codes as f16 bits stand 1024 above their value, and matrix instructions cut each
-/// product below 23 or 24 bits of the largest so far, always towards 0, of codes as of the sums that offsets are taken off with: where one
-/// activation is larger than all others, up to 4·10⁻³ of one step is lost an instruction.
+/// Least number of code steps that errors are relative to.
+/// It is this many for each instruction of
+/// [`INSTRUCTION_PRODUCTS`] in a sub-block, at most
+/// [`MOST_OF_CODES`] of all codes, or [`FEWEST_STEPS`] if more.
+/// f16 bits of codes are 1024 above their value. MMA truncates
+/// each product to 23 or 24 bits below the largest so far, always
+/// towards 0. This affects sums of codes and the sums that
+/// offsets are subtracted with.
+/// If one activation dominates, up to 4·10⁻³ of a step is lost
+/// per instruction.
 const INSTRUCTION_STEPS: f64 = 4.0;
 const INSTRUCTION_PRODUCTS: usize = 16;
 const MOST_OF_CODES: f64 = 1.0 / 16.0;
 const FEWEST_STEPS: f64 = 2.0;
 
-/// How exactly a kernel computes the product.
+/// Precision of a kernel's product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Resolution {
-    /// What its sums may be off, by their energy: an activation bends that much of its argument.
+    /// Relative error of its sums, by energy. An activation bends so
+    /// much of its argument.
     pub nmse: f64,
-    /// The largest number that a product of scales is multiplied with: what that lost below f32's normal range grows so much.
+    /// The largest number that a product of scales is multiplied by.
+    /// It amplifies what the product lost below f32's normal range.
     pub largest_code: f64,
 }
 
@@ -51,22 +66,22 @@ impl Default for Resolution {
     }
 }
 
-/// What is done to the product `X·Wᵀ`.
+/// Epilogue of the product `X·Wᵀ`.
 #[derive(Clone, Copy, Debug)]
 pub struct Added<'a> {
-    /// Factor of the product.
+    /// Factor of the product (alpha).
     pub alpha: f32,
-    /// Factor of C and C itself, `[M, N]` without gaps.
+    /// Factor (beta) and C, `[M, N]`, contiguous.
     pub c: Option<(f32, &'a [f32])>,
-    /// N values; of a gated pair 2 N, the gate's first.
+    /// N values; for a gated pair 2 N, the gate's first.
     pub bias: Option<&'a [f32]>,
     /// M factors.
     pub token_scale: Option<&'a [f32]>,
-    /// Applied before the residual is added; of a gated pair, to the gate.
+    /// Activation before the residual; in a gated pair, of the gate.
     pub activation: Activation,
-    /// The residual, `[M, N]` without gaps.
+    /// The residual, `[M, N]`, contiguous.
     pub residual: Option<&'a [f32]>,
-    /// How exactly the product is computed before that.
+    /// Precision of the product.
     pub resolution: Resolution,
 }
 
@@ -77,18 +92,22 @@ impl Default for Added<'_> {
     }
 }
 
-/// `activation(alpha · token_scale · X·Wᵀ + beta · C + bias) + residual` for `x[M, K]` without gaps, already rounded as the
-/// kernel rounds it.
+/// `activation(alpha · token_scale · X·Wᵀ + beta · C + bias) +
+/// residual`.
+/// `x[M, K]` is contiguous, and already rounded as the kernel
+/// rounds it.
 ///
 /// # Panics
-/// When `x` or something added is not as long as the shape asks for: a test would prove nothing then.
+/// When an operand's length does not fit the shape: the test
+/// would prove nothing.
 pub fn multiply<X: Copy + Into<f64>>(weight: &HostWeight, x: &[X], added: &Added<'_>) -> Expected {
     let n = weight.n();
     let product = Product::new(n, weight.k(), n, x, added);
     product.outputs(|row| product.linear(weight, row, row).into_iter().map(|v| v.activated(added)).collect())
 }
 
-/// `activation(v of the gate) · v of the up + residual`, with `v` as in [`multiply`].
+/// `activation(gate) · up + residual`, with both as in
+/// [`multiply`] before the activation.
 ///
 /// # Panics
 /// As [`multiply`], and when C is given.
@@ -102,7 +121,7 @@ pub fn multiply_gated<X: Copy + Into<f64>>([gate, up]: [&HostWeight; 2], x: &[X]
     })
 }
 
-/// A value with its energy and its floor.
+/// A value with its energy and floor.
 #[derive(Clone, Copy)]
 struct Value {
     value: f64,
@@ -119,9 +138,10 @@ impl Value {
         Self { value, energy: slope * slope * self.energy, floor: slope * self.floor + flushes(activation) }
     }
 
-    /// The product, of factors whose sums may be off by `nmse`.
+    /// Product of two values whose sums have relative errors `nmse`.
     fn times(self, up: Self, nmse: f64) -> Self {
-        // Both may be off, which shows where both are near 0.
+        // Product of both errors, which matters if both values are near
+        // 0.
         let both = nmse * self.energy * up.energy;
         let energy = self.energy * up.value.powi(2) + up.energy * self.value.powi(2) + both;
         let up_reach = up.value.abs() + up.floor + (nmse * up.energy).sqrt();
@@ -140,7 +160,8 @@ struct Product<'a> {
 }
 
 impl<'a> Product<'a> {
-    /// Of `x` with weights of `n` × `k`, to which a bias of `bias_len` values is added.
+    /// A product of `x` with `n` × `k` weights, and a bias of
+    /// `bias_len` values.
     fn new<X: Copy + Into<f64>>(n: usize, k: usize, bias_len: usize, x: &[X], added: &'a Added<'a>) -> Self {
         assert_eq!(x.len() % k, 0, "X is not a whole number of rows of {k}");
         let m = x.len() / k;
@@ -156,7 +177,8 @@ impl<'a> Product<'a> {
         Self { m, n, x: x.iter().map(|&v| v.into()).collect(), added }
     }
 
-    /// What one row of a weight makes of every token before the activation.
+    /// Outputs of one weight row for every token, before the
+    /// activation.
     fn linear(&self, weight: &HostWeight, row: usize, bias_index: usize) -> Vec<Value> {
         let w: Vec<f64> = weight.dequantize_row(row).into_iter().map(f64::from).collect();
         let Added { alpha, c, bias, token_scale, resolution, .. } = *self.added;
@@ -167,14 +189,14 @@ impl<'a> Product<'a> {
             let (dot, squares) = dot(&w, &steps, x);
             let factor = f64::from(alpha) * token_scale.map_or(1.0, |scales| f64::from(scales[token]));
             let c = c.map_or(0.0, |(beta, c)| f64::from(beta) * f64::from(c[token * self.n + row]));
-            // The accumulators', the sum's and that of what is added.
+            // Floors of the accumulator, the sum and the addends.
             let floor = factor.abs() * least + 3.0 * LEAST;
             Value { value: factor * dot + c + bias, energy: factor * factor * squares + c * c + bias * bias, floor }
         };
         self.x.chunks_exact(w.len()).enumerate().map(one).collect()
     }
 
-    /// All outputs, from those of every feature, with the residual added.
+    /// All outputs, given those of a feature, plus the residual.
     fn outputs(&self, feature: impl Fn(usize) -> Vec<Value> + Send + Sync) -> Expected {
         let (m, n) = (self.m, self.n);
         let columns: Vec<Vec<Value>> = (0..n).into_par_iter().map(feature).collect();
@@ -194,16 +216,19 @@ impl<'a> Product<'a> {
     }
 }
 
-/// What all products of a row of `weight`, whose values are `w`, may lose together because f32's normal range ends: subnormal
-/// activations may count as 0, before and after they were multiplied with codes, and factors act on that.
+/// Total floor of the products with a row `w` of `weight`.
+/// Subnormal activations may become 0, before or after the
+/// product with codes. Scales multiply this loss.
 fn least_product(weight: &HostWeight, row: usize, w: &[f64]) -> f64 {
     let largest = w.iter().fold(0.0, |largest: f64, w| largest.max(w.abs()));
     let row_scale = weight.row_scale().map_or(1.0, |scales| f64::from(scales[row]).abs());
     LEAST * w.len() as f64 * (largest + row_scale)
 }
 
-/// For each column, what the steps of a code that errors are measured on are worth. Kernels multiply codes and take their offset off sums, so that rounding
-/// shows even where a weight is 0. Nothing for codes that are not integers.
+/// Value of the least code steps (see above) for each column; 0
+/// for codes that are not integers.
+/// Kernels multiply codes and subtract offsets from sums, so
+/// rounding shows even where a weight is 0.
 fn code_steps(weight: &HostWeight, row: usize, w: &[f64]) -> Vec<f64> {
     let format = weight.format();
     if !format.encoding.is_integer() {
@@ -230,7 +255,7 @@ fn code_steps(weight: &HostWeight, row: usize, w: &[f64]) -> Vec<f64> {
     };
     let mut of_columns = vec![0.0; w.len()];
     for (&column, step) in order.iter().zip(steps) {
-        // A stored column that takes no feature has no column.
+        // A stored column without a feature has no column.
         if let Some(of_column) = of_columns.get_mut(column as usize) {
             *of_column = step;
         }
@@ -238,7 +263,8 @@ fn code_steps(weight: &HostWeight, row: usize, w: &[f64]) -> Vec<f64> {
     of_columns
 }
 
-/// The step of the codes of a sub-block. Groups with zero points say it; elsewhere it is the smallest difference of two values.
+/// Code step of a sub-block. Zero-point groups store it;
+/// otherwise it is the smallest difference of two values.
 fn step_of(format: Format, block: &[u8], sub_block: &[f32]) -> f64 {
     match (format.encoding, format.float_scales) {
         (Encoding::IntZero, [scale]) => f64::from(scale.read(block)).abs(),
@@ -252,7 +278,8 @@ fn step_of(format: Format, block: &[u8], sub_block: &[f32]) -> f64 {
     }
 }
 
-/// `Σ w·x` and `Σ (max(|w|, step)·x)²`, in four interleaved sums each so that the compiler can use vectors.
+/// `Σ w·x` and `Σ (max(|w|, step)·x)²`, each in four interleaved
+/// sums for vectorization.
 fn dot(w: &[f64], steps: &[f64], x: &[f64]) -> (f64, f64) {
     const LANES: usize = 4;
     let (mut sums, mut squares) = ([0.0; LANES], [0.0; LANES]);
@@ -304,7 +331,8 @@ mod tests {
         };
         let (gate, up) = (weight(&[1.0, 2.0]), weight(&[-3.0, 1.0]));
         let expected = multiply_gated([&gate, &up], &[1.0, 1.0, -1.0, 0.0], &added);
-        // Token 0: gate 2·3 − 1 = 5, up 2·(−2) + 0.5 = −3.5; token 1: gate −1 − 1 < 0.
+        // Token 0: gate 2·3 − 1 = 5, up 2·(−2) + 0.5 = −3.5; token 1:
+        // gate −1 − 1 < 0.
         assert_eq!(expected.values, [5.0 * -3.5 + 100.0, 10.0]);
         let (gate, up) = (4.0 * 5.0 + 1.0, 4.0 * 10.0 + 0.25);
         assert_eq!(expected.energy[0], gate * 3.5 * 3.5 + up * 25.0 + 1e4);

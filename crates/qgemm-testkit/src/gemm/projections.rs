@@ -1,4 +1,5 @@
-//! Cases of products that are projections: X is normalized before, or the weight is fused of several, whose outputs lie apart.
+//! Cases of projections: X is normalized first, or W is fused,
+//! with separate outputs.
 
 use qgemm_formats::{DType, Format};
 use qgemm_hal::{Activation, NormKind, XPrecision};
@@ -7,7 +8,7 @@ use super::case::{Case, Epilogue, Layout};
 use super::groups::medium_k;
 use crate::activations::ActivationKind;
 
-/// Rows of X that lie well, and segments that begin at whole tiles.
+/// Aligned rows of X, and segments that begin at whole tiles.
 pub(super) fn projection(format: Format) -> Vec<Case> {
     let medium = medium_k(format).next_multiple_of(8);
     let long = (4096 + format.block_len).next_multiple_of(8);
@@ -28,7 +29,7 @@ pub(super) fn projection(format: Format) -> Vec<Case> {
     cases[1].gated = true;
     cases[1].epilogue.activation = Activation::Silu;
     cases[4].epilogue = Epilogue { bias: Some(DType::F16), residual: Some(DType::BF16), ..Epilogue::default() };
-    // Huge and tiny rows, and what is not finite.
+    // Huge and tiny rows, infinities and NaN.
     let kinds = [
         (ActivationKind::MixedMagnitudes, DType::BF16, 1),
         (ActivationKind::MixedMagnitudes, DType::F32, 2),
@@ -47,7 +48,8 @@ pub(super) fn projection(format: Format) -> Vec<Case> {
         let layout = Layout { d_gap: i * 8, ..Layout::default() };
         cases.push(Case { segments, norm, layout, ..base((cases.len(), (m, segments * 128 + 5, medium))) });
     }
-    // Borders between the largest tiles, for all that write segments, and tokens between those that they serve.
+    // Segment borders between the largest tiles, for all kernels
+    // that write segments. Token counts around those of the kernels.
     for (i, m) in [8, 11, 40, 70, 130].into_iter().enumerate() {
         let (segments, x_dtype) = (2 + i % 2, [DType::F16, DType::BF16][i % 2]);
         let norm = (i % 2 == 1).then_some(NormKind::Layer);
@@ -64,7 +66,8 @@ pub(super) fn projection(format: Format) -> Vec<Case> {
     cases
 }
 
-/// Two to four segments whose borders kernels see, borders that they do not, and more segments than they know.
+/// Two to four segments. Kernels support some borders and not
+/// others; then more segments than they support.
 pub(super) fn fused(format: Format) -> Vec<Case> {
     let k = medium_k(format);
     let shapes = [(1, 70, 3), (3, 80, 3), (16, 130, 4), (17, 70, 2), (2, 100, 5), (66, 200, 3)];

@@ -1,4 +1,5 @@
-//! A case's X in codes and scales: made on the host, uploaded, and the numbers that it stands for.
+//! Quantized X of a case: quantized on the host, uploaded, and
+//! dequantized for the oracle.
 
 use qgemm_api::{Buffer, Context, Error, Quantization, QuantizedX, QuantizedXParts};
 use qgemm_formats::{DType, XCode, XFactor, XFormat, XParts, XRow};
@@ -6,9 +7,9 @@ use qgemm_formats::{DType, XCode, XFactor, XFormat, XParts, XRow};
 use super::case::Case;
 use crate::activations::ActivationKind;
 
-/// What fills gaps: a NaN in every format but integers.
+/// Poison in gaps: NaN in every format but integers.
 const POISON: u8 = 0xff;
-/// The factor that is given where sums need not be exact.
+/// The given factor if sums need not be exact.
 const GIVEN: f32 = 0.03125 * 0.9;
 const WORD: usize = 4;
 
@@ -21,23 +22,24 @@ pub(crate) struct HostX {
     sums: Vec<u8>,
     given: Option<f32>,
     parts: XParts,
-    /// What it stands for, rows of K without gaps.
+    /// Dequantized values, contiguous rows of K.
     pub values: Vec<f64>,
 }
 
-/// The same on a device.
+/// Planes of a quantized X on a device.
 pub(crate) struct DeviceX {
     pub x: QuantizedX,
     pub factor: Option<Buffer>,
 }
 
-/// The choices that formats leave: a given factor, and sums of 16; cases with odd seeds make them.
+/// Options of the format: a given factor, and sums over 16
+/// columns. Cases with odd seeds use them.
 fn parts(case: &Case, format: XFormat) -> XParts {
     let odd = case.seed % 2 == 1;
     format.parts(odd, odd.then_some(16)).expect("a format of codes and scales")
 }
 
-/// How the X of a case is laid out; `None` of a plain one.
+/// Quantization of the case's X; `None` if X is plain.
 pub(crate) fn quantization(case: &Case) -> Option<Quantization> {
     let format = case.x_format?;
     let (parts, k, gap) = (parts(case, format), case.k, case.layout.x_gap);
@@ -55,7 +57,8 @@ pub(crate) fn quantization(case: &Case) -> Option<Quantization> {
 }
 
 impl HostX {
-    /// `x`, rows of `case.k` values, as the case has it quantized; `None` where it does not.
+    /// Quantizes `x`, rows of `case.k` values; `None` if the case's X
+    /// is plain.
     pub fn new(case: &Case, x: &[f32]) -> Option<Self> {
         let quantization = quantization(&Case { m: x.len() / case.k, ..*case })?;
         let format = quantization.format();
@@ -76,7 +79,7 @@ impl HostX {
                 .map(|(plane, i)| &mut plane[row * strides[i]..(row + 1) * strides[i]]);
             let planes = XRow { codes, scales, sums };
             let made = if exact { small_integers(&parts, x, planes) } else { parts.quantize_row(x, given, planes) };
-            // Quantizing writes NaN as a scale where it can.
+            // NaN becomes a NaN scale if the format has one.
             if case.activations == ActivationKind::NotFinite && parts.code == XCode::E4M3 && row % 4 == 3 {
                 codes[k / 3] = 0x7f | (row as u8 & 4) << 5;
             }
@@ -101,7 +104,8 @@ impl HostX {
     }
 }
 
-/// Writes integers from -2 to 2 with scales of 1, and returns a factor of 1 where tokens have one.
+/// Writes integers from -2 to 2 with scales of 1, and returns a
+/// factor of 1 if tokens have factors.
 fn small_integers(parts: &XParts, x: &[f32], planes: XRow<'_>) -> Option<f32> {
     let XRow { codes, scales, sums } = planes;
     let k = x.len();
@@ -126,7 +130,7 @@ fn small_integers(parts: &XParts, x: &[f32], planes: XRow<'_>) -> Option<f32> {
     }
     let one: &[u8] = match parts.scale_width() {
         0 => &[],
-        // E8M0 has no fraction, E4M3 three bits of it.
+        // E8M0 has no fraction, E4M3 three bits.
         1 if parts.factor == XFactor::None => &[127],
         1 => &[0x38],
         _ => &[0, 0, 0x80, 0x3f],

@@ -1,43 +1,45 @@
-//! What activations become before they are multiplied: the numbers that a kernel really uses, as its configuration says.
+//! Rounding of activations before the product, from a kernel's
+//! config.
 
 use qgemm_formats::{DType, NO_COLUMN, QuantizedActivations, XFormat, XRow};
 use qgemm_hal::{TileConfig, XPrologue};
 
 use crate::convert::converted_row;
 
-/// How a plan changes activations.
+/// Rounding of activations in a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rounding<'a> {
-    /// Not at all.
+    /// No rounding.
     None,
-    /// A prologue converts them.
+    /// An X prologue converts activations.
     Convert {
-        /// To this type.
+        /// The type.
         dtype: DType,
-        /// After each token was multiplied by a power of two.
+        /// Whether tokens are first scaled by powers of two.
         row_factors: bool,
     },
-    /// They are quantized to eight bits.
+    /// Activations are quantized to eight bits.
     Q8 {
-        /// Columns that share a scale; 0 where all of a row do.
+        /// Columns that share a scale; 0 for whole rows.
         block: usize,
-        /// The column of X that every stored column of W is multiplied with, where they are permuted: blocks are of stored
-        /// columns.
+        /// The column of X for each stored column of W, if permuted.
+        /// Blocks consist of stored columns.
         order: Option<&'a [u32]>,
     },
-    /// They are quantized to another format, in which they are multiplied.
+    /// Activations are quantized to another format for the product.
     Codes(XFormat),
 }
 
 impl<'a> Rounding<'a> {
-    /// What a kernel of `config` does with activations of type `x`, for weights whose columns are permuted by `order`; `None`
-    /// where the oracle has no model of it.
+    /// The rounding of a kernel `config` for activations of type `x`,
+    /// with weight columns permuted by `order`.
+    /// `None` if the oracle does not model it.
     pub fn of(config: &TileConfig, x: DType, order: Option<&'a [u32]>) -> Option<Self> {
         match (config.x_prologue, config.x_format) {
             (Some(XPrologue::Convert { row_factors }), XFormat::Plain(dtype)) => {
                 Some(Rounding::Convert { dtype, row_factors })
             }
-            // f32 holds what the others do.
+            // f32 holds all values of the other types.
             (None, XFormat::Plain(dtype)) if dtype == x || dtype == DType::F32 => Some(Rounding::None),
             (None, XFormat::Q8_0) => Some(Rounding::Q8 { block: 32, order }),
             (None, XFormat::Q8_256) => Some(Rounding::Q8 { block: 256, order }),
@@ -47,7 +49,7 @@ impl<'a> Rounding<'a> {
         }
     }
 
-    /// Whether `x_dtype` is rounded to something narrower.
+    /// Whether `x_dtype` is rounded to a narrower type.
     pub fn loses(&self, x_dtype: DType) -> bool {
         match self {
             Rounding::None => false,
@@ -69,13 +71,14 @@ pub fn rounded(x: &[f32], k: usize, rounding: Rounding<'_>) -> Vec<f64> {
     }
 }
 
-/// As the converted row holds it, divided by the factor again: f32's largest numbers may be rounded up to 2¹²⁸.
+/// The converted row, divided by its factor. f64, because f32's
+/// largest numbers may round up to 2¹²⁸.
 fn unscaled_row(row: &[f32], dtype: DType, row_factors: bool) -> Vec<f64> {
     let (held, factor) = converted_row(row, dtype, row_factors);
     held.iter().map(|&held| f64::from(held) * f64::from(factor)).collect()
 }
 
-/// What the codes and scales of a row stand for.
+/// The dequantized row.
 fn coded_row(row: &[f32], format: XFormat) -> Vec<f64> {
     let Some(parts) = format.parts(false, None) else { return row.iter().copied().map(f64::from).collect() };
     let [mut codes, mut scales, mut sums] =
@@ -99,7 +102,8 @@ fn quantized_row(row: &[f32], block: usize, order: Option<&[u32]>) -> Vec<f64> {
     match order {
         None => values.take(row.len()).collect(),
         Some(order) => {
-            // A feature that no stored column takes keeps its value: it is multiplied with 0.
+            // A feature without a stored column keeps its value, which is
+            // multiplied by 0.
             let mut out: Vec<f64> = row.iter().copied().map(f64::from).collect();
             for (&column, value) in order.iter().zip(values).filter(|(column, _)| **column != NO_COLUMN) {
                 out[column as usize] = value;

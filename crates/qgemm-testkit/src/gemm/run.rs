@@ -17,10 +17,11 @@ use crate::compare::{compare, first_difference};
 use crate::limits::{EXACT_SUMS, PathLimit, Tolerance, path, rounded_to};
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 
-/// Codes of quantized activations times those of weights: kernels multiply sums of these with the product of both scales.
+/// Largest product of codes of X and W. Kernels multiply sums of
+/// such products by both scales.
 const LARGEST_PRODUCT_OF_CODES: f64 = 127.0 * 255.0;
 
-/// Every exemption. One that no longer holds, because the case can be planned, fails.
+/// Exemptions. An exemption fails if the case can be planned.
 pub fn exemptions() -> &'static [Exemption<Case>] {
     const fn of(device: DeviceKind, applies: fn(&Case, &DeviceInfo) -> bool, reason: &'static str) -> Exemption<Case> {
         Exemption { device, applies, reason }
@@ -35,7 +36,8 @@ pub fn exemptions() -> &'static [Exemption<Case>] {
     EXEMPTIONS
 }
 
-/// Runs `case`: plans it, runs it on poisoned memory, again where that may show something else, and compares with the oracle.
+/// Plans `case`, runs it on poisoned memory and compares with the
+/// oracle. It runs twice where a second run may differ.
 pub fn run(ctx: &Context, case: &Case) -> Outcome {
     let mut outcome = Outcome::new(case);
     let result = judge(ctx, case, &mut outcome);
@@ -43,7 +45,7 @@ pub fn run(ctx: &Context, case: &Case) -> Outcome {
     outcome
 }
 
-/// The kernel that the cost model takes for `case`; `None` where there is none.
+/// The kernel that the cost model chooses for `case`, if any.
 pub(super) fn expected_kernel(ctx: &Context, case: &Case) -> Option<KernelId> {
     let weight = HostWeights::new(case).ok()?.load(ctx, case.layout.w_transposed).ok()?;
     let candidates = ctx.candidates(&problem(&weight, case, &stored_x(case), &stored_d(case))).ok()?;
@@ -60,7 +62,7 @@ fn judge(ctx: &Context, case: &Case, outcome: &mut Outcome) -> Result<(), Failur
         return assess(ctx, &host, case, &operands, result, outcome).map(drop);
     }
     if case.every_configuration {
-        // The table shows the one that comes nearest to its limit.
+        // The table shows the config nearest to its limit.
         let mut nearest: Option<Outcome> = None;
         for candidate in &configurations(ctx, &loaded, case)? {
             check(ctx, &host, &loaded, case, &operands, Some(candidate), outcome)
@@ -76,7 +78,8 @@ fn judge(ctx: &Context, case: &Case, outcome: &mut Outcome) -> Result<(), Failur
     if case.batch_invariant { check_single_rows(ctx, &loaded, case, &operands, &got) } else { Ok(()) }
 }
 
-/// Every configuration for the case: the first cut that leaves its tiles whole, and the first that does not.
+/// Every config for the case: its first candidate with whole
+/// tiles, and its first with split tiles.
 fn configurations(ctx: &Context, weight: &Weight, case: &Case) -> Result<Vec<Candidate>, Failure> {
     let [x, d] = [stored_x(case), stored_d(case)];
     let mut all = ctx.candidates(&problem(weight, case, &x, &d)).map_err(|e| Failure::NotPlanned(e.to_string()))?;
@@ -98,7 +101,8 @@ fn describe(launch: &LaunchPlan) -> String {
     format!("{family} {tile_n}x{tile_m}, {threads} threads, grid {:?}", launch.grid)
 }
 
-/// Runs one plan, of `candidate` or as it is chosen, and judges what came of it, which is returned.
+/// Runs the plan of `candidate`, or the chosen one, and judges
+/// the result.
 fn check(
     ctx: &Context,
     host: &HostWeights,
@@ -112,7 +116,7 @@ fn check(
     assess(ctx, host, case, operands, result, outcome)
 }
 
-/// Judges what came of a plan, which is returned.
+/// Judges a plan's result.
 fn assess(
     ctx: &Context,
     host: &HostWeights,
@@ -137,10 +141,11 @@ fn assess(
         rounding.ok_or_else(|| Failure::NoModel(format!("X in {} after {:?}", config.x_format, config.x_prologue)))
     };
     let rounding = result.config.as_ref().map_or(Ok(Rounding::None), of_config)?;
-    // Quantized activations are no small integers any more.
+    // Quantized activations are not small integers.
     let quantized = matches!(rounding, Rounding::Q8 { .. } | Rounding::Codes(_));
     let codes = result.config.is_some_and(|config| config.x_format.plain().is_none());
-    // Nor are rounded weights, where a code and the scale of its sub-block take more bits together than the type has.
+    // Rounded weights are not exact if a code times its sub-block
+    // scale has more bits than the type.
     let exact = case.sums_are_exact() && !quantized && weights.is_none_or(|dtype| host.is_exact_in(dtype));
     let (tolerance, resolution) = tolerance(case, path, weights, codes, exact);
     outcome.limit = Some(tolerance.nmse);
@@ -175,7 +180,8 @@ fn assess(
     Ok(got)
 }
 
-/// Multiplies the first and the last row alone and compares bits with the whole batch.
+/// Multiplies the first and the last row alone and compares bits
+/// with the whole batch.
 fn check_single_rows(
     ctx: &Context,
     weight: &Weight,
@@ -195,8 +201,10 @@ fn check_single_rows(
     Ok(())
 }
 
-/// A norm's statistics in f32 are off in the last bits, so that now and then a value is rounded to the neighbour of the oracle's, or
-/// gets another code of eight bits, which are a 50th of a row's magnitude apart. In a short row it is one of few.
+/// Limit of a norm. Its f32 statistics err in the last bits.
+/// So a value may round to a neighbor of the oracle's, or get
+/// another 8-bit code, a 50th of the row's magnitude away. In a
+/// short row that counts much.
 fn norm_limit(case: &Case, quantized_x: bool) -> f64 {
     const NEIGHBOUR_CODES: f64 = 2e-5;
     const SHORT_ROW: usize = 100;
@@ -208,7 +216,7 @@ fn norm_limit(case: &Case, quantized_x: bool) -> f64 {
     }
 }
 
-/// What the result may be off, and the sums before it.
+/// Limits of the result and of its sums.
 pub(crate) fn tolerance(
     case: &Case,
     path: &PathLimit,

@@ -1,4 +1,5 @@
-//! Random cases: any shape, format, layout and epilogue from one seed.
+//! Random cases of `gemm`: any shape, format, layout and epilogue
+//! from one seed.
 
 use qgemm_formats::{DType, Encoding, Format, XFormat};
 use qgemm_hal::{Activation, NormKind};
@@ -10,15 +11,18 @@ use crate::activations::ActivationKind;
 use crate::random::{gap, pick, skewed};
 use crate::weights::WeightKind;
 
-/// Largest output and depth of a random case: small enough that the oracle keeps up.
+/// Largest output and depth of a random case, limited by the
+/// oracle's speed.
 const MAX_TOKENS: usize = 300;
 const MAX_FEATURES: usize = 700;
 const MAX_DEPTH: usize = 3000;
-/// Deepest case whose sums must be exact, a multiple of every block: the widest codes (Q6_K's, 2^12 with their
-/// sub-scales) times integers up to 2 then stay within the 24 bits of f32.
+/// Largest depth of exact cases, a multiple of every block.
+/// The widest codes (Q6_K's, 2^12 with sub-scales) times integers
+/// up to 2 then fit the 24 bits of f32.
 const MAX_EXACT_DEPTH: usize = 1024;
 
-/// The case that `seed` stands for, in one of `formats`. The same arguments give the same case.
+/// The random case of `seed`, in one of `formats`. The same
+/// arguments give the same case.
 ///
 /// # Panics
 /// When `formats` is empty.
@@ -32,7 +36,7 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
     let weights = pick(rng, &WeightKind::ALL);
     let activations = pick(rng, &ActivationKind::ALL);
     let k = if weights == WeightKind::Exact { k.min(MAX_EXACT_DEPTH) } else { k };
-    // Narrow outputs of extreme values are drawn below.
+    // Extreme values with narrow outputs are drawn below.
     let tame = matches!(weights, WeightKind::Quantized | WeightKind::Raw) && activations != ActivationKind::Denormals;
     let d_dtype = if tame { pick(rng, &DType::ALL) } else { DType::F32 };
     let grouped = format.encoding == Encoding::IntZero;
@@ -48,7 +52,7 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
         },
         epilogue: Epilogue {
             alpha: match gated {
-                // Products of two sums would leave the range of f16.
+                // Products of two sums would overflow f16.
                 true => 0.0625,
                 false if rng.random_ratio(1, 3) => pick(rng, &[-1.0, 0.5, 3.0, 0.0625]),
                 false => 1.0,
@@ -74,7 +78,8 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
         seed,
         ..Case::new(format, m, n, k)
     };
-    // Norms of ordinary rows, which none of extreme weights or activations leaves.
+    // Norms of ordinary rows only: extreme weights or activations
+    // would overflow.
     let case = match tame && !case.layout.x_transposed && rng.random_ratio(1, 6) {
         true => Case {
             norm: Some(pick(rng, &NormKind::ALL)),
@@ -84,10 +89,11 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
         },
         false => case,
     };
-    // Transposed weights are loaded from bare values.
+    // Transposed weights are loaded from plain values.
     let w_transposed = case.layout.w_transposed && !case.epilogue.channel_scale;
     let case = Case { layout: Layout { w_transposed, ..case.layout }, ..case };
-    // Formats of codes and scales follow those of plain numbers. No norm reads them, and some write them.
+    // Quantized formats follow the plain ones. Norms never read
+    // them, and some write them.
     let codes = &XFormat::ALL[DType::ALL.len()..];
     let case = match case.norm.is_none() && rng.random_ratio(1, 5) {
         true => case.with_x_format(pick(rng, codes)),
@@ -97,7 +103,8 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
         true => Case { normed_dtype: None, normed_format: Some(pick(rng, codes)), ..case },
         false => case,
     };
-    // What leaves the range of a narrow output is an infinity there, and what lies near its end either that or a number.
+    // Overflow of a narrow output is an infinity; near the end of
+    // its range either that or a number.
     match !tame && rng.random_ratio(1, 3) {
         true => Case { d_dtype: pick(rng, &[DType::F16, DType::BF16]), ..case },
         false => case,
@@ -108,7 +115,8 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
 mod tests {
     use super::*;
 
-    /// Main loops have stages of up to 128 columns; what a shorter K leaves of one was never written.
+    /// Main loops have stages of up to 128 columns. If K is shorter,
+    /// the rest of a stage was never written.
     #[test]
     fn a_tenth_of_the_cases_have_less_k_than_a_stage() {
         let formats: Vec<Format> = Format::all().collect();
@@ -137,7 +145,8 @@ mod tests {
         }
     }
 
-    /// A given format of X takes the place of a norm and of all that the norm would write, a given factor included.
+    /// A given X format replaces a norm and everything that the norm
+    /// would write, such as a given factor.
     #[test]
     fn what_has_x_in_codes_has_no_norm_that_writes_some() {
         let formats: Vec<Format> = Format::all().collect();

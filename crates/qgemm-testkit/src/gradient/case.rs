@@ -1,4 +1,4 @@
-//! One gradient to check, as data.
+//! A case of `gradient`, as data.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,40 +8,41 @@ use qgemm_hal::Activation;
 
 use crate::gemm::{Case, Epilogue, Layout, random_case};
 
-/// Scratch memory in which any weight of a case is one part.
+/// Scratch memory in which any weight of a case fits whole.
 const WHOLE: usize = 1 << 30;
 
-/// Experts whose gradient is checked: each has the layer's shape, and values of its own.
+/// Experts of a gradient. Each has the layer's shape, but
+/// different values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GradientExperts {
-    /// How many there are.
+    /// Number of experts.
     pub count: usize,
-    /// Whether they have one weight.
+    /// Whether experts share one weight.
     pub shared: bool,
-    /// How rows are given to them.
+    /// Assignment of rows to experts.
     pub rows: RowGroups,
 }
 
-/// How rows are given to experts.
+/// Assignment of rows to experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowGroups {
-    /// As many to each.
+    /// The same number for each.
     Even,
-    /// Every other one has none.
+    /// Every other expert has no rows.
     Gaps,
-    /// One has all.
+    /// One expert has all rows.
     One,
-    /// The first and the last rows are no one's.
+    /// The first and last rows belong to no expert.
     Inner,
-    /// Offsets lead out of the rows, and fall.
+    /// Offsets that exceed the rows, and descend.
     Wrong,
 }
 
 impl RowGroups {
-    /// Every way.
+    /// Every assignment.
     pub const ALL: [Self; 5] = [Self::Even, Self::Gaps, Self::One, Self::Inner, Self::Wrong];
 
-    /// Where the rows of each expert begin, and the last one's end.
+    /// First row of each expert, and the end of the last.
     fn offsets(self, rows: usize, experts: usize) -> Vec<u32> {
         let at = |i: usize| match self {
             Self::Even => rows * i / experts,
@@ -54,32 +55,32 @@ impl RowGroups {
     }
 }
 
-/// One gradient to check.
+/// A gradient to check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GradientCase {
-    /// The layer: its X is dY here, `[m, n]`, and its D is dX, `[m, k]`. Of its epilogue alpha counts, and whether output features have
-    /// a factor.
+    /// The layer. Its X is dY here, `[m, n]`, its D is dX, `[m, k]`.
+    /// Of its epilogue only alpha and the channel scale apply.
     pub layer: Case,
-    /// Factor of what dX held.
+    /// Factor of the old dX, if it accumulates.
     pub accumulate: Option<f32>,
-    /// Bytes that parts of the weight may take as numbers.
+    /// Scratch bytes for dequantized parts of the weight.
     pub max_scratch: usize,
-    /// The experts, where there are any: rows are sorted by expert.
+    /// The experts, if any. Rows are sorted by expert.
     pub experts: Option<GradientExperts>,
 }
 
 impl GradientCase {
-    /// A plain gradient of a quantized weight with normal values, all in f32.
+    /// A plain f32 gradient of a quantized weight with normal values.
     pub fn new(format: Format, tokens: usize, n: usize, k: usize) -> Self {
         Self::of(Case::new(format, tokens, n, k))
     }
 
-    /// The gradient of a layer, of one part.
+    /// The gradient of a layer, in one part.
     pub(super) fn of(layer: Case) -> Self {
         Self { layer, accumulate: None, max_scratch: WHOLE, experts: None }
     }
 
-    /// With dY of this type, and dX.
+    /// With these types of dY and dX.
     pub fn of_types(self, dy: DType, dx: DType) -> Self {
         Self { layer: Case { x_dtype: dy, d_dtype: dx, ..self.layer }, ..self }
     }
@@ -89,20 +90,21 @@ impl GradientCase {
         self.experts.map(|experts| experts.rows.offsets(self.layer.m, experts.count))
     }
 
-    /// The rows of each weight. No two have one in common: an offset leads nowhere before those that precede it.
+    /// Rows of each weight. They never overlap: offsets are clamped
+    /// to those before.
     pub(super) fn rows(&self) -> Vec<Range<usize>> {
         let Some(offsets) = self.offsets() else { return std::iter::once(0..self.layer.m).collect() };
         let reached = |i: usize| offsets[..=i].iter().map(|&at| (at as usize).min(self.layer.m)).max().unwrap_or(0);
         (0..offsets.len() - 1).map(|expert| reached(expert)..reached(expert + 1)).collect()
     }
 
-    /// The layer with the values of an expert.
+    /// The layer with an expert's values.
     pub(super) fn layer_of(&self, expert: usize) -> Case {
         let own = if self.experts.is_some_and(|experts| experts.shared) { 0 } else { expert as u64 };
         Case { seed: self.layer.seed.wrapping_add(own * 0x9e37), ..self.layer }
     }
 
-    /// The case that `seed` stands for, in one of `formats`.
+    /// The random case of `seed`, in one of `formats`.
     pub(super) fn random(formats: &[Format], seed: u64) -> Self {
         let drawn = random_case(formats, seed);
         let Epilogue { alpha, channel_scale, c, .. } = drawn.epilogue;
@@ -126,7 +128,7 @@ impl GradientCase {
     }
 }
 
-/// As the layer's, and then whatever is not the default.
+/// The layer's text, then non-default fields.
 impl fmt::Display for GradientCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.layer)?;

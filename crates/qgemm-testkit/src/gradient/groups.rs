@@ -1,4 +1,4 @@
-//! The suite of `gradient`: which cases a backend must pass.
+//! The suite of `gradient`: cases that every backend must pass.
 
 use qgemm_formats::{DType, Encoding, Format};
 
@@ -7,14 +7,15 @@ use crate::gemm::{ActOrder, Case, Epilogue, Layout};
 use crate::suite::Group;
 use crate::weights::WeightKind;
 
-/// A group with its cases for one format; none where the group does not concern the format.
+/// A group and its cases for a format; empty if the group does
+/// not apply to the format.
 type Cases = (Group, fn(Format) -> Vec<GradientCase>);
 
 const fn group(name: &'static str, summary: &'static str, cases: fn(Format) -> Vec<GradientCase>) -> Cases {
     (Group { name, summary }, cases)
 }
 
-/// The whole suite.
+/// All groups.
 pub(super) const GROUPS: &[Cases] = &[
     group("gradient_formats", "dX through every format and type, around tiles in every direction", formats),
     group("gradient_exact", "small integers, bit for bit", exact),
@@ -25,10 +26,11 @@ pub(super) const GROUPS: &[Cases] = &[
     group("gradient_experts", "dX through stacks of experts, each of which has rows of its own", experts),
 ];
 
-/// Tokens and output features: one, and around tiles of rows.
+/// Tokens and output features: one, and around row tiles.
 const SIZES: [[usize; 2]; 4] = [[1, 1], [5, 67], [33, 16], [70, 130]];
 
-/// A K that ends in the middle of a k-tile, and of a block where the format allows.
+/// A K that ends inside a k-tile, and inside a block if the
+/// format allows.
 fn ragged_k(format: Format) -> usize {
     match (format.block_len, format.ragged_k) {
         (1, _) => 131,
@@ -93,7 +95,8 @@ fn parts(format: Format) -> Vec<GradientCase> {
     layouts.into_iter().enumerate().map(case).collect()
 }
 
-/// One part and several, features that are and are not whole groups of a pair, exact sums among them.
+/// One part and several, whole and partial groups of a gated
+/// pair; some sums are exact.
 fn gated(format: Format) -> Vec<GradientCase> {
     let k = ragged_k(format);
     let case = |(i, [tokens, n]): (usize, [usize; 2])| {
@@ -111,7 +114,8 @@ fn gated(format: Format) -> Vec<GradientCase> {
     [[3, 5], [17, 72], [9, 40], [66, 129]].into_iter().enumerate().map(case).collect()
 }
 
-/// Plain and gated stacks, shared weights and column orders, parts of features, and every way of giving rows to experts.
+/// Plain and gated stacks, shared weights, column orders, parts
+/// of features, and every assignment of rows.
 fn experts(format: Format) -> Vec<GradientCase> {
     let k = ragged_k(format);
     let sizes = [[40, 24, 5], [130, 67, 3], [9, 40, 12], [1, 16, 2], [70, 33, 4], [25, 72, 1]];

@@ -1,5 +1,6 @@
-//! `gradient`: cases of products with a packed weight that add up over its output features, judged by the oracle of `gemm` on the
-//! weight's transpose.
+//! `gradient`: products with a packed weight that sum over its
+//! output features. The oracle is that of `gemm` on the
+//! transposed weight.
 
 mod case;
 mod groups;

@@ -19,10 +19,11 @@ use crate::limits::{EXACT_SUMS, path, rounded_to};
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 
-/// Every exemption. One that no longer holds, because the case can be planned, fails.
+/// Exemptions. An exemption fails if the case can be planned.
 const EXEMPTIONS: &[Exemption<GradientCase>] = &[];
 
-/// Runs `case` on poisoned memory, twice where that may show something else, and compares with the oracle.
+/// Runs `case` on poisoned memory and compares with the oracle.
+/// It runs twice where a second run may differ.
 pub fn run(ctx: &Context, case: &GradientCase) -> Outcome {
     let mut outcome = Outcome::new(case);
     let result = judge(ctx, case, &mut outcome);
@@ -30,7 +31,7 @@ pub fn run(ctx: &Context, case: &GradientCase) -> Outcome {
     outcome
 }
 
-/// dY, what dX held, and where both lie.
+/// dY and the old dX, with their layouts.
 struct Operands {
     dy: Vec<f32>,
     held: Vec<f32>,
@@ -52,7 +53,8 @@ impl Operands {
     }
 }
 
-/// The weight of a case, or its experts, on the device and in host memory.
+/// The weight of a case or its experts, on the device and
+/// on the host.
 struct Weights {
     loaded: Loaded,
     host: Vec<HostWeights>,
@@ -159,7 +161,7 @@ fn judge(ctx: &Context, case: &GradientCase, outcome: &mut Outcome) -> Result<()
     if let Some(byte) = operands.stored_dx.first_written_outside(&first) {
         return Err(Failure::WroteOutside(byte));
     }
-    // An emulated GPU runs its threads in one order.
+    // Emulated threads run in one order: a second run is the same.
     if ctx.info().id.kind != DeviceKind::Emu {
         let second =
             run_on(ctx, &plan, weights.on_device(), case, &operands, &mut workspace).map_err(Failure::of_run)?;
@@ -179,7 +181,8 @@ fn gradient(case: &GradientCase, operands: &Operands) -> Gradient {
     case.accumulate.iter().fold(gradient, |gradient, &beta| gradient.accumulate(beta))
 }
 
-/// Runs the plan on buffers of its own, and returns that around dX.
+/// Runs the plan on new buffers, and returns the buffer
+/// around dX.
 fn run_on(
     ctx: &Context,
     plan: &GradientPlan,
@@ -200,7 +203,8 @@ fn run_on(
     Ok(written)
 }
 
-/// What is around dX, and in it, before a run. With a factor of 0 that is poison: it is not read.
+/// Contents of dX and its surroundings before a run. With a
+/// factor of 0 they are poison, and must not be read.
 fn held(case: &GradientCase, operands: &Operands) -> Vec<u8> {
     match case.accumulate {
         None | Some(0.0) => operands.stored_dx.poison(),
@@ -208,9 +212,13 @@ fn held(case: &GradientCase, operands: &Operands) -> Vec<u8> {
     }
 }
 
-/// The oracle's dX: the product of dY and a plain weight, the transpose of the layer's, or of both of a pair one below the other, rounded to the type that it is decoded to.
-/// What that rounding costs is the type's. It is not the kernel's error: of equal weights it has one direction, so that sums have
-/// more of it than a limit on random errors allows. Of experts, that of one, which has some of the rows.
+/// The oracle's dX: the product of dY and the layer's
+/// transposed weight (for a pair, both weights stacked).
+/// The weight is rounded to the type that it is decoded to.
+/// This rounding is not the kernel's error: for equal
+/// weights it has one direction, and sums would exceed a
+/// limit on random errors.
+/// With experts, the dX of one expert's rows.
 fn expected(
     case: &GradientCase,
     weights: &[&HostWeight],

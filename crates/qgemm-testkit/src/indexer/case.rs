@@ -1,4 +1,4 @@
-//! One indexer to check: queries, keys and what is wanted of them.
+//! A case of `indexer`, as data.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,65 +11,69 @@ use rand::{Rng, SeedableRng};
 use crate::activations::normal;
 use crate::attention::e4m3;
 
-/// Which keys the queries see.
+/// Visible keys of the queries.
 #[derive(Clone, Debug, PartialEq)]
 pub enum IndexedKeys {
-    /// So many, all of them.
+    /// All of this many keys.
     All(usize),
-    /// Of so many, those from a first one on and before an end: one pair a query, whatever it is.
+    /// Half-open ranges, one per query, in this many keys. Ranges may
+    /// be invalid.
     Ranges(usize, Vec<(u32, u32)>),
-    /// Those of sequences in pages of this size.
+    /// Keys of sequences, in pages of this size.
     Paged(usize, Vec<usize>),
 }
 
-/// What queries, keys and weights hold.
+/// Kind of queries, keys and weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IndexerValues {
-    /// Normal numbers; of keys that nobody sees, NaN.
+    /// Normal numbers; NaN in keys that no query attends to.
     Normal,
-    /// Small integers and powers of two: every score is exact, and many are alike.
+    /// Small integers and powers of two: scores are exact, and many
+    /// are equal.
     Integers,
     /// Normal, and NaN in every fifth key and in every fourth query.
     Nan,
-    /// Normal, and an infinity in every fifth key, in formats that have one.
+    /// Normal, with an infinity in every fifth key if the format has
+    /// one.
     Infinite,
-    /// Integers, and a table that names pages that are none.
+    /// Integers, and a table with invalid pages.
     BadPages,
-    /// No product above 0, in every second key: scores of zeros of both signs.
+    /// No product above 0 in every second key: scores are zeros of
+    /// both signs.
     Zeros,
 }
 
-/// One indexer to check.
+/// An indexer run to check.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IndexerCase {
     /// Queries, of all sequences.
     pub queries: usize,
-    /// Heads of each.
+    /// Heads per query.
     pub heads: usize,
     /// Features of a head.
     pub features: usize,
     /// Format of queries and keys.
     pub format: KvFormat,
-    /// Keys.
+    /// The keys.
     pub keys: IndexedKeys,
-    /// Heads of queries have scales.
+    /// Whether heads of queries have scales.
     pub q_scales: bool,
-    /// What all of it holds.
+    /// Kind of queries, keys and weights.
     pub values: IndexerValues,
-    /// Choose so many keys, too.
+    /// The k of top-k, if keys are chosen.
     pub best: Option<usize>,
     /// Elements between rows of all operands, and between pages.
     pub gap: usize,
-    /// Elements that operands lie past an aligned address.
+    /// Offset of operands from an aligned address, in elements.
     pub offset: usize,
-    /// Scales of a page lie behind its keys.
+    /// Whether a page's scales are behind its keys.
     pub scales_in_pages: bool,
     /// Seed of all values.
     pub seed: u64,
 }
 
 impl IndexerCase {
-    /// Scores of normal numbers, without gaps.
+    /// Scores of normal numbers, contiguous.
     pub fn new(queries: usize, (heads, features): (usize, usize), format: KvFormat, keys: IndexedKeys) -> Self {
         Self {
             queries,
@@ -95,7 +99,7 @@ impl IndexerCase {
         }
     }
 
-    /// Queries of a sequence.
+    /// Queries per sequence.
     pub(super) fn each(&self) -> usize {
         match &self.keys {
             IndexedKeys::Paged(_, lengths) => self.queries.checked_div(lengths.len()).unwrap_or(0),
@@ -103,13 +107,14 @@ impl IndexerCase {
         }
     }
 
-    /// Pages of a row of the table: one more than the longest sequence has.
+    /// Table entries per sequence: one more than the longest needs.
     pub(super) fn table_width(&self) -> usize {
         let IndexedKeys::Paged(size, lengths) = &self.keys else { return 0 };
         1 + lengths.iter().map(|keys| keys.div_ceil(*size)).max().unwrap_or(0)
     }
 
-    /// Pages of the cache, one of which nobody has, and rows of each; keys without pages are one.
+    /// Pages of the cache, one of them unused, and rows per page.
+    /// Keys without pages are one page.
     pub(super) fn pages(&self) -> (usize, usize) {
         match &self.keys {
             IndexedKeys::All(keys) | IndexedKeys::Ranges(keys, _) => (1, *keys),
@@ -119,7 +124,8 @@ impl IndexerCase {
         }
     }
 
-    /// The block table. Pages lie in any order; places behind the last name none.
+    /// The page table. Pages are in any order; entries past the last
+    /// are invalid.
     pub(super) fn table(&self) -> Vec<u32> {
         let IndexedKeys::Paged(size, lengths) = &self.keys else { return Vec::new() };
         let (pages, _) = self.pages();
@@ -138,7 +144,7 @@ impl IndexerCase {
         table
     }
 
-    /// Keys that a query sees, those of pages that are none among them.
+    /// Visible keys of a query, including those in invalid pages.
     pub(super) fn seen(&self, query: usize) -> Range<usize> {
         match &self.keys {
             IndexedKeys::All(keys) => 0..*keys,
@@ -153,7 +159,8 @@ impl IndexerCase {
         }
     }
 
-    /// Row of the keys, counted through all pages, of a key that a query sees; none where the table names no page.
+    /// Row of a visible key, counted through all pages; `None` in an
+    /// invalid page.
     pub(super) fn row(&self, query: usize, key: usize, table: &[u32]) -> Option<usize> {
         let IndexedKeys::Paged(size, _) = &self.keys else { return Some(key) };
         let page = table[query / self.each() * self.table_width() + key / size] as usize;
@@ -168,12 +175,14 @@ impl IndexerCase {
         matches!(self.values, IndexerValues::Integers | IndexerValues::BadPages)
     }
 
-    /// Whether every score is exact in f32, in whatever order it is added up.
+    /// Whether every score is exact in f32, in any order of
+    /// summation.
     pub(super) fn has_exact_scores(&self) -> bool {
         self.is_exact()
     }
 
-    /// Queries `[queries, heads, features]`, numbers of the format.
+    /// Queries `[queries, heads, features]`, representable in the
+    /// format.
     pub(super) fn queries(&self) -> Vec<f32> {
         let mut rng = self.rng(1);
         let of_query = self.heads * self.features;
@@ -184,7 +193,8 @@ impl IndexerCase {
         all
     }
 
-    /// Rows of keys `[pages · page size, features]`, numbers of the format: NaN of those that no query sees.
+    /// Keys `[pages · page size, features]`, representable in the
+    /// format. NaN in keys that no query attends to.
     pub(super) fn keys(&self, table: &[u32]) -> Vec<f32> {
         let mut rng = self.rng(2);
         let (pages, size) = self.pages();
@@ -208,7 +218,8 @@ impl IndexerCase {
         all
     }
 
-    /// Weights of heads (`salt` 3), `[queries, heads]`, or their scales (4).
+    /// Weights of heads, `[queries, heads]` (`salt` 3), or their
+    /// scales (4).
     pub(super) fn of_heads(&self, salt: u64) -> Vec<f32> {
         let mut rng = self.rng(salt);
         let scale = |rng: &mut StdRng| if self.is_exact() { 0.5 } else { rng.random_range(0.25..2.0) };
@@ -216,7 +227,8 @@ impl IndexerCase {
         (0..self.queries * self.heads).map(|_| number(&mut rng)).collect()
     }
 
-    /// Scales of the rows of keys: NaN of those that no query sees, and of the rest of the last page.
+    /// Scales of keys. NaN for keys that no query attends to, and in
+    /// the rest of the last page.
     pub(super) fn key_scales(&self, keys: &[f32]) -> Vec<f32> {
         let mut rng = self.rng(5);
         let scale = |keys: &[f32]| {
@@ -231,7 +243,7 @@ impl IndexerCase {
         if self.is_exact() { rng.random_range(-2..=2i8).into() } else { normal(rng) }
     }
 
-    /// A number as the format holds it.
+    /// Rounds a number to the format.
     fn stored(&self, value: f32) -> f32 {
         match self.format {
             KvFormat::Plain(dtype) => dtype.decode(&dtype.encode(&[value]))[0],
@@ -240,7 +252,8 @@ impl IndexerCase {
     }
 }
 
-/// A line for tables: `3 64x128 e4m3 ranges of 100`, then whatever is not the default.
+/// A line for tables: `3 64x128 e4m3 ranges of 100`, then
+/// non-default fields.
 impl fmt::Display for IndexerCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { queries, heads, features, format, gap, offset, seed, .. } = self;

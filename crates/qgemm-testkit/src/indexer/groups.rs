@@ -1,4 +1,4 @@
-//! The suite of `indexer`: which cases a backend must pass.
+//! The suite of `indexer`: cases that every backend must pass.
 
 use qgemm_formats::DType;
 use qgemm_hal::KvFormat;
@@ -6,7 +6,7 @@ use qgemm_hal::KvFormat;
 use super::case::{IndexedKeys, IndexerCase, IndexerValues};
 use crate::suite::{Cases, group};
 
-/// The whole suite.
+/// All groups.
 pub(super) const GROUPS: &[Cases<IndexerCase>] = &[
     group("indexer_lengths", "no keys, one, a tile and one more or less; ranges, pages of every size", lengths),
     group("indexer_heads", "one head to many, every number of features and format", heads),
@@ -23,12 +23,13 @@ fn formats(i: usize) -> KvFormat {
     [E4M3, F16, E4M3, BF16][i % 4]
 }
 
-/// Numbered, so that random values differ.
+/// Numbers the seeds of cases, so that random values differ.
 fn numbered(cases: Vec<IndexerCase>) -> Vec<IndexerCase> {
     cases.into_iter().enumerate().map(|(i, case)| IndexerCase { seed: i as u64, ..case }).collect()
 }
 
-/// Ranges of `keys` keys of which some are empty, some end where others begin, and some lead beyond the last.
+/// Ranges in `keys` keys: some empty, some adjacent, some past
+/// the last key.
 fn ranges(queries: usize, keys: usize) -> IndexedKeys {
     let keys_u32 = keys as u32;
     let range = |i: usize| match i % 6 {
@@ -73,7 +74,7 @@ fn heads() -> Vec<IndexerCase> {
         let case = IndexerCase::new(3, (heads, features), formats(i), IndexedKeys::All(70));
         cases.push(IndexerCase { q_scales: i % 2 == 0, ..case });
     }
-    // Queries enough for kernels that keep keys in registers.
+    // Enough queries for kernels that keep keys in registers.
     for (i, (heads, features)) in [(64, 128), (32, 128), (33, 112), (64, 64), (5, 16)].into_iter().enumerate() {
         let case =
             IndexerCase::new(21, (heads, features), E4M3, [IndexedKeys::All(300), ranges(21, 270)][i % 2].clone());
@@ -133,17 +134,19 @@ fn best() -> Vec<IndexerCase> {
             cases.push(IndexerCase { values, best, ..case });
         }
     }
-    // More keys of one score than are sorted together.
+    // More equal scores than are sorted together.
     for (keys, values) in [(9001, V::Zeros), (5000, V::Integers)] {
         let case = IndexerCase::new(1, (1, 16), E4M3, IndexedKeys::All(keys));
         cases.push(IndexerCase { values, best: Some(2048), ..case });
     }
-    // Scores of so many queries and keys are not kept everywhere, but keys that reach a bound, which equal scores make mislead.
+    // Scores of so many queries and keys are not all stored; keys
+    // above a threshold are. Equal scores mislead the threshold.
     for (values, keys) in [(V::Normal, ranges(64, 1 << 14)), (V::Integers, IndexedKeys::All(1 << 14))] {
         let case = IndexerCase::new(64, (1, 16), E4M3, keys);
         cases.push(IndexerCase { values, best: Some(2048), ..case });
     }
-    // A sample of the scores says which are looked at closer; ranges begin and end between multiples of four keys.
+    // A sample of the scores gives the threshold. Ranges begin and
+    // end off multiples of four keys.
     for (i, values) in [V::Normal, V::Nan, V::Infinite, V::Normal].into_iter().enumerate() {
         let keys = IndexedKeys::Ranges(9001, vec![(0, 9001), (3, 8990), (4090, 9000), (2, 6001)]);
         let case = IndexerCase::new(4, (2, 16), formats(i), keys);

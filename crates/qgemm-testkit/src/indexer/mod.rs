@@ -1,4 +1,4 @@
-//! `indexer`: its oracle, its cases, and how one is run.
+//! `indexer`: oracle, cases and runner.
 
 mod case;
 mod groups;

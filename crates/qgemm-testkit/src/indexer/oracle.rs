@@ -1,16 +1,16 @@
-//! Scores in f64 from their definition, and the order of chosen keys.
+//! Indexer scores in f64, and the order of chosen keys.
 
 use super::case::IndexerCase;
 
-/// What a score must be.
+/// A correct score.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Score {
     pub value: f64,
-    /// Of the sums that it is made of.
+    /// Sum of squares of its summands.
     pub energy: f64,
 }
 
-/// What is read.
+/// Inputs of the indexer.
 pub(super) struct Inputs {
     pub q: Vec<f32>,
     pub k: Vec<f32>,
@@ -34,7 +34,7 @@ impl Inputs {
         }
     }
 
-    /// The scores of a query; none of keys that it does not see.
+    /// Scores of a query; `None` for masked keys.
     pub fn scores(&self, case: &IndexerCase, query: usize) -> Vec<Option<Score>> {
         let mut all = vec![None; case.most_keys()];
         for key in case.seen(query) {
@@ -53,7 +53,7 @@ impl Inputs {
             let (product, squares) = products.fold((0.0, 0.0), |(sum, squares), p| (sum + p, squares + p * p));
             let scale = if case.q_scales { f64::from(self.q_scales[head]) } else { 1.0 };
             let weight = f64::from(self.weights[head]) * scale * factor;
-            // Unlike `max`, it leaves NaN as it is.
+            // Unlike `max`, this keeps NaN.
             value += weight * if product < 0.0 { 0.0 } else { product };
             energy += weight * weight * squares;
         }
@@ -61,12 +61,13 @@ impl Inputs {
     }
 }
 
-/// The keys with the highest of these scores, equal ones by index, NaN last, and −1 where there are no more.
+/// The keys with the highest scores: equal scores by index, NaN
+/// last, then −1.
 pub(super) fn chosen(case: &IndexerCase, query: usize, scores: &[f32], table: &[u32], count: usize) -> Vec<i32> {
     let mut keys: Vec<usize> = case.seen(query).filter(|&key| case.row(query, key, table).is_some()).collect();
     keys.sort_by(|&a, &b| {
         let (a, b) = (scores[a], scores[b]);
-        // Stable: what is equal stays in the order of keys.
+        // A stable sort: equal scores stay in the order of keys.
         a.is_nan().cmp(&b.is_nan()).then(b.partial_cmp(&a).unwrap_or(std::cmp::Ordering::Equal))
     });
     let mut chosen: Vec<i32> = keys.into_iter().take(count).map(|key| key as i32).collect();

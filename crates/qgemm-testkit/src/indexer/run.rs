@@ -13,10 +13,10 @@ use crate::limits::Tolerance;
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
 
-/// Why Volta and Turing do not serve bf16.
+/// Reason that Volta and Turing do not support bf16.
 const NO_BF16: &str = "tensor cores before Ampere multiply no bf16, whose numbers f16 cannot hold";
 
-/// Every exemption. One that no longer holds, because the case can be planned, fails.
+/// Exemptions. An exemption fails if the case can be planned.
 const EXEMPTIONS: &[Exemption<IndexerCase>] = &[
     Exemption { device: DeviceKind::Cuda, applies: has_no_bf16, reason: NO_BF16 },
     Exemption { device: DeviceKind::Emu, applies: has_no_bf16, reason: NO_BF16 },
@@ -27,10 +27,12 @@ fn has_no_bf16(case: &IndexerCase, info: &DeviceInfo) -> bool {
     is_before && case.format == KvFormat::Plain(DType::BF16) && case.queries * case.most_keys() > 0
 }
 
-/// What scores may be off: sums of products on tensor cores, which have 14 bits within 128 columns.
+/// Error limit of scores. Tensor-core sums have 14 bits within
+/// 128 columns.
 const LIMIT: f64 = 1e-6;
 
-/// Runs `case` on poisoned memory, twice where that may show something else, and judges what was computed.
+/// Runs `case` on poisoned memory and judges the result. It runs
+/// twice where a second run may differ.
 pub fn run(ctx: &Context, case: &IndexerCase) -> Outcome {
     let mut outcome = Outcome::new(case);
     let result = judge(ctx, case, &mut outcome);
@@ -38,7 +40,7 @@ pub fn run(ctx: &Context, case: &IndexerCase) -> Outcome {
     outcome
 }
 
-/// What is given to runs, on the device, and where keys lie in their buffers.
+/// Inputs of runs on the device, with key offsets.
 struct Given {
     q: (Buffer, Rows),
     k: (Buffer, Rows),
@@ -54,7 +56,7 @@ struct Given {
 struct Strides {
     q: [usize; 2],
     k_row: usize,
-    /// Elements, and scales.
+    /// Page strides of elements and of scales.
     page: [usize; 2],
 }
 
@@ -64,7 +66,7 @@ impl Strides {
         let head = case.features + case.gap;
         let k_row = case.features + case.gap;
         let page = if case.scales_in_pages {
-            // Keys of the page, its scales, and a gap.
+            // Keys of a page, its scales, and a gap.
             let bytes = (page_size * k_row).next_multiple_of(16) + (4 * page_size).next_multiple_of(16);
             [bytes, bytes / 4]
         } else {
@@ -73,7 +75,7 @@ impl Strides {
         Self { q: [case.heads * head, head], k_row, page }
     }
 
-    /// Byte of the first page's scales, where they lie in pages.
+    /// Byte of the first page's scales, if pages hold scales.
     fn scales_at(&self, case: &IndexerCase) -> usize {
         (case.pages().1 * self.k_row).next_multiple_of(16)
     }
@@ -96,7 +98,8 @@ fn judge(ctx: &Context, case: &IndexerCase, outcome: &mut Outcome) -> Result<(),
     if let Some(byte) = scores.first_written_outside(&first) {
         return Err(Failure::WroteOutside(byte));
     }
-    // An emulated GPU runs its threads in one order; but what a run leaves in the workspace must not matter to the next.
+    // Emulated threads run in one order, but the workspace that the
+    // first run leaves must not change the second.
     let is_emulated = ctx.info().id.kind == DeviceKind::Emu;
     if !is_emulated {
         Failure::check_same(&first, &run_on(ctx, &plan, case, &given, &scores, &strides)?)?;
@@ -168,7 +171,7 @@ fn described(case: &IndexerCase, strides: &Strides, given: &Given) -> Indexer {
     if case.q_scales { indexer.q_scales() } else { indexer }
 }
 
-/// Runs the plan on a poisoned result, and gives that back.
+/// Runs the plan on a poisoned result, and returns it.
 fn run_on(
     ctx: &Context,
     plan: &IndexerPlan,
@@ -209,7 +212,7 @@ fn run_on(
     run().map_err(Failure::of_run)
 }
 
-/// That scores are what they must be, and −∞ where none is.
+/// Checks the scores, and −∞ for masked keys.
 fn check(case: &IndexerCase, inputs: &Inputs, got: &[f32], outcome: &mut Outcome) -> Result<(), Failure> {
     let (m, n) = (case.queries, case.most_keys());
     let (mut finite, mut values, mut energy) = (got.to_vec(), vec![0.0; m * n], vec![0.0; m * n]);
@@ -236,7 +239,7 @@ fn check(case: &IndexerCase, inputs: &Inputs, got: &[f32], outcome: &mut Outcome
     if comparison.within(tolerance) { Ok(()) } else { Err(Failure::Inaccurate(comparison)) }
 }
 
-/// That the keys chosen are those of the device's own scores.
+/// Checks that the chosen keys follow from the device's scores.
 fn check_chosen(case: &IndexerCase, inputs: &Inputs, scores: &[f32], best: &[u8], count: usize) -> Result<(), Failure> {
     let n = case.most_keys();
     for row in 0..case.queries {

@@ -1,4 +1,5 @@
-//! Rows of numbers in a poisoned buffer: queries and keys, in formats that [`Operand`](crate::operand::Operand) has no type for.
+//! Rows of queries and keys in a poisoned buffer, for formats
+//! that [`Operand`](crate::operand::Operand) lacks.
 
 use std::ops::Range;
 
@@ -7,26 +8,27 @@ use qgemm_hal::KvFormat;
 
 use crate::attention::e4m3;
 
-/// A multiple of every alignment.
+/// A multiple of every device's alignment.
 const GUARD_BYTES: usize = 256;
 
-/// A buffer of poison, some rows of numbers in it.
+/// A poisoned buffer with some rows of numbers.
 pub(super) struct Rows {
     pub bytes: Vec<u8>,
-    /// From the first element on.
+    /// Start of the first element.
     pub start: usize,
     format: KvFormat,
 }
 
 impl Rows {
-    /// Room for `elements` elements, `offset` elements past an aligned address.
+    /// A buffer for `elements` elements, `offset` elements past an
+    /// aligned address.
     pub fn new(format: KvFormat, elements: usize, offset: usize) -> Self {
         let start = GUARD_BYTES + format.bytes_of(offset);
         let bytes = vec![0xff; (start + format.bytes_of(elements) + GUARD_BYTES).next_multiple_of(4)];
         Self { bytes, start, format }
     }
 
-    /// Writes numbers from `element` on.
+    /// Writes numbers, starting at `element`.
     pub fn put(&mut self, element: usize, values: &[f32]) {
         let to = &mut self.bytes[self.start + self.format.bytes_of(element)..];
         match self.format {
@@ -35,17 +37,17 @@ impl Rows {
         }
     }
 
-    /// Writes an f32 in the place of bytes from `byte` of the elements on.
+    /// Writes an f32 scale at byte `byte` of the elements.
     pub fn put_scale(&mut self, byte: usize, scale: f32) {
         DType::F32.write(&mut self.bytes[self.start + byte..], 0, scale);
     }
 
-    /// From byte `first` of the elements on, as many as there are before the guard.
+    /// From byte `first` of the elements to the guard.
     pub fn range(&self, first: usize) -> Range<usize> {
         self.start + first..self.bytes.len() - GUARD_BYTES
     }
 
-    /// What the address of the first element is a multiple of, at most 16.
+    /// Alignment of the first element's address, at most 16.
     pub fn alignment(&self) -> usize {
         16.min(1 << self.start.trailing_zeros())
     }

@@ -1,4 +1,5 @@
-//! Random indexers: any heads, features, keys and layout from one seed.
+//! Random cases of `indexer`: any heads, features, keys and
+//! layout from one seed.
 
 use qgemm_hal::op::indexer::{FORMATS, MOST_CHOSEN};
 use rand::rngs::StdRng;
@@ -7,7 +8,7 @@ use rand::{Rng, SeedableRng};
 use super::case::{IndexedKeys, IndexerCase, IndexerValues};
 use crate::random::{gap, pick, skewed};
 
-/// The case that `seed` stands for.
+/// The random case of `seed`.
 pub(super) fn random_case(seed: u64) -> IndexerCase {
     let rng = &mut StdRng::seed_from_u64(seed);
     let mut queries = skewed(rng, 80);

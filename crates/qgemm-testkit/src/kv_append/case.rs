@@ -1,4 +1,5 @@
-//! One appending to check: sequences and the cache as those of an attention, and how heads are turned.
+//! A case of `kv_append` (rotary embedding and KV-cache append),
+//! as data.
 
 use std::fmt;
 
@@ -10,35 +11,35 @@ use rand::{Rng, SeedableRng};
 use crate::activations::normal;
 use crate::attention::AttentionCase;
 
-/// How heads are turned.
+/// Rotary embedding of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RotaryCase {
-    /// Features that are turned.
+    /// Rotated features.
     pub dim: usize,
-    /// Which of them form pairs.
+    /// Pairing of features.
     pub pairs: RotaryPairs,
     /// Base of the frequencies.
     pub base: f64,
-    /// How frequencies are scaled.
+    /// Scaling of frequencies.
     pub scaling: RotaryScaling,
-    /// Angles come from tables of so many positions.
+    /// Positions in the cos/sin tables, if angles come from tables.
     pub tables: Option<usize>,
 }
 
 impl RotaryCase {
-    /// All of a head, base 10000.
+    /// All features of a head, base 10000.
     pub fn new(dim: usize, pairs: RotaryPairs) -> Self {
         Self { dim, pairs, base: 10_000.0, scaling: RotaryScaling::None, tables: None }
     }
 
-    /// As the API is told.
+    /// The description for the API.
     pub(super) fn rotary(&self) -> Rotary {
         let rotary = match self.pairs {
             RotaryPairs::Neox => Rotary::neox(self.dim),
             RotaryPairs::Interleaved => Rotary::interleaved(self.dim),
         };
         match self.tables {
-            // A gap between rows.
+            // Tables have a gap between rows.
             Some(positions) => rotary.tables(positions).table_row_stride(self.table_row() as u64),
             None => rotary.base(self.base).scaling(self.scaling),
         }
@@ -50,28 +51,29 @@ impl RotaryCase {
     }
 }
 
-/// One appending to check.
+/// A KV-cache append to check.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvAppendCase {
-    /// Sequences, heads, types and where everything lies. Queries and keys are counted as those of an attention; what it says of masks and
-    /// values plays no part.
+    /// Sequences, heads, types and layout, as in `attention`. Masks
+    /// and kinds of values do not apply.
     pub of: AttentionCase,
     /// Whether there are queries.
     pub has_queries: bool,
-    /// How heads are turned, if they are.
+    /// The rotary embedding, if any.
     pub rotary: Option<RotaryCase>,
-    /// Added to the places of keys to give positions; none where they are not given.
+    /// Offset from key indices to positions, if positions are given.
     pub positions_from: Option<u32>,
 }
 
 impl KvAppendCase {
-    /// Turned as NeoX.
+    /// With NeoX rotary pairs.
     pub fn new(of: AttentionCase) -> Self {
         let rotary = RotaryCase::new(of.dims.0, RotaryPairs::Neox);
         Self { of, has_queries: true, rotary: Some(rotary), positions_from: None }
     }
 
-    /// Values `[tokens, heads, columns]`: queries (`salt` 1), new keys (2) or new values (3). Every value is one of the type.
+    /// Values `[tokens, heads, columns]`, representable in the type:
+    /// queries (`salt` 1), new keys (2) or new values (3).
     pub(super) fn values(&self, salt: u64, heads: usize, columns: usize) -> Vec<f32> {
         let mut rng = StdRng::seed_from_u64(self.of.seed ^ salt << 40);
         let count = self.of.tokens() * heads * columns;
@@ -79,7 +81,8 @@ impl KvAppendCase {
         self.of.dtype.decode(&self.of.dtype.encode(&values))
     }
 
-    /// Cosines (`salt` 6) or sines (7), with gaps between rows: any numbers, so that nothing is computed in their place.
+    /// Cosines (`salt` 6) or sines (7), with gaps between rows. They
+    /// are random, so a kernel that computes angles fails.
     pub(super) fn table(&self, salt: u64) -> Vec<f32> {
         let Some(RotaryCase { tables: Some(positions), .. }) = self.rotary else { return Vec::new() };
         let mut rng = StdRng::seed_from_u64(self.of.seed ^ salt << 40);
@@ -87,7 +90,8 @@ impl KvAppendCase {
         (0..positions * row).map(|_| rng.random_range(-1.0..1.0)).collect()
     }
 
-    /// Key of each token, as place in its sequence; none of tokens that have none. With the sequence.
+    /// Sequence and key index of each token; `None` for tokens of no
+    /// sequence.
     pub(super) fn keys(&self) -> Vec<Option<(usize, usize)>> {
         let mut all = vec![None; self.of.tokens()];
         let offsets = self.of.q_offsets();
@@ -101,14 +105,15 @@ impl KvAppendCase {
         all
     }
 
-    /// Position of each token; of those without a key any.
+    /// Position of each token; any number for tokens without a key.
     pub(super) fn positions(&self) -> Vec<u32> {
         let from = self.positions_from.unwrap_or(0);
         self.keys().iter().map(|key| key.map_or(u32::MAX, |(_, key)| from + key as u32)).collect()
     }
 }
 
-/// A line for tables: the sequences as those of an attention, then how heads are turned.
+/// A line for tables: the text of `attention`, then the rotary
+/// embedding.
 impl fmt::Display for KvAppendCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.of)?;

@@ -1,4 +1,4 @@
-//! The suite of `kv_append`: which cases a backend must pass.
+//! The suite of `kv_append`: cases that every backend must pass.
 
 use qgemm_api::RotaryScaling;
 use qgemm_formats::DType;
@@ -8,7 +8,7 @@ use super::case::{KvAppendCase, RotaryCase};
 use crate::attention::{AttentionCase, AttentionPlaces, AttentionValues};
 use crate::suite::{Cases, group};
 
-/// The whole suite.
+/// All groups.
 pub(super) const GROUPS: &[Cases<KvAppendCase>] = &[
     group("kv_append_lengths", "no tokens, one, many, more than keys; ragged, offsets, pages of every size", lengths),
     group("kv_append_heads", "every head dimension and pair of types, parts of heads turned, no queries", heads),
@@ -16,7 +16,7 @@ pub(super) const GROUPS: &[Cases<KvAppendCase>] = &[
     group("kv_append_layouts", "strides, heads before tokens, unaligned operands", layouts),
 ];
 
-/// Numbered, so that random values differ.
+/// Numbers the seeds of cases, so that random values differ.
 fn numbered(cases: Vec<KvAppendCase>) -> Vec<KvAppendCase> {
     let seeded =
         |(i, case): (usize, KvAppendCase)| KvAppendCase { of: AttentionCase { seed: i as u64, ..case.of }, ..case };

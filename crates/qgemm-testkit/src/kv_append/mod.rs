@@ -1,4 +1,4 @@
-//! `kv_append`: its oracle, its cases, and how one is run.
+//! `kv_append`: oracle, cases and runner.
 
 mod case;
 mod groups;

@@ -7,7 +7,8 @@ use qgemm_hal::RotaryPairs;
 
 use super::case::{KvAppendCase, RotaryCase};
 
-/// Cosine and sine of every pair at a position, with what turned features are multiplied with; none where the tables do not have it.
+/// Cosine and sine of every pair at a position, with the
+/// attention factor; `None` past the tables.
 pub(super) fn angles(case: &KvAppendCase, position: u32, tables: &[Vec<f32>; 2]) -> Option<Vec<(f64, f64)>> {
     let Some(rotary) = &case.rotary else { return Some(Vec::new()) };
     let pairs = 0..rotary.dim / 2;
@@ -27,7 +28,8 @@ pub(super) fn angles(case: &KvAppendCase, position: u32, tables: &[Vec<f32>; 2])
     Some(pairs.map(of_pair).collect())
 }
 
-/// Radians a position, as the papers and reference programs have them.
+/// Radians per position, from the papers and reference
+/// implementations.
 fn frequency(rotary: &RotaryCase, pair: usize) -> f64 {
     let (dim, base) = (rotary.dim as f64, rotary.base);
     let plain = 1.0 / base.powf(2.0 * pair as f64 / dim);
@@ -54,7 +56,7 @@ fn frequency(rotary: &RotaryCase, pair: usize) -> f64 {
     }
 }
 
-/// A head turned, and the energy of each feature: of the products that it is the sum of.
+/// A rotated head, and the energy of each feature's summands.
 pub(super) fn turned(case: &KvAppendCase, angles: &[(f64, f64)], head: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let mut values: Vec<f64> = head.iter().map(|&value| f64::from(value)).collect();
     let mut energy: Vec<f64> = values.iter().map(|value| value * value).collect();

@@ -1,4 +1,4 @@
-//! Runs one appending on a device and judges the result.
+//! Runs one KV-cache append on a device and judges the result.
 
 use qgemm_api::{Context, DeviceKind, Error, KvAppend, KvAppendArgs, KvAppendPlan};
 use qgemm_hal::KvFormat;
@@ -12,18 +12,22 @@ use crate::limits::{Tolerance, rounded_to};
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 
-/// Every exemption.
+/// Exemptions.
 const EXEMPTIONS: &[Exemption<KvAppendCase>] = &[];
-/// What turned features may be off before they are rounded.
+/// Error limit of rotated features before rounding.
 const LIMIT: f64 = 1e-11;
-/// What rounding to E4M3 may add: half a unit in the last place of 1, squared.
+/// Error limit of rounding to E4M3: half a unit in the last place
+/// of 1, squared.
 const E4M3_ROUNDING: f64 = 3.91e-3;
-/// What rounding to 127ths of the largest of 32 may add, where that is four times their mean: a twelfth of the square.
+/// Error limit of Q8_0: steps of 1/127 of the largest of 32, if
+/// that is four times their mean. A twelfth of the step squared.
 const Q8_0_ROUNDING: f64 = 2e-4;
-/// The same of eighths, of which numbers of one sign have but seven.
+/// Error limit of Q4_0: eight steps, or seven for numbers of one
+/// sign.
 const Q4_0_ROUNDING: f64 = 5e-2;
 
-/// Runs `case` on poisoned memory, twice where that may show something else, and judges what was written.
+/// Runs `case` on poisoned memory and judges the result. It runs
+/// twice where a second run may differ.
 pub fn run(ctx: &Context, case: &KvAppendCase) -> Outcome {
     let mut outcome = Outcome::new(case);
     let result = judge(ctx, case, &mut outcome);
@@ -31,7 +35,7 @@ pub fn run(ctx: &Context, case: &KvAppendCase) -> Outcome {
     outcome
 }
 
-/// Where the operands of a case lie.
+/// Memory layout of a case's operands.
 struct Stored {
     q: Operand,
     new_k: Operand,
@@ -40,7 +44,7 @@ struct Stored {
     v: KvOperand,
 }
 
-/// What is read.
+/// Inputs of a run.
 struct Inputs {
     q: Vec<f32>,
     new_k: Vec<f32>,
@@ -50,7 +54,7 @@ struct Inputs {
     block_table: Vec<u32>,
 }
 
-/// What the buffers hold after a run.
+/// Contents of the buffers after a run.
 #[derive(PartialEq)]
 struct Written {
     q: Vec<u8>,
@@ -84,7 +88,8 @@ fn judge(ctx: &Context, case: &KvAppendCase, outcome: &mut Outcome) -> Result<()
     Failure::check_launched(plan.sequence(), plan.kernel_id())?;
     let first = run_on(ctx, &plan, case, &stored, &inputs).map_err(Failure::of_run)?;
     check(case, &stored, &inputs, &first, outcome)?;
-    // An emulated GPU runs its threads in one order, and nothing is left for the next run.
+    // Emulated threads run in one order, without a workspace: a
+    // second run is the same.
     if ctx.info().id.kind != DeviceKind::Emu {
         let second = run_on(ctx, &plan, case, &stored, &inputs).map_err(Failure::of_run)?;
         Failure::check_same(&first.q, &second.q)?;
@@ -181,18 +186,19 @@ fn run_on(
     Ok(written)
 }
 
-/// What numbers of a cache may be off.
+/// Error limit of the cache.
 fn of_cache(kv: KvFormat) -> Tolerance {
     match kv {
         KvFormat::Plain(dtype) => rounded_to(dtype, LIMIT),
         KvFormat::Q8_0 => Tolerance::relative(Q8_0_ROUNDING),
         KvFormat::Q4_0 => Tolerance::relative(Q4_0_ROUNDING),
-        // Half the distance of subnormal numbers, of the largest factor of the cases.
+        // Half the distance of subnormal numbers, times the largest
+        // factor of the cases.
         _ => Tolerance { nmse: LIMIT + E4M3_ROUNDING, absolute: 2.0 / 1024.0, overflow: f64::INFINITY },
     }
 }
 
-/// Rows to be compared.
+/// Rows to compare.
 struct Rows {
     columns: usize,
     got: Vec<f32>,
@@ -221,7 +227,8 @@ impl Rows {
     }
 }
 
-/// That queries are turned, every new key and value has its place, and nothing else was written.
+/// Checks that queries are rotated, every new key and value is in
+/// the cache, and nothing else was written.
 fn check(
     case: &KvAppendCase,
     stored: &Stored,
@@ -232,7 +239,8 @@ fn check(
     let of = &case.of;
     let ((heads, kv_heads), (qk, v_dim)) = (of.heads, of.dims);
     let (mut queries, mut keys, mut values) = (Rows::of(qk), Rows::of(qk), Rows::of(v_dim));
-    // What lies in the cache apart from new keys and values, which are taken out.
+    // The cache without new keys and values, which are removed
+    // below.
     let (mut k_rest, mut v_rest) = (written.k.clone(), written.v.clone());
     let (positions, got_q) = (case.positions(), stored.q.decode(&written.q));
     let (k_factors, v_factors) = (of.factors(4), of.factors(5));
@@ -245,7 +253,7 @@ fn check(
                 Some(angles) if case.has_queries => {
                     queries.push(got_q[at].iter().copied(), turned(case, angles, given));
                 }
-                // Left alone, to the bit.
+                // Not rotated: unchanged to the bit.
                 _ if got_q[at.clone()] != *given => {
                     return Err(Failure::WroteOutside(stored.q.range().start + at.start * of.dtype.bytes()));
                 }

@@ -1,4 +1,5 @@
-//! Random appendings: any lengths, heads, types and angles from one seed.
+//! Random cases of `kv_append`: any lengths, heads, types and
+//! angles from one seed.
 
 use qgemm_api::RotaryScaling;
 use qgemm_formats::DType;
@@ -10,7 +11,7 @@ use super::case::{KvAppendCase, RotaryCase};
 use crate::attention::{AttentionCase, AttentionPlaces, AttentionValues};
 use crate::random::{gap, pick, skewed};
 
-/// The case that `seed` stands for.
+/// The random case of `seed`.
 pub(super) fn random_case(seed: u64) -> KvAppendCase {
     let rng = &mut StdRng::seed_from_u64(seed);
     let sequences = skewed(rng, 40);

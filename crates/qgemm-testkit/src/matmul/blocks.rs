@@ -1,4 +1,4 @@
-//! A factor in E4M3 of whose blocks along K each has a scale.
+//! E4M3 factors with a scale per block along K.
 
 use qgemm_formats::{XFormat, XRow};
 use qgemm_hal::FactorFormat;
@@ -7,15 +7,16 @@ use crate::activations::{ActivationKind, activations};
 
 /// Codes and scales of a factor, row by row.
 pub(super) struct Blocks {
-    /// The numbers of codes.
+    /// Values of the codes.
     pub codes: Vec<f32>,
-    /// An f32 a block.
+    /// An f32 scale per block.
     pub scales: Vec<f32>,
     columns: usize,
 }
 
 impl Blocks {
-    /// Values of a kind as they are quantized; small integers as they are, with powers of two for scales.
+    /// Quantizes values of a kind. Small integers are kept, with
+    /// powers of two as scales.
     pub fn new(kind: ActivationKind, [rows, columns]: [usize; 2], seed: u64) -> Self {
         let values = activations(kind, rows, columns, qgemm_formats::DType::F32, seed);
         let blocks = columns.div_ceil(FactorFormat::BLOCK);
@@ -34,7 +35,7 @@ impl Blocks {
         made
     }
 
-    /// What they stand for.
+    /// The dequantized values.
     pub fn values(&self) -> Vec<f32> {
         let blocks = self.columns.div_ceil(FactorFormat::BLOCK);
         let value = |(i, code): (usize, &f32)| {

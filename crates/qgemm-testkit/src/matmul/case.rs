@@ -1,4 +1,4 @@
-//! One product to check: everything that decides it, as data.
+//! A case of `matmul`, as data.
 
 use std::fmt;
 
@@ -8,70 +8,75 @@ use qgemm_hal::{Activation, FactorFormat, MatmulLayout, XPrecision};
 use super::blocks::Blocks;
 use crate::activations::{ActivationKind, activations};
 
-/// Where operands lie.
+/// Memory layout of the operands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MatmulStrides {
-    /// Elements between the stored rows of A, of B, and of C and D, filled with NaN.
+    /// Gaps of NaN between the stored rows of A, of B, and of C and
+    /// D, in elements.
     pub gaps: [usize; 3],
-    /// Rows of NaN between the matrices of every operand.
+    /// Rows of NaN between an operand's matrices.
     pub between: usize,
-    /// Elements by which operands begin past an aligned address.
+    /// Offset of operands from an aligned address, in elements.
     pub offset: usize,
-    /// Whether all products have the same A.
+    /// Whether all products share one A.
     pub one_a: bool,
-    /// Whether all products have the same B.
+    /// Whether all products share one B.
     pub one_b: bool,
-    /// Whether all products have the same C.
+    /// Whether all products share one C.
     pub one_c: bool,
-    /// Whether the matrices of D lie side by side, as heads of attention do.
+    /// Whether the matrices of D are side by side, like attention
+    /// heads.
     pub d_beside: bool,
 }
 
-/// One product to check.
+/// A matmul to check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MatmulCase {
-    /// Rows of D, columns of D, and what is added up.
+    /// M, N and K.
     pub shape: [usize; 3],
-    /// Products.
+    /// Number of products.
     pub batch: usize,
-    /// How A and B are stored.
+    /// Storage order of A and B.
     pub layout: MatmulLayout,
-    /// How A and B are stored.
+    /// Formats of A and B.
     pub types: [FactorFormat; 2],
-    /// Factors of all of A and of all of B.
+    /// Per-tensor scales of A and B.
     pub scales: [Option<f32>; 2],
     /// Type of D.
     pub d_dtype: DType,
-    /// Factor of the product.
+    /// Factor of the product (alpha).
     pub alpha: f32,
-    /// Factor and type of C.
+    /// Factor (beta) and type of C.
     pub c: Option<(f32, DType)>,
-    /// Factor of what D held.
+    /// Factor (beta) of the old D, if D accumulates.
     pub accumulate: Option<f32>,
     /// Type of the bias.
     pub bias: Option<DType>,
-    /// Applied last.
+    /// Activation, applied last.
     pub activation: Activation,
-    /// Whether C is what the activation was applied to, whose derivative there multiplies the product.
+    /// Whether C is an activation's input, whose derivative
+    /// multiplies the product.
     pub slope: bool,
-    /// Whether products are of parts of K: A is stored by columns, B by rows, and each is one matrix.
+    /// Whether products have K ranges: A is stored by columns, B by
+    /// rows, and each is one matrix.
     pub k_grouped: bool,
-    /// Whether products have rows of one A, C and D, which is stored by rows.
+    /// Whether products have row ranges of one A, C and D, which are
+    /// stored by rows.
     pub rows_grouped: bool,
-    /// How far factors in f32 may be rounded.
+    /// Permitted rounding of f32 factors.
     pub operand_precision: XPrecision,
-    /// What A looks like, and B.
+    /// Kinds of A and B.
     pub values: [ActivationKind; 2],
-    /// Where operands lie.
+    /// Memory layout of the operands.
     pub strides: MatmulStrides,
-    /// Whether every kernel that a plan has the choice of is run.
+    /// Runs every kernel that the plan may choose.
     pub every_kernel: bool,
     /// Seed of all random values.
     pub seed: u64,
 }
 
 impl MatmulCase {
-    /// One product of normal f32 matrices by rows, `[m, n, k]`.
+    /// One product of normal, row-major f32 matrices, `[m, n, k]`.
     pub fn new(shape: [usize; 3]) -> Self {
         Self {
             shape,
@@ -96,12 +101,12 @@ impl MatmulCase {
         }
     }
 
-    /// With A, B and D of one type.
+    /// A, B and D in one type.
     pub fn of_type(self, dtype: DType) -> Self {
         Self { types: [dtype.into(); 2], d_dtype: dtype, ..self }
     }
 
-    /// With factors whose sums are exact.
+    /// Factors with exact sums.
     pub fn exact(self) -> Self {
         Self { values: [ActivationKind::SmallIntegers; 2], ..self }
     }
@@ -116,23 +121,25 @@ impl MatmulCase {
         activation && whole && !self.slope && self.values == [ActivationKind::SmallIntegers; 2]
     }
 
-    /// So many products of parts of K.
+    /// `products` products of K ranges.
     pub fn k_grouped(self, products: usize) -> Self {
         let strides = MatmulStrides { one_a: true, one_b: true, between: 0, ..self.strides };
-        // Codes with scales lie along K.
+        // Block scales run along K.
         let layout = if self.has_scales() { MatmulLayout::Nt } else { MatmulLayout::Tn };
         Self { batch: products, k_grouped: true, layout, strides, ..self }
     }
 
-    /// So many products of groups of rows.
+    /// `products` products of row groups.
     pub fn rows_grouped(self, products: usize) -> Self {
         let layout = MatmulLayout::of(true, self.layout.b_by_rows());
         let strides = MatmulStrides { one_a: true, one_c: true, d_beside: false, ..self.strides };
         Self { batch: products, rows_grouped: true, k_grouped: false, layout, strides, ..self }
     }
 
-    /// Where parts of K or groups of rows begin, and the last one ends. Seeds decide whether they are alike, whether some are empty, whether
-    /// they leave values out, whether they lead out of K or fall, and, of rows, whether one product has all of them.
+    /// Offsets of K ranges or row groups, and the end of the last
+    /// one.
+    /// The seed decides whether these are equal, empty, leave gaps,
+    /// exceed K or descend; whether one product has all rows.
     pub(super) fn offsets(&self) -> Vec<u32> {
         let (len, kinds) = if self.rows_grouped { (self.shape[0], 5) } else { (self.shape[2], 4) };
         let (k, products) = (len as u64, self.batch as u64);
@@ -153,7 +160,7 @@ impl MatmulCase {
             .collect()
     }
 
-    /// The part of K that a product multiplies.
+    /// K range of a product.
     pub(super) fn k_of(&self, product: usize) -> std::ops::Range<usize> {
         let k = self.shape[2];
         if !self.k_grouped {
@@ -164,7 +171,7 @@ impl MatmulCase {
         at(product)..at(product + 1).max(at(product))
     }
 
-    /// The rows of D that a product has. No two have one in common.
+    /// Rows of D of a product. Products never overlap.
     pub(super) fn rows_of(&self, product: usize) -> std::ops::Range<usize> {
         let m = self.shape[0];
         if !self.rows_grouped {
@@ -175,12 +182,12 @@ impl MatmulCase {
         at(product)..at(product + 1)
     }
 
-    /// Whether factors are codes whose blocks have scales.
+    /// Whether factors have block scales.
     pub(super) fn has_scales(&self) -> bool {
         self.types[0].has_scales()
     }
 
-    /// Codes and scales of A, and of B transposed, where they have some.
+    /// Quantized A and transposed B, if factors have block scales.
     pub(super) fn blocks(&self) -> Option<[Blocks; 2]> {
         let [m, n, k] = self.shape;
         let of = |i: usize, outer: usize, seed: u64| Blocks::new(self.values[i], [outer, k], seed);
@@ -197,7 +204,8 @@ impl MatmulCase {
         factor(self.values[0], [m, k], self.types[0], self.seed ^ own << 8)
     }
 
-    /// B of a product, transposed: `[n, k]`, so that what is not finite stays in its column of D.
+    /// Transposed B of a product, `[n, k]`. Infinities and NaN thus
+    /// stay in a column of D.
     pub(super) fn b(&self, product: usize) -> Vec<f32> {
         let [_, n, k] = self.shape;
         if let Some([_, b]) = self.blocks() {
@@ -207,7 +215,7 @@ impl MatmulCase {
         factor(self.values[1], [n, k], self.types[1], self.seed ^ 0xb000 ^ own << 24)
     }
 
-    /// C of a product, or what its D held.
+    /// C of a product, or its old D.
     pub(super) fn c_values(&self, product: usize, dtype: DType) -> Vec<f32> {
         let [m, n, _] = self.shape;
         let one = self.rows_grouped || (self.strides.one_c && self.c.is_some());
@@ -220,7 +228,7 @@ impl MatmulCase {
         activations(self.added(), 1, self.shape[1], dtype, self.seed ^ 0xb1a5)
     }
 
-    /// What added values look like.
+    /// Kind of addends.
     fn added(&self) -> ActivationKind {
         match self.values {
             [ActivationKind::SmallIntegers, _] => ActivationKind::SmallIntegers,
@@ -229,7 +237,7 @@ impl MatmulCase {
     }
 }
 
-/// The values of a factor, all of which its format has.
+/// Values of a factor, all representable in its format.
 fn factor(kind: ActivationKind, [rows, columns]: [usize; 2], format: FactorFormat, seed: u64) -> Vec<f32> {
     let values = activations(kind, rows, columns, format.plain().unwrap_or(DType::F32), seed);
     let rounded = |value: f32| {
@@ -240,7 +248,8 @@ fn factor(kind: ActivationKind, [rows, columns]: [usize; 2], format: FactorForma
     values.into_iter().map(rounded).collect()
 }
 
-/// A line for tables: `2x 64x32x128 tn bf16*bf16>f32`, then whatever is not the default.
+/// A line for tables: `2x 64x32x128 tn bf16*bf16>f32`, then
+/// non-default fields.
 impl fmt::Display for MatmulCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { shape: [m, n, k], batch, layout, types: [a, b], d_dtype, activation, strides, .. } = self;

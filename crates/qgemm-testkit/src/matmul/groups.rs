@@ -1,4 +1,4 @@
-//! The suite of `matmul`: which cases a backend must pass.
+//! The suite of `matmul`: cases that every backend must pass.
 
 use qgemm_formats::DType;
 use qgemm_hal::{Activation, FactorFormat, MatmulLayout, XPrecision};
@@ -7,7 +7,7 @@ use super::case::{MatmulCase, MatmulStrides};
 use crate::activations::ActivationKind;
 use crate::suite::{Cases, group};
 
-/// The whole suite.
+/// All groups.
 pub(super) const GROUPS: &[Cases<MatmulCase>] = &[
     group("matmul_layouts", "by rows and by columns, every type of A and B", layouts),
     group("matmul_sizes", "from one value to more than a tile in every direction, and nothing to add up", sizes),
@@ -31,7 +31,8 @@ pub(super) const GROUPS: &[Cases<MatmulCase>] = &[
     ),
 ];
 
-/// Rows, columns, and values along K: around vectors, tiles of 64 and 128, and k-tiles of 16 and 32.
+/// M, N and K around vectors, tiles of 64 and 128, and k-tiles of
+/// 16 and 32.
 const SIZES: [[usize; 3]; 20] = [
     [1, 1, 1],
     [1, 1, 0],
@@ -63,7 +64,7 @@ fn layout(i: usize) -> MatmulLayout {
     MatmulLayout::ALL[i % MatmulLayout::ALL.len()]
 }
 
-/// Both factors of one type, and D of one.
+/// Sets one type for both factors, and a type for D.
 fn typed(i: usize, case: MatmulCase) -> MatmulCase {
     MatmulCase { types: [dtype(i).into(); 2], d_dtype: dtype(i / 3), layout: layout(i), seed: i as u64, ..case }
 }
@@ -74,7 +75,8 @@ fn layouts() -> Vec<MatmulCase> {
         for b in DType::ALL {
             for layout in MatmulLayout::ALL {
                 let i = cases.len();
-                // Mixed types are one path each; the layouts of one type are several.
+                // Mixed types have one path each; one type has a path per
+                // layout.
                 let shape = if a == b { [72, 136, 80] } else { [33, 40, 24] };
                 let case =
                     MatmulCase { types: [a.into(), b.into()], d_dtype: dtype(i), layout, ..MatmulCase::new(shape) };
@@ -125,7 +127,7 @@ fn epilogue() -> Vec<MatmulCase> {
             cases.last_mut().into_iter().for_each(|case| case.d_dtype = d_dtype);
         }
     }
-    // A C of factor 0 is not read, nor is a D.
+    // With factor 0, neither C nor the old D may be read.
     cases.push(MatmulCase { c: Some((0.0, DType::F32)), ..MatmulCase::new([9, 9, 9]) });
     cases.push(MatmulCase { accumulate: Some(0.0), ..MatmulCase::new([9, 9, 9]) });
     cases.push(MatmulCase { alpha: 0.0, c: Some((2.0, DType::F32)), ..MatmulCase::new([9, 9, 9]) });
@@ -219,12 +221,13 @@ fn special() -> Vec<MatmulCase> {
     cases
 }
 
-/// Factors in f32 that may be rounded to TF32.
+/// f32 factors that may be rounded to TF32.
 fn tf32() -> Vec<MatmulCase> {
     rounded(XPrecision::Tf32)
 }
 
-/// Factors in f32 that may be split into two bf16 each: also what begins anywhere, and what rounding would make infinite.
+/// f32 factors that may be split into two bf16: any alignment,
+/// and values that overflow when rounded.
 fn bf16x3() -> Vec<MatmulCase> {
     let mut cases = rounded(XPrecision::Bf16x3);
     for (i, layout) in MatmulLayout::ALL.into_iter().enumerate() {
@@ -232,7 +235,7 @@ fn bf16x3() -> Vec<MatmulCase> {
         let case = MatmulCase { layout, strides, seed: i as u64, ..MatmulCase::new([150, 130, 90 + i]) };
         cases.push(MatmulCase { operand_precision: XPrecision::Bf16x3, ..case });
     }
-    // Sums of one sign, to which every error adds.
+    // Sums of one sign, in which all errors add up.
     let values = [ActivationKind::PositiveMean, ActivationKind::AllEqual];
     cases.extend(values.map(|values| MatmulCase {
         values: [values; 2],
@@ -242,7 +245,8 @@ fn bf16x3() -> Vec<MatmulCase> {
     cases
 }
 
-/// Factors in E4M3, beside every format, in every layout, at any alignment, with factors of all of them, parts of K, batches, and NaN.
+/// E4M3 factors with every other format: all layouts and
+/// alignments, per-tensor scales, K ranges, batches and NaN.
 fn e4m3() -> Vec<MatmulCase> {
     use ActivationKind as V;
     const E4M3: FactorFormat = FactorFormat::E4M3;
@@ -270,7 +274,8 @@ fn e4m3() -> Vec<MatmulCase> {
         }
     }
     let both = MatmulCase { types: [E4M3; 2], ..MatmulCase::new([40, 48, 300]) };
-    // NaN of both factors, magnitudes beyond the largest and below the least, and sums of one sign.
+    // NaN in both factors, magnitudes out of range on both sides,
+    // and sums of one sign.
     for values in [[V::NotFinite, V::NotFinite], [V::MixedMagnitudes, V::Outliers], [V::ConstantRows, V::AllEqual]] {
         cases.push(MatmulCase { values, ..both });
     }
@@ -285,8 +290,9 @@ fn e4m3() -> Vec<MatmulCase> {
     cases
 }
 
-/// Factors in E4M3 whose blocks have scales: around blocks and tiles, at any alignment, cut along K, by parts of K that begin and end
-/// within blocks, with what is not finite.
+/// E4M3 factors with block scales: sizes around blocks and tiles,
+/// any alignment, split-K, K ranges that begin and end inside
+/// blocks, infinities and NaN.
 fn e4m3_blocks() -> Vec<MatmulCase> {
     use ActivationKind as V;
     let plain = MatmulStrides::default();
@@ -338,7 +344,8 @@ fn e4m3_blocks() -> Vec<MatmulCase> {
         let unaligned = MatmulStrides { gaps: [3, 5, 1], offset: 1, ..plain };
         cases.push(MatmulCase { shape: [130, 66, 1000], strides: unaligned, ..grouped.exact() }.k_grouped(7));
     }
-    // What is not finite stays in the parts that have a value of its block; and parts that are cut.
+    // Infinities and NaN stay in the K ranges that share their
+    // block; and split K ranges.
     cases.push(MatmulCase { values: [V::NotFinite; 2], shape: [20, 24, 900], seed: 4, ..of }.k_grouped(6));
     let not_finite = MatmulStrides { gaps: [12, 12, 0], ..plain };
     cases.push(
@@ -350,7 +357,8 @@ fn e4m3_blocks() -> Vec<MatmulCase> {
     cases
 }
 
-/// Factors in f32 that may be rounded, in every layout, aligned and not, with parts of K, and what is not finite.
+/// f32 factors that may be rounded: every layout, aligned or not,
+/// K ranges, infinities and NaN.
 fn rounded(operand_precision: XPrecision) -> Vec<MatmulCase> {
     let allowed = |case: MatmulCase| MatmulCase { operand_precision, ..case };
     let mut cases: Vec<MatmulCase> = Vec::new();
@@ -368,9 +376,11 @@ fn rounded(operand_precision: XPrecision) -> Vec<MatmulCase> {
     cases
 }
 
-/// Every kernel that a plan has the choice of, also those of large tiles that it takes for larger products. Of factors in f32 that may be
-/// rounded to TF32, in every layout, at any alignment, around tiles, with everything that is added, by batches and parts of K; and of E4M3 codes
-/// along K.
+/// Every kernel that a plan may choose, including large tiles for
+/// larger products.
+/// TF32: every layout and alignment, sizes around tiles, all
+/// epilogues, batches and K ranges.
+/// E4M3: codes along K.
 fn every_kernel() -> Vec<MatmulCase> {
     use ActivationKind as V;
     let plain = MatmulStrides::default();
@@ -379,7 +389,8 @@ fn every_kernel() -> Vec<MatmulCase> {
     for (i, layout) in MatmulLayout::ALL.into_iter().enumerate() {
         let case = MatmulCase { layout, seed: i as u64, ..MatmulCase::new([129, 259, 100]) };
         cases.push(MatmulCase { bias: Some(DType::F32), alpha: -0.5, ..case });
-        // Aligned in every layout, a whole tile of the largest among others.
+        // Aligned in every layout; some kernels have a whole largest
+        // tile.
         cases.push(MatmulCase { shape: [132, 264, 116], ..case });
         let gaps = [[0, 8, 4], [3, 1, 0], [4, 0, 8], [1, 12, 3]][i];
         let strides = MatmulStrides { gaps, offset: i, ..plain };
@@ -410,7 +421,8 @@ fn every_kernel() -> Vec<MatmulCase> {
     cases.into_iter().map(of).collect()
 }
 
-/// Gradients of experts' weights: parts of K of any length, in every type, added to what was there.
+/// Gradients of expert weights: K ranges of any length, in every
+/// type, accumulated.
 fn k_grouped() -> Vec<MatmulCase> {
     let shapes = [([40, 48, 300], 5), ([130, 72, 700], 3), ([8, 264, 65], 8), ([200, 136, 1], 2), ([1, 3, 90], 4)];
     let mut cases: Vec<MatmulCase> = Vec::new();
@@ -424,7 +436,7 @@ fn k_grouped() -> Vec<MatmulCase> {
             }
         }
     }
-    // What is not finite stays in its part; and parts that are cut.
+    // Infinities and NaN stay in their K range; and split K ranges.
     let bad = MatmulCase { values: [ActivationKind::NotFinite; 2], seed: 4, ..MatmulCase::new([70, 40, 150]) };
     cases.extend(DType::ALL.map(|dtype| bad.of_type(dtype).k_grouped(4)));
     let long = MatmulCase { seed: 9, ..MatmulCase::new([40, 40, 9000]) };
@@ -432,7 +444,8 @@ fn k_grouped() -> Vec<MatmulCase> {
     cases
 }
 
-/// Groups of rows of any length, around tiles, in the types that gradients have, with everything that is added.
+/// Row groups of any length, around tiles, in the types of
+/// gradients, with all epilogues.
 fn rows_grouped() -> Vec<MatmulCase> {
     let shapes = [([40, 48, 33], 5), ([300, 72, 70], 3), ([65, 264, 8], 40), ([1, 3, 90], 2), ([7, 5, 0], 3)];
     let mut cases: Vec<MatmulCase> = Vec::new();
@@ -460,7 +473,8 @@ fn rows_grouped() -> Vec<MatmulCase> {
             }
         }
     }
-    // What is not finite stays in its row, and with its product; and more products than rows, all of which one has.
+    // Infinities and NaN stay in their row and product.
+    // More products than rows, and one product has all rows.
     let bad = MatmulCase {
         values: [ActivationKind::NotFinite; 2],
         layout: MatmulLayout::Nt,
@@ -491,7 +505,7 @@ fn gradients() -> Vec<MatmulCase> {
         // dX = dY W.
         let case = MatmulCase { layout: MatmulLayout::Nn, ..MatmulCase::new([40, 96, 600]) };
         cases.push(case.of_type(dtype));
-        // What is cut along K in every layout.
+        // Split-K in every layout.
         cases.extend(MatmulLayout::ALL.map(|layout| MatmulCase {
             layout,
             activation: Activation::Silu,

@@ -1,4 +1,5 @@
-//! `matmul`: its cases, and how one is run. Its oracle is that of `gemm`, on B as the weight.
+//! `matmul`: cases and runner. The oracle is that of `gemm`, with
+//! B as the weight.
 
 mod blocks;
 mod case;

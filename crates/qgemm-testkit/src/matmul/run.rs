@@ -1,4 +1,4 @@
-//! Runs one product on a device and judges the result.
+//! Runs one matmul on a device and judges the result.
 
 use std::sync::Arc;
 
@@ -13,10 +13,11 @@ use crate::limits::{EXACT_SUMS, path, rounded_to};
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 
-/// Every exemption. One that no longer holds, because the case can be planned, fails.
+/// Exemptions. An exemption fails if the case can be planned.
 const EXEMPTIONS: &[Exemption<MatmulCase>] = &[];
 
-/// Runs `case` on poisoned memory, twice where that may show something else, and compares with the oracle.
+/// Runs `case` on poisoned memory, twice where a second run may
+/// differ, and compares with the oracle.
 pub fn run(ctx: &Context, case: &MatmulCase) -> Outcome {
     let mut outcome = Outcome::new(case);
     let result = judge(ctx, case, &mut outcome);
@@ -24,7 +25,8 @@ pub fn run(ctx: &Context, case: &MatmulCase) -> Outcome {
     outcome
 }
 
-/// The matrices of an operand: stored rows of all of them, one behind the other, with rows of NaN between them.
+/// The matrices of an operand, one after another, with rows of
+/// NaN between them.
 #[derive(Clone, Copy)]
 struct Stack {
     operand: Operand,
@@ -48,12 +50,13 @@ impl Stack {
         Self { operand: Operand::new(dtype, all, columns, gap, offset), matrices, rows, apart }
     }
 
-    /// Elements from one matrix to the next; 0 of one that all products share.
+    /// Elements from one matrix to the next; 0 if all products share
+    /// one.
     fn stride(&self) -> u64 {
         if self.matrices == 1 { 0 } else { (self.apart * self.operand.row_stride()) as u64 }
     }
 
-    /// A buffer with the matrices that `values` gives as they are stored.
+    /// A buffer with the stored matrices of `values`.
     fn encode(&self, values: impl Fn(usize) -> Vec<f32>) -> Vec<u8> {
         let columns = self.operand.columns();
         let mut all = Vec::new();
@@ -70,18 +73,18 @@ impl Stack {
         &values[matrix * self.apart * columns..][..self.rows * columns]
     }
 
-    /// Whether the rows between matrices are all NaN, as they were.
+    /// Whether the rows between matrices are still NaN.
     fn is_untouched_between(&self, values: &[f32]) -> bool {
         let columns = self.operand.columns().max(1);
         values.chunks(columns).enumerate().all(|(row, values)| row % self.apart < self.rows || values[0].is_nan())
     }
 }
 
-/// Where the operands of a case lie.
+/// Memory layout of a case's operands.
 struct Stored {
     a: Stack,
     b: Stack,
-    /// Of A and of B, whose blocks may have some.
+    /// Scales of A and B, per tensor or per block.
     scales: [Operand; 2],
     c: Stack,
     bias: Operand,
@@ -129,7 +132,7 @@ fn judge(ctx: &Context, case: &MatmulCase, outcome: &mut Outcome) -> Result<(), 
     }
     let mut judged = Vec::new();
     for plan in ctx.plan_matmul_every_way(&matmul).map_err(Failure::of_plan)? {
-        // The cuts of a kernel that the cost model thinks less of are not run.
+        // Of each kernel only the cost model's best split runs.
         if !judged.contains(&plan.kernel_id()) {
             judge_plan(ctx, case, &stored, &plan, outcome)?;
             judged.push(plan.kernel_id());
@@ -186,7 +189,8 @@ fn judge_plan(
     if !stored.d.is_untouched_between(&all) {
         return Err(Failure::WroteOutside(0));
     }
-    // An emulated GPU runs its threads in one order; what is left in the workspace for the next launch shows all the same.
+    // Emulated threads run in one order, but the workspace that the
+    // first run leaves must not change the second.
     if ctx.info().id.kind != DeviceKind::Emu || plan.workspace_bytes() > 0 {
         let second = run_on(ctx, plan, case, stored, &mut workspace).map_err(Failure::of_run)?;
         Failure::check_same(&first, &second)?;
@@ -251,7 +255,7 @@ fn transposed(values: &[f32], rows: usize) -> Vec<f32> {
     (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
 }
 
-/// Runs the plan on buffers of its own, and returns that around D.
+/// Runs the plan on new buffers, and returns the buffer around D.
 fn run_on(
     ctx: &Context,
     plan: &MatmulPlan,
@@ -307,7 +311,8 @@ fn run_on(
     Ok(written)
 }
 
-/// What is around D, and in it, before a run. With a factor of 0 that is poison: it is not read.
+/// Contents of D and its surroundings before a run. With a factor
+/// of 0 they are poison, and must not be read.
 fn held(case: &MatmulCase, stored: &Stored) -> Vec<u8> {
     let [m, n, _] = case.shape;
     match case.accumulate {
@@ -322,20 +327,21 @@ fn held(case: &MatmulCase, stored: &Stored) -> Vec<u8> {
     }
 }
 
-/// Rows of D that no product has.
+/// Rows of D without a product.
 fn unowned_rows(case: &MatmulCase) -> impl Iterator<Item = usize> {
     let owned: Vec<_> = (0..case.batch).map(|product| case.rows_of(product)).collect();
     (0..case.shape[0]).filter(move |row| !owned.iter().any(|rows| rows.contains(row)))
 }
 
-/// Whether a row of the one D has the same bits in both.
+/// Whether a row of the shared D has the same bits in both
+/// buffers.
 fn is_same_row(case: &MatmulCase, stored: &Stored, both: [&[f32]; 2], row: usize) -> bool {
     let [_, n, _] = case.shape;
     let [left, right] = both.map(|all| &stored.d.matrix(all, 0)[row * n..][..n]);
     left.iter().zip(right).all(|(left, right)| left.to_bits() == right.to_bits())
 }
 
-/// D of a product, without gaps.
+/// D of a product, contiguous.
 fn of_product(case: &MatmulCase, stored: &Stored, all: &[f32], product: usize) -> Vec<f32> {
     let [_, n, _] = case.shape;
     let rows = case.rows_of(product);
@@ -346,12 +352,13 @@ fn of_product(case: &MatmulCase, stored: &Stored, all: &[f32], product: usize) -
     }
 }
 
-/// A number rounded to TF32, to nearest, ties away from zero.
+/// Rounds to TF32, to nearest, ties away from zero.
 fn tf32(value: f32) -> f32 {
     if value.is_finite() { f32::from_bits((value.to_bits() + 0x1000) & !0x1fff) } else { value }
 }
 
-/// The oracle's D of a product: that of `gemm`, whose weight is B.
+/// The oracle's D of a product, from the oracle of `gemm` with B
+/// as the weight.
 fn expected(case: &MatmulCase, product: usize, math: Math, resolution: Resolution) -> Expected {
     let [_, n, all_of_k] = case.shape;
     let rows = case.rows_of(product);
@@ -362,7 +369,7 @@ fn expected(case: &MatmulCase, product: usize, math: Math, resolution: Resolutio
         let multiplied = |&value: &f32| if math == Math::TensorTf32 { tf32(value) } else { value };
         all.chunks(all_of_k).flat_map(|row| row[part.clone()].iter().map(multiplied)).collect()
     };
-    // Nothing is added up as one product of zeros.
+    // K = 0: one product of zeros.
     let (a, b) = match k {
         0 => (vec![0.0; m], vec![0.0; n]),
         _ => {
@@ -392,7 +399,7 @@ fn expected(case: &MatmulCase, product: usize, math: Math, resolution: Resolutio
             other => activate(other, z.into()).1,
         };
         expected.values[i] *= slope;
-        // Slopes are computed in f32, and are off by a part of the largest where they are small.
+        // Slopes are f32; small ones err by a share of the largest.
         expected.energy[i] *= (slope.abs() + 0.01).powi(2);
         expected.floor[i] *= slope.abs() + 1.0;
     }

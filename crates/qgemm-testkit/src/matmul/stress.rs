@@ -1,4 +1,5 @@
-//! Random products: any size, layout, type and epilogue from one seed.
+//! Random cases of `matmul`: any size, layout, type and epilogue
+//! from one seed.
 
 use qgemm_formats::DType;
 use qgemm_hal::{Activation, FactorFormat, MatmulLayout, XPrecision};
@@ -14,7 +15,7 @@ const MOST_COLUMNS: usize = 400;
 const MOST_K: usize = 3000;
 const MOST_BATCH: usize = 6;
 
-/// The case that `seed` stands for.
+/// The random case of `seed`.
 pub(super) fn random_case(seed: u64) -> MatmulCase {
     let rng = &mut StdRng::seed_from_u64(seed);
     let shape = [skewed(rng, MOST_ROWS), skewed(rng, MOST_COLUMNS), skewed(rng, MOST_K)];
@@ -22,7 +23,7 @@ pub(super) fn random_case(seed: u64) -> MatmulCase {
     let same = rng.random_ratio(3, 4);
     let a = pick(rng, &FactorFormat::ALL);
     let b = if same { a } else { pick(rng, &FactorFormat::ALL) };
-    // Scales of blocks are both factors'.
+    // Block scales apply to both factors.
     let (a, b) =
         if a.has_scales() || b.has_scales() { (FactorFormat::E4M3Block, FactorFormat::E4M3Block) } else { (a, b) };
     let mut scale = |format: FactorFormat| {
@@ -31,7 +32,8 @@ pub(super) fn random_case(seed: u64) -> MatmulCase {
     };
     let scales = [scale(a), scale(b)];
     let added = rng.random_range(0..3);
-    // Multiples of 16 bytes half of the time: kernels take another way then.
+    // Multiples of 16 bytes in half of the cases, because kernels
+    // have a fast path for these.
     let unit = if rng.random() { 8 } else { 1 };
     let mut any_gap = |most: usize| gap(rng, most) * unit;
     let gaps = [any_gap(20), any_gap(20), any_gap(20)];
@@ -72,7 +74,7 @@ pub(super) fn random_case(seed: u64) -> MatmulCase {
     let products = if rng.random_ratio(1, 6) { skewed(rng, 2 * MOST_BATCH) } else { 0 };
     match products {
         0 => case,
-        // Matrices of one plain type are what every device multiplies by groups of rows.
+        // Every device supports row groups of one plain type.
         _ if same && a.plain().is_some() && seed.is_multiple_of(2) => case.rows_grouped(products),
         _ => case.k_grouped(products),
     }

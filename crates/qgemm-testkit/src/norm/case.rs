@@ -1,4 +1,4 @@
-//! One norm to check: everything that decides what is normalized, as data.
+//! A case of `norm`, as data.
 
 use std::fmt;
 
@@ -9,12 +9,13 @@ use rand::rngs::StdRng;
 
 use crate::activations::{ActivationKind, activations, normal};
 
-/// What rows look like.
+/// Kind of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NormValues {
     /// Activations.
     Like(ActivationKind),
-    /// Normal with mean 10⁴ and deviation 1: shows means that were taken in one pass, and rounded ones.
+    /// Normal with mean 10⁴ and deviation 1: detects single-pass and
+    /// rounded means.
     Offset,
     /// Rows around 10³⁷, around 10⁻³⁷ and around 1, in turn. Not in f16.
     Extreme,
@@ -33,84 +34,86 @@ impl NormValues {
     }
 }
 
-/// What takes the place of what.
+/// Operands that share memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum NormPlace {
-    /// Everything lies apart.
+    /// No sharing.
     #[default]
     Apart,
-    /// D that of X.
+    /// D is in X's memory.
     DInX,
-    /// The sum that of the residual.
+    /// The sum is in the residual's memory.
     SumInResidual,
-    /// The sum that of X.
+    /// The sum is in X's memory.
     SumInX,
-    /// D that of X, and the sum that of the residual.
+    /// D is in X's memory, the sum in the residual's.
     Both,
 }
 
 impl NormPlace {
-    /// Whether D takes the place of X.
+    /// Whether D is in X's memory.
     pub(super) fn d_in_x(self) -> bool {
         matches!(self, NormPlace::DInX | NormPlace::Both)
     }
 
-    /// Whether the sum takes the place of the residual.
+    /// Whether the sum is in the residual's memory.
     pub(super) fn sum_in_residual(self) -> bool {
         matches!(self, NormPlace::SumInResidual | NormPlace::Both)
     }
 }
 
-/// Where operands lie.
+/// Memory layout of the operands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct NormLayout {
     /// Elements between the rows of X, filled with NaN.
     pub x_gap: usize,
-    /// Elements between the rows of D, which must stay as they were.
+    /// Elements between the rows of D, which must not be written.
     pub d_gap: usize,
-    /// The same of the residual.
+    /// Elements between the rows of the residual.
     pub residual_gap: usize,
-    /// The same of the sum.
+    /// Elements between the rows of the sum.
     pub sum_gap: usize,
-    /// Elements by which X and the sum begin past an aligned address.
+    /// Offset of X and the sum from an aligned address, in elements.
     pub x_offset: usize,
-    /// Elements by which D and the residual begin past one.
+    /// Offset of D and the residual, in elements.
     pub d_offset: usize,
-    /// Elements by which gamma and beta begin past one.
+    /// Offset of gamma and beta, in elements.
     pub gamma_offset: usize,
 }
 
-/// One norm to check.
+/// A norm to check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormCase {
     /// Rows of X and D.
     pub rows: usize,
     /// Columns of X.
     pub columns: usize,
-    /// Columns of zeros that D has behind them.
+    /// Zero columns that D has past those of X.
     pub padding: usize,
     /// Type of X.
     pub x: DType,
     /// Type of D.
     pub d: DType,
-    /// The format of codes and scales that the result is written in, where it is not D.
+    /// Quantized format of the result, if it is not D.
     pub to: Option<XFormat>,
-    /// What becomes of a row.
+    /// The norm.
     pub function: NormFunction,
-    /// Types of the residual and of the sum, where there is one.
+    /// Types of the residual and the sum, if any.
     pub added: Option<[DType; 2]>,
-    /// What takes the place of what. What does, has the other's type and layout.
+    /// Shared memory. Operands that share it have one type and
+    /// layout.
     pub place: NormPlace,
-    /// What X looks like.
+    /// Kind of X.
     pub values: NormValues,
-    /// Where operands lie.
+    /// Memory layout of the operands.
     pub layout: NormLayout,
     /// Seed of all random values.
     pub seed: u64,
 }
 
 impl NormCase {
-    /// Normal values, without a residual, row-major, without gaps, with a gamma in f32; LayerNorm with a beta, too.
+    /// Normal values, contiguous, without a residual. Gamma is f32;
+    /// LayerNorm has beta, too.
     pub fn new(rows: usize, columns: usize, kind: NormKind, x: DType, d: DType) -> Self {
         let function = NormFunction::new(kind, 1e-5).gamma(DType::F32);
         let function = if kind == NormKind::Layer { function.beta(DType::F32) } else { function };
@@ -130,23 +133,25 @@ impl NormCase {
         }
     }
 
-    /// With a result in codes and scales. Gaps and offsets of D are then those of planes, in their units.
+    /// With a quantized result. D's gap and offset then apply to
+    /// planes, in their units.
     pub fn quantized(self, to: XFormat) -> Self {
         Self { to: Some(to), padding: 0, ..self }
     }
 
-    /// The planes of the result; cases with odd seeds make the choices that formats leave: a given factor, and sums of 16.
+    /// Planes of the result. Cases with odd seeds use the options of
+    /// the format: a given factor, and sums over 16 columns.
     pub(super) fn parts(&self) -> Option<XParts> {
         let odd = self.seed % 2 == 1;
         self.to?.parts(odd, odd.then_some(16))
     }
 
-    /// With a residual and a sum of these types.
+    /// Adds a residual and a sum of these types.
     pub fn adding(self, residual: DType, sum: DType) -> Self {
         Self { added: Some([residual, sum]), ..self }
     }
 
-    /// `X[rows, columns]` without gaps, every value one of its type.
+    /// `X[rows, columns]`, contiguous and representable in its type.
     pub(super) fn x_values(&self) -> Vec<f32> {
         let (rows, columns) = (self.rows, self.columns);
         let plain = || activations(ActivationKind::Normal, rows, columns, DType::F32, self.seed);
@@ -162,13 +167,13 @@ impl NormCase {
         self.x.decode(&self.x.encode(&values))
     }
 
-    /// The residual, where there is one.
+    /// The residual, if any.
     pub(super) fn residual_values(&self) -> Vec<f32> {
         let dtype = self.added.map_or(DType::F32, |[residual, _]| residual);
         activations(ActivationKind::Outliers, self.rows, self.columns, dtype, self.seed ^ 0x5e51_d0a1)
     }
 
-    /// Gamma and beta, as many as columns; those that are absent are 1 and 0.
+    /// Gamma and beta per column; 1 and 0 if absent.
     pub(super) fn of_columns(&self) -> [Vec<f32>; 2] {
         let mut rng = StdRng::seed_from_u64(self.seed ^ 0x6a44_a000);
         let mut drawn = |dtype: Option<DType>, mean: f32, deviation: f32| match dtype {
@@ -182,7 +187,8 @@ impl NormCase {
     }
 }
 
-/// A line for tables: `17x33 rms f32->f16 normal`, then whatever is not the default.
+/// A line for tables: `17x33 rms f32->f16 normal`, then
+/// non-default fields.
 impl fmt::Display for NormCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rows, columns, padding, x, d, to, function, added, place, values, layout, seed } = self;

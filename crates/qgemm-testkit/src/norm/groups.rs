@@ -1,4 +1,4 @@
-//! The suite of `norm`: which cases a backend must pass.
+//! The suite of `norm`: cases that every backend must pass.
 
 use qgemm_api::{NormFunction, NormKind};
 use qgemm_formats::{DType, XFormat};
@@ -7,7 +7,7 @@ use super::case::{NormCase, NormLayout, NormPlace, NormValues};
 use crate::activations::ActivationKind;
 use crate::suite::{Cases, group};
 
-/// The whole suite.
+/// All groups.
 pub(super) const GROUPS: &[Cases<NormCase>] = &[
     group("norm_sizes", "rows of one column to a million, one and many", sizes),
     group("norm_types", "every type of X, D, gamma and beta, and none", types),
@@ -17,7 +17,8 @@ pub(super) const GROUPS: &[Cases<NormCase>] = &[
     group("norm_quantized", "results in every format of codes and scales", quantized),
 ];
 
-/// Columns around the ends of what parts of warps, warps, CTAs and their registers hold, of shared memory, and of none of them.
+/// Columns around the capacity of partial warps, warps, CTAs,
+/// their registers and shared memory, and beyond.
 const COLUMNS: [usize; 26] = [
     1, 2, 7, 8, 9, 31, 64, 100, 128, 255, 256, 257, 500, 512, 520, 1000, 1024, 1032, 2048, 4096, 4104, 8191, 16384,
     16392, 30_001, 70_000,
@@ -107,7 +108,7 @@ fn values() -> Vec<NormCase> {
             }
         }
     }
-    // Without an eps, tiny rows have the norm of others.
+    // Without eps, tiny rows have the norm of other rows.
     for (i, columns) in [40, 1000, 17_000].into_iter().enumerate() {
         let case = NormCase::new(7, columns, NormKind::ALL[i % 2], DType::F32, DType::F32);
         let mut case = NormCase { values: NormValues::Extreme, seed: cases.len() as u64, ..case };
@@ -148,7 +149,9 @@ fn residual() -> Vec<NormCase> {
     cases
 }
 
-/// Every format from every type: short rows and long ones, residuals in all places but X's for D, gaps, and values of all kinds.
+/// Every quantized format from every type: short and long rows,
+/// gaps, all kinds of values. Residuals and shared memory, but
+/// for D in X.
 fn quantized() -> Vec<NormCase> {
     let places = [NormPlace::Apart, NormPlace::SumInResidual, NormPlace::SumInX];
     let layouts = [
@@ -163,7 +166,8 @@ fn quantized() -> Vec<NormCase> {
         NormValues::ZeroRows,
         NormValues::Like(ActivationKind::NotFinite),
         NormValues::Like(ActivationKind::PositiveMean),
-        // Values that are all but equal: what the mean is off, eps makes large.
+        // Nearly equal values: a small eps amplifies the error of the
+        // mean.
         NormValues::Offset,
     ];
     let mut cases: Vec<NormCase> = Vec::new();

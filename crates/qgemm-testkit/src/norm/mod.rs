@@ -1,4 +1,4 @@
-//! `norm`: its oracle, its cases, and how one is run.
+//! `norm`: oracle, cases and runner.
 
 mod case;
 mod groups;

@@ -1,14 +1,16 @@
-//! What norms should give, in f64.
+//! Norms in f64.
 
 use qgemm_api::{NormFunction, NormKind};
 
 use crate::gemm::Expected;
 
-/// Errors of statistics in f32, relative to the largest value of a row: what is left of the rounding of a mean once it was corrected
-/// by the mean of what lies beside it. It counts where a row's values are equal or nearly so, and nowhere else.
+/// Error of f32 statistics, relative to a row's largest value:
+/// the rest of a mean's rounding after its correction.
+/// It matters only if a row's values are nearly equal.
 const CENTERING: f64 = 1.0 / (1u64 << 40) as f64;
 
-/// A row normalized, without gamma and beta, and what an error of its centering makes of them at most.
+/// A normalized row without gamma and beta, and the largest
+/// effect of a centering error.
 fn normalized(function: &NormFunction, row: &[f32]) -> (Vec<f64>, f64) {
     let count = row.len() as f64;
     let values = || row.iter().map(|&value| f64::from(value));
@@ -20,10 +22,10 @@ fn normalized(function: &NormFunction, row: &[f32]) -> (Vec<f64>, f64) {
     (values().map(|value| (value - mean) * inverse).collect(), floor)
 }
 
-/// What `function` makes of a row: `gamma · y + beta`.
+/// `function` applied to a row: `gamma · y + beta`.
 ///
 /// # Panics
-/// When there are not as many gammas and betas as values.
+/// When the numbers of gammas, betas and values differ.
 pub fn normalized_row(function: &NormFunction, row: &[f32], gamma: &[f32], beta: &[f32]) -> Vec<f64> {
     assert!(gamma.len() == row.len() && beta.len() == row.len(), "gamma and beta are of columns");
     let (values, _) = normalized(function, row);
@@ -31,7 +33,8 @@ pub fn normalized_row(function: &NormFunction, row: &[f32], gamma: &[f32], beta:
     values.iter().zip(of_columns).map(|(y, (&gamma, &beta))| y * f64::from(gamma) + f64::from(beta)).collect()
 }
 
-/// What a norm should give, of rows as they are normalized: X, or the sum as it was written.
+/// Correct result for the normalized rows: X, or the sum as it
+/// was written.
 pub(super) fn expected(function: &NormFunction, x: &[f32], columns: usize, gamma: &[f32], beta: &[f32]) -> Expected {
     let (mut values, mut energy, mut floors) = (Vec::new(), Vec::new(), Vec::new());
     for row in x.chunks_exact(columns) {
@@ -39,7 +42,7 @@ pub(super) fn expected(function: &NormFunction, x: &[f32], columns: usize, gamma
         for (y, (&gamma, &beta)) in normalized.into_iter().zip(gamma.iter().zip(beta)) {
             let (scaled, beta) = (y * f64::from(gamma), f64::from(beta));
             values.push(scaled + beta);
-            // The two may cancel out.
+            // `scaled` and `beta` may cancel.
             let own = scaled * scaled + beta * beta;
             energy.push(if own.is_finite() { own } else { 0.0 });
             floors.push(if floor.is_finite() { floor * f64::from(gamma.abs()) } else { 0.0 });

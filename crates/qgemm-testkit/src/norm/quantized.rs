@@ -1,5 +1,6 @@
-//! Judges a norm's result in codes and scales: every scale is what the largest value of its block asks for, give or take what a norm may be
-//! off, and every code is the nearest one, give or take as much.
+//! Checks a norm's quantized result. Every scale must follow from
+//! its block's largest value, and every code must be the nearest,
+//! within the error of a norm.
 
 use qgemm_formats::{XCode, XFactor, XParts, XRow};
 
@@ -7,18 +8,23 @@ use crate::gemm::Expected;
 use crate::outcome::Failure;
 use crate::planes::{PLANES, Plane};
 
-/// What a value may be off, as a share of the root of its energy: the root of what a norm's squares may be.
+/// Error limit of a value, relative to the root of its energy:
+/// the root of the limit on a norm's squares.
 const SHARE: f64 = 3e-5;
-/// What a value of a centered row may be off because the row's mean is one of f32, as a share of the row's root mean square: a value next to the mean is
-/// what is left of two that cancel.
+/// Error of a centered value from its f32 mean, relative to the
+/// row's root mean square. A value next to the mean is a small
+/// difference of two numbers.
 const MEAN: f64 = f32::EPSILON as f64;
-/// Errors that scales are chosen by are counted in 32nd parts of the scale, rounded, of values of f16.
+/// Errors that choose a scale are counted in 32nds of the scale,
+/// rounded, from f16 values.
 const COUNTED: f64 = 0.5 / 32.0 + 1.0 / 128.0;
-/// The rounding of a value's quotients by factor and scale.
+/// Rounding error of a value's quotients by factor and scale.
 const QUOTIENTS: f64 = 1e-6;
 
-/// Compares planes with the oracle's rows, from which means were taken if these are centered. Returns the energy of the error over that of the
-/// rows; `None` where that is no finite number.
+/// Compares planes with the oracle's rows. If these are centered,
+/// a mean was subtracted.
+/// Returns the relative energy of the error; `None` if it is not
+/// finite.
 pub(super) fn check(
     expected: &Expected,
     is_centered: bool,
@@ -35,7 +41,7 @@ pub(super) fn check(
     for row in 0..expected.m {
         let [codes, scales, factors, sums] = [0, 1, 2, 3].map(|plane| &buffers[plane][planes[plane].row(row)]);
         let of_row = row * columns..(row + 1) * columns;
-        // Zeros lie behind the last column.
+        // Columns past the last are zeros.
         let stored = parts.columns(columns);
         let mut values = expected.values[of_row.clone()].to_vec();
         let finite = values.iter().filter(|value| value.is_finite());
@@ -59,7 +65,7 @@ pub(super) fn check(
     Ok(Some(error / energy).filter(|loss| loss.is_finite()))
 }
 
-/// A row of the oracle, with what each value may be off.
+/// A row of the oracle, with error limits of its values.
 struct Row<'a> {
     parts: &'a XParts,
     row: usize,
@@ -72,7 +78,8 @@ impl Row<'_> {
         Err(Failure::WrongCode(format!("row {}: {what}", self.row)))
     }
 
-    /// The least and the largest that the largest magnitude of some columns may be; `None` where one is not finite.
+    /// Bounds of the largest magnitude over some columns; `None` if a
+    /// bound is not finite.
     fn largest(&self, columns: std::ops::Range<usize>, of_finite: bool) -> Option<[f32; 2]> {
         let mut bounds = [0.0f64; 2];
         for (value, reach) in self.values[columns.clone()].iter().zip(&self.reach[columns]) {
@@ -83,11 +90,11 @@ impl Row<'_> {
             }
         }
         let bounds = bounds.map(|bound| bound as f32);
-        // Rounding to f32 moves a bound, too.
+        // Rounding to f32 widens the bounds.
         Some([bounds[0] * (1.0 - f32::EPSILON), bounds[1] * (1.0 + f32::EPSILON)])
     }
 
-    /// The factor that values are divided by, where there is one.
+    /// The factor that divides values, if any.
     fn factor(&self, given: Option<f32>, stored: &[u8]) -> Result<Option<f32>, Failure> {
         if self.parts.factor != XFactor::PerToken {
             return Ok(given);
@@ -125,8 +132,9 @@ impl Row<'_> {
         Ok(())
     }
 
-    /// That no scale of `choices`, which the block had for sure, has a lesser error than `got`, give or take how errors are counted and what
-    /// values may be off.
+    /// Checks that no scale of `choices` (certain for the block) has
+    /// a smaller error than `got`, within the limits of errors and
+    /// values.
     fn check_choice(
         &self,
         columns: std::ops::Range<usize>,
@@ -153,7 +161,7 @@ impl Row<'_> {
         }
     }
 
-    /// That no code comes nearer to a value than its own.
+    /// Checks that no other code is nearer to a value.
     fn check_codes(&self, back: &[f32], scales: &[u8], factor: Option<f32>) -> Result<(), Failure> {
         let numbers = numbers(self.parts.code);
         for (column, (&got, (&value, reach))) in back.iter().zip(self.values.iter().zip(self.reach)).enumerate() {
@@ -178,7 +186,7 @@ impl Row<'_> {
         Ok(())
     }
 
-    /// Sums are of the codes that were written.
+    /// Checks sums against the written codes.
     fn check_sums(&self, codes: &[u8], scales: &[u8], sums: &[u8]) -> Result<(), Failure> {
         let Some(span) = self.parts.sum_span else { return Ok(()) };
         for (at, codes) in codes.chunks_exact(span).enumerate() {
@@ -203,7 +211,7 @@ fn scale(parts: &XParts, scales: &[u8], at: usize) -> f32 {
     one.dequantize_row(&[1], &scales[at * parts.scale_width()..], None, 1)[0]
 }
 
-/// The scales that a block may have whose largest magnitude is this.
+/// Possible scales of a block with this largest magnitude.
 fn choices(parts: &XParts, largest: f32, factor: Option<f32>) -> Vec<f32> {
     match parts.code {
         XCode::E2M1 => parts.e2m1_scales(largest, factor).to_vec(),
@@ -211,7 +219,8 @@ fn choices(parts: &XParts, largest: f32, factor: Option<f32>) -> Vec<f32> {
     }
 }
 
-/// The scale and the factor of a block whose largest magnitude is this, where `factor` is the row's if it has one.
+/// Scale and factor of a block with this largest magnitude.
+/// `factor` is the row's, if it has one.
 fn made(parts: &XParts, largest: f32, factor: Option<f32>) -> (f32, Option<f32>) {
     let with_given = factor.filter(|_| parts.factor == XFactor::PerToken).map(|_| XFactor::Given);
     let parts = XParts { factor: with_given.unwrap_or(parts.factor), ..*parts };
@@ -222,7 +231,7 @@ fn made(parts: &XParts, largest: f32, factor: Option<f32>) -> (f32, Option<f32>)
     (scale(&parts, &scales, 0), factor)
 }
 
-/// Every number that a code may be, in order.
+/// Every value that a code can have, in order.
 fn numbers(code: XCode) -> Vec<f64> {
     let parts = XParts { code, block: None, scale: None, factor: XFactor::None, sum_span: None };
     let codes: Vec<u8> = match code {

@@ -12,13 +12,14 @@ use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
 use crate::planes::{PLANES, Plane, planes_of};
 
-/// Every exemption. One that no longer holds, because the case can be planned, fails.
+/// Exemptions. An exemption fails if the case can be planned.
 const EXEMPTIONS: &[Exemption<NormCase>] = &[];
-/// What a norm may be off before its output is rounded.
+/// Error limit of a norm before its output is rounded.
 const LIMIT: f64 = 1e-9;
 
-/// Runs `case` on poisoned memory, twice where that may show something else, and compares the result with the oracle's and the bits
-/// of the sum with those that it must have.
+/// Runs `case` on poisoned memory. It compares the result with
+/// the oracle, and the sum bit for bit. It runs twice where a
+/// second run may differ.
 pub fn run(ctx: &Context, case: &NormCase) -> Outcome {
     let mut outcome = Outcome::new(case);
     let result = judge(ctx, case, &mut outcome);
@@ -26,7 +27,7 @@ pub fn run(ctx: &Context, case: &NormCase) -> Outcome {
     outcome
 }
 
-/// Where the operands of a case lie.
+/// Memory layout of a case's operands.
 struct Stored {
     x: Operand,
     residual: Operand,
@@ -34,7 +35,7 @@ struct Stored {
     d: Operand,
     gamma: Operand,
     beta: Operand,
-    /// What is written in place of D.
+    /// Planes, written instead of D.
     planes: Option<[Plane; PLANES]>,
 }
 
@@ -67,7 +68,7 @@ impl Stored {
     }
 }
 
-/// What a run reads.
+/// Inputs of a run.
 struct Inputs {
     x: Vec<f32>,
     residual: Vec<f32>,
@@ -75,7 +76,7 @@ struct Inputs {
     beta: Vec<f32>,
 }
 
-/// What the buffers around D and the sum hold after a run.
+/// Contents of the buffers around D and the sum after a run.
 struct Written {
     d: Vec<u8>,
     planes: Vec<Vec<u8>>,
@@ -123,7 +124,8 @@ fn judge(ctx: &Context, case: &NormCase, outcome: &mut Outcome) -> Result<(), Fa
         return Err(Failure::Inaccurate(comparison));
     }
     stored.d.first_written_outside(&first.d).map_or(Ok(()), |byte| Err(Failure::WroteOutside(byte)))?;
-    // An emulated GPU runs its threads in one order, and a norm leaves nothing for the next.
+    // Emulated threads run in one order, and norms have no
+    // workspace: a second run is the same.
     if ctx.info().id.kind != DeviceKind::Emu {
         let second = run_on(ctx, &plan, case, &stored, &inputs).map_err(Failure::of_run)?;
         Failure::check_same(&first.d, &second.d)?;
@@ -152,7 +154,7 @@ fn norm(case: &NormCase, stored: &Stored) -> Norm {
     with_residual(norm, case, stored)
 }
 
-/// The factor of all of a quantized result, where it is given.
+/// The given factor of a quantized result, if any.
 fn given_factor(parts: &XParts) -> Option<f32> {
     (parts.factor == XFactor::Given).then_some(if parts.scale.is_some() { 0.002 } else { 0.03125 })
 }
@@ -193,7 +195,7 @@ fn run_on(ctx: &Context, plan: &NormPlan, case: &NormCase, stored: &Stored, inpu
     let x = upload(&stored.x, &inputs.x)?;
     let residual = upload(&stored.residual, &inputs.residual)?;
     let (gamma, beta) = (upload(&stored.gamma, &inputs.gamma)?, upload(&stored.beta, &inputs.beta)?);
-    // What takes the place of something holds it before.
+    // An output that shares memory holds the input before.
     let mut d = match case.place.d_in_x() {
         true => upload(&stored.x, &inputs.x)?,
         false => ctx.upload(&stored.d.poison())?,
@@ -251,7 +253,7 @@ fn run_on(ctx: &Context, plan: &NormPlan, case: &NormCase, stored: &Stored, inpu
     Ok(written)
 }
 
-/// The columns of D that X has. Those behind them must be 0.
+/// D without padding columns. The padding must be 0.
 fn without_padding(case: &NormCase, d: &[f32]) -> Result<Vec<f32>, Failure> {
     let mut values = Vec::with_capacity(case.rows * case.columns);
     for (row, of_row) in d.chunks_exact(case.columns + case.padding).enumerate() {
@@ -265,7 +267,8 @@ fn without_padding(case: &NormCase, d: &[f32]) -> Result<Vec<f32>, Failure> {
     Ok(values)
 }
 
-/// Compares the sum, bit for bit but for NaN, which may be any, and looks at what lies around it.
+/// Compares the sum bit for bit, with any NaN equal to any other,
+/// and checks its surroundings.
 fn check_sum(dtype: DType, stored: &Operand, buffer: &[u8], expected: &[f32]) -> Result<(), Failure> {
     let bits = |value: f32| {
         let bytes = dtype.encode(&[value]);

@@ -1,4 +1,5 @@
-//! Random norms: any size, type, residual and layout from one seed.
+//! Random cases of `norm`: any size, type, residual and layout
+//! from one seed.
 
 use qgemm_api::{NormFunction, NormKind};
 use qgemm_formats::{DType, XFormat};
@@ -11,10 +12,10 @@ use crate::random::{gap, pick, skewed};
 
 const MAX_ROWS: usize = 200;
 const MAX_COLUMNS: usize = 40_000;
-/// Elements of a case at most.
+/// Most elements of a case.
 const MAX_ELEMENTS: usize = 300_000;
 
-/// The case that `seed` stands for.
+/// The random case of `seed`.
 pub(super) fn random_case(to: Option<XFormat>, seed: u64) -> NormCase {
     let rng = &mut StdRng::seed_from_u64(seed);
     let columns = skewed(rng, MAX_COLUMNS);

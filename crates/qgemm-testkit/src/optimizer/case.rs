@@ -1,4 +1,4 @@
-//! One step of an optimizer to check, and the suite.
+//! A case of `optimizer` (SGD, AdamW), as data, and the suite.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::activations::{ActivationKind, activations};
 use crate::random::{gap, pick, skewed};
 use crate::suite::{Cases, group};
 
-/// The whole suite.
+/// All groups.
 pub(super) const GROUPS: &[Cases<OptimizerCase>] = &[
     group("optimizer_rules", "every rule, type of gradient and copy, at sizes around those of threads", rules),
     group(
@@ -23,12 +23,12 @@ pub(super) const GROUPS: &[Cases<OptimizerCase>] = &[
 
 const LENGTHS: [usize; 7] = [1, 7, 8, 513, 2048, 4099, 70_000];
 
-/// One step of an optimizer to check.
+/// An optimizer step to check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OptimizerCase {
-    /// Parameters.
+    /// Number of parameters.
     pub len: usize,
-    /// How they are moved.
+    /// The update rule.
     pub rule: UpdateRule,
     /// Type of the gradient.
     pub gradient: DType,
@@ -36,16 +36,17 @@ pub struct OptimizerCase {
     pub copy: Option<DType>,
     /// The step.
     pub step: OptimizerStep,
-    /// What the gradient looks like.
+    /// Kind of gradient.
     pub values: ActivationKind,
-    /// Elements by which operands begin past an aligned address.
+    /// Offset of operands from an aligned address, in elements.
     pub offset: usize,
     /// Seed of all random values.
     pub seed: u64,
 }
 
 impl OptimizerCase {
-    /// The tenth step for `len` parameters, aligned, with weight decay.
+    /// The tenth step of `len` parameters, aligned, with weight
+    /// decay.
     pub fn new(len: usize, kind: UpdateKind, gradient: DType) -> Self {
         let rule = match kind {
             UpdateKind::AdamW => UpdateRule::AdamW { beta1: 0.9, beta2: 0.98, eps: 1e-6 },
@@ -56,7 +57,7 @@ impl OptimizerCase {
         Self { len, rule, gradient, copy: None, step, values: ActivationKind::Normal, offset: 0, seed: 1 }
     }
 
-    /// What a context plans.
+    /// The description for the API.
     pub(super) fn optimizer(&self) -> Optimizer {
         let optimizer = Optimizer::adamw(self.len).rule(self.rule).gradient_dtype(self.gradient);
         self.copy.into_iter().fold(optimizer, Optimizer::copy)
@@ -106,7 +107,7 @@ fn steps() -> Vec<OptimizerCase> {
     cases
 }
 
-/// The case that `seed` stands for.
+/// The random case of `seed`.
 pub(super) fn random_case(seed: u64) -> OptimizerCase {
     let rng = &mut StdRng::seed_from_u64(seed);
     let (kind, gradient) = (pick(rng, &UpdateKind::ALL), pick(rng, &DType::ALL));
@@ -121,7 +122,8 @@ pub(super) fn random_case(seed: u64) -> OptimizerCase {
     }
 }
 
-/// A line for tables: `1000 adamw bf16 normal step=10`, then whatever is not the default.
+/// A line for tables: `1000 adamw bf16 normal step=10`, then
+/// non-default fields.
 impl fmt::Display for OptimizerCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { len, rule, gradient, copy, step, values, offset, seed } = self;

@@ -1,4 +1,4 @@
-//! `optimizer`: its oracle, its cases, and how one is run.
+//! `optimizer`: oracle, cases and runner.
 
 mod case;
 mod run;

@@ -1,4 +1,5 @@
-//! Runs one step on a device and judges what became of parameters, moments and the copy.
+//! Runs one optimizer step on a device and checks parameters,
+//! moments and the copy.
 
 use qgemm_api::{Buffer, Context, DeviceKind, Error, OptimizerArgs, OptimizerPlan, UpdateRule};
 use qgemm_formats::DType;
@@ -10,12 +11,13 @@ use crate::limits::rounded_to;
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
 
-/// Every exemption. One that no longer holds, because the case can be planned, fails.
+/// Exemptions. An exemption fails if the case can be planned.
 const EXEMPTIONS: &[Exemption<OptimizerCase>] = &[];
-/// What parameters and moments may be off.
+/// Error limit of parameters and moments.
 const LIMIT: f64 = 1e-11;
 
-/// Runs `case`, twice where that may show something else, and compares with the oracle in f64.
+/// Runs `case` and compares with the oracle in f64. It runs twice
+/// where a second run may differ.
 pub fn run(ctx: &Context, case: &OptimizerCase) -> Outcome {
     let mut outcome = Outcome::new(case);
     let result = judge(ctx, case, &mut outcome);
@@ -23,7 +25,8 @@ pub fn run(ctx: &Context, case: &OptimizerCase) -> Outcome {
     outcome
 }
 
-/// Parameters, first and second moments in f32, and the copy: what a run writes.
+/// Outputs of a run: parameters, first and second moments in f32,
+/// and the copy.
 struct Stored {
     in_f32: Operand,
     gradient: Operand,
@@ -47,7 +50,7 @@ fn judge(ctx: &Context, case: &OptimizerCase, outcome: &mut Outcome) -> Result<(
     let tolerance = rounded_to(DType::F32, LIMIT);
     outcome.limit = Some(tolerance.nmse);
     let moments = case.rule.kind().moments();
-    // Parameters, and what the rule has of moments.
+    // Parameters, and the moments of the rule.
     for (buffer, expected) in first.iter().zip(oracle(case, &inputs)).take(1 + moments) {
         let got = stored.in_f32.decode(buffer);
         let comparison = compare(&got, &expected, tolerance);
@@ -63,7 +66,8 @@ fn judge(ctx: &Context, case: &OptimizerCase, outcome: &mut Outcome) -> Result<(
         check_copy(dtype, &stored.in_f32.decode(&first[0]), &stored.copy.decode(&first[3]))?;
         stored.copy.first_written_outside(&first[3]).map_or(Ok(()), |byte| Err(Failure::WroteOutside(byte)))?;
     }
-    // An emulated GPU runs its threads in one order, and a step leaves nothing for the next.
+    // Emulated threads run in one order, and steps have no
+    // workspace: a second run is the same.
     if ctx.info().id.kind != DeviceKind::Emu {
         let second = run_on(ctx, &plan, case, &stored, &inputs).map_err(Failure::of_run)?;
         for (first, second) in first.iter().zip(&second) {
@@ -73,7 +77,7 @@ fn judge(ctx: &Context, case: &OptimizerCase, outcome: &mut Outcome) -> Result<(
     Ok(())
 }
 
-/// That the copy is what was written of the parameters, rounded.
+/// Checks that the copy is the written parameters, rounded.
 fn check_copy(dtype: DType, weights: &[f32], copy: &[f32]) -> Result<(), Failure> {
     for (column, (weight, &got)) in weights.iter().zip(copy).enumerate() {
         let expected = dtype.decode(&dtype.encode(&[*weight]))[0];
@@ -85,7 +89,8 @@ fn check_copy(dtype: DType, weights: &[f32], copy: &[f32]) -> Result<(), Failure
     Ok(())
 }
 
-/// Runs the plan on buffers of its own, and returns those of parameters, moments and the copy.
+/// Runs the plan on new buffers, and returns parameters, moments
+/// and the copy.
 fn run_on(
     ctx: &Context,
     plan: &OptimizerPlan,
@@ -134,7 +139,7 @@ fn oracle(case: &OptimizerCase, [weights, gradient, moment1, moment2]: &[Vec<f32
     for i in 0..case.len {
         let [w, g, m, v] = [weights, gradient, moment1, moment2].map(|values| f64::from(values[i]));
         let g = g * f64::from(step.gradient_scale);
-        // The moments, with the two parts that each is added up of, and what the parameter is moved by.
+        // Summands of each moment, and the parameter's update.
         let ([m_parts, v_parts], update) = match case.rule {
             UpdateRule::AdamW { beta1, beta2, eps } => {
                 let [beta1, beta2] = [beta1, beta2].map(f64::from);
@@ -151,7 +156,7 @@ fn oracle(case: &OptimizerCase, [weights, gradient, moment1, moment2]: &[Vec<f32
         };
         let decay = -rate * f64::from(step.weight_decay) * w;
         let parts = [[w + decay, -update], m_parts, v_parts];
-        // What the update is made of may cancel out in it.
+        // Summands of the update may cancel.
         let scale = if update.is_finite() && m_parts[0] + m_parts[1] != 0.0 {
             let share = (m_parts[0].abs() + m_parts[1].abs()) / (m_parts[0] + m_parts[1]).abs();
             [share * update.abs(), 0.0, 0.0]

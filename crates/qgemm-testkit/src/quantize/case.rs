@@ -1,4 +1,4 @@
-//! One quantization to check: everything that decides what is quantized, as data.
+//! A case of `quantize`, as data.
 
 use std::fmt;
 
@@ -7,22 +7,24 @@ use qgemm_formats::{DType, XFactor, XFormat, XParts};
 use crate::activations::ActivationKind;
 use crate::convert::{ConvertCase, ConvertValues};
 
-/// Where X and the planes lie.
+/// Memory layout of X and the planes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct QuantizeLayout {
     /// X is stored as `[columns, rows]`.
     pub x_transposed: bool,
     /// Elements between the stored rows of X, filled with NaN.
     pub x_gap: usize,
-    /// Elements by which X begins past an aligned address.
+    /// Offset of X from an aligned address, in elements.
     pub x_offset: usize,
-    /// Sixteen bytes between the rows of codes, and words between those of scales and sums, which must stay as they were.
+    /// Gap between rows, which must not be written: in 16 bytes for
+    /// codes, in words for scales and sums.
     pub gap: usize,
-    /// Words by which scales, factors and sums begin past an aligned address.
+    /// Offset of scales, factors and sums from an aligned address, in
+    /// words.
     pub offset: usize,
 }
 
-/// One quantization to check.
+/// A quantization to check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QuantizeCase {
     /// Rows of X.
@@ -33,25 +35,26 @@ pub struct QuantizeCase {
     pub from: DType,
     /// The format of the result.
     pub to: XFormat,
-    /// The factor of all of X, for formats that take one if it is given.
+    /// The given factor of all of X, if the format takes one.
     pub factor: Option<f32>,
-    /// Columns of a sum, for formats with sums.
+    /// Columns per sum, for formats with sums.
     pub sum_span: Option<usize>,
-    /// What X looks like.
+    /// Kind of X.
     pub values: ConvertValues,
-    /// Where X and the planes lie.
+    /// Memory layout of X and the planes.
     pub layout: QuantizeLayout,
     /// Seed of all random values.
     pub seed: u64,
 }
 
 impl QuantizeCase {
-    /// The formats that X can be quantized to.
+    /// Formats that X can be quantized to.
     pub fn formats() -> impl Iterator<Item = XFormat> {
         XFormat::ALL.into_iter().filter(|format| format.plain().is_none())
     }
 
-    /// Normal values, row-major, without gaps. Formats with a scale for all of X are given one.
+    /// Normal values, row-major, contiguous. Formats with a factor
+    /// for all of X have it given.
     pub fn new(rows: usize, columns: usize, from: DType, to: XFormat) -> Self {
         let always_given = to.parts(false, None).is_some_and(|parts| parts.factor == XFactor::Given);
         Self {
@@ -75,14 +78,14 @@ impl QuantizeCase {
         self.to.parts(self.factor.is_some(), self.sum_span).expect("a format of codes and scales")
     }
 
-    /// `X[rows, columns]` without gaps, every value one of its type.
+    /// `X[rows, columns]`, contiguous and representable in its type.
     pub(super) fn x(&self) -> Vec<f32> {
         let like = ConvertCase::new(self.rows, self.columns, self.from, self.from);
         ConvertCase { values: self.values, seed: self.seed, ..like }.x()
     }
 }
 
-/// A line for tables: `17x33 f32->q8_0 normal`, then whatever is not the default.
+/// A line for tables: `17x33 f32->q8_0 normal`, then non-default fields.
 impl fmt::Display for QuantizeCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rows, columns, from, to, factor, sum_span, values, layout, seed } = self;

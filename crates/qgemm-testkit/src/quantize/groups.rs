@@ -1,4 +1,4 @@
-//! The suite of `quantize`: which cases a backend must pass.
+//! The suite of `quantize`: cases that every backend must pass.
 
 use qgemm_formats::{DType, XFactor, XFormat};
 
@@ -7,7 +7,7 @@ use crate::activations::ActivationKind;
 use crate::convert::ConvertValues;
 use crate::suite::{Cases, group};
 
-/// The whole suite.
+/// All groups.
 pub(super) const GROUPS: &[Cases<QuantizeCase>] = &[
     group("quantize_formats", "every format of activations from every type at every size", formats),
     group(
@@ -19,10 +19,11 @@ pub(super) const GROUPS: &[Cases<QuantizeCase>] = &[
     group("quantize_factors", "factors that are given, those without an inverse among them, and sums of 16", factors),
 ];
 
-/// Rows and columns: one, odd, whole blocks, more than a CTA has at once.
+/// Rows and columns: one, odd, whole blocks, more than a CTA
+/// holds.
 const SIZES: [(usize, usize); 7] = [(1, 1), (1, 37), (5, 16), (3, 257), (17, 64), (2, 4101), (3, 512)];
 
-/// A case a format and type.
+/// One case per format and type.
 fn pairs(make: impl Fn(usize, DType, XFormat) -> QuantizeCase) -> Vec<QuantizeCase> {
     let pairs = QuantizeCase::formats().flat_map(|to| DType::ALL.map(|from| (from, to)));
     pairs.enumerate().map(|(i, (from, to))| make(i, from, to)).collect()
@@ -34,7 +35,7 @@ fn formats() -> Vec<QuantizeCase> {
         let seed = cases.len() as u64;
         cases.extend(pairs(|_, from, to| QuantizeCase { seed, ..QuantizeCase::new(rows, columns, from, to) }));
     }
-    // A row that fits no shared memory.
+    // A row that exceeds shared memory.
     let wide = |to| QuantizeCase::new(1, 60_100, DType::F32, to);
     cases.extend([XFormat::Int8Token, XFormat::E4M3Token, XFormat::NvFp4].map(wide));
     cases

@@ -1,4 +1,5 @@
-//! `quantize`: its cases, and how one is run. The oracle is the host's reference, whose bits every device must have.
+//! `quantize`: cases and runner. The oracle is the host's
+//! reference; devices must match its bits.
 
 mod case;
 mod groups;

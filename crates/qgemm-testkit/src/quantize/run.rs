@@ -8,10 +8,11 @@ use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 use crate::planes::{PLANES, Plane, planes_of};
 
-/// Every exemption. One that no longer holds, because the case can be planned, fails.
+/// Exemptions. An exemption fails if the case can be planned.
 const EXEMPTIONS: &[Exemption<QuantizeCase>] = &[];
 
-/// Runs `case` on poisoned memory, twice where that may show something else, and compares every bit with the host's reference.
+/// Runs `case` on poisoned memory and compares every bit with the
+/// host's reference. It runs twice where a second run may differ.
 pub fn run(ctx: &Context, case: &QuantizeCase) -> Outcome {
     let mut outcome = Outcome::new(case);
     let result = judge(ctx, case, &mut outcome);
@@ -19,7 +20,7 @@ pub fn run(ctx: &Context, case: &QuantizeCase) -> Outcome {
     outcome
 }
 
-/// What the buffers must hold.
+/// Correct contents of the buffers.
 fn reference(case: &QuantizeCase, planes: &[Plane; PLANES], x: &[f32]) -> [Vec<u8>; PLANES] {
     let parts = case.parts();
     let mut buffers = planes.each_ref().map(Plane::poison);
@@ -35,7 +36,8 @@ fn reference(case: &QuantizeCase, planes: &[Plane; PLANES], x: &[f32]) -> [Vec<u
     buffers
 }
 
-/// What quantizing costs: the energy of the error over that of X; `None` where that is not a finite number.
+/// Quantization error: its energy relative to X; `None` if it is
+/// not finite.
 fn loss(case: &QuantizeCase, planes: &[Plane; PLANES], buffers: &[Vec<u8>; PLANES], x: &[f32]) -> Option<f64> {
     let parts = case.parts();
     let [codes, scales, factors, _] = buffers;
@@ -71,7 +73,8 @@ fn judge(ctx: &Context, case: &QuantizeCase, outcome: &mut Outcome) -> Result<()
     for ((plane, buffer), expected) in planes.iter().zip(&first).zip(&expected) {
         plane.check(buffer, expected)?;
     }
-    // An emulated GPU runs its threads in one order, and nothing is left for the next run.
+    // Emulated threads run in one order, without a workspace: a
+    // second run is the same.
     if ctx.info().id.kind != DeviceKind::Emu {
         let second = run_on(ctx, &plan, case, &stored, &planes, &x).map_err(Failure::of_run)?;
         for (first, second) in first.iter().zip(&second) {

@@ -1,4 +1,5 @@
-//! Random quantizations: any size, type, format and layout from one seed.
+//! Random cases of `quantize`: any size, type, format and layout
+//! from one seed.
 
 use qgemm_formats::{DType, XFactor, XFormat};
 use rand::rngs::StdRng;
@@ -12,7 +13,7 @@ use crate::random::{gap, pick, skewed};
 const MAX_ROWS: usize = 300;
 const MAX_COLUMNS: usize = 9000;
 
-/// The case that `seed` stands for, of `format` if that is asked for.
+/// The random case of `seed`, of `format` if given.
 pub(super) fn random_case(format: Option<XFormat>, seed: u64) -> QuantizeCase {
     let rng = &mut StdRng::seed_from_u64(seed);
     let (rows, columns) = (skewed(rng, MAX_ROWS), skewed(rng, MAX_COLUMNS));

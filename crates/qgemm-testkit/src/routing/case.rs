@@ -1,4 +1,4 @@
-//! One routing to check: everything that decides who goes where, as data.
+//! A case of `routing` (router top-k and expert lists), as data.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::activations::normal;
 
-/// Where the experts of tokens come from.
+/// Input of the routing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RoutingFrom {
     /// Logits of this type.
@@ -19,21 +19,25 @@ pub enum RoutingFrom {
     Ids,
 }
 
-/// What logits or ids look like.
+/// Kind of logits or ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RoutingValues {
     /// Normal logits; distinct experts at random.
     Random,
-    /// Normal logits, two of each token's of a far larger magnitude; most slots of one expert.
+    /// Normal logits, two per token of far larger magnitude; most
+    /// slots have one expert.
     Skewed,
-    /// Integers from −2 to 2, so that most are equal, and zeros of both signs; the experts of a token are neighbours.
+    /// Integers from −2 to 2, so that most are equal, with zeros of
+    /// both signs; a token's experts are adjacent.
     Ties,
-    /// One number everywhere; one expert everywhere.
+    /// One logit everywhere; one expert everywhere.
     AllEqual,
-    /// NaN, infinities and the ends of the type's range among normal logits; among the ids −1, the number of experts, and the ends of
+    /// NaN, infinities and the ends of the type's range among normal
+    /// logits. Ids include −1, the number of experts, and the ends of
     /// i32.
     Special,
-    /// Nothing but NaN in most tokens, and a few numbers in the others; nearly no id is an expert's.
+    /// Mostly NaN, with numbers in few tokens; nearly all ids are
+    /// invalid.
     NearlyNone,
 }
 
@@ -60,36 +64,36 @@ impl RoutingValues {
     }
 }
 
-/// One routing to check.
+/// A routing to check.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoutingCase {
     /// Tokens.
     pub tokens: usize,
     /// Experts.
     pub experts: usize,
-    /// Experts of a token.
+    /// Experts per token.
     pub top_k: usize,
-    /// What they are chosen from.
+    /// The input.
     pub from: RoutingFrom,
-    /// What a logit becomes.
+    /// Scoring function of logits.
     pub scoring: Scoring,
-    /// Whether weights are divided by their sum.
+    /// Whether weights are renormalized.
     pub renormalize: bool,
-    /// Factor of weights.
+    /// Factor of the weights.
     pub scale: f32,
     /// Whether scores have a bias.
     pub bias: bool,
-    /// The groups.
+    /// Expert groups, if any.
     pub groups: Option<ExpertGroups>,
-    /// Whether lists are made; always of ids.
+    /// Whether lists are made; always true for ids.
     pub lists: bool,
-    /// Whether every token has one more expert, in one more slot.
+    /// Whether every token has a shared expert, in one more slot.
     pub shared: bool,
-    /// What logits or ids look like.
+    /// Kind of logits or ids.
     pub values: RoutingValues,
     /// Elements between the rows of the logits, filled with NaN.
     pub gap: usize,
-    /// Elements by which operands begin past an aligned address.
+    /// Offset of operands from an aligned address, in elements.
     pub offset: usize,
     /// Seed of all random values.
     pub seed: u64,
@@ -122,7 +126,7 @@ impl RoutingCase {
         Self { from: RoutingFrom::Ids, ..Self::new(tokens, experts, top_k) }
     }
 
-    /// Type of the logits; any where there are none.
+    /// Type of the logits; any type without logits.
     pub(super) fn dtype(&self) -> DType {
         match self.from {
             RoutingFrom::Logits(dtype) => dtype,
@@ -130,22 +134,22 @@ impl RoutingCase {
         }
     }
 
-    /// Places for experts.
+    /// Number of slots.
     pub(super) fn slots(&self) -> usize {
         self.tokens * self.slots_of_token()
     }
 
-    /// Those of a token.
+    /// Slots per token.
     pub(super) fn slots_of_token(&self) -> usize {
         self.top_k + usize::from(self.shared)
     }
 
-    /// Experts that are listed.
+    /// Experts with lists.
     pub(super) fn all_experts(&self) -> usize {
         self.experts + usize::from(self.shared)
     }
 
-    /// Logits without gaps, every value one of the type.
+    /// Logits, contiguous and representable in the type.
     pub(super) fn logits(&self) -> Vec<f32> {
         let mut rng = StdRng::seed_from_u64(self.seed ^ 0x1091_7500_0000_0000);
         let dtype = self.dtype();
@@ -163,7 +167,7 @@ impl RoutingCase {
                 RoutingValues::Ties => rng.random_range(-2i32..=2) as f32,
                 RoutingValues::AllEqual => 0.7,
                 RoutingValues::Special if rng.random_range(0..4) == 0 => {
-                    // Every token has its own: several infinities, or one, or none.
+                    // Tokens differ: several infinities, one, or none.
                     specials[(token + rng.random_range(0..3)) % specials.len()]
                 }
                 RoutingValues::Special => 3.0 * normal(rng),
@@ -175,7 +179,8 @@ impl RoutingCase {
         dtype.decode(&dtype.encode(&values))
     }
 
-    /// A bias an expert, some the same, and of special cases some NaN.
+    /// Bias per expert. Some are equal; in special cases some are
+    /// NaN.
     pub(super) fn biases(&self) -> Vec<f32> {
         let mut rng = StdRng::seed_from_u64(self.seed ^ 0x00b1_a500_0000_0000);
         let bias = |_| match rng.random_range(0..8) {
@@ -186,7 +191,7 @@ impl RoutingCase {
         (0..self.experts).map(bias).collect()
     }
 
-    /// Ids as a caller gives them.
+    /// Ids as the caller gives them.
     pub(super) fn ids(&self) -> Vec<i32> {
         let mut rng = StdRng::seed_from_u64(self.seed ^ 0x01d5_0000_0000_0000);
         let experts = self.experts as i32;
@@ -197,7 +202,7 @@ impl RoutingCase {
             match self.values {
                 RoutingValues::Random | RoutingValues::Special | RoutingValues::NearlyNone => {
                     all.partial_shuffle(&mut rng, self.top_k);
-                    // The shuffled ones stand last.
+                    // The shuffled ids are the last.
                     ids.extend(all.iter().rev().take(self.top_k));
                 }
                 RoutingValues::Skewed => ids.extend((0..self.top_k as i32).map(|place| match place {
@@ -210,7 +215,8 @@ impl RoutingCase {
         }
         for (slot, id) in ids.iter_mut().enumerate() {
             let is_bad = match self.values {
-                // Not in the first tokens, so that the first bad one is to be found.
+                // Not in the first tokens, so that the kernel must find the
+                // first bad one.
                 RoutingValues::Special => slot > self.slots() / 3 && rng.random_range(0..5) == 0,
                 RoutingValues::NearlyNone => rng.random_range(0..20) > 0,
                 _ => false,
@@ -223,7 +229,8 @@ impl RoutingCase {
     }
 }
 
-/// A line for tables: `512x128 top-8 f32 softmax random`, then whatever is not the default.
+/// A line for tables: `512x128 top-8 f32 softmax random`, then
+/// non-default fields.
 impl fmt::Display for RoutingCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { tokens, experts, top_k, from, scoring, renormalize, scale, bias, groups, lists, .. } = self;

@@ -1,4 +1,4 @@
-//! The suite of `routing`: which cases a backend must pass.
+//! The suite of `routing`: cases that every backend must pass.
 
 use qgemm_formats::DType;
 use qgemm_hal::{ExpertGroups, Scoring};
@@ -6,7 +6,7 @@ use qgemm_hal::{ExpertGroups, Scoring};
 use super::case::{RoutingCase, RoutingFrom, RoutingValues};
 use crate::suite::{Cases, group};
 
-/// The whole suite.
+/// All groups.
 pub(super) const GROUPS: &[Cases<RoutingCase>] = &[
     group("routing_sizes", "from one token and expert to thousands of tokens and 1024 experts", sizes),
     group("routing_scores", "softmax and sigmoid, renormalized, scaled, biased, in groups", scores),
@@ -16,7 +16,8 @@ pub(super) const GROUPS: &[Cases<RoutingCase>] = &[
     group("routing_ids", "lists of given ids, of all sizes, with ids that are no expert's", ids),
 ];
 
-/// Tokens, experts, and experts of a token: around what one warp, one CTA and one chunk take.
+/// Tokens, experts and experts per token: around the capacity of
+/// a warp, a CTA and a chunk.
 const SIZES: [(usize, usize, usize); 20] = [
     (1, 1, 1),
     (1, 8, 2),
@@ -47,7 +48,8 @@ fn types(i: usize) -> RoutingFrom {
 fn sizes() -> Vec<RoutingCase> {
     let case = |(i, (tokens, experts, top_k))| {
         let case = RoutingCase { from: types(i), seed: i as u64, ..RoutingCase::new(tokens, experts, top_k) };
-        // Half of them with lists alone: what is chosen does not depend on it.
+        // Half of the cases with lists alone: the choice must not depend
+        // on weights.
         [RoutingCase { renormalize: i % 2 == 0, ..case }, RoutingCase { lists: false, from: types(i + 1), ..case }]
     };
     SIZES.into_iter().enumerate().flat_map(case).collect()
@@ -55,7 +57,8 @@ fn sizes() -> Vec<RoutingCase> {
 
 fn scores() -> Vec<RoutingCase> {
     let grouped = |groups, chosen| Some(ExpertGroups { groups, chosen });
-    // Experts, experts of a token, groups: none, DeepSeek-V3's, groups of one expert, of all, of odd sizes, and many.
+    // Experts, experts per token, groups: none, DeepSeek-V3's,
+    // groups of one, one group, odd sizes, and many.
     let choices = [
         (60, 4, None),
         (256, 8, grouped(8, 4)),
@@ -165,7 +168,8 @@ fn ids() -> Vec<RoutingCase> {
     let mut cases = Vec::new();
     for (i, (tokens, experts, top_k)) in SIZES.into_iter().enumerate() {
         for (j, values) in RoutingValues::ALL.into_iter().enumerate() {
-            // Every kind for some sizes, every size with some kinds, the one with bad ids always.
+            // Every kind for some sizes, every size with some kinds; bad ids
+            // for every size.
             if (i + j).is_multiple_of(2) || values == RoutingValues::Special {
                 let (offset, seed) = ((i + j) % 3, cases.len() as u64);
                 cases.push(RoutingCase { values, offset, seed, ..RoutingCase::of_ids(tokens, experts, top_k) });

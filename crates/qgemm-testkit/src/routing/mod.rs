@@ -1,4 +1,4 @@
-//! `routing`: its oracle, its cases, and how one is run.
+//! `routing`: oracle, cases and runner.
 
 mod case;
 mod groups;

@@ -1,20 +1,24 @@
-//! What a routing may choose, in f64, and the lists, which are exact.
+//! Oracle of routing in f64, and the exact lists.
 //!
-//! Logits are exact, so that where they are compared there is one right choice. Scores are rounded: where they are compared, a
-//! choice is right unless an expert was passed over that is better by more than both may be off.
+//! Logits are exact, so comparisons of logits have one right
+//! result.
+//! Scores are rounded. A choice by score is right unless a
+//! passed-over expert is better by more than both errors.
 
 use qgemm_hal::{ExpertGroups, Scoring};
 
 use super::case::RoutingCase;
 
-/// What a score may be off, relatively, beside what rounding its exponent costs.
+/// Relative error of a score, without the rounding of its
+/// exponent.
 const SCORE: f64 = 5e-7;
-/// What rounding a number to f32 costs, relatively.
+/// Relative error of rounding to f32.
 const ROUNDING: f64 = 1.0 / (1 << 24) as f64;
-/// Below this, about the smallest normal number, scores may become 0.
+/// Scores below this (about the smallest normal number) may
+/// become 0.
 const SMALLEST: f64 = 2e-38;
 
-/// A number with what the device's may be off.
+/// A number with its error on the device.
 #[derive(Clone, Copy, Debug)]
 struct Near {
     value: f64,
@@ -22,13 +26,13 @@ struct Near {
 }
 
 impl Near {
-    /// Whether it is more than `other`, whatever was rounded.
+    /// Whether it exceeds `other`, for any rounding.
     fn exceeds(self, other: Self) -> bool {
         self.value - self.error > other.value + other.error
     }
 }
 
-/// Whether a group is among those that a token may use.
+/// Whether a token may use a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Membership {
     In,
@@ -42,7 +46,7 @@ pub(super) struct Token<'a> {
     logits: &'a [f32],
     bias: &'a [f32],
     scores: Vec<Near>,
-    /// Of experts that may be chosen.
+    /// Keys of experts that may be chosen.
     keys: Vec<Option<Near>>,
 }
 
@@ -63,10 +67,11 @@ impl<'a> Token<'a> {
         Self { case, logits, bias, scores, keys }
     }
 
-    /// Whether `a` comes before `b`, both of which may be chosen, whatever was rounded.
+    /// Whether `a` precedes `b`, for any rounding. Both may be
+    /// chosen.
     fn is_better(&self, a: usize, b: usize) -> bool {
         let (Some(key_a), Some(key_b)) = (self.keys[a], self.keys[b]) else { return false };
-        // What is computed of equal numbers is equal.
+        // Equal numbers give equal results.
         key_a.exceeds(key_b) || (self.are_equal(a, b) && a < b)
     }
 
@@ -74,7 +79,7 @@ impl<'a> Token<'a> {
         self.logits[a] == self.logits[b] && (!self.case.bias || self.bias[a] == self.bias[b])
     }
 
-    /// Of every group whether its experts may be chosen.
+    /// Whether the experts of each group may be chosen.
     fn groups(&self, ExpertGroups { groups, chosen }: ExpertGroups) -> Vec<Membership> {
         let size = self.keys.len() / groups;
         let score = |group: usize| {
@@ -89,7 +94,7 @@ impl<'a> Token<'a> {
             (!value.is_nan()).then_some(Near { value, error: error + value.abs() * ROUNDING })
         };
         let scores: Vec<Option<Near>> = (0..groups).map(score).collect();
-        // The same numbers in the same places have the same sums.
+        // Equal numbers in the same positions have equal sums.
         let same = |a: usize, b: usize| {
             let bits = |group: usize| (group * size..(group + 1) * size).map(|e| self.logits[e].to_bits());
             bits(a).eq(bits(b))
@@ -113,7 +118,7 @@ impl<'a> Token<'a> {
         (0..groups).map(membership).collect()
     }
 
-    /// Whether the ids that a device chose, in its order, are right.
+    /// Checks the ids that a device chose, and their order.
     pub fn check_ids(&self, ids: &[i32]) -> Result<(), String> {
         let experts = self.keys.len();
         let found = ids.iter().position(|&id| id < 0).unwrap_or(ids.len());
@@ -161,7 +166,7 @@ impl<'a> Token<'a> {
         Ok(())
     }
 
-    /// The weights of the ids that were chosen, and what each may be off.
+    /// Weights of the chosen ids, and their errors.
     pub fn weights(&self, ids: &[i32]) -> Vec<(f64, f64)> {
         let scale = f64::from(self.case.scale);
         let score = |&id: &i32| usize::try_from(id).map_or(Near { value: 0.0, error: 0.0 }, |e| self.scores[e]);
@@ -178,7 +183,7 @@ impl<'a> Token<'a> {
     }
 }
 
-/// The scores of logits; 0 of NaN.
+/// Scores of logits; 0 for NaN.
 fn scores(scoring: Scoring, logits: &[f32]) -> Vec<Near> {
     let near = |value: f64, exponent: f64| {
         let rounded = if exponent.is_finite() { exponent.abs() * ROUNDING } else { 0.0 };
@@ -196,14 +201,14 @@ fn scores(scoring: Scoring, logits: &[f32]) -> Vec<Near> {
     logits.iter().map(score).collect()
 }
 
-/// Offsets, counts and rows.
+/// Correct offsets, counts and rows.
 pub(super) struct ExpectedLists {
     pub offsets: Vec<u32>,
     pub counts: Vec<u32>,
     pub rows: Vec<u32>,
 }
 
-/// The lists of these ids.
+/// Lists of these ids.
 pub(super) fn lists(ids: &[i32], experts: usize) -> ExpectedLists {
     let mut of_expert: Vec<Vec<u32>> = vec![Vec::new(); experts];
     for (slot, &id) in ids.iter().enumerate() {
@@ -252,7 +257,7 @@ mod tests {
         let token = Token::new(&case, &logits, &bias);
         assert!(token.check_ids(&[2, 0]).is_ok() && token.check_ids(&[2, 1]).is_ok());
         assert!(token.check_ids(&[0, 2]).is_err() && token.check_ids(&[1, 0]).is_err());
-        // Equal numbers are equal after rounding, too.
+        // Equal numbers stay equal after rounding.
         let tied = Token::new(&case, &logits, &[0.0, 0.5, 0.5, 0.5, 0.0, 0.0]);
         assert!(
             tied.check_ids(&[1, 2]).is_ok() && tied.check_ids(&[1, 3]).is_err() && tied.check_ids(&[2, 1]).is_err()
@@ -268,7 +273,7 @@ mod tests {
         assert!(token.check_ids(&[2, 3]).is_ok() && token.check_ids(&[0, 2]).is_err());
         let two = RoutingCase { groups: Some(ExpertGroups { groups: 3, chosen: 2 }), ..case };
         assert!(Token::new(&two, &logits, &[]).check_ids(&[5, 2]).is_ok());
-        // Alike in all: the first.
+        // All equal: the first experts win.
         assert!(Token::new(&case, &[1.0; 6], &[]).check_ids(&[0, 1]).is_ok());
         assert!(Token::new(&case, &[1.0; 6], &[]).check_ids(&[2, 3]).is_err());
     }

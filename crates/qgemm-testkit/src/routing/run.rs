@@ -12,14 +12,15 @@ use crate::limits::Tolerance;
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
 
-/// Every exemption. One that no longer holds, because the case can be planned, fails.
+/// Exemptions. An exemption fails if the case can be planned.
 const EXEMPTIONS: &[Exemption<RoutingCase>] = &[];
-/// What the weights' distance is compared with where it is shown; each weight has a limit of its own.
+/// Limit for display; each weight has a separate limit.
 const SHOWN: Tolerance = Tolerance::relative(1e-12);
-/// What a weight of 0 is compared with.
+/// Limit for a weight of 0.
 const SMALLEST: f64 = 1e-30;
 
-/// Runs `case` on poisoned memory, twice where that may show something else, and judges what was chosen and listed.
+/// Runs `case` on poisoned memory and judges choice and lists. It
+/// runs twice where a second run may differ.
 pub fn run(ctx: &Context, case: &RoutingCase) -> Outcome {
     let mut outcome = Outcome::new(case);
     let result = judge(ctx, case, &mut outcome);
@@ -27,7 +28,8 @@ pub fn run(ctx: &Context, case: &RoutingCase) -> Outcome {
     outcome
 }
 
-/// Where the operands of a case lie. All but the logits are words: the type says how wide they are.
+/// Memory layout of a case's operands. All but the logits are
+/// words; the type only gives the width.
 struct Stored {
     logits: Operand,
     bias: Operand,
@@ -51,7 +53,8 @@ impl Stored {
     }
 }
 
-/// What the buffers around the operands hold after a run; empty of those that are not written.
+/// Contents of the operands' buffers after a run; empty if not
+/// written.
 #[derive(PartialEq, Default)]
 struct Written {
     ids: Vec<u8>,
@@ -110,7 +113,8 @@ fn judge(ctx: &Context, case: &RoutingCase, outcome: &mut Outcome) -> Result<(),
     for (operand, buffer) in outside.into_iter().filter(|(_, buffer)| !buffer.is_empty()) {
         operand.first_written_outside(buffer).map_or(Ok(()), |byte| Err(Failure::WroteOutside(byte)))?;
     }
-    // An emulated GPU runs its threads in one order; but what a run leaves in the workspace must not matter to the next.
+    // Emulated threads run in one order, but the workspace that the
+    // first run leaves must not change the second.
     if ctx.info().id.kind != DeviceKind::Emu || plan.workspace_bytes() > 0 {
         let (second, _) = run_on(ctx, &plan, case, &stored, &inputs, &mut workspace).map_err(Failure::of_run)?;
         let pairs = [
@@ -151,7 +155,7 @@ fn routing(case: &RoutingCase, stored: &Stored) -> Routing {
     if case.lists { routing.lists() } else { routing }
 }
 
-/// A run, and what the API says of its status.
+/// A run, with the API's reading of its status.
 fn run_on(
     ctx: &Context,
     plan: &RoutingPlan,
@@ -208,7 +212,7 @@ fn run_on(
     Ok((written, said))
 }
 
-/// That every token has the right experts, with the right weights.
+/// Checks every token's experts and weights.
 fn check_choice(
     case: &RoutingCase,
     inputs: &Inputs,
@@ -244,7 +248,8 @@ fn check_choice(
     Ok(())
 }
 
-/// That the status names the first slot without an expert, and that the API reads it so.
+/// Checks that the status names the first slot without an expert,
+/// and that the API agrees.
 fn check_status(case: &RoutingCase, ids: &[i32], status: &[u32], said: Result<(), Error>) -> Result<(), Failure> {
     let experts = case.all_experts() as i32;
     let bad = ids.iter().position(|id| !(0..experts).contains(id));

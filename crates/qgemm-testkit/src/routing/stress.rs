@@ -1,4 +1,5 @@
-//! Random routings: any size, source and choice from one seed.
+//! Random cases of `routing`: any size, source and choice from
+//! one seed.
 
 use qgemm_formats::DType;
 use qgemm_hal::{ExpertGroups, Scoring};
@@ -12,7 +13,7 @@ const MAX_TOKENS: usize = 3000;
 const MAX_EXPERTS: usize = 1024;
 const MAX_TOP_K: usize = 16;
 
-/// The case that `seed` stands for.
+/// The random case of `seed`.
 pub(super) fn random_case(seed: u64) -> RoutingCase {
     let rng = &mut StdRng::seed_from_u64(seed);
     let (tokens, experts) = (skewed(rng, MAX_TOKENS), skewed(rng, MAX_EXPERTS));
@@ -24,7 +25,7 @@ pub(super) fn random_case(seed: u64) -> RoutingCase {
     }
     let divisors: Vec<usize> = (1..=experts).filter(|groups| experts.is_multiple_of(*groups)).collect();
     let groups = pick(rng, &divisors);
-    // As many groups as hold the experts of a token.
+    // The fewest groups that hold a token's experts.
     let fewest = top_k.div_ceil(experts / groups);
     let chosen = rng.random_range(fewest..=groups);
     RoutingCase {

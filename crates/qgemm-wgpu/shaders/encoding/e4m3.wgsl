@@ -1,4 +1,4 @@
-// FP8 with 4 exponent and 3 mantissa bits. NaN stays NaN.
+// E4M3 codes to f32. NaN stays NaN.
 
 fn begin(thread: u32) {}
 

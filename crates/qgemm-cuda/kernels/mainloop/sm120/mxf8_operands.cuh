@@ -2,12 +2,13 @@
 // `block_scaled_product.cuh`.
 // A step is half a k-tile: 32 columns with one scale.
 //
-// Per 16 columns, lane t of a row's four has the bytes of
-// columns {2t, 2t+8, 2t+1, 2t+9}
+// Four lanes t hold a row. Lane t has columns
+// {2t, 2t+8, 2t+1, 2t+9} of each 16
 // (qgemm-formats/src/prepack.rs).
 // E2M1 has 32 columns a word, 16 of them in the low nibbles.
-// The MMA needs bytes 4t, 4t+1, … in lane t.
-// They belong to two lanes, whose words this lane loads.
+// The MMA needs columns 4t..4t+3 in lane t.
+// Two lanes hold these bytes.
+// So a lane loads both words.
 // E2M1 elements occupy bits 2..5 of a byte.
 #pragma once
 #include "atoms/numeric.cuh"

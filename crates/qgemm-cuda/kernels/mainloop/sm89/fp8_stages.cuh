@@ -1,6 +1,9 @@
-// Stages of 128 columns of 8-bit codes, of all tokens and features of a CTA, that all its threads copy with `cp.async`, and
-// the product of a warp: `mma.sync` starts from zero every stage, and its sums are added in f32, times both scales. With QG_W_POWERS
-// each row of W has a power of two for 32 columns, which are an instruction's.
+// FP8 stages of 128 columns, and the product of a warp.
+// All threads copy a stage with `cp.async`.
+// `mma.sync` starts from zero every stage. Its partial sums
+// times both scales are added in f32.
+// QG_W_POWERS: rows of W have power-of-two scales per 32
+// columns, the K of an instruction.
 #pragma once
 #include "atoms/e8m0.cuh"
 #include "atoms/ldmatrix.cuh"
@@ -8,24 +11,28 @@
 #include "mainloop/fp8_codes.cuh"
 #include "sched/tile.cuh"
 
-// Tokens and features of a warp, and of an instruction.
+// Tokens and features per warp and per instruction.
 constexpr u32 WARP_M = QG_TILE_M / QG_WARPS_M, WARP_N = QG_TILE_N / QG_WARPS_N;
 constexpr u32 MMA_M = 16, MMA_N = 8, M_TILES = WARP_M / MMA_M, N_TILES = WARP_N / MMA_N;
 static_assert(QG_WARPS_M * QG_WARPS_N * 32 == QG_THREADS, "warps share the tile");
 
 #if QG_W_POWERS
-// Powers of the rows of a row tile for a packed k-block: bytes of row 0, of row 8, of row 1, …, each for 32 columns and the next 32.
+// Power-of-two scales of a row tile for a packed k-block.
+// Rows are in the order 0, 8, 1, 9, …
+// A row has two bytes: columns 0..31 and 32..63.
 constexpr u32 POWERS_BYTES = 32;
 static_assert(K_TILE_K_BLOCKS == 1, "a k-block's powers stand behind it");
 #endif
 
-// The D registers of the instructions.
+// D registers of the MMA instructions.
 struct Accumulators {
     float value[M_TILES][N_TILES][4];
 };
 
-// 16-byte chunk c of token r of X stands at c ^ (r % 8), of row r of W at c ^ (r / 2 % 4): the eight rows that `ldmatrix`
-// reads, or the lanes that load 16 bytes at once, then lie in different banks.
+// Swizzle of 16-byte chunk c in row r:
+// X: c ^ (r % 8); W: c ^ (r / 2 % 4).
+// The eight rows of `ldmatrix`, and lanes that load 16 bytes,
+// then use different banks.
 struct Stage {
     alignas(128) u8 x[QG_TILE_M * STAGE_K];
     u8 w[STAGE_K_BLOCKS][QG_TILE_N * PACKED_K_BLOCK];
@@ -34,7 +41,8 @@ struct Stage {
     alignas(16) u8 powers[STAGE_K_BLOCKS][QG_TILE_N / 16 * POWERS_BYTES];
 #endif
 
-    // Starts copying stage `k` of the tile. Bytes outside X, and k-blocks outside W, become zeros.
+    // Starts copying stage `k` of the tile.
+    // Bytes outside X and k-blocks outside W become zeros.
     QG_DEVICE void copy(Stage& s, const Fp8GemmParams& params, u32 first_token, u32 first_row, u32 k, u32 thread) {
         copy_x(s, params.gemm, first_token, k, thread);
         copy_w(s, params.gemm, first_row / 16, k, thread);
@@ -42,7 +50,8 @@ struct Stage {
     }
     QG_DEVICE void copy_x(Stage& s, const GemmParams& p, u32 first_token, u32 k, u32 thread) {
         const u8* x = reinterpret_cast<const u8*>(p.at.x);
-        // Loops that are not unrolled: addresses of all copies together take the registers of accumulators (sm_120).
+        // Not unrolled: the addresses of all copies would
+        // occupy accumulator registers (sm_120).
 #pragma unroll 1
         for (u32 i = thread; i < QG_TILE_M * (STAGE_K / 16); i += QG_THREADS) {
             const u32 row = i / (STAGE_K / 16), chunk = i % (STAGE_K / 16);
@@ -52,7 +61,7 @@ struct Stage {
                         left > 0 ? x + token * p.at.x_row + column : x, left < 16 ? left : 16);
         }
     }
-    // Row tiles beyond the last are copies of it.
+    // Row tiles past the last repeat it.
     QG_DEVICE void copy_w(Stage& s, const GemmParams& p, u32 first_tile, u32 k, u32 thread) {
         const u32 k_tiles = (p.shape.stored_k + QG_K_TILE - 1) / QG_K_TILE;
         const u32 last = (p.shape.stored_rows + 15) / 16 - 1;
@@ -81,13 +90,14 @@ struct Stage {
     }
 };
 
-// The B operands of a packed k-block for the eight features from `row` on: those of its two instructions.
+// B operands of a packed k-block (two instructions) for eight
+// features from `row`.
 QG_DEVICE void load_w(u32 (&words)[4], const u8* k_block, u32 row, u32 lane) {
     const u32 own = lane % 8;
     ldmatrix_x4(words, shared_address(k_block) + (row + own) * PACKED_K_BLOCK + (lane / 8 ^ own / 2) * 16);
 }
 
-// D += A · B, codes of X and of W.
+// D += A · B of FP8 operands.
 QG_DEVICE void mma_codes(float (&d)[4], const u32 (&x)[4], const u32 (&w)[2]) {
 #if QG_W_E5M2
     mma_m16n8k32_e4m3_e5m2(d, x, w);
@@ -97,8 +107,9 @@ QG_DEVICE void mma_codes(float (&d)[4], const u32 (&x)[4], const u32 (&w)[2]) {
 }
 
 #if QG_W_POWERS
-// The B operands of a packed k-block for the eight features from `row` on, columns in their order: a word for every 16. Lane t has
-// columns 4t..4t+3 of each, which are bytes of two chunks.
+// B operands as in `load_w`, with columns in natural order.
+// A word has columns 4t..4t+3 of 16, for lane t.
+// They are bytes of two chunks.
 QG_DEVICE void load_ordered_w(u32 (&words)[4], const u8* k_block, u32 row, u32 lane) {
     const u32 own = lane / 4, t = lane % 4, chunk = t % 2 * 2, swizzle = own / 2;
     const u8* of_row = k_block + (row + own) * PACKED_K_BLOCK;
@@ -111,8 +122,10 @@ QG_DEVICE void load_ordered_w(u32 (&words)[4], const u8* k_block, u32 row, u32 l
     words[3] = prmt(even.w, odd.w, bytes);
 }
 
-// acc += X · Wᵀ over a stage: sums of 32 columns are added in f32. `token` is the lane's first of the warp's first 16, `row` the warp's
-// first feature.
+// acc += X · Wᵀ over a stage; partial sums of 32 columns are
+// scaled and added in f32.
+// `token`: the lane's first token of the warp's first 16.
+// `row`: the warp's first feature.
 QG_DEVICE void multiply_stage(Accumulators& acc, const Stage& s, u32 token, u32, u32 row, u32 lane) {
     const u32 first_token = token - token_of(lane / 4);
     float factor[M_TILES][2];
@@ -120,7 +133,8 @@ QG_DEVICE void multiply_stage(Accumulators& acc, const Stage& s, u32 token, u32,
     for (u32 mt = 0; mt < M_TILES; mt++) StageScales::load_x(s.scales, token + mt * MMA_M, factor[mt]);
 #pragma unroll
     for (u32 block = 0; block < STAGE_K_BLOCKS; block++) {
-        // Columns in their order, 32 a step; the codes of tokens beyond the last are zeros.
+        // Columns in natural order, 32 a step. Tokens past
+        // the last are zeros.
         u32 x[M_TILES][2][4];
 #pragma unroll
         for (u32 mt = 0; mt < M_TILES; mt++)
@@ -134,7 +148,8 @@ QG_DEVICE void multiply_stage(Accumulators& acc, const Stage& s, u32 token, u32,
         for (u32 nt = 0; nt < N_TILES; nt++) {
             u32 w[4];
             load_ordered_w(w, s.w[block], row + nt * MMA_N, lane);
-            // Those of the lane's two features, for the first 32 columns in the low byte.
+            // Scales of the lane's two features; the low byte is
+            // that of the first 32 columns.
             const u32 tile = row / 16 + nt / 2, upper = nt % 2 * 16;
             const u8* of_lane = s.powers[block] + tile * POWERS_BYTES + lane % 4 * 8;
             const u32 even = ld_shared(reinterpret_cast<const u32*>(of_lane)) >> upper;
@@ -158,7 +173,9 @@ QG_DEVICE void multiply_stage(Accumulators& acc, const Stage& s, u32 token, u32,
 }
 static_assert(WARP_N % 16 == 0, "a warp begins with a row tile");
 #else
-// acc += X · Wᵀ over a stage. `token` is the lane's first of the warp's first 16, `row` the warp's first feature.
+// acc += X · Wᵀ over a stage.
+// `token`: the lane's first token of the warp's first 16.
+// `row`: the warp's first feature.
 QG_DEVICE void multiply_stage(Accumulators& acc, const Stage& s, u32 token, u32 tokens, u32 row, u32 lane) {
     Accumulators sums = {};
     XFragments x[M_TILES];

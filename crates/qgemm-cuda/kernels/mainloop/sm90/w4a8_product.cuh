@@ -1,43 +1,57 @@
-// The product of a consumer warpgroup: 64 rows of W, decoded to bytes in registers, and all tokens of the CTA, whose codes the
-// instructions read from shared memory. Which bytes, and what sums they have, `e4m3_weights.cuh` or `s8_weights.cuh` says, included before.
+// W4A8 product of a consumer warpgroup: 64 rows of W, all
+// tokens of the CTA.
+// W is decoded to bytes in registers; wgmma reads the codes
+// of X from shared memory.
+// `e4m3_weights.cuh` or `s8_weights.cuh`, included before,
+// defines the byte and sum types.
 //
-// The instructions start from zero wherever a scale of W or X ends, and their sums are added in f32, times both, while the other warpgroup's
-// instructions run.
+// wgmma starts from zero where a scale of W or X ends.
+// Sums times both scales are added in f32 while the other
+// warpgroup's wgmma runs.
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/mma_fp8.cuh"
 #include "mainloop/sm90/w4a8_pipeline.cuh"
 #include "mainloop/warp_tile.cuh"
 
-// Columns of an instruction; columns of a run, which share scales, and its instructions.
+// Columns per instruction. A run is columns that share scales.
 constexpr u32 INSTRUCTION_K = 32, RUN_K = QG_SUB_BLOCK < STAGE_K && !QG_TAKES_SCALES ? QG_SUB_BLOCK : STAGE_K;
 constexpr u32 RUNS = STAGE_K / RUN_K, RUN_STEPS = RUN_K / INSTRUCTION_K;
 static_assert(RUNS * RUN_K == STAGE_K && RUN_STEPS * INSTRUCTION_K == RUN_K, "runs are whole instructions");
 static_assert(ROW_TILES == 1, "a warp has the rows of an instruction");
 
-// Tokens of an instruction: sums of more would leave too few registers, and these do where runs follow one another in a stage. Instructions side
-// by side.
+// Tokens per instruction, and parts of the token tile.
+// More accumulators would leave too few registers. For the
+// same reason a stage of several runs has one part.
 constexpr u32 PART_M = QG_TILE_M < 128 ? QG_TILE_M : 128, PARTS = QG_TILE_M / PART_M;
 static_assert(PARTS * PART_M == QG_TILE_M && (RUNS == 1 || PARTS == 1), "instructions have all tokens");
-// Accumulators of a lane in a part, in the order of an instruction's: 4j + 2r + c are those of its row r and of token 8j + 2t + c.
+// Accumulators of a lane per part, in wgmma order.
+// 4j + 2r + c belongs to row r and token 8j + 2t + c.
 constexpr u32 SUMS = PART_M / 2;
-// Whether the first half of the next run is decoded behind the first part's sums, so that there is about as much to do behind every part.
-// Meanwhile it lies in shared memory: there are no registers for it, and elsewhere the compiler decodes both halves at once (INT4, 4096 tokens
-// on an H200: 454 us instead of 485 us). With scales of X for every stage halves gain nothing.
+// Whether half of the next run is decoded after each part, to
+// balance the work between wgmma instructions.
+// The first half waits in shared memory: registers are short,
+// and otherwise the compiler decodes both halves at once.
+// With scales of X per stage, halves are not faster.
 constexpr bool IN_HALVES = RUNS == 1 && PARTS > 1 && !QG_X_BLOCK_SCALES;
-// Whether the two warpgroups take turns, with barriers of which the first is warpgroup 0's: where there is more to do behind a part than another
-// part takes (the same with scales of X for every stage: 603 us instead of 652 us; MXFP4: 530 us instead of 613 us; but INT4 with a token's in
-// halves 472 us). Shorter runs end before a turn has passed.
+// Whether the two warpgroups take turns in wgmma.
+// This is faster where the work after a part takes longer
+// than the other warpgroup's part.
+// Shorter runs end before a turn has passed.
 constexpr bool TAKES_TURNS = RUNS == 1 && (!IN_HALVES || QG_TAKES_SCALES);
+// Named barrier of warpgroup 0's turn; the next is
+// warpgroup 1's.
 constexpr u32 TURN = 2;
 static_assert(QG_CONSUMERS == 256, "two warpgroups take turns");
 
 #if !QG_SUMS_OF_X
-// For what operands leave of zero points: the sums of X's codes over a run, of the tokens of a part.
+// Sums of X's codes over a run, for a part's tokens.
+// They multiply zero points that operands do not absorb.
 struct TokenSums {
     Sum value[QG_ZERO_POINTS ? PART_M : 4];
 
-    // By the warp, for itself. `x` are the part's tokens in a stage, of which those from `tokens` on are not there.
+    // Each warp computes its own sums. `x`: the part's
+    // tokens in a stage. Tokens from `tokens` on are missing.
     QG_DEVICE void make(TokenSums& sums, const u8* x, u32 run, u32 tokens, u32 lane) {
         warp_barrier();
 #pragma unroll 1
@@ -58,14 +72,16 @@ static_assert(RUNS == 1, "a producer adds the codes of a stage up");
 struct TokenSums {};
 #endif
 
-// What the lane's two rows have in a run.
+// Scales of the lane's two rows in a run.
 struct RowScales {
     float scale[2];
-    // Whether one of the warp's rows has what operands do not: a part of a zero point, or a scale far from the largest.
+    // Whether operands of one of the warp's rows do not absorb
+    // a zero point, or a scale far below the largest.
     bool exceeds;
 };
 
-// The A operands of a run. Their registers belong to the instructions until these are complete.
+// A operands of a run.
+// wgmma owns the registers until it completes.
 struct RunOperands {
     u32 a[RUN_STEPS][4];
 
@@ -75,14 +91,14 @@ struct RunOperands {
     }
 };
 
-// The records of k-tile `tile` of a stage.
+// Scale records of k-tile `tile` of a stage.
 QG_DEVICE KTile records_of(const u8* k_tiles, u32 tile, u32 lane) {
     KTile k_tile;
     KTile::load_scales<FromShared>(k_tile, k_tiles + tile * QG_K_TILE_BYTES, lane);
     return k_tile;
 }
 
-// What a run's operands are made with, and its sums multiplied.
+// Decoding constants and scales of the lane's rows in a run.
 struct RunRows {
     RowScales scales;
     RowCodes codes[2];
@@ -121,7 +137,7 @@ struct RunRows {
         return rows;
     }
 #if QG_TAKES_SCALES
-    // The scale of the columns of instruction `step` of a stage.
+    // E8M0 scale of instruction `step` of a stage.
     QG_DEVICE u32 exponent_of(const u8* k_tiles, u32 row, u32 step, u32 lane) {
         const u32 column = step * INSTRUCTION_K;
         const KTile records = records_of(k_tiles, column / QG_K_TILE, lane);
@@ -130,15 +146,16 @@ struct RunRows {
 #endif
 };
 
-// Instructions of a k-block, and k-blocks of a stage that a run has columns of.
+// Instructions of a k-block, and k-blocks that a run touches.
 constexpr u32 BLOCK_STEPS = K_BLOCK / INSTRUCTION_K, RUN_BLOCKS = RUN_STEPS > BLOCK_STEPS ? RUN_STEPS / BLOCK_STEPS : 1;
 
 // K-block `block` of a stage.
 QG_DEVICE KTile block_of(const u8* k_tiles, u32 block, const ColumnPlace& place) {
     return columns_of(k_tiles + block / K_BLOCKS * QG_K_TILE_BYTES, block % K_BLOCKS, place);
 }
-// Makes the operands of those of a run's instructions that block number `block` of it has. Columns with scales far from a row's largest are left
-// out (`add_far_columns`).
+// Decodes k-block `block` of a run to operands.
+// Columns with scales far below a row's largest become zeros;
+// `add_far_columns` adds them later.
 QG_DEVICE void decode(RunOperands& operands, KTile words, u32 run, u32 block, const RunRows& rows) {
     constexpr u32 STEPS = RUN_STEPS < BLOCK_STEPS ? RUN_STEPS : BLOCK_STEPS;
 #if QG_TAKES_SCALES
@@ -153,7 +170,8 @@ QG_DEVICE void decode(RunOperands& operands, KTile words, u32 run, u32 block, co
         decode_step(operands.a[i], words, RUN_STEPS < BLOCK_STEPS ? run * RUN_STEPS + i : i, rows.codes);
 }
 
-// The operands of half a run, for a warp. Each lane loads its own.
+// A operands of half a run, per warp.
+// A lane loads only what it stored itself.
 struct HalfRun {
     u32x4 a[IN_HALVES ? BLOCK_STEPS : 1][IN_HALVES ? 32 : 1];
 
@@ -171,21 +189,23 @@ struct HalfRun {
     }
 };
 
-// What a warp has in shared memory of its own.
+// Shared memory of one warp.
 struct WarpScratch {
     HalfRun half;
     TokenSums sums;
 };
 
-// From the tokens of a part to the next, in a descriptor.
+// Descriptor stride between parts.
 constexpr u32 PART_STRIDE = PART_M * STAGE_K >> 4;
 
-// A descriptor of what lies `units` of 16 bytes further. They are added to its lower word, which they do not leave.
+// Descriptor moved by `units` of 16 bytes.
+// The sum does not carry out of the lower word.
 QG_DEVICE u64 further(u64 descriptor, u32 units) {
     return (descriptor & 0xffffffff00000000) | ((u32)descriptor + units);
 }
 
-// Begins sums = W · X over a run, at warpgroup `group`'s turn. Code that touches sums or operands next must finish it first.
+// Starts sums = W · X over a run, on warpgroup `group`'s turn.
+// Call `finish_run` before touching sums or operands.
 QG_DEVICE void start_run(Sum (&sums)[SUMS], const RunOperands& operands, u64 x, u32 group) {
     constexpr u32 STEP = INSTRUCTION_K >> 4;
     wgmma_fence_accumulators(sums);
@@ -193,7 +213,7 @@ QG_DEVICE void start_run(Sum (&sums)[SUMS], const RunOperands& operands, u64 x, 
     wgmma_fence();
 #pragma unroll
     for (u32 i = 0; i < RUN_STEPS; i++) {
-        // The last instruction is a group of its own.
+        // The last instruction has a separate wgmma group.
         if (TAKES_TURNS && i == RUN_STEPS - 1) wgmma_commit_group();
         if (i == 0)
             multiply_codes<PART_M, 0>(sums, operands.a[i], x);
@@ -202,8 +222,10 @@ QG_DEVICE void start_run(Sum (&sums)[SUMS], const RunOperands& operands, u64 x, 
     }
     wgmma_commit_group();
 }
-// Waits for the instructions, and passes the turn when only the last still runs, so that others follow it at once. Operands keep their
-// registers until then.
+// Waits for the run's wgmma.
+// It passes the turn while the last instruction still runs:
+// the other warpgroup's instructions follow at once.
+// Operands keep their registers until the final wait.
 QG_DEVICE void finish_run(Sum (&sums)[SUMS], RunOperands& operands, u32 group) {
     if constexpr (TAKES_TURNS) {
         wgmma_wait_group<1>();
@@ -214,7 +236,8 @@ QG_DEVICE void finish_run(Sum (&sums)[SUMS], RunOperands& operands, u32 group) {
     RunOperands::fence(operands);
 }
 
-// acc += sums · scales, of the rows and, where X has them for 128 columns, of the tokens.
+// acc += sums · row scales (· token scales, if X has a scale
+// per 128 columns).
 QG_DEVICE void promote(float (&acc)[SUMS], const Sum (&sums)[SUMS], const RowScales& rows, const float* x_scales, u32 lane) {
     if constexpr (QG_X_BLOCK_SCALES) {
 #pragma unroll
@@ -228,7 +251,8 @@ QG_DEVICE void promote(float (&acc)[SUMS], const Sum (&sums)[SUMS], const RowSca
             }
         }
     } else {
-        // One factor after the other, so that the next sum finds it where operands are collected.
+        // Row by row: consecutive FMAs find the factor in the
+        // operand reuse cache.
 #pragma unroll
         for (u32 row = 0; row < 2; row++)
 #pragma unroll
@@ -240,7 +264,8 @@ QG_DEVICE void promote(float (&acc)[SUMS], const Sum (&sums)[SUMS], const RowSca
 }
 
 #if !QG_TAKES_SCALES
-// Takes what operands left of zero points, times the sums of X's codes, of the tokens of a part, off the sums.
+// Subtracts what operands did not absorb of zero points,
+// times the sums of X's codes, for a part's tokens.
 QG_DEVICE void take_rests(Sum (&sums)[SUMS], const KTile& records, u32 sub, const Sum* of_x, u32 lane) {
     Sum rest[2];
 #pragma unroll
@@ -250,11 +275,13 @@ QG_DEVICE void take_rests(Sum (&sums)[SUMS], const KTile& records, u32 sub, cons
         sums[i] = add_product(rest[i / 2 % 2], ld_shared(of_x + i / 4 * 8 + lane % 4 * 2 + i % 2), sums[i]);
 }
 #else
-// acc += the columns that `decode` left out, times the tokens `x` of a part in a stage and, where X has them, their scales. Rows of X from
-// `tokens` on were never copied to shared memory.
+// acc += W · X over the columns that `decode` zeroed.
+// `x`: a part's tokens in a stage; `x_scales` only if X has
+// block scales.
+// Rows of X from `tokens` on were never copied to shared memory.
 QG_DEVICE void add_far_columns(float (&acc)[SUMS], const u8* k_tiles, const u8* x, const float* x_scales, const ColumnPlace& place, u32 tokens,
                                u32 lane) {
-    // Any that E4M3 has for all codes.
+    // Any exponent for which E4M3 holds all codes.
     constexpr u32 HALF = 6;
     const RunRows rows = RunRows::of(k_tiles, 0, lane);
 #pragma unroll 1
@@ -292,23 +319,23 @@ QG_DEVICE void add_far_columns(float (&acc)[SUMS], const u8* k_tiles, const u8* 
 }
 #endif
 
-// The state of a work tile in a warp.
+// State of a warp in a work tile.
 struct Product {
-    // Of the caller, in the order of parts.
+    // The caller's accumulators: [part][sum].
     float (&acc)[PARTS][SUMS];
-    // Tokens from the first of the tile on.
+    // `tokens`: valid tokens of the tile.
     u32 tokens, warp, lane;
     ColumnPlace place;
-    // Of the next run.
+    // Operands and scales of the next run.
     RunOperands operands;
     RunRows rows;
 
-    // Before the first tile: warpgroup 0 begins.
+    // Called once before the first tile: warpgroup 0 begins.
     QG_DEVICE void give_first_turn(u32 warp) {
         if (TAKES_TURNS && warp >= 4) barrier_arrive(TURN, QG_CONSUMERS);
     }
 
-    // Makes all that the first run of a tile needs.
+    // Decodes the first run of a tile.
     QG_DEVICE void begin(Product& product, const Pipeline& pipeline, const Position& at) {
         const u8* k_tiles = pipeline.w[at.stage][product.warp];
         product.rows = RunRows::of(k_tiles, 0, product.lane);
@@ -316,7 +343,7 @@ struct Product {
         for (u32 i = 0; i < RUN_BLOCKS; i++) decode(product.operands, block_of(k_tiles, i, product.place), 0, i, product.rows);
     }
 
-    // Adds the sums of a run of the tokens of part `part`.
+    // Adds a run's sums to the accumulators of part `part`.
     QG_DEVICE void add(Product& product, Sum (&sums)[SUMS], const RowScales& rows, Pipeline& pipeline, const Position& at, u32 run,
                        [[maybe_unused]] TokenSums& token_sums, u32 part) {
         [[maybe_unused]] const u8* x = pipeline.x[at.stage] + part * PART_M * STAGE_K;
@@ -344,8 +371,9 @@ struct Product {
 #endif
     }
 
-    // Multiplies a stage. `has_next` says whether another follows, whose first run is decoded then; without, this one's is once more, and not
-    // used.
+    // Multiplies a stage, and decodes the next stage's first run
+    // if `has_next`. Otherwise this stage's first run is decoded
+    // again, and not used.
     QG_DEVICE void multiply_stage(Product& product, Pipeline& pipeline, WarpScratch& scratch, Position& at, bool has_next) {
         const Position own = at;
         const u32 group = product.warp / 4;
@@ -385,7 +413,8 @@ struct Product {
 };
 static_assert(!IN_HALVES || (PARTS == 2 && RUN_BLOCKS == 2), "a half behind each part");
 
-// What sums of tokens are multiplied with in the end: units become numbers, and a scale a token acts here. Lanes have every 32nd token's.
+// Final scales of tokens: UNITS, times the token scale
+// if X has one. A lane holds every 32nd token's.
 struct TokenScales {
     float value[QG_TILE_M / 32];
 
@@ -395,7 +424,7 @@ struct TokenScales {
         for (u32 i = 0; i < QG_TILE_M / 32; i++) {
             scales.value[i] = UNITS;
             if constexpr (QG_X_BLOCK_SCALES) continue;
-            // Tokens beyond the last have any.
+            // Tokens past the last read the last token's scale.
             const u32 own = i * 32 + lane, token = rows.first + (own < rows.count ? own : rows.count - 1);
             const u8* at = reinterpret_cast<const u8*>(params.x.scales) + (u64)token * params.x.scales_row;
             scales.value[i] *= bits_to_f32(ld_global_u32(at));
@@ -418,7 +447,7 @@ struct TokenScales {
     }
 };
 
-// acc = W · X over a work tile's stages.
+// acc = W · X over the stages of a work tile.
 QG_DEVICE void multiply_tile(Accumulators& all, Pipeline& pipeline, Position& at, WarpScratch& scratch, const W4A8Params& params,
                              const WorkTile& work, u32 warp, u32 lane) {
     const TileRows rows = TileRows::of(params.gemm, work);
