@@ -20,10 +20,13 @@ const WORDS: &[&str] =
 const CASES: u64 = 20_000;
 const SHARE: u64 = 10;
 
-/// A kind of file, what reads it, and one of it.
+/// Reads a text, and makes a page of it.
+type Reader = fn(&ResultsTarget, &str) -> Option<Page>;
+
+/// Kinds of files: what reads one, and one of them.
 struct ResultsTarget {
     ctx: Context,
-    files: Vec<(fn(&ResultsTarget, &str) -> Option<Page>, Value)>,
+    files: Vec<(Reader, Value)>,
 }
 
 fn parsed<T: DeserializeOwned>(text: &str) -> Option<T> {
@@ -44,7 +47,7 @@ fn target() -> ResultsTarget {
     let results = json!({ "device": "a device", "through": "an API", "table": { "shapes": [[64, 64]], "columns": ["q4_0", "peer"] },
         "runs": [{ "by": "qgemm", "rows": [figure(Some("q4_0"), json!(3.5))] },
             { "by": "peer", "name": "A peer", "hidden": false, "rows": [figure(None, json!([3.0, 4.0]))] }] });
-    let files: Vec<(fn(&ResultsTarget, &str) -> Option<Page>, Value)> = vec![
+    let files: Vec<(Reader, Value)> = vec![
         (|_, text| Baseline::parse(text).ok().map(|baseline| judged(&baseline)), json!([row(7.0), row(8.0)])),
         (
             |_, text| {
