@@ -57,7 +57,7 @@ fn records_of_all_that_tune_at_once_survive() {
             "--shape",
             &format!("1x64x{k}"),
             "--budget",
-            "100ms",
+            "4s",
             "--table",
             text(&table),
         ])
@@ -100,7 +100,7 @@ fn tables_are_merged_whoever_writes_them() {
             "--shape",
             &format!("1x64x{k}"),
             "--budget",
-            "50ms",
+            "4s",
             "--table",
             text(table),
         ]);
@@ -138,7 +138,7 @@ fn a_table_that_cannot_be_locked_is_an_error_in_bounded_time() {
         "--shape",
         "1x64x64",
         "--budget",
-        "50ms",
+        "4s",
         "--table",
         text(&other),
     ]);
