@@ -1,8 +1,6 @@
-//! Fuzz targets: result files of `bench --baseline`, and all
-//! inputs of `report`.
+//! Mutated files of results: of `bench --baseline` and of all that `report` reads.
 //!
-//! `QGEMM_FUZZ` and `QGEMM_FUZZ_SEED` work as in
-//! `qgemm-testkit/tests/fuzz.rs`.
+//! `QGEMM_FUZZ` and `QGEMM_FUZZ_SEED` are those of the test kit's fuzzers (`qgemm-testkit/tests/fuzz.rs`).
 
 use qgemm_api::Context;
 use qgemm_testkit::fuzz::{FuzzCase, FuzzTarget, FuzzVerdict, fuzz, mutate};
@@ -18,14 +16,17 @@ use crate::report::sections;
 
 const WORDS: &[&str] =
     &["qgemm", "pass", "fail", "skip", "q4_0", "us", "m", "n", "k", "microseconds", "noise", "shape", "verdict"];
-/// Cases of all fuzzers together; these targets get a part.
+/// Cases of all fuzzers together, of which these have some.
 const CASES: u64 = 20_000;
 const SHARE: u64 = 10;
 
-/// A kind of file, its reader, and an example.
+/// Reads a text, and makes a page of it.
+type Reader = fn(&ResultsTarget, &str) -> Option<Page>;
+
+/// Kinds of files: what reads one, and one of them.
 struct ResultsTarget {
     ctx: Context,
-    files: Vec<(fn(&ResultsTarget, &str) -> Option<Page>, Value)>,
+    files: Vec<(Reader, Value)>,
 }
 
 fn parsed<T: DeserializeOwned>(text: &str) -> Option<T> {
@@ -46,7 +47,7 @@ fn target() -> ResultsTarget {
     let results = json!({ "device": "a device", "through": "an API", "table": { "shapes": [[64, 64]], "columns": ["q4_0", "peer"] },
         "runs": [{ "by": "qgemm", "rows": [figure(Some("q4_0"), json!(3.5))] },
             { "by": "peer", "name": "A peer", "hidden": false, "rows": [figure(None, json!([3.0, 4.0]))] }] });
-    let files: Vec<(fn(&ResultsTarget, &str) -> Option<Page>, Value)> = vec![
+    let files: Vec<(Reader, Value)> = vec![
         (|_, text| Baseline::parse(text).ok().map(|baseline| judged(&baseline)), json!([row(7.0), row(8.0)])),
         (
             |_, text| {
@@ -89,7 +90,7 @@ fn target() -> ResultsTarget {
     ResultsTarget { ctx: Context::open("cpu").expect("always there"), files }
 }
 
-/// A measured row, compared with every baseline in the same way.
+/// A row measured now, compared with every baseline alike.
 fn judged(baseline: &Baseline) -> Page {
     let now = json!({ "device": "a device", "shape": "1x2x3", "format": "q4_0", "x_dtype": "f16", "kernel": "gemv", "microseconds": 7.0,
         "noise": 0.0, "bytes_per_second": 1.0, "flops": 1.0, "bandwidth_share": 1.0, "copies": 2, "graph": false });
@@ -142,7 +143,7 @@ impl FuzzTarget for ResultsTarget {
         let judge = move || {
             let Some(page) = read(self, &text) else { return FuzzVerdict::Refused };
             let html = page.html();
-            // Charts and comparisons must not contain NaN or infinity.
+            // What is drawn is somewhere, and what is compared is a number.
             let wrong = ["=\"NaN", ",NaN", "=\"inf", "\"slower\":null", "NaN %", "inf %"]
                 .into_iter()
                 .find(|text| html.contains(text));

@@ -57,7 +57,7 @@ fn records_of_all_that_tune_at_once_survive() {
             "--shape",
             &format!("1x64x{k}"),
             "--budget",
-            "100ms",
+            "4s",
             "--table",
             text(&table),
         ])
@@ -67,7 +67,7 @@ fn records_of_all_that_tune_at_once_survive() {
     }
     let found = entries(&table);
     for k in columns {
-        assert!(found.iter().any(|entry| entry["k"].to_string() == k), "K = {k} is missing: {found:?}");
+        assert!(found.iter().any(|entry| entry["k"].as_u64() == k.parse().ok()), "K = {k} is missing: {found:?}");
     }
     assert_eq!(names(folder.path()), ["tuned.json"]);
     // Of one problem, the newer measurement stands: it is measured again, and was absurdly fast before.
@@ -80,9 +80,8 @@ fn records_of_all_that_tune_at_once_survive() {
     for output in together(["64", "64"].map(tune)) {
         assert!(output.status.success(), "{}", errors(&output));
     }
-    for entry in entries(&table).iter().filter(|entry| entry["k"] == 64 && entry["seconds"] == 100.0) {
-        panic!("{entry} was measured again");
-    }
+    let is_stale = |entry: &Value| entry["k"] == 64 && entry["seconds"] == 100.0;
+    assert!(!entries(&table).iter().any(is_stale), "{:?} were measured again", entries(&table));
     assert!(entries(&table).iter().any(|entry| entry["k"] == 96), "others stay");
 }
 
@@ -101,7 +100,7 @@ fn tables_are_merged_whoever_writes_them() {
             "--shape",
             &format!("1x64x{k}"),
             "--budget",
-            "50ms",
+            "4s",
             "--table",
             text(table),
         ]);
@@ -120,7 +119,7 @@ fn tables_are_merged_whoever_writes_them() {
     }
     let found = entries(&all);
     for k in ["64", "96", "128", "160", "192"] {
-        assert!(found.iter().any(|entry| entry["k"].to_string() == k), "K = {k} is missing: {found:?}");
+        assert!(found.iter().any(|entry| entry["k"].as_u64() == k.parse().ok()), "K = {k} is missing: {found:?}");
     }
     let table: Value = serde_json::from_str(&fs::read_to_string(&all).expect("there")).expect("JSON");
     assert_eq!(table["avoided"].as_array().map(Vec::len), Some(2), "{table}");
@@ -139,7 +138,7 @@ fn a_table_that_cannot_be_locked_is_an_error_in_bounded_time() {
         "--shape",
         "1x64x64",
         "--budget",
-        "50ms",
+        "4s",
         "--table",
         text(&other),
     ]);

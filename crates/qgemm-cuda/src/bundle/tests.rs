@@ -207,7 +207,8 @@ fn entry_of(header: &[u8], spec: &KernelSpec) -> [Range<usize>; 4] {
     let start = header.windows(key.len()).position(|window| window == key).unwrap();
     let mut rest = Reader(&header[start + key.len()..]);
     let place = |rest: &Reader<'_>| header.len() - rest.0.len();
-    (rest.text().unwrap(), rest.text().unwrap(), rest.u32().unwrap(), Resources::read(&mut rest).unwrap());
+    let _name_and_target = [rest.text().unwrap(), rest.text().unwrap()];
+    let _resources = (rest.u32().unwrap(), Resources::read(&mut rest).unwrap());
     let image = place(&rest);
     let check = image + 4 + 8 + 8;
     [start..start + key.len(), start + key.len()..image, image..check, check..check + key.len()]

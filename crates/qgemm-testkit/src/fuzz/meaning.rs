@@ -92,7 +92,14 @@ pub(super) fn known(settings: Option<&str>, tensors: &Tensors) -> Option<&'stati
     if has("qweight") && has("scales") && !matches!(stated.text("quant_method"), Stated::Nothing) {
         return Some("integer groups of a method that is not known, by their shapes");
     }
-    (has("weight") && (has("qweight") || has("qzeros"))).then_some("plain numbers beside tensors of GPTQ")
+    let is_eight_bit = |tensor: &Tensor| ["I8", "F8_E4M3", "F8_E5M2"].contains(&tensor.dtype.as_str());
+    if parts.get("weight").is_some_and(|weight| !is_eight_bit(weight)) && parts.len() > 1 {
+        return Some("plain numbers beside tensors of a quantized layer");
+    }
+    let others = parts.iter().filter(|(part, _)| **part != "weight");
+    { others }
+        .any(|(_, tensor)| is_eight_bit(tensor))
+        .then_some("an FP8 tensor that is not understood, as a layer of its own")
 }
 
 /// JSON as Python reads and writes it: with NaN and infinities,
