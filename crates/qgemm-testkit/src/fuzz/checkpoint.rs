@@ -114,7 +114,7 @@ impl Default for CheckpointTarget {
 fn read(settings: Option<&str>, file: &[u8]) -> Option<Values> {
     let file = NamedFile { name: "model.safetensors".into(), contents: SharedBytes::from(file.to_vec()) };
     let settings = settings.map(|text| NamedFile { name: "config.json".to_owned(), contents: text });
-    let model = Model::from_files(&[file], settings, ModelOptions::default()).ok()?;
+    let model = Model::from_files(&[file], settings.as_slice(), ModelOptions::default()).ok()?;
     model.tensors().iter().for_each(|tensor| drop(model.dense(&tensor.name)));
     let weight = model.weight("layer").ok()?;
     Some((0..weight.n()).flat_map(|row| weight.dequantize_row(row)).collect())
