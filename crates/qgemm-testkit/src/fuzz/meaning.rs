@@ -56,6 +56,7 @@ pub(super) fn meanings(settings: Option<&str>, tensors: &Tensors) -> Vec<Values>
         ["weight", scale @ ("weight_scale" | "weight_scale_inv"), "weight_zero_point"] => {
             eight_bit(&stated, parts["weight"], Some(parts[scale]), Some(parts["weight_zero_point"]))
         }
+        ["weight", "weight_zero_point"] => eight_bit(&stated, parts["weight"], None, Some(parts["weight_zero_point"])),
         ["weight"] => match floats(parts["weight"]) {
             Some(values) if parts["weight"].shape.len() == 2 => vec![values],
             _ => eight_bit(&stated, parts["weight"], None, None),
