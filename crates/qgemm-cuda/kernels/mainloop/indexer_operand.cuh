@@ -16,9 +16,23 @@ constexpr u32 CHUNK_BYTES = CHUNK_FEATURES * FEATURE_BYTES;
 // Chunks of a row.
 constexpr u32 CHUNKS = QG_FEATURES / CHUNK_FEATURES;
 
+#if QG_VARIANT < 89
+// Upper bytes of two halves as an f16 pair. NaN is selected,
+// because `e4m3_upper_bytes_f16` spills here on Turing.
+QG_DEVICE u32 decoded_pair(u32 codes) {
+    const u32 pair = mul_f16x2((codes & 0x80008000u) | ((codes & 0x7f007f00u) >> 1), 0x5c005c00u);
+    const u32 nan_low = (pair & 0x7fffu) == 0x5f80u ? 0x7fffu : 0, nan_high = (pair & 0x7fff0000u) == 0x5f800000u ? 0x7fff0000u : 0;
+    return pair | nan_low | nan_high;
+}
+QG_DEVICE u32x4 decoded(u32 low, u32 high) {
+    return {decoded_pair(prmt(low, 0, 0x1404)), decoded_pair(prmt(low, 0, 0x3424)), decoded_pair(prmt(high, 0, 0x1404)),
+            decoded_pair(prmt(high, 0, 0x3424))};
+}
+#else
 QG_DEVICE u32x4 decoded(u32 low, u32 high) {
     return {e4m3_pair_f16<0, 1>(low), e4m3_pair_f16<2, 3>(low), e4m3_pair_f16<0, 1>(high), e4m3_pair_f16<2, 3>(high)};
 }
+#endif
 
 // Loads the chunk at `at`. ALIGNED: the address is a multiple
 // of the chunk's bytes.

@@ -301,12 +301,12 @@ QG_DEVICE void add_far_columns(float (&acc)[SUMS], const u8* k_tiles, const u8* 
 #pragma unroll
         for (u32 j = 0; j < SUMS / 4; j++) {
             const u32 token = j * 8 + lane / 4;
-            u32 b[2] = {};
-            if (token < tokens) {
+            // Results of missing tokens are not stored.
+            const u8* row = x + (token < tokens ? token : tokens - 1) * STAGE_K;
+            u32 b[2];
 #pragma unroll
-                for (u32 i = 0; i < 2; i++)
-                    b[i] = ld_shared(reinterpret_cast<const u32*>(x + token * STAGE_K + ((step * 2 + i) ^ token % 8) * 16 + lane % 4 * 4));
-            }
+            for (u32 i = 0; i < 2; i++)
+                b[i] = ld_shared(reinterpret_cast<const u32*>(row + ((step * 2 + i) ^ token % 8) * 16 + lane % 4 * 4));
             float sums[4] = {};
             mma_m16n8k32_e4m3(sums, a, b);
             f32x2 of_tokens = {1.0f, 1.0f};
@@ -350,13 +350,14 @@ struct Product {
         const u8* k_tiles = pipeline.w[at.stage][product.warp];
         const u32* of_tokens = pipeline.of_tokens[at.stage] + part * PART_M;
         const float* x_scales = reinterpret_cast<const float*>(of_tokens);
-        [[maybe_unused]] const u32 before = part * PART_M, tokens = product.tokens > before ? product.tokens - before : 0;
+        [[maybe_unused]] const u32 before = part * PART_M;
 #if !QG_TAKES_SCALES
         if (rows.exceeds) {
 #if QG_SUMS_OF_X
             mbarrier_wait(&pipeline.added[at.stage], at.parity);
             const Sum* of_x = reinterpret_cast<const Sum*>(of_tokens);
 #else
+            const u32 tokens = product.tokens > before ? product.tokens - before : 0;
             TokenSums::make(token_sums, x, run, tokens, product.lane);
             const Sum* of_x = token_sums.value;
 #endif
@@ -367,7 +368,10 @@ struct Product {
         promote(product.acc[part], sums, rows, x_scales, product.lane);
 #else
         promote(product.acc[part], sums, rows, x_scales, product.lane);
-        if (rows.exceeds) add_far_columns(product.acc[part], k_tiles, x, x_scales, product.place, tokens, product.lane);
+        if (rows.exceeds) {
+            const u32 valid = (u32)ld_shared(&token_sums.value[0]), tokens = valid > before ? valid - before : 0;
+            if (tokens != 0) add_far_columns(product.acc[part], k_tiles, x, x_scales, product.place, tokens, product.lane);
+        }
 #endif
     }
 
@@ -452,6 +456,13 @@ QG_DEVICE void multiply_tile(Accumulators& all, Pipeline& pipeline, Position& at
                              const WorkTile& work, u32 warp, u32 lane) {
     const TileRows rows = TileRows::of(params.gemm, work);
     float(&acc)[PARTS][SUMS] = reinterpret_cast<float(&)[PARTS][SUMS]>(all);
+#if QG_TAKES_SCALES
+    // Valid tokens of the tile, for the rare `add_far_columns`.
+    // The main loop has no register for them.
+    warp_barrier();
+    if (lane == 0) st_shared(&scratch.sums.value[0], (float)(rows.count < QG_TILE_M ? rows.count : QG_TILE_M));
+    warp_barrier();
+#endif
     all = {};
     Product product = {acc, rows.count, warp, lane, ColumnPlace::of_lane(lane)};
     mbarrier_wait(&pipeline.full[at.stage], at.parity);
