@@ -4,19 +4,19 @@
 
 struct CudaGemmShape {
     u32 m;  // Tokens.
-    u32 stored_rows;  // Rows of W as stored.
+    u32 stored_rows;  // Stored rows of W.
     u32 k;  // Input features.
     u32 stored_k;  // Stored columns of W.
     u32 k_tiles;  // Packed k-tiles of W along K.
-    u32 splits;  // CTAs that share one tile's K dimension.
-    u32 flags;  // Optional operands: see the `FLAG_` constants.
-    u32 activation;  // Function applied to what has been added up: see the `ACTIVATION_` constants.
+    u32 splits;  // CTAs that share the K of a tile (split-K).
+    u32 flags;  // Optional operands: `FLAG_` constants.
+    u32 activation;  // Activation: `ACTIVATION_` constants.
     u32 d_dtype;  // Element type of D.
     u32 c_dtype;  // Element type of C.
     u32 bias_dtype;  // Element type of the bias.
-    u32 x_dtype;  // Element type of X, for kernels not specialised on it.
-    float alpha;  // Factor of the product.
-    float beta;  // Factor of C.
+    u32 x_dtype;  // Element type of X, for kernels that are not specialized for it.
+    float alpha;  // Scale of the product.
+    float beta;  // Scale of C.
     u32 out_features;  // Columns of D.
     u32 residual_dtype;  // Element type of the residual.
 }; static_assert(sizeof(CudaGemmShape) == 64, "layout");
@@ -38,21 +38,21 @@ static_assert(QG_OFFSET_OF(CudaGemmShape, residual_dtype) == 60, "layout");
 struct GemmPointers {
     u64 x;  // X.
     u64 w;  // W.
-    u64 row_scale;  // Row factors of W.
+    u64 row_scale;  // Row scales of W.
     u64 k_order;  // Stored column → input feature.
     u64 c;  // C.
-    u64 bias;  // Bias; of a gated pair the gate's, then the up's.
-    u64 token_scale;  // Factor of every token, f32.
+    u64 bias;  // Bias; for a gated pair the gate's, then the up's.
+    u64 token_scale;  // Token scales, f32.
     u64 residual;  // Residual.
     u64 d;  // D.
-    u64 partials;  // Partial accumulators.
+    u64 partials;  // Partial sums.
     u64 counters;  // Arrival counters of split tiles.
-    u64 x_row;  // Elements from one row of X to the next.
-    u64 x_col;  // Elements from one column of X to the next.
-    u64 c_row;  // Elements from one row of C to the next.
-    u64 d_row;  // Elements from one row of D to the next.
-    u64 residual_row;  // Elements from one row of the residual to the next.
-    u64 x_factor;  // What each token's sums are multiplied with, in f32.
+    u64 x_row;  // Stride between rows of X, in elements.
+    u64 x_col;  // Stride between columns of X, in elements.
+    u64 c_row;  // Stride between rows of C, in elements.
+    u64 d_row;  // Stride between rows of D, in elements.
+    u64 residual_row;  // Stride between rows of the residual, in elements.
+    u64 x_factor;  // Factor of each token's accumulators, f32.
 }; static_assert(sizeof(GemmPointers) == 136, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, w) == 8, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, row_scale) == 16, "layout");
@@ -73,10 +73,10 @@ static_assert(QG_OFFSET_OF(GemmPointers, x_factor) == 128, "layout");
 struct TileSchedule {
     u32 n_tiles;  // Tiles along N.
     u32 m_tiles;  // Tiles along M.
-    u32 swizzle_group;  // Tiles along N that are worked through together, for all tokens, before the next so many.
-    u32 cut_tiles;  // Tiles, first in the order of the swizzle, whose K dimension is cut.
-    u32 cut_ctas;  // CTAs, the first of the grid, that share the cut tiles.
-    u32 cut_k_tiles;  // Packed k-tiles between the places of a tile where it may be cut.
+    u32 swizzle_group;  // N tiles that are processed together, for all tokens, before the next group.
+    u32 cut_tiles;  // Split tiles, the first in swizzle order.
+    u32 cut_ctas;  // CTAs that share the split tiles, the first of the grid.
+    u32 cut_k_tiles;  // Packed k-tiles between the points where a tile may be split.
 }; static_assert(sizeof(TileSchedule) == 24, "layout");
 static_assert(QG_OFFSET_OF(TileSchedule, m_tiles) == 4, "layout");
 static_assert(QG_OFFSET_OF(TileSchedule, swizzle_group) == 8, "layout");
@@ -87,19 +87,19 @@ struct ConvertShape {
     u32 rows;  // Rows of X and D.
     u32 columns;  // Columns of X.
     u32 d_columns;  // Columns of D.
-    u32 flags;  // `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`, and on wgpu `D_ALIGNED16` and `X_FACTOR` of the `FLAG_` constants.
+    u32 flags;  // `FLAG_` constants: `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`; on wgpu also `D_ALIGNED16` and `X_FACTOR`.
 }; static_assert(sizeof(ConvertShape) == 16, "layout");
 static_assert(QG_OFFSET_OF(ConvertShape, columns) == 4, "layout");
 static_assert(QG_OFFSET_OF(ConvertShape, d_columns) == 8, "layout");
 static_assert(QG_OFFSET_OF(ConvertShape, flags) == 12, "layout");
 struct ConvertPointers {
     u64 x;  // X.
-    u64 order;  // Column of D → column of X: as many entries as D has columns.
+    u64 order;  // Column of D → column of X, one entry per column of D.
     u64 d;  // D.
-    u64 row_factors;  // What each row of D is to be multiplied with, in f32.
-    u64 x_row;  // Elements from one row of X to the next.
-    u64 x_col;  // Elements from one column of X to the next.
-    u64 d_row;  // Elements from one row of D to the next.
+    u64 row_factors;  // Row factors of D, f32.
+    u64 x_row;  // Stride between rows of X, in elements.
+    u64 x_col;  // Stride between columns of X, in elements.
+    u64 d_row;  // Stride between rows of D, in elements.
 }; static_assert(sizeof(ConvertPointers) == 56, "layout");
 static_assert(QG_OFFSET_OF(ConvertPointers, order) == 8, "layout");
 static_assert(QG_OFFSET_OF(ConvertPointers, d) == 16, "layout");
@@ -111,12 +111,12 @@ struct RoutingShape {
     u32 tokens;  // Tokens.
     u32 experts;  // Experts.
     u32 top_k;  // Experts of a token.
-    u32 flags;  // `BIAS`, `SIGMOID`, `RENORMALIZE`, `LISTS`, `COUNTS` and `GIVEN_IDS` of the `FLAG_` constants.
-    u32 groups;  // Groups of experts; 0 where there are none.
+    u32 flags;  // `FLAG_` constants: `BIAS`, `SIGMOID`, `RENORMALIZE`, `LISTS`, `COUNTS`, `GIVEN_IDS`.
+    u32 groups;  // Groups of experts; 0 without groups.
     u32 chosen_groups;  // Groups that a token may use.
-    float scale;  // Factor of the weights.
+    float scale;  // Scale of the weights.
     u32 dtype;  // Element type of the logits (0 = f32, 1 = f16, 2 = bf16).
-    u32 chunk_tokens;  // Tokens of a chunk: what a CTA chooses for, counts or lists.
+    u32 chunk_tokens;  // Tokens of a chunk, which a CTA processes.
     u32 chunks;  // Chunks.
 }; static_assert(sizeof(RoutingShape) == 40, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, experts) == 4, "layout");
@@ -130,16 +130,16 @@ static_assert(QG_OFFSET_OF(RoutingShape, chunk_tokens) == 32, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, chunks) == 36, "layout");
 struct RoutingPointers {
     u64 logits;  // The logits.
-    u64 given_ids;  // Ids that are read.
-    u64 bias;  // What is added to scores.
-    u64 ids;  // Ids that are written.
+    u64 given_ids;  // Given ids.
+    u64 bias;  // Bias of the scores.
+    u64 ids;  // Output ids.
     u64 weights;  // Weights.
-    u64 offsets;  // Where each expert's list begins.
-    u64 counts;  // How long it is.
+    u64 offsets;  // Start of each expert's list.
+    u64 counts;  // Length of each expert's list.
     u64 rows;  // The lists.
-    u64 status;  // Code, token, slot and id of what was wrong first.
-    u64 workspace;  // First wrong slot of every chunk, counts of every chunk, counts of all.
-    u64 logits_row;  // Elements from one row of the logits to the next.
+    u64 status;  // Code, token, slot and id of the first fault.
+    u64 workspace;  // First faulty slot of every chunk, counts of every chunk, total counts.
+    u64 logits_row;  // Stride between rows of the logits, in elements.
 }; static_assert(sizeof(RoutingPointers) == 88, "layout");
 static_assert(QG_OFFSET_OF(RoutingPointers, given_ids) == 8, "layout");
 static_assert(QG_OFFSET_OF(RoutingPointers, bias) == 16, "layout");
@@ -155,9 +155,9 @@ struct MatmulShape {
     u32 m;  // Rows of A and D.
     u32 n;  // Columns of B and D.
     u32 k;  // Columns of A and rows of B.
-    u32 flags;  // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE`, `K_GROUPED`, `A_SCALE` and `B_SCALE` of the `FLAG_` constants.
-    float alpha;  // Factor of the product.
-    float beta;  // Factor of C, or of what D held.
+    u32 flags;  // `FLAG_` constants: `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE`, `K_GROUPED`, `A_SCALE`, `B_SCALE`.
+    float alpha;  // Scale of the product.
+    float beta;  // Scale of C, or of the old contents of D.
 }; static_assert(sizeof(MatmulShape) == 24, "layout");
 static_assert(QG_OFFSET_OF(MatmulShape, n) == 4, "layout");
 static_assert(QG_OFFSET_OF(MatmulShape, k) == 8, "layout");
@@ -165,7 +165,7 @@ static_assert(QG_OFFSET_OF(MatmulShape, flags) == 12, "layout");
 static_assert(QG_OFFSET_OF(MatmulShape, alpha) == 16, "layout");
 static_assert(QG_OFFSET_OF(MatmulShape, beta) == 20, "layout");
 struct MatmulTypes {
-    u32 activation;  // Function applied last: see the `ACTIVATION_` constants.
+    u32 activation;  // Activation, applied last: `ACTIVATION_` constants.
     u32 d_dtype;  // Element type of D.
     u32 c_dtype;  // Element type of C.
     u32 bias_dtype;  // Element type of the bias.
@@ -176,10 +176,10 @@ static_assert(QG_OFFSET_OF(MatmulTypes, bias_dtype) == 12, "layout");
 struct MatmulTiles {
     u32 m_tiles;  // Tiles along M.
     u32 n_tiles;  // Tiles along N.
-    u32 splits;  // CTAs that share a tile's K.
+    u32 splits;  // CTAs that share a tile's K (split-K).
     u32 k_tiles;  // Stages along K.
-    u32 a_aligned16;  // Whether contiguous parts of A begin at multiples of 16 bytes.
-    u32 b_aligned16;  // Whether those of B do.
+    u32 a_aligned16;  // Whether contiguous rows or columns of A are 16-byte aligned.
+    u32 b_aligned16;  // Whether contiguous rows or columns of B are 16-byte aligned.
 }; static_assert(sizeof(MatmulTiles) == 24, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, n_tiles) == 4, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, splits) == 8, "layout");
@@ -187,8 +187,8 @@ static_assert(QG_OFFSET_OF(MatmulTiles, k_tiles) == 12, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, a_aligned16) == 16, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, b_aligned16) == 20, "layout");
 struct MatmulScales {
-    u64 a_row;  // Elements from one row of A's scales to the next.
-    u64 b_row;  // Elements from the scales of one column of B to those of the next.
+    u64 a_row;  // Stride between rows of A's scales, in elements.
+    u64 b_row;  // Stride of B's scales between columns, in elements.
 }; static_assert(sizeof(MatmulScales) == 16, "layout");
 static_assert(QG_OFFSET_OF(MatmulScales, b_row) == 8, "layout");
 struct MatmulPointers {
@@ -197,21 +197,21 @@ struct MatmulPointers {
     u64 c;  // C.
     u64 bias;  // Bias.
     u64 d;  // D.
-    u64 workspace;  // Counters and partial accumulators.
-    u64 partials;  // Bytes of the workspace before the partial accumulators.
-    u64 a_row;  // Elements from one row of A to the next.
-    u64 a_col;  // Elements from one column of A to the next.
-    u64 a_batch;  // Elements from one A to the next.
-    u64 b_row;  // Elements from one row of B to the next.
-    u64 b_col;  // Elements from one column of B to the next.
-    u64 b_batch;  // Elements from one B to the next.
-    u64 c_row;  // Elements from one row of C to the next.
-    u64 c_batch;  // Elements from one C to the next.
-    u64 d_row;  // Elements from one row of D to the next.
-    u64 d_batch;  // Elements from one D to the next.
-    u64 offsets;  // Where each product's range of K begins, and the last one ends.
-    u64 a_scale;  // The factor of all of A, an f32; 0 where there is none.
-    u64 b_scale;  // The factor of all of B.
+    u64 workspace;  // Counters and partial sums.
+    u64 partials;  // Offset of the partial sums in the workspace, in bytes.
+    u64 a_row;  // Stride between rows of A, in elements.
+    u64 a_col;  // Stride between columns of A, in elements.
+    u64 a_batch;  // Stride between matrices A, in elements.
+    u64 b_row;  // Stride between rows of B, in elements.
+    u64 b_col;  // Stride between columns of B, in elements.
+    u64 b_batch;  // Stride between matrices B, in elements.
+    u64 c_row;  // Stride between rows of C, in elements.
+    u64 c_batch;  // Stride between matrices C, in elements.
+    u64 d_row;  // Stride between rows of D, in elements.
+    u64 d_batch;  // Stride between matrices D, in elements.
+    u64 offsets;  // Start of each product's K range, plus the end.
+    u64 a_scale;  // Factor of A, f32, or 0.
+    u64 b_scale;  // Factor of B, f32, or 0.
 }; static_assert(sizeof(MatmulPointers) == 160, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, b) == 8, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, c) == 16, "layout");
@@ -233,13 +233,13 @@ static_assert(QG_OFFSET_OF(MatmulPointers, offsets) == 136, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, a_scale) == 144, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, b_scale) == 152, "layout");
 struct UnpackShape {
-    u32 out_features;  // Rows of W, or, of a gated pair, those of each weight.
-    u32 first;  // The input feature that D's first row is.
+    u32 out_features;  // Rows of W, or of each weight of a gated pair.
+    u32 first;  // Input feature of D's first row.
     u32 features;  // Rows of D.
     u32 k_tiles;  // K-tiles of a row of W.
-    u32 first_k_tile;  // The first k-tile with a column that D may have.
-    u32 row_groups;  // Groups of rows of W, a CTA each for every k-tile.
-    u32 flags;  // `ROW_SCALE`, `K_ORDER`, `GATED` and `D_ALIGNED16` of the `FLAG_` constants.
+    u32 first_k_tile;  // First k-tile that may hold a column of D.
+    u32 row_groups;  // Row groups of W, with a CTA for every k-tile.
+    u32 flags;  // `FLAG_` constants: `ROW_SCALE`, `K_ORDER`, `GATED`, `D_ALIGNED16`.
     u32 d_dtype;  // Element type of D.
 }; static_assert(sizeof(UnpackShape) == 32, "layout");
 static_assert(QG_OFFSET_OF(UnpackShape, first) == 4, "layout");
@@ -250,11 +250,11 @@ static_assert(QG_OFFSET_OF(UnpackShape, row_groups) == 20, "layout");
 static_assert(QG_OFFSET_OF(UnpackShape, flags) == 24, "layout");
 static_assert(QG_OFFSET_OF(UnpackShape, d_dtype) == 28, "layout");
 struct UnpackPointers {
-    u64 w;  // Packed codes and scales of W.
-    u64 row_scale;  // Row factors.
-    u64 k_order;  // Stored column of W to input feature.
+    u64 w;  // Packed W.
+    u64 row_scale;  // Row scales.
+    u64 k_order;  // Stored column of W → input feature.
     u64 d;  // D.
-    u64 d_row;  // Elements from one row of D to the next.
+    u64 d_row;  // Stride between rows of D, in elements.
 }; static_assert(sizeof(UnpackPointers) == 40, "layout");
 static_assert(QG_OFFSET_OF(UnpackPointers, row_scale) == 8, "layout");
 static_assert(QG_OFFSET_OF(UnpackPointers, k_order) == 16, "layout");
@@ -263,8 +263,8 @@ static_assert(QG_OFFSET_OF(UnpackPointers, d_row) == 32, "layout");
 struct QuantizeShape {
     u32 rows;  // Rows of X.
     u32 columns;  // Columns of X.
-    u32 stored_columns;  // Columns of codes, of which those beyond X's are zeros.
-    u32 flags;  // `X_ALIGNED16` and `ROW_IN_SHARED` of the `FLAG_` constants.
+    u32 stored_columns;  // Columns of codes; zero beyond the columns of X.
+    u32 flags;  // `FLAG_` constants: `X_ALIGNED16`, `ROW_IN_SHARED`.
     u32 chunks;  // CTAs or workgroups that share a row.
 }; static_assert(sizeof(QuantizeShape) == 20, "layout");
 static_assert(QG_OFFSET_OF(QuantizeShape, columns) == 4, "layout");
@@ -273,16 +273,16 @@ static_assert(QG_OFFSET_OF(QuantizeShape, flags) == 12, "layout");
 static_assert(QG_OFFSET_OF(QuantizeShape, chunks) == 16, "layout");
 struct QuantizePointers {
     u64 x;  // X.
-    u64 factor;  // The factor that is given for all of X.
+    u64 factor;  // Given factor for all of X.
     u64 codes;  // Codes.
     u64 scales;  // Scales.
-    u64 token_factors;  // Factors of tokens.
-    u64 sums;  // Sums.
-    u64 x_row;  // Elements from one row of X to the next.
-    u64 x_col;  // Elements from one column of X to the next.
-    u64 codes_row;  // Bytes from one row of codes to the next.
-    u64 scales_row;  // Bytes from one row of scales to the next.
-    u64 sums_row;  // Bytes from one row of sums to the next.
+    u64 token_factors;  // Token factors.
+    u64 sums;  // X block sums.
+    u64 x_row;  // Stride between rows of X, in elements.
+    u64 x_col;  // Stride between columns of X, in elements.
+    u64 codes_row;  // Row stride of codes, in bytes.
+    u64 scales_row;  // Row stride of scales, in bytes.
+    u64 sums_row;  // Row stride of sums, in bytes.
 }; static_assert(sizeof(QuantizePointers) == 88, "layout");
 static_assert(QG_OFFSET_OF(QuantizePointers, factor) == 8, "layout");
 static_assert(QG_OFFSET_OF(QuantizePointers, codes) == 16, "layout");
@@ -306,10 +306,10 @@ static_assert(QG_OFFSET_OF(DequantizeShape, reserved) == 12, "layout");
 struct DequantizePointers {
     u64 codes;  // Codes.
     u64 scales;  // Scales.
-    u64 factors;  // Factors of tokens, or the one that is given for all of X.
-    u64 d;  // D, without gaps.
-    u64 codes_row;  // Bytes from one row of codes to the next.
-    u64 scales_row;  // Bytes from one row of scales to the next.
+    u64 factors;  // Token factors, or the given factor for all of X.
+    u64 d;  // D, contiguous.
+    u64 codes_row;  // Row stride of codes, in bytes.
+    u64 scales_row;  // Row stride of scales, in bytes.
 }; static_assert(sizeof(DequantizePointers) == 48, "layout");
 static_assert(QG_OFFSET_OF(DequantizePointers, scales) == 8, "layout");
 static_assert(QG_OFFSET_OF(DequantizePointers, factors) == 16, "layout");
@@ -318,11 +318,11 @@ static_assert(QG_OFFSET_OF(DequantizePointers, codes_row) == 32, "layout");
 static_assert(QG_OFFSET_OF(DequantizePointers, scales_row) == 40, "layout");
 struct XPlanePointers {
     u64 scales;  // Scales.
-    u64 factors;  // Factors of tokens, or the one that is given for all of X.
-    u64 sums;  // Sums.
-    u64 scales_row;  // Bytes from one row of scales to the next.
-    u64 sums_row;  // Bytes from one row of sums to the next.
-    u32 block_shift;  // Columns that share a scale, as a power of two: by how much a column is shifted to the index of its scale.
+    u64 factors;  // Token factors, or the given factor for all of X.
+    u64 sums;  // X block sums.
+    u64 scales_row;  // Row stride of scales, in bytes.
+    u64 sums_row;  // Row stride of sums, in bytes.
+    u32 block_shift;  // log2 of the columns that share a scale: shifts a column to the index of its scale.
     u32 reserved;  // Unused, zero.
 }; static_assert(sizeof(XPlanePointers) == 48, "layout");
 static_assert(QG_OFFSET_OF(XPlanePointers, factors) == 8, "layout");
@@ -334,20 +334,20 @@ static_assert(QG_OFFSET_OF(XPlanePointers, reserved) == 44, "layout");
 struct AttentionShape {
     u32 sequences;  // Sequences.
     u32 tokens;  // Query tokens of all sequences.
-    u32 most_queries;  // Most query tokens of a sequence; all have as many where there are no offsets.
-    u32 most_keys;  // Most keys of a sequence.
-    u32 heads;  // Heads of queries.
-    u32 kv_heads;  // Heads of keys and values.
+    u32 most_queries;  // Maximum query tokens of a sequence; without offsets, of each sequence.
+    u32 most_keys;  // Maximum keys of a sequence.
+    u32 heads;  // Query heads.
+    u32 kv_heads;  // KV heads.
     u32 qk_dim;  // Features of a query and a key.
     u32 v_dim;  // Features of a value.
     u32 pages;  // Pages of keys.
     u32 page_size;  // Rows of a page.
-    u32 table_width;  // Pages of a row of the block table; 0 where there is none.
-    u32 window;  // Keys that a query sees at most; 2^32 - 1 where there is no window.
-    u32 flags;  // `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`, `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED` and `D_ALIGNED` of the `FLAG_` constants.
+    u32 table_width;  // Columns of the block table; 0 without one.
+    u32 window;  // Sliding window: maximum visible keys; 2^32 - 1 without a window.
+    u32 flags;  // `FLAG_` constants: `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`, `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED`, `D_ALIGNED`.
     u32 dtype;  // Element type of Q and D (0 = f32, 1 = f16, 2 = bf16).
-    float factor;  // Factor of products before they are bounded: of the soft cap's tanh, or of the exponent to base 2.
-    float soft_cap;  // The soft cap as an exponent to base 2.
+    float factor;  // Scale of q · k: for the soft cap's tanh, or for the base-2 exponent.
+    float soft_cap;  // Soft cap, for the base-2 exponent.
 }; static_assert(sizeof(AttentionShape) == 64, "layout");
 static_assert(QG_OFFSET_OF(AttentionShape, tokens) == 4, "layout");
 static_assert(QG_OFFSET_OF(AttentionShape, most_queries) == 8, "layout");
@@ -368,31 +368,31 @@ struct AttentionPointers {
     u64 q;  // Queries.
     u64 k;  // Keys.
     u64 v;  // Values.
-    u64 k_factors;  // Factors of the heads of keys.
-    u64 v_factors;  // Factors of the heads of values.
-    u64 k_scales;  // Scales of blocks of keys.
-    u64 v_scales;  // Scales of blocks of values.
-    u64 q_offsets;  // Where the query tokens of each sequence begin.
-    u64 kv_offsets;  // Where the rows of keys of each sequence begin.
-    u64 kv_lengths;  // How many keys each sequence has.
-    u64 block_table;  // The pages of each sequence.
+    u64 k_factors;  // Factors of the key heads.
+    u64 v_factors;  // Factors of the value heads.
+    u64 k_scales;  // Block scales of the keys.
+    u64 v_scales;  // Block scales of the values.
+    u64 q_offsets;  // Query offsets of each sequence.
+    u64 kv_offsets;  // Key offsets of each sequence.
+    u64 kv_lengths;  // Key count of each sequence.
+    u64 block_table;  // Block table: page numbers of each sequence.
     u64 d;  // Results.
     u64 lse;  // Log-sum-exp.
-    u64 workspace;  // Partial results.
-    u64 q_token;  // From one token of Q to the next.
-    u64 q_head;  // From one head of Q to the next.
-    u64 k_page;  // From one page of K to the next.
-    u64 k_token;  // From one token of K to the next.
-    u64 k_head;  // From one head of K to the next.
-    u64 v_page;  // From one page of V to the next.
-    u64 v_token;  // From one token of V to the next.
-    u64 v_head;  // From one head of V to the next.
-    u64 d_token;  // From one token of D to the next.
-    u64 d_head;  // From one head of D to the next.
-    u32 parts;  // Parts that the keys of a sequence are cut into at most.
-    u32 part_keys;  // Keys of a part.
-    u32 row_ctas;  // CTAs for the queries of a sequence and a head of keys.
-    u32 page_shift;  // Shift that divides by the rows of a page; 32 where these are no power of two.
+    u64 workspace;  // Split-KV partial results.
+    u64 q_token;  // Stride between tokens of Q.
+    u64 q_head;  // Stride between heads of Q.
+    u64 k_page;  // Stride between pages of K.
+    u64 k_token;  // Stride between tokens of K.
+    u64 k_head;  // Stride between heads of K.
+    u64 v_page;  // Stride between pages of V.
+    u64 v_token;  // Stride between tokens of V.
+    u64 v_head;  // Stride between heads of V.
+    u64 d_token;  // Stride between tokens of D.
+    u64 d_head;  // Stride between heads of D.
+    u32 parts;  // Maximum split-KV parts of a sequence.
+    u32 part_keys;  // Keys of a split-KV part.
+    u32 row_ctas;  // CTAs for the rows of a sequence and KV head.
+    u32 page_shift;  // log2 of the rows of a page; 32 if they are not a power of two.
 }; static_assert(sizeof(AttentionPointers) == 208, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, v) == 16, "layout");
@@ -423,9 +423,9 @@ static_assert(QG_OFFSET_OF(AttentionPointers, row_ctas) == 200, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, page_shift) == 204, "layout");
 struct AttentionBits {
     u64 address;  // The first word of the first row.
-    u64 head_words;  // Words from one head to the next; 0 where all heads have the same rows.
+    u64 head_words;  // Words between heads; 0 when all heads share the rows.
     u32 row_words;  // Words of a row.
-    u32 is_shared;  // 1 where sequences have the same rows, 0 where each token has one.
+    u32 is_shared;  // 1 when all sequences share the rows, 0 for a row per token.
 }; static_assert(sizeof(AttentionBits) == 24, "layout");
 static_assert(QG_OFFSET_OF(AttentionBits, head_words) == 8, "layout");
 static_assert(QG_OFFSET_OF(AttentionBits, row_words) == 16, "layout");
@@ -434,11 +434,11 @@ struct NormShape {
     u32 rows;  // Rows of X and D.
     u32 columns;  // Columns of X.
     u32 d_columns;  // Columns of D.
-    u32 flags;  // `K_ORDER`, `RESIDUAL` and those of the `FLAG_` constants that are a norm's.
+    u32 flags;  // `FLAG_` constants: `K_ORDER`, `RESIDUAL` and the norm flags.
     u32 types;  // Element types (0 = f32, 1 = f16, 2 = bf16), four bits each, from the lowest: X, residual, sum, D, gamma, beta.
     u32 row_threads;  // Threads that share a row.
-    u32 kept_columns;  // Columns, the first of a row, that are kept in shared memory.
-    float eps;  // Added to the mean of squares.
+    u32 kept_columns;  // First columns of a row that are cached in shared memory.
+    float eps;  // Epsilon, added to the mean of squares.
 }; static_assert(sizeof(NormShape) == 32, "layout");
 static_assert(QG_OFFSET_OF(NormShape, columns) == 4, "layout");
 static_assert(QG_OFFSET_OF(NormShape, d_columns) == 8, "layout");
@@ -450,15 +450,15 @@ static_assert(QG_OFFSET_OF(NormShape, eps) == 28, "layout");
 struct NormPointers {
     u64 x;  // X.
     u64 residual;  // Residual.
-    u64 gamma;  // Factor of every column.
-    u64 beta;  // What is added to every column.
-    u64 order;  // Column of D → column of X: as many entries as D has columns.
+    u64 gamma;  // Gamma.
+    u64 beta;  // Beta.
+    u64 order;  // Column of D → column of X, one entry per column of D.
     u64 sum;  // The sum.
     u64 d;  // D.
-    u64 x_row;  // Elements from one row of X to the next.
-    u64 residual_row;  // Elements from one row of the residual to the next.
-    u64 sum_row;  // Elements from one row of the sum to the next.
-    u64 d_row;  // Elements from one row of D to the next.
+    u64 x_row;  // Stride between rows of X, in elements.
+    u64 residual_row;  // Stride between rows of the residual, in elements.
+    u64 sum_row;  // Stride between rows of the sum, in elements.
+    u64 d_row;  // Stride between rows of D, in elements.
 }; static_assert(sizeof(NormPointers) == 88, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, residual) == 8, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, gamma) == 16, "layout");
@@ -473,23 +473,23 @@ static_assert(QG_OFFSET_OF(NormPointers, d_row) == 80, "layout");
 struct KvAppendPointers {
     u64 new_k;  // New keys.
     u64 new_v;  // New values.
-    u64 positions;  // Position of each token; 0 where it is the place of its key.
-    u64 frequencies;  // Parts of a turn, in units of 2^-64; 0 where there are tables or nothing is turned.
+    u64 positions;  // Position of each token; 0 when it is the index of its key.
+    u64 frequencies;  // Rotation per position, in turns of 2^-64; 0 with tables or without rotation.
     u64 cos;  // Cosines.
     u64 sin;  // Sines.
-    u64 new_k_token;  // From one token of the new keys to the next.
-    u64 new_k_head;  // From one head of the new keys to the next.
-    u64 new_v_token;  // From one token of the new values to the next.
-    u64 new_v_head;  // From one head of the new values to the next.
-    u64 table_row;  // From one row of cosines and of sines to the next.
+    u64 new_k_token;  // Stride between tokens of the new keys.
+    u64 new_k_head;  // Stride between heads of the new keys.
+    u64 new_v_token;  // Stride between tokens of the new values.
+    u64 new_v_head;  // Stride between heads of the new values.
+    u64 table_row;  // Stride between rows of cosines and of sines.
     u32 table_positions;  // Rows of cosines and sines.
-    u32 rotary_dim;  // Features of a head that are turned; 0 where nothing is.
-    u32 interleaved;  // Whether pairs are neighbours, not halves.
-    u32 new_aligned;  // Whether eight features of new keys and values are loaded at once.
+    u32 rotary_dim;  // Rotated features of a head; 0 without rotation.
+    u32 interleaved;  // Whether pairs are adjacent features (GPT-J) instead of halves (NeoX).
+    u32 new_aligned;  // Whether new keys and values are loaded by vectors of eight features.
     u32 head_lanes;  // Lanes that share a head: a power of two.
     u32 splits;  // CTAs that share a token.
-    u32 lane_heads;  // Heads that a lane has one after the other.
-    float amplitude;  // What turned features are multiplied with.
+    u32 lane_heads;  // Heads that a lane processes in turn.
+    float amplitude;  // Factor of the rotated features.
 }; static_assert(sizeof(KvAppendPointers) == 120, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, new_v) == 8, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, positions) == 16, "layout");
@@ -512,45 +512,45 @@ static_assert(QG_OFFSET_OF(KvAppendPointers, amplitude) == 116, "layout");
 struct IndexerParams {
     u64 q;  // Queries.
     u64 k;  // Keys.
-    u64 weights;  // Weights of heads.
-    u64 q_scales;  // Scales of heads; 0 where there are none.
-    u64 k_scales;  // Scales of keys; 0 where there are none.
-    u64 starts;  // First key of each query; 0 where all see all.
-    u64 ends;  // Where the keys of each query end; 0 where all see all.
-    u64 lengths;  // Keys of each sequence; 0 where there are no pages.
-    u64 block_table;  // Pages of each sequence; 0 where there are no pages.
-    u64 scores;  // Scores of the queries of this launch, or which keys are gathered while they are scored.
-    u64 indices;  // Keys with the highest scores.
-    u64 q_token;  // From one query to the next.
-    u64 q_head;  // From one head of a query to the next.
-    u64 weights_row;  // From one query's weights to the next.
-    u64 k_page;  // From one page of keys to the next.
-    u64 k_row;  // From one key to the next.
-    u64 k_scale_page;  // From one page of scales to the next.
-    u64 scores_row;  // From one query's scores, or what is told of its keys, to the next.
-    u64 notes;  // What is known of queries whose keys are gathered while they are scored; 0 where none are.
-    u64 found;  // Scores of keys that are gathered while they are scored.
-    u64 found_header;  // What is known of all queries of such.
+    u64 weights;  // Weights of the query heads.
+    u64 q_scales;  // Scales of the query heads, or 0.
+    u64 k_scales;  // Scales of the keys, or 0.
+    u64 starts;  // First visible key of each query; 0 without ranges.
+    u64 ends;  // End of the visible keys of each query; 0 without ranges.
+    u64 lengths;  // Key count of each sequence; 0 without pages.
+    u64 block_table;  // Block table of each sequence; 0 without pages.
+    u64 scores;  // Scores of this launch's queries, or records of gathered keys.
+    u64 indices;  // Top-k keys.
+    u64 q_token;  // Stride between queries.
+    u64 q_head;  // Stride between heads of a query.
+    u64 weights_row;  // Stride between the weights of queries.
+    u64 k_page;  // Stride between pages of keys.
+    u64 k_row;  // Stride between keys.
+    u64 k_scale_page;  // Stride between pages of scales.
+    u64 scores_row;  // Stride between the scores or records of queries.
+    u64 notes;  // Notes of queries with gathered keys; 0 without gathering.
+    u64 found;  // Scores of gathered keys.
+    u64 found_header;  // Header for all queries with gathered keys.
     u32 first_query;  // First query of this launch.
-    u32 cta_keys;  // Keys of a CTA, where the kernel has no fixed number.
+    u32 cta_keys;  // Keys of a CTA, unless the kernel fixes the number.
     u32 heads;  // Heads.
     u32 features;  // Features.
-    u32 most_keys;  // Keys that a query sees at most.
-    u32 sequence_queries;  // Queries of a sequence, of those of this launch.
+    u32 most_keys;  // Maximum visible keys of a query.
+    u32 sequence_queries;  // Queries of each sequence in this launch.
     u32 query_ctas;  // CTAs along the queries of a sequence.
-    u32 cta_queries;  // Queries of a CTA at most.
+    u32 cta_queries;  // Maximum queries of a CTA.
     u32 key_ctas;  // CTAs along the keys.
     u32 pages;  // Pages.
     u32 page_size;  // Rows of a page.
-    u32 table_width;  // Pages of a row of the block table; 0 where there are no pages.
-    u32 chosen;  // Keys that are chosen.
-    u32 q_aligned;  // Whether sixteen bytes of queries are loaded at once.
-    u32 k_aligned;  // Whether sixteen bytes of keys are loaded at once.
-    u32 not_seen;  // Bits of the score of a key that a query does not see.
-    u32 key_step;  // Keys from one that is scored to the next.
-    u32 columns;  // Keys that are scored.
-    u32 spare_chunks;  // Chunks of scores for warps that gather more keys than are expected.
-    u32 aim;  // Keys of a query that should be gathered while they are scored.
+    u32 table_width;  // Columns of the block table; 0 without one.
+    u32 chosen;  // Keys to choose (top-k).
+    u32 q_aligned;  // Whether queries are loaded by 16-byte vectors.
+    u32 k_aligned;  // Whether keys are loaded by 16-byte vectors.
+    u32 not_seen;  // Bits of a masked key's score.
+    u32 key_step;  // Distance between scored keys.
+    u32 columns;  // Number of scored keys.
+    u32 spare_chunks;  // Spare score chunks for warps that gather more keys than expected.
+    u32 aim;  // Keys to gather for a query.
 }; static_assert(sizeof(IndexerParams) == 248, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, weights) == 16, "layout");
@@ -593,14 +593,14 @@ static_assert(QG_OFFSET_OF(IndexerParams, columns) == 236, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, spare_chunks) == 240, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, aim) == 244, "layout");
 struct OptimizerShape {
-    u32 len;  // Parameters, of wgpu those of a dispatch.
-    u32 flags;  // `ALIGNED16` and `COPY` of the `FLAG_` constants.
+    u32 len;  // Parameters; on wgpu, of a dispatch.
+    u32 flags;  // `FLAG_` constants: `ALIGNED16`, `COPY`.
     u32 gradient;  // Element type of the gradient (0 = f32, 1 = f16, 2 = bf16).
     u32 copy;  // Element type of the copy.
-    float decay1;  // What the first moment is multiplied with.
-    float gain1;  // What the gradient is multiplied with before it is added to the first moment.
-    float decay2;  // What the second moment is multiplied with.
-    float gain2;  // What the gradient's square is multiplied with before it is added to the second moment.
+    float decay1;  // Decay of the first moment.
+    float gain1;  // Factor of the gradient in the first moment.
+    float decay2;  // Decay of the second moment.
+    float gain2;  // Factor of the squared gradient in the second moment.
     float eps;  // Added to the root of the second moment.
     u32 reserved;  // Unused, zero.
 }; static_assert(sizeof(OptimizerShape) == 40, "layout");
@@ -619,8 +619,8 @@ struct OptimizerPointers {
     u64 moment1;  // First moments.
     u64 moment2;  // Second moments.
     u64 step;  // The factors of the step.
-    u64 copy;  // The parameters in 16 bits.
-    u64 len;  // Parameters, all of them.
+    u64 copy;  // 16-bit copy of the parameters.
+    u64 len;  // Number of parameters.
 }; static_assert(sizeof(OptimizerPointers) == 56, "layout");
 static_assert(QG_OFFSET_OF(OptimizerPointers, gradient) == 8, "layout");
 static_assert(QG_OFFSET_OF(OptimizerPointers, moment1) == 16, "layout");
@@ -629,7 +629,7 @@ static_assert(QG_OFFSET_OF(OptimizerPointers, step) == 32, "layout");
 static_assert(QG_OFFSET_OF(OptimizerPointers, copy) == 40, "layout");
 static_assert(QG_OFFSET_OF(OptimizerPointers, len) == 48, "layout");
 struct RepackParams {
-    u64 rows;  // Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
+    u64 rows;  // Address of the first row's first block, a multiple of 16. The rows are padded to a multiple of 16 bytes.
     u64 packed;  // Address of the packed tiles.
     u32 n;  // Rows.
     u32 blocks;  // Blocks of a row.
@@ -642,16 +642,16 @@ static_assert(QG_OFFSET_OF(RepackParams, blocks) == 20, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, k_tiles) == 24, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, reserved) == 28, "layout");
 struct ProjectionOperands {
-    u64 gamma;  // Address of gamma; 0 where there is none.
+    u64 gamma;  // Address of gamma, or 0.
     u64 d1;  // Address of the second output.
-    u64 d1_row;  // Elements from one of its rows to the next.
+    u64 d1_row;  // Its row stride, in elements.
     u64 d2;  // Address of the third output.
-    u64 d2_row;  // Elements from one of its rows to the next.
+    u64 d2_row;  // Its row stride, in elements.
     u64 d3;  // Address of the fourth output.
-    u64 d3_row;  // Elements from one of its rows to the next.
-    u64 firsts;  // First features of the second output and those after it, 21 bits each, in tiles of 16: all bits where there is no such output.
-    u32 types;  // Element types: of gamma in the lowest four bits, then of the second output and those after it; in bit 16 whether X is normalized, in those after it whether rows of these outputs begin at multiples of 16 bytes.
-    float eps;  // Added to the mean of squares.
+    u64 d3_row;  // Its row stride, in elements.
+    u64 firsts;  // First features of outputs 2 to 4, 21 bits each, in tiles of 16; all bits set for an absent output.
+    u32 types;  // Element types, four bits each, lowest first: gamma, outputs 2 to 4. Bit 16: X is normalized. Bits 17 to 19: rows of outputs 2 to 4 are 16-byte aligned.
+    float eps;  // Epsilon, added to the mean of squares.
 }; static_assert(sizeof(ProjectionOperands) == 72, "layout");
 static_assert(QG_OFFSET_OF(ProjectionOperands, d1) == 8, "layout");
 static_assert(QG_OFFSET_OF(ProjectionOperands, d1_row) == 16, "layout");
@@ -665,16 +665,16 @@ static_assert(QG_OFFSET_OF(ProjectionOperands, eps) == 68, "layout");
 struct ExpertGroups {
     u64 index;  // Address of the offsets, counts or ids.
     u64 offsets;  // Address of the offsets in the list.
-    u64 list;  // Address of the list of each expert's rows; 0 where they follow one another, or are found by ids.
-    u64 router_weights;  // Address of the slots' weights, of which NaNs are faults; 0 where there are none.
-    u64 status;  // Address of the two words that say what is wrong; 0 where nobody wants to know.
-    u64 w_bytes;  // Bytes of W from one expert to the next.
-    u64 bias_bytes;  // Bytes of the bias from one expert to the next.
-    u32 row_pitch;  // Rows of W from one expert to the next.
-    u32 k_order_len;  // Stored columns from one expert's order to the next's.
+    u64 list;  // Address of the lists of each expert's rows; 0 when rows are contiguous or found by ids.
+    u64 router_weights;  // Address of the router weights (NaN is a fault), or 0.
+    u64 status;  // Address of the two words of the fault status, or 0.
+    u64 w_bytes;  // Bytes of W between experts.
+    u64 bias_bytes;  // Bytes of the bias between experts.
+    u32 row_pitch;  // Rows of W between experts.
+    u32 k_order_len;  // Stored columns between the column orders of experts.
     u32 experts;  // Experts.
-    u32 form;  // How rows are given to experts: see the `FORM_` constants.
-    u32 rows;  // Rows of all experts; with `FORM_MASKED` the capacity of each.
+    u32 form;  // Assignment of rows to experts: `FORM_` constants.
+    u32 rows;  // Rows of all experts; with `FORM_MASKED` the capacity of each expert.
     u32 x_sharers;  // Rows of D that share a row of X.
 }; static_assert(sizeof(ExpertGroups) == 80, "layout");
 static_assert(QG_OFFSET_OF(ExpertGroups, offsets) == 8, "layout");
@@ -693,17 +693,17 @@ struct ExpertCombine {
     u64 products;  // Address of the slots' products, f32.
     u64 index;  // Address of the slots' ids.
     u64 router_weights;  // Address of the slots' weights.
-    u64 residual;  // Address of the residual; 0 where there is none.
+    u64 residual;  // Address of the residual, or 0.
     u64 d;  // Address of D.
-    u64 d_row;  // Elements from one row of D to the next.
-    u64 residual_row;  // Elements from one row of the residual to the next.
+    u64 d_row;  // Stride between rows of D, in elements.
+    u64 residual_row;  // Stride between rows of the residual, in elements.
     u32 tokens;  // Rows of D.
     u32 features;  // Columns of D.
     u32 top_k;  // Slots of a token.
     u32 experts;  // Experts.
     u32 d_dtype;  // Element type of D.
     u32 residual_dtype;  // Element type of the residual.
-    u32 flags;  // `D_ALIGNED16` and `RESIDUAL_ALIGNED16` of the `FLAG_` constants.
+    u32 flags;  // `FLAG_` constants: `D_ALIGNED16`, `RESIDUAL_ALIGNED16`.
     u32 reserved;  // Unused, zero.
 }; static_assert(sizeof(ExpertCombine) == 88, "layout");
 static_assert(QG_OFFSET_OF(ExpertCombine, index) == 8, "layout");

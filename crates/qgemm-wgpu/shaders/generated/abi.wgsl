@@ -2,32 +2,32 @@
 
 struct GemmShape {
     m: u32, // Tokens.
-    stored_rows: u32, // Rows of W as stored: the output features, or, of a gated pair, both weights' rows interleaved by eights.
+    stored_rows: u32, // Stored rows of W: the output features, or both weights of a gated pair interleaved by eights.
     k: u32, // Input features.
     stored_k: u32, // Stored columns of W.
-    flags: u32, // Optional operands: see the `FLAG_` constants.
-    out_features: u32, // Columns of D: the stored rows, or, of a gated pair, the rows of each weight.
-    alpha: f32, // Factor of the product.
-    beta: f32, // Factor of C.
+    flags: u32, // Optional operands: `FLAG_` constants.
+    out_features: u32, // Columns of D: the stored rows, or half of them for a gated pair.
+    alpha: f32, // Scale of the product.
+    beta: f32, // Scale of C.
 }
 
 struct ConvertShape {
     rows: u32, // Rows of X and D.
     columns: u32, // Columns of X.
     d_columns: u32, // Columns of D.
-    flags: u32, // `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`, and on wgpu `D_ALIGNED16` and `X_FACTOR` of the `FLAG_` constants.
+    flags: u32, // `FLAG_` constants: `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`; on wgpu also `D_ALIGNED16` and `X_FACTOR`.
 }
 
 struct RoutingShape {
     tokens: u32, // Tokens.
     experts: u32, // Experts.
     top_k: u32, // Experts of a token.
-    flags: u32, // `BIAS`, `SIGMOID`, `RENORMALIZE`, `LISTS`, `COUNTS` and `GIVEN_IDS` of the `FLAG_` constants.
-    groups: u32, // Groups of experts; 0 where there are none.
+    flags: u32, // `FLAG_` constants: `BIAS`, `SIGMOID`, `RENORMALIZE`, `LISTS`, `COUNTS`, `GIVEN_IDS`.
+    groups: u32, // Groups of experts; 0 without groups.
     chosen_groups: u32, // Groups that a token may use.
-    scale: f32, // Factor of the weights.
+    scale: f32, // Scale of the weights.
     dtype: u32, // Element type of the logits (0 = f32, 1 = f16, 2 = bf16).
-    chunk_tokens: u32, // Tokens of a chunk: what a CTA chooses for, counts or lists.
+    chunk_tokens: u32, // Tokens of a chunk, which a CTA processes.
     chunks: u32, // Chunks.
 }
 
@@ -35,16 +35,16 @@ struct MatmulShape {
     m: u32, // Rows of A and D.
     n: u32, // Columns of B and D.
     k: u32, // Columns of A and rows of B.
-    flags: u32, // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE`, `K_GROUPED`, `A_SCALE` and `B_SCALE` of the `FLAG_` constants.
-    alpha: f32, // Factor of the product.
-    beta: f32, // Factor of C, or of what D held.
+    flags: u32, // `FLAG_` constants: `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE`, `K_GROUPED`, `A_SCALE`, `B_SCALE`.
+    alpha: f32, // Scale of the product.
+    beta: f32, // Scale of C, or of the old contents of D.
 }
 
 struct QuantizeShape {
     rows: u32, // Rows of X.
     columns: u32, // Columns of X.
-    stored_columns: u32, // Columns of codes, of which those beyond X's are zeros.
-    flags: u32, // `X_ALIGNED16` and `ROW_IN_SHARED` of the `FLAG_` constants.
+    stored_columns: u32, // Columns of codes; zero beyond the columns of X.
+    flags: u32, // `FLAG_` constants: `X_ALIGNED16`, `ROW_IN_SHARED`.
     chunks: u32, // CTAs or workgroups that share a row.
 }
 
@@ -59,22 +59,22 @@ struct NormShape {
     rows: u32, // Rows of X and D.
     columns: u32, // Columns of X.
     d_columns: u32, // Columns of D.
-    flags: u32, // `K_ORDER`, `RESIDUAL` and those of the `FLAG_` constants that are a norm's.
+    flags: u32, // `FLAG_` constants: `K_ORDER`, `RESIDUAL` and the norm flags.
     types: u32, // Element types (0 = f32, 1 = f16, 2 = bf16), four bits each, from the lowest: X, residual, sum, D, gamma, beta.
     row_threads: u32, // Threads that share a row.
-    kept_columns: u32, // Columns, the first of a row, that are kept in shared memory.
-    eps: f32, // Added to the mean of squares.
+    kept_columns: u32, // First columns of a row that are cached in shared memory.
+    eps: f32, // Epsilon, added to the mean of squares.
 }
 
 struct OptimizerShape {
-    len: u32, // Parameters, of wgpu those of a dispatch.
-    flags: u32, // `ALIGNED16` and `COPY` of the `FLAG_` constants.
+    len: u32, // Parameters; on wgpu, of a dispatch.
+    flags: u32, // `FLAG_` constants: `ALIGNED16`, `COPY`.
     gradient: u32, // Element type of the gradient (0 = f32, 1 = f16, 2 = bf16).
     copy: u32, // Element type of the copy.
-    decay1: f32, // What the first moment is multiplied with.
-    gain1: f32, // What the gradient is multiplied with before it is added to the first moment.
-    decay2: f32, // What the second moment is multiplied with.
-    gain2: f32, // What the gradient's square is multiplied with before it is added to the second moment.
+    decay1: f32, // Decay of the first moment.
+    gain1: f32, // Factor of the gradient in the first moment.
+    decay2: f32, // Decay of the second moment.
+    gain2: f32, // Factor of the squared gradient in the second moment.
     eps: f32, // Added to the root of the second moment.
     reserved: u32, // Unused, zero.
 }
