@@ -298,7 +298,7 @@ in f16 offer `tensor*` for all but f32 weights:
 - `fma`: f32 multiply-adds; weights and activations are not rounded.
 - `dot`: dot products of bytes; activations are quantized first, which `Problem::x_precision` can forbid (then `fma`).
 - `tensor`: matrix instructions on f16 or bf16, sums in f32; codes are exact operands, scales act on the sums.
-- `tensor*`: each weight may be rounded to the type of X ([numerics.md](numerics.md)).
+- `tensor*`: each weight may be rounded to the type of X ([numerics.md](../numerics.md)).
 - (f16), (bf16): X is converted to that type first, which `Problem::x_precision` can forbid ([below](#rounding-of-x)).
 ";
 

@@ -44,15 +44,15 @@ pub const HEADER: &str = "
 `Problem::x_precision` permits, and what rounds less is always permitted, too. Here is the coarsest format in which a device's
 kernels multiply X under each permission, for one token and, after a comma where it is another, for 64; the planner takes kernels
 that round less where these are faster. `auto` is the default, and comes to `e4m3` with FP8 weights whose checkpoint states dynamic
-FP8 activations ([quantized-x.md](quantized-x.md)). `tf32` and `bf16x3` have kernels of their own in `matmul` alone
-([matmul.md](matmul.md)): from sm80 on, of two factors in f32, by `Matmul::operand_precision`.
+FP8 activations ([quantized-x.md](../ops/quantized-x.md)). `tf32` and `bf16x3` have kernels of their own in `matmul` alone
+([matmul.md](../ops/matmul.md)): from sm80 on, of two factors in f32, by `Matmul::operand_precision`.
 
 - `f32`, `f16`, `bf16`: as X is stored where that is the type; else each value is rounded to it, for f16 after each token was
   multiplied with a power of two.
 - `q8_0`, `q8_256`: signed bytes, with an f32 factor for 32 or 256 columns of a token. Processors and wgpu do so, and CUDA where that is asked for. It costs 1e-5 to
   1e-4 of the output's square, which with weights of eight bits is more than the weights cost; `f16` spares it, at the price of
-  speed ([numerics.md](numerics.md), \"Activations of eight bits\").
-- `int8_token`, `e4m3_1x128`: signed bytes with a factor a token, and, on CUDA, E4M3 with one for 128 columns ([quantized-x.md](quantized-x.md)).
+  speed ([numerics.md](../numerics.md), \"Activations of eight bits\").
+- `int8_token`, `e4m3_1x128`: signed bytes with a factor a token, and, on CUDA, E4M3 with one for 128 columns ([quantized-x.md](../ops/quantized-x.md)).
 ";
 
 /// A table for X stored in `x_dtype`: rows are weights and
