@@ -147,10 +147,14 @@ fn literal(key: &str) -> Option<String> {
     (!name.contains(PATTERN_CHARACTERS)).then_some(name)
 }
 
+/// A regular expression over names of layers, within limits of memory and nesting.
+pub(super) fn layer_regex(pattern: &str) -> Result<Regex, regex::Error> {
+    RegexBuilder::new(pattern).unicode(false).size_limit(PATTERN_MEMORY).nest_limit(64).build()
+}
+
 fn compile(anchor: &str, pattern: &str) -> Pattern {
     let pattern = format!("{anchor}(?:{pattern})");
-    let regex = RegexBuilder::new(&pattern).unicode(false).size_limit(PATTERN_MEMORY).nest_limit(64).build();
-    match regex {
+    match layer_regex(&pattern) {
         Ok(regex) => Pattern::Compiled(regex),
         Err(regex::Error::CompiledTooBig(_)) => Pattern::Refused("is too large".into()),
         Err(_) => Pattern::Refused("is no regular expression without look-around and references".into()),

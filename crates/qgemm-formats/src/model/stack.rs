@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Scales `[E]` are those of the experts, also where E = N. The last dimension is K, along which codes are packed and
-//! products summed. Llama 4 stores `[E, K, N]`: where scales show that, the stack is refused, and never turned. Where
+//! products summed. Llama 4 stores `[E, K, N]`: where scales show that, the stack is refused, never transposed. Where
 //! they do not, since there is one scale for all, the stack is what its shape says: N rows of K.
 
 use std::fmt;
@@ -45,7 +45,7 @@ where
             return Err(bad(&codes.name, format!("has no elements: shape {:?}", codes.shape)));
         }
         for scales in &scales {
-            refuse_turned(scales, experts, [rows, columns])?;
+            refuse_transposed(scales, experts, [rows, columns])?;
             if scales.elements() != 1 && scales.shape.first() != Some(&experts) {
                 let what = format!("expected one scale, or those of {experts} experts, got shape {:?}", scales.shape);
                 return Err(bad(&scales.name, what));
@@ -69,7 +69,7 @@ fn expert<L, const SCALES: usize>(
 }
 
 /// Fails where scales are those of columns, or of groups of rows: then K is the dimension before the last.
-fn refuse_turned(scales: &RawTensor, experts: usize, [rows, columns]: [usize; 2]) -> Result<(), FormatError> {
+fn refuse_transposed(scales: &RawTensor, experts: usize, [rows, columns]: [usize; 2]) -> Result<(), FormatError> {
     /// Bytes of NVFP4 codes for a scale.
     const NV_CODES: usize = 8;
     let by_column = rows > 1 && columns > 1 && scales.shape == [experts, 1, columns];

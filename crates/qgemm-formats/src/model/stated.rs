@@ -1,16 +1,14 @@
 //! What the settings of a checkpoint state of single layers: which are left as they are, and which have scales.
 
-use regex::bytes::{Regex, RegexBuilder};
+use regex::bytes::Regex;
 
 use super::json::Json;
+use super::overrides::layer_regex;
 use super::settings::Settings;
 
 /// Settings that list modules without quantization, by their names in the configurations of their methods.
 const UNQUANTIZED: [&str; 6] =
     ["ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers", "exclude", "llm_int8_skip_modules"];
-
-/// Bytes of memory that a compiled regular expression may take.
-const PATTERN_MEMORY: usize = 1 << 20;
 
 /// The settings of a checkpoint, asked layer by layer.
 pub(super) struct Stated<'a> {
@@ -167,11 +165,7 @@ impl Pattern {
     fn new(text: &str) -> Self {
         match text.strip_prefix("re:") {
             // Python's `re.match` looks at the beginning, and asks for no end.
-            Some(regex) => RegexBuilder::new(&format!("^(?:{regex})"))
-                .unicode(false)
-                .size_limit(PATTERN_MEMORY)
-                .build()
-                .map_or(Self::Unknown, Self::Regex),
+            Some(regex) => layer_regex(&format!("^(?:{regex})")).map_or(Self::Unknown, Self::Regex),
             None if text.contains(['*', '?']) => Self::Glob(text.to_owned()),
             None if text.starts_with(|c: char| c.is_ascii_uppercase()) && !text.contains('.') => Self::Class,
             None => Self::Parts(text.trim_matches('.').to_owned()),
