@@ -10,7 +10,7 @@ use super::eight_bit::{EightBitLayer, EightBitSettings};
 use super::four_bit::{Mxfp4Layer, Nvfp4Layer};
 use super::grouped::take_grouped;
 use super::layer::Layer;
-use super::raw::{RawTensor, RawTensors, unsupported};
+use super::raw::{RawTensor, RawTensors, bad, unsupported};
 use super::settings::Settings;
 use super::stack::StackLayer;
 use super::stated::Stated;
@@ -43,23 +43,54 @@ pub(super) const BESIDE_WEIGHT: [&str; 16] = [
 /// What names of quantization tensors are made of, where the layer is a tensor of its module and not the module.
 const QUANTIZATION_WORDS: [&str; 7] = ["scale", "zero", "blocks", "packed", "g_idx", "shape", "codebook"];
 
-/// Takes the tensors of quantized layers out of `tensors`. A layer whose tensors do not fit together is found
-/// too, as the error that loading it gives, so that the rest of the model stays usable; so is one with a tensor that
-/// is not understood, since it may change every weight.
+/// Tensors of a module that only a quantized layer has.
+const WEIGHT_PARTS: [&str; 11] = [
+    "qweight",
+    "qzeros",
+    "scales",
+    "g_idx",
+    "weight_packed",
+    "weight_scale",
+    "weight_scale_2",
+    "weight_scale_inv",
+    "weight_global_scale",
+    "weight_zero_point",
+    "weight_shape",
+];
+/// What follows the name of a quantized stack of experts in those of its other tensors.
+const STACK_PARTS: [&str; 6] = ["_blocks", "_scales", "_scale", "_scale_inv", "_weight_scale", "_weight_scale_inv"];
+
+/// Takes the tensors of quantized layers out of `tensors`.
+///
+/// A layer whose tensors do not fit together is found as the error that loading it gives, so that the rest of the model
+/// stays usable. So is a layer with a tensor that is not understood, which may change every weight, and a plain weight
+/// beside tensors of a quantized one.
 pub(super) fn take_layers(tensors: &mut RawTensors, settings: &Settings, options: &ModelOptions) -> Vec<Found> {
     let stated = Stated::of(settings);
-    let mut found = take_unserved(tensors, &stated);
     let names: Vec<String> = tensors.keys().cloned().collect();
-    for name in &names {
-        let layer = take_grouped(tensors, name, settings, options)
+    let mut found = take_unserved(tensors, &stated);
+    found.extend(names.iter().filter_map(|name| {
+        take_grouped(tensors, name, settings, options)
             .or_else(|| take_mxfp4(tensors, name))
             .or_else(|| take_nvfp4(tensors, name))
             .or_else(|| take_packed_nvfp4(tensors, name))
-            .or_else(|| take_eight_bit(tensors, name, settings, &stated));
-        found.extend(layer);
+    }));
+    let is_weight = |name: &&String| name.ends_with(".weight");
+    let weights = names.iter().filter(is_weight);
+    found.extend(weights.filter_map(|name| take_eight_bit(tensors, name, settings, &stated)));
+    // An FP8 tensor of another name may be a part of a layer that was found, and then is none itself.
+    let mut layers = index_of(&found);
+    for name in names.iter().filter(|name| !is_weight(name)) {
+        if owner(name, &layers).is_none()
+            && let Some(layer) = take_eight_bit(tensors, name, settings, &stated)
+        {
+            layers.insert(layer.0.clone(), found.len());
+            found.push(layer);
+        }
     }
     found.extend(take_incomplete(tensors, &stated));
-    let layers: HashMap<String, usize> = found.iter().enumerate().map(|(i, (layer, _))| (layer.clone(), i)).collect();
+    refuse_ambiguous(tensors, &names, &mut found);
+    let layers = index_of(&found);
     for name in tensors.keys() {
         let Some(index) = owner(name, &layers) else { continue };
         let (layer, result) = &mut found[index];
@@ -69,6 +100,39 @@ pub(super) fn take_layers(tensors: &mut RawTensors, settings: &Settings, options
         }
     }
     found
+}
+
+/// Index of each layer by its name.
+fn index_of(found: &[Found]) -> HashMap<String, usize> {
+    found.iter().enumerate().map(|(i, (layer, _))| (layer.clone(), i)).collect()
+}
+
+/// Turns plain weights with quantization tensors beside them into errors: whether the scales were applied to the plain
+/// numbers is not known. `names` are all tensors of the checkpoint.
+fn refuse_ambiguous(tensors: &mut RawTensors, names: &[String], found: &mut Vec<Found>) {
+    let part_of = |name: &str| -> Option<&String> {
+        let parts: Vec<String> = match name.strip_suffix(".weight") {
+            Some(module) => WEIGHT_PARTS.iter().map(|part| format!("{module}.{part}")).collect(),
+            None => STACK_PARTS.iter().map(|part| format!("{name}{part}")).collect(),
+        };
+        parts.iter().find_map(|part| names.binary_search(part).ok()).map(|index| &names[index])
+    };
+    let is_plain = |tensor: &RawTensor| tensor.float_type().is_some() && tensor.shape.len() >= 2;
+    let plain = tensors.iter().filter(|(_, tensor)| is_plain(tensor));
+    let ambiguous: Vec<(String, String)> =
+        plain.filter_map(|(name, _)| Some((name.clone(), part_of(name)?.clone()))).collect();
+    for (name, part) in ambiguous {
+        let Some(tensor) = tensors.remove(&name) else { continue };
+        let what = format!(
+            "is plain {:?}, but `{part}` of a quantized layer is beside it: expected one of them",
+            tensor.dtype
+        );
+        let error = Err(bad(&name, what));
+        match found.iter_mut().find(|(layer, _)| *layer == name) {
+            Some((_, result)) => *result = error,
+            None => found.push((name, error)),
+        }
+    }
 }
 
 /// Index of the layer that the tensor `name` says something of that is not understood.

@@ -51,9 +51,10 @@ impl<'a> Stated<'a> {
 
     /// What states that FP8 weights of `module` have scales.
     pub fn promises_scales(&self, module: &str) -> Option<&str> {
-        let by_promise = self.promises.iter().find(|p| is_one_of(&p.modules, module)).map(|p| p.by.as_str());
-        let floats = self.groups.iter().filter(|group| group.is_float && group.bits == Some(8));
-        let by = by_promise.or_else(|| floats.into_iter().find(|g| is_one_of(&g.targets, module)).map(|g| &*g.name))?;
+        let mut floats = self.groups.iter().filter(|group| group.is_float && group.bits == Some(8));
+        let by_group = floats.find(|group| is_one_of(&group.targets, module)).map(|group| group.name.as_str());
+        let by_promise = || self.promises.iter().find(|p| is_one_of(&p.modules, module)).map(|p| p.by.as_str());
+        let by = by_group.or_else(by_promise)?;
         (!self.is_unquantized(module)).then_some(by)
     }
 
@@ -124,8 +125,11 @@ fn promises(place: &Json) -> Vec<Promise> {
     if !block.is_null() {
         found.push(of_all(format!("`weight_block_size` {block}")));
     }
+    if !place.get("config_groups").is_null() {
+        found.push(of_all("`config_groups`".into()));
+    }
     let method = place.get("quant_method").word().unwrap_or_default();
-    if ["fp8", "fbgemm_fp8", "quark"].contains(&method.as_str()) {
+    if ["fp8", "fbgemm_fp8", "quark", "compressed-tensors"].contains(&method.as_str()) {
         found.push(of_all(format!("`quant_method` {method}")));
     }
     if let Some(algorithm) = place.get("quant_algo").text() {

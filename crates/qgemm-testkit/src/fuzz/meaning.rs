@@ -43,7 +43,10 @@ pub(super) fn meanings(settings: Option<&str>, tensors: &Tensors) -> Vec<Values>
     let parts = parts(tensors);
     let names: Vec<&str> = parts.keys().copied().collect();
     match names[..] {
-        ["g_idx", "qweight", "qzeros", "scales"] | ["qweight", "qzeros", "scales"] => grouped(&stated, &parts),
+        ["g_idx", "qweight", "qzeros", "scales"]
+        | ["qweight", "qzeros", "scales"]
+        | ["g_idx", "qweight", "scales"]
+        | ["qweight", "scales"] => grouped(&stated, &parts),
         ["blocks", "scales"] => mxfp4(parts["blocks"], parts["scales"]),
         ["weight", "weight_scale", "weight_scale_2"] => {
             nvfp4(parts["weight"], parts["weight_scale"], parts["weight_scale_2"], false)
@@ -57,12 +60,27 @@ pub(super) fn meanings(settings: Option<&str>, tensors: &Tensors) -> Vec<Values>
             eight_bit(&stated, parts["weight"], Some(parts[scale]), Some(parts["weight_zero_point"]))
         }
         ["weight", "weight_zero_point"] => eight_bit(&stated, parts["weight"], None, Some(parts["weight_zero_point"])),
-        ["weight"] => match floats(parts["weight"]) {
-            Some(values) if parts["weight"].shape.len() == 2 => vec![values],
-            _ => eight_bit(&stated, parts["weight"], None, None),
-        },
-        _ => Vec::new(),
+        ["weight"] if floats(parts["weight"]).is_none() => eight_bit(&stated, parts["weight"], None, None),
+        _ => plain(&parts).into_iter().collect(),
     }
+}
+
+/// A plain weight. Tensors that only quantized layers have make it ambiguous.
+fn plain(parts: &BTreeMap<&str, &Tensor>) -> Option<Values> {
+    const QUANTIZED: [&str; 10] = [
+        "qweight",
+        "qzeros",
+        "scales",
+        "g_idx",
+        "weight_packed",
+        "weight_scale",
+        "weight_scale_2",
+        "weight_scale_inv",
+        "weight_global_scale",
+        "weight_zero_point",
+    ];
+    let weight = parts.get("weight").filter(|weight| weight.shape.len() == 2)?;
+    if QUANTIZED.iter().any(|part| parts.contains_key(part)) { None } else { floats(weight) }
 }
 
 /// Tensors of the layer, by the ends of their names.
@@ -80,27 +98,6 @@ fn parts(tensors: &Tensors) -> BTreeMap<&str, &Tensor> {
     };
     let module = with("layer.");
     if module.is_empty() { with("layer_") } else { module }
-}
-
-/// Checkpoints that are read wrongly today and should be refused.
-pub(super) fn known(settings: Option<&str>, tensors: &Tensors) -> Option<&'static str> {
-    let settings = settings.and_then(python_json).and_then(|value| value.as_object().map(quantization));
-    let (stated, parts) = (Settings(settings.unwrap_or_default()), parts(tensors));
-    let has = |part: &str| parts.contains_key(part);
-    if has("weight") && !has("weight_scale") && !has("weight_scale_inv") && stated.promises_scales() {
-        return Some("FP8 whose settings promise scales, without any");
-    }
-    if has("qweight") && has("scales") && !matches!(stated.text("quant_method"), Stated::Nothing) {
-        return Some("integer groups of a method that is not known, by their shapes");
-    }
-    let is_eight_bit = |tensor: &Tensor| ["I8", "F8_E4M3", "F8_E5M2"].contains(&tensor.dtype.as_str());
-    if parts.get("weight").is_some_and(|weight| !is_eight_bit(weight)) && parts.len() > 1 {
-        return Some("plain numbers beside tensors of a quantized layer");
-    }
-    let others = parts.iter().filter(|(part, _)| **part != "weight");
-    { others }
-        .any(|(_, tensor)| is_eight_bit(tensor))
-        .then_some("an FP8 tensor that is not understood, as a layer of its own")
 }
 
 /// JSON as Python reads and writes it: with NaN and infinities,
@@ -172,6 +169,16 @@ impl Settings {
         number.filter(|n| n.fract() == 0.0 && n.abs() < 1e15).map_or(Stated::Nonsense, |n| Stated::This(n as i64))
     }
 
+    /// A truth value, stored as such or as text; `None` for anything else.
+    fn flag(&self, key: &str) -> Option<Option<bool>> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Some(None),
+            Some(Value::Bool(value)) => Some(Some(*value)),
+            Some(Value::String(text)) => text.trim().to_ascii_lowercase().parse().ok().map(Some),
+            Some(_) => None,
+        }
+    }
+
     /// Whether settings declare scales for 8-bit weights.
     fn promises_scales(&self) -> bool {
         let by_method =
@@ -234,10 +241,10 @@ fn grouped(stated: &Settings, parts: &BTreeMap<&str, &Tensor>) -> Vec<Values> {
             "gptq" => as_gptq(&by_label("checkpoint_format")),
             "awq" => as_awq(),
             "auto-round" | "auto_round" | "autoround" | "intel/auto-round" => match stated.text("packing_format") {
-                Stated::This(format) => match format.as_str() {
-                    "auto_round" | "auto_round:gptqmodel" => as_gptq(&[false]),
-                    "auto_round:auto_gptq" => as_gptq(&[true]),
-                    "auto_round:auto_awq" => as_awq(),
+                Stated::This(format) => match format.replace(['-', '_'], "").as_str() {
+                    "autoround" | "autoround:gptqmodel" => as_gptq(&[false]),
+                    "autoround:autogptq" | "autogptq" | "gptq" => as_gptq(&[true]),
+                    "autoround:autoawq" => as_awq(),
                     _ => Vec::new(),
                 },
                 // Writers always state it. The default is `z` today, and was `z
@@ -277,9 +284,10 @@ fn consecutive(stated: &Settings, k: usize, groups: usize) -> Option<Vec<usize>>
 }
 
 fn gptq(stated: &Settings, parts: &BTreeMap<&str, &Tensor>, less_one: bool) -> Option<Vec<Values>> {
-    let (codes, zeros) = (words(parts["qweight"])?, words(parts["qzeros"])?);
+    let codes = words(parts["qweight"])?;
     let [lines, n] = parts["qweight"].shape[..] else { return None };
-    let [groups, zero_words] = parts["qzeros"].shape[..] else { return None };
+    let [groups, _] = parts["scales"].shape[..] else { return None };
+    let symmetric = stated.flag("sym")?;
     let scale = group_scales(parts["scales"], groups, n)?;
     let order = match parts.get("g_idx") {
         Some(tensor) if !tensor.bytes.is_empty() => {
@@ -291,7 +299,8 @@ fn gptq(stated: &Settings, parts: &BTreeMap<&str, &Tensor>, less_one: bool) -> O
     };
     let of_width = |bits: usize| -> Option<Values> {
         let k = order.as_ref().map_or(lines * 32 / bits, Vec::len);
-        let fits = (k * bits).div_ceil(32) == lines && (n * bits).div_ceil(32) == zero_words;
+        let fits = (k * bits).div_ceil(32) == lines && n * groups > 0;
+        let zeros = gptq_zeros(parts, [groups, n], bits, less_one, symmetric)?;
         let group_of = match &order {
             Some(order) => order.clone(),
             None => consecutive(stated, k, groups)?,
@@ -303,9 +312,7 @@ fn gptq(stated: &Settings, parts: &BTreeMap<&str, &Tensor>, less_one: bool) -> O
         for row in 0..n {
             for (column, group) in group_of.iter().enumerate() {
                 let code = field(&codes, row, n, column * bits, bits)?;
-                let zero = field(&zeros, group * zero_words, 1, row * bits, bits)?;
-                let zero = (zero + u32::from(less_one)) % (1 << bits);
-                values.push(scale[group * n + row] * (code as f32 - zero as f32));
+                values.push(scale[group * n + row] * (code as f32 - zeros[group * n + row] as f32));
             }
         }
         Some(values)
@@ -313,16 +320,56 @@ fn gptq(stated: &Settings, parts: &BTreeMap<&str, &Tensor>, less_one: bool) -> O
     Some(widths(stated).into_iter().filter_map(of_width).collect())
 }
 
+/// Zero points `[groups, N]` of a GPTQ layer. Stored zeros that are all those of a symmetric layer show whether they are
+/// less one, unless the settings deny the symmetry. A layer stated to be symmetric needs none.
+fn gptq_zeros(
+    parts: &BTreeMap<&str, &Tensor>,
+    [groups, n]: [usize; 2],
+    bits: usize,
+    less_one: bool,
+    symmetric: Option<bool>,
+) -> Option<Vec<u32>> {
+    let middle = 1 << (bits - 1);
+    let Some(tensor) = parts.get("qzeros").filter(|tensor| !tensor.bytes.is_empty()) else {
+        return (symmetric == Some(true)).then(|| vec![middle; groups * n]);
+    };
+    let zero_words = (n * bits).div_ceil(32);
+    let zeros = words(tensor).filter(|_| tensor.shape == [groups, zero_words])?;
+    let stored = |group: usize, row: usize| field(&zeros, group * zero_words, 1, row * bits, bits);
+    let stored: Vec<u32> =
+        (0..groups).flat_map(|g| (0..n).map(move |r| (g, r))).map(|(g, r)| stored(g, r)).collect::<Option<_>>()?;
+    let all_are = |zero: u32| stored.iter().all(|stored| *stored == zero);
+    let less_one = match symmetric {
+        Some(false) => less_one,
+        _ if all_are(middle) => false,
+        _ if all_are(middle - 1) => true,
+        _ => less_one,
+    };
+    Some(stored.into_iter().map(|zero| (zero + u32::from(less_one)) % (1 << bits)).collect())
+}
+
 fn awq(stated: &Settings, parts: &BTreeMap<&str, &Tensor>) -> Option<Vec<Values>> {
     const ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
-    let is_gemm = matches!(stated.text("version"), Stated::Nothing)
-        || matches!(stated.text("version"), Stated::This(v) if v == "gemm");
+    // A number is the version of the settings.
+    let is_gemm = match stated.text("version") {
+        Stated::Nothing => true,
+        Stated::This(version) => version == "gemm" || version.parse::<f64>().is_ok(),
+        Stated::Nonsense => stated.0["version"].is_number(),
+    };
     let [k, words_of_line] = parts["qweight"].shape[..] else { return None };
-    let [groups, zero_words] = parts["qzeros"].shape[..] else { return None };
-    let (codes, zeros) = (words(parts["qweight"])?, words(parts["qzeros"])?);
+    let [groups, _] = parts["scales"].shape[..] else { return None };
+    let codes = words(parts["qweight"])?;
     let n = words_of_line * 8;
+    let qzeros = parts.get("qzeros").filter(|tensor| !tensor.bytes.is_empty());
+    let zeros = qzeros.map(|tensor| words(tensor).filter(|_| tensor.shape == [groups, words_of_line]));
+    let zeros = match (zeros, stated.flag("zero_point")?.map(|zero_point| !zero_point).or(stated.flag("sym")?)) {
+        (Some(zeros), _) => Some(zeros?),
+        (None, Some(true)) => None,
+        (None, _) => return None,
+    };
     let scale = group_scales(parts["scales"], groups, n)?;
-    if !is_gemm || parts.contains_key("g_idx") || zero_words != words_of_line || !widths(stated).contains(&4) {
+    let is_ordered = parts.get("g_idx").is_some_and(|tensor| !tensor.bytes.is_empty());
+    if !is_gemm || is_ordered || !widths(stated).contains(&4) {
         return None;
     }
     let group_of = consecutive(stated, k, groups)?;
@@ -332,7 +379,8 @@ fn awq(stated: &Settings, parts: &BTreeMap<&str, &Tensor>) -> Option<Vec<Values>
     };
     let value = |row: usize, column: usize| {
         let group = group_of[column];
-        scale[group * n + row] * (nibble(&codes, column, row) - nibble(&zeros, group, row))
+        let zero = zeros.as_ref().map_or(8.0, |zeros| nibble(zeros, group, row));
+        scale[group * n + row] * (nibble(&codes, column, row) - zero)
     };
     Some(vec![(0..n).flat_map(|row| (0..k).map(move |column| (row, column))).map(|(r, c)| value(r, c)).collect()])
 }
@@ -454,8 +502,11 @@ fn scaling(stated: &Settings, scale: &Tensor, n: usize, k: usize, is_integer: bo
     let stated: Option<Vec<usize>> = match stated.0.get("weight_block_size") {
         None | Some(Value::Null) => None,
         Some(value) => {
-            let sizes = value.as_array()?.iter().map(|v| v.as_f64().filter(|v| v.fract() == 0.0).map(|v| v as usize));
-            Some(sizes.collect::<Option<Vec<_>>>()?)
+            let size = |value: &Value| {
+                let number = value.as_str().map_or_else(|| value.as_f64(), |text| text.trim().parse().ok());
+                number.filter(|v| v.fract() == 0.0).map(|v| v as usize)
+            };
+            Some(value.as_array()?.iter().map(size).collect::<Option<Vec<_>>>()?)
         }
     };
     let blocks = [[128, 128], [32, 32], [1, 32]];
