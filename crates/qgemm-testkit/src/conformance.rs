@@ -120,9 +120,13 @@ const CASE_DAYS: u64 = 7;
 /// Days until wgpu has run all formats. Without a GPU its adapter
 /// is software.
 const WGPU_DAYS: u64 = 3;
-/// Groups with more kernels than a software adapter compiles in a
-/// minute. For them, wgpu draws formats like emulated devices.
-const MANY_KERNELS: &[&str] = &["experts_every_way"];
+/// Groups whose cases compile a kernel each, which takes longer
+/// than running it. For them, wgpu draws formats like emulated
+/// devices, and emulated devices draw among the cases, too.
+const MANY_KERNELS: &[&str] = &["configurations", "experts_every_way", "attention_every_kernel", "matmul_every_kernel"];
+/// Turns until an emulated device has run all cases of such a
+/// group. A turn is over when all groups and formats have run.
+const KERNEL_TURNS: u64 = 4;
 
 /// Whether a test of `device` runs a group today.
 /// Emulated devices run every third group, and the next when all
@@ -147,22 +151,24 @@ fn runs_all() -> bool {
 }
 
 /// The cases of a group that a test of `device` runs today.
-/// If leaving out formats removes no case, an emulated device
-/// draws among the cases.
+/// An emulated device draws among the cases if leaving out
+/// formats removes none, or if they compile many kernels.
 fn cases_of_today(suite: &dyn Suite, group: &str, device: &str) -> Vec<Box<dyn TestCase>> {
     let all = Selection::default();
     let today = selection(device, group);
     let cases = suite.cases(group, &today);
-    if cases.is_empty() {
-        // The date drew none of the group's few formats.
-        return suite.cases(group, &all);
-    }
-    let depends_on_formats = cases.len() < suite.cases(group, &all).len();
-    if today.formats.len() == all.formats.len() || depends_on_formats || !is_emulated(device) {
+    // The date may draw none of the group's few formats.
+    let drew_none = cases.is_empty();
+    let cases = if drew_none { suite.cases(group, &all) } else { cases };
+    if !is_emulated(device) || runs_all() {
         return cases;
     }
-    let (drawn, _) = drawn(cases, turn(device), CASE_DAYS);
-    drawn
+    if MANY_KERNELS.contains(&group) && cases.len() >= KERNEL_TURNS as usize {
+        say_once(device, &format!("three of four cases of {group} on {device}"));
+        return drawn(cases, self::today() / (EMULATED_DAYS * GROUP_TURNS), KERNEL_TURNS).0;
+    }
+    let depends_on_formats = drew_none || cases.len() < suite.cases(group, &all).len();
+    if depends_on_formats { cases } else { drawn(cases, turn(device), CASE_DAYS).0 }
 }
 
 /// The formats that a test of `group` on `device` runs: all, or
