@@ -113,7 +113,9 @@ const ALL_VARIABLE: &str = "QGEMM_CONFORMANCE";
 const EMULATED_DAYS: u64 = 12;
 /// An emulated device runs one in this many groups until it has
 /// run every format, and then the next.
-const GROUP_TURNS: u64 = 3;
+const GROUP_TURNS: u64 = 6;
+/// As [`GROUP_TURNS`], of wgpu.
+const WGPU_GROUP_TURNS: u64 = 2;
 /// Days until all cases have run, of groups without formats. Such
 /// groups have fewer cases.
 const CASE_DAYS: u64 = 7;
@@ -129,20 +131,36 @@ const MANY_KERNELS: &[&str] = &["configurations", "experts_every_way", "attentio
 const KERNEL_TURNS: u64 = 4;
 
 /// Whether a test of `device` runs a group today.
-/// Emulated devices run every third group, and the next when all
-/// formats have run.
+/// Emulated devices and wgpu run some of the groups, and the next
+/// when all formats have run.
 fn is_of_today(device: &str, group: &str) -> bool {
-    if !is_emulated(device) || runs_all() {
-        return true;
-    }
-    say_once(device, &format!("conformance on {device} of every third group"));
+    let Some(days) = days_of_formats(device, group) else { return true };
+    let turns = group_turns(device);
+    say_once(device, &format!("conformance on {device} of all groups but one in {turns}"));
     let place = group_names().iter().position(|name| *name == group).unwrap_or(0) as u64;
-    is_drawn(place, variant_number(device), today())
+    is_drawn(place, variant_number(device), today() / days, turns)
 }
 
-/// Whether group `place` is drawn for variant `variant` on a day.
-fn is_drawn(place: u64, variant: u64, day: u64) -> bool {
-    (place + variant + day / EMULATED_DAYS).is_multiple_of(GROUP_TURNS)
+/// Whether group `place` is drawn for variant `variant` on a turn.
+fn is_drawn(place: u64, variant: u64, turn: u64, turns: u64) -> bool {
+    (place + variant + turn).is_multiple_of(turns)
+}
+
+/// Turns until a device has run every group.
+fn group_turns(device: &str) -> u64 {
+    if is_emulated(device) { GROUP_TURNS } else { WGPU_GROUP_TURNS }
+}
+
+/// Days until a test of `group` on `device` has run all formats;
+/// `None` if each run has them all.
+fn days_of_formats(device: &str, group: &str) -> Option<u64> {
+    match device.split(':').next() {
+        _ if runs_all() => None,
+        Some("emu") => Some(EMULATED_DAYS),
+        Some("wgpu") if MANY_KERNELS.contains(&group) => Some(EMULATED_DAYS),
+        Some("wgpu") => Some(WGPU_DAYS),
+        _ => None,
+    }
 }
 
 /// Whether nothing may be left out.
@@ -176,13 +194,7 @@ fn cases_of_today(suite: &dyn Suite, group: &str, device: &str) -> Vec<Box<dyn T
 /// The six variants draw different formats on a day.
 fn selection(device: &str, group: &str) -> Selection {
     let all = Selection::default();
-    let days = match device.split(':').next() {
-        _ if runs_all() => return all,
-        Some("emu") => EMULATED_DAYS,
-        Some("wgpu") if MANY_KERNELS.contains(&group) => EMULATED_DAYS,
-        Some("wgpu") => WGPU_DAYS,
-        _ => return all,
-    };
+    let Some(days) = days_of_formats(device, group) else { return all };
     let (formats, left_out) = drawn(all.formats, turn(device), days);
     let names = left_out.iter().map(|format| format.desc().name).collect::<Vec<_>>().join(", ");
     let what = match (is_emulated(device), MANY_KERNELS.contains(&group)) {
@@ -267,13 +279,17 @@ mod tests {
 
     #[test]
     fn days_for_all_turns_draw_every_format_for_every_group() {
-        let days = 20_780..20_780 + GROUP_TURNS * EMULATED_DAYS;
-        for (variant, place) in (0..6).flat_map(|variant| (0..3).map(move |place| (variant, place))) {
-            let is_met = |format: u64| {
-                let of_format = |day: &u64| (format + variant + day).is_multiple_of(EMULATED_DAYS);
-                days.clone().filter(of_format).any(|day| is_drawn(place, variant, day))
-            };
-            assert!((0..EMULATED_DAYS).all(is_met), "group {place} of variant {variant}");
+        for (device, group) in
+            [("emu:sm70", "exact"), ("emu:sm90", "exact"), ("wgpu:0", "exact"), ("wgpu:0", "configurations")]
+        {
+            let (days, turns) = (days_of_formats(device, group).expect("it draws"), group_turns(device));
+            let variant = variant_number(device);
+            for (format, place) in (0..days).flat_map(|format| (0..turns).map(move |place| (format, place))) {
+                let mut of_format =
+                    (20_780..20_780 + turns * days).filter(|day| (format + variant + day).is_multiple_of(days));
+                let is_met = of_format.any(|day| is_drawn(place, variant, day / days, turns));
+                assert!(is_met, "format {format} of group {place} on {device}");
+            }
         }
     }
 
