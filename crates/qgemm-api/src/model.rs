@@ -91,7 +91,7 @@ fn other_shards(shard: &Path) -> BTreeMap<String, String> {
     let maps = indices.filter_map(|path| match read_index(&path) {
         Ok(index) => Some(index.weight_map),
         Err(error) => {
-            tracing::warn!(index = %path.display(), %error, "the index beside a shard is not read");
+            tracing::warn!(index = %path.display(), %error, "shard index ignored");
             None
         }
     });

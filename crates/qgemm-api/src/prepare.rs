@@ -138,7 +138,7 @@ impl Context {
         });
         let done = done.into_inner();
         let (of, seconds) = (problems.len(), start.elapsed().as_secs_f64());
-        tracing::info!(done, of, threads, seconds, "prepared as many as there was time for");
+        tracing::info!(done, of, threads, seconds, "prepared within the time limit");
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some((_, error)) => Err(error),
             None => Ok(done),

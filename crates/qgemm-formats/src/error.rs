@@ -75,7 +75,7 @@ pub enum FormatError {
     },
     /// Zero point out of range.
     #[error(
-        "{format} weight: zero point at row {row}, block {block} is {got}, expected at most {largest}: codes are offset by no more than one past the largest"
+        "{format} weight: zero point at row {row}, block {block}: expected at most {largest} (the largest code + 1), got {got}"
     )]
     ZeroPoint {
         /// Format name.
@@ -91,7 +91,7 @@ pub enum FormatError {
     },
     /// Scale that is no power of two, where E8M0 or the settings require one.
     #[error(
-        "tensor `{tensor}`: scale {index} is {value:e}, and expected is a power of two from 2^-127 to 2^127 (UE8M0); requantize the checkpoint, or correct its `scale_fmt`"
+        "tensor `{tensor}`: scale {index}: expected a power of two from 2^-127 to 2^127 (UE8M0), got {value:e}; requantize the checkpoint, or correct its `scale_fmt`"
     )]
     ScaleNotPowerOfTwo {
         /// Tensor of scales.
@@ -102,7 +102,7 @@ pub enum FormatError {
         value: f32,
     },
     /// Gate and up weights that cannot be interleaved.
-    #[error("gated pair: the gate's {what} is {gate}, the up's {up}")]
+    #[error("gated pair: gate and up differ in {what}: {gate} and {up}")]
     PairMismatch {
         /// Property that differs: `format`, `N`, `K`, `stored columns`, `column order` or
         /// `number of experts`.
@@ -113,7 +113,7 @@ pub enum FormatError {
         up: String,
     },
     /// Weights that cannot be concatenated along N.
-    #[error("rows of several weights: the {what} of the first is {first}, of number {number} {got}")]
+    #[error("concatenated weights: expected {what} {first} as in weight 1, got {got} in weight {number}")]
     PartMismatch {
         /// Property that differs: `format`, `K`, `stored columns` or `column order`.
         what: &'static str,
@@ -127,7 +127,7 @@ pub enum FormatError {
     /// Concatenation inside a row group that shares scales: a weight must end at
     /// a multiple of that group.
     #[error(
-        "rows of several weights: number {number} has {n} rows; as {format} shares scales among rows, expected a multiple of {rows} of all but the last"
+        "concatenated weights: {format} shares scales among {rows} rows: expected a multiple of {rows} rows in all weights but the last, got {n} in weight {number}"
     )]
     PartEndsInScale {
         /// Format name.
@@ -140,10 +140,10 @@ pub enum FormatError {
         rows: usize,
     },
     /// Empty list of weights.
-    #[error("rows of several weights: expected at least one weight, got none")]
+    #[error("concatenated weights: expected at least one weight, got none")]
     NoParts,
     /// Column order with an entry that is out of range or a duplicate.
-    #[error("column order: entry {at} is {column}, which {}", if *.column as usize >= *.k { format!("is not below K = {k}") } else { "an earlier entry is, too".into() })]
+    #[error("column order: entry {at} is {column}: {}", if *.column as usize >= *.k { format!("expected less than K = {k}") } else { "expected no duplicate".into() })]
     ColumnOrder {
         /// Index of the entry.
         at: usize,
@@ -172,7 +172,7 @@ pub enum FormatError {
         got: String,
     },
     /// Stacked weight whose rows are no multiple of the number of experts.
-    #[error("{rows} rows are not those of {experts} experts of equal size")]
+    #[error("{rows} rows cannot be split evenly among {experts} experts")]
     UnevenExperts {
         /// Rows of the weight.
         rows: usize,

@@ -216,7 +216,7 @@ impl PackedWeight {
             return Err(FormatError::PackedLayout { format: format.name, class, expected, got });
         }
         if flags & !(HAS_ROW_SCALE | HAS_K_ORDER | FITS_F16 | IS_GATED | FITS_F16_SCALED | STATES_X) != 0 {
-            return Err(damaged(format!("flags {flags:#x} are not known")));
+            return Err(damaged(format!("unknown flags {flags:#x}")));
         }
         let has = |flag: u8| flags & flag != 0;
         check_shape(format, n, k, stored_k, has(HAS_K_ORDER))?;
@@ -333,7 +333,7 @@ fn class_code(class: FragmentLayout) -> u8 {
 fn class_of(code: u8) -> Result<FragmentLayout, FormatError> {
     let classes =
         [FragmentLayout::Canonical, FragmentLayout::MmaM16, FragmentLayout::MmaM8N8K4, FragmentLayout::Simd16];
-    classes.get(usize::from(code)).copied().ok_or_else(|| damaged(format!("layout {code} is not known")))
+    classes.get(usize::from(code)).copied().ok_or_else(|| damaged(format!("unknown layout {code}")))
 }
 
 /// Flag bits of the entry of [`STATED_X`].

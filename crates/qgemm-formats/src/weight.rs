@@ -333,7 +333,7 @@ impl HostWeight {
             });
         }
         let overflow = || FormatError::Overflow {
-            what: format!("rows of several {format} weights"),
+            what: format!("concatenated {format} weights"),
             dims: parts.iter().map(|part| part.n as u64).collect(),
         };
         let sum = |of: fn(&HostWeight) -> usize| parts.iter().try_fold(0usize, |sum, part| sum.checked_add(of(part)));

@@ -85,7 +85,7 @@ pub enum HalError {
     },
     /// A kernel is in no bundle and cannot be
     /// compiled on this machine.
-    #[error("kernel {kernel} for {target} is not to be had: {why}")]
+    #[error("kernel {kernel} for {target} is unavailable: {why}")]
     KernelUnavailable {
         /// Kernel name.
         kernel: String,

@@ -79,7 +79,7 @@ pub(super) fn check_memory(memory: &MemoryPlan, ops: usize) -> Result<(), Error>
         None => Ok(()),
         Some((a, b)) => wrong(
             format!("memory.regions ({})", b.name),
-            format!("no byte of `{}`, which lives at the same time", a.name),
+            format!("no byte of `{}`, which is live at the same time", a.name),
             format!("offset {}", b.offset),
         ),
     }
@@ -211,7 +211,7 @@ impl OpChecks<'_> {
         let Some(&found) = found else {
             let got =
                 op.dispatch.as_ref().map_or("none".into(), |d| format!("a grid of {:?}", d.grid.unwrap_or_default()));
-            let expected = format!("one of {} ways to share its tiles", of_kernel.len());
+            let expected = format!("one of {} work partitions", of_kernel.len());
             return Err(Error::PlanMismatch { at: format!("{}.dispatch", self.at), expected, got });
         };
         self.expect("workspace_bytes", found.launch().workspace.bytes, op.workspace_bytes)?;
@@ -288,7 +288,7 @@ impl OpChecks<'_> {
             }
             match (region.first_op..=region.last_op).contains(&place) {
                 true => Ok(()),
-                false => self.expect(field, format!("a region that lives in operation {place}"), name),
+                false => self.expect(field, format!("a region that is live in operation {place}"), name),
             }
         };
         let matrix = |rows: usize, columns: usize, dtype: &str| -> Option<usize> {

@@ -64,7 +64,7 @@ impl Numbers<'_> {
             } else {
                 config.trim_start_matches('/').to_owned()
             };
-            Error::IncompleteModel { what: format!("it does not say `{name}`") }
+            Error::IncompleteModel { what: format!("`{name}` is missing") }
         })
     }
 
@@ -141,7 +141,7 @@ impl Numbers<'_> {
                 original: Some(original()?),
                 ..scaling(&kind, factor()?)
             }),
-            other => return Err(format!("the library has no rotary scaling of kind `{other}`")),
+            other => return Err(format!("rotary scaling `{other}` is not supported")),
         };
         Ok(PlannedRotary { dim, pairs: pairs.name().to_owned(), base, scaling })
     }

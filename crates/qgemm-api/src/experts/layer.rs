@@ -237,7 +237,8 @@ impl MoeLayer {
             Some((shared_up, shared_down)) => {
                 let fits = shared_up.k() == up.k() && shared_down.k() == shared_up.n() && shared_down.n() == down.n();
                 if !fits || shared_down.is_gated() {
-                    let expected = format!("an up of I x {} and a down of {} x I for all tokens", up.k(), down.n());
+                    let expected =
+                        format!("a shared expert with an up of I x {} and a down of {} x I", up.k(), down.n());
                     let got = format!("{} and {}", shared_up.shape(), shared_down.shape());
                     return Err(Error::WrongWeight { expected, got });
                 }

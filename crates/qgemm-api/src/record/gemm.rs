@@ -97,7 +97,7 @@ pub(super) fn describe(op: &CheckedGemm) -> String {
     let CheckedGemm { m, out_features, k, format, x, d, class, .. } = op;
     let gated = if op.gated { "gated pair of " } else { "" };
     let (x, d, precision) = (x.format, d.dtype, op.x_precision.name());
-    let norm = op.norm.map_or(String::new(), |norm| format!(" behind a norm ({})", norm.function.kind));
+    let norm = op.norm.map_or(String::new(), |norm| format!(" after a norm ({})", norm.function.kind));
     format!("{m} x {out_features} x {k}, {gated}{format} ({class:?}), X {x}{norm} (precision {precision}), D {d}")
 }
 
@@ -113,7 +113,7 @@ fn why(all: &Explanation<'_>, taken: Option<usize>) -> String {
         return format!("measured: {:.2} us, which overrules the cost model; bound by {bound}", measured * 1e6);
     }
     let next = all.considered.iter().enumerate().find(|(other, _)| *other != place);
-    let Some((other, next)) = next else { return format!("the only way there is; bound by {bound}") };
+    let Some((other, next)) = next else { return format!("the only candidate; bound by {bound}") };
     let difference = (next.cost.seconds / this.cost.seconds - 1.0) * 100.0;
     match other < place {
         // The scheduler accepts a slightly slower plan for exact weights, and ranks
@@ -122,7 +122,7 @@ fn why(all: &Explanation<'_>, taken: Option<usize>) -> String {
             "within {:.1} % of the fastest expected, which rounds weights or is not the same for every batch; bound by {bound}",
             -difference
         ),
-        false => format!("the least expected time, {difference:.1} % before the next; bound by {bound}"),
+        false => format!("the lowest estimate, {difference:.1} % below the next; bound by {bound}"),
     }
 }
 

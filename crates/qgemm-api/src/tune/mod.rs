@@ -310,7 +310,7 @@ impl Tuned {
                 found
             }
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "tuned table left out");
+                tracing::warn!(path = %path.display(), %error, "tuned table ignored");
                 None
             }
         }

@@ -78,7 +78,7 @@ pub enum BundleError {
         got: u64,
     },
     /// The file was written by another version of this library, in another format.
-    #[error("{}: of version {got} of the bundle format, this library reads {expected}: build it again", path.display())]
+    #[error("{}: expected version {expected} of the bundle format, got {got}: build it again", path.display())]
     OtherVersion {
         /// The file.
         path: PathBuf,
@@ -88,7 +88,7 @@ pub enum BundleError {
         got: u32,
     },
     /// The kernels were compiled from other sources than those of this library.
-    #[error("{}: built from kernel sources {got}, this library has {expected}: build it again", path.display())]
+    #[error("{}: expected kernel sources {expected}, got {got}: build it again", path.display())]
     OtherSources {
         /// The file.
         path: PathBuf,

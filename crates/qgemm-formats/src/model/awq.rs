@@ -70,7 +70,7 @@ impl AwqLayer {
             return Err(unsupported(name, format!("AWQ with {bits} bits ({who}): expected {BITS}")));
         }
         if let Some(g_idx) = g_idx {
-            return Err(unsupported(&g_idx.name, "an order of the columns of an AWQ layer: expected none"));
+            return Err(unsupported(&g_idx.name, "act-order in an AWQ layer: expected none"));
         }
         let (k, words) = qweight.matrix()?;
         let (groups, n) = scales.matrix()?;

@@ -66,12 +66,12 @@ impl Model {
     pub fn interleaved_biases(&self, name: &str) -> Result<Vec<f32>, FormatError> {
         let (tensor, info) = (self.dense(name)?, self.info(name)?);
         let &[_, columns] = &info.shape[..] else {
-            return Err(bad(&info.name, format!("expected a row of biases an expert, got shape {:?}", info.shape)));
+            return Err(bad(&info.name, format!("expected one row of biases per expert, got shape {:?}", info.shape)));
         };
         if columns == 0 || !columns.is_multiple_of(2) {
             return Err(bad(
                 &info.name,
-                format!("expected biases of gate and up by turns, got {columns} of an expert"),
+                format!("expected an even number of columns (alternating biases of gate and up), got {columns}"),
             ));
         }
         let values = tensor.to_f32();

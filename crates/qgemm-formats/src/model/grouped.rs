@@ -129,7 +129,7 @@ fn packing(parts: &GroupedParts, config: &LayerSettings<'_>) -> Result<Packing, 
         Some("auto-round" | "auto_round" | "intel/auto-round") => auto_round(name, config),
         Some(other) => Err(unsupported(
             name,
-            format!("integers in groups by quantization method `{other}`: expected gptq, awq or auto-round"),
+            format!("integer groups of quantization method `{other}`: expected gptq, awq or auto-round"),
         )),
     }
 }

@@ -316,7 +316,10 @@ impl Model {
                 return Err(raw::unsupported(&info.name, format!("has shape {:?}: expected a matrix", info.shape)));
             }
             if matrix >= stack {
-                return Err(raw::bad(&info.name, format!("has {stack} matrices: there is no number {matrix}")));
+                return Err(raw::bad(
+                    &info.name,
+                    format!("has {stack} matrices: expected a smaller index than {matrix}"),
+                ));
             }
             Ok(())
         };
@@ -438,7 +441,7 @@ impl Model {
             Source::Broken(error) => TensorKind::Opaque(error.to_string()),
         };
         if self.by_name.insert(name.clone(), self.tensors.len()).is_some() {
-            return Err(raw::bad(&name, "is there both quantized and not"));
+            return Err(raw::bad(&name, "exists both quantized and unquantized"));
         }
         self.tensors.push(TensorInfo { name, kind, shape, bytes });
         self.sources.push(source);

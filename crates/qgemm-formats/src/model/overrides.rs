@@ -103,7 +103,7 @@ impl List {
                     list.patterns.push(index);
                     Some(match list.patterns.len() {
                         0..=MOST_PATTERNS => compile(anchor, name),
-                        _ => Pattern::Refused(format!("is one of more than {MOST_PATTERNS}")),
+                        _ => Pattern::Refused(format!("exceeds the limit of {MOST_PATTERNS} patterns")),
                     })
                 }
             };
@@ -125,7 +125,7 @@ impl List {
                         break Some(index);
                     }
                     Rule { pattern: Some(Pattern::Refused(why)), key, .. } => {
-                        return Err(format!("the pattern `{key}` of layers {why}"));
+                        return Err(format!("the layer pattern `{key}` {why}"));
                     }
                     _ => {}
                 }

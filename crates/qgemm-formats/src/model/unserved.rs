@@ -275,5 +275,5 @@ fn mxfp4_in_bytes(module: &Module<'_>) -> String {
 
 fn by_method(module: &Module<'_>) -> String {
     let method = module.stated.method().unwrap_or_default();
-    format!("quantized by `{method}`, of whose tensors `{}` is one that is not understood", module.codes.name)
+    format!("quantized by `{method}`, whose tensor `{}` is unknown", module.codes.name)
 }

@@ -135,7 +135,7 @@ fn other_layers_stay_usable() {
         (r#"{"bits": Infinity}"#, "`bits` is \"Infinity\": expected a number of bits"),
         (r#"{"sym": 3}"#, "`sym` is 3: expected true or false"),
         (r#"{"dynamic": {"-:.*ay.*": {}}}"#, "`bits` is 16, so the layer is not quantized"),
-        (r#"{"dynamic": {"a(?=b)": {}}}"#, "the pattern `a(?=b)` of layers"),
+        (r#"{"dynamic": {"a(?=b)": {}}}"#, "the layer pattern `a(?=b)`"),
     ] {
         let error = refusal(&checkpoint, &[("config.json", &format!(r#"{{"quantization_config": {settings}}}"#))]);
         assert!(error.contains(named), "{settings}: {error}");

@@ -105,7 +105,7 @@ fn unsupported(what: impl Into<String>) -> FormatError {
 fn check_version(version: u32) -> Result<(), FormatError> {
     match version {
         2 | 3 => Ok(()),
-        1 => Err(unsupported("version 1 is not supported: convert the model anew (versions 2 and 3 are)")),
+        1 => Err(unsupported("version 1 is not supported: convert the model to version 2 or 3")),
         v if matches!(v.swap_bytes(), 1..=3) => Err(unsupported("is big-endian: convert it to little-endian")),
         v => Err(unsupported(format!("version {v} is not known: expected 2 or 3"))),
     }
