@@ -16,7 +16,7 @@ use super::{BLOCK_ROWS, Prefetch, Scales, Unpack};
 /// columns of quantized tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands<'a> {
-    /// How the tokens are quantized.
+    /// Quantization of tokens.
     pub how: &'a Quantization,
     /// `Simd16` layout of the k-tiles.
     pub layout: &'a PackedLayout,
