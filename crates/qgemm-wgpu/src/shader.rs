@@ -216,7 +216,7 @@ impl Shader {
     }
 }
 
-/// Which four rows of W an invocation decodes at a time.
+/// Rows of W, four at a time, that an invocation decodes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FourRows {
     /// Adjacent rows of a tile.

@@ -1,4 +1,4 @@
-//! Plan records of gradients, without preparation of kernels.
+//! Plan records of gradients, without kernels.
 
 use qgemm_hal::{Catalog, DeviceInfo};
 use qgemm_sched::{Candidates, TunedTable, matmul, unpack};
