@@ -288,7 +288,7 @@ impl Reader<'_> {
                 down: of_layer(self, names.down)?,
             },
             true => {
-                let top_k = top_k.ok_or_else(|| incomplete("it does not say how many experts a token has".into()))?;
+                let top_k = top_k.ok_or_else(|| incomplete("the number of experts per token is missing".into()))?;
                 let router = of_layer(self, names.router)?;
                 let mut of_experts = |role: &'static str| {
                     let (matrix, count) = self.matrix(self.name(layer, &role.replace("{e}", "0")), role)?;
