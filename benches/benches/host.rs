@@ -1,4 +1,6 @@
-//! Quantizing a weight, loading it onto the CPU device, and reading kernels from the bundles that `QGEMM_KERNELS` names.
+//! Host benchmarks: weight quantization, loading to
+//! the CPU device, and reading kernels from the bundles
+//! in `QGEMM_KERNELS`.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -29,7 +31,8 @@ fn loading(criterion: &mut Criterion) {
     }
 }
 
-/// One kernel of an open bundle, each in turn: the file is opened, one frame read, checked and unpacked.
+/// Reads one kernel after another from a bundle: open the file,
+/// read one frame, verify and decompress it.
 fn reading_kernels(criterion: &mut Criterion) {
     let files = std::env::var_os(BUNDLES_VARIABLE).unwrap_or_default();
     let mut files = std::env::split_paths(&files).filter(|path| path.is_file()).peekable();
@@ -49,7 +52,8 @@ fn reading_kernels(criterion: &mut Criterion) {
     }
 }
 
-/// A bundle, the kernels in it, and a chip that it is for.
+/// Bundle, its kernels, and a compute
+/// capability that it supports.
 fn open(path: &Path) -> (Bundle, Vec<KernelSpec>, u32) {
     let bundle = Bundle::open(path).expect("a bundle of these sources");
     let chip = bundle.target().arch();

@@ -1,13 +1,16 @@
-//! What planning and launching cost the host: planning on the CPU, on a device that computes nothing and with the
-//! kernels of CUDA (an emulated GPU), launching on the second, and a
-//! small product on the CPU.
+//! Host cost of planning and launching.
+//!
+//! Planning runs on the CPU, on the no-op device, and on an
+//! emulated GPU with CUDA's kernels. Launching runs on the no-op
+//! device. A small CPU product is measured as a whole.
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use qgemm_api::tuning::TunedTable;
 use qgemm_api::{Args, Context, Conversion, DType, Problem, quantize};
 use qgemm_benches::{SIZE, weight};
 
-/// A problem that was never planned, whose kernels are ready, and one that was.
+/// Planning of a new problem with ready
+/// kernels, and of a known one.
 fn planning(criterion: &mut Criterion) {
     for device in ["noop", "cpu", "emu:sm90"] {
         let Ok(ctx) = Context::open(device) else {
@@ -17,7 +20,7 @@ fn planning(criterion: &mut Criterion) {
         let weight = ctx.load(&weight("q4_k")).expect("enough memory");
         let problem = Problem::new(&weight, 8).x_dtype(DType::F16);
         let conversion = Conversion::new(8, SIZE, DType::F32, DType::F16);
-        // A context with a table of its own knows no plans.
+        // A context with a new table has no cached plans.
         let unseen = || ctx.clone().with_tuned(TunedTable::new());
         criterion.bench_function(&format!("plan unseen on {device}"), |b| {
             b.iter_batched(unseen, |ctx| ctx.plan(&problem).expect("a plan"), BatchSize::SmallInput);
@@ -49,7 +52,8 @@ fn launching(criterion: &mut Criterion) {
     });
 }
 
-/// One token and a small layer that stays in the cache, as models of sentences have them: what waking threads would cost shows.
+/// One token and a small weight in cache, as in sentence encoders:
+/// the cost of waking threads shows.
 fn small_product(criterion: &mut Criterion) {
     const SMALL: usize = 384;
     let ctx = Context::open("cpu").expect("always there");

@@ -1,4 +1,4 @@
-//! Embeds every kernel source, and with the feature `embed-kernels` the kernels compiled from them that the user names:
+//! Embeds all kernel sources and, with the feature `embed-kernels`, the user's bundles:
 //! writes tables of `include_str!` and `include_bytes!`.
 
 #[cfg(feature = "embed-kernels")]
@@ -22,7 +22,7 @@ fn main() -> io::Result<()> {
     println!("cargo::rerun-if-changed=kernels");
     let mut files = Vec::new();
     collect(&kernels, &mut files)?;
-    // The order decides the hash of the sources, so it must not depend on the file system.
+    // Fixed order for a reproducible source hash.
     let mut named: Vec<(String, PathBuf)> = files.into_iter().map(|f| (include_name(&kernels, &f), f)).collect();
     named.sort();
     write_table(&out.join("sources.rs"), "include_str", &named)?;
@@ -31,7 +31,7 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a table of (name, contents of the file).
+/// Writes a table of (name, file contents).
 fn write_table(path: &Path, include: &str, named: &[(String, PathBuf)]) -> io::Result<()> {
     let mut table = String::from("&[\n");
     for (name, file) in named {
@@ -41,7 +41,7 @@ fn write_table(path: &Path, include: &str, named: &[(String, PathBuf)]) -> io::R
     fs::write(path, table)
 }
 
-/// The name by which sources include the file: its path below `kernels/`, with forward slashes.
+/// Include name of a file: its path below `kernels/`, with forward slashes.
 fn include_name(kernels: &Path, file: &Path) -> String {
     let relative = file.strip_prefix(kernels).unwrap_or(file);
     let parts: Vec<_> = relative.components().map(|c| c.as_os_str().to_string_lossy().into_owned()).collect();

@@ -1,4 +1,5 @@
-//! Embeds the emulated atoms: writes a table of `include_str!` for all files under `kernels/`.
+//! Embeds the emulated atoms: a table of `include_str!` for
+//! all files under `kernels/`.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ fn main() -> io::Result<()> {
         files.extend(fs::read_dir(folder)?.map(|e| e.map(|e| e.path())).collect::<io::Result<Vec<_>>>()?);
     }
     files.retain(|f| f.extension().is_some_and(|e| e == "cuh"));
-    // The order decides the hash of the sources, so it must not depend on the file system.
+    // Fixed order for a reproducible source hash.
     files.sort();
     let mut table = String::from("&[\n");
     for file in files {

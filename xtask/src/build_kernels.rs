@@ -203,7 +203,7 @@ fn sample(jobs: &[Job], targets: &[Target]) -> Vec<Job> {
     chosen.collect()
 }
 
-/// What kernels with different tiles or ring copies have in common:
+/// Kind of a kernel, without its tile and ring copies:
 /// operation, family, mechanism and types.
 fn kind(spec: &KernelSpec) -> String {
     /// Main loops whose CTAs share rings.

@@ -165,7 +165,7 @@ impl Lock {
 }
 
 impl Row {
-    /// What became worse, and what else changed, in `now`.
+    /// Regressions in `now`, and other changes.
     fn changes(&self, now: &Row) -> (Vec<String>, Vec<String>) {
         let (mut worse, mut other) = (Vec::new(), Vec::new());
         for (what, a, b) in [

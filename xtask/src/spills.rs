@@ -80,10 +80,10 @@ fn path() -> PathBuf {
     workspace::root().join("crates/qgemm-cuda/kernels.spills")
 }
 
-/// The file's text. `spills` tells whether a kernel spills on a
-/// target, given its line in the file. Answers lead main loops
-/// to further questions, so it repeats until none is new;
-/// unknown kernels are assumed to fit.
+/// Text of the file. `spills` tells whether a kernel spills on a
+/// target, given its line in the file. An answer may add kernels
+/// to ask about, so this repeats until none is new. Unknown
+/// kernels are assumed not to spill.
 fn text(lock: &Lock, spills: impl Fn(&str, &KernelSpec, Target) -> anyhow::Result<bool>) -> anyhow::Result<String> {
     let mut settled = HashSet::new();
     for variant in Variant::ALL {

@@ -1,7 +1,12 @@
-//! A gated feed-forward block as an engine runs it, `Y += down(silu(gate·X) · up·X)`: layers that plan by themselves for every
-//! number of tokens, one workspace, X, Y and what lies between them in one arena, and Y added to in place.
+//! Gated feed-forward block as in an engine,
+//! `Y += down(silu(gate·X) · up·X)`.
 //!
-//! `cargo run --release --example layers -- wgpu:0` (`auto` when no device is named).
+//! Layers plan per number of tokens and share one workspace.
+//! X, Y and intermediate activations are in one arena, and Y
+//! is accumulated in place.
+//!
+//! `cargo run --release --example layers -- wgpu:0` (`auto`
+//! without a device name).
 
 #![allow(clippy::print_stdout, reason = "prints its results")]
 
@@ -19,13 +24,13 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Numbers of tokens, and the largest magnitude that comes out for each.
+/// Token counts, each with the largest magnitude of the result.
 pub fn run(ctx: &Context) -> Result<Vec<(usize, f32)>, Error> {
     let [gate, up] = [weight(1, HIDDEN, WIDTH)?, weight(2, HIDDEN, WIDTH)?];
     let gate_up = ctx.load_gated(&gate, &up)?;
     let gate_up = ctx.layer(&gate_up, |problem| problem.activation(Activation::Silu))?;
     let down = ctx.layer(&ctx.load(&weight(3, WIDTH, HIDDEN)?)?, |problem| problem.residual_in_d())?;
-    // Whatever comes later, no request waits for a kernel, and the workspace is long enough.
+    // No later request waits for a kernel, and the workspace is large enough.
     let bytes = gate_up.prepare(1..=MOST_TOKENS)?.max(down.prepare(1..=MOST_TOKENS)?);
     let mut workspace = ctx.workspace(bytes)?;
 
@@ -52,7 +57,7 @@ fn weight(seed: usize, n: usize, k: usize) -> Result<HostWeight, Error> {
     Ok(quantize(&numbers(seed, n * k), n, k, "q4_k".parse()?)?.0)
 }
 
-/// `count` values in −0.1..0.1 that look random.
+/// `count` pseudo-random values in −0.1..0.1.
 fn numbers(seed: usize, count: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 7919 + seed * 104_729) % 1999) as f32 / 9995.0 - 0.1).collect()
 }

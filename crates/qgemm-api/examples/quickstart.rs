@@ -1,8 +1,11 @@
-//! Real layers, from a file of f16 weights to checked results: `cargo run --release --example quickstart`.
+//! Quick start, from f16 weights in a file to checked results:
+//! `cargo run --release --example quickstart`.
 //!
-//! Reads `samples/minilm-layer3.safetensors`, quantizes three of its layers to a handful of formats, multiplies
-//! them with the sample's activations at 1 and 58 tokens on the best device there is (`-- --device cpu` chooses),
-//! and compares with an f64 oracle. Exits with 1 when a number is wrong.
+//! It quantizes three layers of `samples/minilm-layer3.safetensors` to
+//! several formats. It multiplies them with the sample's activations,
+//! at 1 and 58 tokens, on the best device (or `-- --device cpu`).
+//! Results are compared with an f64 oracle; the exit code is 1
+//! when a number is wrong.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints its results")]
 
@@ -14,20 +17,23 @@ use qgemm_api::{Args, Context, DType, Format, HostWeight, Model, Problem, open_m
 
 const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../samples/minilm-layer3.safetensors");
 
-/// Layers and the activations they are multiplied with. The sample holds none of `attn_q`'s own; those of
-/// `ffn_up` are as wide and stand in for them.
+/// Layers with their activations. `attn_q` has none in the sample;
+/// those of `ffn_up` are as wide and stand in for them.
 const LAYERS: [(&str, &str); 3] = [("ffn_up", "ffn_up"), ("ffn_down", "ffn_down"), ("attn_q", "ffn_up")];
 
-/// Formats, and how much of the layer's output their quantization may cost (as a share of its energy).
+/// Formats, with the permitted quantization error as a share
+/// of the output's energy.
 const FORMATS: [(&str, f64); 6] =
     [("q4_0", 0.02), ("q4_k", 0.02), ("int4_g128", 0.02), ("q6_k", 1e-3), ("q8_0", 1e-4), ("fp8_e4m3_block128", 2e-3)];
 
-/// What a kernel may add to that: where it multiplies activations as they are (weights rounded to f16 for many tokens on a GPU), and
-/// where it takes them in blocks of eight bits, which costs tokens with a few large values most.
+/// Permitted error of the kernel beyond that, for unquantized
+/// activations (with f16 weights for large M on a GPU), and for
+/// 8-bit blocks of activations. The latter cost most for tokens
+/// with a few large values.
 const KERNEL_LOSS: f64 = 1e-6;
 const QUANTIZED_X_LOSS: f64 = 3e-4;
 
-/// Activations are rounded to f16, outputs kept in f32.
+/// Activations are rounded to f16; outputs are f32.
 const X_DTYPE: DType = DType::F16;
 
 fn main() -> ExitCode {
@@ -82,7 +88,7 @@ fn run() -> Result<usize, Box<dyn Error>> {
     Ok(wrong)
 }
 
-/// `auto`, or what follows `--device`.
+/// `auto`, or the value of `--device`.
 fn device_argument() -> Result<String, String> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -92,7 +98,7 @@ fn device_argument() -> Result<String, String> {
     }
 }
 
-/// A linear layer with activations.
+/// Linear layer with activations.
 struct Layer {
     n: usize,
     k: usize,
@@ -116,7 +122,7 @@ impl Layer {
         Ok(Self { n, k, tokens, weights: weight.to_f32(), bias, x: x.to_f32() })
     }
 
-    /// The layer's output for activations `x` with these weights, in f64.
+    /// Output of the layer for `x` with these weights, in f64.
     fn expected(&self, weights: &[f32], x: &[f32]) -> Vec<f64> {
         let bias = |n: usize| self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[n]));
         let dot = |w: &[f32], x: &[f32]| w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum::<f64>();
@@ -125,7 +131,7 @@ impl Layer {
     }
 }
 
-/// What the table says of one multiplication.
+/// Table row of one product.
 struct Row {
     kernel: String,
     kernel_error: f64,
@@ -187,7 +193,7 @@ fn multiply_layer(ctx: &Context, layer: &Layer, host: &HostWeight, tokens: usize
     let got = DType::F32.decode(&ctx.download(&d)?);
     let config = plan.launch().ok_or("nothing was launched")?.config;
     let kernel_limit = if config.x_format.plain().is_some() { KERNEL_LOSS } else { QUANTIZED_X_LOSS };
-    // Activations as the kernel is given them.
+    // Activations as given to the kernel.
     let given = X_DTYPE.decode(&X_DTYPE.encode(x));
     Ok(Row {
         kernel: plan.kernel_name().to_owned(),
@@ -200,13 +206,14 @@ fn multiply_layer(ctx: &Context, layer: &Layer, host: &HostWeight, tokens: usize
     })
 }
 
-/// By energy: the squares of all errors, as a share of the squares of all results.
+/// Relative error by energy: the sum of squared errors over the
+/// sum of squared results.
 fn squared_error(got: &[f32], expected: &[f64]) -> f64 {
     let errors = got.iter().zip(expected).map(|(got, expected)| (f64::from(*got) - expected).powi(2));
     errors.sum::<f64>() / expected.iter().map(|expected| expected.powi(2)).sum::<f64>()
 }
 
-/// Bits that a weight takes, row scales included.
+/// Bits per weight, row scales included.
 fn bits(host: &HostWeight) -> f64 {
     let bytes = host.blocks().len() + host.row_scale().map_or(0, |scales| scales.len() * 4);
     bytes as f64 * 8.0 / (host.n() * host.k()) as f64

@@ -1,7 +1,10 @@
-//! Two streams: weights are loaded on one while the other multiplies, and an event hands a result from stream to stream. On a
-//! CUDA device the multiplication is captured in a graph, too, whose X changes between replays.
+//! Two streams: one loads weights while the other multiplies,
+//! and an event passes a result between them. On a CUDA
+//! device the product is also captured in a graph, whose X
+//! changes between replays.
 //!
-//! `cargo run --release --example streams -- cuda:0` (`auto` when no device is named).
+//! `cargo run --release --example streams -- cuda:0` (`auto`
+//! without a device name).
 
 #![allow(clippy::print_stdout, reason = "prints its results")]
 
@@ -22,7 +25,7 @@ fn main() -> Result<(), Error> {
 
 const LAYERS: usize = 3;
 
-/// What comes out of the layers for a token of ones.
+/// Output of the layers for a token of ones.
 pub fn run(ctx: &Context) -> Result<Vec<f32>, Error> {
     let (loading, multiplying) = (ctx.new_stream()?, ctx.new_stream()?);
     let mut x = ctx.upload(&[1.0f32; WIDTH])?;
@@ -33,18 +36,18 @@ pub fn run(ctx: &Context) -> Result<Vec<f32>, Error> {
         let mut workspace = ctx.workspace(layer.prepare([1])?)?;
         layer.run(&multiplying, 1, layer.args(&x, &mut d).workspace(&mut workspace))?;
         if i + 1 < LAYERS {
-            // Meanwhile; ready for every stream when this returns.
+            // Concurrent with the product. Ready for every stream on return.
             next = ctx.load_on(&loading, &weight()?)?;
         }
         std::mem::swap(&mut x, &mut d);
     }
-    // What another stream reads, it waits for: on the device, not on the host.
+    // The reading stream waits on the device, not on the host.
     let reading = ctx.new_stream()?;
     ctx.wait(&reading, &ctx.record(&multiplying)?)?;
     ctx.download_on(&reading, &x)
 }
 
-/// The first output for three X in turn, by one graph.
+/// First output for three X in turn, by one graph.
 #[cfg(feature = "cuda")]
 fn replays(ctx: &Context) -> Result<Vec<f32>, Error> {
     use qgemm_api::cuda::capture_with;
@@ -53,7 +56,8 @@ fn replays(ctx: &Context) -> Result<Vec<f32>, Error> {
     let mut workspace = ctx.workspace(layer.prepare([1])?)?;
     let stream = ctx.new_stream()?;
     let mut buffers = [ctx.upload(&[0.0f32; WIDTH])?, ctx.allocate(WIDTH * 4)?];
-    // The first launch of a kernel may load it, which a capture refuses.
+    // The first launch of a kernel may load it,
+    // which a capture forbids.
     let [x, d] = &mut buffers;
     layer.run(&stream, 1, layer.args(&*x, d).workspace(&mut workspace))?;
     ctx.synchronize(&stream)?;
@@ -70,7 +74,7 @@ fn replays(ctx: &Context) -> Result<Vec<f32>, Error> {
     [1.0, 2.0, 3.0].into_iter().map(replay).collect()
 }
 
-/// A layer that passes on what it is given.
+/// Identity weight.
 fn weight() -> Result<HostWeight, Error> {
     let identity: Vec<f32> = (0..WIDTH * WIDTH).map(|i| f32::from(u8::from(i % (WIDTH + 1) == 0))).collect();
     Ok(quantize(&identity, WIDTH, WIDTH, "q8_0".parse()?)?.0)

@@ -1,4 +1,4 @@
-//! The backends this build has, and the choice between them.
+//! Backends of this build, and device selection.
 
 use std::sync::Arc;
 
@@ -6,23 +6,23 @@ use qgemm_hal::{Device, DeviceId, DeviceInfo, DeviceKind, HalError};
 
 use crate::error::Error;
 
-/// What [`devices`] found of one device, or why a backend has none.
+/// Device of a backend, or the reason why the backend has none.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum DeviceListing {
-    /// A device that [`Context::open`](crate::Context::open) opens by its `id`.
+    /// Device that [`Context::open`](crate::Context::open) opens by its `id`.
     Found(DeviceInfo),
-    /// A backend without a device.
+    /// Backend without a device.
     Absent {
-        /// The backend.
+        /// Backend.
         kind: DeviceKind,
-        /// What is missing.
+        /// Reason.
         why: String,
     },
 }
 
-/// Every device of every backend, best first, and the reason for every backend without one. The no-op device is
-/// not listed.
+/// All devices of all backends, best first, and the reason for each backend without
+/// one. The no-op device is not listed.
 pub fn devices() -> Vec<DeviceListing> {
     let absent = |kind, why| vec![DeviceListing::Absent { kind, why }];
     let built = BACKENDS.iter().filter(|b| b.kind != DeviceKind::Noop).flat_map(|backend| match (backend.devices)() {
@@ -34,13 +34,13 @@ pub fn devices() -> Vec<DeviceListing> {
     built.chain(left_out).collect()
 }
 
-/// The device that [`Context::open`](crate::Context::open) is asked for; made from a name or a [`DeviceId`].
+/// Device for [`Context::open`](crate::Context::open), from a name or a [`DeviceId`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum DeviceChoice<'a> {
-    /// A name: `cpu`, `cuda:0`, `auto`.
+    /// Name: `cpu`, `cuda:0`, `auto`.
     Name(&'a str),
-    /// This device.
+    /// Device id.
     Id(DeviceId),
 }
 
@@ -56,7 +56,7 @@ impl From<DeviceId> for DeviceChoice<'_> {
     }
 }
 
-/// Opens the device that was chosen or, for `auto`, the best there is.
+/// Opens the chosen device, or the best one for `auto`.
 pub(crate) fn open(choice: DeviceChoice<'_>) -> Result<Arc<dyn Device>, Error> {
     let id = match choice {
         DeviceChoice::Name(name) if name.eq_ignore_ascii_case("auto") => return open_best(),
@@ -70,7 +70,7 @@ pub(crate) fn open(choice: DeviceChoice<'_>) -> Result<Arc<dyn Device>, Error> {
     }
 }
 
-/// The first device, in the order of [`BACKENDS`], that `auto` accepts.
+/// Opens the first device, in the order of [`BACKENDS`], that `auto` accepts.
 fn open_best() -> Result<Arc<dyn Device>, Error> {
     let mut reasons = Vec::new();
     for backend in BACKENDS {
@@ -83,7 +83,7 @@ fn open_best() -> Result<Arc<dyn Device>, Error> {
                 None => "no suitable device".to_owned(),
             },
             Err(HalError::NoDevice { why, .. }) => why,
-            // A device that is there but fails is for the user to see, not to be worked around.
+            // A device that exists but fails is an error for the user, not a reason to fall back.
             Err(error) => return Err(error.into()),
         };
         tracing::info!(backend = backend.kind.name(), why, "passed over");
@@ -96,7 +96,7 @@ fn not_built(kind: DeviceKind) -> Error {
     Error::BackendNotBuilt { kind, feature: kind.name() }
 }
 
-/// A backend, as data.
+/// Backend, as data.
 struct Backend {
     kind: DeviceKind,
     devices: fn() -> Result<Vec<DeviceInfo>, HalError>,
@@ -105,7 +105,7 @@ struct Backend {
     suits_auto: fn(&DeviceInfo) -> bool,
 }
 
-/// Best first.
+/// Backends, best first.
 const BACKENDS: &[Backend] = &[
     #[cfg(feature = "cuda")]
     Backend { kind: DeviceKind::Cuda, devices: qgemm_cuda::devices, open: qgemm_cuda::open, suits_auto: |_| true },
@@ -114,7 +114,7 @@ const BACKENDS: &[Backend] = &[
         kind: DeviceKind::Wgpu,
         devices: qgemm_wgpu::devices,
         open: qgemm_wgpu::open,
-        // The CPU backend beats an emulated GPU on the same CPU.
+        // The CPU backend is faster than an emulated GPU on the same CPU.
         suits_auto: |info| !info.features.contains("software-adapter"),
     },
     Backend { kind: DeviceKind::Cpu, devices: qgemm_cpu::devices, open: qgemm_cpu::open, suits_auto: |_| true },
@@ -128,7 +128,7 @@ const BACKENDS: &[Backend] = &[
     },
 ];
 
-/// Backends that this build leaves out.
+/// Backends that are not compiled in.
 const LEFT_OUT: &[DeviceKind] = &[
     #[cfg(not(feature = "cuda"))]
     DeviceKind::Cuda,

@@ -1,5 +1,7 @@
-//! What only the processor has: operands in the caller's memory, its threads, and its measured bandwidth. With these an engine
-//! on the CPU copies no activation:
+//! CPU-only features: operands in the caller's memory, thread
+//! counts, and measured bandwidth.
+//!
+//! With them a CPU engine copies no activations:
 //!
 //! ```
 //! use qgemm_api::{Context, cpu, quantize};
@@ -20,8 +22,8 @@
 //! # Ok::<(), qgemm_api::Error>(())
 //! ```
 //!
-//! Where slices begin at multiples of less than 16 bytes, [`Problem::x_alignment`](crate::Problem::x_alignment) and its like
-//! say so.
+//! Slices with less than 16-byte alignment need
+//! [`Problem::x_alignment`](crate::Problem::x_alignment) and its siblings.
 
 use qgemm_formats::Element;
 use qgemm_formats::element::{bytes_of, bytes_of_mut, values_of, values_of_mut};
@@ -33,21 +35,21 @@ pub use qgemm_hal::{HostSlice, HostSliceMut, read_bandwidth};
 use crate::context::check_copied;
 use crate::error::Error;
 
-/// `values` as an operand that is read.
+/// Read operand over `values`.
 pub fn slice<T: Element>(values: &[T]) -> HostSlice<'_> {
     HostSlice::new(DeviceId::CPU, bytes_of(values), T::TYPE)
 }
 
-/// `values` as an operand that is written.
+/// Written operand over `values`.
 pub fn slice_mut<T: Element>(values: &mut [T]) -> HostSliceMut<'_> {
     HostSliceMut::new(DeviceId::CPU, bytes_of_mut(values), T::TYPE)
 }
 
-/// The values of a view of the processor's memory.
+/// Values of a view of host memory.
 ///
 /// # Errors
-/// When it is another device's, known to hold other elements, no whole number of values, or does not begin at a multiple of a value's
-/// alignment.
+/// When it belongs to another device, has another element type, is no whole number
+/// of values, or is misaligned.
 pub fn values<'a, T: Element>(view: impl Into<BufferRef<'a>>) -> Result<&'a [T], Error> {
     let view = view.into();
     check_copied::<T>("the view", view)?;
@@ -56,7 +58,7 @@ pub fn values<'a, T: Element>(view: impl Into<BufferRef<'a>>) -> Result<&'a [T],
     Ok(values_of(bytes).unwrap_or_default())
 }
 
-/// The values of a writable view of the processor's memory.
+/// Values of a writable view of host memory.
 ///
 /// # Errors
 /// As [`values`].
@@ -68,7 +70,7 @@ pub fn values_mut<'a, T: Element>(view: impl Into<BufferMut<'a>>) -> Result<&'a 
     Ok(values_of_mut(bytes).unwrap_or_default())
 }
 
-/// That `bytes` are values of `T`.
+/// Checks that `bytes` are aligned, whole values of `T`.
 fn check<T: Element>(bytes: &[u8]) -> Result<(), Error> {
     let (width, address) = (size_of::<T>(), bytes.as_ptr().addr());
     if !bytes.len().is_multiple_of(width) {

@@ -1,4 +1,4 @@
-//! Weights that need not be anywhere: a description is enough to plan.
+//! Weight descriptions, for plans before any weight is loaded.
 
 use qgemm_formats::packed_file::k_step;
 use qgemm_formats::prepack::PackedLayout;
@@ -12,21 +12,22 @@ use crate::gemm::Problem;
 use crate::operand::check_dimension;
 use crate::weight::WeightShape;
 
-/// A weight by its description. Plans of its problems run with every weight that is like it, once there is one.
+/// Weight description. Its plans run with every weight that matches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DescribedWeight {
     shape: WeightShape,
 }
 
-/// A layer of experts by its description.
+/// Description of a layer of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DescribedExperts {
     shape: ExpertsShape,
 }
 
 impl Context {
-    /// A weight of `n` output and `k` input features in `format`, which need not exist: for [`Context::explain`], to plan before
-    /// loading, and for [`Context::prepare`].
+    /// Describes a weight of `n` output and `k` input features in `format`.
+    ///
+    /// Uses: [`Context::explain`], plans before loading, and [`Context::prepare`].
     ///
     /// ```
     /// use qgemm_api::{Context, DType};
@@ -70,7 +71,7 @@ impl Context {
 }
 
 impl DescribedWeight {
-    /// As a gated pair, of which this is each half ([`Context::load_gated`]).
+    /// Makes it a gated pair of two such weights ([`Context::load_gated`]).
     ///
     /// # Errors
     /// When twice the rows are too many.
@@ -81,25 +82,26 @@ impl DescribedWeight {
         gated.checked_bytes().map(|_| gated)
     }
 
-    /// With a factor for each row.
+    /// Adds row factors.
     pub fn row_scaled(mut self) -> Self {
         self.shape.row_scale = true;
         self
     }
 
-    /// Of a checkpoint that states this format of activations ([`HostWeight::stated_x`](crate::HostWeight::stated_x)).
+    /// Sets the X format that the checkpoint states
+    /// ([`HostWeight::stated_x`](crate::HostWeight::stated_x)).
     pub fn for_stated_x(mut self, stated: XFormat) -> Self {
         self.shape.stated_x = Some(stated);
         self
     }
 
-    /// With its columns permuted (act-order).
+    /// Adds a column order (act-order).
     pub fn permuted(mut self) -> Self {
         self.shape.k_order = true;
         self
     }
 
-    /// As a layer of `experts` experts, of which this is each.
+    /// Makes it a layer of `experts` such experts.
     ///
     /// # Errors
     /// When there are none, or all rows are too many.
@@ -113,17 +115,17 @@ impl DescribedWeight {
         described.checked_bytes().map(|_| described)
     }
 
-    /// `m` tokens times this weight: see [`Problem::new`].
+    /// Product of `m` tokens with this weight: see [`Problem::new`].
     pub fn problem(&self, m: usize) -> Problem {
         Problem::of_shape(self.shape, m)
     }
 
-    /// The format of its values.
+    /// Weight format.
     pub fn format(&self) -> Format {
         self.shape.format
     }
 
-    /// Output features; of a gated pair, the rows of each weight.
+    /// Output features. A gated pair counts one of its weights.
     pub fn n(&self) -> usize {
         self.shape.n
     }
@@ -133,9 +135,9 @@ impl DescribedWeight {
         self.shape.k
     }
 
-    /// Bytes that such a weight occupies on the device.
+    /// Bytes on the device.
     pub fn bytes(&self) -> usize {
-        // Checked when it was made; row factors and column orders are less than what they belong to.
+        // Checked on creation. Row factors and column orders are smaller than the weight.
         self.checked_bytes().unwrap_or(usize::MAX)
     }
 
@@ -150,18 +152,20 @@ impl DescribedWeight {
 }
 
 impl DescribedExperts {
-    /// `tokens` rows of X, each multiplied with `top_k` experts: see [`ExpertProblem::indexed`].
+    /// Indexed form: `tokens` rows of X with `top_k` experts each, see
+    /// [`ExpertProblem::indexed`].
     pub fn indexed(&self, tokens: usize, top_k: usize) -> ExpertProblem {
         let form = ExpertForm::Indexed { top_k, x_per_slot: false };
         ExpertProblem::of_shape(self.shape, tokens.saturating_mul(top_k), form)
     }
 
-    /// At most `rows` rows, sorted by expert: see [`ExpertProblem::contiguous`].
+    /// Contiguous form: at most `rows` rows, sorted by expert, see
+    /// [`ExpertProblem::contiguous`].
     pub fn contiguous(&self, rows: usize) -> ExpertProblem {
         ExpertProblem::of_shape(self.shape, rows, ExpertForm::Contiguous)
     }
 
-    /// `capacity` rows for each expert: see [`ExpertProblem::masked`].
+    /// Masked form: `capacity` rows per expert, see [`ExpertProblem::masked`].
     pub fn masked(&self, capacity: usize) -> ExpertProblem {
         let rows = self.shape.experts.saturating_mul(capacity);
         ExpertProblem::of_shape(self.shape, rows, ExpertForm::Masked { capacity })
@@ -171,7 +175,7 @@ impl DescribedExperts {
         &self.shape
     }
 
-    /// Bytes that such experts occupy on the device.
+    /// Bytes on the device.
     pub fn bytes(&self) -> usize {
         self.checked_bytes().unwrap_or(usize::MAX)
     }
@@ -182,13 +186,14 @@ impl DescribedExperts {
     }
 }
 
-/// Bytes of `rows` stored rows, with their factors and with the column orders of `orders` weights.
+/// Bytes of `rows` stored rows with their factors, and column
+/// orders of `orders` weights.
 fn bytes(shape: &WeightShape, rows: usize, orders: usize) -> Result<usize, Error> {
     let WeightShape { format, class, stored_k, row_scale, k_order, .. } = *shape;
     let layout = PackedLayout::new(format, class);
     let overflow =
         || FormatError::Overflow { what: format!("{format} weight"), dims: vec![rows as u64, stored_k as u64] };
-    // A packed tile has no more than 32 rows and pads to whole k-tiles, so this bounds both layouts.
+    // A packed tile has at most 32 rows and whole k-tiles, so this bounds both layouts.
     let bound = format.row_bytes(stored_k.next_multiple_of(1024)).checked_mul(rows.next_multiple_of(32));
     bound.and_then(|bytes| bytes.checked_mul(4)).ok_or_else(overflow)?;
     let blocks = layout.as_ref().map_or_else(|| format.row_offset(rows, stored_k), |l| l.bytes(rows, stored_k));

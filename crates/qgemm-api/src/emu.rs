@@ -1,5 +1,5 @@
-//! What only emulated devices (`emu:sm75`) have: counters of what a kernel asks of the memory system and the matrix
-//! units, from which a kernel for a chip that is not here is tuned.
+//! Emulator counters (`emu:sm75`): memory transactions and matrix instructions of a
+//! kernel, for tuning without the chip.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,16 @@ pub use qgemm_emu::{AccessSite, KernelCounters, Space, Traffic};
 use crate::context::Context;
 use crate::error::Error;
 
-/// Makes the device of `ctx` count memory accesses, too, which slows it down.
+/// Enables counting of memory accesses, which is slower.
 ///
 /// # Errors
-/// When it is not emulated.
+/// When the device is not emulated.
 pub fn count_accesses(ctx: &Context) -> Result<(), Error> {
     Ok(qgemm_emu::count_accesses(&**ctx.device())?)
 }
 
-/// What each kernel did since the last call, by its name and configuration (`gemm_nt_q4_k_f16_m16_r1`).
+/// Counters of each kernel since the last call, by name and configuration
+/// (`gemm_nt_q4_k_f16_m16_r1`).
 ///
 /// ```
 /// use qgemm_api::{Context, XPrecision, emu, quantize};

@@ -1,5 +1,5 @@
-//! [`FusedWeight`]: several weights of one X, such as Q, K and V, as one weight with segments, and its products, whose outputs go to
-//! buffers, strides and types of their own.
+//! Fused weights ([`FusedWeight`]): several weights of one X (e.g. Q, K and V) as
+//! segments of one weight, with separate outputs.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,17 +16,19 @@ use crate::operand::{Checks, Stored, WIDE_ACCESS};
 use crate::weight::Weight;
 use crate::workspace::Workspace;
 
-/// What parts of a workspace are aligned to.
+/// Alignment of workspace regions.
 const ALIGNMENT: usize = 256;
 
-/// Weights with the same input features as one weight; made by [`Context::load_fused`]. Its [`FusedWeight::weight`] is one like any
-/// other, and its product one pass: where an engine keeps the outputs of a token side by side, [`FusedWeight::columns`] says
-/// which of D's columns are whose, and a view with D's row stride is all that it needs. [`FusedProblem`] is for outputs that
-/// lie elsewhere.
+/// Weights of the same input, concatenated to one; made by [`Context::load_fused`].
+///
+/// [`FusedWeight::weight`] is an ordinary weight with one product. If a token's
+/// outputs are contiguous, its product suffices: [`FusedWeight::columns`] gives
+/// the columns of a segment, as a strided view of D. [`FusedProblem`] writes
+/// outputs to separate buffers.
 #[derive(Clone, Debug)]
 pub struct FusedWeight {
     weight: Weight,
-    /// Where each segment ends.
+    /// End of each segment.
     ends: Vec<usize>,
 }
 
@@ -40,40 +42,45 @@ impl FusedWeight {
         Ok(Self { weight, ends: ends.collect() })
     }
 
-    /// All of it, whose output features are those of the segments one after the other.
+    /// Concatenated weight of all segments.
     pub fn weight(&self) -> &Weight {
         &self.weight
     }
 
-    /// How many weights it is made of.
+    /// Number of segments.
     pub fn segments(&self) -> usize {
         self.ends.len()
     }
 
-    /// The output features of a segment among all; `None` where there is no such segment.
+    /// Output features of a segment within the concatenated weight. `None` beyond the last.
     pub fn columns(&self, segment: usize) -> Option<Range<usize>> {
         let end = *self.ends.get(segment)?;
         Some(segment.checked_sub(1).map_or(0, |before| self.ends[before])..end)
     }
 }
 
-/// How the output of a segment lies.
+/// Output of a segment.
 #[derive(Clone, Copy, Debug)]
 struct Output {
-    /// The type of X where none was said.
+    /// Element type. By default that of X.
     dtype: Option<DType>,
     row_stride: Option<u64>,
     alignment: usize,
 }
 
-/// The product of X with a [`FusedWeight`], whose segments have outputs of their own; described for
+/// Product of X with a [`FusedWeight`], with one output per segment; for
 /// [`Context::plan_fused`](crate::Context::plan_fused).
 ///
-/// One pass over X and the weight writes every output where it belongs, rounded once: on the CPU one launch, on wgpu, whose kernels have
-/// one output, a dispatch a segment, on CUDA one launch for up to 16 tokens and for more than 64 (128 on Hopper, 8 on Volta and Turing), where X lies in
-/// aligned rows and segments begin at whole tiles: multiples of 256 features are some on every chip. Otherwise there, and where a segment begins at no multiple of 16 features or
-/// there are more than four, the product's sums go to the workspace, in the type of the outputs, or in f32 where these differ, and a step a
-/// segment writes them from there.
+/// Outputs are rounded once. The launches depend on the device:
+///
+/// - CPU: one launch.
+/// - wgpu: one dispatch per segment, because kernels have one output.
+/// - CUDA: one launch for M ≤ 16, and for M > 64 (Hopper: 128, Volta and Turing:
+///   8). X must have aligned rows, and segments must start at multiples of 64, 128 or
+///   256 features, depending on the tile; 256 always works.
+/// - CUDA otherwise, or with more than four segments: the product goes to the
+///   workspace, and one conversion per segment writes the output. The workspace has
+///   the type of the outputs, or f32 if they differ.
 #[derive(Clone, Debug)]
 pub struct FusedProblem {
     weight: FusedWeight,
@@ -81,12 +88,13 @@ pub struct FusedProblem {
     x_dtype: DType,
     each: Problem,
     outputs: Vec<Output>,
-    /// A segment that was stated and is not there.
+    /// Stated segment that does not exist.
     unknown: Option<usize>,
 }
 
 impl FusedProblem {
-    /// `m` tokens of type `x` times `weight`. Unless said otherwise, every output has the type of X and no gaps.
+    /// Product of `m` tokens of type `x` with `weight`. By default each output has
+    /// the type of X and no gaps.
     pub fn new(weight: &FusedWeight, m: usize, x: DType) -> Self {
         let nothing = Output { dtype: None, row_stride: None, alignment: WIDE_ACCESS };
         let each = Problem::new(weight.weight(), m).x_dtype(x);
@@ -94,24 +102,26 @@ impl FusedProblem {
         Self { weight: weight.clone(), m, x_dtype: x, each, outputs, unknown: None }
     }
 
-    /// States what a [`Problem`] has beside weight, tokens, the type of X and D: `problem.each(|p| p.bias(DType::F32))`. A bias is
-    /// that of all segments, one after the other; C and a residual have a column for each output feature of all.
+    /// Sets the other options of the product: `problem.each(|p| p.bias(DType::F32))`.
+    ///
+    /// A bias is that of all segments, concatenated. C and the residual have one column per
+    /// output feature of all segments.
     pub fn each(mut self, state: impl FnOnce(Problem) -> Problem) -> Self {
         self.each = state(self.each);
         self
     }
 
-    /// Element type of a segment's output. A segment that is not there is refused when planned.
+    /// Element type of a segment's output. Planning refuses an unknown segment.
     pub fn output_dtype(self, segment: usize, dtype: DType) -> Self {
         self.with(segment, |output| output.dtype = Some(dtype))
     }
 
-    /// Elements from one row of a segment's output to the next. What lies between rows is left as it is.
+    /// Row stride of a segment's output, in elements. Gaps are not written.
     pub fn output_row_stride(self, segment: usize, elements: u64) -> Self {
         self.with(segment, |output| output.row_stride = Some(elements))
     }
 
-    /// What the address of a segment's output is a multiple of, in bytes; 16 when not given.
+    /// Alignment of the address of a segment's output, in bytes. 16 by default.
     pub fn output_alignment(self, segment: usize, bytes: usize) -> Self {
         self.with(segment, |output| output.alignment = bytes)
     }
@@ -125,25 +135,26 @@ impl FusedProblem {
     }
 }
 
-/// Kernels made ready for one [`FusedProblem`]; made by [`Context::plan_fused`](crate::Context::plan_fused).
+/// Plan of a [`FusedProblem`]; made by
+/// [`Context::plan_fused`](crate::Context::plan_fused).
 #[derive(Debug)]
 pub struct FusedPlan {
     product: Plan,
     segments: usize,
-    /// Where the product does not write outputs where they belong.
+    /// Copy steps, if the product does not write the outputs itself.
     copies: Option<Copies>,
 }
 
-/// Steps that write outputs where they belong, from where the product has left them.
+/// Conversions from the product's result to the outputs.
 #[derive(Debug)]
 struct Copies {
-    /// Of each segment, with the bytes of a row of all outputs at which its own begin.
+    /// Conversion of each segment, and its byte offset within a row.
     parts: Vec<(ConversionPlan, usize)>,
-    /// Where all outputs lie in the workspace.
+    /// Workspace range of the product's result.
     all: Range<usize>,
 }
 
-/// What one run of a [`FusedPlan`] reads and writes.
+/// Operands of a [`FusedPlan`] run.
 ///
 /// ```
 /// use qgemm_api::{Context, DType, FusedArgs, FusedProblem, HostWeight};
@@ -165,30 +176,30 @@ struct Copies {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct FusedArgs<'a> {
-    /// Activations.
+    /// Activations X.
     pub x: XRef<'a>,
-    /// The weight.
+    /// Weight.
     pub w: &'a FusedWeight,
-    /// The output of each segment.
+    /// Output of each segment.
     pub outputs: &'a mut [BufferMut<'a>],
-    /// At least [`FusedPlan::workspace_bytes`].
+    /// Workspace, at least [`FusedPlan::workspace_bytes`].
     pub workspace: &'a mut Workspace,
-    /// As [`Args::c`], with a column for each output feature of all segments.
+    /// C: see [`Args::c`]. One column per output feature of all segments.
     pub c: Option<BufferRef<'a>>,
-    /// As [`Args::bias`], of all segments.
+    /// Bias of all segments: see [`Args::bias`].
     pub bias: Option<BufferRef<'a>>,
-    /// As [`Args::token_scale`].
+    /// Token factors: see [`Args::token_scale`].
     pub token_scale: Option<BufferRef<'a>>,
-    /// As [`Args::residual`], with a column for each output feature of all segments.
+    /// Residual: see [`Args::residual`]. One column per output feature of all segments.
     pub residual: Option<BufferRef<'a>>,
-    /// As [`Args::gamma`].
+    /// Norm weight: see [`Args::gamma`].
     pub gamma: Option<BufferRef<'a>>,
-    /// As [`Args::beta`].
+    /// Norm bias: see [`Args::beta`].
     pub beta: Option<BufferRef<'a>>,
 }
 
 impl<'a> FusedArgs<'a> {
-    /// What every run has. The fields of other operands can be set.
+    /// Required operands. Optional operands are fields.
     pub fn new(
         x: impl Into<XRef<'a>>,
         w: &'a FusedWeight,
@@ -221,13 +232,13 @@ impl FusedPlan {
         let (_, borders) = weight.ends.split_last().unwrap_or((&0, &[]));
         let is_direct = segments <= Segment::MOST && borders.iter().all(|border| border.is_multiple_of(Segment::STEP));
         match is_direct.then(|| Self::direct(ctx, problem, &dtypes)) {
-            // Most kernels of CUDA have one output.
+            // Most CUDA kernels have one output.
             None | Some(Err(Error::Plan(SchedError::NoFamily { .. }))) => Self::with_copies(ctx, problem, &dtypes),
             Some(direct) => direct,
         }
     }
 
-    /// The product writes every output where it belongs.
+    /// Plan whose product writes each output itself.
     fn direct(ctx: &Context, problem: &FusedProblem, dtypes: &[DType]) -> Result<Self, Error> {
         let FusedProblem { weight, m, each, outputs, .. } = problem;
         let segment = |(i, operand): (usize, GemmOperand)| {
@@ -246,7 +257,7 @@ impl FusedPlan {
         Ok(Self { product: ctx.plan(&product)?, segments: weight.segments(), copies: None })
     }
 
-    /// The product writes all outputs into the workspace, where a step for each segment reads them.
+    /// Plan whose product writes to the workspace, with a copy step per segment.
     fn with_copies(ctx: &Context, problem: &FusedProblem, dtypes: &[DType]) -> Result<Self, Error> {
         let FusedProblem { weight, m, each, outputs, .. } = problem;
         let (segments, m) = (weight.segments(), *m);
@@ -273,22 +284,23 @@ impl FusedPlan {
         Ok(Self { product, segments, copies: Some(Copies { parts, all: start..end }) })
     }
 
-    /// Bytes of workspace that a run needs.
+    /// Required workspace in bytes.
     pub fn workspace_bytes(&self) -> usize {
         self.copies.as_ref().map_or(self.product.workspace_bytes(), |copies| copies.all.end)
     }
 
-    /// The plan of the product of all segments.
+    /// Plan of the product of all segments.
     pub fn product(&self) -> &Plan {
         &self.product
     }
 
-    /// Submits the product, and where it does not write each output itself what does, to `stream`. Allocates nothing, waits for nothing
-    /// and takes no lock, as [`Plan::run`].
+    /// Submits the product and its copy steps to `stream`. Like [`Plan::run`] it allocates
+    /// nothing, waits for nothing and takes no lock.
     ///
     /// # Errors
-    /// As [`Plan::run`]; [`Error::OutputsMismatch`] when there are not as many outputs as segments. Where a step writes each output, nothing
-    /// is written of one that does not fit, nor of those after it.
+    /// As [`Plan::run`]. [`Error::OutputsMismatch`] when there is not one
+    /// output per segment. With copy steps, an output that does not fit and
+    /// later ones are not written.
     pub fn run(&self, stream: &Stream, args: FusedArgs<'_>) -> Result<(), Error> {
         let FusedArgs { x, w, outputs, workspace, c, bias, token_scale, residual, gamma, beta } = args;
         let (expected, got) = (self.segments, outputs.len());
@@ -317,13 +329,13 @@ impl FusedPlan {
     }
 }
 
-/// `args` with C, the bias, the tokens' factors, the residual, gamma and beta.
+/// Adds C, bias, token factors, residual, gamma and beta to `args`.
 fn with<'a>(args: Args<'a>, optional: [Option<BufferRef<'a>>; 6]) -> Args<'a> {
     let [c, bias, token_scale, residual, gamma, beta] = optional;
     Args { c, bias, token_scale, residual, gamma, beta, ..args }
 }
 
-/// The product's launches, then those that write outputs where they belong.
+/// Launches of the product, then copy steps.
 impl fmt::Display for FusedPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.product.fmt(f)?;

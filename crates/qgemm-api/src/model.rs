@@ -1,4 +1,4 @@
-//! Opening model files and checkpoint folders.
+//! Model files and checkpoint folders: opening and reading.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,27 +14,31 @@ use serde::Deserialize;
 
 use crate::error::Error;
 
-/// Opens a model: a GGUF or safetensors file, an index of shards (`*.index.json`), or a folder with one of
-/// these. Files are mapped, not read: a tensor's bytes come from disk when it is loaded.
+/// Opens a model: a GGUF or safetensors file, a shard index (`*.index.json`), or
+/// a folder with one of them.
 ///
-/// A mapped file must stay as it is. Where another process truncates it, reading a tensor beyond its new end kills the
-/// process (`SIGBUS`), and what is written to it changes weights. Replacing it by renaming another file over it is safe. For
-/// files that others write to there is [`read_model`].
+/// Files are memory-mapped: a tensor's bytes are read when it is loaded.
 ///
-/// A shard can be opened alone: errors name the shard that has a missing tensor, by the index beside it. Layers whose
-/// tensors are in several shards are refused then.
+/// A mapped file must not change. If another process truncates it, reading beyond the
+/// new end kills this process (`SIGBUS`); if it is written to, weights change. Renaming
+/// another file over it is safe. For files that others write to, use [`read_model`].
 ///
-/// For safetensors, quantization settings are taken from `config.json` (also below `text_config` and the like),
-/// `quantize_config.json`, `quant_config.json`, `quantization_config.json` and `hf_quant_config.json` in the same folder.
-/// A layer about which two of them disagree is refused as it is loaded.
+/// A shard can be opened alone. By the index beside it, errors name the shard with
+/// a missing tensor. Layers with tensors in several shards are refused then.
+///
+/// Safetensors files take quantization settings from `config.json` (also below
+/// `text_config` and similar keys), `quantize_config.json`, `quant_config.json`,
+/// `quantization_config.json` and `hf_quant_config.json` in the same folder.
+/// A layer with contradicting settings is refused on loading.
 ///
 /// # Errors
-/// When a file cannot be opened or is not what it should be, or a folder does not hold exactly one model.
+/// When a file cannot be opened or is invalid, or a folder does
+/// not have exactly one model.
 pub fn open_model(path: impl AsRef<Path>) -> Result<Model, Error> {
     open_model_with(path, ModelOptions::default())
 }
 
-/// [`open_model`] with choices in how checkpoints are read.
+/// [`open_model`] with options.
 ///
 /// # Errors
 /// As [`open_model`].
@@ -42,7 +46,8 @@ pub fn open_model_with(path: impl AsRef<Path>, options: ModelOptions) -> Result<
     open(path.as_ref(), options, |file| Ok(SharedBytes::new(Arc::new(MappedFile::open(file)?))))
 }
 
-/// [`open_model_with`], but with the files read into memory at once: nothing that happens to them later matters.
+/// [`open_model_with`] that reads the files into memory. Later changes of
+/// the files have no effect.
 ///
 /// # Errors
 /// As [`open_model`].
@@ -55,7 +60,7 @@ fn open(
     options: ModelOptions,
     contents: impl Fn(&Path) -> Result<SharedBytes, Error>,
 ) -> Result<Model, Error> {
-    // Weights are read by all of them.
+    // All threads read weights.
     qgemm_cpu::start_threads()?;
     let files = model_files(path)?;
     let settings = match files.first().and_then(|file| file.parent()) {
@@ -73,8 +78,9 @@ fn open(
     }
 }
 
-/// The tensors of a shard's checkpoint that are in other files, and these files, by the index beside it. The shard opens
-/// without an index, too, so one that cannot be read is as none.
+/// Tensors in other shards, with their files, by the index beside a shard.
+///
+/// A shard opens without an index, too, so an unreadable index counts as absent.
 fn other_shards(shard: &Path) -> BTreeMap<String, String> {
     let (Some(folder), Some(name)) = (shard.parent(), shard.file_name().and_then(|name| name.to_str())) else {
         return BTreeMap::new();
@@ -85,7 +91,7 @@ fn other_shards(shard: &Path) -> BTreeMap<String, String> {
     let maps = indices.filter_map(|path| match read_index(&path) {
         Ok(index) => Some(index.weight_map),
         Err(error) => {
-            tracing::warn!(index = %path.display(), %error, "the index beside a shard is not read");
+            tracing::warn!(index = %path.display(), %error, "shard index ignored");
             None
         }
     });
@@ -94,7 +100,8 @@ fn other_shards(shard: &Path) -> BTreeMap<String, String> {
     map
 }
 
-/// Opens a file that [`PackedWeight::write`] wrote. It is mapped, and read once to compare its checksum.
+/// Opens a file of [`PackedWeight::write`]. It is mapped, and read
+/// once to verify its checksum.
 ///
 /// ```
 /// use qgemm_api::{Context, DType, XPrecision, open_packed};
@@ -111,7 +118,8 @@ fn other_shards(shard: &Path) -> BTreeMap<String, String> {
 /// ```
 ///
 /// # Errors
-/// When the file cannot be opened; [`Error::NotPacked`] with what [`PackedWeight::read`] says of it.
+/// When the file cannot be opened. [`Error::NotPacked`] with the error
+/// of [`PackedWeight::read`].
 pub fn open_packed(path: impl AsRef<Path>) -> Result<PackedWeight, Error> {
     let path = path.as_ref();
     qgemm_cpu::start_threads()?;
@@ -119,10 +127,11 @@ pub fn open_packed(path: impl AsRef<Path>) -> Result<PackedWeight, Error> {
     PackedWeight::read(&bytes).map_err(|source| Error::NotPacked { path: path.to_owned(), source })
 }
 
-/// The files with the tensors of the model at `path`, as [`open_model`] finds them.
+/// Files with the tensors of the model at `path`, by the rules of [`open_model`].
 ///
 /// # Errors
-/// When a folder or an index cannot be read, or does not name one model. Whether the files are there is not looked at.
+/// When a folder or an index cannot be read, or does not name one model. The files
+/// themselves need not exist.
 pub fn model_files(path: impl AsRef<Path>) -> Result<Vec<PathBuf>, Error> {
     let path = path.as_ref();
     if path.is_dir() {
@@ -158,7 +167,7 @@ fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     }
 }
 
-/// An index of shards, as `transformers` writes it.
+/// Shard index, as `transformers` writes it.
 #[derive(Deserialize)]
 struct Index {
     /// Tensor name → file name.
@@ -190,7 +199,7 @@ fn shards_of_index(path: &Path) -> Result<Vec<PathBuf>, Error> {
         .collect()
 }
 
-/// The `config.json` beside the files of the model at `path`, if there is one.
+/// `config.json` beside the files of the model at `path`, if any.
 pub(crate) fn config_of(path: &Path) -> Result<Option<NamedFile<String>>, Error> {
     match model_files(path)?.first().and_then(|file| file.parent()) {
         Some(folder) => read_if_there(&folder.join("config.json")),
@@ -198,11 +207,11 @@ pub(crate) fn config_of(path: &Path) -> Result<Option<NamedFile<String>>, Error>
     }
 }
 
-/// What files with quantization settings are called; some hold nothing else.
+/// Files with quantization settings. Some have other contents, too.
 const SETTINGS: [&str; 5] =
     ["config.json", "quantize_config.json", "quant_config.json", "quantization_config.json", "hf_quant_config.json"];
 
-/// The files in `folder` that may state quantization settings.
+/// Settings files in `folder`.
 fn settings(folder: &Path) -> Result<Vec<NamedFile<String>>, Error> {
     SETTINGS.iter().filter_map(|name| read_if_there(&folder.join(name)).transpose()).collect()
 }
@@ -215,18 +224,18 @@ fn read_if_there(path: &Path) -> Result<Option<NamedFile<String>>, Error> {
     }
 }
 
-/// Bytes of settings, at most: what is read of them is some hundred.
+/// Maximum size of a settings file. A few hundred bytes of it matter.
 const MOST_SETTINGS: u64 = 16 << 20;
-/// Bytes of an index, at most: a million tensors take 100 MB.
+/// Maximum size of an index. A million tensors take 100 MB.
 const MOST_INDEX: u64 = 256 << 20;
 
-/// The text of a JSON file of at most `limit` bytes.
+/// Text of a JSON file of at most `limit` bytes.
 pub(crate) fn read_text(path: &Path, limit: u64) -> Result<String, Error> {
     let bytes = read(path, limit)?;
     String::from_utf8(bytes).map_err(|_| bad(path, "expected text in UTF-8".into()))
 }
 
-/// What a regular file of at most `limit` bytes holds.
+/// Contents of a regular file of at most `limit` bytes.
 fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
     let failed = |source| io(path, source);
     let metadata = fs::metadata(path).map_err(failed)?;

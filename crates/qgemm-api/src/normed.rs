@@ -1,4 +1,5 @@
-//! The norm before a product: which of its kernels, and its launch before those of the product.
+//! Norm prologue of a product: choice of its kernel, and its
+//! launch before the product.
 
 use qgemm_formats::XFactor;
 use qgemm_hal::{CheckedNorm, Device, LaunchSequence, NormOperand, Operand, Operation, Placed, XPlaneRegions};
@@ -7,18 +8,19 @@ use qgemm_sched::norm::choose;
 
 use crate::error::Error;
 
-/// The operands of a product that its norm has, too.
+/// Operands that product and norm share.
 #[derive(Clone, Copy)]
 pub(crate) struct Shared<O> {
     pub x: O,
     pub gamma: O,
     pub beta: O,
     pub workspace: O,
-    /// The scales, the factors and the sums of a quantized X, of a product that reads such.
+    /// Scales, factors and sums of a product with a quantized X.
     pub planes: Option<[O; 3]>,
 }
 
-/// `product` behind the launch of `norm`, which writes what it multiplies into the `regions` of the workspace.
+/// `product` after the launch of `norm`, which writes the product's X into
+/// `regions` of the workspace.
 pub(crate) fn behind_norm<O: Operand>(
     device: &dyn Device,
     norm: &CheckedNorm,
@@ -41,7 +43,7 @@ pub(crate) fn behind_norm<O: Operand>(
     let places: Vec<_> = norm.operands().into_iter().map(place).collect();
     let mut of_product = vec![
         Placed::part(shared.x, shared.workspace, regions.range(0)),
-        // Its own part of the workspace ends where that of the norm begins.
+        // The norm's workspace ends at the first region.
         Placed::part(shared.workspace, shared.workspace, 0..regions.all().start),
     ];
     if let (Some([scales, factors, sums]), Some(quantized)) = (shared.planes, norm.quantized) {
@@ -54,8 +56,8 @@ pub(crate) fn behind_norm<O: Operand>(
     Ok(product.behind::<O>(sequence, &places, &of_product))
 }
 
-/// What the scheduler may give to the product's own steps, where normalized rows take the `regions` of a workspace in which there is
-/// nothing else.
+/// Scheduler preferences for the product's own steps, with the workspace minus
+/// the `regions` of normalized rows.
 pub(crate) fn preferences_beside(regions: Option<XPlaneRegions>, asked: &Preferences) -> Result<Preferences, Error> {
     let (Some(regions), Some(limit)) = (regions, asked.max_workspace) else { return Ok(asked.clone()) };
     let expected = regions.all().end;

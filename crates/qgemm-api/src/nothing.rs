@@ -1,11 +1,13 @@
-//! [`Nothing`]: operations of no tokens, rows or columns, which are planned and launch nothing.
+//! Empty operations ([`Nothing`]): no tokens, rows or columns. They are
+//! planned and launch nothing.
 
 use qgemm_hal::{
     CheckedAttention, CheckedConvert, CheckedExperts, CheckedIndexer, CheckedKvAppend, CheckedMatmul, CheckedNorm,
     CheckedOptimizer, CheckedQuantize, CheckedRouting, IndexerResult,
 };
 
-/// Whether an operation has nothing to compute. Families are not asked then: they count on something.
+/// Whether an operation has nothing to compute. Families are not asked then,
+/// because they assume work.
 pub(crate) trait Nothing {
     fn is_nothing(&self) -> bool;
 }
@@ -17,7 +19,7 @@ impl Nothing for CheckedExperts {
 }
 
 impl Nothing for CheckedConvert {
-    /// Factors of rows without columns are not written, either.
+    /// Without columns, row factors are not written, either.
     fn is_nothing(&self) -> bool {
         self.rows == 0 || self.d_columns == 0
     }

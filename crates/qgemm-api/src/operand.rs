@@ -1,21 +1,21 @@
-//! Operands as plans see them: how a matrix must lie when it is planned, and what a run's buffers must hold.
+//! Operand checks: matrix strides at planning, and buffers at a run.
 
 use qgemm_formats::{DType, ElementType};
 use qgemm_hal::{BatchedDense, BufferMut, BufferRef, Dense, Device, DeviceId, Portion, Stream};
 
 use crate::error::Error;
 
-/// The largest dimension: kernels count rows and columns in 32 bits (offsets in 64).
+/// Maximum dimension: kernels count rows and columns in 32 bits, offsets in 64.
 pub(crate) const MAX_DIMENSION: usize = u32::MAX as usize;
-/// Alignment that lets kernels use their widest accesses, in bytes.
+/// Alignment of the widest vector accesses, in bytes.
 pub(crate) const WIDE_ACCESS: usize = 16;
 
-/// Checks that kernels can count to `got`.
+/// Checks that a dimension fits 32 bits.
 pub(crate) fn check_dimension(name: &'static str, got: usize) -> Result<(), Error> {
     if got <= MAX_DIMENSION { Ok(()) } else { Err(Error::DimensionTooLarge { name, got, limit: MAX_DIMENSION }) }
 }
 
-/// A dense operand as it is stored: `rows` rows of `columns` contiguous elements.
+/// Stored dense operand: `rows` rows of `columns` contiguous elements.
 pub(crate) struct Stored {
     pub name: &'static str,
     pub rows: usize,
@@ -25,7 +25,7 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
-    /// The matrix, whose rows lie `row_stride` elements apart; without gaps when that is not given.
+    /// Validates a matrix with `row_stride`. Without gaps by default.
     pub fn check(&self, row_stride: Option<u64>) -> Result<Dense, Error> {
         let &Self { name, rows, columns, dtype, alignment } = self;
         let stored = StoredRows { name, rows, columns, width: dtype.bytes(), alignment };
@@ -33,14 +33,14 @@ impl Stored {
         Ok(Dense { dtype, row_stride, col_stride: 1, aligned16 })
     }
 
-    /// The transpose of the stored matrix, whose rows lie `row_stride` elements apart.
+    /// Validates the transpose of a stored matrix with `row_stride`.
     pub fn check_transposed(&self, row_stride: Option<u64>) -> Result<Dense, Error> {
         let stored = self.check(row_stride)?;
         Ok(Dense { row_stride: 1, col_stride: stored.row_stride, aligned16: false, ..stored })
     }
 }
 
-/// A matrix of elements of `width` bytes, whatever they mean, described by the caller.
+/// Stored matrix of elements of `width` bytes, as described by the caller.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoredRows {
     pub name: &'static str,
@@ -51,7 +51,7 @@ pub(crate) struct StoredRows {
 }
 
 impl StoredRows {
-    /// Elements from one row to the next, `row_stride` if that is given, and whether all rows begin at multiples of 16 bytes.
+    /// Row stride in elements, and whether all rows are 16-byte aligned.
     pub fn check(&self, row_stride: Option<u64>) -> Result<(u64, bool), Error> {
         let (operand, width) = (self.name, self.width);
         let (rows, columns) = (self.rows as u64, self.columns as u64);
@@ -64,10 +64,10 @@ impl StoredRows {
         }
         let row_aligned = row_stride.checked_mul(width as u64).is_some_and(|b| b.is_multiple_of(WIDE_ACCESS as u64));
         let aligned16 = self.alignment >= WIDE_ACCESS && row_aligned;
-        // Nothing lies a stride away from the only row, but what is computed with the stride must not overflow.
+        // The stride of a single row is irrelevant, but arithmetic with it must not overflow.
         let is_harmless = rows > 1 || row_stride <= MAX_DIMENSION as u64;
         let row_stride = if is_harmless { row_stride } else { columns.next_multiple_of(WIDE_ACCESS as u64) };
-        // An object larger than isize::MAX bytes cannot exist; checked here, so that `run` need not.
+        // No object exceeds isize::MAX bytes. The check here spares it in `run`.
         let to_last_row = rows.saturating_sub(1).checked_mul(row_stride);
         let elements = to_last_row.and_then(|elements| elements.checked_add(columns));
         let bytes = elements.and_then(|elements| elements.checked_mul(width as u64));
@@ -78,7 +78,7 @@ impl StoredRows {
     }
 }
 
-/// What a run asks of a buffer.
+/// Required extent of a buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     bytes: usize,
@@ -87,17 +87,17 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    /// Of `bytes` bytes that hold elements of `element`, from a multiple of `alignment` on.
+    /// Extent of `bytes` bytes of `element`, aligned to `alignment`.
     pub fn new(element: impl Into<ElementType>, bytes: usize, alignment: usize) -> Self {
         Self { bytes, alignment, element: element.into() }
     }
 
-    /// Of `rows × columns` elements, whose extent [`Stored::check`] found to fit the address space.
+    /// Extent of `rows × columns` elements, which [`Stored::check`] has bounded.
     pub fn of(dense: &Dense, rows: usize, columns: usize) -> Self {
         Self::of_rows(dense.dtype.into(), dense.extent(rows, columns), dense.aligned16)
     }
 
-    /// Of `batch` matrices of `rows × columns` elements, whose extent was found to fit the address space.
+    /// Extent of `batch` matrices of `rows × columns` elements, already bounded.
     pub fn of_batch<T: Copy + Into<ElementType>>(
         dense: &BatchedDense<T>,
         batch: usize,
@@ -107,34 +107,34 @@ impl Extent {
         Self::of_rows(dense.dtype.into(), dense.extent(batch, rows, columns), dense.aligned16)
     }
 
-    /// Of so many elements, gaps between rows included.
+    /// Extent of `count` elements, including gaps between rows.
     fn of_rows(element: ElementType, count: Option<u64>, aligned16: bool) -> Self {
         let width = element.bytes();
         let bytes = (count.unwrap_or(u64::MAX) as usize).saturating_mul(width);
         Self { bytes, alignment: if aligned16 { WIDE_ACCESS } else { width }, element }
     }
 
-    /// Of `count` contiguous values.
+    /// Extent of `count` contiguous values.
     pub fn of_values(element: impl Into<ElementType>, count: usize) -> Self {
         let element = element.into();
         Self { bytes: count.saturating_mul(element.bytes()), alignment: element.bytes(), element }
     }
 
-    /// How many bytes.
+    /// Length in bytes.
     pub fn bytes(self) -> usize {
         self.bytes
     }
 
-    /// What they hold.
+    /// Element type.
     pub fn element(self) -> ElementType {
         self.element
     }
 }
 
-/// The portion that `tokens` of `planned` tokens are; `None` where that is all of them.
+/// Portion of the planned tokens. `None` means all of them.
 ///
 /// # Errors
-/// [`Error::OutOfRange`] where there are not so many.
+/// [`Error::OutOfRange`] for more tokens than planned.
 pub(crate) fn portion_of(tokens: Option<usize>, planned: usize) -> Result<Option<Portion>, Error> {
     match tokens {
         None => Ok(None),
@@ -146,7 +146,8 @@ pub(crate) fn portion_of(tokens: Option<usize>, planned: usize) -> Result<Option
     }
 }
 
-/// Sets the first bytes of `view`, as many as `extent` has, to 0 after the work of `stream`: what a run without tokens leaves.
+/// Zeroes the extent after previous work of `stream`: the result
+/// of a run without tokens.
 pub(crate) fn zero(
     device: &dyn Device,
     stream: &Stream,
@@ -157,7 +158,7 @@ pub(crate) fn zero(
     Ok(device.fill(stream, view.slice(0..extent.bytes)?, 0)?)
 }
 
-/// That memory holds elements of `expected`. Memory whose element type nobody stated may hold anything.
+/// Checks the element type of memory. Untyped memory may hold anything.
 pub(crate) fn check_element(operand: &'static str, expected: ElementType, view: BufferRef<'_>) -> Result<(), Error> {
     match view.element() {
         ElementType::Bytes => Ok(()),
@@ -166,18 +167,18 @@ pub(crate) fn check_element(operand: &'static str, expected: ElementType, view: 
     }
 }
 
-/// Checks the operands of runs on one device.
+/// Operand checks for one device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Checks(pub DeviceId);
 
 impl Checks {
-    /// That an object lives on the device.
+    /// Checks that an object is on the device.
     pub fn device(self, operand: &'static str, got: DeviceId) -> Result<(), Error> {
         let expected = self.0;
         if got == expected { Ok(()) } else { Err(Error::WrongDevice { operand, expected, got }) }
     }
 
-    /// That a view is on the device, of the right elements, long enough and aligned.
+    /// Checks device, element type, length and alignment of a view.
     pub fn view(self, operand: &'static str, view: BufferRef<'_>, extent: Extent) -> Result<(), Error> {
         self.device(operand, view.device())?;
         check_element(operand, extent.element, view)?;
@@ -191,8 +192,8 @@ impl Checks {
         Ok(())
     }
 
-    /// The workspace of a plan, one of its own or part of another buffer, that needs `expected` bytes of it; none where it needs none.
-    /// `why` it does.
+    /// Workspace of a plan that needs `expected` bytes: its own or a part of another
+    /// buffer. None if it needs none; `why` explains the need.
     pub fn workspace<'a>(
         self,
         workspace: Option<BufferMut<'a>>,
@@ -211,7 +212,8 @@ impl Checks {
         Ok(Some(workspace))
     }
 
-    /// That an operand came if, and only if, the plan uses one, which is when `extent` is some; `why` it does.
+    /// Checks that an operand is present exactly if the plan uses it (`extent` is
+    /// some). `why` explains the use.
     pub fn optional<V: AsView>(
         self,
         operand: &'static str,
@@ -231,7 +233,7 @@ impl Checks {
     }
 }
 
-/// A view to be read or written.
+/// Read or write view.
 pub(crate) trait AsView {
     fn as_view(&self) -> BufferRef<'_>;
 }

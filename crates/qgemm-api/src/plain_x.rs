@@ -1,4 +1,5 @@
-//! The step before a product that makes a quantized X plain, for kernels that multiply no codes of its format, or quantizes a plain one.
+//! X prologue of a product: dequantizes X for kernels without its
+//! format, or quantizes a plain X.
 
 use qgemm_hal::{
     CheckedDequantize, CheckedQuantize, DequantizeOperand, Device, LaunchSequence, Operand, Operation, Placed,
@@ -8,7 +9,7 @@ use qgemm_sched::{dequantize, quantize};
 
 use crate::error::Error;
 
-/// The operands of a product that have to do with its X.
+/// Operands of a product that belong to its X.
 #[derive(Clone, Copy)]
 pub(crate) struct XOperands<O> {
     pub x: O,
@@ -17,7 +18,8 @@ pub(crate) struct XOperands<O> {
     pub workspace: O,
 }
 
-/// `product` behind the launch of `step`, which writes the numbers that it multiplies into `region` of the workspace.
+/// `product` after the launch of `step`, which writes the dequantized X
+/// to `region` of the workspace.
 pub(crate) fn behind_dequantize<O: Operand>(
     device: &dyn Device,
     step: &CheckedDequantize,
@@ -38,14 +40,14 @@ pub(crate) fn behind_dequantize<O: Operand>(
     let places: Vec<_> = step.operands().into_iter().map(place).collect();
     let of_product = [
         Placed::part(of.x, of.workspace, numbers.clone()),
-        // Its own part of the workspace ends where that of the first step begins.
+        // The workspace of the first step ends at the region.
         Placed::part(of.workspace, of.workspace, 0..region.x),
     ];
     Ok(product.behind::<O>(sequence, &places, &of_product))
 }
 
-/// `product` behind the launch of `step`, which writes the codes that it multiplies, and what belongs to them, into `regions` of the
-/// workspace.
+/// `product` after the launch of `step`, which writes the quantized X
+/// to `regions` of the workspace.
 pub(crate) fn behind_quantize<O: Operand>(
     device: &dyn Device,
     step: &CheckedQuantize,
@@ -66,7 +68,7 @@ pub(crate) fn behind_quantize<O: Operand>(
         part(of.scales, 1),
         part(of.factors, 2),
         part(sums, 3),
-        // Its own part of the workspace ends where that of the first step begins.
+        // The workspace of the first step ends at the first region.
         Placed::part(of.workspace, of.workspace, 0..regions.range(0).start),
     ];
     Ok(product.behind::<O>(sequence, &places, &of_product))

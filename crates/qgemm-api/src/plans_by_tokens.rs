@@ -1,19 +1,19 @@
-//! [`PlansByTokens`]: what a layer has planned, found without a lock.
+//! Lock-free plan cache of a layer, by number of tokens ([`PlansByTokens`]).
 
 use std::ops::Deref;
 use std::sync::OnceLock;
 
-/// Numbers of tokens that have a place of their own, from 0 on: all batches of a decoder.
+/// Token counts with their own slot, from 0: all decode batch sizes.
 const OWN_PLACES: usize = 257;
-/// Places that greater numbers share.
+/// Slots shared by larger token counts.
 pub(crate) const SHARED_PLACES: usize = 2048;
-/// Places that one of these may take.
+/// Slots that one larger token count may use.
 const PROBES: usize = 8;
 
-/// A plan.
+/// Plan of the cache, or a temporary one.
 pub(crate) enum Found<'a, P> {
     Kept(&'a P),
-    /// There is no place for it.
+    /// Plan without a free slot.
     Passing(Box<P>),
 }
 
@@ -28,17 +28,18 @@ impl<P> Deref for Found<'_, P> {
     }
 }
 
-/// A place that several numbers of tokens may take: which one did, and its plan.
+/// Shared slot: the token count that owns it, and its plan.
 type SharedPlace<P> = OnceLock<(usize, Box<P>)>;
 
-/// The plans of one layer by their tokens. A place that is filled stays so, which is why it can be read without a lock.
+/// Plans of one layer by token count. A filled slot never
+/// changes, so reads need no lock.
 pub(crate) struct PlansByTokens<P> {
     own: Box<[OnceLock<Box<P>>]>,
     shared: Box<[SharedPlace<P>]>,
 }
 
 impl<P> PlansByTokens<P> {
-    /// None yet.
+    /// Empty cache.
     pub fn new() -> Self {
         Self {
             own: (0..OWN_PLACES).map(|_| OnceLock::new()).collect(),
@@ -46,23 +47,23 @@ impl<P> PlansByTokens<P> {
         }
     }
 
-    /// The places that `m` may take of those that are shared, in turn. Neighbours lie apart.
+    /// Probe sequence of `m` in the shared slots. Neighbouring counts are far apart.
     fn places(&self, m: usize) -> impl Iterator<Item = &SharedPlace<P>> {
         let first = m.wrapping_mul(8 * PROBES + 1);
         (0..PROBES).map(move |i| &self.shared[first.wrapping_add(i) % SHARED_PLACES])
     }
 
-    /// The plan for `m` tokens, if there is one.
+    /// Cached plan for `m` tokens.
     pub fn get(&self, m: usize) -> Option<&P> {
         if let Some(place) = self.own.get(m) {
             return place.get().map(|plan| &**plan);
         }
-        // They are filled in turn: behind one that is free there is nothing.
+        // Slots fill in probe order, so the first free one ends the search.
         let mut filled = self.places(m).map_while(OnceLock::get);
         filled.find(|(of, _)| *of == m).map(|(_, plan)| &**plan)
     }
 
-    /// Keeps `plan` unless there is one by now or no place for it.
+    /// Caches `plan`, unless another thread did or no slot is free.
     pub fn keep(&self, m: usize, plan: P) -> Found<'_, P> {
         let plan = Box::new(plan);
         if let Some(place) = self.own.get(m) {

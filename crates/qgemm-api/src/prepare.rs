@@ -1,4 +1,4 @@
-//! [`Context::prepare`]: making kernels ready before they are needed.
+//! Ahead-of-time preparation of kernels ([`Context::prepare`]).
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,47 +10,50 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::gemm::Problem;
 
-/// Most threads that compile at the same time.
+/// Maximum number of compiling threads.
 const MOST_THREADS: usize = 16;
-/// Bytes of the host that a compilation takes while it runs: what the largest CUDA kernels need, rounded up.
+/// Host memory per compilation: that of the largest CUDA kernels, rounded up.
 const COMPILATION_BYTES: usize = 512 << 20;
 
-/// Bounds of [`Context::prepare_within`].
+/// Limits of [`Context::prepare_within`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PrepareLimits {
-    /// No problem is begun once so much time is over.
+    /// Time after which no problem is started.
     pub time: Duration,
-    /// Bytes of the host's memory for compilations that run at the same time, which are taken to need 512 MiB each. One runs however little
-    /// there is.
+    /// Host memory for concurrent compilations, at 512 MiB each, in bytes.
+    /// At least one always runs.
     pub memory: usize,
 }
 
 impl Default for PrepareLimits {
-    /// No bounds.
+    /// No limits.
     fn default() -> Self {
         Self { time: Duration::MAX, memory: usize::MAX }
     }
 }
 
 impl PrepareLimits {
-    /// With this time.
+    /// Sets the time limit.
     pub fn time(self, time: Duration) -> Self {
         Self { time, ..self }
     }
 
-    /// With so many bytes of memory.
+    /// Sets the memory limit in bytes.
     pub fn memory(self, bytes: usize) -> Self {
         Self { memory: bytes, ..self }
     }
 }
 
 impl Context {
-    /// Plans `problems` side by side, on as many threads as the host has cores and 16 at most, so that their kernels are compiled and
-    /// loaded when they are needed: [`Context::plan`] finds them then. Problems may be of weights that are not loaded yet
-    /// ([`Context::describe_weight`]). Returns how many were planned; a context knows the last 1024.
+    /// Plans `problems` in parallel, so that [`Context::plan`] later finds
+    /// compiled and loaded kernels.
     ///
-    /// Progress goes to `tracing`, a line a problem.
+    /// It uses one thread per host core, at most 16. Weights need not be loaded yet
+    /// ([`Context::describe_weight`]). Returns the number of planned problems.
+    /// A context caches the last 1024.
+    ///
+    /// Progress goes to `tracing`, one line per problem.
     ///
     /// ```
     /// use qgemm_api::{Context, DType};
@@ -62,13 +65,17 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// What [`Context::plan`] fails with, of the first problem for which it does. Others may have been planned.
+    /// The first error of [`Context::plan`], in the order of problems. Other
+    /// problems may have been planned.
     pub fn prepare(&self, problems: &[Problem]) -> Result<usize, Error> {
         self.prepare_within(problems, PrepareLimits::default(), |_| ())
     }
 
-    /// The same within bounds: those that matter most come first. What was begun is finished, so that it takes as much longer as the
-    /// slowest compilation. `progress` is told after each problem how many are planned, one call at a time. Returns how many were planned.
+    /// [`Context::prepare`] within limits. List the most important problems first.
+    ///
+    /// A started problem is finished, so the call may exceed its time by the slowest
+    /// compilation. After each problem `progress` receives the number of planned ones,
+    /// from one thread at a time. Returns the number of planned problems.
     ///
     /// ```
     /// use std::time::Duration;
@@ -109,7 +116,7 @@ impl Context {
                         tracing::info!(done, of = problems.len(), kernel = plan.kernel_name(), "prepared");
                     }
                     Err(error) => {
-                        // The others stop; of several that fail, the first in order is told.
+                        // Other threads stop. Of several errors, the first in order is returned.
                         next.store(problems.len(), Ordering::Relaxed);
                         let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
                         if failed.as_ref().is_none_or(|(other, _)| place < *other) {
@@ -121,7 +128,7 @@ impl Context {
         };
         thread::scope(|scope| {
             for _ in 1..threads {
-                // Where there are no more threads, those that there are do all.
+                // If no thread can be started, the existing ones do all the work.
                 if let Err(error) = thread::Builder::new().spawn_scoped(scope, work) {
                     tracing::debug!(%error, "fewer threads make kernels ready");
                     break;
@@ -131,7 +138,7 @@ impl Context {
         });
         let done = done.into_inner();
         let (of, seconds) = (problems.len(), start.elapsed().as_secs_f64());
-        tracing::info!(done, of, threads, seconds, "prepared as many as there was time for");
+        tracing::info!(done, of, threads, seconds, "prepared within the time limit");
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some((_, error)) => Err(error),
             None => Ok(done),

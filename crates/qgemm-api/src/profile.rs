@@ -1,4 +1,4 @@
-//! [`Context::profile`]: what launches take on the device, a step at a time.
+//! Kernel profiler ([`Context::profile`]): device time of each step.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,63 +9,67 @@ use serde::Serialize;
 use crate::context::Context;
 use crate::error::Error;
 
-/// What ran while a context was profiled, in order. Serialised, it is data; its text is a table; [`Profile::chrome_trace`] is for Perfetto
-/// and `chrome://tracing`. Times are in seconds.
+/// Profile: runs of a profiled context in order, times in seconds.
+///
+/// Serialised, it is data; its text is a table. [`Profile::chrome_trace`] is for
+/// Perfetto and `chrome://tracing`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Profile {
-    /// The device's name.
+    /// Device name.
     pub device: String,
-    /// Bytes a second that it reads.
+    /// Read bandwidth of the device in bytes per second.
     pub bandwidth: f64,
-    /// A line a run of an operation.
+    /// Runs of operations, one each.
     pub runs: Vec<ProfiledRun>,
 }
 
-/// One run of an operation's plan.
+/// Run of one plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ProfiledRun {
-    /// Name of the operation: `gemm`.
+    /// Operation: `gemm`.
     pub operation: String,
-    /// Name of its kernel: `gemm_nt_q4_k_f16`.
+    /// Kernel name: `gemm_nt_q4_k_f16`.
     pub kernel: String,
-    /// Time of all its steps together.
+    /// Total time of its steps.
     pub seconds: f64,
-    /// Bytes that the operation must move at least, over that time.
+    /// Minimum bytes of the operation, divided by the time.
     pub bytes_per_second: f64,
-    /// Additions and multiplications, over that time.
+    /// Additions and multiplications, divided by the time.
     pub operations_per_second: f64,
-    /// The bytes' share of the device's read bandwidth.
+    /// Achieved share of the device's read bandwidth.
     pub bandwidth_share: f64,
-    /// What it multiplies with: `f16_tensor`; absent of operations that multiply nothing.
+    /// Arithmetic: `f16_tensor`. Absent for operations without multiplications.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub math: Option<String>,
-    /// The additions' and multiplications' share of what the device can with that arithmetic, where that is known.
+    /// Achieved share of the device's peak rate for that arithmetic, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arithmetic_share: Option<f64>,
-    /// Its kernels.
+    /// Kernels of the run.
     pub steps: Vec<ProfiledStep>,
 }
 
-/// One kernel of a run.
+/// Kernel launch of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ProfiledStep {
-    /// The kernel's identity.
+    /// Kernel id.
     pub kernel_id: String,
     /// CTAs along x, y and z.
     pub grid: [u32; 3],
-    /// When it began, since the first kernel.
+    /// Start, since the first kernel.
     pub start: f64,
-    /// How long it took.
+    /// Duration.
     pub seconds: f64,
 }
 
 impl Context {
-    /// Runs `work`, and says what each kernel took that plans launched on this context's device from this thread. Events stand between
-    /// kernels, so that none overlaps with the next: the sum is more than what the launches take undisturbed. A CUDA graph cannot be
-    /// captured meanwhile.
+    /// Runs `work` and records the device time of each kernel that this thread launches
+    /// by plans of this device.
+    ///
+    /// Events separate kernels, so none overlaps the next: the sum exceeds the undisturbed
+    /// time. CUDA graphs cannot be captured meanwhile.
     ///
     /// ```
     /// use qgemm_api::{Args, Context, Problem, quantize};
@@ -84,7 +88,7 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When the device fails, such as by a kernel of `work`.
+    /// Device errors, e.g. of a kernel of `work`.
     pub fn profile<R>(&self, work: impl FnOnce() -> R) -> Result<(R, Profile), Error> {
         let _span = tracing::debug_span!("profile", device = %self.info().id).entered();
         let (result, launches) = record_launches(self.device(), work)?;
@@ -97,7 +101,7 @@ impl Context {
 impl ProfiledRun {
     fn new(launch: LaunchTimes, info: &DeviceInfo) -> Self {
         let seconds = launch.steps.iter().map(|step| step.time).sum::<Duration>().as_secs_f64();
-        // A clock that saw no time pass says nothing of rates.
+        // A clock without progress yields no rate.
         let rate = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
         let steps = launch.steps.into_iter().map(|step| ProfiledStep {
             kernel_id: step.kernel_id.to_string(),
@@ -120,7 +124,8 @@ impl ProfiledRun {
 }
 
 impl Profile {
-    /// One profile of several on the same device, each as if it began where the one before it ended; `None` of none.
+    /// Concatenates profiles of one device, each starting where the previous
+    /// one ended. `None` for none.
     pub fn joined<'a>(profiles: impl IntoIterator<Item = &'a Profile>) -> Option<Profile> {
         profiles.into_iter().fold(None, |joined: Option<Profile>, next| {
             let Some(mut joined) = joined else { return Some(next.clone()) };
@@ -133,7 +138,8 @@ impl Profile {
         })
     }
 
-    /// The steps as a trace in JSON that Perfetto and `chrome://tracing` open: operations in one row, their kernels in another.
+    /// JSON trace for Perfetto and `chrome://tracing`: operations in one
+    /// row, kernels in another.
     pub fn chrome_trace(&self) -> String {
         let event = |name: &str, row: u32, start: f64, seconds: f64, args: serde_json::Value| {
             serde_json::json!({

@@ -1,15 +1,18 @@
-//! Quantizing plain values, with llama.cpp's fallback where K does not suit the format.
+//! Weight quantization, with llama.cpp's fallback formats.
 
 use qgemm_formats::{Format, HostWeight, quantize_matrix};
 
 use crate::error::Error;
 
-/// Quantizes the f32 weight `values[n, k]` to `format`, or, where `k` does not fill its blocks, to the format
-/// that llama.cpp falls back to (Q4_K to Q5_0, for example). Returns the format used beside the weight.
+/// Quantizes the f32 weight `values[n, k]` to `format`. Returns the
+/// weight and its actual format.
+///
+/// If `k` does not fill blocks of the format, llama.cpp's fallback is
+/// used (e.g. Q5_0 for Q4_K).
 ///
 /// # Errors
-/// When `values` is not `n × k` long or holds NaN or infinity, the format cannot be made from values alone, or
-/// no fallback suits `k`.
+/// When `values` is not `n × k` long or not finite, the format has no quantizer,
+/// or no fallback fits `k`.
 pub fn quantize(values: &[f32], n: usize, k: usize, format: Format) -> Result<(HostWeight, Format), Error> {
     qgemm_cpu::start_threads()?;
     let quantized = quantize_matrix(values, n, k, format)?;

@@ -1,4 +1,4 @@
-//! Weights on a device: packed into the layout that its kernels read, and uploaded.
+//! Packed weights on a device.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,17 +12,18 @@ use crate::error::Error;
 use crate::experts::Experts;
 use crate::operand::check_dimension;
 
-/// How an unquantized weight is stored.
+/// Storage order of an unquantized weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WeightOrder {
-    /// `W[N, K]` row-major: the weights of one output feature are contiguous (PyTorch's `nn.Linear`).
+    /// `W[N, K]` row-major, as in PyTorch's `nn.Linear`: the weights of one
+    /// output feature are contiguous.
     #[default]
     NK,
-    /// `W[K, N]` row-major: the weights of one input feature are contiguous (`X·W` as it is written).
+    /// `W[K, N]` row-major, for `X·W`: the weights of one input feature are contiguous.
     KN,
 }
 
-/// Everything about a weight that a plan depends on.
+/// Properties of a weight that a plan depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WeightShape {
     pub device: DeviceId,
@@ -30,23 +31,25 @@ pub(crate) struct WeightShape {
     pub class: FragmentLayout,
     /// Stored rows, of both weights of a gated pair.
     pub rows: usize,
-    /// Output features: of a gated pair the rows of each weight.
+    /// Output features. A gated pair counts one of its weights.
     pub n: usize,
     pub gated: bool,
     pub k: usize,
     pub stored_k: usize,
     pub row_scale: bool,
     pub k_order: bool,
-    /// Whether its values fit f16, row scales left out and applied.
+    /// Whether values fit f16, without and with row scales.
     pub fits_f16: bool,
     pub fits_f16_scaled: bool,
-    /// What its checkpoint says that activations are rounded to.
+    /// X format that the checkpoint states.
     pub stated_x: Option<XFormat>,
 }
 
 impl WeightShape {
-    /// Whether a plan for a weight like this one may run with `other`: a kernel chosen for values beyond f16's range
-    /// serves all values, and one that was chosen without a word on activations serves all that is said of them.
+    /// Whether a plan for this weight may run with `other`.
+    ///
+    /// A kernel for values beyond f16's range serves all values. A kernel without a stated
+    /// X format serves every statement.
     pub(crate) fn serves(&self, other: &WeightShape) -> bool {
         let WeightShape { fits_f16, fits_f16_scaled, stated_x, .. } = *self;
         *self == WeightShape { fits_f16, fits_f16_scaled, stated_x, ..*other }
@@ -55,7 +58,7 @@ impl WeightShape {
             && (other.fits_f16_scaled || !fits_f16_scaled)
     }
 
-    /// That [a plan for a weight like this one](WeightShape::serves) may run with `other`.
+    /// Checks that [a plan for this weight](WeightShape::serves) may run with `other`.
     pub(crate) fn check_serves(&self, other: &WeightShape) -> Result<(), Error> {
         let wrong = || Error::WrongWeight { expected: self.to_string(), got: other.to_string() };
         if self.serves(other) { Ok(()) } else { Err(wrong()) }
@@ -87,16 +90,18 @@ impl fmt::Display for WeightShape {
     }
 }
 
-/// A weight `W[N, K]` on a device, in the layout that the device's kernels read. Made by
-/// [`Context::load`](crate::Context::load) or, of two weights, [`Context::load_gated`](crate::Context::load_gated). Clones
-/// share the memory, which goes with the last of them.
+/// Weight `W[N, K]` on a device, in the packed layout of its kernels.
+///
+/// Made by [`Context::load`](crate::Context::load), or of two weights by
+/// [`Context::load_gated`](crate::Context::load_gated). Clones share the memory,
+/// which the last one frees.
 #[derive(Clone, Debug)]
 pub struct Weight {
     shape: WeightShape,
     memory: Arc<Memory>,
 }
 
-/// What a weight is on its device.
+/// Device memory of a weight.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub data: Buffer,
@@ -105,7 +110,7 @@ pub(crate) struct Memory {
 }
 
 impl Weight {
-    /// The gate and the up of a gated layer as one weight.
+    /// Loads gate and up of a gated layer as one weight.
     pub(crate) fn load_gated(
         device: &dyn Device,
         stream: &Stream,
@@ -154,7 +159,7 @@ impl Weight {
         Ok(Self { shape, memory: Arc::new(Memory { data, row_scale, k_order }) })
     }
 
-    /// What [`Weight::to_packed`] returned, on a device again.
+    /// Uploads a result of [`Weight::to_packed`].
     pub(crate) fn from_packed(device: &dyn Device, stream: &Stream, packed: &PackedWeight) -> Result<Self, Error> {
         let &PackedParts {
             format,
@@ -199,7 +204,7 @@ impl Weight {
         Ok(Self { shape, memory: Arc::new(Memory { data, row_scale, k_order }) })
     }
 
-    /// The weight as it is stored on `device`, in host memory.
+    /// Downloads the weight as stored on `device`.
     pub(crate) fn to_packed(&self, device: &dyn Device, stream: &Stream) -> Result<PackedWeight, Error> {
         let download = |buffer: &Buffer| -> Result<SharedBytes, Error> {
             let mut bytes = vec![0; buffer.len()];
@@ -225,9 +230,11 @@ impl Weight {
         })?)
     }
 
-    /// This weight as `groups` experts that share it and its bias, for products whose rows come in groups of which some are not to be
-    /// computed. With [`ExpertProblem::masked`](crate::ExpertProblem::masked) rows lie in tiles of one capacity, and a count a tile on the
-    /// device says how many of its first rows are multiplied; tiles of count 0 take no time.
+    /// Shares this weight and its bias among `groups` experts, to skip some groups of rows.
+    ///
+    /// With [`ExpertProblem::masked`](crate::ExpertProblem::masked), rows come in tiles of
+    /// one capacity. A count per tile in device memory gives the number of rows to compute,
+    /// from the first. Tiles of count 0 take no time.
     ///
     /// ```
     /// use qgemm_api::{Context, DType, ExpertArgs, ExpertProblem};
@@ -253,17 +260,17 @@ impl Weight {
         Experts::sharing(self.shape, &self.memory, groups)
     }
 
-    /// The format of its values.
+    /// Weight format.
     pub fn format(&self) -> Format {
         self.shape.format
     }
 
-    /// Output features; of a gated pair, the rows of each weight.
+    /// Output features. A gated pair counts one of its weights.
     pub fn n(&self) -> usize {
         self.shape.n
     }
 
-    /// Whether it is a gated pair, made by [`Context::load_gated`](crate::Context::load_gated).
+    /// Whether it is a gated pair of [`Context::load_gated`](crate::Context::load_gated).
     pub fn is_gated(&self) -> bool {
         self.shape.gated
     }
@@ -273,34 +280,34 @@ impl Weight {
         self.shape.k
     }
 
-    /// Values in a stored row; more than [`Weight::k`] only where act-order pads.
+    /// Columns of a stored row. More than [`Weight::k`] only with act-order padding.
     pub fn stored_k(&self) -> usize {
         self.shape.stored_k
     }
 
-    /// The layout on the device.
+    /// Packed layout.
     pub fn class(&self) -> FragmentLayout {
         self.shape.class
     }
 
-    /// Whether its values can be rounded to f16 ([`HostWeight::fits_f16`]); where not, kernels that do so are not
-    /// chosen.
+    /// Whether values can be rounded to f16 ([`HostWeight::fits_f16`]). If not, kernels
+    /// that do so are not chosen.
     pub fn fits_f16(&self) -> bool {
         self.shape.fits_f16
     }
 
-    /// What its checkpoint says that activations are rounded to ([`HostWeight::stated_x`]): with a format of dynamic scales,
-    /// [`XPrecision::Auto`](crate::XPrecision::Auto) permits it.
+    /// X format that the checkpoint states ([`HostWeight::stated_x`]). If its scales are
+    /// dynamic, [`XPrecision::Auto`](crate::XPrecision::Auto) permits it.
     pub fn stated_x(&self) -> Option<XFormat> {
         self.shape.stated_x
     }
 
-    /// The device it lives on.
+    /// Device of the weight.
     pub fn device(&self) -> DeviceId {
         self.shape.device
     }
 
-    /// Bytes that it occupies on the device.
+    /// Bytes on the device.
     pub fn bytes(&self) -> usize {
         let Memory { data, row_scale, k_order } = &*self.memory;
         data.len() + row_scale.as_ref().map_or(0, Buffer::len) + k_order.as_ref().map_or(0, Buffer::len)
@@ -310,7 +317,7 @@ impl Weight {
         &self.shape
     }
 
-    /// Gives a launch what belongs to the weight.
+    /// Adds the operands of the weight to a launch.
     pub(crate) fn give<'a>(&'a self, operands: &mut Operands<'a>) {
         let Memory { data, row_scale, k_order } = &*self.memory;
         operands.read(GemmOperand::W, data.into());
@@ -318,20 +325,20 @@ impl Weight {
         operands.read_if_any(GemmOperand::KOrder, k_order.as_ref().map(Into::into));
     }
 
-    /// What it is on its device.
+    /// Device memory of the weight.
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
     }
 }
 
-/// New memory that holds `bytes` once `stream` gets there.
+/// New memory that holds `bytes` once `stream` has copied them.
 pub(crate) fn upload(device: &dyn Device, stream: &Stream, bytes: &[u8], what: &'static str) -> Result<Buffer, Error> {
     let mut buffer = device.allocate(bytes.len(), what)?;
     device.upload(stream, bytes, (&mut buffer).into())?;
     Ok(buffer)
 }
 
-/// A host weight over unquantized `values` (little-endian) of `n × k` elements stored in `order`.
+/// Host weight of unquantized little-endian `values`, `n × k` elements in `order`.
 pub(crate) fn dense(values: &[u8], dtype: DType, n: usize, k: usize, order: WeightOrder) -> Result<HostWeight, Error> {
     let format: Format = dtype.name().parse()?;
     let width = dtype.bytes();
@@ -350,7 +357,8 @@ pub(crate) fn dense(values: &[u8], dtype: DType, n: usize, k: usize, order: Weig
     Ok(HostWeight::new(format, n, k, rows.into())?)
 }
 
-/// `[rows, columns]` elements of `width` bytes as `[columns, rows]`, tile by tile so that both sides stay in cache.
+/// Transposes `[rows, columns]` elements of `width` bytes, by tiles, so that
+/// both sides stay in cache.
 fn transpose(values: &[u8], rows: usize, columns: usize, width: usize) -> Vec<u8> {
     const TILE: usize = 32;
     let mut out = vec![0; values.len()];

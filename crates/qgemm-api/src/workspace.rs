@@ -1,12 +1,12 @@
-//! Scratch memory of plans.
+//! Workspace of plans.
 
 use qgemm_hal::{Buffer, BufferMut, DeviceId};
 
-/// Scratch memory that plans keep partial sums and counters in. Made by
-/// [`Context::workspace`](crate::Context::workspace), zeroed once; every launch leaves it fit for the next, of
-/// the same plan or of another one.
+/// Workspace for partial sums and counters. Made by
+/// [`Context::workspace`](crate::Context::workspace).
 ///
-/// Launches that share a workspace must not run at the same time: keep one per stream.
+/// It is zeroed once; every launch leaves it ready for the next, of any plan.
+/// Concurrent launches must not share it: keep one per stream.
 #[derive(Debug)]
 pub struct Workspace {
     buffer: Buffer,
@@ -27,7 +27,7 @@ impl Workspace {
         self.buffer.is_empty()
     }
 
-    /// The device it lives on.
+    /// Device of the workspace.
     pub fn device(&self) -> DeviceId {
         self.buffer.device()
     }

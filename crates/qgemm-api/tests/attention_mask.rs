@@ -1,4 +1,5 @@
-//! Masks of bits: what a run must be given, and that tiles without a bit are left alone.
+//! Bit masks of attention: operand checks, and skipping
+//! of fully masked tiles.
 
 use qgemm_api::{Attention, AttentionArgs, Context, DType, Error, Keys, MaskBits, Queries};
 
@@ -11,7 +12,8 @@ fn attention() -> Attention {
     Attention::new(DType::F32, HEADS, HEADS, DIM, Queries::each(1, QUERIES), Keys::each(KEYS))
 }
 
-/// The means of values that are the numbers of their keys, of keys that all match alike.
+/// Attention results for equal scores, with values that are key numbers.
+/// A result is the mean of the visible keys.
 fn run(ctx: &Context, attention: &Attention, mask: Option<&[u32]>) -> Result<Vec<f32>, Error> {
     let plan = ctx.plan_attention(attention)?;
     let (q, k) = (ctx.upload(&[0f32; QUERIES * HEADS * DIM])?, ctx.upload(&[1f32; KEYS * HEADS * DIM])?);
@@ -38,7 +40,7 @@ fn a_mask_is_given_if_and_only_if_the_attention_has_one() -> Result<(), Error> {
     let short = run(&ctx, &masked, Some(&words[1..])).expect_err("a word is missing").to_string();
     assert!(short.contains("mask") && short.contains("36"), "{short}");
     assert_eq!(run(&ctx, &masked, Some(&words))?, run(&ctx, &attention(), None)?);
-    // Rows for each head are as many times as long.
+    // Masks per head have `heads` times as many rows.
     let of_heads = run(&ctx, &masked.mask(MaskBits::of_tokens().per_head()), Some(&words)).expect_err("one head's");
     assert!(of_heads.to_string().contains("72"), "{of_heads}");
     Ok(())
@@ -56,7 +58,9 @@ fn a_mask_of_more_bytes_than_there_are_addresses_is_refused() {
 #[test]
 fn bits_are_those_of_keys_in_their_order_for_each_head() -> Result<(), Error> {
     let ctx = Context::open("cpu")?;
-    // The second head sees the last key, the first head one more with each query; causality takes the last one from its first queries.
+    // The second head attends to the last key. The first head attends
+    // to one more key with each query. Causality hides the last key
+    // from its first queries.
     let mut words = [0u32; HEADS * QUERIES * 3];
     for query in 0..QUERIES {
         words[query * 3] = (2 << query) - 1;
@@ -67,7 +71,8 @@ fn bits_are_those_of_keys_in_their_order_for_each_head() -> Result<(), Error> {
     Ok(())
 }
 
-/// Matrix instructions of an attention of f16 whose queries see the keys of `seen`, of 1024.
+/// Number of matrix instructions of an f16 attention whose queries attend
+/// to the keys `seen`, of 1024.
 #[cfg(feature = "emu")]
 fn instructions(ctx: &Context, queries: usize, seen: std::ops::Range<usize>) -> Result<u64, Error> {
     const MANY: usize = 1024;

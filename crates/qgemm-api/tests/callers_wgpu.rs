@@ -1,4 +1,4 @@
-//! Multiplying on a wgpu device, on a queue and in buffers that the caller made.
+//! Products on the caller's wgpu device, queue and buffers.
 #![cfg(feature = "wgpu")]
 
 use qgemm_api::wgpu::wgpu::{self, BufferUsages, Features};
@@ -25,7 +25,8 @@ fn results_are_in_the_callers_buffer_for_what_is_submitted_next() -> Result<(), 
     let read = make(2 * 48, BufferUsages::MAP_READ | BufferUsages::COPY_DST);
     let (ours_x, mut ours_d) = (wrap_buffer(&**ctx.device(), &x)?, wrap_buffer(&**ctx.device(), &d)?);
 
-    // The caller's work before and after a launch, in the order in which it is submitted.
+    // The caller's work before and after a launch,
+    // in submission order.
     queue.write_buffer(&x, 0, &DType::F32.encode(&[1.0; 2 * 128]));
     plan.run(&ctx.default_stream(), Args::new(&ours_x, &weight, &mut ours_d))?;
     let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
@@ -39,7 +40,8 @@ fn results_are_in_the_callers_buffer_for_what_is_submitted_next() -> Result<(), 
     Ok(())
 }
 
-/// Weights of all experts may be larger than a binding: a dispatch sees as many experts as fit, and those of one must.
+/// The weights of all experts may exceed a binding. A dispatch gets
+/// as many experts as fit; a single one must fit.
 #[test]
 fn a_stack_of_experts_may_be_larger_than_a_binding() -> Result<(), Error> {
     const LIMIT: u64 = 64 << 10;
@@ -80,14 +82,16 @@ fn a_stack_of_experts_may_be_larger_than_a_binding() -> Result<(), Error> {
         assert!(got.iter().any(|&value| value != 0.0));
         assert_eq!(got, run(&whole, grouped)?);
     }
-    // One of them does not fit.
+    // A single expert exceeds the binding.
     let large = small.load_experts(&all(512)?)?;
     let refused = small.plan_experts(&ExpertProblem::indexed(&large, 1, 1)).expect_err("too large");
     assert!(refused.to_string().contains("the weight of an expert takes"), "{refused}");
     Ok(())
 }
 
-/// Matrices of all products, and the rows that they share, may be larger than a binding: dispatches see some products and some rows.
+/// Grouped products may exceed a binding, with their
+/// matrices and with the common rows. Each dispatch gets some
+/// products and some rows.
 #[test]
 fn groups_of_rows_may_be_larger_than_a_binding() -> Result<(), Error> {
     const LIMIT: u64 = 64 << 10;
@@ -95,7 +99,8 @@ fn groups_of_rows_may_be_larger_than_a_binding() -> Result<(), Error> {
     let values = |count: usize, seed: usize| -> Vec<f32> {
         (0..count).map(|i| ((i * 37 + seed * 11) % 101) as f32 / 50.0 - 1.0).collect()
     };
-    // A falling offset among them, rows that no product has, and groups that end within a dispatch and beyond it.
+    // A descending offset, rows outside all groups, and groups that
+    // end within a dispatch and beyond it.
     let offsets = [5u32, 300, 290, 310, 640, 640, 690];
     let run = |ctx: &Context| -> Result<Vec<f32>, Error> {
         let matmul = Matmul::new([m, n, k], DType::F32, DType::F32, DType::F32).b_transposed();
@@ -129,7 +134,8 @@ fn groups_of_rows_may_be_larger_than_a_binding() -> Result<(), Error> {
     Ok(())
 }
 
-/// A device as an engine opens it, or `None` with the reason printed where there is no adapter.
+/// Device as an engine opens it. `None` without an adapter,
+/// with the reason printed.
 fn engine(change: impl FnOnce(&mut wgpu::Limits)) -> Option<(wgpu::Device, wgpu::Queue)> {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
     let adapter = match pollster::block_on(instance.request_adapter(&wgpu::RequestAdapterOptions::default())) {

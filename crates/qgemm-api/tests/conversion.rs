@@ -1,4 +1,5 @@
-//! Conversions: what is refused, when planned and when run, and what they write. On the no-op device where nothing is computed.
+//! Conversion: refusals at planning and at a run, and results. Without
+//! results, on the no-op device.
 
 use qgemm_api::tuning::KernelId;
 use qgemm_api::{Buffer, Context, Conversion, ConversionArgs, ConversionPlan, DType, DeviceId, Error, NO_COLUMN};
@@ -76,7 +77,7 @@ fn conversions_are_checked_when_planned() {
     }
 }
 
-/// The operands of one run, each replaceable.
+/// Operands of one run, each replaceable.
 struct Operands {
     x: Buffer,
     d: Buffer,
@@ -213,7 +214,7 @@ fn a_plan_says_what_it_launches() {
     assert_eq!(plan.bytes(), 3 * 8 * 4 + 3 * 8 * 2 + 8 * 4);
 }
 
-/// Every operand at once, on a device that computes.
+/// All operands at once, on a device that computes.
 #[test]
 fn rows_are_gathered_scaled_and_padded_on_the_cpu() {
     let ctx = Context::open("cpu").expect("always there");

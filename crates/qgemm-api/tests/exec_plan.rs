@@ -1,4 +1,4 @@
-//! Plans of whole models: what they hold, what they refuse, and that they run.
+//! Execution plans: contents, refusals, and runs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -68,14 +68,15 @@ fn a_plan_has_every_operation_of_every_layer() {
         }));
         check_schemas(&plan);
         check_memory(&plan);
-        // Exact sizes, and memory that layers share.
+        // Exact sizes, and memory shared by layers.
         assert_eq!(region(&plan, "blk.1.ffn").bytes, BATCH * INNER * 2);
         assert_eq!(region(&plan, "logits").bytes, BATCH * VOCABULARY * 4);
         let later = region(&plan, "blk.1.ffn");
         let shares = |r: &&Region| r.offset < later.offset + later.reserved && later.offset < r.offset + r.reserved;
         assert!(plan.memory.regions.iter().filter(|r| r.name.starts_with("blk.0.")).any(|r| shares(&r)));
         assert!(plan.memory.arena_bytes < plan.memory.bytes_without_reuse);
-        // A cache of every layer, for ever, which a layer's keys go to and its attention reads.
+        // Every layer has a permanent cache, which its append writes
+        // and its attention reads.
         let (op, last) = (|id: &str| plan.ops.iter().find(|op| op.op_id == id).expect("above"), plan.ops.len() - 1);
         for layer in 0..2 {
             let cache = region(&plan, &format!("blk.{layer}.k_cache"));
@@ -88,7 +89,8 @@ fn a_plan_has_every_operation_of_every_layer() {
         assert_eq!((append.sequences, append.heads, append.kv_heads), (BATCH, HEADS, KV_HEADS));
         let barrier = |op: &str| plan.barriers.iter().find(|b| b.before == op && !b.after.is_empty()).expect("one");
         assert_eq!(barrier("blk.1.attn").after, ["blk.1.kv_append"]);
-        // What the library has no operation for is the caller's, at the beginning and at the end, with the reason.
+        // Operations outside the library are the caller's, at the beginning and
+        // the end, with the reason.
         let of_caller: Vec<_> = plan.barriers.iter().filter(|b| b.step.is_some()).collect();
         assert_eq!(of_caller.iter().map(|b| b.before.as_str()).collect::<Vec<_>>(), ["blk.0.attn_norm", "end"]);
         assert_eq!(
@@ -137,7 +139,8 @@ fn experts_are_routed_and_multiplied_on(ctx: &Context) {
     experts_run_in_the_arena(ctx, &loaded, &open_model(&path).expect("a model"));
 }
 
-/// From logits to the sum of a token's experts; the same numbers as a layer of experts on buffers of its own gives.
+/// From logits to combined expert outputs, equal to a MoE
+/// layer on its own buffers.
 fn experts_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, model: &Model) {
     let stream = ctx.default_stream();
     let mut arena = loaded.arena().expect("small").check_canaries(true);
@@ -243,11 +246,11 @@ fn safetensors_are_planned_by_their_config() {
     assert_eq!(plan.ops[1].bias.as_deref(), Some("model.layers.0.self_attn.q_proj.bias"));
     check_schemas(&plan);
 
-    // As Python writes it, with a byte-order mark.
+    // Python's JSON dialect, with a byte-order mark.
     config(&format!("\u{feff}{}", llama.to_string().replacen('{', r#"{"time_step_limit": [0.0, Infinity], "#, 1)));
     ctx.plan_model(folder.0.path(), &PlanOptions::new(BATCH)).expect("not strict JSON");
 
-    // A scaling that the library does not have is the caller's; a number that is missing is named.
+    // An unsupported rotary scaling is the caller's. A missing number is named.
     let mut other = llama.clone();
     other["rope_scaling"] = json!({"rope_type": "longrope"});
     config(&other.to_string());
@@ -270,7 +273,7 @@ fn safetensors_are_planned_by_their_config() {
     assert!(error.to_string().contains("qwen3moe"));
 }
 
-/// Every product has its two gradients, each after what it reads, with memory of its own.
+/// Every product has two gradients, each after its inputs, with its own memory.
 #[test]
 fn training_goes_back_over_every_product() {
     for ctx in devices("training_goes_back_over_every_product") {
@@ -303,7 +306,8 @@ fn training_goes_back_on(ctx: &Context) {
         [(Phase::Forward, "output"), (Phase::Backward, "blk.0.attn_q.weight.optimizer")]
     );
     let op = |id: &str| plan.ops.iter().find(|op| op.op_id == id).unwrap_or_else(|| panic!("no {id}"));
-    // Three products read the same X: the first of them writes its gradient, the others add to it.
+    // Three products share X. The first writes its
+    // gradient, the others accumulate.
     assert_eq!(op("blk.1.attn_v.dx").residual, None);
     assert_eq!(op("blk.1.attn_k.dx").residual.as_ref(), Some(&op("blk.1.attn_k.dx").d));
     assert_eq!(
@@ -315,7 +319,7 @@ fn training_goes_back_on(ctx: &Context) {
     for part in ["grad", "master", "moment1", "moment2"] {
         assert_eq!(region(&plan, &format!("{weight}.{part}")).bytes, INNER * HIDDEN * 4);
     }
-    // What an activation is computed from lives until its gradient is.
+    // The pre-activation is live until its gradient is computed.
     let upped = region(&plan, "blk.0.ffn_upped");
     assert!(plan.ops[upped.last_op].phase == Phase::Backward, "it ends in {}", plan.ops[upped.last_op].op_id);
     let caches = region(&plan, "blk.0.k_cache");
@@ -344,7 +348,8 @@ fn training_goes_back_on(ctx: &Context) {
     assert!(matches!(refused, Err(Error::PlanMismatch { .. })), "{refused:?}");
 }
 
-/// `gate` is the gradient by the input of a layer; the same numbers as a plan of its own on buffers of its own gives.
+/// `gate` is the input gradient of a layer, equal to a separate
+/// plan on its own buffers.
 fn gradients_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, gate: &PlannedOp) {
     let stream = ctx.default_stream();
     let mut arena = loaded.arena().expect("small").check_canaries(true);
@@ -377,7 +382,7 @@ fn gradients_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, gate: &Planned
         let expected: f32 = (0..BATCH).map(|t| dy[t * INNER + n] * x[t * HIDDEN + k]).sum();
         assert!((dw[n * HIDDEN + k] - expected).abs() < 1e-4, "{} is not {expected}", dw[n * HIDDEN + k]);
     }
-    // What has no backward here is a step of the caller's, and says so.
+    // Operations without a backward pass become caller's steps, with a reason.
     for what in ["norm backward", "attention backward"] {
         let mut steps = loaded.exec_plan().barriers.iter().filter_map(|barrier| barrier.step.as_deref());
         let step = steps.find(|step| step.contains(what)).unwrap_or_else(|| panic!("no {what}"));
@@ -395,12 +400,12 @@ fn gradients_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, gate: &Planned
     loaded.run_optimizer(&stream, "blk.0.ffn_gate.weight.optimizer", &mut arena).expect("planned");
     let moved: Vec<f32> =
         ctx.download(arena.region("blk.0.ffn_gate.weight.master").expect("planned")).expect("readable");
-    // The first step of AdamW is as long as its rate, against the gradient.
+    // The first step of AdamW has the length of its rate, against the gradient.
     let is_right = |(w, g): (&f32, &f32)| if *g == 0.0 { *w == 0.0 } else { (w + 0.01 * g.signum()).abs() < 1e-4 };
     assert!(moved.iter().zip(&dw).all(is_right));
 }
 
-/// A changed plan is refused, and the first mismatch named.
+/// A changed plan is refused with the first mismatch.
 #[test]
 fn what_does_not_fit_is_named() {
     let folder = Folder::new();
@@ -409,7 +414,8 @@ fn what_does_not_fit_is_named() {
     let ctx = Context::open("cpu").expect("always there");
     let good = serde_json::to_value(plan(&ctx, &path)).expect("JSON");
     ctx.load_plan(&good.to_string(), &model).expect("it fits");
-    // One block more in each row than K has: the first row right, all others garbage.
+    // One block too many per row: the first row would be
+    // right, all others garbage.
     let row_bytes = (HIDDEN / 32 + 1) * 34;
     let shared = good["memory"]["regions"].as_array().expect("regions").iter().position(|r| r["name"] == "blk.0.k");
     let of_shared = |field: &str| format!("/memory/regions/{}/{field}", shared.expect("it is there"));
@@ -458,7 +464,8 @@ fn what_does_not_fit_is_named() {
     assert!(error.contains("model.tensors"), "{error}");
 }
 
-/// Products run where the plan says, as they do by themselves, and a byte written too far is found.
+/// Products in the arena equal separate ones, and a byte written
+/// past a region is found.
 #[test]
 fn products_run_in_the_arena_and_canaries_are_watched() {
     for ctx in devices("products_run_in_the_arena_and_canaries_are_watched") {
@@ -491,7 +498,7 @@ fn products_run_in_the_arena_of(ctx: &Context) {
     }
     loaded.check_canaries(&stream, "blk.0.attn_k", &arena).expect("all are there");
 
-    // One byte too far, as a norm of the caller's might.
+    // One byte past the region, as a faulty caller's step might write.
     let written = region(loaded.exec_plan(), "blk.0.k");
     let end = written.offset - loaded.exec_plan().memory.weights_end + written.bytes;
     let (len, behind) = (written.bytes, end..end + 1);
@@ -512,7 +519,7 @@ fn products_run_in_the_arena_of(ctx: &Context) {
     assert!(regions.iter().any(|r| r.kind == RegionKind::Weight && r.name == "blk.0.attn_q.weight"));
 }
 
-/// Norm, KV append and attention run where the plan says, and give what they give on buffers of their own.
+/// Norm, KV append and attention in the arena equal those on their own buffers.
 #[test]
 fn what_stands_between_products_runs_in_the_arena() {
     for ctx in devices("what_stands_between_products_runs_in_the_arena") {
@@ -545,7 +552,8 @@ fn what_stands_between_products_runs_in_the_arena_of(ctx: &Context) {
         let is_near = |((x, gamma), got): ((&f32, &f32), &f32)| (x / root * gamma - got).abs() < 4e-3;
         assert!(row.iter().zip(&of_gamma).zip(got).all(is_near));
     }
-    // One key of each sequence, its own: attention gives its value, whatever queries and keys are.
+    // Each sequence has one key, its own. Attention then returns its value,
+    // whatever queries and keys are.
     let v = values(BATCH * KV, 11);
     for (name, columns) in [("q", HIDDEN), ("k", KV)] {
         put(&mut arena, &format!("blk.0.{name}"), &DType::F16.encode(&values(BATCH * columns, 12)));
@@ -574,7 +582,7 @@ fn what_stands_between_products_runs_in_the_arena_of(ctx: &Context) {
     assert!(matches!(wrong, Err(Error::NotInPlan { .. })), "{wrong:?}");
 }
 
-/// A plan for a chip that is not here fits a device like it, and no other.
+/// A plan for an absent chip fits matching devices only.
 #[test]
 fn chips_that_are_not_here_can_be_planned_for() {
     let folder = Folder::new();
@@ -592,7 +600,7 @@ fn chips_that_are_not_here_can_be_planned_for() {
     let other = Context::open("emu:sm80").expect("there as well").load_plan(&text, &model);
     assert!(matches!(other, Err(Error::PlanMismatch { at, .. }) if at == "runtime.device.arch"));
 
-    // Layers are alike: 64 of them take no second.
+    // Layers are alike: 64 of them take less than a second.
     let path = folder.model("qwen3moe", &of_experts(64));
     let timed = || {
         let start = std::time::Instant::now();
@@ -600,7 +608,7 @@ fn chips_that_are_not_here_can_be_planned_for() {
         assert!(text.contains("blk.63.ffn_down"));
         start.elapsed().as_secs_f64()
     };
-    // Other tests run meanwhile.
+    // Other tests run concurrently.
     let least = (0..3).map(|_| timed()).fold(f64::INFINITY, f64::min);
     assert!(least < 2.0, "{least} s");
 }

@@ -1,4 +1,4 @@
-//! Plans with training of models with experts: what they hold, and that they run.
+//! Training plans of MoE models: contents and runs.
 
 use qgemm_api::exec::Phase;
 use qgemm_api::{
@@ -12,7 +12,8 @@ mod common {
 }
 use common::models::*;
 
-/// Rows are sorted by expert, so that products with experts have both gradients, each of its expert's rows.
+/// Rows are sorted by expert, so expert products have both gradients,
+/// each over its expert's rows.
 #[test]
 fn training_goes_back_through_experts() {
     for ctx in devices("training_goes_back_through_experts") {
@@ -47,7 +48,8 @@ fn training_goes_back_through_experts_on(ctx: &Context) {
         assert_eq!(op(&format!("blk.0.{id}")).offsets.as_deref(), offsets, "{id}");
     }
     assert_eq!(region(&plan, "blk.0.ffn_offsets").bytes, (EXPERTS + 1) * 4);
-    // The gate adds to what the up left, and the router to what the sorted rows left.
+    // The gate accumulates onto the up's gradient, and the router onto
+    // that of the sorted rows.
     assert!(op("blk.0.ffn_up.dx").residual.is_none() && op("blk.0.ffn_gate.dx").residual.is_some());
     assert_eq!(op("blk.0.ffn_router.dx").residual.as_deref(), Some("blk.0.ffn_norm.grad"));
     let (gate, dw) = (op("blk.0.ffn_gate.dx"), op("blk.0.ffn_gate.dw"));
@@ -72,7 +74,8 @@ fn training_goes_back_through_experts_on(ctx: &Context) {
     assert!(matches!(refused, Err(Error::PlanMismatch { .. })), "{refused:?}");
 }
 
-/// Forward and backward through the gates of a layer, with one expert that has most rows and one without any.
+/// Forward and backward through a layer's gates. One expert has
+/// most rows and one has none.
 fn experts_gradients_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, model: &Model) {
     const ROWS: usize = BATCH * 2;
     let stream = ctx.default_stream();
@@ -125,7 +128,8 @@ fn experts_gradients_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, model:
     }
 }
 
-/// A plan for a chip that is not here has its kernels for every operation of both phases, and can be loaded again.
+/// A plan for an absent chip has kernels for all operations of both phases,
+/// and can be loaded again.
 #[test]
 fn training_is_planned_for_a_chip_that_is_not_here() {
     let ctx = match Context::open("emu:sm90") {

@@ -1,4 +1,4 @@
-//! Layers of experts that a device has no room for.
+//! Expert layers that exceed the device's memory.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use qgemm_formats::Format;
 use qgemm_formats::prepack::FragmentLayout;
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Catalog, Device, DeviceInfo, Event, HalError, Stream, noop};
 
-/// A device that has so many bytes in all, and counts what is copied to it.
+/// Device with this many bytes in all.
+/// It counts copied bytes.
 #[derive(Debug)]
 struct Small {
     device: Arc<dyn Device>,

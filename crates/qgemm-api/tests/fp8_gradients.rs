@@ -1,16 +1,18 @@
-//! Gradients of weights in FP8: dY and X are quantized transposed, and multiplied with the scales of their blocks of tokens. What that loses
-//! beside a gradient in f64 is what both quantizations lose.
+//! FP8 weight gradients: dY and X are quantized transposed and multiplied with block
+//! scales along the tokens.
+//!
+//! Compared with an f64 gradient, the loss must be that of both quantizations.
 
 use qgemm_api::{Buffer, Context, DType, Error, FactorFormat, Matmul, MatmulArgs, Quantization, QuantizedX, XFormat};
 
-/// Not a multiple of the tokens that share a scale.
+/// Not a multiple of the tokens per scale.
 const TOKENS: usize = 700;
 const OUTPUTS: usize = 48;
 const INPUTS: usize = 72;
-/// Of a factor; its products have those of both.
+/// Quantization loss of one operand. The product has that of both.
 const LOSS: f64 = 6.6e-4;
 
-/// Almost normal numbers, without a pattern.
+/// Nearly normal numbers without a pattern.
 fn numbers(count: usize, seed: u32) -> Vec<f32> {
     let mut state = seed;
     let mut next = || {
@@ -20,7 +22,7 @@ fn numbers(count: usize, seed: u32) -> Vec<f32> {
     (0..count).map(|_| (0..12).map(|_| next()).sum()).collect()
 }
 
-/// `tokens × features` as codes along the tokens.
+/// Quantizes `tokens × features` along the tokens.
 fn quantized(ctx: &Context, values: &[f32], features: usize) -> (Quantization, QuantizedX) {
     let tokens = values.len() / features;
     let quantization = Quantization::new(features, tokens, DType::F32, XFormat::E4M3Block).x_transposed();
@@ -31,7 +33,7 @@ fn quantized(ctx: &Context, values: &[f32], features: usize) -> (Quantization, Q
     (quantization, made)
 }
 
-/// `dYᵀ·X` of some tokens, in f64.
+/// `dYᵀ·X` over some tokens, in f64.
 fn gradient(dy: &[f32], x: &[f32], tokens: std::ops::Range<usize>) -> Vec<f64> {
     let one = |output: usize, input: usize| -> f64 {
         tokens.clone().map(|t| f64::from(dy[t * OUTPUTS + output]) * f64::from(x[t * INPUTS + input])).sum()
@@ -39,7 +41,7 @@ fn gradient(dy: &[f32], x: &[f32], tokens: std::ops::Range<usize>) -> Vec<f64> {
     (0..OUTPUTS * INPUTS).map(|i| one(i / INPUTS, i % INPUTS)).collect()
 }
 
-/// The energy of the error over that of what is expected.
+/// Relative error by energy.
 fn loss(got: &[f32], expected: &[f64]) -> f64 {
     let error: f64 = got.iter().zip(expected).map(|(got, expected)| (f64::from(*got) - expected).powi(2)).sum();
     error / expected.iter().map(|v| v * v).sum::<f64>()
@@ -71,7 +73,8 @@ fn gradients_of_experts_begin_and_end_within_blocks() {
     let ctx = Context::open("cpu").expect("always there");
     let (dy, x) = (numbers(TOKENS * OUTPUTS, 4), numbers(TOKENS * INPUTS, 5));
     let ((of_dy, dy8), (of_x, x8)) = (quantized(&ctx, &dy, OUTPUTS), quantized(&ctx, &x, INPUTS));
-    // The second has no tokens, the third a few of one block, and no one the last.
+    // The second group is empty, the third has a few tokens of one block, and no
+    // group has the last token.
     let offsets = [0u32, 190, 190, 197, 384, 699];
     let products = offsets.len() - 1;
     let matmul = Matmul::of_quantized(&of_dy, &of_x, DType::F32).expect("one format").k_grouped(products);
@@ -117,7 +120,7 @@ fn products_of_another_form_are_refused() {
         let error = Matmul::of_quantized(&a, &b, f32).expect_err("they do not fit");
         assert!(matches!(error, Error::BlockScaledProduct { .. }), "{error}");
     }
-    // Scales must come, and all of them.
+    // Scales are required, in full.
     let codes = ctx.upload(&[0u8; 8 * 256]).expect("memory");
     let (scales, mut d) = (ctx.upload(&[1.0f32; 16]).expect("memory"), ctx.allocate(8 * 8 * 4).expect("memory"));
     let plan = ctx.plan_matmul(&nt()).expect("is served");

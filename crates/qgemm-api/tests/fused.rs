@@ -1,12 +1,12 @@
-//! Several weights as one: outputs in buffers, strides and types of their own are those of the products of each, and what does not
-//! fit is refused.
+//! Fused weights: separate outputs equal those of separate products,
+//! and mismatches are refused.
 
 use qgemm_api::{
     Args, Context, DType, Error, FormatError, FusedArgs, FusedProblem, HostWeight, NormFunction, Problem, quantize,
 };
 
 const K: usize = 96;
-/// Borders that kernels see, and others.
+/// Segment borders that kernels support, and others.
 const ROWS: [[usize; 3]; 2] = [[48, 32, 9], [40, 24, 9]];
 
 /// Values between -1 and 1.
@@ -23,13 +23,13 @@ fn weights(rows: [usize; 3]) -> Vec<HostWeight> {
     let format = "q8_0".parse().expect("a format");
     let weight = |(i, &n): (usize, &usize)| quantize(&values(n * K, i as u32), n, K, format).expect("valid").0;
     let mut all: Vec<HostWeight> = rows.iter().enumerate().map(weight).collect();
-    // One of them has scales of rows.
+    // One weight has row scales.
     let scales = (0..rows[1]).map(|row| 0.5 + row as f32).collect();
     all[1] = all[1].clone().with_row_scale(scales).expect("as many as rows");
     all
 }
 
-/// X·Wᵀ + bias of each weight by a plan of its own, of normalized X.
+/// X·Wᵀ + bias of each weight by its own plan, with normalized X.
 fn separately(
     ctx: &Context,
     weights: &[HostWeight],
@@ -75,7 +75,7 @@ fn check_outputs(ctx: &Context, rows: [usize; 3]) {
             .output_dtype(1, DType::BF16)
             .output_row_stride(2, stride as u64);
         let plan = ctx.plan_fused(&problem).expect("served");
-        // One launch for all outputs, behind the norm's, where kernels see the borders.
+        // One launch for all outputs, after the norm's, if kernels support the borders.
         assert_eq!(plan.to_string().matches("<<<").count(), if first.is_multiple_of(16) { 2 } else { 5 }, "{plan}");
         let (x, gamma, bias) = (ctx.upload(&x), ctx.upload(&gamma), ctx.upload(&bias));
         let (x, gamma, bias) = (x.expect("memory"), gamma.expect("memory"), bias.expect("memory"));

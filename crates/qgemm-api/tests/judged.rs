@@ -1,4 +1,5 @@
-//! The kinds of random cases that once failed, and what was found of each (`docs/numerics.md`, "What random cases found"), drawn again.
+//! Regression tests of random cases that once failed
+//! (`docs/numerics.md`, "What random cases found").
 
 use qgemm_api::{Context, DType, XPrecision, quantize};
 use qgemm_testkit::{ActivationKind, Case, Epilogue, Failure, Layout, TestCase, Verdict, WeightKind, skipped};
@@ -9,7 +10,7 @@ fn case(format: &str, m: usize, n: usize, k: usize) -> Case {
     Case::new(format.parse().expect("a format"), m, n, k)
 }
 
-/// Runs `cases` on every device that is there.
+/// Runs `cases` on every available device.
 fn all_pass(test: &str, cases: &[Case]) {
     for device in DEVICES {
         let ctx = match Context::open(device) {
@@ -56,7 +57,7 @@ fn a_transposed_weight_has_no_channel_scale_to_be_folded_in() {
     let scaled = Case { epilogue: Epilogue { channel_scale: true, ..plain.epilogue }, ..plain };
     let outcome = scaled.run(&Context::open("cpu").expect("always there"));
     assert!(matches!(outcome.verdict, Verdict::Fail(Failure::Weight(_))), "{:?}", outcome.verdict);
-    // The same scale of a weight that is stored by rows acts on sums.
+    // The same scale of a row-major weight acts on sums.
     let by_rows = Case { layout: Layout::default(), ..scaled };
     all_pass("a_transposed_weight_has_no_channel_scale_to_be_folded_in", &[by_rows]);
 }
@@ -89,7 +90,8 @@ fn a_tile_of_one_element_is_judged_as_one_of_few() {
     assert_eq!(of(4097, 1).run(&ctx).verdict, Verdict::Pass);
 }
 
-/// X up to 2¹²⁸ / (K · largest code) in magnitude, with every kernel.
+/// X up to 2¹²⁸ / (K · largest code) in
+/// magnitude, with every kernel.
 #[test]
 fn large_activations_within_the_documented_bound_stay_finite() {
     const K: usize = 64;

@@ -1,4 +1,5 @@
-//! Caches in codes: that every device writes the same bits, and that operands may share a buffer.
+//! Quantized KV caches: every device writes the same bits, and
+//! operands may share a buffer.
 
 use qgemm_api::{
     Attention, AttentionArgs, Buffer, Context, DType, Error, Keys, KvAppend, KvAppendArgs, KvFormat, Queries,
@@ -8,8 +9,10 @@ const TOKENS: usize = 64;
 const HEADS: usize = 2;
 const DIM: usize = 64;
 
-/// Numbers of every mantissa, of a magnitude of their own in each block of 32 features; then multiples of halves, which are ties where a
-/// block's largest is what its codes end at; then what is 0, not a number, or beyond what codes hold, in formats that allow for it.
+/// Values with full mantissas, one magnitude per block of 32 features.
+/// Then multiples of halves, which are ties when the block's maximum
+/// is the largest code. Then zeros, NaN and out-of-range values, in
+/// formats that allow them.
 fn values(kv: KvFormat) -> Vec<f32> {
     let mut state = 0x9e37_79b9_u32;
     let mut random = || {
@@ -28,7 +31,7 @@ fn values(kv: KvFormat) -> Vec<f32> {
             });
         }
     }
-    // Nothing else in a block is larger than what its codes end at.
+    // No other value of the block exceeds the largest code.
     for block in values.chunks_exact_mut(32).skip(3).step_by(4) {
         let most = block[0];
         block.iter_mut().for_each(|value| *value = value.max(-most));
@@ -76,7 +79,7 @@ fn codes_are_the_same_on_every_device() -> Result<(), Error> {
             }
         };
         for kv in KvFormat::ALL.into_iter().filter(|kv| !kv.is_plain()) {
-            // Factors of either sign, and of any magnitude.
+            // Factors of both signs and of any magnitude.
             for factors in [[1.0, 0.37], [3.0e-30, -5.5]] {
                 let values = values(kv);
                 let [on_cpu, here] = [&cpu, &ctx].map(|ctx| appended(ctx, kv, &values, factors));
@@ -96,7 +99,8 @@ fn codes_are_the_same_on_every_device() -> Result<(), Error> {
     Ok(())
 }
 
-/// Results and log-sum-exps of an attention over what was appended before, with every operand where `memory` says.
+/// Results and log-sum-exps of attention over the appended keys, with
+/// operands placed by `memory`.
 fn attended(
     ctx: &Context,
     kv: KvFormat,

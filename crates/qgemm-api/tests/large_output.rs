@@ -1,4 +1,5 @@
-//! Outputs of more than 2³¹ elements on the first CUDA device: offsets are 64 bits wide.
+//! Outputs of more than 2³¹ elements on the first CUDA
+//! device: offsets are 64 bits wide.
 #![cfg(feature = "cuda")]
 
 use qgemm_api::{Args, Context, DType, Error, HalError, Problem, quantize};
@@ -7,7 +8,8 @@ const M: usize = 66_000;
 const N: usize = 33_000;
 const K: usize = 64;
 
-/// Rows of D that lie before, at and after element 2³¹, and the last.
+/// Rows of D before, at and after element
+/// 2³¹, and the last.
 const ROWS: [usize; 4] = [0, (1 << 31) / N - 1, (1 << 31) / N + 1, M - 1];
 
 #[test]

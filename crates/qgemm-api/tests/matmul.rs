@@ -1,4 +1,4 @@
-//! What a product of two matrices in device memory refuses, and what it says.
+//! Matmul: refusals and their messages.
 
 use qgemm_api::{Context, DType, Error, FactorFormat, Matmul, MatmulArgs};
 
@@ -64,7 +64,7 @@ fn wrong_operands_are_refused_and_nothing_is_written() {
     let unexpected = run(&matmul(), MatmulArgs::new(&a, &b, &mut d).bias(&c));
     assert!(matches!(unexpected, Err(Error::UnexpectedOperand { operand: "bias" })), "{unexpected:?}");
     assert_eq!(F32.decode(&ctx.download(&d).expect("fits")), [1.0; 12]);
-    // With a factor of 0, C need not come.
+    // With beta = 0, C is optional.
     run(&matmul().c(0.0, F32), MatmulArgs::new(&a, &b, &mut d)).expect("runs");
     assert_eq!(F32.decode(&ctx.download(&d).expect("fits")), [5.0; 12]);
 }

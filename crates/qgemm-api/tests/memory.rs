@@ -1,17 +1,19 @@
-//! Memory as engines have it, on every backend that is there: X and D in one arena, D added to in place, slices of the host,
-//! events between streams, and contexts that share a device.
+//! Memory as engines use it, on every available backend:
+//! X and D in one arena, accumulation in D, host slices, events
+//! between streams, and contexts that share a device.
 
 use qgemm_api::half::f16;
 use qgemm_api::{Buffer, Context, DType, DeviceKind, Error, HalError, Linear, Problem, cpu, quantize};
 
 const DEVICES: [&str; 5] = ["cpu", "wgpu:0", "cuda:0", "emu:sm75", "emu:sm80"];
-/// D's rows are no whole words in f16, and no whole vectors in f32.
+/// Rows of D are no whole words in f16, and no
+/// whole vectors in f32.
 const N: usize = 75;
 const K: usize = 512;
-/// From a kernel for one token to one that cuts K into parts.
+/// From a one-token kernel to split-K.
 const TOKENS: [usize; 3] = [1, 5, 19];
 
-/// Every device that is there; the others are reported as skipped.
+/// Every available device; the others are reported as skipped.
 fn devices(test: &str) -> impl Iterator<Item = Context> {
     DEVICES.into_iter().filter_map(move |name| match Context::open(name) {
         Ok(ctx) => Some(ctx),
@@ -23,7 +25,7 @@ fn devices(test: &str) -> impl Iterator<Item = Context> {
     })
 }
 
-/// `count` values in −1..1 that look random.
+/// `count` pseudo-random values in −1..1.
 fn values(seed: usize, count: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 7919 + seed * 104_729) % 1999) as f32 / 999.5 - 1.0).collect()
 }
@@ -33,7 +35,7 @@ fn layer(ctx: &Context, describe: fn(Problem) -> Problem) -> Result<Linear, Erro
     ctx.layer(&ctx.load(&host)?, describe)
 }
 
-/// What a layer makes of X in buffers of their own, D holding `before`.
+/// Layer output from separate buffers. D holds `before`.
 fn separately(ctx: &Context, layer: &Linear, m: usize, x: &[f16], before: &[f16]) -> Result<Vec<f16>, Error> {
     let (x, residual, mut d) = (ctx.upload(x)?, ctx.upload(before)?, ctx.allocate(2 * m * N)?);
     let mut workspace = ctx.workspace(layer.prepare([m])?)?;
@@ -56,7 +58,8 @@ fn x_and_d_of_one_arena_and_a_residual_in_d_give_the_same_bits() -> Result<(), E
             let expected = separately(&ctx, &added, m, &x, &before)?;
             assert!(expected.iter().any(|v| *v != f16::ZERO), "{id}");
 
-            // Views of one buffer; between and behind them nothing changes.
+            // Views of one buffer. Bytes between and after
+            // them must not change.
             let (x_len, d_at) = (2 * m * K, 2 * m * K + 16);
             let mut arena = ctx.upload(&vec![0x5au8; d_at + 2 * m * N + 6])?;
             ctx.upload_into(&x, &mut arena)?;
@@ -71,7 +74,7 @@ fn x_and_d_of_one_arena_and_a_residual_in_d_give_the_same_bits() -> Result<(), E
             let rest = bytes[x_len..d_at].iter().chain(&bytes[d_at + 2 * m * N..]);
             assert!(rest.into_iter().all(|&b| b == 0x5a), "{id}, M={m}: wrote elsewhere");
 
-            // Buffers that own a part each.
+            // Buffers that own one part each.
             let mut x_part = ctx.allocate((2 * m * K).next_multiple_of(256) + 2 * m * N)?;
             let mut d_part: Buffer = x_part.split_off((2 * m * K).next_multiple_of(256))?;
             ctx.upload_into(&x, &mut x_part)?;
@@ -106,7 +109,7 @@ fn a_processor_multiplies_slices_in_place_with_threads_of_ones_own() -> Result<(
     let (x_operand, mut d_operand) = (cpu::slice(&x), cpu::slice_mut(&mut d));
     layer.run(&own.default_stream(), m, layer.args(&x_operand, &mut d_operand).workspace(&mut workspace))?;
 
-    // In buffers, on the threads that all share.
+    // In buffers, on the shared threads.
     let layer = layer_of(&shared)?;
     let (buffer, mut out) = (shared.upload(&x)?, shared.allocate(4 * m * N)?);
     layer.run(&shared.default_stream(), m, layer.args(&buffer, &mut out))?;

@@ -1,4 +1,4 @@
-//! From a file to a result, and every way in which a path can be no model.
+//! Model files: from a file to a result, and all errors of paths.
 
 use std::fs;
 use std::path::Path;
@@ -28,7 +28,7 @@ fn write_gguf(path: &Path, format: &str) {
     writer.finish().expect("complete");
 }
 
-/// A safetensors file with one f32 matrix.
+/// Safetensors file with one f32 matrix.
 fn write_safetensors(path: &Path, name: &str) {
     let data: Vec<u8> = values().iter().flat_map(|v| v.to_le_bytes()).collect();
     let header = format!(r#"{{"{name}":{{"dtype":"F32","shape":[{N},{K}],"data_offsets":[0,{}]}}}}"#, data.len());
@@ -38,7 +38,7 @@ fn write_safetensors(path: &Path, name: &str) {
     fs::write(path, bytes).expect("writable");
 }
 
-/// What each error of a chain says by itself.
+/// Message of each error in a chain.
 fn chain(error: &dyn std::error::Error) -> Vec<String> {
     std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect()
 }
@@ -71,7 +71,7 @@ fn no_error_says_what_its_source_says() {
     }
 }
 
-/// A model in `folder`.
+/// Model in `folder`.
 fn model_of(folder: &Path) -> Model {
     let path = folder.join("model.gguf");
     write_gguf(&path, "q8_0");
@@ -148,7 +148,7 @@ fn a_shard_opened_alone_knows_of_the_others() {
             assert!(open_model(whole).expect("both shards").weight("a").is_ok());
         }
     }
-    // What is wrong with an index is no concern of a file that is opened without it.
+    // An invalid index does not affect a file that is opened without it.
     fs::write(&index, "no JSON").expect("writable");
     assert!(matches!(alone().weight("a"), Err(FormatError::MissingTensor { shard: None, .. })));
     fs::remove_file(path("config.json")).expect("there");
@@ -193,7 +193,7 @@ fn settings_beside_the_file_are_read() {
     let folder = tempfile::tempdir().expect("writable");
     let path = |name: &str| folder.path().join(name);
     write_safetensors(&path("model.safetensors"), "w");
-    // What is read shows in what is refused.
+    // A file that is read affects what is refused.
     let broken = r#"{"quantization_config": 7}"#;
     fs::write(path("quantize_config.json"), "[]").expect("writable");
     assert!(matches!(open_model(folder.path()), Err(Error::Format(FormatError::BadFile { .. }))));
@@ -207,7 +207,7 @@ fn settings_beside_the_file_are_read() {
     assert!(matches!(open_model(folder.path()), Err(Error::Format(FormatError::BadFile { .. }))));
 }
 
-/// One layer of 8 × 32 weights by GPTQ, all codes and scales 0.
+/// GPTQ layer of 8 × 32 weights, all codes and scales 0.
 fn write_gptq(path: &Path) {
     let header = r#"{"l.qweight":{"dtype":"I32","shape":[4,8],"data_offsets":[0,128]},
         "l.scales":{"dtype":"F16","shape":[2,8],"data_offsets":[128,160]}}"#;
@@ -233,7 +233,8 @@ fn settings_of_all_files_count() {
         let folder = tempfile::tempdir().expect("writable");
         let path = |name: &str| folder.path().join(name);
         write_gptq(&path("model.safetensors"));
-        // Nothing says that the layer is symmetric, and so may have no zero points.
+        // Without settings the layer is not known to be symmetric, so its
+        // zero points are required.
         fs::write(path("config.json"), config("null")).expect("writable");
         let error = open_model(folder.path()).and_then(|model| Ok(model.weight("l")?)).expect_err("no settings");
         assert!(error.to_string().contains("qzeros"), "{error}");
@@ -242,7 +243,7 @@ fn settings_of_all_files_count() {
         let weight = open_model(folder.path()).expect("a model").weight("l").expect("settings");
         assert_eq!((weight.n(), weight.k()), (8, 32), "{name}");
 
-        // Another file says something else.
+        // Another file contradicts it.
         let other = if name == "config.json" { "quantization_config.json" } else { "config.json" };
         fs::write(path(other), config(r#"{"bits":8}"#)).expect("writable");
         let model = open_model(folder.path()).expect("a model");
@@ -304,7 +305,7 @@ fn a_model_that_is_read_does_not_mind_its_file() {
     assert_eq!(model.dense("w").expect("plain").to_f32(), values());
 }
 
-/// An error with what it came from, as a program prints it.
+/// Error with its sources, as a program prints it.
 #[cfg(unix)]
 fn with_sources(error: &dyn std::error::Error) -> String {
     match error.source() {

@@ -1,4 +1,4 @@
-//! Layers of experts against a plain computation in f64, on every backend that is there.
+//! MoE layers against an f64 computation, on every available backend.
 
 use qgemm_api::{
     BufferRef, Context, DType, DeviceKind, Error, ExpertArgs, ExpertProblem, Experts, HalError, HostExperts,
@@ -10,10 +10,10 @@ const EXPERTS: usize = 5;
 const TOP_K: usize = 2;
 const HIDDEN: usize = 96;
 const INNER: usize = 64;
-/// Not in order, and most of them fewer than what plans are for.
+/// Unsorted, and most of them below their plan's maximum.
 const TOKENS: [usize; 6] = [1, 21, 4, 5, 17, 7];
 
-/// Every device that is there; the others are reported as skipped.
+/// Every available device; the others are reported as skipped.
 fn devices(test: &str) -> impl Iterator<Item = Context> {
     DEVICES.into_iter().filter_map(move |name| match Context::open(name) {
         Ok(ctx) => Some(ctx),
@@ -25,7 +25,7 @@ fn devices(test: &str) -> impl Iterator<Item = Context> {
     })
 }
 
-/// `count` values in −1..1 that look random.
+/// `count` pseudo-random values in −1..1.
 fn values(seed: usize, count: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 7919 + seed * 104_729) % 1999) as f32 / 999.5 - 1.0).collect()
 }
@@ -35,7 +35,7 @@ fn weight(seed: usize, n: usize, k: usize) -> HostWeight {
     quantize(&scaled, n, k, "q8_0".parse().expect("a format")).expect("K suits").0
 }
 
-/// A layer's weights, as they are and as numbers.
+/// Weights of a layer, packed and as numbers.
 struct Layer {
     gates: Vec<HostWeight>,
     ups: Vec<HostWeight>,
@@ -54,7 +54,7 @@ impl Layer {
         (up, ctx.load_experts(&HostExperts::new(&self.downs).expect("alike")).expect("memory"))
     }
 
-    /// What expert `e` makes of a row.
+    /// Output of expert `e` for a row.
     fn expert(&self, e: usize, x: &[f32]) -> Vec<f64> {
         let (gate, up) = (product(&self.gates[e], x), product(&self.ups[e], x));
         let hidden: Vec<f32> =
@@ -70,7 +70,7 @@ fn product(weight: &HostWeight, x: &[f32]) -> Vec<f64> {
         .collect()
 }
 
-/// Ids and softmax weights, divided by their sum, of a token.
+/// Ids and renormalized softmax weights of a token.
 fn routed(logits: &[f32]) -> Vec<(usize, f64)> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
@@ -91,7 +91,7 @@ fn expected(layer: &Layer, x: &[f32], of_token: impl Fn(usize) -> Vec<(usize, f6
     .collect()
 }
 
-/// Error by energy.
+/// Relative error by energy.
 fn nmse(got: &[f32], expected: &[f64]) -> f64 {
     let error: f64 = got.iter().zip(expected).map(|(got, e)| (f64::from(*got) - e).powi(2)).sum();
     error / expected.iter().map(|e| e * e).sum::<f64>()
@@ -150,7 +150,7 @@ fn what_was_not_prepared_is_refused_and_not_planned() -> Result<(), Error> {
     };
     assert!(run(&layer, 7).is_ok() && run(&layer, 0).is_ok());
     assert!(matches!(run(&layer, 8), Err(Error::OutOfRange { most: 7, got: 8, .. })));
-    // Its plan for one token was made with it.
+    // Its plan for one token exists.
     assert!(matches!(run(&other, 7), Err(Error::OutOfRange { most: 1, got: 7, .. })));
     other.prepare(7)?;
     assert!(run(&other, 7).is_ok());
@@ -310,7 +310,7 @@ fn a_layer_takes_activations_in_codes_and_scales() -> Result<(), Error> {
             let mut quantized = ctx.allocate_x(&plan)?;
             let plain = ctx.upload(&x)?;
             plan.run(&ctx.default_stream(), quantized.args(&plain))?;
-            // What codes stand for is what the layer multiplies.
+            // The layer multiplies the dequantized values.
             let [codes, scales] =
                 [Some(quantized.codes()), quantized.scales()].map(|plane| plane.map(|p| ctx.download(p)));
             let (codes, scales): (Vec<u8>, Vec<u8>) =
@@ -329,7 +329,7 @@ fn a_layer_takes_activations_in_codes_and_scales() -> Result<(), Error> {
             layer.run(&stream, tokens, MoeArgs::from_logits(&quantized, &logits, &mut d), &mut workspace)?;
             layer.check_status(&workspace)?;
             let error = nmse(&ctx.download::<f32>(&d)?, &wanted);
-            // Numbers of E4M3 may be rounded to f16.
+            // E4M3 values may be rounded to f16.
             let limit = if format == XFormat::Q8_1 { LIMIT } else { 1e-6 };
             assert!(error < limit, "{}, {format}: {error:e}", ctx.info().id);
             let wrong = layer.run(&stream, tokens, MoeArgs::from_logits(&plain, &logits, &mut d), &mut workspace);
@@ -343,7 +343,8 @@ fn a_layer_takes_activations_in_codes_and_scales() -> Result<(), Error> {
 fn a_projection_is_one_launch_whatever_the_experts_are() -> Result<(), Error> {
     for ctx in devices("a_projection_is_one_launch_whatever_the_experts_are") {
         let (_, down) = Layer::new(EXPERTS).load(&ctx);
-        // What looks for faults is a kernel of its own on wgpu; the processor adds slots up as it multiplies.
+        // On wgpu the check of ids is a separate kernel. The CPU combines
+        // slots within the product.
         let kind = ctx.info().id.kind;
         let (faults, combine) = (usize::from(kind == DeviceKind::Wgpu), usize::from(kind != DeviceKind::Cpu));
         let launches = |problem: ExpertProblem| -> Result<usize, Error> {

@@ -1,5 +1,7 @@
-//! Norms: what is refused, when planned and when run, and that nothing is launched where there is nothing. What kernels compute is
-//! the conformance suite's; here that a norm of a sum is the norm of what was written of it.
+//! Norms: refusals at planning and at a run, and empty
+//! operations. The conformance suite checks kernels;
+//! here, the norm of a sum must equal the norm
+//! of the written sum.
 
 use qgemm_api::{Context, DType, Error, Norm, NormArgs, NormFunction};
 

@@ -1,5 +1,5 @@
-//! Results on the CPU against a naive f64 product: every way of describing operands, not every format (the
-//! backends' conformance suites do that).
+//! CPU results against a naive f64 product, for every kind of operand.
+//! The conformance suites cover all formats.
 
 use qgemm_api::{Args, Context, DType, Format, HostWeight, Plan, Problem, Weight, WeightOrder, XPrecision, quantize};
 
@@ -7,7 +7,7 @@ fn cpu() -> Context {
     Context::open("cpu").expect("always there")
 }
 
-/// `count` values in −1..1 that look random.
+/// `count` pseudo-random values in −1..1.
 fn values(seed: u32, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
     let mut next = || {
@@ -34,7 +34,7 @@ fn product(x: &[f32], w: &[f32], k: usize) -> Vec<f64> {
     x.chunks_exact(k).flat_map(|x| w.chunks_exact(k).map(move |w| dot(x, w))).collect()
 }
 
-/// `values` after a round trip through `dtype`.
+/// `values` rounded to `dtype`.
 fn rounded(dtype: DType, values: &[f32]) -> Vec<f32> {
     dtype.decode(&dtype.encode(values))
 }
@@ -47,7 +47,7 @@ fn assert_close(got: &[f32], expected: &[f64], limit: f64) {
     assert!(size > 0.0 && error <= limit * size, "NMSE {:e}, limit {limit:e}", error / size);
 }
 
-/// Limits of a normalised mean squared error: the kernel's own, and the rounding of D.
+/// Limit of the NMSE: the kernel's error and the rounding of D.
 fn limit(d: DType) -> f64 {
     1e-10
         + match d {
@@ -57,7 +57,7 @@ fn limit(d: DType) -> f64 {
         }
 }
 
-/// `rows` of `columns` values with `gap` filler elements after each, as bytes.
+/// `rows` of `columns` values, each followed by `gap` filler elements, as bytes.
 fn spread(dtype: DType, values: &[f32], columns: usize, gap: usize, filler: f32) -> Vec<u8> {
     let rows = values.chunks_exact(columns);
     let spread: Vec<f32> = rows.flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(filler, gap))).collect();
@@ -73,12 +73,12 @@ fn run(ctx: &Context, plan: &Plan, weight: &Weight, x: &[u8], d: &mut [u8]) {
     d.copy_from_slice(&ctx.download(&device_d).expect("a download"));
 }
 
-/// With X as it is: what is looked at here are operands and not their rounding.
+/// Problem with unrounded X, because the tests are about operands.
 fn problem(weight: &Weight, m: usize) -> Problem {
     Problem::new(weight, m).x_precision(XPrecision::Exact)
 }
 
-/// NMSE of activations of eight bits, which [`Context::linear`] allows.
+/// NMSE of 8-bit activations, which [`Context::linear`] allows.
 const QUANTIZED: f64 = 5e-5;
 
 #[test]
@@ -250,7 +250,8 @@ fn unquantized_weights_take_every_layout() {
 fn act_order_weights_multiply_their_own_columns() {
     let ctx = cpu();
     let (m, n, k) = (3, 6, 40);
-    // 40 input features sorted into groups of 32, the second one padded with 24 columns that nothing feeds.
+    // 40 input features in groups of 32. The second group is
+    // padded with 24 empty columns.
     let stored = quantized("int4_g32", n, 64);
     let order: Vec<u32> = (0..64).map(|i| if i < k { (i * 7 % k) as u32 } else { u32::MAX }).collect();
     let host = HostWeight::with_k_order(stored.format(), n, k, stored.blocks().to_vec().into(), order.clone())
@@ -258,7 +259,8 @@ fn act_order_weights_multiply_their_own_columns() {
     let weight = ctx.load(&host).expect("memory");
     assert_eq!((weight.k(), weight.stored_k()), (40, 64));
     let x = values(12, m * k);
-    // Independent of `dequantize_row`: the stored columns are multiplied with permuted activations.
+    // Independent of `dequantize_row`: multiplies stored columns
+    // with permuted activations.
     let permuted: Vec<f32> =
         x.chunks_exact(k).flat_map(|x| order.iter().map(|&c| x.get(c as usize).copied().unwrap_or(0.0))).collect();
     let expected = product(&permuted, &dequantized(&stored), 64);

@@ -1,5 +1,7 @@
-//! Weights, workspaces and buffers of one device are refused by every plan of another, with both named. Contexts of one device share its
-//! memory, on every device alike. A tuning looks at weights before it measures.
+//! Objects of another device: every plan refuses weights,
+//! workspaces and buffers, and names both devices.
+//! Contexts of one device share its memory. A tuning checks
+//! weights before it measures.
 
 use std::time::Duration;
 
@@ -21,7 +23,7 @@ fn experts(ctx: &Context) -> Experts {
     ctx.load_experts(&HostExperts::new(&[host(32), host(32)]).expect("alike")).expect("memory")
 }
 
-/// Every other device that is there, for each that is.
+/// Pairs of distinct available devices.
 fn pairs(test: &str) -> Vec<(Context, Context)> {
     let open = |name: &str| match Context::open(name) {
         Ok(ctx) => Some(ctx),
@@ -37,7 +39,7 @@ fn pairs(test: &str) -> Vec<(Context, Context)> {
     all.filter(|(own, other)| own.info().id != other.info().id).collect()
 }
 
-/// That `result` names the operand and both devices.
+/// Asserts that `result` names the operand and both devices.
 fn assert_refused<T>(what: &str, operand: &str, result: Result<T, Error>, own: &Context, other: &Context) {
     match result.map(drop) {
         Err(Error::WrongDevice { operand: named, expected, got }) => {
@@ -150,7 +152,7 @@ fn a_tuning_refuses_weights_of_another_shape_before_it_measures() {
         let Ok(ctx) = Context::open(name) else { continue };
         let (weights, others) = ([weight(&ctx)], [ctx.load(&host(64)).expect("memory")]);
         let problem = || Problem::new(&weights[0], 1);
-        // There is no time for a launch that would find it out.
+        // There is no time for a launch, so the check must come first.
         let budget = || Budget::new(Duration::ZERO);
         let refused =
             ctx.tune(&[TuneProblem::new(problem(), &weights), TuneProblem::new(problem(), &others)], budget(), |_| ());

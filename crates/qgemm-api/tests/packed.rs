@@ -1,4 +1,5 @@
-//! Weights that are packed once, written out and loaded again give the same bits.
+//! Packed weights: written and loaded again,
+//! they give the same bits.
 
 use qgemm_api::{
     Activation, Context, DType, Error, Format, FragmentLayout, HostWeight, NO_COLUMN, PackedWeight, Problem,
@@ -7,14 +8,15 @@ use qgemm_api::{
 
 const N: usize = 37;
 
-/// Through a file's bytes.
+/// Round trip through the bytes of a file.
 fn written_and_read(packed: &PackedWeight) -> PackedWeight {
     let mut bytes = Vec::new();
     packed.write(&mut bytes).expect("memory");
     PackedWeight::read(&SharedBytes::from(bytes)).expect("as written")
 }
 
-/// Weights of every format, and one with row scales and a column order.
+/// Weights of every format, and one with row
+/// scales and a column order.
 fn weights() -> Vec<HostWeight> {
     let every = Format::all().map(|format| {
         let kind = qgemm_testkit::WeightKind::Raw;
@@ -51,11 +53,11 @@ fn what_the_processor_packed_serves_wgpu() {
     };
     let cpu = Context::open("cpu").expect("always there");
     let all = weights();
-    // Two planes and super-blocks; and a column order with row scales.
+    // Two planes and super-blocks; a column order with row scales.
     let [q6_k, permuted] = [all.iter().find(|w| w.format().name == "q6_k"), all.last()].map(|w| w.expect("there"));
     for host in [q6_k, permuted] {
         let packed = written_and_read(&PackedWeight::pack(host, FragmentLayout::Simd16).expect("fits"));
-        // The processor quantizes them without loss: every block has 127.
+        // The CPU quantizes them without loss: every block contains 127.
         let value = |i: usize| if (i % host.k()).is_multiple_of(32) { 127.0 } else { (i % 11) as f32 - 5.0 };
         let x: Vec<f32> = (0..3 * host.k()).map(value).collect();
         let product = |ctx: &Context| {
@@ -84,7 +86,8 @@ fn a_gated_pair_that_was_written_and_loaded_again_is_one() {
     assert_eq!(op(&again), op(&pair));
 }
 
-/// What a device packs is what the host packs for it, so that files can be made where there is no device.
+/// Device and host packers agree, so that files can be
+/// made without the device.
 #[test]
 fn the_host_packs_what_a_device_would_hold() {
     let ctx = Context::open("cpu").expect("always there");

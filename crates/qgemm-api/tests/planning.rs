@@ -1,4 +1,5 @@
-//! Plans as a caller sees them: planned once, readable, and refused for what is not served.
+//! Plans for callers: cached, readable, and refused
+//! for unsupported problems.
 
 use std::sync::Barrier;
 
@@ -17,7 +18,7 @@ fn weight(ctx: &Context) -> Weight {
     ctx.load(&host).expect("memory")
 }
 
-/// Whether two plans share what was made ready.
+/// Whether two plans share their kernels.
 fn same(a: &Plan, b: &Plan) -> bool {
     std::ptr::eq(a.sequence().expect("it launches"), b.sequence().expect("it launches"))
 }
@@ -62,7 +63,7 @@ fn more_problems_than_are_kept_can_be_planned() {
     for m in 2..=1024 + 1 {
         plan(m);
     }
-    // The plan that went is made again; the one that somebody holds still runs.
+    // An evicted plan is made again. A plan in use still runs.
     assert!(!same(&first, &plan(1)));
     let x = ctx.allocate(4 * K).expect("memory");
     let mut d = ctx.allocate(4 * N).expect("memory");
@@ -123,7 +124,7 @@ fn quantized_activations_are_planned_and_others_than_those_planned_for_are_refus
         if format.plain().is_some() {
             continue;
         }
-        // What a processor multiplies as it is; of others plain numbers are made first.
+        // The CPU multiplies these codes directly. Others are dequantized first.
         let is_as_it_is = format == XFormat::Q8_1;
         assert_eq!(plan.kernel_name().ends_with("_nt_q4_k_q8_1"), is_as_it_is, "{}", plan.kernel_name());
         let refused = ctx.plan(&problem.x_transposed());
@@ -168,13 +169,14 @@ fn what_a_checkpoint_states_of_activations_is_permitted() {
         (None, XPrecision::Auto),
         (Some(XFormat::E4M3Token), XPrecision::E4M3),
         (Some(XFormat::E4M3Block), XPrecision::E4M3),
-        // A factor that was calibrated is the caller's to take.
+        // A calibrated factor is the caller's to use.
         (Some(XFormat::E4M3Tensor), XPrecision::Auto),
     ] {
         assert_eq!(permitted(&fp8(stated), XPrecision::Auto), expected, "{stated:?}");
         assert_eq!(permitted(&fp8(stated), XPrecision::F16), XPrecision::F16, "{stated:?}: the caller's word counts");
     }
-    // A plan that may round runs only with weights that say so, and any other with all of them.
+    // A plan that may round runs only with weights that state it. Any other
+    // plan runs with all of them.
     let (silent, dynamic) = (fp8(None), fp8(Some(XFormat::E4M3Block)));
     let run = |planned: &Weight, with: &Weight| {
         let plan = ctx.plan(&Problem::new(planned, 2)).expect("served");

@@ -1,4 +1,5 @@
-//! Quantizing through the API: what is refused, and planes of the caller's.
+//! X quantization through the API: refusals, and
+//! the caller's planes.
 
 use qgemm_api::{
     ActivationFormat, Args, Context, DType, Error, Problem, Quantization, QuantizationArgs, QuantizedX,
@@ -113,7 +114,7 @@ fn blocks_of_ggml_are_multiplied_as_the_numbers_that_they_hold() {
         let short = QuantizedX::from_blocks(&ctx, format, m, k, &blocks[1..]);
         assert!(matches!(short, Err(Error::WrongLength { got, .. }) if got + 1 == blocks.len()), "{short:?}");
     }
-    // Behind the last column codes are 0, whatever the blocks hold.
+    // Codes after the last column are 0, whatever the blocks hold.
     let mut block = [0; 36];
     ActivationFormat::Q8_1.quantize_blocks(&[1.0; 32], &mut block);
     let ragged = QuantizedX::from_blocks(&ctx, ActivationFormat::Q8_1, 1, 20, &block).expect("one block");

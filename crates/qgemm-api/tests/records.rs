@@ -1,4 +1,4 @@
-//! Records of plans, tuning within a budget, and kernels made ready before they are needed.
+//! Plan records, tuning within a budget, and ahead-of-time kernels.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn a_record_says_what_a_plan_runs() {
     let chosen = record.chosen().expect("one is");
     assert!((chosen.seconds - plan.launch().expect("it launches").estimate).abs() < 1e-12);
     assert_eq!(record.roof.bytes as u64, plan.bytes());
-    // The same without making anything ready, and of a weight that is nowhere.
+    // The same without ready kernels, for a described weight.
     let described = ctx.describe_weight(w.format(), N, K).expect("K suits");
     assert_eq!(described.bytes(), w.bytes());
     let explained = ctx.explain(&described.problem(7).x_dtype(DType::F16)).expect("valid");
@@ -76,7 +76,8 @@ fn other_operations_have_records() {
 
 #[test]
 fn operations_without_a_weight_have_records() {
-    // A chip with several ways: matrix instructions and FMA, whole and in parts.
+    // A chip with several candidates: matrix instructions and
+    // FMA, whole and split-K.
     let ctx = match Context::open("emu:sm80") {
         Ok(ctx) => ctx,
         Err(why) => return qgemm_testkit::skipped("operations_without_a_weight_have_records", &why.to_string()),
@@ -134,7 +135,8 @@ fn tuning_stops_with_its_budget_and_is_followed() {
     assert!(matches!(refused, Err(Error::MissingOperand { operand: "weight", .. })));
 }
 
-/// Experts and matmul are tuned as gemm is, and what was measured is followed and explained.
+/// Experts and matmul are tuned like gemm; measurements are
+/// followed and explained.
 #[test]
 fn experts_and_matmul_are_tuned_and_explained() {
     for device in ["cpu", "wgpu:0", "emu:sm80"] {

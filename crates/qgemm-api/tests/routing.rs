@@ -1,4 +1,5 @@
-//! Routings: what is refused, when planned and when run, and what the status says. On the no-op device where nothing is computed.
+//! Routing: refusals at planning and at a run, and the status. Without
+//! results, on the no-op device.
 
 use qgemm_api::{
     Buffer, Context, DType, DeviceId, Error, Routing, RoutingArgs, RoutingLists, RoutingPlan, Scoring, Workspace,
@@ -64,7 +65,7 @@ fn routings_are_checked_when_planned() {
     }
 }
 
-/// The operands of one run, each replaceable.
+/// Operands of one run, each replaceable.
 struct Operands {
     logits: Option<Buffer>,
     given_ids: Option<Buffer>,
@@ -184,7 +185,7 @@ fn operands_are_checked_when_run() {
             Err(error) => assert!(expected(&error), "{what}: {error:?}"),
         }
     }
-    // What the routing does not make may not come, either.
+    // Operands that the routing does not write are refused.
     let unlisted = ctx.plan_routing(&routing(100).biased()).expect("valid");
     let error = Operands::fitting(&ctx, 100).run(&ctx, &unlisted).expect_err("lists came");
     assert!(matches!(error, Error::UnexpectedOperand { operand: "offsets" }), "{error}");
@@ -198,7 +199,8 @@ fn a_plan_says_what_it_is_and_is_found_again() {
     assert!(text.contains("noop for 3 tokens, 4 of 40 experts, on noop"), "{text}");
     assert!(text.contains("read the logits") && text.contains("write the rows"), "{text}");
     assert_eq!(plan.device(), DeviceId { kind: qgemm_api::DeviceKind::Noop, ordinal: 0 });
-    // Logits of 2 bytes, ids and weights, offsets, counts and rows, and the status.
+    // Logits of 2 bytes, ids and weights, offsets, counts
+    // and rows, and the status.
     assert_eq!(plan.bytes(), (3 * 40 * 2 + 12 * 8 + 12 * 4 + 40 * 8 + 16) as f64);
     let again = ctx.plan_routing(&routing(TOKENS).lists()).expect("valid");
     let of = |plan: &RoutingPlan| std::ptr::from_ref(plan.sequence().expect("it launches"));

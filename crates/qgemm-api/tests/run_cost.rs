@@ -1,5 +1,6 @@
-//! `Plan::run` only launches: it allocates nothing, so it can run in a real-time thread and in a graph capture. Planning costs
-//! little, and next to nothing the second time.
+//! Cost of `Plan::run`, which only launches: without allocations, it suits
+//! real-time threads and graph captures. Planning is cheap, and nearly
+//! free for known problems.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,7 +20,8 @@ fn weight(ctx: &Context, n: usize, k: usize) -> Weight {
     ctx.load(&host).expect("memory")
 }
 
-/// Allocations of this thread in 100 runs of a warm plan with every optional operand.
+/// Allocations of this thread in 100 runs of a cached plan with
+/// all optional operands.
 fn allocations(ctx: &Context, m: usize) -> u64 {
     let (n, k) = (24, 256);
     let weight = weight(ctx, n, k);
@@ -73,8 +75,8 @@ fn a_layer_that_was_prepared_allocates_nothing() {
     assert_eq!(allocation_counter::measure(|| (0..100).for_each(|_| run())).count_total, 0);
 }
 
-/// Allocations in `runs` of a warm plan for `m` tokens that enters a pool of two threads: of the calling thread, and of the
-/// pool's.
+/// Allocations in `runs` of a cached plan for `m` tokens, with a pool
+/// of two threads: of the calling thread, and of the pool.
 fn allocations_of_all_threads(m: usize, runs: u64) -> [u64; 2] {
     const THREADS: usize = 2;
     let pool = ThreadPoolBuilder::new().num_threads(THREADS).build().expect("threads");
@@ -91,7 +93,7 @@ fn allocations_of_all_threads(m: usize, runs: u64) -> [u64; 2] {
     let operands =
         || (ctx.allocate(4 * m * n).expect("memory"), ctx.workspace(plan.workspace_bytes()).expect("memory"));
     let (mut d, mut workspace) = operands();
-    // Every thread works once, on all that there is to work on.
+    // Every thread runs the whole problem once.
     pool.broadcast(|_| {
         let (mut d, mut workspace) = operands();
         run(&mut d, &mut workspace);
@@ -99,7 +101,7 @@ fn allocations_of_all_threads(m: usize, runs: u64) -> [u64; 2] {
     run(&mut d, &mut workspace);
     let (started, done) = (AtomicUsize::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
-        // Each of the pool's threads does its part of the runs within what is measured.
+        // The measurement covers the parts of each pool thread.
         let of_pool = scope.spawn(|| {
             let counts = pool.broadcast(|_| {
                 started.fetch_add(1, Ordering::SeqCst);
@@ -126,14 +128,16 @@ fn a_product_that_enters_the_pool_allocates_but_blocks_of_its_queue() {
     const RUNS: u64 = 200;
     for m in [1, 64] {
         let [own, of_pool] = allocations_of_all_threads(m, RUNS);
-        // Documented of `Plan::run`: a block of the queue about every sixtieth time.
+        // As documented at `Plan::run`: one queue block in about sixty runs.
         assert!(own <= RUNS / 60 + 2, "M={m}: {own}");
-        // Threads that wait within a launch may begin another part, whose memory is new.
+        // Threads that wait within a launch may start another
+        // part, which allocates.
         assert!(of_pool <= 2, "M={m}: {of_pool}");
     }
 }
 
-/// Allocations of this thread in 100 runs of a warm conversion with every optional operand.
+/// Allocations of this thread in 100 runs of a cached conversion with
+/// all optional operands.
 fn allocations_of_conversion(device: &str) -> u64 {
     let ctx = Context::open(device).expect("always there");
     let (rows, columns) = (9, 70);
@@ -157,13 +161,13 @@ fn conversions_allocate_nothing() {
     assert_eq!(["noop", "cpu"].map(allocations_of_conversion), [0, 0]);
 }
 
-/// The least time of many, which is what the work itself takes.
+/// Minimum of many times, without disturbances.
 fn least(mut time: impl FnMut() -> Duration) -> Duration {
     (0..300).map(|_| time()).min().unwrap_or_default()
 }
 
-/// What planning a product of `m` tokens and a conversion costs: the first time, where kernels are ready, and the next. `None` where the
-/// device is not there.
+/// Planning cost of a product of `m` tokens and of a conversion: with ready
+/// kernels, and when cached. `None` without the device.
 fn planning(device: &str, m: usize, permission: XPrecision) -> Option<[Duration; 2]> {
     let ctx = Context::open(device).ok()?;
     let weight = weight(&ctx, 1024, 1024);
@@ -175,12 +179,14 @@ fn planning(device: &str, m: usize, permission: XPrecision) -> Option<[Duration;
         ctx.plan_conversion(&conversion).expect("served");
         start.elapsed()
     };
-    // A context with another table knows no plans; kernels that need compiling are ready after the first.
+    // A context with a new table has no cached plans. Compiled kernels are
+    // ready after the first plan.
     let unseen = least(|| timed(&ctx.clone().with_tuned(TunedTable::new())));
     Some([unseen, least(|| timed(&ctx))])
 }
 
-/// Emulated GPUs have the kernels of CUDA: tens of ways for each product, and with a permission to quantize X twice as many.
+/// Emulated GPUs have the kernels of CUDA: tens of candidates per product,
+/// and twice as many if X may be quantized.
 #[test]
 fn planning_costs_little_and_less_when_the_problem_is_known() {
     use XPrecision::{Auto, Int8};

@@ -1,14 +1,15 @@
-//! Products whose K several workgroups share, on an adapter: a software adapter's few threads gain nothing by it, so that the cost model
-//! would not choose it there.
+//! Split-K on an adapter. The few threads of a software adapter
+//! gain nothing, so the cost model would not choose it there.
 
 use qgemm_api::{Activation, Args, Context, DType, Plan, Problem, Weight, XPrecision, quantize};
 
 const TOKENS: usize = 3;
 const FEATURES: usize = 20;
-/// Two parts so long that software takes them, too. With many more columns llvmpipe ends the loops of a kernel with all of K early.
+/// Two parts, long enough for software adapters. With many more
+/// columns llvmpipe ends the loops of an unsplit kernel early.
 const COLUMNS: usize = 2 * 16384 + 64;
 
-/// Integers up to `most`, whose sums are exact in any order.
+/// Integers up to `most`, with exact sums in any order.
 fn integers(count: usize, most: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((((i * 31 + seed) * 2_654_435_761) >> 7) % (most + 1)) as f32).collect()
 }
@@ -18,7 +19,8 @@ fn problem(weight: &Weight, tokens: usize, precision: XPrecision) -> Problem {
     problem.alpha(0.5).bias(DType::F32).residual(DType::F16).activation(Activation::Relu)
 }
 
-/// What `plan` gives, twice on a workspace that others have used.
+/// Result of `plan`, twice, on a workspace
+/// that others have used.
 fn run(ctx: &Context, plan: &Plan, weight: &Weight, tokens: usize) -> Vec<f32> {
     let stream = ctx.default_stream();
     let x = ctx.upload(&integers(tokens * COLUMNS, 1, 1)).expect("small");
@@ -43,7 +45,7 @@ fn parts_of_k_add_up_to_the_whole() {
         Err(why) => return qgemm_testkit::skipped("parts_of_k_add_up_to_the_whole", &why.to_string()),
     };
     let mut values = integers(FEATURES * COLUMNS, 15, 4);
-    // Scales of 1 keep them integers.
+    // Scales of 1 keep the values integers.
     values.chunks_mut(32).for_each(|block| block[0] = 127.0);
     let (host, _) = quantize(&values, FEATURES, COLUMNS, "q8_0".parse().expect("a format")).expect("finite");
     let weight = ctx.load(&host).expect("small");

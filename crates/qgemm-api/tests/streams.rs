@@ -1,6 +1,8 @@
-//! Streams, repeats and batches on every backend that is there: two streams with a workspace each don't disturb each
-//! other, the same call gives the same bits while another stream is at work, and with `batch_invariant` a token's bits
-//! do not depend on its batch.
+//! Streams, repetitions and batches on every available backend.
+//!
+//! Two streams with their own workspaces do not disturb each other. Repeated calls give
+//! the same bits while another stream works. With `batch_invariant` a token's bits do
+//! not depend on its batch.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -9,7 +11,7 @@ use qgemm_api::{Args, Buffer, Context, DType, DeviceKind, Error, HalError, Plan,
 
 const DEVICES: [&str; 6] = ["cpu", "wgpu:0", "cuda:0", "emu:sm70", "emu:sm75", "emu:sm80"];
 
-/// Every device that is there; the others are reported as skipped.
+/// Every available device; the others are reported as skipped.
 fn devices(test: &str) -> Vec<Context> {
     let mut found = Vec::new();
     for name in DEVICES {
@@ -24,7 +26,7 @@ fn devices(test: &str) -> Vec<Context> {
     found
 }
 
-/// `count` values in −1..1 that look random.
+/// `count` pseudo-random values in −1..1.
 fn values(seed: usize, count: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 7919 + seed * 104_729) % 1999) as f32 / 999.5 - 1.0).collect()
 }
@@ -33,7 +35,7 @@ fn args<'a>(x: &'a Buffer, w: &'a Weight, d: &'a mut Buffer, workspace: &'a mut 
     Args::new(x, w, d).workspace(workspace)
 }
 
-/// A multiplication: its weight and plan, its activations on the device, and what should come out.
+/// Product: weight, plan, activations on the device, and expected result.
 struct Job {
     ctx: Context,
     weight: Weight,
@@ -43,8 +45,8 @@ struct Job {
 }
 
 impl Job {
-    /// One that fills the device a little, and that emulated devices and software adapters finish in time. `seed` tells
-    /// jobs apart.
+    /// Product that occupies part of the device, yet is fast on emulators and software
+    /// adapters. `seed` distinguishes jobs.
     fn new(ctx: &Context, seed: usize) -> Self {
         let [m, n, k] = match ctx.info().id.kind {
             DeviceKind::Cuda => [40 + seed, 4096, 4096],
@@ -67,17 +69,17 @@ impl Job {
         self.ctx.workspace(self.plan.workspace_bytes()).unwrap()
     }
 
-    /// Submits the multiplication.
+    /// Submits the product.
     fn submit(&self, stream: &Stream, workspace: &mut Workspace, d: &mut Buffer) {
         self.plan.run(stream, args(&self.x, &self.weight, d, workspace)).unwrap();
     }
 
-    /// A buffer for the result, all of it numbers that don't come out.
+    /// Output buffer filled with values that no result has.
     fn poisoned(&self) -> Buffer {
         self.ctx.upload(&DType::F32.encode(&vec![f32::NAN; self.expected.len()])).unwrap()
     }
 
-    /// The bits that come out on `stream`.
+    /// Result bits on `stream`.
     fn run(&self, stream: &Stream, workspace: &mut Workspace) -> Vec<u8> {
         let mut d = self.poisoned();
         self.submit(stream, workspace, &mut d);
@@ -90,7 +92,7 @@ impl Job {
         let pairs = || DType::F32.decode(bits).into_iter().map(f64::from).zip(&self.expected);
         let error: f64 = pairs().map(|(got, &expected)| (got - expected).powi(2)).sum();
         let size: f64 = self.expected.iter().map(|e| e * e).sum();
-        // NaN is no less than anything.
+        // A NaN error fails this comparison.
         assert!(error < 2e-5 * size, "{}: NMSE {:e}", self.ctx.info().id, error / size);
     }
 }

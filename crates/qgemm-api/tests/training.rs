@@ -1,5 +1,8 @@
-//! A training step of a multi-layer perceptron of two layers, of operations alone: master weights in f32, products of a copy in bf16.
-//! The loss falls, and what was learned is what a reference in f64 learns, by the gradient alone and by AdamW.
+//! Training of a two-layer perceptron by library operations alone: f32 master
+//! weights, products of a bf16 copy.
+//!
+//! The loss must fall. The learned weights must match those of an f64 reference,
+//! for gradient descent and for AdamW.
 
 use qgemm_api::{
     Activation, Buffer, Context, Conversion, ConversionArgs, DType, Matmul, MatmulArgs, Optimizer, OptimizerArgs,
@@ -14,15 +17,16 @@ const STEPS: usize = 4;
 const RATE: f32 = 0.02;
 const ACTIVATION: Activation = Activation::Silu;
 const DECAY: f32 = 0.1;
-/// With an eps that lets small gradients move parameters by little: else the signs of what is rounded would.
+/// Epsilon is large enough that small gradients move parameters little. Otherwise
+/// their rounded signs would decide.
 const ADAMW: [f32; 3] = [0.9, 0.99, 0.1];
 
-/// How parameters descend.
+/// Optimizer of the parameters.
 #[derive(Clone, Copy, PartialEq)]
 enum Descent {
-    /// By a product that adds to them.
+    /// Gradient descent by an accumulating product.
     Product,
-    /// By AdamW, with weight decay, which writes the copy, too.
+    /// AdamW with weight decay, which also writes the copy.
     AdamW,
 }
 
@@ -36,7 +40,7 @@ fn numbers(count: usize, seed: u32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// A layer's master weights and biases, and the copy that products read.
+/// Master weights and biases of a layer, and the copy that products read.
 struct Layer {
     outputs: usize,
     inputs: usize,
@@ -44,7 +48,7 @@ struct Layer {
     bias: Buffer,
     copy: Buffer,
     descent: Descent,
-    /// First and second moments of weights and of biases.
+    /// First and second moments of weights and biases.
     moments: [[Buffer; 2]; 2],
 }
 
@@ -57,14 +61,15 @@ impl Layer {
         Self { outputs, inputs, weights, bias, copy, descent, moments }
     }
 
-    /// The copy, of what the weights are now.
+    /// Refreshes the copy.
     fn round(&mut self, ctx: &Context) {
         let plan = ctx.plan_conversion(&Conversion::new(self.outputs, self.inputs, DType::F32, DType::BF16));
         let args = ConversionArgs::new(&self.weights, &mut self.copy);
         plan.expect("is served").run(&ctx.default_stream(), args).expect("runs");
     }
 
-    /// Moves weights against `dYᵀ·X`, and biases against `Σ dY`, with dY and X in bf16: the step numbered `step`.
+    /// Optimizer step `step`: weights by `dYᵀ·X`, biases by
+    /// `Σ dY`, with dY and X in bf16.
     fn descend(&mut self, ctx: &Context, dy: &Buffer, x: &Buffer, ones: &Buffer, step: u64) {
         let shape = [self.outputs, self.inputs, TOKENS];
         let of_weights = Matmul::new(shape, DType::BF16, DType::BF16, DType::F32).a_transposed();
@@ -103,7 +108,7 @@ fn multiply(ctx: &Context, matmul: &Matmul, args: MatmulArgs<'_>) {
     plan.run(&ctx.default_stream(), args.workspace(&mut workspace)).expect("runs");
 }
 
-/// The loss before each step, and the layers' values after the last.
+/// Loss before each step, and the layers' values after the last.
 fn train(ctx: &Context, descent: Descent, [x, target, w1, w2]: [&[f32]; 4]) -> (Vec<f64>, [[Vec<f32>; 2]; 2]) {
     let half = |values: &[f32]| ctx.upload(&DType::BF16.encode(values)).expect("fits");
     let buffer = |values: usize, dtype: DType| ctx.allocate(values * dtype.bytes()).expect("fits");
@@ -123,13 +128,14 @@ fn train(ctx: &Context, descent: Descent, [x, target, w1, w2]: [&[f32]; 4]) -> (
         multiply(ctx, &forward(of_first, DType::F32), MatmulArgs::new(&x, &first.copy, &mut z).bias(&first.bias));
         let activated = forward(of_first, DType::BF16).activation(ACTIVATION);
         multiply(ctx, &activated, MatmulArgs::new(&x, &first.copy, &mut hidden).bias(&first.bias));
-        // What is left of the output without the target: the gradient of half the squared error.
+        // Output minus target, the gradient of half the squared error.
         let left = forward([TOKENS, OUTPUTS, HIDDEN], DType::BF16).c(-1.0, DType::F32);
         let args = MatmulArgs::new(&hidden, &second.copy, &mut residual).c(&target).bias(&second.bias);
         multiply(ctx, &left, args);
         let values = DType::BF16.decode(&ctx.download(&residual).expect("fits"));
         losses.push(values.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / 2.0);
-        // Backwards: through the second layer and the activation, then both layers descend.
+        // Backward through the second layer and the activation; then
+        // both layers are updated.
         let back = Matmul::new([TOKENS, HIDDEN, OUTPUTS], DType::BF16, DType::BF16, DType::BF16);
         let back = back.through(ACTIVATION, DType::F32);
         multiply(ctx, &back, MatmulArgs::new(&residual, &second.copy, &mut dz).c(&z));
@@ -139,18 +145,19 @@ fn train(ctx: &Context, descent: Descent, [x, target, w1, w2]: [&[f32]; 4]) -> (
     (losses, layers.each_ref().map(|layer| layer.values(ctx)))
 }
 
-/// `A·B` of row-major matrices, `[m, k]` and `[k, n]`, in f64.
+/// `A·B` of row-major matrices `[m, k]` and `[k, n]`, in f64.
 fn product([m, n, k]: [usize; 3], a: impl Fn(usize, usize) -> f64, b: impl Fn(usize, usize) -> f64) -> Vec<f64> {
     let one = |i: usize| (0..k).map(|l| a(i / n, l) * b(l, i % n)).sum();
     (0..m * n).map(one).collect()
 }
 
-/// The same steps in f64, nothing rounded: losses, and each layer's weights and biases.
+/// The same steps in f64 without rounding: losses, and each
+/// layer's weights and biases.
 fn reference(descent: Descent, [x, target, w1, w2]: [&[f32]; 4]) -> (Vec<f64>, [[Vec<f64>; 2]; 2]) {
     let wide = |values: &[f32]| values.iter().map(|&v| f64::from(v)).collect::<Vec<f64>>();
     let (x, target) = (wide(x), wide(target));
     let mut layers = [[wide(w1), vec![0.0; HIDDEN]], [wide(w2), vec![0.0; OUTPUTS]]];
-    // First and second moments of all of them.
+    // First and second moments of all parameters.
     let mut moments = layers.clone().map(|layer| layer.map(|values| vec![[0.0f64; 2]; values.len()]));
     let sigmoid = |v: f64| 1.0 / (1.0 + (-v).exp());
     let mut losses = Vec::new();
@@ -182,7 +189,7 @@ fn reference(descent: Descent, [x, target, w1, w2]: [&[f32]; 4]) -> (Vec<f64>, [
     (losses, layers)
 }
 
-/// What a parameter moves by, in units of the rate; the moments change.
+/// Update of a parameter in units of the rate. It also updates the moments.
 fn update(descent: Descent, step: usize, value: f64, [m, v]: &mut [f64; 2], g: f64) -> f64 {
     if descent == Descent::Product {
         return g;
@@ -214,7 +221,7 @@ fn learns_by(device: &str, descent: Descent) {
     for (loss, expected) in losses.iter().zip(&expected_losses) {
         assert!((loss / expected - 1.0).abs() < 0.02, "{device}: {losses:?}, expected {expected_losses:?}");
     }
-    // What was learned, beside what rounding operands to bf16 costs.
+    // The difference must be explained by rounding operands to bf16.
     for (i, (layer, expected)) in layers.iter().zip(&expected).enumerate() {
         let before: [Vec<f32>; 2] = [[&w1, &w2][i].clone(), vec![0.0; layer[1].len()]];
         for ((got, expected), before) in layer.iter().zip(expected).zip(&before) {

@@ -1,5 +1,8 @@
-//! Training steps of a layer of experts that a router chooses: the loss falls, and what was learned is what a reference in f64 learns. What
-//! is between the products (sorting rows, the activation, adding up slots, the softmax) is the same code for both.
+//! Training of a routed MoE layer: the loss falls, and learned
+//! weights match an f64 reference.
+//!
+//! Steps between the products (row sorting, activation, combining slots, softmax)
+//! are the same code for both.
 
 use std::sync::Arc;
 
@@ -27,7 +30,7 @@ fn numbers(count: usize, seed: u32) -> Vec<f64> {
     (0..count).map(|_| next()).collect()
 }
 
-/// What a layer is made of, and what it reads, all of which is trained.
+/// Trained weights and inputs of a layer.
 #[derive(Clone)]
 struct Layer {
     x: Vec<f64>,
@@ -44,15 +47,17 @@ impl Layer {
     }
 }
 
-/// Products of a stack of weights `[experts, n, k]` with rows that are sorted by expert, whose offsets are given.
+/// Products of a stack of weights `[experts, n, k]` with rows sorted by expert,
+/// whose offsets are given.
 trait Products {
     /// `Y = X·Wᵀ`.
     fn forward(&self, x: &[f64], w: &[f64], shape: [usize; 2], offsets: &[u32]) -> Vec<f64>;
-    /// `dX = dY·W`, of one stack, or of gates and ups, whose gradients stand side by side in rows of dY.
+    /// `dX = dY·W` of one stack, or of a gate and an up stack. For two stacks, dY has
+    /// their gradients concatenated.
     fn dx(&self, dy: &[f64], stacks: &[&[f64]], shape: [usize; 2], offsets: &[u32]) -> Vec<f64>;
     /// `dW = dYᵀ·X`.
     fn dw(&self, dy: &[f64], x: &[f64], shape: [usize; 2], offsets: &[u32]) -> Vec<f64>;
-    /// The experts of each token, and their weights.
+    /// Expert ids of each token, and their weights.
     fn route(&self, logits: &[f64]) -> (Vec<usize>, Vec<f64>);
 }
 
@@ -119,7 +124,7 @@ impl OnDevice {
         self.0.download::<f32>(buffer).expect("fits").into_iter().map(f64::from).collect()
     }
 
-    /// The matrices of a stack as weights of f32.
+    /// Matrices of a stack as f32 weights.
     fn weights(stack: &[f64], [n, k]: [usize; 2]) -> Vec<HostWeight> {
         let weight = |values: &[f64]| {
             let values: Vec<f32> = values.iter().map(|&value| value as f32).collect();
@@ -199,13 +204,13 @@ impl Products for OnDevice {
     }
 }
 
-/// A step: the loss before it.
+/// Runs a step. Returns the loss before it.
 fn step(products: &impl Products, layer: &mut Layer, target: &[f64]) -> f64 {
     let (router_shape, up_shape, down_shape) = ([EXPERTS, FEATURES], [INNER, FEATURES], [FEATURES, INNER]);
     let everyone = [0, TOKENS as u32];
     let logits = products.forward(&layer.x, &layer.router, router_shape, &everyone);
     let (ids, weights) = products.route(&logits);
-    // The slot of each row.
+    // Slot of each row.
     let mut order: Vec<usize> = (0..SLOTS).collect();
     order.sort_by_key(|&slot| ids[slot]);
     let before = |expert: usize| ids.iter().filter(|&&id| id < expert).count() as u32;

@@ -1,4 +1,5 @@
-//! Every kind of nonsense gets its own typed error, and nothing is launched or written. On the no-op device.
+//! Invalid problems: each kind has its own typed error, and nothing is
+//! launched or written. On the no-op device.
 
 use qgemm_api::{
     Activation, Args, Buffer, Context, DType, DeviceId, DeviceKind, Error, ExpertProblem, FormatError, Gradient,
@@ -141,7 +142,7 @@ fn problems_are_checked_when_planned() {
     }
 }
 
-/// The operands of one run, each replaceable.
+/// Operands of one run, each replaceable.
 struct Operands {
     x: Buffer,
     d: Buffer,
@@ -266,7 +267,8 @@ fn operands_that_the_plan_does_not_read_are_refused() {
     assert!(matches!(operands.run(&ctx, &plan, &w), Err(Error::UnexpectedOperand { operand: "C" })));
     let plan = ctx.plan(&Problem::new(&w, M).c(1.0, DType::F32)).expect("valid");
     assert!(matches!(operands.run(&ctx, &plan, &w), Err(Error::UnexpectedOperand { operand: "bias" })));
-    // With beta = 0 C is part of the problem but not read: both ways of calling are right.
+    // With beta = 0, C is part of the problem but not read.
+    // Runs may pass it or not.
     let plan = ctx.plan(&Problem::new(&w, M).c(0.0, DType::F32).bias(DType::F32)).expect("valid");
     assert!(plan.op().c.is_none());
     operands.run(&ctx, &plan, &w).expect("C may be passed");
@@ -274,7 +276,8 @@ fn operands_that_the_plan_does_not_read_are_refused() {
     operands.run(&ctx, &plan, &w).expect("C may be left out");
 }
 
-/// A gradient is that of the product alone: what comes before and after it is refused by name.
+/// A gradient belongs to the product alone. Operations before and after
+/// it are refused by name.
 #[test]
 fn what_has_no_backward_is_refused() {
     let ctx = noop();
@@ -294,7 +297,7 @@ fn what_has_no_backward_is_refused() {
     assert_eq!(format!("{gradient:?}"), format!("{:?}", Gradient::new(3, DType::BF16, DType::F16).alpha(2.0)));
 }
 
-/// Rows of experts are sorted before they have a gradient.
+/// Rows of experts must be sorted before they have a gradient.
 #[test]
 fn forms_of_experts_without_backward_are_refused() {
     let ctx = noop();
@@ -336,7 +339,8 @@ fn gated_pairs_are_checked() {
     assert!(matches!(error(&problem().d_row_stride(4)), Error::StrideTooSmall { operand: "D", expected: 5, got: 4 }));
     assert!(matches!(ctx.linear(&pair, &[0.0; M * K], M, XPrecision::Auto), Err(Error::MissingActivation)));
 
-    // Its bias is two, the rest is as long as that of one weight.
+    // A gated pair has two biases; other operands have
+    // the length of one weight.
     let plan = ctx.plan(&problem().bias(DType::F32).token_scale().residual(DType::F32)).expect("valid");
     let mut operands = Operands { c: None, ..Operands::fitting(&ctx) };
     let error = operands.run(&ctx, &plan, &pair).expect_err("one bias");

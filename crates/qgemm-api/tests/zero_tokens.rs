@@ -1,5 +1,8 @@
-//! Every operation plans and runs with no tokens, rows, queries or sequences: nothing is launched, and no operand is written, but for
-//! lists without slots and a status without a fault.
+//! Empty operations: every operation plans and runs with no tokens,
+//! rows, queries or sequences.
+//!
+//! Nothing is launched and no operand is written, except for empty
+//! lists and a clean status.
 
 use qgemm_api::{
     Activation, Args, Attention, AttentionArgs, Buffer, Context, Conversion, ConversionArgs, DType, Error, ExpertArgs,
@@ -10,10 +13,10 @@ use qgemm_api::{
 };
 
 const DEVICES: [&str; 4] = ["cpu", "noop", "wgpu:0", "emu:sm80"];
-/// What every written operand holds before a run.
+/// Contents of every written operand before a run.
 const BEFORE: [u8; 256] = [0x5a; 256];
 
-/// Runs an operation without tokens, whose results go to the buffer.
+/// Runs an empty operation, whose results go to the buffer.
 type Run = fn(&Context, &mut Buffer) -> Result<(), Error>;
 
 fn host() -> HostWeight {
@@ -37,7 +40,7 @@ fn expert_run(ctx: &Context, d: &mut Buffer, problem: ExpertProblem, tokens: Opt
     let mut args = ExpertArgs::new(&read, &experts, &index, d).status(&mut status).workspace(&mut workspace);
     args.tokens = tokens;
     plan.run(&ctx.default_stream(), args)?;
-    // A fault of an earlier run is none of this one.
+    // A fault of an earlier run does not count.
     plan.check_status(ctx, &status)
 }
 
@@ -141,7 +144,7 @@ const OPERATIONS: [(&str, Run); 17] = [
     }),
 ];
 
-/// Every device that is there; the others are reported as skipped.
+/// Every available device; the others are reported as skipped.
 fn devices(test: &str) -> impl Iterator<Item = Context> {
     DEVICES.into_iter().filter_map(move |name| match Context::open(name) {
         Ok(ctx) => Some(ctx),
@@ -174,7 +177,8 @@ fn a_routing_of_no_tokens_writes_lists_without_slots() {
             (Routing::from_ids(5, 3, 2), Some(0)),
         ];
         for (routing, tokens) in plans {
-            // The no-op device launches nothing that may be for fewer tokens, but then nothing is launched.
+            // The no-op device refuses launches that may be for fewer tokens. An empty
+            // operation launches nothing.
             let plan = ctx.plan_routing(&routing).expect("it is served");
             assert_eq!(plan.kernel_id().is_none(), tokens.is_none(), "{plan}");
             let before = || ctx.upload(&[7u32; 8]).expect("memory");

@@ -518,9 +518,9 @@ fn copies(ctx: &Context, bytes: usize) -> usize {
     copies_of_part(ctx, bytes, bytes)
 }
 
-/// As [`copies`], for weights of `bytes` bytes of which a launch
-/// reads `part`. On CPUs, whose cache is not known, all bytes
-/// count.
+/// As [`copies`], for launches that read `part` of a weight's
+/// `bytes` bytes. On CPUs the cache size is unknown, so all
+/// bytes count.
 fn copies_of_part(ctx: &Context, part: usize, bytes: usize) -> usize {
     const CACHES: u64 = 2;
     const FEWEST: u64 = 2;

@@ -1,6 +1,7 @@
-//! Mutated files of results: of `bench --baseline` and of all that `report` reads.
+//! Fuzzers of result files: those of `bench --baseline`, and all inputs of `report`.
 //!
-//! `QGEMM_FUZZ` and `QGEMM_FUZZ_SEED` are those of the test kit's fuzzers (`qgemm-testkit/tests/fuzz.rs`).
+//! `QGEMM_FUZZ` and `QGEMM_FUZZ_SEED` are those of the test kit
+//! (`qgemm-testkit/tests/fuzz.rs`).
 
 use qgemm_api::Context;
 use qgemm_testkit::fuzz::{FuzzCase, FuzzTarget, FuzzVerdict, fuzz, mutate};
@@ -16,14 +17,14 @@ use crate::report::sections;
 
 const WORDS: &[&str] =
     &["qgemm", "pass", "fail", "skip", "q4_0", "us", "m", "n", "k", "microseconds", "noise", "shape", "verdict"];
-/// Cases of all fuzzers together, of which these have some.
+/// Cases over all fuzzers. These run a share of them.
 const CASES: u64 = 20_000;
 const SHARE: u64 = 10;
 
-/// Reads a text, and makes a page of it.
+/// Reads a text and renders it as a page.
 type Reader = fn(&ResultsTarget, &str) -> Option<Page>;
 
-/// Kinds of files: what reads one, and one of them.
+/// Kind of result file: a reader and a valid example.
 struct ResultsTarget {
     ctx: Context,
     files: Vec<(Reader, Value)>,
@@ -90,7 +91,7 @@ fn target() -> ResultsTarget {
     ResultsTarget { ctx: Context::open("cpu").expect("always there"), files }
 }
 
-/// A row measured now, compared with every baseline alike.
+/// Comparison of a fixed measurement with the baseline.
 fn judged(baseline: &Baseline) -> Page {
     let now = json!({ "device": "a device", "shape": "1x2x3", "format": "q4_0", "x_dtype": "f16", "kernel": "gemv", "microseconds": 7.0,
         "noise": 0.0, "bytes_per_second": 1.0, "flops": 1.0, "bandwidth_share": 1.0, "copies": 2, "graph": false });
@@ -101,7 +102,7 @@ fn judged(baseline: &Baseline) -> Page {
     page
 }
 
-/// A plan of a small model.
+/// Plan of a small model.
 fn plan() -> Value {
     use qgemm_api::gguf::{GgufHeader, GgufScalar};
     let folder = tempfile::tempdir().expect("writable");
@@ -143,7 +144,7 @@ impl FuzzTarget for ResultsTarget {
         let judge = move || {
             let Some(page) = read(self, &text) else { return FuzzVerdict::Refused };
             let html = page.html();
-            // What is drawn is somewhere, and what is compared is a number.
+            // Coordinates and compared numbers must be finite.
             let wrong = ["=\"NaN", ",NaN", "=\"inf", "\"slower\":null", "NaN %", "inf %"]
                 .into_iter()
                 .find(|text| html.contains(text));

@@ -1,4 +1,4 @@
-//! The commands as a user runs them, on the CPU.
+//! Commands as a user runs them, on the CPU.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -11,7 +11,7 @@ fn qgemm(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_qgemm")).args(arguments).output().expect("the command starts")
 }
 
-/// What a command that must succeed prints as JSON.
+/// JSON output of a command that must succeed.
 fn json(arguments: &[&str]) -> Value {
     let output = qgemm(arguments);
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -43,7 +43,7 @@ fn quantize_writes_a_gguf_that_inspect_reads() {
     let find = |table: &Value, name: &str| {
         rows(table).iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("{name} is missing")).clone()
     };
-    // K = 1536 suits Q4_K; K = 384 falls back, and the table says so.
+    // K = 1536 fits Q4_K. K = 384 falls back, and the table says so.
     assert_eq!(find(&written, "ffn_down.weight")["note"], Value::Null);
     assert!(find(&written, "ffn_up.weight")["note"].as_str().expect("a note").contains("384"));
     for (name, format) in [("ffn_down.weight", "q4_k"), ("ffn_up.weight", "q5_0"), ("ffn_up.bias", "f32")] {
@@ -243,7 +243,7 @@ fn bench_says_what_each_kernel_takes() {
     assert_eq!(runs[0]["steps"][0]["kernel_id"], table[0]["kernel_id"]);
     let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(&trace).expect("written")).expect("JSON");
     let events = trace["traceEvents"].as_array().expect("events");
-    // Three norms, each a run and its kernel, and no two at one time.
+    // Three norms, each with a run and a kernel, and no overlap in time.
     assert_eq!(events.len(), 6);
     let at = |event: &serde_json::Value, what: &str| event[what].as_f64().expect("a number");
     let kernels: Vec<_> = events.iter().filter(|event| event["tid"] == 1).collect();
@@ -288,7 +288,8 @@ fn a_regression_against_the_baseline_fails() {
     let bench = ["bench", "--device", "cpu", "--format", "q8_0", "--shape", "1x64x64"];
     let saved = json(&[&bench[..], &["--save", text(&path), "--json"]].concat());
     assert_eq!(rows(&saved).len(), 1);
-    // A baseline a thousand times as fast, and one a thousand times as slow.
+    // A baseline a thousand times as fast, and one a
+    // thousand times as slow.
     let mut edited = saved.clone();
     let time = saved[0]["microseconds"].as_f64().expect("a time");
     for (factor, passes) in [(1e-3, false), (1e3, true)] {
@@ -303,7 +304,7 @@ fn a_regression_against_the_baseline_fails() {
 fn a_sweep_times_every_number_of_tokens() {
     let sweep =
         ["bench", "--device", "cpu", "--shape", "1x64x256", "--format", "q4_k", "--sweep-m", "1..3,40", "--json"];
-    // Whether there are cliffs is up to the machine.
+    // Cliffs depend on the machine.
     let folder = tempfile::tempdir().expect("a writable folder");
     let tuned = folder.path().join("tuned.json");
     let output = qgemm(&[&sweep[..], &["--all-configs", "1000", "--save-tuned", text(&tuned)]].concat());
@@ -313,7 +314,7 @@ fn a_sweep_times_every_number_of_tokens() {
     assert!(rows(&table).iter().any(|row| row["planned"] == false), "other configurations are timed, too");
     assert!(planned.iter().any(|row| row["behind_best"].as_f64().is_some_and(|share| share >= 0.0)));
     assert_eq!(output.status.success(), rows(&table).iter().all(|row| row["cliff"].is_null()));
-    // What was fastest for 40 tokens is taken then.
+    // The fastest config at 40 tokens is used then.
     let forty =
         ["bench", "--device", "cpu", "--shape", "40x64x256", "--format", "q4_k", "--tuned", text(&tuned), "--json"];
     let best = rows(&table).iter().filter(|row| row["m"] == 40).min_by(|a, b| {

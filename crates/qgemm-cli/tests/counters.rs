@@ -9,7 +9,8 @@ fn verify(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_qgemm")).args(command).args(arguments).output().expect("the command starts")
 }
 
-/// Standard output of a command that must succeed; `None`, and a note, without a C++ compiler.
+/// Standard output of a command that must succeed. `None`, with a
+/// note, without a C++ compiler.
 fn verify_emulated(test: &str, arguments: &[&str]) -> Option<String> {
     let output = verify(&[&["--device", "emu:sm75"], arguments].concat());
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -30,13 +31,14 @@ fn kernels_are_counted_in_all_and_by_place() {
     let Some(text) = verify_emulated("kernels_are_counted_in_all_and_by_place", &["--json"]) else { return };
     let both: Value = serde_json::from_str(&text).expect("JSON");
     let (cases, kernels) = (both["cases"].as_array().expect("cases"), both["kernels"].as_array().expect("kernels"));
-    // f32, f16 and bf16 activations, each by a kernel of its own; and one packs their weights.
+    // f32, f16 and bf16 activations have their own kernels, and one
+    // kernel packs their weights.
     let (packing, kernels): (Vec<&Value>, Vec<&Value>) =
         kernels.iter().partition(|k| k["kernel"].as_str().is_some_and(|name| name.starts_with("pack:")));
     assert_eq!((cases.len(), kernels.len(), packing.len()), (3, 3, 1));
     assert!(cases.iter().all(|case| case["verdict"] == "pass"));
     for kernel in &kernels {
-        // They cut K and have a workspace, with which they run twice.
+        // They use split-K and a workspace, with which they run twice.
         assert_eq!(number(kernel, "launches"), 2, "{kernel}");
         assert!(number(kernel, "blocks") >= 2, "{kernel}");
         assert!(number(kernel, "barriers") > 0, "{kernel}");
@@ -60,7 +62,8 @@ fn kernels_are_counted_in_all_and_by_place() {
     assert!(number(&f16["mma"], "mma_m16n8k8_f16") >= 5 * 512 / 8, "{f16}");
 }
 
-/// Products of signed bytes on the oldest chips, whose lanes read shared memory without waiting for one another.
+/// INT8 products on the oldest chips. Their lanes read shared
+/// memory without bank conflicts.
 #[test]
 fn products_of_bytes_have_no_bank_conflicts() {
     for (chip, format, x_format) in [

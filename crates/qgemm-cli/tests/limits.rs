@@ -1,4 +1,4 @@
-//! Inputs without an end, and a system without threads: errors, at once.
+//! Endless inputs, and a system without threads: immediate errors.
 #![cfg(target_os = "linux")]
 
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 mod support;
 use support::{model, succeeds, text};
 
-/// Runs a command, which must end soon.
+/// Runs a command that must end soon.
 fn ends(command: &mut Command) -> Output {
     let begin = Instant::now();
     let output = command.output().expect("the command starts");
@@ -18,7 +18,7 @@ fn ends(command: &mut Command) -> Output {
 }
 
 fn refused(arguments: &[&str]) -> String {
-    // A pipe that is opened waits for ever.
+    // Opening a pipe would block forever.
     let output = ends(Command::new("timeout").args(["30", env!("CARGO_BIN_EXE_qgemm")]).args(arguments));
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {errors}");

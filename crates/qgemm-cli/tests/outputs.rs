@@ -1,4 +1,5 @@
-//! What the commands do to files and pipes: nothing that was not asked for, and never half of it.
+//! Output files and pipes of commands: nothing that was not requested,
+//! and nothing half-written.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +19,7 @@ fn qgemm(arguments: &[&str]) -> Output {
     command(arguments).output().expect("the command starts")
 }
 
-/// Standard error of a command that must fail, without a panic.
+/// Standard error of a command that must fail without a panic.
 fn refused(arguments: &[&str]) -> String {
     let output = qgemm(arguments);
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -44,7 +45,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// A safetensors file of tensors: name, type, shape and bytes.
+/// Safetensors file of tensors: name, type, shape and bytes.
 fn write_safetensors(path: &Path, tensors: &[(&str, &str, &[usize], Vec<u8>)]) {
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
     for (name, dtype, shape, bytes) in tensors {
@@ -78,7 +79,7 @@ fn quantize_replaces_only_what_it_may() {
     assert_eq!(fs::read(&output).expect("kept"), first);
     json(&[&quantize[..4], &["q4_0", "--force"]].concat());
     assert!(fs::read(&output).expect("written").len() < first.len());
-    // The model itself is not replaced, by whatever name it is called.
+    // The model itself is never replaced, under any name.
     let model = folder.path().join("model.safetensors");
     fs::copy(SAMPLE, &model).expect("copied");
     let hard = folder.path().join("same.gguf");
@@ -125,7 +126,8 @@ fn outputs_are_checked_before_the_work() {
 fn a_closed_or_full_standard_output_is_no_panic() {
     let inspect = ["inspect", SAMPLE];
     for arguments in [&inspect[..], &["inspect", SAMPLE, "--json"], &["devices"], &["support", "--device", "noop"]] {
-        // Closed before the command starts, or it might have printed all by then.
+        // Closed before the command starts, which might
+        // otherwise finish printing first.
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
         let output = command(arguments).stdout(writer).output().expect("it ends");
@@ -137,7 +139,7 @@ fn a_closed_or_full_standard_output_is_no_panic() {
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(1) && errors.contains("No space left"), "{arguments:?}: {errors}");
     }
-    // A run whose table nobody reads leaves nothing half done.
+    // A run whose table nobody reads leaves nothing half-written.
     let folder = tempfile::tempdir().expect("writable");
     let out = folder.path().join("out.gguf");
     let arguments = ["quantize", SAMPLE, text(&out), "--format", "q8_0"];
@@ -219,7 +221,7 @@ fn quantize_keeps_the_metadata_of_a_gguf_file() {
     }
 }
 
-/// A GGUF file of these tensors: name, format, shape and bytes.
+/// GGUF file of tensors: name, format, shape and bytes.
 fn write_gguf(path: &Path, tensors: &[(&str, &str, &[usize], &[u8])]) {
     let mut header = qgemm_api::gguf::GgufHeader::new();
     header.metadata("general.file_type", 3u32.into()).expect("a new key");
@@ -237,7 +239,7 @@ fn write_gguf(path: &Path, tensors: &[(&str, &str, &[usize], &[u8])]) {
 fn quantize_copies_quantized_tensors_that_are_kept() {
     let folder = tempfile::tempdir().expect("writable");
     let (model, output) = (folder.path().join("m.gguf"), folder.path().join("out.gguf"));
-    // Scales of all bits set are NaN, which a copy does not change.
+    // Scales with all bits set are NaN, which a copy preserves.
     let (blocks, stack) = (vec![0xff; 4 * 2 * 20], (0..3 * 2 * 20).map(|i| i as u8).collect::<Vec<u8>>());
     let plain = floats((0..64 * 4).map(|i| (i as f32).sin()));
     write_gguf(
@@ -265,7 +267,7 @@ fn quantize_copies_quantized_tensors_that_are_kept() {
         assert_eq!(written.info("blk.0.ffn_up_exps").expect("listed").shape, [3, 2, 32]);
         assert_eq!(value(&written, "general.file_type"), Some(file_type), "--keep {keep}");
     }
-    // All of it kept, the file is what it was.
+    // If all tensors are kept, the file is unchanged.
     json(&[&quantize[..], &["--keep", "*"]].concat());
     let [before, after] = [&model, &output].map(|path| qgemm_api::open_model(path).expect("a model"));
     assert_eq!(before.tensors(), after.tensors());
@@ -306,7 +308,7 @@ fn quantize_refuses_layers_that_it_cannot_read() {
         let listed = row(&listed, "a.weight");
         assert!(listed["format"].as_str().is_some_and(|text| text.contains(format)), "{listed}");
     }
-    // Integers that are called weights are none, and are copied where that is asked for.
+    // Integer tensors named as weights are no weights. They are copied on request.
     fs::remove_file(folder.path().join("config.json")).expect("written");
     write_safetensors(&model, &integers);
     let quantize = ["quantize", text(&model), text(&output), "--format", "q8_0"];

@@ -1,4 +1,4 @@
-//! Plans and tables as a user of the command gets them.
+//! Plans and tables from the command line.
 
 mod support;
 
@@ -77,7 +77,8 @@ fn tune_keeps_within_its_budget_and_its_table_is_followed() {
     let shape = ["--shape", "8x256x256", "--format", "q8_0", "--budget", "300ms"];
     let start = std::time::Instant::now();
     let rows = parsed(&[&base[..], &shape].concat());
-    // Made-up weights and the start of the program are not the tuner's; a machine may be busy.
+    // Random weights and program start are not the tuner's time.
+    // The machine may be busy.
     assert!(start.elapsed().as_secs() < 30);
     assert_eq!((rows[0]["shape"].as_str(), rows.as_array().map(Vec::len)), (Some("8x256x256"), Some(1)));
     let explained = parsed(&[
@@ -99,7 +100,7 @@ fn tune_keeps_within_its_budget_and_its_table_is_followed() {
     fs::remove_file(&table).expect("there");
     succeeds(&[&base[..], &["--import", text(&copy)]].concat());
     assert_eq!(fs::read(&copy).expect("there"), fs::read(&table).expect("written"));
-    // The kernel that was best is avoided, then allowed again.
+    // The best kernel is avoided, then allowed again.
     let chosen = || {
         let explain = ["explain", "--device", "cpu", "--shape", "1x64x64", "--format", "q8_0", "--tuned", text(&table)];
         parsed(&[&explain[..], &["--json"]].concat())[0]["kernel_id"].as_str().expect("it has one").to_owned()
@@ -112,7 +113,7 @@ fn tune_keeps_within_its_budget_and_its_table_is_followed() {
     assert!(qgemm(&["tune", "--table", text(&table), "--allow", &first]).status.success());
     assert_eq!(chosen(), first);
     assert!(!qgemm(&["tune", "--table", text(&table), "--allow", &first]).status.success(), "it is not avoided");
-    // Experts and matmul, too, whose measurements are explained.
+    // Experts and matmul are measured and explained, too.
     for (op, shape) in [("experts", "8x64x64"), ("matmul", "64x64x64")] {
         let tune = ["tune", "--device", "cpu", "--op", op, "--shape", shape, "--budget", "2s", "--table", text(&table)];
         let row = &parsed(&[&tune[..], &["--x-dtype", "f32", "--json"]].concat())[0];

@@ -1,4 +1,5 @@
-//! Reports as a user sees them: what the page says, and what a browser makes of it.
+//! Reports as a user sees them: contents of the page, and
+//! its rendering in a browser.
 
 mod support;
 
@@ -93,7 +94,7 @@ fn a_report_is_one_page_with_everything_in_it() {
     }
     assert_eq!(html.matches("<svg").count(), 4, "roofline, two shapes, predicted");
     assert_eq!(html.matches("<circle").count(), html.matches("fill=\"var(--s").count());
-    // Nothing is loaded from anywhere.
+    // The page loads nothing.
     let without_names = html.replace("http://www.w3.org/2000/svg", "");
     assert!(["http:", "https:", "src=", "href=", "url("].iter().all(|word| !without_names.contains(word)));
     let broken =
@@ -102,14 +103,14 @@ fn a_report_is_one_page_with_everything_in_it() {
     assert_eq!(fs::read_to_string(&output).expect("there"), html, "a failure leaves what was there");
 }
 
-/// A browser without a window, in a profile of its own.
+/// Headless browser with its own profile.
 struct Browser {
     program: PathBuf,
     profile: tempfile::TempDir,
 }
 
 impl Browser {
-    /// The first that is on the path.
+    /// First browser on the path.
     fn find() -> Option<Self> {
         const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
         let folders: Vec<PathBuf> = std::env::split_paths(&std::env::var_os("PATH")?).collect();
@@ -117,7 +118,7 @@ impl Browser {
         Some(Self { program, profile: tempfile::tempdir().expect("writable") })
     }
 
-    /// What it prints when it has opened `page`.
+    /// Output of the browser for `page`.
     fn open(&self, page: &Path, options: &[&str]) -> String {
         let output = self.profile.path().join("output");
         let mut browser = Command::new(&self.program)
@@ -152,7 +153,7 @@ impl Browser {
         fs::read_to_string(output).expect("text")
     }
 
-    /// Opens a page, of these sizes, and keeps a picture of it.
+    /// Opens a page of this size and saves a screenshot.
     fn picture(&self, page: &Path, [width, height]: [u32; 2], options: &[&str], to: &Path) -> Picture {
         let size = format!("--window-size={width},{height}");
         let file = format!("--screenshot={}", to.display());
@@ -172,7 +173,7 @@ struct Picture {
 }
 
 impl Picture {
-    /// That there is something on this background, and in colours of series.
+    /// Checks that the background and the series colours are visible.
     fn shows(&self, background: [u8; 3], series: [[u8; 3]; 2]) {
         let share = |colour| {
             let same = self.pixels.iter().filter(|pixel| **pixel == colour).count();
@@ -184,7 +185,8 @@ impl Picture {
     }
 }
 
-/// The page in a frame as narrow as a phone, for browsers have no window as narrow. The frame's sizes become an attribute of the body.
+/// Page in a frame of a phone's width, because browser windows cannot be as narrow.
+/// The frame's sizes become an attribute of the body.
 fn on_a_phone(html: &str, [width, height]: [u32; 2]) -> String {
     let inner = html.replace('&', "&amp;").replace('"', "&quot;");
     format!(
@@ -208,7 +210,7 @@ fn a_browser_shows_a_report_on_a_desk_and_on_a_phone() {
         );
         return;
     };
-    // Pictures stay, to be looked at.
+    // Screenshots are kept for inspection.
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report");
     fs::create_dir_all(&kept).expect("writable");
     let page = report(&kept);

@@ -1,4 +1,5 @@
-//! Processes that write the same file at once: what both measured stays, and every other file is one of theirs, whole.
+//! Concurrent processes that write the same file. Measurements of both are kept;
+//! every other file is complete and from one of them.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -18,7 +19,7 @@ fn start(arguments: &[&str]) -> Child {
     command.spawn().expect("the command starts")
 }
 
-/// The outputs of processes that were started together.
+/// Outputs of processes that start together.
 fn together(processes: impl IntoIterator<Item = Child>) -> Vec<Output> {
     let running: Vec<Child> = processes.into_iter().collect();
     running.into_iter().map(|child| child.wait_with_output().expect("it ends")).collect()
@@ -33,7 +34,7 @@ fn entries(path: &Path) -> Vec<Value> {
     table["tuned"].as_array().expect("entries").clone()
 }
 
-/// Names in a folder, without those of locks, which stay.
+/// File names in a folder, without lock files, which stay.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).expect("readable").flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -70,7 +71,8 @@ fn records_of_all_that_tune_at_once_survive() {
         assert!(found.iter().any(|entry| entry["k"].as_u64() == k.parse().ok()), "K = {k} is missing: {found:?}");
     }
     assert_eq!(names(folder.path()), ["tuned.json"]);
-    // Of one problem, the newer measurement stands: it is measured again, and was absurdly fast before.
+    // The newer measurement of a problem wins: it is measured again,
+    // after an absurdly fast entry.
     let fast = fs::read_to_string(&table).expect("it is there");
     let seconds: Vec<String> = found.iter().map(|entry| entry["seconds"].to_string()).collect();
     let stale = seconds
@@ -152,7 +154,7 @@ fn a_table_that_cannot_be_locked_is_an_error_in_bounded_time() {
     assert!(begin.elapsed().as_secs() < 60 && !table.exists());
     drop(lock);
     succeeds(&import);
-    // What stands where the lock should be is no file.
+    // The lock's path is no file.
     let elsewhere = folder.path().join("elsewhere.json");
     fs::create_dir(folder.path().join("elsewhere.json.lock")).expect("made");
     let output = &together([start(&["tune", "--import", text(&other), "--table", text(&elsewhere)])])[0];
@@ -200,7 +202,7 @@ fn other_files_are_one_of_those_that_were_written_and_whole() {
         fs::read_to_string(&page).expect("there").ends_with("</html>\n")
             || fs::read_to_string(&page).expect("there").contains("</html>")
     );
-    // Without --force, one of several is first, and the others say so.
+    // Without --force, one of several wins and the others report it.
     let quantize = || start(&["quantize", SAMPLE, text(&weights), "--format", "q8_0"]);
     let outputs = together([quantize(), quantize(), quantize()]);
     assert_eq!(outputs.iter().filter(|output| output.status.success()).count(), 1);

@@ -50,7 +50,7 @@ impl<'a> Plane<'a> {
         // SAFETY: `new` checked that the last row, and so every
         // row, is in the bytes that `self` borrows mutably, and
         // that rows do not overlap. The caller guarantees that
-        // nobody else uses this one.
+        // nobody else uses this row.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.row_stride), self.row_bytes) }
     }
 }

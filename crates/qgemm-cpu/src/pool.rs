@@ -1,4 +1,4 @@
-//! The threads that share launches, and their scratch memory.
+//! CPU thread pool, and scratch memory of its threads.
 
 use std::error::Error as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,28 +9,30 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::arena;
 
-/// A thread pool of the caller's, or rayon's global one.
+/// Thread pool of the caller, or rayon's global one.
 #[derive(Clone, Debug, Default)]
 pub struct Pool {
     own: Option<Arc<ThreadPool>>,
-    /// Floats of [`Scratch`] that its threads have been asked to reserve.
+    /// Floats of [`Scratch`] already reserved by the threads.
     reserved: Arc<[AtomicUsize; 3]>,
 }
 
-/// Starts the threads of rayon's global pool, unless they run, or the calling thread is of another pool. Rayon would start them with
-/// the first work for them, and panic where the system has no memory or no threads left.
+/// Starts rayon's global pool, unless it runs or the calling thread
+/// belongs to another pool.
+///
+/// Rayon would start it with the first task, and panic without memory or threads.
 ///
 /// # Errors
 /// [`HalError::Driver`] when the system starts no more threads.
 pub fn start_threads() -> Result<(), HalError> {
-    // Rayon tries once. Later it says that the pool is there.
+    // Rayon tries once. Later calls report that the pool exists.
     static FAILED: OnceLock<Option<String>> = OnceLock::new();
     if rayon::current_thread_index().is_some() {
         return Ok(());
     }
     let failed = FAILED.get_or_init(|| {
         let started = ThreadPoolBuilder::new().build_global();
-        // Of a pool that is there already, the error has no cause.
+        // If the pool exists already, the error has no cause.
         started.err().filter(|error| error.source().is_some()).map(|error| error.to_string())
     });
     match failed {
@@ -39,7 +41,7 @@ pub fn start_threads() -> Result<(), HalError> {
     }
 }
 
-/// That threads cannot be had.
+/// Error of threads that could not be started.
 pub(crate) fn not_started(message: impl ToString) -> HalError {
     HalError::Driver { device: DeviceId::CPU, call: "starting threads", message: message.to_string() }
 }
@@ -47,23 +49,24 @@ pub(crate) fn not_started(message: impl ToString) -> HalError {
 /// Scratch memory of a launch, in floats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scratch {
-    /// What the thread that calls keeps for all: X, and accumulators where K is cut.
+    /// Shared by all threads, in the calling thread: X, and accumulators of split-K.
     pub caller: usize,
-    /// X of each thread that works.
+    /// X per thread.
     pub activations: usize,
-    /// Accumulators of each.
+    /// Accumulators per thread.
     pub sums: usize,
-    /// What the main loop of each takes.
+    /// Main-loop scratch per thread.
     pub tile: usize,
 }
 
 impl Pool {
-    /// The caller's own.
+    /// Pool of the caller.
     pub fn new(pool: Arc<ThreadPool>) -> Self {
         Self { own: Some(pool), reserved: Arc::default() }
     }
 
-    /// Calls `work` on one of its threads, on this one where it is one of them, and waits for it.
+    /// Runs `work` on a thread of the pool (on this one if it belongs to
+    /// the pool) and waits for it.
     pub fn enter(&self, work: impl FnOnce() + Send) {
         match &self.own {
             Some(pool) => pool.install(work),
@@ -71,8 +74,10 @@ impl Pool {
         }
     }
 
-    /// Reserves memory for launches from this thread; if they are `shared`, has the pool's threads do so, too. No launch waits for them: one
-    /// that is busy until a launch needs the memory reserves it then.
+    /// Reserves memory for launches from this thread. If they are `shared`, the pool's
+    /// threads reserve theirs, too.
+    ///
+    /// No launch waits for that: a busy thread reserves when a launch needs the memory.
     pub fn reserve(&self, shared: bool, scratch: Scratch) {
         let Scratch { caller, activations, sums, tile } = scratch;
         if !shared {
@@ -81,7 +86,7 @@ impl Pool {
         arena::reserve(caller, 0, 0);
         let wanted = [activations, sums, tile];
         let grows = |(reserved, wanted): (&AtomicUsize, usize)| reserved.fetch_max(wanted, Ordering::Relaxed) < wanted;
-        // All are asked, not only the first that grows.
+        // All are compared, not only until the first that grows.
         if self.reserved.iter().zip(wanted).filter(|&pair| grows(pair)).count() > 0 {
             let reserve = move |_: rayon::BroadcastContext<'_>| arena::reserve(activations, sums, tile);
             match &self.own {
@@ -101,7 +106,7 @@ mod tests {
         let threads = Arc::new(rayon::ThreadPoolBuilder::new().num_threads(3).build().expect("threads"));
         let pool = Pool::new(threads.clone());
         pool.reserve(true, Scratch { caller: 7, activations: 1000, sums: 64, tile: 100 });
-        // In the order in which they were asked.
+        // In the order of requests.
         let reserved = threads.broadcast(|_| arena::reserved());
         assert_eq!(reserved, [[1008, 64, 112]; 3]);
         pool.reserve(true, Scratch { caller: 7, activations: 10, sums: 640, tile: 10 });

@@ -8,10 +8,11 @@ use qgemm_hal::{
     Buffer, CheckedConvert, ConvertOperand, ConvertPlan, Dense, Device, Family, HalError, Operands, SimdLevel,
 };
 
-/// What lies where nothing must be written.
+/// Filler of bytes that must not be written.
 const UNTOUCHED: u8 = 0xee;
 
-/// Values of every magnitude and kind, reproducibly; X's elements that belong to no row are NaN, too.
+/// Reproducible values of every magnitude and kind. Elements of X
+/// outside its rows are NaN, too.
 fn value(i: usize) -> f32 {
     let state = (i as u32).wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
     let word = ((state >> ((state >> 28) + 4)) ^ state).wrapping_mul(277_803_737);
@@ -34,7 +35,7 @@ struct Problem {
     order: Vec<u32>,
 }
 
-/// How X lies in memory.
+/// Layout of X.
 #[derive(Clone, Copy, Debug)]
 enum Layout {
     Rows,
@@ -62,7 +63,7 @@ impl Problem {
         let op = CheckedConvert { rows, columns, d_columns, x, d, gathers: false, row_factors: false };
         let mut values = vec![f32::NAN; x.extent(rows, columns).expect("small") as usize];
         for (i, at) in (0..rows).flat_map(|r| (0..columns).map(move |c| Self::at(&x, r, c))).enumerate() {
-            // A row of zeros and one of small numbers, for their factors.
+            // A row of zeros and one of small numbers, for row factors.
             values[at] = match i / columns {
                 2 => 0.0,
                 4 => value(i) * 1e-38,
@@ -72,7 +73,7 @@ impl Problem {
         Self { op, x: types[0].decode(&types[0].encode(&values)), order: Vec::new() }
     }
 
-    /// With columns in an order of their own, some of them absent.
+    /// Adds a column order with missing columns.
     fn gathered(mut self) -> Self {
         self.op.gathers = true;
         let columns = self.op.columns;
@@ -90,7 +91,7 @@ impl Problem {
         row * layout.row_stride as usize + column * layout.col_stride as usize
     }
 
-    /// The power of two for a row, and its inverse: tried one by one.
+    /// Power of two for a row, and its inverse, by trial.
     fn factor(&self, row: usize) -> [f64; 2] {
         if !self.op.row_factors {
             return [1.0; 2];
@@ -104,7 +105,7 @@ impl Problem {
         [exponent, -exponent].map(|e| 2f64.powi(e))
     }
 
-    /// What D holds at a place, by definition, where the row is multiplied by `factor`.
+    /// Expected element of D, with the row multiplied by `factor`.
     fn expected(&self, row: usize, column: usize, factor: f64) -> f32 {
         let of_x = match self.op.gathers {
             true => self.order[column] as usize,
@@ -121,7 +122,7 @@ impl Problem {
         }
     }
 
-    /// The bytes of D and the row factors.
+    /// Bytes of D, and row factors.
     fn run(&self, device: &dyn Device) -> (Vec<u8>, Vec<f32>) {
         let (op, stream) = (&self.op, device.default_stream());
         let upload = |bytes: &[u8]| {
@@ -179,7 +180,7 @@ fn plan(op: &CheckedConvert, device: &dyn Device) -> ConvertPlan {
     ConvertPlan { config, estimate: 0.0 }
 }
 
-/// The processor as every level that it has.
+/// CPU device of every SIMD level.
 fn of_every_level() -> Vec<CpuDevice> {
     SimdLevel::ALL.into_iter().filter_map(|level| CpuDevice::new().with_simd(level).ok()).collect()
 }
@@ -191,7 +192,7 @@ fn pairs() -> impl Iterator<Item = [DType; 2]> {
 #[test]
 fn every_pair_of_types_and_layout_at_every_simd_level() {
     let devices = of_every_level();
-    // Odd sizes; D has fewer columns than X, as many, or more.
+    // Odd sizes. D has fewer columns than X, as many, or more.
     let sizes = [[1, 1, 1], [3, 37, 37], [5, 1, 70], [7, 67, 130], [35, 131, 45]];
     for (types, layout) in pairs().flat_map(|types| LAYOUTS.map(|layout| (types, layout))) {
         for size in sizes {
@@ -208,7 +209,7 @@ fn every_pair_of_types_and_layout_at_every_simd_level() {
 fn large_matrices_are_the_work_of_all_threads() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().expect("threads");
     let devices = [CpuDevice::new().with_pool(Arc::new(pool))];
-    // Long rows are several tasks, where they need no factors.
+    // Long rows become several tasks if they need no factors.
     for size in [[65, 1025, 1030], [2, 40_001, 40_007]] {
         for layout in LAYOUTS {
             let problem = || Problem::new([DType::F32, DType::BF16], size, layout);

@@ -1,4 +1,5 @@
-//! The families against a plain f64 computation, for every format; and what makes their bits fixed.
+//! CPU families against an f64 computation for every format, and
+//! tests of reproducible bits.
 
 use std::collections::HashSet;
 use std::ptr::NonNull;
@@ -25,7 +26,7 @@ fn noise(len: usize, seed: u32) -> Vec<f32> {
         .collect()
 }
 
-/// A weight with more than one chunk of columns, ragged where the format can be.
+/// Weight with more than one chunk of columns, ragged if the format allows it.
 fn weight(format: Format, n: usize) -> HostWeight {
     let k = if format.ragged_k || matches!(format.encoding, Encoding::Plain(_)) { 549 } else { 768 };
     let quantized = quantize_matrix(&noise(n * k, 1), n, k, format).expect("formats quantize noise");
@@ -33,11 +34,12 @@ fn weight(format: Format, n: usize) -> HostWeight {
     quantized.weight
 }
 
-/// Operands in host memory; X is `[m, k]` row-major and contiguous unless a test changes `op.x`.
+/// Operands in host memory. X is `[m, k]` row-major and contiguous
+/// unless a test changes `op.x`.
 struct Problem {
     family: &'static dyn Family<CheckedGemm>,
     op: CheckedGemm,
-    /// X of the operation.
+    /// Layout of X.
     layout: Dense,
     weight: HostWeight,
     x: Vec<f32>,
@@ -81,19 +83,19 @@ impl Problem {
         Self { family: &GEMM, op, layout, weight, x, c: Vec::new(), bias: Vec::new() }
     }
 
-    /// With activations of eight bits.
+    /// Problem with 8-bit activations.
     fn quantized(self) -> Self {
         Self { family: &GEMM_INT8, ..self }
     }
 
-    /// With X laid out so.
+    /// Problem with this layout of X.
     fn with_x(mut self, layout: Dense) -> Self {
         self.layout = layout;
         self.op.x = layout.into();
         self
     }
 
-    /// The numbers that are multiplied, as the configuration says.
+    /// X as multiplied by the config.
     fn x_used(&self, device: &dyn Device) -> Vec<f32> {
         match self.family.configs(&self.op, device.info()).expect("supported")[0].x_format.desc().scale_span {
             ScaleSpan::Block(block) => {
@@ -109,7 +111,7 @@ impl Problem {
         row * layout.row_stride as usize + column * layout.col_stride as usize
     }
 
-    /// D by definition, with the magnitude that errors are relative to.
+    /// Expected D, and the magnitude that errors are relative to.
     fn expected(&self, device: &dyn Device) -> Vec<(f64, f64)> {
         let op = &self.op;
         let rows: Vec<Vec<f32>> = (0..op.out_features).map(|j| self.weight.dequantize_row(j)).collect();
@@ -128,13 +130,13 @@ impl Problem {
         PackedLayout::new(self.op.format, self.op.class).expect("a layout").pack(&self.weight)
     }
 
-    /// The bytes of D, `0xff` where nothing was written.
+    /// Bytes of D; `0xff` where not written.
     fn run(&self, device: &dyn Device) -> Vec<u8> {
         let config = self.family.configs(&self.op, device.info()).expect("supported")[0];
         self.run_as(config, device)
     }
 
-    /// The same with a configuration of the test's.
+    /// Bytes of D with this config.
     fn run_as(&self, config: TileConfig, device: &dyn Device) -> Vec<u8> {
         let (op, family) = (&self.op, self.family);
         let upload = |bytes: &[u8]| {
@@ -171,7 +173,7 @@ impl Problem {
         bytes
     }
 
-    /// Runs and compares; `limit` bounds the squared error relative to the squared result.
+    /// Runs and compares. `limit` bounds the relative squared error.
     fn check(&self, device: &dyn Device, limit: f64) {
         let bytes = self.run(device);
         let (mut error, mut result, mut terms) = (0.0, 0.0, 0.0);
@@ -187,12 +189,12 @@ impl Problem {
     }
 }
 
-/// The sequence of the family's first configuration.
+/// Launch sequence of the family's first config.
 fn prepare(family: &dyn Family<CheckedGemm>, op: &CheckedGemm, device: &dyn Device) -> LaunchSequence {
     prepare_as(family.configs(op, device.info()).expect("supported")[0], family, op, device)
 }
 
-/// The sequence of a configuration.
+/// Launch sequence of a config.
 fn prepare_as(
     config: TileConfig,
     family: &dyn Family<CheckedGemm>,
@@ -256,7 +258,7 @@ fn alpha_beta_bias_strides_and_transposed_x() {
             problem.op.bias = Some(DType::F16);
             problem.op.alpha = -0.75;
             problem.op.beta = 1.5;
-            // What lies between the rows is NaN: it must not be read.
+            // Gaps between rows are NaN and must not be read.
             let strided = |layout: &Dense, rows, columns, seed| {
                 let mut values = vec![f32::NAN; Problem::at(layout, rows - 1, columns - 1) + 1];
                 for (i, value) in noise(rows * columns, seed).into_iter().enumerate() {
@@ -284,10 +286,10 @@ fn absent_columns_of_act_order_are_not_multiplied() {
     for format in ["int4_g32", "int3_g64"] {
         let format: Format = format.parse().expect("a format");
         let (n, k, stored) = (11, 600, 640);
-        // Stored columns run backwards through the features, with 40 positions that none feeds.
+        // Stored columns in reverse order, with 40 empty positions.
         let order: Vec<u32> =
             (0..stored).map(|i| if i % 16 == 7 { NO_COLUMN } else { (k - 1 - (i - (i + 8) / 16)) as u32 }).collect();
-        // Those hold weights all the same, which must not count.
+        // Empty positions hold weights, which must not count.
         let plain = quantize_matrix(&noise(n * stored, 6), n, stored, format).expect("quantizes").weight;
         let blocks = plain.blocks().to_vec().into();
         let weight = HostWeight::with_k_order(format, n, k, blocks, order).expect("a permutation");
@@ -302,7 +304,7 @@ fn absent_columns_of_act_order_are_not_multiplied() {
 fn nothing_is_left_over_from_an_earlier_launch() {
     let device = CpuDevice::new();
     let format: Format = "f32".parse().expect("a format");
-    // Small enough to run on this thread, whose scratch memory the first launch fills with NaN.
+    // Small enough for this thread. The first launch fills its scratch memory with NaN.
     let nan = HostWeight::new(format, 8, 512, DType::F32.encode(&[f32::NAN; 8 * 512]).into()).expect("a weight");
     let ragged = quantize_matrix(&noise(5 * 37, 1), 5, 37, format).expect("exact").weight;
     for m in [1, 4] {
@@ -315,7 +317,7 @@ fn nothing_is_left_over_from_an_earlier_launch() {
     }
 }
 
-/// The processor as every level that it has.
+/// CPU device of every SIMD level.
 fn of_every_level() -> Vec<CpuDevice> {
     let devices = SimdLevel::ALL.into_iter().filter_map(|level| CpuDevice::new().with_simd(level).ok());
     let devices: Vec<CpuDevice> = devices.collect();
@@ -427,7 +429,8 @@ fn bits_are_the_same_along_whichever_axis_threads_share() {
     let noise_of = |n: usize, k: usize| {
         quantize_matrix(&noise(n * k, 1), n, k, "q4_0".parse().expect("a format")).expect("quantizes").weight
     };
-    // K is cut in two, but for the last shape. Panels: shared by tokens, loaded together, alone; blocks: fewer and more than threads.
+    // K is split in two, except for the last shape. Panels: shared by tokens, loaded
+    // together, alone. Blocks: fewer and more than threads.
     for (n, k, ms) in [(40, 4608, [1, 3, 40, 131]), (130, 4096, [1, 2, 30, 260]), (700, 96, [1, 9, 37, 300])] {
         let weight = noise_of(n, k);
         for (family, m) in families.into_iter().flat_map(|family| ms.map(|m| (family, m))) {
@@ -440,7 +443,7 @@ fn bits_are_the_same_along_whichever_axis_threads_share() {
                 let threads: HashSet<u32> = configs.iter().map(|config| config.threads).collect();
                 assert_eq!(threads, HashSet::from([1, device.info().units]));
                 for config in configs {
-                    // Panels of sizes that no configuration has, too.
+                    // Also panel sizes that no config has.
                     for tile_m in [config.tile_m, 24, 5] {
                         let bytes = problem.run_as(TileConfig { tile_m, ..config }, device);
                         let what = format!("{} {m} x {n} x {k}, {} threads", family.name(), config.threads);

@@ -1,4 +1,5 @@
-//! A million tokens at once, and the same lists whatever the number of threads.
+//! Routing of a million tokens, with identical lists for
+//! any number of threads.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The feature `embed-kernels`: finds the bundles that the user names and refuses, while the program is built, what the
-//! library would refuse when it runs.
+//! Feature `embed-kernels`: finds the user's bundles.
+//! Invalid bundles fail the build instead of the program.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -11,8 +11,9 @@ use crate::hash::{Sha256Hash, of_sources};
 use crate::layout::{EMBED_VARIABLE, EXTENSION, FORMAT_VERSION, PREFIX_BYTES, Prefix};
 use crate::write_table;
 
-/// Writes the table of the user's bundles to `table`, or fails the build with a sentence. `sources` are the kernel
-/// sources by name.
+/// Writes the table of the user's bundles to `table`,
+/// or fails the build with a message. `sources` are the
+/// kernel sources by name.
 pub fn embed(sources: &[(String, PathBuf)], table: &Path) -> io::Result<()> {
     println!("cargo::rerun-if-env-changed={EMBED_VARIABLE}");
     let mut texts = Vec::new();
@@ -29,7 +30,7 @@ pub fn embed(sources: &[(String, PathBuf)], table: &Path) -> io::Result<()> {
     }
 }
 
-/// The bundles that the user names, by file name.
+/// Bundles named by the user, by file name.
 fn named(value: Option<OsString>, ours: Sha256Hash) -> Result<Vec<(String, PathBuf)>, String> {
     let make = "`cargo xtask build-kernels --arch 80,90 --out FOLDER` makes it";
     let value = value.filter(|v| !v.is_empty()).ok_or_else(|| {
@@ -67,7 +68,7 @@ fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Whether the library will take the bundle.
+/// Checks that the library will accept the bundle.
 fn check(path: &Path, ours: Sha256Hash) -> Result<(), String> {
     let unreadable = |e: io::Error| format!("not a kernel bundle ({e})");
     let mut file = File::open(path).map_err(unreadable)?;

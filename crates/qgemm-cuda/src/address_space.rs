@@ -6,8 +6,8 @@ use crate::gpu::Gpu;
 use crate::memory::CudaBuffer;
 
 /// The whole address space of a device, for viewing caller-owned memory.
-/// When every tensor is a foreign pointer, a view needs neither
-/// an allocation nor a reference count.
+/// When every tensor is a foreign pointer, a view needs neither an
+/// allocation nor a reference count.
 #[derive(Debug)]
 pub struct AddressSpace {
     all: CudaBuffer,
@@ -25,25 +25,23 @@ impl AddressSpace {
         Ok(Self { all: unsafe { CudaBuffer::wrap(context, 0, usize::MAX) } })
     }
 
-    /// A view of `len` bytes at `address`. What they hold is not known, so plans take the view for operands of any element type;
-    /// [`BufferRef::typed`] states one, which plans then check.
+    /// View of `len` bytes at `address`, without an element type. Plans accept it for
+    /// operands of any type; [`BufferRef::typed`] sets a type.
     ///
     /// # Safety
-    /// The bytes must be device memory accessible from the primary context
-    /// of the device, and must stay allocated until all work that
-    /// was given the view is done. The caller must order that
-    /// work with other writers of the bytes.
+    /// The bytes must be device memory accessible from the primary context of the
+    /// device, and must stay allocated until all work that was given the view is done.
+    /// The caller must order that work with other writers of the bytes.
     pub unsafe fn view(&self, address: u64, len: usize) -> BufferRef<'_> {
-        // SAFETY: the object begins at address 0; the
-        // caller promises the rest.
+        // SAFETY: the object begins at address 0; the caller promises the rest.
         unsafe { BufferRef::from_raw(&self.all, address as usize, len) }
     }
 
     /// A writable view of `len` bytes at `address`, of unknown element type.
     ///
     /// # Safety
-    /// As [`AddressSpace::view`]. The caller must also order work that was
-    /// given the view with other readers of the bytes.
+    /// As [`AddressSpace::view`]. The caller must also order work that was given
+    /// the view with other readers of the bytes.
     pub unsafe fn view_mut(&self, address: u64, len: usize) -> BufferMut<'_> {
         // SAFETY: as in `view`.
         unsafe { BufferMut::from_raw(&self.all, address as usize, len) }

@@ -1,4 +1,4 @@
-//! Compiling a [`KernelSpec`].
+//! Kernel compilation from a [`KernelSpec`].
 
 use qgemm_hal::HalError;
 
@@ -8,17 +8,18 @@ use crate::source;
 use crate::spec::KernelSpec;
 use crate::target::Target;
 
-/// Options of every compilation, beside the target.
+/// Compiler options besides the target.
 pub(crate) fn options(target: Target) -> Vec<String> {
     let mut options = vec!["--std=c++17".to_owned(), "-default-device".to_owned()];
     if !target.is_ptx() {
-        // Makes the log tell registers and spills.
+        // Makes the log report registers and spills.
         options.push("--ptxas-options=-v".to_owned());
     }
     options
 }
 
-/// What a kernel is compiled for on machines that want `target`: the same, or the chip's own instruction set.
+/// Compilation target of a kernel for machines with `target`: the same,
+/// or the chip-specific one.
 pub(crate) fn target_of(spec: &KernelSpec, target: Target) -> Target {
     target.with_specific(spec.arch_specific)
 }
@@ -57,7 +58,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The compiler, or `None` with the reason printed: these tests need it and are skipped without.
+    /// Compiler. `None` without one: then the test is skipped with the reason.
     pub(crate) fn nvrtc_or_skip(test: &str) -> Option<&'static Nvrtc> {
         match Nvrtc::get() {
             Ok(nvrtc) => Some(nvrtc),
@@ -96,15 +97,15 @@ pub(crate) mod tests {
         }
     }
 
-    /// Seconds that this thread has run, or that have passed where the system does not count them: other work on the
-    /// machine must not fail a test.
+    /// CPU seconds of this thread, or elapsed time if the system does not report them.
+    /// Other work must not fail a test.
     fn seconds_of_thread(start: Instant) -> f64 {
         let counted = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
         let nanoseconds = counted.and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
         nanoseconds.map_or(start.elapsed().as_secs_f64(), |n| n as f64 * 1e-9)
     }
 
-    /// They take one to three seconds; twice that on a core whose other half is busy.
+    /// Kernels take one to three seconds, or twice that if the core's other thread is busy.
     #[test]
     fn the_slowest_kernels_compile_within_seconds() {
         let Some(nvrtc) = nvrtc_or_skip("the_slowest_kernels_compile_within_seconds") else { return };

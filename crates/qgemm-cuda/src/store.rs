@@ -1,4 +1,5 @@
-//! Where kernels come from: bundles, then the disk cache, then the compiler. Each is loaded once per device.
+//! Kernel sources of a device: bundles, then the disk cache, then the compiler.
+//! Each kernel is loaded once per device.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,28 +20,29 @@ use crate::nvrtc::{self, Nvrtc, NvrtcError};
 use crate::spec::KernelSpec;
 use crate::target::Target;
 
-/// The kernels of one device.
+/// Kernels of one device.
 #[derive(Debug)]
 pub(crate) struct KernelStore {
     chip: u32,
     target: Target,
     cache: Cache,
     bundles: OnceLock<Bundles>,
-    /// Only locked to find a slot; loading and compiling happen in the slot.
+    /// Locked only to find a slot. Loading and compiling happen in the slot.
     loaded: Mutex<HashMap<(Sha256Hash, Target), Slot>>,
 }
 
-/// A kernel, once it is loaded.
+/// Kernel, once loaded.
 type Slot = Arc<OnceCell<Function>>;
 
 impl KernelStore {
-    /// The store of a device with compute capability `chip` whose kernels are compiled for `target`.
+    /// Store of a device with compute capability `chip`, whose kernels
+    /// are compiled for `target`.
     pub(crate) fn new(chip: u32, target: Target, cache: Cache) -> Self {
         Self { chip, target, cache, bundles: OnceLock::new(), loaded: Mutex::default() }
     }
 
-    /// The kernel `spec`, loaded in `context`, with up to `shared_bytes` of shared memory: compiled for exactly `target` where
-    /// one is given, else in any form that the device runs.
+    /// Kernel `spec`, loaded in `context` with up to `shared_bytes` of shared memory.
+    /// It is compiled for exactly `target` if given, else in any form that the device runs.
     ///
     /// # Errors
     /// [`HalError::Compile`], [`HalError::KernelUnavailable`] or a driver error.
@@ -52,7 +54,7 @@ impl KernelStore {
         target: Option<Target>,
     ) -> Result<Function, HalError> {
         let slot = {
-            // A panic while the lock is held cannot leave the map half changed.
+            // A panic under the lock cannot leave the map inconsistent.
             let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
             loaded.entry((spec.key(), target.unwrap_or(self.target))).or_default().clone()
         };
@@ -63,7 +65,7 @@ impl KernelStore {
         Ok(function.clone())
     }
 
-    /// The compiled kernel `spec`. Bundles hold what is asked for without a target.
+    /// Compiled kernel `spec`. Bundles serve requests without a target.
     fn artifact(&self, spec: &KernelSpec, target: Option<Target>) -> Result<Artifact, HalError> {
         let bundles = self.bundles.get_or_init(|| Bundles::of_user(self.chip));
         if target.is_none()
@@ -103,21 +105,22 @@ impl KernelStore {
     }
 }
 
-/// A kernel from the cache or the compiler.
+/// Kernel from the cache or the compiler.
 #[derive(Debug)]
 pub(crate) struct Obtained {
-    /// The kernel.
+    /// Compiled kernel.
     pub artifact: Artifact,
-    /// How long the compiler took, where the cache did not have it.
+    /// Compile time. `None` for a cache hit.
     pub compiled_in: Option<Duration>,
     /// Whether the cache has it now.
     pub cached: io::Result<()>,
 }
 
-/// The kernel `spec` for `target` from the cache, or compiled and added to it.
+/// Kernel `spec` for `target` from the cache, or compiled and added to it.
 ///
 /// # Errors
-/// [`HalError::Compile`], or [`HalError::KernelUnavailable`] when there is no compiler for the target.
+/// [`HalError::Compile`], or [`HalError::KernelUnavailable`] when there is no
+/// compiler for the target.
 pub(crate) fn obtain(cache: &Cache, spec: &KernelSpec, target: Target) -> Result<Obtained, HalError> {
     let key = CacheKey::new(spec, target);
     let found = |artifact| Obtained { artifact, compiled_in: None, cached: Ok(()) };
@@ -132,7 +135,7 @@ pub(crate) fn obtain(cache: &Cache, spec: &KernelSpec, target: Target) -> Result
         why: why.to_string(),
     };
     let nvrtc = Nvrtc::get().map_err(|e| unavailable(&e))?;
-    // Of several processes that want the kernel, one compiles it; the others then find it.
+    // One process compiles the kernel; others then find it.
     let _turn = cache.turn(key);
     if let Some(artifact) = cache.read(key, Some(nvrtc.version())) {
         return Ok(found(artifact));
@@ -144,7 +147,8 @@ pub(crate) fn obtain(cache: &Cache, spec: &KernelSpec, target: Target) -> Result
     Ok(Obtained { artifact, compiled_in, cached })
 }
 
-/// The compiler's version, without loading it where the cache has noted it.
+/// Compiler version. Taken from the cache's note if possible,
+/// without loading the compiler.
 fn compiler_version(cache: &Cache) -> Result<String, NvrtcError> {
     let path = Nvrtc::path();
     if let Some(version) = path.and_then(|path| cache.noted_version(path)) {
@@ -207,7 +211,7 @@ mod tests {
         if nvrtc_or_skip("a_cache_that_cannot_be_written_costs_time_only").is_none() {
             return;
         }
-        // A file where the folder should be fails for every user, root included.
+        // A file instead of the folder fails for every user, even root.
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, b"").unwrap();

@@ -1,10 +1,12 @@
-//! A plan in a CUDA graph: captured once, it computes from what X holds when the graph is replayed.
+//! Plans in CUDA graphs: captured once, a replay computes with
+//! the current contents of X.
 
 use qgemm_api::{
     Args, Buffer, BufferMut, Context, DType, Error, HalError, HostExperts, MoeArgs, Problem, XPrecision, cuda, quantize,
 };
 
-/// Shapes and weights whose plans differ: without a workspace, and with counters that every replay must leave at zero.
+/// Shapes and weights with different plans: without a workspace,
+/// and with counters that every replay must reset to zero.
 const CASES: [(usize, usize, usize, &str); 3] =
     [(1, 512, 1024, "q4_0"), (24, 1000, 4096, "q4_k"), (200, 4096, 4096, "int4_g128")];
 
@@ -30,7 +32,8 @@ fn a_captured_plan_computes_from_what_x_holds_now() {
     assert!(with_workspace > 0, "no plan has counters");
 }
 
-/// `capture_with`: the graph owns what changes between replays.
+/// `capture_with`: the graph owns the buffers that
+/// change between replays.
 #[test]
 fn a_graph_lends_its_buffers_between_replays() {
     let Some(ctx) = device("a_graph_lends_its_buffers_between_replays") else { return };
@@ -41,7 +44,8 @@ fn a_graph_lends_its_buffers_between_replays() {
     let mut workspace = ctx.workspace(plan.workspace_bytes()).unwrap();
     let stream = ctx.new_stream().unwrap();
     let mut buffers = [ctx.allocate(m * k * 4).unwrap(), ctx.allocate(m * n * 4).unwrap()];
-    // The first launch of a kernel may load it, which a capture refuses.
+    // The first launch of a kernel may load it,
+    // which a capture forbids.
     let [x, d] = &mut buffers;
     plan.run(&stream, Args::new(&*x, &weight, d).workspace(&mut workspace)).unwrap();
     ctx.synchronize(&stream).unwrap();
@@ -61,7 +65,8 @@ fn a_graph_lends_its_buffers_between_replays() {
     }
 }
 
-/// Operands by address alone, as an engine has them whose tensors are pointers of its own.
+/// Operands by address, as in an engine with its
+/// own device pointers.
 #[test]
 fn a_plan_runs_on_addresses() {
     let Some(ctx) = device("a_plan_runs_on_addresses") else { return };
@@ -71,12 +76,13 @@ fn a_plan_runs_on_addresses() {
     let plan = ctx.plan(&Problem::new(&weight, m).x_precision(XPrecision::Exact)).unwrap();
     let mut workspace = ctx.workspace(plan.workspace_bytes()).unwrap();
     let activations = values(2, m * k);
-    // X and D are parts of one arena, D behind X.
+    // X and D are parts of one arena, D after X.
     let arena = ctx.upload(&[&activations[..], &vec![f32::NAN; m * n]].concat()).unwrap();
     let device = &**ctx.device();
     let address = cuda::device_address(device, arena.view()).unwrap();
     let space = cuda::AddressSpace::new(device).unwrap();
-    // SAFETY: both are parts of the arena, which outlives the run, and nothing else uses it meanwhile.
+    // SAFETY: both are parts of the arena, which outlives the run,
+    // and nothing else uses it meanwhile.
     let (x, d) = unsafe { (space.view(address, m * k * 4), space.view_mut(address + (m * k * 4) as u64, m * n * 4)) };
     plan.run(&ctx.default_stream(), Args::new(x, &weight, d).workspace(&mut workspace)).unwrap();
     let got: Vec<f32> = ctx.download(&arena).unwrap();
@@ -84,7 +90,7 @@ fn a_plan_runs_on_addresses() {
     assert_eq!(got[m * k..], ctx.linear(&weight, &activations, m, XPrecision::Exact).unwrap());
 }
 
-/// Neither is for other devices.
+/// Other devices have neither addresses nor graphs.
 #[test]
 fn only_cuda_devices_have_addresses_and_graphs() {
     let ctx = Context::open("cpu").unwrap();
@@ -95,7 +101,8 @@ fn only_cuda_devices_have_addresses_and_graphs() {
     assert!(matches!(captured, Err(HalError::WrongDevice { .. })));
 }
 
-/// Captures and replays one plan, and returns the bytes of its workspace.
+/// Captures and replays one plan. Returns the
+/// bytes of its workspace.
 fn replay(ctx: &Context, (m, n, k, format): (usize, usize, usize, &str)) -> usize {
     let (host, _) = quantize(&values(1, n * k), n, k, format.parse().unwrap()).unwrap();
     let weight = ctx.load(&host).unwrap();
@@ -105,8 +112,9 @@ fn replay(ctx: &Context, (m, n, k, format): (usize, usize, usize, &str)) -> usiz
     let mut d = ctx.allocate(m * n * 4).unwrap();
     let (x_address, d_address) =
         [&x, &d].map(|b| qgemm_cuda::device_address(&**ctx.device(), b.into()).unwrap()).into();
-    // SAFETY: the views are of `x` and `d`, which outlive the graph; the graph is replayed only between the copies to `x`
-    // and from `d`, each of which has ended when the next begins.
+    // SAFETY: the views are of `x` and `d`, which outlive the graph;
+    // the graph is replayed only between the copies to `x` and from
+    // `d`, each of which has ended when the next begins.
     let (x_view, mut d_view) = unsafe {
         (
             cuda::wrap_device_ptr(&**ctx.device(), x_address, x.len()).unwrap(),
@@ -114,7 +122,8 @@ fn replay(ctx: &Context, (m, n, k, format): (usize, usize, usize, &str)) -> usiz
         )
     };
     let stream = ctx.new_stream().unwrap();
-    // The first launch of a kernel may load it, which a capture refuses.
+    // The first launch of a kernel may load it,
+    // which a capture forbids.
     let mut launch = || plan.run(&stream, Args::new(&x_view, &weight, &mut d_view).workspace(&mut workspace));
     launch().unwrap();
     ctx.synchronize(&stream).unwrap();
@@ -138,23 +147,25 @@ fn replay(ctx: &Context, (m, n, k, format): (usize, usize, usize, &str)) -> usiz
                 size += expected.powi(2);
             }
         }
-        // NaN is no less than anything.
+        // A NaN error fails this comparison.
         assert!(error < 2e-5 * size, "{format} {m}x{n}x{k}, X number {seed}: NMSE {:e}", error / size);
     }
     plan.workspace_bytes()
 }
 
-/// A view of a buffer, which stays writable while a graph has the view.
+/// View of a buffer that stays writable while a
+/// graph uses the view.
 ///
 /// # Safety
-/// As of `cuda::wrap_device_ptr`.
+/// As for `cuda::wrap_device_ptr`.
 unsafe fn wrapped(ctx: &Context, buffer: &Buffer) -> Buffer {
     let address = qgemm_cuda::device_address(&**ctx.device(), buffer.into()).unwrap();
     // SAFETY: the caller's promise.
     unsafe { cuda::wrap_device_ptr(&**ctx.device(), address, buffer.len()).unwrap() }
 }
 
-/// Ids that are given, and those that logits choose, are read by the kernels of each replay: the host has no part in where tokens go.
+/// Kernels of each replay read the ids, given or routed.
+/// The host does not take part in routing.
 #[test]
 fn a_captured_layer_of_experts_follows_the_ids_of_the_moment() {
     const EXPERTS: usize = 6;
@@ -186,8 +197,9 @@ fn a_captured_layer_of_experts_follows_the_ids_of_the_moment() {
         let x = ctx.upload(&DType::F16.encode(&values(2, tokens * SIZE))).unwrap();
         let mut logits = ctx.upload(&values(3, tokens * EXPERTS)).unwrap();
         let mut d = ctx.allocate(tokens * SIZE * 4).unwrap();
-        // SAFETY: the views are of buffers that outlive the graph, which is replayed only between the copies to the logits and from
-        // `d`, each of which has ended when the next begins.
+        // SAFETY: the views are of buffers that outlive the graph, which
+        // is replayed only between the copies to the logits and from `d`,
+        // each of which has ended when the next begins.
         let (logits_view, mut d_view) = unsafe { (wrapped(&ctx, &logits), wrapped(&ctx, &d)) };
         let mut launch =
             || layer.run(&stream, tokens, MoeArgs::from_logits(&x, &logits_view, &mut d_view), &mut workspace);
@@ -202,7 +214,7 @@ fn a_captured_layer_of_experts_follows_the_ids_of_the_moment() {
             graph.replay(&stream).unwrap();
             ctx.synchronize(&stream).unwrap();
             let replayed: Vec<f32> = ctx.download(&d).unwrap();
-            // Launched one by one with the same logits.
+            // Launched without a graph, with the same logits.
             let mut workspace = layer.workspace(64).unwrap();
             let (fresh, mut other) = (ctx.upload(&now).unwrap(), ctx.allocate(tokens * SIZE * 4).unwrap());
             layer.run(&stream, tokens, MoeArgs::from_logits(&x, &fresh, &mut other), &mut workspace).unwrap();

@@ -1,4 +1,5 @@
-//! The disk cache among processes: this test starts itself again as the others.
+//! Disk cache shared by processes: this test starts
+//! itself again as the others.
 
 #![allow(clippy::print_stdout, reason = "the other processes report what they did")]
 
@@ -9,18 +10,19 @@ use std::{env, fs};
 use qgemm_cuda::{KernelSpec, Target, build, manifest};
 use qgemm_hal::Variant;
 
-/// Makes a test be one of the other processes, with this cache.
+/// Marks a child process of the test, with this cache.
 const CACHE: &str = "QGEMM_TEST_CACHE";
 const TARGET: Target = Target::Ptx { arch: 80, specific: false };
 
-/// A kernel that compiles quickly, and `n` others of its kind.
+/// Kernel that compiles quickly, with variants `n`.
 fn kernel(n: u32) -> KernelSpec {
     let mut spec = manifest(Variant::Sm80).swap_remove(0);
     spec.prelude.push_str(&format!("#define NUMBER {n}\n"));
     spec
 }
 
-/// Obtains four kernels and prints how many it had to compile and a hash of what it got.
+/// Obtains four kernels. Prints the number of compilations and
+/// a hash of the results.
 fn be_another_process(cache: &Path) {
     let mut compiled = 0;
     let mut images = Vec::new();
@@ -38,7 +40,7 @@ fn start(test: &str, cache: &Path) -> Command {
     command
 }
 
-/// Kernels that the process compiled, and the hash of those that it got.
+/// Number of compilations of the process, and the hash of its kernels.
 fn report(output: Output) -> (u32, String) {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let said =
@@ -49,7 +51,7 @@ fn report(output: Output) -> (u32, String) {
     (compiled.parse().unwrap(), hash.to_owned())
 }
 
-/// Whether the compiler is here; says so where it is not.
+/// Whether the compiler is available. Prints a note if not.
 fn compiler(test: &str) -> bool {
     build::compiler().map_err(|why| qgemm_testkit::skipped(test, &why.to_string())).is_ok()
 }
@@ -73,7 +75,8 @@ fn processes_share_the_work_and_the_kernels() {
     assert!(strays.is_empty(), "{strays:?}");
 }
 
-/// Root may write everywhere, so the other process is someone else then.
+/// Root may write everywhere, so the other process
+/// runs as another user then.
 #[cfg(unix)]
 #[test]
 fn a_folder_that_can_only_be_read_serves_what_it_has() {
@@ -89,7 +92,7 @@ fn a_folder_that_can_only_be_read_serves_what_it_has() {
             let built = build::compile(cache, &kernel(n), TARGET).unwrap();
             assert!(built.compiled_in.is_none(), "kernel {n} was compiled");
         }
-        // What it has not is compiled, and not being able to keep it is said.
+        // A missing kernel is compiled, and the failure to store it is reported.
         let error = build::compile(cache, &kernel(2), TARGET).unwrap_err();
         assert!(matches!(error, build::BuildError::Cache { .. }), "{error}");
         println!("compiled 0 done");

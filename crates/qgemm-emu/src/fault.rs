@@ -89,7 +89,7 @@ impl Site {
 pub struct Fault {
     /// Kind of fault.
     pub kind: FaultKind,
-    /// What happened.
+    /// Description.
     pub detail: String,
     /// `file:line` where the atom was used; empty when unknown.
     pub site: String,

@@ -1,7 +1,8 @@
-//! Every atom's probe on a GPU and under the emulator.
+//! Atom probes on a GPU and in the emulator.
 //!
-//! `recorded/` holds what an H200 gave, through PTX of each probe's variant: the emulator must give the same, with or
-//! without a GPU at hand. `QGEMM_RECORD=<folder>` makes a GPU write its results there instead of comparing them.
+//! `recorded/` has the results of an H200, from PTX of each probe's variant.
+//! The emulator must match them on any machine. `QGEMM_RECORD=<folder>` makes a GPU
+//! write its results there instead of comparing.
 
 mod atom_probe;
 
@@ -17,14 +18,14 @@ use qgemm_hal::{Device, HalError, Variant};
 
 use atom_probe::{LANES, PROBES, Probe, fill, on_emulator, on_gpu, spec, sums_are_exact, target, variants};
 
-/// Names the folder that the GPU's results are written to.
+/// Folder for the GPU's results.
 const RECORD_VARIABLE: &str = "QGEMM_RECORD";
-/// Cases that are recorded of a warp, and of a warpgroup: eight and two of each kind of fill.
+/// Recorded cases per warp and per warpgroup: eight and two of each fill.
 const RECORDED_CASES: usize = 32;
 const RECORDED_WARPGROUP_CASES: usize = 8;
-/// Cases with a GPU at hand.
+/// Cases on a GPU.
 const LIVE_CASES: usize = 1024;
-/// The chip that the recordings are of.
+/// Chip of the recordings.
 const RECORDED_CHIP: Variant = Variant::Sm90;
 
 #[test]
@@ -32,7 +33,7 @@ fn every_probe_compiles() {
     if let Err(why) = build::compiler() {
         return qgemm_testkit::skipped("every_probe_compiles", &why.to_string());
     }
-    // A cache that the user names may travel to a machine without this compiler.
+    // A user's cache may be copied to a machine without this compiler.
     let temporary = tempfile::tempdir().expect("a folder");
     let named = env::var_os(CACHE_VARIABLE).map(PathBuf::from);
     let cache = named.as_deref().unwrap_or(temporary.path());
@@ -55,7 +56,8 @@ fn the_emulator_gives_what_is_recorded() {
     for probe in PROBES {
         let inputs = fill(probe, recorded_cases(probe));
         let emulated = on_emulator(probe, &inputs).unwrap_or_else(|e| panic!("{}: {e}", probe.name));
-        // Emulated devices add as their own chip does; how the recorded one does is the next test's.
+        // Emulated devices add like their own chip. The next test
+        // covers the recorded chip.
         check(probe, "the emulator", &inputs, &emulated, &recorded(probe), float_mma(probe).is_some());
     }
 }
@@ -139,7 +141,7 @@ fn gpu_or_skip(test: &str) -> Option<Arc<dyn Device>> {
     }
 }
 
-/// The results of `probe`, unless the GPU is too old for it or nothing can compile it.
+/// Results of `probe`, unless the GPU is too old or there is no compiler.
 fn on_gpu_or_skip(test: &str, device: &dyn Device, probe: &Probe, inputs: &[u32]) -> Option<Vec<u32>> {
     let is_chips_own = spec(probe.variant).arch_specific;
     let why = if chip(device) < probe.variant.number() || is_chips_own && chip(device) != probe.variant.number() {
@@ -155,18 +157,18 @@ fn on_gpu_or_skip(test: &str, device: &dyn Device, probe: &Probe, inputs: &[u32]
     None
 }
 
-/// The compute capability of the GPU, 10 × major + minor.
+/// Compute capability of the GPU, 10 × major + minor.
 fn chip(device: &dyn Device) -> u32 {
     let arch = &device.info().arch;
     arch.strip_prefix("sm_").and_then(|digits| digits.parse().ok()).unwrap_or_else(|| panic!("{arch}"))
 }
 
-/// The matrix instruction with f32 sums that the probe runs.
+/// Matrix instruction of the probe, if it has f32 sums.
 fn float_mma(probe: &Probe) -> Option<&'static Collective> {
     COLLECTIVES.iter().find(|op| op.name == probe.name && op.class == Class::FloatMma)
 }
 
-/// The cases of a matrix instruction as the models take them.
+/// Cases of a matrix instruction in the form of the models.
 fn recordings(probe: &Probe, inputs: &[u32], outputs: &[u32]) -> Vec<Recording> {
     let (words_in, words_out) = (probe.words_in(), probe.words_out);
     let cases = inputs.chunks_exact(LANES * words_in).zip(outputs.chunks_exact(LANES * words_out));
@@ -199,7 +201,7 @@ fn write_recording(folder: &Path, probe: &Probe, outputs: &[u32]) {
         .expect("a recording");
 }
 
-/// What the recorded chip gave for the first cases.
+/// Recorded results of the first cases.
 fn recorded(probe: &Probe) -> Vec<u32> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded");
     let path = folder.join(recording_name(probe));
@@ -209,7 +211,8 @@ fn recorded(probe: &Probe) -> Vec<u32> {
     words
 }
 
-/// Compares all lanes exactly, in all cases or only in those where sums are exact on every chip.
+/// Compares all lanes exactly, in all cases or only those with
+/// exact sums on every chip.
 fn check(probe: &Probe, who: &str, inputs: &[u32], got: &[u32], expected: &[u32], only_exact: bool) {
     assert_eq!(got.len(), expected.len(), "{}", probe.name);
     let (words_in, words_out) = (probe.words_in(), probe.words_out);

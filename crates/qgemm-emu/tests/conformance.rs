@@ -1,4 +1,4 @@
-//! The conformance suite on the emulated variants.
+//! Conformance suite on the emulated variants.
 
 mod sm70 {
     qgemm_testkit::conformance!("emu:sm70");
@@ -12,8 +12,8 @@ mod sm80 {
 mod sm89 {
     use qgemm_testkit::check_group;
 
-    // Its own are the conversions of FP8. Everything else is sm80's, with those tiles that sm120 has room for, too: both run
-    // the whole suite, and three times would be minutes of every test run. `qgemm verify --device emu:sm89` runs the rest.
+    // FP8 conversions are specific to sm89. The rest is shared with sm80 and sm120, which
+    // run the whole suite. `qgemm verify --device emu:sm89` runs the rest, too.
     #[test]
     fn shapes_float8() {
         check_group("emu:sm89", "shapes_float8");
@@ -24,7 +24,7 @@ mod sm89 {
         check_group("emu:sm89", "exact");
     }
 
-    // Codes of FP8 by `mma.sync`.
+    // FP8 X by `mma.sync`.
     #[test]
     fn x_formats() {
         check_group("emu:sm89", "x_formats");
@@ -38,19 +38,20 @@ mod sm89 {
 mod sm90 {
     use qgemm_testkit::check_group;
 
-    // The groups that reach what only Hopper has: the rest is sm120's, copied by the same TMA. `qgemm verify --device emu:sm90` runs all.
+    // Groups for Hopper-only kernels. The rest is shared with sm120, with the same TMA.
+    // `qgemm verify --device emu:sm90` runs all.
     #[test]
     fn configurations() {
         check_group("emu:sm90", "configurations");
     }
 
-    // Those of `matmul` do not serve what sm120's groups are small enough for.
+    // `matmul` kernels of Hopper do not serve the small groups of sm120.
     #[test]
     fn matmul_every_kernel() {
         check_group("emu:sm90", "matmul_every_kernel");
     }
 
-    // Codes of X by `wgmma`.
+    // Quantized X by `wgmma`.
     #[test]
     fn x_formats() {
         check_group("emu:sm90", "x_formats");
@@ -71,7 +72,7 @@ mod sm90 {
         check_group("emu:sm90", "attention_every_kernel");
     }
 
-    // Keys that are gathered while they are scored.
+    // Gathered keys of the indexer's top-k.
     #[test]
     fn indexer_best() {
         check_group("emu:sm90", "indexer_best");

@@ -1,5 +1,5 @@
-//! Kernels that convert, as prologues of products: which plans have one, and rows that shared memory has no room for. What
-//! the kernels write is the conformance suite's.
+//! Conversion kernels as X prologues: plans that have one, and rows beyond
+//! shared memory. The conformance suite checks their results.
 
 use qgemm_api::tuning::XPrologue;
 use qgemm_api::{Context, DType, Error, HostWeight, NO_COLUMN, Problem, XFormat, XPrecision};
@@ -8,25 +8,26 @@ use qgemm_hal::{CheckedConvert, Dense, HalError, Kernel, Operands, Stream};
 
 const GROUP: usize = 32;
 
-/// How X lies in memory and what the weight asks of its columns.
+/// Layout of X and column order of the weight.
 #[derive(Clone, Copy, Debug, Default)]
 struct Way {
     transposed: bool,
-    /// Elements between stored rows.
+    /// Gap between stored rows, in elements.
     gap: usize,
-    /// Columns are gathered.
+    /// Whether columns are gathered.
     permuted: bool,
 }
 
-/// A permutation of `k` columns, the last group not full.
+/// Permutation of `k` columns. The last group is incomplete.
 fn k_order(k: usize) -> Vec<u32> {
     let mut order: Vec<u32> = (0..k as u32).rev().collect();
     order.resize(k.next_multiple_of(GROUP), NO_COLUMN);
     order
 }
 
-/// What the first configuration of `gemm` that has a prologue makes of X, for 40 tokens and four features of 4-bit groups.
-/// `None`, and a note, without a C++ compiler.
+/// X prologue of the first `gemm` config that has one, for 40
+/// tokens and four features of 4-bit groups. `None`, with a note,
+/// without a C++ compiler.
 fn prologue(device: &str, x_dtype: DType, precision: XPrecision, way: Way) -> Option<Option<(DType, XPrologue)>> {
     let ctx = open("which_plans_convert_x", device)?;
     let (m, k) = (40_usize, 256_usize);
@@ -55,7 +56,7 @@ fn prologue(device: &str, x_dtype: DType, precision: XPrecision, way: Way) -> Op
     Some(converts.map(|config| (config.x_format.plain().unwrap(), config.x_prologue.unwrap())))
 }
 
-/// `None`, and a note, without a C++ compiler.
+/// Opened device. `None`, with a note, without a C++ compiler.
 fn open(test: &str, device: &str) -> Option<Context> {
     match Context::open(device) {
         Ok(ctx) => Some(ctx),
@@ -114,7 +115,7 @@ fn auto_takes_what_a_checkpoint_states_of_activations() {
     }
 }
 
-/// Stands for a kernel where only its launch is looked at.
+/// Placeholder kernel for tests of launches.
 #[derive(Debug)]
 struct NoKernel;
 
@@ -139,6 +140,6 @@ fn rows_that_are_read_twice_wait_in_shared_memory_where_they_fit() {
         launches[0].geometry.shared_bytes as usize
     };
     assert!(shared_bytes(4096, true) >= 4096 * 4 && shared_bytes(4096, false) < 1024);
-    // 64 KiB are all that Turing has.
+    // Turing has 64 KiB in all.
     assert!(shared_bytes(16_500, true) < 1024);
 }

@@ -1,5 +1,7 @@
-//! Faults that a GPU hides: each kernel of `faults/` makes one mistake, in the line that is marked, and the emulator must
-//! find that and nothing else. Repaired, the same kernel runs clean and computes the right numbers.
+//! Faults that a GPU hides. Each kernel of `faults/` has one mistake in a marked line,
+//! and the emulator must find exactly that.
+//!
+//! Without the mistake, the kernel must run cleanly and compute the right numbers.
 
 use std::env;
 use std::path::PathBuf;
@@ -9,23 +11,23 @@ use qgemm_emu::FaultKind::{self, *};
 use qgemm_emu::{Access, Region, set_block_order};
 use qgemm_hal::{Buffer, BufferRef, Device, HalError};
 
-/// Numbers that kernels get, and results that there is room for.
+/// Input words of kernels, and maximum results.
 const WORDS: usize = 64;
-/// Orders of the blocks in which repaired kernels run.
+/// CTA orders for repaired kernels.
 const ORDERS: u64 = 8;
 
-/// A kernel with a mistake.
+/// Kernel with a mistake.
 struct Planted {
     kind: FaultKind,
-    /// The block and the thread that the message must name; no thread where several are to blame.
+    /// CTA and thread that the message must name. No thread if several are involved.
     block: u32,
     thread: Option<u32>,
-    /// What else it must say.
+    /// Other text of the message.
     what: &'static str,
-    /// The results of the repaired kernel.
+    /// Results of the repaired kernel.
     expected: fn(&[u32]) -> Vec<u32>,
     variant: u32,
-    /// Whether other chips than the variant's lack its instructions.
+    /// Whether its instructions exist on the variant's chip only.
     specific: bool,
     blocks: u32,
     threads: u32,
@@ -59,7 +61,7 @@ impl Planted {
         Self { variant, ..self }
     }
 
-    /// With instructions that no later chips have.
+    /// Kernel with instructions that later chips lack.
     fn chip(self, variant: u32) -> Self {
         Self { variant, specific: true, ..self }
     }
@@ -72,7 +74,7 @@ impl Planted {
         Self { shared_bytes, ..self }
     }
 
-    /// Of `blocks` blocks, this one is where it shows when they run one after another.
+    /// CTA that shows the fault, when `blocks` CTAs run one after another.
     fn in_block(self, block: u32, blocks: u32) -> Self {
         Self { block, blocks, ..self }
     }
@@ -82,7 +84,7 @@ impl Planted {
     }
 }
 
-/// A kernel of `faults/`.
+/// Kernel of `faults/`.
 struct Kernel {
     /// `faults/race_write_write.cu`.
     entry: &'static str,
@@ -92,7 +94,7 @@ struct Kernel {
 
 macro_rules! faults {
     ($($name:ident: $planted:expr,)*) => {
-        /// Every kernel.
+        /// All kernels.
         fn kernels() -> Vec<Kernel> {
             vec![$({
                 let entry = concat!("faults/", stringify!($name), ".cu");
@@ -239,7 +241,7 @@ fn numbers() -> Vec<u32> {
 }
 
 impl Kernel {
-    /// The kernel with its mistake, or repaired.
+    /// Kernel with its mistake, or repaired.
     fn spec(&self, repaired: bool) -> KernelSpec {
         let variant = self.planted.variant;
         KernelSpec {
@@ -256,12 +258,12 @@ impl Kernel {
         }
     }
 
-    /// What it is compiled to for a GPU, which may be newer than its variant.
+    /// GPU target, which may be newer than the variant.
     fn target(&self) -> Target {
         Target::Ptx { arch: self.planted.variant, specific: self.planted.specific }
     }
 
-    /// `faults/race_write_write.cu:10`: the line that is marked.
+    /// Marked line: `faults/race_write_write.cu:10`.
     fn marked(&self) -> String {
         let lines = (1..).zip(self.text.lines()).filter(|(_, line)| line.ends_with("// FAULT"));
         let lines: Vec<usize> = lines.map(|(number, _)| number).collect();
@@ -289,7 +291,7 @@ impl Kernel {
         assert!(fault.starts_with(&start), "{fault}\nexpected {start}");
         assert!(fault.contains(planted.what), "{fault}\nexpected {}", planted.what);
 
-        // The same device goes on working.
+        // The device keeps working.
         let expected = (planted.expected)(&numbers());
         for order in 0..ORDERS {
             set_block_order(&*device, order).unwrap();
@@ -316,8 +318,8 @@ impl Kernel {
         ];
         let params = bytemuck::bytes_of(&params);
         let geometry = qgemm_emu::Geometry { blocks: [blocks, 1, 1], threads, shared_bytes, params, starts_early };
-        // SAFETY: `Params` in `faults/params.cuh` is four addresses; the operands live to the end of this function, and
-        // only this launch uses them.
+        // SAFETY: `Params` in `faults/params.cuh` is four addresses; the operands live to
+        // the end of this function, and only this launch uses them.
         unsafe { qgemm_emu::launch_spec(device, &self.spec(repaired), geometry, &regions) }?;
         operands.results(device)
     }
@@ -329,8 +331,9 @@ impl Kernel {
         let params = operands.addresses(|view| qgemm_cuda::device_address(device, view))?;
         let geometry = qgemm_cuda::Geometry { grid: [blocks, 1, 1], threads, shared_bytes };
         let (spec, stream) = (self.spec(true), device.default_stream());
-        // SAFETY: `Params` in `faults/params.cuh` is four addresses; the emulator has found that the repaired kernel stays
-        // within the operands, which live until the results have been waited for.
+        // SAFETY: `Params` in `faults/params.cuh` is four addresses; the emulator has
+        // found that the repaired kernel stays within the operands, which live until the
+        // results have been waited for.
         unsafe {
             let params = bytemuck::bytes_of(&params);
             qgemm_cuda::launch_spec(device, &stream, &spec, Some(self.target()), geometry, params)?;
@@ -339,7 +342,7 @@ impl Kernel {
     }
 }
 
-/// What a kernel of `faults/` takes.
+/// Operands of a kernel of `faults/`.
 struct Operands {
     numbers: Buffer,
     results: Buffer,
@@ -361,7 +364,7 @@ impl Operands {
         Ok(operands)
     }
 
-    /// The kernel's parameter.
+    /// Kernel parameter.
     fn addresses(&self, of: impl Fn(BufferRef<'_>) -> Result<u64, HalError>) -> Result<[u64; 4], HalError> {
         let Self { numbers, results, partials, counter } = self;
         Ok([of(numbers.into())?, of(results.into())?, of(partials.into())?, of(counter.into())?])
@@ -379,7 +382,7 @@ fn the_kernels_compile_for_a_gpu() {
     if let Err(why) = build::compiler() {
         return qgemm_testkit::skipped("the_kernels_compile_for_a_gpu", &why.to_string());
     }
-    // A cache that the user names may travel to a machine without this compiler.
+    // A user's cache may be copied to a machine without this compiler.
     let temporary = tempfile::tempdir().unwrap();
     let cache = env::var_os(CACHE_VARIABLE).map_or_else(|| temporary.path().into(), PathBuf::from);
     for kernel in kernels() {

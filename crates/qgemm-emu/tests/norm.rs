@@ -1,11 +1,12 @@
-//! Kernels that normalize, as prologues of products would launch them: columns gathered in another order, with columns of zeros.
-//! What else they write is the conformance suite's.
+//! Norm kernels as prologues of products: gathered
+//! columns, with columns of zeros. The conformance
+//! suite checks the rest.
 
 use qgemm_api::{Context, DType, Error, NO_COLUMN, Norm, NormArgs, NormFunction, NormKind};
 use qgemm_hal::{CheckedNorm, Dense, HalError, NormLaunch, NormOperand, Operands, XPlace};
 use qgemm_testkit::normalized_row;
 
-/// D for X of two rows, in f32.
+/// D for two rows of X, in f32.
 fn gathered(ctx: &Context, function: NormFunction, x: &[f32], order: &[u32], [gamma, beta]: [&[f32]; 2]) -> Vec<f32> {
     let (rows, columns, d_columns) = (2, x.len() / 2, order.len());
     let op = CheckedNorm {
@@ -68,7 +69,7 @@ fn columns_are_gathered_whether_rows_are_short_or_long() {
     }
 }
 
-/// What a norm makes of rows that are alike, in bf16, two numbers a word.
+/// Norm of identical bf16 rows, two numbers a word.
 fn of_alike_rows(ctx: &Context, function: NormFunction, rows: usize, row: &[u32], of_columns: &[u32]) -> Vec<u32> {
     let norm = Norm::new(rows, row.len() * 2, DType::BF16, function);
     let plan = ctx.plan_norm(&norm).expect("a plan");
@@ -89,7 +90,8 @@ fn bits_of_a_row_do_not_depend_on_how_many_there_are() {
         }
         Err(other) => panic!("{other}"),
     };
-    // More rows than a GPU holds at once have a kernel of their own. The last columns are for both less than a thread's.
+    // More rows than a GPU runs at once use another kernel.
+    // In both, the last columns are less than a thread's share.
     let (columns, many) = (8184, ctx.info().units as usize * 2 + 1);
     for (function, factor) in
         [(NormFunction::rms(1e-6), 1.0), (NormFunction::layer(1e-6), 1.0), (NormFunction::rms(0.0), 1e30)]

@@ -1,4 +1,5 @@
-//! The emulated atoms of arithmetic and conversion against other formulations of what the instructions do.
+//! Emulated arithmetic and conversion atoms against other
+//! formulations of the instructions.
 
 use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
@@ -12,7 +13,7 @@ use rand::{Rng, SeedableRng};
 const THREADS: usize = 256;
 const NAN_F16: u16 = 0x7fff;
 
-/// `Numeric` in `kernels/numeric.cu`.
+/// Kernel parameter `Numeric` in `kernels/numeric.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Params {
@@ -20,7 +21,8 @@ struct Params {
     outputs: u64,
 }
 
-/// The values of an expression of `in` (three words) and of `x` and `y` (the first two as floats).
+/// Evaluates an expression of `in` (three words) and of `x` and `y`
+/// (the first two as floats).
 fn evaluate(expression: &str, inputs: &[[u32; 3]]) -> Vec<u32> {
     let blocks = inputs.len().div_ceil(THREADS);
     let mut words = vec![[0u32; 4]; blocks * THREADS];
@@ -56,7 +58,8 @@ fn evaluate(expression: &str, inputs: &[[u32; 3]]) -> Vec<u32> {
         region("the inputs", params.inputs, from.len(), Access::Read),
         region("the outputs", params.outputs, to.len(), Access::Write),
     ];
-    // SAFETY: `Params` is the kernel's parameter, and nothing else uses the two buffers.
+    // SAFETY: `Params` is the kernel's parameter, and nothing
+    // else uses the two buffers.
     unsafe { launch_spec(&*device, &spec, geometry, &regions) }.expect("a launch");
     device.download(&stream, (&to).into(), bytemuck::cast_slice_mut(&mut outputs)).expect("a download");
     outputs.truncate(inputs.len());
@@ -80,12 +83,12 @@ fn random_words(count: usize, seed: u64) -> Vec<[u32; 3]> {
     std::iter::repeat_with(|| rng.random()).take(count).collect()
 }
 
-/// Every f16, every point half-way between two neighbours, and the f32 next to each on both sides.
+/// Every f16, every midpoint of neighbours, and the adjacent f32 values.
 fn around_every_f16() -> Vec<[u32; 3]> {
     let mut inputs = Vec::new();
     for bits in 0..=0x7bffu16 {
         let (this, next) = (f16::from_bits(bits).to_f32(), f16::from_bits(bits + 1).to_f32());
-        // The largest number's successor would be 2^16.
+        // The successor of the largest number would be 2^16.
         let middle = (this + if next.is_finite() { next } else { 65536.0 }) / 2.0;
         for point in [this, middle] {
             for nearby in [point.next_down(), point, point.next_up()] {
@@ -148,7 +151,7 @@ fn f32_to_fp8_pairs() {
         };
         check(expression, &around_every_f16(), |[low, high, _]| code(low) | code(high) << 8);
     }
-    // Ties, saturation and specials by hand.
+    // Ties, saturation and special values by hand.
     let limits = [464.0, 465.0, -1e30, f32::INFINITY].map(|x: f32| [x.to_bits(), 0x7fc0_0000, 0]);
     assert_eq!(evaluate("cvt_e4m3x2_f32(y, x)", &limits), [0x7f7e, 0x7f7e, 0x7ffe, 0x7f7e]);
     let limits = [61439.0, 61440.0, -1e30, f32::INFINITY].map(|x: f32| [x.to_bits(), 0xffc0_0000, 0]);
@@ -157,7 +160,7 @@ fn f32_to_fp8_pairs() {
     assert_eq!(evaluate("cvt_e4m3x2_f32(y, x)", &ties), [0x58, 0x5a, 0, 2]);
 }
 
-/// The f16 next to `units` of 2^-48, ties to even, found among all of them.
+/// f16 nearest to `units` of 2^-48, ties to even, by search.
 fn nearest(units: i128, zero_is_negative: bool) -> u16 {
     let magnitude = units.unsigned_abs();
     let code = |code: u32| -> u128 {
@@ -165,7 +168,8 @@ fn nearest(units: i128, zero_is_negative: bool) -> u16 {
         let significand = if code < 0x400 { code } else { code & 0x3ff | 0x400 };
         u128::from(significand) << (exponent - 1 + 24)
     };
-    // Codes rise with magnitude; the one past the largest number counts as 2^16 and is infinity's.
+    // Codes rise with magnitude. The code after the largest number counts
+    // as 2^16 and is infinity.
     let (mut low, mut high) = (0, 0x7c00);
     while high - low > 1 {
         let middle = (low + high) / 2;
@@ -178,7 +182,7 @@ fn nearest(units: i128, zero_is_negative: bool) -> u16 {
     rounded as u16 | u16::from(negative) << 15
 }
 
-/// A finite f16 in units of 2^-24.
+/// Finite f16 in units of 2^-24.
 fn units(value: f16) -> i128 {
     i128::from((f64::from(value) * 2f64.powi(24)) as i64)
 }
@@ -193,13 +197,14 @@ fn fma(a: u16, b: u16, c: u16) -> u16 {
     nearest(units(a) * units(b) + (units(c) << 24), product_is_negative && c.is_sign_negative())
 }
 
-/// Triples of f16 pairs: any bits, and such as have nearly equal or very different magnitudes.
+/// Triples of f16 pairs: random bits, and nearly equal or
+/// very different magnitudes.
 fn f16_triples() -> Vec<[u32; 3]> {
     let mut rng = StdRng::seed_from_u64(4);
     let mut triples = random_words(60_000, 5);
     for _ in 0..60_000 {
         let [a, b] = [0, 1].map(|_| f16::from_bits(rng.random_range(0..0x7c00) | rng.random::<u16>() & 0x8000));
-        // Near the product, or near a tie of the sum, or tiny, or large.
+        // Near the product, near a tie of the sum, tiny, or large.
         let product = f16::from_f32(-a.to_f32() * b.to_f32()).to_bits();
         let c = match rng.random_range(0..4) {
             0 => product,
@@ -232,7 +237,7 @@ fn f16_pairs_are_rounded_once() {
 fn f32_products_and_sums_are_rounded_once() {
     let expression = "f32_to_bits(fma_f32(bits_to_f32(in.x), bits_to_f32(in.y), bits_to_f32(in.z)))";
     let mut triples = random_words(20_000, 7);
-    // What nested scales are made of: 2^23 + byte, times a factor, less 2^23 times it.
+    // Operands of nested scales: 2^23 + byte, times a factor, minus 2^23 times it.
     for [byte, factor, _] in random_words(20_000, 8) {
         let d = f16::from_bits(factor as u16).to_f32();
         let biased = 8_388_608.0 + (byte % 256) as f32;
@@ -250,7 +255,7 @@ fn square_roots_are_rounded_once() {
     let mut words = random_words(20_000, 9);
     words.extend([0.0, -0.0, -1.0, f32::INFINITY, f32::MIN_POSITIVE, f32::from_bits(1)].map(|x| [x.to_bits(), 0, 0]));
     check("f32_to_bits(sqrt_f32(x))", &words, |[bits, ..]| {
-        // The root of a number of 24 bits, rounded to 53, is no tie of 24.
+        // The root of a 24-bit number, rounded to 53 bits, is no tie of 24 bits.
         let root = f64::from(f32::from_bits(bits)).sqrt() as f32;
         if root.is_nan() { 0x7fff_ffff } else { root.to_bits() }
     });

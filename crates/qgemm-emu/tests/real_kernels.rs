@@ -1,5 +1,5 @@
-//! The families' own kernels: no order of the blocks changes a bit, and a fault deep in a template or an included file is
-//! reported with the line that it is in.
+//! Kernels of the families: results do not depend on the CTA order, and
+//! a fault in a template or included file is reported with its line.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use qgemm_hal::{Buffer, GemmOperand, HalError, Kernel, LaunchPlan, Operands, Str
 
 const ORDERS: u64 = 50;
 
-/// A multiplication whose K dimension several blocks share, or not.
+/// Product with or without split-K.
 struct Job {
     ctx: Context,
     weight: Weight,
@@ -19,7 +19,7 @@ struct Job {
 }
 
 impl Job {
-    /// `None`, and a note, without a C++ compiler.
+    /// `None`, with a note, without a C++ compiler.
     fn new(test: &str, device: &str, family: &str, [m, n, k]: [usize; 3]) -> Option<Self> {
         let ctx = match Context::open(device) {
             Ok(ctx) => ctx,
@@ -47,7 +47,7 @@ impl Job {
     }
 }
 
-/// Most blocks that share a tile.
+/// Maximum CTAs per tile.
 fn peers(launch: &LaunchPlan) -> u32 {
     let [x, y, z] = launch.grid;
     let places = (0..z).flat_map(|z| (0..y).flat_map(move |y| (0..x).map(move |x| [x, y, z])));
@@ -85,7 +85,8 @@ fn no_order_of_the_blocks_changes_a_bit() {
 
 #[test]
 fn faults_name_the_line_of_a_template_or_an_included_file() {
-    // The operand that is shorter than the kernel was told, and where it shows.
+    // Operand that is shorter than stated, and the expected
+    // location of the fault.
     let cases = [
         ("gemm", 2, "x", "mainloop/x_slice_ring.cuh", "cp_async_16_or_zeros(i < s.rows, target, source)"),
         ("gemm", 2, "the weight", "mainloop/w_warp_ring.cuh", "cp_async_16_stream(target + rt"),
@@ -107,7 +108,7 @@ fn faults_name_the_line_of_a_template_or_an_included_file() {
     }
 }
 
-/// Stands for a kernel where only its launch is looked at.
+/// Placeholder kernel for tests of launches.
 #[derive(Debug)]
 struct NoKernel;
 
@@ -117,7 +118,7 @@ impl Kernel for NoKernel {
     }
 }
 
-/// The fault when `short` is a little too short.
+/// Fault when operand `short` is slightly too short.
 fn fault_of(job: &Job, short: &str) -> String {
     let Job { ctx, weight, plan, .. } = job;
     let device = &**ctx.device();
@@ -154,8 +155,8 @@ fn fault_of(job: &Job, short: &str) -> String {
         params: params.as_bytes(),
         starts_early: launch.starts_early,
     };
-    // SAFETY: the parameter is that of the families' kernels; the buffers live to the end of this function, and only this
-    // launch uses them.
+    // SAFETY: the parameter is that of the families' kernels; the buffers live
+    // to the end of this function, and only this launch uses them.
     match unsafe { launch_spec(device, &launch.spec, geometry, &regions) } {
         Err(HalError::KernelFault { fault, .. }) => fault,
         other => panic!("{short} is too short, and the launch gives {other:?}"),

@@ -1,10 +1,11 @@
-//! Packing on the device gives the bytes of the host's packer: every format, both layouts, ragged edges.
+//! Device packers against the host's packer: every format,
+//! both layouts, ragged edges.
 
 use qgemm_formats::prepack::PackedLayout;
 use qgemm_formats::{Format, HostWeight};
 use qgemm_hal::{Device, Variant};
 
-/// Random blocks, which no quantizer need have written.
+/// Random blocks, beyond those of quantizers.
 fn weight(format: Format, n: usize, k: usize) -> HostWeight {
     let mut state = (n * 7919 + k) as u64;
     let mut random = || {
@@ -12,7 +13,7 @@ fn weight(format: Format, n: usize, k: usize) -> HostWeight {
         (state >> 56) as u8
     };
     let mut blocks: Vec<u8> = (0..format.row_offset(n, k)).map(|_| random()).collect();
-    // Rows that share a record hold copies of it, as readers and quantizers make them.
+    // Rows of a shared record hold copies of it, as from readers and quantizers.
     for plane in format.scale_planes.iter().filter(|p| p.rows > 1) {
         let (row_bytes, record) = (format.row_bytes(k), format.block_bytes - plane.bytes..format.block_bytes);
         for (row, block) in (0..n).flat_map(|row| (0..format.blocks_per_row(k)).map(move |block| (row, block))) {
@@ -27,7 +28,8 @@ fn weight(format: Format, n: usize, k: usize) -> HostWeight {
     HostWeight::new(format, n, k, blocks.into()).expect("valid")
 }
 
-/// Edges of tiles, k-tiles and strips: one row and block, rows beside a tile's, a last strip of part of a k-tile.
+/// Edge shapes: one row and block, rows beside a tile, a last
+/// strip of a partial k-tile.
 fn shapes(format: Format) -> Vec<(usize, usize)> {
     let block = format.block_len;
     let mut shapes = vec![(1, block), (19, 3 * block), (33, (1024 + 64usize).next_multiple_of(block))];

@@ -1,5 +1,6 @@
-//! Stream-K on the device: every block works on what [`LaunchPlan::work_tiles`] says, and no order of the blocks changes a
-//! bit of the sums.
+//! Stream-K on the device: every CTA processes the work tiles
+//! of [`LaunchPlan::work_tiles`], and the CTA order does not
+//! change a bit of the sums.
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_cuda::KernelSpec;
@@ -10,7 +11,7 @@ use qgemm_hal::{Buffer, Device, HalError, LaunchPlan, Math, Schedule, StreamK, T
 
 const THREADS: u32 = 64;
 const ORDERS: u64 = 20;
-/// Words that a work tile is listed with; the first is 1.
+/// Words per listed work tile. The first is 1.
 const FIELDS: usize = 9;
 
 /// `GemmParams` in `sched/params.cuh`.
@@ -22,7 +23,8 @@ struct Params {
     tiles: TileSchedule,
 }
 
-/// A launch of `blocks` blocks whose tiles have as many outputs as a block has threads.
+/// Launch of `blocks` CTAs. A tile has as many
+/// outputs as a CTA has threads.
 fn plan([n_tiles, m_tiles, k_tiles]: [u32; 3], stream_k: StreamK, blocks: u32) -> LaunchPlan {
     let config = TileConfig {
         family: "listing",
@@ -66,19 +68,20 @@ fn plans() -> Vec<LaunchPlan> {
     let cut =
         |cut_tiles, cut_ctas, cut_k_tiles, swizzle_group| StreamK { cut_tiles, cut_ctas, cut_k_tiles, swizzle_group };
     vec![
-        // Nothing is cut; the last wave and the last group of tiles are ragged.
+        // No split tile. The last wave and the last swizzle group are ragged.
         plan([5, 3, 7], cut(0, 0, 1, 2), 4),
-        // Fewer tiles than blocks: many peers a tile, ranges that begin within tiles.
+        // Fewer tiles than CTAs: many peers per tile, ranges
+        // that start within tiles.
         plan([2, 1, 40], cut(2, 7, 1, 1), 7),
         plan([3, 1, 13], cut(3, 8, 2, 3), 8),
-        // One tile, as many parts as blocks.
+        // One tile, with one CTA per part.
         plan([1, 1, 16], cut(1, 5, 1, 1), 5),
-        // A ragged wave is cut, whole waves follow; and with one more wave cut.
+        // A ragged wave is split before whole waves. Then one more wave is split.
         plan([3, 3, 11], cut(1, 4, 1, 3), 4),
         plan([3, 3, 11], cut(5, 4, 1, 2), 4),
-        // Ranges that end where tiles do.
+        // Ranges that end at tile borders.
         plan([4, 1, 6], cut(4, 8, 1, 4), 8),
-        // Some blocks have no range.
+        // CTAs without a range.
         plan([7, 1, 4], cut(2, 3, 2, 7), 5),
     ]
 }
@@ -96,7 +99,7 @@ fn spec() -> KernelSpec {
     }
 }
 
-/// The device, or `None` and a note without a C++ compiler.
+/// Device. `None`, with a note, without a C++ compiler.
 fn device(test: &str) -> Option<std::sync::Arc<dyn Device>> {
     match qgemm_emu::open(80) {
         Ok(device) => Some(device),
@@ -108,12 +111,12 @@ fn device(test: &str) -> Option<std::sync::Arc<dyn Device>> {
     }
 }
 
-/// Weights of k-tiles, which no order of additions gives the same sum of.
+/// Weights of k-tiles whose sum depends on the order of additions.
 fn k_tile_weights(k_tiles: u32) -> Vec<f32> {
     (0..k_tiles).map(|i| 1.0 / (1 + i % 7) as f32 + 1000.0 * (i % 3) as f32).collect()
 }
 
-/// The launch's memory, used for one order of the blocks after another.
+/// Memory of the launch, reused for each CTA order.
 struct Launch<'a> {
     device: &'a dyn Device,
     plan: LaunchPlan,
@@ -188,7 +191,8 @@ impl<'a> Launch<'a> {
             params: bytemuck::bytes_of(&params),
             starts_early: false,
         };
-        // SAFETY: `Params` is the kernel's parameter; the buffers live as long as `self`, and only this launch uses them.
+        // SAFETY: `Params` is the kernel's parameter; the buffers live as long as
+        // `self`, and only this launch uses them.
         unsafe { launch_spec(self.device, &spec(), geometry, &regions) }.unwrap();
     }
 
@@ -199,7 +203,7 @@ impl<'a> Launch<'a> {
         words
     }
 
-    /// What each block listed.
+    /// Work tiles listed by each CTA.
     fn listed(&self) -> Vec<Vec<WorkTile>> {
         let words = self.words(&self.list);
         let of_block = words.chunks(words.len() / self.plan.grid[0] as usize);
@@ -215,7 +219,8 @@ impl<'a> Launch<'a> {
         of_block.map(|words| words.chunks(FIELDS).take_while(|f| f[0] == 1).map(work_tile).collect()).collect()
     }
 
-    /// The sums of a tile's elements: each work tile's k-tiles, then the work tiles, one after another.
+    /// Expected sums of a tile: k-tiles of each work tile, then
+    /// the work tiles, in order.
     fn expected_sums(&self) -> Vec<u32> {
         let plan = &self.plan;
         let weights = k_tile_weights(plan.k_tiles);
@@ -252,7 +257,7 @@ fn no_order_of_the_blocks_changes_a_bit_of_a_cut_tile() {
         let expected = launch.expected_sums();
         for order in 0..ORDERS {
             set_block_order(&*device, order).unwrap();
-            // The counters are those that the order before has left.
+            // The counters must be zero after the previous order.
             launch.run();
             assert!(launch.words(&launch.sums) == expected, "order {order} of {plan:?}");
         }

@@ -1,4 +1,5 @@
-//! Matrices that lanes store: every element is where the instruction's layout has it, and `ldmatrix` gives the same registers back.
+//! `stmatrix`: every element is where the instruction's layout
+//! has it, and `ldmatrix` restores the registers.
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_cuda::KernelSpec;
@@ -40,7 +41,7 @@ fn check(test: &str, transposed: bool) {
         prelude: "#define QG_VARIANT 90\n".into(),
         arch_specific: false,
     };
-    // The registers that come back, and then the rows as they stand in shared memory.
+    // Restored registers, then the rows in shared memory.
     let mut words = [0u32; MATRICES * LANES + ROWS * 4];
     let d = device.allocate(size_of_val(&words), "a test").unwrap();
     let params = Params { d: device_address(&*device, (&d).into()).unwrap(), transposed: transposed.into() };
@@ -52,12 +53,14 @@ fn check(test: &str, transposed: bool) {
         params: bytemuck::bytes_of(&params),
         starts_early: false,
     };
-    // SAFETY: `Params` is the kernel's parameter, and the region is all that it accesses.
+    // SAFETY: `Params` is the kernel's parameter, and the region
+    // is all that it accesses.
     unsafe { launch_spec(&*device, &spec, geometry, &[region]) }.unwrap();
     device.download(&device.default_stream(), (&d).into(), bytemuck::cast_slice_mut(&mut words)).unwrap();
     let (registers, rows) = words.split_at(MATRICES * LANES);
     let rows: &[u16] = bytemuck::cast_slice(rows);
-    // The kernel gives half i of register m of lane l the number 64 l + 8 m + i.
+    // Half i of register m in lane l holds the
+    // number 64 l + 8 m + i.
     let number = |lane: usize, matrix: usize, half: usize| (64 * lane + 8 * matrix + half) as u16;
     for lane in 0..LANES {
         for matrix in 0..MATRICES {

@@ -1,4 +1,5 @@
-//! Matrices whose rows nobody has written: a token that is not there spoils its own sums, and no other's.
+//! Unwritten rows of a matrix operand: a missing token
+//! affects only its own sums.
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_cuda::KernelSpec;
@@ -41,7 +42,8 @@ fn rows_that_nobody_has_written_are_no_numbers() {
             params: bytemuck::bytes_of(&params),
             starts_early: false,
         };
-        // SAFETY: `Params` is the kernel's parameter, and the region is all that it accesses.
+        // SAFETY: `Params` is the kernel's parameter, and the region
+        // is all that it accesses.
         unsafe { launch_spec(&*device, &spec, geometry, &[region]) }.unwrap();
         let mut sums = [0.0f32; TOKENS];
         device.download(&device.default_stream(), (&d).into(), bytemuck::cast_slice_mut(&mut sums)).unwrap();

@@ -1,4 +1,5 @@
-//! The Hopper kernel of `wgmma_tile.rs` under the emulator: right as it is, and every part of its pipeline needed.
+//! Hopper kernel of `wgmma_tile.rs` in the emulator: correct as it is, and every part
+//! of its pipeline is needed.
 
 mod hopper_tile;
 
@@ -19,7 +20,7 @@ fn a_tile_is_multiplied() {
     }
 }
 
-/// Lines of the kernel, what stands there instead, and the mistake that this is.
+/// Replaced lines of the kernel, and the resulting mistake.
 #[test]
 fn what_is_left_out_is_found() {
     let Some(device) = emulator_or_skip("what_is_left_out_is_found") else { return };
@@ -88,7 +89,8 @@ fn emulated(device: &dyn Device, spec: &KernelSpec, problem: &Problem) -> Result
     let Geometry { grid, threads, shared_bytes } = geometry();
     let params = bytemuck::bytes_of(&params);
     let launch = qgemm_emu::Geometry { blocks: grid, threads, shared_bytes, params, starts_early: false };
-    // SAFETY: `Params` is the kernel's parameter; the regions are vectors that nobody else uses meanwhile.
+    // SAFETY: `Params` is the kernel's parameter; the regions are vectors that
+    // nobody else uses meanwhile.
     unsafe { qgemm_emu::launch_spec(device, spec, launch, &regions)? };
     Ok(outputs)
 }

@@ -1,5 +1,8 @@
-//! A Hopper kernel, `wgmma` with A in registers and B by TMA through a pipeline of `mbarrier`s, on a GPU
-//! (`wgmma_emulated.rs` runs it under the emulator): the atoms alone, in a kernel of a page, whose parts a test can take away.
+//! Hopper kernel on a GPU: `wgmma` with A in registers and B by
+//! TMA through an `mbarrier` pipeline.
+//!
+//! It uses the atoms in one page of code, from which tests can
+//! remove parts (`wgmma_emulated.rs`).
 
 mod hopper_tile;
 
@@ -18,7 +21,8 @@ use hopper_tile::{BOX, Params, Problem, TensorMap, geometry, spec};
 fn the_kernel_compiles_without_spills() {
     let test = "the_kernel_compiles_without_spills";
     let temporary = tempfile::tempdir().unwrap();
-    // A cache that the user names may travel to a machine without this compiler.
+    // A user's cache may be copied to a machine
+    // without this compiler.
     let cache = env::var_os(CACHE_VARIABLE).map_or_else(|| temporary.path().into(), PathBuf::from);
     match build::compiler() {
         Ok((_, chips)) if chips.contains(&90) => {
@@ -64,20 +68,22 @@ fn on_gpu(device: &dyn Device, problem: &Problem) -> Vec<f32> {
     let address = |buffer| device_address(device, buffer).unwrap();
     let map = encode(address((&x).into()), problem);
     let params = Params::new(map, address((&w).into()), address((&d).into()), problem.k as u64);
-    // SAFETY: `Params` is the kernel's parameter, and its buffers are as long as the problem says and live until the
-    // result has been waited for.
+    // SAFETY: `Params` is the kernel's parameter, and its buffers
+    // are as long as the problem says and live until the result
+    // has been waited for.
     unsafe { launch_spec(device, &stream, &spec(), None, geometry(), bytemuck::bytes_of(&params)) }.unwrap();
     device.download(&stream, (&d).into(), bytemuck::cast_slice_mut(&mut outputs)).unwrap();
     outputs
 }
 
-/// The tensor map of X, in the 128-byte swizzle; zeros outside.
+/// Tensor map of X with the 128-byte swizzle and zero fill.
 fn encode(x: u64, problem: &Problem) -> TensorMap {
     let mut map = MaybeUninit::<sys::CUtensorMap>::zeroed();
     let sizes = [problem.k as u64, problem.tokens as u64];
     let row_bytes = [problem.k as u64 * 2];
     let steps = [1u32, 1];
-    // SAFETY: the sizes, strides and boxes are arrays of as many entries as the call reads for two dimensions; the map is
+    // SAFETY: the sizes, strides and boxes are arrays of as many
+    // entries as the call reads for two dimensions; the map is
     // written where its type has its alignment.
     let status = unsafe {
         sys::cuTensorMapEncodeTiled(
@@ -96,6 +102,7 @@ fn encode(x: u64, problem: &Problem) -> TensorMap {
         )
     };
     status.result().unwrap();
-    // SAFETY: all bytes were zeroed before, and the call has written what it needs.
+    // SAFETY: all bytes were zeroed before, and the call has
+    // written what it needs.
     TensorMap(unsafe { map.assume_init() }.opaque)
 }

@@ -1,21 +1,22 @@
-//! Activations quantized to 8 bits: what integer kernels multiply with.
+//! Quantized activations (Q8): the operands of integer kernels.
 //!
-//! [`ActivationFormat`] names ggml's three block formats and encodes them byte for byte as ggml does.
-//! [`QuantizedActivations`] is the form that kernels use: codes, scales and sums apart, all scales in f32.
+//! [`ActivationFormat`] names ggml's three block formats. Its encoder writes the same
+//! bytes as ggml. [`QuantizedActivations`] has the layout of kernels: planes of codes,
+//! scales and sums. Its scales are f32.
 
 use crate::formats::field;
 use crate::formats::fit::nearest;
 use crate::formats::q8_0;
 use crate::x_format::XFormat;
 
-/// Values in a block of Q8_0 and Q8_1.
+/// Block length of Q8_0 and Q8_1.
 pub const Q8_BLOCK: usize = 32;
-/// Values in a block of Q8_K.
+/// Block length of Q8_K.
 pub const Q8_K_BLOCK: usize = 256;
-/// Values that one of Q8_K's sums covers.
+/// Columns of one block sum of Q8_K.
 const Q8_K_SUM_SPAN: usize = 16;
 
-/// A block format of ggml for activations.
+/// ggml block format of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActivationFormat {
     /// 32 values: f16 scale, 32 codes.
@@ -27,7 +28,7 @@ pub enum ActivationFormat {
 }
 
 impl ActivationFormat {
-    /// All three.
+    /// All three formats.
     pub const ALL: [ActivationFormat; 3] = [ActivationFormat::Q8_0, ActivationFormat::Q8_1, ActivationFormat::Q8K];
 
     /// Lower-case name, as in kernel names.
@@ -56,8 +57,9 @@ impl ActivationFormat {
         }
     }
 
-    /// Encodes finite values as ggml's `quantize_row_q8_*_ref` does. Values that do not fill a block are left
-    /// out, as is what does not fit `out`.
+    /// Encodes finite values as ggml's `quantize_row_q8_*_ref` does.
+    ///
+    /// An incomplete last block is skipped. Encoding stops at the end of `out`.
     pub fn quantize_blocks(self, values: &[f32], out: &mut [u8]) {
         let blocks = values.chunks_exact(self.block_len()).zip(out.chunks_exact_mut(self.block_bytes()));
         match self {
@@ -67,7 +69,7 @@ impl ActivationFormat {
         }
     }
 
-    /// The format of activations that holds the same codes and scales in planes of their own.
+    /// X format with the same codes and scales, in separate planes.
     pub const fn x_format(self) -> XFormat {
         match self {
             ActivationFormat::Q8_0 => XFormat::Q8_0,
@@ -76,9 +78,10 @@ impl ActivationFormat {
         }
     }
 
-    /// Codes and scales of blocks in planes of their own, and the sums of [`ActivationFormat::Q8_1`], as
-    /// [`ActivationFormat::x_format`] has them: scales and sums in f32, the values that the blocks have. Those of
-    /// [`ActivationFormat::Q8K`] are left out. A part of a block is left out, too.
+    /// Splits blocks into the planes of [`ActivationFormat::x_format`].
+    ///
+    /// Scales become f32. Only [`ActivationFormat::Q8_1`] has sums: the sums of
+    /// [`ActivationFormat::Q8K`] are dropped. An incomplete last block is skipped.
     ///
     /// ```
     /// use qgemm_formats::ActivationFormat;
@@ -100,7 +103,7 @@ impl ActivationFormat {
         planes
     }
 
-    /// The scale of a block, and its codes with what stands behind them.
+    /// Scale of a block, and its remaining bytes from the first code on.
     fn split(self, block: &[u8]) -> (f32, &[u8]) {
         match self {
             ActivationFormat::Q8_0 => (field::read_f16(block, 0), &block[2..]),
@@ -120,15 +123,15 @@ impl ActivationFormat {
     }
 }
 
-/// What blocks hold, by kinds, in the order of the blocks.
+/// Planes of quantized activations, each in block order.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct ActivationPlanes {
     /// Signed codes.
     pub codes: Vec<i8>,
-    /// The scale of every block.
+    /// One scale a block.
     pub scales: Vec<f32>,
-    /// `scale · Σ codes` of every block, where blocks have that.
+    /// `scale · Σ codes` of every block. Empty for formats without sums.
     pub sums: Vec<f32>,
 }
 
@@ -157,7 +160,8 @@ fn encode_q8_k(x: &[f32], block: &mut [u8]) {
     }
 }
 
-/// Codes of at most 32 values and their scale `max|x| / 127`; halves round away from zero.
+/// Quantizes at most 32 values with scale `max|x| / 127`. Returns the scale.
+/// Ties round away from zero.
 fn quantize_32(x: &[f32], codes: &mut [i8]) -> f32 {
     let d = field::extreme(x).abs() / 127.0;
     let inverse = field::inverse(d);
@@ -167,7 +171,8 @@ fn quantize_32(x: &[f32], codes: &mut [i8]) -> f32 {
     d
 }
 
-/// Codes of at most 256 values and their scale, which maps the extreme value to −127; halves round to even.
+/// Quantizes at most 256 values. The scale maps the value of largest magnitude to
+/// −127. Ties round to even.
 fn quantize_256(x: &[f32], codes: &mut [i8]) -> f32 {
     let extreme = field::extreme(x);
     if extreme == 0.0 {
@@ -181,14 +186,17 @@ fn quantize_256(x: &[f32], codes: &mut [i8]) -> f32 {
     1.0 / inverse
 }
 
-/// One row of activations as integer kernels use it: `x[i] ≈ scales[i / block_len] · codes[i]`.
+/// Quantized row of activations for integer kernels:
+/// `x[i] ≈ scales[i / block_len] · codes[i]`.
 ///
-/// A block's scale is its largest magnitude over 127, in f32, and codes are rounded to nearest even. A block with a NaN or an
-/// infinity gets a NaN scale, so that it spoils the product as it would without quantization.
+/// A block's scale is `max|x| / 127` in f32. Codes round to nearest even. A block
+/// with a NaN or an infinity gets a NaN scale. The product is then NaN, as it would
+/// be without quantization.
 ///
-/// The sums turn a weight's offset or minimum into one product a block: with `w = s · q − m`,
-/// `Σ w·x = s · d · Σ q·code − m · sum`. They are `d · Σ codes`, taken from the codes and not from the values
-/// and kept in f32: sums of the values would cost an NMSE of 1.7e-4, f16 sums 4e-6.
+/// X block sums apply a weight's offset or minimum with one multiplication a block.
+/// With `w = s · q − m`: `Σ w·x = s · d · Σ q·code − m · sum`. A sum is `d · Σ codes`
+/// in f32. It is taken from codes, because sums of the unquantized values would not
+/// match the quantized product.
 ///
 /// ```
 /// use qgemm_formats::QuantizedActivations;
@@ -199,21 +207,23 @@ fn quantize_256(x: &[f32], codes: &mut [i8]) -> f32 {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuantizedActivations {
-    /// Signed codes, −127..=127, padded with zeros to whole blocks.
+    /// Signed codes in −127..=127, zero-padded to whole blocks.
     pub codes: Vec<i8>,
-    /// Scale of every block.
+    /// One scale a block.
     pub scales: Vec<f32>,
     /// `scale · Σ codes` of every `sum_span` values.
     pub sums: Vec<f32>,
     /// Values that share a scale.
     pub block_len: usize,
-    /// Values that a sum covers.
+    /// Columns of one X block sum.
     pub sum_span: usize,
 }
 
 impl QuantizedActivations {
-    /// Quantizes `values` in blocks of `block_len` ([`FormatDesc::activation_block`](crate::FormatDesc::activation_block)), with a
-    /// sum for every `sum_span`.
+    /// Quantizes `values` in blocks of `block_len`, with one sum per `sum_span` columns.
+    ///
+    /// The block length of a weight format is
+    /// [`FormatDesc::activation_block`](crate::FormatDesc::activation_block).
     ///
     /// # Panics
     /// When `sum_span` does not divide `block_len`.
@@ -225,7 +235,7 @@ impl QuantizedActivations {
         let mut sums = Vec::with_capacity(blocks * block_len / sum_span);
         for (x, codes) in values.chunks(block_len).zip(codes.chunks_exact_mut(block_len)) {
             let scale = match x.iter().all(|v| v.is_finite()) {
-                // No smaller, so that its inverse is finite.
+                // Subnormal scales have no finite inverse.
                 true => (field::extreme(x).abs() / 127.0).max(f32::MIN_POSITIVE),
                 false => f32::NAN,
             };
@@ -240,7 +250,7 @@ impl QuantizedActivations {
         Self { codes, scales, sums, block_len, sum_span }
     }
 
-    /// The first `k` values as the kernels see them: `scale · code`.
+    /// First `k` dequantized values: `scale · code`.
     pub fn dequantize(&self, k: usize) -> Vec<f32> {
         let blocks = self.codes.chunks_exact(self.block_len).zip(&self.scales);
         blocks.flat_map(|(codes, &d)| codes.iter().map(move |&q| d * f32::from(q))).take(k).collect()

@@ -1,10 +1,11 @@
-//! [`FormatDesc`], the single source of what a weight format is, and [`Format`], the handle to one.
+//! Weight formats: [`FormatDesc`] describes one, [`Format`] is its handle.
 //!
-//! Every format is a *row of blocks*: `block_len` consecutive values of one output feature along K,
-//! `block_bytes` bytes each, so that row `n` of a `[N, K]` weight begins at
-//! `n × ⌈K / block_len⌉ × block_bytes` ([`FormatDesc::row_offset`]). A block splits losslessly into
-//! *codes* (one small integer a value) and *scale records* (bytes shared by a span of values); readers,
-//! prepackers and kernels of every backend are written against that split.
+//! A row of W is a *row of blocks*. A block holds `block_len` consecutive
+//! values along K in `block_bytes` bytes. Row `n` of a `[N, K]` weight begins at
+//! `n × ⌈K / block_len⌉ × block_bytes` ([`FormatDesc::row_offset`]). A block splits
+//! losslessly into *codes* and *scale records*. A code is one small integer a value.
+//! A scale record is the bytes that a span of values shares. Readers, prepackers and
+//! kernels of all backends use that split.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,20 +23,22 @@ use crate::sub_scale::SubScales;
 use crate::weight::HostWeight;
 use crate::x_format::XFormat;
 
-/// Bytes that scale `span` consecutive values of a row, kept packed exactly as the format defines them.
+/// Scale plane: one record for every `span` consecutive values of a row. Records keep
+/// the bytes of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScalePlane {
-    /// What the record holds, e.g. `"d"` or `"sub-scales"`; names the constant that kernels read.
+    /// Contents of the record, e.g. `"d"` or `"sub-scales"`. Also the stem
+    /// of the kernels' constant.
     pub name: &'static str,
     /// Bytes of one record.
     pub bytes: usize,
-    /// Values along K that one record covers: the block length or a divisor of it.
+    /// Values along K of one record: the block length or a divisor of it.
     pub span: usize,
-    /// Rows of the weight that hold the same record (128 for FP8 block scales, else 1).
+    /// Rows that share the record: 128 for FP8 block scales, else 1.
     pub rows: usize,
 }
 
-/// Number type of a scale that a block holds.
+/// Element type of a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleType {
     /// IEEE 754 binary32.
@@ -44,12 +47,12 @@ pub enum ScaleType {
     F16,
     /// FP8 with 4 exponent bits, NaN at 0x7f and 0xff.
     E4M3,
-    /// A bare power of two, `2^(byte − 127)`, NaN at 0xff.
+    /// E8M0 power-of-two scale, `2^(byte − 127)`, NaN at 0xff.
     E8M0,
 }
 
 impl ScaleType {
-    /// The element type of memory that holds such scales.
+    /// Element type of memory that holds these scales.
     pub const fn element(self) -> ElementType {
         match self {
             ScaleType::F32 => ElementType::Number(DType::F32),
@@ -68,17 +71,17 @@ impl ScaleType {
     }
 }
 
-/// A floating-point scale (or minimum) within a block, for checking that it is finite.
+/// Floating-point scale or minimum in a block. Loading checks that it is finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FloatScale {
     /// First byte within the block.
     pub offset: usize,
-    /// How it is stored.
+    /// Element type.
     pub kind: ScaleType,
 }
 
 impl FloatScale {
-    /// Whether this scale of `block` is neither infinite nor NaN.
+    /// Whether this scale of `block` is finite.
     ///
     /// # Panics
     /// When `block` is shorter than the format's blocks.
@@ -92,7 +95,7 @@ impl FloatScale {
         }
     }
 
-    /// This scale of `block` as a number.
+    /// Value of this scale in `block`.
     ///
     /// # Panics
     /// When `block` is shorter than the format's blocks.
@@ -108,13 +111,15 @@ impl FloatScale {
     }
 }
 
-/// Encodes values, a multiple of the block length, into blocks: what [`FormatDesc::quantize_blocks`] points to.
+/// Block quantizer, the type of [`FormatDesc::quantize_blocks`].
+/// `values` has whole blocks.
 pub type QuantizeBlocks = fn(values: &[f32], out: &mut [u8]);
 
-/// Quantizes the values of a whole `[n, k]` weight, row-major: what [`FormatDesc::quantize_matrix`] points to.
+/// Quantizer of a whole row-major `[n, k]` weight, the type of
+/// [`FormatDesc::quantize_matrix`].
 pub type QuantizeMatrix = fn(values: &[f32], n: usize, k: usize) -> Result<HostWeight, FormatError>;
 
-/// How a code becomes a number.
+/// Encoding: the formula from code to value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Encoding {
     /// `scale · (code − offset)`.
@@ -122,28 +127,30 @@ pub enum Encoding {
         /// Subtracted from each unsigned code before scaling (8 for Q4_0).
         offset: i32,
     },
-    /// `scale · code − min` (or `+ min`), with a minimum per (sub-)block: Q4_1, Q4_K.
+    /// `scale · code − min` (or `+ min`), with a minimum per block or sub-block: Q4_1,
+    /// Q4_K.
     IntAffine,
     /// `scale · (code − zero)` with an integer zero point per group: GPTQ, AWQ.
     IntZero,
-    /// `scale · table[code]`: IQ4_NL, MXFP4, NVFP4. The table holds small integers.
+    /// `scale · table[code]`: IQ4_NL, MXFP4, NVFP4. Table entries are small integers.
     Codebook(&'static [i8; 16]),
-    /// `scale · fp8(code)`, with 4 exponent and 3 mantissa bits, no infinities, NaN at 0x7f and 0xff.
+    /// `scale · e4m3(code)`: no infinities, NaN at 0x7f and 0xff.
     E4M3,
-    /// `scale · fp8(code)`, with 5 exponent and 2 mantissa bits, IEEE infinities and NaN.
+    /// `scale · e5m2(code)`, with IEEE infinities and NaN.
     E5M2,
-    /// The code is the number's own bits.
+    /// Unquantized: the code is the bit pattern of the value.
     Plain(crate::DType),
 }
 
 impl Encoding {
-    /// Whether codes are unsigned integers that scales, and offsets, zero points or minima act on.
+    /// Whether codes are unsigned integers (with an offset, zero point or minimum).
     pub const fn is_integer(self) -> bool {
         matches!(self, Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero)
     }
 
-    /// What scales act on: the unsigned code as a number, or what the table, FP8 or the type makes of it. Offsets, zero points
-    /// and minima are not part of it but of [`SubScale::min`](crate::SubScale::min).
+    /// Unscaled value of a code: the unsigned integer, the table entry or the FP8 number.
+    ///
+    /// Offsets, zero points and minima are in [`SubScale::min`](crate::SubScale::min).
     pub fn number(self, code: u32) -> f32 {
         match self {
             Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero => code as f32,
@@ -155,57 +162,63 @@ impl Encoding {
     }
 }
 
-/// Everything there is to know about one weight format. One `static` each, in `formats/<name>.rs`.
+/// Description of one weight format. Each format has one `static`, in
+/// `formats/<name>.rs`.
 pub struct FormatDesc {
     /// Lower-case name, unique: `"q4_k"`, `"int4_g128"`, `"fp8_e4m3_block128"`.
     pub name: &'static str,
-    /// One sentence for tables and error messages.
+    /// One-sentence summary for tables and error messages.
     pub summary: &'static str,
     /// Values in a block, along K.
     pub block_len: usize,
     /// Bytes of a block.
     pub block_bytes: usize,
-    /// Whether a row may end inside a block (the rest of the block holds zero weights). False for GGUF
-    /// formats, whose files cannot express it.
+    /// Whether a row may end inside a block, whose remaining values are zero. False for
+    /// GGUF formats, whose files cannot express it.
     pub ragged_k: bool,
-    /// Whether each row also has an f32 factor outside its blocks (per-channel and per-tensor scales).
+    /// Whether each row also has an f32 factor outside its blocks: a per-channel or
+    /// per-tensor scale.
     pub row_scale: bool,
-    /// How codes become numbers.
+    /// Formula from code to value.
     pub encoding: Encoding,
-    /// Values that share one scale: the sub-block of super-block formats, else `block_len`.
+    /// Values per scale: the sub-block of super-block formats, else `block_len`.
     pub sub_block: usize,
-    /// The largest finite magnitude among products of code (offset by zero point or minimum) and sub-scale, when
-    /// every floating-point scale is 1: times the largest such scale, a bound on a block's values and on its
+    /// Largest finite `|(code − offset) · sub-scale|` when every floating-point scale is 1.
+    ///
+    /// Times the largest such scale, it bounds a block's values, and its
     /// sub-blocks' scales and minima.
     pub unit_range: f32,
-    /// Widths in bits of the bit planes that a code is stored as when prepacked, low bits first
-    /// (6-bit codes are `[4, 2]`). Their sum is the width of a code.
+    /// Widths in bits of the packed bit planes of a code, low bits first.
+    /// 6-bit codes have `[4, 2]`.
     pub code_planes: &'static [u8],
-    /// The scale records of a row, in the order in which [`FormatDesc::unpack_block`] writes them.
+    /// Scale planes in the order in which [`FormatDesc::unpack_block`] writes them.
     pub scale_planes: &'static [ScalePlane],
-    /// Stem of the kernels' dequantization source: `dequant/<stem>.cuh` and `dequant/<stem>.wgsl`.
+    /// Stem of the dequantization source of kernels: `dequant/<stem>.cuh`
+    /// and `dequant/<stem>.wgsl`.
     pub dequant: &'static str,
-    /// The type number in GGUF files (`enum ggml_type`), where GGUF has the format.
+    /// GGUF type number (`enum ggml_type`), if GGUF has the format.
     pub ggml_type: Option<u32>,
-    /// Decodes one block into `block_len` values, without the row scale.
+    /// Dequantizes one block into `block_len` values, without the row scale.
     pub dequantize_block: fn(block: &[u8], out: &mut [f32]),
-    /// How scale and minimum of every sub-block follow from the records of one block.
+    /// Rule for scale and minimum of each sub-block, from the records of a block.
     pub sub_scales: SubScales,
-    /// Encodes values (a multiple of `block_len`) into blocks; `None` where weights cannot be quantized
-    /// to the format from their values alone.
+    /// Block quantizer. `None` for formats that need more than the values.
     pub quantize_blocks: Option<QuantizeBlocks>,
-    /// Quantizes a whole weight, where blocks cannot be encoded one by one because scales cover a row or
-    /// several rows; `None` for formats with `quantize_blocks`.
+    /// Whole-weight quantizer, for scales that span a row or several rows. `None` for
+    /// formats with `quantize_blocks`.
     pub quantize_matrix: Option<QuantizeMatrix>,
-    /// Every floating-point scale and minimum of a block (none for plain types): what loading checks.
+    /// Floating-point scales and minima of a block. Loading checks that they are
+    /// finite. Plain types have none.
     pub float_scales: &'static [FloatScale],
-    /// Splits one block: `codes` gets `block_len` codes in K order; `scales` gets, plane after plane in the
-    /// order of `scale_planes`, the records of this block (`bytes × block_len / span` bytes a plane).
+    /// Splits one block into `block_len` codes in K order and the scale records.
+    ///
+    /// `scales` receives plane after plane in the order of `scale_planes`. A plane has
+    /// `bytes × block_len / span` bytes.
     pub unpack_block: fn(block: &[u8], codes: &mut [u32], scales: &mut [u8]),
 }
 
 impl FormatDesc {
-    /// Blocks in a row of `k` values, a ragged last block included.
+    /// Blocks in a row of `k` values, including a ragged last block.
     pub const fn blocks_per_row(&self, k: usize) -> usize {
         k.div_ceil(self.block_len)
     }
@@ -215,7 +228,8 @@ impl FormatDesc {
         self.blocks_per_row(k) * self.block_bytes
     }
 
-    /// Byte offset of row `n` in a weight with `k` input features: **the** offset function.
+    /// Byte offset of row `n` in a weight with `k` input features. All offsets of rows come
+    /// from here.
     pub const fn row_offset(&self, n: usize, k: usize) -> usize {
         n * self.row_bytes(k)
     }
@@ -225,25 +239,27 @@ impl FormatDesc {
         self.code_planes.iter().map(|&b| u32::from(b)).sum()
     }
 
-    /// The largest zero point that a block may have, where it has one (its last byte): one past the largest code, since GPTQ
-    /// files hold zero points less one. `None` for formats without zero points.
+    /// Largest allowed zero point, for formats that have one (in the last byte of a block).
+    ///
+    /// It is one past the largest code, because GPTQ v1 files store the zero point minus
+    /// one.
     pub fn largest_zero_point(&self) -> Option<u8> {
         let past_codes = (1u32 << self.code_bits().min(8)).min(u32::from(u8::MAX)) as u8;
         (self.encoding == Encoding::IntZero).then_some(past_codes)
     }
 
-    /// Stored bits per weight within blocks (18/32 × 8 = 4.5 for Q4_0).
+    /// Stored bits per weight within blocks: 18 / 32 × 8 = 4.5 for Q4_0.
     pub fn bits_per_weight(&self) -> f64 {
         self.block_bytes as f64 * 8.0 / self.block_len as f64
     }
 
-    /// Columns that share a factor where activations are quantized to eight bits before they are multiplied with weights of
-    /// this format: 256 for super-blocks of 256, else 32, as in ggml.
+    /// Block length of quantized activations for this weight format: 256 for super-blocks
+    /// of 256, else 32, as in ggml.
     pub const fn activation_block(&self) -> usize {
         if self.block_len == Q8_K_BLOCK { Q8_K_BLOCK } else { Q8_BLOCK }
     }
 
-    /// The format in which activations are quantized so: a scale for every [`FormatDesc::activation_block`] columns.
+    /// X format with one scale for every [`FormatDesc::activation_block`] columns.
     pub const fn activation_format(&self) -> XFormat {
         if self.block_len == Q8_K_BLOCK { XFormat::Q8_256 } else { XFormat::Q8_0 }
     }
@@ -253,11 +269,11 @@ impl FormatDesc {
         self.scale_planes.iter().map(|p| p.bytes * self.block_len / p.span).sum()
     }
 
-    /// Checks that a row of `k` values can be stored in this format.
+    /// Checks that rows of `k` values fit this format.
     ///
     /// # Errors
-    /// [`FormatError::KNotMultiple`] when `k` is no multiple of the block and the format has no ragged rows,
-    /// [`FormatError::ZeroDimension`] when `k` is 0.
+    /// [`FormatError::KNotMultiple`] when `k` is no multiple of the block and rows cannot
+    /// be ragged. [`FormatError::ZeroDimension`] when `k` is 0.
     pub fn check_k(&self, k: usize) -> Result<(), FormatError> {
         if k == 0 {
             return Err(FormatError::ZeroDimension { name: "K" });
@@ -275,22 +291,23 @@ impl fmt::Debug for FormatDesc {
     }
 }
 
-/// Handle to a [`FormatDesc`]: cheap to copy, compared by name, parsed from a name in any case.
+/// Handle to a [`FormatDesc`]: cheap to copy, compared by name, parsed
+/// from a name in any case.
 ///
 /// | names | values |
 /// |---|---|
-/// | `f32`, `f16`, `bf16` | plain numbers |
-/// | `q4_0`, `q5_0`, `q8_0` | GGUF: integers of 4, 5 and 8 bits in blocks of 32, an f16 scale each |
-/// | `q4_1`, `q5_1` | GGUF: the same with a minimum |
-/// | `q2_k`, `q3_k`, `q4_k`, `q5_k`, `q6_k` | GGUF: integers of 2 to 6 bits in super-blocks of 256, whose sub-blocks have quantized scales and (Q2, Q4, Q5) minimums |
-/// | `iq4_nl`, `iq4_xs` | GGUF: entries of a table of 16 numbers, in blocks of 32 and super-blocks of 256 |
-/// | `mxfp4` | E2M1 numbers in blocks of 32 with an E8M0 scale |
-/// | `int2_g32`, `int2_g64`, `int2_g128`, `int3_g32`, `int3_g64`, `int3_g128`, `int4_g32`, `int4_g64`, `int4_g128`, `int8_g32`, `int8_g64`, `int8_g128` | GPTQ and AWQ: integers of 2, 3, 4 and 8 bits in groups of 32, 64 and 128, with an f16 scale and a zero point each; columns may be permuted (act-order) |
-/// | `int8_channel` | integers of 8 bits, a scale for each output feature |
-/// | `fp8_e4m3`, `fp8_e5m2` | FP8 numbers, a scale for the tensor or for each output feature |
-/// | `fp8_e4m3_block128`, `fp8_e5m2_block128` | FP8 numbers, a scale for each 128×128 block |
-/// | `mxfp8`, `mxfp8_e5m2` | E4M3 or E5M2 numbers with an E8M0 scale for each 32, or for each 32×32 block |
-/// | `nvfp4` | E2M1 numbers in blocks of 16 with an E4M3 scale, and a scale of the tensor |
+/// | `f32`, `f16`, `bf16` | unquantized |
+/// | `q4_0`, `q5_0`, `q8_0` | GGUF: 4, 5 and 8-bit integers in blocks of 32, one f16 scale a block |
+/// | `q4_1`, `q5_1` | GGUF: 4 and 5-bit integers in blocks of 32, f16 scale and minimum |
+/// | `q2_k`, `q3_k`, `q4_k`, `q5_k`, `q6_k` | GGUF K-quants: 2 to 6-bit integers in super-blocks of 256, quantized sub-block scales and (Q2, Q4, Q5) minimums |
+/// | `iq4_nl`, `iq4_xs` | GGUF: a 16-entry table, in blocks of 32 and super-blocks of 256 |
+/// | `mxfp4` | E2M1 in blocks of 32, E8M0 scale |
+/// | `int2_g32`, `int2_g64`, `int2_g128`, `int3_g32`, `int3_g64`, `int3_g128`, `int4_g32`, `int4_g64`, `int4_g128`, `int8_g32`, `int8_g64`, `int8_g128` | GPTQ and AWQ: 2, 3, 4 and 8-bit integers in groups of 32, 64 and 128, f16 scale and zero point; optional act-order |
+/// | `int8_channel` | INT8, one scale per output feature |
+/// | `fp8_e4m3`, `fp8_e5m2` | FP8, one scale per tensor or output feature |
+/// | `fp8_e4m3_block128`, `fp8_e5m2_block128` | FP8, one scale per 128×128 block |
+/// | `mxfp8`, `mxfp8_e5m2` | E4M3 or E5M2, one E8M0 scale per 32 columns or per 32×32 block |
+/// | `nvfp4` | E2M1 in blocks of 16, E4M3 scale, and one scale per tensor |
 ///
 /// ```
 /// use qgemm_formats::Format;
@@ -303,22 +320,22 @@ impl fmt::Debug for FormatDesc {
 pub struct Format(&'static FormatDesc);
 
 impl Format {
-    /// The handle of a description.
+    /// Handle of a description.
     pub const fn new(desc: &'static FormatDesc) -> Self {
         Self(desc)
     }
 
-    /// Every format, in the order of tables.
+    /// All formats, in the order of tables.
     pub fn all() -> impl Iterator<Item = Format> + Clone {
         formats::ALL.iter().map(|d| Format(d))
     }
 
-    /// The format that GGUF files call `ggml_type`.
+    /// Format of a GGUF type number.
     pub fn from_ggml_type(ggml_type: u32) -> Option<Format> {
         Format::all().find(|f| f.ggml_type == Some(ggml_type))
     }
 
-    /// The description itself, with a `'static` lifetime.
+    /// Description, with a `'static` lifetime.
     pub const fn desc(self) -> &'static FormatDesc {
         self.0
     }
@@ -402,7 +419,7 @@ mod tests {
                     let SubScale { scale, min } = scales[i / desc.sub_block];
                     let (got, size) = (scale * number + min, (scale * number).abs() + min.abs());
                     let close = (got - expected).abs() <= 4.0 * f32::EPSILON * size;
-                    // Random scales may be infinite or no numbers; what they make is no number either way.
+                    // Random scales may be infinite or NaN. Then the value is not finite on either path.
                     assert!(close || !expected.is_finite() || !size.is_finite(), "{format} {i}: {got} for {expected}");
                 }
             }

@@ -1,11 +1,12 @@
-//! The plain element types of activations, outputs, biases and unquantized weights.
+//! Plain element types of activations, outputs, biases and unquantized weights.
 
 use std::fmt;
 
-/// Element type of a dense tensor: activations `X`, outputs `D`, `C`, and bias.
+/// Element type of a dense tensor: X, D, C or bias.
 ///
-/// Exhaustive on purpose: every backend reads and writes all of them in every operation, and the compiler names the places that do not
-/// know a new one. What has codes and scales is an [`XFormat`](crate::XFormat).
+/// Exhaustive on purpose. Every backend reads and writes all of them in every
+/// operation. A new one fails to compile until each backend handles it. Quantized X is
+/// an [`XFormat`](crate::XFormat).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
     /// IEEE 754 binary32.
@@ -28,7 +29,7 @@ impl DType {
         }
     }
 
-    /// Lower-case name, as it stands in kernel names (`gemm_nt_q4_k_f16`).
+    /// Lower-case name, as in kernel names (`gemm_nt_q4_k_f16`).
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -65,7 +66,7 @@ impl DType {
         }
     }
 
-    /// `values` encoded in this type, little-endian.
+    /// Encodes `values` in this type, little-endian.
     pub fn encode(self, values: &[f32]) -> Vec<u8> {
         let mut bytes = vec![0; values.len() * self.bytes()];
         for (i, &v) in values.iter().enumerate() {
@@ -74,7 +75,7 @@ impl DType {
         bytes
     }
 
-    /// `bytes` decoded to f32, one value an element.
+    /// Decodes `bytes` to f32, one value per element.
     pub fn decode(self, bytes: &[u8]) -> Vec<f32> {
         (0..bytes.len() / self.bytes()).map(|i| self.read(bytes, i)).collect()
     }

@@ -1,20 +1,23 @@
-//! [`Element`]: the Rust types whose slices are copied to and from devices as they are, and [`ElementType`], which memory remembers.
+//! Element types of memory.
+//!
+//! [`Element`] is a Rust type whose slices are copied to and from devices unchanged.
+//! [`ElementType`] is the tag that device memory carries.
 
 use std::fmt;
 
 use crate::dtype::DType;
 
-/// What the elements of memory are.
+/// Element type of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ElementType {
-    /// Bytes: codes, or memory whose element type nobody stated.
+    /// Untyped bytes: codes, or memory without a declared element type.
     Bytes,
-    /// Numbers of a matrix.
+    /// Floating-point numbers.
     Number(DType),
-    /// 32-bit integers, signed or not: ids, offsets, lengths, column orders.
+    /// 32-bit integers, signed or unsigned: ids, offsets, lengths, column orders.
     Int32,
-    /// Signed bytes: codes of eight bits.
+    /// Signed 8-bit integers: INT8 codes.
     Int8,
 }
 
@@ -51,11 +54,13 @@ impl From<DType> for ElementType {
     }
 }
 
-/// A type of numbers as they are stored in memory: [`f32`], [`half::f16`], [`half::bf16`], 32-bit integers, signed bytes, or bytes.
+/// Rust type of buffer elements: [`f32`], [`half::f16`], [`half::bf16`],
+/// 32-bit integers, `i8` or `u8`.
 ///
-/// Memory of devices is little-endian. On a big-endian host only bytes are elements ([`DType::encode`] makes them).
+/// Device memory is little-endian. On a big-endian host only bytes are elements;
+/// [`DType::encode`] makes them.
 pub trait Element: bytemuck::Pod + sealed::Sealed {
-    /// What memory that holds such values remembers; [`ElementType::Bytes`] of `u8`.
+    /// Tag of memory that holds these values. `u8` has [`ElementType::Bytes`].
     const TYPE: ElementType;
 }
 
@@ -89,22 +94,22 @@ elements! {
     half::bf16: ElementType::Number(DType::BF16);
 }
 
-/// The bytes of `values`.
+/// Views `values` as bytes.
 pub fn bytes_of<T: Element>(values: &[T]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
 
-/// The bytes of `values`, to be written.
+/// Views `values` as mutable bytes.
 pub fn bytes_of_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
     bytemuck::cast_slice_mut(values)
 }
 
-/// The values that `bytes` are, unless they are no whole number of them or begin where none may.
+/// Views `bytes` as values. `None` when size or alignment do not match.
 pub fn values_of<T: Element>(bytes: &[u8]) -> Option<&[T]> {
     bytemuck::try_cast_slice(bytes).ok()
 }
 
-/// The values that `bytes` are, to be written; as [`values_of`].
+/// Mutable view of `bytes` as values, with the checks of [`values_of`].
 pub fn values_of_mut<T: Element>(bytes: &mut [u8]) -> Option<&mut [T]> {
     bytemuck::try_cast_slice_mut(bytes).ok()
 }

@@ -1,316 +1,318 @@
-//! The error type of the crate.
+//! Error type of the crate.
 
 use thiserror::Error;
 
 use crate::model::printable;
 use crate::prepack::FragmentLayout;
 
-/// What can be wrong with a format's name, a weight's bytes, or a model file.
+/// Errors in a format name, a weight's bytes or a model file.
 #[derive(Debug, Error, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum FormatError {
-    /// No format has this name.
+    /// Unknown weight format.
     #[error("no weight format is called `{name}`; {}", .near.as_ref().map_or("`qgemm devices --json` and `Format::all()` list them".into(), |n| format!("did you mean `{n}`?")))]
     UnknownFormat {
-        /// The name asked for.
+        /// Requested name.
         name: String,
-        /// The closest name there is.
+        /// Closest known name.
         near: Option<String>,
     },
-    /// No format of activations has this name.
+    /// Unknown X format.
     #[error("no format of activations is called `{name}`: expected one of {}", crate::XFormat::ALL.map(crate::XFormat::name).join(", "))]
     UnknownXFormat {
-        /// The name asked for.
+        /// Requested name.
         name: String,
     },
-    /// No element type has this name.
+    /// Unknown element type.
     #[error("no element type is called `{name}`: expected f32, f16 or bf16")]
     UnknownDType {
-        /// The name asked for.
+        /// Requested name.
         name: String,
     },
-    /// K does not fill whole blocks of the format.
+    /// K is no multiple of the block length.
     #[error("{format} stores K in blocks of {block}, and K = {k} is no multiple of it")]
     KNotMultiple {
-        /// Name of the format.
+        /// Format name.
         format: &'static str,
-        /// Its block length.
+        /// Block length.
         block: usize,
-        /// The K that came.
+        /// K as given.
         k: usize,
     },
-    /// A dimension is zero where none may be.
+    /// Dimension of zero.
     #[error("{name} is 0: a weight has at least one row and one column")]
     ZeroDimension {
-        /// Which dimension.
+        /// Dimension name.
         name: &'static str,
     },
-    /// A byte count does not match the shape.
+    /// Byte count that does not match the shape.
     #[error("{what}: expected {expected} bytes, got {got}")]
     WrongLength {
-        /// What was measured.
+        /// Subject of the measurement.
         what: String,
-        /// Bytes that shape and format ask for.
+        /// Bytes by shape and format.
         expected: usize,
-        /// Bytes that came.
+        /// Bytes as given.
         got: usize,
     },
-    /// Dimensions whose product does not fit the address space.
+    /// Product of dimensions that overflows the address space.
     #[error("{what}: {dims:?} overflows the address space")]
     Overflow {
-        /// What was measured.
+        /// Subject of the measurement.
         what: String,
-        /// The dimensions.
+        /// Dimensions.
         dims: Vec<u64>,
     },
-    /// A scale is NaN or infinite.
+    /// Scale that is NaN or infinite.
     #[error("{what}: scale at row {row}, block {block} is not finite")]
     NonFiniteScale {
-        /// The tensor.
+        /// Tensor name.
         what: String,
         /// Output feature.
         row: usize,
-        /// Block within the row.
+        /// Block index within the row.
         block: usize,
     },
-    /// A zero point is no number that codes are near to.
+    /// Zero point out of range.
     #[error(
-        "{format} weight: zero point at row {row}, block {block} is {got}, expected at most {largest}: codes are offset by no more than one past the largest"
+        "{format} weight: zero point at row {row}, block {block}: expected at most {largest} (the largest code + 1), got {got}"
     )]
     ZeroPoint {
-        /// Name of the format.
+        /// Format name.
         format: &'static str,
         /// Output feature.
         row: usize,
-        /// Block within the row.
+        /// Block index within the row.
         block: usize,
-        /// The largest there may be.
+        /// Largest allowed zero point.
         largest: u8,
-        /// The zero point.
+        /// Zero point as given.
         got: u8,
     },
-    /// A scale is no power of two where the checkpoint, or its blocks, ask for one.
+    /// Scale that is no power of two, where E8M0 or the settings require one.
     #[error(
-        "tensor `{tensor}`: scale {index} is {value:e}, and expected is a power of two from 2^-127 to 2^127 (UE8M0); requantize the checkpoint, or correct its `scale_fmt`"
+        "tensor `{tensor}`: scale {index}: expected a power of two from 2^-127 to 2^127 (UE8M0), got {value:e}; requantize the checkpoint, or correct its `scale_fmt`"
     )]
     ScaleNotPowerOfTwo {
-        /// The tensor of scales.
+        /// Tensor of scales.
         tensor: String,
-        /// Which of its scales, in their order in the file.
+        /// Index of the scale, in file order.
         index: usize,
-        /// Its value.
+        /// Value of the scale.
         value: f32,
     },
-    /// The weights of a gated pair differ in what they must share.
-    #[error("gated pair: the gate's {what} is {gate}, the up's {up}")]
+    /// Gate and up weights that cannot be interleaved.
+    #[error("gated pair: gate and up differ in {what}: {gate} and {up}")]
     PairMismatch {
-        /// `format`, `N`, `K`, `stored columns`, `column order` or `number of experts`.
+        /// Property that differs: `format`, `N`, `K`, `stored columns`, `column order` or
+        /// `number of experts`.
         what: &'static str,
-        /// The gate's.
+        /// Value of the gate.
         gate: String,
-        /// The up's.
+        /// Value of the up projection.
         up: String,
     },
-    /// Weights whose rows are to be one weight differ in what they must share.
-    #[error("rows of several weights: the {what} of the first is {first}, of number {number} {got}")]
+    /// Weights that cannot be concatenated along N.
+    #[error("concatenated weights: expected {what} {first} as in weight 1, got {got} in weight {number}")]
     PartMismatch {
-        /// `format`, `K`, `stored columns` or `column order`.
+        /// Property that differs: `format`, `K`, `stored columns` or `column order`.
         what: &'static str,
-        /// Which weight differs, counted from 1.
+        /// Position of the differing weight, from 1.
         number: usize,
-        /// That of the first.
+        /// Value of the first weight.
         first: String,
-        /// That of this one.
+        /// Value of the differing weight.
         got: String,
     },
-    /// A weight ends amid rows that share their scales, so that no rows can follow it.
+    /// Concatenation inside a row group that shares scales: a weight must end at
+    /// a multiple of that group.
     #[error(
-        "rows of several weights: number {number} has {n} rows; as {format} shares scales among rows, expected a multiple of {rows} of all but the last"
+        "concatenated weights: {format} shares scales among {rows} rows: expected a multiple of {rows} rows in all weights but the last, got {n} in weight {number}"
     )]
     PartEndsInScale {
-        /// Name of the format.
+        /// Format name.
         format: &'static str,
-        /// Which weight, counted from 1.
+        /// Position of the weight, from 1.
         number: usize,
-        /// Rows it has.
+        /// Rows of the weight.
         n: usize,
-        /// Rows that share their scales when packed.
+        /// Packed rows that share a scale.
         rows: usize,
     },
-    /// No weights where at least one is needed.
-    #[error("rows of several weights: expected at least one weight, got none")]
+    /// Empty list of weights.
+    #[error("concatenated weights: expected at least one weight, got none")]
     NoParts,
-    /// An entry of a column order is no column, or not its first mention.
-    #[error("column order: entry {at} is {column}, which {}", if *.column as usize >= *.k { format!("is not below K = {k}") } else { "an earlier entry is, too".into() })]
+    /// Column order with an entry that is out of range or a duplicate.
+    #[error("column order: entry {at} is {column}: {}", if *.column as usize >= *.k { format!("expected less than K = {k}") } else { "expected no duplicate".into() })]
     ColumnOrder {
         /// Index of the entry.
         at: usize,
-        /// The entry.
+        /// Value of the entry.
         column: u32,
         /// Input features.
         k: usize,
     },
-    /// More columns than the 32-bit numbers of a column order can name.
+    /// K beyond the 32-bit entries of a column order.
     #[error("column order: K = {k} exceeds the {} columns that 32-bit entries can name", crate::NO_COLUMN)]
     TooManyColumns {
         /// Input features.
         k: usize,
     },
-    /// A layer of experts without any.
+    /// Layer with zero experts.
     #[error("a layer of experts has at least one expert")]
     NoExperts,
-    /// An expert's weight is not like the first one's.
+    /// Expert whose weight differs from that of expert 0.
     #[error("expert {expert}: expected {expected} like expert 0, got {got}")]
     ExpertMismatch {
-        /// The expert's id.
+        /// Expert id.
         expert: usize,
-        /// Format and size of the first expert's weight.
+        /// Format and size of expert 0.
         expected: String,
-        /// Those of this one.
+        /// Format and size of this expert.
         got: String,
     },
-    /// A stacked weight whose rows are not shared out evenly.
-    #[error("{rows} rows are not those of {experts} experts of equal size")]
+    /// Stacked weight whose rows are no multiple of the number of experts.
+    #[error("{rows} rows cannot be split evenly among {experts} experts")]
     UnevenExperts {
         /// Rows of the weight.
         rows: usize,
-        /// Experts that share them.
+        /// Number of experts.
         experts: usize,
     },
-    /// The format cannot be produced from plain values.
+    /// Format without a quantizer from plain values.
     #[error("weights cannot be quantized to {format}: {why}")]
     NotQuantizable {
-        /// Name of the format.
+        /// Format name.
         format: &'static str,
         /// The reason.
         why: &'static str,
     },
-    /// A model file breaks its own format's rules.
+    /// Malformed model file.
     #[error("{file}: {what}")]
     BadFile {
-        /// File kind or path.
+        /// Kind or path of the file.
         file: String,
-        /// What was expected and what came.
+        /// Expected and actual contents.
         what: String,
     },
-    /// A model file uses something that this reader does not support.
+    /// Model file with an unsupported feature.
     #[error("{file}: {what}")]
     UnsupportedFile {
-        /// File kind or path.
+        /// Kind or path of the file.
         file: String,
-        /// What is not supported, and what to do instead.
+        /// Unsupported feature, and an alternative.
         what: String,
     },
-    /// A model file could not be written.
+    /// Model file that could not be written.
     #[error("{file}: writing failed: {why}")]
     WriteFailed {
-        /// File kind or path.
+        /// Kind or path of the file.
         file: String,
-        /// What the operating system said.
+        /// Message of the operating system.
         why: String,
     },
-    /// A file is no packed weight.
+    /// File that is no packed weight.
     #[error("packed weight: expected a file that begins with \"qgemm-pw\", got \"{}\"", .got.escape_ascii())]
     NotPacked {
-        /// Its first bytes.
+        /// First bytes of the file.
         got: [u8; 8],
     },
-    /// A packed weight in another version of its file format.
+    /// Packed weight of another file version.
     #[error("packed weight: expected version {expected} of the file format, got {got}; pack it again")]
     PackedVersion {
-        /// The version that is read.
+        /// Supported version.
         expected: u32,
-        /// The version that came.
+        /// Version of the file.
         got: u32,
     },
-    /// A packed weight in a layout that has changed since.
+    /// Packed weight of an outdated layout.
     #[error(
         "packed weight: expected layout {class:?} of {format} with fingerprint {expected:016x}, got {got:016x}: another version of the library packed it; pack it again"
     )]
     PackedLayout {
-        /// Name of the format.
+        /// Format name.
         format: &'static str,
-        /// The layout.
+        /// Layout class.
         class: FragmentLayout,
-        /// Fingerprint of the layout as it is now.
+        /// Current fingerprint of the layout.
         expected: u64,
-        /// The fingerprint that came.
+        /// Fingerprint in the file.
         got: u64,
     },
-    /// Bytes are not those that were written.
+    /// Checksum mismatch.
     #[error("{what}: expected checksum {expected:016x}, got {got:016x}: the file is damaged")]
     Checksum {
-        /// What was summed.
+        /// Subject of the checksum.
         what: String,
-        /// The checksum that is stored.
+        /// Stored checksum.
         expected: u64,
-        /// That of the bytes.
+        /// Computed checksum.
         got: u64,
     },
-    /// A tensor that a quantized layer needs is not in the files that were opened.
+    /// Missing tensor of a quantized layer.
     #[error(
         "tensor `{layer}` is {format}: expected {} beside it, got none{}", quoted(.tensors),
         .shard.as_ref().map(|shard| format!("; {}", in_shard(shard))).unwrap_or_default()
     )]
     MissingTensor {
-        /// The layer.
+        /// Layer name.
         layer: String,
-        /// Its format, and what says so.
+        /// Format, and the setting or tensor that implies it.
         format: String,
-        /// The tensors one of which it needs.
+        /// Tensors of which one is required.
         tensors: Vec<String>,
-        /// The file of the checkpoint that has one, by the index of shards.
+        /// Unopened shard with one of them, by the shard index.
         shard: Option<String>,
     },
-    /// A tensor is in a shard that was not opened.
+    /// Tensor in an unopened shard.
     #[error("tensor `{}` is not in the files that were opened; {}", printable(name), in_shard(shard))]
     InOtherShard {
-        /// The tensor.
+        /// Tensor name.
         name: String,
-        /// The file of the checkpoint that has it, by the index of shards.
+        /// File of the shard, by the shard index.
         shard: String,
     },
-    /// A layer of experts has a gap in its numbers, or an expert lacks a weight that others have.
+    /// Expert that is missing, or lacks a weight that other experts have.
     #[error("`{}`: expert {expert} is missing, but there is `{}`", printable(name), printable(there))]
     MissingExpert {
-        /// The name of the experts' weights, with `{}` for a number.
+        /// Name pattern of the experts' weights, with `{}` for the id.
         name: String,
-        /// The first that is missing.
+        /// First missing expert.
         expert: usize,
-        /// A tensor that tells that there is such an expert, or a later one.
+        /// Tensor that proves a later expert or another weight of this one.
         there: String,
     },
-    /// No tensor of this name.
+    /// Unknown tensor name.
     #[error(
         "no tensor is called `{}`{}", printable(name),
         .near.as_ref().map(|n| format!("; did you mean `{}`?", printable(n))).unwrap_or_default()
     )]
     NoSuchTensor {
-        /// The name asked for.
+        /// Requested name.
         name: String,
-        /// The closest name there is.
+        /// Closest known name.
         near: Option<String>,
     },
 }
 
-/// Names in a sentence.
+/// Quoted list of names.
 fn quoted(names: &[String]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ")
 }
 
-/// Where the index of shards has a tensor, and what to do.
+/// Hint: the shard of the tensor, and the remedy.
 fn in_shard(shard: &str) -> String {
     format!("the index has it in {}: open the index, or the folder", printable(shard))
 }
 
 impl FormatError {
-    /// The error of a layer of this format that needs one of `tensors`.
+    /// Error of a layer that needs one of `tensors`.
     pub(crate) fn missing(layer: &str, format: &str, tensors: impl IntoIterator<Item = String>) -> Self {
         let tensors = tensors.into_iter().map(|name| printable(&name)).collect();
         Self::MissingTensor { layer: printable(layer), format: printable(format), tensors, shard: None }
     }
 
-    /// This error, naming the file that has the missing tensor.
+    /// Adds the shard that has the missing tensor.
     pub(crate) fn in_shard(self, shard: String) -> Self {
         match self {
             Self::MissingTensor { layer, format, tensors, .. } => {
@@ -320,7 +322,7 @@ impl FormatError {
         }
     }
 
-    /// This error, naming `file`, whose contents it is about.
+    /// Adds the name of the file.
     pub(crate) fn in_file(self, file: &str) -> Self {
         match self {
             Self::BadFile { file: kind, what } => Self::BadFile { file: format!("{file}: {kind}"), what },

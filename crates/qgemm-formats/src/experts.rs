@@ -1,15 +1,19 @@
-//! [`HostExperts`]: the weights of a layer of experts as one weight, so that one packed copy serves every form of product.
+//! Expert weights: [`HostExperts`] stacks all experts of a layer into one weight.
+//! One packed copy then serves every kind of product.
 
 use crate::desc::Format;
 use crate::error::FormatError;
 use crate::weight::{HostWeight, SharedBytes};
 
-/// Rows that every expert is padded to a multiple of: the tiles of every packed layout, so that an expert begins with a tile.
+/// Row alignment of each expert: the largest tile height of the packed layouts.
+/// An expert therefore begins at a tile.
 pub const EXPERT_ROWS: usize = 32;
 
-/// The weights of a layer's experts in host memory: equal in format, N and K, one below the other.
+/// Expert weights of one layer in host memory, stacked along N. All experts
+/// have one format, N and K.
 ///
-/// Experts are padded with rows of zero bytes to a multiple of [`EXPERT_ROWS`]; no result of those is kept.
+/// Each expert is padded with zero rows to a multiple of [`EXPERT_ROWS`]. Results
+/// of padding rows are discarded.
 #[derive(Clone, Debug)]
 pub struct HostExperts {
     stacked: HostWeight,
@@ -21,11 +25,11 @@ pub struct HostExperts {
 }
 
 impl HostExperts {
-    /// The experts, the first one's id being 0.
+    /// Stacks experts; ids are their positions.
     ///
     /// # Errors
-    /// [`FormatError::NoExperts`] for none, [`FormatError::ExpertMismatch`] when one differs from the first in format, N, K or
-    /// stored K, [`FormatError::Overflow`].
+    /// [`FormatError::NoExperts`] for none. [`FormatError::ExpertMismatch`] when format,
+    /// N, K or stored K differ from expert 0. [`FormatError::Overflow`].
     pub fn new(experts: &[HostWeight]) -> Result<Self, FormatError> {
         let first = experts.first().ok_or(FormatError::NoExperts)?;
         for (expert, weight) in experts.iter().enumerate() {
@@ -50,7 +54,7 @@ impl HostExperts {
         Ok(Self { stacked: stacked.stacked.with_stated_x(stated), ..stacked })
     }
 
-    /// Gated pairs (gate, up) of every expert: see [`HostWeight::gated_pair`].
+    /// Stacks gated pairs (gate, up), one per expert: see [`HostWeight::gated_pair`].
     ///
     /// # Errors
     /// As [`HostExperts::new`], and [`FormatError::PairMismatch`].
@@ -64,12 +68,14 @@ impl HostExperts {
         Ok(Self { features, gated: true, ..Self::new(&paired?)? })
     }
 
-    /// The experts of a weight that has them one below the other: `experts` times as many rows as one has, as GGUF's
-    /// three-dimensional tensors are stored. Nothing is copied where an expert's rows are a multiple of [`EXPERT_ROWS`].
+    /// Splits a stacked weight into `experts` experts of equal row count, as in GGUF's
+    /// three-dimensional tensors.
+    ///
+    /// Copies nothing when an expert's rows are a multiple of [`EXPERT_ROWS`].
     ///
     /// # Errors
-    /// [`FormatError::NoExperts`] for none, [`FormatError::UnevenExperts`] when the rows are no multiple of their number,
-    /// [`FormatError::Overflow`].
+    /// [`FormatError::NoExperts`] for none. [`FormatError::UnevenExperts`] when rows are no
+    /// multiple of `experts`. [`FormatError::Overflow`].
     pub fn of_stacked(weight: &HostWeight, experts: usize) -> Result<Self, FormatError> {
         if experts == 0 {
             return Err(FormatError::NoExperts);
@@ -100,7 +106,7 @@ impl HostExperts {
         Self::new(&(0..experts).map(one).collect::<Result<Vec<_>, FormatError>>()?)
     }
 
-    /// Stacked `blocks` of experts like `first`, with the row scales of each.
+    /// Stacks `blocks` of experts that are shaped like `first`, with their row scales.
     fn build(
         first: &HostWeight,
         blocks: SharedBytes,
@@ -124,32 +130,34 @@ impl HostExperts {
         Ok(Self { stacked, experts, rows, features: rows, gated: false, k_orders })
     }
 
-    /// All experts as one weight of [`HostExperts::row_pitch`] rows each, without a column order.
+    /// Stacked weight of [`HostExperts::row_pitch`] rows per expert, without a column
+    /// order.
     pub fn stacked(&self) -> &HostWeight {
         &self.stacked
     }
 
-    /// How many there are.
+    /// Number of experts.
     pub fn experts(&self) -> usize {
         self.experts
     }
 
-    /// The format of their values.
+    /// Weight format.
     pub fn format(&self) -> Format {
         self.stacked.format()
     }
 
-    /// Stored rows of an expert, padding aside: its output features, or, of gated pairs, the interleaved rows of both weights.
+    /// Stored rows of an expert without padding: output features, or interleaved rows
+    /// of a gated pair.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Rows from one expert to the next: a multiple of [`EXPERT_ROWS`].
+    /// Row distance between experts, a multiple of [`EXPERT_ROWS`].
     pub fn row_pitch(&self) -> usize {
         self.stacked.n() / self.experts
     }
 
-    /// Output features of an expert; of gated pairs, the rows of each weight.
+    /// Output features of an expert. A gated pair counts one of its weights.
     pub fn n(&self) -> usize {
         self.features
     }
@@ -159,7 +167,7 @@ impl HostExperts {
         self.stacked.k()
     }
 
-    /// Values in a stored row.
+    /// Columns of a stored row.
     pub fn stored_k(&self) -> usize {
         self.stacked.stored_k()
     }
@@ -169,13 +177,14 @@ impl HostExperts {
         self.gated
     }
 
-    /// The column order of every expert, where one has any ([`HostWeight::k_order`]).
+    /// Column order of each expert ([`HostWeight::k_order`]); `None` when all orders are
+    /// natural.
     pub fn k_orders(&self) -> Option<&[Vec<u32>]> {
         self.k_orders.as_deref()
     }
 }
 
-/// The order of a weight's stored columns, also where that is the natural one.
+/// Order of stored columns, explicit even if natural.
 fn order_of(weight: &HostWeight) -> Vec<u32> {
     weight.k_order().map_or_else(|| (0..weight.stored_k() as u32).collect(), <[u32]>::to_vec)
 }

@@ -1,4 +1,5 @@
-//! Which weights can be rounded to f16 once, as matrix instructions for many tokens want them.
+//! f16 range check: whether a weight can be converted to f16 once, for
+//! the matrix instructions of large M.
 
 use half::f16;
 use rayon::prelude::*;
@@ -7,36 +8,40 @@ use crate::desc::{Encoding, Format, ScaleType};
 use crate::dtype::DType;
 use crate::weight::HostWeight;
 
-/// The smallest magnitude that f16 holds with all its bits.
+/// Smallest normal f16.
 const SMALLEST_NORMAL: f32 = 1.0 / 16384.0;
-/// The most that rounding below f16's normal numbers may add to a row's relative squared error: a quarter of what
-/// half a unit in the last place of every value would.
+/// Limit for the squared error from f16 subnormals, relative to the row's
+/// Σw². It is a quarter of normal rounding error.
 const MOST_LOST: f64 = 1.0 / (1 << 24) as f64;
-/// The squared error of one such rounding at most: half of f16's smallest step, 2^-24.
+/// Maximum squared error of one subnormal rounding: (half of 2^-24)².
 const MOST_LOST_BY_ONE: f64 = 1.0 / (1u64 << 50) as f64;
 
 impl HostWeight {
-    /// Whether a kernel may compute with this weight's values (row scales left out) in f16:
+    /// Whether f16 arithmetic on this weight's values (without row scales) is
+    /// safe:
     ///
-    /// - no block's scales, nor their products with sub-scales and codes, exceed 65504, **whatever its codes are**
-    ///   ([`FormatDesc::unit_range`](crate::FormatDesc::unit_range)), for formats without such scales no value does;
-    /// - in no row do values below f16's normal numbers (2^-14) lose more than 2^-24 of the row's Σw² when rounded to
-    ///   multiples of 2^-24. A row of zeros loses nothing; nor do formats whose scales are f16 or E4M3, since their
-    ///   products with small integers are such multiples.
+    /// - Range: no block scale, nor its product
+    ///   with sub-scales and any code, exceeds 65504
+    ///   ([`FormatDesc::unit_range`](crate::FormatDesc::unit_range)).
+    ///   For formats without such scales, no value does.
+    /// - Precision: in each row, f16 subnormals lose at most 2^-24 of the row's
+    ///   Σw². Formats with f16 or E4M3 scales lose nothing, since their values
+    ///   are multiples of 2^-24.
     ///
-    /// Codes that are infinite or NaN (FP8, F16) do not count: they are the same in f16. Reads the scales, and values only as
-    /// far as the second rule needs; on all threads of the current rayon pool.
+    /// Infinite or NaN codes (FP8, F16) are ignored: f16 represents them.
+    /// Reads scales, and values only for the second rule. Runs on all threads
+    /// of the current rayon pool.
     pub fn fits_f16(&self) -> bool {
         self.fits_f16_times(&|_| None)
     }
 
-    /// [`HostWeight::fits_f16`] with row scales applied: whether rounding the weight's own values to f16 is harmless.
+    /// [`HostWeight::fits_f16`] with row scales applied.
     pub fn fits_f16_scaled(&self) -> bool {
         let scales = self.row_scale();
         self.fits_f16_times(&|n| scales.map(|scales| scales[n]))
     }
 
-    /// Whether rows times their factors fit.
+    /// Checks both rules on rows times their factors.
     fn fits_f16_times(&self, factor: &(dyn Fn(usize) -> Option<f32> + Sync)) -> bool {
         let format = self.format();
         let largest_scale = f16::MAX.to_f32() / format.unit_range;
@@ -46,7 +51,7 @@ impl HostWeight {
             let mut blocks = row.chunks_exact(format.block_bytes);
             let largest = |dtype: DType, block: &[u8]| dtype.read(block, 0).abs() * times <= f16::MAX.to_f32();
             let in_range = match format.encoding {
-                // As above, values that are infinite already do not count.
+                // Values that are infinite already are ignored.
                 Encoding::Plain(DType::F16) => {
                     factor.is_none() || blocks.all(|b| largest(DType::F16, b) || !DType::F16.read(b, 0).is_finite())
                 }
@@ -60,7 +65,7 @@ impl HostWeight {
     }
 }
 
-/// Whether the values of `format` may be finer than f16's smallest step.
+/// Whether the format can encode values below the smallest f16 step.
 fn loses_small_values(format: Format) -> bool {
     match format.encoding {
         Encoding::Plain(dtype) => dtype != DType::F16,
@@ -68,9 +73,10 @@ fn loses_small_values(format: Format) -> bool {
     }
 }
 
-/// Whether rounding the small values of `row` times a factor to f16 is harmless.
+/// Precision rule for one row times a factor.
 fn keeps_small_values(format: Format, row: &[u8], factor: f32) -> bool {
-    // More than all values together can lose: most rows have that much in their first blocks.
+    // Maximum error of the whole row. Most rows reach the threshold
+    // in their first blocks.
     let enough = (row.len() / format.block_bytes * format.block_len) as f64 * (MOST_LOST_BY_ONE / MOST_LOST);
     let (mut energy, mut lost) = (0.0, 0.0);
     let mut values = vec![0.0; format.block_len];
@@ -98,7 +104,8 @@ mod tests {
         HostWeight::new(name.parse().expect("a format"), n, k, SharedBytes::from(blocks)).expect("valid")
     }
 
-    /// Four rows of two MXFP4 blocks full of the code of `number`; only the last block's exponent is `e8m0`.
+    /// Four rows of two MXFP4 blocks filled with one code. The last block
+    /// alone has exponent `e8m0`.
     fn mxfp4(code: u8, e8m0: u8) -> bool {
         let mut blocks = [127].iter().chain(&[code << 4 | code; 16]).copied().collect::<Vec<u8>>().repeat(8);
         blocks[7 * 17] = e8m0;
@@ -111,7 +118,7 @@ mod tests {
         assert!(mxfp4(SIX, 127 + 13), "6 · 2^13 is 49152");
         assert!(!mxfp4(SIX, 127 + 14), "6 · 2^14 is 98304");
         assert!(!mxfp4(0, 254), "codes of 0 with an infinite scale would be NaN");
-        // The rest of the row outweighs what the block loses.
+        // The block's loss is small relative to the rest of the row.
         assert!(mxfp4(SIX, 0));
     }
 
@@ -133,7 +140,8 @@ mod tests {
         assert!(weight("f32", 3, 5, vec![0; 60]).fits_f16());
     }
 
-    /// Two rows of 256 codes; the last of their four blocks has the scale `scale`.
+    /// Two rows of 256 codes. The last of their four blocks
+    /// has the scale `scale`.
     fn fp8(name: &str, codes: [u8; 2], scale: f32) -> bool {
         let mut blocks = Vec::new();
         for i in 0..4 {

@@ -1,8 +1,8 @@
-//! FP8 (E4M3, E5M2), FP4 (E2M1) and E8M0 numbers: exact decoding, and encoding rounded to nearest even.
+//! FP8 (E4M3, E5M2), FP4 (E2M1) and E8M0: exact decoding, and encoding to nearest even.
 //!
-//! Encoders saturate: what is too large, infinities included, becomes the largest finite number, as
-//! the `satfinite` conversions of GPUs do. Definitions: OCP "8-bit Floating Point Specification" 1.0 and
-//! "Microscaling Formats" 1.0.
+//! Encoders saturate like the `satfinite` conversions of GPUs: infinities become
+//! the largest finite number. Definitions: OCP "8-bit Floating Point Specification" 1.0
+//! and "Microscaling Formats" 1.0.
 
 /// Largest finite E4M3 number.
 pub const E4M3_MAX: f32 = 448.0;
@@ -11,7 +11,7 @@ pub const E5M2_MAX: f32 = 57344.0;
 /// Largest E2M1 number.
 pub const E2M1_MAX: f32 = 6.0;
 
-/// Twice the number of each E2M1 code, so that all are integers.
+/// E2M1 values times 2, so that all are integers.
 pub static E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 static E4M3_TABLE: [f32; 256] = {
@@ -34,19 +34,19 @@ static E5M2_TABLE: [f32; 256] = {
     table
 };
 
-/// The number that an E4M3 code stands for (NaN for 0x7f and 0xff).
+/// Decodes an E4M3 code. NaN for 0x7f and 0xff.
 #[inline]
 pub fn e4m3_to_f32(code: u8) -> f32 {
     E4M3_TABLE[usize::from(code)]
 }
 
-/// The number that an E5M2 code stands for, infinities and NaN included.
+/// Decodes an E5M2 code, infinities and NaN included.
 #[inline]
 pub fn e5m2_to_f32(code: u8) -> f32 {
     E5M2_TABLE[usize::from(code)]
 }
 
-/// The power of two that an E8M0 code stands for, `2^(code − 127)`; NaN for 0xff.
+/// Decodes an E8M0 code: `2^(code − 127)`, NaN for 0xff.
 #[inline]
 pub fn e8m0_to_f32(code: u8) -> f32 {
     match code {
@@ -56,19 +56,20 @@ pub fn e8m0_to_f32(code: u8) -> f32 {
     }
 }
 
-/// The E4M3 code nearest to `value`; NaN becomes 0x7f.
+/// Nearest E4M3 code of `value`. NaN becomes 0x7f.
 #[inline]
 pub fn f32_to_e4m3(value: f32) -> u8 {
     if value.is_nan() { 0x7f } else { sign_bit(value, 7) | encode_magnitude(value.abs(), 3, 7, 0x7e) }
 }
 
-/// The E5M2 code nearest to `value`; NaN becomes 0x7f.
+/// Nearest E5M2 code of `value`. NaN becomes 0x7f.
 #[inline]
 pub fn f32_to_e5m2(value: f32) -> u8 {
     if value.is_nan() { 0x7f } else { sign_bit(value, 7) | encode_magnitude(value.abs(), 2, 15, 0x7b) }
 }
 
-/// The E2M1 code (0..16) nearest to `value`. E2M1 has no NaN: a NaN becomes the largest number, as on GPUs.
+/// Nearest E2M1 code (0..16) of `value`. NaN becomes the largest number, as on GPUs,
+/// because E2M1 has no NaN.
 #[inline]
 pub fn f32_to_e2m1(value: f32) -> u8 {
     if value.is_nan() { 7 } else { sign_bit(value, 3) | encode_magnitude(value.abs(), 1, 1, 7) }
@@ -78,14 +79,16 @@ fn sign_bit(value: f32, position: u32) -> u8 {
     u8::from(value.is_sign_negative()) << position
 }
 
-/// Rounds a magnitude to a float of `mantissa` bits and exponent bias `bias`, no larger than `max_code`.
+/// Rounds a magnitude to a float with `mantissa` bits and exponent bias `bias`,
+/// saturating at `max_code`.
 fn encode_magnitude(magnitude: f32, mantissa: u32, bias: u32, max_code: u8) -> u8 {
-    // Rebiasing must not go below zero, so numbers under the smallest normal are counted in subnormal steps.
+    // Subnormals are counted in subnormal steps, because rebiasing would make
+    // their exponent negative.
     let rebias = 127 - bias;
     let smallest_normal = f32::from_bits((rebias + 1) << 23);
     if magnitude < smallest_normal {
         let steps_per_unit = f32::from_bits((127 + bias - 1 + mantissa) << 23);
-        // Rounding up to `1 << mantissa` gives the code of the smallest normal, as it should.
+        // Rounding up to `1 << mantissa` yields the smallest normal, as it should.
         return (magnitude * steps_per_unit).round_ties_even() as u8;
     }
     let dropped = 23 - mantissa;
@@ -120,7 +123,7 @@ const fn e5m2_decode(code: u8) -> f32 {
 mod tests {
     use super::*;
 
-    /// Value of a code by the definition: sign, exponent field, mantissa field, in f64.
+    /// Decodes a code by definition in f64: sign, exponent and mantissa fields.
     fn by_definition(code: u8, exponent_bits: u32, mantissa_bits: u32, bias: i32) -> f64 {
         let mantissa = f64::from(u32::from(code) & ((1 << mantissa_bits) - 1)) / f64::from(1u32 << mantissa_bits);
         let exponent = i32::from(code >> mantissa_bits & ((1 << exponent_bits) - 1));
@@ -173,9 +176,10 @@ mod tests {
         assert_eq!((f32_to_e4m3(-0.0), f32_to_e2m1(-0.0)), (0x80, 8));
     }
 
-    /// The nearest of `magnitudes` (codes 0, 1, …, ascending) to `value`, ties to the even code.
+    /// Nearest of `magnitudes` (codes 0, 1, …, ascending) to `value`, ties to the even
+    /// code.
     fn nearest(magnitudes: &[f32], value: f32) -> u8 {
-        // Saturation first: f64 cannot tell the distances of very large values apart.
+        // Saturates first, because f64 cannot resolve distances of very large values.
         let value = f64::from(value.min(magnitudes[magnitudes.len() - 1]));
         let distance = |code: usize| (f64::from(magnitudes[code]) - value).abs();
         let best = (0..magnitudes.len())
@@ -196,7 +200,7 @@ mod tests {
             let opposite = f32_to_e4m3(-value);
             assert_eq!(opposite, f32_to_e4m3(value) | 0x80);
         };
-        // Every midpoint, and its neighbours on both sides.
+        // Every midpoint and its neighbours on both sides.
         for table in [&e4m3, &e5m2, &e2m1] {
             for pair in table.windows(2) {
                 let middle = (pair[0] + pair[1]) / 2.0;
@@ -213,7 +217,7 @@ mod tests {
                 check(value);
             }
         }
-        // Within the range of the formats, where random bit patterns are rare.
+        // Values in the formats' range, which random bit patterns rarely hit.
         for i in 0..100_000u32 {
             check(i as f32 * 0.00613);
         }

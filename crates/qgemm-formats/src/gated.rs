@@ -1,27 +1,34 @@
-//! Gated pairs: the gate and the up of a gated layer (GLU) as one weight, so that one pass over both has the sums of a
-//! feature's gate and up in one place.
+//! Gated pairs: gate and up weights (GLU) interleaved as
+//! one weight. One pass then accumulates gate and up of a
+//! feature in one lane.
 
 use rayon::prelude::*;
 
 use crate::error::FormatError;
 use crate::weight::{HostWeight, NO_COLUMN};
 
-/// Rows of the gate, and after them rows of the up, that stand together in a pair: what lies between the two rows of a
-/// lane in `MmaM16`.
+/// Rows per interleaved run: the row distance within a lane
+/// of `MmaM16`.
 pub const PAIR_ROWS: usize = 8;
 
-/// Rows that a pair of weights of `n` rows each has; `None` when they overflow.
+/// Rows of each weight of a pair with `n` output
+/// features. `None` on overflow.
 pub(crate) fn pair_rows(n: usize) -> Option<usize> {
     n.div_ceil(PAIR_ROWS).checked_mul(2 * PAIR_ROWS)
 }
 
 impl HostWeight {
-    /// Interleaves two weights by eights: rows `16 j + i` are rows `8 j + i` of the gate, rows `16 j + 8 + i` the same of
-    /// the up, for `i` from 0 to 7. Where N is no multiple of 8, rows of zero bytes with a row factor of 0 fill the last
-    /// eights; no result of theirs is kept. Where only one has row factors, those of the other are 1.
+    /// Interleaves gate and up in runs of 8 rows.
+    ///
+    /// For `i` in 0..8, row `16 j + i` is row `8 j + i` of the gate,
+    /// and row `16 j + 8 + i` is row `8 j + i` of the up weight.
+    /// If 8 does not divide N, zero rows with a row factor of 0 fill
+    /// the last run; their results are discarded. A weight without row
+    /// factors gets factors of 1 if the other has them.
     ///
     /// # Errors
-    /// [`FormatError::PairMismatch`] when format, N, K or column order differ; [`FormatError::Overflow`].
+    /// [`FormatError::PairMismatch`] when format, N, K or column order
+    /// differ; [`FormatError::Overflow`].
     pub fn gated_pair(gate: &Self, up: &Self) -> Result<Self, FormatError> {
         check_alike(gate, up)?;
         let (format, n, stored_k) = (gate.format(), gate.n(), gate.stored_k());
@@ -61,7 +68,8 @@ impl HostWeight {
 }
 
 impl HostWeight {
-    /// The gate and the up of a weight whose rows alternate between the two, the gate's first, as gpt-oss has them.
+    /// Splits a weight with alternating gate and up rows (gate
+    /// first), as in gpt-oss.
     ///
     /// # Errors
     /// [`FormatError::PairMismatch`] for an odd number of rows.
@@ -98,7 +106,8 @@ fn check_alike(gate: &HostWeight, up: &HostWeight) -> Result<(), FormatError> {
     }
 }
 
-/// In what the rows of two weights differ, and what each has; `None` where they could be rows of one weight.
+/// First property that prevents the rows of `a` and `b` from
+/// sharing a weight, with both values.
 pub(crate) fn row_difference(a: &HostWeight, b: &HostWeight) -> Option<(&'static str, String, String)> {
     if a.format() != b.format() {
         return Some(("format", a.format().to_string(), b.format().to_string()));

@@ -1,5 +1,5 @@
-//! Every weight and activation format that qgemm multiplies: layout, bytes, offsets, quantize, dequantize,
-//! packing for kernels, and readers of model files. Knows nothing of devices.
+//! Weight and activation formats: layout, offsets, quantization, dequantization,
+//! packing for kernels, and readers of model files. Independent of devices.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -32,7 +32,7 @@ pub use element::{Element, ElementType};
 pub use error::FormatError;
 pub use experts::{EXPERT_ROWS, HostExperts};
 pub use gated::PAIR_ROWS;
-/// The types of numbers in sixteen bits.
+/// 16-bit floating-point types.
 pub use half;
 pub use quantize::{Quantized, format_for_k, quantize_matrix};
 pub use quantize_x::{XCode, XFactor, XParts, XRow};

@@ -1,10 +1,11 @@
-//! Names of tensors: what a user may have meant by one that is not there, and how those of a stranger's file are shown.
+//! Tensor names: suggestions for unknown names, and safe printing of
+//! names from untrusted files.
 
-/// Longer names are not compared, which bounds the time that a hostile file can cost.
+/// Maximum length of compared names, which bounds the time for a hostile file.
 const MAX_LENGTH: usize = 256;
 
-/// `text` without characters that act on a terminal instead of being seen: control characters, and those that turn the
-/// direction of writing, become their escapes. Names in files can hold anything.
+/// Escapes control characters and bidirectional controls in `text`, so that no
+/// name can act on a terminal.
 ///
 /// ```
 /// use qgemm_formats::model::printable;
@@ -22,8 +23,8 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
-/// The name most like `wanted`: one that contains it, else the one with the fewest differing letters, if those
-/// are no more than a third of it.
+/// Name most similar to `wanted`: one that contains it, else one within an edit
+/// distance of a third of its length.
 pub(crate) fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str> + Clone) -> Option<String> {
     if wanted.is_empty() || wanted.len() > MAX_LENGTH {
         return None;

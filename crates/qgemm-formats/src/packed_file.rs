@@ -1,4 +1,4 @@
-//! Weights in a device's layout, as files: written once, loaded without packing.
+//! Packed-weight files: weights in a device's layout, which load without packing.
 //!
 //! ```text
 //! magic "qgemm-pw" | version u32 | class u8 | flags u8 | length of the name u16 | rows u64 | k u64 | stored k u64
@@ -6,8 +6,8 @@
 //! | blocks or k-tiles | row scales, f32 each | column order, u32 each | checksum u64 of everything before it
 //! ```
 //!
-//! All numbers are little-endian. The fingerprint changes with whatever decides where a bit lies, so that a file from
-//! before such a change is refused.
+//! Numbers are little-endian. The fingerprint depends on the position of every bit.
+//! A file of an older layout is therefore refused.
 
 use std::io::Write;
 
@@ -30,49 +30,51 @@ const HAS_K_ORDER: u8 = 2;
 const FITS_F16: u8 = 4;
 const IS_GATED: u8 = 8;
 const FITS_F16_SCALED: u8 = 16;
-/// The bits that say which of [`STATED_X`] is stated.
+/// Bits with the index into [`STATED_X`].
 const STATES_X: u8 = 32 | 64;
-/// The formats of activations that a checkpoint may state, in the order of their numbers in a file.
+/// Stated X formats, by their number in a file.
 const STATED_X: [Option<XFormat>; 4] =
     [None, Some(XFormat::E4M3Token), Some(XFormat::E4M3Block), Some(XFormat::E4M3Tensor)];
-/// Rows, and columns, that kernels count in 32 bits.
+/// Maximum rows and columns: kernels use 32-bit counts.
 const MAX_DIMENSION: usize = u32::MAX as usize;
-/// What error messages call a file.
+/// Name of a file in error messages.
 const WHAT: &str = "packed weight";
 
-/// A weight in host memory, in the layout that a device's kernels read. What it is made of has been checked to be
-/// consistent, so that kernels stay within it.
+/// Weight in host memory, in a device's packed layout. Its parts are checked,
+/// so kernels stay in bounds.
 #[derive(Clone, Debug)]
 pub struct PackedWeight(PackedParts);
 
-/// What a [`PackedWeight`] is made of.
+/// Parts of a [`PackedWeight`].
 #[derive(Clone, Debug)]
 pub struct PackedParts {
-    /// The format of its values.
+    /// Weight format.
     pub format: Format,
-    /// Its layout.
+    /// Packed layout.
     pub class: FragmentLayout,
-    /// Rows; of a gated pair those that [`HostWeight::gated_pair`] makes of both weights.
+    /// Packed rows. A gated pair has the interleaved rows of [`HostWeight::gated_pair`].
     pub n: usize,
-    /// Output features: `n`, or, of a gated pair, the rows of each weight.
+    /// Output features: `n`, or the rows of each weight of a gated pair.
     pub features: usize,
     /// Whether it is a gated pair.
     pub gated: bool,
     /// Input features.
     pub k: usize,
-    /// Values in a stored row; more than `k` only where act-order pads.
+    /// Columns of a stored row: `k` plus act-order padding.
     pub stored_k: usize,
-    /// What [`HostWeight::fits_f16`] said of it.
+    /// Result of [`HostWeight::fits_f16`].
     pub fits_f16: bool,
-    /// What [`HostWeight::fits_f16_scaled`] said of it.
+    /// Result of [`HostWeight::fits_f16_scaled`].
     pub fits_f16_scaled: bool,
-    /// What [`HostWeight::stated_x`] said of it; in files, formats that no checkpoint states are as none.
+    /// Result of [`HostWeight::stated_x`]. Files store only X formats
+    /// that checkpoints can state.
     pub stated_x: Option<XFormat>,
-    /// K-tiles of the layout, or rows of blocks for [`FragmentLayout::Canonical`].
+    /// K-tiles of the layout. [`FragmentLayout::Canonical`] has rows of blocks instead.
     pub data: SharedBytes,
-    /// The factor of every row, f32.
+    /// Row factors, f32.
     pub row_scale: Option<SharedBytes>,
-    /// Which input feature each stored column multiplies, u32, with [`NO_COLUMN`] up to whole k-tiles (or blocks).
+    /// Input feature of each stored column, u32. [`NO_COLUMN`] pads to
+    /// whole k-tiles (or blocks).
     pub k_order: Option<SharedBytes>,
 }
 
@@ -84,11 +86,12 @@ impl std::ops::Deref for PackedWeight {
 }
 
 impl PackedWeight {
-    /// A weight of these parts.
+    /// Checks the parts and makes a weight of them.
     ///
     /// # Errors
-    /// A [`FormatError`] when a dimension is 0 or has more than 32 bits, when K does not suit the format or the stored
-    /// columns, when a part is not as long as the shape demands, or when the column order leaves the input features.
+    /// A [`FormatError`] when a dimension is 0 or exceeds 32 bits, K does not
+    /// fit the format or the stored columns, a part has the wrong length, or the
+    /// column order is out of range.
     pub fn new(parts: PackedParts) -> Result<Self, FormatError> {
         let PackedParts { format, class, n, features, gated, k, stored_k, .. } = parts;
         check_shape(format, n, k, stored_k, parts.k_order.is_some())?;
@@ -111,10 +114,11 @@ impl PackedWeight {
         Ok(Self(parts))
     }
 
-    /// Packs `weight` on the host, for devices that read layout `class`; on all threads of the current rayon pool.
+    /// Packs `weight` on the host in layout `class`. Runs on all threads
+    /// of the current rayon pool.
     ///
     /// # Errors
-    /// [`FormatError::Overflow`] when a dimension has more than 32 bits.
+    /// [`FormatError::Overflow`] when a dimension exceeds 32 bits.
     pub fn pack(weight: &HostWeight, class: FragmentLayout) -> Result<Self, FormatError> {
         let format = weight.format();
         let layout = PackedLayout::new(format, class);
@@ -181,12 +185,13 @@ impl PackedWeight {
         write(&sum.to_le_bytes())
     }
 
-    /// The weight in `file`, whose bytes it shares.
+    /// Parses `file` without copying its bytes.
     ///
     /// # Errors
-    /// [`FormatError::NotPacked`] for another kind of file, [`FormatError::PackedVersion`] and
-    /// [`FormatError::PackedLayout`] for files of other versions of this library, [`FormatError::WrongLength`] for one
-    /// that was cut off, [`FormatError::Checksum`] for damaged ones, and others for a shape that the format cannot have.
+    /// [`FormatError::NotPacked`] for another kind of file. [`FormatError::PackedVersion`]
+    /// and [`FormatError::PackedLayout`] for files of other versions of this library.
+    /// [`FormatError::WrongLength`] for a truncated file, [`FormatError::Checksum`] for
+    /// a damaged one. Others for a shape that the format cannot have.
     pub fn read(file: &SharedBytes) -> Result<Self, FormatError> {
         let mut cursor = Cursor { file, at: 0 };
         let magic: [u8; 8] = cursor.array()?;
@@ -211,7 +216,7 @@ impl PackedWeight {
             return Err(FormatError::PackedLayout { format: format.name, class, expected, got });
         }
         if flags & !(HAS_ROW_SCALE | HAS_K_ORDER | FITS_F16 | IS_GATED | FITS_F16_SCALED | STATES_X) != 0 {
-            return Err(damaged(format!("flags {flags:#x} are not known")));
+            return Err(damaged(format!("unknown flags {flags:#x}")));
         }
         let has = |flag: u8| flags & flag != 0;
         check_shape(format, n, k, stored_k, has(HAS_K_ORDER))?;
@@ -222,7 +227,7 @@ impl PackedWeight {
         if file.len() as u128 != expected {
             return Err(FormatError::WrongLength { what: WHAT.into(), expected: saturated(expected), got: file.len() });
         }
-        // The file is as long as these together, so none exceeds the address space.
+        // The file holds all of these, so none exceeds the address space.
         let header = file.slice(0..cursor.at).ok_or_else(|| damaged("no header".into()))?;
         let data = cursor.take(lengths.data as usize)?;
         let row_scale = cursor.section(lengths.row_scale as usize)?;
@@ -252,8 +257,8 @@ impl PackedWeight {
     }
 }
 
-/// Bytes of the sections of a weight that has them all. Dimensions have 32 bits, and blocks and k-tiles a few thousand
-/// bytes, so 128 bits hold every product.
+/// Section sizes of a weight with all sections, in bytes. Dimensions have 32 bits and
+/// blocks a few thousand bytes, so u128 cannot overflow.
 struct Lengths {
     data: u128,
     row_scale: u128,
@@ -300,18 +305,18 @@ fn check_features(n: usize, features: usize, gated: bool) -> Result<(), FormatEr
     }
 }
 
-/// `value`, or the largest there is: in error messages, and for dimensions that are refused.
+/// Saturating conversion, for error messages and dimensions that are refused.
 fn saturated(value: u128) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
-/// `order` as kernels read it: u32, padded to a multiple of `step` columns.
+/// Column order as kernels read it: u32, padded to a multiple of `step` columns.
 pub fn padded_k_order(order: &[u32], step: usize) -> Vec<u8> {
     let padded = order.len().next_multiple_of(step);
     order.iter().copied().chain(std::iter::repeat(NO_COLUMN)).take(padded).flat_map(u32::to_le_bytes).collect()
 }
 
-/// Columns that the column order is padded to a multiple of: those of a k-tile, or of a block without k-tiles.
+/// Column multiple of the padded column order: a k-tile, or a block without k-tiles.
 pub fn k_step(format: Format, layout: Option<&PackedLayout>) -> usize {
     layout.map_or(format.block_len, |l| l.k_tile)
 }
@@ -328,10 +333,10 @@ fn class_code(class: FragmentLayout) -> u8 {
 fn class_of(code: u8) -> Result<FragmentLayout, FormatError> {
     let classes =
         [FragmentLayout::Canonical, FragmentLayout::MmaM16, FragmentLayout::MmaM8N8K4, FragmentLayout::Simd16];
-    classes.get(usize::from(code)).copied().ok_or_else(|| damaged(format!("layout {code} is not known")))
+    classes.get(usize::from(code)).copied().ok_or_else(|| damaged(format!("unknown layout {code}")))
 }
 
-/// The bits of [`STATED_X`].
+/// Flag bits of the entry of [`STATED_X`].
 fn stated_flags(stated: Option<XFormat>) -> u8 {
     STATED_X.iter().position(|known| *known == stated).unwrap_or(0) as u8 * 32
 }
@@ -340,7 +345,7 @@ fn damaged(what: String) -> FormatError {
     FormatError::BadFile { file: WHAT.into(), what }
 }
 
-/// A number that changes with the place of any bit: of what a sample is packed into.
+/// Fingerprint: hash of a packed sample, which changes with the position of any bit.
 fn fingerprint(format: Format, class: FragmentLayout) -> u64 {
     let (rows, columns) = match PackedLayout::new(format, class) {
         Some(layout) => (layout.tile_rows + 1, layout.k_tile + format.block_len),
@@ -354,7 +359,7 @@ fn fingerprint(format: Format, class: FragmentLayout) -> u64 {
     checksum(format.block_bytes as u64, &packed)
 }
 
-/// Checks that every column takes one input feature at most, each once, and that there are no others.
+/// Checks that the columns name every input feature exactly once.
 fn check_order(order: &[u8], k: usize, stored_k: usize) -> Result<(), FormatError> {
     let mut taken = vec![false; k];
     for (i, column) in order.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).enumerate() {
@@ -373,11 +378,12 @@ fn check_order(order: &[u8], k: usize, stored_k: usize) -> Result<(), FormatErro
     Ok(())
 }
 
-/// Goes on with the checksum `sum`: a change of any one word of `bytes`, or of their number, changes it for certain.
+/// Continues the checksum `sum` over `bytes`. A change of any one word, or of the
+/// length, is always detected.
 fn checksum(sum: u64, bytes: &[u8]) -> u64 {
-    /// Summed apart, for all threads.
+    /// Bytes hashed by one thread.
     const PART: usize = 1 << 20;
-    // Odd, so that multiplying with it is one-to-one; its bits are those of the golden ratio.
+    // Odd, so that multiplication is a bijection. The bits are those of the golden ratio.
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let step = |sum: u64, word: u64| (sum ^ word).wrapping_mul(FACTOR).rotate_left(29);
     let part = |bytes: &[u8]| {
@@ -389,7 +395,7 @@ fn checksum(sum: u64, bytes: &[u8]) -> u64 {
     step(parts.into_iter().fold(sum, step), bytes.len() as u64)
 }
 
-/// Reads a file from its beginning.
+/// Cursor over a file.
 struct Cursor<'a> {
     file: &'a SharedBytes,
     at: usize,
@@ -413,7 +419,7 @@ impl Cursor<'_> {
         Ok(array)
     }
 
-    /// A section that is absent where it has no bytes.
+    /// Optional section: absent when it has no bytes.
     fn section(&mut self, bytes: usize) -> Result<Option<SharedBytes>, FormatError> {
         if bytes == 0 { Ok(None) } else { self.take(bytes).map(Some) }
     }

@@ -1,8 +1,11 @@
-//! Fragment-order layouts: weights rearranged once so that a lane's codes are consecutive words.
+//! Packed weight layouts in fragment order: a lane's codes
+//! are consecutive words.
 //!
-//! A weight is cut into *tiles* of 16 (`MmaM16`, `Simd16`) or 32 (`MmaM8N8K4`) rows, a tile into *k-tiles* along K, of a block or, where
-//! that is less, of 64 columns. K-tiles of a tile follow one another, so that a warp streams through contiguous
-//! memory. A k-tile holds its code planes and then its scale records:
+//! A weight is cut into *tiles* of 16 (`MmaM16`, `Simd16`) or 32
+//! (`MmaM8N8K4`) rows. A tile is cut along K into *k-tiles* of one
+//! block, or 64 columns if a block is shorter. K-tiles of a tile are
+//! contiguous, so a warp streams contiguous memory. A k-tile has its
+//! code planes and then its scale planes:
 //!
 //! ```text
 //! k-tile = plane 0 | plane 1 | … | scale plane 0 | scale plane 1 | … | padding to 16 bytes
@@ -11,49 +14,61 @@
 //!             = [word][row][4 bytes] in `Simd16`, where the records of a row are whole words
 //! ```
 //!
-//! Where a format's scales are shared by many rows (128×128 blocks), the plane holds one record for every eight rows, in
-//! their order: a gated pair interleaves eight rows of one weight with eight of another.
+//! A scale that covers many rows (128×128 blocks) has one record per
+//! eight rows, in row order. Eight is the run of a gated pair, which
+//! interleaves eight rows of one weight with eight of the other.
 //!
-//! The codes of a lane form a stream of *quads*, four values of one row. In `MmaM16`, lane `l` with
-//! `g = l / 4`, `t = l % 4` holds, for every 64 columns, four quads of row `g` and then four of row `g + 8`;
-//! quad `s` covers columns `16 s + {2t, 2t+1, 2t+8, 2t+9}`: what `mma.m16n8k16` wants in its A registers
-//! (PTX ISA, "Matrix Fragments for mma.m16n8k16"). In `MmaM8N8K4`, lane `l` holds row `l`, columns in order: what
-//! `mma.m8n8k4` wants in its A registers when each of its four products takes other rows. In `Simd16`, each of 16 lanes holds a
-//! row, columns in order, so that a vector register is one word of 16 rows: what processors multiply with one element of X, and
-//! what neighbouring invocations of a GPU read side by side.
+//! The codes of a lane form a stream of *quads*, four
+//! values of one row each.
 //!
-//! Within a quad, values stand in the bytes of a word as `v0 v2 v1 v3`; a plane of `b` bits puts `8 / b` quads
-//! into the same word, one above the other. So `word >> b·q & mask` yields quad `q` as four bytes (for integer
-//! instructions), and with a 16-bit mask the pairs `(v0, v1)` and, 8 bits up, `(v2, v3)` (for f16 pairs).
+//! - `MmaM16`: lane `l` has `g = l / 4` and `t = l % 4`. Per 64 columns
+//!   it holds four quads of row `g`, then four of row `g + 8`.
+//!   Quad `s` has columns `16 s + {2t, 2t+1, 2t+8, 2t+9}`. These are
+//!   the A registers of `mma.m16n8k16` (PTX ISA, "Matrix Fragments
+//!   for mma.m16n8k16").
+//! - `MmaM8N8K4`: lane `l` holds row `l`, columns in order.
+//!   These are the A registers of `mma.m8n8k4` when each of its four
+//!   products takes other rows.
+//! - `Simd16`: each of 16 lanes holds one row, columns in order.
+//!   One vector register is a word of 16 rows, which a CPU multiplies
+//!   with one element of X. On a GPU, neighbouring invocations read
+//!   neighbouring words.
+//!
+//! In a quad, values are the bytes of a word in the order
+//! `v0 v2 v1 v3`. A plane of `b` bits stacks `8 / b` quads in the same
+//! word. `word >> b·q & mask` then yields quad `q` as four bytes, for
+//! integer instructions. A 16-bit mask yields the pairs `(v0, v1)` and,
+//! 8 bits up, `(v2, v3)`, for f16x2 instructions.
 
 use rayon::prelude::*;
 
 use crate::desc::Format;
 use crate::weight::HostWeight;
 
-/// Which instructions a layout serves.
+/// Layout class, by the instructions that read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum FragmentLayout {
-    /// Rows of blocks as in the file.
+    /// Canonical rows of blocks, as in the file.
     Canonical,
-    /// Every 16-row matrix instruction (Turing and newer).
+    /// All 16-row matrix instructions (Turing and newer).
     MmaM16,
     /// Volta's `mma.m8n8k4`.
     MmaM8N8K4,
-    /// Vectors of 32-bit lanes, each with a row of its own: processors, and GPUs through wgpu.
+    /// Vectors of 32-bit lanes, one row per lane: CPUs,
+    /// and GPUs through wgpu.
     Simd16,
 }
 
-/// Rows that share their records where the format's scales cover more than one row.
+/// Rows per record, for formats whose scales cover more than one row.
 pub const SHARED_ROWS: usize = 8;
 
 /// Values in a quad.
 pub(crate) const QUAD: usize = 4;
-/// Byte of a word in which value `i` of a quad stands.
+/// Byte of value `i` of a quad within a word.
 const QUAD_BYTE: [usize; QUAD] = [0, 2, 1, 3];
 
-/// Lanes that a k-tile's words are dealt to.
+/// Lanes that share the words of a k-tile.
 const fn lanes(class: FragmentLayout) -> usize {
     match class {
         FragmentLayout::Simd16 => 16,
@@ -61,21 +76,23 @@ const fn lanes(class: FragmentLayout) -> usize {
     }
 }
 
-/// Where one code plane lies in a k-tile.
+/// Position of a code plane in a k-tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodePlaneLayout {
     /// Width of the plane in bits.
     pub bits: usize,
     /// Byte offset in the k-tile.
     pub offset: usize,
-    /// Bytes of one access of a lane: 4 in `Simd16`, else 16, or less where the lane's whole share is less.
+    /// Bytes per access of a lane: 4 in `Simd16`, else 16, or the lane's
+    /// whole share if smaller.
     pub word_bytes: usize,
-    /// Accesses of a lane.
+    /// Number of accesses of a lane.
     pub words: usize,
 }
 
 impl CodePlaneLayout {
-    /// Where the part of value `i` of `quad` begins among all bits that a lane holds of the plane.
+    /// First bit of value `i` of `quad`, among all bits
+    /// of the plane in a lane.
     pub fn lane_bit(&self, quad: usize, i: usize) -> usize {
         match self.bits {
             16 | 32 => (quad * QUAD + i) * self.bits,
@@ -87,21 +104,22 @@ impl CodePlaneLayout {
     }
 }
 
-/// Where one scale plane lies in a k-tile.
+/// Position of a scale plane in a k-tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScalePlaneLayout {
     /// Byte offset in the k-tile.
     pub offset: usize,
-    /// Bytes of one row's records in a k-tile.
+    /// Bytes of the records of one row.
     pub row_bytes: usize,
-    /// Consecutive rows that share their records: 1, or [`SHARED_ROWS`] (128×128 block scales).
+    /// Consecutive rows per record: 1, or [`SHARED_ROWS`]
+    /// (128×128 block scales).
     pub rows: usize,
 }
 
-/// The geometry of a prepacked weight.
+/// Geometry of a packed weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackedLayout {
-    /// Which instructions it serves; never [`FragmentLayout::Canonical`].
+    /// Layout class, never [`FragmentLayout::Canonical`].
     pub class: FragmentLayout,
     /// Rows in a tile.
     pub tile_rows: usize,
@@ -117,7 +135,8 @@ pub struct PackedLayout {
 }
 
 impl PackedLayout {
-    /// The layout of `format` in `class`, or `None` for [`FragmentLayout::Canonical`], which has no k-tiles.
+    /// Layout of `format` in `class`. `None` for
+    /// [`FragmentLayout::Canonical`], which has no k-tiles.
     pub fn new(format: Format, class: FragmentLayout) -> Option<Self> {
         let tile_rows = match class {
             FragmentLayout::Canonical => return None,
@@ -125,7 +144,7 @@ impl PackedLayout {
             FragmentLayout::MmaM8N8K4 => 32,
         };
         let lanes = lanes(class);
-        // A cache line of f16 activations a token.
+        // 64 columns are a cache line of f16 activations per token.
         let k_tile = 64.max(format.block_len);
         let mut offset = 0;
         let mut codes = Vec::new();
@@ -141,33 +160,35 @@ impl PackedLayout {
             let row_bytes = plane.bytes * k_tile / plane.span;
             let rows = if plane.rows >= SHARED_ROWS { SHARED_ROWS } else { 1 };
             scales.push(ScalePlaneLayout { offset, row_bytes, rows });
-            // Every plane begins at a multiple of 16 bytes, so that a row's record can be read in wide words.
+            // Planes are 16-byte aligned, so that records can
+            // be read in wide words.
             offset = (offset + row_bytes * tile_rows / rows).next_multiple_of(16);
         }
         Some(Self { class, tile_rows, k_tile, k_tile_bytes: offset.next_multiple_of(16), codes, scales, format })
     }
 
-    /// The format of the weights.
+    /// Weight format.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// Tiles that `n` rows fill, the last one padded with zeros.
+    /// Tiles of `n` rows. The last one is zero-padded.
     pub fn n_tiles(&self, n: usize) -> usize {
         n.div_ceil(self.tile_rows)
     }
 
-    /// K-tiles that `stored_k` columns fill, the last one padded with zeros.
+    /// K-tiles of `stored_k` columns. The last one is zero-padded.
     pub fn k_tiles(&self, stored_k: usize) -> usize {
         stored_k.div_ceil(self.k_tile)
     }
 
-    /// Bytes of a whole weight.
+    /// Size of a whole weight in bytes.
     pub fn bytes(&self, n: usize, stored_k: usize) -> usize {
         self.n_tiles(n) * self.k_tiles(stored_k) * self.k_tile_bytes
     }
 
-    /// Row of the tile, and column of the k-tile, that value `i` of quad `quad` of `lane` stands for.
+    /// Row of the tile and column of the k-tile, for value `i` of
+    /// quad `quad` of `lane`.
     pub fn position(&self, lane: usize, quad: usize, i: usize) -> (usize, usize) {
         match self.class {
             FragmentLayout::MmaM8N8K4 | FragmentLayout::Simd16 => (lane, quad * QUAD + i),
@@ -179,17 +200,18 @@ impl PackedLayout {
         }
     }
 
-    /// Quads that a lane holds of one k-tile.
+    /// Quads per lane in one k-tile.
     pub fn quads(&self) -> usize {
         self.tile_rows * self.k_tile / (lanes(self.class) * QUAD)
     }
 
-    /// Whether a plane holds its records by words, as `Simd16` does where they are whole words of single rows.
+    /// Whether the records of a plane are stored by words: in `Simd16`,
+    /// if a row's records are whole words.
     pub fn records_by_words(&self, plane: &ScalePlaneLayout) -> bool {
         self.class == FragmentLayout::Simd16 && plane.rows == 1 && plane.row_bytes.is_multiple_of(4)
     }
 
-    /// Byte of the k-tile that holds byte `i` of the records of row `row` of the tile.
+    /// Byte of the k-tile with byte `i` of the records of tile row `row`.
     fn record_byte_at(&self, plane: &ScalePlaneLayout, row: usize, i: usize) -> usize {
         if self.records_by_words(plane) {
             return plane.offset + (i / 4 * self.tile_rows + row) * 4 + i % 4;
@@ -202,8 +224,9 @@ impl PackedLayout {
         plane.offset + record * plane.row_bytes + i
     }
 
-    /// Bytes (offset in the k-tile, shift in bits) of the part of value `i` of `quad` that `plane` holds. The
-    /// part lies within the four bytes at the offset.
+    /// Bit position of value `i` of `quad` in `plane`:
+    /// byte offset in the k-tile, and shift. The value lies within the
+    /// four bytes at the offset.
     fn code_position(&self, plane: &CodePlaneLayout, lane: usize, quad: usize, i: usize) -> (usize, usize) {
         let bit = plane.lane_bit(quad, i);
         let (byte_in_lane, shift) = (bit / 32 * 4, bit % 32);
@@ -211,7 +234,8 @@ impl PackedLayout {
         (plane.offset + (word * lanes(self.class) + lane) * plane.word_bytes + byte, shift)
     }
 
-    /// Packs one k-tile from the codes `[tile_rows][k_tile]` and scale records `[row][plane bytes…]` of its rows.
+    /// Packs one k-tile from codes `[tile_rows][k_tile]` and scale records
+    /// `[row][plane bytes…]`.
     fn pack_k_tile(&self, codes: &[u32], scales: &[Vec<u8>], k_tile: &mut [u8]) {
         match self.class {
             FragmentLayout::Simd16 => self.pack_words_of_rows(codes, k_tile),
@@ -227,14 +251,15 @@ impl PackedLayout {
         }
     }
 
-    /// The code planes of `Simd16`, which a processor packs before it can use a weight: whole words at a time.
+    /// Packs the code planes of `Simd16` by whole words: loading
+    /// on a CPU waits for it.
     fn pack_words_of_rows(&self, codes: &[u32], k_tile: &mut [u8]) {
         let lanes = lanes(self.class);
         let mut below = 0;
         for plane in &self.codes {
             let mask = if plane.bits == 32 { u32::MAX } else { (1 << plane.bits) - 1 };
             for (lane, codes) in codes.chunks_exact(self.k_tile).enumerate() {
-                // Values of a word.
+                // Values per word.
                 let codes = codes.chunks_exact(32 / plane.bits);
                 for (word, codes) in codes.enumerate() {
                     let place =
@@ -271,7 +296,7 @@ impl PackedLayout {
         }
     }
 
-    /// The codes and scale records of one k-tile, from canonical rows.
+    /// Codes and scale records of one k-tile, from canonical rows.
     fn gather(&self, weight: &HostWeight, tile: usize, k_tile: usize) -> (Vec<u32>, Vec<Vec<u8>>) {
         let f = self.format;
         let blocks_per_k_tile = self.k_tile / f.block_len;
@@ -298,7 +323,7 @@ impl PackedLayout {
         (codes, scales)
     }
 
-    /// Packs a whole weight; on all threads of the current rayon pool.
+    /// Packs a whole weight. Runs on all threads of the current rayon pool.
     pub fn pack(&self, weight: &HostWeight) -> Vec<u8> {
         let k_tiles = self.k_tiles(weight.stored_k());
         let mut out = vec![0u8; self.bytes(weight.n(), weight.stored_k())];
@@ -309,8 +334,11 @@ impl PackedLayout {
         out
     }
 
-    /// The code at (`row`, `column`) of a packed weight with `k_tiles` k-tiles a tile: the inverse of packing,
-    /// for tests and for moving weights between layouts.
+    /// Code at (`row`, `column`) of a packed weight with
+    /// `k_tiles` k-tiles per tile.
+    ///
+    /// It is the inverse of packing, for tests and for
+    /// conversion between layouts.
     pub fn code_at(&self, packed: &[u8], k_tiles: usize, row: usize, column: usize) -> u32 {
         let (tile, tile_row) = (row / self.tile_rows, row % self.tile_rows);
         let (k_tile, k_tile_column) = (column / self.k_tile, column % self.k_tile);
@@ -331,7 +359,7 @@ impl PackedLayout {
         code
     }
 
-    /// The records of `plane` for (`row`, `k_tile`) of a packed weight.
+    /// Records of `plane` for (`row`, `k_tile`) of a packed weight.
     pub fn records(&self, packed: &[u8], k_tiles: usize, row: usize, k_tile: usize, plane: usize) -> Vec<u8> {
         let base = (row / self.tile_rows * k_tiles + k_tile) * self.k_tile_bytes;
         let plane = &self.scales[plane];
@@ -339,7 +367,8 @@ impl PackedLayout {
         (0..plane.row_bytes).map(byte).collect()
     }
 
-    /// Lane, quad and index within the quad that hold (`row`, `column`): the inverse of [`Self::position`].
+    /// Lane, quad and index within the quad of (`row`, `column`):
+    /// the inverse of [`Self::position`].
     fn locate(&self, row: usize, column: usize) -> (usize, usize, usize) {
         match self.class {
             FragmentLayout::MmaM8N8K4 | FragmentLayout::Simd16 => (row, column / QUAD, column % QUAD),

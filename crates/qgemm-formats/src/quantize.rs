@@ -1,4 +1,5 @@
-//! [`quantize_matrix`]: plain weights to any format, with llama.cpp's choice where K does not suit it.
+//! Weight quantization to any format ([`quantize_matrix`]), with
+//! llama.cpp's fallback formats.
 
 use rayon::prelude::*;
 
@@ -7,20 +8,21 @@ use crate::error::FormatError;
 use crate::formats::{iq4_nl, iq4_xs, matrix, plain, q2_k, q3_k, q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
 use crate::weight::HostWeight;
 
-/// A quantized weight, and whether its format is the one asked for.
+/// Quantized weight, and its requested and actual formats.
 #[derive(Clone, Debug)]
 pub struct Quantized {
-    /// The weight, in the format `used`.
+    /// Weight in the format `used`.
     pub weight: HostWeight,
-    /// The format that was asked for.
+    /// Requested format.
     pub requested: Format,
-    /// The format that was used: another one where K is no multiple of the super-block.
+    /// Actual format. It differs when K is no multiple of the super-block.
     pub used: Format,
-    /// Rows of which every value became 0 though not all were: their values are too small for the format's scales.
+    /// Non-zero rows that became all zeros, because their values are too small
+    /// for the format's scales.
     pub zeroed_rows: usize,
 }
 
-/// What llama.cpp stores instead of a format with super-blocks of 256 where K is no multiple of 256.
+/// llama.cpp's fallbacks of super-block formats, for K that is no multiple of 256.
 static FALLBACKS: [(&FormatDesc, &FormatDesc); 6] = [
     (&q2_k::Q2_K, &q4_0::Q4_0),
     (&q3_k::Q3_K, &q4_0::Q4_0),
@@ -30,14 +32,15 @@ static FALLBACKS: [(&FormatDesc, &FormatDesc); 6] = [
     (&iq4_xs::IQ4_XS, &iq4_nl::IQ4_NL),
 ];
 
-/// The format that a row of `k` values is stored in when `format` is asked for.
+/// Storage format of rows of `k` values when `format` is requested.
 ///
-/// The same as `format` where its blocks divide `k`; else, for super-block formats, the fallback of llama.cpp
-/// (Q4_K → Q5_0, Q5_K → Q5_1, Q6_K → Q8_0, Q2_K and Q3_K → Q4_0, IQ4_XS → IQ4_NL), or F16 where `k` is no
-/// multiple of 32 either.
+/// It is `format` if its blocks divide `k`. Super-block formats fall back as in
+/// llama.cpp (Q4_K → Q5_0, Q5_K → Q5_1, Q6_K → Q8_0, Q2_K and Q3_K → Q4_0, IQ4_XS →
+/// IQ4_NL), or to F16 if 32 does not divide `k`.
 ///
 /// # Errors
-/// [`FormatError::KNotMultiple`] where there is no fallback (Q4_0 with K = 40), [`FormatError::ZeroDimension`].
+/// [`FormatError::KNotMultiple`] without a fallback (Q4_0 with K = 40);
+/// [`FormatError::ZeroDimension`].
 pub fn format_for_k(format: Format, k: usize) -> Result<Format, FormatError> {
     let error = match format.check_k(k) {
         Ok(()) => return Ok(format),
@@ -48,7 +51,7 @@ pub fn format_for_k(format: Format, k: usize) -> Result<Format, FormatError> {
     Ok(Format::new(if to.check_k(k).is_ok() { to } else { &plain::F16 }))
 }
 
-/// Quantizes a `[n, k]` weight, row-major, on all threads of the current rayon pool.
+/// Quantizes a row-major `[n, k]` weight on all threads of the current rayon pool.
 ///
 /// ```
 /// use qgemm_formats::quantize_matrix;
@@ -59,9 +62,10 @@ pub fn format_for_k(format: Format, k: usize) -> Result<Format, FormatError> {
 /// ```
 ///
 /// # Errors
-/// A [`FormatError`] when the dimensions do not match the values or the format ([`format_for_k`]), when a value
-/// is NaN or infinite or leaves the range of the format, or when the format has no quantizer. Rows whose values are all too
-/// small are no error: they are counted, and warned of.
+/// A [`FormatError`] when dimensions do not match the values or the format
+/// ([`format_for_k`]), a value is not finite or out of the format's range,
+/// or the format has no quantizer. Rows of too small values are no error: they are
+/// counted, with a warning.
 pub fn quantize_matrix(values: &[f32], n: usize, k: usize, format: Format) -> Result<Quantized, FormatError> {
     let _span = tracing::debug_span!("quantize", %format, n, k).entered();
     let used = format_for_k(format, k)?;
@@ -82,22 +86,24 @@ pub fn quantize_matrix(values: &[f32], n: usize, k: usize, format: Format) -> Re
 }
 
 impl HostWeight {
-    /// This weight in another format, by way of its values in f32: what the first format lost stays lost, and the second
-    /// rounds again. The columns come in the order of the input features.
+    /// Requantizes this weight to another format through f32.
+    /// Errors of both formats add up.
+    ///
+    /// Columns are in the order of input features.
     ///
     /// # Errors
-    /// As [`quantize_matrix`]; also when the weight's own values are not finite.
+    /// As [`quantize_matrix`]. Also when the weight's own values are not finite.
     pub fn to_format(&self, format: Format) -> Result<Quantized, FormatError> {
         quantize_matrix(&self.dequantize()?, self.n(), self.k(), format)
     }
 }
 
-/// Whether row `row`, made of `values`, is one of zeros though these are not.
+/// Whether row `row` is all zeros though `values` are not.
 fn is_zeroed(weight: &HostWeight, row: usize, values: &[f32]) -> bool {
     let format = weight.format();
     let factor = weight.row_scale().map_or(1.0, |scales| scales[row]);
     let mut decoded = vec![0.0; format.block_len];
-    // Nearly always the first block ends the search.
+    // The first block nearly always decides.
     let mut blocks = weight.row(row).chunks_exact(format.block_bytes);
     let is_zero = blocks.all(|block| {
         (format.dequantize_block)(block, &mut decoded);
@@ -106,8 +112,8 @@ fn is_zeroed(weight: &HostWeight, row: usize, values: &[f32]) -> bool {
     is_zero && values.iter().any(|&value| value != 0.0)
 }
 
-/// Checks that rows of values near the end of f32's range did not become infinite: the product of a scale, which is
-/// rounded, and the largest code may exceed what the scale was made from.
+/// Checks that rows near the f32 limit did not overflow. A rounded scale times the
+/// largest code may exceed the original maximum.
 fn check_largest(values: &[f32], weight: &HostWeight) -> Result<(), FormatError> {
     const NEAR_THE_END: f32 = 1e38;
     let (format, k) = (weight.format(), weight.k());
@@ -142,8 +148,8 @@ fn quantize_rows(
     HostWeight::new(format, n, k, blocks.into())
 }
 
-/// Checks that no value is far beyond what f16 scales reach (2.7e8 for Q6_K, the widest): the quantizers' sums of
-/// cubes would overflow, and their results could look valid.
+/// Checks that no value is far beyond f16 scales (2.7e8 for Q6_K, the widest).
+/// The quantizers' sums of cubes would overflow into results that look valid.
 fn check_magnitude(values: &[f32], k: usize, format: Format) -> Result<(), FormatError> {
     const LIMIT: f32 = 1e10;
     if !format.float_scales.iter().any(|scale| scale.kind == ScaleType::F16) {

@@ -1,27 +1,35 @@
-//! Quantizing activations, row by row: what every device's kernels compute, bit for bit.
+//! X quantization by rows, the bit-exact reference of all devices' kernels.
 //!
-//! A quantized X is up to four *planes*, each row-major with a row stride of its own:
+//! A quantized X has up to four *planes*. Each is row-major with its own row stride:
 //!
-//! | plane | a row holds |
+//! | plane | contents of a row |
 //! |---|---|
-//! | codes | a byte a column, or half of one (the even column in the low half); zeros behind column K |
-//! | scales | what shares a scale with one another, in order: f32, E8M0 or E4M3 |
-//! | factors | an f32 (NVFP4 alone), unless one is given for all of X |
-//! | sums | `scale · Σ codes` in f32 of every 32 or 16 columns (Q8_1 alone) |
+//! | codes | one byte a column, or a nibble (even columns low); zeros after column K |
+//! | scales | one per scale block, in order: f32, E8M0 or E4M3 |
+//! | factors | one f32 (NVFP4 only), unless one is given for all of X |
+//! | sums | `scale · Σ codes` in f32 of every 32 or 16 columns (Q8_1 only) |
 //!
-//! All arithmetic is single operations of f32, each rounded to nearest even, in this order, so that devices agree:
+//! Arithmetic is single f32 operations, rounded to nearest even, in this
+//! order, so that devices agree:
 //!
-//! - f32 scales: `scale = max(max|x| / largest, 2⁻¹²⁶)` with the largest code 127 or 448, `code = round(x · (1 / scale))`.
-//! - E8M0: the power of two that puts `max|x|` just below 448 of E4M3, or into the top binade of E2M1, or twice that; 2⁻¹²⁶ at least.
-//! - NVFP4: `factor = max(max|x| / 1536, 2⁻¹²⁶)` of the token's finite values, `scale = e4m3(max|x| · (1 / factor) · (1 / 6))` or the
-//!   same with `1 / 4` or `1 / 6.5`, `code = e2m1(x · (1 / factor) · (1 / scale))`.
-//! - Of its scales of E2M1 a block has the one with the least error, the first of such. The error is the sum of `round(32 · (h − e2m1(h)))²`,
-//!   an integer below 2²⁴, times `scale²`. `h` is `f16(min(|x| · (1 / factor) · (1 / first), 8))` with the first scale, of another one
-//!   `f16(h · f16(first · (1 / scale)))`; a scale of 0 is the last resort. E2M1 has nothing between 4 and 6, where with the first scale alone a block's second largest
-//!   values often are (Cook et al., "Four Over Six", 2025, have the scale of `1 / 4`).
+//! - f32 scales: `scale = max(max|x| / largest, 2⁻¹²⁶)`,
+//!   `code = round(x · (1 / scale))`. The largest code is 127 or 448.
+//! - E8M0: the power of two that puts `max|x|` just below 448 (E4M3), or into the top
+//!   binade (E2M1), or twice that. At least 2⁻¹²⁶.
+//! - NVFP4: `factor = max(max|x| / 1536, 2⁻¹²⁶)` over the token's finite values.
+//!   `scale = e4m3(max|x| · (1 / factor) · (1 / 6))`, or with `1 / 4` or `1 / 6.5`.
+//!   `code = e2m1(x · (1 / factor) · (1 / scale))`.
+//! - E2M1 blocks use the candidate scale with the least error, the first on a tie.
+//!   The error is the sum of `round(32 · (h − e2m1(h)))²`, an integer below 2²⁴, times
+//!   `scale²`. For the first candidate `h = f16(min(|x| · (1 / factor) · (1 / first),
+//!   8))`. For the others `f16(h · f16(first · (1 / scale)))`. A scale of 0 is chosen
+//!   last. Candidates beyond the first exist because E2M1 has nothing between 4 and 6,
+//!   where the second largest values of a block often are. (Cook et al., "Four Over
+//!   Six", 2025, use `1 / 4`.)
 //!
-//! Codes saturate. Where values that share a scale are not all finite, the scale is NaN and their codes are 0; E4M3 with a given
-//! scale has NaN codes for them. −0 keeps its sign in codes that are floating-point numbers.
+//! Codes saturate. If values of one scale are not all finite, the scale is NaN and
+//! their codes are 0. E4M3 with a given scale has NaN codes instead. Floating-point
+//! codes keep the sign of −0.
 
 use half::f16;
 
@@ -31,41 +39,43 @@ use crate::element::ElementType;
 use crate::float8::{E2M1_DOUBLED, E2M1_MAX, E4M3_MAX, e4m3_to_f32, e8m0_to_f32, f32_to_e2m1, f32_to_e4m3};
 use crate::x_format::{ScaleSpan, XFormat};
 
-/// Largest code of a signed byte: −128 is not used.
+/// Largest INT8 code. −128 is unused.
 const S8_MAX: f32 = 127.0;
-/// What a token's largest magnitude is of NVFP4: the largest code times a scale of which one and a half times are a scale, too.
+/// Scaled magnitude of a token's largest value in NVFP4: the largest code times a scale
+/// `s` for which `1.5 s` is also an E4M3 number.
 const NVFP4_MAX: f32 = 256.0 * E2M1_MAX;
-/// What the largest magnitude of a block becomes with each of NVFP4's scales.
+/// Scaled magnitude of a block's largest value, per NVFP4 candidate scale.
 const NVFP4_LARGEST: [f32; 3] = [E2M1_MAX, 4.0, 6.5];
-/// Parts of 1 in which errors are counted, and the magnitude from which on they grow no more.
+/// Fixed-point unit of errors, and the limit of scaled magnitudes.
 const ERROR_PARTS: f32 = 32.0;
 const ERROR_MOST: f32 = 8.0;
-/// Exponents of the largest numbers' binades.
+/// Exponents of the largest numbers.
 const E4M3_EXPONENT: u32 = 8;
 const E2M1_EXPONENT: u32 = 2;
-/// Bits of the fraction of 448 = 1.75 · 2⁸.
+/// f32 fraction bits of 448 = 1.75 · 2⁸.
 const E4M3_MAX_FRACTION: u32 = 0x60_0000;
-/// Columns that a sum may cover.
+/// Allowed columns per X block sum.
 pub const SUM_SPANS: [usize; 2] = [32, 16];
-/// Scales of a byte each are stored by words.
+/// Alignment of a row of one-byte scales.
 const WORD: usize = 4;
 const INFINITY_BITS: u32 = 0x7f80_0000;
-/// Between its neighbours lies 1, so that adding it rounds to an integer, which the low bits then hold.
+/// 1.5 · 2²³: the spacing of f32 there is 1, so that an addition rounds to an
+/// integer in the low bits.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// What numbers codes are.
+/// Element type of codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum XCode {
     /// Signed bytes.
     Int8,
-    /// 8-bit numbers of 4 bits of exponent and 3 of fraction.
+    /// FP8 E4M3.
     E4M3,
-    /// 4-bit numbers of 2 bits of exponent and 1 of fraction.
+    /// FP4 E2M1.
     E2M1,
 }
 
 impl XCode {
-    /// The element type of memory that holds such codes.
+    /// Element type of memory that holds these codes.
     pub const fn element(self) -> ElementType {
         match self {
             XCode::Int8 => ElementType::Int8,
@@ -74,33 +84,34 @@ impl XCode {
     }
 }
 
-/// Where a factor beside scales comes from.
+/// Source of the factor beside scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum XFactor {
-    /// There is none.
+    /// No factor.
     None,
-    /// The caller gives one for all of X: an f32 from 2⁻¹²⁶ to 2¹²⁶. With any other, NaN included, all of X is NaN.
+    /// Given by the caller for all of X: an f32 from 2⁻¹²⁶ to 2¹²⁶. Any other
+    /// value makes all of X NaN.
     Given,
-    /// Quantizing makes one for each token.
+    /// Computed per token by the quantizer.
     PerToken,
 }
 
-/// The planes of a quantized X, as [`XFormat::parts`] describes them: see the [module](self).
+/// Planes of a quantized X, by [`XFormat::parts`]; see the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct XParts {
-    /// What codes are.
+    /// Element type of codes.
     pub code: XCode,
-    /// Columns that share a scale; `None` where all of a token do.
+    /// Columns per scale. `None` means one scale per token.
     pub block: Option<usize>,
-    /// How scales are stored; `None` where there are none but the given one.
+    /// Element type of scales. `None` when the given factor is the only scale.
     pub scale: Option<ScaleType>,
-    /// Where the factor comes from.
+    /// Source of the factor.
     pub factor: XFactor,
-    /// Columns that a sum covers, where there are sums.
+    /// Columns per sum, if there are sums.
     pub sum_span: Option<usize>,
 }
 
-/// The planes of one row, to be written.
+/// Output planes of one row.
 #[derive(Debug)]
 pub struct XRow<'a> {
     /// [`XParts::code_bytes`] bytes.
@@ -112,9 +123,11 @@ pub struct XRow<'a> {
 }
 
 impl XFormat {
-    /// The planes of this format; `None` of numbers as they are. `given_factor` asks for NVFP4 with one factor for all of X,
-    /// `sum_span` for Q8_1 with a sum for every 16 columns in place of 32; other formats leave no choice. `None`, too, for sums of any
-    /// other number of columns.
+    /// Planes of this format. `None` for plain types.
+    ///
+    /// `given_factor` selects NVFP4 with one factor for all of X. `sum_span` selects Q8_1
+    /// with a sum per 16 columns instead of 32. Other formats ignore them. `None` also for
+    /// other values of `sum_span`.
     pub fn parts(self, given_factor: bool, sum_span: Option<usize>) -> Option<XParts> {
         let desc = self.desc();
         let code = match desc.encoding {
@@ -144,7 +157,7 @@ impl XFormat {
 }
 
 impl XParts {
-    /// Stored columns are multiples of this: whole blocks, and scales of whole words.
+    /// Alignment of stored columns: whole blocks, and whole words of scales.
     pub fn column_multiple(&self) -> usize {
         match (self.block, self.scale) {
             (Some(block), Some(ScaleType::F32)) => block.max(Q8_BLOCK),
@@ -153,7 +166,7 @@ impl XParts {
         }
     }
 
-    /// Stored columns of an X of `k`; `usize::MAX` where no number is as large.
+    /// Stored columns for K = `k`, saturating at `usize::MAX`.
     pub fn columns(&self, k: usize) -> usize {
         k.checked_next_multiple_of(self.column_multiple()).unwrap_or(usize::MAX)
     }
@@ -163,7 +176,7 @@ impl XParts {
         self.bytes_of(self.columns(k))
     }
 
-    /// Bytes of the codes of so many columns.
+    /// Bytes of codes of `columns` columns.
     fn bytes_of(&self, columns: usize) -> usize {
         match self.code {
             XCode::Int8 | XCode::E4M3 => columns,
@@ -171,7 +184,7 @@ impl XParts {
         }
     }
 
-    /// Scales of a row.
+    /// Scales per row.
     pub fn scales(&self, k: usize) -> usize {
         match (self.scale, self.block) {
             (None, _) => 0,
@@ -180,25 +193,25 @@ impl XParts {
         }
     }
 
-    /// Bytes of a scale.
+    /// Bytes per scale.
     pub fn scale_width(&self) -> usize {
         self.scale.map_or(0, ScaleType::bytes)
     }
 
-    /// Bytes of a row of scales: whole words.
+    /// Bytes of a row of scales, in whole words.
     pub fn scale_bytes(&self, k: usize) -> usize {
         self.scales(k).saturating_mul(self.scale_width())
     }
 
-    /// Sums of a row.
+    /// Sums per row.
     pub fn sums(&self, k: usize) -> usize {
         self.sum_span.map_or(0, |span| self.columns(k) / span.max(1))
     }
 
-    /// Quantizes a row. Returns the row's factor where it has one.
+    /// Quantizes a row. Returns the row's factor if it has one.
     ///
     /// # Panics
-    /// When the planes of `row` are shorter than this describes, or a factor must be given and is not.
+    /// When the planes of `row` are too short, or a required factor is missing.
     pub fn quantize_row(&self, values: &[f32], given: Option<f32>, row: XRow<'_>) -> Option<f32> {
         let k = values.len();
         let XRow { codes, scales, sums } = row;
@@ -245,7 +258,7 @@ impl XParts {
         factor.filter(|_| self.factor == XFactor::PerToken)
     }
 
-    /// The numbers that a row's planes stand for, `k` of them; `factor` is the row's or the given one.
+    /// Dequantizes `k` values of a row. `factor` is the row's or the given one.
     pub fn dequantize_row(&self, codes: &[u8], scales: &[u8], factor: Option<f32>, k: usize) -> Vec<f32> {
         let factor = factor.unwrap_or(1.0);
         let value = |column: usize| {
@@ -266,7 +279,8 @@ impl XParts {
         (0..k).map(value).collect()
     }
 
-    /// The scale of a byte of a block whose largest magnitude has these bits: of E2M1 that with the least error.
+    /// One-byte scale of a block. `bits` is its largest magnitude. E2M1 takes the
+    /// candidate with the least error.
     fn byte_scale(&self, x: &[f32], bits: u32, inverse_factor: f32) -> u8 {
         if bits >= INFINITY_BITS || inverse_factor.is_nan() {
             return if self.scale == Some(ScaleType::E4M3) { 0x7f } else { 0xff };
@@ -280,7 +294,7 @@ impl XParts {
         let halves = || x.iter().map(move |v| f16::from_f32((v.abs() * inverse_factor * inverse).min(ERROR_MOST)));
         let error = |(scale, square): (u8, f32)| {
             let ratio = f16::from_f32(self.byte_number(first.0) * self.byte_inverse(scale));
-            // With a scale of 0 nothing has an error.
+            // A scale of 0 has no error, so it must not win.
             if square == 0.0 { f32::INFINITY } else { e2m1_error(halves().map(|half| half * ratio)) as f32 * square }
         };
         let nearer = |(best, least): (u8, f32), choice: (u8, f32)| {
@@ -290,8 +304,11 @@ impl XParts {
         others.into_iter().fold((first.0, error(first)), nearer).0
     }
 
-    /// The scales that a block of E2M1 chooses from, some of them twice; of other codes the first is the block's. Each with its square,
-    /// of E8M0 with that of what it is of the first: squares of powers of two may be no numbers.
+    /// Candidate scales of an E2M1 block, possibly with duplicates. For other
+    /// codes the first is the scale.
+    ///
+    /// Each has its square. E8M0 has the square relative to the first candidate, since
+    /// squares of powers of two may overflow.
     fn choices(&self, bits: u32, inverse_factor: f32) -> [(u8, f32); 3] {
         if self.scale == Some(ScaleType::E4M3) {
             let of_factor = f32::from_bits(bits) * inverse_factor;
@@ -303,8 +320,10 @@ impl XParts {
         [(power, 1.0), second, second]
     }
 
-    /// The scales that a block of E2M1 chooses from whose largest magnitude is `largest`, a finite number; `factor` is the row's or the given
-    /// one. Some may be there twice.
+    /// Candidate scales of an E2M1 block with finite largest magnitude `largest`.
+    /// Duplicates are possible.
+    ///
+    /// `factor` is the row's or the given one.
     ///
     /// ```
     /// # use qgemm_formats::XFormat;
@@ -316,12 +335,12 @@ impl XParts {
         choices.map(|(scale, _)| self.byte_number(scale))
     }
 
-    /// The number of a scale of a byte.
+    /// Value of a one-byte scale.
     fn byte_number(&self, scale: u8) -> f32 {
         if self.scale == Some(ScaleType::E8M0) { e8m0_to_f32(scale) } else { e4m3_to_f32(scale) }
     }
 
-    /// What values are multiplied with for a scale of a byte; NaN where that is none, 0 where it is 0.
+    /// Multiplier of values for a one-byte scale: its inverse, NaN for NaN, 0 for 0.
     fn byte_inverse(&self, scale: u8) -> f32 {
         if self.scale == Some(ScaleType::E8M0) {
             return e8m0_inverse(scale);
@@ -332,22 +351,23 @@ impl XParts {
         }
     }
 
-    /// The E8M0 code for a block whose largest magnitude has these bits; of E2M1 the first of two.
+    /// E8M0 code of a block with this largest magnitude. For E2M1, the
+    /// first of two candidates.
     fn power(&self, bits: u32) -> u8 {
         if bits >= INFINITY_BITS {
             return 0xff;
         }
         let exponent = bits >> 23;
         let code = match self.code {
-            // The OCP specification's floor would clip what lies between 448 and 512.
+            // The OCP specification's floor would clip values between 448 and 512.
             XCode::E4M3 => (exponent + u32::from(bits & 0x7f_ffff > E4M3_MAX_FRACTION)).saturating_sub(E4M3_EXPONENT),
             _ => exponent.saturating_sub(E2M1_EXPONENT),
         };
-        // The inverse of 2⁻¹²⁷ is no problem, but it itself is subnormal, which some devices take for 0.
+        // 2⁻¹²⁷ is subnormal, which some devices flush to 0.
         code.max(1) as u8
     }
 
-    /// Codes of values that share a scale.
+    /// Encodes values of one scale.
     fn encode(&self, x: &[f32], inverse_factor: f32, inverse: f32, codes: &mut [u8]) {
         match self.code {
             XCode::Int8 => {
@@ -370,7 +390,7 @@ impl XParts {
     }
 }
 
-/// The error of E2M1 codes of these magnitudes, in squares of parts of the scale.
+/// Quantization error of E2M1 codes, in squares of fixed-point units of the scale.
 fn e2m1_error(magnitudes: impl Iterator<Item = f16>) -> u32 {
     let error = |magnitude: f16| {
         let magnitude = magnitude.to_f32();
@@ -381,27 +401,29 @@ fn e2m1_error(magnitudes: impl Iterator<Item = f16>) -> u32 {
     magnitudes.map(error).sum()
 }
 
-/// E4M3 with a given scale: nothing but the code can say that a value is not finite.
+/// E4M3 with a given scale: only codes can mark values that are not finite.
 fn encode_given(x: &[f32], inverse: f32, codes: &mut [u8]) {
-    // Without an inverse, zeros behind the last column are no numbers, either.
+    // Without a finite inverse, padding columns become NaN as well.
     codes.fill(f32_to_e4m3(0.0 * inverse));
     for (code, &v) in codes.iter_mut().zip(x) {
         *code = if v.is_finite() { f32_to_e4m3(v * inverse) } else { 0x7f };
     }
 }
 
-/// The bits of the largest magnitude, which order like numbers; those of infinity and NaN do not count where it is of finite ones.
+/// Bits of the largest magnitude; they order like numbers.
+/// `of_finite` skips infinity and NaN.
 fn largest(values: &[f32], of_finite: bool) -> u32 {
     let bits = values.iter().map(|v| v.to_bits() & 0x7fff_ffff);
     bits.fold(0, |most, bits| if of_finite && bits >= INFINITY_BITS { most } else { most.max(bits) })
 }
 
-/// The scale that maps the magnitude with these bits to `most`. No smaller than normal numbers, so that its inverse is finite.
+/// Scale that maps this magnitude to `most`. At least the smallest normal number,
+/// so that its inverse is finite.
 fn f32_scale(bits: u32, most: f32) -> f32 {
     (f32::from_bits(bits) / most).max(f32::MIN_POSITIVE)
 }
 
-/// `1 / factor`, NaN where that or the factor is not normal.
+/// `1 / factor`. NaN when the factor or the inverse is not normal.
 fn checked_inverse(factor: f32) -> f32 {
     let is_fit = (f32::MIN_POSITIVE..=1.0 / f32::MIN_POSITIVE).contains(&factor);
     if is_fit { 1.0 / factor } else { f32::NAN }

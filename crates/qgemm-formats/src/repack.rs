@@ -1,59 +1,65 @@
-//! How the words of a packed k-tile follow from the bits of canonical blocks: what kernels that repack are made of.
+//! Repacking plan: how words of a packed k-tile follow from canonical bits.
+//! Repack kernels are generated from it.
 //!
-//! Every bit of a packed word is one bit of a block, so the words are masked, shifted sums of *windows*: 32
-//! consecutive bits of a canonical row, from anywhere. Where the bits lie is found by asking
-//! [`FormatDesc::unpack_block`](crate::FormatDesc::unpack_block) for one bit after the other.
+//! Every packed bit is one bit of a block. A word is therefore
+//! a sum of masked and shifted *windows*, 32 consecutive bits
+//! of a canonical row. Bit positions are found by calling
+//! [`FormatDesc::unpack_block`](crate::FormatDesc::unpack_block) with
+//! one bit set after another.
 
 use crate::desc::Format;
 use crate::prepack::{CodePlaneLayout, FragmentLayout, PackedLayout, QUAD};
 
-/// 32 consecutive bits of one row.
+/// Window: 32 consecutive bits of one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// 0 for the lane's first row of the tile, 1 for its second (`MmaM16`: 8 rows further).
+    /// Row in the tile: 0 for the lane's first row, 1 for its second (8
+    /// rows further in `MmaM16`).
     pub row: usize,
-    /// First bit for lane 0, from where the k-tile begins in the row.
+    /// First bit for lane 0, from the start of the k-tile in the row.
     pub bit: usize,
-    /// By how many bits it lies further for lane `l`, times `l % 4` (`MmaM16`; 0 in `MmaM8N8K4`).
+    /// Bit distance between lanes: lane `l` adds `l % 4` times it
+    /// (`MmaM16`; 0 in `MmaM8N8K4`).
     pub lane_bits: usize,
 }
 
-/// Bits of a window that go into a word.
+/// Move of window bits into a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Index of the window.
+    /// Window index.
     pub window: usize,
-    /// How far to shift it to the left; to the right where negative.
+    /// Left shift; negative means right.
     pub shift: i32,
-    /// Bits to take after shifting.
+    /// Mask after the shift.
     pub mask: u32,
 }
 
-/// Where a block holds its part of a scale plane: whole bytes, one after another.
+/// Bytes of a scale plane in a block, contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockRecords {
     /// First byte in the block.
     pub offset: usize,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: usize,
 }
 
-/// How a k-tile follows from canonical rows.
+/// Plan that makes k-tiles of canonical rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Repacking {
-    /// What is read.
+    /// Windows to read.
     pub windows: Vec<Window>,
-    /// The moves of every word, by code plane and in the order in which a lane stores words.
+    /// Moves of every word, by code plane and in the order of a lane's stores.
     pub words: Vec<Vec<Vec<Move>>>,
-    /// Of every scale plane.
+    /// Records of every scale plane.
     pub records: Vec<BlockRecords>,
-    /// The code that bits of 0 stand for (128 where a file holds signed bytes): flipped in every code after moving.
+    /// Code of all-zero bits (128 for signed bytes). Codes are
+    /// XORed with it after moving.
     pub zero_code: u32,
 }
 
 impl Repacking {
-    /// How k-tiles of `layout` follow from rows of blocks; `None` when bits are more than moved (no format at present),
-    /// or lie differently from lane to lane.
+    /// Plan from rows of blocks to k-tiles of `layout`. `None` when bits are not
+    /// simply moved (no current format), or lanes differ in bit positions.
     pub fn new(layout: &PackedLayout) -> Option<Self> {
         let source = BlockSource::probe(layout.format())?;
         let mut below = 0;
@@ -67,11 +73,11 @@ impl Repacking {
     }
 }
 
-/// Where the bits of codes and records lie in a block.
+/// Source positions of code bits and records in a block.
 struct BlockSource {
-    /// By value and bit of its code.
+    /// Bit position by value and bit of the code.
     code_bit: Vec<Vec<usize>>,
-    /// By byte of the records.
+    /// Byte position by byte of the records.
     record_byte: Vec<usize>,
     zero_code: u32,
 }
@@ -110,16 +116,17 @@ impl BlockSource {
     }
 }
 
-/// A bit of a word, and where it comes from.
+/// Bit of a word and its source.
 struct BitSource {
     word: usize,
     bit: usize,
     row: usize,
-    /// From where the k-tile begins in the row.
+    /// Source bit, from the start of the k-tile in the row.
     from: usize,
 }
 
-/// The words of `plane`, whose codes' lower `below` bits are in the planes before it; adds the windows that they need.
+/// Moves for the words of `plane`, and the windows they need. The lower `below`
+/// code bits are in preceding planes.
 fn plane_words(
     layout: &PackedLayout,
     source: &BlockSource,
@@ -139,7 +146,7 @@ fn plane_words(
         }
     }
     bits.sort_by_key(|b| (b.word, b.row, b.from));
-    // Windows of whole bytes are shared by words that take different bits of them.
+    // Byte-aligned windows can be shared by words that take different bits.
     let granularity = if lane_bits.is_multiple_of(8) { 8 } else { 1 };
     let mut words = vec![Vec::<Move>::new(); layout.quads() * QUAD * plane.bits / 32];
     for BitSource { word, bit, row, from } in bits {
@@ -157,7 +164,8 @@ fn plane_words(
     Some(words)
 }
 
-/// Row of the tile, and bit of it from where the k-tile begins, that bit `bit` of a code comes from.
+/// Source of bit `bit` of a code: tile row, and bit from
+/// the start of the k-tile.
 fn position(
     layout: &PackedLayout,
     source: &BlockSource,
@@ -170,7 +178,7 @@ fn position(
     (row, block + source.code_bit[column % format.block_len][bit])
 }
 
-/// By how many bits a lane's codes lie further than those of the lane before it in its row, everywhere the same.
+/// Bit distance between lanes of one row. `None` when it is not constant.
 fn lane_bits(layout: &PackedLayout, source: &BlockSource, bit: usize) -> Option<usize> {
     if layout.class == FragmentLayout::MmaM8N8K4 {
         return Some(0);
@@ -182,7 +190,8 @@ fn lane_bits(layout: &PackedLayout, source: &BlockSource, bit: usize) -> Option<
     all.all(|(lane, (quad, i))| at(lane, quad, i) == at(0, quad, i) + lane * distance).then_some(distance)
 }
 
-/// The part of every scale plane in a block, when it is consecutive bytes.
+/// Position of every scale plane in a block. `None` when a
+/// plane is not contiguous.
 fn block_records(format: Format, record_byte: &[usize]) -> Option<Vec<BlockRecords>> {
     let mut rest = record_byte;
     let mut records = Vec::new();
@@ -202,7 +211,7 @@ mod tests {
     use super::*;
     use crate::sample::sample;
 
-    /// 32 bits of `row` from bit `at`; bits beyond its end are 0.
+    /// 32 bits of `row` from bit `at`. Bits past the end are 0.
     fn window(row: &[u8], at: usize) -> u32 {
         let byte = |i: usize| u64::from(row.get(at / 8 + i).copied().unwrap_or(0));
         let bytes = (0..5).fold(0, |bits, i| bits | byte(i) << (8 * i));
@@ -261,7 +270,7 @@ mod tests {
         let layout =
             |name: &str| PackedLayout::new(name.parse().expect("a format"), FragmentLayout::MmaM16).expect("a class");
         let of = |name| Repacking::new(&layout(name)).expect("bits are moved");
-        // Both nibbles of a byte are of one row.
+        // Both nibbles of a byte belong to one row.
         let q4_k = of("q4_k");
         assert_eq!((q4_k.windows.len(), q4_k.words[0].len()), (32, 16));
         assert!(q4_k.windows.iter().all(|w| w.lane_bits == 16));

@@ -1,12 +1,13 @@
-//! Weights of random bits: every code, sub-scale and scale there can be, which no quantizer need have written.
+//! Random test weights: random bits reach all codes, sub-scales and scales, beyond
+//! those that quantizers write.
 
 use crate::desc::Format;
 use crate::weight::{HostWeight, SharedBytes};
 
-/// A weight of `n` rows of `k` values. The same arguments give the same weight.
+/// Random weight of `n` rows of `k` values. The same arguments give the same weight.
 ///
 /// # Panics
-/// When `n` is 0, or `k` does not suit the format.
+/// When `n` is 0, or `k` does not fit the format.
 pub(crate) fn sample(format: Format, n: usize, k: usize, seed: u32) -> HostWeight {
     let mut state = seed;
     let mut random = || {

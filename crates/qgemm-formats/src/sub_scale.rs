@@ -1,49 +1,52 @@
-//! [`SubScales`]: what the scale records of a block say of its sub-blocks, as data, so that kernels of any kind can read the
-//! records of every format by one rule.
+//! Sub-block scales as data: [`SubScales`] describes how scale records encode them.
+//! Kernels read the records of every format by one rule.
 
 use crate::desc::FloatScale;
 
-/// How the values of a sub-block follow from their codes: `scale · number + min`, the number being the unsigned code itself, or
-/// what the table or FP8 make of it. Offsets and zero points are part of the minimum.
+/// Scale and minimum of a sub-block: a value is `scale · number + min`.
+///
+/// The number is the unsigned code, the table entry or the FP8 number. Offsets and zero
+/// points are part of the minimum.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SubScale {
-    /// The factor.
+    /// Multiplier.
     pub scale: f32,
-    /// What is added.
+    /// Addend.
     pub min: f32,
 }
 
-/// Some bits of one byte of a block's records.
+/// Bit field of a byte of the records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BitField {
-    /// The byte.
+    /// Byte index.
     pub byte: u8,
-    /// Its bits that are below the field.
+    /// Lowest bit of the field.
     pub shift: u8,
-    /// Width of the field; 0 for none.
+    /// Width of the field. 0 means no field.
     pub bits: u8,
 }
 
 impl BitField {
-    /// `bits` bits of byte `byte`, from bit `shift` on.
+    /// Field of `bits` bits in byte `byte`, from bit `shift`.
     pub const fn new(byte: usize, shift: usize, bits: usize) -> Self {
         Self { byte: byte as u8, shift: shift as u8, bits: bits as u8 }
     }
 
-    /// The field's value.
+    /// Value of the field.
     fn read(self, records: &[u8]) -> u32 {
         u32::from(records[usize::from(self.byte)]) >> self.shift & ((1 << self.bits) - 1)
     }
 }
 
-/// An integer of at most eight bits a sub-block, each from a low and, where it is not wide enough, a high field.
+/// Integer of at most eight bits per sub-block, from a low and an optional high field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubCodes {
     /// `[low, high]` for every sub-block of a block.
     pub fields: &'static [[BitField; 2]],
-    /// Bits that are turned over before `offset` is subtracted: 0x80 and 128 make a two's complement of eight bits.
+    /// XOR mask, applied before `offset` is subtracted. 0x80 and 128 decode
+    /// an 8-bit two's complement.
     pub flip: u32,
-    /// Subtracted from each.
+    /// Offset to subtract.
     pub offset: i32,
 }
 
@@ -60,35 +63,35 @@ impl SubCodes {
     }
 }
 
-/// What is added to the scaled codes of a sub-block.
+/// Minimum: the addend of a sub-block's scaled codes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Minimum {
-    /// The scale times this, negated: what the encoding subtracts from every code.
+    /// `−scale · offset`, with the encoding's offset.
     Offset(i32),
-    /// The scale times the zero point in this byte of the records, negated.
+    /// `−scale · zero point`, with the zero point in this byte of the records.
     Zero(usize),
-    /// A number of its own for the block.
+    /// Stored number of the block.
     Stored(FloatScale),
-    /// A number of the block times an integer of each sub-block, negated.
+    /// `−number · integer`: a number of the block and an integer of each sub-block.
     Coded(FloatScale, SubCodes),
 }
 
-/// What the records of a block, plane after plane as [`FormatDesc::unpack_block`](crate::FormatDesc::unpack_block) writes them,
-/// say of its sub-blocks.
+/// Rule for a block's sub-block scales, from its records in the order of
+/// [`FormatDesc::unpack_block`](crate::FormatDesc::unpack_block).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SubScales {
-    /// The block's scale (its offset counts from the first record), or `None` for 1.
+    /// Scale of the block, or `None` for 1. Its offset counts from the first record.
     pub factor: Option<FloatScale>,
-    /// The factor is multiplied by it, exactly.
+    /// Exact multiplier of the scale.
     pub times: f32,
-    /// What the factor is multiplied with in each sub-block; `None` where one scale serves the block.
+    /// Integer multiplier of each sub-block. `None` when one scale covers the block.
     pub codes: Option<SubCodes>,
-    /// What is added.
+    /// Addend.
     pub minimum: Minimum,
 }
 
 impl SubScales {
-    /// A scale of 1, whatever the records.
+    /// Constant scale of 1.
     pub const ONE: Self = Self { factor: None, times: 1.0, codes: None, minimum: Minimum::Offset(0) };
 
     /// One scale for the whole block.
@@ -96,7 +99,7 @@ impl SubScales {
         Self { factor: Some(factor), times: 1.0, codes: None, minimum }
     }
 
-    /// Scale and minimum of every sub-block that `out` has room for.
+    /// Decodes scale and minimum of each sub-block in `out`.
     ///
     /// # Panics
     /// When `records` or the description are shorter than the format's.

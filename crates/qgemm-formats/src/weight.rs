@@ -1,4 +1,4 @@
-//! [`HostWeight`]: one weight matrix in host memory, in its canonical (row of blocks) layout.
+//! Weight matrices in host memory ([`HostWeight`]), in canonical rows of blocks.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -13,7 +13,8 @@ use crate::gated::row_difference;
 use crate::prepack::SHARED_ROWS;
 use crate::x_format::XFormat;
 
-/// Bytes that are owned or borrowed from something shared (a memory-mapped file), cheap to clone and slice.
+/// Bytes that are owned or shared (e.g. with a memory-mapped file),
+/// cheap to clone and slice.
 #[derive(Clone)]
 pub struct SharedBytes {
     owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
@@ -27,7 +28,7 @@ impl SharedBytes {
         Self { owner, range }
     }
 
-    /// The part `range` of these bytes, or `None` when it leaves them.
+    /// Slice `range` of these bytes. `None` when out of bounds.
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         if range.start > range.end || range.end > self.range.len() {
             return None;
@@ -56,14 +57,14 @@ impl fmt::Debug for SharedBytes {
     }
 }
 
-/// Marks a stored position of an act-order weight that no input feature feeds (its weight is zero).
+/// Padding entry of a column order: no input feature, weight 0.
 pub const NO_COLUMN: u32 = u32::MAX;
 
-/// A weight `W[N, K]` in host memory: `n` rows of `⌈stored_k / block_len⌉` blocks.
+/// Weight `W[N, K]` in host memory: `n` rows of `⌈stored_k / block_len⌉` blocks.
 ///
-/// `k` is the number of input features the layer has. `stored_k` is the length of a stored row: `k`, except
-/// for act-order checkpoints, whose columns are stored sorted by group ([`HostWeight::k_order`]) and may be
-/// padded where a group holds fewer columns than the others.
+/// `k` is the number of input features. `stored_k` is the length of a stored
+/// row. It differs from `k` only with act-order: columns are sorted by group
+/// ([`HostWeight::k_order`]), and smaller groups may be padded.
 #[derive(Clone, Debug)]
 pub struct HostWeight {
     format: Format,
@@ -77,16 +78,17 @@ pub struct HostWeight {
 }
 
 impl HostWeight {
-    /// A weight over canonical blocks.
+    /// Weight of canonical blocks.
     ///
     /// # Errors
-    /// A [`FormatError`] when a dimension is 0, `k` does not suit the format, the size overflows,
-    /// `blocks` is not exactly `n` rows long, or a zero point exceeds [`FormatDesc::largest_zero_point`](crate::FormatDesc::largest_zero_point).
+    /// A [`FormatError`] when a dimension is 0, `k` does not fit the format, the size
+    /// overflows, `blocks` is not exactly `n` rows long, or a zero point exceeds
+    /// [`FormatDesc::largest_zero_point`](crate::FormatDesc::largest_zero_point).
     pub fn new(format: Format, n: usize, k: usize, blocks: SharedBytes) -> Result<Self, FormatError> {
         Self::build(format, n, k, k, blocks)
     }
 
-    /// A weight whose rows are `stored_k` long; the column order is kept elsewhere.
+    /// Weight with rows of `stored_k`. The caller keeps the column order.
     pub(crate) fn of_stored(
         format: Format,
         n: usize,
@@ -121,7 +123,7 @@ impl HostWeight {
         Ok(Self { format, n, k, stored_k, blocks, row_scale: None, k_order: None, stated_x: None })
     }
 
-    /// Adds the f32 factor of every row.
+    /// Adds an f32 factor per row.
     ///
     /// # Errors
     /// When there are not exactly `n` factors, or one is not finite.
@@ -140,12 +142,14 @@ impl HostWeight {
         Ok(self)
     }
 
-    /// A weight whose stored column `i` multiplies input feature `k_order[i]`, or nothing where that is
-    /// [`NO_COLUMN`]. `k` is the number of input features; `k_order.len()` is the stored row length.
+    /// Act-order weight: stored column `i` multiplies input feature `k_order[i]`,
+    /// or none for [`NO_COLUMN`].
+    ///
+    /// `k` is the number of input features; `k_order.len()` is the stored row length.
     ///
     /// # Errors
-    /// As [`HostWeight::new`]; [`FormatError::ColumnOrder`] when an entry is neither below `k` nor [`NO_COLUMN`], or comes
-    /// twice; [`FormatError::TooManyColumns`] when entries of 32 bits cannot name all of `k`.
+    /// As [`HostWeight::new`]. [`FormatError::ColumnOrder`] when an entry is out of range
+    /// or a duplicate. [`FormatError::TooManyColumns`] when `k` exceeds 32-bit entries.
     pub fn with_k_order(
         format: Format,
         n: usize,
@@ -157,7 +161,8 @@ impl HostWeight {
             return Err(FormatError::TooManyColumns { k });
         }
         let mut weight = Self::build(format, n, k, k_order.len(), blocks)?;
-        // A set of what was named, not a flag a column: `k` may be far more than the order and the blocks hold.
+        // A set instead of a flag per column: an invalid `k` may be far larger than
+        // the order and the blocks.
         let mut named = HashSet::with_capacity(k_order.len());
         let is_bad = |&(_, &column): &(usize, &u32)| column as usize >= k || !named.insert(column);
         let columns = k_order.iter().enumerate().filter(|&(_, &column)| column != NO_COLUMN);
@@ -168,26 +173,29 @@ impl HostWeight {
         Ok(weight)
     }
 
-    /// What the checkpoint says that activations are rounded to before this weight multiplies them. It changes no product by itself.
+    /// Sets the X format that the checkpoint states for this weight. It does not
+    /// change products by itself.
     pub fn with_stated_x(mut self, stated_x: Option<XFormat>) -> Self {
         self.stated_x = stated_x;
         self
     }
 
-    /// The format of activations that the checkpoint states: [`XFormat::E4M3Block`] or [`XFormat::E4M3Token`] where factors are made of
-    /// each token as it comes (dynamic), [`XFormat::E4M3Tensor`] where one factor was calibrated for all (static), which is a tensor
-    /// beside the weight (`input_scale`). `None` where nothing of the kind is stated.
+    /// X format that the checkpoint states. `None` when it states nothing of the kind.
+    ///
+    /// [`XFormat::E4M3Block`] and [`XFormat::E4M3Token`] are dynamic: each token is
+    /// quantized as it comes. [`XFormat::E4M3Tensor`] is static, with one calibrated factor
+    /// (the tensor `input_scale`).
     pub fn stated_x(&self) -> Option<XFormat> {
         self.stated_x
     }
 
-    /// What all of `parts` state, where that is the same.
+    /// Stated X format of all `parts`, if equal.
     pub(crate) fn stated_by_all<'a>(mut parts: impl Iterator<Item = &'a HostWeight>) -> Option<XFormat> {
         let stated = parts.next()?.stated_x;
         stated.filter(|_| parts.all(|part| part.stated_x == stated))
     }
 
-    /// The format of the blocks.
+    /// Weight format.
     pub fn format(&self) -> Format {
         self.format
     }
@@ -202,7 +210,7 @@ impl HostWeight {
         self.k
     }
 
-    /// Values in a stored row, before padding to whole blocks.
+    /// Columns of a stored row, without block padding.
     pub fn stored_k(&self) -> usize {
         self.stored_k
     }
@@ -218,18 +226,20 @@ impl HostWeight {
         &self.blocks[start..start + self.format.row_bytes(self.stored_k)]
     }
 
-    /// Factor of every row, where the format has one and the weight carries it (1 otherwise).
+    /// Row factors, f32. `None` means 1.
     pub fn row_scale(&self) -> Option<&[f32]> {
         self.row_scale.as_deref()
     }
 
-    /// Which input feature each stored column multiplies, where that is not the identity.
+    /// Input feature of each stored column. `None` means the natural order.
     pub fn k_order(&self) -> Option<&[u32]> {
         self.k_order.as_deref()
     }
 
-    /// Decodes row `n` in stored order, row scale applied; `out` holds `blocks_per_row × block_len` values,
-    /// of which those past [`HostWeight::stored_k`] are block padding.
+    /// Dequantizes row `n` in stored order, with its row scale.
+    ///
+    /// `out` holds `blocks_per_row × block_len` values. Values from
+    /// [`HostWeight::stored_k`] on are block padding.
     pub fn dequantize_stored_row(&self, n: usize, out: &mut [f32]) {
         let f = self.format;
         for (block, values) in self.row(n).chunks_exact(f.block_bytes).zip(out.chunks_exact_mut(f.block_len)) {
@@ -242,7 +252,7 @@ impl HostWeight {
         }
     }
 
-    /// Decodes row `n` in the order of the input features: `k` values.
+    /// Dequantizes row `n` in the order of input features: `k` values.
     pub fn dequantize_row(&self, n: usize) -> Vec<f32> {
         let mut stored = vec![0.0; self.format.blocks_per_row(self.stored_k) * self.format.block_len];
         self.dequantize_stored_row(n, &mut stored);
@@ -263,7 +273,8 @@ impl HostWeight {
         }
     }
 
-    /// All values, `[n, k]` row-major, in the order of the input features; on all threads of the current rayon pool.
+    /// Dequantizes to row-major `[n, k]`, in the order of input features. Runs on all
+    /// threads of the current rayon pool.
     ///
     /// ```
     /// use qgemm_formats::quantize_matrix;
@@ -273,7 +284,8 @@ impl HostWeight {
     /// ```
     ///
     /// # Errors
-    /// [`FormatError::Overflow`] when so many values do not fit the address space (few columns may be stored of a large K).
+    /// [`FormatError::Overflow`] when the values exceed the address space. A large K may
+    /// have few stored columns.
     pub fn dequantize(&self) -> Result<Vec<f32>, FormatError> {
         let size = self.n.checked_mul(self.k).filter(|&count| count <= isize::MAX as usize / size_of::<f32>());
         let size = size.ok_or_else(|| FormatError::Overflow {
@@ -285,8 +297,8 @@ impl HostWeight {
         Ok(values)
     }
 
-    /// The rows of several weights as one weight, in their order: Q, K and V in one product. Where only some have row
-    /// factors, those of the others are 1.
+    /// Concatenates weights along N, e.g. Q, K and V for one product. A weight without row
+    /// factors gets factors of 1 if another has them.
     ///
     /// ```
     /// use qgemm_formats::{HostWeight, quantize_matrix};
@@ -297,8 +309,9 @@ impl HostWeight {
     /// ```
     ///
     /// # Errors
-    /// [`FormatError::PartMismatch`] when format, K or column order differ; [`FormatError::PartEndsInScale`] when rows share
-    /// scales (128×128 blocks) and a weight before the last has a number of rows that is no multiple of 8;
+    /// [`FormatError::PartMismatch`] when format, K or column order differ.
+    /// [`FormatError::PartEndsInScale`] when rows share scales (128×128 blocks)
+    /// and a weight before the last has a row count that is no multiple of 8.
     /// [`FormatError::NoParts`]; [`FormatError::Overflow`].
     pub fn concat_rows(parts: &[&HostWeight]) -> Result<HostWeight, FormatError> {
         let (&first, others) = parts.split_first().ok_or(FormatError::NoParts)?;
@@ -320,7 +333,7 @@ impl HostWeight {
             });
         }
         let overflow = || FormatError::Overflow {
-            what: format!("rows of several {format} weights"),
+            what: format!("concatenated {format} weights"),
             dims: parts.iter().map(|part| part.n as u64).collect(),
         };
         let sum = |of: fn(&HostWeight) -> usize| parts.iter().try_fold(0usize, |sum, part| sum.checked_add(of(part)));
@@ -339,7 +352,7 @@ impl HostWeight {
     }
 }
 
-/// Checks that no zero point is larger than kernels, which keep code less zero point in few bits, can hold.
+/// Checks zero points: kernels store code minus zero point in few bits.
 fn check_zero_points(format: Format, blocks: &[u8], per_row: usize) -> Result<(), FormatError> {
     let Some(largest) = format.largest_zero_point().filter(|&largest| largest < u8::MAX) else { return Ok(()) };
     let bad =

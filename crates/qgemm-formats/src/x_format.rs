@@ -1,4 +1,4 @@
-//! [`XFormat`]: how activations are stored when they are multiplied, described beside the formats of weights.
+//! X formats ([`XFormat`]): storage formats of activations.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,14 +9,14 @@ use crate::dtype::DType;
 use crate::error::FormatError;
 use crate::float8::E2M1_DOUBLED;
 
-/// Values of an MX block (OCP Microscaling Formats 1.0).
+/// Block length of MX formats (OCP Microscaling Formats 1.0).
 const MX_BLOCK: usize = 32;
-/// Values of an NVFP4 block.
+/// Block length of NVFP4.
 const NVFP4_BLOCK: usize = 16;
-/// Values of DeepSeek's 1×128 blocks.
+/// Block length of DeepSeek's 1×128 scales.
 const E4M3_BLOCK: usize = 128;
 
-/// A format of activations: element type or codes, and what shares a scale.
+/// Format of activations: a plain type, or codes with scales.
 ///
 /// ```
 /// use qgemm_formats::{DType, ScaleSpan, XFormat};
@@ -28,37 +28,37 @@ const E4M3_BLOCK: usize = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum XFormat {
-    /// Numbers as they are.
+    /// Unquantized numbers.
     Plain(DType),
-    /// Signed bytes with an f32 scale for every 32 columns and no sums: the numbers of ggml's Q8_0.
+    /// INT8 with an f32 scale per 32 columns, without sums: the values of ggml's Q8_0.
     Q8_0,
-    /// Signed bytes with an f32 scale for every 256 columns and no sums.
+    /// INT8 with an f32 scale per 256 columns, without sums.
     Q8_256,
-    /// Signed bytes with an f32 scale for every 32 columns and a sum, scale included, for as many, or for every 16 where that is
-    /// asked for: minimums of Q2_K span 16.
+    /// INT8 with an f32 scale and a scaled sum per 32 columns. Sums can cover 16 columns
+    /// instead, for the minimums of Q2_K.
     Q8_1,
-    /// Signed bytes with one f32 scale a token.
+    /// INT8 with one f32 scale per token.
     Int8Token,
-    /// E4M3 numbers with one f32 scale a token.
+    /// E4M3 with one f32 scale per token.
     E4M3Token,
-    /// E4M3 numbers with an f32 scale for every 128 columns.
+    /// E4M3 with an f32 scale per 128 columns.
     E4M3Block,
-    /// E4M3 numbers with one f32 scale for all of X, which the caller gives.
+    /// E4M3 with one given f32 scale for all of X.
     E4M3Tensor,
-    /// E4M3 numbers with an E8M0 scale for every 32 columns.
+    /// E4M3 with an E8M0 scale per 32 columns.
     MxFp8,
-    /// E2M1 numbers with an E8M0 scale for every 32 columns.
+    /// E2M1 with an E8M0 scale per 32 columns.
     MxFp4,
-    /// E2M1 numbers with an E4M3 scale for every 16 columns, and an f32 factor beside, a token's or one for all of X.
+    /// E2M1 with an E4M3 scale per 16 columns, and an f32 factor per token or for all of X.
     NvFp4,
 }
 
-/// What shares a scale.
+/// Span of a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleSpan {
-    /// Nothing: there are no scales.
+    /// No scales.
     None,
-    /// So many columns of a token.
+    /// This many columns of a token.
     Block(usize),
     /// All columns of a token.
     Token,
@@ -66,27 +66,27 @@ pub enum ScaleSpan {
     Tensor,
 }
 
-/// What there is to know of a format of activations.
+/// Description of an X format.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct XFormatDesc {
-    /// Bits of an element or code.
+    /// Bits per element or code.
     pub bits: u32,
-    /// How codes become numbers, before their scale. Codes of signed bytes are stored with an offset of 128 in this description
-    /// alone: kernels read two's complement.
+    /// Formula from code to unscaled value. INT8 codes have an offset of 128 in this
+    /// description only: kernels read two's complement.
     pub encoding: Encoding,
-    /// What shares a scale.
+    /// Span of a scale.
     pub scale_span: ScaleSpan,
-    /// How scales are stored, where there are any.
+    /// Element type of scales, if any.
     pub scale: Option<ScaleType>,
-    /// Columns that a sum of codes covers, where sums are kept, unless others are asked for.
+    /// Default columns per sum, if the format has sums.
     pub sum_span: Option<usize>,
 }
 
-/// Signed bytes.
+/// INT8.
 const S8: Encoding = Encoding::IntOffset { offset: 128 };
 
 impl XFormat {
-    /// Every format, in the order of tables.
+    /// All formats, in the order of tables.
     pub const ALL: [XFormat; 13] = [
         XFormat::Plain(DType::F32),
         XFormat::Plain(DType::F16),
@@ -103,7 +103,7 @@ impl XFormat {
         XFormat::NvFp4,
     ];
 
-    /// Lower-case name, as it stands in kernel names and options.
+    /// Lower-case name, as in kernel names and options.
     pub const fn name(self) -> &'static str {
         match self {
             XFormat::Plain(dtype) => dtype.name(),
@@ -120,7 +120,7 @@ impl XFormat {
         }
     }
 
-    /// The description.
+    /// Description.
     pub const fn desc(self) -> XFormatDesc {
         match self {
             XFormat::Plain(dtype) => described(dtype.bytes() as u32 * 8, Encoding::Plain(dtype), ScaleSpan::None, None),
@@ -140,7 +140,7 @@ impl XFormat {
         }
     }
 
-    /// The element type, where numbers are stored as they are.
+    /// Element type of an unquantized format.
     pub const fn plain(self) -> Option<DType> {
         match self {
             XFormat::Plain(dtype) => Some(dtype),
@@ -149,7 +149,7 @@ impl XFormat {
     }
 }
 
-/// E2M1 numbers; the table holds twice the number, as weights' does.
+/// E2M1. The table holds doubled values, as for weights.
 const E2M1: Encoding = Encoding::Codebook(&E2M1_DOUBLED);
 
 const fn described(bits: u32, encoding: Encoding, scale_span: ScaleSpan, scale: Option<ScaleType>) -> XFormatDesc {

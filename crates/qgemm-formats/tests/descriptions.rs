@@ -1,4 +1,5 @@
-//! What holds for every format: sizes, offsets, and that a block's values follow from its codes and scales.
+//! Properties of all formats: sizes, offsets, and values that follow
+//! from codes and scales.
 
 use half::f16;
 use qgemm_formats::{Encoding, Format, FormatError, HostWeight, ScaleType};
@@ -13,7 +14,8 @@ fn random_bytes(len: usize, seed: u32) -> Vec<u8> {
     (0..len).map(|_| next()).collect()
 }
 
-/// Random blocks of `format`, with scales and plain values of moderate size.
+/// Random blocks of `format`, with scales and plain
+/// values of moderate size.
 fn random_blocks(format: Format, count: usize) -> Vec<u8> {
     let mut bytes = random_bytes(format.block_bytes * count, 7 + format.block_bytes as u32);
     for block in bytes.chunks_exact_mut(format.block_bytes) {
@@ -28,7 +30,7 @@ fn random_blocks(format: Format, count: usize) -> Vec<u8> {
         }
         match format.encoding {
             Encoding::Plain(dtype) => dtype.write(block, 0, f32::from(block[0]) - 77.5),
-            // Fp8 codes: no NaN, no infinity.
+            // FP8 codes without NaN and infinity.
             Encoding::E4M3 | Encoding::E5M2 => {
                 let codes = format.block_len;
                 block[..codes].iter_mut().for_each(|code| *code &= 0xbf);
@@ -135,8 +137,8 @@ fn every_byte_of_a_block_is_unpacked() {
     }
 }
 
-/// Within a sub-block, a value is an affine function of the encoding's number: checks that without knowing
-/// how the format packs its sub-scales.
+/// Within a sub-block, a value must be an affine function of its code's
+/// number. The test needs no knowledge of the packing of sub-scales.
 #[test]
 fn values_are_affine_in_the_numbers_of_their_codes() {
     for format in Format::all() {
@@ -153,7 +155,8 @@ fn values_are_affine_in_the_numbers_of_their_codes() {
     }
 }
 
-/// The number that `code` stands for before scale, offset by zero point or minimum.
+/// Number of `code` before scale, with offset, zero
+/// point or minimum applied.
 fn number(encoding: Encoding, code: u32) -> f64 {
     match encoding {
         Encoding::IntOffset { offset } => f64::from(code) - f64::from(offset),
@@ -230,7 +233,8 @@ fn finite_scales_are_told_from_infinite_ones() {
     }
 }
 
-/// Bits that are all zeros, all ones, or at random have the extreme sub-scales and codes among them.
+/// Extreme sub-scales and codes occur in bits of all zeros,
+/// all ones and random bits.
 #[test]
 fn values_of_unit_scales_lie_within_the_unit_range_and_nearly_fill_it() {
     for format in Format::all().filter(|f| !matches!(f.encoding, Encoding::Plain(_))) {

@@ -1,5 +1,5 @@
-//! Every GGUF format against bytes of ggml's reference quantizers and values of the Python package `gguf`
-//! (how they were made: `golden/README.md`).
+//! GGUF formats against bytes of ggml's reference quantizers and values
+//! of the Python package `gguf` (see `golden/README.md`).
 
 use std::path::Path;
 
@@ -19,8 +19,10 @@ fn gguf_formats() -> impl Iterator<Item = Format> {
     Format::all().filter(|f| f.ggml_type.is_some())
 }
 
-/// Asserts that all blocks are equal, naming the first that is not; `unspecified` says which blocks ggml
-/// leaves undefined, and which leading bytes of them count all the same.
+/// Asserts that all blocks are equal and names the first that differs.
+///
+/// `unspecified` returns the leading bytes to compare in blocks that
+/// ggml leaves undefined.
 fn assert_blocks_equal(
     name: &str,
     inputs: &[f32],
@@ -95,7 +97,8 @@ fn quantized_values_decode_near_the_inputs() {
     for format in gguf_formats() {
         let blocks = if format.name == "f32" { golden("inputs.f32") } else { golden(&format!("{format}.blocks")) };
         let mut got = vec![0.0; format.block_len];
-        // The first 2560 inputs are normally distributed with σ = 1, 0.001 or 0.02.
+        // The first 2560 inputs are normally distributed
+        // with σ = 1, 0.001 or 0.02.
         let (mut error, mut power) = (0.0f64, 0.0f64);
         let pairs = blocks.chunks_exact(format.block_bytes).zip(inputs[..2560].chunks_exact(format.block_len));
         for (block, x) in pairs {
@@ -107,7 +110,7 @@ fn quantized_values_decode_near_the_inputs() {
         }
         let limit = match format.encoding {
             Encoding::Plain(_) => 1e-5,
-            // Half the precision that the bits could give: FP4's levels are not even.
+            // Half the precision of the bit width, because FP4's levels are uneven.
             _ => 4.0 * 4f64.powi(-(format.code_bits() as i32)),
         };
         assert!(error / power < limit, "{format}: NMSE {:.2e}, limit {limit:.2e}", error / power);

@@ -1,4 +1,4 @@
-//! Packed weights as files: what is written is read, and nothing else is.
+//! Packed-weight files: round trips, and errors for other contents.
 
 use proptest::prelude::*;
 use qgemm_formats::packed_file::{PackedParts, PackedWeight};
@@ -25,7 +25,8 @@ fn read(bytes: Vec<u8>) -> Result<PackedWeight, FormatError> {
     PackedWeight::read(&SharedBytes::from(bytes))
 }
 
-/// One with every section: 70 columns stored for 67 features, rows with factors.
+/// Weight with every section: 70 stored columns for 67
+/// features, row factors.
 fn act_order() -> PackedWeight {
     let format: Format = "int4_g32".parse().expect("a format");
     let order: Vec<u32> = (0..67).rev().chain([NO_COLUMN; 3]).collect();
@@ -174,7 +175,7 @@ proptest! {
             bytes[at] = byte;
         }
         bytes.truncate(bytes.len() - cut.index(3));
-        // Whichever: no panic, and nothing larger than the file.
+        // Any result: no panic, and nothing larger than the file.
         let _ = read(bytes);
     }
 }

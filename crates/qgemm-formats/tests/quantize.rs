@@ -1,4 +1,4 @@
-//! Quantizing whole weights: fallbacks, padding, errors; and activations.
+//! Weight quantization (fallbacks, padding, errors) and X quantization.
 
 use proptest::prelude::*;
 use qgemm_formats::{
@@ -10,7 +10,7 @@ fn format(name: &str) -> Format {
     name.parse().expect("a format")
 }
 
-/// Smooth values between −1 and 1 without a period that a block could hide.
+/// Smooth values between −1 and 1, with a period that no block hides.
 fn values(count: usize) -> Vec<f32> {
     (0..count).map(|i| (i as f32 * 0.7371).sin() * 0.8 + (i as f32 * 0.0113).cos() * 0.2).collect()
 }
@@ -21,7 +21,8 @@ fn nmse(a: &[f32], b: &[f32]) -> f64 {
     error / b.iter().map(|b| f64::from(*b).powi(2)).sum::<f64>()
 }
 
-/// Sums of twelve numbers between 0 and 1, less 6: almost normal. With `outliers`, every 97th is 32 times that.
+/// Nearly normal values: sums of twelve uniform numbers minus 6.
+/// With `outliers`, every 97th is 32 times larger.
 fn almost_normal(count: usize, outliers: bool) -> Vec<f32> {
     let mut state = 0u32;
     let mut uniform = || {
@@ -35,7 +36,8 @@ fn almost_normal(count: usize, outliers: bool) -> Vec<f32> {
     (0..count).map(value).collect()
 }
 
-/// The losses of ggml's activations, of 64 rows of 1024 such values: `docs/ops/quantized-x.md` says how they were computed.
+/// Losses of ggml's activations on 64 rows of 1024 such values:
+/// see `docs/ops/quantized-x.md`.
 #[test]
 fn activations_lose_no_more_than_those_of_ggml() {
     let golden = [
@@ -55,7 +57,7 @@ fn activations_lose_no_more_than_those_of_ggml() {
             let own: Vec<f32> = x.chunks_exact(1024).flat_map(|row| requantized(&parts, row)).collect();
             let ours = nmse(&own, &x);
             assert!(ours <= expected * 1.0005, "{}: {ours:e}, ggml's {expected:e}", format.x_format());
-            // Blocks in planes are the same numbers.
+            // Planes have the same numbers as blocks.
             let planes = format.planes(&blocks);
             let of_planes = planes.codes.iter().enumerate();
             let of_planes = of_planes.map(|(i, &code)| planes.scales[i / format.block_len()] * f32::from(code));
@@ -65,7 +67,8 @@ fn activations_lose_no_more_than_those_of_ggml() {
     }
 }
 
-/// The same of its activations of four bits, the least losses of those that it has for a format.
+/// Losses of ggml's 4-bit activations, the least of
+/// its variants per format.
 #[test]
 fn activations_of_four_bits_lose_less_than_those_of_ggml() {
     let golden = [
@@ -102,7 +105,7 @@ fn every_format_quantizes_near_its_values() {
             Encoding::Plain(_) => 1e-5,
             Encoding::E5M2 => 3e-3,
             Encoding::E4M3 => 1e-3,
-            // The levels of FP4 are not even.
+            // FP4's levels are uneven.
             Encoding::Codebook(_) => 2.5e-2,
             _ => 4.0 * 4f64.powi(-(f.code_bits() as i32)),
         };
@@ -217,7 +220,7 @@ fn activations_for_kernels_are_nearest_codes_of_ggmls_scales() {
         for (i, (&got, &x)) in planar.dequantize(512).iter().zip(&x).enumerate() {
             let scale = planar.scales[i / block];
             assert!((got - x).abs() <= scale * 0.50001, "{x} became {got}");
-            // ggml's scales are rounded to f16, and its halves away from zero.
+            // ggml rounds scales to f16, and ties away from zero.
             assert!((got - ggml[i]).abs() <= scale * 0.1 || (got - ggml[i]).abs() >= scale * 0.9, "{got} {}", ggml[i]);
         }
         for (i, &sum) in planar.sums.iter().enumerate() {
@@ -246,7 +249,8 @@ fn activations_may_end_inside_a_block_and_what_is_not_finite_spoils_its_own() {
     assert!(tiny.scales[0] > 0.0 && tiny.dequantize(3).iter().all(|v| v.abs() <= 1e-38), "{tiny:?}");
 }
 
-/// The worst error of a quantized value as a multiple of the largest magnitude in its block.
+/// Worst error of a quantized value, relative to the largest
+/// magnitude of its block.
 fn worst_error(format: Format, x: &[f32]) -> Option<f32> {
     let weight = quantize_matrix(x, 1, x.len(), format).ok()?.weight;
     let decoded = weight.dequantize_row(0);
@@ -263,7 +267,7 @@ fn worst_error(format: Format, x: &[f32]) -> Option<f32> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the bits of the values: an error or finite weights, never a panic.
+    /// Any bit pattern yields an error or finite weights, never a panic.
     #[test]
     fn arbitrary_bits_never_panic(bits in prop::collection::vec(any::<u32>(), 256), mask in any::<u32>()) {
         let x: Vec<f32> = bits.iter().map(|b| f32::from_bits(b & mask)).collect();
@@ -276,8 +280,8 @@ proptest! {
         prop_assert_eq!(QuantizedActivations::new(&x, 256, 16).dequantize(256).len(), 256);
     }
 
-    /// No decoded value is further from its input than the block is large, down to where f16
-    /// scales become denormal (there, a minimum alone may round to twice the block's size).
+    /// An error stays below the block's largest magnitude, until f16 scales
+    /// become subnormal. There the minimum alone may round to twice that.
     #[test]
     fn errors_stay_within_the_block(
         x in prop::collection::vec(-1.0f32..1.0, 256),
@@ -326,7 +330,7 @@ fn weights_change_their_format() {
     assert_eq!((coarse.used, coarse.weight.n(), coarse.weight.k()), (format("q4_k"), 3, 256));
     let direct = quantize_matrix(&fine.dequantize().expect("fits"), 3, 256, format("q4_k")).expect("valid").weight;
     assert_eq!(coarse.weight.blocks(), direct.blocks());
-    // Columns that are stored in another order come back in theirs.
+    // Columns stored in another order are returned in natural order.
     let order: Vec<u32> = (0..256).rev().collect();
     let bytes = fine.blocks().to_vec().into();
     let reversed = HostWeight::with_k_order(format("q8_0"), 3, 256, bytes, order).expect("a permutation");
@@ -371,7 +375,7 @@ fn column_orders_are_checked_before_anything_is_allocated() {
     assert_eq!(order(1 << 40, vec![0, 1]).err(), Some(FormatError::TooManyColumns { k: 1 << 40 }));
     assert_eq!(order(2, vec![0, 2]).err(), Some(FormatError::ColumnOrder { at: 1, column: 2, k: 2 }));
     assert_eq!(order(2, vec![1, NO_COLUMN, 1]).err(), Some(FormatError::ColumnOrder { at: 2, column: 1, k: 2 }));
-    // Features that no stored column serves weigh nothing, however many they are.
+    // Features without a stored column have weight 0, whatever their number.
     let sparse = order(1 << 31, vec![7, NO_COLUMN]).expect("an order");
     assert_eq!((sparse.k(), sparse.stored_k()), (1 << 31, 2));
 }

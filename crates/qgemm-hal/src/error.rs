@@ -47,13 +47,13 @@ pub enum HalError {
     WrongDevice {
         /// The device that was to use it.
         device: DeviceId,
-        /// Which argument.
+        /// Argument name.
         what: &'static str,
     },
     /// A copy or view exceeds its buffer.
     #[error("{what}: bytes {start}..{end} leave a buffer of {len} bytes")]
     OutOfBounds {
-        /// Which operation.
+        /// Operation name.
         what: &'static str,
         /// First byte.
         start: usize,
@@ -85,13 +85,13 @@ pub enum HalError {
     },
     /// A kernel is in no bundle and cannot be
     /// compiled on this machine.
-    #[error("kernel {kernel} for {target} is not to be had: {why}")]
+    #[error("kernel {kernel} for {target} is unavailable: {why}")]
     KernelUnavailable {
         /// Kernel name.
         kernel: String,
         /// Architecture.
         target: String,
-        /// What the user must provide.
+        /// Remedy for the user.
         why: String,
     },
     /// A write past the end of a buffer was
@@ -102,7 +102,7 @@ pub enum HalError {
         device: DeviceId,
         /// Length of the buffer.
         len: usize,
-        /// Which band.
+        /// Guard band.
         what: &'static str,
     },
     /// An emulated kernel violated a rule.

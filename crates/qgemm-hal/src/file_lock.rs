@@ -1,4 +1,4 @@
-//! [`FileLock`]: one process at a time.
+//! Inter-process file lock ([`FileLock`]).
 
 use std::fs::{self, File, TryLockError};
 use std::io::ErrorKind;
@@ -9,26 +9,27 @@ use std::time::{Duration, Instant};
 use crate::error::HalError;
 use crate::mapped_file::check_regular;
 
-/// Between two looks at a lock that another process holds.
+/// Polling interval of a lock held by another process.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// An exclusive lock on a file that stands for something else. It ends when it is dropped, or with the process.
+/// Exclusive lock on a lock file, until drop or the end of the process.
 ///
-/// The lock file stays. A process that waits for a lock holds the file open: were it removed, the next process would make and lock
-/// another file, and both would have the lock.
+/// The lock file is never removed. A waiting process has it open: after a removal,
+/// another process could create and lock a new file, and both would hold the lock.
 #[derive(Debug)]
 pub struct FileLock {
     path: PathBuf,
-    /// Locked as long as it is open.
+    /// Locked while open.
     _file: File,
 }
 
 impl FileLock {
-    /// Locks the file at `path`, which is made where it is not there. Waits for another holder at most for `patience`: a holder
-    /// may be stopped, or behind a network that lost it.
+    /// Locks the file at `path`, creating it if needed. Waits at most `patience`, because
+    /// a holder may be stopped, or unreachable on a network.
     ///
     /// # Errors
-    /// [`HalError::File`] when the file cannot be opened or locked, or is locked for longer.
+    /// [`HalError::File`] when the file cannot be opened or locked,
+    /// or is locked for longer.
     pub fn take(path: impl AsRef<Path>, patience: Duration) -> Result<Self, HalError> {
         let (path, start) = (path.as_ref(), Instant::now());
         let failed = |message: String| HalError::File { path: path.to_owned(), call: "lock", message };
@@ -52,7 +53,7 @@ impl FileLock {
         }
     }
 
-    /// The file that is locked.
+    /// Path of the lock file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -64,7 +65,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// A path that no other test uses.
+    /// Path that no other test uses.
     fn path(name: &str) -> PathBuf {
         std::env::temp_dir().join(format!("qgemm-{name}-{}.lock", std::process::id()))
     }

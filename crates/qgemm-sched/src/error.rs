@@ -37,11 +37,11 @@ pub enum SchedError {
 pub enum TunedError {
     /// Not a tuned table, or it holds a number that
     /// JSON cannot represent.
-    #[error("no table of tuned configurations")]
+    #[error("invalid table of tuned configurations")]
     Json(#[from] serde_json::Error),
     /// Another version wrote it.
     #[error(
-        "a table of tuned configurations of version {got}, which names kernels in another way than version {expected}: measure again"
+        "table of tuned configurations: expected version {expected}, got {got}, which has other kernel ids: measure again"
     )]
     Version {
         /// The supported version.

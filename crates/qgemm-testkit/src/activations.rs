@@ -21,7 +21,7 @@ pub enum ActivationKind {
     /// In f32 and bf16 every other value is normal, because a GPU may
     /// flush their subnormals to zero.
     Denormals,
-    /// The same value everywhere.
+    /// One constant.
     AllEqual,
     /// One value per token: detects swapped rows.
     ConstantRows,

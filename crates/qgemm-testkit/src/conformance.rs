@@ -11,12 +11,12 @@ use rayon::prelude::*;
 use crate::outcome::{Outcome, Verdict};
 use crate::suite::{Selection, Suite, TestCase, group_names, suite_with};
 
-/// Runs the suites of all operations on a device, one test per
-/// group.
+/// Runs the suites of all operations on a
+/// device, one test per group.
 ///
 /// Tests of an absent device are skipped, and print the reason.
-/// If `QGEMM_REQUIRE_DEVICE` names the device (names are
-/// separated by commas), they fail instead.
+/// If `QGEMM_REQUIRE_DEVICE` names the device (names are separated
+/// by commas), they fail instead.
 #[macro_export]
 macro_rules! conformance {
     ($device:literal) => {
@@ -59,8 +59,8 @@ macro_rules! conformance {
 /// formats, and reports every failure.
 ///
 /// # Panics
-/// When a case fails, the device fails to open, or the group does
-/// not exist.
+/// When a case fails, the device fails to open, or the
+/// group does not exist.
 pub fn check_group(device: &str, group: &str) {
     let suite = suite_with(group).unwrap_or_else(|| panic!("no conformance group is called `{group}`"));
     let ctx = match shared_context(device) {
@@ -108,8 +108,8 @@ pub fn check_group(device: &str, group: &str) {
 
 /// `all` makes emulated devices run every format.
 const ALL_VARIABLE: &str = "QGEMM_CONFORMANCE";
-/// Days until an emulated device has run every format. Emulation
-/// is thousands of times slower than a GPU.
+/// Days until an emulated device has run every format. Emulation is
+/// thousands of times slower than a GPU.
 const EMULATED_DAYS: u64 = 12;
 /// An emulated device runs one in this many groups until it has
 /// run every format, and then the next.
@@ -119,8 +119,8 @@ const WGPU_GROUP_TURNS: u64 = 2;
 /// Days until all cases have run, of groups without formats. Such
 /// groups have fewer cases.
 const CASE_DAYS: u64 = 7;
-/// Days until wgpu has run all formats. Without a GPU its adapter
-/// is software.
+/// Days until wgpu has run all formats. Without a GPU its
+/// adapter is software.
 const WGPU_DAYS: u64 = 3;
 /// Groups whose cases compile a kernel each, which takes longer
 /// than running it. For them, wgpu draws formats like emulated
@@ -189,9 +189,9 @@ fn cases_of_today(suite: &dyn Suite, group: &str, device: &str) -> Vec<Box<dyn T
     if depends_on_formats { cases } else { drawn(cases, turn(device), CASE_DAYS).0 }
 }
 
-/// The formats that a test of `group` on `device` runs: all, or
-/// those drawn by date.
-/// The six variants draw different formats on a day.
+/// The formats that a test of `group` on `device` runs:
+/// all, or those drawn by date. The six variants draw
+/// different formats on a day.
 fn selection(device: &str, group: &str) -> Selection {
     let all = Selection::default();
     let Some(days) = days_of_formats(device, group) else { return all };
@@ -263,9 +263,9 @@ fn is_absent(error: &Error) -> bool {
     matches!(error, Error::Hal(HalError::NoDevice { .. }) | Error::BackendNotBuilt { .. })
 }
 
-/// Says that `what` is not tested here, and why: a line on
-/// standard error, past the capture that hides what passing tests
-/// print. `cargo xtask test` gathers these lines.
+/// Says that `what` is not tested here, and why: a line on standard
+/// error, past the capture that hides what passing tests print.
+/// `cargo xtask test` gathers these lines.
 pub fn skipped(what: &str, why: &str) {
     // A closed standard error is no reason to fail a test.
     let _ = writeln!(std::io::stderr(), "skipped: {what}: {why}");

@@ -38,7 +38,7 @@ impl Operand {
         Self { dtype: dtype.into(), rows, columns, row_stride: columns + gap, offset, transposed: false }
     }
 
-    /// The same memory, accessed as the transposed matrix.
+    /// View of the memory, accessed as the transposed matrix.
     pub fn transposed(self) -> Self {
         Self { transposed: !self.transposed, ..self }
     }

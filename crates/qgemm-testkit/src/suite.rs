@@ -35,7 +35,7 @@ pub struct Group {
     /// The group's name, and that of its test. Names are unique over
     /// all suites.
     pub name: &'static str,
-    /// What the group tests, as half a sentence.
+    /// Subject of the group, as half a sentence.
     pub summary: &'static str,
 }
 

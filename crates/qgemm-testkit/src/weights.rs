@@ -80,7 +80,7 @@ pub enum TestWeightError {
     #[error("{0} has no code of NaN")]
     NoNan(Format),
     /// Such a weight cannot be loaded.
-    #[error("a weight that is given transposed has no channel scale")]
+    #[error("a transposed weight cannot have a channel scale")]
     TransposedWithScale,
     /// A weight of the exact kind is not finite or too finely
     /// grained.

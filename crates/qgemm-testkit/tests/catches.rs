@@ -1,5 +1,6 @@
-//! The comparison finds the mistakes that kernels make. Each test breaks a correct result in one way, in a
-//! matrix large enough that a single average over everything would hide the damage.
+//! Comparison tests: it must find the mistakes that kernels make.
+//! Each test breaks a correct result in one way. The matrix is so large
+//! that one global average would hide the damage.
 
 use qgemm_api::Context;
 use qgemm_formats::{DType, Format, HostWeight};
@@ -25,7 +26,7 @@ fn subject() -> (HostWeight, Vec<f32>, Expected) {
     (weight, x, expected)
 }
 
-/// The widest there is for f32 outputs.
+/// Widest limit for f32 outputs.
 fn limit() -> Tolerance {
     Tolerance::relative(PATHS.iter().map(|p| p.nmse).fold(0.0, f64::max))
 }
@@ -34,7 +35,8 @@ fn check(got: &[f32], expected: &Expected) -> Comparison {
     compare(got, expected, limit())
 }
 
-/// One output, or a column of them, of this value each, and nothing else that errors could be measured on.
+/// One column of these outputs, without other values that
+/// errors could be relative to.
 fn of_values(values: Vec<f64>) -> Expected {
     let (m, zeros) = (values.len(), vec![0.0; values.len()]);
     Expected { m, n: 1, values, energy: zeros.clone(), floor: zeros }
@@ -81,7 +83,7 @@ fn a_transposed_pair_is_found() {
 #[test]
 fn one_wrong_scale_is_found() {
     let (weight, x, expected) = subject();
-    // One sub-block scale of one row of 512, off by its lowest bit.
+    // One sub-block scale in one of 512 rows, wrong in its lowest bit.
     let row = 300;
     let mut blocks = weight.blocks().to_vec();
     blocks[weight.format().row_offset(row, K) + 4] ^= 1;
@@ -150,8 +152,8 @@ fn what_is_not_finite_must_not_be_and_hides_nothing_else() {
 
 #[test]
 fn minima_rounded_apart_from_their_scales_are_found() {
-    // What design calls the affine trap: with activations that have a mean, rounding scale·code and min to
-    // bf16 one by one is far off, though each is rounded correctly.
+    // Affine trap: if activations have a mean, rounding scale·code and min to
+    // bf16 separately is far off.
     let weight = weight(WeightKind::Quantized, q4_k(), 64, K, None, 5).expect("valid");
     let x = activations(ActivationKind::PositiveMean, 8, K, DType::BF16, 5);
     let round = |v: Vec<f32>| DType::BF16.decode(&DType::BF16.encode(&v));
@@ -165,7 +167,8 @@ fn minima_rounded_apart_from_their_scales_are_found() {
 
 #[test]
 fn cancellation_in_a_corner_tile_is_not_a_mistake() {
-    // A 1 x 1 output whose two summands all but cancel: the error is measured against the summands.
+    // 1 x 1 output with two summands that nearly cancel: the error is
+    // relative to the summands.
     let expected = Expected { energy: vec![2.0], ..of_values(vec![1e-7]) };
     assert!(check(&[2e-7], &expected).within(limit()));
     assert!(!check(&[1e-2], &expected).within(limit()));
@@ -185,14 +188,15 @@ fn a_backend_that_converts_nothing_fails() {
     let ctx = Context::open("noop").expect("always there");
     let outcome = run_conversion(&ctx, &ConvertCase::new(2, 9, DType::F32, DType::BF16));
     let Verdict::Fail(Failure::WrongBits(wrong)) = outcome.verdict else { panic!("{:?}", outcome.verdict) };
-    // What was never written is poison.
+    // An unwritten output is poison.
     assert_eq!((wrong.operand, wrong.row, wrong.column, wrong.got), ("D", 0, 0, 0xffff));
 }
 
 #[test]
 fn a_backend_that_routes_nothing_fails() {
     let ctx = Context::open("noop").expect("always there");
-    // What was never written is poison: -1 to i32, with NaN for a weight; and no list.
+    // An unwritten output is poison: -1 as i32, NaN as a
+    // weight, and an empty list.
     for (case, what) in
         [(RoutingCase::new(3, 8, 2), "expected 2 to 2 experts, got 0"), (RoutingCase::of_ids(3, 8, 2), "status")]
     {
@@ -205,7 +209,7 @@ fn a_backend_that_routes_nothing_fails() {
 #[test]
 fn a_backend_that_multiplies_nothing_fails() {
     let ctx = Context::open("noop").expect("always there");
-    // What was never written is poison; what was to be added to is still there.
+    // An unwritten output is poison; an accumulated one has its old value.
     for case in [MatmulCase::new([3, 4, 5]), MatmulCase { accumulate: Some(1.0), ..MatmulCase::new([3, 4, 5]) }] {
         let outcome = run_matmul(&ctx, &case);
         assert!(matches!(outcome.verdict, Verdict::Fail(Failure::Inaccurate(_))), "{:?}", outcome.verdict);
@@ -253,10 +257,10 @@ fn what_a_type_cannot_hold_is_infinite() {
     };
     assert!(passes(f32::INFINITY, 7e4) && passes(f32::NEG_INFINITY, -7e4));
     assert!(!passes(f32::NEG_INFINITY, 7e4) && !passes(65504.0, 7e4) && !passes(f32::NAN, 7e4));
-    // Sums may lie on either side of the end.
+    // Sums may fall on either side of the limit.
     assert!(passes(f32::INFINITY, 65_500.0) && passes(65504.0, 65_500.0) && passes(65504.0, 65_530.0));
     assert!(!passes(f32::INFINITY, 6e4) && passes(6e4, 6e4));
-    // It says nothing of what is beside it.
+    // An infinity does not excuse its neighbours.
     let expected = of_values(vec![1e30, 1.0]);
     assert!(!compare(&[f32::INFINITY, 1.1], &expected, tolerance).within(tolerance));
 }
@@ -268,7 +272,7 @@ fn results_below_the_normal_range_may_be_zero() {
     let tiny = f32::MIN_POSITIVE / 8.0;
     let expected = multiply(&weight, &[tiny, tiny], &Added::default());
     assert!(check(&[0.0], &expected).within(limit()));
-    // The activations may have counted as 0, not what they are multiplied with.
+    // Activations may have been flushed to 0, but not the other operand.
     assert!(!check(&[100.0 * f32::MIN_POSITIVE], &expected).within(limit()));
     let expected = multiply(&weight, &[1e-30, 1e-30], &Added::default());
     assert!(!check(&[0.0], &expected).within(limit()) && check(&[6e-30], &expected).within(limit()));
@@ -285,7 +289,8 @@ fn a_weight_of_zero_is_a_code_that_was_multiplied() {
     let expected = multiply(&raw, &x, &Added::default());
     let step = f64::from(format.float_scales[0].read(raw.blocks()));
     assert_eq!((expected.values[0], expected.energy[0]), (0.0, (100.0 * 2.0 * step).powi(2)));
-    // Elsewhere steps are found among the values, and weights of two steps and more count as they are.
+    // Otherwise steps come from the values, and weights of at least
+    // two steps count fully.
     let q4_0 = one(WeightKind::Raw, "q4_0".parse().expect("a format"));
     let row = q4_0.dequantize_row(0);
     let largest = row.iter().fold(0.0f32, |largest, w| largest.max(w.abs()));
@@ -322,7 +327,7 @@ fn an_exact_result_must_be_exact() {
     got[at] = f32::from_bits(got[at].to_bits() ^ 1);
     let bad = first_difference(&got, &expected, |v| v).expect("one bit off");
     assert_eq!((bad.row, bad.column), (3, 9));
-    // The average limit would never have seen it.
+    // The average limit alone would not find it.
     assert!(check(&got, &expected).within(limit()));
 }
 
@@ -333,9 +338,10 @@ fn what_cancels_beyond_f16_may_be_either_infinity() {
         let expected = Expected { m: 1, n: 1, values: vec![y], energy: vec![energy], floor: vec![0.0] };
         compare(&[got], &expected, limit).within(limit)
     };
-    // Of 1e10 in magnitude, 1e7 may be lost, or ten times that in one element.
+    // At a magnitude of 1e10, 1e7 may be lost, or ten
+    // times that in one element.
     assert!(within(-1e6, 1e20, f32::NEG_INFINITY) && within(-1e6, 1e20, f32::INFINITY));
-    // Of 1e6 in magnitude nothing that turns the sign.
+    // At a magnitude of 1e6, the sign may not change.
     assert!(within(-1e6, 1e12, f32::NEG_INFINITY) && !within(-1e6, 1e12, f32::INFINITY));
     assert!(!within(1.0, 1.0, f32::INFINITY), "an infinity that is none");
 }

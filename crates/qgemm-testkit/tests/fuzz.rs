@@ -1,11 +1,12 @@
-//! Mutated files: none makes a reader panic, hang, hold much memory, or accept what a file does not say.
+//! Fuzzing of file readers. No mutated file may panic, hang, exceed the memory limit or
+//! be accepted with wrong contents.
 //!
-//! `QGEMM_FUZZ` is the number of cases of all targets together, `QGEMM_FUZZ_SEED` their seed:
+//! `QGEMM_FUZZ` is the number of cases over all targets, `QGEMM_FUZZ_SEED` their seed:
 //! `QGEMM_FUZZ=1000000 QGEMM_FUZZ_SEED=1 cargo test -p qgemm-testkit --test fuzz`.
 
 use qgemm_testkit::fuzz::{CheckpointTarget, FuzzTarget, GgufTarget, PackedTarget, PlanTarget, TunedTarget, fuzz};
 
-/// Cases of all targets together, in CI.
+/// Cases over all targets, in CI.
 const CASES: u64 = 20_000;
 
 fn number(variable: &str, otherwise: u64) -> u64 {

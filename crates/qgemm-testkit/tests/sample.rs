@@ -1,4 +1,5 @@
-//! The oracle agrees with the outputs that the sample file holds, which other software computed.
+//! Oracle against the outputs in the sample file, which
+//! other software computed.
 
 use qgemm_api::open_model;
 use qgemm_formats::{DType, HostWeight};

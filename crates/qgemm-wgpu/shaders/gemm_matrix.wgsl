@@ -22,8 +22,8 @@ const PIECE_COLUMNS: u32 = PIECE_QUADS * 4u;
 const W_BUFFER: u32 = TILE_K * W_PITCH;
 const X_BUFFER: u32 = TILE_M * X_PITCH;
 const SUBGROUPS_N: u32 = TILE_N / (NS * SIDE);
-// Vectors of accumulators that a subgroup finishes at once:
-// 16 rows of W, two halves that belong together, and 16 tokens.
+// Accumulator vectors per epilogue step of a subgroup:
+// 16 rows of W (two halves of 8) by 16 tokens.
 const SUMS: u32 = 64u;
 
 var<workgroup> w_tile: array<vec4<f16>, BUFFERS * W_BUFFER>;    // (BUFFERS, TILE_K, W_PITCH)

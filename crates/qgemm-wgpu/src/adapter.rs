@@ -198,7 +198,7 @@ impl CooperativeMatrices {
 pub(crate) struct Lack {
     /// The requirement, as half a sentence.
     pub what: &'static str,
-    /// What to request when opening a device.
+    /// Features and limits to request when opening a device.
     pub advice: &'static str,
 }
 

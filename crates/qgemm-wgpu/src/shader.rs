@@ -216,7 +216,7 @@ impl Shader {
     }
 }
 
-/// Which four rows of W an invocation decodes at a time.
+/// Rows of W, four at a time, that an invocation decodes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FourRows {
     /// Adjacent rows of a tile.
@@ -496,7 +496,7 @@ fn prelude(constants: &[(&'static str, u32)]) -> String {
     })
 }
 
-/// How non-integer values are scaled.
+/// Scaling of non-integer values.
 fn scaling(format: Format) -> &'static str {
     if format.float_scales.iter().any(|scale| scale.kind == ScaleType::E8M0) { TWO_FACTORS } else { SCALE }
 }

@@ -1,4 +1,5 @@
-//! Devices and buffers of the caller's: with the features and limits that it asked for, and without copies.
+//! The caller's devices and buffers: with its features and
+//! limits, and without copies.
 
 #[path = "common/case.rs"]
 mod case;
@@ -13,7 +14,8 @@ use qgemm_hal::{Device, DeviceKind, HalError};
 use qgemm_wgpu::wgpu::{self, BufferUsages, Features, Limits};
 use qgemm_wgpu::{from_device, report_loss, wrap_buffer};
 
-/// An adapter as an engine finds it, or `None` with the reason printed where there is none.
+/// Adapter as an engine finds it. `None` without one,
+/// with the reason printed.
 fn found() -> Option<wgpu::Adapter> {
     adapter()?;
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
@@ -21,7 +23,7 @@ fn found() -> Option<wgpu::Adapter> {
     Some(adapter.expect("one was found"))
 }
 
-/// A device as an engine opens it.
+/// Device as an engine opens it.
 fn engine_on(
     adapter: &wgpu::Adapter,
     features: Features,
@@ -71,7 +73,8 @@ fn operands_beyond_a_binding_take_several_launches() {
     let change = |limits: &mut Limits| limits.max_storage_buffer_binding_size = 64 << 10;
     let Some(device) = open(Features::IMMEDIATES | Features::SUBGROUP, change) else { return };
     let c = Some(DType::F32);
-    // Tiles of W of 13 440 bytes, four to a binding, and rows of X, C and D of which no binding holds all: 40 of 4 KiB.
+    // Tiles of W of 13 440 bytes, four to a binding. X, C and D exceed
+    // a binding, with 40 rows of 4 KiB in one.
     for (m, n, options) in [
         (1, 300, Options::default()),
         (40, 301, Options { c, bias: Some(DType::F16), ..Options::default() }),
@@ -82,7 +85,7 @@ fn operands_beyond_a_binding_take_several_launches() {
             case.check(&*device, 0, false);
         }
     }
-    // One row of D does not fit.
+    // A single row of D exceeds the binding.
     let case = Case::new(format("q8_0"), [1, 17_000, 32], DType::F32, DType::F32, Options::default(), 2);
     let why = device.catalog().gemm[0].configs(&case.op, device.info()).expect_err("68 kB").why;
     assert!(why.contains("a row of D takes 68000 bytes"), "{why}");

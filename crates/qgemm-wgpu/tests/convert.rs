@@ -1,4 +1,4 @@
-//! `convert` on an adapter, bit by bit against the host.
+//! `convert` on an adapter, bit-exact against the host.
 
 mod common;
 
@@ -15,15 +15,15 @@ use rand::{Rng, SeedableRng};
 
 const POISON: u8 = 0xa5;
 
-/// How X and D lie in memory.
+/// Layout of X and D.
 #[derive(Clone, Copy, Debug, Default)]
 struct Layout {
-    /// Elements between rows of X, and between those of D, that belong to neither.
+    /// Gaps between rows of X, and between rows of D, in elements.
     gaps: (usize, usize),
     transposed: bool,
-    /// Elements of D's type before its first row.
+    /// Offset of D's first row in elements.
     d_offset: usize,
-    /// Whether D promises rows aligned to 16 bytes.
+    /// Whether D is declared with 16-byte aligned rows.
     d_aligned16: bool,
     gathers: bool,
     row_factors: bool,
@@ -36,7 +36,7 @@ struct Case {
     d_offset: usize,
 }
 
-/// Numbers of any magnitude, and those that conversions may get wrong.
+/// Numbers of any magnitude, including hard cases of conversions.
 fn any_number(rng: &mut StdRng) -> f32 {
     const ODD: [f32; 16] = [
         0.0,
@@ -75,7 +75,7 @@ impl Case {
         };
         let d = Dense { dtype: d, row_stride: (d_columns + gaps.1) as u64, col_stride: 1, aligned16: d_aligned16 };
         let elements = (rows + gaps.0) * (columns + gaps.0);
-        // Some rows are tiny as a whole, which factors must bring into the range of f16.
+        // Some rows are entirely tiny. Factors must bring them into f16's range.
         let tiny = rng.random_range(0..3) == 0;
         let value = |_| if tiny { rng.random_range(-1e-38f32..1e-38) } else { any_number(&mut rng) };
         let values: Vec<f32> = (0..elements).map(value).collect();
@@ -89,7 +89,7 @@ impl Case {
         Self { op, x: x.dtype.encode(&values), order, d_offset }
     }
 
-    /// Rows of D and their factors.
+    /// Expected rows of D, and their factors.
     fn expected(&self) -> (Vec<f32>, Vec<f32>) {
         let CheckedConvert { rows, columns, d_columns, x, d, gathers, row_factors } = self.op;
         let (mut out, mut factors) = (Vec::new(), Vec::new());
@@ -169,7 +169,8 @@ impl Case {
     }
 }
 
-/// Every combination of what may be odd, of which D's alignment is none where there are gaps.
+/// All combinations of unusual properties. D cannot be
+/// aligned if it has gaps.
 fn layouts(d: DType) -> Vec<Layout> {
     let bit = |bits: u32, i: u32| bits >> i & 1 == 1;
     let all = (0..32).map(|bits| Layout {
@@ -220,7 +221,7 @@ fn rows_of_whole_vectors() {
     }
 }
 
-/// A device of the caller's whose bindings see `limit` bytes, and qgemm on it.
+/// Caller's device with a binding limit of `limit` bytes, and qgemm on it.
 fn callers(limit: u64) -> Option<(wgpu::Device, Arc<dyn Device>)> {
     adapter()?;
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());

@@ -1,5 +1,6 @@
-//! Every family and configuration on an adapter against the product in f64 of the decoded weights. Every format is
-//! `conformance.rs`'s: a software adapter takes half a second to compile a shader.
+//! GEMM families and configs on an adapter against an f64 product.
+//! `conformance.rs` covers all formats: a software adapter takes half
+//! a second to compile a shader.
 
 #[path = "common/case.rs"]
 mod case;
@@ -13,7 +14,7 @@ use qgemm_hal::{CheckedGemm, Dense, GemmOperand, HalError, Operands, XOperand};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// A K of two blocks and a part where rows may be ragged.
+/// K of two blocks and a part, if rows may be ragged.
 fn some_k(format: Format) -> usize {
     match (format.block_len, format.ragged_k) {
         (1, _) => 83,
@@ -25,7 +26,7 @@ fn some_k(format: Format) -> usize {
 #[test]
 fn every_configuration() {
     let Some(device) = adapter() else { return };
-    // Of integers in two planes with many scales, of a codebook, and of wide values.
+    // Two-plane integers with many scales, a codebook, and wide values.
     for (i, name) in ["q6_k", "iq4_nl", "f16"].into_iter().enumerate() {
         let format: Format = name.parse().expect("exists");
         let mut runs = 0;
@@ -33,7 +34,8 @@ fn every_configuration() {
             let case = Case::new(format, [m, 85, 512], DType::F16, DType::F32, Options::default(), i as u64);
             runs += case.check_all(&*device);
         }
-        // gemv offers 1 or 2 configurations for these M but the last, gemm at least 3 for each.
+        // gemv offers 1 or 2 configs for these M except the last;
+        // gemm at least 3 for each.
         assert!(runs >= 4 + 5 * 3, "{format}: {runs}");
     }
 }
@@ -94,19 +96,21 @@ fn small_integers_are_exact() {
 #[test]
 fn scales_at_the_edges_of_their_range() {
     let Some(device) = adapter() else { return };
-    // E8M0 exponents whose scale is denormal in f32 while the products are not, and the largest that is finite.
+    // E8M0 exponents whose scale is subnormal in f32 though products are not,
+    // and the largest finite one.
     for exponent in [0u8, 1, 2, 127, 244] {
         let format: Format = "mxfp4".parse().expect("exists");
         let mut case = Case::new(format, [2, 5, 64], DType::F32, DType::F32, Options::default(), 3);
         let mut blocks = case.weight.blocks().to_vec();
         for block in blocks.chunks_exact_mut(17) {
             block[0] = exponent;
-            // Magnitudes of 6, twice the scale's 2^-128 twelvefold: normal numbers.
+            // Magnitudes of 6, so that products with the scale 2^-128 are
+            // normal after scaling X.
             block[1..].iter_mut().for_each(|b| *b |= 0x77);
         }
         case.weight = HostWeight::new(format, 5, 64, blocks.into()).expect("well formed");
         if exponent < 100 {
-            // Keeps the products well above the smallest normal f32.
+            // Keeps products well above the smallest normal f32.
             let x: Vec<f32> = case.x_dtype().decode(&case.x).iter().map(|v| v * 1e12).collect();
             case.x = case.x_dtype().encode(&x);
         }
@@ -142,7 +146,7 @@ fn halves_are_rounded_to_nearest_even() {
     }
 }
 
-/// The identity matrix in Q8_0: every scale is 1.
+/// Identity matrix in Q8_0: every scale is 1.
 fn identity(format: Format, k: usize) -> HostWeight {
     let mut blocks = Vec::new();
     for (row, block) in (0..k).flat_map(|row| (0..k / 32).map(move |block| (row, block))) {
@@ -152,7 +156,8 @@ fn identity(format: Format, k: usize) -> HostWeight {
     HostWeight::new(format, k, k, blocks.into()).expect("well formed")
 }
 
-/// Blocks of 32 of any magnitude, of few and of many bits; one of zeros.
+/// Blocks of 32 of any magnitude, with few and with many
+/// bits, and one of zeros.
 fn blocks_of_any_magnitude(count: usize, rng: &mut StdRng) -> Vec<f32> {
     let mut values = Vec::new();
     for block in 0..count {
@@ -192,7 +197,7 @@ fn activations_are_quantized_as_the_model_does() {
 #[test]
 fn tiles_beyond_one_grid_dimension() {
     let Some(device) = adapter() else { return };
-    // 65 535 tiles of 64 outputs and 6 outputs more, narrow enough for one binding.
+    // 65 535 tiles of 64 outputs plus 6 outputs, narrow enough for one binding.
     let n = 65_535 * 64 + 6;
     let case =
         Case::new("int2_g32".parse().expect("exists"), [1, n, 32], DType::F32, DType::F16, Options::default(), 8);

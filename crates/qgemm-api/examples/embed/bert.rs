@@ -1,8 +1,8 @@
-//! A sentence encoder of BERT's kind: linear layers, attention and norms are qgemm's, and rows stay on the device from the first norm to
-//! the last.
+//! BERT sentence encoder. qgemm computes linear layers, attention and norms.
+//! Activations stay on the device throughout.
 //!
-//! Sentences are not padded: the tokens of all of them are the rows of one matrix, so that each linear layer is one product, and offsets
-//! tell attention where a sentence begins.
+//! Sentences are packed without padding: all tokens are rows of one matrix, so each
+//! linear layer is one product. Attention takes the sentence borders as offsets.
 
 use std::error::Error;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::wordpiece::WordPiece;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// What the encoder reads of `config.json`.
+/// Relevant settings of `config.json`.
 #[derive(Deserialize)]
 pub struct Settings {
     pub hidden_size: usize,
@@ -33,7 +33,7 @@ impl Settings {
     /// Reads the `config.json` of a checkpoint.
     ///
     /// # Errors
-    /// When it is not there, or describes another kind of model.
+    /// When it does not exist, or describes another kind of model.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join("config.json");
         let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -46,14 +46,14 @@ impl Settings {
     }
 }
 
-/// How linear layers are computed.
+/// Arithmetic of linear layers.
 #[derive(Clone, Copy)]
 pub struct Choice {
     pub format: Format,
     pub x_precision: XPrecision,
 }
 
-/// A model that is loaded.
+/// Loaded model.
 pub struct Encoder {
     ctx: Context,
     settings: Settings,
@@ -66,7 +66,7 @@ pub struct Encoder {
 }
 
 struct Layer {
-    /// Query, key and value: one weight, because they read the same X.
+    /// Query, key and value as one weight, because they share X.
     qkv: Linear,
     attention: Linear,
     attention_norm: LayerNorm,
@@ -76,10 +76,11 @@ struct Layer {
 }
 
 impl Encoder {
-    /// Opens the checkpoint in `folder`, quantizes its linear layers as chosen and loads them.
+    /// Opens the checkpoint in `folder`, quantizes its linear layers by
+    /// `choice` and loads them.
     ///
     /// # Errors
-    /// When a file is missing or not what it should be, or the device refuses.
+    /// When a file is missing or invalid, or on a device error.
     pub fn open(ctx: &Context, folder: &Path, choice: Choice) -> Result<Self> {
         let settings = Settings::open(folder)?;
         let model = open_model(folder)?;
@@ -109,12 +110,12 @@ impl Encoder {
         })
     }
 
-    /// The tokens of a text.
+    /// Token ids of a text.
     pub fn tokens(&self, text: &str) -> Vec<usize> {
         self.tokenizer.encode(text, self.settings.max_position_embeddings)
     }
 
-    /// A vector of length 1 for each sentence.
+    /// Unit-length embedding of each sentence.
     ///
     /// # Errors
     /// When the device fails.
@@ -147,7 +148,8 @@ impl Encoder {
         Ok(ends.windows(2).map(|ends| pooled(&x[ends[0] * size..ends[1] * size], size)).collect())
     }
 
-    /// Every token looks at all tokens of its sentence. Rows of `qkv` hold query, key and value side by side.
+    /// Attention of every token to all tokens of its sentence. Rows of `qkv` are query,
+    /// key and value, concatenated.
     fn attention(&self, qkv: &Buffer, offsets: &Offsets) -> Result<Buffer> {
         let Settings { hidden_size: size, num_attention_heads: heads, .. } = self.settings;
         let &Offsets { sentences, tokens, longest, ref on_device } = offsets;
@@ -170,7 +172,7 @@ impl Encoder {
     }
 }
 
-/// Where the tokens of each sentence are.
+/// Sentence borders.
 struct Offsets {
     sentences: usize,
     tokens: usize,
@@ -179,7 +181,7 @@ struct Offsets {
 }
 
 impl Offsets {
-    /// Of sentences that end there; the first end is 0.
+    /// Uploads the ends of sentences. The first end is 0.
     fn upload(ctx: &Context, ends: &[usize]) -> Result<Self> {
         let words = ends.iter().map(|&end| u32::try_from(end)).collect::<std::result::Result<Vec<u32>, _>>()?;
         Ok(Self {
@@ -191,7 +193,7 @@ impl Offsets {
     }
 }
 
-/// Makes linear layers of a checkpoint's tensors.
+/// Loader of linear layers.
 struct Loader<'a> {
     ctx: &'a Context,
     model: &'a Model,
@@ -199,7 +201,7 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    /// The layers called `names`, which read the same X, as one.
+    /// Loads the layers `names`, which share X, as one weight.
     fn linear(&self, names: &[String], activation: Activation) -> Result<Linear> {
         let (mut values, mut bias, mut n, mut k) = (Vec::new(), Vec::new(), 0, 0);
         for name in names {
@@ -211,7 +213,7 @@ impl Loader<'_> {
             bias.extend(self.model.dense(&format!("{name}.bias"))?.to_f32());
             (n, k) = (n + rows, columns);
         }
-        // Where K is no whole number of the format's blocks, llama.cpp's fallback is used.
+        // If K is no multiple of the block, llama.cpp's fallback is used.
         let (host, _) = quantize(&values, n, k, self.choice.format)?;
         let bias = self.ctx.upload(&bias)?;
         Ok(Linear { weight: self.ctx.load(&host)?, bias, activation, x_precision: self.choice.x_precision })
@@ -241,7 +243,8 @@ impl Linear {
         if residual.is_some() {
             problem = problem.residual(DType::F32);
         }
-        // Known from the second time on. An engine keeps the buffers, too; these are freed after the work that uses them.
+        // Cached after the first call. An engine would keep the buffers, too; these are freed
+        // after the work that uses them.
         let plan = ctx.plan(&problem)?;
         let mut d = ctx.allocate(m * self.weight.n() * DType::F32.bytes())?;
         let mut workspace = ctx.workspace(plan.workspace_bytes())?;
@@ -252,7 +255,7 @@ impl Linear {
     }
 }
 
-/// A norm of rows of so many columns.
+/// LayerNorm of rows with this many columns.
 struct LayerNorm {
     columns: usize,
     function: NormFunction,
@@ -270,7 +273,7 @@ impl LayerNorm {
     }
 }
 
-/// The mean of a sentence's rows, scaled to length 1.
+/// Mean of a sentence's rows, scaled to unit length.
 fn pooled(rows: &[f32], size: usize) -> Vec<f32> {
     let mut sum = vec![0.0; size];
     for row in rows.chunks_exact(size) {

@@ -1,11 +1,13 @@
-//! A whole sentence encoder, all-MiniLM-L6-v2, on any device, with its linear layers in any weight format:
+//! Sentence encoder (all-MiniLM-L6-v2) on any device, with linear
+//! layers in any weight format:
 //!
 //! ```sh
 //! cargo run --release --example embed -- MODEL_FOLDER --format q8_0 --device auto --x-precision auto
 //! ```
 //!
-//! The folder is that of a checkpoint: `model.safetensors`, `config.json` and `vocab.txt`. Prints how similar sentences are and
-//! where the time went. Only published crates are used; `bert.rs` is what an engine would begin with.
+//! The folder is a checkpoint: `model.safetensors`, `config.json` and
+//! `vocab.txt`. It prints sentence similarities and timings. The example uses
+//! published crates only; an engine can start from `bert.rs`.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints its results")]
 
@@ -30,7 +32,7 @@ const SENTENCES: [&str; 6] = [
     "Matrix products decide how fast a language model answers.",
 ];
 
-/// How often all sentences are embedded to measure the time.
+/// Repetitions of all embeddings, to measure the time.
 const REPEATS: u32 = 20;
 
 struct Arguments {
@@ -83,7 +85,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         start.elapsed().as_secs_f64() * 1e3
     );
 
-    // Plans are made, and on CUDA kernels compiled, the first time.
+    // The first call makes plans and, on CUDA, compiles kernels.
     let embeddings = encoder.embed(&SENTENCES)?;
     for (i, sentence) in SENTENCES.iter().enumerate() {
         let similarities: Vec<String> =

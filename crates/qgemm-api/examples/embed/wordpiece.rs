@@ -1,5 +1,6 @@
-//! BERT's tokenizer for lower-case English: text is cleaned and split at spaces and punctuation, and each word is cut into
-//! the longest pieces that the vocabulary has.
+//! WordPiece tokenizer of lower-case BERT for English. It cleans the text,
+//! splits at spaces and punctuation, and cuts each word into the longest
+//! pieces of the vocabulary.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -9,10 +10,10 @@ use std::path::Path;
 use unicode_normalization::UnicodeNormalization;
 use unicode_properties::{GeneralCategory, GeneralCategoryGroup, UnicodeGeneralCategory};
 
-/// Longer words are unknown, as in the original.
+/// Maximum word length, as in the original. Longer words are unknown.
 const LONGEST_WORD: usize = 100;
 
-/// A vocabulary of word pieces.
+/// Vocabulary of word pieces.
 pub struct WordPiece {
     ids: HashMap<String, usize>,
     begin: usize,
@@ -21,10 +22,10 @@ pub struct WordPiece {
 }
 
 impl WordPiece {
-    /// Reads `vocab.txt`, a piece a line.
+    /// Reads `vocab.txt`, one piece per line.
     ///
     /// # Errors
-    /// When the file cannot be read or lacks one of BERT's own tokens.
+    /// When the file cannot be read or lacks one of BERT's special tokens.
     pub fn open(path: &Path) -> Result<Self, Box<dyn Error>> {
         let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
         let ids: HashMap<String, usize> = text.lines().enumerate().map(|(id, piece)| (piece.to_owned(), id)).collect();
@@ -33,7 +34,7 @@ impl WordPiece {
         Ok(Self { ids, begin, end, unknown })
     }
 
-    /// The tokens of `text`, between those of its begin and end; at most `longest`.
+    /// Token ids of `text` with the start and end tokens, at most `longest`.
     pub fn encode(&self, text: &str, longest: usize) -> Vec<usize> {
         let mut tokens = vec![self.begin];
         words(text).iter().for_each(|word| self.pieces(word, &mut tokens));
@@ -55,14 +56,14 @@ impl WordPiece {
             rest = &rest[end..];
         }
         if !rest.is_empty() {
-            // One piece that is not known makes the whole word unknown.
+            // One unknown piece makes the whole word unknown.
             tokens.truncate(known);
             tokens.push(self.unknown);
         }
     }
 }
 
-/// Words and punctuation marks, in lower case and without accents.
+/// Words and punctuation marks, in lower case without accents.
 fn words(text: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word = String::new();
@@ -90,7 +91,7 @@ fn is_control(c: char) -> bool {
     c == char::REPLACEMENT_CHARACTER || c.general_category_group() == GeneralCategoryGroup::Other
 }
 
-/// Chinese, Japanese and Korean ideographs are words of their own.
+/// Whether `c` is a CJK ideograph, which is a word by itself.
 fn is_ideograph(c: char) -> bool {
     matches!(u32::from(c),
         0x4E00..=0x9FFF | 0x3400..=0x4DBF | 0x20000..=0x2A6DF | 0x2A700..=0x2B73F | 0x2B740..=0x2B81F

@@ -1,4 +1,5 @@
-//! [`Attention`]: heads, queries and keys, and their validation into a [`CheckedAttention`].
+//! Attention problem: the builder [`Attention`] and its validation
+//! into a [`CheckedAttention`].
 
 use qgemm_formats::DType;
 use qgemm_hal::op::attention::{HEAD_DIM_STEP, MOST_HEAD_DIM};
@@ -11,12 +12,13 @@ use qgemm_sched::wanted_families;
 use crate::error::Error;
 use crate::operand::WIDE_ACCESS;
 
-/// Most sequences, tokens, keys, pages and rows of one: kernels add two of them in 32 bits.
+/// Limit of sequences, tokens, keys, pages and rows per page. Kernels
+/// add two of them in 32 bits.
 const MOST: usize = i32::MAX as usize;
-/// Most heads.
+/// Limit of heads.
 pub(crate) const MOST_HEADS: usize = 1 << 16;
 
-/// Which query tokens each sequence has.
+/// Query tokens of each sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queries {
     sequences: usize,
@@ -25,20 +27,23 @@ pub struct Queries {
 }
 
 impl Queries {
-    /// `count` of each of `sequences` sequences, one sequence after another.
+    /// `count` query tokens for each of `sequences` sequences, contiguous.
     pub fn each(sequences: usize, count: usize) -> Self {
         Self { sequences, tokens: sequences.saturating_mul(count), lengths: QueryLengths::Each(count) }
     }
 
-    /// Those from one offset to the next, of `tokens` query tokens: a run is given `sequences + 1` ascending u32 on the device
-    /// ([`AttentionArgs::q_offsets`](crate::AttentionArgs::q_offsets)). `most` is a bound for the tokens of one sequence; what one has
-    /// beyond it is not computed. Tokens of no sequence are not written.
+    /// Ragged query tokens, by ascending offsets (cu_seqlens) in device memory.
+    ///
+    /// A run takes `sequences + 1` u32
+    /// ([`AttentionArgs::q_offsets`](crate::AttentionArgs::q_offsets)). `most` bounds the
+    /// tokens of one sequence; later tokens of a sequence are not computed. Tokens outside
+    /// all sequences are not written.
     pub fn offsets(sequences: usize, tokens: usize, most: usize) -> Self {
         Self { sequences, tokens, lengths: QueryLengths::Offsets { most } }
     }
 }
 
-/// Which keys and values each sequence has, and where.
+/// Keys and values of each sequence: their number and addressing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keys {
     most: usize,
@@ -46,53 +51,65 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// `count` of each sequence, one sequence after another.
+    /// `count` keys per sequence, contiguous.
     pub fn each(count: usize) -> Self {
         Self { most: count, places: KvPlaces::Pages { capacity: count, lengths: false } }
     }
 
-    /// Room for `capacity` keys of each sequence, one sequence after another; a run is given how many there are
-    /// ([`AttentionArgs::kv_lengths`](crate::AttentionArgs::kv_lengths)), a u32 a sequence on the device.
+    /// Padded keys: room for `capacity` per sequence, contiguous.
+    ///
+    /// A run takes the number of keys per sequence, u32
+    /// ([`AttentionArgs::kv_lengths`](crate::AttentionArgs::kv_lengths)).
     pub fn lengths(capacity: usize) -> Self {
         Self { most: capacity, places: KvPlaces::Pages { capacity, lengths: true } }
     }
 
-    /// Rows from one offset to the next, of `rows` rows: a run is given ascending u32 on the device, one more than sequences
-    /// ([`AttentionArgs::kv_offsets`](crate::AttentionArgs::kv_offsets)). `most` is a bound for the keys of one sequence.
+    /// Ragged keys, by ascending offsets (cu_seqlens) into `rows` rows in device memory.
+    ///
+    /// A run takes `sequences + 1` u32
+    /// ([`AttentionArgs::kv_offsets`](crate::AttentionArgs::kv_offsets)). `most` bounds
+    /// the keys of one sequence.
     pub fn offsets(rows: usize, most: usize) -> Self {
         Self { most, places: KvPlaces::Offsets { rows } }
     }
 
-    /// Pages of `page_size` keys of a cache of `pages`; a run is given `width` u32 a sequence, the numbers of its pages in order
-    /// ([`AttentionArgs::block_table`](crate::AttentionArgs::block_table)), and how many keys there are
-    /// ([`AttentionArgs::kv_lengths`](crate::AttentionArgs::kv_lengths)), both on the device. Keys of pages that are none are not seen.
+    /// Paged KV cache of `pages` pages with `page_size` keys each.
+    ///
+    /// A run takes a block table of `width` u32 per sequence
+    /// ([`AttentionArgs::block_table`](crate::AttentionArgs::block_table))
+    /// and the number of keys per sequence
+    /// ([`AttentionArgs::kv_lengths`](crate::AttentionArgs::kv_lengths)), both in device
+    /// memory. Keys of invalid page numbers are masked.
     pub fn paged(pages: usize, page_size: usize, width: usize) -> Self {
         Self { most: width.saturating_mul(page_size), places: KvPlaces::Table { pages, page_size, width } }
     }
 
-    /// A bound for the keys of one sequence, below what there is room for: what one has beyond it is left out.
+    /// Bound for the keys of one sequence, below its capacity. Later keys are ignored.
     pub fn most(self, keys: usize) -> Self {
         Self { most: self.most.min(keys), ..self }
     }
 }
 
-/// Strides of keys or values, in elements.
+/// Strides of K or V, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvStrides {
-    /// From one page, or sequence, to the next; of no meaning where keys lie at offsets.
+    /// Page stride, or sequence stride without pages. Unused with offsets.
     pub page: u64,
-    /// From one token to the next.
+    /// Token stride.
     pub token: u64,
-    /// From one head to the next.
+    /// Head stride.
     pub head: u64,
 }
 
-/// Attention of query tokens to the keys of their sequences, described for [`Context::plan_attention`].
+/// Attention of query tokens to the keys of their sequences, for
+/// [`Context::plan_attention`].
 ///
-/// Query `i` of `q_len` in a sequence with `kv_len` keys sees keys `j < kv_len`; with [`causal`](Self::causal) only
-/// `j ≤ kv_len − q_len + i`, so that the last query sees all; with a [`mask`](Self::mask) only those of them whose bit is set. The result is `Σ exp(s_j) v_j / Σ exp(s_j)` with
-/// `s_j = scale · (q · k_j)`, in f32. A query that sees no key, or none whose `s_j` is above −∞, gets zeros. Heads of queries share heads
-/// of keys in order: head `h` uses `h / (heads / kv_heads)`.
+/// The result is `Σ exp(s_j) v_j / Σ exp(s_j)` with `s_j = scale · (q · k_j)`, in f32.
+/// Query `i` of `q_len` attends to the keys `j < kv_len`. With [`causal`](Self::causal)
+/// only `j ≤ kv_len − q_len + i` are visible: the last query attends to all keys.
+/// A [`mask`](Self::mask) further restricts them. A query without visible keys, or
+/// whose scores are all −∞, gets zeros. Grouped-query attention: query head `h` uses KV
+/// head `h / (heads / kv_heads)`.
 ///
 /// [`Context::plan_attention`]: crate::Context::plan_attention
 #[derive(Clone, Debug)]
@@ -121,13 +138,16 @@ pub struct Attention {
     family: Option<String>,
 }
 
-/// Families of which the plan takes one.
+/// Candidate families of a plan.
 type AllowedFamilies = Vec<&'static dyn Family<CheckedAttention>>;
 
 impl Attention {
-    /// `heads` heads of `head_dim` features in `dtype`, whose keys and values have `kv_heads`, in `dtype` as well: Q and D
-    /// `[tokens, heads, head_dim]`, K and V `[keys, kv_heads, head_dim]`, of pages `[pages, page_size, kv_heads, head_dim]`. Not
-    /// causal, with a scale of `1 / √head_dim`.
+    /// Attention of `heads` query heads and `kv_heads` KV heads of `head_dim`
+    /// features, all in `dtype`.
+    ///
+    /// Q and D are `[tokens, heads, head_dim]`, K and V `[keys, kv_heads, head_dim]`.
+    /// A paged cache is `[pages, page_size, kv_heads, head_dim]`. Defaults:
+    /// not causal, scale `1 / √head_dim`.
     pub fn new(dtype: DType, heads: usize, kv_heads: usize, head_dim: usize, queries: Queries, keys: Keys) -> Self {
         Self {
             dtype,
@@ -155,73 +175,79 @@ impl Attention {
         }
     }
 
-    /// Features of a value and of a result, where they are not those of a query.
+    /// Head dimension of V and D, if it differs from that of Q and K.
     pub fn v_dim(mut self, features: usize) -> Self {
         self.v_dim = features;
         self
     }
 
-    /// How keys and values are stored; E4M3 has a factor a head, Q8_0 and Q4_0 have scales of blocks, which a run is given.
+    /// Format of the KV cache. E4M3 has one factor per head. Q8_0 and Q4_0 have block
+    /// scales. A run takes the factors or scales.
     pub fn kv_format(mut self, format: KvFormat) -> Self {
         self.kv = format;
         self
     }
 
-    /// Elements from one token of Q to the next, and from one head to the next.
+    /// Token and head strides of Q, in elements.
     pub fn q_strides(mut self, token: u64, head: u64) -> Self {
         self.q = Some([token, head]);
         self
     }
 
-    /// How the keys lie.
+    /// Strides of K.
     pub fn k_strides(mut self, strides: KvStrides) -> Self {
         self.k = Some(strides);
         self
     }
 
-    /// How the values lie.
+    /// Strides of V.
     pub fn v_strides(mut self, strides: KvStrides) -> Self {
         self.v = Some(strides);
         self
     }
 
-    /// Elements from one token of D to the next, and from one head to the next; no two heads of tokens may overlap.
+    /// Token and head strides of D, in elements. Heads must not overlap.
     pub fn d_strides(mut self, token: u64, head: u64) -> Self {
         self.d = Some([token, head]);
         self
     }
 
-    /// What the addresses of Q and D are multiples of, in bytes, at every run. 16 when not given.
+    /// Alignment of the addresses of Q and D in every run, in bytes. 16 by default.
     pub fn alignment(mut self, bytes: usize) -> Self {
         self.alignment = bytes;
         self
     }
 
-    /// What the addresses of K and V are multiples of, in bytes, at every run. 16 when not given.
+    /// Alignment of the addresses of K and V in every run, in bytes. 16 by default.
     pub fn kv_alignment(mut self, bytes: usize) -> Self {
         self.kv_alignment = bytes;
         self
     }
 
-    /// A query sees no later keys: the last query of a sequence stands where its last key does.
+    /// Causal mask, aligned so that the last query of a sequence attends to its last key.
     pub fn causal(mut self) -> Self {
         self.causal = true;
         self
     }
 
-    /// A query sees at most the last `keys` keys up to its own position.
+    /// Sliding window: a query attends to at most the last `keys`
+    /// keys up to its own position.
     pub fn window(mut self, keys: usize) -> Self {
         self.window = Some(keys);
         self
     }
 
-    /// A query sees, of the keys that it would see otherwise, those whose bit is set in a mask on the device, which a run is given
-    /// ([`AttentionArgs::mask`](crate::AttentionArgs::mask)): trees of guessed tokens, prefixes, documents in one sequence. A row of the mask
-    /// is `⌈keys / 32⌉` little-endian u32, where `keys` is the bound for the keys of one sequence ([`Keys`]); key `j` of the sequence is bit
-    /// `j % 32` of word `j / 32`. [`MaskBits`] says which rows there are. Keys that no query of a tile sees are skipped: neither read nor
-    /// multiplied.
+    /// Bit mask: restricts the visible keys further by bits in device memory
+    /// ([`AttentionArgs::mask`](crate::AttentionArgs::mask)).
     ///
-    /// Two tokens and two guesses for the third, of which each sees the first two and itself:
+    /// Uses: speculative token trees, prefixes, packed documents. A mask row has
+    /// `⌈keys / 32⌉` little-endian u32, where `keys` is the bound for the keys of one
+    /// sequence ([`Keys`]). Key `j` of the sequence is bit `j % 32` of word `j / 32`.
+    /// [`MaskBits`] selects the rows. Keys that are masked for a whole query tile are
+    /// skipped: neither read nor multiplied.
+    ///
+    /// Example: two tokens and two guesses for the third. Each guess attends
+    /// to the tokens and itself.
     ///
     /// ```
     /// use qgemm_api::{Attention, AttentionArgs, Context, DType, Keys, MaskBits, Queries};
@@ -249,48 +275,53 @@ impl Attention {
         self
     }
 
-    /// Factor of products, in place of `1 / √head_dim`.
+    /// Softmax scale, instead of `1 / √head_dim`.
     pub fn scale(mut self, factor: f32) -> Self {
         self.scale = Some(factor);
         self
     }
 
-    /// Bounds what the exponential is taken of: `cap · tanh(s / cap)`.
+    /// Logit soft-capping: `cap · tanh(s / cap)`.
     pub fn soft_cap(mut self, cap: f32) -> Self {
         self.soft_cap = Some(cap);
         self
     }
 
-    /// Also writes `ln Σ exp(s_j)`, f32 `[tokens, heads]`; −∞ where no key is seen.
+    /// Also writes the log-sum-exp `ln Σ exp(s_j)`, f32
+    /// `[tokens, heads]`. −∞ without visible keys.
     pub fn log_sum_exp(mut self) -> Self {
         self.lse = true;
         self
     }
 
-    /// The bits of a sequence's results depend on neither the number nor the lengths of the others, among plans with the same bounds
-    /// for queries and keys: keys are cut into parts of a fixed length.
+    /// Batch-invariant results: the bits of a sequence depend neither on the number nor on
+    /// the lengths of other sequences.
+    ///
+    /// This holds among plans with equal bounds for queries and keys. Split-KV then uses
+    /// splits of a fixed length.
     pub fn batch_invariant(mut self) -> Self {
         self.batch_invariant = true;
         self
     }
 
-    /// Restricts the plan to one kernel family, such as `attention_simt`: for tests and benchmarks.
+    /// Restricts the plan to one kernel family, such as `attention_simt`,
+    /// for tests and benchmarks.
     pub fn family(mut self, name: impl Into<String>) -> Self {
         self.family = Some(name.into());
         self
     }
 
-    /// The families of the device of `info` that may serve it.
+    /// Families of the device that may serve the problem.
     pub(crate) fn families(&self, info: &DeviceInfo, all: AttentionFamilies) -> Result<AllowedFamilies, Error> {
         Ok(wanted_families(all, self.family.as_deref(), info)?)
     }
 
-    /// Whether the plan is that of any family.
+    /// Whether any family may serve the problem.
     pub(crate) fn is_unrestricted(&self) -> bool {
         self.family.is_none()
     }
 
-    /// Validates everything that does not depend on the buffers of a run.
+    /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedAttention, Error> {
         let addressing = addressing(self.queries, self.keys)?;
         let Addressing { sequences, tokens, queries, most_keys, places } = addressing;
@@ -364,7 +395,7 @@ impl Attention {
     }
 }
 
-/// Sequences with their tokens and keys, as many as kernels count.
+/// Checks sequences, tokens and keys against the limits of kernels.
 pub(crate) fn addressing(queries: Queries, keys: Keys) -> Result<Addressing, Error> {
     let Queries { sequences, tokens, lengths: queries } = queries;
     let Keys { most: most_keys, places } = keys;
@@ -388,7 +419,7 @@ pub(crate) fn check_count(name: &'static str, got: usize, least: usize, most: us
     if (least..=most).contains(&got) { Ok(()) } else { Err(Error::OutOfRange { name, least, most, got }) }
 }
 
-/// That kernels have heads of so many features.
+/// Checks the head dimensions against those of kernels.
 pub(crate) fn check_head_dims(qk_dim: usize, v_dim: usize, kv: KvFormat) -> Result<(), Error> {
     let step = kv.step().max(HEAD_DIM_STEP);
     for (name, got) in [("features of a query", qk_dim), ("features of a value", v_dim)] {
@@ -404,24 +435,24 @@ pub(crate) struct HeadsOf {
     pub name: &'static str,
     pub heads: usize,
     pub columns: usize,
-    /// How an element is stored.
+    /// Element format.
     pub format: KvFormat,
-    /// Bytes that kernels load at once.
+    /// Bytes per vector load.
     pub vector: usize,
 }
 
 impl HeadsOf {
-    /// Of Q, D, new keys or new values.
+    /// Heads of Q, D, new keys or new values.
     pub fn of_tokens(name: &'static str, heads: usize, columns: usize, dtype: DType) -> Self {
         Self { name, heads, columns, format: KvFormat::Plain(dtype), vector: WIDE_ACCESS }
     }
 
-    /// Of cached keys or values.
+    /// Heads of cached keys or values.
     pub fn of_cache(name: &'static str, heads: usize, columns: usize, format: KvFormat) -> Self {
         Self { name, heads, columns, format, vector: format.vector_bytes() }
     }
 
-    /// Rows with these strides of pages, tokens and heads, of so many pages and rows of each.
+    /// Checks strides of pages, tokens and heads against their counts.
     pub fn check(
         &self,
         [page, token, head]: [u64; 3],
@@ -437,7 +468,7 @@ impl HeadsOf {
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             return Err(Error::ExtentOverflow { operand, rows: rows as u64, row_stride: token });
         }
-        // The stride of what there is one of plays no part.
+        // The stride of a single item is irrelevant.
         let strides = [(page, pages), (token, rows), (head, heads)];
         let strides = strides.map(|(stride, count)| if count > 1 { stride } else { 0 });
         let step = format.step() as u64;
@@ -452,7 +483,7 @@ impl HeadsOf {
     }
 }
 
-/// Bytes from the first to the last element of so many pages, rows and heads; `None` when the count overflows.
+/// Extent in bytes from the first to the last element. `None` on overflow.
 pub(crate) fn extent_bytes(strides: [u64; 3], counts: [usize; 3], columns: usize, format: KvFormat) -> Option<u64> {
     if counts.contains(&0) {
         return Some(0);

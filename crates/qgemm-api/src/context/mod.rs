@@ -1,4 +1,4 @@
-//! [`Context`]: an opened device and everything that is made on it.
+//! [`Context`]: an open device, and the factory of everything on it.
 
 mod loading;
 mod planning;
@@ -17,34 +17,39 @@ use crate::plan_cache::PlanCaches;
 use crate::tune::Tuned;
 use crate::workspace::Workspace;
 
-/// An opened device. Cheap to clone, and shared freely between threads.
+/// Open device. Cheap to clone and shared freely between threads.
 #[derive(Clone, Debug)]
 pub struct Context {
     device: Arc<dyn Device>,
     tuned: Arc<TunedTable>,
-    /// What was planned before, with this table.
+    /// Cache of plans made with this table.
     plans: Arc<PlanCaches>,
 }
 
 impl Context {
-    /// Opens a device by name (`cpu`, `cuda:0`, `wgpu:0`, `noop`, or `auto` for the best there is: CUDA, then a GPU through
-    /// wgpu, then the CPU) or by the [`DeviceId`] that [`devices`](crate::devices) lists. Contexts of one device share its
-    /// memory: buffers, weights and plans of one are used with the other. Those of another device are refused, with both named.
+    /// Opens a device by name or by a [`DeviceId`] of [`devices`](crate::devices).
+    ///
+    /// Names: `cpu`, `cuda:0`, `wgpu:0`, `noop`, or `auto` for the best device (CUDA, then
+    /// a GPU through wgpu, then the CPU). Contexts of one device share its memory:
+    /// buffers, weights and plans of one work with another. Objects of another device are
+    /// refused with both names.
     ///
     /// # Errors
-    /// When the name does not parse, there is no such device, or it fails to open. `auto` passes over backends
-    /// that find no device, but a device that is found and fails to open is an error.
+    /// When the name does not parse, the device does not exist, or it fails to open. `auto`
+    /// skips backends without a device. A device that exists but fails to open is an error.
     pub fn open<'a>(device: impl Into<DeviceChoice<'a>>) -> Result<Self, Error> {
         backends::open(device.into()).map(Self::from_device)
     }
 
-    /// A context over a device that the caller opened.
+    /// Context on a device that the caller opened.
     pub fn from_device(device: Arc<dyn Device>) -> Self {
         Self { device, tuned: Arc::default(), plans: Arc::default() }
     }
 
-    /// The context with measured configurations, of a table or, with [`Tuned::Auto`], of the one in the user's cache folder, where there is
-    /// one: plans take them where they know the shape, and what the cost model expects to be fastest elsewhere.
+    /// Adds measured configurations: a table, or with [`Tuned::Auto`] the one in the
+    /// user's cache folder, if any.
+    ///
+    /// Plans use them for known shapes, and the cost model elsewhere.
     ///
     /// ```
     /// use qgemm_api::{Context, Tuned};
@@ -54,31 +59,31 @@ impl Context {
     /// ```
     pub fn with_tuned(self, tuned: impl Into<Tuned>) -> Self {
         let Some(table) = tuned.into().table() else { return self };
-        // Other clones keep their table, and what they planned by it.
+        // Clones keep their table and their plans.
         Self { tuned: Arc::new(table), plans: Arc::default(), ..self }
     }
 
-    /// What the device is and can do.
+    /// Properties and capabilities of the device.
     pub fn info(&self) -> &DeviceInfo {
         self.device.info()
     }
 
-    /// The measured configurations that plans follow.
+    /// Measured configurations.
     pub(crate) fn tuned(&self) -> &Arc<TunedTable> {
         &self.tuned
     }
 
-    /// The device itself, for events, copies and fills on a stream of one's choice.
+    /// Device, for events, copies and fills on a given stream.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
 
-    /// The stream that calls without one of their own use.
+    /// Stream of calls without a stream argument.
     pub fn default_stream(&self) -> Stream {
         self.device.default_stream()
     }
 
-    /// A new stream, whose work is ordered only within itself.
+    /// Creates a stream. Work is ordered only within it.
     ///
     /// # Errors
     /// A driver error.
@@ -86,7 +91,7 @@ impl Context {
         Ok(self.device.new_stream()?)
     }
 
-    /// Waits until all work of `stream` is done.
+    /// Waits for all work of `stream`.
     ///
     /// # Errors
     /// Errors of that work.
@@ -94,7 +99,7 @@ impl Context {
         Ok(self.device.synchronize(stream)?)
     }
 
-    /// Marks the present end of `stream`'s work, for other streams to wait for.
+    /// Records an event after the work submitted to `stream` so far.
     ///
     /// # Errors
     /// A device error.
@@ -102,11 +107,11 @@ impl Context {
         Ok(self.device.record(stream)?)
     }
 
-    /// Makes work that is submitted to `stream` from here on begin after the work before `event`, which may be another
-    /// stream's. The host does not wait.
+    /// Makes later work of `stream` wait for `event`, which may be from another
+    /// stream. The host does not wait.
     ///
     /// # Errors
-    /// When one of them belongs to another device, or a device error.
+    /// When stream and event belong to different devices, or a device error.
     pub fn wait(&self, stream: &Stream, event: &Event) -> Result<(), Error> {
         Ok(self.device.wait(stream, event)?)
     }
@@ -119,24 +124,28 @@ impl Context {
         Checks(self.info().id).device("weight", got)
     }
 
-    /// Scratch memory of at least `bytes` bytes, zeroed. Use it with one stream at a time.
+    /// Allocates a zeroed workspace of at least `bytes` bytes. Use it
+    /// with one stream at a time.
     ///
     /// # Errors
-    /// A device error such as exhausted memory.
+    /// A device error such as out of memory.
     pub fn workspace(&self, bytes: usize) -> Result<Workspace, Error> {
         Ok(Workspace::new(self.device.allocate(bytes, "a workspace")?))
     }
 
-    /// A zeroed buffer of `bytes` bytes, which remembers no element type: plans take it for any operand, whatever has been written to it.
-    /// [`Context::allocate_elements`] has plans refuse it for others.
+    /// Allocates a zeroed buffer of `bytes` bytes without an element type. Plans
+    /// accept it for any operand.
+    ///
+    /// [`Context::allocate_elements`] makes typed buffers, which plans check.
     ///
     /// # Errors
-    /// A device error such as exhausted memory.
+    /// A device error such as out of memory.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, Error> {
         Ok(self.device.allocate(bytes, "a buffer")?)
     }
 
-    /// A zeroed buffer of `count` elements, which remembers their type: a plan that would read or write other elements refuses it.
+    /// Allocates a zeroed buffer of `count` elements with their type. Plans refuse it for
+    /// operands of another type.
     ///
     /// ```
     /// use qgemm_api::{Context, Conversion, ConversionArgs, DType, ElementType, Error};
@@ -151,35 +160,38 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// A device error such as exhausted memory.
+    /// A device error such as out of memory.
     pub fn allocate_elements(&self, element: impl Into<ElementType>, count: usize) -> Result<Buffer, Error> {
         let element = element.into();
-        // No device has as many bytes as the largest number.
+        // Saturation exceeds the memory of any device.
         Ok(self.allocate(count.saturating_mul(element.bytes()))?.typed(element))
     }
 
-    /// A new buffer that holds `values` (numbers, or bytes), ready for every stream. It remembers what the values are, and of bytes nothing:
-    /// see [`Context::allocate_elements`].
+    /// Uploads `values` (numbers or bytes) to a new buffer, ready for every stream.
+    ///
+    /// The buffer has the element type of `values`. Bytes have none: see
+    /// [`Context::allocate_elements`].
     ///
     /// # Errors
-    /// A device error such as exhausted memory.
+    /// A device error such as out of memory.
     pub fn upload<T: Element>(&self, values: &[T]) -> Result<Buffer, Error> {
         let mut buffer = self.allocate_elements(T::TYPE, values.len())?;
         self.upload_into(values, &mut buffer)?;
         Ok(buffer)
     }
 
-    /// Copies `values` to the start of `dst`, which must not be in use by work submitted before. Every stream
-    /// sees them when this returns.
+    /// Copies `values` to the start of `dst`, which no submitted work may use. Visible
+    /// to every stream on return.
     ///
     /// # Errors
-    /// When `dst` is too short, on another device or known to hold other elements, or a device error. Bytes go anywhere.
+    /// When `dst` is too short, on another device, or has another element type; or a device
+    /// error. Bytes go anywhere.
     pub fn upload_into<'a, T: Element>(&self, values: &[T], dst: impl Into<BufferMut<'a>>) -> Result<(), Error> {
         self.upload_on(&self.default_stream(), values, dst)
     }
 
-    /// Copies `values` to the start of `dst` after the work of `stream` that was submitted before, such as what still reads
-    /// `dst`. Every stream sees them when this returns.
+    /// Copies `values` to the start of `dst` after previous work of `stream`, e.g.
+    /// work that still reads `dst`. Visible to every stream on return.
     ///
     /// # Errors
     /// As [`Context::upload_into`].
@@ -195,16 +207,18 @@ impl Context {
         Ok(self.device.synchronize(stream)?)
     }
 
-    /// Waits for the default stream and returns the values of `src`: numbers, or bytes. Work on another stream is not waited
-    /// for: take [`Context::download_on`] for that.
+    /// Waits for the default stream and downloads the values of `src`.
+    ///
+    /// Other streams are not waited for: use [`Context::download_on`].
     ///
     /// # Errors
-    /// When `src` is no whole number of values, or is known to hold other elements, or a device error. Bytes come from anywhere.
+    /// When `src` is no whole number of values or has another element type; or a device
+    /// error. Bytes come from anywhere.
     pub fn download<'a, T: Element>(&self, src: impl Into<BufferRef<'a>>) -> Result<Vec<T>, Error> {
         self.download_on(&self.default_stream(), src)
     }
 
-    /// Waits for `stream` and returns the values of `src`.
+    /// Waits for `stream` and downloads the values of `src`.
     ///
     /// # Errors
     /// As [`Context::download`].
@@ -220,7 +234,7 @@ impl Context {
     }
 }
 
-/// That memory holds values of `T`, unless they are copied as bytes.
+/// Checks that memory holds elements of `T`, unless they are copied as bytes.
 pub(crate) fn check_copied<T: Element>(operand: &'static str, view: BufferRef<'_>) -> Result<(), Error> {
     if T::TYPE == ElementType::Bytes { Ok(()) } else { check_element(operand, T::TYPE, view) }
 }

@@ -1,4 +1,5 @@
-//! [`Conversion`]: which matrix becomes which, and its validation into a [`CheckedConvert`].
+//! Conversion problem: the builder [`Conversion`] and its validation
+//! into a [`CheckedConvert`].
 
 use qgemm_formats::DType;
 use qgemm_hal::CheckedConvert;
@@ -6,15 +7,17 @@ use qgemm_hal::CheckedConvert;
 use crate::error::Error;
 use crate::operand::{Stored, WIDE_ACCESS, check_dimension};
 
-/// A matrix to be written in another element type, order of columns or layout, described for [`Context::plan_conversion`]:
+/// Type and layout conversion, for [`Context::plan_conversion`]:
 ///
 /// ```text
 /// D[r, c] = X[r, order[c]] · 2^e(r)
 /// ```
 ///
-/// rounded to nearest even. Unless said otherwise both matrices are row-major without gaps, D has the columns of X in their
-/// order, and `e` is 0. Without an order, columns of D beyond those of X are zeros, and columns of X beyond those of D are left
-/// out. Numbers beyond the range of f16 become infinite there; finite ones beyond bf16's largest become that one.
+/// Values round to nearest even. Defaults: row-major without gaps,
+/// the columns of X in their order, `e = 0`. Without an order, extra
+/// columns of D are zeros and extra columns of X are dropped.
+/// Values beyond f16's range become infinite; finite values beyond
+/// bf16's range become its largest.
 ///
 /// [`Context::plan_conversion`]: crate::Context::plan_conversion
 #[derive(Clone, Debug)]
@@ -34,8 +37,8 @@ pub struct Conversion {
 }
 
 impl Conversion {
-    /// X of `rows` × `columns` elements of type `from` becomes D of type `to`. There may be 0 rows, or 0 columns of D:
-    /// such a plan launches nothing.
+    /// Converts X of `rows` × `columns` elements from `from` to `to`.
+    /// With 0 rows, or 0 columns of D, the plan launches nothing.
     pub fn new(rows: usize, columns: usize, from: DType, to: DType) -> Self {
         Self {
             rows,
@@ -53,59 +56,69 @@ impl Conversion {
         }
     }
 
-    /// X is stored as `[columns, rows]`, the values of one column contiguous.
+    /// Stores X as `[columns, rows]`: the values of one
+    /// column are contiguous.
     pub fn x_transposed(mut self) -> Self {
         self.x_transposed = true;
         self
     }
 
-    /// Elements from one stored row of X to the next: at least the columns, or at least the rows when X is transposed.
+    /// Row stride of X as stored, in elements. At least its columns, or its
+    /// rows when transposed.
     pub fn x_row_stride(mut self, elements: u64) -> Self {
         self.x_row_stride = Some(elements);
         self
     }
 
-    /// What the address of X is a multiple of, in bytes, at every run. 16 when not given, which every buffer that a context
-    /// allocates meets; less costs speed.
+    /// Alignment of the address of X in every run, in bytes. 16 by default,
+    /// which all buffers of a context have; less is slower.
     pub fn x_alignment(mut self, bytes: usize) -> Self {
         self.x_alignment = bytes;
         self
     }
 
-    /// D has `columns` columns in place of as many as X.
+    /// Number of columns of D. By default that of X.
     pub fn d_columns(mut self, columns: usize) -> Self {
         self.d_columns = columns;
         self
     }
 
-    /// D has `columns` columns, and an order, given at every run, says which column of X each of them is: as many `u32` in device
-    /// memory. An entry that is no column of X, such as [`NO_COLUMN`](crate::NO_COLUMN), makes a column of zeros.
+    /// Gathers columns: `columns` column indices into X, u32 in device
+    /// memory, given at every run.
+    ///
+    /// An index that is no column of X, such as
+    /// [`NO_COLUMN`](crate::NO_COLUMN), yields zeros.
     pub fn gathered(mut self, columns: usize) -> Self {
         self.gathers = true;
         self.d_columns(columns)
     }
 
-    /// Elements from one row of D to the next: at least its columns. What lies between rows is left as it is.
+    /// Row stride of D in elements, at least its columns.
+    /// Gaps are not written.
     pub fn d_row_stride(mut self, elements: u64) -> Self {
         self.d_row_stride = Some(elements);
         self
     }
 
-    /// What the address of D is a multiple of, in bytes; see [`Conversion::x_alignment`].
+    /// Alignment of the address of D, in bytes; see
+    /// [`Conversion::x_alignment`].
     pub fn d_alignment(mut self, bytes: usize) -> Self {
         self.d_alignment = bytes;
         self
     }
 
-    /// Multiplies each row by the power of two that brings the largest finite magnitude of X's row to [2¹⁴, 2¹⁵), which f16 holds
-    /// with eleven bits whatever it was, and writes its inverse for every row, in f32, beside. Rows below 2⁻¹¹² are multiplied by
-    /// 2¹²⁶. Only for D in f16.
+    /// Power-of-two row factors, only for D in f16. Each row is scaled so
+    /// that its largest finite magnitude is in [2¹⁴, 2¹⁵).
+    ///
+    /// f16 then has eleven significant bits for rows of any magnitude.
+    /// The inverse of the factor is written per row in f32. Rows below
+    /// 2⁻¹¹² are multiplied by 2¹²⁶.
     pub fn row_factors(mut self) -> Self {
         self.row_factors = true;
         self
     }
 
-    /// Validates everything that does not depend on the buffers of a run.
+    /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedConvert, Error> {
         let &Self { rows, columns, d_columns, gathers, row_factors, .. } = self;
         for (name, got) in [("rows", rows), ("columns", columns), ("columns of D", d_columns)] {

@@ -1,4 +1,4 @@
-//! Architectures: which products and norms a layer has, of which tensors.
+//! Model architectures: products, norms and tensor names of a layer.
 
 use qgemm_formats::model::{Model, TensorInfo, TensorKind, strict_json};
 use qgemm_formats::{DType, Format};
@@ -10,12 +10,12 @@ use super::numbers::{Heads, Numbers};
 use super::operands::PlannedRotary;
 use crate::error::Error;
 
-/// Architectures that plans are made for.
+/// Supported architectures.
 pub(super) const SERVED: &[&str] = &["llama", "qwen3", "qwen3moe", "bert"];
 
-/// How the tensors of a layer are called.
+/// Tensor names of a layer.
 struct Names {
-    /// What stands before the layer's number, and behind it.
+    /// Name parts before and after the layer number.
     prefixes: &'static [&'static str],
     q: &'static str,
     k: &'static str,
@@ -25,17 +25,17 @@ struct Names {
     up: &'static str,
     down: &'static str,
     router: &'static str,
-    /// Of experts; `{e}` is the expert's number where they are stored one by one.
+    /// Experts' weights. `{e}` is the expert id if each expert has its own tensor.
     gates: &'static str,
     ups: &'static str,
     downs: &'static str,
-    /// The last product, else the embedding that it is tied to.
+    /// Output head, or the embedding that is tied to it.
     heads: &'static [&'static str],
-    /// Norms of a layer: before or behind attention, and before or behind the feed-forward part.
+    /// Norms of a layer: at attention, and at the feed-forward part.
     norms: [&'static str; 2],
-    /// Norms of the heads of queries and keys.
+    /// Norms of query and key heads.
     head_norms: [&'static str; 2],
-    /// The last norm of a decoder, or the first of an encoder.
+    /// Final norm of a decoder, or first norm of an encoder.
     outer_norms: &'static [&'static str],
 }
 
@@ -94,59 +94,59 @@ const ENCODER: Names = Names {
     ..DECODER
 };
 
-/// The products of a model.
+/// Products of a model.
 pub(super) struct Network {
     pub architecture: &'static str,
     pub layers: Vec<LayerTensors>,
-    /// The product that makes logits, where there is one.
+    /// Product that makes logits, if any.
     pub head: Option<Matrix>,
-    /// Whether a layer's first norm comes before its products (else after).
+    /// Whether norms precede the products of their part (pre-norm).
     pub pre_norm: bool,
-    /// The function of the feed-forward part.
+    /// Activation of the feed-forward part.
     pub activation: Activation,
     pub heads: Heads,
-    /// How queries and keys are turned; none in encoders, and the reason where that is the caller's.
+    /// Rotary embedding. None in encoders; an error has the reason why it is the caller's.
     pub rotary: Option<Result<PlannedRotary, String>>,
-    /// What norms add below the root.
+    /// Epsilon of norms.
     pub eps: f32,
-    /// The norm before the head, or behind the embeddings of an encoder.
+    /// Norm before the head, or after the embeddings of an encoder.
     pub outer_norm: NormTensors,
-    /// Tokens that the model is made for, where it says so.
+    /// Context length of the model, if stated.
     pub context: Option<usize>,
 }
 
-/// The tensors of a norm.
+/// Tensors of a norm.
 #[derive(Clone)]
 pub(super) struct NormTensors {
     pub gamma: (String, DType),
     pub beta: Option<(String, DType)>,
 }
 
-/// The products of a layer.
+/// Products of a layer.
 pub(super) struct LayerTensors {
     pub q: Matrix,
     pub k: Matrix,
     pub v: Matrix,
     pub o: Matrix,
-    /// Norms before or behind attention, and before or behind the feed-forward part.
+    /// Norms at attention and at the feed-forward part.
     pub norms: [NormTensors; 2],
-    /// Norms of the heads of queries and keys.
+    /// Norms of query and key heads.
     pub head_norms: Option<[NormTensors; 2]>,
     pub feed_forward: FeedForward,
 }
 
-/// What follows attention.
+/// Feed-forward part of a layer.
 pub(super) enum FeedForward {
-    /// `down(activation(up))`, with a gate where there is one.
+    /// `down(activation(up))`, with an optional gate.
     Dense { gate: Option<Matrix>, up: Matrix, down: Matrix },
-    /// The same for `top_k` of `experts` experts that a router chooses.
+    /// Router and `experts` experts, `top_k` per token.
     Experts { router: Matrix, gate: Matrix, up: Matrix, down: Matrix, experts: usize, top_k: usize },
 }
 
-/// A weight of the model: of experts, one of them.
+/// Weight of the model. For experts, the weight of one.
 #[derive(Clone)]
 pub(super) struct Matrix {
-    /// Tensor; of experts that are stored one by one, the first one's.
+    /// Tensor name. For experts with their own tensors, that of the first.
     pub tensor: String,
     pub format: Format,
     pub n: usize,
@@ -156,10 +156,11 @@ pub(super) struct Matrix {
     pub bias: Option<(String, DType)>,
 }
 
-/// Finds the products of `model`; `config` is the text of its `config.json`.
+/// Finds the products of `model`. `config` is the text of its `config.json`.
 ///
 /// # Errors
-/// [`Error::UnknownArchitecture`], [`Error::IncompleteModel`], or a tensor that is missing or cannot be read.
+/// [`Error::UnknownArchitecture`], [`Error::IncompleteModel`], or a
+/// missing or unreadable tensor.
 pub(super) fn network(model: &Model, config: Option<&str>) -> Result<Network, Error> {
     let is_gguf = !model.metadata().is_empty();
     let config: Value = match config {
@@ -219,7 +220,7 @@ pub(super) fn network(model: &Model, config: Option<&str>) -> Result<Network, Er
     Ok(Network { architecture, layers, head, pre_norm, activation, heads, rotary, eps, outer_norm, context })
 }
 
-/// That the products of all layers have the features of the heads.
+/// Checks that all layers have the head counts and dimensions.
 fn check_heads(heads: &Heads, layers: &[LayerTensors]) -> Result<(), Error> {
     let Heads { heads, kv_heads, head_dim } = *heads;
     for layer in layers {
@@ -236,7 +237,7 @@ fn check_heads(heads: &Heads, layers: &[LayerTensors]) -> Result<(), Error> {
     Ok(())
 }
 
-/// A hash of the names, kinds, shapes and sizes of all tensors.
+/// Fingerprint: hash of names, kinds, shapes and sizes of all tensors.
 pub(super) fn fingerprint(model: &Model) -> String {
     let mut lines: Vec<String> = model.tensors().iter().map(line).collect();
     lines.sort();
@@ -263,8 +264,8 @@ struct Reader<'m> {
     is_gguf: bool,
     names: &'static Names,
     prefix: &'static str,
-    /// What the weights of a role in a format carry beside codes and scales: found out once, for the files of layers are alike, and a
-    /// plan does not run with a weight that is not.
+    /// Row scales and column orders by role and format, cached. Layers are alike, and
+    /// a plan refuses a weight that differs.
     known: Vec<(&'static str, Format, bool, bool)>,
 }
 
@@ -287,7 +288,7 @@ impl Reader<'_> {
                 down: of_layer(self, names.down)?,
             },
             true => {
-                let top_k = top_k.ok_or_else(|| incomplete("it does not say how many experts a token has".into()))?;
+                let top_k = top_k.ok_or_else(|| incomplete("the number of experts per token is missing".into()))?;
                 let router = of_layer(self, names.router)?;
                 let mut of_experts = |role: &'static str| {
                     let (matrix, count) = self.matrix(self.name(layer, &role.replace("{e}", "0")), role)?;
@@ -325,7 +326,7 @@ impl Reader<'_> {
         })
     }
 
-    /// The tensors of a norm.
+    /// Tensors of a norm.
     fn norm(&self, name: &str) -> Result<NormTensors, Error> {
         let dense = |name: &str| match self.model.info(name) {
             Ok(TensorInfo { name, kind: TensorKind::Dense(dtype), .. }) => Some((name.clone(), *dtype)),
@@ -337,7 +338,7 @@ impl Reader<'_> {
         Ok(NormTensors { gamma, beta: dense(&format!("{stem}.bias")) })
     }
 
-    /// A weight and, of a stack, how many there are.
+    /// Weight, and the number of experts of a stack.
     fn matrix(&mut self, name: String, role: &'static str) -> Result<(Matrix, Option<usize>), Error> {
         let info = self.model.info(&name)?;
         let (n, k, count) = match info.shape[..] {

@@ -1,4 +1,4 @@
-//! [`PlanArena`]: the memory that a plan's operations work in, with canaries that a debug run checks.
+//! [`PlanArena`]: working memory of a plan, with canaries that debug runs check.
 
 use std::ops::Range;
 
@@ -8,21 +8,24 @@ use super::file::{MemoryPlan, Region, RegionKind};
 use super::load::WORKSPACE;
 use crate::error::Error;
 
-/// Memory for everything in a plan that changes: activations, temporaries and the workspace. Weights are in memory of their own
-/// ([`Context::load`](crate::Context::load)). Made by [`LoadedPlan::arena`](super::LoadedPlan::arena).
+/// Memory of all mutable regions of a plan: activations, temporaries and the workspace.
 ///
-/// Behind each region lies a canary. Where canaries are checked (in debug builds, or as [`PlanArena::check_canaries`] says), every
-/// operation that a plan runs here puts them behind the regions whose lives begin, and looks at those of all that live when it is
-/// done, which waits for the stream.
+/// Weights have their own memory ([`Context::load`](crate::Context::load)).
+/// [`LoadedPlan::arena`](super::LoadedPlan::arena) creates it.
+///
+/// A canary follows each region. Checks are on in debug builds, or by
+/// [`PlanArena::check_canaries`]. Each operation then writes the canaries of
+/// regions whose lifetime begins. Afterwards it checks those of all live regions,
+/// which waits for the stream.
 #[derive(Debug)]
 pub struct PlanArena {
     buffer: Buffer,
-    /// Those that lie here.
+    /// Regions in this memory.
     regions: Vec<Region>,
-    /// Where in the plan's arena this memory begins.
+    /// Start of this memory within the plan's arena.
     start: usize,
     canary: u8,
-    /// Whether the canary of each region is there.
+    /// Whether the canary of each region is written.
     armed: Vec<bool>,
     checks: bool,
 }
@@ -40,7 +43,7 @@ impl PlanArena {
         })
     }
 
-    /// Whether operations look at the canaries when they are done. They do in debug builds unless told otherwise.
+    /// Enables or disables canary checks after operations. Default: on in debug builds.
     pub fn check_canaries(mut self, on: bool) -> Self {
         self.checks = on;
         self
@@ -56,12 +59,13 @@ impl PlanArena {
         self.buffer.is_empty()
     }
 
-    /// All of the memory, for work of the caller's own: regions lie at their offsets less [`MemoryPlan::weights_end`].
+    /// Whole memory, for the caller's own work. A region is at its offset minus
+    /// [`MemoryPlan::weights_end`].
     pub fn memory(&mut self) -> &mut Buffer {
         &mut self.buffer
     }
 
-    /// A region, to be read.
+    /// Read view of a region.
     ///
     /// # Errors
     /// [`Error::NotInPlan`].
@@ -69,7 +73,7 @@ impl PlanArena {
         Ok(self.buffer.slice(self.range(name)?)?)
     }
 
-    /// A region, to be written: by the caller's own steps, such as norms and attention.
+    /// Write view of a region, for the caller's own steps.
     ///
     /// # Errors
     /// [`Error::NotInPlan`].
@@ -78,19 +82,19 @@ impl PlanArena {
         Ok(self.buffer.slice_mut(range)?)
     }
 
-    /// The bytes of a region here.
+    /// Byte range of a region in this memory.
     pub(super) fn range(&self, name: &str) -> Result<Range<usize>, Error> {
         let region = self.regions.iter().find(|region| region.name == name);
         let region = region.ok_or_else(|| Error::NotInPlan { what: "region", name: name.to_owned() })?;
         Ok(self.bytes_of(region))
     }
 
-    /// The bytes of a region that an operation may have; no byte of the arena where it has none.
+    /// Byte range of an optional region. Empty without one.
     pub(super) fn given(&self, name: &Option<String>) -> Result<Range<usize>, Error> {
         name.as_deref().map_or(Ok(0..0), |name| self.range(name))
     }
 
-    /// The workspace of an operation that needs so many bytes of it; no byte of the arena where it needs none.
+    /// Byte range of an operation's workspace. Empty if it needs none.
     pub(super) fn workspace(&self, bytes: usize) -> Result<Range<usize>, Error> {
         if bytes == 0 { Ok(0..0) } else { self.range(WORKSPACE) }
     }
@@ -100,7 +104,7 @@ impl PlanArena {
         first..first + region.bytes
     }
 
-    /// The bytes of a region's canary.
+    /// Byte range of a region's canary.
     fn canary_of(&self, region: &Region) -> Range<usize> {
         let first = region.offset - self.start;
         first + region.bytes..first + region.reserved
@@ -114,7 +118,7 @@ impl PlanArena {
         Ok(self.buffer.parts(read, write)?)
     }
 
-    /// Puts canaries behind the regions whose lives begin with operation `op`, or have begun.
+    /// Writes the canaries of regions that are live at operation `op` and not armed yet.
     pub(super) fn arm(&mut self, device: &dyn Device, stream: &Stream, op: usize) -> Result<(), Error> {
         if !self.checks {
             return Ok(());
@@ -126,13 +130,13 @@ impl PlanArena {
                 let canary = self.canary_of(region);
                 device.fill(stream, self.buffer.slice_mut(canary)?, self.canary)?;
             }
-            // Others may use the bytes of what does not live.
+            // Other regions may reuse the bytes of a dead one.
             self.armed[place] = lives;
         }
         Ok(())
     }
 
-    /// Waits for `stream` and looks at the canaries of all that lives.
+    /// Waits for `stream` and checks the canaries of all live regions.
     pub(super) fn check(&self, device: &dyn Device, stream: &Stream, op: &str) -> Result<(), Error> {
         if !self.checks {
             return Ok(());

@@ -1,4 +1,5 @@
-//! The backward phase of a plan: gradients of activations and of weights, in the opposite order of what made them.
+//! Backward phase of a plan: gradients of activations and weights, in reverse
+//! order of the forward phase.
 
 use std::collections::HashSet;
 
@@ -15,44 +16,44 @@ use crate::gradient::{Gradient, ThroughShape};
 use crate::matmul::Matmul;
 use crate::record::Sizes;
 
-/// What of the forward phase has a gradient.
+/// Forward operation with a gradient.
 pub(super) enum Taped {
-    /// A product with a weight.
+    /// Product with a weight.
     Product {
         op_id: String,
         matrix: Matrix,
         weight: Box<PlannedWeight>,
-        /// Offsets of its rows, of experts.
+        /// Row offsets of experts.
         offsets: Option<String>,
         x: Buffer,
         d: Buffer,
         residual: Option<Buffer>,
     },
-    /// What has its backward pass with the caller.
+    /// Operation whose backward pass is the caller's.
     Caller {
         what: String,
         step: String,
         reads: Vec<Buffer>,
-        /// What the backward pass reads beside it.
+        /// Other inputs of the backward pass.
         kept: Vec<Buffer>,
         made: Buffer,
     },
 }
 
-/// What an optimizer with two moments keeps of a tensor: the values that it trains, and both moments.
+/// Regions of a two-moment optimizer per tensor: master values and both moments.
 const OPTIMIZER_STATE: [&str; 3] = ["master", "moment1", "moment2"];
 
-/// A tensor that is trained.
+/// Trained tensor.
 struct Trained {
     name: String,
     rows: usize,
     columns: usize,
-    /// Where the forward phase reads it.
+    /// Region that the forward phase reads.
     region: String,
 }
 
 impl Builder<'_> {
-    /// Adds the backward phase of all that has been planned, then the optimizer's steps.
+    /// Adds the backward phase of everything planned so far, and then the optimizer steps.
     pub(super) fn backward(&mut self) -> Result<(), Error> {
         let tape = std::mem::take(&mut self.tape);
         let Some(out) = tape.last().map(Taped::made).cloned() else { return Ok(()) };
@@ -66,7 +67,7 @@ impl Builder<'_> {
                     let mut read = vec![self.gradient_of(made)];
                     read.extend(reads.iter().chain(kept).cloned());
                     let written: Vec<Buffer> = reads.iter().map(|buffer| self.gradient_of(buffer)).collect();
-                    // Where a gradient is there already, the caller adds to it.
+                    // The caller accumulates into an existing gradient.
                     read.extend(
                         reads
                             .iter()
@@ -102,20 +103,20 @@ impl Builder<'_> {
             let state = OPTIMIZER_STATE.map(|part| tensor.part(part, RegionKind::OptimizerState));
             let gradient = tensor.part("grad", RegionKind::Gradient);
             self.optimizer(format!("{}.optimizer", tensor.name), &gradient, &state)?;
-            // Rounding or quantizing the trained values to what the next step reads.
+            // Rounds or quantizes the trained values to the weight of the next step.
             self.step("store", &tensor.name, &state[..1], &[])?;
             self.writes_too(&tensor.region);
         }
         Ok(())
     }
 
-    /// Where the gradient by a matrix lies.
+    /// Region of the gradient of a matrix.
     fn gradient_of(&self, buffer: &Buffer) -> Buffer {
         let (name, kind) = (format!("{}.grad", buffer.name), RegionKind::GradientActivation);
         Buffer { name, kind, dtype: self.options.x_dtype, ..buffer.clone() }
     }
 
-    /// `dX = dY · W`, added to what is there where another product reads the same X.
+    /// Input gradient `dX = dY · W`. It accumulates when another product reads the same X.
     fn input_gradient(
         &mut self,
         op_id: &str,
@@ -149,14 +150,14 @@ impl Builder<'_> {
         self.push(op, &dx, &reads)
     }
 
-    /// The offsets of experts' rows, which the next operation reads.
+    /// Row offsets of experts, as an input of the next operation.
     fn offsets(&mut self, whose: Option<(usize, &str)>) -> Option<String> {
         let (experts, offsets) = whose?;
         self.out.uses(offsets, RegionKind::Activation, (experts + 1) * WORD);
         Some(offsets.to_owned())
     }
 
-    /// `dW = dYᵀ · X` in f32; of experts, each of its rows.
+    /// Weight gradient `dW = dYᵀ · X` in f32, for experts over their own rows.
     fn weight_gradient(
         &mut self,
         op_id: &str,
@@ -192,7 +193,8 @@ impl Builder<'_> {
     }
 }
 
-/// The product of a weight's gradient: A is dY, `[tokens, n]`, B is X, `[tokens, k]`. Of experts one each.
+/// Product of a weight gradient. A is dY `[tokens, n]`, B is X `[tokens, k]`.
+/// Experts have one product each.
 pub(super) fn weight_gradient(sizes: [usize; 3], products: Option<usize>, dy: DType, x: DType) -> Matmul {
     let matmul = Matmul::new(sizes, dy, x, DType::F32).a_transposed();
     products.map_or(matmul.clone(), |products| matmul.k_grouped(products))
@@ -208,7 +210,7 @@ impl Taped {
 }
 
 impl Trained {
-    /// Something of the tensor's shape, in f32.
+    /// Region of the tensor's shape, in f32.
     fn part(&self, part: &str, kind: RegionKind) -> Buffer {
         let name = format!("{}.{part}", self.name);
         Buffer { name, kind, rows: self.rows, columns: self.columns, dtype: DType::F32 }

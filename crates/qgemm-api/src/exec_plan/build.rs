@@ -1,4 +1,4 @@
-//! [`Context::plan_model`]: from a model file to a plan.
+//! Plan builder ([`Context::plan_model`]): from a model file to a plan.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -20,46 +20,51 @@ use crate::model::{config_of, open_model};
 use crate::operand::check_dimension;
 use crate::record::{DeviceRecord, PlanRecord};
 
-/// What [`Context::plan_model`] plans for.
+/// Options of [`Context::plan_model`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanOptions {
-    /// Tokens of a step.
+    /// Tokens per step.
     pub batch: usize,
-    /// Sequences that these are of, in equal parts. Unless stated, each token is of a sequence of its own, and of encoders and in training
-    /// all are of one.
+    /// Sequences, with equal shares of the tokens. By default one per token; one in all
+    /// for encoders and training.
     pub sequences: Option<usize>,
-    /// Keys that the KV cache has room for, of each sequence. Unless stated, as many as the model is made for, at most 4096.
+    /// KV-cache capacity per sequence, in keys. By default the model's
+    /// context length, at most 4096.
     pub context: Option<usize>,
-    /// Type of the activations; logits are f32.
+    /// Element type of activations. Logits are f32.
     pub x_dtype: DType,
-    /// How far activations may be rounded.
+    /// Allowed rounding of activations.
     pub x_precision: XPrecision,
-    /// With the gradients of a training step, and what an optimizer with two moments keeps.
+    /// Whether to add a training step: gradients and two-moment optimizer state.
     pub train: bool,
 }
 
 impl PlanOptions {
-    /// A step of `batch` tokens, with activations in f16.
+    /// Inference step of `batch` tokens with f16 activations.
     pub fn new(batch: usize) -> Self {
         let (sequences, context, x_precision) = (None, None, XPrecision::default());
         Self { batch, sequences, context, x_dtype: DType::F16, x_precision, train: false }
     }
 }
 
-/// Keys of a sequence that there is room for, at most, unless more are asked for.
+/// Maximum default KV-cache capacity per sequence.
 const MOST_CONTEXT: usize = 4096;
-/// What the caller's last step comes before.
+/// Barrier of the caller's last step.
 pub(super) const END: &str = "end";
 
 impl Context {
-    /// Plans one step of the model at `path`: every operation of every layer, and where everything lies. Needs the file's table of
-    /// contents and this context's device or a description of one; loads no weight and compiles nothing.
+    /// Plans one step of the model at `path`: all operations of all
+    /// layers, and their memory.
+    ///
+    /// It reads the file's table of contents only. It needs this context's device or
+    /// a device description. It loads no weight and compiles nothing.
     ///
     /// Architectures: llama, qwen3, qwen3moe and bert, from GGUF or safetensors.
     ///
     /// # Errors
-    /// [`Error::UnknownArchitecture`], [`Error::IncompleteModel`], or what opening the model or planning a product fails with.
+    /// [`Error::UnknownArchitecture`], [`Error::IncompleteModel`], or errors of opening
+    /// the model and of planning a product.
     pub fn plan_model(&self, path: impl AsRef<Path>, options: &PlanOptions) -> Result<ExecPlan, Error> {
         check_dimension("batch", options.batch)?;
         if options.batch == 0 {
@@ -113,7 +118,7 @@ impl Context {
     }
 }
 
-/// Sequences of a step, and how many keys each has room for.
+/// Sequences of a step, and KV-cache capacity of each.
 fn sequences(options: &PlanOptions, network: &Network) -> Result<(usize, usize), Error> {
     let PlanOptions { batch, train, .. } = *options;
     let decodes = network.pre_norm && !train;
@@ -138,18 +143,18 @@ pub(super) fn too_large() -> Error {
     FormatError::Overflow { what: "an arena".into(), dims: Vec::new() }.into()
 }
 
-/// What has been planned so far.
+/// Plan under construction.
 #[derive(Default)]
 pub(super) struct Steps {
     ops: Vec<PlannedOp>,
     barriers: Vec<Barrier>,
     wanted: BTreeMap<String, Wanted>,
-    /// The operation that wrote a region last.
+    /// Last writer of each region.
     pub writers: HashMap<String, String>,
 }
 
 impl Steps {
-    /// That the operation which comes next uses a region.
+    /// Records that the next operation uses a region.
     pub fn uses(&mut self, name: &str, kind: RegionKind, bytes: usize) {
         let op = self.ops.len();
         let wanted = self.wanted.entry(name.to_owned()).or_insert_with(|| Wanted {
@@ -168,17 +173,17 @@ pub(super) struct Builder<'a> {
     pub ctx: &'a Context,
     pub options: &'a PlanOptions,
     pub network: &'a Network,
-    /// Sequences of a step, and keys that each has room for.
+    /// Sequences of a step, and KV-cache capacity of each.
     pub sequences: usize,
     pub context: usize,
-    /// Records by what decides them: layers are alike.
+    /// Records by their inputs, cached: layers are alike.
     pub planned: HashMap<String, PlanRecord>,
     pub out: Steps,
-    /// What the backward phase goes back over; nothing unless there is one.
+    /// Tape of the backward phase. Empty in inference.
     pub tape: Vec<Taped>,
 }
 
-/// A matrix that is read or written: a region of `rows` rows.
+/// Matrix operand: a region of `rows` rows.
 #[derive(Clone)]
 pub(super) struct Buffer {
     pub name: String,
@@ -226,14 +231,14 @@ impl Builder<'_> {
         }
         let last = self.out.ops.len().saturating_sub(1);
         for wanted in self.out.wanted.values_mut() {
-            // These live from the first operation to the last, whichever use them.
+            // These regions live through all operations, whichever use them.
             if matches!(
                 wanted.kind,
                 RegionKind::Weight | RegionKind::Workspace | RegionKind::KvCache | RegionKind::OptimizerState
             ) {
                 (wanted.first_op, wanted.last_op) = (0, last);
             }
-            // What the caller does at the end still belongs to the last one.
+            // The caller's last step extends the lifetime to the last operation.
             (wanted.first_op, wanted.last_op) = (wanted.first_op.min(last), wanted.last_op.min(last));
         }
         for barrier in self.out.barriers.iter_mut().filter(|barrier| barrier.before.is_empty()) {
@@ -242,7 +247,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// A layer on `hidden`; returns what the next one begins with.
+    /// Adds a layer on `hidden`. Returns the input of the next layer.
     fn layer(&mut self, i: usize, layer: &LayerTensors, hidden: Buffer) -> Result<Buffer, Error> {
         let id = |role: &str| format!("blk.{i}.{role}");
         let pre_norm = self.network.pre_norm;
@@ -267,7 +272,7 @@ impl Builder<'_> {
         self.product(Product { residual: Some(hidden), ..product })?;
         let residual = match pre_norm {
             true => d,
-            // The norm that follows makes what the feed-forward part and its residual begin with.
+            // The following norm makes the input and the residual of the feed-forward part.
             false => {
                 let normed = self.activation(&id("attn_norm"), d.columns);
                 self.norm(id("attn_norm"), before, &d, normed)?
@@ -285,13 +290,13 @@ impl Builder<'_> {
         }
     }
 
-    /// An activation of the batch.
+    /// Activation of the batch.
     pub fn activation(&self, name: &str, columns: usize) -> Buffer {
         let PlanOptions { batch, x_dtype, .. } = *self.options;
         Buffer { name: name.to_owned(), kind: RegionKind::Activation, rows: batch, columns, dtype: x_dtype }
     }
 
-    /// Work of the caller's before the next operation, which makes one buffer of others.
+    /// Caller's step before the next operation, from some buffers to one.
     pub fn caller(
         &mut self,
         what: &str,
@@ -309,12 +314,12 @@ impl Builder<'_> {
         Ok(made)
     }
 
-    /// Work of the caller's before the next operation.
+    /// Caller's step before the next operation.
     pub fn step(&mut self, step: &str, what: &str, reads: &[Buffer], writes: &[Buffer]) -> Result<(), Error> {
         self.step_because(step, what, reads, writes, reason(step))
     }
 
-    /// The same, for this reason.
+    /// Caller's step with this reason.
     pub fn step_because(
         &mut self,
         step: &str,
@@ -330,7 +335,7 @@ impl Builder<'_> {
             reads.iter().filter_map(|buffer| self.out.writers.get(&buffer.name).cloned()).collect();
         after.dedup();
         self.out.barriers.push(Barrier {
-            // Named when the operation is known.
+            // Set when the operation is known.
             before: String::new(),
             after,
             kind: BarrierKind::Caller,
@@ -342,7 +347,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// That the caller's last step writes another region, too.
+    /// Adds a written region to the caller's last step.
     pub fn writes_too(&mut self, region: &str) {
         if let Some(barrier) = self.out.barriers.last_mut() {
             barrier.writes.push(region.to_owned());
@@ -378,7 +383,7 @@ impl Builder<'_> {
     }
 }
 
-/// Why a step is the caller's.
+/// Reason why a step is the caller's.
 fn reason(step: &str) -> &'static str {
     match step {
         "embedding lookup" => "the library has no lookup of rows by tokens, and lengths are the caller's to say",

@@ -1,4 +1,5 @@
-//! What [`Context::load_plan`](crate::Context::load_plan) checks: device, memory, and each operation against what is planned here.
+//! Checks of [`Context::load_plan`](crate::Context::load_plan): device, memory, and
+//! each operation against a new plan of it.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -19,13 +20,14 @@ use crate::gemm::{Candidate, Problem};
 use crate::gradient::ThroughShape;
 use crate::record::{DeviceRecord, Dispatch, PlanRecord, Reduction, Sizes};
 
-/// That the file says what is here.
+/// Checks that the file has the expected value.
 pub(super) fn expect(at: impl Display, expected: impl Display, got: impl Display) -> Result<(), Error> {
     let (expected, got) = (expected.to_string(), got.to_string());
     if expected == got { Ok(()) } else { Err(Error::PlanMismatch { at: at.to_string(), expected, got }) }
 }
 
-/// That a plan is for this device. One for a chip's description fits every device with that chip's instructions and size.
+/// Checks the device. A plan for a chip description fits every device of that
+/// chip's architecture and size.
 pub(super) fn check_device(planned: &DeviceRecord, here: &DeviceRecord) -> Result<(), Error> {
     let text = |variant: &Option<String>| variant.clone().unwrap_or_else(|| "none".into());
     expect("runtime.device.arch", &here.arch, &planned.arch)?;
@@ -39,7 +41,7 @@ pub(super) fn check_device(planned: &DeviceRecord, here: &DeviceRecord) -> Resul
     Ok(())
 }
 
-/// That regions are within the arena, aligned, and apart.
+/// Checks that regions are in the arena, aligned, and disjoint while live.
 pub(super) fn check_memory(memory: &MemoryPlan, ops: usize) -> Result<(), Error> {
     let wrong = |at: String, expected: String, got: String| Err(Error::PlanMismatch { at, expected, got });
     if !memory.alignment.is_power_of_two() || memory.alignment < 256 {
@@ -69,20 +71,22 @@ pub(super) fn check_memory(memory: &MemoryPlan, ops: usize) -> Result<(), Error>
             return wrong(at("last_op"), format!("{first_op} to {}", ops.saturating_sub(1)), last_op.to_string());
         }
     }
-    // Nothing is allocated by a number that no region accounts for.
+    // The arena size must follow from the regions, so that a wrong
+    // number allocates nothing.
     let last = memory.regions.iter().map(|region| region.offset + region.reserved).max();
     expect("memory.arena_bytes", last.unwrap_or(0), memory.arena_bytes)?;
     match overlap(&memory.regions) {
         None => Ok(()),
         Some((a, b)) => wrong(
             format!("memory.regions ({})", b.name),
-            format!("no byte of `{}`, which lives at the same time", a.name),
+            format!("no byte of `{}`, which is live at the same time", a.name),
             format!("offset {}", b.offset),
         ),
     }
 }
 
-/// That barriers and phases name operations and regions which there are, and weights tensors of the model.
+/// Checks that barriers and phases name existing operations and regions, and
+/// weights existing tensors.
 pub(super) fn check_names(plan: &ExecPlan, model: &Model) -> Result<(), Error> {
     let ops: HashSet<&str> = plan.ops.iter().map(|op| op.op_id.as_str()).collect();
     expect("ops", format!("{} different names", plan.ops.len()), format!("{} different names", ops.len()))?;
@@ -113,7 +117,7 @@ pub(super) fn check_names(plan: &ExecPlan, model: &Model) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks one operation.
+/// Checks of one operation.
 pub(super) struct OpChecks<'a> {
     pub ctx: &'a Context,
     pub place: usize,
@@ -126,7 +130,7 @@ impl OpChecks<'_> {
         expect(format!("{}.{field}", self.at), expected, got)
     }
 
-    /// Everything. The way to run it, of a product.
+    /// Runs all checks. Returns the candidate of a product.
     pub fn all(&self, memory: &MemoryPlan) -> Result<Option<Candidate>, Error> {
         let op = self.op;
         let mut found = None;
@@ -159,7 +163,7 @@ impl OpChecks<'_> {
         Ok(found)
     }
 
-    /// The weight as it would be on this device.
+    /// Description of the weight on this device.
     fn weight(&self, weight: &PlannedWeight) -> Result<DescribedWeight, Error> {
         let format: Format = weight.format.parse()?;
         let Sizes { n, k, .. } = self.op.shape;
@@ -207,7 +211,7 @@ impl OpChecks<'_> {
         let Some(&found) = found else {
             let got =
                 op.dispatch.as_ref().map_or("none".into(), |d| format!("a grid of {:?}", d.grid.unwrap_or_default()));
-            let expected = format!("one of {} ways to share its tiles", of_kernel.len());
+            let expected = format!("one of {} work partitions", of_kernel.len());
             return Err(Error::PlanMismatch { at: format!("{}.dispatch", self.at), expected, got });
         };
         self.expect("workspace_bytes", found.launch().workspace.bytes, op.workspace_bytes)?;
@@ -227,7 +231,7 @@ impl OpChecks<'_> {
         self.record(&self.ctx.explain_experts(&self.expert_problem(problem)?)?)
     }
 
-    /// A gradient through a weight.
+    /// Checks a gradient through a weight.
     fn gradient(&self, weight: &PlannedWeight) -> Result<(), Error> {
         let (described, gradient) = (self.weight(weight)?, self.op.as_gradient()?);
         let (through, bytes) = match weight.experts {
@@ -241,7 +245,7 @@ impl OpChecks<'_> {
         self.record(&self.ctx.explain_gradient_by(&through, &gradient)?)
     }
 
-    /// Rows of experts with all that the operation states.
+    /// Expert problem with everything that the operation states.
     pub fn expert_problem(&self, problem: ExpertProblem) -> Result<ExpertProblem, Error> {
         let mut stated = Ok(());
         let problem = problem.each(|each| match self.state(each.clone()) {
@@ -255,7 +259,7 @@ impl OpChecks<'_> {
         Ok(if self.op.router_weights.is_some() { problem.x_per_slot().combined() } else { problem })
     }
 
-    /// That the operation would still be planned so.
+    /// Checks that a new plan has the same record.
     fn record(&self, record: &PlanRecord) -> Result<(), Error> {
         self.expect("kernel_id", record.kernel_id.as_deref().unwrap_or("none"), &self.op.kernel_id)?;
         self.expect("source_hash", record.source_hash.as_deref().unwrap_or("none"), &self.op.source_hash)?;
@@ -266,7 +270,7 @@ impl OpChecks<'_> {
         self.expect("workspace_bytes", record.workspace_bytes, self.op.workspace_bytes)
     }
 
-    /// That its operands have regions which are long enough and live.
+    /// Checks that the operands' regions are long enough and live.
     pub fn regions(&self, memory: &MemoryPlan) -> Result<(), Error> {
         let op = self.op;
         let place = self.place;
@@ -284,7 +288,7 @@ impl OpChecks<'_> {
             }
             match (region.first_op..=region.last_op).contains(&place) {
                 true => Ok(()),
-                false => self.expect(field, format!("a region that lives in operation {place}"), name),
+                false => self.expect(field, format!("a region that is live in operation {place}"), name),
             }
         };
         let matrix = |rows: usize, columns: usize, dtype: &str| -> Option<usize> {

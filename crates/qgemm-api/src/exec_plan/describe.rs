@@ -1,4 +1,4 @@
-//! Operations of a plan file as what plans them: gradients, routing, products of activations, rows of experts.
+//! Problems from plan-file operations: gradients, routing, matmuls, expert rows.
 
 use qgemm_formats::DType;
 
@@ -11,18 +11,18 @@ use crate::record::Sizes;
 use crate::routing::Routing;
 
 impl PlannedOp {
-    /// The description of a `gradient`.
+    /// Problem of a `gradient`.
     pub(super) fn as_gradient(&self) -> Result<Gradient, Error> {
         let gradient = Gradient::new(self.shape.m, self.x_dtype.parse()?, self.d_dtype.parse()?);
         Ok(if self.residual.is_some() { gradient.accumulate(1.0) } else { gradient })
     }
 
-    /// The description of a `routing`.
+    /// Problem of a `routing`.
     pub(super) fn as_routing(&self) -> Routing {
         Routing::from_logits(self.shape.m, self.shape.n, self.top_k.unwrap_or(0), DType::F32).renormalized()
     }
 
-    /// The description of a `matmul`.
+    /// Problem of a `matmul`.
     pub(super) fn as_matmul(&self) -> Result<Matmul, Error> {
         let Sizes { m, n, k } = self.shape;
         let b = self.b_dtype.as_deref();
@@ -30,13 +30,13 @@ impl PlannedOp {
         Ok(weight_gradient([m, n, k], self.products, self.x_dtype.parse()?, b.parse()?))
     }
 
-    /// Tokens of an operation of experts, and slots of each.
+    /// Tokens of an experts operation, and slots per token.
     pub(super) fn slots(&self) -> (usize, usize) {
         let top_k = self.top_k.unwrap_or(0);
         (self.shape.m.checked_div(top_k).unwrap_or(0), top_k)
     }
 
-    /// Whether two operations are the same but for names and regions.
+    /// Whether two operations are equal except for names and regions.
     pub(super) fn is_alike(&self, other: &Self) -> bool {
         let (a, b) = (self, other);
         let weight = |w: &Option<PlannedWeight>| {

@@ -1,4 +1,4 @@
-//! What follows attention in a layer: products alone, or with experts that a router chooses.
+//! Feed-forward part of a layer: dense, or experts with a router.
 
 use qgemm_formats::DType;
 use qgemm_hal::{Activation, XPrecision};
@@ -11,11 +11,11 @@ use crate::error::Error;
 use crate::record::Sizes;
 use crate::routing::Routing;
 
-/// Bytes that a routing's status has.
+/// Bytes of the status of a routing.
 const ROUTING_STATUS_BYTES: usize = 16;
 
 impl Builder<'_> {
-    /// The part behind attention; `x` is its input, `residual` what its result is added to.
+    /// Adds the feed-forward part. `x` is its input; its result is added to `residual`.
     pub(super) fn feed_forward(
         &mut self,
         i: usize,
@@ -55,7 +55,8 @@ impl Builder<'_> {
                     self.product(Product { residual: Some(residual), routed, ..product })?;
                     return Ok(d);
                 }
-                // Gradients are of rows that are sorted by expert, and what is between them and the tokens has no backward pass here.
+                // Gradients need rows sorted by expert. The permutation between them and the
+                // tokens has no backward pass here.
                 self.tape("routing", std::slice::from_ref(&logits), &[ids.clone(), weights.clone()], &weights);
                 let order = slots(self, "ffn_order")?;
                 let offsets = Buffer { rows: 1, ..slots(self, "ffn_offsets")? };
@@ -79,14 +80,15 @@ impl Builder<'_> {
         }
     }
 
-    /// A matrix between products, with `slots` rows for each token. The backward phase wants it, too.
+    /// Intermediate matrix with `slots` rows per token. The
+    /// backward phase reads it, too.
     fn between(&self, name: &str, slots: usize, columns: usize) -> Result<Buffer, Error> {
         let rows = self.options.batch.checked_mul(slots).ok_or_else(too_large)?;
         let kind = if self.options.train { RegionKind::Activation } else { RegionKind::Temporary };
         Ok(Buffer { kind, rows, ..self.activation(name, columns) })
     }
 
-    /// What the feed-forward part has between its products.
+    /// Adds the products before `down`.
     fn inner<'p>(
         &mut self,
         i: usize,
@@ -102,7 +104,7 @@ impl Builder<'_> {
         let train = self.options.train;
         let temporary = |builder: &Self, role: &str| builder.between(&id(role), slots, up.n);
         let d = temporary(self, "ffn")?;
-        // The backward phase wants what the activation was computed from.
+        // The backward phase needs the pre-activation.
         let fused = if train { Activation::Identity } else { activation };
         match gate {
             None if train => {
@@ -118,7 +120,8 @@ impl Builder<'_> {
                 let product = Product::new(id("ffn_gate_up"), gate, x, d.clone());
                 self.product(Product { activation, up: Some(up), routed: routed(), ..product })?;
             }
-            // Weights of two formats are no pair, and no gradient goes through one: two products, which the caller multiplies.
+            // Weights of two formats are no gated pair, and a pair has no gradient.
+            // Two products instead, which the caller multiplies.
             Some(gate) => {
                 let (gated, upped) = (temporary(self, "ffn_gated")?, temporary(self, "ffn_upped")?);
                 let product = Product::new(id("ffn_gate"), gate, x.clone(), gated.clone());

@@ -1,4 +1,4 @@
-//! What a plan file holds: the schemas `qgemm.exec.v1` and, within it, `qgemm.memory.v1` (`docs/`).
+//! Plan file: the schemas `qgemm.exec.v1` and, within it, `qgemm.memory.v1` (`docs/`).
 
 use qgemm_sched::Bound;
 use serde::{Deserialize, Serialize};
@@ -11,96 +11,101 @@ pub(super) const EXEC_SCHEMA: &str = "qgemm.exec.v1";
 /// Schema of the memory plan within it.
 pub(super) const MEMORY_SCHEMA: &str = "qgemm.memory.v1";
 
-/// Every operation of qgemm in one step of a model, in order, with the memory that they work in. Made by
-/// [`Context::plan_model`](crate::Context::plan_model), read by [`Context::load_plan`](crate::Context::load_plan).
+/// Execution plan: all qgemm operations of one step of a model, in
+/// order, with their memory.
 ///
-/// What the library has no operation for (looking up embeddings, drawing tokens; of training the loss and the backward passes of norms and
-/// attention) is the caller's: barriers say where, why, and what it reads and writes.
+/// [`Context::plan_model`](crate::Context::plan_model) makes it,
+/// [`Context::load_plan`](crate::Context::load_plan) reads it.
+///
+/// Steps without an operation in the library are the caller's: embedding look-up,
+/// sampling, and in training the loss and the backward passes of norms and attention.
+/// Barriers state their position, reason, inputs and outputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ExecPlan {
     /// `qgemm.exec.v1`.
     pub schema: String,
-    /// Where it runs, and how.
+    /// Device and mode.
     pub runtime: Runtime,
-    /// The model that it is of.
+    /// Model.
     pub model: ModelRecord,
-    /// The operations in order.
+    /// Operations in order.
     pub ops: Vec<PlannedOp>,
-    /// What each operation waits for.
+    /// Dependencies of operations.
     pub barriers: Vec<Barrier>,
     /// Phases of the step, each a range of operations.
     pub phases: Vec<PhaseRange>,
-    /// Where everything lies.
+    /// Memory plan.
     pub memory: MemoryPlan,
 }
 
-/// Where a plan runs, and how.
+/// Device and mode of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Runtime {
-    /// The device.
+    /// Device.
     pub device: DeviceRecord,
-    /// Threads that the host works with: cores of a processor; 1 where a device does the work.
+    /// Host threads: the cores of a CPU, or 1 for other devices.
     pub threads: u32,
-    /// Whether bits are the same in every run.
+    /// Reproducibility of results.
     pub mode: RuntimeMode,
 }
 
-/// Whether bits are the same in every run.
+/// Reproducibility of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RuntimeMode {
-    /// They are, on one device.
+    /// Bit-identical in every run on one device.
     Deterministic,
-    /// They may differ. No plan of ours is such a one today.
+    /// Run-to-run differences are possible. No current plan has them.
     NotDeterministic,
 }
 
-/// The model that a plan is of.
+/// Model of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ModelRecord {
     /// Architecture: `llama`, `qwen3`, `qwen3moe`, `bert`.
     pub architecture: String,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Tokens of a step.
+    /// Tokens per step.
     pub batch: usize,
-    /// Sequences that these are of, in equal parts.
+    /// Sequences, with equal shares of the tokens.
     pub sequences: usize,
-    /// Keys that each sequence has room for.
+    /// KV-cache capacity per sequence, in keys.
     pub context: usize,
-    /// SHA-256 of the names, kinds, shapes and sizes of all tensors, in hexadecimal digits.
+    /// Fingerprint: SHA-256 of names, kinds, shapes and sizes of all
+    /// tensors, in hexadecimal.
     pub tensors: String,
 }
 
-/// A part of a step.
+/// Phase of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Phase {
-    /// From tokens to logits.
+    /// Forward, from tokens to logits.
     Forward,
-    /// From gradients of the outputs to those of weights and inputs.
+    /// Backward, from output gradients to those of weights and inputs.
     Backward,
 }
 
-/// The operations of a phase.
+/// Operations of a phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PhaseRange {
-    /// The phase.
+    /// Phase.
     pub phase: Phase,
-    /// Its first operation.
+    /// First operation.
     pub first: String,
-    /// Its last operation; the phase ends when that is done.
+    /// Last operation, which ends the phase.
     pub last: String,
 }
 
 impl PhaseRange {
-    /// The operations of a phase among all of them.
+    /// Range of a phase in the list of operations.
     pub(super) fn of(phase: Phase, ops: &[PlannedOp]) -> Option<Self> {
         let mut ids = ops.iter().filter(|op| op.phase == phase).map(|op| op.op_id.clone());
         let first = ids.next()?;
@@ -109,116 +114,124 @@ impl PhaseRange {
     }
 }
 
-/// One operation.
+/// Planned operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PlannedOp {
     /// Name, unique in the plan: `blk.0.attn_q`.
     pub op_id: String,
-    /// Its phase.
+    /// Phase.
     pub phase: Phase,
-    /// `gemm`, `experts`, `routing`, `norm`, `kv_append` or `attention`; of the backward phase `gradient`, dX of a weight, `matmul`, dW, or
-    /// `optimizer`.
+    /// Operation: `gemm`, `experts`, `routing`, `norm`, `kv_append` or `attention`.
+    /// In the backward phase `gradient` (dX), `matmul` (dW) or `optimizer`.
     pub operation: String,
-    /// Identity of the kernel.
+    /// Kernel id.
     pub kernel_id: String,
-    /// Hash of the kernel's sources, in hexadecimal digits.
+    /// Hash of the kernel's sources, in hexadecimal.
     pub source_hash: String,
-    /// Tokens (of experts, slots), output and input features, which change places in `gradient`; of routing tokens, experts and experts of
-    /// a token; of `matmul` output and input features, and tokens; of norms rows and columns; of attention and the KV cache tokens, features
-    /// of the result (of a key), and features of queries; of the optimizer rows and columns.
+    /// M, N and K, by operation:
+    ///
+    /// - `gemm`, `experts`: tokens (slots), output features, input features.
+    ///   `gradient` swaps N and K.
+    /// - `routing`: tokens, experts, experts per token.
+    /// - `matmul`: output features, input features, tokens.
+    /// - `norm`, `optimizer`: rows, columns.
+    /// - `attention`, `kv_append`: tokens, features of the result (of a
+    ///   key), features of queries.
     pub shape: Sizes,
-    /// The weight, where there is one.
+    /// Weight, if any.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub weight: Option<PlannedWeight>,
-    /// Region of the activations; of the backward phase, of the gradient by the output.
+    /// Region of X. In the backward phase, of the output gradient.
     pub x: String,
-    /// Their element type.
+    /// Element type of X.
     pub x_dtype: String,
-    /// How far they may be rounded.
+    /// Allowed rounding of X.
     pub x_precision: String,
-    /// Region of the second factor of `matmul`.
+    /// Region of B (`matmul`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub b: Option<String>,
-    /// Its element type.
+    /// Element type of B.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub b_dtype: Option<String>,
-    /// Region of the output.
+    /// Region of D.
     pub d: String,
-    /// Its element type.
+    /// Element type of D.
     pub d_dtype: String,
     /// Region of the bias.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bias: Option<String>,
-    /// Its element type.
+    /// Element type of the bias.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bias_dtype: Option<String>,
-    /// Region of the residual, which has the type of the output; that itself where `gradient` adds to what is there.
+    /// Region of the residual, in the type of D. It is D itself where
+    /// a `gradient` accumulates.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub residual: Option<String>,
-    /// Region of the experts' ids.
+    /// Region of the expert ids.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ids: Option<String>,
-    /// Region of the offsets of rows that are sorted by expert: u32 each, one more than experts.
+    /// Region of the row offsets by expert: `experts + 1` u32.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub offsets: Option<String>,
-    /// Of `matmul`: products, one an expert, each of its rows.
+    /// Number of grouped products (`matmul`): one per expert, each over its own rows.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub products: Option<usize>,
-    /// Region of the router's weights.
+    /// Region of the router weights.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub router_weights: Option<String>,
     /// Region of the status.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub status: Option<String>,
-    /// Of `norm`: what becomes of a row.
+    /// Parameters of a `norm`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub norm: Option<PlannedNorm>,
-    /// Of `kv_append` and `attention`: sequences and heads.
+    /// Sequences and heads of `kv_append` and `attention`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub heads: Option<PlannedHeads>,
-    /// Of `optimizer`: its numbers.
+    /// Parameters of an `optimizer`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub optimizer: Option<PlannedOptimizer>,
-    /// Function in the epilogue: `silu`.
+    /// Epilogue activation: `silu`.
     pub activation: String,
-    /// Experts of a token.
+    /// Experts per token.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub top_k: Option<usize>,
-    /// How the work is shared; absent of operations without a kernel of their own.
+    /// Work partition. Absent for operations without their own kernel.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub dispatch: Option<Dispatch>,
-    /// How partial sums come together; absent of operations without sums over CTAs.
+    /// Reduction of partial sums. Absent for operations that split no sum over CTAs.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reduction: Option<Reduction>,
-    /// The launch that makes the kernel's X.
+    /// X prologue: the launch that makes the kernel's X.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub prologue: Option<PrologueRecord>,
-    /// Bytes of the workspace that it uses.
+    /// Workspace of the operation, in bytes.
     pub workspace_bytes: usize,
-    /// What lies where in it.
+    /// Regions of the workspace.
     pub workspace: Vec<WorkspaceRegion>,
-    /// Seconds that it should take.
+    /// Estimated seconds.
     pub estimate_seconds: f64,
-    /// What takes longest.
+    /// Bottleneck.
     pub bound: Bound,
-    /// Candidates that were weighed.
+    /// Number of candidates.
     pub candidates: usize,
-    /// Families that do not serve it.
+    /// Refusals of other families.
     pub rejected: Vec<RefusalRecord>,
 }
 
-/// The weight of an operation.
+/// Weight of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PlannedWeight {
-    /// Its region, named like the operation's tensors.
+    /// Region, named like the operation's tensors.
     pub region: String,
-    /// Tensors of the model: one, or gate and up; of experts that are stored one by one, those of the first.
+    /// Tensors of the model: one, or gate and up. For experts with their own
+    /// tensors, those of the first.
     pub tensors: Vec<String>,
     /// Format.
     pub format: String,
-    /// Layout on the device.
+    /// Packed layout on the device.
     pub layout: String,
     /// Whether it is a gated pair.
     pub gated: bool,
@@ -226,54 +239,55 @@ pub struct PlannedWeight {
     pub row_scale: bool,
     /// Whether columns are permuted (act-order).
     pub k_order: bool,
-    /// Experts, where it is a layer of them.
+    /// Number of experts, in a layer of experts.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub experts: Option<usize>,
-    /// Bytes from one stored row to the next.
+    /// Stored row stride in bytes.
     pub row_bytes: usize,
     /// Bytes on the device.
     pub bytes: usize,
 }
 
-/// What an operation waits for.
+/// Dependency of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Barrier {
-    /// The operation that waits, or `end` of the step.
+    /// Waiting operation, or `end` of the step.
     pub before: String,
-    /// Those that it waits for; none at the beginning of a step.
+    /// Operations that it waits for. Empty at the start of a step.
     pub after: Vec<String>,
-    /// Who fulfils it.
+    /// Kind of dependency.
     pub kind: BarrierKind,
-    /// Of the caller's work: what it is.
+    /// Name of the caller's step.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub step: Option<String>,
-    /// Of the caller's work: why it is that.
+    /// Reason for the caller's step.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
-    /// Regions that the caller's work reads.
+    /// Regions that the caller's step reads.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub reads: Vec<String>,
-    /// Regions that it writes.
+    /// Regions that the caller's step writes.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub writes: Vec<String>,
 }
 
-/// Who fulfils a barrier.
+/// Kind of dependency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum BarrierKind {
-    /// The order of one stream.
+    /// Stream order.
     Stream,
-    /// Work of the caller's that lies between, on the same stream.
+    /// Caller's step in between, on the same stream.
     Caller,
 }
 
-/// One arena for all that the operations of a step work on.
+/// Memory plan: one arena for all working memory of a step.
 ///
-/// Two regions share bytes only where their lives do not overlap. Behind each lies its canary, `canary_bytes` or a little more up to
-/// the next multiple of `alignment`, which is the region's own as long as it lives.
+/// Regions share bytes only if their lifetimes do not overlap. A canary follows
+/// each region. It has `canary_bytes` or slightly more, up to the next multiple
+/// of `alignment`, and belongs to the region for its lifetime.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct MemoryPlan {
@@ -281,61 +295,62 @@ pub struct MemoryPlan {
     pub schema: String,
     /// Size of the arena.
     pub arena_bytes: usize,
-    /// Where weights end and what changes begins. Who loads weights into memory of their own allocates from here on.
+    /// End of weights and start of mutable regions. Callers with separate
+    /// weights allocate from here on.
     pub weights_end: usize,
-    /// What every region begins at a multiple of.
+    /// Alignment of every region.
     pub alignment: usize,
-    /// Fewest bytes of a canary.
+    /// Minimum canary length in bytes.
     pub canary_bytes: usize,
-    /// Value of these bytes.
+    /// Byte value of canaries.
     pub canary_value: u8,
-    /// Bytes that regions would take without sharing any.
+    /// Total bytes without sharing.
     pub bytes_without_reuse: usize,
-    /// The regions, in the order of their offsets.
+    /// Regions by offset.
     pub regions: Vec<Region>,
 }
 
-/// Bytes of an arena.
+/// Region of an arena.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Region {
     /// Name, unique in the plan.
     pub name: String,
-    /// What it is for.
+    /// Kind of contents.
     pub kind: RegionKind,
     /// First byte.
     pub offset: usize,
-    /// Bytes, exactly.
+    /// Exact length in bytes.
     pub bytes: usize,
-    /// Bytes with the canary behind them.
+    /// Length in bytes with the canary.
     pub reserved: usize,
-    /// Place among the operations of the first that reads or writes it, or before which the caller writes it.
+    /// Index of the first operation that uses it, or that a caller's write precedes.
     pub first_op: usize,
-    /// Place of the last.
+    /// Index of the last operation.
     pub last_op: usize,
 }
 
-/// What a region is for.
+/// Contents of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RegionKind {
-    /// Weights and biases, for the whole life of the arena.
+    /// Weights and biases, for the lifetime of the arena.
     Weight,
-    /// What layers hand to one another.
+    /// Activations between layers.
     Activation,
-    /// What is used within a layer by qgemm alone.
+    /// Temporaries within a layer, used by qgemm alone.
     Temporary,
-    /// What the caller says of a step: lengths of sequences, numbers of an optimizer.
+    /// Step inputs of the caller: sequence lengths, optimizer numbers.
     Input,
-    /// Keys and values of earlier steps, which stay from step to step.
+    /// Keys and values of previous steps, persistent.
     KvCache,
     /// Partial sums, counters and converted activations, zeroed before the first operation.
     Workspace,
-    /// Of training: gradients of weights.
+    /// Weight gradients (training).
     Gradient,
-    /// Of training: gradients of activations.
+    /// Activation gradients (training).
     GradientActivation,
-    /// Of training: what the optimizer keeps.
+    /// Optimizer state (training).
     OptimizerState,
 }

@@ -1,4 +1,5 @@
-//! What stands between the products of a layer: norms, the KV cache, attention, and the optimizer behind all of them.
+//! Operations between the products of a layer: norms, KV cache, attention,
+//! and the optimizer steps.
 
 use qgemm_formats::DType;
 use qgemm_hal::{Activation, XPrecision};
@@ -12,15 +13,15 @@ use super::product::{known, op};
 use crate::error::Error;
 use crate::record::Sizes;
 
-/// Region of the number of keys that each sequence has.
+/// Region of the sequence lengths in keys.
 const LENGTHS: &str = "kv_lengths";
-/// Region of the numbers of an optimizer's step.
+/// Region of the optimizer step's numbers.
 const STEP: &str = "optimizer_step";
-/// What none of these operations has.
+/// Product options that none of these operations has.
 const PLAIN: (Activation, XPrecision) = (Activation::Identity, XPrecision::Exact);
 
 impl Builder<'_> {
-    /// A norm of the rows of `x` into `d`, which may be the same region.
+    /// Adds a norm of the rows of `x` into `d`, possibly in place.
     pub(super) fn norm(&mut self, op_id: String, of: &NormTensors, x: &Buffer, d: Buffer) -> Result<Buffer, Error> {
         let NormTensors { gamma: (gamma, gamma_dtype), beta } = of.clone();
         let bytes = |dtype: DType| x.columns * dtype.bytes();
@@ -45,7 +46,8 @@ impl Builder<'_> {
         Ok(d)
     }
 
-    /// Attention of a layer's tokens: heads are normalized where the model does that, queries and keys turned, keys and values kept.
+    /// Adds the attention of a layer: optional head norms, rotary embedding,
+    /// KV-cache append, attention.
     pub(super) fn attention(&mut self, i: usize, layer: &LayerTensors, qkv: [Buffer; 3]) -> Result<Buffer, Error> {
         let id = |role: &str| format!("blk.{i}.{role}");
         let [q, k, v] = qkv;
@@ -71,7 +73,7 @@ impl Builder<'_> {
             rotary: None,
         };
         let read = match self.network.pre_norm {
-            // Encoders see the keys of their own step alone.
+            // Encoders attend to the keys of the same step alone.
             false => [k.clone(), v.clone()],
             true => self.append(i, &mut planned, &q, [&k, &v])?,
         };
@@ -90,7 +92,7 @@ impl Builder<'_> {
         Ok(d)
     }
 
-    /// A norm of each head: in place, unless the backward phase wants what was there before.
+    /// Adds a norm of each head. In place, unless the backward phase needs its input.
     fn head_norm(&mut self, op_id: String, of: &NormTensors, x: Buffer) -> Result<Buffer, Error> {
         let columns = self.network.heads.head_dim;
         let by_head = Buffer { rows: x.rows * x.columns / columns.max(1), columns, ..x.clone() };
@@ -99,7 +101,7 @@ impl Builder<'_> {
         Ok(Buffer { name, ..x })
     }
 
-    /// Turns queries and keys, and puts keys and values to those of earlier steps; returns where all of them are.
+    /// Adds rotary embedding and KV-cache append. Returns the cached K and V.
     fn append(
         &mut self,
         i: usize,
@@ -150,7 +152,7 @@ impl Builder<'_> {
         heads.lengths.iter().for_each(|name| self.out.uses(name, RegionKind::Input, heads.sequences * WORD));
     }
 
-    /// What the caller says of a step before it begins.
+    /// Step inputs of the caller.
     pub(super) fn inputs(&self) -> Vec<Buffer> {
         let lengths = Buffer {
             name: LENGTHS.into(),
@@ -162,13 +164,13 @@ impl Builder<'_> {
         if self.network.pre_norm && !self.options.train { vec![lengths] } else { Vec::new() }
     }
 
-    /// The numbers of an optimizer's step.
+    /// Optimizer numbers of a step.
     pub(super) fn step_numbers() -> Buffer {
         let columns = STEP_BYTES / DType::F32.bytes();
         Buffer { name: STEP.into(), kind: RegionKind::Input, rows: 1, columns, dtype: DType::F32 }
     }
 
-    /// AdamW of a tensor's values, with both moments.
+    /// Adds AdamW of a tensor with both moments.
     pub(super) fn optimizer(
         &mut self,
         op_id: String,
@@ -193,13 +195,13 @@ impl Builder<'_> {
         self.push(op, master, &[gradient.name.clone(), numbers.name])
     }
 
-    /// That the next operation reads a buffer.
+    /// Records that the next operation reads a buffer.
     fn reads(&mut self, buffer: &Buffer) -> Result<(), Error> {
         self.out.uses(&buffer.name, buffer.kind, buffer.bytes()?);
         Ok(())
     }
 
-    /// Of training: work whose backward pass is the caller's.
+    /// Tapes an operation whose backward pass is the caller's (training).
     pub(super) fn tape(&mut self, step: &str, reads: &[Buffer], kept: &[Buffer], made: &Buffer) {
         if self.options.train {
             let (what, step, reads, kept) = (made.name.clone(), step.to_owned(), reads.to_vec(), kept.to_vec());

@@ -1,32 +1,35 @@
-//! Where everything lies in one arena: regions share bytes where their lives do not overlap.
+//! Memory planner: places regions in one arena, sharing
+//! bytes of disjoint lifetimes.
 
 use super::file::{MEMORY_SCHEMA, MemoryPlan, Region, RegionKind};
 
-/// What regions begin at a multiple of: what every buffer of a device begins at.
+/// Alignment of regions, equal to that of a device's buffers.
 const ALIGNMENT: usize = 256;
-/// Fewest bytes behind a region that nobody may write.
+/// Minimum length of a canary in bytes.
 const CANARY_BYTES: usize = 256;
-/// What these bytes hold: neither zero nor a pattern that numbers often have.
+/// Byte value of canaries: neither zero nor a pattern of common numbers.
 const CANARY_VALUE: u8 = 0xC5;
 
-/// What is to lie in the arena.
+/// Region to place.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub name: String,
     pub kind: RegionKind,
     pub bytes: usize,
-    /// Operations in which it lives, both included.
+    /// Lifetime: first and last operation, inclusive.
     pub first_op: usize,
     pub last_op: usize,
 }
 
-/// Bytes of a region with its canary; `None` when they overflow.
+/// Length of a region with its canary. `None` on overflow.
 pub(super) fn reserved(bytes: usize) -> Option<usize> {
     bytes.checked_add(CANARY_BYTES)?.checked_next_multiple_of(ALIGNMENT)
 }
 
-/// Places all of them: first what lives for ever, weights before all else, then each where it fits lowest, in the order in which their
-/// lives begin, longer ones first. `None` when the sizes overflow.
+/// Places all regions. `None` when the sizes overflow.
+///
+/// Permanent regions come first, weights before all. The others follow by start
+/// of lifetime, longer ones first, each at the lowest free offset.
 pub(super) fn place(mut wanted: Vec<Wanted>) -> Option<MemoryPlan> {
     let order = |w: &Wanted| match w.kind {
         RegionKind::Weight => (0, 0),
@@ -35,7 +38,7 @@ pub(super) fn place(mut wanted: Vec<Wanted>) -> Option<MemoryPlan> {
     };
     wanted.sort_by(|a, b| order(a).cmp(&order(b)).then(b.bytes.cmp(&a.bytes)).then(a.name.cmp(&b.name)));
     let mut regions: Vec<Region> = Vec::with_capacity(wanted.len());
-    // Of what changes: those that may still live, in the order of their offsets.
+    // Mutable regions that may still be live, by offset.
     let mut living: Vec<(usize, usize, usize)> = Vec::new();
     let (mut end, mut weights_end, mut without_reuse) = (0usize, 0usize, 0usize);
     for Wanted { name, kind, bytes, first_op, last_op } in wanted {
@@ -76,11 +79,11 @@ pub(super) fn place(mut wanted: Vec<Wanted>) -> Option<MemoryPlan> {
     })
 }
 
-/// The first two regions that would use the same bytes at the same time.
+/// First two regions with shared bytes and overlapping lifetimes.
 pub(super) fn overlap(regions: &[Region]) -> Option<(&Region, &Region)> {
     let mut by_offset: Vec<&Region> = regions.iter().collect();
     by_offset.sort_by_key(|region| region.offset);
-    // Those that reach beyond the one at hand.
+    // Regions that extend beyond the start of the current one.
     let mut reaching: Vec<&Region> = Vec::new();
     for region in by_offset {
         reaching.retain(|other| other.offset + other.reserved > region.offset);

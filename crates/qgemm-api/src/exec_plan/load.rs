@@ -1,4 +1,4 @@
-//! [`Context::load_plan`]: plans from files, each checked against what is here.
+//! Plan loader ([`Context::load_plan`]): checks a file against this device and model.
 
 use std::sync::{Arc, OnceLock};
 
@@ -19,12 +19,13 @@ use crate::record::DeviceRecord;
 use crate::routing::RoutingArgs;
 use crate::weight::Weight;
 
-/// A plan from a file that fits this device, its kernels and a model. Products of it run by their `op_id`.
+/// Plan from a file, valid for this device, its kernels and a model. Its
+/// operations run by `op_id`.
 #[derive(Debug)]
 pub struct LoadedPlan {
     pub(super) ctx: Context,
     plan: ExecPlan,
-    /// A way to run it for each product of the plan, and its plan once it is made.
+    /// Candidate of each product, with its plan once made.
     products: Vec<Option<Arc<Product>>>,
 }
 
@@ -35,14 +36,17 @@ struct Product {
 }
 
 impl Context {
-    /// Reads the text of a plan file ([`Context::plan_model`]) and checks it against this device and its driver, the sources of its
-    /// kernels, and `model`: everything that is stated twice, sizes and strides of weights among it. Compiles nothing.
+    /// Parses a plan file ([`Context::plan_model`]) and checks it against this device,
+    /// its driver, kernel sources and `model`.
+    ///
+    /// The check covers all redundant values, including sizes and strides of
+    /// weights. It compiles nothing.
     ///
     /// # Errors
-    /// [`Error::BadPlanFile`]; [`Error::PlanMismatch`], which names the first thing that does not fit.
+    /// [`Error::BadPlanFile`]. [`Error::PlanMismatch`] names the first difference.
     pub fn load_plan(&self, text: &str, model: &Model) -> Result<LoadedPlan, Error> {
         let value: serde_json::Value = serde_json::from_str(text).map_err(Error::BadPlanFile)?;
-        // Before all else: of other schemas nothing is known.
+        // Checked first: other schemas are unknown.
         let schema = |at: &str, value: &serde_json::Value, expected: &str| {
             expect(at, expected, value.get("schema").and_then(|v| v.as_str()).unwrap_or("none"))
         };
@@ -58,7 +62,7 @@ impl Context {
         check_names(&plan, model)?;
         let mut products: Vec<Option<Arc<Product>>> = Vec::with_capacity(plan.ops.len());
         for (place, op) in plan.ops.iter().enumerate() {
-            // Layers are alike: what was found for one serves the next.
+            // Layers are alike: one check serves all of them.
             let alike = plan.ops[..place].iter().rposition(|other| other.is_alike(op));
             let known = alike.and_then(|place| products.get(place).cloned());
             let checks = OpChecks { ctx: self, place, at: format!("ops[{place}] ({})", op.op_id), op };
@@ -78,25 +82,26 @@ impl Context {
 }
 
 impl LoadedPlan {
-    /// What the file says.
+    /// Contents of the file.
     pub fn exec_plan(&self) -> &ExecPlan {
         &self.plan
     }
 
-    /// Memory for all of the plan but its weights.
+    /// Allocates all memory of the plan except weights.
     ///
     /// # Errors
-    /// A device error such as exhausted memory.
+    /// A device error such as out of memory.
     pub fn arena(&self) -> Result<PlanArena, Error> {
         PlanArena::new(&**self.ctx.device(), &self.plan.memory)
     }
 
-    /// The plan of one product, with the kernel and the launch geometry that the file names. Its first call makes the kernel ready;
-    /// products that are alike share it.
+    /// Plan of one product, with the kernel and launch geometry of the file. The first call
+    /// makes the kernel ready. Equal products share it.
     ///
     /// # Errors
-    /// [`Error::NotInPlan`] when there is no such operation, or it is not `gemm`, [`Error::CallersStep`] when the plan leaves it to the caller; or
-    /// when the kernel cannot be made ready.
+    /// [`Error::NotInPlan`] when the operation does not exist or is no `gemm`.
+    /// [`Error::CallersStep`] when it is a caller's step. Or when the
+    /// kernel cannot be made ready.
     pub fn product(&self, op_id: &str) -> Result<&Plan, Error> {
         let product = self.products[self.place(op_id)?].as_ref();
         let product = product.ok_or_else(|| Error::NotInPlan { what: "product", name: op_id.to_owned() })?;
@@ -107,11 +112,11 @@ impl LoadedPlan {
         Ok(product.plan.get_or_init(|| plan))
     }
 
-    /// Submits one product to `stream`, with activations, output, residual and workspace in `arena`.
+    /// Submits one product to `stream`. X, D, residual and workspace are in `arena`.
     ///
     /// # Errors
-    /// As [`LoadedPlan::product`] and [`Plan::run`]; [`Error::MissingOperand`] when the product has a bias and none came;
-    /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong.
+    /// As [`LoadedPlan::product`] and [`Plan::run`]. [`Error::MissingOperand`] when the
+    /// bias is missing. [`Error::CanaryOverwritten`] by canary checks.
     pub fn run(
         &self,
         stream: &Stream,
@@ -124,7 +129,7 @@ impl LoadedPlan {
         let (op, device) = (&self.plan.ops[place], self.ctx.device());
         arena.arm(&**device, stream, place)?;
         let (x, d) = (arena.range(&op.x)?, arena.range(&op.d)?);
-        // Where there is none, no byte of the arena stands for it.
+        // An absent residual is an empty range.
         let residual = op.residual.as_deref().map_or(Ok(0..0), |name| arena.range(name))?;
         let workspace = arena.workspace(op.workspace_bytes)?;
         let ([x, residual], [d, workspace]) = arena.parts([x, residual], [d, workspace])?;
@@ -137,11 +142,13 @@ impl LoadedPlan {
         arena.check(&**device, stream, op_id)
     }
 
-    /// Submits one `gradient` to `stream`: dX through `weight`, or [`Experts`], in `arena`.
+    /// Submits one `gradient` (dX through a [`Weight`](crate::Weight) or [`Experts`])
+    /// to `stream`, in `arena`.
     ///
     /// # Errors
-    /// [`Error::NotInPlan`] when there is no such operation, or it is no `gradient`; as [`GradientPlan::run`](crate::GradientPlan::run);
-    /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong.
+    /// [`Error::NotInPlan`] when the operation does not exist or is no
+    /// `gradient`. As [`GradientPlan::run`](crate::GradientPlan::run).
+    /// [`Error::CanaryOverwritten`] by canary checks.
     pub fn run_gradient<'w>(
         &self,
         stream: &Stream,
@@ -162,11 +169,12 @@ impl LoadedPlan {
         arena.check(device, stream, op_id)
     }
 
-    /// Submits one `routing` to `stream`: logits to ids and router weights, in `arena`.
+    /// Submits one `routing` (logits to ids and router weights) to `stream`, in `arena`.
     ///
     /// # Errors
-    /// [`Error::NotInPlan`] when there is no such operation, or it is no `routing`; as [`RoutingPlan::run`](crate::RoutingPlan::run);
-    /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong.
+    /// [`Error::NotInPlan`] when the operation does not exist or is
+    /// no `routing`. As [`RoutingPlan::run`](crate::RoutingPlan::run).
+    /// [`Error::CanaryOverwritten`] by canary checks.
     pub fn run_routing(&self, stream: &Stream, op_id: &str, arena: &mut PlanArena) -> Result<(), Error> {
         let (place, op) = self.operation(op_id, "routing")?;
         let plan = self.ctx.plan_routing(&op.as_routing())?;
@@ -181,11 +189,13 @@ impl LoadedPlan {
         arena.check(device, stream, op_id)
     }
 
-    /// Submits one `experts` to `stream`: rows by the ids that a `routing` wrote, or sorted rows by their offsets, in `arena`.
+    /// Submits one `experts` to `stream`, in `arena`. Rows are selected by a routing's
+    /// ids, or sorted with offsets.
     ///
     /// # Errors
-    /// [`Error::NotInPlan`] when there is no such operation, or it is no `experts`; as [`ExpertPlan::run`](crate::ExpertPlan::run);
-    /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong.
+    /// [`Error::NotInPlan`] when the operation does not exist or is
+    /// no `experts`. As [`ExpertPlan::run`](crate::ExpertPlan::run).
+    /// [`Error::CanaryOverwritten`] by canary checks.
     pub fn run_experts(
         &self,
         stream: &Stream,
@@ -218,11 +228,12 @@ impl LoadedPlan {
         arena.check(device, stream, op_id)
     }
 
-    /// Submits one `matmul` to `stream`: the gradient of a weight, in `arena`.
+    /// Submits one `matmul` (the gradient of a weight) to `stream`, in `arena`.
     ///
     /// # Errors
-    /// [`Error::NotInPlan`] when there is no such operation, or it is no `matmul`; as [`MatmulPlan::run`](crate::MatmulPlan::run);
-    /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong.
+    /// [`Error::NotInPlan`] when the operation does not exist or is
+    /// no `matmul`. As [`MatmulPlan::run`](crate::MatmulPlan::run).
+    /// [`Error::CanaryOverwritten`] by canary checks.
     pub fn run_matmul(&self, stream: &Stream, op_id: &str, arena: &mut PlanArena) -> Result<(), Error> {
         let (place, op) = self.operation(op_id, "matmul")?;
         let plan = self.ctx.plan_matmul(&op.as_matmul()?)?;
@@ -244,7 +255,8 @@ impl LoadedPlan {
         if fits { Ok((place, op)) } else { Err(Error::NotInPlan { what: operation, name: op_id.to_owned() }) }
     }
 
-    /// Looks at the canaries of all regions that live during operation `op_id`, where they are checked: after work of the caller's own.
+    /// Checks the canaries of regions live during `op_id`, if enabled. For use
+    /// after the caller's own work.
     ///
     /// # Errors
     /// [`Error::CanaryOverwritten`], [`Error::NotInPlan`], or a device error.
@@ -263,5 +275,5 @@ impl LoadedPlan {
     }
 }
 
-/// Name of the workspace's region.
+/// Region name of the workspace.
 pub(super) const WORKSPACE: &str = "workspace";

@@ -1,4 +1,5 @@
-//! Execution plans of whole models, as files: every operation of every layer, and one arena for what they read and write.
+//! Execution plans: all operations of a model and the arena of
+//! their operands, as files.
 
 mod architecture;
 mod arena;

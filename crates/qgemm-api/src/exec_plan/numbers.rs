@@ -1,4 +1,4 @@
-//! What a model's file says beside its tensors: heads, rotary embedding, norms' eps, the length of its context.
+//! Model hyperparameters: heads, rotary embedding, norm epsilon, context length.
 
 use qgemm_formats::model::Model;
 use qgemm_formats::model::gguf::{GgufScalar, GgufValue};
@@ -8,13 +8,14 @@ use serde_json::Value;
 use super::operands::{PlannedRotary, PlannedScaling};
 use crate::error::Error;
 
-/// Numbers of a GGUF file by their keys behind the architecture's name, or of a `config.json` by its names.
+/// Hyperparameters of a GGUF file (keys with the architecture's
+/// prefix) or of a `config.json`.
 pub(super) enum Numbers<'m> {
     Gguf { model: &'m Model, architecture: &'static str },
     Config(Value),
 }
 
-/// How attention is shared among heads.
+/// Head counts and dimensions of attention.
 #[derive(Clone, Copy)]
 pub(super) struct Heads {
     pub heads: usize,
@@ -23,7 +24,7 @@ pub(super) struct Heads {
 }
 
 impl Numbers<'_> {
-    /// The names of a number: in a GGUF file, and in a `config.json`.
+    /// Number by its GGUF key, or its `config.json` names.
     fn number(&self, gguf: &str, config: &[&str]) -> Option<f64> {
         match self {
             Self::Gguf { model, architecture } => {
@@ -63,11 +64,11 @@ impl Numbers<'_> {
             } else {
                 config.trim_start_matches('/').to_owned()
             };
-            Error::IncompleteModel { what: format!("it does not say `{name}`") }
+            Error::IncompleteModel { what: format!("`{name}` is missing") }
         })
     }
 
-    /// Heads, of queries that have `q` features together.
+    /// Heads, for queries of `q` features in all.
     pub fn heads(&self, q: usize) -> Result<Heads, Error> {
         let heads = self.count("attention.head_count", &["/num_attention_heads"]);
         let heads = self.required(heads, "attention.head_count", "/num_attention_heads")?;
@@ -77,7 +78,7 @@ impl Numbers<'_> {
         Ok(Heads { heads, kv_heads, head_dim })
     }
 
-    /// What norms add below the root: RMSNorms, or LayerNorms.
+    /// Epsilon of RMSNorm, or of LayerNorm.
     pub fn eps(&self, is_layer: bool) -> Result<f32, Error> {
         let (gguf, config) = match is_layer {
             true => ("attention.layer_norm_epsilon", "/layer_norm_eps"),
@@ -86,20 +87,20 @@ impl Numbers<'_> {
         self.required(self.number(gguf, &[config]), gguf, config).map(|eps| eps as f32)
     }
 
-    /// Experts of a token.
+    /// Experts per token.
     pub fn top_k(&self) -> Option<usize> {
         self.count("expert_used_count", &["/num_experts_per_tok"])
     }
 
-    /// Tokens that the model is made for.
+    /// Context length.
     pub fn context(&self) -> Option<usize> {
         self.count("context_length", &["/max_position_embeddings"])
     }
 
-    /// How queries and keys are turned; the reason where the library does not do it so.
+    /// Rotary embedding, or the reason why the library does not support it.
     pub fn rotary(&self, head_dim: usize) -> Result<PlannedRotary, String> {
         let pairs = match self {
-            // Files for llama.cpp have the rows of llama's queries and keys in another order.
+            // GGUF files of llama permute the rows of queries and keys.
             Self::Gguf { model, architecture } => {
                 if model.info("rope_freqs").is_ok() {
                     return Err("its frequencies have factors of their own, in `rope_freqs.weight`".into());
@@ -140,7 +141,7 @@ impl Numbers<'_> {
                 original: Some(original()?),
                 ..scaling(&kind, factor()?)
             }),
-            other => return Err(format!("the library has no rotary scaling of kind `{other}`")),
+            other => return Err(format!("rotary scaling `{other}` is not supported")),
         };
         Ok(PlannedRotary { dim, pairs: pairs.name().to_owned(), base, scaling })
     }

@@ -1,4 +1,5 @@
-//! What a plan file says of operations between products: norms, the KV cache, attention, the optimizer.
+//! Plan-file records of operations between products: norms, KV
+//! cache, attention, optimizer.
 
 use qgemm_formats::DType;
 use qgemm_hal::{NormFunction, NormKind, RotaryPairs, UpdateRule};
@@ -11,117 +12,119 @@ use crate::kv_append::{KvAppend, Rotary, RotaryScaling};
 use crate::norm::Norm;
 use crate::optimizer::Optimizer;
 
-/// A field that names a region, the name, and the bytes that the region has at least; none when these overflow.
+/// Region operand: field name, region name, and minimum bytes (`None` on overflow).
 type NamedRegion<'a> = (&'static str, &'a str, Option<usize>);
 
-/// Bytes of a length of a sequence.
+/// Bytes of a sequence length.
 pub(super) const WORD: usize = 4;
-/// Bytes of the numbers of an optimizer's step.
+/// Bytes of the optimizer step's numbers.
 pub(super) const STEP_BYTES: usize = 16;
 
-/// Of `norm`: what becomes of a row. Where the operation's X and D are one region, it is normalized in place.
+/// Parameters of a `norm`. It is in place when X and D are one region.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PlannedNorm {
     /// `rms` or `layer`.
     pub function: String,
-    /// Added below the root.
+    /// Epsilon, added before the square root.
     pub eps: f32,
-    /// Region of the factors of columns.
+    /// Region of gamma.
     pub gamma: String,
-    /// Their element type.
+    /// Element type of gamma.
     pub gamma_dtype: String,
-    /// Region of what is added to columns.
+    /// Region of beta.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub beta: Option<String>,
-    /// Its element type.
+    /// Element type of beta.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub beta_dtype: Option<String>,
 }
 
-/// Of `kv_append` and `attention`: sequences, heads, and where keys and values lie.
+/// Sequences, heads and KV operands of `kv_append` and `attention`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PlannedHeads {
-    /// Sequences; each has the same share of the tokens.
+    /// Sequences, with equal shares of the tokens.
     pub sequences: usize,
-    /// Heads of queries.
+    /// Query heads.
     pub heads: usize,
-    /// Heads of keys and values.
+    /// KV heads.
     pub kv_heads: usize,
-    /// Features of a head.
+    /// Head dimension.
     pub head_dim: usize,
-    /// Keys that each sequence has room for, or, without lengths, has.
+    /// KV-cache capacity per sequence. Without lengths, the number of keys.
     pub capacity: usize,
-    /// Whether a query sees no later keys.
+    /// Whether attention is causal.
     pub causal: bool,
-    /// Region of the keys; of `kv_append` that is written.
+    /// Region of the keys, the output of `kv_append`.
     pub k: String,
-    /// Region of the values; of `kv_append` that is written.
+    /// Region of the values, the output of `kv_append`.
     pub v: String,
-    /// Region of the number of keys of each sequence, those of this step among them: u32.
+    /// Region of the sequence lengths in keys, including this step: u32.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lengths: Option<String>,
-    /// Of `kv_append`: region of the new keys.
+    /// Region of the new keys (`kv_append`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub new_k: Option<String>,
-    /// Of `kv_append`: region of the new values.
+    /// Region of the new values (`kv_append`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub new_v: Option<String>,
-    /// Of `kv_append`: how queries, in place, and keys are turned.
+    /// Rotary embedding of queries (in place) and keys (`kv_append`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub rotary: Option<PlannedRotary>,
 }
 
-/// How queries and keys are turned ([`Rotary`](crate::Rotary)).
+/// Rotary embedding ([`Rotary`](crate::Rotary)).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PlannedRotary {
-    /// Features of a head that are turned.
+    /// Rotated features per head.
     pub dim: usize,
-    /// Which two of them together: `neox` or `interleaved`.
+    /// Pairing: `neox` or `interleaved`.
     pub pairs: String,
-    /// Of the frequencies.
+    /// Frequency base (theta).
     pub base: f64,
-    /// How they are scaled.
+    /// Frequency scaling.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scaling: Option<PlannedScaling>,
 }
 
-/// How frequencies are scaled ([`RotaryScaling`](crate::RotaryScaling)).
+/// Frequency scaling ([`RotaryScaling`](crate::RotaryScaling)).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PlannedScaling {
     /// `linear`, `llama3` or `yarn`.
     pub kind: String,
-    /// The factor.
+    /// Scaling factor.
     pub factor: f64,
-    /// Of `llama3` and `yarn`: `low_freq_factor` or `beta_slow`.
+    /// `low_freq_factor` (`llama3`) or `beta_slow` (`yarn`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub low: Option<f64>,
-    /// Of `llama3` and `yarn`: `high_freq_factor` or `beta_fast`.
+    /// `high_freq_factor` (`llama3`) or `beta_fast` (`yarn`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub high: Option<f64>,
-    /// Of `llama3` and `yarn`: positions that the model was first trained on.
+    /// Original context length (`llama3` and `yarn`).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub original: Option<usize>,
 }
 
-/// Of `optimizer`: AdamW's numbers and regions. The operation's X is the gradient, its D the trained values.
+/// Parameters and regions of AdamW. X of the operation is the
+/// gradient, D the trained values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PlannedOptimizer {
-    /// What the first moment is multiplied with.
+    /// Decay of the first moment.
     pub beta1: f32,
-    /// What the second moment is multiplied with.
+    /// Decay of the second moment.
     pub beta2: f32,
-    /// Added to the root of the corrected second moment.
+    /// Epsilon, added to the root of the corrected second moment.
     pub eps: f32,
     /// Region of the first moments.
     pub moment1: String,
     /// Region of the second moments.
     pub moment2: String,
-    /// Region of the step's numbers, 16 bytes that [`OptimizerPlan::step`](crate::OptimizerPlan::step) makes.
+    /// Region of the step's numbers: 16 bytes from
+    /// [`OptimizerPlan::step`](crate::OptimizerPlan::step).
     pub step: String,
 }
 
@@ -130,7 +133,7 @@ fn wrong(field: &str, expected: &str, got: &str) -> Error {
 }
 
 impl PlannedNorm {
-    /// The norm of so many rows and columns; in place where D has no type of its own.
+    /// Norm problem of these rows and columns. In place if D has no type.
     pub(super) fn describe(&self, [rows, columns]: [usize; 2], x: DType, d: Option<DType>) -> Result<Norm, Error> {
         let kind = NormKind::ALL.into_iter().find(|kind| kind.name() == self.function);
         let function = match kind {
@@ -149,7 +152,7 @@ impl PlannedNorm {
 }
 
 impl PlannedHeads {
-    /// What turns and keeps so many tokens.
+    /// KV-append problem of `tokens` tokens.
     pub(super) fn append(&self, tokens: usize, dtype: DType) -> Result<KvAppend, Error> {
         let (queries, keys) = self.of_sequences(tokens);
         let append = KvAppend::new(dtype, self.heads, self.kv_heads, self.head_dim, queries, keys);
@@ -159,14 +162,14 @@ impl PlannedHeads {
         }
     }
 
-    /// The attention of so many tokens.
+    /// Attention problem of `tokens` tokens.
     pub(super) fn attention(&self, tokens: usize, dtype: DType) -> Attention {
         let (queries, keys) = self.of_sequences(tokens);
         let attention = Attention::new(dtype, self.heads, self.kv_heads, self.head_dim, queries, keys);
         if self.causal { attention.causal() } else { attention }
     }
 
-    /// Which tokens are whose, and how many keys there are.
+    /// Queries and keys of the sequences.
     fn of_sequences(&self, tokens: usize) -> (Queries, Keys) {
         let each = tokens.checked_div(self.sequences).unwrap_or(0);
         let keys = if self.lengths.is_some() { Keys::lengths(self.capacity) } else { Keys::each(self.capacity) };
@@ -184,7 +187,7 @@ impl PlannedRotary {
         };
         let rotary = rotary.base(self.base);
         let Some(PlannedScaling { kind, factor, low, high, original }) = &self.scaling else { return Ok(rotary) };
-        // What is missing is no number, which the rotary embedding refuses by name.
+        // A missing number becomes NaN, which the rotary embedding refuses by name.
         let (factor, low, high) = (*factor, low.unwrap_or(f64::NAN), high.unwrap_or(f64::NAN));
         let original = original.unwrap_or(0);
         let scaling = match kind.as_str() {
@@ -198,7 +201,7 @@ impl PlannedRotary {
 }
 
 impl PlannedOptimizer {
-    /// A step of so many parameters by a gradient of this type.
+    /// Optimizer problem of `len` parameters, with this gradient type.
     pub(super) fn describe(&self, len: usize, gradient: DType) -> Optimizer {
         let &Self { beta1, beta2, eps, .. } = self;
         Optimizer::adamw(len).rule(UpdateRule::AdamW { beta1, beta2, eps }).gradient_dtype(gradient)
@@ -210,45 +213,45 @@ impl PlannedOp {
         part.as_ref().ok_or_else(|| Error::NotInPlan { what, name: self.op_id.clone() })
     }
 
-    /// What a `norm` says of itself.
+    /// Parameters of a `norm`.
     pub(super) fn of_norm(&self) -> Result<&PlannedNorm, Error> {
         self.part(&self.norm, "function of")
     }
 
-    /// What a `kv_append` or an `attention` says of itself.
+    /// Parameters of a `kv_append` or an `attention`.
     pub(super) fn of_heads(&self) -> Result<&PlannedHeads, Error> {
         self.part(&self.heads, "heads of")
     }
 
-    /// What an `optimizer` says of itself.
+    /// Parameters of an `optimizer`.
     pub(super) fn of_optimizer(&self) -> Result<&PlannedOptimizer, Error> {
         self.part(&self.optimizer, "rule of")
     }
 
-    /// The description of a `norm`.
+    /// Problem of a `norm`.
     pub(super) fn as_norm(&self) -> Result<Norm, Error> {
         let d = if self.x == self.d { None } else { Some(self.d_dtype.parse()?) };
         self.of_norm()?.describe([self.shape.m, self.shape.n], self.x_dtype.parse()?, d)
     }
 
-    /// The description of a `kv_append`.
+    /// Problem of a `kv_append`.
     pub(super) fn as_kv_append(&self) -> Result<KvAppend, Error> {
         self.of_heads()?.append(self.shape.m, self.x_dtype.parse()?)
     }
 
-    /// The description of an `attention`.
+    /// Problem of an `attention`.
     pub(super) fn as_attention(&self) -> Result<Attention, Error> {
         Ok(self.of_heads()?.attention(self.shape.m, self.x_dtype.parse()?))
     }
 
-    /// The description of an `optimizer`.
+    /// Problem of an `optimizer`.
     pub(super) fn as_optimizer(&self) -> Result<Optimizer, Error> {
         let len = self.shape.m.checked_mul(self.shape.n);
         let len = *self.part(&len, "size of")?;
         Ok(self.of_optimizer()?.describe(len, self.x_dtype.parse()?))
     }
 
-    /// Regions of an operation beside X, D and those of products: their fields, and the bytes that each has at least.
+    /// Region operands besides X, D and those of products, with their minimum bytes.
     pub(super) fn other_regions(&self) -> Result<Vec<NamedRegion<'_>>, Error> {
         let values = |count: usize, dtype: &str| -> Result<Option<usize>, Error> {
             Ok(count.checked_mul(dtype.parse::<DType>()?.bytes()))
@@ -295,7 +298,7 @@ impl PlannedOp {
         Ok(found)
     }
 
-    /// The numbers of an operation between products, without the names of regions.
+    /// Parameters of an operation between products, without region names.
     pub(super) fn numbers_between(
         &self,
     ) -> (Option<PlannedNorm>, Option<PlannedHeads>, Option<PlannedOptimizer>, bool) {

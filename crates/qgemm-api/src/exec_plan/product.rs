@@ -1,4 +1,4 @@
-//! One product of a plan: its record, its weight, and what it reads and writes.
+//! Planned products: record, weight and operands.
 
 use std::collections::HashMap;
 
@@ -14,14 +14,14 @@ use crate::described::DescribedWeight;
 use crate::error::Error;
 use crate::record::{PlanRecord, Sizes};
 
-/// Bytes that the status of products with experts has.
+/// Bytes of the status of a product with experts.
 const EXPERTS_STATUS_BYTES: usize = 8;
 
-/// One product to plan.
+/// Product to plan.
 pub(super) struct Product<'p> {
     pub op_id: String,
     pub matrix: &'p Matrix,
-    /// The up of a gated pair, whose gate is the matrix.
+    /// Up weight of a gated pair; the gate is `matrix`.
     pub up: Option<&'p Matrix>,
     pub x: Buffer,
     pub d: Buffer,
@@ -30,19 +30,19 @@ pub(super) struct Product<'p> {
     pub routed: Option<Routed<'p>>,
 }
 
-/// How rows are given to experts.
+/// Assignment of rows to experts.
 pub(super) struct Routed<'p> {
     pub experts: usize,
     pub top_k: usize,
     pub index: Index<'p>,
 }
 
-/// What says which rows are whose.
+/// Index of the rows.
 #[derive(Clone, Copy)]
 pub(super) enum Index<'p> {
-    /// Ids of each token's slots, and its router weights, where the slots are added up.
+    /// Expert id of each slot, and router weights if slots are summed.
     Ids(&'p str, Option<&'p str>),
-    /// Offsets of rows that are sorted by expert.
+    /// Offsets of rows sorted by expert.
     Offsets(&'p str),
 }
 
@@ -74,7 +74,7 @@ impl Builder<'_> {
         let described = describe(self.ctx, matrix, up.is_some())?;
         let bias = match (&matrix.bias, up, &routed) {
             (Some(bias), None, None) => Some(bias.clone()),
-            // Biases of pairs and of experts would have to be put together first.
+            // Biases of gated pairs and of experts would need concatenation first.
             (Some((name, _)), ..) => {
                 return Err(Error::IncompleteModel { what: format!("{name}: no plan for biases of pairs or experts") });
             }
@@ -160,14 +160,14 @@ impl Builder<'_> {
 }
 
 impl Matrix {
-    /// Whether two weights make a pair.
+    /// Whether two weights can form a gated pair.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let shape = |m: &Self| (m.format, m.n, m.k, m.k_order, m.bias.is_some());
         shape(self) == shape(other) && !self.k_order
     }
 }
 
-/// A weight as plans see it.
+/// Weight description for planning.
 pub(super) fn describe(ctx: &Context, matrix: &Matrix, is_pair: bool) -> Result<DescribedWeight, Error> {
     let described = ctx.describe_weight(matrix.format, matrix.n, matrix.k)?;
     let described = if matrix.row_scale { described.row_scaled() } else { described };
@@ -175,7 +175,7 @@ pub(super) fn describe(ctx: &Context, matrix: &Matrix, is_pair: bool) -> Result<
     if is_pair { described.gated() } else { Ok(described) }
 }
 
-/// The record of a problem like which there may have been one.
+/// Record of a problem, cached by equal problems.
 pub(super) fn known(
     planned: &mut HashMap<String, PlanRecord>,
     key: String,
@@ -189,7 +189,7 @@ pub(super) fn known(
     Ok(record)
 }
 
-/// What all operations have.
+/// Fields of every operation.
 pub(super) fn op(
     op_id: String,
     [x, d]: [&Buffer; 2],

@@ -1,4 +1,4 @@
-//! Running what stands between the products of a loaded plan.
+//! Execution of a loaded plan's operations between products.
 
 use qgemm_hal::{Buffer, BufferRef, Stream};
 
@@ -11,11 +11,13 @@ use crate::norm::NormArgs;
 use crate::optimizer::OptimizerArgs;
 
 impl LoadedPlan {
-    /// Submits one `norm` to `stream`, in `arena`; gamma and beta are of the model, as the plan's [`norm`](super::PlannedOp::norm) has them.
+    /// Submits one `norm` to `stream`, in `arena`. Gamma and beta are the model's, by
+    /// the plan's [`norm`](super::PlannedOp::norm).
     ///
     /// # Errors
-    /// [`Error::NotInPlan`] when there is no such operation, or it is no `norm`; as [`NormPlan::run`](crate::NormPlan::run);
-    /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong.
+    /// [`Error::NotInPlan`] when the operation does not exist or
+    /// is no `norm`. As [`NormPlan::run`](crate::NormPlan::run).
+    /// [`Error::CanaryOverwritten`] by canary checks.
     pub fn run_norm(
         &self,
         stream: &Stream,
@@ -28,7 +30,7 @@ impl LoadedPlan {
         let plan = self.ctx.plan_norm(&op.as_norm()?)?;
         let device = &**self.ctx.device();
         arena.arm(device, stream, place)?;
-        // In place, no byte of the arena stands for X.
+        // In place, X has an empty range.
         let is_in_place = op.x == op.d;
         let x = if is_in_place { 0..0 } else { arena.range(&op.x)? };
         let ([x], [d]) = arena.parts([x], [arena.range(&op.d)?])?;
@@ -39,11 +41,13 @@ impl LoadedPlan {
         arena.check(device, stream, op_id)
     }
 
-    /// Submits one `kv_append` to `stream`: queries are turned in place, keys and values written to the caches, in `arena`.
+    /// Submits one `kv_append` to `stream`, in `arena`: rotates queries in place, and
+    /// writes keys and values to the cache.
     ///
     /// # Errors
-    /// [`Error::NotInPlan`] when there is no such operation, or it is no `kv_append`; as [`KvAppendPlan::run`](crate::KvAppendPlan::run);
-    /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong.
+    /// [`Error::NotInPlan`] when the operation does not exist or is no
+    /// `kv_append`. As [`KvAppendPlan::run`](crate::KvAppendPlan::run).
+    /// [`Error::CanaryOverwritten`] by canary checks.
     pub fn run_kv_append(&self, stream: &Stream, op_id: &str, arena: &mut PlanArena) -> Result<(), Error> {
         let (place, op) = self.operation(op_id, "kv_append")?;
         let (plan, heads) = (self.ctx.plan_kv_append(&op.as_kv_append()?)?, op.of_heads()?);
@@ -62,8 +66,9 @@ impl LoadedPlan {
     /// Submits one `attention` to `stream`, in `arena`.
     ///
     /// # Errors
-    /// [`Error::NotInPlan`] when there is no such operation, or it is no `attention`; as [`AttentionPlan::run`](crate::AttentionPlan::run);
-    /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong.
+    /// [`Error::NotInPlan`] when the operation does not exist or is no
+    /// `attention`. As [`AttentionPlan::run`](crate::AttentionPlan::run).
+    /// [`Error::CanaryOverwritten`] by canary checks.
     pub fn run_attention(&self, stream: &Stream, op_id: &str, arena: &mut PlanArena) -> Result<(), Error> {
         let (place, op) = self.operation(op_id, "attention")?;
         let (plan, heads) = (self.ctx.plan_attention(&op.as_attention()?)?, op.of_heads()?);
@@ -79,12 +84,13 @@ impl LoadedPlan {
         arena.check(device, stream, op_id)
     }
 
-    /// Submits one `optimizer` to `stream`, in `arena`, by the numbers that
-    /// [`OptimizerPlan::step`](crate::OptimizerPlan::step) made and the caller put into the region of the step.
+    /// Submits one `optimizer` to `stream`, in `arena`. The caller writes the numbers
+    /// of [`OptimizerPlan::step`](crate::OptimizerPlan::step) to the step's region first.
     ///
     /// # Errors
-    /// [`Error::NotInPlan`] when there is no such operation, or it is no `optimizer`; as [`OptimizerPlan::run`](crate::OptimizerPlan::run);
-    /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong.
+    /// [`Error::NotInPlan`] when the operation does not exist or is no
+    /// `optimizer`. As [`OptimizerPlan::run`](crate::OptimizerPlan::run).
+    /// [`Error::CanaryOverwritten`] by canary checks.
     pub fn run_optimizer(&self, stream: &Stream, op_id: &str, arena: &mut PlanArena) -> Result<(), Error> {
         let (place, op) = self.operation(op_id, "optimizer")?;
         let (plan, of) = (self.ctx.plan_optimizer(&op.as_optimizer()?)?, op.of_optimizer()?);

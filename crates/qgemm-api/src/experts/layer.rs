@@ -1,4 +1,4 @@
-//! [`MoeLayer`]: a feed-forward layer of experts, from routing to the sum of a token's experts.
+//! MoE layer ([`MoeLayer`]): routing, expert products and the combine step.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -17,19 +17,19 @@ use crate::gemm::{Problem, XRef};
 use crate::routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
 use crate::workspace::Workspace;
 
-/// Bytes of an id and of a router weight.
+/// Bytes of an expert id or router weight.
 const WORD: usize = 4;
-/// Bytes that a routing and a product with experts say in what was wrong.
+/// Bytes of the status of a routing, and of an expert product.
 const ROUTING_STATUS: usize = 16;
 const EXPERTS_STATUS: usize = 8;
-/// The offsets of one expert that has all rows: what is beyond the rows counts as their number.
+/// Row offsets of one expert with all rows. Offsets beyond the rows are clamped.
 const ALL_ROWS: [u32; 2] = [0, u32::MAX];
 
-/// Steps of tokens that a layer has plans for: 1, 2, 3, 4, 6, 8, 12, … A plan serves all numbers down to the step before, for which
-/// as many tiles would be chosen.
+/// Token buckets with their own plans: 1, 2, 3, 4, 6, 8, 12, … A plan serves all token
+/// counts above the previous bucket, which would get as many tiles.
 const STEPS: usize = 2 * MOST_TOKENS.ilog2() as usize;
 
-/// The tokens of a step.
+/// Tokens of a bucket.
 fn step_tokens(step: usize) -> usize {
     match step {
         0 => 1,
@@ -37,18 +37,23 @@ fn step_tokens(step: usize) -> usize {
     }
 }
 
-/// The step that serves so many tokens, at least one; `STEPS` for more than any does.
+/// Bucket of a token count, at least one. `STEPS` when none is large enough.
 fn step_of(tokens: usize) -> usize {
     (0..STEPS).find(|&step| step_tokens(step) >= tokens).unwrap_or(STEPS)
 }
 
-/// A feed-forward layer of experts for any number of tokens:
-/// `D[t] = Σj weights[t, j] · down(e) · activation(up(e) · X[t])` with `e = ids[t, j]`, in the order of the slots and in f32, and what an
-/// expert for all tokens and a residual add. Made by [`Context::moe_layer`].
+/// Feed-forward layer of experts (MoE) for any number of tokens. Made
+/// by [`Context::moe_layer`].
 ///
-/// [`MoeLayer::workspace`] plans for a maximum of tokens; runs of any number up to it plan nothing. A run launches a routing (of given ids
-/// where kernels take lists of them), and on CUDA devices at most three kernels more: products with gate and up, with down, and the sum. An
-/// expert for all tokens is among those ([`Moe::last_is_shared`]), or, of another size, takes two more. [`MoePlan::launches`] counts. It reads nothing back: in a captured CUDA graph, replays follow the ids of the moment.
+/// `D[t] = Σj weights[t, j] · down(e) · activation(up(e) · X[t])` with `e = ids[t, j]`,
+/// summed in slot order in f32. A shared expert and a residual are added on request.
+///
+/// [`MoeLayer::workspace`] plans for a maximum of tokens; runs up to it plan nothing.
+/// A run launches a routing (for given ids only if kernels take lists of them).
+/// CUDA devices launch at most three more kernels: gate and up, down, and the sum.
+/// A shared expert is part of these ([`Moe::last_is_shared`]), or costs two more if
+/// its size differs. [`MoePlan::launches`] counts them. The host reads nothing back,
+/// so a captured CUDA graph follows the ids of each replay.
 ///
 /// ```
 /// use qgemm_api::{Context, DType, HostExperts, MoeArgs, quantize};
@@ -76,13 +81,13 @@ pub struct MoeLayer {
     up: Experts,
     down: Experts,
     moe: Moe,
-    /// That every token goes to, as the only one of its kind.
+    /// Up and down of the shared expert.
     shared: Option<[Experts; 2]>,
-    /// One for each step of tokens.
+    /// Plans, one per token bucket.
     plans: Arc<[OnceLock<MoePlan>; STEPS]>,
 }
 
-/// The plans of a layer for some number of tokens and less.
+/// Plans of a layer for one token bucket.
 #[derive(Debug)]
 pub struct MoePlan {
     tokens: usize,
@@ -92,48 +97,49 @@ pub struct MoePlan {
     down: ExpertPlan,
 }
 
-/// What a run of a [`MoeLayer`] reads and writes.
+/// Operands of a [`MoeLayer`] run.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct MoeArgs<'a> {
-    /// Activations, `[tokens, K]`.
+    /// Activations X, `[tokens, K]`.
     pub x: XRef<'a>,
-    /// The factor, an f32, that X was quantized with, where it was given ([`Quantization::given_factor`](crate::Quantization::given_factor)).
+    /// Given f32 factor of a quantized X
+    /// ([`Quantization::given_factor`](crate::Quantization::given_factor)).
     pub x_factor: Option<BufferRef<'a>>,
     /// Output, `[tokens, N]`.
     pub d: BufferMut<'a>,
-    /// Where experts come from.
+    /// Source of expert ids.
     pub source: MoeSource<'a>,
-    /// An f32 an expert, when the routing is [biased](Routing::biased).
+    /// Routing bias, f32 per expert, if the routing is [biased](Routing::biased).
     pub bias: Option<BufferRef<'a>>,
-    /// The biases of up and of down, when the layer adds them.
+    /// Biases of up and of down, if the layer has them.
     pub biases: [Option<BufferRef<'a>>; 2],
-    /// The residual, `[tokens, N]`, when the layer adds one.
+    /// Residual, `[tokens, N]`, if the layer has one.
     pub residual: Option<BufferRef<'a>>,
 }
 
-/// Where the experts of tokens come from.
+/// Source of expert ids and router weights.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum MoeSource<'a> {
-    /// `[tokens, E]`, of a layer that is [routed](Moe::routed).
+    /// Router logits, `[tokens, E]`, for a [routed](Moe::routed) layer.
     Logits(BufferRef<'a>),
-    /// An i32 and an f32 a slot, of one that is not.
+    /// Ids (i32) and weights (f32) per slot, for other layers.
     Given {
-        /// Ids of experts.
+        /// Expert ids.
         ids: BufferRef<'a>,
-        /// What their results are multiplied with.
+        /// Router weights.
         weights: BufferRef<'a>,
     },
 }
 
 impl<'a> MoeArgs<'a> {
-    /// Of a layer that chooses experts.
+    /// Operands of a layer that routes from logits.
     pub fn from_logits(x: impl Into<XRef<'a>>, logits: impl Into<BufferRef<'a>>, d: impl Into<BufferMut<'a>>) -> Self {
         Self::new(x.into(), MoeSource::Logits(logits.into()), d.into())
     }
 
-    /// Of a layer that is given them.
+    /// Operands of a layer with given ids and weights.
     pub fn given(
         x: impl Into<XRef<'a>>,
         ids: impl Into<BufferRef<'a>>,
@@ -147,43 +153,44 @@ impl<'a> MoeArgs<'a> {
         Self { x, x_factor: None, d, source, bias: None, biases: [None; 2], residual: None }
     }
 
-    /// With the factor that X was quantized with.
+    /// Sets the given factor of a quantized X.
     pub fn x_factor(mut self, factor: impl Into<BufferRef<'a>>) -> Self {
         self.x_factor = Some(factor.into());
         self
     }
 
-    /// With the bias of the routing.
+    /// Sets the routing bias.
     pub fn bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
         self.bias = Some(bias.into());
         self
     }
 
-    /// With the biases of all experts' up.
+    /// Sets the biases of all experts' up.
     pub fn up_bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
         self.biases[0] = Some(bias.into());
         self
     }
 
-    /// With the biases of all experts' down.
+    /// Sets the biases of all experts' down.
     pub fn down_bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
         self.biases[1] = Some(bias.into());
         self
     }
 
-    /// With the residual.
+    /// Sets the residual.
     pub fn residual(mut self, residual: impl Into<BufferRef<'a>>) -> Self {
         self.residual = Some(residual.into());
         self
     }
 }
 
-/// What the kernels of a run leave for one another. Runs that share one must not be at work at the same time: keep one a stream.
+/// Memory between the kernels of a run. Concurrent runs must not share
+/// it: keep one per stream.
 #[derive(Debug)]
 pub struct MoeWorkspace {
-    /// Of the last run.
+    /// Tokens of the last run.
     tokens: usize,
-    /// That there is room for.
+    /// Maximum number of tokens.
     most: usize,
     of_plans: Workspace,
     ids: Buffer,
@@ -196,7 +203,7 @@ pub struct MoeWorkspace {
     status: Buffer,
 }
 
-/// What the products of an expert for all tokens leave, and their index.
+/// Intermediate results of a shared expert, and its row index.
 #[derive(Debug)]
 struct Shared {
     index: Buffer,
@@ -230,7 +237,8 @@ impl MoeLayer {
             Some((shared_up, shared_down)) => {
                 let fits = shared_up.k() == up.k() && shared_down.k() == shared_up.n() && shared_down.n() == down.n();
                 if !fits || shared_down.is_gated() {
-                    let expected = format!("an up of I x {} and a down of {} x I for all tokens", up.k(), down.n());
+                    let expected =
+                        format!("a shared expert with an up of I x {} and a down of {} x I", up.k(), down.n());
                     let got = format!("{} and {}", shared_up.shape(), shared_down.shape());
                     return Err(Error::WrongWeight { expected, got });
                 }
@@ -239,12 +247,12 @@ impl MoeLayer {
         };
         let plans = Arc::new(std::array::from_fn(|_| OnceLock::new()));
         let layer = Self { ctx: ctx.clone(), up: up.clone(), down: down.clone(), moe, shared, plans };
-        // Most of what can be wrong is so for every number of tokens.
+        // Most errors do not depend on the number of tokens.
         layer.plan(1)?;
         Ok(layer)
     }
 
-    /// The plan that serves `tokens` tokens; made now where it has not been before.
+    /// Plan for `tokens` tokens, made on first use.
     ///
     /// # Errors
     /// As [`Context::plan_experts`] and [`Context::plan_routing`].
@@ -262,8 +270,8 @@ impl MoeLayer {
         }
     }
 
-    /// Plans for every number of tokens up to `most`, and makes the kernels ready, which may compile them. Returns the bytes of
-    /// workspace that plans want.
+    /// Plans for all token counts up to `most` and makes the kernels ready, which may
+    /// compile them. Returns the required workspace bytes.
     ///
     /// # Errors
     /// As [`MoeLayer::plan`].
@@ -281,7 +289,7 @@ impl MoeLayer {
             Some(dtype) => p.bias(dtype),
             None => p,
         };
-        // What is wrong with ids, the second products look for.
+        // The second products check the ids.
         let first = ExpertProblem::indexed(up, tokens, moe.slots())
             .each(|p| {
                 biased(
@@ -313,7 +321,7 @@ impl MoeLayer {
                 None => p,
             }
         });
-        // Both read one index.
+        // Both products read one index.
         let plan_both = |first: ExpertProblem, second: ExpertProblem| -> Result<[ExpertPlan; 2], Error> {
             let up = ctx.plan_experts(&first)?;
             let down = ctx.plan_experts(&if up.settles() { second.settled_index() } else { second })?;
@@ -334,10 +342,10 @@ impl MoeLayer {
         Ok(MoePlan { tokens, shared, routing, up, down })
     }
 
-    /// Does what [`MoeLayer::prepare`] does, and allocates a workspace that serves runs of up to `most` tokens.
+    /// [`MoeLayer::prepare`], and a workspace for runs of up to `most` tokens.
     ///
     /// # Errors
-    /// As [`MoeLayer::plan`], or exhausted memory.
+    /// As [`MoeLayer::plan`], or out of memory.
     pub fn workspace(&self, most: usize) -> Result<MoeWorkspace, Error> {
         let bytes = self.prepare(most)?;
         let (ctx, width) = (&self.ctx, self.moe.x_dtype.bytes());
@@ -368,12 +376,13 @@ impl MoeLayer {
         })
     }
 
-    /// Submits the layer for `tokens` tokens to `stream`. It plans nothing, and does what [`ExpertPlan::run`] does and no more, so it may be
-    /// captured in a CUDA graph.
+    /// Submits the layer for `tokens` tokens to `stream`. It plans nothing and, like
+    /// [`ExpertPlan::run`], may be captured in a CUDA graph.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for more tokens than the workspace has room for, or than the layer is [prepared](MoeLayer::prepare) for;
-    /// when an operand is missing, too short, misaligned, on another device or not part of the layer.
+    /// [`Error::OutOfRange`] for more tokens than the workspace or the
+    /// [prepared](MoeLayer::prepare) plans allow. When an operand is missing, too short,
+    /// misaligned, on another device or not part of the layer.
     pub fn run(
         &self,
         stream: &Stream,
@@ -446,16 +455,18 @@ impl MoeLayer {
         Ok(())
     }
 
-    /// Waits for the default stream and says whether in the last run with this workspace every slot had an expert and a weight.
+    /// Waits for the default stream and checks that every slot of the last run
+    /// had an expert and a weight.
     ///
     /// # Errors
-    /// As [`RoutingPlan::check_status`] and [`ExpertPlan::check_status`], or a device error.
+    /// As [`RoutingPlan::check_status`] and [`ExpertPlan::check_status`], or a device
+    /// error.
     pub fn check_status(&self, workspace: &MoeWorkspace) -> Result<(), Error> {
         if workspace.tokens == 0 {
             return Ok(());
         }
         let plan = self.plan(workspace.tokens)?;
-        // What is wrong with given ids, the products say, too, and that of weights.
+        // The products report wrong given ids and weights, too.
         if let Some(routing) = plan.routing.as_ref().filter(|_| self.moe.routing.is_some()) {
             routing.check_status(&self.ctx, &workspace.routing_status)?;
         }
@@ -471,17 +482,17 @@ impl fmt::Debug for MoeLayer {
 }
 
 impl MoePlan {
-    /// The most tokens that it serves.
+    /// Maximum number of tokens.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// All products, in the order of a run.
+    /// All products in launch order.
     fn products(&self) -> impl Iterator<Item = &ExpertPlan> {
         std::iter::once(&self.up).chain(self.shared.iter().flatten()).chain(std::iter::once(&self.down))
     }
 
-    /// Launches of a run.
+    /// Number of launches of a run.
     pub fn launches(&self) -> usize {
         let routing =
             self.routing.as_ref().and_then(RoutingPlan::sequence).map_or(0, |sequence| sequence.steps().len());
@@ -489,29 +500,29 @@ impl MoePlan {
         routing + self.products().map(steps).sum::<usize>()
     }
 
-    /// Bytes of workspace that all launches want, one after the other.
+    /// Maximum workspace of a launch, in bytes. Launches use it in turn.
     fn workspace_bytes(&self) -> usize {
         let routing = self.routing.as_ref().map_or(0, RoutingPlan::workspace_bytes);
         self.products().map(ExpertPlan::workspace_bytes).fold(routing, usize::max)
     }
 
-    /// The routing; `None` where ids are given and products take no lists.
+    /// Routing. `None` when ids are given and products take no lists.
     pub fn routing(&self) -> Option<&RoutingPlan> {
         self.routing.as_ref()
     }
 
-    /// The products of gate and up.
+    /// Products of gate and up.
     pub fn up(&self) -> &ExpertPlan {
         &self.up
     }
 
-    /// The products of down, and their sum.
+    /// Products of down and their sum.
     pub fn down(&self) -> &ExpertPlan {
         &self.down
     }
 }
 
-/// The launches of a run, one after the other.
+/// Launches of a run in order.
 impl fmt::Display for MoePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(routing) = &self.routing {

@@ -1,4 +1,4 @@
-//! Mixture of experts: weights, GEMM with experts, and whole layers.
+//! Mixture of experts: weights, problems, MoE layers.
 
 mod layer;
 mod moe;

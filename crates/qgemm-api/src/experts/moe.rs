@@ -1,4 +1,4 @@
-//! [`Moe`]: what a layer of experts computes beside its products.
+//! MoE layer description ([`Moe`]): everything besides the experts' products.
 
 use qgemm_formats::DType;
 use qgemm_hal::{Activation, XPrecision};
@@ -8,7 +8,8 @@ use crate::quantization::Quantization;
 use crate::routing::Routing;
 use crate::weight::Weight;
 
-/// What a [`MoeLayer`](super::MoeLayer) computes beside its products with the experts; stated in [`Context::moe_layer`](crate::Context::moe_layer).
+/// Description of a [`MoeLayer`](super::MoeLayer), built in
+/// [`Context::moe_layer`](crate::Context::moe_layer).
 #[derive(Clone, Debug)]
 pub struct Moe {
     pub(super) experts: usize,
@@ -43,19 +44,20 @@ impl Moe {
         }
     }
 
-    /// The type of X, and of what the first products pass on to the second. f32 when not given.
+    /// Element type of X and of the intermediate activations. f32 by default.
     pub fn x_dtype(mut self, dtype: DType) -> Self {
         self.x_dtype = dtype;
         self
     }
 
-    /// X is what this quantization writes, of `K` columns and any number of rows, and [`Moe::x_dtype`] the type of what the first products pass on alone.
+    /// Quantization of X, with `K` columns and any number of rows. [`Moe::x_dtype`] is then
+    /// the type of the intermediate activations only.
     pub fn x_quantization(mut self, quantization: &Quantization) -> Self {
         self.x_quantization = Some(quantization.clone());
         self
     }
 
-    /// `p`, of X as the layer has it.
+    /// Applies the layer's X to `p`.
     pub(super) fn of_x(&self, p: Problem) -> Problem {
         match &self.x_quantization {
             Some(quantization) => p.x_quantization(quantization),
@@ -63,64 +65,70 @@ impl Moe {
         }
     }
 
-    /// What activations of all products may be rounded to, as [`Problem::x_precision`](crate::Problem::x_precision) says.
+    /// Allowed rounding of activations in all products; see
+    /// [`Problem::x_precision`](crate::Problem::x_precision).
     pub fn x_precision(mut self, precision: XPrecision) -> Self {
         self.x_precision = precision;
         self
     }
 
-    /// The type of D. f32 when not given.
+    /// Element type of D. f32 by default.
     pub fn d_dtype(mut self, dtype: DType) -> Self {
         self.d_dtype = dtype;
         self
     }
 
-    /// What the first products go through: SiLU when not given. Of gated pairs, the gate does.
+    /// Activation after the first products. SiLU by default. Gated
+    /// pairs apply it to the gate.
     pub fn activation(mut self, activation: Activation) -> Self {
         self.activation = activation;
         self
     }
 
-    /// Chooses experts from logits of type `dtype`, as `describe` says of a [`Routing`]. Else ids and weights are given.
+    /// Routes from logits of type `dtype`, by the [`Routing`] that `describe` builds.
+    /// Otherwise ids and weights are given.
     pub fn routed(mut self, dtype: DType, describe: impl FnOnce(Routing) -> Routing) -> Self {
         self.routing = Some(describe(Routing::from_logits(1, self.experts, self.top_k, dtype)));
         self
     }
 
-    /// The last expert is one that every token goes to, beside the `top_k` that are chosen of the others, with weight 1. It is multiplied
-    /// in the launches of the others, and must be like them; one of another size, [`Moe::shared`] adds. Only of a layer that is
-    /// [routed](Moe::routed), with logits for the others alone; with given ids, give its own among them.
+    /// Makes the last expert a shared one: every token uses it with weight 1,
+    /// besides its `top_k` others.
+    ///
+    /// It runs in the launches of the other experts and must have their shape;
+    /// [`Moe::shared`] takes other shapes. Only for [routed](Moe::routed) layers, whose
+    /// logits exclude it. Given ids can contain the shared expert themselves.
     pub fn last_is_shared(mut self) -> Self {
         self.last_is_shared = true;
         self
     }
 
-    /// Slots of a token.
+    /// Slots per token.
     pub(super) fn slots(&self) -> usize {
         self.top_k.saturating_add(self.last_is_shared.into())
     }
 
-    /// Adds the products of an expert that every token goes to: a pair of gate and up or one weight, and a down, each of which takes a
-    /// launch of its own. [`Moe::last_is_shared`] takes none.
+    /// Adds a shared expert with its own weights: up (or a gated pair) and down, which cost
+    /// one launch each. [`Moe::last_is_shared`] costs none.
     pub fn shared(mut self, up: &Weight, down: &Weight) -> Self {
         self.shared = Some((up.clone(), down.clone()));
         self
     }
 
-    /// Adds biases of this type to the products of the experts' up, those of all experts one after the other, as
-    /// [`Problem::bias`](crate::Problem::bias) has them.
+    /// Adds biases of all experts' up, concatenated, as in
+    /// [`Problem::bias`](crate::Problem::bias).
     pub fn up_bias(mut self, dtype: DType) -> Self {
         self.biases[0] = Some(dtype);
         self
     }
 
-    /// The same of down.
+    /// Adds biases of all experts' down, concatenated.
     pub fn down_bias(mut self, dtype: DType) -> Self {
         self.biases[1] = Some(dtype);
         self
     }
 
-    /// Adds a residual of this type to the sum.
+    /// Adds a residual of this type.
     pub fn residual(mut self, dtype: DType) -> Self {
         self.residual = Some(dtype);
         self

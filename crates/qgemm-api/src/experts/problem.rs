@@ -1,4 +1,5 @@
-//! [`ExpertProblem`]: which rows are multiplied with which experts, and its validation into a [`CheckedExperts`].
+//! Expert problem ([`ExpertProblem`]): assignment of rows to experts, and validation
+//! into a [`CheckedExperts`].
 
 use qgemm_formats::DType;
 use qgemm_hal::{CheckedExperts, CheckedGemm, Combine, Dense, ExpertForm};
@@ -9,18 +10,25 @@ use crate::error::Error;
 use crate::gemm::Problem;
 use crate::operand::check_dimension;
 
-/// Products of rows with the weights of the experts that they are given to, described for
-/// [`Context::plan_experts`](crate::Context::plan_experts). Which rows are whose, an index in device memory says at every run:
+/// Grouped product of rows with the weights of their experts, for
+/// [`Context::plan_experts`](crate::Context::plan_experts).
 ///
-/// - [contiguous](ExpertProblem::contiguous): rows are sorted by expert; the index has `E + 1` offsets, `u32`.
-/// - [masked](ExpertProblem::masked): each expert has room for as many rows; the index has `E` counts, `u32`.
-/// - [indexed](ExpertProblem::indexed): each token has `top_k` slots; the index has the id of each slot's expert, `i32`.
+/// An index in device memory assigns the rows at every run:
 ///
-/// Groups may have any size, none among them. Each row of D is computed as by a [`Problem`] with the weight of its expert; what else
-/// that has, [`ExpertProblem::each`] states: types, bias (those of all experts, one after the other), activation, strides.
+/// - [contiguous](ExpertProblem::contiguous): rows sorted by expert; the index is
+///   `E + 1` offsets, `u32`.
+/// - [masked](ExpertProblem::masked): equal room per expert; the
+///   index is `E` counts, `u32`.
+/// - [indexed](ExpertProblem::indexed): `top_k` slots per token; the index is one
+///   expert id per slot, `i32`.
 ///
-/// An index that is wrong does no harm: rows that it concerns are left out, memory outside is not touched, and
-/// [`ExpertPlan::check_status`](crate::ExpertPlan::check_status) names the first of them.
+/// Groups may have any size, even 0. A row of D is computed as by a [`Problem`] with
+/// its expert's weight. [`ExpertProblem::each`] sets the rest of that problem:
+/// types, bias (of all experts, concatenated), activation, strides.
+///
+/// An invalid index is harmless: its rows are skipped, and no memory outside is
+/// touched. [`ExpertPlan::check_status`](crate::ExpertPlan::check_status) names
+/// the first invalid entry.
 #[derive(Clone, Debug)]
 pub struct ExpertProblem {
     shape: ExpertsShape,
@@ -33,18 +41,20 @@ pub struct ExpertProblem {
 }
 
 impl ExpertProblem {
-    /// At most `rows` rows, sorted by expert. Rows of D that no expert has stay as they are.
+    /// Contiguous form: at most `rows` rows, sorted by expert. Rows of D outside
+    /// all groups are not written.
     pub fn contiguous(experts: &Experts, rows: usize) -> Self {
         Self::new(experts, rows, ExpertForm::Contiguous)
     }
 
-    /// `capacity` rows for each expert, of which it uses the first ones. The others are neither multiplied nor written.
+    /// Masked form: `capacity` rows per expert, of which the first ones are used.
+    /// The others are neither computed nor written.
     pub fn masked(experts: &Experts, capacity: usize) -> Self {
         Self::new(experts, experts.experts().saturating_mul(capacity), ExpertForm::Masked { capacity })
     }
 
-    /// `tokens` rows of X, each multiplied with `top_k` experts. D has a row for each slot, those of a token one after the
-    /// other.
+    /// Indexed form: `tokens` rows of X with `top_k` experts each. D has one row
+    /// per slot, in token order.
     pub fn indexed(experts: &Experts, tokens: usize, top_k: usize) -> Self {
         Self::new(experts, tokens.saturating_mul(top_k), ExpertForm::Indexed { top_k, x_per_slot: false })
     }
@@ -65,14 +75,16 @@ impl ExpertProblem {
         }
     }
 
-    /// States what a [`Problem`] has beside weight and tokens: `problem.each(|p| p.x_dtype(DType::F16).bias(DType::F32))`.
-    /// [`Problem::token_scale`] is a factor for each row of D. X cannot be transposed.
+    /// Sets the options of each row's [`Problem`]: `problem.each(|p|
+    /// p.x_dtype(DType::F16).bias(DType::F32))`.
+    ///
+    /// [`Problem::token_scale`] is a factor per row of D. X cannot be transposed.
     pub fn each(mut self, state: impl FnOnce(Problem) -> Problem) -> Self {
         self.each = state(self.each);
         self
     }
 
-    /// X has a row for each slot, those of a token one after the other. Only of [`ExpertProblem::indexed`].
+    /// X has one row per slot, in token order. Only for [`ExpertProblem::indexed`].
     pub fn x_per_slot(mut self) -> Self {
         if let ExpertForm::Indexed { x_per_slot, .. } = &mut self.form {
             *x_per_slot = true;
@@ -80,36 +92,44 @@ impl ExpertProblem {
         self
     }
 
-    /// D has a row for each token: the sum of its slots, each times its router weight, in their order and in f32; then the
-    /// residual, if there is one, is added. Only of [`ExpertProblem::indexed`].
+    /// Combines slots: D has one row per token, the sum of its slots
+    /// times their router weights.
+    ///
+    /// Slots are summed in order in f32; an optional residual is added last. Only for
+    /// [`ExpertProblem::indexed`].
     pub fn combined(mut self) -> Self {
         self.combined = true;
         self
     }
 
-    /// A run is also given the slots of each expert, as a [`Routing`](crate::Routing) lists them: see
-    /// [`ExpertArgs::lists`](crate::ExpertArgs::lists). That spares GPUs a launch where slots are multiplied expert by expert. Only of
+    /// Takes the slot list of each expert from a [`Routing`](crate::Routing):
+    /// see [`ExpertArgs::lists`](crate::ExpertArgs::lists).
+    ///
+    /// It saves a launch on GPUs when slots are grouped by expert. Only for
     /// [`ExpertProblem::indexed`].
     pub fn listed(mut self) -> Self {
         self.lists = true;
         self
     }
 
-    /// The index, with its lists, is there before a run is submitted, or the graph is launched that it was captured in. Where slots are
-    /// multiplied each by itself, or many by lists, kernels on Hopper and newer then ask for weights before the work ahead of them in the
-    /// stream is done.
+    /// Promises that the index and its lists are ready before a run is submitted (or its
+    /// captured graph is launched).
+    ///
+    /// On Hopper and newer, kernels of single slots and of lists can then prefetch weights
+    /// before preceding work in the stream has finished.
     pub fn settled_index(mut self) -> Self {
         self.settled_index = true;
         self
     }
 
-    /// Does not look for what is wrong with the index: another run with the same index does, or a routing made it. Rows that it concerns are left out all the same; the status stays as it is.
+    /// Skips the check of the index, e.g. because another run or a routing did it.
+    /// Invalid rows are still skipped; the status is not written.
     pub fn unchecked(mut self) -> Self {
         self.checks_index = false;
         self
     }
 
-    /// Validates everything that does not depend on the buffers of a run.
+    /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedExperts, Error> {
         let &Self { ref each, form, combined, lists, .. } = self;
         let refuse = |what, why| Err(Error::NotForExperts { what, why });
@@ -157,12 +177,12 @@ impl ExpertProblem {
         self.each.preferences()
     }
 
-    /// Which rows are whose; with slots added up, the form is indexed.
+    /// Form of the index. Combined slots are indexed.
     pub(crate) fn form(&self) -> ExpertForm {
         self.form
     }
 
-    /// The product of each row.
+    /// Product of each row.
     pub(crate) fn each_problem(&self) -> &Problem {
         &self.each
     }

@@ -1,4 +1,4 @@
-//! [`Experts`]: the weights of a layer of experts on a device.
+//! Expert weights on a device ([`Experts`]).
 
 use std::sync::Arc;
 
@@ -11,9 +11,10 @@ use crate::error::Error;
 use crate::operand::check_dimension;
 use crate::weight::{Memory, WeightShape};
 
-/// The weights of a layer of experts on a device, packed once for every form of product
-/// ([`ExpertProblem`](crate::ExpertProblem)). Made by [`Context::load_experts`](crate::Context::load_experts).
+/// Weights of a layer of experts on a device, packed once for all forms of
+/// [`ExpertProblem`](crate::ExpertProblem).
 ///
+/// Made by [`Context::load_experts`](crate::Context::load_experts).
 /// Clones share the memory.
 #[derive(Clone, Debug)]
 pub struct Experts {
@@ -21,23 +22,23 @@ pub struct Experts {
     memory: Arc<Memory>,
 }
 
-/// Everything about the weights that a plan depends on.
+/// Properties of expert weights that a plan depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ExpertsShape {
-    /// One expert.
+    /// Shape of one expert.
     pub each: WeightShape,
     pub experts: usize,
-    /// 0 where they share a weight.
+    /// Row distance between experts. 0 when all share one weight.
     pub row_pitch: usize,
 }
 
 impl ExpertsShape {
-    /// Whether a plan for weights like these may run with `other`.
+    /// Whether a plan for these weights may run with `other`.
     pub(crate) fn serves(&self, other: &Self) -> bool {
         self.each.serves(&other.each) && self.experts == other.experts && self.row_pitch == other.row_pitch
     }
 
-    /// That [a plan for weights like these](ExpertsShape::serves) may run with `other`.
+    /// Checks that [a plan for these weights](ExpertsShape::serves) may run with `other`.
     pub(crate) fn check_serves(&self, other: &Self) -> Result<(), Error> {
         let wrong = || Error::WrongWeight { expected: self.to_string(), got: other.to_string() };
         if self.serves(other) { Ok(()) } else { Err(wrong()) }
@@ -67,7 +68,7 @@ impl Experts {
             None => Ok(None),
             Some(bytes) => device.allocate(bytes.len(), what).map(Some),
         };
-        // Memory for all of them is there before anything is uploaded: packing asks for its own first.
+        // All memory is allocated before any upload, since packing allocates its own first.
         let mut row_scale = room(&scales, "row scales of experts")?;
         let mut k_order = room(&orders, "column orders of experts")?;
         let data = device.pack(stream, stacked)?;
@@ -96,7 +97,7 @@ impl Experts {
         Ok(Self { shape, memory: Arc::new(Memory { data, row_scale, k_order }) })
     }
 
-    /// One weight in place of those of so many experts.
+    /// One weight that `experts` experts share.
     pub(crate) fn sharing(each: WeightShape, memory: &Arc<Memory>, experts: usize) -> Result<Self, Error> {
         check_dimension("groups", experts)?;
         if experts == 0 {
@@ -105,17 +106,17 @@ impl Experts {
         Ok(Self { shape: ExpertsShape { each, experts, row_pitch: 0 }, memory: Arc::clone(memory) })
     }
 
-    /// How many there are.
+    /// Number of experts.
     pub fn experts(&self) -> usize {
         self.shape.experts
     }
 
-    /// The format of their values.
+    /// Weight format.
     pub fn format(&self) -> Format {
         self.shape.each.format
     }
 
-    /// Output features of an expert; of gated pairs, the rows of each weight.
+    /// Output features of an expert. A gated pair counts one of its weights.
     pub fn n(&self) -> usize {
         self.shape.each.n
     }
@@ -130,12 +131,12 @@ impl Experts {
         self.shape.each.gated
     }
 
-    /// The device they live on.
+    /// Device of the weights.
     pub fn device(&self) -> DeviceId {
         self.shape.each.device
     }
 
-    /// Bytes that they occupy on the device.
+    /// Bytes on the device.
     pub fn bytes(&self) -> usize {
         let Memory { data, row_scale, k_order } = &*self.memory;
         data.len() + row_scale.as_ref().map_or(0, Buffer::len) + k_order.as_ref().map_or(0, Buffer::len)
@@ -145,12 +146,12 @@ impl Experts {
         &self.shape
     }
 
-    /// What they are on their device.
+    /// Device memory of the weights.
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Gives a launch what belongs to the weights.
+    /// Adds the operands of the weights to a launch.
     pub(crate) fn give<'a>(&'a self, operands: &mut Operands<'a>) {
         operands.read(ExpertOperand::W, (&self.memory.data).into());
         operands.read_if_any(ExpertOperand::RowScale, self.memory.row_scale.as_ref().map(Into::into));

@@ -1,4 +1,4 @@
-//! [`Candidate`]: a config weighed for one problem.
+//! GEMM candidate ([`Candidate`]): a config weighed for one problem.
 
 use qgemm_hal::{CheckedGemm, Device, DeviceId, Family, KernelId, LaunchPlan};
 use qgemm_sched::TunedTable;
@@ -8,8 +8,10 @@ use super::problem::Problem;
 use crate::error::Error;
 use crate::normed::preferences_beside;
 
-/// One way to run a [`Problem`]: a kernel family, a configuration of it and a launch geometry. Made by
-/// [`Context::candidates`](crate::Context::candidates), to time others than the one that a plan would take.
+/// Candidate of a [`Problem`]: kernel family, config and launch geometry.
+///
+/// [`Context::candidates`](crate::Context::candidates) makes them, so that tuners can
+/// time other configs than the planned one.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     pub(super) problem: Problem,
@@ -19,7 +21,7 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Every way there is, the fastest by the cost model first; none for 0 tokens.
+    /// All candidates, fastest by the cost model first. None for 0 tokens.
     pub(crate) fn all(device: &dyn Device, tuned: &TunedTable, problem: &Problem) -> Result<Vec<Self>, Error> {
         let op = problem.check()?;
         if op.m == 0 {
@@ -31,22 +33,22 @@ impl Candidate {
         Ok(all.into_iter().map(candidate).collect())
     }
 
-    /// The configuration and its launch geometry.
+    /// Config and launch geometry.
     pub fn launch(&self) -> &LaunchPlan {
         &self.launch
     }
 
-    /// Identity of the kernel.
+    /// Kernel id.
     pub fn kernel_id(&self) -> KernelId {
         self.launch.config.kernel_id(self.op.format)
     }
 
-    /// A number that changes with the sources of the kernel.
+    /// Hash of the kernel's sources.
     pub fn source_hash(&self) -> u64 {
         self.family.source_hash(&self.op.product(&self.launch), &self.launch.config)
     }
 
-    /// What a plan takes without measurements.
+    /// Launch of a plan without measurements.
     pub(crate) fn planned(&self, device: &dyn Device) -> Result<LaunchPlan, Error> {
         let preferences = preferences_beside(self.op.normed_regions(self.op.m, 0), self.problem.preferences())?;
         Ok(choose(&self.op, device.info(), device.catalog().gemm, &preferences, &TunedTable::new())?.1)

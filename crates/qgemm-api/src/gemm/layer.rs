@@ -1,4 +1,4 @@
-//! [`Linear`]: a layer that plans by itself for the number of tokens that it meets.
+//! Linear layer ([`Linear`]) that plans per number of tokens.
 
 use std::fmt;
 use std::ops::Deref;
@@ -14,8 +14,8 @@ use crate::error::Error;
 use crate::plans_by_tokens::{Found, PlansByTokens};
 use crate::weight::Weight;
 
-/// A layer for any number of tokens: a weight with what is done to its products, planned once for each M that it meets. Made by
-/// [`Context::layer`].
+/// Linear layer for any number of tokens: a weight with its epilogue, planned once per
+/// M. Made by [`Context::layer`].
 ///
 /// ```
 /// use qgemm_api::{Activation, Context, DType, quantize};
@@ -38,9 +38,10 @@ use crate::weight::Weight;
 /// ```
 ///
 /// # Plans
-/// To find a plan that was made before takes a few loads and no lock: for up to 256 tokens always, and for the first two thousand
-/// or so greater numbers that come. What comes beyond is planned through the context's cache, which has a lock and forgets what
-/// was not asked for the longest. Layers of one context whose problems are equal, be it with other weights, share their plans.
+/// Finding an existing plan takes a few loads and no lock: always for up to 256 tokens,
+/// and for the first two thousand or so larger M. Further M go through the context's
+/// cache, which has a lock and evicts the least recently used. Layers of one context
+/// with equal problems share plans, even with different weights.
 #[derive(Clone)]
 pub struct Linear {
     ctx: Context,
@@ -55,19 +56,19 @@ impl Linear {
         if expected != got {
             return Err(Error::WrongWeight { expected: expected.to_string(), got: got.to_string() });
         }
-        // Most of what can be wrong is so for every M.
+        // Most errors do not depend on M.
         problem.with_m(1).check()?;
         let plans = ctx.plan_caches().layers.of(&problem);
         Ok(Self { ctx: ctx.clone(), weight: weight.clone(), problem, plans })
     }
 
-    /// Its weight.
+    /// Weight of the layer.
     pub fn weight(&self) -> &Weight {
         &self.weight
     }
 
-    /// Plans for each of these numbers of tokens, makes the kernels ready (which may compile them), and returns the bytes of
-    /// a workspace that serves all of them.
+    /// Plans for these numbers of tokens and makes the kernels ready, which may compile
+    /// them. Returns the workspace bytes for all of them.
     ///
     /// # Errors
     /// As [`Context::plan`].
@@ -75,7 +76,7 @@ impl Linear {
         tokens.into_iter().try_fold(0, |bytes, m| Ok(bytes.max(self.plan(m)?.workspace_bytes())))
     }
 
-    /// The plan for `m` tokens; made now where it has not been before.
+    /// Plan for `m` tokens, made on first use.
     ///
     /// # Errors
     /// As [`Context::plan`].
@@ -86,13 +87,15 @@ impl Linear {
         }
     }
 
-    /// What a run has at least; the other operands are added as in [`Args::new`].
+    /// Required operands of a run. Optional ones are added as in [`Args::new`].
     pub fn args<'a>(&'a self, x: impl Into<XRef<'a>>, d: impl Into<BufferMut<'a>>) -> Args<'a> {
         Args::new(x, &self.weight, d)
     }
 
-    /// Submits the multiplication of `m` tokens to `stream`. After [`Linear::prepare`] of this `m` it does what [`Plan::run`] does
-    /// and no more, and may be captured in a CUDA graph; an `m` that is new is planned first.
+    /// Submits the product of `m` tokens to `stream`.
+    ///
+    /// After [`Linear::prepare`] of this `m` it costs the same as [`Plan::run`] and may be
+    /// captured in a CUDA graph. A new `m` is planned first.
     ///
     /// # Errors
     /// As [`Context::plan`] and [`Plan::run`].
@@ -107,14 +110,14 @@ impl fmt::Debug for Linear {
     }
 }
 
-/// The plans of all layers of a context, by their problems.
+/// Plans of all layers of a context, by problem.
 #[derive(Default)]
 pub(crate) struct LayerPlans {
     all: Mutex<Vec<(Problem, Weak<PlansByTokens<Plan>>)>>,
 }
 
 impl LayerPlans {
-    /// Those of `problem`, whatever its M.
+    /// Plans of `problem` for every M.
     fn of(&self, problem: &Problem) -> Arc<PlansByTokens<Plan>> {
         let key = problem.with_m(0);
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,7 +170,7 @@ mod tests {
         assert!((SHARED_PLACES / 2..=SHARED_PLACES).contains(&kept), "{kept}");
         let beyond = far.clone().find(|&m| layer.plans.get(m).is_none()).expect("more than there are places");
         assert_eq!(layer.plan(beyond).expect("valid").op().m, beyond);
-        // Numbers of a decoder keep their places.
+        // Decode batch sizes have fixed slots.
         assert!(layer.plan(7).is_ok() && layer.plans.get(7).is_some());
     }
 

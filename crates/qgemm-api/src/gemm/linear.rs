@@ -1,4 +1,4 @@
-//! A linear layer over host slices: one line, at the cost of copies and a plan per call.
+//! Linear layer over host slices: one call, at the cost of copies and a plan.
 
 use qgemm_formats::DType;
 use qgemm_hal::XPrecision;
@@ -9,17 +9,20 @@ use crate::gemm::{Args, Problem};
 use crate::weight::Weight;
 
 impl Context {
-    /// `X·Wᵀ` for `m` rows of `x`, both in f32 on the host: `m × n` values. X may be rounded as far as `x_precision` permits:
-    /// [`XPrecision::Auto`] for speed, [`XPrecision::Exact`] where every bit counts.
+    /// Computes `X·Wᵀ` for `m` rows of `x`, both f32 on the host. Returns `m × n` values.
+    ///
+    /// `x_precision` bounds the rounding of X: [`XPrecision::Auto`] for speed,
+    /// [`XPrecision::Exact`] for full precision.
     ///
     /// # Errors
-    /// When `x` is not `m × k` values long, or as [`Context::plan`] and [`Plan::run`](crate::Plan::run).
+    /// When `x` is not `m × k` values long. Others as in [`Context::plan`] and
+    /// [`Plan::run`](crate::Plan::run).
     pub fn linear(&self, weight: &Weight, x: &[f32], m: usize, x_precision: XPrecision) -> Result<Vec<f32>, Error> {
         self.linear_with(weight, x, m, DType::F32, x_precision, None)
     }
 
-    /// [`Context::linear`] with X rounded to `x_dtype` before the multiplication, and from there on as far as `x_precision`
-    /// permits, and N bias values added to every row. D is computed and returned in f32.
+    /// [`Context::linear`] with X in `x_dtype` and an optional bias of N values.
+    /// D is computed and returned in f32.
     ///
     /// # Errors
     /// As [`Context::linear`], and when the bias is not N values long.

@@ -1,4 +1,5 @@
-//! GEMM with a quantized weight: problem, plan, candidates, and layers that plan for each number of tokens.
+//! GEMM with a quantized weight: problem, plan, candidates, and layers with a
+//! plan per number of tokens.
 
 mod candidate;
 mod layer;

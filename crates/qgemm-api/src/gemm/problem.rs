@@ -1,4 +1,4 @@
-//! [`Problem`]: what is to be multiplied, and its validation into a [`CheckedGemm`].
+//! GEMM problem: the builder [`Problem`] and its validation into a [`CheckedGemm`].
 
 use qgemm_formats::{DType, ScaleSpan, XFormat};
 use qgemm_hal::{
@@ -13,32 +13,33 @@ use crate::operand::{Extent, Stored, WIDE_ACCESS, check_dimension};
 use crate::quantization::Quantization;
 use crate::weight::{Weight, WeightShape};
 
-/// Formats of X that are plain numbers.
+/// Plain formats of X.
 const SERVED: &[XFormat] = &[XFormat::Plain(DType::F32), XFormat::Plain(DType::F16), XFormat::Plain(DType::BF16)];
 
-/// Columns of normalized rows are whole groups of so many: 16 bytes of 16-bit numbers.
+/// Column granularity of normalized rows: 16 bytes of 16-bit numbers.
 const NORMED_GROUP: usize = 8;
 
-/// What is to be computed with a weight, described for [`Context::plan`]:
+/// GEMM problem with a quantized weight, for [`Context::plan`]:
 ///
 /// ```text
 /// v[m, n] = alpha · token_scale[m] · row_scale[n] · Σk X[m, k] · W[n, k] + beta · C[m, n] + bias[n]
 /// D[m, n] = activation(v[m, n]) + residual[m, n]
 /// ```
 ///
-/// For a gated pair ([`Context::load_gated`]), `vg` and `vu` are the `v` of the gate and of the up, each with its own
-/// weight, row scales and bias (there is no C):
+/// For a gated pair ([`Context::load_gated`]), `vg` and `vu` are the `v` of gate
+/// and up. Each has its own weight, row scales and bias; there is no C:
 ///
 /// ```text
 /// D[m, n] = activation(vg[m, n]) · vu[m, n] + residual[m, n]
 /// ```
 ///
-/// All of it in f32, converted to D's type once. `row_scale` is the weight's own
-/// ([`HostWeight::with_row_scale`](crate::HostWeight::with_row_scale)), so that scales per channel cost nothing more;
-/// every other operand is there when a method below states it.
+/// All arithmetic is f32, rounded once to D's type. `row_scale` belongs to the
+/// weight ([`HostWeight::with_row_scale`](crate::HostWeight::with_row_scale)),
+/// so per-channel scales cost nothing extra. Methods below add the other operands.
 ///
-/// Unless said otherwise `alpha` is 1, there is no other operand than X, W and D, the activation is the identity, X is
-/// f32, D has the type of X, and all operands are row-major without gaps. A gated pair's activation must be stated.
+/// Defaults: `alpha` is 1; the only operands are X, W and D; no activation;
+/// X is f32; D has the type of X; operands are row-major without gaps. A gated pair
+/// must state its activation.
 ///
 /// [`Context::load_gated`]: crate::Context::load_gated
 /// [`Context::plan`]: crate::Context::plan
@@ -47,7 +48,7 @@ pub struct Problem {
     weight: WeightShape,
     m: usize,
     x_format: XFormat,
-    /// How its planes lie, where that is stated.
+    /// Planes and strides of a quantized X, if stated.
     x_quantization: Option<Quantization>,
     x_precision: XPrecision,
     x_row_stride: Option<u64>,
@@ -58,7 +59,7 @@ pub struct Problem {
     d_dtype: Option<DType>,
     d_row_stride: Option<u64>,
     d_alignment: usize,
-    /// Outputs of features that are not in D, of products with fused weights.
+    /// Separate outputs of a fused weight's product.
     segments: Vec<Segment>,
     c: Option<(f32, DType)>,
     c_row_stride: Option<u64>,
@@ -76,7 +77,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// `m` tokens times `weight`. `m` may be 0: such a plan launches nothing.
+    /// Product of `m` tokens with `weight`. With `m = 0` the plan launches nothing.
     pub fn new(weight: &Weight, m: usize) -> Self {
         Self::of_shape(*weight.shape(), m)
     }
@@ -113,43 +114,51 @@ impl Problem {
         }
     }
 
-    /// Element type of X, where its numbers are stored as they are.
+    /// Element type of a plain X.
     pub fn x_dtype(self, dtype: DType) -> Self {
         self.x_format(dtype.into())
     }
 
-    /// Format of X in memory. A quantized X is then one whose planes have no gaps, with sums and factors as
-    /// [`Quantization::new`] makes them; [`Problem::x_quantization`] states any other.
+    /// Format of X in memory. A quantized X has planes without gaps, and sums and
+    /// factors as in [`Quantization::new`]; [`Problem::x_quantization`] states others.
     ///
-    /// Where a device has no kernel that multiplies codes of this format, the product begins with a step that makes plain
-    /// numbers of them in the workspace, which the plan's text says.
+    /// If no kernel of the device multiplies this format, a first step dequantizes X
+    /// into the workspace. The text of the plan shows it.
     pub fn x_format(mut self, format: XFormat) -> Self {
         self.x_format = format;
         self.x_quantization = None;
         self
     }
 
-    /// X is what this quantization writes: format, columns, sums, factors and strides. Of how many rows, and of what, plays no part.
+    /// Quantization of X: format, columns, sums, factors and strides. Its row
+    /// count and source are ignored.
     pub fn x_quantization(mut self, quantization: &Quantization) -> Self {
         self.x_format = quantization.format();
         self.x_quantization = Some(quantization.clone());
         self
     }
 
-    /// How far activations may be rounded ([`XPrecision::Auto`] when not given). A permission: the planner uses what
-    /// makes the product fast on its device, which on the CPU and wgpu is eight bits for quantized weights. Where every bit
-    /// of X counts, [`XPrecision::Exact`] asks for it, and [`XPrecision::F16`] for eleven bits, with which the CPU and wgpu read X
-    /// as it is, too. What a plan does, the [`TileConfig::x_format`](crate::tuning::TileConfig::x_format) and
-    /// [`TileConfig::x_prologue`](crate::tuning::TileConfig::x_prologue) of its launch say.
+    /// Allowed rounding of X. [`XPrecision::Auto`] by default.
+    ///
+    /// It is a permission: the planner chooses the fastest format for
+    /// the device. On the CPU and wgpu that is 8-bit for quantized weights.
+    /// [`XPrecision::Exact`] forbids rounding. [`XPrecision::F16`] allows
+    /// f16, where the CPU and wgpu read X unrounded, too. The result is in
+    /// [`TileConfig::x_format`](crate::tuning::TileConfig::x_format) and
+    /// [`TileConfig::x_prologue`](crate::tuning::TileConfig::x_prologue) of the launch.
     pub fn x_precision(mut self, allowed: XPrecision) -> Self {
         self.x_precision = allowed;
         self
     }
 
-    /// Normalizes rows of X before they are multiplied: statistics in f32, and `gamma · y + beta` rounded once, to the type of X unless
-    /// [`Problem::normed_dtype`] says otherwise. What the product makes of X ([`Problem::x_precision`]), it makes of that. X must be
-    /// plain and row-major; it stays as it is. The run needs a workspace, which the normalized rows lie in, but where the kernel normalizes them
-    /// itself ([`TileConfig::normalizes_x`](crate::tuning::TileConfig::normalizes_x)): on CUDA RMSNorm without beta of one token.
+    /// Norm prologue: normalizes rows of X before the product. Statistics are f32.
+    ///
+    /// `gamma · y + beta` is rounded once, to the type of X or to
+    /// [`Problem::normed_dtype`]. [`Problem::x_precision`] then applies to it.
+    /// X must be plain and row-major, and is not changed. Normalized
+    /// rows go to the workspace, unless the kernel normalizes them itself
+    /// ([`TileConfig::normalizes_x`](crate::tuning::TileConfig::normalizes_x)):
+    /// on CUDA, RMSNorm without beta at M = 1.
     ///
     /// ```
     /// use qgemm_api::{Args, Context, DType, NormFunction, Problem, WeightOrder};
@@ -171,20 +180,23 @@ impl Problem {
         self
     }
 
-    /// The type that normalized rows are rounded to: a residual stream in f32 can so be multiplied in bf16.
+    /// Element type of normalized rows. An f32 residual stream can
+    /// so be multiplied in bf16.
     pub fn normed_dtype(self, dtype: DType) -> Self {
         self.normed_format(dtype.into())
     }
 
-    /// The format that normalized rows are written in, by the norm's own launch: codes and scales of the unrounded f32 rows, which the
-    /// product multiplies as a quantized X. Sums and factors are those of [`Quantization::new`]; where the format takes a factor for all
-    /// of X, the run gives it ([`Args::x_factor`](crate::Args::x_factor)).
+    /// Format of normalized rows: quantized by the norm's launch
+    /// from unrounded f32 rows.
+    ///
+    /// Sums and factors are as in [`Quantization::new`]. A format with a factor for all
+    /// of X takes it from [`Args::x_factor`](crate::Args::x_factor).
     pub fn normed_format(mut self, format: XFormat) -> Self {
         self.normed_format = Some(format);
         self
     }
 
-    /// Element type of D (that of X when not given, f32 where X is quantized).
+    /// Element type of D. By default that of X, or f32 for a quantized X.
     pub fn d_dtype(mut self, dtype: DType) -> Self {
         self.d_dtype = Some(dtype);
         self
@@ -196,134 +208,137 @@ impl Problem {
         self
     }
 
-    /// Adds `beta · C` before the activation. With `beta` 0, C is not read (it may hold NaN) and need not be passed. A
-    /// gated pair takes no C.
+    /// Adds `beta · C` before the activation. With `beta = 0`, C is not read and need
+    /// not be passed. Not for gated pairs.
     pub fn c(mut self, beta: f32, dtype: DType) -> Self {
         self.c = Some((beta, dtype));
         self
     }
 
-    /// Adds a bias to every row before the activation: N elements, or, of a gated pair, 2 N, the gate's and then the
-    /// up's.
+    /// Adds a bias of N elements before the activation. A gated
+    /// pair has 2 N: gate, then up.
     pub fn bias(mut self, dtype: DType) -> Self {
         self.bias = Some(dtype);
         self
     }
 
-    /// Multiplies the sums of every token with a factor of its own: M values in f32, contiguous. The scale of quantized
-    /// activations, or a router's weight of a token.
+    /// Token factors: M f32 values, contiguous, that multiply each token's sums.
+    /// Uses: scales of quantized activations, router weights.
     pub fn token_scale(mut self) -> Self {
         self.token_scale = true;
         self
     }
 
-    /// Applies a function to everything added up so far; of a gated pair, to the gate, which is then multiplied with
-    /// the up.
+    /// Activation function, applied after all additions above. A gated pair applies it
+    /// to the gate and multiplies with the up.
     pub fn activation(mut self, activation: Activation) -> Self {
         self.activation = Some(activation);
         self
     }
 
-    /// Adds an M × N residual after the activation (and after the product of a gated pair). It may not overlap D: where D
-    /// is to be added to, take [`Problem::residual_in_d`].
+    /// Adds an M × N residual after the activation (and after the gate's product).
+    /// It may not overlap D: see [`Problem::residual_in_d`].
     pub fn residual(mut self, dtype: DType) -> Self {
         self.residual = Some(dtype);
         self.residual_in_d = false;
         self
     }
 
-    /// Adds what D holds before, as a residual of D's type and row stride: a run adds to D, and takes no residual.
+    /// Accumulates into D: D's old contents are the residual. A run takes no other.
     pub fn residual_in_d(mut self) -> Self {
         self.residual_in_d = true;
         self
     }
 
-    /// X is stored as `[K, M]`, the values of one input feature contiguous.
+    /// Stores X as `[K, M]`: the values of one input feature are contiguous.
     pub fn x_transposed(mut self) -> Self {
         self.x_transposed = true;
         self
     }
 
-    /// Elements from one stored row of X to the next (its leading dimension): at least K, or at least M when
-    /// X is transposed.
+    /// Row stride of X as stored (leading dimension), in elements. At least
+    /// K, or M when transposed.
     pub fn x_row_stride(mut self, elements: u64) -> Self {
         self.x_row_stride = Some(elements);
         self
     }
 
-    /// Elements from one row of D to the next: at least N. What lies between rows is left as it is.
+    /// Row stride of D in elements, at least N. Gaps are not written.
     pub fn d_row_stride(mut self, elements: u64) -> Self {
         self.d_row_stride = Some(elements);
         self
     }
 
-    /// Elements from one row of C to the next: at least N.
+    /// Row stride of C in elements, at least N.
     pub fn c_row_stride(mut self, elements: u64) -> Self {
         self.c_row_stride = Some(elements);
         self
     }
 
-    /// Elements from one row of the residual to the next: at least N.
+    /// Row stride of the residual in elements, at least N.
     pub fn residual_row_stride(mut self, elements: u64) -> Self {
         self.residual_row_stride = Some(elements);
         self
     }
 
-    /// What the address of X is a multiple of, in bytes, at every run. 16 when not given, which every buffer
-    /// that a context allocates meets; less costs speed.
+    /// Alignment of the address of X in every run, in bytes. 16 by default, which all
+    /// buffers of a context have; less is slower.
     pub fn x_alignment(mut self, bytes: usize) -> Self {
         self.x_alignment = bytes;
         self
     }
 
-    /// What the address of D is a multiple of, in bytes; see [`Problem::x_alignment`].
+    /// Alignment of the address of D, in bytes; see [`Problem::x_alignment`].
     pub fn d_alignment(mut self, bytes: usize) -> Self {
         self.d_alignment = bytes;
         self
     }
 
-    /// What the address of C is a multiple of, in bytes; see [`Problem::x_alignment`].
+    /// Alignment of the address of C, in bytes; see [`Problem::x_alignment`].
     pub fn c_alignment(mut self, bytes: usize) -> Self {
         self.c_alignment = bytes;
         self
     }
 
-    /// What the address of the residual is a multiple of, in bytes; see [`Problem::x_alignment`].
+    /// Alignment of the address of the residual, in bytes; see
+    /// [`Problem::x_alignment`].
     pub fn residual_alignment(mut self, bytes: usize) -> Self {
         self.residual_alignment = bytes;
         self
     }
 
-    /// Makes the bits of a row independent of the number of rows it is multiplied with.
+    /// Batch-invariant results: the bits of a row do not depend on M.
     pub fn batch_invariant(mut self, on: bool) -> Self {
         self.batch_invariant = on;
         self
     }
 
-    /// Restricts the plan to at most this much workspace.
+    /// Limit of the workspace in bytes.
     pub fn max_workspace(mut self, bytes: usize) -> Self {
         self.preferences.max_workspace = Some(bytes);
         self
     }
 
-    /// Restricts the plan to one kernel family, such as `gemv`: for tests and benchmarks.
+    /// Restricts the plan to one kernel family, such as `gemv`,
+    /// for tests and benchmarks.
     pub fn family(mut self, name: impl Into<String>) -> Self {
         self.preferences.family = Some(name.into());
         self
     }
 
-    /// Restricts the plan to kernels that compute by `math`: for tests and benchmarks.
+    /// Restricts the plan to kernels with this arithmetic, for tests and benchmarks.
     pub fn math(mut self, math: Math) -> Self {
         self.preferences.math = Some(math);
         self
     }
 
-    /// With outputs of some features elsewhere than in D, which has those before. They have been checked.
+    /// Separate outputs of trailing features, already checked. D has
+    /// the features before them.
     pub(crate) fn segments(self, segments: Vec<Segment>) -> Self {
         Self { segments, ..self }
     }
 
-    /// Validates everything that does not depend on the buffers of a run.
+    /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedGemm, Error> {
         let WeightShape { format, class, rows, n, gated, k, stored_k, row_scale, k_order, fits_f16, .. } = self.weight;
         check_dimension("M", self.m)?;
@@ -409,8 +424,10 @@ impl Problem {
         })
     }
 
-    /// How far X may be rounded. Without a word of the caller, that is as far as the weight's checkpoint had it where it states scales
-    /// that are made of the activations; those of 128 columns round no further than those of tokens.
+    /// Allowed rounding of X. By default the checkpoint's X format,
+    /// if its scales are dynamic.
+    ///
+    /// 1×128 scales round no more than per-token scales.
     fn permitted(&self) -> XPrecision {
         let is_dynamic = |stated: XFormat| matches!(stated.desc().scale_span, ScaleSpan::Block(_) | ScaleSpan::Token);
         match self.x_precision {
@@ -419,7 +436,7 @@ impl Problem {
         }
     }
 
-    /// X of `k` columns.
+    /// Checks an X of `k` columns.
     fn check_x(&self, k: usize) -> Result<XOperand, Error> {
         let format = self.x_format;
         if let Some(dtype) = format.plain() {
@@ -444,25 +461,26 @@ impl Problem {
         Ok(planes_of(&made).operand(format))
     }
 
-    /// The same with `m` tokens.
+    /// Same problem with `m` tokens.
     pub(super) fn with_m(&self, m: usize) -> Self {
         Self { m, ..self.clone() }
     }
 
-    /// Whether plans of the other are those of this one. Factors of 0 are not all the same.
+    /// Whether two problems have the same plans. Factors of 0
+    /// are distinguished by sign.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let factors = |problem: &Self| (problem.alpha.to_bits(), problem.c.map(|(beta, _)| beta.to_bits()));
         self == other && factors(self) == factors(other)
     }
 
-    /// Bytes of X and D at every run.
+    /// Bytes of X and D in a run.
     pub(crate) fn bytes_of_x_and_d(&self) -> Result<(usize, usize), Error> {
         let op = self.check()?;
         let x = stored_x(&op).ok_or_else(|| not_served(op.x.format))?;
         Ok((Extent::of(&x, op.m, op.k).bytes(), Extent::of(&op.d, op.m, op.out_features).bytes()))
     }
 
-    /// What a gradient by X has of this product: tokens, the types of X and D, and alpha.
+    /// Parts that matter for the input gradient: tokens, types of X and D, alpha.
     pub(crate) fn linear_part(&self) -> Result<(usize, DType, DType, f32), Error> {
         let no_backward = |what, instead| Err(Error::NoBackward { what, instead });
         if self.norm.is_some() {
@@ -482,12 +500,12 @@ impl Problem {
         Ok((self.m, x, self.d_dtype.unwrap_or(x), self.alpha))
     }
 
-    /// What the scheduler is asked to respect.
+    /// Preferences for the scheduler.
     pub(crate) fn preferences(&self) -> &Preferences {
         &self.preferences
     }
 
-    /// Whether a C is part of the problem, read or (with `beta` 0) not.
+    /// Whether the problem has a C, read or (with `beta = 0`) not.
     pub(crate) fn states_c(&self) -> bool {
         self.c.is_some()
     }
@@ -501,18 +519,18 @@ impl Problem {
     }
 }
 
-/// The planes that a quantization writes.
+/// Planes of a quantization.
 fn planes_of(made: &CheckedQuantize) -> XPlanes {
     let CheckedQuantize { parts, codes_row, scales_row, sums_row, .. } = *made;
     XPlanes { parts, codes_row, scales_row, sums_row }
 }
 
-/// X as it is stored, where it is plain.
+/// Stored X, if plain.
 pub(crate) fn stored_x(op: &CheckedGemm) -> Option<Dense> {
     op.norm.map_or_else(|| op.x.dense(), |norm| Some(norm.x))
 }
 
-/// The refusal of a format of X.
+/// Error of an unsupported X format.
 pub(super) fn not_served(got: XFormat) -> Error {
     Error::XFormatNotServed { got, served: SERVED }
 }

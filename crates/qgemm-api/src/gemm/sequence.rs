@@ -1,4 +1,5 @@
-//! The launches of a product whose X may have to be normalized, made plain, or quantized first.
+//! Launch sequence of a product, with optional steps that normalize,
+//! dequantize or quantize X first.
 
 use qgemm_hal::{CheckedGemm, Device, Family, GemmOperand, LaunchPlan, LaunchSequence};
 
@@ -6,7 +7,7 @@ use crate::error::Error;
 use crate::normed::{Shared, behind_norm};
 use crate::plain_x::{XOperands, behind_dequantize, behind_quantize};
 
-/// Makes the kernels of `plan` ready: the norm's, where X is normalized, and those of the product.
+/// Makes the kernels of `plan` ready: the optional norm and the product.
 pub(super) fn prepare(
     device: &dyn Device,
     op: &CheckedGemm,
@@ -21,7 +22,8 @@ pub(super) fn prepare(
     behind_norm(device, &norm, regions, product, shared)
 }
 
-/// Makes the kernels of the product ready: those of `family`, behind the one that makes X plain where `family` sees it so.
+/// Makes the kernels of the product ready, with an
+/// optional dequantization of X.
 fn of_product(
     device: &dyn Device,
     op: &CheckedGemm,

@@ -1,4 +1,4 @@
-//! [`XRef`]: the activations of one run, plain or quantized.
+//! X operand of a run ([`XRef`]), plain or quantized.
 
 use qgemm_formats::{DType, XFactor};
 use qgemm_hal::{BufferRef, CheckedGemm, Operand, Operands};
@@ -7,13 +7,13 @@ use crate::error::Error;
 use crate::operand::{Checks, Extent};
 use crate::quantization::QuantizedX;
 
-/// The activations of one run: plain numbers in memory, or a [`QuantizedX`]. Made from either.
+/// Activations of a run: a plain buffer or a [`QuantizedX`], converted from either.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum XRef<'a> {
-    /// Numbers as they are.
+    /// Plain numbers.
     Plain(BufferRef<'a>),
-    /// Codes, scales and what else the format has.
+    /// Quantized X: codes, scales and other planes.
     Quantized(&'a QuantizedX),
 }
 
@@ -29,18 +29,18 @@ impl<'a> From<&'a QuantizedX> for XRef<'a> {
     }
 }
 
-/// What a product reads of X, and how much there must be.
+/// Requirements of a product on X.
 pub(crate) struct XOf<'p> {
-    /// The product; of several with experts, one.
+    /// Product; for experts, that of one.
     pub op: &'p CheckedGemm,
     /// Rows of X.
     pub rows: usize,
-    /// Of plain numbers; a quantized X is checked by its description.
+    /// Extent of a plain X. A quantized X is checked by its description.
     pub plain: Option<Extent>,
 }
 
 impl XOf<'_> {
-    /// Gives `operands` what the product reads of `x`, after checks, under the names of codes or numbers, scales, factors and sums.
+    /// Checks `x` and adds it to `operands`: codes or numbers, scales, factors and sums.
     pub(crate) fn give<'a, O: Operand>(
         &self,
         x: XRef<'a>,
@@ -53,7 +53,7 @@ impl XOf<'_> {
         let format = op.x.format;
         let factor = checks.optional("x factor", factor, of_factor(op), "X was quantized with a given one")?;
         match (x, op.x.planes, plain) {
-            // What a norm reads is plain, whatever it writes.
+            // A norm reads a plain X, whatever it writes.
             (XRef::Plain(x), planes, Some(extent)) if planes.is_none() || op.norm.is_some() => {
                 checks.view("X", x, extent)?;
                 operands.read(codes, x);
@@ -77,7 +77,7 @@ impl XOf<'_> {
     }
 }
 
-/// The factor that a run gives.
+/// Extent of the given factor.
 fn of_factor(op: &CheckedGemm) -> Option<Extent> {
     let planes = op.x.planes.filter(|planes| planes.parts.factor == XFactor::Given);
     planes.map(|_| Extent::of_values(DType::F32, 1))

@@ -1,4 +1,5 @@
-//! [`Gradient`]: the product `dX = dY·W`, and its cut into parts whose weights are plain numbers for a while.
+//! Input gradient: the builder [`Gradient`] and its partition into K parts
+//! with dequantized weights.
 
 use qgemm_formats::DType;
 use qgemm_hal::{CheckedMatmul, CheckedUnpack, Dense, ExpertForm};
@@ -11,27 +12,33 @@ use crate::gemm::Problem;
 use crate::matmul::Matmul;
 use crate::operand::{WIDE_ACCESS, check_dimension};
 
-/// Features of a part are a multiple of this, but for the last: whole boxes and tiles of products.
+/// Feature granularity of parts, except the last: whole TMA boxes and tiles.
 const PART_STEP: usize = 64;
-/// Scratch memory unless a gradient says otherwise: parts of ordinary layers are large enough for every multiprocessor.
+/// Default scratch memory. Parts of common layers then
+/// occupy all multiprocessors.
 const SCRATCH_BYTES: usize = 64 << 20;
 
-/// The gradient of a linear layer `Y = X·Wᵀ` by its input, described for
+/// Input gradient of a linear layer `Y = X·Wᵀ`, for
 /// [`Context::plan_gradient`](crate::Context::plan_gradient):
 ///
 /// ```text
 /// dX[t, k] = alpha · Σ_n dY[t, n] · W[n, k]  (+ beta · dX[t, k])
 /// ```
 ///
-/// W is the packed weight that the layer multiplies with, of any format. Parts of it, some input features each, become numbers of the
-/// type of dY in scratch memory, rounded once, and are multiplied there: no second copy of the weight is kept. Weights that f16
-/// has no room or no bits for, row scales applied, are decoded to f32 for a dY in f16. Matrices are row-major without gaps unless said otherwise.
+/// W is the packed weight of the layer, in any format. Its input features are
+/// processed in parts. Each part is dequantized to the type of dY in scratch
+/// memory and multiplied there, so no second copy of the weight exists.
+/// If the weight does not fit f16 (with row scales), it is dequantized to f32
+/// even for dY in f16. Matrices are row-major without gaps by default.
 ///
-/// Through [`Experts`](crate::Experts), rows of dY and dX are sorted by expert: offsets in device memory say whose they are
-/// ([`GradientArgs::offsets`](crate::GradientArgs::offsets)). Rows of dX that no expert has stay as they are.
+/// With [`Experts`](crate::Experts), rows of dY and dX
+/// are sorted by expert, with offsets in device memory
+/// ([`GradientArgs::offsets`](crate::GradientArgs::offsets)). Rows of dX
+/// outside all groups are not written.
 ///
-/// Of a gated pair, dY has the gradients by the gate's sums and, behind these, by the up's: `[tokens, 2 N]`. What they come to is
-/// elementwise work, `dG = dY · up · activation'(gate)` and `dU = dY · activation(gate)`.
+/// A gated pair has dY `[tokens, 2 N]`: gradients of the gate's sums, then of
+/// the up's. Computing them is elementwise: `dG = dY · up · activation'(gate)`
+/// and `dU = dY · activation(gate)`.
 #[derive(Clone, Debug)]
 pub struct Gradient {
     tokens: usize,
@@ -47,7 +54,8 @@ pub struct Gradient {
 }
 
 impl Gradient {
-    /// Of `tokens` rows of dY in `dy`, and dX in `dx`. There may be 0 tokens: such a plan launches nothing.
+    /// Gradient of `tokens` rows, with dY in `dy` and dX in `dx`. With 0 tokens
+    /// the plan launches nothing.
     pub fn new(tokens: usize, dy: DType, dx: DType) -> Self {
         Self {
             tokens,
@@ -63,21 +71,25 @@ impl Gradient {
         }
     }
 
-    /// That of a product as its problem describes it: its tokens, dX in the type of X, dY in that of D, and its alpha. What is added to the
-    /// product plays no part.
+    /// Gradient of a GEMM problem: its tokens, dX in the type of X, dY in the type
+    /// of D, and its alpha. Added operands do not matter.
     ///
     /// # Errors
-    /// [`Error::NoBackward`] for what has none here, such as a norm of X or an activation; [`Error::XFormatNotServed`] when X is quantized.
+    /// [`Error::NoBackward`] for parts without a gradient here, such as a norm or
+    /// an activation. [`Error::XFormatNotServed`] for a quantized X.
     pub fn of(problem: &Problem) -> Result<Self, Error> {
         let (tokens, x, d, alpha) = problem.linear_part()?;
         Ok(Self::new(tokens, d, x).alpha(alpha))
     }
 
-    /// That of products with experts as their problem describes them. Rows of dY and dX are sorted by expert, and a run is given the
-    /// offsets ([`GradientArgs::offsets`](crate::GradientArgs::offsets)): the plan is made with the [`Experts`](crate::Experts).
+    /// Gradient of an expert problem with rows sorted by expert.
+    ///
+    /// The plan takes the [`Experts`](crate::Experts), and a run takes the offsets
+    /// ([`GradientArgs::offsets`](crate::GradientArgs::offsets)).
     ///
     /// # Errors
-    /// As [`Gradient::of`]; [`Error::NoBackward`] for rows that are not sorted by expert, or are added up.
+    /// As [`Gradient::of`]. [`Error::NoBackward`] for rows that are not sorted by
+    /// expert, or are combined.
     pub fn of_experts(problem: &ExpertProblem) -> Result<Self, Error> {
         let no_backward = |what, instead| Err(Error::NoBackward { what, instead });
         let sorted = "sort the rows by expert (`ExpertProblem::contiguous`)";
@@ -91,19 +103,21 @@ impl Gradient {
         Ok(Self::new(rows, d, x).alpha(alpha))
     }
 
-    /// Elements from one row of dY to the next: at least the weight's output features, of a gated pair those of both weights.
+    /// Row stride of dY in elements. At least the output features of the weight,
+    /// or of both weights of a gated pair.
     pub fn dy_row_stride(mut self, elements: u64) -> Self {
         self.dy_row_stride = Some(elements);
         self
     }
 
-    /// Elements from one row of dX to the next: at least the weight's input features.
+    /// Row stride of dX in elements, at least the input features.
     pub fn dx_row_stride(mut self, elements: u64) -> Self {
         self.dx_row_stride = Some(elements);
         self
     }
 
-    /// What the addresses of dY and dX are multiples of, in bytes, at every run. 16 when not given: kernels are faster then.
+    /// Alignment of the addresses of dY and dX in every run, in bytes.
+    /// 16 by default, which is fastest.
     pub fn alignment(mut self, dy: usize, dx: usize) -> Self {
         (self.dy_alignment, self.dx_alignment) = (dy, dx);
         self
@@ -115,33 +129,35 @@ impl Gradient {
         self
     }
 
-    /// Adds `beta` times what dX held before, as two layers with the same input want it. With `beta` 0, dX is not read.
+    /// Adds `beta` times the old dX, e.g. for two layers with the same input.
+    /// With `beta = 0`, dX is not read.
     pub fn accumulate(mut self, beta: f32) -> Self {
         self.accumulates = Some(beta);
         self
     }
 
-    /// Bytes that parts of the weight may take as plain numbers, 64 MiB when not given. A part is 64 input features at least, whatever
-    /// this says; fewer bytes mean more launches.
+    /// Limit of the dequantized parts in bytes. 64 MiB by default. A part has at
+    /// least 64 input features regardless. A lower limit means more launches.
     pub fn max_scratch(mut self, bytes: usize) -> Self {
         self.max_scratch = bytes;
         self
     }
 
-    /// Tokens.
+    /// Number of tokens.
     pub(super) fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Validates everything that does not depend on the buffers of a run, and cuts the product into parts for weights of `shape`.
+    /// Validates everything that is independent of a run's buffers, and partitions
+    /// the product for weights of `shape`.
     pub(super) fn check(&self, shape: &ThroughShape) -> Result<Vec<Part>, Error> {
         check_dimension("M", self.tokens)?;
-        // Validated as a whole, though parts of it are run.
+        // Validated as a whole, though run in parts.
         self.whole(shape)?;
         let (each, columns, dtype) = (shape.each(), shape.columns(), self.decoded(shape));
-        // Rows of parts begin at multiples of 16 bytes.
+        // Rows of parts are 16-byte aligned.
         let d = Dense::rows_of(dtype, columns.copies.saturating_mul(columns.copy_pitch));
-        // What the product with the gates leaves for that with the ups.
+        // Sums that the gate's product leaves for the up's.
         let sums = if columns.up.is_some() { self.tokens.saturating_mul(DType::F32.bytes()) } else { 0 };
         let feature_bytes = (d.row_stride as usize).saturating_mul(dtype.bytes()).saturating_add(sums).max(1);
         let most = (self.max_scratch / feature_bytes / PART_STEP * PART_STEP).max(PART_STEP);
@@ -172,7 +188,8 @@ impl Gradient {
         (0..each.k).step_by(features.max(1)).map(part).collect()
     }
 
-    /// The products with `features` input features, whose numbers stand `row_stride` apart.
+    /// Products of `features` input features, whose dequantized rows
+    /// have stride `row_stride`.
     fn products(
         &self,
         shape: &ThroughShape,
@@ -186,7 +203,7 @@ impl Gradient {
             let matmul = of(self.matmul(shape, features, outputs, row_stride)?)?;
             return Ok(vec![Product { matmul, dy_start: 0, weight_start: 0, sums: Sums::None }]);
         };
-        // The gate's sums stay in f32 until the up's are added to them.
+        // The gate's sums stay in f32 until the up's are added.
         let gate = self.product(shape, [features, n], row_stride, [self.dy_alignment, WIDE_ACCESS], DType::F32)?;
         let gate = match self.accumulates {
             Some(beta) => gate.c(beta, self.dx).c_row_stride(self.dx_stride(shape)?).c_alignment(self.dx_alignment),
@@ -207,12 +224,12 @@ impl Gradient {
         ])
     }
 
-    /// The product with all input features at once.
+    /// Product of all input features at once.
     pub(super) fn whole(&self, shape: &ThroughShape) -> Result<CheckedMatmul, Error> {
         self.matmul(shape, shape.each().k, shape.outputs(), shape.outputs() as u64)?.check()
     }
 
-    /// What W becomes for a while.
+    /// Element type of the dequantized W.
     fn decoded(&self, shape: &ThroughShape) -> DType {
         match self.dy {
             DType::F16 if !shape.each().fits_f16_scaled => DType::F32,
@@ -220,7 +237,7 @@ impl Gradient {
         }
     }
 
-    /// Elements from one row of dX to the next.
+    /// Row stride of dX in elements.
     fn dx_stride(&self, shape: &ThroughShape) -> Result<u64, Error> {
         let expected = shape.each().k as u64;
         let got = self.dx_row_stride.unwrap_or(expected);
@@ -230,7 +247,8 @@ impl Gradient {
         Ok(got)
     }
 
-    /// The product with `features` input features, whose numbers stand `row_stride` apart, that is all of theirs.
+    /// Product of `features` input features with row stride `row_stride`,
+    /// over all output features.
     fn matmul(&self, shape: &ThroughShape, features: usize, outputs: usize, row_stride: u64) -> Result<Matmul, Error> {
         let alignment = [self.dy_alignment, WIDE_ACCESS];
         let matmul = self
@@ -243,7 +261,8 @@ impl Gradient {
         })
     }
 
-    /// The product of some columns of dY with as many of the decoded weights, of which each expert has rows of its own.
+    /// Product of some columns of dY with as many dequantized weights.
+    /// Each expert has its own rows.
     fn product(
         &self,
         shape: &ThroughShape,

@@ -1,4 +1,4 @@
-//! What a plan of a gradient would be, without making anything ready.
+//! Plan records of gradients, without kernels.
 
 use qgemm_hal::{Catalog, DeviceInfo};
 use qgemm_sched::{Candidates, TunedTable, matmul, unpack};
@@ -10,7 +10,8 @@ use crate::error::Error;
 use crate::record::{PlanRecord, PrologueRecord, Sizes, WorkspaceRegion, record};
 
 impl Gradient {
-    /// The record of the product with the first part of a weight of `shape`, with the time of all parts.
+    /// Record of the product with the first part of a weight of
+    /// `shape`. Its time covers all parts.
     pub(crate) fn explain(
         &self,
         shape: &ThroughShape,

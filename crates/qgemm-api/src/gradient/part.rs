@@ -1,4 +1,5 @@
-//! Parts of a gradient: what decodes some input features of the weights, and the products with them.
+//! Parts of an input gradient: dequantization of some input features,
+//! and the products with them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,58 +14,58 @@ use super::through::GradientWeight;
 use crate::error::Error;
 use crate::plan_cache::{PlanCaches, Ready};
 
-/// What a plan makes kernels ready for: some input features.
+/// Part of a plan: some input features.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
-    /// What decodes them; nothing of weights without output features.
+    /// Dequantization. `None` for weights without output features.
     pub decode: Option<Decode>,
-    /// The products, one after the other.
+    /// Products in order.
     pub products: Vec<Product>,
-    /// The first input feature.
+    /// First input feature.
     pub first: usize,
 }
 
-/// Launches of one kernel that decode weights of one size.
+/// Launches of one dequantization kernel over weights of equal size.
 #[derive(Clone, Debug)]
 pub(super) struct Decode {
     pub unpack: CheckedUnpack,
-    /// How many there are.
+    /// Number of weights.
     pub copies: usize,
-    /// Bytes from one's columns to the next one's, in rows of scratch memory.
+    /// Byte distance between weights, in rows of scratch memory.
     pub copy_bytes: usize,
 }
 
-/// A product with decoded weights.
+/// Product with dequantized weights.
 #[derive(Clone, Debug)]
 pub(super) struct Product {
     pub matmul: CheckedMatmul,
-    /// Where its columns of dY begin, in bytes of a row.
+    /// Byte offset of its columns in a row of dY.
     pub dy_start: usize,
-    /// And those of the decoded weights.
+    /// Byte offset of its columns in a row of dequantized weights.
     pub weight_start: usize,
     pub sums: Sums,
 }
 
-/// What a product does with sums in f32 that are no operand of the gradient.
+/// Use of the f32 sums, which are no operand of the gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sums {
     None,
-    /// They are its output.
+    /// The product writes them.
     Written,
-    /// It adds them.
+    /// The product adds them.
     Read,
 }
 
-/// Where parts of a workspace lie.
+/// Regions of the workspace.
 #[derive(Clone, Debug)]
 pub(super) struct Scratch {
-    /// Decoded weights, behind what the products need.
+    /// Dequantized weights, after the products' workspace.
     pub decoded: Range<usize>,
     /// Sums of the first of two products.
     pub sums: Range<usize>,
 }
 
-/// What a run reads.
+/// Inputs of a run.
 pub(crate) struct GradientInputs<'a> {
     pub dy: BufferRef<'a>,
     pub weight: GradientWeight<'a>,
@@ -72,33 +73,33 @@ pub(crate) struct GradientInputs<'a> {
 }
 
 impl Part {
-    /// What it must move and decode.
+    /// Bytes to move and decode.
     pub fn traffic(&self) -> f64 {
         let decoded = self.decode.as_ref().map_or(0.0, |decode| decode.copies as f64 * decode.unpack.traffic());
         decoded + self.products.iter().map(|product| product.matmul.traffic()).sum::<f64>()
     }
 
-    /// Bytes of the decoded weights.
+    /// Bytes of the dequantized weights.
     pub fn decoded_bytes(&self) -> usize {
         let extent = |decode: &Decode| {
             let CheckedUnpack { d, features, .. } = decode.unpack;
-            // Rows of all copies, without the padding behind the last.
+            // Rows of all copies, without padding after the last.
             (features * d.row_stride as usize).saturating_mul(d.dtype.bytes())
         };
         self.decode.as_ref().map_or(0, extent)
     }
 
-    /// Bytes of what the first product leaves for the second.
+    /// Bytes of the sums between two products.
     pub fn sums_bytes(&self) -> usize {
         let written = self.products.iter().filter(|product| product.sums == Sums::Written);
         written.map(|Product { matmul: op, .. }| op.m * op.n * op.d.dtype.bytes()).max().unwrap_or(0)
     }
 }
 
-/// A part with its kernels.
+/// Part with its kernels.
 #[derive(Debug)]
 pub(super) struct ReadyPart {
-    /// What is computed.
+    /// Description of the part.
     pub of: Part,
     pub unpack: Option<Arc<Ready<CheckedUnpack>>>,
     pub products: Vec<Arc<Ready<CheckedMatmul>>>,
@@ -130,12 +131,12 @@ impl ReadyPart {
         })
     }
 
-    /// Most bytes that a product needs beside what it multiplies.
+    /// Maximum workspace of a product, in bytes.
     pub fn workspace_bytes(&self) -> usize {
         self.products.iter().map(|ready| ready.plan.workspace.bytes).max().unwrap_or(0)
     }
 
-    /// Submits its launches.
+    /// Submits the launches of the part.
     pub fn run(
         &self,
         stream: &Stream,
@@ -186,7 +187,7 @@ impl ReadyPart {
         Ok(())
     }
 
-    /// Bytes of an element of dX, which is D of a product or its C.
+    /// Element size of dX, which is D or C of the product.
     fn dx_bytes(&self, product: &Product) -> usize {
         match (product.sums, &product.matmul.c) {
             (Sums::Written, Some(c)) => c.dtype.bytes(),

@@ -1,4 +1,4 @@
-//! What a gradient goes through: a weight, or a stack of experts.
+//! Weight of an input gradient: one weight, or a stack of experts.
 
 use std::fmt;
 
@@ -7,13 +7,14 @@ use qgemm_hal::{BufferRef, HalError, Operands, UnpackOperand};
 use crate::experts::{Experts, ExpertsShape};
 use crate::weight::{Memory, Weight, WeightShape};
 
-/// The weight that a gradient goes through: a [`Weight`], or [`Experts`], each of which has rows of its own.
+/// Weight of an input gradient: a [`Weight`], or
+/// [`Experts`] with their own rows.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum GradientWeight<'a> {
     /// One weight for all rows.
     One(&'a Weight),
-    /// A stack of experts; rows of dY and dX are sorted by expert.
+    /// Stack of experts. Rows of dY and dX are sorted by expert.
     Experts(&'a Experts),
 }
 
@@ -44,7 +45,8 @@ impl<'a> GradientWeight<'a> {
         }
     }
 
-    /// Gives a launch that decodes one of `copies` weights of one size what belongs to it.
+    /// Adds the operands of one of `copies` equal weights to
+    /// its dequantization launch.
     pub(super) fn give_to_unpack(
         self,
         copy: usize,
@@ -63,7 +65,7 @@ impl<'a> GradientWeight<'a> {
     }
 }
 
-/// Everything about it that a plan depends on.
+/// Properties of the weight that a plan depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ThroughShape {
     One(WeightShape),
@@ -82,25 +84,26 @@ impl From<ExpertsShape> for ThroughShape {
     }
 }
 
-/// How the columns of all decoded weights lie in a row of scratch memory.
+/// Columns of all dequantized weights in a row of scratch memory.
 pub(super) struct Columns {
-    /// Weights that are decoded one after the other: each expert, or, of a stack without column orders, all of them as one.
+    /// Number of launches: one per expert, or one for a whole
+    /// stack without column orders.
     pub copies: usize,
-    /// Output features of what is decoded at once; of gated pairs, of each weight.
+    /// Output features per launch. A gated pair counts one of its weights.
     pub out_features: usize,
-    /// Columns from one copy's to the next one's.
+    /// Column distance between launches.
     pub copy_pitch: usize,
-    /// Columns from one expert's to the next one's; 0 where they share a weight.
+    /// Column distance between experts. 0 when they share a weight.
     pub expert_pitch: usize,
-    /// The column at which those of the up begin, where those of an expert do not follow on the gate's.
+    /// First column of the up weights, if they do not follow each expert's gate.
     pub up: Option<usize>,
 }
 
-/// Columns that each copy's are padded to a multiple of, so that they begin at multiples of 16 bytes.
+/// Column alignment of a launch's result, so that it is 16-byte aligned.
 const COLUMN_STEP: usize = 16;
 
 impl ThroughShape {
-    /// One weight, be it that of every expert.
+    /// Shape of one weight or expert.
     pub fn each(&self) -> &WeightShape {
         match self {
             Self::One(each) => each,
@@ -108,7 +111,7 @@ impl ThroughShape {
         }
     }
 
-    /// Products that share rows, where there are experts.
+    /// Number of experts, whose products share rows.
     pub(super) fn experts(&self) -> Option<usize> {
         match self {
             Self::One(_) => None,
@@ -130,8 +133,10 @@ impl ThroughShape {
         }
     }
 
-    /// A stack is decoded as one weight, whose gates' columns stand before all ups', as rows of pairs alternate throughout. Where every expert
-    /// has an order of columns, each is decoded for itself.
+    /// Layout of the dequantized columns.
+    ///
+    /// A stack is dequantized as one weight: all gates come before all ups, as in
+    /// a gated pair. Experts with column orders are dequantized one by one.
     pub(super) fn columns(&self) -> Columns {
         let (each, outputs) = (self.each(), self.outputs());
         let pitch = outputs.next_multiple_of(COLUMN_STEP);

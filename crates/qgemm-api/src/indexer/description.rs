@@ -1,4 +1,5 @@
-//! [`Indexer`]: queries, keys and what is wanted of them, and their validation into a [`CheckedIndexer`].
+//! Indexer problem: the builder [`Indexer`] and its validation
+//! into a [`CheckedIndexer`].
 
 use qgemm_hal::op::indexer::{FEATURE_STEP, FORMATS, MOST_CHOSEN, MOST_FEATURES};
 use qgemm_hal::{CheckedIndexer, HeadRows, IndexerKeys, IndexerResult, IndexerRows, KvFormat, KvRows, Paging};
@@ -7,14 +8,15 @@ use crate::attention::{HeadsOf, MOST_HEADS, check_count};
 use crate::error::Error;
 use crate::operand::WIDE_ACCESS;
 
-/// Most queries, keys, pages and rows of one: kernels add two of them in 32 bits.
+/// Limit of queries, keys, pages and rows per page. Kernels add two of them in 32 bits.
 const MOST: usize = i32::MAX as usize;
 
-/// Scores of keys for queries of several heads, or the keys with the highest: the sparse indexer of DeepSeek-V3.2, described for
-/// [`Context::plan_indexer`].
+/// Sparse-attention indexer of DeepSeek-V3.2: scores of keys, or the top-k keys, per
+/// query; for [`Context::plan_indexer`].
 ///
-/// The score of key `n` for query `m` is `k_scale[n] · Σ_h weight[m, h] · q_scale[m, h] · ReLU(q[m, h] · k[n])`, in f32. E4M3 has the scales;
-/// where the weights hold those of the queries already, none are given. ReLU leaves NaN as it is.
+/// The score of key `n` for query `m` is `k_scale[n] · Σ_h weight[m, h] · q_scale[m,
+/// h] · ReLU(q[m, h] · k[n])`, in f32. E4M3 has the scales. If the weights include
+/// the query scales, none are given. ReLU keeps NaN.
 ///
 /// [`Context::plan_indexer`]: crate::Context::plan_indexer
 #[derive(Clone, Debug)]
@@ -38,12 +40,14 @@ pub struct Indexer {
 impl Indexer {
     /// Formats of queries and keys.
     pub const FORMATS: [KvFormat; 3] = FORMATS;
-    /// Most keys that are chosen for a query.
+    /// Maximum k of top-k.
     pub const MOST_CHOSEN: usize = MOST_CHOSEN;
 
-    /// `queries` queries of `heads` heads of `features` features, `[queries, heads, features]`, and `keys` keys that all of them share,
-    /// `[keys, features]`, both in `format`: E4M3, f16 or bf16. Every query sees every key, or of them those of its
-    /// [range](Self::ranges).
+    /// Indexer over `queries` queries `[queries, heads, features]` and `keys` shared
+    /// keys `[keys, features]`.
+    ///
+    /// Both are in `format`: E4M3, f16 or bf16. Every key is visible to every query, unless
+    /// a [range](Self::ranges) restricts it.
     pub fn new(format: KvFormat, queries: usize, heads: usize, features: usize, keys: usize) -> Self {
         Self {
             format,
@@ -63,9 +67,12 @@ impl Indexer {
         }
     }
 
-    /// Query `m` sees the keys from `starts[m]` on and before `ends[m]`, which a run is given as u32 on the device
-    /// ([`IndexerArgs::starts`](crate::IndexerArgs::starts), [`IndexerArgs::ends`](crate::IndexerArgs::ends)). Keys outside have a score of
-    /// −∞ and are not chosen; what they hold plays no part. Of no meaning with [pages](Self::paged).
+    /// Visible key range per query: from `starts[m]` to before
+    /// `ends[m]`, u32 in device memory.
+    ///
+    /// See [`IndexerArgs::starts`](crate::IndexerArgs::starts) and
+    /// [`IndexerArgs::ends`](crate::IndexerArgs::ends). Other keys have a score of −∞ and
+    /// are never selected; their contents do not matter. Unused with [pages](Self::paged).
     pub fn ranges(mut self) -> Self {
         if let IndexerKeys::Rows { ranges, .. } = &mut self.keys {
             *ranges = true;
@@ -73,70 +80,79 @@ impl Indexer {
         self
     }
 
-    /// Keys lie in `pages` pages of `page_size`, `[pages, page_size, features]`, and each of `sequences` sequences has the same number of
-    /// the queries, one sequence after another. A run is given `width` u32 a sequence, the numbers of its pages in order
-    /// ([`IndexerArgs::block_table`](crate::IndexerArgs::block_table)), and how many keys it has
-    /// ([`IndexerArgs::lengths`](crate::IndexerArgs::lengths)), both on the device. Query `i` of `q_len` sees the keys `j ≤ length − q_len + i`.
-    /// Keys of pages that are none are not seen.
+    /// Paged keys: `pages` pages of `page_size`, `[pages, page_size, features]`.
+    /// Each of `sequences` sequences has an equal share of queries.
+    ///
+    /// A run takes a block table of `width` u32 per sequence
+    /// ([`IndexerArgs::block_table`](crate::IndexerArgs::block_table)) and the number
+    /// of keys per sequence ([`IndexerArgs::lengths`](crate::IndexerArgs::lengths)), both
+    /// in device memory. Keys `j ≤ length − q_len + i` are visible to query `i` of `q_len`.
+    /// Keys of invalid page numbers are masked.
     pub fn paged(mut self, sequences: usize, pages: usize, page_size: usize, width: usize) -> Self {
         let each = self.queries.checked_div(sequences).unwrap_or(0);
         self.keys = IndexerKeys::Pages { sequences, each, pages, page_size, width };
         self
     }
 
-    /// Each head of each query has a scale, which a run is given: f32 `[queries, heads]`
+    /// Query scales per head, f32 `[queries, heads]`
     /// ([`IndexerArgs::q_scales`](crate::IndexerArgs::q_scales)).
     pub fn q_scales(mut self) -> Self {
         self.q_scales = true;
         self
     }
 
-    /// In place of scores, the `count` keys of each query with the highest scores, i32 `[queries, count]`: exactly those, and in the order,
-    /// that sorting its own scores would give, the highest first, equal ones (both zeros are) by index, NaN last; −1 where a query sees
-    /// fewer. A key is named by its row, with [pages](Self::paged) by its place in the sequence.
+    /// Top-k instead of scores: the `count` keys with the highest scores per
+    /// query, i32 `[queries, count]`.
+    ///
+    /// Result and order are exactly those of sorting the scores: highest first, equal
+    /// scores (also ±0) by index, NaN last. Missing entries are −1. A key is its row or,
+    /// with [pages](Self::paged), its position in the sequence.
     pub fn best(mut self, count: usize) -> Self {
         self.best = Some(count);
         self
     }
 
-    /// Elements from one query to the next, and from one head to the next.
+    /// Query and head strides of Q, in elements.
     pub fn q_strides(mut self, query: u64, head: u64) -> Self {
         self.q = Some([query, head]);
         self
     }
 
-    /// Elements from one query's weights to the next.
+    /// Query stride of the weights, in elements.
     pub fn weights_stride(mut self, query: u64) -> Self {
         self.weights_stride = Some(query);
         self
     }
 
-    /// Elements from one key to the next.
+    /// Key stride in elements.
     pub fn k_stride(mut self, key: u64) -> Self {
         self.k_row = Some(key);
         self
     }
 
-    /// From one page to the next: elements of keys, and scales. A page that holds its keys and behind them their scales, as vLLM's cache of
-    /// the indexer does, is `page_size · (features + 4)` elements of E4M3 and a fourth as many scales from the next.
+    /// Page strides: elements of keys, and scales.
+    ///
+    /// vLLM's indexer cache stores the scales of a page after its keys. Its page stride is
+    /// `page_size · (features + 4)` E4M3 elements, and a quarter of that in scales.
     pub fn page_strides(mut self, elements: u64, scales: u64) -> Self {
         (self.k_page, self.scale_page) = (Some(elements), Some(scales));
         self
     }
 
-    /// Elements from one query's scores to the next.
+    /// Query stride of the scores, in elements.
     pub fn scores_stride(mut self, query: u64) -> Self {
         self.scores_stride = Some(query);
         self
     }
 
-    /// What the addresses of queries and keys are multiples of, in bytes, at every run. 16 when not given.
+    /// Alignment of the addresses of queries and keys in every run,
+    /// in bytes. 16 by default.
     pub fn alignment(mut self, bytes: usize) -> Self {
         self.alignment = bytes;
         self
     }
 
-    /// Validates everything that does not depend on the buffers of a run.
+    /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedIndexer, Error> {
         let &Self { format, queries, heads, features, keys, .. } = self;
         if !FORMATS.contains(&format) {
@@ -215,7 +231,7 @@ impl Indexer {
     }
 }
 
-/// The formats as an error names them.
+/// Names of the formats, for errors.
 pub(crate) fn format_names() -> String {
     FORMATS.map(|format: KvFormat| format.to_string()).join(", ")
 }

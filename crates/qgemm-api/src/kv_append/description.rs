@@ -1,4 +1,5 @@
-//! [`KvAppend`]: tokens, heads and the cache, and their validation into a [`CheckedKvAppend`].
+//! KV-append problem: the builder [`KvAppend`] and its validation
+//! into a [`CheckedKvAppend`].
 
 use qgemm_formats::DType;
 use qgemm_hal::{Addressing, CheckedKvAppend, HeadRows, KvFormat, KvRows, Paging};
@@ -8,11 +9,14 @@ use crate::attention::{HeadsOf, Keys, KvStrides, MOST_HEADS, Queries, addressing
 use crate::error::Error;
 use crate::operand::WIDE_ACCESS;
 
-/// New tokens of sequences, whose queries are turned in place and whose keys and values are written to the cache, described for
+/// Rotary embedding and KV-cache append of new tokens, for
 /// [`Context::plan_kv_append`].
 ///
-/// `Queries` and `Keys` are those of the attention that follows: lengths count the new keys, too. Token `i` of `q_len` in a sequence with
-/// `kv_len` keys gets the key `kv_len − q_len + i`, which is its position, unless [positions](Self::positions) are given.
+/// Queries are rotated in place; keys are rotated and written to the cache,
+/// with the values. `Queries` and `Keys` are those of the following attention:
+/// lengths include the new keys. Token `i` of `q_len` in a sequence with
+/// `kv_len` keys becomes key `kv_len − q_len + i`. That index is also its
+/// position, unless [positions](Self::positions) are given.
 ///
 /// [`Context::plan_kv_append`]: crate::Context::plan_kv_append
 #[derive(Clone, Debug)]
@@ -37,10 +41,13 @@ pub struct KvAppend {
 }
 
 impl KvAppend {
-    /// Queries of `heads` heads (0 where there are none to turn), keys and values of `kv_heads`, of `head_dim` features in `dtype`, into a
-    /// cache in `dtype`: queries `[tokens, heads, head_dim]`, new keys and values `[tokens, kv_heads, head_dim]`, the cache
-    /// `[keys, kv_heads, head_dim]`, of pages `[pages, page_size, kv_heads, head_dim]`. Nothing is turned unless a
-    /// [rotary embedding](Self::rotary) is stated.
+    /// Append for `heads` query heads (0 without rotation of queries) and
+    /// `kv_heads` KV heads of `head_dim` features in `dtype`.
+    ///
+    /// Queries are `[tokens, heads, head_dim]`, new keys and values
+    /// `[tokens, kv_heads, head_dim]`. The cache is in `dtype`:
+    /// `[keys, kv_heads, head_dim]`, or `[pages, page_size, kv_heads, head_dim]`
+    /// with pages. Without a [rotary embedding](Self::rotary) nothing is rotated.
     pub fn new(dtype: DType, heads: usize, kv_heads: usize, head_dim: usize, queries: Queries, keys: Keys) -> Self {
         Self {
             dtype,
@@ -63,78 +70,82 @@ impl KvAppend {
         }
     }
 
-    /// Turns queries and keys.
+    /// Rotary embedding of queries and keys.
     pub fn rotary(mut self, rotary: Rotary) -> Self {
         self.rotary = Some(rotary);
         self
     }
 
-    /// A run is given the position of each token ([`KvAppendArgs::positions`](crate::KvAppendArgs::positions)).
+    /// Takes the position of each token at every run
+    /// ([`KvAppendArgs::positions`](crate::KvAppendArgs::positions)).
     pub fn positions(mut self) -> Self {
         self.positions = true;
         self
     }
 
-    /// Features of a value, where they are not those of a key.
+    /// Head dimension of V, if it differs from that of K.
     pub fn v_dim(mut self, features: usize) -> Self {
         self.v_dim = features;
         self
     }
 
-    /// Format of the cache. E4M3 has a factor a head, which a run is given: numbers are divided by it. Q8_0 and Q4_0 have scales of blocks, which are written, too.
+    /// Format of the KV cache. E4M3 takes one factor per head, by which values are
+    /// divided. Q8_0 and Q4_0 have block scales, which are written, too.
     pub fn kv_format(mut self, format: KvFormat) -> Self {
         self.kv = format;
         self
     }
 
-    /// Elements from one token of the queries to the next, and from one head to the next; no two heads of tokens may overlap.
+    /// Token and head strides of the queries, in elements. Heads must not overlap.
     pub fn q_strides(mut self, token: u64, head: u64) -> Self {
         self.q = Some([token, head]);
         self
     }
 
-    /// Elements from one token of the new keys to the next, and from one head to the next.
+    /// Token and head strides of the new keys, in elements.
     pub fn new_k_strides(mut self, token: u64, head: u64) -> Self {
         self.new_k = Some([token, head]);
         self
     }
 
-    /// Elements from one token of the new values to the next, and from one head to the next.
+    /// Token and head strides of the new values, in elements.
     pub fn new_v_strides(mut self, token: u64, head: u64) -> Self {
         self.new_v = Some([token, head]);
         self
     }
 
-    /// How the keys of the cache lie; no two heads of keys may overlap.
+    /// Strides of the cached keys. Heads must not overlap.
     pub fn k_strides(mut self, strides: KvStrides) -> Self {
         self.k = Some(strides);
         self
     }
 
-    /// How the values of the cache lie; no two heads of values may overlap.
+    /// Strides of the cached values. Heads must not overlap.
     pub fn v_strides(mut self, strides: KvStrides) -> Self {
         self.v = Some(strides);
         self
     }
 
-    /// What the addresses of queries, new keys and new values are multiples of, in bytes, at every run. 16 when not given.
+    /// Alignment of the addresses of queries, new keys and new values in every run,
+    /// in bytes. 16 by default.
     pub fn alignment(mut self, bytes: usize) -> Self {
         self.alignment = bytes;
         self
     }
 
-    /// What the addresses of the cache are multiples of, in bytes, at every run. 16 when not given.
+    /// Alignment of the addresses of the cache in every run,
+    /// in bytes. 16 by default.
     pub fn kv_alignment(mut self, bytes: usize) -> Self {
         self.kv_alignment = bytes;
         self
     }
 
-    /// The frequencies of the rotary embedding, where it has some.
+    /// Frequencies of the rotary embedding, if it has some.
     pub(super) fn frequencies(&self) -> Option<Vec<u64>> {
         self.rotary.and_then(|rotary| rotary.frequencies())
     }
 
-    /// Validates everything that does not depend on the buffers of a run.
+    /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedKvAppend, Error> {
         let addressing = addressing(self.queries, self.keys)?;
         let &Self { dtype, kv, heads, kv_heads, qk_dim, v_dim, positions, .. } = self;
@@ -187,7 +198,8 @@ fn overlapping(operand: &'static str, rows: &HeadRows, columns: usize) -> Error 
     Error::OverlappingHeads { operand, token_stride, head_stride, columns }
 }
 
-/// Whether no two heads of a cache share an element: each stride leaves room for all that lies within smaller ones.
+/// Whether no two heads of a cache share an element: each stride exceeds
+/// the extent of all smaller ones.
 fn is_injective(rows: &KvRows, [pages, page_size, heads]: [usize; 3], columns: usize) -> bool {
     let KvRows { page_stride, rows: HeadRows { token_stride, head_stride, .. } } = *rows;
     let mut levels = [(page_stride, pages), (token_stride, page_size), (head_stride, heads)];

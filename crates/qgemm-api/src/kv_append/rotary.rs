@@ -1,4 +1,4 @@
-//! [`Rotary`]: angles of rotary embeddings.
+//! Rotary embedding ([`Rotary`]): pairs, frequencies and angles.
 
 use std::f64::consts::TAU;
 
@@ -7,48 +7,49 @@ use qgemm_hal::{CheckedRotary, RotaryAngles, RotaryPairs};
 
 use crate::error::Error;
 
-/// How frequencies differ from `base^(−2i / dim)`, for contexts longer than a model was trained on.
+/// Frequency scaling for long contexts, relative to `base^(−2i / dim)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum RotaryScaling {
-    /// They do not.
+    /// No scaling.
     #[default]
     None,
-    /// All are divided by the factor.
+    /// Position interpolation: all frequencies divided by the factor.
     Linear {
-        /// The factor.
+        /// Scaling factor.
         factor: f64,
     },
-    /// As Llama 3.1 has them: those whose wavelength is above `original / low` are divided by the factor, those below `original / high`
-    /// stay, and between them the one passes into the other.
+    /// Llama 3.1: wavelengths above `original / low` are divided by the factor, those below
+    /// `original / high` are kept, with a ramp in between.
     Llama3 {
-        /// The factor.
+        /// Scaling factor.
         factor: f64,
         /// `low_freq_factor`.
         low: f64,
         /// `high_freq_factor`.
         high: f64,
-        /// Positions that the model was first trained on.
+        /// Original context length.
         original: usize,
     },
-    /// YaRN: pairs that make fewer than `slow` turns in `original` positions are divided by the factor, those that make more than `fast`
-    /// stay, and between them the one passes into the other; turned features are multiplied with `0.1 ln(factor) + 1`.
+    /// YaRN: pairs with fewer than `slow` rotations in `original` positions are divided by
+    /// the factor, those with more than `fast` are kept, with a ramp in between.
+    /// Rotated features are multiplied with `0.1 ln(factor) + 1`.
     Yarn {
-        /// The factor.
+        /// Scaling factor.
         factor: f64,
         /// `beta_fast`.
         fast: f64,
         /// `beta_slow`.
         slow: f64,
-        /// Positions that the model was first trained on.
+        /// Original context length.
         original: usize,
     },
 }
 
-/// Which features of a head are turned in pairs, and how far a position turns them.
+/// Rotary embedding: pairs of rotated features, and their angles.
 ///
-/// From frequencies, an angle is the position times the frequency of the pair, both exact: as a part of a turn in 64-bit integers, so that
-/// late positions are turned as exactly as early ones.
+/// An angle is the position times the pair's frequency. Both are exact 64-bit fractions
+/// of a full rotation, so that late positions are as exact as early ones.
 ///
 /// ```
 /// use qgemm_api::{Rotary, RotaryScaling};
@@ -72,39 +73,45 @@ enum Angles {
 }
 
 impl Rotary {
-    /// Turns the first `dim` features of a head, in the pairs `(i, i + dim / 2)`; base 10000.
+    /// GPT-NeoX pairing: rotates the first `dim` features of a head in pairs
+    /// `(i, i + dim / 2)`. Base 10000.
     pub fn neox(dim: usize) -> Self {
         let angles = Angles::Of { base: 10_000.0, scaling: RotaryScaling::None };
         Self { dim, pairs: RotaryPairs::Neox, angles, amplitude: None }
     }
 
-    /// Turns the first `dim` features of a head, in the pairs `(2i, 2i + 1)`; base 10000.
+    /// Interleaved pairing (GPT-J): rotates the first `dim` features of a head in pairs
+    /// `(2i, 2i + 1)`. Base 10000.
     pub fn interleaved(dim: usize) -> Self {
         Self { pairs: RotaryPairs::Interleaved, ..Self::neox(dim) }
     }
 
-    /// The frequency of pair `i` is `base^(−2i / dim)`, in radians a position.
+    /// Frequency base (theta): pair `i` has frequency `base^(−2i / dim)`,
+    /// in radians per position.
     pub fn base(mut self, base: f64) -> Self {
         let scaling = if let Angles::Of { scaling, .. } = self.angles { scaling } else { RotaryScaling::None };
         self.angles = Angles::Of { base, scaling };
         self
     }
 
-    /// Scales the frequencies.
+    /// Frequency scaling.
     pub fn scaling(mut self, scaling: RotaryScaling) -> Self {
         let base = if let Angles::Of { base, .. } = self.angles { base } else { 10_000.0 };
         self.angles = Angles::Of { base, scaling };
         self
     }
 
-    /// Angles come from tables that a run is given ([`KvAppendArgs::cos`](crate::KvAppendArgs::cos) and `sin`): f32, a row of
-    /// `dim / 2` a position, so many rows. Tokens of later positions are left alone.
+    /// Angles from tables instead of frequencies
+    /// ([`KvAppendArgs::cos`](crate::KvAppendArgs::cos) and `sin`).
+    ///
+    /// A table is f32 with `positions` rows of `dim / 2`. Tokens of later
+    /// positions are not rotated.
     pub fn tables(mut self, positions: usize) -> Self {
         self.angles = Angles::Tables { positions, row_stride: None };
         self
     }
 
-    /// Elements from one row of the tables to the next; after [`Rotary::tables`].
+    /// Row stride of the tables in elements. Call after [`Rotary::tables`].
     pub fn table_row_stride(mut self, elements: u64) -> Self {
         if let Angles::Tables { row_stride, .. } = &mut self.angles {
             *row_stride = Some(elements);
@@ -112,7 +119,8 @@ impl Rotary {
         self
     }
 
-    /// Multiplies turned features, in place of what the scaling says (YaRN's `attention_factor`).
+    /// Factor of rotated features (YaRN's `attention_factor`),
+    /// instead of that of the scaling.
     pub fn amplitude(mut self, factor: f32) -> Self {
         self.amplitude = Some(factor);
         self
@@ -151,7 +159,7 @@ impl Rotary {
         Ok(CheckedRotary { dim, pairs, angles, amplitude })
     }
 
-    /// The first number of base and scaling that is none to compute with.
+    /// First parameter of base and scaling that is out of range.
     fn wrong_number(&self) -> Option<(&'static str, f64)> {
         let Angles::Of { base, scaling } = self.angles else { return None };
         let positive = |number: f64| number.is_finite() && number > 0.0;
@@ -165,7 +173,7 @@ impl Rotary {
             return Some(("base", base));
         }
         let wrong = of_scaling.into_iter().find(|(_, number)| !positive(*number));
-        // A factor close to 0 makes frequencies that no number holds.
+        // A factor close to 0 makes frequencies overflow.
         let is_beyond = |pair| !scaled(scaling, base, self.dim, pair).is_finite();
         wrong
             .or_else(|| (of_scaling[1].1 >= of_scaling[2].1).then_some(of_scaling[2]))
@@ -179,7 +187,7 @@ impl Rotary {
         }
     }
 
-    /// Of each pair, the part of a turn that it makes from one position to the next, in units of 2⁻⁶⁴; none with tables.
+    /// Frequencies of all pairs, in units of 2⁻⁶⁴ rotations per position. None with tables.
     pub(super) fn frequencies(&self) -> Option<Vec<u64>> {
         let Angles::Of { base, scaling } = self.angles else { return None };
         let pairs = self.dim / 2;
@@ -192,20 +200,20 @@ impl Rotary {
     }
 }
 
-/// The frequency of a pair, in radians a position.
+/// Frequency of a pair, in radians per position.
 fn scaled(scaling: RotaryScaling, base: f64, dim: usize, pair: usize) -> f64 {
     let plain = base.powf(-2.0 * pair as f64 / dim as f64);
     match scaling {
         RotaryScaling::None => plain,
         RotaryScaling::Linear { factor } => plain / factor,
         RotaryScaling::Llama3 { factor, low, high, original } => {
-            // Waves in the positions that the model was first trained on.
+            // Rotations within the original context length.
             let waves = original as f64 * plain / TAU;
             let kept = ((waves - low) / (high - low)).clamp(0.0, 1.0);
             plain * (kept + (1.0 - kept) / factor)
         }
         RotaryScaling::Yarn { factor, fast, slow, original } => {
-            // The pair that makes so many turns in those positions.
+            // Pair with so many rotations in the original context.
             let pair_of =
                 |turns: f64| dim as f64 * (original as f64 / (turns * TAU)).ln() / (2.0 * base.max(1.0 + 1e-9).ln());
             let first = pair_of(fast).floor().max(0.0);

@@ -1,4 +1,4 @@
-//! [`Matmul`]: two matrices to be multiplied, and its validation into a [`CheckedMatmul`].
+//! Matmul problem: the builder [`Matmul`] and its validation into a [`CheckedMatmul`].
 
 use qgemm_formats::{DType, XFormat};
 use qgemm_hal::{Activation, BatchedDense, CheckedMatmul, FactorFormat, XPrecision};
@@ -7,15 +7,17 @@ use crate::error::Error;
 use crate::operand::{StoredRows, WIDE_ACCESS, check_dimension};
 use crate::quantization::Quantization;
 
-/// A product of two matrices in device memory, or a batch of such, described for [`Context::plan_matmul`].
+/// Product of two matrices in device memory, optionally batched or grouped;
+/// for [`Context::plan_matmul`].
 ///
 /// ```text
 /// D[b] = activation(alpha · A[b]·B[b] + beta · C[b] + bias)      A [m, k], B [k, n], C and D [m, n], bias [n]
 /// ```
 ///
-/// Products and sums are in f32; D is rounded once. Operands are row-major without gaps unless said otherwise, `alpha` is 1, and there is
-/// one product. A and B may each be stored transposed, which makes the four layouts of BLAS: `X·Wᵀ` is
-/// [`b_transposed`](Self::b_transposed) (NT), `dYᵀ·X` is [`a_transposed`](Self::a_transposed) (TN).
+/// Arithmetic is f32; D is rounded once. Defaults: row-major without gaps,
+/// `alpha` 1, one product. A and B may be stored transposed, for the four BLAS
+/// layouts: `X·Wᵀ` is [`b_transposed`](Self::b_transposed) (NT), `dYᵀ·X` is
+/// [`a_transposed`](Self::a_transposed) (TN).
 ///
 /// [`Context::plan_matmul`]: crate::Context::plan_matmul
 #[derive(Clone, Debug)]
@@ -28,12 +30,12 @@ pub struct Matmul {
     b: Matrices<FactorFormat>,
     a_scaled: bool,
     b_scaled: bool,
-    /// Elements from one row of scales to the next, of factors whose blocks have some.
+    /// Row strides of block scales of A and B, in elements.
     scale_rows: [Option<u64>; 2],
     d: Matrices<DType>,
-    /// C and its factor.
+    /// C and its factor beta.
     c: Option<(f32, Matrices<DType>)>,
-    /// The factor of what D held.
+    /// Factor of the old D.
     accumulates: Option<f32>,
     bias: Option<DType>,
     alpha: f32,
@@ -44,12 +46,12 @@ pub struct Matmul {
     operand_precision: XPrecision,
 }
 
-/// How the matrices of an operand are stored.
+/// Stored matrices of an operand.
 #[derive(Clone, Copy, Debug)]
 struct Matrices<T> {
     name: &'static str,
     dtype: T,
-    /// Bytes of an element.
+    /// Bytes per element.
     width: usize,
     transposed: bool,
     row_stride: Option<u64>,
@@ -68,13 +70,13 @@ impl<T: Copy> Matrices<T> {
         Self { name, dtype, width, transposed: false, row_stride: None, batch_stride: None, alignment: WIDE_ACCESS }
     }
 
-    /// The matrices, `rows × columns` each. Those that are written must not overlap.
+    /// Validates matrices of `rows × columns` each. Written matrices must not overlap.
     fn check(&self, batch: usize, rows: usize, columns: usize, written: bool) -> Result<BatchedDense<T>, Error> {
         let Self { name, dtype, width, transposed, row_stride, batch_stride, alignment } = *self;
         let (stored_rows, stored_columns) = if transposed { (columns, rows) } else { (rows, columns) };
         let stored = StoredRows { name, rows: stored_rows, columns: stored_columns, width, alignment };
         let (row_stride, rows_aligned16) = stored.check(row_stride)?;
-        // Without gaps between matrices, too: the last row of one is followed by a gap as any other.
+        // The last row of a matrix is padded like the others, even if matrices are contiguous.
         let whole = (stored_rows as u64).saturating_mul(row_stride);
         let batch_stride = if batch > 1 { batch_stride.unwrap_or(whole) } else { 0 };
         let (row_stride, col_stride) = if transposed { (1, row_stride) } else { (row_stride, 1) };
@@ -86,7 +88,7 @@ impl<T: Copy> Matrices<T> {
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             return Err(Error::BatchOverflow { operand: name, batch, batch_stride });
         }
-        // Matrices lie behind one another, or side by side in long rows.
+        // Written matrices follow each other, or are interleaved in long rows.
         let rows_of_all = (batch as u64).saturating_sub(1).saturating_mul(batch_stride).saturating_add(columns as u64);
         let beside = batch_stride >= columns as u64 && (rows < 2 || dense.row_stride >= rows_of_all);
         if written && batch > 1 && one > 0 && batch_stride < one && !beside {
@@ -97,9 +99,11 @@ impl<T: Copy> Matrices<T> {
 }
 
 impl Matmul {
-    /// `D[m, n] = A[m, k] · B[k, n]`, with A in `a`, B in `b` and D in `d`. Factors are plain numbers ([`DType`]) or E4M3
-    /// ([`FactorFormat::E4M3`]), whose products are exact in f32, too. Codes with scales ([`FactorFormat::E4M3Block`]) are both factors or
-    /// neither, and lie along K: [`Matmul::of_quantized`] describes such a product from the quantizations of its factors.
+    /// `D[m, n] = A[m, k] · B[k, n]`, with A in `a`, B in `b` and D in `d`.
+    ///
+    /// An operand is plain ([`DType`]) or E4M3 ([`FactorFormat::E4M3`]), whose products
+    /// are exact in f32. With [`FactorFormat::E4M3Block`], both operands have block scales
+    /// along K. [`Matmul::of_quantized`] describes it by their quantizations.
     pub fn new([m, n, k]: [usize; 3], a: impl Into<FactorFormat>, b: impl Into<FactorFormat>, d: DType) -> Self {
         let factor = |name, format: FactorFormat| Matrices::of_width(name, format, format.bytes());
         Self {
@@ -125,10 +129,14 @@ impl Matmul {
         }
     }
 
-    /// `D[m, n] = A · Bᵀ`, with A `[m, k]` and B `[n, k]` as [`quantize`](crate::Context::plan_quantization) writes them in
-    /// [`XFormat::E4M3Block`](crate::XFormat::E4M3Block): E4M3 codes with an f32 scale for every 128 values along K. Of dY and X,
-    /// [quantized transposed](Quantization::x_transposed), that is the gradient of a weight, `dYᵀ·X`, whose scales are of 128 tokens. A
-    /// run is given both by [`MatmulArgs::of_quantized`](crate::MatmulArgs::of_quantized).
+    /// FP8 product with block scales: `D[m, n] = A · Bᵀ`, with A `[m, k]` and
+    /// B `[n, k]` in [`XFormat::E4M3Block`](crate::XFormat::E4M3Block): one f32
+    /// scale per 128 values along K.
+    ///
+    /// [`quantize`](crate::Context::plan_quantization) writes such operands.
+    /// With dY and X [quantized transposed](Quantization::x_transposed) it is
+    /// the weight gradient `dYᵀ·X`, whose scales cover 128 tokens. A run takes both by
+    /// [`MatmulArgs::of_quantized`](crate::MatmulArgs::of_quantized).
     ///
     /// ```
     /// use qgemm_api::{Context, DType, Matmul, MatmulArgs, Quantization, XFormat};
@@ -151,8 +159,8 @@ impl Matmul {
     /// ```
     ///
     /// # Errors
-    /// [`Error::BlockScaledProduct`] when a quantization is to another format, or they have different numbers of columns; when one is
-    /// not valid.
+    /// [`Error::BlockScaledProduct`] when a quantization has another format, their column
+    /// counts differ, or one is invalid.
     pub fn of_quantized(a: &Quantization, b: &Quantization, d: DType) -> Result<Self, Error> {
         let (a, b) = (a.check()?, b.check()?);
         let of_blocks = XFormat::E4M3Block;
@@ -170,32 +178,35 @@ impl Matmul {
         Ok(Self { scale_rows, ..matmul.a_row_stride(a.codes_row).b_row_stride(b.codes_row) })
     }
 
-    /// Elements from one row of A's scales to the next, where A is [`FactorFormat::E4M3Block`]: without gaps when not given.
+    /// Row stride of A's scales in elements, for [`FactorFormat::E4M3Block`].
+    /// Without gaps by default.
     pub fn a_scale_row_stride(mut self, elements: u64) -> Self {
         self.scale_rows[0] = Some(elements);
         self
     }
 
-    /// The same of the scales of B, a row for every column of B.
+    /// Row stride of B's scales in elements. They have one row per column of B.
     pub fn b_scale_row_stride(mut self, elements: u64) -> Self {
         self.scale_rows[1] = Some(elements);
         self
     }
 
-    /// A is stored as `[k, m]`.
+    /// Stores A as `[k, m]`.
     pub fn a_transposed(mut self) -> Self {
         self.a.transposed = true;
         self
     }
 
-    /// B is stored as `[n, k]`.
+    /// Stores B as `[n, k]`.
     pub fn b_transposed(mut self) -> Self {
         self.b.transposed = true;
         self
     }
 
-    /// All of A, which is E4M3, has a factor: an f32 in device memory, which a run is given
-    /// ([`MatmulArgs::a_scale`](crate::MatmulArgs::a_scale)). It multiplies the product as alpha does.
+    /// Tensor scale of an E4M3 operand A: one f32 in device memory
+    /// ([`MatmulArgs::a_scale`](crate::MatmulArgs::a_scale)).
+    ///
+    /// It multiplies the product like alpha.
     ///
     /// ```
     /// use qgemm_api::{Context, DType, FactorFormat, Matmul, MatmulArgs};
@@ -215,23 +226,29 @@ impl Matmul {
         self
     }
 
-    /// All of B, which is E4M3, has a factor, as [`a_scaled`](Self::a_scaled) says of A.
+    /// Tensor scale of an E4M3 operand B, as [`a_scaled`](Self::a_scaled) for A.
     pub fn b_scaled(mut self) -> Self {
         self.b_scaled = true;
         self
     }
 
-    /// So many products. Matrices of each operand follow one another without gaps unless their strides say otherwise.
+    /// Batch of `products` products. Matrices of an operand are contiguous
+    /// unless batch strides are set.
     pub fn batch(mut self, products: usize) -> Self {
         self.batch = products;
         self
     }
 
-    /// So many products, each of a part of K of its own: A and B are one matrix, `[k, m]` and `[k, n]` as stored, and product `b` multiplies
-    /// their rows from offset `b` to offset `b + 1` ([`MatmulArgs::offsets`](crate::MatmulArgs::offsets)), which lie in device memory: the
-    /// gradients of experts' weights, `dWₑ = dYₑᵀ·Xₑ`, from rows sorted by expert, in one launch. Parts may be of any length, and of none;
-    /// offsets beyond K, or that fall, name no rows. A must be [stored transposed](Self::a_transposed), and B must not; of codes with scales, which
-    /// lie along K, B must be and A must not, and parts share the scales of the blocks that they begin or end in.
+    /// K-grouped products: product `b` multiplies rows
+    /// `offsets[b] .. offsets[b + 1]` of A and B.
+    ///
+    /// A and B are one matrix each, `[k, m]` and `[k, n]` as stored. Offsets are in device
+    /// memory ([`MatmulArgs::offsets`](crate::MatmulArgs::offsets)). The use is the weight
+    /// gradient of experts, `dWₑ = dYₑᵀ·Xₑ`, with rows sorted by expert, in one launch.
+    /// Groups may have any size, even 0. Offsets beyond K or in descending order select
+    /// no rows. A must be [stored transposed](Self::a_transposed), and B must not.
+    /// For operands with block scales B must be, and A must not; groups share the scales
+    /// of the blocks at their borders.
     ///
     /// ```
     /// use qgemm_api::{Context, DType, Matmul, MatmulArgs};
@@ -251,11 +268,16 @@ impl Matmul {
         self
     }
 
-    /// So many products, each of rows of its own: A, C and D are one matrix of `m` rows, and product `b` multiplies those from offset `b`
-    /// to offset `b + 1` ([`MatmulArgs::offsets`](crate::MatmulArgs::offsets)), which lie in device memory, with matrix `b` of B: rows sorted
-    /// by expert, each with its expert's matrix, in one launch. Groups may be of any length, and of none. Rows of D that no product has stay
-    /// as they are; offsets beyond `m`, or below one that precedes them, name no rows. A must not be [stored
-    /// transposed](Self::a_transposed). On CUDA, A and B are plain numbers of one type, or A is f16 and B f32.
+    /// M-grouped products: product `b` multiplies rows `offsets[b] .. offsets[b + 1]`
+    /// of A with matrix `b` of B.
+    ///
+    /// A, C and D are one matrix of `m` rows each. Offsets are in device memory
+    /// ([`MatmulArgs::offsets`](crate::MatmulArgs::offsets)). The use is rows
+    /// sorted by expert, each with its expert's matrix, in one launch. Groups
+    /// may have any size, even 0. Rows of D outside all groups are not written.
+    /// Offsets beyond `m` or in descending order select no rows. A must not be [stored
+    /// transposed](Self::a_transposed). On CUDA, A and B are plain numbers of one
+    /// type, or A is f16 and B f32.
     ///
     /// ```
     /// use qgemm_api::{Context, DType, Matmul, MatmulArgs};
@@ -274,76 +296,80 @@ impl Matmul {
         self
     }
 
-    /// How far factors in f32 may be rounded before they are multiplied ([`XPrecision::Exact`] when not given). A permission:
-    /// [`XPrecision::Tf32`] lets matrix instructions multiply them, rounded to nearest in eleven bits, on CUDA from Ampere on where rows begin at
-    /// multiples of 16 bytes; [`XPrecision::Bf16x3`] lets them multiply the sum of two bf16 numbers, each product within 2⁻¹⁵ of it, on CUDA
-    /// from Ampere on. Anything else, and every other precision, multiplies them as they are.
+    /// Allowed rounding of f32 operands. [`XPrecision::Exact`] by default.
+    ///
+    /// It is a permission. [`XPrecision::Tf32`] allows TF32 matrix instructions, on CUDA
+    /// since Ampere with 16-byte aligned rows. [`XPrecision::Bf16x3`] allows each operand
+    /// as a sum of two bf16 numbers, with products accurate to 2⁻¹⁵, on CUDA since Ampere.
+    /// All other precisions keep f32.
     pub fn operand_precision(mut self, allowed: XPrecision) -> Self {
         self.operand_precision = allowed;
         self
     }
 
-    /// Elements from one stored row of A to the next: the leading dimension.
+    /// Row stride of A as stored (leading dimension), in elements.
     pub fn a_row_stride(mut self, elements: u64) -> Self {
         self.a.row_stride = Some(elements);
         self
     }
 
-    /// Elements from one stored row of B to the next.
+    /// Row stride of B as stored, in elements.
     pub fn b_row_stride(mut self, elements: u64) -> Self {
         self.b.row_stride = Some(elements);
         self
     }
 
-    /// Elements from one row of D to the next.
+    /// Row stride of D in elements.
     pub fn d_row_stride(mut self, elements: u64) -> Self {
         self.d.row_stride = Some(elements);
         self
     }
 
-    /// Elements from one row of C to the next. No effect without C.
+    /// Row stride of C in elements. No effect without C.
     pub fn c_row_stride(mut self, elements: u64) -> Self {
         self.c = self.c.map(|(beta, c)| (beta, Matrices { row_stride: Some(elements), ..c }));
         self
     }
 
-    /// Elements from one A to the next; 0 where all products have the same.
+    /// Batch stride of A in elements. 0 shares one A.
     pub fn a_batch_stride(mut self, elements: u64) -> Self {
         self.a.batch_stride = Some(elements);
         self
     }
 
-    /// Elements from one B to the next; 0 where all products have the same.
+    /// Batch stride of B in elements. 0 shares one B.
     pub fn b_batch_stride(mut self, elements: u64) -> Self {
         self.b.batch_stride = Some(elements);
         self
     }
 
-    /// Elements from one D to the next. Matrices may lie side by side in long rows, but must not overlap.
+    /// Batch stride of D in elements. Matrices may be interleaved in long
+    /// rows, but must not overlap.
     pub fn d_batch_stride(mut self, elements: u64) -> Self {
         self.d.batch_stride = Some(elements);
         self
     }
 
-    /// Elements from one C to the next; 0 where all products have the same. No effect without C.
+    /// Batch stride of C in elements. 0 shares one C. No effect without C.
     pub fn c_batch_stride(mut self, elements: u64) -> Self {
         self.c = self.c.map(|(beta, c)| (beta, Matrices { batch_stride: Some(elements), ..c }));
         self
     }
 
-    /// What the addresses of A and B are multiples of, in bytes, at every run. 16 when not given: kernels are faster then.
+    /// Alignment of the addresses of A and B in every run, in bytes. 16 by
+    /// default, which is fastest.
     pub fn alignment(mut self, a: usize, b: usize) -> Self {
         (self.a.alignment, self.b.alignment) = (a, b);
         self
     }
 
-    /// The same of D.
+    /// Alignment of the address of D in every run, in bytes.
     pub fn d_alignment(mut self, bytes: usize) -> Self {
         self.d.alignment = bytes;
         self
     }
 
-    /// The same of C. No effect without C.
+    /// Alignment of the address of C in every run, in bytes. No effect without C.
     pub fn c_alignment(mut self, bytes: usize) -> Self {
         self.c = self.c.map(|(beta, c)| (beta, Matrices { alignment: bytes, ..c }));
         self
@@ -355,35 +381,38 @@ impl Matmul {
         self
     }
 
-    /// Adds `beta · C` before the activation. With `beta` 0, C is not read and need not be passed. The last of this and
-    /// [`accumulate`](Self::accumulate) counts.
+    /// Adds `beta · C` before the activation. With `beta = 0`, C is not read and need not
+    /// be passed. The later call of this and [`accumulate`](Self::accumulate) wins.
     pub fn c(mut self, beta: f32, dtype: DType) -> Self {
         self.c = Some((beta, Matrices::new("C", dtype)));
         (self.accumulates, self.slope) = (None, false);
         self
     }
 
-    /// Adds `beta` times what D held before. With `beta` 0, D is not read.
+    /// Adds `beta` times the old D. With `beta = 0`, D is not read.
     pub fn accumulate(mut self, beta: f32) -> Self {
         self.accumulates = Some(beta);
         (self.c, self.slope) = (None, false);
         self
     }
 
-    /// Adds a bias: `n` contiguous values, the same for every row and product.
+    /// Adds a bias of `n` contiguous values to every row of every product.
     pub fn bias(mut self, dtype: DType) -> Self {
         self.bias = Some(dtype);
         self
     }
 
-    /// Applied last.
+    /// Activation function, applied last.
     pub fn activation(mut self, activation: Activation) -> Self {
         (self.activation, self.slope) = (activation, false);
         self
     }
 
-    /// Multiplies the product, and the bias, with the derivative of `activation` at Z, which is given as [`c`](Self::c) is and has
-    /// its type: the gradient by what the activation was applied to. Nothing is added or applied.
+    /// Backward pass of an activation: multiplies the product with the
+    /// derivative of `activation` at Z.
+    ///
+    /// Z is passed like [`c`](Self::c) and has the type `z`. The bias is multiplied as
+    /// well. Nothing is added or applied afterwards.
     ///
     /// ```
     /// use qgemm_api::{Activation, Context, DType, Matmul, MatmulArgs};
@@ -403,7 +432,7 @@ impl Matmul {
         Self { slope: true, activation, ..self.c(1.0, z) }
     }
 
-    /// Validates everything that does not depend on the buffers of a run.
+    /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedMatmul, Error> {
         let &Self { m, n, k, batch, alpha, bias, activation, slope, k_grouped, operand_precision, .. } = self;
         let &Self { a_scaled, b_scaled, rows_grouped, .. } = self;
@@ -428,7 +457,7 @@ impl Matmul {
                 return Err(Error::ScaledPlainFactor { operand: factor.name, dtype });
             }
         }
-        // All parts of K are of one matrix, and all groups of rows.
+        // All K groups are in one matrix, as are all M groups.
         let factors = |grouped: bool| if grouped { 1 } else { batch };
         let (of_a, of_b, of_d) = (factors(k_grouped || rows_grouped), factors(k_grouped), factors(rows_grouped));
         let [a_scale_row, b_scale_row] = match of_blocks {
@@ -436,7 +465,7 @@ impl Matmul {
             false => [0; 2],
         };
         let padded = |factor: &Matrices<FactorFormat>| match of_blocks {
-            // As they are quantized: whole blocks.
+            // Rows of quantized operands have whole blocks.
             true => Matrices { row_stride: factor.row_stride.or(Some(whole_blocks(k))), ..*factor },
             false => *factor,
         };
@@ -469,10 +498,10 @@ impl Matmul {
         })
     }
 
-    /// Whether blocks of both factors have scales.
+    /// Whether both operands have block scales.
     ///
     /// # Errors
-    /// [`Error::BlockScaledProduct`] where those of one have, or the product is not of such a form.
+    /// [`Error::BlockScaledProduct`] when only one has, or the product has another form.
     fn has_block_scales(&self) -> Result<bool, Error> {
         let (a, b) = (&self.a, &self.b);
         let has = [a.dtype.has_scales(), b.dtype.has_scales()];
@@ -492,7 +521,7 @@ impl Matmul {
         Err(Error::BlockScaledProduct { why })
     }
 
-    /// Elements between the `rows` rows of scales of a factor.
+    /// Row stride of an operand's scales, `rows` rows, in elements.
     fn scale_row(&self, factor: usize, rows: usize) -> Result<u64, Error> {
         let operand = ["A's scales", "B's scales"][factor];
         let columns = self.k.div_ceil(FactorFormat::BLOCK);
@@ -501,7 +530,7 @@ impl Matmul {
     }
 }
 
-/// Values of a row of whole blocks.
+/// Values in a row of whole blocks.
 fn whole_blocks(k: usize) -> u64 {
     (k as u64).next_multiple_of(FactorFormat::BLOCK as u64)
 }

@@ -1,4 +1,5 @@
-//! [`Norm`]: which rows are normalized and how, and its validation into a [`CheckedNorm`].
+//! Norm problem: the builder [`Norm`] and its validation
+//! into a [`CheckedNorm`].
 
 use qgemm_formats::{DType, XFormat};
 use qgemm_hal::{AddedResidual, CheckedNorm, CheckedQuantize, Dense, NormFunction, QuantizedD, XPlace, XPlanes};
@@ -7,7 +8,7 @@ use crate::error::Error;
 use crate::operand::{MAX_DIMENSION, Stored, WIDE_ACCESS, check_dimension};
 use crate::quantization::Quantization;
 
-/// Rows to be normalized, described for [`Context::plan_norm`]:
+/// RMSNorm or LayerNorm of rows, for [`Context::plan_norm`]:
 ///
 /// ```text
 /// RMSNorm:   y[r, c] = x[r, c] / sqrt(mean over c of x² + eps)
@@ -15,14 +16,16 @@ use crate::quantization::Quantization;
 /// D[r, c] = gamma[c] · y[r, c] + beta[c]
 /// ```
 ///
-/// All of it in f32, rounded once to D's type. With a [residual](Norm::residual), `x` is the sum of X and the residual as it was
-/// written, rounded to the sum's type: so the result is that of a norm of the sum, and a later pass that has only the sum finds the same.
+/// Arithmetic is f32, rounded once to D's type. With a
+/// [residual](Norm::residual), `x` is the sum of X and the residual, rounded to
+/// the sum's type. The result is thus exactly the norm of the written sum,
+/// which a backward pass can recompute.
 ///
-/// Rows of any magnitude that f32 holds are normalized; squares beyond its range are not computed. A row of zeros with an `eps` of 0
-/// has no norm and becomes NaN. An infinity makes an RMSNorm's other values 0, and a LayerNorm's NaN; what is not finite stays in
-/// its row.
+/// Rows of any f32 magnitude work, without overflow of squares. A row of zeros
+/// with `eps = 0` becomes NaN. An infinity makes the other values of an RMSNorm
+/// 0, and those of a LayerNorm NaN. Non-finite values affect only their row.
 ///
-/// Unless said otherwise D has the type of X, there is no residual, and matrices are row-major without gaps.
+/// Defaults: D has the type of X, no residual, row-major without gaps.
 ///
 /// [`Context::plan_norm`]: crate::Context::plan_norm
 #[derive(Clone, Debug)]
@@ -33,7 +36,7 @@ pub struct Norm {
     function: NormFunction,
     x: Given,
     d: Given,
-    /// What the result is written as, where that is codes and scales.
+    /// Quantization of the result, if any.
     quantization: Option<Quantization>,
     residual: Option<Given>,
     sum: Given,
@@ -41,10 +44,10 @@ pub struct Norm {
     sum_takes_residual: bool,
 }
 
-/// What was said of a matrix.
+/// Stated properties of a matrix.
 #[derive(Clone, Copy, Debug)]
 struct Given {
-    /// That of another matrix where none was said.
+    /// Element type. By default that of another matrix.
     dtype: Option<DType>,
     row_stride: Option<u64>,
     alignment: usize,
@@ -53,14 +56,16 @@ struct Given {
 impl Given {
     const NOTHING: Self = Self { dtype: None, row_stride: None, alignment: WIDE_ACCESS };
 
-    /// Whether nothing was said that contradicts that it lies where `other` does, of type `dtype`.
+    /// Whether no stated property differs from those of `other`, of type `dtype`,
+    /// so that both can share memory.
     fn agrees_with(&self, other: &Self, dtype: DType) -> bool {
         self.dtype.is_none_or(|own| own == dtype) && (self.row_stride.is_none() || self.row_stride == other.row_stride)
     }
 }
 
 impl Norm {
-    /// X of `rows` × `columns` elements of type `x`. There may be none of either: such a plan launches nothing.
+    /// Norm of X with `rows` × `columns` elements of type `x`. With 0 rows or
+    /// columns the plan launches nothing.
     pub fn new(rows: usize, columns: usize, x: DType, function: NormFunction) -> Self {
         Self {
             rows,
@@ -77,28 +82,32 @@ impl Norm {
         }
     }
 
-    /// Elements from one row of X to the next: at least the columns.
+    /// Row stride of X in elements, at least its columns.
     pub fn x_row_stride(mut self, elements: u64) -> Self {
         self.x.row_stride = Some(elements);
         self
     }
 
-    /// What the address of X is a multiple of, in bytes, at every run. 16 when not given, which every buffer that a context
-    /// allocates meets; less costs speed.
+    /// Alignment of the address of X in every run, in bytes. 16 by default, which
+    /// all buffers of a context have; less is slower.
     pub fn x_alignment(mut self, bytes: usize) -> Self {
         self.x.alignment = bytes;
         self
     }
 
-    /// Element type of D (that of X when not given).
+    /// Element type of D. By default that of X.
     pub fn d_dtype(mut self, dtype: DType) -> Self {
         self.d.dtype = Some(dtype);
         self
     }
 
-    /// The format of the result: that of its numbers, or codes and scales of the unrounded f32 rows, without gaps, with sums and factors as
-    /// [`Quantization::new`] makes them. One launch computes the statistics, normalizes and quantizes. The result has planes in place of
-    /// D: [`Context::allocate_normed_x`](crate::Context::allocate_normed_x) makes memory for them.
+    /// Format of the result, plain or quantized from unrounded f32 rows, in
+    /// one launch with the norm.
+    ///
+    /// Quantized results have planes without gaps, with sums
+    /// and factors as in [`Quantization::new`]. They replace D:
+    /// [`Context::allocate_normed_x`](crate::Context::allocate_normed_x) allocates
+    /// them.
     ///
     /// ```
     /// use qgemm_api::{Context, DType, Norm, NormArgs, NormFunction, XFormat};
@@ -126,38 +135,39 @@ impl Norm {
         }
     }
 
-    /// The result is what this quantization writes: format, sums, factors and strides. Of how many rows and columns, and of what, plays no
-    /// part.
+    /// Quantization of the result: format, sums, factors and strides. Its shape and
+    /// source type are ignored.
     pub fn d_quantization(mut self, quantization: &Quantization) -> Self {
         self.quantization = Some(quantization.clone());
         self
     }
 
-    /// D has `columns` columns, at least those of X; what is beyond these is 0.
+    /// Number of columns of D, at least that of X. Extra columns are 0.
     pub fn d_columns(mut self, columns: usize) -> Self {
         self.d_columns = columns;
         self
     }
 
-    /// Elements from one row of D to the next: at least its columns. What lies between rows is left as it is.
+    /// Row stride of D in elements, at least its columns. Gaps are not written.
     pub fn d_row_stride(mut self, elements: u64) -> Self {
         self.d.row_stride = Some(elements);
         self
     }
 
-    /// What the address of D is a multiple of, in bytes; see [`Norm::x_alignment`].
+    /// Alignment of the address of D, in bytes; see [`Norm::x_alignment`].
     pub fn d_alignment(mut self, bytes: usize) -> Self {
         self.d.alignment = bytes;
         self
     }
 
-    /// Adds a residual of this type to X first, and writes the sum, which has that type unless [`Norm::sum_dtype`] says otherwise.
+    /// Adds a residual of this type to X first, and writes the sum. The sum has
+    /// the same type unless [`Norm::sum_dtype`] is set.
     pub fn residual(mut self, dtype: DType) -> Self {
         self.residual = Some(Given { dtype: Some(dtype), ..self.residual.unwrap_or(Given::NOTHING) });
         self
     }
 
-    /// Elements from one row of the residual to the next; after [`Norm::residual`].
+    /// Row stride of the residual in elements. Call after [`Norm::residual`].
     pub fn residual_row_stride(mut self, elements: u64) -> Self {
         if let Some(residual) = &mut self.residual {
             residual.row_stride = Some(elements);
@@ -165,7 +175,8 @@ impl Norm {
         self
     }
 
-    /// What the address of the residual is a multiple of, in bytes; after [`Norm::residual`].
+    /// Alignment of the address of the residual, in bytes. Call
+    /// after [`Norm::residual`].
     pub fn residual_alignment(mut self, bytes: usize) -> Self {
         if let Some(residual) = &mut self.residual {
             residual.alignment = bytes;
@@ -179,37 +190,38 @@ impl Norm {
         self
     }
 
-    /// Elements from one row of the sum to the next: at least the columns. What lies between rows is left as it is.
+    /// Row stride of the sum in elements, at least its
+    /// columns. Gaps are not written.
     pub fn sum_row_stride(mut self, elements: u64) -> Self {
         self.sum.row_stride = Some(elements);
         self
     }
 
-    /// What the address of the sum is a multiple of, in bytes; see [`Norm::x_alignment`].
+    /// Alignment of the address of the sum, in bytes; see [`Norm::x_alignment`].
     pub fn sum_alignment(mut self, bytes: usize) -> Self {
         self.sum.alignment = bytes;
         self
     }
 
-    /// D takes the place of X, with its type, row stride and alignment.
+    /// D overwrites X, with its type, row stride and alignment.
     pub fn d_in_place(mut self) -> Self {
         self.x_place = XPlace::D;
         self
     }
 
-    /// The sum takes the place of the residual, with its type, row stride and alignment.
+    /// The sum overwrites the residual, with its type, row stride and alignment.
     pub fn sum_in_place(mut self) -> Self {
         self.sum_takes_residual = true;
         self
     }
 
-    /// The sum takes the place of X, with its type, row stride and alignment.
+    /// The sum overwrites X, with its type, row stride and alignment.
     pub fn sum_in_place_of_x(mut self) -> Self {
         self.x_place = XPlace::Sum;
         self
     }
 
-    /// What the result is quantized to, validated; `None` of plain numbers.
+    /// Validated quantization of the result. `None` for a plain one.
     pub(crate) fn check_quantization(&self) -> Result<Option<CheckedQuantize>, Error> {
         let Some(quantization) = &self.quantization else { return Ok(None) };
         let format = quantization.format();
@@ -227,7 +239,7 @@ impl Norm {
         quantization.of_shape(self.rows, self.columns).check().map(Some)
     }
 
-    /// Validates everything that does not depend on the buffers of a run.
+    /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedNorm, Error> {
         let &Self { rows, columns, function, x_place, sum_takes_residual, .. } = self;
         let quantized = self.check_quantization()?.map(|made| {
@@ -302,7 +314,7 @@ impl Norm {
     }
 }
 
-/// Validates what becomes of a row.
+/// Validates epsilon and the parameters of a norm function.
 pub(crate) fn check_function(function: &NormFunction) -> Result<(), Error> {
     let got = function.eps;
     if !got.is_finite() {

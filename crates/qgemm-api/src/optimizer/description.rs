@@ -1,12 +1,16 @@
-//! [`Optimizer`]: which parameters move how, and its validation into a [`CheckedOptimizer`].
+//! Optimizer problem: the builder [`Optimizer`] and its validation into
+//! a [`CheckedOptimizer`].
 
 use qgemm_formats::DType;
 use qgemm_hal::{CheckedOptimizer, StepFactors, UpdateRule};
 
 use crate::error::Error;
 
-/// A step of an optimizer, described for [`Context::plan_optimizer`](crate::Context::plan_optimizer): parameters in f32 (master weights),
-/// moments in f32, a gradient of any type, all contiguous.
+/// Optimizer step, for
+/// [`Context::plan_optimizer`](crate::Context::plan_optimizer).
+///
+/// Master weights and moments are f32, gradients of
+/// any type, all contiguous.
 ///
 /// ```text
 /// AdamW:  m = β1·m + (1 − β1)·g      v = β2·v + (1 − β2)·g²
@@ -14,9 +18,11 @@ use crate::error::Error;
 /// SGD:    m = momentum·m + g          w = w − rate·decay·w − rate·m
 /// ```
 ///
-/// Weight decay is decoupled from the gradient. What changes from step to step (its number `t`, the rate, the decay, a factor of the
-/// gradient) lies in device memory, 16 bytes that [`OptimizerPlan::step`](crate::OptimizerPlan::step) makes: a captured CUDA graph reads
-/// them anew at every replay.
+/// Weight decay is decoupled from the gradient. Numbers
+/// that change per step are in device memory: the step `t`,
+/// the rate, the decay, and a factor of the gradient.
+/// [`OptimizerPlan::step`](crate::OptimizerPlan::step) makes these 16
+/// bytes. Each replay of a captured CUDA graph reads them anew.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Optimizer {
     len: usize,
@@ -25,51 +31,51 @@ pub struct Optimizer {
     copy: Option<DType>,
 }
 
-/// What is particular to one step.
+/// Parameters of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct OptimizerStep {
-    /// Its number, from 1: AdamW corrects moments, which begin at 0, by it.
+    /// Step number from 1. AdamW uses it for bias correction of the moments.
     pub number: u64,
-    /// The learning rate.
+    /// Learning rate.
     pub rate: f32,
-    /// What parameters lose, as a share a unit of rate.
+    /// Weight decay, per unit of the learning rate.
     pub weight_decay: f32,
-    /// What the gradient is multiplied with first: the inverse of a loss scale, say.
+    /// Factor of the gradient, e.g. the inverse of a loss scale.
     pub gradient_scale: f32,
 }
 
 impl OptimizerStep {
-    /// The step numbered `number`, from 1, without weight decay, with the gradient as it is.
+    /// Step `number` (from 1), without weight decay and gradient scaling.
     pub const fn new(number: u64, rate: f32) -> Self {
         Self { number, rate, weight_decay: 0.0, gradient_scale: 1.0 }
     }
 
-    /// With this weight decay.
+    /// Sets the weight decay.
     pub const fn weight_decay(self, share: f32) -> Self {
         Self { weight_decay: share, ..self }
     }
 
-    /// With this factor of the gradient.
+    /// Sets the gradient factor.
     pub const fn gradient_scale(self, factor: f32) -> Self {
         Self { gradient_scale: factor, ..self }
     }
 }
 
 impl Optimizer {
-    /// AdamW for `len` parameters, with β1 = 0.9, β2 = 0.999 and eps = 10⁻⁸, of a gradient in f32. There may be no parameters: such a plan
-    /// launches nothing.
+    /// AdamW for `len` parameters with an f32 gradient: β1 = 0.9, β2 = 0.999,
+    /// eps = 10⁻⁸. With 0 parameters the plan launches nothing.
     pub const fn adamw(len: usize) -> Self {
         let rule = UpdateRule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
         Self { len, rule, gradient: DType::F32, copy: None }
     }
 
-    /// SGD for `len` parameters, without momentum, of a gradient in f32.
+    /// SGD without momentum for `len` parameters with an f32 gradient.
     pub const fn sgd(len: usize) -> Self {
         Self { len, rule: UpdateRule::Sgd { momentum: 0.0 }, gradient: DType::F32, copy: None }
     }
 
-    /// Another rule, with its numbers.
+    /// Sets the update rule with its parameters.
     pub fn rule(mut self, rule: UpdateRule) -> Self {
         self.rule = rule;
         self
@@ -81,13 +87,14 @@ impl Optimizer {
         self
     }
 
-    /// Writes the parameters in f16 or bf16, too, rounded to nearest even: what products of the next step read.
+    /// Also writes the parameters in f16 or bf16, rounded to nearest even,
+    /// for products of the next step.
     pub fn copy(mut self, dtype: DType) -> Self {
         self.copy = Some(dtype);
         self
     }
 
-    /// Validates everything that does not depend on the buffers of a run.
+    /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedOptimizer, Error> {
         let &Self { len, rule, gradient, copy } = self;
         let share = "a number from 0 to below 1";
@@ -113,7 +120,7 @@ impl Optimizer {
     }
 }
 
-/// The numbers of `step` as they are stored in device memory, after checks.
+/// Validated numbers of `step`, as stored in device memory.
 pub(super) fn step_factors(rule: &UpdateRule, step: &OptimizerStep) -> Result<[f32; 4], Error> {
     let &OptimizerStep { number, rate, weight_decay, gradient_scale } = step;
     if number == 0 {

@@ -1,4 +1,5 @@
-//! [`Quantization`]: which matrix becomes codes and scales of which format, and its validation into a [`CheckedQuantize`].
+//! Quantization problem: the builder [`Quantization`] and its validation
+//! into a [`CheckedQuantize`].
 
 use qgemm_formats::quantize_x::SUM_SPANS;
 use qgemm_formats::{DType, XFactor, XFormat, XParts};
@@ -7,16 +8,17 @@ use qgemm_hal::CheckedQuantize;
 use crate::error::Error;
 use crate::operand::{MAX_DIMENSION, Stored, WIDE_ACCESS, check_dimension};
 
-/// Bytes of a word, which scales and sums are written by.
+/// Word size of stored scales and sums, in bytes.
 const WORD: usize = 4;
 
-/// Activations to be written in a format of codes and scales, described for [`Context::plan_quantization`].
+/// Quantization of activations, for [`Context::plan_quantization`].
 ///
-/// A result has up to four planes, each row-major: *codes*, *scales*, *token factors* (NVFP4) and *sums* (Q8_1);
-/// [`XParts`] says how long their rows are. Rows lie one behind the other unless strides are given. What is computed is the same to
-/// the bit on every device: [`qgemm_formats::quantize_x`] has the formulas.
+/// A result has up to four row-major planes: *codes*, *scales*, *token factors*
+/// (NVFP4) and *sums* (Q8_1). [`XParts`] has their row lengths. Planes have no
+/// gaps unless strides are set. Results are bit-identical on all devices:
+/// [`qgemm_formats::quantize_x`] has the formulas.
 ///
-/// X is row-major without gaps unless said otherwise.
+/// X is row-major without gaps by default.
 ///
 /// [`Context::plan_quantization`]: crate::Context::plan_quantization
 #[derive(Clone, Debug, PartialEq)]
@@ -36,8 +38,8 @@ pub struct Quantization {
 }
 
 impl Quantization {
-    /// X of `rows` × `columns` elements of type `from` in the format `to`. There may be 0 rows or 0 columns: such a plan launches
-    /// nothing.
+    /// Quantizes X of `rows` × `columns` elements from `from` to `to`. With 0 rows
+    /// or columns the plan launches nothing.
     pub fn new(rows: usize, columns: usize, from: DType, to: XFormat) -> Self {
         Self {
             rows,
@@ -55,71 +57,75 @@ impl Quantization {
         }
     }
 
-    /// X is stored as `[columns, rows]`, the values of one column contiguous.
+    /// Stores X as `[columns, rows]`: the values of one column are contiguous.
     pub fn x_transposed(mut self) -> Self {
         self.x_transposed = true;
         self
     }
 
-    /// Elements from one stored row of X to the next: at least the columns, or at least the rows when X is transposed.
+    /// Row stride of X as stored, in elements. At least its columns, or
+    /// its rows when transposed.
     pub fn x_row_stride(mut self, elements: u64) -> Self {
         self.x_row_stride = Some(elements);
         self
     }
 
-    /// What the address of X is a multiple of, in bytes, at every run. 16 when not given; less costs speed.
+    /// Alignment of the address of X in every run, in bytes. 16 by
+    /// default; less is slower.
     pub fn x_alignment(mut self, bytes: usize) -> Self {
         self.x_alignment = bytes;
         self
     }
 
-    /// The caller gives a factor for all of X at every run, an f32 in device memory, in place of one that is made for each token.
-    /// For NVFP4; E4M3 with a scale for all of X always takes it so.
+    /// Takes one f32 factor for all of X from device memory at every run,
+    /// instead of one per token.
+    ///
+    /// For NVFP4. E4M3 with a tensor scale always does so.
     pub fn given_factor(mut self) -> Self {
         self.given_factor = true;
         self
     }
 
-    /// Writes a sum for every `columns` columns: 32, which is so when not given, or 16. For Q8_1.
+    /// Columns per sum of Q8_1: 32 (default) or 16.
     pub fn sums_of(mut self, columns: usize) -> Self {
         self.sum_span = Some(columns);
         self
     }
 
-    /// Bytes from one row of codes to the next: a multiple of 16.
+    /// Row stride of codes in bytes, a multiple of 16.
     pub fn codes_row_stride(mut self, bytes: u64) -> Self {
         self.codes_row = Some(bytes);
         self
     }
 
-    /// Bytes from one row of scales to the next: a multiple of 4.
+    /// Row stride of scales in bytes, a multiple of 4.
     pub fn scales_row_stride(mut self, bytes: u64) -> Self {
         self.scales_row = Some(bytes);
         self
     }
 
-    /// Bytes from one row of sums to the next: a multiple of 4.
+    /// Row stride of sums in bytes, a multiple of 4.
     pub fn sums_row_stride(mut self, bytes: u64) -> Self {
         self.sums_row = Some(bytes);
         self
     }
 
-    /// The format of the result.
+    /// Result format.
     pub fn format(&self) -> XFormat {
         self.to
     }
 
-    /// The same of so many rows of what lies without gaps.
+    /// Same quantization of `rows` rows without gaps.
     pub(crate) fn of_rows(&self, rows: usize) -> Self {
         self.of_shape(rows, self.columns)
     }
 
-    /// The same of so many rows and columns of what lies without gaps.
+    /// Same quantization of `rows` × `columns` without gaps.
     pub(crate) fn of_shape(&self, rows: usize, columns: usize) -> Self {
         Self { rows, columns, x_row_stride: None, x_transposed: false, ..self.clone() }
     }
 
-    /// Validates everything that does not depend on the buffers of a run.
+    /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedQuantize, Error> {
         let &Self { rows, columns, from, to, .. } = self;
         for (name, got) in [("rows", rows), ("columns", columns)] {
@@ -146,7 +152,7 @@ impl Quantization {
         })
     }
 
-    /// The planes, if what is asked for fits the format.
+    /// Planes, if the options fit the format.
     fn parts(&self) -> Result<XParts, Error> {
         let format = self.to;
         let unfit = |what| Err(Error::NotOfXFormat { what, format });
@@ -168,7 +174,8 @@ impl Quantization {
     }
 }
 
-/// The bytes between rows of `row` bytes, which must be a multiple of `multiple` and may leave gaps.
+/// Row stride of a plane with rows of `row` bytes. It must be a multiple
+/// of `multiple` and may leave gaps.
 pub(super) fn plane_stride(
     operand: &'static str,
     stride: Option<u64>,
@@ -180,8 +187,8 @@ pub(super) fn plane_stride(
     if got < row || !got.is_multiple_of(multiple) {
         return Err(Error::PlaneStride { operand, multiple, least: row, got });
     }
-    // Nothing lies a stride away from the only row, but kernels are chosen by the stride, for one row as for its batch, and what is
-    // computed with it must not overflow.
+    // The stride of a single row is irrelevant to the result. Kernels are still
+    // chosen by it, as for the batch, and arithmetic with it must not overflow.
     let got = if rows > 1 || got <= MAX_DIMENSION as u64 { got } else { row };
     let end = (rows as u64).saturating_sub(1).checked_mul(got).and_then(|last| last.checked_add(row));
     match end.is_some_and(|end| isize::try_from(end).is_ok()) {
@@ -194,7 +201,8 @@ pub(super) fn plane_stride(
 mod tests {
     use super::*;
 
-    /// A batch-invariant plan of one row is that of its batch, which kernels may refuse for its strides.
+    /// A batch-invariant plan of one row equals that of its batch, which kernels
+    /// may refuse for its strides.
     #[test]
     fn one_row_has_the_strides_of_its_batch() {
         let strides = |rows| {

@@ -1,4 +1,4 @@
-//! [`QuantizedX`]: activations in codes and scales, in device memory.
+//! Quantized X in device memory ([`QuantizedX`]).
 
 use std::fmt;
 
@@ -11,37 +11,39 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::operand::{Checks, Extent};
 
-/// Activations in codes and scales: a value of its own, made by a [`QuantizationPlan`](crate::QuantizationPlan) or of the caller's planes, that can be used
-/// as often as is wanted.
+/// Quantized activations in device memory, reusable by many products.
+///
+/// A [`QuantizationPlan`](crate::QuantizationPlan) writes them, or the
+/// caller provides the planes.
 #[derive(Debug)]
 pub struct QuantizedX {
     op: CheckedQuantize,
     planes: QuantizedXParts,
 }
 
-/// The planes of a [`QuantizedX`], rows of each as far apart as its [`Quantization`] says.
+/// Planes of a [`QuantizedX`], with the row strides of its [`Quantization`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct QuantizedXParts {
-    /// Codes: a byte a column, or the half of one.
+    /// Codes: one byte per column, or a nibble.
     pub codes: Buffer,
-    /// What blocks or tokens are scaled by, where the format has scales.
+    /// Scales per block or token, if the format has them.
     pub scales: Option<Buffer>,
-    /// An f32 a token, where tokens have factors.
+    /// Token factors, f32, if the format has them.
     pub token_factors: Option<Buffer>,
-    /// Sums, where the format has some.
+    /// X block sums, if the format has them.
     pub sums: Option<Buffer>,
 }
 
 impl QuantizedXParts {
-    /// Codes alone; the other planes are fields to set.
+    /// Planes with codes only. The others are fields.
     pub fn new(codes: Buffer) -> Self {
         Self { codes, scales: None, token_factors: None, sums: None }
     }
 }
 
 impl QuantizedX {
-    /// Memory for what `op` writes.
+    /// Allocates the planes that `op` writes.
     pub(crate) fn allocate(ctx: &Context, op: &CheckedQuantize) -> Result<Self, Error> {
         let planes = PlaneExtents::of(op);
         let plane = |extent: Extent| Ok::<_, Error>(ctx.allocate(extent.bytes())?.typed(extent.element()));
@@ -55,11 +57,11 @@ impl QuantizedX {
         Ok(Self { op: *op, planes })
     }
 
-    /// The caller's planes, laid out as those that `quantization` would write; what it says of X itself plays no part.
+    /// Wraps the caller's planes, in the layout of `quantization`. Its source X is ignored.
     ///
     /// # Errors
-    /// When the quantization is not valid, or a plane is missing, too short, misaligned, on another device than the codes, or not
-    /// one of the format's.
+    /// When the quantization is invalid, or a plane is missing, too short, misaligned,
+    /// on another device than the codes, or not part of the format.
     pub fn from_parts(quantization: &Quantization, planes: QuantizedXParts) -> Result<Self, Error> {
         let op = quantization.check()?;
         let expected = PlaneExtents::of(&op);
@@ -76,8 +78,11 @@ impl QuantizedX {
         Ok(Self { op, planes })
     }
 
-    /// Rows of ggml's blocks in host memory, one behind the other, each of the blocks that `columns` values fill: codes and scales are
-    /// split into planes here and uploaded, scales (and sums) of f16 becoming f32. Nothing is rounded. Codes behind the last column become 0.
+    /// Uploads rows of ggml blocks from host memory. Each row has the
+    /// blocks of `columns` values.
+    ///
+    /// Codes and scales are split into planes; f16 scales (and sums) become f32, without
+    /// rounding. Codes after the last column are 0.
     ///
     /// ```
     /// use qgemm_api::{ActivationFormat, Context, QuantizedX, XFormat};
@@ -91,7 +96,8 @@ impl QuantizedX {
     /// ```
     ///
     /// # Errors
-    /// [`Error::WrongLength`] when `blocks` are not those of so many rows and columns; when there is no memory.
+    /// [`Error::WrongLength`] when the length of `blocks` does not match rows
+    /// and columns. Out of memory.
     pub fn from_blocks(
         ctx: &Context,
         format: ActivationFormat,
@@ -114,7 +120,8 @@ impl QuantizedX {
         Ok(Self { op, planes: QuantizedXParts { codes, scales, token_factors: None, sums } })
     }
 
-    /// That it is what was planned for: the first `m` rows, or more, of `k` columns, in planes like these.
+    /// Checks that it matches a plan: at least `m` rows of `k`
+    /// columns in planes like these.
     pub(crate) fn check_is(&self, m: usize, k: usize, format: XFormat, planes: &XPlanes) -> Result<(), Error> {
         let rows = |row: u64, expected: u64| m <= 1 || row == expected;
         let own = self.x_planes();
@@ -128,18 +135,18 @@ impl QuantizedX {
         if same { Ok(()) } else { Err(Error::WrongX { expected: format, got: self.to_string() }) }
     }
 
-    /// How its planes lie.
+    /// Strides of its planes.
     pub(crate) fn x_planes(&self) -> XPlanes {
         let CheckedQuantize { parts, codes_row, scales_row, sums_row, .. } = self.op;
         XPlanes { parts, codes_row, scales_row, sums_row }
     }
 
-    /// The planes, to be written.
+    /// Writable planes.
     pub(crate) fn planes_mut(&mut self) -> &mut QuantizedXParts {
         &mut self.planes
     }
 
-    /// The arguments of a run that makes these planes of `x`.
+    /// Arguments of a quantization of `x` into these planes.
     pub fn args<'a>(&'a mut self, x: impl Into<BufferRef<'a>>) -> QuantizationArgs<'a> {
         let QuantizedXParts { codes, scales, token_factors, sums } = &mut self.planes;
         let mut args = QuantizationArgs::new(x, codes);
@@ -149,58 +156,58 @@ impl QuantizedX {
         args
     }
 
-    /// The format.
+    /// X format.
     pub fn format(&self) -> XFormat {
         self.op.format
     }
 
-    /// Its planes.
+    /// Description of its planes.
     pub fn parts(&self) -> &XParts {
         &self.op.parts
     }
 
-    /// Tokens.
+    /// Number of tokens.
     pub fn rows(&self) -> usize {
         self.op.rows
     }
 
-    /// Columns of X; codes have [`XParts::columns`] of them.
+    /// Columns of X. Codes have [`XParts::columns`].
     pub fn columns(&self) -> usize {
         self.op.columns
     }
 
-    /// The device that it is on.
+    /// Device of the planes.
     pub fn device(&self) -> DeviceId {
         BufferRef::from(&self.planes.codes).device()
     }
 
-    /// The codes.
+    /// Codes.
     pub fn codes(&self) -> &Buffer {
         &self.planes.codes
     }
 
-    /// The scales, where the format has some.
+    /// Scales, if the format has them.
     pub fn scales(&self) -> Option<&Buffer> {
         self.planes.scales.as_ref()
     }
 
-    /// The factors of tokens, where they have some.
+    /// Token factors, if the format has them.
     pub fn token_factors(&self) -> Option<&Buffer> {
         self.planes.token_factors.as_ref()
     }
 
-    /// The sums, where the format has some.
+    /// Sums, if the format has them.
     pub fn sums(&self) -> Option<&Buffer> {
         self.planes.sums.as_ref()
     }
 
-    /// Bytes from one row to the next, of codes, scales and sums.
+    /// Row strides of codes, scales and sums, in bytes.
     pub fn row_strides(&self) -> [u64; 3] {
         [self.op.codes_row, self.op.scales_row, self.op.sums_row]
     }
 }
 
-/// What it is, in words: `64 x 4096 in q8_1, sums of 32`.
+/// Summary: `64 x 4096 in q8_1, sums of 32`.
 impl fmt::Display for QuantizedX {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let CheckedQuantize { rows, columns, format, parts, codes_row, scales_row, sums_row, .. } = &self.op;

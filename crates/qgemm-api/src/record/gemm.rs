@@ -1,4 +1,4 @@
-//! Records of products.
+//! Plan records of GEMM.
 
 use qgemm_hal::{CheckedGemm, DeviceInfo, GemmFamilies, LaunchPlan, LaunchSequence, Operation, XPrologue};
 use qgemm_sched::gemm::{Considered, Explanation, explain};
@@ -11,7 +11,7 @@ use super::parts::{
 };
 use crate::error::Error;
 
-/// A product and all that its choice depends on.
+/// GEMM problem with everything that affects its plan.
 pub(crate) struct GemmSubject<'a> {
     pub op: &'a CheckedGemm,
     pub info: &'a DeviceInfo,
@@ -21,16 +21,16 @@ pub(crate) struct GemmSubject<'a> {
 }
 
 impl GemmSubject<'_> {
-    /// What the scheduler would choose, and why.
+    /// Record of the scheduler's choice and its reasons.
     ///
     /// # Errors
-    /// When the family asked for does not exist.
+    /// When the requested family does not exist.
     pub fn explain(&self) -> Result<PlanRecord, Error> {
         let Some(explanation) = self.explanation()? else { return Ok(self.nothing()) };
         Ok(self.record(&explanation, explanation.chosen, None))
     }
 
-    /// What a plan of `launch` is, whether or not the scheduler would choose it.
+    /// Record of a plan with `launch`, whether or not the scheduler would choose it.
     ///
     /// # Errors
     /// As [`GemmSubject::explain`].
@@ -47,7 +47,7 @@ impl GemmSubject<'_> {
         Ok(Some(explain(self.op, self.info, self.families, self.preferences, self.tuned)?))
     }
 
-    /// The record of a problem without tokens.
+    /// Record of a problem without tokens.
     fn nothing(&self) -> PlanRecord {
         let empty = Explanation { considered: Vec::new(), refusals: Vec::new(), chosen: None };
         PlanRecord { why: "there are no tokens: nothing is launched".into(), ..self.record(&empty, None, None) }
@@ -92,16 +92,16 @@ impl GemmSubject<'_> {
     }
 }
 
-/// A product in words.
+/// Problem in words.
 pub(super) fn describe(op: &CheckedGemm) -> String {
     let CheckedGemm { m, out_features, k, format, x, d, class, .. } = op;
     let gated = if op.gated { "gated pair of " } else { "" };
     let (x, d, precision) = (x.format, d.dtype, op.x_precision.name());
-    let norm = op.norm.map_or(String::new(), |norm| format!(" behind a norm ({})", norm.function.kind));
+    let norm = op.norm.map_or(String::new(), |norm| format!(" after a norm ({})", norm.function.kind));
     format!("{m} x {out_features} x {k}, {gated}{format} ({class:?}), X {x}{norm} (precision {precision}), D {d}")
 }
 
-/// Why this one of all.
+/// Reason for the chosen candidate.
 fn why(all: &Explanation<'_>, taken: Option<usize>) -> String {
     let Some(place) = taken else { return "no family serves it".into() };
     let this = &all.considered[place];
@@ -113,15 +113,16 @@ fn why(all: &Explanation<'_>, taken: Option<usize>) -> String {
         return format!("measured: {:.2} us, which overrules the cost model; bound by {bound}", measured * 1e6);
     }
     let next = all.considered.iter().enumerate().find(|(other, _)| *other != place);
-    let Some((other, next)) = next else { return format!("the only way there is; bound by {bound}") };
+    let Some((other, next)) = next else { return format!("the only candidate; bound by {bound}") };
     let difference = (next.cost.seconds / this.cost.seconds - 1.0) * 100.0;
     match other < place {
-        // The scheduler gives up a little time for exact weights, and batch-invariant plans are ranked for another M.
+        // The scheduler accepts a slightly slower plan for exact weights, and ranks
+        // batch-invariant plans for another M.
         true => format!(
             "within {:.1} % of the fastest expected, which rounds weights or is not the same for every batch; bound by {bound}",
             -difference
         ),
-        false => format!("the least expected time, {difference:.1} % before the next; bound by {bound}"),
+        false => format!("the lowest estimate, {difference:.1} % below the next; bound by {bound}"),
     }
 }
 
@@ -144,12 +145,12 @@ fn prologue(plan: &LaunchPlan) -> Option<PrologueRecord> {
     }
 }
 
-/// Bytes of the workspace of a product, normalized rows of X among them.
+/// Workspace of a product in bytes, including normalized rows of X.
 fn workspace_end(op: &CheckedGemm, plan: &LaunchPlan) -> usize {
     op.normed_regions_of(plan).map_or(plan.workspace.bytes, |regions| regions.all().end)
 }
 
-/// What lies where in the workspace of a product.
+/// Workspace regions of a product.
 fn workspace(op: &CheckedGemm, plan: &LaunchPlan) -> Vec<WorkspaceRegion> {
     let layout = &plan.workspace;
     let mut regions = Vec::new();

@@ -1,4 +1,5 @@
-//! [`PlanRecord`]: what a plan is and why, as data. It is made on request, so planning does not pay for it.
+//! Plan record ([`PlanRecord`]): a plan and its reasons, as data. Made on request,
+//! so planning does not pay for it.
 
 mod gemm;
 mod others;
@@ -16,9 +17,12 @@ pub(crate) use gemm::GemmSubject;
 pub(crate) use others::{Recorded, record};
 pub(crate) use parts::cut_text;
 
-/// What will run for one operation, what else there was, and why it was not taken: of a plan ([`Plan::record`](crate::Plan::record)),
-/// or of a problem on a device that has none yet ([`Context::explain`](crate::Context::explain)). Its text is a page for people;
-/// serialised, it is the same as data. Times are in seconds.
+/// Record of a plan: chosen kernel, other candidates, and
+/// reasons. Times are in seconds.
+///
+/// It describes a plan ([`Plan::record`](crate::Plan::record)), or a problem without
+/// one ([`Context::explain`](crate::Context::explain)). Its text is a page for
+/// people; serialised, it is data.
 ///
 /// ```
 /// use qgemm_api::{Context, DType};
@@ -35,46 +39,46 @@ pub(crate) use parts::cut_text;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PlanRecord {
-    /// The operation: `gemm`.
+    /// Operation: `gemm`.
     pub operation: String,
-    /// What it computes, in words: sizes, formats, types.
+    /// Problem in words: sizes, formats, types.
     pub problem: String,
-    /// The device.
+    /// Device.
     pub device: DeviceRecord,
-    /// Sizes of the product; absent of operations that multiply nothing.
+    /// M, N and K. Absent for operations without multiplications.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub shape: Option<Sizes>,
-    /// Identity of the chosen kernel; absent where nothing is launched, or nobody serves the operation.
+    /// Kernel id. Absent when nothing is launched or no family serves the operation.
     pub kernel_id: Option<String>,
-    /// Hash of the chosen kernel's sources, in hexadecimal digits.
+    /// Hash of the kernel's sources, in hexadecimal.
     pub source_hash: Option<String>,
-    /// Why that one.
+    /// Reason for the choice.
     pub why: String,
-    /// Its tile.
+    /// Tile.
     pub tile: Option<Tile>,
-    /// How the work is shared.
+    /// Work partition.
     pub dispatch: Option<Dispatch>,
-    /// How partial sums come together.
+    /// Reduction of partial sums.
     pub reduction: Option<Reduction>,
-    /// The launch that makes the kernel's X.
+    /// X prologue: the launch that makes the kernel's X.
     pub prologue: Option<PrologueRecord>,
-    /// Bytes of workspace.
+    /// Workspace in bytes.
     pub workspace_bytes: usize,
-    /// What lies where in it, in the order of their offsets.
+    /// Workspace regions by offset.
     pub workspace: Vec<WorkspaceRegion>,
-    /// What must be moved and multiplied, against what the device can.
+    /// Roofline: minimum bytes and operations against the device's peaks.
     pub roof: Roof,
-    /// Every way to run it, the fastest by the cost model first.
+    /// All candidates, fastest by the cost model first.
     pub candidates: Vec<CandidateRecord>,
-    /// Families that do not serve it.
+    /// Families that do not serve the operation.
     pub refused: Vec<RefusalRecord>,
-    /// The launches of a run, where kernels have been made ready.
+    /// Launches of a run, if kernels are ready.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub launches: Vec<LaunchRecord>,
 }
 
 impl PlanRecord {
-    /// The candidate that the plan is of.
+    /// Candidate of the plan.
     pub fn chosen(&self) -> Option<&CandidateRecord> {
         self.candidates.iter().find(|candidate| candidate.chosen)
     }

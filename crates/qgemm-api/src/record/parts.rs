@@ -1,29 +1,29 @@
-//! What a [`PlanRecord`](super::PlanRecord) is made of.
+//! Parts of a [`PlanRecord`](super::PlanRecord).
 
 use qgemm_hal::{DeviceInfo, Geometry, LaunchPlan, LaunchSequence, Schedule, TileConfig};
 use qgemm_sched::{Bound, Cost, Refusal};
 use serde::{Deserialize, Serialize};
 
-/// The device that something was planned for.
+/// Device of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DeviceRecord {
-    /// `cuda:0`, `emu:sm120`.
+    /// Device id: `cuda:0`, `emu:sm120`.
     pub id: String,
-    /// The vendor's name of it.
+    /// Vendor's device name.
     pub name: String,
-    /// The chip: `sm_90`, `vulkan`, the SIMD level of a processor.
+    /// Architecture: `sm_90`, `vulkan`, or the SIMD level of a CPU.
     pub arch: String,
-    /// The kernel variant used on it, where the backend has several.
+    /// Kernel variant, if the backend has several.
     pub variant: Option<String>,
-    /// Version of the driver, or of what compiles kernels; empty where there is none.
+    /// Version of the driver or kernel compiler. Empty without one.
     pub driver: String,
     /// Multiprocessors, compute units or cores.
     pub units: u32,
 }
 
 impl DeviceRecord {
-    /// Of a device.
+    /// Record of a device.
     pub(crate) fn of(info: &DeviceInfo) -> Self {
         Self {
             id: info.id.to_string(),
@@ -36,7 +36,7 @@ impl DeviceRecord {
     }
 }
 
-/// Sizes of a product.
+/// M, N and K of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sizes {
     /// Tokens.
@@ -47,32 +47,32 @@ pub struct Sizes {
     pub k: usize,
 }
 
-/// The tile of a kernel, and the resources of a CTA.
+/// Tile of a kernel, and resources of a CTA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Tile {
-    /// Stored rows of W.
+    /// Stored rows of W per tile.
     pub n: u32,
-    /// Tokens.
+    /// Tokens per tile.
     pub m: u32,
-    /// Values along K of a k-tile.
+    /// K of a k-tile.
     pub k: u32,
-    /// Threads of a CTA.
+    /// Threads per CTA.
     pub threads: u32,
-    /// CTAs that a unit runs at once.
+    /// Resident CTAs per multiprocessor (occupancy).
     pub ctas_per_unit: u32,
     /// Warps along N.
     pub warps_n: u32,
-    /// Groups of warps that share K.
+    /// Warp groups that split K.
     pub k_groups: u32,
-    /// Stages of the copy pipeline.
+    /// Pipeline stages.
     pub stages: u32,
-    /// Dynamic shared memory of a CTA in bytes.
+    /// Dynamic shared memory per CTA in bytes.
     pub shared_bytes: u32,
 }
 
 impl Tile {
-    /// Of a configuration.
+    /// Record of a config.
     pub(super) fn of(config: &TileConfig) -> Self {
         Self {
             n: config.tile_n,
@@ -88,68 +88,68 @@ impl Tile {
     }
 }
 
-/// What CTAs share the work along.
+/// Axis along which CTAs partition the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum SplitAxis {
     /// Tokens.
     M,
-    /// Output features, and tokens where there are more than a tile has.
+    /// Output features, and tokens beyond one tile.
     N,
-    /// Output features, and K in equal parts.
+    /// Output features and split-K.
     K,
-    /// Heads of attention.
+    /// Attention heads.
     Head,
-    /// Ranges of one length: of k-tiles over several tiles, or of elements.
+    /// Equal ranges: of k-tiles across tiles, or of elements.
     Range,
 }
 
-/// How CTAs come to their tiles.
+/// Assignment of tiles to CTAs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum DispatchSchedule {
-    /// A CTA for each tile, or for each part of one.
+    /// One CTA per tile or split.
     Static,
-    /// As many CTAs as run at once; tiles are cut into ranges, one a CTA.
+    /// Stream-K: a persistent grid with one range of k-tiles per CTA.
     StreamK,
-    /// As many CTAs as run at once, each with whole tiles in turn.
+    /// Persistent grid with whole tiles.
     Persistent,
 }
 
-/// How the work is shared.
+/// Work partition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Dispatch {
-    /// What it is cut along.
+    /// Partitioned axis.
     pub split_axis: SplitAxis,
-    /// Tiles along M, N and K, of operations whose tiles are known before their kernels are.
+    /// Tiles along M, N and K, if they do not depend on the kernel.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub tiles: Option<Sizes>,
-    /// Threads of a CTA.
+    /// Threads per CTA.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub threads: Option<u32>,
-    /// CTAs.
+    /// Number of CTAs.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ctas: Option<u64>,
-    /// How they come to their tiles.
+    /// Assignment of tiles to CTAs.
     pub schedule: DispatchSchedule,
-    /// The grid, x fastest.
+    /// Grid, x fastest.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub grid: Option<[u32; 3]>,
-    /// CTAs that share a tile's K, or the keys of attention, at most.
+    /// Maximum CTAs per tile (split-K) or per query (split-KV).
     pub parts: u32,
-    /// Of stream-K: tiles that are cut.
+    /// Stream-K: number of split tiles.
     pub cut_tiles: u32,
-    /// Of stream-K: CTAs that take a range of them each.
+    /// Stream-K: number of CTAs with a range of split tiles.
     pub cut_ctas: u32,
-    /// Of stream-K and persistent grids: tiles along N that are worked through together.
+    /// Swizzle group: tiles along N in raster order, for stream-K and persistent grids.
     pub swizzle_group: u32,
 }
 
 impl Dispatch {
-    /// A CTA or a thread for each piece along `split_axis`, and for each of `parts` of it.
+    /// One CTA or thread per item along `split_axis`, times `parts`.
     pub(super) fn along(split_axis: SplitAxis, parts: u32) -> Self {
         Self {
             split_axis,
@@ -165,7 +165,7 @@ impl Dispatch {
         }
     }
 
-    /// Of a launch.
+    /// Work partition of a launch.
     pub(crate) fn of(plan: &LaunchPlan) -> Self {
         let cut = plan.stream_k.unwrap_or_default();
         let (schedule, split_axis) = match (plan.config.schedule, cut.cut_tiles) {
@@ -196,8 +196,10 @@ impl Dispatch {
     }
 }
 
-/// Along what threads of a processor share a launch: along K where there are fewer tiles than threads and K is in parts, by tokens where
-/// these make enough tiles and features do not.
+/// Axis by which CPU threads share a launch.
+///
+/// K when it is split and there are fewer tiles than threads. M when tokens make enough
+/// tiles and features do not.
 fn threads_axis(plan: &LaunchPlan) -> SplitAxis {
     let (threads, tiles) = (plan.config.threads, u64::from(plan.m_tiles) * u64::from(plan.n_tiles));
     match () {
@@ -207,58 +209,58 @@ fn threads_axis(plan: &LaunchPlan) -> SplitAxis {
     }
 }
 
-/// What partial sums become.
+/// Reduction of partial sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ReductionType {
-    /// There are none: one warp or thread has all of K.
+    /// No partial sums: one warp or thread has all of K.
     None,
-    /// They are added up, in f32.
+    /// Sum in f32.
     Sum,
 }
 
-/// The order in which partial sums are added up, which is the same in every run.
+/// Order of the reduction, identical in every run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum ReductionOrder {
-    /// Warps of a CTA, in a tree of fixed form.
+    /// Fixed tree over the warps of a CTA.
     #[serde(rename = "fixed_tree")]
     FixedTree,
-    /// The last CTA to arrive adds all of them in the order of their ranges.
+    /// The last CTA to arrive adds all partial sums in range order.
     LastArriverInOrder,
-    /// All of them are added in their order, once they are there.
+    /// All partial sums are added in order once complete.
     InOrder,
 }
 
-/// How partial sums of a tile come together.
+/// Reduction of a tile's partial sums.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Reduction {
-    /// What they become.
+    /// Kind of reduction.
     #[serde(rename = "type")]
     pub kind: ReductionType,
-    /// Where they wait in the workspace, where they do.
+    /// Workspace region of the partial sums, if any.
     pub partial_buffer: Option<WorkspaceRegion>,
-    /// In which order they are added, where there are any.
+    /// Order of additions, if any.
     pub order: Option<ReductionOrder>,
 }
 
 impl Reduction {
-    /// A sum of parts, which lie in the first region of a workspace.
+    /// Sum of partial sums in the first workspace region.
     pub(super) fn of_parts(workspace: Vec<WorkspaceRegion>, order: ReductionOrder) -> Self {
         Self { kind: ReductionType::Sum, partial_buffer: workspace.into_iter().next(), order: Some(order) }
     }
 
-    /// Of a launch.
+    /// Reduction of a launch.
     pub(crate) fn of(plan: &LaunchPlan) -> Self {
         let workspace = &plan.workspace;
         let partials = WorkspaceRegion::new("partials", workspace.partials, workspace.partial_bytes);
         let (kind, order) = match (plan.shared_tiles(), plan.config.k_groups) {
             (0, 0 | 1) => (ReductionType::None, None),
             (0, _) => (ReductionType::Sum, Some(ReductionOrder::FixedTree)),
-            // CUDA's kernels are of a variant.
+            // CUDA kernels have a variant.
             _ if plan.config.variant.is_none() => (ReductionType::Sum, Some(ReductionOrder::InOrder)),
             _ => (ReductionType::Sum, Some(ReductionOrder::LastArriverInOrder)),
         };
@@ -266,59 +268,62 @@ impl Reduction {
     }
 }
 
-/// The launch before the kernel.
+/// X prologue launch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PrologueRecord {
-    /// What it does: `convert_x`.
+    /// Operation: `convert_x`.
     pub name: String,
-    /// The format that it makes of X.
+    /// Resulting format of X.
     pub x_format: String,
-    /// Whether each token is multiplied by a power of two.
+    /// Whether each token has a power-of-two factor.
     pub row_factors: bool,
 }
 
-/// Bytes of a workspace.
+/// Region of a workspace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct WorkspaceRegion {
-    /// What is kept there.
+    /// Contents.
     pub name: String,
     /// First byte.
     pub offset: usize,
-    /// Their number.
+    /// Number of bytes.
     pub bytes: usize,
 }
 
 impl WorkspaceRegion {
-    /// Bytes of this name.
+    /// Region with this name.
     pub(crate) fn new(name: &str, offset: usize, bytes: usize) -> Self {
         Self { name: name.to_owned(), offset, bytes }
     }
 }
 
-/// What an operation must move and multiply at least, against what the device can. Times are in seconds.
+/// Roofline: minimum bytes and operations against the device's
+/// peaks. Times are in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Roof {
     /// Bytes, each operand once.
     pub bytes: f64,
-    /// Additions and multiplications, padding aside.
+    /// Additions and multiplications, without padding.
     pub operations: f64,
-    /// Bytes a second of the device.
+    /// Device bandwidth in bytes per second.
     pub bandwidth: f64,
-    /// Additions and multiplications a second of the chosen kernel's arithmetic.
+    /// Peak rate of the chosen kernel's arithmetic, in additions and
+    /// multiplications per second.
     pub operation_rate: Option<f64>,
-    /// Time of the bytes.
+    /// Memory time.
     pub memory_seconds: f64,
-    /// Time of the arithmetic.
+    /// Arithmetic time.
     pub math_seconds: Option<f64>,
-    /// The longer of the two, over what the plan is expected to take.
+    /// Longer of both times, as a share of the expected time.
     pub share: Option<f64>,
 }
 
 impl Roof {
-    /// Of `bytes` and multiply-adds on a device that does `rate` of these a second, in a plan that should take `expected` seconds.
+    /// Roofline of `bytes` and multiply-adds, on a device with `rate` of these per second,
+    /// for a plan that takes `expected` seconds.
     pub(super) fn new(info: &DeviceInfo, bytes: f64, macs: f64, rate: Option<f64>, expected: Option<f64>) -> Self {
         let memory_seconds = bytes / info.bandwidth;
         let math_seconds = rate.map(|rate| macs / rate);
@@ -335,38 +340,38 @@ impl Roof {
     }
 }
 
-/// A candidate of an operation.
+/// Candidate of an operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CandidateRecord {
-    /// The kernel's identity.
+    /// Kernel id.
     pub kernel_id: String,
-    /// The family.
+    /// Family name.
     pub family: String,
-    /// How K is cut, in words.
+    /// Split of K, in words.
     pub cut: String,
-    /// Seconds that the cost model expects.
+    /// Estimated seconds by the cost model.
     pub seconds: f64,
-    /// The same by what takes the time. Arithmetic and memory overlap.
+    /// Estimate by cost component. Arithmetic and memory overlap.
     pub cost: Cost,
-    /// What takes longest.
+    /// Bottleneck.
     pub bound: Bound,
-    /// Seconds that were measured, where the tuned table knows them.
+    /// Measured seconds, if in the tuned table.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub measured_seconds: Option<f64>,
-    /// Bytes of workspace.
+    /// Workspace in bytes.
     pub workspace_bytes: usize,
-    /// Whether the plan is of this one.
+    /// Whether the plan uses this candidate.
     pub chosen: bool,
 }
 
-/// A family that does not serve an operation.
+/// Refusal of a family.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RefusalRecord {
-    /// The family.
+    /// Family name.
     pub family: String,
-    /// Its reason.
+    /// Reason.
     pub why: String,
 }
 
@@ -376,22 +381,22 @@ impl From<&Refusal> for RefusalRecord {
     }
 }
 
-/// One launch of a run.
+/// Launch of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct LaunchRecord {
-    /// The kernel.
+    /// Kernel id.
     pub kernel_id: String,
-    /// The grid, x fastest.
+    /// Grid, x fastest.
     pub grid: [u32; 3],
-    /// Threads of a CTA.
+    /// Threads per CTA.
     pub threads: u32,
-    /// Dynamic shared memory of a CTA in bytes.
+    /// Dynamic shared memory per CTA in bytes.
     pub shared_bytes: u32,
 }
 
 impl LaunchRecord {
-    /// Every launch of a sequence.
+    /// All launches of a sequence.
     pub(super) fn all(sequence: &LaunchSequence) -> Vec<Self> {
         let launch = |step: &qgemm_hal::LaunchStep| {
             let Geometry { grid, threads, shared_bytes } = step.geometry();
@@ -401,7 +406,7 @@ impl LaunchRecord {
     }
 }
 
-/// How K is cut, in words.
+/// Split of K, in words.
 pub(crate) fn cut_text(plan: &LaunchPlan) -> String {
     match &plan.stream_k {
         Some(cut) if cut.cut_tiles > 0 => {

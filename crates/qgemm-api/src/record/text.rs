@@ -1,10 +1,10 @@
-//! A record as a page for people.
+//! Plan record as text.
 
 use std::fmt;
 
 use super::PlanRecord;
 
-/// Candidates that a page shows; the record has all.
+/// Maximum candidates in the text. The record has all.
 const SHOWN: usize = 12;
 
 impl fmt::Display for PlanRecord {

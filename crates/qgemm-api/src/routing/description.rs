@@ -1,4 +1,5 @@
-//! [`Routing`]: which experts tokens may go to and how they are chosen, and its validation into a [`CheckedRouting`].
+//! Routing problem: the builder [`Routing`] and its validation
+//! into a [`CheckedRouting`].
 
 use qgemm_formats::DType;
 use qgemm_hal::op::routing::{MOST_EXPERTS, MOST_TOKENS, MOST_TOP_K};
@@ -7,12 +8,14 @@ use qgemm_hal::{CheckedRouting, ExpertGroups, RoutingSource, Scoring};
 use crate::error::Error;
 use crate::operand::{Stored, WIDE_ACCESS};
 
-/// The experts of each token, chosen from logits or given, described for [`Context::plan_routing`].
+/// Router top-k and expert lists, from logits or given ids; for
+/// [`Context::plan_routing`].
 ///
-/// A token gets the experts of its `top_k` largest logits, in that order; of equal ones the lower id, and never one that is NaN.
-/// Their weights are their scores: softmax over the token's logits that are numbers, unless said otherwise, computed in f32. With a
-/// bias or groups, scores plus bias are compared in place of the logits. A token whose logits leave fewer experts has id −1 and weight
-/// 0 in the slots that are left, and the status says so.
+/// A token gets the experts of its `top_k` largest logits, in descending order.
+/// Ties take the lower id; NaN is never selected. Weights are the scores: by
+/// default the softmax over the token's non-NaN logits, in f32. With a bias or
+/// groups, the top-k compares scores plus bias instead of logits. Slots without
+/// an expert have id −1 and weight 0, and the status reports them.
 ///
 /// [`Context::plan_routing`]: crate::Context::plan_routing
 #[derive(Clone, Debug)]
@@ -20,7 +23,7 @@ pub struct Routing {
     tokens: usize,
     experts: usize,
     top_k: usize,
-    /// `None` where ids are given.
+    /// Type of the logits. `None` when ids are given.
     logits: Option<DType>,
     row_stride: Option<u64>,
     alignment: usize,
@@ -34,8 +37,9 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// Chooses `top_k` of `experts` experts for each token from logits of type `dtype`, `[tokens, experts]`. There may be 0 tokens: a run
-    /// of such a plan writes lists without slots, and a status without a fault.
+    /// Selects `top_k` of `experts` experts per token from logits
+    /// `[tokens, experts]` of type `dtype`. With 0 tokens a run writes empty
+    /// lists and a clean status.
     pub fn from_logits(tokens: usize, experts: usize, top_k: usize, dtype: DType) -> Self {
         Self {
             tokens,
@@ -54,79 +58,88 @@ impl Routing {
         }
     }
 
-    /// Takes the caller's ids, i32 `[tokens, top_k]`, and makes lists of them. Ids that are no expert's are in none, and the status
-    /// says so.
+    /// Takes ids, i32 `[tokens, top_k]`, and makes lists of them. Invalid ids are
+    /// in no list, and the status reports them.
     pub fn from_ids(tokens: usize, experts: usize, top_k: usize) -> Self {
         Self { logits: None, lists: true, ..Self::from_logits(tokens, experts, top_k, DType::F32) }
     }
 
-    /// Elements from one row of the logits to the next: at least the experts.
+    /// Row stride of the logits in elements, at least the experts.
     pub fn row_stride(mut self, elements: u64) -> Self {
         self.row_stride = Some(elements);
         self
     }
 
-    /// What the address of the logits is a multiple of, in bytes, at every run. 16 when not given.
+    /// Alignment of the address of the logits in every run,
+    /// in bytes. 16 by default.
     pub fn alignment(mut self, bytes: usize) -> Self {
         self.alignment = bytes;
         self
     }
 
-    /// What a logit becomes: softmax when not given.
+    /// Scoring function of a logit. Softmax by default.
     pub fn scoring(mut self, scoring: Scoring) -> Self {
         self.scoring = scoring;
         self
     }
 
-    /// Divides the weights of a token by their sum.
+    /// Renormalizes the weights of a token to a sum of 1.
     pub fn renormalized(mut self) -> Self {
         self.renormalize = true;
         self
     }
 
-    /// Multiplies every weight, after it was divided: the routed scaling factor.
+    /// Routed scaling factor: multiplies every weight, after renormalization.
     pub fn scale(mut self, factor: f32) -> Self {
         self.scale = factor;
         self
     }
 
-    /// Adds a bias, an f32 an expert, to scores where they are compared; weights are without it.
+    /// Score-correction bias, f32 per expert. It affects the
+    /// selection, not the weights.
     pub fn biased(mut self) -> Self {
         self.bias = true;
         self
     }
 
-    /// Cuts the experts into `groups` groups of neighbours, of which a token uses the best `chosen`: those whose two best scores, with
-    /// bias, have the largest sums (a group of one has one), of equal ones the lower. What DeepSeek-V3 does.
+    /// Group-limited top-k of DeepSeek-V3: `groups` groups of consecutive experts,
+    /// of which a token uses the best `chosen`.
+    ///
+    /// A group's score is the sum of its two best scores with bias (or of its only
+    /// one). Ties take the lower group.
     pub fn groups(mut self, groups: usize, chosen: usize) -> Self {
         self.groups = Some(ExpertGroups { groups, chosen });
         self
     }
 
-    /// Also writes which slots each expert has: see [`RoutingLists`](crate::RoutingLists).
+    /// Also writes the slots of each expert: see
+    /// [`RoutingLists`](crate::RoutingLists).
     pub fn lists(mut self) -> Self {
         self.lists = true;
         self
     }
 
-    /// Gives every token one more expert, whose id is the number of the others, in one more slot, its last, with weight 1: an expert that
-    /// is not chosen, and has no logit. Lists have it like the others. Only of logits.
+    /// Adds a shared expert: every token uses it in an extra
+    /// last slot with weight 1.
+    ///
+    /// Its id is the number of the other experts, and it has no logit.
+    /// Lists include it. Only with logits.
     pub fn shared(mut self) -> Self {
         self.shared = true;
         self
     }
 
-    /// The last of the experts is the one that every token has.
+    /// Makes the last expert the shared one.
     pub(crate) fn sharing_last(self) -> Self {
         Self { experts: self.experts.saturating_sub(1), shared: true, ..self }
     }
 
-    /// The same of another number of tokens.
+    /// Same routing of another number of tokens.
     pub(crate) fn of_tokens(self, tokens: usize) -> Self {
         Self { tokens, ..self }
     }
 
-    /// Validates everything that does not depend on the buffers of a run.
+    /// Validates everything that is independent of a run's buffers.
     pub(crate) fn check(&self) -> Result<CheckedRouting, Error> {
         let &Self { tokens, experts, top_k, scoring, renormalize, scale, bias, groups, lists, shared, .. } = self;
         let more = usize::from(shared);

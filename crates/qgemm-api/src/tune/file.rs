@@ -1,4 +1,4 @@
-//! Files of measurements, which several processes may add to at once.
+//! Tuned-table files, which several processes may update concurrently.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -12,8 +12,8 @@ use qgemm_sched::TunedTable;
 use crate::error::Error;
 use crate::model::read_text;
 
-/// Where tables of measurements are kept: the file that `QGEMM_TUNED` names, else `qgemm/tuned.json` in the user's cache folder; `None`
-/// where there is no such folder.
+/// Path of the tuned table: `QGEMM_TUNED`, else `qgemm/tuned.json` in the user's cache
+/// folder. `None` without such a folder.
 pub fn tuned_table_path() -> Option<PathBuf> {
     if let Some(path) = env::var_os("QGEMM_TUNED").filter(|path| !path.is_empty()) {
         return Some(path.into());
@@ -22,12 +22,13 @@ pub fn tuned_table_path() -> Option<PathBuf> {
     Some(etcetera::BaseStrategy::cache_dir(&folder).join("qgemm").join("tuned.json"))
 }
 
-/// The table in a file; `None` where there is no such file.
+/// Reads a tuned table. `None` when the file does not exist.
 ///
 /// # Errors
-/// [`Error::Io`] when the file cannot be read, [`Error::Tuned`] when it holds something else.
+/// [`Error::Io`] when the file cannot be read, [`Error::Tuned`] when
+/// its contents are invalid.
 pub fn read_tuned(path: impl AsRef<Path>) -> Result<Option<TunedTable>, Error> {
-    /// Bytes of a table, at most: an entry has some hundred.
+    /// Maximum size of a table in bytes. An entry has a few hundred.
     const MOST: u64 = 256 << 20;
     match read_text(path.as_ref(), MOST) {
         Ok(text) => Ok(Some(TunedTable::from_json(&text)?)),
@@ -36,10 +37,11 @@ pub fn read_tuned(path: impl AsRef<Path>) -> Result<Option<TunedTable>, Error> {
     }
 }
 
-/// Changes the table in a file, which is made with its folder where it is not there, and returns the table with what `change` did.
+/// Updates a tuned table, creating file and folder if needed. Returns the result
+/// of `change` and the new table.
 ///
-/// The file is locked from reading to writing, by a file beside it with `.lock` at the end of its name: what other processes write
-/// meanwhile is not lost. The new table takes the place of the old one in one step.
+/// A lock file (name plus `.lock`) is held from reading to writing, so that concurrent
+/// updates are not lost. The new table replaces the old one atomically.
 ///
 /// ```
 /// use qgemm_api::{tuning::TunedTable, update_tuned};
@@ -54,12 +56,13 @@ pub fn read_tuned(path: impl AsRef<Path>) -> Result<Option<TunedTable>, Error> {
 /// ```
 ///
 /// # Errors
-/// As [`read_tuned`]; [`Error::Hal`] when the file cannot be locked within ten seconds, or cannot be written.
+/// As [`read_tuned`]. [`Error::Hal`] when the lock is not acquired within ten seconds,
+/// or the file cannot be written.
 pub fn update_tuned<R>(
     path: impl AsRef<Path>,
     change: impl FnOnce(&mut TunedTable) -> R,
 ) -> Result<(R, TunedTable), Error> {
-    /// Another process holds the lock for milliseconds.
+    /// Timeout of the lock, which other processes hold for milliseconds.
     const PATIENCE: Duration = Duration::from_secs(10);
     let path = path.as_ref();
     let failed = |error: io::Error| HalError::File { path: path.to_owned(), call: "write", message: error.to_string() };
@@ -77,7 +80,7 @@ pub fn update_tuned<R>(
     Ok((result, table))
 }
 
-/// Puts a file with `contents` in the place of the one at `path`, if there is one.
+/// Atomically replaces the file at `path` by one with `contents`.
 fn replace(path: &Path, folder: &Path, contents: &[u8]) -> io::Result<()> {
     let mut file = tempfile::Builder::new()
         .prefix(".qgemm-tuned-")

@@ -1,4 +1,5 @@
-//! [`Context::tune`]: measures candidates within a budget, and finds the user's tuned table.
+//! Autotuner ([`Context::tune`]): measures candidates within a budget. Also
+//! finds the user's tuned table.
 
 mod file;
 mod search;
@@ -19,68 +20,69 @@ pub use file::{read_tuned, tuned_table_path, update_tuned};
 use search::{Limits, Timed, search};
 use ways::Ways;
 
-/// What a tuning may cost. No compilation and no launch begins once its time is over, nor one that by those before it would take longer than
-/// what is left; what was begun is finished.
+/// Budget of a tuning. No compilation and no launch starts after its time, or if it is
+/// expected to exceed it. Started ones are finished.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Budget {
-    /// Time for all problems together, kernels made ready included.
+    /// Time for all problems, including compilation.
     pub time: Duration,
-    /// Candidates that should take more than so many times as long as the best are not measured.
+    /// Maximum ratio of a measured candidate's estimate to the best estimate.
     pub within: f64,
-    /// Most candidates of a problem.
+    /// Maximum candidates per problem.
     pub most: usize,
-    /// Measures all of them, in place of stopping when the best is clear of what is left.
+    /// Measures all candidates, instead of stopping when the best is clear.
     pub all: bool,
 }
 
 impl Budget {
-    /// So much time, for at most 32 candidates of a problem that should take at most three times as long as the best.
+    /// Budget of this time, 32 candidates per problem, and a ratio of 3.
     pub fn new(time: Duration) -> Self {
         Self { time, within: 3.0, most: 32, all: false }
     }
 
-    /// That at least the candidate that should be fastest is within the budget's factor.
+    /// Checks that the ratio admits at least the best estimate.
     fn check(&self) -> Result<(), Error> {
         if self.within >= 1.0 { Ok(()) } else { Err(Error::TuneBudget { within: self.within }) }
     }
 }
 
-/// A problem to tune, with what to run it on: plain products, without C, bias, residual, norm or token scales, whose time these hardly
-/// change.
+/// Problem to tune, with its weights. C, bias, residual, norm and token scales are not
+/// used: they hardly change the time.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum TuneProblem<'a> {
-    /// A product with one weight.
+    /// Product with one weight.
     Gemm {
-        /// The problem.
+        /// Problem.
         problem: Problem,
-        /// Copies of its weight that launches take in turn, so that none is read from a cache; at least one.
+        /// Copies of the weight, at least one. Launches rotate through
+        /// them to avoid cache hits.
         weights: &'a [Weight],
     },
-    /// Products with experts, whose rows are given to all of them alike.
+    /// Expert products, with rows spread evenly over the experts.
     Experts {
-        /// The problem.
+        /// Problem.
         problem: ExpertProblem,
-        /// Copies of its experts, as those of a weight.
+        /// Copies of the experts' weights, used in rotation.
         experts: &'a [Experts],
     },
-    /// A product of two matrices.
+    /// Product of two matrices.
     Matmul(Matmul),
 }
 
 impl<'a> TuneProblem<'a> {
-    /// A product with one weight, of which launches take copies in turn.
+    /// Product with one weight, in rotating copies.
     pub fn new(problem: Problem, weights: &'a [Weight]) -> Self {
         Self::Gemm { problem, weights }
     }
 
-    /// Products with experts, of which launches take copies in turn.
+    /// Expert products, with rotating copies.
     pub fn experts(problem: ExpertProblem, experts: &'a [Experts]) -> Self {
         Self::Experts { problem, experts }
     }
 
-    /// Validates the problem, and that launches may take its weights in turn, whether or not there is time for a launch.
+    /// Validates the problem and its weights, whether or not there is time for a launch.
     fn check(&self, ctx: &Context) -> Result<(), Error> {
         let no_weight = Error::MissingOperand { operand: "weight", why: "a problem is measured with its weight" };
         match self {
@@ -108,41 +110,42 @@ impl<'a> TuneProblem<'a> {
     }
 }
 
-/// What a tuning found for one problem.
+/// Tuning result of one problem.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Tuning {
-    /// Place among the problems.
+    /// Index of the problem.
     pub problem: usize,
-    /// Identity of the fastest kernel.
+    /// Kernel id of the fastest candidate.
     pub kernel_id: String,
-    /// Median seconds of a launch of it.
+    /// Median seconds per launch of the fastest candidate.
     pub seconds: f64,
-    /// The same of what a plan without measurements takes, where that was measured.
+    /// Median seconds per launch of the untuned plan, if measured.
     pub first_seconds: f64,
-    /// Candidates that were measured to the end.
+    /// Candidates with a full measurement.
     pub measured: usize,
-    /// Candidates that were dropped after a first look.
+    /// Candidates dropped after a first look.
     pub dropped: usize,
-    /// Candidates that were left out because by what was measured before none of them can be as fast as the best.
+    /// Candidates skipped because no previous measurement suggests that
+    /// they could be the fastest.
     pub left_out: usize,
-    /// Whether the time sufficed for all that were worth it.
+    /// Whether time sufficed for all promising candidates.
     pub complete: bool,
-    /// The candidates that were launched, in their order: what a plan takes, then from the one that should be fastest on.
+    /// Launched candidates in order: the untuned plan, then by estimate.
     pub ways: Vec<TunedWay>,
 }
 
-/// A candidate that was launched, and what it took.
+/// Launched candidate and its time.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TunedWay {
-    /// Identity of its kernel.
+    /// Kernel id.
     pub kernel_id: String,
-    /// How its tiles are cut, in words.
+    /// Split of its tiles, in words.
     pub cut: String,
-    /// Seconds that the cost model expected.
+    /// Estimated seconds by the cost model.
     pub estimate: f64,
-    /// Seconds of a launch: the median, or of a first look where it was dropped.
+    /// Median seconds per launch, or those of a first look if dropped.
     pub seconds: f64,
     /// Whether it was dropped after a first look.
     pub dropped: bool,
@@ -152,21 +155,23 @@ pub struct TunedWay {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TuneOutcome {
-    /// The table: what the context had, and what is better or new.
+    /// Table: entries of the context, with better and new ones.
     pub table: TunedTable,
-    /// A line a problem that was begun.
+    /// Results per started problem.
     pub tunings: Vec<Tuning>,
-    /// Time that it took.
+    /// Elapsed time.
     pub elapsed: Duration,
 }
 
 impl Context {
-    /// Measures the candidates of each problem, the one that should be fastest first, and keeps the best in a table for
-    /// [`Context::with_tuned`]. Candidates that are much slower than the best so far are dropped after a first look, and a problem is done when
-    /// the best is clear of all that are left. Nothing is begun that the budget has no time for; nothing is measured in a run of the
-    /// user's.
+    /// Measures candidates of each problem, best estimate first, and returns a table of the
+    /// fastest for [`Context::with_tuned`].
     ///
-    /// Progress goes to `progress`, with a fraction of the budget or of the work, and to `tracing`.
+    /// Candidates much slower than the best so far are dropped after a first look.
+    /// A problem ends when its best candidate is clear. The budget bounds everything that
+    /// is started. Normal runs measure nothing.
+    ///
+    /// `progress` receives a line and the completed fraction; `tracing` gets the line, too.
     ///
     /// ```
     /// use std::time::Duration;
@@ -183,8 +188,8 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// When the device fails. Before anything is measured: when a problem is not valid, no weight of it came, or one of another shape, format
-    /// or device, or when the budget's factor is no number of at least 1.
+    /// Device errors. Before any measurement: an invalid problem; a weight that is missing
+    /// or has another shape, format or device; a budget ratio that is not at least 1.
     pub fn tune(
         &self,
         problems: &[TuneProblem<'_>],
@@ -202,7 +207,7 @@ impl Context {
             if elapsed >= budget.time {
                 break;
             }
-            // What earlier problems left is for those that follow.
+            // Unused time of earlier problems goes to later ones.
             let share = (budget.time - elapsed) / (problems.len() - place) as u32;
             let limits = Limits {
                 until: (elapsed + share).as_secs_f64(),
@@ -226,7 +231,7 @@ impl Context {
         Ok(TuneOutcome { table, tunings, elapsed: start.elapsed() })
     }
 
-    /// `None` where there is nothing to launch, or no time for anything.
+    /// Tunes one problem. `None` when there is nothing to launch, or no time.
     fn tune_one(
         &self,
         place: usize,
@@ -239,7 +244,8 @@ impl Context {
         let _span = tracing::info_span!("tune", problem = place).entered();
         let Some(mut ways) = Ways::new(self, tuned, start)? else { return Ok(None) };
         let Some(found) = search(&mut ways, limits, longest_ready)? else { return Ok(None) };
-        // The fastest last: a table keeps the kernel of a family that it was told of last, since sources may have changed.
+        // Fastest last: the table keeps the latest kernel of a family, since
+        // sources may have changed.
         let mut slowest_first = found.measured.clone();
         slowest_first.sort_by(|a, b| b.1.total_cmp(&a.1));
         for (way, seconds) in slowest_first {
@@ -272,14 +278,15 @@ impl Context {
     }
 }
 
-/// Which measurements a context follows ([`Context::with_tuned`]).
+/// Source of measured configurations ([`Context::with_tuned`]).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Tuned {
-    /// Those of [`tuned_table_path`], where there are some. A table that cannot be read, and one of another version, is left alone with a
-    /// warning; entries of other devices, drivers and kernels are never followed.
+    /// Table of [`tuned_table_path`], if any. An unreadable table, or one of another
+    /// version, is ignored with a warning. Entries of other devices, drivers
+    /// and kernels are ignored.
     Auto,
-    /// These.
+    /// Given table.
     Table(TunedTable),
 }
 
@@ -290,7 +297,7 @@ impl From<TunedTable> for Tuned {
 }
 
 impl Tuned {
-    /// The table; none where none is found.
+    /// Table, if one is found.
     pub(crate) fn table(self) -> Option<TunedTable> {
         let path = match self {
             Self::Table(table) => return Some(table),
@@ -303,7 +310,7 @@ impl Tuned {
                 found
             }
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "tuned table left out");
+                tracing::warn!(path = %path.display(), %error, "tuned table ignored");
                 None
             }
         }
@@ -311,13 +318,13 @@ impl Tuned {
 }
 
 impl Context {
-    /// So many copies of a weight of `bytes` bytes that none is still in the last-level cache when its turn comes: what to give
-    /// [`Context::tune`].
+    /// Number of weight copies that rotate out of the last-level cache, for
+    /// [`Context::tune`]. A weight has `bytes` bytes.
     pub fn copies_beyond_cache(&self, bytes: usize) -> usize {
         const CACHES: u64 = 2;
         const MOST: u64 = 512;
         let (info, bytes) = (self.info(), (bytes as u64).max(1));
-        // The last cache of a processor may be shared by many, and reported in part.
+        // The last-level cache of a CPU may be shared, and reported in part.
         let cache = if info.id.kind == DeviceKind::Cpu { info.cache_bytes.max(64 << 20) } else { info.cache_bytes };
         let in_memory = if info.memory_bytes == 0 { MOST } else { info.memory_bytes / 4 / bytes };
         (CACHES * cache).div_ceil(bytes).min(in_memory).clamp(1, MOST) as usize

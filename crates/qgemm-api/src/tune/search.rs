@@ -1,63 +1,65 @@
-//! Which of many ways is the fastest, found within a time: knows nothing of devices.
+//! Time-bounded search for the fastest candidate, independent of devices.
 
 use crate::error::Error;
 
-/// Ways to do something, first the one that would be taken, then from the one that should be fastest on. Times are in seconds.
+/// Candidates to time: the untuned plan first, then by estimate. Times are in seconds.
 pub(super) trait Timed {
-    /// What each should take.
+    /// Estimated time of each candidate.
     fn estimates(&self) -> Vec<f64>;
-    /// Makes one ready to run.
+    /// Makes a candidate ready to run.
     fn ready(&mut self, way: usize) -> Result<(), Error>;
-    /// Runs the one that was made ready last so many times, and says how long all of that took on the device.
+    /// Launches the ready candidate `launches` times. Returns the
+    /// device time of all launches.
     fn round(&mut self, launches: usize) -> Result<f64, Error>;
     /// Time since the tuning began.
     fn now(&self) -> f64;
 }
 
-/// What a search may cost.
+/// Limits of a search.
 pub(super) struct Limits {
-    /// When it is over.
+    /// End of the search.
     pub until: f64,
-    /// Ways that should take so many times as long as the best are not measured.
+    /// Maximum ratio of an estimate to the best one.
     pub within: f64,
-    /// Most ways.
+    /// Maximum number of candidates.
     pub most: usize,
     /// Whether to measure all of them.
     pub all: bool,
 }
 
-/// What a search found.
+/// Result of a search.
 #[derive(Debug)]
 pub(super) struct Found {
-    /// The fastest and its time.
+    /// Fastest candidate and its time.
     pub best: (usize, f64),
-    /// What was measured to the end.
+    /// Fully measured candidates.
     pub measured: Vec<(usize, f64)>,
-    /// What was dropped after a first look, and what it took there.
+    /// Candidates dropped after a first look, with its time.
     pub dropped: Vec<(usize, f64)>,
-    /// How many cannot be as fast as the best.
+    /// Candidates that cannot be the fastest.
     pub left_out: usize,
-    /// Whether the time sufficed.
+    /// Whether time sufficed.
     pub complete: bool,
 }
 
 /// Launches of a first look.
 const FIRST_LAUNCHES: usize = 3;
-/// What takes longer than the best by this factor in a first look is dropped.
+/// Drop threshold: ratio to the best time in a first look.
 const DROP: f64 = 1.3;
-/// Rounds of a measurement, of which the median counts: most, and as few as say where it lies.
+/// Maximum and minimum rounds of a measurement. The result is their median.
 const ROUNDS: usize = 9;
 const FEWEST_ROUNDS: usize = 5;
-/// A measurement whose middle half is as narrow as this is done.
+/// Relative interquartile range at which a measurement is complete.
 const NARROW: f64 = 0.01;
-/// A round takes so long at least, so that what a round itself costs does not count.
+/// Minimum time of a round, which hides the cost of starting it.
 const ROUND: f64 = 200e-6;
-/// So many must be measured before estimates are trusted to say that the rest is slower.
+/// Measurements required before estimates may end the search.
 const FEWEST_WAYS: usize = 6;
-/// By how much estimates may be worse than the best of those that were checked.
+/// Safety factor: a remaining estimate may be this much too
+/// high, relative to the checked ones.
 const TRUST: f64 = 0.7;
 
-/// A median, and between what the middle half of the times lies.
+/// Median and interquartile range.
 #[derive(Clone, Copy, Debug)]
 struct Interval {
     low: f64,
@@ -78,8 +80,10 @@ impl Interval {
     }
 }
 
-/// Measures ways until the best is clear of all that are left, or the time is over: nothing is begun that there is no time for.
-/// `longest_ready` is the longest that making one ready took so far. `None` where nothing was measured.
+/// Measures candidates until the best is clear or time is over. Nothing starts
+/// without enough time left.
+///
+/// `longest_ready` is the longest preparation so far. `None` when nothing was measured.
 pub(super) fn search(ways: &mut impl Timed, limits: &Limits, longest_ready: &mut f64) -> Result<Option<Found>, Error> {
     let estimates = ways.estimates();
     let most = estimates.first().map_or(0.0, |first| first * limits.within);
@@ -87,11 +91,11 @@ pub(super) fn search(ways: &mut impl Timed, limits: &Limits, longest_ready: &mut
     let mut best: Option<(usize, Interval)> = None;
     let (mut measured, mut dropped) = (Vec::new(), Vec::new());
     let (mut left_out, mut complete) = (0, true);
-    // The most that a way was faster than it should be.
+    // Largest observed ratio by which a candidate beat its estimate.
     let mut optimism = f64::INFINITY;
     for (way, &expected) in worth.iter().enumerate() {
         if let Some((_, best)) = &best {
-            // The rest is expected to take longer still.
+            // The remaining estimates are higher still.
             if !limits.all && measured.len() + dropped.len() >= FEWEST_WAYS && expected * optimism * TRUST > best.high {
                 left_out = worth.len() - way;
                 break;
@@ -124,8 +128,9 @@ pub(super) fn search(ways: &mut impl Timed, limits: &Limits, longest_ready: &mut
     Ok(best.map(|(way, found)| Found { best: (way, found.median), measured, dropped, left_out, complete }))
 }
 
-/// Seconds of a launch, roughly; none where there is no time for one. The first launch, which may load the kernel, counts only where
-/// there is no time for others.
+/// Rough seconds per launch. `None` without time for one.
+///
+/// The first launch may load the kernel. It counts only if there is no time for others.
 fn look(ways: &mut impl Timed, until: f64) -> Result<Option<f64>, Error> {
     if ways.now() >= until {
         return Ok(None);
@@ -137,8 +142,11 @@ fn look(ways: &mut impl Timed, until: f64) -> Result<Option<f64>, Error> {
     Ok(Some(ways.round(FIRST_LAUNCHES)? / FIRST_LAUNCHES as f64))
 }
 
-/// The times of some rounds: fewer where time is up, or once it is clear where they lie, or that they lie elsewhere than those of the best;
-/// `look` is what a launch takes roughly, and all there is where no round fits.
+/// Times of several rounds.
+///
+/// It stops early when time is over, when the interval is narrow, or when
+/// it is clear of `best`. `look` is the rough time per launch, and the only
+/// result if no round fits.
 fn measure(ways: &mut impl Timed, look: f64, until: f64, best: Option<Interval>) -> Result<Interval, Error> {
     let launches = (ROUND / look.max(1e-7)).ceil().clamp(1.0, 1000.0) as usize;
     let round = look * launches as f64;
@@ -163,27 +171,27 @@ fn measure(ways: &mut impl Timed, look: f64, until: f64, best: Option<Interval>)
 mod tests {
     use super::*;
 
-    /// Ways whose times are known, and measured with noise, on a clock of its own.
+    /// Simulated candidates with known times and measurement noise, on a virtual clock.
     struct Pretended {
         estimates: Vec<f64>,
         times: Vec<f64>,
-        /// What making one ready takes.
+        /// Time of making one ready.
         compile: f64,
         noise: u64,
         now: f64,
         at: usize,
-        /// The last moment at which something began.
+        /// Last time at which something started.
         began: f64,
     }
 
-    /// A number from 0 to below 1.
+    /// Random number in 0..1.
     fn random(state: &mut u64) -> f64 {
         *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (*state >> 33) as f64 / 2f64.powi(31)
     }
 
     impl Pretended {
-        /// A problem: ways that take up to three times as long as the best, expected with errors of up to 30 %.
+        /// Random problem: times up to three times the best, estimates with up to 30 % error.
         fn new(problem: u64, noise: u64) -> Self {
             let mut state = problem.wrapping_mul(0x9E3779B97F4A7C15) + 1;
             random(&mut state);
@@ -256,7 +264,7 @@ mod tests {
             let found = search(&mut ways, &limits(until), &mut 0.0).expect("no device");
             assert!(ways.began < until || until == 0.0, "something began at {} of {until}", ways.began);
             assert_eq!(found.is_some(), until > compile && until > 0.0, "{until}");
-            // One more compilation would have taken longer than there was time.
+            // Another compilation would have exceeded the time.
             assert!(found.is_none() || ways.now < until + 1e-2, "{} of {until}", ways.now);
             assert!(found.is_none_or(|found| !found.complete || compile == 0.0));
         }

@@ -1,5 +1,4 @@
-//! Candidates of a problem on a device, with buffers to measure
-//! them.
+//! Candidates of a problem on a device, with buffers to time them.
 
 use std::time::Instant;
 
@@ -21,20 +20,20 @@ use crate::operand::Extent;
 use crate::record::{Recorded, cut_text};
 use crate::weight::Weight;
 
-/// Bytes of the status of products with experts.
+/// Bytes of the status of expert products.
 const STATUS_BYTES: usize = 8;
 
-/// The ways of one problem, from the one that the cost model would take on.
+/// Candidates of one problem, from the cost model's choice on.
 pub(super) struct Ways<'a> {
     ctx: &'a Context,
     start: Instant,
     stream: Stream,
     of: Of<'a>,
-    /// What launches take next of what they take in turn.
+    /// Index of the next copy in the rotation.
     turn: usize,
 }
 
-/// What differs by the operation.
+/// Operation-specific part.
 enum Of<'a> {
     Gemm {
         ways: Vec<Candidate>,
@@ -58,7 +57,7 @@ enum Of<'a> {
     Matmul {
         op: Box<CheckedMatmul>,
         ways: Vec<Offered<'static, CheckedMatmul>>,
-        /// A and B, in as many copies as no cache holds.
+        /// A and B, in enough copies to exceed the cache.
         factors: Vec<[Buffer; 2]>,
         d: Buffer,
         ready: Option<MatmulPlan>,
@@ -66,7 +65,7 @@ enum Of<'a> {
 }
 
 impl<'a> Ways<'a> {
-    /// `None` where there is nothing to launch.
+    /// Candidates of a problem. `None` when there is nothing to launch.
     pub fn new(ctx: &'a Context, problem: &'a TuneProblem<'_>, start: Instant) -> Result<Option<Self>, Error> {
         let of = match problem {
             TuneProblem::Gemm { problem, weights } => Of::gemm(ctx, problem, weights)?,
@@ -94,7 +93,7 @@ impl<'a> Ways<'a> {
         Ok(if nothing { None } else { Some(Self { ctx, start, stream: ctx.new_stream()?, of, turn: 0 }) })
     }
 
-    /// Identity of a way's kernel.
+    /// Kernel id of a candidate.
     pub fn kernel_id(&self, way: usize) -> String {
         match &self.of {
             Of::Gemm { ways, .. } => ways[way].kernel_id().to_string(),
@@ -103,7 +102,7 @@ impl<'a> Ways<'a> {
         }
     }
 
-    /// How a way cuts tiles, in words.
+    /// Split of a candidate's tiles, in words.
     pub fn cut(&self, way: usize) -> String {
         match &self.of {
             Of::Gemm { ways, .. } => cut_text(ways[way].launch()),
@@ -112,7 +111,7 @@ impl<'a> Ways<'a> {
         }
     }
 
-    /// Keeps what a way took.
+    /// Adds a candidate's time to the table.
     pub fn record(&self, way: usize, seconds: f64, table: &mut TunedTable) {
         let info = self.ctx.info();
         match &self.of {
@@ -126,7 +125,7 @@ impl<'a> Ways<'a> {
     }
 }
 
-/// Whether two launches are of one kernel, and cut alike.
+/// Whether two launches have the same kernel and split.
 fn is_same(a: &LaunchPlan, b: &LaunchPlan) -> bool {
     (a.config, a.splits, a.stream_k) == (b.config, b.splits, b.stream_k)
 }
@@ -135,7 +134,7 @@ fn record<O: Measured>(op: &O, way: &Offered<'static, O>, seconds: f64, info: &D
     table.record_other(info, op, &way.plan, way.family.source_hash(op, O::config(&way.plan)), seconds);
 }
 
-/// What the cost model expects to be fastest first, whatever was measured.
+/// Sorts by the cost model, ignoring measurements.
 fn by_cost<O: Measured>(ways: &mut [Offered<'static, O>]) {
     ways.sort_by(|a, b| a.cost.seconds.total_cmp(&b.cost.seconds));
 }
@@ -144,7 +143,8 @@ impl<'a> Of<'a> {
     fn gemm(ctx: &Context, problem: &Problem, weights: &'a [Weight]) -> Result<Self, Error> {
         let (x, d) = problem.bytes_of_x_and_d()?;
         let mut ways = ctx.candidates(problem)?;
-        // What a plan takes need not be what is expected to be fastest: it gives up a little for exact weights.
+        // A plan may not be the fastest by estimate: it accepts a slightly
+        // slower one for exact weights.
         let planned = ways.first().map(|first| first.planned(&**ctx.device())).transpose()?;
         if let Some(place) = planned.and_then(|planned| ways.iter().position(|way| is_same(way.launch(), &planned))) {
             let planned = ways.remove(place);
@@ -160,7 +160,7 @@ impl<'a> Of<'a> {
         let x = stored_x(each)
             .ok_or(Error::MissingOperand { operand: "X", why: "problems are measured with plain activations" })?;
         let (rows, all) = (each.m, op.experts.max(1));
-        // Rows of all experts alike; of ids, neighbours are not of one expert.
+        // Rows are spread evenly over the experts. Neighbouring ids differ.
         let index: Vec<u32> = match op.form {
             ExpertForm::Contiguous => (0..=op.experts).map(|expert| (rows * expert / all) as u32).collect(),
             ExpertForm::Masked { capacity } => vec![capacity as u32; op.experts],
@@ -192,10 +192,12 @@ impl<'a> Of<'a> {
     }
 }
 
-/// So many bytes of numbers that differ, between 0.5 and 2 in f16 and finite in every type: what a chip draws, and with that its clock,
-/// depends on them, so that ways to multiply equal numbers may not compare as those to multiply others do.
+/// Varied values between 0.5 and 2 in f16, finite in every type, `bytes` bytes in all.
+///
+/// Power draw, and thereby the clock, depends on the values. Candidates may rank
+/// differently on equal numbers.
 fn unlike_values(bytes: usize) -> Vec<u8> {
-    /// No power of two, so that neighbouring rows differ.
+    /// Not a power of two, so that neighbouring rows differ.
     const REPEATED_AFTER: usize = 65_537;
     let word = |i: usize| ((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u16 & 0x87b7 | 0x3800;
     let few: Vec<u8> = (0..REPEATED_AFTER).flat_map(|i| word(i).to_le_bytes()).collect();

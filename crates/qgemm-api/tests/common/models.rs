@@ -1,4 +1,4 @@
-//! Files of small models, and what every plan of one keeps to.
+//! Files of small models, and invariants of all their plans.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,10 +21,10 @@ pub const VOCABULARY: usize = 80;
 pub const EXPERTS: usize = 4;
 pub const BATCH: usize = 3;
 
-/// A tensor: name, shape, format.
+/// Tensor: name, shape, format.
 pub type Tensor = (String, Vec<usize>, &'static str);
 
-/// Devices on which plans run: the CPU, and an adapter where there is one.
+/// Devices for plans: the CPU, and an adapter if there is one.
 pub fn devices(test: &str) -> Vec<Context> {
     let mut devices = vec![Context::open("cpu").expect("always there")];
     match Context::open("wgpu:0") {
@@ -67,12 +67,12 @@ fn write(path: &Path, architecture: &str, tensors: &[Tensor], kv_heads: usize) {
     writer.finish().expect("complete");
 }
 
-/// The tensor of a norm.
+/// Tensor of a norm.
 pub fn norm(name: &str, columns: usize) -> Tensor {
     (format!("{name}.weight"), vec![columns], "f32")
 }
 
-/// Norms of the heads, which qwen3 has.
+/// Head norms of qwen3.
 pub fn head_norms(layers: usize) -> Vec<Tensor> {
     let of_layer = |layer| ["q", "k"].map(|role| norm(&format!("blk.{layer}.attn_{role}_norm"), HEAD_DIM));
     (0..layers).flat_map(of_layer).collect()
@@ -133,7 +133,7 @@ pub fn check_schemas(plan: &ExecPlan) {
     validate(&memory, &memory, &value["memory"], "plan.memory");
 }
 
-/// That no two regions that live at the same time have a byte in common, canaries among them.
+/// Checks that no two live regions share a byte, canaries included.
 pub fn check_memory(plan: &ExecPlan) {
     let regions = &plan.memory.regions;
     for (place, a) in regions.iter().enumerate() {

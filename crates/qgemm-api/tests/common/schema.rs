@@ -1,8 +1,8 @@
-//! What JSON Schema says of a value, as far as the schemas of plans use it.
+//! JSON Schema validator for the keywords of the plan schemas.
 
 use serde_json::{Value, json};
 
-/// That a value is what a schema says: of JSON Schema, the words that ours use.
+/// Checks a value against a schema.
 pub fn validate(schema: &Value, root: &Value, value: &Value, at: &str) {
     const KNOWN: [&str; 17] = [
         "$ref",

@@ -1,4 +1,4 @@
-//! Attention, caches and indexers.
+//! Attention, KV caches and indexers.
 
 use qgemm_api::{
     Attention, AttentionArgs, BufferMut, BufferRef, Context, DType, Error, Indexer, IndexerArgs, Keys, KvAppend,
@@ -7,7 +7,7 @@ use qgemm_api::{
 
 use crate::{ALIGNMENTS, COUNTS, Refused, Room, Try, bad_alignment, beyond_31_bits, try_counts};
 
-/// Attention that finds keys and queries as `describe` says, run with zeros.
+/// Runs attention with zeros in all operands.
 fn attended(room: &mut Room, attention: &Attention, has_table: bool, has_lengths: bool) -> Result<(), Error> {
     let plan = room.ctx.plan_attention(attention)?;
     let [d, lse, ..] = &mut room.written[..] else { unreachable!() };
@@ -91,7 +91,8 @@ fn attention_and_caches() {
         room.ctx.plan_attention(&attention).map(drop)
     };
     try_counts("Attention.mask", &COUNTS, beyond_31_bits, masked);
-    // Strides of two tokens and two heads, whose last element must have an address.
+    // Strides of two tokens and two heads. The last
+    // element must be addressable.
     let far: Refused = |n| n >= 1 << 60;
     let strided: [(&str, Refused, Try); 4] = [
         ("Attention.q_strides", far, |room, n| {
@@ -159,7 +160,7 @@ fn appends_and_indexers() {
             "KvAppend.v_strides",
             |n| !(88..1 << 60).contains(&n),
             |room, n| {
-                // The first heads of three tokens of two sequences take 88 elements.
+                // The first heads of three tokens of two sequences span 88 elements.
                 appended(room, &of(1, 2, 8).v_strides(KvStrides { page: 48, token: 16, head: n as u64 }))
             },
         ),

@@ -1,4 +1,4 @@
-//! Numbers in floating point: factors, shares, frequencies.
+//! Floating-point numbers: factors, shares, frequencies.
 
 use qgemm_api::{
     Attention, Context, DType, Error, Gradient, Keys, KvAppend, Matmul, Norm, NormFunction, Optimizer, OptimizerStep,
@@ -7,7 +7,7 @@ use qgemm_api::{
 
 use crate::weight;
 
-/// The floating-point numbers of `attempt`, of which those that `refused` names must be refused.
+/// Tries floating-point numbers. Those in `refused` must be refused.
 fn try_floats(name: &str, refused: fn(f32) -> bool, attempt: impl Fn(f32) -> Result<(), Error>) {
     let numbers =
         [0.0, -0.0, 1.0, -1.0, f32::MAX, f32::MIN_POSITIVE, 1e-45, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
@@ -76,7 +76,7 @@ fn rotary_numbers() {
     for v in numbers {
         let refused = [
             ("base", !(v.is_finite() && v >= 1.0), of.base(v)),
-            // A factor so close to 0 makes frequencies beyond every number.
+            // A factor close to 0 makes frequencies overflow.
             (
                 "Linear.factor",
                 !(v.is_finite() && v >= f64::MIN_POSITIVE),

@@ -1,5 +1,7 @@
-//! Every free number of the public surface, with values that nobody means: each is refused with a typed error, or planned and run.
-//! Debug builds panic where arithmetic overflows, so that what is not refused has not overflowed either.
+//! Extreme values of every number in the public API. Each is refused with a typed
+//! error, or planned and run.
+//!
+//! Debug builds panic on overflow, so that accepted values have not overflowed.
 
 mod attention;
 mod factors;
@@ -9,13 +11,14 @@ mod rows;
 
 use qgemm_api::{Context, Error, Experts, HostExperts, HostWeight, Weight, quantize};
 
-/// Counts of rows, tokens, heads and the like.
+/// Extreme counts of rows, tokens, heads and so on.
 const COUNTS: [usize; 11] =
     [0, 1, 2, 3, 33, 1 << 31, u32::MAX as usize, 1 << 32, 1 << 62, usize::MAX / 2 + 1, usize::MAX];
-/// Bytes of every operand, zeros: what small descriptions need, and larger ones find too short.
+/// Bytes of every operand, all zeros. Enough for small problems,
+/// too short for larger ones.
 const ROOM: usize = 1 << 16;
 
-/// Zeros for the operands of a run.
+/// Zeroed operands of a run.
 struct Room {
     ctx: Context,
     read: qgemm_api::Buffer,
@@ -34,7 +37,8 @@ impl Room {
 type Try = fn(&mut Room, usize) -> Result<(), Error>;
 type Refused = fn(usize) -> bool;
 
-/// Tries every count; `refused` says which of them planning must refuse. A run may find its operands too short.
+/// Tries every count. Planning must refuse those in `refused`. A run may
+/// find its operands too short.
 fn try_counts(name: &str, numbers: &[usize], refused: Refused, attempt: Try) {
     let ctx = Context::open("cpu").expect("always there");
     let mut room = Room::new(&ctx);
@@ -47,7 +51,7 @@ fn try_counts(name: &str, numbers: &[usize], refused: Refused, attempt: Try) {
     }
 }
 
-/// No number but those from `least` on that kernels count to.
+/// Whether a count exceeds the 32 bits of kernels.
 fn beyond_32_bits(number: usize) -> bool {
     number > u32::MAX as usize
 }
@@ -65,7 +69,7 @@ fn experts(ctx: &Context) -> Experts {
 }
 
 fn stride_below(columns: usize) -> impl Fn(usize) -> bool {
-    // Two rows: the second begins within an address space.
+    // Two rows: the second must start within the address space.
     move |stride| stride < columns || stride > (isize::MAX as usize) / 4 - columns
 }
 
@@ -74,7 +78,7 @@ fn bad_stride(stride: usize) -> bool {
     stride_below(32)(stride)
 }
 
-/// What is no power of two, or less than an f32 has.
+/// Whether an alignment is no power of two, or below that of f32.
 fn bad_alignment(bytes: usize) -> bool {
     !bytes.is_power_of_two() || bytes < 4
 }

@@ -1,4 +1,4 @@
-//! Products with one weight, with experts and of two matrices, and routings.
+//! GEMM, experts, matmul and routing.
 
 use qgemm_api::{
     Args, BufferRef, Context, DType, Error, ExpertArgs, ExpertProblem, Matmul, MatmulArgs, Problem, Routing,
@@ -26,7 +26,8 @@ fn run_gemm(room: &mut Room, m: usize, describe: impl FnOnce(Problem) -> Problem
 
 #[test]
 fn products() {
-    // Rows of D in f32 reach 2³² · 32 · 4 bytes, which an address space has.
+    // Rows of D in f32 reach 2³² · 32 · 4 bytes, which
+    // fit the address space.
     try_counts("Problem::new.m", &COUNTS, beyond_32_bits, |room, m| run_gemm(room, m, |p| p));
     let strides: [(&str, Try); 4] = [
         ("Problem.x_row_stride", |room, n| run_gemm(room, 2, |p| p.x_row_stride(n as u64))),
@@ -48,7 +49,7 @@ fn products() {
     for (name, attempt) in alignments {
         try_counts(name, &ALIGNMENTS, bad_alignment, attempt);
     }
-    // 0 bytes leave kernels that need none.
+    // 0 bytes leave kernels without a workspace.
     try_counts("Problem.max_workspace", &COUNTS, |_| false, |room, n| run_gemm(room, 2, |p| p.max_workspace(n)));
 }
 

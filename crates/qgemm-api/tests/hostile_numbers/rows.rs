@@ -1,4 +1,4 @@
-//! What goes row by row: conversions, quantizations, norms, optimizers and gradients.
+//! Row-wise operations: conversions, quantizations, norms, optimizers and gradients.
 
 use qgemm_api::{
     ActivationFormat, Context, Conversion, ConversionArgs, DType, Error, Gradient, GradientArgs, Norm, NormArgs,

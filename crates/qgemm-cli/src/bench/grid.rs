@@ -14,7 +14,7 @@ use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
 use crate::{Holds, out};
 
-/// How far a choice may be behind the best.
+/// Maximum relative loss of a choice against the best.
 const WITHIN: f64 = 0.1;
 /// Share of problems whose choice must be within that.
 const SHARE: f64 = 0.9;

@@ -29,7 +29,7 @@ struct SweepRow {
     kernel_id: String,
     /// Tile and resources of the config.
     config: String,
-    /// How K is split.
+    /// Split of K.
     cut: String,
     /// CTAs of the launch.
     blocks: u64,

@@ -41,18 +41,18 @@ fn coarseness(format: XFormat, x_dtype: DType) -> Option<usize> {
 pub const HEADER: &str = "
 ## Rounding of X
 
-`Problem::x_precision` permits, and what rounds less is always permitted, too. Here is the coarsest format in which a device's
-kernels multiply X under each permission, for one token and, after a comma where it is another, for 64; the planner takes kernels
-that round less where these are faster. `auto` is the default, and comes to `e4m3` with FP8 weights whose checkpoint states dynamic
-FP8 activations ([quantized-x.md](../ops/quantized-x.md)). `tf32` and `bf16x3` have kernels of their own in `matmul` alone
-([matmul.md](../ops/matmul.md)): from sm80 on, of two factors in f32, by `Matmul::operand_precision`.
+`Problem::x_precision` is a permission: kernels may always round less. The tables list the coarsest format of X that a device's
+kernels use under each permission, for one token. A second format after a comma is for 64 tokens. The planner takes kernels
+that round less if they are faster. `auto` is the default. It means `e4m3` for FP8 weights whose checkpoint states dynamic
+FP8 activations ([quantized-x.md](../ops/quantized-x.md)). Only `matmul` has `tf32` and `bf16x3` kernels
+([matmul.md](../ops/matmul.md)): since sm80, for two f32 operands, by `Matmul::operand_precision`.
 
-- `f32`, `f16`, `bf16`: as X is stored where that is the type; else each value is rounded to it, for f16 after each token was
-  multiplied with a power of two.
-- `q8_0`, `q8_256`: signed bytes, with an f32 factor for 32 or 256 columns of a token. Processors and wgpu do so, and CUDA where that is asked for. It costs 1e-5 to
-  1e-4 of the output's square, which with weights of eight bits is more than the weights cost; `f16` spares it, at the price of
+- `f32`, `f16`, `bf16`: plain X of this type. X of another type is rounded to it; for f16, each token is first scaled by a
+  power of two.
+- `q8_0`, `q8_256`: INT8 with an f32 scale per 32 or 256 columns of a token. The CPU and wgpu use it by default, CUDA on request. The error is 1e-5 to
+  1e-4 of the output's energy, more than that of 8-bit weights. `f16` avoids it at lower
   speed ([numerics.md](../numerics.md), \"Activations of eight bits\").
-- `int8_token`, `e4m3_1x128`: signed bytes with a factor a token, and, on CUDA, E4M3 with one for 128 columns ([quantized-x.md](../ops/quantized-x.md)).
+- `int8_token`, `e4m3_1x128`: INT8 with a scale per token and, on CUDA, E4M3 with a scale per 128 columns ([quantized-x.md](../ops/quantized-x.md)).
 ";
 
 /// A table for X stored in `x_dtype`: rows are weights and

@@ -1,4 +1,4 @@
-//! What tests of the command share.
+//! Common parts of the command tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub fn text(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
 
-/// A llama of one layer.
+/// Llama model of one layer.
 pub fn model(folder: &Path) -> PathBuf {
     let (hidden, inner) = (64, 96);
     let shapes = [

@@ -331,7 +331,7 @@ impl Dot<Avx2> for Widened {
     }
 }
 
-/// The same words, with their origin hidden from the compiler.
+/// Unchanged words, with their origin hidden from the compiler.
 ///
 /// # Safety
 /// As for [`Vector`]'s functions.

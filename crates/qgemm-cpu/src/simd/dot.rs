@@ -1,11 +1,9 @@
-//! Dot products of packed or unpacked tiles with
-//! a few quantized tokens.
+//! Dot products of packed or unpacked tiles with a few quantized tokens.
 //!
-//! Products of codes are summed exactly, one span of columns at
-//! a time. The scaled sums form one chain of f32 operations
-//! over the spans in ascending order. The bits therefore depend neither
-//! on other work in the same call nor on the SIMD
-//! level, except for fused multiply-adds.
+//! Products of codes are summed exactly, one span of columns at a time. The scaled
+//! sums form one chain of f32 operations over the spans in ascending order. The bits
+//! therefore depend neither on other work in the same call nor on the SIMD level,
+//! except for fused multiply-adds.
 
 use qgemm_formats::prepack::PackedLayout;
 
@@ -14,11 +12,11 @@ use super::quantize::{Quantization, Row};
 use super::vector::{Dot, LANES, Vector};
 use super::{BLOCK_ROWS, Prefetch, Scales, Unpack};
 
-/// Operands of a product: consecutive k-tiles of some tiles, and the
-/// same columns of quantized tokens.
+/// Operands of a product: consecutive k-tiles of some tiles, and the same
+/// columns of quantized tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands<'a> {
-    /// How the tokens are quantized.
+    /// Quantization of tokens.
     pub how: &'a Quantization,
     /// `Simd16` layout of the k-tiles.
     pub layout: &'a PackedLayout,
@@ -28,9 +26,8 @@ pub struct Operands<'a> {
     pub tiles: &'a [Tile<'a>],
     /// Bytes to prefetch for every tile; for packed k-tiles, their size.
     pub prefetch_bytes: usize,
-    /// Locations of the scales, if kernels unpack them from
-    /// packed k-tiles, so that memory is read in order.
-    /// Otherwise the tiles have them.
+    /// Addresses of the scales, if kernels unpack them from packed k-tiles (reading memory
+    /// in order). Otherwise unpacked scales are in the tiles.
     pub records: Option<&'a Scales>,
     /// The tokens' columns, with the layout of [`Row`].
     pub x: &'a [u32],
@@ -47,28 +44,26 @@ pub struct Tile<'a> {
     pub prefetch: Prefetch,
     /// Scales of the k-tiles, `[sub-block][lane]`, unless kernels unpack them.
     pub scales: &'a [f32],
-    /// Minimums of the k-tiles, `[sub-block][lane]`; empty
-    /// when codes have an offset.
+    /// Minimums of the k-tiles, `[sub-block][lane]`; empty when codes have an offset.
     pub mins: &'a [f32],
 }
 
-/// Columns whose scales kernels unpack at once: whole
-/// k-tiles. Smaller values are slower.
+/// Columns whose scales kernels unpack at once: whole k-tiles.
+/// Smaller values are slower.
 pub const SCALED_COLUMNS: usize = 256;
 /// Columns of the shortest sub-blocks.
 pub const LEAST_SUB_BLOCK: usize = 16;
 /// Scales (or minimums) of these columns.
 const SCALES: usize = SCALED_COLUMNS / LEAST_SUB_BLOCK * LANES;
 
-/// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]`
-/// for `T` tokens and up to `P` tiles at a time.
-/// Accumulators of tokens are [`BLOCK_ROWS`] apart. `SHAPE` is
-/// the index of the codes' [`CodeShape`], and `unpack` the
-/// level's [`super::scales::unpack`].
+/// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]` for `T`
+/// tokens and up to `P` tiles at a time. Accumulators of tokens are [`BLOCK_ROWS`]
+/// apart. `SHAPE` is the index of the codes' [`CodeShape`], and `unpack` the level's
+/// [`super::scales::unpack`].
 ///
 /// # Safety
-/// As for [`Vector`]'s functions; the operands must hold their k-tiles,
-/// scales and `T` tokens, and `sums` must be large enough.
+/// As for [`Vector`]'s functions; the operands must hold their k-tiles, scales and `T`
+/// tokens, and `sums` must be large enough.
 #[inline(always)]
 pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usize, const T: usize>(
     at: &Operands<'_>,
@@ -118,16 +113,15 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
         // Words of a token group are interleaved.
         let x_at = |token: usize, word: usize| at.x.as_ptr().add(word * T + token);
         let sum_at = |token: usize, tile: usize| sums.add(token * BLOCK_ROWS + tile * LANES);
-        // Sums of a block if a factor covers several spans,
-        // otherwise of all columns.
+        // Sums of a block if a factor covers several spans, otherwise of all columns.
         let mut totals = [[V::splat(0.0); P]; T];
         if !shape.wide {
             for (token, totals) in totals.iter_mut().enumerate() {
                 *totals = std::array::from_fn(|tile| V::load(sum_at(token, tile)));
             }
         }
-        // Scales and minimums of the sub-blocks from column `scaled_from` on; in
-        // `own` if they are unpacked here.
+        // Scales and minimums of the sub-blocks from column `scaled_from` on; in `own`
+        // if they are unpacked here.
         let mut scales_at = tiles.map(|tile| [tile.scales.as_ptr(), tile.mins.as_ptr()]);
         let mut scaled_from = 0;
         let min_floats = if shape.minima { SCALES } else { 0 };
@@ -220,8 +214,7 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                 }
                 column += UNIT;
             }
-            // Scale records follow the codes. Requesting memory
-            // out of order is slower.
+            // Scale records follow the codes. Requesting memory out of order is slower.
             if !shape.unpacked {
                 prefetch.iter().for_each(|prefetch| prefetch.fetch_records(layout));
             }
@@ -237,8 +230,8 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
     }
 }
 
-/// Quads whose products are added together before they are added to
-/// the span's; 0 if each is added immediately.
+/// Quads whose products are added together before they are added to the span's;
+/// 0 if each is added immediately.
 #[inline(always)]
 fn runs<V: Vector, D: Dot<V>>(shape: CodeShape) -> usize {
     match D::longest_run((1 << shape.bits) - 1).min(shape.span / 4) {
@@ -247,9 +240,9 @@ fn runs<V: Vector, D: Dot<V>>(shape: CodeShape) -> usize {
     }
 }
 
-/// Adds the products of quad `Q` of a unit to `run[token][tile]`,
-/// or to `products[token][tile]`, to which finished runs are added. The
-/// tokens' codes start at `x`, followed by their flips.
+/// Adds the products of quad `Q` of a unit to `run[token][tile]`, or to
+/// `products[token][tile]`, to which finished runs are added. The tokens' codes start
+/// at `x`, followed by their flips.
 ///
 /// # Safety
 /// As for [`multiply_codes`].
@@ -266,8 +259,8 @@ unsafe fn add_quad<V: Vector, D: Dot<V>, const SHAPE: usize, const Q: usize, con
     let magnitudes = D::MAGNITUDES && shape.is_centered();
     // SAFETY: guaranteed by the caller.
     unsafe {
-        // A loop instead of `each_mut` and `map`, with which
-        // compilers keep all planes in memory.
+        // A loop instead of `each_mut` and `map`, with which compilers
+        // keep all planes in memory.
         let mut codes = [V::splat_word(0); P];
         for (planes, codes) in planes.iter_mut().zip(&mut codes) {
             *codes = planes.quad::<Q>(table);

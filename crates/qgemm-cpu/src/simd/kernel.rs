@@ -1,22 +1,23 @@
-//! The kernels, written once for every level: weights from a packed k-tile to f32, and their products with tokens.
+//! Kernels for all SIMD levels: dequantization of packed k-tiles to f32,
+//! and products with tokens.
 //!
-//! An accumulator is one chain of multiply-adds over the columns in ascending order, whatever is worked on beside it. So its bits
-//! depend on the level alone.
+//! An accumulator is one chain of multiply-adds over ascending columns, independent
+//! of other work. Its bits depend only on the level.
 
 use qgemm_formats::{DType, Encoding};
 
 use super::vector::{LANES, Vector};
 use super::{BLOCK_ROWS, KTile, TILES};
 
-/// Byte of a word in which value `i` of four neighbours stands (`qgemm-formats`, `prepack.rs`).
+/// Byte of value `i` of four neighbours in a word (`prepack.rs` of `qgemm-formats`).
 pub const VALUE_BYTE: [u32; 4] = [0, 2, 1, 3];
-/// Bytes of a word of sixteen rows.
+/// Bytes of one word of sixteen rows.
 pub const WORDS: usize = LANES * 4;
 
-/// What scales act on, of codes of up to eight bits.
+/// Unscaled values of codes with up to eight bits.
 trait Number {
     /// # Safety
-    /// As of [`Vector`]'s functions.
+    /// As for the functions of [`Vector`].
     unsafe fn of<V: Vector>(&self, codes: V::Words) -> V::Floats;
 }
 
@@ -33,7 +34,7 @@ struct Table([f32; 16]);
 impl Number for Table {
     #[inline(always)]
     unsafe fn of<V: Vector>(&self, codes: V::Words) -> V::Floats {
-        // SAFETY: the caller's promise; codes that a table is for have four bits.
+        // SAFETY: the caller's promise; codes of a table have four bits.
         unsafe { V::lookup(&self.0, codes) }
     }
 }
@@ -47,24 +48,25 @@ impl Number for E4M3 {
     }
 }
 
-/// FP8 numbers of four exponent bits, and NaN.
+/// Decodes E4M3, with NaN.
 ///
 /// # Safety
-/// As of [`Vector`]'s functions.
+/// As for the functions of [`Vector`].
 #[inline(always)]
 pub unsafe fn e4m3<V: Vector>(codes: V::Words) -> V::Floats {
     // SAFETY: the caller's promise.
     unsafe {
         let sign = V::shift_left(V::and(codes, 0x80), 24);
         let magnitude = V::shift_left(V::and(codes, 0x7f), 20);
-        // The bits are those of an f32 whose exponent is 120 too small.
+        // The bits are an f32 with an exponent that is 120 too small.
         let number = V::multiply(V::bits_to_floats(V::or(sign, magnitude)), V::splat(2f32.powi(120)));
-        // The code of NaN gives 480, and the product is infinite; that of 448 is finite. Infinity times 0 is NaN.
+        // The NaN code decodes to 480, which overflows to infinity here; 448 stays finite.
+        // Infinity times 0 is NaN.
         V::multiply_add(V::multiply(number, V::splat(1.125 * 2f32.powi(119))), V::splat(0.0), number)
     }
 }
 
-/// The upper byte of an f16.
+/// E5M2: the upper byte of an f16.
 struct E5M2;
 impl Number for E5M2 {
     #[inline(always)]
@@ -74,10 +76,12 @@ impl Number for E5M2 {
     }
 }
 
-/// Decodes `columns` columns of `k_tile` from `first` on, both multiples of 32, to `out[column][lane]`.
+/// Dequantizes `columns` columns of `k_tile` from `first` on, both multiples of
+/// 32, to `out[column][lane]`.
 ///
 /// # Safety
-/// As of [`Vector`]'s functions; `out` holds as many floats, and the k-tile its planes and scales.
+/// As for the functions of [`Vector`]. `out` holds as many floats, and the k-tile
+/// has its planes and scales.
 #[inline(always)]
 pub unsafe fn decode<V: Vector>(k_tile: &KTile<'_>, first: usize, columns: usize, out: &mut [f32]) {
     let bits = |plane: usize| k_tile.layout.codes.get(plane).map_or(0, |p| p.bits);
@@ -103,7 +107,7 @@ pub unsafe fn decode<V: Vector>(k_tile: &KTile<'_>, first: usize, columns: usize
     }
 }
 
-/// Codes of a plane of `LOW` bits and, above them, one of `HIGH`.
+/// Codes of a plane of `LOW` bits and a plane of `HIGH` bits above them.
 #[inline(always)]
 unsafe fn decode_codes<V: Vector, const LOW: usize, const HIGH: usize>(
     number: &impl Number,
@@ -116,13 +120,14 @@ unsafe fn decode_codes<V: Vector, const LOW: usize, const HIGH: usize>(
     let low = k_tile.layout.codes[0].offset;
     let high = k_tile.layout.codes.get(1).map_or(0, |plane| plane.offset);
     let mut out = out.as_mut_ptr();
-    // Shifts, for a division takes as long as decoding four vectors.
+    // Shifts, because a division costs as much as decoding four vectors.
     let sub_shift = sub_block.trailing_zeros();
     let span = sub_block.min(columns);
     let mut start = first;
     while start < first + columns {
         let sub = (start >> sub_shift) * LANES;
-        // SAFETY: the sub-block is among the scales, its quads lie in the k-tile, and their columns in `out`.
+        // SAFETY: the scales include the sub-block, its quads lie in the k-tile,
+        // and their columns in `out`.
         unsafe {
             let scale = V::load(k_tile.scales.as_ptr().add(sub));
             let min = V::load(k_tile.mins.as_ptr().add(sub));
@@ -172,11 +177,13 @@ unsafe fn decode_plain<V: Vector>(k_tile: &KTile<'_>, dtype: DType, first: usize
     }
 }
 
-/// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for `T` tokens and all tiles of a block, `P` tiles at a time.
+/// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for `T` tokens and
+/// all tiles of a block, `P` tiles at a time.
 ///
 /// # Safety
-/// As of [`Vector`]'s functions; `w` holds [`TILES`] tiles of `columns` columns, `x` rows of `stride` floats with as many, and
-/// `sums` [`BLOCK_ROWS`] floats for each token.
+/// As for the functions of [`Vector`]. `w` holds [`TILES`] tiles of
+/// `columns` columns, `x` rows of `stride` floats with as many, and `sums`
+/// [`BLOCK_ROWS`] floats for each token.
 #[inline(always)]
 pub unsafe fn multiply<V: Vector, const P: usize, const T: usize>(
     w: &[f32],

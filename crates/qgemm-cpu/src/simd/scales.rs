@@ -1,52 +1,53 @@
-//! Scales and minima of a k-tile's sub-blocks as f32, from its records, sixteen rows at a time.
+//! Scale unpacking: sub-block scales and minima of a k-tile as
+//! f32, sixteen rows at a time.
 
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout, SHARED_ROWS};
 use qgemm_formats::{BitField, FloatScale, Format, Minimum, ScaleType, SubCodes};
 
 use super::vector::{LANES, Vector};
 
-/// How the records of sixteen rows lie.
+/// Layout of the records of sixteen rows.
 #[derive(Clone, Copy, Debug, Default)]
 enum Width {
-    /// A word of each row after another.
+    /// One word per row.
     #[default]
     Word,
-    /// Two bytes of each row.
+    /// Two bytes per row.
     Half,
-    /// A byte of each row.
+    /// One byte per row.
     Byte,
-    /// A word for every [`SHARED_ROWS`] rows.
+    /// One word per [`SHARED_ROWS`] rows.
     SharedWord,
 }
 
-/// Where some bits of the records of every row are.
+/// Bit position within the records of every row.
 #[derive(Clone, Copy, Debug, Default)]
 struct Source {
-    /// Byte of the k-tile at which those of the first row begin.
+    /// Byte of the k-tile for the first row.
     at: usize,
     width: Width,
-    /// Bits below them.
+    /// Right shift.
     shift: u32,
 }
 
-/// Bits of the words of every row: `(word << left >> right) & mask`.
+/// Bit field in the words of all rows: `(word << left >> right) & mask`.
 #[derive(Clone, Copy, Debug)]
 struct Bits {
-    /// Byte of the k-tile at which the words begin.
+    /// First byte of the words in the k-tile.
     at: usize,
     left: u32,
     right: u32,
     mask: u32,
 }
 
-/// The integers of a block's sub-blocks.
+/// Integer scales or minima of a block's sub-blocks.
 #[derive(Clone, Debug)]
 struct Codes {
-    /// Of every four, what put together is a word with a byte for each.
+    /// Fields of four sub-blocks each, which together form a word with one byte each.
     quads: Vec<Vec<Bits>>,
-    /// Bits of the words that are turned over.
+    /// XOR mask of the words.
     flip: u32,
-    /// Subtracted from each.
+    /// Offset to subtract.
     offset: i32,
 }
 
@@ -58,7 +59,7 @@ enum Min {
     Coded(Source, ScaleType, Codes),
 }
 
-/// One block of a k-tile.
+/// Block of a k-tile.
 #[derive(Clone, Debug)]
 struct Block {
     factor: Option<(Source, ScaleType)>,
@@ -67,7 +68,7 @@ struct Block {
 }
 
 impl Block {
-    /// Where the scale begins, if it is a factor in f16 and no more.
+    /// Position of the scale, if it is a plain f16 factor.
     fn half(&self) -> Option<(usize, u32)> {
         match self {
             Self { factor: Some((Source { at, width: Width::Word, shift }, ScaleType::F16)), codes: None, .. } => {
@@ -78,21 +79,20 @@ impl Block {
     }
 }
 
-/// Offsets of the scales of a k-tile's sub-blocks.
-/// They follow from the format's
+/// Scale positions of a k-tile, from the format's
 /// [`SubScales`](qgemm_formats::SubScales) and its layout.
 #[derive(Clone, Debug)]
 pub struct Scales {
     format: Format,
     blocks: Vec<Block>,
-    /// Byte and bits at which the factors of blocks begin, where scales are nothing but factors in f16.
+    /// Byte and shift of each block's factor, if scales are plain f16 factors.
     halves: Option<Vec<(usize, u32)>>,
     sub_blocks: usize,
     times: f32,
 }
 
 impl Scales {
-    /// The scales of `layout`, of `Simd16`.
+    /// Scales of `layout`, which must be `Simd16`.
     pub fn new(layout: &PackedLayout) -> Self {
         let format = layout.format();
         let sub_blocks = format.block_len / format.sub_block;
@@ -122,18 +122,18 @@ impl Scales {
         Self { format, blocks, halves, sub_blocks, times: format.sub_scales.times }
     }
 
-    /// Whether they were made for `layout`: of `Simd16`, a format has one.
+    /// Whether they were made for `layout`. A format has one `Simd16` layout.
     pub fn is_of(&self, layout: &PackedLayout) -> bool {
         layout.class == FragmentLayout::Simd16 && layout.format() == self.format
     }
 
-    /// Sub-blocks of a k-tile.
+    /// Sub-blocks per k-tile.
     pub fn count(&self) -> usize {
         self.blocks.len() * self.sub_blocks
     }
 }
 
-/// Where byte `byte` of the records of block `block` of a k-tile is.
+/// Position of byte `byte` in the records of block `block`.
 fn source(layout: &PackedLayout, block: usize, byte: usize) -> Source {
     let format = layout.format();
     let mut before = 0;
@@ -157,8 +157,8 @@ fn source(layout: &PackedLayout, block: usize, byte: usize) -> Source {
     unreachable!("{format} has {before} bytes of records, and describes byte {byte}")
 }
 
-/// What the integers of some sub-blocks are put together from, as bytes of a word. Fields that are as far from their bytes in the
-/// same word move together.
+/// Fields that form the integers of some sub-blocks, as bytes of a word. Fields with
+/// equal distance from their bytes in the same word move together.
 fn bits(layout: &PackedLayout, block: usize, fields: &[[BitField; 2]]) -> Vec<Bits> {
     let mut all: Vec<Bits> = Vec::new();
     for (byte, &[low, high]) in fields.iter().enumerate() {
@@ -180,11 +180,13 @@ fn bits(layout: &PackedLayout, block: usize, fields: &[[BitField; 2]]) -> Vec<Bi
     all
 }
 
-/// Scale and minimum of every sub-block of consecutive k-tiles, to `[sub-block][lane]`; no minima where `mins` is empty.
+/// Unpacks scale and minimum of every sub-block in consecutive k-tiles, to
+/// `[sub-block][lane]`. No minima if `mins` is empty.
 ///
 /// # Safety
-/// As of [`Vector`]'s functions; `scales` were made for `layout`, the k-tiles are whole, and `out` and `mins`, unless it is empty,
-/// have [`Scales::count`] times [`LANES`] floats for each.
+/// As for the functions of [`Vector`]. `scales` belong to `layout`, and
+/// the k-tiles are whole. `out` and a non-empty `mins` have [`Scales::count`]
+/// times [`LANES`] floats each.
 #[inline(always)]
 pub unsafe fn unpack<V: Vector>(
     scales: &Scales,
@@ -198,7 +200,7 @@ pub unsafe fn unpack<V: Vector>(
         return unsafe { unpack_halves::<V>(halves, scales.times, layout, k_tiles, out) };
     }
     let (floats, mut out, mut mins, mut rest) = (scales.sub_blocks * LANES, out, mins, k_tiles);
-    // Not chunks of slices: their number is a division, which takes as long as a block.
+    // Not `chunks`: its division costs as much as a block.
     while rest.len() >= layout.k_tile_bytes {
         let (k_tile, others) = rest.split_at(layout.k_tile_bytes);
         rest = others;
@@ -208,7 +210,7 @@ pub unsafe fn unpack<V: Vector>(
             // SAFETY: the caller's promise.
             unsafe {
                 let factor = match block.factor {
-                    // Decisions in `float` would take longer than the most frequent case.
+                    // A dispatch in `float` would cost more than this most frequent case.
                     Some((at @ Source { width: Width::Word, .. }, ScaleType::F16)) => {
                         float::<V>(k_tile, Source { width: Width::Word, ..at }, ScaleType::F16)
                     }
@@ -230,10 +232,11 @@ pub unsafe fn unpack<V: Vector>(
     }
 }
 
-/// [`unpack`] of scales that are factors in f16, as many formats have them: deciding what a block has takes longer than they do.
+/// [`unpack`] for plain f16 factors, a frequent case. The general dispatch per block
+/// costs more than the work.
 ///
 /// # Safety
-/// As of [`unpack`].
+/// As for [`unpack`].
 #[inline(always)]
 unsafe fn unpack_halves<V: Vector>(
     halves: &[(usize, u32)],
@@ -257,10 +260,10 @@ unsafe fn unpack_halves<V: Vector>(
     }
 }
 
-/// The minima of the sub-blocks of `block`, whose scales are `scales`.
+/// Minima of the sub-blocks of `block`, with scales `scales`.
 ///
 /// # Safety
-/// As of [`unpack`].
+/// As for [`unpack`].
 #[inline(always)]
 unsafe fn unpack_mins<V: Vector>(block: &Block, k_tile: &[u8], scales: &[f32], mins: &mut [f32]) {
     // SAFETY: the caller's promise.
@@ -285,10 +288,10 @@ unsafe fn unpack_mins<V: Vector>(block: &Block, k_tile: &[u8], scales: &[f32], m
     }
 }
 
-/// The integers of all sub-blocks times `factor`.
+/// Integers of all sub-blocks times `factor`.
 ///
 /// # Safety
-/// As of [`unpack`].
+/// As for [`unpack`].
 #[inline(always)]
 unsafe fn integers<V: Vector>(k_tile: &[u8], codes: &Codes, factor: V::Floats, out: &mut [f32]) {
     // SAFETY: the caller's promise.
@@ -310,7 +313,7 @@ unsafe fn integers<V: Vector>(k_tile: &[u8], codes: &Codes, factor: V::Floats, o
 }
 
 /// # Safety
-/// As of [`unpack`].
+/// As for [`unpack`].
 #[inline(always)]
 unsafe fn load<V: Vector>(k_tile: &[u8], from: Source) -> V::Words {
     // SAFETY: the caller's promise.
@@ -331,7 +334,7 @@ unsafe fn load<V: Vector>(k_tile: &[u8], from: Source) -> V::Words {
 }
 
 /// # Safety
-/// As of [`unpack`].
+/// As for [`unpack`].
 #[inline(always)]
 unsafe fn float<V: Vector>(k_tile: &[u8], at: Source, kind: ScaleType) -> V::Floats {
     // SAFETY: the caller's promise.
@@ -342,14 +345,14 @@ unsafe fn float<V: Vector>(k_tile: &[u8], at: Source, kind: ScaleType) -> V::Flo
             ScaleType::F16 => V::half_bits_to_floats(V::and(words, 0xffff)),
             ScaleType::E4M3 => super::kernel::e4m3::<V>(V::and(words, 0xff)),
             ScaleType::E8M0 => {
-                // In two factors, both of them normal numbers.
+                // Two factors, both normal numbers.
                 let exponent = V::and(words, 0xff);
                 let lower = V::shift_right(exponent, 1);
                 let upper = V::shift_right(V::add(exponent, V::splat_word(1)), 1);
                 let power =
                     |exponent, bias| V::bits_to_floats(V::shift_left(V::add(exponent, V::splat_word(bias)), 23));
                 let number = V::multiply(power(lower, 64), power(upper, 63));
-                // The code of NaN gives an infinity, which times 0 is NaN.
+                // The NaN code yields infinity, and infinity times 0 is NaN.
                 V::multiply_add(number, V::splat(0.0), number)
             }
         }

@@ -32,7 +32,7 @@ pub trait Vector: Copy {
     unsafe fn load(from: *const f32) -> Self::Floats;
     /// Stores floats without alignment.
     unsafe fn store(to: *mut f32, floats: Self::Floats);
-    /// The same number in every lane.
+    /// Broadcast of a number.
     unsafe fn splat(number: f32) -> Self::Floats;
     /// `a · b`.
     unsafe fn multiply(a: Self::Floats, b: Self::Floats) -> Self::Floats;
@@ -55,7 +55,7 @@ pub trait Vector: Copy {
     unsafe fn load_halves(from: *const u8) -> Self::Words;
     /// Loads sixteen bytes without alignment.
     unsafe fn load_bytes(from: *const u8) -> Self::Words;
-    /// The same word in every lane.
+    /// Broadcast of a word.
     unsafe fn splat_word(word: u32) -> Self::Words;
     /// `words >> by`.
     unsafe fn shift_right(words: Self::Words, by: u32) -> Self::Words;
@@ -135,7 +135,7 @@ pub trait Dot<V: Vector> {
         unsafe { V::add(sums, run) }
     }
 
-    /// The same sums, computed before any later code. Otherwise compilers
+    /// Unchanged sums, computed before any later code. Otherwise compilers
     /// with few registers finish one token before the next, with the
     /// codes of all quads on the stack.
     #[inline(always)]

@@ -1,10 +1,10 @@
-//! The bundles that the feature `embed-kernels` puts into the program: those in `QGEMM_EMBED_KERNELS` when this crate
-//! was built, checked by its build script.
+//! Embedded bundles of the feature `embed-kernels`: those in `QGEMM_EMBED_KERNELS` at
+//! build time, checked by the build script.
 
-/// File name and contents of each.
+/// File names and contents.
 #[cfg(feature = "embed-kernels")]
 pub(super) static BUNDLES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
 
-/// Nothing was embedded.
+/// No embedded bundles.
 #[cfg(not(feature = "embed-kernels"))]
 pub(super) static BUNDLES: &[(&str, &[u8])] = &[];

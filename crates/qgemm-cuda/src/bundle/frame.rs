@@ -1,5 +1,5 @@
-//! Zstandard frames of bundles: where they are, how long their contents may be, and how they are unpacked, by a decoder in
-//! Rust, so that programs need no C.
+//! Zstandard frames of bundles: position, size limits and decompression. The decoder is
+//! in Rust, so that programs need no C.
 
 use std::fmt;
 use std::path::Path;
@@ -12,21 +12,21 @@ use crate::binary::Reader;
 use crate::binary::Writer;
 use crate::hash::Sha256Hash;
 
-/// A frame of an open bundle.
+/// Frame of an open bundle.
 #[derive(Clone, Debug)]
 pub(super) struct Frame {
-    /// Where it begins: in the file, in its header counted from the end of that.
+    /// Offset in the file. In the header, it counts from the end of the header.
     pub offset: u64,
-    /// Its length.
+    /// Stored length.
     pub stored: u64,
-    /// Hash of its bytes.
+    /// Hash of the stored bytes.
     pub hash: Sha256Hash,
-    /// Length of its contents.
+    /// Decompressed length.
     pub len: u64,
 }
 
 impl Frame {
-    /// Reads the header's fields; `first` is where frames begin.
+    /// Parses the fields of a frame. Frames begin at `first`.
     pub(super) fn read(reader: &mut Reader<'_>, first: u64) -> Option<Self> {
         let offset = first.checked_add(reader.u64()?)?;
         Some(Self { offset, stored: reader.u64()?, hash: reader.hash()?, len: reader.u64()? })
@@ -41,7 +41,7 @@ impl Frame {
     }
 }
 
-/// What a frame holds.
+/// Kind of a frame's contents.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Part {
     Dictionary,
@@ -49,7 +49,7 @@ pub(super) enum Part {
 }
 
 impl Part {
-    /// The most bytes that its contents may have: a header is no reason to allocate more.
+    /// Limit of the decompressed length, which bounds allocations by a forged header.
     pub(super) fn limit(self) -> u64 {
         match self {
             Self::Dictionary => 2 << 20,
@@ -57,7 +57,7 @@ impl Part {
         }
     }
 
-    /// What messages call it.
+    /// Name in messages.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Dictionary => "the dictionary",
@@ -65,7 +65,7 @@ impl Part {
         }
     }
 
-    /// Refuses contents of more than [`Part::limit`] bytes in the bundle `path`.
+    /// Refuses contents beyond [`Part::limit`] in the bundle `path`.
     pub(super) fn check(self, len: u64, path: &Path) -> Result<(), BundleError> {
         let limit = self.limit();
         if len > limit {
@@ -75,7 +75,7 @@ impl Part {
     }
 }
 
-/// Unpacks frames with the dictionary that they share.
+/// Decoder with the common dictionary.
 pub(super) struct Unpacker(FrameDecoder);
 
 impl fmt::Debug for Unpacker {
@@ -85,7 +85,8 @@ impl fmt::Debug for Unpacker {
 }
 
 impl Unpacker {
-    /// From the frame of the dictionary, whose contents have `len` bytes; none when it has 0. `None` when it is damaged.
+    /// Decoder with the dictionary in a frame, `len` bytes decompressed. No dictionary if
+    /// `len` is 0. `None` when damaged.
     pub(super) fn new(dictionary: &[u8], len: u64) -> Option<Self> {
         let mut decoder = FrameDecoder::new();
         decoder.set_max_window_size(Part::Kernels.limit());
@@ -97,7 +98,8 @@ impl Unpacker {
         Some(unpacker)
     }
 
-    /// The `len` bytes that the frame holds, a length that [`Part::check`] has seen. `None` when it is damaged.
+    /// Decompresses a frame to `len` bytes, which [`Part::check`] has
+    /// bounded. `None` when damaged.
     pub(super) fn unpack(&mut self, frame: &[u8], len: u64) -> Option<Vec<u8>> {
         let mut contents = vec![0; usize::try_from(len).ok()?];
         let got = self.0.decode_all(frame, &mut contents).ok()?;

@@ -1,30 +1,31 @@
-//! What a bundle begins with: shared by the library and by its build script, which checks the bundles that it embeds.
+//! Prefix of a bundle. The library and its build script share this file.
 
-/// Names folders and files of bundles to embed, separated as in `PATH`, when the feature `embed-kernels` is built.
+/// Bundles to embed with the feature `embed-kernels`: folders and
+/// files, separated as in `PATH`.
 pub const EMBED_VARIABLE: &str = "QGEMM_EMBED_KERNELS";
 /// Extension of bundle files.
 pub const EXTENSION: &str = "qgk";
 
-/// The version of the format that this library reads and writes.
+/// Format version that this library reads and writes.
 pub const FORMAT_VERSION: u32 = 5;
 /// Bytes before the header.
 pub const PREFIX_BYTES: usize = 24;
-/// The first bytes of a bundle.
+/// Magic number: the first bytes of a bundle.
 pub const MAGIC: &[u8; 8] = b"QGBUNDLE";
 
-/// What a bundle begins with.
+/// Prefix of a bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix {
-    /// Version of the format.
+    /// Format version.
     pub version: u32,
-    /// Bytes of the header, which the hash of the header follows.
+    /// Length of the header in bytes. The hash of the header follows it.
     pub header: u32,
-    /// Bytes of the frames, to the file's end.
+    /// Length of the frames in bytes, up to the end of the file.
     pub frames: u64,
 }
 
 impl Prefix {
-    /// Reads `bytes`; `None` when they do not begin a bundle.
+    /// Parses a prefix. `None` for other files.
     pub fn parse(bytes: &[u8; PREFIX_BYTES]) -> Option<Self> {
         let (magic, rest) = bytes.split_at(MAGIC.len());
         let (version, rest) = rest.split_at(4);

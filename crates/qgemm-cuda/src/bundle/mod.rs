@@ -1,5 +1,6 @@
-//! Bundles: files of kernels compiled ahead, for machines without a compiler. One file a target, written by
-//! `cargo xtask build-kernels`, read where it lies or embedded in the program.
+//! Kernel bundles: files of precompiled kernels, for machines without a compiler.
+//! `cargo xtask build-kernels` writes one file per target. They are read as files,
+//! or embedded in the program.
 //!
 //! ```text
 //! magic | format version | header length | length of the frames | header | hash of the header | frames
@@ -9,13 +10,14 @@
 //! dictionary, frame = offset | stored length | hash of the stored bytes | length
 //! ```
 //!
-//! A Zstandard frame holds a few kernels that are alike, so that loading one reads and unpacks few others; the frame that
-//! was unpacked last is kept, as a plan's kernels are often neighbours. Kernels of a chip share most of their text: a
-//! dictionary, a frame without one, serves all frames. It is unpacked when the first kernel is read. PTX is compressed in
-//! another form (`registers.rs`).
+//! A Zstandard frame has a few similar kernels, so loading one decompresses few
+//! others. The last decompressed frame is cached, because a plan's kernels are often
+//! neighbours. Kernels of a chip have most text in common. One dictionary, stored in
+//! a frame of its own, therefore serves all frames. It is decompressed for the first
+//! kernel. PTX is transformed before compression (`registers.rs`).
 //!
-//! Hashes of frames find damage. The check of an entry binds an image to the kernel that it was compiled from: a header that was
-//! forged, its hash included, does not give a kernel the image of another.
+//! Hashes of frames detect damage. The check of an entry binds an image to its kernel:
+//! even a forged header with a correct hash cannot give a kernel the image of another.
 
 mod embedded;
 mod frame;
@@ -45,82 +47,82 @@ pub(crate) use set::Bundles;
 use frame::{Frame, Part, Unpacker};
 use layout::{FORMAT_VERSION, PREFIX_BYTES, Prefix};
 
-/// Why a bundle is not used.
+/// Errors of bundles.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BundleError {
-    /// The file cannot be read or written.
+    /// Read or write error.
     #[error("{}: {error}", path.display())]
     Io {
-        /// The file.
+        /// File path.
         path: PathBuf,
-        /// What the system says.
+        /// System error.
         error: io::Error,
     },
-    /// The file is no bundle, is cut off, or was changed.
+    /// Truncated or modified file, or no bundle at all.
     #[error("{}: damaged: {what}", path.display())]
     Damaged {
-        /// The file.
+        /// File path.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the damage.
         what: String,
     },
-    /// The file says that something in it is larger than what this library makes room for.
+    /// Part beyond the size limit.
     #[error("{}: {part} of {got} bytes, expected at most {limit}", path.display())]
     TooLarge {
-        /// The file.
+        /// File path.
         path: PathBuf,
-        /// What is too large.
+        /// Name of the part.
         part: &'static str,
-        /// The most that is read or written.
+        /// Size limit in bytes.
         limit: u64,
-        /// What the file says, or the kernel to be written has.
+        /// Size in the file, or of the kernel to be written.
         got: u64,
     },
-    /// The file was written by another version of this library, in another format.
-    #[error("{}: of version {got} of the bundle format, this library reads {expected}: build it again", path.display())]
+    /// Bundle of another format version.
+    #[error("{}: expected version {expected} of the bundle format, got {got}: build it again", path.display())]
     OtherVersion {
-        /// The file.
+        /// File path.
         path: PathBuf,
-        /// The version that this library reads.
+        /// Supported format version.
         expected: u32,
-        /// The file's.
+        /// Format version of the file.
         got: u32,
     },
-    /// The kernels were compiled from other sources than those of this library.
-    #[error("{}: built from kernel sources {got}, this library has {expected}: build it again", path.display())]
+    /// Bundle of other kernel sources.
+    #[error("{}: expected kernel sources {expected}, got {got}: build it again", path.display())]
     OtherSources {
-        /// The file.
+        /// File path.
         path: PathBuf,
         /// Hash of this library's sources.
         expected: Sha256Hash,
-        /// Hash of the bundle's.
+        /// Hash of the bundle's sources.
         got: Sha256Hash,
     },
 }
 
-/// A kernel in an open bundle.
+/// Kernel in an open bundle.
 #[derive(Clone, Debug)]
 struct Entry {
-    /// The first half of the kernel's hash.
+    /// First half of the kernel's hash.
     key: Half,
     target: Target,
     resources: Option<Resources>,
-    /// Number of its frame.
+    /// Index of its frame.
     frame: usize,
-    /// Where it is in there.
+    /// Range within the frame.
     span: Range<usize>,
     check: Half,
 }
 
-/// The first half of a hash: enough to find and to compare.
+/// First half of a hash, enough to find and to compare.
 type Half = [u8; 16];
 
 fn half(hash: Sha256Hash) -> Half {
     std::array::from_fn(|i| hash.0[i])
 }
 
-/// What binds `artifact` to the kernel with the hash `key`.
+/// Check that binds `artifact` to the kernel with hash `key`.
 fn check(key: Sha256Hash, artifact: &Artifact) -> Half {
     let mut resources = Writer::default();
     resources.u32(u32::from(artifact.resources.is_some()));
@@ -133,31 +135,32 @@ fn check(key: Sha256Hash, artifact: &Artifact) -> Half {
     half(hasher.finish())
 }
 
-/// Where the bytes of a bundle are.
+/// Location of a bundle's bytes.
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// In the file of the bundle's path.
+    /// File at the bundle's path.
     File,
-    /// In the program.
+    /// Embedded in the program.
     Program(&'static [u8]),
 }
 
-/// An open bundle. Images are read when they are asked for.
+/// Open bundle. Images are read on demand.
 #[derive(Debug)]
 pub struct Bundle {
     path: PathBuf,
     place: Place,
     target: Target,
     nvrtc: String,
-    /// Empty where the kernels share none.
+    /// Dictionary. Empty if the kernels have none.
     dictionary: Frame,
     frames: Vec<Frame>,
     entries: Vec<Entry>,
-    /// Made for the first kernel that is read. Absent while a frame is unpacked, so that none stays that failed.
+    /// Created for the first kernel. Absent during decompression, so that a
+    /// failed decoder is not reused.
     unpacked: Mutex<Option<Unpacked>>,
 }
 
-/// What unpacks frames, and the one that it unpacked last.
+/// Decoder, and the last decompressed frame.
 #[derive(Debug)]
 struct Unpacked {
     unpacker: Unpacker,
@@ -177,7 +180,7 @@ impl Bundle {
         Self::index(path, Place::File, file, len)
     }
 
-    /// The bundles that were embedded by the feature `embed-kernels`; none without it.
+    /// Embedded bundles of the feature `embed-kernels`. None without it.
     ///
     /// # Errors
     /// A [`BundleError`].
@@ -185,12 +188,12 @@ impl Bundle {
         embedded::BUNDLES.iter().map(|(name, bytes)| Self::of_program(name, bytes)).collect()
     }
 
-    /// The bundle `bytes`, called `name` in messages.
+    /// Bundle in the bytes `bytes`, called `name` in messages.
     fn of_program(name: &str, bytes: &'static [u8]) -> Result<Self, BundleError> {
         Self::index(Path::new(&format!("embedded {name}")), Place::Program(bytes), bytes, bytes.len() as u64)
     }
 
-    /// Reads the index of the bundle whose `file_len` bytes `contents` yields.
+    /// Reads the index of a bundle. `contents` yields its `file_len` bytes.
     fn index(path: &Path, place: Place, mut contents: impl Read, file_len: u64) -> Result<Self, BundleError> {
         let io = |error| BundleError::Io { path: path.to_path_buf(), error };
         let damaged = |what: &str| BundleError::Damaged { path: path.to_path_buf(), what: what.into() };
@@ -255,7 +258,7 @@ impl Bundle {
         Some((sources, Self { path, place, target, nvrtc, dictionary, frames, entries, unpacked }))
     }
 
-    /// What the bundle was built for.
+    /// Target of the bundle.
     pub fn target(&self) -> Target {
         self.target
     }
@@ -265,12 +268,13 @@ impl Bundle {
         self.entries.len()
     }
 
-    /// Whether it holds no kernel.
+    /// Whether it has no kernels.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The kernel `spec`, in a form that `chip` runs; `None` when the bundle has none.
+    /// Reads the kernel `spec` in a form that runs on `chip`. `None`
+    /// when the bundle has none.
     ///
     /// # Errors
     /// A [`BundleError`] when the image cannot be read or was changed.
@@ -293,7 +297,7 @@ impl Bundle {
         Ok(Some(artifact))
     }
 
-    /// What is compressed of `entry`.
+    /// Decompressed bytes of `entry`.
     fn contents(&self, entry: &Entry) -> Result<Vec<u8>, BundleError> {
         let mut kept = self.unpacked.lock().unwrap_or_else(PoisonError::into_inner);
         let unpacked = match kept.take_if(|unpacked| unpacked.frame == entry.frame) {
@@ -315,7 +319,7 @@ impl Bundle {
         Ok(own)
     }
 
-    /// What unpacks this bundle's kernels.
+    /// Decoder of this bundle.
     fn unpacker(&self) -> Result<Unpacker, BundleError> {
         let stored = self.stored(&self.dictionary, Part::Dictionary)?;
         let unpacker = Unpacker::new(&stored, self.dictionary.len);
@@ -326,7 +330,7 @@ impl Bundle {
         BundleError::Damaged { path: self.path.clone(), what: format!("{} that does not unpack", part.name()) }
     }
 
-    /// The stored bytes of `frame`, which are those that were written, and whose contents are not too long.
+    /// Stored bytes of `frame`, with verified hash and size limit.
     fn stored(&self, frame: &Frame, part: Part) -> Result<Vec<u8>, BundleError> {
         part.check(frame.len, &self.path)?;
         let stored = self.stored_bytes(frame).map_err(|error| BundleError::Io { path: self.path.clone(), error })?;
@@ -337,7 +341,7 @@ impl Bundle {
         Ok(stored)
     }
 
-    /// The stored bytes of `frame`; fewer where the bundle ends.
+    /// Stored bytes of `frame`. Fewer when the bundle is truncated.
     fn stored_bytes(&self, frame: &Frame) -> io::Result<Vec<u8>> {
         let mut stored = Vec::new();
         match self.place {

@@ -1,20 +1,24 @@
-//! PTX with the numbers of registers as distances. The compiler numbers the registers of a kernel in the order in which it
-//! makes them, so that the same instructions have other numbers in each kernel and in each repetition. Distances are
-//! alike: PTX compresses to little more than half as much.
+//! PTX transformation for compression: register numbers become distances.
 //!
-//! A register, `%r123`, becomes a byte of its class and the distance from the register of that class that stood first on a
-//! line most recently, which is the one that an instruction there defines: zigzag, seven bits a byte, the lowest first.
-//! Bytes above ASCII follow an escape; all others stay.
+//! The compiler numbers registers in order of creation, so equal instructions
+//! have different numbers in each kernel and repetition. Distances are equal,
+//! and compress nearly twice as well.
+//!
+//! A register such as `%r123` becomes a byte for its class and a distance.
+//! The distance is from the last register of that class that came first on
+//! a line: the one defined by the instruction there. It is zigzag-encoded,
+//! seven bits a byte, low bits first. Non-ASCII bytes follow an escape;
+//! other bytes are unchanged.
 
-/// Classes of registers.
+/// Register classes.
 const CLASSES: [&str; 6] = ["p", "rs", "r", "rd", "f", "fd"];
-/// The byte of the first class; those of the others follow.
+/// Byte of the first class. The others follow.
 const FIRST: u8 = 0x80;
 const ESCAPE: u8 = FIRST + CLASSES.len() as u8;
-/// Bytes of a distance between two numbers of 32 bits.
+/// Bytes of a distance between two 32-bit numbers.
 const MAX_DISTANCE_BYTES: usize = 5;
 
-/// What distances are counted from.
+/// Reference registers of distances.
 struct Defined {
     numbers: [u32; CLASSES.len()],
     /// Whether the next register is the first on its line.
@@ -34,7 +38,7 @@ impl Defined {
     }
 }
 
-/// The other form of `text`, which may be any bytes.
+/// Transforms `text`, which may be any bytes.
 #[cfg(any(test, feature = "write-bundles"))]
 pub(super) fn pack(text: &[u8]) -> Vec<u8> {
     let mut packed = Vec::with_capacity(text.len());
@@ -59,8 +63,8 @@ pub(super) fn pack(text: &[u8]) -> Vec<u8> {
     packed
 }
 
-/// The register that `text` begins with: class, number, and what follows. Numbers that would not be printed as they stand
-/// are text.
+/// Register at the start of `text`: class, number, and the remaining text.
+/// Numbers that would print differently are text.
 #[cfg(any(test, feature = "write-bundles"))]
 fn register(text: &[u8]) -> Option<(usize, u32, &[u8])> {
     let rest = text.strip_prefix(b"%")?;
@@ -83,7 +87,7 @@ fn push_distance(packed: &mut Vec<u8>, mut distance: u64) {
     packed.push(distance as u8);
 }
 
-/// The text whose other form is `packed`, at most seven times as long; `None` when that is damaged.
+/// Inverse of [`pack`], at most seven times as long. `None` when damaged.
 pub(super) fn unpack(packed: &[u8]) -> Option<Vec<u8>> {
     let mut text = Vec::with_capacity(packed.len() + packed.len() / 4);
     let mut defined = Defined::none();
@@ -123,7 +127,8 @@ fn take_distance(packed: &[u8]) -> Option<(u64, &[u8])> {
     None
 }
 
-/// Appends decimal digits; formatting them costs three times as much as all else here.
+/// Appends decimal digits. Formatting would cost three times
+/// as much as all else here.
 fn push_number(text: &mut Vec<u8>, mut number: u32) {
     let mut digits = [0; 10];
     let mut first = digits.len();

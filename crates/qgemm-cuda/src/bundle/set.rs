@@ -1,4 +1,5 @@
-//! [`Bundles`]: those that the user named and those in the program, in the order in which they are asked.
+//! Bundle search order ([`Bundles`]): the user's
+//! bundles, then embedded ones.
 
 use std::cmp::Reverse;
 use std::io;
@@ -8,10 +9,10 @@ use super::{Bundle, BundleError, EXTENSION};
 use crate::artifact::Artifact;
 use crate::spec::KernelSpec;
 
-/// Names folders and files of bundles, separated as in `PATH`.
+/// User's bundles: folders and files, separated as in `PATH`.
 pub const BUNDLES_VARIABLE: &str = "QGEMM_KERNELS";
 
-/// The bundles that a chip can run, and why others are not used.
+/// Bundles that run on a chip, and the reasons against others.
 #[derive(Debug, Default)]
 pub(crate) struct Bundles {
     open: Vec<Bundle>,
@@ -19,7 +20,8 @@ pub(crate) struct Bundles {
 }
 
 impl Bundles {
-    /// Opens those in `QGEMM_KERNELS`, and after them those that are embedded, so that a user can replace these.
+    /// Opens the bundles in `QGEMM_KERNELS`, then embedded ones, so that a user
+    /// can replace the latter.
     pub(crate) fn of_user(chip: u32) -> Self {
         let named = std::env::var_os(BUNDLES_VARIABLE).unwrap_or_default();
         let mut bundles = Self::at(std::env::split_paths(&named).filter(|p| !p.as_os_str().is_empty()), chip);
@@ -30,7 +32,7 @@ impl Bundles {
         bundles
     }
 
-    /// Those in the files and folders `paths`.
+    /// Opens the bundles in files and folders `paths`.
     pub(crate) fn at(paths: impl Iterator<Item = PathBuf>, chip: u32) -> Self {
         let mut bundles = Self::default();
         let mut named = Vec::new();
@@ -45,7 +47,7 @@ impl Bundles {
         bundles
     }
 
-    /// Adds what `chip` can run of `more`, to be asked after those that are there.
+    /// Appends the bundles of `more` that run on `chip`.
     fn append(&mut self, mut more: Vec<Bundle>, chip: u32) {
         more.retain(|bundle| {
             let runs = bundle.target.runs_on(chip);
@@ -54,7 +56,7 @@ impl Bundles {
             }
             runs
         });
-        // This chip's machine code, then that of its family, then PTX; the newest first.
+        // Machine code of this chip, then of its family, then PTX; newest first.
         more.sort_by_key(|b| (b.target.is_ptx(), Reverse(b.target.arch())));
         self.open.extend(more);
     }
@@ -64,7 +66,8 @@ impl Bundles {
         self.refused.push(error.to_string());
     }
 
-    /// The kernel `spec` from the first bundle that has it. Damage is reported and passed over.
+    /// Kernel `spec` from the first bundle that has it. Damaged bundles
+    /// are reported and skipped.
     pub(crate) fn find(&self, spec: &KernelSpec, chip: u32) -> Option<Artifact> {
         self.open.iter().find_map(|bundle| {
             bundle.read(spec, chip).unwrap_or_else(|error| {
@@ -74,13 +77,13 @@ impl Bundles {
         })
     }
 
-    /// Why bundles are not used.
+    /// Reasons why bundles are not used.
     pub(crate) fn refused(&self) -> &[String] {
         &self.refused
     }
 }
 
-/// The bundle at `path`, or all in the folder `path`.
+/// The bundle at `path`, or all bundles in the folder `path`.
 fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_path_buf()]);

@@ -1,4 +1,4 @@
-//! Bundles as they are written and read, and what damages them.
+//! Bundle tests: round trips and damage.
 
 use super::write::FRAME_BYTES;
 use super::*;
@@ -21,11 +21,11 @@ pub(super) fn write(folder: &Path, target: &str, kernels: &[(KernelSpec, Artifac
     path
 }
 
-/// Bytes that relatives share, and how many times they do.
+/// Length of common fragments, and their number.
 const FRAGMENT_BYTES: usize = 256;
 const FRAGMENTS: usize = 240;
 
-/// Kernels that share most of what they consist of, and fill two frames.
+/// Similar kernels that fill two frames.
 fn relatives(target: &str) -> Vec<(KernelSpec, Artifact)> {
     let mut state = 1u32;
     let mut random = || {
@@ -41,7 +41,7 @@ fn relatives(target: &str) -> Vec<(KernelSpec, Artifact)> {
     (0..2 * FRAME_BYTES / (FRAGMENTS * FRAGMENT_BYTES)).map(relative).collect()
 }
 
-/// Changes the header of the bundle `bytes` as one who can compute its hash.
+/// Edits the header of the bundle `bytes` and updates its hash.
 fn edit_header(bytes: &mut [u8], edit: impl FnOnce(&mut [u8])) {
     let prefix = Prefix::parse(bytes[..PREFIX_BYTES].try_into().unwrap()).unwrap();
     let (header, rest) = bytes[PREFIX_BYTES..].split_at_mut(prefix.header as usize);
@@ -49,7 +49,8 @@ fn edit_header(bytes: &mut [u8], edit: impl FnOnce(&mut [u8])) {
     rest[..32].copy_from_slice(&Sha256Hash::of(header).0);
 }
 
-/// Sets a field of `frame` in the header: `at` bytes from its hash.
+/// Overwrites a field of `frame` in the header,
+/// `at` bytes from its hash.
 fn forge(bytes: &[u8], frame: &Frame, at: isize, value: &[u8]) -> Vec<u8> {
     let mut forged = bytes.to_vec();
     edit_header(&mut forged, |header| {
@@ -132,7 +133,7 @@ fn reading_a_kernel_reads_its_frame_alone_and_keeps_it() {
     let path = write(folder.path(), "sm_90", &kernels);
     let bundle = Bundle::open(&path).unwrap();
     let span = |frame: &Frame| frame.offset as usize..(frame.offset + frame.stored) as usize;
-    // Of an open bundle nothing is left but the dictionary and one frame, with which the file ends.
+    // An open bundle keeps only the dictionary and one frame.
     let wanted = 41;
     let bytes = std::fs::read(&path).unwrap();
     let frame = bundle.entries[wanted].frame;
@@ -144,7 +145,7 @@ fn reading_a_kernel_reads_its_frame_alone_and_keeps_it() {
     std::fs::write(&path, left).unwrap();
     let (spec, artifact) = &kernels[wanted];
     assert_eq!(bundle.read(spec, 90).unwrap().as_ref(), Some(artifact));
-    // The dictionary is read for the first kernel alone.
+    // The dictionary is read for the first kernel only.
     assert!(bundle.stored(&bundle.dictionary, Part::Dictionary).is_ok());
     let mut file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     io::Seek::seek(&mut file, SeekFrom::Start(bundle.dictionary.offset)).unwrap();
@@ -192,7 +193,8 @@ fn a_damaged_dictionary_is_refused_with_the_reason() {
         bad[at] ^= 0x40;
         let error = read(bad.clone()).unwrap_err();
         assert_eq!(error.to_string(), "embedded A: damaged: wrong checksum of the dictionary");
-        // One who computes the checksum, too, gets an error, or the kernel where the byte decides nothing.
+        // With a corrected checksum, the result is an error, or the kernel if
+        // the byte is irrelevant.
         let hash = Sha256Hash::of(&bad[span.clone()]);
         match read(forge(&bad, &dictionary, HASH, &hash.0)) {
             Ok(kernel) => assert_eq!(kernel.as_ref(), Some(&kernels[0].1), "byte {at}"),
@@ -201,7 +203,8 @@ fn a_damaged_dictionary_is_refused_with_the_reason() {
     }
 }
 
-/// Where the entry of `spec` stands in a header: its key, what lies before the place of its image, that place, and its check.
+/// Ranges of the entry of `spec` in a header: key, bytes before the
+/// image range, image range, check.
 fn entry_of(header: &[u8], spec: &KernelSpec) -> [Range<usize>; 4] {
     let key = half(spec.key());
     let start = header.windows(key.len()).position(|window| window == key).unwrap();
@@ -237,7 +240,7 @@ fn a_forged_header_gives_no_kernel_the_image_of_another() {
             assert!(matches!(&error, BundleError::Damaged { .. }), "{what}: {error}");
             assert_eq!(bundle.read(&c.0, 90).unwrap().as_ref(), Some(&c.1), "{what}: C is as it was");
         }
-        // Two keys that change places are two kernels that get each other's image.
+        // With exchanged keys, two kernels would get each other's image.
         let mut swapped = good.clone();
         edit_header(&mut swapped, |header| {
             let ([a, ..], [b, ..]) = (entry_of(header, &a.0), entry_of(header, &b.0));
@@ -258,7 +261,7 @@ fn a_byte_of_one_image_spoils_that_kernel_alone_and_the_next_bundle_has_it() {
     let folder = tempfile::tempdir().unwrap();
     let kernels = [kernel("A", "sm_90"), kernel("B", "sm_90")];
     let good = std::fs::read(write(folder.path(), "sm_90", &kernels)).unwrap();
-    // Another image under hashes that fit, but for the check, which is that of the image before.
+    // Another image with matching hashes, but the check of the old image.
     let mut damaged = kernels.clone();
     damaged[0].1.image[7] ^= 1;
     let path = write(&folder.path().join("damaged"), "sm_90", &damaged);
@@ -362,7 +365,7 @@ fn damage_is_found_wherever_it_is() {
         bad[at] ^= 0x40;
         let refused = match read(&bad) {
             Err(BundleError::Damaged { .. }) => true,
-            // The version's own bytes are under no checksum.
+            // No checksum covers the version field.
             Err(BundleError::OtherVersion { .. }) => (8..12).contains(&at),
             _ => false,
         };
@@ -375,7 +378,7 @@ fn damage_is_found_wherever_it_is() {
 
 #[test]
 fn a_place_that_cannot_be_written_is_an_error_with_its_name() {
-    // A file where the folder should be fails for every user, root included.
+    // A file instead of the folder fails for every user, even root.
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, b"").unwrap();

@@ -1,4 +1,5 @@
-//! Writing bundles, with the encoder in C, which trains dictionaries and searches longer than those in Rust.
+//! Bundle writer. It uses the encoder in C, which trains dictionaries and
+//! compresses better than those in Rust.
 
 use std::borrow::Cow;
 use std::io;
@@ -18,19 +19,21 @@ use crate::spec::KernelSpec;
 use crate::target::Target;
 use crate::{replace, source};
 
-/// Levels above this one save nothing.
+/// Compression level. Higher levels save nothing.
 const LEVEL: i32 = 19;
-/// The dictionary has one byte for this many of the kernels, or it would weigh more than it saves.
+/// Kernel bytes per dictionary byte. A larger dictionary would
+/// cost more than it saves.
 const BYTES_PER_DICTIONARY_BYTE: usize = 32;
-/// Kernels share a frame up to this many bytes: what is read and unpacked for one of them.
+/// Maximum bytes of kernels per frame, which are decompressed together.
 pub(super) const FRAME_BYTES: usize = 4 << 20;
 
 impl Bundle {
-    /// Writes the bundle of `target` to `path`, in one step: a failed or interrupted write leaves what was there
-    /// before. Returns the file's length.
+    /// Writes the bundle of `target` to `path` atomically: a failed or interrupted
+    /// write keeps the old file. Returns the file's length.
     ///
     /// # Errors
-    /// [`BundleError::Io`], and [`BundleError::TooLarge`] for a kernel that would not be read.
+    /// [`BundleError::Io`], and [`BundleError::TooLarge`] for a kernel
+    /// that could not be read back.
     pub fn write(
         path: &Path,
         target: Target,
@@ -96,7 +99,7 @@ impl Bundle {
     }
 }
 
-/// What is compressed of a kernel.
+/// Bytes of a kernel to compress.
 fn contents(artifact: &Artifact) -> Cow<'_, [u8]> {
     match artifact.target.is_ptx() {
         true => Cow::Owned(registers::pack(&artifact.image)),
@@ -104,7 +107,8 @@ fn contents(artifact: &Artifact) -> Cow<'_, [u8]> {
     }
 }
 
-/// The kernels of each frame. Those whose names begin alike are most alike, so that they follow one another.
+/// Kernels per frame. Similar kernels have similar names, so
+/// they are sorted by name.
 fn share_frames(kernels: &[(KernelSpec, Artifact)], contents: &[Cow<'_, [u8]>]) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..kernels.len()).collect();
     order.sort_by_key(|&at| &kernels[at].0.name);
@@ -123,14 +127,14 @@ fn share_frames(kernels: &[(KernelSpec, Artifact)], contents: &[Cow<'_, [u8]>]) 
     frames
 }
 
-/// What kernels share; empty where training finds that they are too few or too small to share anything.
+/// Trained dictionary. Empty when kernels are too few or too small.
 fn dictionary(contents: &[Cow<'_, [u8]>]) -> Vec<u8> {
     let len: usize = contents.iter().map(|contents| contents.len()).sum();
     let most = Part::Dictionary.limit() as usize;
     zstd::dict::from_samples(contents, most.min(len / BYTES_PER_DICTIONARY_BYTE)).unwrap_or_default()
 }
 
-/// A frame for each of `contents`, made by as many threads as there are processors.
+/// Compresses each of `contents` to a frame, on all processors.
 fn compress(dictionary: &[u8], contents: &[Vec<u8>]) -> io::Result<Vec<Vec<u8>>> {
     let next = AtomicUsize::new(0);
     let work = || -> io::Result<Vec<(usize, Vec<u8>)>> {

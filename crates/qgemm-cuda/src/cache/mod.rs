@@ -1,6 +1,8 @@
-//! The disk cache of compiled kernels. An entry is one file, named after everything that decides its contents,
-//! written under a temporary name and renamed, and believed only when its checksum is right and nobody else can have written it.
-//! Whatever goes wrong with the cache costs time, never correctness: what cannot be written is kept in memory.
+//! Disk cache of compiled kernels. An entry is one file, named by a hash of its inputs.
+//!
+//! It is written under a temporary name and renamed. It is trusted only with a correct
+//! checksum and if no other user can have written it. Cache failures cost time, never
+//! correctness: entries that cannot be written stay in memory.
 
 mod turn;
 
@@ -24,16 +26,17 @@ use crate::target::Target;
 
 pub(crate) use turn::Turn;
 
-/// Names the cache's folder.
+/// Folder of the cache.
 pub const CACHE_VARIABLE: &str = "QGEMM_CACHE";
 
 const MAGIC: &[u8; 8] = b"QGKERNEL";
 const FORMAT_VERSION: u32 = 1;
 const EXTENSION: &str = "qgc";
-/// How long one process waits for another that compiles the same kernel: many times what a kernel takes.
+/// Maximum wait for another process that compiles the same kernel,
+/// far beyond a compilation.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Hash of everything but the compiler's version that decides a compiled kernel.
+/// Hash of all inputs of a compilation except the compiler version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CacheKey(Sha256Hash);
 
@@ -51,40 +54,40 @@ impl CacheKey {
     }
 }
 
-/// A folder of compiled kernels.
+/// Folder of compiled kernels.
 #[derive(Clone, Debug)]
 pub(crate) struct Cache {
     folder: Option<PathBuf>,
-    /// What the folder could not take, until the process ends.
+    /// Entries that the folder could not store, for the life of the process.
     memory: Arc<Mutex<HashMap<CacheKey, Artifact>>>,
 }
 
-/// The folder of the user's cache: `QGEMM_CACHE`, else `qgemm/kernels` in the system's folder for caches; `None` where there
-/// is neither.
+/// Folder of the user's cache: `QGEMM_CACHE`, else `qgemm/kernels` in the system's
+/// cache folder. `None` without either.
 pub fn cache_folder() -> Option<PathBuf> {
     let named = env::var_os(CACHE_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
     named.or_else(|| etcetera::choose_base_strategy().ok().map(|s| s.cache_dir().join("qgemm").join("kernels")))
 }
 
 impl Cache {
-    /// The user's cache, in [`cache_folder`]. All devices share it.
+    /// User's cache in [`cache_folder`]. All devices share it.
     pub(crate) fn of_user() -> Self {
         static CACHE: OnceLock<Cache> = OnceLock::new();
         CACHE.get_or_init(|| Self { folder: cache_folder(), memory: Arc::default() }).clone()
     }
 
-    /// The cache in `folder`.
+    /// Cache in `folder`.
     pub(crate) fn at(folder: &Path) -> Self {
         Self { folder: Some(folder.to_path_buf()), memory: Arc::default() }
     }
 
-    /// Its folder, for messages.
+    /// Folder, for messages.
     pub(crate) fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// The entry `key` made by NVRTC `version`, or by any when there is none on this machine. A damaged entry is
-    /// reported and treated as absent.
+    /// Reads the entry `key` of NVRTC `version`, or of any version without a compiler.
+    /// A damaged entry is reported and counts as absent.
     pub(crate) fn read(&self, key: CacheKey, version: Option<&str>) -> Option<Artifact> {
         if let Some(artifact) = self.remembered(key, version) {
             return Some(artifact);
@@ -120,11 +123,11 @@ impl Cache {
     /// Adds an entry.
     ///
     /// # Errors
-    /// When the folder cannot be written or trusted. The entry is kept in memory then.
+    /// When the folder cannot be written or trusted. The entry then stays in memory.
     pub(crate) fn write(&self, key: CacheKey, artifact: &Artifact) -> io::Result<()> {
         let written = self.write_file(key, artifact);
         if written.is_err() {
-            // A panic while the lock is held cannot leave the map half changed.
+            // A panic under the lock cannot leave the map inconsistent.
             let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
             memory.insert(key, artifact.clone());
         }
@@ -142,15 +145,16 @@ impl Cache {
         memory.get(&key).filter(|artifact| version.is_none_or(|version| version == artifact.nvrtc)).cloned()
     }
 
-    /// The turn to compile `key`. While it is held, other processes wait for the entry.
+    /// Turn to compile `key`. Other processes wait for the entry meanwhile.
     pub(crate) fn turn(&self, key: CacheKey) -> Option<Turn> {
         let folder = self.folder.as_deref()?;
         make_private_folder(folder).ok()?;
         Some(Turn::take(&folder.join(format!("{}.lock", key.0)), PATIENCE))
     }
 
-    /// The version of the compiler at `library`, noted by [`Cache::note_version`] while the file is unchanged:
-    /// spares a start that finds all its kernels here the loading of a library of 100 MB.
+    /// Noted version of the compiler at `library`, while the file is
+    /// unchanged ([`Cache::note_version`]). It avoids loading a 100 MB library
+    /// when all kernels are cached.
     pub(crate) fn noted_version(&self, library: &Path) -> Option<String> {
         check_folder(self.folder.as_deref()?).ok()?;
         let text = String::from_utf8(read_private(&self.note_path(library)?).ok()?).ok()?;
@@ -158,7 +162,7 @@ impl Cache {
         well_formed.then_some(text)
     }
 
-    /// Notes that the compiler at `library` is `version`.
+    /// Notes the version of the compiler at `library`.
     pub(crate) fn note_version(&self, library: &Path, version: &str) {
         let (Some(folder), Some(path)) = (self.folder.as_deref(), self.note_path(library)) else { return };
         if let Err(error) = make_private_folder(folder).and_then(|()| replace::with(&path, version.as_bytes())) {
@@ -181,7 +185,7 @@ fn entry_path(folder: &Path, key: CacheKey, version: &str) -> PathBuf {
     folder.join(format!("{}-{version}.{EXTENSION}", key.0))
 }
 
-/// The entry of the newest compiler.
+/// Entry of the newest compiler.
 fn newest_entry(folder: &Path, key: CacheKey) -> Option<PathBuf> {
     let (prefix, suffix) = (format!("{}-", key.0), format!(".{EXTENSION}"));
     let version = |path: &Path| -> Option<(u32, u32)> {
@@ -193,7 +197,8 @@ fn newest_entry(folder: &Path, key: CacheKey) -> Option<PathBuf> {
     entries.filter_map(|path| Some((version(&path)?, path))).max().map(|(_, path)| path)
 }
 
-/// Layout: magic, format version, key, target, NVRTC version, resources, image; then the hash of all that.
+/// Encodes magic, format version, key, target, NVRTC version, resources,
+/// image; then a hash of all.
 fn encode(key: CacheKey, artifact: &Artifact) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.bytes.extend_from_slice(MAGIC);
@@ -310,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_cannot_be_written_is_survived() {
-        // A file where the folder should be fails for every user, root included.
+        // A file instead of the folder fails for every user, even root.
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, b"").unwrap();
@@ -319,7 +324,7 @@ mod tests {
         assert!(cache.turn(key).is_none());
         assert_eq!(cache.read(key, Some("12.9")), None);
         assert!(cache.write(key, &artifact("12.9")).is_err());
-        // Kept in memory, for this cache and its clones.
+        // Kept in memory by this cache and its clones.
         assert_eq!(cache.clone().read(key, Some("12.9")), Some(artifact("12.9")));
         assert_eq!(cache.read(key, None), Some(artifact("12.9")));
         assert_eq!(cache.read(key, Some("13.0")), None);

@@ -1,5 +1,6 @@
-//! [`Turn`]: who compiles a kernel that several processes want at once. It saves work and decides nothing: an entry is
-//! whole or absent with and without it.
+//! Compilation turns ([`Turn`]): only one of several processes compiles
+//! a kernel. They save work but guarantee nothing: entries are complete
+//! or absent in any case.
 
 use std::fs;
 use std::path::Path;
@@ -7,16 +8,17 @@ use std::time::Duration;
 
 use qgemm_hal::FileLock;
 
-/// Held while a kernel is compiled and added to the cache.
+/// Held during compilation of a kernel.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    /// Its file is deleted at the end; `None` where nothing could be locked.
+    /// Lock, whose file is deleted on drop. `None` if
+    /// nothing could be locked.
     lock: Option<FileLock>,
 }
 
 impl Turn {
-    /// Waits until no other process holds `path`, at most `patience`: a holder that does not get on must not keep others from
-    /// working. Where files cannot be locked, everyone works.
+    /// Waits at most `patience` for `path`, so that a stuck holder cannot
+    /// block others. Without file locks, everyone compiles.
     pub(super) fn take(path: &Path, patience: Duration) -> Self {
         let lock = FileLock::take(path, patience);
         Self { lock: lock.inspect_err(|error| tracing::debug!(%error, "compiling without a lock")).ok() }
@@ -26,8 +28,9 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         let Some(path) = self.lock.as_ref().map(FileLock::path) else { return };
-        // Deleted while it is held. Whoever already waits for this file gets its turn when it is closed; whoever comes
-        // later makes another file, and finds the entry.
+        // Deleted while locked. A process already waiting for this file
+        // gets its turn when it closes; a later process makes another
+        // file and finds the entry.
         if let Err(error) = fs::remove_file(path) {
             tracing::debug!(path = %path.display(), %error, "a lock file stays");
         }

@@ -23,7 +23,7 @@ pub enum NvrtcError {
     /// The library was not found.
     #[error("no NVRTC: {why}")]
     Missing {
-        /// Where it was searched.
+        /// Searched locations.
         why: String,
     },
     /// The library does not support a target.

@@ -29,7 +29,7 @@ const PATIENCE_WAITING: u64 = 1_000_000;
 
 pub(super) type Fibre = Coroutine<(), (), (), DefaultStack>;
 
-/// What a thread waits for.
+/// Wait state of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     /// Nothing: it is running or ready.

@@ -105,7 +105,7 @@ pub(super) struct Clocks {
     /// beyond the floor. Empty until needed.
     known: Vec<u32>,
     foreign: Vec<Option<Rc<Knowledge>>>,
-    /// What a relaxed atomic of the thread releases:
+    /// Knowledge that a relaxed atomic of the thread releases:
     /// everything before its last fence.
     fenced: Vec<Option<Rc<Knowledge>>>,
     /// The thread's clock at its last `fence.proxy.async`.
@@ -113,8 +113,8 @@ pub(super) struct Clocks {
     engine: u32,
     /// TMA clock known to each thread.
     engine_known: Vec<u32>,
-    /// What the thread's next fence acquires: everything that
-    /// its relaxed atomics have read.
+    /// Knowledge that the thread's next fence acquires: everything
+    /// that its relaxed atomics have read.
     pending: Vec<Option<Rc<Knowledge>>>,
 }
 
@@ -313,7 +313,7 @@ impl Clocks {
         self.fenced[thread] = Some(self.release(thread));
     }
 
-    /// What a relaxed atomic write of `thread` releases.
+    /// Knowledge that a relaxed atomic write of `thread` releases.
     pub(super) fn fenced(&self, thread: usize) -> Option<&Knowledge> {
         self.fenced[thread].as_deref()
     }

@@ -7,7 +7,7 @@ use super::clock::{Clocks, Knowledge, Stamp};
 use super::shared::Refused;
 use crate::fault::FaultKind;
 
-/// How a launch may access an operand.
+/// Access of a launch to an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reads at any time, even before earlier launches are done: weights.

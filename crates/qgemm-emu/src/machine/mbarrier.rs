@@ -156,7 +156,7 @@ impl Block<'_> {
         Ok(true)
     }
 
-    /// What an mbarrier still expects, for messages.
+    /// Pending arrivals and bytes of an mbarrier, for messages.
     pub(super) fn wants_of(&self, offset: usize) -> String {
         self.barriers_in_memory
             .0

@@ -45,7 +45,7 @@ impl LaneShare {
     }
 }
 
-/// What a `wgmma` computes.
+/// Operation of a `wgmma`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wgmma {
     /// Accumulators of a lane.

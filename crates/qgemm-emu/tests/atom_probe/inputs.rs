@@ -1,10 +1,11 @@
-//! The registers that probes run on. They are the same on every machine: recordings of a GPU's results hold no inputs.
+//! Input registers of probes, identical on every machine, because recordings of GPU
+//! results do not include inputs.
 
 use half::{bf16, f16};
 
 use super::Probe;
 
-/// What the bits of an input word stand for.
+/// Interpretation of an input word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A pair of finite f16 numbers.
@@ -19,22 +20,22 @@ pub enum Kind {
     S8,
     /// A finite f32 number.
     F32,
-    /// As [`Kind::F16`], with infinities and NaN among the wide ones.
+    /// As [`Kind::F16`], but `Wide` includes infinities and NaN.
     AnyF16,
-    /// As [`Kind::F32`], with infinities and NaN among the wide ones.
+    /// As [`Kind::F32`], but `Wide` includes infinities and NaN.
     AnyF32,
-    /// An integer: any bits where the others are random numbers.
+    /// Integer: random bits in random cases.
     Bits,
-    /// An integer below this one.
+    /// Integer below this bound.
     Below(u32),
 }
 
-/// How a case's registers are chosen.
+/// Fill of a case's registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fill {
-    /// Every element has a small number of its own, so that one that goes astray shows.
+    /// A distinct small number per element, so that a misplaced one shows.
     Index,
-    /// Small integers, whose products and sums are exact.
+    /// Small integers with exact products and sums.
     Integers,
     /// Numbers of moderate size.
     Normal,
@@ -44,7 +45,8 @@ enum Fill {
 
 const FILLS: [Fill; 4] = [Fill::Index, Fill::Integers, Fill::Normal, Fill::Wide];
 
-/// The inputs of the first `cases` cases of `probe`: `[case][lane][word]`. More cases begin with the same ones.
+/// Inputs of the first `cases` cases of `probe`: `[case][lane][word]`. They are
+/// a prefix of those of more cases.
 pub fn fill(probe: &Probe, cases: usize) -> Vec<u32> {
     let mut words = Vec::with_capacity(cases * probe.lanes() * probe.words_in());
     for case in 0..cases {
@@ -61,12 +63,12 @@ pub fn fill(probe: &Probe, cases: usize) -> Vec<u32> {
     words
 }
 
-/// Whether the sums of products in `case` are exact on every chip, whatever its order and accumulators.
+/// Whether sums in `case` are exact on every chip, for any order and accumulator width.
 pub fn sums_are_exact(case: usize) -> bool {
     matches!(FILLS[case % FILLS.len()], Fill::Index | Fill::Integers)
 }
 
-/// One word, the `index`-th of its kind in the warp.
+/// Word `index` of its kind in the warp.
 fn word(kind: Kind, fill: Fill, index: u32, shift: u32, random: &mut Random) -> u32 {
     let elements = match kind {
         Kind::F16 | Kind::AnyF16 | Kind::Bf16 => 2,
@@ -80,12 +82,12 @@ fn word(kind: Kind, fill: Fill, index: u32, shift: u32, random: &mut Random) -> 
     })
 }
 
-/// The bits of one element.
+/// Bits of one element.
 fn element(kind: Kind, fill: Fill, number: u32, random: &mut Random) -> u32 {
     let f16_bits = |value: f32| u32::from(f16::from_f32(value).to_bits());
     let bf16_bits = |value: f32| u32::from(bf16::from_f32(value).to_bits());
     match (kind, fill) {
-        // Integers that the type holds exactly; FP8's so small that Ada's short accumulators hold their sums.
+        // Integers exact in the type. FP8's are small enough for Ada's short accumulators.
         (Kind::F16 | Kind::AnyF16, Fill::Index) => f16_bits(cycle(number, 2048) as f32),
         (Kind::Bf16, Fill::Index) => bf16_bits(cycle(number, 256) as f32),
         (Kind::F32 | Kind::AnyF32, Fill::Index) => (number as f32).to_bits(),
@@ -112,11 +114,11 @@ fn element(kind: Kind, fill: Fill, number: u32, random: &mut Random) -> u32 {
         (Kind::F16, Fill::Wide) => random.float(10, 0..31, 5),
         (Kind::Bf16, Fill::Wide) => random.float(7, 87..168, 8),
         (Kind::F32, Fill::Wide) => random.float(23, 97..158, 8),
-        // Every binade but E4M3's largest, which has the NaN in it.
+        // Every binade except E4M3's largest, which has the NaN.
         (Kind::E4m3, Fill::Wide) => random.float(3, 0..15, 4),
         (Kind::E5m2, Fill::Wide) => random.float(2, 0..31, 5),
         (Kind::AnyF16, Fill::Wide) => random.bits() & 0xffff,
-        // Half of them in the range of the narrower types.
+        // Half of them in the range of narrower types.
         (Kind::AnyF32, Fill::Wide) if random.bits().is_multiple_of(2) => random.float(23, 100..147, 8),
         (Kind::AnyF32, Fill::Wide) => random.bits(),
         (Kind::S8, Fill::Normal | Fill::Wide) => random.bits() & 0xff,
@@ -125,12 +127,14 @@ fn element(kind: Kind, fill: Fill, number: u32, random: &mut Random) -> u32 {
     }
 }
 
-/// `number` below `count`, the next time around one further, so that lanes a whole cycle apart still differ.
+/// `number` modulo `count`, advanced by one per cycle, so that lanes a
+/// whole cycle apart differ.
 fn cycle(number: u32, count: u32) -> u32 {
     (number + number / count) % count
 }
 
-/// An integer of at most three significant bits as an FP8 number of this exponent bias and mantissa.
+/// Integer of at most three significant bits, as an FP8 number with this
+/// exponent bias and mantissa.
 fn small_fp8(value: i32, bias: u32, mantissa_bits: u32) -> u32 {
     let sign = u32::from(value < 0) << 7;
     let magnitude = value.unsigned_abs();
@@ -142,7 +146,7 @@ fn small_fp8(value: i32, bias: u32, mantissa_bits: u32) -> u32 {
     sign | (exponent + bias) << mantissa_bits | mantissa
 }
 
-/// SplitMix64: the same sequence everywhere and for ever, which recordings depend on.
+/// SplitMix64. Recordings depend on its sequence, which must never change.
 struct Random(u64);
 
 impl Random {
@@ -159,18 +163,19 @@ impl Random {
         ((z ^ (z >> 31)) >> 32) as u32
     }
 
-    /// From `-limit` to `limit`.
+    /// Integer in `-limit..=limit`.
     fn integer(&mut self, limit: i32) -> i32 {
         (self.bits() % (2 * limit as u32 + 1)) as i32 - limit
     }
 
-    /// Nearly normal with variance 1: twelve uniform numbers added, in integers, so that no library's rounding counts.
+    /// Nearly normal with variance 1: twelve uniform numbers, added as integers to be
+    /// independent of libraries.
     fn normal(&mut self) -> f32 {
         let sum: i64 = (0..12).map(|_| i64::from(self.bits() >> 8)).sum();
         (sum - 6 * (1 << 24)) as f32 / (1 << 24) as f32
     }
 
-    /// A number of random sign and mantissa, whose exponent field lies in the range.
+    /// Number of random sign and mantissa, with an exponent field in this range.
     fn float(&mut self, mantissa_bits: u32, exponents: std::ops::Range<u32>, exponent_bits: u32) -> u32 {
         let sign = (self.bits() & 1) << (mantissa_bits + exponent_bits);
         let exponent = exponents.start + self.bits() % (exponents.end - exponents.start);

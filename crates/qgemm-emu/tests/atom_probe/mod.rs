@@ -1,4 +1,5 @@
-//! Probes: each runs one atom on the registers of a warp, or of a warpgroup, the same source on a GPU and under the emulator.
+//! Probes: each runs one atom on the registers of a warp or warpgroup, from the same
+//! source on a GPU and in the emulator.
 
 mod inputs;
 mod run;
@@ -15,47 +16,48 @@ pub use run::{on_emulator, on_gpu};
 /// Lanes of a warp, and of a warpgroup.
 pub const LANES: usize = 32;
 const WARPGROUP_LANES: usize = 128;
-/// Bytes of shared memory of a warp, 16 a lane, and of a warpgroup: two tiles of 64 rows, which begin at a multiple of 1024.
+/// Shared memory in bytes: 16 per lane of a warp. A warpgroup has two tiles of
+/// 64 rows, aligned to 1024.
 const WARP_BYTES: usize = LANES * 16;
 const WARPGROUP_BYTES: usize = 2 * 64 * 128 + 1024;
 
-/// One atom, and what its probe takes and gives.
+/// Atom with the inputs and outputs of its probe.
 #[derive(Debug)]
 pub struct Probe {
-    /// The atom's name; its probe is `probe_<name>` in `kernels/atom_probe.cu`.
+    /// Atom name. Its probe is `probe_<name>` in `kernels/atom_probe.cu`.
     pub name: &'static str,
-    /// The variant that it is compiled for: the first that has the atom.
+    /// First variant that has the atom.
     pub variant: Variant,
-    /// Kinds of input words of a lane, and how many follow one another of each.
+    /// Kinds of input words per lane, with counts.
     pub inputs: &'static [(Kind, usize)],
-    /// Output words of a lane.
+    /// Output words per lane.
     pub words_out: usize,
 }
 
 impl Probe {
-    /// Input words of a lane.
+    /// Input words per lane.
     pub fn words_in(&self) -> usize {
         self.inputs.iter().map(|&(_, words)| words).sum()
     }
 
-    /// Lanes that run the atom together: of Hopper's a warpgroup's.
+    /// Lanes that execute the atom together: a warpgroup for Hopper's.
     pub fn lanes(&self) -> usize {
         lanes(self.variant)
     }
 
-    /// Its number in the kernel of its variant.
+    /// Index in the kernel of its variant.
     pub fn number(&self) -> usize {
         let mut of_variant = PROBES.iter().filter(|p| p.variant == self.variant);
         of_variant.position(|p| p.name == self.name).expect("it is one of the list")
     }
 
-    /// The kernel's parameter for inputs and outputs at these addresses.
+    /// Kernel parameter for these addresses.
     pub fn params(&self, inputs: u64, outputs: u64) -> Params {
         Params { inputs, outputs, probe: self.number() as u32, reserved: 0 }
     }
 }
 
-/// The kernel's parameter (`AtomProbe` in `kernels/atom_probe.cu`).
+/// Kernel parameter (`AtomProbe` in `kernels/atom_probe.cu`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct Params {
@@ -65,7 +67,7 @@ pub struct Params {
     reserved: u32,
 }
 
-/// The launch of `cases` of `probe`.
+/// Launch geometry for `cases` of `probe`.
 pub fn geometry(probe: &Probe, cases: usize) -> Geometry {
     let shared_bytes = if probe.lanes() == LANES { WARP_BYTES } else { WARPGROUP_BYTES };
     Geometry { grid: [cases as u32, 1, 1], threads: probe.lanes() as u32, shared_bytes: shared_bytes as u32 }
@@ -75,19 +77,19 @@ fn lanes(variant: Variant) -> usize {
     if variant == Variant::Sm90 { WARPGROUP_LANES } else { LANES }
 }
 
-/// The variants that have probes.
+/// Variants with probes.
 pub fn variants() -> Vec<Variant> {
     let mut variants: Vec<_> = PROBES.iter().map(|p| p.variant).collect();
     variants.dedup();
     variants
 }
 
-/// PTX of the variant's own chip, which any newer GPU runs, but of Hopper, whose instructions are its own.
+/// PTX of the variant's chip, which newer GPUs run. Hopper's needs its own chip.
 pub fn target(variant: Variant) -> Target {
     Target::Ptx { arch: variant.number(), specific: variant == Variant::Sm90 }
 }
 
-/// The kernel with all probes of `variant`.
+/// Kernel with all probes of `variant`.
 pub fn spec(variant: Variant) -> KernelSpec {
     let (number, lanes) = (variant.number(), lanes(variant));
     let mut prelude = format!("#define QG_VARIANT {number}\n#define QG_LANES {lanes}\n#define QG_PROBES(PROBE)");
@@ -113,7 +115,7 @@ const fn probe(name: &'static str, variant: Variant, inputs: &'static [(Kind, us
 use Kind::{AnyF16, AnyF32, Below, Bf16, Bits, E4m3, E5m2, F16, F32, S8};
 use Variant::{Sm70, Sm75, Sm80, Sm89, Sm90};
 
-/// Every atom that computes or moves registers, in the order of variants.
+/// All atoms that compute or move registers, by variant.
 pub static PROBES: &[Probe] = &[
     probe("mma_m8n8k4_f16", Sm70, &[(F16, 2), (F16, 2), (F32, 8)], 8),
     probe("shfl_xor", Sm70, &[(AnyF32, 1), (Below(32), 1)], 1),

@@ -1,4 +1,5 @@
-//! Running probes, on a GPU and under the emulator. Results are words as `[case][lane][word]`.
+//! Probe runs on a GPU and in the emulator. Results are words
+//! `[case][lane][word]`.
 
 use qgemm_cuda::{Geometry, launch_spec};
 use qgemm_emu::model::Precision;
@@ -7,7 +8,8 @@ use qgemm_hal::{Device, HalError, Variant};
 
 use super::{Probe, geometry, spec, target};
 
-/// What a GPU gives for these inputs, through PTX of the probe's variant.
+/// GPU results for these inputs, from PTX of
+/// the probe's variant.
 pub fn on_gpu(device: &dyn Device, probe: &Probe, inputs: &[u32]) -> Result<Vec<u32>, HalError> {
     let cases = cases_of(probe, inputs);
     let mut outputs = vec![0u32; cases * probe.lanes() * probe.words_out];
@@ -18,8 +20,10 @@ pub fn on_gpu(device: &dyn Device, probe: &Probe, inputs: &[u32]) -> Result<Vec<
     let address = |buffer| qgemm_cuda::device_address(device, buffer);
     let params = probe.params(address((&from).into())?, address((&to).into())?);
     let (spec, target) = (spec(probe.variant), target(probe.variant));
-    // SAFETY: `Params` is the kernel's parameter; each of its `cases` warps reads and writes its own words of the two
-    // buffers, which are as long as all of them and live until the results have been waited for.
+    // SAFETY: `Params` is the kernel's parameter; each of its
+    // `cases` warps reads and writes its own words of the two
+    // buffers, which are as long as all of them and live until
+    // the results have been waited for.
     unsafe {
         let params = bytemuck::bytes_of(&params);
         launch_spec(device, &stream, &spec, Some(target), geometry(probe, cases), params)?;
@@ -28,11 +32,12 @@ pub fn on_gpu(device: &dyn Device, probe: &Probe, inputs: &[u32]) -> Result<Vec<
     Ok(outputs)
 }
 
-/// What the emulator of the probe's variant gives for these inputs.
+/// Emulator results for these inputs, on the probe's variant.
 pub fn on_emulator(probe: &Probe, inputs: &[u32]) -> Result<Vec<u32>, HalError> {
     let device = qgemm_emu::open(probe.variant.number())?;
     let device = &*device;
-    // The recordings are an H200's, which runs the instructions of every older chip its own way.
+    // Recordings are an H200's, which has its own precision for
+    // the instructions of older chips.
     qgemm_emu::set_precision(device, Precision::of(Variant::Sm90))?;
     let cases = cases_of(probe, inputs);
     let mut outputs = vec![0u32; cases * probe.lanes() * probe.words_out];
@@ -51,7 +56,8 @@ pub fn on_emulator(probe: &Probe, inputs: &[u32]) -> Result<Vec<u32>, HalError> 
         region("the inputs", from_address, from.len(), Access::Read),
         region("the outputs", to_address, to.len(), Access::Write),
     ];
-    // SAFETY: `Params` is the kernel's parameter, and nothing else uses the two buffers.
+    // SAFETY: `Params` is the kernel's parameter, and nothing else
+    // uses the two buffers.
     unsafe { qgemm_emu::launch_spec(device, &spec(probe.variant), geometry, &regions)? };
     device.download(&stream, (&to).into(), bytemuck::cast_slice_mut(&mut outputs))?;
     Ok(outputs)

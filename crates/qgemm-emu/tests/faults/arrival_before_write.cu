@@ -1,4 +1,5 @@
-// The first warp announces that its numbers are there, and writes them afterwards.
+// The first warp arrives before it
+// writes its numbers.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

@@ -1,4 +1,5 @@
-// One warp has nothing to do and returns, and the other waits for it.
+// One warp returns early, and the
+// other waits for it.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

@@ -1,4 +1,5 @@
-// One warp meets at a barrier of its own, which expects two warps.
+// One warp waits at a named barrier that
+// expects two warps.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

@@ -1,4 +1,4 @@
-// Reads the destination of an asynchronous copy before it must have arrived.
+// Reads the destination of an unfinished asynchronous copy.
 #include "atoms/cp_async.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"

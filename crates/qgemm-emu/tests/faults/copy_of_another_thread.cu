@@ -1,4 +1,5 @@
-// A thread waits only for its own copies. Those of other threads need a barrier, too.
+// A thread waits only for its own copies. Copies of other
+// threads also need a barrier.
 #include "atoms/cp_async.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"

@@ -1,4 +1,5 @@
-// CTAs draw tickets, and read the counter as if no other CTA changed it.
+// CTAs draw tickets, but read the counter
+// without an atomic.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

@@ -1,4 +1,5 @@
-// Every CTA waits until all have arrived, but some may start only when others have ended.
+// Every CTA waits for all others. Some CTAs may start only
+// when others have ended.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

@@ -1,4 +1,5 @@
-// Lanes vote until they agree, on something that does not change.
+// Lanes vote until they agree, on a value
+// that never changes.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/warp.cuh"

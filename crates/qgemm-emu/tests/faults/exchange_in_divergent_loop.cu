@@ -1,4 +1,5 @@
-// Sums over lanes, in a loop that lanes leave one after another.
+// Lane reduction in a loop that lanes leave
+// one after another.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/warp.cuh"

@@ -1,4 +1,6 @@
-// Fix-up of a split tile by one warp: lanes learn of the last arrival by an exchange, which orders no memory.
+// Fix-up of a split tile by one warp.
+// A shuffle tells the lanes of the last arrival,
+// but orders no memory.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

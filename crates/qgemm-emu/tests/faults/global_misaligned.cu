@@ -1,4 +1,4 @@
-// Sixteen bytes from the second number on.
+// A 16-byte load from the second number on.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 

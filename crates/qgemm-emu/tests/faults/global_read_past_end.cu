@@ -1,4 +1,5 @@
-// Every thread reads the number right of its own. The last thread's number has no right neighbour.
+// Every thread reads its right neighbour's number. The last
+// thread has no neighbour.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 

@@ -1,4 +1,5 @@
-// All threads read one word, and the last overwrites it before the others must have.
+// All threads read one word. The last overwrites it
+// without waiting for them.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

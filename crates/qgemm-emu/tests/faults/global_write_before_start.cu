@@ -1,4 +1,5 @@
-// Every thread writes to the place left of its own. The first thread's place has no left neighbour.
+// Every thread writes its left neighbour's element. The first
+// thread has no neighbour.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 

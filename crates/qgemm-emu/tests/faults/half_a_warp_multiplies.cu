@@ -1,4 +1,5 @@
-// A matrix instruction that half of the warp does not reach.
+// Half of the warp does not reach a
+// matrix instruction.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/mma.cuh"

@@ -1,4 +1,5 @@
-// Rows of a matrix that are eight bytes apart, where each must lie on a multiple of sixteen.
+// Matrix rows with a stride of eight bytes. Each row
+// must be 16-byte aligned.
 #include "atoms/launch.cuh"
 #include "atoms/ldmatrix.cuh"
 #include "atoms/memory.cuh"

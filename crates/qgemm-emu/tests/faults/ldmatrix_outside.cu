@@ -1,4 +1,4 @@
-// Four matrices, where shared memory holds one.
+// Loads four matrices, but shared memory holds one.
 #include "atoms/launch.cuh"
 #include "atoms/ldmatrix.cuh"
 #include "atoms/memory.cuh"

@@ -1,4 +1,5 @@
-// An mbarrier in shared memory that expects one thread more than there are.
+// An mbarrier that expects one arrival
+// more than threads.
 #include "atoms/launch.cuh"
 #include "atoms/mbarrier.cuh"
 #include "atoms/memory.cuh"

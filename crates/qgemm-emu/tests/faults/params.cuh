@@ -1,5 +1,5 @@
-// The parameter of these tests' kernels: 64 numbers, room for 64 results, room for partial accumulators, and a counter
-// that is zero.
+// Kernel parameter of the fault tests: 64 input words, 64 results, partial
+// accumulators, and a zero counter.
 #include "atoms/types.cuh"
 
 struct Params {

@@ -1,4 +1,5 @@
-// Fix-up of a split tile: the last CTA to arrive adds, and miscounts which CTA is last.
+// Fix-up of a split tile: the last CTA to arrive
+// adds. The kernel miscounts which CTA is last.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

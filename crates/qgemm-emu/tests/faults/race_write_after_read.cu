@@ -1,4 +1,5 @@
-// Rotates words in place. All threads must have read before the first writes.
+// Rotates words in place. No barrier separates the
+// reads from the writes.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

@@ -1,4 +1,5 @@
-// Reads its own results through the path that does not see writes.
+// Reads its own results by `ld.global.nc`, which
+// does not see writes.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 

@@ -1,4 +1,6 @@
-// Consumers that ask for more registers than producers give back: of all that an SM has, not of those that 640 threads are launched with.
+// Consumers request more registers than producers
+// release. The SM has enough, but 640 threads are
+// launched with fewer.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/registers.cuh"

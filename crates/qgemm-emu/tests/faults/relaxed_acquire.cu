@@ -1,5 +1,6 @@
-// Fix-up of a split tile: the counter is relaxed, and no fence stands between it and the reads of the partial
-// accumulators.
+// Fix-up of a split tile with a relaxed
+// counter, without a fence before the reads of
+// partial accumulators.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

@@ -1,4 +1,6 @@
-// Fix-up of a split tile: the counter is relaxed, and no fence stands between the partial accumulators and it.
+// Fix-up of a split tile with a relaxed
+// counter, without a fence after the writes of
+// partial accumulators.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

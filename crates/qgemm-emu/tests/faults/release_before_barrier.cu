@@ -1,4 +1,6 @@
-// Fix-up of a split tile: the first thread announces all partial accumulators, but knows only that its own are written.
+// Fix-up of a split tile. The first thread releases
+// all partial accumulators, although only its own are
+// known to be written.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

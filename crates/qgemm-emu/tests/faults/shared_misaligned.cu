@@ -1,4 +1,4 @@
-// A pair of words that begins with the second.
+// A two-word access at an odd word.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

@@ -1,4 +1,5 @@
-// Only the first CTA fills shared memory, and the second reads what the first left.
+// Only the first CTA fills shared memory. The second
+// reads what is left of it.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

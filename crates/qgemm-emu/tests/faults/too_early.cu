@@ -1,4 +1,5 @@
-// A kernel that starts early reads what the kernel before it may still write.
+// An early-started kernel reads results that the previous
+// kernel may not have written.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

@@ -1,4 +1,5 @@
-// Computes in place, where the launch only reads.
+// Computes in place, in an operand
+// with read access.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 

@@ -1,15 +1,15 @@
-//! The kernel of `kernels/wgmma_tile.cu`: what it is launched with, and what it must compute.
+//! Kernel of `kernels/wgmma_tile.cu`: launch and expected result.
 
 use bytemuck::{Pod, Zeroable};
 use half::f16;
 use qgemm_cuda::{Geometry, KernelSpec};
 
-/// Output features and tokens of the tile.
+/// Output features of the tile.
 pub const FEATURES: usize = 64;
 /// Tokens of the tile.
 pub const TOKENS: usize = 32;
 
-/// Columns and tokens that one copy brings.
+/// TMA box: columns and tokens.
 pub const BOX: [u32; 2] = [64, 32];
 
 /// A `CUtensorMap`.
@@ -17,7 +17,7 @@ pub const BOX: [u32; 2] = [64, 32];
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct TensorMap(pub [u64; 16]);
 
-/// The kernel's parameter (`WgmmaTile`).
+/// Kernel parameter (`WgmmaTile`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct Params {
@@ -30,13 +30,13 @@ pub struct Params {
 }
 
 impl Params {
-    /// For operands at these addresses.
+    /// Parameter for these addresses.
     pub fn new(x: TensorMap, w: u64, d: u64, k: u64) -> Self {
         Self { x, w, d, k, padding: [0; 5] }
     }
 }
 
-/// The kernel, for `sm_90a`.
+/// Kernel for `sm_90a`.
 pub fn spec() -> KernelSpec {
     KernelSpec {
         name: "wgmma_tile".into(),
@@ -48,7 +48,8 @@ pub fn spec() -> KernelSpec {
     }
 }
 
-/// Four warps that compute and one that copies; two stages of X, barriers, and room to align them.
+/// Four consumer warps and one producer; two stages of X,
+/// barriers, and alignment padding.
 pub fn geometry() -> Geometry {
     Geometry { grid: [1, 1, 1], threads: 160, shared_bytes: 1024 + 2 * (TOKENS * 64 * 2) as u32 + 1024 }
 }
@@ -58,18 +59,18 @@ pub fn geometry() -> Geometry {
 pub struct Problem {
     /// Columns, a multiple of 64.
     pub k: usize,
-    /// Tokens that there are, at most 32.
+    /// Valid tokens, at most 32.
     pub tokens: usize,
     /// Weights.
     pub w: Vec<f16>,
     /// Activations.
     pub x: Vec<f16>,
-    /// Whether all numbers are small integers, so that the result is exact.
+    /// Whether all numbers are small integers, with an exact result.
     exact: bool,
 }
 
 impl Problem {
-    /// One step, more steps than stages, and a tile with tokens missing.
+    /// One step; more steps than stages; a tile with missing tokens.
     pub fn all() -> Vec<Self> {
         [(64, 32, true), (320, 27, true), (320, 27, false), (1024, 32, false)]
             .map(|(k, tokens, exact)| Self::new(k, tokens, exact))
@@ -88,12 +89,12 @@ impl Problem {
         Self { k, tokens, w, x, exact }
     }
 
-    /// `[32][64]` numbers that are none, for the kernel to write over.
+    /// `[32][64]` NaN outputs for the kernel to overwrite.
     pub fn poisoned_output(&self) -> Vec<f32> {
         vec![f32::NAN; TOKENS * FEATURES]
     }
 
-    /// Compares `[32][64]` outputs with the product in f64. Tokens that are missing count as zeros.
+    /// Compares `[32][64]` outputs with an f64 product. Missing tokens count as zeros.
     pub fn check(&self, outputs: &[f32]) {
         assert_eq!(outputs.len(), TOKENS * FEATURES);
         for token in 0..TOKENS {
@@ -105,7 +106,7 @@ impl Problem {
                 };
                 let expected: f64 = (0..self.k).map(products).sum();
                 let size: f64 = (0..self.k).map(|i| products(i).abs()).sum();
-                // The matrix units cut sums off at 24 bits at best, once in 16 columns.
+                // Matrix units truncate sums to 24 bits at best, once per 16 columns.
                 let limit = if self.exact { 0.0 } else { size * 1e-5 };
                 let what = format!("k {}, token {token}, feature {feature}: {got}, expected {expected}", self.k);
                 assert!((got - expected).abs() <= limit, "{what}");

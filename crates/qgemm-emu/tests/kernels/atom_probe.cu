@@ -1,5 +1,8 @@
-// Runs one atom on registers from memory: lane l of CTA c takes words [QG_LANES * c + l][…], and writes what the atom yields to
-// the same place of the results. The prelude lists the probes: QG_PROBES(number, words in, words out, name).
+// Atom probe: runs one atom on registers from memory.
+// Lane l of CTA c reads words [QG_LANES * c + l][…] and
+// writes the result of the atom to the same index of the
+// outputs. The prelude lists QG_PROBES(number, words in,
+// words out, name).
 #include "atoms/cp_async.cuh"
 #include "atoms/float.cuh"
 #include "atoms/fp8.cuh"
@@ -28,8 +31,9 @@ struct AtomProbe {
     u32 reserved;
 };
 
-// What a probe may need beside its words: their address, and shared memory, 16 bytes for each lane of a warp, of a warpgroup the tiles
-// of both factors.
+// Other operands of a probe: the address of its words,
+// and shared memory. A lane of a warp has 16 bytes;
+// a warpgroup has the tiles of both operands.
 struct Lane {
     u32 index;
     const u8* in;
@@ -54,7 +58,7 @@ QG_DEVICE void give(u32 (&out)[N], const i32 (&d)[N]) {
     for (u32 i = 0; i < N; i++) out[i] = (u32)d[i];
 }
 
-// A probe of a matrix instruction whose A, B and D have as many registers as it says.
+// Probe of a matrix instruction with A, B and D registers.
 #define MMA_PROBE(atom, type, A, B, D, a, b)                                                    \
     QG_DEVICE void probe_##atom(const u32 (&in)[A + B + D], u32 (&out)[D], const Lane&) {       \
         type d[D];                                                                              \
@@ -111,8 +115,9 @@ QG_DEVICE void probe_e4m3_to_f32(const u32 (&in)[1], u32 (&out)[1], const Lane&)
 MMA_PROBE(mma_m16n8k8_f16, float, 2, 1, 4, WORDS2(0), in[2])
 MMA_PROBE(mma_m8n8k16_s8, i32, 1, 1, 2, in[0], in[1])
 
-// Four words of each lane are a row in shared memory. The fifth word is the number of the row whose address the lane
-// gives.
+// Four words of each lane are a row in shared
+// memory. The fifth is the index of the row whose
+// address the lane passes.
 QG_DEVICE const u8* share_rows(const u32 (&in)[5], const Lane& lane) {
     st_shared(reinterpret_cast<u32x4*>(lane.shared + lane.index * 16), u32x4{in[0], in[1], in[2], in[3]});
     cta_barrier();
@@ -143,8 +148,9 @@ QG_DEVICE void probe_f32_to_bf16x2(const u32 (&in)[2], u32 (&out)[1], const Lane
     out[0] = f32_to_bf16x2(bits_to_f32(in[0]), bits_to_f32(in[1]));
 }
 
-// The first word is the number of bytes to copy; the last four are the source. The destination is not zero before, so
-// that zero-filling shows.
+// The first word is the number of bytes, the last four
+// the source. The destination is non-zero at first, so
+// that zero fill shows.
 #define CP_ASYNC_PROBE(atom, BYTES)                                                                        \
     QG_DEVICE void probe_##atom(const u32 (&in)[8], u32 (&out)[BYTES / 4], const Lane& lane) {             \
         u8* place = lane.shared + lane.index * 16;                                                         \
@@ -180,15 +186,19 @@ QG_DEVICE void probe_cvt_e5m2x2_f32(const u32 (&in)[2], u32 (&out)[1], const Lan
 #endif
 
 #if QG_VARIANT == 90
-// Two instructions that add to the same accumulators, of which a lane is given, and gives, the first two and the last two of 32: B is 64
-// columns of 64 bytes, of which each is multiplied with the half that is its step along k; A is the same for both. A lane has half a column
-// of B, and of A, where that is in shared memory, half of the 32 bytes of a row.
+// Two instructions accumulate into the same registers.
+// A lane has the first two and the last two of 32
+// accumulators. B is 64 columns of 64 bytes;
+// each instruction uses one half. A is the same for both.
+// A lane provides half a column of B. If A is in shared
+// memory, it also provides half of a 32-byte row.
 constexpr u32 WGMMA_COLUMNS = 64, WGMMA_D = WGMMA_COLUMNS / 2;
 
 QG_DEVICE u8* swizzle_aligned(const Lane& lane) {
     return reinterpret_cast<u8*>((reinterpret_cast<u64>(lane.shared) + 1023) / 1024 * 1024);
 }
-// A row of `BYTES` bytes has its 16 bytes `chunk` where the swizzle of as many bytes puts them.
+// Swizzled address of 16-byte chunk `chunk` in
+// a row of `BYTES`.
 template <u32 BYTES>
 QG_DEVICE void st_swizzled(u8* tile, u32 row, u32 chunk, const u32* words) {
     const u32 place = BYTES == 128 ? chunk ^ row % 8 : chunk ^ row / 2 % 4;

@@ -1,4 +1,5 @@
-// Applies one atom of arithmetic to three words a thread.
+// Applies one arithmetic atom to three
+// words per thread.
 #include "atoms/fp8.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"

@@ -1,4 +1,6 @@
-// A warp stores four matrices, transposed or as they are, loads them again, and shows both its registers and the rows.
+// A warp stores four matrices, transposed or not,
+// and loads them. Outputs are its registers and the
+// rows in shared memory.
 #include "atoms/launch.cuh"
 #include "atoms/ldmatrix.cuh"
 #include "atoms/memory.cuh"

@@ -1,4 +1,6 @@
-// Ones times X of eight tokens, of which only WRITTEN have been written: D[token] is the sum of a token's 16 columns.
+// Ones times X of eight tokens, of which WRITTEN
+// are written. D[token] is the sum of the
+// token's 16 columns.
 #include "atoms/launch.cuh"
 #include "atoms/ldmatrix.cuh"
 #include "atoms/memory.cuh"

@@ -1,5 +1,6 @@
-// D[32 tokens, 64 features] = X[32, K] · W[64, K]ᵀ on one warpgroup's wgmma, as a Hopper kernel computes it: W goes
-// from memory to registers, and TMA brings X in k-blocks of 64 columns, two in flight at a time.
+// D[32 tokens, 64 features] = X[32, K] · W[64, K]ᵀ by the
+// wgmma of one warpgroup. W is loaded to registers. TMA copies
+// X in k-blocks of 64 columns, two in flight.
 #include "atoms/launch.cuh"
 #include "atoms/mbarrier.cuh"
 #include "atoms/memory.cuh"
@@ -8,7 +9,8 @@
 #include "atoms/wgmma.cuh"
 
 constexpr u32 FEATURES = 64, TOKENS = 32, STAGE_K = 64, STAGES = 2;
-// Four consumer warps, and a producer warp whose first lane issues the copies.
+// Four consumer warps, and a producer warp whose first lane
+// issues the copies.
 constexpr u32 CONSUMERS = 128;
 
 struct alignas(64) TensorMap {
@@ -26,7 +28,8 @@ static_assert(sizeof(WgmmaTile) == 192, "the host lays out another size");
 struct SharedStorage {
     // The swizzle repeats every 1024 bytes.
     alignas(1024) u8 x[STAGES][TOKENS * STAGE_K * 2];
-    // `full`: the k-block has arrived. `empty`: its readers are done.
+    // `full`: the k-block has arrived. `empty`:
+    // its readers are done.
     u64 full[STAGES], empty[STAGES];
 };
 
@@ -38,7 +41,7 @@ QG_DEVICE SharedStorage& shared_storage() {
 QG_DEVICE void produce(const WgmmaTile& p, SharedStorage& shared, u32 k_blocks) {
     for (u32 k_block = 0; k_block < k_blocks; k_block++) {
         const u32 stage = k_block % STAGES, use = k_block / STAGES;
-        // Before the first use of a stage there is nothing to wait for.
+        // A stage is free before its first use.
         if (use > 0) mbarrier_wait(&shared.empty[stage], (use - 1) % 2);
         mbarrier_arrive_expect_tx(&shared.full[stage], sizeof(shared.x[0]));
         cp_async_bulk_tensor_2d(shared.x[stage], &p.x, (i32)(k_block * STAGE_K), 0, &shared.full[stage]);
@@ -62,7 +65,8 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) wgmma_tile(const
         return;
     }
 
-    // Register i of A is row g (+ 8 for odd i), columns 2t (+ 8 for i >= 2) of the warp's 16 rows.
+    // Register i of A: row g (+ 8 for odd i), columns 2t (+ 8 for
+    // i >= 2) of the warp's 16 rows.
     const u32 row = warp * 16 + lane / 4, pair = lane % 4 * 2;
     const u8* w = reinterpret_cast<const u8*>(p.w) + (row * p.k + pair) * 2;
     float d[16] = {};

@@ -1,6 +1,8 @@
-// Lists the work of every CTA, and adds up each tile as gemm kernels do: the last of its peers to arrive adds all
-// partial accumulators in the peers' order. `x` has a weight for each k-tile; element i of a k-tile's product is that
-// weight plus i.
+// Lists the work tiles of every CTA and sums each tile
+// as gemm kernels do: the last peer to arrive adds all
+// partial accumulators in peer order. `x` has a weight
+// per k-tile. Element i of a k-tile's product is
+// that weight plus i.
 #include "atoms/float.cuh"
 #include "atoms/memory.cuh"
 #include "sched/split.cuh"

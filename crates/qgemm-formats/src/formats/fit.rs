@@ -1,24 +1,27 @@
-//! Finding the scale of a few values: the searches that the quantizers of super-block formats share.
+//! Scale searches of the K-quant quantizers.
 //!
-//! Each searches for the scale (and minimum) with the least weighted error, in the order of operations of
-//! ggml's `quantize_row_*_ref`, since its results are compared byte for byte; every sum is therefore taken in
-//! f32 and in the order of the values.
+//! Each search minimizes the weighted error over scale and minimum.
+//! Operations follow ggml's `quantize_row_*_ref` in order, because
+//! results are compared byte for byte. Sums are therefore f32, in
+//! the order of the values.
 
 use super::field;
 
-/// Largest magnitude below which a sub-block counts as zeros.
+/// Largest magnitude of a sub-block that counts as zero.
 pub(super) const ZERO: f32 = 1e-15;
 
-/// `value` rounded to the nearest integer, ties to even, through the mantissa of a large f32.
+/// Rounds `value` to the nearest integer, ties to even, through the
+/// mantissa of a large f32.
 ///
-/// Beyond ±2²² the result is not the nearest integer but still the same one everywhere; that happens where a
-/// denormal scale was inverted.
+/// Beyond ±2²² the result is wrong, but the same on every platform.
+/// That occurs after inverting a subnormal scale.
 pub(crate) fn nearest(value: f32) -> i32 {
     ((value + 12_582_912.0).to_bits() & 0x007f_ffff) as i32 - 0x0040_0000
 }
 
-/// Replaces codes by the nearest ones in `0..=max_code` under a scale and minimum as they were stored:
-/// `x ≈ scale · (code + lowest) − min`. A scale of 0 leaves the codes as the search found them.
+/// Requantizes with the stored scale and minimum:
+/// `x ≈ scale · (code + lowest) − min`. Codes are in `0..=max_code`.
+/// A scale of 0 leaves the codes unchanged.
 pub(super) fn recode(x: &[f32], scale: f32, min: f32, lowest: i32, max_code: i32, codes: &mut [u32]) {
     if scale == 0.0 {
         return;
@@ -28,7 +31,7 @@ pub(super) fn recode(x: &[f32], scale: f32, min: f32, lowest: i32, max_code: i32
     }
 }
 
-/// `Σ w·x·l` and `Σ w·l²` with `w = x²`, over the integers `l` that `x · inverse` rounds to.
+/// `Σ w·x·l` and `Σ w·l²` with `w = x²`. `l` is `x · inverse`, rounded.
 fn moments(x: &[f32], inverse: f32, levels: i32) -> (f32, f32) {
     x.iter().fold((0.0, 0.0), |(xl, ll), &v| {
         let l = nearest(inverse * v).clamp(-levels, levels - 1) as f32;
@@ -37,8 +40,11 @@ fn moments(x: &[f32], inverse: f32, levels: i32) -> (f32, f32) {
     })
 }
 
-/// Fits `x ≈ scale · (code − levels)` by trying the scale that maps the extreme value to code 0, and 18 others
-/// up to 0.9 steps away from it. Returns the scale; 0, with codes of 0, for a sub-block of zeros.
+/// Fits `x ≈ scale · (code − levels)` by a grid of 19 scales.
+///
+/// The first maps the value of largest magnitude to code 0. The others
+/// are up to 0.9 steps away. Returns the scale. A sub-block of zeros
+/// has scale 0 and codes 0.
 pub(super) fn symmetric(x: &[f32], levels: i32, codes: &mut [u32]) -> f32 {
     let extreme = field::extreme(x);
     if extreme.abs() < ZERO {
@@ -64,9 +70,12 @@ pub(super) fn symmetric(x: &[f32], levels: i32, codes: &mut [u32]) -> f32 {
     scale
 }
 
-/// Fits `x ≈ scale · (code − levels)` by coordinate descent: each value in turn moves to the code that the
-/// other values' scale suggests, where that lowers the error; at most five rounds. Returns the scale; 0, with
-/// codes of 0, for a sub-block of zeros.
+/// Fits `x ≈ scale · (code − levels)` by coordinate descent,
+/// in at most five rounds.
+///
+/// Each step requantizes one value with the scale of the other values,
+/// if that lowers the error. Returns the scale. A sub-block of zeros
+/// has scale 0 and codes 0.
 pub(super) fn symmetric_descent(x: &[f32], levels: i32, codes: &mut [u32]) -> f32 {
     let extreme = field::extreme(x);
     if extreme.abs() < ZERO {
@@ -104,24 +113,28 @@ pub(super) fn symmetric_descent(x: &[f32], levels: i32, codes: &mut [u32]) -> f3
     if ll > 0.0 { xl / ll } else { 0.0 }
 }
 
-/// Search for `x ≈ scale · code − min` with `min ≥ 0`.
+/// Parameters of a search for `x ≈ scale · code − min` with `min ≥ 0`.
 pub(super) struct AffineSearch {
     /// Largest code.
     pub(super) max_code: i32,
-    /// The range of the values is cut into `max_code + first`, `max_code + first + step`, … steps.
+    /// Steps of the value range: candidates try `max_code + first`,
+    /// `max_code + first + step`, …
     pub(super) first: f32,
-    /// See [`AffineSearch::first`].
+    /// Increment between candidates, see [`AffineSearch::first`].
     pub(super) step: f32,
-    /// Candidates after the first.
+    /// Number of candidates after the first.
     pub(super) tries: u8,
-    /// Cost of a difference.
+    /// Cost function of an error.
     pub(super) cost: fn(f32) -> f32,
 }
 
 impl AffineSearch {
-    /// Scale and minimum with the least `Σ weight · cost` for at most 32 values, by a weighted linear
-    /// regression of the values on the codes of each candidate; the range that a candidate cuts begins at the
-    /// best minimum before it. The codes are those of the best candidate.
+    /// Finds scale and minimum with the least `Σ weight · cost`
+    /// for at most 32 values.
+    ///
+    /// Each candidate is refined by a weighted linear regression of values on
+    /// codes. Its range begins at the best minimum so far. `codes` receives
+    /// the codes of the best candidate.
     pub(super) fn fit(&self, x: &[f32], weights: &[f32], codes: &mut [u32]) -> (f32, f32) {
         let (low, high) = field::min_max(x);
         let mut low = if low > 0.0 { 0.0 } else { low };
@@ -166,7 +179,7 @@ impl AffineSearch {
         (scale, -low)
     }
 
-    /// The codes of `(x − low) · inverse`, as numbers.
+    /// Codes of `(x − low) · inverse`, as floats.
     fn levels(&self, x: &[f32], inverse: f32, low: f32) -> [f32; 32] {
         let mut levels = [0.0; 32];
         for (level, &v) in levels.iter_mut().zip(x) {
@@ -175,7 +188,7 @@ impl AffineSearch {
         levels
     }
 
-    /// The weighted error of `scale · level + low`.
+    /// Weighted error of `scale · level + low`.
     fn error(&self, x: &[f32], weights: &[f32], levels: &[f32], scale: f32, low: f32) -> f32 {
         let triples = x.iter().zip(weights).zip(levels);
         triples.fold(0.0, |sum, ((&v, &w), &l)| sum + w * (self.cost)(scale * l + low - v))

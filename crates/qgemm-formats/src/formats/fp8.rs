@@ -1,12 +1,13 @@
-//! FP8 weights, E4M3 and E5M2: one scale per output feature (which also serves one scale per tensor), or one
-//! per 128×128 block.
+//! FP8 weights (E4M3, E5M2): one scale per output feature or per 128×128 block.
+//! A per-tensor scale is stored per output feature.
 //!
 //! ```text
 //! fp8_e4m3, fp8_e5m2                    block = 32 codes            value = row scale · fp8(code)
 //! fp8_e4m3_block128, fp8_e5m2_block128  block = 128 codes | f32 scale   value = scale · fp8(code)
 //! ```
 //!
-//! The 128 rows of a 128×128 block each carry a copy of its scale. A row may end inside a block.
+//! Each of the 128 rows of a block has a copy of its scale. A row may end inside
+//! a block.
 
 use rayon::prelude::*;
 
@@ -17,7 +18,7 @@ use crate::formats::matrix;
 use crate::sub_scale::{Minimum, SubScales};
 use crate::weight::HostWeight;
 
-/// Edge of a block with a scale of its own.
+/// Edge of a scale block.
 pub const SCALE_BLOCK: usize = 128;
 const ROW_BLOCK: usize = 32;
 const SCALED_BYTES: usize = SCALE_BLOCK + 4;
@@ -70,7 +71,7 @@ pub static FP8_E5M2_BLOCK128: FormatDesc = FormatDesc {
     )
 };
 
-/// What quantizing needs to know of a number type.
+/// FP8 element type, for quantizers.
 struct NumberType {
     max: f32,
     encode: fn(f32) -> u8,
@@ -152,7 +153,7 @@ fn decode_scaled(block: &[u8], out: &mut [f32], decode: fn(u8) -> f32) {
     }
 }
 
-/// Rounds to nearest even with `scale = max|x| / largest fp8` per row.
+/// Quantizes with `scale = max|x| / largest fp8` per row, to nearest even.
 fn quantize_by_row(
     format: &'static FormatDesc,
     number: &NumberType,
@@ -167,7 +168,8 @@ fn quantize_by_row(
     })
 }
 
-/// Rounds to nearest even with `scale = max|x| / largest fp8` per 128×128 block.
+/// Quantizes with `scale = max|x| / largest fp8` per 128×128 block, to nearest
+/// even.
 fn quantize_by_block(
     format: &'static FormatDesc,
     number: &NumberType,
@@ -197,7 +199,7 @@ fn quantize_by_block(
 }
 
 fn encode_row(number: &NumberType, values: &[f32], scale: f32, codes: &mut [u8]) {
-    // A division, not a product with the inverse, which overflows for the tiniest scales.
+    // Divides, because the inverse of the smallest scales overflows.
     for (code, &v) in codes.iter_mut().zip(values) {
         *code = if scale == 0.0 { 0 } else { (number.encode)(v / scale) };
     }

@@ -1,6 +1,8 @@
-//! `int8_channel`: signed 8-bit integers with one f32 scale per output feature, outside the blocks.
+//! `int8_channel`: signed 8-bit integers with one f32 scale per output
+//! feature, outside the blocks.
 //!
-//! A byte holds `value + 128`, so codes are unsigned as in every other format; a row may end inside a block.
+//! A byte holds `value + 128`, so codes are unsigned as in all formats.
+//! A row may end inside a block.
 
 use crate::desc::{Encoding, FormatDesc};
 use crate::error::FormatError;
@@ -10,7 +12,7 @@ use crate::weight::HostWeight;
 
 const BLOCK: usize = 32;
 
-/// The code of 0.
+/// Code of the value 0.
 pub(crate) const ZERO_CODE: u8 = 128;
 
 /// 8-bit integers with a scale per row.
@@ -48,7 +50,7 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Symmetric rounding to nearest even with `scale = max|x| / 127` per row.
+/// Symmetric quantization with `scale = max|x| / 127` per row, to nearest even.
 ///
 /// # Errors
 /// When there are not `n × k` values, or one is not finite.

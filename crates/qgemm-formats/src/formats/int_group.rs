@@ -1,13 +1,18 @@
-//! Integers of 2, 3, 4 or 8 bits in groups of 32, 64 or 128 with an f16 scale and an integer zero point: what
-//! GPTQ and AWQ checkpoints become.
+//! Integer groups: 2, 3, 4 or 8-bit codes in
+//! groups of 32, 64 or 128, with an f16 scale and
+//! an integer zero point. GPTQ and AWQ checkpoints are
+//! converted to them.
 //!
 //! ```text
 //! block = group × bits / 8 bytes of codes | f16 scale | u8 zero point        value = scale · (code − zero)
 //! ```
 //!
-//! Code `i` stands at bits `i × bits ..` of the code bytes, low bits first, in K order (so 3-bit codes
-//! straddle bytes). The zero point is at most one past the largest code (of 8 bits any byte). A row may end inside a group;
-//! what is missing is stored as the zero point.
+//! Code `i` is at bits `i × bits ..` of the code bytes,
+//! low bits first, in K order. 3-bit codes therefore
+//! straddle bytes. The zero point is at most one past
+//! the largest code; 8-bit zero points are any byte.
+//! A row may end inside a group, whose remaining codes
+//! equal the zero point.
 
 use half::f16;
 
@@ -43,10 +48,11 @@ int_groups! {
     INT8_G128 = 8, 128, "int8_g128", "int8";
 }
 
-/// Writes one block: `codes` (as many as the group, each below `2^bits`), scale and zero point.
+/// Writes one block. `codes` has one entry per value
+/// of the group, each below `2^bits`.
 pub(crate) fn write_block(bits: usize, codes: &[u8], scale: f16, zero: u8, block: &mut [u8]) {
     let (code_bytes, tail) = block.split_at_mut(codes.len() * bits / 8);
-    // Eight codes fill `bits` bytes whatever the width.
+    // Eight codes fill `bits` bytes at any width.
     for (octet, bytes) in codes.chunks_exact(8).zip(code_bytes.chunks_exact_mut(bits)) {
         let word = octet.iter().enumerate().fold(0u64, |word, (i, &code)| word | u64::from(code) << (i * bits));
         bytes.copy_from_slice(&word.to_le_bytes()[..bits]);
@@ -55,7 +61,7 @@ pub(crate) fn write_block(bits: usize, codes: &[u8], scale: f16, zero: u8, block
     tail[2] = zero;
 }
 
-/// The functions of one width and group.
+/// Block functions of one width and group.
 struct IntGroup<const BITS: usize, const GROUP: usize>;
 
 impl<const BITS: usize, const GROUP: usize> IntGroup<BITS, GROUP> {
@@ -77,7 +83,8 @@ impl<const BITS: usize, const GROUP: usize> IntGroup<BITS, GROUP> {
             row_scale: false,
             encoding: Encoding::IntZero,
             sub_block: GROUP,
-            // A code of 0 less the largest zero point; of 8 bits a zero point is any byte.
+            // Code 0 minus the largest zero point. 8-bit zero
+            // points are any byte.
             unit_range: if BITS == 8 { 255.0 } else { (1u32 << BITS) as f32 },
             code_planes: match BITS {
                 2 => &[2],
@@ -97,7 +104,7 @@ impl<const BITS: usize, const GROUP: usize> IntGroup<BITS, GROUP> {
         }
     }
 
-    /// Code `i` of the eight that `octet` holds.
+    /// The eight codes of `octet`, one a byte.
     fn octet_codes(octet: &[u8]) -> [u8; 8] {
         let mut word = [0u8; 8];
         word[..BITS].copy_from_slice(octet);
@@ -126,15 +133,19 @@ impl<const BITS: usize, const GROUP: usize> IntGroup<BITS, GROUP> {
         }
     }
 
-    /// Asymmetric rounding: the range `[min(x, 0), max(x, 0)]` is cut into `2^bits − 1` steps, the scale is
-    /// rounded to f16 first, and the zero point is the step nearest to 0. So 0 is always represented exactly.
+    /// Asymmetric quantization of the range
+    /// `[min(x, 0), max(x, 0)]` with `2^bits − 1` steps.
+    ///
+    /// The scale is rounded to f16 first. The zero point is
+    /// the step nearest to 0, so 0 is exact.
     fn quantize_blocks(values: &[f32], out: &mut [u8]) {
         let mut codes = [0u8; GROUP];
         let max_code = f32::from(Self::MAX_CODE);
         for (x, block) in values.chunks_exact(GROUP).zip(out.chunks_exact_mut(Self::CODE_BYTES + 3)) {
             let (low, high) = x.iter().fold((0.0f32, 0.0f32), |(low, high), &v| (low.min(v), high.max(v)));
-            // Halves keep `high − low` from overflowing. A step beyond f16 becomes an infinite scale, which
-            // whoever quantizes a weight refuses.
+            // Halving first keeps `high − low` finite.
+            // A step beyond f16 becomes an infinite scale, which
+            // the caller refuses.
             let step = (high / 2.0 - low / 2.0) / max_code * 2.0;
             let scale = f16::from_f32(step);
             let step = scale.to_f32();

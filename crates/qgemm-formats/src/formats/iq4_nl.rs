@@ -1,10 +1,11 @@
-//! IQ4_NL: 32 values in 18 bytes, `d · table[q]` with a fixed non-linear table; nibbles in the order of Q4_0.
+//! IQ4_NL: 32 values in 18 bytes, `d · table[q]` with a fixed non-linear
+//! table. Nibble order is that of Q4_0.
 
 use super::{field, fit, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 use crate::sub_scale::{Minimum, SubScales};
 
-/// The 16 levels of IQ4_NL and IQ4_XS, from ggml.
+/// Table of IQ4_NL and IQ4_XS, from ggml.
 pub static IQ4_TABLE: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// GGUF IQ4_NL.
@@ -44,8 +45,9 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// As ggml's `ggml_quantize_chunk` does it (its `quantize_row_iq4_nl_ref` tries fewer scales): codes are chosen under
-/// the scale before its rounding to f16.
+/// Quantizes as ggml's `ggml_quantize_chunk`. (Its
+/// `quantize_row_iq4_nl_ref` tries fewer scales.) Codes are chosen with
+/// the scale before f16 rounding.
 fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     for (x, block) in values.chunks_exact(32).zip(out.chunks_exact_mut(18)) {
         let scale = fit_scale(x);
@@ -56,7 +58,7 @@ fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// The code of the level nearest to `value`, the larger one of two equally near.
+/// Code of the table entry nearest to `value`. Ties take the larger code.
 pub(super) fn nearest_level(value: f32) -> u32 {
     let above = IQ4_TABLE.partition_point(|&level| f32::from(level) <= value);
     match above {
@@ -69,9 +71,12 @@ pub(super) fn nearest_level(value: f32) -> u32 {
     }
 }
 
-/// The scale with the least error of `x ≈ scale · level`, values weighing by their square, among those that fit the
-/// levels under 16 scales: the one that maps the extreme value to the positive end of the table, then fifteen, one level
-/// apart, around the one that maps it to the lowest level. 0 for zeros.
+/// Scale with the least error of `x ≈ scale · level`, weighted by
+/// `x²`, out of 16 candidates.
+///
+/// The first maps the value of largest magnitude to the positive end
+/// of the table. The other fifteen map it near the negative end, one level
+/// apart. Returns 0 for zeros.
 pub(super) fn fit_scale(x: &[f32]) -> f32 {
     const TRIES: i16 = 7;
     let extreme = field::extreme(x);

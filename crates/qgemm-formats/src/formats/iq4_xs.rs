@@ -1,8 +1,10 @@
-//! IQ4_XS: 256 values in 136 bytes: eight sub-blocks of 32, each `d · (s − 32) · table[q]` with a 6-bit scale
+//! IQ4_XS: 256 values in 136 bytes, eight sub-blocks of 32.
+//! A value is `d · (s − 32) · table[q]`, with a 6-bit scale
 //! and the table of IQ4_NL.
 //!
-//! Bytes: d, a word with the upper two bits of each scale, four bytes with the lower nibbles of two scales
-//! each, 128 of nibbles (each sub-block in the order of Q4_0).
+//! Bytes: d; a word with the upper two bits of each scale; four bytes
+//! with the lower nibbles of two scales each; 128 bytes of nibbles
+//! (each sub-block in the order of Q4_0).
 
 use super::iq4_nl::{IQ4_TABLE, fit_scale, nearest_level};
 use super::{field, fit, nibbles};
@@ -42,14 +44,15 @@ fn unpack_block(block: &[u8], codes: &mut [u32], scales: &mut [u8]) {
     }
 }
 
-/// The scale of sub-block `sub`, −32..=31, from the 8 bytes a block begins with.
+/// Scale of sub-block `sub` in −32..=31, from the first 8 bytes of a
+/// block.
 fn sub_scale(scales: &[u8], sub: usize) -> i32 {
     let low = scales[4 + sub / 2] >> (sub % 2 * 4) & 0xf;
     let high = u16::from_le_bytes([scales[2], scales[3]]) >> (sub * 2) & 3;
     i32::from(low) + (i32::from(high) << 4) - 32
 }
 
-/// Where [`sub_scale`] finds the bits of a scale.
+/// Bit fields of the scales, for [`sub_scale`].
 const SCALES: [[BitField; 2]; 8] = {
     let mut fields = [[BitField::new(0, 0, 0); 2]; 8];
     let mut sub = 0;
@@ -89,7 +92,7 @@ fn quantize_blocks(values: &[f32], out: &mut [u8]) {
             let stored = (scale + 32) as u8;
             header[4 + sub / 2] |= (stored & 0xf) << (sub % 2 * 4);
             header[2 + sub / 4] |= stored >> 4 << (sub % 4 * 2);
-            // Codes are chosen under d before its rounding to f16.
+            // Codes use d before f16 rounding.
             let inverse = field::inverse(d * scale as f32);
             let codes: [u32; 32] = std::array::from_fn(|j| nearest_level(inverse * x[j]));
             nibbles::pack(&codes, bytes);

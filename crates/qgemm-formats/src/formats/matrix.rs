@@ -1,4 +1,5 @@
-//! Shared by the formats whose scales cover a row or more: shape checks, and quantizing row by row.
+//! Row-wise quantizers and shape checks, for formats whose scales cover a row or
+//! more.
 
 use rayon::prelude::*;
 
@@ -6,12 +7,13 @@ use crate::desc::{Format, FormatDesc};
 use crate::error::FormatError;
 use crate::weight::HostWeight;
 
-/// Largest magnitude.
+/// Largest magnitude, `max|x|`.
 pub(super) fn absmax(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |max, v| v.abs().max(max))
 }
 
-/// Checks that `values` is a finite `[n, k]` matrix that `format` can store, and returns its canonical size.
+/// Checks that `values` is a finite `[n, k]` matrix for `format`.
+/// Returns its canonical size.
 pub(crate) fn check(format: &'static FormatDesc, values: &[f32], n: usize, k: usize) -> Result<usize, FormatError> {
     if n == 0 {
         return Err(FormatError::ZeroDimension { name: "N" });
@@ -32,8 +34,10 @@ pub(crate) fn check(format: &'static FormatDesc, values: &[f32], n: usize, k: us
     format.row_bytes(k).checked_mul(n).ok_or_else(overflow)
 }
 
-/// Quantizes a format of one byte a value and one scale a row. `row(values, codes)` writes the `k` codes of a
-/// row and returns its scale; `padding` is the code of 0, which fills a ragged last block.
+/// Quantizes a format with one byte per value and one scale per row.
+///
+/// `row(values, codes)` writes the `k` codes of a row and returns its scale.
+/// `padding` is the code of 0 for a ragged last block.
 pub(super) fn quantize_rows(
     format: &'static FormatDesc,
     values: &[f32],

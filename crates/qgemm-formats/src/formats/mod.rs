@@ -1,4 +1,5 @@
-//! One file a format (or a family of formats that differ by a parameter); [`ALL`] is the registry.
+//! Registry of formats ([`ALL`]). Each file has one format, or formats
+//! that differ by a parameter.
 
 pub(crate) mod field;
 pub(crate) mod fit;
@@ -27,7 +28,7 @@ mod scale_min;
 
 use crate::desc::FormatDesc;
 
-/// Every format, in the order of tables.
+/// All formats, in the order of tables.
 pub static ALL: &[&FormatDesc] = &[
     &plain::F32,
     &plain::F16,

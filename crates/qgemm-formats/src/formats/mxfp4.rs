@@ -1,6 +1,8 @@
-//! MXFP4 (OCP microscaling): 32 values in 17 bytes, an E8M0 scale and FP4 (E2M1) codes in the order of Q4_0.
+//! MXFP4 (OCP microscaling): 32 values in 17 bytes, an E8M0 scale and E2M1
+//! codes in the order of Q4_0.
 //!
-//! The table holds twice the numbers of the codes, so that they are integers; scales count half in exchange.
+//! The table holds doubled values, so that they are integers. Scales
+//! are halved to compensate.
 
 use super::{field, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
@@ -33,7 +35,8 @@ pub static MXFP4: FormatDesc = FormatDesc {
     unpack_block,
 };
 
-/// The factor of the doubled table, which is denormal for the two smallest scales.
+/// Half of an E8M0 scale, for the doubled table. Subnormal for
+/// the two smallest scales.
 fn half_scale(e8m0: u8) -> f32 {
     e8m0_to_f32(e8m0) * 0.5
 }
@@ -55,9 +58,10 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
 fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     for (x, block) in values.chunks_exact(32).zip(out.chunks_exact_mut(17)) {
         let max = field::extreme(x).abs();
-        // The largest value lies in the top binade of FP4, whose exponent is 2. Its logarithm is taken in f32,
-        // as in ggml: just below a large power of two it rounds up. Below 2^−125 the exponent would be
-        // negative, which C leaves undefined; here it is 0.
+        // FP4's top binade has exponent 2, and the largest value goes there.
+        // The logarithm is f32, as in ggml: it rounds up just below a large power
+        // of two. Below 2^−125 the exponent would be negative. C leaves that
+        // undefined; here it is 0.
         let exponent = f64::from(max).log2() as f32;
         block[0] = if max > 0.0 { (exponent.floor() - 2.0 + 127.0) as u8 } else { 0 };
         let d = half_scale(block[0]);
@@ -66,7 +70,7 @@ fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// The first code whose value is nearest to `value`.
+/// First code nearest to `value`.
 fn nearest_code(value: f32, d: f32) -> u32 {
     let error = |code: usize| (f32::from(E2M1_DOUBLED[code]) * d - value).abs();
     (1..16).fold(0, |best, code| if error(code) < error(best) { code } else { best }) as u32

@@ -1,24 +1,28 @@
-//! MXFP8: E4M3 or E5M2 numbers in blocks of 32 with a scale that is a power of two, as the OCP "Microscaling Formats" 1.0 have them.
+//! MXFP8 (OCP microscaling): E4M3 or E5M2 in blocks of
+//! 32 with an E8M0 scale.
 //!
 //! ```text
 //! block = 32 codes | e8m0      value = 2^(e8m0 − 127) · e4m3(code), or e5m2(code)
 //! ```
 //!
-//! Blocks of 32 rows and 32 columns are stored as well: each row carries a copy of the scale. A row may end inside a block.
+//! Scales of 32×32 blocks are stored as well: each row has a copy
+//! of the scale. A row may end inside a block.
 
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 use crate::float8::{E4M3_MAX, E5M2_MAX, e4m3_to_f32, e5m2_to_f32, e8m0_to_f32, f32_to_e4m3, f32_to_e5m2};
 use crate::formats::matrix;
 use crate::sub_scale::{Minimum, SubScales};
 
-/// Values that share a scale.
+/// Values per scale.
 pub const SCALE_BLOCK: usize = 32;
-/// The exponents of the largest numbers, and the fraction of an f32, the same for both, beyond which one of that exponent is larger.
+/// Exponents of the largest finite numbers, and their
+/// common fraction as f32 bits. A larger fraction at
+/// that exponent overflows.
 const E4M3_EXPONENT: u32 = 8;
 const E5M2_EXPONENT: u32 = 15;
 const MAX_FRACTION: u32 = 0x60_0000;
 
-/// E4M3 with a power of two per 32 values.
+/// E4M3 with one E8M0 scale per 32 values.
 pub static MXFP8: FormatDesc = FormatDesc {
     name: "mxfp8",
     summary: "8-bit float E4M3, one power-of-two E8M0 scale per 32 (OCP) or per 32x32 block",
@@ -41,7 +45,7 @@ pub static MXFP8: FormatDesc = FormatDesc {
     unpack_block,
 };
 
-/// E5M2 with a power of two per 32 values.
+/// E5M2 with one E8M0 scale per 32 values.
 pub static MXFP8_E5M2: FormatDesc = FormatDesc {
     name: "mxfp8_e5m2",
     summary: "8-bit float E5M2, one power-of-two E8M0 scale per 32 (OCP) or per 32x32 block",
@@ -67,8 +71,10 @@ fn dequantize(block: &[u8], out: &mut [f32], decode: fn(u8) -> f32) {
     }
 }
 
-/// Rounds to nearest even with the least power of two, 2⁻¹²⁶ at least, that brings the largest magnitude to the largest number, whose
-/// exponent is `exponent`, or below.
+/// Quantizes to nearest even with the smallest power-of-two scale
+/// that does not overflow, at least 2⁻¹²⁶.
+///
+/// `exponent` is that of the largest finite number.
 fn quantize(values: &[f32], out: &mut [u8], exponent: u32, encode: fn(f32) -> u8) {
     for (x, block) in values.chunks_exact(SCALE_BLOCK).zip(out.chunks_exact_mut(SCALE_BLOCK + 1)) {
         let bits = matrix::absmax(x).to_bits();

@@ -1,4 +1,5 @@
-//! NVFP4: E2M1 numbers with an E4M3 scale per 16 and an f32 scale per tensor (kept as row scales).
+//! NVFP4: E2M1 with an E4M3 scale per 16 values and an f32
+//! scale per tensor, stored as row scales.
 //!
 //! ```text
 //! block = 8 bytes of codes (low nibble = even value) | E4M3 scale     value = tensor scale · scale · fp4(code)
@@ -16,7 +17,7 @@ use crate::weight::HostWeight;
 const BLOCK: usize = 16;
 const BLOCK_BYTES: usize = 9;
 
-/// NVIDIA's 4-bit float format.
+/// NVIDIA's 4-bit floating-point format.
 pub static NVFP4: FormatDesc = FormatDesc {
     name: "nvfp4",
     summary: "4-bit float E2M1, E4M3 scale per 16, f32 scale per tensor",
@@ -24,7 +25,8 @@ pub static NVFP4: FormatDesc = FormatDesc {
     block_bytes: BLOCK_BYTES,
     ragged_k: true,
     row_scale: true,
-    // The table holds doubled numbers, so values are `table · scale · 0.5`.
+    // The table holds doubled values, so a value is
+    // `table · scale · 0.5`.
     encoding: Encoding::Codebook(&E2M1_DOUBLED),
     sub_block: BLOCK,
     unit_range: E2M1_MAX,
@@ -59,8 +61,11 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Two-level scaling: `tensor scale = max|x| / (448 · 6)`, then per 16 values the E4M3 number nearest to
-/// `max|x| / (6 · tensor scale)`, then E2M1 rounded to nearest even under the scale as stored.
+/// Two-level quantization:
+/// `tensor scale = max|x| / (448 · 6)`, and
+/// per 16 values the E4M3 number nearest to
+/// `max|x| / (6 · tensor scale)`. Codes then round to
+/// nearest even E2M1 with the stored scale.
 ///
 /// # Errors
 /// When there are not `n × k` values, or one is not finite.

@@ -38,7 +38,7 @@ pub static F16: FormatDesc = FormatDesc {
 /// Unquantized bf16.
 pub static BF16: FormatDesc = FormatDesc { name: "bf16", summary: "unquantized, bfloat16", ..PLAIN };
 
-/// What the three share; a const, because its fields are copied into statics.
+/// Common fields of the three. A const, because statics copy its fields.
 const PLAIN: FormatDesc = FormatDesc {
     name: "bf16",
     summary: "",

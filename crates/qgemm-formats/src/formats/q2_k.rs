@@ -1,8 +1,10 @@
-//! Q2_K: 256 values in 84 bytes: sixteen sub-blocks of 16, each `d · s · q − dmin · m` with a 4-bit scale `s`
-//! (low nibble) and a 4-bit minimum `m` (high nibble).
+//! Q2_K: 256 values in 84 bytes, sixteen sub-blocks of 16. A value
+//! is `d · s · q − dmin · m`, with a 4-bit scale `s` (low nibble) and
+//! a 4-bit minimum `m` (high nibble).
 //!
-//! Bytes: 16 sub-scales, 64 of codes, d, dmin. Of each 128 values, byte `l` of 32 holds values `l`, `l + 32`,
-//! `l + 64` and `l + 96`, low bits first.
+//! Bytes: 16 of sub-scales, 64 of codes, d, dmin. In each 128
+//! values, byte `l` of 32 holds values `l`, `l + 32`, `l + 64` and
+//! `l + 96`, low bits first.
 
 use super::field;
 use super::fit::{self, AffineSearch};
@@ -47,7 +49,8 @@ fn unpack_block(block: &[u8], codes: &mut [u32], scales: &mut [u8]) {
     unpack_codes(&block[16..80], codes);
 }
 
-/// Spreads the 2-bit codes of 64 bytes; Q3_K keeps its low bits the same way.
+/// Unpacks 64 bytes of 2-bit codes. Q3_K packs its low bits the same
+/// way.
 pub(super) fn unpack_codes(bytes: &[u8], codes: &mut [u32]) {
     for (bytes, codes) in bytes.chunks_exact(32).zip(codes.chunks_exact_mut(128)) {
         for (i, code) in codes.iter_mut().enumerate() {
@@ -56,7 +59,8 @@ pub(super) fn unpack_codes(bytes: &[u8], codes: &mut [u32]) {
     }
 }
 
-/// Packs 2-bit codes into 64 bytes; the upper bits of the codes are ignored.
+/// Packs 2-bit codes into 64 bytes. Upper bits of the codes are
+/// ignored.
 pub(super) fn pack_codes(codes: &[u32], bytes: &mut [u8]) {
     for (bytes, codes) in bytes.chunks_exact_mut(32).zip(codes.chunks_exact(128)) {
         for (l, byte) in bytes.iter_mut().enumerate() {
@@ -65,7 +69,7 @@ pub(super) fn pack_codes(codes: &[u32], bytes: &mut [u8]) {
     }
 }
 
-/// Each byte holds a scale,
+/// Sub-block scales: the low nibble of each byte.
 const SCALES: [[BitField; 2]; 16] = {
     let mut fields = [[BitField::new(0, 0, 0); 2]; 16];
     let mut sub = 0;
@@ -76,7 +80,7 @@ const SCALES: [[BitField; 2]; 16] = {
     fields
 };
 
-/// and a minimum above it.
+/// Sub-block minima: the high nibble of each byte.
 const MINIMA: [[BitField; 2]; 16] = {
     let mut fields = [[BitField::new(0, 0, 0); 2]; 16];
     let mut sub = 0;
@@ -97,7 +101,8 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// The scale bytes keep scale and minimum as fifteenths of the largest in the super-block.
+/// Search of scale and minimum. Both are stored as fifteenths of the
+/// super-block's maximum.
 const SEARCH: AffineSearch = AffineSearch { max_code: 3, first: -0.5, step: 0.1, tries: 15, cost: f32::abs };
 
 fn quantize_blocks(values: &[f32], out: &mut [u8]) {
@@ -122,7 +127,8 @@ fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// Sixteen numbers as multiples of a fifteenth of the largest, and that fifteenth.
+/// Sixteen numbers in units of a fifteenth of their
+/// maximum, and that unit.
 fn fifteenths(numbers: &[f32; 16]) -> ([u8; 16], f32) {
     let max = numbers.iter().fold(0.0, |max: f32, &v| if v > max { v } else { max });
     if max <= 0.0 {

@@ -1,7 +1,10 @@
-//! Q3_K: 256 values in 110 bytes: sixteen sub-blocks of 16, each `d · (s − 32) · (q − 4)` with a 6-bit scale.
+//! Q3_K: 256 values in 110 bytes, sixteen sub-blocks
+//! of 16. A value is `d · (s − 32) · (q − 4)`
+//! with a 6-bit scale.
 //!
-//! Bytes: 32 of high bits, 64 of low bits (as Q2_K), 12 of scales, d. Bit `i / 32` of high byte `i % 32`
-//! belongs to value `i`.
+//! Bytes: 32 of high bits, 64 of low bits (as Q2_K),
+//! 12 of scales, d. Bit `i / 32` of high byte `i % 32`
+//! is the high bit of value `i`.
 
 use super::{field, fit, q2_k};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
@@ -48,15 +51,19 @@ fn unpack_codes(block: &[u8], codes: &mut [u32]) {
     }
 }
 
-/// The scale of sub-block `sub`, −32..=31: low nibbles stand in bytes 0–7 (low half for sub-blocks 0–7, high
-/// half for 8–15), the two upper bits in bytes 8–11, four sub-blocks a shift.
+/// Scale of sub-block `sub`, −32..=31.
+///
+/// Low nibbles are in bytes 0–7: the low half for
+/// sub-blocks 0–7, the high half for 8–15.
+/// The two upper bits are in bytes 8–11, four
+/// sub-blocks a shift.
 fn sub_scale(scales: &[u8], sub: usize) -> i32 {
     let low = scales[sub % 8] >> (sub / 8 * 4) & 0xf;
     let high = scales[8 + sub % 4] >> (sub / 4 * 2) & 3;
     i32::from(low | high << 4) - 32
 }
 
-/// Where [`sub_scale`] finds the bits of a scale.
+/// Bit fields of the scales, for [`sub_scale`].
 const SCALES: [[BitField; 2]; 16] = {
     let mut fields = [[BitField::new(0, 0, 0); 2]; 16];
     let mut sub = 0;

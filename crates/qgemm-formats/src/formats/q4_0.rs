@@ -1,4 +1,5 @@
-//! Q4_0: 32 values in 18 bytes, `d · (q − 8)`; low nibbles hold values 0–15, high nibbles 16–31.
+//! Q4_0: 32 values in 18 bytes, `d · (q − 8)`. Low nibbles hold values
+//! 0–15, high nibbles 16–31.
 
 use super::{field, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};

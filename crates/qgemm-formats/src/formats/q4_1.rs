@@ -1,4 +1,5 @@
-//! Q4_1: 32 values in 20 bytes, `d · q + m`; nibbles in the order of Q4_0.
+//! Q4_1: 32 values in 20 bytes, `d · q + m`. Nibble
+//! order is that of Q4_0.
 
 use super::{field, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};

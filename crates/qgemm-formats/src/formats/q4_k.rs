@@ -1,7 +1,9 @@
-//! Q4_K: 256 values in 144 bytes: eight sub-blocks of 32, each `d · s · q − dmin · m` with 6-bit `s` and `m`.
+//! Q4_K: 256 values in 144 bytes, eight sub-blocks of 32.
+//! A value is `d · s · q − dmin · m` with 6-bit `s` and `m`.
 //!
-//! Bytes: d, dmin, 12 of scales and minima (see `scale_min.rs`), 128 of nibbles. Of each 64 values, byte `l` of 32
-//! holds value `l` below value `l + 32`.
+//! Bytes: d, dmin, 12 of scales and minima (see
+//! `scale_min.rs`), 128 of nibbles. In each 64 values, byte `l`
+//! of 32 holds value `l` (low) and value `l + 32` (high).
 
 use super::fit::{self, AffineSearch};
 use super::{field, scale_min};
@@ -36,7 +38,8 @@ fn unpack_block(block: &[u8], codes: &mut [u32], scales: &mut [u8]) {
     unpack_nibbles(&block[16..], codes);
 }
 
-/// Spreads 128 bytes of nibbles into 256 codes; Q5_K keeps its low bits the same way.
+/// Unpacks 128 bytes of nibbles into 256 codes. Q5_K packs its
+/// low bits the same way.
 pub(super) fn unpack_nibbles(bytes: &[u8], codes: &mut [u32]) {
     for (bytes, codes) in bytes.chunks_exact(32).zip(codes.chunks_exact_mut(64)) {
         for (l, &byte) in bytes.iter().enumerate() {
@@ -46,7 +49,7 @@ pub(super) fn unpack_nibbles(bytes: &[u8], codes: &mut [u32]) {
     }
 }
 
-/// The low four bits of 256 codes as 128 bytes.
+/// Packs the low four bits of 256 codes into 128 bytes.
 pub(super) fn pack_nibbles(codes: &[u32], bytes: &mut [u8]) {
     for (bytes, codes) in bytes.chunks_exact_mut(32).zip(codes.chunks_exact(64)) {
         for (l, byte) in bytes.iter_mut().enumerate() {
@@ -55,8 +58,8 @@ pub(super) fn pack_nibbles(codes: &[u32], bytes: &mut [u8]) {
     }
 }
 
-/// Of Q4_K and Q5_K.
-/// Of the 16 bytes that Q4_K and Q5_K begin with.
+/// Sub-block scales and minima of Q4_K and Q5_K, from the first
+/// 16 bytes of a block.
 pub(super) const SUB_SCALES: SubScales = SubScales {
     codes: Some(SubCodes::unsigned(&scale_min::SCALES)),
     ..SubScales::stored(
@@ -71,7 +74,8 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
     dequantize_codes(block, &codes, out);
 }
 
-/// The values of 256 codes under the 16 scale bytes that Q4_K and Q5_K begin with.
+/// Dequantizes 256 codes with the 16 scale bytes at the start
+/// of a Q4_K or Q5_K block.
 pub(super) fn dequantize_codes(scales: &[u8], codes: &[u32], out: &mut [f32]) {
     let (d, dmin) = (field::read_f16(scales, 0), field::read_f16(scales, 2));
     for (sub, (values, codes)) in out.chunks_exact_mut(32).zip(codes.chunks_exact(32)).enumerate() {
@@ -92,8 +96,11 @@ fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// The codes of 256 values, and the 16 scale bytes that Q4_K and Q5_K begin with. Values weigh as much as
-/// they are large, beside the root mean square of their sub-block.
+/// Quantizes 256 values to codes and the 16 scale bytes at
+/// the start of a Q4_K or Q5_K block.
+///
+/// A value's weight in the search is its magnitude plus the
+/// RMS of its sub-block.
 pub(super) fn quantize_codes(search: &AffineSearch, x: &[f32], header: &mut [u8]) -> [u32; 256] {
     let mut codes = [0; 256];
     let (mut scales, mut mins) = ([0.0; 8], [0.0; 8]);
@@ -115,7 +122,8 @@ pub(super) fn quantize_codes(search: &AffineSearch, x: &[f32], header: &mut [u8]
     codes
 }
 
-/// Eight numbers as multiples of a 63rd of the largest, and that 63rd.
+/// Eight numbers in units of a 63rd of their
+/// maximum, and that unit.
 fn sixty_thirds(numbers: &[f32; 8]) -> ([u8; 8], f32) {
     let max = numbers.iter().fold(0.0, |max: f32, &v| if v > max { v } else { max });
     let inverse = if max > 0.0 { 63.0 / max } else { 0.0 };

@@ -1,4 +1,5 @@
-//! Q5_0: 32 values in 22 bytes, `d · (q − 16)`; the fifth bits stand in one word before the nibbles.
+//! Q5_0: 32 values in 22 bytes, `d · (q − 16)`. One word before the nibbles holds
+//! the fifth bits.
 
 use super::{field, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};

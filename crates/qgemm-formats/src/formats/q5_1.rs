@@ -1,4 +1,5 @@
-//! Q5_1: 32 values in 24 bytes, `d · q + m`; the fifth bits stand in one word before the nibbles.
+//! Q5_1: 32 values in 24 bytes, `d · q + m`. One word before the nibbles holds the
+//! fifth bits.
 
 use super::{field, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};

@@ -1,7 +1,10 @@
-//! Q5_K: 256 values in 176 bytes: Q4_K with a fifth bit.
+//! Q5_K: 256 values in 176 bytes, Q4_K
+//! with a fifth bit.
 //!
-//! Bytes: d, dmin, 12 of scales and minima, 32 of fifth bits, 128 of nibbles (as Q4_K). Bit `i / 32` of
-//! fifth-bit byte `i % 32` belongs to value `i`.
+//! Bytes: d, dmin, 12 of scales and minima, 32
+//! of fifth bits, 128 of nibbles (as Q4_K).
+//! Bit `i / 32` of fifth-bit byte `i % 32` is the fifth
+//! bit of value `i`.
 
 use super::fit::AffineSearch;
 use super::q4_k;

@@ -1,8 +1,12 @@
-//! Q6_K: 256 values in 210 bytes: sixteen sub-blocks of 16, each `d · s · (q − 32)` with a signed 8-bit scale.
+//! Q6_K: 256 values in 210 bytes, sixteen sub-blocks
+//! of 16. A value is `d · s · (q − 32)` with
+//! a signed 8-bit scale.
 //!
-//! Bytes: 128 of low nibbles, 64 of upper bit pairs, 16 scales, d. Of each 128 values, nibble byte `l` of 64
-//! holds value `l` below value `l + 64`, and pair byte `l` of 32 holds values `l`, `l + 32`, `l + 64` and
-//! `l + 96`, low bits first.
+//! Bytes: 128 of low nibbles, 64 of upper bit pairs, 16
+//! scales, d. In each 128 values, nibble byte `l` of 64
+//! holds value `l` (low) and value `l + 64` (high).
+//! Pair byte `l` of 32 holds values `l`, `l + 32`,
+//! `l + 64` and `l + 96`, low bits first.
 
 use super::{field, fit};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
@@ -53,7 +57,7 @@ fn unpack_codes(block: &[u8], codes: &mut [u32]) {
     }
 }
 
-/// A byte each.
+/// Sub-block scales, one byte each.
 const SCALES: [[BitField; 2]; 16] = {
     let mut fields = [[BitField::new(0, 0, 0); 2]; 16];
     let mut sub = 0;

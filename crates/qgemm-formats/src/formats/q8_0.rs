@@ -1,4 +1,5 @@
-//! Q8_0: 32 values in 34 bytes, `d · q` with signed bytes, which are code − 128.
+//! Q8_0: 32 values in 34 bytes, `d · q`. Stored bytes are signed;
+//! a code is the byte + 128.
 
 use super::field;
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};

@@ -1,8 +1,12 @@
-//! The 12 bytes that Q4_K and Q5_K keep eight 6-bit scales and eight 6-bit minima in.
+//! Packed scales of Q4_K and Q5_K: eight 6-bit scales and
+//! eight 6-bit minima in 12 bytes.
 //!
-//! Bytes 0–3 hold the scales of sub-blocks 0–3 and bytes 4–7 their minima, in six bits each. Bytes 8–11 hold
-//! the low nibbles of scale (low half) and minimum (high half) of sub-blocks 4–7, whose upper two bits fill the
-//! upper two bits of bytes 0–3 and 4–7.
+//! The low six bits of bytes 0–3 are the scales of
+//! sub-blocks 0–3, those of bytes 4–7 their minima.
+//! Bytes 8–11 hold the low nibbles of sub-blocks 4–7:
+//! scale in the low half, minimum in the high half.
+//! Their upper two bits are the upper two bits of bytes 0–3
+//! (scales) and 4–7 (minima).
 
 use crate::sub_scale::BitField;
 
@@ -14,15 +18,16 @@ pub(super) fn unpack(bytes: &[u8], sub: usize) -> (u8, u8) {
     }
 }
 
-/// Bytes before them in a block.
+/// Bytes of d and dmin, which come first.
 const BEFORE: usize = 4;
 
-/// Where [`unpack`] finds the bits of every scale, in a block that the two f16 factors begin.
+/// Bit fields of the scales, for [`unpack`]. Offsets count
+/// from the start of the block.
 pub(super) const SCALES: [[BitField; 2]; 8] = fields(0);
-/// The same of every minimum.
+/// Bit fields of the minima.
 pub(super) const MINIMA: [[BitField; 2]; 8] = fields(1);
 
-/// Of the scales (0) or the minima (1).
+/// Bit fields of the scales (0) or the minima (1).
 const fn fields(which: usize) -> [[BitField; 2]; 8] {
     let mut fields = [[BitField::new(0, 0, 0); 2]; 8];
     let mut sub = 0;
@@ -35,7 +40,8 @@ const fn fields(which: usize) -> [[BitField; 2]; 8] {
     fields
 }
 
-/// Packs eight scales and minima, each below 64, into 12 bytes.
+/// Packs eight scales and minima, each below
+/// 64, into 12 bytes.
 pub(super) fn pack(scales: &[u8; 8], mins: &[u8; 8], bytes: &mut [u8]) {
     for i in 0..4 {
         bytes[i] = scales[i] | scales[i + 4] >> 4 << 6;

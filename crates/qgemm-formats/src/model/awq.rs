@@ -6,7 +6,8 @@
 //! scales  [groups, N]         value = scale · (code − zero)
 //! ```
 //!
-//! Layers that are stated to be symmetric may have no `qzeros`: all zero points are 8.
+//! Layers that the settings call symmetric may lack `qzeros`. All
+//! their zero points are 8.
 
 use std::ops::Range;
 
@@ -22,9 +23,9 @@ use crate::error::FormatError;
 use crate::weight::{HostWeight, SharedBytes};
 
 const BITS: usize = 4;
-/// Columns in a word.
+/// Columns per word.
 const PACKED: usize = 8;
-/// Nibble that holds column `8c + j`: the inverse of the packing order.
+/// Nibble of column `8c + j`: the inverse of the packing order.
 const NIBBLE: [usize; PACKED] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 /// An AWQ layer.
@@ -39,13 +40,14 @@ pub(super) struct AwqLayer {
 
 #[derive(Debug)]
 enum Zeros {
-    /// One for all, which the file need not have.
+    /// One zero point for all groups, optional in the file.
     Symmetric(u8),
     Stored(SharedBytes),
 }
 
 impl AwqLayer {
-    /// Whether these shapes are AWQ's (codes packed along N) and not GPTQ's (along K).
+    /// Whether the shapes are those of AWQ (codes packed along
+    /// N), not of GPTQ (along K).
     pub fn has_shape(qweight: &RawTensor, scales: &RawTensor) -> bool {
         match (qweight.matrix(), scales.matrix()) {
             (Ok((_, columns)), Ok((_, n))) => columns.checked_mul(PACKED) == Some(n),
@@ -56,8 +58,8 @@ impl AwqLayer {
     /// Checks the shapes.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when the tensors do not fit one another or the settings,
-    /// [`FormatError::UnsupportedFile`] for other widths and for act-order.
+    /// [`FormatError::BadFile`] when the tensors do not match each other or the
+    /// settings. [`FormatError::UnsupportedFile`] for other widths and for act-order.
     pub fn new(parts: GroupedParts, settings: &GroupedSettings) -> Result<Self, FormatError> {
         let GroupedParts { qweight, qzeros, scales, g_idx } = parts;
         let name = &qweight.name;
@@ -68,7 +70,7 @@ impl AwqLayer {
             return Err(unsupported(name, format!("AWQ with {bits} bits ({who}): expected {BITS}")));
         }
         if let Some(g_idx) = g_idx {
-            return Err(unsupported(&g_idx.name, "an order of the columns of an AWQ layer: expected none"));
+            return Err(unsupported(&g_idx.name, "act-order in an AWQ layer: expected none"));
         }
         let (k, words) = qweight.matrix()?;
         let (groups, n) = scales.matrix()?;

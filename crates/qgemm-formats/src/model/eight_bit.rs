@@ -1,4 +1,5 @@
-//! Layers of one byte a weight: INT8 per channel, and FP8 per tensor, per channel, or per block of 128×128, 32×32 or 1×32.
+//! Layers of one byte per weight: INT8 per channel; FP8 per tensor, per
+//! channel, or per 128×128, 32×32 or 1×32 block.
 //!
 //! ```text
 //! weight           [N, K] I8, F8_E4M3 or F8_E5M2
@@ -8,12 +9,15 @@
 //!                  [⌈N/32⌉, ⌈K/32⌉] or [N, ⌈K/32⌉]: powers of two
 //! ```
 //!
-//! Scales of FP8 are F32, F16, BF16, or powers of two in bytes (F8_E8M0, or U8). Those of 32 columns, and all of a checkpoint whose settings
-//! have `"scale_fmt": "ue8m0"`, must be powers of two, whatever they are stored as: any other is an error and never rounded.
+//! FP8 scales are F32, F16, BF16, or E8M0 bytes (F8_E8M0 or U8). Scales of
+//! 32 columns must be powers of two, as must all scales when the settings
+//! have `"scale_fmt": "ue8m0"`. Any other value is an error, never rounded.
 //!
-//! FP8 weights without a scale have scale 1, unless settings promise scales. NaN codes of FP8 weights are data and pass unchecked. INT8 with zero points
-//! becomes integer groups whose scales are 1, so that the scale of a row stays the f32 factor that it is. Zero points that
-//! are all 0 (some writers store them of symmetric layers, too) are dropped.
+//! FP8 weights without a scale have scale 1, unless the settings promise
+//! scales. NaN codes of FP8 weights are data and pass unchecked.
+//! INT8 with zero points becomes integer groups with group scales of 1,
+//! because the row scale stays an f32 factor. Zero points that are all 0
+//! are dropped: some writers store them for symmetric layers.
 
 use half::f16;
 use rayon::prelude::*;
@@ -32,19 +36,20 @@ use crate::formats::mxfp8::{MXFP8, MXFP8_E5M2, SCALE_BLOCK as MX_BLOCK};
 use crate::weight::{HostWeight, SharedBytes};
 use crate::x_format::XFormat;
 
-/// What the settings of a checkpoint say of an 8-bit layer. A setting that is wrong fails only a layer that needs it.
+/// Settings of 8-bit layers. An invalid setting fails only
+/// the layers that use it.
 #[derive(Clone, Debug)]
 pub(super) struct EightBitSettings {
-    /// Rows and columns of an FP8 scale block.
+    /// Rows and columns per FP8 scale.
     block: Result<Option<Vec<usize>>, FormatError>,
     /// Whether FP8 scales must be powers of two.
     power_scales: Result<bool, FormatError>,
-    /// The quantization of activations of FP8 layers.
+    /// X format of FP8 layers, as stated.
     stated_x: Option<XFormat>,
 }
 
 impl EightBitSettings {
-    /// Takes them from the settings of the layer.
+    /// Reads the settings of one layer.
     pub fn of(layer: &LayerSettings<'_>) -> Self {
         Self { block: layer.weight_block_size(), power_scales: layer.has_power_scales(), stated_x: layer.stated_x() }
     }
@@ -58,20 +63,22 @@ pub(super) struct EightBitLayer {
     weight: SharedBytes,
     scale: Option<RawTensor>,
     format: Format,
-    /// What turns the file's codes into the format's: two's complement and offset binary differ in the top bit.
+    /// XOR mask from file codes to format codes. Two's complement and offset
+    /// binary differ in the top bit.
     flip: u8,
-    /// Code of 0 of every row, where that is not the same for all layers.
+    /// Zero point of every row. `None` when the format fixes it.
     zeros: Option<Vec<u8>>,
-    /// Rows that share a block's scale; 1 where there are no blocks.
+    /// Rows per block scale. 1 without blocks.
     scale_rows: usize,
     /// Whether scales must be powers of two.
     power_scales: bool,
-    /// What the settings say of activations of FP8.
+    /// X format, as stated by the settings.
     stated_x: Option<XFormat>,
 }
 
 impl EightBitLayer {
-    /// Whether a tensor of this type is a layer of this kind; INT8 only with a scale.
+    /// Whether a tensor of this type can be such a layer.
+    /// INT8 also needs a scale.
     pub fn has_type(dtype: Dtype) -> bool {
         matches!(dtype, Dtype::I8 | Dtype::F8_E4M3 | Dtype::F8_E5M2)
     }
@@ -79,8 +86,10 @@ impl EightBitLayer {
     /// Checks the shapes.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when scales fit neither tensor, rows nor blocks, or zero points neither tensor nor rows,
-    /// [`FormatError::UnsupportedFile`] for blocks of other sizes, and for zero points of FP8.
+    /// [`FormatError::BadFile`] when scales match neither tensor,
+    /// rows nor blocks, or zero points neither tensor nor rows.
+    /// [`FormatError::UnsupportedFile`] for other block sizes, and
+    /// for zero points of FP8.
     pub fn new(
         weight: RawTensor,
         scale: Option<RawTensor>,
@@ -135,7 +144,8 @@ impl EightBitLayer {
         Ok(Self { n, k, weight: weight.bytes, scale, format, flip, zeros, scale_rows, power_scales, stated_x })
     }
 
-    /// Blocks of integer groups with a scale of 1 and the zero point of their row.
+    /// Blocks of integer groups with group scale 1 and the
+    /// zero point of their row.
     fn grouped_blocks(&self, zeros: &[u8]) -> Result<SharedBytes, FormatError> {
         const BITS: usize = 8;
         let (len, bytes) = (self.format.block_len, self.format.block_bytes);
@@ -154,13 +164,13 @@ impl EightBitLayer {
         Ok(blocks.into())
     }
 
-    /// The blocks of a format of one byte a code and no scales within blocks; the file's own bytes where they
-    /// serve.
+    /// Blocks of one byte per code without block scales. Shares the
+    /// file's bytes where possible.
     fn plain_blocks(&self) -> Result<SharedBytes, FormatError> {
         if self.flip == 0 && self.k.is_multiple_of(self.format.block_len) {
             return Ok(self.weight.clone());
         }
-        // A ragged last block is filled up with zeros, whose code is that of byte 0.
+        // A ragged last block is padded with the code of byte 0.
         let mut blocks = vec![self.flip; self.size()?];
         let rows = blocks.par_chunks_mut(self.format.row_bytes(self.k)).zip(self.weight.par_chunks(self.k));
         rows.for_each(|(out, row)| {
@@ -182,7 +192,7 @@ impl EightBitLayer {
                 block[..codes.len()].copy_from_slice(codes);
                 let value = scales.read(n / self.scale_rows * per_row + b);
                 match in_bytes {
-                    // NaN stays NaN, which loading finds.
+                    // NaN stays NaN. Loading then refuses it.
                     true => block[block_len] = e8m0_of(value).unwrap_or(0xff),
                     false => block[block_len..].copy_from_slice(&value.to_le_bytes()),
                 }
@@ -191,7 +201,7 @@ impl EightBitLayer {
         Ok(blocks.into())
     }
 
-    /// Bytes of the blocks, for a shape that is not empty.
+    /// Size of the blocks in bytes. The shape is not empty.
     fn size(&self) -> Result<usize, FormatError> {
         let format = self.format;
         if self.n == 0 {
@@ -209,10 +219,11 @@ impl EightBitLayer {
     }
 }
 
-/// Rows and columns of the blocks that FP8 scales are for, by the checkpoint's settings and the shape.
+/// Rows and columns per FP8 scale, by settings and shape.
 ///
 /// # Errors
-/// [`FormatError::UnsupportedFile`] for blocks of another size, [`FormatError::BadFile`] for a shape that is none of those.
+/// [`FormatError::UnsupportedFile`] for other block sizes.
+/// [`FormatError::BadFile`] for a shape that matches none.
 fn scale_block(scale: &RawTensor, weight: &RawTensor, config: &EightBitSettings) -> Result<[usize; 2], FormatError> {
     const BLOCKS: [[usize; 2]; 3] = [[SCALE_BLOCK, SCALE_BLOCK], [MX_BLOCK, MX_BLOCK], [1, MX_BLOCK]];
     let (n, k) = weight.matrix()?;
@@ -228,7 +239,7 @@ fn scale_block(scale: &RawTensor, weight: &RawTensor, config: &EightBitSettings)
     found.ok_or_else(|| bad(&scale.name, format!("expected one of the shapes {expected:?}, got {:?}", scale.shape)))
 }
 
-/// The code of 0 of each of `n` rows.
+/// Zero points of `n` rows, as codes.
 fn zero_codes(zero_point: &RawTensor, weight: &RawTensor, n: usize) -> Result<Vec<u8>, FormatError> {
     if weight.dtype != Dtype::I8 {
         return Err(unsupported(&zero_point.name, format!("zero points of {:?} weights: expected 0", weight.dtype)));
@@ -242,7 +253,7 @@ fn zero_codes(zero_point: &RawTensor, weight: &RawTensor, n: usize) -> Result<Ve
     Ok(if zero_point.elements() == 1 { codes.cycle().take(n).collect() } else { codes.collect() })
 }
 
-/// Whether there is one scale for all or one a row, in a shape that says so.
+/// Whether the shape is that of one scale per tensor or per row.
 fn is_row_scale(scale: &RawTensor, n: usize) -> bool {
     scale.elements() == 1 || scale.shape == [n] || scale.shape == [n, 1]
 }

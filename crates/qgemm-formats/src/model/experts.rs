@@ -1,4 +1,4 @@
-//! The experts of a layer, as files have them: one tensor with all of them, or a tensor an expert.
+//! Expert weights in files: one stacked tensor, or one tensor per expert.
 
 use std::collections::BTreeMap;
 
@@ -9,25 +9,29 @@ use crate::error::FormatError;
 use crate::experts::HostExperts;
 use crate::weight::HostWeight;
 
-/// What stands in a name for an expert's number.
+/// Placeholder of the expert id in a name.
 const NUMBER: &str = "{}";
 
 impl Model {
-    /// The weights of a layer's experts, called `name`: either a stack of matrices, as in GGUF files (`blk.0.ffn_down_exps`), or, where
-    /// `name` holds `{}`, a layer for each expert (`model.layers.0.mlp.experts.{}.down_proj`). Experts are those of which the
-    /// checkpoint has any tensor, be it in a shard that was not opened ([`Model::with_other_shards`]).
+    /// Expert weights of the layer `name`.
+    ///
+    /// A name without `{}` is a stack of matrices, as in GGUF files
+    /// (`blk.0.ffn_down_exps`). A name with `{}` has one layer per expert
+    /// (`model.layers.0.mlp.experts.{}.down_proj`). An expert counts if the checkpoint has
+    /// any tensor of it, even in an unopened shard ([`Model::with_other_shards`]).
     ///
     /// # Errors
-    /// As [`Model::weight`] and [`HostExperts::new`]; [`FormatError::MissingExpert`] when there is a gap in the numbers, or an
-    /// expert has other weights and not this one.
+    /// As [`Model::weight`] and [`HostExperts::new`]. [`FormatError::MissingExpert`] for
+    /// a gap in the ids, or when an expert lacks this weight but has others.
     pub fn experts(&self, name: &str) -> Result<HostExperts, FormatError> {
         HostExperts::new(&self.expert_weights(name)?)
     }
 
-    /// The same of pairs of gate and up, each named as in [`Model::experts`].
+    /// Gated pairs of a layer's experts. Each name is as in [`Model::experts`].
     ///
     /// # Errors
-    /// As [`Model::experts`]; [`FormatError::PairMismatch`] when one has more experts than the other.
+    /// As [`Model::experts`]. [`FormatError::PairMismatch`] when gate and up differ
+    /// in the number of experts.
     pub fn gated_experts(&self, gate: &str, up: &str) -> Result<HostExperts, FormatError> {
         let (gates, ups) = (self.expert_weights(gate)?, self.expert_weights(up)?);
         if gates.len() != ups.len() {
@@ -37,32 +41,37 @@ impl Model {
         HostExperts::gated(&gates.into_iter().zip(ups).collect::<Vec<_>>())
     }
 
-    /// The pairs of gate and up of a layer's experts, called `name` as in [`Model::experts`], where the rows of each alternate between
-    /// the two, the gate's first, as in gpt-oss checkpoints (`model.layers.0.mlp.experts.gate_up_proj`).
+    /// Gated pairs of the layer `name`, split from weights with alternating gate
+    /// and up rows (gate first).
+    ///
+    /// gpt-oss checkpoints have them (`model.layers.0.mlp.experts.gate_up_proj`).
+    /// The name is as in [`Model::experts`].
     ///
     /// # Errors
-    /// As [`Model::experts`]; [`FormatError::PairMismatch`] when one has an odd number of rows.
+    /// As [`Model::experts`]. [`FormatError::PairMismatch`] for an odd number of rows.
     pub fn interleaved_experts(&self, name: &str) -> Result<HostExperts, FormatError> {
         let pair = |weight: HostWeight| weight.interleaved_pair().map(|[gate, up]| (gate, up));
         let pairs: Result<Vec<_>, _> = self.expert_weights(name)?.into_iter().map(pair).collect();
         HostExperts::gated(&pairs?)
     }
 
-    /// The biases of such pairs, a row an expert (`gate_up_proj_bias`): of each expert those of the gate, then those of the up, as
-    /// products with gated pairs take them. Those of experts that are no pairs, such as `down_proj_bias`, [`Model::dense`] reads as
-    /// they are.
+    /// Biases of interleaved pairs, one row per expert (`gate_up_proj_bias`).
+    ///
+    /// They are reordered for products with gated pairs: per expert, gate biases and then
+    /// up biases. [`Model::dense`] reads biases of plain experts, such as `down_proj_bias`.
     ///
     /// # Errors
-    /// As [`Model::dense`]; [`FormatError::BadFile`] when the tensor is no matrix of an even number of columns.
+    /// As [`Model::dense`]. [`FormatError::BadFile`] when the tensor is no matrix with
+    /// an even number of columns.
     pub fn interleaved_biases(&self, name: &str) -> Result<Vec<f32>, FormatError> {
         let (tensor, info) = (self.dense(name)?, self.info(name)?);
         let &[_, columns] = &info.shape[..] else {
-            return Err(bad(&info.name, format!("expected a row of biases an expert, got shape {:?}", info.shape)));
+            return Err(bad(&info.name, format!("expected one row of biases per expert, got shape {:?}", info.shape)));
         };
         if columns == 0 || !columns.is_multiple_of(2) {
             return Err(bad(
                 &info.name,
-                format!("expected biases of gate and up by turns, got {columns} of an expert"),
+                format!("expected an even number of columns (alternating biases of gate and up), got {columns}"),
             ));
         }
         let values = tensor.to_f32();
@@ -80,7 +89,7 @@ impl Model {
         let numbers = self.expert_numbers(name);
         let last = match numbers.last_key_value() {
             Some((&last, _)) if numbers.keys().any(|&expert| self.knows(&of(expert))) => last,
-            // It is the name that is wrong.
+            // The pattern matches no expert.
             _ => return Err(self.no_such_tensor(&of(0))),
         };
         let weight = |expert| match self.knows(&of(expert)) {
@@ -93,14 +102,15 @@ impl Model {
         (0..=last).map(weight).collect()
     }
 
-    /// The experts of which there is any tensor, and one of each.
+    /// Expert ids with any tensor, and one tensor name of each.
     fn expert_numbers(&self, name: &str) -> BTreeMap<usize, &str> {
         let Some((before, after)) = name.split_once(NUMBER) else { return BTreeMap::new() };
         let number = |tensor: &str| {
             let rest = tensor.strip_prefix(before)?;
             let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
             let (number, rest) = rest.split_at(digits);
-            // Of a number that ends otherwise than in the name, there is no telling that it is an expert's.
+            // The next character must match, or the tensor may be
+            // that of no expert.
             let ends_alike = after.is_empty() || rest.chars().next() == after.chars().next();
             number.parse::<usize>().ok().filter(|n| ends_alike && n.to_string() == number)
         };

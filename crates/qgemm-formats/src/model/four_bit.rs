@@ -1,4 +1,5 @@
-//! Layers of FP4 numbers: MXFP4 as in gpt-oss checkpoints, NVFP4 as ModelOpt and compressed-tensors write it.
+//! FP4 layers: MXFP4 as in gpt-oss checkpoints, NVFP4 of
+//! ModelOpt and compressed-tensors.
 //!
 //! ```text
 //! MXFP4  X_blocks […, N, K/32, 16] U8, X_scales […, N, K/32] U8        value = 2^(scale − 127) · fp4
@@ -6,8 +7,8 @@
 //!        weight_packed, weight_scale, weight_global_scale F32          value = scale / global scale · fp4
 //! ```
 //!
-//! Both keep two consecutive numbers in a byte, the even one in the low nibble. Leading dimensions of MXFP4 are
-//! experts.
+//! Two consecutive values share a byte, the even one in the low nibble. Leading
+//! dimensions of MXFP4 are experts.
 
 use rayon::prelude::*;
 use safetensors::tensor::Dtype;
@@ -20,12 +21,12 @@ use crate::error::FormatError;
 use crate::formats::{mxfp4::MXFP4, nvfp4::NVFP4};
 use crate::weight::{HostWeight, SharedBytes};
 
-/// Bytes of codes in a block of MXFP4.
+/// Code bytes per MXFP4 block.
 const MX_CODES: usize = 16;
-/// Bytes of codes in a block of NVFP4.
+/// Code bytes per NVFP4 block.
 const NV_CODES: usize = 8;
 
-/// An MXFP4 layer or a stack of them.
+/// MXFP4 layer, or a stack of them.
 #[derive(Debug)]
 pub(super) struct Mxfp4Layer {
     shape: Vec<usize>,
@@ -37,7 +38,7 @@ impl Mxfp4Layer {
     /// Checks the shapes.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when types or shapes are not those of the module's description.
+    /// [`FormatError::BadFile`] when types or shapes differ from the module's description.
     pub fn new(blocks: RawTensor, scales: RawTensor) -> Result<Self, FormatError> {
         blocks.expect_type(Dtype::U8)?;
         scales.expect_type(Dtype::U8)?;
@@ -50,7 +51,7 @@ impl Mxfp4Layer {
         }
         let mut shape = outer.to_vec();
         if let Some(k) = shape.last_mut() {
-            // The file holds 16 bytes for each of these, so this does not overflow.
+            // Cannot overflow: the file holds 16 bytes for each of them.
             *k *= 2 * MX_CODES;
         }
         Ok(Self { shape, blocks: blocks.bytes, scales: scales.bytes })
@@ -82,7 +83,7 @@ impl Layer for Mxfp4Layer {
             .with_min_len(1024)
             .for_each(|((block, codes), &scale)| {
                 block[0] = scale;
-                // A GGUF block has number j and number j + 16 in a byte.
+                // A byte of a GGUF block holds values j and j + 16.
                 for (j, byte) in block[1..].iter_mut().enumerate() {
                     let nibble = |i: usize| codes[i / 2] >> (4 * (i % 2)) & 0xf;
                     *byte = nibble(j) | nibble(j + 16) << 4;
@@ -92,7 +93,7 @@ impl Layer for Mxfp4Layer {
     }
 }
 
-/// An NVFP4 layer.
+/// NVFP4 layer.
 #[derive(Debug)]
 pub(super) struct Nvfp4Layer {
     n: usize,
@@ -100,15 +101,15 @@ pub(super) struct Nvfp4Layer {
     codes: SharedBytes,
     scales: SharedBytes,
     tensor_scale: RawTensor,
-    /// Whether values are divided by the tensor's scale.
+    /// Whether the tensor scale is a divisor.
     divides: bool,
 }
 
 impl Nvfp4Layer {
-    /// Checks the shapes. `divides`: whether the tensor's scale divides (`weight_global_scale`).
+    /// Checks the shapes. `divides`: the tensor scale is a divisor (`weight_global_scale`).
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when types or shapes are not those of the module's description.
+    /// [`FormatError::BadFile`] when types or shapes differ from the module's description.
     pub fn new(
         codes: RawTensor,
         scales: RawTensor,

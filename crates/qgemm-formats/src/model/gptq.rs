@@ -7,10 +7,11 @@
 //! g_idx   [K] i32                group of every input feature; k / group size where absent
 //! ```
 //!
-//! Version 1 of the format stores `zero − 1`, modulo `2^bits`: like the reference implementation (AutoGPTQ),
-//! reading adds 1 and drops the carry, so that a stored 255 of an 8-bit layer means 0, and 256 never arises. Some files
-//! state the wrong version. A symmetric layer shows which it is: its zero points are all `2^(bits − 1)`. Such a layer
-//! may have no `qzeros` at all.
+//! Version 1 stores `zero − 1`, modulo `2^bits`. Like AutoGPTQ, the reader
+//! adds 1 and drops the carry: a stored 255 of an 8-bit layer means 0, and 256
+//! never arises. Some files state the wrong version. A symmetric layer reveals
+//! the real one, because its zero points are all `2^(bits − 1)`. Symmetric
+//! layers may lack `qzeros`.
 
 use std::ops::Range;
 
@@ -38,22 +39,25 @@ pub(super) struct GptqLayer {
 
 #[derive(Debug)]
 enum Zeros {
-    /// One for all, which the file need not have.
+    /// One zero point for all groups, optional in the file.
     Symmetric(u8),
     Stored {
         qzeros: RawTensor,
         label: StoredZeros,
-        /// Whether the zero points themselves may show that the label is wrong.
+        /// Whether the zero points may override the stated version.
         by_data: bool,
     },
 }
 
 impl GptqLayer {
-    /// Checks shapes, finds the width and sorts columns by group. `label`: how the file says that zero points are
-    /// stored; `chosen`: how they are, where the caller knows better.
+    /// Checks shapes, finds the width and sorts columns by group.
+    ///
+    /// `label` is the stated storage of zero points. `chosen`
+    /// is the caller's override.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when the tensors do not fit one another or the settings.
+    /// [`FormatError::BadFile`] when the tensors do not match
+    /// each other or the settings.
     pub fn new(
         parts: GroupedParts,
         settings: &GroupedSettings,
@@ -76,7 +80,8 @@ impl GptqLayer {
             Some(qzeros) => {
                 qzeros.expect_type(Dtype::I32)?;
                 qzeros.expect_shape(&[groups, (n * bits).div_ceil(32)])?;
-                // Where nothing is stated, GPTQ is symmetric: so AutoGPTQ, GPTQModel and transformers have it.
+                // Without a setting, GPTQ is symmetric, as in AutoGPTQ,
+                // GPTQModel and transformers.
                 let by_data = chosen.is_none() && settings.symmetric != Some(false);
                 Zeros::Stored { qzeros, label: chosen.unwrap_or(label), by_data }
             }
@@ -90,7 +95,7 @@ impl GptqLayer {
         Ok(Self { n, bits, plan, qweight: qweight.bytes, zeros, scales })
     }
 
-    /// The reader of zero points by group and row.
+    /// Reader of zero points by group and row.
     fn zero_points(&self) -> Box<dyn Fn(usize, usize) -> u8 + Sync + '_> {
         match &self.zeros {
             &Zeros::Symmetric(zero) => Box::new(move |_, _| zero),
@@ -102,7 +107,8 @@ impl GptqLayer {
         }
     }
 
-    /// How zero points are stored. Symmetric layers have one, `2^(bits − 1)`, throughout, which shows it.
+    /// Storage of zero points. Symmetric layers reveal it, since all their zero
+    /// points are `2^(bits − 1)`.
     fn stored_zeros(&self, qzeros: &RawTensor, label: StoredZeros, by_data: bool) -> StoredZeros {
         let first = self.stored_zero(qzeros, 0, 0);
         let shown = match (1 << (self.bits - 1)) - first as i32 {
@@ -166,7 +172,8 @@ impl Layer for GptqLayer {
     }
 }
 
-/// Field `index` of a stream of `bits`-bit fields in 32-bit words, low bits first.
+/// Field `index` of a stream of `bits`-bit fields in
+/// 32-bit words, low bits first.
 fn field(word: impl Fn(usize) -> u32, index: usize, bits: usize) -> u32 {
     let (at, shift) = (index * bits / 32, index * bits % 32);
     let mut window = u64::from(word(at));
@@ -176,7 +183,8 @@ fn field(word: impl Fn(usize) -> u32, index: usize, bits: usize) -> u32 {
     (window >> shift) as u32 & ((1 << bits) - 1)
 }
 
-/// The width of codes that the shapes allow; the settings decide only where several do.
+/// Code width by the shapes. The settings decide only
+/// when several widths match.
 fn width(
     qweight: &RawTensor,
     qzeros: Option<&RawTensor>,

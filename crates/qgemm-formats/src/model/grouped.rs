@@ -1,7 +1,8 @@
-//! Layers of integers in groups, `qweight`, `scales` and mostly `qzeros`: whether they are GPTQ's or AWQ's, and what
-//! their settings say.
+//! Integer-group layers (`qweight`, `scales`, usually `qzeros`): GPTQ or
+//! AWQ, by shapes and settings.
 //!
-//! AutoRound writes both: `packing_format` says which, and how zero points are stored.
+//! AutoRound writes both. Its `packing_format` gives the packing and
+//! the storage of zero points.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use super::settings::{LayerSettings, Settings};
 use super::{GptqZeros, ModelOptions};
 use crate::error::FormatError;
 
-/// The tensors of a layer, before anything is checked.
+/// Unchecked tensors of a layer.
 pub(super) struct GroupedParts {
     pub qweight: RawTensor,
     pub qzeros: Option<RawTensor>,
@@ -23,28 +24,28 @@ pub(super) struct GroupedParts {
     pub g_idx: Option<RawTensor>,
 }
 
-/// What the settings say of a layer, and `None` where they say nothing.
+/// Settings of a layer. `None` means not stated.
 #[derive(Clone, Debug)]
 pub(super) struct GroupedSettings {
     pub bits: Option<u32>,
-    /// Who says that, for errors.
+    /// Source of `bits`, for errors.
     pub who_says_bits: String,
-    /// Input features per scale; −1 for all.
+    /// Input features per scale. −1 means all.
     pub group_size: Option<i64>,
-    /// Who says that, for errors.
+    /// Source of `group_size`, for errors.
     pub who_says_group: String,
-    /// Whether the zero point is `2^(bits − 1)` throughout.
+    /// Whether all zero points are `2^(bits − 1)`.
     pub symmetric: Option<bool>,
 }
 
-/// How zero points of GPTQ layers are stored.
+/// Storage of GPTQ zero points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StoredZeros {
     LessOne,
     AsIs,
 }
 
-/// The version of GPTQ that stores them so.
+/// GPTQ version with this storage.
 impl fmt::Display for StoredZeros {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if *self == Self::LessOne { "v1" } else { "v2" })
@@ -56,7 +57,7 @@ enum Packing {
     Awq,
 }
 
-/// Takes the layer whose codes are the tensor `name`.
+/// Takes the layer whose codes are tensor `name`.
 pub(super) fn take_grouped(
     tensors: &mut RawTensors,
     name: &str,
@@ -112,7 +113,7 @@ fn layer(
     }
 }
 
-/// Whether columns are sorted by what only a `g_idx` says.
+/// Whether the settings imply act-order, which needs a `g_idx`.
 fn needs_order(parts: &GroupedParts, config: &LayerSettings<'_>) -> Result<bool, FormatError> {
     let is_sorted = config.flag("desc_act")? == Some(true) && config.flag("static_groups")? != Some(true);
     Ok(is_sorted && parts.scales.shape.first() != Some(&1))
@@ -128,13 +129,13 @@ fn packing(parts: &GroupedParts, config: &LayerSettings<'_>) -> Result<Packing, 
         Some("auto-round" | "auto_round" | "intel/auto-round") => auto_round(name, config),
         Some(other) => Err(unsupported(
             name,
-            format!("integers in groups by quantization method `{other}`: expected gptq, awq or auto-round"),
+            format!("integer groups of quantization method `{other}`: expected gptq, awq or auto-round"),
         )),
     }
 }
 
 fn awq(name: &str, config: &LayerSettings<'_>) -> Result<Packing, FormatError> {
-    // A number is the version of the settings.
+    // A numeric `version` is that of the settings, not of the packing.
     let version = config.word(&["version"])?.filter(|version| version.parse::<f64>().is_err());
     let packing = config.word(FORMAT)?;
     if let Some(other) = [version, packing].into_iter().flatten().find(|packing| packing != "gemm") {
@@ -146,7 +147,7 @@ fn awq(name: &str, config: &LayerSettings<'_>) -> Result<Packing, FormatError> {
     Ok(Packing::Awq)
 }
 
-/// What GPTQModel and others call the packing.
+/// Names of the packing setting in GPTQModel and others.
 const FORMAT: &[&str] = &["checkpoint_format", "format"];
 
 fn gptq(name: &str, config: &LayerSettings<'_>) -> Result<Packing, FormatError> {
@@ -164,8 +165,8 @@ fn auto_round(name: &str, config: &LayerSettings<'_>) -> Result<Packing, FormatE
     if !config.who_says(&["rotation_config"]).is_empty() {
         return Err(unsupported(name, "AutoRound with rotated weights (`rotation_config`)"));
     }
-    // Until version 0.4 the packing was called `backend`, which later names a kernel. AutoRound and vLLM take files
-    // without either as `auto_round:auto_gptq`.
+    // Before version 0.4 the packing was called `backend`; that name now selects a kernel.
+    // Without either, AutoRound and vLLM assume `auto_round:auto_gptq`.
     let packing = match config.word(&["packing_format"])? {
         None => config.word(&["backend"])?.filter(|backend| backend.contains("round") || backend.contains("gptq")),
         packing => packing,
@@ -186,10 +187,10 @@ fn auto_round(name: &str, config: &LayerSettings<'_>) -> Result<Packing, FormatE
     }
 }
 
-/// The zero point of a layer that stores none.
+/// Zero point of a symmetric layer without stored zero points.
 ///
 /// # Errors
-/// [`FormatError::BadFile`] when the settings do not say that it is symmetric.
+/// [`FormatError::BadFile`] when the settings do not state symmetry.
 pub(super) fn symmetric_zero(name: &str, bits: usize, settings: &GroupedSettings) -> Result<u8, FormatError> {
     match settings.symmetric {
         Some(true) => Ok(1 << (bits - 1)),
@@ -198,10 +199,11 @@ pub(super) fn symmetric_zero(name: &str, bits: usize, settings: &GroupedSettings
     }
 }
 
-/// The group of every input feature of a layer without act-order.
+/// Group of every input feature, without act-order.
 ///
 /// # Errors
-/// [`FormatError::BadFile`] when `groups` groups of the stated size do not make up `k` features.
+/// [`FormatError::BadFile`] when `groups` groups of the stated size do
+/// not make up `k` features.
 pub(super) fn consecutive_groups(
     name: &str,
     k: usize,

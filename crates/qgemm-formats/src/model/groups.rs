@@ -1,4 +1,5 @@
-//! From integers in groups of any size, in any order of columns, to blocks of an `int*_g*` format.
+//! Conversion of integer groups of any size and column order to
+//! blocks of an `int*_g*` format.
 
 use std::ops::Range;
 
@@ -11,15 +12,16 @@ use crate::error::FormatError;
 use crate::formats::int_group::write_block;
 use crate::weight::{HostWeight, NO_COLUMN};
 
-/// Block lengths there are, largest first.
+/// Available block lengths, largest first.
 const BLOCKS: [usize; 3] = [128, 64, 32];
-/// Rows converted together, so that what checkpoints pack along N is read a cache line at a time.
+/// Rows converted together, so that codes packed along N are read by cache lines.
 const STRIPE: usize = 32;
-/// Groups so uneven that padding makes rows this many times longer are refused: it also bounds memory.
+/// Maximum growth of rows by padding. Groups that are more uneven are refused,
+/// which also bounds memory.
 const MAX_GROWTH: usize = 8;
 
-/// How the columns of a layer are sorted into blocks. Each block lies within one group; groups that fill no
-/// whole number of blocks are padded.
+/// Column order of a layer. Each block lies within one group. Groups without a whole
+/// number of blocks are padded.
 #[derive(Debug)]
 pub(super) struct GroupPlan {
     bits: usize,
@@ -28,15 +30,15 @@ pub(super) struct GroupPlan {
     format: Format,
     /// Group of every block.
     groups: Vec<u32>,
-    /// Input feature of every stored column, the padding of the last block left out.
+    /// Input feature of every stored column, without the padding of the last block.
     order: Vec<u32>,
     /// Whether `order` is 0, 1, 2, …
     natural: bool,
 }
 
-/// The contents of a layer of integer groups.
+/// Contents of an integer-group layer.
 pub(super) struct GroupContents<'a> {
-    /// Writes the codes of rows `range`, `k` a row in the order of the input features.
+    /// Writes the codes of rows `range`, `k` per row, in the order of input features.
     pub codes: &'a (dyn Fn(Range<usize>, &mut [u8]) + Sync),
     /// Scale of (group, row).
     pub scale: &'a (dyn Fn(usize, usize) -> f16 + Sync),
@@ -45,13 +47,16 @@ pub(super) struct GroupContents<'a> {
 }
 
 impl GroupPlan {
-    /// Sorts `group_of`, the group of every input feature, all below `group_count`, into blocks of `bits`-bit
-    /// codes, the largest that need the fewest columns of padding: where all groups are of one size, the largest
-    /// of 128, 64 and 32 that divides it.
+    /// Sorts columns into blocks of `bits`-bit codes by group. `group_of` has the
+    /// group of each input feature.
+    ///
+    /// Of the block lengths that need the least padding, it takes the largest. For groups
+    /// of equal size, that is the largest of 128, 64 and 32 that divides the size.
     ///
     /// # Errors
-    /// [`FormatError::ZeroDimension`] when there are no columns, [`FormatError::BadFile`] when a group is out of
-    /// range, [`FormatError::UnsupportedFile`] when the groups are so uneven that padding would multiply rows.
+    /// [`FormatError::ZeroDimension`] when there are no columns. [`FormatError::BadFile`]
+    /// when a group is not below `group_count`. [`FormatError::UnsupportedFile`] when
+    /// groups are so uneven that padding would multiply rows.
     pub fn new(name: &str, bits: usize, group_of: &[u32], group_count: usize) -> Result<Self, FormatError> {
         if group_of.is_empty() {
             return Err(FormatError::ZeroDimension { name: "K" });
@@ -63,7 +68,7 @@ impl GroupPlan {
             })? += 1;
         }
         let blocks = |block: usize| counts.iter().map(|count| count.div_ceil(block)).sum::<usize>();
-        // The last group may end inside a block, so its padding does not count.
+        // The last group may end inside a block, so its padding is free.
         let last = counts.iter().rposition(|&count| count > 0).unwrap_or(0);
         let columns = |block: usize| (blocks(block) - counts[last].div_ceil(block)) * block + counts[last];
         let block = BLOCKS.into_iter().min_by_key(|&block| columns(block)).unwrap_or(BLOCKS[0]);
@@ -93,7 +98,7 @@ impl GroupPlan {
         Ok(Self { bits, k: group_of.len(), block, format, groups, order, natural })
     }
 
-    /// The format of the blocks.
+    /// Format of the blocks.
     pub fn format(&self) -> Format {
         self.format
     }
@@ -103,7 +108,7 @@ impl GroupPlan {
         self.k
     }
 
-    /// Builds the weight of `n` rows.
+    /// Builds a weight of `n` rows.
     ///
     /// # Errors
     /// As [`HostWeight::new`].
@@ -136,7 +141,7 @@ impl GroupPlan {
         for ((bytes, columns), &group) in blocks.zip(self.order.chunks(self.block)).zip(&self.groups) {
             let zero = (contents.zero)(group as usize, row);
             let sorted = &mut sorted[..self.block];
-            // Padding is the zero point, and so a weight of exactly 0.
+            // Padding columns hold the zero point, a weight of exactly 0.
             sorted.fill(zero);
             for (code, &column) in sorted.iter_mut().zip(columns) {
                 if column != NO_COLUMN {

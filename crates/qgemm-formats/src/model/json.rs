@@ -1,17 +1,18 @@
-//! JSON as Python's `json` module writes it, and values of settings in it.
+//! JSON as written by Python's `json` module, and setting values.
 //!
-//! Python writes `NaN`, `Infinity` and `-Infinity`, which JSON has not, and some editors put a byte-order mark first.
+//! Python also writes `NaN`, `Infinity` and `-Infinity`. Some
+//! editors add a byte-order mark.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// What Python writes of numbers that are not finite; the longest first, so that no prefix is taken.
+/// Python's non-finite numbers, longest first, so that none matches as a prefix.
 const NOT_FINITE: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
 
-/// `text` as strict JSON: without a byte-order mark, and with numbers that are not finite as strings. Everything
-/// else stays as it is, errors included.
+/// Converts `text` to strict JSON: drops a byte-order mark and quotes non-finite
+/// numbers. Everything else is unchanged, errors included.
 ///
 /// ```
 /// use qgemm_formats::model::strict_json;
@@ -32,7 +33,8 @@ pub fn strict_json(text: &str) -> Cow<'_, str> {
                 copied = at + token.len();
                 token.len()
             }
-            // What is escaped ends no string. A byte may be part of a character, which nothing here is equal to.
+            // An escaped character ends no string. Bytes inside a multi-byte
+            // character never equal ASCII.
             (b'\\', None) if in_string => 2,
             (b'"', None) => {
                 in_string = !in_string;
@@ -45,7 +47,7 @@ pub fn strict_json(text: &str) -> Cow<'_, str> {
     strict.into()
 }
 
-/// A JSON value whose objects keep their order, in which patterns of layer names are tried.
+/// JSON value with ordered objects: patterns of layer names are tried in file order.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Json {
     Null,
@@ -58,21 +60,21 @@ pub(super) enum Json {
 }
 
 impl Json {
-    /// Reads `text`, which may be as Python writes it.
+    /// Parses `text`, in Python's dialect too.
     ///
     /// # Errors
-    /// What is wrong with it and where; also where it is nested deeper than 127 levels.
+    /// Message and position of the syntax error. Also for more than 127 levels of nesting.
     pub fn parse(text: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(&strict_json(text))
     }
 
-    /// The value called `key`, of several the last as in Python; `Null` where there is none.
+    /// Value of `key`. Of duplicates the last, as in Python. `Null` when absent.
     pub fn get(&self, key: &str) -> &Self {
         let entry = self.entries().iter().rev().find(|(name, _)| name == key);
         entry.map_or(&Self::Null, |(_, value)| value)
     }
 
-    /// What an object holds; nothing of other values.
+    /// Entries of an object. Empty for other values.
     pub fn entries(&self) -> &[(String, Self)] {
         match self {
             Self::Object(entries) => entries,
@@ -80,7 +82,7 @@ impl Json {
         }
     }
 
-    /// The values of a list; nothing of other values.
+    /// Items of a list. Empty for other values.
     pub fn items(&self) -> &[Self] {
         match self {
             Self::List(values) => values,
@@ -88,7 +90,7 @@ impl Json {
         }
     }
 
-    /// Text as it stands.
+    /// String value.
     pub fn text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
@@ -104,11 +106,11 @@ impl Json {
         matches!(self, Self::Object(_))
     }
 
-    /// An integer, also one written as a string or with a fraction of 0.
+    /// Integer value. Accepts strings and a zero fraction.
     pub fn integer(&self) -> Option<i64> {
         match self {
             Self::Integer(value) => Some(*value),
-            // Beyond 2^53, neighbours are the same number.
+            // Beyond 2^53, neighbouring integers are one f64.
             Self::Float(value) if value.fract() == 0.0 && value.abs() < 9e15 => Some(*value as i64),
             Self::Text(text) => {
                 let text = text.trim();
@@ -118,7 +120,7 @@ impl Json {
         }
     }
 
-    /// A truth value, also one written as a string.
+    /// Boolean value. Accepts strings.
     pub fn boolean(&self) -> Option<bool> {
         match self {
             Self::Bool(value) => Some(*value),
@@ -127,7 +129,7 @@ impl Json {
         }
     }
 
-    /// A word in lower case; of a number its digits.
+    /// Word in lower case, or the digits of a number.
     pub fn word(&self) -> Option<String> {
         match self {
             Self::Text(text) => Some(text.trim().to_ascii_lowercase()),
@@ -136,7 +138,7 @@ impl Json {
         }
     }
 
-    /// A list of sizes.
+    /// List of sizes.
     pub fn sizes(&self) -> Option<Vec<usize>> {
         match self {
             Self::List(values) => values.iter().map(|value| usize::try_from(value.integer()?).ok()).collect(),
@@ -145,7 +147,7 @@ impl Json {
     }
 }
 
-/// As JSON, at most some hundred characters of it.
+/// JSON text, cut at about a hundred characters.
 impl fmt::Display for Json {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,5 +1,5 @@
-//! What a loader finds in a checkpoint: [`Layer`], and the simplest one, [`BlockLayer`], whose bytes are
-//! canonical blocks already.
+//! Quantized layers of a checkpoint: the trait [`Layer`], and [`BlockLayer`] for bytes
+//! that are canonical blocks already.
 
 use std::fmt;
 
@@ -7,27 +7,28 @@ use crate::desc::Format;
 use crate::error::FormatError;
 use crate::weight::{HostWeight, SharedBytes};
 
-/// A quantized layer of a checkpoint, its shapes checked, its bytes not yet touched.
+/// Quantized layer of a checkpoint. Shapes are checked; bytes are not read yet.
 pub(super) trait Layer: fmt::Debug + Send + Sync {
-    /// The format that its weights have once loaded.
+    /// Format of the loaded weight.
     fn format(&self) -> Format;
 
-    /// `[N, K]`, with the number of matrices before it where it is a stack of them.
+    /// `[N, K]`, or `[matrices, N, K]` for a stack.
     fn shape(&self) -> Vec<usize>;
 
-    /// Bytes it takes in the file, scales included.
+    /// Bytes in the file, scales included.
     fn bytes(&self) -> usize;
 
-    /// Loads matrix `index` of the stack (0 where there is just one).
+    /// Loads matrix `index` of the stack; 0 for a single matrix.
     ///
     /// # Errors
-    /// A [`FormatError`] when the contents break the rules; the caller checks the index and the scales.
+    /// A [`FormatError`] when the contents are invalid. The caller checks index and scales.
     fn weight(&self, index: usize) -> Result<HostWeight, FormatError>;
 
-    /// The blocks of all matrices, one below the other.
+    /// Blocks of all matrices, stacked along N.
     ///
     /// # Errors
-    /// As [`Layer::weight`]; [`FormatError::UnsupportedFile`] when blocks are not all that there is to a weight.
+    /// As [`Layer::weight`]. [`FormatError::UnsupportedFile`] when a
+    /// weight has more than blocks.
     fn blocks(&self) -> Result<SharedBytes, FormatError> {
         let mut blocks = Vec::new();
         for index in 0..stack_size(&self.shape()) {
@@ -42,7 +43,7 @@ pub(super) trait Layer: fmt::Debug + Send + Sync {
     }
 }
 
-/// Rows of blocks, as in GGUF files and plain tensors.
+/// Canonical rows of blocks, as in GGUF files and plain tensors.
 #[derive(Debug)]
 pub(super) struct BlockLayer {
     pub format: Format,
@@ -75,24 +76,24 @@ impl Layer for BlockLayer {
     }
 }
 
-/// N and K of a shape of at least 2 dimensions.
+/// N and K of a shape with at least 2 dimensions.
 pub(super) fn matrix_of(shape: &[usize]) -> (usize, usize) {
     (shape[shape.len() - 2], shape[shape.len() - 1])
 }
 
-/// Matrices in a stack of a shape of at least 2 dimensions.
+/// Matrices of a stack. The shape has at least 2 dimensions.
 pub(super) fn stack_size(shape: &[usize]) -> usize {
     shape[..shape.len() - 2].iter().product()
 }
 
-/// Elements of a tensor of this shape; `None` where a product of any of its dimensions that are not 0 overflows, so that
-/// no part of the shape can be counted wrong.
+/// Number of elements. `None` when the product of any non-zero dimensions overflows,
+/// so that no partial product is wrong.
 pub(super) fn elements(shape: &[usize]) -> Option<usize> {
     let product = shape.iter().filter(|&&d| d != 0).try_fold(1usize, |count, &d| count.checked_mul(d))?;
     Some(if shape.contains(&0) { 0 } else { product })
 }
 
-/// Part `index` of `count` equal parts; empty where there is no such part.
+/// Part `index` of `count` equal parts. Empty when out of range.
 pub(super) fn stack_slice(bytes: &SharedBytes, index: usize, count: usize) -> SharedBytes {
     let size = bytes.len() / count.max(1);
     let start = index.saturating_mul(size);

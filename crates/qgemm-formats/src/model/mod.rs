@@ -1,9 +1,10 @@
-//! Model files: GGUF and safetensors, and the quantized layers in them as [`HostWeight`]s.
+//! Model files: reads the quantized layers of GGUF and safetensors
+//! files as [`HostWeight`]s.
 //!
-//! [`Model`] works on bytes that the caller has mapped or read. Opening looks at headers only; a layer's bytes
-//! are touched when [`Model::weight`] loads it. Recognised in safetensors files: GPTQ, AWQ, INT8 per channel,
-//! FP8, MXFP4 and NVFP4 layers, stacks of these, and plain f32, f16 and bf16 matrices. Layers of other formats are
-//! found, too, as errors that name the format.
+//! [`Model`] works on bytes that the caller has mapped or read. Opening reads headers
+//! only. [`Model::weight`] reads a layer's bytes. Safetensors layers: GPTQ, AWQ,
+//! INT8 per channel, FP8, MXFP4, NVFP4, stacks of these, and plain f32, f16 and bf16
+//! matrices. Layers of other formats become errors that name the format.
 
 mod awq;
 mod eight_bit;
@@ -40,54 +41,55 @@ use layer::{BlockLayer, Layer, stack_size};
 pub use numbers::{NumberTensor, NumberType};
 use settings::Settings;
 
-/// How a GPTQ checkpoint stores its zero points. Some files state the wrong version.
+/// Storage of zero points in a GPTQ checkpoint. Some files state the wrong version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GptqZeros {
-    /// As a symmetric layer's zero points show, which are all `2^(bits − 1)`. Of other layers as `checkpoint_format` of
-    /// the settings says, or `packing_format` of AutoRound's; version 1 where both are absent.
+    /// By the data of symmetric layers, whose zero points are all `2^(bits − 1)`.
+    /// Else by `checkpoint_format` of the settings, or AutoRound's `packing_format`.
+    /// Version 1 without either.
     #[default]
     FromConfig,
-    /// Less one: version 1.
+    /// Version 1: stored minus one.
     LessOne,
-    /// As they are: version 2.
+    /// Version 2: stored unchanged.
     AsIs,
 }
 
-/// Choices in reading a model.
+/// Options of a model reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelOptions {
-    /// How GPTQ zero points are stored.
+    /// Storage of GPTQ zero points.
     pub gptq_zeros: GptqZeros,
 }
 
-/// A file's contents and what errors call it: its path, or a word for it.
+/// File contents and the name in error messages: a path, or a word.
 #[derive(Clone, Debug)]
 pub struct NamedFile<T> {
-    /// The path or word.
+    /// Path or word.
     pub name: String,
-    /// The contents.
+    /// Contents.
     pub contents: T,
 }
 
-/// What a tensor of a model is.
+/// Kind of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TensorKind {
     /// A quantized weight.
     Quantized(Format),
-    /// Plain numbers; with two dimensions also a weight.
+    /// Plain numbers. A matrix is also a weight.
     Dense(DType),
-    /// Neither: the type's name, or why the layer cannot be loaded.
+    /// Any other tensor: the name of its type, or the error of its layer.
     Opaque(String),
 }
 
-/// One line of a model's table of contents.
+/// Entry of a model's table of contents.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TensorInfo {
-    /// Name; that of a quantized layer made of several tensors ends in `.weight`.
+    /// Name. A quantized layer of several tensors ends in `.weight`.
     pub name: String,
-    /// What it is.
+    /// Kind.
     pub kind: TensorKind,
     /// Dimensions, outermost first: `[N, K]` of weights, `[matrices, N, K]` of stacks.
     pub shape: Vec<usize>,
@@ -95,7 +97,7 @@ pub struct TensorInfo {
     pub bytes: usize,
 }
 
-/// A tensor of plain numbers.
+/// Tensor of plain numbers.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DenseTensor {
@@ -108,13 +110,13 @@ pub struct DenseTensor {
 }
 
 impl DenseTensor {
-    /// The elements as f32.
+    /// Converts the elements to f32.
     pub fn to_f32(&self) -> Vec<f32> {
         self.dtype.decode(&self.bytes)
     }
 }
 
-/// Where a tensor's contents come from.
+/// Origin of a tensor's contents.
 #[derive(Clone, Debug)]
 enum Source {
     Layer(Arc<dyn Layer>),
@@ -124,33 +126,36 @@ enum Source {
     Broken(FormatError),
 }
 
-/// A model file, or several that make one model.
+/// Model of one or several files.
 #[derive(Clone, Debug)]
 pub struct Model {
     tensors: Vec<TensorInfo>,
     sources: Vec<Source>,
     by_name: HashMap<String, usize>,
     metadata: Vec<(String, gguf::GgufValue)>,
-    /// Tensors of the same checkpoint in files that were not opened, and these files.
+    /// Tensors of unopened shards, each with its file.
     others: BTreeMap<String, String>,
 }
 
 impl Model {
-    /// Opens the file that `bytes` holds, GGUF or safetensors by its first bytes. `config` is the text of the
-    /// checkpoint's `config.json` or `quantize_config.json`, for safetensors files that need one. Where there are
-    /// several, [`Model::from_files`] takes them.
+    /// Opens a GGUF or safetensors file, told apart by the first bytes.
+    ///
+    /// `config` is the text of `config.json` or `quantize_config.json`, for safetensors
+    /// files that need it. [`Model::from_files`] takes several settings files.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`], [`FormatError::UnsupportedFile`] and others that [`gguf::GgufFile::read`] names.
-    /// Layers that cannot be loaded do not fail here but in [`Model::weight`].
+    /// [`FormatError::BadFile`], [`FormatError::UnsupportedFile`] and the errors
+    /// of [`gguf::GgufFile::read`]. An invalid layer does not fail here
+    /// but in [`Model::weight`].
     pub fn from_bytes(bytes: SharedBytes, config: Option<&str>, options: ModelOptions) -> Result<Self, FormatError> {
         Self::from_shards(&[bytes], config, options)
     }
 
-    /// Opens a checkpoint that is split over several safetensors files.
+    /// Opens a checkpoint of several safetensors files.
     ///
     /// # Errors
-    /// As [`Model::from_bytes`]; also when a tensor is in two shards, or there are several files and one is GGUF.
+    /// As [`Model::from_bytes`]. Also when two shards have the same tensor, or one
+    /// of several files is GGUF.
     pub fn from_shards(
         shards: &[SharedBytes],
         config: Option<&str>,
@@ -162,9 +167,11 @@ impl Model {
         Self::from_files(&shards.collect::<Vec<_>>(), config.as_slice(), options)
     }
 
-    /// [`Model::from_shards`] of files whose names errors state. `settings` are all files of the checkpoint that may say
-    /// how it is quantized: `config.json`, `quantize_config.json`, `quant_config.json`, `quantization_config.json` and
-    /// `hf_quant_config.json`. A layer about which two of them disagree is refused.
+    /// [`Model::from_shards`] with file names for errors, and all settings files.
+    ///
+    /// `settings` are the files that may state a quantization: `config.json`,
+    /// `quantize_config.json`, `quant_config.json`, `quantization_config.json` and
+    /// `hf_quant_config.json`. A layer with contradicting settings is refused.
     ///
     /// # Errors
     /// As [`Model::from_shards`].
@@ -194,30 +201,32 @@ impl Model {
         Ok(model)
     }
 
-    /// The table of contents: in the order of a GGUF file, else by name.
+    /// Table of contents, in GGUF order, else by name.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// Metadata of a GGUF file, in its order; empty for safetensors.
+    /// Metadata of a GGUF file, in file order. Empty for safetensors.
     pub fn metadata(&self) -> &[(String, gguf::GgufValue)] {
         &self.metadata
     }
 
-    /// The entry called `name` or `name.weight`.
+    /// Entry called `name` or `name.weight`.
     ///
     /// # Errors
-    /// [`FormatError::NoSuchTensor`], with the most similar name there is; [`FormatError::InOtherShard`].
+    /// [`FormatError::NoSuchTensor`], with the most similar name;
+    /// [`FormatError::InOtherShard`].
     pub fn info(&self, name: &str) -> Result<&TensorInfo, FormatError> {
         Ok(&self.tensors[self.find(name)?])
     }
 
-    /// Loads the weight called `name` or `name.weight`, after checking that all its scales are finite.
+    /// Loads the weight called `name` or `name.weight`. Checks that its scales are finite.
     ///
     /// # Errors
-    /// [`FormatError::NoSuchTensor`], [`FormatError::NonFiniteScale`]; [`FormatError::UnsupportedFile`] for stacks
-    /// (see [`Model::stacked_weight`]), for tensors that are no matrices and for types without a format; whatever
-    /// is wrong with a layer that does not fit together.
+    /// [`FormatError::NoSuchTensor`], [`FormatError::NonFiniteScale`], and
+    /// errors of an invalid layer. [`FormatError::UnsupportedFile`] for stacks
+    /// (see [`Model::stacked_weight`]), for tensors that are no matrices and
+    /// for types without a format.
     pub fn weight(&self, name: &str) -> Result<HostWeight, FormatError> {
         let index = self.find(name)?;
         match self.tensors[index].shape[..] {
@@ -232,22 +241,26 @@ impl Model {
         }
     }
 
-    /// Loads matrix `matrix` of the stack called `name` (an expert of a mixture), as [`Model::weight`] does.
+    /// Loads matrix `matrix` (an expert) of the stack called `name`, with the
+    /// checks of [`Model::weight`].
     ///
-    /// A stack is `[E, N, K]`, as its shape says, and never turned. Llama 4 stores `[E, K, N]`: a stack whose scales show that
-    /// is an error, and one in whose file nothing shows it, as with one scale for all, has N and K exchanged.
+    /// A stack is `[E, N, K]` and never transposed. Llama 4 stores `[E, K, N]`. Scales
+    /// usually reveal that: then the stack is an error. A single scale reveals nothing:
+    /// then N and K are exchanged in the result.
     ///
     /// # Errors
-    /// As [`Model::weight`], and [`FormatError::BadFile`] when the stack has no such matrix.
+    /// As [`Model::weight`], and [`FormatError::BadFile`] when the
+    /// stack has no such matrix.
     pub fn stacked_weight(&self, name: &str, matrix: usize) -> Result<HostWeight, FormatError> {
         let index = self.find(name)?;
         self.load(index, matrix)
     }
 
-    /// The tensor of plain numbers called `name` or `name.weight`.
+    /// Dense tensor called `name` or `name.weight`.
     ///
     /// # Errors
-    /// [`FormatError::NoSuchTensor`]; [`FormatError::UnsupportedFile`] when it is not f32, f16 or bf16.
+    /// [`FormatError::NoSuchTensor`]. [`FormatError::UnsupportedFile`] when it
+    /// is not f32, f16 or bf16.
     pub fn dense(&self, name: &str) -> Result<DenseTensor, FormatError> {
         let index = self.find(name)?;
         match &self.sources[index] {
@@ -261,12 +274,15 @@ impl Model {
         }
     }
 
-    /// The blocks of the quantized tensor called `name` or `name.weight`, of a stack those of all its matrices: of a GGUF file
-    /// the tensor's bytes as they are, whatever their scales.
+    /// Blocks of the quantized tensor called `name` or `name.weight`. A stack has the
+    /// blocks of all its matrices.
+    ///
+    /// A GGUF tensor's bytes are returned unchanged; scales are not checked.
     ///
     /// # Errors
-    /// [`FormatError::NoSuchTensor`]; [`FormatError::UnsupportedFile`] when it is not quantized, or blocks are not all that there
-    /// is to its weights; whatever is wrong with the layer.
+    /// [`FormatError::NoSuchTensor`], and errors of an invalid layer.
+    /// [`FormatError::UnsupportedFile`] when the tensor is not quantized, or its
+    /// weights have more than blocks.
     pub fn blocks(&self, name: &str) -> Result<SharedBytes, FormatError> {
         let index = self.find(name)?;
         match &self.sources[index] {
@@ -277,8 +293,10 @@ impl Model {
         }
     }
 
-    /// The tensor called `name`, where it is one of integers or of f64, which are neither weights nor [`Model::dense`]:
-    /// [`TensorKind::Opaque`], but copied without loss. `None` for every other tensor.
+    /// Integer or f64 tensor called `name`, for copying without loss.
+    /// `None` for every other tensor.
+    ///
+    /// Such tensors are [`TensorKind::Opaque`], neither weights nor [`Model::dense`].
     ///
     /// # Errors
     /// [`FormatError::NoSuchTensor`].
@@ -298,7 +316,10 @@ impl Model {
                 return Err(raw::unsupported(&info.name, format!("has shape {:?}: expected a matrix", info.shape)));
             }
             if matrix >= stack {
-                return Err(raw::bad(&info.name, format!("has {stack} matrices: there is no number {matrix}")));
+                return Err(raw::bad(
+                    &info.name,
+                    format!("has {stack} matrices: expected a smaller index than {matrix}"),
+                ));
             }
             Ok(())
         };
@@ -330,13 +351,14 @@ impl Model {
         found.copied().ok_or_else(|| self.no_such_tensor(name))
     }
 
-    /// Whether there is a tensor of that name, as [`Model::find`] looks for it, or in a shard that was not opened.
+    /// Whether the tensor exists, by the rule of [`Model::find`], or
+    /// is in an unopened shard.
     fn knows(&self, name: &str) -> bool {
         let is_known = |name: &str| self.by_name.contains_key(name) || self.others.contains_key(name);
         is_known(name) || is_known(&format!("{name}.weight"))
     }
 
-    /// The error of a name that there is no tensor of.
+    /// Error of an unknown name.
     fn no_such_tensor(&self, name: &str) -> FormatError {
         let weight = format!("{name}.weight");
         match [name, &weight].into_iter().find_map(|name| self.others.get_key_value(name)) {
@@ -403,7 +425,7 @@ impl Model {
         }
     }
 
-    /// Adds a tensor; `type_name` is shown for opaque ones.
+    /// Adds a tensor. `type_name` describes an opaque one.
     fn push(
         &mut self,
         name: String,
@@ -419,7 +441,7 @@ impl Model {
             Source::Broken(error) => TensorKind::Opaque(error.to_string()),
         };
         if self.by_name.insert(name.clone(), self.tensors.len()).is_some() {
-            return Err(raw::bad(&name, "is there both quantized and not"));
+            return Err(raw::bad(&name, "exists both quantized and unquantized"));
         }
         self.tensors.push(TensorInfo { name, kind, shape, bytes });
         self.sources.push(source);
@@ -433,12 +455,12 @@ impl Model {
     }
 }
 
-/// A tensor that is neither a layer nor dense.
+/// Tensor that is neither a layer nor dense.
 fn other(type_name: &str, shape: &[usize], bytes: &SharedBytes) -> Source {
     NumberTensor::new(type_name, shape, bytes).map_or(Source::Opaque, Source::Numbers)
 }
 
-/// The weight format of plain numbers.
+/// Weight format of plain numbers.
 fn plain_format(dtype: DType) -> Result<Format, FormatError> {
     dtype.name().parse()
 }

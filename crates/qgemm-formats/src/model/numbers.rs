@@ -1,10 +1,10 @@
-//! Tensors of numbers that are no weights and no activations: token identifiers, positions, masks. They are passed on as
-//! they are.
+//! Integer and f64 tensors: token ids, positions, masks. They are neither weights nor
+//! activations and pass unchanged.
 
 use super::layer::elements;
 use crate::weight::SharedBytes;
 
-/// A number type that model files have and nothing here computes with.
+/// Number type without arithmetic support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NumberType {
@@ -21,10 +21,10 @@ pub enum NumberType {
 }
 
 impl NumberType {
-    /// Every type.
+    /// All types.
     pub const ALL: [Self; 5] = [Self::I8, Self::I16, Self::I32, Self::I64, Self::F64];
 
-    /// What GGUF and safetensors files call it.
+    /// Name in GGUF and safetensors files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::I8 => "I8",
@@ -35,7 +35,7 @@ impl NumberType {
         }
     }
 
-    /// Bytes of a number.
+    /// Size of a number in bytes.
     pub const fn bytes(self) -> usize {
         match self {
             Self::I8 => 1,
@@ -45,7 +45,7 @@ impl NumberType {
         }
     }
 
-    /// The type number in GGUF files (`enum ggml_type`).
+    /// GGUF type number (`enum ggml_type`).
     pub const fn ggml_type(self) -> u32 {
         match self {
             Self::I8 => 24,
@@ -56,13 +56,13 @@ impl NumberType {
         }
     }
 
-    /// The type of this name.
+    /// Type of this name.
     pub(super) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 }
 
-/// A tensor of such numbers.
+/// Integer or f64 tensor.
 #[derive(Clone, Debug)]
 pub struct NumberTensor {
     /// Dimensions, outermost first.
@@ -74,8 +74,8 @@ pub struct NumberTensor {
 }
 
 impl NumberTensor {
-    /// The tensor that the file calls of type `type_name`; `bytes` may go on beyond it. `None` where the type is none of
-    /// these, or the bytes are too few.
+    /// Tensor whose type the file calls `type_name`. `None` for other types, or too few
+    /// bytes. Excess bytes are ignored.
     pub(super) fn new(type_name: &str, shape: &[usize], bytes: &SharedBytes) -> Option<Self> {
         let kind = NumberType::named(type_name)?;
         let bytes = bytes.slice(0..elements(shape)?.checked_mul(kind.bytes())?)?;

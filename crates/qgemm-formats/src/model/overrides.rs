@@ -1,5 +1,5 @@
-//! Settings of single layers: AutoRound's `extra_config`, GPTQModel's `dynamic` and ModelOpt's `quantized_layers`,
-//! which name layers or have regular expressions for their names.
+//! Per-layer settings: AutoRound's `extra_config`, GPTQModel's `dynamic` and ModelOpt's
+//! `quantized_layers`. Their keys are layer names or regular expressions.
 
 use std::collections::HashMap;
 
@@ -7,30 +7,30 @@ use regex::bytes::{Regex, RegexBuilder};
 
 use super::json::Json;
 
-/// Regular expressions in one place, at most: each is tried for each layer.
+/// Maximum number of regular expressions, because each layer tries each of them.
 const MOST_PATTERNS: usize = 4096;
-/// Bytes of memory that one may take once compiled.
+/// Maximum memory of a compiled expression in bytes.
 const PATTERN_MEMORY: usize = 1 << 20;
-/// What makes a key a regular expression. Dots stand in every name.
+/// Characters that make a key a regular expression. Dots occur in every name.
 const PATTERN_CHARACTERS: &[char] = &['*', '+', '?', '^', '$', '(', ')', '[', ']', '{', '}', '|', '\\'];
 
-/// The settings of single layers that one place has.
+/// Per-layer settings of one source.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Overrides {
     lists: Vec<List>,
-    /// Why they are not understood.
+    /// Reason why they are invalid.
     refused: Option<String>,
 }
 
-/// One setting with an entry a layer or pattern.
+/// One setting with an entry per layer or pattern.
 #[derive(Clone, Debug)]
 struct List {
     rules: Vec<Rule>,
-    /// First rule of each layer that is named in full.
+    /// First rule of each layer with an exact name.
     named: HashMap<String, usize>,
-    /// The rules with patterns, in their order.
+    /// Rules with patterns, in file order.
     patterns: Vec<usize>,
-    /// Whether a full name goes before all patterns, and not just those after it.
+    /// Whether exact names precede all patterns, not only later ones.
     names_first: bool,
 }
 
@@ -44,17 +44,17 @@ struct Rule {
 #[derive(Clone, Debug)]
 enum Pattern {
     Compiled(Regex),
-    /// Why it is not.
+    /// Reason for the refusal.
     Refused(String),
 }
 
 impl Overrides {
-    /// Those in `settings`.
+    /// Reads the overrides in `settings`.
     pub fn of(settings: &Json) -> Self {
         let lists = [
-            // A pattern may match anywhere in the name.
+            // Patterns match anywhere in the name.
             ("extra_config", true, (|key, values| (key, "", values)) as fn(&str, Json) -> (&str, &str, Json)),
-            // A pattern must match from the start. `-:` is for layers that are not quantized.
+            // Patterns match from the start. `-:` marks layers without quantization.
             ("dynamic", false, |key, values| match key.strip_prefix("-:") {
                 Some(key) => (key, "^", Json::Object(vec![("bits".into(), Json::Integer(16))])),
                 None => (key.strip_prefix("+:").unwrap_or(key), "^", values),
@@ -72,10 +72,10 @@ impl Overrides {
         overrides
     }
 
-    /// The settings of the layer `name`, if it has some of its own.
+    /// Settings of the layer `name`, if it has its own.
     ///
     /// # Errors
-    /// Why they are not known: a pattern that cannot be tried, or settings that are none.
+    /// The reason: an invalid pattern, or invalid settings.
     pub fn find(&self, name: &str) -> Result<Option<&Json>, String> {
         if let Some(why) = &self.refused {
             return Err(why.clone());
@@ -103,7 +103,7 @@ impl List {
                     list.patterns.push(index);
                     Some(match list.patterns.len() {
                         0..=MOST_PATTERNS => compile(anchor, name),
-                        _ => Pattern::Refused(format!("is one of more than {MOST_PATTERNS}")),
+                        _ => Pattern::Refused(format!("exceeds the limit of {MOST_PATTERNS} patterns")),
                     })
                 }
             };
@@ -125,7 +125,7 @@ impl List {
                         break Some(index);
                     }
                     Rule { pattern: Some(Pattern::Refused(why)), key, .. } => {
-                        return Err(format!("the pattern `{key}` of layers {why}"));
+                        return Err(format!("the layer pattern `{key}` {why}"));
                     }
                     _ => {}
                 }
@@ -139,7 +139,7 @@ impl List {
     }
 }
 
-/// The one name that a key stands for, escaped or not; `None` of a pattern.
+/// Exact name of a key, with escapes removed. `None` for a pattern.
 fn literal(key: &str) -> Option<String> {
     let key = key.strip_prefix('^').unwrap_or(key);
     let key = key.strip_suffix('$').filter(|rest| !rest.ends_with('\\')).unwrap_or(key);
@@ -147,7 +147,7 @@ fn literal(key: &str) -> Option<String> {
     (!name.contains(PATTERN_CHARACTERS)).then_some(name)
 }
 
-/// A regular expression over names of layers, within limits of memory and nesting.
+/// Regular expression on layer names, with limits on memory and nesting.
 pub(super) fn layer_regex(pattern: &str) -> Result<Regex, regex::Error> {
     RegexBuilder::new(pattern).unicode(false).size_limit(PATTERN_MEMORY).nest_limit(64).build()
 }
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(bits(extra, "model.mlp.gate_proj"), Ok(Some(16)));
         // Anywhere in the name: `re.search`.
         assert_eq!(bits(r#"{"extra_config": {"mlp\\.[gu].*": {"bits": 8}}}"#, "model.mlp.up"), Ok(Some(8)));
-        // What cannot be tried might match.
+        // An invalid pattern might match.
         let error = bits(extra, "model.attn").expect_err("no look-around");
         assert!(error.contains("attn(?!x)"), "{error}");
         assert_eq!(bits(r#"{"quantized_layers": {"lm_head": {"bits": 8}}}"#, "lm_head"), Ok(Some(8)));

@@ -1,4 +1,4 @@
-//! Tensors as a safetensors file has them, before anything is made of them.
+//! Raw tensors of a safetensors file, before layers are recognised.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use crate::error::FormatError;
 use crate::names::printable;
 use crate::weight::SharedBytes;
 
-/// The tensors of a checkpoint by name.
+/// Tensors of a checkpoint by name.
 pub(super) type RawTensors = BTreeMap<String, RawTensor>;
 
-/// One tensor: type, shape, bytes.
+/// Raw tensor: type, shape, bytes.
 #[derive(Clone, Debug)]
 pub(super) struct RawTensor {
     pub name: String,
@@ -24,7 +24,7 @@ pub(super) struct RawTensor {
 }
 
 impl RawTensor {
-    /// The element type, where activations and dense weights can have it.
+    /// Element type, if activations and dense weights can have it.
     pub fn float_type(&self) -> Option<DType> {
         match self.dtype {
             Dtype::F32 => Some(DType::F32),
@@ -34,13 +34,13 @@ impl RawTensor {
         }
     }
 
-    /// The element type, which must be a float type that scales come in.
+    /// Element type, which must be a float type of scales.
     pub fn scale_type(&self) -> Result<DType, FormatError> {
         self.float_type().ok_or_else(|| self.unexpected("F32, F16 or BF16"))
     }
 
-    /// Rows and columns of a matrix that has both. (Where one is 0, the other could be any number without a
-    /// byte in the file to back it.)
+    /// Rows and columns of a matrix, both non-zero. (If one were 0, the other could be any
+    /// number without backing bytes.)
     pub fn matrix(&self) -> Result<(usize, usize), FormatError> {
         match self.shape[..] {
             [0, _] => Err(FormatError::ZeroDimension { name: "number of rows" }),
@@ -50,12 +50,12 @@ impl RawTensor {
         }
     }
 
-    /// Fails unless the element type is `dtype`.
+    /// Checks that the element type is `dtype`.
     pub fn expect_type(&self, dtype: Dtype) -> Result<(), FormatError> {
         if self.dtype == dtype { Ok(()) } else { Err(self.unexpected(&format!("{dtype:?}"))) }
     }
 
-    /// Fails unless the shape is `shape`.
+    /// Checks that the shape is `shape`.
     pub fn expect_shape(&self, shape: &[usize]) -> Result<(), FormatError> {
         if self.shape == shape {
             return Ok(());
@@ -73,17 +73,17 @@ impl RawTensor {
     }
 }
 
-/// The tensors of all `files`, which are the shards of one checkpoint.
+/// Tensors of all shards of a checkpoint.
 ///
 /// # Errors
-/// [`FormatError::BadFile`] for what the `safetensors` crate rejects (truncated files, lying sizes and offsets,
-/// gaps, overlaps) and for names that come twice.
+/// [`FormatError::BadFile`] for duplicate names, and for files that the `safetensors`
+/// crate rejects: truncated files, false sizes and offsets, gaps, overlaps.
 pub(super) fn read(files: &[NamedFile<SharedBytes>]) -> Result<RawTensors, FormatError> {
     let mut tensors = RawTensors::new();
     for NamedFile { name: file, contents: bytes } in files {
         let bad = |what: String| FormatError::BadFile { file: file.clone(), what: printable(&what) };
         let (header_bytes, header) = SafeTensors::read_metadata(bytes).map_err(|error| bad(error.to_string()))?;
-        // Eight bytes of length stand before the header.
+        // The length of the header takes eight bytes before it.
         let start = header_bytes + 8;
         for (name, info) in header.tensors() {
             let (from, to) = info.data_offsets;
@@ -101,17 +101,17 @@ pub(super) fn read(files: &[NamedFile<SharedBytes>]) -> Result<RawTensors, Forma
     Ok(tensors)
 }
 
-/// A tensor, or a layer's part, breaks the rules.
+/// Error of an invalid tensor or layer.
 pub(super) fn bad(name: &str, what: impl Into<String>) -> FormatError {
     FormatError::BadFile { file: printable(&format!("tensor `{name}`")), what: printable(&what.into()) }
 }
 
-/// A layer uses what is not supported here.
+/// Error of an unsupported layer.
 pub(super) fn unsupported(name: &str, what: impl Into<String>) -> FormatError {
     FormatError::UnsupportedFile { file: printable(&format!("tensor `{name}`")), what: printable(&what.into()) }
 }
 
-/// 32-bit word `index` of `bytes`.
+/// Word `index` (32 bits) of `bytes`.
 pub(super) fn word(bytes: &[u8], index: usize) -> u32 {
     let at = index * 4;
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])

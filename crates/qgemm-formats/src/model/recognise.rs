@@ -1,4 +1,5 @@
-//! Finds the quantized layers among the tensors of a checkpoint, by names, types and settings.
+//! Layer recognition: finds quantized layers by tensor
+//! names, types and settings.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,11 +18,11 @@ use super::stated::Stated;
 use super::unserved::{take_incomplete, take_unserved};
 use crate::error::FormatError;
 
-/// A layer, or why it is none, under the name that users know it by (`….weight`).
+/// Layer or its error, under the name that users see (`….weight`).
 pub(super) type Found = (String, Result<Arc<dyn Layer>, FormatError>);
 
-/// What a layer may have beside its weight that leaves the weight as it is: what is added to the product, and the scales
-/// that activations and caches were calibrated for.
+/// Tensors beside a weight that do not change it: biases, and
+/// calibrated scales of activations and caches.
 pub(super) const BESIDE_WEIGHT: [&str; 16] = [
     "bias",
     "e_score_correction_bias",
@@ -40,7 +41,8 @@ pub(super) const BESIDE_WEIGHT: [&str; 16] = [
     "kv_scale",
     "prob_output_scale",
 ];
-/// What names of quantization tensors are made of, where the layer is a tensor of its module and not the module.
+/// Words in names of quantization tensors, for layers that are a tensor
+/// of their module and not the module.
 const QUANTIZATION_WORDS: [&str; 7] = ["scale", "zero", "blocks", "packed", "g_idx", "shape", "codebook"];
 
 /// Tensors of a module that only a quantized layer has.
@@ -57,14 +59,15 @@ const WEIGHT_PARTS: [&str; 11] = [
     "weight_zero_point",
     "weight_shape",
 ];
-/// What follows the name of a quantized stack of experts in those of its other tensors.
+/// Suffixes of the other tensors of a quantized stack of experts.
 const STACK_PARTS: [&str; 6] = ["_blocks", "_scales", "_scale", "_scale_inv", "_weight_scale", "_weight_scale_inv"];
 
 /// Takes the tensors of quantized layers out of `tensors`.
 ///
-/// A layer whose tensors do not fit together is found as the error that loading it gives, so that the rest of the model
-/// stays usable. So is a layer with a tensor that is not understood, which may change every weight, and a plain weight
-/// beside tensors of a quantized one.
+/// A layer whose tensors do not match becomes the error of loading it,
+/// so that the rest of the model stays usable. So does a layer with
+/// an unknown tensor, since that may change every weight, and a plain
+/// weight beside tensors of a quantized one.
 pub(super) fn take_layers(tensors: &mut RawTensors, settings: &Settings, options: &ModelOptions) -> Vec<Found> {
     let stated = Stated::of(settings);
     let names: Vec<String> = tensors.keys().cloned().collect();
@@ -78,7 +81,7 @@ pub(super) fn take_layers(tensors: &mut RawTensors, settings: &Settings, options
     let is_weight = |name: &&String| name.ends_with(".weight");
     let weights = names.iter().filter(is_weight);
     found.extend(weights.filter_map(|name| take_eight_bit(tensors, name, settings, &stated)));
-    // An FP8 tensor of another name may be a part of a layer that was found, and then is none itself.
+    // An FP8 tensor of another name may be part of a known layer.
     let mut layers = index_of(&found);
     for name in names.iter().filter(|name| !is_weight(name)) {
         if owner(name, &layers).is_none()
@@ -107,8 +110,9 @@ fn index_of(found: &[Found]) -> HashMap<String, usize> {
     found.iter().enumerate().map(|(i, (layer, _))| (layer.clone(), i)).collect()
 }
 
-/// Turns plain weights with quantization tensors beside them into errors: whether the scales were applied to the plain
-/// numbers is not known. `names` are all tensors of the checkpoint.
+/// Refuses plain weights with quantization tensors beside them.
+/// Nothing tells whether the scales were applied to them already.
+/// `names` are all tensors of the checkpoint, sorted.
 fn refuse_ambiguous(tensors: &mut RawTensors, names: &[String], found: &mut Vec<Found>) {
     let part_of = |name: &str| -> Option<&String> {
         let parts: Vec<String> = match name.strip_suffix(".weight") {
@@ -135,7 +139,7 @@ fn refuse_ambiguous(tensors: &mut RawTensors, names: &[String], found: &mut Vec<
     }
 }
 
-/// Index of the layer that the tensor `name` says something of that is not understood.
+/// Index of the layer that the unknown tensor `name` belongs to.
 pub(super) fn owner(name: &str, layers: &HashMap<String, usize>) -> Option<usize> {
     let position = |layer: &str| layers.get(layer).copied();
     if let Some((module, rest)) = name.rsplit_once('.')
@@ -156,7 +160,7 @@ pub(super) fn erase<L: Layer + 'static>(layer: Result<L, FormatError>) -> Result
     layer.map(|layer| Arc::new(layer) as Arc<dyn Layer>)
 }
 
-/// Takes `name` and `others`, or nothing when one is not there.
+/// Takes `name` and `others`, or nothing when one is missing.
 fn take<const OTHERS: usize>(
     tensors: &mut RawTensors,
     name: &str,
@@ -183,7 +187,8 @@ fn take_nvfp4(tensors: &mut RawTensors, name: &str) -> Option<Found> {
     if tensors.get(name)?.dtype != Dtype::U8 {
         return None;
     }
-    // Of fused experts ModelOpt appends to the name what else begins with `weight`.
+    // ModelOpt names the scales of fused experts `<name>_scale`
+    // or `<name>_weight_scale`.
     let beside = ["", "_weight"].map(|infix| [format!("{name}{infix}_scale"), format!("{name}{infix}_scale_2")]);
     let taken = beside.iter().find_map(|[scales, scale]| take(tensors, name, [scales, scale]));
     let (codes, [scales, scale]) = taken?;
@@ -199,7 +204,7 @@ fn take_packed_nvfp4(tensors: &mut RawTensors, name: &str) -> Option<Found> {
     Some((base.to_owned(), nvfp4(codes, scales, scale, true)))
 }
 
-/// A layer, or a stack of them.
+/// NVFP4 layer, or a stack of them.
 fn nvfp4(codes: RawTensor, scales: RawTensor, scale: RawTensor, divides: bool) -> Result<Arc<dyn Layer>, FormatError> {
     if codes.shape.len() < 3 {
         return erase(Nvfp4Layer::new(codes, scales, scale, divides));
@@ -213,13 +218,15 @@ fn take_eight_bit(tensors: &mut RawTensors, name: &str, settings: &Settings, sta
     let tensor = tensors.get(name)?;
     let module = name.strip_suffix(".weight").unwrap_or(name);
     let scale_names = ["_scale", "_scale_inv", "_weight_scale", "_weight_scale_inv"].map(|end| format!("{name}{end}"));
-    // DeepSeek's own files; of other writers such a scale may divide.
+    // DeepSeek's own files. A scale of this name may
+    // be a divisor elsewhere.
     let deep_seek = format!("{module}.scale");
     let is_deep_seek = |scale: &RawTensor| scale.dtype == Dtype::F8_E8M0 || stated.has("weight_block_size");
     let scale_name = scale_names.iter().find(|scale| tensors.contains_key(*scale));
     let scale_name = scale_name.or_else(|| tensors.get(&deep_seek).filter(|s| is_deep_seek(s)).map(|_| &deep_seek));
     let is_float = tensor.dtype != Dtype::I8;
-    // Scales of FP8 type, and integers without scales, are no layers.
+    // FP8 tensors that are scales, and integers without
+    // scales, are no layers.
     let is_layer = EightBitLayer::has_type(tensor.dtype)
         && tensor.shape.len() >= 2
         && (scale_name.is_some() || is_float && !is_scale(name));
@@ -238,12 +245,12 @@ fn take_eight_bit(tensors: &mut RawTensors, name: &str, settings: &Settings, sta
     Some((name.to_owned(), layer))
 }
 
-/// Whether a tensor is called a scale.
+/// Whether a tensor is named as a scale.
 fn is_scale(name: &str) -> bool {
     name.rsplit('.').next().is_some_and(|last| last.contains("scale"))
 }
 
-/// A layer, or a stack of them.
+/// 8-bit layer, or a stack of them.
 fn eight_bit(
     weight: RawTensor,
     scale: Option<RawTensor>,

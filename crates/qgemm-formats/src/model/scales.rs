@@ -1,4 +1,4 @@
-//! Reading scales, and checking that they are numbers.
+//! Scale readers and checks for finite scales.
 
 use half::f16;
 use rayon::prelude::*;
@@ -11,12 +11,14 @@ use crate::float8::e8m0_to_f32;
 use crate::names::printable;
 use crate::weight::HostWeight;
 
-/// Relative change by rounding to f16 above which a warning is given: more than a normal f16 can lose.
+/// Relative error of f16 rounding that is worth a warning.
+/// Normal f16 numbers lose less.
 const NOTABLE_LOSS: f32 = 1.0 / 1024.0;
 
-/// Reader of (group, row) of group scales `[groups, n]`, as the f16 that blocks of integer groups hold: exact
-/// for F16 and, within f16's normal range, BF16; F32 is rounded to nearest even, with a warning where that
-/// changes a scale notably. A scale too large becomes infinite, which [`check`] refuses.
+/// Reader of group scales `[groups, n]` by (group, row), as f16.
+///
+/// F16 is exact, as is BF16 within f16's normal range. F32 rounds to nearest even, with
+/// a warning on a notable change. Overflow becomes infinity, which [`check`] refuses.
 pub(super) fn group_scales(
     scales: &RawTensor,
     n: usize,
@@ -35,24 +37,24 @@ pub(super) fn group_scales(
     Ok(move |group: usize, row: usize| f16::from_f32(dtype.read(&scales.bytes, group * n + row)))
 }
 
-/// Scales as numbers, whichever way they are stored.
+/// Scales of any element type, read as f32.
 pub(super) struct Scales<'a> {
     tensor: &'a RawTensor,
-    /// `None` of E8M0.
+    /// `None` for E8M0.
     dtype: Option<DType>,
 }
 
 impl<'a> Scales<'a> {
-    /// The scales of a tensor of numbers, or of powers of two in bytes.
+    /// Scales of a float tensor, or of E8M0 bytes.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] of any other type.
+    /// [`FormatError::BadFile`] for any other type.
     pub fn of(tensor: &'a RawTensor) -> Result<Self, FormatError> {
         let dtype = if is_e8m0(tensor) { None } else { Some(tensor.scale_type()?) };
         Ok(Self { tensor, dtype })
     }
 
-    /// The scale at `index`.
+    /// Scale at `index`.
     pub fn read(&self, index: usize) -> f32 {
         match self.dtype {
             Some(dtype) => dtype.read(&self.tensor.bytes, index),
@@ -60,7 +62,7 @@ impl<'a> Scales<'a> {
         }
     }
 
-    /// Checks that all are powers of two that E8M0 has.
+    /// Checks that all scales are powers of two in E8M0's range.
     ///
     /// # Errors
     /// [`FormatError::ScaleNotPowerOfTwo`] for the first that is not.
@@ -78,14 +80,14 @@ impl<'a> Scales<'a> {
     }
 }
 
-/// Whether a tensor of scales is of powers of two in bytes.
+/// Whether a tensor of scales is E8M0.
 pub(super) fn is_e8m0(tensor: &RawTensor) -> bool {
     matches!(tensor.dtype, Dtype::F8_E8M0 | Dtype::U8)
 }
 
-/// The E8M0 code of a power of two; `None` of any other number, and of a power that E8M0 has not.
+/// E8M0 code of a power of two. `None` for other numbers, or outside E8M0's range.
 pub(super) fn e8m0_of(value: f32) -> Option<u8> {
-    // 2^-127 is the one that is subnormal.
+    // 2^-127 is the only subnormal.
     match (value.to_bits() >> 23, value.to_bits() & 0x7f_ffff) {
         (0, fraction) if fraction == 1 << 22 => Some(0),
         (exponent @ 1..=254, 0) => Some(exponent as u8),
@@ -93,7 +95,7 @@ pub(super) fn e8m0_of(value: f32) -> Option<u8> {
     }
 }
 
-/// The scale of every one of `n` rows, from one scale a tensor or one a row.
+/// Scales of `n` rows, from one scale per tensor or per row.
 pub(super) fn row_scales(scales: &RawTensor, n: usize) -> Result<Vec<f32>, FormatError> {
     let all = Scales::of(scales)?;
     match scales.elements() {
@@ -103,7 +105,7 @@ pub(super) fn row_scales(scales: &RawTensor, n: usize) -> Result<Vec<f32>, Forma
     }
 }
 
-/// Checks every scale within the blocks of `weight`.
+/// Checks every scale in the blocks of `weight`.
 ///
 /// # Errors
 /// [`FormatError::NonFiniteScale`] for the first that is NaN or infinite.

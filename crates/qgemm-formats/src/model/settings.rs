@@ -1,4 +1,4 @@
-//! The quantization settings of a checkpoint, wherever they stand, and what they say of one layer.
+//! Quantization settings of a checkpoint, from all its files, resolved per layer.
 //!
 //! ```text
 //! config.json                    quantization_config, compression_config, also below text_config, llm_config, …
@@ -8,8 +8,8 @@
 //! hf_quant_config.json           quantization (ModelOpt)
 //! ```
 //!
-//! Settings are looked at when a layer is found that they decide about: what is wrong with them, or contradicts
-//! another place, is an error of that layer alone.
+//! Settings are read when a layer depends on them. An invalid or contradicting setting
+//! is an error of that layer alone.
 
 use super::NamedFile;
 use super::json::Json;
@@ -19,9 +19,10 @@ use crate::error::FormatError;
 use crate::names::printable;
 use crate::x_format::XFormat;
 
-/// What settings are called in a file that holds other things, too.
+/// Keys of the settings within a larger file.
 const SECTIONS: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
-/// Levels of parts of a model (`thinker_config.text_config`) below which settings are looked for.
+/// Maximum nesting of model parts (`thinker_config.text_config`) in
+/// the search for settings.
 const MOST_PARTS: usize = 4;
 
 /// All settings of a checkpoint.
@@ -33,17 +34,17 @@ pub(super) struct Settings {
 /// One set of settings.
 #[derive(Clone, Debug)]
 struct Place {
-    /// File and path in it.
+    /// File, and path within it.
     name: String,
     values: Json,
     overrides: Overrides,
 }
 
 impl Settings {
-    /// Reads the files, some of which may say nothing of quantization.
+    /// Parses the files. Some may state no quantization.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when a text is no JSON object, or settings in it are none.
+    /// [`FormatError::BadFile`] when a text or its settings are no JSON object.
     pub fn parse(files: &[NamedFile<&str>]) -> Result<Self, FormatError> {
         let mut settings = Self::default();
         for NamedFile { name: file, contents } in files {
@@ -54,7 +55,7 @@ impl Settings {
             }
             let before = settings.places.len();
             settings.collect(file, "", &value, 0).map_err(bad)?;
-            // A `config.json` has other things called `version` or `bits` at its top level.
+            // The top level of a `config.json` has unrelated keys called `version` or `bits`.
             let is_config = ["architectures", "model_type"].iter().any(|key| !value.get(key).is_null());
             if settings.places.len() == before && !is_config {
                 settings.push(file.clone(), value);
@@ -88,32 +89,33 @@ impl Settings {
         self.places.push(Place { name: printable(&name), values, overrides });
     }
 
-    /// The settings of each place.
+    /// Settings of each source.
     pub fn places(&self) -> impl Iterator<Item = &Json> {
         self.places.iter().map(|place| &place.values)
     }
 
-    /// What is said of the layer `name`, such as `model.layers.0.mlp.up_proj`.
+    /// Settings of the layer `name`, such as `model.layers.0.mlp.up_proj`.
     pub fn layer(&self, name: &str) -> LayerSettings<'_> {
         let places = self.places.iter().map(|place| (place, place.overrides.find(name))).collect();
         LayerSettings { layer: name.to_owned(), places }
     }
 }
 
-/// What all places say of one layer. Where one says nothing of a setting, another may.
+/// Settings of one layer from all sources. One source may omit what another states.
 #[derive(Clone, Debug)]
 pub(super) struct LayerSettings<'a> {
     layer: String,
-    /// Each place with what it says of this layer apart from others.
+    /// Sources, each with its own per-layer settings.
     places: Vec<(&'a Place, Result<Option<&'a Json>, String>)>,
 }
 
 impl<'a> LayerSettings<'a> {
-    /// The setting that is called one of `keys`, as `read` understands it.
+    /// Setting with a key out of `keys`, parsed by `read`.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when `read` does not understand a value, which should have been `expected`, when two
-    /// places contradict each other, or when a place has a pattern that may be for this layer and cannot be tried.
+    /// [`FormatError::BadFile`] when `read` fails (the message says `expected`),
+    /// when two sources contradict each other, or when a source has an invalid pattern
+    /// that may match this layer.
     pub fn agreed<T: PartialEq>(
         &self,
         keys: &[&str],
@@ -134,13 +136,13 @@ impl<'a> LayerSettings<'a> {
         Ok(agreed.map(|(value, _)| value))
     }
 
-    /// Who says what of the setting that is called one of `keys`, for errors; empty where nobody does.
+    /// Sources of the setting and their values, for errors. Empty when none states it.
     pub fn who_says(&self, keys: &[&str]) -> String {
         let stated = self.stated(keys).unwrap_or_default();
         stated.iter().map(Stated::to_string).collect::<Vec<_>>().join(", ")
     }
 
-    /// Every value of the setting that is called one of `keys`. What is `null` is not said.
+    /// All values of the setting with a key out of `keys`. `null` means not stated.
     fn stated(&self, keys: &[&str]) -> Result<Vec<Stated<'a>>, FormatError> {
         let mut all = Vec::new();
         for (place, own) in &self.places {
@@ -157,7 +159,8 @@ impl<'a> LayerSettings<'a> {
         Ok(all)
     }
 
-    /// The method (`"gptq"`, `"awq"`, `"fp8"`, `"compressed-tensors"`, …) in lower case.
+    /// Quantization method (`"gptq"`, `"awq"`, `"fp8"`,
+    /// `"compressed-tensors"`, …) in lower case.
     ///
     /// # Errors
     /// As [`Self::agreed`], and so all others.
@@ -165,43 +168,43 @@ impl<'a> LayerSettings<'a> {
         self.word(&["quant_method", "method"])
     }
 
-    /// A setting that is a word, in lower case.
+    /// Word setting, in lower case.
     pub fn word(&self, keys: &[&str]) -> Result<Option<String>, FormatError> {
         self.agreed(keys, "a string", Json::word)
     }
 
-    /// A setting that is a truth value.
+    /// Boolean setting.
     pub fn flag(&self, key: &str) -> Result<Option<bool>, FormatError> {
         self.agreed(&[key], "true or false", Json::boolean)
     }
 
-    /// Width of a code; 16 of a layer that is stated not to be quantized.
+    /// Code width in bits. 16 for layers that are stated as unquantized.
     pub fn bits(&self) -> Result<Option<u32>, FormatError> {
         self.agreed(Self::BITS, "a number of bits", |value| u32::try_from(value.integer()?).ok())
     }
 
-    /// Input features per scale; −1 for all.
+    /// Input features per scale. −1 means all.
     pub fn group_size(&self) -> Result<Option<i64>, FormatError> {
         self.agreed(Self::GROUP_SIZE, "a number", Json::integer)
     }
 
-    /// What [`Self::bits`] is called.
+    /// Keys of [`Self::bits`].
     pub const BITS: &'static [&'static str] = &["bits", "w_bit", "wbits"];
-    /// What [`Self::group_size`] is called.
+    /// Keys of [`Self::group_size`].
     pub const GROUP_SIZE: &'static [&'static str] = &["group_size", "q_group_size"];
 
-    /// Rows and columns of an FP8 scale block.
+    /// Rows and columns per FP8 scale.
     pub fn weight_block_size(&self) -> Result<Option<Vec<usize>>, FormatError> {
         self.agreed(&["weight_block_size"], "two sizes", Json::sizes)
     }
 
-    /// Whether FP8 scales are stated to be powers of two, whatever they are stored as.
+    /// Whether the settings declare FP8 scales as powers of two,
+    /// whatever their element type.
     pub fn has_power_scales(&self) -> Result<bool, FormatError> {
         Ok(self.word(&["scale_fmt"])?.is_some_and(|format| format == "ue8m0"))
     }
 
-    /// What activations of FP8 layers are stated to be rounded to; `None` also where groups of FP8 layers, or places,
-    /// differ.
+    /// X format of FP8 layers. `None` also when groups or sources differ.
     pub fn stated_x(&self) -> Option<XFormat> {
         let mut stated = self.places.iter().filter_map(|(place, _)| x_of_place(&place.values));
         let first = stated.next()?;
@@ -209,7 +212,7 @@ impl<'a> LayerSettings<'a> {
     }
 }
 
-/// A setting and where it stands.
+/// Setting and its source.
 struct Stated<'a> {
     place: &'a str,
     key: &'a str,
@@ -222,10 +225,11 @@ impl std::fmt::Display for Stated<'_> {
     }
 }
 
-/// What settings say of activations of FP8 layers: nothing, or something for which there may be no format.
+/// X format of FP8 layers in one source. Outer `None`: not stated.
+/// Inner `None`: not supported.
 fn x_of_place(settings: &Json) -> Option<Option<XFormat>> {
     if let Some(scheme) = settings.get("activation_scheme").word() {
-        // Scales of 128 columns of X go with blocks of W; else a token has one.
+        // Block scales of W imply 1×128 scales of X; otherwise X has one scale per token.
         let dynamic = if settings.get("weight_block_size").is_null() { XFormat::E4M3Token } else { XFormat::E4M3Block };
         return Some(match scheme.as_str() {
             "dynamic" => Some(dynamic),
@@ -240,13 +244,13 @@ fn x_of_place(settings: &Json) -> Option<Option<XFormat>> {
     Some(first.filter(|_| stated.all(|other| other == first)))
 }
 
-/// Whether arguments of compressed-tensors are those of FP8.
+/// Whether compressed-tensors arguments describe FP8.
 fn is_float8(arguments: &Json) -> bool {
     arguments.get("type").word().as_deref() == Some("float") && arguments.get("num_bits").integer() == Some(8)
 }
 
-/// What arguments of compressed-tensors for activations come to, where there is a format for it. `dynamic` may be `"local"`, which is
-/// for scales below a factor that was calibrated.
+/// X format of compressed-tensors activation arguments, if supported. `dynamic` may be
+/// `"local"`: dynamic scales below a calibrated factor.
 fn x_of(arguments: &Json) -> Option<XFormat> {
     let dynamic = arguments.get("dynamic");
     let is_dynamic = dynamic.boolean().unwrap_or(false);

@@ -1,4 +1,4 @@
-//! A part of a checkpoint's shards, and what the index says of the others.
+//! Unopened shards of a checkpoint, by the shard index.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,9 +7,11 @@ use super::{Model, Source, TensorKind};
 use crate::error::FormatError;
 
 impl Model {
-    /// Tells a model that was opened from some of a checkpoint's shards of the tensors in `others`, by name, each with the file
-    /// that has it. Layers whose tensors are shared out among these and the opened shards are refused from now on, and
-    /// errors say in which file a missing tensor is.
+    /// Declares tensors of unopened shards. `others` maps
+    /// tensor names to files.
+    ///
+    /// A layer whose tensors are partly in unopened shards is refused.
+    /// Errors name the file of a missing tensor.
     #[must_use]
     pub fn with_other_shards(mut self, others: BTreeMap<String, String>) -> Self {
         let is_layer = |&(_, source): &(usize, &Source)| !matches!(source, Source::Dense(_));

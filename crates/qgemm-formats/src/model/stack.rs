@@ -1,13 +1,17 @@
-//! Stacks of experts: a tensor `[E, N, K]` of codes and its scales, each expert's part of which is a layer by itself.
+//! Stacks of experts: a tensor `[E, N, K]` of codes
+//! with its scales. Each expert's slice is a layer.
 //!
 //! ```text
 //! FP8, INT8  weight […]   [E, N, K]        scales one, [E], [E, 1, 1], [E, N], [E, N, 1], or [E] times those of blocks
 //! NVFP4      codes        [E, N, K/2]      scales [E, N, K/16], the tensor's scale one, [E] or [E, 1, 1]
 //! ```
 //!
-//! Scales `[E]` are those of the experts, also where E = N. The last dimension is K, along which codes are packed and
-//! products summed. Llama 4 stores `[E, K, N]`: where scales show that, the stack is refused, never transposed. Where
-//! they do not, since there is one scale for all, the stack is what its shape says: N rows of K.
+//! Scales `[E]` are per expert, even if E = N. K is
+//! the last dimension, along which codes are packed.
+//! Llama 4 stores `[E, K, N]`. If the scales reveal
+//! that, the stack is refused, never transposed.
+//! A single scale reveals nothing: then the stack has N
+//! and K by its shape.
 
 use std::fmt;
 
@@ -17,7 +21,8 @@ use crate::desc::Format;
 use crate::error::FormatError;
 use crate::weight::HostWeight;
 
-/// A stack, whose experts' layers are made when they are loaded.
+/// Stack of expert layers, which are
+/// created when loaded.
 pub(super) struct StackLayer<F, L, const SCALES: usize> {
     experts: usize,
     codes: RawTensor,
@@ -31,12 +36,17 @@ where
     L: Layer,
     F: Fn(RawTensor, [RawTensor; SCALES]) -> Result<L, FormatError>,
 {
-    /// The stack of `codes` with scales of any kind; `make` makes an expert's layer of its parts of them. The parts of all
-    /// experts have the shapes of the first one's, whose layer checks them.
+    /// Stack of `codes` with scales of any kind. `make`
+    /// creates the layer of one expert from its slices.
+    ///
+    /// All experts have the slice shapes of expert 0, whose
+    /// layer checks them.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when there are scales for another number of experts, [`FormatError::UnsupportedFile`] for
-    /// stacks `[E, K, N]`, and what `make` says of the first expert.
+    /// [`FormatError::BadFile`] when scales have another
+    /// number of experts. [`FormatError::UnsupportedFile`]
+    /// for stacks `[E, K, N]`. Errors of
+    /// `make` for expert 0.
     pub fn new(codes: RawTensor, scales: [RawTensor; SCALES], make: F) -> Result<Self, FormatError> {
         let &[experts, rows, columns] = &codes.shape[..] else {
             return Err(bad(&codes.name, format!("expected shape [E, N, K], got {:?}", codes.shape)));
@@ -56,7 +66,7 @@ where
     }
 }
 
-/// The layer of expert `index` of `experts`.
+/// Layer of expert `index` of `experts`.
 fn expert<L, const SCALES: usize>(
     index: usize,
     experts: usize,
@@ -68,9 +78,10 @@ fn expert<L, const SCALES: usize>(
     make(part(codes), scales.each_ref().map(part))
 }
 
-/// Fails where scales are those of columns, or of groups of rows: then K is the dimension before the last.
+/// Refuses scales of columns, or of groups of rows:
+/// then K is the dimension before the last.
 fn refuse_transposed(scales: &RawTensor, experts: usize, [rows, columns]: [usize; 2]) -> Result<(), FormatError> {
-    /// Bytes of NVFP4 codes for a scale.
+    /// NVFP4 code bytes per scale.
     const NV_CODES: usize = 8;
     let by_column = rows > 1 && columns > 1 && scales.shape == [experts, 1, columns];
     let by_rows = rows.is_multiple_of(NV_CODES) && scales.shape == [experts, rows / NV_CODES, columns];
@@ -85,7 +96,8 @@ fn refuse_transposed(scales: &RawTensor, experts: usize, [rows, columns]: [usize
     Ok(())
 }
 
-/// What `expert` has of a tensor of all; one scale is everyone's.
+/// Slice of `expert` in a stacked tensor. A single
+/// scale belongs to all experts.
 fn part_of(tensor: &RawTensor, expert: usize, experts: usize) -> RawTensor {
     if tensor.shape.first() != Some(&experts) {
         return RawTensor { shape: Vec::new(), ..tensor.clone() };

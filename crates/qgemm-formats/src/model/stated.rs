@@ -1,4 +1,5 @@
-//! What the settings of a checkpoint state of single layers: which are left as they are, and which have scales.
+//! Statements of the settings about single layers: unquantized modules,
+//! and modules with scales.
 
 use regex::bytes::Regex;
 
@@ -6,11 +7,11 @@ use super::json::Json;
 use super::overrides::layer_regex;
 use super::settings::Settings;
 
-/// Settings that list modules without quantization, by their names in the configurations of their methods.
+/// Settings that list unquantized modules, by method.
 const UNQUANTIZED: [&str; 6] =
     ["ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers", "exclude", "llm_int8_skip_modules"];
 
-/// The settings of a checkpoint, asked layer by layer.
+/// Settings of a checkpoint, queried per layer.
 pub(super) struct Stated<'a> {
     settings: &'a Settings,
     unquantized: Vec<Pattern>,
@@ -18,27 +19,27 @@ pub(super) struct Stated<'a> {
     groups: Vec<Group>,
 }
 
-/// A group of compressed-tensors' settings.
+/// Group of compressed-tensors settings.
 struct Group {
     name: String,
-    /// Its modules.
+    /// Modules of the group.
     targets: Vec<Pattern>,
-    /// Bits of a weight.
+    /// Bits per weight.
     bits: Option<u64>,
-    /// Whether weights are floats.
+    /// Whether weights are floating-point.
     is_float: bool,
 }
 
-/// A statement that the FP8 weights of some modules have scales.
+/// Statement that the FP8 weights of some modules have scales.
 struct Promise {
-    /// The statement, for errors.
+    /// Source of the statement, for errors.
     by: String,
-    /// The modules; none for all.
+    /// Modules. Empty means all.
     modules: Vec<Pattern>,
 }
 
 impl<'a> Stated<'a> {
-    /// Looks through the settings once.
+    /// Scans the settings.
     pub fn of(settings: &'a Settings) -> Self {
         let lists = settings.places().flat_map(|place| UNQUANTIZED.iter().map(|list| place.get(list)));
         Self {
@@ -49,7 +50,7 @@ impl<'a> Stated<'a> {
         }
     }
 
-    /// What states that FP8 weights of `module` have scales.
+    /// Statement that FP8 weights of `module` have scales.
     pub fn promises_scales(&self, module: &str) -> Option<&str> {
         let mut floats = self.groups.iter().filter(|group| group.is_float && group.bits == Some(8));
         let by_group = floats.find(|group| is_one_of(&group.targets, module)).map(|group| group.name.as_str());
@@ -58,51 +59,51 @@ impl<'a> Stated<'a> {
         (!self.is_unquantized(module)).then_some(by)
     }
 
-    /// Whether the settings leave `module` as it is.
+    /// Whether the settings exempt `module` from quantization.
     pub fn is_unquantized(&self, module: &str) -> bool {
         self.unquantized.iter().any(|pattern| pattern.matches(module))
     }
 
-    /// The method, in lower case.
+    /// Method, in lower case.
     pub fn method(&self) -> Option<String> {
         self.first("quant_method").word()
     }
 
-    /// ModelOpt's name of the algorithm: of `module` where the settings have one for it, else of all.
+    /// ModelOpt's algorithm name, of `module` if stated, else global.
     pub fn algorithm(&self, module: &str) -> Option<&'a str> {
         let own = self.first("quantized_layers").get(module).get("quant_algo").text();
         own.or_else(|| self.text("quant_algo"))
     }
 
-    /// The setting `name`, where it is text.
+    /// String setting `name`.
     pub fn text(&self, name: &str) -> Option<&'a str> {
         self.first(name).text()
     }
 
-    /// Whether some place has the setting `name`.
+    /// Whether any source has the setting `name`.
     pub fn has(&self, name: &str) -> bool {
         !self.first(name).is_null()
     }
 
-    /// The setting `name`, of `module` where the settings have one for it, as MLX writes them.
+    /// Setting `name`, of `module` if stated, else global, as MLX writes them.
     pub fn of_module(&self, module: &str, name: &str) -> &'a Json {
         let own = self.first(module).get(name);
         if own.is_null() { self.first(name) } else { own }
     }
 
-    /// The setting `name` of the first place that has it.
+    /// Setting `name` of the first source that has it.
     fn first(&self, name: &str) -> &'a Json {
         self.settings.places().map(|place| place.get(name)).find(|value| !value.is_null()).unwrap_or(&Json::Null)
     }
 
-    /// Bits of the weights of `module` by its group in compressed-tensors' settings.
+    /// Bits per weight of `module`, by its compressed-tensors group.
     pub fn group_bits(&self, module: &str) -> Option<u64> {
         let of_module = self.groups.iter().find(|group| is_one_of(&group.targets, module));
         of_module.or(self.groups.first().filter(|_| self.groups.len() == 1))?.bits
     }
 }
 
-/// Whether `module` is in a list, which of no modules is one of all.
+/// Whether `module` is in a list. An empty list means all modules.
 fn is_one_of(list: &[Pattern], module: &str) -> bool {
     list.is_empty() || list.iter().any(|pattern| pattern.matches(module))
 }
@@ -117,7 +118,7 @@ fn groups(place: &Json) -> Vec<Group> {
     place.get("config_groups").entries().iter().map(group).collect()
 }
 
-/// What one place promises.
+/// Promised scales of one source.
 fn promises(place: &Json) -> Vec<Promise> {
     let of_all = |by: String| Promise { by, modules: Vec::new() };
     let mut found = Vec::new();
@@ -134,7 +135,7 @@ fn promises(place: &Json) -> Vec<Promise> {
     }
     if let Some(algorithm) = place.get("quant_algo").text() {
         match place.get("quantized_layers") {
-            // A list of none is not one of all.
+            // An empty object has no layers, unlike an empty list, which means all.
             Json::Object(layers) if layers.is_empty() => {}
             Json::Object(layers) => found.push(Promise {
                 by: format!("`quantized_layers` of `quant_algo` {algorithm}"),
@@ -146,29 +147,31 @@ fn promises(place: &Json) -> Vec<Promise> {
     found
 }
 
-/// The names in a list.
+/// Patterns of a list of names.
 fn patterns(list: &Json) -> impl Iterator<Item = Pattern> {
     list.items().iter().filter_map(Json::text).map(Pattern::new)
 }
 
-/// A name in a list of modules, in any of the ways in which writers mean it.
+/// Name in a list of modules, in each writer's syntax.
 enum Pattern {
-    /// `re:` and a regular expression that a module's name begins with (compressed-tensors, Quark).
+    /// `re:` and a regular expression, matched at the start of a module name
+    /// (compressed-tensors, Quark).
     Regex(Regex),
-    /// A name with `*` and `?`, as a shell reads it (ModelOpt).
+    /// Glob with `*` and `?` (ModelOpt).
     Glob(String),
-    /// Whole parts of a module's name, as `lm_head` or `layers.0.mlp` (transformers, vLLM).
+    /// Whole components of a module name, as `lm_head` or
+    /// `layers.0.mlp` (transformers, vLLM).
     Parts(String),
-    /// A class such as `Linear`, which a file does not tell of its layers: all of them.
+    /// Class such as `Linear`. Files do not give the class of a layer, so it matches all.
     Class,
-    /// A regular expression that is not understood.
+    /// Invalid regular expression.
     Unknown,
 }
 
 impl Pattern {
     fn new(text: &str) -> Self {
         match text.strip_prefix("re:") {
-            // Python's `re.match` looks at the beginning, and asks for no end.
+            // Python's `re.match` anchors at the start only.
             Some(regex) => layer_regex(&format!("^(?:{regex})")).map_or(Self::Unknown, Self::Regex),
             None if text.contains(['*', '?']) => Self::Glob(text.to_owned()),
             None if text.starts_with(|c: char| c.is_ascii_uppercase()) && !text.contains('.') => Self::Class,
@@ -187,10 +190,10 @@ impl Pattern {
     }
 }
 
-/// Whether `name` is as `glob` says, in which `*` stands for any letters and `?` for one.
+/// Glob match: `*` stands for any characters and `?` for one.
 fn is_glob_of(glob: &[u8], name: &[u8]) -> bool {
     let (mut at, mut of) = (0, 0);
-    // Behind the last star, and where the letters that it stands for end.
+    // Position after the last star, and the end of the text that it matches.
     let mut star: Option<(usize, usize)> = None;
     while of < name.len() {
         match (glob.get(at), star) {

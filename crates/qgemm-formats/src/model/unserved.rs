@@ -1,5 +1,5 @@
-//! Quantized layers in formats that are not served, known by their tensors, so that errors name the format and not a tensor
-//! that is missed.
+//! Unsupported quantized formats, recognised by their tensors, so that errors name
+//! the format instead of a missing tensor.
 
 use safetensors::tensor::Dtype;
 
@@ -9,30 +9,30 @@ use super::recognise::{BESIDE_WEIGHT, Found};
 use super::stated::Stated;
 use crate::error::FormatError;
 
-/// A tensor's name after that of its module, and the types that it may have; none means any.
+/// Tensor suffix after the module name, and its allowed types. Empty means any.
 type Part = (&'static str, &'static [Dtype]);
 
-/// By which tensors and settings a format is known.
+/// Signature: the tensors and settings that identify a format.
 struct Signature {
-    /// The tensor that stands for the layer.
+    /// Tensor that stands for the layer.
     codes: Part,
-    /// What else the module has.
+    /// Other tensors of the module.
     beside: &'static [Part],
-    /// What a method that the settings state begins with; empty for any method, or none.
+    /// Prefix of the stated method. Empty matches any method, or none.
     method: &'static str,
     format: Name,
-    /// Of formats that are served: the tensors one of which a layer needs, and this one lacks.
+    /// For supported formats: tensors of which the layer needs one and has none.
     lacks: &'static [&'static str],
 }
 
-/// What the field calls a format.
+/// Name of a format in the field's words.
 enum Name {
     Is(&'static str),
-    /// It depends on settings.
+    /// Name that depends on settings.
     By(fn(&Module<'_>) -> String),
 }
 
-/// A module that has the tensors of a signature.
+/// Module with the tensors of a signature.
 struct Module<'a> {
     name: &'a str,
     codes: &'a RawTensor,
@@ -67,10 +67,11 @@ const fn lacking(
     Signature { lacks, ..known(codes, beside, format) }
 }
 
-/// Stands for whatever method settings state of a module.
+/// Matches any stated method of a module.
 const ANY_METHOD: &str = "*";
 
-/// Every format that is known and not served. The first that fits counts, so that formats with more tensors stand first.
+/// Known unsupported formats. The first match counts, so signatures with
+/// more tensors come first.
 static UNSERVED: &[Signature] = &[
     named((".weight_packed", WORDS), &[(".weight_scale", NUMBERS)], pack_quantized),
     known((".weight_packed", BYTES), &[(".weight_scale", POWERS)], "compressed-tensors MXFP4 (mxfp4-pack-quantized)"),
@@ -106,7 +107,7 @@ static UNSERVED: &[Signature] = &[
     named(("", BYTES), &[("_weight_scale", POWERS)], mxfp4_in_bytes),
 ];
 
-/// Layers of formats that are served, but without a tensor that they need; looked for when complete layers are taken.
+/// Incomplete layers of supported formats. Matched after complete layers are taken.
 static INCOMPLETE: &[Signature] = &[
     lacking((".qweight", WORDS), &[], "GPTQ or AWQ", &[".scales"]),
     lacking((".weight_packed", BYTES), &[(".weight_scale", &[])], "NVFP4", &[".weight_global_scale"]),
@@ -121,13 +122,13 @@ static INCOMPLETE: &[Signature] = &[
     Signature { method: ANY_METHOD, ..named((".qweight", INTEGERS), &[], by_method) },
 ];
 
-/// Takes the tensors of layers in formats that are not served out of `tensors`; each layer is found as the error that
-/// loading it gives.
+/// Takes the tensors of unsupported layers out of `tensors`. Each layer becomes
+/// the error of loading it.
 pub(super) fn take_unserved(tensors: &mut RawTensors, stated: &Stated<'_>) -> Vec<Found> {
     take(UNSERVED, tensors, stated)
 }
 
-/// The same of layers that lack a tensor, and of those of which no more is known than that settings state a method.
+/// Takes incomplete layers, and layers of which only a stated method is known.
 pub(super) fn take_incomplete(tensors: &mut RawTensors, stated: &Stated<'_>) -> Vec<Found> {
     take(INCOMPLETE, tensors, stated)
 }
@@ -157,7 +158,8 @@ fn take_one(signatures: &[Signature], tensors: &mut RawTensors, name: &str, stat
     Some((layer, Err(error)))
 }
 
-/// The names of a layer's tensors: its codes, what the signature has beside, and what else says something of the codes.
+/// Tensor names of a layer: codes, other tensors of the signature, and
+/// tensors named after the codes.
 fn parts(tensors: &RawTensors, module: &str, codes: &str, signature: &Signature) -> Vec<String> {
     let of_module = format!("{module}.");
     let is_part = |rest: &str| (!rest.contains('.') || rest.starts_with("weight.")) && !BESIDE_WEIGHT.contains(&rest);
@@ -202,7 +204,7 @@ fn pack_quantized(module: &Module<'_>) -> String {
     format!("compressed-tensors pack-quantized int{}", bits.map(|bits| bits.to_string()).unwrap_or_default())
 }
 
-/// Bits of a code, by how many of a row's words hold its K codes, of which `weight_shape` tells.
+/// Code width: from `weight_shape` and the words of a row.
 fn packed_bits(module: &Module<'_>) -> Option<u64> {
     let shape = module.tensors.get(&format!("{}.weight_shape", module.name))?;
     let k = u64::from_le_bytes(shape.bytes.get(8..16)?.try_into().ok()?);
@@ -228,7 +230,8 @@ fn torchao(module: &Module<'_>) -> String {
     let stated = module.stated.of_module("quant_type", "default");
     let stated = if stated.is_null() { module.stated.of_module("", "quant_type") } else { stated };
     let stated = texts(stated).to_lowercase().replace('_', "");
-    // Weights come last in the names of configurations: `Int8DynamicActivationInt4WeightConfig`.
+    // In configuration names the weight type is last:
+    // `Int8DynamicActivationInt4WeightConfig`.
     let types = ["int4", "int8", "float8", "nvfp4", "mxfp4", "uintx"];
     let of_weight = types.iter().find(|kind| stated.contains(&format!("{kind}weight")));
     let kind = of_weight.or_else(|| types.iter().find(|kind| stated.contains(*kind)));
@@ -240,7 +243,7 @@ fn torchao(module: &Module<'_>) -> String {
     }
 }
 
-/// All text in a value, names included.
+/// All strings in a value, keys included.
 fn texts(value: &Json) -> String {
     match value {
         Json::Text(text) => text.clone(),
@@ -272,5 +275,5 @@ fn mxfp4_in_bytes(module: &Module<'_>) -> String {
 
 fn by_method(module: &Module<'_>) -> String {
     let method = module.stated.method().unwrap_or_default();
-    format!("quantized by `{method}`, of whose tensors `{}` is one that is not understood", module.codes.name)
+    format!("quantized by `{method}`, whose tensor `{}` is unknown", module.codes.name)
 }

@@ -1,4 +1,5 @@
-//! Layers that AutoRound's own exporter wrote, with the settings that it wrote beside them (how: `golden/README.md`).
+//! Golden layers of AutoRound's own exporter with its settings
+//! (see `golden/README.md`).
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use serde_json::Value;
 
 const LAYER: &str = "model.layers.0.mlp.up_proj";
 
-/// The golden files: settings by case, and the tensors of all.
+/// Golden files: settings by case, and all tensors.
 fn golden() -> (Value, Vec<u8>) {
     let read = |file: &str| {
         std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file)).expect("is there")

@@ -1,10 +1,10 @@
-//! Shared by the tests of model files: small checkpoints made by hand.
+//! Synthetic checkpoints for the tests of model files.
 
 use qgemm_formats::model::{Model, ModelOptions, NamedFile};
 use qgemm_formats::{FormatError, HostWeight, SharedBytes};
 use safetensors::tensor::{Dtype, TensorView, serialize};
 
-/// A deterministic stream of numbers.
+/// Deterministic number stream.
 pub struct Numbers(u64);
 
 impl Numbers {
@@ -12,7 +12,7 @@ impl Numbers {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// A number below `limit`.
+    /// Next number below `limit`.
     pub fn below(&mut self, limit: u32) -> u32 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -50,7 +50,7 @@ impl Checkpoint {
         Model::from_bytes(self.bytes().into(), config, options).expect("a model")
     }
 
-    /// The model with these files of settings, each a name and its text.
+    /// Opens the model with these settings files (name and text).
     pub fn open_beside(&self, settings: &[(&str, &str)]) -> Result<Model, FormatError> {
         let shard = NamedFile { name: "model.safetensors".into(), contents: SharedBytes::from(self.bytes()) };
         let settings: Vec<_> =
@@ -58,13 +58,13 @@ impl Checkpoint {
         Model::from_files(&[shard], &settings, ModelOptions::default())
     }
 
-    /// Without the tensors whose names end in `part`.
+    /// Drops the tensors whose names end in `part`.
     pub fn without(mut self, part: &str) -> Self {
         self.0.retain(|(name, ..)| !name.ends_with(part));
         self
     }
 
-    /// The tensors of `other`, too, with `layer` in their names replaced by `name`.
+    /// Adds the tensors of `other`, with `layer` in their names replaced by `name`.
     pub fn with_layer(mut self, name: &str, other: Self) -> Self {
         self.0.extend(
             other.0.into_iter().map(|(of, dtype, shape, bytes)| (of.replacen("layer", name, 1), dtype, shape, bytes)),
@@ -77,7 +77,7 @@ impl Checkpoint {
     }
 }
 
-/// All values of a weight, row after row.
+/// Dequantized rows of a weight, concatenated.
 pub fn values(weight: &HostWeight) -> Vec<f32> {
     (0..weight.n()).flat_map(|n| weight.dequantize_row(n)).collect()
 }

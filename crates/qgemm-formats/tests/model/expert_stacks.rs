@@ -1,4 +1,5 @@
-//! Experts that are layers with numbers, and those of one tensor for all.
+//! Expert weights as one layer per expert, and
+//! as one stacked tensor.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +23,7 @@ fn scales(count: usize) -> Vec<f32> {
     (0..count).map(|i| 0.25 * (i + 1) as f32).collect()
 }
 
-/// Experts of these numbers, each with the named weights.
+/// One layer for each of these experts and weight names.
 fn layers(experts: &[(usize, &[&str])]) -> Checkpoint {
     let weights = experts.iter().flat_map(|(expert, names)| names.iter().map(move |name| (expert, name)));
     weights.fold(Checkpoint::default(), |all, (expert, name)| {
@@ -56,7 +57,8 @@ fn a_gap_in_the_numbers_names_the_missing_expert() {
     let whole = layers(&[(0, all), (1, all)]).open(None);
     assert_eq!(whole.gated_experts("mlp.experts.{}.gate", "mlp.experts.{}.up").expect("whole").experts(), 2);
     assert!(matches!(whole.experts("mlp.experts.{}.dwn"), Err(FormatError::NoSuchTensor { .. })), "a wrong name");
-    // Names that only look like numbers of experts are none.
+    // Names that resemble an expert id but have leading
+    // zeros or other text.
     let odd = layers(&[(0, down)]).add_f32("mlp.experts.01.down.weight", &[1, 32], &[0.0; 32]);
     assert_eq!(odd.open(None).experts("mlp.experts.{}.down").expect("one").experts(), 1);
 }
@@ -151,7 +153,7 @@ fn fused_nvfp4_experts_of_both_writers() {
     ];
     for (codes_name, scales_name, scale_name, divides) in names {
         for shape in [&[][..], &[1], &[experts], &[experts, 1], &[experts, 1, 1]] {
-            // Powers of two, so that dividing by one is exact.
+            // Powers of two, so that division is exact.
             let scales: Vec<f32> = (0..shape.iter().product()).map(|i| 2f32.powi(i as i32 + 1)).collect();
             let model = parts(codes_name, scales_name).add_f32(scale_name, shape, &scales).open(None);
             assert_eq!(model.info("e.up").expect("listed").shape, [experts, n, k]);
@@ -169,7 +171,8 @@ fn fused_nvfp4_experts_of_both_writers() {
 #[test]
 fn stacks_that_are_stored_the_other_way_are_refused() {
     let (experts, k, n) = (2usize, 64usize, 24usize);
-    // Llama 4: [E, K, N] in FP8, and [E, K/2, N] in NVFP4, with scales of [E, K/16, N].
+    // Llama 4: [E, K, N] in FP8, and [E, K/2, N] in NVFP4, with
+    // scales of [E, K/16, N].
     let fp8 = Checkpoint::default().add("e.up", Dtype::F8_E4M3, &[experts, k, n], vec![0; experts * k * n]).add_f32(
         "e.up_scale",
         &[experts, 1, n],

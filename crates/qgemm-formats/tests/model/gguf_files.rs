@@ -1,4 +1,4 @@
-//! GGUF files: what the writer writes the reader reads, and broken files are refused with the reason.
+//! GGUF files: writer and reader round trips, and errors for broken files.
 
 use half::f16;
 use qgemm_formats::model::NumberType;
@@ -34,7 +34,7 @@ fn all_values() -> Vec<(&'static str, GgufValue)> {
     ]
 }
 
-/// One tensor of every format that GGUF has, two rows of two blocks (or 8 values) each.
+/// One tensor per GGUF format: two rows of two blocks (or 8 values).
 fn sample(alignment: Option<u32>) -> (Vec<u8>, Vec<(Format, Vec<u8>)>) {
     let mut header = GgufHeader::new();
     for (key, value) in all_values() {
@@ -140,7 +140,7 @@ fn the_writer_checks_what_it_is_given() {
     assert!(matches!(writer.tensor(&[]), Err(FormatError::BadFile { .. })));
 }
 
-/// A file made field by field.
+/// File built field by field.
 #[derive(Default)]
 struct Raw(Vec<u8>);
 
@@ -205,7 +205,7 @@ fn broken_files_are_refused_with_the_reason() {
         (Raw::new(3, 1, 0).tensor("t", &[33, 1], 2, 0).data(64), "no multiple"),
         (Raw::new(3, 1, 0).tensor("t", &[1 << 40, 1 << 40], 2, 0).data(18), "overflows"),
         (Raw::new(3, 1, 0).tensor("t", &[1 << 62], 0, 0).data(18), "overflows"),
-        // A product of some dimensions overflows though that of all is 0, whichever of them is.
+        // The product of all dimensions is 0, but that of some overflows.
         (Raw::new(3, 1, 0).tensor("t", &[0, 1 << 40, 1 << 40], 2, 0).data(18), "overflows"),
         (Raw::new(3, 1, 0).tensor("t", &[1 << 40, 0, 1 << 40], 2, 0).data(18), "overflows"),
         (Raw::new(3, 1, 0).tensor("t", &[1 << 40, 1 << 40, 0], 2, 0).data(18), "overflows"),
@@ -230,7 +230,7 @@ fn broken_files_are_refused_with_the_reason() {
 #[test]
 fn every_truncation_is_refused() {
     let (bytes, contents) = sample(None);
-    // The padding after the last tensor may be missing, its data may not.
+    // Padding after the last tensor is optional, its data is not.
     let end = bytes.len()
         - (contents.last().expect("tensors").1.len().next_multiple_of(32) - contents.last().expect("tensors").1.len());
     assert!(read(bytes[..end].to_vec()).is_ok());
@@ -284,7 +284,7 @@ fn names_that_ggml_cannot_hold_are_refused() {
     let name = "w".repeat(64);
     let error = header.tensor(&name, &[32], format("f32")).expect_err("too long").to_string();
     assert!(error.contains(&name) && error.contains("63"), "{error}");
-    // Two bytes a letter.
+    // Two bytes per letter.
     assert!(header.tensor(&"é".repeat(32), &[32], format("f32")).is_err());
 }
 
@@ -298,7 +298,8 @@ fn integers_are_copied() {
     writer.tensor(&ids).expect("fits");
     writer.tensor(&[1, 0, 1, 0, 1]).expect("fits");
     let model = Model::from_bytes(writer.finish().expect("complete").into(), None, Default::default()).expect("opens");
-    // What the reader has of such a tensor goes on to the next one's offset; the tensor does not.
+    // The reader's slice may extend to the next tensor's offset;
+    // the tensor itself does not.
     for (name, kind, bytes) in [("ids", NumberType::I64, &ids[..]), ("mask", NumberType::I8, &[1, 0, 1, 0, 1])] {
         let tensor = model.numbers(name).expect("there").expect("of numbers");
         assert_eq!((tensor.kind, &*tensor.bytes), (kind, bytes));

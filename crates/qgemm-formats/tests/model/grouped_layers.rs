@@ -1,4 +1,5 @@
-//! GPTQ and AWQ layers, packed here bit by bit, must decode to exactly `scale · (code − zero)`.
+//! GPTQ and AWQ layers, packed bit by bit, must dequantize to exactly
+//! `scale · (code − zero)`.
 
 use crate::checkpoint::{Checkpoint, Numbers, values};
 use crate::integers::{Layer, le_bytes};
@@ -43,7 +44,7 @@ fn gptq_of_one_group() {
         let weight = layer.gptq(1).weight(Some(&settings(bits, -1, "gptq"))).expect("loads");
         assert_eq!(weight.format().name, format!("int{bits}_g128"));
         assert_eq!(values(&weight), layer.expected());
-        // Without settings, shapes say the same.
+        // Shapes alone imply the same settings.
         let guessed = layer.gptq(1).weight(None).expect("loads");
         assert_eq!(guessed.blocks(), weight.blocks());
     }
@@ -69,7 +70,8 @@ fn gptq_with_act_order() {
 
 #[test]
 fn gptq_with_act_order_after_sharding() {
-    // A shard of the columns has groups of all sizes, also none, and need not fill words or blocks.
+    // A column shard has groups of all sizes, even empty ones, and need
+    // not fill words or blocks.
     let mut numbers = Numbers::new(77);
     let group_of: Vec<u32> = (0..203).map(|_| [0, 1, 1, 1, 3, 4, 4, 5][numbers.below(8) as usize]).collect();
     for bits in [2, 3, 4, 8] {
@@ -80,7 +82,7 @@ fn gptq_with_act_order_after_sharding() {
         let order = weight.k_order().expect("sorted by group");
         assert_eq!(order.iter().filter(|&&column| column != NO_COLUMN).count(), 203);
         assert_eq!(values(&weight), layer.expected());
-        // What multiplies no input feature must be 0, or the product would depend on what X holds there.
+        // Padding columns must be 0, or the product would depend on stray values of X.
         let mut stored = vec![1.0; weight.format().blocks_per_row(weight.stored_k()) * 32];
         weight.dequantize_stored_row(3, &mut stored);
         assert!(order.iter().zip(&stored).all(|(&column, &value)| column != NO_COLUMN || value == 0.0));
@@ -100,7 +102,7 @@ fn awq_of_every_group() {
     assert_eq!(values(&layer.awq().weight(None).expect("recognised by shape")), layer.expected());
 }
 
-/// A layer an expert, as checkpoints of mixtures have them.
+/// One layer per expert, as in MoE checkpoints.
 #[test]
 fn experts_that_are_layers_of_gptq_and_awq() {
     const NAME: &str = "model.layers.0.mlp.experts.{}.down_proj";
@@ -128,7 +130,7 @@ fn experts_that_are_layers_of_gptq_and_awq() {
         let gated = model.gated_experts(NAME, NAME).expect("pairs");
         assert_eq!((gated.n(), gated.is_gated()), (n, true));
     }
-    // Experts with orders of columns of their own.
+    // Each expert has its own column order.
     let group_of = |expert: usize| -> Vec<u32> { (0..k).map(|column| ((column + expert) % 2) as u32).collect() };
     let ordered = (0..2).fold(Checkpoint::default(), |all, expert| {
         let layer = Layer::random(n, 4, group_of(expert), 2);
@@ -173,7 +175,7 @@ fn suspicious_zero_points_are_reported() {
     }
 }
 
-/// What is logged while `action` runs.
+/// Log output of `action`.
 fn logged(action: impl FnOnce()) -> String {
     let log = std::sync::Arc::new(Log::default());
     let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).finish();

@@ -1,5 +1,5 @@
-//! Real files with bytes changed, cut and moved: every one is either read or refused, none panics, and none
-//! makes a reader allocate much more than the file is long.
+//! Damaged files: real files with bytes changed, cut and moved. Each must be read or
+//! refused. None may panic, or allocate much more than its length.
 
 use crate::checkpoint::{Checkpoint, Numbers};
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use qgemm_formats::model::{Model, TensorKind};
 use qgemm_formats::{Format, SharedBytes};
 use safetensors::tensor::Dtype;
 
-/// Metadata of several types and a tensor of every format.
+/// Metadata of several types, and a tensor per format.
 fn gguf_file() -> Vec<u8> {
     let mut header = GgufHeader::new();
     header.metadata("general.architecture", "llama".into()).expect("new");
@@ -27,7 +27,7 @@ fn gguf_file() -> Vec<u8> {
     writer.finish().expect("complete")
 }
 
-/// A layer of every kind that is recognised.
+/// One layer of every supported kind.
 fn safetensors_file() -> Vec<u8> {
     let mut numbers = Numbers::new(3);
     let mut bytes = |count: usize| -> Vec<u8> { (0..count).map(|_| numbers.below(100) as u8).collect() };
@@ -58,13 +58,14 @@ fn safetensors_file() -> Vec<u8> {
         .bytes()
 }
 
-/// Opens the model and loads all that it has.
+/// Opens the model and loads all of it.
 fn exercise(bytes: Vec<u8>, config: Option<&str>) {
     let length = bytes.len();
     let Ok(model) = Model::from_bytes(SharedBytes::from(bytes), config, Default::default()) else { return };
     for tensor in model.tensors() {
         if let Ok(weight) = model.weight(&tensor.name) {
-            // Padding grows an act-order row eightfold at most, which 8 values a byte (at 2 bits: 4) can become.
+            // Padding grows an act-order row at most eightfold. A byte has up
+            // to 8 values (4 at 2 bits).
             assert!(weight.blocks().len() <= 64 * length + 256, "{} grew to {}", tensor.name, weight.blocks().len());
             weight.dequantize_row(weight.n() - 1);
         }
@@ -77,7 +78,7 @@ fn exercise(bytes: Vec<u8>, config: Option<&str>) {
     let _ = model.weight("no such tensor");
 }
 
-/// Where and how a file is damaged. Headers are short, so most damage goes there.
+/// Position and kind of damage. Most damage hits the header, which is short.
 #[derive(Clone, Debug)]
 enum Damage {
     Byte { at: usize, value: u8 },
@@ -112,7 +113,7 @@ fn apply(damage: &Damage, bytes: &mut Vec<u8>, header: usize) {
             let end = (at + 8).min(length);
             bytes[at..end].copy_from_slice(&value.to_le_bytes()[..end - at]);
         }
-        // Numbers of a JSON header.
+        // Digits in a JSON header.
         Damage::Digit { nth, digit } => {
             let digits: Vec<usize> = (0..header.min(length)).filter(|&i| bytes[i].is_ascii_digit()).collect();
             if !digits.is_empty() {
@@ -140,7 +141,7 @@ const CONFIGS: [Option<&str>; 6] = [
     Some(r#"{"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["d*"]}"#),
 ];
 
-/// Settings of every kind that is looked at.
+/// Settings of every supported kind.
 const SETTINGS: &str = r#"{"limits": [Infinity, NaN, -1e5], "text_config": {"quantization_config": {"quant_method": "gptq",
     "bits": "4", "group_size": 32, "sym": false, "checkpoint_format": "gptq_v2", "desc_act": true, "weight_block_size": [128, 128],
     "scale_fmt": "ue8m0", "dynamic": {"-:.*a\\.b$": {}, "+:(aw|gp).{2}": {"bits": 4, "group_size": -1}, "int8": {"bits": 8}}}},
@@ -177,7 +178,8 @@ proptest! {
         exercise(safetensors_file(), Some(&String::from_utf8_lossy(&bytes)));
     }
 
-    /// The safetensors crate refuses most damage to the header; here types and shapes lie consistently.
+    /// The safetensors crate refuses most damaged headers. Here types and shapes
+    /// are wrong but consistent.
     #[test]
     fn layers_of_any_shape_do_no_harm(
         shapes in proptest::collection::vec((0..6usize, 0..6usize, 0..6usize), 24),
@@ -220,7 +222,7 @@ fn undamaged_files_load_completely() {
 
 #[test]
 fn shapes_without_elements_do_no_harm() {
-    // With one dimension 0, the others can be anything without a byte in the file.
+    // If one dimension is 0, the others can be anything without backing bytes.
     let huge = 1usize << 61;
     for shape in [[huge, 0], [0, huge]] {
         for dtype in [Dtype::I32, Dtype::I8, Dtype::F8_E4M3, Dtype::U8, Dtype::F32] {

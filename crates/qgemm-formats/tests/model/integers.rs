@@ -1,10 +1,11 @@
-//! Shared by the tests of model files: layers of integers in groups, packed bit by bit as GPTQ and AWQ do.
+//! Integer-group layers for the tests of model files, packed bit
+//! by bit as GPTQ and AWQ do.
 
 use crate::checkpoint::{Checkpoint, Numbers};
 use half::f16;
 use safetensors::tensor::Dtype;
 
-/// A layer in plain numbers.
+/// Unpacked layer.
 pub struct Layer {
     pub n: usize,
     pub k: usize,
@@ -37,7 +38,7 @@ impl Layer {
         self.expected_modulo(u32::MAX)
     }
 
-    /// The values, where zero points are stored modulo `limit`.
+    /// Expected values when zero points are stored modulo `limit`.
     pub fn expected_modulo(&self, limit: u32) -> Vec<f32> {
         let value = |row: usize, column: usize| {
             let at = self.group_of[column] as usize * self.n + row;
@@ -51,7 +52,7 @@ impl Layer {
         self.scales.iter().flat_map(|s| s.to_le_bytes()).collect()
     }
 
-    /// `qweight` and `qzeros`, zero points stored less `subtract`.
+    /// `qweight` and `qzeros`, with zero points stored minus `subtract`.
     pub fn gptq(&self, subtract: u32) -> Checkpoint {
         let mask = (1u32 << self.bits) - 1;
         let words = (self.k * self.bits).div_ceil(32);
@@ -95,7 +96,7 @@ pub fn le_bytes(words: &[u32]) -> Vec<u8> {
     bytemuck::cast_slice(words).to_vec()
 }
 
-/// A stream of fields as words, bit by bit.
+/// Packs a stream of fields into words, bit by bit.
 fn stream(fields: impl Iterator<Item = u32>, bits: usize) -> Vec<u32> {
     let flat: Vec<u32> = fields.flat_map(|field| (0..bits).map(move |bit| field >> bit & 1)).collect();
     flat.chunks(32).map(|chunk| chunk.iter().enumerate().fold(0, |word, (i, bit)| word | bit << i)).collect()

@@ -1,4 +1,4 @@
-//! Tests of the readers and the writer of model files.
+//! Tests of model-file readers and writers.
 
 mod auto_round;
 mod checkpoint;

@@ -1,4 +1,5 @@
-//! FP8 layers whose settings promise scales, with and without them, and layers of shards that were opened alone.
+//! FP8 layers whose settings promise scales, with and without them, and layers
+//! of partly opened checkpoints.
 
 use std::collections::BTreeMap;
 
@@ -76,7 +77,7 @@ fn plain_fp8_stays_plain() {
 
 #[test]
 fn scales_are_no_weights_of_their_own() {
-    // What is left of an NVFP4 layer whose codes are elsewhere.
+    // Remainder of an NVFP4 layer whose codes are in another shard.
     let model = Checkpoint::default().add("layer.weight_scale", Dtype::F8_E4M3, &[8, 4], vec![1; 32]).open(None);
     assert_eq!(model.info("layer.weight_scale").expect("listed").kind, TensorKind::Opaque("F8_E4M3".into()));
 }
@@ -89,7 +90,7 @@ fn deepseek_calls_the_scale_scale() {
     assert_eq!(values(&e8m0.weight(None).expect("a power of two")), [0.5; 8]);
     let number = || layer().add_f32("layer.scale", &[1, 1], &[0.5]);
     assert_eq!(values(&number().weight(Some(&settings)).expect("a block's")), [0.5; 8]);
-    // Of other writers nobody knows whether it divides.
+    // Other writers do not document whether the scale divides.
     assert!(number().weight(None).is_err());
 }
 
@@ -115,7 +116,8 @@ fn a_shard_says_where_the_rest_is() {
             assert_eq!(error, expected);
         }
     }
-    // So does a layer that would load without what is elsewhere.
+    // A layer that would load without the tensors of
+    // another shard is refused, too.
     let bits = Some(r#"{"quant_method": "gptq", "bits": 4}"#);
     let gptq = Checkpoint::default()
         .add("g.qweight", Dtype::I32, &[16, 8], vec![0; 512])

@@ -1,4 +1,5 @@
-//! INT8, FP8, MXFP4 and NVFP4 layers of safetensors files, and the quantizers of these formats.
+//! INT8, FP8, MXFP4 and NVFP4 layers of safetensors
+//! files, and their quantizers.
 
 use crate::checkpoint::{Checkpoint, Numbers, values};
 use half::f16;
@@ -65,7 +66,7 @@ fn int8_with_zero_points() {
         assert_eq!(by_row.format().name, "int8_g128");
         assert_eq!(values(&by_row), expected(&|row| i32::from(zeros[row] as i8)));
         assert_eq!(values(&layer(&[1], &[0x83]).expect("loads")), expected(&|_| -125));
-        // Zero points of 0 change nothing.
+        // Zero points of 0 have no effect.
         let symmetric = layer(&[n, 1], &vec![0; n]).expect("loads");
         assert_eq!((symmetric.format().name, values(&symmetric)), ("int8_channel", expected(&|_| 0)));
         let error = layer(&[n + 1], &vec![1; n + 1]).expect_err("one too many").to_string();
@@ -226,7 +227,7 @@ fn fp8_in_blocks_whose_scales_are_powers_of_two() {
             for (checkpoint, config) in all.into_iter().zip([Some(settings.as_str()), None, Some(&settings)]) {
                 let weight = checkpoint.weight(config).expect("loads");
                 let expected_name = match (rows, numbers.len()) {
-                    // One scale for all is a scale of each row.
+                    // One scale per tensor becomes one scale per row.
                     (_, 1) => by_row,
                     (128, _) => by_block,
                     _ => by_power,
@@ -290,7 +291,7 @@ fn what_is_stated_of_activations_is_kept() {
             let plain = weight.clone().with_stated_x(None);
             assert_eq!(HostWeight::concat_rows(&[&weight, &plain]).expect("alike").stated_x(), None);
         }
-        // What is said of activations is said of FP8 layers.
+        // Activation settings apply to FP8 layers only.
         assert_eq!(fp8(Dtype::I8, &[2]).weight(Some(&config)).expect("loads").stated_x(), None, "{config}");
     }
 }
@@ -340,7 +341,7 @@ fn pairs_of_gpt_oss_alternate_row_by_row_as_their_biases_do() {
         let rows = values(&model.stacked_weight(name, expert).expect("loads"));
         for feature in 0..features {
             for part in [0, 1] {
-                // A pair has rows of both by eights.
+                // A gated pair interleaves gate and up in runs of 8 rows.
                 let at = expert * loaded.row_pitch() + part * 8 + feature;
                 let row = 2 * feature + part;
                 assert_eq!(stacked[at * k..(at + 1) * k], rows[row * k..(row + 1) * k], "row {row} of {expert}");
@@ -350,7 +351,7 @@ fn pairs_of_gpt_oss_alternate_row_by_row_as_their_biases_do() {
     let wanted = [0.0, 2.0, 4.0, 6.0, 8.0, 1.0, 3.0, 5.0, 7.0, 9.0];
     let got = model.interleaved_biases(&format!("{name}_bias")).expect("a row an expert");
     assert_eq!((&got[..n], got[n]), (&wanted[..], 10.0));
-    for (bias, why) in [("uneven_bias", "3 of an expert"), ("flat_bias", "[4]")] {
+    for (bias, why) in [("uneven_bias", "got 3"), ("flat_bias", "[4]")] {
         let error = model.interleaved_biases(bias).expect_err("not by turns");
         assert!(matches!(&error, FormatError::BadFile { .. }) && error.to_string().contains(why), "{error}");
     }
@@ -394,7 +395,7 @@ fn nvfp4_of_both_writers() {
     let codes = bytes(n * k / 2, 6, |_| true);
     let block_scales = fp8_bytes(n * k / 16, 7);
     let expected = |tensor_scale: f32| -> Vec<f32> {
-        // The block's part is exact, then the tensor's scale rounds once.
+        // The block's part is exact; the tensor scale rounds once.
         let block = |i: usize| fp4(codes[i / 2] >> (4 * (i % 2)) & 15) * e4m3_to_f32(block_scales[i / 16]);
         (0..n * k).map(|i| block(i) * tensor_scale).collect()
     };
@@ -496,14 +497,16 @@ fn quantize(format: &str, x: &[f32], n: usize, k: usize) -> Result<HostWeight, F
 
 #[test]
 fn whole_matrix_quantizers_round_to_nearest() {
-    // Largest error, relative to the largest value that shares the scale: half the widest step.
+    // Maximum error relative to the largest value of the
+    // scale: half the widest step.
     for (format, rows, columns, limit) in [
         ("int8_channel", 1, usize::MAX, 0.5 / 127.0),
         ("fp8_e4m3", 1, usize::MAX, 16.0 / 448.0),
         ("fp8_e5m2", 1, usize::MAX, 4096.0 / 57344.0),
         ("fp8_e4m3_block128", 128, 128, 16.0 / 448.0),
         ("fp8_e5m2_block128", 128, 128, 4096.0 / 57344.0),
-        // The block scale itself is rounded by up to 1/16, which can also clip the largest value.
+        // The block scale itself is rounded by up to 1/16, which can also
+        // clip the largest value.
         ("nvfp4", 1, 16, 1.0 / 6.0 * 17.0 / 16.0),
     ] {
         for (n, k) in [(3, 256), (130, 300), (1, 33)] {
@@ -554,8 +557,8 @@ fn grouped_quantizers_keep_zero_and_half_a_step() {
             assert_eq!(y[3], 0.0, "{format}: zero is exact");
             let (low, high) = x.iter().fold((0.0f32, 0.0f32), |(low, high), &v| (low.min(v), high.max(v)));
             let step = (high - low) / ((1u32 << format.code_bits()) - 1) as f32;
-            // Half a step of rounding and, at the ends, up to half a step of the zero point; the scale in f16
-            // moves the ends by 2^-11 of the range.
+            // Rounding costs half a step, and the zero point up to half a step at the
+            // ends. The f16 scale moves the ends by 2^-11 of the range.
             let limit = step + (high - low) / 2048.0;
             assert!(x.iter().zip(&y).all(|(x, y)| (x - y).abs() <= limit), "{format} + {offset}");
         }
@@ -563,7 +566,7 @@ fn grouped_quantizers_keep_zero_and_half_a_step() {
             let x: Vec<f32> = (0..group).map(|i| if i % 2 == 0 { extreme } else { -extreme }).collect();
             let mut block = vec![0xff; format.block_bytes];
             format.quantize_blocks.expect("has one")(&x, &mut block);
-            // A scale beyond f16 shows as infinite, never as clipped weights.
+            // A scale beyond f16 becomes infinite, never clipped weights.
             assert_eq!(format.float_scales[0].is_finite(&block), finite, "{format} of {extreme}");
         }
     }

@@ -1,4 +1,4 @@
-//! Quantization settings wherever they stand and however they are written.
+//! Quantization settings in all files and spellings.
 
 use crate::checkpoint::{Checkpoint, values};
 use crate::integers::Layer;
@@ -6,7 +6,7 @@ use qgemm_formats::model::TensorKind;
 use qgemm_formats::{FormatError, HostWeight};
 use safetensors::tensor::Dtype;
 
-/// An asymmetric layer of version 2, which only settings tell from version 1.
+/// Asymmetric GPTQ v2 layer. Only settings tell it from version 1.
 fn layer() -> Layer {
     Layer::in_groups_of(32, 64, 4, 32)
 }
@@ -91,13 +91,13 @@ fn places_fill_one_another_in_or_contradict() {
             assert!(error.contains(&part), "{part}: {error}");
         }
     }
-    // One file may contradict itself, too.
+    // One file may contradict itself.
     let both = format!(r#"{{"quantization_config": {V2}, "text_config": {{"quantization_config": {{"bits": 3}}}}}}"#);
     let error = refusal(&layer.gptq(0), &[(inside, &both)]);
     assert!(error.contains("config.json: text_config.quantization_config: `bits` is 3"), "{error}");
 }
 
-/// Contradictions and mistakes concern the layers that the setting decides about.
+/// A contradiction or mistake affects only the layers that depend on the setting.
 #[test]
 fn other_layers_stay_usable() {
     let checkpoint = layer()
@@ -135,14 +135,14 @@ fn other_layers_stay_usable() {
         (r#"{"bits": Infinity}"#, "`bits` is \"Infinity\": expected a number of bits"),
         (r#"{"sym": 3}"#, "`sym` is 3: expected true or false"),
         (r#"{"dynamic": {"-:.*ay.*": {}}}"#, "`bits` is 16, so the layer is not quantized"),
-        (r#"{"dynamic": {"a(?=b)": {}}}"#, "the pattern `a(?=b)` of layers"),
+        (r#"{"dynamic": {"a(?=b)": {}}}"#, "the layer pattern `a(?=b)`"),
     ] {
         let error = refusal(&checkpoint, &[("config.json", &format!(r#"{{"quantization_config": {settings}}}"#))]);
         assert!(error.contains(named), "{settings}: {error}");
     }
 }
 
-/// Layers of other widths and groups than the rest, by name and by pattern.
+/// Layers with their own width and group size, by name and by pattern.
 #[test]
 fn layers_have_settings_of_their_own() {
     let (four, eight, wide) = (layer(), Layer::in_groups_of(32, 64, 8, 16), Layer::in_groups_of(32, 64, 4, 64));
@@ -193,12 +193,12 @@ fn json_is_read_as_python_writes_it() {
         let weight = load(&layer.gptq(0), &[("config.json", &text)]).unwrap_or_else(|error| panic!("{text}: {error}"));
         assert_eq!(values(&weight), layer.expected(), "{text}");
     }
-    // Nothing is said of quantization, and shapes tell the rest.
+    // No settings: shapes decide.
     for text in ["{}", r#"{"model_type": "mamba2", "quantization_config": null}"#, r#"{"compression_config": null}"#] {
         let weight = load(&layer.gptq(1), &[("config.json", text)]).unwrap_or_else(|error| panic!("{text}: {error}"));
         assert_eq!(values(&weight), layer.expected(), "{text}");
     }
-    // Settings as strings, and numbers of a version.
+    // Settings as strings, and a numeric version.
     for settings in [
         r#"{"quant_method": "awq", "w_bit": "4", "q_group_size": "32", "zero_point": "true", "version": 2}"#,
         r#"{"quant_method": "awq", "bits": 4.0, "group_size": 32, "version": "1.0", "format": "GEMM"}"#,

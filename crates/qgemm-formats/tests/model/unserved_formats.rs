@@ -1,11 +1,12 @@
-//! Layers in formats that are not served: each is refused by the format's name, and the layers beside it load.
+//! Unsupported formats: a layer is refused by the format's name,
+//! and the other layers load.
 
 use crate::checkpoint::Checkpoint;
 use qgemm_formats::model::TensorKind;
 use qgemm_formats::{FormatError, model::gguf::ggml_type_name};
 use safetensors::tensor::Dtype::{self, BF16, F8_E4M3, F8_E8M0, F16, F32, I8, I16, I32, I64, U8, U32};
 
-/// A format's name, settings below `quantization_config`, and a layer's tensors.
+/// Format name, settings below `quantization_config`, and the tensors of a layer.
 type Case = (&'static str, &'static str, &'static [(&'static str, Dtype, &'static [usize])]);
 
 const PACKED: &[(&str, Dtype, &[usize])] = &[
@@ -184,11 +185,11 @@ const CASES: &[Case] = &[
         r#"{"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}"#,
         &[("weight", U8, &[4, 64]), ("weight_scale", F32, &[8, 1])],
     ),
-    // Of a method that nobody here has heard of, it is the method that is named.
+    // The error names an unknown method.
     ("`sinq`", r#"{"quant_method": "sinq"}"#, &[("weight", I16, &[8, 64]), ("scale_a", F32, &[8])]),
 ];
 
-/// A checkpoint of the case's layer, with layers beside it that load.
+/// Checkpoint with the case's layer and loadable layers.
 fn checkpoint(tensors: &[(&str, Dtype, &[usize])], module: &str) -> Checkpoint {
     let beside = Checkpoint::default()
         .add_f32("plain.weight", &[2, 2], &[1.0; 4])

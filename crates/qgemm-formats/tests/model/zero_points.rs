@@ -1,4 +1,5 @@
-//! How GPTQ stores zero points, whatever a file says, and layers that store none.
+//! Storage of GPTQ zero points against the stated version, and
+//! layers without zero points.
 
 use crate::checkpoint::{Checkpoint, values};
 use crate::integers::{Layer, le_bytes};
@@ -11,7 +12,7 @@ fn settings(bits: usize, rest: &str) -> String {
     format!(r#"{{"quant_method": "gptq", "bits": {bits}, "group_size": 32{rest}}}"#)
 }
 
-/// What a layer of these settings decodes to.
+/// Dequantized values of the layer with these settings.
 fn load(checkpoint: &Checkpoint, config: &str) -> Vec<f32> {
     values(&checkpoint.weight(Some(config)).unwrap_or_else(|error| panic!("{config}: {error}")))
 }
@@ -48,7 +49,7 @@ fn symmetric_layers_show_how_zero_points_are_stored() {
     }
 }
 
-/// One zero point that differs, anywhere, and the label counts.
+/// A single differing zero point, anywhere, makes the label count.
 #[test]
 fn other_layers_are_read_as_labelled() {
     for bits in WIDTHS {
@@ -63,7 +64,8 @@ fn other_layers_are_read_as_labelled() {
     }
 }
 
-/// Asymmetric layers may have any zero points, also that one throughout.
+/// Asymmetric layers may have any zero points,
+/// also that one throughout.
 #[test]
 fn asymmetric_layers_are_read_as_labelled() {
     for bits in WIDTHS {
@@ -72,7 +74,7 @@ fn asymmetric_layers_are_read_as_labelled() {
             for zero in [0, 1, 1 << (bits - 1), (1 << (bits - 1)) + 1, (1 << bits) - 1] {
                 let mut layer = symmetric(bits);
                 layer.zeros.fill(zero);
-                // Less one of 0 is the largest code, and 1 more of that is 0 again.
+                // 0 minus 1 is the largest code, and adding 1 to that yields 0 again.
                 assert_eq!(load(&layer.gptq(less), &config), layer.expected(), "{config}, zero {zero}");
             }
         }
@@ -86,11 +88,11 @@ fn the_caller_knows_better() {
         for (gptq_zeros, less) in [(GptqZeros::LessOne, 1), (GptqZeros::AsIs, 0)] {
             for label in LABELS {
                 let mut other = symmetric(bits);
-                // Stored as the other version would store a symmetric layer.
+                // Zero points as the other version would store a symmetric layer.
                 other.zeros.fill(if less == 1 { layer.zeros[0] + 1 } else { layer.zeros[0] - 1 });
                 let config = settings(bits, &format!(r#"{label}, "sym": true"#));
                 let model = other.gptq(less).open_with(Some(&config), ModelOptions { gptq_zeros });
-                // A zero point of 4 cannot be told from 0 in 2 bits.
+                // In 2 bits a zero point of 4 equals 0.
                 let expected = other.expected_modulo(1 << bits);
                 assert_eq!(values(&model.weight("layer").expect("loads")), expected, "{config}, {gptq_zeros:?}");
             }
@@ -114,7 +116,7 @@ fn symmetric_layers_need_no_zero_points() {
                 assert!(error.contains("qzeros") && error.contains(named), "{config}: {error}");
             }
         }
-        // Nothing else says how wide codes are.
+        // Without it, nothing states the code width.
         let error =
             gptq.weight(Some(r#"{"quant_method": "gptq", "sym": true}"#)).expect_err("of any width").to_string();
         assert!(error.contains("no qzeros") && error.contains("no settings say which"), "{error}");
@@ -129,7 +131,7 @@ fn symmetric_layers_need_no_zero_points() {
         let error = awq.weight(Some(&config(rest))).expect_err(rest).to_string();
         assert!(error.contains("qzeros") && error.contains("symmetric"), "{rest}: {error}");
     }
-    // With zero points, those count.
+    // Stored zero points take precedence.
     let layer = Layer::in_groups_of(40, 96, 4, 32);
     assert_eq!(load(&layer.awq(), &config(r#", "zero_point": true"#)), layer.expected());
 }
@@ -156,13 +158,13 @@ fn groups_of_any_size_need_no_g_idx() {
         let config = format!(r#"{{"quant_method": "awq", "bits": 4, "group_size": {group}, "version": "gemm"}}"#);
         assert_eq!(load(&layer.awq(), &config), layer.expected(), "AWQ, K {k}, group {group}");
     }
-    // Groups that would multiply the weight by more than padding may are refused.
+    // Groups are refused if padding would grow the weight too much.
     let layer = Layer::in_groups_of(32, 96, 4, 2);
     let error = layer.gptq(1).weight(Some(r#"{"quant_method": "gptq", "group_size": 2}"#)).expect_err("too uneven");
     assert!(error.to_string().contains("cannot be stored"), "{error}");
 }
 
-/// The order of columns that `desc_act` promises is in `g_idx` alone.
+/// The column order that `desc_act` promises is only in `g_idx`.
 #[test]
 fn act_order_needs_its_g_idx() {
     let layer = Layer::in_groups_of(32, 96, 4, 32);

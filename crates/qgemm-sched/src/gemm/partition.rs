@@ -4,7 +4,7 @@
 use qgemm_hal::{CheckedGemm, LaunchPlan, Schedule, StreamK, TileConfig, WorkspaceLayout};
 use serde::{Deserialize, Serialize};
 
-/// How CTAs share the K of tiles.
+/// Split of K among CTAs.
 ///
 /// The numbers that it implies depend on the operation, so that
 /// one measured cut also fits neighbouring shapes.

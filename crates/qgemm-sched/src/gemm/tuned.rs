@@ -335,9 +335,9 @@ impl TunedTable {
                     table.best.insert((key, tuned.kernel.family.to_string()), tuned);
                 }
                 Ok(Record { tuned, .. }) => {
-                    tracing::warn!(place, seconds = tuned.seconds, "entry of a tuned table left out: no time");
+                    tracing::warn!(place, seconds = tuned.seconds, "entry of a tuned table ignored: no time");
                 }
-                Err(error) => tracing::warn!(place, %error, "entry of a tuned table left out"),
+                Err(error) => tracing::warn!(place, %error, "entry of a tuned table ignored"),
             }
         }
         for (place, entry) in others.into_iter().enumerate() {
@@ -346,9 +346,9 @@ impl TunedTable {
                     table.others.insert((key, found.kernel.family.to_string()), found);
                 }
                 Ok(MeasuredRecord { found, .. }) => {
-                    tracing::warn!(place, seconds = found.seconds, "entry of a tuned table left out: no time");
+                    tracing::warn!(place, seconds = found.seconds, "entry of a tuned table ignored: no time");
                 }
-                Err(error) => tracing::warn!(place, %error, "entry of a tuned table left out"),
+                Err(error) => tracing::warn!(place, %error, "entry of a tuned table ignored"),
             }
         }
         for (place, entry) in avoided.into_iter().enumerate() {

@@ -14,7 +14,7 @@ use crate::activations::normal;
 /// Storage of K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttentionPlaces {
-    /// The same number of keys for each sequence.
+    /// Equal numbers of keys.
     Each,
     /// Room for this many keys beyond the longest sequence;
     /// lengths are given.

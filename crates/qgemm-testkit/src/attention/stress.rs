@@ -1,4 +1,4 @@
-//! Random attentions: any lengths, heads, places and masks from one seed.
+//! Random attentions: any lengths, heads, storage and masks from one seed.
 
 use qgemm_formats::DType;
 use qgemm_hal::{KvFormat, MaskBits};

@@ -201,10 +201,10 @@ fn check_single_rows(
     Ok(())
 }
 
-/// Limit of a norm. Its f32 statistics err in the last bits.
-/// So a value may round to a neighbor of the oracle's, or get
-/// another 8-bit code, a 50th of the row's magnitude away. In a
-/// short row that counts much.
+/// Limit of a product behind a norm. f32 statistics are inexact
+/// in the last bits, so a value may round to a neighbor of the
+/// oracle's. With 8-bit codes the neighbor is a 50th of the
+/// row's magnitude away, which matters in short rows.
 fn norm_limit(case: &Case, quantized_x: bool) -> f64 {
     const NEIGHBOUR_CODES: f64 = 2e-5;
     const SHORT_ROW: usize = 100;

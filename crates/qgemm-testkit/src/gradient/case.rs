@@ -26,7 +26,7 @@ pub struct GradientExperts {
 /// Assignment of rows to experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowGroups {
-    /// The same number for each.
+    /// Equal numbers of rows.
     Even,
     /// Every other expert has no rows.
     Gaps,

@@ -26,7 +26,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("gradient_experts", "dX through stacks of experts, each of which has rows of its own", experts),
 ];
 
-/// Tokens and output features: one, and around row tiles.
+/// Sizes of tokens and output features: 1, and around tile edges.
 const SIZES: [[usize; 2]; 4] = [[1, 1], [5, 67], [33, 16], [70, 130]];
 
 /// A K that ends inside a k-tile, and inside a block if the

@@ -150,8 +150,8 @@ fn residual() -> Vec<NormCase> {
 }
 
 /// Every quantized format from every type: short and long rows,
-/// gaps, all kinds of values. Residuals and shared memory, but
-/// for D in X.
+/// gaps, all kinds of values, residuals, and every aliasing of
+/// operands except D in X.
 fn quantized() -> Vec<NormCase> {
     let places = [NormPlace::Apart, NormPlace::SumInResidual, NormPlace::SumInX];
     let layouts = [

@@ -25,7 +25,7 @@ pub(super) struct Modes {
     pub c: Option<DType>,
     pub bias: Option<DType>,
     pub residual: Option<DType>,
-    /// How rows are assigned to experts, if there are any.
+    /// Assignment of rows to experts, if there are any.
     pub form: Option<ExpertForm>,
 }
 

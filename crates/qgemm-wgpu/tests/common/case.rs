@@ -1,4 +1,4 @@
-//! A random problem, and what its result must be.
+//! Random problem and its expected result.
 
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{DType, Encoding, Format, HostWeight, NO_COLUMN, ScaleType};
@@ -12,9 +12,10 @@ use rand::{Rng, SeedableRng};
 
 use crate::common::{download, upload};
 
-/// Bytes around every operand, not a multiple of anything but 4, so that no operand begins where its buffer does.
+/// Padding around every operand in bytes. A multiple of only 4, so that no
+/// operand starts where its buffer does.
 const PAD: usize = 12;
-/// Bytes around W, which is read by vectors of 16 bytes.
+/// Padding around W in bytes, which is read in 16-byte vectors.
 const W_PAD: usize = 48;
 pub const POISON: u8 = 0xff;
 
@@ -27,7 +28,7 @@ pub struct Case {
     pub bias: Vec<u8>,
 }
 
-/// What may be odd about a problem.
+/// Unusual properties of a problem.
 #[derive(Clone, Copy, Default)]
 pub struct Options {
     pub transposed_x: bool,
@@ -38,12 +39,12 @@ pub struct Options {
     pub integers: bool,
 }
 
-/// The blocks of `n` rows of `k` values.
+/// Blocks of `n` rows of `k` values.
 fn random_rows(format: Format, n: usize, k: usize, rng: &mut StdRng) -> Vec<u8> {
     let mut bytes = random_blocks(format, n * format.blocks_per_row(k), rng);
     let shared = format.scale_planes.iter().map(|plane| plane.rows).max().unwrap_or(1);
     for row in 0..n {
-        // Rows that share their scales have copies of them.
+        // Rows of a shared scale have copies of it.
         let (from, to) = (row / shared * shared, row);
         for block in 0..format.blocks_per_row(k) {
             let at = |row: usize| format.row_offset(row, k) + block * format.block_bytes;
@@ -83,7 +84,7 @@ fn random_blocks(format: Format, blocks: usize, rng: &mut StdRng) -> Vec<u8> {
 
 fn random_weight(format: Format, n: usize, k: usize, k_order: bool, rng: &mut StdRng) -> HostWeight {
     let weight = if k_order {
-        // A shuffled order with a hole in front and two behind.
+        // Shuffled order with one hole at the front and two at the end.
         let mut order: Vec<u32> = (0..k as u32).collect();
         (1..k).rev().for_each(|i| order.swap(i, rng.random_range(0..=i)));
         order.insert(0, NO_COLUMN);
@@ -156,12 +157,12 @@ impl Case {
         Self { op, weight, x, c, bias }
     }
 
-    /// The element type of X.
+    /// Element type of X.
     pub fn x_dtype(&self) -> DType {
         self.op.x.format.plain().expect("X is plain")
     }
 
-    /// The expected D of `config`, row-major, and ΣΣ w²x².
+    /// Expected D of `config`, row-major, and ΣΣ w²x².
     fn oracle(&self, config: &TileConfig) -> (Vec<f64>, f64) {
         let (op, dtype) = (&self.op, self.x_dtype());
         let at = |m, k| m * op.x.row_stride as usize + k * op.x.col_stride as usize;
@@ -188,7 +189,8 @@ impl Case {
         (out, squares)
     }
 
-    /// D as the kernel of `config` computes it: all bytes that D's rows span, gaps between rows included.
+    /// D from the kernel of `config`: all bytes from the first to the
+    /// last row, gaps included.
     pub fn run(&self, device: &dyn Device, family: usize, config: TileConfig) -> Vec<u8> {
         let op = &self.op;
         let plan = plan(op, config);
@@ -232,7 +234,8 @@ impl Case {
         all[PAD..len + PAD].to_vec()
     }
 
-    /// Runs every configuration of every family that serves the case; returns how many there were.
+    /// Runs every config of every family that serves the
+    /// case. Returns their number.
     pub fn check_all(&self, device: &dyn Device) -> usize {
         let most = 8;
         (0..device.catalog().gemm.len()).flat_map(|family| (0..most).map(move |turn| (family, turn))).fold(
@@ -248,18 +251,18 @@ impl Case {
         )
     }
 
-    /// Runs a configuration of every family that serves the case: they take turns, for each takes a software adapter a
-    /// while to compile.
+    /// Runs one config of every family that serves the case, in rotation, because
+    /// a software adapter compiles slowly.
     pub fn check(&self, device: &dyn Device, turn: usize, exact: bool) {
         (0..device.catalog().gemm.len()).for_each(|family| self.check_family(device, family, turn, exact));
     }
 
-    /// The configurations of one family; none if it does not serve the case.
+    /// Configs of one family. Empty if it does not serve the case.
     pub fn configs(&self, device: &dyn Device, index: usize) -> Vec<TileConfig> {
         device.catalog().gemm[index].configs(&self.op, device.info()).unwrap_or_default()
     }
 
-    /// Runs one configuration of one family, if it serves the case.
+    /// Runs one config of one family, if it serves the case.
     pub fn check_family(&self, device: &dyn Device, index: usize, turn: usize, exact: bool) {
         let op = &self.op;
         let configs = self.configs(device, index);
@@ -283,7 +286,7 @@ impl Case {
         assert!(self.run(device, index, config) == bytes, "{what}: a second run differs");
     }
 
-    /// Compares the bytes of D with what is expected, and what lies between its rows with the poison.
+    /// Compares the bytes of D with the expected result, and gaps with the poison.
     fn compare(&self, bytes: &[u8], expected: &[f64], squares: f64, limit: f64, exact: bool, what: &str) {
         let op = &self.op;
         let mut error = 0.0;
@@ -301,7 +304,7 @@ impl Case {
             assert!(bytes[gap].iter().all(|&b| b == POISON), "{what}: wrote behind row {m}");
         }
         let error = error / expected.iter().map(|y| y * y).sum::<f64>().max(squares).max(f64::MIN_POSITIVE);
-        // What remains is the rounding of D, by half a unit in the last place.
+        // The remaining error is the rounding of D, half a unit in the last place.
         let limit = match op.d.dtype {
             DType::F32 => limit,
             DType::F16 => limit + 2f64.powi(-22),
@@ -311,12 +314,12 @@ impl Case {
     }
 }
 
-/// The error of f32 arithmetic throughout.
+/// Error of pure f32 arithmetic.
 const EXACT: f64 = 1e-11;
-/// The error where weights are rounded to f16: half a unit in the last place, squared.
+/// Error with f16 weights: half a unit in the last place, squared.
 const ROUNDED: f64 = 2.4e-7;
 
-/// One launch of `config` for all of `op`.
+/// Single launch of `config` for all of `op`.
 pub fn plan(op: &CheckedGemm, config: TileConfig) -> LaunchPlan {
     let n_tiles = (op.stored_rows as u32).div_ceil(config.tile_n);
     let m_tiles = (op.m as u32).div_ceil(config.tile_m);

@@ -1,10 +1,10 @@
-//! What the adapter tests share.
+//! Common parts of the adapter tests.
 
 use std::sync::Arc;
 
 use qgemm_hal::{Buffer, Device, HalError};
 
-/// The first adapter, or `None` with the reason printed where this machine has none.
+/// First adapter. `None` without one, with the reason printed.
 pub fn adapter() -> Option<Arc<dyn Device>> {
     match qgemm_wgpu::open(0) {
         Ok(device) => Some(device),
@@ -16,14 +16,14 @@ pub fn adapter() -> Option<Arc<dyn Device>> {
     }
 }
 
-/// `bytes` in a new buffer.
+/// New buffer with `bytes`.
 pub fn upload(device: &dyn Device, bytes: &[u8]) -> Buffer {
     let mut buffer = device.allocate(bytes.len(), "test").expect("small");
     device.upload(&device.default_stream(), bytes, (&mut buffer).into()).expect("fits");
     buffer
 }
 
-/// All bytes of `buffer`.
+/// Downloads all bytes of `buffer`.
 pub fn download(device: &dyn Device, buffer: &Buffer) -> Vec<u8> {
     let mut bytes = vec![0; buffer.len()];
     device.download(&device.default_stream(), buffer.into(), &mut bytes).expect("fits");

@@ -119,12 +119,12 @@ fn given(op: &CheckedGemm) -> Option<Quantization> {
 /// The family's main loop.
 #[derive(Debug)]
 pub(super) struct Int8 {
-    /// How tokens are quantized.
+    /// Quantization of tokens.
     pub how: Quantization,
     /// Columns of a row of X, and of a k-tile.
     pub columns: usize,
     pub k_tile: usize,
-    /// Where steps end.
+    /// K boundaries of the steps.
     pub parts: Parts,
     /// The SIMD kernels.
     pub simd: &'static Simd,

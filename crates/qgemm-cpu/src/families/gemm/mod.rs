@@ -54,8 +54,8 @@ struct Traits {
     panels: [usize; 2],
 }
 
-/// Token group size of whole groups at every level. Other panels
-/// end with kernels for few tokens.
+/// Tokens per group of a panel, at every SIMD level. The rest of
+/// a panel uses kernels for few tokens.
 const TOKEN_GROUPS: usize = 12;
 
 /// Configs of a family: several panel sizes, each for all threads

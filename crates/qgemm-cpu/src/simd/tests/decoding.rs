@@ -1,4 +1,4 @@
-//! From packed and from dense values to numbers.
+//! Decoding of packed and dense values.
 
 use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{Format, SubScale};
@@ -59,7 +59,8 @@ fn every_level_reads_the_scales_that_a_format_describes() {
     for format in Format::all().filter(|format| !matches!(format.encoding, Encoding::Plain(_))) {
         let layout = PackedLayout::new(format, FragmentLayout::Simd16).expect("a layout");
         let mut word = words(5);
-        // Bytes below 0x70 make no infinities and no NaN of any type. 0xff is NaN in every type of a byte.
+        // Bytes below 0x70 are finite in every type; 0xff is NaN
+        // in every one-byte type.
         let are_bytes = format.float_scales.iter().all(|scale| scale.kind.bytes() == 1);
         let byte = |i: usize| if are_bytes && i.is_multiple_of(5) { 0xff } else { word() as u8 % 0x70 };
         let bytes: Vec<u8> = (0..layout.k_tile_bytes).map(byte).collect();
@@ -85,7 +86,7 @@ fn every_level_reads_the_scales_that_a_format_describes() {
                     for (sub, expected) in expected.into_iter().enumerate() {
                         let at = (block * subs + sub) * LANES + row;
                         let got = SubScale { scale: out[at], min: mins[at] };
-                        // The minimum of a scale that is NaN plays no part.
+                        // With a NaN scale, the minimum does not matter.
                         let is_right =
                             same(got.scale, expected.scale) && (got.scale.is_nan() || got.min == expected.min);
                         let place = format!("{format} {:?} row {row} sub-block {sub}", simd.level());

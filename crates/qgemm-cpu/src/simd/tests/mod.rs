@@ -1,5 +1,5 @@
-//! Every level against plain computations, and against itself with other
-//! tokens or tiles in the same call.
+//! SIMD levels against plain computations, and with other tokens
+//! or tiles in the same call.
 
 mod decoding;
 mod epilogue;

@@ -1,15 +1,17 @@
-//! GGUF, the file format of ggml and llama.cpp: reader (versions 2 and 3) and writer (version 3).
+//! GGUF, the file format of ggml and llama.cpp: reader (versions 2
+//! and 3) and writer (version 3).
 //!
 //! ```text
 //! "GGUF" | version u32 | tensor count u64 | pair count u64 | pairs: key, type, value | tensor descriptions
 //! | padding | tensor data, each tensor at a multiple of `general.alignment` (32 when absent)
 //! ```
 //!
-//! Everything is little-endian; a tensor's dimensions stand innermost first (K before N). Definition:
-//! `docs/gguf.md` of ggml.
+//! Numbers are little-endian. Dimensions are innermost first (K before N).
+//! Definition: `docs/gguf.md` of ggml.
 //!
-//! Strings of metadata are UTF-8 by that definition, and those of files that have others are kept as bytes, and written
-//! as they were. Keys and names of tensors must be UTF-8, because programs ask for them.
+//! Metadata strings should be UTF-8. Other strings are kept as bytes
+//! and written back unchanged. Keys and tensor names must be UTF-8,
+//! because programs look them up.
 
 mod reader;
 mod value;
@@ -19,18 +21,19 @@ pub use reader::{GgufFile, GgufTensor};
 pub use value::{GgufArray, GgufScalar, GgufValue};
 pub use writer::{GgufHeader, GgufWriter};
 
-/// First four bytes of a file.
+/// Magic number: the first four bytes of a file.
 pub(super) const MAGIC: &[u8; 4] = b"GGUF";
-/// Alignment of tensor data where `general.alignment` does not say otherwise.
+/// Alignment of tensor data without `general.alignment`.
 const DEFAULT_ALIGNMENT: usize = 32;
 const ALIGNMENT_KEY: &str = "general.alignment";
-/// ggml has no tensors of more dimensions.
+/// Maximum number of dimensions in ggml.
 const MAX_DIMS: usize = 4;
 
-/// Names of tensors are shorter: ggml holds them, with a zero at their end, in so many bytes.
+/// Buffer size of a tensor name in ggml, with the terminating
+/// zero. Names must be shorter.
 pub const NAME_BYTES: usize = 64;
 
-/// What ggml calls the tensor type `ggml_type`, or called it before it was removed, as far as it is known here.
+/// ggml's name of a tensor type, including known removed types.
 pub fn ggml_type_name(ggml_type: u32) -> Option<&'static str> {
     Some(match ggml_type {
         0 => "F32",
@@ -80,8 +83,11 @@ pub fn ggml_type_name(ggml_type: u32) -> Option<&'static str> {
     })
 }
 
-/// What `general.file_type` says of a file whose weights are mostly of the tensor type `ggml_type`
-/// (`enum llama_ftype`), where llama.cpp has a number for it: of K-quants the one without a mixture of types.
+/// `general.file_type` (`enum llama_ftype`) for files that are
+/// mostly of type `ggml_type`.
+///
+/// `None` without an llama.cpp number. K-quants have the number of the
+/// pure type, not of a mixture.
 pub fn file_type(ggml_type: u32) -> Option<u32> {
     Some(match ggml_type {
         0 => 0,

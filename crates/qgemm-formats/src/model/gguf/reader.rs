@@ -1,5 +1,5 @@
-//! Reads a GGUF file from its bytes. Nothing is copied but names and strings, nothing is allocated that the
-//! file's own length does not cover.
+//! GGUF reader over the bytes of a file. Copies names and strings only. No allocation
+//! exceeds the file's own length.
 
 use std::collections::HashSet;
 
@@ -11,14 +11,15 @@ use crate::model::layer::elements;
 use crate::names::printable;
 use crate::weight::SharedBytes;
 
-/// Arrays may contain arrays, but no file nests them deeper than this.
+/// Maximum nesting of arrays. The format sets no limit, but files stay below it.
 const MAX_DEPTH: usize = 4;
-/// Fewest bytes of a metadata pair: key length, type and one byte of value.
+/// Minimum bytes of a metadata pair: key length, type and one byte of value.
 const MIN_PAIR: usize = 13;
-/// Fewest bytes of a tensor description: name length, dimension count, type and offset.
+/// Minimum bytes of a tensor description: name length,
+/// dimension count, type and offset.
 const MIN_TENSOR: usize = 24;
 
-/// One tensor of a file.
+/// Tensor of a GGUF file.
 #[derive(Clone, Debug)]
 pub struct GgufTensor {
     /// Name, unique in the file.
@@ -27,39 +28,41 @@ pub struct GgufTensor {
     pub shape: Vec<usize>,
     /// Type number (`enum ggml_type`).
     pub ggml_type: u32,
-    /// The format of that type, or `None` where qgemm has none.
+    /// Weight format of the type, if qgemm has one.
     pub format: Option<Format>,
-    /// The data. Of types without a format the size is unknown: all bytes up to the next tensor.
+    /// Tensor data. Types without a format have unknown size: then all
+    /// bytes up to the next tensor.
     pub bytes: SharedBytes,
 }
 
 impl GgufTensor {
-    /// What ggml calls the tensor's type, or `type <number>`.
+    /// ggml's name of the tensor type, or `type <number>`.
     pub fn type_name(&self) -> String {
         ggml_type_name(self.ggml_type).map_or_else(|| format!("type {}", self.ggml_type), str::to_owned)
     }
 }
 
-/// The contents of a GGUF file.
+/// Contents of a GGUF file.
 #[derive(Clone, Debug)]
 pub struct GgufFile {
     /// Version of the file format, 2 or 3.
     pub version: u32,
     /// Alignment of tensor data in bytes.
     pub alignment: usize,
-    /// Metadata in the order of the file, keys unique.
+    /// Metadata in file order, keys unique.
     pub metadata: Vec<(String, GgufValue)>,
-    /// Tensors in the order of the file, names unique.
+    /// Tensors in file order, names unique.
     pub tensors: Vec<GgufTensor>,
 }
 
 impl GgufFile {
-    /// Reads the file that `bytes` holds.
+    /// Parses a file.
     ///
     /// # Errors
-    /// [`FormatError::UnsupportedFile`] for version 1, big-endian files and files that are one part of several;
-    /// [`FormatError::BadFile`] for truncated files, sizes and offsets that leave the file, overlap or are not
-    /// aligned, duplicate names, dimensions that overflow or do not fill whole blocks.
+    /// [`FormatError::UnsupportedFile`] for version 1, big-endian files and parts of split
+    /// files. [`FormatError::BadFile`] for truncated files; sizes and offsets that leave
+    /// the file, overlap or are misaligned; duplicate names; dimensions that overflow or
+    /// do not fill whole blocks.
     pub fn read(bytes: &SharedBytes) -> Result<Self, FormatError> {
         let mut cursor = Cursor { bytes, at: 0 };
         if cursor.take(4, "magic")? != MAGIC {
@@ -85,7 +88,7 @@ impl GgufFile {
         Ok(Self { version, alignment, metadata, tensors })
     }
 
-    /// The metadata value of `key`.
+    /// Metadata value of `key`.
     pub fn value(&self, key: &str) -> Option<&GgufValue> {
         self.metadata.iter().find(|(k, _)| k == key).map(|(_, value)| value)
     }
@@ -102,7 +105,7 @@ fn unsupported(what: impl Into<String>) -> FormatError {
 fn check_version(version: u32) -> Result<(), FormatError> {
     match version {
         2 | 3 => Ok(()),
-        1 => Err(unsupported("version 1 is not supported: convert the model anew (versions 2 and 3 are)")),
+        1 => Err(unsupported("version 1 is not supported: convert the model to version 2 or 3")),
         v if matches!(v.swap_bytes(), 1..=3) => Err(unsupported("is big-endian: convert it to little-endian")),
         v => Err(unsupported(format!("version {v} is not known: expected 2 or 3"))),
     }
@@ -128,7 +131,7 @@ fn alignment(value: Option<&GgufValue>) -> Result<usize, FormatError> {
     }
 }
 
-/// A position in the header.
+/// Read position in the header.
 struct Cursor<'a> {
     bytes: &'a SharedBytes,
     at: usize,
@@ -164,7 +167,8 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// A number of items of at least `min_bytes` each, no more than the rest of the file can hold.
+    /// Reads an item count. So many items of `min_bytes`
+    /// must fit the rest of the file.
     fn count(&mut self, what: &str, min_bytes: usize) -> Result<usize, FormatError> {
         let count = self.u64(what)?;
         let most = self.remaining() / min_bytes;
@@ -179,7 +183,7 @@ impl<'a> Cursor<'a> {
         self.take(length, what)
     }
 
-    /// A string that programs ask for.
+    /// Reads a key or tensor name, which must be UTF-8.
     fn name(&mut self, what: &str) -> Result<String, FormatError> {
         let text = std::str::from_utf8(self.string(what)?).map_err(|_| bad(format!("{what} is not UTF-8")))?;
         Ok(text.to_owned())
@@ -246,14 +250,14 @@ fn read_metadata(cursor: &mut Cursor<'_>, count: usize) -> Result<Vec<(String, G
     Ok(metadata)
 }
 
-/// What the header says of a tensor.
+/// Tensor description of the header.
 struct Description {
     name: String,
     shape: Vec<usize>,
     ggml_type: u32,
     format: Option<Format>,
     offset: usize,
-    /// Size by shape and format, where there is a format.
+    /// Size by shape and format. `None` without a format.
     size: Option<usize>,
 }
 
@@ -299,7 +303,8 @@ fn read_description(cursor: &mut Cursor<'_>) -> Result<Description, FormatError>
     Ok(Description { name, shape, ggml_type, format, offset, size })
 }
 
-/// Cuts the tensors out of the data, after checking that none leaves it or overlaps another.
+/// Slices the tensors from the data. Checks that none leaves the
+/// data or overlaps another.
 fn place(descriptions: Vec<Description>, data: &SharedBytes, alignment: usize) -> Result<Vec<GgufTensor>, FormatError> {
     let mut by_offset: Vec<usize> = (0..descriptions.len()).collect();
     by_offset.sort_by_key(|&i| (descriptions[i].offset, descriptions[i].size));

@@ -1,8 +1,8 @@
-//! Metadata values of GGUF files.
+//! GGUF metadata values.
 
 use crate::weight::SharedBytes;
 
-/// A number or truth value, kept in the type the file has it in.
+/// Number or boolean in its file type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum GgufScalar {
@@ -35,7 +35,7 @@ pub(super) const STRING: u32 = 8;
 /// Type number of arrays.
 pub(super) const ARRAY: u32 = 9;
 
-/// Bytes of a scalar of type `kind`, or `None` where that is no scalar type.
+/// Bytes of a scalar of type `kind`. `None` for other types.
 pub(super) fn scalar_bytes(kind: u32) -> Option<usize> {
     match kind {
         0 | 1 | 7 => Some(1),
@@ -47,7 +47,7 @@ pub(super) fn scalar_bytes(kind: u32) -> Option<usize> {
 }
 
 impl GgufScalar {
-    /// Decodes a scalar of type `kind` from exactly its bytes; `None` where kind or length do not fit.
+    /// Decodes a scalar of type `kind`. `None` when kind or length do not match.
     pub(super) fn decode(kind: u32, bytes: &[u8]) -> Option<Self> {
         Some(match kind {
             0 => Self::U8(u8::from_le_bytes(bytes.try_into().ok()?)),
@@ -65,7 +65,7 @@ impl GgufScalar {
         })
     }
 
-    /// The type number.
+    /// GGUF type number.
     pub(super) fn kind(self) -> u32 {
         match self {
             Self::U8(_) => 0,
@@ -82,7 +82,7 @@ impl GgufScalar {
         }
     }
 
-    /// Appends the value's bytes to `out`.
+    /// Appends the bytes of the value to `out`.
     pub(super) fn encode(self, out: &mut Vec<u8>) {
         match self {
             Self::U8(v) => out.push(v),
@@ -99,7 +99,7 @@ impl GgufScalar {
         }
     }
 
-    /// The value as an unsigned integer, where it is a non-negative integer.
+    /// Value of a non-negative integer.
     pub fn as_u64(self) -> Option<u64> {
         match self {
             Self::U8(v) => Some(v.into()),
@@ -115,21 +115,21 @@ impl GgufScalar {
     }
 }
 
-/// An array of metadata. Scalars stay in the file's bytes, so that an array costs no more memory than it
-/// takes in the file.
+/// Metadata array. Scalars share the file's bytes, so that an
+/// array needs no extra memory.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum GgufArray {
     /// Scalars of one type.
     Scalars {
-        /// Type number of the elements.
+        /// GGUF type number of the elements.
         kind: u32,
-        /// The elements, packed, little-endian.
+        /// Elements, packed, little-endian.
         bytes: SharedBytes,
     },
     /// Strings.
     Strings(Vec<String>),
-    /// Strings of which at least one is not UTF-8.
+    /// Strings, at least one of which is not UTF-8.
     ByteStrings(Vec<Vec<u8>>),
     /// Arrays.
     Arrays(Vec<GgufArray>),
@@ -151,7 +151,7 @@ impl GgufArray {
         self.len() == 0
     }
 
-    /// Scalar `index`, where the array holds scalars and has so many.
+    /// Scalar `index`. `None` for other arrays or beyond the end.
     pub fn scalar(&self, index: usize) -> Option<GgufScalar> {
         let Self::Scalars { kind, bytes } = self else { return None };
         let size = scalar_bytes(*kind)?;
@@ -178,7 +178,7 @@ impl PartialEq for GgufArray {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum GgufValue {
-    /// A number or truth value.
+    /// Number or boolean.
     Scalar(GgufScalar),
     /// A string.
     String(String),
@@ -189,7 +189,7 @@ pub enum GgufValue {
 }
 
 impl GgufValue {
-    /// The value as an unsigned integer, where it is a non-negative integer.
+    /// Value of a non-negative integer.
     pub fn as_u64(&self) -> Option<u64> {
         match self {
             Self::Scalar(scalar) => scalar.as_u64(),
@@ -197,7 +197,7 @@ impl GgufValue {
         }
     }
 
-    /// The value as a string, where it is one.
+    /// Value of a string.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Self::String(text) => Some(text),

@@ -1,5 +1,5 @@
-//! Writes GGUF files (version 3): first everything that is known of the tensors, then their data one after
-//! another, so that a model never has to be in memory as a whole.
+//! GGUF writer (version 3). It writes the header first and then tensor after tensor,
+//! so that a model need not fit memory.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -13,7 +13,7 @@ use crate::model::{NumberType, printable};
 
 const VERSION: u32 = 3;
 
-/// What stands before the data: metadata and the description of every tensor.
+/// GGUF header: metadata and tensor descriptions.
 ///
 /// ```
 /// use qgemm_formats::{Format, SharedBytes, model::gguf::{GgufFile, GgufHeader}};
@@ -45,7 +45,7 @@ impl Default for GgufHeader {
 }
 
 impl GgufHeader {
-    /// A header without metadata or tensors.
+    /// Empty header.
     pub fn new() -> Self {
         Self {
             alignment: DEFAULT_ALIGNMENT,
@@ -58,11 +58,12 @@ impl GgufHeader {
         }
     }
 
-    /// Adds a metadata pair. `general.alignment` also sets the alignment of the tensors, and so must come
-    /// before them.
+    /// Adds a metadata pair. `general.alignment` sets the alignment of tensors,
+    /// so it must precede them.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when the key is already there, or the alignment is no power of two or too late.
+    /// [`FormatError::BadFile`] for a duplicate key, or an alignment that is no power
+    /// of two or comes too late.
     pub fn metadata(&mut self, key: &str, value: GgufValue) -> Result<(), FormatError> {
         if !self.keys.insert(key.to_owned()) {
             return Err(bad(format!("metadata key `{key}` comes twice")));
@@ -95,12 +96,14 @@ impl GgufHeader {
         Ok(())
     }
 
-    /// Adds a tensor of `shape` (outermost dimension first, so `[N, K]`), and returns its size in bytes.
+    /// Adds a tensor of `shape` (outermost dimension first: `[N, K]`).
+    /// Returns its size in bytes.
     ///
     /// # Errors
-    /// [`FormatError::UnsupportedFile`] when GGUF has no such format; [`FormatError::BadFile`] when the name is
-    /// already there or longer than ggml's names can be ([`NAME_BYTES`]), or the shape has more than 4 dimensions;
-    /// [`FormatError::KNotMultiple`] and [`FormatError::Overflow`] when the shape does not suit the format.
+    /// [`FormatError::UnsupportedFile`] when GGUF lacks the format.
+    /// [`FormatError::BadFile`] for a duplicate name, a name of [`NAME_BYTES`]
+    /// bytes or more, or more than 4 dimensions. [`FormatError::KNotMultiple`] and
+    /// [`FormatError::Overflow`] when the shape does not fit the format.
     pub fn tensor(&mut self, name: &str, shape: &[usize], format: Format) -> Result<usize, FormatError> {
         let ggml_type = format.ggml_type.ok_or_else(|| FormatError::UnsupportedFile {
             file: "GGUF file".into(),
@@ -113,7 +116,7 @@ impl GgufHeader {
         self.describe(name, shape, ggml_type, (format.block_len, format.block_bytes))
     }
 
-    /// Adds a tensor of numbers that no format is of, and returns its size in bytes.
+    /// Adds a tensor of integers or f64. Returns its size in bytes.
     ///
     /// # Errors
     /// As [`GgufHeader::tensor`].
@@ -121,7 +124,7 @@ impl GgufHeader {
         self.describe(name, shape, kind.ggml_type(), (1, kind.bytes()))
     }
 
-    /// Adds a tensor of blocks of so many values and bytes.
+    /// Adds a tensor whose blocks have this many values and bytes.
     fn describe(
         &mut self,
         name: &str,
@@ -161,7 +164,7 @@ impl GgufHeader {
         Ok(size)
     }
 
-    /// Writes the header to `out`; the data is to follow through the returned writer.
+    /// Writes the header to `out`. The returned writer takes the data.
     ///
     /// # Errors
     /// [`FormatError::WriteFailed`] when `out` fails.
@@ -181,7 +184,7 @@ impl GgufHeader {
     }
 }
 
-/// Takes the tensors' data, in the order in which the header has them.
+/// Writer of tensor data, in header order.
 #[derive(Debug)]
 pub struct GgufWriter<W> {
     out: W,
@@ -194,8 +197,9 @@ impl<W: Write> GgufWriter<W> {
     /// Writes the data of the next tensor.
     ///
     /// # Errors
-    /// [`FormatError::WrongLength`] when `bytes` is not as long as the header says, [`FormatError::BadFile`]
-    /// when there is no next tensor, [`FormatError::WriteFailed`] when the output fails.
+    /// [`FormatError::WrongLength`] when `bytes` does not have the length
+    /// in the header. [`FormatError::BadFile`] when there is no next tensor.
+    /// [`FormatError::WriteFailed`] when the output fails.
     pub fn tensor(&mut self, bytes: &[u8]) -> Result<(), FormatError> {
         let (name, size) =
             self.sizes.get(self.next).ok_or_else(|| bad(format!("all {} tensors are written", self.sizes.len())))?;
@@ -215,7 +219,8 @@ impl<W: Write> GgufWriter<W> {
     /// Flushes and returns the output.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when tensors are missing, [`FormatError::WriteFailed`] when the output fails.
+    /// [`FormatError::BadFile`] when tensors are missing.
+    /// [`FormatError::WriteFailed`] when the output fails.
     pub fn finish(mut self) -> Result<W, FormatError> {
         if let Some((name, _)) = self.sizes.get(self.next) {
             return Err(bad(format!("the data of tensor `{name}` was never written")));
@@ -228,7 +233,7 @@ impl<W: Write> GgufWriter<W> {
         self.out.write_all(bytes).map_err(failed)
     }
 
-    /// Fills up after `written` bytes.
+    /// Pads to the alignment after `written` bytes.
     fn pad(&mut self, written: usize) -> Result<(), FormatError> {
         const ZEROS: [u8; 256] = [0; 256];
         let mut missing = written.next_multiple_of(self.alignment) - written;
@@ -254,7 +259,7 @@ fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend(bytes);
 }
 
-/// Element type, count and elements.
+/// Writes element type, count and elements.
 fn put_array(out: &mut Vec<u8>, array: &GgufArray) {
     let kind = match array {
         GgufArray::Scalars { kind, .. } => *kind,
