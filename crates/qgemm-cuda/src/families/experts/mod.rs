@@ -23,8 +23,8 @@ use qgemm_hal::{
 };
 
 use super::gemm::{
-    Cut, FAULTS, Instance, K_BLOCK, Key, ListedKernels, Types, XAccess, counts_row_tiles, fits_registers_as,
-    for_experts, instances_for_experts, params, settles, settles_lists, spills_key, takes_row_tiles,
+    Cut, EarlyPrefetch, ExpertCtas, FAULTS, Instance, K_BLOCK, Key, ListedKernels, Types, counts_row_tiles,
+    fits_registers_as, for_experts, instances_for_experts, params, spills_key,
 };
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
@@ -116,7 +116,12 @@ fn product_spec(instance: &Instance) -> KernelSpec {
 /// Whether CTAs take tiles of all experts in turn;
 /// otherwise each CTA has one tile.
 fn takes_tiles(instance: &Instance) -> bool {
-    instance.main_loop.x_access == XAccess::Tma
+    instance.main_loop.expert_ctas == ExpertCtas::Tiles
+}
+
+/// Whether CTAs share the row tiles of all experts.
+fn takes_row_tiles(instance: &Instance) -> bool {
+    instance.main_loop.expert_ctas == ExpertCtas::RowTiles
 }
 
 fn product_id(instance: &Instance) -> KernelId {
@@ -393,8 +398,8 @@ fn product_launch(
     // Other kernels wait for all earlier work.
     let is_by_slot = matches!(op.form, ExpertForm::Indexed { .. }) && !grouped;
     let is_known = match is_by_slot {
-        true => settles(instance),
-        false => grouped && op.lists && (settles_lists(instance) || takes_row_tiles(instance)),
+        true => instance.main_loop.expert_prefetch == EarlyPrefetch::WithIndex,
+        false => grouped && op.lists && instance.main_loop.expert_prefetch == EarlyPrefetch::WithLists,
     };
     let early = op.settled_index && is_known;
     Some(KernelLaunch {
@@ -457,7 +462,7 @@ fn plain_configs(op: &CheckedExperts, info: &DeviceInfo, variant: Variant) -> Re
     // tile; and grouped slots.
     let alone = |i: &Instance| i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE;
     let ways = |i: &'static Instance| {
-        let settles = settles(i) || settles_lists(i) || takes_row_tiles(i);
+        let settles = i.main_loop.expert_prefetch != EarlyPrefetch::Never;
         let config =
             |grouped, scratch_bytes| ExpertsConfig { tile: i.config_on(info), grouped, scratch_bytes, settles };
         let fits = |grouped| match places(op, i.tile_m as usize, grouped) {

@@ -1,74 +1,62 @@
-//! [`MainLoop`]: the kernels of one source. [`Instance`]: one kernel, from which prelude, launch and ranking follow.
+//! [`Instance`]: one kernel, from which prelude, launch and
+//! ranking follow.
 
 use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{DType, Encoding, XFormat};
 use qgemm_hal::abi::dtype_code;
-use qgemm_hal::{CheckedGemm, DeviceInfo, KernelId, Math, Schedule, TileConfig};
+use qgemm_hal::{CheckedGemm, DeviceInfo, KernelId, Math, TileConfig};
 
 use super::super::prelude::{constant_line, macro_line, planes};
 use super::common;
+use super::main_loop::{MainLoop, XAccess};
 use super::shares::Shares;
 use super::types::Types;
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// A main loop: what all kernels of one source have in
-/// common. Each main loop has a file that defines it.
-#[derive(Debug)]
-pub(crate) struct MainLoop {
-    /// The family.
-    pub family: &'static str,
-    /// Variant and mechanism, the name of the source.
-    pub name: &'static str,
-    /// Source file.
-    pub entry: &'static str,
-    /// Kernel symbol.
-    pub symbol: &'static str,
-    /// Whether it uses instructions that only one chip supports.
-    pub arch_specific: bool,
-    /// How CTAs share the tiles.
-    pub schedule: Schedule,
-    /// How it reads X.
-    pub x_access: XAccess,
-    /// Maximum tokens for weights that it rounds to the type of
-    /// X before multiplying. `None` when codes are exact
-    /// operands and scales apply to sums.
-    pub rounds_beyond: Option<usize>,
+/// The kernels of a main loop, which its file lists.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InstanceLists {
+    /// The main loop.
+    pub main_loop: &'static MainLoop,
+    /// Kernels for operand types; empty when another main loop
+    /// serves them.
+    pub instances: fn(&Types, FitsRegisters<'_>) -> Vec<Instance>,
     /// Token tiles that also serve experts
-    /// (`sched/experts.cuh`); empty without MoE support. With
-    /// TMA for X, CTAs take tiles of all experts in turn.
+    /// (`sched/experts.cuh`); empty without MoE support.
     pub experts_tiles: fn(&Types) -> &'static [u32],
     /// MoE-only kernels, for many small products instead of one large one.
     /// A kernel with the token tile of one of `instances` and
     /// more rows of W replaces it; others are added.
-    pub for_experts: Option<fn(&Types) -> Vec<Instance>>,
-    /// Maximum M tiles.
-    pub most_m_tiles: usize,
-    /// Maximum bytes of a row tile over all of K.
-    pub most_tile_bytes: usize,
-    /// Kernels for these types; empty when another main loop serves them.
-    pub instances: fn(&Types, FitsRegisters<'_>) -> Vec<Instance>,
+    pub for_experts: fn(&Types) -> Vec<Instance>,
+    /// Kernels that write output segments, beside the token tiles
+    /// of [`MainLoop::segments`].
+    pub for_projections: fn(&Types, FitsRegisters<'_>) -> Vec<Instance>,
 }
 
 /// Tells whether a candidate kernel fits in registers.
 pub(crate) type FitsRegisters<'a> = &'a dyn Fn(&Instance) -> bool;
 
-/// How a main loop reads X.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum XAccess {
-    /// Through registers, with any layout.
-    Any,
-    /// cp.async, 16 bytes at a time: rows are 16-byte aligned and
-    /// in the order of the weight's columns.
-    AlignedRows,
-    /// TMA. The kernel parameter ends with tensor maps of X;
-    /// alignment as for `AlignedRows`.
-    Tma,
-    /// Quantized X: the kernel parameter ends with the
-    /// addresses of X's planes.
-    Planes,
-    /// Quantized X with codes by TMA: tensor maps follow the addresses.
-    TmaOfPlanes,
+impl InstanceLists {
+    /// Lists without kernels for experts and projections.
+    pub(super) const fn new(
+        main_loop: &'static MainLoop,
+        instances: fn(&Types, FitsRegisters<'_>) -> Vec<Instance>,
+    ) -> Self {
+        Self {
+            main_loop,
+            instances,
+            experts_tiles: |_| &[],
+            for_experts: |_| Vec::new(),
+            for_projections: |_, _| Vec::new(),
+        }
+    }
+
+    /// The first kernel with `tokens` tokens in a tile that `fits`.
+    pub(super) fn first_of_tokens(&self, types: &Types, tokens: u32, fits: FitsRegisters<'_>) -> Option<Instance> {
+        let fits = |instance: &Instance| instance.tile_m == tokens && fits(instance);
+        (self.instances)(types, &fits).into_iter().find(fits)
+    }
 }
 
 /// Maximum CTAs along the grid's y axis (CUDA C Programming Guide,
@@ -243,8 +231,8 @@ impl Instance {
     pub(crate) fn config(&self) -> TileConfig {
         let Types { x, variant, .. } = self.types;
         TileConfig {
-            family: self.main_loop.family,
-            main_loop: self.main_loop.name,
+            family: self.main_loop.kind.family(),
+            main_loop: self.main_loop.kind.name(),
             variant: Some(variant),
             math: self.math,
             tile_n: self.tile_n,

@@ -14,8 +14,8 @@ use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{DType, Encoding, Format, ScaleType, XCode, XFactor, XFormat};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
-    CheckedGemm, Dense, GemmOperand, HalError, KernelId, LaunchPlan, Math, Operands, Schedule, Spec, TileConfig,
-    Unsupported, Variant, XPlanes,
+    CheckedGemm, Dense, GemmOperand, HalError, KernelId, LaunchPlan, Math, Operands, Spec, TileConfig, Unsupported,
+    Variant, XPlanes,
 };
 
 use super::super::kernel_launch::{Params, Places};
@@ -24,15 +24,22 @@ use super::super::prelude;
 use super::common::{ALIGNMENT, BARRIER, FLAG, PARKED, PRODUCER_WARPS};
 use super::fp8::{Fp8Matrix, WARP_STAGING};
 use super::instance::{MOST_MAPPED, MOST_STRIDE_BYTES};
+use super::main_loop::{MainLoop, MainLoopKind, XAccess};
 use super::params::{Cut, GemmParams, params};
 use crate::arch::most_shared;
 use crate::source;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
 
-const NAME: &str = "sm120_block_scaled_ws";
-const ENTRY: &str = "entry/sm120_gemm_block_scaled_ws.cu";
-const SYMBOL: &str = "qg_sm120_gemm_block_scaled_ws";
+static MAIN_LOOP: MainLoop = MainLoop {
+    arch_specific: true,
+    ..MainLoop::new(
+        MainLoopKind::Sm120BlockScaledWs,
+        ("entry/sm120_gemm_block_scaled_ws.cu", "qg_sm120_gemm_block_scaled_ws"),
+        XAccess::TmaOfPlanes,
+    )
+};
+
 /// Bytes of a token's codes in a stage (`X_STAGE_BYTES`).
 const X_STAGE_BYTES: u32 = 64;
 /// Rows of a packed tile.
@@ -214,8 +221,8 @@ impl BlockScaledKernel {
         let Tile { tokens, features, efficiency: (arithmetic, bandwidth), .. } = self.tile;
         let share = if self.code == XCode::E2M1 { 1 } else { SHARE_OF_BYTES };
         TileConfig {
-            family: "gemm",
-            main_loop: NAME,
+            family: MAIN_LOOP.kind.family(),
+            main_loop: MAIN_LOOP.kind.name(),
             variant: Some(Variant::Sm120),
             math: Math::TensorBlockScaled,
             tile_n: features,
@@ -224,7 +231,7 @@ impl BlockScaledKernel {
             threads: self.threads(),
             ctas_per_unit: 1,
             cluster: 1,
-            schedule: Schedule::StreamK,
+            schedule: MAIN_LOOP.schedule,
             max_splits: MOST_SPLITS,
             warps_n: self.tile.warps.1,
             k_groups: 1,
@@ -287,11 +294,11 @@ impl BlockScaledKernel {
         }
         KernelSpec {
             name: self.id().to_string(),
-            entry: ENTRY,
-            text: source::entry(ENTRY),
-            symbol: SYMBOL,
+            entry: MAIN_LOOP.entry,
+            text: source::entry(MAIN_LOOP.entry),
+            symbol: MAIN_LOOP.symbol,
             prelude: out,
-            arch_specific: true,
+            arch_specific: MAIN_LOOP.arch_specific,
         }
     }
 

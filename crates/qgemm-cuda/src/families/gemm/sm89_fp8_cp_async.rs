@@ -6,7 +6,8 @@ use qgemm_hal::{Math, Variant};
 
 use super::super::launch_params::LaunchParams;
 use super::common::{FLAG, STAGE_K};
-use super::fp8::{Fp8Experts, Fp8Loop, Fp8Tile, SCALE_ROWS, WARP_STAGING};
+use super::fp8::{Fp8Experts, Fp8Product, Fp8Tile, SCALE_ROWS, WARP_STAGING};
+use super::main_loop::{MainLoop, MainLoopKind, XAccess};
 use super::shares::Shares;
 
 const ENTRY: &str = "entry/sm89_gemm_fp8_cp_async.cu";
@@ -14,11 +15,10 @@ const SYMBOL: &str = "qg_sm89_gemm_fp8_cp_async";
 /// Shares of the bandwidth that weight copies reach, per mille.
 const FROM_MEMORY: u32 = 560;
 
-pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
-    name: "sm89_fp8_cp_async",
-    entry: ENTRY,
-    symbol: SYMBOL,
-    arch_specific: false,
+pub(super) static MAIN_LOOP: MainLoop = MainLoop::new(MainLoopKind::Sm89Fp8CpAsync, (ENTRY, SYMBOL), XAccess::Planes);
+
+pub(super) static PRODUCT: Fp8Product = Fp8Product {
+    main_loop: &MAIN_LOOP,
     variants: &[Variant::Sm89, Variant::Sm120],
     takes: |format| matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2),
     // Each sum of 32 columns is scaled separately, and the 128×128

@@ -10,18 +10,25 @@ use super::super::kernel_launch::Places;
 use super::super::launch_params::LaunchParams;
 use super::common::{ALIGNMENT, BARRIER, FLAG, PRODUCER_WARPS, STAGE_K};
 use super::fp8::{
-    ExpertTileMaps, Fp8Experts, Fp8Launch, Fp8Loop, Fp8Matrix, Fp8Params, Fp8Tile, SCALE_ROWS, WARP_STAGING,
+    ExpertTileMaps, Fp8Experts, Fp8Launch, Fp8Matrix, Fp8Params, Fp8Product, Fp8Tile, SCALE_ROWS, WARP_STAGING,
 };
+use super::main_loop::{MainLoop, MainLoopKind, XAccess};
 use super::params::GemmParams;
 use super::shares::Shares;
 use crate::arch::most_shared;
 use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
 
-pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
-    name: "sm90_fp8_wgmma_ws",
-    entry: "entry/sm90_gemm_fp8_wgmma_ws.cu",
-    symbol: "qg_sm90_gemm_fp8_wgmma_ws",
+pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     arch_specific: true,
+    ..MainLoop::new(
+        MainLoopKind::Sm90Fp8WgmmaWs,
+        ("entry/sm90_gemm_fp8_wgmma_ws.cu", "qg_sm90_gemm_fp8_wgmma_ws"),
+        XAccess::TmaOfPlanes,
+    )
+};
+
+pub(super) static PRODUCT: Fp8Product = Fp8Product {
+    main_loop: &MAIN_LOOP,
     variants: &[Variant::Sm90],
     takes: |format| matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2),
     // UE8M0 scales would restart the sums every 32 columns, with a

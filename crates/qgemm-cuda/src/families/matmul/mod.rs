@@ -16,8 +16,8 @@ use qgemm_hal::abi::{
 };
 use qgemm_hal::{
     CheckedMatmul, Device, DeviceInfo, FactorFormat, Family, Geometry, HalError, KernelId, LaunchSequence,
-    MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec, Name, Operand, Operands, Operation, Spec,
-    Unsupported, Variant, XPrecision,
+    MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec, Operand, Operands, Operation, Spec, Unsupported,
+    Variant, XPrecision,
 };
 
 use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
@@ -55,8 +55,8 @@ fn spec_of(template: &Template, a: FactorFormat, b: FactorFormat, layout: Matmul
         _ if template.rounds_factors() => MatmulLayout::Nt,
         _ => layout,
     };
-    let Template { main_loop, m, n, k, .. } = *template;
-    MatmulSpec { main_loop: Name::new(main_loop), a, b, layout, m, n, k }
+    let Template { m, n, k, .. } = *template;
+    MatmulSpec { main_loop: template.name(), a, b, layout, m, n, k }
 }
 
 fn id(spec: MatmulSpec, variant: Variant) -> KernelId {
