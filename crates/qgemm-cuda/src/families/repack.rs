@@ -9,7 +9,7 @@ use qgemm_formats::repack::{Move, Repacking, Window};
 use qgemm_formats::{Format, HostWeight};
 use qgemm_hal::abi::RepackParams;
 use qgemm_hal::{
-    Buffer, BufferMut, BufferRef, Device, Geometry, HalError, KernelId, Name, PackSpec, Spec, Stream, Variant,
+    Buffer, BufferMut, BufferRef, Device, Geometry, HalError, KernelId, PackFragments, PackSpec, Spec, Stream, Variant,
 };
 
 use super::prelude;
@@ -170,7 +170,10 @@ impl Repack {
 
 /// Kernel identity.
 fn id(layout: &PackedLayout, variant: Variant) -> KernelId {
-    let fragments = Name::new(if layout.class == FragmentLayout::MmaM8N8K4 { "mma_m8n8k4" } else { "mma_m16" });
+    let fragments = match layout.class {
+        FragmentLayout::MmaM8N8K4 => PackFragments::MmaM8N8K4,
+        _ => PackFragments::MmaM16,
+    };
     KernelId::new("repack", Some(variant), Spec::Pack(PackSpec { w: layout.format(), fragments }))
 }
 

@@ -4,14 +4,14 @@
 use qgemm_formats::DType;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelId, KvFormat, LaunchSequence, Name, Operand, Spec, Unsupported, Variant,
+    Geometry, HalError, KernelDType, KernelId, KvFormat, LaunchSequence, Operand, Spec, Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
 use super::super::prelude::{constant_line, macro_line};
+use super::mask_line;
 use super::params::{AttentionParams, for_attend, is_all, kv_code};
 use super::simt::ctas;
-use super::{MASKED, mask_line};
 use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
@@ -60,9 +60,8 @@ fn attend_spec(dtype: DType, (qk, v): (u32, u32), is_masked: bool, variant: Vari
         193.. => 32,
         _ => 64,
     };
-    let kv = KvFormat::Plain(dtype);
-    let step = Name::new(if is_masked { MASKED } else { "attend" });
-    AttentionSpec { step, kv, qk, v, rows, keys }
+    let attend = AttentionSpec::attend(KvFormat::Plain(dtype), [qk, v], rows, keys);
+    AttentionSpec { x: KernelDType::Of(dtype), masked: is_masked, ..attend }
 }
 
 /// `SharedStorage` of `entry/sm70_attention_mma.cu`.
@@ -70,7 +69,7 @@ fn shared_bytes(spec: &AttentionSpec, variant: Variant) -> u32 {
     let (qk_pitch, v_pitch) = (spec.qk * 2 + 16, spec.v * 2 + 16);
     // On Volta keys and values share a buffer in turn.
     let a_key = if variant == Variant::Sm70 { qk_pitch.max(v_pitch) } else { qk_pitch + v_pitch };
-    let of_mask = if spec.step.as_str() == MASKED { super::tile_bits_bytes(spec) } else { 0 };
+    let of_mask = if spec.masked { super::tile_bits_bytes(spec) } else { 0 };
     let bytes = spec.rows * qk_pitch + spec.keys * a_key + (2 + spec.keys) * 4 + of_mask;
     bytes.next_multiple_of(4)
 }
@@ -110,7 +109,7 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 /// Resident CTAs to demand of the compiler, where it would
 /// otherwise pick more and spill.
 fn ctas_per_sm(spec: &AttentionSpec, variant: Variant) -> Option<u32> {
-    let is_masked = spec.step.as_str() == MASKED;
+    let is_masked = spec.masked;
     match (spec.qk, spec.v) {
         _ if variant == Variant::Sm70 => Some(2),
         (64, 64) if is_masked => Some(3),
@@ -136,7 +135,7 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     if let Some(ctas) = ctas_per_sm(&spec, variant) {
         macro_line(&mut prelude, "QG_CTAS_PER_SM", &ctas.to_string());
     }
-    mask_line(&mut prelude, spec.step.as_str() == MASKED);
+    mask_line(&mut prelude, spec.masked);
     let (name, symbol) = (id(spec, variant).to_string(), "qg_attention_mma");
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
 }

@@ -34,24 +34,6 @@ pub(super) const FAMILIES: AttentionFamilies = &[
 /// results also switch here to matrix instructions.
 const LEAST_QUERIES: usize = 17;
 
-/// Kernel step with a mask and no other feature.
-const MASKED: &str = "attend_masked";
-/// Kernel step with a mask and bounded scores.
-const MASKED_BOUNDED: &str = "attend_masked_bounded";
-
-/// Kernel step for many queries, by mask and bounded
-/// scores. Scores are bounded when they are not the
-/// product times a positive factor: with a soft cap, or
-/// with a negative or zero scale.
-fn attend_step(is_masked: bool, is_bounded: bool) -> &'static str {
-    match (is_masked, is_bounded) {
-        (false, false) => "attend",
-        (false, true) => "attend_bounded",
-        (true, false) => MASKED,
-        (true, true) => MASKED_BOUNDED,
-    }
-}
-
 /// `TileBits` of `mainloop/attention_tile_bits.cuh`
 /// for four warps: two words for each warp, and one
 /// word of 32 keys for each row.
@@ -65,6 +47,10 @@ fn mask_line(prelude: &mut String, is_masked: bool) {
         macro_line(prelude, "QG_BITS", "1");
     }
 }
+
+/// Values of the axes that double a kernel: whether there is a
+/// mask, and whether scores are bounded.
+const MASKED_AND_BOUNDED: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
 
 /// Whether scores are not the product times a positive factor: with
 /// a soft cap, or a negative or zero scale.

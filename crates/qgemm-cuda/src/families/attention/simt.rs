@@ -5,15 +5,15 @@
 use std::sync::Arc;
 
 use qgemm_hal::{
-    AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelId, KvFormat, LaunchSequence, LaunchStep, Math, Name, Operand, Spec, Unsupported,
-    Variant, WorkspaceLayout,
+    AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, AttentionStep, CheckedAttention, Device,
+    DeviceInfo, Family, Geometry, HalError, KernelId, KvFormat, LaunchSequence, LaunchStep, Math, Operand, Spec,
+    Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, load};
 use super::super::prelude::{constant_line, macro_line};
+use super::mask_line;
 use super::params::{AttentionParams, for_attend, kv_code};
-use super::{MASKED, mask_line};
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -79,15 +79,14 @@ const fn rows_of(is_masked: bool) -> &'static [u32] {
 }
 
 fn attend_spec(kv: KvFormat, lanes: u32, rows: u32, is_masked: bool) -> AttentionSpec {
-    let (qk, v) = (lanes * 8, lanes * 8);
-    let step = Name::new(if is_masked { MASKED } else { "attend" });
-    AttentionSpec { step, kv, qk, v, rows, keys: groups(lanes) * keys_together(rows) }
+    let keys = groups(lanes) * keys_together(rows);
+    AttentionSpec { masked: is_masked, ..AttentionSpec::attend(kv, [lanes * 8; 2], rows, keys) }
 }
 
 /// The split-KV combine kernel, for every format and dimension.
 fn combine_spec() -> AttentionSpec {
     let kv = KvFormat::Plain(qgemm_formats::DType::F32);
-    AttentionSpec { step: Name::new("combine"), kv, qk: 256, v: 256, rows: 1, keys: 1 }
+    AttentionSpec { step: AttentionStep::Combine, ..AttentionSpec::attend(kv, [256; 2], 1, 1) }
 }
 
 /// `SharedStorage` of `entry/attention_combine.cu`: row_max, row_sum and
@@ -105,7 +104,7 @@ fn shared_bytes(spec: &AttentionSpec) -> u32 {
 }
 
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
-    let attends = spec.step.as_str() != "combine";
+    let attends = spec.step == AttentionStep::Attend;
     let (entry, symbol) = match attends {
         true => ("entry/attention_simt.cu", "qg_attention_simt"),
         false => ("entry/attention_combine.cu", "qg_attention_combine"),
@@ -119,14 +118,13 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
         constant_line(&mut prelude, "QG_ROWS", spec.rows);
         constant_line(&mut prelude, "QG_KEYS", spec.keys);
         constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
-        let is_masked = spec.step.as_str() == MASKED;
         // With one more CTA per SM the compiler would spill, for
         // four rows of 256 features and for masked block formats.
-        let spills_blocks = is_masked && spec.kv.has_scales() && variant == Variant::Sm120;
+        let spills_blocks = spec.masked && spec.kv.has_scales() && variant == Variant::Sm120;
         if (spec.qk == 256 && spec.rows == 4) || spills_blocks {
             macro_line(&mut prelude, "QG_CTAS_PER_SM", "2");
         }
-        mask_line(&mut prelude, is_masked);
+        mask_line(&mut prelude, spec.masked);
     } else {
         constant_line(&mut prelude, "QG_SHARED_BYTES", COMBINE_SHARED_BYTES);
     }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::{
-    AttentionOperand, AttentionSpec, CheckedAttention, Geometry, HalError, KernelId, KvFormat, LaunchStep, MaskBits,
-    Name, Operand, Operands, Spec, Unsupported, Variant,
+    AttentionOperand, AttentionSpec, AttentionStep, CheckedAttention, Geometry, HalError, KernelId, KvFormat,
+    LaunchStep, MaskBits, Operand, Operands, Spec, Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
@@ -19,8 +19,6 @@ use super::params::{AttentionParams, MaskedParams};
 use super::simt::ctas;
 use crate::spec::KernelSpec;
 
-/// Kernel step that writes the lists.
-const STEP: &str = "list_tiles";
 /// Threads of a CTA: sixteen warps, one key tile each.
 const THREADS: u32 = 512;
 /// `SharedStorage` of `entry/attention_list_tiles.cu`:
@@ -31,7 +29,8 @@ const MOST_BYTES: usize = 1 << 28;
 
 /// The kernel that lists tiles of `keys` keys for `rows` queries.
 pub(super) fn spec_of(rows: u32, keys: u32) -> AttentionSpec {
-    AttentionSpec { step: Name::new(STEP), kv: KvFormat::Plain(DType::F16), qk: 0, v: 0, rows, keys }
+    let kv = KvFormat::Plain(DType::F16);
+    AttentionSpec { step: AttentionStep::ListTiles, masked: true, ..AttentionSpec::attend(kv, [0; 2], rows, keys) }
 }
 
 fn id(spec: AttentionSpec, variant: Variant) -> KernelId {

@@ -9,7 +9,8 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
-    CheckedExperts, CheckedGemm, Dense, ExpertOperand, ExpertsPlan, HalError, LaunchStep, Operands, Variant, XPrologue,
+    CheckedExperts, CheckedGemm, Dense, ExpertOperand, ExpertStep, ExpertsPlan, HalError, LaunchStep, Operands,
+    Variant, XPrologue,
 };
 
 use super::super::gemm::x_prologue;
@@ -25,16 +26,23 @@ const ALIGNMENT: usize = 256;
 const THREADS: u32 = 256;
 const FACTOR: usize = size_of::<f32>();
 
-const fn step(name: &'static str, constants: Constants) -> Step {
+const fn step(x: DType, d: DType, constants: Constants) -> Step {
     let (entry, symbol) = ("entry/experts_convert.cu", "qg_experts_convert");
-    Step { name, entry, symbol, threads: THREADS, shared_bytes: THREADS / 32 * 4, constants }
+    Step {
+        step: ExpertStep::Convert { x, d },
+        entry,
+        symbol,
+        threads: THREADS,
+        shared_bytes: THREADS / 32 * 4,
+        constants,
+    }
 }
 
 /// Kernels by types and by whether rows have factors.
 static STEPS: [((DType, DType, bool), Step); 3] = [
-    ((DType::F32, DType::F16, true), step("convert_f32_f16", |_| constants(DType::F32, DType::F16, true))),
-    ((DType::BF16, DType::F16, true), step("convert_bf16_f16", |_| constants(DType::BF16, DType::F16, true))),
-    ((DType::F32, DType::BF16, false), step("convert_f32_bf16", |_| constants(DType::F32, DType::BF16, false))),
+    ((DType::F32, DType::F16, true), step(DType::F32, DType::F16, |_| constants(DType::F32, DType::F16, true))),
+    ((DType::BF16, DType::F16, true), step(DType::BF16, DType::F16, |_| constants(DType::BF16, DType::F16, true))),
+    ((DType::F32, DType::BF16, false), step(DType::F32, DType::BF16, |_| constants(DType::F32, DType::BF16, false))),
 ];
 
 fn constants(x: DType, d: DType, row_factors: bool) -> Vec<(&'static str, u32)> {

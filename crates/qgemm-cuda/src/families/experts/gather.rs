@@ -8,7 +8,8 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::XFactor;
 use qgemm_hal::{
-    CheckedExperts, ExpertForm, ExpertOperand, ExpertsPlan, HalError, LaunchStep, Operands, Variant, XPlanes,
+    CheckedExperts, ExpertForm, ExpertOperand, ExpertStep, ExpertsPlan, HalError, LaunchStep, Operands, Variant,
+    XPlanes,
 };
 
 use super::super::kernel_launch::{MakeKernel, Params, Places};
@@ -16,7 +17,7 @@ use super::super::launch_params::LaunchParams;
 use super::Step;
 
 const STEP: Step = Step {
-    name: "gather",
+    step: ExpertStep::Gather,
     entry: "entry/experts_gather.cu",
     symbol: "qg_experts_gather",
     threads: THREADS,

@@ -17,9 +17,9 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, Format};
 use qgemm_hal::abi::{ExpertCombine, FLAG_D_ALIGNED16, FLAG_RESIDUAL_ALIGNED16, TileSchedule, dtype_code};
 use qgemm_hal::{
-    CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig,
-    ExpertsPlan, Family, Geometry, HalError, KernelId, LaunchSequence, ListedSlots, Name, Operand, Operands, Schedule,
-    Spec, TileConfig, Unsupported, Variant,
+    CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertStep, ExpertStepSpec,
+    ExpertsConfig, ExpertsPlan, Family, Geometry, HalError, KernelId, LaunchSequence, ListedSlots, Operand, Operands,
+    Schedule, Spec, TileConfig, Unsupported, Variant,
 };
 
 use super::gemm::{
@@ -138,7 +138,7 @@ type Constants = fn(Variant) -> Vec<(&'static str, u32)>;
 /// A kernel of a step beside the product.
 #[derive(Clone, Copy, Debug)]
 struct Step {
-    name: &'static str,
+    step: ExpertStep,
     entry: &'static str,
     symbol: &'static str,
     threads: u32,
@@ -147,7 +147,7 @@ struct Step {
 }
 
 const COMBINE: Step = Step {
-    name: "combine",
+    step: ExpertStep::Combine,
     entry: "entry/experts_combine.cu",
     symbol: "qg_experts_combine",
     threads: COMBINE_THREADS,
@@ -157,7 +157,7 @@ const COMBINE: Step = Step {
 
 impl Step {
     fn id(&self, variant: Variant) -> KernelId {
-        KernelId::new("experts", Some(variant), Spec::ExpertStep(ExpertStepSpec { step: Name::new(self.name) }))
+        KernelId::new("experts", Some(variant), Spec::ExpertStep(ExpertStepSpec { step: self.step }))
     }
 
     fn spec(&self, variant: Variant) -> KernelSpec {

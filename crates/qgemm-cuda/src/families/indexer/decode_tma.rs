@@ -65,8 +65,7 @@ fn source(spec: IndexerSpec) -> KernelSpec {
 
 /// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    let all = Columns::ALL.into_iter().filter(move |_| variant == Variant::Sm90);
-    all.map(|(name, _)| source(Columns::spec(name)))
+    Columns::all().filter(move |_| variant == Variant::Sm90).map(|columns| source(columns.spec()))
 }
 
 /// TMA map of the keys. A box holds a warpgroup's keys
@@ -97,7 +96,7 @@ impl Family<CheckedIndexer> for IndexerDecodeTma {
     }
 
     fn configs(&self, op: &CheckedIndexer, info: &DeviceInfo) -> Result<Vec<IndexerConfig>, Unsupported> {
-        let &(name, columns) = served(op, info)?;
+        let columns = served(op, info)?;
         if k_map(op).is_none() {
             return Err(Unsupported::new(format!(
                 "reads pages of a multiple of {BOX_KEYS} keys, at multiples of 16 bytes"
@@ -105,7 +104,7 @@ impl Family<CheckedIndexer> for IndexerDecodeTma {
         }
         check_shared(shared_bytes(columns), info)?;
         let padding = padding(op, columns);
-        offered(op, info, id(Columns::spec(name)), |part| cut(op, part, info), Math::TensorFp8, padding, EFFICIENCY)
+        offered(op, info, id(columns.spec()), |part| cut(op, part, info), Math::TensorFp8, padding, EFFICIENCY)
     }
 
     fn prepare(

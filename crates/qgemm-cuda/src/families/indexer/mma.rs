@@ -7,7 +7,7 @@ use qgemm_formats::DType;
 use qgemm_hal::op::indexer::{FORMATS, MOST_FEATURES};
 use qgemm_hal::{
     CheckedIndexer, Device, DeviceInfo, Family, Geometry, HalError, IndexerConfig, IndexerLaunch, IndexerOperand,
-    IndexerSpec, KernelId, KvFormat, LaunchSequence, Math, Name, Operand, Spec, Unsupported, Variant,
+    IndexerSpec, IndexerStep, KernelId, KvFormat, LaunchSequence, Math, Operand, Spec, Unsupported, Variant,
 };
 
 use super::super::attention::params::kv_code;
@@ -61,7 +61,7 @@ fn spec_of(x: KvFormat, features: usize, variant: Variant) -> Option<IndexerSpec
     // half the bytes. Volta's `mma` needs 32.
     let is_long = features * operand_bytes(x, variant) > 256;
     let warp_keys = if is_long && variant > Variant::Sm70 { 16 } else { 32 };
-    Some(IndexerSpec { step: Name::new("score"), x, features, keys: THREADS / 32 * warp_keys })
+    Some(IndexerSpec::of(IndexerStep::Score, x, features, THREADS / 32 * warp_keys))
 }
 
 /// Heads that are staged in shared memory together.

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use qgemm_hal::abi::IndexerParams;
 use qgemm_hal::{
     CheckedIndexer, DeviceInfo, Geometry, HalError, IndexerConfig, IndexerFamilies, IndexerLaunch, IndexerOperand,
-    IndexerResult, IndexerSpec, KernelId, LaunchSequence, LaunchStep, Math, Name, Operand, Operands, Operation, Paging,
-    Spec, Unsupported, Variant, WorkspaceLayout,
+    IndexerResult, IndexerSpec, IndexerStep, KernelId, LaunchSequence, LaunchStep, Math, Operand, Operands, Operation,
+    Paging, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use self::gather::Gathering;
@@ -64,18 +64,20 @@ impl Chooser {
     }
 
     /// Kernel step, entry and symbol.
-    fn names(self) -> (&'static str, &'static str, &'static str) {
+    fn names(self) -> (IndexerStep, &'static str, &'static str) {
         match self {
-            Self::Scores => ("choose", "entry/indexer_choose.cu", "qg_indexer_choose"),
-            Self::Bound => ("bound", "entry/indexer_bound.cu", "qg_indexer_bound"),
-            Self::Gathered => ("choose_gathered", "entry/indexer_choose_gathered.cu", "qg_indexer_choose_gathered"),
+            Self::Scores => (IndexerStep::Choose, "entry/indexer_choose.cu", "qg_indexer_choose"),
+            Self::Bound => (IndexerStep::Bound, "entry/indexer_bound.cu", "qg_indexer_bound"),
+            Self::Gathered => {
+                (IndexerStep::ChooseGathered, "entry/indexer_choose_gathered.cu", "qg_indexer_choose_gathered")
+            }
         }
     }
 
     fn id(self, variant: Variant) -> KernelId {
         // It reads nothing but scores.
         let x = qgemm_hal::KvFormat::Plain(qgemm_formats::DType::F32);
-        let spec = IndexerSpec { step: Name::new(self.names().0), x, features: 0, keys: 0 };
+        let spec = IndexerSpec::of(self.names().0, x, 0, 0);
         KernelId::new("indexer_choose", Some(variant), Spec::Indexer(spec))
     }
 
