@@ -12,8 +12,7 @@ use qgemm_hal::{
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::super::launch_params::LaunchParams;
-use super::super::prelude::{constant_line, macro_line};
-use super::mask_line;
+use super::super::prelude::Prelude;
 use super::params::{AttentionParams, MaskedParams, is_all, kv_code};
 use super::simt::ctas;
 use crate::arch::check_shared;
@@ -93,24 +92,20 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm80_attention_cp_async.cu";
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    let constants = [
-        ("QG_THREADS", THREADS),
-        ("QG_CTAS_PER_SM", CTAS_A_UNIT),
-        ("QG_KV", kv_code(spec.kv)),
-        ("QG_QK", spec.qk),
-        ("QG_V", spec.v),
-        ("QG_KEYS", spec.keys),
-        ("QG_BOUNDED", spec.bounded.into()),
-        ("QG_SHARED_BYTES", shared_bytes(&spec)),
-    ];
-    for (name, value) in constants {
-        constant_line(&mut prelude, name, value);
-    }
-    mask_line(&mut prelude, spec.masked);
+    let prelude = Prelude {
+        threads: Some(THREADS),
+        ctas_per_sm: Some(CTAS_A_UNIT),
+        kv: Some(kv_code(spec.kv)),
+        qk: Some(spec.qk),
+        v: Some(spec.v),
+        keys: Some(spec.keys),
+        bounded: Some(spec.bounded.into()),
+        bits: Some(spec.masked.into()),
+        shared_bytes: Some(shared_bytes(&spec)),
+        ..Prelude::of(variant)
+    };
     let (name, symbol) = (id(spec, variant).to_string(), "qg_sm80_attention_cp_async");
-    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude: prelude.text(), arch_specific: false }
 }
 
 /// All kernels of the family for `variant`.

@@ -10,9 +10,8 @@ use qgemm_hal::{
 };
 
 use super::super::kernel_launch::{MakeKernel, load};
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::decode_pairs as pairs;
-use super::mask_line;
 use super::params::{for_attend, kv_code};
 use super::simt::{self, Attend, Cut, ctas};
 use crate::arch::check_shared;
@@ -164,25 +163,31 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm80_attention_decode.cu";
     let KernelDType::Of(x) = spec.x else { unreachable!("kernels are compiled for a type of Q") };
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", threads(&spec));
-    constant_line(&mut prelude, "QG_X", dtype_code(x));
-    constant_line(&mut prelude, "QG_KV", kv_code(spec.kv));
-    constant_line(&mut prelude, "QG_QK", spec.qk);
-    constant_line(&mut prelude, "QG_V", spec.v);
-    constant_line(&mut prelude, "QG_ROWS", spec.rows);
-    constant_line(&mut prelude, "QG_TILE", tile(spec.kv, spec.qk));
-    constant_line(&mut prelude, "QG_SLOTS", slots(&spec));
-    constant_line(&mut prelude, "QG_COUNTERS", COUNTERS as u32);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
-    macro_line(&mut prelude, "QG_CTAS_PER_SM", &ctas_a_unit(&spec, variant).to_string());
-    mask_line(&mut prelude, spec.masked);
-    if pairs::is_of(&spec) {
-        macro_line(&mut prelude, "QG_PAIRS", "1");
-    }
+    let prelude = Prelude {
+        threads: Some(threads(&spec)),
+        x: Some(dtype_code(x)),
+        kv: Some(kv_code(spec.kv)),
+        qk: Some(spec.qk),
+        v: Some(spec.v),
+        rows: Some(spec.rows),
+        tile: Some(tile(spec.kv, spec.qk)),
+        slots: Some(slots(&spec)),
+        counters: Some(COUNTERS as u32),
+        shared_bytes: Some(shared_bytes(&spec)),
+        ctas_per_sm: Some(ctas_a_unit(&spec, variant) as u32),
+        bits: Some(spec.masked.into()),
+        pairs: Some(pairs::is_of(&spec).into()),
+        ..Prelude::of(variant)
+    };
     let (name, symbol) = (id(spec, variant).to_string(), "qg_attention_decode");
-    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: pairs::is_of(&spec) }
+    KernelSpec {
+        name,
+        entry,
+        text: source::entry(entry),
+        symbol,
+        prelude: prelude.text(),
+        arch_specific: pairs::is_of(&spec),
+    }
 }
 
 /// All kernels of the family for `variant`.

@@ -8,8 +8,7 @@ use qgemm_hal::{
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
-use super::super::prelude::{constant_line, macro_line};
-use super::mask_line;
+use super::super::prelude::Prelude;
 use super::params::{AttentionParams, for_attend, is_all, kv_code};
 use super::simt::ctas;
 use crate::arch::check_shared;
@@ -123,21 +122,20 @@ fn ctas_per_sm(spec: &AttentionSpec, variant: Variant) -> Option<u32> {
 
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm70_attention_mma.cu";
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", THREADS);
-    constant_line(&mut prelude, "QG_KV", kv_code(spec.kv));
-    constant_line(&mut prelude, "QG_QK", spec.qk);
-    constant_line(&mut prelude, "QG_V", spec.v);
-    constant_line(&mut prelude, "QG_ROWS", spec.rows);
-    constant_line(&mut prelude, "QG_KEYS", spec.keys);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec, variant));
-    if let Some(ctas) = ctas_per_sm(&spec, variant) {
-        macro_line(&mut prelude, "QG_CTAS_PER_SM", &ctas.to_string());
-    }
-    mask_line(&mut prelude, spec.masked);
+    let prelude = Prelude {
+        threads: Some(THREADS),
+        kv: Some(kv_code(spec.kv)),
+        qk: Some(spec.qk),
+        v: Some(spec.v),
+        rows: Some(spec.rows),
+        keys: Some(spec.keys),
+        bits: Some(spec.masked.into()),
+        shared_bytes: Some(shared_bytes(&spec, variant)),
+        ctas_per_sm: Some(ctas_per_sm(&spec, variant).unwrap_or(0)),
+        ..Prelude::of(variant)
+    };
     let (name, symbol) = (id(spec, variant).to_string(), "qg_attention_mma");
-    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude: prelude.text(), arch_specific: false }
 }
 
 /// All kernels of the family for `variant`.

@@ -18,7 +18,6 @@ use qgemm_hal::{
 };
 
 use super::kernel_launch::MakeKernel;
-use super::prelude::macro_line;
 use crate::spec::KernelSpec;
 
 /// Families of CUDA devices.
@@ -39,13 +38,6 @@ const LEAST_QUERIES: usize = 17;
 /// word of 32 keys for each row.
 fn tile_bits_bytes(spec: &AttentionSpec) -> u32 {
     (4 * 2 + spec.rows * (spec.keys / 32)) * 4
-}
-
-/// Enables the mask in a kernel's prelude.
-fn mask_line(prelude: &mut String, is_masked: bool) {
-    if is_masked {
-        macro_line(prelude, "QG_BITS", "1");
-    }
 }
 
 /// Values of the axes that double a kernel: whether there is a

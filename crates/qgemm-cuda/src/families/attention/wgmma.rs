@@ -20,7 +20,7 @@ use qgemm_hal::{
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::super::launch_params::LaunchParams;
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::params::{AttentionParams, is_all};
 use super::simt::ctas;
 use super::tile_lists::{self, ListedParams, TileLists};
@@ -150,30 +150,27 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm90_attention_wgmma_ws.cu";
     let KvFormat::Plain(dtype) = spec.kv else { unreachable!("keys are plain") };
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    let constants = [
-        ("QG_THREADS", threads(&spec)),
-        ("QG_WARPGROUPS", warpgroups(&spec)),
-        ("QG_KV", dtype_code(dtype)),
-        ("QG_QK", spec.qk),
-        ("QG_V", spec.v),
-        ("QG_KEYS", spec.keys),
-        ("QG_STAGES", stages(&spec)),
-        ("QG_BOUNDED", spec.bounded.into()),
-        ("QG_SHARED_BYTES", shared_bytes(&spec)),
-    ];
-    for (name, value) in constants {
-        constant_line(&mut prelude, name, value);
-    }
-    match spec.paging {
-        KvPaging::Any | KvPaging::Contiguous => {}
-        KvPaging::Pieces => macro_line(&mut prelude, "QG_PAGES", "1"),
-        KvPaging::Rows => macro_line(&mut prelude, "QG_PAGES", "2"),
-    }
-    super::mask_line(&mut prelude, spec.masked);
+    let pages = match spec.paging {
+        KvPaging::Any | KvPaging::Contiguous => 0,
+        KvPaging::Pieces => 1,
+        KvPaging::Rows => 2,
+    };
+    let prelude = Prelude {
+        threads: Some(threads(&spec)),
+        warpgroups: Some(warpgroups(&spec)),
+        kv: Some(dtype_code(dtype)),
+        qk: Some(spec.qk),
+        v: Some(spec.v),
+        keys: Some(spec.keys),
+        stages: Some(stages(&spec)),
+        bounded: Some(spec.bounded.into()),
+        bits: Some(spec.masked.into()),
+        pages: Some(pages),
+        shared_bytes: Some(shared_bytes(&spec)),
+        ..Prelude::of(variant)
+    };
     let (name, symbol) = (id(spec, variant).to_string(), "qg_sm90_attention_wgmma_ws");
-    KernelSpec { name, entry, text: crate::source::entry(entry), symbol, prelude, arch_specific: true }
+    KernelSpec { name, entry, text: crate::source::entry(entry), symbol, prelude: prelude.text(), arch_specific: true }
 }
 
 /// All kernels of the family for `variant`.

@@ -14,6 +14,7 @@ use qgemm_hal::{
 
 use super::super::kernel_launch::{MakeKernel, Params, Places};
 use super::super::launch_params::LaunchParams;
+use super::super::prelude::Prelude;
 use super::Step;
 
 const STEP: Step = Step {
@@ -22,7 +23,7 @@ const STEP: Step = Step {
     symbol: "qg_experts_gather",
     threads: THREADS,
     shared_bytes: 0,
-    constants: |_| Vec::new(),
+    constants: Prelude::EMPTY,
 };
 /// Threads of a CTA, which copies one row.
 const THREADS: u32 = 128;

@@ -28,7 +28,7 @@ use super::gemm::{
 };
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
-use super::prelude::{constant_line, macro_line};
+use super::prelude::Prelude;
 use super::routing::{list_steps, list_workspace_bytes};
 use crate::arch;
 use crate::source;
@@ -46,11 +46,6 @@ const MOST_GRID_YZ: usize = 65_535;
 /// Threads of the combine kernel, and features of each (`RUN`).
 const COMBINE_THREADS: u32 = 128;
 const COMBINE_RUN: u32 = 8;
-/// Macros that make a GEMM kernel an MoE
-/// kernel; the second set is for CTAs that take
-/// tiles of all experts in turn.
-const EXPERTS_MACRO: &str = "#define QG_EXPERTS 1\n";
-const EXPERT_TILES_MACROS: &str = "#define QG_EXPERTS 1\n#define QG_EXPERT_TILES 1\n";
 /// Extra bytes of parked tile state for each
 /// warp in such kernels.
 const PARKED_BYTES: u32 = 16;
@@ -109,8 +104,13 @@ pub(super) fn ask_registers(variant: Variant, fits: &dyn Fn(String, KernelSpec) 
 }
 
 fn product_spec(instance: &Instance) -> KernelSpec {
-    let macros = if takes_tiles(instance) { EXPERT_TILES_MACROS } else { EXPERTS_MACRO };
-    instance.spec_with(product_id(instance), macros)
+    instance.spec_with(product_id(instance), constants_of(instance, takes_tiles(instance)))
+}
+
+/// Constants that make a GEMM kernel an MoE kernel, whose CTAs
+/// may take tiles of all experts in turn.
+fn constants_of(instance: &Instance, takes_tiles: bool) -> Prelude<'static> {
+    Prelude { experts: Some(1), expert_tiles: Some(takes_tiles.into()), ..instance.constants }
 }
 
 /// Whether CTAs take tiles of all experts in turn;
@@ -132,9 +132,6 @@ fn product_id(instance: &Instance) -> KernelId {
     }
 }
 
-/// Constants of a step kernel.
-type Constants = fn(Variant) -> Vec<(&'static str, u32)>;
-
 /// A kernel of a step beside the product.
 #[derive(Clone, Copy, Debug)]
 struct Step {
@@ -143,7 +140,7 @@ struct Step {
     symbol: &'static str,
     threads: u32,
     shared_bytes: u32,
-    constants: Constants,
+    constants: Prelude<'static>,
 }
 
 const COMBINE: Step = Step {
@@ -152,7 +149,7 @@ const COMBINE: Step = Step {
     symbol: "qg_experts_combine",
     threads: COMBINE_THREADS,
     shared_bytes: 0,
-    constants: |_| Vec::new(),
+    constants: Prelude::EMPTY,
 };
 
 impl Step {
@@ -161,16 +158,14 @@ impl Step {
     }
 
     fn spec(&self, variant: Variant) -> KernelSpec {
-        let mut prelude = String::new();
-        macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-        constant_line(&mut prelude, "QG_THREADS", self.threads);
-        (self.constants)(variant).into_iter().for_each(|(name, value)| constant_line(&mut prelude, name, value));
+        let variant_number = Some(variant.number());
+        let prelude = Prelude { variant: variant_number, threads: Some(self.threads), ..self.constants };
         KernelSpec {
             name: self.id(variant).to_string(),
             entry: self.entry,
             text: source::entry(self.entry),
             symbol: self.symbol,
-            prelude,
+            prelude: prelude.text(),
             arch_specific: false,
         }
     }

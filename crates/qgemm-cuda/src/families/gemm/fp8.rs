@@ -18,7 +18,7 @@ use qgemm_hal::{
 
 use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::common::STAGE_K;
 use super::instance::{MOST_MAPPED, MOST_STRIDE_BYTES};
 use super::main_loop::MainLoop;
@@ -126,11 +126,21 @@ pub(super) struct Fp8Tile {
     /// stage, when W is copied in whole lines because its k-tiles
     /// are not line-aligned. Otherwise 0.
     pub lines: u32,
-    /// Split over the warps: constants of the main loop.
-    pub shares: [(&'static str, u32); 2],
+    /// Split over the warps.
+    pub division: Fp8Division,
     /// Estimated shares of matrix rate and bandwidth, per mille of the
     /// rates that [`Fp8Product::shares`] names.
     pub efficiency: (u32, u32),
+}
+
+/// Split of a tile over the warps of a CTA.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fp8Division {
+    /// Warps along tokens and along features.
+    Warps(u32, u32),
+    /// Features of a `wgmma`, and `wgmma`s side by side in
+    /// a warpgroup.
+    Wgmma(u32, u32),
 }
 
 /// One kernel.
@@ -300,53 +310,50 @@ impl Fp8Kernel {
             entry,
             text: source::entry(entry),
             symbol,
-            prelude: self.prelude(),
+            prelude: self.prelude().text(),
             arch_specific: self.product.main_loop.arch_specific,
         }
     }
 
-    fn prelude(&self) -> String {
-        let mut out = String::new();
-        let is_e5m2 = self.format.encoding == Encoding::E5M2;
+    fn prelude(&self) -> Prelude<'_> {
+        let Fp8Tile { tokens, features, division, stages, cluster, lines, .. } = self.tile;
         let scales = self.layout.scales.first();
-        let all = [("QG_VARIANT", self.variant.number()), ("QG_W_E5M2", is_e5m2.into())];
-        let integers = [("QG_INTEGERS", 1)].into_iter().filter(|_| self.product.math == Math::TensorS8);
-        let powers = [("QG_W_POWERS", 1)].into_iter().filter(|_| self.has_powers());
-        // The type here does not matter: TMA addresses rows by
-        // number, other kernels count bytes.
-        let of_experts = [("QG_EXPERTS", 1), ("QG_EXPERT_TILES", 1), ("QG_X_DTYPE", dtype_code(DType::F16))];
-        let clusters = [("QG_CLUSTER", self.tile.cluster)].into_iter().filter(|_| self.tile.cluster > 1);
-        let lines = [("QG_W_LINES", 1)].into_iter().filter(|_| self.tile.lines > 0);
-        for (name, value) in all
-            .into_iter()
-            .chain(integers)
-            .chain(powers)
-            .chain(clusters)
-            .chain(lines)
-            .chain(of_experts.into_iter().filter(|_| self.experts.is_some()))
-        {
-            macro_line(&mut out, name, &value.to_string());
+        let (has_experts, has_powers) = (self.experts.is_some(), self.has_powers());
+        let ([warps_m, warps_n], [part_n, parts]) = match division {
+            Fp8Division::Warps(m, n) => ([Some(m), Some(n)], [None; 2]),
+            Fp8Division::Wgmma(part, parts) => ([None; 2], [Some(part), Some(parts)]),
+        };
+        Prelude {
+            variant: Some(self.variant.number()),
+            w_e5m2: Some((self.format.encoding == Encoding::E5M2).into()),
+            integers: Some((self.product.math == Math::TensorS8).into()),
+            x_bits: Some(0),
+            w_powers: Some(has_powers.into()),
+            cluster: Some(cluster),
+            w_lines: Some((lines > 0).into()),
+            experts: Some(has_experts.into()),
+            expert_tiles: Some(has_experts.into()),
+            // The type here does not matter: TMA addresses rows by
+            // number, other kernels count bytes.
+            x_dtype: has_experts.then(|| dtype_code(DType::F16)),
+            k_tile: Some(self.layout.k_tile as u32),
+            k_tile_bytes: Some(self.layout.k_tile_bytes as u32),
+            scale_offset: Some(scales.map_or(0, |plane| plane.offset as u32)),
+            w_block_scales: Some((scales.is_some() && !has_powers).into()),
+            w_scale_rows: Some(self.format.scale_planes.first().map_or(1, |plane| plane.rows as u32)),
+            x_block_scales: Some(self.x.parts(false, None).is_some_and(|parts| parts.block.is_some()).into()),
+            tile_m: Some(tokens),
+            tile_n: Some(features),
+            warps_m,
+            warps_n,
+            part_n,
+            parts,
+            stages: Some(stages),
+            threads: Some(self.threads()),
+            consumers: Some(self.consumers()),
+            shared_bytes: Some(self.shared_bytes()),
+            ..Prelude::PRODUCT
         }
-        let Fp8Tile { tokens, features, shares: [first, second], stages, .. } = self.tile;
-        for (name, value) in [
-            ("QG_K_TILE", self.layout.k_tile as u32),
-            ("QG_K_TILE_BYTES", self.layout.k_tile_bytes as u32),
-            ("QG_SCALE_OFFSET", scales.map_or(0, |plane| plane.offset as u32)),
-            ("QG_W_BLOCK_SCALES", (scales.is_some() && !self.has_powers()).into()),
-            ("QG_W_SCALE_ROWS", self.format.scale_planes.first().map_or(1, |plane| plane.rows as u32)),
-            ("QG_X_BLOCK_SCALES", self.x.parts(false, None).is_some_and(|parts| parts.block.is_some()).into()),
-            ("QG_TILE_M", tokens),
-            ("QG_TILE_N", features),
-            first,
-            second,
-            ("QG_STAGES", stages),
-            ("QG_THREADS", self.threads()),
-            ("QG_CONSUMERS", self.consumers()),
-            ("QG_SHARED_BYTES", self.shared_bytes()),
-        ] {
-            constant_line(&mut out, name, value);
-        }
-        out
     }
 
     /// Kernel parameter of `plan` without addresses.

@@ -3,6 +3,7 @@
 
 use qgemm_hal::Schedule;
 
+use super::super::prelude::Prelude;
 use super::common;
 use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_GRID_Y, Parts};
 use super::main_loop::{MainLoop, MainLoopKind, XAccess};
@@ -35,7 +36,7 @@ fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
     vec![Instance {
         ctas_per_sm: 2,
         stages: 2,
-        constants: vec![("QG_ROW_TILES", ROW_TILES)],
+        constants: Prelude { row_tiles: Some(ROW_TILES), ..Prelude::PRODUCT },
         efficiency: (350, 450),
         ..Instance::new(Parts {
             main_loop: &MAIN_LOOP,

@@ -5,6 +5,7 @@
 use qgemm_formats::{DType, Encoding};
 use qgemm_hal::{Schedule, Variant};
 
+use super::super::prelude::Prelude;
 use super::common;
 use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_GRID_Y, Parts};
 use super::main_loop::{EarlyPrefetch, MainLoop, MainLoopKind, SegmentTile, XAccess};
@@ -169,9 +170,6 @@ fn for_experts(types: &Types) -> Vec<Instance> {
     all
 }
 
-/// Constant: k-blocks of X that a CTA keeps.
-pub(super) const X_BLOCKS: &str = "QG_X_BLOCKS";
-
 /// X in a CTA's shared memory.
 #[derive(Clone, Copy)]
 enum XMemory {
@@ -252,11 +250,12 @@ impl Tile {
         let w = row_tiles * types.k_tile_bytes();
         let ring = (stages * w).max(common::warp_sums(self.tile_m, rows));
         let of_warps = warps * slices * (ring + common::scale_table_bytes(types, rows));
-        let mut constants = vec![("QG_ROW_TILES", row_tiles), ("QG_WARPS_N", warps), ("QG_STAGES", stages)];
+        let mut constants =
+            Prelude { row_tiles: Some(row_tiles), warps_n: Some(warps), stages: Some(stages), ..Prelude::PRODUCT };
         let (main_loop, of_x) = match x {
             XMemory::Rings => (&MAIN_LOOP, stages * slices * self.tile_m * types.tile_k() * types.engine.x_bytes()),
             XMemory::Row { k_blocks } => {
-                constants.push((X_BLOCKS, k_blocks));
+                constants.x_blocks = Some(k_blocks);
                 let statistics = common::row_statistics(1, warps * slices).next_multiple_of(common::ALIGNMENT);
                 (&ONE_ROW, k_blocks * common::x_stage(types, 1) + statistics)
             }

@@ -4,6 +4,7 @@
 use qgemm_formats::Encoding;
 use qgemm_hal::{Schedule, Variant};
 
+use super::super::prelude::Prelude;
 use super::common;
 use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_GRID_Y, Parts};
 use super::main_loop::{MainLoop, MainLoopKind, XAccess};
@@ -112,12 +113,13 @@ fn instance(types: &Types, tile_m: u32) -> Instance {
         },
         warps_n: 1,
         k_groups: THREADS / 32,
-        constants: vec![
-            ("QG_ROW_TILES", row_tiles),
-            ("QG_WARPS_N", 1),
-            ("QG_X_K_TILES", x_k_tiles),
-            ("QG_UNROLL", unroll),
-        ],
+        constants: Prelude {
+            row_tiles: Some(row_tiles),
+            warps_n: Some(1),
+            x_k_tiles: Some(x_k_tiles),
+            unroll: Some(unroll),
+            ..Prelude::PRODUCT
+        },
         ..Instance::new(Parts {
             main_loop: &MAIN_LOOP,
             types,

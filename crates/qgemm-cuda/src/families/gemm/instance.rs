@@ -1,12 +1,11 @@
 //! [`Instance`]: one kernel, from which prelude, launch and
 //! ranking follow.
 
-use qgemm_formats::prepack::FragmentLayout;
-use qgemm_formats::{DType, Encoding, XFormat};
+use qgemm_formats::{DType, XFormat};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{CheckedGemm, DeviceInfo, KernelId, Math, TileConfig};
 
-use super::super::prelude::{constant_line, macro_line, planes};
+use super::super::prelude::Prelude;
 use super::common;
 use super::main_loop::{MainLoop, XAccess};
 use super::shares::Shares;
@@ -73,10 +72,6 @@ pub(super) const MOST_STRIDE_BYTES: u64 = 1 << 40;
 /// no slower, except on Hopper.
 pub(super) const MOST_EXACT: usize = 16;
 
-/// Constant: k-blocks of an X stage, for
-/// kernels that read X by TMA.
-pub(super) const STAGE_K_BLOCKS: &str = "QG_STAGE_K_BLOCKS";
-
 /// Minimum rows of W for rounded weights. In a narrow output,
 /// rounding errors have too few values to cancel out.
 const LEAST_ROUNDED_ROWS: usize = 32;
@@ -118,7 +113,7 @@ pub(crate) struct Instance {
     /// of X in shared memory.
     pub most_k: usize,
     /// Constants specific to this main loop.
-    pub constants: Vec<(&'static str, u32)>,
+    pub constants: Prelude<'static>,
     /// Format in which X is multiplied, and the arithmetic.
     pub x_format: XFormat,
     pub math: Math,
@@ -163,7 +158,7 @@ impl Instance {
             note_bytes: 0,
             one_row: false,
             most_k: usize::MAX,
-            constants: Vec::new(),
+            constants: Prelude::PRODUCT,
             x_format: XFormat::Plain(types.x),
             math: types.engine.math(),
             warps_n: threads / 32,
@@ -215,9 +210,7 @@ impl Instance {
     /// K-tiles of W that are copied together, for kernels that
     /// read X by TMA (`RUN_K_TILES`).
     pub(crate) fn run_k_tiles(&self) -> u32 {
-        let of_stage =
-            self.constants.iter().find(|(name, _)| *name == STAGE_K_BLOCKS).map_or(1, |(_, k_blocks)| *k_blocks);
-        (of_stage * common::K_BLOCK / self.tile_k).max(1)
+        (self.constants.stage_k_blocks.unwrap_or(1) * common::K_BLOCK / self.tile_k).max(1)
     }
 
     /// Maximum tokens of one launch.
@@ -267,75 +260,42 @@ impl Instance {
     }
 
     pub(crate) fn spec(&self) -> KernelSpec {
+        self.spec_with(self.id(), self.constants)
+    }
+
+    /// The kernel with another identity and the main loop's
+    /// `constants` for it.
+    pub(crate) fn spec_with(&self, id: KernelId, constants: Prelude<'static>) -> KernelSpec {
         let MainLoop { entry, symbol, arch_specific, .. } = *self.main_loop;
         KernelSpec {
-            name: self.id().to_string(),
+            name: id.to_string(),
             entry,
             text: source::entry(entry),
             symbol,
-            prelude: self.prelude(),
+            prelude: self.prelude(constants).text(),
             arch_specific,
         }
     }
 
-    /// The kernel's source with the macros `own`
-    /// before it, and its identity.
-    pub(crate) fn spec_with(&self, id: KernelId, own: &str) -> KernelSpec {
-        let spec = self.spec();
-        KernelSpec { name: id.to_string(), prelude: spec.prelude + own, ..spec }
-    }
-
-    /// Prelude: the constants before the kernel's source, for
-    /// its format, layout and tile.
-    fn prelude(&self) -> String {
-        /// Element type number of quantized operands.
-        const NOT_PLAIN: u32 = 255;
-        let mut out = String::new();
+    /// The constants of the kernel, for its format, layout and tile.
+    fn prelude<'a>(&'a self, constants: Prelude<'a>) -> Prelude<'a> {
         let Types { format, x, variant, engine, layout } = &self.types;
-        let plain = match format.encoding {
-            Encoding::Plain(dtype) => dtype_code(dtype),
-            _ => NOT_PLAIN,
-        };
-        // Macros where preprocessor conditions or #include need the
-        // value; constants otherwise.
-        for (name, value) in [
-            ("QG_VARIANT", variant.number()),
-            ("QG_MMA_M8N8K4", u32::from(layout.class == FragmentLayout::MmaM8N8K4)),
-            ("QG_USE_MMA", u32::from(engine.is_mma())),
-            ("QG_INTEGER_OPERANDS", u32::from(self.integer_operands)),
-            ("QG_PARKS_STATE", u32::from(self.parks_state)),
-            ("QG_X_DTYPE", dtype_code(*x)),
-            ("QG_PLAIN_DTYPE", plain),
-            ("QG_CODE_PLANES", layout.codes.len() as u32),
-            ("QG_SCALE_PLANES", layout.scales.len() as u32),
-        ] {
-            macro_line(&mut out, name, &value.to_string());
+        Prelude {
+            variant: Some(variant.number()),
+            use_mma: Some(engine.is_mma().into()),
+            integer_operands: Some(self.integer_operands.into()),
+            code_sums: Some(self.sums_codes.into()),
+            parks_state: Some(self.parks_state.into()),
+            x_dtype: Some(dtype_code(*x)),
+            x_planes: Some(self.main_loop.x_access.is_quantized().into()),
+            x_rows: Some(if self.one_row { 1 } else { self.tile_m }),
+            tile_m: Some(self.tile_m),
+            threads: Some(self.threads),
+            consumers: Some(self.consumers),
+            ctas_per_sm: Some(self.ctas_per_sm),
+            shared_bytes: Some(self.shared_bytes),
+            rounded: Some(self.rounds_weights().into()),
+            ..constants.with_layout(layout).with_format(*format)
         }
-        if self.sums_codes {
-            macro_line(&mut out, "QG_CODE_SUMS", "1");
-        }
-        if self.one_row {
-            macro_line(&mut out, "QG_X_ROWS", "1");
-        }
-        macro_line(&mut out, "QG_DEQUANT_FILE", &format!("\"dequant/{}.cuh\"", format.dequant));
-
-        planes(&mut out, layout);
-        let common = [
-            ("QG_TILE_ROWS", self.types.tile_rows()),
-            ("QG_K_TILE", self.types.tile_k()),
-            ("QG_K_TILE_BYTES", self.types.k_tile_bytes()),
-            ("QG_SUB_BLOCK", format.sub_block as u32),
-            ("QG_TILE_M", self.tile_m),
-            ("QG_THREADS", self.threads),
-            ("QG_CONSUMERS", self.consumers),
-            ("QG_CTAS_PER_SM", self.ctas_per_sm),
-            ("QG_SHARED_BYTES", self.shared_bytes),
-            ("QG_ROUNDED", self.rounds_weights().into()),
-            ("QG_ZERO_POINTS", u32::from(format.encoding == Encoding::IntZero)),
-        ];
-        for (name, value) in common.iter().chain(&self.constants) {
-            constant_line(&mut out, name, *value);
-        }
-        out
     }
 }

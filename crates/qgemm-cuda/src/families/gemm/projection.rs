@@ -17,9 +17,8 @@ use qgemm_hal::{
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
 use super::super::launch_params::LaunchParams;
-use super::super::prelude::macro_line;
+use super::super::prelude::Prelude;
 use super::common::K_BLOCK;
-use super::gemm_sliced_k;
 use super::instance::Instance;
 use super::instances::{Key, ListedKernels, main_loops};
 use super::main_loop::{SegmentTile, XAccess};
@@ -86,18 +85,15 @@ fn id(instance: &Instance) -> KernelId {
 }
 
 fn spec(instance: &Instance) -> KernelSpec {
-    let mut own = String::new();
     let takes_tiles = instance.main_loop.schedule != Schedule::Grid;
-    let macros = [
-        ("QG_PROJECTION", 1),
-        ("QG_RESIDENT_X", instance.one_row.into()),
-        ("QG_SEGMENT_TILES", takes_tiles.into()),
-        ("QG_TILE_FEATURES", instance.tile_n),
-    ];
-    for (name, value) in macros {
-        macro_line(&mut own, name, &value.to_string());
-    }
-    instance.spec_with(id(instance), &own)
+    let constants = Prelude {
+        projection: Some(1),
+        resident_x: Some(instance.one_row.into()),
+        segment_tiles: Some(takes_tiles.into()),
+        tile_features: Some(instance.tile_n),
+        ..instance.constants
+    };
+    instance.spec_with(id(instance), constants)
 }
 
 /// Maximum tokens with a fused norm; 0 without one. With more
@@ -121,8 +117,7 @@ fn writes(instance: &Instance, tokens: usize) -> bool {
 
 /// Maximum columns of a kernel that keeps all of X.
 fn most_columns(instance: &Instance) -> usize {
-    let k_blocks = instance.constants.iter().find(|(name, _)| *name == gemm_sliced_k::X_BLOCKS);
-    k_blocks.map_or(usize::MAX, |&(_, count)| count as usize * K_BLOCK as usize)
+    instance.constants.x_blocks.map_or(usize::MAX, |count| count as usize * K_BLOCK as usize)
 }
 
 /// The kernel of `config`.

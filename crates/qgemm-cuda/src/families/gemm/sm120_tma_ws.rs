@@ -5,8 +5,9 @@
 
 use qgemm_hal::Variant;
 
+use super::super::prelude::Prelude;
 use super::common::{self, BARRIER, K_BLOCK, PRODUCER_WARPS, STAGED};
-use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_EXACT, Parts, STAGE_K_BLOCKS};
+use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_EXACT, Parts};
 use super::main_loop::{ExpertCtas, MainLoop, MainLoopKind, SegmentTile, XAccess};
 use super::types::{Engine, Operand, Types};
 use crate::arch::most_shared;
@@ -93,15 +94,16 @@ impl Tile {
             stages: x_stages,
             // Consumers cannot take over the producers' registers.
             parks_state: true,
-            constants: vec![
-                ("QG_ROW_TILES", ROW_TILES),
-                ("QG_WARPS_N", warps),
-                ("QG_X_STAGES", x_stages),
-                ("QG_W_STAGES", w_stages),
-                ("QG_STAGED", staged),
-                (STAGE_K_BLOCKS, 1),
-                (common::RUN_PITCH, types.k_tile_bytes()),
-            ],
+            constants: Prelude {
+                row_tiles: Some(ROW_TILES),
+                warps_n: Some(warps),
+                x_stages: Some(x_stages),
+                w_stages: Some(w_stages),
+                staged: Some(staged),
+                stage_k_blocks: Some(1),
+                run_pitch: Some(types.k_tile_bytes()),
+                ..Prelude::PRODUCT
+            },
             warps_n: warps,
             efficiency,
             ..Instance::new(Parts {

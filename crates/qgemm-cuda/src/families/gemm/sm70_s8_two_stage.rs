@@ -5,6 +5,7 @@
 use qgemm_formats::{DType, XFormat};
 use qgemm_hal::{Math, Variant};
 
+use super::super::prelude::Prelude;
 use super::common;
 use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_GRID_Y, Parts};
 use super::main_loop::{MainLoop, MainLoopKind, XAccess};
@@ -71,7 +72,11 @@ impl Tile {
             stages: 2,
             x_format,
             math: if types.variant == Variant::Sm70 { Math::DotI8 } else { Math::TensorS8 },
-            constants: vec![("QG_ROW_TILES", row_tiles), ("QG_X_BLOCK_SCALES", has_block_scales.into())],
+            constants: Prelude {
+                row_tiles: Some(row_tiles),
+                x_block_scales: Some(has_block_scales.into()),
+                ..Prelude::PRODUCT
+            },
             efficiency: (arithmetic, 700),
             ..Instance::new(Parts {
                 main_loop: &MAIN_LOOP,

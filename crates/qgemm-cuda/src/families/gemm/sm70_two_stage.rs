@@ -4,6 +4,7 @@
 
 use qgemm_hal::Variant;
 
+use super::super::prelude::Prelude;
 use super::common::{self, SUM_PADDING};
 use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_GRID_Y, Parts};
 use super::main_loop::{MainLoop, MainLoopKind, SegmentTile, XAccess};
@@ -76,7 +77,7 @@ impl Tile {
         Instance {
             ctas_per_sm,
             stages: 2,
-            constants: vec![("QG_ROW_TILES", row_tiles)],
+            constants: Prelude { row_tiles: Some(row_tiles), ..Prelude::PRODUCT },
             efficiency: (arithmetic, 700),
             ..Instance::new(Parts {
                 main_loop: &MAIN_LOOP,

@@ -4,6 +4,7 @@
 
 use qgemm_hal::Variant;
 
+use super::super::prelude::Prelude;
 use super::common::{self, BARRIER, K_BLOCK, STAGED};
 use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_EXACT, Parts};
 use super::main_loop::{MainLoop, MainLoopKind, SegmentTile, XAccess};
@@ -107,13 +108,14 @@ impl Tile {
         Instance {
             stages: x_stages,
             parks_state,
-            constants: vec![
-                ("QG_ROW_TILES", ROW_TILES),
-                ("QG_WARPS_N", warps),
-                ("QG_X_STAGES", x_stages),
-                ("QG_W_STAGES", w_stages),
-                ("QG_STAGED", staged),
-            ],
+            constants: Prelude {
+                row_tiles: Some(ROW_TILES),
+                warps_n: Some(warps),
+                x_stages: Some(x_stages),
+                w_stages: Some(w_stages),
+                staged: Some(staged),
+                ..Prelude::PRODUCT
+            },
             warps_n: warps,
             efficiency,
             shares: Shares::OfMmaSync,

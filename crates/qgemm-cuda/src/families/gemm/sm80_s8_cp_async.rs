@@ -5,6 +5,7 @@
 use qgemm_formats::{DType, XFormat};
 use qgemm_hal::{Math, Variant};
 
+use super::super::prelude::Prelude;
 use super::common::{self, BARRIER, K_BLOCK, STAGED};
 use super::instance::{FitsRegisters, Instance, InstanceLists, Parts};
 use super::main_loop::{MainLoop, MainLoopKind, XAccess};
@@ -126,15 +127,16 @@ impl Tile {
             x_format,
             math: Math::TensorS8,
             parks_state: true,
-            constants: vec![
-                ("QG_ROW_TILES", row_tiles),
-                ("QG_WARPS_N", WARPS),
-                ("QG_STAGE_K_BLOCKS", stage_k_blocks),
-                ("QG_X_STAGES", x_stages),
-                ("QG_W_STAGES", w_stages),
-                ("QG_STAGED", STAGED),
-                ("QG_X_BLOCK_SCALES", has_block_scales.into()),
-            ],
+            constants: Prelude {
+                row_tiles: Some(row_tiles),
+                warps_n: Some(WARPS),
+                stage_k_blocks: Some(stage_k_blocks),
+                x_stages: Some(x_stages),
+                w_stages: Some(w_stages),
+                staged: Some(STAGED),
+                x_block_scales: Some(has_block_scales.into()),
+                ..Prelude::PRODUCT
+            },
             warps_n: WARPS,
             efficiency: (math, efficiency.1),
             shares: Shares::OfMmaSync,

@@ -5,6 +5,7 @@
 use qgemm_formats::Encoding;
 use qgemm_hal::Variant;
 
+use super::super::prelude::Prelude;
 use super::common::{self, BARRIER, K_BLOCK};
 use super::instance::{FitsRegisters, Instance, InstanceLists, Parts};
 use super::main_loop::{MainLoop, MainLoopKind, XAccess};
@@ -83,7 +84,7 @@ impl Tile {
         let k_blocks = (shared_bytes - fixed - rings) / x_and_sums;
         Instance {
             integer_operands: types.has_integer_operands(),
-            constants: vec![("QG_ROW_TILES", 1), ("QG_WARPS_N", 1), ("QG_FIXED_BYTES", fixed)],
+            constants: Prelude { row_tiles: Some(1), warps_n: Some(1), fixed_bytes: Some(fixed), ..Prelude::PRODUCT },
             one_row: self.rows == 1,
             most_k: (k_blocks * K_BLOCK) as usize,
             warps_n: 1,

@@ -4,6 +4,7 @@
 use qgemm_formats::Encoding;
 use qgemm_hal::Variant;
 
+use super::super::prelude::Prelude;
 use super::common::{self, BARRIER, K_BLOCK};
 use super::instance::{Instance, InstanceLists, Parts};
 use super::main_loop::{EarlyPrefetch, ExpertCtas, MainLoop, MainLoopKind, XAccess};
@@ -65,7 +66,7 @@ fn instance(types: &Types) -> Instance {
     let k_blocks = (shared_bytes - fixed - pieces) / x_and_sums;
     Instance {
         integer_operands: types.has_integer_operands(),
-        constants: vec![("QG_ROW_TILES", 1), ("QG_FIXED_BYTES", fixed)],
+        constants: Prelude { row_tiles: Some(1), fixed_bytes: Some(fixed), ..Prelude::PRODUCT },
         most_k: (k_blocks * K_BLOCK) as usize,
         warps_n: 1,
         efficiency: EFFICIENCY,

@@ -6,6 +6,7 @@ use qgemm_formats::float8::E2M1_DOUBLED;
 use qgemm_formats::{DType, Encoding, ScaleType, XFormat};
 use qgemm_hal::{Math, Variant};
 
+use super::super::prelude::Prelude;
 use super::common::{self, BARRIER, PRODUCER_WARPS, STAGE_K, STAGED};
 use super::instance::{FitsRegisters, Instance, InstanceLists, Parts};
 use super::main_loop::{MainLoop, MainLoopKind, XAccess};
@@ -135,13 +136,14 @@ fn instance(types: &Types, codes: Codes, tile_m: u32, stages: u32, efficiency: (
         tile_k: STAGE_K,
         x_format,
         math,
-        constants: vec![
-            ("QG_ROW_TILES", 1),
-            ("QG_WARPS_N", WARPS),
-            ("QG_STAGES", stages),
-            ("QG_STAGED", STAGED),
-            ("QG_X_BLOCK_SCALES", has_block_scales.into()),
-        ],
+        constants: Prelude {
+            row_tiles: Some(1),
+            warps_n: Some(WARPS),
+            stages: Some(stages),
+            staged: Some(STAGED),
+            x_block_scales: Some(has_block_scales.into()),
+            ..Prelude::PRODUCT
+        },
         warps_n: WARPS,
         efficiency,
         ..Instance::new(Parts {

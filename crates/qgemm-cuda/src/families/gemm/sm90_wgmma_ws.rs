@@ -5,8 +5,9 @@
 use qgemm_formats::{DType, Encoding};
 use qgemm_hal::Variant;
 
+use super::super::prelude::Prelude;
 use super::common::{self, BARRIER, K_BLOCK, MMA_TOKENS, PRODUCER_WARPS, STAGED};
-use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_GRID_Y, Parts, STAGE_K_BLOCKS};
+use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_GRID_Y, Parts};
 use super::main_loop::{EarlyPrefetch, ExpertCtas, MainLoop, MainLoopKind, SegmentTile, XAccess};
 use super::types::Types;
 use crate::arch::most_shared;
@@ -193,16 +194,17 @@ impl Tile {
         Instance {
             consumers: warps * 32,
             stages,
-            constants: vec![
-                ("QG_ROW_TILES", row_tiles),
-                ("QG_WARPS_N", warps),
-                ("QG_K_GROUPS", k_groups),
-                (STAGE_K_BLOCKS, stage_k_blocks),
-                ("QG_X_STAGES", stages),
-                ("QG_W_STAGES", w_stages),
-                ("QG_STAGED", staged),
-                (common::RUN_PITCH, pitch),
-            ],
+            constants: Prelude {
+                row_tiles: Some(row_tiles),
+                warps_n: Some(warps),
+                k_groups: Some(k_groups),
+                stage_k_blocks: Some(stage_k_blocks),
+                x_stages: Some(stages),
+                w_stages: Some(w_stages),
+                staged: Some(staged),
+                run_pitch: Some(pitch),
+                ..Prelude::PRODUCT
+            },
             warps_n: warps,
             k_groups,
             // Tile info has one row number per token plus

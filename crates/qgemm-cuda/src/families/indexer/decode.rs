@@ -9,7 +9,7 @@ use qgemm_hal::{
 };
 
 use super::super::kernel_launch::{KernelLaunch, load};
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::{Cut, Kept, Part, offered, params};
 use crate::arch::check_shared;
 use crate::source;
@@ -87,14 +87,15 @@ fn id(spec: IndexerSpec) -> KernelId {
 fn source(spec: IndexerSpec) -> KernelSpec {
     let entry = "entry/sm90_indexer_wgmma_decode.cu";
     let columns = Columns::of_spec(&spec);
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &Variant::Sm90.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", THREADS);
-    constant_line(&mut prelude, "QG_HEADS", columns.heads);
-    constant_line(&mut prelude, "QG_GROUPS", columns.groups);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", columns.shared_bytes());
+    let prelude = Prelude {
+        threads: Some(THREADS),
+        heads: Some(columns.heads),
+        groups: Some(columns.groups),
+        shared_bytes: Some(columns.shared_bytes()),
+        ..Prelude::of(Variant::Sm90)
+    };
     let (name, symbol) = (id(spec).to_string(), "qg_sm90_indexer_wgmma_decode");
-    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude: prelude.text(), arch_specific: true }
 }
 
 /// All kernels of the family for `variant`.

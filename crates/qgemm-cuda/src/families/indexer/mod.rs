@@ -21,7 +21,7 @@ use qgemm_hal::{
 use self::gather::Gathering;
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
 use super::launch_params::LaunchParams;
-use super::prelude::{constant_line, macro_line};
+use super::prelude::Prelude;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -83,12 +83,10 @@ impl Chooser {
 
     fn source(self, variant: Variant) -> KernelSpec {
         let (_, entry, symbol) = self.names();
-        let mut prelude = String::new();
-        macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-        constant_line(&mut prelude, "QG_THREADS", CHOOSE_THREADS);
-        constant_line(&mut prelude, "QG_SHARED_BYTES", CHOOSE_SHARED_BYTES);
+        let prelude =
+            Prelude { threads: Some(CHOOSE_THREADS), shared_bytes: Some(CHOOSE_SHARED_BYTES), ..Prelude::of(variant) };
         let name = self.id(variant).to_string();
-        KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+        KernelSpec { name, entry, text: source::entry(entry), symbol, prelude: prelude.text(), arch_specific: false }
     }
 
     /// A launch for the queries of `part`.

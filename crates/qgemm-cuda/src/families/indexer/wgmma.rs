@@ -8,7 +8,7 @@ use qgemm_hal::{
 };
 
 use super::super::kernel_launch::{KernelLaunch, load};
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::mapped::{Mapped, MappedOperand};
 use super::{Cut, Kept, Part, gather, offered, params};
 use crate::arch::check_shared;
@@ -91,18 +91,19 @@ fn id(spec: IndexerSpec) -> KernelId {
 
 fn source(columns: Columns) -> KernelSpec {
     let entry = "entry/sm90_indexer_wgmma_ws.cu";
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &Variant::Sm90.number().to_string());
-    macro_line(&mut prelude, "QG_GATHERS", &u32::from(columns.gathers).to_string());
-    constant_line(&mut prelude, "QG_THREADS", THREADS);
-    constant_line(&mut prelude, "QG_CONSUMERS", CONSUMERS);
-    constant_line(&mut prelude, "QG_HEADS", columns.heads);
-    constant_line(&mut prelude, "QG_STAGE_COLUMNS", STAGE_COLUMNS);
-    constant_line(&mut prelude, "QG_QUERIES", MOST_QUERIES);
-    constant_line(&mut prelude, "QG_STAGES", STAGES);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", columns.shared_bytes());
+    let prelude = Prelude {
+        gathers: Some(columns.gathers.into()),
+        threads: Some(THREADS),
+        consumers: Some(CONSUMERS),
+        heads: Some(columns.heads),
+        stage_columns: Some(STAGE_COLUMNS),
+        queries: Some(MOST_QUERIES),
+        stages: Some(STAGES),
+        shared_bytes: Some(columns.shared_bytes()),
+        ..Prelude::of(Variant::Sm90)
+    };
     let (name, symbol) = (id(columns.spec()).to_string(), "qg_sm90_indexer_wgmma_ws");
-    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude: prelude.text(), arch_specific: true }
 }
 
 /// All kernels of the family for `variant`.
