@@ -17,7 +17,7 @@ use qgemm_hal::{
     LaunchSequence, Math, Spec, Unsupported, Variant,
 };
 
-use super::kernel_launch::MakeKernel;
+use super::kernel_launch::{MakeKernel, unknown_family};
 use crate::spec::KernelSpec;
 
 /// Families of CUDA devices.
@@ -134,7 +134,8 @@ fn check_invariant(family: &str, op: &CheckedAttention, info: &DeviceInfo) -> Re
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when the device has no kernel
-/// variant, and errors of `make`.
+/// variant, [`HalError::KernelUnavailable`] when the plan is of
+/// another backend's family, and errors of `make`.
 pub fn attention_sequence(
     op: &CheckedAttention,
     plan: &AttentionPlan,
@@ -147,7 +148,8 @@ pub fn attention_sequence(
         wgmma::NAME => wgmma::sequence(op, &plan.config, info, variant, make),
         cp_async::NAME => cp_async::sequence(op, &plan.config, info, variant, make),
         decode::NAME => decode::sequence(op, &plan.config, variant, make),
-        _ => simt::sequence(op, &plan.config, variant, make),
+        simt::NAME => simt::sequence(op, &plan.config, variant, make),
+        _ => Err(unknown_family(&plan.config.kernel, info)),
     }
 }
 

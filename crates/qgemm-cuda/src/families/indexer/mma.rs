@@ -19,7 +19,7 @@ use crate::source;
 use crate::spec::KernelSpec;
 
 /// Family name.
-const NAME: &str = "indexer_mma";
+pub(super) const NAME: &str = "indexer_mma";
 /// Threads of a CTA.
 const THREADS: u32 = 128;
 /// Supported feature counts. Others are padded to the next one.

@@ -19,7 +19,7 @@ use qgemm_hal::{
 };
 
 use self::gather::Gathering;
-use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
+use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, unknown_family};
 use super::launch_params::LaunchParams;
 use super::prelude::Prelude;
 use crate::source;
@@ -272,7 +272,8 @@ fn params(op: &CheckedIndexer, part: Part, cut: Cut, kept: Kept) -> IndexerParam
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when the device has no kernel
-/// variant, and errors of `make`.
+/// variant, [`HalError::KernelUnavailable`] when the plan is of
+/// another backend's family, and errors of `make`.
 pub fn indexer_sequence(
     op: &CheckedIndexer,
     plan: &IndexerLaunch,
@@ -295,7 +296,8 @@ pub fn indexer_sequence(
                     wgmma::NAME => wgmma::launch(op, part, info, 1, false, kept),
                     decode_tma::NAME => decode_tma::launch(op, kernel, part, info),
                     decode::NAME => decode::launch(op, kernel, part, info),
-                    _ => mma::launch(op, kernel, part, info, variant),
+                    mma::NAME => mma::launch(op, kernel, part, info, variant),
+                    _ => return Err(unknown_family(&kernel, info)),
                 });
             }
             if op.chosen() > 0 {
