@@ -34,6 +34,9 @@ pub(crate) fn compile(nvrtc: &Nvrtc, spec: &KernelSpec, target: Target) -> Resul
         options,
         log,
     };
+    if let Some(undefined) = source::undefined_name(&spec.prelude, spec.text) {
+        return Err(fail(options.join(" "), undefined.to_string()));
+    }
     let text = format!("{}\n#line 1 \"{}\"\n{}", spec.prelude, spec.entry, spec.text);
     let headers = source::included(&spec.prelude, spec.text);
     let compiled = nvrtc.compile(&spec.name, &text, &headers, &options, target).map_err(|e| match e {

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use qgemm_cuda::{KernelSpec, Sha256Hash};
+use qgemm_cuda::{KernelSpec, Sha256Hash, source};
 use qgemm_hal::HalError;
 use tempfile::TempDir;
 
@@ -164,6 +164,9 @@ impl Compiler {
             return Ok(object);
         }
         let _span = tracing::info_span!("compile", kernel = spec.name, target = "host").entered();
+        if let Some(undefined) = source::undefined_name(&spec.prelude, spec.text) {
+            return Err(Failure::Kernel(self.error(spec, undefined.to_string())));
+        }
         let sources = folder.join(format!("sources-{}", self.identity));
         sources::make(&sources)?;
         // Kernels of different variants are often identical after
@@ -183,6 +186,15 @@ impl Compiler {
         Ok(object)
     }
 
+    fn error(&self, spec: &KernelSpec, log: String) -> HalError {
+        HalError::Compile {
+            kernel: spec.name.clone(),
+            target: "the host (emulation)".into(),
+            options: self.flags.join(" "),
+            log,
+        }
+    }
+
     /// Runs the compiler on `text`.
     fn run(
         &self,
@@ -197,12 +209,7 @@ impl Compiler {
         if let Some(out) = out {
             command.arg("-o").arg(out);
         }
-        let fail = |log: String| HalError::Compile {
-            kernel: spec.name.clone(),
-            target: "the host (emulation)".into(),
-            options: self.flags.join(" "),
-            log,
-        };
+        let fail = |log: String| self.error(spec, log);
         let io = |e: io::Error| fail(format!("{}: {e}", self.program));
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(io)?;
@@ -373,5 +380,7 @@ mod tests {
         let Some(compiler) = compiler("what_does_not_compile_is_no_matter", Some(folder.path())) else { return };
         let error = compiler.shared_object(&KernelSpec { text: "#error wrong\n", ..SPEC }).unwrap_err();
         assert!(matches!(&error, HalError::Compile { log, .. } if log.contains("wrong")), "{error}");
+        let error = compiler.shared_object(&KernelSpec { text: "#if QG_STEPS\n#endif\n", ..SPEC }).unwrap_err();
+        assert!(matches!(&error, HalError::Compile { log, .. } if log.contains("`QG_STEPS`")), "{error}");
     }
 }

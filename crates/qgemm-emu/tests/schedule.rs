@@ -93,7 +93,9 @@ fn spec() -> KernelSpec {
         text: include_str!("schedule/listing.cu"),
         symbol: "listing",
         prelude: format!(
-            "#define QG_VARIANT 80\nconstexpr unsigned QG_THREADS = {THREADS}, QG_CONSUMERS = {THREADS};\n"
+            "#define QG_VARIANT 80\n#define QG_EXPERTS 0\n#define QG_EXPERT_TILES 0\n#define QG_PROJECTION 0\n\
+             #define QG_SEGMENT_TILES 0\n#define QG_CLUSTER 1\n\
+             constexpr unsigned QG_THREADS = {THREADS}, QG_CONSUMERS = {THREADS};\n"
         ),
         arch_specific: false,
     }

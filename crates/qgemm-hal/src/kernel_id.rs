@@ -309,11 +309,15 @@ mod tests {
     use qgemm_formats::{DType, Format, XFormat};
 
     use super::*;
-    use crate::op::attention::KvFormat;
+    use crate::axis::KernelDType;
+    use crate::op::attention::{AttentionStep, KvFormat, KvPaging};
+    use crate::op::experts::ExpertStep;
+    use crate::op::indexer::IndexerStep;
     use crate::op::kv_append::KvAppendStep;
     use crate::op::matmul::{FactorFormat, MatmulLayout};
     use crate::op::optimizer::UpdateKind;
     use crate::op::routing::RoutingStep;
+    use crate::pack_spec::PackFragments;
 
     fn gemm(weights: Format, x: XFormat) -> KernelId {
         let spec = GemmSpec {
@@ -339,8 +343,8 @@ mod tests {
             ids.extend(XFormat::ALL.map(|x| gemm(format, x)));
             let Spec::Gemm(spec) = gemm(format, XFormat::Plain(DType::F16)).spec else { panic!("it is of gemm") };
             ids.push(KernelId::new("gemm", Some(Variant::Sm80), Spec::Experts(spec)));
-            ids.push(KernelId::new("experts", None, Spec::ExpertStep(ExpertStepSpec { step: Name::new("check") })));
-            let pack = PackSpec { w: format, fragments: Name::new("m16") };
+            ids.push(KernelId::new("experts", None, Spec::ExpertStep(ExpertStepSpec { step: ExpertStep::Combine })));
+            let pack = PackSpec { w: format, fragments: PackFragments::MmaM16 };
             ids.push(KernelId::new("pack", None, Spec::Pack(pack)));
         }
         for (x, d) in DType::ALL.into_iter().flat_map(|x| DType::ALL.map(|d| (x, d))) {
@@ -360,16 +364,20 @@ mod tests {
             }
         }
         for kv in KvFormat::ALL {
-            let spec = AttentionSpec { step: Name::new("attend"), kv, qk: 192, v: 128, rows: 64, keys: 32 };
-            ids.push(KernelId::new("attention_mma", Some(Variant::Sm80), Spec::Attention(spec)));
+            let spec = AttentionSpec::attend(kv, [192, 128], 64, 32);
+            let of_steps = AttentionStep::ALL.iter().map(|&step| AttentionSpec { step, ..spec });
+            let of_paging = KvPaging::ALL.iter().map(|&paging| AttentionSpec { paging, masked: true, ..spec });
+            let of_x = KernelDType::ALL.into_iter().map(|x| AttentionSpec { x, bounded: false, kv_heads: 2, ..spec });
+            let all = of_steps.chain(of_paging).chain(of_x);
+            ids.extend(all.map(|spec| KernelId::new("attention_mma", Some(Variant::Sm80), Spec::Attention(spec))));
         }
         for (step, kv) in KvAppendStep::ALL.into_iter().flat_map(|step| KvFormat::ALL.map(|kv| (step, kv))) {
             let spec = KvAppendSpec { step, x: DType::BF16, kv };
             ids.push(KernelId::new("kv_append", Some(Variant::Sm75), Spec::KvAppend(spec)));
         }
         for x in crate::op::indexer::FORMATS {
-            let spec = IndexerSpec { step: Name::new("score"), x, features: 128, keys: 256 };
-            ids.push(KernelId::new("indexer_mma", Some(Variant::Sm89), Spec::Indexer(spec)));
+            let all = IndexerStep::ALL.iter().map(|&step| IndexerSpec::of(step, x, 128, 256));
+            ids.extend(all.map(|spec| KernelId::new("indexer_mma", Some(Variant::Sm89), Spec::Indexer(spec))));
         }
         ids.push(KernelId::new("norm", Some(Variant::Sm90), Spec::Norm(NormSpec::any(2))));
         let spec = NormQuantizeSpec { groups: 2, to: XFormat::NvFp4, given_factor: true, sum_span: 0 };

@@ -9,6 +9,7 @@
 #![deny(missing_docs)]
 
 pub mod abi;
+mod axis;
 mod buffer;
 mod caps;
 mod device;
@@ -28,6 +29,7 @@ mod pool;
 mod profile;
 mod sequence;
 
+pub use axis::KernelDType;
 pub use buffer::{Buffer, BufferMut, BufferRef, RawBuffer};
 pub use caps::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
 pub use device::{Device, Event, RawEvent, RawStream, Stream};
@@ -44,19 +46,21 @@ pub use host_stream::{HostEvent, HostStream};
 pub use kernel_id::{KernelId, KernelIdError, Name, Spec};
 pub use mapped_file::{MappedFile, check_regular};
 pub use op::attention::{
-    Addressing, AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, HeadRows, KvFormat, KvPlaces, KvRows,
-    MaskBits, Paging, QueryLengths,
+    Addressing, AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, AttentionStep, HeadRows, KvFormat,
+    KvPaging, KvPlaces, KvRows, MaskBits, Paging, QueryLengths,
 };
 pub use op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
 pub use op::dequantize::{DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec};
 pub use op::expert_lists::{ListedSlots, list_parts};
-pub use op::experts::{Combine, ExpertFault, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig, ExpertsPlan};
+pub use op::experts::{
+    Combine, ExpertFault, ExpertForm, ExpertOperand, ExpertStep, ExpertStepSpec, ExpertsConfig, ExpertsPlan,
+};
 pub use op::gemm::{
     Activation, GemmOperand, GemmSpec, LaunchPlan, NormedX, Schedule, Segment, StreamK, TileConfig, WorkTile,
     WorkspaceLayout, XOperand, XPlaneRegions, XPlanes, XPrecision, XPrologue, XRegion,
 };
 pub use op::indexer::{
-    IndexerConfig, IndexerKeys, IndexerLaunch, IndexerOperand, IndexerResult, IndexerRows, IndexerSpec,
+    IndexerConfig, IndexerKeys, IndexerLaunch, IndexerOperand, IndexerResult, IndexerRows, IndexerSpec, IndexerStep,
 };
 pub use op::kv_append::{
     CheckedRotary, KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, RotaryAngles,
@@ -82,7 +86,7 @@ pub use op::{
     Dense, Operand, OperandDesc, Operation,
 };
 pub use operands::{MAX_OPERANDS, Operands, Portion};
-pub use pack_spec::{PackSpec, ProbeSpec};
+pub use pack_spec::{PackFragments, PackSpec, ProbeSpec};
 pub use pool::{BufferPool, PoolStats, PooledBuffer};
 pub use profile::{LaunchTimes, StepTimes, record_launches};
 pub use sequence::{Geometry, Kernel, LaunchSequence, LaunchStep, Placed};

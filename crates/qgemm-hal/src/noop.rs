@@ -26,7 +26,7 @@ use crate::op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec
 use crate::op::dequantize::{DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec};
 use crate::op::experts::{ExpertOperand, ExpertsConfig, ExpertsPlan};
 use crate::op::gemm::{GemmOperand, LaunchPlan, Schedule, TileConfig};
-use crate::op::indexer::{IndexerConfig, IndexerLaunch, IndexerOperand, IndexerSpec};
+use crate::op::indexer::{IndexerConfig, IndexerLaunch, IndexerOperand, IndexerSpec, IndexerStep};
 use crate::op::kv_append::{KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep};
 use crate::op::matmul::{MatmulConfig, MatmulOperand, MatmulPlan, MatmulSpec};
 use crate::op::norm::{NormConfig, NormLaunch, NormOperand, NormSpec};
@@ -358,7 +358,7 @@ noop_family! {
     CheckedAttention: AttentionConfig, AttentionPlan, AttentionOperand;
     config: |op| {
         let (qk, v) = (op.qk_dim as u32, op.v_dim as u32);
-        let spec = AttentionSpec { step: Name::new("attend"), kv: op.kv, qk, v, rows: 1, keys: 1 };
+        let spec = AttentionSpec::attend(op.kv, [qk, v], 1, 1);
         AttentionConfig {
             kernel: KernelId::new("noop", None, Spec::Attention(spec)),
             launches: 1,
@@ -397,7 +397,7 @@ noop_family! {
 noop_family! {
     CheckedIndexer: IndexerConfig, IndexerLaunch, IndexerOperand;
     config: |op| {
-        let spec = IndexerSpec { step: Name::new("index"), x: op.format, features: op.features as u32, keys: 1 };
+        let spec = IndexerSpec::of(IndexerStep::Index, op.format, op.features as u32, 1);
         IndexerConfig {
             kernel: KernelId::new("noop", None, Spec::Indexer(spec)),
             launches: 1,

@@ -3,7 +3,18 @@
 
 use qgemm_formats::Format;
 
-use crate::kernel_id::{Name, spec};
+use crate::axis::axis;
+use crate::kernel_id::spec;
+
+axis! {
+    /// Fragment layout that a packing kernel writes.
+    pub enum PackFragments: "fragment layout" {
+        /// Every 16-row matrix instruction.
+        MmaM16: "mma_m16",
+        /// Volta's `mma.m8n8k4`.
+        MmaM8N8K4: "mma_m8n8k4",
+    }
+}
 
 spec! {
     /// Kernel identity keys of weight packing.
@@ -11,7 +22,7 @@ spec! {
         /// Format of the weight.
         w: Format,
         /// The fragment layout written.
-        fragments: Name,
+        fragments: PackFragments,
     }
 }
 

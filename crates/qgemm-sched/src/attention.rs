@@ -62,7 +62,7 @@ fn cost(op: &CheckedAttention, info: &DeviceInfo, config: &AttentionConfig) -> C
 mod tests {
     use qgemm_formats::DType;
     use qgemm_hal::{
-        AttentionSpec, Device, HalError, HeadRows, KernelId, KvFormat, KvPlaces, KvRows, LaunchSequence, Math, Name,
+        AttentionSpec, Device, HalError, HeadRows, KernelId, KvFormat, KvPlaces, KvRows, LaunchSequence, Math,
         QueryLengths, Spec, Unsupported,
     };
 
@@ -80,7 +80,7 @@ mod tests {
         }
         fn configs(&self, op: &CheckedAttention, _: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
             let (launches, math, rows) = self.1.ok_or_else(|| Unsupported::new("serves nothing"))?;
-            let spec = AttentionSpec { step: Name::new("attend"), kv: op.kv, qk: 128, v: 128, rows, keys: 64 };
+            let spec = AttentionSpec::attend(op.kv, [128, 128], rows, 64);
             Ok(vec![AttentionConfig {
                 kernel: KernelId::new(self.0, None, Spec::Attention(spec)),
                 launches,

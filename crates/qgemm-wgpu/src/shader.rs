@@ -242,14 +242,10 @@ pub(crate) struct Part {
     pub rows: FourRows,
     pub codes: Codes,
     pub sources: Vec<&'static str>,
-    pub constants: Vec<(&'static str, u32)>,
-}
-
-impl Part {
     /// Invocations of a workgroup.
-    pub fn threads(&self) -> u32 {
-        self.constants.iter().find(|(name, _)| *name == "THREADS").map_or(0, |&(_, threads)| threads)
-    }
+    pub threads: u32,
+    /// Constants beside `THREADS`.
+    pub constants: Vec<(&'static str, u32)>,
 }
 
 /// A whole shader with entry point `main`. Of its operands only
@@ -318,6 +314,7 @@ pub(crate) fn compose_experts_combine(threads: u32) -> Shader {
 
 fn compose_with(params: &'static str, ends: &[&'static str], format: Format, code: &WeightCode, part: &Part) -> Shader {
     let mut constants = code.constants();
+    constants.push(("THREADS", part.threads));
     constants.extend_from_slice(&part.constants);
     let prelude = prelude(&constants);
     let declarations = code.declarations();

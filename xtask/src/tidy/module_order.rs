@@ -71,6 +71,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "types",
             "common",
             "shares",
+            "main_loop",
             "instance",
             "spills",
             "gemv",

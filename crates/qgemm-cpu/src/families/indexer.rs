@@ -11,9 +11,9 @@ use qgemm_formats::float8::e4m3_to_f32;
 use qgemm_hal::op::indexer::MOST_CHOSEN;
 use qgemm_hal::{
     BufferMut, CheckedIndexer, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream,
-    IndexerConfig, IndexerFamilies, IndexerKeys, IndexerLaunch, IndexerOperand, IndexerResult, IndexerSpec, Kernel,
-    KernelId, KvFormat, LaunchSequence, LaunchStep, Math, Name, Operand, Operands, Operation, Paging, Spec, Stream,
-    Unsupported, WorkspaceLayout,
+    IndexerConfig, IndexerFamilies, IndexerKeys, IndexerLaunch, IndexerOperand, IndexerResult, IndexerSpec,
+    IndexerStep, Kernel, KernelId, KvFormat, LaunchSequence, LaunchStep, Math, Operand, Operands, Operation, Paging,
+    Spec, Stream, Unsupported, WorkspaceLayout,
 };
 use rayon::prelude::*;
 
@@ -55,8 +55,7 @@ impl Family<CheckedIndexer> for IndexerFamily {
     }
 
     fn configs(&self, op: &CheckedIndexer, info: &DeviceInfo) -> Result<Vec<IndexerConfig>, Unsupported> {
-        let step = Name::new("index");
-        let spec = IndexerSpec { step, x: op.format, features: op.features as u32, keys: BLOCK_KEYS as u32 };
+        let spec = IndexerSpec::of(IndexerStep::Index, op.format, op.features as u32, BLOCK_KEYS as u32);
         let chooses = op.chosen() > 0;
         let most_bytes = usize::try_from(info.max_buffer_bytes).unwrap_or(usize::MAX);
         let part_queries = if chooses { op.part_queries(most_bytes) } else { op.queries };

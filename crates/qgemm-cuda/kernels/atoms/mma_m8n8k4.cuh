@@ -14,7 +14,7 @@
 #pragma once
 #include "atoms/types.cuh"
 
-#define QG_MMA_M8N8K4(name, a_order, b_order)                                                                            \
+#define QG_MMA_ORDERS(name, a_order, b_order)                                                                            \
     QG_DEVICE void name(float (&d)[8], const u32 (&a)[2], const u32 (&b)[2]) {                                           \
         asm("mma.sync.aligned.m8n8k4." a_order "." b_order ".f32.f16.f16.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9}, " \
             "{%10, %11}, {%0, %1, %2, %3, %4, %5, %6, %7};"                                                              \
@@ -22,7 +22,7 @@
             : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(b[1]));                                                               \
     }
 
-QG_MMA_M8N8K4(mma_m8n8k4_row_row_f16, "row", "row")
-QG_MMA_M8N8K4(mma_m8n8k4_col_col_f16, "col", "col")
-QG_MMA_M8N8K4(mma_m8n8k4_col_row_f16, "col", "row")
-#undef QG_MMA_M8N8K4
+QG_MMA_ORDERS(mma_m8n8k4_row_row_f16, "row", "row")
+QG_MMA_ORDERS(mma_m8n8k4_col_col_f16, "col", "col")
+QG_MMA_ORDERS(mma_m8n8k4_col_row_f16, "col", "row")
+#undef QG_MMA_ORDERS

@@ -43,7 +43,7 @@ struct RowState {
     float q[8], sums[8];
     float row_max, row_sum;
     KeyRange visible;
-#ifdef QG_BITS
+#if QG_BITS
     const u8* mask;
 #endif
 };
@@ -54,7 +54,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-#ifdef QG_BITS
+#if QG_BITS
 // Bit r * UNROLL + u: row r attends to key u of the group.
 static_assert(QG_ROWS * UNROLL <= 32, "a word says which rows see which keys");
 constexpr u32 ALL_KEYS = QG_ROWS * UNROLL == 32 ? ~0u : (1u << QG_ROWS * UNROLL % 32) - 1;
@@ -108,7 +108,7 @@ QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const
         }
     }
     const auto is_visible = [&](u32 r, u32 u) -> bool {
-#ifdef QG_BITS
+#if QG_BITS
         return present >> (r * UNROLL + u) & 1u;
 #else
         const RowState& row = rows[r];
@@ -157,7 +157,7 @@ QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const
 // Occupancy bound where ptxas would
 // otherwise aim for one more CTA per SM and
 // spill (`kernels.lock` shows no spills).
-#ifdef QG_CTAS_PER_SM
+#if QG_CTAS_PER_SM
 #define QG_BOUNDS __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #else
 #define QG_BOUNDS __launch_bounds__(QG_THREADS)
@@ -201,7 +201,7 @@ extern "C" __global__ void QG_BOUNDS
         const u64 token = s.token + row / heads;
         const u32 head = kv_head * heads + row % heads;
         rows[r].visible = visible_keys(p, s, row / heads);
-#ifdef QG_BITS
+#if QG_BITS
         rows[r].mask = mask_row(p, s, head, row / heads);
 #endif
         rows[r].row_max = minus_infinity();
@@ -218,7 +218,7 @@ extern "C" __global__ void QG_BOUNDS
     // Aligned tiles: the assignment of keys to
     // groups does not depend on the rows of the CTA.
     for (u32 tile = keys.first / TILE_KEYS * TILE_KEYS; tile < keys.end; tile += TILE_KEYS) {
-#ifdef QG_BITS
+#if QG_BITS
         u32 present = keys_of_group(p, rows, keys, tile + group);
         if (ballot(present != 0) == 0) continue;
 #else
@@ -229,7 +229,7 @@ extern "C" __global__ void QG_BOUNDS
         for (u32 u = 0; u < UNROLL; u++) {
             const u32 key = tile + u * GROUPS + group;
             k[u] = v[u] = KvEight::zeros();
-#ifdef QG_BITS
+#if QG_BITS
             if ((present & key_of_all(u)) == 0) continue;
             const KeyPlace at = place_of_key(p, s, key);
             if (!at.is_present) {
@@ -247,7 +247,7 @@ extern "C" __global__ void QG_BOUNDS
             if (column < p.shape.qk_dim) k[u] = KvEight::load(p.at.k, p.at.k_scales, k_first + k_row, aligned);
             if (column < p.shape.v_dim) v[u] = KvEight::load(p.at.v, p.at.v_scales, v_first + v_row, aligned);
         }
-#ifdef QG_BITS
+#if QG_BITS
         const bool all_visible = ballot(present != ALL_KEYS) == 0;
 #else
         const bool all_present = ballot(present != (1u << UNROLL) - 1) == 0;

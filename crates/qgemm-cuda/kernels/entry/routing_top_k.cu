@@ -2,14 +2,13 @@
 // per lane. Keys are compared as order-preserving
 // bits. A single CTA also builds the expert lists;
 // its warps have one or two rows of slots.
-#define QG_ROWS_AT_ONCE 1
 #include "atoms/float.cuh"
 #include "epilogue/activation.cuh"
 #include "mainloop/expert_lists.cuh"
 #include "mainloop/warp_max.cuh"
 
 // Experts of a lane: `lane`, `lane + 32`, ….
-constexpr u32 PER_LANE = QG_EXPERTS / 32;
+constexpr u32 PER_LANE = QG_ROUTED_EXPERTS / 32;
 // Below every valid key.
 constexpr u32 NO_KEY = 0;
 constexpr float SMALLEST_NORMAL = 1.17549435e-38f;

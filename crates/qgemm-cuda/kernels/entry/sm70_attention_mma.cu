@@ -35,7 +35,7 @@ struct SharedStorage {
     u32 present[2];
     // Whether a value row has infinities or NaN.
     u32 not_finite[QG_KEYS];
-#ifdef QG_BITS
+#if QG_BITS
     TileBits<QG_ROWS> tiles;
 #endif
 };
@@ -174,7 +174,7 @@ QG_DEVICE void zero_not_finite(SharedStorage& shared) {
 // Occupancy bound where ptxas would
 // otherwise aim for one more CTA per SM and
 // spill (`kernels.lock` shows no spills).
-#ifdef QG_CTAS_PER_SM
+#if QG_CTAS_PER_SM
 #define QG_BOUNDS __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #else
 #define QG_BOUNDS __launch_bounds__(QG_THREADS)
@@ -201,7 +201,7 @@ extern "C" __global__ void QG_BOUNDS
     const KeyRange visible_to_all = {visible_keys(p, s, last_query).first, visible_keys(p, s, first_query).end};
     const u8* k_base = reinterpret_cast<const u8*>(p.at.k) + kv_head * p.at.k_head * 2;
     const u8* v_base = reinterpret_cast<const u8*>(p.at.v) + kv_head * p.at.v_head * 2;
-#ifdef QG_BITS
+#if QG_BITS
     const MaskedRows mask_rows = {s, head, first_query, last_query, keys.end};
 #endif
     using KeyCopy = TileCopy<QG_QK, QK_PITCH>;
@@ -209,7 +209,7 @@ extern "C" __global__ void QG_BOUNDS
     KeyCopy key_copy;
     ValueCopy value_copy;
     const auto copy_keys = [&](u32 tile) {
-#ifdef QG_BITS
+#if QG_BITS
         TileBits<QG_ROWS>::store_row_bits(shared.tiles, p, mask_rows, tile);
 #endif
         find_present_keys(p, s, tile, keys, shared);
@@ -249,7 +249,7 @@ extern "C" __global__ void QG_BOUNDS
     Operands operands;
     Operands::find(operands, shared.q, shared.k, shared.v, warp, lane);
     u32 tile = keys.first / QG_KEYS * QG_KEYS, next;
-#ifdef QG_BITS
+#if QG_BITS
     tile = TileBits<QG_ROWS>::next(shared.tiles, p, mask_rows, tile, true);
     if (tile < keys.end) copy_keys(tile);
 #else
@@ -263,7 +263,7 @@ extern "C" __global__ void QG_BOUNDS
         float scores[ROW_TILES * KEY_TILES][TILE_SUMS] = {};
         multiply_keys(scores, operands);
 
-#ifdef QG_BITS
+#if QG_BITS
         bool all_visible = TileBits<QG_ROWS>::is_full(shared.tiles, tile);
 #else
         bool all_visible = tile >= visible_to_all.first && tile + QG_KEYS <= visible_to_all.end;
@@ -276,7 +276,7 @@ extern "C" __global__ void QG_BOUNDS
                 all_visible = all_visible && (present[i] | NO_KEYS) == ~0u;
             }
         }
-#ifdef QG_BITS
+#if QG_BITS
         u32 bits[LANE_ROWS][QG_KEYS / WORD_KEYS];
 #pragma unroll
         for (u32 i = 0; i < LANE_ROWS * QG_KEYS / WORD_KEYS; i++) {
@@ -294,7 +294,7 @@ extern "C" __global__ void QG_BOUNDS
                 float& score = scores[n][i];
                 const u32 row = Fragments::row_of<KEY_TILES>(n, i);
                 score = bounded(p, score * factor);
-#ifdef QG_BITS
+#if QG_BITS
                 const u32 column = Fragments::key_of(n, i, lane);
                 if (!(bits[row][Fragments::first_key(n) / WORD_KEYS] >> column % WORD_KEYS & 1u)) score = minus_infinity();
 #else
@@ -338,7 +338,7 @@ extern "C" __global__ void QG_BOUNDS
 
         ValueCopy::end(value_copy, shared.v);
         wait_for_copies();
-#ifdef QG_BITS
+#if QG_BITS
         next = TileBits<QG_ROWS>::next(shared.tiles, p, mask_rows, tile + QG_KEYS, false);
 #else
         next = tile + QG_KEYS;
@@ -356,7 +356,7 @@ extern "C" __global__ void QG_BOUNDS
             if (ld_shared(&shared.not_finite[j]) == 0) continue;
             const KeyPlace at = place_of_key(p, s, key);
             const u8* from = v_base + (at.page * p.at.v_page + at.row * p.at.v_token) * 2;
-#ifdef QG_BITS
+#if QG_BITS
             // The mask bits in shared memory
             // already belong to the next tile.
             u32 row_visible[LANE_ROWS];
@@ -372,7 +372,7 @@ extern "C" __global__ void QG_BOUNDS
 #pragma unroll
                 for (u32 i = 0; i < TILE_SUMS; i++) {
                     const u32 column = Fragments::feature_of(n, i, lane), row = Fragments::row_of<FEATURE_TILES>(n, i);
-#ifdef QG_BITS
+#if QG_BITS
                     const bool is_visible = row_visible[row];
 #else
                     const bool is_visible = key >= visible[row].first && key < visible[row].end;

@@ -3,10 +3,6 @@
 // X passes through registers to two stages of shared memory.
 // W and X are loaded one stage of 64 columns ahead.
 #include "atoms/launch.cuh"
-// Whether X is s8 (sm70_gemm_s8_two_stage).
-#ifndef QG_X_PLANES
-#define QG_X_PLANES 0
-#endif
 #if QG_X_PLANES && QG_MMA_M8N8K4
 #include "mainloop/sm70/dp4a_k_block.cuh"
 #elif QG_X_PLANES

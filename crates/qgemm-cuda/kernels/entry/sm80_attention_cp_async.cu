@@ -65,7 +65,7 @@ struct SharedStorage {
     u32 present[2];
     // Whether V of some mixed tile has infinities or NaN.
     u32 not_finite;
-#ifdef QG_BITS
+#if QG_BITS
     TileBits<ROWS> tiles;
 #endif
     Work work;
@@ -143,7 +143,7 @@ QG_DEVICE void copy_tile(const AttentionParams& p, const Work& work, const u8* b
     }
 }
 
-#ifdef QG_BITS
+#if QG_BITS
 QG_DEVICE MaskedRows masked_rows(const Work& work) {
     return {work.s, work.head, work.first_query, work.last_query, work.keys.end};
 }
@@ -152,7 +152,7 @@ QG_DEVICE MaskedRows masked_rows(const Work& work) {
 // Starts the copy of a K tile and
 // stores its mask and page bits.
 QG_DEVICE void copy_keys(const KernelParams& p, const Work& work, SharedStorage& shared, u32 tile) {
-#ifdef QG_BITS
+#if QG_BITS
     TileBits<ROWS>::store_row_bits(shared.tiles, p, masked_rows(work), tile);
 #endif
     if (p.shape.table_width != 0 && thread_index() < QG_KEYS) {
@@ -235,14 +235,14 @@ QG_DEVICE void visible_to_lane(KeyRange (&visible)[2], const AttentionParams& p,
 
 // Next tile; with a mask, the next tile that has visible keys.
 QG_DEVICE u32 tile_behind(const KernelParams& p, const Work& work, SharedStorage& shared, u32 tile) {
-#ifdef QG_BITS
+#if QG_BITS
     return TileBits<ROWS>::next(shared.tiles, p, masked_rows(work), tile + QG_KEYS, false);
 #else
     return tile + QG_KEYS;
 #endif
 }
 
-#ifdef QG_BITS
+#if QG_BITS
 // Masks scores by the mask bits,
 // which include the causal range.
 QG_DEVICE void mask_scores_by_bits(float (&scores)[SCORES], const SharedStorage& shared, u32 row_tile) {
@@ -277,7 +277,7 @@ QG_DEVICE void mask_pages(float (&scores)[SCORES], const SharedStorage& shared) 
 // Whether some query does not attend to all keys of a
 // tile. With a block table any key may lack a page.
 QG_DEVICE bool is_mixed(const KernelParams& p, const Work& work, const SharedStorage& shared, u32 tile) {
-#ifdef QG_BITS
+#if QG_BITS
     return !TileBits<ROWS>::is_full(shared.tiles, tile) || p.shape.table_width != 0;
 #else
     return tile < work.visible_to_all.first || tile + QG_KEYS > work.visible_to_all.end || p.shape.table_width != 0;
@@ -312,7 +312,7 @@ QG_DEVICE void zero_not_finite(SharedStorage& shared) {
 QG_DEVICE void add_not_finite(Rows& rows, const KernelParams& p, const Work& work, const SharedStorage& shared) {
 #pragma unroll 1
     for (u32 key = work.keys.first; key < work.keys.end; key++) {
-#ifndef QG_BITS
+#if !QG_BITS
         // With a mask, any tile may have been mixed.
         // Adding a value that was not replaced is
         // harmless: the sum is already infinite or NaN.
@@ -325,7 +325,7 @@ QG_DEVICE void add_not_finite(Rows& rows, const KernelParams& p, const Work& wor
         for (u32 row = 0; row < ROW_TILES; row++) {
             KeyRange visible[2];
             visible_to_lane(visible, p, work, row);
-#ifdef QG_BITS
+#if QG_BITS
             // Hidden by the mask.
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {
@@ -367,7 +367,7 @@ QG_DEVICE u32 step(Rows& rows, const KernelParams& p, SharedStorage& shared, u32
             for (u32 i = 0; i < SCORES; i++) scores[row][i] = bounded(p, scores[row][i] * p.shape.factor);
         }
         if constexpr (MIXED) {
-#ifdef QG_BITS
+#if QG_BITS
             mask_scores_by_bits(scores[row], shared, row);
 #else
             KeyRange visible[2];
@@ -448,7 +448,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
         copy_queries(p, work, shared);
         tile = work.keys.first / QG_KEYS * QG_KEYS;
-#ifdef QG_BITS
+#if QG_BITS
         tile = TileBits<ROWS>::next(shared.tiles, p, masked_rows(work), tile, true);
         if (tile < work.keys.end) copy_keys(p, work, shared, tile);
 #else

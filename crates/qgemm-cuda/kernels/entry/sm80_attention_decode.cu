@@ -45,7 +45,7 @@ QG_DEVICE float value_of(const u8* v_rows, const u8* v_scales, u32 row, u32 colu
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-#ifdef QG_PAIRS
+#if QG_PAIRS
     qg_attention_decode(const __grid_constant__ TmaParams params) {
     const KernelParams& p = params.attention;
 #else
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     u8* const rings = reinterpret_cast<u8*>(dynamic_shared());
     u8* own_ring = rings + warp * RING_BYTES;
     // Scratch of the warp to transpose P.
-#ifdef QG_PAIRS
+#if QG_PAIRS
     u8* scratch = rings + WEIGHTS_AT + warp * WEIGHT_BYTES;
     TileRing::set_up(rings);
     cta_barrier();
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const WorkPlace& place = work.place;
     const u32 kv_head = place.kv_head + own_head(), heads = place.heads, first_row = place.first_row;
     KeyRange keys = work.keys(p);
-#ifdef QG_PAIRS
+#if QG_PAIRS
     TileRing ring(params, work.s, keys, place.kv_head / KV_HEADS, rings);
 #else
     TileRing ring(p, work.s, keys, kv_head, own_ring);
@@ -90,12 +90,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     // is visible at all, part 0 writes the empty result.
     if (keys.first >= keys.end && !work.is_first_of_no_keys()) return;
 
-#ifdef QG_BITS
+#if QG_BITS
     const u32 mask_row_number = least(first_row + lane % ROWS, last_row);
     ring.mask_range = visible_keys(p, s, mask_row_number / heads);
     ring.mask = mask_row(p, s, kv_head * heads + mask_row_number % heads, mask_row_number / heads);
 #endif
-#ifdef QG_PAIRS
+#if QG_PAIRS
     const u32 first_tile = keys.first / TILE * TILE + own_group() * TILE;
     const auto fill_ring = [&] { ring.fill(first_tile); };
 #else
@@ -121,13 +121,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     if constexpr (CodeRows::HAS_KEY_OFFSET) q.load(p, work);
     fill_ring();
     if constexpr (!CodeRows::HAS_KEY_OFFSET) q.load(p, work);
-#ifndef QG_BITS
+#if !QG_BITS
     KeyRange visible[2];
 #pragma unroll
     for (u32 i = 0; i < 2; i++) visible[i] = visible_keys(p, s, least(first_row + lane_row(i), last_row) / heads);
 #endif
     if (thread_index() == 0) SavedWork::of(p, work).save(saved);
-#ifndef QG_BITS
+#if !QG_BITS
     // Tiles that begin below `mixed_before`
     // or end above `mixed_from` need a mask.
     const KeyRange visible_to_all = {visible_keys(p, s, work.last_query()).first, visible_keys(p, s, place.first_query).end};
@@ -408,7 +408,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             }
         }
     };
-#ifndef QG_PAIRS
+#if !QG_PAIRS
     if (has_few_tiles) {
         cp_async_wait_group<0>();
         ring.copy_values(1);
@@ -439,13 +439,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #endif
 #pragma unroll 1
     for (u32 tile = first_tile; tile < keys.end; tile += KEY_GROUPS * TILE) {
-#ifdef QG_PAIRS
+#if QG_PAIRS
         const u8* const k_rows = ring.wait();
         const u32 present = ring.present();
 #else
         const u32 present = ring.present[0];
 #endif
-#ifdef QG_BITS
+#if QG_BITS
         const u32 own_bits = ring.row_bits[0];
         u32 row_bits[2];
 #pragma unroll
@@ -459,7 +459,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         constexpr bool any_visible = true;
 #endif
         float scores[SCORE_TILES][4] = {};
-#ifdef QG_PAIRS
+#if QG_PAIRS
         if (any_visible) multiply_keys(scores, k_rows);
         ring.pass();
         if (any_visible) softmax_step(scores, is_visible, is_mixed, present);
@@ -488,7 +488,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
     for (u32 i = 0; i < 2; i++) row_max[i] = row_max[i] == minus_infinity() ? row_max[i] : row_max[i] * factor - WEIGHT_EXPONENT;
 
-#ifdef QG_PAIRS
+#if QG_PAIRS
     // Results overwrite the codes of other warps.
     cta_barrier();
 #else

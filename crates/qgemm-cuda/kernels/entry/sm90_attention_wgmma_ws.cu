@@ -7,7 +7,7 @@
 #include "epilogue/attention_store.cuh"
 #include "mainloop/register_shares.cuh"
 #include "mainloop/sm90/attention_wgmma.cuh"
-#ifdef QG_PAGES
+#if QG_PAGES
 #include "mainloop/sm90/attention_pages.cuh"
 #endif
 
@@ -36,7 +36,7 @@ QG_DEVICE void consume(AttentionRing& ring, const TmaAttentionParams& params, u3
             rows.row_max[i] = minus_infinity();
             const u32 query = item.first_query + warp * 16 + own.lane / 4 + 8 * i;
             rows.visible[i] = visible_keys(p, item.s, least(query, item.last_query));
-#ifdef QG_BITS
+#if QG_BITS
             rows.mask[i] = mask_row(params.attention, item.s, item.head, least(query, item.last_query));
 #endif
         }
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     } else {
         Registers::give();
         const u32 warp = shfl_idx_u32((thread - CONSUMERS) / 32, 0), lane = thread % 32;
-#ifdef QG_PAGES
+#if QG_PAGES
         produce_pages(ring, params, warp, lane);
 #else
         if (warp > 0)

@@ -8,7 +8,7 @@
 #include "atoms/warp.cuh"
 #include "epilogue/store.cuh"
 #include "epilogue/whole_rows.cuh"
-#ifndef QG_X_BITS
+#if !QG_X_BITS
 #include "mainloop/fp8_codes.cuh"
 #endif
 #include "sched/output_rows.cuh"

@@ -5,7 +5,7 @@
 #pragma once
 #include "mainloop/attention_keys.cuh"
 
-#ifdef QG_BITS
+#if QG_BITS
 
 // Kernel parameter of masked attention.
 struct KernelParams : AttentionParams {

@@ -161,7 +161,7 @@ struct CodeRows {
     // byte at `at`.
     QG_DEVICE float number(const u8* at, u32 column, float scale) {
         const u32 byte = ld_shared(at);
-        if constexpr (QG_KV == KV_E4M3) return Eight<KV_E4M3>::e4m3_to_f32_or_nan(byte);
+        if constexpr (QG_KV == KV_E4M3) return e4m3_to_f32_or_nan(byte);
         if constexpr (QG_KV == KV_Q8_0) return (float)((i32)(byte << 24) >> 24) * scale;
         return ((float)(i32)(byte >> (column % 2 * 4) & 15u) - 8.0f) * scale;
     }

@@ -221,7 +221,7 @@ struct TileRing {
     u32 pages[RUNS];
     // Present keys of the tiles in flight, oldest first.
     u32 present[TILES_AHEAD] = {};
-#ifdef QG_BITS
+#if QG_BITS
     // Mask bits of row `lane % ROWS` for these tiles.
     u32 row_bits[TILES_AHEAD] = {};
     KeyRange mask_range;
@@ -271,7 +271,7 @@ struct TileRing {
         u32 visible_to_any = ALL_PRESENT;
 #pragma unroll
         for (u32 i = 0; i + 1 < TILES_AHEAD; i++) present[i] = present[i + 1];
-#ifdef QG_BITS
+#if QG_BITS
         const u32 own = tile < keys.end ? mask_bits(p, mask, mask_range, tile / WORD_KEYS * WORD_KEYS) >> tile % WORD_KEYS & ALL_PRESENT : 0;
 #pragma unroll
         for (u32 i = 0; i + 1 < TILES_AHEAD; i++) row_bits[i] = row_bits[i + 1];
@@ -308,7 +308,7 @@ struct TileRing {
         if (of_keys) {
 #pragma unroll
             for (u32 i = 0; i + 1 < TILES_AHEAD; i++) present[i] = present[i + 1];
-#ifdef QG_BITS
+#if QG_BITS
 #pragma unroll
             for (u32 i = 0; i + 1 < TILES_AHEAD; i++) row_bits[i] = row_bits[i + 1];
 #endif

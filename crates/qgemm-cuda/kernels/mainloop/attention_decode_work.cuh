@@ -1,7 +1,7 @@
 // Decode attention: work of a CTA, its rows of a
 // KV head and its part of the keys (split-KV).
 #pragma once
-#ifdef QG_PAIRS
+#if QG_PAIRS
 #include "mainloop/sm90/attention_pairs.cuh"
 #else
 #include "mainloop/attention_decode_ring.cuh"

@@ -2,6 +2,7 @@
 // ranges. Indices are clamped: no content of offsets,
 // lengths or tables makes an access go out of bounds.
 #pragma once
+#include "atoms/e4m3.cuh"
 #include "atoms/exp2.cuh"
 #include "atoms/float.cuh"
 #include "atoms/launch.cuh"
@@ -180,10 +181,6 @@ struct Eight {
         if constexpr (DTYPE == KV_Q8_0) return (float)((i32)(eight.words[i / 4] << (24 - i % 4 * 8)) >> 24);
         if constexpr (DTYPE == KV_Q4_0) return (float)(i32)(eight.words[0] >> (i * 4) & 15u) - 8.0f;
         if constexpr (DTYPE == KV_E4M3) return e4m3_to_f32_or_nan(eight.words[i / 4] >> (i % 4 * 8) & 0xffu);
-    }
-
-    QG_DEVICE float e4m3_to_f32_or_nan(u32 code) {
-        return (code & 0x7fu) == 0x7fu ? bits_to_f32(0x7fffffffu) : e4m3_to_f32(code);
     }
 };
 

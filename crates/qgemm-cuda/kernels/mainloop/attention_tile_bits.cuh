@@ -4,7 +4,7 @@
 #include "atoms/bits.cuh"
 #include "mainloop/attention_bits.cuh"
 
-#ifdef QG_BITS
+#if QG_BITS
 
 // Queries of a CTA, and the end of the
 // keys that any of them attends to.

@@ -7,7 +7,7 @@
 #pragma once
 #include "mainloop/attention_bits.cuh"
 
-#ifdef QG_BITS
+#if QG_BITS
 
 // Kernel parameter of kernels that write or read tile lists.
 struct ListedParams : KernelParams {

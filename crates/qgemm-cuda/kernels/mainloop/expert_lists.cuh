@@ -82,11 +82,7 @@ QG_DEVICE u32 load_id(const RoutingParams& p, u64 ids, const SlotRange& range, u
 
 // Rows of 32 slots that a warp loads at once, and warps
 // whose counts a thread loads at once, to hide latency.
-#ifdef QG_ROWS_AT_ONCE
 constexpr u32 ROWS_AT_ONCE = QG_ROWS_AT_ONCE;
-#else
-constexpr u32 ROWS_AT_ONCE = 4;
-#endif
 
 // Expert ids of a lane in consecutive rows of slots.
 struct SlotIds {

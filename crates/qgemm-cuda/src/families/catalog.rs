@@ -11,8 +11,8 @@ use super::convert::Convert;
 use super::dequantize::Dequantize;
 use super::experts::ExpertProducts;
 use super::gemm::{
-    BlockScaledKernel, Instance, PROJECTION, block_scaled_kernels, fp8_kernels, gathers, gemm_sequence, instances,
-    of_planes, projection_configs, projection_source_hash, serving, x_prologue,
+    BlockScaledKernel, Instance, MainLoopKind, PROJECTION, block_scaled_kernels, fp8_kernels, gathers, gemm_sequence,
+    instances, of_planes, projection_configs, projection_source_hash, serving, x_prologue,
 };
 use super::indexer;
 use super::kernel_launch::load;
@@ -56,15 +56,9 @@ struct Gemm;
 #[derive(Debug)]
 struct Projection;
 
-/// Kernels of a family for these types.
-fn of_family(
-    family: &dyn Family<CheckedGemm>,
-    op: &CheckedGemm,
-    x: DType,
-    variant: Variant,
-) -> impl Iterator<Item = &'static Instance> {
-    let name = family.name();
-    instances(op.format, x, variant).iter().filter(move |i| i.main_loop.family == name)
+/// Kernels for these types, of `gemv` or of all other main loops.
+fn of_family(is_gemv: bool, op: &CheckedGemm, x: DType, variant: Variant) -> impl Iterator<Item = &'static Instance> {
+    instances(op.format, x, variant).iter().filter(move |i| (i.main_loop.kind == MainLoopKind::Gemv) == is_gemv)
 }
 
 /// Kernel variant of the device. Its fragment layout must
@@ -133,7 +127,7 @@ impl Family<CheckedGemm> for Gemv {
 
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
         let (variant, x) = (variant_for_one(op, info)?, op.plain_x()?.dtype);
-        let kernels = || of_family(self, op, x, variant);
+        let kernels = || of_family(true, op, x, variant);
         let most = kernels().map(|i| i.tile_m as usize).max();
         let serving = kernels().find(|i| i.tile_m as usize >= op.m);
         let instance = serving.ok_or_else(|| unsupported_tokens(most.unwrap_or(0), op))?;
@@ -210,7 +204,7 @@ impl Gemm {
         variant: Variant,
         info: &DeviceInfo,
     ) -> Result<Vec<TileConfig>, Unsupported> {
-        let mut all: Vec<_> = of_family(self, op, x, variant).filter(|i| i.serves(op, in_order)).collect();
+        let mut all: Vec<_> = of_family(false, op, x, variant).filter(|i| i.serves(op, in_order)).collect();
         let most = all.iter().map(|i| i.most_tokens()).max().unwrap_or(0);
         all.retain(|i| op.m <= i.most_tokens());
         if all.is_empty() {

@@ -13,7 +13,7 @@ use qgemm_hal::{
 
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
-use super::prelude::{constant_line, macro_line};
+use super::prelude::Prelude;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -74,20 +74,21 @@ fn id(spec: ConvertSpec, variant: Variant) -> KernelId {
 
 fn source(spec: ConvertSpec, variant: Variant) -> KernelSpec {
     let template = Template::of(spec.transposed);
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_X_DTYPE", dtype_code(spec.x));
-    constant_line(&mut prelude, "QG_D_DTYPE", dtype_code(spec.d));
-    constant_line(&mut prelude, "QG_ROW_FACTORS", spec.row_factors.into());
-    constant_line(&mut prelude, "QG_WHOLE_GROUPS", spec.whole_groups.into());
-    constant_line(&mut prelude, "QG_THREADS", template.threads);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", template.shared_bytes(spec.d));
+    let prelude = Prelude {
+        x_dtype: Some(dtype_code(spec.x)),
+        d_dtype: Some(dtype_code(spec.d)),
+        row_factors: Some(spec.row_factors.into()),
+        whole_groups: Some(spec.whole_groups.into()),
+        threads: Some(template.threads),
+        shared_bytes: Some(template.shared_bytes(spec.d)),
+        ..Prelude::of(variant)
+    };
     KernelSpec {
         name: id(spec, variant).to_string(),
         entry: template.entry,
         text: source::entry(template.entry),
         symbol: template.symbol,
-        prelude,
+        prelude: prelude.text(),
         arch_specific: false,
     }
 }

@@ -13,7 +13,7 @@ use qgemm_hal::{
 
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
-use super::prelude::{constant_line, macro_line};
+use super::prelude::Prelude;
 use super::quantize::{code_number, factor_number, scale_number};
 use crate::source;
 use crate::spec::KernelSpec;
@@ -41,19 +41,20 @@ fn id(spec: DequantizeSpec, variant: Variant) -> KernelId {
 
 /// Prelude constants that describe the format.
 fn source(spec: DequantizeSpec, parts: &XParts, variant: Variant) -> KernelSpec {
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_CODE", code_number(parts));
-    constant_line(&mut prelude, "QG_SCALE", scale_number(parts));
-    constant_line(&mut prelude, "QG_FACTOR", factor_number(parts));
-    constant_line(&mut prelude, "QG_BLOCK", parts.block.unwrap_or(0) as u32);
-    constant_line(&mut prelude, "QG_THREADS", THREADS as u32);
+    let prelude = Prelude {
+        code: Some(code_number(parts)),
+        scale: Some(scale_number(parts)),
+        factor: Some(factor_number(parts)),
+        block: Some(parts.block.unwrap_or(0) as u32),
+        threads: Some(THREADS as u32),
+        ..Prelude::of(variant)
+    };
     KernelSpec {
         name: id(spec, variant).to_string(),
         entry: ENTRY,
         text: source::entry(ENTRY),
         symbol: "qg_dequantize",
-        prelude,
+        prelude: prelude.text(),
         arch_specific: false,
     }
 }

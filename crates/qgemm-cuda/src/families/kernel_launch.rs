@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use qgemm_hal::{
-    BufferRef, Device, DeviceId, Geometry, HalError, Kernel, KernelId, LaunchStep, Operand, OperandDesc, Operands,
-    Stream,
+    BufferRef, Device, DeviceId, DeviceInfo, Geometry, HalError, Kernel, KernelId, LaunchStep, Operand, OperandDesc,
+    Operands, Stream,
 };
 
 use super::launch_params::LaunchParams;
@@ -35,6 +35,16 @@ pub struct KernelLaunch {
     /// if that holds the residual.
     pub updated: Option<usize>,
     pub(super) params: Arc<dyn Params>,
+}
+
+/// The error for a plan's kernel whose family is none of this
+/// operation on CUDA.
+pub(super) fn unknown_family(kernel: &KernelId, info: &DeviceInfo) -> HalError {
+    HalError::KernelUnavailable {
+        kernel: kernel.to_string(),
+        target: info.arch.clone(),
+        why: format!("no CUDA family is called `{}`", kernel.family),
+    }
 }
 
 /// Kernel parameter without launch-dependent parts.

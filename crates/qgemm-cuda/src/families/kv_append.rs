@@ -15,7 +15,7 @@ use qgemm_hal::{
 use super::attention::params::{AttentionParams, kv_code};
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
-use super::prelude::{constant_line, macro_line};
+use super::prelude::Prelude;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -50,14 +50,22 @@ fn id(spec: KvAppendSpec, variant: Variant) -> KernelId {
 
 fn source(spec: KvAppendSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/kv_append.cu";
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", THREADS);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", SHARED_BYTES);
-    constant_line(&mut prelude, "QG_X", dtype_code(spec.x));
-    constant_line(&mut prelude, "QG_KV", kv_code(spec.kv));
+    let prelude = Prelude {
+        threads: Some(THREADS),
+        shared_bytes: Some(SHARED_BYTES),
+        x: Some(dtype_code(spec.x)),
+        kv: Some(kv_code(spec.kv)),
+        ..Prelude::of(variant)
+    };
     let name = id(spec, variant).to_string();
-    KernelSpec { name, entry, text: source::entry(entry), symbol: "qg_kv_append", prelude, arch_specific: false }
+    KernelSpec {
+        name,
+        entry,
+        text: source::entry(entry),
+        symbol: "qg_kv_append",
+        prelude: prelude.text(),
+        arch_specific: false,
+    }
 }
 
 /// All kernels of the family for `variant`.

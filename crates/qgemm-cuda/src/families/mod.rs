@@ -105,11 +105,14 @@ mod tests {
     }
 
     #[test]
-    fn the_manifest_names_each_kernel_once_and_holds_hundreds() {
+    fn the_manifest_names_each_kernel_once_and_preludes_are_complete() {
         for variant in Variant::ALL {
             let specs = manifest(variant);
             let names: BTreeSet<_> = specs.iter().map(|s| &s.name).collect();
             assert_eq!(names.len(), specs.len(), "{variant}");
+            for spec in &specs {
+                assert_eq!(source::undefined_name(&spec.prelude, spec.text), None, "{}", spec.name);
+            }
             assert!((100..2600).contains(&specs.len()), "{variant}: {} kernels", specs.len());
         }
     }

@@ -12,7 +12,7 @@ use qgemm_hal::{
 
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
-use super::prelude::{constant_line, macro_line};
+use super::prelude::Prelude;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -45,16 +45,13 @@ fn source(kind: UpdateKind, variant: Variant) -> KernelSpec {
         UpdateKind::Sgd => 1,
         UpdateKind::Momentum => 2,
     };
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", THREADS);
-    constant_line(&mut prelude, "QG_RULE", rule);
+    let prelude = Prelude { threads: Some(THREADS), rule: Some(rule), ..Prelude::of(variant) };
     KernelSpec {
         name: id(kind, variant).to_string(),
         entry,
         text: source::entry(entry),
         symbol: "qg_optimizer",
-        prelude,
+        prelude: prelude.text(),
         arch_specific: false,
     }
 }

@@ -14,7 +14,7 @@ use qgemm_hal::{
 
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
-use super::prelude::{constant_line, macro_line};
+use super::prelude::Prelude;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -98,30 +98,31 @@ pub(super) fn factor_number(parts: &XParts) -> u32 {
 }
 
 /// Constants of `mainloop/quantize_codes.cuh` that describe the format.
-pub(super) fn format_constants(prelude: &mut String, parts: &XParts) {
-    constant_line(prelude, "QG_CODE", code_number(parts));
-    constant_line(prelude, "QG_SCALE", scale_number(parts));
-    constant_line(prelude, "QG_FACTOR", factor_number(parts));
-    constant_line(prelude, "QG_BLOCK", parts.block.unwrap_or(NO_BLOCK) as u32);
-    constant_line(prelude, "QG_SUM_SPAN", parts.sum_span.unwrap_or(0) as u32);
+pub(super) fn format_constants(variant: Variant, parts: &XParts) -> Prelude<'static> {
+    Prelude {
+        code: Some(code_number(parts)),
+        scale: Some(scale_number(parts)),
+        factor: Some(factor_number(parts)),
+        block: Some(parts.block.unwrap_or(NO_BLOCK) as u32),
+        sum_span: Some(parts.sum_span.unwrap_or(0) as u32),
+        ..Prelude::of(variant)
+    }
 }
 
 fn source(spec: QuantizeSpec, parts: &XParts, variant: Variant) -> KernelSpec {
     let template = Template::of(parts);
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_X_DTYPE", dtype_code(spec.x));
-    format_constants(&mut prelude, parts);
-    constant_line(&mut prelude, "QG_THREADS", template.threads);
-    if template.is_of_tokens() {
-        constant_line(&mut prelude, "QG_SHARED_BYTES", template.shared_bytes);
-    }
+    let prelude = Prelude {
+        x_dtype: Some(dtype_code(spec.x)),
+        threads: Some(template.threads),
+        shared_bytes: template.is_of_tokens().then_some(template.shared_bytes),
+        ..format_constants(variant, parts)
+    };
     KernelSpec {
         name: id(spec, variant).to_string(),
         entry: template.entry,
         text: source::entry(template.entry),
         symbol: template.symbol,
-        prelude,
+        prelude: prelude.text(),
         arch_specific: false,
     }
 }

@@ -2,17 +2,15 @@
 //! layout on the device. It runs when a weight is
 //! loaded; no family schedules it.
 
-use std::fmt::Write;
-
 use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
-use qgemm_formats::repack::{Move, Repacking, Window};
+use qgemm_formats::repack::Repacking;
 use qgemm_formats::{Format, HostWeight};
 use qgemm_hal::abi::RepackParams;
 use qgemm_hal::{
-    Buffer, BufferMut, BufferRef, Device, Geometry, HalError, KernelId, Name, PackSpec, Spec, Stream, Variant,
+    Buffer, BufferMut, BufferRef, Device, Geometry, HalError, KernelId, PackFragments, PackSpec, Spec, Stream, Variant,
 };
 
-use super::prelude;
+use super::prelude::{Moves, Prelude};
 use crate::arch;
 use crate::function::Start;
 use crate::gpu::Gpu;
@@ -79,13 +77,26 @@ impl Repack {
         // end. An odd number of chunks avoids bank conflicts between rows.
         let row_chunks = (ACCESS - 1 + strip_k_tiles * k_tile_row + 8).div_ceil(ACCESS) | 1;
         let shared_bytes = (layout.tile_rows * row_chunks * ACCESS) as u32;
-        let prelude = prelude(&layout, &repacking, variant, strip_k_tiles, row_chunks, shared_bytes);
+        let prelude = Prelude {
+            block_len: Some(format.block_len as u32),
+            block_bytes: Some(format.block_bytes as u32),
+            zero_code: Some(repacking.zero_code),
+            strip_k_tiles: Some(strip_k_tiles as u32),
+            row_chunks: Some(row_chunks as u32),
+            threads: Some(THREADS),
+            // A tile of 32 rows needs more shared memory, and for
+            // some formats more than 64 registers.
+            ctas_per_sm: Some(if layout.class == FragmentLayout::MmaM8N8K4 { 6 } else { 8 }),
+            shared_bytes: Some(shared_bytes),
+            moves: Some(Moves { repacking: &repacking, block_bytes: format.block_bytes }),
+            ..Prelude::of(variant).with_layout(&layout)
+        };
         let spec = KernelSpec {
             name: id(&layout, variant).to_string(),
             entry: "entry/repack.cu",
             text: source::entry("entry/repack.cu"),
             symbol: "qg_repack",
-            prelude,
+            prelude: prelude.text(),
             arch_specific: false,
         };
         Some(Self { layout, spec, strip_k_tiles, shared_bytes })
@@ -170,7 +181,10 @@ impl Repack {
 
 /// Kernel identity.
 fn id(layout: &PackedLayout, variant: Variant) -> KernelId {
-    let fragments = Name::new(if layout.class == FragmentLayout::MmaM8N8K4 { "mma_m8n8k4" } else { "mma_m16" });
+    let fragments = match layout.class {
+        FragmentLayout::MmaM8N8K4 => PackFragments::MmaM8N8K4,
+        _ => PackFragments::MmaM16,
+    };
     KernelId::new("repack", Some(variant), Spec::Pack(PackSpec { w: layout.format(), fragments }))
 }
 
@@ -198,77 +212,6 @@ pub fn repack_bandwidth(device: &dyn Device, format: Format, n: usize, k: usize)
         unsafe { function.launch(&stream, grid, threads, shared_bytes, bytemuck::bytes_of(&params), Start::InOrder) }
     })?;
     Ok(moved as f64 / best)
-}
-
-fn prelude(
-    layout: &PackedLayout,
-    repacking: &Repacking,
-    variant: Variant,
-    strip_k_tiles: usize,
-    row_chunks: usize,
-    shared_bytes: u32,
-) -> String {
-    let format = layout.format();
-    let mut out = String::new();
-    for (name, value) in [
-        ("QG_VARIANT", variant.number()),
-        ("QG_MMA_M8N8K4", u32::from(layout.class == FragmentLayout::MmaM8N8K4)),
-        ("QG_CODE_PLANES", layout.codes.len() as u32),
-        ("QG_SCALE_PLANES", layout.scales.len() as u32),
-    ] {
-        prelude::macro_line(&mut out, name, &value.to_string());
-    }
-    prelude::planes(&mut out, layout);
-    for (name, value) in [
-        ("QG_TILE_ROWS", layout.tile_rows as u32),
-        ("QG_K_TILE", layout.k_tile as u32),
-        ("QG_K_TILE_BYTES", layout.k_tile_bytes as u32),
-        ("QG_BLOCK_LEN", format.block_len as u32),
-        ("QG_BLOCK_BYTES", format.block_bytes as u32),
-        ("QG_ZERO_CODE", repacking.zero_code),
-        ("QG_STRIP_K_TILES", strip_k_tiles as u32),
-        ("QG_ROW_CHUNKS", row_chunks as u32),
-        ("QG_THREADS", THREADS),
-        // A tile of 32 rows needs more shared memory, and for
-        // some formats more than 64 registers.
-        ("QG_CTAS_PER_SM", if layout.class == FragmentLayout::MmaM8N8K4 { 6 } else { 8 }),
-        ("QG_SHARED_BYTES", shared_bytes),
-    ] {
-        prelude::constant_line(&mut out, name, value);
-    }
-    out.push_str("template <unsigned P> struct QgBlockRecords;\n");
-    for (i, records) in repacking.records.iter().enumerate() {
-        let fields = [("OFFSET", records.offset), ("BYTES", records.bytes)];
-        prelude::plane_struct(&mut out, "QgBlockRecords", i, &fields);
-    }
-    moves(&mut out, repacking, format.block_bytes);
-    out
-}
-
-/// Windows and words as X-macro lists for the kernel:
-/// `WINDOW(index, row, first bit, bits between lanes)`,
-/// `WORD(index, row, block, MOVE(window, left shift, mask) …)`.
-fn moves(out: &mut String, repacking: &Repacking, block_bytes: usize) {
-    let mut windows = String::new();
-    for (i, Window { row, bit, lane_bits }) in repacking.windows.iter().enumerate() {
-        // Writing to a String cannot fail.
-        let _ = write!(windows, " WINDOW({i}, {row}, {bit}, {lane_bits})");
-    }
-    prelude::macro_line(out, "QG_WINDOWS(WINDOW)", windows.trim_start());
-    for (plane, words) in repacking.words.iter().enumerate() {
-        let mut list = String::new();
-        for (i, word) in words.iter().enumerate() {
-            // Flipped codes fill whole words of one block.
-            let first = word.first().map(|m| repacking.windows[m.window]);
-            let (row, block) = first.map_or((0, 0), |w| (w.row, w.bit / (block_bytes * 8)));
-            let _ = write!(list, " WORD({i}, {row}, {block},");
-            for Move { window, shift, mask } in word {
-                let _ = write!(list, " MOVE({window}, {shift}, {mask:#x}u)");
-            }
-            list.push(')');
-        }
-        prelude::macro_line(out, &format!("QG_WORDS_{plane}(WORD, MOVE)"), list.trim_start());
-    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use qgemm_hal::{
 
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
-use super::prelude::{constant_line, macro_line};
+use super::prelude::Prelude;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -150,23 +150,23 @@ fn source(spec: RoutingSpec, variant: Variant) -> KernelSpec {
         RoutingStep::Scan => ("entry/routing_scan.cu", "qg_routing_scan"),
         RoutingStep::Scatter => ("entry/routing_scatter.cu", "qg_routing_scatter"),
     };
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", most_threads(spec));
-    match spec.step {
-        RoutingStep::TopK => {
-            constant_line(&mut prelude, "QG_EXPERTS", spec.experts);
-            constant_line(&mut prelude, "QG_FLAG_SHARED", FLAG_SHARED);
-        }
-        RoutingStep::Scan => constant_line(&mut prelude, "QG_SHARED_BYTES", SCAN_SHARED_BYTES),
-        RoutingStep::Lists | RoutingStep::Count | RoutingStep::Scatter => {}
-    }
+    let step = spec.step;
+    let chooses = step == RoutingStep::TopK;
+    let prelude = Prelude {
+        threads: Some(most_threads(spec)),
+        routed_experts: chooses.then_some(spec.experts),
+        flag_shared: chooses.then_some(FLAG_SHARED),
+        // The warps of a single CTA have one or two rows of slots.
+        rows_at_once: Some(if chooses { 1 } else { 4 }),
+        shared_bytes: (step == RoutingStep::Scan).then_some(SCAN_SHARED_BYTES),
+        ..Prelude::of(variant)
+    };
     KernelSpec {
         name: id(spec, variant).to_string(),
         entry,
         text: source::entry(entry),
         symbol,
-        prelude,
+        prelude: prelude.text(),
         arch_specific: false,
     }
 }

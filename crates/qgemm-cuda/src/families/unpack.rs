@@ -5,8 +5,8 @@ use std::mem::size_of;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
-use qgemm_formats::{Encoding, Format, PAIR_ROWS};
+use qgemm_formats::prepack::PackedLayout;
+use qgemm_formats::{DType, Format, PAIR_ROWS};
 use qgemm_hal::abi::{self, UnpackPointers, UnpackShape, dtype_code};
 use qgemm_hal::{
     CheckedUnpack, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, Name, Operand, Operands,
@@ -15,7 +15,7 @@ use qgemm_hal::{
 
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
-use super::prelude::{constant_line, macro_line, planes};
+use super::prelude::Prelude;
 use crate::arch;
 use crate::source;
 use crate::spec::KernelSpec;
@@ -57,43 +57,21 @@ fn id(format: Format, layout: &PackedLayout, variant: Variant) -> KernelId {
 }
 
 fn source(format: Format, layout: &PackedLayout, variant: Variant) -> KernelSpec {
-    /// Element type number of quantized operands.
-    const NOT_PLAIN: u32 = 255;
-    let mut prelude = String::new();
-    let plain = match format.encoding {
-        Encoding::Plain(dtype) => dtype_code(dtype),
-        _ => NOT_PLAIN,
+    let prelude = Prelude {
+        integer_operands: Some(0),
+        // Weights become f32.
+        x_dtype: Some(dtype_code(DType::F32)),
+        threads: Some(THREADS),
+        shared_bytes: Some(shared_bytes(layout)),
+        rounded: Some(0),
+        ..Prelude::of(variant).with_layout(layout).with_format(format)
     };
-    for (name, value) in [
-        ("QG_VARIANT", variant.number()),
-        ("QG_MMA_M8N8K4", u32::from(layout.class == FragmentLayout::MmaM8N8K4)),
-        ("QG_INTEGER_OPERANDS", 0),
-        ("QG_PLAIN_DTYPE", plain),
-        ("QG_CODE_PLANES", layout.codes.len() as u32),
-        ("QG_SCALE_PLANES", layout.scales.len() as u32),
-    ] {
-        macro_line(&mut prelude, name, &value.to_string());
-    }
-    macro_line(&mut prelude, "QG_DEQUANT_FILE", &format!("\"dequant/{}.cuh\"", format.dequant));
-    planes(&mut prelude, layout);
-    for (name, value) in [
-        ("QG_TILE_ROWS", layout.tile_rows as u32),
-        ("QG_K_TILE", layout.k_tile as u32),
-        ("QG_K_TILE_BYTES", layout.k_tile_bytes as u32),
-        ("QG_SUB_BLOCK", format.sub_block as u32),
-        ("QG_THREADS", THREADS),
-        ("QG_SHARED_BYTES", shared_bytes(layout)),
-        ("QG_ROUNDED", 0),
-        ("QG_ZERO_POINTS", u32::from(format.encoding == Encoding::IntZero)),
-    ] {
-        constant_line(&mut prelude, name, value);
-    }
     KernelSpec {
         name: id(format, layout, variant).to_string(),
         entry: ENTRY,
         text: source::entry(ENTRY),
         symbol: SYMBOL,
-        prelude,
+        prelude: prelude.text(),
         arch_specific: false,
     }
 }

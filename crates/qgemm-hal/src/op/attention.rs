@@ -10,8 +10,9 @@ use qgemm_formats::{DType, ElementType};
 
 use super::gemm::WorkspaceLayout;
 use super::{Operation, operands};
+use crate::axis::{KernelDType, axis};
 use crate::caps::Math;
-use crate::kernel_id::{KernelId, Name, spec};
+use crate::kernel_id::{KernelId, spec};
 
 /// Head dimensions are multiples of this.
 pub const HEAD_DIM_STEP: usize = 8;
@@ -419,22 +420,82 @@ operands! {
     }
 }
 
+axis! {
+    /// Kernel step of `attention`.
+    pub enum AttentionStep: "step of attention" {
+        /// Attention itself, or split-KV partial results.
+        Attend: "attend",
+        /// Split-KV combine.
+        Combine: "combine",
+        /// Lists of key tiles with visible keys, from a bit mask.
+        ListTiles: "list_tiles",
+        /// Log-sum-exp alone.
+        LogSumExp: "log_sum_exp",
+    }
+}
+
+axis! {
+    /// How a kernel finds and copies keys and values.
+    pub enum KvPaging: "paging of keys and values" {
+        /// Pages or contiguous keys, chosen at run time.
+        Any: "any",
+        /// Contiguous keys, a tile at a time.
+        Contiguous: "contiguous",
+        /// Pages in pieces that divide page and tile.
+        Pieces: "pieces",
+        /// Pages, row by row.
+        Rows: "rows",
+    }
+}
+
 spec! {
     /// Kernel identity keys of `attention`.
     pub struct AttentionSpec {
-        /// Kernel step: `attend` or `combine`.
-        step: Name,
+        /// Kernel step.
+        step: AttentionStep,
+        /// Element type of queries.
+        x: KernelDType,
         /// Format of keys and values.
         kv: KvFormat,
+        /// How keys and values are found and copied.
+        paging: KvPaging,
+        /// Whether a bit mask is read.
+        masked: bool,
+        /// Whether scores may be other than the product times a
+        /// positive factor: with a soft cap, or a scale that is
+        /// not positive.
+        bounded: bool,
         /// Maximum features of queries and keys.
         qk: u32,
         /// Maximum features of values.
         v: u32,
+        /// KV heads of a CTA.
+        kv_heads: u32,
         /// Query rows of a CTA, of one head or of all
         /// heads that share a KV head.
         rows: u32,
         /// Keys of a tile.
         keys: u32,
+    }
+}
+
+impl AttentionSpec {
+    /// Keys of a kernel without specialization that attends to keys
+    /// and values in `kv`.
+    pub const fn attend(kv: KvFormat, [qk, v]: [u32; 2], rows: u32, keys: u32) -> Self {
+        Self {
+            step: AttentionStep::Attend,
+            x: KernelDType::Any,
+            kv,
+            paging: KvPaging::Any,
+            masked: false,
+            bounded: true,
+            qk,
+            v,
+            kv_heads: 1,
+            rows,
+            keys,
+        }
     }
 }
 

@@ -2,7 +2,11 @@
 //! with the weight of its expert.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::ops::Range;
+use std::str::FromStr;
+
+use qgemm_formats::DType;
 
 use super::dense::Dense;
 use super::dequantize::CheckedDequantize;
@@ -11,7 +15,7 @@ use super::gemm::{COUNTER_BYTES, CheckedGemm, TileConfig, XPlaneRegions, XPlanes
 use super::norm::CheckedNorm;
 use super::quantize::CheckedQuantize;
 use super::{Operation, operands};
-use crate::kernel_id::{KernelId, Name, Spec, spec};
+use crate::kernel_id::{KernelId, Spec, spec};
 use crate::operands::Portion;
 
 /// Alignment of workspace parts, in bytes.
@@ -69,8 +73,49 @@ operands! {
 spec! {
     /// Kernel identity keys of the steps around the product.
     pub struct ExpertStepSpec {
-        /// The step, such as `combine`.
-        step: Name,
+        /// The step.
+        step: ExpertStep,
+    }
+}
+
+/// A step around the product of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExpertStep {
+    /// Sum of a token's products.
+    Combine,
+    /// Rows of a quantized X in the order of the expert lists.
+    Gather,
+    /// Conversion of X.
+    Convert {
+        /// Element type of X.
+        x: DType,
+        /// Element type of the converted rows.
+        d: DType,
+    },
+}
+
+impl ExpertStep {
+    fn all() -> impl Iterator<Item = Self> {
+        let convert = DType::ALL.into_iter().flat_map(|x| DType::ALL.map(|d| Self::Convert { x, d }));
+        [Self::Combine, Self::Gather].into_iter().chain(convert)
+    }
+}
+
+impl fmt::Display for ExpertStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Combine => f.write_str("combine"),
+            Self::Gather => f.write_str("gather"),
+            Self::Convert { x, d } => write!(f, "convert_{x}_{d}"),
+        }
+    }
+}
+
+impl FromStr for ExpertStep {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::all().find(|step| step.to_string() == text).ok_or_else(|| format!("`{text}` is no step around a product"))
     }
 }
 

@@ -6,8 +6,9 @@ use qgemm_formats::DType;
 use super::attention::{HeadRows, KvFormat, Paging};
 use super::gemm::WorkspaceLayout;
 use super::{Operation, operands};
+use crate::axis::axis;
 use crate::caps::Math;
-use crate::kernel_id::{KernelId, Name, spec};
+use crate::kernel_id::{KernelId, spec};
 
 /// Feature counts are multiples of this.
 pub const FEATURE_STEP: usize = 16;
@@ -169,17 +170,47 @@ operands! {
     }
 }
 
+axis! {
+    /// Kernel step of `indexer`.
+    pub enum IndexerStep: "step of an indexer" {
+        /// Scores and top-k.
+        Index: "index",
+        /// Scores.
+        Score: "score",
+        /// Scores, of which those above a threshold are gathered.
+        Gather: "gather",
+        /// Thresholds of gathering.
+        Bound: "bound",
+        /// Top-k over all scores.
+        Choose: "choose",
+        /// Top-k over gathered scores.
+        ChooseGathered: "choose_gathered",
+    }
+}
+
 spec! {
     /// Kernel identity keys of `indexer`.
     pub struct IndexerSpec {
-        /// Kernel step: `score`, `choose`, or both as `index`.
-        step: Name,
+        /// Kernel step.
+        step: IndexerStep,
         /// Format of queries and keys.
         x: KvFormat,
         /// Maximum features.
         features: u32,
+        /// Maximum heads; 0 for any number.
+        heads: u32,
+        /// Groups of query columns in a CTA; 0 when queries
+        /// are streamed.
+        groups: u32,
         /// Key tile of a CTA.
         keys: u32,
+    }
+}
+
+impl IndexerSpec {
+    /// Keys of a kernel for any number of heads.
+    pub const fn of(step: IndexerStep, x: KvFormat, features: u32, keys: u32) -> Self {
+        Self { step, x, features, heads: 0, groups: 0, keys }
     }
 }
 

@@ -9,7 +9,8 @@ use qgemm_formats::{DType, XFactor, XFormat, XParts};
 use super::dense::Dense;
 use super::gemm::XPlanes;
 use super::{Operation, operands};
-use crate::kernel_id::{KernelId, Name, spec};
+use crate::axis::KernelDType;
+use crate::kernel_id::{KernelId, spec};
 
 /// Kind of normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -233,19 +234,19 @@ spec! {
         groups: u32,
         /// Element type of all matrices in kernels for whole aligned
         /// rows; `any` for run-time types.
-        x: Name,
+        x: KernelDType,
     }
 }
 
 impl NormSpec {
     /// Key of a kernel with run-time element types.
     pub const fn any(groups: u32) -> Self {
-        Self { groups, x: Name::new("any") }
+        Self { groups, x: KernelDType::Any }
     }
 
     /// Key of a kernel for whole aligned rows of one type.
     pub const fn of_type(groups: u32, dtype: DType) -> Self {
-        Self { groups, x: Name::new(dtype.name()) }
+        Self { groups, x: KernelDType::Of(dtype) }
     }
 }
 

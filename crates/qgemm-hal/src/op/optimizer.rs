@@ -7,7 +7,7 @@ use std::str::FromStr;
 use qgemm_formats::DType;
 
 use super::{Operation, operands};
-use crate::kernel_id::{KernelId, Name, spec};
+use crate::kernel_id::{KernelId, spec};
 
 /// Update rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -214,15 +214,15 @@ operands! {
 spec! {
     /// Kernel identity keys of `optimizer`. Types are run-time parameters.
     pub struct OptimizerSpec {
-        /// Name of the rule.
-        rule: Name,
+        /// The rule.
+        rule: UpdateKind,
     }
 }
 
 impl OptimizerSpec {
     /// Key of a kernel for this kind of rule.
     pub const fn new(kind: UpdateKind) -> Self {
-        Self { rule: Name::new(kind.name()) }
+        Self { rule: kind }
     }
 }
 

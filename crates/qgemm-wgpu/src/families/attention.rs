@@ -12,9 +12,9 @@ use std::sync::{Arc, LazyLock};
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
-    AttentionConfig, AttentionFamilies, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device,
-    DeviceInfo, Family, Geometry, HalError, HeadRows, Kernel, KernelId, KvPlaces, LaunchSequence, LaunchStep, Math,
-    Name, Operand, Operands, Paging, QueryLengths, Spec, Stream, Unsupported,
+    AttentionConfig, AttentionFamilies, AttentionOperand, AttentionPlan, AttentionSpec, AttentionStep,
+    CheckedAttention, Device, DeviceInfo, Family, Geometry, HalError, HeadRows, Kernel, KernelDType, KernelId,
+    KvPlaces, LaunchSequence, LaunchStep, Math, Operand, Operands, Paging, QueryLengths, Spec, Stream, Unsupported,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, submit, too_large};
@@ -172,9 +172,9 @@ fn row_groups(op: &CheckedAttention) -> usize {
 }
 
 fn kernel_id(op: &CheckedAttention, writes: Writes) -> KernelId {
-    let (qk, v) = (op.qk_dim as u32, op.v_dim as u32);
-    let step = Name::new(if writes == Writes::LogSumExp { "log_sum_exp" } else { "attend" });
-    let spec = AttentionSpec { step, kv: op.kv, qk, v, rows: rows(op), keys: THREADS };
+    let step = if writes == Writes::LogSumExp { AttentionStep::LogSumExp } else { AttentionStep::Attend };
+    let attend = AttentionSpec::attend(op.kv, [op.qk_dim as u32, op.v_dim as u32], rows(op), THREADS);
+    let spec = AttentionSpec { step, x: KernelDType::Of(op.dtype), masked: op.mask.is_some(), ..attend };
     KernelId::new(NAME, None, Spec::Attention(spec))
 }
 

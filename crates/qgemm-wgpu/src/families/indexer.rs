@@ -9,8 +9,8 @@ use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
     CheckedIndexer, Device, DeviceInfo, Family, Geometry, HalError, IndexerConfig, IndexerFamilies, IndexerKeys,
-    IndexerLaunch, IndexerOperand, IndexerResult, IndexerSpec, Kernel, KernelId, KvFormat, LaunchSequence, LaunchStep,
-    Math, Name, Operand, Operands, Operation, Paging, Spec, Stream, Unsupported, WorkspaceLayout,
+    IndexerLaunch, IndexerOperand, IndexerResult, IndexerSpec, IndexerStep, Kernel, KernelId, KvFormat, LaunchSequence,
+    LaunchStep, Math, Operand, Operands, Operation, Paging, Spec, Stream, Unsupported, WorkspaceLayout,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, stride, submit, too_large};
@@ -84,8 +84,8 @@ struct Params {
 #[derive(Debug)]
 struct Indexer;
 
-fn kernel_id(op: &CheckedIndexer, step: &'static str) -> KernelId {
-    let spec = IndexerSpec { step: Name::new(step), x: op.format, features: op.features as u32, keys: SCORE_THREADS };
+fn kernel_id(op: &CheckedIndexer, step: IndexerStep) -> KernelId {
+    let spec = IndexerSpec::of(step, op.format, op.features as u32, SCORE_THREADS);
     KernelId::new(NAME, None, Spec::Indexer(spec))
 }
 
@@ -203,7 +203,7 @@ impl Family<CheckedIndexer> for Indexer {
         // Adapters do not report bandwidth, and there is no
         // other family to rank against.
         Ok(vec![IndexerConfig {
-            kernel: kernel_id(op, if op.most_keys() > 0 { "score" } else { "choose" }),
+            kernel: kernel_id(op, if op.most_keys() > 0 { IndexerStep::Score } else { IndexerStep::Choose }),
             launches: parts * (u32::from(op.most_keys() > 0) + u32::from(chooses)),
             part_queries,
             workspace_bytes: if chooses { op.score_bytes(part_queries) } else { 0 },
@@ -246,11 +246,14 @@ fn step(shared: &Arc<Shared>, op: &CheckedIndexer, part: Part, chooses: bool) ->
     use IndexerOperand as O;
     let interface = if chooses { &CHOOSE_INTERFACE } else { &SCORE_INTERFACE };
     let compiled = Compiled::new(shared, interface, interface.name.to_owned(), shader(op, chooses))?;
-    let (groups, threads, name) =
-        if chooses { (1, CHOOSE_THREADS, "choose") } else { (key_groups(op), SCORE_THREADS, "score") };
+    let (groups, threads, step) = if chooses {
+        (1, CHOOSE_THREADS, IndexerStep::Choose)
+    } else {
+        (key_groups(op), SCORE_THREADS, IndexerStep::Score)
+    };
     let geometry = Geometry { grid: part.grid(groups), threads, shared_bytes: 0 };
     let kernel = PartKernel { compiled, shared: shared.clone(), op: op.clone(), part, chooses, grid: geometry.grid };
-    let step = LaunchStep::new::<O>(kernel_id(op, name), geometry, Arc::new(kernel));
+    let step = LaunchStep::new::<O>(kernel_id(op, step), geometry, Arc::new(kernel));
     let is_bound = |operand: &O| match operand {
         O::Lengths | O::BlockTable | O::Starts | O::Ends => true,
         O::Indices => chooses,

@@ -64,9 +64,16 @@ impl Family<CheckedUnpack> for Unpack {
             |reason: Unsupported| HalError::Unsupported { device: info.id, what: name.clone(), why: reason.why };
         let code = weight_code_of(op.format).map_err(refused)?;
         let rows = dispatched_rows(op, &code, info.max_buffer_bytes).map_err(refused)?;
-        let constants = vec![("TILE_N", TILE as u32), ("TILE_M", TILE as u32), ("THREADS", THREADS)];
+        let constants = vec![("TILE_N", TILE as u32), ("TILE_M", TILE as u32)];
         let sources = SOURCES.to_vec();
-        let part = Part { extensions: "", rows: FourRows::Beside, codes: Codes::Numbers, sources, constants };
+        let part = Part {
+            extensions: "",
+            rows: FourRows::Beside,
+            codes: Codes::Numbers,
+            sources,
+            threads: THREADS,
+            constants,
+        };
         let compiled = Compiled::new(shared, &INTERFACE, name.clone(), shader::compose(op.format, &code, &part))?;
         let kernel =
             UnpackKernel { compiled, shared: shared.clone(), op: *op, rows, tile_bytes: tile_bytes(op, &code) };

@@ -15,7 +15,7 @@ use qgemm_hal::op::attention::MOST_HEAD_DIM;
 use qgemm_hal::{
     AttentionConfig, AttentionFamilies, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device,
     DeviceId, DeviceInfo, Family, Geometry, HalError, HeadRows, HostMemory, HostStream, Kernel, KernelId,
-    LaunchSequence, LaunchStep, Math, Name, Operand, Operands, Operation, Spec, Stream, Unsupported,
+    LaunchSequence, LaunchStep, Math, Operand, Operands, Operation, Spec, Stream, Unsupported,
 };
 use rayon::prelude::*;
 
@@ -73,13 +73,10 @@ impl Family<CheckedAttention> for AttentionFamily {
     }
 
     fn configs(&self, op: &CheckedAttention, _: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+        let dims = [op.qk_dim, op.v_dim].map(|dim| dim as u32);
         let spec = AttentionSpec {
-            step: Name::new("attend"),
-            kv: op.kv,
-            qk: op.qk_dim as u32,
-            v: op.v_dim as u32,
-            rows: MOST_ROWS as u32,
-            keys: TILE_KEYS as u32,
+            masked: op.mask.is_some(),
+            ..AttentionSpec::attend(op.kv, dims, MOST_ROWS as u32, TILE_KEYS as u32)
         };
         let (part_keys, parts) = parts(op);
         Ok(vec![AttentionConfig {

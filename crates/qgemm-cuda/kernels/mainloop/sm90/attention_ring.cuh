@@ -15,7 +15,7 @@ constexpr u32 Q_BOX_BYTES = 64 * BOX * 2, KEYS_BOX_BYTES = QG_KEYS * BOX * 2;
 constexpr u32 Q_BYTES = ROWS * QG_QK * 2, K_BYTES = QG_KEYS * QG_QK * 2, V_BYTES = QG_KEYS * QG_V * 2;
 // Paged K and V: TMA copies pieces of pages (QG_PAGES
 // 1), or `cp.async` copies rows (QG_PAGES 2).
-#if defined(QG_PAGES) && QG_PAGES == 2
+#if QG_PAGES == 2
 constexpr bool BY_ROWS = true;
 #else
 constexpr bool BY_ROWS = false;
@@ -30,7 +30,7 @@ struct alignas(64) HeadsMap {
 };
 
 struct TmaAttentionParams {
-#ifdef QG_BITS
+#if QG_BITS
     ListedParams attention;
 #else
     AttentionParams attention;
@@ -61,13 +61,13 @@ struct AttentionItem {
     // Union and intersection of the keys visible to the queries.
     KeyRange keys, visible_to_all;
     u32 first_tile, tiles;
-#ifdef QG_BITS
+#if QG_BITS
     // Tiles that the mask does not hide.
     const u8* list;
 #endif
 
     QG_DEVICE KeysTile tile(const AttentionItem& item, u32 i) {
-#ifdef QG_BITS
+#if QG_BITS
         const u32 entry = ld_global_u32(item.list + (1 + (u64)i) * 4);
         return {entry & ~MIXED_TILE, (entry & MIXED_TILE) != 0};
 #else
@@ -120,7 +120,7 @@ struct ItemWalk {
         item.keys = visible_keys_of(p, item.s, item.first_query, item.last_query);
         item.visible_to_all = {visible_keys(p, item.s, item.last_query).first, visible_keys(p, item.s, item.first_query).end};
         item.first_tile = item.keys.first / QG_KEYS * QG_KEYS;
-#ifdef QG_BITS
+#if QG_BITS
         item.list = tile_list(params.attention, item.s, item.head, row_tile);
         item.tiles = ld_global_u32(item.list);
 #else
@@ -141,7 +141,7 @@ struct AttentionRing {
     // Per inspector: whether V of a
     // mixed tile has infinities or NaN.
     u32 not_finite[QG_STAGES][4];
-#ifdef QG_PAGES
+#if QG_PAGES
     // Bits of keys without a page. Two turns of the ring:
     // consumers read the bits after they have released the keys.
     u32 absent[2 * QG_STAGES][QG_KEYS / 32];
@@ -178,7 +178,7 @@ struct RingPosition {
     }
 };
 
-#ifdef QG_PAGES
+#if QG_PAGES
 // Slot of `absent` for the tile at ring position `k`.
 QG_DEVICE u32 slot_of(const RingPosition& k) {
     return k.parity * QG_STAGES + k.stage;
@@ -280,7 +280,7 @@ QG_DEVICE void inspect(AttentionRing& ring, const TmaAttentionParams& params, u3
                 const u32 any = ballot(found != 0);
                 if (lane == 0) st_shared(&ring.not_finite[v.stage][inspector], any);
             }
-#ifdef QG_PAGES
+#if QG_PAGES
             // Consumers also treat a tile as mixed if a
             // key has no page, so this word must be valid.
             else if (lane == 0) {

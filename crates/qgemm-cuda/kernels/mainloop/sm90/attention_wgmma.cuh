@@ -16,7 +16,7 @@ struct Rows {
     // Unscaled row_max, and the lane's partial sum.
     float row_max[2], row_sum[2];
     KeyRange visible[2];
-#ifdef QG_BITS
+#if QG_BITS
     // Mask rows of the two queries.
     const u8* mask[2];
 #endif
@@ -101,7 +101,7 @@ QG_DEVICE void add_visible_values(Rows& rows, const TmaAttentionParams& params, 
                 const u32 pair = i < 8 ? rows.weights[0][row] : rows.weights[0][2 + row];
                 const u32 of_key = shfl_idx_u32(pair, lane / 4 * 4 + key % 8 / 2);
                 weight[row] = number_of(key % 2 ? of_key >> 16 : of_key & 0xffffu);
-#ifdef QG_BITS
+#if QG_BITS
                 const u32 first = tile + key / WORD_KEYS * WORD_KEYS;
                 is_visible[row] = mask_bits(params.attention, rows.mask[row], rows.visible[row], first) >> key % WORD_KEYS & 1u;
 #else
@@ -151,7 +151,7 @@ QG_DEVICE void wait_for_keys(AttentionRing& ring, const Consumer& own) {
 // Whether the tile needs masking. Call after its keys
 // have arrived, because `absent` arrives with them.
 QG_DEVICE bool is_mixed(const AttentionRing& ring, const Consumer& own, const KeysTile& tile) {
-#ifdef QG_PAGES
+#if QG_PAGES
     u32 absent = 0;
 #pragma unroll
     for (u32 i = 0; i < QG_KEYS / 32; i++) absent |= ld_shared(&ring.absent[slot_of(own.k)][i]);
@@ -160,7 +160,7 @@ QG_DEVICE bool is_mixed(const AttentionRing& ring, const Consumer& own, const Ke
     return tile.is_mixed;
 }
 
-#ifdef QG_PAGES
+#if QG_PAGES
 // Masks keys without a page.
 QG_DEVICE void mask_absent(float (&scores)[SCORES], const u32* absent, u32 lane) {
 #pragma unroll
@@ -175,7 +175,7 @@ QG_DEVICE void mask_absent(float (&scores)[SCORES], const u32* absent, u32 lane)
 }
 #endif
 
-#ifdef QG_BITS
+#if QG_BITS
 // Mask bits of a tile for the lane's two queries.
 struct MaskWords {
     u32 bits[2][QG_KEYS / WORD_KEYS];
@@ -205,11 +205,11 @@ template <bool MIXED, bool PENDING>
 QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const TmaAttentionParams& params, u32 tile, bool is_last) {
     const AttentionParams& p = params.attention;
     float scores[SCORES];
-#ifdef QG_BITS
+#if QG_BITS
     MaskWords words;
     if constexpr (MIXED) MaskWords::load(words, rows, params, tile);
 #endif
-#ifdef QG_PAGES
+#if QG_PAGES
     const u32* absent = ring.absent[slot_of(own.k)];
 #endif
     if constexpr (PENDING) mbarrier_wait(&ring.v_checked[own.v.stage], own.v.parity);
@@ -227,12 +227,12 @@ QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const TmaAtt
         for (u32 i = 0; i < SCORES; i++) scores[i] = bounded(p, scores[i] * p.shape.factor);
     }
     float rescale[2];
-#ifdef QG_BITS
+#if QG_BITS
     if constexpr (MIXED) MaskWords::apply(words, scores, own.lane);
 #else
     if constexpr (MIXED) mask_scores(scores, rows.visible, tile);
 #endif
-#ifdef QG_PAGES
+#if QG_PAGES
     if constexpr (MIXED) mask_absent(scores, absent, own.lane);
 #endif
     online_softmax(scores, rescale, rows.row_max, rows.row_sum, own.factor);

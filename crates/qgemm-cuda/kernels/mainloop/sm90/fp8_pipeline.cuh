@@ -14,12 +14,6 @@
 #include "mainloop/sm90/work_tile_notes.cuh"
 #include "mainloop/tma_params.cuh"
 #include "sched/tile.cuh"
-// Whether W is copied in whole cache lines.
-// The prelude sets it for memory-bound kernels whose packed
-// k-tiles are not whole lines.
-#ifndef QG_W_LINES
-#define QG_W_LINES 0
-#endif
 #if QG_W_LINES
 #include "mainloop/sm90/w_lines.cuh"
 #endif

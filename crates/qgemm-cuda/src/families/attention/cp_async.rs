@@ -7,15 +7,14 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelId, KvFormat, LaunchSequence, Name, Operand, Operands, Spec, Unsupported, Variant,
+    Geometry, HalError, KernelDType, KernelId, KvFormat, LaunchSequence, Operand, Operands, Spec, Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::super::launch_params::LaunchParams;
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::params::{AttentionParams, MaskedParams, is_all, kv_code};
 use super::simt::ctas;
-use super::{MASKED, MASKED_BOUNDED, attend_step, mask_line};
 use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
@@ -39,25 +38,16 @@ const EFFICIENCY_ON_HOPPER: (u32, u32) = (750, 330);
 #[derive(Debug)]
 pub(super) struct AttentionCpAsync;
 
-fn attend_spec(dtype: DType, dim: u32, is_bounded: bool, is_masked: bool, variant: Variant) -> AttentionSpec {
+fn attend_spec(dtype: DType, dim: u32, (masked, bounded): (bool, bool), variant: Variant) -> AttentionSpec {
     // Shared memory of these variants holds two CTAs only
     // with a smaller key tile.
     let has_little = matches!(variant, Variant::Sm89 | Variant::Sm120) && dim > 64;
     // A mask needs registers beside the accumulators, so
     // the key tile is smaller.
-    let has_few_registers = is_masked && dim > 64;
-    AttentionSpec {
-        step: Name::new(attend_step(is_masked, is_bounded)),
-        kv: KvFormat::Plain(dtype),
-        qk: dim,
-        v: dim,
-        rows: ROWS,
-        keys: if has_little || has_few_registers { 32 } else { 64 },
-    }
-}
-
-fn is_masked(spec: &AttentionSpec) -> bool {
-    [MASKED, MASKED_BOUNDED].contains(&spec.step.as_str())
+    let has_few_registers = masked && dim > 64;
+    let keys = if has_little || has_few_registers { 32 } else { 64 };
+    let attend = AttentionSpec::attend(KvFormat::Plain(dtype), [dim; 2], ROWS, keys);
+    AttentionSpec { x: KernelDType::Of(dtype), masked, bounded, ..attend }
 }
 
 /// `SharedStorage` of `entry/sm80_attention_cp_async.cu`.
@@ -65,7 +55,7 @@ fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let tiles = (ROWS + spec.keys) * spec.qk * 2 + spec.keys * spec.v * 2;
     // Absent keys, flags for infinite or NaN values, masked
     // tiles, and the CTA's work item.
-    let of_mask = if is_masked(spec) { super::tile_bits_bytes(spec) } else { 0 };
+    let of_mask = if spec.masked { super::tile_bits_bytes(spec) } else { 0 };
     (tiles + 12 + of_mask).next_multiple_of(8).saturating_add(64).next_multiple_of(16)
 }
 
@@ -74,8 +64,7 @@ fn kernels(variant: Variant) -> impl Iterator<Item = AttentionSpec> {
     let dtypes = [DType::F16, DType::BF16].into_iter().filter(move |_| variant >= Variant::Sm80);
     dtypes.flat_map(move |dtype| {
         DIMS.into_iter()
-            .flat_map(move |dim| [(false, false), (false, true), (true, false), (true, true)].map(|both| (dim, both)))
-            .map(move |(dim, (is_masked, is_bounded))| attend_spec(dtype, dim, is_bounded, is_masked, variant))
+            .flat_map(move |dim| super::MASKED_AND_BOUNDED.map(|axes| attend_spec(dtype, dim, axes, variant)))
     })
 }
 
@@ -92,7 +81,7 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     }
     let dim = DIMS.into_iter().find(|&dim| dim as usize >= op.qk_dim.max(op.v_dim));
     let dim = dim.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
-    let spec = attend_spec(dtype, dim, super::is_bounded(op), op.mask.is_some(), variant);
+    let spec = attend_spec(dtype, dim, (op.mask.is_some(), super::is_bounded(op)), variant);
     check_shared(shared_bytes(&spec), info)?;
     Ok((spec, variant))
 }
@@ -103,24 +92,20 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm80_attention_cp_async.cu";
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    let constants = [
-        ("QG_THREADS", THREADS),
-        ("QG_CTAS_PER_SM", CTAS_A_UNIT),
-        ("QG_KV", kv_code(spec.kv)),
-        ("QG_QK", spec.qk),
-        ("QG_V", spec.v),
-        ("QG_KEYS", spec.keys),
-        ("QG_BOUNDED", ["attend_bounded", MASKED_BOUNDED].contains(&spec.step.as_str()).into()),
-        ("QG_SHARED_BYTES", shared_bytes(&spec)),
-    ];
-    for (name, value) in constants {
-        constant_line(&mut prelude, name, value);
-    }
-    mask_line(&mut prelude, is_masked(&spec));
+    let prelude = Prelude {
+        threads: Some(THREADS),
+        ctas_per_sm: Some(CTAS_A_UNIT),
+        kv: Some(kv_code(spec.kv)),
+        qk: Some(spec.qk),
+        v: Some(spec.v),
+        keys: Some(spec.keys),
+        bounded: Some(spec.bounded.into()),
+        bits: Some(spec.masked.into()),
+        shared_bytes: Some(shared_bytes(&spec)),
+        ..Prelude::of(variant)
+    };
     let (name, symbol) = (id(spec, variant).to_string(), "qg_sm80_attention_cp_async");
-    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude: prelude.text(), arch_specific: false }
 }
 
 /// All kernels of the family for `variant`.

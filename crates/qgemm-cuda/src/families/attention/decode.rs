@@ -5,14 +5,13 @@
 use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
-    AttentionConfig, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family, HalError, KernelId,
-    KvFormat, LaunchSequence, Math, Name, Spec, Unsupported, Variant, WorkspaceLayout,
+    AttentionConfig, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family, HalError, KernelDType,
+    KernelId, KvFormat, LaunchSequence, Math, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{MakeKernel, load};
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::decode_pairs as pairs;
-use super::mask_line;
 use super::params::{for_attend, kv_code};
 use super::simt::{self, Attend, Cut, ctas};
 use crate::arch::check_shared;
@@ -47,16 +46,10 @@ const EFFICIENCY: (u32, u32) = (920, 300);
 #[derive(Debug)]
 pub(super) struct AttentionDecode;
 
-/// Kernel steps with a mask.
-const MASKED_STEPS: [&str; 2] = ["decode_f16_masked", "decode_bf16_masked"];
-
-/// The step name encodes the type of Q and
-/// whether there is a mask.
+/// The kernel for Q of type `x`.
 fn attend_spec(x: DType, kv: KvFormat, dim: u32, is_masked: bool, rows: u32, variant: Variant) -> AttentionSpec {
-    let is_bf16 = x == DType::BF16;
-    let plain = if is_bf16 { "decode_bf16" } else { "decode_f16" };
-    let step = Name::new(if is_masked { MASKED_STEPS[usize::from(is_bf16)] } else { plain });
-    AttentionSpec { step, kv, qk: dim, v: dim, rows, keys: warps(rows, is_masked, variant) * tile(kv, dim) }
+    let keys = warps(rows, is_masked, variant) * tile(kv, dim);
+    AttentionSpec { x: KernelDType::Of(x), masked: is_masked, ..AttentionSpec::attend(kv, [dim; 2], rows, keys) }
 }
 
 /// Supported row tiles (queries of the heads that share a
@@ -121,8 +114,7 @@ fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
         _ => 100 << 10,
     };
     // Limited by registers.
-    let is_masked = MASKED_STEPS.contains(&spec.step.as_str());
-    let most = match spec.kv.bits() > 8 || (is_masked && variant < Variant::Sm90) {
+    let most = match spec.kv.bits() > 8 || (spec.masked && variant < Variant::Sm90) {
         true => 2,
         false if threads(spec) > 128 => 2,
         false => 3,
@@ -170,27 +162,32 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm80_attention_decode.cu";
-    let is_bf16 = pairs::is_bf16(&spec) || ["decode_bf16", MASKED_STEPS[1]].contains(&spec.step.as_str());
-    let x = if is_bf16 { DType::BF16 } else { DType::F16 };
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", threads(&spec));
-    constant_line(&mut prelude, "QG_X", dtype_code(x));
-    constant_line(&mut prelude, "QG_KV", kv_code(spec.kv));
-    constant_line(&mut prelude, "QG_QK", spec.qk);
-    constant_line(&mut prelude, "QG_V", spec.v);
-    constant_line(&mut prelude, "QG_ROWS", spec.rows);
-    constant_line(&mut prelude, "QG_TILE", tile(spec.kv, spec.qk));
-    constant_line(&mut prelude, "QG_SLOTS", slots(&spec));
-    constant_line(&mut prelude, "QG_COUNTERS", COUNTERS as u32);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
-    macro_line(&mut prelude, "QG_CTAS_PER_SM", &ctas_a_unit(&spec, variant).to_string());
-    mask_line(&mut prelude, MASKED_STEPS.contains(&spec.step.as_str()));
-    if pairs::is_of(&spec) {
-        macro_line(&mut prelude, "QG_PAIRS", "1");
-    }
+    let KernelDType::Of(x) = spec.x else { unreachable!("kernels are compiled for a type of Q") };
+    let prelude = Prelude {
+        threads: Some(threads(&spec)),
+        x: Some(dtype_code(x)),
+        kv: Some(kv_code(spec.kv)),
+        qk: Some(spec.qk),
+        v: Some(spec.v),
+        rows: Some(spec.rows),
+        tile: Some(tile(spec.kv, spec.qk)),
+        slots: Some(slots(&spec)),
+        counters: Some(COUNTERS as u32),
+        shared_bytes: Some(shared_bytes(&spec)),
+        ctas_per_sm: Some(ctas_a_unit(&spec, variant) as u32),
+        bits: Some(spec.masked.into()),
+        pairs: Some(pairs::is_of(&spec).into()),
+        ..Prelude::of(variant)
+    };
     let (name, symbol) = (id(spec, variant).to_string(), "qg_attention_decode");
-    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: pairs::is_of(&spec) }
+    KernelSpec {
+        name,
+        entry,
+        text: source::entry(entry),
+        symbol,
+        prelude: prelude.text(),
+        arch_specific: pairs::is_of(&spec),
+    }
 }
 
 /// All kernels of the family for `variant`.

@@ -7,15 +7,13 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::AttentionPointers;
-use qgemm_hal::{AttentionSpec, CheckedAttention, HalError, KvFormat, KvRows, Name, Operands, Paging, Variant};
+use qgemm_hal::{AttentionSpec, CheckedAttention, HalError, KernelDType, KvFormat, KvRows, Operands, Paging, Variant};
 
 use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
 use super::params::AttentionParams;
 use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
 
-/// Kernel steps, for Q in f16 and bf16.
-const STEPS: [&str; 2] = ["decode_f16_pairs", "decode_bf16_pairs"];
 /// Head dimension.
 pub(super) const DIM: u32 = 128;
 /// KV heads of a CTA.
@@ -46,18 +44,13 @@ const MOST_STRIDE: u64 = 1 << 40;
 
 /// The kernel for Q of type `x`.
 pub(super) fn attend_spec(x: DType, kv: KvFormat) -> AttentionSpec {
-    let step = Name::new(STEPS[usize::from(x == DType::BF16)]);
-    AttentionSpec { step, kv, qk: DIM, v: DIM, rows: ROWS, keys: TURN_KEYS }
+    let attend = AttentionSpec::attend(kv, [DIM; 2], ROWS, TURN_KEYS);
+    AttentionSpec { x: KernelDType::Of(x), kv_heads: HEADS as u32, ..attend }
 }
 
 /// Whether `spec` is one of these kernels.
 pub(super) fn is_of(spec: &AttentionSpec) -> bool {
-    STEPS.contains(&spec.step.as_str())
-}
-
-/// Whether Q is bf16.
-pub(super) fn is_bf16(spec: &AttentionSpec) -> bool {
-    spec.step.as_str() == STEPS[1]
+    spec.kv_heads == HEADS as u32
 }
 
 /// Whether `kv` is supported: the pair's codes must be one cache

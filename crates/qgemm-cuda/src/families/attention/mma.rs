@@ -4,14 +4,13 @@
 use qgemm_formats::DType;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelId, KvFormat, LaunchSequence, Name, Operand, Spec, Unsupported, Variant,
+    Geometry, HalError, KernelDType, KernelId, KvFormat, LaunchSequence, Operand, Spec, Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::params::{AttentionParams, for_attend, is_all, kv_code};
 use super::simt::ctas;
-use super::{MASKED, mask_line};
 use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
@@ -60,9 +59,8 @@ fn attend_spec(dtype: DType, (qk, v): (u32, u32), is_masked: bool, variant: Vari
         193.. => 32,
         _ => 64,
     };
-    let kv = KvFormat::Plain(dtype);
-    let step = Name::new(if is_masked { MASKED } else { "attend" });
-    AttentionSpec { step, kv, qk, v, rows, keys }
+    let attend = AttentionSpec::attend(KvFormat::Plain(dtype), [qk, v], rows, keys);
+    AttentionSpec { x: KernelDType::Of(dtype), masked: is_masked, ..attend }
 }
 
 /// `SharedStorage` of `entry/sm70_attention_mma.cu`.
@@ -70,7 +68,7 @@ fn shared_bytes(spec: &AttentionSpec, variant: Variant) -> u32 {
     let (qk_pitch, v_pitch) = (spec.qk * 2 + 16, spec.v * 2 + 16);
     // On Volta keys and values share a buffer in turn.
     let a_key = if variant == Variant::Sm70 { qk_pitch.max(v_pitch) } else { qk_pitch + v_pitch };
-    let of_mask = if spec.step.as_str() == MASKED { super::tile_bits_bytes(spec) } else { 0 };
+    let of_mask = if spec.masked { super::tile_bits_bytes(spec) } else { 0 };
     let bytes = spec.rows * qk_pitch + spec.keys * a_key + (2 + spec.keys) * 4 + of_mask;
     bytes.next_multiple_of(4)
 }
@@ -110,7 +108,7 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 /// Resident CTAs to demand of the compiler, where it would
 /// otherwise pick more and spill.
 fn ctas_per_sm(spec: &AttentionSpec, variant: Variant) -> Option<u32> {
-    let is_masked = spec.step.as_str() == MASKED;
+    let is_masked = spec.masked;
     match (spec.qk, spec.v) {
         _ if variant == Variant::Sm70 => Some(2),
         (64, 64) if is_masked => Some(3),
@@ -124,21 +122,20 @@ fn ctas_per_sm(spec: &AttentionSpec, variant: Variant) -> Option<u32> {
 
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm70_attention_mma.cu";
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", THREADS);
-    constant_line(&mut prelude, "QG_KV", kv_code(spec.kv));
-    constant_line(&mut prelude, "QG_QK", spec.qk);
-    constant_line(&mut prelude, "QG_V", spec.v);
-    constant_line(&mut prelude, "QG_ROWS", spec.rows);
-    constant_line(&mut prelude, "QG_KEYS", spec.keys);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec, variant));
-    if let Some(ctas) = ctas_per_sm(&spec, variant) {
-        macro_line(&mut prelude, "QG_CTAS_PER_SM", &ctas.to_string());
-    }
-    mask_line(&mut prelude, spec.step.as_str() == MASKED);
+    let prelude = Prelude {
+        threads: Some(THREADS),
+        kv: Some(kv_code(spec.kv)),
+        qk: Some(spec.qk),
+        v: Some(spec.v),
+        rows: Some(spec.rows),
+        keys: Some(spec.keys),
+        bits: Some(spec.masked.into()),
+        shared_bytes: Some(shared_bytes(&spec, variant)),
+        ctas_per_sm: Some(ctas_per_sm(&spec, variant).unwrap_or(0)),
+        ..Prelude::of(variant)
+    };
     let (name, symbol) = (id(spec, variant).to_string(), "qg_attention_mma");
-    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude: prelude.text(), arch_specific: false }
 }
 
 /// All kernels of the family for `variant`.

@@ -17,8 +17,7 @@ use qgemm_hal::{
     LaunchSequence, Math, Spec, Unsupported, Variant,
 };
 
-use super::kernel_launch::MakeKernel;
-use super::prelude::macro_line;
+use super::kernel_launch::{MakeKernel, unknown_family};
 use crate::spec::KernelSpec;
 
 /// Families of CUDA devices.
@@ -34,24 +33,6 @@ pub(super) const FAMILIES: AttentionFamilies = &[
 /// results also switch here to matrix instructions.
 const LEAST_QUERIES: usize = 17;
 
-/// Kernel step with a mask and no other feature.
-const MASKED: &str = "attend_masked";
-/// Kernel step with a mask and bounded scores.
-const MASKED_BOUNDED: &str = "attend_masked_bounded";
-
-/// Kernel step for many queries, by mask and bounded
-/// scores. Scores are bounded when they are not the
-/// product times a positive factor: with a soft cap, or
-/// with a negative or zero scale.
-fn attend_step(is_masked: bool, is_bounded: bool) -> &'static str {
-    match (is_masked, is_bounded) {
-        (false, false) => "attend",
-        (false, true) => "attend_bounded",
-        (true, false) => MASKED,
-        (true, true) => MASKED_BOUNDED,
-    }
-}
-
 /// `TileBits` of `mainloop/attention_tile_bits.cuh`
 /// for four warps: two words for each warp, and one
 /// word of 32 keys for each row.
@@ -59,12 +40,9 @@ fn tile_bits_bytes(spec: &AttentionSpec) -> u32 {
     (4 * 2 + spec.rows * (spec.keys / 32)) * 4
 }
 
-/// Enables the mask in a kernel's prelude.
-fn mask_line(prelude: &mut String, is_masked: bool) {
-    if is_masked {
-        macro_line(prelude, "QG_BITS", "1");
-    }
-}
+/// Values of the axes that double a kernel: whether there is a
+/// mask, and whether scores are bounded.
+const MASKED_AND_BOUNDED: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
 
 /// Whether scores are not the product times a positive factor: with
 /// a soft cap, or a negative or zero scale.
@@ -156,7 +134,8 @@ fn check_invariant(family: &str, op: &CheckedAttention, info: &DeviceInfo) -> Re
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when the device has no kernel
-/// variant, and errors of `make`.
+/// variant, [`HalError::KernelUnavailable`] when the plan is of
+/// another backend's family, and errors of `make`.
 pub fn attention_sequence(
     op: &CheckedAttention,
     plan: &AttentionPlan,
@@ -169,7 +148,8 @@ pub fn attention_sequence(
         wgmma::NAME => wgmma::sequence(op, &plan.config, info, variant, make),
         cp_async::NAME => cp_async::sequence(op, &plan.config, info, variant, make),
         decode::NAME => decode::sequence(op, &plan.config, variant, make),
-        _ => simt::sequence(op, &plan.config, variant, make),
+        simt::NAME => simt::sequence(op, &plan.config, variant, make),
+        _ => Err(unknown_family(&plan.config.kernel, info)),
     }
 }
 

@@ -5,15 +5,14 @@
 use std::sync::Arc;
 
 use qgemm_hal::{
-    AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelId, KvFormat, LaunchSequence, LaunchStep, Math, Name, Operand, Spec, Unsupported,
-    Variant, WorkspaceLayout,
+    AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, AttentionStep, CheckedAttention, Device,
+    DeviceInfo, Family, Geometry, HalError, KernelId, KvFormat, LaunchSequence, LaunchStep, Math, Operand, Spec,
+    Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, load};
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::params::{AttentionParams, for_attend, kv_code};
-use super::{MASKED, mask_line};
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -79,15 +78,14 @@ const fn rows_of(is_masked: bool) -> &'static [u32] {
 }
 
 fn attend_spec(kv: KvFormat, lanes: u32, rows: u32, is_masked: bool) -> AttentionSpec {
-    let (qk, v) = (lanes * 8, lanes * 8);
-    let step = Name::new(if is_masked { MASKED } else { "attend" });
-    AttentionSpec { step, kv, qk, v, rows, keys: groups(lanes) * keys_together(rows) }
+    let keys = groups(lanes) * keys_together(rows);
+    AttentionSpec { masked: is_masked, ..AttentionSpec::attend(kv, [lanes * 8; 2], rows, keys) }
 }
 
 /// The split-KV combine kernel, for every format and dimension.
 fn combine_spec() -> AttentionSpec {
     let kv = KvFormat::Plain(qgemm_formats::DType::F32);
-    AttentionSpec { step: Name::new("combine"), kv, qk: 256, v: 256, rows: 1, keys: 1 }
+    AttentionSpec { step: AttentionStep::Combine, ..AttentionSpec::attend(kv, [256; 2], 1, 1) }
 }
 
 /// `SharedStorage` of `entry/attention_combine.cu`: row_max, row_sum and
@@ -105,33 +103,33 @@ fn shared_bytes(spec: &AttentionSpec) -> u32 {
 }
 
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
-    let attends = spec.step.as_str() != "combine";
-    let (entry, symbol) = match attends {
-        true => ("entry/attention_simt.cu", "qg_attention_simt"),
-        false => ("entry/attention_combine.cu", "qg_attention_combine"),
-    };
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", THREADS);
-    if attends {
-        constant_line(&mut prelude, "QG_KV", kv_code(spec.kv));
-        constant_line(&mut prelude, "QG_LANES", spec.qk / 8);
-        constant_line(&mut prelude, "QG_ROWS", spec.rows);
-        constant_line(&mut prelude, "QG_KEYS", spec.keys);
-        constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
-        let is_masked = spec.step.as_str() == MASKED;
-        // With one more CTA per SM the compiler would spill, for
-        // four rows of 256 features and for masked block formats.
-        let spills_blocks = is_masked && spec.kv.has_scales() && variant == Variant::Sm120;
-        if (spec.qk == 256 && spec.rows == 4) || spills_blocks {
-            macro_line(&mut prelude, "QG_CTAS_PER_SM", "2");
+    let ((entry, symbol), prelude) = match spec.step {
+        AttentionStep::Combine => {
+            let shared_bytes = Some(COMBINE_SHARED_BYTES);
+            (("entry/attention_combine.cu", "qg_attention_combine"), Prelude { shared_bytes, ..Prelude::of(variant) })
         }
-        mask_line(&mut prelude, is_masked);
-    } else {
-        constant_line(&mut prelude, "QG_SHARED_BYTES", COMBINE_SHARED_BYTES);
-    }
+        _ => (("entry/attention_simt.cu", "qg_attention_simt"), attend_prelude(&spec, variant)),
+    };
+    let prelude = Prelude { threads: Some(THREADS), ..prelude }.text();
     let name = id(spec, variant).to_string();
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+}
+
+fn attend_prelude(spec: &AttentionSpec, variant: Variant) -> Prelude<'static> {
+    // With one more CTA per SM the compiler would spill, for
+    // four rows of 256 features and for masked block formats.
+    let spills_blocks = spec.masked && spec.kv.has_scales() && variant == Variant::Sm120;
+    let spills = (spec.qk == 256 && spec.rows == 4) || spills_blocks;
+    Prelude {
+        kv: Some(kv_code(spec.kv)),
+        lanes: Some(spec.qk / 8),
+        rows: Some(spec.rows),
+        keys: Some(spec.keys),
+        shared_bytes: Some(shared_bytes(spec)),
+        ctas_per_sm: Some(if spills { 2 } else { 0 }),
+        bits: Some(spec.masked.into()),
+        ..Prelude::of(variant)
+    }
 }
 
 /// All kernels of the family for `variant`.

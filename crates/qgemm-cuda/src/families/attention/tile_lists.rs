@@ -8,19 +8,17 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::{
-    AttentionOperand, AttentionSpec, CheckedAttention, Geometry, HalError, KernelId, KvFormat, LaunchStep, MaskBits,
-    Name, Operand, Operands, Spec, Unsupported, Variant,
+    AttentionOperand, AttentionSpec, AttentionStep, CheckedAttention, Geometry, HalError, KernelId, KvFormat,
+    LaunchStep, MaskBits, Operand, Operands, Spec, Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
 use super::super::launch_params::LaunchParams;
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::params::{AttentionParams, MaskedParams};
 use super::simt::ctas;
 use crate::spec::KernelSpec;
 
-/// Kernel step that writes the lists.
-const STEP: &str = "list_tiles";
 /// Threads of a CTA: sixteen warps, one key tile each.
 const THREADS: u32 = 512;
 /// `SharedStorage` of `entry/attention_list_tiles.cu`:
@@ -31,7 +29,8 @@ const MOST_BYTES: usize = 1 << 28;
 
 /// The kernel that lists tiles of `keys` keys for `rows` queries.
 pub(super) fn spec_of(rows: u32, keys: u32) -> AttentionSpec {
-    AttentionSpec { step: Name::new(STEP), kv: KvFormat::Plain(DType::F16), qk: 0, v: 0, rows, keys }
+    let kv = KvFormat::Plain(DType::F16);
+    AttentionSpec { step: AttentionStep::ListTiles, masked: true, ..AttentionSpec::attend(kv, [0; 2], rows, keys) }
 }
 
 fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
@@ -40,16 +39,16 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 
 pub(super) fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/attention_list_tiles.cu";
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    let constants =
-        [("QG_THREADS", THREADS), ("QG_ROWS", spec.rows), ("QG_KEYS", spec.keys), ("QG_SHARED_BYTES", SHARED_BYTES)];
-    for (name, value) in constants {
-        constant_line(&mut prelude, name, value);
-    }
-    super::mask_line(&mut prelude, true);
+    let prelude = Prelude {
+        threads: Some(THREADS),
+        rows: Some(spec.rows),
+        keys: Some(spec.keys),
+        bits: Some(spec.masked.into()),
+        shared_bytes: Some(SHARED_BYTES),
+        ..Prelude::of(variant)
+    };
     let (name, symbol) = (id(spec, variant).to_string(), "qg_attention_list_tiles");
-    KernelSpec { name, entry, text: crate::source::entry(entry), symbol, prelude, arch_specific: false }
+    KernelSpec { name, entry, text: crate::source::entry(entry), symbol, prelude: prelude.text(), arch_specific: false }
 }
 
 /// `ListedParams` in `mainloop/attention_tile_list.cuh`.

@@ -14,13 +14,13 @@ use qgemm_formats::DType;
 use qgemm_hal::abi::{AttentionPointers, dtype_code};
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelId, KvFormat, KvPlaces, KvRows, LaunchSequence, LaunchStep, Name, Operand, Operands,
-    Spec, Unsupported, Variant, WorkspaceLayout,
+    Geometry, HalError, KernelDType, KernelId, KvFormat, KvPaging, KvPlaces, KvRows, LaunchSequence, LaunchStep,
+    Operand, Operands, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::super::launch_params::LaunchParams;
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::params::{AttentionParams, is_all};
 use super::simt::ctas;
 use super::tile_lists::{self, ListedParams, TileLists};
@@ -46,74 +46,36 @@ const LEAST_PIECE: usize = 8;
 const EFFICIENCY: (u32, u32) = (800, 550);
 const EFFICIENCY_BY_ROWS: (u32, u32) = (750, 450);
 
-/// How keys and values get to shared memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    /// Contiguous keys: a tile at a time by TMA.
-    Tiles,
-    /// Paged keys: pieces by TMA; pages and tiles are
-    /// multiples of a piece.
-    Pieces,
-    /// Paged keys: row by row.
-    Rows,
-}
-
-impl Source {
-    /// The source for `op`, with tiles of `keys` keys.
-    fn of(op: &CheckedAttention, keys: u32) -> Self {
-        match op.places {
-            KvPlaces::Table { page_size, .. } if piece_rows(page_size, keys) as usize >= LEAST_PIECE => Source::Pieces,
-            KvPlaces::Table { .. } => Source::Rows,
-            _ => Source::Tiles,
-        }
+/// How keys and values of `op` get to shared memory, with tiles of
+/// `keys` keys: a tile at a time by TMA, pieces of a page by TMA,
+/// or row by row where pieces would be too small.
+fn paging_of(op: &CheckedAttention, keys: u32) -> KvPaging {
+    match op.places {
+        KvPlaces::Table { page_size, .. } if piece_rows(page_size, keys) as usize >= LEAST_PIECE => KvPaging::Pieces,
+        KvPlaces::Table { .. } => KvPaging::Rows,
+        _ => KvPaging::Contiguous,
     }
 }
+
+/// Supported values of [`AttentionSpec::paging`].
+const PAGING: [KvPaging; 3] = [KvPaging::Contiguous, KvPaging::Pieces, KvPaging::Rows];
 
 /// Kernel specialization beside types and tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Step {
-    source: Source,
-    /// Whether there is a bit mask.
-    is_masked: bool,
-    /// Whether scores are not the product times a positive factor: with
-    /// a soft cap, or a negative or zero scale.
-    is_bounded: bool,
+    paging: KvPaging,
+    masked: bool,
+    bounded: bool,
 }
 
 impl Step {
     fn of(op: &CheckedAttention, keys: u32) -> Self {
-        Self { source: Source::of(op, keys), is_masked: op.mask.is_some(), is_bounded: super::is_bounded(op) }
+        Self { paging: paging_of(op, keys), masked: op.mask.is_some(), bounded: super::is_bounded(op) }
     }
 
     fn all() -> impl Iterator<Item = Self> {
-        let sources = [Source::Tiles, Source::Pieces, Source::Rows].into_iter();
-        sources.flat_map(|source| {
-            [(false, false), (false, true), (true, false), (true, true)].map(|(is_masked, is_bounded)| Self {
-                source,
-                is_masked,
-                is_bounded,
-            })
-        })
-    }
-
-    fn name(self) -> &'static str {
-        match (self.source, self.is_masked, self.is_bounded) {
-            (Source::Tiles, is_masked, is_bounded) => super::attend_step(is_masked, is_bounded),
-            (Source::Pieces, false, false) => "attend_pieces",
-            (Source::Pieces, false, true) => "attend_pieces_bounded",
-            (Source::Pieces, true, false) => "masked_pieces",
-            (Source::Pieces, true, true) => "masked_pieces_bounded",
-            (Source::Rows, false, false) => "attend_rows",
-            (Source::Rows, false, true) => "attend_rows_bounded",
-            (Source::Rows, true, false) => "masked_rows",
-            (Source::Rows, true, true) => "masked_rows_bounded",
-        }
-    }
-
-    /// The step of a kernel.
-    fn of_spec(spec: &AttentionSpec) -> Self {
-        let found = Self::all().find(|step| step.name() == spec.step.as_str());
-        found.unwrap_or(Self { source: Source::Tiles, is_masked: false, is_bounded: false })
+        let of_paging = |paging| super::MASKED_AND_BOUNDED.map(|(masked, bounded)| Self { paging, masked, bounded });
+        PAGING.into_iter().flat_map(of_paging)
     }
 }
 
@@ -152,15 +114,10 @@ pub(super) struct AttentionWgmma;
 
 fn attend_spec(dtype: DType, tile: &Tile, step: Step) -> AttentionSpec {
     let &Tile { qk, v, warpgroups, keys, .. } = tile;
-    let warpgroups = if step.is_masked { warpgroups.min(MASKED_WARPGROUPS) } else { warpgroups };
-    AttentionSpec {
-        step: Name::new(step.name()),
-        kv: KvFormat::Plain(dtype),
-        qk,
-        v,
-        rows: warpgroups * WARPGROUP_ROWS,
-        keys,
-    }
+    let Step { paging, masked, bounded } = step;
+    let warpgroups = if masked { warpgroups.min(MASKED_WARPGROUPS) } else { warpgroups };
+    let attend = AttentionSpec::attend(KvFormat::Plain(dtype), [qk, v], warpgroups * WARPGROUP_ROWS, keys);
+    AttentionSpec { x: KernelDType::Of(dtype), paging, masked, bounded, ..attend }
 }
 
 fn warpgroups(spec: &AttentionSpec) -> u32 {
@@ -182,7 +139,7 @@ fn shared_bytes(spec: &AttentionSpec) -> u32 {
     let barriers = (2 + 5 * stages(spec)) * 8;
     // A bit for each key without a page, for twice
     // as many tiles as stages.
-    let absent = if Step::of_spec(spec).source == Source::Tiles { 0 } else { 2 * stages(spec) * spec.keys / 8 };
+    let absent = if spec.paging == KvPaging::Contiguous { 0 } else { 2 * stages(spec) * spec.keys / 8 };
     (tiles + barriers + stages(spec) * (INSPECTORS + 1) * 4 + absent).next_multiple_of(1024)
 }
 
@@ -193,31 +150,27 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm90_attention_wgmma_ws.cu";
     let KvFormat::Plain(dtype) = spec.kv else { unreachable!("keys are plain") };
-    let Step { source, is_masked, is_bounded } = Step::of_spec(&spec);
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    let constants = [
-        ("QG_THREADS", threads(&spec)),
-        ("QG_WARPGROUPS", warpgroups(&spec)),
-        ("QG_KV", dtype_code(dtype)),
-        ("QG_QK", spec.qk),
-        ("QG_V", spec.v),
-        ("QG_KEYS", spec.keys),
-        ("QG_STAGES", stages(&spec)),
-        ("QG_BOUNDED", is_bounded.into()),
-        ("QG_SHARED_BYTES", shared_bytes(&spec)),
-    ];
-    for (name, value) in constants {
-        constant_line(&mut prelude, name, value);
-    }
-    match source {
-        Source::Tiles => {}
-        Source::Pieces => macro_line(&mut prelude, "QG_PAGES", "1"),
-        Source::Rows => macro_line(&mut prelude, "QG_PAGES", "2"),
-    }
-    super::mask_line(&mut prelude, is_masked);
+    let pages = match spec.paging {
+        KvPaging::Any | KvPaging::Contiguous => 0,
+        KvPaging::Pieces => 1,
+        KvPaging::Rows => 2,
+    };
+    let prelude = Prelude {
+        threads: Some(threads(&spec)),
+        warpgroups: Some(warpgroups(&spec)),
+        kv: Some(dtype_code(dtype)),
+        qk: Some(spec.qk),
+        v: Some(spec.v),
+        keys: Some(spec.keys),
+        stages: Some(stages(&spec)),
+        bounded: Some(spec.bounded.into()),
+        bits: Some(spec.masked.into()),
+        pages: Some(pages),
+        shared_bytes: Some(shared_bytes(&spec)),
+        ..Prelude::of(variant)
+    };
     let (name, symbol) = (id(spec, variant).to_string(), "qg_sm90_attention_wgmma_ws");
-    KernelSpec { name, entry, text: crate::source::entry(entry), symbol, prelude, arch_specific: true }
+    KernelSpec { name, entry, text: crate::source::entry(entry), symbol, prelude: prelude.text(), arch_specific: true }
 }
 
 /// All kernels of the family for `variant`.
@@ -226,7 +179,7 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let of_dtype =
         |dtype| TILES.iter().flat_map(move |tile| Step::all().map(move |step| attend_spec(dtype, tile, step)));
     let attend: Vec<AttentionSpec> = dtypes.flat_map(of_dtype).collect();
-    let masked = attend.iter().filter(|spec| Step::of_spec(spec).is_masked);
+    let masked = attend.iter().filter(|spec| spec.masked);
     let lists: BTreeSet<_> = masked.map(|spec| (spec.rows, spec.keys)).collect();
     let lists = lists.into_iter().map(move |(rows, keys)| tile_lists::source(tile_lists::spec_of(rows, keys), variant));
     attend.into_iter().map(move |spec| source(spec, variant)).chain(lists)
@@ -380,7 +333,7 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     let tile = tile.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
     let step = Step::of(op, tile.keys);
     let mut by_tma = vec![Heads::queries(op)];
-    if step.source != Source::Rows {
+    if step.paging != KvPaging::Rows {
         by_tma.extend([Heads::keys(op, &op.k, op.qk_dim, 1), Heads::keys(op, &op.v, op.v_dim, 1)]);
     }
     if !op.q.aligned || !op.k.rows.aligned || !op.v.rows.aligned || !by_tma.iter().all(Heads::fit) {
@@ -405,7 +358,7 @@ impl Family<CheckedAttention> for AttentionWgmma {
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
         let (spec, variant) = spec_of(op, info)?;
         super::check_invariant(NAME, op, info)?;
-        let by_rows = Step::of_spec(&spec).source == Source::Rows;
+        let by_rows = spec.paging == KvPaging::Rows;
         let efficiency = if by_rows { EFFICIENCY_BY_ROWS } else { EFFICIENCY };
         let attend = super::one_launch(op, id(spec, variant), &spec, efficiency);
         Ok(vec![match op.mask {
@@ -458,7 +411,7 @@ pub(super) fn sequence(
     let attention = AttentionParams::new(op, 1, config.part_keys, row_ctas);
     let heads_together = super::heads_together(op.heads, of_head, ctas);
     let (piece_shift, queries) = (rows.trailing_zeros(), Heads::queries(op));
-    let kv = (Step::of_spec(&spec).source != Source::Rows).then(kv);
+    let kv = (spec.paging != KvPaging::Rows).then(kv);
     let attend = |params: Arc<dyn Params>, make: &mut MakeKernel<'_>| -> Result<LaunchStep, HalError> {
         let launch = KernelLaunch {
             id: config.kernel,
@@ -503,9 +456,14 @@ mod tests {
     }
 
     #[test]
-    fn steps_say_what_kernels_are_made_for() {
-        for step in Step::all() {
-            assert_eq!(Step::of_spec(&attend_spec(DType::F16, &TILES[0], step)), step);
+    fn identities_tell_all_axes() {
+        let specs: Vec<_> = Step::all().map(|step| attend_spec(DType::F16, &TILES[0], step)).collect();
+        assert_eq!(specs.len(), 12);
+        for (step, spec) in Step::all().zip(&specs) {
+            assert_eq!((spec.paging, spec.masked, spec.bounded), (step.paging, step.masked, step.bounded));
+            assert_eq!(spec.to_string().parse(), Ok(*spec));
         }
+        let unknown = specs[0].to_string().replace("paging=contiguous", "paging=folded");
+        assert!(unknown.parse::<AttentionSpec>().is_err(), "{unknown}");
     }
 }

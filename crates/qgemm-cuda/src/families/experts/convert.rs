@@ -9,13 +9,15 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
-    CheckedExperts, CheckedGemm, Dense, ExpertOperand, ExpertsPlan, HalError, LaunchStep, Operands, Variant, XPrologue,
+    CheckedExperts, CheckedGemm, Dense, ExpertOperand, ExpertStep, ExpertsPlan, HalError, LaunchStep, Operands,
+    Variant, XPrologue,
 };
 
 use super::super::gemm::x_prologue;
 use super::super::kernel_launch::{MakeKernel, Params, Places};
 use super::super::launch_params::LaunchParams;
-use super::{Constants, Step};
+use super::super::prelude::Prelude;
+use super::Step;
 use crate::spec::KernelSpec;
 
 /// Columns of a row that a thread writes at once.
@@ -25,22 +27,28 @@ const ALIGNMENT: usize = 256;
 const THREADS: u32 = 256;
 const FACTOR: usize = size_of::<f32>();
 
-const fn step(name: &'static str, constants: Constants) -> Step {
-    let (entry, symbol) = ("entry/experts_convert.cu", "qg_experts_convert");
-    Step { name, entry, symbol, threads: THREADS, shared_bytes: THREADS / 32 * 4, constants }
+const fn step(x: DType, d: DType, row_factors: bool) -> ((DType, DType, bool), Step) {
+    let constants = Prelude {
+        x_dtype: Some(dtype_code(x)),
+        d_dtype: Some(dtype_code(d)),
+        row_factors: Some(row_factors as u32),
+        whole_groups: Some(1),
+        ..Prelude::EMPTY
+    };
+    let step = Step {
+        step: ExpertStep::Convert { x, d },
+        entry: "entry/experts_convert.cu",
+        symbol: "qg_experts_convert",
+        threads: THREADS,
+        shared_bytes: THREADS / 32 * 4,
+        constants,
+    };
+    ((x, d, row_factors), step)
 }
 
 /// Kernels by types and by whether rows have factors.
-static STEPS: [((DType, DType, bool), Step); 3] = [
-    ((DType::F32, DType::F16, true), step("convert_f32_f16", |_| constants(DType::F32, DType::F16, true))),
-    ((DType::BF16, DType::F16, true), step("convert_bf16_f16", |_| constants(DType::BF16, DType::F16, true))),
-    ((DType::F32, DType::BF16, false), step("convert_f32_bf16", |_| constants(DType::F32, DType::BF16, false))),
-];
-
-fn constants(x: DType, d: DType, row_factors: bool) -> Vec<(&'static str, u32)> {
-    let types = [("QG_X_DTYPE", dtype_code(x)), ("QG_D_DTYPE", dtype_code(d))];
-    types.into_iter().chain([("QG_ROW_FACTORS", row_factors.into()), ("QG_WHOLE_GROUPS", 1)]).collect()
-}
+static STEPS: [((DType, DType, bool), Step); 3] =
+    [step(DType::F32, DType::F16, true), step(DType::BF16, DType::F16, true), step(DType::F32, DType::BF16, false)];
 
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     STEPS.iter().map(move |(_, step)| step.spec(variant))

@@ -11,7 +11,7 @@ use super::super::gemm::{FAULTS, Fp8Matrix, Instance, STAGE_K, XAccess, of_plane
 use super::super::kernel_launch::Places;
 use super::super::launch_params::LaunchParams;
 use super::params::ProductParams;
-use super::{EXPERT_TILES_MACROS, product_id};
+use super::{constants_of, product_id};
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
@@ -62,7 +62,7 @@ impl DecodedKernel {
     }
 
     pub fn spec(&self) -> KernelSpec {
-        self.0.spec_with(self.id(), EXPERT_TILES_MACROS)
+        self.0.spec_with(self.id(), constants_of(&self.0, true))
     }
 
     /// Kernel parameter for quantized X `x`, with the address `scales` of

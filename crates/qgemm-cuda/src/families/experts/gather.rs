@@ -8,20 +8,22 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::XFactor;
 use qgemm_hal::{
-    CheckedExperts, ExpertForm, ExpertOperand, ExpertsPlan, HalError, LaunchStep, Operands, Variant, XPlanes,
+    CheckedExperts, ExpertForm, ExpertOperand, ExpertStep, ExpertsPlan, HalError, LaunchStep, Operands, Variant,
+    XPlanes,
 };
 
 use super::super::kernel_launch::{MakeKernel, Params, Places};
 use super::super::launch_params::LaunchParams;
+use super::super::prelude::Prelude;
 use super::Step;
 
 const STEP: Step = Step {
-    name: "gather",
+    step: ExpertStep::Gather,
     entry: "entry/experts_gather.cu",
     symbol: "qg_experts_gather",
     threads: THREADS,
     shared_bytes: 0,
-    constants: |_| Vec::new(),
+    constants: Prelude::EMPTY,
 };
 /// Threads of a CTA, which copies one row.
 const THREADS: u32 = 128;

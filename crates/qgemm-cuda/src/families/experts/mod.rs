@@ -17,18 +17,18 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, Format};
 use qgemm_hal::abi::{ExpertCombine, FLAG_D_ALIGNED16, FLAG_RESIDUAL_ALIGNED16, TileSchedule, dtype_code};
 use qgemm_hal::{
-    CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig,
-    ExpertsPlan, Family, Geometry, HalError, KernelId, LaunchSequence, ListedSlots, Name, Operand, Operands, Schedule,
-    Spec, TileConfig, Unsupported, Variant,
+    CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertStep, ExpertStepSpec,
+    ExpertsConfig, ExpertsPlan, Family, Geometry, HalError, KernelId, LaunchSequence, ListedSlots, Operand, Operands,
+    Schedule, Spec, TileConfig, Unsupported, Variant,
 };
 
 use super::gemm::{
-    Cut, FAULTS, Instance, K_BLOCK, Key, ListedKernels, Types, XAccess, counts_row_tiles, fits_registers_as,
-    for_experts, instances_for_experts, params, settles, settles_lists, spills_key, takes_row_tiles,
+    Cut, EarlyPrefetch, ExpertCtas, FAULTS, Instance, K_BLOCK, Key, ListedKernels, Types, counts_row_tiles,
+    fits_registers_as, for_experts, instances_for_experts, params, spills_key,
 };
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
-use super::prelude::{constant_line, macro_line};
+use super::prelude::Prelude;
 use super::routing::{list_steps, list_workspace_bytes};
 use crate::arch;
 use crate::source;
@@ -46,11 +46,6 @@ const MOST_GRID_YZ: usize = 65_535;
 /// Threads of the combine kernel, and features of each (`RUN`).
 const COMBINE_THREADS: u32 = 128;
 const COMBINE_RUN: u32 = 8;
-/// Macros that make a GEMM kernel an MoE
-/// kernel; the second set is for CTAs that take
-/// tiles of all experts in turn.
-const EXPERTS_MACRO: &str = "#define QG_EXPERTS 1\n";
-const EXPERT_TILES_MACROS: &str = "#define QG_EXPERTS 1\n#define QG_EXPERT_TILES 1\n";
 /// Extra bytes of parked tile state for each
 /// warp in such kernels.
 const PARKED_BYTES: u32 = 16;
@@ -109,14 +104,24 @@ pub(super) fn ask_registers(variant: Variant, fits: &dyn Fn(String, KernelSpec) 
 }
 
 fn product_spec(instance: &Instance) -> KernelSpec {
-    let macros = if takes_tiles(instance) { EXPERT_TILES_MACROS } else { EXPERTS_MACRO };
-    instance.spec_with(product_id(instance), macros)
+    instance.spec_with(product_id(instance), constants_of(instance, takes_tiles(instance)))
+}
+
+/// Constants that make a GEMM kernel an MoE kernel, whose CTAs
+/// may take tiles of all experts in turn.
+fn constants_of(instance: &Instance, takes_tiles: bool) -> Prelude<'static> {
+    Prelude { experts: Some(1), expert_tiles: Some(takes_tiles.into()), ..instance.constants }
 }
 
 /// Whether CTAs take tiles of all experts in turn;
 /// otherwise each CTA has one tile.
 fn takes_tiles(instance: &Instance) -> bool {
-    instance.main_loop.x_access == XAccess::Tma
+    instance.main_loop.expert_ctas == ExpertCtas::Tiles
+}
+
+/// Whether CTAs share the row tiles of all experts.
+fn takes_row_tiles(instance: &Instance) -> bool {
+    instance.main_loop.expert_ctas == ExpertCtas::RowTiles
 }
 
 fn product_id(instance: &Instance) -> KernelId {
@@ -127,45 +132,40 @@ fn product_id(instance: &Instance) -> KernelId {
     }
 }
 
-/// Constants of a step kernel.
-type Constants = fn(Variant) -> Vec<(&'static str, u32)>;
-
 /// A kernel of a step beside the product.
 #[derive(Clone, Copy, Debug)]
 struct Step {
-    name: &'static str,
+    step: ExpertStep,
     entry: &'static str,
     symbol: &'static str,
     threads: u32,
     shared_bytes: u32,
-    constants: Constants,
+    constants: Prelude<'static>,
 }
 
 const COMBINE: Step = Step {
-    name: "combine",
+    step: ExpertStep::Combine,
     entry: "entry/experts_combine.cu",
     symbol: "qg_experts_combine",
     threads: COMBINE_THREADS,
     shared_bytes: 0,
-    constants: |_| Vec::new(),
+    constants: Prelude::EMPTY,
 };
 
 impl Step {
     fn id(&self, variant: Variant) -> KernelId {
-        KernelId::new("experts", Some(variant), Spec::ExpertStep(ExpertStepSpec { step: Name::new(self.name) }))
+        KernelId::new("experts", Some(variant), Spec::ExpertStep(ExpertStepSpec { step: self.step }))
     }
 
     fn spec(&self, variant: Variant) -> KernelSpec {
-        let mut prelude = String::new();
-        macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-        constant_line(&mut prelude, "QG_THREADS", self.threads);
-        (self.constants)(variant).into_iter().for_each(|(name, value)| constant_line(&mut prelude, name, value));
+        let variant_number = Some(variant.number());
+        let prelude = Prelude { variant: variant_number, threads: Some(self.threads), ..self.constants };
         KernelSpec {
             name: self.id(variant).to_string(),
             entry: self.entry,
             text: source::entry(self.entry),
             symbol: self.symbol,
-            prelude,
+            prelude: prelude.text(),
             arch_specific: false,
         }
     }
@@ -393,8 +393,8 @@ fn product_launch(
     // Other kernels wait for all earlier work.
     let is_by_slot = matches!(op.form, ExpertForm::Indexed { .. }) && !grouped;
     let is_known = match is_by_slot {
-        true => settles(instance),
-        false => grouped && op.lists && (settles_lists(instance) || takes_row_tiles(instance)),
+        true => instance.main_loop.expert_prefetch == EarlyPrefetch::WithIndex,
+        false => grouped && op.lists && instance.main_loop.expert_prefetch == EarlyPrefetch::WithLists,
     };
     let early = op.settled_index && is_known;
     Some(KernelLaunch {
@@ -457,7 +457,7 @@ fn plain_configs(op: &CheckedExperts, info: &DeviceInfo, variant: Variant) -> Re
     // tile; and grouped slots.
     let alone = |i: &Instance| i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE;
     let ways = |i: &'static Instance| {
-        let settles = settles(i) || settles_lists(i) || takes_row_tiles(i);
+        let settles = i.main_loop.expert_prefetch != EarlyPrefetch::Never;
         let config =
             |grouped, scratch_bytes| ExpertsConfig { tile: i.config_on(info), grouped, scratch_bytes, settles };
         let fits = |grouped| match places(op, i.tile_m as usize, grouped) {

@@ -12,7 +12,7 @@ use qgemm_hal::{CheckedExperts, KernelId, Variant, XPlanes};
 use super::super::gemm::{Instance, XAccess, fits_registers_as, of_planes, plane_pointers, spills_key};
 use super::super::launch_params::LaunchParams;
 use super::params::{ProductParams, places};
-use super::{EXPERTS_MACRO, product_id, two_dimensions};
+use super::{constants_of, product_id, two_dimensions};
 use crate::spec::KernelSpec;
 
 /// Supported formats of X: block scales and token scales.
@@ -54,7 +54,7 @@ impl StagedKernel {
     }
 
     pub fn spec(&self) -> KernelSpec {
-        self.0.spec_with(self.id(), EXPERTS_MACRO)
+        self.0.spec_with(self.id(), constants_of(&self.0, false))
     }
 
     /// Grid: W tiles, and row tiles (fewer than 2^31) plus one

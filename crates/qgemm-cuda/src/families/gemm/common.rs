@@ -31,8 +31,6 @@ pub(super) fn pitch_in_lines(run: u32, k_tile: u32) -> u32 {
     }
 }
 
-/// Name of the pitch constant.
-pub(super) const RUN_PITCH: &str = "QG_RUN_PITCH";
 /// Columns of X in a k-block. A stage holds
 /// one or more k-blocks.
 pub(crate) const K_BLOCK: u32 = 64;

@@ -12,15 +12,16 @@ use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{DType, Encoding, Format, ScalePlane, ScaleType, XCode, XFactor, XFormat};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
-    CheckedGemm, Dense, DeviceInfo, GemmOperand, HalError, KernelId, LaunchPlan, Math, Operands, Schedule, Spec,
-    TileConfig, Unsupported, Variant, XPlanes,
+    CheckedGemm, Dense, DeviceInfo, GemmOperand, HalError, KernelId, LaunchPlan, Math, Operands, Spec, TileConfig,
+    Unsupported, Variant, XPlanes,
 };
 
 use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::common::STAGE_K;
 use super::instance::{MOST_MAPPED, MOST_STRIDE_BYTES};
+use super::main_loop::MainLoop;
 use super::params::{Cut, GemmParams, params};
 use super::shares::Shares;
 use crate::source;
@@ -34,16 +35,12 @@ pub(super) const SCALE_ROWS: u32 = 8;
 /// `sizeof(WarpStaging)` in `epilogue/token_rows_store.cuh`.
 pub(super) const WARP_STAGING: u32 = 16 * 32 * 4;
 
-/// A main loop: what its kernels have in common.
+/// Product of 8-bit operands: what the kernels of a main loop
+/// have in common.
 #[derive(Debug)]
-pub(super) struct Fp8Loop {
-    /// Variant and mechanism, the name of the source.
-    pub name: &'static str,
-    /// Source file and kernel symbol.
-    pub entry: &'static str,
-    pub symbol: &'static str,
-    /// Whether it uses instructions that only one chip supports.
-    pub arch_specific: bool,
+pub(super) struct Fp8Product {
+    /// The main loop.
+    pub main_loop: &'static MainLoop,
     /// Supported variants.
     pub variants: &'static [Variant],
     /// Whether it supports a weight format.
@@ -129,17 +126,27 @@ pub(super) struct Fp8Tile {
     /// stage, when W is copied in whole lines because its k-tiles
     /// are not line-aligned. Otherwise 0.
     pub lines: u32,
-    /// Split over the warps: constants of the main loop.
-    pub shares: [(&'static str, u32); 2],
+    /// Split over the warps.
+    pub division: Fp8Division,
     /// Estimated shares of matrix rate and bandwidth, per mille of the
-    /// rates that [`Fp8Loop::shares`] names.
+    /// rates that [`Fp8Product::shares`] names.
     pub efficiency: (u32, u32),
+}
+
+/// Split of a tile over the warps of a CTA.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fp8Division {
+    /// Warps along tokens and along features.
+    Warps(u32, u32),
+    /// Features of a `wgmma`, and `wgmma`s side by side in
+    /// a warpgroup.
+    Wgmma(u32, u32),
 }
 
 /// One kernel.
 #[derive(Clone, Debug)]
 pub(in crate::families) struct Fp8Kernel {
-    main_loop: &'static Fp8Loop,
+    product: &'static Fp8Product,
     format: Format,
     x: XFormat,
     variant: Variant,
@@ -149,7 +156,7 @@ pub(in crate::families) struct Fp8Kernel {
     experts: Option<&'static Fp8Experts>,
 }
 
-impl Fp8Loop {
+impl Fp8Product {
     /// Kernels for weights of `format` and activations of `x`.
     /// None when the codes are unsupported or a scale spans
     /// another number of values.
@@ -161,7 +168,7 @@ impl Fp8Loop {
         }
         let Some(layout) = PackedLayout::new(format, FragmentLayout::MmaM16) else { return Vec::new() };
         let kernel =
-            |tile| Fp8Kernel { main_loop: self, format, x, variant, layout: layout.clone(), tile, experts: None };
+            |tile| Fp8Kernel { product: self, format, x, variant, layout: layout.clone(), tile, experts: None };
         let fits = |tile: &&Fp8Tile| (self.fits_registers)(tile, variant) && (scaled || (self.takes_powers)(tile));
         let tiles = self.tiles.iter().filter(fits).filter_map(|tile| (self.tile_of)(tile, &layout));
         tiles.map(kernel).collect()
@@ -197,7 +204,7 @@ fn takes_activations(x: XFormat, code: XCode) -> bool {
 impl Fp8Kernel {
     /// The MoE version of this kernel, if any.
     pub(in crate::families) fn for_experts(self) -> Option<Self> {
-        let experts = self.main_loop.experts.as_ref().filter(|experts| (experts.suits)(&self.tile))?;
+        let experts = self.product.experts.as_ref().filter(|experts| (experts.suits)(&self.tile))?;
         Some(Self { experts: Some(experts), ..self })
     }
 
@@ -222,16 +229,16 @@ impl Fp8Kernel {
         powers
             + match self.experts {
                 Some(experts) => (experts.shared_bytes)(&self.tile),
-                None => (self.main_loop.shared_bytes)(&self.tile),
+                None => (self.product.shared_bytes)(&self.tile),
             }
     }
 
     fn consumers(&self) -> u32 {
-        (self.main_loop.consumers)(&self.tile)
+        (self.product.consumers)(&self.tile)
     }
 
     fn threads(&self) -> u32 {
-        self.consumers() + self.main_loop.producers
+        self.consumers() + self.product.producers
     }
 
     /// Whether the kernel supports `op`.
@@ -245,7 +252,7 @@ impl Fp8Kernel {
         if self.tile.lines > 0 && self.layout.k_tiles(op.stored_k) < 2 {
             return Err(Unsupported::new("copies lines of the cache that begin before a single k-tile"));
         }
-        match (self.main_loop.most_k)(&self.tile) {
+        match (self.product.most_k)(&self.tile) {
             most if op.stored_k > most => Err(Unsupported::new(format!("adds up {most} columns at most"))),
             _ => Ok(()),
         }
@@ -256,17 +263,17 @@ impl Fp8Kernel {
         // Most experts' weights are read only once.
         let bandwidth = self.experts.map_or(efficiency.1, |experts| experts.bandwidth);
         TileConfig {
-            family: "gemm",
-            main_loop: self.main_loop.name,
+            family: self.product.main_loop.kind.family(),
+            main_loop: self.product.main_loop.kind.name(),
             variant: Some(self.variant),
-            math: self.main_loop.math,
+            math: self.product.math,
             tile_n: features,
             tile_m: tokens * cluster,
             tile_k: STAGE_K,
             threads: self.threads(),
             ctas_per_unit: 1,
             cluster,
-            schedule: Schedule::StreamK,
+            schedule: self.product.main_loop.schedule,
             max_splits: 16,
             warps_n: self.consumers() / 32,
             k_groups: 1,
@@ -283,7 +290,7 @@ impl Fp8Kernel {
     /// The config with efficiencies relative to the chip's rates.
     pub(in crate::families) fn config_on(&self, info: &DeviceInfo) -> TileConfig {
         let config = self.config();
-        TileConfig { efficiency: self.main_loop.shares.on(config.efficiency, config.math, info), ..config }
+        TileConfig { efficiency: self.product.shares.on(config.efficiency, config.math, info), ..config }
     }
 
     /// Kernel identity.
@@ -296,60 +303,57 @@ impl Fp8Kernel {
     }
 
     pub(in crate::families) fn spec(&self) -> KernelSpec {
-        let of_one = (self.main_loop.entry, self.main_loop.symbol);
+        let of_one = (self.product.main_loop.entry, self.product.main_loop.symbol);
         let (entry, symbol) = self.experts.map_or(of_one, |experts| (experts.entry, experts.symbol));
         KernelSpec {
             name: self.id().to_string(),
             entry,
             text: source::entry(entry),
             symbol,
-            prelude: self.prelude(),
-            arch_specific: self.main_loop.arch_specific,
+            prelude: self.prelude().text(),
+            arch_specific: self.product.main_loop.arch_specific,
         }
     }
 
-    fn prelude(&self) -> String {
-        let mut out = String::new();
-        let is_e5m2 = self.format.encoding == Encoding::E5M2;
+    fn prelude(&self) -> Prelude<'_> {
+        let Fp8Tile { tokens, features, division, stages, cluster, lines, .. } = self.tile;
         let scales = self.layout.scales.first();
-        let all = [("QG_VARIANT", self.variant.number()), ("QG_W_E5M2", is_e5m2.into())];
-        let integers = [("QG_INTEGERS", 1)].into_iter().filter(|_| self.main_loop.math == Math::TensorS8);
-        let powers = [("QG_W_POWERS", 1)].into_iter().filter(|_| self.has_powers());
-        // The type here does not matter: TMA addresses rows by
-        // number, other kernels count bytes.
-        let of_experts = [("QG_EXPERTS", 1), ("QG_EXPERT_TILES", 1), ("QG_X_DTYPE", dtype_code(DType::F16))];
-        let clusters = [("QG_CLUSTER", self.tile.cluster)].into_iter().filter(|_| self.tile.cluster > 1);
-        let lines = [("QG_W_LINES", 1)].into_iter().filter(|_| self.tile.lines > 0);
-        for (name, value) in all
-            .into_iter()
-            .chain(integers)
-            .chain(powers)
-            .chain(clusters)
-            .chain(lines)
-            .chain(of_experts.into_iter().filter(|_| self.experts.is_some()))
-        {
-            macro_line(&mut out, name, &value.to_string());
+        let (has_experts, has_powers) = (self.experts.is_some(), self.has_powers());
+        let ([warps_m, warps_n], [part_n, parts]) = match division {
+            Fp8Division::Warps(m, n) => ([Some(m), Some(n)], [None; 2]),
+            Fp8Division::Wgmma(part, parts) => ([None; 2], [Some(part), Some(parts)]),
+        };
+        Prelude {
+            variant: Some(self.variant.number()),
+            w_e5m2: Some((self.format.encoding == Encoding::E5M2).into()),
+            integers: Some((self.product.math == Math::TensorS8).into()),
+            x_bits: Some(0),
+            w_powers: Some(has_powers.into()),
+            cluster: Some(cluster),
+            w_lines: Some((lines > 0).into()),
+            experts: Some(has_experts.into()),
+            expert_tiles: Some(has_experts.into()),
+            // The type here does not matter: TMA addresses rows by
+            // number, other kernels count bytes.
+            x_dtype: has_experts.then(|| dtype_code(DType::F16)),
+            k_tile: Some(self.layout.k_tile as u32),
+            k_tile_bytes: Some(self.layout.k_tile_bytes as u32),
+            scale_offset: Some(scales.map_or(0, |plane| plane.offset as u32)),
+            w_block_scales: Some((scales.is_some() && !has_powers).into()),
+            w_scale_rows: Some(self.format.scale_planes.first().map_or(1, |plane| plane.rows as u32)),
+            x_block_scales: Some(self.x.parts(false, None).is_some_and(|parts| parts.block.is_some()).into()),
+            tile_m: Some(tokens),
+            tile_n: Some(features),
+            warps_m,
+            warps_n,
+            part_n,
+            parts,
+            stages: Some(stages),
+            threads: Some(self.threads()),
+            consumers: Some(self.consumers()),
+            shared_bytes: Some(self.shared_bytes()),
+            ..Prelude::PRODUCT
         }
-        let Fp8Tile { tokens, features, shares: [first, second], stages, .. } = self.tile;
-        for (name, value) in [
-            ("QG_K_TILE", self.layout.k_tile as u32),
-            ("QG_K_TILE_BYTES", self.layout.k_tile_bytes as u32),
-            ("QG_SCALE_OFFSET", scales.map_or(0, |plane| plane.offset as u32)),
-            ("QG_W_BLOCK_SCALES", (scales.is_some() && !self.has_powers()).into()),
-            ("QG_W_SCALE_ROWS", self.format.scale_planes.first().map_or(1, |plane| plane.rows as u32)),
-            ("QG_X_BLOCK_SCALES", self.x.parts(false, None).is_some_and(|parts| parts.block.is_some()).into()),
-            ("QG_TILE_M", tokens),
-            ("QG_TILE_N", features),
-            first,
-            second,
-            ("QG_STAGES", stages),
-            ("QG_THREADS", self.threads()),
-            ("QG_CONSUMERS", self.consumers()),
-            ("QG_SHARED_BYTES", self.shared_bytes()),
-        ] {
-            constant_line(&mut out, name, value);
-        }
-        out
     }
 
     /// Kernel parameter of `plan` without addresses.
@@ -357,7 +361,7 @@ impl Fp8Kernel {
         // The kernel does not use the element type of X.
         let x = Dense { dtype: op.d.dtype, row_stride: planes.codes_row, col_stride: 1, aligned16: true };
         Arc::new(Fp8Launch {
-            main_loop: self.main_loop,
+            product: self.product,
             params: params(op, &x, &Cut::of(plan)),
             planes: *planes,
             layout: self.layout.clone(),
@@ -382,7 +386,7 @@ pub(super) struct Fp8Params {
 /// Kernel parameter without addresses.
 #[derive(Debug)]
 pub(super) struct Fp8Launch {
-    main_loop: &'static Fp8Loop,
+    product: &'static Fp8Product,
     params: GemmParams,
     planes: XPlanes,
     pub layout: PackedLayout,
@@ -404,6 +408,6 @@ impl Params for Fp8Launch {
             XFactor::Given | XFactor::PerToken => (GemmOperand::XPlaneFactors, 0),
         };
         let x_scales = places.of(operands, scales)?;
-        (self.main_loop.params)(self, &Fp8Params { gemm, x_scales, x_scale_row }, places)
+        (self.product.params)(self, &Fp8Params { gemm, x_scales, x_scale_row }, places)
     }
 }

@@ -3,16 +3,16 @@
 use qgemm_formats::{Format, XFormat};
 use qgemm_hal::{Unsupported, Variant};
 
-use super::fp8::{Fp8Kernel, Fp8Loop};
+use super::fp8::{Fp8Kernel, Fp8Product};
 use super::{sm89_fp8_cp_async, sm90_fp8_wgmma_ws, sm90_s8_wgmma_ws};
 
-/// Every main loop for 8-bit operands.
-static MAIN_LOOPS: [&Fp8Loop; 3] =
-    [&sm89_fp8_cp_async::MAIN_LOOP, &sm90_fp8_wgmma_ws::MAIN_LOOP, &sm90_s8_wgmma_ws::MAIN_LOOP];
+/// The products of every main loop for 8-bit operands.
+static PRODUCTS: [&Fp8Product; 3] =
+    [&sm89_fp8_cp_async::PRODUCT, &sm90_fp8_wgmma_ws::PRODUCT, &sm90_s8_wgmma_ws::PRODUCT];
 
 /// Kernels for weights of `format` and activations of `x`.
 pub(in crate::families) fn fp8_kernels(format: Format, x: XFormat, variant: Variant) -> Vec<Fp8Kernel> {
-    MAIN_LOOPS.iter().flat_map(|main_loop| main_loop.kernels(format, x, variant)).collect()
+    PRODUCTS.iter().flat_map(|product| product.kernels(format, x, variant)).collect()
 }
 
 /// The kernels that support a product.

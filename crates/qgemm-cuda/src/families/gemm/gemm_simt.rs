@@ -3,25 +3,20 @@
 
 use qgemm_hal::Schedule;
 
+use super::super::prelude::Prelude;
 use super::common;
-use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, XAccess};
+use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_GRID_Y, Parts};
+use super::main_loop::{MainLoop, MainLoopKind, XAccess};
 use super::types::{Engine, Types};
 
 pub(super) static MAIN_LOOP: MainLoop = MainLoop {
-    family: "gemm",
-    name: "gemm_simt",
-    entry: "entry/gemm_simt.cu",
-    symbol: "qg_gemm_simt",
-    arch_specific: false,
     schedule: Schedule::Grid,
-    x_access: XAccess::Any,
-    rounds_beyond: None,
-    experts_tiles: |_| &[8, 16],
-    for_experts: None,
     most_m_tiles: MOST_GRID_Y,
-    most_tile_bytes: usize::MAX,
-    instances,
+    ..MainLoop::new(MainLoopKind::GemmSimt, ("entry/gemm_simt.cu", "qg_gemm_simt"), XAccess::Any)
 };
+
+pub(super) static INSTANCES: InstanceLists =
+    InstanceLists { experts_tiles: |_| &[8, 16], ..InstanceLists::new(&MAIN_LOOP, instances) };
 
 const THREADS: u32 = 128;
 /// Row tiles of a warp.
@@ -41,7 +36,7 @@ fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
     vec![Instance {
         ctas_per_sm: 2,
         stages: 2,
-        constants: vec![("QG_ROW_TILES", ROW_TILES)],
+        constants: Prelude { row_tiles: Some(ROW_TILES), ..Prelude::PRODUCT },
         efficiency: (350, 450),
         ..Instance::new(Parts {
             main_loop: &MAIN_LOOP,

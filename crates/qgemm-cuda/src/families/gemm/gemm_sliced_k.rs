@@ -5,8 +5,10 @@
 use qgemm_formats::{DType, Encoding};
 use qgemm_hal::{Schedule, Variant};
 
+use super::super::prelude::Prelude;
 use super::common;
-use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, XAccess};
+use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_GRID_Y, Parts};
+use super::main_loop::{EarlyPrefetch, MainLoop, MainLoopKind, SegmentTile, XAccess};
 use super::shares::Shares;
 use super::types::Types;
 use crate::arch::most_shared;
@@ -15,23 +17,18 @@ pub(super) static MAIN_LOOP: MainLoop = LOOP;
 
 /// The main loop for one token: one row of X is
 /// broadcast to the eight tokens of a tile.
-static ONE_ROW: MainLoop = MainLoop { name: "gemm_sliced_k_one_row", ..LOOP };
+static ONE_ROW: MainLoop = MainLoop { kind: MainLoopKind::GemmSlicedKOneRow, normalizes_x: true, ..LOOP };
 
 const LOOP: MainLoop = MainLoop {
-    family: "gemm",
-    name: "gemm_sliced_k",
-    entry: "entry/gemm_sliced_k.cu",
-    symbol: "qg_gemm_sliced_k",
-    arch_specific: false,
     schedule: Schedule::Grid,
-    x_access: XAccess::AlignedRows,
-    rounds_beyond: None,
-    experts_tiles,
-    for_experts: Some(for_experts),
     most_m_tiles: MOST_GRID_Y,
-    most_tile_bytes: usize::MAX,
-    instances,
+    expert_prefetch: EarlyPrefetch::WithIndex,
+    segments: &[SegmentTile { variants: &Variant::ALL, tokens: 8, serves: 1..=16 }],
+    ..MainLoop::new(MainLoopKind::GemmSlicedK, ("entry/gemm_sliced_k.cu", "qg_gemm_sliced_k"), XAccess::AlignedRows)
 };
+
+pub(super) static INSTANCES: InstanceLists =
+    InstanceLists { experts_tiles, for_experts, for_projections, ..InstanceLists::new(&MAIN_LOOP, instances) };
 
 /// Split of a CTA's work.
 #[derive(Clone, Copy, PartialEq)]
@@ -173,16 +170,6 @@ fn for_experts(types: &Types) -> Vec<Instance> {
     all
 }
 
-/// Whether an MoE kernel prefetches W before it waits for earlier
-/// work, if the experts are known by then. The next launch
-/// may start only after that wait (`QG_TAKE_PROBLEM_EARLY`).
-pub(in crate::families) fn settles(instance: &Instance) -> bool {
-    instance.main_loop.name == LOOP.name
-}
-
-/// Constant: k-blocks of X that a CTA keeps.
-pub(super) const X_BLOCKS: &str = "QG_X_BLOCKS";
-
 /// X in a CTA's shared memory.
 #[derive(Clone, Copy)]
 enum XMemory {
@@ -198,17 +185,17 @@ const RESIDENT: [u32; 2] = [128, 64];
 
 /// One-token kernel with a fused norm and output segments.
 ///
-/// `None` when another main loop serves these types. Also `None` for
+/// None when another main loop serves these types, nor for
 /// weights of at least seven bits or with a codebook, where
 /// a separate norm launch is as fast.
-pub(super) fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Option<Instance> {
+fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Vec<Instance> {
     if !serves(types) || !types.is_narrow() || matches!(types.format.encoding, Encoding::Codebook(_)) {
-        return None;
+        return Vec::new();
     }
     // With programmatic dependent launch, a separate norm costs less than
     // scales of every 32 columns add to this kernel.
     if types.variant >= Variant::Sm90 && !types.has_nested_scales() && types.format.sub_block <= 32 {
-        return None;
+        return Vec::new();
     }
     let tiles: &[&Tile] = match types.has_nested_scales() {
         // Three CTAs per SM are best for one
@@ -223,7 +210,7 @@ pub(super) fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Option<
             tile.with_longest_rings_beside(x, types, division, fewest_stages(types, division))
         })
     };
-    RESIDENT.iter().flat_map(resident).find(fits)
+    RESIDENT.iter().flat_map(resident).find(fits).into_iter().collect()
 }
 
 fn serves(types: &Types) -> bool {
@@ -263,11 +250,12 @@ impl Tile {
         let w = row_tiles * types.k_tile_bytes();
         let ring = (stages * w).max(common::warp_sums(self.tile_m, rows));
         let of_warps = warps * slices * (ring + common::scale_table_bytes(types, rows));
-        let mut constants = vec![("QG_ROW_TILES", row_tiles), ("QG_WARPS_N", warps), ("QG_STAGES", stages)];
+        let mut constants =
+            Prelude { row_tiles: Some(row_tiles), warps_n: Some(warps), stages: Some(stages), ..Prelude::PRODUCT };
         let (main_loop, of_x) = match x {
             XMemory::Rings => (&MAIN_LOOP, stages * slices * self.tile_m * types.tile_k() * types.engine.x_bytes()),
             XMemory::Row { k_blocks } => {
-                constants.push((X_BLOCKS, k_blocks));
+                constants.x_blocks = Some(k_blocks);
                 let statistics = common::row_statistics(1, warps * slices).next_multiple_of(common::ALIGNMENT);
                 (&ONE_ROW, k_blocks * common::x_stage(types, 1) + statistics)
             }

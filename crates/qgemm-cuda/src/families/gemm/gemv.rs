@@ -4,25 +4,21 @@
 use qgemm_formats::Encoding;
 use qgemm_hal::{Schedule, Variant};
 
+use super::super::prelude::Prelude;
 use super::common;
-use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, XAccess};
+use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_GRID_Y, Parts};
+use super::main_loop::{MainLoop, MainLoopKind, XAccess};
 use super::types::{Engine, Types};
 
 pub(super) static MAIN_LOOP: MainLoop = MainLoop {
-    family: "gemv",
-    name: "gemv",
-    entry: "entry/gemv.cu",
-    symbol: "qg_gemv",
-    arch_specific: false,
     schedule: Schedule::Grid,
-    x_access: XAccess::Any,
-    rounds_beyond: None,
-    experts_tiles: |_| &[],
-    for_experts: None,
     most_m_tiles: MOST_GRID_Y,
-    most_tile_bytes: usize::MAX,
-    instances,
+    normalizes_x: true,
+    ..MainLoop::new(MainLoopKind::Gemv, ("entry/gemv.cu", "qg_gemv"), XAccess::Any)
 };
+
+pub(super) static INSTANCES: InstanceLists =
+    InstanceLists { for_projections, ..InstanceLists::new(&MAIN_LOOP, instances) };
 
 const THREADS: u32 = 128;
 /// Bytes of codes that a lane loads before it computes. With
@@ -71,7 +67,7 @@ pub(in crate::families) fn for_experts(types: &Types) -> Instance {
 /// Kernels with a fused norm and output segments. From Ampere on,
 /// another main loop serves one 16-bit token, and f32 is
 /// normalized by a separate launch.
-pub(super) fn for_projections(types: &Types) -> Vec<Instance> {
+fn for_projections(types: &Types, fits: FitsRegisters<'_>) -> Vec<Instance> {
     if types.variant >= Variant::Sm80 {
         return Vec::new();
     }
@@ -83,7 +79,7 @@ pub(super) fn for_projections(types: &Types) -> Vec<Instance> {
         let most = if types.variant == Variant::Sm70 { 3 } else { kernel.ctas_per_sm };
         Instance { ctas_per_sm: kernel.ctas_per_sm.min(most), ..kernel }
     };
-    token_tiles(engine, types.variant).iter().map(with_own).collect()
+    token_tiles(engine, types.variant).iter().map(with_own).filter(fits).collect()
 }
 
 fn instance(types: &Types, tile_m: u32) -> Instance {
@@ -117,12 +113,13 @@ fn instance(types: &Types, tile_m: u32) -> Instance {
         },
         warps_n: 1,
         k_groups: THREADS / 32,
-        constants: vec![
-            ("QG_ROW_TILES", row_tiles),
-            ("QG_WARPS_N", 1),
-            ("QG_X_K_TILES", x_k_tiles),
-            ("QG_UNROLL", unroll),
-        ],
+        constants: Prelude {
+            row_tiles: Some(row_tiles),
+            warps_n: Some(1),
+            x_k_tiles: Some(x_k_tiles),
+            unroll: Some(unroll),
+            ..Prelude::PRODUCT
+        },
         ..Instance::new(Parts {
             main_loop: &MAIN_LOOP,
             types,

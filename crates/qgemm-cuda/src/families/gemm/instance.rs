@@ -1,74 +1,61 @@
-//! [`MainLoop`]: the kernels of one source. [`Instance`]: one kernel, from which prelude, launch and ranking follow.
+//! [`Instance`]: one kernel, from which prelude, launch and
+//! ranking follow.
 
-use qgemm_formats::prepack::FragmentLayout;
-use qgemm_formats::{DType, Encoding, XFormat};
+use qgemm_formats::{DType, XFormat};
 use qgemm_hal::abi::dtype_code;
-use qgemm_hal::{CheckedGemm, DeviceInfo, KernelId, Math, Schedule, TileConfig};
+use qgemm_hal::{CheckedGemm, DeviceInfo, KernelId, Math, TileConfig};
 
-use super::super::prelude::{constant_line, macro_line, planes};
+use super::super::prelude::Prelude;
 use super::common;
+use super::main_loop::{MainLoop, XAccess};
 use super::shares::Shares;
 use super::types::Types;
 use crate::source;
 use crate::spec::KernelSpec;
 
-/// A main loop: what all kernels of one source have in
-/// common. Each main loop has a file that defines it.
-#[derive(Debug)]
-pub(crate) struct MainLoop {
-    /// The family.
-    pub family: &'static str,
-    /// Variant and mechanism, the name of the source.
-    pub name: &'static str,
-    /// Source file.
-    pub entry: &'static str,
-    /// Kernel symbol.
-    pub symbol: &'static str,
-    /// Whether it uses instructions that only one chip supports.
-    pub arch_specific: bool,
-    /// How CTAs share the tiles.
-    pub schedule: Schedule,
-    /// How it reads X.
-    pub x_access: XAccess,
-    /// Maximum tokens for weights that it rounds to the type of
-    /// X before multiplying. `None` when codes are exact
-    /// operands and scales apply to sums.
-    pub rounds_beyond: Option<usize>,
+/// The kernels of a main loop, which its file lists.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InstanceLists {
+    /// The main loop.
+    pub main_loop: &'static MainLoop,
+    /// Kernels for operand types; empty when another main loop
+    /// serves them.
+    pub instances: fn(&Types, FitsRegisters<'_>) -> Vec<Instance>,
     /// Token tiles that also serve experts
-    /// (`sched/experts.cuh`); empty without MoE support. With
-    /// TMA for X, CTAs take tiles of all experts in turn.
+    /// (`sched/experts.cuh`); empty without MoE support.
     pub experts_tiles: fn(&Types) -> &'static [u32],
     /// MoE-only kernels, for many small products instead of one large one.
     /// A kernel with the token tile of one of `instances` and
     /// more rows of W replaces it; others are added.
-    pub for_experts: Option<fn(&Types) -> Vec<Instance>>,
-    /// Maximum M tiles.
-    pub most_m_tiles: usize,
-    /// Maximum bytes of a row tile over all of K.
-    pub most_tile_bytes: usize,
-    /// Kernels for these types; empty when another main loop serves them.
-    pub instances: fn(&Types, FitsRegisters<'_>) -> Vec<Instance>,
+    pub for_experts: fn(&Types) -> Vec<Instance>,
+    /// Kernels that write output segments, beside the token tiles
+    /// of [`MainLoop::segments`].
+    pub for_projections: fn(&Types, FitsRegisters<'_>) -> Vec<Instance>,
 }
 
 /// Tells whether a candidate kernel fits in registers.
 pub(crate) type FitsRegisters<'a> = &'a dyn Fn(&Instance) -> bool;
 
-/// How a main loop reads X.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum XAccess {
-    /// Through registers, with any layout.
-    Any,
-    /// cp.async, 16 bytes at a time: rows are 16-byte aligned and
-    /// in the order of the weight's columns.
-    AlignedRows,
-    /// TMA. The kernel parameter ends with tensor maps of X;
-    /// alignment as for `AlignedRows`.
-    Tma,
-    /// Quantized X: the kernel parameter ends with the
-    /// addresses of X's planes.
-    Planes,
-    /// Quantized X with codes by TMA: tensor maps follow the addresses.
-    TmaOfPlanes,
+impl InstanceLists {
+    /// Lists without kernels for experts and projections.
+    pub(super) const fn new(
+        main_loop: &'static MainLoop,
+        instances: fn(&Types, FitsRegisters<'_>) -> Vec<Instance>,
+    ) -> Self {
+        Self {
+            main_loop,
+            instances,
+            experts_tiles: |_| &[],
+            for_experts: |_| Vec::new(),
+            for_projections: |_, _| Vec::new(),
+        }
+    }
+
+    /// The first kernel with `tokens` tokens in a tile that `fits`.
+    pub(super) fn first_of_tokens(&self, types: &Types, tokens: u32, fits: FitsRegisters<'_>) -> Option<Instance> {
+        let fits = |instance: &Instance| instance.tile_m == tokens && fits(instance);
+        (self.instances)(types, &fits).into_iter().find(fits)
+    }
 }
 
 /// Maximum CTAs along the grid's y axis (CUDA C Programming Guide,
@@ -84,10 +71,6 @@ pub(super) const MOST_STRIDE_BYTES: u64 = 1 << 40;
 /// Maximum tokens up to which kernels without weight rounding are
 /// no slower, except on Hopper.
 pub(super) const MOST_EXACT: usize = 16;
-
-/// Constant: k-blocks of an X stage, for
-/// kernels that read X by TMA.
-pub(super) const STAGE_K_BLOCKS: &str = "QG_STAGE_K_BLOCKS";
 
 /// Minimum rows of W for rounded weights. In a narrow output,
 /// rounding errors have too few values to cancel out.
@@ -130,7 +113,7 @@ pub(crate) struct Instance {
     /// of X in shared memory.
     pub most_k: usize,
     /// Constants specific to this main loop.
-    pub constants: Vec<(&'static str, u32)>,
+    pub constants: Prelude<'static>,
     /// Format in which X is multiplied, and the arithmetic.
     pub x_format: XFormat,
     pub math: Math,
@@ -175,7 +158,7 @@ impl Instance {
             note_bytes: 0,
             one_row: false,
             most_k: usize::MAX,
-            constants: Vec::new(),
+            constants: Prelude::PRODUCT,
             x_format: XFormat::Plain(types.x),
             math: types.engine.math(),
             warps_n: threads / 32,
@@ -227,9 +210,7 @@ impl Instance {
     /// K-tiles of W that are copied together, for kernels that
     /// read X by TMA (`RUN_K_TILES`).
     pub(crate) fn run_k_tiles(&self) -> u32 {
-        let of_stage =
-            self.constants.iter().find(|(name, _)| *name == STAGE_K_BLOCKS).map_or(1, |(_, k_blocks)| *k_blocks);
-        (of_stage * common::K_BLOCK / self.tile_k).max(1)
+        (self.constants.stage_k_blocks.unwrap_or(1) * common::K_BLOCK / self.tile_k).max(1)
     }
 
     /// Maximum tokens of one launch.
@@ -243,8 +224,8 @@ impl Instance {
     pub(crate) fn config(&self) -> TileConfig {
         let Types { x, variant, .. } = self.types;
         TileConfig {
-            family: self.main_loop.family,
-            main_loop: self.main_loop.name,
+            family: self.main_loop.kind.family(),
+            main_loop: self.main_loop.kind.name(),
             variant: Some(variant),
             math: self.math,
             tile_n: self.tile_n,
@@ -279,75 +260,42 @@ impl Instance {
     }
 
     pub(crate) fn spec(&self) -> KernelSpec {
+        self.spec_with(self.id(), self.constants)
+    }
+
+    /// The kernel with another identity and the main loop's
+    /// `constants` for it.
+    pub(crate) fn spec_with(&self, id: KernelId, constants: Prelude<'static>) -> KernelSpec {
         let MainLoop { entry, symbol, arch_specific, .. } = *self.main_loop;
         KernelSpec {
-            name: self.id().to_string(),
+            name: id.to_string(),
             entry,
             text: source::entry(entry),
             symbol,
-            prelude: self.prelude(),
+            prelude: self.prelude(constants).text(),
             arch_specific,
         }
     }
 
-    /// The kernel's source with the macros `own`
-    /// before it, and its identity.
-    pub(crate) fn spec_with(&self, id: KernelId, own: &str) -> KernelSpec {
-        let spec = self.spec();
-        KernelSpec { name: id.to_string(), prelude: spec.prelude + own, ..spec }
-    }
-
-    /// Prelude: the constants before the kernel's source, for
-    /// its format, layout and tile.
-    fn prelude(&self) -> String {
-        /// Element type number of quantized operands.
-        const NOT_PLAIN: u32 = 255;
-        let mut out = String::new();
+    /// The constants of the kernel, for its format, layout and tile.
+    fn prelude<'a>(&'a self, constants: Prelude<'a>) -> Prelude<'a> {
         let Types { format, x, variant, engine, layout } = &self.types;
-        let plain = match format.encoding {
-            Encoding::Plain(dtype) => dtype_code(dtype),
-            _ => NOT_PLAIN,
-        };
-        // Macros where preprocessor conditions or #include need the
-        // value; constants otherwise.
-        for (name, value) in [
-            ("QG_VARIANT", variant.number()),
-            ("QG_MMA_M8N8K4", u32::from(layout.class == FragmentLayout::MmaM8N8K4)),
-            ("QG_USE_MMA", u32::from(engine.is_mma())),
-            ("QG_INTEGER_OPERANDS", u32::from(self.integer_operands)),
-            ("QG_PARKS_STATE", u32::from(self.parks_state)),
-            ("QG_X_DTYPE", dtype_code(*x)),
-            ("QG_PLAIN_DTYPE", plain),
-            ("QG_CODE_PLANES", layout.codes.len() as u32),
-            ("QG_SCALE_PLANES", layout.scales.len() as u32),
-        ] {
-            macro_line(&mut out, name, &value.to_string());
+        Prelude {
+            variant: Some(variant.number()),
+            use_mma: Some(engine.is_mma().into()),
+            integer_operands: Some(self.integer_operands.into()),
+            code_sums: Some(self.sums_codes.into()),
+            parks_state: Some(self.parks_state.into()),
+            x_dtype: Some(dtype_code(*x)),
+            x_planes: Some(self.main_loop.x_access.is_quantized().into()),
+            x_rows: Some(if self.one_row { 1 } else { self.tile_m }),
+            tile_m: Some(self.tile_m),
+            threads: Some(self.threads),
+            consumers: Some(self.consumers),
+            ctas_per_sm: Some(self.ctas_per_sm),
+            shared_bytes: Some(self.shared_bytes),
+            rounded: Some(self.rounds_weights().into()),
+            ..constants.with_layout(layout).with_format(*format)
         }
-        if self.sums_codes {
-            macro_line(&mut out, "QG_CODE_SUMS", "1");
-        }
-        if self.one_row {
-            macro_line(&mut out, "QG_X_ROWS", "1");
-        }
-        macro_line(&mut out, "QG_DEQUANT_FILE", &format!("\"dequant/{}.cuh\"", format.dequant));
-
-        planes(&mut out, layout);
-        let common = [
-            ("QG_TILE_ROWS", self.types.tile_rows()),
-            ("QG_K_TILE", self.types.tile_k()),
-            ("QG_K_TILE_BYTES", self.types.k_tile_bytes()),
-            ("QG_SUB_BLOCK", format.sub_block as u32),
-            ("QG_TILE_M", self.tile_m),
-            ("QG_THREADS", self.threads),
-            ("QG_CONSUMERS", self.consumers),
-            ("QG_CTAS_PER_SM", self.ctas_per_sm),
-            ("QG_SHARED_BYTES", self.shared_bytes),
-            ("QG_ROUNDED", self.rounds_weights().into()),
-            ("QG_ZERO_POINTS", u32::from(format.encoding == Encoding::IntZero)),
-        ];
-        for (name, value) in common.iter().chain(&self.constants) {
-            constant_line(&mut out, name, *value);
-        }
-        out
     }
 }

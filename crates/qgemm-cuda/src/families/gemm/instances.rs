@@ -1,13 +1,12 @@
 //! All GEMM kernels, listed once per process.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{LazyLock, OnceLock};
 
 use qgemm_formats::{DType, Format};
 use qgemm_hal::Variant;
 
-use super::instance::{FitsRegisters, Instance, MainLoop};
+use super::instance::{FitsRegisters, Instance, InstanceLists};
 use super::types::Types;
 use super::{
     gemm_simt, gemm_sliced_k, gemv, sm70_s8_two_stage, sm70_two_stage, sm80_cp_async, sm80_s8_cp_async,
@@ -15,27 +14,28 @@ use super::{
     spills,
 };
 
-/// Every main loop for unquantized X. A new
+/// The kernels of every main loop that dequantizes W. A new
 /// instruction set adds its file here.
-static MAIN_LOOPS: [&MainLoop; 9] = [
-    &gemv::MAIN_LOOP,
-    &sm70_two_stage::MAIN_LOOP,
-    &gemm_sliced_k::MAIN_LOOP,
-    &sm80_cp_async::MAIN_LOOP,
-    &sm120_tma_ws::MAIN_LOOP,
-    &sm90_wgmma_ws::MAIN_LOOP,
-    &sm90_bulk_sliced_k::MAIN_LOOP,
-    &sm90_bulk_stream::MAIN_LOOP,
-    &gemm_simt::MAIN_LOOP,
+static MAIN_LOOPS: [&InstanceLists; 13] = [
+    &gemv::INSTANCES,
+    &sm70_two_stage::INSTANCES,
+    &gemm_sliced_k::INSTANCES,
+    &sm80_cp_async::INSTANCES,
+    &sm120_tma_ws::INSTANCES,
+    &sm90_wgmma_ws::INSTANCES,
+    &sm90_bulk_sliced_k::INSTANCES,
+    &sm90_bulk_stream::INSTANCES,
+    &gemm_simt::INSTANCES,
+    &sm70_s8_two_stage::INSTANCES,
+    &sm80_s8_cp_async::INSTANCES,
+    &sm90_w4a8_wgmma_ws::INSTANCES,
+    &sm90_s8_groups_wgmma_ws::INSTANCES,
 ];
 
-/// Every main loop for quantized X.
-static MAIN_LOOPS_OF_PLANES: [&MainLoop; 4] = [
-    &sm70_s8_two_stage::MAIN_LOOP,
-    &sm80_s8_cp_async::MAIN_LOOP,
-    &sm90_w4a8_wgmma_ws::MAIN_LOOP,
-    &sm90_s8_groups_wgmma_ws::MAIN_LOOP,
-];
+/// Main loops for a quantized or a plain X.
+pub(super) fn main_loops(quantized_x: bool) -> impl Iterator<Item = &'static InstanceLists> {
+    MAIN_LOOPS.into_iter().filter(move |lists| lists.main_loop.x_access.is_quantized() == quantized_x)
+}
 
 /// Kernels for quantized X, listed once per process. They
 /// are listed with f16 as type of X; the epilogue's fast
@@ -58,10 +58,7 @@ pub(crate) fn of_planes(format: Format, variant: Variant) -> &'static [Instance]
 
 fn list_of_planes((format, variant): PlanesKey, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
     let types = Types::new(format, DType::F16, variant);
-    types
-        .iter()
-        .flat_map(|types| MAIN_LOOPS_OF_PLANES.iter().flat_map(|l| (l.instances)(types, fits_registers)))
-        .collect()
+    types.iter().flat_map(|types| main_loops(true).flat_map(|l| (l.instances)(types, fits_registers))).collect()
 }
 
 /// Key of the kernel lists.
@@ -105,7 +102,7 @@ pub(crate) fn ask_registers(variant: Variant, fits: &dyn Fn(String, &Instance) -
 
 fn list((format, x, variant): Key, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
     let types = Types::new(format, x, variant);
-    types.iter().flat_map(|types| MAIN_LOOPS.iter().flat_map(|l| (l.instances)(types, fits_registers))).collect()
+    types.iter().flat_map(|types| main_loops(false).flat_map(|l| (l.instances)(types, fits_registers))).collect()
 }
 
 /// MoE kernels for these types: the MoE-only kernels of main loops,
@@ -118,10 +115,9 @@ pub(crate) fn instances_for_experts(
     variant: Variant,
     fits: FitsRegisters<'_>,
 ) -> Vec<Instance> {
-    let of_loop = |types: &Types, main_loop: &MainLoop| {
-        let of_experts = main_loop.for_experts.map_or_else(Vec::new, |for_experts| for_experts(types));
-        let mut all: Vec<Instance> = of_experts.into_iter().filter(|own| fits(own)).collect();
-        let first = |tile_m| first_of_tokens(types, main_loop, tile_m, fits);
+    let of_loop = |types: &Types, main_loop: &InstanceLists| {
+        let mut all: Vec<Instance> = (main_loop.for_experts)(types).into_iter().filter(|own| fits(own)).collect();
+        let first = |tile_m| narrowed_first(types, main_loop, tile_m, fits);
         let firsts: Vec<_> = (main_loop.experts_tiles)(types).iter().filter_map(|&tile_m| first(tile_m)).collect();
         let is_replaced = |i: &Instance| all.iter().any(|own| own.tile_m == i.tile_m && own.tile_n > i.tile_n);
         let kept: Vec<_> = firsts.into_iter().filter(|instance| !is_replaced(instance)).collect();
@@ -129,27 +125,16 @@ pub(crate) fn instances_for_experts(
         all
     };
     let types = Types::new(format, x, variant);
-    types.iter().flat_map(|types| MAIN_LOOPS.iter().flat_map(|main_loop| of_loop(types, main_loop))).collect()
+    types.iter().flat_map(|types| main_loops(false).flat_map(|main_loop| of_loop(types, main_loop))).collect()
 }
 
-/// The first kernel of a main loop with this
-/// token tile that `fits`.
-fn first_of_tokens(types: &Types, main_loop: &MainLoop, tile_m: u32, fits: FitsRegisters<'_>) -> Option<Instance> {
-    let suits = |instance: &Instance| instance.tile_m == tile_m;
+/// The first kernel of a main loop with this token tile that
+/// `fits` with and without narrowing to an expert.
+fn narrowed_first(types: &Types, main_loop: &InstanceLists, tile_m: u32, fits: FitsRegisters<'_>) -> Option<Instance> {
     // Narrowing the problem to one expert takes registers (`kernels.lock`).
     let narrowed = |instance: &Instance| Instance { ctas_per_sm: instance.ctas_per_sm.min(2), ..instance.clone() };
-    // Once the first is found, do not ask the
-    // compiler about the rest.
-    let found = Cell::new(false);
-    let fits = |instance: &Instance| {
-        if !suits(instance) {
-            return true;
-        }
-        let is_first = !found.get() && spills::fits_registers(instance) && fits(&narrowed(instance));
-        found.set(found.get() || is_first);
-        is_first
-    };
-    (main_loop.instances)(types, &fits).into_iter().find(suits).map(|instance| narrowed(&instance))
+    let fits = |instance: &Instance| spills::fits_registers(instance) && fits(&narrowed(instance));
+    main_loop.first_of_tokens(types, tile_m, &fits).map(|instance| narrowed(&instance))
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod gemm_sliced_k;
 mod gemv;
 mod instance;
 mod instances;
+mod main_loop;
 mod params;
 mod projection;
 mod sequence;
@@ -34,17 +35,16 @@ mod x_prologue;
 pub(super) use common::{FAULTS, K_BLOCK, STAGE_K};
 pub(super) use fp8::{Fp8Kernel, Fp8Matrix};
 pub(super) use fp8_kernels::{fp8_kernels, serving};
-pub(super) use gemm_sliced_k::settles;
 pub(super) use gemv::for_experts;
-pub(super) use instance::{Instance, XAccess};
+pub(super) use instance::Instance;
 pub(super) use instances::{Key, ListedKernels, ask_registers, instances, instances_for_experts, of_planes};
+pub(super) use main_loop::{EarlyPrefetch, ExpertCtas, MainLoopKind, XAccess};
 pub(super) use params::{Cut, GemmParams, params, plane_pointers};
 pub(super) use projection::{
     NAME as PROJECTION, ask_registers_of_projections, projection_configs, projection_source_hash, projection_specs,
 };
 pub use sequence::gemm_sequence;
-pub(super) use sm90_bulk_stream::{counts_row_tiles, takes_row_tiles};
-pub(super) use sm90_wgmma_ws::settles_lists;
+pub(super) use sm90_bulk_stream::counts_row_tiles;
 pub(super) use sm120_block_scaled::{BlockScaledKernel, BlockScaledX, block_scaled_kernels};
 pub(super) use spills::{fits_registers_as, key as spills_key};
 pub(super) use types::Types;

@@ -10,7 +10,8 @@ use qgemm_hal::{
 use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
 use super::common::{K_BLOCK, STAGE_K};
-use super::instance::{Instance, XAccess};
+use super::instance::Instance;
+use super::main_loop::XAccess;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
 /// `GemmParams` in `sched/params.cuh`.

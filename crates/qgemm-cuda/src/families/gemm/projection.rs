@@ -5,8 +5,6 @@
 //! (`sched/projection.cuh`, `mainloop/normalized_x.cuh`). One launch
 //! replaces a norm launch and one launch for each output.
 
-use std::cell::Cell;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
@@ -19,14 +17,14 @@ use qgemm_hal::{
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
 use super::super::launch_params::LaunchParams;
-use super::super::prelude::macro_line;
+use super::super::prelude::Prelude;
 use super::common::K_BLOCK;
-use super::instance::{Instance, MainLoop, XAccess};
-use super::instances::{Key, ListedKernels};
+use super::instance::Instance;
+use super::instances::{Key, ListedKernels, main_loops};
+use super::main_loop::{SegmentTile, XAccess};
 use super::params::{Cut, GemmParams, MAP_ALIGNMENT, bound, params};
 use super::spills::{fits_registers_as, key};
 use super::types::Types;
-use super::{gemm_sliced_k, gemv, sm70_two_stage, sm80_cp_async, sm90_wgmma_ws, sm120_tma_ws};
 use crate::spec::KernelSpec;
 use crate::tensor_map::EncodedMap;
 
@@ -36,36 +34,6 @@ pub(in crate::families) const NAME: &str = "projection";
 const MOST_FEATURES: usize = ((1 << 21) - 1) * Segment::STEP;
 /// Columns that a thread reads at once for a row's statistics.
 const GROUP: usize = 8;
-
-/// A main loop with output segments, a token tile, and the
-/// token counts that it serves.
-struct OfSegments {
-    main_loop: &'static MainLoop,
-    variants: &'static [Variant],
-    tile: u32,
-    serves: RangeInclusive<usize>,
-}
-
-const fn of_segments(
-    main_loop: &'static MainLoop,
-    variants: &'static [Variant],
-    tile: u32,
-    serves: RangeInclusive<usize>,
-) -> OfSegments {
-    OfSegments { main_loop, variants, tile, serves }
-}
-
-static OF_SEGMENTS: [OfSegments; 9] = [
-    of_segments(&gemm_sliced_k::MAIN_LOOP, &Variant::ALL, 8, 1..=16),
-    of_segments(&sm70_two_stage::MAIN_LOOP, &Variant::ALL, 32, 3..=usize::MAX),
-    of_segments(&sm80_cp_async::MAIN_LOOP, &Variant::ALL, 64, 17..=usize::MAX),
-    of_segments(&sm80_cp_async::MAIN_LOOP, &Variant::ALL, 128, 65..=usize::MAX),
-    of_segments(&sm120_tma_ws::MAIN_LOOP, &[Variant::Sm120], 64, 17..=usize::MAX),
-    of_segments(&sm120_tma_ws::MAIN_LOOP, &[Variant::Sm120], 128, 65..=usize::MAX),
-    of_segments(&sm90_wgmma_ws::MAIN_LOOP, &Variant::ALL, 64, 17..=usize::MAX),
-    of_segments(&sm90_wgmma_ws::MAIN_LOOP, &Variant::ALL, 128, 65..=usize::MAX),
-    of_segments(&sm90_wgmma_ws::MAIN_LOOP, &Variant::ALL, 256, 129..=usize::MAX),
-];
 
 /// Kernels by key, listed once per process.
 static KERNELS: ListedKernels = ListedKernels::new();
@@ -82,40 +50,14 @@ fn kernels(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
 }
 
 fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Instance> {
-    let of = |types: &Types| {
-        let few = gemv::for_projections(types).into_iter().filter(|instance| fits(instance));
-        let mut all: Vec<_> = gemm_sliced_k::for_projections(types, fits).into_iter().chain(few).collect();
-        let of_variant = OF_SEGMENTS.iter().filter(|of| of.variants.contains(&variant));
-        all.extend(of_variant.filter_map(|of| first_of_tokens(types, of.main_loop, of.tile, fits)));
-        all
+    let of_types = |types: &Types| {
+        let few: Vec<Instance> = main_loops(false).flat_map(|lists| (lists.for_projections)(types, fits)).collect();
+        let tiles = main_loops(false).flat_map(|lists| lists.main_loop.segments.iter().map(move |tile| (lists, tile)));
+        let of_variant = tiles.filter(|(_, tile)| tile.variants.contains(&variant));
+        let of_segments = of_variant.filter_map(|(lists, tile)| lists.first_of_tokens(types, tile.tokens, fits));
+        few.into_iter().chain(of_segments).collect::<Vec<_>>()
     };
-    Types::new(format, x, variant).iter().flat_map(of).collect()
-}
-
-/// The first kernel of a main loop with this
-/// token tile that `fits`.
-fn first_of_tokens(
-    types: &Types,
-    main_loop: &MainLoop,
-    tokens: u32,
-    fits: &dyn Fn(&Instance) -> bool,
-) -> Option<Instance> {
-    let suits = |instance: &Instance| instance.tile_m == tokens;
-    // Once the first is found, do not ask the compiler about
-    // the rest, nor about other tiles.
-    let found = Cell::new(false);
-    let is_first = |instance: &Instance| {
-        if !suits(instance) {
-            return true;
-        }
-        let is_first = !found.get() && fits(instance);
-        found.set(found.get() || is_first);
-        is_first
-    };
-    let mut all = (main_loop.instances)(types, &is_first).into_iter().filter(suits);
-    // Main loops without a register check, whose first
-    // kernel may not fit here.
-    if found.get() { all.next() } else { all.find(|instance| fits(instance)) }
+    Types::new(format, x, variant).iter().flat_map(of_types).collect()
 }
 
 /// All kernels for `variant`.
@@ -143,43 +85,39 @@ fn id(instance: &Instance) -> KernelId {
 }
 
 fn spec(instance: &Instance) -> KernelSpec {
-    let mut own = String::new();
     let takes_tiles = instance.main_loop.schedule != Schedule::Grid;
-    let macros = [
-        ("QG_PROJECTION", 1),
-        ("QG_RESIDENT_X", instance.one_row.into()),
-        ("QG_SEGMENT_TILES", takes_tiles.into()),
-        ("QG_TILE_FEATURES", instance.tile_n),
-    ];
-    for (name, value) in macros {
-        macro_line(&mut own, name, &value.to_string());
-    }
-    instance.spec_with(id(instance), &own)
+    let constants = Prelude {
+        projection: Some(1),
+        resident_x: Some(instance.one_row.into()),
+        segment_tiles: Some(takes_tiles.into()),
+        tile_features: Some(instance.tile_n),
+        ..instance.constants
+    };
+    instance.spec_with(id(instance), constants)
 }
 
 /// Maximum tokens with a fused norm; 0 without one. With more
 /// tokens every CTA would normalize the same rows, and a
 /// separate launch is no slower.
 fn most_normalized(instance: &Instance) -> usize {
-    match () {
-        () if instance.one_row => 1,
-        () if std::ptr::eq(instance.main_loop, &gemv::MAIN_LOOP) => instance.tile_m as usize,
-        () => 0,
+    match instance.main_loop.normalizes_x {
+        true if instance.one_row => 1,
+        true => instance.tile_m as usize,
+        false => 0,
     }
 }
 
 /// Whether a kernel without a fused norm writes the
 /// segments of `tokens` tokens.
 fn writes(instance: &Instance, tokens: usize) -> bool {
-    let is_of = |of: &&OfSegments| std::ptr::eq(of.main_loop, instance.main_loop) && of.tile == instance.tile_m;
-    let of_tile = OF_SEGMENTS.iter().find(is_of);
-    tokens <= instance.most_tokens() && of_tile.is_some_and(|of| of.serves.contains(&tokens))
+    let is_of = |tile: &&SegmentTile| tile.tokens == instance.tile_m;
+    let tile = instance.main_loop.segments.iter().find(is_of);
+    tokens <= instance.most_tokens() && tile.is_some_and(|tile| tile.serves.contains(&tokens))
 }
 
 /// Maximum columns of a kernel that keeps all of X.
 fn most_columns(instance: &Instance) -> usize {
-    let k_blocks = instance.constants.iter().find(|(name, _)| *name == gemm_sliced_k::X_BLOCKS);
-    k_blocks.map_or(usize::MAX, |&(_, count)| count as usize * K_BLOCK as usize)
+    instance.constants.x_blocks.map_or(usize::MAX, |count| count as usize * K_BLOCK as usize)
 }
 
 /// The kernel of `config`.
@@ -231,7 +169,7 @@ pub(in crate::families) fn projection_configs(
     // Kernels without a fused norm, after a norm launch if needed.
     let others = all.iter().filter(|i| !op.segments.is_empty() && writes(i, op.m) && i.serves(op, in_order));
     let others: Vec<_> = others.collect();
-    let is_smaller = |a: &Instance, b: &Instance| std::ptr::eq(a.main_loop, b.main_loop) && a.tile_m < b.tile_m;
+    let is_smaller = |a: &Instance, b: &Instance| a.main_loop.kind == b.main_loop.kind && a.tile_m < b.tile_m;
     let largest = others.iter().filter(|i| !others.iter().any(|other| is_smaller(i, other)));
     let others = largest.map(|instance| config_on(instance, info));
     let configs: Vec<_> = few.chain(others).collect();

@@ -14,25 +14,32 @@ use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{DType, Encoding, Format, ScaleType, XCode, XFactor, XFormat};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
-    CheckedGemm, Dense, GemmOperand, HalError, KernelId, LaunchPlan, Math, Operands, Schedule, Spec, TileConfig,
-    Unsupported, Variant, XPlanes,
+    CheckedGemm, Dense, GemmOperand, HalError, KernelId, LaunchPlan, Math, Operands, Spec, TileConfig, Unsupported,
+    Variant, XPlanes,
 };
 
 use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
-use super::super::prelude;
+use super::super::prelude::Prelude;
 use super::common::{ALIGNMENT, BARRIER, FLAG, PARKED, PRODUCER_WARPS};
 use super::fp8::{Fp8Matrix, WARP_STAGING};
 use super::instance::{MOST_MAPPED, MOST_STRIDE_BYTES};
+use super::main_loop::{MainLoop, MainLoopKind, XAccess};
 use super::params::{Cut, GemmParams, params};
 use crate::arch::most_shared;
 use crate::source;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
 
-const NAME: &str = "sm120_block_scaled_ws";
-const ENTRY: &str = "entry/sm120_gemm_block_scaled_ws.cu";
-const SYMBOL: &str = "qg_sm120_gemm_block_scaled_ws";
+static MAIN_LOOP: MainLoop = MainLoop {
+    arch_specific: true,
+    ..MainLoop::new(
+        MainLoopKind::Sm120BlockScaledWs,
+        ("entry/sm120_gemm_block_scaled_ws.cu", "qg_sm120_gemm_block_scaled_ws"),
+        XAccess::TmaOfPlanes,
+    )
+};
+
 /// Bytes of a token's codes in a stage (`X_STAGE_BYTES`).
 const X_STAGE_BYTES: u32 = 64;
 /// Rows of a packed tile.
@@ -214,8 +221,8 @@ impl BlockScaledKernel {
         let Tile { tokens, features, efficiency: (arithmetic, bandwidth), .. } = self.tile;
         let share = if self.code == XCode::E2M1 { 1 } else { SHARE_OF_BYTES };
         TileConfig {
-            family: "gemm",
-            main_loop: NAME,
+            family: MAIN_LOOP.kind.family(),
+            main_loop: MAIN_LOOP.kind.name(),
             variant: Some(Variant::Sm120),
             math: Math::TensorBlockScaled,
             tile_n: features,
@@ -224,7 +231,7 @@ impl BlockScaledKernel {
             threads: self.threads(),
             ctas_per_unit: 1,
             cluster: 1,
-            schedule: Schedule::StreamK,
+            schedule: MAIN_LOOP.schedule,
             max_splits: MOST_SPLITS,
             warps_n: self.tile.warps.1,
             k_groups: 1,
@@ -248,50 +255,36 @@ impl BlockScaledKernel {
     }
 
     pub(in crate::families) fn spec(&self) -> KernelSpec {
-        let mut out = String::new();
-        for (name, value) in [
-            ("QG_VARIANT", Variant::Sm120.number()),
-            ("QG_MMA_M8N8K4", 0),
-            ("QG_PARKS_STATE", 1),
-            ("QG_X_BITS", self.x_bits()),
-            ("QG_CODE_PLANES", self.layout.codes.len() as u32),
-            ("QG_SCALE_PLANES", self.layout.scales.len() as u32),
-        ] {
-            prelude::macro_line(&mut out, name, &value.to_string());
-        }
-        // The type here does not matter: TMA addresses
-        // rows of X by number.
-        let of_experts = [("QG_EXPERTS", 1), ("QG_EXPERT_TILES", 1), ("QG_X_DTYPE", dtype_code(DType::F16))];
-        for (name, value) in of_experts.into_iter().filter(|_| self.experts) {
-            prelude::macro_line(&mut out, name, &value.to_string());
-        }
-        prelude::planes(&mut out, &self.layout);
-        for (name, value) in [
-            ("QG_TILE_ROWS", self.layout.tile_rows as u32),
-            ("QG_K_TILE", self.layout.k_tile as u32),
-            ("QG_K_TILE_BYTES", self.layout.k_tile_bytes as u32),
-            ("QG_SUB_BLOCK", self.format.sub_block as u32),
+        let prelude = Prelude {
+            variant: Some(Variant::Sm120.number()),
+            parks_state: Some(1),
+            x_bits: Some(self.x_bits()),
+            experts: Some(self.experts.into()),
+            expert_tiles: Some(self.experts.into()),
+            // The type here does not matter: TMA addresses
+            // rows of X by number.
+            x_dtype: self.experts.then(|| dtype_code(DType::F16)),
+            sub_block: Some(self.format.sub_block as u32),
             // There are no f32 block scales.
-            ("QG_W_BLOCK_SCALES", 0),
-            ("QG_X_BLOCK_SCALES", 0),
-            ("QG_TILE_M", self.tile.tokens),
-            ("QG_TILE_N", self.tile.features),
-            ("QG_WARPS_M", self.tile.warps.0),
-            ("QG_WARPS_N", self.tile.warps.1),
-            ("QG_STAGES", self.stages),
-            ("QG_THREADS", self.threads()),
-            ("QG_CONSUMERS", self.consumers()),
-            ("QG_SHARED_BYTES", self.shared_bytes()),
-        ] {
-            prelude::constant_line(&mut out, name, value);
-        }
+            w_block_scales: Some(0),
+            x_block_scales: Some(0),
+            tile_m: Some(self.tile.tokens),
+            tile_n: Some(self.tile.features),
+            warps_m: Some(self.tile.warps.0),
+            warps_n: Some(self.tile.warps.1),
+            stages: Some(self.stages),
+            threads: Some(self.threads()),
+            consumers: Some(self.consumers()),
+            shared_bytes: Some(self.shared_bytes()),
+            ..Prelude::PRODUCT
+        };
         KernelSpec {
             name: self.id().to_string(),
-            entry: ENTRY,
-            text: source::entry(ENTRY),
-            symbol: SYMBOL,
-            prelude: out,
-            arch_specific: true,
+            entry: MAIN_LOOP.entry,
+            text: source::entry(MAIN_LOOP.entry),
+            symbol: MAIN_LOOP.symbol,
+            prelude: prelude.with_layout(&self.layout).text(),
+            arch_specific: MAIN_LOOP.arch_specific,
         }
     }
 

@@ -3,29 +3,28 @@
 //! consumer warps multiply. One tile is also offered on
 //! Hopper, where it can be tested.
 
-use qgemm_hal::{Schedule, Variant};
+use qgemm_hal::Variant;
 
+use super::super::prelude::Prelude;
 use super::common::{self, BARRIER, K_BLOCK, PRODUCER_WARPS, STAGED};
-use super::instance::{FitsRegisters, Instance, MOST_EXACT, MainLoop, Parts, STAGE_K_BLOCKS, XAccess};
+use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_EXACT, Parts};
+use super::main_loop::{ExpertCtas, MainLoop, MainLoopKind, SegmentTile, XAccess};
 use super::types::{Engine, Operand, Types};
 use crate::arch::most_shared;
 
 pub(super) static MAIN_LOOP: MainLoop = MainLoop {
-    family: "gemm",
-    name: "sm120_tma_ws",
-    entry: "entry/sm120_gemm_tma_ws.cu",
-    symbol: "qg_sm120_gemm_tma_ws",
     arch_specific: true,
-    schedule: Schedule::StreamK,
-    x_access: XAccess::Tma,
     rounds_beyond: Some(MOST_EXACT),
-    experts_tiles: |_| &[64],
-    for_experts: None,
-    // A persistent grid is one-dimensional.
-    most_m_tiles: usize::MAX,
-    most_tile_bytes: usize::MAX,
-    instances,
+    expert_ctas: ExpertCtas::Tiles,
+    segments: &[
+        SegmentTile { variants: &[Variant::Sm120], tokens: 64, serves: 17..=usize::MAX },
+        SegmentTile { variants: &[Variant::Sm120], tokens: 128, serves: 65..=usize::MAX },
+    ],
+    ..MainLoop::new(MainLoopKind::Sm120TmaWs, ("entry/sm120_gemm_tma_ws.cu", "qg_sm120_gemm_tma_ws"), XAccess::Tma)
 };
+
+pub(super) static INSTANCES: InstanceLists =
+    InstanceLists { experts_tiles: |_| &[64], ..InstanceLists::new(&MAIN_LOOP, instances) };
 
 struct Tile {
     tile_m: u32,
@@ -95,15 +94,16 @@ impl Tile {
             stages: x_stages,
             // Consumers cannot take over the producers' registers.
             parks_state: true,
-            constants: vec![
-                ("QG_ROW_TILES", ROW_TILES),
-                ("QG_WARPS_N", warps),
-                ("QG_X_STAGES", x_stages),
-                ("QG_W_STAGES", w_stages),
-                ("QG_STAGED", staged),
-                (STAGE_K_BLOCKS, 1),
-                (common::RUN_PITCH, types.k_tile_bytes()),
-            ],
+            constants: Prelude {
+                row_tiles: Some(ROW_TILES),
+                warps_n: Some(warps),
+                x_stages: Some(x_stages),
+                w_stages: Some(w_stages),
+                staged: Some(staged),
+                stage_k_blocks: Some(1),
+                run_pitch: Some(types.k_tile_bytes()),
+                ..Prelude::PRODUCT
+            },
             warps_n: warps,
             efficiency,
             ..Instance::new(Parts {

@@ -3,29 +3,25 @@
 //! are staged as in `sm70_two_stage`.
 
 use qgemm_formats::{DType, XFormat};
-use qgemm_hal::{Math, Schedule, Variant};
+use qgemm_hal::{Math, Variant};
 
+use super::super::prelude::Prelude;
 use super::common;
-use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, XAccess};
+use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_GRID_Y, Parts};
+use super::main_loop::{MainLoop, MainLoopKind, XAccess};
 use super::sm80_s8_cp_async::{X_FORMATS, has_sums};
 use super::types::Types;
 
 pub(super) static MAIN_LOOP: MainLoop = MainLoop {
-    family: "gemm",
-    name: "sm70_s8_two_stage",
-    entry: "entry/sm70_gemm_s8_two_stage.cu",
-    symbol: "qg_sm70_gemm_s8_two_stage",
-    arch_specific: false,
-    schedule: Schedule::StreamK,
-    x_access: XAccess::Planes,
-    // Codes are exact operands; scales apply to sums.
-    rounds_beyond: None,
-    experts_tiles: |_| &[],
-    for_experts: None,
     most_m_tiles: MOST_GRID_Y,
-    most_tile_bytes: usize::MAX,
-    instances,
+    ..MainLoop::new(
+        MainLoopKind::Sm70S8TwoStage,
+        ("entry/sm70_gemm_s8_two_stage.cu", "qg_sm70_gemm_s8_two_stage"),
+        XAccess::Planes,
+    )
 };
+
+pub(super) static INSTANCES: InstanceLists = InstanceLists::new(&MAIN_LOOP, instances);
 
 const THREADS: u32 = 128;
 /// Columns of X in a stage (`STAGE_K`), columns of an X
@@ -76,7 +72,11 @@ impl Tile {
             stages: 2,
             x_format,
             math: if types.variant == Variant::Sm70 { Math::DotI8 } else { Math::TensorS8 },
-            constants: vec![("QG_ROW_TILES", row_tiles), ("QG_X_BLOCK_SCALES", has_block_scales.into())],
+            constants: Prelude {
+                row_tiles: Some(row_tiles),
+                x_block_scales: Some(has_block_scales.into()),
+                ..Prelude::PRODUCT
+            },
             efficiency: (arithmetic, 700),
             ..Instance::new(Parts {
                 main_loop: &MAIN_LOOP,

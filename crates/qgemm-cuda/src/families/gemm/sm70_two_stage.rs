@@ -2,28 +2,29 @@
 //! Turing): X passes through registers into one of two stages
 //! while the other is multiplied.
 
-use qgemm_hal::{Schedule, Variant};
+use qgemm_hal::Variant;
 
+use super::super::prelude::Prelude;
 use super::common::{self, SUM_PADDING};
-use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, XAccess};
+use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_GRID_Y, Parts};
+use super::main_loop::{MainLoop, MainLoopKind, SegmentTile, XAccess};
 use super::types::Types;
 
 pub(super) static MAIN_LOOP: MainLoop = MainLoop {
-    family: "gemm",
-    name: "sm70_two_stage",
-    entry: "entry/sm70_gemm_two_stage.cu",
-    symbol: "qg_sm70_gemm_two_stage",
-    arch_specific: false,
-    schedule: Schedule::StreamK,
-    x_access: XAccess::Any,
-    rounds_beyond: None,
+    most_m_tiles: MOST_GRID_Y,
+    segments: &[SegmentTile { variants: &Variant::ALL, tokens: 32, serves: 3..=usize::MAX }],
+    ..MainLoop::new(
+        MainLoopKind::Sm70TwoStage,
+        ("entry/sm70_gemm_two_stage.cu", "qg_sm70_gemm_two_stage"),
+        XAccess::Any,
+    )
+};
+
+pub(super) static INSTANCES: InstanceLists = InstanceLists {
     // Narrowing the problem to one expert leaves too few
     // registers for 32 tokens.
     experts_tiles: |_| &[16],
-    for_experts: None,
-    most_m_tiles: MOST_GRID_Y,
-    most_tile_bytes: usize::MAX,
-    instances,
+    ..InstanceLists::new(&MAIN_LOOP, instances)
 };
 
 const THREADS: u32 = 128;
@@ -76,7 +77,7 @@ impl Tile {
         Instance {
             ctas_per_sm,
             stages: 2,
-            constants: vec![("QG_ROW_TILES", row_tiles)],
+            constants: Prelude { row_tiles: Some(row_tiles), ..Prelude::PRODUCT },
             efficiency: (arithmetic, 700),
             ..Instance::new(Parts {
                 main_loop: &MAIN_LOOP,

@@ -2,31 +2,33 @@
 //! all threads copy W and X with cp.async into rings
 //! shared by the CTA's warps.
 
-use qgemm_hal::{Schedule, Variant};
+use qgemm_hal::Variant;
 
+use super::super::prelude::Prelude;
 use super::common::{self, BARRIER, K_BLOCK, STAGED};
-use super::instance::{FitsRegisters, Instance, MOST_EXACT, MainLoop, Parts, XAccess};
+use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_EXACT, Parts};
+use super::main_loop::{MainLoop, MainLoopKind, SegmentTile, XAccess};
 use super::shares::Shares;
 use super::types::Types;
 use crate::arch::most_shared;
 
 pub(super) static MAIN_LOOP: MainLoop = MainLoop {
-    family: "gemm",
-    name: "sm80_cp_async",
-    entry: "entry/sm80_gemm_cp_async.cu",
-    symbol: "qg_sm80_gemm_cp_async",
-    arch_specific: false,
-    schedule: Schedule::StreamK,
-    x_access: XAccess::AlignedRows,
     rounds_beyond: Some(MOST_EXACT),
-    experts_tiles: |_| &[64],
-    for_experts: None,
-    // A persistent grid is one-dimensional.
-    most_m_tiles: usize::MAX,
     // Threads use 32-bit offsets between row tiles.
     most_tile_bytes: u32::MAX as usize,
-    instances,
+    segments: &[
+        SegmentTile { variants: &Variant::ALL, tokens: 64, serves: 17..=usize::MAX },
+        SegmentTile { variants: &Variant::ALL, tokens: 128, serves: 65..=usize::MAX },
+    ],
+    ..MainLoop::new(
+        MainLoopKind::Sm80CpAsync,
+        ("entry/sm80_gemm_cp_async.cu", "qg_sm80_gemm_cp_async"),
+        XAccess::AlignedRows,
+    )
 };
+
+pub(super) static INSTANCES: InstanceLists =
+    InstanceLists { experts_tiles: |_| &[64], ..InstanceLists::new(&MAIN_LOOP, instances) };
 
 struct Tile {
     tile_m: u32,
@@ -106,13 +108,14 @@ impl Tile {
         Instance {
             stages: x_stages,
             parks_state,
-            constants: vec![
-                ("QG_ROW_TILES", ROW_TILES),
-                ("QG_WARPS_N", warps),
-                ("QG_X_STAGES", x_stages),
-                ("QG_W_STAGES", w_stages),
-                ("QG_STAGED", staged),
-            ],
+            constants: Prelude {
+                row_tiles: Some(ROW_TILES),
+                warps_n: Some(warps),
+                x_stages: Some(x_stages),
+                w_stages: Some(w_stages),
+                staged: Some(staged),
+                ..Prelude::PRODUCT
+            },
             warps_n: warps,
             efficiency,
             shares: Shares::OfMmaSync,

@@ -3,32 +3,27 @@
 //! passes through registers into a ring shared by the CTA.
 
 use qgemm_formats::{DType, XFormat};
-use qgemm_hal::{Math, Schedule, Variant};
+use qgemm_hal::{Math, Variant};
 
+use super::super::prelude::Prelude;
 use super::common::{self, BARRIER, K_BLOCK, STAGED};
-use super::instance::{FitsRegisters, Instance, MainLoop, Parts, XAccess};
+use super::instance::{FitsRegisters, Instance, InstanceLists, Parts};
+use super::main_loop::{MainLoop, MainLoopKind, XAccess};
 use super::shares::Shares;
 use super::types::Types;
 use crate::arch::most_shared;
 
 pub(super) static MAIN_LOOP: MainLoop = MainLoop {
-    family: "gemm",
-    name: "sm80_s8_cp_async",
-    entry: "entry/sm80_gemm_s8_cp_async.cu",
-    symbol: "qg_sm80_gemm_s8_cp_async",
-    arch_specific: false,
-    schedule: Schedule::StreamK,
-    x_access: XAccess::Planes,
-    // Codes are exact operands; scales apply to sums.
-    rounds_beyond: None,
-    experts_tiles: |_| &[],
-    for_experts: None,
-    // A persistent grid is one-dimensional.
-    most_m_tiles: usize::MAX,
     // Threads use 32-bit offsets between row tiles.
     most_tile_bytes: u32::MAX as usize,
-    instances,
+    ..MainLoop::new(
+        MainLoopKind::Sm80S8CpAsync,
+        ("entry/sm80_gemm_s8_cp_async.cu", "qg_sm80_gemm_s8_cp_async"),
+        XAccess::Planes,
+    )
 };
+
+pub(super) static INSTANCES: InstanceLists = InstanceLists::new(&MAIN_LOOP, instances);
 
 struct Tile {
     tile_m: u32,
@@ -132,15 +127,16 @@ impl Tile {
             x_format,
             math: Math::TensorS8,
             parks_state: true,
-            constants: vec![
-                ("QG_ROW_TILES", row_tiles),
-                ("QG_WARPS_N", WARPS),
-                ("QG_STAGE_K_BLOCKS", stage_k_blocks),
-                ("QG_X_STAGES", x_stages),
-                ("QG_W_STAGES", w_stages),
-                ("QG_STAGED", STAGED),
-                ("QG_X_BLOCK_SCALES", has_block_scales.into()),
-            ],
+            constants: Prelude {
+                row_tiles: Some(row_tiles),
+                warps_n: Some(WARPS),
+                stage_k_blocks: Some(stage_k_blocks),
+                x_stages: Some(x_stages),
+                w_stages: Some(w_stages),
+                staged: Some(STAGED),
+                x_block_scales: Some(has_block_scales.into()),
+                ..Prelude::PRODUCT
+            },
             warps_n: WARPS,
             efficiency: (math, efficiency.1),
             shares: Shares::OfMmaSync,

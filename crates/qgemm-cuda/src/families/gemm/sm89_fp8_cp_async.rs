@@ -6,7 +6,8 @@ use qgemm_hal::{Math, Variant};
 
 use super::super::launch_params::LaunchParams;
 use super::common::{FLAG, STAGE_K};
-use super::fp8::{Fp8Experts, Fp8Loop, Fp8Tile, SCALE_ROWS, WARP_STAGING};
+use super::fp8::{Fp8Division, Fp8Experts, Fp8Product, Fp8Tile, SCALE_ROWS, WARP_STAGING};
+use super::main_loop::{MainLoop, MainLoopKind, XAccess};
 use super::shares::Shares;
 
 const ENTRY: &str = "entry/sm89_gemm_fp8_cp_async.cu";
@@ -14,11 +15,10 @@ const SYMBOL: &str = "qg_sm89_gemm_fp8_cp_async";
 /// Shares of the bandwidth that weight copies reach, per mille.
 const FROM_MEMORY: u32 = 560;
 
-pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
-    name: "sm89_fp8_cp_async",
-    entry: ENTRY,
-    symbol: SYMBOL,
-    arch_specific: false,
+pub(super) static MAIN_LOOP: MainLoop = MainLoop::new(MainLoopKind::Sm89Fp8CpAsync, (ENTRY, SYMBOL), XAccess::Planes);
+
+pub(super) static PRODUCT: Fp8Product = Fp8Product {
+    main_loop: &MAIN_LOOP,
     variants: &[Variant::Sm89, Variant::Sm120],
     takes: |format| matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2),
     // Each sum of 32 columns is scaled separately, and the 128×128
@@ -51,8 +51,8 @@ const ALIGNMENT: u32 = 128;
 
 /// Warps along tokens and along features.
 const fn tile(tokens: u32, features: u32, warps: (u32, u32), stages: u32, efficiency: (u32, u32)) -> Fp8Tile {
-    let shares = [("QG_WARPS_M", warps.0), ("QG_WARPS_N", warps.1)];
-    Fp8Tile { tokens, features, stages, cluster: 1, lines: 0, shares, efficiency }
+    let division = Fp8Division::Warps(warps.0, warps.1);
+    Fp8Tile { tokens, features, stages, cluster: 1, lines: 0, division, efficiency }
 }
 
 /// Warps have 32 tokens. The stages fill 100 KiB.
@@ -60,7 +60,10 @@ const TILES: [Fp8Tile; 3] =
     [tile(32, 128, (1, 4), 3, (300, 560)), tile(64, 128, (2, 4), 3, (440, 500)), tile(128, 128, (4, 2), 2, (560, 450))];
 
 fn consumers(tile: &Fp8Tile) -> u32 {
-    tile.shares[0].1 * tile.shares[1].1 * 32
+    match tile.division {
+        Fp8Division::Warps(m, n) => m * n * 32,
+        Fp8Division::Wgmma(..) => 0,
+    }
 }
 
 fn shared_bytes(tile: &Fp8Tile) -> u32 {

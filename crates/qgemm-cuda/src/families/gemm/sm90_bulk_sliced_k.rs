@@ -3,32 +3,31 @@
 //! each copies long pieces of W with bulk copies.
 
 use qgemm_formats::Encoding;
-use qgemm_hal::{Schedule, Variant};
+use qgemm_hal::Variant;
 
+use super::super::prelude::Prelude;
 use super::common::{self, BARRIER, K_BLOCK};
-use super::instance::{FitsRegisters, Instance, MainLoop, Parts, XAccess};
+use super::instance::{FitsRegisters, Instance, InstanceLists, Parts};
+use super::main_loop::{MainLoop, MainLoopKind, XAccess};
 use super::types::Types;
 use crate::arch::most_shared;
 
-pub(super) static MAIN_LOOP: MainLoop = MainLoop {
-    family: "gemm",
-    name: "sm90_bulk_sliced_k",
-    entry: "entry/sm90_gemm_bulk_sliced_k.cu",
-    symbol: "qg_sm90_gemm_bulk_sliced_k",
-    arch_specific: false,
-    schedule: Schedule::StreamK,
-    x_access: XAccess::AlignedRows,
-    rounds_beyond: None,
-    experts_tiles: |_| &[],
-    for_experts: None,
+pub(super) static MAIN_LOOP: MainLoop = LOOP;
+
+const LOOP: MainLoop = MainLoop {
     most_m_tiles: 1,
-    most_tile_bytes: usize::MAX,
-    instances,
+    ..MainLoop::new(
+        MainLoopKind::Sm90BulkSlicedK,
+        ("entry/sm90_gemm_bulk_sliced_k.cu", "qg_sm90_gemm_bulk_sliced_k"),
+        XAccess::AlignedRows,
+    )
 };
+
+pub(super) static INSTANCES: InstanceLists = InstanceLists::new(&MAIN_LOOP, instances);
 
 /// The main loop for one token: one row of X is
 /// broadcast to the eight tokens of a tile.
-static ONE_ROW: MainLoop = MainLoop { name: "sm90_bulk_one_row", ..MAIN_LOOP };
+static ONE_ROW: MainLoop = MainLoop { kind: MainLoopKind::Sm90BulkOneRow, ..LOOP };
 
 /// Token tile, and rows of X in shared memory.
 struct Tile {
@@ -85,7 +84,7 @@ impl Tile {
         let k_blocks = (shared_bytes - fixed - rings) / x_and_sums;
         Instance {
             integer_operands: types.has_integer_operands(),
-            constants: vec![("QG_ROW_TILES", 1), ("QG_WARPS_N", 1), ("QG_FIXED_BYTES", fixed)],
+            constants: Prelude { row_tiles: Some(1), warps_n: Some(1), fixed_bytes: Some(fixed), ..Prelude::PRODUCT },
             one_row: self.rows == 1,
             most_k: (k_blocks * K_BLOCK) as usize,
             warps_n: 1,

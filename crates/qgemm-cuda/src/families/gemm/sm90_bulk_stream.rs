@@ -2,28 +2,27 @@
 //! warp copies long pieces of W with bulk copies.
 
 use qgemm_formats::Encoding;
-use qgemm_hal::{Schedule, Variant};
+use qgemm_hal::Variant;
 
+use super::super::prelude::Prelude;
 use super::common::{self, BARRIER, K_BLOCK};
-use super::instance::{Instance, MainLoop, Parts, XAccess};
+use super::instance::{Instance, InstanceLists, Parts};
+use super::main_loop::{EarlyPrefetch, ExpertCtas, MainLoop, MainLoopKind, XAccess};
 use super::types::Types;
 use crate::arch::most_shared;
 
 pub(super) static MAIN_LOOP: MainLoop = MainLoop {
-    family: "gemm",
-    name: "sm90_bulk_stream",
-    entry: "entry/sm90_experts_bulk_stream.cu",
-    symbol: "qg_sm90_experts_bulk_stream",
-    arch_specific: false,
-    schedule: Schedule::StreamK,
-    x_access: XAccess::AlignedRows,
-    rounds_beyond: None,
-    experts_tiles: |_| &[],
-    for_experts: Some(for_experts),
-    most_m_tiles: usize::MAX,
-    most_tile_bytes: usize::MAX,
-    instances: |_, _| Vec::new(),
+    expert_ctas: ExpertCtas::RowTiles,
+    expert_prefetch: EarlyPrefetch::WithLists,
+    ..MainLoop::new(
+        MainLoopKind::Sm90BulkStream,
+        ("entry/sm90_experts_bulk_stream.cu", "qg_sm90_experts_bulk_stream"),
+        XAccess::AlignedRows,
+    )
 };
+
+pub(super) static INSTANCES: InstanceLists =
+    InstanceLists { for_experts, ..InstanceLists::new(&MAIN_LOOP, |_, _| Vec::new()) };
 
 /// Token tile, and warps.
 const TILE_M: u32 = 8;
@@ -41,11 +40,6 @@ const MOST_X_TILES: u32 = 4;
 const MOST_SUM_BYTES: u32 = K_BLOCK / 16 * TILE_M * 4;
 /// Reached shares of arithmetic and bandwidth, per mille (H200).
 const EFFICIENCY: (u32, u32) = (135, 930);
-
-/// Whether CTAs share the row tiles of all experts.
-pub(in crate::families) fn takes_row_tiles(instance: &Instance) -> bool {
-    instance.main_loop.name == MAIN_LOOP.name
-}
 
 /// Whether CTAs can count `places` row tiles of X, with
 /// `row_tiles` tiles of W each.
@@ -72,7 +66,7 @@ fn instance(types: &Types) -> Instance {
     let k_blocks = (shared_bytes - fixed - pieces) / x_and_sums;
     Instance {
         integer_operands: types.has_integer_operands(),
-        constants: vec![("QG_ROW_TILES", 1), ("QG_FIXED_BYTES", fixed)],
+        constants: Prelude { row_tiles: Some(1), fixed_bytes: Some(fixed), ..Prelude::PRODUCT },
         most_k: (k_blocks * K_BLOCK) as usize,
         warps_n: 1,
         efficiency: EFFICIENCY,

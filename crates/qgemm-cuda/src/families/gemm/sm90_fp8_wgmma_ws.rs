@@ -10,18 +10,26 @@ use super::super::kernel_launch::Places;
 use super::super::launch_params::LaunchParams;
 use super::common::{ALIGNMENT, BARRIER, FLAG, PRODUCER_WARPS, STAGE_K};
 use super::fp8::{
-    ExpertTileMaps, Fp8Experts, Fp8Launch, Fp8Loop, Fp8Matrix, Fp8Params, Fp8Tile, SCALE_ROWS, WARP_STAGING,
+    ExpertTileMaps, Fp8Division, Fp8Experts, Fp8Launch, Fp8Matrix, Fp8Params, Fp8Product, Fp8Tile, SCALE_ROWS,
+    WARP_STAGING,
 };
+use super::main_loop::{MainLoop, MainLoopKind, XAccess};
 use super::params::GemmParams;
 use super::shares::Shares;
 use crate::arch::most_shared;
 use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
 
-pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
-    name: "sm90_fp8_wgmma_ws",
-    entry: "entry/sm90_gemm_fp8_wgmma_ws.cu",
-    symbol: "qg_sm90_gemm_fp8_wgmma_ws",
+pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     arch_specific: true,
+    ..MainLoop::new(
+        MainLoopKind::Sm90Fp8WgmmaWs,
+        ("entry/sm90_gemm_fp8_wgmma_ws.cu", "qg_sm90_gemm_fp8_wgmma_ws"),
+        XAccess::TmaOfPlanes,
+    )
+};
+
+pub(super) static PRODUCT: Fp8Product = Fp8Product {
+    main_loop: &MAIN_LOOP,
     variants: &[Variant::Sm90],
     takes: |format| matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2),
     // UE8M0 scales would restart the sums every 32 columns, with a
@@ -93,11 +101,11 @@ const CLUSTER: u32 = 2;
 /// Features of a `wgmma`, and `wgmma`s side by
 /// side in a warpgroup.
 pub(super) const fn tile(tokens: u32, features: u32, parts: (u32, u32), stages: u32, arithmetic: u32) -> Fp8Tile {
-    let shares = [("QG_PART_N", parts.0), ("QG_PARTS", parts.1)];
+    let division = Fp8Division::Wgmma(parts.0, parts.1);
     // W that is re-read for other tokens comes from L2. With
     // the largest tile most of it is re-read.
     let bandwidth = if tokens * features == LARGEST { FROM_CACHE } else { FROM_MEMORY };
-    Fp8Tile { tokens, features, stages, cluster: 1, lines: 0, shares, efficiency: (arithmetic, bandwidth) }
+    Fp8Tile { tokens, features, stages, cluster: 1, lines: 0, division, efficiency: (arithmetic, bandwidth) }
 }
 
 /// The tile in a cluster, whose CTAs multicast W to each
@@ -146,8 +154,10 @@ fn fitting(tile: Fp8Tile) -> Fp8Tile {
 }
 
 pub(super) fn consumers(tile: &Fp8Tile) -> u32 {
-    let [(_, part), (_, parts)] = tile.shares;
-    tile.tokens / GROUP_TOKENS * (tile.features / (part * parts)) * 128
+    match tile.division {
+        Fp8Division::Wgmma(part, parts) => tile.tokens / GROUP_TOKENS * (tile.features / (part * parts)) * 128,
+        Fp8Division::Warps(..) => 0,
+    }
 }
 
 pub(super) fn shared_bytes(tile: &Fp8Tile) -> u32 {

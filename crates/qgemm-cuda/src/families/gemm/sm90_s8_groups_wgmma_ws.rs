@@ -4,30 +4,24 @@
 //! in f32 at the end of each group.
 
 use qgemm_formats::{DType, Encoding, ScaleType, XFormat};
-use qgemm_hal::{Math, Schedule, Variant};
+use qgemm_hal::{Math, Variant};
 
 use super::common::STAGE_K;
-use super::instance::{FitsRegisters, Instance, MainLoop, XAccess};
+use super::instance::{FitsRegisters, Instance, InstanceLists};
+use super::main_loop::{MainLoop, MainLoopKind, XAccess};
 use super::sm90_w4a8_wgmma_ws::{Codes, with_most_stages};
 use super::types::Types;
 
 pub(super) static MAIN_LOOP: MainLoop = MainLoop {
-    family: "gemm",
-    name: "sm90_s8_groups_wgmma_ws",
-    entry: "entry/sm90_gemm_s8_groups_wgmma_ws.cu",
-    symbol: "qg_sm90_gemm_s8_groups_wgmma_ws",
     arch_specific: true,
-    schedule: Schedule::StreamK,
-    x_access: XAccess::TmaOfPlanes,
-    // Codes are exact operands; scales apply to sums.
-    rounds_beyond: None,
-    experts_tiles: |_| &[],
-    for_experts: None,
-    // A persistent grid is one-dimensional.
-    most_m_tiles: usize::MAX,
-    most_tile_bytes: usize::MAX,
-    instances,
+    ..MainLoop::new(
+        MainLoopKind::Sm90S8GroupsWgmmaWs,
+        ("entry/sm90_gemm_s8_groups_wgmma_ws.cu", "qg_sm90_gemm_s8_groups_wgmma_ws"),
+        XAccess::TmaOfPlanes,
+    )
 };
+
+pub(super) static INSTANCES: InstanceLists = InstanceLists::new(&MAIN_LOOP, instances);
 
 const CODES: Codes =
     Codes { main_loop: &MAIN_LOOP, x_format: XFormat::Int8Token, math: Math::TensorS8, sums_of_x: true };

@@ -5,15 +5,22 @@ use qgemm_formats::{Encoding, Format, XCode};
 use qgemm_hal::{Math, Variant};
 
 use super::common::PRODUCER_WARPS;
-use super::fp8::{Fp8Loop, Fp8Tile};
+use super::fp8::{Fp8Product, Fp8Tile};
+use super::main_loop::{MainLoop, MainLoopKind, XAccess};
 use super::shares::Shares;
 use super::sm90_fp8_wgmma_ws::{clustered, consumers, mapped, shared_bytes, tile};
 
-pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
-    name: "sm90_s8_wgmma_ws",
-    entry: "entry/sm90_gemm_fp8_wgmma_ws.cu",
-    symbol: "qg_sm90_gemm_fp8_wgmma_ws",
+pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     arch_specific: true,
+    ..MainLoop::new(
+        MainLoopKind::Sm90S8WgmmaWs,
+        ("entry/sm90_gemm_fp8_wgmma_ws.cu", "qg_sm90_gemm_fp8_wgmma_ws"),
+        XAccess::TmaOfPlanes,
+    )
+};
+
+pub(super) static PRODUCT: Fp8Product = Fp8Product {
+    main_loop: &MAIN_LOOP,
     variants: &[Variant::Sm90],
     takes,
     takes_powers: |_| false,

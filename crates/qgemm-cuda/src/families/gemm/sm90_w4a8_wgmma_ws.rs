@@ -4,30 +4,25 @@
 
 use qgemm_formats::float8::E2M1_DOUBLED;
 use qgemm_formats::{DType, Encoding, ScaleType, XFormat};
-use qgemm_hal::{Math, Schedule, Variant};
+use qgemm_hal::{Math, Variant};
 
+use super::super::prelude::Prelude;
 use super::common::{self, BARRIER, PRODUCER_WARPS, STAGE_K, STAGED};
-use super::instance::{FitsRegisters, Instance, MainLoop, Parts, XAccess};
+use super::instance::{FitsRegisters, Instance, InstanceLists, Parts};
+use super::main_loop::{MainLoop, MainLoopKind, XAccess};
 use super::types::Types;
 use crate::arch::most_shared;
 
 pub(super) static MAIN_LOOP: MainLoop = MainLoop {
-    family: "gemm",
-    name: "sm90_w4a8_wgmma_ws",
-    entry: "entry/sm90_gemm_w4a8_wgmma_ws.cu",
-    symbol: "qg_sm90_gemm_w4a8_wgmma_ws",
     arch_specific: true,
-    schedule: Schedule::StreamK,
-    x_access: XAccess::TmaOfPlanes,
-    // Codes are exact operands; scales apply to sums.
-    rounds_beyond: None,
-    experts_tiles: |_| &[],
-    for_experts: None,
-    // A persistent grid is one-dimensional.
-    most_m_tiles: usize::MAX,
-    most_tile_bytes: usize::MAX,
-    instances,
+    ..MainLoop::new(
+        MainLoopKind::Sm90W4A8WgmmaWs,
+        ("entry/sm90_gemm_w4a8_wgmma_ws.cu", "qg_sm90_gemm_w4a8_wgmma_ws"),
+        XAccess::TmaOfPlanes,
+    )
 };
+
+pub(super) static INSTANCES: InstanceLists = InstanceLists::new(&MAIN_LOOP, instances);
 
 /// Formats of X: E4M3 with an f32 scale per token,
 /// or per stage of columns.
@@ -141,13 +136,14 @@ fn instance(types: &Types, codes: Codes, tile_m: u32, stages: u32, efficiency: (
         tile_k: STAGE_K,
         x_format,
         math,
-        constants: vec![
-            ("QG_ROW_TILES", 1),
-            ("QG_WARPS_N", WARPS),
-            ("QG_STAGES", stages),
-            ("QG_STAGED", STAGED),
-            ("QG_X_BLOCK_SCALES", has_block_scales.into()),
-        ],
+        constants: Prelude {
+            row_tiles: Some(1),
+            warps_n: Some(WARPS),
+            stages: Some(stages),
+            staged: Some(STAGED),
+            x_block_scales: Some(has_block_scales.into()),
+            ..Prelude::PRODUCT
+        },
         warps_n: WARPS,
         efficiency,
         ..Instance::new(Parts {

@@ -3,38 +3,33 @@
 //! that copies W and X into rings by TMA.
 
 use qgemm_formats::{DType, Encoding};
-use qgemm_hal::{Schedule, Variant};
+use qgemm_hal::Variant;
 
+use super::super::prelude::Prelude;
 use super::common::{self, BARRIER, K_BLOCK, MMA_TOKENS, PRODUCER_WARPS, STAGED};
-use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, STAGE_K_BLOCKS, XAccess};
+use super::instance::{FitsRegisters, Instance, InstanceLists, MOST_GRID_Y, Parts};
+use super::main_loop::{EarlyPrefetch, ExpertCtas, MainLoop, MainLoopKind, SegmentTile, XAccess};
 use super::types::Types;
 use crate::arch::most_shared;
 
 pub(super) static MAIN_LOOP: MainLoop = MainLoop {
-    family: "gemm",
-    name: "sm90_wgmma_ws",
-    entry: "entry/sm90_gemm_wgmma_ws.cu",
-    symbol: "qg_sm90_gemm_wgmma_ws",
     arch_specific: true,
-    schedule: Schedule::StreamK,
-    x_access: XAccess::Tma,
     // For some formats, 32 tokens with `wgmma` are faster than
     // two tokens with other kernels.
     rounds_beyond: Some(1),
-    experts_tiles: |_| &[64, 128],
-    for_experts: Some(for_experts),
     most_m_tiles: MOST_GRID_Y,
-    most_tile_bytes: usize::MAX,
-    instances,
+    expert_ctas: ExpertCtas::Tiles,
+    expert_prefetch: EarlyPrefetch::WithLists,
+    segments: &[
+        SegmentTile { variants: &Variant::ALL, tokens: 64, serves: 17..=usize::MAX },
+        SegmentTile { variants: &Variant::ALL, tokens: 128, serves: 65..=usize::MAX },
+        SegmentTile { variants: &Variant::ALL, tokens: 256, serves: 129..=usize::MAX },
+    ],
+    ..MainLoop::new(MainLoopKind::Sm90WgmmaWs, ("entry/sm90_gemm_wgmma_ws.cu", "qg_sm90_gemm_wgmma_ws"), XAccess::Tma)
 };
 
-/// Whether an MoE kernel reads expert lists and prefetches weights before
-/// earlier work is done, if the lists are ready before launch.
-/// The next launch may start only after that work
-/// (`mainloop/expert_producer.cuh`).
-pub(in crate::families) fn settles_lists(instance: &Instance) -> bool {
-    instance.main_loop.name == MAIN_LOOP.name
-}
+pub(super) static INSTANCES: InstanceLists =
+    InstanceLists { experts_tiles: |_| &[64, 128], for_experts, ..InstanceLists::new(&MAIN_LOOP, instances) };
 
 /// A tile: tokens, split over the warps, and reached shares of
 /// arithmetic and bandwidth, per mille (H200).
@@ -199,16 +194,17 @@ impl Tile {
         Instance {
             consumers: warps * 32,
             stages,
-            constants: vec![
-                ("QG_ROW_TILES", row_tiles),
-                ("QG_WARPS_N", warps),
-                ("QG_K_GROUPS", k_groups),
-                (STAGE_K_BLOCKS, stage_k_blocks),
-                ("QG_X_STAGES", stages),
-                ("QG_W_STAGES", w_stages),
-                ("QG_STAGED", staged),
-                (common::RUN_PITCH, pitch),
-            ],
+            constants: Prelude {
+                row_tiles: Some(row_tiles),
+                warps_n: Some(warps),
+                k_groups: Some(k_groups),
+                stage_k_blocks: Some(stage_k_blocks),
+                x_stages: Some(stages),
+                w_stages: Some(w_stages),
+                staged: Some(staged),
+                run_pitch: Some(pitch),
+                ..Prelude::PRODUCT
+            },
             warps_n: warps,
             k_groups,
             // Tile info has one row number per token plus

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use qgemm_hal::{
     CheckedIndexer, Device, DeviceInfo, Family, Geometry, HalError, IndexerConfig, IndexerLaunch, IndexerOperand,
-    IndexerSpec, KernelId, KvFormat, LaunchSequence, Math, Name, Operand, Spec, Unsupported, Variant,
+    IndexerSpec, IndexerStep, KernelId, KvFormat, LaunchSequence, Math, Operand, Spec, Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{KernelLaunch, load};
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::{Cut, Kept, Part, offered, params};
 use crate::arch::check_shared;
 use crate::source;
@@ -48,27 +48,20 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    pub(super) const ALL: [(&'static str, Columns); 6] = [
-        ("score_heads32_1", Columns { heads: HEADS[0], groups: GROUPS[0] }),
-        ("score_heads32_2", Columns { heads: HEADS[0], groups: GROUPS[1] }),
-        ("score_heads32_4", Columns { heads: HEADS[0], groups: GROUPS[2] }),
-        ("score_heads64_1", Columns { heads: HEADS[1], groups: GROUPS[0] }),
-        ("score_heads64_2", Columns { heads: HEADS[1], groups: GROUPS[1] }),
-        ("score_heads64_4", Columns { heads: HEADS[1], groups: GROUPS[2] }),
-    ];
-
-    /// The smallest that hold `heads` heads of `queries` queries.
-    pub(super) fn of(heads: usize, queries: usize) -> Option<&'static (&'static str, Self)> {
-        let holds = |columns: &Self| {
-            let room = (columns.groups * COLUMNS / columns.heads) as usize;
-            columns.heads as usize >= heads && room >= queries
-        };
-        Self::ALL.iter().find(|(_, columns)| holds(columns))
+    /// All kernels, the smallest first.
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        HEADS.into_iter().flat_map(|heads| GROUPS.map(|groups| Self { heads, groups }))
     }
 
-    pub(super) fn spec(name: &'static str) -> IndexerSpec {
-        let keys = TILE_KEYS as u32;
-        IndexerSpec { step: Name::new(name), x: KvFormat::E4M3, features: FEATURES, keys }
+    /// The smallest that hold `heads` heads of `queries` queries.
+    pub(super) fn of(heads: usize, queries: usize) -> Option<Self> {
+        let holds = |columns: &Self| columns.heads as usize >= heads && columns.queries() as usize >= queries;
+        Self::all().find(holds)
+    }
+
+    pub(super) fn spec(self) -> IndexerSpec {
+        let all = IndexerSpec::of(IndexerStep::Score, KvFormat::E4M3, FEATURES, TILE_KEYS as u32);
+        IndexerSpec { heads: self.heads, groups: self.groups, ..all }
     }
 
     /// Queries of all columns.
@@ -76,10 +69,9 @@ impl Columns {
         self.groups * COLUMNS / self.heads
     }
 
-    /// Columns of a kernel.
-    pub(super) fn of_spec(spec: &IndexerSpec) -> Self {
-        let found = Self::ALL.into_iter().find(|(name, _)| Self::spec(name) == *spec);
-        found.map_or(Self::ALL[0].1, |(_, columns)| columns)
+    /// Columns of the kernel with these keys.
+    pub(super) const fn of_spec(spec: &IndexerSpec) -> Self {
+        Self { heads: spec.heads, groups: spec.groups }
     }
 
     /// `SharedStorage` of `entry/sm90_indexer_wgmma_decode.cu`.
@@ -95,20 +87,20 @@ fn id(spec: IndexerSpec) -> KernelId {
 fn source(spec: IndexerSpec) -> KernelSpec {
     let entry = "entry/sm90_indexer_wgmma_decode.cu";
     let columns = Columns::of_spec(&spec);
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &Variant::Sm90.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", THREADS);
-    constant_line(&mut prelude, "QG_HEADS", columns.heads);
-    constant_line(&mut prelude, "QG_GROUPS", columns.groups);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", columns.shared_bytes());
+    let prelude = Prelude {
+        threads: Some(THREADS),
+        heads: Some(columns.heads),
+        groups: Some(columns.groups),
+        shared_bytes: Some(columns.shared_bytes()),
+        ..Prelude::of(Variant::Sm90)
+    };
     let (name, symbol) = (id(spec).to_string(), "qg_sm90_indexer_wgmma_decode");
-    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude: prelude.text(), arch_specific: true }
 }
 
 /// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    let all = Columns::ALL.into_iter().filter(move |_| variant == Variant::Sm90);
-    all.map(|(name, _)| source(Columns::spec(name)))
+    Columns::all().filter(move |_| variant == Variant::Sm90).map(|columns| source(columns.spec()))
 }
 
 /// Keys of a CTA: as many as give each SM
@@ -127,7 +119,7 @@ pub(super) fn cut(op: &CheckedIndexer, part: Part, info: &DeviceInfo) -> Cut {
 /// # Errors
 /// When kernels that keep all heads in shared
 /// memory do not support `op`.
-pub(super) fn served(op: &CheckedIndexer, info: &DeviceInfo) -> Result<&'static (&'static str, Columns), Unsupported> {
+pub(super) fn served(op: &CheckedIndexer, info: &DeviceInfo) -> Result<Columns, Unsupported> {
     if info.variant != Some(Variant::Sm90) {
         return Err(Unsupported::new("runs on Hopper only"));
     }
@@ -161,10 +153,10 @@ impl Family<CheckedIndexer> for IndexerDecode {
     }
 
     fn configs(&self, op: &CheckedIndexer, info: &DeviceInfo) -> Result<Vec<IndexerConfig>, Unsupported> {
-        let &(name, columns) = served(op, info)?;
+        let columns = served(op, info)?;
         check_shared(columns.shared_bytes(), info)?;
         let padding = padding(op, columns);
-        offered(op, info, id(Columns::spec(name)), |part| cut(op, part, info), Math::TensorFp8, padding, EFFICIENCY)
+        offered(op, info, id(columns.spec()), |part| cut(op, part, info), Math::TensorFp8, padding, EFFICIENCY)
     }
 
     fn prepare(

@@ -9,7 +9,7 @@ use qgemm_hal::{
 };
 
 use super::super::kernel_launch::{KernelLaunch, load};
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::decode::{COLUMNS, Columns, FEATURES, TILE_KEYS, cut, padding, served};
 use super::mapped::{Mapped, MappedOperand};
 use super::{Kept, Part, offered, params};
@@ -52,21 +52,21 @@ fn id(spec: IndexerSpec) -> KernelId {
 fn source(spec: IndexerSpec) -> KernelSpec {
     let entry = "entry/sm90_indexer_wgmma_decode_tma.cu";
     let columns = Columns::of_spec(&spec);
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &Variant::Sm90.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", THREADS);
-    constant_line(&mut prelude, "QG_HEADS", columns.heads);
-    constant_line(&mut prelude, "QG_GROUPS", columns.groups);
-    constant_line(&mut prelude, "QG_STAGES", STAGES);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(columns));
+    let prelude = Prelude {
+        threads: Some(THREADS),
+        heads: Some(columns.heads),
+        groups: Some(columns.groups),
+        stages: Some(STAGES),
+        shared_bytes: Some(shared_bytes(columns)),
+        ..Prelude::of(Variant::Sm90)
+    };
     let (name, symbol) = (id(spec).to_string(), "qg_sm90_indexer_wgmma_decode_tma");
-    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude: prelude.text(), arch_specific: true }
 }
 
 /// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    let all = Columns::ALL.into_iter().filter(move |_| variant == Variant::Sm90);
-    all.map(|(name, _)| source(Columns::spec(name)))
+    Columns::all().filter(move |_| variant == Variant::Sm90).map(|columns| source(columns.spec()))
 }
 
 /// TMA map of the keys. A box holds a warpgroup's keys
@@ -97,7 +97,7 @@ impl Family<CheckedIndexer> for IndexerDecodeTma {
     }
 
     fn configs(&self, op: &CheckedIndexer, info: &DeviceInfo) -> Result<Vec<IndexerConfig>, Unsupported> {
-        let &(name, columns) = served(op, info)?;
+        let columns = served(op, info)?;
         if k_map(op).is_none() {
             return Err(Unsupported::new(format!(
                 "reads pages of a multiple of {BOX_KEYS} keys, at multiples of 16 bytes"
@@ -105,7 +105,7 @@ impl Family<CheckedIndexer> for IndexerDecodeTma {
         }
         check_shared(shared_bytes(columns), info)?;
         let padding = padding(op, columns);
-        offered(op, info, id(Columns::spec(name)), |part| cut(op, part, info), Math::TensorFp8, padding, EFFICIENCY)
+        offered(op, info, id(columns.spec()), |part| cut(op, part, info), Math::TensorFp8, padding, EFFICIENCY)
     }
 
     fn prepare(

@@ -7,19 +7,19 @@ use qgemm_formats::DType;
 use qgemm_hal::op::indexer::{FORMATS, MOST_FEATURES};
 use qgemm_hal::{
     CheckedIndexer, Device, DeviceInfo, Family, Geometry, HalError, IndexerConfig, IndexerLaunch, IndexerOperand,
-    IndexerSpec, KernelId, KvFormat, LaunchSequence, Math, Name, Operand, Spec, Unsupported, Variant,
+    IndexerSpec, IndexerStep, KernelId, KvFormat, LaunchSequence, Math, Operand, Spec, Unsupported, Variant,
 };
 
 use super::super::attention::params::kv_code;
 use super::super::kernel_launch::{KernelLaunch, load};
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::{Cut, Kept, Part, offered, params};
 use crate::arch::check_shared;
 use crate::source;
 use crate::spec::KernelSpec;
 
 /// Family name.
-const NAME: &str = "indexer_mma";
+pub(super) const NAME: &str = "indexer_mma";
 /// Threads of a CTA.
 const THREADS: u32 = 128;
 /// Supported feature counts. Others are padded to the next one.
@@ -61,7 +61,7 @@ fn spec_of(x: KvFormat, features: usize, variant: Variant) -> Option<IndexerSpec
     // half the bytes. Volta's `mma` needs 32.
     let is_long = features * operand_bytes(x, variant) > 256;
     let warp_keys = if is_long && variant > Variant::Sm70 { 16 } else { 32 };
-    Some(IndexerSpec { step: Name::new("score"), x, features, keys: THREADS / 32 * warp_keys })
+    Some(IndexerSpec::of(IndexerStep::Score, x, features, THREADS / 32 * warp_keys))
 }
 
 /// Heads that are staged in shared memory together.
@@ -86,17 +86,18 @@ fn id(spec: IndexerSpec, variant: Variant) -> KernelId {
 
 fn source(spec: IndexerSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm70_indexer_mma.cu";
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", THREADS);
-    constant_line(&mut prelude, "QG_X", kv_code(spec.x));
-    constant_line(&mut prelude, "QG_FEATURES", spec.features);
-    constant_line(&mut prelude, "QG_KEYS", spec.keys);
-    constant_line(&mut prelude, "QG_HEADS", stage_heads(&spec, variant));
-    constant_line(&mut prelude, "QG_STAGES", stages(variant));
-    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec, variant).next_multiple_of(16));
+    let prelude = Prelude {
+        threads: Some(THREADS),
+        x: Some(kv_code(spec.x)),
+        features: Some(spec.features),
+        keys: Some(spec.keys),
+        heads: Some(stage_heads(&spec, variant)),
+        stages: Some(stages(variant)),
+        shared_bytes: Some(shared_bytes(&spec, variant).next_multiple_of(16)),
+        ..Prelude::of(variant)
+    };
     let (name, symbol) = (id(spec, variant).to_string(), "qg_indexer_mma");
-    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude: prelude.text(), arch_specific: false }
 }
 
 /// All kernels of the family for `variant`.

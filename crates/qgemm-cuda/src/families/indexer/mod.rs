@@ -14,14 +14,14 @@ use std::sync::Arc;
 use qgemm_hal::abi::IndexerParams;
 use qgemm_hal::{
     CheckedIndexer, DeviceInfo, Geometry, HalError, IndexerConfig, IndexerFamilies, IndexerLaunch, IndexerOperand,
-    IndexerResult, IndexerSpec, KernelId, LaunchSequence, LaunchStep, Math, Name, Operand, Operands, Operation, Paging,
-    Spec, Unsupported, Variant, WorkspaceLayout,
+    IndexerResult, IndexerSpec, IndexerStep, KernelId, LaunchSequence, LaunchStep, Math, Operand, Operands, Operation,
+    Paging, Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use self::gather::Gathering;
-use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
+use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, unknown_family};
 use super::launch_params::LaunchParams;
-use super::prelude::{constant_line, macro_line};
+use super::prelude::Prelude;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -64,29 +64,29 @@ impl Chooser {
     }
 
     /// Kernel step, entry and symbol.
-    fn names(self) -> (&'static str, &'static str, &'static str) {
+    fn names(self) -> (IndexerStep, &'static str, &'static str) {
         match self {
-            Self::Scores => ("choose", "entry/indexer_choose.cu", "qg_indexer_choose"),
-            Self::Bound => ("bound", "entry/indexer_bound.cu", "qg_indexer_bound"),
-            Self::Gathered => ("choose_gathered", "entry/indexer_choose_gathered.cu", "qg_indexer_choose_gathered"),
+            Self::Scores => (IndexerStep::Choose, "entry/indexer_choose.cu", "qg_indexer_choose"),
+            Self::Bound => (IndexerStep::Bound, "entry/indexer_bound.cu", "qg_indexer_bound"),
+            Self::Gathered => {
+                (IndexerStep::ChooseGathered, "entry/indexer_choose_gathered.cu", "qg_indexer_choose_gathered")
+            }
         }
     }
 
     fn id(self, variant: Variant) -> KernelId {
         // It reads nothing but scores.
         let x = qgemm_hal::KvFormat::Plain(qgemm_formats::DType::F32);
-        let spec = IndexerSpec { step: Name::new(self.names().0), x, features: 0, keys: 0 };
+        let spec = IndexerSpec::of(self.names().0, x, 0, 0);
         KernelId::new("indexer_choose", Some(variant), Spec::Indexer(spec))
     }
 
     fn source(self, variant: Variant) -> KernelSpec {
         let (_, entry, symbol) = self.names();
-        let mut prelude = String::new();
-        macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-        constant_line(&mut prelude, "QG_THREADS", CHOOSE_THREADS);
-        constant_line(&mut prelude, "QG_SHARED_BYTES", CHOOSE_SHARED_BYTES);
+        let prelude =
+            Prelude { threads: Some(CHOOSE_THREADS), shared_bytes: Some(CHOOSE_SHARED_BYTES), ..Prelude::of(variant) };
         let name = self.id(variant).to_string();
-        KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+        KernelSpec { name, entry, text: source::entry(entry), symbol, prelude: prelude.text(), arch_specific: false }
     }
 
     /// A launch for the queries of `part`.
@@ -272,7 +272,8 @@ fn params(op: &CheckedIndexer, part: Part, cut: Cut, kept: Kept) -> IndexerParam
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when the device has no kernel
-/// variant, and errors of `make`.
+/// variant, [`HalError::KernelUnavailable`] when the plan is of
+/// another backend's family, and errors of `make`.
 pub fn indexer_sequence(
     op: &CheckedIndexer,
     plan: &IndexerLaunch,
@@ -295,7 +296,8 @@ pub fn indexer_sequence(
                     wgmma::NAME => wgmma::launch(op, part, info, 1, false, kept),
                     decode_tma::NAME => decode_tma::launch(op, kernel, part, info),
                     decode::NAME => decode::launch(op, kernel, part, info),
-                    _ => mma::launch(op, kernel, part, info, variant),
+                    mma::NAME => mma::launch(op, kernel, part, info, variant),
+                    _ => return Err(unknown_family(&kernel, info)),
                 });
             }
             if op.chosen() > 0 {

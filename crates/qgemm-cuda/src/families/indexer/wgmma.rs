@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use qgemm_hal::{
     CheckedIndexer, Device, DeviceInfo, Family, Geometry, HalError, IndexerConfig, IndexerLaunch, IndexerOperand,
-    IndexerSpec, KernelId, KvFormat, LaunchSequence, Math, Name, Operand, Spec, Unsupported, Variant,
+    IndexerSpec, IndexerStep, KernelId, KvFormat, LaunchSequence, Math, Operand, Spec, Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{KernelLaunch, load};
-use super::super::prelude::{constant_line, macro_line};
+use super::super::prelude::Prelude;
 use super::mapped::{Mapped, MappedOperand};
 use super::{Cut, Kept, Part, gather, offered, params};
 use crate::arch::check_shared;
@@ -56,29 +56,25 @@ struct Columns {
     gathers: bool,
 }
 
-const ALL: [(&str, Columns); 4] = [
-    ("score_heads32", Columns { heads: HEADS[0], gathers: false }),
-    ("score_heads64", Columns { heads: HEADS[1], gathers: false }),
-    ("gather_heads32", Columns { heads: HEADS[0], gathers: true }),
-    ("gather_heads64", Columns { heads: HEADS[1], gathers: true }),
-];
-
 impl Columns {
+    fn all() -> impl Iterator<Item = Self> {
+        [false, true].into_iter().flat_map(|gathers| HEADS.map(|heads| Self { heads, gathers }))
+    }
+
     /// The kernel for `heads` heads.
-    fn spec(heads: usize, gathers: bool) -> IndexerSpec {
-        let holds = |columns: &Self| columns.heads as usize >= heads && columns.gathers == gathers;
-        let found = ALL.iter().find(|(_, columns)| holds(columns));
-        Self::named(found.map_or(ALL[0].0, |(name, _)| name))
+    fn of(heads: usize, gathers: bool) -> Self {
+        let heads = HEADS.into_iter().find(|&most| most as usize >= heads).unwrap_or(HEADS[0]);
+        Self { heads, gathers }
     }
 
-    fn named(name: &'static str) -> IndexerSpec {
-        IndexerSpec { step: Name::new(name), x: KvFormat::E4M3, features: FEATURES, keys: KEYS }
+    fn spec(self) -> IndexerSpec {
+        let step = if self.gathers { IndexerStep::Gather } else { IndexerStep::Score };
+        IndexerSpec { heads: self.heads, ..IndexerSpec::of(step, KvFormat::E4M3, FEATURES, KEYS) }
     }
 
-    /// Columns of a kernel.
+    /// Columns of the kernel with these keys.
     fn of_spec(spec: &IndexerSpec) -> Self {
-        let found = ALL.into_iter().find(|(name, _)| Self::named(name) == *spec);
-        found.map_or(ALL[0].1, |(_, columns)| columns)
+        Self { heads: spec.heads, gathers: spec.step == IndexerStep::Gather }
     }
 
     /// `SharedStorage` of `entry/sm90_indexer_wgmma_ws.cu`.
@@ -93,32 +89,32 @@ fn id(spec: IndexerSpec) -> KernelId {
     KernelId::new(NAME, Some(Variant::Sm90), Spec::Indexer(spec))
 }
 
-fn source(spec: IndexerSpec) -> KernelSpec {
+fn source(columns: Columns) -> KernelSpec {
     let entry = "entry/sm90_indexer_wgmma_ws.cu";
-    let columns = Columns::of_spec(&spec);
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &Variant::Sm90.number().to_string());
-    macro_line(&mut prelude, "QG_GATHERS", &u32::from(columns.gathers).to_string());
-    constant_line(&mut prelude, "QG_THREADS", THREADS);
-    constant_line(&mut prelude, "QG_CONSUMERS", CONSUMERS);
-    constant_line(&mut prelude, "QG_HEADS", columns.heads);
-    constant_line(&mut prelude, "QG_STAGE_COLUMNS", STAGE_COLUMNS);
-    constant_line(&mut prelude, "QG_QUERIES", MOST_QUERIES);
-    constant_line(&mut prelude, "QG_STAGES", STAGES);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", columns.shared_bytes());
-    let (name, symbol) = (id(spec).to_string(), "qg_sm90_indexer_wgmma_ws");
-    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }
+    let prelude = Prelude {
+        gathers: Some(columns.gathers.into()),
+        threads: Some(THREADS),
+        consumers: Some(CONSUMERS),
+        heads: Some(columns.heads),
+        stage_columns: Some(STAGE_COLUMNS),
+        queries: Some(MOST_QUERIES),
+        stages: Some(STAGES),
+        shared_bytes: Some(columns.shared_bytes()),
+        ..Prelude::of(Variant::Sm90)
+    };
+    let (name, symbol) = (id(columns.spec()).to_string(), "qg_sm90_indexer_wgmma_ws");
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude: prelude.text(), arch_specific: true }
 }
 
 /// All kernels of the family for `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    ALL.into_iter().filter(move |_| variant == Variant::Sm90).map(|(name, _)| source(Columns::named(name)))
+    Columns::all().filter(move |_| variant == Variant::Sm90).map(source)
 }
 
 /// Warps of all CTAs that score all keys for `part`, with
 /// 16 keys each; `None` when there are too many.
 pub(super) fn warps(op: &CheckedIndexer, part: Part, info: &DeviceInfo) -> Option<usize> {
-    let columns = Columns::of_spec(&Columns::spec(op.heads, true));
+    let columns = Columns::of(op.heads, true);
     let (_, _, ctas) = cut(op, columns.heads, part, 1, info).ctas(op, part);
     ctas.map(|ctas| ctas * (CONSUMERS / 32) as usize)
 }
@@ -187,12 +183,11 @@ impl Family<CheckedIndexer> for IndexerWgmma {
         if !op.q.aligned || !op.k.aligned || !is_strided {
             return Err(Unsupported::new("reads queries and keys whose rows begin at multiples of 16 bytes"));
         }
-        let spec = Columns::spec(op.heads, false);
-        let columns = Columns::of_spec(&spec);
+        let columns = Columns::of(op.heads, false);
         check_shared(Columns { gathers: true, ..columns }.shared_bytes(), info)?;
         let padding = f64::from(columns.heads * FEATURES) / (op.heads * op.features) as f64;
         let cut = |part| cut(op, columns.heads, part, 1, info);
-        let mut configs = offered(op, info, id(spec), cut, Math::TensorFp8, padding, EFFICIENCY)?;
+        let mut configs = offered(op, info, id(columns.spec()), cut, Math::TensorFp8, padding, EFFICIENCY)?;
         if let Some(gathering) = gather::Gathering::of(op, info) {
             for config in &mut configs {
                 config.part_queries = gathering.score_queries;
@@ -214,7 +209,7 @@ impl Family<CheckedIndexer> for IndexerWgmma {
 
     fn source_hash(&self, _: &CheckedIndexer, config: &IndexerConfig) -> u64 {
         match config.kernel.spec {
-            Spec::Indexer(spec) => source(spec).source_hash().short(),
+            Spec::Indexer(spec) => source(Columns::of_spec(&spec)).source_hash().short(),
             _ => 0,
         }
     }
@@ -245,14 +240,13 @@ pub(super) fn launch(
     gathers: bool,
     kept: Kept,
 ) -> KernelLaunch {
-    let spec = Columns::spec(op.heads, gathers);
-    let columns = Columns::of_spec(&spec);
+    let columns = Columns::of(op.heads, gathers);
     let cut = cut(op, columns.heads, part, key_step, info);
     let (_, _, ctas) = cut.ctas(op, part);
     let indexer = params(op, part, cut, kept);
     KernelLaunch {
-        id: id(spec),
-        spec: source(spec),
+        id: id(columns.spec()),
+        spec: source(columns),
         geometry: Geometry {
             // `configs` checked that the count fits.
             grid: [ctas.unwrap_or(0) as u32, 1, 1],

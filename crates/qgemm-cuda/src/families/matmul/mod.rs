@@ -16,13 +16,13 @@ use qgemm_hal::abi::{
 };
 use qgemm_hal::{
     CheckedMatmul, Device, DeviceInfo, FactorFormat, Family, Geometry, HalError, KernelId, LaunchSequence,
-    MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec, Name, Operand, Operands, Operation, Spec,
-    Unsupported, Variant, XPrecision,
+    MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec, Operand, Operands, Operation, Spec, Unsupported,
+    Variant, XPrecision,
 };
 
 use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use crate::families::launch_params::LaunchParams;
-use crate::families::prelude::{constant_line, macro_line};
+use crate::families::prelude::Prelude;
 use rounded::RoundedFactors;
 use templates::{
     BF16X3, BF16X3_SMALL, CP_ASYNC_ROWS, FMA, SIMT, SIMT_ROWS, SIMT_SMALL, TWO_STAGE_ROWS, Template, factor_code,
@@ -55,8 +55,8 @@ fn spec_of(template: &Template, a: FactorFormat, b: FactorFormat, layout: Matmul
         _ if template.rounds_factors() => MatmulLayout::Nt,
         _ => layout,
     };
-    let Template { main_loop, m, n, k, .. } = *template;
-    MatmulSpec { main_loop: Name::new(main_loop), a, b, layout, m, n, k }
+    let Template { m, n, k, .. } = *template;
+    MatmulSpec { main_loop: template.name(), a, b, layout, m, n, k }
 }
 
 fn id(spec: MatmulSpec, variant: Variant) -> KernelId {
@@ -64,46 +64,40 @@ fn id(spec: MatmulSpec, variant: Variant) -> KernelId {
 }
 
 fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec {
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    macro_line(&mut prelude, "QG_ELEMENT_BYTES", &spec.a.bytes().to_string());
-    macro_line(&mut prelude, "QG_BLOCK_SCALED", if spec.a.has_scales() { "1" } else { "0" });
-    let mut constants = vec![
-        ("QG_TILE_M", template.m),
-        ("QG_TILE_N", template.n),
-        ("QG_TILE_K", template.k),
-        ("QG_THREADS", template.threads),
-        ("QG_CTAS_PER_SM", template.ctas),
-        ("QG_SHARED_BYTES", template.shared_bytes()),
-        ("QG_MAY_GROUP_K", template.may_group_k(&spec).into()),
-        ("QG_MAY_SCALE", [spec.a, spec.b].contains(&FactorFormat::E4M3).into()),
-    ];
-    match template.takes_any_layout() {
-        true => constants.extend([("QG_A_DTYPE", factor_code(spec.a)), ("QG_B_DTYPE", factor_code(spec.b))]),
-        false => constants.extend([
-            ("QG_DTYPE", dtype_code(template.multiplied(spec.a))),
-            ("QG_A_BYTES", spec.a.bytes() as u32),
-            ("QG_B_BYTES", spec.b.bytes() as u32),
-            ("QG_A_ALONG_K", spec.layout.a_by_rows().into()),
-            ("QG_B_ALONG_K", (!spec.layout.b_by_rows()).into()),
-            ("QG_STAGES", template.stages),
-        ]),
-    }
-    if template.groups_rows {
-        macro_line(&mut prelude, "QG_GROUPS_ROWS", "1");
-    }
-    if template.warps != [0, 0] {
-        constants.extend([("QG_WARPS_M", template.warps[0]), ("QG_WARPS_N", template.warps[1])]);
-    }
-    for (name, value) in constants {
-        constant_line(&mut prelude, name, value);
-    }
+    // The CUDA-core kernel takes any types and layout.
+    let is_simt = template.takes_any_layout();
+    let of_mma = |value: u32| (!is_simt).then_some(value);
+    let has_warps = template.warps != [0, 0];
+    let prelude = Prelude {
+        element_bytes: Some(spec.a.bytes() as u32),
+        block_scaled: Some(spec.a.has_scales().into()),
+        tile_m: Some(template.m),
+        tile_n: Some(template.n),
+        tile_k: Some(template.k),
+        threads: Some(template.threads),
+        ctas_per_sm: Some(template.ctas),
+        shared_bytes: Some(template.shared_bytes()),
+        may_group_k: Some(template.may_group_k(&spec).into()),
+        may_scale: Some([spec.a, spec.b].contains(&FactorFormat::E4M3).into()),
+        groups_rows: Some(template.groups_rows.into()),
+        a_dtype: is_simt.then(|| factor_code(spec.a)),
+        b_dtype: is_simt.then(|| factor_code(spec.b)),
+        dtype: of_mma(dtype_code(template.multiplied(spec.a))),
+        a_bytes: of_mma(spec.a.bytes() as u32),
+        b_bytes: of_mma(spec.b.bytes() as u32),
+        a_along_k: of_mma(spec.layout.a_by_rows().into()),
+        b_along_k: of_mma((!spec.layout.b_by_rows()).into()),
+        stages: of_mma(template.stages),
+        warps_m: has_warps.then_some(template.warps[0]),
+        warps_n: has_warps.then_some(template.warps[1]),
+        ..Prelude::of(variant)
+    };
     KernelSpec {
         name: id(spec, variant).to_string(),
         entry: template.entry,
         text: source::entry(template.entry),
         symbol: template.symbol,
-        prelude,
+        prelude: prelude.text(),
         arch_specific: template.stays(),
     }
 }

@@ -18,7 +18,7 @@ use qgemm_hal::{
 use super::{F32, id, tma};
 use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
 use crate::families::launch_params::LaunchParams;
-use crate::families::prelude::{constant_line, macro_line};
+use crate::families::prelude::Prelude;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -213,17 +213,14 @@ fn kernel_id(variant: Variant) -> KernelId {
 
 /// The kernel.
 pub(super) fn source(variant: Variant) -> KernelSpec {
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    for (name, value) in [("QG_TILE", TILE), ("QG_THREADS", THREADS), ("QG_SHARED_BYTES", SHARED_BYTES)] {
-        constant_line(&mut prelude, name, value);
-    }
+    let prelude =
+        Prelude { tile: Some(TILE), threads: Some(THREADS), shared_bytes: Some(SHARED_BYTES), ..Prelude::of(variant) };
     KernelSpec {
         name: kernel_id(variant).to_string(),
         entry: ENTRY,
         text: source::entry(ENTRY),
         symbol: "qg_sm90_matmul_round_tf32",
-        prelude,
+        prelude: prelude.text(),
         arch_specific: false,
     }
 }

@@ -2,17 +2,54 @@
 
 use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
-use qgemm_hal::{FactorFormat, Math, MatmulLayout, MatmulSpec, Variant};
+use qgemm_hal::{FactorFormat, Math, MatmulLayout, MatmulSpec, Name, Variant};
 
 /// Outputs that a thread stores together (`RUN` in
 /// `epilogue/operands.cuh`).
 const RUN: u32 = 8;
 
+/// Identity of a main loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MatmulLoop {
+    Simt,
+    Sm70TwoStage,
+    Sm75TwoStage,
+    Sm80CpAsync,
+    Sm80CpAsyncTf32,
+    Sm80Fma,
+    Sm80TwoStageBf16x3,
+    Sm89CpAsyncFp8,
+    Sm90Fp8WgmmaWs,
+    Sm90WgmmaWs,
+    Sm90WgmmaWsE4M3,
+    Sm90WgmmaWsTf32,
+}
+
+impl MatmulLoop {
+    /// Variant and mechanism, as kernel identities print them.
+    const fn name(self) -> &'static str {
+        match self {
+            MatmulLoop::Simt => "simt",
+            MatmulLoop::Sm70TwoStage => "sm70_two_stage",
+            MatmulLoop::Sm75TwoStage => "sm75_two_stage",
+            MatmulLoop::Sm80CpAsync => "sm80_cp_async",
+            MatmulLoop::Sm80CpAsyncTf32 => "sm80_cp_async_tf32",
+            MatmulLoop::Sm80Fma => "sm80_fma",
+            MatmulLoop::Sm80TwoStageBf16x3 => "sm80_two_stage_bf16x3",
+            MatmulLoop::Sm89CpAsyncFp8 => "sm89_cp_async_fp8",
+            MatmulLoop::Sm90Fp8WgmmaWs => "sm90_fp8_wgmma_ws",
+            MatmulLoop::Sm90WgmmaWs => "sm90_wgmma_ws",
+            MatmulLoop::Sm90WgmmaWsE4M3 => "sm90_wgmma_ws_e4m3",
+            MatmulLoop::Sm90WgmmaWsTf32 => "sm90_wgmma_ws_tf32",
+        }
+    }
+}
+
 /// A main loop with a tile: a kernel without the types
 /// and layouts of its factors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Template {
-    pub main_loop: &'static str,
+    pub main_loop: MatmulLoop,
     pub entry: &'static str,
     pub symbol: &'static str,
     pub math: Math,
@@ -32,7 +69,7 @@ pub(super) struct Template {
 }
 
 pub(super) const SIMT: Template = Template {
-    main_loop: "simt",
+    main_loop: MatmulLoop::Simt,
     entry: "entry/matmul_simt.cu",
     symbol: "qg_matmul_simt",
     math: Math::FmaF32,
@@ -50,7 +87,7 @@ pub(super) const SIMT_SMALL: Template = Template { m: 64, n: 64, threads: 128, c
 
 /// f32 factors with FMA and cp.async.
 pub(super) const FMA: Template = Template {
-    main_loop: "sm80_fma",
+    main_loop: MatmulLoop::Sm80Fma,
     entry: "entry/sm80_matmul_fma.cu",
     symbol: "qg_sm80_matmul_fma",
     stages: 3,
@@ -59,7 +96,7 @@ pub(super) const FMA: Template = Template {
 };
 
 const CP_ASYNC: Template = Template {
-    main_loop: "sm80_cp_async",
+    main_loop: MatmulLoop::Sm80CpAsync,
     entry: "entry/sm80_matmul_cp_async.cu",
     symbol: "qg_sm80_matmul_cp_async",
     math: Math::TensorF16,
@@ -77,8 +114,14 @@ const CP_ASYNC_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 400, ..CP_ASYNC };
 
 /// f32 factors as TF32.
-pub(super) const TF32: Template =
-    Template { main_loop: "sm80_cp_async_tf32", math: Math::TensorTf32, k: 16, stages: 3, efficiency: 600, ..CP_ASYNC };
+pub(super) const TF32: Template = Template {
+    main_loop: MatmulLoop::Sm80CpAsyncTf32,
+    math: Math::TensorTf32,
+    k: 16,
+    stages: 3,
+    efficiency: 600,
+    ..CP_ASYNC
+};
 pub(super) const TF32_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 3, efficiency: 350, ..TF32 };
 
@@ -86,7 +129,7 @@ pub(super) const TF32_SMALL: Template =
 /// each, and a producer warpgroup. The grid is
 /// persistent with `ctas` CTAs per SM.
 const WGMMA: Template = Template {
-    main_loop: "sm90_wgmma_ws",
+    main_loop: MatmulLoop::Sm90WgmmaWs,
     entry: "entry/sm90_matmul_wgmma_ws.cu",
     symbol: "qg_sm90_matmul_wgmma_ws",
     math: Math::TensorF16,
@@ -106,7 +149,7 @@ const WGMMA_SMALL: Template = Template { m: 64, n: 128, threads: 256, stages: 8,
 /// `WGMMA` on TF32, with factors that an earlier launch has rounded
 /// and made contiguous along K (`rounded.rs`).
 pub(super) const WGMMA_TF32: Template =
-    Template { main_loop: "sm90_wgmma_ws_tf32", math: Math::TensorTf32, k: 32, efficiency: 750, ..WGMMA };
+    Template { main_loop: MatmulLoop::Sm90WgmmaWsTf32, math: Math::TensorTf32, k: 32, efficiency: 750, ..WGMMA };
 pub(super) const WGMMA_TF32_MIDDLE: Template = Template { n: 128, stages: 6, efficiency: 650, ..WGMMA_TF32 };
 pub(super) const WGMMA_TF32_SMALL: Template =
     Template { m: 64, n: 128, threads: 256, stages: 8, efficiency: 450, ..WGMMA_TF32 };
@@ -114,7 +157,7 @@ pub(super) const WGMMA_TF32_SMALL: Template =
 /// `WGMMA` on E4M3 along K. The sums of a
 /// stage are added in f32.
 const WGMMA_E4M3: Template = Template {
-    main_loop: "sm90_wgmma_ws_e4m3",
+    main_loop: MatmulLoop::Sm90WgmmaWsE4M3,
     math: Math::TensorFp8,
     n: 128,
     k: 128,
@@ -127,7 +170,7 @@ const WGMMA_E4M3_SMALL: Template = Template { m: 64, threads: 256, stages: 8, ef
 /// `WGMMA` on E4M3 with block scales; a stage is one block.
 /// One producer warp copies codes, the others copy scales.
 const WGMMA_FP8: Template = Template {
-    main_loop: "sm90_fp8_wgmma_ws",
+    main_loop: MatmulLoop::Sm90Fp8WgmmaWs,
     entry: "entry/sm90_matmul_fp8_wgmma_ws.cu",
     symbol: "qg_sm90_matmul_fp8_wgmma_ws",
     math: Math::TensorFp8,
@@ -140,7 +183,7 @@ const WGMMA_FP8: Template = Template {
 const WGMMA_FP8_SMALL: Template = Template { m: 64, threads: 256, stages: 8, efficiency: 300, ..WGMMA_FP8 };
 
 const TWO_STAGE: Template = Template {
-    main_loop: "sm75_two_stage",
+    main_loop: MatmulLoop::Sm75TwoStage,
     entry: "entry/sm70_matmul_two_stage.cu",
     symbol: "qg_sm70_matmul_two_stage",
     stages: 2,
@@ -162,7 +205,7 @@ const BLOCKS_SMALL: Template = Template { ctas: 3, ..TWO_STAGE_SMALL };
 
 /// E4M3 `mma`; rows must be 16-byte aligned.
 const FP8: Template = Template {
-    main_loop: "sm89_cp_async_fp8",
+    main_loop: MatmulLoop::Sm89CpAsyncFp8,
     math: Math::TensorFp8,
     k: 64,
     // Block sums need registers beside the total sums.
@@ -174,18 +217,23 @@ const FP8_SMALL: Template = Template { m: 64, n: 64, threads: 128, warps: [2, 2]
 
 /// f32 factors as two bf16 each.
 pub(super) const BF16X3: Template =
-    Template { main_loop: "sm80_two_stage_bf16x3", math: Math::TensorBf16x3, efficiency: 600, ..TWO_STAGE };
+    Template { main_loop: MatmulLoop::Sm80TwoStageBf16x3, math: Math::TensorBf16x3, efficiency: 600, ..TWO_STAGE };
 pub(super) const BF16X3_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 3, efficiency: 400, ..BF16X3 };
 
 /// Kernels with row groups. Small tiles, because groups have any length.
-pub(super) const SIMT_ROWS: Template = Template { main_loop: "simt_rows", groups_rows: true, ..SIMT_SMALL };
-pub(super) const CP_ASYNC_ROWS: Template =
-    Template { main_loop: "sm80_cp_async_rows", groups_rows: true, ..CP_ASYNC_SMALL };
-pub(super) const TWO_STAGE_ROWS: Template =
-    Template { main_loop: "sm75_two_stage_rows", groups_rows: true, ..TWO_STAGE_SMALL };
+pub(super) const SIMT_ROWS: Template = Template { groups_rows: true, ..SIMT_SMALL };
+pub(super) const CP_ASYNC_ROWS: Template = Template { groups_rows: true, ..CP_ASYNC_SMALL };
+pub(super) const TWO_STAGE_ROWS: Template = Template { groups_rows: true, ..TWO_STAGE_SMALL };
 
 impl Template {
+    /// Main loop of a kernel's identity; it also says whether
+    /// the kernel supports row groups.
+    pub fn name(&self) -> Name {
+        let rows = if self.groups_rows { "_rows" } else { "" };
+        Name::new(&format!("{}{rows}", self.main_loop.name()))
+    }
+
     /// Adapts the template to `variant`: with 100 KiB two
     /// CTAs of three stages fit.
     pub fn on(self, variant: Variant) -> Self {
@@ -194,9 +242,8 @@ impl Template {
             Variant::Sm120 if self == FMA => Self { stages: 2, ..self },
             Variant::Sm89 | Variant::Sm120 if self.stages > 3 => Self { stages: 3, ..self },
             // Identities name the instructions.
-            Variant::Sm70 if self.main_loop == TWO_STAGE.main_loop => Self { main_loop: "sm70_two_stage", ..self },
-            Variant::Sm70 if self.main_loop == TWO_STAGE_ROWS.main_loop => {
-                Self { main_loop: "sm70_two_stage_rows", ..self }
+            Variant::Sm70 if self.main_loop == MatmulLoop::Sm75TwoStage => {
+                Self { main_loop: MatmulLoop::Sm70TwoStage, ..self }
             }
             // Transposes need more registers on this chip than two CTAs leave.
             Variant::Sm120 if self == TF32 => Self { ctas: 1, ..self },
@@ -236,19 +283,20 @@ impl Template {
 
     /// Whether one kernel supports all layouts.
     pub fn takes_any_layout(&self) -> bool {
-        self.entry == SIMT.entry
+        self.main_loop == MatmulLoop::Simt
     }
 
     /// Whether the grid is persistent and fed by TMA. Other
     /// CTAs compute one tile each.
     pub fn stays(&self) -> bool {
-        [WGMMA, WGMMA_TF32, WGMMA_E4M3, WGMMA_FP8].iter().any(|template| template.main_loop == self.main_loop)
+        use MatmulLoop::{Sm90Fp8WgmmaWs, Sm90WgmmaWs, Sm90WgmmaWsE4M3, Sm90WgmmaWsTf32};
+        matches!(self.main_loop, Sm90WgmmaWs | Sm90WgmmaWsTf32 | Sm90WgmmaWsE4M3 | Sm90Fp8WgmmaWs)
     }
 
     /// Whether an earlier launch rounds and copies the
     /// factors, for any storage order.
     pub fn rounds_factors(&self) -> bool {
-        self.main_loop == WGMMA_TF32.main_loop
+        self.main_loop == MatmulLoop::Sm90WgmmaWsTf32
     }
 
     /// `sizeof(SharedStorage)`, which the kernels assert.
@@ -259,7 +307,7 @@ impl Template {
             _ if self.stays() => {
                 let of_outer = match self.math {
                     // Codes of a block and their scale.
-                    Math::TensorFp8 if self.main_loop == WGMMA_FP8.main_loop => self.k + 4,
+                    Math::TensorFp8 if self.main_loop == MatmulLoop::Sm90Fp8WgmmaWs => self.k + 4,
                     Math::TensorFp8 => self.k,
                     Math::TensorTf32 => self.k * 4,
                     _ => self.k * 2,

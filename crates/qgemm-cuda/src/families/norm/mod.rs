@@ -17,7 +17,7 @@ use qgemm_hal::{
 
 use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use crate::families::launch_params::LaunchParams;
-use crate::families::prelude::{constant_line, macro_line};
+use crate::families::prelude::Prelude;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -186,23 +186,21 @@ impl Template {
             (None, 0) => ("entry/norm_long_rows.cu", "qg_norm_long_rows"),
             (None, _) => ("entry/norm_rows.cu", "qg_norm_rows"),
         };
-        let mut prelude = String::new();
-        macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-        constant_line(&mut prelude, "QG_THREADS", self.threads);
-        constant_line(&mut prelude, "QG_SHARED_BYTES", STORAGE_BYTES);
-        if self.groups > 0 {
-            constant_line(&mut prelude, "QG_GROUPS", self.groups);
-            constant_line(&mut prelude, "QG_LEAST_CTAS", self.least_ctas(variant));
-        }
-        if let Some(x) = self.x {
-            constant_line(&mut prelude, "QG_X_DTYPE", dtype_code(x));
-        }
+        let has_groups = self.groups > 0;
+        let prelude = Prelude {
+            threads: Some(self.threads),
+            shared_bytes: Some(STORAGE_BYTES),
+            groups: has_groups.then_some(self.groups),
+            least_ctas: has_groups.then(|| self.least_ctas(variant)),
+            x_dtype: self.x.map(dtype_code),
+            ..Prelude::of(variant)
+        };
         KernelSpec {
             name: self.id(variant).to_string(),
             entry,
             text: source::entry(entry),
             symbol,
-            prelude,
+            prelude: prelude.text(),
             arch_specific: false,
         }
     }

@@ -14,7 +14,7 @@ use qgemm_hal::{
 use super::{GROUP, NAME, NormArguments, NormParams, SHARED_CTA, STORAGE_BYTES, WARP, geometry, params, warps};
 use crate::families::kernel_launch::{KernelLaunch, Params, Places};
 use crate::families::launch_params::LaunchParams;
-use crate::families::prelude::{constant_line, macro_line};
+use crate::families::prelude::Prelude;
 use crate::families::quantize::{all_parts, format_constants};
 use crate::source;
 use crate::spec::KernelSpec;
@@ -53,22 +53,20 @@ fn source_of(spec: NormQuantizeSpec, parts: &XParts, variant: Variant) -> Kernel
         0 => ("entry/norm_quantize_long_rows.cu", "qg_norm_quantize_long_rows"),
         _ => ("entry/norm_quantize_rows.cu", "qg_norm_quantize_rows"),
     };
-    let mut prelude = String::new();
-    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
-    constant_line(&mut prelude, "QG_THREADS", THREADS);
-    constant_line(&mut prelude, "QG_SHARED_BYTES", STORAGE_BYTES);
-    if spec.groups > 0 {
-        constant_line(&mut prelude, "QG_GROUPS", spec.groups);
-    }
-    format_constants(&mut prelude, parts);
     let of_token = parts.scale.is_some() && parts.block.is_none();
-    constant_line(&mut prelude, "QG_SCALE_OF_TOKEN", of_token.into());
+    let prelude = Prelude {
+        threads: Some(THREADS),
+        shared_bytes: Some(STORAGE_BYTES),
+        groups: (spec.groups > 0).then_some(spec.groups),
+        scale_of_token: Some(of_token.into()),
+        ..format_constants(variant, parts)
+    };
     KernelSpec {
         name: KernelId::new(NAME, Some(variant), Spec::NormQuantize(spec)).to_string(),
         entry,
         text: source::entry(entry),
         symbol,
-        prelude,
+        prelude: prelude.text(),
         arch_specific: false,
     }
 }

@@ -197,7 +197,7 @@ impl Family<CheckedExperts> for ExpertsFamily {
 
         let check = compiled(&CHECK_INTERFACE, "experts_check", compose_experts_check(CHECK_THREADS))?;
         let check = kernel(What::Check, check, [1, 1, 1], CHECK_THREADS).unbind(O::Products);
-        let threads = part.threads();
+        let threads = part.threads;
         let product = compiled(&INTERFACE, &name, shader::compose_experts(op.each.format, &code, &part))?;
         let mut product =
             kernel(What::Product, product, product_grid(op, &config, grouped), threads).unbind(O::Products);

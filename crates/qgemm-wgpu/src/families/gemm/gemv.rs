@@ -89,7 +89,6 @@ pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> P
     let constants = vec![
         ("TILE_N", config.tile_n),
         ("TILE_M", config.tile_m),
-        ("THREADS", config.threads),
         ("CHUNK_UNITS", chunk_units),
         ("TILE_VECTORS", x_vectors.max(config.threads * config.tile_m)),
     ];
@@ -99,6 +98,7 @@ pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> P
         rows: FourRows::OfTiles,
         codes: Codes::Numbers,
         sources: sources(&[X_F32, multiply], subgroups),
+        threads: config.threads,
         constants,
     }
 }

@@ -73,13 +73,12 @@ pub(crate) fn part(config: &TileConfig, format: Format, x: XBytes, subgroups: bo
     let constants = vec![
         ("TILE_N", config.tile_n),
         ("TILE_M", config.tile_m),
-        ("THREADS", config.threads),
         x.constant(format),
         ("CHUNK_UNITS", chunk_units),
         ("TILE_VECTORS", x_vectors.max(config.threads * config.tile_m)),
     ];
     let sources = gemv::sources(&[&x.sources()[..], &[INTEGER]].concat(), subgroups);
-    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources, constants }
+    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources, threads: config.threads, constants }
 }
 
 /// Source of the INT8 X.
@@ -186,7 +185,7 @@ mod tests {
             let part = part(config, "q4_k".parse().expect("a format"), XBytes::Quantized, true);
             let of = |name| part.constants.iter().find(|(n, _)| *n == name).expect("a constant").1;
             // Otherwise invocations would miss barriers while loading a chunk.
-            assert_eq!(of("TILE_M") * of("CHUNK_UNITS") % of("THREADS"), 0, "{config:?}");
+            assert_eq!(of("TILE_M") * of("CHUNK_UNITS") % part.threads, 0, "{config:?}");
             // Otherwise a block of columns with one factor would be split.
             assert_eq!(of("CHUNK_UNITS") * 32 % of("X_BLOCK"), 0, "{config:?}");
             assert!(of("TILE_VECTORS") * 16 <= config.shared_bytes, "{config:?}");

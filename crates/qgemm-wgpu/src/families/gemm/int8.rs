@@ -58,7 +58,6 @@ pub(crate) fn part(config: &TileConfig, format: Format, x: XBytes) -> Part {
     let constants = vec![
         ("TILE_N", config.tile_n),
         ("TILE_M", config.tile_m),
-        ("THREADS", config.threads),
         ("TOKENS", tokens(config)),
         ("MOVES", tokens(config) - 1),
         x.constant(format),
@@ -67,7 +66,7 @@ pub(crate) fn part(config: &TileConfig, format: Format, x: XBytes) -> Part {
     ];
     let [units, load] = x.sources();
     let sources = vec![UNITS, units, load, MAIN_LOOP, ENTRY];
-    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources, constants }
+    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources, threads: config.threads, constants }
 }
 
 /// Configs that fit into the adapter's workgroup memory.

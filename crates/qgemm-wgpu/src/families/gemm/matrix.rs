@@ -91,7 +91,6 @@ pub(crate) fn part(config: &TileConfig, matrices: CooperativeMatrices) -> Part {
         ("TILE_M", config.tile_m),
         ("TILE_K", config.tile_k),
         ("BUFFERS", config.stages),
-        ("THREADS", threads),
         ("SUBGROUPS", subgroups),
         ("SIDE", side),
         ("BLOCK", BLOCK / side),
@@ -109,6 +108,7 @@ pub(crate) fn part(config: &TileConfig, matrices: CooperativeMatrices) -> Part {
         rows: FourRows::Beside,
         codes: Codes::Numbers,
         sources: vec![QUADS, matrices, MAIN_LOOP],
+        threads,
         constants,
     }
 }

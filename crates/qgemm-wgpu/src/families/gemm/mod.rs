@@ -184,7 +184,7 @@ fn prepare(
     let product = Product::new(multiplied.as_ref().unwrap_or(op), &code).map_err(typed)?;
     let launches = Launch::of(&product, &plan.config, info.max_buffer_bytes).map_err(typed)?;
     let part = part(&code, shared).ok_or_else(|| unsupported("the plan is another device's".to_owned()))?;
-    let threads = part.threads();
+    let threads = part.threads;
     let x_factor = convert.is_some_and(|(convert, _)| convert.row_factors);
     let kernel = |phase: Phase| {
         let shader = match phase {

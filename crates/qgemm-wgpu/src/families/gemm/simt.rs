@@ -56,10 +56,16 @@ pub(crate) fn part(config: &TileConfig) -> Part {
         ("TILE_N", config.tile_n),
         ("TILE_M", config.tile_m),
         ("TILE_K", config.tile_k),
-        ("THREADS", config.threads),
         ("THREAD_M_VECTORS", thread_m / 4),
     ];
-    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Numbers, sources: SOURCES.to_vec(), constants }
+    Part {
+        extensions: "",
+        rows: FourRows::Beside,
+        codes: Codes::Numbers,
+        sources: SOURCES.to_vec(),
+        threads: config.threads,
+        constants,
+    }
 }
 
 /// Configs that fit into the adapter's workgroup memory.
