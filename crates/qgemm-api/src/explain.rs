@@ -1,9 +1,7 @@
 //! What a context would choose, and why, without making anything ready.
 
 use qgemm_hal::DeviceInfo;
-use qgemm_sched::{
-    Candidates, attention, convert, experts, indexer, kv_append, matmul, norm, optimizer, quantize, routing,
-};
+use qgemm_sched::{Candidates, attention, experts, indexer, matmul, memory_bound};
 
 use crate::attention::Attention;
 use crate::context::Context;
@@ -17,7 +15,6 @@ use crate::indexer::Indexer;
 use crate::kv_append::KvAppend;
 use crate::matmul::Matmul;
 use crate::norm::Norm;
-use crate::nothing::Nothing;
 use crate::optimizer::Optimizer;
 use crate::quantization::Quantization;
 use crate::record::{GemmSubject, PlanRecord, Recorded, record};
@@ -60,7 +57,7 @@ impl Context {
     /// When the conversion is not valid.
     pub fn explain_conversion(&self, conversion: &Conversion) -> Result<PlanRecord, Error> {
         let (op, device) = (conversion.check()?, self.device());
-        Ok(explained(&op, device.info(), || convert::candidates(&op, device.info(), device.catalog().convert)))
+        Ok(explained(&op, device.info(), || memory_bound::candidates(&op, device.info(), device.catalog().convert)))
     }
 
     /// What [`Context::plan_routing`] would choose: see [`Context::explain`].
@@ -69,7 +66,7 @@ impl Context {
     /// When the routing is not valid.
     pub fn explain_routing(&self, routing: &Routing) -> Result<PlanRecord, Error> {
         let (op, device) = (routing.check()?, self.device());
-        Ok(explained(&op, device.info(), || routing::candidates(&op, device.info(), device.catalog().routing)))
+        Ok(explained(&op, device.info(), || memory_bound::candidates(&op, device.info(), device.catalog().routing)))
     }
 
     /// What [`Context::plan_matmul`] would choose: see [`Context::explain`].
@@ -126,7 +123,7 @@ impl Context {
     /// When the norm is not valid.
     pub fn explain_norm(&self, problem: &Norm) -> Result<PlanRecord, Error> {
         let (op, device) = (problem.check()?, self.device());
-        Ok(explained(&op, device.info(), || norm::candidates(&op, device.info(), device.catalog().norm)))
+        Ok(explained(&op, device.info(), || memory_bound::candidates(&op, device.info(), device.catalog().norm)))
     }
 
     /// What [`Context::plan_optimizer`] would choose: see [`Context::explain`].
@@ -135,7 +132,7 @@ impl Context {
     /// When the optimizer is not valid.
     pub fn explain_optimizer(&self, problem: &Optimizer) -> Result<PlanRecord, Error> {
         let (op, device) = (problem.check()?, self.device());
-        Ok(explained(&op, device.info(), || optimizer::candidates(&op, device.info(), device.catalog().optimizer)))
+        Ok(explained(&op, device.info(), || memory_bound::candidates(&op, device.info(), device.catalog().optimizer)))
     }
 
     /// What [`Context::plan_kv_append`] would choose: see [`Context::explain`].
@@ -144,7 +141,7 @@ impl Context {
     /// When it is not valid.
     pub fn explain_kv_append(&self, append: &KvAppend) -> Result<PlanRecord, Error> {
         let (op, device) = (append.check()?, self.device());
-        Ok(explained(&op, device.info(), || kv_append::candidates(&op, device.info(), device.catalog().kv_append)))
+        Ok(explained(&op, device.info(), || memory_bound::candidates(&op, device.info(), device.catalog().kv_append)))
     }
 
     /// What [`Context::plan_indexer`] would choose: see [`Context::explain`].
@@ -162,16 +159,12 @@ impl Context {
     /// When the quantization is not valid.
     pub fn explain_quantization(&self, quantization: &Quantization) -> Result<PlanRecord, Error> {
         let (op, device) = (quantization.check()?, self.device());
-        Ok(explained(&op, device.info(), || quantize::candidates(&op, device.info(), device.catalog().quantize)))
+        Ok(explained(&op, device.info(), || memory_bound::candidates(&op, device.info(), device.catalog().quantize)))
     }
 }
 
 /// The record of `op`; families are asked where there is something to launch.
-fn explained<'f, O: Recorded + Nothing>(
-    op: &O,
-    info: &DeviceInfo,
-    candidates: impl FnOnce() -> Candidates<'f, O>,
-) -> PlanRecord {
+fn explained<'f, O: Recorded>(op: &O, info: &DeviceInfo, candidates: impl FnOnce() -> Candidates<'f, O>) -> PlanRecord {
     if !op.is_nothing() {
         return record(op, info, &candidates());
     }

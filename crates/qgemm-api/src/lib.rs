@@ -89,7 +89,6 @@ mod matmul;
 mod model;
 mod norm;
 mod normed;
-mod nothing;
 mod operand;
 mod optimizer;
 mod plain_x;
@@ -162,9 +161,9 @@ pub mod tuning {
     pub use qgemm_hal::{
         Catalog, CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize,
         CheckedRouting, ConvertConfig, ConvertPlan, ExpertForm, ExpertsPlan, Geometry, KernelId, LaunchPlan,
-        LaunchSequence, LaunchStep, Math, MatmulConfig, MatmulPlan as MatmulLaunch, Operation, QuantizeConfig,
-        QuantizePlan, RoutingConfig, RoutingLaunches, Schedule, StreamK, TileConfig, Variant, WorkspaceLayout,
-        XPrologue,
+        LaunchSequence, LaunchStep, Math, MatmulConfig, MatmulPlan as MatmulLaunch, OPERATIONS, Operation,
+        OperationInfo, QuantizeConfig, QuantizePlan, RoutingConfig, RoutingLaunches, Schedule, StreamK, TileConfig,
+        Variant, WorkspaceLayout, XPrologue,
     };
     pub use qgemm_sched::{AvoidedKernel, Bound, Cost, TunedError, TunedTable};
 }

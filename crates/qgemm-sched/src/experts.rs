@@ -28,16 +28,7 @@ pub fn choose<'f>(
     tuned: &TunedTable,
 ) -> Result<(&'f dyn Family<CheckedExperts>, ExpertsPlan), SchedError> {
     let families = &wanted_families(families, preferences.family.as_deref(), info)?;
-    let Candidates { offered, refusals } = candidates(op, info, families, preferences, tuned);
-    let best = offered.into_iter().next().map(|best| (best.family, best.plan));
-    best.ok_or_else(|| {
-        let (each, form) = (&op.each, op.form.name());
-        let operation = format!(
-            "{form} products of {} rows with {} experts of {} x {} in {}, X in {}",
-            each.m, op.experts, each.out_features, each.k, each.format, each.x.format
-        );
-        SchedError::NoFamily { device: info.name.clone(), operation, refusals }
-    })
+    candidates(op, info, families, preferences, tuned).best(op, info)
 }
 
 /// All candidates that [`choose`] ranks for `op`.

@@ -33,13 +33,7 @@ pub fn choose<'f>(
     families: &[&'f dyn Family<CheckedMatmul>],
     tuned: &TunedTable,
 ) -> Result<(&'f dyn Family<CheckedMatmul>, MatmulPlan), SchedError> {
-    let Candidates { offered, refusals } = candidates(op, info, families, tuned);
-    let best = offered.into_iter().next().map(|best| (best.family, best.plan));
-    best.ok_or_else(|| {
-        let CheckedMatmul { batch, m, n, k, a, b, .. } = op;
-        let operation = format!("matmul of {batch} x {m}x{n}x{k}, {} {} by {}", op.layout(), a.dtype, b.dtype);
-        SchedError::NoFamily { device: info.name.clone(), operation, refusals }
-    })
+    candidates(op, info, families, tuned).best(op, info)
 }
 
 /// All candidates that [`choose`] ranks for `op`.

@@ -3,8 +3,8 @@
 use qgemm_formats::DType;
 use qgemm_hal::op::attention::{HEAD_DIM_STEP, MOST_HEAD_DIM};
 use qgemm_hal::{
-    Addressing, AttentionFamilies, CheckedAttention, DeviceInfo, Family, HeadRows, KvFormat, KvPlaces, KvRows,
-    MaskBits, Paging, QueryLengths,
+    Addressing, CheckedAttention, DeviceInfo, Families, Family, HeadRows, KvFormat, KvPlaces, KvRows, MaskBits, Paging,
+    QueryLengths,
 };
 use qgemm_sched::wanted_families;
 
@@ -281,7 +281,11 @@ impl Attention {
     }
 
     /// The families of the device of `info` that may serve it.
-    pub(crate) fn families(&self, info: &DeviceInfo, all: AttentionFamilies) -> Result<AllowedFamilies, Error> {
+    pub(crate) fn families(
+        &self,
+        info: &DeviceInfo,
+        all: Families<CheckedAttention>,
+    ) -> Result<AllowedFamilies, Error> {
         Ok(wanted_families(all, self.family.as_deref(), info)?)
     }
 

@@ -14,7 +14,6 @@ use qgemm_sched::attention::{candidates, choose};
 
 use super::description::{Attention, extent_bytes};
 use crate::error::Error;
-use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, WIDE_ACCESS};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::workspace::Workspace;

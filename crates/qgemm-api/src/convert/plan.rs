@@ -8,11 +8,10 @@ use qgemm_hal::{
     BufferMut, BufferRef, CheckedConvert, ConvertOperand, ConvertPlan, Device, DeviceId, KernelId, LaunchSequence,
     Operands, Operation, Stream,
 };
-use qgemm_sched::convert::choose;
+use qgemm_sched::memory_bound::choose;
 
 use super::conversion::Conversion;
 use crate::error::Error;
-use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
 

@@ -18,7 +18,6 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::gemm::{XOf, XRef, stored_x};
 use crate::normed::{Shared, behind_norm, preferences_beside};
-use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, portion_of, zero};
 use crate::plain_x::{XOperands, behind_dequantize, behind_quantize};
 use crate::plan_cache::{PlanCaches, Ready};

@@ -7,7 +7,7 @@ use qgemm_hal::{
     BufferMut, BufferRef, CheckedMatmul, CheckedUnpack, Device, MatmulOperand, Operands, Operation, Stream,
     UnpackOperand,
 };
-use qgemm_sched::{TunedTable, matmul, unpack};
+use qgemm_sched::{TunedTable, matmul, memory_bound};
 
 use super::through::GradientWeight;
 use crate::error::Error;
@@ -110,7 +110,7 @@ impl ReadyPart {
         let make_unpack = |decode: &Decode| {
             let op = &decode.unpack;
             let make = || {
-                let (family, plan) = unpack::choose(op, info, catalog.unpack)?;
+                let (family, plan) = memory_bound::choose(op, info, catalog.unpack)?;
                 Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, op, &plan)? })
             };
             caches.unpack.get_or_make(op, make)

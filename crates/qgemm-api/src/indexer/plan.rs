@@ -13,7 +13,6 @@ use qgemm_sched::indexer::choose;
 use super::description::Indexer;
 use crate::attention::extent_bytes;
 use crate::error::Error;
-use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, WIDE_ACCESS};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::workspace::Workspace;

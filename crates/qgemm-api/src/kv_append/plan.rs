@@ -9,13 +9,12 @@ use qgemm_hal::{
     Buffer, BufferMut, BufferRef, CheckedKvAppend, CheckedRotary, DeviceId, HeadRows, KernelId, KvAppendLaunch,
     KvAppendOperand, KvFormat, KvRows, LaunchSequence, Operands, Operation, RotaryAngles, Stream,
 };
-use qgemm_sched::kv_append::choose;
+use qgemm_sched::memory_bound::choose;
 
 use super::description::KvAppend;
 use crate::attention::extent_bytes;
 use crate::context::Context;
 use crate::error::Error;
-use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, WIDE_ACCESS};
 use crate::plan_cache::{PlanCaches, Ready};
 

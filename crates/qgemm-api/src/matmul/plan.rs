@@ -13,7 +13,6 @@ use qgemm_sched::{Offered, TunedTable};
 
 use super::description::Matmul;
 use crate::error::Error;
-use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::quantization::QuantizedX;

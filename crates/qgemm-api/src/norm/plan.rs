@@ -8,11 +8,10 @@ use qgemm_hal::{
     BufferMut, BufferRef, CheckedNorm, CheckedQuantize, Device, DeviceId, KernelId, LaunchSequence, NormLaunch,
     NormOperand, Operands, Operation, Stream, XPlace,
 };
-use qgemm_sched::norm::choose;
+use qgemm_sched::memory_bound::choose;
 
 use super::description::Norm;
 use crate::error::Error;
-use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::quantization::{PlaneExtents, QuantizedX, QuantizedXParts};

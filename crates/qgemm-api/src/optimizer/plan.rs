@@ -8,11 +8,10 @@ use qgemm_hal::{
     BufferMut, BufferRef, CheckedOptimizer, Device, DeviceId, KernelId, LaunchSequence, Operands, Operation,
     OptimizerLaunch, OptimizerOperand, StepFactors, Stream,
 };
-use qgemm_sched::optimizer::choose;
+use qgemm_sched::memory_bound::choose;
 
 use super::description::{Optimizer, OptimizerStep, step_factors};
 use crate::error::Error;
-use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
 

@@ -8,11 +8,10 @@ use qgemm_hal::{
     BufferMut, BufferRef, CheckedQuantize, Device, DeviceId, KernelId, LaunchSequence, Operands, Operation,
     QuantizeOperand, QuantizePlan, Stream,
 };
-use qgemm_sched::quantize::choose;
+use qgemm_sched::memory_bound::choose;
 
 use super::description::Quantization;
 use crate::error::Error;
-use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, WIDE_ACCESS};
 use crate::plan_cache::{PlanCaches, Ready};
 

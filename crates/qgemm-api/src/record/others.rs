@@ -3,35 +3,24 @@
 use qgemm_hal::{
     AttentionPlan, CheckedAttention, CheckedConvert, CheckedExperts, CheckedIndexer, CheckedKvAppend, CheckedMatmul,
     CheckedNorm, CheckedOptimizer, CheckedQuantize, CheckedRouting, ConvertPlan, DeviceInfo, DeviceKind, ExpertsPlan,
-    IndexerLaunch, IndexerResult, KvAppendLaunch, MatmulConfig, MatmulPlan, NormLaunch, Operation, OptimizerLaunch,
-    QuantizePlan, RoutingLaunches, Schedule,
+    IndexerLaunch, MatmulConfig, MatmulPlan, Operation, OptimizerLaunch, RoutingLaunches, Schedule,
 };
 use qgemm_sched::{Candidates, Offered};
 
+use super::PlanRecord;
 use super::parts::{
     CandidateRecord, DeviceRecord, Dispatch, DispatchSchedule, Reduction, ReductionOrder, RefusalRecord, Roof, Sizes,
     SplitAxis, Tile, WorkspaceRegion,
 };
-use super::{PlanRecord, gemm};
 
 /// What a record needs to know of an operation's plan.
 pub(crate) trait Recorded: Operation {
-    /// The operation in words.
-    fn describe(&self) -> String;
     /// Sizes of its product.
     fn sizes(&self) -> Option<Sizes> {
         None
     }
-    /// Identity of a plan's kernel.
-    fn kernel_id(&self, plan: &Self::Plan) -> String;
-    /// The configuration of a plan.
-    fn config(plan: &Self::Plan) -> &Self::Config;
     /// The tile of a plan.
     fn tile(_: &Self::Plan) -> Option<Tile> {
-        None
-    }
-    /// Multiply-adds a second of a plan's arithmetic.
-    fn rate(_: &Self::Plan, _: &DeviceInfo) -> Option<f64> {
         None
     }
     /// How a plan cuts the work.
@@ -55,10 +44,10 @@ pub(crate) trait Recorded: Operation {
 /// What the scheduler would choose, and why.
 pub(crate) fn record<O: Recorded>(op: &O, info: &DeviceInfo, all: &Candidates<'_, O>) -> PlanRecord {
     let first = all.offered.first();
-    let rate = first.and_then(|best| O::rate(&best.plan, info));
+    let rate = first.and_then(|best| O::math(&best.plan)).and_then(|math| info.rate(math));
     let (workspace_bytes, workspace) = first.map(|best| O::workspace(&best.plan)).unwrap_or_default();
     let candidate = |(place, offer): (usize, &Offered<'_, O>)| CandidateRecord {
-        kernel_id: op.kernel_id(&offer.plan),
+        kernel_id: op.kernel_id(&offer.plan).to_string(),
         family: offer.family.name().to_owned(),
         cut: O::cut(&offer.plan),
         seconds: offer.cost.seconds,
@@ -86,7 +75,7 @@ pub(crate) fn record<O: Recorded>(op: &O, info: &DeviceInfo, all: &Candidates<'_
         problem: op.describe(),
         device: DeviceRecord::of(info),
         shape: op.sizes(),
-        kernel_id: first.map(|best| op.kernel_id(&best.plan)),
+        kernel_id: first.map(|best| op.kernel_id(&best.plan).to_string()),
         source_hash: first.map(|best| format!("{:016x}", best.family.source_hash(op, O::config(&best.plan)))),
         why,
         tile: first.and_then(|best| O::tile(&best.plan)),
@@ -109,40 +98,12 @@ pub(crate) fn record<O: Recorded>(op: &O, info: &DeviceInfo, all: &Candidates<'_
 }
 
 impl Recorded for CheckedConvert {
-    fn describe(&self) -> String {
-        let Self { rows, columns, x, d, .. } = self;
-        let layout = if x.col_stride == 1 { "" } else { ", transposed" };
-        let gathers = if self.gathers { ", gathered" } else { "" };
-        format!("{rows} x {columns} from {} to {}{layout}{gathers}", x.dtype, d.dtype)
-    }
-
-    fn kernel_id(&self, plan: &ConvertPlan) -> String {
-        plan.config.kernel.to_string()
-    }
-
-    fn config(plan: &ConvertPlan) -> &Self::Config {
-        &plan.config
-    }
-
     fn dispatch(&self, _: &ConvertPlan) -> Dispatch {
         Dispatch::along(SplitAxis::Range, 1)
     }
 }
 
 impl Recorded for CheckedRouting {
-    fn describe(&self) -> String {
-        let Self { tokens, experts, top_k, .. } = self;
-        format!("{tokens} tokens to {top_k} of {experts} experts")
-    }
-
-    fn kernel_id(&self, plan: &RoutingLaunches) -> String {
-        plan.config.kernel.to_string()
-    }
-
-    fn config(plan: &RoutingLaunches) -> &Self::Config {
-        &plan.config
-    }
-
     fn workspace(plan: &RoutingLaunches) -> (usize, Vec<WorkspaceRegion>) {
         let bytes = plan.config.workspace_bytes;
         let counts = (bytes > 0).then(|| WorkspaceRegion::new("counts", 0, bytes));
@@ -151,28 +112,12 @@ impl Recorded for CheckedRouting {
 }
 
 impl Recorded for CheckedExperts {
-    fn describe(&self) -> String {
-        format!("{} products with {} experts, each {}", self.form.name(), self.experts, gemm::describe(&self.each))
-    }
-
     fn sizes(&self) -> Option<Sizes> {
         Some(Sizes { m: self.each.m, n: self.each.out_features, k: self.each.k })
     }
 
-    fn kernel_id(&self, plan: &ExpertsPlan) -> String {
-        plan.config.kernel_id(self).to_string()
-    }
-
-    fn config(plan: &ExpertsPlan) -> &Self::Config {
-        &plan.config
-    }
-
     fn tile(plan: &ExpertsPlan) -> Option<Tile> {
         Some(Tile::of(&plan.config.tile))
-    }
-
-    fn rate(plan: &ExpertsPlan, info: &DeviceInfo) -> Option<f64> {
-        info.rate(plan.config.tile.math)
     }
 
     fn cut(plan: &ExpertsPlan) -> String {
@@ -196,84 +141,17 @@ impl Recorded for CheckedExperts {
     }
 }
 
-impl Recorded for CheckedNorm {
-    fn describe(&self) -> String {
-        let Self { rows, columns, function, x, .. } = self;
-        let added = if self.added.is_some() { ", a residual added before" } else { "" };
-        format!("{} norm of {rows} x {columns} from {} to {}{added}", function.kind, x.dtype, self.d_format())
-    }
-
-    fn kernel_id(&self, plan: &NormLaunch) -> String {
-        plan.config.kernel.to_string()
-    }
-
-    fn config(plan: &NormLaunch) -> &Self::Config {
-        &plan.config
-    }
-}
+impl Recorded for CheckedNorm {}
 
 impl Recorded for CheckedOptimizer {
-    fn describe(&self) -> String {
-        let Self { len, rule, gradient, copy, .. } = self;
-        let copy = copy.map_or(String::new(), |dtype| format!(", a copy in {dtype}"));
-        format!("{} of {len} parameters by a gradient in {gradient}{copy}", rule.kind())
-    }
-
-    fn kernel_id(&self, plan: &OptimizerLaunch) -> String {
-        plan.config.kernel.to_string()
-    }
-
-    fn config(plan: &OptimizerLaunch) -> &Self::Config {
-        &plan.config
-    }
-
     fn dispatch(&self, _: &OptimizerLaunch) -> Dispatch {
         Dispatch::along(SplitAxis::Range, 1)
     }
 }
 
-impl Recorded for CheckedKvAppend {
-    fn describe(&self) -> String {
-        let Self { addressing, heads, kv_heads, qk_dim, dtype, kv, .. } = self;
-        let turned = if self.rotary.is_some() { ", turned" } else { "" };
-        format!(
-            "{} tokens of {heads} heads and {kv_heads} of keys x {qk_dim} from {dtype} to {kv}{turned}",
-            addressing.tokens
-        )
-    }
-
-    fn kernel_id(&self, plan: &KvAppendLaunch) -> String {
-        plan.config.kernel.to_string()
-    }
-
-    fn config(plan: &KvAppendLaunch) -> &Self::Config {
-        &plan.config
-    }
-}
+impl Recorded for CheckedKvAppend {}
 
 impl Recorded for CheckedIndexer {
-    fn describe(&self) -> String {
-        let Self { queries, heads, features, format, .. } = self;
-        let what = match self.result {
-            IndexerResult::Scores { .. } => "scores".to_owned(),
-            IndexerResult::Best { count } => format!("the best {count}"),
-        };
-        let keys = self.most_keys();
-        format!("{what} of {keys} keys for {queries} queries, {heads} heads of {features} features in {format}")
-    }
-
-    fn kernel_id(&self, plan: &IndexerLaunch) -> String {
-        plan.config.kernel.to_string()
-    }
-
-    fn config(plan: &IndexerLaunch) -> &Self::Config {
-        &plan.config
-    }
-
-    fn rate(plan: &IndexerLaunch, info: &DeviceInfo) -> Option<f64> {
-        info.rate(plan.config.math)
-    }
-
     fn workspace(plan: &IndexerLaunch) -> (usize, Vec<WorkspaceRegion>) {
         let bytes = plan.config.workspace_bytes;
         let parts = (bytes > 0).then(|| WorkspaceRegion::new("scores", 0, bytes));
@@ -281,41 +159,11 @@ impl Recorded for CheckedIndexer {
     }
 }
 
-impl Recorded for CheckedQuantize {
-    fn describe(&self) -> String {
-        let Self { rows, columns, x, format, .. } = self;
-        format!("{rows} x {columns} from {} to {format}", x.dtype)
-    }
-
-    fn kernel_id(&self, plan: &QuantizePlan) -> String {
-        plan.config.kernel.to_string()
-    }
-
-    fn config(plan: &QuantizePlan) -> &Self::Config {
-        &plan.config
-    }
-}
+impl Recorded for CheckedQuantize {}
 
 impl Recorded for CheckedMatmul {
-    fn describe(&self) -> String {
-        let Self { batch, m, n, k, a, b, .. } = self;
-        format!("{batch} x {m} x {n} x {k}, {}, {} by {}", self.layout(), a.dtype, b.dtype)
-    }
-
     fn sizes(&self) -> Option<Sizes> {
         Some(Sizes { m: self.m, n: self.n, k: self.k })
-    }
-
-    fn kernel_id(&self, plan: &MatmulPlan) -> String {
-        plan.config.kernel.to_string()
-    }
-
-    fn config(plan: &MatmulPlan) -> &Self::Config {
-        &plan.config
-    }
-
-    fn rate(plan: &MatmulPlan, info: &DeviceInfo) -> Option<f64> {
-        info.rate(plan.config.math)
     }
 
     fn workspace(plan: &MatmulPlan) -> (usize, Vec<WorkspaceRegion>) {
@@ -357,26 +205,6 @@ impl Recorded for CheckedMatmul {
 }
 
 impl Recorded for CheckedAttention {
-    fn describe(&self) -> String {
-        let Self { sequences, tokens, heads, kv_heads, qk_dim, v_dim, dtype, kv, mask, .. } = self;
-        let masked = if mask.is_some() { ", with a mask of bits" } else { "" };
-        format!(
-            "{tokens} tokens of {sequences} sequences in {dtype}, {heads} heads of {qk_dim} and {v_dim} features over {kv_heads} in {kv}{masked}"
-        )
-    }
-
-    fn kernel_id(&self, plan: &AttentionPlan) -> String {
-        plan.config.kernel.to_string()
-    }
-
-    fn config(plan: &AttentionPlan) -> &Self::Config {
-        &plan.config
-    }
-
-    fn rate(plan: &AttentionPlan, info: &DeviceInfo) -> Option<f64> {
-        info.rate(plan.config.math)
-    }
-
     fn cut(plan: &AttentionPlan) -> String {
         match plan.config.parts {
             1 => "whole sequences".into(),

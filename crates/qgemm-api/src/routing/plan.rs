@@ -9,12 +9,11 @@ use qgemm_hal::{
     BufferMut, BufferRef, CheckedRouting, Device, DeviceId, KernelId, LaunchSequence, Operands, Operation,
     RoutingLaunches, RoutingOperand, Stream,
 };
-use qgemm_sched::routing::choose;
+use qgemm_sched::memory_bound::choose;
 
 use super::description::Routing;
 use crate::context::Context;
 use crate::error::Error;
-use crate::nothing::Nothing;
 use crate::operand::{Checks, Extent, portion_of, zero};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::workspace::Workspace;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use qgemm_formats::DType;
 use qgemm_hal::{
     BatchedDense, Buffer, BufferRef, CheckedExperts, CheckedMatmul, DeviceInfo, ExpertForm, FactorFormat, LaunchPlan,
-    Stream,
+    Operation, Stream,
 };
 use qgemm_sched::{Measured, Offered, TunedTable};
 
@@ -98,8 +98,8 @@ impl<'a> Ways<'a> {
     pub fn kernel_id(&self, way: usize) -> String {
         match &self.of {
             Of::Gemm { ways, .. } => ways[way].kernel_id().to_string(),
-            Of::Experts { op, ways, .. } => op.kernel(&ways[way].plan).to_string(),
-            Of::Matmul { op, ways, .. } => op.kernel(&ways[way].plan).to_string(),
+            Of::Experts { op, ways, .. } => op.kernel_id(&ways[way].plan).to_string(),
+            Of::Matmul { op, ways, .. } => op.kernel_id(&ways[way].plan).to_string(),
         }
     }
 

@@ -14,3 +14,13 @@ pub mod optimizer;
 pub mod quantize;
 pub mod routing;
 pub mod unpack;
+
+use qgemm_hal::{Catalog, with_operations};
+
+macro_rules! catalog {
+    ($($name:ident: $op:ident($($part:ident),*) [$($text:literal $spec:ident($keys:ident)),*] $summary:literal,)*) => {
+        /// Families of the CPU.
+        pub const CATALOG: Catalog = Catalog { $($name: $name::FAMILIES,)* };
+    };
+}
+with_operations!(catalog);

@@ -26,27 +26,22 @@ pub mod unpack;
 
 use std::fmt;
 
-pub use attention::CheckedAttention;
-pub use convert::CheckedConvert;
 pub use dense::Dense;
-pub use dequantize::CheckedDequantize;
-pub use experts::CheckedExperts;
-pub use gemm::CheckedGemm;
-pub use indexer::CheckedIndexer;
-pub use kv_append::CheckedKvAppend;
-pub use matmul::CheckedMatmul;
-pub use norm::CheckedNorm;
 pub(crate) use operand::operands;
 pub use operand::{Access, Operand, OperandDesc};
-pub use optimizer::CheckedOptimizer;
-pub use quantize::CheckedQuantize;
-pub use routing::CheckedRouting;
-pub use unpack::CheckedUnpack;
+
+use crate::caps::Math;
+use crate::error::Unsupported;
+use crate::kernel_id::KernelId;
+use crate::operations::Listed;
 
 /// An operation's checked description.
-pub trait Operation: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
+pub trait Operation: Listed + Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     /// Name in kernel identities, tables and options: `gemm`.
-    const NAME: &'static str;
+    const NAME: &'static str = Self::INFO.name;
+
+    /// One line in the field's words.
+    const SUMMARY: &'static str = Self::INFO.summary;
 
     /// The operands.
     type Operand: Operand;
@@ -66,4 +61,74 @@ pub trait Operation: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
 
     /// Multiply-adds.
     fn macs(&self) -> f64;
+
+    /// Sizes, formats and element types, for messages and records.
+    fn describe(&self) -> String;
+
+    /// Whether there is nothing to compute. Families are not asked
+    /// then, and nothing is launched.
+    fn is_nothing(&self) -> bool;
+
+    /// The config of a plan.
+    fn config(plan: &Self::Plan) -> &Self::Config;
+
+    /// Estimated seconds of a plan.
+    fn estimate(plan: &Self::Plan) -> f64;
+
+    /// Identity of a plan's kernel, the first of several.
+    fn kernel_id(&self, plan: &Self::Plan) -> KernelId;
+
+    /// Arithmetic of a plan's kernel; `None` if it multiplies nothing.
+    fn math(_: &Self::Plan) -> Option<Math> {
+        None
+    }
+
+    /// Workspace bytes of a plan's kernels; 0 when none is needed.
+    fn workspace_bytes(_: &Self::Plan) -> usize {
+        0
+    }
+
+    /// Name of a plan's launches in tables and messages.
+    fn plan_name(&self, family: &str) -> String {
+        family.to_owned()
+    }
+
+    /// Config of the no-op device's family.
+    ///
+    /// # Errors
+    /// Why the no-op device does not support the operation.
+    fn noop_config(&self) -> Result<Self::Config, Unsupported>;
 }
+
+/// An operation whose time is that of its bytes and launches.
+pub trait MemoryBound: Operation {
+    /// Reached share of the device's bandwidth, per mille.
+    fn efficiency(config: &Self::Config) -> u32;
+
+    /// Kernel launches of a run.
+    fn launches(config: &Self::Config) -> u32;
+
+    /// A config with its estimated seconds.
+    fn plan(config: Self::Config, estimate: f64) -> Self::Plan;
+}
+
+/// Implements [`MemoryBound`] for an operation whose config has an
+/// `efficiency`, and whose plan is a config with an `estimate`.
+macro_rules! memory_bound {
+    ($op:ty, $config:ident, $plan:ident, |$of:pat_param| $launches:expr) => {
+        impl $crate::op::MemoryBound for $op {
+            fn efficiency(config: &$config) -> u32 {
+                config.efficiency
+            }
+
+            fn launches($of: &$config) -> u32 {
+                $launches
+            }
+
+            fn plan(config: $config, estimate: f64) -> $plan {
+                $plan { config, estimate }
+            }
+        }
+    };
+}
+pub(crate) use memory_bound;
