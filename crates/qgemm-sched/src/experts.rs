@@ -333,6 +333,6 @@ mod tests {
         let error =
             choose(&op(ExpertForm::Contiguous, 6), device.info(), &[], &Preferences::default(), &TunedTable::new());
         let text = error.expect_err("nobody").to_string();
-        assert!(text.contains("contiguous products of 6 rows with 8 experts of 64 x 32 in f32"), "{text}");
+        assert!(text.contains("contiguous products with 8 experts, each 6 x 64 x 32, f32"), "{text}");
     }
 }

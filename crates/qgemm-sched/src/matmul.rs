@@ -230,6 +230,6 @@ mod tests {
         assert_eq!(chosen(&op(32, 32, 0)).1.splits, 1);
         let error =
             choose(&op(7, 8, 9), &info(), &[&never], &TunedTable::new()).expect_err("serves nothing").to_string();
-        assert!(error.contains("matmul of 1 x 7x8x9, nn f32 by f32: never serves nothing"), "{error}");
+        assert!(error.contains("matmul of 1 x 7 x 8 x 9, nn, f32 by f32: never serves nothing"), "{error}");
     }
 }

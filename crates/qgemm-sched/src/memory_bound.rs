@@ -59,7 +59,7 @@ mod tests {
     struct TestFamily(&'static str, Option<(u32, u32)>);
 
     macro_rules! test_families {
-        ($($op:ty: |$config:ident, $launches:pat_param| $set:expr;)*) => {
+        ($($op:ty: |$config:ident, $launches:pat_param| $set:block)*) => {
             $(impl Family<$op> for TestFamily {
                 fn name(&self) -> &'static str {
                     self.0
@@ -73,7 +73,7 @@ mod tests {
                     let ($launches, efficiency) = self.1.ok_or_else(|| Unsupported::new("serves nothing"))?;
                     let mut $config = op.noop_config()?;
                     $config.efficiency = efficiency;
-                    $set;
+                    $set
                     Ok(vec![$config])
                 }
 
@@ -95,10 +95,10 @@ mod tests {
     }
 
     test_families! {
-        CheckedConvert: |config, _| ();
-        CheckedNorm: |config, _| ();
-        CheckedQuantize: |config, _| ();
-        CheckedRouting: |config, launches| config.launches = launches;
+        CheckedConvert: |config, _| {}
+        CheckedNorm: |config, _| {}
+        CheckedQuantize: |config, _| {}
+        CheckedRouting: |config, launches| { config.launches = launches; }
     }
 
     /// Checks that the faster of two families is chosen, and that a

@@ -48,7 +48,18 @@ const ORDERS: &[(&str, &[&str])] = &[
     ),
     (
         "crates/qgemm-cuda/src/families",
-        &["prelude", "launch_params", "kernel_launch", SIBLINGS, "gemm", "experts", "repack", "catalog"],
+        &[
+            "prelude",
+            "launch_params",
+            "kernel_launch",
+            "quantize",
+            "attention",
+            SIBLINGS,
+            "gemm",
+            "experts",
+            "repack",
+            "catalog",
+        ],
     ),
     (
         "crates/qgemm-cuda/src/families/gemm",
