@@ -2,11 +2,8 @@
 
 use qgemm_formats::DType;
 use qgemm_hal::op::attention::{HEAD_DIM_STEP, MOST_HEAD_DIM};
-use qgemm_hal::{
-    Addressing, CheckedAttention, DeviceInfo, Families, Family, HeadRows, KvFormat, KvPlaces, KvRows, MaskBits, Paging,
-    QueryLengths,
-};
-use qgemm_sched::wanted_families;
+use qgemm_hal::{Addressing, CheckedAttention, HeadRows, KvFormat, KvPlaces, KvRows, MaskBits, Paging, QueryLengths};
+use qgemm_sched::Preferences;
 
 use crate::error::Error;
 use crate::operand::WIDE_ACCESS;
@@ -120,9 +117,6 @@ pub struct Attention {
     batch_invariant: bool,
     family: Option<String>,
 }
-
-/// Families of which the plan takes one.
-type AllowedFamilies = Vec<&'static dyn Family<CheckedAttention>>;
 
 impl Attention {
     /// `heads` heads of `head_dim` features in `dtype`, whose keys and values have `kv_heads`, in `dtype` as well: Q and D
@@ -280,18 +274,9 @@ impl Attention {
         self
     }
 
-    /// The families of the device of `info` that may serve it.
-    pub(crate) fn families(
-        &self,
-        info: &DeviceInfo,
-        all: Families<CheckedAttention>,
-    ) -> Result<AllowedFamilies, Error> {
-        Ok(wanted_families(all, self.family.as_deref(), info)?)
-    }
-
-    /// Whether the plan is that of any family.
-    pub(crate) fn is_unrestricted(&self) -> bool {
-        self.family.is_none()
+    /// What candidates are restricted to.
+    pub(crate) fn preferences(&self) -> Preferences {
+        Preferences { family: self.family.clone(), ..Preferences::default() }
     }
 
     /// Validates everything that does not depend on the buffers of a run.

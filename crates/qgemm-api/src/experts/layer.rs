@@ -492,7 +492,7 @@ impl MoePlan {
     /// Bytes of workspace that all launches want, one after the other.
     fn workspace_bytes(&self) -> usize {
         let routing = self.routing.as_ref().map_or(0, RoutingPlan::workspace_bytes);
-        self.products().map(ExpertPlan::workspace_bytes).fold(routing, usize::max)
+        self.products().map(|plan| plan.workspace_bytes()).fold(routing, usize::max)
     }
 
     /// The routing; `None` where ids are given and products take no lists.

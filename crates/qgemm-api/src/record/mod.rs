@@ -1,7 +1,7 @@
 //! [`PlanRecord`]: what a plan is and why, as data. It is made on request, so planning does not pay for it.
 
 mod gemm;
-mod others;
+mod operation;
 mod parts;
 mod text;
 
@@ -13,7 +13,7 @@ pub use parts::{
 };
 
 pub(crate) use gemm::GemmSubject;
-pub(crate) use others::{Recorded, record};
+pub(crate) use operation::{Recorded, record};
 pub(crate) use parts::cut_text;
 
 /// What will run for one operation, what else there was, and why it was not taken: of a plan ([`Plan::record`](crate::Plan::record)),

@@ -73,7 +73,7 @@ pub struct Tile {
 
 impl Tile {
     /// Of a configuration.
-    pub(super) fn of(config: &TileConfig) -> Self {
+    pub(crate) fn of(config: &TileConfig) -> Self {
         Self {
             n: config.tile_n,
             m: config.tile_m,
@@ -150,7 +150,7 @@ pub struct Dispatch {
 
 impl Dispatch {
     /// A CTA or a thread for each piece along `split_axis`, and for each of `parts` of it.
-    pub(super) fn along(split_axis: SplitAxis, parts: u32) -> Self {
+    pub(crate) fn along(split_axis: SplitAxis, parts: u32) -> Self {
         Self {
             split_axis,
             tiles: None,
@@ -247,7 +247,7 @@ pub struct Reduction {
 
 impl Reduction {
     /// A sum of parts, which lie in the first region of a workspace.
-    pub(super) fn of_parts(workspace: Vec<WorkspaceRegion>, order: ReductionOrder) -> Self {
+    pub(crate) fn of_parts(workspace: Vec<WorkspaceRegion>, order: ReductionOrder) -> Self {
         Self { kind: ReductionType::Sum, partial_buffer: workspace.into_iter().next(), order: Some(order) }
     }
 
@@ -291,6 +291,11 @@ pub struct WorkspaceRegion {
 }
 
 impl WorkspaceRegion {
+    /// One region that fills a workspace; none of an empty one.
+    pub(crate) fn whole(name: &str, bytes: usize) -> Vec<Self> {
+        (bytes > 0).then(|| Self::new(name, 0, bytes)).into_iter().collect()
+    }
+
     /// Bytes of this name.
     pub(crate) fn new(name: &str, offset: usize, bytes: usize) -> Self {
         Self { name: name.to_owned(), offset, bytes }

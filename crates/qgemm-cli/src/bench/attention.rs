@@ -121,13 +121,13 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         let (k, v) = &kv[place];
         let factors = subject.kv.has_factors().then(|| (&factors).into());
         let scales = subject.kv.has_scales().then(|| (&scales).into());
-        let args = AttentionArgs { k_scales: scales, v_scales: scales, ..AttentionArgs::new(&q, k, v, &mut d) };
-        let args = AttentionArgs { k_factors: factors, v_factors: factors, ..args };
-        let (block_table, kv_lengths) =
+        let mut args = AttentionArgs::new(&q, k, v, &mut d).workspace(&mut workspace);
+        (args.k_scales, args.v_scales) = (scales, scales);
+        (args.k_factors, args.v_factors) = (factors, factors);
+        (args.block_table, args.kv_lengths) =
             of_pages.as_ref().map(|(table, lengths)| (table.into(), lengths.into())).unzip();
-        let mask = (words > 0).then(|| (&mask).into());
-        let args = AttentionArgs { block_table, kv_lengths, mask, ..args };
-        plan.run(&stream, AttentionArgs { workspace: Some(&mut workspace), ..args })
+        args.mask = (words > 0).then(|| (&mask).into());
+        plan.run(&stream, args)
     };
     let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     let bytes_per_second = plan.bytes() / median;

@@ -16,7 +16,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let bench = Bench::new(ctx, args, subject, m)?;
     let plan = ctx.plan(&args.problem(&bench.weights[0], m))?;
     let Timing { median, noise, graph, profile } = bench.time(&plan, args.pace())?;
-    let bytes_per_second = plan.bytes() as f64 / median;
+    let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),
         shape: subject.shape.to_string(),
@@ -27,7 +27,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         microseconds: median * 1e6,
         noise,
         bytes_per_second,
-        flops: 2.0 * plan.macs() as f64 / median,
+        flops: 2.0 * plan.macs() / median,
         bandwidth_share: bytes_per_second / bandwidth,
         copies: bench.weights.len(),
         graph,

@@ -79,15 +79,12 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let launch = |&place: &usize| {
         let lists =
             RoutingLists { offsets: (&mut offsets).into(), counts: (&mut counts).into(), rows: (&mut rows).into() };
-        let (input, status) = ((&inputs[place]).into(), (&mut status).into());
+        let (input, status) = (&inputs[place], &mut status);
         let args = match subject.given_ids {
             true => RoutingArgs::of_ids(input, lists, status),
-            false => RoutingArgs {
-                lists: Some(lists),
-                ..RoutingArgs::of_logits(input, (&mut ids).into(), (&mut weights).into(), status)
-            },
+            false => RoutingArgs::of_logits(input, &mut ids, &mut weights, status).lists(lists),
         };
-        plan.run(&stream, RoutingArgs { workspace: Some(&mut workspace), ..args })
+        plan.run(&stream, args.workspace(&mut workspace))
     };
     let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, args.pace(), launch)?;
     let bytes_per_second = plan.bytes() / median;

@@ -548,6 +548,7 @@ impl Operation for CheckedAttention {
     type Operand = AttentionOperand;
     type Config = AttentionConfig;
     type Plan = AttentionPlan;
+    const WORKSPACE: Option<AttentionOperand> = Some(AttentionOperand::Workspace);
 
     fn operands(&self) -> Vec<AttentionOperand> {
         use AttentionOperand as O;
@@ -621,7 +622,7 @@ impl Operation for CheckedAttention {
         Some(plan.config.math)
     }
 
-    fn workspace_bytes(plan: &AttentionPlan) -> usize {
+    fn workspace_bytes(&self, plan: &AttentionPlan) -> usize {
         plan.config.workspace_bytes
     }
 

@@ -386,6 +386,7 @@ impl Operation for CheckedExperts {
     type Operand = ExpertOperand;
     type Config = ExpertsConfig;
     type Plan = ExpertsPlan;
+    const WORKSPACE: Option<ExpertOperand> = Some(ExpertOperand::Workspace);
 
     fn operands(&self) -> Vec<ExpertOperand> {
         use ExpertOperand as O;
@@ -454,8 +455,9 @@ impl Operation for CheckedExperts {
         Some(plan.config.tile.math)
     }
 
-    fn workspace_bytes(plan: &ExpertsPlan) -> usize {
-        plan.workspace_bytes
+    fn workspace_bytes(&self, plan: &ExpertsPlan) -> usize {
+        let own = plan.workspace_bytes;
+        self.each.normed_regions(self.x_rows(), own).map_or(own, |regions| regions.all().end)
     }
 
     fn plan_name(&self, family: &str) -> String {

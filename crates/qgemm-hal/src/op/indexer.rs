@@ -282,6 +282,7 @@ impl Operation for CheckedIndexer {
     type Operand = IndexerOperand;
     type Config = IndexerConfig;
     type Plan = IndexerLaunch;
+    const WORKSPACE: Option<IndexerOperand> = Some(IndexerOperand::Workspace);
 
     fn operands(&self) -> Vec<IndexerOperand> {
         use IndexerOperand as O;
@@ -350,7 +351,7 @@ impl Operation for CheckedIndexer {
         Some(plan.config.math)
     }
 
-    fn workspace_bytes(plan: &IndexerLaunch) -> usize {
+    fn workspace_bytes(&self, plan: &IndexerLaunch) -> usize {
         plan.config.workspace_bytes
     }
 

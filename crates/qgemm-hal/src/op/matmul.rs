@@ -465,6 +465,7 @@ impl Operation for CheckedMatmul {
     type Operand = MatmulOperand;
     type Config = MatmulConfig;
     type Plan = MatmulPlan;
+    const WORKSPACE: Option<MatmulOperand> = Some(MatmulOperand::Workspace);
 
     fn operands(&self) -> Vec<MatmulOperand> {
         use MatmulOperand as O;
@@ -524,7 +525,7 @@ impl Operation for CheckedMatmul {
         Some(plan.config.math)
     }
 
-    fn workspace_bytes(plan: &MatmulPlan) -> usize {
+    fn workspace_bytes(&self, plan: &MatmulPlan) -> usize {
         plan.workspace.bytes
     }
 

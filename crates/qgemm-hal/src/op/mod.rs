@@ -52,6 +52,9 @@ pub trait Operation: Listed + Clone + fmt::Debug + PartialEq + Send + Sync + 'st
     /// A config with launch geometry and workspace, as the scheduler decides.
     type Plan: Clone + fmt::Debug + Send + Sync;
 
+    /// The workspace among the operands, if plans may have one.
+    const WORKSPACE: Option<Self::Operand> = None;
+
     /// Operands of a run without the workspace. Optional operands
     /// are included only when used.
     fn operands(&self) -> Vec<Self::Operand>;
@@ -83,8 +86,8 @@ pub trait Operation: Listed + Clone + fmt::Debug + PartialEq + Send + Sync + 'st
         None
     }
 
-    /// Workspace bytes of a plan's kernels; 0 when none is needed.
-    fn workspace_bytes(_: &Self::Plan) -> usize {
+    /// Workspace bytes of a plan; 0 when none is needed.
+    fn workspace_bytes(&self, _: &Self::Plan) -> usize {
         0
     }
 

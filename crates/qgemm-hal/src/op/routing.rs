@@ -297,6 +297,7 @@ impl Operation for CheckedRouting {
     type Operand = RoutingOperand;
     type Config = RoutingConfig;
     type Plan = RoutingLaunches;
+    const WORKSPACE: Option<RoutingOperand> = Some(RoutingOperand::Workspace);
 
     fn operands(&self) -> Vec<RoutingOperand> {
         use RoutingOperand as O;
@@ -351,7 +352,7 @@ impl Operation for CheckedRouting {
         plan.config.kernel
     }
 
-    fn workspace_bytes(plan: &RoutingLaunches) -> usize {
+    fn workspace_bytes(&self, plan: &RoutingLaunches) -> usize {
         plan.config.workspace_bytes
     }
 

@@ -380,6 +380,7 @@ impl Operation for CheckedGemm {
     type Operand = GemmOperand;
     type Config = TileConfig;
     type Plan = LaunchPlan;
+    const WORKSPACE: Option<GemmOperand> = Some(GemmOperand::Workspace);
 
     fn operands(&self) -> Vec<GemmOperand> {
         let optional = [
@@ -445,8 +446,8 @@ impl Operation for CheckedGemm {
         Some(plan.config.math)
     }
 
-    fn workspace_bytes(plan: &LaunchPlan) -> usize {
-        plan.workspace.bytes
+    fn workspace_bytes(&self, plan: &LaunchPlan) -> usize {
+        self.normed_regions_of(plan).map_or(plan.workspace.bytes, |regions| regions.all().end)
     }
 
     fn plan_name(&self, family: &str) -> String {
