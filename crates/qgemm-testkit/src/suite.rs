@@ -5,6 +5,7 @@ use std::fmt;
 use qgemm_api::Context;
 use qgemm_api::tuning::KernelId;
 use qgemm_formats::{Format, XFormat};
+use qgemm_hal::OPERATIONS;
 
 use crate::experts::ExpertSuite;
 use crate::gemm::GemmSuite;
@@ -62,6 +63,11 @@ impl Default for Selection {
 pub trait Suite: fmt::Debug + Send + Sync {
     /// Name of the operation.
     fn operation(&self) -> &'static str;
+
+    /// One line of what the operation computes.
+    fn summary(&self) -> &'static str {
+        OPERATIONS.iter().find(|info| info.name == self.operation()).map_or("", |info| info.summary)
+    }
 
     /// The groups, in the order of tables.
     fn groups(&self) -> Vec<Group>;

@@ -7,11 +7,11 @@ use serde::Serialize;
 
 use super::Args;
 use super::cliffs::{self, Point};
-use super::gemm::Bench;
 use super::subject::Subject;
 use super::timing::{Pace, Timing};
 use crate::Holds;
 use crate::choice::Shape;
+use crate::operations::gemm::Bench;
 use crate::out;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
@@ -222,7 +222,7 @@ fn cut(launch: &LaunchPlan) -> String {
 
 impl Args {
     /// The problem of the options, with `m` tokens.
-    pub(super) fn problem(&self, weight: &Weight, m: usize) -> Problem {
+    pub fn problem(&self, weight: &Weight, m: usize) -> Problem {
         let problem = Problem::new(weight, m).x_format(self.x_format.unwrap_or(self.x_dtype.into()));
         let problem = problem.d_dtype(self.x_dtype).x_precision(self.x_precision);
         let problem = match self.norm {
