@@ -188,7 +188,7 @@ fn a_plan_says_what_it_is_and_is_found_again() {
     let ctx = noop();
     let plan = ctx.plan_routing(&routing(TOKENS).lists()).expect("valid");
     let text = plan.to_string();
-    assert!(text.contains("noop for 3 tokens, 4 of 40 experts, on noop"), "{text}");
+    assert!(text.contains("noop for 3 tokens to 4 of 40 experts on noop"), "{text}");
     assert!(text.contains("read the logits") && text.contains("write the rows"), "{text}");
     assert_eq!(plan.device(), DeviceId { kind: qgemm_api::DeviceKind::Noop, ordinal: 0 });
     // Logits of 2 bytes, ids and weights, offsets, counts and rows, and the status.

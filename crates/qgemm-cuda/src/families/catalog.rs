@@ -4,10 +4,6 @@
 use qgemm_hal::{Catalog, DeviceInfo, HalError, LaunchSequence, Operation, Variant, with_operations};
 
 use super::kernel_launch::MakeKernel;
-use super::{
-    attention, convert, dequantize, experts, gemm, indexer, kv_append, matmul, norm, optimizer, quantize, routing,
-    unpack,
-};
 use crate::spec::KernelSpec;
 
 /// An operation with CUDA kernels.
@@ -28,7 +24,7 @@ pub trait CudaOperation: Operation {
 macro_rules! catalog {
     ($($name:ident: $op:ident($($part:ident),*) [$($text:literal $spec:ident($keys:ident)),*] $summary:literal,)*) => {
         /// Families of CUDA devices.
-        pub static CATALOG: Catalog = Catalog { $($name: $name::FAMILIES,)* };
+        pub static CATALOG: Catalog = Catalog { $($name: super::$name::FAMILIES,)* };
 
         $(impl CudaOperation for qgemm_hal::$op {
             fn sequence(
@@ -37,13 +33,13 @@ macro_rules! catalog {
                 info: &DeviceInfo,
                 make: &mut MakeKernel<'_>,
             ) -> Result<LaunchSequence, HalError> {
-                $name::sequence(self, plan, info, make)
+                super::$name::sequence(self, plan, info, make)
             }
         })*
 
         /// Kernels of all operations for `variant`.
         pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-            std::iter::empty()$(.chain($name::specs(variant)))*
+            std::iter::empty()$(.chain(super::$name::specs(variant)))*
         }
     };
 }
