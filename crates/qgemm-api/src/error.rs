@@ -115,6 +115,16 @@ pub enum Error {
         /// Experts.
         experts: usize,
     },
+    /// An id of [`GatherRows`](crate::GatherRows) is no row of the weight. It is the first in the order of rows.
+    #[error("row {row}: expected an id from 0 to {}, got {id}", .rows - 1)]
+    UnknownRow {
+        /// The row of the result.
+        row: usize,
+        /// The id.
+        id: u32,
+        /// Rows of the weight.
+        rows: usize,
+    },
     /// A token, the first such one, has fewer experts than it should: the others' logits, biases or groups are NaN.
     #[error("token {token}: expected {expected} experts to choose, got {got} whose logits are numbers")]
     TooFewExperts {

@@ -81,6 +81,7 @@ mod exec_plan;
 mod experts;
 mod explain;
 mod fused;
+mod gather_rows;
 mod gemm;
 mod gradient;
 mod indexer;
@@ -117,6 +118,7 @@ pub use experts::{
     expert_lists,
 };
 pub use fused::{FusedArgs, FusedPlan, FusedProblem, FusedWeight};
+pub use gather_rows::{GatherRows, GatherRowsArgs, GatherRowsPlan};
 pub use gemm::{Args, Linear, Plan, Problem, XRef};
 pub use gradient::{Gradient, GradientArgs, GradientPlan, GradientWeight};
 pub use indexer::{Indexer, IndexerArgs, IndexerPlan};
@@ -247,6 +249,7 @@ mod operations {
     pages! {
         Attention: "attention.md"
         Experts: "experts.md"
+        GatherRows: "gather_rows.md"
         Indexer: "indexer.md"
         Matmul: "matmul.md"
         QuantizedX: "quantized-x.md"

@@ -5,6 +5,7 @@
 pub mod attention;
 pub mod convert;
 pub mod experts;
+pub mod gather_rows;
 pub mod gemm;
 pub mod gradient;
 pub mod indexer;
@@ -132,6 +133,7 @@ operations! {
     Indexer: indexer,
     Gradient: gradient,
     Optimizer: optimizer,
+    GatherRows: gather_rows,
 }
 
 impl Op {

@@ -58,6 +58,9 @@ macro_rules! with_operations {
             unpack: CheckedUnpack(UnpackOperand, UnpackConfig, UnpackPlan)
                 ["unpack" Unpack(UnpackSpec)]
                 "Transposed rows of a packed weight, dequantized",
+            gather_rows: CheckedGatherRows(GatherRowsOperand, GatherRowsConfig, GatherRowsPlan)
+                ["gather_rows" GatherRows(GatherRowsSpec)]
+                "Rows of a packed weight by index: embedding look-up",
             optimizer: CheckedOptimizer(OptimizerOperand, OptimizerConfig, OptimizerLaunch)
                 ["optimizer" Optimizer(OptimizerSpec)]
                 "Optimizer step (SGD, AdamW)",

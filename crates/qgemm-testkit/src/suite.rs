@@ -8,6 +8,7 @@ use qgemm_formats::{Format, XFormat};
 use qgemm_hal::OPERATIONS;
 
 use crate::experts::ExpertSuite;
+use crate::gather_rows::GatherRowsSuite;
 use crate::gemm::GemmSuite;
 use crate::gradient::GradientSuite;
 use crate::norm::NormSuite;
@@ -132,6 +133,7 @@ pub const SUITES: &[&dyn Suite] = &[
     &indexer::SUITE,
     &GradientSuite,
     &optimizer::SUITE,
+    &GatherRowsSuite,
 ];
 
 /// The suite of an operation.

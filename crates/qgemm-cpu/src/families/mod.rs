@@ -5,6 +5,7 @@ pub mod attention;
 pub mod convert;
 pub mod dequantize;
 pub mod experts;
+pub mod gather_rows;
 pub mod gemm;
 pub mod indexer;
 pub mod kv_append;

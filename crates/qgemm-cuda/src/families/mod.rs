@@ -6,6 +6,7 @@ mod catalog;
 mod convert;
 mod dequantize;
 mod experts;
+mod gather_rows;
 mod gemm;
 mod indexer;
 mod kernel_launch;

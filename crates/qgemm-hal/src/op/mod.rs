@@ -13,6 +13,7 @@ mod dense;
 pub mod dequantize;
 pub mod expert_lists;
 pub mod experts;
+pub mod gather_rows;
 pub mod gemm;
 pub mod indexer;
 pub mod kv_append;

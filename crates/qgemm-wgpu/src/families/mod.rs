@@ -5,6 +5,7 @@ pub(crate) mod convert;
 pub(crate) mod dequantize;
 mod dispatch;
 pub(crate) mod experts;
+mod gather_rows;
 pub(crate) mod gemm;
 pub(crate) mod indexer;
 pub(crate) mod kv_append;
@@ -72,6 +73,7 @@ interfaces! {
     indexer::SCORE_INTERFACE,
     indexer::CHOOSE_INTERFACE,
     optimizer::INTERFACE,
+    gather_rows::STATUS_INTERFACE,
 }
 
 /// Maximum bytes of parameters. A quarter of the 128 bytes of
