@@ -49,13 +49,7 @@ pub struct Args {
     /// quantized to it.
     #[arg(long)]
     pub format: Option<FormatChoice>,
-    /// Shapes. gemm, experts (of each), gradient and matmul: MxNxK
-    /// (tokens x output features x input features).
-    /// convert, quantize and norm: RxC (rows x columns).
-    /// routing: TxExK (tokens x experts x experts per token).
-    /// attention: BxQxSxHxGxD (sequences x queries x keys of each x
-    /// heads x KV heads x head dimension).
-    /// optimizer: N (parameters).
+    /// Shapes: the help of `--op` has the sizes of each operation.
     /// With a model only the tokens count, in a sweep all but the
     /// tokens.
     #[arg(long, value_name = "SIZES", num_args = 1..)]

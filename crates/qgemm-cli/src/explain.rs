@@ -21,11 +21,7 @@ pub struct Args {
     /// The operation.
     #[arg(long, value_enum, default_value_t = Op::Gemm)]
     pub op: Op,
-    /// Shapes. gemm, experts (of each), matmul, and gradient (of the
-    /// forward product): MxNxK (tokens x output features x input
-    /// features).
-    /// convert, norm, quantize: RxC. routing: TxExK. attention:
-    /// BxQxSxHxGxD.
+    /// Shapes: the help of `--op` has the sizes of each operation.
     #[arg(long, value_name = "SIZES", num_args = 1.., required = true)]
     pub shape: Vec<Sizes>,
     /// Weight format.

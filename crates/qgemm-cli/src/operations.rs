@@ -101,6 +101,11 @@ macro_rules! operations {
                 match self { $(Op::$op => Ok(work($module::subjects(args)?, $module::measure)),)* }
             }
 
+            /// Sizes of `--shape`.
+            pub fn shape(self) -> &'static str {
+                match self { $(Op::$op => $module::SHAPE,)* }
+            }
+
             /// Options of `bench` that it has, among those that not all have.
             pub fn bench_options(self) -> &'static [&'static str] {
                 match self { $(Op::$op => $module::BENCH_OPTIONS,)* }
@@ -114,7 +119,7 @@ macro_rules! operations {
 
             fn to_possible_value(&self) -> Option<PossibleValue> {
                 let summary = qgemm_testkit::suite(self.name()).map_or("", Suite::summary);
-                Some(PossibleValue::new(self.name()).help(summary))
+                Some(PossibleValue::new(self.name()).help(format!("{summary}; --shape {}", self.shape())))
             }
         }
     };

@@ -35,17 +35,7 @@ pub struct Args {
     pub format: FormatChoice,
     /// Verify these shapes with every element type, instead of the
     /// conformance suite.
-    /// gemm, experts, gradient and matmul: MxNxK (tokens x output
-    /// features x input features).
-    /// convert, quantize and norm: RxC (rows x columns).
-    /// routing: TxExK (tokens x experts x experts per token).
-    /// attention: BxQxSxHxGxD (sequences x queries x keys of each x
-    /// heads x KV heads x head dimension).
-    /// kv_append: TxHxGxD (tokens x heads x KV heads x head
-    /// dimension).
-    /// indexer: QxSxHxD, or in pages BxQxSxHxD ([sequences x] queries
-    /// x keys x heads x features).
-    /// optimizer: N (parameters).
+    /// The help of `--op` has the sizes of each operation.
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     pub shape: Vec<Sizes>,
     /// matmul: storage order of A and B, nn, nt, tn or tt (default:

@@ -12,6 +12,9 @@ use crate::bench::{Args, BenchRow, copies};
 use crate::choice::{Sizes, keys_of};
 use crate::{explain, verify};
 
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "BxQxSxHxGxD: sequences x queries x keys of each x heads x KV heads x head dimension";
+
 /// Options of `bench` that the operation has, among those that not all have.
 pub const BENCH_OPTIONS: &[&str] = &["--family", "--page-size", "--kv-format", "--mask-bits"];
 

@@ -13,6 +13,9 @@ use crate::bench::{Args, BenchRow, copies};
 use crate::choice::Sizes;
 use crate::{explain, verify};
 
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "RxC: rows x columns";
+
 /// Options of `bench` that the operation has, among those that not all have.
 pub const BENCH_OPTIONS: &[&str] = &["--from", "--to", "--transposed", "--gathered", "--row-factors"];
 

@@ -11,6 +11,9 @@ use crate::bench::{Args, BenchRow, copies_of_part};
 use crate::choice::{FormatChoice, Shape, Sizes};
 use crate::{explain, verify};
 
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "MxNxK: ids x rows x columns";
+
 /// Options of `bench` that the operation has, among those that not all have.
 pub const BENCH_OPTIONS: &[&str] = &["--format"];
 

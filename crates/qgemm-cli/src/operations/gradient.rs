@@ -11,6 +11,9 @@ use crate::bench::{Args, BenchRow, copies};
 use crate::choice::{self, FormatChoice, Shape, Sizes};
 use crate::{explain, verify};
 
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "MxNxK of the forward product: tokens x output features x input features";
+
 /// Options of `bench` that the operation has, among those that not all have.
 pub const BENCH_OPTIONS: &[&str] = &["--format"];
 

@@ -15,6 +15,9 @@ use crate::bench::{Args, BenchRow, copies};
 use crate::choice::{IndexerShape, Sizes};
 use crate::{explain, verify};
 
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "[Bx]QxSxHxD: [sequences in pages x] queries x keys x heads x features";
+
 /// Options of `bench` that the operation has, among those that not all have.
 pub const BENCH_OPTIONS: &[&str] = &[];
 

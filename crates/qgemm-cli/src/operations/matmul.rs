@@ -12,6 +12,9 @@ use crate::bench::{Args, BenchRow, copies};
 use crate::choice::{self, Shape, Sizes};
 use crate::{explain, verify};
 
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "MxNxK: rows of D x columns of D x summed values";
+
 /// Options of `bench` that the operation has, among those that not all have.
 pub const BENCH_OPTIONS: &[&str] = &["--layout", "--factors", "--batch", "--groups"];
 

@@ -11,6 +11,9 @@ use crate::bench::{Args, BenchRow, copies};
 use crate::choice::Sizes;
 use crate::{explain, verify};
 
+/// Sizes of `--shape`.
+pub const SHAPE: &str = "TxExK: tokens x experts x experts per token";
+
 /// Options of `bench` that the operation has, among those that not all have.
 pub const BENCH_OPTIONS: &[&str] = &[];
 
