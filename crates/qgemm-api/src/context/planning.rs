@@ -77,7 +77,7 @@ impl Context {
         QuantizedX::allocate(self, plan.op())
     }
 
-    /// Memory for what a run of `plan` writes, whose result is quantized ([`Norm::d_format`]): for [`NormArgs::quantized`].
+    /// Memory for what a run of `plan` writes, whose result is quantized ([`Norm::d_format`](crate::Norm::d_format)): for [`NormArgs::quantized`].
     ///
     /// # Errors
     /// When the result is of plain numbers, or the device is out of memory.

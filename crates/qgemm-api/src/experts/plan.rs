@@ -110,7 +110,7 @@ pub struct ExpertArgs<'a> {
     pub tokens: Option<usize>,
     /// Eight bytes that the run writes for [`ExpertPlan::check_status`], unless the index is [unchecked](ExpertProblem::unchecked).
     pub status: Option<BufferMut<'a>>,
-    /// At least [`ExpertPlan::workspace_bytes`], when that is not 0.
+    /// At least [`ExpertPlan::workspace_bytes`](Planned::workspace_bytes), when that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
 
@@ -224,7 +224,7 @@ impl<'a> ExpertArgs<'a> {
         self
     }
 
-    /// With a workspace of at least [`ExpertPlan::workspace_bytes`].
+    /// With a workspace of at least [`ExpertPlan::workspace_bytes`](Planned::workspace_bytes).
     pub fn workspace(mut self, workspace: &'a mut Workspace) -> Self {
         self.workspace = Some(workspace);
         self

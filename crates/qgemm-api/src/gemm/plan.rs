@@ -87,7 +87,7 @@ pub struct Args<'a> {
     pub gamma: Option<BufferRef<'a>>,
     /// K values, when the problem normalizes X with a beta.
     pub beta: Option<BufferRef<'a>>,
-    /// At least [`Plan::workspace_bytes`], when that is not 0.
+    /// At least [`Plan::workspace_bytes`](Planned::workspace_bytes), when that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
 
@@ -142,7 +142,7 @@ impl<'a> Args<'a> {
         self
     }
 
-    /// With a workspace of at least [`Plan::workspace_bytes`].
+    /// With a workspace of at least [`Plan::workspace_bytes`](Planned::workspace_bytes).
     pub fn workspace(mut self, workspace: &'a mut Workspace) -> Self {
         self.workspace = Some(workspace);
         self

@@ -1,11 +1,10 @@
 //! Operations: definition, operands, minimum traffic and multiply-adds. One
 //! file or folder for each operation.
 //!
-//! An operation is a checked description ([`CheckedGemm`],
-//! [`CheckedConvert`], [`CheckedRouting`], [`CheckedAttention`],
-//! [`CheckedNorm`]): the API has validated it, and backends trust it. Its
-//! [`Operand`] type names what kernels read and write.
-//! [`KernelId`](crate::KernelId) has its kernel identity keys.
+//! An operation is a checked description such as
+//! [`CheckedGemm`](crate::CheckedGemm): the API has validated it, and
+//! backends trust it. Its [`Operand`] type names what kernels read and write.
+//! [`KernelId`] has its kernel identity keys.
 
 pub mod attention;
 pub mod convert;
